@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "uniep/error.h"
+#include "uniep/export.h"
+#include "uniep/schedule.h"
+
+namespace uniep {
+
+// A cudaStream_t on the cuda engine; the cpu engine finishes before a call returns and ignores it.
+struct Stream {
+  void* handle = nullptr;
+};
+
+// Where the library takes memory from: the caller's allocator (a framework's caching allocator, say). allocate returns
+// at least `bytes` bytes aligned to `alignment` on the device of `rank`, usable in the order of `stream`, or nullptr
+// when there is no room. Both may be called from the thread that calls the library, and from no other.
+struct Allocator {
+  void* (*allocate)(void* context, std::size_t bytes, std::size_t alignment, int rank, Stream stream) = nullptr;
+  void (*release)(void* context, void* memory, std::size_t bytes, int rank, Stream stream) = nullptr;
+  void* context = nullptr;
+};
+
+// Disturbances for tests. They change no bit of any result.
+struct Disturbance {
+  uint64_t shuffle_seed = 0;   // not 0: a random ready agent runs next, and tiles are delayed at random
+  int delayed_rank = -1;       // every tile of this rank takes delay_microseconds longer
+  int delay_microseconds = 0;
+};
+
+enum class Launch : int {
+  kThreads = 0,    // this process holds all ranks
+  kProcesses = 1,  // this process holds one rank (cuda only)
+};
+
+struct GroupOptions {
+  EngineKind engine = EngineKind::kAuto;  // kAuto: cuda where a Hopper GPU is, else cpu
+  int ranks = 1;                          // W, 1 to 64
+  int workers = 0;                        // compute units of a rank; 0: the engine's choice
+  std::vector<int> devices;               // rank r runs on devices[r mod size]; empty: all there are (cuda)
+  Launch launch = Launch::kThreads;
+  int rank = 0;                           // kProcesses: this process's rank
+  std::string bootstrap;                  // kProcesses: a unique id from another rank; empty: torchrun's environment
+  void* communicator = nullptr;           // kProcesses: an ncclComm_t to use instead
+  Allocator allocator;                    // both functions or neither; neither: the C++ heap (cpu), the device's (cuda)
+  double timeout_seconds = 0;             // bound of every wait; 0: UNIEP_TIMEOUT_S, or 60
+  Disturbance disturbance;
+};
+
+namespace internal {
+class Engine;
+}
+
+// The ranks that run layers together. A call on a Group is collective: every rank takes part, in one order that is
+// equal on all of them. A Group is not thread-safe: one call at a time. There is no global state: several Groups may
+// live side by side, each with its own workers and symmetric memory.
+class UNIEP_API Group {
+ public:
+  // Throws Error: kInvalidArgument for illegal options, kUnsupported when the engine is not there.
+  explicit Group(const GroupOptions& options);
+  ~Group();
+  Group(Group&&) noexcept;
+  Group& operator=(Group&&) noexcept;
+
+  int ranks() const;
+  int workers() const;  // compute units of a rank
+  EngineKind engine() const;
+  Machine machine() const;  // what schedules for this group are validated against
+  // The ranks that this process holds: [first_local_rank(), first_local_rank() + local_ranks()).
+  int first_local_rank() const;
+  int local_ranks() const;
+
+  // After Error(kTimeout) the group refuses every call until recover(), which agrees on a new generation. Saved states
+  // of earlier calls stay valid.
+  void recover();
+
+  internal::Engine& implementation() const { return *engine_; }
+
+ private:
+  std::unique_ptr<internal::Engine> engine_;
+};
+
+}  // namespace uniep

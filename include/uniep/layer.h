@@ -1,0 +1,157 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "uniep/bfloat16.h"
+#include "uniep/export.h"
+#include "uniep/group.h"
+#include "uniep/numerics.h"
+#include "uniep/schedule.h"
+#include "uniep/shape.h"
+
+// The MoE layer on a Group. Every array argument lies on the device of its rank, is row-major and dense, and stays
+// valid until the rank's stream has passed the call (on the cpu engine: until the call returns). Spans hold one entry
+// per local rank, in rank order. All errors are thrown before anything runs, but for time-outs, overflow and failures
+// of the device.
+namespace uniep {
+
+enum class IndexType : int { kInt32 = 0, kInt64 = 1 };
+
+// One rank's router output.
+struct Routing {
+  int64_t tokens = 0;                       // T, may differ from rank to rank and may be 0
+  const void* topk_ids = nullptr;           // [T, K] global expert of a slot, -1 = unused; no expert twice in a row
+  IndexType index_type = IndexType::kInt32;
+  const float* probs = nullptr;             // [T, K] fp32, finite; an unused slot's is ignored
+  Stream stream;
+};
+
+namespace internal {
+struct PlacementState;
+struct SavedState;
+}  // namespace internal
+
+// Where each (token, slot) pair lands: rows grouped by local expert, inside an expert by (source rank, token, slot),
+// each expert's segment at a multiple of 128 rows. Immutable, cheap to copy, shared by forward and backward.
+class UNIEP_API Placement {
+ public:
+  Placement() = default;
+  explicit Placement(std::shared_ptr<const internal::PlacementState> state) : state_(std::move(state)) {}
+  bool empty() const { return state_ == nullptr; }
+
+  int64_t rows(int rank) const;                          // routed rows that the rank's experts receive
+  int64_t padded_rows(int rank) const;                   // with every segment padded to a multiple of 128
+  int64_t tokens(int rank) const;                        // T of the rank
+  int64_t expert_rows(int64_t expert) const;             // routed rows of a global expert
+  int64_t expert_segment(int64_t expert) const;          // first row of the expert's segment on its owner
+  int64_t routed(int source_rank, int64_t expert) const; // rows that a rank sends to an expert
+  const internal::PlacementState& state() const { return *state_; }
+
+ private:
+  std::shared_ptr<const internal::PlacementState> state_;
+};
+
+// Fixed memory instead of memory by need: `rows` padded rows per rank. 0: by need (the host learns the number of rows).
+// A rank that would receive more raises Error(kOverflow) that names rank, expert, need and capacity.
+struct Capacity {
+  int64_t rows = 0;
+};
+
+// Collective. Ids out of range, an expert twice in one token, probs that are not finite: Error(kInvalidArgument).
+UNIEP_API Placement place(Group& group, const LayerShape& shape, std::span<const Routing> routings,
+                          Capacity capacity = {});
+
+// A rank's expert weights: one tensor over its El local experts, or El addresses.
+struct Weights {
+  const BFloat16* w1 = nullptr;                 // [El, 2 I, H]: gate rows, then up rows
+  const BFloat16* w2 = nullptr;                 // [El, H, I]
+  const BFloat16* const* w1_experts = nullptr;  // or El tensors [2 I, H]; takes precedence over w1
+  const BFloat16* const* w2_experts = nullptr;  // or El tensors [H, I]
+};
+
+// Where weight gradients go: bf16 or fp32, as Numerics::weight_gradient says; one tensor or El addresses as in Weights.
+// A rank without gradients to make (all null) is refused: every local expert gets one, zero rows give zeros.
+struct WeightGradients {
+  void* dw1 = nullptr;
+  void* dw2 = nullptr;
+  void* const* dw1_experts = nullptr;
+  void* const* dw2_experts = nullptr;
+};
+
+struct LayerConfig {
+  LayerShape shape;
+  Numerics numerics;
+};
+
+// What a call will ask the allocator for, per local rank: one block each.
+struct MemoryNeed {
+  std::size_t saved_bytes = 0;      // lives in the Saved that forward returns
+  std::size_t workspace_bytes = 0;  // given back when the call is over
+  std::size_t symmetric_bytes = 0;  // held by the group, shared by all layers, grown when a call needs more
+};
+UNIEP_API std::vector<MemoryNeed> memory_need(const Group& group, const LayerConfig& config, const Schedule& schedule,
+                                              Direction direction, const Placement& placement);
+
+// When each tile ran, for timelines and tests. Times are nanoseconds of one steady clock, 0 = the call's start.
+struct TileEvent {
+  int rank = 0;
+  int worker = 0;
+  bool copy_agent = false;  // else the compute agent
+  const char* stage = "";   // "dispatch", "fc1", ..., "combine", "reduce"
+  int expert = -1;          // global expert, or -1
+  int m = 0, n = 0;         // the tile's block coordinates
+  int64_t wait_begin_ns = 0;  // when the agent began to wait for the tile's inputs
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;
+};
+
+struct CallOptions {
+  std::vector<TileEvent>* events = nullptr;  // filled with the call's events, in no particular order
+};
+
+struct ForwardArguments {
+  const BFloat16* x = nullptr;  // [T, H]
+  Weights weights;
+  BFloat16* y = nullptr;        // [T, H], written
+  Stream stream;
+};
+
+// What backward needs, one per forward call; several may be outstanding, in any order. Frees its memory through the
+// group's allocator; must not outlive the Group.
+class UNIEP_API Saved {
+ public:
+  Saved() = default;
+  explicit Saved(std::shared_ptr<internal::SavedState> state) : state_(std::move(state)) {}
+  bool empty() const { return state_ == nullptr; }
+  // z of a local rank: [padded_rows, 2 I], bf16, gate columns first; rows of padding hold no meaning.
+  const BFloat16* z(int rank) const;
+  const Placement& placement() const;
+  internal::SavedState& state() const { return *state_; }
+
+ private:
+  std::shared_ptr<internal::SavedState> state_;
+};
+
+// Collective. y[t] = sum over slots k of W2[e] (silu(gate) * up * prob), with [gate, up] = W1[e] x[t].
+UNIEP_API Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,
+                        std::span<const ForwardArguments> arguments, const CallOptions& options = {});
+
+struct BackwardArguments {
+  const BFloat16* dy = nullptr;  // [T, H]
+  const BFloat16* x = nullptr;   // [T, H] as in forward; read only when xg was not kept (save.xg = redispatch)
+  Weights weights;
+  BFloat16* dx = nullptr;        // [T, H], written
+  float* dprobs = nullptr;       // [T, K], written; an unused slot's is +0
+  WeightGradients gradients;
+  Stream stream;
+};
+
+// Collective. Uses the Placement of `saved`, which may be used again (a second backward gives the same bits).
+UNIEP_API void backward(Group& group, const LayerConfig& config, const Schedule& schedule, const Saved& saved,
+                        std::span<const BackwardArguments> arguments, const CallOptions& options = {});
+
+}  // namespace uniep

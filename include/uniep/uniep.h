@@ -1,0 +1,11 @@
+#pragma once
+
+// The whole public interface.
+#include "uniep/bfloat16.h"
+#include "uniep/error.h"
+#include "uniep/group.h"
+#include "uniep/layer.h"
+#include "uniep/numerics.h"
+#include "uniep/schedule.h"
+#include "uniep/shape.h"
+#include "uniep/version.h"
