@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "uniep/export.h"
+
+// Grouped matrix products over expert rows on a Hopper GPU: the three products of a mixture-of-experts layer's forward
+// and backward, with the layer's element-wise work in their epilogues.
+//
+// All matrices are row-major bf16 in device memory unless said otherwise; addresses are multiples of 16 bytes and every
+// width (K, N, H, I) is a multiple of 8. Work is ordered on the given stream and nothing is allocated or waited for.
+// Every result is one chain of fp32 additions along K ascending, rounded once: the same bits whatever the tile shape,
+// the number of SMs or the layout of the weights. All functions throw uniep::Error: kInvalidArgument for arguments that
+// break a rule named here, kUnsupported where there is no Hopper GPU, driver or NVRTC, kDevice when a launch fails.
+namespace uniep {
+
+// Rows grouped by expert. Expert e owns rows segment_start[e] .. + row_count[e]; each segment starts at a multiple of
+// 128 rows, segments ascend, and the rows up to the next multiple of 128 are padding that no other expert uses.
+// Padding of an input to weight_gradient must be zero; every function here writes the padding of its outputs as zero.
+struct ExpertRows {
+  int experts = 0;                         // 1 to 65535
+  int64_t rows = 0;                        // rows allocated, padding included; below 2^31
+  const int32_t* segment_start = nullptr;  // device, [experts]
+  const int32_t* row_count = nullptr;      // device, [experts]; may be 0; read when the kernel runs
+};
+
+// One matrix an expert: either one tensor [experts][rows][columns] at `base`, or an address for each expert.
+// `addresses` is read during the call; the matrices are read when the kernel runs.
+struct ExpertMatrices {
+  const void* base = nullptr;
+  std::vector<const void*> addresses;
+};
+struct MutableExpertMatrices {
+  void* base = nullptr;
+  std::vector<void*> addresses;
+};
+
+enum class WeightGradientMode {
+  kBFloat16,    // written as bf16
+  kFloat32,     // written as fp32
+  kAccumulate,  // fp32, += : one rounded add an element; experts without rows are left as they are
+};
+
+// How a product is mapped onto the GPU. No field changes a bit of the result. 0 = the library's choice.
+struct GemmTuning {
+  int tile_n = 0;   // 128 or 256
+  int stages = 0;   // 2 to 8, as shared memory allows
+  int cluster = 0;  // CTAs that share a tile of the weights: 1 or 2
+  int raster = 0;   // pairs of m tiles that run side by side
+  int sms = 0;      // SMs to use
+};
+
+class UNIEP_API GroupedGemm {
+ public:
+  // `device`: CUDA ordinal. Its primary context is used, as PyTorch does.
+  explicit GroupedGemm(int device);
+  ~GroupedGemm();
+  GroupedGemm(const GroupedGemm&) = delete;
+  GroupedGemm& operator=(const GroupedGemm&) = delete;
+
+  // Streams are CUstream (cudaStream_t); null is the legacy default stream.
+
+  // out[rows, n] = x[rows, k] w[e][n, k]^T
+  void forward(const ExpertRows& rows, const void* x, const ExpertMatrices& w, void* out, int n, int k, void* stream,
+               const GemmTuning& tuning = {});
+
+  // z[rows, 2 i] = x[rows, k] w1[e][2 i, k]^T (gate rows, then up rows), rounded; a[rows, i] = silu(z_gate) z_up prob.
+  // `z` may be null: then it is not written. prob: fp32 [rows].
+  void forward_swiglu(const ExpertRows& rows, const void* x, const ExpertMatrices& w1, const float* prob, void* z,
+                      void* a, int i, int k, void* stream, const GemmTuning& tuning = {});
+
+  // dx[rows, n] = dy[rows, k] w[e][k, n]
+  void input_gradient(const ExpertRows& rows, const void* dy, const ExpertMatrices& w, void* dx, int n, int k,
+                      void* stream, const GemmTuning& tuning = {});
+
+  // da = dy[rows, k] w2[e][k, i], kept in fp32; from it and the saved z[rows, 2 i]: a[rows, i] again, dz[rows, 2 i] and
+  // dprob[rows] (fp32). `workspace`: swiglu_gradient_workspace_bytes(rows.rows, i) bytes.
+  void input_gradient_swiglu(const ExpertRows& rows, const void* dy, const ExpertMatrices& w2, const void* z,
+                             const float* prob, void* a, void* dz, float* dprob, void* workspace, int i, int k,
+                             void* stream, const GemmTuning& tuning = {});
+  static int64_t swiglu_gradient_workspace_bytes(int64_t rows, int i);
+
+  // dw[e][m, n] = dy[rows of e, m]^T x[rows of e, n], summed along the expert's rows in their order.
+  void weight_gradient(const ExpertRows& rows, const void* dy, const void* x, const MutableExpertMatrices& dw, int m,
+                       int n, WeightGradientMode mode, void* stream, const GemmTuning& tuning = {});
+
+  // Compiles (or takes from the cache) all kernels that the functions above use with default tuning, in parallel.
+  // Without it each is compiled at its first use. `per_expert_addresses`: weights come as addresses, of this many.
+  void prepare(int per_expert_addresses = 0);
+
+  int sms() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace uniep

@@ -1,0 +1,53 @@
+#pragma once
+
+#include "model/portability.h"
+
+// What a grouped GEMM kernel is compiled for. Shared by the host, which chooses it, and the device code.
+namespace uniep::cuda {
+
+// Rows are expert rows: each expert's segment starts at a multiple of 128 rows.
+// kForward:  D[rows, N]  = A[rows, K] B[e][N, K]^T
+// kDgrad:    D[rows, N]  = A[rows, K] B[e][K, N]
+// kWgrad:    D[e][M, N]  = A[rows of e, M]^T B[rows of e, N]
+enum class Layout : int { kForward = 0, kDgrad = 1, kWgrad = 2 };
+
+// kSwiglu:         D is z (N = 2 I); writes a = silu(z_gate) z_up prob from the rounded z, and z if asked.
+// kSwigluGradient: D is da (N = I); reads z, writes a, dz and the 64-column sums of dprob.
+enum class Epilogue : int { kBFloat16 = 0, kFloat32 = 1, kAccumulate = 2, kSwiglu = 3, kSwigluGradient = 4 };
+
+constexpr int kTileM = 128;
+constexpr int kTileK = 64;
+constexpr int kMathWarpgroups = 2;
+constexpr int kMathWarps = 4 * kMathWarpgroups;
+constexpr int kGemmThreads = 128 * (1 + kMathWarpgroups);
+constexpr int kTaskSlots = 4;
+constexpr int kCopyRingBytes = 3 * 4096;           // kept free for the megakernels' copy warp
+constexpr int kSharedMemoryLimit = 227 * 1024;
+constexpr int kProducerRegisters = 40;
+constexpr int kMathRegisters = 232;
+static_assert(128 * (kProducerRegisters + kMathWarpgroups * kMathRegisters) <= 65536, "more registers than an SM has");
+
+struct GemmConfig {
+  Layout layout = Layout::kForward;
+  Epilogue epilogue = Epilogue::kBFloat16;
+  int tile_n = 256;   // 128 or 256 columns of D
+  int stages = 4;
+  int cluster = 2;    // CTAs that share a tile of B: 1 or 2
+  int maps = 1;       // tensor maps of B: 1, or one an expert
+  int outputs = 1;    // output addresses: 1, or one an expert (wgrad)
+};
+
+// Each math warp's private staging: one 16 x 64 bf16 block; for dSwiGLU two pairs (gate, up) of blocks of z.
+constexpr int kStagingBlockBytes = 16 * 64 * 2;
+UNIEP_HOST_DEVICE constexpr int staging_blocks(const GemmConfig& config) { return config.epilogue == Epilogue::kSwigluGradient ? 4 : 1; }
+
+UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) { return (kTileM + config.tile_n) * kTileK * 2; }
+
+constexpr int kBarrierBytes = 1024;  // barriers and task records, and the alignment of the operands
+
+UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
+  return config.stages * stage_bytes(config) + kMathWarps * staging_blocks(config) * kStagingBlockBytes +
+         kCopyRingBytes + kBarrierBytes;
+}
+
+}  // namespace uniep::cuda

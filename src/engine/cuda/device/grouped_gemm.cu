@@ -1,0 +1,75 @@
+// The grouped GEMM kernel. Compiled at run time with its configuration as macros; see GemmConfig.
+#include "engine/cuda/device/roles/loader.h"
+#include "engine/cuda/device/roles/math.h"
+#include "engine/cuda/device/ptx/warpgroup.h"
+#include "engine/cuda/device/roles/scheduler.h"
+
+namespace uniep::cuda {
+
+constexpr GemmConfig kConfig{.layout = static_cast<Layout>(UNIEP_LAYOUT),
+                             .epilogue = static_cast<Epilogue>(UNIEP_EPILOGUE),
+                             .tile_n = UNIEP_TILE_N,
+                             .stages = UNIEP_STAGES,
+                             .cluster = UNIEP_CLUSTER,
+                             .maps = UNIEP_MAPS,
+                             .outputs = UNIEP_OUTPUTS};
+using Storage = SharedStorage<kConfig>;
+using Arguments = GemmKernelArguments<kConfig.maps, kConfig.outputs>;
+static_assert(sizeof(Storage) <= shared_memory_bytes(kConfig), "the host asks for too little shared memory");
+static_assert(shared_memory_bytes(kConfig) <= kSharedMemoryLimit, "more shared memory than an SM has");
+static_assert(kConfig.tile_n == 128 || kConfig.tile_n == 256, "B comes in halves of 64 or 128 columns");
+
+// Warps of the first warpgroup; the fourth is the megakernels' copy warp.
+constexpr uint32_t kLoaderWarp = 0;
+constexpr uint32_t kSchedulerWarp = 1;
+
+UNIEP_DEVICE void initialise_barriers(Storage& shared) {
+  for (int stage = 0; stage < kConfig.stages; ++stage) {
+    ptx::mbarrier_init(shared.full[stage], 1);
+    ptx::mbarrier_init(shared.empty[stage], kMathWarps * kConfig.cluster);
+  }
+  for (int slot = 0; slot < kTaskSlots; ++slot) {
+    ptx::mbarrier_init(shared.tasks.full[slot], 1);
+    ptx::mbarrier_init(shared.tasks.empty[slot], kTaskReaders);
+  }
+  ptx::fence_mbarrier_init();
+}
+
+UNIEP_DEVICE void join_cta_or_cluster() {
+  if constexpr (kConfig.cluster == 1) {
+    __syncthreads();
+  } else {
+    ptx::cluster_barrier();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
+    uniep_grouped_gemm(const __grid_constant__ Arguments arguments) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Storage& shared = *reinterpret_cast<Storage*>(memory);
+  const uint32_t warp = ptx::warp_uniform(threadIdx.x / ptx::kThreadsPerWarp);
+  if (warp == kLoaderWarp && ptx::lane_index() == 0) {
+    initialise_barriers(shared);
+    ptx::tma_prefetch_map(arguments.common.a);
+    ptx::tma_prefetch_map(arguments.b[0]);
+  }
+  __syncwarp();
+  join_cta_or_cluster();
+
+  if (warp < 4) {
+    ptx::lower_registers<kProducerRegisters>();
+    if (warp == kLoaderWarp) {
+      if (ptx::lane_index() == 0) run_loader<kConfig>(arguments.common, arguments.b, shared);
+    } else if (warp == kSchedulerWarp) {
+      run_scheduler<kConfig>(arguments.common, shared);
+    }
+  } else {
+    ptx::raise_registers<kMathRegisters>();
+    run_math<kConfig>(arguments.common, arguments.outputs, shared, static_cast<int32_t>(warp) - 4);
+  }
+  __syncwarp();
+  // No CTA leaves while its neighbour may still arrive at its barriers.
+  if constexpr (kConfig.cluster > 1) join_cta_or_cluster();
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,33 @@
+#pragma once
+
+#include "engine/cuda/device/ptx/common.h"
+
+namespace uniep::cuda::ptx {
+
+UNIEP_DEVICE uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+UNIEP_DEVICE uint32_t cluster_index() {
+  uint32_t index;
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+  return index;
+}
+
+UNIEP_DEVICE uint32_t cluster_count() {
+  uint32_t count;
+  asm("mov.u32 %0, %%nclusterid.x;" : "=r"(count));
+  return count;
+}
+
+// All threads of all CTAs of the cluster; shared-memory writes before it are seen after it.
+UNIEP_DEVICE void cluster_barrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;\n" ::
+          : "memory");
+}
+
+}  // namespace uniep::cuda::ptx

@@ -1,0 +1,42 @@
+#pragma once
+
+#include "model/portability.h"
+
+#define UNIEP_DEVICE __device__ __forceinline__
+
+namespace uniep::cuda::ptx {
+
+// The 32-bit address of shared memory that PTX instructions take.
+UNIEP_DEVICE uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+UNIEP_DEVICE uint32_t lane_index() {
+  uint32_t lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+UNIEP_DEVICE uint32_t nanoseconds_low() {
+  uint32_t time;
+  asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(time));
+  return time;
+}
+
+// True in exactly one lane of a converged warp.
+UNIEP_DEVICE bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// The value of lane 0, so that the compiler knows it to be the same in the whole warp.
+UNIEP_DEVICE uint32_t warp_uniform(uint32_t value) { return __shfl_sync(0xffffffffu, value, 0); }
+
+}  // namespace uniep::cuda::ptx

@@ -1,0 +1,88 @@
+#pragma once
+
+#include "engine/cuda/device/ptx/common.h"
+
+// Loads, stores, fences and flags. Flags between CTAs of one GPU use gpu scope, flags between ranks system scope.
+namespace uniep::cuda::ptx {
+
+struct alignas(16) Vector16 {
+  uint32_t word[4];
+};
+
+UNIEP_DEVICE Vector16 load_shared_16(uint32_t address) {
+  Vector16 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+UNIEP_DEVICE void store_shared_16(uint32_t address, const Vector16& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.word[0]), "r"(v.word[1]),
+               "r"(v.word[2]), "r"(v.word[3])
+               : "memory");
+}
+
+UNIEP_DEVICE void store_global_16(void* pointer, const Vector16& v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(v.word[0]), "r"(v.word[1]),
+               "r"(v.word[2]), "r"(v.word[3])
+               : "memory");
+}
+
+UNIEP_DEVICE void store_global_float2(float* pointer, float x, float y) {
+  asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(pointer), "f"(x), "f"(y) : "memory");
+}
+
+UNIEP_DEVICE void load_global_float2(const float* pointer, float& x, float& y) {
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "l"(pointer) : "memory");
+}
+
+// Copies 16 bytes from global to shared memory in the background; writes zeros when `valid` is false.
+UNIEP_DEVICE void copy_async_16(uint32_t shared, const void* global, bool valid) {
+  const uint32_t source_bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(source_bytes)
+               : "memory");
+}
+
+UNIEP_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int kGroupsLeft>
+UNIEP_DEVICE void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsLeft) : "memory");
+}
+
+// Orders generic accesses to shared memory before later accesses by TMA or wgmma.
+UNIEP_DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Orders generic accesses to global memory before later accesses by TMA.
+UNIEP_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+UNIEP_DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+UNIEP_DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+UNIEP_DEVICE uint32_t load_acquire_gpu(const uint32_t* pointer) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
+  return value;
+}
+
+UNIEP_DEVICE uint32_t load_acquire_system(const uint32_t* pointer) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
+  return value;
+}
+
+UNIEP_DEVICE void store_release_gpu(uint32_t* pointer, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+
+UNIEP_DEVICE void store_release_system(uint32_t* pointer, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+
+UNIEP_DEVICE void add_release_gpu(uint32_t* pointer, uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+
+}  // namespace uniep::cuda::ptx

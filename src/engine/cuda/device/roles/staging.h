@@ -1,0 +1,87 @@
+#pragma once
+
+#include "engine/cuda/device/ptx/matrix.h"
+#include "engine/cuda/device/ptx/memory.h"
+#include "model/elementwise.h"
+
+// Blocks of 16 rows x 64 bf16 columns that belong to one warp, between the accumulators' layout (a thread holds two
+// neighbouring columns) and 16-byte runs of global memory. 16-byte chunk c of row r lies at chunk c ^ (r % 8), so that
+// neither side has bank conflicts.
+namespace uniep::cuda {
+
+constexpr int kBlockRows = 16;
+constexpr int kBlockColumns = 64;
+constexpr int kChunkColumns = 8;  // bf16 values in 16 bytes
+constexpr uint32_t kBlockRowBytes = 128;
+
+UNIEP_DEVICE uint32_t pack_bfloat16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+UNIEP_DEVICE float unpack_low(uint32_t packed) { return float_from_bits(packed << 16); }
+UNIEP_DEVICE float unpack_high(uint32_t packed) { return float_from_bits(packed & 0xffff0000u); }
+
+// Where a block's rows go. `rows` of the warp's 16 exist; the others are written as zero or not at all.
+struct BlockTarget {
+  BFloat16* pointer;  // row 0, column 0
+  int64_t leading;
+  int32_t rows;
+  int32_t columns;  // columns that exist, from the block's first; may be <= 0
+};
+
+UNIEP_DEVICE uint32_t block_chunk(uint32_t block, uint32_t row, uint32_t chunk) {
+  return block + row * kBlockRowBytes + ((chunk ^ (row & 7u)) << 4);
+}
+
+// Accumulator layout, column groups 2 * pair and 2 * pair + 1 (8 columns each): m0 and m2 hold this thread's values of
+// row lane / 4, m1 and m3 those 8 rows below.
+UNIEP_DEVICE uint32_t fragment_address(uint32_t block, int32_t pair) {
+  const uint32_t lane = ptx::lane_index();
+  return block_chunk(block, (lane & 7u) + (lane & 8u), 2 * pair + (lane >> 4));
+}
+
+UNIEP_DEVICE void put_fragment(uint32_t block, int32_t pair, uint32_t m0, uint32_t m1, uint32_t m2, uint32_t m3) {
+  ptx::store_matrix_x4(fragment_address(block, pair), m0, m1, m2, m3);
+}
+
+UNIEP_DEVICE void get_fragment(uint32_t block, int32_t pair, uint32_t (&m)[4]) {
+  ptx::load_matrix_x4(fragment_address(block, pair), m[0], m[1], m[2], m[3]);
+}
+
+// Writes the block to global memory: four rows of 128 bytes at a time.
+template <bool kZeroPadding>
+UNIEP_DEVICE void write_block(uint32_t block, const BlockTarget& target) {
+  const uint32_t lane = ptx::lane_index();
+  const uint32_t chunk = lane % 8;
+  if (static_cast<int32_t>(chunk * kChunkColumns) >= target.columns) return;
+#pragma unroll
+  for (uint32_t step = 0; step < kBlockRows / 4; ++step) {
+    const uint32_t row = step * 4 + lane / 8;
+    ptx::Vector16 values = ptx::load_shared_16(block_chunk(block, row, chunk));
+    const bool exists = static_cast<int32_t>(row) < target.rows;
+    if constexpr (kZeroPadding) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values.word[i] = exists ? values.word[i] : 0;
+    } else if (!exists) {
+      continue;
+    }
+    ptx::store_global_16(target.pointer + row * target.leading + chunk * kChunkColumns, values);
+  }
+}
+
+// Fetches a block of global memory in the background. Rows and columns that do not exist become zero.
+UNIEP_DEVICE void fetch_block(uint32_t block, const BFloat16* pointer, int64_t leading, int32_t rows, int32_t columns) {
+  const uint32_t lane = ptx::lane_index();
+  const uint32_t chunk = lane % 8;
+  const bool column_exists = static_cast<int32_t>(chunk * kChunkColumns) < columns;
+#pragma unroll
+  for (uint32_t step = 0; step < kBlockRows / 4; ++step) {
+    const uint32_t row = step * 4 + lane / 8;
+    const bool exists = column_exists && static_cast<int32_t>(row) < rows;
+    const BFloat16* source = exists ? pointer + row * leading + chunk * kChunkColumns : pointer;
+    ptx::copy_async_16(block_chunk(block, row, chunk), source, exists);
+  }
+}
+
+}  // namespace uniep::cuda

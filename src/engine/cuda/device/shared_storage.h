@@ -1,0 +1,34 @@
+#pragma once
+
+#include "engine/cuda/device/gemm_config.h"
+#include "engine/cuda/device/task.h"
+
+namespace uniep::cuda {
+
+template <GemmConfig kConfig>
+struct alignas(1024) SharedStorage {
+  static constexpr int kOperandABytes = kTileM * kTileK * 2;
+  static constexpr int kOperandBBytes = kConfig.tile_n * kTileK * 2;
+
+  alignas(1024) uint8_t a[kConfig.stages][kOperandABytes];
+  alignas(1024) uint8_t b[kConfig.stages][kOperandBBytes];
+  alignas(1024) uint8_t staging[kMathWarps][staging_blocks(kConfig)][kStagingBlockBytes];
+  alignas(128) uint8_t copy_ring[kCopyRingBytes];
+  uint64_t full[kConfig.stages];
+  uint64_t empty[kConfig.stages];
+  TaskRing tasks;
+};
+
+// A stage index and the parity of its current use; every role walks the stages in the same order.
+template <int kStages>
+struct StageCursor {
+  uint32_t stage = 0;
+  uint32_t phase = 0;
+
+  UNIEP_DEVICE void advance() {
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <string>
+
+namespace uniep::cuda {
+
+#define UNIEP_DRIVER_FUNCTIONS(X)                                                                                      \
+  X(cuInit)                                                                                                            \
+  X(cuDriverGetVersion)                                                                                                \
+  X(cuGetErrorString)                                                                                                  \
+  X(cuDeviceGet)                                                                                                       \
+  X(cuDeviceGetCount)                                                                                                  \
+  X(cuDeviceGetName)                                                                                                   \
+  X(cuDeviceGetAttribute)                                                                                              \
+  X(cuDeviceCanAccessPeer)                                                                                             \
+  X(cuDevicePrimaryCtxRetain)                                                                                          \
+  X(cuCtxSetCurrent)                                                                                                   \
+  X(cuCtxGetCurrent)                                                                                                   \
+  X(cuCtxEnablePeerAccess)                                                                                             \
+  X(cuCtxSynchronize)                                                                                                  \
+  X(cuModuleLoadData)                                                                                                  \
+  X(cuModuleGetFunction)                                                                                               \
+  X(cuFuncSetAttribute)                                                                                                \
+  X(cuLaunchKernelEx)                                                                                                  \
+  X(cuOccupancyMaxActiveClusters)                                                                                      \
+  X(cuTensorMapEncodeTiled)                                                                                            \
+  X(cuMemAlloc)                                                                                                        \
+  X(cuMemFree)                                                                                                         \
+  X(cuMemGetInfo)                                                                                                      \
+  X(cuMemcpyHtoDAsync)                                                                                                 \
+  X(cuMemcpyDtoHAsync)                                                                                                 \
+  X(cuMemcpyDtoDAsync)                                                                                                 \
+  X(cuMemsetD8Async)                                                                                                   \
+  X(cuStreamCreate)                                                                                                    \
+  X(cuStreamDestroy)                                                                                                   \
+  X(cuStreamSynchronize)                                                                                               \
+  X(cuEventCreate)                                                                                                     \
+  X(cuEventDestroy)                                                                                                    \
+  X(cuEventRecord)                                                                                                     \
+  X(cuEventSynchronize)                                                                                                \
+  X(cuEventElapsedTime)
+
+// The CUDA driver's functions, found at run time. driver() throws uniep::Error (kUnsupported) where there is none.
+struct Driver {
+#define UNIEP_DECLARE(name) decltype(&::name) name;
+  UNIEP_DRIVER_FUNCTIONS(UNIEP_DECLARE)
+#undef UNIEP_DECLARE
+};
+
+const Driver& driver();
+
+// Throws uniep::Error (kDevice, or kOutOfMemory) that names `action` unless `result` is success.
+void check(CUresult result, const char* action);
+
+// Makes a device's primary context current for a scope; the caller's context comes back after it.
+class ScopedDevice {
+ public:
+  explicit ScopedDevice(int device);
+  ~ScopedDevice();
+  ScopedDevice(const ScopedDevice&) = delete;
+  ScopedDevice& operator=(const ScopedDevice&) = delete;
+
+ private:
+  CUcontext previous_ = nullptr;
+};
+
+int device_count();
+int device_attribute(int device, CUdevice_attribute attribute);
+std::string device_name(int device);
+
+// Throws unless the device is of compute capability 9.0.
+void require_hopper(int device);
+
+}  // namespace uniep::cuda

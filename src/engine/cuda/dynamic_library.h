@@ -1,0 +1,33 @@
+#pragma once
+
+#include <initializer_list>
+#include <string>
+
+namespace uniep::cuda {
+
+// A shared library that is opened at run time and stays open.
+class DynamicLibrary {
+ public:
+  // Opens the first name that exists. `variable`, if set in the environment, is tried before all others.
+  DynamicLibrary(const char* purpose, const char* variable, std::initializer_list<const char*> names);
+
+  bool loaded() const { return handle_ != nullptr; }
+  const std::string& error() const { return error_; }
+
+  // Throws uniep::Error (kUnsupported) when the library or the symbol is missing.
+  template <typename Function>
+  void bind(Function& function, const char* symbol) const {
+    function = reinterpret_cast<Function>(find(symbol));
+  }
+
+  void* find_or_null(const char* symbol) const;
+
+ private:
+  void* find(const char* symbol) const;
+
+  std::string purpose_;
+  std::string error_;
+  void* handle_ = nullptr;
+};
+
+}  // namespace uniep::cuda

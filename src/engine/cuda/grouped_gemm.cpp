@@ -1,0 +1,266 @@
+#include "uniep/grouped_gemm.h"
+
+#include <cstring>
+#include <string>
+
+#include "engine/cuda/device/prob_sum_arguments.h"
+#include "engine/cuda/driver.h"
+#include "engine/cuda/gemm_kernels.h"
+#include "engine/cuda/kernel.h"
+#include "engine/cuda/tensor_maps.h"
+#include "uniep/error.h"
+
+namespace uniep {
+namespace {
+
+using namespace cuda;
+
+void require(bool holds, const std::string& message) {
+  if (!holds) throw Error(Status::kInvalidArgument, message);
+}
+
+void require_width(const char* name, int value) {
+  require(value > 0 && value % 8 == 0,
+          std::string(name) + " is " + std::to_string(value) + ": it must be a positive multiple of 8");
+}
+
+void require_address(const char* name, const void* address) {
+  require(address != nullptr && reinterpret_cast<uintptr_t>(address) % 16 == 0,
+          std::string(name) + " must be a device address that is a multiple of 16");
+}
+
+void require_rows(const ExpertRows& rows) {
+  require(rows.experts >= 1 && rows.experts <= 65535,
+          "rows.experts is " + std::to_string(rows.experts) + ": it must be 1 to 65535");
+  require(rows.rows >= 0 && rows.rows % kTileM == 0 && rows.rows < (int64_t{1} << 31),
+          "rows.rows is " + std::to_string(rows.rows) + ": it must be a multiple of 128 below 2^31");
+  require(rows.segment_start != nullptr && rows.row_count != nullptr,
+          "rows.segment_start and rows.row_count must be device addresses");
+}
+
+template <typename Matrices>
+void require_matrices(const char* name, const Matrices& matrices, int experts) {
+  if (matrices.addresses.empty()) {
+    require_address(name, matrices.base);
+    return;
+  }
+  require(static_cast<int>(matrices.addresses.size()) == experts,
+          std::string(name) + " has " + std::to_string(matrices.addresses.size()) + " addresses for " +
+              std::to_string(experts) + " experts");
+}
+
+constexpr int kDefaultRaster = 8;
+
+}  // namespace
+
+struct GroupedGemm::State {
+  explicit State(int device_index) : device(device_index), kernels(device_index) {}
+
+  int device;
+  int sms = 0;
+  KernelStore kernels;
+
+  GemmConfig configure(Layout layout, Epilogue epilogue, size_t maps, size_t outputs, const GemmTuning& tuning) const {
+    GemmConfig config = default_config(layout, epilogue);
+    if (tuning.tile_n != 0) config.tile_n = tuning.tile_n;
+    if (tuning.cluster != 0) config.cluster = tuning.cluster;
+    config.stages = tuning.stages != 0 ? tuning.stages : largest_stages(config);
+    config.maps = table_capacity(static_cast<int>(maps));
+    config.outputs = table_capacity(static_cast<int>(outputs));
+    require_legal(config);
+    return config;
+  }
+
+  void start(const GemmConfig& config, GemmArguments arguments, const std::vector<TensorMap>& maps,
+             const std::vector<void*>& outputs, const GemmTuning& tuning, void* stream) {
+    arguments.raster = tuning.raster != 0 ? tuning.raster : kDefaultRaster;
+    require(arguments.raster > 0, "tuning.raster must be positive");
+    const int available = tuning.sms != 0 ? tuning.sms : sms;
+    require(available >= config.cluster && available <= sms,
+            "tuning.sms is " + std::to_string(tuning.sms) + ": it must be " + std::to_string(config.cluster) + " to " +
+                std::to_string(sms));
+    const ArgumentBlock block = argument_block(config, arguments, maps, outputs);
+    const int shared_bytes = shared_memory_bytes(config);
+    CUfunction function = kernels.get(gemm_request(config), shared_bytes);
+    Launch shape;
+    shape.grid_x = available / config.cluster * config.cluster;
+    shape.threads = kGemmThreads;
+    shape.cluster = config.cluster;
+    shape.shared_bytes = shared_bytes;
+    shape.stream = static_cast<CUstream>(stream);
+    launch_kernel(function, shape, block.data(), "launching a grouped GEMM");
+  }
+
+  static GemmArguments common(const ExpertRows& rows, int n, int k) {
+    GemmArguments arguments{};
+    arguments.segment_start = rows.segment_start;
+    arguments.row_count = rows.row_count;
+    arguments.experts = rows.experts;
+    arguments.n_extent = n;
+    arguments.k_extent = k;
+    return arguments;
+  }
+
+  // B of forward and dgrad: [experts][matrix_rows][columns], as one tensor or as addresses.
+  static std::vector<TensorMap> weight_maps(const ExpertMatrices& w, int experts, int matrix_rows, int columns,
+                                            int box_rows) {
+    std::vector<TensorMap> maps;
+    if (w.addresses.empty()) {
+      maps.push_back(encode_operand_map({w.base, columns, matrix_rows, experts}, box_rows, "weights"));
+    }
+    for (const void* address : w.addresses) {
+      maps.push_back(encode_operand_map({address, columns, matrix_rows, 1}, box_rows, "an expert's weights"));
+    }
+    return maps;
+  }
+};
+
+GroupedGemm::GroupedGemm(int device) : state_(std::make_unique<State>(device)) {
+  require_hopper(device);
+  state_->sms = device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+}
+
+GroupedGemm::~GroupedGemm() = default;
+
+int GroupedGemm::sms() const { return state_->sms; }
+
+void GroupedGemm::forward(const ExpertRows& rows, const void* x, const ExpertMatrices& w, void* out, int n, int k,
+                          void* stream, const GemmTuning& tuning) {
+  require_rows(rows);
+  require_width("n", n);
+  require_width("k", k);
+  require_matrices("w", w, rows.experts);
+  if (rows.rows == 0) return;
+  require_address("out", out);
+  const ScopedDevice scope(state_->device);
+  const GemmConfig config = state_->configure(Layout::kForward, Epilogue::kBFloat16, w.addresses.size(), 0, tuning);
+  GemmArguments arguments = State::common(rows, n, k);
+  arguments.a = encode_operand_map({x, k, rows.rows, 1}, kTileM, "x");
+  arguments.map_per_expert = w.addresses.empty() ? 0 : 1;
+  arguments.output_leading = n;
+  state_->start(config, arguments, State::weight_maps(w, rows.experts, n, k, config.tile_n / 2), {out}, tuning,
+                 stream);
+}
+
+void GroupedGemm::forward_swiglu(const ExpertRows& rows, const void* x, const ExpertMatrices& w1, const float* prob,
+                                 void* z, void* a, int i, int k, void* stream, const GemmTuning& tuning) {
+  require_rows(rows);
+  require_width("i", i);
+  require_width("k", k);
+  require_matrices("w1", w1, rows.experts);
+  if (rows.rows == 0) return;
+  require_address("a", a);
+  if (z != nullptr) require_address("z", z);
+  require(prob != nullptr, "prob must be a device address");
+  const ScopedDevice scope(state_->device);
+  const GemmConfig config = state_->configure(Layout::kForward, Epilogue::kSwiglu, w1.addresses.size(), 0, tuning);
+  GemmArguments arguments = State::common(rows, i, k);
+  arguments.a = encode_operand_map({x, k, rows.rows, 1}, kTileM, "x");
+  arguments.map_per_expert = w1.addresses.empty() ? 0 : 1;
+  arguments.output_leading = 2 * static_cast<int64_t>(i);
+  arguments.activation = static_cast<BFloat16*>(a);
+  arguments.prob = prob;
+  state_->start(config, arguments, State::weight_maps(w1, rows.experts, 2 * i, k, config.tile_n / 2), {z}, tuning,
+                 stream);
+}
+
+void GroupedGemm::input_gradient(const ExpertRows& rows, const void* dy, const ExpertMatrices& w, void* dx, int n,
+                                 int k, void* stream, const GemmTuning& tuning) {
+  require_rows(rows);
+  require_width("n", n);
+  require_width("k", k);
+  require_matrices("w", w, rows.experts);
+  if (rows.rows == 0) return;
+  require_address("dx", dx);
+  const ScopedDevice scope(state_->device);
+  const GemmConfig config = state_->configure(Layout::kDgrad, Epilogue::kBFloat16, w.addresses.size(), 0, tuning);
+  GemmArguments arguments = State::common(rows, n, k);
+  arguments.a = encode_operand_map({dy, k, rows.rows, 1}, kTileM, "dy");
+  arguments.map_per_expert = w.addresses.empty() ? 0 : 1;
+  arguments.output_leading = n;
+  state_->start(config, arguments, State::weight_maps(w, rows.experts, k, n, kTileK), {dx}, tuning, stream);
+}
+
+int64_t GroupedGemm::swiglu_gradient_workspace_bytes(int64_t rows, int i) {
+  return (i + kProbChunkColumns - 1) / kProbChunkColumns * rows * static_cast<int64_t>(sizeof(float));
+}
+
+void GroupedGemm::input_gradient_swiglu(const ExpertRows& rows, const void* dy, const ExpertMatrices& w2,
+                                        const void* z, const float* prob, void* a, void* dz, float* dprob,
+                                        void* workspace, int i, int k, void* stream, const GemmTuning& tuning) {
+  require_rows(rows);
+  require_width("i", i);
+  require_width("k", k);
+  require_matrices("w2", w2, rows.experts);
+  if (rows.rows == 0) return;
+  require_address("z", z);
+  require_address("a", a);
+  require_address("dz", dz);
+  require_address("workspace", workspace);
+  require(prob != nullptr && dprob != nullptr, "prob and dprob must be device addresses");
+  const ScopedDevice scope(state_->device);
+  const GemmConfig config =
+      state_->configure(Layout::kDgrad, Epilogue::kSwigluGradient, w2.addresses.size(), 0, tuning);
+  GemmArguments arguments = State::common(rows, i, k);
+  arguments.a = encode_operand_map({dy, k, rows.rows, 1}, kTileM, "dy");
+  arguments.map_per_expert = w2.addresses.empty() ? 0 : 1;
+  arguments.output_leading = 2 * static_cast<int64_t>(i);
+  arguments.activation = static_cast<BFloat16*>(a);
+  arguments.saved = static_cast<const BFloat16*>(z);
+  arguments.prob = prob;
+  arguments.prob_chunks = static_cast<float*>(workspace);
+  arguments.prob_stride = rows.rows;
+  state_->start(config, arguments, State::weight_maps(w2, rows.experts, k, i, kTileK), {dz}, tuning, stream);
+
+  const int32_t chunks = (i + kProbChunkColumns - 1) / kProbChunkColumns;
+  ProbSumArguments sum{arguments.prob_chunks, rows.rows, rows.rows, dprob, chunks};
+  Launch shape;
+  shape.threads = 128;
+  shape.grid_x = static_cast<int>((rows.rows + shape.threads - 1) / shape.threads);
+  shape.stream = static_cast<CUstream>(stream);
+  launch_kernel(state_->kernels.get(prob_sum_request(), 0), shape, &sum, "launching dprob's sum");
+}
+
+void GroupedGemm::weight_gradient(const ExpertRows& rows, const void* dy, const void* x,
+                                  const MutableExpertMatrices& dw, int m, int n, WeightGradientMode mode, void* stream,
+                                  const GemmTuning& tuning) {
+  require_rows(rows);
+  require_width("m", m);
+  require_width("n", n);
+  require_matrices("dw", dw, rows.experts);
+  const ScopedDevice scope(state_->device);
+  const Epilogue epilogue = mode == WeightGradientMode::kBFloat16  ? Epilogue::kBFloat16
+                            : mode == WeightGradientMode::kFloat32 ? Epilogue::kFloat32
+                                                                   : Epilogue::kAccumulate;
+  const GemmConfig config = state_->configure(Layout::kWgrad, epilogue, 0, dw.addresses.size(), tuning);
+  if (rows.rows == 0 && mode == WeightGradientMode::kAccumulate) return;
+  GemmArguments arguments = State::common(rows, n, 0);
+  // Without rows no operand is read, but TMA wants a real address.
+  const int64_t map_rows = rows.rows == 0 ? kTileM : rows.rows;
+  const void* const any = dw.addresses.empty() ? dw.base : dw.addresses[0];
+  arguments.a = encode_operand_map({rows.rows == 0 ? any : dy, m, map_rows, 1}, kTileK, "dy");
+  const TensorMap b = encode_operand_map({rows.rows == 0 ? any : x, n, map_rows, 1}, kTileK, "x");
+  arguments.m_extent = m;
+  arguments.output_per_expert = dw.addresses.empty() ? 0 : 1;
+  arguments.output_leading = n;
+  arguments.output_expert_stride = static_cast<int64_t>(m) * n;
+  const std::vector<void*> outputs = dw.addresses.empty() ? std::vector<void*>{dw.base} : dw.addresses;
+  state_->start(config, arguments, {b}, outputs, tuning, stream);
+}
+
+void GroupedGemm::prepare(int per_expert_addresses) {
+  const ScopedDevice scope(state_->device);
+  std::vector<KernelRequest> requests;
+  for (GemmConfig config : default_configs()) {
+    if (config.layout == Layout::kWgrad) {
+      config.outputs = table_capacity(per_expert_addresses);
+    } else {
+      config.maps = table_capacity(per_expert_addresses);
+    }
+    requests.push_back(gemm_request(config));
+  }
+  requests.push_back(prob_sum_request());
+  state_->kernels.prepare(requests);
+}
+
+}  // namespace uniep

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+
+#include "engine/cuda/run_time_compiler.h"
+
+namespace uniep::cuda {
+
+struct Launch {
+  int grid_x = 1;
+  int grid_y = 1;
+  int grid_z = 1;
+  int threads = 0;
+  int cluster = 1;
+  int shared_bytes = 0;
+  bool cooperative = false;
+  CUstream stream = nullptr;
+};
+
+// A kernel's argument block, passed as it is.
+void launch_kernel(CUfunction function, const Launch& launch, void* argument, const char* name);
+
+// Kernels of one device, compiled on demand and kept.
+class KernelStore {
+ public:
+  explicit KernelStore(int device) : device_(device) {}
+
+  // The function, with its dynamic shared memory allowed. The device's context must be current.
+  CUfunction get(const KernelRequest& request, int shared_bytes);
+
+  // Compiles and loads several at once.
+  void prepare(std::span<const KernelRequest> requests);
+
+  int device() const { return device_; }
+
+ private:
+  CUmodule module(const KernelRequest& request);
+  void add(const std::string& key, const std::string& cubin);
+
+  int device_;
+  std::mutex mutex_;
+  std::map<std::string, CUmodule> modules_;
+  std::map<std::string, CUfunction> functions_;
+};
+
+}  // namespace uniep::cuda

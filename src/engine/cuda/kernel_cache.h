@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string>
+
+#include "engine/cuda/run_time_compiler.h"
+
+namespace uniep::cuda {
+
+// Identifies a compiled kernel: all embedded sources, the options, the target and the compiler's version.
+std::string cache_key(const KernelRequest& request);
+
+// Compiled kernels on disk, one file each, in UNIEP_CACHE_DIR, else $XDG_CACHE_HOME/uniep, else ~/.cache/uniep. An
+// empty UNIEP_CACHE_DIR turns it off. Files appear whole (written aside, then renamed), so processes may share a
+// directory; a file that is short, damaged or of another format counts as absent and is written anew. A directory
+// that can not be written makes kernels compile again, nothing worse.
+class KernelCache {
+ public:
+  KernelCache();
+  explicit KernelCache(std::string directory) : directory_(std::move(directory)) {}
+
+  bool load(const std::string& key, std::string& cubin) const;
+  void store(const std::string& key, const std::string& cubin) const;
+  std::string path(const std::string& key) const;
+  const std::string& directory() const { return directory_; }
+
+ private:
+  std::string directory_;
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+
+#include "engine/cuda/device/tensor_map.h"
+
+namespace uniep::cuda {
+
+// A row-major bf16 tensor [depth][rows][columns] and the box that TMA moves: `box_rows` rows of 64 columns with the
+// 128-byte swizzle. What lies outside a matrix of the tensor is read as zero.
+struct MatrixView {
+  const void* address = nullptr;
+  int64_t columns = 0;
+  int64_t rows = 0;
+  int64_t depth = 1;
+};
+
+TensorMap encode_operand_map(const MatrixView& view, int box_rows, const char* name);
+
+}  // namespace uniep::cuda

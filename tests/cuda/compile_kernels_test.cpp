@@ -1,0 +1,81 @@
+// Compiles the library's kernels for sm_90a without a GPU: all defaults, and a seeded sample of other shapes. Fails on
+// register spills, on ptxas advisories (setmaxnreg ignored, wgmma serialised) and on too much shared memory.
+// Usage: compile_kernels_test [SAMPLES] [SEED]. Exit status 77 where NVRTC is missing.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <set>
+
+#include "engine/cuda/gemm_kernels.h"
+#include "uniep/error.h"
+
+namespace {
+
+using namespace uniep::cuda;
+
+constexpr int kMostKernels = 60;
+
+std::vector<GemmConfig> sampled_configs(int samples, unsigned seed) {
+  std::mt19937 random(seed);
+  const auto pick = [&](int count) { return static_cast<int>(random() % static_cast<unsigned>(count)); };
+  const std::vector<GemmConfig> defaults = default_configs();
+  std::vector<GemmConfig> configs;
+  for (int i = 0; i < samples; ++i) {
+    GemmConfig config = defaults[static_cast<size_t>(pick(static_cast<int>(defaults.size())))];
+    config.tile_n = pick(2) == 0 ? 128 : 256;
+    config.cluster = 1 + pick(2);
+    config.stages = 2 + pick(largest_stages(config) - 1);
+    (config.layout == Layout::kWgrad ? config.outputs : config.maps) = table_capacity(1 + pick(64));
+    configs.push_back(config);
+  }
+  return configs;
+}
+
+int run(int samples, unsigned seed) {
+  std::vector<GemmConfig> configs = default_configs();
+  const std::vector<GemmConfig> more = sampled_configs(samples, seed);
+  configs.insert(configs.end(), more.begin(), more.end());
+  int failures = 0;
+  std::vector<KernelRequest> requests = {prob_sum_request(), naive_request("uniep_naive_gemm")};
+  std::set<std::string> seen;
+  for (const GemmConfig& config : configs) {
+    const KernelRequest request = gemm_request(config);
+    if (shared_memory_bytes(config) > kSharedMemoryLimit) {
+      std::printf("FAIL %s: %d bytes of shared memory, at most %d\n", request.description().c_str(),
+                  shared_memory_bytes(config), kSharedMemoryLimit);
+      ++failures;
+    }
+    if (seen.insert(request.description()).second && requests.size() < kMostKernels) requests.push_back(request);
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  for (const KernelRequest& request : requests) {
+    const CompiledKernel kernel = compile_kernel(request);
+    const bool good = kernel.use.registers > 0 && kernel.use.spill_bytes == 0 && kernel.use.stack_bytes == 0 &&
+                      kernel.use.advisories.empty() && !kernel.cubin.empty();
+    std::printf("%-4s %3d registers %d spilled %d stack  %s\n", good ? "ok" : "FAIL", kernel.use.registers,
+                kernel.use.spill_bytes, kernel.use.stack_bytes, request.description().c_str());
+    for (const std::string& line : kernel.use.advisories) std::printf("     %s\n", line.c_str());
+    if (!good) ++failures;
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  std::printf("%zu kernels in %.1f s, %d failures\n", requests.size(), seconds, failures);
+  return failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    std::printf("NVRTC %s\n", compiler_version().c_str());
+  } catch (const uniep::Error& error) {
+    std::printf("skipped: %s\n", error.what());
+    return 77;
+  }
+  try {
+    return run(argc > 1 ? std::atoi(argv[1]) : 16, argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1);
+  } catch (const std::exception& error) {
+    std::printf("FAIL %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/cuda/driver.h"
+#include "engine/cuda/kernel.h"
+#include "uniep/error.h"
+
+// What the GPU tests share: device memory, kernels by file, comparison of bytes, and a table of results.
+namespace uniep::cuda::test {
+
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(int64_t bytes) : bytes_(bytes) {
+    check(driver().cuMemAlloc(&address_, static_cast<size_t>(bytes > 0 ? bytes : 16)), "cuMemAlloc");
+  }
+  Buffer(Buffer&& other) noexcept : address_(std::exchange(other.address_, 0)), bytes_(other.bytes_) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(address_, other.address_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Buffer() {
+    if (address_ != 0) driver().cuMemFree(address_);
+  }
+
+  template <typename T>
+  T* as() const {
+    return reinterpret_cast<T*>(address_);
+  }
+  int64_t bytes() const { return bytes_; }
+
+  void set_bytes(unsigned char value) const {
+    check(driver().cuMemsetD8Async(address_, value, static_cast<size_t>(bytes_), nullptr), "cuMemsetD8Async");
+  }
+  template <typename T>
+  void upload(const std::vector<T>& values) const {
+    check(driver().cuMemcpyHtoDAsync(address_, values.data(), values.size() * sizeof(T), nullptr), "cuMemcpyHtoD");
+    check(driver().cuCtxSynchronize(), "cuCtxSynchronize");
+  }
+  template <typename T>
+  std::vector<T> download(size_t count) const {
+    std::vector<T> values(count);
+    check(driver().cuMemcpyDtoHAsync(values.data(), address_, count * sizeof(T), nullptr), "cuMemcpyDtoH");
+    check(driver().cuCtxSynchronize(), "cuCtxSynchronize");
+    return values;
+  }
+
+ private:
+  CUdeviceptr address_ = 0;
+  int64_t bytes_ = 0;
+};
+
+inline std::string read_text(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw Error(Status::kIo, "can not read " + path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// Kernels out of a file beside the tests, or out of the embedded sources.
+class Kernels {
+ public:
+  Kernels(int device, std::string folder) : store_(device), folder_(std::move(folder)) {}
+
+  template <typename Arguments>
+  void run(const std::string& file, const char* function, const Launch& launch, Arguments arguments) {
+    KernelRequest request{file, function, {}};
+    if (file.find('/') == std::string::npos) request.text = read_text(folder_ + "/" + file);
+    launch_kernel(store_.get(request, launch.shared_bytes), launch, &arguments, function);
+  }
+
+ private:
+  KernelStore store_;
+  std::string folder_;
+};
+
+struct Results {
+  int passed = 0;
+  int failed = 0;
+
+  void record(const std::string& name, bool good, const std::string& detail = "") {
+    (good ? passed : failed) += 1;
+    if (!good || verbose) std::printf("%-4s %s %s\n", good ? "ok" : "FAIL", name.c_str(), detail.c_str());
+    std::fflush(stdout);
+  }
+  bool verbose = false;
+};
+
+}  // namespace uniep::cuda::test

@@ -1,0 +1,27 @@
+#!/bin/bash
+# Builds the Hopper engine, its GPU tests and the comparison's library straight from the sources, then runs the tests.
+# Usage: tests/cuda/run_on_gpu.sh [BUILD_FOLDER]; needs g++ with C++20, cmake and the CUDA toolkit's headers.
+# Nothing else: no GoogleTest, no network. UNIEP_BOUNDED_WAITS=1 makes every device-side wait end in a message.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+build=${1:-build-gpu}
+cuda=${CUDA_HOME:-/usr/local/cuda}
+mkdir -p "$build"
+names=$(cd src && ls model/portability.h model/elementwise.h engine/cuda/device/*.h engine/cuda/device/*.cu \
+  engine/cuda/device/*/*.h | tr '\n' ';')uniep/bfloat16.h
+cmake "-DROOT=$PWD" "-DOUTPUT=$PWD/$build/embedded_sources.cpp" "-DFILES=$names" -P src/engine/cuda/embed_sources.cmake
+flags="-std=c++20 -O2 -ffp-contract=off -fPIC -I. -Iinclude -Isrc -isystem $cuda/include"
+sources=$(ls src/engine/cuda/*.cpp src/comm/*.cpp 2>/dev/null | grep -v unavailable)
+for file in $sources "$build/embedded_sources.cpp" tests/cuda/gpu_*.cpp bench/gemm_c_interface.cpp; do
+  echo "$file"
+done | xargs -P "$(nproc)" -I{} sh -c "g++ $flags -c {} -o $build/\$(basename {} .cpp).o"
+objects=$(for file in $sources; do echo "$build/$(basename "$file" .cpp).o"; done)
+for test in tests/cuda/gpu_*.cpp; do
+  name=$(basename "$test" .cpp)
+  g++ "$build/$name.o" $objects "$build/embedded_sources.o" -o "$build/$name" -ldl -lpthread
+done
+g++ -shared "$build/gemm_c_interface.o" $objects "$build/embedded_sources.o" -o "$build/libuniep_gemm.so" -ldl -lpthread
+export UNIEP_TEST_KERNELS=$PWD/tests/cuda
+if [ "${UNIEP_RUN_TESTS:-1}" = 1 ]; then
+  for test in tests/cuda/gpu_*.cpp; do "$build/$(basename "$test" .cpp)" --verbose; done
+fi
