@@ -11,7 +11,7 @@ names=$(cd src && ls model/portability.h model/elementwise.h engine/cuda/device/
   engine/cuda/device/*/*.h | tr '\n' ';')uniep/bfloat16.h
 cmake "-DROOT=$PWD" "-DOUTPUT=$PWD/$build/embedded_sources.cpp" "-DFILES=$names" -P src/engine/cuda/embed_sources.cmake
 flags="-std=c++20 -O2 -ffp-contract=off -fPIC -I. -Iinclude -Isrc -isystem $cuda/include"
-sources=$(ls src/engine/cuda/*.cpp src/comm/*.cpp 2>/dev/null | grep -v unavailable)
+sources=$(find src/engine/cuda src/comm -maxdepth 1 -name "*.cpp" ! -name "unavailable*" | sort)
 for file in $sources "$build/embedded_sources.cpp" tests/cuda/gpu_*.cpp bench/gemm_c_interface.cpp; do
   echo "$file"
 done | xargs -P "$(nproc)" -I{} sh -c "g++ $flags -c {} -o $build/\$(basename {} .cpp).o"
