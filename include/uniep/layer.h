@@ -49,7 +49,7 @@ class UNIEP_API Placement {
   int64_t expert_rows(int64_t expert) const;             // routed rows of a global expert
   int64_t expert_segment(int64_t expert) const;          // first row of the expert's segment on its owner
   int64_t routed(int source_rank, int64_t expert) const; // rows that a rank sends to an expert
-  const internal::PlacementState& state() const { return *state_; }
+  const std::shared_ptr<const internal::PlacementState>& state() const { return state_; }
 
  private:
   std::shared_ptr<const internal::PlacementState> state_;
@@ -127,7 +127,7 @@ class UNIEP_API Saved {
   Saved() = default;
   explicit Saved(std::shared_ptr<internal::SavedState> state) : state_(std::move(state)) {}
   bool empty() const { return state_ == nullptr; }
-  // z of a local rank: [padded_rows, 2 I], bf16, gate columns first; rows of padding hold no meaning.
+  // z of a local rank: [padded_rows, 2 I], bf16, gate columns first; rows of padding hold no meaning. Null without rows.
   const BFloat16* z(int rank) const;
   const Placement& placement() const;
   internal::SavedState& state() const { return *state_; }

@@ -1,0 +1,87 @@
+#include "uniep/group.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <new>
+#include <thread>
+
+#include "engine/cpu/engine.h"
+
+namespace uniep {
+namespace {
+
+constexpr int kMostRanks = 64;
+constexpr int kMostWorkers = 1024;
+constexpr double kDefaultTimeoutSeconds = 60;
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(Status::kInvalidArgument, message); }
+
+void* heap_allocate(void*, std::size_t bytes, std::size_t alignment, int, Stream) {
+  return ::operator new(bytes, std::align_val_t(alignment), std::nothrow);
+}
+void heap_release(void*, void* memory, std::size_t, int, Stream) {
+  ::operator delete(memory, std::align_val_t(256));
+}
+
+double timeout_of(const GroupOptions& options) {
+  double seconds = options.timeout_seconds;
+  if (seconds == 0) {
+    const char* text = std::getenv("UNIEP_TIMEOUT_S");
+    if (text == nullptr || *text == 0) return kDefaultTimeoutSeconds;
+    char* end = nullptr;
+    seconds = std::strtod(text, &end);
+    if (*end != 0 || !(seconds > 0) || !std::isfinite(seconds)) {
+      refuse(fmt::format("UNIEP_TIMEOUT_S: '{}'; must be a positive number of seconds", text));
+    }
+  }
+  if (!(seconds > 0) || !std::isfinite(seconds)) {
+    refuse(fmt::format("timeout_seconds: {}; must be positive", seconds));
+  }
+  return seconds;
+}
+
+// Checks what was given and fills what was not.
+GroupOptions completed(GroupOptions options) {
+  if (options.ranks < 1 || options.ranks > kMostRanks) {
+    refuse(fmt::format("ranks: {}; must be 1 to {}", options.ranks, kMostRanks));
+  }
+  if (options.workers < 0 || options.workers > kMostWorkers) {
+    refuse(fmt::format("workers: {}; must be 1 to {}, or 0 for the engine's choice", options.workers, kMostWorkers));
+  }
+  if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
+    refuse("allocator: give both functions or neither");
+  }
+  if (options.engine == EngineKind::kCuda) {
+    throw Error(Status::kUnsupported, "engine: cuda is not built into this library; legal are cpu and auto");
+  }
+  if (options.launch == Launch::kProcesses) {
+    throw Error(Status::kUnsupported,
+                "launch: processes needs the cuda engine; the cpu engine runs all ranks in one process (threads)");
+  }
+  options.timeout_seconds = timeout_of(options);
+  if (options.allocator.allocate == nullptr) options.allocator = {heap_allocate, heap_release, nullptr};
+  if (options.workers == 0) {
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    options.workers = std::max(2, cores / options.ranks);
+  }
+  return options;
+}
+
+}  // namespace
+
+Group::Group(const GroupOptions& options) : engine_(std::make_unique<cpu::CpuEngine>(completed(options))) {}
+Group::~Group() = default;
+Group::Group(Group&&) noexcept = default;
+Group& Group::operator=(Group&&) noexcept = default;
+
+int Group::ranks() const { return engine_->ranks(); }
+int Group::workers() const { return engine_->workers(); }
+EngineKind Group::engine() const { return engine_->kind(); }
+Machine Group::machine() const { return engine_->machine(); }
+int Group::first_local_rank() const { return engine_->first_local_rank(); }
+int Group::local_ranks() const { return engine_->local_ranks(); }
+void Group::recover() { engine_->recover(); }
+
+}  // namespace uniep

@@ -1,0 +1,148 @@
+#include "api/place.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "model/placement.h"
+
+namespace uniep {
+namespace {
+
+constexpr int64_t kLargestDimension = int64_t{1} << 20;
+constexpr int64_t kLargestRowCount = std::numeric_limits<int32_t>::max() - kRowAlignment;
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(Status::kInvalidArgument, message); }
+
+int64_t id_at(const Routing& routing, int64_t entry) {
+  return routing.index_type == IndexType::kInt32 ? static_cast<const int32_t*>(routing.topk_ids)[entry]
+                                                 : static_cast<const int64_t*>(routing.topk_ids)[entry];
+}
+
+[[noreturn]] void report(const RoutingProblem& problem, const Routing& routing, int rank, const LayerShape& shape) {
+  const int64_t entry = problem.token * shape.topk + problem.slot;
+  const std::string where = fmt::format("rank {}, token {}, slot {}", rank, problem.token, problem.slot);
+  switch (problem.fault) {
+    case RoutingFault::kIdOutOfRange:
+      refuse(fmt::format("topk_ids: {} holds {}; legal are 0 to {} and -1 for an unused slot", where,
+                         id_at(routing, entry), shape.experts - 1));
+    case RoutingFault::kExpertTwice:
+      refuse(fmt::format("topk_ids: {} names expert {} a second time; a token's experts must differ", where,
+                         id_at(routing, entry)));
+    default:
+      refuse(fmt::format("probs: {} is {}; probs must be finite", where, routing.probs[entry]));
+  }
+}
+
+void check_routing(const Routing& routing, int rank, const LayerShape& shape) {
+  if (routing.tokens < 0) refuse(fmt::format("tokens: {} on rank {}; must be 0 or more", routing.tokens, rank));
+  if (routing.tokens > kLargestRowCount / shape.topk) {
+    refuse(fmt::format("tokens: {} on rank {} with top-k {} exceed {} slots", routing.tokens, rank, shape.topk,
+                       kLargestRowCount));
+  }
+  if (routing.tokens > 0 && routing.topk_ids == nullptr) refuse(fmt::format("topk_ids: null on rank {}", rank));
+  if (routing.tokens > 0 && routing.probs == nullptr) refuse(fmt::format("probs: null on rank {}", rank));
+}
+
+void count_rank(internal::PlacementState& state, const Routing& routing, int rank) {
+  internal::RankPlacement& own = state.rank[rank];
+  own.tokens = routing.tokens;
+  own.expert_of_slot.resize(routing.tokens * state.shape.topk);
+  int32_t* counts = state.counts.data() + rank * state.shape.experts;
+  const RoutingProblem problem =
+      routing.index_type == IndexType::kInt32
+          ? count_chunk(static_cast<const int32_t*>(routing.topk_ids), routing.probs, 0, routing.tokens, state.shape,
+                        counts, own.expert_of_slot.data())
+          : count_chunk(static_cast<const int64_t*>(routing.topk_ids), routing.probs, 0, routing.tokens, state.shape,
+                        counts, own.expert_of_slot.data());
+  if (problem.fault != RoutingFault::kNone) report(problem, routing, rank, state.shape);
+}
+
+void check_rows(const internal::PlacementState& state, Capacity capacity) {
+  for (int rank = 0; rank < state.ranks; ++rank) {
+    const int64_t limit = capacity.rows > 0 ? capacity.rows : kLargestRowCount;
+    if (state.padded_rows[rank] <= limit) continue;
+    int64_t need = 0;
+    int32_t expert = state.expert_begin[rank];
+    while (need <= limit) need += round_up(state.expert_rows[expert++], kRowAlignment);
+    throw Error(Status::kOverflow,
+                fmt::format("capacity: rank {} needs {} rows (padded to {} an expert) but has {}; expert {} with {} rows "
+                            "is the first that does not fit",
+                            rank, state.padded_rows[rank], kRowAlignment, limit, expert - 1,
+                            state.expert_rows[expert - 1]));
+  }
+}
+
+}  // namespace
+
+void check_shape(const LayerShape& shape, int ranks) {
+  const auto check_columns = [](const char* name, int64_t value) {
+    if (value < 8 || value % 8 != 0 || value > kLargestDimension) {
+      refuse(fmt::format("{}: {}; must be a multiple of 8 from 8 to {}", name, value, kLargestDimension));
+    }
+  };
+  check_columns("hidden", shape.hidden);
+  check_columns("intermediate", shape.intermediate);
+  if (shape.experts < 1 || shape.experts > kLargestDimension) {
+    refuse(fmt::format("experts: {}; must be 1 to {}", shape.experts, kLargestDimension));
+  }
+  if (shape.experts % ranks != 0) {
+    refuse(fmt::format("experts: {} can not be divided evenly over {} ranks", shape.experts, ranks));
+  }
+  if (shape.topk < 1 || shape.topk > shape.experts) {
+    refuse(fmt::format("topk: {}; must be 1 to the number of experts, {}", shape.topk, shape.experts));
+  }
+}
+
+std::shared_ptr<const internal::PlacementState> place_on_host(const LayerShape& shape, int ranks,
+                                                              std::span<const Routing> routings, Capacity capacity) {
+  check_shape(shape, ranks);
+  if (routings.size() != static_cast<std::size_t>(ranks)) {
+    refuse(fmt::format("routings: {} given; one for each of the {} ranks is needed", routings.size(), ranks));
+  }
+  if (capacity.rows < 0) refuse(fmt::format("capacity: {}; must be 0 (by need) or more", capacity.rows));
+
+  auto state = std::make_shared<internal::PlacementState>();
+  state->shape = shape;
+  state->ranks = ranks;
+  state->rank.resize(ranks);
+  for (int rank = 0; rank <= ranks; ++rank) {
+    state->expert_begin.push_back(static_cast<int32_t>(rank * shape.experts / ranks));
+  }
+  int64_t slots = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    check_routing(routings[rank], rank, shape);
+    slots += routings[rank].tokens * shape.topk;
+  }
+  if (slots > kLargestRowCount) refuse(fmt::format("tokens: {} slots in all; at most {}", slots, kLargestRowCount));
+  state->counts.assign(ranks * shape.experts, 0);
+  for (int rank = 0; rank < ranks; ++rank) count_rank(*state, routings[rank], rank);
+  lay_out_rows(*state);
+  check_rows(*state, capacity);
+
+  for (int rank = 0; rank < ranks; ++rank) {
+    internal::RankPlacement& own = state->rank[rank];
+    own.rows.assign(state->padded_rows[rank], RowSource{-1, -1, -1, 0.0f});
+    own.source_begin.assign(1, 0);
+    for (int source = 0; source < ranks; ++source) {
+      own.source_begin.push_back(own.source_begin.back() + state->rank[source].tokens * shape.topk);
+    }
+    own.row_of_source.assign(own.source_begin.back(), -1);
+    own.row_of_slot.resize(own.expert_of_slot.size());
+    std::vector<int32_t> next_row = first_rows(*state, rank);
+    assign_chunk(own.expert_of_slot.data(), 0, own.tokens, shape.topk, next_row.data(), own.row_of_slot.data());
+  }
+  for (int source = 0; source < ranks; ++source) write_row_tables(*state, source, routings[source].probs);
+  return state;
+}
+
+int64_t Placement::rows(int rank) const { return state_->rows.at(rank); }
+int64_t Placement::padded_rows(int rank) const { return state_->padded_rows.at(rank); }
+int64_t Placement::tokens(int rank) const { return state_->rank.at(rank).tokens; }
+int64_t Placement::expert_rows(int64_t expert) const { return state_->expert_rows.at(expert); }
+int64_t Placement::expert_segment(int64_t expert) const { return state_->segment_start.at(expert); }
+int64_t Placement::routed(int source_rank, int64_t expert) const {
+  return state_->counts.at(source_rank * state_->shape.experts + expert);
+}
+
+}  // namespace uniep

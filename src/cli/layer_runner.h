@@ -1,0 +1,65 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "uniep/uniep.h"
+
+namespace uniep::cli {
+
+// A global batch: the tokens of all ranks, rank after rank, and all experts.
+struct LayerData {
+  LayerShape shape;
+  std::vector<int64_t> tokens;  // of each rank
+  std::vector<BFloat16> x;      // [sum T, H]
+  std::vector<BFloat16> dy;     // [sum T, H], empty without backward
+  std::vector<int32_t> ids;     // [sum T, K]
+  std::vector<float> probs;     // [sum T, K]
+  std::vector<BFloat16> w1;     // [E, 2 I, H]
+  std::vector<BFloat16> w2;     // [E, H, I]
+
+  int64_t all_tokens() const;
+  int64_t first_token(int rank) const;  // in global order
+};
+
+// What the layer gives, in global order.
+struct LayerResult {
+  std::vector<BFloat16> y;       // [sum T, H]
+  std::vector<BFloat16> z;       // [rows, 2 I] by expert and row, without padding
+  std::vector<BFloat16> dx;      // [sum T, H]
+  std::vector<float> dprobs;     // [sum T, K]
+  std::vector<BFloat16> dw1_bf16, dw2_bf16;  // as Numerics::weight_gradient says, one pair is filled
+  std::vector<float> dw1_fp32, dw2_fp32;
+  bool operator==(const LayerResult& other) const;  // compares bytes
+};
+
+// Runs the layer on a global batch with the ranks of a group: forward() as often as wanted, then backward().
+class LayerRunner {
+ public:
+  LayerRunner(Group& group, const LayerConfig& config, const LayerData& data, Capacity capacity = {});
+
+  const Placement& placement() const { return placement_; }
+  void place();  // again, from the same routing
+  void forward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr);
+  // With main_grad the gradients start from start_main_grad(), anew at every call.
+  void backward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr);
+  // y and z, and after backward() the gradients.
+  LayerResult result() const;
+
+ private:
+  std::vector<ForwardArguments> forward_arguments();
+  std::vector<BackwardArguments> backward_arguments();
+
+  Group& group_;
+  LayerConfig config_;
+  const LayerData& data_;
+  Capacity capacity_;
+  Placement placement_;
+  Saved saved_;
+  LayerResult out_;
+};
+
+// The main_grad that a synthetic run starts from, by flat element index: small, exact, and different everywhere.
+float start_main_grad(uint64_t index);
+
+}  // namespace uniep::cli

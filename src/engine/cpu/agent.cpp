@@ -1,0 +1,213 @@
+#include "engine/cpu/agent.h"
+
+#include <fmt/format.h>
+
+#include <thread>
+
+namespace uniep::cpu {
+namespace {
+
+constexpr int kAgentRoles = 2;
+constexpr int64_t kLongestRandomDelayNs = 200'000;
+
+const char* const kCounterNames[] = {"rows landed", "first GEMM tiles", "second GEMM tiles", "agents finished",
+                                     "tickets"};
+const char* const kFlagNames[] = {"arrive", "done", "pushed", "combined"};
+
+}  // namespace
+
+Agent::Agent(Call& call, int rank, int worker, AgentRole role, uint64_t seed)
+    : call_(call), program_(call.program.rank(rank)), worker_(worker), role_(role), random_(seed) {
+  scratch_.ring.configure(call.schedule.comm.chunk_bytes, call.schedule.comm.stages);
+}
+
+Agent::Progress Agent::step(std::vector<TileEvent>& events) {
+  if (finished()) return Progress::kFinished;
+  if (delayed()) return Progress::kBlocked;
+  if (!has_task_ && !between_launches_) {
+    wait_begin_ns_ = call_.now_ns();
+    if (!fetch()) {
+      finish_launch();
+      return finished() ? Progress::kFinished : Progress::kRan;
+    }
+    collect_waits();
+  }
+  if (!waits_hold()) return Progress::kBlocked;
+  if (between_launches_) {
+    between_launches_ = false;
+    return Progress::kRan;
+  }
+  run(events);
+  has_task_ = false;
+  return Progress::kRan;
+}
+
+bool Agent::delayed() { return delayed_until_ns_ > 0 && call_.now_ns() < delayed_until_ns_; }
+
+bool Agent::next_in_list(ListKind kind, int64_t& position) {
+  if (list_length_ < 0) {
+    list_length_ = walks_list(program_, launch_, worker_, role_, kind) ? list_length(program_, launch_, kind) : 0;
+    list_index_ = 0;
+  }
+  if (list_length_ == 0) return false;
+  if (program_.dynamic) {
+    const int64_t ticket = launch_ * kListKinds + static_cast<int>(kind);
+    position = call_.signals[program_.rank]
+                   .counter(call_.layout, call_.epoch, CounterSpace::kTickets, ticket)
+                   .fetch_add(1, std::memory_order_relaxed);
+  } else {
+    position = static_position(program_, participants_of(program_, launch_, kind), worker_, list_index_++);
+  }
+  return position < list_length_;
+}
+
+bool Agent::fetch() {
+  for (; list_ < kListKinds; ++list_, list_length_ = -1) {
+    const ListKind kind = static_cast<ListKind>(list_);
+    int64_t position = 0;
+    if (!next_in_list(kind, position)) continue;
+    task_ = list_task(program_, launch_, kind, position);
+    has_task_ = true;
+    return true;
+  }
+  return false;
+}
+
+void Agent::collect_waits() {
+  waits_.clear();
+  satisfied_ = 0;
+  RankSignals& own = call_.signals[program_.rank];
+  struct Collector {
+    Agent& agent;
+    RankSignals& own;
+    void operator()(const CounterWait& wait) {
+      uint32_t threshold = wait.threshold;
+      const bool rows = wait.space == CounterSpace::kRowsLanded;
+      if (agent.call_.fault == Fault::kMissingWait && rows) return;
+      if (agent.call_.fault == Fault::kSwappedThreshold && wait.space == CounterSpace::kFirstTiles) threshold = 1;
+      agent.waits_.push_back({&own.counter(agent.call_.layout, agent.call_.epoch, wait.space, wait.index), threshold,
+                              false, static_cast<int>(wait.space), wait.index});
+    }
+    void operator()(const FlagWait& wait) {
+      agent.waits_.push_back({&own.flag(agent.call_.layout, wait.space, wait.index), agent.call_.epoch, true,
+                              static_cast<int>(wait.space), wait.index});
+    }
+  };
+  for_each_wait(program_, task_, Collector{*this, own});
+}
+
+// A flag holds for exactly this epoch; a counter once it has reached its threshold.
+bool Agent::waits_hold() {
+  for (; satisfied_ < waits_.size(); ++satisfied_) {
+    const PendingWait& wait = waits_[satisfied_];
+    const uint32_t seen = wait.word->load(std::memory_order_acquire);
+    const bool any_epoch = call_.fault == Fault::kStaleEpoch && wait.is_flag && seen != 0;
+    if (wait.is_flag ? seen != wait.expected && !any_epoch : seen < wait.expected) return false;
+  }
+  return true;
+}
+
+void Agent::pause_at_random() {
+  if (call_.disturbance.shuffle_seed == 0 || random_.below(8) != 0) return;
+  std::this_thread::sleep_for(std::chrono::nanoseconds(random_.below(kLongestRandomDelayNs / 4)));
+}
+
+void Agent::run(std::vector<TileEvent>& events) {
+  call_.running_tiles.fetch_add(1, std::memory_order_relaxed);
+  const int64_t begin_ns = call_.record ? call_.now_ns() : 0;
+  const bool flags_first = call_.fault == Fault::kEarlyFlag &&
+                           (task_.stage == Stage::kSend || task_.stage == Stage::kGroupSend);
+  if (flags_first) {
+    store_flags();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  switch (task_.stage) {
+    case Stage::kPull:
+    case Stage::kPush:
+    case Stage::kReceive: run_dispatch_tile(call_, program_, task_, scratch_); break;
+    case Stage::kFirstGemm:
+    case Stage::kSecondGemm: run_row_gemm_tile(call_, program_, task_, scratch_); break;
+    case Stage::kWgradFc2:
+    case Stage::kWgradFc1: run_wgrad_tile(call_, program_, task_, scratch_); break;
+    case Stage::kSend:
+    case Stage::kGroupSend:
+    case Stage::kReduce: run_combine_tile(call_, program_, task_, scratch_); break;
+  }
+  pause_at_random();
+  if (!flags_first) signal();
+  const int64_t end_ns = call_.now_ns();
+  call_.last_progress_ns.store(end_ns, std::memory_order_relaxed);
+  call_.running_tiles.fetch_sub(1, std::memory_order_relaxed);
+  call_.wake_up.notify();
+  if (call_.record) {
+    const bool local_expert = task_.stage != Stage::kPush && task_.expert >= 0 && task_.stage != Stage::kGroupSend;
+    const int expert = local_expert ? program_.first_expert + task_.expert
+                                    : (task_.stage == Stage::kPush ? task_.expert : -1);
+    events.push_back({program_.rank, worker_, role_ == AgentRole::kCopy, stage_name(task_.stage, program_.direction),
+                      expert, task_.m, task_.n, wait_begin_ns_, begin_ns, end_ns});
+  }
+  int64_t delay_ns = program_.rank == call_.disturbance.delayed_rank ? call_.disturbance.delay_microseconds * 1000 : 0;
+  if (call_.disturbance.shuffle_seed != 0 && random_.below(8) == 0) delay_ns += random_.below(kLongestRandomDelayNs);
+  if (delay_ns > 0) delayed_until_ns_ = end_ns + delay_ns;
+}
+
+// Data before signal: every store of the tile is released by the counter or flag that promises it.
+void Agent::signal() {
+  if (call_.fault == Fault::kSilentWorker && program_.rank == 0 && worker_ == 0 && task_.stage == Stage::kFirstGemm) {
+    return;
+  }
+  RankSignals& own = call_.signals[program_.rank];
+  bool stores_flags = !is_flag_guarded(program_, task_);
+  for_each_counter_signal(program_, task_, [&](const CounterSignal& signal) {
+    const uint32_t before = own.counter(call_.layout, call_.epoch, signal.space, signal.index)
+                                .fetch_add(signal.amount, std::memory_order_acq_rel);
+    // The last column tile of a block has acquired the others' stores here and releases them with the flags.
+    if (is_flag_guarded(program_, task_)) {
+      stores_flags = before + signal.amount == flag_guard(program_, task_).threshold;
+    }
+  });
+  if (stores_flags) store_flags();
+}
+
+void Agent::store_flags() {
+  for_each_flag_signal(program_, task_, [&](const FlagSignal& signal) {
+    call_.signals[signal.peer].flag(call_.layout, signal.space, signal.index).store(call_.epoch,
+                                                                                    std::memory_order_release);
+  });
+}
+
+// The last agent of a rank that leaves the last launch tells all peers that the rank is done with their memory.
+void Agent::finish_launch() {
+  RankSignals& own = call_.signals[program_.rank];
+  std::atomic<uint32_t>& agents = own.counter(call_.layout, call_.epoch, CounterSpace::kAgentsFinished, launch_);
+  const uint32_t all = static_cast<uint32_t>(program_.workers * kAgentRoles);
+  const bool last = agents.fetch_add(1, std::memory_order_acq_rel) + 1 == all;
+  ++launch_;
+  list_ = 0;
+  list_length_ = -1;
+  if (!finished()) {
+    waits_.assign(1, {&agents, all, false, static_cast<int>(CounterSpace::kAgentsFinished), launch_ - 1});
+    satisfied_ = 0;
+    between_launches_ = true;
+  } else if (last) {
+    for (int peer = 0; peer < program_.ranks; ++peer) {
+      call_.signals[peer].flag(call_.layout, FlagSpace::kDone, program_.rank).store(call_.epoch,
+                                                                                   std::memory_order_release);
+    }
+  }
+  call_.wake_up.notify();
+}
+
+std::string Agent::describe_wait() const {
+  const PendingWait& wait = waits_[satisfied_ < waits_.size() ? satisfied_ : 0];
+  const std::string tile =
+      between_launches_ ? fmt::format("start of launch {}", launch_)
+                        : fmt::format("stage {}, tile (expert {}, m {}, n {})",
+                                      stage_name(task_.stage, program_.direction), task_.expert, task_.m, task_.n);
+  return fmt::format("rank {}, worker {}, {} waits for {} {}[{}]: expected {}, seen {}", program_.rank, worker_, tile,
+                     wait.is_flag ? "flag" : "counter",
+                     wait.is_flag ? kFlagNames[wait.space] : kCounterNames[wait.space], wait.index, wait.expected,
+                     wait.word->load(std::memory_order_relaxed));
+}
+
+}  // namespace uniep::cpu

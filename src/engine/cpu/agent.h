@@ -1,0 +1,65 @@
+#pragma once
+
+#include <vector>
+
+#include "engine/cpu/random.h"
+#include "engine/cpu/tile_work.h"
+#include "program/order.h"
+
+namespace uniep::cpu {
+
+// One in-order queue of tiles: the copy agent or the compute agent of one worker of one rank. A thread runs many agents;
+// each call of step() runs at most one tile, and none while the tile's waits do not hold.
+class Agent {
+ public:
+  Agent(Call& call, int rank, int worker, AgentRole role, uint64_t seed);
+
+  enum class Progress { kRan, kBlocked, kFinished };
+  Progress step(std::vector<TileEvent>& events);
+
+  bool finished() const { return launch_ == program_.launches; }
+  // Says what the agent waits for: rank, stage, tile, counter, expected and seen.
+  std::string describe_wait() const;
+
+ private:
+  struct PendingWait {
+    std::atomic<uint32_t>* word;
+    uint32_t expected;
+    bool is_flag;
+    int space;
+    int64_t index;
+  };
+
+  bool fetch();           // makes the next task of the queue current; false when the launch's lists are walked
+  bool next_in_list(ListKind kind, int64_t& position);
+  void collect_waits();
+  bool waits_hold();
+  bool delayed();
+  void run(std::vector<TileEvent>& events);
+  void signal();
+  void store_flags();
+  void finish_launch();
+  void pause_at_random();
+
+  Call& call_;
+  const RankProgram& program_;
+  const int worker_;
+  const AgentRole role_;
+  Random random_;
+  AgentScratch scratch_;
+
+  int launch_ = 0;
+  int list_ = 0;           // the list being walked
+  int64_t list_index_ = 0;   // static queues: how many of its tiles this agent has had
+  int64_t list_length_ = -1; // of the current list; -1: not entered yet
+
+  bool has_task_ = false;
+  bool between_launches_ = false;  // the pending wait is for the rank's other agents
+  Task task_{};
+  std::vector<PendingWait> waits_;
+  std::size_t satisfied_ = 0;  // waits_ before this one hold
+  int64_t wait_begin_ns_ = 0;
+  int64_t delayed_until_ns_ = 0;
+};
+
+}  // namespace uniep::cpu

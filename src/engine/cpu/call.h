@@ -1,0 +1,85 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/cpu/fault.h"
+#include "engine/cpu/kernels.h"
+#include "engine/cpu/signals.h"
+#include "program/build.h"
+
+// One call of the CPU engine: what all agents of all ranks share while it runs.
+namespace uniep::cpu {
+
+// A rank's memory in a call. Names follow the forward direction; in backward the first GEMM makes dz, the second dxg.
+struct RankBuffers {
+  // Read by peers, or written by them.
+  const BFloat16* input[kMaxOperands] = {};  // [T, H] x, or dy and x again
+  BFloat16* gathered[kMaxOperands] = {};     // [rows, H] xg, or dyg and xg again
+  BFloat16* slots = nullptr;                 // [T, slot_count, H] rows on their way into the ordered sum
+  float* prob_slots = nullptr;               // [T, K] dprobs on their way
+  // Used by this rank alone.
+  BFloat16* z = nullptr;            // [rows, 2 I]
+  BFloat16* activation = nullptr;   // [rows, I]
+  BFloat16* dz = nullptr;           // [rows, 2 I]
+  const BFloat16* xg = nullptr;     // [rows, H] for dW1
+  float* prob_chunks = nullptr;     // [rows, ceil(I / 64)]
+  BFloat16* output_rows = nullptr;  // [rows, H] o or dxg, when the combine is staged
+  BFloat16* output = nullptr;       // [T, H] y or dx
+  float* dprobs = nullptr;          // [T, K]
+  std::vector<const BFloat16*> w1, w2;  // [El]
+  std::vector<void*> dw1, dw2;          // [El]
+};
+
+struct Call {
+  Call(const Program& called_program, const Kernels& called_kernels, std::vector<RankSignals>& group_signals,
+       WakeUp& group_wake_up)
+      : program(called_program),
+        kernels(called_kernels),
+        shape(program.request().shape),
+        numerics(program.request().numerics),
+        schedule(program.request().schedule),
+        layout(signal_layout(program.rank(0))),
+        ranks(program.ranks()),
+        signals(group_signals),
+        wake_up(group_wake_up) {}
+
+  const Program& program;
+  const Kernels& kernels;
+  LayerShape shape;
+  Numerics numerics;
+  Schedule schedule;
+  SignalLayout layout;
+  uint32_t epoch = 1;
+  int64_t slot_count = 0;  // rows of `slots` a token: K, or the number of combine groups
+  std::vector<RankBuffers> ranks;
+  std::vector<RankSignals>& signals;
+  WakeUp& wake_up;
+  Disturbance disturbance;
+  Fault fault = Fault::kNone;
+  double timeout_seconds = 60;
+  bool record = false;
+
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  std::atomic<int64_t> last_progress_ns{0};  // when any agent last finished a tile
+  std::atomic<int32_t> running_tiles{0};
+  std::atomic<bool> stopped{false};
+  std::mutex failure_mutex;
+  std::exception_ptr failure;
+
+  int64_t now_ns() const {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+  }
+  void fail(std::exception_ptr reason) {
+    const std::lock_guard<std::mutex> lock(failure_mutex);
+    if (failure == nullptr) failure = reason;
+    stopped.store(true, std::memory_order_relaxed);
+    wake_up.notify();
+  }
+};
+
+}  // namespace uniep::cpu

@@ -1,0 +1,235 @@
+#include "engine/cpu/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "api/place.h"
+#include "engine/cpu/run_call.h"
+#include "engine/cpu/workspace.h"
+
+namespace uniep::cpu {
+namespace {
+
+// Two threads at least, so that agents meet even on a machine with one core.
+int thread_count(const GroupOptions& options) {
+  const int cores = std::max(2, static_cast<int>(std::thread::hardware_concurrency()));
+  return std::min(options.ranks * options.workers, cores);
+}
+
+MemoryRequest memory_request(const LayerShape& shape, const Schedule& schedule, bool keep_xg, int64_t padded_rows) {
+  return {shape, padded_rows, schedule.combine.transport == CombineTransport::kStaged, keep_xg};
+}
+
+int64_t slots_per_token(const LayerShape& shape, const Numerics& numerics) {
+  return numerics.combine_groups > 0 ? numerics.combine_groups : shape.topk;
+}
+
+template <typename T>
+std::vector<T> expert_pointers(T whole, T const* experts, int64_t count, int64_t bytes) {
+  std::vector<T> pointers(count);
+  for (int64_t expert = 0; expert < count; ++expert) {
+    pointers[expert] = experts != nullptr
+                           ? experts[expert]
+                           : reinterpret_cast<T>(reinterpret_cast<std::uintptr_t>(whole) + expert * bytes);
+  }
+  return pointers;
+}
+
+void bind_weights(RankBuffers& buffers, const Weights& weights, const LayerShape& shape, int64_t local_experts) {
+  const int64_t w1_bytes = 2 * shape.intermediate * shape.hidden * static_cast<int64_t>(sizeof(BFloat16));
+  buffers.w1 = expert_pointers(weights.w1, weights.w1_experts, local_experts, w1_bytes);
+  buffers.w2 = expert_pointers(weights.w2, weights.w2_experts, local_experts, w1_bytes / 2);
+}
+
+void bind_gradients(RankBuffers& buffers, const WeightGradients& gradients, const LayerConfig& config,
+                    int64_t local_experts) {
+  const int64_t element = config.numerics.weight_gradient == WeightGradient::kBFloat16 ? 2 : 4;
+  const int64_t dw1_bytes = 2 * config.shape.intermediate * config.shape.hidden * element;
+  buffers.dw1 = expert_pointers(gradients.dw1, gradients.dw1_experts, local_experts, dw1_bytes);
+  buffers.dw2 = expert_pointers(gradients.dw2, gradients.dw2_experts, local_experts, dw1_bytes / 2);
+}
+
+}  // namespace
+
+CpuEngine::CpuEngine(const GroupOptions& options)
+    : options_(options),
+      kernels_(&kernels(best_instruction_set())),
+      threads_(thread_count(options)),
+      signals_(options.ranks),
+      symmetric_(options.ranks) {}
+
+Machine CpuEngine::machine() const {
+  Machine machine;
+  machine.engine = EngineKind::kCpu;
+  machine.ranks = options_.ranks;
+  machine.workers = options_.workers;
+  return machine;
+}
+
+Placement CpuEngine::place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) {
+  return Placement(place_on_host(shape, options_.ranks, routings, capacity));
+}
+
+std::vector<MemoryNeed> CpuEngine::memory_need(const LayerConfig& config, const Schedule& schedule,
+                                               Direction direction, const Placement& placement) const {
+  std::vector<MemoryNeed> needs;
+  const bool keep_xg = schedule.save_xg == SaveXg::kKeep;
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    const MemoryRequest request = memory_request(config.shape, schedule, keep_xg, placement.padded_rows(rank));
+    MemoryNeed need;
+    Carver saved(nullptr), workspace(nullptr);
+    RankBuffers buffers;
+    if (direction == Direction::kForward) {
+      carve_saved(saved, request);
+      carve_forward(workspace, request, buffers);
+    } else {
+      carve_backward(workspace, request, buffers);
+    }
+    need.saved_bytes = saved.used();
+    need.workspace_bytes = workspace.used();
+    const int64_t tokens = placement.tokens(rank);
+    need.symmetric_bytes =
+        tokens * slots_per_token(config.shape, config.numerics) * config.shape.hidden * sizeof(BFloat16) +
+        tokens * config.shape.topk * sizeof(float) + signals_[rank].bytes();
+    needs.push_back(need);
+  }
+  return needs;
+}
+
+void CpuEngine::set_next_epoch(uint32_t epoch) {
+  next_epoch_ = epoch;
+  for (RankSignals& signals : signals_) signals.clear_all();
+}
+
+void CpuEngine::recover() {
+  for (RankSignals& signals : signals_) signals.clear_all();
+  broken_ = false;
+}
+
+void CpuEngine::poison(void* memory, std::size_t bytes) const {
+  if (options_.disturbance.shuffle_seed != 0 && bytes > 0) std::memset(memory, 0xff, bytes);  // NaN, bf16 and fp32 alike
+}
+
+void CpuEngine::reserve_symmetric(Call& call) {
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    Symmetric& own = symmetric_[rank];
+    const int64_t tokens = call.program.rank(rank).tokens;
+    const int64_t slots = tokens * call.slot_count * call.shape.hidden, probs = tokens * call.shape.topk;
+    if (slots > own.slot_elements) {
+      own.slots = std::make_unique_for_overwrite<BFloat16[]>(slots);
+      own.slot_elements = slots;
+    }
+    if (probs > own.prob_elements) {
+      own.prob_slots = std::make_unique_for_overwrite<float[]>(probs);
+      own.prob_elements = probs;
+    }
+    poison(own.slots.get(), own.slot_elements * sizeof(BFloat16));
+    poison(own.prob_slots.get(), own.prob_elements * sizeof(float));
+    call.ranks[rank].slots = own.slots.get();
+    call.ranks[rank].prob_slots = own.prob_slots.get();
+  }
+}
+
+std::unique_ptr<Call> CpuEngine::begin_call(const Program& program) {
+  if (broken_) {
+    throw Error(Status::kTimeout, "group: an earlier call failed half-way; call Group::recover() before the next one");
+  }
+  auto call = std::make_unique<Call>(program, *kernels_, signals_, wake_up_);
+  call->epoch = next_epoch_;
+  call->slot_count = slots_per_token(call->shape, call->numerics);
+  call->disturbance = options_.disturbance;
+  call->fault = fault_;
+  call->timeout_seconds = options_.timeout_seconds;
+  for (RankSignals& signals : signals_) {
+    signals.reserve(call->layout);
+    signals.clear_bank(next_epoch_ + 1);
+  }
+  reserve_symmetric(*call);
+  return call;
+}
+
+void CpuEngine::finish_call(Call& call, std::vector<TileEvent>* events) {
+  broken_ = true;  // until the call is known to be over on all ranks
+  run_call(call, threads_, events);
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    for (int peer = 0; peer < options_.ranks; ++peer) {
+      const uint32_t done = signals_[rank].flag(call.layout, FlagSpace::kDone, peer).load(std::memory_order_acquire);
+      if (done != call.epoch) {
+        throw Error(Status::kInternal, fmt::format("rank {} returned before rank {} was done with it", rank, peer));
+      }
+    }
+  }
+  broken_ = false;
+  next_epoch_ += next_epoch_ + 1 == 0 ? 2 : 1;  // 0 is no epoch: it is what a new flag holds
+}
+
+Saved CpuEngine::forward(const internal::ForwardCall& call) {
+  const LayerShape& shape = call.config.shape;
+  const bool keep_xg = call.schedule.save_xg == SaveXg::kKeep;
+  const Program program({shape, call.config.numerics, call.schedule, Direction::kForward, false, options_.workers},
+                        call.placement.state());
+  const std::unique_ptr<Call> running = begin_call(program);
+  auto saved = std::make_shared<internal::SavedState>();
+  saved->config = call.config;
+  saved->placement = call.placement;
+  std::vector<internal::MemoryBlock> workspaces;
+  const std::vector<MemoryNeed> needs = memory_need(call.config, call.schedule, Direction::kForward, call.placement);
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    const ForwardArguments& arguments = call.arguments[rank];
+    const MemoryRequest request = memory_request(shape, call.schedule, keep_xg, call.placement.padded_rows(rank));
+    internal::SavedRank& kept = saved->ranks.emplace_back();
+    kept.memory = internal::MemoryBlock(options_.allocator, needs[rank].saved_bytes, rank, arguments.stream);
+    workspaces.emplace_back(options_.allocator, needs[rank].workspace_bytes, rank, arguments.stream);
+    poison(kept.memory.data(), kept.memory.size());
+    poison(workspaces.back().data(), workspaces.back().size());
+    Carver saved_carver(kept.memory.data()), carver(workspaces.back().data());
+    const SavedPieces pieces = carve_saved(saved_carver, request);
+    kept.z = pieces.z;
+    kept.xg = pieces.xg;
+
+    RankBuffers& buffers = running->ranks[rank];
+    carve_forward(carver, request, buffers);
+    if (keep_xg) buffers.gathered[0] = pieces.xg;
+    buffers.z = pieces.z;
+    buffers.input[0] = arguments.x;
+    buffers.output = arguments.y;
+    bind_weights(buffers, arguments.weights, shape, program.rank(rank).local_experts);
+  }
+  finish_call(*running, call.options.events);
+  return Saved(saved);
+}
+
+void CpuEngine::backward(const internal::BackwardCall& call) {
+  const internal::SavedState& saved = call.saved.state();
+  const LayerShape& shape = call.config.shape;
+  const bool keep_xg = call.schedule.save_xg == SaveXg::kKeep;
+  const Program program({shape, call.config.numerics, call.schedule, Direction::kBackward, !keep_xg, options_.workers},
+                        saved.placement.state());
+  const std::unique_ptr<Call> running = begin_call(program);
+  std::vector<internal::MemoryBlock> workspaces;
+  const std::vector<MemoryNeed> needs = memory_need(call.config, call.schedule, Direction::kBackward, saved.placement);
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    const BackwardArguments& arguments = call.arguments[rank];
+    const MemoryRequest request = memory_request(shape, call.schedule, keep_xg, saved.placement.padded_rows(rank));
+    workspaces.emplace_back(options_.allocator, needs[rank].workspace_bytes, rank, arguments.stream);
+    poison(workspaces.back().data(), workspaces.back().size());
+    Carver carver(workspaces.back().data());
+
+    RankBuffers& buffers = running->ranks[rank];
+    carve_backward(carver, request, buffers);
+    buffers.z = saved.ranks[rank].z;
+    buffers.xg = keep_xg ? saved.ranks[rank].xg : buffers.gathered[1];
+    buffers.input[0] = arguments.dy;
+    buffers.input[1] = arguments.x;
+    buffers.output = arguments.dx;
+    buffers.dprobs = arguments.dprobs;
+    bind_weights(buffers, arguments.weights, shape, program.rank(rank).local_experts);
+    bind_gradients(buffers, arguments.gradients, call.config, program.rank(rank).local_experts);
+  }
+  finish_call(*running, call.options.events);
+}
+
+}  // namespace uniep::cpu

@@ -1,0 +1,141 @@
+#include <algorithm>
+
+#include "engine/cpu/tile_work.h"
+#include "model/elementwise.h"
+
+// The GEMMs over rows, with their epilogues: FC1 + SwiGLU, FC2, dgrad FC2 + dSwiGLU, dgrad FC1.
+namespace uniep::cpu {
+namespace {
+
+// Column tiles begin at multiples of 64, so a chunk of dprob belongs to one tile.
+static_assert(kProbChunkColumns == 64, "first-GEMM tiles are multiples of 64 columns wide");
+
+struct Tile {
+  int32_t expert;  // local
+  RowRange rows;
+  int64_t column, columns;
+  int64_t height() const { return rows.end - rows.begin; }
+};
+
+int64_t pipeline_depth(const Call& call, GemmStage stage) {
+  const TileShape tile = call.schedule.tile_of(stage);
+  return static_cast<int64_t>(tile.k) * tile.stages;
+}
+
+Tile first_tile(const Call& call, const RankProgram& p, const Task& task) {
+  const int64_t width = first_tile_columns(call.schedule, p.direction);
+  const int64_t column = task.n * width;
+  return {task.expert, rows_of_block(p, p.first_expert + task.expert, task.m), column,
+          std::min(width, call.shape.intermediate - column)};
+}
+
+Tile second_tile(const RankProgram& p, const Task& task) {
+  const int32_t chunk = chunk_of_tile(p, task.n);
+  const int64_t column = p.chunk_column[chunk] + static_cast<int64_t>(task.n - p.chunk_tile[chunk]) * p.second_tile_n;
+  return {task.expert, rows_of_block(p, p.first_expert + task.expert, task.m), column,
+          std::min<int64_t>(p.second_tile_n, p.chunk_column[chunk + 1] - column)};
+}
+
+// z = W1 xg for the gate columns and the matching up columns; then a = silu(gate) up prob from the rounded z.
+void fc1(Call& call, const RankProgram& p, const Tile& tile, AgentScratch& scratch) {
+  const int64_t hidden = call.shape.hidden, intermediate = call.shape.intermediate;
+  RankBuffers& own = call.ranks[p.rank];
+  const int64_t width = 2 * tile.columns;
+  scratch.accumulators.resize(tile.height() * width);
+  const GemmOperand xg{own.gathered[0] + tile.rows.begin * hidden, hidden, true};
+  const BFloat16* w1 = own.w1[tile.expert];
+  for (int half = 0; half < 2; ++half) {
+    const GemmOperand weights{w1 + (half * intermediate + tile.column) * hidden, hidden, true};
+    call.kernels.gemm(xg, weights, tile.height(), tile.columns, hidden, pipeline_depth(call, GemmStage::kFc1),
+                      scratch.accumulators.data() + half * tile.columns, width, scratch.gemm);
+  }
+  for (int64_t i = 0; i < tile.height(); ++i) {
+    const int64_t row = tile.rows.begin + i;
+    BFloat16* gate = own.z + row * 2 * intermediate + tile.column;
+    BFloat16* up = gate + intermediate;
+    const float* sums = scratch.accumulators.data() + i * width;
+    call.kernels.round_row(sums, gate, tile.columns);
+    call.kernels.round_row(sums + tile.columns, up, tile.columns);
+    call.kernels.swiglu_row(gate, up, p.rows[row].prob, own.activation + row * intermediate + tile.column,
+                            tile.columns);
+  }
+}
+
+// da = dyg W2, kept in fp32; then a again, dz and the dprob chunk sums.
+void dgrad_fc2(Call& call, const RankProgram& p, const Tile& tile, AgentScratch& scratch) {
+  const int64_t hidden = call.shape.hidden, intermediate = call.shape.intermediate;
+  RankBuffers& own = call.ranks[p.rank];
+  scratch.accumulators.resize(tile.height() * tile.columns);
+  const GemmOperand dyg{own.gathered[0] + tile.rows.begin * hidden, hidden, true};
+  const GemmOperand weights{own.w2[tile.expert] + tile.column, intermediate, false};
+  call.kernels.gemm(dyg, weights, tile.height(), tile.columns, hidden, pipeline_depth(call, GemmStage::kDgradFc2),
+                    scratch.accumulators.data(), tile.columns, scratch.gemm);
+  const int64_t chunks = divide_up(intermediate, kProbChunkColumns);
+  for (int64_t i = 0; i < tile.height(); ++i) {
+    const int64_t row = tile.rows.begin + i;
+    const BFloat16* gate = own.z + row * 2 * intermediate + tile.column;
+    BFloat16* dgate = own.dz + row * 2 * intermediate + tile.column;
+    call.kernels.swiglu_gradient_row(gate, gate + intermediate, p.rows[row].prob,
+                                     scratch.accumulators.data() + i * tile.columns,
+                                     own.activation + row * intermediate + tile.column, dgate, dgate + intermediate,
+                                     own.prob_chunks + row * chunks + tile.column / kProbChunkColumns, tile.columns);
+  }
+  if (call.fault == Fault::kSkippedPadding) return;
+  for (int64_t row = tile.rows.end; row < tile.rows.padded_end; ++row) {  // both operands of the weight gradients
+    BFloat16* dgate = own.dz + row * 2 * intermediate + tile.column;
+    std::fill_n(own.activation + row * intermediate + tile.column, tile.columns, BFloat16{0});
+    std::fill_n(dgate, tile.columns, BFloat16{0});
+    std::fill_n(dgate + intermediate, tile.columns, BFloat16{0});
+  }
+}
+
+// o = W2 a, or dxg = dz W1; rounded into local rows (staged) or straight into the source rank's slots.
+void second_gemm(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch) {
+  const int64_t hidden = call.shape.hidden, intermediate = call.shape.intermediate;
+  const bool forward = p.direction == Direction::kForward;
+  const Tile tile = second_tile(p, task);
+  RankBuffers& own = call.ranks[p.rank];
+  scratch.accumulators.resize(tile.height() * tile.columns);
+  const int64_t depth = forward ? intermediate : 2 * intermediate;
+  const GemmOperand rows{(forward ? own.activation : own.dz) + tile.rows.begin * depth, depth, true};
+  const GemmOperand weights = forward ? GemmOperand{own.w2[tile.expert] + tile.column * intermediate, intermediate, true}
+                                      : GemmOperand{own.w1[tile.expert] + tile.column, hidden, false};
+  call.kernels.gemm(rows, weights, tile.height(), tile.columns, depth,
+                    pipeline_depth(call, forward ? GemmStage::kFc2 : GemmStage::kDgradFc1),
+                    scratch.accumulators.data(), tile.columns, scratch.gemm);
+  for (int64_t i = 0; i < tile.height(); ++i) {
+    const int64_t row = tile.rows.begin + i;
+    const RowSource source = p.rows[row];
+    BFloat16* out = p.epilogue_combine ? slot_of(call, source.rank, source.token, source.slot, tile.column)
+                                       : own.output_rows + row * hidden + tile.column;
+    call.kernels.round_row(scratch.accumulators.data() + i * tile.columns, out, tile.columns);
+    if (p.epilogue_combine && !forward && task.n == 0) {
+      call.ranks[source.rank].prob_slots[source.token * p.topk + source.slot] = prob_gradient(call, own, row);
+    }
+  }
+}
+
+}  // namespace
+
+float prob_gradient(const Call& call, const RankBuffers& own, int64_t row) {
+  const int64_t chunks = divide_up(call.shape.intermediate, kProbChunkColumns);
+  float sum = 0.0f;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) sum = add(sum, own.prob_chunks[row * chunks + chunk]);
+  return sum;
+}
+
+BFloat16* slot_of(Call& call, int32_t destination, int32_t token, int64_t slot, int64_t column) {
+  return call.ranks[destination].slots + (token * call.slot_count + slot) * call.shape.hidden + column;
+}
+
+void run_row_gemm_tile(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch) {
+  if (task.stage == Stage::kSecondGemm) return second_gemm(call, p, task, scratch);
+  const Tile tile = first_tile(call, p, task);
+  if (p.direction == Direction::kForward) {
+    fc1(call, p, tile, scratch);
+  } else {
+    dgrad_fc2(call, p, tile, scratch);
+  }
+}
+
+}  // namespace uniep::cpu

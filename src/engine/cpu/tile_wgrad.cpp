@@ -1,0 +1,51 @@
+#include <algorithm>
+
+#include "engine/cpu/tile_work.h"
+
+// Weight gradients: dW2 = dyg^T a and dW1 = dz^T xg, summed along an expert's rows in placement order.
+namespace uniep::cpu {
+namespace {
+
+// Rows are taken in steps of this many; the step reaches into the padding, which is zero. It is the depth of one matrix
+// instruction on the GPU, and the same for every tile shape.
+constexpr int64_t kRowStep = 16;
+
+void write_row(const Call& call, const float* sums, void* gradient, int64_t offset, int64_t count) {
+  switch (call.numerics.weight_gradient) {
+    case WeightGradient::kBFloat16:
+      call.kernels.round_row(sums, static_cast<BFloat16*>(gradient) + offset, count);
+      break;
+    case WeightGradient::kFloat32: std::copy_n(sums, count, static_cast<float*>(gradient) + offset); break;
+    case WeightGradient::kMainGrad:
+      call.kernels.add_row(sums, static_cast<float*>(gradient) + offset, count);
+      break;
+  }
+}
+
+}  // namespace
+
+void run_wgrad_tile(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch) {
+  const bool fc2 = task.stage == Stage::kWgradFc2;
+  const WgradGrid& grid = fc2 ? p.wgrad_fc2 : p.wgrad_fc1;
+  RankBuffers& own = call.ranks[p.rank];
+  const int64_t row = static_cast<int64_t>(task.m) * grid.tile_m, column = static_cast<int64_t>(task.n) * grid.tile_n;
+  const int64_t height = std::min<int64_t>(grid.tile_m, grid.rows - row);
+  const int64_t width = std::min<int64_t>(grid.tile_n, grid.columns - column);
+  const int32_t expert = p.first_expert + task.expert;
+  const int64_t first = p.segment_start[expert];
+  const int64_t depth = round_up(p.expert_rows[expert], kRowStep);
+
+  const BFloat16* left = fc2 ? own.gathered[0] : own.dz;
+  const BFloat16* right = fc2 ? own.activation : own.xg;
+  const TileShape tile = call.schedule.tile_of(fc2 ? GemmStage::kWgradFc2 : GemmStage::kWgradFc1);
+  scratch.accumulators.resize(height * width);
+  call.kernels.gemm({left + first * grid.rows + row, grid.rows, false},
+                    {right + first * grid.columns + column, grid.columns, false}, height, width, depth,
+                    static_cast<int64_t>(tile.k) * tile.stages, scratch.accumulators.data(), width, scratch.gemm);
+  void* gradient = fc2 ? own.dw2[task.expert] : own.dw1[task.expert];
+  for (int64_t i = 0; i < height; ++i) {
+    write_row(call, scratch.accumulators.data() + i * width, gradient, (row + i) * grid.columns + column, width);
+  }
+}
+
+}  // namespace uniep::cpu

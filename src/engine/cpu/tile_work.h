@@ -1,0 +1,31 @@
+#pragma once
+
+#include <vector>
+
+#include "engine/cpu/call.h"
+#include "engine/cpu/copy_ring.h"
+
+namespace uniep::cpu {
+
+// What one agent keeps from tile to tile.
+struct AgentScratch {
+  GemmScratch gemm;
+  std::vector<float> accumulators;
+  CopyRing ring;
+  std::vector<BFloat16*> destinations;
+  std::vector<const BFloat16*> sources;
+};
+
+// The work of one tile: reads what its waits have promised, writes what its signals will promise.
+void run_dispatch_tile(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch);
+void run_row_gemm_tile(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch);
+void run_wgrad_tile(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch);
+void run_combine_tile(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch);
+
+// dprob of a row: the sums of its 64-column chunks, added ascending by the one tile that owns the row's return.
+float prob_gradient(const Call& call, const RankBuffers& own, int64_t row);
+
+// Where a row goes on its way back: the source rank's slot, from a column on.
+BFloat16* slot_of(Call& call, int32_t destination, int32_t token, int64_t slot, int64_t column);
+
+}  // namespace uniep::cpu

@@ -1,0 +1,45 @@
+#include "engine/cpu/worker_threads.h"
+
+#include "engine/cpu/kernels.h"
+
+namespace uniep::cpu {
+
+WorkerThreads::WorkerThreads(int count) {
+  for (int thread = 0; thread < count; ++thread) threads_.emplace_back([this, thread] { loop(thread); });
+}
+
+WorkerThreads::~WorkerThreads() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void WorkerThreads::run(const std::function<void(int)>& job) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  job_ = &job;
+  running_ = count();
+  ++round_;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return running_ == 0; });
+}
+
+void WorkerThreads::loop(int thread) {
+  set_exact_arithmetic();
+  uint64_t round = 0;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stopping_ || round_ != round; });
+    if (stopping_) return;
+    round = round_;
+    const std::function<void(int)>& job = *job_;
+    lock.unlock();
+    job(thread);
+    lock.lock();
+    if (--running_ == 0) changed_.notify_all();
+  }
+}
+
+}  // namespace uniep::cpu

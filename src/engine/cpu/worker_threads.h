@@ -1,0 +1,35 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace uniep::cpu {
+
+// Threads that live as long as the group and sleep between calls.
+class WorkerThreads {
+ public:
+  explicit WorkerThreads(int count);
+  ~WorkerThreads();
+  WorkerThreads(const WorkerThreads&) = delete;
+  WorkerThreads& operator=(const WorkerThreads&) = delete;
+
+  int count() const { return static_cast<int>(threads_.size()); }
+  // Runs job(thread) on every thread and returns when all have returned. The job must not throw.
+  void run(const std::function<void(int)>& job);
+
+ private:
+  void loop(int thread);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const std::function<void(int)>* job_ = nullptr;
+  uint64_t round_ = 0;
+  int running_ = 0;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace uniep::cpu

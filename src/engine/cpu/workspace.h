@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+
+#include "engine/cpu/call.h"
+
+// How a rank's two blocks of memory are divided: what forward saves, and what a call works in. One function computes
+// sizes (with no memory) and pointers, so they can not disagree.
+namespace uniep::cpu {
+
+struct MemoryRequest {
+  LayerShape shape;
+  int64_t padded_rows = 0;
+  bool staged = false;  // combine rows are kept locally before they are sent
+  bool keep_xg = true;
+};
+
+// Hands out aligned pieces of a block; with a null block it only counts.
+class Carver {
+ public:
+  explicit Carver(std::byte* block) : block_(block) {}
+  template <typename T>
+  T* take(int64_t count) {
+    constexpr std::size_t kAlignment = 64;
+    T* piece = block_ == nullptr ? nullptr : reinterpret_cast<T*>(block_ + used_);
+    used_ += (static_cast<std::size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+    return piece;
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::byte* block_;
+  std::size_t used_ = 0;
+};
+
+struct SavedPieces {
+  BFloat16* z = nullptr;
+  BFloat16* xg = nullptr;
+};
+
+inline SavedPieces carve_saved(Carver& carver, const MemoryRequest& request) {
+  SavedPieces pieces;
+  pieces.z = carver.take<BFloat16>(request.padded_rows * 2 * request.shape.intermediate);
+  if (request.keep_xg) pieces.xg = carver.take<BFloat16>(request.padded_rows * request.shape.hidden);
+  return pieces;
+}
+
+inline void carve_forward(Carver& carver, const MemoryRequest& request, RankBuffers& buffers) {
+  if (!request.keep_xg) buffers.gathered[0] = carver.take<BFloat16>(request.padded_rows * request.shape.hidden);
+  buffers.activation = carver.take<BFloat16>(request.padded_rows * request.shape.intermediate);
+  if (request.staged) buffers.output_rows = carver.take<BFloat16>(request.padded_rows * request.shape.hidden);
+}
+
+inline void carve_backward(Carver& carver, const MemoryRequest& request, RankBuffers& buffers) {
+  const int64_t rows = request.padded_rows;
+  buffers.gathered[0] = carver.take<BFloat16>(rows * request.shape.hidden);
+  if (!request.keep_xg) buffers.gathered[1] = carver.take<BFloat16>(rows * request.shape.hidden);
+  buffers.activation = carver.take<BFloat16>(rows * request.shape.intermediate);
+  buffers.dz = carver.take<BFloat16>(rows * 2 * request.shape.intermediate);
+  buffers.prob_chunks = carver.take<float>(rows * divide_up(request.shape.intermediate, 64));
+  if (request.staged) buffers.output_rows = carver.take<BFloat16>(rows * request.shape.hidden);
+}
+
+}  // namespace uniep::cpu

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "model/placement_state.h"
+#include "program/rank_program.h"
+#include "uniep/layer.h"
+
+namespace uniep::internal {
+
+// A block of the caller's memory; given back when the last owner goes.
+class MemoryBlock {
+ public:
+  MemoryBlock() = default;
+  // Throws Error(kOutOfMemory) that names rank and bytes.
+  MemoryBlock(const Allocator& allocator, std::size_t bytes, int rank, Stream stream);
+  ~MemoryBlock();
+  MemoryBlock(MemoryBlock&& other) noexcept;
+  MemoryBlock& operator=(MemoryBlock&& other) noexcept;
+
+  std::byte* data() const { return static_cast<std::byte*>(memory_); }
+  std::size_t size() const { return bytes_; }
+
+ private:
+  Allocator allocator_;
+  void* memory_ = nullptr;
+  std::size_t bytes_ = 0;
+  int rank_ = 0;
+  Stream stream_;
+};
+
+struct SavedRank {
+  MemoryBlock memory;
+  BFloat16* z = nullptr;
+  BFloat16* xg = nullptr;  // null when it was not kept
+};
+
+struct SavedState {
+  LayerConfig config;
+  Placement placement;
+  int first_rank = 0;
+  std::vector<SavedRank> ranks;  // local ranks
+};
+
+struct ForwardCall {
+  const LayerConfig& config;
+  const Schedule& schedule;
+  const Placement& placement;
+  std::span<const ForwardArguments> arguments;
+  const CallOptions& options;
+};
+
+struct BackwardCall {
+  const LayerConfig& config;
+  const Schedule& schedule;
+  const Saved& saved;
+  std::span<const BackwardArguments> arguments;
+  const CallOptions& options;
+};
+
+// What runs Programs. Arguments have been checked by the public functions.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual EngineKind kind() const = 0;
+  virtual int ranks() const = 0;
+  virtual int workers() const = 0;
+  virtual Machine machine() const = 0;
+  virtual int first_local_rank() const = 0;
+  virtual int local_ranks() const = 0;
+  virtual Placement place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) = 0;
+  virtual Saved forward(const ForwardCall& call) = 0;
+  virtual void backward(const BackwardCall& call) = 0;
+  virtual std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
+                                              const Placement& placement) const = 0;
+  virtual void recover() = 0;
+};
+
+}  // namespace uniep::internal

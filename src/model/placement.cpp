@@ -1,0 +1,57 @@
+#include "model/placement.h"
+
+namespace uniep {
+
+void lay_out_rows(internal::PlacementState& state) {
+  const int64_t experts = state.shape.experts;
+  const int ranks = state.ranks;
+  state.source_offset.assign(ranks * experts, 0);
+  state.expert_rows.assign(experts, 0);
+  state.segment_start.assign(experts, 0);
+  state.rank_of_expert.assign(experts, 0);
+  state.rows.assign(ranks, 0);
+  state.padded_rows.assign(ranks, 0);
+  for (int source = 0; source < ranks; ++source) {
+    for (int64_t expert = 0; expert < experts; ++expert) {
+      state.source_offset[source * experts + expert] = state.expert_rows[expert];
+      state.expert_rows[expert] += state.counts[source * experts + expert];
+    }
+  }
+  for (int rank = 0; rank < ranks; ++rank) {
+    int64_t start = 0;
+    for (int32_t expert = state.expert_begin[rank]; expert < state.expert_begin[rank + 1]; ++expert) {
+      state.rank_of_expert[expert] = rank;
+      state.segment_start[expert] = static_cast<int32_t>(start);
+      state.rows[rank] += state.expert_rows[expert];
+      start += round_up(state.expert_rows[expert], kRowAlignment);
+    }
+    state.padded_rows[rank] = start;
+  }
+}
+
+std::vector<int32_t> first_rows(const internal::PlacementState& state, int source_rank) {
+  const int64_t experts = state.shape.experts;
+  std::vector<int32_t> next_row(experts);
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    next_row[expert] = state.segment_start[expert] + state.source_offset[source_rank * experts + expert];
+  }
+  return next_row;
+}
+
+void write_row_tables(internal::PlacementState& state, int source_rank, const float* probs) {
+  const internal::RankPlacement& source = state.rank[source_rank];
+  const int64_t topk = state.shape.topk;
+  for (int64_t token = 0; token < source.tokens; ++token) {
+    for (int64_t slot = 0; slot < topk; ++slot) {
+      const int64_t entry = token * topk + slot;
+      const int32_t expert = source.expert_of_slot[entry];
+      if (expert < 0) continue;
+      internal::RankPlacement& owner = state.rank[state.rank_of_expert[expert]];
+      const int32_t row = source.row_of_slot[entry];
+      owner.rows[row] = {source_rank, static_cast<int32_t>(token), static_cast<int32_t>(slot), probs[entry]};
+      owner.row_of_source[owner.source_begin[source_rank] + entry] = row;
+    }
+  }
+}
+
+}  // namespace uniep

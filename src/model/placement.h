@@ -1,0 +1,68 @@
+#pragma once
+
+#include <vector>
+
+#include "model/placement_state.h"
+
+// Placement as pure functions. Each source's slots are cut into chunks that any number of threads (or CTAs) may work on
+// in any order: count every chunk, turn the counts into starting rows by prefix sums, assign every chunk. No atomics
+// decide an address.
+namespace uniep {
+
+// What is wrong with a routing, or kNone.
+enum class RoutingFault { kNone, kIdOutOfRange, kExpertTwice, kProbNotFinite };
+struct RoutingProblem {
+  RoutingFault fault = RoutingFault::kNone;
+  int64_t token = 0;
+  int64_t slot = 0;
+};
+
+// Adds to counts[E] the rows that the tokens [token_begin, token_end) send to each expert and writes their experts as
+// int32. Returns the first problem; the counts then mean nothing.
+template <typename Id>
+RoutingProblem count_chunk(const Id* topk_ids, const float* probs, int64_t token_begin, int64_t token_end,
+                           const LayerShape& shape, int32_t* counts, int32_t* expert_of_slot) {
+  const int64_t topk = shape.topk;
+  for (int64_t token = token_begin; token < token_end; ++token) {
+    const int64_t base = token * topk;
+    for (int64_t slot = 0; slot < topk; ++slot) {
+      const int64_t id = static_cast<int64_t>(topk_ids[base + slot]);
+      if (id == -1) {
+        expert_of_slot[base + slot] = -1;
+        continue;
+      }
+      if (id < 0 || id >= shape.experts) return {RoutingFault::kIdOutOfRange, token, slot};
+      const float prob = probs[base + slot];
+      if (!(prob - prob == 0.0f)) return {RoutingFault::kProbNotFinite, token, slot};
+      for (int64_t earlier = 0; earlier < slot; ++earlier) {
+        if (expert_of_slot[base + earlier] == static_cast<int32_t>(id)) {
+          return {RoutingFault::kExpertTwice, token, slot};
+        }
+      }
+      expert_of_slot[base + slot] = static_cast<int32_t>(id);
+      ++counts[id];
+    }
+  }
+  return {};
+}
+
+// Gives the slots of the tokens [token_begin, token_end) their rows. next_row[E] holds the row of the chunk's first slot
+// of each expert and is advanced.
+inline void assign_chunk(const int32_t* expert_of_slot, int64_t token_begin, int64_t token_end, int64_t topk,
+                         int32_t* next_row, int32_t* row_of_slot) {
+  for (int64_t entry = token_begin * topk; entry < token_end * topk; ++entry) {
+    const int32_t expert = expert_of_slot[entry];
+    row_of_slot[entry] = expert < 0 ? -1 : next_row[expert]++;
+  }
+}
+
+// From counts[W, E]: offsets, segments and row totals of every rank.
+void lay_out_rows(internal::PlacementState& state);
+
+// The first row that a source's slots take, by expert: segment start + offset of the source.
+std::vector<int32_t> first_rows(const internal::PlacementState& state, int source_rank);
+
+// What a source writes into the row tables of all owners.
+void write_row_tables(internal::PlacementState& state, int source_rank, const float* probs);
+
+}  // namespace uniep

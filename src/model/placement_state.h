@@ -1,0 +1,56 @@
+#pragma once
+
+#include <vector>
+
+#include "model/portability.h"
+#include "uniep/layer.h"
+
+// Where every (token, slot) pair lands. Rows are grouped by expert on the expert's rank; inside an expert they stand in
+// the order (source rank, token, slot), which is the order of the global batch whatever the number of ranks.
+namespace uniep {
+
+// Every expert's segment starts at a multiple of this many rows and is padded to it.
+inline constexpr int kRowAlignment = 128;
+
+UNIEP_HOST_DEVICE int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+UNIEP_HOST_DEVICE int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+// An entry of a rank's row table: which slot a row belongs to. Padding has rank = -1.
+struct RowSource {
+  int32_t rank;
+  int32_t token;
+  int32_t slot;
+  float prob;
+};
+static_assert(sizeof(RowSource) == 16, "a row table entry is one 16-byte store to a peer");
+
+namespace internal {
+
+// What a rank knows of the placement beyond the counts.
+struct RankPlacement {
+  int64_t tokens = 0;
+  std::vector<int32_t> expert_of_slot;  // [T, K] global expert, -1 = unused
+  std::vector<int32_t> row_of_slot;     // [T, K] row on the expert's rank, -1 = unused
+  std::vector<RowSource> rows;          // [padded rows]
+  std::vector<int64_t> source_begin;    // [W + 1] first entry of a source in row_of_source
+  std::vector<int32_t> row_of_source;   // [source_begin[s] + t K + k]: this rank's row of that slot, or -1
+};
+
+struct PlacementState {
+  LayerShape shape;
+  int ranks = 1;
+  std::vector<int32_t> expert_begin;   // [W + 1] first global expert of a rank
+  std::vector<int32_t> rank_of_expert; // [E]
+  std::vector<int32_t> counts;         // [W, E] rows that a source sends to an expert
+  std::vector<int32_t> source_offset;  // [W, E] where they begin inside the expert's segment
+  std::vector<int32_t> expert_rows;    // [E]
+  std::vector<int32_t> segment_start;  // [E] first row of the segment on its rank
+  std::vector<int64_t> rows;           // [W] without padding
+  std::vector<int64_t> padded_rows;    // [W] with padding
+  std::vector<RankPlacement> rank;     // [W]
+};
+
+}  // namespace internal
+}  // namespace uniep

@@ -1,0 +1,194 @@
+#include "program/build.h"
+
+#include <algorithm>
+
+#include "program/order.h"
+
+namespace uniep {
+namespace {
+
+// Workers that dispatch first join the GEMM tiles when about as much time has passed as their copying takes: a copied
+// byte costs as much as this many floating-point operations of one compute unit (an H200's SM: 5.3 TFLOP/s of matrix
+// products beside 37 GB/s of copying over NVLink). It moves work between workers, never a bit.
+constexpr double kOperationsPerCopiedByte = 140.0;
+
+int64_t late_position(const RankProgram& p, int64_t rows, int64_t hidden, int64_t intermediate) {
+  const int64_t list = p.stages[0].dispatch ? list_length(p, 0, ListKind::kCompute) : 0;
+  const int32_t shared = p.workers - p.combine_workers - p.reduce_workers;
+  if (!p.on_sms || list == 0 || shared <= p.dispatch_workers) return 0;
+  const double copy = static_cast<double>(rows) * hidden * 2 * p.operands / p.dispatch_workers * kOperationsPerCopiedByte;
+  const double list_operations = 6.0 * rows * hidden * intermediate;
+  const double per_worker = list_operations / (shared - p.dispatch_workers);
+  return per_worker <= 0 ? 0 : static_cast<int64_t>(list * std::min(1.0, copy / per_worker));
+}
+
+}  // namespace
+
+std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction direction) {
+  const bool backward = direction == Direction::kBackward;
+  const bool fill = backward && schedule.wgrad == WgradOrder::kFill;
+  std::vector<LaunchStages> launches;
+  switch (schedule.fusion) {
+    case Fusion::kNone:
+      launches = {{.dispatch = true}, {.first_gemm = true}, {.second_gemm = true}, {.combine = true}};
+      if (backward) {
+        launches.push_back({.wgrad_fc2 = true});
+        launches.push_back({.wgrad_fc1 = true});
+      }
+      return launches;
+    case Fusion::kPairs:
+      launches = {{.dispatch = true, .first_gemm = true}, {.second_gemm = true, .combine = true}};
+      break;
+    case Fusion::kLayer:
+      launches = {{.dispatch = true, .first_gemm = true, .second_gemm = true, .combine = true}};
+      break;
+  }
+  if (fill) {
+    launches.back().wgrad_fc2 = launches.back().wgrad_fc1 = true;
+  } else if (backward) {
+    launches.push_back({.wgrad_fc2 = true, .wgrad_fc1 = true});
+  }
+  return launches;
+}
+
+std::vector<int32_t> column_chunk_bounds(int64_t columns, int chunks) {
+  std::vector<int32_t> bounds{0};
+  for (int chunk = 1; chunk <= chunks; ++chunk) {
+    const int32_t bound = static_cast<int32_t>(columns / 8 * chunk / chunks * 8);
+    if (bound > bounds.back()) bounds.push_back(bound);
+  }
+  return bounds;
+}
+
+int first_tile_columns(const Schedule& schedule, Direction direction) {
+  return direction == Direction::kForward ? schedule.tile_of(GemmStage::kFc1).n / 2
+                                          : schedule.tile_of(GemmStage::kDgradFc2).n;
+}
+
+Program::Program(const ProgramRequest& request, std::shared_ptr<const internal::PlacementState> placement)
+    : request_(request), placement_(std::move(placement)) {
+  tables_.resize(placement_->ranks);
+  ranks_.resize(placement_->ranks);
+  build_shared_tables();
+  for (int rank = 0; rank < placement_->ranks; ++rank) build_rank(rank);
+}
+
+void Program::build_shared_tables() {
+  const internal::PlacementState& state = *placement_;
+  expert_block_.resize(state.shape.experts);
+  blocks_of_rank_.resize(state.ranks);
+  token_block_begin_.assign(1, 0);
+  for (int rank = 0; rank < state.ranks; ++rank) {
+    int32_t blocks = 0;
+    for (int32_t expert = state.expert_begin[rank]; expert < state.expert_begin[rank + 1]; ++expert) {
+      expert_block_[expert] = blocks;
+      blocks += blocks_of_rows(state.expert_rows[expert], request_.schedule.tile.m);
+    }
+    blocks_of_rank_[rank] = blocks;
+    tokens_of_rank_.push_back(static_cast<int32_t>(state.rank[rank].tokens));
+    token_block_begin_.push_back(token_block_begin_.back() +
+                                 static_cast<int32_t>(divide_up(state.rank[rank].tokens, kTokenBlock)));
+  }
+}
+
+void Program::build_rank(int rank) {
+  const internal::PlacementState& state = *placement_;
+  const Schedule& schedule = request_.schedule;
+  const bool forward = request_.direction == Direction::kForward;
+  const int32_t hidden = static_cast<int32_t>(state.shape.hidden);
+  const int32_t intermediate = static_cast<int32_t>(state.shape.intermediate);
+  RankTables& tables = tables_[rank];
+  RankProgram& p = ranks_[rank];
+  p = RankProgram{};
+
+  p.direction = request_.direction;
+  p.rank = rank;
+  p.ranks = state.ranks;
+  p.experts = static_cast<int32_t>(state.shape.experts);
+  p.topk = static_cast<int32_t>(state.shape.topk);
+  p.tokens = static_cast<int32_t>(state.rank[rank].tokens);
+  p.first_expert = state.expert_begin[rank];
+  p.local_experts = state.expert_begin[rank + 1] - p.first_expert;
+  p.operands = !forward && request_.redispatch ? 2 : 1;
+  p.combine_groups = static_cast<int32_t>(request_.numerics.combine_groups);
+  const TileShape wgrad_fc2 = schedule.tile_of(GemmStage::kWgradFc2);
+  const TileShape wgrad_fc1 = schedule.tile_of(GemmStage::kWgradFc1);
+  p.wgrad_fc2 = {hidden, intermediate, wgrad_fc2.m, wgrad_fc2.n};
+  p.wgrad_fc1 = {2 * intermediate, hidden, wgrad_fc1.m, wgrad_fc1.n};
+
+  p.push = schedule.dispatch.transport == DispatchTransport::kPush;
+  p.dedup = schedule.dispatch.dedup;
+  p.epilogue_combine = schedule.combine.transport == CombineTransport::kEpilogue;
+  p.on_sms = schedule.comm.where == CommWhere::kSms;
+  p.dynamic = schedule.queue == QueueKind::kDynamic;
+  p.mixed = schedule.order.interleave == Interleave::kMixed;
+  p.source_rotation = schedule.order.source_rotation;
+  p.workers = request_.workers - schedule.comm.reserve_sms;
+  p.dispatch_workers = schedule.comm.dispatch_sms;
+  p.combine_workers = schedule.comm.combine_sms;
+  p.reduce_workers = schedule.comm.reduce_sms;
+  p.wave_experts = schedule.order.experts_per_wave;
+  p.waves = static_cast<int32_t>(divide_up(p.local_experts, p.wave_experts));
+  p.raster = schedule.order.raster;
+  p.tile_m = schedule.tile.m;
+  p.first_tiles = static_cast<int32_t>(divide_up(intermediate, first_tile_columns(schedule, request_.direction)));
+  p.second_tile_n = schedule.tile_of(forward ? GemmStage::kFc2 : GemmStage::kDgradFc1).n;
+  const std::vector<int32_t> bounds = column_chunk_bounds(hidden, schedule.combine.column_chunks);
+  p.chunks = static_cast<int32_t>(bounds.size()) - 1;
+  for (int chunk = 0; chunk <= p.chunks; ++chunk) p.chunk_column[chunk] = bounds[chunk];
+  for (int chunk = 0; chunk < p.chunks; ++chunk) {
+    p.chunk_tile[chunk + 1] =
+        p.chunk_tile[chunk] + static_cast<int32_t>(divide_up(bounds[chunk + 1] - bounds[chunk], p.second_tile_n));
+  }
+  const std::vector<LaunchStages> launches = launch_stages(schedule, request_.direction);
+  p.launches = static_cast<int32_t>(launches.size());
+  std::copy(launches.begin(), launches.end(), p.stages);
+
+  p.rank_of_expert = state.rank_of_expert.data();
+  p.counts = state.counts.data();
+  p.source_offset = state.source_offset.data();
+  p.expert_rows = state.expert_rows.data();
+  p.segment_start = state.segment_start.data();
+  p.expert_block = expert_block_.data();
+  p.blocks_of_rank = blocks_of_rank_.data();
+  p.token_block_begin = token_block_begin_.data();
+  p.tokens_of_rank = tokens_of_rank_.data();
+  p.most_blocks = *std::max_element(blocks_of_rank_.begin(), blocks_of_rank_.end());
+  p.most_token_blocks = 0;
+  for (int r = 0; r < state.ranks; ++r) {
+    p.most_token_blocks = std::max(p.most_token_blocks, token_block_begin_[r + 1] - token_block_begin_[r]);
+  }
+  p.expert_of_slot = state.rank[rank].expert_of_slot.data();
+  p.row_of_slot = state.rank[rank].row_of_slot.data();
+  p.rows = state.rank[rank].rows.data();
+  p.source_begin = state.rank[rank].source_begin.data();
+  p.row_of_source = state.rank[rank].row_of_source.data();
+
+  tables.block_begin.assign(1, 0);
+  for (int32_t local = 0; local < p.local_experts; ++local) {
+    const int32_t expert = p.first_expert + local;
+    const int32_t blocks = blocks_of_rows(p.expert_rows[expert], p.tile_m);
+    tables.block_begin.push_back(tables.block_begin.back() + blocks);
+    const int32_t own_first = p.source_offset[rank * p.experts + expert] / p.tile_m;
+    tables.rotation.push_back(p.source_rotation && blocks > 0 ? std::min(own_first, blocks - 1) : 0);
+  }
+  tables.push_begin.assign(1, 0);
+  for (int32_t local = 0; local < p.local_experts; ++local) {
+    for (int32_t turn = 0; turn < p.ranks; ++turn) {
+      const int32_t expert = destination_of_turn(p, turn) * p.local_experts + local;
+      const int32_t offset = p.source_offset[rank * p.experts + expert];
+      const int32_t count = p.counts[rank * p.experts + expert];
+      const int32_t first = offset / p.tile_m;
+      const int32_t blocks = count == 0 ? 0 : (offset + count - 1) / p.tile_m - first + 1;
+      tables.push_block.push_back(first);
+      tables.push_begin.push_back(tables.push_begin.back() + blocks);
+    }
+  }
+  p.block_begin = tables.block_begin.data();
+  p.rotation = tables.rotation.data();
+  p.push_begin = tables.push_begin.data();
+  p.push_block = tables.push_block.data();
+  p.late_position = late_position(p, state.rows[rank], hidden, intermediate);
+}
+
+}  // namespace uniep

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "program/rank_program.h"
+
+namespace uniep {
+
+// What decides a Program beside the Placement.
+struct ProgramRequest {
+  LayerShape shape;
+  Numerics numerics;
+  Schedule schedule;  // legal for this shape and machine
+  Direction direction = Direction::kForward;
+  bool redispatch = false;  // backward: x must travel again, since forward did not keep xg
+  int workers = 1;
+};
+
+// The Program of all ranks with the tables that it points to. Keeps the placement alive.
+class Program {
+ public:
+  Program(const ProgramRequest& request, std::shared_ptr<const internal::PlacementState> placement);
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  const ProgramRequest& request() const { return request_; }
+  const internal::PlacementState& placement() const { return *placement_; }
+  int ranks() const { return placement_->ranks; }
+  const RankProgram& rank(int rank) const { return ranks_[rank]; }
+
+ private:
+  struct RankTables {
+    std::vector<int32_t> block_begin, rotation, push_begin, push_block;
+  };
+
+  void build_shared_tables();
+  void build_rank(int rank);
+
+  ProgramRequest request_;
+  std::shared_ptr<const internal::PlacementState> placement_;
+  std::vector<int32_t> expert_block_, blocks_of_rank_, token_block_begin_, tokens_of_rank_;
+  std::vector<RankTables> tables_;
+  std::vector<RankProgram> ranks_;
+};
+
+// The launches of a direction under a schedule, in order.
+std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction direction);
+
+// Bounds of the second GEMM's column chunks: multiples of 8 columns, empty chunks skipped.
+std::vector<int32_t> column_chunk_bounds(int64_t columns, int chunks);
+
+// Column tiles of the first GEMM are counted in columns of I: fc1's tile holds gate and up columns, half each.
+int first_tile_columns(const Schedule& schedule, Direction direction);
+
+}  // namespace uniep

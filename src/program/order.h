@@ -1,0 +1,327 @@
+#pragma once
+
+#include "program/rank_program.h"
+
+// The order of tiles. A launch has up to four lists; every list is a closed-form sequence of tasks, and every agent
+// walks its lists one after the other, in order. Host and device run these very functions.
+namespace uniep {
+
+enum class ListKind : int32_t { kDispatch = 0, kCompute = 1, kSend = 2, kReduce = 3 };
+inline constexpr int kListKinds = 4;
+
+struct ExpertRange {
+  int32_t begin, end;  // local experts
+};
+
+UNIEP_HOST_DEVICE ExpertRange experts_of_wave(const RankProgram& p, int32_t wave) {
+  const int32_t begin = wave * p.wave_experts;
+  const int32_t end = begin + p.wave_experts;
+  return {begin, end < p.local_experts ? end : p.local_experts};
+}
+
+UNIEP_HOST_DEVICE int64_t blocks_in(const RankProgram& p, ExpertRange experts) {
+  return p.block_begin[experts.end] - p.block_begin[experts.begin];
+}
+
+// The local expert whose blocks hold block `block` of the rank.
+UNIEP_HOST_DEVICE int32_t expert_of_block(const RankProgram& p, int64_t block, ExpertRange experts) {
+  int32_t low = experts.begin, high = experts.end;  // block_begin[low] <= block < block_begin[high]
+  while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    if (p.block_begin[middle] <= block) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// The m-th block of an expert in order: my own rows first, then those of rank + 1, ...: no source is asked by all at once.
+UNIEP_HOST_DEVICE int32_t rotated_block(const RankProgram& p, int32_t local_expert, int32_t m) {
+  const int32_t blocks = p.block_begin[local_expert + 1] - p.block_begin[local_expert];
+  return (m + p.rotation[local_expert]) % blocks;
+}
+
+// ---- Segments: a run of tiles of one stage over a range of experts ---------------------------------------------------
+
+struct Segment {
+  Stage stage;
+  ExpertRange experts;
+  int32_t chunk;  // of the second GEMM; the operand of a dispatch
+};
+
+inline constexpr ExpertRange kNoExperts{0, 0};
+
+UNIEP_HOST_DEVICE int64_t segment_length(const RankProgram& p, const Segment& s) {
+  switch (s.stage) {
+    case Stage::kFirstGemm: return blocks_in(p, s.experts) * p.first_tiles;
+    case Stage::kSecondGemm:
+      return blocks_in(p, s.experts) * (p.chunk_tile[s.chunk + 1] - p.chunk_tile[s.chunk]);
+    case Stage::kWgradFc2:
+      return static_cast<int64_t>(s.experts.end - s.experts.begin) * p.wgrad_fc2.m_tiles() * p.wgrad_fc2.n_tiles();
+    case Stage::kWgradFc1:
+      return static_cast<int64_t>(s.experts.end - s.experts.begin) * p.wgrad_fc1.m_tiles() * p.wgrad_fc1.n_tiles();
+    case Stage::kPush: return p.push_begin[s.experts.end * p.ranks] - p.push_begin[s.experts.begin * p.ranks];
+    default: return blocks_in(p, s.experts);  // kPull, kReceive, kSend: one tile a block
+  }
+}
+
+// Raster: groups of `raster` row blocks; inside a group column tiles outside, blocks inside, so that a weight tile is
+// used by the whole group while it is in L2.
+struct TileCoordinates {
+  int32_t m, n;
+};
+UNIEP_HOST_DEVICE TileCoordinates rastered(int64_t index, int32_t m_tiles, int32_t n_tiles, int32_t raster) {
+  const int64_t group_tiles = static_cast<int64_t>(raster) * n_tiles;
+  const int32_t group = static_cast<int32_t>(index / group_tiles);
+  const int32_t first = group * raster;
+  const int32_t height = m_tiles - first < raster ? m_tiles - first : raster;
+  const int64_t inside = index - group * group_tiles;
+  return {first + static_cast<int32_t>(inside % height), static_cast<int32_t>(inside / height)};
+}
+
+UNIEP_HOST_DEVICE Task row_gemm_task(const RankProgram& p, const Segment& s, int64_t index) {
+  const bool first = s.stage == Stage::kFirstGemm;
+  const int32_t first_column_tile = first ? 0 : p.chunk_tile[s.chunk];
+  const int32_t n_tiles = first ? p.first_tiles : p.chunk_tile[s.chunk + 1] - first_column_tile;
+  const int64_t begin = p.block_begin[s.experts.begin];
+  const int32_t expert = expert_of_block(p, begin + index / n_tiles, s.experts);
+  const int64_t inside = index - (p.block_begin[expert] - begin) * n_tiles;
+  const int32_t m_tiles = p.block_begin[expert + 1] - p.block_begin[expert];
+  const TileCoordinates at = rastered(inside, m_tiles, n_tiles, p.raster);
+  return {s.stage, expert, rotated_block(p, expert, at.m), first_column_tile + at.n};
+}
+
+UNIEP_HOST_DEVICE Task wgrad_task(const RankProgram& p, const Segment& s, int64_t index) {
+  const WgradGrid& grid = s.stage == Stage::kWgradFc2 ? p.wgrad_fc2 : p.wgrad_fc1;
+  const int64_t tiles = static_cast<int64_t>(grid.m_tiles()) * grid.n_tiles();
+  const TileCoordinates at = rastered(index % tiles, grid.m_tiles(), grid.n_tiles(), p.raster);
+  return {s.stage, s.experts.begin + static_cast<int32_t>(index / tiles), at.m, at.n};
+}
+
+// The destination whose turn it is: myself first, then rank + 1, ... (or plainly ascending).
+UNIEP_HOST_DEVICE int32_t destination_of_turn(const RankProgram& p, int32_t turn) {
+  return p.source_rotation ? (p.rank + turn) % p.ranks : turn;
+}
+
+UNIEP_HOST_DEVICE Task push_task(const RankProgram& p, const Segment& s, int64_t index) {
+  const int64_t tile = p.push_begin[s.experts.begin * p.ranks] + index;
+  int32_t low = s.experts.begin * p.ranks, high = s.experts.end * p.ranks;
+  while (high - low > 1) {  // push_begin[low] <= tile < push_begin[high]
+    const int32_t middle = low + (high - low) / 2;
+    if (p.push_begin[middle] <= tile) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  const int32_t destination = destination_of_turn(p, low % p.ranks);
+  const int32_t global_expert = destination * p.local_experts + low / p.ranks;
+  return {Stage::kPush, global_expert, p.push_block[low] + static_cast<int32_t>(tile - p.push_begin[low]), s.chunk};
+}
+
+UNIEP_HOST_DEVICE Task block_task(const RankProgram& p, const Segment& s, int64_t index) {
+  const int64_t block = p.block_begin[s.experts.begin] + index;
+  const int32_t expert = expert_of_block(p, block, s.experts);
+  const int32_t m = rotated_block(p, expert, static_cast<int32_t>(block - p.block_begin[expert]));
+  return {s.stage, expert, m, s.chunk};
+}
+
+UNIEP_HOST_DEVICE Task segment_task(const RankProgram& p, const Segment& s, int64_t index) {
+  switch (s.stage) {
+    case Stage::kFirstGemm:
+    case Stage::kSecondGemm: return row_gemm_task(p, s, index);
+    case Stage::kWgradFc2:
+    case Stage::kWgradFc1: return wgrad_task(p, s, index);
+    case Stage::kPush: return push_task(p, s, index);
+    default: return block_task(p, s, index);
+  }
+}
+
+// ---- Lists -----------------------------------------------------------------------------------------------------------
+
+// Two segments run through in proportion to their lengths; `second` is often empty.
+struct MergedSegments {
+  Segment first, second;
+};
+
+UNIEP_HOST_DEVICE MergedSegments only(Segment s) { return {s, Segment{s.stage, kNoExperts, s.chunk}}; }
+
+// Both row GEMMs in one launch. Phased: FC1 of a wave, then FC2 of it. Mixed: FC2 of a wave beside FC1 of the next, so
+// that both directions of the link stay busy. Column chunks after the first follow for all waves, chunk by chunk.
+UNIEP_HOST_DEVICE int32_t gemm_step_count(const RankProgram& p, LaunchStages stages) {
+  if (stages.first_gemm && stages.second_gemm) {
+    return (p.mixed ? p.waves + 1 : 2 * p.waves) + (p.chunks - 1) * p.waves;
+  }
+  if (stages.first_gemm) return 1;
+  return stages.second_gemm ? p.chunks : 0;
+}
+
+UNIEP_HOST_DEVICE MergedSegments gemm_step(const RankProgram& p, LaunchStages stages, int32_t step) {
+  const ExpertRange all{0, p.local_experts};
+  if (!stages.second_gemm) return only({Stage::kFirstGemm, all, 0});
+  if (!stages.first_gemm) return only({Stage::kSecondGemm, all, step});
+  const int32_t leading = p.mixed ? p.waves + 1 : 2 * p.waves;
+  if (step >= leading) {
+    const int32_t later = step - leading;
+    return only({Stage::kSecondGemm, experts_of_wave(p, later % p.waves), 1 + later / p.waves});
+  }
+  if (!p.mixed) {
+    const ExpertRange wave = experts_of_wave(p, step / 2);
+    return only(step % 2 == 0 ? Segment{Stage::kFirstGemm, wave, 0} : Segment{Stage::kSecondGemm, wave, 0});
+  }
+  const ExpertRange next = step < p.waves ? experts_of_wave(p, step) : kNoExperts;
+  const ExpertRange previous = step > 0 ? experts_of_wave(p, step - 1) : kNoExperts;
+  return {{Stage::kFirstGemm, next, 0}, {Stage::kSecondGemm, previous, 0}};
+}
+
+UNIEP_HOST_DEVICE int32_t wgrad_step_count(const RankProgram& p, LaunchStages stages) {
+  if (stages.wgrad_fc2 && stages.wgrad_fc1) return 2 * p.waves;
+  return stages.wgrad_fc2 || stages.wgrad_fc1 ? 1 : 0;
+}
+
+UNIEP_HOST_DEVICE MergedSegments wgrad_step(const RankProgram& p, LaunchStages stages, int32_t step) {
+  const ExpertRange all{0, p.local_experts};
+  if (!stages.wgrad_fc1) return only({Stage::kWgradFc2, all, 0});
+  if (!stages.wgrad_fc2) return only({Stage::kWgradFc1, all, 0});
+  return only({step % 2 == 0 ? Stage::kWgradFc2 : Stage::kWgradFc1, experts_of_wave(p, step / 2), 0});
+}
+
+// Push is one wave ahead of receive: whatever a receive waits for stands before every receive of that wave in all
+// queues, so no two ranks can wait for each other.
+UNIEP_HOST_DEVICE int32_t dispatch_step_count(const RankProgram& p) {
+  return p.push ? p.operands * (2 * p.waves) : p.operands;
+}
+
+UNIEP_HOST_DEVICE MergedSegments dispatch_step(const RankProgram& p, int32_t step) {
+  if (!p.push) return only({Stage::kPull, {0, p.local_experts}, step});
+  const int32_t operand = step / (2 * p.waves);
+  const int32_t inside = step % (2 * p.waves);  // push 0, push 1, receive 0, push 2, receive 1, ..., receive last
+  if (inside == 0) return only({Stage::kPush, experts_of_wave(p, 0), operand});
+  if (inside == 2 * p.waves - 1) return only({Stage::kReceive, experts_of_wave(p, p.waves - 1), operand});
+  const int32_t wave = (inside - 1) / 2;
+  return only(inside % 2 == 1 ? Segment{Stage::kPush, experts_of_wave(p, wave + 1), operand}
+                              : Segment{Stage::kReceive, experts_of_wave(p, wave), operand});
+}
+
+UNIEP_HOST_DEVICE int32_t list_step_count(const RankProgram& p, int32_t launch, ListKind kind) {
+  const LaunchStages stages = p.stages[launch];
+  if (kind == ListKind::kDispatch) return stages.dispatch ? dispatch_step_count(p) : 0;
+  if (kind == ListKind::kCompute) return gemm_step_count(p, stages) + wgrad_step_count(p, stages);
+  if (kind == ListKind::kSend) {
+    return stages.combine && !p.epilogue_combine && p.combine_groups == 0 ? p.chunks : 0;
+  }
+  return 0;
+}
+
+UNIEP_HOST_DEVICE MergedSegments list_step(const RankProgram& p, int32_t launch, ListKind kind, int32_t step) {
+  if (kind == ListKind::kDispatch) return dispatch_step(p, step);
+  if (kind == ListKind::kSend) return only({Stage::kSend, {0, p.local_experts}, step});
+  const int32_t gemm_steps = gemm_step_count(p, p.stages[launch]);
+  return step < gemm_steps ? gemm_step(p, p.stages[launch], step)
+                           : wgrad_step(p, p.stages[launch], step - gemm_steps);
+}
+
+UNIEP_HOST_DEVICE int32_t token_blocks(const RankProgram& p) {
+  return p.token_block_begin[p.rank + 1] - p.token_block_begin[p.rank];
+}
+
+UNIEP_HOST_DEVICE bool has_group_sends(const RankProgram& p, int32_t launch) {
+  return p.stages[launch].combine && p.combine_groups > 0;
+}
+
+UNIEP_HOST_DEVICE int64_t list_length(const RankProgram& p, int32_t launch, ListKind kind) {
+  if (kind == ListKind::kReduce) {
+    return p.stages[launch].combine ? static_cast<int64_t>(token_blocks(p)) * p.chunks : 0;
+  }
+  if (kind == ListKind::kSend && has_group_sends(p, launch)) {
+    return static_cast<int64_t>(p.token_block_begin[p.ranks]) * p.chunks;
+  }
+  int64_t length = 0;
+  const int32_t steps = list_step_count(p, launch, kind);
+  for (int32_t step = 0; step < steps; ++step) {
+    const MergedSegments merged = list_step(p, launch, kind, step);
+    length += segment_length(p, merged.first) + segment_length(p, merged.second);
+  }
+  return length;
+}
+
+// Token blocks of all ranks, my own first.
+UNIEP_HOST_DEVICE Task group_send_task(const RankProgram& p, int64_t position) {
+  const int64_t all = p.token_block_begin[p.ranks];
+  const int64_t start = p.source_rotation ? p.token_block_begin[p.rank] : 0;
+  const int64_t block = (position % all + start) % all;
+  int32_t destination = 0;
+  while (p.token_block_begin[destination + 1] <= block) ++destination;
+  return {Stage::kGroupSend, destination, static_cast<int32_t>(block - p.token_block_begin[destination]),
+          static_cast<int32_t>(position / all)};
+}
+
+// The task at a position of a list; 0 <= position < list_length().
+UNIEP_HOST_DEVICE Task list_task(const RankProgram& p, int32_t launch, ListKind kind, int64_t position) {
+  if (kind == ListKind::kReduce) {
+    const int32_t blocks = token_blocks(p);
+    return {Stage::kReduce, -1, static_cast<int32_t>(position % blocks), static_cast<int32_t>(position / blocks)};
+  }
+  if (kind == ListKind::kSend && has_group_sends(p, launch)) return group_send_task(p, position);
+  for (int32_t step = 0;; ++step) {
+    const MergedSegments merged = list_step(p, launch, kind, step);
+    const int64_t first = segment_length(p, merged.first);
+    const int64_t both = first + segment_length(p, merged.second);
+    if (position >= both) {
+      position -= both;
+      continue;
+    }
+    const int64_t firsts_before = position * first / both;
+    const bool take_first = (position + 1) * first / both > firsts_before;
+    return take_first ? segment_task(p, merged.first, firsts_before)
+                      : segment_task(p, merged.second, position - firsts_before);
+  }
+}
+
+// ---- Agents: who walks which lists -----------------------------------------------------------------------------------
+
+enum class AgentRole : int32_t { kCopy = 0, kCompute = 1 };
+
+// The workers [begin, end) share a list; those below `late` join it at late_position.
+struct Participants {
+  int32_t begin, end, late;
+};
+
+UNIEP_HOST_DEVICE Participants participants_of(const RankProgram& p, int32_t launch, ListKind kind) {
+  if (!p.on_sms) return {0, p.workers, 0};
+  const int32_t shared = p.workers - p.combine_workers - p.reduce_workers;
+  switch (kind) {
+    case ListKind::kDispatch: return {0, p.dispatch_workers, 0};
+    case ListKind::kCompute: return {0, shared, p.stages[launch].dispatch ? p.dispatch_workers : 0};
+    case ListKind::kSend:
+      return p.combine_workers > 0 ? Participants{shared, shared + p.combine_workers, 0} : Participants{0, shared, 0};
+    default:
+      return p.reduce_workers > 0 ? Participants{p.workers - p.reduce_workers, p.workers, 0}
+                                  : Participants{0, p.workers, 0};
+  }
+}
+
+UNIEP_HOST_DEVICE bool walks_list(const RankProgram& p, int32_t launch, int32_t worker, AgentRole role,
+                                  ListKind kind) {
+  const bool computes = p.on_sms || kind == ListKind::kCompute;
+  if ((role == AgentRole::kCompute) != computes) return false;
+  const Participants who = participants_of(p, launch, kind);
+  return worker >= who.begin && worker < who.end;
+}
+
+// The index-th position of a list that falls to a worker under static queues (it may lie past the list's end).
+UNIEP_HOST_DEVICE int64_t static_position(const RankProgram& p, const Participants& who, int32_t worker,
+                                          int64_t index) {
+  const int64_t size = who.end - who.begin;
+  const int64_t early = who.late < who.end ? who.end - who.late : 0;
+  if (who.late <= who.begin || early == 0) return index * size + (worker - who.begin);
+  if (worker < who.late) return p.late_position + index * size + (worker - who.begin);
+  const int64_t turn = worker - who.late;
+  const int64_t early_share = p.late_position > turn ? (p.late_position - turn + early - 1) / early : 0;
+  if (index < early_share) return index * early + turn;
+  return p.late_position + (index - early_share) * size + (worker - who.begin);
+}
+
+}  // namespace uniep

@@ -1,0 +1,160 @@
+#pragma once
+
+#include "model/placement_state.h"
+#include "program/stage.h"
+
+// The Program of one rank, for one call: everything that the order of tiles and the edges between them depend on, as
+// plain numbers and tables, so that the functions of order.h and edges.h run on the host and on the device alike.
+namespace uniep {
+
+inline constexpr int kMaxColumnChunks = 8;
+inline constexpr int kMaxLaunches = 6;
+inline constexpr int kMaxOperands = 2;  // rows dispatched in one call: x or dy, and x again
+inline constexpr int kTokenBlock = 32;  // tokens of one combine-reduce tile
+
+// Which stages a launch runs.
+struct LaunchStages {
+  bool dispatch = false;
+  bool first_gemm = false;
+  bool second_gemm = false;
+  bool wgrad_fc2 = false;
+  bool wgrad_fc1 = false;
+  bool combine = false;
+};
+
+// The output tile grid of a weight gradient: ceil(rows / tile_m) x ceil(columns / tile_n).
+struct WgradGrid {
+  int32_t rows, columns, tile_m, tile_n;
+  UNIEP_HOST_DEVICE int32_t m_tiles() const { return (rows + tile_m - 1) / tile_m; }
+  UNIEP_HOST_DEVICE int32_t n_tiles() const { return (columns + tile_n - 1) / tile_n; }
+};
+
+struct RankProgram {
+  // The layer and this rank.
+  Direction direction;
+  int32_t rank, ranks, experts, topk, tokens;
+  int32_t local_experts, first_expert;  // this rank's experts are [first_expert, first_expert + local_experts)
+  int32_t operands;                     // 1, or 2 when x is dispatched again
+  int32_t combine_groups;
+  WgradGrid wgrad_fc2, wgrad_fc1;
+
+  // The mapping (see docs/schedule.md).
+  bool push, dedup, epilogue_combine, on_sms, dynamic, mixed, source_rotation;
+  int32_t workers;           // that take part: all but the reserved ones
+  int32_t dispatch_workers;  // [0, dispatch_workers) copy first, when on_sms
+  int32_t combine_workers, reduce_workers;  // the last ones, dedicated, when on_sms
+  int32_t wave_experts, waves, raster;
+  int32_t tile_m;
+  int32_t first_tiles;  // column tiles of the first GEMM
+  int32_t chunks;       // non-empty column chunks of the second GEMM
+  int32_t chunk_column[kMaxColumnChunks + 1];
+  int32_t chunk_tile[kMaxColumnChunks + 1];  // first column tile of a chunk; the last entry counts all
+  int32_t second_tile_n;
+  int32_t launches;
+  LaunchStages stages[kMaxLaunches];
+  int64_t late_position;  // GEMM tiles before this position are not for the workers that dispatch first
+
+  // Tables, all from the Placement.
+  const int32_t* rank_of_expert;    // [E]
+  const int32_t* counts;            // [W, E]
+  const int32_t* source_offset;     // [W, E]
+  const int32_t* expert_rows;       // [E]
+  const int32_t* segment_start;     // [E]
+  const int32_t* block_begin;       // [El + 1] first row block of a local expert
+  const int32_t* rotation;          // [El] the block that comes first in order
+  const int32_t* expert_block;      // [E] first row block of an expert on its own rank
+  const int32_t* blocks_of_rank;    // [W]
+  const int32_t* push_begin;        // [El * W + 1] first push tile by (local expert of the destination, turn)
+  const int32_t* push_block;        // [El * W] first block of that run
+  const int32_t* token_block_begin; // [W + 1] token blocks of all ranks
+  const int32_t* tokens_of_rank;    // [W]
+  const int32_t* expert_of_slot;    // [T, K]
+  const int32_t* row_of_slot;       // [T, K]
+  const RowSource* rows;            // [padded rows]
+  const int64_t* source_begin;      // [W + 1]
+  const int32_t* row_of_source;     // [sum T, K]
+  int32_t most_blocks;              // of any rank
+  int32_t most_token_blocks;        // of any rank
+};
+
+// Row blocks. A block holds tile_m rows of one expert; the last one of an expert reaches to the end of the padding.
+UNIEP_HOST_DEVICE int32_t blocks_of_rows(int32_t rows, int32_t tile_m) { return (rows + tile_m - 1) / tile_m; }
+
+UNIEP_HOST_DEVICE int32_t local_blocks(const RankProgram& p) { return p.block_begin[p.local_experts]; }
+
+struct RowRange {
+  int32_t begin;     // row on the rank
+  int32_t end;       // after the last routed row
+  int32_t padded_end;  // after the last row of padding that belongs to the block
+};
+
+// The rows of block `m` of an expert on its owner.
+UNIEP_HOST_DEVICE RowRange rows_of_block(const RankProgram& p, int32_t expert, int32_t m) {
+  const int32_t start = p.segment_start[expert];
+  const int32_t count = p.expert_rows[expert];
+  const int32_t blocks = blocks_of_rows(count, p.tile_m);
+  const int32_t first = m * p.tile_m;
+  const bool last = m == blocks - 1;
+  const int32_t padded = static_cast<int32_t>(round_up(count, kRowAlignment));
+  return {start + first, start + (last ? count : first + p.tile_m), start + (last ? padded : first + p.tile_m)};
+}
+
+// The part of a block that came from one source, as a range of rows; empty when begin >= end.
+UNIEP_HOST_DEVICE RowRange rows_from_source(const RankProgram& p, int32_t expert, int32_t m, int32_t source) {
+  const RowRange block = rows_of_block(p, expert, m);
+  const int32_t begin = p.segment_start[expert] + p.source_offset[source * p.experts + expert];
+  const int32_t end = begin + p.counts[source * p.experts + expert];
+  RowRange part;
+  part.begin = begin > block.begin ? begin : block.begin;
+  part.end = end < block.end ? end : block.end;
+  part.padded_end = part.end;
+  return part;
+}
+
+// The block of this rank that holds a routed row of a local expert.
+UNIEP_HOST_DEVICE int32_t block_of_row(const RankProgram& p, int32_t global_expert, int32_t row) {
+  return p.expert_block[global_expert] + (row - p.segment_start[global_expert]) / p.tile_m;
+}
+
+// Deduplication: a token travels to a rank once, as the first of its rows there; that row is its primary one.
+UNIEP_HOST_DEVICE bool is_primary_row(const RankProgram& p, int32_t row) {
+  if (!p.dedup) return true;
+  const RowSource source = p.rows[row];
+  const int64_t entry = p.source_begin[source.rank] + static_cast<int64_t>(source.token) * p.topk;
+  for (int32_t slot = 0; slot < p.topk; ++slot) {
+    const int32_t other = p.row_of_source[entry + slot];
+    if (other >= 0 && other < row) return false;
+  }
+  return true;
+}
+
+// Calls visit(row) for every row of this rank that the copy of `row` fills: the row itself, and with deduplication the
+// token's other rows here.
+template <typename Visit>
+UNIEP_HOST_DEVICE void for_each_filled_row(const RankProgram& p, int32_t row, Visit&& visit) {
+  visit(row);
+  if (!p.dedup) return;
+  const RowSource source = p.rows[row];
+  const int64_t entry = p.source_begin[source.rank] + static_cast<int64_t>(source.token) * p.topk;
+  for (int32_t slot = 0; slot < p.topk; ++slot) {
+    const int32_t other = p.row_of_source[entry + slot];
+    if (other >= 0 && other != row) visit(other);
+  }
+}
+
+// On the source: whether the row that a slot takes on its destination is the token's primary row there.
+UNIEP_HOST_DEVICE bool is_primary_slot(const RankProgram& p, int32_t token, int32_t slot) {
+  if (!p.dedup) return true;
+  const int64_t base = static_cast<int64_t>(token) * p.topk;
+  const int32_t destination = p.rank_of_expert[p.expert_of_slot[base + slot]];
+  for (int32_t other = 0; other < p.topk; ++other) {
+    const int32_t expert = p.expert_of_slot[base + other];
+    if (expert >= 0 && p.rank_of_expert[expert] == destination &&
+        p.row_of_slot[base + other] < p.row_of_slot[base + slot]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace uniep

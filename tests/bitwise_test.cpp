@@ -1,0 +1,28 @@
+#include "support/bitwise.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+// Every configuration gives the bits of sequential execution: y, z, dx, dprobs, dw1 and dw2, compared by bytes.
+namespace uniep::test {
+namespace {
+
+// UNIEP_TEST_COMBINATIONS and UNIEP_TEST_SEED let a soak run as many as one likes, from where one likes.
+uint64_t from_environment(const char* name, uint64_t fallback) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
+}
+
+TEST(Bitwise, RandomCombinationsEqualTheSequentialRun) {
+  const uint64_t combinations = from_environment("UNIEP_TEST_COMBINATIONS", 500);
+  const uint64_t first = from_environment("UNIEP_TEST_SEED", 1);
+  for (uint64_t seed = first; seed < first + combinations; ++seed) {
+    const std::string problem = run_random_combination(seed);
+    ASSERT_EQ(problem, "") << "combination " << seed;
+  }
+  std::printf("%llu combinations, all bits equal\n", static_cast<unsigned long long>(combinations));
+}
+
+}  // namespace
+}  // namespace uniep::test

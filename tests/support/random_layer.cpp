@@ -1,0 +1,149 @@
+#include "support/random_layer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "model/elementwise.h"
+
+namespace uniep::test {
+namespace {
+
+enum class RoutingKind { kUniform, kZipf, kHotExpert, kFewExperts };
+const char* const kRoutingNames[] = {"uniform", "zipf", "hot expert", "few experts"};
+
+std::vector<BFloat16> random_values(Random& random, int64_t count, float scale) {
+  std::vector<BFloat16> values(count);
+  for (BFloat16& value : values) value = to_bfloat16(static_cast<float>(random.unit() * 2 - 1) * scale);
+  return values;
+}
+
+// One token's experts, without repetition, some slots unused.
+void route_token(Random& random, const LayerShape& shape, RoutingKind kind, double exponent, bool unused_slots,
+                 int32_t* ids) {
+  const int64_t reach =
+      kind == RoutingKind::kFewExperts ? std::max<int64_t>(shape.topk, shape.experts / 3) : shape.experts;
+  std::vector<double> weights(reach);
+  for (int64_t e = 0; e < reach; ++e) weights[e] = kind == RoutingKind::kZipf ? std::pow(e + 1.0, -exponent) : 1.0;
+  for (int64_t slot = 0; slot < shape.topk; ++slot) {
+    const double target = random.unit() * std::accumulate(weights.begin(), weights.end(), 0.0);
+    double sum = 0;
+    int64_t chosen = -1;
+    for (int64_t e = 0; e < reach; ++e) {
+      if (weights[e] == 0) continue;
+      chosen = e;
+      sum += weights[e];
+      if (sum > target) break;
+    }
+    if (kind == RoutingKind::kHotExpert && slot == 0) chosen = shape.experts / 2;
+    weights[chosen] = 0;
+    ids[slot] = unused_slots && random.one_in(4) ? -1 : static_cast<int32_t>(chosen);
+  }
+}
+
+template <typename T>
+std::string difference_of(const char* name, const std::vector<T>& got, const std::vector<T>& expected) {
+  if (got.size() != expected.size()) return fmt::format("{}: {} elements, not {}", name, got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (std::memcmp(&got[i], &expected[i], sizeof(T)) != 0) return fmt::format("{} differs at element {}", name, i);
+  }
+  return "";
+}
+
+}  // namespace
+
+uint64_t Random::next() {
+  state_ += 0x9e3779b97f4a7c15u;
+  uint64_t value = state_;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
+}
+
+RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
+  Random random(seed);
+  RandomLayer layer;
+  layer.ranks = limits.ranks[random.next() % limits.ranks.size()];
+  const int64_t local_experts = random.one_in(4) ? 1 : random.between(1, limits.most_local_experts);
+  LayerShape& shape = layer.config.shape;
+  shape.experts = local_experts * layer.ranks;
+  shape.topk = random.between(1, std::min<int64_t>(8, shape.experts));
+  shape.hidden = 8 * random.between(1, limits.most_columns / 8);
+  shape.intermediate = 8 * random.between(1, limits.most_columns / 8);
+  layer.config.numerics.weight_gradient = static_cast<WeightGradient>(random.between(0, 2));
+  if (random.one_in(3)) {
+    std::vector<int64_t> legal;
+    for (int64_t groups = layer.ranks; groups <= shape.experts; groups += layer.ranks) {
+      if (shape.experts % groups == 0) legal.push_back(groups);
+    }
+    layer.config.numerics.combine_groups = legal[random.next() % legal.size()];
+  }
+
+  cli::LayerData& data = layer.data;
+  data.shape = shape;
+  for (int rank = 0; rank < layer.ranks; ++rank) {
+    data.tokens.push_back(random.one_in(5) ? 0 : random.between(1, limits.most_tokens));
+  }
+  const int64_t tokens = data.all_tokens();
+  const RoutingKind kind = static_cast<RoutingKind>(random.between(0, 3));
+  const double exponent = random.unit() * 2;
+  const bool unused_slots = random.one_in(3);
+  data.ids.resize(tokens * shape.topk);
+  for (int64_t token = 0; token < tokens; ++token) {
+    route_token(random, shape, kind, exponent, unused_slots, data.ids.data() + token * shape.topk);
+  }
+  for (std::size_t i = 0; i < data.ids.size(); ++i) data.probs.push_back(static_cast<float>(random.unit()));
+  data.x = random_values(random, tokens * shape.hidden, 2.0f);
+  data.dy = random_values(random, tokens * shape.hidden, 2.0f);
+  data.w1 = random_values(random, shape.experts * 2 * shape.intermediate * shape.hidden, 0.25f);
+  data.w2 = random_values(random, shape.experts * shape.hidden * shape.intermediate, 0.25f);
+  layer.description = fmt::format("seed {}: R {} E {} K {} H {} I {} T {} {} groups {} wgrad {}{}", seed, layer.ranks,
+                                  shape.experts, shape.topk, shape.hidden, shape.intermediate, tokens,
+                                  kRoutingNames[static_cast<int>(kind)], layer.config.numerics.combine_groups,
+                                  static_cast<int>(layer.config.numerics.weight_gradient),
+                                  unused_slots ? " unused slots" : "");
+  return layer;
+}
+
+cli::LayerData on_one_rank(const cli::LayerData& data) {
+  cli::LayerData one = data;
+  one.tokens = {data.all_tokens()};
+  return one;
+}
+
+cli::LayerResult run_layer(Group& group, const LayerConfig& config, const cli::LayerData& data,
+                           const Schedule& forward, const Schedule& backward) {
+  cli::LayerRunner runner(group, config, data);
+  runner.forward(forward);
+  runner.backward(backward);
+  return runner.result();
+}
+
+cli::LayerResult run_sequential(const RandomLayer& layer) {
+  GroupOptions options;
+  options.engine = EngineKind::kCpu;
+  options.workers = 1;
+  Group group(options);
+  const PartialSchedule none = PartialSchedule::parse("fusion=none");
+  const LayerConfig& config = layer.config;
+  return run_layer(group, config, on_one_rank(layer.data),
+                   resolve(none, Direction::kForward, config.shape, config.numerics, group.machine()),
+                   resolve(none, Direction::kBackward, config.shape, config.numerics, group.machine()));
+}
+
+std::string difference(const cli::LayerResult& got, const cli::LayerResult& expected) {
+  std::string text = difference_of("y", got.y, expected.y);
+  if (text.empty()) text = difference_of("z", got.z, expected.z);
+  if (text.empty()) text = difference_of("dx", got.dx, expected.dx);
+  if (text.empty()) text = difference_of("dprobs", got.dprobs, expected.dprobs);
+  if (text.empty()) text = difference_of("dw1", got.dw1_bf16, expected.dw1_bf16);
+  if (text.empty()) text = difference_of("dw2", got.dw2_bf16, expected.dw2_bf16);
+  if (text.empty()) text = difference_of("dw1", got.dw1_fp32, expected.dw1_fp32);
+  if (text.empty()) text = difference_of("dw2", got.dw2_fp32, expected.dw2_fp32);
+  return text;
+}
+
+}  // namespace uniep::test

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <string>
+
+#include "cli/layer_runner.h"
+
+namespace uniep::test {
+
+// splitmix64; the same numbers on every platform.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next();
+  int64_t between(int64_t low, int64_t high) { return low + static_cast<int64_t>(next() % (high - low + 1)); }
+  bool one_in(int64_t n) { return next() % n == 0; }
+  double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+
+ private:
+  uint64_t state_;
+};
+
+// A layer with everything that may go wrong in it: ragged and empty ranks, empty experts, unused slots, one expert that
+// gets every token, any K and number of experts.
+struct RandomLayer {
+  int ranks = 1;
+  LayerConfig config;
+  cli::LayerData data;
+  std::string description;
+};
+
+struct RandomLayerLimits {
+  std::vector<int> ranks{1, 2, 4, 8};
+  int64_t most_local_experts = 32;
+  int64_t most_tokens = 48;  // of a rank
+  int64_t most_columns = 160;
+};
+
+RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits = {});
+
+// The same batch as the tokens of one rank.
+cli::LayerData on_one_rank(const cli::LayerData& data);
+
+// The sequential run on one rank: one launch a stage, one worker.
+cli::LayerResult run_sequential(const RandomLayer& layer);
+
+// Runs forward and backward on a group.
+cli::LayerResult run_layer(Group& group, const LayerConfig& config, const cli::LayerData& data,
+                           const Schedule& forward, const Schedule& backward);
+
+// Names the first tensor and element that differ; empty when all bytes are equal.
+std::string difference(const cli::LayerResult& got, const cli::LayerResult& expected);
+
+}  // namespace uniep::test
