@@ -1,0 +1,171 @@
+#include "reference/check.h"
+
+#include <bit>
+#include <span>
+
+#include "reference/sample.h"
+
+namespace uniep::reference {
+namespace {
+
+template <typename T>
+void add(Comparer* comparer, const T* got, std::span<const double> reference) {
+  comparer->add(std::span<const T>(got, reference.size()), reference);
+}
+
+// A weight gradient, read as what it is.
+class GradientTensor {
+ public:
+  GradientTensor(const void* data, WeightGradient kind) : data_(data), bfloat16_(kind == WeightGradient::kBFloat16) {}
+  bool given() const { return data_ != nullptr; }
+
+  void compare_at(int64_t offset, std::span<const double> reference, Comparer* comparer) const {
+    if (bfloat16_) {
+      add(comparer, static_cast<const BFloat16*>(data_) + offset, reference);
+    } else {
+      add(comparer, static_cast<const float*>(data_) + offset, reference);
+    }
+  }
+
+  // `reference.size()` values that lie `stride` apart, as one row.
+  void compare_strided(int64_t offset, int64_t stride, std::span<const double> reference, Comparer* comparer) const {
+    if (bfloat16_) {
+      add(comparer, gather<BFloat16>(offset, stride, reference.size()).data(), reference);
+    } else {
+      add(comparer, gather<float>(offset, stride, reference.size()).data(), reference);
+    }
+  }
+
+ private:
+  template <typename T>
+  std::vector<T> gather(int64_t offset, int64_t stride, size_t count) const {
+    std::vector<T> values;
+    values.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      values.push_back(static_cast<const T*>(data_)[offset + static_cast<int64_t>(i) * stride]);
+    }
+    return values;
+  }
+
+  const void* data_;
+  bool bfloat16_;
+};
+
+struct Comparers {
+  explicit Comparers(const LayerShape& shape, bool sampled)
+      : y(shape.hidden),
+        z(2 * shape.intermediate),
+        dx(shape.hidden),
+        dprobs(shape.topk),
+        dw1(shape.hidden),
+        dw2(sampled ? shape.hidden : shape.intermediate) {}
+  Comparer y, z, dx, dprobs, dw1, dw2;
+};
+
+void compare_whole(const LayerInput& input, const EngineOutput& got, Comparers* comparers) {
+  const int64_t expert_size = input.shape.hidden * input.shape.intermediate;
+  const GradientTensor dw1(got.dw1, got.weight_gradient);
+  const GradientTensor dw2(got.dw2, got.weight_gradient);
+  WeightGradientSink sink;
+  if (dw1.given() || dw2.given()) {
+    sink = [&](int64_t expert, std::span<const double> expert_dw1, std::span<const double> expert_dw2) {
+      if (dw1.given()) dw1.compare_at(expert * 2 * expert_size, expert_dw1, &comparers->dw1);
+      if (dw2.given()) dw2.compare_at(expert * expert_size, expert_dw2, &comparers->dw2);
+    };
+  }
+  const LayerOutput output = evaluate(input, sink);
+  if (got.y) add(&comparers->y, got.y, output.y);
+  if (got.z) add(&comparers->z, got.z, output.z);
+  if (got.dx) add(&comparers->dx, got.dx, output.dx);
+  if (got.dprobs) add(&comparers->dprobs, got.dprobs, output.dprobs);
+}
+
+// Compares the i-th row of the reference with row chosen[i] of `got`.
+template <typename T>
+void compare_rows(const T* got, const std::vector<int64_t>& chosen, const std::vector<double>& reference,
+                  int64_t columns, Comparer* comparer) {
+  if (!got || reference.empty()) return;
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    add(comparer, got + chosen[i] * columns,
+        std::span<const double>(reference).subspan(i * static_cast<size_t>(columns), static_cast<size_t>(columns)));
+  }
+}
+
+void compare_sample(const LayerInput& input, const EngineOutput& got, const RoutedRows& routed, const Sample& sample,
+                    Comparers* comparers) {
+  const int64_t hidden = input.shape.hidden;
+  const int64_t intermediate = input.shape.intermediate;
+  const SampleOutput output = evaluate_sample(input, routed, sample);
+  compare_rows(got.y, sample.tokens, output.y, hidden, &comparers->y);
+  compare_rows(got.z, output.z_rows, output.z, 2 * intermediate, &comparers->z);
+  compare_rows(got.dx, sample.tokens, output.dx, hidden, &comparers->dx);
+  compare_rows(got.dprobs, sample.tokens, output.dprobs, input.shape.topk, &comparers->dprobs);
+
+  const GradientTensor dw1(got.dw1, got.weight_gradient);
+  const GradientTensor dw2(got.dw2, got.weight_gradient);
+  std::span<const double> dw1_reference(output.dw1);
+  std::span<const double> dw2_reference(output.dw2);
+  const size_t line = static_cast<size_t>(hidden);
+  for (const WeightColumn& chosen : sample.weight_columns) {
+    const int64_t gate_line = chosen.expert * 2 * intermediate + chosen.column;
+    if (dw1.given()) {
+      dw1.compare_at(gate_line * hidden, dw1_reference.first(line), &comparers->dw1);
+      dw1.compare_at((gate_line + intermediate) * hidden, dw1_reference.subspan(line, line), &comparers->dw1);
+    }
+    if (dw2.given()) {
+      dw2.compare_strided(chosen.expert * hidden * intermediate + chosen.column, intermediate,
+                          dw2_reference.first(line), &comparers->dw2);
+    }
+    dw1_reference = dw1_reference.subspan(2 * line);
+    dw2_reference = dw2_reference.subspan(line);
+  }
+}
+
+void require_unused_dprobs_zero(const LayerInput& input, const float* dprobs, Comparison* comparison) {
+  for (int64_t entry = 0; entry < input.tokens * input.shape.topk; ++entry) {
+    if (input.ids[entry] >= 0 || std::bit_cast<uint32_t>(dprobs[entry]) == 0) continue;
+    comparison->passed = false;
+    comparison->message = "token " + std::to_string(entry / input.shape.topk) + ", slot " +
+                          std::to_string(entry % input.shape.topk) + " is unused, but its value is not +0";
+    return;
+  }
+}
+
+}  // namespace
+
+bool CheckReport::passed() const {
+  for (const auto& [name, comparison] : tensors) {
+    if (!comparison.passed) return false;
+  }
+  return true;
+}
+
+CheckReport check(const LayerInput& input, const EngineOutput& got, const CheckOptions& options) {
+  const RoutedRows routed = route(input.shape, input.tokens, input.ids);
+  CheckReport report;
+  report.sampled = layer_flops(input, routed) > options.whole_flops;
+  Comparers comparers(input.shape, report.sampled);
+  if (report.sampled) {
+    const Sample sample = choose_sample(input, routed, options.seed, options.sample_flops);
+    report.sampled_tokens = static_cast<int64_t>(sample.tokens.size());
+    report.sampled_weight_columns = static_cast<int64_t>(sample.weight_columns.size());
+    compare_sample(input, got, routed, sample, &comparers);
+  } else {
+    compare_whole(input, got, &comparers);
+  }
+
+  const auto take = [&](const char* name, const void* tensor, const Comparer& comparer) {
+    if (tensor) report.tensors.emplace_back(name, comparer.result());
+  };
+  take("y", got.y, comparers.y);
+  take("z", got.z, comparers.z);
+  if (!input.dy) return report;
+  take("dx", got.dx, comparers.dx);
+  take("dprobs", got.dprobs, comparers.dprobs);
+  if (got.dprobs) require_unused_dprobs_zero(input, got.dprobs, &report.tensors.back().second);
+  take("dw1", got.dw1, comparers.dw1);
+  take("dw2", got.dw2, comparers.dw2);
+  return report;
+}
+
+}  // namespace uniep::reference

@@ -1,0 +1,148 @@
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "reference/layer.h"
+#include "reference/multiply.h"
+
+namespace uniep::reference {
+
+inline double to_double(BFloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
+inline double to_double(float value) {
+  return value;
+}
+inline double to_double(double value) {
+  return value;
+}
+
+// One expert's rows, restricted to n of its I activation columns. Everything that is element-wise in the columns is
+// here, so the whole layer (n = I) and a sample of columns run the same arithmetic.
+struct ExpertColumns {
+  std::vector<double> z;           // [rows, 2 n]: gate columns, then up columns
+  std::vector<double> activation;  // [rows, n]: silu(gate) * up * prob
+  std::vector<double> dz;          // [rows, 2 n]; empty without dy
+  std::vector<double> dprob;       // [rows]: these columns' part; empty without dy
+};
+
+template <typename Value, typename Prob>
+class Expert {
+ public:
+  Expert(const BasicLayerInput<Value, Prob>& input, const RoutedRows& routed, int64_t index)
+      : input_(input),
+        hidden_(input.shape.hidden),
+        intermediate_(input.shape.intermediate),
+        rows_(routed.rows_of(index)),
+        slots_(routed.slots.data() + routed.expert_begin[index]),
+        w1_(input.w1 + index * 2 * intermediate_ * hidden_),
+        w2_(input.w2 + index * intermediate_ * hidden_) {
+    tokens_.reserve(rows_);
+    for (int64_t row = 0; row < rows_; ++row) tokens_.push_back(slots_[row] / input.shape.topk);
+  }
+
+  int64_t rows() const { return rows_; }
+  int64_t token(int64_t row) const { return tokens_[row]; }
+  int64_t slot(int64_t row) const { return slots_[row]; }  // flat: token * K + slot
+
+  ExpertColumns columns(std::span<const int64_t> columns) const {
+    const int64_t n = static_cast<int64_t>(columns.size());
+    ExpertColumns result;
+    result.z.resize(rows_ * 2 * n);
+    multiply(
+        rows_, 2 * n, hidden_, [&](int64_t m, int64_t h) { return x(m, h); },
+        [&](int64_t h, int64_t j) { return w1(j < n ? columns[j] : intermediate_ + columns[j - n], h); },
+        result.z.data());
+    std::vector<double> da;
+    if (input_.dy) {
+      da.resize(rows_ * n);
+      multiply(
+          rows_, n, hidden_, [&](int64_t m, int64_t h) { return dy(m, h); },
+          [&](int64_t h, int64_t j) { return w2(h, columns[j]); }, da.data());
+    }
+    apply_activation(n, da, &result);
+    return result;
+  }
+
+  // o = W2 a: [rows, H]. All columns.
+  std::vector<double> output(const ExpertColumns& all) const {
+    std::vector<double> o(rows_ * hidden_);
+    multiply(
+        rows_, hidden_, intermediate_, [&](int64_t m, int64_t i) { return all.activation[m * intermediate_ + i]; },
+        [&](int64_t i, int64_t h) { return w2(h, i); }, o.data());
+    return o;
+  }
+
+  // dxg = dz W1: [rows, H]. All columns.
+  std::vector<double> input_gradient(const ExpertColumns& all) const {
+    std::vector<double> dxg(rows_ * hidden_);
+    multiply(
+        rows_, hidden_, 2 * intermediate_, [&](int64_t m, int64_t j) { return all.dz[m * 2 * intermediate_ + j]; },
+        [&](int64_t j, int64_t h) { return w1(j, h); }, dxg.data());
+    return dxg;
+  }
+
+  // The lines of dW1 that belong to n columns: [2 n, H], gate lines, then up lines.
+  std::vector<double> dw1(const ExpertColumns& some, int64_t n) const {
+    std::vector<double> result(2 * n * hidden_);
+    multiply(
+        2 * n, hidden_, rows_, [&](int64_t j, int64_t m) { return some.dz[m * 2 * n + j]; },
+        [&](int64_t m, int64_t h) { return x(m, h); }, result.data());
+    return result;
+  }
+
+  // The n columns of dW2: [H, n].
+  std::vector<double> dw2(const ExpertColumns& some, int64_t n) const {
+    std::vector<double> result(hidden_ * n);
+    multiply(
+        hidden_, n, rows_, [&](int64_t h, int64_t m) { return dy(m, h); },
+        [&](int64_t m, int64_t j) { return some.activation[m * n + j]; }, result.data());
+    return result;
+  }
+
+ private:
+  double x(int64_t row, int64_t h) const { return to_double(input_.x[token(row) * hidden_ + h]); }
+  double dy(int64_t row, int64_t h) const { return to_double(input_.dy[token(row) * hidden_ + h]); }
+  double w1(int64_t line, int64_t h) const { return to_double(w1_[line * hidden_ + h]); }
+  double w2(int64_t h, int64_t i) const { return to_double(w2_[h * intermediate_ + i]); }
+
+  // With s = sigmoid(gate): silu = gate s, silu' = s (1 + gate (1 - s)).
+  void apply_activation(int64_t n, const std::vector<double>& da, ExpertColumns* result) const {
+    const bool backward = input_.dy != nullptr;
+    result->activation.resize(rows_ * n);
+    if (backward) {
+      result->dz.resize(rows_ * 2 * n);
+      result->dprob.assign(rows_, 0.0);
+    }
+    for (int64_t m = 0; m < rows_; ++m) {
+      const double prob = to_double(input_.probs[slots_[m]]);
+      for (int64_t j = 0; j < n; ++j) {
+        const double gate = result->z[m * 2 * n + j];
+        const double up = result->z[m * 2 * n + n + j];
+        const double s = 1.0 / (1.0 + std::exp(-gate));
+        const double silu = gate * s;
+        result->activation[m * n + j] = silu * up * prob;
+        if (!backward) continue;
+        const double incoming = da[m * n + j];
+        result->dz[m * 2 * n + j] = incoming * prob * up * s * (1.0 + gate * (1.0 - s));
+        result->dz[m * 2 * n + n + j] = incoming * prob * silu;
+        result->dprob[m] += incoming * silu * up;
+      }
+    }
+  }
+
+  const BasicLayerInput<Value, Prob>& input_;
+  int64_t hidden_;
+  int64_t intermediate_;
+  int64_t rows_;
+  const int64_t* slots_;
+  std::vector<int64_t> tokens_;
+  const Value* w1_;
+  const Value* w2_;
+};
+
+}  // namespace uniep::reference
