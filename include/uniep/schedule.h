@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "uniep/export.h"
@@ -111,25 +112,28 @@ struct ScheduleField {
   std::string name;
   std::string meaning;
   std::string strategy;
-  std::vector<std::string> words;  // the legal words, or empty for a number
+  std::vector<std::string> words;  // the legal words (word i stands for value i), or empty for a number
   int minimum = 0, maximum = 0;    // of a number
   bool power_of_two = false;       // of a number
   std::vector<int> numbers;        // the legal numbers where they are few, else empty
 };
+// All fields, in the order in which they are printed; stage-qualified tile fields come last.
 UNIEP_API const std::vector<ScheduleField>& schedule_fields();
 
 // Fields that a user gave, by dotted name; the rest is open.
 class UNIEP_API PartialSchedule {
  public:
   // Reads "key=value,key=value", or flat JSON ({"fusion": "layer", "tile.n": 256}), or "auto" (nothing given). Throws
-  // Error(kInvalidArgument) that names the field, the value and what is legal.
+  // Error(kInvalidArgument) that names the field, the value and what is legal; a field given twice is refused, too.
   static PartialSchedule parse(std::string_view text);
-  // Every field of a whole schedule.
+  // Every field of a whole schedule. Throws Error(kInvalidArgument) for a value out of its field's own range.
   static PartialSchedule from(const Schedule& schedule);
 
+  // Gives a field its value, in place of an earlier one. Throws as parse() does.
   void set(std::string_view name, std::string_view value);
   bool given(std::string_view name) const;
-  const std::vector<std::pair<std::string, std::string>>& values() const { return values_; }
+  const std::vector<std::pair<std::string, std::string>>& values() const& { return values_; }
+  std::vector<std::pair<std::string, std::string>> values() && { return std::move(values_); }
 
  private:
   std::vector<std::pair<std::string, std::string>> values_;  // in the order of schedule_fields()

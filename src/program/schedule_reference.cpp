@@ -1,0 +1,108 @@
+#include <fmt/format.h>
+
+#include <string>
+
+#include "program/schedule_fields.h"
+
+// docs/schedule.md.
+namespace uniep {
+namespace {
+
+constexpr const char* kHead = R"(# Schedule reference
+
+<!-- Generated: uniep schedule --reference > docs/schedule.md -->
+
+A Schedule says how one direction of a layer is mapped onto a machine. No field of it changes a bit of the result; what
+does is in Numerics. Give any part of it; the rest is filled so that the whole is legal for the shape and the machine.
+
+Three ways to write it:
+
+- `auto`, or nothing: every field is open.
+- `fusion=layer,comm.where=sms,tile.n=128`
+- `{"fusion": "layer", "comm.where": "sms", "tile.n": 128, "dispatch.dedup": true}`: flat JSON; `true` and `false` stand for
+  `on` and `off`.
+
+A field may be given once. Unknown fields and illegal values are refused, with the legal ones named.
+
+The first GEMM is FC1 in forward and dgrad FC2 in backward; the second GEMM is FC2 and dgrad FC1. A worker is an SM on the
+cuda engine and a thread on the cpu engine. El is the number of local experts of a rank.
+
+## Fields
+
+The two columns of defaults show what open fields become for H 7168, I 2048, E 256, K 8 on 8 ranks with 132 workers (cuda)
+and 8 workers (cpu).
+
+| field | values | cuda | cpu | what it does | strategies that it covers |
+|---|---|---|---|---|---|
+)";
+
+constexpr const char* kStages = R"(
+## Tiles by stage
+
+Every `tile.` field can be given to one stage alone, which then does not take the common value: `tile.fc1.n=128`. The
+stages are, in forward, `fc1` and `fc2`; in backward `dgrad_fc2`, `dgrad_fc1`, `wgrad_fc2` and `wgrad_fc1`. A direction
+ignores the other one's stages. The values are those of the table above, but for `tile.fc1.n`: 128 or 256. A stage without
+a value of its own prints none.
+
+)";
+
+constexpr const char* kRules = R"(## What is filled
+
+- `order.interleave` becomes `mixed` with fusion=layer and `phased` else; `backward.wgrad` becomes `fill`, and `after` with
+  fusion=none.
+- `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
+  `comm.dispatch_sms` becomes 1, and so does `comm.combine_sms` with combine.transport=staged where a worker is left for it.
+- `combine.transport` becomes `staged` with combine_groups above 0, or when a positive comm.combine_sms is given.
+- `order.experts_per_wave` becomes 5 (cuda) or 2 (cpu), at most El.
+- On cuda, open tile and ring fields shrink until the shared memory suffices. Where that is not enough, an open
+  `comm.where` becomes `sms`, whose ring is not counted.
+- `tile.m` follows a tile.fc1.m, tile.fc2.m, tile.dgrad_fc2.m or tile.dgrad_fc1.m that is given. `tile.fc1.n` becomes 128
+  where tile.n is neither 128 nor 256. A stage with some tile values of its own may get more of them, to be legal.
+
+## Rules
+
+`available` stands for workers - comm.reserve_sms. All violated rules are reported at once.
+
+- Every field has one of its values; order.experts_per_wave is at most El.
+- comm.reserve_sms is at most workers - 1.
+- comm.where=warps: comm.dispatch_sms, comm.combine_sms and comm.reduce_sms are 0.
+- comm.where=sms: comm.dispatch_sms is at least 1; comm.combine_sms + comm.reduce_sms are at most available - 1;
+  comm.dispatch_sms is at most available - comm.combine_sms - comm.reduce_sms (it may be all of them: workers that dispatch
+  join the GEMM tiles).
+- combine.transport=epilogue: comm.combine_sms is 0.
+- combine_groups above 0 (Numerics) needs combine.transport=staged.
+- order.interleave=mixed needs fusion=layer.
+- Backward: backward.wgrad=fill needs a fusion other than none.
+- tile.fc1.m, tile.fc2.m, tile.dgrad_fc2.m and tile.dgrad_fc1.m equal tile.m. The two wgrad stages are free.
+- Forward: the columns of fc1's tile are 128 or 256.
+- cuda: comm.chunk_bytes * comm.stages is at most 65536. For every stage of the direction: cooperative needs m of 128 or
+  256 and m * n of at most 32768; pingpong m of 64 or 128 and m * n of at most 16384; stages * (m + n) * k * 2 bytes, the
+  ring (comm.where=warps only) and 8192 bytes fit into the shared memory of an SM; cluster is at most available.
+- hidden and intermediate are positive multiples of 8; topk is 1 to experts; ranks are 1 to 64 and divide experts;
+  combine_groups is 0, or divides experts and is a multiple of ranks.
+)";
+
+std::string table_rows() {
+  const LayerShape shape{7168, 2048, 256, 8};
+  const PartialSchedule open;
+  const Schedule cuda = fill(open, Direction::kBackward, shape, {}, {EngineKind::kCuda, 8, 132});
+  const Schedule cpu = fill(open, Direction::kBackward, shape, {}, {EngineKind::kCpu, 8, 8});
+  std::string rows;
+  for (int id = 0; id < kCommonFieldCount; ++id) {
+    const FieldDescriptor& descriptor = descriptor_of(id);
+    const ScheduleField& field = descriptor.field;
+    const std::string legal = id == kOrderExpertsPerWave ? "1 to El" : legal_text(field);
+    rows +=
+        fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", field.name, legal, value_text(field, *descriptor.get(cuda)),
+                    value_text(field, *descriptor.get(cpu)), field.meaning, field.strategy);
+  }
+  return rows;
+}
+
+}  // namespace
+
+std::string schedule_reference_markdown() {
+  return kHead + table_rows() + kStages + kRules;
+}
+
+}  // namespace uniep

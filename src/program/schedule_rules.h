@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "program/schedule_fields.h"
+
+// The rules between fields of a Schedule. A rule names the fields that it reads, so that validate() can skip it where
+// one of them is out of its own range, and so that a search knows when it can be checked.
+namespace uniep {
+
+// What the rules compare a Schedule with.
+struct RuleContext {
+  Direction direction = Direction::kForward;
+  bool cuda = false;
+  int64_t local_experts = 1;  // El; no bound where the shape is illegal
+  int64_t combine_groups = 0;
+  int64_t workers = 1;
+  int64_t shared_memory_bytes = 0;
+};
+RuleContext rule_context(Direction direction, const LayerShape& shape, const Numerics& numerics,
+                         const Machine& machine);
+
+struct Rule {
+  FieldMask reads = 0;
+  GemmStage stage = GemmStage::kFc1;  // of a rule about one stage's tile
+  bool (*holds)(const Schedule&, const RuleContext&, GemmStage) = nullptr;
+  std::string (*explain)(const Schedule&, const RuleContext&, GemmStage) = nullptr;  // begins with a field's name
+};
+
+// The rules that apply to a direction and machine.
+std::vector<Rule> schedule_rules(const RuleContext& context);
+
+// What is wrong with the shape, the numerics and the machine themselves, in words.
+std::vector<std::string> shape_violations(const LayerShape& shape, const Numerics& numerics, const Machine& machine);
+
+}  // namespace uniep

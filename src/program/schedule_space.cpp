@@ -1,0 +1,270 @@
+#include "program/schedule_space.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <set>
+
+#include "program/schedule_rules.h"
+#include "uniep/error.h"
+
+namespace uniep {
+namespace {
+
+using Values = std::vector<std::optional<int>>;  // nullopt: a stage's tile field has no value of its own
+
+struct Variable {
+  int field;
+  Values values;
+};
+
+bool is_worker_count(int field) {
+  return field == kCommDispatchSms || field == kCommCombineSms || field == kCommReduceSms || field == kCommReserveSms;
+}
+
+// The largest value that this machine and shape can admit.
+int64_t most_of(int field, const RuleContext& context) {
+  if (is_worker_count(field)) return context.workers;
+  if (field == kOrderExpertsPerWave) return context.local_experts;
+  return std::numeric_limits<int>::max();
+}
+
+bool is_representative(int field, int value, const RuleContext& context) {
+  const bool power_of_two = std::has_single_bit(static_cast<unsigned>(value));
+  if (is_worker_count(field)) return value <= 2 || value == 4 || value % 8 == 0;
+  if (field == kOrderExpertsPerWave) return value <= 8 || power_of_two || value == context.local_experts;
+  return field != kOrderRaster || power_of_two;
+}
+
+Values possible_values(int field, const RuleContext& context, bool representative_only) {
+  Values values;
+  if (descriptor_of(field).stage) values.push_back(std::nullopt);
+  for (const int value : legal_values(descriptor_of(field).field, most_of(field, context))) {
+    if (!representative_only || is_representative(field, value, context)) values.push_back(value);
+  }
+  return values;
+}
+
+// Assigns variables one after the other, and checks each rule as soon as the fields that it reads have their values.
+class Search {
+ public:
+  Search(const RuleContext& context, const Schedule& base, std::vector<Variable> variables)
+      : context_(context), rules_(schedule_rules(context)), schedule_(base), variables_(std::move(variables)) {
+    FieldMask open = 0;
+    for (const Variable& variable : variables_) open |= field_bit(variable.field);
+    for (Rule& rule : rules_) rule.reads &= open;
+    checks_.resize(variables_.size());
+    for (const Variable& variable : variables_) {
+      const FieldMask bit = field_bit(variable.field);
+      open &= ~bit;
+      for (const Rule& rule : rules_) {
+        if ((rule.reads & bit) != 0 && (rule.reads & open) == 0)
+          checks_[&variable - variables_.data()].push_back(&rule);
+      }
+    }
+  }
+  Search(const Search&) = delete;
+  Search& operator=(const Search&) = delete;
+
+  const std::vector<Variable>& variables() const { return variables_; }
+  Schedule& schedule() { return schedule_; }
+
+  // The rules that no variable can change.
+  bool base_holds() const {
+    return std::all_of(rules_.begin(), rules_.end(), [&](const Rule& rule) { return rule.reads != 0 || holds(rule); });
+  }
+
+  // Gives the variable its value; true when the rules that can be checked now hold.
+  bool assign(std::size_t variable, std::optional<int> value) {
+    descriptor_of(variables_[variable].field).set(schedule_, value);
+    return std::all_of(checks_[variable].begin(), checks_[variable].end(),
+                       [&](const Rule* rule) { return holds(*rule); });
+  }
+
+  bool visit(const ScheduleVisitor& visitor, std::size_t variable = 0) {
+    if (variable == variables_.size()) return visitor(schedule_);
+    for (const std::optional<int> value : variables_[variable].values) {
+      if (assign(variable, value) && !visit(visitor, variable + 1)) return false;
+    }
+    return true;
+  }
+
+  uint64_t count() { return count(all_variables()); }
+
+ private:
+  bool holds(const Rule& rule) const { return rule.holds(schedule_, context_, rule.stage); }
+
+  FieldMask all_variables() const {
+    FieldMask all = 0;
+    for (const Variable& variable : variables_) all |= field_bit(variable.field);
+    return all;
+  }
+
+  const Values& values_of(int field) const {
+    return std::find_if(variables_.begin(), variables_.end(),
+                        [field](const Variable& variable) { return variable.field == field; })
+        ->values;
+  }
+
+  // The open fields that are tied to `field` by rules, directly or not.
+  FieldMask component_of(FieldMask field, FieldMask open) const {
+    for (FieldMask before = 0; before != field;) {
+      before = field;
+      for (const Rule& rule : rules_) {
+        if ((rule.reads & field) != 0) field |= rule.reads & open;
+      }
+    }
+    return field;
+  }
+
+  // The field of a component that most rules tie to others: its value cuts the component into smaller ones soonest.
+  int most_tied(FieldMask component) const {
+    int best = std::countr_zero(component), best_ties = -1;
+    for (FieldMask left = component; left != 0; left &= left - 1) {
+      const int field = std::countr_zero(left);
+      int ties = 0;
+      for (const Rule& rule : rules_) {
+        if ((rule.reads & field_bit(field)) != 0) ties += std::popcount(rule.reads & component) - 1;
+      }
+      if (ties > best_ties) {
+        best = field;
+        best_ties = ties;
+      }
+    }
+    return best;
+  }
+
+  // Fields that no rule ties together multiply, so a component at a time is counted, a value of one field at a time.
+  uint64_t count(FieldMask open) {
+    if (open == 0) return 1;
+    const FieldMask component = component_of(open & (~open + 1), open);
+    const uint64_t others = count(open & ~component);
+    if (others == 0) return 0;
+    const int field = most_tied(component);
+    const FieldMask left = component & ~field_bit(field);
+    uint64_t sum = 0;
+    for (const std::optional<int> value : values_of(field)) {
+      descriptor_of(field).set(schedule_, value);
+      const bool legal = std::all_of(rules_.begin(), rules_.end(), [&](const Rule& rule) {
+        return (rule.reads & field_bit(field)) == 0 || (rule.reads & left) != 0 || holds(rule);
+      });
+      if (legal && __builtin_add_overflow(sum, count(left), &sum)) return std::numeric_limits<uint64_t>::max();
+    }
+    return __builtin_mul_overflow(sum, others, &sum) ? std::numeric_limits<uint64_t>::max() : sum;
+  }
+
+  RuleContext context_;
+  std::vector<Rule> rules_;  // `reads` cut down to the variables
+  Schedule schedule_;
+  std::vector<Variable> variables_;
+  std::vector<std::vector<const Rule*>> checks_;  // by variable: the rules whose last field it is
+};
+
+std::vector<Variable> variables_of(const SpaceLimits& limits, const RuleContext& context) {
+  std::set<int> fields;
+  for (const std::string& name : limits.vary) {
+    const std::optional<FieldId> field = find_field(name);
+    if (!field || limits.fixed.given(name)) {
+      throw Error(Status::kInvalidArgument,
+                  fmt::format("vary={}: {}", printable(name),
+                              field ? "the field is fixed; legal is one that is not"
+                                    : "no such field; the nearest legal one is " + nearest_field_name(name)));
+    }
+    fields.insert(*field);
+  }
+  if (limits.vary.empty()) {
+    for (int field = 0; field < kCommonFieldCount; ++field) {
+      const bool is_read = field != kBackwardWgrad || context.direction == Direction::kBackward;
+      if (is_read && !limits.fixed.given(name_of(field))) fields.insert(field);
+    }
+  }
+  std::vector<Variable> variables;
+  for (const int field : fields) variables.push_back({field, possible_values(field, context, true)});
+  return variables;
+}
+
+// Steele, Lea and Flood's splitmix64: three multiplications and shifts, the same numbers everywhere.
+class SplitMix64 {
+ public:
+  explicit SplitMix64(uint64_t seed) : state_(seed) {}
+  uint64_t next() {
+    state_ += 0x9e3779b97f4a7c15u;
+    uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  // Below `bound`; the bias of the remainder is at most bound / 2^64.
+  std::size_t below(std::size_t bound) { return static_cast<std::size_t>(next() % bound); }
+
+ private:
+  uint64_t state_;
+};
+
+// Draws the variables in order, each among the values that the rules leave it. False where none is left.
+bool draw(Search& search, SplitMix64& random) {
+  constexpr std::size_t kSchedulesPerOwnTiles = 4;  // one in so many gives stages tile values of their own,
+  constexpr std::size_t kFieldsPerOwnValue = 8;     // and there one field in so many
+  const bool with_own_tiles = random.below(kSchedulesPerOwnTiles) == 0;
+  for (std::size_t variable = 0; variable < search.variables().size(); ++variable) {
+    const Variable& drawn = search.variables()[variable];
+    const bool is_own_tile = descriptor_of(drawn.field).stage.has_value();
+    if (is_own_tile && !(with_own_tiles && random.below(kFieldsPerOwnValue) == 0)) {
+      if (!search.assign(variable, std::nullopt)) return false;
+      continue;
+    }
+    Values left = drawn.values;
+    if (is_own_tile) left.erase(left.begin());
+    for (;;) {
+      if (left.empty()) return false;
+      const std::size_t pick = random.below(left.size());
+      if (search.assign(variable, left[pick])) break;
+      left[pick] = left.back();
+      left.pop_back();
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+void for_each_legal(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
+                    const ScheduleVisitor& visitor, const SpaceLimits& limits) {
+  const RuleContext context = rule_context(direction, shape, numerics, machine);
+  std::vector<Variable> variables = variables_of(limits, context);
+  if (!shape_violations(shape, numerics, machine).empty()) return;
+  Search search(context, fill(limits.fixed, direction, shape, numerics, machine), std::move(variables));
+  if (search.base_holds()) search.visit(visitor);
+}
+
+uint64_t count_legal(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
+                     const SpaceLimits& limits) {
+  const RuleContext context = rule_context(direction, shape, numerics, machine);
+  std::vector<Variable> variables = variables_of(limits, context);
+  if (!shape_violations(shape, numerics, machine).empty()) return 0;
+  Search search(context, fill(limits.fixed, direction, shape, numerics, machine), std::move(variables));
+  return search.base_holds() ? search.count() : 0;
+}
+
+Schedule sample_legal(uint64_t seed, Direction direction, const LayerShape& shape, const Numerics& numerics,
+                      const Machine& machine, const PartialSchedule& fixed) {
+  constexpr int kMostAttempts = 10000;
+  const Schedule fallback = resolve(fixed, direction, shape, numerics, machine);
+  const RuleContext context = rule_context(direction, shape, numerics, machine);
+  std::vector<Variable> variables;
+  // Stages' own values first: the common tile is then drawn so that it suits them.
+  for (int index = 0; index < kFieldCount; ++index) {
+    const int field = (index + kCommonFieldCount) % kFieldCount;
+    if (!fixed.given(name_of(field))) variables.push_back({field, possible_values(field, context, false)});
+  }
+  SplitMix64 random(seed);
+  Search search(context, fallback, std::move(variables));
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    if (draw(search, random)) return search.schedule();
+  }
+  return fallback;
+}
+
+}  // namespace uniep

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "uniep/schedule.h"
+
+// The legal schedules of a direction, shape and machine: all of them in a fixed order, their number, or one at random.
+// Whatever comes out of here passes validate().
+namespace uniep {
+
+struct SpaceLimits {
+  PartialSchedule fixed;  // values that every schedule of the space has
+  // Fields that vary, by dotted name; the rest has the values of fill(fixed). Empty: every field that is not fixed and
+  // that the direction reads, but for the stages' own tile fields (tile.fc1.n, ...), which vary only when named; "no
+  // value of its own" is then one of their values.
+  std::vector<std::string> vary;
+};
+
+// False ends the enumeration.
+using ScheduleVisitor = std::function<bool(const Schedule&)>;
+
+// Visits the space in lexicographic order of the fields (see schedule_fields()), values ascending. Fields with many
+// values take representative ones: comm.*_sms 0, 1, 2, 4 and multiples of 8; order.experts_per_wave 1 to 8, powers of
+// two and El; order.raster powers of two. The whole space of a large machine is far too large to visit: limit what
+// varies. An illegal shape, or fixed values that admit nothing, give no visit. Throws Error(kInvalidArgument) when
+// `vary` names no field or a fixed one.
+void for_each_legal(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
+                    const ScheduleVisitor& visitor, const SpaceLimits& limits = {});
+
+// How many visits for_each_legal() makes, without making them; 2^64 - 1 stands for that many or more.
+uint64_t count_legal(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
+                     const SpaceLimits& limits = {});
+
+// One legal schedule, the same for the same arguments everywhere. Every value of every field that can be legal here is
+// drawn by some seed, also those that for_each_legal() leaves out; a stage's own tile fields are given in a small share
+// of the draws. Throws Error(kInvalidArgument) with the violated rules when fill(fixed) is illegal.
+Schedule sample_legal(uint64_t seed, Direction direction, const LayerShape& shape, const Numerics& numerics,
+                      const Machine& machine, const PartialSchedule& fixed = {});
+
+}  // namespace uniep

@@ -1,0 +1,413 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <set>
+
+#include "program/schedule_fields.h"
+#include "support/expect_error.h"
+#include "support/random_schedule_case.h"
+#include "uniep/error.h"
+#include "uniep/schedule.h"
+
+// Which schedules are legal, and how an open one is completed.
+namespace uniep {
+namespace {
+
+using test::below;
+using test::expect_error;
+using test::listed;
+using test::pick;
+using test::random_in_range_schedule;
+using test::random_schedule_case;
+using test::RandomBits;
+using test::ScheduleCase;
+
+ScheduleCase case_of(EngineKind engine, Direction direction, int workers) {
+  ScheduleCase c;
+  c.direction = direction;
+  c.machine.engine = engine;
+  c.machine.workers = workers;
+  return c;
+}
+
+bool begins_with(const std::string& text, const std::string& prefix) {
+  return text.rfind(prefix, 0) == 0;
+}
+
+// Whether a violation begins with the prefix.
+bool reports(const std::vector<std::string>& violations, const std::string& prefix) {
+  return std::any_of(violations.begin(), violations.end(),
+                     [&](const std::string& violation) { return begins_with(violation, prefix); });
+}
+
+// ---- Validation
+// -------------------------------------------------------------------------------------------------------
+
+struct Planted {
+  const char* prefix;  // of the violation
+  std::function<void(ScheduleCase&, Schedule&)> plant;
+};
+
+// Violations that do not touch each other, on a backward schedule of a cpu with 4 workers and El = 4.
+const std::vector<Planted>& planted_violations() {
+  static const std::vector<Planted> planted = {
+      {"hidden=12:", [](ScheduleCase& c, Schedule&) { c.shape.hidden = 12; }},
+      {"intermediate=0:", [](ScheduleCase& c, Schedule&) { c.shape.intermediate = 0; }},
+      {"topk=9:", [](ScheduleCase& c, Schedule&) { c.shape.topk = 9; }},
+      {"combine_groups=-1:", [](ScheduleCase& c, Schedule&) { c.numerics.combine_groups = -1; }},
+      {"router_weight=1: not built",
+       [](ScheduleCase& c, Schedule&) { c.numerics.router_weight = RouterWeight::kOutput; }},
+      {"weight_gradient=3:",
+       [](ScheduleCase& c, Schedule&) { c.numerics.weight_gradient = static_cast<WeightGradient>(3); }},
+      {"queue=2: legal are static or dynamic", [](ScheduleCase&, Schedule& s) { s.queue = static_cast<QueueKind>(2); }},
+      {"save.xg=-1:", [](ScheduleCase&, Schedule& s) { s.save_xg = static_cast<SaveXg>(-1); }},
+      {"comm.dispatch_sms=1:", [](ScheduleCase&, Schedule& s) { s.comm.dispatch_sms = 1; }},
+      {"comm.combine_sms=2: comm.where", [](ScheduleCase&, Schedule& s) { s.comm.combine_sms = 2; }},
+      {"comm.combine_sms=2: combine.transport", [](ScheduleCase&, Schedule& s) { s.comm.combine_sms = 2; }},
+      {"comm.reduce_sms=3:", [](ScheduleCase&, Schedule& s) { s.comm.reduce_sms = 3; }},
+      {"comm.chunk_bytes=1000:", [](ScheduleCase&, Schedule& s) { s.comm.chunk_bytes = 1000; }},
+      {"comm.stages=3:", [](ScheduleCase&, Schedule& s) { s.comm.stages = 3; }},
+      {"comm.reserve_sms=4: legal are 0 to 3", [](ScheduleCase&, Schedule& s) { s.comm.reserve_sms = 4; }},
+      {"order.experts_per_wave=5: legal are 1 to 4", [](ScheduleCase&, Schedule& s) { s.order.experts_per_wave = 5; }},
+      {"order.raster=17:", [](ScheduleCase&, Schedule& s) { s.order.raster = 17; }},
+      {"order.interleave=mixed: needs fusion=layer", [](ScheduleCase&, Schedule& s) { s.fusion = Fusion::kNone; }},
+      {"backward.wgrad=fill: needs fusion", [](ScheduleCase&, Schedule& s) { s.fusion = Fusion::kNone; }},
+      {"tile.n=100:", [](ScheduleCase&, Schedule& s) { s.tile.n = 100; }},
+      {"tile.stages=2147483647:", [](ScheduleCase&, Schedule& s) { s.tile.stages = 2147483647; }},
+      {"tile.wgrad_fc1.k=48:", [](ScheduleCase&, Schedule& s) { s.stage_tile[5].k = 48; }},
+      {"tile.fc2.m=256: must equal tile.m", [](ScheduleCase&, Schedule& s) { s.stage_tile[1].m = 256; }},
+      {"tile.dgrad_fc1.m=128: must equal tile.m", [](ScheduleCase&, Schedule& s) { s.stage_tile[3].m = 128; }},
+      {"combine.column_chunks=0:", [](ScheduleCase&, Schedule& s) { s.combine.column_chunks = 0; }},
+  };
+  return planted;
+}
+
+TEST(ScheduleValidate, ReportsEveryPlantedViolationAtOnce) {
+  RandomBits random(3);
+  const std::vector<Planted>& all = planted_violations();
+  for (int round = 0; round < 500; ++round) {
+    ScheduleCase c = case_of(EngineKind::kCpu, Direction::kBackward, 4);
+    Schedule schedule = c.filled();
+    ASSERT_TRUE(c.violations(schedule).empty());
+    std::vector<std::string> expected;
+    const int share = 1 + below(random, 8);
+    for (const Planted& planted : all) {
+      if (below(random, share) != 0) continue;
+      planted.plant(c, schedule);
+      expected.push_back(planted.prefix);
+    }
+    const std::vector<std::string> violations = c.violations(schedule);
+    for (const std::string& prefix : expected) {
+      EXPECT_TRUE(reports(violations, prefix)) << prefix << " is not among" << listed(violations);
+    }
+    EXPECT_EQ(violations.empty(), expected.empty());
+    for (const std::string& violation : violations) {
+      EXPECT_TRUE(std::any_of(
+          all.begin(), all.end(),
+          [&](const Planted& planted) {
+            return begins_with(violation, std::string(planted.prefix).substr(0, std::string(planted.prefix).find(':')));
+          }))
+          << "not planted: " << violation;
+    }
+  }
+}
+
+TEST(ScheduleValidate, NamesEachRuleByItsField) {
+  struct Row {
+    EngineKind engine;
+    Direction direction;
+    const char* given;
+    const char* prefix;  // of the one violation; empty: legal
+  };
+  const EngineKind cpu = EngineKind::kCpu, cuda = EngineKind::kCuda, automatic = EngineKind::kAuto;
+  const Direction forward = Direction::kForward, backward = Direction::kBackward;
+  const std::vector<Row> rows = {
+      {cpu, forward, "comm.where=sms,comm.dispatch_sms=0", "comm.dispatch_sms=0: comm.where=sms needs at least 1"},
+      {cpu, forward, "comm.where=sms,comm.dispatch_sms=8", ""},
+      {cpu, forward, "comm.where=sms,comm.dispatch_sms=9", "comm.dispatch_sms=9: "},
+      {cpu, forward, "comm.where=sms,comm.dispatch_sms=6,comm.reduce_sms=2", ""},
+      {cpu, forward, "comm.where=sms,comm.dispatch_sms=7,comm.reduce_sms=2", "comm.dispatch_sms=7: "},
+      {cpu, forward, "comm.where=sms,comm.dispatch_sms=6,comm.reserve_sms=3", "comm.dispatch_sms=6: "},
+      {cpu, forward, "comm.where=sms,combine.transport=epilogue,comm.combine_sms=1",
+       "comm.combine_sms=1: combine.transp"},
+      {cpu, forward, "comm.reserve_sms=7", ""},
+      {cpu, forward, "comm.reserve_sms=8", "comm.reserve_sms=8: legal are 0 to 7"},
+      {cpu, forward, "fusion=pairs,order.interleave=mixed", "order.interleave=mixed: "},
+      {cpu, backward, "fusion=none,backward.wgrad=fill", "backward.wgrad=fill: "},
+      {cpu, forward, "fusion=none,backward.wgrad=fill", ""},
+      {cpu, backward, "fusion=pairs,backward.wgrad=fill", ""},
+      {cpu, backward, "tile.m=64,tile.wgrad_fc2.m=256", ""},
+      {cpu, backward, "tile.m=64,tile.dgrad_fc2.m=256", "tile.dgrad_fc2.m=256: must equal tile.m"},
+      {cpu, forward, "tile.n=64,tile.fc1.n=256", ""},
+      {cpu, forward, "tile.m=256,tile.n=256,tile.k=128,tile.stages=8,tile.pipeline=pingpong", ""},
+      {automatic, forward, "tile.m=256,tile.n=256,comm.chunk_bytes=65536,comm.stages=16", ""},
+      {cuda, forward, "tile.m=256,tile.n=256,tile.stages=2,tile.k=32",
+       "tile.m=256 with tile.n=256 and tile.pipeline=coop"},
+      {cuda, forward, "tile.m=64,tile.pipeline=cooperative", "tile.m=64 with"},
+      {cuda, forward, "tile.pipeline=pingpong,tile.n=256,tile.m=128,tile.fc1.n=128", "tile.m=128 with tile.n=256 and"},
+      {cuda, forward, "tile.pipeline=pingpong,tile.m=256", "tile.m=256 with"},
+      {cuda, backward, "tile.m=128,tile.n=256,tile.k=64,tile.stages=5,comm.where=sms", "tile.stages=5 with"},
+      {cuda, backward, "tile.m=128,tile.n=256,tile.k=64,tile.stages=4,comm.where=warps,comm.chunk_bytes=32768",
+       "tile.stages=4 with"},
+      {cuda, backward, "tile.m=128,tile.n=256,tile.k=64,tile.stages=4,comm.where=sms,comm.chunk_bytes=32768", ""},
+      {cuda, forward, "comm.chunk_bytes=65536,comm.stages=2", "comm.chunk_bytes=65536 with comm.stages=2"},
+      {cuda, forward, "tile.cluster=2,comm.reserve_sms=7", "tile.cluster=2: "},
+      {cuda, forward, "tile.cluster=2,comm.reserve_sms=6", ""},
+      {cuda, forward, "tile.wgrad_fc1.m=256,tile.wgrad_fc1.n=256", ""},
+      {cuda, backward, "tile.wgrad_fc1.m=256,tile.wgrad_fc1.n=256",
+       "tile.wgrad_fc1.m=256 with tile.wgrad_fc1.n=256 and"},
+  };
+  for (const Row& row : rows) {
+    const ScheduleCase c = case_of(row.engine, row.direction, 8);
+    const std::vector<std::string> violations = c.violations(c.filled(PartialSchedule::parse(row.given)));
+    const std::string prefix = row.prefix;
+    if (prefix.empty()) {
+      EXPECT_TRUE(violations.empty()) << row.given << listed(violations);
+    } else {
+      EXPECT_TRUE(reports(violations, prefix)) << row.given << listed(violations);
+    }
+  }
+}
+
+TEST(ScheduleValidate, ChecksGroupsShapeAndMachine) {
+  const auto violations_with = [](const std::function<void(ScheduleCase&)>& change) {
+    ScheduleCase c;
+    change(c);
+    return c.violations(c.filled());
+  };
+  EXPECT_TRUE(violations_with([](ScheduleCase& c) { c.numerics.combine_groups = 4; }).empty());
+  EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.numerics.combine_groups = 3; }),
+                      "combine_groups=3: must divide the number of experts, 8"));
+  EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.numerics.combine_groups = 1; }),
+                      "combine_groups=1: must be a multiple of the number of ranks, 2"));
+  EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.shape.experts = 7; }),
+                      "experts=7: must be a multiple of the number of ranks, 2"));
+  EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.shape.experts = 0; }), "experts=0:"));
+  EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.machine.ranks = 0; }), "ranks=0:"));
+  EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.machine.ranks = 65; }), "ranks=65:"));
+  EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.machine.workers = 0; }), "workers=0:"));
+  EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.shape.topk = 0; }), "topk=0:"));
+  EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.numerics.activation = static_cast<Activation>(1); }),
+                      "activation=1:"));
+
+  ScheduleCase grouped;
+  grouped.numerics.combine_groups = 2;
+  Schedule schedule = grouped.filled();
+  EXPECT_EQ(schedule.combine.transport, CombineTransport::kStaged);
+  schedule.combine.transport = CombineTransport::kEpilogue;
+  EXPECT_TRUE(reports(grouped.violations(schedule), "combine.transport=epilogue: combine_groups=2 needs staged"));
+}
+
+TEST(ScheduleValidate, ResolveThrowsAllOfThemInOneLine) {
+  const ScheduleCase c;
+  const PartialSchedule given =
+      PartialSchedule::parse("fusion=none,order.interleave=mixed,comm.where=warps,comm.reduce_sms=1");
+  for (const char* part : {"order.interleave=mixed", "comm.reduce_sms=1", "; "}) {
+    expect_error(Status::kInvalidArgument, part, [&] { resolve(given, c.direction, c.shape, c.numerics, c.machine); });
+  }
+  EXPECT_EQ(resolve({}, c.direction, c.shape, c.numerics, c.machine), c.filled());
+}
+
+// The rules once more, by hand, for schedules whose fields are all in range.
+bool is_legal_by_hand(const Schedule& s, const ScheduleCase& c) {
+  const int64_t available = c.machine.workers - s.comm.reserve_sms;
+  if (available < 1 || s.order.experts_per_wave > c.shape.experts / c.machine.ranks) return false;
+  if (s.comm.where == CommWhere::kWarps) {
+    if (s.comm.dispatch_sms + s.comm.combine_sms + s.comm.reduce_sms != 0) return false;
+  } else if (s.comm.dispatch_sms < 1 || s.comm.combine_sms + s.comm.reduce_sms >= available ||
+             s.comm.dispatch_sms + s.comm.combine_sms + s.comm.reduce_sms > available) {
+    return false;
+  }
+  const bool epilogue = s.combine.transport == CombineTransport::kEpilogue;
+  if (epilogue && (s.comm.combine_sms > 0 || c.numerics.combine_groups > 0)) return false;
+  if (s.fusion != Fusion::kLayer && s.order.interleave == Interleave::kMixed) return false;
+  const bool backward = c.direction == Direction::kBackward;
+  if (backward && s.fusion == Fusion::kNone && s.wgrad == WgradOrder::kFill) return false;
+  for (int stage = 0; stage < 4; ++stage) {
+    if (s.stage_tile[stage].m.value_or(s.tile.m) != s.tile.m) return false;
+  }
+  if (!backward && s.stage_tile[0].n.value_or(s.tile.n) % 128 != 0) return false;
+  if (c.machine.engine != EngineKind::kCuda) return true;
+  const int64_t ring = s.comm.chunk_bytes * s.comm.stages;
+  if (ring > 65536) return false;
+  for (int stage = backward ? 2 : 0; stage < (backward ? 6 : 2); ++stage) {
+    const TileShape t = s.tile_of(static_cast<GemmStage>(stage));
+    if (t.cluster > available) return false;
+    if (t.pipeline == Pipeline::kCooperative ? (t.m == 64 || t.m * t.n > 32768) : (t.m == 256 || t.m * t.n > 16384)) {
+      return false;
+    }
+    const int64_t bytes = 2 * t.stages * t.k * (t.m + t.n) + (s.comm.where == CommWhere::kWarps ? ring : 0) + 8192;
+    if (bytes > c.machine.shared_memory_bytes) return false;
+  }
+  return true;
+}
+
+TEST(ScheduleValidate, AgreesWithTheRulesWrittenByHand) {
+  RandomBits random(5);
+  int legal = 0;
+  const int rounds = 60000;
+  for (int round = 0; round < rounds; ++round) {
+    const ScheduleCase c = random_schedule_case(random);
+    Schedule schedule = c.filled();
+    for (int changes = below(random, 6); changes > 0; --changes) {
+      const FieldDescriptor& descriptor = descriptor_of(below(random, kFieldCount));
+      std::vector<int> values = legal_values(descriptor.field);
+      if (values.size() > 16) values.resize(16);
+      descriptor.set(schedule, pick(random, values));
+    }
+    const bool expected = is_legal_by_hand(schedule, c);
+    legal += expected;
+    const std::vector<std::string> violations = c.violations(schedule);
+    ASSERT_EQ(violations.empty(), expected) << to_text(schedule) << listed(violations);
+  }
+  EXPECT_GT(legal, rounds / 5);
+  EXPECT_LT(legal, rounds * 4 / 5);
+}
+
+// ---- Filling
+// ----------------------------------------------------------------------------------------------------------
+
+TEST(ScheduleFill, DefaultsAreThoseOfTheHeader) {
+  ScheduleCase c = case_of(EngineKind::kCuda, Direction::kBackward, 132);
+  c.shape = {7168, 2048, 256, 8};
+  c.machine.ranks = 8;
+  Schedule expected;
+  expected.order.experts_per_wave = 5;
+  EXPECT_EQ(c.filled(), expected);
+  c.machine.engine = EngineKind::kAuto;
+  expected.order.experts_per_wave = 2;
+  expected.tile = {64, 128, 64, 4, 1, Pipeline::kCooperative};
+  EXPECT_EQ(c.filled(), expected);
+  c.shape.experts = 8;
+  EXPECT_EQ(c.filled().order.experts_per_wave, 1);
+}
+
+TEST(ScheduleFill, CompletesWhatARequestNeeds) {
+  struct Row {
+    EngineKind engine;
+    Direction direction;
+    const char* given;
+    const char* expected;  // fields of the filled schedule
+  };
+  const EngineKind cpu = EngineKind::kCpu, cuda = EngineKind::kCuda;
+  const Direction forward = Direction::kForward, backward = Direction::kBackward;
+  const std::vector<Row> rows = {
+      {cpu, forward, "comm.where=sms", "comm.dispatch_sms=1,comm.combine_sms=0,comm.reduce_sms=0"},
+      {cpu, forward, "comm.where=sms,combine.transport=staged", "comm.dispatch_sms=1,comm.combine_sms=1"},
+      {cpu, forward, "comm.where=sms,combine.transport=staged,comm.reserve_sms=7",
+       "comm.dispatch_sms=1,comm.combine_sms=0"},
+      {cpu, forward, "comm.where=sms,combine.transport=staged,comm.dispatch_sms=8", "comm.combine_sms=0"},
+      {cpu, forward, "comm.dispatch_sms=3", "comm.where=sms,combine.transport=epilogue"},
+      {cpu, forward, "comm.combine_sms=7", "comm.where=sms,combine.transport=staged,comm.dispatch_sms=1"},
+      {cpu, forward, "comm.reduce_sms=2", "comm.where=sms,comm.dispatch_sms=1"},
+      {cpu, forward, "comm.dispatch_sms=0", "comm.where=warps"},
+      {cpu, forward, "order.interleave=mixed", "fusion=layer"},
+      {cpu, backward, "backward.wgrad=fill", "fusion=layer"},
+      {cpu, backward, "fusion=none", "order.interleave=phased,backward.wgrad=after"},
+      {cpu, backward, "fusion=pairs", "order.interleave=phased,backward.wgrad=fill"},
+      {cpu, forward, "tile.n=64", "tile.fc1.n=128"},
+      {cpu, forward, "tile.fc2.m=256", "tile.m=256"},
+      {cuda, forward, "tile.pipeline=pingpong", "tile.m=128,tile.n=128,tile.k=64,tile.stages=4"},
+      {cuda, forward, "tile.m=64", "tile.pipeline=pingpong,tile.n=256"},
+      {cuda, forward, "tile.m=256", "tile.pipeline=cooperative,tile.n=128"},
+      {cuda, forward, "tile.fc1.pipeline=pingpong", "tile.n=256,tile.fc1.n=128"},
+      {cuda, backward, "tile.k=128", "tile.n=256,tile.stages=2"},
+      {cuda, backward, "tile.wgrad_fc2.m=256", "tile.m=128,tile.n=256,tile.wgrad_fc2.n=128"},
+      {cuda, backward, "comm.chunk_bytes=65536", "comm.stages=1,comm.where=warps,tile.n=256,tile.stages=3"},
+      {cuda, backward, "tile.m=128,tile.n=256,tile.k=64,tile.stages=4,comm.stages=16", "comm.chunk_bytes=1024"},
+      {cuda, backward, "tile.m=128,tile.n=256,tile.k=64,tile.stages=4,comm.chunk_bytes=65536",
+       "comm.where=sms,comm.dispatch_sms=1,comm.stages=1"},
+      {cuda, forward, "comm.reserve_sms=7", "tile.cluster=1"},
+  };
+  for (const Row& row : rows) {
+    const ScheduleCase c = case_of(row.engine, row.direction, 8);
+    const Schedule schedule = c.filled(PartialSchedule::parse(row.given));
+    for (const auto& [name, value] : PartialSchedule::parse(row.expected).values()) {
+      const FieldDescriptor& descriptor = descriptor_of(*find_field(name));
+      EXPECT_EQ(descriptor.get(schedule), parse_value(descriptor.field, value)) << row.given << ": " << name;
+    }
+    EXPECT_TRUE(c.violations(schedule).empty()) << row.given << listed(c.violations(schedule));
+  }
+}
+
+TEST(ScheduleFill, NothingGivenIsAlwaysLegal) {
+  RandomBits random(13);
+  for (int round = 0; round < 3000; ++round) {
+    const ScheduleCase c = random_schedule_case(random);
+    const std::vector<std::string> violations = c.violations(c.filled());
+    ASSERT_TRUE(violations.empty()) << to_text(c.filled()) << listed(violations);
+  }
+}
+
+// Whatever one field says, the rest adapts to it, or the field itself is at fault and named.
+TEST(ScheduleFill, AnySingleFieldIsLegalOrNamed) {
+  RandomBits random(17);
+  for (int round = 0; round < 60; ++round) {
+    const ScheduleCase c = random_schedule_case(random);
+    for (const FieldDescriptor& descriptor : field_descriptors()) {
+      std::vector<int> values = legal_values(descriptor.field);
+      if (values.size() > 40) values = {0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 131, 132, 133, 1024};
+      for (const int value : values) {
+        if (!is_legal_value(descriptor.field, value)) continue;
+        PartialSchedule given;
+        given.set(descriptor.field.name, value_text(descriptor.field, value));
+        const Schedule schedule = c.filled(given);
+        ASSERT_EQ(descriptor.get(schedule), value);
+        for (const std::string& violation : c.violations(schedule)) {
+          EXPECT_NE(violation.find(descriptor.field.name + "="), std::string::npos)
+              << descriptor.field.name << "=" << value << listed(c.violations(schedule));
+        }
+      }
+    }
+  }
+}
+
+TEST(ScheduleFill, SingleFieldsThatNoMachineForbidsAreLegal) {
+  RandomBits random(19);
+  const std::set<int> bounded_by_machine = {kCommDispatchSms,     kCommCombineSms, kCommReduceSms,   kCommReserveSms,
+                                            kOrderExpertsPerWave, kTileCluster,    kCombineTransport};
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    for (const EngineKind engine : {EngineKind::kCpu, EngineKind::kCuda}) {
+      const ScheduleCase c = case_of(engine, direction, 132);
+      for (int id = 0; id < kFieldCount; ++id) {
+        if (bounded_by_machine.count(id) != 0) continue;
+        for (const int value : legal_values(descriptor_of(id).field)) {
+          PartialSchedule given;
+          given.set(name_of(id), value_text(descriptor_of(id).field, value));
+          const std::vector<std::string> violations = c.violations(c.filled(given));
+          EXPECT_TRUE(violations.empty()) << to_text(c.filled(given)) << listed(violations);
+        }
+      }
+    }
+  }
+}
+
+// Part of a legal schedule, in which nothing contradicts: given fields stay, and what is filled around them adds
+// nothing that a field alone does not answer for.
+TEST(ScheduleFill, GivenFieldsStay) {
+  RandomBits random(23);
+  int legal = 0;
+  for (int round = 0; round < 1000; ++round) {
+    const ScheduleCase c = random_schedule_case(random);
+    const PartialSchedule source = PartialSchedule::from(random_in_range_schedule(random));
+    PartialSchedule given;
+    const int share = 1 + below(random, 12);
+    for (const auto& [name, value] : source.values()) {
+      if (below(random, share) == 0) given.set(name, value);
+    }
+    const Schedule schedule = c.filled(given);
+    for (const auto& [name, value] : given.values()) {
+      const FieldDescriptor& descriptor = descriptor_of(*find_field(name));
+      ASSERT_EQ(descriptor.get(schedule), parse_value(descriptor.field, value)) << name;
+    }
+    if (c.violations(schedule).empty()) {
+      ++legal;
+      EXPECT_EQ(c.filled(PartialSchedule::from(schedule)), schedule) << "a filled schedule needs no more";
+    }
+  }
+  EXPECT_GT(legal, 50);
+}
+
+}  // namespace
+}  // namespace uniep
