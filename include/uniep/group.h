@@ -28,8 +28,8 @@ struct Allocator {
 
 // Disturbances for tests. They change no bit of any result.
 struct Disturbance {
-  uint64_t shuffle_seed = 0;   // not 0: a random ready agent runs next, and tiles are delayed at random
-  int delayed_rank = -1;       // every tile of this rank takes delay_microseconds longer
+  uint64_t shuffle_seed = 0;  // not 0: a random ready agent runs next, and tiles are delayed at random
+  int delayed_rank = -1;      // every tile of this rank takes delay_microseconds longer
   int delay_microseconds = 0;
 };
 
@@ -44,11 +44,11 @@ struct GroupOptions {
   int workers = 0;                        // compute units of a rank; 0: the engine's choice
   std::vector<int> devices;               // rank r runs on devices[r mod size]; empty: all there are (cuda)
   Launch launch = Launch::kThreads;
-  int rank = 0;                           // kProcesses: this process's rank
-  std::string bootstrap;                  // kProcesses: a unique id from another rank; empty: torchrun's environment
-  void* communicator = nullptr;           // kProcesses: an ncclComm_t to use instead
-  Allocator allocator;                    // both functions or neither; neither: the C++ heap (cpu), the device's (cuda)
-  double timeout_seconds = 0;             // bound of every wait; 0: UNIEP_TIMEOUT_S, or 60
+  int rank = 0;                  // kProcesses: this process's rank
+  std::string bootstrap;         // kProcesses: a unique id from another rank; empty: torchrun's environment
+  void* communicator = nullptr;  // kProcesses: an ncclComm_t to use instead
+  Allocator allocator;           // both functions or neither; neither: the C++ heap (cpu), the device's (cuda)
+  double timeout_seconds = 0;    // bound of every wait; 0: UNIEP_TIMEOUT_S, or 60
   Disturbance disturbance;
 };
 

@@ -23,10 +23,10 @@ enum class IndexType : int { kInt32 = 0, kInt64 = 1 };
 
 // One rank's router output.
 struct Routing {
-  int64_t tokens = 0;                       // T, may differ from rank to rank and may be 0
-  const void* topk_ids = nullptr;           // [T, K] global expert of a slot, -1 = unused; no expert twice in a row
+  int64_t tokens = 0;              // T, may differ from rank to rank and may be 0
+  const void* topk_ids = nullptr;  // [T, K] global expert of a slot, -1 = unused; no expert twice in a row
   IndexType index_type = IndexType::kInt32;
-  const float* probs = nullptr;             // [T, K] fp32, finite; an unused slot's is ignored
+  const float* probs = nullptr;  // [T, K] fp32, finite; an unused slot's is ignored
   Stream stream;
 };
 
@@ -43,12 +43,12 @@ class UNIEP_API Placement {
   explicit Placement(std::shared_ptr<const internal::PlacementState> state) : state_(std::move(state)) {}
   bool empty() const { return state_ == nullptr; }
 
-  int64_t rows(int rank) const;                          // routed rows that the rank's experts receive
-  int64_t padded_rows(int rank) const;                   // with every segment padded to a multiple of 128
-  int64_t tokens(int rank) const;                        // T of the rank
-  int64_t expert_rows(int64_t expert) const;             // routed rows of a global expert
-  int64_t expert_segment(int64_t expert) const;          // first row of the expert's segment on its owner
-  int64_t routed(int source_rank, int64_t expert) const; // rows that a rank sends to an expert
+  int64_t rows(int rank) const;                           // routed rows that the rank's experts receive
+  int64_t padded_rows(int rank) const;                    // with every segment padded to a multiple of 128
+  int64_t tokens(int rank) const;                         // T of the rank
+  int64_t expert_rows(int64_t expert) const;              // routed rows of a global expert
+  int64_t expert_segment(int64_t expert) const;           // first row of the expert's segment on its owner
+  int64_t routed(int source_rank, int64_t expert) const;  // rows that a rank sends to an expert
   const std::shared_ptr<const internal::PlacementState>& state() const { return state_; }
 
  private:
@@ -100,10 +100,10 @@ UNIEP_API std::vector<MemoryNeed> memory_need(const Group& group, const LayerCon
 struct TileEvent {
   int rank = 0;
   int worker = 0;
-  bool copy_agent = false;  // else the compute agent
-  const char* stage = "";   // "dispatch", "fc1", ..., "combine", "reduce"
-  int expert = -1;          // global expert, or -1
-  int m = 0, n = 0;         // the tile's block coordinates
+  bool copy_agent = false;    // else the compute agent
+  const char* stage = "";     // "dispatch", "fc1", ..., "combine", "reduce"
+  int expert = -1;            // global expert, or -1
+  int m = 0, n = 0;           // the tile's block coordinates
   int64_t wait_begin_ns = 0;  // when the agent began to wait for the tile's inputs
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
@@ -116,7 +116,7 @@ struct CallOptions {
 struct ForwardArguments {
   const BFloat16* x = nullptr;  // [T, H]
   Weights weights;
-  BFloat16* y = nullptr;        // [T, H], written
+  BFloat16* y = nullptr;  // [T, H], written
   Stream stream;
 };
 
@@ -127,7 +127,8 @@ class UNIEP_API Saved {
   Saved() = default;
   explicit Saved(std::shared_ptr<internal::SavedState> state) : state_(std::move(state)) {}
   bool empty() const { return state_ == nullptr; }
-  // z of a local rank: [padded_rows, 2 I], bf16, gate columns first; rows of padding hold no meaning. Null without rows.
+  // z of a local rank: [padded_rows, 2 I], bf16, gate columns first; rows of padding hold no meaning. Null without
+  // rows.
   const BFloat16* z(int rank) const;
   const Placement& placement() const;
   internal::SavedState& state() const { return *state_; }
@@ -144,8 +145,8 @@ struct BackwardArguments {
   const BFloat16* dy = nullptr;  // [T, H]
   const BFloat16* x = nullptr;   // [T, H] as in forward; read only when xg was not kept (save.xg = redispatch)
   Weights weights;
-  BFloat16* dx = nullptr;        // [T, H], written
-  float* dprobs = nullptr;       // [T, K], written; an unused slot's is +0
+  BFloat16* dx = nullptr;   // [T, H], written
+  float* dprobs = nullptr;  // [T, K], written; an unused slot's is +0
   WeightGradients gradients;
   Stream stream;
 };

@@ -16,7 +16,9 @@ constexpr int kMostRanks = 64;
 constexpr int kMostWorkers = 1024;
 constexpr double kDefaultTimeoutSeconds = 60;
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(Status::kInvalidArgument, message); }
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(Status::kInvalidArgument, message);
+}
 
 void* heap_allocate(void*, std::size_t bytes, std::size_t alignment, int, Stream) {
   return ::operator new(bytes, std::align_val_t(alignment), std::nothrow);
@@ -76,12 +78,26 @@ Group::~Group() = default;
 Group::Group(Group&&) noexcept = default;
 Group& Group::operator=(Group&&) noexcept = default;
 
-int Group::ranks() const { return engine_->ranks(); }
-int Group::workers() const { return engine_->workers(); }
-EngineKind Group::engine() const { return engine_->kind(); }
-Machine Group::machine() const { return engine_->machine(); }
-int Group::first_local_rank() const { return engine_->first_local_rank(); }
-int Group::local_ranks() const { return engine_->local_ranks(); }
-void Group::recover() { engine_->recover(); }
+int Group::ranks() const {
+  return engine_->ranks();
+}
+int Group::workers() const {
+  return engine_->workers();
+}
+EngineKind Group::engine() const {
+  return engine_->kind();
+}
+Machine Group::machine() const {
+  return engine_->machine();
+}
+int Group::first_local_rank() const {
+  return engine_->first_local_rank();
+}
+int Group::local_ranks() const {
+  return engine_->local_ranks();
+}
+void Group::recover() {
+  engine_->recover();
+}
 
 }  // namespace uniep

@@ -9,7 +9,9 @@
 namespace uniep {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(Status::kInvalidArgument, message); }
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(Status::kInvalidArgument, message);
+}
 
 void check_call(const Group& group, const LayerConfig& config, const Schedule& schedule, Direction direction,
                 const Placement& placement, std::size_t arguments) {
@@ -91,13 +93,19 @@ void backward(Group& group, const LayerConfig& config, const Schedule& schedule,
     check_array(own.dx, "dx", rank, has_tokens);
     check_array(own.dprobs, "dprobs", rank, has_tokens);
     check_weights(own.weights, rank, config.shape.experts / group.ranks());
-    check_expert_arrays(own.gradients.dw1, own.gradients.dw1_experts, "dw1", rank, config.shape.experts / group.ranks());
-    check_expert_arrays(own.gradients.dw2, own.gradients.dw2_experts, "dw2", rank, config.shape.experts / group.ranks());
+    check_expert_arrays(own.gradients.dw1, own.gradients.dw1_experts, "dw1", rank,
+                        config.shape.experts / group.ranks());
+    check_expert_arrays(own.gradients.dw2, own.gradients.dw2_experts, "dw2", rank,
+                        config.shape.experts / group.ranks());
   }
   group.implementation().backward({config, schedule, saved, arguments, options});
 }
 
-const BFloat16* Saved::z(int rank) const { return state_->ranks.at(rank - state_->first_rank).z; }
-const Placement& Saved::placement() const { return state_->placement; }
+const BFloat16* Saved::z(int rank) const {
+  return state_->ranks.at(rank - state_->first_rank).z;
+}
+const Placement& Saved::placement() const {
+  return state_->placement;
+}
 
 }  // namespace uniep

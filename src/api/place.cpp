@@ -12,7 +12,9 @@ namespace {
 constexpr int64_t kLargestDimension = int64_t{1} << 20;
 constexpr int64_t kLargestRowCount = std::numeric_limits<int32_t>::max() - kRowAlignment;
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(Status::kInvalidArgument, message); }
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(Status::kInvalidArgument, message);
+}
 
 int64_t id_at(const Routing& routing, int64_t entry) {
   return routing.index_type == IndexType::kInt32 ? static_cast<const int32_t*>(routing.topk_ids)[entry]
@@ -49,12 +51,11 @@ void count_rank(internal::PlacementState& state, const Routing& routing, int ran
   own.tokens = routing.tokens;
   own.expert_of_slot.resize(routing.tokens * state.shape.topk);
   int32_t* counts = state.counts.data() + rank * state.shape.experts;
-  const RoutingProblem problem =
-      routing.index_type == IndexType::kInt32
-          ? count_chunk(static_cast<const int32_t*>(routing.topk_ids), routing.probs, 0, routing.tokens, state.shape,
-                        counts, own.expert_of_slot.data())
-          : count_chunk(static_cast<const int64_t*>(routing.topk_ids), routing.probs, 0, routing.tokens, state.shape,
-                        counts, own.expert_of_slot.data());
+  const RoutingProblem problem = routing.index_type == IndexType::kInt32
+                                     ? count_chunk(static_cast<const int32_t*>(routing.topk_ids), routing.probs, 0,
+                                                   routing.tokens, state.shape, counts, own.expert_of_slot.data())
+                                     : count_chunk(static_cast<const int64_t*>(routing.topk_ids), routing.probs, 0,
+                                                   routing.tokens, state.shape, counts, own.expert_of_slot.data());
   if (problem.fault != RoutingFault::kNone) report(problem, routing, rank, state.shape);
 }
 
@@ -65,11 +66,11 @@ void check_rows(const internal::PlacementState& state, Capacity capacity) {
     int64_t need = 0;
     int32_t expert = state.expert_begin[rank];
     while (need <= limit) need += round_up(state.expert_rows[expert++], kRowAlignment);
-    throw Error(Status::kOverflow,
-                fmt::format("capacity: rank {} needs {} rows (padded to {} an expert) but has {}; expert {} with {} rows "
-                            "is the first that does not fit",
-                            rank, state.padded_rows[rank], kRowAlignment, limit, expert - 1,
-                            state.expert_rows[expert - 1]));
+    throw Error(
+        Status::kOverflow,
+        fmt::format("capacity: rank {} needs {} rows (padded to {} an expert) but has {}; expert {} with {} rows "
+                    "is the first that does not fit",
+                    rank, state.padded_rows[rank], kRowAlignment, limit, expert - 1, state.expert_rows[expert - 1]));
   }
 }
 
@@ -136,11 +137,21 @@ std::shared_ptr<const internal::PlacementState> place_on_host(const LayerShape& 
   return state;
 }
 
-int64_t Placement::rows(int rank) const { return state_->rows.at(rank); }
-int64_t Placement::padded_rows(int rank) const { return state_->padded_rows.at(rank); }
-int64_t Placement::tokens(int rank) const { return state_->rank.at(rank).tokens; }
-int64_t Placement::expert_rows(int64_t expert) const { return state_->expert_rows.at(expert); }
-int64_t Placement::expert_segment(int64_t expert) const { return state_->segment_start.at(expert); }
+int64_t Placement::rows(int rank) const {
+  return state_->rows.at(rank);
+}
+int64_t Placement::padded_rows(int rank) const {
+  return state_->padded_rows.at(rank);
+}
+int64_t Placement::tokens(int rank) const {
+  return state_->rank.at(rank).tokens;
+}
+int64_t Placement::expert_rows(int64_t expert) const {
+  return state_->expert_rows.at(expert);
+}
+int64_t Placement::expert_segment(int64_t expert) const {
+  return state_->segment_start.at(expert);
+}
 int64_t Placement::routed(int source_rank, int64_t expert) const {
   return state_->counts.at(source_rank * state_->shape.experts + expert);
 }

@@ -1,11 +1,18 @@
 #include "cli/layer_runner.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 
 namespace uniep::cli {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
 
 template <typename T>
 bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
@@ -14,7 +21,9 @@ bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
 
 }  // namespace
 
-int64_t LayerData::all_tokens() const { return std::accumulate(tokens.begin(), tokens.end(), int64_t{0}); }
+int64_t LayerData::all_tokens() const {
+  return std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
+}
 int64_t LayerData::first_token(int rank) const {
   return std::accumulate(tokens.begin(), tokens.begin() + rank, int64_t{0});
 }
@@ -26,7 +35,9 @@ bool LayerResult::operator==(const LayerResult& other) const {
          same_bytes(dw2_fp32, other.dw2_fp32);
 }
 
-float start_main_grad(uint64_t index) { return static_cast<float>(static_cast<int64_t>(index * 2654435761u % 2048) - 1024) / 1024; }
+float start_main_grad(uint64_t index) {
+  return static_cast<float>(static_cast<int64_t>(index * 2654435761u % 2048) - 1024) / 1024;
+}
 
 LayerRunner::LayerRunner(Group& group, const LayerConfig& config, const LayerData& data, Capacity capacity)
     : group_(group), config_(config), data_(data), capacity_(capacity) {
@@ -37,7 +48,8 @@ void LayerRunner::place() {
   std::vector<Routing> routings;
   for (int rank = 0; rank < group_.ranks(); ++rank) {
     const int64_t first = data_.first_token(rank) * data_.shape.topk;
-    routings.push_back({data_.tokens[rank], data_.ids.data() + first, IndexType::kInt32, data_.probs.data() + first, {}});
+    routings.push_back(
+        {data_.tokens[rank], data_.ids.data() + first, IndexType::kInt32, data_.probs.data() + first, {}});
   }
   placement_ = uniep::place(group_, config_.shape, routings, capacity_);
 }
@@ -61,7 +73,9 @@ void LayerRunner::forward(const Schedule& schedule, std::vector<TileEvent>* even
   out_.y.assign(data_.x.size(), BFloat16{0xffff});
   saved_ = Saved();
   const std::vector<ForwardArguments> arguments = forward_arguments();
+  const Clock::time_point start = Clock::now();
   saved_ = uniep::forward(group_, config_, schedule, placement_, arguments, {events});
+  milliseconds_ = milliseconds_since(start);
 }
 
 std::vector<BackwardArguments> LayerRunner::backward_arguments() {
@@ -79,7 +93,8 @@ std::vector<BackwardArguments> LayerRunner::backward_arguments() {
     own.weights = forward[rank].weights;
     own.dx = out_.dx.data() + token * shape.hidden;
     own.dprobs = out_.dprobs.data() + token * shape.topk;
-    own.gradients.dw1 = bf16 ? static_cast<void*>(out_.dw1_bf16.data() + 2 * weights) : out_.dw1_fp32.data() + 2 * weights;
+    own.gradients.dw1 =
+        bf16 ? static_cast<void*>(out_.dw1_bf16.data() + 2 * weights) : out_.dw1_fp32.data() + 2 * weights;
     own.gradients.dw2 = bf16 ? static_cast<void*>(out_.dw2_bf16.data() + weights) : out_.dw2_fp32.data() + weights;
   }
   return arguments;
@@ -98,7 +113,9 @@ void LayerRunner::backward(const Schedule& schedule, std::vector<TileEvent>* eve
     for (std::size_t i = 0; i < out_.dw2_fp32.size(); ++i) out_.dw2_fp32[i] = start_main_grad(i);
   }
   const std::vector<BackwardArguments> arguments = backward_arguments();
+  const Clock::time_point start = Clock::now();
   uniep::backward(group_, config_, schedule, saved_, arguments, {events});
+  milliseconds_ = milliseconds_since(start);
 }
 
 LayerResult LayerRunner::result() const {

@@ -24,10 +24,10 @@ struct LayerData {
 
 // What the layer gives, in global order.
 struct LayerResult {
-  std::vector<BFloat16> y;       // [sum T, H]
-  std::vector<BFloat16> z;       // [rows, 2 I] by expert and row, without padding
-  std::vector<BFloat16> dx;      // [sum T, H]
-  std::vector<float> dprobs;     // [sum T, K]
+  std::vector<BFloat16> y;                   // [sum T, H]
+  std::vector<BFloat16> z;                   // [rows, 2 I] by expert and row, without padding
+  std::vector<BFloat16> dx;                  // [sum T, H]
+  std::vector<float> dprobs;                 // [sum T, K]
   std::vector<BFloat16> dw1_bf16, dw2_bf16;  // as Numerics::weight_gradient says, one pair is filled
   std::vector<float> dw1_fp32, dw2_fp32;
   bool operator==(const LayerResult& other) const;  // compares bytes
@@ -43,6 +43,8 @@ class LayerRunner {
   void forward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr);
   // With main_grad the gradients start from start_main_grad(), anew at every call.
   void backward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr);
+  // How long the engine took for the last forward() or backward().
+  double milliseconds() const { return milliseconds_; }
   // y and z, and after backward() the gradients.
   LayerResult result() const;
 
@@ -57,6 +59,7 @@ class LayerRunner {
   Placement placement_;
   Saved saved_;
   LayerResult out_;
+  double milliseconds_ = 0;
 };
 
 // The main_grad that a synthetic run starts from, by flat element index: small, exact, and different everywhere.

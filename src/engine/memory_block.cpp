@@ -23,7 +23,9 @@ MemoryBlock::~MemoryBlock() {
   if (memory_ != nullptr) allocator_.release(allocator_.context, memory_, bytes_, rank_, stream_);
 }
 
-MemoryBlock::MemoryBlock(MemoryBlock&& other) noexcept { *this = std::move(other); }
+MemoryBlock::MemoryBlock(MemoryBlock&& other) noexcept {
+  *this = std::move(other);
+}
 
 MemoryBlock& MemoryBlock::operator=(MemoryBlock&& other) noexcept {
   std::swap(allocator_, other.allocator_);

@@ -13,21 +13,43 @@
 namespace uniep {
 
 #ifdef __CUDA_ARCH__
-UNIEP_HOST_DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
-UNIEP_HOST_DEVICE float mul(float a, float b) { return __fmul_rn(a, b); }
-UNIEP_HOST_DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-UNIEP_HOST_DEVICE float float_from_bits(uint32_t bits) { return __uint_as_float(bits); }
-UNIEP_HOST_DEVICE uint32_t bits_of_float(float value) { return __float_as_uint(value); }
+UNIEP_HOST_DEVICE float add(float a, float b) {
+  return __fadd_rn(a, b);
+}
+UNIEP_HOST_DEVICE float mul(float a, float b) {
+  return __fmul_rn(a, b);
+}
+UNIEP_HOST_DEVICE float fused_multiply_add(float a, float b, float c) {
+  return __fmaf_rn(a, b, c);
+}
+UNIEP_HOST_DEVICE float float_from_bits(uint32_t bits) {
+  return __uint_as_float(bits);
+}
+UNIEP_HOST_DEVICE uint32_t bits_of_float(float value) {
+  return __float_as_uint(value);
+}
 #else
 // The host build forbids contraction (-ffp-contract=off), so plain operators round once each.
-UNIEP_HOST_DEVICE float add(float a, float b) { return a + b; }
-UNIEP_HOST_DEVICE float mul(float a, float b) { return a * b; }
-UNIEP_HOST_DEVICE float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-UNIEP_HOST_DEVICE float float_from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
-UNIEP_HOST_DEVICE uint32_t bits_of_float(float value) { return __builtin_bit_cast(uint32_t, value); }
+UNIEP_HOST_DEVICE float add(float a, float b) {
+  return a + b;
+}
+UNIEP_HOST_DEVICE float mul(float a, float b) {
+  return a * b;
+}
+UNIEP_HOST_DEVICE float fused_multiply_add(float a, float b, float c) {
+  return __builtin_fmaf(a, b, c);
+}
+UNIEP_HOST_DEVICE float float_from_bits(uint32_t bits) {
+  return __builtin_bit_cast(float, bits);
+}
+UNIEP_HOST_DEVICE uint32_t bits_of_float(float value) {
+  return __builtin_bit_cast(uint32_t, value);
+}
 #endif
 
-UNIEP_HOST_DEVICE float to_float(BFloat16 value) { return float_from_bits(static_cast<uint32_t>(value.bits) << 16); }
+UNIEP_HOST_DEVICE float to_float(BFloat16 value) {
+  return float_from_bits(static_cast<uint32_t>(value.bits) << 16);
+}
 
 // Rounds to nearest even; a NaN stays a (quiet) NaN. Written without branches so that it vectorises.
 UNIEP_HOST_DEVICE BFloat16 to_bfloat16(float value) {

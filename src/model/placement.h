@@ -46,8 +46,8 @@ RoutingProblem count_chunk(const Id* topk_ids, const float* probs, int64_t token
   return {};
 }
 
-// Gives the slots of the tokens [token_begin, token_end) their rows. next_row[E] holds the row of the chunk's first slot
-// of each expert and is advanced.
+// Gives the slots of the tokens [token_begin, token_end) their rows. next_row[E] holds the row of the chunk's first
+// slot of each expert and is advanced.
 inline void assign_chunk(const int32_t* expert_of_slot, int64_t token_begin, int64_t token_end, int64_t topk,
                          int32_t* next_row, int32_t* row_of_slot) {
   for (int64_t entry = token_begin * topk; entry < token_end * topk; ++entry) {

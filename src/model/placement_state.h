@@ -15,7 +15,9 @@ inline constexpr int kRowAlignment = 128;
 UNIEP_HOST_DEVICE int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
-UNIEP_HOST_DEVICE int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+UNIEP_HOST_DEVICE int64_t divide_up(int64_t value, int64_t divisor) {
+  return (value + divisor - 1) / divisor;
+}
 
 // An entry of a rank's row table: which slot a row belongs to. Padding has rank = -1.
 struct RowSource {
@@ -41,15 +43,15 @@ struct RankPlacement {
 struct PlacementState {
   LayerShape shape;
   int ranks = 1;
-  std::vector<int32_t> expert_begin;   // [W + 1] first global expert of a rank
-  std::vector<int32_t> rank_of_expert; // [E]
-  std::vector<int32_t> counts;         // [W, E] rows that a source sends to an expert
-  std::vector<int32_t> source_offset;  // [W, E] where they begin inside the expert's segment
-  std::vector<int32_t> expert_rows;    // [E]
-  std::vector<int32_t> segment_start;  // [E] first row of the segment on its rank
-  std::vector<int64_t> rows;           // [W] without padding
-  std::vector<int64_t> padded_rows;    // [W] with padding
-  std::vector<RankPlacement> rank;     // [W]
+  std::vector<int32_t> expert_begin;    // [W + 1] first global expert of a rank
+  std::vector<int32_t> rank_of_expert;  // [E]
+  std::vector<int32_t> counts;          // [W, E] rows that a source sends to an expert
+  std::vector<int32_t> source_offset;   // [W, E] where they begin inside the expert's segment
+  std::vector<int32_t> expert_rows;     // [E]
+  std::vector<int32_t> segment_start;   // [E] first row of the segment on its rank
+  std::vector<int64_t> rows;            // [W] without padding
+  std::vector<int64_t> padded_rows;     // [W] with padding
+  std::vector<RankPlacement> rank;      // [W]
 };
 
 }  // namespace internal

@@ -16,7 +16,8 @@ int64_t late_position(const RankProgram& p, int64_t rows, int64_t hidden, int64_
   const int64_t list = p.stages[0].dispatch ? list_length(p, 0, ListKind::kCompute) : 0;
   const int32_t shared = p.workers - p.combine_workers - p.reduce_workers;
   if (!p.on_sms || list == 0 || shared <= p.dispatch_workers) return 0;
-  const double copy = static_cast<double>(rows) * hidden * 2 * p.operands / p.dispatch_workers * kOperationsPerCopiedByte;
+  const double copy =
+      static_cast<double>(rows) * hidden * 2 * p.operands / p.dispatch_workers * kOperationsPerCopiedByte;
   const double list_operations = 6.0 * rows * hidden * intermediate;
   const double per_worker = list_operations / (shared - p.dispatch_workers);
   return per_worker <= 0 ? 0 : static_cast<int64_t>(list * std::min(1.0, copy / per_worker));

@@ -6,6 +6,7 @@
 #include <map>
 #include <tuple>
 
+#include "program/data_flow.h"
 #include "program/task_graph.h"
 
 namespace uniep {
@@ -103,8 +104,8 @@ class Coverage {
       filled.resize(program_.placement().padded_rows[rank], 0);
       for (std::size_t row = 0; row < filled.size() && problems_.size() < kMostProblems; ++row) {
         if (filled[row] != 1) {
-          problems_.push_back(fmt::format("rank {} row {} of operand {} is filled {} times", rank, row, operand,
-                                          filled[row]));
+          problems_.push_back(
+              fmt::format("rank {} row {} of operand {} is filled {} times", rank, row, operand, filled[row]));
         }
       }
     }
@@ -142,6 +143,7 @@ CheckReport check_program(const Program& program, const CheckTampering& tamperin
   CheckReport report;
   report.problems = graph.problems();
   Coverage(program, report.problems).check(graph);
+  DataFlow(program, graph).check(report.problems, kMostProblems);
   const std::vector<int64_t> stuck = graph.stuck();
   if (!stuck.empty()) {
     report.problems.push_back(

@@ -2,18 +2,19 @@
 
 #include "program/rank_program.h"
 
-// The edges between tiles: what a task waits for, and what it signals when its data is in place. Counters are local to a
-// rank and count tiles or rows; flags go between ranks, have one writer each and hold the call's epoch.
+// The edges between tiles: what a task waits for, and what it signals when its data is in place. Counters are local to
+// a rank and count tiles or rows; flags go between ranks, have one writer each and hold the call's epoch.
 namespace uniep {
 
-// ---- Where counters and flags lie ------------------------------------------------------------------------------------
+// ---- Where counters and flags lie
+// ------------------------------------------------------------------------------------
 
 enum class CounterSpace : int32_t {
-  kRowsLanded = 0,   // [operand, block] rows of the block that are in place, padding included
-  kFirstTiles,       // [block] column tiles of the first GEMM that are done
-  kSecondTiles,      // [block, chunk] column tiles of the second GEMM that are done
-  kAgentsFinished,   // [launch] agents that have walked all their lists
-  kTickets,          // [launch, list] next position of a dynamic list
+  kRowsLanded = 0,  // [operand, block] rows of the block that are in place, padding included
+  kFirstTiles,      // [block] column tiles of the first GEMM that are done
+  kSecondTiles,     // [block, chunk] column tiles of the second GEMM that are done
+  kAgentsFinished,  // [launch] agents that have walked all their lists
+  kTickets,         // [launch, list] next position of a dynamic list
 };
 
 enum class FlagSpace : int32_t {
@@ -68,7 +69,8 @@ UNIEP_HOST_DEVICE int64_t second_counter(int32_t block, int32_t chunk) {
   return static_cast<int64_t>(block) * kMaxColumnChunks + chunk;
 }
 
-// ---- Waits -----------------------------------------------------------------------------------------------------------
+// ---- Waits
+// -----------------------------------------------------------------------------------------------------------
 
 struct CounterWait {
   CounterSpace space;
@@ -141,8 +143,12 @@ UNIEP_HOST_DEVICE void for_each_wait(const RankProgram& p, const Task& task, Wai
   const int32_t global_expert = p.first_expert + task.expert;
   const auto arrive = [&](int32_t peer) { wait(FlagWait{FlagSpace::kArrive, peer}); };
   switch (task.stage) {
-    case Stage::kPull: for_each_source(p, global_expert, task.m, arrive); break;
-    case Stage::kPush: arrive(p.rank_of_expert[task.expert]); break;
+    case Stage::kPull:
+      for_each_source(p, global_expert, task.m, arrive);
+      break;
+    case Stage::kPush:
+      arrive(p.rank_of_expert[task.expert]);
+      break;
     case Stage::kReceive: {
       const int32_t block = p.block_begin[task.expert] + task.m;
       for_each_source(p, global_expert, task.m, [&](int32_t source) {
@@ -168,7 +174,8 @@ UNIEP_HOST_DEVICE void for_each_wait(const RankProgram& p, const Task& task, Wai
       for (int32_t block = p.block_begin[task.expert]; block < p.block_begin[task.expert + 1]; ++block) {
         const uint32_t rows = static_cast<uint32_t>(block_rows(p, global_expert, block - p.block_begin[task.expert]));
         wait(CounterWait{CounterSpace::kFirstTiles, block, static_cast<uint32_t>(p.first_tiles)});
-        if (task.stage == Stage::kWgradFc2) wait(CounterWait{CounterSpace::kRowsLanded, rows_counter(p, 0, block), rows});
+        if (task.stage == Stage::kWgradFc2)
+          wait(CounterWait{CounterSpace::kRowsLanded, rows_counter(p, 0, block), rows});
         if (reads_x_again) wait(CounterWait{CounterSpace::kRowsLanded, rows_counter(p, 1, block), rows});
       }
       break;
@@ -202,7 +209,8 @@ UNIEP_HOST_DEVICE void for_each_wait(const RankProgram& p, const Task& task, Wai
   }
 }
 
-// ---- Signals ---------------------------------------------------------------------------------------------------------
+// ---- Signals
+// ---------------------------------------------------------------------------------------------------------
 
 struct CounterSignal {
   CounterSpace space;
@@ -255,12 +263,13 @@ UNIEP_HOST_DEVICE void for_each_counter_signal(const RankProgram& p, const Task&
       count(CounterSignal{CounterSpace::kSecondTiles,
                           second_counter(p.block_begin[task.expert] + task.m, chunk_of_tile(p, task.n)), 1u});
       break;
-    default: break;
+    default:
+      break;
   }
 }
 
-// Calls store(FlagSignal) for every flag that the task stores; under an epilogue combine the last column tile of a block
-// and chunk stores them (see is_flag_guarded).
+// Calls store(FlagSignal) for every flag that the task stores; under an epilogue combine the last column tile of a
+// block and chunk stores them (see is_flag_guarded).
 template <typename Store>
 UNIEP_HOST_DEVICE void for_each_flag_signal(const RankProgram& p, const Task& task, Store&& store) {
   const int32_t global_expert = p.first_expert + task.expert;
@@ -284,7 +293,8 @@ UNIEP_HOST_DEVICE void for_each_flag_signal(const RankProgram& p, const Task& ta
     case Stage::kGroupSend:
       store(FlagSignal{task.expert, FlagSpace::kCombined, combined_flag(p, p.rank, task.m, task.n)});
       break;
-    default: break;
+    default:
+      break;
   }
 }
 

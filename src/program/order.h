@@ -37,13 +37,15 @@ UNIEP_HOST_DEVICE int32_t expert_of_block(const RankProgram& p, int64_t block, E
   return low;
 }
 
-// The m-th block of an expert in order: my own rows first, then those of rank + 1, ...: no source is asked by all at once.
+// The m-th block of an expert in order: my own rows first, then those of rank + 1, ...: no source is asked by all at
+// once.
 UNIEP_HOST_DEVICE int32_t rotated_block(const RankProgram& p, int32_t local_expert, int32_t m) {
   const int32_t blocks = p.block_begin[local_expert + 1] - p.block_begin[local_expert];
   return (m + p.rotation[local_expert]) % blocks;
 }
 
-// ---- Segments: a run of tiles of one stage over a range of experts ---------------------------------------------------
+// ---- Segments: a run of tiles of one stage over a range of experts
+// ---------------------------------------------------
 
 struct Segment {
   Stage stage;
@@ -55,15 +57,18 @@ inline constexpr ExpertRange kNoExperts{0, 0};
 
 UNIEP_HOST_DEVICE int64_t segment_length(const RankProgram& p, const Segment& s) {
   switch (s.stage) {
-    case Stage::kFirstGemm: return blocks_in(p, s.experts) * p.first_tiles;
+    case Stage::kFirstGemm:
+      return blocks_in(p, s.experts) * p.first_tiles;
     case Stage::kSecondGemm:
       return blocks_in(p, s.experts) * (p.chunk_tile[s.chunk + 1] - p.chunk_tile[s.chunk]);
     case Stage::kWgradFc2:
       return static_cast<int64_t>(s.experts.end - s.experts.begin) * p.wgrad_fc2.m_tiles() * p.wgrad_fc2.n_tiles();
     case Stage::kWgradFc1:
       return static_cast<int64_t>(s.experts.end - s.experts.begin) * p.wgrad_fc1.m_tiles() * p.wgrad_fc1.n_tiles();
-    case Stage::kPush: return p.push_begin[s.experts.end * p.ranks] - p.push_begin[s.experts.begin * p.ranks];
-    default: return blocks_in(p, s.experts);  // kPull, kReceive, kSend: one tile a block
+    case Stage::kPush:
+      return p.push_begin[s.experts.end * p.ranks] - p.push_begin[s.experts.begin * p.ranks];
+    default:
+      return blocks_in(p, s.experts);  // kPull, kReceive, kSend: one tile a block
   }
 }
 
@@ -131,22 +136,29 @@ UNIEP_HOST_DEVICE Task block_task(const RankProgram& p, const Segment& s, int64_
 UNIEP_HOST_DEVICE Task segment_task(const RankProgram& p, const Segment& s, int64_t index) {
   switch (s.stage) {
     case Stage::kFirstGemm:
-    case Stage::kSecondGemm: return row_gemm_task(p, s, index);
+    case Stage::kSecondGemm:
+      return row_gemm_task(p, s, index);
     case Stage::kWgradFc2:
-    case Stage::kWgradFc1: return wgrad_task(p, s, index);
-    case Stage::kPush: return push_task(p, s, index);
-    default: return block_task(p, s, index);
+    case Stage::kWgradFc1:
+      return wgrad_task(p, s, index);
+    case Stage::kPush:
+      return push_task(p, s, index);
+    default:
+      return block_task(p, s, index);
   }
 }
 
-// ---- Lists -----------------------------------------------------------------------------------------------------------
+// ---- Lists
+// -----------------------------------------------------------------------------------------------------------
 
 // Two segments run through in proportion to their lengths; `second` is often empty.
 struct MergedSegments {
   Segment first, second;
 };
 
-UNIEP_HOST_DEVICE MergedSegments only(Segment s) { return {s, Segment{s.stage, kNoExperts, s.chunk}}; }
+UNIEP_HOST_DEVICE MergedSegments only(Segment s) {
+  return {s, Segment{s.stage, kNoExperts, s.chunk}};
+}
 
 // Both row GEMMs in one launch. Phased: FC1 of a wave, then FC2 of it. Mixed: FC2 of a wave beside FC1 of the next, so
 // that both directions of the link stay busy. Column chunks after the first follow for all waves, chunk by chunk.
@@ -219,8 +231,7 @@ UNIEP_HOST_DEVICE MergedSegments list_step(const RankProgram& p, int32_t launch,
   if (kind == ListKind::kDispatch) return dispatch_step(p, step);
   if (kind == ListKind::kSend) return only({Stage::kSend, {0, p.local_experts}, step});
   const int32_t gemm_steps = gemm_step_count(p, p.stages[launch]);
-  return step < gemm_steps ? gemm_step(p, p.stages[launch], step)
-                           : wgrad_step(p, p.stages[launch], step - gemm_steps);
+  return step < gemm_steps ? gemm_step(p, p.stages[launch], step) : wgrad_step(p, p.stages[launch], step - gemm_steps);
 }
 
 UNIEP_HOST_DEVICE int32_t token_blocks(const RankProgram& p) {
@@ -280,7 +291,8 @@ UNIEP_HOST_DEVICE Task list_task(const RankProgram& p, int32_t launch, ListKind 
   }
 }
 
-// ---- Agents: who walks which lists -----------------------------------------------------------------------------------
+// ---- Agents: who walks which lists
+// -----------------------------------------------------------------------------------
 
 enum class AgentRole : int32_t { kCopy = 0, kCompute = 1 };
 
@@ -293,8 +305,10 @@ UNIEP_HOST_DEVICE Participants participants_of(const RankProgram& p, int32_t lau
   if (!p.on_sms) return {0, p.workers, 0};
   const int32_t shared = p.workers - p.combine_workers - p.reduce_workers;
   switch (kind) {
-    case ListKind::kDispatch: return {0, p.dispatch_workers, 0};
-    case ListKind::kCompute: return {0, shared, p.stages[launch].dispatch ? p.dispatch_workers : 0};
+    case ListKind::kDispatch:
+      return {0, p.dispatch_workers, 0};
+    case ListKind::kCompute:
+      return {0, shared, p.stages[launch].dispatch ? p.dispatch_workers : 0};
     case ListKind::kSend:
       return p.combine_workers > 0 ? Participants{shared, shared + p.combine_workers, 0} : Participants{0, shared, 0};
     default:
@@ -303,8 +317,7 @@ UNIEP_HOST_DEVICE Participants participants_of(const RankProgram& p, int32_t lau
   }
 }
 
-UNIEP_HOST_DEVICE bool walks_list(const RankProgram& p, int32_t launch, int32_t worker, AgentRole role,
-                                  ListKind kind) {
+UNIEP_HOST_DEVICE bool walks_list(const RankProgram& p, int32_t launch, int32_t worker, AgentRole role, ListKind kind) {
   const bool computes = p.on_sms || kind == ListKind::kCompute;
   if ((role == AgentRole::kCompute) != computes) return false;
   const Participants who = participants_of(p, launch, kind);

@@ -40,8 +40,8 @@ struct RankProgram {
 
   // The mapping (see docs/schedule.md).
   bool push, dedup, epilogue_combine, on_sms, dynamic, mixed, source_rotation;
-  int32_t workers;           // that take part: all but the reserved ones
-  int32_t dispatch_workers;  // [0, dispatch_workers) copy first, when on_sms
+  int32_t workers;                          // that take part: all but the reserved ones
+  int32_t dispatch_workers;                 // [0, dispatch_workers) copy first, when on_sms
   int32_t combine_workers, reduce_workers;  // the last ones, dedicated, when on_sms
   int32_t wave_experts, waves, raster;
   int32_t tile_m;
@@ -55,36 +55,40 @@ struct RankProgram {
   int64_t late_position;  // GEMM tiles before this position are not for the workers that dispatch first
 
   // Tables, all from the Placement.
-  const int32_t* rank_of_expert;    // [E]
-  const int32_t* counts;            // [W, E]
-  const int32_t* source_offset;     // [W, E]
-  const int32_t* expert_rows;       // [E]
-  const int32_t* segment_start;     // [E]
-  const int32_t* block_begin;       // [El + 1] first row block of a local expert
-  const int32_t* rotation;          // [El] the block that comes first in order
-  const int32_t* expert_block;      // [E] first row block of an expert on its own rank
-  const int32_t* blocks_of_rank;    // [W]
-  const int32_t* push_begin;        // [El * W + 1] first push tile by (local expert of the destination, turn)
-  const int32_t* push_block;        // [El * W] first block of that run
-  const int32_t* token_block_begin; // [W + 1] token blocks of all ranks
-  const int32_t* tokens_of_rank;    // [W]
-  const int32_t* expert_of_slot;    // [T, K]
-  const int32_t* row_of_slot;       // [T, K]
-  const RowSource* rows;            // [padded rows]
-  const int64_t* source_begin;      // [W + 1]
-  const int32_t* row_of_source;     // [sum T, K]
-  int32_t most_blocks;              // of any rank
-  int32_t most_token_blocks;        // of any rank
+  const int32_t* rank_of_expert;     // [E]
+  const int32_t* counts;             // [W, E]
+  const int32_t* source_offset;      // [W, E]
+  const int32_t* expert_rows;        // [E]
+  const int32_t* segment_start;      // [E]
+  const int32_t* block_begin;        // [El + 1] first row block of a local expert
+  const int32_t* rotation;           // [El] the block that comes first in order
+  const int32_t* expert_block;       // [E] first row block of an expert on its own rank
+  const int32_t* blocks_of_rank;     // [W]
+  const int32_t* push_begin;         // [El * W + 1] first push tile by (local expert of the destination, turn)
+  const int32_t* push_block;         // [El * W] first block of that run
+  const int32_t* token_block_begin;  // [W + 1] token blocks of all ranks
+  const int32_t* tokens_of_rank;     // [W]
+  const int32_t* expert_of_slot;     // [T, K]
+  const int32_t* row_of_slot;        // [T, K]
+  const RowSource* rows;             // [padded rows]
+  const int64_t* source_begin;       // [W + 1]
+  const int32_t* row_of_source;      // [sum T, K]
+  int32_t most_blocks;               // of any rank
+  int32_t most_token_blocks;         // of any rank
 };
 
 // Row blocks. A block holds tile_m rows of one expert; the last one of an expert reaches to the end of the padding.
-UNIEP_HOST_DEVICE int32_t blocks_of_rows(int32_t rows, int32_t tile_m) { return (rows + tile_m - 1) / tile_m; }
+UNIEP_HOST_DEVICE int32_t blocks_of_rows(int32_t rows, int32_t tile_m) {
+  return (rows + tile_m - 1) / tile_m;
+}
 
-UNIEP_HOST_DEVICE int32_t local_blocks(const RankProgram& p) { return p.block_begin[p.local_experts]; }
+UNIEP_HOST_DEVICE int32_t local_blocks(const RankProgram& p) {
+  return p.block_begin[p.local_experts];
+}
 
 struct RowRange {
-  int32_t begin;     // row on the rank
-  int32_t end;       // after the last routed row
+  int32_t begin;       // row on the rank
+  int32_t end;         // after the last routed row
   int32_t padded_end;  // after the last row of padding that belongs to the block
 };
 

@@ -8,16 +8,16 @@ namespace uniep {
 // What one tile of work does. The two row GEMMs have a name a direction: first = fc1 or dgrad_fc2, second = fc2 or
 // dgrad_fc1.
 enum class Stage : int32_t {
-  kPull = 0,    // dispatch by the owner: reads peers' rows
-  kPush,        // dispatch by the source: writes rows into the owner's memory
-  kReceive,     // what the owner does about pushed rows: local copies, zero padding, readiness
+  kPull = 0,  // dispatch by the owner: reads peers' rows
+  kPush,      // dispatch by the source: writes rows into the owner's memory
+  kReceive,   // what the owner does about pushed rows: local copies, zero padding, readiness
   kFirstGemm,
   kSecondGemm,
   kWgradFc2,
   kWgradFc1,
-  kSend,        // combine, staged: rows of one block to their source ranks
-  kGroupSend,   // combine with groups: the sums of one block of tokens to their rank
-  kReduce,      // combine: the ordered sum over a token's slots
+  kSend,       // combine, staged: rows of one block to their source ranks
+  kGroupSend,  // combine with groups: the sums of one block of tokens to their rank
+  kReduce,     // combine: the ordered sum over a token's slots
 };
 inline constexpr int kStageCount = 10;
 
@@ -40,16 +40,26 @@ static_assert(sizeof(Task) == 16, "a task travels through a ring of 16-byte reco
 inline const char* stage_name(Stage stage, Direction direction) {
   const bool forward = direction == Direction::kForward;
   switch (stage) {
-    case Stage::kPull: return "dispatch";
-    case Stage::kPush: return "dispatch";
-    case Stage::kReceive: return "receive";
-    case Stage::kFirstGemm: return forward ? "fc1" : "dgrad_fc2";
-    case Stage::kSecondGemm: return forward ? "fc2" : "dgrad_fc1";
-    case Stage::kWgradFc2: return "wgrad_fc2";
-    case Stage::kWgradFc1: return "wgrad_fc1";
-    case Stage::kSend: return "combine";
-    case Stage::kGroupSend: return "combine";
-    case Stage::kReduce: return "reduce";
+    case Stage::kPull:
+      return "dispatch";
+    case Stage::kPush:
+      return "dispatch";
+    case Stage::kReceive:
+      return "receive";
+    case Stage::kFirstGemm:
+      return forward ? "fc1" : "dgrad_fc2";
+    case Stage::kSecondGemm:
+      return forward ? "fc2" : "dgrad_fc1";
+    case Stage::kWgradFc2:
+      return "wgrad_fc2";
+    case Stage::kWgradFc1:
+      return "wgrad_fc1";
+    case Stage::kSend:
+      return "combine";
+    case Stage::kGroupSend:
+      return "combine";
+    case Stage::kReduce:
+      return "reduce";
   }
   return "unknown";
 }

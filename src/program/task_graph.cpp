@@ -173,31 +173,53 @@ void TaskGraph::require_flag(int64_t node, const FlagWait& wait) {
   add_edge(node_of(flag), node);
 }
 
-void TaskGraph::add_wait_edges() {
+// Calls counter(wait) and flag(wait) for each wait of a task, as tampered with, once each.
+template <typename Counter, typename Flag>
+void TaskGraph::for_each_signal_awaited(int64_t node, Counter&& counter, Flag&& flag) const {
   struct Visitor {
-    TaskGraph& graph;
-    int64_t node;
-    std::vector<int64_t>& seen;  // a wait may come more than once
+    const TaskGraph& graph;
+    const Node& n;
+    Counter& counter;
+    Flag& flag;
+    std::vector<int64_t> seen;  // a wait may come more than once
     bool first(int64_t key) {
       if (std::find(seen.begin(), seen.end(), key) != seen.end()) return false;
       seen.push_back(key);
       return true;
     }
     void operator()(CounterWait wait) {
-      const Node& n = graph.nodes_[node];
       if (graph.tampering_.wait && !graph.tampering_.wait(n.rank, n.task, wait)) return;
-      if (first(graph.layout_.counters[static_cast<int>(wait.space)] + wait.index)) graph.require_counter(node, wait);
+      if (first(graph.layout_.counters[static_cast<int>(wait.space)] + wait.index)) counter(wait);
     }
     void operator()(const FlagWait& wait) {
-      const int64_t key = -1 - (graph.layout_.flags[static_cast<int>(wait.space)] + wait.index);
-      if (first(key)) graph.require_flag(node, wait);
+      if (graph.tampering_.flag_wait && !graph.tampering_.flag_wait(n.rank, n.task, wait)) return;
+      if (first(-1 - (graph.layout_.flags[static_cast<int>(wait.space)] + wait.index))) flag(wait);
     }
   };
-  std::vector<int64_t> seen;
+  const Node& n = nodes_[node];
+  for_each_wait(program_.rank(n.rank), n.task, Visitor{*this, n, counter, flag, {}});
+}
+
+void TaskGraph::add_wait_edges() {
   for (int64_t node = 0; node < static_cast<int64_t>(nodes_.size()); ++node) {
-    seen.clear();
-    for_each_wait(program_.rank(nodes_[node].rank), nodes_[node].task, Visitor{*this, node, seen});
+    for_each_signal_awaited(
+        node, [&](const CounterWait& wait) { require_counter(node, wait); },
+        [&](const FlagWait& wait) { require_flag(node, wait); });
   }
+}
+
+std::vector<int64_t> TaskGraph::awaited_by(int64_t node) const {
+  const int rank = nodes_[node].rank;
+  std::vector<int64_t> awaited;
+  const auto add = [&](const Signalled& signal) { awaited.insert(awaited.end(), signal.by.begin(), signal.by.end()); };
+  for_each_signal_awaited(
+      node,
+      [&](const CounterWait& wait) {
+        add(counters_[rank][layout_.counters[static_cast<int>(wait.space)] + wait.index]);
+      },
+      [&](const FlagWait& wait) { add(flags_[rank][layout_.flags[static_cast<int>(wait.space)] + wait.index]); });
+  std::sort(awaited.begin(), awaited.end());
+  return awaited;
 }
 
 std::vector<int64_t> TaskGraph::stuck() const {

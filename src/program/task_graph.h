@@ -32,6 +32,8 @@ class TaskGraph {
   // Nodes that can never run, by Kahn's algorithm; empty when there is no cycle.
   std::vector<int64_t> stuck() const;
   std::string describe(int64_t task_node) const;
+  // The tasks whose signals a task waits for, ascending.
+  std::vector<int64_t> awaited_by(int64_t node) const;
 
  private:
   struct Signalled {
@@ -40,6 +42,8 @@ class TaskGraph {
     int64_t node = -1;  // in the graph, once somebody waits for it
   };
 
+  template <typename Counter, typename Flag>
+  void for_each_signal_awaited(int64_t node, Counter&& counter, Flag&& flag) const;
   void list_tasks();
   void collect_signals();
   void problem(std::string text);

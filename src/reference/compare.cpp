@@ -1,5 +1,6 @@
 #include "reference/compare.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -60,6 +61,7 @@ void Comparer::add_rows(std::span<const T> got, std::span<const double> referenc
       fail("holds a value that is not finite");
       continue;
     }
+    counted_rows_ += reference_zero ? 0 : 1;
     if (reference_zero && !got_zero) fail("is not zero, but its reference is");
     difference_squared_ += difference_squared;
     reference_squared_ += reference_squared;
@@ -82,9 +84,10 @@ Comparison Comparer::result() const {
   comparison.message = failure_;
   if (!finite_) {
     comparison.error = comparison.worst_row = std::numeric_limits<double>::infinity();
-  } else if (rows_ > 0) {
+  } else {
     comparison.error = ratio(std::sqrt(difference_squared_), std::sqrt(reference_squared_));
-    const double root_mean_square = std::sqrt(reference_squared_ / static_cast<double>(rows_));
+    const double root_mean_square =
+        std::sqrt(reference_squared_ / static_cast<double>(std::max<int64_t>(counted_rows_, 1)));
     comparison.worst_row = ratio(std::sqrt(worst_squared_), root_mean_square);
   }
   if (comparison.message.empty() && !(comparison.error <= comparison.limit)) {

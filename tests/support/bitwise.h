@@ -7,8 +7,8 @@
 
 namespace uniep::test {
 
-// A random layer run under random legal Schedules with random workers and shuffle seed; empty when every byte equals the
-// sequential run on one rank, else what was run and what differs.
+// A random layer run under random legal Schedules with random workers and shuffle seed; empty when every byte equals
+// the sequential run on one rank, else what was run and what differs.
 std::string run_random_combination(uint64_t seed, const RandomLayerLimits& limits = {}, bool disturb = true);
 
 }  // namespace uniep::test

@@ -100,11 +100,11 @@ RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
   data.dy = random_values(random, tokens * shape.hidden, 2.0f);
   data.w1 = random_values(random, shape.experts * 2 * shape.intermediate * shape.hidden, 0.25f);
   data.w2 = random_values(random, shape.experts * shape.hidden * shape.intermediate, 0.25f);
-  layer.description = fmt::format("seed {}: R {} E {} K {} H {} I {} T {} {} groups {} wgrad {}{}", seed, layer.ranks,
-                                  shape.experts, shape.topk, shape.hidden, shape.intermediate, tokens,
-                                  kRoutingNames[static_cast<int>(kind)], layer.config.numerics.combine_groups,
-                                  static_cast<int>(layer.config.numerics.weight_gradient),
-                                  unused_slots ? " unused slots" : "");
+  layer.description =
+      fmt::format("seed {}: R {} E {} K {} H {} I {} T {} {} groups {} wgrad {}{}", seed, layer.ranks, shape.experts,
+                  shape.topk, shape.hidden, shape.intermediate, tokens, kRoutingNames[static_cast<int>(kind)],
+                  layer.config.numerics.combine_groups, static_cast<int>(layer.config.numerics.weight_gradient),
+                  unused_slots ? " unused slots" : "");
   return layer;
 }
 
@@ -114,8 +114,8 @@ cli::LayerData on_one_rank(const cli::LayerData& data) {
   return one;
 }
 
-cli::LayerResult run_layer(Group& group, const LayerConfig& config, const cli::LayerData& data,
-                           const Schedule& forward, const Schedule& backward) {
+cli::LayerResult run_layer(Group& group, const LayerConfig& config, const cli::LayerData& data, const Schedule& forward,
+                           const Schedule& backward) {
   cli::LayerRunner runner(group, config, data);
   runner.forward(forward);
   runner.backward(backward);

@@ -44,8 +44,8 @@ cli::LayerData on_one_rank(const cli::LayerData& data);
 cli::LayerResult run_sequential(const RandomLayer& layer);
 
 // Runs forward and backward on a group.
-cli::LayerResult run_layer(Group& group, const LayerConfig& config, const cli::LayerData& data,
-                           const Schedule& forward, const Schedule& backward);
+cli::LayerResult run_layer(Group& group, const LayerConfig& config, const cli::LayerData& data, const Schedule& forward,
+                           const Schedule& backward);
 
 // Names the first tensor and element that differ; empty when all bytes are equal.
 std::string difference(const cli::LayerResult& got, const cli::LayerResult& expected);

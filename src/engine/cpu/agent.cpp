@@ -42,7 +42,9 @@ Agent::Progress Agent::step(std::vector<TileEvent>& events) {
   return Progress::kRan;
 }
 
-bool Agent::delayed() { return delayed_until_ns_ > 0 && call_.now_ns() < delayed_until_ns_; }
+bool Agent::delayed() {
+  return delayed_until_ns_ > 0 && call_.now_ns() < delayed_until_ns_;
+}
 
 bool Agent::next_in_list(ListKind kind, int64_t& position) {
   if (list_length_ < 0) {
@@ -115,23 +117,31 @@ void Agent::pause_at_random() {
 void Agent::run(std::vector<TileEvent>& events) {
   call_.running_tiles.fetch_add(1, std::memory_order_relaxed);
   const int64_t begin_ns = call_.record ? call_.now_ns() : 0;
-  const bool flags_first = call_.fault == Fault::kEarlyFlag &&
-                           (task_.stage == Stage::kSend || task_.stage == Stage::kGroupSend);
+  const bool flags_first =
+      call_.fault == Fault::kEarlyFlag && (task_.stage == Stage::kSend || task_.stage == Stage::kGroupSend);
   if (flags_first) {
     store_flags();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
   }
   switch (task_.stage) {
     case Stage::kPull:
     case Stage::kPush:
-    case Stage::kReceive: run_dispatch_tile(call_, program_, task_, scratch_); break;
+    case Stage::kReceive:
+      run_dispatch_tile(call_, program_, task_, scratch_);
+      break;
     case Stage::kFirstGemm:
-    case Stage::kSecondGemm: run_row_gemm_tile(call_, program_, task_, scratch_); break;
+    case Stage::kSecondGemm:
+      run_row_gemm_tile(call_, program_, task_, scratch_);
+      break;
     case Stage::kWgradFc2:
-    case Stage::kWgradFc1: run_wgrad_tile(call_, program_, task_, scratch_); break;
+    case Stage::kWgradFc1:
+      run_wgrad_tile(call_, program_, task_, scratch_);
+      break;
     case Stage::kSend:
     case Stage::kGroupSend:
-    case Stage::kReduce: run_combine_tile(call_, program_, task_, scratch_); break;
+    case Stage::kReduce:
+      run_combine_tile(call_, program_, task_, scratch_);
+      break;
   }
   pause_at_random();
   if (!flags_first) signal();
@@ -141,8 +151,8 @@ void Agent::run(std::vector<TileEvent>& events) {
   call_.wake_up.notify();
   if (call_.record) {
     const bool local_expert = task_.stage != Stage::kPush && task_.expert >= 0 && task_.stage != Stage::kGroupSend;
-    const int expert = local_expert ? program_.first_expert + task_.expert
-                                    : (task_.stage == Stage::kPush ? task_.expert : -1);
+    const int expert =
+        local_expert ? program_.first_expert + task_.expert : (task_.stage == Stage::kPush ? task_.expert : -1);
     events.push_back({program_.rank, worker_, role_ == AgentRole::kCopy, stage_name(task_.stage, program_.direction),
                       expert, task_.m, task_.n, wait_begin_ns_, begin_ns, end_ns});
   }
@@ -171,8 +181,9 @@ void Agent::signal() {
 
 void Agent::store_flags() {
   for_each_flag_signal(program_, task_, [&](const FlagSignal& signal) {
-    call_.signals[signal.peer].flag(call_.layout, signal.space, signal.index).store(call_.epoch,
-                                                                                    std::memory_order_release);
+    call_.signals[signal.peer]
+        .flag(call_.layout, signal.space, signal.index)
+        .store(call_.epoch, std::memory_order_release);
   });
 }
 
@@ -191,8 +202,9 @@ void Agent::finish_launch() {
     between_launches_ = true;
   } else if (last) {
     for (int peer = 0; peer < program_.ranks; ++peer) {
-      call_.signals[peer].flag(call_.layout, FlagSpace::kDone, program_.rank).store(call_.epoch,
-                                                                                   std::memory_order_release);
+      call_.signals[peer]
+          .flag(call_.layout, FlagSpace::kDone, program_.rank)
+          .store(call_.epoch, std::memory_order_release);
     }
   }
   call_.wake_up.notify();

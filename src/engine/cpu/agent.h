@@ -8,8 +8,8 @@
 
 namespace uniep::cpu {
 
-// One in-order queue of tiles: the copy agent or the compute agent of one worker of one rank. A thread runs many agents;
-// each call of step() runs at most one tile, and none while the tile's waits do not hold.
+// One in-order queue of tiles: the copy agent or the compute agent of one worker of one rank. A thread runs many
+// agents; each call of step() runs at most one tile, and none while the tile's waits do not hold.
 class Agent {
  public:
   Agent(Call& call, int rank, int worker, AgentRole role, uint64_t seed);
@@ -30,7 +30,7 @@ class Agent {
     int64_t index;
   };
 
-  bool fetch();           // makes the next task of the queue current; false when the launch's lists are walked
+  bool fetch();  // makes the next task of the queue current; false when the launch's lists are walked
   bool next_in_list(ListKind kind, int64_t& position);
   void collect_waits();
   bool waits_hold();
@@ -49,9 +49,9 @@ class Agent {
   AgentScratch scratch_;
 
   int launch_ = 0;
-  int list_ = 0;           // the list being walked
-  int64_t list_index_ = 0;   // static queues: how many of its tiles this agent has had
-  int64_t list_length_ = -1; // of the current list; -1: not entered yet
+  int list_ = 0;              // the list being walked
+  int64_t list_index_ = 0;    // static queues: how many of its tiles this agent has had
+  int64_t list_length_ = -1;  // of the current list; -1: not entered yet
 
   bool has_task_ = false;
   bool between_launches_ = false;  // the pending wait is for the rank's other agents

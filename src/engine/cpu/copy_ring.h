@@ -9,9 +9,9 @@
 
 namespace uniep::cpu {
 
-// A copy agent's finite ring: a row travels in chunks, each loaded into a slot of the ring and stored, to one or several
-// places, when the slot is needed again. So `stages` chunks are between their load and their stores at any time, as on
-// the GPU.
+// A copy agent's finite ring: a row travels in chunks, each loaded into a slot of the ring and stored, to one or
+// several places, when the slot is needed again. So `stages` chunks are between their load and their stores at any
+// time, as on the GPU.
 class CopyRing {
  public:
   void configure(int chunk_bytes, int stages) {

@@ -23,6 +23,11 @@ MemoryRequest memory_request(const LayerShape& shape, const Schedule& schedule, 
   return {shape, padded_rows, schedule.combine.transport == CombineTransport::kStaged, keep_xg};
 }
 
+// 0 is no epoch, since a new flag holds it; 1 is left out with it, so that neighbours never share a counter bank.
+uint32_t epoch_after(uint32_t epoch) {
+  return epoch == 0xffffffffu ? 2 : epoch + 1;
+}
+
 int64_t slots_per_token(const LayerShape& shape, const Numerics& numerics) {
   return numerics.combine_groups > 0 ? numerics.combine_groups : shape.topk;
 }
@@ -73,8 +78,8 @@ Placement CpuEngine::place(const LayerShape& shape, std::span<const Routing> rou
   return Placement(place_on_host(shape, options_.ranks, routings, capacity));
 }
 
-std::vector<MemoryNeed> CpuEngine::memory_need(const LayerConfig& config, const Schedule& schedule,
-                                               Direction direction, const Placement& placement) const {
+std::vector<MemoryNeed> CpuEngine::memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
+                                               const Placement& placement) const {
   std::vector<MemoryNeed> needs;
   const bool keep_xg = schedule.save_xg == SaveXg::kKeep;
   for (int rank = 0; rank < options_.ranks; ++rank) {
@@ -110,7 +115,8 @@ void CpuEngine::recover() {
 }
 
 void CpuEngine::poison(void* memory, std::size_t bytes) const {
-  if (options_.disturbance.shuffle_seed != 0 && bytes > 0) std::memset(memory, 0xff, bytes);  // NaN, bf16 and fp32 alike
+  if (options_.disturbance.shuffle_seed != 0 && bytes > 0)
+    std::memset(memory, 0xff, bytes);  // NaN, bf16 and fp32 alike
 }
 
 void CpuEngine::reserve_symmetric(Call& call) {
@@ -145,7 +151,7 @@ std::unique_ptr<Call> CpuEngine::begin_call(const Program& program) {
   call->timeout_seconds = options_.timeout_seconds;
   for (RankSignals& signals : signals_) {
     signals.reserve(call->layout);
-    signals.clear_bank(next_epoch_ + 1);
+    signals.clear_bank(epoch_after(next_epoch_));
   }
   reserve_symmetric(*call);
   return call;
@@ -163,7 +169,7 @@ void CpuEngine::finish_call(Call& call, std::vector<TileEvent>* events) {
     }
   }
   broken_ = false;
-  next_epoch_ += next_epoch_ + 1 == 0 ? 2 : 1;  // 0 is no epoch: it is what a new flag holds
+  next_epoch_ = epoch_after(next_epoch_);
 }
 
 Saved CpuEngine::forward(const internal::ForwardCall& call) {

@@ -79,9 +79,9 @@ class ThreadAgents {
     if (call_.running_tiles.load(std::memory_order_relaxed) > 0) return;
     const int64_t idle_ns = call_.now_ns() - call_.last_progress_ns.load(std::memory_order_relaxed);
     if (idle_ns < static_cast<int64_t>(call_.timeout_seconds * 1e9)) return;
-    call_.fail(std::make_exception_ptr(
-        Error(Status::kTimeout, fmt::format("time-out after {} s: {}", call_.timeout_seconds,
-                                            agents_.front()->describe_wait()))));
+    call_.fail(
+        std::make_exception_ptr(Error(Status::kTimeout, fmt::format("time-out after {} s: {}", call_.timeout_seconds,
+                                                                    agents_.front()->describe_wait()))));
   }
 
   Call& call_;

@@ -29,7 +29,9 @@ void RankSignals::clear_all() {
   for (int64_t i = 0; i < flag_count_; ++i) flags_[i].store(0, std::memory_order_relaxed);
 }
 
-std::size_t RankSignals::bytes() const { return (kBanks * counter_count_ + flag_count_) * sizeof(uint32_t); }
+std::size_t RankSignals::bytes() const {
+  return (kBanks * counter_count_ + flag_count_) * sizeof(uint32_t);
+}
 
 namespace {
 static_assert(sizeof(std::atomic<uint32_t>) == 4 && std::atomic<uint32_t>::is_always_lock_free,

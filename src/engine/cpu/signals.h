@@ -35,8 +35,8 @@ class RankSignals {
   int64_t flag_count_ = 0;
 };
 
-// Wakes threads that found nothing to do. It orders no data (that is the signals' work), so it is relaxed throughout and
-// a sleeper also wakes by itself after a while.
+// Wakes threads that found nothing to do. It orders no data (that is the signals' work), so it is relaxed throughout
+// and a sleeper also wakes by itself after a while.
 class WakeUp {
  public:
   uint32_t seen() const { return events_.load(std::memory_order_relaxed); }

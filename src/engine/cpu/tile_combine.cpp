@@ -26,7 +26,8 @@ void send(Call& call, const RankProgram& p, const Task& task, AgentScratch& scra
   scratch.ring.drain();
 }
 
-// The slots of one token that lie in one group of experts of this rank, summed and rounded, are one row on the way back.
+// The slots of one token that lie in one group of experts of this rank, summed and rounded, are one row on the way
+// back.
 void group_send(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch) {
   const RankBuffers& own = call.ranks[p.rank];
   const int64_t column = p.chunk_column[task.n], width = p.chunk_column[task.n + 1] - column;
@@ -65,9 +66,8 @@ void list_summands(Call& call, const RankProgram& p, int32_t token, int64_t colu
   } else {
     const int32_t experts_per_group = p.experts / p.combine_groups;
     for (int32_t group = 0; group < p.combine_groups; ++group) {
-      const bool used = std::any_of(experts, experts + p.topk, [&](int32_t expert) {
-        return expert >= 0 && expert / experts_per_group == group;
-      });
+      const bool used = std::any_of(experts, experts + p.topk,
+                                    [&](int32_t expert) { return expert >= 0 && expert / experts_per_group == group; });
       if (used) scratch.sources.push_back(slot_of(call, p.rank, token, group, column));
     }
   }
@@ -94,9 +94,12 @@ void reduce(Call& call, const RankProgram& p, const Task& task, AgentScratch& sc
 
 void run_combine_tile(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch) {
   switch (task.stage) {
-    case Stage::kSend: return send(call, p, task, scratch);
-    case Stage::kGroupSend: return group_send(call, p, task, scratch);
-    default: return reduce(call, p, task, scratch);
+    case Stage::kSend:
+      return send(call, p, task, scratch);
+    case Stage::kGroupSend:
+      return group_send(call, p, task, scratch);
+    default:
+      return reduce(call, p, task, scratch);
   }
 }
 

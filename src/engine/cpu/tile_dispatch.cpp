@@ -70,9 +70,12 @@ void receive(Call& call, const RankProgram& p, const Task& task, AgentScratch& s
 
 void run_dispatch_tile(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch) {
   switch (task.stage) {
-    case Stage::kPull: return pull(call, p, task, scratch);
-    case Stage::kPush: return push(call, p, task, scratch);
-    default: return receive(call, p, task, scratch);
+    case Stage::kPull:
+      return pull(call, p, task, scratch);
+    case Stage::kPush:
+      return push(call, p, task, scratch);
+    default:
+      return receive(call, p, task, scratch);
   }
 }
 

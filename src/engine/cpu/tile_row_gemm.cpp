@@ -98,11 +98,12 @@ void second_gemm(Call& call, const RankProgram& p, const Task& task, AgentScratc
   scratch.accumulators.resize(tile.height() * tile.columns);
   const int64_t depth = forward ? intermediate : 2 * intermediate;
   const GemmOperand rows{(forward ? own.activation : own.dz) + tile.rows.begin * depth, depth, true};
-  const GemmOperand weights = forward ? GemmOperand{own.w2[tile.expert] + tile.column * intermediate, intermediate, true}
-                                      : GemmOperand{own.w1[tile.expert] + tile.column, hidden, false};
+  const GemmOperand weights = forward
+                                  ? GemmOperand{own.w2[tile.expert] + tile.column * intermediate, intermediate, true}
+                                  : GemmOperand{own.w1[tile.expert] + tile.column, hidden, false};
   call.kernels.gemm(rows, weights, tile.height(), tile.columns, depth,
-                    pipeline_depth(call, forward ? GemmStage::kFc2 : GemmStage::kDgradFc1),
-                    scratch.accumulators.data(), tile.columns, scratch.gemm);
+                    pipeline_depth(call, forward ? GemmStage::kFc2 : GemmStage::kDgradFc1), scratch.accumulators.data(),
+                    tile.columns, scratch.gemm);
   for (int64_t i = 0; i < tile.height(); ++i) {
     const int64_t row = tile.rows.begin + i;
     const RowSource source = p.rows[row];

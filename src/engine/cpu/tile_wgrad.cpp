@@ -15,7 +15,9 @@ void write_row(const Call& call, const float* sums, void* gradient, int64_t offs
     case WeightGradient::kBFloat16:
       call.kernels.round_row(sums, static_cast<BFloat16*>(gradient) + offset, count);
       break;
-    case WeightGradient::kFloat32: std::copy_n(sums, count, static_cast<float*>(gradient) + offset); break;
+    case WeightGradient::kFloat32:
+      std::copy_n(sums, count, static_cast<float*>(gradient) + offset);
+      break;
     case WeightGradient::kMainGrad:
       call.kernels.add_row(sums, static_cast<float*>(gradient) + offset, count);
       break;

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "program/task_graph.h"
+
+namespace uniep {
+
+// Whether every tile waits for the tiles that write what it reads. Who writes what is worked out here from the sizes
+// and the row tables alone, not from the functions of edges.h, so that a wait which is missing there is noticed.
+class DataFlow {
+ public:
+  DataFlow(const Program& program, const TaskGraph& graph);
+
+  // Adds what is wrong to `problems`, up to `most` entries. Of each rank and stage, at most kReadersChecked tiles are
+  // looked at, spread evenly: all of them on small shapes.
+  void check(std::vector<std::string>& problems, std::size_t most);
+
+ private:
+  using Key = std::tuple<int, Stage, int32_t, int32_t, int32_t>;
+  static constexpr int64_t kReadersChecked = 2000;
+
+  void fill_writers(int64_t node);
+  std::vector<int64_t> writers_of(const TaskGraph::Node& reader) const;
+  void add_row_writers(const RankProgram& p, int32_t operand, RowRange rows, std::vector<int64_t>& writers) const;
+  void add_tiles(int rank, Stage stage, int32_t expert, int32_t m, int32_t n_begin, int32_t n_end,
+                 std::vector<int64_t>& writers) const;
+  void add_expert(const RankProgram& p, int32_t expert, int32_t operand, bool rows,
+                  std::vector<int64_t>& writers) const;
+  void add_summands(const RankProgram& p, const Task& task, std::vector<int64_t>& writers) const;
+
+  const Program& program_;
+  const TaskGraph& graph_;
+  std::map<Key, int64_t> nodes_;
+  std::map<std::pair<int, int>, std::vector<int64_t>> row_writer_;  // (rank, operand) -> the node that completes a row
+};
+
+}  // namespace uniep

@@ -1,0 +1,282 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "engine/cpu/engine.h"
+#include "model/elementwise.h"
+#include "program/schedule_space.h"
+#include "support/random_layer.h"
+
+namespace uniep::test {
+namespace {
+
+GroupOptions cpu_options(int ranks, int workers) {
+  GroupOptions options;
+  options.engine = EngineKind::kCpu;
+  options.ranks = ranks;
+  options.workers = workers;
+  return options;
+}
+
+Schedule schedule_for(const Group& group, const LayerConfig& config, Direction direction, const std::string& text) {
+  return resolve(PartialSchedule::parse(text), direction, config.shape, config.numerics, group.machine());
+}
+
+// Tiles large enough to take a while, several waves, all ranks busy.
+RandomLayer steady_layer(int ranks) {
+  RandomLayer layer = random_layer(4242, {.ranks = {ranks}, .most_local_experts = 4});
+  Random random(1);
+  cli::LayerData& data = layer.data;
+  layer.config = {};
+  layer.config.shape = data.shape = {128, 128, 4 * ranks, 3};
+  data.tokens.assign(ranks, 150);
+  const int64_t tokens = data.all_tokens();
+  data.ids.clear();
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t start = random.between(0, data.shape.experts - 1);
+    for (int64_t k = 0; k < 3; ++k) data.ids.push_back(static_cast<int32_t>((start + k) % data.shape.experts));
+  }
+  data.probs.assign(tokens * 3, 0.5f);
+  const auto fill = [&](std::vector<BFloat16>& values, int64_t count, float scale) {
+    values.resize(count);
+    for (BFloat16& value : values) value = to_bfloat16(static_cast<float>(random.unit() - 0.5) * scale);
+  };
+  fill(data.x, tokens * 128, 4.0f);
+  fill(data.dy, tokens * 128, 4.0f);
+  fill(data.w1, data.shape.experts * 256 * 128, 0.3f);
+  fill(data.w2, data.shape.experts * 128 * 128, 0.3f);
+  return layer;
+}
+
+struct StageTimes {
+  int64_t first_begin = INT64_MAX, last_end = 0;
+};
+
+std::map<std::string, StageTimes> stage_times(const std::vector<TileEvent>& events, int rank) {
+  std::map<std::string, StageTimes> times;
+  for (const TileEvent& event : events) {
+    if (event.rank != rank) continue;
+    StageTimes& stage = times[event.stage];
+    stage.first_begin = std::min(stage.first_begin, event.begin_ns);
+    stage.last_end = std::max(stage.last_end, event.end_ns);
+  }
+  return times;
+}
+
+TEST(CpuEngine, OverlapIsReal) {
+  const RandomLayer layer = steady_layer(2);
+  Group group(cpu_options(2, 2));
+  cli::LayerRunner runner(group, layer.config, layer.data);
+  std::vector<TileEvent> events;
+  for (const char* transport : {"pull", "push"}) {
+    const std::string fields = std::string("order.experts_per_wave=1,dispatch.transport=") + transport;
+    runner.forward(schedule_for(group, layer.config, Direction::kForward, "fusion=layer," + fields), &events);
+    for (int rank = 0; rank < 2; ++rank) {
+      auto times = stage_times(events, rank);
+      EXPECT_LT(times["fc1"].first_begin, times["dispatch"].last_end) << transport;
+      EXPECT_LT(times["fc2"].first_begin, times["fc1"].last_end) << transport;
+    }
+    runner.forward(schedule_for(group, layer.config, Direction::kForward, "fusion=none," + fields), &events);
+    for (int rank = 0; rank < 2; ++rank) {
+      auto times = stage_times(events, rank);
+      EXPECT_GE(times["fc1"].first_begin, times["dispatch"].last_end) << transport;
+      EXPECT_GE(times["fc2"].first_begin, times["fc1"].last_end) << transport;
+      EXPECT_GE(times["reduce"].first_begin, times["fc2"].last_end) << transport;
+    }
+  }
+}
+
+TEST(CpuEngine, WgradFillsTheTimeOfTheCombine) {
+  const RandomLayer layer = steady_layer(2);
+  Group group(cpu_options(2, 2));
+  cli::LayerRunner runner(group, layer.config, layer.data);
+  std::vector<TileEvent> events;
+  runner.forward(schedule_for(group, layer.config, Direction::kForward, "auto"));
+  runner.backward(schedule_for(group, layer.config, Direction::kBackward, "fusion=layer,backward.wgrad=after"),
+                  &events);
+  auto after = stage_times(events, 0);
+  EXPECT_GE(after["wgrad_fc2"].first_begin, after["reduce"].last_end);
+  runner.backward(schedule_for(group, layer.config, Direction::kBackward, "fusion=layer,backward.wgrad=fill"), &events);
+  auto fill = stage_times(events, 0);
+  EXPECT_LT(fill["wgrad_fc2"].first_begin, fill["reduce"].last_end);
+}
+
+TEST(CpuEngine, DedicatedWorkersDoWhatTheScheduleSays) {
+  const RandomLayer layer = steady_layer(2);
+  Group group(cpu_options(2, 5));
+  cli::LayerRunner runner(group, layer.config, layer.data);
+  std::vector<TileEvent> events;
+  runner.forward(schedule_for(group, layer.config, Direction::kForward,
+                              "fusion=layer,comm.where=sms,comm.dispatch_sms=1,comm.combine_sms=1,comm.reduce_sms=1,"
+                              "combine.transport=staged,comm.reserve_sms=1"),
+                 &events);
+  std::map<std::string, std::set<int>> workers;
+  for (const TileEvent& event : events) {
+    EXPECT_FALSE(event.copy_agent);
+    workers[event.stage].insert(event.worker);
+  }
+  EXPECT_EQ(workers["dispatch"], (std::set<int>{0}));
+  EXPECT_EQ(workers["combine"], (std::set<int>{2}));
+  EXPECT_EQ(workers["reduce"], (std::set<int>{3}));
+  EXPECT_TRUE(workers["fc1"].count(0) + workers["fc1"].count(1) == workers["fc1"].size()) << "worker 4 is reserved";
+}
+
+TEST(CpuEngine, ThousandsOfCallsAndTheEndOfTheEpochs) {
+  const RandomLayer layer =
+      random_layer(31, {.ranks = {2}, .most_local_experts = 3, .most_tokens = 8, .most_columns = 24});
+  const cli::LayerResult expected = run_sequential(layer);
+  Group group(cpu_options(2, 2));
+  dynamic_cast<cpu::CpuEngine&>(group.implementation()).set_next_epoch(0xffffffffu - 1500);
+  cli::LayerRunner runner(group, layer.config, layer.data);
+  for (int call = 0; call < 1500; ++call) {
+    runner.forward(sample_legal(call, Direction::kForward, layer.config.shape, layer.config.numerics, group.machine(),
+                                PartialSchedule::parse("save.xg=keep")));
+    runner.backward(sample_legal(call, Direction::kBackward, layer.config.shape, layer.config.numerics, group.machine(),
+                                 PartialSchedule::parse("save.xg=keep")));
+    if (call % 50 == 0 || call > 1480 || (call > 740 && call < 760)) {
+      ASSERT_EQ(difference(runner.result(), expected), "") << "call " << call;
+    }
+  }
+}
+
+TEST(CpuEngine, SeveralForwardsMayBeOutstanding) {
+  const RandomLayer a = random_layer(51, {.ranks = {2}}), b = random_layer(52, {.ranks = {2}});
+  Group group(cpu_options(2, 2));
+  cli::LayerRunner first(group, a.config, a.data), second(group, b.config, b.data);
+  const auto schedule = [&](const RandomLayer& layer, Direction direction) {
+    return schedule_for(group, layer.config, direction, "auto");
+  };
+  first.forward(schedule(a, Direction::kForward));
+  second.forward(schedule(b, Direction::kForward));
+  first.backward(schedule(a, Direction::kBackward));
+  second.backward(schedule(b, Direction::kBackward));
+  first.backward(schedule(a, Direction::kBackward));  // a saved state may be used again
+  EXPECT_EQ(difference(first.result(), run_sequential(a)), "");
+  EXPECT_EQ(difference(second.result(), run_sequential(b)), "");
+}
+
+TEST(CpuEngine, SixtyFourRanksMakeProgress) {
+  RandomLayer layer = random_layer(64, {.ranks = {64}, .most_local_experts = 2, .most_tokens = 12, .most_columns = 32});
+  Group group(cpu_options(64, 2));
+  for (const char* text : {"auto", "dispatch.transport=push,queue=dynamic", "fusion=none"}) {
+    const cli::LayerResult got =
+        run_layer(group, layer.config, layer.data, schedule_for(group, layer.config, Direction::kForward, text),
+                  schedule_for(group, layer.config, Direction::kBackward, text));
+    ASSERT_EQ(difference(got, run_sequential(layer)), "") << text;
+  }
+}
+
+TEST(CpuEngine, AllInstructionSetsGiveTheSameBits) {
+  const RandomLayer layer = random_layer(71, {.ranks = {2}, .most_local_experts = 3, .most_tokens = 20});
+  Group group(cpu_options(2, 1));
+  std::vector<cli::LayerResult> results;
+  for (const cpu::InstructionSet set :
+       {cpu::InstructionSet::kPortable, cpu::InstructionSet::kAvx2, cpu::InstructionSet::kAvx512}) {
+    if (!cpu::is_supported(set)) continue;
+    dynamic_cast<cpu::CpuEngine&>(group.implementation()).set_instruction_set(set);
+    results.push_back(run_layer(group, layer.config, layer.data,
+                                schedule_for(group, layer.config, Direction::kForward, "auto"),
+                                schedule_for(group, layer.config, Direction::kBackward, "auto")));
+  }
+  for (const cli::LayerResult& result : results) EXPECT_EQ(difference(result, results.front()), "");
+}
+
+TEST(CpuEngine, ASlowRankDelaysButDoesNotChange) {
+  const RandomLayer layer = random_layer(81, {.ranks = {4}, .most_local_experts = 4});
+  GroupOptions options = cpu_options(4, 2);
+  options.disturbance.delayed_rank = 2;
+  options.disturbance.delay_microseconds = 500;
+  Group group(options);
+  EXPECT_EQ(difference(run_layer(group, layer.config, layer.data,
+                                 schedule_for(group, layer.config, Direction::kForward, "auto"),
+                                 schedule_for(group, layer.config, Direction::kBackward, "auto")),
+                       run_sequential(layer)),
+            "");
+}
+
+struct CountingAllocator {
+  std::size_t live = 0, most = 0, requested = 0;
+  int64_t fail_after = -1;
+  static void* allocate(void* context, std::size_t bytes, std::size_t alignment, int, Stream) {
+    auto* self = static_cast<CountingAllocator*>(context);
+    if (self->fail_after == 0) return nullptr;
+    if (self->fail_after > 0) --self->fail_after;
+    self->live += bytes;
+    self->requested += bytes;
+    return ::operator new(bytes, std::align_val_t(alignment));
+  }
+  static void release(void* context, void* memory, std::size_t bytes, int, Stream) {
+    static_cast<CountingAllocator*>(context)->live -= bytes;
+    ::operator delete(memory, std::align_val_t(256));
+  }
+};
+
+TEST(CpuEngine, TakesWhatItSaysFromTheCallersAllocatorAndGivesItBack) {
+  const RandomLayer layer = random_layer(91, {.ranks = {2}});
+  CountingAllocator counter;
+  GroupOptions options = cpu_options(2, 2);
+  options.allocator = {CountingAllocator::allocate, CountingAllocator::release, &counter};
+  {
+    Group group(options);
+    cli::LayerRunner runner(group, layer.config, layer.data);
+    const Schedule schedule = schedule_for(group, layer.config, Direction::kForward, "auto");
+    std::size_t saved = 0, workspace = 0;
+    for (const MemoryNeed& need : memory_need(group, layer.config, schedule, Direction::kForward, runner.placement())) {
+      saved += need.saved_bytes;
+      workspace += need.workspace_bytes;
+    }
+    runner.forward(schedule);
+    EXPECT_EQ(counter.live, saved);
+    EXPECT_EQ(counter.requested, saved + workspace);
+    counter.fail_after = 1;
+    try {
+      runner.forward(schedule);
+      FAIL() << "the allocator had no room";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), Status::kOutOfMemory);
+    }
+    counter.fail_after = -1;
+    runner.forward(schedule);  // nothing was broken by it
+  }
+  EXPECT_EQ(counter.live, 0u);
+}
+
+TEST(CpuEngine, BadCallsAreNamedBeforeAnythingRuns) {
+  const RandomLayer layer = random_layer(95, {.ranks = {2}});
+  Group group(cpu_options(2, 2));
+  cli::LayerRunner runner(group, layer.config, layer.data);
+  const Schedule good = schedule_for(group, layer.config, Direction::kForward, "auto");
+  Schedule bad = good;
+  bad.order.raster = 99;
+  bad.comm.reserve_sms = 7;
+  try {
+    runner.forward(bad);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("order.raster"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("comm.reserve_sms"), std::string::npos) << error.what();
+  }
+  Schedule redispatch = schedule_for(group, layer.config, Direction::kForward, "save.xg=redispatch");
+  runner.forward(redispatch);
+  try {
+    runner.backward(schedule_for(group, layer.config, Direction::kBackward, "save.xg=keep"));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("save.xg"), std::string::npos) << error.what();
+  }
+  const std::vector<ForwardArguments> missing(2);
+  EXPECT_THROW(forward(group, layer.config, good, runner.placement(), missing), Error);
+  EXPECT_THROW(Group(cpu_options(0, 1)), Error);
+  EXPECT_THROW(Group(cpu_options(65, 1)), Error);
+  GroupOptions cuda = cpu_options(1, 1);
+  cuda.launch = Launch::kProcesses;
+  EXPECT_THROW(Group{cuda}, Error);
+}
+
+}  // namespace
+}  // namespace uniep::test
