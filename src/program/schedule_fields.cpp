@@ -274,10 +274,12 @@ void add_combine_and_backward(std::vector<FieldDescriptor>& table) {
           "fill: weight gradients hide the combine"),
       UNIEP_MEMBER(wgrad)));
   table.push_back(describe(
-      words("save.xg", {"keep", "redispatch"},
-            "keep: forward saves the dispatched rows for FC1's weight gradient. redispatch: it does not, and backward "
-            "dispatches x again. Forward's schedule decides; backward follows what was saved.",
-            "memory against bandwidth"),
+      words(
+          "save.xg", {"keep", "redispatch"},
+          "What FC1's weight gradient reads. keep: forward saves the dispatched rows, and backward reads them. "
+          "redispatch: forward does not, and backward dispatches x again beside dy. Backward with keep needs a forward "
+          "with keep; backward with redispatch is always possible.",
+          "memory against bandwidth"),
       UNIEP_MEMBER(save_xg)));
 }
 
