@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "reference/layer.h"
@@ -21,12 +22,20 @@ inline double to_double(double value) {
   return value;
 }
 
+// Nearest value with 8 significant bits, as bf16 has (Veltkamp's splitting; the exponents of a layer are far from the
+// ends of the range).
+inline double rounded_to_bf16(double value) {
+  constexpr double kSplitter = 0x1p45 + 1;
+  const double scaled = value * kSplitter;
+  return scaled - (scaled - value);
+}
+
 // One expert's rows, restricted to n of its I activation columns. Everything that is element-wise in the columns is
 // here, so the whole layer (n = I) and a sample of columns run the same arithmetic.
 struct ExpertColumns {
-  std::vector<double> z;           // [rows, 2 n]: gate columns, then up columns
-  std::vector<double> activation;  // [rows, n]: silu(gate) * up * prob
-  std::vector<double> dz;          // [rows, 2 n]; empty without dy
+  std::vector<double> z;           // [rows, 2 n]: gate columns, then up columns; not rounded
+  std::vector<double> activation;  // [rows, n]: silu(gate) * up * prob, as stored
+  std::vector<double> dz;          // [rows, 2 n], as stored; empty without dy
   std::vector<double> dprob;       // [rows]: these columns' part; empty without dy
 };
 
@@ -68,21 +77,31 @@ class Expert {
     return result;
   }
 
-  // o = W2 a: [rows, H]. All columns.
+  // The contract rounds what it saves or sends between stages (z, a, o, dz, dxg) to bf16, and so does the reference of
+  // a bf16 layer: otherwise a dW1 line of an expert with few rows shows z's and dz's rounding instead of the engine's
+  // errors. The double layer is the plain function, for finite differences. Results themselves are never rounded.
+  static double stored(double value) {
+    if constexpr (std::is_same_v<Value, BFloat16>) return rounded_to_bf16(value);
+    return value;
+  }
+
+  // o = W2 a, as stored: [rows, H]. All columns.
   std::vector<double> output(const ExpertColumns& all) const {
     std::vector<double> o(rows_ * hidden_);
     multiply(
         rows_, hidden_, intermediate_, [&](int64_t m, int64_t i) { return all.activation[m * intermediate_ + i]; },
         [&](int64_t i, int64_t h) { return w2(h, i); }, o.data());
+    for (double& value : o) value = stored(value);
     return o;
   }
 
-  // dxg = dz W1: [rows, H]. All columns.
+  // dxg = dz W1, as stored: [rows, H]. All columns.
   std::vector<double> input_gradient(const ExpertColumns& all) const {
     std::vector<double> dxg(rows_ * hidden_);
     multiply(
         rows_, hidden_, 2 * intermediate_, [&](int64_t m, int64_t j) { return all.dz[m * 2 * intermediate_ + j]; },
         [&](int64_t j, int64_t h) { return w1(j, h); }, dxg.data());
+    for (double& value : dxg) value = stored(value);
     return dxg;
   }
 
@@ -121,15 +140,15 @@ class Expert {
     for (int64_t m = 0; m < rows_; ++m) {
       const double prob = to_double(input_.probs[slots_[m]]);
       for (int64_t j = 0; j < n; ++j) {
-        const double gate = result->z[m * 2 * n + j];
-        const double up = result->z[m * 2 * n + n + j];
+        const double gate = stored(result->z[m * 2 * n + j]);
+        const double up = stored(result->z[m * 2 * n + n + j]);
         const double s = 1.0 / (1.0 + std::exp(-gate));
         const double silu = gate * s;
-        result->activation[m * n + j] = silu * up * prob;
+        result->activation[m * n + j] = stored(silu * up * prob);
         if (!backward) continue;
         const double incoming = da[m * n + j];
-        result->dz[m * 2 * n + j] = incoming * prob * up * s * (1.0 + gate * (1.0 - s));
-        result->dz[m * 2 * n + n + j] = incoming * prob * silu;
+        result->dz[m * 2 * n + j] = stored(incoming * prob * up * s * (1.0 + gate * (1.0 - s)));
+        result->dz[m * 2 * n + n + j] = stored(incoming * prob * silu);
         result->dprob[m] += incoming * silu * up;
       }
     }

@@ -98,8 +98,11 @@ RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
   for (std::size_t i = 0; i < data.ids.size(); ++i) data.probs.push_back(static_cast<float>(random.unit()));
   data.x = random_values(random, tokens * shape.hidden, 2.0f);
   data.dy = random_values(random, tokens * shape.hidden, 2.0f);
-  data.w1 = random_values(random, shape.experts * 2 * shape.intermediate * shape.hidden, 0.25f);
-  data.w2 = random_values(random, shape.experts * shape.hidden * shape.intermediate, 0.25f);
+  // Weights of variance 1 / fan-in keep z and o of order one.
+  data.w1 = random_values(random, shape.experts * 2 * shape.intermediate * shape.hidden,
+                          std::sqrt(3.0f / static_cast<float>(shape.hidden)));
+  data.w2 = random_values(random, shape.experts * shape.hidden * shape.intermediate,
+                          std::sqrt(3.0f / static_cast<float>(shape.intermediate)));
   layer.description =
       fmt::format("seed {}: R {} E {} K {} H {} I {} T {} {} groups {} wgrad {}{}", seed, layer.ranks, shape.experts,
                   shape.topk, shape.hidden, shape.intermediate, tokens, kRoutingNames[static_cast<int>(kind)],

@@ -1,0 +1,58 @@
+#include <gtest/gtest.h>
+
+#include "program/schedule_space.h"
+#include "reference/check.h"
+#include "support/random_layer.h"
+
+// The engine against the float64 reference, which shares no code with it, within the contract's limits.
+namespace uniep::test {
+namespace {
+
+// main_grad did not start from zero: what the call added to it.
+void subtract_start(std::vector<float>& gradient) {
+  for (std::size_t i = 0; i < gradient.size(); ++i) gradient[i] -= cli::start_main_grad(i);
+}
+
+TEST(EngineAgainstReference, RandomLayersAreWithinTheLimits) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    const RandomLayer layer = random_layer(seed, {.most_tokens = 40, .most_columns = 160});
+    const LayerConfig& config = layer.config;
+    GroupOptions options;
+    options.engine = EngineKind::kCpu;
+    options.ranks = layer.ranks;
+    options.workers = 2;
+    Group group(options);
+    const PartialSchedule keep = PartialSchedule::parse("save.xg=keep");
+    const Schedule forward = sample_legal(seed, Direction::kForward, config.shape, config.numerics, group.machine(), keep);
+    const Schedule backward = sample_legal(seed, Direction::kBackward, config.shape, config.numerics, group.machine(), keep);
+    cli::LayerResult result = run_layer(group, config, layer.data, forward, backward);
+    if (config.numerics.weight_gradient == WeightGradient::kMainGrad) {
+      subtract_start(result.dw1_fp32);
+      subtract_start(result.dw2_fp32);
+    }
+    const bool bf16 = config.numerics.weight_gradient == WeightGradient::kBFloat16;
+    reference::EngineOutput got;
+    got.y = result.y.data();
+    got.z = result.z.data();
+    got.dx = result.dx.data();
+    got.dprobs = result.dprobs.data();
+    got.weight_gradient = config.numerics.weight_gradient;
+    got.dw1 = bf16 ? static_cast<const void*>(result.dw1_bf16.data()) : result.dw1_fp32.data();
+    got.dw2 = bf16 ? static_cast<const void*>(result.dw2_bf16.data()) : result.dw2_fp32.data();
+    reference::LayerInput input;
+    input.shape = config.shape;
+    input.tokens = layer.data.all_tokens();
+    input.x = layer.data.x.data();
+    input.dy = layer.data.dy.data();
+    input.ids = layer.data.ids.data();
+    input.probs = layer.data.probs.data();
+    input.w1 = layer.data.w1.data();
+    input.w2 = layer.data.w2.data();
+    for (const auto& [name, comparison] : reference::check(input, got).tensors) {
+      EXPECT_TRUE(comparison.passed) << name << ": " << comparison.message << "\n" << layer.description;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace uniep::test
