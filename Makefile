@@ -1,0 +1,58 @@
+# The two commands that a newcomer needs: `make demo` and `make test`.
+BUILD ?= build/release
+JOBS ?= $(shell nproc)
+
+.PHONY: all setup build demo test soak tsan asan fuzz tidy format check-format install portable clean
+
+all: build
+
+setup:
+	scripts/setup.sh
+
+$(BUILD)/build.ninja: CMakeLists.txt CMakePresets.json
+	scripts/setup.sh
+	cmake --preset release -B $(BUILD)
+
+build: $(BUILD)/build.ninja
+	cmake --build $(BUILD) -j $(JOBS)
+
+# A small MoE language model, trained on real text by four ranks, overlapped and sequentially, with the same bits.
+demo: build
+	$(BUILD)/uniep train --ranks 4 --compare sequential
+
+test: build
+	ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure
+
+# As many random combinations as one likes: make soak COMBINATIONS=100000 SEED=1
+COMBINATIONS ?= 2000
+SEED ?= 1
+soak: build
+	UNIEP_TEST_COMBINATIONS=$(COMBINATIONS) UNIEP_TEST_SEED=$(SEED) $(BUILD)/tests/bitwise_test
+
+tsan:
+	scripts/sanitize.sh thread
+
+asan:
+	scripts/sanitize.sh address,undefined
+
+fuzz:
+	scripts/fuzz.sh
+
+tidy: build
+	scripts/tidy.sh $(BUILD)
+
+format:
+	git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh' | xargs clang-format -i
+
+check-format:
+	git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror
+
+PREFIX ?= /usr/local
+install: build
+	cmake --install $(BUILD) --prefix $(PREFIX)
+
+portable:
+	scripts/portable.sh
+
+clean:
+	rm -rf build
