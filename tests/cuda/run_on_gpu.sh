@@ -7,11 +7,11 @@ cd "$(dirname "$0")/../.."
 build=${1:-build-gpu}
 cuda=${CUDA_HOME:-/usr/local/cuda}
 mkdir -p "$build"
-names=$(cd src && ls model/portability.h model/elementwise.h engine/cuda/device/*.h engine/cuda/device/*.cu \
+names=$(cd src && ls -1 model/portability.h model/elementwise.h engine/cuda/device/*.h engine/cuda/device/*.cu \
   engine/cuda/device/*/*.h | tr '\n' ';')uniep/bfloat16.h
 cmake "-DROOT=$PWD" "-DOUTPUT=$PWD/$build/embedded_sources.cpp" "-DFILES=$names" -P src/engine/cuda/embed_sources.cmake
 flags="-std=c++20 -O2 -ffp-contract=off -fPIC -I. -Iinclude -Isrc -isystem $cuda/include"
-sources=$(find src/engine/cuda src/comm -maxdepth 1 -name "*.cpp" ! -name "unavailable*" | sort)
+sources=$(find src -path "src/engine/cuda/*.cpp" -o -path "src/comm/*.cpp" | grep -v -e unavailable -e /device/ | sort)
 for file in $sources "$build/embedded_sources.cpp" tests/cuda/gpu_*.cpp bench/gemm_c_interface.cpp; do
   echo "$file"
 done | xargs -P "$(nproc)" -I{} sh -c "g++ $flags -c {} -o $build/\$(basename {} .cpp).o"

@@ -41,6 +41,21 @@ struct GemmConfig {
 constexpr int kStagingBlockBytes = 16 * 64 * 2;
 UNIEP_HOST_DEVICE constexpr int staging_blocks(const GemmConfig& config) { return config.epilogue == Epilogue::kSwigluGradient ? 4 : 1; }
 
+// What an epilogue leaves over for between the next tile's K blocks (see roles/epilogue.h), and the K blocks it takes.
+// Forward and dgrad run at least that many: beyond K both operands are read as zero.
+UNIEP_HOST_DEVICE constexpr int late_steps(const GemmConfig& config) {
+  if (config.epilogue == Epilogue::kBFloat16) return config.tile_n / 64;
+  if (config.epilogue == Epilogue::kSwiglu) return config.tile_n / 2 / 16;
+  return config.epilogue == Epilogue::kSwigluGradient ? 6 : 0;
+}
+UNIEP_HOST_DEVICE constexpr int late_delay(const GemmConfig& config) {
+  return config.epilogue == Epilogue::kSwigluGradient ? 1 : 0;
+}
+UNIEP_HOST_DEVICE constexpr int interleaved_blocks(const GemmConfig& config) {
+  const int blocks = late_steps(config) + late_delay(config);
+  return blocks > 1 ? blocks : 1;
+}
+
 UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) { return (kTileM + config.tile_n) * kTileK * 2; }
 
 constexpr int kBarrierBytes = 1024;  // barriers and task records, and the alignment of the operands

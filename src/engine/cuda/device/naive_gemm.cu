@@ -56,8 +56,8 @@ extern "C" __global__ void __launch_bounds__(128) uniep_naive_gemm(NaiveArgument
     // Steps of 16 that lie wholly past the end are left out here and multiplied as zeros in grouped_gemm.cu.
     const int steps = min(4, (k_extent - k0 + 15) / 16);
     for (int step = 0; step < steps; ++step) {
-      Wgmma<64, Major::kK, Major::kK>::issue(d, a_operand + step * kDescriptorStepK16<Major::kK>,
-                                             b_operand + step * kDescriptorStepK16<Major::kK>, true);
+      Wgmma<64, Major::kK, Major::kK>::add(d, a_operand + step * kDescriptorStepK16<Major::kK>,
+                                           b_operand + step * kDescriptorStepK16<Major::kK>);
     }
     wgmma_commit();
     wgmma_wait<0>();

@@ -60,6 +60,7 @@ class TaskCursor {
     ptx::Vector16 words = ptx::load_shared_16(ptx::shared_address(&ring_.slots[slot_]));
 #pragma unroll
     for (int i = 0; i < 4; ++i) words.word[i] = ptx::warp_uniform(words.word[i]);
+    __syncwarp();
     if (ptx::lane_index() == 0) ptx::mbarrier_arrive(ring_.empty[slot_]);
     advance();
     return __builtin_bit_cast(Task, words);

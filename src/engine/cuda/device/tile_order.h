@@ -19,24 +19,33 @@ UNIEP_HOST_DEVICE int32_t task_count(int32_t m_blocks, int32_t n_blocks, int32_t
   return m_blocks / 2 * n_blocks + m_blocks % 2 * ((n_blocks + 1) / 2);
 }
 
+// Bands of `raster` pairs (or blocks) of m, n ascending inside a band, so that what runs side by side shares tiles of B
+// and A in L2. The split last m block runs right after the pairs of the last band that read the same two n blocks.
 UNIEP_HOST_DEVICE TilePosition tile_of_task(int32_t task, int32_t m_blocks, int32_t n_blocks, int32_t cluster,
                                             int32_t cta, int32_t raster) {
-  const int32_t groups_of_m = m_blocks / cluster;
-  const int32_t full_tasks = groups_of_m * n_blocks;
-  TilePosition tile;
-  if (task >= full_tasks) {
-    tile.m_block = m_blocks - 1;
-    tile.n_block = 2 * (task - full_tasks) + cta;
-    tile.shared_b = false;
-    tile.exists = tile.n_block < n_blocks;
-    return tile;
-  }
-  const int32_t band = task / (raster * n_blocks);
+  const int32_t groups = m_blocks / cluster;
+  const bool has_split = m_blocks % cluster != 0;
+  const int32_t last_band = groups == 0 ? 0 : (groups - 1) / raster;
+  const int32_t band = task / (raster * n_blocks) < last_band ? task / (raster * n_blocks) : last_band;
   const int32_t in_band = task - band * raster * n_blocks;
-  const int32_t left = groups_of_m - band * raster;
+  const int32_t left = groups - band * raster;
   const int32_t height = left < raster ? left : raster;
-  tile.n_block = in_band / height;
-  tile.m_block = (band * raster + in_band % height) * cluster + cta;
+  TilePosition tile;
+  int32_t column = in_band;  // n block * height + position in the band
+  if (has_split && band == last_band) {
+    const int32_t pair = in_band / (2 * height + 1);
+    const int32_t in_pair = in_band - pair * (2 * height + 1);
+    column = 2 * pair * height + in_pair;
+    if (in_pair == 2 * height || column >= n_blocks * height) {
+      tile.m_block = m_blocks - 1;
+      tile.n_block = 2 * pair + cta;
+      tile.shared_b = false;
+      tile.exists = tile.n_block < n_blocks;
+      return tile;
+    }
+  }
+  tile.n_block = column / height;
+  tile.m_block = (band * raster + column % height) * cluster + cta;
   tile.shared_b = cluster == 2;
   tile.exists = true;
   return tile;

@@ -2,9 +2,9 @@
 
 #include "engine/cuda/device/mma/descriptor.h"
 
-// wgmma m64nNk16, bf16 in, fp32 out, for N = 64, 128, 256: D (64 x N, in registers) += A B, or D = A B when `accumulate`
-// is false. Thread t of the warpgroup holds, for column group j of 8, D[row, 8 j + 2 (t % 4) + {0, 1}] in
-// d[4 j + {0, 1}] and the row 8 below in d[4 j + {2, 3}], where row = 16 (t / 32) + (t % 32) / 4.
+// wgmma m64nNk16, bf16 in, fp32 out, for N = 64, 128, 256: start: D (64 x N, in registers) = A B; add: D += A B. Thread
+// t of the warpgroup holds, for column group j of 8, D[row, 8 j + 2 (t % 4) + {0, 1}] in d[4 j + {0, 1}] and the row 8
+// below in d[4 j + {2, 3}], where row = 16 (t / 32) + (t % 32) / 4.
 namespace uniep::cuda {
 
 UNIEP_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -30,49 +30,41 @@ UNIEP_DEVICE void pin_registers(float (&d)[kCount]) {
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define UNIEP_NAMES_3 \
   ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define UNIEP_REGISTERS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define UNIEP_REGISTERS_16(i) \
-  UNIEP_REGISTERS_4(i), UNIEP_REGISTERS_4(i + 4), UNIEP_REGISTERS_4(i + 8), UNIEP_REGISTERS_4(i + 12)
-#define UNIEP_REGISTERS_64(i) \
-  UNIEP_REGISTERS_16(i), UNIEP_REGISTERS_16(i + 16), UNIEP_REGISTERS_16(i + 32), UNIEP_REGISTERS_16(i + 48)
+#define UNIEP_REGISTERS_4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
+#define UNIEP_REGISTERS_16(c, i) \
+  UNIEP_REGISTERS_4(c, i), UNIEP_REGISTERS_4(c, i + 4), UNIEP_REGISTERS_4(c, i + 8), UNIEP_REGISTERS_4(c, i + 12)
+#define UNIEP_REGISTERS_32(c, i) UNIEP_REGISTERS_16(c, i), UNIEP_REGISTERS_16(c, i + 16)
+#define UNIEP_REGISTERS_64(c, i) UNIEP_REGISTERS_32(c, i), UNIEP_REGISTERS_32(c, i + 32)
 
-// A is the number of the first operand after the accumulators.
-#define UNIEP_WGMMA(N, NAMES, A, B, S, TA, TB, ...)                                                          \
-  asm volatile(                                                                                              \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, " S ", 0;\nwgmma.mma_async.sync.aligned.m64n" N                       \
-      "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B ", p, 1, 1, " TA ", " TB ";\n}\n"                            \
-      : __VA_ARGS__                                                                                          \
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposeA), "n"(kTransposeB))
+// A, B: the numbers of the operands after the accumulators. kScale: 0 = D is not read, 1 = D is added to.
+#define UNIEP_WGMMA(N, NAMES, A, B, S, TA, TB, kScale, ...)                                              \
+  asm volatile(                                                                                          \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, " S ", 0;\nwgmma.mma_async.sync.aligned.m64n" N                  \
+      "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B ", p, 1, 1, " TA ", " TB ";\n}\n"                       \
+      : __VA_ARGS__                                                                                      \
+      : "l"(a), "l"(b), "n"(kScale), "n"(kMajorA == Major::kMN), "n"(kMajorB == Major::kMN))
+
+#define UNIEP_DEFINE_WGMMA(kN, N, NAMES, A, B, S, TA, TB, REGISTERS)         \
+  template <Major kMajorA, Major kMajorB>                                    \
+  struct Wgmma<kN, kMajorA, kMajorB> {                                       \
+    static UNIEP_DEVICE void start(float (&d)[kN / 2], uint64_t a, uint64_t b) { \
+      UNIEP_WGMMA(N, NAMES, A, B, S, TA, TB, 0, REGISTERS("=f"));            \
+    }                                                                        \
+    static UNIEP_DEVICE void add(float (&d)[kN / 2], uint64_t a, uint64_t b) { \
+      UNIEP_WGMMA(N, NAMES, A, B, S, TA, TB, 1, REGISTERS("+f"));            \
+    }                                                                        \
+  }
 
 template <int kN, Major kMajorA, Major kMajorB>
 struct Wgmma;
 
-template <Major kMajorA, Major kMajorB>
-struct Wgmma<64, kMajorA, kMajorB> {
-  static constexpr int kTransposeA = kMajorA == Major::kMN;
-  static constexpr int kTransposeB = kMajorB == Major::kMN;
-  static UNIEP_DEVICE void issue(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
-    UNIEP_WGMMA("64", UNIEP_NAMES_0, "%32", "%33", "%34", "%35", "%36", UNIEP_REGISTERS_16(0), UNIEP_REGISTERS_16(16));
-  }
-};
+#define UNIEP_ACCUMULATORS_64(c) UNIEP_REGISTERS_32(c, 0)
+#define UNIEP_ACCUMULATORS_128(c) UNIEP_REGISTERS_64(c, 0)
+#define UNIEP_ACCUMULATORS_256(c) UNIEP_REGISTERS_64(c, 0), UNIEP_REGISTERS_64(c, 64)
 
-template <Major kMajorA, Major kMajorB>
-struct Wgmma<128, kMajorA, kMajorB> {
-  static constexpr int kTransposeA = kMajorA == Major::kMN;
-  static constexpr int kTransposeB = kMajorB == Major::kMN;
-  static UNIEP_DEVICE void issue(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
-    UNIEP_WGMMA("128", UNIEP_NAMES_0 UNIEP_NAMES_1, "%64", "%65", "%66", "%67", "%68", UNIEP_REGISTERS_64(0));
-  }
-};
-
-template <Major kMajorA, Major kMajorB>
-struct Wgmma<256, kMajorA, kMajorB> {
-  static constexpr int kTransposeA = kMajorA == Major::kMN;
-  static constexpr int kTransposeB = kMajorB == Major::kMN;
-  static UNIEP_DEVICE void issue(float (&d)[128], uint64_t a, uint64_t b, bool accumulate) {
-    UNIEP_WGMMA("256", UNIEP_NAMES_0 UNIEP_NAMES_1 UNIEP_NAMES_2 UNIEP_NAMES_3, "%128", "%129", "%130", "%131", "%132",
-                UNIEP_REGISTERS_64(0), UNIEP_REGISTERS_64(64));
-  }
-};
+UNIEP_DEFINE_WGMMA(64, "64", UNIEP_NAMES_0, "%32", "%33", "%34", "%35", "%36", UNIEP_ACCUMULATORS_64);
+UNIEP_DEFINE_WGMMA(128, "128", UNIEP_NAMES_0 UNIEP_NAMES_1, "%64", "%65", "%66", "%67", "%68", UNIEP_ACCUMULATORS_128);
+UNIEP_DEFINE_WGMMA(256, "256", UNIEP_NAMES_0 UNIEP_NAMES_1 UNIEP_NAMES_2 UNIEP_NAMES_3, "%128", "%129", "%130", "%131",
+                   "%132", UNIEP_ACCUMULATORS_256);
 
 }  // namespace uniep::cuda

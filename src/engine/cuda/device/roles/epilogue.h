@@ -4,16 +4,22 @@
 #include "engine/cuda/device/roles/staging.h"
 #include "engine/cuda/device/shared_storage.h"
 
-// Plain epilogues. Each math warp owns 16 rows of the tile and works alone: no barrier, no wait for another warp.
+// What the epilogues share. Each math warp owns 16 rows of the tile and works alone: no barrier, no wait for another
+// warp. An epilogue is a class of which each math warp keeps one:
+//   kSteps, step<i>(next)  work left over from the previous tile, done between the K blocks of the next one, while the
+//                          tensor cores are busy
+//   finish(tile, d)        what must happen at once, so that the accumulators are free again
 namespace uniep::cuda {
 
 // The part of a tile that one math warp owns.
 struct WarpTile {
-  int32_t row;      // absolute first row
-  int32_t column;   // absolute first column
-  int32_t rows;     // of 16, how many exist
-  int32_t expert;
-  uint32_t block;   // the warp's staging
+  static constexpr int32_t kBeyond = 1 << 30;
+
+  int32_t row = 0;           // absolute first row
+  int32_t column = kBeyond;  // absolute first column
+  int32_t rows = 0;          // of 16, how many exist; may be <= 0
+  int32_t expert = 0;
+  bool exists = false;  // false: nothing is to be read or written, and column is kBeyond
 };
 
 template <GemmConfig kConfig>
@@ -24,66 +30,108 @@ UNIEP_DEVICE void* output_of_expert(const GemmArguments& arguments, void* const*
   return static_cast<uint8_t*>(outputs[0]) + expert * arguments.output_expert_stride * kElementBytes;
 }
 
-template <GemmConfig kConfig, int kCount>
-UNIEP_DEVICE void store_bfloat16(const GemmArguments& arguments, void* output, const WarpTile& tile,
-                                 const float (&d)[kCount]) {
-  constexpr bool kZeroPadding = kConfig.layout != Layout::kWgrad;
+// Rounds at once, writes 64 columns a step.
+template <GemmConfig kConfig>
+class BFloat16Epilogue {
+ public:
+  static constexpr int kCount = kConfig.tile_n / 2;
+  static constexpr int kSteps = kConfig.tile_n / kBlockColumns;
+
+  UNIEP_DEVICE BFloat16Epilogue(const GemmArguments& arguments, void* const* outputs, uint32_t staging)
+      : arguments_(arguments), outputs_(outputs), staging_(staging) {}
+
+  UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount]) {
+    tile_ = tile;
 #pragma unroll
-  for (int32_t part = 0; part < kConfig.tile_n / kBlockColumns; ++part) {
-    const float* const values = d + part * 32;
+    for (int i = 0; i < kCount / 2; ++i) rounded_[i] = pack_bfloat16(d[2 * i], d[2 * i + 1]);
+  }
+
+  template <int kStep>
+  UNIEP_DEVICE void step(const WarpTile& /*next*/) {
+    if (!tile_.exists) return;
+    const uint32_t* const v = rounded_ + kStep * 16;
 #pragma unroll
     for (int32_t pair = 0; pair < 4; ++pair) {
-      const float* const v = values + pair * 8;
-      put_fragment(tile.block, pair, pack_bfloat16(v[0], v[1]), pack_bfloat16(v[2], v[3]), pack_bfloat16(v[4], v[5]),
-                   pack_bfloat16(v[6], v[7]));
+      put_fragment(staging_, pair, v[4 * pair], v[4 * pair + 1], v[4 * pair + 2], v[4 * pair + 3]);
     }
     __syncwarp();
-    const int32_t column = tile.column + part * kBlockColumns;
-    const BlockTarget target{static_cast<BFloat16*>(output) + tile.row * arguments.output_leading + column,
-                             arguments.output_leading, tile.rows, arguments.n_extent - column};
-    write_block<kZeroPadding>(tile.block, target);
+    const int32_t column = tile_.column + kStep * kBlockColumns;
+    auto* const output = static_cast<BFloat16*>(output_of_expert<kConfig>(arguments_, outputs_, tile_.expert));
+    write_block<kConfig.layout != Layout::kWgrad>(
+        staging_, {output + tile_.row * arguments_.output_leading + column, arguments_.output_leading, tile_.rows,
+                   arguments_.n_extent - column});
     __syncwarp();
   }
-}
+
+ private:
+  const GemmArguments& arguments_;
+  void* const* outputs_;
+  const uint32_t staging_;
+  WarpTile tile_;
+  uint32_t rounded_[kCount / 2];
+};
 
 // fp32 rows: four neighbouring threads write 32 bytes. kAccumulate adds to what is there, one rounded add an element.
-template <GemmConfig kConfig, int kCount>
-UNIEP_DEVICE void store_float32(const GemmArguments& arguments, void* output, const WarpTile& tile,
-                                const float (&d)[kCount]) {
-  constexpr bool kAccumulate = kConfig.epilogue == Epilogue::kAccumulate;
-  constexpr bool kZeroPadding = kConfig.layout != Layout::kWgrad;
-  constexpr int32_t kGroups = 8;  // column groups whose loads are in flight together
-  const int32_t lane = static_cast<int32_t>(ptx::lane_index());
-  const int32_t row = lane / 4;
-  const int32_t first_column = tile.column + lane % 4 * 2;
-  float* const base = static_cast<float*>(output) + (tile.row + row) * arguments.output_leading + first_column;
+template <GemmConfig kConfig>
+class Float32Epilogue {
+ public:
+  static constexpr int kCount = kConfig.tile_n / 2;
+  static constexpr int kSteps = 0;
+
+  UNIEP_DEVICE Float32Epilogue(const GemmArguments& arguments, void* const* outputs, uint32_t /*staging*/)
+      : arguments_(arguments), outputs_(outputs) {}
+
+  template <int kStep>
+  UNIEP_DEVICE void step(const WarpTile& /*next*/) {}
+
+  UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount]) {
+    if (!tile.exists) return;
+    constexpr bool kAccumulate = kConfig.epilogue == Epilogue::kAccumulate;
+    constexpr bool kZeroPadding = kConfig.layout != Layout::kWgrad;
+    constexpr int32_t kGroups = 8;  // column groups whose loads are in flight together
+    const int32_t lane = static_cast<int32_t>(ptx::lane_index());
+    const int32_t row = lane / 4;
+    const int32_t first_column = tile.column + lane % 4 * 2;
+    const int64_t leading = arguments_.output_leading;
+    float* const base = static_cast<float*>(output_of_expert<kConfig>(arguments_, outputs_, tile.expert)) +
+                        (tile.row + row) * leading + first_column;
 #pragma unroll
-  for (int32_t part = 0; part < kConfig.tile_n / 8; part += kGroups) {
-    float old[2 * kGroups][2];
-    if constexpr (kAccumulate) {
+    for (int32_t part = 0; part < kConfig.tile_n / 8; part += kGroups) {
+      float old[2 * kGroups][2];
+      if constexpr (kAccumulate) {
+#pragma unroll
+        for (int32_t i = 0; i < 2 * kGroups; ++i) {
+          const int32_t column = (part + i / 2) * 8;
+          if (row + i % 2 * 8 < tile.rows && first_column + column < arguments_.n_extent) {
+            ptx::load_global_float2(base + i % 2 * 8 * leading + column, old[i][0], old[i][1]);
+          }
+        }
+      }
 #pragma unroll
       for (int32_t i = 0; i < 2 * kGroups; ++i) {
         const int32_t column = (part + i / 2) * 8;
-        if (row + i % 2 * 8 < tile.rows && first_column + column < arguments.n_extent) {
-          ptx::load_global_float2(base + i % 2 * 8 * arguments.output_leading + column, old[i][0], old[i][1]);
+        const bool exists = row + i % 2 * 8 < tile.rows;
+        if ((!exists && !kZeroPadding) || first_column + column >= arguments_.n_extent) continue;
+        float x = d[(part + i / 2) * 4 + i % 2 * 2];
+        float y = d[(part + i / 2) * 4 + i % 2 * 2 + 1];
+        if constexpr (kAccumulate) {
+          x = add(old[i][0], x);
+          y = add(old[i][1], y);
         }
+        if (kZeroPadding && !exists) x = y = 0.0f;
+        ptx::store_global_float2(base + i % 2 * 8 * leading + column, x, y);
       }
-    }
-#pragma unroll
-    for (int32_t i = 0; i < 2 * kGroups; ++i) {
-      const int32_t column = (part + i / 2) * 8;
-      const bool exists = row + i % 2 * 8 < tile.rows;
-      if ((!exists && !kZeroPadding) || first_column + column >= arguments.n_extent) continue;
-      float x = d[(part + i / 2) * 4 + i % 2 * 2];
-      float y = d[(part + i / 2) * 4 + i % 2 * 2 + 1];
-      if constexpr (kAccumulate) {
-        x = add(old[i][0], x);
-        y = add(old[i][1], y);
-      }
-      if (kZeroPadding && !exists) x = y = 0.0f;
-      ptx::store_global_float2(base + i % 2 * 8 * arguments.output_leading + column, x, y);
     }
   }
+
+ private:
+  const GemmArguments& arguments_;
+  void* const* outputs_;
+};
+
+// A row's router weight; +0 where the row does not exist.
+UNIEP_DEVICE float row_prob(const GemmArguments& arguments, const WarpTile& tile, int32_t row) {
+  return row < tile.rows ? __ldg(arguments.prob + tile.row + row) : 0.0f;
 }
 
 }  // namespace uniep::cuda

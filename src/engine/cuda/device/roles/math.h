@@ -3,9 +3,27 @@
 #include "engine/cuda/device/mma/wgmma.h"
 #include "engine/cuda/device/ptx/cluster.h"
 #include "engine/cuda/device/roles/epilogue_swiglu.h"
+#include "engine/cuda/device/roles/epilogue_swiglu_gradient.h"
 #include "engine/cuda/device/roles/loader.h"
 
 namespace uniep::cuda {
+
+template <GemmConfig kConfig, Epilogue kEpilogue>
+struct EpilogueOf {
+  using Type = Float32Epilogue<kConfig>;
+};
+template <GemmConfig kConfig>
+struct EpilogueOf<kConfig, Epilogue::kBFloat16> {
+  using Type = BFloat16Epilogue<kConfig>;
+};
+template <GemmConfig kConfig>
+struct EpilogueOf<kConfig, Epilogue::kSwiglu> {
+  using Type = SwigluEpilogue<kConfig>;
+};
+template <GemmConfig kConfig>
+struct EpilogueOf<kConfig, Epilogue::kSwigluGradient> {
+  using Type = SwigluGradientEpilogue<kConfig>;
+};
 
 // Hands a stage back to the loaders that fill it: each math warp tells every CTA of the cluster.
 template <GemmConfig kConfig>
@@ -18,35 +36,89 @@ UNIEP_DEVICE void release_stage(SharedStorage<kConfig>& shared, uint32_t stage) 
   }
 }
 
-// One chain from zero along K ascending; one group of four wgmma stays in flight while the next stage is awaited.
-template <GemmConfig kConfig, int kCount>
-UNIEP_DEVICE void multiply_tile(SharedStorage<kConfig>& shared, StageCursor<kConfig.stages>& cursor,
-                                int32_t warpgroup, int32_t k_blocks, float (&d)[kCount]) {
-  using Instruction = Wgmma<kConfig.tile_n, kMajorA<kConfig>, kMajorB<kConfig>>;
-  const uint64_t a_base =
-      operand_descriptor<kMajorA<kConfig>>(ptx::shared_address(shared.a[0]) + warpgroup * kBoxBytes);
-  const uint64_t b_base = operand_descriptor<kMajorB<kConfig>>(ptx::shared_address(shared.b[0]));
-  uint32_t previous = 0;
-  for (int32_t block = 0; block < k_blocks; ++block) {
-    ptx::mbarrier_wait(shared.full[cursor.stage], cursor.phase, "stage full");
-    const uint64_t a = a_base + cursor.stage * (SharedStorage<kConfig>::kOperandABytes >> 4);
-    const uint64_t b = b_base + cursor.stage * (SharedStorage<kConfig>::kOperandBBytes >> 4);
+// The products of one warpgroup: 64 rows of the tile.
+template <GemmConfig kConfig>
+class Multiplier {
+ public:
+  static constexpr int kCount = kConfig.tile_n / 2;  // accumulators of a thread: 64 x tile_n / 128
+
+  UNIEP_DEVICE Multiplier(SharedStorage<kConfig>& shared, int32_t warpgroup)
+      : shared_(shared),
+        a_base_(operand_descriptor<kMajorA<kConfig>>(ptx::shared_address(shared.a[0]) + warpgroup * kBoxBytes)),
+        b_base_(operand_descriptor<kMajorB<kConfig>>(ptx::shared_address(shared.b[0]))) {}
+
+  // One chain from zero along K ascending; one group of four wgmma stays in flight while the next stage is awaited.
+  // The steps that the previous tile's epilogue left over run between the first K blocks.
+  template <typename LateWork>
+  UNIEP_DEVICE void multiply(int32_t k_blocks, float (&d)[kCount], LateWork& late, const WarpTile& tile) {
+    static_assert(LateWork::kSteps == late_steps(kConfig), "the scheduler must know how many K blocks are needed");
+    constexpr int kInterleaved = interleaved_blocks(kConfig);
+    if (k_blocks == 0) {
+      steps<0>(late, tile);
+      return;
+    }
+    if (kConfig.layout == Layout::kWgrad && k_blocks < kInterleaved) {
+      steps<0>(late, tile);
+      multiply_block<true>(d);
+      for (int32_t block = 1; block < k_blocks; ++block) multiply_block<false>(d);
+    } else {
+      interleave<0, kInterleaved>(d, late, tile);
+      for (int32_t block = kInterleaved; block < k_blocks; ++block) multiply_block<false>(d);
+    }
+    wgmma_wait<0>();
+    pin_registers(d);
+    release_stage<kConfig>(shared_, previous_);
+  }
+
+ private:
+  template <int kStep, typename LateWork>
+  UNIEP_DEVICE void steps(LateWork& late, const WarpTile& tile) {
+    if constexpr (kStep < LateWork::kSteps) {
+      late.template step<kStep>(tile);
+      steps<kStep + 1>(late, tile);
+    }
+  }
+
+  template <int kBlock, int kInterleaved, typename LateWork>
+  UNIEP_DEVICE void interleave(float (&d)[kCount], LateWork& late, const WarpTile& tile) {
+    if constexpr (kBlock < kInterleaved) {
+      multiply_block<kBlock == 0>(d);
+      if constexpr (LateWork::kSteps > 0 && kBlock >= late_delay(kConfig)) late.template step<kBlock - late_delay(kConfig)>(tile);
+      interleave<kBlock + 1, kInterleaved>(d, late, tile);
+    }
+  }
+
+  // Issues one K block and hands back the stage of the one before.
+  template <bool kFirst>
+  UNIEP_DEVICE void multiply_block(float (&d)[kCount]) {
+    using Instruction = Wgmma<kConfig.tile_n, kMajorA<kConfig>, kMajorB<kConfig>>;
+    const uint32_t stage = ptx::warp_uniform(cursor_.stage);  // keeps descriptors out of vector registers
+    ptx::mbarrier_wait(shared_.full[stage], cursor_.phase, "stage full");
+    const uint64_t a = a_base_ + stage * (SharedStorage<kConfig>::kOperandABytes >> 4);
+    const uint64_t b = b_base_ + stage * (SharedStorage<kConfig>::kOperandBBytes >> 4);
     wgmma_fence();
 #pragma unroll
     for (int32_t step = 0; step < kTileK / 16; ++step) {
-      Instruction::issue(d, a + step * kDescriptorStepK16<kMajorA<kConfig>>,
-                         b + step * kDescriptorStepK16<kMajorB<kConfig>>, block > 0 || step > 0);
+      if (kFirst && step == 0) {
+        Instruction::start(d, a, b);
+      } else {
+        Instruction::add(d, a + step * kDescriptorStepK16<kMajorA<kConfig>>,
+                         b + step * kDescriptorStepK16<kMajorB<kConfig>>);
+      }
     }
     wgmma_commit();
     wgmma_wait<1>();
-    if (block > 0) release_stage<kConfig>(shared, previous);
-    previous = cursor.stage;
-    cursor.advance();
+    if constexpr (!kFirst) release_stage<kConfig>(shared_, previous_);
+    previous_ = cursor_.stage;
+    cursor_.advance();
   }
-  wgmma_wait<0>();
-  pin_registers(d);
-  release_stage<kConfig>(shared, previous);
-}
+
+  SharedStorage<kConfig>& shared_;
+  const uint64_t a_base_;
+  const uint64_t b_base_;
+  StageCursor<kConfig.stages> cursor_;
+  uint32_t previous_ = 0;
+};
 
 // The gradient of an expert without rows is zero.
 template <GemmConfig kConfig>
@@ -54,7 +126,7 @@ UNIEP_DEVICE void clear_tile(const GemmArguments& arguments, void* output, const
   constexpr int32_t kElementBytes = kConfig.epilogue == Epilogue::kBFloat16 ? 2 : 4;
   constexpr int32_t kColumnsPerStore = 16 / kElementBytes;
   const int32_t lane = static_cast<int32_t>(ptx::lane_index());
-  for (int32_t row = 0; row < tile.rows; ++row) {
+  for (int32_t row = 0; row < tile.rows && row < kBlockRows; ++row) {
     for (int32_t column = tile.column + lane * kColumnsPerStore;
          column < tile.column + kConfig.tile_n && column < arguments.n_extent; column += 32 * kColumnsPerStore) {
       const int64_t offset = (tile.row + row) * arguments.output_leading + column;
@@ -67,7 +139,6 @@ UNIEP_DEVICE void clear_tile(const GemmArguments& arguments, void* output, const
 template <GemmConfig kConfig>
 UNIEP_DEVICE void run_math(const GemmArguments& arguments, void* const* outputs, SharedStorage<kConfig>& shared,
                            int32_t math_warp) {
-  constexpr int kCount = kConfig.tile_n / 2;  // accumulators of a thread: 64 x tile_n / 128
   constexpr int32_t kColumns = kConfig.epilogue == Epilogue::kSwiglu ? kConfig.tile_n / 2 : kConfig.tile_n;
   static_assert(kConfig.epilogue != Epilogue::kAccumulate || kConfig.layout == Layout::kWgrad,
                 "only weight gradients are accumulated");
@@ -75,37 +146,28 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, void* const* outputs,
   static_assert(kConfig.epilogue != Epilogue::kSwigluGradient || kConfig.layout == Layout::kDgrad,
                 "dSwiGLU follows FC2's dgrad");
   TaskCursor tasks(shared.tasks);
-  StageCursor<kConfig.stages> cursor;
-  float d[kCount];
-  for (Task task = tasks.take_by_warp(); !task.has(Task::kEnd); task = tasks.take_by_warp()) {
-    WarpTile tile;
+  Multiplier<kConfig> multiplier(shared, math_warp / 4);
+  typename EpilogueOf<kConfig, kConfig.epilogue>::Type epilogue(arguments, outputs,
+                                                                ptx::shared_address(shared.staging[math_warp]));
+  float d[Multiplier<kConfig>::kCount];
+  for (bool more = true; more;) {
+    const Task task = tasks.take_by_warp();
+    more = !task.has(Task::kEnd);  // the last record has no K blocks: only what is left over runs
     const int32_t row_in_tile = math_warp * kBlockRows;
+    WarpTile tile;
+    tile.exists = task.has(Task::kStore);
     tile.row = task.m_begin + row_in_tile;
-    tile.column = task.n_block * kColumns;
+    tile.column = tile.exists ? task.n_block * kColumns : WarpTile::kBeyond;
     tile.rows = task.valid_rows - row_in_tile;
     tile.expert = task.expert;
-    tile.block = ptx::shared_address(shared.staging[math_warp]);
-    void* const output = output_of_expert<kConfig>(arguments, outputs, tile.expert);
+    multiplier.multiply(task.k_blocks, d, epilogue, tile);
     if constexpr (kConfig.layout == Layout::kWgrad) {
-      if (task.k_blocks == 0) {
-        if (task.has(Task::kStore)) clear_tile<kConfig>(arguments, output, tile);
-        continue;
+      if (tile.exists && task.k_blocks == 0) {
+        clear_tile<kConfig>(arguments, output_of_expert<kConfig>(arguments, outputs, tile.expert), tile);
+        tile.exists = false;
       }
     }
-    if constexpr (kConfig.epilogue == Epilogue::kSwigluGradient) {
-      if (task.has(Task::kStore)) begin_swiglu_gradient<kConfig>(arguments, tile);
-    }
-    multiply_tile<kConfig>(shared, cursor, math_warp / 4, task.k_blocks, d);
-    if (!task.has(Task::kStore)) continue;
-    if constexpr (kConfig.epilogue == Epilogue::kBFloat16) {
-      store_bfloat16<kConfig>(arguments, output, tile, d);
-    } else if constexpr (kConfig.epilogue == Epilogue::kSwiglu) {
-      store_swiglu<kConfig>(arguments, static_cast<BFloat16*>(output), tile, d);
-    } else if constexpr (kConfig.epilogue == Epilogue::kSwigluGradient) {
-      store_swiglu_gradient<kConfig>(arguments, static_cast<BFloat16*>(output), tile, d);
-    } else {
-      store_float32<kConfig>(arguments, output, tile, d);
-    }
+    epilogue.finish(tile, d);
   }
 }
 

@@ -92,7 +92,9 @@ UNIEP_DEVICE void run_scheduler(const GemmArguments& arguments, SharedStorage<kC
     Task task;
     task.m_begin = tile.m_block * kTileM + (kIsWgrad ? 0 : search.segment);
     task.n_block = static_cast<uint16_t>(tile.n_block);
-    task.k_blocks = static_cast<uint16_t>((k_extent + kTileK - 1) / kTileK);
+    const int32_t k_blocks = (k_extent + kTileK - 1) / kTileK;
+    constexpr int32_t kFewestBlocks = kIsWgrad ? 0 : interleaved_blocks(kConfig);
+    task.k_blocks = static_cast<uint16_t>(k_blocks < kFewestBlocks ? kFewestBlocks : k_blocks);
     task.k_begin = kIsWgrad ? search.segment : 0;
     task.expert = static_cast<uint16_t>(search.expert);
     task.valid_rows = static_cast<uint8_t>(rows_left < kTileM ? rows_left : kTileM);

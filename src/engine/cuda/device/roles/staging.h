@@ -49,6 +49,19 @@ UNIEP_DEVICE void get_fragment(uint32_t block, int32_t pair, uint32_t (&m)[4]) {
   ptx::load_matrix_x4(fragment_address(block, pair), m[0], m[1], m[2], m[3]);
 }
 
+// 16 bytes of the target: row `row`, chunk `chunk`.
+template <bool kZeroPadding>
+UNIEP_DEVICE void write_chunk(ptx::Vector16 values, const BlockTarget& target, uint32_t row, uint32_t chunk) {
+  const bool exists = static_cast<int32_t>(row) < target.rows;
+  if constexpr (kZeroPadding) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values.word[i] = exists ? values.word[i] : 0;
+  }
+  if (kZeroPadding || exists) {
+    ptx::store_global_16(target.pointer + row * target.leading + chunk * kChunkColumns, values);
+  }
+}
+
 // Writes the block to global memory: four rows of 128 bytes at a time.
 template <bool kZeroPadding>
 UNIEP_DEVICE void write_block(uint32_t block, const BlockTarget& target) {
@@ -58,20 +71,42 @@ UNIEP_DEVICE void write_block(uint32_t block, const BlockTarget& target) {
 #pragma unroll
   for (uint32_t step = 0; step < kBlockRows / 4; ++step) {
     const uint32_t row = step * 4 + lane / 8;
-    ptx::Vector16 values = ptx::load_shared_16(block_chunk(block, row, chunk));
-    const bool exists = static_cast<int32_t>(row) < target.rows;
-    if constexpr (kZeroPadding) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) values.word[i] = exists ? values.word[i] : 0;
-    } else if (!exists) {
-      continue;
-    }
-    ptx::store_global_16(target.pointer + row * target.leading + chunk * kChunkColumns, values);
+    write_chunk<kZeroPadding>(ptx::load_shared_16(block_chunk(block, row, chunk)), target, row, chunk);
   }
 }
 
-// Fetches a block of global memory in the background. Rows and columns that do not exist become zero.
-UNIEP_DEVICE void fetch_block(uint32_t block, const BFloat16* pointer, int64_t leading, int32_t rows, int32_t columns) {
+// Strips of 16 rows x 16 columns: one ldmatrix or stmatrix, and one 16-byte access a lane.
+constexpr int kStripColumns = 16;
+constexpr uint32_t kStripBytes = kBlockRows * kStripColumns * 2;
+
+UNIEP_DEVICE uint32_t strip_chunk(uint32_t strip, uint32_t row, uint32_t chunk) {
+  return strip + row * 32 + ((chunk ^ (row >> 2 & 1u)) << 4);
+}
+
+UNIEP_DEVICE void put_strip(uint32_t strip, uint32_t m0, uint32_t m1, uint32_t m2, uint32_t m3) {
+  const uint32_t lane = ptx::lane_index();
+  ptx::store_matrix_x4(strip_chunk(strip, (lane & 7u) + (lane & 8u), lane >> 4), m0, m1, m2, m3);
+}
+
+UNIEP_DEVICE void write_strip(uint32_t strip, const BlockTarget& target) {
+  const uint32_t row = ptx::lane_index() / 2;
+  const uint32_t chunk = ptx::lane_index() % 2;
+  if (static_cast<int32_t>(chunk * kChunkColumns) >= target.columns) return;
+  write_chunk<true>(ptx::load_shared_16(strip_chunk(strip, row, chunk)), target, row, chunk);
+}
+
+// Columns 16 pair .. 16 pair + 15 of a block, as a strip; target.pointer is that of the strip.
+UNIEP_DEVICE void write_block_strip(uint32_t block, int32_t pair, const BlockTarget& target) {
+  const uint32_t row = ptx::lane_index() / 2;
+  const uint32_t chunk = ptx::lane_index() % 2;
+  if (static_cast<int32_t>(chunk * kChunkColumns) >= target.columns) return;
+  write_chunk<true>(ptx::load_shared_16(block_chunk(block, row, 2 * pair + chunk)), target, row, chunk);
+}
+
+// Fetches the block at `offset` elements of global memory in the background. Rows and columns that do not exist become
+// zero.
+UNIEP_DEVICE void fetch_block(uint32_t block, const BFloat16* base, int64_t offset, int64_t leading, int32_t rows,
+                              int32_t columns) {
   const uint32_t lane = ptx::lane_index();
   const uint32_t chunk = lane % 8;
   const bool column_exists = static_cast<int32_t>(chunk * kChunkColumns) < columns;
@@ -79,7 +114,7 @@ UNIEP_DEVICE void fetch_block(uint32_t block, const BFloat16* pointer, int64_t l
   for (uint32_t step = 0; step < kBlockRows / 4; ++step) {
     const uint32_t row = step * 4 + lane / 8;
     const bool exists = column_exists && static_cast<int32_t>(row) < rows;
-    const BFloat16* source = exists ? pointer + row * leading + chunk * kChunkColumns : pointer;
+    const BFloat16* source = exists ? base + offset + row * leading + chunk * kChunkColumns : base;
     ptx::copy_async_16(block_chunk(block, row, chunk), source, exists);
   }
 }
