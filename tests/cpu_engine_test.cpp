@@ -245,6 +245,27 @@ TEST(CpuEngine, TakesWhatItSaysFromTheCallersAllocatorAndGivesItBack) {
   EXPECT_EQ(counter.live, 0u);
 }
 
+TEST(CpuEngine, CapacityFixesTheMemoryWhateverTheRouting) {
+  const RandomLayer layer = random_layer(93, {.ranks = {2}, .most_local_experts = 4});
+  RandomLayer other = layer;
+  other.data.ids.assign(other.data.ids.size(), -1);
+  Group group(cpu_options(2, 2));
+  const Capacity capacity{4096};
+  cli::LayerRunner runner(group, layer.config, layer.data, capacity), idle(group, other.config, other.data, capacity);
+  const Schedule schedule = schedule_for(group, layer.config, Direction::kForward, "auto");
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const auto need = memory_need(group, layer.config, schedule, direction, runner.placement());
+    const auto idle_need = memory_need(group, layer.config, schedule, direction, idle.placement());
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(need[rank].saved_bytes, idle_need[rank].saved_bytes);
+      EXPECT_EQ(need[rank].workspace_bytes, idle_need[rank].workspace_bytes);
+    }
+  }
+  runner.forward(schedule);
+  runner.backward(schedule_for(group, layer.config, Direction::kBackward, "auto"));
+  EXPECT_EQ(difference(runner.result(), run_sequential(layer)), "");
+}
+
 TEST(CpuEngine, BadCallsAreNamedBeforeAnythingRuns) {
   const RandomLayer layer = random_layer(95, {.ranks = {2}});
   Group group(cpu_options(2, 2));

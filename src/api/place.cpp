@@ -106,6 +106,7 @@ std::shared_ptr<const internal::PlacementState> place_on_host(const LayerShape& 
   auto state = std::make_shared<internal::PlacementState>();
   state->shape = shape;
   state->ranks = ranks;
+  state->capacity = capacity.rows;
   state->rank.resize(ranks);
   for (int rank = 0; rank <= ranks; ++rank) {
     state->expert_begin.push_back(static_cast<int32_t>(rank * shape.experts / ranks));

@@ -51,6 +51,7 @@ struct PlacementState {
   std::vector<int32_t> segment_start;   // [E] first row of the segment on its rank
   std::vector<int64_t> rows;            // [W] without padding
   std::vector<int64_t> padded_rows;     // [W] with padding
+  int64_t capacity = 0;                 // rows that memory is taken for whatever the routing; 0: by need
   std::vector<RankPlacement> rank;      // [W]
 };
 

@@ -19,8 +19,10 @@ int thread_count(const GroupOptions& options) {
   return std::min(options.ranks * options.workers, cores);
 }
 
-MemoryRequest memory_request(const LayerShape& shape, const Schedule& schedule, bool keep_xg, int64_t padded_rows) {
-  return {shape, padded_rows, schedule.combine.transport == CombineTransport::kStaged, keep_xg};
+MemoryRequest memory_request(const LayerShape& shape, const Schedule& schedule, bool keep_xg,
+                             const internal::PlacementState& placement, int rank) {
+  const int64_t rows = placement.capacity > 0 ? placement.capacity : placement.padded_rows[rank];
+  return {shape, rows, schedule.combine.transport == CombineTransport::kStaged, keep_xg};
 }
 
 // 0 is no epoch, since a new flag holds it; 1 is left out with it, so that neighbours never share a counter bank.
@@ -83,7 +85,7 @@ std::vector<MemoryNeed> CpuEngine::memory_need(const LayerConfig& config, const 
   std::vector<MemoryNeed> needs;
   const bool keep_xg = schedule.save_xg == SaveXg::kKeep;
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    const MemoryRequest request = memory_request(config.shape, schedule, keep_xg, placement.padded_rows(rank));
+    const MemoryRequest request = memory_request(config.shape, schedule, keep_xg, *placement.state(), rank);
     MemoryNeed need;
     Carver saved(nullptr), workspace(nullptr);
     RankBuffers buffers;
@@ -185,7 +187,7 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
   const std::vector<MemoryNeed> needs = memory_need(call.config, call.schedule, Direction::kForward, call.placement);
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const ForwardArguments& arguments = call.arguments[rank];
-    const MemoryRequest request = memory_request(shape, call.schedule, keep_xg, call.placement.padded_rows(rank));
+    const MemoryRequest request = memory_request(shape, call.schedule, keep_xg, *call.placement.state(), rank);
     internal::SavedRank& kept = saved->ranks.emplace_back();
     kept.memory = internal::MemoryBlock(options_.allocator, needs[rank].saved_bytes, rank, arguments.stream);
     workspaces.emplace_back(options_.allocator, needs[rank].workspace_bytes, rank, arguments.stream);
@@ -219,7 +221,7 @@ void CpuEngine::backward(const internal::BackwardCall& call) {
   const std::vector<MemoryNeed> needs = memory_need(call.config, call.schedule, Direction::kBackward, saved.placement);
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const BackwardArguments& arguments = call.arguments[rank];
-    const MemoryRequest request = memory_request(shape, call.schedule, keep_xg, saved.placement.padded_rows(rank));
+    const MemoryRequest request = memory_request(shape, call.schedule, keep_xg, *saved.placement.state(), rank);
     workspaces.emplace_back(options_.allocator, needs[rank].workspace_bytes, rank, arguments.stream);
     poison(workspaces.back().data(), workspaces.back().size());
     Carver carver(workspaces.back().data());

@@ -10,7 +10,7 @@ namespace uniep::cpu {
 
 struct MemoryRequest {
   LayerShape shape;
-  int64_t padded_rows = 0;
+  int64_t rows = 0;     // with padding
   bool staged = false;  // combine rows are kept locally before they are sent
   bool keep_xg = true;
 };
@@ -40,19 +40,19 @@ struct SavedPieces {
 
 inline SavedPieces carve_saved(Carver& carver, const MemoryRequest& request) {
   SavedPieces pieces;
-  pieces.z = carver.take<BFloat16>(request.padded_rows * 2 * request.shape.intermediate);
-  if (request.keep_xg) pieces.xg = carver.take<BFloat16>(request.padded_rows * request.shape.hidden);
+  pieces.z = carver.take<BFloat16>(request.rows * 2 * request.shape.intermediate);
+  if (request.keep_xg) pieces.xg = carver.take<BFloat16>(request.rows * request.shape.hidden);
   return pieces;
 }
 
 inline void carve_forward(Carver& carver, const MemoryRequest& request, RankBuffers& buffers) {
-  if (!request.keep_xg) buffers.gathered[0] = carver.take<BFloat16>(request.padded_rows * request.shape.hidden);
-  buffers.activation = carver.take<BFloat16>(request.padded_rows * request.shape.intermediate);
-  if (request.staged) buffers.output_rows = carver.take<BFloat16>(request.padded_rows * request.shape.hidden);
+  if (!request.keep_xg) buffers.gathered[0] = carver.take<BFloat16>(request.rows * request.shape.hidden);
+  buffers.activation = carver.take<BFloat16>(request.rows * request.shape.intermediate);
+  if (request.staged) buffers.output_rows = carver.take<BFloat16>(request.rows * request.shape.hidden);
 }
 
 inline void carve_backward(Carver& carver, const MemoryRequest& request, RankBuffers& buffers) {
-  const int64_t rows = request.padded_rows;
+  const int64_t rows = request.rows;
   buffers.gathered[0] = carver.take<BFloat16>(rows * request.shape.hidden);
   if (!request.keep_xg) buffers.gathered[1] = carver.take<BFloat16>(rows * request.shape.hidden);
   buffers.activation = carver.take<BFloat16>(rows * request.shape.intermediate);
