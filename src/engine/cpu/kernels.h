@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "uniep/bfloat16.h"
+
+// The arithmetic of the CPU engine: one table of kernels an instruction set, chosen at run time. All tables give the
+// same bits; the differences are speed only. A result that is NaN is the quiet NaN 0x7fc00000 (bf16: 0x7fc0), because
+// which payload survives an operation on two NaNs is up to the instruction that a compiler picks; only round_row, which
+// computes nothing, keeps payloads. Kernels keep no state and may run on any number of threads at once.
+namespace uniep::cpu {
+
+// Ascending: a CPU that has one has those before it.
+enum class InstructionSet : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };  // kAvx2 means AVX2 and FMA
+
+const char* instruction_set_name(InstructionSet set);
+bool is_supported(InstructionSet set);
+
+// The best that this CPU has, or the lower one that UNIEP_INSTRUCTION_SET = portable | avx2 | avx512 names. Throws
+// Error: kInvalidArgument for another word, kUnsupported for a set that this CPU lacks.
+InstructionSet best_instruction_set();
+
+// A matrix that gemm multiplies: element (i, k) is k_major ? data[i * stride + k] : data[k * stride + i].
+struct GemmOperand {
+  const BFloat16* data;
+  int64_t stride;
+  bool k_major;
+};
+
+// Packing buffers of gemm, grown on demand. One a thread.
+class GemmScratch {
+ public:
+  // At least `count` floats on a 64-byte boundary; what they held before is lost. Throws Error(kOutOfMemory).
+  float* reserve(int64_t count);
+
+ private:
+  struct Release {
+    void operator()(float* memory) const;
+  };
+  std::unique_ptr<float, Release> memory_;
+  int64_t count_ = 0;
+};
+
+struct Kernels {
+  // c[i * ldc + j] = sum over k of a(i, k) * b(j, k) for i < m, j < n: per element one fp32 chain from +0, k ascending,
+  // a fused multiply-add a step. Any m, n, k >= 0; k = 0 gives +0. k_block: the depth that is packed at once (0: the
+  // kernel's choice); the chain is carried on in c, so it changes no bit.
+  void (*gemm)(const GemmOperand& a, const GemmOperand& b, int64_t m, int64_t n, int64_t k, int64_t k_block, float* c,
+               int64_t ldc, GemmScratch& scratch);
+
+  // out[j] = bf16(in[j]).
+  void (*round_row)(const float* in, BFloat16* out, int64_t n);
+
+  // a[j] = bf16(swiglu(gate[j], up[j], prob)). a may be gate or up itself.
+  void (*swiglu_row)(const BFloat16* gate, const BFloat16* up, float prob, BFloat16* a, int64_t n);
+
+  // The gradient of swiglu_row for da = d loss / d a: a (recomputed), dgate and dup, rounded to bf16, which may be gate
+  // and up themselves; and chunk_sums[ceil(n / 64)], the fp32 sums of the dprob terms over 64 columns each, the last
+  // over what is left. Inside a chunk four partial sums start at +0, partial q adds columns 8 j + 2 q and then
+  // 8 j + 2 q + 1 for j ascending (missing columns are +0), and join_prob_partials joins them.
+  void (*swiglu_gradient_row)(const BFloat16* gate, const BFloat16* up, float prob, const float* da, BFloat16* a,
+                              BFloat16* dgate, BFloat16* dup, float* chunk_sums, int64_t n);
+
+  // y[j] = bf16(sum over i of rows[i][j]): fp32, from +0, i ascending, rounded once. No row may overlap y.
+  void (*sum_rows)(const BFloat16* const* rows, int64_t count, BFloat16* y, int64_t n);
+
+  // main_grad[j] = main_grad[j] + c[j].
+  void (*add_row)(const float* c, float* main_grad, int64_t n);
+};
+
+// Throws Error(kUnsupported) for a set that this CPU lacks.
+const Kernels& kernels(InstructionSet set);
+
+// Rounding to nearest even, subnormals kept: what the kernels need of the thread that calls them. A thread inherits the
+// mode of the thread that created it (a framework may have set flush-to-zero), so a worker calls this when it starts.
+void set_exact_arithmetic();
+
+}  // namespace uniep::cpu
