@@ -41,19 +41,19 @@ struct GemmConfig {
 constexpr int kStagingBlockBytes = 16 * 64 * 2;
 UNIEP_HOST_DEVICE constexpr int staging_blocks(const GemmConfig& config) { return config.epilogue == Epilogue::kSwigluGradient ? 4 : 1; }
 
-// What an epilogue leaves over for between the next tile's K blocks (see roles/epilogue.h), and the K blocks it takes.
-// Forward and dgrad run at least that many: beyond K both operands are read as zero.
+// What an epilogue leaves over for between the next tile's K blocks (see roles/epilogue.h): bf16 writes 64 columns after
+// each of the first K blocks; SwiGLU and dSwiGLU do 16 columns after every second one, so that a step, with its some 400
+// instructions a warp, never takes longer than the products beside it.
 UNIEP_HOST_DEVICE constexpr int late_steps(const GemmConfig& config) {
   if (config.epilogue == Epilogue::kBFloat16) return config.tile_n / 64;
   if (config.epilogue == Epilogue::kSwiglu) return config.tile_n / 2 / 16;
-  return config.epilogue == Epilogue::kSwigluGradient ? 6 : 0;
+  return config.epilogue == Epilogue::kSwigluGradient ? config.tile_n / 16 : 0;
 }
-UNIEP_HOST_DEVICE constexpr int late_delay(const GemmConfig& config) {
-  return config.epilogue == Epilogue::kSwigluGradient ? 1 : 0;
-}
+constexpr int kBlocksPerRolledStep = 2;
+// The K blocks that this takes. Forward and dgrad run at least that many: beyond K both operands are read as zero.
 UNIEP_HOST_DEVICE constexpr int interleaved_blocks(const GemmConfig& config) {
-  const int blocks = late_steps(config) + late_delay(config);
-  return blocks > 1 ? blocks : 1;
+  if (config.epilogue == Epilogue::kBFloat16) return late_steps(config);
+  return 1 + kBlocksPerRolledStep * late_steps(config);
 }
 
 UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) { return (kTileM + config.tile_n) * kTileK * 2; }

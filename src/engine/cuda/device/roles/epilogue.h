@@ -6,8 +6,8 @@
 
 // What the epilogues share. Each math warp owns 16 rows of the tile and works alone: no barrier, no wait for another
 // warp. An epilogue is a class of which each math warp keeps one:
-//   kSteps, step<i>(next)  work left over from the previous tile, done between the K blocks of the next one, while the
-//                          tensor cores are busy
+//   kSteps, step(next)     work left over from the previous tile, done between the K blocks of the next one, while the
+//                          tensor cores are busy; step<i>(next) unless kRolled
 //   finish(tile, d)        what must happen at once, so that the accumulators are free again
 namespace uniep::cuda {
 
@@ -36,6 +36,7 @@ class BFloat16Epilogue {
  public:
   static constexpr int kCount = kConfig.tile_n / 2;
   static constexpr int kSteps = kConfig.tile_n / kBlockColumns;
+  static constexpr bool kRolled = false;
 
   UNIEP_DEVICE BFloat16Epilogue(const GemmArguments& arguments, void* const* outputs, uint32_t staging)
       : arguments_(arguments), outputs_(outputs), staging_(staging) {}
@@ -77,6 +78,7 @@ class Float32Epilogue {
  public:
   static constexpr int kCount = kConfig.tile_n / 2;
   static constexpr int kSteps = 0;
+  static constexpr bool kRolled = false;
 
   UNIEP_DEVICE Float32Epilogue(const GemmArguments& arguments, void* const* outputs, uint32_t /*staging*/)
       : arguments_(arguments), outputs_(outputs) {}

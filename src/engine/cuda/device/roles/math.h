@@ -73,7 +73,10 @@ class Multiplier {
  private:
   template <int kStep, typename LateWork>
   UNIEP_DEVICE void steps(LateWork& late, const WarpTile& tile) {
-    if constexpr (kStep < LateWork::kSteps) {
+    if constexpr (LateWork::kRolled) {
+#pragma unroll 1
+      for (int step = 0; step < LateWork::kSteps; ++step) late.step(tile);
+    } else if constexpr (kStep < LateWork::kSteps) {
       late.template step<kStep>(tile);
       steps<kStep + 1>(late, tile);
     }
@@ -81,9 +84,17 @@ class Multiplier {
 
   template <int kBlock, int kInterleaved, typename LateWork>
   UNIEP_DEVICE void interleave(float (&d)[kCount], LateWork& late, const WarpTile& tile) {
-    if constexpr (kBlock < kInterleaved) {
+    if constexpr (LateWork::kRolled) {
+      multiply_block<true>(d);
+#pragma unroll 1
+      for (int step = 0; step < LateWork::kSteps; ++step) {
+#pragma unroll 1
+        for (int block = 0; block < kBlocksPerRolledStep; ++block) multiply_block<false>(d);
+        late.step(tile);
+      }
+    } else if constexpr (kBlock < kInterleaved) {
       multiply_block<kBlock == 0>(d);
-      if constexpr (LateWork::kSteps > 0 && kBlock >= late_delay(kConfig)) late.template step<kBlock - late_delay(kConfig)>(tile);
+      if constexpr (LateWork::kSteps > 0) late.template step<kBlock>(tile);
       interleave<kBlock + 1, kInterleaved>(d, late, tile);
     }
   }

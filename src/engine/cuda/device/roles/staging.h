@@ -88,19 +88,30 @@ UNIEP_DEVICE void put_strip(uint32_t strip, uint32_t m0, uint32_t m1, uint32_t m
   ptx::store_matrix_x4(strip_chunk(strip, (lane & 7u) + (lane & 8u), lane >> 4), m0, m1, m2, m3);
 }
 
-UNIEP_DEVICE void write_strip(uint32_t strip, const BlockTarget& target) {
-  const uint32_t row = ptx::lane_index() / 2;
-  const uint32_t chunk = ptx::lane_index() % 2;
-  if (static_cast<int32_t>(chunk * kChunkColumns) >= target.columns) return;
-  write_chunk<true>(ptx::load_shared_16(strip_chunk(strip, row, chunk)), target, row, chunk);
+// This lane's 16 bytes of a strip: row lane / 2, chunk lane % 2; zero where the row does not exist.
+UNIEP_DEVICE ptx::Vector16 zero_unless(ptx::Vector16 values, bool exists) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) values.word[i] = exists ? values.word[i] : 0;
+  return values;
 }
 
-// Columns 16 pair .. 16 pair + 15 of a block, as a strip; target.pointer is that of the strip.
-UNIEP_DEVICE void write_block_strip(uint32_t block, int32_t pair, const BlockTarget& target) {
-  const uint32_t row = ptx::lane_index() / 2;
-  const uint32_t chunk = ptx::lane_index() % 2;
-  if (static_cast<int32_t>(chunk * kChunkColumns) >= target.columns) return;
-  write_chunk<true>(ptx::load_shared_16(block_chunk(block, row, 2 * pair + chunk)), target, row, chunk);
+UNIEP_DEVICE ptx::Vector16 strip_values(uint32_t strip, bool exists) {
+  const uint32_t lane = ptx::lane_index();
+  return zero_unless(ptx::load_shared_16(strip_chunk(strip, lane / 2, lane % 2)), exists);
+}
+
+// The same of columns 16 pair .. 16 pair + 15 of a block.
+UNIEP_DEVICE ptx::Vector16 block_strip_values(uint32_t block, int32_t pair, bool exists) {
+  const uint32_t lane = ptx::lane_index();
+  return zero_unless(ptx::load_shared_16(block_chunk(block, lane / 2, 2 * pair + lane % 2)), exists);
+}
+
+// Moves register i + kBy to i: lets a rolled loop walk an array that must stay in registers. Rolled, because code that
+// is longer than the instruction cache costs more than the moves.
+template <int kBy, typename T, int kCount>
+UNIEP_DEVICE void rotate_registers(T (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i + kBy < kCount; ++i) values[i] = values[i + kBy];
 }
 
 // Fetches the block at `offset` elements of global memory in the background. Rows and columns that do not exist become
