@@ -1,0 +1,228 @@
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "uniep/export.h"
+#include "uniep/version.h"
+
+/* The layer for C, and for every language that can call C. Plain C99; the meaning of each call is that of the C++ call
+ * of the same name in uniep/layer.h and uniep/group.h, and the results are the same bits.
+ *
+ * Errors. Every call that can fail returns a uniep_status and leaves what it was to write alone, except that a handle
+ * to be made is set to NULL; uniep_last_error() says why, in one line. A null pointer is UNIEP_INVALID_ARGUMENT, except
+ * where a field says that it may be null. No C++ exception leaves a call.
+ *
+ * Structures. The first field, `size`, is the caller's sizeof of the structure, and a field that is zero has its
+ * default; so write
+ *     uniep_routing routing = {.size = sizeof(uniep_routing), .tokens = 128};
+ * Later versions only add fields at the end, so that a program built with an older header keeps running, and one built
+ * with a newer header is refused (UNIEP_UNSUPPORTED) only where it sets a field that the library does not know. In an
+ * array of structures all have the same size.
+ *
+ * Memory. Arrays are row-major and dense, lie on the device of their rank, and stay valid until the rank's stream has
+ * passed the call (cpu engine: until the call returns). "bf16" is 16 bits a value, whatever type the caller gives it.
+ * Handles may be destroyed in any order. Calls on one group come one at a time, from any thread. */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The values of uniep::Status. */
+typedef enum uniep_status {
+  UNIEP_OK = 0,
+  UNIEP_INVALID_ARGUMENT = 1, /* bad usage or input: refused before anything ran */
+  UNIEP_UNSUPPORTED = 2,      /* legal, but this build, engine or machine can not do it */
+  UNIEP_OVERFLOW = 3,         /* a fixed capacity was too small; nothing was dropped silently */
+  UNIEP_TIMEOUT = 4,          /* a bounded wait ran out; uniep_group_recover() makes the group usable again */
+  UNIEP_IO = 5,               /* a file could not be read or written */
+  UNIEP_OUT_OF_MEMORY = 6,    /* the caller's allocator or a device had no room */
+  UNIEP_DEVICE = 7,           /* a CUDA, NVRTC or NCCL call failed */
+  UNIEP_INTERNAL = 8          /* a broken invariant of the library itself */
+} uniep_status;
+
+/* The words of a status, "unknown" for any other number. Never null. */
+UNIEP_API const char* uniep_status_name(int status);
+
+/* Why the latest failing call of this thread failed; "" when none has. Successful calls leave it alone. Valid until the
+ * next call that fails on this thread. A message over 4 KiB ends in "...". */
+UNIEP_API const char* uniep_last_error(void);
+
+/* The version of the library that runs: UNIEP_VERSION and UNIEP_VERSION_STRING of the headers it was built with. */
+UNIEP_API int uniep_version(void);
+UNIEP_API const char* uniep_version_string(void);
+
+/* ---- Group: the ranks that run layers together ---- */
+
+typedef struct uniep_group uniep_group;
+
+enum { UNIEP_ENGINE_AUTO = 0, UNIEP_ENGINE_CPU = 1, UNIEP_ENGINE_CUDA = 2 };
+
+typedef struct uniep_group_options {
+  size_t size;
+  int32_t engine;         /* UNIEP_ENGINE_... */
+  int32_t ranks;          /* W, 1 to 64, all held by this process; there is no default */
+  int32_t workers;        /* compute units of a rank; 0: the engine's choice */
+  double timeout_seconds; /* bound of every wait; 0: UNIEP_TIMEOUT_S of the environment, or 60 */
+  /* The caller's allocator, both functions or neither. allocate returns at least `bytes` bytes aligned to `alignment`
+   * on the device of `rank`, usable in the order of `stream`, or NULL when there is no room. Both are called on the
+   * thread that calls the library. They must not throw, and must work until the last handle of the group is gone. */
+  void* (*allocate)(void* context, size_t bytes, size_t alignment, int32_t rank, void* stream);
+  void (*release)(void* context, void* memory, size_t bytes, int32_t rank, void* stream);
+  void* allocator_context;
+} uniep_group_options;
+
+UNIEP_API uniep_status uniep_group_create(const uniep_group_options* options, uniep_group** group);
+/* NULL is nothing to destroy. */
+UNIEP_API void uniep_group_destroy(uniep_group* group);
+/* After UNIEP_TIMEOUT the group refuses every call until this one. */
+UNIEP_API uniep_status uniep_group_recover(uniep_group* group);
+
+typedef struct uniep_group_info {
+  size_t size;
+  int32_t engine; /* what UNIEP_ENGINE_AUTO became */
+  int32_t ranks;
+  int32_t workers;
+  int32_t first_local_rank; /* this process holds [first_local_rank, first_local_rank + local_ranks) */
+  int32_t local_ranks;      /* entries of every array of arguments */
+} uniep_group_info;
+
+UNIEP_API uniep_status uniep_group_describe(const uniep_group* group, uniep_group_info* info);
+
+/* ---- The layer ---- */
+
+enum { UNIEP_ACTIVATION_SWIGLU = 0 };
+enum { UNIEP_ROUTER_WEIGHT_ACTIVATION = 0, UNIEP_ROUTER_WEIGHT_OUTPUT = 1, UNIEP_ROUTER_WEIGHT_INPUT = 2 };
+enum { UNIEP_WEIGHT_GRADIENT_BF16 = 0, UNIEP_WEIGHT_GRADIENT_FP32 = 1, UNIEP_WEIGHT_GRADIENT_MAIN_GRAD = 2 };
+
+/* Shape and numerics, equal on all ranks. */
+typedef struct uniep_layer_config {
+  size_t size;
+  int64_t hidden;          /* H, a multiple of 8 */
+  int64_t intermediate;    /* I, a multiple of 8 */
+  int64_t experts;         /* E, over all ranks; a multiple of W; rank r holds [r E / W, (r + 1) E / W) */
+  int64_t topk;            /* K, slots per token, 1 to E */
+  int32_t activation;      /* UNIEP_ACTIVATION_... */
+  int32_t router_weight;   /* UNIEP_ROUTER_WEIGHT_... */
+  int32_t weight_gradient; /* UNIEP_WEIGHT_GRADIENT_...: written as bf16, as fp32, or added to fp32 */
+  int64_t combine_groups;  /* 0: one sum over the slots; G > 0: see uniep/numerics.h */
+} uniep_layer_config;
+
+/* Schedules are text: "auto", "key=value,key=value" or flat JSON, with the fields of docs/schedule.md; what is left out
+ * is filled for the layer and the group. A Schedule describes one direction. It changes no bit of a result. */
+enum { UNIEP_FORWARD = 0, UNIEP_BACKWARD = 1 };
+
+/* Writes the whole Schedule that `schedule` stands for as JSON, with a terminating zero; *needed becomes its bytes, the
+ * zero included, also where the buffer is too small (UNIEP_OVERFLOW, nothing is written). Buffer NULL and capacity 0
+ * asks for the bytes only. */
+UNIEP_API uniep_status uniep_schedule_resolve(const uniep_group* group, const uniep_layer_config* config,
+                                              int32_t direction, const char* schedule, char* buffer, size_t capacity,
+                                              size_t* needed);
+
+/* ---- Placement: where each (token, slot) pair lands ---- */
+
+typedef struct uniep_placement uniep_placement;
+
+enum { UNIEP_INDEX_INT32 = 0, UNIEP_INDEX_INT64 = 1 };
+
+/* One rank's router output. */
+typedef struct uniep_routing {
+  size_t size;
+  int64_t tokens;       /* T, may differ from rank to rank and may be 0; then the arrays may be null */
+  const void* topk_ids; /* [T, K] global expert of a slot, -1 = unused; no expert twice in a token */
+  int32_t index_type;   /* UNIEP_INDEX_... */
+  const float* probs;   /* [T, K], finite; an unused slot's is ignored */
+  void* stream;         /* cudaStream_t; the cpu engine ignores it */
+} uniep_routing;
+
+/* Collective. `capacity_rows`: padded rows per rank, more are UNIEP_OVERFLOW; 0: as many as needed. Of `config` only
+ * the shape is used. */
+UNIEP_API uniep_status uniep_place(uniep_group* group, const uniep_layer_config* config, const uniep_routing* routings,
+                                   int32_t count, int64_t capacity_rows, uniep_placement** placement);
+UNIEP_API void uniep_placement_destroy(uniep_placement* placement);
+
+typedef struct uniep_rank_rows {
+  size_t size;
+  int64_t tokens;      /* T of the rank */
+  int64_t rows;        /* routed rows that the rank's experts receive */
+  int64_t padded_rows; /* with every expert padded to a multiple of 128 */
+} uniep_rank_rows;
+
+typedef struct uniep_expert_rows {
+  size_t size;
+  int64_t rows;      /* routed rows of the expert */
+  int64_t first_row; /* where its rows begin on its rank */
+} uniep_expert_rows;
+
+UNIEP_API uniep_status uniep_placement_rank(const uniep_placement* placement, int32_t rank, uniep_rank_rows* rows);
+UNIEP_API uniep_status uniep_placement_expert(const uniep_placement* placement, int64_t expert,
+                                              uniep_expert_rows* rows);
+
+/* What a call will ask the allocator for, one entry per local rank. */
+typedef struct uniep_memory_need {
+  size_t size;
+  size_t saved_bytes;     /* lives in the uniep_saved that forward makes */
+  size_t workspace_bytes; /* given back when the call is over */
+  size_t symmetric_bytes; /* held by the group, shared by all layers, grown when a call needs more */
+} uniep_memory_need;
+
+UNIEP_API uniep_status uniep_query_memory(const uniep_group* group, const uniep_layer_config* config, int32_t direction,
+                                          const char* schedule, const uniep_placement* placement,
+                                          uniep_memory_need* needs, int32_t count);
+
+/* ---- Forward and backward; El = E / W ---- */
+
+/* What backward needs, one per forward call. */
+typedef struct uniep_saved uniep_saved;
+
+/* Weights are one tensor over the rank's experts or, where the array of addresses is given, El tensors. x and y may be
+ * null on a rank without tokens. */
+typedef struct uniep_forward_arguments {
+  size_t size;
+  const void* x;                 /* [T, H] bf16 */
+  const void* w1;                /* [El, 2 I, H] bf16: gate rows, then up rows */
+  const void* w2;                /* [El, H, I] bf16 */
+  const void* const* w1_experts; /* or El tensors [2 I, H] */
+  const void* const* w2_experts; /* or El tensors [H, I] */
+  void* y;                       /* [T, H] bf16, written */
+  void* stream;
+} uniep_forward_arguments;
+
+/* Collective. y[t] = sum over slots k of W2[e] (silu(gate) * up * prob), with [gate, up] = W1[e] x[t]. */
+UNIEP_API uniep_status uniep_forward(uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                                     const uniep_placement* placement, const uniep_forward_arguments* arguments,
+                                     int32_t count, uniep_saved** saved);
+UNIEP_API void uniep_saved_destroy(uniep_saved* saved);
+
+/* FC1's output on a local rank: [padded_rows, 2 I] bf16, rows of padding hold no meaning; null without rows. It lives
+ * as long as `saved`. */
+UNIEP_API uniep_status uniep_saved_z(const uniep_saved* saved, int32_t rank, const void** z);
+
+/* Gradients of weights are one tensor over the rank's experts or El addresses, as the weights are; bf16 or fp32 as
+ * weight_gradient says. */
+typedef struct uniep_backward_arguments {
+  size_t size;
+  const void* dy; /* [T, H] bf16 */
+  const void* x;  /* as in forward; needed only with save.xg=redispatch */
+  const void* w1;
+  const void* w2;
+  const void* const* w1_experts;
+  const void* const* w2_experts;
+  void* dx;      /* [T, H] bf16, written */
+  float* dprobs; /* [T, K], written; an unused slot's is +0 */
+  void* dw1;
+  void* dw2;
+  void* const* dw1_experts;
+  void* const* dw2_experts;
+  void* stream;
+} uniep_backward_arguments;
+
+/* Collective. `saved` may be used again. save.xg of both directions must agree: name it in both schedules or in
+ * neither. */
+UNIEP_API uniep_status uniep_backward(uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                                      const uniep_saved* saved, const uniep_backward_arguments* arguments,
+                                      int32_t count);
+
+#ifdef __cplusplus
+}
+#endif

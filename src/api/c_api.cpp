@@ -1,0 +1,282 @@
+#include "uniep/c_api.h"
+
+#include <cstdio>
+#include <memory>
+#include <new>
+
+#include "api/c_arguments.h"
+#include "api/c_struct.h"
+#include "uniep/uniep.h"
+
+namespace uniep {
+namespace {
+
+constexpr bool same(uniep_status c, Status cpp) {
+  return static_cast<int>(c) == static_cast<int>(cpp);
+}
+static_assert(same(UNIEP_OK, Status::kOk) && same(UNIEP_INVALID_ARGUMENT, Status::kInvalidArgument) &&
+                  same(UNIEP_UNSUPPORTED, Status::kUnsupported) && same(UNIEP_OVERFLOW, Status::kOverflow) &&
+                  same(UNIEP_TIMEOUT, Status::kTimeout) && same(UNIEP_IO, Status::kIo) &&
+                  same(UNIEP_OUT_OF_MEMORY, Status::kOutOfMemory) && same(UNIEP_DEVICE, Status::kDevice) &&
+                  same(UNIEP_INTERNAL, Status::kInternal),
+              "uniep_status holds the values of uniep::Status");
+constexpr std::size_t kMessageBytes = 4096;
+thread_local char last_error[kMessageBytes] = "";
+
+// Takes no memory: it also reports that there is none.
+uniep_status fail(Status status, const char* message) noexcept {
+  const int length = std::snprintf(last_error, kMessageBytes, "%s", message);
+  if (length >= static_cast<int>(kMessageBytes)) std::snprintf(last_error + kMessageBytes - 4, 4, "...");
+  return static_cast<uniep_status>(status);
+}
+
+template <typename Call>
+uniep_status guarded(Call&& call) noexcept {
+  try {
+    call();
+    return UNIEP_OK;
+  } catch (const Error& error) {
+    return fail(error.status(), error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(Status::kOutOfMemory, "the C++ heap has no room");
+  } catch (const std::exception& error) {
+    return fail(Status::kInternal, error.what());
+  } catch (...) {
+    return fail(Status::kInternal, "an exception of an unknown type");
+  }
+}
+
+void check_index(int64_t value, int64_t begin, int64_t end, const char* name) {
+  if (value < begin || value >= end) {
+    throw Error(Status::kInvalidArgument, fmt::format("{}: {}; legal are {} to {}", name, value, begin, end - 1));
+  }
+}
+
+void check_count(int32_t count, const Group& group) {
+  if (count != group.local_ranks()) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("count: {}; must be {}, one for each local rank", count, group.local_ranks()));
+  }
+}
+
+LayerConfig layer_config(const uniep_layer_config* config) {
+  const uniep_layer_config given = read_struct<uniep_layer_config>(config, "config");
+  return {layer_shape(given), layer_numerics(given)};
+}
+
+Schedule resolved(const char* schedule, Direction direction, const LayerConfig& layer, const Group& group) {
+  require_pointer(schedule, "schedule");
+  return resolve(PartialSchedule::parse(schedule), direction, layer.shape, layer.numerics, group.machine());
+}
+
+struct GroupState {
+  explicit GroupState(const uniep_group_options& options)
+      : allocator{options.allocate, options.release, options.allocator_context},
+        group(group_options(options, allocator)) {}
+
+  CallerAllocator allocator;
+  Group group;
+};
+
+}  // namespace
+}  // namespace uniep
+
+// Each handle keeps the group's state alive, and gives back what is its own first.
+struct uniep_group {
+  std::shared_ptr<uniep::GroupState> state;
+};
+struct uniep_placement {
+  std::shared_ptr<uniep::GroupState> state;
+  uniep::LayerShape shape;
+  uniep::Placement placement;
+};
+struct uniep_saved {
+  std::shared_ptr<uniep::GroupState> state;
+  uniep::Saved saved;
+};
+
+using namespace uniep;
+
+const char* uniep_status_name(int status) {
+  return status_name(static_cast<Status>(status));
+}
+const char* uniep_last_error(void) {
+  return last_error;
+}
+int uniep_version(void) {
+  return UNIEP_VERSION;
+}
+const char* uniep_version_string(void) {
+  return UNIEP_VERSION_STRING;
+}
+
+uniep_status uniep_group_create(const uniep_group_options* options, uniep_group** group) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    *group = nullptr;
+    const uniep_group_options given = read_struct<uniep_group_options>(options, "options");
+    *group = new uniep_group{std::make_shared<GroupState>(given)};
+  });
+}
+
+void uniep_group_destroy(uniep_group* group) {
+  delete group;
+}
+
+uniep_status uniep_group_recover(uniep_group* group) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    group->state->group.recover();
+  });
+}
+
+uniep_status uniep_group_describe(const uniep_group* group, uniep_group_info* info) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    const std::size_t size = checked_size<uniep_group_info>(info, "info");
+    const Group& own = group->state->group;
+    uniep_group_info value{};
+    value.engine = static_cast<int32_t>(own.engine());
+    value.ranks = own.ranks();
+    value.workers = own.workers();
+    value.first_local_rank = own.first_local_rank();
+    value.local_ranks = own.local_ranks();
+    write_struct(value, info, size);
+  });
+}
+
+uniep_status uniep_schedule_resolve(const uniep_group* group, const uniep_layer_config* config, int32_t direction,
+                                    const char* schedule, char* buffer, size_t capacity, size_t* needed) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    require_pointer(needed, "needed");
+    if (capacity > 0) require_pointer(buffer, "buffer");
+    const Direction checked_direction = checked_constant(direction, Direction::kBackward, "direction");
+    const std::string json = to_json(resolved(schedule, checked_direction, layer_config(config), group->state->group));
+    *needed = json.size() + 1;
+    if (buffer == nullptr) return;
+    if (capacity < *needed) {
+      throw Error(Status::kOverflow, fmt::format("capacity: {} bytes; the schedule needs {}", capacity, *needed));
+    }
+    std::memcpy(buffer, json.c_str(), *needed);
+  });
+}
+
+uniep_status uniep_place(uniep_group* group, const uniep_layer_config* config, const uniep_routing* routings,
+                         int32_t count, int64_t capacity_rows, uniep_placement** placement) {
+  return guarded([&] {
+    require_pointer(placement, "placement");
+    *placement = nullptr;
+    require_pointer(group, "group");
+    const LayerShape shape = layer_shape(read_struct<uniep_layer_config>(config, "config"));
+    check_count(count, group->state->group);
+    std::vector<Routing> own;
+    for (const uniep_routing& given : read_structs<uniep_routing>(routings, count, "routings")) {
+      own.push_back(routing(given));
+    }
+    auto handle = std::make_unique<uniep_placement>();
+    handle->state = group->state;
+    handle->shape = shape;
+    handle->placement = place(group->state->group, shape, own, {capacity_rows});
+    *placement = handle.release();
+  });
+}
+
+void uniep_placement_destroy(uniep_placement* placement) {
+  delete placement;
+}
+
+uniep_status uniep_placement_rank(const uniep_placement* placement, int32_t rank, uniep_rank_rows* rows) {
+  return guarded([&] {
+    require_pointer(placement, "placement");
+    const std::size_t size = checked_size<uniep_rank_rows>(rows, "rows");
+    check_index(rank, 0, placement->state->group.ranks(), "rank");
+    const Placement& own = placement->placement;
+    write_struct(uniep_rank_rows{0, own.tokens(rank), own.rows(rank), own.padded_rows(rank)}, rows, size);
+  });
+}
+
+uniep_status uniep_placement_expert(const uniep_placement* placement, int64_t expert, uniep_expert_rows* rows) {
+  return guarded([&] {
+    require_pointer(placement, "placement");
+    const std::size_t size = checked_size<uniep_expert_rows>(rows, "rows");
+    check_index(expert, 0, placement->shape.experts, "expert");
+    const Placement& own = placement->placement;
+    write_struct(uniep_expert_rows{0, own.expert_rows(expert), own.expert_segment(expert)}, rows, size);
+  });
+}
+
+uniep_status uniep_query_memory(const uniep_group* group, const uniep_layer_config* config, int32_t direction,
+                                const char* schedule, const uniep_placement* placement, uniep_memory_need* needs,
+                                int32_t count) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    require_pointer(placement, "placement");
+    const Group& own = group->state->group;
+    check_count(count, own);
+    const std::size_t stride = checked_stride<uniep_memory_need>(needs, count, "needs");
+    const Direction checked_direction = checked_constant(direction, Direction::kBackward, "direction");
+    const LayerConfig layer = layer_config(config);
+    const std::vector<MemoryNeed> found = memory_need(own, layer, resolved(schedule, checked_direction, layer, own),
+                                                      checked_direction, placement->placement);
+    std::byte* out = reinterpret_cast<std::byte*>(needs);
+    for (const MemoryNeed& need : found) {
+      write_struct(uniep_memory_need{0, need.saved_bytes, need.workspace_bytes, need.symmetric_bytes}, out, stride);
+      out += stride;
+    }
+  });
+}
+
+uniep_status uniep_forward(uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                           const uniep_placement* placement, const uniep_forward_arguments* arguments, int32_t count,
+                           uniep_saved** saved) {
+  return guarded([&] {
+    require_pointer(saved, "saved");
+    *saved = nullptr;
+    require_pointer(group, "group");
+    require_pointer(placement, "placement");
+    Group& own = group->state->group;
+    check_count(count, own);
+    const LayerConfig layer = layer_config(config);
+    const Schedule whole = resolved(schedule, Direction::kForward, layer, own);
+    std::vector<ForwardArguments> ranks;
+    for (const auto& given : read_structs<uniep_forward_arguments>(arguments, count, "arguments")) {
+      ranks.push_back(forward_arguments(given));
+    }
+    auto handle = std::make_unique<uniep_saved>();
+    handle->state = group->state;
+    handle->saved = forward(own, layer, whole, placement->placement, ranks);
+    *saved = handle.release();
+  });
+}
+
+void uniep_saved_destroy(uniep_saved* saved) {
+  delete saved;
+}
+
+uniep_status uniep_saved_z(const uniep_saved* saved, int32_t rank, const void** z) {
+  return guarded([&] {
+    require_pointer(saved, "saved");
+    require_pointer(z, "z");
+    const Group& group = saved->state->group;
+    check_index(rank, group.first_local_rank(), group.first_local_rank() + group.local_ranks(), "rank");
+    *z = saved->saved.z(rank);
+  });
+}
+
+uniep_status uniep_backward(uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                            const uniep_saved* saved, const uniep_backward_arguments* arguments, int32_t count) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    require_pointer(saved, "saved");
+    Group& own = group->state->group;
+    check_count(count, own);
+    const LayerConfig layer = layer_config(config);
+    const Schedule whole = resolved(schedule, Direction::kBackward, layer, own);
+    std::vector<BackwardArguments> ranks;
+    for (const auto& given : read_structs<uniep_backward_arguments>(arguments, count, "arguments")) {
+      ranks.push_back(backward_arguments(given));
+    }
+    backward(own, layer, whole, saved->saved, ranks);
+  });
+}

@@ -1,0 +1,100 @@
+#include "api/c_arguments.h"
+
+namespace uniep {
+namespace {
+
+static_assert(UNIEP_ENGINE_CPU == static_cast<int>(EngineKind::kCpu) &&
+                  UNIEP_ENGINE_CUDA == static_cast<int>(EngineKind::kCuda) &&
+                  UNIEP_ROUTER_WEIGHT_OUTPUT == static_cast<int>(RouterWeight::kOutput) &&
+                  UNIEP_ROUTER_WEIGHT_INPUT == static_cast<int>(RouterWeight::kInput) &&
+                  UNIEP_WEIGHT_GRADIENT_FP32 == static_cast<int>(WeightGradient::kFloat32) &&
+                  UNIEP_WEIGHT_GRADIENT_MAIN_GRAD == static_cast<int>(WeightGradient::kMainGrad) &&
+                  UNIEP_INDEX_INT64 == static_cast<int>(IndexType::kInt64) &&
+                  UNIEP_BACKWARD == static_cast<int>(Direction::kBackward),
+              "the C constants hold the values of the C++ enumerations");
+
+Allocator adapted(CallerAllocator& caller) {
+  Allocator allocator;
+  if (caller.allocate != nullptr) {
+    allocator.allocate = [](void* context, std::size_t bytes, std::size_t alignment, int rank, Stream stream) {
+      const CallerAllocator& own = *static_cast<const CallerAllocator*>(context);
+      return own.allocate(own.context, bytes, alignment, rank, stream.handle);
+    };
+  }
+  if (caller.release != nullptr) {
+    allocator.release = [](void* context, void* memory, std::size_t bytes, int rank, Stream stream) {
+      const CallerAllocator& own = *static_cast<const CallerAllocator*>(context);
+      own.release(own.context, memory, bytes, rank, stream.handle);
+    };
+  }
+  allocator.context = &caller;
+  return allocator;
+}
+
+template <typename Arguments>
+Weights weights(const Arguments& given) {
+  Weights own;
+  own.w1 = static_cast<const BFloat16*>(given.w1);
+  own.w2 = static_cast<const BFloat16*>(given.w2);
+  own.w1_experts = reinterpret_cast<const BFloat16* const*>(given.w1_experts);
+  own.w2_experts = reinterpret_cast<const BFloat16* const*>(given.w2_experts);
+  return own;
+}
+
+}  // namespace
+
+GroupOptions group_options(const uniep_group_options& given, CallerAllocator& allocator) {
+  GroupOptions options;
+  options.engine = checked_constant(given.engine, EngineKind::kCuda, "engine");
+  options.ranks = given.ranks;
+  options.workers = given.workers;
+  options.timeout_seconds = given.timeout_seconds;
+  options.allocator = adapted(allocator);
+  return options;
+}
+
+LayerShape layer_shape(const uniep_layer_config& given) {
+  return {given.hidden, given.intermediate, given.experts, given.topk};
+}
+
+Numerics layer_numerics(const uniep_layer_config& given) {
+  Numerics numerics;
+  numerics.activation = checked_constant(given.activation, Activation::kSwiglu, "activation");
+  numerics.router_weight = checked_constant(given.router_weight, RouterWeight::kInput, "router_weight");
+  numerics.weight_gradient = checked_constant(given.weight_gradient, WeightGradient::kMainGrad, "weight_gradient");
+  numerics.combine_groups = given.combine_groups;
+  return numerics;
+}
+
+Routing routing(const uniep_routing& given) {
+  Routing own;
+  own.tokens = given.tokens;
+  own.topk_ids = given.topk_ids;
+  own.index_type = checked_constant(given.index_type, IndexType::kInt64, "index_type");
+  own.probs = given.probs;
+  own.stream.handle = given.stream;
+  return own;
+}
+
+ForwardArguments forward_arguments(const uniep_forward_arguments& given) {
+  ForwardArguments own;
+  own.x = static_cast<const BFloat16*>(given.x);
+  own.weights = weights(given);
+  own.y = static_cast<BFloat16*>(given.y);
+  own.stream.handle = given.stream;
+  return own;
+}
+
+BackwardArguments backward_arguments(const uniep_backward_arguments& given) {
+  BackwardArguments own;
+  own.dy = static_cast<const BFloat16*>(given.dy);
+  own.x = static_cast<const BFloat16*>(given.x);
+  own.weights = weights(given);
+  own.dx = static_cast<BFloat16*>(given.dx);
+  own.dprobs = given.dprobs;
+  own.gradients = {given.dw1, given.dw2, given.dw1_experts, given.dw2_experts};
+  own.stream.handle = given.stream;
+  return own;
+}
+
+}  // namespace uniep

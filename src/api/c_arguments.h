@@ -1,0 +1,34 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include "uniep/c_api.h"
+#include "uniep/uniep.h"
+
+// The C API's arguments as the C++ API takes them. All throw Error(kInvalidArgument) for a value that is no constant.
+namespace uniep {
+
+template <typename Enumeration>
+Enumeration checked_constant(int32_t value, Enumeration last, const char* name) {
+  if (value < 0 || value > static_cast<int>(last)) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("{}: {}; legal are the constants 0 to {}", name, value, static_cast<int>(last)));
+  }
+  return static_cast<Enumeration>(value);
+}
+
+// The allocator of a C caller. Its address is the context of the C++ allocator, so it must outlive all that is taken.
+struct CallerAllocator {
+  decltype(uniep_group_options::allocate) allocate;
+  decltype(uniep_group_options::release) release;
+  void* context;
+};
+
+GroupOptions group_options(const uniep_group_options& given, CallerAllocator& allocator);
+LayerShape layer_shape(const uniep_layer_config& given);
+Numerics layer_numerics(const uniep_layer_config& given);
+Routing routing(const uniep_routing& given);
+ForwardArguments forward_arguments(const uniep_forward_arguments& given);
+BackwardArguments backward_arguments(const uniep_backward_arguments& given);
+
+}  // namespace uniep

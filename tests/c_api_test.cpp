@@ -1,0 +1,391 @@
+#include "uniep/c_api.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "support/c_layer.h"
+#include "uniep/uniep.h"
+
+namespace uniep::test {
+namespace {
+
+void expect_failure(uniep_status status, const std::string& text, uniep_status got) {
+  const std::string message = uniep_last_error();
+  EXPECT_EQ(got, status) << message;
+  EXPECT_NE(message.find(text), std::string::npos) << "message: " << message << "\nexpected in it: " << text;
+}
+void expect_ok(uniep_status got) {
+  ASSERT_EQ(got, UNIEP_OK) << uniep_last_error();
+}
+
+uniep_group_options group_options(int ranks, int workers = 2) {
+  uniep_group_options options{};
+  options.size = sizeof(options);
+  options.engine = UNIEP_ENGINE_CPU;
+  options.ranks = ranks;
+  options.workers = workers;
+  return options;
+}
+
+GroupHandle make_group(const uniep_group_options& options) {
+  uniep_group* group = nullptr;
+  EXPECT_EQ(uniep_group_create(&options, &group), UNIEP_OK) << uniep_last_error();
+  return GroupHandle(group);
+}
+
+// z by expert and row without padding, and the rows that the C API gives against those of the C++ API.
+void gather_z(const uniep_placement* placement, const uniep_saved* saved, CLayer& layer, const Placement& expected) {
+  const int64_t columns = 2 * layer.config.intermediate;
+  for (int64_t expert = 0; expert < layer.config.experts; ++expert) {
+    const int rank = static_cast<int>(expert * layer.source.ranks / layer.config.experts);
+    uniep_expert_rows rows{};
+    rows.size = sizeof(rows);
+    expect_ok(uniep_placement_expert(placement, expert, &rows));
+    EXPECT_EQ(rows.size, sizeof(rows));
+    EXPECT_EQ(rows.rows, expected.expert_rows(expert));
+    EXPECT_EQ(rows.first_row, expected.expert_segment(expert));
+    const void* z = nullptr;
+    expect_ok(uniep_saved_z(saved, rank, &z));
+    const BFloat16* first = static_cast<const BFloat16*>(z) + rows.first_row * columns;
+    if (rows.rows > 0) layer.result.z.insert(layer.result.z.end(), first, first + rows.rows * columns);
+  }
+  for (int rank = 0; rank < layer.source.ranks; ++rank) {
+    uniep_rank_rows rows{};
+    rows.size = sizeof(rows);
+    expect_ok(uniep_placement_rank(placement, rank, &rows));
+    EXPECT_EQ(rows.tokens, expected.tokens(rank));
+    EXPECT_EQ(rows.rows, expected.rows(rank));
+    EXPECT_EQ(rows.padded_rows, expected.padded_rows(rank));
+  }
+}
+
+TEST(CApi, GivesTheBitsOfTheSequentialRun) {
+  const char* schedules[] = {"auto", "fusion=none", "fusion=pairs,comm.where=sms", R"({"save.xg": "redispatch"})",
+                             "combine.transport=staged,dispatch.transport=push"};
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    const RandomLayer random = random_layer(seed);
+    SCOPED_TRACE(random.description);
+    CLayer layer(random);
+    const char* schedule = schedules[seed % std::size(schedules)];
+    const GroupHandle group = make_group(group_options(random.ranks));
+    const PlacementHandle placement = layer.place(group.get());
+    const SavedHandle saved = layer.forward(group.get(), placement.get(), schedule);
+    ASSERT_NE(saved, nullptr);
+    expect_ok(uniep_backward(group.get(), &layer.config, schedule, saved.get(), layer.backward_arguments.data(),
+                             random.ranks));
+
+    GroupOptions options;
+    options.ranks = random.ranks;
+    Group expected(options);
+    const cli::LayerRunner runner(expected, random.config, random.data);
+    gather_z(placement.get(), saved.get(), layer, runner.placement());
+    ASSERT_EQ(difference(layer.result, run_sequential(random)), "");
+  }
+}
+
+class CApiErrors : public testing::Test {
+ protected:
+  CApiErrors() : random(random_layer(3, {{2}, 4, 16, 32})), layer(random), group(make_group(group_options(2))) {
+    placement = layer.place(group.get());
+    saved = layer.forward(group.get(), placement.get(), "auto");
+  }
+
+  uniep_status place(const uniep_layer_config* config, const uniep_routing* routings, int count = 2,
+                     int64_t capacity = 0) {
+    uniep_placement* made = placement.get();  // must become null
+    const uniep_status status = uniep_place(group.get(), config, routings, count, capacity, &made);
+    EXPECT_EQ(made == nullptr, status != UNIEP_OK);
+    uniep_placement_destroy(made);
+    return status;
+  }
+  uniep_status forward(const char* schedule, const uniep_forward_arguments* arguments, int count = 2) {
+    uniep_saved* made = saved.get();
+    const uniep_status status =
+        uniep_forward(group.get(), &layer.config, schedule, placement.get(), arguments, count, &made);
+    EXPECT_EQ(made == nullptr, status != UNIEP_OK);
+    uniep_saved_destroy(made);
+    return status;
+  }
+
+  RandomLayer random;
+  CLayer layer;
+  GroupHandle group;
+  PlacementHandle placement;
+  SavedHandle saved;
+};
+
+TEST_F(CApiErrors, EveryNullIsAnInvalidArgumentThatIsNamed) {
+  uniep_group* const g = group.get();
+  uniep_placement* const p = placement.get();
+  const uniep_layer_config* const c = &layer.config;
+  const uniep_forward_arguments* const f = layer.forward_arguments.data();
+  const uniep_backward_arguments* const b = layer.backward_arguments.data();
+  const uniep_group_options options = group_options(2);
+  uniep_group_info info{sizeof(info), 0, 0, 0, 0, 0};
+  uniep_rank_rows rank_rows{sizeof(rank_rows), 0, 0, 0};
+  uniep_expert_rows expert_rows{sizeof(expert_rows), 0, 0};
+  uniep_memory_need needs[2] = {{sizeof(needs[0]), 0, 0, 0}, {sizeof(needs[0]), 0, 0, 0}};
+  uniep_group* group_out = nullptr;
+  uniep_placement* placement_out = nullptr;
+  uniep_saved* saved_out = nullptr;
+  std::size_t needed = 0;
+  char buffer[8];
+  const void* z = nullptr;
+  const auto refused = [](const char* name, uniep_status status) {
+    expect_failure(UNIEP_INVALID_ARGUMENT, std::string(name) + ": null pointer", status);
+  };
+  refused("options", uniep_group_create(nullptr, &group_out));
+  refused("group", uniep_group_create(&options, nullptr));
+  refused("group", uniep_group_recover(nullptr));
+  refused("group", uniep_group_describe(nullptr, &info));
+  refused("info", uniep_group_describe(g, nullptr));
+  refused("group", uniep_schedule_resolve(nullptr, c, UNIEP_FORWARD, "auto", nullptr, 0, &needed));
+  refused("config", uniep_schedule_resolve(g, nullptr, UNIEP_FORWARD, "auto", nullptr, 0, &needed));
+  refused("schedule", uniep_schedule_resolve(g, c, UNIEP_FORWARD, nullptr, nullptr, 0, &needed));
+  refused("buffer", uniep_schedule_resolve(g, c, UNIEP_FORWARD, "auto", nullptr, sizeof(buffer), &needed));
+  refused("needed", uniep_schedule_resolve(g, c, UNIEP_FORWARD, "auto", buffer, sizeof(buffer), nullptr));
+  refused("group", uniep_place(nullptr, c, layer.routings.data(), 2, 0, &placement_out));
+  refused("config", uniep_place(g, nullptr, layer.routings.data(), 2, 0, &placement_out));
+  refused("routings", uniep_place(g, c, nullptr, 2, 0, &placement_out));
+  refused("placement", uniep_place(g, c, layer.routings.data(), 2, 0, nullptr));
+  refused("placement", uniep_placement_rank(nullptr, 0, &rank_rows));
+  refused("rows", uniep_placement_rank(p, 0, nullptr));
+  refused("placement", uniep_placement_expert(nullptr, 0, &expert_rows));
+  refused("rows", uniep_placement_expert(p, 0, nullptr));
+  refused("group", uniep_query_memory(nullptr, c, UNIEP_FORWARD, "auto", p, needs, 2));
+  refused("config", uniep_query_memory(g, nullptr, UNIEP_FORWARD, "auto", p, needs, 2));
+  refused("schedule", uniep_query_memory(g, c, UNIEP_FORWARD, nullptr, p, needs, 2));
+  refused("placement", uniep_query_memory(g, c, UNIEP_FORWARD, "auto", nullptr, needs, 2));
+  refused("needs", uniep_query_memory(g, c, UNIEP_FORWARD, "auto", p, nullptr, 2));
+  refused("group", uniep_forward(nullptr, c, "auto", p, f, 2, &saved_out));
+  refused("config", uniep_forward(g, nullptr, "auto", p, f, 2, &saved_out));
+  refused("schedule", uniep_forward(g, c, nullptr, p, f, 2, &saved_out));
+  refused("placement", uniep_forward(g, c, "auto", nullptr, f, 2, &saved_out));
+  refused("arguments", uniep_forward(g, c, "auto", p, nullptr, 2, &saved_out));
+  refused("saved", uniep_forward(g, c, "auto", p, f, 2, nullptr));
+  refused("saved", uniep_saved_z(nullptr, 0, &z));
+  refused("z", uniep_saved_z(saved.get(), 0, nullptr));
+  refused("group", uniep_backward(nullptr, c, "auto", saved.get(), b, 2));
+  refused("config", uniep_backward(g, nullptr, "auto", saved.get(), b, 2));
+  refused("schedule", uniep_backward(g, c, nullptr, saved.get(), b, 2));
+  refused("saved", uniep_backward(g, c, "auto", nullptr, b, 2));
+  refused("arguments", uniep_backward(g, c, "auto", saved.get(), nullptr, 2));
+  uniep_group_destroy(nullptr);
+  uniep_placement_destroy(nullptr);
+  uniep_saved_destroy(nullptr);
+
+  // Arrays inside the structures.
+  uniep_forward_arguments without_w1[2] = {f[0], f[1]};
+  without_w1[0].w1 = nullptr;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "w1: null on rank 0", forward("auto", without_w1));
+}
+
+TEST_F(CApiErrors, ValuesThatAreNoConstantAreRefused) {
+  uniep_group_options options = group_options(2);
+  options.engine = 3;
+  uniep_group* made = nullptr;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "engine: 3", uniep_group_create(&options, &made));
+  options = group_options(65);
+  expect_failure(UNIEP_INVALID_ARGUMENT, "ranks: 65", uniep_group_create(&options, &made));
+  uniep_routing routings[2] = {layer.routings[0], layer.routings[1]};
+  routings[1].index_type = -1;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "index_type: -1", place(&layer.config, routings));
+  expect_failure(UNIEP_INVALID_ARGUMENT, "count: 1; must be 2", place(&layer.config, layer.routings.data(), 1));
+  expect_failure(UNIEP_INVALID_ARGUMENT, "count: -1; must be 2", forward("auto", layer.forward_arguments.data(), -1));
+  std::size_t needed = 0;
+  const auto resolve_for = [&](const uniep_layer_config& config, int direction) {
+    return uniep_schedule_resolve(group.get(), &config, direction, "auto", nullptr, 0, &needed);
+  };
+  expect_failure(UNIEP_INVALID_ARGUMENT, "direction: 2", resolve_for(layer.config, 2));
+  uniep_layer_config config = layer.config;
+  config.activation = 1;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "activation: 1", resolve_for(config, UNIEP_FORWARD));
+  config = layer.config;
+  config.weight_gradient = 3;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "weight_gradient: 3", resolve_for(config, UNIEP_BACKWARD));
+  uniep_rank_rows rows{sizeof(rows), 0, 0, 0};
+  expect_failure(UNIEP_INVALID_ARGUMENT, "rank: 2; legal are 0 to 1", uniep_placement_rank(placement.get(), 2, &rows));
+  uniep_expert_rows expert{sizeof(expert), 0, 0};
+  expect_failure(UNIEP_INVALID_ARGUMENT, "expert: -1", uniep_placement_expert(placement.get(), -1, &expert));
+  const void* z = nullptr;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "rank: -1", uniep_saved_z(saved.get(), -1, &z));
+}
+
+TEST_F(CApiErrors, TheStatusOfTheLibraryIsPassedOn) {
+  expect_failure(UNIEP_OVERFLOW, "capacity", place(&layer.config, layer.routings.data(), 2, 1));
+  uniep_group_options options = group_options(2);
+  options.engine = UNIEP_ENGINE_CUDA;
+  uniep_group* made = nullptr;
+  EXPECT_NE(uniep_group_create(&options, &made) == UNIEP_OK, made == nullptr);
+  uniep_group_destroy(made);
+  expect_failure(UNIEP_INVALID_ARGUMENT, "fusion", forward("fusion=everything", layer.forward_arguments.data()));
+  expect_failure(UNIEP_INVALID_ARGUMENT, "comm.reserve_sms",
+                 forward("comm.reserve_sms=100", layer.forward_arguments.data()));
+  expect_ok(uniep_group_recover(group.get()));
+  expect_ok(forward("auto", layer.forward_arguments.data()));
+}
+
+TEST_F(CApiErrors, MessagesBelongToTheirThread) {
+  expect_failure(UNIEP_INVALID_ARGUMENT, "group: null", uniep_group_recover(nullptr));
+  std::thread([] {
+    EXPECT_STREQ(uniep_last_error(), "");
+    expect_failure(UNIEP_INVALID_ARGUMENT, "options: null", [] {
+      uniep_group* made = nullptr;
+      return uniep_group_create(nullptr, &made);
+    }());
+  }).join();
+  expect_ok(uniep_group_recover(group.get()));
+  EXPECT_STREQ(uniep_last_error(), "group: null pointer");
+}
+
+TEST_F(CApiErrors, HandlesMayBeDestroyedInAnyOrder) {
+  group.reset();
+  uniep_rank_rows rows{sizeof(rows), 0, 0, 0};
+  expect_ok(uniep_placement_rank(placement.get(), 1, &rows));
+  const void* z = nullptr;
+  expect_ok(uniep_saved_z(saved.get(), 0, &z));
+  placement.reset();
+  saved.reset();
+}
+
+// An allocator of a caller that fails in the way asked for.
+struct PlannedAllocator {
+  enum class Plan { kWork, kNoRoom, kThrowError, kThrowLongError, kThrowBadAlloc, kThrowNumber };
+  Plan plan = Plan::kWork;
+  int64_t outstanding_bytes = 0;
+  std::size_t most_bytes = 0;
+
+  static void* allocate(void* context, std::size_t bytes, std::size_t alignment, int32_t, void*) {
+    PlannedAllocator& own = *static_cast<PlannedAllocator*>(context);
+    if (own.plan == Plan::kNoRoom) return nullptr;
+    if (own.plan == Plan::kThrowError) throw std::runtime_error("planned");
+    if (own.plan == Plan::kThrowLongError) throw std::runtime_error(std::string(5000, 'x'));
+    if (own.plan == Plan::kThrowBadAlloc) throw std::bad_alloc();
+    if (own.plan == Plan::kThrowNumber) throw 7;
+    own.outstanding_bytes += bytes;
+    own.most_bytes = std::max(own.most_bytes, bytes);
+    return ::operator new(bytes, std::align_val_t(alignment));
+  }
+  static void release(void* context, void* memory, std::size_t bytes, int32_t, void*) {
+    static_cast<PlannedAllocator*>(context)->outstanding_bytes -= bytes;
+    ::operator delete(memory, std::align_val_t(256));
+  }
+};
+
+TEST_F(CApiErrors, NoExceptionCrossesTheBorder) {
+  using Plan = PlannedAllocator::Plan;
+  PlannedAllocator allocator;
+  uniep_group_options options = group_options(2);
+  options.allocate = PlannedAllocator::allocate;
+  options.release = PlannedAllocator::release;
+  options.allocator_context = &allocator;
+  group = make_group(options);
+  placement = layer.place(group.get());
+  const uniep_forward_arguments* const arguments = layer.forward_arguments.data();
+  allocator.plan = Plan::kNoRoom;
+  expect_failure(UNIEP_OUT_OF_MEMORY, "allocator: no room for", forward("auto", arguments));
+  allocator.plan = Plan::kThrowBadAlloc;
+  expect_failure(UNIEP_OUT_OF_MEMORY, "no room", forward("auto", arguments));
+  allocator.plan = Plan::kThrowError;
+  expect_failure(UNIEP_INTERNAL, "planned", forward("auto", arguments));
+  allocator.plan = Plan::kThrowLongError;
+  EXPECT_EQ(forward("auto", arguments), UNIEP_INTERNAL);
+  EXPECT_EQ(uniep_last_error(), std::string(4092, 'x') + "...");
+  allocator.plan = Plan::kThrowNumber;
+  expect_failure(UNIEP_INTERNAL, "unknown type", forward("auto", arguments));
+  EXPECT_EQ(allocator.outstanding_bytes, 0);
+
+  allocator.plan = Plan::kWork;
+  saved = layer.forward(group.get(), placement.get(), "auto");
+  ASSERT_NE(saved, nullptr);
+  uniep_memory_need needs[2] = {{sizeof(needs[0]), 0, 0, 0}, {sizeof(needs[0]), 0, 0, 0}};
+  expect_ok(uniep_query_memory(group.get(), &layer.config, UNIEP_FORWARD, "auto", placement.get(), needs, 2));
+  EXPECT_EQ(allocator.outstanding_bytes, static_cast<int64_t>(needs[0].saved_bytes + needs[1].saved_bytes));
+  EXPECT_GT(allocator.outstanding_bytes, 0);
+  group.reset();
+  saved.reset();
+  EXPECT_EQ(allocator.outstanding_bytes, 0);
+  options.release = nullptr;
+  uniep_group* made = nullptr;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "allocator", uniep_group_create(&options, &made));
+}
+
+TEST_F(CApiErrors, StructuresFromOtherVersions) {
+  struct FutureArguments {
+    uniep_forward_arguments known;
+    uint64_t added;
+  };
+  FutureArguments future[2] = {{layer.forward_arguments[0], 0}, {layer.forward_arguments[1], 0}};
+  future[0].known.size = future[1].known.size = sizeof(FutureArguments);
+  expect_ok(forward("auto", &future[0].known));
+  future[1].added = 1;
+  expect_failure(UNIEP_UNSUPPORTED, "arguments: byte 64", forward("auto", &future[0].known));
+  future[1] = {layer.forward_arguments[1], 0};
+  expect_failure(UNIEP_INVALID_ARGUMENT, "arguments[1].size: 64; must be that of the first entry, 72",
+                 forward("auto", &future[0].known));
+  uniep_layer_config config = layer.config;
+  config.size = sizeof(config) - 1;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "config.size: 63", place(&config, layer.routings.data()));
+  config.size = 0;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "config.size: 0", place(&config, layer.routings.data()));
+
+  struct FutureInfo {
+    uniep_group_info known;
+    uint64_t added;
+  } info{};
+  info.known.size = sizeof(info);
+  info.added = 1;
+  expect_ok(uniep_group_describe(group.get(), &info.known));
+  EXPECT_EQ(info.known.size, sizeof(info));
+  EXPECT_EQ(info.known.engine, UNIEP_ENGINE_CPU);
+  EXPECT_EQ(info.known.ranks, 2);
+  EXPECT_EQ(info.known.workers, 2);
+  EXPECT_EQ(info.known.first_local_rank, 0);
+  EXPECT_EQ(info.known.local_ranks, 2);
+  EXPECT_EQ(info.added, 0u);
+}
+
+TEST_F(CApiErrors, SchedulesComeBackAsJson) {
+  const char* const given = "fusion=pairs,tile.n=128";
+  GroupOptions options;
+  options.ranks = options.workers = 2;
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const std::string expected = to_json(resolve(PartialSchedule::parse(given), direction, random.config.shape,
+                                                 random.config.numerics, Group(options).machine()));
+    const auto resolve_into = [&](char* buffer, std::size_t capacity, std::size_t* needed) {
+      return uniep_schedule_resolve(group.get(), &layer.config, static_cast<int32_t>(direction), given, buffer,
+                                    capacity, needed);
+    };
+    std::size_t needed = 0;
+    expect_ok(resolve_into(nullptr, 0, &needed));
+    ASSERT_EQ(needed, expected.size() + 1);
+    std::string buffer(needed + 1, '#');
+    expect_failure(UNIEP_OVERFLOW, "capacity", resolve_into(buffer.data(), needed - 1, &needed));
+    EXPECT_EQ(buffer, std::string(needed + 1, '#'));
+    expect_ok(resolve_into(buffer.data(), needed, &needed));
+    EXPECT_STREQ(buffer.c_str(), expected.c_str());
+    EXPECT_EQ(buffer.back(), '#');
+    // What was printed is a schedule again.
+    expect_ok(uniep_schedule_resolve(group.get(), &layer.config, static_cast<int32_t>(direction), buffer.c_str(),
+                                     nullptr, 0, &needed));
+  }
+}
+
+TEST(CApi, NamesAndVersion) {
+  for (int status = 0; status <= 8; ++status) {
+    EXPECT_STREQ(uniep_status_name(status), status_name(static_cast<Status>(status)));
+  }
+  EXPECT_STREQ(uniep_status_name(9), "unknown");
+  EXPECT_STREQ(uniep_status_name(-1), "unknown");
+  EXPECT_EQ(uniep_version(), UNIEP_VERSION);
+  EXPECT_STREQ(uniep_version_string(), UNIEP_VERSION_STRING);
+}
+
+}  // namespace
+}  // namespace uniep::test

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "support/random_layer.h"
+#include "uniep/c_api.h"
+
+namespace uniep::test {
+
+template <auto Destroy>
+struct Destroyer {
+  template <typename Handle>
+  void operator()(Handle* handle) const {
+    Destroy(handle);
+  }
+};
+using GroupHandle = std::unique_ptr<uniep_group, Destroyer<uniep_group_destroy>>;
+using PlacementHandle = std::unique_ptr<uniep_placement, Destroyer<uniep_placement_destroy>>;
+using SavedHandle = std::unique_ptr<uniep_saved, Destroyer<uniep_saved_destroy>>;
+
+// A layer as a C caller holds it, with room for all results.
+struct CLayer {
+  explicit CLayer(const RandomLayer& layer);
+
+  PlacementHandle place(uniep_group* group) const;
+  SavedHandle forward(uniep_group* group, const uniep_placement* placement, const char* schedule) const;
+
+  const RandomLayer& source;
+  cli::LayerResult result;
+  std::vector<int64_t> ids64;
+  std::vector<const void*> w1_experts, w2_experts;
+  std::vector<void*> dw1_experts, dw2_experts;
+  uniep_layer_config config{};
+  std::vector<uniep_routing> routings;
+  std::vector<uniep_forward_arguments> forward_arguments;
+  std::vector<uniep_backward_arguments> backward_arguments;
+};
+
+}  // namespace uniep::test
