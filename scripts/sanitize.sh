@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Runs the tests under sanitizers; any report fails.
+#   scripts/sanitize.sh thread [BUILD_DIR]              random layers, the engine's tests, faults that must be reported
+#   scripts/sanitize.sh address,undefined [BUILD_DIR]   all tests
+# UNIEP_TEST_COMBINATIONS and UNIEP_TEST_SEED say how many random layers, and from which on.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+sanitizers=${1:-}
+case $sanitizers in
+  thread) build=build/tsan combinations=300 ;;
+  address,undefined) build=build/asan combinations=100 ;;
+  *) echo "usage: scripts/sanitize.sh thread|address,undefined, not '$sanitizers'" >&2; exit 2 ;;
+esac
+build=${2:-$build}
+export UNIEP_TEST_COMBINATIONS=${UNIEP_TEST_COMBINATIONS:-$combinations}
+
+# -O1 and line tables only: half the time of a build with -O2 -g, and reports still name file and line.
+cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
+  -DUNIEP_SANITIZE="$sanitizers" -DUNIEP_BUILD_BENCH=OFF >/dev/null
+
+if [ "$sanitizers" = thread ]; then
+  cmake --build "$build" -j "$(nproc)" --target bitwise_test cpu_engine_test fault_test
+  # Masked vector loads and stores are not instrumented, so only the portable kernels show every access.
+  export UNIEP_INSTRUCTION_SET=portable TSAN_OPTIONS=exitcode=66:halt_on_error=1:second_deadlock_stack=1
+  "$build/tests/bitwise_test" --gtest_brief=1
+  "$build/tests/cpu_engine_test" --gtest_brief=1
+  "$build/tests/fault_test" --gtest_brief=1 --gtest_filter='BoundedWait.*:*/ReorderedSum:*/SkippedPadding'
+  tests/tsan_fault_check.sh "$build/tests/fault_test"
+else
+  cmake --build "$build" -j "$(nproc)"
+  export ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
+  export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+  ctest --test-dir "$build" -j "$(nproc)" --output-on-failure
+fi

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace uniep::cli {
+
+// `uniep info`: the version, the engines of this machine, and what a layer needs. Sets `action` when the command line
+// asks for it.
+void add_info_command(CLI::App& app, std::function<int()>& action);
+
+}  // namespace uniep::cli

@@ -1,0 +1,157 @@
+#include "cli/layer_inputs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "cli/memory_limit.h"
+#include "cli/options.h"
+#include "io/extents.h"
+#include "io/npy.h"
+#include "io/quote.h"
+#include "io/safetensors.h"
+#include "model/placement.h"
+
+namespace uniep::cli {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(Status::kInvalidArgument, message);
+}
+
+struct TensorShapes {
+  std::vector<int64_t> tokens;  // x and dy
+  std::vector<int64_t> slots;   // probs
+  std::vector<int64_t> w1, w2;
+};
+
+TensorShapes shapes_of(const LayerShape& shape, int64_t tokens) {
+  return {{tokens, shape.hidden},
+          {tokens, shape.topk},
+          {shape.experts, 2 * shape.intermediate, shape.hidden},
+          {shape.experts, shape.hidden, shape.intermediate}};
+}
+
+double elements(const std::vector<int64_t>& extents) {
+  double product = 1;
+  for (const int64_t extent : extents) product *= static_cast<double>(extent);
+  return product;
+}
+
+// What the run holds at its peak: inputs, saved rows, outputs, and the copy of the outputs that is reported.
+double run_bytes(const LayerOptions& options, const TensorShapes& shapes, int64_t slots, bool backward) {
+  const double hidden = static_cast<double>(options.shape.hidden);
+  const double columns = static_cast<double>(options.shape.intermediate);
+  const double gradient_bytes = options.numerics.weight_gradient == WeightGradient::kBFloat16 ? 2 : 4;
+  const double weights = elements(shapes.w1) + elements(shapes.w2);
+  double bytes = 2 * weights + 2 * elements(shapes.tokens) * (backward ? 6 : 3);
+  bytes += static_cast<double>(slots) * 2 * (2 * hidden + 5 * columns);
+  if (backward) bytes += 2 * gradient_bytes * weights;
+  return bytes;
+}
+
+void check_file_shape(const std::string& option, const std::string& file, const std::string& tensor,
+                      const std::vector<int64_t>& shape, const std::vector<int64_t>& expected) {
+  if (shape == expected) return;
+  refuse(fmt::format("{}: {}: {} has shape {}; must be {} as the options say", option, io::quote_path(file), tensor,
+                     io::shape_text(shape), io::shape_text(expected)));
+}
+
+// The tensors of --tensors, if there is such a file.
+class TensorFile {
+ public:
+  explicit TensorFile(const std::string& path) : path_(path) {
+    if (path.empty()) return;
+    file_ = naming_option("--tensors", [&] { return io::open_safetensors(path); });
+    constexpr std::array<std::string_view, 5> kNames = {"x", "dy", "probs", "w1", "w2"};
+    for (const auto& [name, tensor] : file_->tensors()) {
+      if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) continue;
+      refuse(fmt::format("--tensors: {} holds {}; legal are x, dy, probs, w1 and w2", io::quote_path(path),
+                         io::quote_text(name)));
+    }
+  }
+
+  // False where the file does not have the tensor.
+  template <typename T>
+  bool read(const std::string& name, const std::vector<int64_t>& expected, std::vector<T>& out) const {
+    const io::Tensor* tensor = file_ ? file_->find(name) : nullptr;
+    if (tensor == nullptr) return false;
+    check_file_shape("--tensors", path_, name, tensor->shape, expected);
+    naming_option("--tensors", [&] { file_->read(name, 0, std::span<T>(out)); });
+    return true;
+  }
+
+ private:
+  std::string path_;
+  std::optional<io::Safetensors> file_;
+};
+
+bool read_probs_file(const std::string& path, const std::vector<int64_t>& expected, std::vector<float>& probs) {
+  if (path.empty()) return false;
+  io::NpyArray array = naming_option("--probs", [&] { return io::read_npy(path); });
+  check_file_shape("--probs", path, "probs", array.shape, expected);
+  auto* values = std::get_if<std::vector<float>>(&array.values);
+  if (values == nullptr) refuse(fmt::format("--probs: {} holds integers; must be float32", io::quote_path(path)));
+  probs = std::move(*values);
+  return true;
+}
+
+void check_probs(const LayerData& data, const std::string& source) {
+  std::vector<int32_t> counts(data.shape.experts), experts(data.ids.size());
+  const RoutingProblem problem =
+      count_chunk(data.ids.data(), data.probs.data(), 0, data.all_tokens(), data.shape, counts.data(), experts.data());
+  if (problem.fault == RoutingFault::kNone) return;
+  refuse(fmt::format("{}: probs of token {}, slot {} is {}; must be finite", source, problem.token, problem.slot,
+                     data.probs[problem.token * data.shape.topk + problem.slot]));
+}
+
+void make_probs(const LayerOptions& options, const InputFiles& files, const TensorFile& tensors,
+                const std::vector<int64_t>& expected, LayerData& data) {
+  data.probs.resize(data.ids.size());
+  const bool from_tensors = tensors.read("probs", expected, data.probs);
+  const bool from_probs = read_probs_file(files.probs, expected, data.probs);
+  if (from_tensors && from_probs) refuse("--probs: --tensors holds probs, too; give them once");
+  if (!from_tensors && !from_probs) {
+    io::fill_probs(options.seed, 0, data.all_tokens(), options.shape.topk, data.ids.data(), data.probs.data());
+    return;
+  }
+  check_probs(data,
+              from_probs ? "--probs: " + io::quote_path(files.probs) : "--tensors: " + io::quote_path(files.tensors));
+}
+
+}  // namespace
+
+LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, bool backward) {
+  const LayerShape& shape = options.shape;
+  LayerData data;
+  data.shape = shape;
+  data.tokens = options.tokens();
+  data.ids = make_ids(options);
+  const int64_t tokens = data.all_tokens();
+  const TensorShapes shapes = shapes_of(shape, tokens);
+  require_memory(run_bytes(options, shapes, static_cast<int64_t>(data.ids.size()), backward), "tensors of this shape");
+
+  const TensorFile tensors(files.tensors);
+  make_probs(options, files, tensors, shapes.slots, data);
+
+  const auto make_tokens = [&](const char* name, io::SyntheticTensor tensor, std::vector<BFloat16>& out) {
+    out.resize(tokens * shape.hidden);
+    if (tensors.read(name, shapes.tokens, out)) return;
+    io::fill_tokens(tensor, options.seed, 0, tokens, shape.hidden, out.data());
+  };
+  make_tokens("x", io::SyntheticTensor::kX, data.x);
+  if (backward) make_tokens("dy", io::SyntheticTensor::kDy, data.dy);
+
+  const auto make_weights = [&](const char* name, io::SyntheticTensor tensor, const std::vector<int64_t>& extents,
+                                std::vector<BFloat16>& out) {
+    out.resize(extents[0] * extents[1] * extents[2]);
+    if (tensors.read(name, extents, out)) return;
+    io::fill_weights(tensor, options.seed, 0, shape.experts, shape.hidden, shape.intermediate, out.data());
+  };
+  make_weights("w1", io::SyntheticTensor::kW1, shapes.w1, data.w1);
+  make_weights("w2", io::SyntheticTensor::kW2, shapes.w2, data.w2);
+  return data;
+}
+
+}  // namespace uniep::cli

@@ -1,0 +1,208 @@
+#include "cli/layer_options.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <limits>
+#include <numeric>
+
+#include "api/place.h"
+#include "cli/memory_limit.h"
+#include "cli/options.h"
+#include "cli/shapes.h"
+#include "io/extents.h"
+#include "io/file.h"
+#include "io/npy.h"
+#include "io/quote.h"
+#include "model/placement.h"
+
+namespace uniep::cli {
+namespace {
+
+constexpr int kMostRanks = 64;
+constexpr int kMostWorkers = 1024;
+constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+
+const std::vector<std::pair<std::string, WeightGradient>> kWeightGradients = {
+    {"bf16", WeightGradient::kBFloat16}, {"fp32", WeightGradient::kFloat32}, {"main_grad", WeightGradient::kMainGrad}};
+
+bool is_file(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored) && !std::filesystem::is_directory(path, ignored);
+}
+
+// "auto", key=value,..., flat JSON, or a file with any of them.
+PartialSchedule read_schedule(const std::string& option, const std::string& text) {
+  const bool file = text != "auto" && is_file(text);
+  if (!file && text != "auto" && text.find_first_of("={") == std::string::npos) {
+    refuse_value(option, text, "auto, a file that exists, or key=value,key=value");
+  }
+  return naming_option(option, [&] { return PartialSchedule::parse(file ? io::read_text_file(text) : text); });
+}
+
+void add_schedule_options(CLI::App& app, LayerOptions& options) {
+  add_text_option(
+      app, "--schedule", [&options](const std::string& text) { options.schedule = read_schedule("--schedule", text); },
+      "auto|FILE|key=value,...", "schedule of both directions; what is not given is filled (default auto)");
+  add_text_option(
+      app, "--schedule-backward",
+      [&options](const std::string& text) { options.schedule_backward = read_schedule("--schedule-backward", text); },
+      "auto|FILE|key=value,...", "fields that backward has instead of --schedule's");
+}
+
+void check_sizes(const LayerOptions& options) {
+  check_shape(options.shape, options.ranks);
+  const int64_t groups = options.numerics.combine_groups;
+  if (groups == 0 || (options.shape.experts % groups == 0 && groups % options.ranks == 0)) return;
+  refuse_value("--combine-groups", std::to_string(groups),
+               fmt::format("0, or a divisor of the {} experts that is a multiple of the {} ranks",
+                           options.shape.experts, options.ranks));
+}
+
+// What is wrong with the ids themselves, else nothing; `ids` gets them as int32.
+template <typename Id>
+void check_ids(const std::vector<Id>& file_ids, const LayerOptions& options, int64_t tokens,
+               std::vector<int32_t>& ids) {
+  const std::vector<float> no_probs(file_ids.size());
+  std::vector<int32_t> counts(options.shape.experts);
+  const RoutingProblem problem =
+      count_chunk(file_ids.data(), no_probs.data(), 0, tokens, options.shape, counts.data(), ids.data());
+  if (problem.fault == RoutingFault::kNone) return;
+  const Id id = file_ids[problem.token * options.shape.topk + problem.slot];
+  const std::string where =
+      fmt::format("--routing: {}: token {}, slot {}", io::quote_path(options.routing), problem.token, problem.slot);
+  throw Error(Status::kInvalidArgument,
+              problem.fault == RoutingFault::kExpertTwice
+                  ? fmt::format("{} names expert {} a second time; the experts of a token must differ", where, id)
+                  : fmt::format("{} holds {}; legal are 0 to {}, and -1 for an unused slot", where, id,
+                                options.shape.experts - 1));
+}
+
+std::vector<int32_t> read_ids(const LayerOptions& options, int64_t tokens) {
+  const io::NpyArray array = naming_option("--routing", [&] { return io::read_npy(options.routing); });
+  const std::vector<int64_t> expected = {tokens, options.shape.topk};
+  if (array.shape != expected) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("--routing: {} has shape {}; must be {} (all tokens, top-k)",
+                            io::quote_path(options.routing), io::shape_text(array.shape), io::shape_text(expected)));
+  }
+  std::vector<int32_t> ids(tokens * options.shape.topk);
+  if (const auto* narrow = std::get_if<std::vector<int32_t>>(&array.values)) {
+    check_ids(*narrow, options, tokens, ids);
+  } else if (const auto* wide = std::get_if<std::vector<int64_t>>(&array.values)) {
+    check_ids(*wide, options, tokens, ids);
+  } else {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("--routing: {} holds float32; must be int32 or int64", io::quote_path(options.routing)));
+  }
+  return ids;
+}
+
+}  // namespace
+
+std::vector<int64_t> LayerOptions::tokens() const {
+  if (tokens_given.size() == 1) return std::vector<int64_t>(ranks, tokens_given[0]);
+  if (tokens_given.size() != static_cast<std::size_t>(ranks)) {
+    throw Error(Status::kInvalidArgument, fmt::format("--tokens: {} numbers given; must be one, or one for each of the "
+                                                      "{} ranks",
+                                                      tokens_given.size(), ranks));
+  }
+  return tokens_given;
+}
+
+bool LayerOptions::routing_is_file() const {
+  const bool is_kind = routing == "uniform" || routing == "one" || routing.starts_with("zipf:");
+  return !is_kind && (routing.ends_with(".npy") || is_file(routing));
+}
+
+PartialSchedule LayerOptions::given(Direction direction) const {
+  PartialSchedule fields = schedule;
+  if (direction == Direction::kBackward) {
+    for (const auto& [name, value] : schedule_backward.values()) fields.set(name, value);
+  }
+  return fields;
+}
+
+Schedule LayerOptions::resolved(Direction direction, const Machine& machine) const {
+  check_sizes(*this);
+  return naming_option(direction == Direction::kForward ? "--schedule (forward)" : "--schedule (backward)",
+                       [&] { return resolve(given(direction), direction, shape, numerics, machine); });
+}
+
+void add_layer_options(CLI::App& app, LayerOptions& options) {
+  add_word_option<EngineKind>(app, "--engine", options.engine,
+                              {{"cpu", EngineKind::kCpu}, {"cuda", EngineKind::kCuda}, {"auto", EngineKind::kAuto}},
+                              "auto: cuda where a Hopper GPU is, else cpu (default auto)");
+  add_integer_option(app, "--ranks", options.ranks, 1, kMostRanks, "R", "ranks");
+  add_text_option(
+      app, "--tokens",
+      [&options](const std::string& text) { options.tokens_given = parse_integers("--tokens", text, 0, kLargest); },
+      "T|T0,T1,...", "tokens of every rank, or of each (default 256)");
+  add_integer_option(app, "--hidden", options.shape.hidden, 1, kLargest, "H", "columns of x and y, a multiple of 8");
+  add_integer_option(app, "--intermediate", options.shape.intermediate, 1, kLargest, "I",
+                     "columns of an expert's activation, a multiple of 8");
+  add_integer_option(app, "--experts", options.shape.experts, 1, kLargest, "E", "experts of all ranks");
+  add_integer_option(app, "--topk", options.shape.topk, 1, kLargest, "K", "slots of a token");
+  app.add_option("--routing", options.routing, "experts of every token (default uniform)")
+      ->type_name("uniform|zipf:S|one|FILE.npy");
+  add_text_option(
+      app, "--seed", [&options](const std::string& text) { options.seed = parse_unsigned("--seed", text, 0); }, "N",
+      "seed of the synthetic data (default 1)");
+  add_integer_option(app, "--workers", options.workers, 0, kMostWorkers, "N",
+                     "compute units of a rank: threads on cpu, SMs on cuda; 0: the engine's choice");
+  add_word_option(app, "--wgrad", options.numerics.weight_gradient, kWeightGradients,
+                  "how weight gradients leave (default bf16)");
+  add_integer_option(app, "--combine-groups", options.numerics.combine_groups, 0, kLargest, "G",
+                     "0: one flat sum over the slots; G: sums inside G groups of experts first");
+  add_schedule_options(app, options);
+}
+
+void add_shape_option(CLI::App& app, LayerOptions& options) {
+  add_text_option(
+      app, "--shape", [&options](const std::string& text) { options.shape = parse_shape("--shape", text); },
+      "NAME|H,I,E,K", "all four sizes; names: " + shape_names());
+}
+
+const char* engine_name(EngineKind engine) {
+  return engine == EngineKind::kCpu ? "cpu" : engine == EngineKind::kCuda ? "cuda" : "auto";
+}
+
+const char* weight_gradient_name(WeightGradient mode) {
+  return kWeightGradients.at(static_cast<std::size_t>(mode)).first.c_str();
+}
+
+std::vector<int32_t> make_ids(const LayerOptions& options) {
+  check_sizes(options);
+  const std::vector<int64_t> tokens = options.tokens();
+  int64_t slots = 0;
+  for (const int64_t own : tokens) {
+    int64_t own_slots = 0;
+    if (__builtin_mul_overflow(own, options.shape.topk, &own_slots) ||
+        __builtin_add_overflow(slots, own_slots, &slots) || slots > std::numeric_limits<int32_t>::max()) {
+      throw Error(Status::kInvalidArgument,
+                  fmt::format("--tokens: {} on a rank with top-k {} on {} ranks; must be at most {} slots in all", own,
+                              options.shape.topk, options.ranks, std::numeric_limits<int32_t>::max()));
+    }
+  }
+  // Ids, probs and the placement's tables, one of which every rank has for the slots of all ranks.
+  require_memory(static_cast<double>(slots) * (32 + 4 * options.ranks), "routing and placement");
+  const int64_t all_tokens = slots / options.shape.topk;
+  if (options.routing_is_file()) return read_ids(options, all_tokens);
+  const io::RoutingKind kind = naming_option("--routing", [&] { return io::parse_routing_kind(options.routing); });
+  std::vector<int32_t> ids(slots);
+  io::make_routing(kind, options.seed, 0, all_tokens, options.shape.experts, options.shape.topk, ids.data());
+  return ids;
+}
+
+Placement place_ids(const LayerOptions& options, const std::vector<int32_t>& ids) {
+  const std::vector<float> probs(ids.size(), 1.0f);
+  std::vector<Routing> routings;
+  int64_t first = 0;
+  for (const int64_t tokens : options.tokens()) {
+    routings.push_back({tokens, ids.data() + first, IndexType::kInt32, probs.data() + first, {}});
+    first += tokens * options.shape.topk;
+  }
+  return Placement(place_on_host(options.shape, options.ranks, routings, {}));
+}
+
+}  // namespace uniep::cli

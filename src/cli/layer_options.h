@@ -1,0 +1,51 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "io/synthetic.h"
+#include "uniep/uniep.h"
+
+namespace uniep::cli {
+
+// The options that say which layer is meant, on how many ranks and by which engine. The defaults make a small layer.
+struct LayerOptions {
+  EngineKind engine = EngineKind::kAuto;
+  int ranks = 4;
+  std::vector<int64_t> tokens_given = {256};  // of every rank, or of each
+  LayerShape shape = {256, 128, 16, 4};
+  std::string routing = "uniform";  // a kind, or a .npy file
+  uint64_t seed = 1;
+  int workers = 0;
+  Numerics numerics;
+  PartialSchedule schedule;
+  PartialSchedule schedule_backward;  // what differs from `schedule`
+
+  // T of each rank. Throws Error(kInvalidArgument) where the list has another length than there are ranks.
+  std::vector<int64_t> tokens() const;
+  bool routing_is_file() const;
+  LayerConfig config() const { return {shape, numerics}; }
+
+  // The fields that were given for a direction.
+  PartialSchedule given(Direction direction) const;
+  // Each direction's schedule, filled, after the sizes have been checked; Error(kInvalidArgument) lists all violated
+  // rules.
+  Schedule resolved(Direction direction, const Machine& machine) const;
+};
+
+void add_layer_options(CLI::App& app, LayerOptions& options);
+// --shape, which sets all four sizes.
+void add_shape_option(CLI::App& app, LayerOptions& options);
+
+// "cpu", "cuda" or "auto"; "bf16", "fp32" or "main_grad".
+const char* engine_name(EngineKind engine);
+const char* weight_gradient_name(WeightGradient mode);
+
+// The ids of the global batch, [sum T, K]: synthetic, or from the file that --routing names, whose every id is checked.
+std::vector<int32_t> make_ids(const LayerOptions& options);
+
+// The batch placed on the ranks, with router weights of one: for what needs no tensors.
+Placement place_ids(const LayerOptions& options, const std::vector<int32_t>& ids);
+
+}  // namespace uniep::cli

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string_view>
+
+namespace uniep::cli {
+
+// Bytes of memory that this process may still take: what the machine has available, or its control group allows.
+double available_memory_bytes();
+
+// Throws Error(kOutOfMemory) when `bytes` are more than that. The system would lend the memory and then kill the
+// process for using it, so large sizes are refused before they are asked for.
+void require_memory(double bytes, std::string_view what);
+
+}  // namespace uniep::cli

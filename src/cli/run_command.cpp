@@ -1,0 +1,238 @@
+#include "cli/run_command.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iostream>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+
+#include "cli/layer_inputs.h"
+#include "cli/layer_options.h"
+#include "cli/options.h"
+#include "cli/run_outputs.h"
+#include "cli/run_report.h"
+#include "cli/trace_file.h"
+#include "io/file.h"
+
+namespace uniep::cli {
+namespace {
+
+struct RunOptions {
+  LayerOptions layer;
+  InputFiles files;
+  std::vector<int> devices;
+  Launch launch = Launch::kThreads;
+  bool backward = false;
+  int64_t capacity = 0;
+  bool check = false;
+  int repeat = 0;  // 0: one run and no warm-up
+  uint64_t shuffle = 0;
+  std::string trace, json, out;
+};
+
+constexpr int kMostRepeats = 1'000'000;
+
+GroupOptions group_options(const RunOptions& options) {
+  GroupOptions group;
+  group.engine = options.layer.engine;
+  group.ranks = options.layer.ranks;
+  group.workers = options.layer.workers;
+  group.devices = options.devices;
+  group.launch = options.launch;
+  group.disturbance.shuffle_seed = options.shuffle;
+  return group;
+}
+
+Group make_group(const RunOptions& options) {
+  Group group(group_options(options));
+  if (group.engine() == EngineKind::kCpu && !options.devices.empty()) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("--devices: {} names GPUs, and the engine is cpu; must be left out",
+                            fmt::join(options.devices, ",")));
+  }
+  return group;
+}
+
+// One run, or a warm-up and `repeat` runs. Only the last one records its events.
+template <typename Run>
+std::vector<double> timed(const LayerRunner& runner, int repeat, std::vector<TileEvent>* events, Run&& run) {
+  if (repeat > 0) run(nullptr);
+  std::vector<double> milliseconds;
+  for (int left = std::max(repeat, 1); left > 0; --left) {
+    run(left == 1 ? events : nullptr);
+    milliseconds.push_back(runner.milliseconds());
+  }
+  return milliseconds;
+}
+
+// main_grad without what it held before the call: what the check compares.
+std::vector<float> added(const std::vector<float>& main_grad) {
+  std::vector<float> sums(main_grad.size());
+  for (std::size_t i = 0; i < sums.size(); ++i) sums[i] = main_grad[i] - start_main_grad(i);
+  return sums;
+}
+
+reference::CheckReport check_result(const RunOptions& options, const LayerData& data, const LayerResult& result) {
+  const WeightGradient mode = options.layer.numerics.weight_gradient;
+  const BFloat16 no_rows{};
+  reference::LayerInput input;
+  input.shape = data.shape;
+  input.tokens = data.all_tokens();
+  input.x = data.x.data();
+  if (options.backward) input.dy = data.dy.empty() ? &no_rows : data.dy.data();
+  input.ids = data.ids.data();
+  input.probs = data.probs.data();
+  input.w1 = data.w1.data();
+  input.w2 = data.w2.data();
+
+  reference::EngineOutput got;
+  got.y = result.y.data();
+  got.z = result.z.data();
+  std::vector<float> sums1, sums2;
+  if (options.backward) {
+    got.dx = result.dx.data();
+    got.dprobs = result.dprobs.data();
+    got.weight_gradient = mode;
+    got.dw1 = result.dw1_bf16.data();
+    got.dw2 = result.dw2_bf16.data();
+    if (mode == WeightGradient::kFloat32) {
+      got.dw1 = result.dw1_fp32.data();
+      got.dw2 = result.dw2_fp32.data();
+    } else if (mode == WeightGradient::kMainGrad) {
+      sums1 = added(result.dw1_fp32);
+      sums2 = added(result.dw2_fp32);
+      got.dw1 = sums1.data();
+      got.dw2 = sums2.data();
+    }
+  }
+  reference::CheckOptions check;
+  check.seed = options.layer.seed;
+  return reference::check(input, got, check);
+}
+
+std::string trace_title(const RunReport& report) {
+  const LayerShape& shape = report.config.shape;
+  const char* const kFusions[] = {"none", "pairs", "layer"};
+  return fmt::format("uniep {}: {} ranks x {} workers, H {}, I {}, E {}, K {}, fusion={}", engine_name(report.engine),
+                     report.ranks, report.workers, shape.hidden, shape.intermediate, shape.experts, shape.topk,
+                     kFusions[static_cast<int>(report.schedule.fusion)]);
+}
+
+// A file that is opened before the run, so that a path that can not be written is noticed at once.
+class OutputFile {
+ public:
+  OutputFile(const std::string& option, const std::string& path) : option_(option) {
+    if (!path.empty()) naming_option(option_, [&] { file_.emplace(path); });
+  }
+  void write(std::string_view text) {
+    naming_option(option_, [&] {
+      file_->write(text);
+      file_->commit();
+    });
+  }
+
+ private:
+  std::string option_;
+  std::optional<io::AtomicFile> file_;
+};
+
+int run(const RunOptions& options) {
+  Group group = make_group(options);
+  const bool json_to_stdout = options.json == "-";
+  OutputFile trace_file("--trace", options.trace);
+  OutputFile json_file("--json", json_to_stdout ? "" : options.json);
+
+  RunReport report;
+  report.engine = group.engine();
+  report.ranks = group.ranks();
+  report.workers = group.workers();
+  report.config = options.layer.config();
+  report.schedule = options.layer.resolved(Direction::kForward, group.machine());
+  if (options.backward) report.schedule_backward = options.layer.resolved(Direction::kBackward, group.machine());
+
+  const LayerData data = make_layer_data(options.layer, options.files, options.backward);
+  report.tokens = data.tokens;
+  LayerRunner runner(group, report.config, data, {options.capacity});
+  for (int rank = 0; rank < report.ranks; ++rank) report.rows_per_rank.push_back(runner.placement().rows(rank));
+  report.bytes = bytes_moved(runner.placement(), report.schedule, report.config.numerics);
+
+  std::vector<TracedCall> calls;
+  const auto time_calls = [&](const char* name, auto&& call) {
+    TracedCall& traced = calls.emplace_back();
+    traced.name = name;
+    return timed(runner, options.repeat, options.trace.empty() ? nullptr : &traced.events, call);
+  };
+  report.forward_ms =
+      time_calls("forward", [&](std::vector<TileEvent>* events) { runner.forward(report.schedule, events); });
+  if (options.backward) {
+    report.backward_ms = time_calls(
+        "backward", [&](std::vector<TileEvent>* events) { runner.backward(*report.schedule_backward, events); });
+  }
+
+  const LayerResult result = runner.result();
+  report.checksums = checksums_of(result, options.backward);
+  if (!options.out.empty()) {
+    naming_option("--out", [&] { write_outputs(options.out, report.config, result, options.backward); });
+  }
+  if (!options.trace.empty()) trace_file.write(trace_json(trace_title(report), calls));
+  if (options.check) report.check = check_result(options, data, result);
+
+  const std::string json = to_json(report).dump(2) + "\n";
+  if (json_to_stdout) {
+    std::cout << json;
+  } else if (!options.json.empty()) {
+    json_file.write(json);
+  } else {
+    std::cout << to_table(report);
+  }
+  if (report.check && !report.check->passed()) throw std::runtime_error("--check: " + failed_checks(*report.check));
+  return 0;
+}
+
+void add_run_options(CLI::App& command, RunOptions& options) {
+  add_layer_options(command, options.layer);
+  command.add_option("--probs", options.files.probs, "router weights, float32 [sum T, K]")->type_name("FILE.npy");
+  command.add_option("--tensors", options.files.tensors, "any of x, dy, probs, w1 and w2; the rest is synthetic")
+      ->type_name("FILE.safetensors");
+  add_text_option(
+      command, "--devices",
+      [&options](const std::string& text) {
+        for (const int64_t device : parse_integers("--devices", text, 0, 1023)) {
+          options.devices.push_back(static_cast<int>(device));
+        }
+      },
+      "LIST", "GPUs: rank r runs on entry r mod the length");
+  add_word_option<Launch>(command, "--launch", options.launch,
+                          {{"threads", Launch::kThreads}, {"processes", Launch::kProcesses}},
+                          "all ranks in this process, or a process a rank (default threads)");
+  command.add_flag("--backward", options.backward, "run backward, too");
+  add_integer_option(command, "--capacity", options.capacity, 0, std::numeric_limits<int64_t>::max(), "ROWS",
+                     "padded rows that a rank has room for; 0: as many as it needs");
+  command.add_flag("--check", options.check, "compare with a float64 reference; a failure is exit status 1");
+  add_integer_option(command, "--repeat", options.repeat, 1, kMostRepeats, "N",
+                     "timed runs after a warm-up; 0: one run without a warm-up");
+  add_text_option(
+      command, "--shuffle",
+      [&options](const std::string& text) { options.shuffle = parse_unsigned("--shuffle", text, 1); }, "SEED",
+      "disturb the order and timing of tiles; changes no result");
+  command.add_option("--trace", options.trace, "timeline of the last run, for Perfetto and `uniep trace`")
+      ->type_name("FILE");
+  command.add_option("--json", options.json, "report as JSON; -: on standard output")->type_name("FILE|-");
+  command.add_option("--out", options.out, "y, z and with --backward dx, dprobs, dw1, dw2")
+      ->type_name("FILE.safetensors");
+}
+
+}  // namespace
+
+void add_run_command(CLI::App& app, std::function<int()>& action) {
+  CLI::App* command = app.add_subcommand("run", "Run one layer: forward, and backward with --backward");
+  const auto options = std::make_shared<RunOptions>();
+  add_run_options(*command, *options);
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace uniep::cli

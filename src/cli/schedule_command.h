@@ -1,0 +1,11 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace uniep::cli {
+
+// `uniep schedule`: fills, counts, samples and proves schedules. Sets `action` when the command line asks for it.
+void add_schedule_command(CLI::App& app, std::function<int()>& action);
+
+}  // namespace uniep::cli

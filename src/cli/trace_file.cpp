@@ -1,0 +1,220 @@
+#include "cli/trace_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "io/quote.h"
+
+namespace uniep::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kShortestWaitNs = 1000;
+
+using AgentKey = std::tuple<int, int, bool>;  // rank, worker, compute agent (its lane comes second)
+
+AgentKey agent_of(const TileEvent& event) {
+  return {event.rank, event.worker, !event.copy_agent};
+}
+
+double microseconds(int64_t nanoseconds) {
+  return static_cast<double>(nanoseconds) / 1000;
+}
+
+std::string coordinates(const TileEvent& event) {
+  const std::string expert = event.expert >= 0 ? fmt::format(" e{}", event.expert) : "";
+  return fmt::format("{}{} m{} n{}", event.stage, expert, event.m, event.n);
+}
+
+// Events as lines of JSON. Process and thread ids begin at 1 and no two threads share one, as Perfetto wants it.
+class TraceWriter {
+ public:
+  explicit TraceWriter(std::span<const TracedCall> calls) {
+    for (const TracedCall& call : calls) {
+      for (const TileEvent& event : call.events) threads_.emplace(agent_of(event), 0);
+    }
+    int next = 1;
+    for (auto& [agent, thread] : threads_) thread = next++;
+  }
+
+  void name_agents() {
+    int named_rank = -1;
+    for (const auto& [agent, thread] : threads_) {
+      const auto& [rank, worker, compute] = agent;
+      if (rank != named_rank) {
+        metadata("process_name", rank, 0, fmt::format("\"name\": \"rank {}\"", rank));
+        metadata("process_sort_index", rank, 0, fmt::format("\"sort_index\": {}", rank));
+      }
+      named_rank = rank;
+      metadata("thread_name", rank, thread,
+               fmt::format("\"name\": \"worker {} {}\"", worker, compute ? "compute" : "copy"));
+      metadata("thread_sort_index", rank, thread, fmt::format("\"sort_index\": {}", thread));
+    }
+  }
+
+  // Appends a call that begins at `offset_ns`; returns when it ended.
+  int64_t add_call(const TracedCall& call, int64_t offset_ns) {
+    line(fmt::format("\"ph\": \"i\", \"s\": \"g\", \"name\": {}, \"pid\": 1, \"tid\": 0, \"ts\": {:.3f}",
+                     Json(call.name).dump(), microseconds(offset_ns)));
+    std::vector<const TileEvent*> ordered;
+    for (const TileEvent& event : call.events) ordered.push_back(&event);
+    std::sort(ordered.begin(), ordered.end(),
+              [](const TileEvent* a, const TileEvent* b) { return a->begin_ns < b->begin_ns; });
+    int64_t end_ns = offset_ns;
+    for (const TileEvent* event : ordered) {
+      if (event->begin_ns - event->wait_begin_ns > kShortestWaitNs) {
+        complete(*event, kWaitCategory, kWaitCategory, offset_ns + event->wait_begin_ns, offset_ns + event->begin_ns,
+                 fmt::format("\"for\": \"{}\"", coordinates(*event)));
+      }
+      complete(*event, event->stage, coordinates(*event), offset_ns + event->begin_ns, offset_ns + event->end_ns,
+               fmt::format("\"expert\": {}, \"m\": {}, \"n\": {}", event->expert, event->m, event->n));
+      end_ns = std::max(end_ns, offset_ns + event->end_ns);
+    }
+    return end_ns;
+  }
+
+  std::string take() { return std::move(text_); }
+
+ private:
+  void line(const std::string& members) {
+    text_ += text_.empty() ? "{" : ",\n{";
+    text_ += members;
+    text_ += "}";
+  }
+  void metadata(const char* what, int rank, int thread, const std::string& args) {
+    line(fmt::format("\"ph\": \"M\", \"name\": \"{}\", \"pid\": {}, \"tid\": {}, \"args\": {{{}}}", what, rank + 1,
+                     thread, args));
+  }
+  void complete(const TileEvent& event, std::string_view category, std::string_view name, int64_t begin_ns,
+                int64_t end_ns, const std::string& args) {
+    line(
+        fmt::format("\"ph\": \"X\", \"cat\": \"{}\", \"name\": \"{}\",{} \"pid\": {}, \"tid\": {}, \"ts\": {:.3f}, "
+                    "\"dur\": {:.3f}, \"args\": {{{}}}",
+                    category, name, category == kWaitCategory ? " \"cname\": \"grey\"," : "", event.rank + 1,
+                    threads_.at(agent_of(event)), microseconds(begin_ns), microseconds(end_ns - begin_ns), args));
+  }
+
+  std::map<AgentKey, int> threads_;
+  std::string text_;
+};
+
+[[noreturn]] void refuse(const std::string& name, const std::string& what) {
+  throw Error(Status::kInvalidArgument,
+              fmt::format("{}: {}; must be a timeline as uniep run --trace writes it", io::quote_path(name), what));
+}
+
+class TraceReader {
+ public:
+  explicit TraceReader(const std::string& name) : name_(name) {}
+
+  Trace read(const Json& root) {
+    if (root.is_object() && root.contains("otherData") && root["otherData"].is_object()) {
+      trace_.title = root["otherData"].value("title", Json("")).is_string() ? root["otherData"].value("title", "") : "";
+    }
+    const Json* events = root.is_array() ? &root : nullptr;
+    if (root.is_object() && root.contains("traceEvents")) events = &root["traceEvents"];
+    if (events == nullptr || !events->is_array()) refuse(name_, "holds no list traceEvents");
+    for (const Json& event : *events) {
+      if (!event.is_object()) refuse(name_, fmt::format("event {} is not an object", index_));
+      read_event(event);
+      ++index_;
+    }
+    if (trace_.slices.empty()) refuse(name_, "holds no complete event (ph X)");
+    order_lanes();
+    return std::move(trace_);
+  }
+
+ private:
+  using ThreadKey = std::pair<int64_t, int64_t>;
+
+  void read_event(const Json& event) {
+    const std::string phase = text(event, "ph");
+    if (phase == "X") {
+      const double duration = number(event, "dur");
+      if (duration < 0) refuse(name_, fmt::format("event {} has dur {}", index_, duration));
+      trace_.slices.push_back(
+          {lane_of(thread_of(event)), text(event, "cat"), text(event, "name"), number(event, "ts"), duration});
+    } else if (phase == "i") {
+      trace_.marks.push_back({text(event, "name"), number(event, "ts")});
+    } else if (phase == "M" && event.contains("args") && event["args"].is_object()) {
+      const std::string what = text(event, "name");
+      if (what == "process_name") process_names_[integer(event, "pid")] = text(event["args"], "name");
+      if (what == "thread_name") thread_names_[thread_of(event)] = text(event["args"], "name");
+    }
+  }
+
+  ThreadKey thread_of(const Json& event) const { return {integer(event, "pid"), integer(event, "tid")}; }
+
+  std::size_t lane_of(const ThreadKey& thread) {
+    const auto [at, added] = lanes_.emplace(thread, lanes_.size());
+    return at->second;
+  }
+
+  // Lanes were numbered as they came; they are shown by process and thread.
+  void order_lanes() {
+    std::vector<std::size_t> shown(lanes_.size());
+    for (const auto& [thread, lane] : lanes_) {
+      shown[lane] = trace_.lanes.size();
+      const auto process = process_names_.find(thread.first);
+      const auto name = thread_names_.find(thread);
+      trace_.lanes.push_back(
+          {process != process_names_.end() ? process->second : fmt::format("process {}", thread.first),
+           name != thread_names_.end() ? name->second : fmt::format("thread {}", thread.second)});
+    }
+    for (TraceSlice& slice : trace_.slices) slice.lane = shown[slice.lane];
+  }
+
+  const Json& member(const Json& object, const char* key) const {
+    const auto at = object.find(key);
+    if (at == object.end()) refuse(name_, fmt::format("event {} has no {}", index_, key));
+    return *at;
+  }
+  std::string text(const Json& object, const char* key) const {
+    const Json& value = member(object, key);
+    if (!value.is_string()) refuse(name_, fmt::format("event {}: {} is no string", index_, key));
+    return value.get<std::string>();
+  }
+  double number(const Json& object, const char* key) const {
+    const Json& value = member(object, key);
+    if (!value.is_number()) refuse(name_, fmt::format("event {}: {} is no number", index_, key));
+    return value.get<double>();
+  }
+  int64_t integer(const Json& object, const char* key) const {
+    const Json& value = member(object, key);
+    if (!value.is_number_integer()) refuse(name_, fmt::format("event {}: {} is no whole number", index_, key));
+    return value.get<int64_t>();
+  }
+
+  std::string name_;
+  std::size_t index_ = 0;
+  Trace trace_;
+  std::map<ThreadKey, std::size_t> lanes_;
+  std::map<int64_t, std::string> process_names_;
+  std::map<ThreadKey, std::string> thread_names_;
+};
+
+}  // namespace
+
+std::string trace_json(const std::string& title, std::span<const TracedCall> calls) {
+  TraceWriter writer(calls);
+  writer.name_agents();
+  int64_t offset_ns = 0;
+  for (const TracedCall& call : calls) offset_ns = writer.add_call(call, offset_ns);
+  return fmt::format("{{\"displayTimeUnit\": \"ms\", \"otherData\": {{\"title\": {}}}, \"traceEvents\": [\n{}\n]}}\n",
+                     Json(title).dump(), writer.take());
+}
+
+Trace parse_trace(std::string_view text, const std::string& name) {
+  const Json root = Json::parse(text, nullptr, false);
+  if (root.is_discarded()) refuse(name, "is not valid JSON");
+  return TraceReader(name).read(root);
+}
+
+}  // namespace uniep::cli

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "uniep/layer.h"
+
+// Timelines in the JSON format of Chrome and Perfetto: ranks are processes, agents are threads, tiles are complete
+// events in microseconds whose category is the stage. What an agent waited for before a tile is an event of its own, of
+// the category kWaitCategory, where it took longer than a microsecond.
+namespace uniep::cli {
+
+inline constexpr const char* kWaitCategory = "wait";
+
+// One call's events, under the name that its beginning is marked with.
+struct TracedCall {
+  std::string name;  // "forward", "backward"
+  std::vector<TileEvent> events;
+};
+
+// The calls one after the other on one time axis.
+std::string trace_json(const std::string& title, std::span<const TracedCall> calls);
+
+struct TraceLane {
+  std::string process;  // "rank 0"
+  std::string thread;   // "worker 0 copy"
+};
+struct TraceSlice {
+  std::size_t lane = 0;
+  std::string category;
+  std::string name;
+  double begin_us = 0;
+  double duration_us = 0;
+};
+struct TraceMark {
+  std::string name;
+  double time_us = 0;
+};
+struct Trace {
+  std::string title;
+  std::vector<TraceLane> lanes;  // in the order in which they are shown
+  std::vector<TraceSlice> slices;
+  std::vector<TraceMark> marks;
+};
+
+// Reads what trace_json() writes, and other files of the format as far as they hold complete events. `name` stands in
+// messages; Error(kInvalidArgument) for anything that is not such a file.
+Trace parse_trace(std::string_view text, const std::string& name);
+
+}  // namespace uniep::cli

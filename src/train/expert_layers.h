@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "train/config.h"
+#include "uniep/uniep.h"
+
+namespace uniep::train {
+
+// The model's MoE layers on a group of ranks. Arrays hold the global batch in order, and all experts; the sequences are
+// dealt to the ranks in contiguous runs (not all of one length, some perhaps empty), the experts likewise by the
+// library.
+class ExpertLayers {
+ public:
+  ExpertLayers(const TrainConfig& config, const ParallelConfig& parallel);
+
+  struct Weights {
+    const BFloat16* w1;  // [E, 2 I, H]
+    const BFloat16* w2;  // [E, H, I]
+  };
+
+  // y [T, H] from x [T, H], with ids and probs [T, K]. What backward needs is kept until the layer's next forward.
+  void forward(int64_t layer, const BFloat16* x, const int32_t* ids, const float* probs, const Weights& weights,
+               BFloat16* y);
+  // dx [T, H] and dprobs [T, K] from dy [T, H]; dw1 and dw2 in fp32, shaped as the weights.
+  void backward(int64_t layer, const BFloat16* dy, const BFloat16* x, const Weights& weights, BFloat16* dx,
+                float* dprobs, float* dw1, float* dw2);
+
+  const Group& group() const { return group_; }
+  const Schedule& schedule() const { return forward_schedule_; }
+  const Schedule& schedule_backward() const { return backward_schedule_; }
+
+ private:
+  int64_t first_token(int rank) const;
+  uniep::Weights rank_weights(int rank, const Weights& weights) const;
+
+  int64_t batch_;
+  int64_t sequence_;
+  LayerConfig layer_;
+  Group group_;
+  Schedule forward_schedule_;
+  Schedule backward_schedule_;
+  std::vector<Saved> saved_;  // of each layer
+};
+
+}  // namespace uniep::train

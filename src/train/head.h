@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+
+// Both ends of the model: the embedding of bytes, and the output head with its loss,
+//   logits = rms_norm(x) W,  loss = mean over positions of -log softmax(logits)[next byte].
+namespace uniep::train {
+
+// out [count, hidden] = the bytes' rows of table [256, hidden].
+void embed(const float* table, const uint8_t* bytes, int64_t count, int64_t hidden, float* out);
+
+// Writes table_gradient [256, hidden].
+void embed_backward(const uint8_t* bytes, const float* gradient, int64_t count, int64_t hidden, float* table_gradient);
+
+struct HeadWeights {
+  const float* norm;        // [H]
+  const float* projection;  // [H, 256]
+};
+struct HeadGradients {
+  float* norm;
+  float* projection;
+};
+struct HeadActivations {
+  float* normed;         // [T, H]
+  float* inverse_rms;    // [T]
+  float* probabilities;  // [T, 256]
+};
+
+// The sum of the loss over the positions, in nats.
+double head_forward(const HeadWeights& weights, const float* x, const uint8_t* targets, int64_t tokens, int64_t hidden,
+                    const HeadActivations& activations);
+
+// For the loss times `scale`. Overwrites the probabilities with the logits' gradients, writes x_gradient [T, H] and the
+// weights' gradients. `transposed` is the projection as [256, H]; scratch: T * H floats.
+void head_backward(const HeadWeights& weights, const float* transposed, const float* x, const uint8_t* targets,
+                   int64_t tokens, int64_t hidden, float scale, const HeadActivations& activations, float* x_gradient,
+                   const HeadGradients& gradients, float* scratch);
+
+}  // namespace uniep::train

@@ -1,0 +1,234 @@
+#include "train/kernels.h"
+
+#include <algorithm>
+
+#include "model/elementwise.h"
+
+namespace uniep::train {
+namespace {
+
+constexpr int kPartialSums = 8;
+
+struct Matrix {
+  const float* data;
+  int64_t row_stride;
+  int64_t k_stride;
+};
+
+// c[Rows][Vectors * Lanes], all sums in registers. A lane is a column: no vector operation joins two steps of k.
+template <int Rows, int Lanes, int Vectors>
+UNIEP_HOST_DEVICE void multiply_block(const Matrix& a, const float* b, float* c, int64_t n, int64_t k, Store store) {
+  typedef float Vector __attribute__((vector_size(Lanes * sizeof(float))));
+  Vector sum[Rows][Vectors] = {};
+  for (int64_t step = 0; step < k; ++step) {
+    Vector column[Vectors];
+    __builtin_memcpy(column, b + step * n, sizeof(column));
+#pragma GCC unroll 8
+    for (int row = 0; row < Rows; ++row) {
+      const float factor = a.data[row * a.row_stride + step * a.k_stride];
+#pragma GCC unroll 8
+      for (int v = 0; v < Vectors; ++v) sum[row][v] = sum[row][v] + factor * column[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int row = 0; row < Rows; ++row) {
+    Vector old[Vectors] = {};
+    if (store == Store::kAdd) {
+      __builtin_memcpy(old, c + row * n, sizeof(old));
+      for (int v = 0; v < Vectors; ++v) sum[row][v] = old[v] + sum[row][v];
+    }
+    __builtin_memcpy(c + row * n, sum[row], sizeof(old));
+  }
+}
+
+// Columns that fill no vector.
+UNIEP_HOST_DEVICE void multiply_column(const Matrix& a, const float* b, float* c, int64_t m, int64_t n, int64_t k,
+                                       Store store) {
+  for (int64_t row = 0; row < m; ++row) {
+    float sum = 0;
+    for (int64_t step = 0; step < k; ++step) {
+      sum = sum + a.data[row * a.row_stride + step * a.k_stride] * b[step * n];
+    }
+    c[row * n] = store == Store::kAdd ? c[row * n] + sum : sum;
+  }
+}
+
+template <int Lanes, int Vectors>
+UNIEP_HOST_DEVICE void multiply_columns(const Matrix& a, const float* b, float* c, int64_t m, int64_t n, int64_t k,
+                                        Store store) {
+  constexpr int kRows = 4;
+  int64_t row = 0;
+  for (; row + kRows <= m; row += kRows) {
+    const Matrix rows{a.data + row * a.row_stride, a.row_stride, a.k_stride};
+    multiply_block<kRows, Lanes, Vectors>(rows, b, c + row * n, n, k, store);
+  }
+  for (; row < m; ++row) {
+    const Matrix rows{a.data + row * a.row_stride, a.row_stride, a.k_stride};
+    multiply_block<1, Lanes, Vectors>(rows, b, c + row * n, n, k, store);
+  }
+}
+
+template <int Lanes>
+UNIEP_HOST_DEVICE void multiply_all(const Matrix& a, const float* b, float* c, int64_t m, int64_t n, int64_t k,
+                                    Store store) {
+  int64_t column = 0;
+  for (; column + 2 * Lanes <= n; column += 2 * Lanes) {
+    multiply_columns<Lanes, 2>(a, b + column, c + column, m, n, k, store);
+  }
+  for (; column + 8 <= n; column += 8) multiply_columns<4, 2>(a, b + column, c + column, m, n, k, store);
+  for (; column < n; ++column) multiply_column(a, b + column, c + column, m, n, k, store);
+}
+
+UNIEP_HOST_DEVICE void add_product_all(const float* x, const float* y, float* __restrict out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = out[i] + x[i] * y[i];
+}
+
+// sigmoid() with the same bounds, but for NaN (which the callers' product keeps), clamped as an integer: compilers do
+// not vectorise two comparisons of floats in a row.
+UNIEP_HOST_DEVICE float vectorised_sigmoid(float x) {
+  constexpr uint32_t kSign = 0x80000000u;
+  constexpr uint32_t kBound = 0x42a00000u;  // 80
+  const uint32_t bits = bits_of_float(x);
+  const uint32_t magnitude = bits & ~kSign;
+  const float bounded = float_from_bits((magnitude < kBound ? magnitude : kBound) | (bits & kSign));
+  return reciprocal_bounded(1.0f + exp_bounded(-bounded));
+}
+
+UNIEP_HOST_DEVICE void gate_forward_all(const float* value, const float* gate, float* __restrict out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = value[i] * (gate[i] * vectorised_sigmoid(gate[i]));
+}
+
+UNIEP_HOST_DEVICE void gate_backward_all(const float* value, const float* gate, const float* out_gradient,
+                                         float* __restrict value_gradient, float* __restrict gate_gradient,
+                                         int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float s = vectorised_sigmoid(gate[i]);
+    const float silu = gate[i] * s;
+    value_gradient[i] = out_gradient[i] * silu;
+    gate_gradient[i] = out_gradient[i] * value[i] * (s + silu * (1.0f - s));
+  }
+}
+
+UNIEP_HOST_DEVICE float join(const float (&sums)[kPartialSums]) {
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+UNIEP_HOST_DEVICE SoftmaxSummary softmax_all(const float* logits, float* probabilities, int64_t count) {
+  float maxima[kPartialSums];
+  for (int lane = 0; lane < kPartialSums; ++lane) maxima[lane] = logits[0];
+  int64_t i = 0;
+  for (; i + kPartialSums <= count; i += kPartialSums) {
+    for (int lane = 0; lane < kPartialSums; ++lane) {
+      maxima[lane] = logits[i + lane] > maxima[lane] ? logits[i + lane] : maxima[lane];
+    }
+  }
+  float largest = maxima[0];
+  for (int lane = 1; lane < kPartialSums; ++lane) largest = maxima[lane] > largest ? maxima[lane] : largest;
+  for (; i < count; ++i) largest = logits[i] > largest ? logits[i] : largest;
+  for (i = 0; i < count; ++i) {
+    const float difference = logits[i] - largest;
+    probabilities[i] = exp_bounded(difference < -80.0f ? -80.0f : difference);
+  }
+  float sums[kPartialSums] = {};
+  for (i = 0; i + kPartialSums <= count; i += kPartialSums) {
+    for (int lane = 0; lane < kPartialSums; ++lane) sums[lane] = sums[lane] + probabilities[i + lane];
+  }
+  for (int lane = 0; i < count; ++i, ++lane) sums[lane] = sums[lane] + probabilities[i];
+  const float sum = join(sums);
+  const float scale = 1.0f / sum;
+  for (i = 0; i < count; ++i) probabilities[i] = probabilities[i] * scale;
+  return {largest, sum};
+}
+
+struct KernelTable {
+  void (*multiply)(const Matrix&, const float*, float*, int64_t, int64_t, int64_t, Store);
+  void (*add_product)(const float*, const float*, float*, int64_t);
+  void (*gate_forward)(const float*, const float*, float*, int64_t);
+  void (*gate_backward)(const float*, const float*, const float*, float*, float*, int64_t);
+  SoftmaxSummary (*softmax)(const float*, float*, int64_t);
+};
+
+// The functions above once more, as one instruction set.
+#define UNIEP_TRAIN_KERNELS(name, lanes, target)                                                            \
+  struct name {                                                                                             \
+    target static void multiply(const Matrix& a, const float* b, float* c, int64_t m, int64_t n, int64_t k, \
+                                Store store) {                                                              \
+      multiply_all<lanes>(a, b, c, m, n, k, store);                                                         \
+    }                                                                                                       \
+    target static void add_product(const float* x, const float* y, float* out, int64_t count) {             \
+      add_product_all(x, y, out, count);                                                                    \
+    }                                                                                                       \
+    target static void gate_forward(const float* value, const float* gate, float* out, int64_t count) {     \
+      gate_forward_all(value, gate, out, count);                                                            \
+    }                                                                                                       \
+    target static void gate_backward(const float* value, const float* gate, const float* out_gradient,      \
+                                     float* value_gradient, float* gate_gradient, int64_t count) {          \
+      gate_backward_all(value, gate, out_gradient, value_gradient, gate_gradient, count);                   \
+    }                                                                                                       \
+    target static SoftmaxSummary softmax(const float* logits, float* probabilities, int64_t count) {        \
+      return softmax_all(logits, probabilities, count);                                                     \
+    }                                                                                                       \
+    static constexpr KernelTable kTable = {multiply, add_product, gate_forward, gate_backward, softmax};    \
+  }
+
+UNIEP_TRAIN_KERNELS(Portable, 4, );
+#ifdef __x86_64__
+UNIEP_TRAIN_KERNELS(Avx2, 8, __attribute__((target("avx2,fma"))));
+UNIEP_TRAIN_KERNELS(Avx512, 16, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))));
+#endif
+#undef UNIEP_TRAIN_KERNELS
+
+const KernelTable& choose() {
+#ifdef __x86_64__
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx512) return Avx512::kTable;
+  if (avx2) return Avx2::kTable;
+#endif
+  return Portable::kTable;
+}
+
+const KernelTable& kernels() {
+  static const KernelTable& table = choose();
+  return table;
+}
+
+}  // namespace
+
+void multiply(const float* a, const float* b, float* c, int64_t m, int64_t n, int64_t k, Store store) {
+  kernels().multiply(Matrix{a, k, 1}, b, c, m, n, k, store);
+}
+
+void multiply_transposed(const float* a, const float* b, float* c, int64_t m, int64_t n, int64_t k) {
+  kernels().multiply(Matrix{a, 1, m}, b, c, m, n, k, Store::kWrite);
+}
+
+void add_product(const float* x, const float* y, float* out, int64_t count) {
+  kernels().add_product(x, y, out, count);
+}
+
+void gate_forward(const float* value, const float* gate, float* out, int64_t count) {
+  kernels().gate_forward(value, gate, out, count);
+}
+
+void gate_backward(const float* value, const float* gate, const float* out_gradient, float* value_gradient,
+                   float* gate_gradient, int64_t count) {
+  kernels().gate_backward(value, gate, out_gradient, value_gradient, gate_gradient, count);
+}
+
+SoftmaxSummary softmax(const float* logits, float* probabilities, int64_t count) {
+  return kernels().softmax(logits, probabilities, count);
+}
+
+float dot(const float* x, const float* y, int64_t count) {
+  float sums[kPartialSums] = {};
+  int64_t i = 0;
+  for (; i + kPartialSums <= count; i += kPartialSums) {
+    for (int lane = 0; lane < kPartialSums; ++lane) sums[lane] = sums[lane] + x[i + lane] * y[i + lane];
+  }
+  for (int lane = 0; i < count; ++i, ++lane) sums[lane] = sums[lane] + x[i] * y[i];
+  return join(sums);
+}
+
+}  // namespace uniep::train

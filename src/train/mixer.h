@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+
+// The causal mixer, the only place where a byte meets earlier ones. For one sequence x [S, H]:
+//   u = rms_norm(x),  [v, g] = u W_in,  c[t] = sum over tap j < kMixerTaps of filter[j] * v[t - j],
+//   out = x + (c * silu(g)) W_out
+// v before the sequence's begin counts as zero.
+namespace uniep::train {
+
+struct MixerWeights {
+  const float* norm;    // [H]
+  const float* in;      // [H, 2 H]: columns of v, then of g
+  const float* filter;  // [kMixerTaps, H]
+  const float* out;     // [H, H]
+};
+
+// What backward needs of one sequence.
+struct MixerActivations {
+  float* normed;       // [S, H]
+  float* inverse_rms;  // [S]
+  float* value;        // [S, H]
+  float* gate;         // [S, H]
+  float* convolved;    // [S, H]
+  float* gated;        // [S, H]
+};
+
+struct MixerGradients {
+  float* norm;
+  float* in;
+  float* filter;
+  float* out;
+};
+
+// Floats of scratch memory for one sequence, forward and backward.
+int64_t mixer_scratch(int64_t sequence, int64_t hidden);
+
+void mixer_forward(const MixerWeights& weights, int64_t sequence, int64_t hidden, const float* x,
+                   const MixerActivations& activations, float* out, float* scratch);
+
+// `gradient` [S, H] is that of `out` and becomes that of x. `transposed` holds in [2 H, H] and out [H, H] transposed.
+// Writes the weights' gradients.
+void mixer_backward(const MixerWeights& weights, const MixerWeights& transposed, int64_t sequence, int64_t hidden,
+                    const float* x, const MixerActivations& activations, float* gradient,
+                    const MixerGradients& gradients, float* scratch);
+
+}  // namespace uniep::train

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace uniep::cli {
+
+// `uniep train`. When the command is given, parsing sets `action` to what runs it: 0, or 1 when a run of --compare
+// differs; everything else is thrown.
+void add_train_command(CLI::App& app, std::function<int()>& action);
+
+}  // namespace uniep::cli

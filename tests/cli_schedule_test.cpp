@@ -1,0 +1,163 @@
+#include <gtest/gtest.h>
+
+#include <set>
+#include <sstream>
+
+#include "io/file.h"
+#include "program/schedule_fields.h"
+#include "support/command.h"
+#include "support/temporary_folder.h"
+#include "uniep/uniep.h"
+
+namespace uniep::test {
+namespace {
+
+using Json = nlohmann::json;
+using Arguments = std::vector<std::string>;
+
+const Arguments kLayer = {"schedule", "--engine", "cpu",       "--ranks",  "2",   "--workers",
+                          "2",        "--shape",  "64,32,8,2", "--tokens", "9,30"};
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+CommandResult succeed(const Arguments& arguments) {
+  CommandResult result = run_command(arguments);
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  return result;
+}
+
+TEST(ScheduleCommand, PrintsTheFilledSchedule) {
+  const CommandResult result = succeed(join(kLayer, {"--schedule", "fusion=pairs,comm.where=sms"}));
+  const Schedule schedule = resolve(PartialSchedule::parse("fusion=pairs,comm.where=sms"), Direction::kForward,
+                                    {64, 32, 8, 2}, {}, {EngineKind::kCpu, 2, 2});
+  EXPECT_EQ(result.out, to_json(schedule) + "\n");
+}
+
+TEST(ScheduleCommand, WhatItPrintsIsWhatRunTakes) {
+  const TemporaryFolder folder;
+  const std::string file = (folder / "schedule.json").string();
+  const CommandResult printed = succeed(join(kLayer, {"--schedule", "fusion=none,tile.n=64"}));
+  io::write_file(file, printed.out);
+  const CommandResult run = succeed({"run",  "--engine",       "cpu", "--ranks",   "2", "--workers", "2", "--hidden",
+                                     "64",   "--intermediate", "32",  "--experts", "8", "--topk",    "2", "--tokens",
+                                     "9,30", "--schedule",     file,  "--json",    "-"});
+  EXPECT_EQ(run.json()["schedule"], printed.json());
+}
+
+TEST(ScheduleCommand, BackwardHasItsOwnFields) {
+  const Arguments fields = {"--schedule", "fusion=pairs", "--schedule-backward", "fusion=layer"};
+  EXPECT_EQ(succeed(join(kLayer, fields)).json()["fusion"], "pairs");
+  EXPECT_EQ(succeed(join(join(kLayer, fields), {"--direction", "backward"})).json()["fusion"], "layer");
+}
+
+TEST(ScheduleCommand, AllViolationsStandInOneLine) {
+  const CommandResult result =
+      run_command(join(kLayer, {"--schedule", "order.experts_per_wave=7,comm.where=sms,comm.dispatch_sms=9"}));
+  EXPECT_EQ(result.status, 2);
+  EXPECT_TRUE(result.one_line_error()) << result.err;
+  EXPECT_EQ(result.out, "");
+  EXPECT_NE(result.err.find("order.experts_per_wave=7"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("comm.dispatch_sms=9"), std::string::npos) << result.err;
+}
+
+TEST(ScheduleCommand, SamplesAreLegalDifferentAndRepeatable) {
+  for (const char* direction : {"forward", "backward"}) {
+    const Arguments sample = join(kLayer, {"--sample", "40", "--seed", "3", "--direction", direction});
+    const CommandResult result = succeed(sample);
+    const std::vector<std::string> lines = lines_of(result.out);
+    ASSERT_EQ(lines.size(), 40u);
+    EXPECT_GT(std::set<std::string>(lines.begin(), lines.end()).size(), 35u);
+    const Direction way = direction == std::string("forward") ? Direction::kForward : Direction::kBackward;
+    for (const std::string& line : lines) {
+      EXPECT_NO_THROW(resolve(PartialSchedule::parse(line), way, {64, 32, 8, 2}, {}, {EngineKind::kCpu, 2, 2})) << line;
+    }
+    EXPECT_EQ(succeed(sample).out, result.out);
+  }
+}
+
+TEST(ScheduleCommand, SamplesKeepWhatIsGiven) {
+  const CommandResult result = succeed(join(kLayer, {"--sample", "10", "--schedule", "fusion=pairs,tile.n=64"}));
+  for (const std::string& line : lines_of(result.out)) {
+    EXPECT_EQ(Json::parse(line)["fusion"], "pairs");
+    EXPECT_EQ(Json::parse(line)["tile.n"], 64);
+  }
+}
+
+TEST(ScheduleCommand, CheckProvesEverySample) {
+  for (const char* direction : {"forward", "backward"}) {
+    const CommandResult result =
+        succeed(join(kLayer, {"--check", "--sample", "10", "--routing", "zipf:1", "--direction", direction}));
+    const std::vector<std::string> lines = lines_of(result.out);
+    ASSERT_EQ(lines.size(), 10u);
+    for (const std::string& line : lines) {
+      const Json check = Json::parse(line)["check"];
+      EXPECT_EQ(check["ok"], true);
+      EXPECT_GT(check["tasks"], 0);
+      EXPECT_GT(check["edges"], check["tasks"]);
+      EXPECT_TRUE(check["problems"].empty());
+    }
+  }
+}
+
+TEST(ScheduleCommand, CountsTheLegalOnes) {
+  const CommandResult two = succeed(join(kLayer, {"--count", "--vary", "order.source_rotation"}));
+  EXPECT_EQ(two.out, "2\n");
+  const CommandResult four = succeed(join(kLayer, {"--count", "--vary", "order.source_rotation,dispatch.transport"}));
+  EXPECT_EQ(four.out, "4\n");
+  const CommandResult all = succeed(join(kLayer, {"--count"}));
+  EXPECT_GT(std::stoull(all.out), 1000u);
+}
+
+TEST(ScheduleCommand, ReferenceNamesEveryField) {
+  const CommandResult result = succeed({"schedule", "--reference"});
+  for (int field = 0; field < kCommonFieldCount; ++field) {
+    EXPECT_NE(result.out.find(name_of(field)), std::string::npos) << name_of(field);
+  }
+}
+
+TEST(ScheduleCommand, CudaSchedulesNeedNoGpu) {
+  const CommandResult result = succeed({"schedule", "--engine", "cuda", "--ranks", "8", "--shape", "deepseek-v3"});
+  const Json json = result.json();
+  EXPECT_EQ(json["tile.m"], 128);
+}
+
+TEST(InfoCommand, NamesVersionAndEngines) {
+  const CommandResult text = succeed({"info"});
+  EXPECT_NE(text.out.find(UNIEP_VERSION_STRING), std::string::npos);
+  EXPECT_EQ(text.out.find("bytes"), std::string::npos);
+  const Json json = succeed({"info", "--json", "-"}).json();
+  EXPECT_EQ(json["version"], UNIEP_VERSION_STRING);
+  EXPECT_EQ(json["engines"]["cpu"]["available"], true);
+  EXPECT_GE(json["engines"]["cpu"]["cores"], 1);
+  const Json& cuda = json["engines"]["cuda"];
+  EXPECT_TRUE(cuda["available"] == true || cuda["reason"] != "");
+  EXPECT_FALSE(json.contains("memory"));
+}
+
+TEST(InfoCommand, TellsTheMemoryOfALayer) {
+  const Arguments layer = {"info",     "--engine", "cpu",       "--ranks", "2",      "--shape", "64,32,8,2",
+                           "--tokens", "9,30",     "--routing", "one",     "--json", "-"};
+  const Json json = succeed(layer).json();
+  EXPECT_EQ(json["shape"], Json::parse(R"({"hidden": 64, "intermediate": 32, "experts": 8, "topk": 2})"));
+  EXPECT_EQ(json["rows_per_rank"], Json::parse("[39, 0]"));
+  // z and xg of the 128 rows that 39 are padded to; a rank without rows saves nothing.
+  EXPECT_GE(json["memory"]["forward"][0]["saved_bytes"], 128 * (2 * 32 + 64) * 2);
+  EXPECT_EQ(json["memory"]["forward"][1]["saved_bytes"], 0);
+  EXPECT_EQ(json["memory"]["backward"][0]["saved_bytes"], 0);
+  EXPECT_GE(json["memory"]["forward"][1]["symmetric_bytes"], 30 * 2 * 64 * 2);
+
+  const Json less = succeed(join(layer, {"--schedule", "save.xg=redispatch"})).json();
+  EXPECT_LT(less["memory"]["forward"][0]["saved_bytes"], json["memory"]["forward"][0]["saved_bytes"]);
+
+  const CommandResult text = succeed({"info", "--engine", "cpu", "--shape", "qwen3-30b-a3b", "--tokens", "64"});
+  EXPECT_NE(text.out.find("H 2048, I 768, E 128, K 8"), std::string::npos) << text.out;
+}
+
+}  // namespace
+}  // namespace uniep::test

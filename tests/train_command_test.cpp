@@ -1,0 +1,207 @@
+#include "train/train_command.h"
+
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "io/file.h"
+#include "support/expect_error.h"
+#include "support/temporary_folder.h"
+#include "train/report.h"
+#include "train/text.h"
+
+namespace uniep {
+namespace {
+
+using nlohmann::json;
+using test::expect_error;
+using test::TemporaryFolder;
+
+// `uniep train` with these arguments: its exit status, and what it prints on stdout.
+struct Outcome {
+  int status = -1;
+  std::string out;
+};
+
+Outcome run_train(std::vector<std::string> arguments) {
+  CLI::App app;
+  std::function<int()> action;
+  cli::add_train_command(app, action);
+  arguments.insert(arguments.begin(), "train");
+  std::reverse(arguments.begin(), arguments.end());
+  app.parse(arguments);
+  std::ostringstream out;
+  std::streambuf* const own = std::cout.rdbuf(out.rdbuf());
+  Outcome outcome;
+  try {
+    outcome.status = action();
+  } catch (...) {
+    std::cout.rdbuf(own);
+    throw;
+  }
+  std::cout.rdbuf(own);
+  outcome.out = out.str();
+  return outcome;
+}
+
+class TrainCommand : public testing::Test {
+ protected:
+  TrainCommand() {
+    std::string text;
+    for (int i = 0; i < 300; ++i) text += "number " + std::to_string(i * 7) + " follows. ";
+    io::write_file(folder_ / "text", text);
+  }
+
+  // A tiny run, but for what `more` says.
+  std::vector<std::string> tiny(const std::vector<std::string>& more = {}) const {
+    const std::pair<const char*, std::string> defaults[] = {
+        {"--text", path("text")}, {"--ranks", "2"},  {"--steps", "4"},        {"--batch", "3"},  {"--sequence", "8"},
+        {"--hidden", "8"},        {"--layers", "2"}, {"--intermediate", "8"}, {"--experts", "4"}};
+    std::vector<std::string> arguments = more;
+    for (const auto& [option, value] : defaults) {
+      if (std::find(more.begin(), more.end(), option) == more.end()) arguments.insert(arguments.end(), {option, value});
+    }
+    return arguments;
+  }
+  json run_json(const std::vector<std::string>& more) const {
+    std::vector<std::string> arguments = tiny(more);
+    arguments.insert(arguments.end(), {"--json", "-"});
+    const Outcome outcome = run_train(arguments);
+    EXPECT_EQ(outcome.status, 0);
+    return json::parse(outcome.out);  // throws when anything else stands there
+  }
+  void refused(const std::string& message, const std::vector<std::string>& more) const {
+    expect_error(Status::kInvalidArgument, message, [&] { run_train(tiny(more)); });
+  }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(TrainCommand, WritesTheWholeLogAsJson) {
+  const json log = run_json({"--compare", "sequential", "--evaluate-every", "2", "--schedule", "fusion=pairs",
+                             "--schedule-backward", "backward.wgrad=after"});
+  EXPECT_EQ(log["engine"], "cpu");
+  EXPECT_EQ(log["ranks"], 2);
+  EXPECT_EQ(log["shape"], json({{"hidden", 8}, {"intermediate", 8}, {"experts", 4}, {"topk", 2}}));
+  EXPECT_EQ(log["schedule"]["fusion"], "pairs");
+  EXPECT_EQ(log["schedule_backward"]["fusion"], "pairs");
+  EXPECT_EQ(log["schedule_backward"]["backward.wgrad"], "after");
+  ASSERT_EQ(log["steps"].size(), 4u);
+  for (int step = 1; step <= 4; ++step) {
+    const json& entry = log["steps"][step - 1];
+    EXPECT_EQ(entry["step"], step);
+    EXPECT_GT(entry["loss"], 1.0);
+    EXPECT_GT(entry["balance_loss"], 0.5);
+    EXPECT_GT(entry["tokens_per_second"], 0.0);
+  }
+  ASSERT_EQ(log["evaluations"].size(), 3u);
+  EXPECT_EQ(log["evaluations"][1]["step"], 2);
+  ASSERT_EQ(log["comparisons"].size(), 2u);
+  EXPECT_EQ(log["comparisons"][0]["ranks"], 2);
+  EXPECT_EQ(log["comparisons"][1]["ranks"], 1);
+  for (const json& comparison : log["comparisons"]) EXPECT_EQ(comparison["equal"], true) << comparison;
+}
+
+TEST_F(TrainCommand, ChecksumsAreThoseOfOneRank) {
+  const json two = run_json({}), one = run_json({"--ranks", "1"});
+  EXPECT_EQ(two["weights_checksum"], one["weights_checksum"]);
+  EXPECT_NE(two["weights_checksum"], run_json({"--seed", "2"})["weights_checksum"]);
+}
+
+TEST_F(TrainCommand, ResumesFromACheckpoint) {
+  const json whole = run_json({"--steps", "6"});
+  run_json({"--steps", "4", "--checkpoint", path("check")});
+  const json rest = run_json({"--steps", "6", "--resume", path("check"), "--checkpoint", path("check"),
+                              "--checkpoint-every", "1", "--compare", "sequential", "--ranks", "4"});
+  EXPECT_EQ(rest["training"]["resumed_after_step"], 4);
+  ASSERT_EQ(rest["steps"].size(), 2u);
+  EXPECT_EQ(rest["steps"][1]["loss"], whole["steps"][5]["loss"]);
+  EXPECT_EQ(rest["weights_checksum"], whole["weights_checksum"]);
+  EXPECT_EQ(rest["comparisons"][1]["equal"], true);
+  refused("has 6 steps behind it already", {"--resume", path("check"), "--steps", "6"});
+  refused("--hidden", {"--resume", path("check"), "--hidden", "16"});
+}
+
+TEST_F(TrainCommand, PrintsASummaryAndWritesTheLogToAFile) {
+  const Outcome outcome = run_train(tiny({"--compare", "sequential", "--json", path("log.json")}));
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_NE(outcome.out.find("loss (nats a byte): 5."), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("equal to the bit"), std::string::npos) << outcome.out;
+  EXPECT_EQ(json::parse(io::read_text_file(folder_ / "log.json"))["steps"].size(), 4u);
+}
+
+TEST_F(TrainCommand, RefusesBadInputBeforeAnythingRuns) {
+  io::write_file(folder_ / "empty", "");
+  io::write_file(folder_ / "short", "too short");
+  refused("does not exist", {"--text", path("missing")});
+  refused("is empty", {"--text", path("empty")});
+  refused("--experts: 4 can not be divided evenly over 3 ranks", {"--ranks", "3"});
+  refused("--topk: 5", {"--topk", "5"});
+  refused("--hidden: 12", {"--hidden", "12"});
+  refused("--steps: '0'", {"--steps", "0"});
+  refused("--steps: 'many'", {"--steps", "many"});
+  refused("--learning-rate: 'fast'", {"--learning-rate", "fast"});
+  refused("--learning-rate: 2", {"--learning-rate", "2"});
+  refused("--seed: '-1'", {"--seed", "-1"});
+  refused("--compare: 'twice'", {"--compare", "twice"});
+  refused("--schedule: ", {"--schedule", "fusion=some"});
+  refused("--schedule-backward: ", {"--schedule-backward", "fission=none"});
+  refused("--checkpoint-every: 5 without --checkpoint", {"--checkpoint-every", "5"});
+  refused("--checkpoint: ", {"--checkpoint", path("no/such/folder/file")});
+  refused("--json: ", {"--json", folder_.path().string()});
+  refused("--resume: ", {"--resume", path("missing")});
+  refused("--resume: ", {"--resume", path("text")});
+  refused("--sequence 5000 needs 5001", {"--sequence", "5000"});
+  expect_error(Status::kInvalidArgument, "--sequence 128 needs 129", [&] { run_train({"--text", path("short")}); });
+  EXPECT_EQ(folder_.entries(), 3u) << "nothing may have been written";
+}
+
+TEST_F(TrainCommand, TakesSeveralTextsOfAnyName) {
+  const std::string odd = path("caf\xe9");  // not UTF-8
+  std::filesystem::copy_file(folder_ / "text", odd);
+  const json log = run_json({"--text", path("text"), odd});
+  EXPECT_EQ(log["text"]["files"].size(), 2u);
+}
+
+TEST_F(TrainCommand, ReportsWhatDiffers) {
+  const train::Text text = train::load_text({folder_ / "text"});
+  train::TrainConfig config;
+  config.model = {.hidden = 8, .intermediate = 8, .experts = 4, .topk = 1, .layers = 1, .sequence = 8};
+  config.batch = 1;
+  train::Trainer trainer(config, {}, text);
+  train::RunPlan plan;
+  plan.steps = 1;
+  train::Report report;
+  report.record = train::train(trainer, plan);
+  report.comparisons = {{"the first", 2, ""}, {"the second", 1, "step 1: loss 1 and 2"}};
+  EXPECT_FALSE(report.all_equal());
+  const json log = train::to_json(report, trainer, text);
+  EXPECT_EQ(log["comparisons"][0], json({{"run", "the first"}, {"ranks", 2}, {"equal", true}}));
+  EXPECT_EQ(log["comparisons"][1]["equal"], false);
+  EXPECT_EQ(log["comparisons"][1]["first_difference"], "step 1: loss 1 and 2");
+  EXPECT_NE(train::to_text(report, trainer, text).find("the second: DIFFERENT at step 1: loss 1 and 2"),
+            std::string::npos);
+  report.comparisons.pop_back();
+  EXPECT_TRUE(report.all_equal());
+}
+
+TEST(TrainDefaultText, IsThereOnDebian) {
+  if (!std::filesystem::exists("/usr/share/common-licenses/GPL-3")) {
+    expect_error(Status::kInvalidArgument, "--text", [] { train::default_text_files(); });
+    return;
+  }
+  const train::Text text = train::load_text(train::default_text_files());
+  EXPECT_GT(text.training.size(), 100000u);
+  text.check_window(128);
+}
+
+}  // namespace
+}  // namespace uniep
