@@ -105,8 +105,9 @@ TEST(TraceFile, HoldsTheEventsAsPerfettoReadsThem) {
 }
 
 TEST(TraceFile, LongWaitsAreSlicesOfTheirOwn) {
+  const Json json = Json::parse(cli::trace_json("", two_calls()));
   int waits = 0;
-  for (const Json& each : Json::parse(cli::trace_json("", two_calls()))["traceEvents"]) {
+  for (const Json& each : json["traceEvents"]) {
     if (each["ph"] != "X" || each["cat"] != "wait") continue;
     ++waits;
     if (each["args"]["for"] == "fc1 e3 m0 n2") {

@@ -12,13 +12,9 @@
 #include "cli/schedule_command.h"
 #include "cli/trace_command.h"
 #include "io/quote.h"
+#include "train/train_command.h"
 #include "uniep/error.h"
 #include "uniep/version.h"
-
-#if __has_include("train/train_command.h")
-#include "train/train_command.h"
-#define UNIEP_HAS_TRAIN_COMMAND 1
-#endif
 
 namespace uniep::cli {
 namespace {
@@ -97,9 +93,7 @@ int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream&
     add_schedule_command(app, action);
     add_info_command(app, action);
     add_trace_command(app, action);
-#ifdef UNIEP_HAS_TRAIN_COMMAND
     add_train_command(app, action);
-#endif
     require_command(app, arguments);
     std::reverse(arguments.begin(), arguments.end());  // the order in which CLI11 takes a vector
     int status = 0;
