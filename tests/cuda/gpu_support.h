@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -72,13 +73,29 @@ class Kernels {
   Kernels(int device, std::string folder) : store_(device), folder_(std::move(folder)) {}
 
   template <typename Arguments>
-  void run(const std::string& file, const char* function, const Launch& launch, Arguments arguments) {
-    KernelRequest request{file, function, {}};
-    if (file.find('/') == std::string::npos) request.text = read_text(folder_ + "/" + file);
+  void run(const std::string& file, const char* function, const Launch& launch, Arguments arguments,
+           const std::vector<std::string>& macros = kNoMacros) {
+    KernelRequest request{file, function, macros};
+    if (file.find('/') == std::string::npos) request.text = with_test_headers(read_text(folder_ + "/" + file));
     launch_kernel(store_.get(request, launch.shared_bytes), launch, &arguments, function);
   }
 
  private:
+  // NVRTC knows the embedded headers only: those of the tests are put in their place.
+  std::string with_test_headers(std::string text) const {
+    const std::string begin = "#include \"tests/cuda/";
+    for (size_t at = text.find(begin); at != std::string::npos; at = text.find(begin)) {
+      const size_t end = text.find('"', at + begin.size());
+      std::string header = read_text(folder_ + "/" + text.substr(at + begin.size(), end - at - begin.size()));
+      header.replace(header.find("#pragma once"), std::strlen("#pragma once"), "");
+      text.replace(at, end + 1 - at, header);
+    }
+    return text;
+  }
+
+  // ptx_kernels.cu is one source whose wgmma kernel has a size.
+  static inline const std::vector<std::string> kNoMacros = {"TEST_N=64", "TEST_MAJOR_A=0", "TEST_MAJOR_B=0"};
+
   KernelStore store_;
   std::string folder_;
 };

@@ -23,6 +23,12 @@ UNIEP_DEVICE uint32_t nanoseconds_low() {
   return time;
 }
 
+UNIEP_DEVICE uint64_t nanoseconds() {
+  uint64_t time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+  return time;
+}
+
 // True in exactly one lane of a converged warp.
 UNIEP_DEVICE bool elect_one() {
   uint32_t elected;

@@ -34,40 +34,52 @@ class SwigluEpilogue {
     }
   }
 
-  UNIEP_DEVICE void step(const WarpTile& /*next*/) {
-    if (columns_left_ > 0) {
-      const uint32_t up_strip = staging_ + kStripBytes;
-      const uint32_t a_strip = staging_ + 2 * kStripBytes;
-      put_strip(staging_, gate_[0], gate_[1], gate_[2], gate_[3]);
-      put_strip(up_strip, up_[0], up_[1], up_[2], up_[3]);
-      uint32_t a[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float prob = prob_[i % 2];
-        a[i] = pack_bfloat16(swiglu(unpack_low(gate_[i]), unpack_low(up_[i]), prob),
-                             swiglu(unpack_high(gate_[i]), unpack_high(up_[i]), prob));
-      }
-      put_strip(a_strip, a[0], a[1], a[2], a[3]);
-      __syncwarp();
-      const int32_t lane = static_cast<int32_t>(ptx::lane_index());
-      if (lane % 2 * kChunkColumns < columns_left_) {
-        const bool exists = lane / 2 < rows_;
-        if (z_ != nullptr) {
-          ptx::store_global_16(z_ + z_offset_, strip_values(staging_, exists));
-          ptx::store_global_16(z_ + z_offset_ + arguments_.n_extent, strip_values(up_strip, exists));
-        }
-        ptx::store_global_16(arguments_.activation + a_offset_, strip_values(a_strip, exists));
-      }
-      __syncwarp();
+  template <int kPhase>
+  UNIEP_DEVICE void phase(const WarpTile& /*next*/) {
+    static_assert(late_phases(kConfig) == 2, "compute, then write");
+    if constexpr (kPhase == 0) {
+      if (columns_left_ > 0) compute();
+    } else {
+      if (columns_left_ > 0) write();
+      columns_left_ -= kStripColumns;
+      z_offset_ += kStripColumns;
+      a_offset_ += kStripColumns;
+      rotate_registers<4>(gate_);
+      rotate_registers<4>(up_);
     }
-    columns_left_ -= kStripColumns;
-    z_offset_ += kStripColumns;
-    a_offset_ += kStripColumns;
-    rotate_registers<4>(gate_);
-    rotate_registers<4>(up_);
   }
 
  private:
+  UNIEP_DEVICE uint32_t up_strip() const { return staging_ + kStripBytes; }
+  UNIEP_DEVICE uint32_t a_strip() const { return staging_ + 2 * kStripBytes; }
+
+  UNIEP_DEVICE void compute() {
+    put_strip(staging_, gate_[0], gate_[1], gate_[2], gate_[3]);
+    put_strip(up_strip(), up_[0], up_[1], up_[2], up_[3]);
+    uint32_t a[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float prob = prob_[i % 2];
+      a[i] = pack_bfloat16(swiglu(unpack_low(gate_[i]), unpack_low(up_[i]), prob),
+                           swiglu(unpack_high(gate_[i]), unpack_high(up_[i]), prob));
+    }
+    put_strip(a_strip(), a[0], a[1], a[2], a[3]);
+    __syncwarp();
+  }
+
+  UNIEP_DEVICE void write() {
+    const int32_t lane = static_cast<int32_t>(ptx::lane_index());
+    if (lane % 2 * kChunkColumns < columns_left_) {
+      const bool exists = lane / 2 < rows_;
+      if (z_ != nullptr) {
+        ptx::store_global_16(z_ + z_offset_, strip_values(staging_, exists));
+        ptx::store_global_16(z_ + z_offset_ + arguments_.n_extent, strip_values(up_strip(), exists));
+      }
+      ptx::store_global_16(arguments_.activation + a_offset_, strip_values(a_strip(), exists));
+    }
+    __syncwarp();
+  }
+
   const GemmArguments& arguments_;
   BFloat16* const z_;
   const uint32_t staging_;

@@ -54,11 +54,11 @@ class Multiplier {
     static_assert(LateWork::kSteps == late_steps(kConfig), "the scheduler must know how many K blocks are needed");
     constexpr int kInterleaved = interleaved_blocks(kConfig);
     if (k_blocks == 0) {
-      steps<0>(late, tile);
+      steps<0>(d, late, tile);
       return;
     }
     if (kConfig.layout == Layout::kWgrad && k_blocks < kInterleaved) {
-      steps<0>(late, tile);
+      steps<0>(d, late, tile);
       multiply_block<true>(d);
       for (int32_t block = 1; block < k_blocks; ++block) multiply_block<false>(d);
     } else {
@@ -71,14 +71,23 @@ class Multiplier {
   }
 
  private:
+  template <int kPhase, bool kMultiply, typename LateWork>
+  UNIEP_DEVICE void phases(float (&d)[kCount], LateWork& late, const WarpTile& tile) {
+    if constexpr (kPhase < late_phases(kConfig)) {
+      if constexpr (kMultiply) multiply_block<false>(d);
+      late.template phase<kPhase>(tile);
+      phases<kPhase + 1, kMultiply>(d, late, tile);
+    }
+  }
+
   template <int kStep, typename LateWork>
-  UNIEP_DEVICE void steps(LateWork& late, const WarpTile& tile) {
+  UNIEP_DEVICE void steps(float (&d)[kCount], LateWork& late, const WarpTile& tile) {
     if constexpr (LateWork::kRolled) {
 #pragma unroll 1
-      for (int step = 0; step < LateWork::kSteps; ++step) late.step(tile);
+      for (int step = 0; step < LateWork::kSteps; ++step) phases<0, false>(d, late, tile);
     } else if constexpr (kStep < LateWork::kSteps) {
       late.template step<kStep>(tile);
-      steps<kStep + 1>(late, tile);
+      steps<kStep + 1>(d, late, tile);
     }
   }
 
@@ -87,11 +96,7 @@ class Multiplier {
     if constexpr (LateWork::kRolled) {
       multiply_block<true>(d);
 #pragma unroll 1
-      for (int step = 0; step < LateWork::kSteps; ++step) {
-#pragma unroll 1
-        for (int block = 0; block < kBlocksPerRolledStep; ++block) multiply_block<false>(d);
-        late.step(tile);
-      }
+      for (int step = 0; step < LateWork::kSteps; ++step) phases<0, true>(d, late, tile);
     } else if constexpr (kBlock < kInterleaved) {
       multiply_block<kBlock == 0>(d);
       if constexpr (LateWork::kSteps > 0) late.template step<kBlock>(tile);

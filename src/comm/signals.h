@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/symmetric_memory.h"
+#include "engine/cuda/device/signals.h"
+
+namespace uniep {
+
+// The flags at the start of a group's symmetric memory, each own rank's epoch (in device memory, so that captured
+// graphs replay) and its report of waits that ran out.
+class Signals {
+ public:
+  explicit Signals(SymmetricMemory& memory);
+  ~Signals();
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+  uint32_t* epoch(int own_rank) const { return state(own_rank).epoch; }
+  cuda::WaitReport* report(int own_rank) const { return state(own_rank).report; }
+  uint32_t generation() const { return generation_; }
+
+  // Throws uniep::Error (kTimeout) that names rank, peer and epochs if a wait of an own rank ran out. Waits for the
+  // device.
+  void check();
+
+  // After a time-out: agrees with all ranks on a new generation, in which all flags and epochs start again. Every rank
+  // must call it.
+  void recover();
+
+ private:
+  struct RankState {
+    int rank = 0;
+    uint32_t* epoch = nullptr;
+    cuda::WaitReport* report = nullptr;
+  };
+  const RankState& state(int own_rank) const;
+  void clear();
+
+  SymmetricMemory& memory_;
+  std::vector<RankState> states_;
+  uint32_t generation_ = 0;
+};
+
+}  // namespace uniep

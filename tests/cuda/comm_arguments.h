@@ -1,0 +1,27 @@
+#pragma once
+
+#include "engine/cuda/device/signals.h"
+
+// Arguments of comm_kernels.cu, for host and device.
+namespace uniep::cuda::test {
+
+constexpr int kMostTestRanks = 8;
+
+struct ExchangeArguments {
+  uint8_t* memory[kMostTestRanks][kMostTestRanks];  // [rank][peer]: how `rank` reaches `peer`
+  uint32_t* epoch[kMostTestRanks];
+  WaitReport* report[kMostTestRanks];
+  uint32_t* counters[kMostTestRanks];  // [2]: CTAs of the rank that have written, that have read
+  uint32_t* load[kMostTestRanks];      // traffic beside the exchange
+  unsigned long long* errors;
+  uint64_t limit_nanoseconds;
+  int32_t ranks;
+  int32_t first_rank;  // block b works for rank first_rank + b / ctas
+  int32_t ctas;        // a rank
+  int32_t iterations;
+  int32_t words;        // from each rank to each rank
+  int32_t load_words;
+  int32_t silent_rank;  // does not arrive in the last iteration; -1: none
+};
+
+}  // namespace uniep::cuda::test

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "engine/cuda/device/tensor_map.h"
+
+namespace uniep::cuda::test {
+
+struct PtxArguments {
+  TensorMap load;
+  TensorMap store;
+  const uint16_t* source;
+  uint16_t* target;
+  float* result;
+  uint32_t* words;
+  int32_t mode;
+};
+
+}  // namespace uniep::cuda::test
