@@ -9,16 +9,25 @@ if(NOT UNIEP_VERSION_LINE MATCHES "\"${PROJECT_VERSION}\"")
   message(FATAL_ERROR "version: project() says ${PROJECT_VERSION}, include/uniep/version.h says ${UNIEP_VERSION_LINE}")
 endif()
 
+# A build for other machines holds the C++ run-time library. Exceptions can not pass from one copy of it to another, so
+# the shared library then has the C API only.
+option(UNIEP_STATIC_RUNTIME "The program and the shared library bring their own C++ run-time library" OFF)
+if(UNIEP_STATIC_RUNTIME)
+  set(UNIEP_SYMBOLS ${CMAKE_CURRENT_LIST_DIR}/exported_c_symbols.map)
+else()
+  set(UNIEP_SYMBOLS ${CMAKE_CURRENT_LIST_DIR}/exported_symbols.map)
+endif()
+
 # The same objects as the static library's, so that one build gives both. The header is listed because a target needs a
 # source.
 add_library(uniep_shared SHARED ${PROJECT_SOURCE_DIR}/include/uniep/uniep.h)
 set_target_properties(uniep_shared PROPERTIES
   OUTPUT_NAME uniep LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
-  LINK_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/exported_symbols.map)
+  LINK_DEPENDS ${UNIEP_SYMBOLS})
 target_include_directories(uniep_shared INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                                   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_link_libraries(uniep_shared PRIVATE $<LINK_LIBRARY:WHOLE_ARCHIVE,uniep>)
-target_link_options(uniep_shared PRIVATE LINKER:--version-script=${CMAKE_CURRENT_LIST_DIR}/exported_symbols.map)
+target_link_options(uniep_shared PRIVATE LINKER:--version-script=${UNIEP_SYMBOLS})
 if(NOT UNIEP_SANITIZE)
   target_link_options(uniep_shared PRIVATE LINKER:--no-undefined)  # a sanitizer's symbols come from the program
 endif()
@@ -26,6 +35,15 @@ endif()
 # The C++ headers need it; C callers do not notice.
 target_compile_features(uniep PUBLIC cxx_std_20)
 target_compile_features(uniep_shared INTERFACE cxx_std_20)
+
+# What the run-time library holds and nobody calls goes: it may ask for a newer C library.
+if(UNIEP_STATIC_RUNTIME)
+  foreach(target uniep_shared uniep_command)
+    if(TARGET ${target})
+      target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc LINKER:--gc-sections)
+    endif()
+  endforeach()
+endif()
 
 set_target_properties(uniep PROPERTIES EXPORT_NAME static)
 set_target_properties(uniep_shared PROPERTIES EXPORT_NAME shared)

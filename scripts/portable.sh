@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 
 limit_mib=40
 newest_glibc=2.36 # of Debian 12
+mkdir -p build/portable
 version=$(sed -n 's/.*UNIEP_VERSION_STRING "\(.*\)"/\1/p' include/uniep/version.h)
 build=build/portable/build
 out=build/portable/uniep-$version-linux-$(uname -m)
@@ -15,9 +16,8 @@ fail() {
 }
 
 cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_LIBDIR=lib \
-  -DCMAKE_EXE_LINKER_FLAGS="-static-libstdc++ -static-libgcc" \
-  -DCMAKE_SHARED_LINKER_FLAGS="-static-libstdc++ -static-libgcc" \
-  -DUNIEP_BUILD_TESTS=OFF -DUNIEP_BUILD_BENCH=OFF -DUNIEP_BUILD_EXAMPLES=OFF > "$build.log" || fail "see $build.log"
+  -DUNIEP_STATIC_RUNTIME=ON -DUNIEP_BUILD_TESTS=OFF -DUNIEP_BUILD_BENCH=OFF -DUNIEP_BUILD_EXAMPLES=OFF \
+  > "$build.log" || fail "see $build.log"
 cmake --build "$build"
 rm -rf "$out"
 cmake --install "$build" --prefix "$out" --strip > "$build.log"
@@ -40,7 +40,7 @@ sed "s/@VERSION@/$version/; s/@GLIBC@/$oldest_glibc/" scripts/portable_readme.tx
 mib=$(du -sm "$out" | cut -f1)
 [ "$mib" -lt "$limit_mib" ] || fail "$out has $mib MiB; the limit is $limit_mib"
 tests/packaging/exported_symbols.sh "$out/lib/libuniep.so" "$out/lib/libuniep.a" "$out/include/uniep"
-CMAKE_GENERATOR=Ninja tests/packaging/find_package.sh cmake "$PWD/$build" examples/find_package > "$build.log" ||
+CMAKE_GENERATOR=Ninja tests/packaging/find_package.sh cmake "$PWD/$build" examples/find_package c_only > "$build.log" ||
   fail "see $build.log"
 
 # From a copy elsewhere, with nothing in the environment.

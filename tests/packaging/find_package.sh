@@ -1,10 +1,13 @@
 #!/bin/sh
-# find_package.sh CMAKE BUILD_FOLDER PROJECT
+# find_package.sh CMAKE BUILD_FOLDER PROJECT [c_only]
 # Installs the build, moves it elsewhere, and builds and runs a project that finds it there, with either library.
+# c_only: the shared library has the C API only.
 set -eu
 cmake=$1
 build=$2
 project=$3
+shared_programs="from_cpp from_c"
+[ $# -lt 4 ] || shared_programs=from_c
 folder=$(mktemp -d "$build/find_package.XXXXXX")
 trap 'rm -rf "$folder"' EXIT
 fail() {
@@ -19,11 +22,13 @@ package=$(dirname "$(find "$folder/installed" -name uniepConfig.cmake)")
 ! grep -rnF "$folder" "$package" || fail "the package names the folder that it was installed to"
 
 for shared in ON OFF; do
+  programs="from_cpp from_c"
+  [ $shared = OFF ] || programs=$shared_programs
   own=$folder/shared_$shared
   "$cmake" -S "$project" -B "$own" -Duniep_ROOT="$folder/installed" -DBUILD_SHARED_LIBS=$shared \
     -DCMAKE_BUILD_TYPE=Debug > "$own.log" || { cat "$own.log" >&2; fail "configuring failed"; }
-  "$cmake" --build "$own" > "$own.log" 2>&1 || { cat "$own.log" >&2; fail "building failed"; }
-  for program in from_cpp from_c; do
+  "$cmake" --build "$own" --target $programs > "$own.log" 2>&1 || { cat "$own.log" >&2; fail "building failed"; }
+  for program in $programs; do
     "$own/$program"
     if readelf -d "$own/$program" | grep -q 'NEEDED.*\[libuniep\.so\.'; then linked=ON; else linked=OFF; fi
     [ $linked = $shared ] || fail "$program: BUILD_SHARED_LIBS=$shared, but linked to the shared library: $linked"
