@@ -59,7 +59,7 @@ void check_sizes(const LayerOptions& options) {
                            options.shape.experts, options.ranks));
 }
 
-// What is wrong with the ids themselves, else nothing; `ids` gets them as int32.
+// Throws what is wrong with the ids of a file; `ids` gets them as int32.
 template <typename Id>
 void check_ids(const std::vector<Id>& file_ids, const LayerOptions& options, int64_t tokens,
                std::vector<int32_t>& ids) {

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 
@@ -140,6 +141,21 @@ class OutputFile {
   std::optional<io::AtomicFile> file_;
 };
 
+// Runs what is asked for and notes the times.
+std::vector<TracedCall> run_calls(const RunOptions& options, LayerRunner& runner, RunReport& report) {
+  const bool traced = !options.trace.empty();
+  std::vector<TracedCall> calls(options.backward ? 2 : 1);
+  calls[0].name = "forward";
+  report.forward_ms = timed(runner, options.repeat, traced ? &calls[0].events : nullptr,
+                            [&](std::vector<TileEvent>* events) { runner.forward(report.schedule, events); });
+  if (!options.backward) return calls;
+  calls[1].name = "backward";
+  report.backward_ms =
+      timed(runner, options.repeat, traced ? &calls[1].events : nullptr,
+            [&](std::vector<TileEvent>* events) { runner.backward(*report.schedule_backward, events); });
+  return calls;
+}
+
 int run(const RunOptions& options) {
   Group group = make_group(options);
   const bool json_to_stdout = options.json == "-";
@@ -160,24 +176,17 @@ int run(const RunOptions& options) {
   for (int rank = 0; rank < report.ranks; ++rank) report.rows_per_rank.push_back(runner.placement().rows(rank));
   report.bytes = bytes_moved(runner.placement(), report.schedule, report.config.numerics);
 
-  std::vector<TracedCall> calls;
-  const auto time_calls = [&](const char* name, auto&& call) {
-    TracedCall& traced = calls.emplace_back();
-    traced.name = name;
-    return timed(runner, options.repeat, options.trace.empty() ? nullptr : &traced.events, call);
-  };
-  report.forward_ms =
-      time_calls("forward", [&](std::vector<TileEvent>* events) { runner.forward(report.schedule, events); });
-  if (options.backward) {
-    report.backward_ms = time_calls(
-        "backward", [&](std::vector<TileEvent>* events) { runner.backward(*report.schedule_backward, events); });
+  std::optional<OutputTensors> out_file;
+  if (!options.out.empty()) {
+    const int64_t rows = std::accumulate(report.rows_per_rank.begin(), report.rows_per_rank.end(), int64_t{0});
+    naming_option("--out",
+                  [&] { out_file.emplace(options.out, report.config, data.all_tokens(), rows, options.backward); });
   }
 
+  const std::vector<TracedCall> calls = run_calls(options, runner, report);
   const LayerResult result = runner.result();
   report.checksums = checksums_of(result, options.backward);
-  if (!options.out.empty()) {
-    naming_option("--out", [&] { write_outputs(options.out, report.config, result, options.backward); });
-  }
+  if (out_file) naming_option("--out", [&] { out_file->write(result); });
   if (!options.trace.empty()) trace_file.write(trace_json(trace_title(report), calls));
   if (options.check) report.check = check_result(options, data, result);
 
