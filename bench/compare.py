@@ -13,6 +13,7 @@ import ctypes
 import json
 import math
 import statistics
+import time
 
 import torch
 
@@ -157,8 +158,11 @@ def main():
     parser.add_argument("--json")
     options = parser.parse_args()
     engine = Engine(options.library)
+    torch.zeros(1, device="cuda")
+    begin = time.perf_counter()
     if engine.lib.gemm_prepare() != 0:
         raise RuntimeError(engine.lib.gemm_error().decode())
+    print(f"compiled or loaded all default kernels in {time.perf_counter() - begin:.3f} s")
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     records = []
     print("shape     T     op               tune                 torch ms  ours ms   TFLOP/s torch  ours   ratio  differs")

@@ -37,9 +37,8 @@ struct GemmConfig {
   int outputs = 1;    // output addresses: 1, or one an expert (wgrad)
 };
 
-// Each math warp's private staging: one 16 x 64 bf16 block; for dSwiGLU two pairs (gate, up) of blocks of z.
+// Each math warp's private staging: a block of 16 x 64 bf16 values, or four strips of 16 x 16.
 constexpr int kStagingBlockBytes = 16 * 64 * 2;
-UNIEP_HOST_DEVICE constexpr int staging_blocks(const GemmConfig& config) { return config.epilogue == Epilogue::kSwigluGradient ? 4 : 1; }
 
 // What an epilogue leaves over for between the next tile's K blocks (see roles/epilogue.h): bf16 writes 64 columns after
 // each of the first K blocks. SwiGLU and dSwiGLU do 16 columns a step, in phases, one after each K block: the tensor
@@ -64,7 +63,7 @@ UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) { return (
 constexpr int kBarrierBytes = 1024;  // barriers and task records, and the alignment of the operands
 
 UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
-  return config.stages * stage_bytes(config) + kMathWarps * staging_blocks(config) * kStagingBlockBytes +
+  return config.stages * stage_bytes(config) + kMathWarps * kStagingBlockBytes +
          kCopyRingBytes + kBarrierBytes;
 }
 

@@ -45,10 +45,6 @@ UNIEP_DEVICE void put_fragment(uint32_t block, int32_t pair, uint32_t m0, uint32
   ptx::store_matrix_x4(fragment_address(block, pair), m0, m1, m2, m3);
 }
 
-UNIEP_DEVICE void get_fragment(uint32_t block, int32_t pair, uint32_t (&m)[4]) {
-  ptx::load_matrix_x4(fragment_address(block, pair), m[0], m[1], m[2], m[3]);
-}
-
 // 16 bytes of the target: row `row`, chunk `chunk`.
 template <bool kZeroPadding>
 UNIEP_DEVICE void write_chunk(ptx::Vector16 values, const BlockTarget& target, uint32_t row, uint32_t chunk) {
@@ -88,6 +84,11 @@ UNIEP_DEVICE void put_strip(uint32_t strip, uint32_t m0, uint32_t m1, uint32_t m
   ptx::store_matrix_x4(strip_chunk(strip, (lane & 7u) + (lane & 8u), lane >> 4), m0, m1, m2, m3);
 }
 
+UNIEP_DEVICE void get_strip(uint32_t strip, uint32_t (&m)[4]) {
+  const uint32_t lane = ptx::lane_index();
+  ptx::load_matrix_x4(strip_chunk(strip, (lane & 7u) + (lane & 8u), lane >> 4), m[0], m[1], m[2], m[3]);
+}
+
 // This lane's 16 bytes of a strip: row lane / 2, chunk lane % 2; zero where the row does not exist.
 UNIEP_DEVICE ptx::Vector16 zero_unless(ptx::Vector16 values, bool exists) {
 #pragma unroll
@@ -100,34 +101,12 @@ UNIEP_DEVICE ptx::Vector16 strip_values(uint32_t strip, bool exists) {
   return zero_unless(ptx::load_shared_16(strip_chunk(strip, lane / 2, lane % 2)), exists);
 }
 
-// The same of columns 16 pair .. 16 pair + 15 of a block.
-UNIEP_DEVICE ptx::Vector16 block_strip_values(uint32_t block, int32_t pair, bool exists) {
-  const uint32_t lane = ptx::lane_index();
-  return zero_unless(ptx::load_shared_16(block_chunk(block, lane / 2, 2 * pair + lane % 2)), exists);
-}
-
 // Moves register i + kBy to i: lets a rolled loop walk an array that must stay in registers. Rolled, because code that
 // is longer than the instruction cache costs more than the moves.
 template <int kBy, typename T, int kCount>
 UNIEP_DEVICE void rotate_registers(T (&values)[kCount]) {
 #pragma unroll
   for (int i = 0; i + kBy < kCount; ++i) values[i] = values[i + kBy];
-}
-
-// Fetches the block at `offset` elements of global memory in the background. Rows and columns that do not exist become
-// zero.
-UNIEP_DEVICE void fetch_block(uint32_t block, const BFloat16* base, int64_t offset, int64_t leading, int32_t rows,
-                              int32_t columns) {
-  const uint32_t lane = ptx::lane_index();
-  const uint32_t chunk = lane % 8;
-  const bool column_exists = static_cast<int32_t>(chunk * kChunkColumns) < columns;
-#pragma unroll
-  for (uint32_t step = 0; step < kBlockRows / 4; ++step) {
-    const uint32_t row = step * 4 + lane / 8;
-    const bool exists = column_exists && static_cast<int32_t>(row) < rows;
-    const BFloat16* source = exists ? base + offset + row * leading + chunk * kChunkColumns : base;
-    ptx::copy_async_16(block_chunk(block, row, chunk), source, exists);
-  }
 }
 
 }  // namespace uniep::cuda
