@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Runs clang-tidy (.clang-tidy says which checks) over src/, tests/ and examples/; any warning fails.
+#   scripts/tidy.sh BUILD_DIR    a configured build folder with compile_commands.json
+# A file that was clean is not looked at again until its preprocessed text, its flags or the checks change.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+build=${1:-}
+if [ ! -f "$build/compile_commands.json" ]; then
+  echo "usage: scripts/tidy.sh BUILD_DIR, with a compile_commands.json in it, not '$build'" >&2
+  exit 2
+fi
+export build clean=$build/tidy
+export checks=$({ clang-tidy --version; cat .clang-tidy; } | sha256sum)
+mkdir -p "$clean"
+
+tidy() {
+  local file=$1 command=$2 text key log
+  text=$(eval "${command% -o *} -E '$file'" | sha256sum)
+  key=$(echo "$checks $command $text" | sha256sum | cut -d' ' -f1)
+  [ -e "$clean/$key" ] && return 0
+  log=$(mktemp "$clean/log.XXXXXX")
+  if clang-tidy -p "$build" --quiet "$file" >"$log" 2>/dev/null; then
+    rm "$log"
+    touch "$clean/$key"
+  else
+    cat "$log"
+    rm "$log"
+    return 1
+  fi
+}
+export -f tidy
+
+# One line a file: its name, a tab, and how it is compiled, without the JSON's escapes.
+sed -n -e 's/^ *"command": "\(.*\)",\?$/\1/; t command' -e 's/^ *"file": "\(.*\)",\?$/\1/; t file' -e d \
+  -e ':command; h; d' -e ':file; G; s/\n/\t/; s/\\\(.\)/\1/g; p' "$build/compile_commands.json" |
+  grep -E "^$PWD/(src|tests|examples)/[^	]*\.cpp	" | sort -u -t'	' -k1,1 |
+  tr '\t\n' '\0\0' | xargs -0 -n 2 -P "$(nproc)" bash -o pipefail -ec 'tidy "$1" "$2"' tidy
