@@ -37,8 +37,11 @@ struct GemmConfig {
   int outputs = 1;    // output addresses: 1, or one an expert (wgrad)
 };
 
-// Each math warp's private staging: a block of 16 x 64 bf16 values, or four strips of 16 x 16.
+// Each math warp's private staging: a block of 16 x 64 bf16 values, or strips of 16 x 16; dSwiGLU has five of these.
 constexpr int kStagingBlockBytes = 16 * 64 * 2;
+UNIEP_HOST_DEVICE constexpr int staging_bytes(const GemmConfig& config) {
+  return config.epilogue == Epilogue::kSwigluGradient ? 5 * 16 * 16 * 2 : kStagingBlockBytes;
+}
 
 // What an epilogue leaves over for between the next tile's K blocks (see roles/epilogue.h): bf16 writes 64 columns after
 // each of the first K blocks. SwiGLU and dSwiGLU do 16 columns a step, in phases, one after each K block: the tensor
@@ -63,7 +66,7 @@ UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) { return (
 constexpr int kBarrierBytes = 1024;  // barriers and task records, and the alignment of the operands
 
 UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
-  return config.stages * stage_bytes(config) + kMathWarps * kStagingBlockBytes +
+  return config.stages * stage_bytes(config) + kMathWarps * staging_bytes(config) +
          kCopyRingBytes + kBarrierBytes;
 }
 

@@ -12,7 +12,7 @@ struct alignas(1024) SharedStorage {
 
   alignas(1024) uint8_t a[kConfig.stages][kOperandABytes];
   alignas(1024) uint8_t b[kConfig.stages][kOperandBBytes];
-  alignas(1024) uint8_t staging[kMathWarps][kStagingBlockBytes];
+  alignas(1024) uint8_t staging[kMathWarps][staging_bytes(kConfig)];
   alignas(128) uint8_t copy_ring[kCopyRingBytes];
   uint64_t full[kConfig.stages];
   uint64_t empty[kConfig.stages];

@@ -15,8 +15,8 @@ UNIEP_DEVICE float copy_opaquely(float value) {
 // FC2's dgrad: from da (fp32, the accumulators) and z: a again, dz, and dprob's sums of 64 columns.
 //
 // All of it is late work, in strips of 16 columns, from a copy of the accumulators: that needs a tile of 128 columns.
-// z arrives strip by strip in a ring of two slots (gate and up), fetched two strips ahead, across tiles; dz and a leave
-// through the same slots. A tile that does not exist lies beyond the last column: nothing of it is read or written,
+// z arrives strip by strip in a ring of two slots (gate and up), fetched two strips ahead, across tiles; dz leaves through
+// the same slots, a through a strip of its own. A tile that does not exist lies beyond the last column: nothing of it is read or written,
 // without a branch around the accumulators.
 template <GemmConfig kConfig>
 class SwigluGradientEpilogue {
@@ -28,7 +28,7 @@ class SwigluGradientEpilogue {
   static constexpr bool kRolled = true;
   static_assert(kSteps % kStripsInChunk == 0, "a tile holds whole chunks of dprob's sum");
   static_assert(kSteps % kSlots == 0, "a tile begins at the ring's first slot");
-  static_assert(2 * kSlots * kStripBytes <= kStagingBlockBytes, "the ring is the warp's staging");
+  static_assert((2 * kSlots + 1) * kStripBytes <= staging_bytes(kConfig), "the ring and a's strip are the staging");
 
   UNIEP_DEVICE SwigluGradientEpilogue(const GemmArguments& arguments, void* const* outputs, uint32_t staging)
       : arguments_(arguments), dz_(static_cast<BFloat16*>(outputs[0])), staging_(staging) {}
@@ -39,7 +39,7 @@ class SwigluGradientEpilogue {
     static_assert(late_phases(kConfig) == 3, "compute twice, then write");
     if constexpr (kPhase == 0) begin_strip();
     if constexpr (kPhase < 2) {
-      compute<2 * kPhase>();
+      compute<kPhase>();
     } else {
       write();
       if (strip_ % kStripsInChunk == kStripsInChunk - 1) write_prob_sum();
@@ -69,6 +69,7 @@ class SwigluGradientEpilogue {
  private:
   UNIEP_DEVICE uint32_t gate_strip() const { return staging_ + strip_ % kSlots * (2 * kStripBytes); }
   UNIEP_DEVICE uint32_t up_strip() const { return gate_strip() + kStripBytes; }
+  UNIEP_DEVICE uint32_t a_strip() const { return staging_ + kSlots * (2 * kStripBytes); }
 
   // Where this lane's 16 bytes of the tile's first strip are, in elements.
   UNIEP_DEVICE static int64_t lane_offset(const WarpTile& tile, int64_t leading) {
@@ -80,46 +81,46 @@ class SwigluGradientEpilogue {
     ptx::copy_async_wait<kSlots - 1>();
     __syncwarp();
     if (strip_ % kStripsInChunk == 0) prob_sum_[0] = prob_sum_[1] = 0.0f;
-    get_strip(gate_strip(), gate_);
-    get_strip(up_strip(), up_);
   }
 
-  // Fragments kFirst and kFirst + 1 (this thread's upper and lower row) of the strip; z becomes dz in place.
-  template <int kFirst>
+  // 8 columns of the strip; z becomes dz in place. Loads its operands and stores its results: arithmetic on registers
+  // alone is moved by the compiler in between the products of a block, which then start late.
+  template <uint32_t kHalf>
   UNIEP_DEVICE void compute() {
+    uint32_t gates[2];
+    uint32_t ups[2];
+    uint32_t a[2];
+    uint32_t dz_gate[2];
+    uint32_t dz_up[2];
+    get_half_strip(gate_strip(), kHalf, gates);
+    get_half_strip(up_strip(), kHalf, ups);
+    __syncwarp();
 #pragma unroll
-    for (int i = kFirst; i < kFirst + 2; ++i) {
-      const float prob = prob_[i % 2];
-      const SwigluGradient low = swiglu_gradient(unpack_low(gate_[i]), unpack_low(up_[i]), prob, da_[2 * i]);
-      const SwigluGradient high = swiglu_gradient(unpack_high(gate_[i]), unpack_high(up_[i]), prob, da_[2 * i + 1]);
-      activation_[i] = pack_bfloat16(low.activation, high.activation);
-      gate_[i] = pack_bfloat16(low.gate, high.gate);
-      up_[i] = pack_bfloat16(low.up, high.up);
-      prob_sum_[i % 2] = add(add(prob_sum_[i % 2], low.prob_term), high.prob_term);
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t gate = gates[i];
+      const uint32_t up = ups[i];
+      const float* const da = da_ + 4 * kHalf + 2 * i;
+      const SwigluGradient low = swiglu_gradient(unpack_low(gate), unpack_low(up), prob_[i], da[0]);
+      const SwigluGradient high = swiglu_gradient(unpack_high(gate), unpack_high(up), prob_[i], da[1]);
+      a[i] = pack_bfloat16(low.activation, high.activation);
+      dz_gate[i] = pack_bfloat16(low.gate, high.gate);
+      dz_up[i] = pack_bfloat16(low.up, high.up);
+      prob_sum_[i] = add(add(prob_sum_[i], low.prob_term), high.prob_term);
     }
+    put_half_strip(a_strip(), kHalf, a[0], a[1]);
+    put_half_strip(gate_strip(), kHalf, dz_gate[0], dz_gate[1]);
+    put_half_strip(up_strip(), kHalf, dz_up[0], dz_up[1]);
   }
 
   UNIEP_DEVICE void write() {
-    const uint32_t gates = gate_strip();
-    const uint32_t ups = up_strip();
-    __syncwarp();
-    put_strip(gates, gate_[0], gate_[1], gate_[2], gate_[3]);
-    put_strip(ups, up_[0], up_[1], up_[2], up_[3]);
     __syncwarp();
     const int32_t lane = static_cast<int32_t>(ptx::lane_index());
-    const bool column_exists = lane % 2 * kChunkColumns < columns_left_;
-    const bool row_exists = lane / 2 < rows_;
-    const ptx::Vector16 dz_gate = strip_values(gates, row_exists);
-    const ptx::Vector16 dz_up = strip_values(ups, row_exists);
-    __syncwarp();
-    put_strip(gates, activation_[0], activation_[1], activation_[2], activation_[3]);
-    if (column_exists) {
-      ptx::store_global_16(dz_ + z_offset_, dz_gate);
-      ptx::store_global_16(dz_ + z_offset_ + arguments_.n_extent, dz_up);
+    if (lane % 2 * kChunkColumns < columns_left_) {
+      const bool exists = lane / 2 < rows_;
+      ptx::store_global_16(dz_ + z_offset_, strip_values(gate_strip(), exists));
+      ptx::store_global_16(dz_ + z_offset_ + arguments_.n_extent, strip_values(up_strip(), exists));
+      ptx::store_global_16(arguments_.activation + a_offset_, strip_values(a_strip(), exists));
     }
-    __syncwarp();
-    const ptx::Vector16 activation = strip_values(gates, row_exists);
-    if (column_exists) ptx::store_global_16(arguments_.activation + a_offset_, activation);
     __syncwarp();
   }
 
@@ -167,9 +168,6 @@ class SwigluGradientEpilogue {
   int64_t sum_offset_ = 0;
   float prob_[2] = {};
   float prob_sum_[2] = {};
-  uint32_t gate_[4];  // the strip's fragments of z, then of dz
-  uint32_t up_[4];
-  uint32_t activation_[4];
   float da_[kCount];
 };
 

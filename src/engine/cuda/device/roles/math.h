@@ -44,6 +44,7 @@ class Multiplier {
 
   UNIEP_DEVICE Multiplier(SharedStorage<kConfig>& shared, int32_t warpgroup)
       : shared_(shared),
+        warpgroup_(warpgroup),
         a_base_(operand_descriptor<kMajorA<kConfig>>(ptx::shared_address(shared.a[0]) + warpgroup * kBoxBytes)),
         b_base_(operand_descriptor<kMajorB<kConfig>>(ptx::shared_address(shared.b[0]))) {}
 
@@ -62,8 +63,13 @@ class Multiplier {
       multiply_block<true>(d);
       for (int32_t block = 1; block < k_blocks; ++block) multiply_block<false>(d);
     } else {
-      interleave<0, kInterleaved>(d, late, tile);
-      for (int32_t block = kInterleaved; block < k_blocks; ++block) multiply_block<false>(d);
+      int32_t block = kInterleaved;
+      if constexpr (LateWork::kRolled) {
+        block = spread(k_blocks, d, late, tile);
+      } else {
+        interleave<0, kInterleaved>(d, late, tile);
+      }
+      for (; block < k_blocks; ++block) multiply_block<false>(d);
     }
     wgmma_wait<0>();
     pin_registers(d);
@@ -71,12 +77,34 @@ class Multiplier {
   }
 
  private:
+  // Spreads the phases evenly over the K blocks, the second warpgroup's halfway between the first one's: while one
+  // computes, the other keeps the tensor cores busy. Returns how many K blocks that took.
+  template <typename LateWork>
+  UNIEP_DEVICE int32_t spread(int32_t k_blocks, float (&d)[kCount], LateWork& late, const WarpTile& tile) {
+    constexpr int32_t kPhases = late_phases(kConfig) * LateWork::kSteps;
+    const int32_t spacing = (k_blocks - 1) / kPhases;
+    const int32_t offset = spacing > 1 && warpgroup_ == 1 ? spacing / 2 - spacing : 0;
+    multiply_block<true>(d);
+#pragma unroll 1
+    for (int step = 0; step < LateWork::kSteps; ++step) {
+      phases<0, true>(d, late, tile, step == 0 ? spacing + offset : spacing, spacing);
+    }
+    return 1 + kPhases * spacing + offset;
+  }
+
+  // One step of late work; `first` and `others`: K blocks before its first phase and before each other one, at least 1.
   template <int kPhase, bool kMultiply, typename LateWork>
-  UNIEP_DEVICE void phases(float (&d)[kCount], LateWork& late, const WarpTile& tile) {
+  UNIEP_DEVICE void phases(float (&d)[kCount], LateWork& late, const WarpTile& tile, int32_t first, int32_t others) {
     if constexpr (kPhase < late_phases(kConfig)) {
-      if constexpr (kMultiply) multiply_block<false>(d);
+      if constexpr (kMultiply) {
+        int32_t left = kPhase == 0 ? first : others;
+#pragma unroll 1
+        do {
+          multiply_block<false>(d);
+        } while (--left > 0);
+      }
       late.template phase<kPhase>(tile);
-      phases<kPhase + 1, kMultiply>(d, late, tile);
+      phases<kPhase + 1, kMultiply>(d, late, tile, first, others);
     }
   }
 
@@ -84,7 +112,7 @@ class Multiplier {
   UNIEP_DEVICE void steps(float (&d)[kCount], LateWork& late, const WarpTile& tile) {
     if constexpr (LateWork::kRolled) {
 #pragma unroll 1
-      for (int step = 0; step < LateWork::kSteps; ++step) phases<0, false>(d, late, tile);
+      for (int step = 0; step < LateWork::kSteps; ++step) phases<0, false>(d, late, tile, 0, 0);
     } else if constexpr (kStep < LateWork::kSteps) {
       late.template step<kStep>(tile);
       steps<kStep + 1>(d, late, tile);
@@ -93,11 +121,7 @@ class Multiplier {
 
   template <int kBlock, int kInterleaved, typename LateWork>
   UNIEP_DEVICE void interleave(float (&d)[kCount], LateWork& late, const WarpTile& tile) {
-    if constexpr (LateWork::kRolled) {
-      multiply_block<true>(d);
-#pragma unroll 1
-      for (int step = 0; step < LateWork::kSteps; ++step) phases<0, true>(d, late, tile);
-    } else if constexpr (kBlock < kInterleaved) {
+    if constexpr (kBlock < kInterleaved) {
       multiply_block<kBlock == 0>(d);
       if constexpr (LateWork::kSteps > 0) late.template step<kBlock>(tile);
       interleave<kBlock + 1, kInterleaved>(d, late, tile);
@@ -130,6 +154,7 @@ class Multiplier {
   }
 
   SharedStorage<kConfig>& shared_;
+  const int32_t warpgroup_;
   const uint64_t a_base_;
   const uint64_t b_base_;
   StageCursor<kConfig.stages> cursor_;
