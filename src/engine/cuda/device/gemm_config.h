@@ -44,21 +44,16 @@ UNIEP_HOST_DEVICE constexpr int staging_bytes(const GemmConfig& config) {
 }
 
 // What an epilogue leaves over for between the next tile's K blocks (see roles/epilogue.h): bf16 writes 64 columns after
-// each of the first K blocks. SwiGLU and dSwiGLU do 16 columns a step, in phases, one after each K block: the tensor
-// cores have one K block to work on meanwhile, and a phase should not take longer.
+// each of the first K blocks; SwiGLU and dSwiGLU do 16 columns a step, spread over all K blocks.
 UNIEP_HOST_DEVICE constexpr int late_steps(const GemmConfig& config) {
   if (config.epilogue == Epilogue::kBFloat16) return config.tile_n / 64;
   if (config.epilogue == Epilogue::kSwiglu) return config.tile_n / 2 / 16;
   return config.epilogue == Epilogue::kSwigluGradient ? config.tile_n / 16 : 0;
 }
-UNIEP_HOST_DEVICE constexpr int late_phases(const GemmConfig& config) {
-  if (config.epilogue == Epilogue::kSwiglu) return 2;
-  return config.epilogue == Epilogue::kSwigluGradient ? 3 : 1;
-}
-// The K blocks that this takes. Forward and dgrad run at least that many: beyond K both operands are read as zero.
+// The fewest K blocks that this takes. Forward and dgrad run at least that many: beyond K both operands are read as zero.
 UNIEP_HOST_DEVICE constexpr int interleaved_blocks(const GemmConfig& config) {
   if (config.epilogue == Epilogue::kBFloat16) return late_steps(config);
-  return 1 + late_phases(config) * late_steps(config);
+  return 1 + late_steps(config);
 }
 
 UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) { return (kTileM + config.tile_n) * kTileK * 2; }

@@ -11,19 +11,11 @@ UNIEP_DEVICE void store_matrix_x4(uint32_t address, uint32_t m0, uint32_t m1, ui
                : "memory");
 }
 
-UNIEP_DEVICE void store_matrix_x2(uint32_t address, uint32_t m0, uint32_t m1) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(m0), "r"(m1) : "memory");
-}
-
 UNIEP_DEVICE void load_matrix_x4(uint32_t address, uint32_t& m0, uint32_t& m1, uint32_t& m2, uint32_t& m3) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m0), "=r"(m1), "=r"(m2), "=r"(m3)
                : "r"(address)
                : "memory");
-}
-
-UNIEP_DEVICE void load_matrix_x2(uint32_t address, uint32_t& m0, uint32_t& m1) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(m0), "=r"(m1) : "r"(address) : "memory");
 }
 
 }  // namespace uniep::cuda::ptx

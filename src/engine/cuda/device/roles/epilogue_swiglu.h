@@ -34,19 +34,16 @@ class SwigluEpilogue {
     }
   }
 
-  template <int kPhase>
-  UNIEP_DEVICE void phase(const WarpTile& /*next*/) {
-    static_assert(late_phases(kConfig) == 2, "compute, then write");
-    if constexpr (kPhase == 0) {
-      if (columns_left_ > 0) compute();
-    } else {
-      if (columns_left_ > 0) write();
-      columns_left_ -= kStripColumns;
-      z_offset_ += kStripColumns;
-      a_offset_ += kStripColumns;
-      rotate_registers<4>(gate_);
-      rotate_registers<4>(up_);
+  UNIEP_DEVICE void step(const WarpTile& /*next*/) {
+    if (columns_left_ > 0) {
+      compute();
+      write();
     }
+    columns_left_ -= kStripColumns;
+    z_offset_ += kStripColumns;
+    a_offset_ += kStripColumns;
+    rotate_registers<4>(gate_);
+    rotate_registers<4>(up_);
   }
 
  private:

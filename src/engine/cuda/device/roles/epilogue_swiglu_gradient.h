@@ -34,22 +34,16 @@ class SwigluGradientEpilogue {
       : arguments_(arguments), dz_(static_cast<BFloat16*>(outputs[0])), staging_(staging) {}
 
   // Between the K blocks of `next`.
-  template <int kPhase>
-  UNIEP_DEVICE void phase(const WarpTile& next) {
-    static_assert(late_phases(kConfig) == 3, "compute twice, then write");
-    if constexpr (kPhase == 0) begin_strip();
-    if constexpr (kPhase < 2) {
-      compute<kPhase>();
-    } else {
-      write();
-      if (strip_ % kStripsInChunk == kStripsInChunk - 1) write_prob_sum();
-      fetch_ahead(next);
-      columns_left_ -= kStripColumns;
-      z_offset_ += kStripColumns;
-      a_offset_ += kStripColumns;
-      ++strip_;
-      rotate_registers<8>(da_);
-    }
+  UNIEP_DEVICE void step(const WarpTile& next) {
+    compute();
+    write();
+    if (strip_ % kStripsInChunk == kStripsInChunk - 1) write_prob_sum();
+    fetch_ahead(next);
+    columns_left_ -= kStripColumns;
+    z_offset_ += kStripColumns;
+    a_offset_ += kStripColumns;
+    ++strip_;
+    rotate_registers<8>(da_);
   }
 
   UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount]) {
@@ -77,39 +71,30 @@ class SwigluGradientEpilogue {
     return (tile.row + lane / 2) * leading + tile.column + lane % 2 * kChunkColumns;
   }
 
-  UNIEP_DEVICE void begin_strip() {
+  // z becomes dz in place.
+  UNIEP_DEVICE void compute() {
     ptx::copy_async_wait<kSlots - 1>();
     __syncwarp();
     if (strip_ % kStripsInChunk == 0) prob_sum_[0] = prob_sum_[1] = 0.0f;
-  }
-
-  // 8 columns of the strip; z becomes dz in place. Loads its operands and stores its results: arithmetic on registers
-  // alone is moved by the compiler in between the products of a block, which then start late.
-  template <uint32_t kHalf>
-  UNIEP_DEVICE void compute() {
-    uint32_t gates[2];
-    uint32_t ups[2];
-    uint32_t a[2];
-    uint32_t dz_gate[2];
-    uint32_t dz_up[2];
-    get_half_strip(gate_strip(), kHalf, gates);
-    get_half_strip(up_strip(), kHalf, ups);
+    uint32_t gate[4];
+    uint32_t up[4];
+    uint32_t a[4];
+    get_strip(gate_strip(), gate);
+    get_strip(up_strip(), up);
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t gate = gates[i];
-      const uint32_t up = ups[i];
-      const float* const da = da_ + 4 * kHalf + 2 * i;
-      const SwigluGradient low = swiglu_gradient(unpack_low(gate), unpack_low(up), prob_[i], da[0]);
-      const SwigluGradient high = swiglu_gradient(unpack_high(gate), unpack_high(up), prob_[i], da[1]);
+    for (int i = 0; i < 4; ++i) {
+      const float prob = prob_[i % 2];
+      const SwigluGradient low = swiglu_gradient(unpack_low(gate[i]), unpack_low(up[i]), prob, da_[2 * i]);
+      const SwigluGradient high = swiglu_gradient(unpack_high(gate[i]), unpack_high(up[i]), prob, da_[2 * i + 1]);
       a[i] = pack_bfloat16(low.activation, high.activation);
-      dz_gate[i] = pack_bfloat16(low.gate, high.gate);
-      dz_up[i] = pack_bfloat16(low.up, high.up);
-      prob_sum_[i] = add(add(prob_sum_[i], low.prob_term), high.prob_term);
+      gate[i] = pack_bfloat16(low.gate, high.gate);
+      up[i] = pack_bfloat16(low.up, high.up);
+      prob_sum_[i % 2] = add(add(prob_sum_[i % 2], low.prob_term), high.prob_term);
     }
-    put_half_strip(a_strip(), kHalf, a[0], a[1]);
-    put_half_strip(gate_strip(), kHalf, dz_gate[0], dz_gate[1]);
-    put_half_strip(up_strip(), kHalf, dz_up[0], dz_up[1]);
+    put_strip(a_strip(), a[0], a[1], a[2], a[3]);
+    put_strip(gate_strip(), gate[0], gate[1], gate[2], gate[3]);
+    put_strip(up_strip(), up[0], up[1], up[2], up[3]);
   }
 
   UNIEP_DEVICE void write() {

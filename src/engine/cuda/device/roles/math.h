@@ -55,11 +55,11 @@ class Multiplier {
     static_assert(LateWork::kSteps == late_steps(kConfig), "the scheduler must know how many K blocks are needed");
     constexpr int kInterleaved = interleaved_blocks(kConfig);
     if (k_blocks == 0) {
-      steps<0>(d, late, tile);
+      steps<0>(late, tile);
       return;
     }
     if (kConfig.layout == Layout::kWgrad && k_blocks < kInterleaved) {
-      steps<0>(d, late, tile);
+      steps<0>(late, tile);
       multiply_block<true>(d);
       for (int32_t block = 1; block < k_blocks; ++block) multiply_block<false>(d);
     } else {
@@ -77,45 +77,34 @@ class Multiplier {
   }
 
  private:
-  // Spreads the phases evenly over the K blocks, the second warpgroup's halfway between the first one's: while one
+  // Spreads the steps evenly over the K blocks, the second warpgroup's halfway between the first one's: while one
   // computes, the other keeps the tensor cores busy. Returns how many K blocks that took.
   template <typename LateWork>
   UNIEP_DEVICE int32_t spread(int32_t k_blocks, float (&d)[kCount], LateWork& late, const WarpTile& tile) {
-    constexpr int32_t kPhases = late_phases(kConfig) * LateWork::kSteps;
-    const int32_t spacing = (k_blocks - 1) / kPhases;
-    const int32_t offset = spacing > 1 && warpgroup_ == 1 ? spacing / 2 - spacing : 0;
+    const int32_t spacing = (k_blocks - 1) / LateWork::kSteps;
+    const int32_t first = spacing > 1 && warpgroup_ == 1 ? spacing / 2 : spacing;
     multiply_block<true>(d);
+    int32_t left = first;
 #pragma unroll 1
     for (int step = 0; step < LateWork::kSteps; ++step) {
-      phases<0, true>(d, late, tile, step == 0 ? spacing + offset : spacing, spacing);
-    }
-    return 1 + kPhases * spacing + offset;
-  }
-
-  // One step of late work; `first` and `others`: K blocks before its first phase and before each other one, at least 1.
-  template <int kPhase, bool kMultiply, typename LateWork>
-  UNIEP_DEVICE void phases(float (&d)[kCount], LateWork& late, const WarpTile& tile, int32_t first, int32_t others) {
-    if constexpr (kPhase < late_phases(kConfig)) {
-      if constexpr (kMultiply) {
-        int32_t left = kPhase == 0 ? first : others;
 #pragma unroll 1
-        do {
-          multiply_block<false>(d);
-        } while (--left > 0);
-      }
-      late.template phase<kPhase>(tile);
-      phases<kPhase + 1, kMultiply>(d, late, tile, first, others);
+      do {
+        multiply_block<false>(d);
+      } while (--left > 0);
+      late.step(tile);
+      left = spacing;
     }
+    return 1 + LateWork::kSteps * spacing + first - spacing;
   }
 
   template <int kStep, typename LateWork>
-  UNIEP_DEVICE void steps(float (&d)[kCount], LateWork& late, const WarpTile& tile) {
+  UNIEP_DEVICE void steps(LateWork& late, const WarpTile& tile) {
     if constexpr (LateWork::kRolled) {
 #pragma unroll 1
-      for (int step = 0; step < LateWork::kSteps; ++step) phases<0, false>(d, late, tile, 0, 0);
+      for (int step = 0; step < LateWork::kSteps; ++step) late.step(tile);
     } else if constexpr (kStep < LateWork::kSteps) {
       late.template step<kStep>(tile);
-      steps<kStep + 1>(d, late, tile);
+      steps<kStep + 1>(late, tile);
     }
   }
 

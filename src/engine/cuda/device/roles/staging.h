@@ -84,13 +84,9 @@ UNIEP_DEVICE void put_strip(uint32_t strip, uint32_t m0, uint32_t m1, uint32_t m
   ptx::store_matrix_x4(strip_chunk(strip, (lane & 7u) + (lane & 8u), lane >> 4), m0, m1, m2, m3);
 }
 
-// Columns 8 half .. 8 half + 7 of a strip: m0 this thread's upper row, m1 its lower one.
-UNIEP_DEVICE void put_half_strip(uint32_t strip, uint32_t half, uint32_t m0, uint32_t m1) {
-  ptx::store_matrix_x2(strip_chunk(strip, ptx::lane_index() & 15u, half), m0, m1);
-}
-
-UNIEP_DEVICE void get_half_strip(uint32_t strip, uint32_t half, uint32_t (&m)[2]) {
-  ptx::load_matrix_x2(strip_chunk(strip, ptx::lane_index() & 15u, half), m[0], m[1]);
+UNIEP_DEVICE void get_strip(uint32_t strip, uint32_t (&m)[4]) {
+  const uint32_t lane = ptx::lane_index();
+  ptx::load_matrix_x4(strip_chunk(strip, (lane & 7u) + (lane & 8u), lane >> 4), m[0], m[1], m[2], m[3]);
 }
 
 // This lane's 16 bytes of a strip: row lane / 2, chunk lane % 2; zero where the row does not exist.
