@@ -32,7 +32,9 @@ uniep::ExpertRows expert_rows(int experts, long long rows, const int* start, con
 
 extern "C" {
 
-const char* gemm_error() { return last_error.c_str(); }
+const char* gemm_error() {
+  return last_error.c_str();
+}
 
 void gemm_tune(int tile_n, int stages, int cluster, int raster, int sms) {
   tuning = {tile_n, stages, cluster, raster, sms};

@@ -93,8 +93,8 @@ std::unique_ptr<SymmetricMemory> make_local_symmetric_memory(const std::vector<i
   const int count = cuda::device_count();
   for (const int device : devices) {
     if (device < 0 || device >= count) {
-      throw Error(Status::kInvalidArgument, "device " + std::to_string(device) + " does not exist: there are " +
-                                                std::to_string(count));
+      throw Error(Status::kInvalidArgument,
+                  "device " + std::to_string(device) + " does not exist: there are " + std::to_string(count));
     }
   }
   return std::make_unique<LocalMemory>(devices, bytes);

@@ -17,8 +17,8 @@ Nccl load_nccl() {
   library.bind(table.error_string, "ncclGetErrorString");
   table.get_version(&table.version);
   if (table.version < kOldestVersion) {
-    throw Error(Status::kUnsupported, "NCCL " + std::to_string(table.version) +
-                                          " has no symmetric windows: version 2.28 or later is needed");
+    throw Error(Status::kUnsupported,
+                "NCCL " + std::to_string(table.version) + " has no symmetric windows: version 2.28 or later is needed");
   }
   library.bind(table.get_unique_id, "ncclGetUniqueId");
   library.bind(table.init_rank, "ncclCommInitRank");

@@ -36,9 +36,9 @@ class NcclMemory final : public SymmetricMemory {
       check_nccl(nccl().memory_allocate(&own_, static_cast<size_t>(bytes_)), "ncclMemAlloc");
       check(driver().cuMemsetD8Async(own(), 0, static_cast<size_t>(bytes_), nullptr), "clearing symmetric memory");
       check(driver().cuCtxSynchronize(), "clearing symmetric memory");
-      check_nccl(nccl().register_window(communicator_, own_, static_cast<size_t>(bytes_), &window_,
-                                        Nccl::kSymmetricWindow),
-                 "ncclCommWindowRegister");
+      check_nccl(
+          nccl().register_window(communicator_, own_, static_cast<size_t>(bytes_), &window_, Nccl::kSymmetricWindow),
+          "ncclCommWindowRegister");
       if (window_ == nullptr) {
         throw Error(Status::kUnsupported, "NCCL gave no symmetric window: are all ranks within NVLink's reach?");
       }
@@ -88,8 +88,8 @@ class NcclMemory final : public SymmetricMemory {
     } else if (bootstrap.unique_id.size() == sizeof(id.bytes)) {
       std::memcpy(id.bytes, bootstrap.unique_id.data(), sizeof(id.bytes));
     } else {
-      throw Error(Status::kInvalidArgument, "unique_id has " + std::to_string(bootstrap.unique_id.size()) +
-                                                " bytes: ncclGetUniqueId gives 128");
+      throw Error(Status::kInvalidArgument,
+                  "unique_id has " + std::to_string(bootstrap.unique_id.size()) + " bytes: ncclGetUniqueId gives 128");
     }
     check_nccl(nccl().init_rank(&communicator_, ranks_, id, rank_), "ncclCommInitRank");
     owns_communicator_ = true;

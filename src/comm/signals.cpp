@@ -15,7 +15,9 @@ struct RankMemory {
   uint32_t epoch;
 };
 
-CUdeviceptr pointer(const void* address) { return reinterpret_cast<CUdeviceptr>(address); }
+CUdeviceptr pointer(const void* address) {
+  return reinterpret_cast<CUdeviceptr>(address);
+}
 
 }  // namespace
 
@@ -54,9 +56,9 @@ void Signals::clear() {
   for (const RankState& own : states_) {
     const ScopedDevice scope(memory_.device(own.rank));
     cuda::check(driver().cuMemsetD8Async(pointer(own.report), 0, sizeof(RankMemory), nullptr), "clearing an epoch");
-    cuda::check(driver().cuMemsetD8Async(pointer(memory_.address(own.rank, own.rank)), 0, sizeof(cuda::SignalBlock),
-                                         nullptr),
-                "clearing signals");
+    cuda::check(
+        driver().cuMemsetD8Async(pointer(memory_.address(own.rank, own.rank)), 0, sizeof(cuda::SignalBlock), nullptr),
+        "clearing signals");
     cuda::check(driver().cuCtxSynchronize(), "clearing signals");
   }
 }

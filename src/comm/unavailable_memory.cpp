@@ -11,9 +11,17 @@ namespace {
 
 }  // namespace
 
-std::unique_ptr<SymmetricMemory> make_local_symmetric_memory(const std::vector<int>&, int64_t) { refuse(); }
-NcclBootstrap nccl_bootstrap_from_environment() { refuse(); }
-std::string make_nccl_unique_id() { refuse(); }
-std::unique_ptr<SymmetricMemory> make_nccl_symmetric_memory(const NcclBootstrap&, int64_t) { refuse(); }
+std::unique_ptr<SymmetricMemory> make_local_symmetric_memory(const std::vector<int>&, int64_t) {
+  refuse();
+}
+NcclBootstrap nccl_bootstrap_from_environment() {
+  refuse();
+}
+std::string make_nccl_unique_id() {
+  refuse();
+}
+std::unique_ptr<SymmetricMemory> make_nccl_symmetric_memory(const NcclBootstrap&, int64_t) {
+  refuse();
+}
 
 }  // namespace uniep

@@ -19,7 +19,7 @@ struct ExchangeArguments {
   int32_t first_rank;  // block b works for rank first_rank + b / ctas
   int32_t ctas;        // a rank
   int32_t iterations;
-  int32_t words;        // from each rank to each rank
+  int32_t words;  // from each rank to each rank
   int32_t load_words;
   int32_t silent_rank;  // does not arrive in the last iteration; -1: none
 };

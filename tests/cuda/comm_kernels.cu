@@ -62,8 +62,8 @@ extern "C" __global__ void test_exchange(ExchangeArguments args) {
       for (int i = thread; i < args.words; i += threads) {
         uint32_t value;
         asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(slot + i) : "memory");
-        wrong += value != pattern(epoch, static_cast<uint32_t>(peer), static_cast<uint32_t>(rank),
-                                  static_cast<uint32_t>(i));
+        wrong +=
+            value != pattern(epoch, static_cast<uint32_t>(peer), static_cast<uint32_t>(rank), static_cast<uint32_t>(i));
       }
     }
     if (wrong != 0) atomicAdd(args.errors, wrong);

@@ -36,8 +36,7 @@ const std::vector<Variant> kVariants = {
 
 class GemmTests {
  public:
-  GemmTests(Results& results, std::string folder)
-      : results_(results), kernels_(0, std::move(folder)), gemm_(0) {}
+  GemmTests(Results& results, std::string folder) : results_(results), kernels_(0, std::move(folder)), gemm_(0) {}
 
   void run(const Shape& shape, const std::string& only) {
     prepare(shape);
@@ -95,18 +94,19 @@ class GemmTests {
   void expect_equal(const std::string& name, const Buffer& got, const Buffer& expected, int64_t bytes) {
     Buffer result(16);
     result.upload(std::vector<unsigned long long>{0, ~0ull});
-    kernels_.run("test_kernels.cu", "test_compare", {.grid_x = 1024, .threads = 256},
-                 CompareArguments{got.as<uint16_t>(), expected.as<uint16_t>(), bytes / 2,
-                                  result.as<unsigned long long>()});
+    kernels_.run(
+        "test_kernels.cu", "test_compare", {.grid_x = 1024, .threads = 256},
+        CompareArguments{got.as<uint16_t>(), expected.as<uint16_t>(), bytes / 2, result.as<unsigned long long>()});
     const auto values = result.download<unsigned long long>(2);
     results_.record(label(name), values[0] == 0,
-                    values[0] == 0 ? "" : std::to_string(values[0]) + " half-words differ, first at " +
-                                              std::to_string(values[1]) + " of " + std::to_string(bytes / 2));
+                    values[0] == 0 ? ""
+                                   : std::to_string(values[0]) + " half-words differ, first at " +
+                                         std::to_string(values[1]) + " of " + std::to_string(bytes / 2));
   }
 
   std::string label(const std::string& name) const {
-    return name + " N=" + std::to_string(shape_.n) + " K=" + std::to_string(shape_.k) + " rows=" +
-           std::to_string(rows_) + (shape_.wide ? " wide" : "");
+    return name + " N=" + std::to_string(shape_.n) + " K=" + std::to_string(shape_.k) +
+           " rows=" + std::to_string(rows_) + (shape_.wide ? " wide" : "");
   }
 
   static std::string variant_name(const Variant& v) {
@@ -171,9 +171,14 @@ class GemmTests {
     const Buffer d = naive(x, k, 1, w, k, 1, static_cast<int64_t>(n) * k, 0, n, k, false);
     const Buffer expected(rows_ * n * 2);
     elementwise("uniep_naive_round", rows_ * n,
-                NaiveEpilogueArguments{.d = d.as<float>(), .bf16 = expected.as<BFloat16>(),
-                                       .segment_start = start_.as<int32_t>(), .row_count = count_.as<int32_t>(),
-                                       .rows = rows_, .columns = n, .experts = experts_, .mask_rows = 1});
+                NaiveEpilogueArguments{.d = d.as<float>(),
+                                       .bf16 = expected.as<BFloat16>(),
+                                       .segment_start = start_.as<int32_t>(),
+                                       .row_count = count_.as<int32_t>(),
+                                       .rows = rows_,
+                                       .columns = n,
+                                       .experts = experts_,
+                                       .mask_rows = 1});
     for (const Variant& v : kVariants) {
       const Buffer out(rows_ * n * 2);
       out.set_bytes(0xff);
@@ -191,9 +196,14 @@ class GemmTests {
     const Buffer d = naive(dy, k, 1, w, 1, n, static_cast<int64_t>(n) * k, 0, n, k, false);
     const Buffer expected(rows_ * n * 2);
     elementwise("uniep_naive_round", rows_ * n,
-                NaiveEpilogueArguments{.d = d.as<float>(), .bf16 = expected.as<BFloat16>(),
-                                       .segment_start = start_.as<int32_t>(), .row_count = count_.as<int32_t>(),
-                                       .rows = rows_, .columns = n, .experts = experts_, .mask_rows = 1});
+                NaiveEpilogueArguments{.d = d.as<float>(),
+                                       .bf16 = expected.as<BFloat16>(),
+                                       .segment_start = start_.as<int32_t>(),
+                                       .row_count = count_.as<int32_t>(),
+                                       .rows = rows_,
+                                       .columns = n,
+                                       .experts = experts_,
+                                       .mask_rows = 1});
     for (const Variant& v : kVariants) {
       const Buffer out(rows_ * n * 2);
       out.set_bytes(0xff);
@@ -212,10 +222,16 @@ class GemmTests {
     const Buffer z(rows_ * 2 * i * 2);
     const Buffer a(rows_ * i * 2);
     elementwise("uniep_naive_swiglu", rows_ * i,
-                NaiveEpilogueArguments{.d = d.as<float>(), .bf16 = z.as<BFloat16>(), .activation = a.as<BFloat16>(),
-                                       .prob = prob_.as<float>(), .segment_start = start_.as<int32_t>(),
-                                       .row_count = count_.as<int32_t>(), .rows = rows_, .columns = 2 * i,
-                                       .experts = experts_, .mask_rows = 1});
+                NaiveEpilogueArguments{.d = d.as<float>(),
+                                       .bf16 = z.as<BFloat16>(),
+                                       .activation = a.as<BFloat16>(),
+                                       .prob = prob_.as<float>(),
+                                       .segment_start = start_.as<int32_t>(),
+                                       .row_count = count_.as<int32_t>(),
+                                       .rows = rows_,
+                                       .columns = 2 * i,
+                                       .experts = experts_,
+                                       .mask_rows = 1});
     for (const Variant& v : kVariants) {
       const Buffer got_z(z.bytes());
       const Buffer got_a(a.bytes());
@@ -241,11 +257,18 @@ class GemmTests {
     const Buffer dz(rows_ * 2 * i * 2);
     const Buffer dprob(rows_ * 4);
     elementwise("uniep_naive_swiglu_gradient", rows_,
-                NaiveEpilogueArguments{.d = d.as<float>(), .bf16 = dz.as<BFloat16>(), .activation = a.as<BFloat16>(),
-                                       .saved = z.as<BFloat16>(), .prob = prob_.as<float>(),
-                                       .dprob = dprob.as<float>(), .segment_start = start_.as<int32_t>(),
-                                       .row_count = count_.as<int32_t>(), .rows = rows_, .columns = i,
-                                       .experts = experts_, .mask_rows = 1});
+                NaiveEpilogueArguments{.d = d.as<float>(),
+                                       .bf16 = dz.as<BFloat16>(),
+                                       .activation = a.as<BFloat16>(),
+                                       .saved = z.as<BFloat16>(),
+                                       .prob = prob_.as<float>(),
+                                       .dprob = dprob.as<float>(),
+                                       .segment_start = start_.as<int32_t>(),
+                                       .row_count = count_.as<int32_t>(),
+                                       .rows = rows_,
+                                       .columns = i,
+                                       .experts = experts_,
+                                       .mask_rows = 1});
     const Buffer workspace(GroupedGemm::swiglu_gradient_workspace_bytes(rows_, i));
     for (Variant v : kVariants) {
       if (v.tuning.tile_n == 256) v.tuning.tile_n = 128;
@@ -272,8 +295,12 @@ class GemmTests {
     const Buffer d = naive(dy, 1, m, x, 1, n, 0, m, n, 0, true);
     const int64_t elements = static_cast<int64_t>(experts_) * m * n;
     const Buffer rounded(elements * 2);
-    NaiveEpilogueArguments round{.d = d.as<float>(), .bf16 = rounded.as<BFloat16>(), .rows = elements / n,
-                                 .columns = n, .experts = experts_, .mask_rows = 0};
+    NaiveEpilogueArguments round{.d = d.as<float>(),
+                                 .bf16 = rounded.as<BFloat16>(),
+                                 .rows = elements / n,
+                                 .columns = n,
+                                 .experts = experts_,
+                                 .mask_rows = 0};
     elementwise("uniep_naive_round", elements, round);
     const Buffer start(elements * 4);
     fill(FillArguments{nullptr, start.as<float>(), elements, ++seed_, 1.0f, 1});

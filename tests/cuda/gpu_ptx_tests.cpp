@@ -18,7 +18,9 @@ std::vector<uint16_t> small_integers(int64_t count, int seed) {
   return values;
 }
 
-float value_of(uint16_t bits) { return to_float(BFloat16{bits}); }
+float value_of(uint16_t bits) {
+  return to_float(BFloat16{bits});
+}
 
 TensorMap encode_2d(const void* address, uint64_t columns, uint64_t rows) {
   CUtensorMap map;
@@ -27,9 +29,8 @@ TensorMap encode_2d(const void* address, uint64_t columns, uint64_t rows) {
   const cuuint32_t box[2] = {64, 64};
   const cuuint32_t steps[2] = {1, 1};
   check(driver().cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(address), sizes,
-                                        strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+                                        strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                        CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         "encoding a 2-D map");
   TensorMap copy;
   std::memcpy(&copy, &map, sizeof(copy));

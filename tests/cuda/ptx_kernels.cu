@@ -14,7 +14,8 @@ using namespace uniep::cuda::test;
 
 constexpr uint32_t kTestBoxBytes = 64 * 128;
 
-// mode 0: 2-D load and store, 1: 3-D load and store, 2: 2-D load and reducing store. A box that sticks out of the tensor.
+// mode 0: 2-D load and store, 1: 3-D load and store, 2: 2-D load and reducing store. A box that sticks out of the
+// tensor.
 extern "C" __global__ void test_tma(const __grid_constant__ PtxArguments args) {
   __shared__ __align__(1024) uint8_t box[kTestBoxBytes];
   __shared__ uint64_t barrier;
@@ -58,7 +59,8 @@ extern "C" __global__ void test_bulk(const __grid_constant__ PtxArguments args) 
   }
 }
 
-// A cluster of two: each CTA sends one box to both; CTA 1 also arrives at CTA 0's barrier. words: ranks and counts seen.
+// A cluster of two: each CTA sends one box to both; CTA 1 also arrives at CTA 0's barrier. words: ranks and counts
+// seen.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) test_cluster(const __grid_constant__ PtxArguments args) {
   __shared__ __align__(1024) uint8_t boxes[2][kTestBoxBytes];
   __shared__ uint64_t barrier;

@@ -1,8 +1,8 @@
 // Every tile of an expert is done exactly once, by CTAs that agree on what they share. Runs anywhere.
+#include "engine/cuda/device/tile_order.h"
+
 #include <cstdio>
 #include <vector>
-
-#include "engine/cuda/device/tile_order.h"
 
 namespace {
 

@@ -61,7 +61,9 @@ ScopedDevice::ScopedDevice(int device) {
   check(driver().cuCtxSetCurrent(primary_context(device)), "cuCtxSetCurrent");
 }
 
-ScopedDevice::~ScopedDevice() { driver().cuCtxSetCurrent(previous_); }
+ScopedDevice::~ScopedDevice() {
+  driver().cuCtxSetCurrent(previous_);
+}
 
 int device_count() {
   int count = 0;

@@ -17,10 +17,11 @@ GemmConfig default_config(Layout layout, Epilogue epilogue) {
 }
 
 std::vector<GemmConfig> default_configs() {
-  return {default_config(Layout::kForward, Epilogue::kBFloat16),    default_config(Layout::kForward, Epilogue::kSwiglu),
-          default_config(Layout::kDgrad, Epilogue::kBFloat16),      default_config(Layout::kDgrad, Epilogue::kSwigluGradient),
-          default_config(Layout::kWgrad, Epilogue::kBFloat16),      default_config(Layout::kWgrad, Epilogue::kFloat32),
-          default_config(Layout::kWgrad, Epilogue::kAccumulate)};
+  return {
+      default_config(Layout::kForward, Epilogue::kBFloat16), default_config(Layout::kForward, Epilogue::kSwiglu),
+      default_config(Layout::kDgrad, Epilogue::kBFloat16),   default_config(Layout::kDgrad, Epilogue::kSwigluGradient),
+      default_config(Layout::kWgrad, Epilogue::kBFloat16),   default_config(Layout::kWgrad, Epilogue::kFloat32),
+      default_config(Layout::kWgrad, Epilogue::kAccumulate)};
 }
 
 int largest_stages(const GemmConfig& config) {
@@ -69,9 +70,13 @@ KernelRequest gemm_request(const GemmConfig& config) {
            macro("UNIEP_MAPS", config.maps), macro("UNIEP_OUTPUTS", config.outputs)}};
 }
 
-KernelRequest prob_sum_request() { return {"engine/cuda/device/prob_sum.cu", "uniep_sum_prob_chunks", {}}; }
+KernelRequest prob_sum_request() {
+  return {"engine/cuda/device/prob_sum.cu", "uniep_sum_prob_chunks", {}};
+}
 
-KernelRequest naive_request(const char* function) { return {"engine/cuda/device/naive_gemm.cu", function, {}}; }
+KernelRequest naive_request(const char* function) {
+  return {"engine/cuda/device/naive_gemm.cu", function, {}};
+}
 
 ArgumentBlock argument_block(const GemmConfig& config, const GemmArguments& arguments,
                              const std::vector<TensorMap>& maps, const std::vector<void*>& outputs) {

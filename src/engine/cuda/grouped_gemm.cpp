@@ -76,9 +76,9 @@ struct GroupedGemm::State {
     arguments.raster = tuning.raster != 0 ? tuning.raster : kDefaultRaster;
     require(arguments.raster > 0, "tuning.raster must be positive");
     const int available = tuning.sms != 0 ? tuning.sms : sms;
-    require(available >= config.cluster && available <= sms,
-            "tuning.sms is " + std::to_string(tuning.sms) + ": it must be " + std::to_string(config.cluster) + " to " +
-                std::to_string(sms));
+    require(available >= config.cluster && available <= sms, "tuning.sms is " + std::to_string(tuning.sms) +
+                                                                 ": it must be " + std::to_string(config.cluster) +
+                                                                 " to " + std::to_string(sms));
     const ArgumentBlock block = argument_block(config, arguments, maps, outputs);
     const int shared_bytes = shared_memory_bytes(config);
     CUfunction function = kernels.get(gemm_request(config), shared_bytes);
@@ -122,7 +122,9 @@ GroupedGemm::GroupedGemm(int device) : state_(std::make_unique<State>(device)) {
 
 GroupedGemm::~GroupedGemm() = default;
 
-int GroupedGemm::sms() const { return state_->sms; }
+int GroupedGemm::sms() const {
+  return state_->sms;
+}
 
 void GroupedGemm::forward(const ExpertRows& rows, const void* x, const ExpertMatrices& w, void* out, int n, int k,
                           void* stream, const GemmTuning& tuning) {
@@ -138,8 +140,7 @@ void GroupedGemm::forward(const ExpertRows& rows, const void* x, const ExpertMat
   arguments.a = encode_operand_map({x, k, rows.rows, 1}, kTileM, "x");
   arguments.map_per_expert = w.addresses.empty() ? 0 : 1;
   arguments.output_leading = n;
-  state_->start(config, arguments, State::weight_maps(w, rows.experts, n, k, config.tile_n / 2), {out}, tuning,
-                 stream);
+  state_->start(config, arguments, State::weight_maps(w, rows.experts, n, k, config.tile_n / 2), {out}, tuning, stream);
 }
 
 void GroupedGemm::forward_swiglu(const ExpertRows& rows, const void* x, const ExpertMatrices& w1, const float* prob,
@@ -161,7 +162,7 @@ void GroupedGemm::forward_swiglu(const ExpertRows& rows, const void* x, const Ex
   arguments.activation = static_cast<BFloat16*>(a);
   arguments.prob = prob;
   state_->start(config, arguments, State::weight_maps(w1, rows.experts, 2 * i, k, config.tile_n / 2), {z}, tuning,
-                 stream);
+                stream);
 }
 
 void GroupedGemm::input_gradient(const ExpertRows& rows, const void* dy, const ExpertMatrices& w, void* dx, int n,
@@ -185,9 +186,9 @@ int64_t GroupedGemm::swiglu_gradient_workspace_bytes(int64_t rows, int i) {
   return (i + kProbChunkColumns - 1) / kProbChunkColumns * rows * static_cast<int64_t>(sizeof(float));
 }
 
-void GroupedGemm::input_gradient_swiglu(const ExpertRows& rows, const void* dy, const ExpertMatrices& w2,
-                                        const void* z, const float* prob, void* a, void* dz, float* dprob,
-                                        void* workspace, int i, int k, void* stream, const GemmTuning& tuning) {
+void GroupedGemm::input_gradient_swiglu(const ExpertRows& rows, const void* dy, const ExpertMatrices& w2, const void* z,
+                                        const float* prob, void* a, void* dz, float* dprob, void* workspace, int i,
+                                        int k, void* stream, const GemmTuning& tuning) {
   require_rows(rows);
   require_width("i", i);
   require_width("k", k);

@@ -74,15 +74,16 @@ std::string cache_key(const KernelRequest& request) {
   for (const std::string& option : common_options()) text += " " + option;
   text += request.text;
   char name[40];
-  std::snprintf(name, sizeof(name), "%016llx%016llx",
-                static_cast<unsigned long long>(hash_text(text, sources.first)),
+  std::snprintf(name, sizeof(name), "%016llx%016llx", static_cast<unsigned long long>(hash_text(text, sources.first)),
                 static_cast<unsigned long long>(hash_text(text, sources.second)));
   return name;
 }
 
 KernelCache::KernelCache() : directory_(default_directory()) {}
 
-std::string KernelCache::path(const std::string& key) const { return directory_ + "/" + key + ".cubin"; }
+std::string KernelCache::path(const std::string& key) const {
+  return directory_ + "/" + key + ".cubin";
+}
 
 bool KernelCache::load(const std::string& key, std::string& cubin) const {
   if (directory_.empty()) return false;

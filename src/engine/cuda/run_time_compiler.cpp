@@ -135,15 +135,14 @@ CompiledKernel compile_kernel(const KernelRequest& request) {
   }
   Nvrtc::Program program = nullptr;
   const char* const text = request.text.empty() ? find_source(request.source).text : request.text.c_str();
-  check_nvrtc(nvrtc().create_program(&program, text, request.source.c_str(),
-                                     static_cast<int>(header_texts.size()), header_texts.data(), header_names.data()),
+  check_nvrtc(nvrtc().create_program(&program, text, request.source.c_str(), static_cast<int>(header_texts.size()),
+                                     header_texts.data(), header_names.data()),
               "nvrtcCreateProgram");
   std::vector<std::string> options = common_options();
   for (const std::string& macro : request.macros) options.push_back("-D" + macro);
   std::vector<const char*> option_texts;
   for (const std::string& option : options) option_texts.push_back(option.c_str());
-  const int result =
-      nvrtc().compile_program(program, static_cast<int>(option_texts.size()), option_texts.data());
+  const int result = nvrtc().compile_program(program, static_cast<int>(option_texts.size()), option_texts.data());
   size_t log_size = 0;
   nvrtc().log_size(program, &log_size);
   std::string log(log_size, '\0');

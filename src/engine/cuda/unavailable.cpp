@@ -15,9 +15,13 @@ namespace {
 
 struct GroupedGemm::State {};
 
-GroupedGemm::GroupedGemm(int /*device*/) { refuse(); }
+GroupedGemm::GroupedGemm(int /*device*/) {
+  refuse();
+}
 GroupedGemm::~GroupedGemm() = default;
-int GroupedGemm::sms() const { refuse(); }
+int GroupedGemm::sms() const {
+  refuse();
+}
 void GroupedGemm::forward(const ExpertRows&, const void*, const ExpertMatrices&, void*, int, int, void*,
                           const GemmTuning&) {
   refuse();
@@ -30,7 +34,9 @@ void GroupedGemm::input_gradient(const ExpertRows&, const void*, const ExpertMat
                                  const GemmTuning&) {
   refuse();
 }
-int64_t GroupedGemm::swiglu_gradient_workspace_bytes(int64_t, int) { refuse(); }
+int64_t GroupedGemm::swiglu_gradient_workspace_bytes(int64_t, int) {
+  refuse();
+}
 void GroupedGemm::input_gradient_swiglu(const ExpertRows&, const void*, const ExpertMatrices&, const void*,
                                         const float*, void*, void*, float*, void*, int, int, void*, const GemmTuning&) {
   refuse();
@@ -39,6 +45,8 @@ void GroupedGemm::weight_gradient(const ExpertRows&, const void*, const void*, c
                                   WeightGradientMode, void*, const GemmTuning&) {
   refuse();
 }
-void GroupedGemm::prepare(int) { refuse(); }
+void GroupedGemm::prepare(int) {
+  refuse();
+}
 
 }  // namespace uniep

@@ -12,18 +12,18 @@ struct alignas(64) GemmArguments {
   const int32_t* segment_start;  // [experts], multiples of 128
   const int32_t* row_count;      // [experts], rows without padding
   int32_t experts;
-  int32_t m_extent;          // wgrad: rows of an expert's output
-  int32_t n_extent;          // columns of D; kSwiglu and kSwigluGradient: I
-  int32_t k_extent;          // forward, dgrad: the length of the dot products
-  int32_t raster;            // pairs of m blocks that share their n blocks' tiles of B in L2
-  int32_t map_per_expert;    // B's maps: 0 = one map, the expert is its third coordinate
-  int32_t output_per_expert; // outputs[]: 0 = one address, experts follow at output_expert_stride
-  int64_t output_leading;    // elements from one row of D to the next
+  int32_t m_extent;           // wgrad: rows of an expert's output
+  int32_t n_extent;           // columns of D; kSwiglu and kSwigluGradient: I
+  int32_t k_extent;           // forward, dgrad: the length of the dot products
+  int32_t raster;             // pairs of m blocks that share their n blocks' tiles of B in L2
+  int32_t map_per_expert;     // B's maps: 0 = one map, the expert is its third coordinate
+  int32_t output_per_expert;  // outputs[]: 0 = one address, experts follow at output_expert_stride
+  int64_t output_leading;     // elements from one row of D to the next
   int64_t output_expert_stride;
-  BFloat16* activation;      // a [rows, I] (kSwiglu: the output; kSwigluGradient: recomputed)
-  const BFloat16* saved;     // kSwigluGradient: z [rows, 2 I]
-  const float* prob;         // [rows]
-  float* prob_chunks;        // kSwigluGradient: sums of 64 columns [ceil(I / 64)][prob_stride]
+  BFloat16* activation;   // a [rows, I] (kSwiglu: the output; kSwigluGradient: recomputed)
+  const BFloat16* saved;  // kSwigluGradient: z [rows, 2 I]
+  const float* prob;      // [rows]
+  float* prob_chunks;     // kSwigluGradient: sums of 64 columns [ceil(I / 64)][prob_stride]
   int64_t prob_stride;
 };
 static_assert(sizeof(GemmArguments) % 64 == 0, "the maps that follow are aligned");

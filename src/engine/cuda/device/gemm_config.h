@@ -21,7 +21,7 @@ constexpr int kMathWarpgroups = 2;
 constexpr int kMathWarps = 4 * kMathWarpgroups;
 constexpr int kGemmThreads = 128 * (1 + kMathWarpgroups);
 constexpr int kTaskSlots = 4;
-constexpr int kCopyRingBytes = 3 * 4096;           // kept free for the megakernels' copy warp
+constexpr int kCopyRingBytes = 3 * 4096;  // kept free for the megakernels' copy warp
 constexpr int kSharedMemoryLimit = 227 * 1024;
 constexpr int kProducerRegisters = 40;
 constexpr int kMathRegisters = 232;
@@ -30,11 +30,11 @@ static_assert(128 * (kProducerRegisters + kMathWarpgroups * kMathRegisters) <= 6
 struct GemmConfig {
   Layout layout = Layout::kForward;
   Epilogue epilogue = Epilogue::kBFloat16;
-  int tile_n = 256;   // 128 or 256 columns of D
+  int tile_n = 256;  // 128 or 256 columns of D
   int stages = 4;
-  int cluster = 2;    // CTAs that share a tile of B: 1 or 2
-  int maps = 1;       // tensor maps of B: 1, or one an expert
-  int outputs = 1;    // output addresses: 1, or one an expert (wgrad)
+  int cluster = 2;  // CTAs that share a tile of B: 1 or 2
+  int maps = 1;     // tensor maps of B: 1, or one an expert
+  int outputs = 1;  // output addresses: 1, or one an expert (wgrad)
 };
 
 // Each math warp's private staging: a block of 16 x 64 bf16 values, or strips of 16 x 16; dSwiGLU has five of these.
@@ -43,26 +43,28 @@ UNIEP_HOST_DEVICE constexpr int staging_bytes(const GemmConfig& config) {
   return config.epilogue == Epilogue::kSwigluGradient ? 5 * 16 * 16 * 2 : kStagingBlockBytes;
 }
 
-// What an epilogue leaves over for between the next tile's K blocks (see roles/epilogue.h): bf16 writes 64 columns after
-// each of the first K blocks; SwiGLU and dSwiGLU do 16 columns a step, spread over all K blocks.
+// What an epilogue leaves over for between the next tile's K blocks (see roles/epilogue.h): bf16 writes 64 columns
+// after each of the first K blocks; SwiGLU and dSwiGLU do 16 columns a step, spread over all K blocks.
 UNIEP_HOST_DEVICE constexpr int late_steps(const GemmConfig& config) {
   if (config.epilogue == Epilogue::kBFloat16) return config.tile_n / 64;
   if (config.epilogue == Epilogue::kSwiglu) return config.tile_n / 2 / 16;
   return config.epilogue == Epilogue::kSwigluGradient ? config.tile_n / 16 : 0;
 }
-// The fewest K blocks that this takes. Forward and dgrad run at least that many: beyond K both operands are read as zero.
+// The fewest K blocks that this takes. Forward and dgrad run at least that many: beyond K both operands are read as
+// zero.
 UNIEP_HOST_DEVICE constexpr int interleaved_blocks(const GemmConfig& config) {
   if (config.epilogue == Epilogue::kBFloat16) return late_steps(config);
   return 1 + late_steps(config);
 }
 
-UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) { return (kTileM + config.tile_n) * kTileK * 2; }
+UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) {
+  return (kTileM + config.tile_n) * kTileK * 2;
+}
 
 constexpr int kBarrierBytes = 1024;  // barriers and task records, and the alignment of the operands
 
 UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
-  return config.stages * stage_bytes(config) + kMathWarps * staging_bytes(config) +
-         kCopyRingBytes + kBarrierBytes;
+  return config.stages * stage_bytes(config) + kMathWarps * staging_bytes(config) + kCopyRingBytes + kBarrierBytes;
 }
 
 }  // namespace uniep::cuda

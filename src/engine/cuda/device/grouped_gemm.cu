@@ -1,7 +1,7 @@
 // The grouped GEMM kernel. Compiled at run time with its configuration as macros; see GemmConfig.
+#include "engine/cuda/device/ptx/warpgroup.h"
 #include "engine/cuda/device/roles/loader.h"
 #include "engine/cuda/device/roles/math.h"
-#include "engine/cuda/device/ptx/warpgroup.h"
 #include "engine/cuda/device/roles/scheduler.h"
 
 namespace uniep::cuda {

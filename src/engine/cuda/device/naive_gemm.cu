@@ -84,16 +84,16 @@ UNIEP_DEVICE bool row_exists(const int32_t* segment_start, const int32_t* row_co
 
 struct NaiveEpilogueArguments {
   const float* d;
-  BFloat16* bf16;     // D rounded; swiglu: z; gradient: dz
-  float* fp32;        // accumulate: += D
+  BFloat16* bf16;  // D rounded; swiglu: z; gradient: dz
+  float* fp32;     // accumulate: += D
   BFloat16* activation;
   const BFloat16* saved;
   const float* prob;
-  float* dprob;       // [rows]
+  float* dprob;  // [rows]
   const int32_t* segment_start;
   const int32_t* row_count;
   int64_t rows;
-  int32_t columns;    // of D
+  int32_t columns;  // of D
   int32_t experts;
   int32_t mask_rows;
 };

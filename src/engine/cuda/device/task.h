@@ -12,10 +12,10 @@ struct alignas(16) Task {
   static constexpr uint8_t kSharedB = 2;  // load half of B for both CTAs of the cluster
   static constexpr uint8_t kStore = 4;    // the tile exists: write it
 
-  int32_t m_begin;     // forward, dgrad: expert row; wgrad: row of the expert's output
+  int32_t m_begin;  // forward, dgrad: expert row; wgrad: row of the expert's output
   uint16_t n_block;
   uint16_t k_blocks;
-  int32_t k_begin;     // wgrad: the expert's first row
+  int32_t k_begin;  // wgrad: the expert's first row
   uint16_t expert;
   uint8_t valid_rows;  // rows of the tile that exist, 0 to 128
   uint8_t flags;

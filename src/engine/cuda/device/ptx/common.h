@@ -43,6 +43,8 @@ UNIEP_DEVICE bool elect_one() {
 }
 
 // The value of lane 0, so that the compiler knows it to be the same in the whole warp.
-UNIEP_DEVICE uint32_t warp_uniform(uint32_t value) { return __shfl_sync(0xffffffffu, value, 0); }
+UNIEP_DEVICE uint32_t warp_uniform(uint32_t value) {
+  return __shfl_sync(0xffffffffu, value, 0);
+}
 
 }  // namespace uniep::cuda::ptx

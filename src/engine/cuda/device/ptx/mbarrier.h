@@ -10,7 +10,9 @@ UNIEP_DEVICE void mbarrier_init(uint64_t& barrier, uint32_t arrivals) {
 }
 
 // Makes freshly initialised barriers visible to the cluster and to bulk copies.
-UNIEP_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+UNIEP_DEVICE void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 UNIEP_DEVICE void mbarrier_arrive(uint64_t& barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");

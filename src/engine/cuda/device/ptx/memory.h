@@ -45,7 +45,9 @@ UNIEP_DEVICE void copy_async_16(uint32_t shared, const void* global, bool valid)
                : "memory");
 }
 
-UNIEP_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+UNIEP_DEVICE void copy_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 template <int kGroupsLeft>
 UNIEP_DEVICE void copy_async_wait() {
@@ -53,13 +55,21 @@ UNIEP_DEVICE void copy_async_wait() {
 }
 
 // Orders generic accesses to shared memory before later accesses by TMA or wgmma.
-UNIEP_DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+UNIEP_DEVICE void fence_proxy_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 // Orders generic accesses to global memory before later accesses by TMA.
-UNIEP_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+UNIEP_DEVICE void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 
-UNIEP_DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-UNIEP_DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+UNIEP_DEVICE void fence_gpu() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+UNIEP_DEVICE void fence_system() {
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
 
 UNIEP_DEVICE uint32_t load_acquire_gpu(const uint32_t* pointer) {
   uint32_t value;

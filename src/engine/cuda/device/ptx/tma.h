@@ -74,7 +74,9 @@ UNIEP_DEVICE void bulk_prefetch(const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
-UNIEP_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+UNIEP_DEVICE void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 
 // Until the sources of all but the newest groups have been read, so that shared memory may be written again.
 template <int kGroupsLeft>

@@ -47,8 +47,12 @@ class SwigluEpilogue {
   }
 
  private:
-  UNIEP_DEVICE uint32_t up_strip() const { return staging_ + kStripBytes; }
-  UNIEP_DEVICE uint32_t a_strip() const { return staging_ + 2 * kStripBytes; }
+  UNIEP_DEVICE uint32_t up_strip() const {
+    return staging_ + kStripBytes;
+  }
+  UNIEP_DEVICE uint32_t a_strip() const {
+    return staging_ + 2 * kStripBytes;
+  }
 
   UNIEP_DEVICE void compute() {
     put_strip(staging_, gate_[0], gate_[1], gate_[2], gate_[3]);

@@ -4,8 +4,8 @@
 
 namespace uniep::cuda {
 
-// A copy that the compiler can not undo: were the kept values still accumulators for it, the next products would have to
-// wait for the last use of each (ptxas then serialises wgmma, C7520).
+// A copy that the compiler can not undo: were the kept values still accumulators for it, the next products would have
+// to wait for the last use of each (ptxas then serialises wgmma, C7520).
 UNIEP_DEVICE float copy_opaquely(float value) {
   uint32_t zero;
   asm volatile("mov.u32 %0, 0;" : "=r"(zero));
@@ -15,9 +15,9 @@ UNIEP_DEVICE float copy_opaquely(float value) {
 // FC2's dgrad: from da (fp32, the accumulators) and z: a again, dz, and dprob's sums of 64 columns.
 //
 // All of it is late work, in strips of 16 columns, from a copy of the accumulators: that needs a tile of 128 columns.
-// z arrives strip by strip in a ring of two slots (gate and up), fetched two strips ahead, across tiles; dz leaves through
-// the same slots, a through a strip of its own. A tile that does not exist lies beyond the last column: nothing of it is read or written,
-// without a branch around the accumulators.
+// z arrives strip by strip in a ring of two slots (gate and up), fetched two strips ahead, across tiles; dz leaves
+// through the same slots, a through a strip of its own. A tile that does not exist lies beyond the last column: nothing
+// of it is read or written, without a branch around the accumulators.
 template <GemmConfig kConfig>
 class SwigluGradientEpilogue {
  public:
@@ -61,9 +61,15 @@ class SwigluGradientEpilogue {
   }
 
  private:
-  UNIEP_DEVICE uint32_t gate_strip() const { return staging_ + strip_ % kSlots * (2 * kStripBytes); }
-  UNIEP_DEVICE uint32_t up_strip() const { return gate_strip() + kStripBytes; }
-  UNIEP_DEVICE uint32_t a_strip() const { return staging_ + kSlots * (2 * kStripBytes); }
+  UNIEP_DEVICE uint32_t gate_strip() const {
+    return staging_ + strip_ % kSlots * (2 * kStripBytes);
+  }
+  UNIEP_DEVICE uint32_t up_strip() const {
+    return gate_strip() + kStripBytes;
+  }
+  UNIEP_DEVICE uint32_t a_strip() const {
+    return staging_ + kSlots * (2 * kStripBytes);
+  }
 
   // Where this lane's 16 bytes of the tile's first strip are, in elements.
   UNIEP_DEVICE static int64_t lane_offset(const WarpTile& tile, int64_t leading) {

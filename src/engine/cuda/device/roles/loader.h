@@ -19,8 +19,7 @@ UNIEP_DEVICE void load_b_half(SharedStorage<kConfig>& shared, const GemmArgument
                               const Task& task, uint32_t stage, int32_t k, int32_t half) {
   constexpr int32_t kHalfColumns = kConfig.tile_n / 2;
   constexpr uint16_t kBothCtas = 3;
-  const uint32_t target =
-      ptx::shared_address(shared.b[stage]) + half * (SharedStorage<kConfig>::kOperandBBytes / 2);
+  const uint32_t target = ptx::shared_address(shared.b[stage]) + half * (SharedStorage<kConfig>::kOperandBBytes / 2);
   const int32_t third = kConfig.layout == Layout::kWgrad || arguments.map_per_expert != 0 ? 0 : task.expert;
   const auto load = [&](uint32_t address, int32_t c0, int32_t c1) {
     if constexpr (kMulticast) {

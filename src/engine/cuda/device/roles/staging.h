@@ -19,8 +19,12 @@ UNIEP_DEVICE uint32_t pack_bfloat16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
-UNIEP_DEVICE float unpack_low(uint32_t packed) { return float_from_bits(packed << 16); }
-UNIEP_DEVICE float unpack_high(uint32_t packed) { return float_from_bits(packed & 0xffff0000u); }
+UNIEP_DEVICE float unpack_low(uint32_t packed) {
+  return float_from_bits(packed << 16);
+}
+UNIEP_DEVICE float unpack_high(uint32_t packed) {
+  return float_from_bits(packed & 0xffff0000u);
+}
 
 // Where a block's rows go. `rows` of the warp's 16 exist; the others are written as zero or not at all.
 struct BlockTarget {
