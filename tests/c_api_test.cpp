@@ -377,6 +377,21 @@ TEST_F(CApiErrors, SchedulesComeBackAsJson) {
   }
 }
 
+TEST_F(CApiErrors, EachCallTakesTheScheduleOfItsDirection) {
+  const char* const only_forward = "fusion=none,backward.wgrad=fill";
+  const auto backward = [&](const char* schedule) {
+    return uniep_backward(group.get(), &layer.config, schedule, saved.get(), layer.backward_arguments.data(), 2);
+  };
+  const auto query = [&](int direction, const char* schedule) {
+    uniep_memory_need needs[2] = {{sizeof(needs[0]), 0, 0, 0}, {sizeof(needs[0]), 0, 0, 0}};
+    return uniep_query_memory(group.get(), &layer.config, direction, schedule, placement.get(), needs, 2);
+  };
+  expect_ok(forward(only_forward, layer.forward_arguments.data()));
+  expect_ok(query(UNIEP_FORWARD, only_forward));
+  expect_failure(UNIEP_INVALID_ARGUMENT, "illegal schedule: backward.wgrad", backward(only_forward));
+  expect_failure(UNIEP_INVALID_ARGUMENT, "illegal schedule: backward.wgrad", query(UNIEP_BACKWARD, only_forward));
+}
+
 TEST(CApi, NamesAndVersion) {
   for (int status = 0; status <= 8; ++status) {
     EXPECT_STREQ(uniep_status_name(status), status_name(static_cast<Status>(status)));
