@@ -1,0 +1,125 @@
+// The disk cache of compiled kernels: damaged, short and foreign files count as absent; processes may share a folder; a
+// folder that can not be written does no harm; the key changes with options. And what the compiler's log says is read.
+#include "engine/cuda/kernel_cache.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "uniep/error.h"
+
+namespace {
+
+using namespace uniep::cuda;
+namespace fs = std::filesystem;
+
+int failures = 0;
+
+void expect(bool good, const char* name) {
+  std::printf("%-4s %s\n", good ? "ok" : "FAIL", name);
+  failures += good ? 0 : 1;
+}
+
+bool holds(const KernelCache& cache, const std::string& key, const std::string& content) {
+  std::string found;
+  return cache.load(key, found) && found == content;
+}
+
+void check_files(const std::string& folder) {
+  const KernelCache cache(folder);
+  const std::string content(5000, 'x');
+  std::string found;
+  expect(!cache.load("a", found), "an empty cache has nothing");
+  cache.store("a", content);
+  expect(holds(cache, "a", content), "what was stored is found");
+  fs::copy_file(cache.path("a"), cache.path("b"));
+  expect(!cache.load("b", found), "a file under another key is refused");
+  fs::resize_file(cache.path("a"), 3000);
+  expect(!cache.load("a", found), "a short file is refused");
+  cache.store("a", content);
+  {
+    std::fstream file(cache.path("a"), std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(2000);
+    file.put('y');
+  }
+  expect(!cache.load("a", found), "a damaged file is refused");
+  cache.store("a", content);
+  expect(holds(cache, "a", content), "and is replaced");
+  std::ofstream(cache.path("c"), std::ios::binary) << "UNIEPK00 of another version";
+  expect(!cache.load("c", found), "another format is refused");
+  const KernelCache nowhere("/proc/no/such/folder");
+  nowhere.store("a", content);
+  expect(!nowhere.load("a", found), "a folder that can not be written does no harm");
+}
+
+// Several processes write and read the same key; nobody may ever see anything but a whole file.
+void check_processes(const std::string& folder) {
+  constexpr int kProcesses = 4;
+  constexpr int kTurns = 300;
+  for (int process = 0; process < kProcesses; ++process) {
+    if (fork() != 0) continue;
+    const KernelCache cache(folder);
+    int wrong = 0;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      cache.store("shared", std::string(20000, static_cast<char>('a' + (process + turn) % 26)));
+      std::string found;
+      if (!cache.load("shared", found) || found.size() != 20000 ||
+          found.find_first_not_of(found[0]) != std::string::npos) {
+        ++wrong;
+      }
+    }
+    _exit(wrong == 0 ? 0 : 1);
+  }
+  bool good = true;
+  for (int process = 0; process < kProcesses; ++process) {
+    int status = 0;
+    wait(&status);
+    good = good && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
+  expect(good, "processes that share a folder see whole files");
+}
+
+void check_log() {
+  const std::string log =
+      "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized\n"
+      "ptxas info    : Compiling entry function 'kernel' for 'sm_90a'\n"
+      "ptxas info    : Function properties for kernel\n"
+      "    16 bytes stack frame, 24 bytes spill stores, 32 bytes spill loads\n"
+      "ptxas info    : Used 168 registers, used 1 barriers\n";
+  const ResourceUse use = parse_resource_use(log, "kernel");
+  expect(use.registers == 168 && use.stack_bytes == 16 && use.spill_bytes == 56,
+         "registers, stack and spills are read");
+  expect(use.advisories.size() == 1, "advisories are read");
+}
+
+}  // namespace
+
+int main() {
+  const std::string folder = fs::temp_directory_path() / ("uniep_cache_test_" + std::to_string(getpid()));
+  check_files(folder);
+  check_processes(folder);
+  fs::remove_all(folder);
+  check_log();
+  try {
+    const KernelRequest one{"s", "f", {"A=1"}};
+    const KernelRequest two{"s", "f", {"A=2"}};
+    expect(cache_key(one) != cache_key(two) && cache_key(one) == cache_key(one), "the key changes with the options");
+    bool told = false;
+    try {
+      compile_kernel({"engine/cuda/device/prob_sum.cu", "f", {"uniep=1 2"}});
+    } catch (const uniep::Error& error) {
+      told = std::string(error.what()).find("prob_sum.cu uniep=1 2") != std::string::npos &&
+             std::string(error.what()).find("sm_90a") != std::string::npos;
+    }
+    expect(told, "a compile error names the kernel and its options");
+  } catch (const uniep::Error& error) {
+    std::printf("skip the key and compile errors: %s\n", error.what());
+  }
+  std::printf("kernel cache: %d failures\n", failures);
+  return failures == 0 ? 0 : 1;
+}
