@@ -191,7 +191,7 @@ TEST(Gemm, DepthZeroGivesPlusZero) {
 
 // Where separate multiplication and addition, or another order, would give other bits.
 TEST(Gemm, FusesAndKeepsTheOrder) {
-  const auto one_element = [](InstructionSet set, std::vector<float> x, std::vector<float> y) {
+  const auto one_element = [](InstructionSet set, const std::vector<float>& x, const std::vector<float>& y) {
     std::vector<BFloat16> a, b;
     for (const float value : x) a.push_back(to_bfloat16(value));
     for (const float value : y) b.push_back(to_bfloat16(value));

@@ -40,7 +40,7 @@ std::string run_with(cpu::Fault fault, const RandomLayer& layer, const std::stri
           expected);
     };
     try {
-      const std::string problem = run();
+      std::string problem = run();
       if (!problem.empty()) return problem;
     } catch (const Error& error) {
       engine.plant(cpu::Fault::kNone);

@@ -95,7 +95,7 @@ TEST(ScheduleValidate, ReportsEveryPlantedViolationAtOnce) {
     for (const Planted& planted : all) {
       if (below(random, share) != 0) continue;
       planted.plant(c, schedule);
-      expected.push_back(planted.prefix);
+      expected.emplace_back(planted.prefix);
     }
     const std::vector<std::string> violations = c.violations(schedule);
     for (const std::string& prefix : expected) {

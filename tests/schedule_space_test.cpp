@@ -15,7 +15,6 @@ namespace {
 using test::below;
 using test::expect_error;
 using test::listed;
-using test::pick;
 using test::random_schedule_case;
 using test::RandomBits;
 using test::ScheduleCase;

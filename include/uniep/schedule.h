@@ -103,8 +103,8 @@ struct Schedule {
 struct Machine {
   EngineKind engine = EngineKind::kCpu;
   int ranks = 1;
-  int workers = 1;                            // compute units of a rank: threads on cpu, SMs on cuda
-  int64_t shared_memory_bytes = 227 * 1024;   // of one compute unit; only the cuda engine is bound by it
+  int workers = 1;                             // compute units of a rank: threads on cpu, SMs on cuda
+  int64_t shared_memory_bytes = 227LL * 1024;  // of one compute unit; only the cuda engine is bound by it
 };
 
 // One field: its dotted name, what it does, and the strategy of the literature that it covers.
@@ -139,8 +139,8 @@ class UNIEP_API PartialSchedule {
   std::vector<std::pair<std::string, std::string>> values_;  // in the order of schedule_fields()
 };
 
-// Flat JSON with the dotted names as keys (one line), and "key=value,key=value". Stage-qualified tile fields appear only
-// where given. parse(print(s)) gives s.
+// Flat JSON with the dotted names as keys (one line), and "key=value,key=value". Stage-qualified tile fields appear
+// only where given. parse(print(s)) gives s.
 UNIEP_API std::string to_json(const Schedule& schedule);
 UNIEP_API std::string to_text(const Schedule& schedule);
 

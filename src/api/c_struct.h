@@ -94,6 +94,7 @@ template <typename Struct>
 std::vector<Struct> read_structs(const void* first, int count, const char* name) {
   const std::size_t stride = checked_stride<Struct>(first, count, name);
   std::vector<Struct> values;
+  values.reserve(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) {
     values.push_back(read_struct<Struct>(static_cast<const std::byte*>(first) + i * stride, name));
   }

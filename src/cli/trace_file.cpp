@@ -17,6 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kShortestWaitNs = 1000;
+constexpr double kLatestUs = 4e15;  // from 1970 on that is 2096; beyond, a double can not tell microseconds apart
 
 using AgentKey = std::tuple<int, int, bool>;  // rank, worker, compute agent (its lane comes second)
 
@@ -137,12 +138,12 @@ class TraceReader {
   void read_event(const Json& event) {
     const std::string phase = text(event, "ph");
     if (phase == "X") {
-      const double duration = number(event, "dur");
+      const double duration = time(event, "dur");
       if (duration < 0) refuse(name_, fmt::format("event {} has dur {}", index_, duration));
       trace_.slices.push_back(
-          {lane_of(thread_of(event)), text(event, "cat"), text(event, "name"), number(event, "ts"), duration});
+          {lane_of(thread_of(event)), text(event, "cat"), text(event, "name"), time(event, "ts"), duration});
     } else if (phase == "i") {
-      trace_.marks.push_back({text(event, "name"), number(event, "ts")});
+      trace_.marks.push_back({text(event, "name"), time(event, "ts")});
     } else if (phase == "M" && event.contains("args") && event["args"].is_object()) {
       const std::string what = text(event, "name");
       if (what == "process_name") process_names_[integer(event, "pid")] = text(event["args"], "name");
@@ -181,10 +182,14 @@ class TraceReader {
     if (!value.is_string()) refuse(name_, fmt::format("event {}: {} is no string", index_, key));
     return value.get<std::string>();
   }
-  double number(const Json& object, const char* key) const {
+  double time(const Json& object, const char* key) const {
     const Json& value = member(object, key);
     if (!value.is_number()) refuse(name_, fmt::format("event {}: {} is no number", index_, key));
-    return value.get<double>();
+    const double us = value.get<double>();
+    if (!(std::abs(us) <= kLatestUs)) {
+      refuse(name_, fmt::format("event {}: {} is {}, farther than {} microseconds from 0", index_, key, us, kLatestUs));
+    }
+    return us;
   }
   int64_t integer(const Json& object, const char* key) const {
     const Json& value = member(object, key);

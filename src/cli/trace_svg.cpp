@@ -97,7 +97,7 @@ class Picture {
       begin_us_ = std::min(begin_us_, mark.time_us);
       end_us_ = std::max(end_us_, mark.time_us);
     }
-    if (!(end_us_ > begin_us_)) end_us_ = begin_us_ + 1;
+    end_us_ = std::max(end_us_, begin_us_ + 1);  // an axis needs some length
     place_lanes();
   }
 

@@ -59,7 +59,8 @@ void DataFlow::add_expert(const RankProgram& p, int32_t expert, int32_t operand,
 // What a reduce tile adds up: rows or sums that their expert's rank has put into this rank's slots.
 void DataFlow::add_summands(const RankProgram& p, const Task& task, std::vector<int64_t>& writers) const {
   const int64_t begin = static_cast<int64_t>(task.m) * kTokenBlock * p.topk;
-  const int64_t end = std::min<int64_t>(begin + kTokenBlock * p.topk, static_cast<int64_t>(p.tokens) * p.topk);
+  const int64_t end =
+      std::min<int64_t>(begin + static_cast<int64_t>(kTokenBlock) * p.topk, static_cast<int64_t>(p.tokens) * p.topk);
   for (int64_t entry = begin; entry < end; ++entry) {
     const int32_t expert = p.expert_of_slot[entry];
     if (expert < 0) continue;

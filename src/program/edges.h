@@ -40,8 +40,8 @@ UNIEP_HOST_DEVICE SignalLayout signal_layout(const RankProgram& p) {
   SignalLayout layout;
   const int64_t blocks = p.most_blocks;
   const int64_t counter_sizes[5] = {kMaxOperands * blocks, blocks, blocks * kMaxColumnChunks, kMaxLaunches,
-                                    kMaxLaunches * 4};
-  const int64_t flag_sizes[4] = {p.ranks, p.ranks, kMaxOperands * p.ranks * blocks,
+                                    int64_t{kMaxLaunches} * 4};
+  const int64_t flag_sizes[4] = {p.ranks, p.ranks, blocks * kMaxOperands * p.ranks,
                                  static_cast<int64_t>(p.ranks) * combine_units(p) * kMaxColumnChunks};
   layout.counter_total = 0;
   for (int space = 0; space < 5; ++space) {

@@ -44,6 +44,11 @@ UNIEP_HOST_DEVICE int32_t rotated_block(const RankProgram& p, int32_t local_expe
   return (m + p.rotation[local_expert]) % blocks;
 }
 
+// The first push tile for local expert `local_expert` of any destination.
+UNIEP_HOST_DEVICE int32_t push_begin_of(const RankProgram& p, int32_t local_expert) {
+  return p.push_begin[static_cast<int64_t>(local_expert) * p.ranks];
+}
+
 // ---- Segments: a run of tiles of one stage over a range of experts
 // ---------------------------------------------------
 
@@ -66,7 +71,7 @@ UNIEP_HOST_DEVICE int64_t segment_length(const RankProgram& p, const Segment& s)
     case Stage::kWgradFc1:
       return static_cast<int64_t>(s.experts.end - s.experts.begin) * p.wgrad_fc1.m_tiles() * p.wgrad_fc1.n_tiles();
     case Stage::kPush:
-      return p.push_begin[s.experts.end * p.ranks] - p.push_begin[s.experts.begin * p.ranks];
+      return push_begin_of(p, s.experts.end) - push_begin_of(p, s.experts.begin);
     default:
       return blocks_in(p, s.experts);  // kPull, kReceive, kSend: one tile a block
   }
@@ -111,7 +116,7 @@ UNIEP_HOST_DEVICE int32_t destination_of_turn(const RankProgram& p, int32_t turn
 }
 
 UNIEP_HOST_DEVICE Task push_task(const RankProgram& p, const Segment& s, int64_t index) {
-  const int64_t tile = p.push_begin[s.experts.begin * p.ranks] + index;
+  const int64_t tile = push_begin_of(p, s.experts.begin) + index;
   int32_t low = s.experts.begin * p.ranks, high = s.experts.end * p.ranks;
   while (high - low > 1) {  // push_begin[low] <= tile < push_begin[high]
     const int32_t middle = low + (high - low) / 2;

@@ -66,10 +66,7 @@ ScheduleField numbers(const char* name, std::vector<int> legal, const char* mean
   return field;
 }
 
-#define UNIEP_MEMBER(path)      \
-  [](auto& schedule) -> auto& { \
-    return schedule.path;       \
-  }
+#define UNIEP_MEMBER(path) ([](auto& schedule) -> auto& { return schedule.path; })
 
 void add_launch_and_dispatch(std::vector<FieldDescriptor>& table) {
   table.push_back(describe(

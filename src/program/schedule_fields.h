@@ -97,6 +97,6 @@ int parse_value(const ScheduleField& field, std::string_view text);
 std::string printable(std::string_view text);
 
 // docs/schedule.md, whole.
-UNIEP_API std::string schedule_reference_markdown();
+std::string schedule_reference_markdown();
 
 }  // namespace uniep

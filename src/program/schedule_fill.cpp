@@ -172,7 +172,8 @@ class Filler {
     const TileShape tile = schedule_.tile;
     Choice rows{kTileM, {}};
     for (const GemmStage stage : {GemmStage::kFc1, GemmStage::kFc2, GemmStage::kDgradFc2, GemmStage::kDgradFc1}) {
-      if (const std::optional<int> own = schedule_.stage_tile[static_cast<int>(stage)].m) rows.values.push_back(*own);
+      if (const std::optional<int> own = schedule_.stage_tile[static_cast<int>(stage)].m)
+        rows.values.emplace_back(*own);
     }
     rows.values.insert(rows.values.end(), {tile.m, 64});
     const std::vector<Choice> choices = open_choices({rows,

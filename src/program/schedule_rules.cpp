@@ -9,10 +9,10 @@ namespace uniep {
 namespace {
 
 constexpr int64_t kMostRanks = 64;
-constexpr int64_t kMostRingBytes = 64 * 1024;  // cuda: a copy's ring
-constexpr int64_t kEpilogueBytes = 8 * 1024;   // cuda: staging, barriers and task records
-constexpr int64_t kElementBytes = 2;           // bf16
-constexpr int64_t kWarpgroupTile = 128 * 128;  // fp32 accumulators that one math warpgroup holds
+constexpr int64_t kMostRingBytes = 64LL * 1024;  // cuda: a copy's ring
+constexpr int64_t kEpilogueBytes = 8LL * 1024;   // cuda: staging, barriers and task records
+constexpr int64_t kElementBytes = 2;             // bf16
+constexpr int64_t kWarpgroupTile = 128LL * 128;  // fp32 accumulators that one math warpgroup holds
 constexpr int64_t kCooperativeTile = 2 * kWarpgroupTile;
 
 template <typename... Fields>

@@ -181,6 +181,7 @@ std::vector<Variable> variables_of(const SpaceLimits& limits, const RuleContext&
     }
   }
   std::vector<Variable> variables;
+  variables.reserve(fields.size());
   for (const int field : fields) variables.push_back({field, possible_values(field, context, true)});
   return variables;
 }

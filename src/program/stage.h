@@ -41,7 +41,6 @@ inline const char* stage_name(Stage stage, Direction direction) {
   const bool forward = direction == Direction::kForward;
   switch (stage) {
     case Stage::kPull:
-      return "dispatch";
     case Stage::kPush:
       return "dispatch";
     case Stage::kReceive:
@@ -55,7 +54,6 @@ inline const char* stage_name(Stage stage, Direction direction) {
     case Stage::kWgradFc1:
       return "wgrad_fc1";
     case Stage::kSend:
-      return "combine";
     case Stage::kGroupSend:
       return "combine";
     case Stage::kReduce:

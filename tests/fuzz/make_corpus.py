@@ -124,6 +124,10 @@ def write_trace():
     write("trace", "no_events", json.dumps({"otherData": {"title": 3}}))
     write("trace", "negative_duration", json.dumps([tile("fc1", 1, 1, 0, -1)]))
     write("trace", "huge_times", json.dumps([tile("fc1", 1, 1, 1e300, 1e300), tile("fc2", 1, 2, -1e300, 0)]))
+    write("trace", "far", json.dumps([tile("fc1", 1, 1, 1e18, 0)]))
+    write("trace", "last", json.dumps([tile("fc1", 1, 1, 4e15, 0)]))
+    write("trace", "opposite", json.dumps([tile("fc1", 1, 1, -1.7e308, 1.7e308), tile("fc1", 1, 1, 1.7e308, 1.7e308)]))
+    write("trace", "short", json.dumps([tile("fc1", 1, 1, 0, 5e-324)]))
     write("trace", "ids", json.dumps([tile("fc1", -2**63, 2**63 - 1, 0, 1)]))
 
 

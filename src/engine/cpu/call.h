@@ -74,7 +74,7 @@ struct Call {
   int64_t now_ns() const {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
   }
-  void fail(std::exception_ptr reason) {
+  void fail(const std::exception_ptr& reason) {
     const std::lock_guard<std::mutex> lock(failure_mutex);
     if (failure == nullptr) failure = reason;
     stopped.store(true, std::memory_order_relaxed);

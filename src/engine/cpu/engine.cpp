@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <thread>
+#include <type_traits>
 
 #include "api/place.h"
 #include "engine/cpu/run_call.h"
@@ -36,11 +37,11 @@ int64_t slots_per_token(const LayerShape& shape, const Numerics& numerics) {
 
 template <typename T>
 std::vector<T> expert_pointers(T whole, T const* experts, int64_t count, int64_t bytes) {
+  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<T>>, const std::byte, std::byte>;
   std::vector<T> pointers(count);
   for (int64_t expert = 0; expert < count; ++expert) {
-    pointers[expert] = experts != nullptr
-                           ? experts[expert]
-                           : reinterpret_cast<T>(reinterpret_cast<std::uintptr_t>(whole) + expert * bytes);
+    pointers[expert] =
+        experts != nullptr ? experts[expert] : reinterpret_cast<T>(reinterpret_cast<Byte*>(whole) + expert * bytes);
   }
   return pointers;
 }

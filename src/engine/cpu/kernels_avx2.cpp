@@ -55,7 +55,7 @@ struct Avx2Vector {
       x[l + 2] = _mm256_unpacklo_epi64(y[l + 1], y[l + 3]);
       x[l + 3] = _mm256_unpackhi_epi64(y[l + 1], y[l + 3]);
     }
-    for (int p = 0; p < 4; ++p) {
+    for (int64_t p = 0; p < 4; ++p) {
       store_pair(out + 2 * p * width, width, _mm256_permute2x128_si256(x[p], x[p + 4], 0x20));
       store_pair(out + (2 * p + 8) * width, width, _mm256_permute2x128_si256(x[p], x[p + 4], 0x31));
     }

@@ -48,7 +48,7 @@ struct Avx512Vector {
       x[l + 2] = unpack_low_64(y[l + 1], y[l + 3]);
       x[l + 3] = unpack_high_64(y[l + 1], y[l + 3]);
     }
-    for (int d = 0; d < 4; ++d) {
+    for (int64_t d = 0; d < 4; ++d) {
       const __m512i even_low = shuffle_quarters<0x88>(x[d], x[4 + d]);  // lanes 0 and 2 of groups 0 and 1
       const __m512i odd_low = shuffle_quarters<0xdd>(x[d], x[4 + d]);
       const __m512i even_high = shuffle_quarters<0x88>(x[8 + d], x[12 + d]);

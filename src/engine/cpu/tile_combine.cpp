@@ -39,8 +39,9 @@ void group_send(Call& call, const RankProgram& p, const Task& task, AgentScratch
   for (int32_t token = begin; token < end; ++token) {
     const int32_t* rows = p.row_of_source + p.source_begin[task.expert] + static_cast<int64_t>(token) * p.topk;
     for (int32_t group = first_group; group < end_group; ++group) {
-      const int32_t first_row = p.segment_start[group * experts_per_group];
-      const int32_t last_expert = (group + 1) * experts_per_group - 1;
+      const int32_t first_expert = group * experts_per_group;
+      const int32_t last_expert = first_expert + experts_per_group - 1;
+      const int32_t first_row = p.segment_start[first_expert];
       const int32_t end_row = p.segment_start[last_expert] + p.expert_rows[last_expert];
       scratch.sources.clear();
       for (int32_t slot = 0; slot < p.topk; ++slot) {
