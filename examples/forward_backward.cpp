@@ -41,7 +41,7 @@ Rank make_rank(int rank) {
   own.w1 = random_values(experts * 2 * kShape.intermediate * kShape.hidden, 30 + rank);
   own.w2 = random_values(experts * kShape.hidden * kShape.intermediate, 40 + rank);
   for (int64_t token = 0; token < kTokens; ++token) {
-    const int32_t first = static_cast<int32_t>((7 * token + 3 * rank) % kShape.experts);
+    const int32_t first = static_cast<int32_t>((7 * token + 3LL * rank) % kShape.experts);
     own.topk_ids.push_back(first);
     own.topk_ids.push_back(static_cast<int32_t>((first + 1 + token % 5) % kShape.experts));
     own.probs.push_back(0.75f);

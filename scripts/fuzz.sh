@@ -16,7 +16,7 @@ esac
 cmake -G Ninja -S . -B "$build" -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
   -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
   -DUNIEP_SANITIZE=fuzzer-no-link,address,undefined -DUNIEP_BUILD_FUZZERS=ON \
-  -DUNIEP_BUILD_TESTS=OFF -DUNIEP_BUILD_CLI=OFF -DUNIEP_BUILD_BENCH=OFF >/dev/null
+  -DUNIEP_BUILD_TESTS=OFF -DUNIEP_BUILD_CLI=OFF -DUNIEP_BUILD_BENCH=OFF -DUNIEP_CUDA_INCLUDE:PATH=OFF >/dev/null
 cmake --build "$build" -j "$(nproc)" --target "${targets[@]/#/fuzz_}"
 
 # Memory limits are part of the test: a small file must not make a reader ask for much.

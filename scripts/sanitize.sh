@@ -8,16 +8,17 @@ cd "$(dirname "$0")/.."
 
 sanitizers=${1:-}
 case $sanitizers in
-  thread) build=build/tsan combinations=300 ;;
+  thread) build=build/tsan combinations=200 ;;
   address,undefined) build=build/asan combinations=100 ;;
   *) echo "usage: scripts/sanitize.sh thread|address,undefined, not '$sanitizers'" >&2; exit 2 ;;
 esac
 build=${2:-$build}
 export UNIEP_TEST_COMBINATIONS=${UNIEP_TEST_COMBINATIONS:-$combinations}
 
-# -O1 and line tables only: half the time of a build with -O2 -g, and reports still name file and line.
+# -O1 and line tables only: half the time of a build with -O2 -g, and reports still name file and line. Without CUDA,
+# whose libraries are not built for sanitizers.
 cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
-  -DUNIEP_SANITIZE="$sanitizers" -DUNIEP_BUILD_BENCH=OFF >/dev/null
+  -DUNIEP_SANITIZE="$sanitizers" -DUNIEP_BUILD_BENCH=OFF -DUNIEP_CUDA_INCLUDE:PATH=OFF >/dev/null
 
 if [ "$sanitizers" = thread ]; then
   cmake --build "$build" -j "$(nproc)" --target bitwise_test cpu_engine_test fault_test
@@ -31,5 +32,6 @@ else
   cmake --build "$build" -j "$(nproc)"
   export ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
   export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-  ctest --test-dir "$build" -j "$(nproc)" --output-on-failure
+  # The proof over the whole space has its time in `make test`; program_test runs the same code here.
+  ctest --test-dir "$build" -j "$(nproc)" --output-on-failure -E "^CheckerSpace"
 fi
