@@ -1,10 +1,10 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <random>
 #include <string>
@@ -182,7 +182,8 @@ TEST_F(Checkpoint, RefusesWhatIsMissingForeignTruncatedOrDamaged) {
   for (int trial = 0; trial < 20; ++trial) {
     std::string bad = good;
     const std::size_t data = 8 + header;
-    bad[data + random() % (bad.size() - data)] ^= static_cast<char>(1 << random() % 8);
+    char& damaged = bad[data + random() % (bad.size() - data)];
+    damaged = static_cast<char>(damaged ^ 1 << random() % 8);
     io::write_file(path_, bad);
     refused("damaged");
   }

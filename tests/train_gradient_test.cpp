@@ -107,7 +107,8 @@ TEST(TrainKernels, DotTakesEveryElementOnce) {
   for (int64_t count = 0; count < 40; ++count) {
     std::vector<float> x(count), ones(count, 1.0f);
     for (int64_t i = 0; i < count; ++i) x[i] = static_cast<float>(i + 1);
-    EXPECT_EQ(dot(x.data(), ones.data(), count), static_cast<float>(count * (count + 1) / 2));
+    const int64_t sum = count * (count + 1) / 2;
+    EXPECT_EQ(dot(x.data(), ones.data(), count), static_cast<float>(sum));
   }
 }
 
