@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "uniep/direction.h"
 #include "uniep/export.h"
 #include "uniep/numerics.h"
 #include "uniep/shape.h"
 
 namespace uniep {
 
-enum class Direction : int { kForward = 0, kBackward = 1 };
 enum class EngineKind : int { kAuto = 0, kCpu = 1, kCuda = 2 };
 
 enum class Fusion : int { kNone = 0, kPairs = 1, kLayer = 2 };

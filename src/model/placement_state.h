@@ -2,31 +2,12 @@
 
 #include <vector>
 
-#include "model/portability.h"
+#include "model/row_table.h"
 #include "uniep/layer.h"
 
 // Where every (token, slot) pair lands. Rows are grouped by expert on the expert's rank; inside an expert they stand in
 // the order (source rank, token, slot), which is the order of the global batch whatever the number of ranks.
 namespace uniep {
-
-// Every expert's segment starts at a multiple of this many rows and is padded to it.
-inline constexpr int kRowAlignment = 128;
-
-UNIEP_HOST_DEVICE int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-UNIEP_HOST_DEVICE int64_t divide_up(int64_t value, int64_t divisor) {
-  return (value + divisor - 1) / divisor;
-}
-
-// An entry of a rank's row table: which slot a row belongs to. Padding has rank = -1.
-struct RowSource {
-  int32_t rank;
-  int32_t token;
-  int32_t slot;
-  float prob;
-};
-static_assert(sizeof(RowSource) == 16, "a row table entry is one 16-byte store to a peer");
 
 namespace internal {
 

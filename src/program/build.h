@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "model/placement_state.h"
 #include "program/rank_program.h"
 
 namespace uniep {

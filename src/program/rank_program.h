@@ -1,6 +1,6 @@
 #pragma once
 
-#include "model/placement_state.h"
+#include "model/row_table.h"
 #include "program/stage.h"
 
 // The Program of one rank, for one call: everything that the order of tiles and the edges between them depend on, as

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "model/portability.h"
-#include "uniep/schedule.h"
+#include "uniep/direction.h"
 
 namespace uniep {
 
@@ -37,6 +37,7 @@ struct Task {
 };
 static_assert(sizeof(Task) == 16, "a task travels through a ring of 16-byte records");
 
+#ifndef __CUDACC_RTC__
 inline const char* stage_name(Stage stage, Direction direction) {
   const bool forward = direction == Direction::kForward;
   switch (stage) {
@@ -61,5 +62,6 @@ inline const char* stage_name(Stage stage, Direction direction) {
   }
   return "unknown";
 }
+#endif
 
 }  // namespace uniep

@@ -7,8 +7,9 @@ cd "$(dirname "$0")/../.."
 build=${1:-build-gpu}
 cuda=${CUDA_HOME:-/usr/local/cuda}
 mkdir -p "$build"
-names=$(cd src && ls -1 model/portability.h model/elementwise.h engine/cuda/device/*.h engine/cuda/device/*.cu \
-  engine/cuda/device/*/*.h | tr '\n' ';')uniep/bfloat16.h
+names=$(cd src && ls -1 model/{portability,elementwise,row_table}.h \
+  program/{stage,tile_order,rank_program,order,edges}.h engine/cuda/device/*.{h,cu} engine/cuda/device/*/*.h | tr '\n' ';')
+names+="uniep/bfloat16.h;uniep/direction.h"
 cmake "-DROOT=$PWD" "-DOUTPUT=$PWD/$build/embedded_sources.cpp" "-DFILES=$names" -P src/engine/cuda/embed_sources.cmake
 flags="-std=c++20 -O2 -ffp-contract=off -fPIC -I. -Iinclude -Isrc -isystem $cuda/include"
 sources=$(find src -path "src/engine/cuda/*.cpp" -o -path "src/comm/*.cpp" | grep -v -e unavailable -e /device/ | sort)

@@ -3,7 +3,7 @@
 #include "engine/cuda/device/gemm_arguments.h"
 #include "engine/cuda/device/ptx/cluster.h"
 #include "engine/cuda/device/shared_storage.h"
-#include "engine/cuda/device/tile_order.h"
+#include "program/tile_order.h"
 
 namespace uniep::cuda {
 

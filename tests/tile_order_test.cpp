@@ -1,14 +1,13 @@
-// Every tile of an expert is done exactly once, by CTAs that agree on what they share. Runs anywhere.
-#include "engine/cuda/device/tile_order.h"
+#include "program/tile_order.h"
 
-#include <cstdio>
+#include <gtest/gtest.h>
+
 #include <vector>
 
+namespace uniep {
 namespace {
 
-using namespace uniep;
-using namespace uniep::cuda;
-
+// Every tile of an expert is done exactly once, by CTAs that agree on what they share.
 bool covers(int m_blocks, int n_blocks, int cluster, int raster) {
   std::vector<int> done(static_cast<size_t>(m_blocks) * static_cast<size_t>(n_blocks), 0);
   const int tasks = task_count(m_blocks, n_blocks, cluster);
@@ -30,21 +29,17 @@ bool covers(int m_blocks, int n_blocks, int cluster, int raster) {
 
 }  // namespace
 
-int main() {
-  int failures = 0;
-  int cases = 0;
+TEST(TileOrder, CoversEveryGridOnce) {
   for (int m_blocks = 0; m_blocks <= 23; ++m_blocks) {
     for (int n_blocks = 1; n_blocks <= 9; ++n_blocks) {
       for (int cluster = 1; cluster <= 2; ++cluster) {
         for (const int raster : {1, 2, 3, 8, 16}) {
-          ++cases;
-          if (covers(m_blocks, n_blocks, cluster, raster)) continue;
-          std::printf("FAIL m_blocks=%d n_blocks=%d cluster=%d raster=%d\n", m_blocks, n_blocks, cluster, raster);
-          ++failures;
+          EXPECT_TRUE(covers(m_blocks, n_blocks, cluster, raster))
+              << m_blocks << " x " << n_blocks << " blocks, cluster " << cluster << ", raster " << raster;
         }
       }
     }
   }
-  std::printf("tile order: %d cases, %d failures\n", cases, failures);
-  return failures == 0 ? 0 : 1;
 }
+
+}  // namespace uniep

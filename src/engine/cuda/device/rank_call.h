@@ -1,0 +1,70 @@
+#pragma once
+
+#include "engine/cuda/device/signals.h"
+#include "engine/cuda/device/tensor_map.h"
+#include "program/edges.h"
+#include "program/order.h"
+#include "uniep/bfloat16.h"
+
+// One rank's share of one call, in device memory: written by the host before the first launch of the call, read by all
+// of its kernels. Nothing in it changes during the call.
+namespace uniep::cuda {
+
+constexpr int kMostCudaRanks = 8;
+
+// Where an agent writes down when its tiles ran; a ring of `capacity` records for each agent.
+struct TileRecord {
+  uniep::Task task;
+  uint32_t launch;
+  uint32_t reserved;
+  uint64_t wait_begin_ns, begin_ns, end_ns;  // %globaltimer
+};
+static_assert(sizeof(TileRecord) == 48, "laid out alike on the host and the device");
+
+struct alignas(64) RankCall {
+  // Operands of the row GEMMs: boxes of kTileM rows (A) or half a tile of columns (B) by 64 of K.
+  TensorMap first_a;          // xg [rows, H]
+  TensorMap second_a;         // a [rows, I]
+  const TensorMap* first_b;   // W1: one map over the local experts, or one an expert
+  const TensorMap* second_b;  // W2
+  int32_t first_map_per_expert, second_map_per_expert;
+
+  RankProgram program;  // its tables lie in device memory
+  SignalLayout layout;
+  int64_t hidden, intermediate;
+  int32_t slot_count;  // rows of `slots` a token: K, or the number of combine groups
+
+  // Signals. The epoch is advanced by the kernel that begins a call; counters of epoch e lie in bank e % 2.
+  uint32_t* epoch;
+  uint32_t* counters;               // [2][layout.counter_total]
+  uint32_t* flags[kMostCudaRanks];  // of every rank, as this rank reaches them
+  WaitReport* report;
+  uint64_t wait_limit_ns;     // for waits inside a rank and for data of peers that have arrived
+  uint64_t arrival_limit_ns;  // for a peer to arrive
+
+  // Memory that peers reach.
+  const BFloat16* input[kMaxOperands][kMostCudaRanks];  // [T, H] x, or dy and x again
+  BFloat16* gathered_of[kMaxOperands][kMostCudaRanks];  // [rows, H]; peers' only under push
+  BFloat16* slots[kMostCudaRanks];                      // [T, slot_count, H]
+  float* prob_slots[kMostCudaRanks];                    // [T, K] dprobs on their way
+  const RowSource* rows_of[kMostCudaRanks];             // row tables; peers' only under push
+
+  // Memory of this rank alone. Forward's names; in backward the first GEMM makes dz, the second dxg.
+  BFloat16* z;            // [rows, 2 I]
+  BFloat16* activation;   // [rows, I]
+  BFloat16* output_rows;  // [rows, H] o or dxg, when the combine is staged
+  BFloat16* output;       // [T, H] y or dx
+  float* dprobs;          // [T, K]
+
+  // Profiler: null, or [workers][2 agents: copy, compute][record_capacity], and how many records each has written.
+  TileRecord* records;
+  uint32_t* record_counts;  // [workers][2]
+  uint32_t record_capacity;
+};
+
+// The rank's counter bank of the running call.
+UNIEP_HOST_DEVICE uint32_t* counter_bank(const RankCall& call, uint32_t epoch) {
+  return call.counters + (epoch & 1u) * call.layout.counter_total;
+}
+
+}  // namespace uniep::cuda
