@@ -13,7 +13,15 @@ enum class Layout : int { kForward = 0, kDgrad = 1, kWgrad = 2 };
 
 // kSwiglu:         D is z (N = 2 I); writes a = silu(z_gate) z_up prob from the rounded z, and z if asked.
 // kSwigluGradient: D is da (N = I); reads z, writes a, dz and the 64-column sums of dprob.
-enum class Epilogue : int { kBFloat16 = 0, kFloat32 = 1, kAccumulate = 2, kSwiglu = 3, kSwigluGradient = 4 };
+// kLayer:          the megakernel's: a tile of FC1 is kSwiglu's, a tile of FC2 goes to the slots of its rows' ranks.
+enum class Epilogue : int {
+  kBFloat16 = 0,
+  kFloat32 = 1,
+  kAccumulate = 2,
+  kSwiglu = 3,
+  kSwigluGradient = 4,
+  kLayer = 5
+};
 
 constexpr int kTileM = 128;
 constexpr int kTileK = 64;
@@ -44,10 +52,11 @@ UNIEP_HOST_DEVICE constexpr int staging_bytes(const GemmConfig& config) {
 }
 
 // What an epilogue leaves over for between the next tile's K blocks (see roles/epilogue.h): bf16 writes 64 columns
-// after each of the first K blocks; SwiGLU and dSwiGLU do 16 columns a step, spread over all K blocks.
+// after each of the first K blocks; SwiGLU and dSwiGLU do 16 columns a step, spread over all K blocks; the layer does
+// 16 columns of gate and up, or 32 of FC2.
 UNIEP_HOST_DEVICE constexpr int late_steps(const GemmConfig& config) {
   if (config.epilogue == Epilogue::kBFloat16) return config.tile_n / 64;
-  if (config.epilogue == Epilogue::kSwiglu) return config.tile_n / 2 / 16;
+  if (config.epilogue == Epilogue::kSwiglu || config.epilogue == Epilogue::kLayer) return config.tile_n / 2 / 16;
   return config.epilogue == Epilogue::kSwigluGradient ? config.tile_n / 16 : 0;
 }
 // The fewest K blocks that this takes. Forward and dgrad run at least that many: beyond K both operands are read as
@@ -62,9 +71,11 @@ UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) {
 }
 
 constexpr int kBarrierBytes = 1024;  // barriers and task records, and the alignment of the operands
+constexpr int kLayerBytes = 4096;    // kLayer: the call, where FC2's rows go, what the other roles need
 
 UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
-  return config.stages * stage_bytes(config) + kMathWarps * staging_bytes(config) + kCopyRingBytes + kBarrierBytes;
+  return config.stages * stage_bytes(config) + kMathWarps * staging_bytes(config) + kCopyRingBytes + kBarrierBytes +
+         (config.epilogue == Epilogue::kLayer ? kLayerBytes : 0);
 }
 
 }  // namespace uniep::cuda
