@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "api/place.h"
@@ -32,9 +33,12 @@ BuiltProgram build(uint64_t seed, Direction direction, const RandomLayerLimits& 
   const Numerics& numerics = built.layer.config.numerics;
   const Schedule schedule = sample_legal(random.next(), direction, data.shape, numerics, machine, fixed);
   built.text = built.layer.description + "\n" + to_text(schedule);
-  built.program = std::make_unique<Program>(ProgramRequest{data.shape, numerics, schedule, direction,
-                                                           schedule.save_xg == SaveXg::kRedispatch, machine.workers},
-                                            place_on_host(data.shape, built.layer.ranks, routings, {}));
+  ProgramRequest request{data.shape,     numerics, schedule, direction, schedule.save_xg == SaveXg::kRedispatch,
+                         machine.workers};
+  request.cluster = random.one_in(2) && comes_in_clusters(schedule, machine.workers, 2) ? 2 : 1;
+  request.pull_parts = static_cast<int>(random.between(1, 20));
+  built.text += fmt::format("\ncluster {}, pulled in {} parts", request.cluster, request.pull_parts);
+  built.program = std::make_unique<Program>(request, place_on_host(data.shape, built.layer.ranks, routings, {}));
   return built;
 }
 

@@ -20,7 +20,8 @@ int64_t late_position(const RankProgram& p, int64_t rows, int64_t hidden, int64_
       static_cast<double>(rows) * hidden * 2 * p.operands / p.dispatch_workers * kOperationsPerCopiedByte;
   const double list_operations = 6.0 * rows * hidden * intermediate;
   const double per_worker = list_operations / (shared - p.dispatch_workers);
-  return per_worker <= 0 ? 0 : static_cast<int64_t>(list * std::min(1.0, copy / per_worker));
+  const int64_t position = per_worker <= 0 ? 0 : static_cast<int64_t>(list * std::min(1.0, copy / per_worker));
+  return position / p.cluster * p.cluster;
 }
 
 }  // namespace
@@ -50,6 +51,12 @@ std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction dire
     launches.push_back({.wgrad_fc2 = true, .wgrad_fc1 = true});
   }
   return launches;
+}
+
+bool comes_in_clusters(const Schedule& schedule, int workers, int cluster) {
+  const CommSchedule& comm = schedule.comm;
+  const int kinds[] = {workers - comm.reserve_sms, comm.dispatch_sms, comm.combine_sms, comm.reduce_sms};
+  return std::all_of(std::begin(kinds), std::end(kinds), [&](int count) { return count % cluster == 0; });
 }
 
 std::vector<int32_t> column_chunk_bounds(int64_t columns, int chunks) {
@@ -131,6 +138,8 @@ void Program::build_rank(int rank) {
   p.wave_experts = schedule.order.experts_per_wave;
   p.waves = static_cast<int32_t>(divide_up(p.local_experts, p.wave_experts));
   p.raster = schedule.order.raster;
+  p.cluster = request_.cluster;
+  p.pull_parts = request_.pull_parts;
   p.tile_m = schedule.tile.m;
   p.first_tiles = static_cast<int32_t>(divide_up(intermediate, first_tile_columns(schedule, request_.direction)));
   p.second_tile_n = schedule.tile_of(forward ? GemmStage::kFc2 : GemmStage::kDgradFc1).n;
@@ -166,10 +175,12 @@ void Program::build_rank(int rank) {
   p.row_of_source = state.rank[rank].row_of_source.data();
 
   tables.block_begin.assign(1, 0);
+  tables.odd_blocks.assign(1, 0);
   for (int32_t local = 0; local < p.local_experts; ++local) {
     const int32_t expert = p.first_expert + local;
     const int32_t blocks = blocks_of_rows(p.expert_rows[expert], p.tile_m);
     tables.block_begin.push_back(tables.block_begin.back() + blocks);
+    tables.odd_blocks.push_back(tables.odd_blocks.back() + blocks % 2);
     const int32_t own_first = p.source_offset[rank * p.experts + expert] / p.tile_m;
     tables.rotation.push_back(p.source_rotation && blocks > 0 ? std::min(own_first, blocks - 1) : 0);
   }
@@ -186,6 +197,7 @@ void Program::build_rank(int rank) {
     }
   }
   p.block_begin = tables.block_begin.data();
+  p.odd_blocks = tables.odd_blocks.data();
   p.rotation = tables.rotation.data();
   p.push_begin = tables.push_begin.data();
   p.push_block = tables.push_block.data();

@@ -16,6 +16,8 @@ struct ProgramRequest {
   Direction direction = Direction::kForward;
   bool redispatch = false;  // backward: x must travel again, since forward did not keep xg
   int workers = 1;
+  int cluster = 1;     // workers that share weight tiles; divides the workers of every kind
+  int pull_parts = 1;  // tiles that a row block is pulled in
 };
 
 // The Program of all ranks with the tables that it points to. Keeps the placement alive.
@@ -32,7 +34,7 @@ class Program {
 
  private:
   struct RankTables {
-    std::vector<int32_t> block_begin, rotation, push_begin, push_block;
+    std::vector<int32_t> block_begin, odd_blocks, rotation, push_begin, push_block;
   };
 
   void build_shared_tables();
@@ -44,6 +46,9 @@ class Program {
   std::vector<RankTables> tables_;
   std::vector<RankProgram> ranks_;
 };
+
+// Whether the workers of every kind that a schedule names come in whole clusters.
+bool comes_in_clusters(const Schedule& schedule, int workers, int cluster);
 
 // The launches of a direction under a schedule, in order.
 std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction direction);

@@ -52,7 +52,11 @@ class Coverage {
       const int32_t blocks = static_cast<int32_t>(divide_up(rows, p.tile_m));
       expect(p, Stage::kFirstGemm, expert, blocks, p.first_tiles);
       expect(p, Stage::kSecondGemm, expert, blocks, p.chunk_tile[p.chunks]);
-      expect(p, p.push ? Stage::kReceive : Stage::kPull, expert, blocks, p.operands);
+      if (p.push) {
+        expect(p, Stage::kReceive, expert, blocks, p.operands);
+      } else {
+        expect(p, Stage::kPull, expert, blocks, p.operands * p.pull_parts);
+      }
       if (!p.epilogue_combine && p.combine_groups == 0) expect(p, Stage::kSend, expert, blocks, p.chunks);
       if (backward) {
         expect(p, Stage::kWgradFc2, expert, p.wgrad_fc2.m_tiles(), p.wgrad_fc2.n_tiles());
@@ -81,6 +85,7 @@ class Coverage {
   }
 
   void visit(const TaskGraph::Node& node) {
+    if (!node.task.has_tile()) return;
     tiles_[{node.rank, node.task.stage, node.task.expert, node.task.m, node.task.n}] -= 1;
     const RankProgram& p = program_.rank(node.rank);
     if (node.task.stage == Stage::kPull || node.task.stage == Stage::kReceive) fill_rows(p, node.task);
@@ -88,9 +93,9 @@ class Coverage {
 
   // Rows that the tile's copies fill (under push: rows that its source's copies or its own fill).
   void fill_rows(const RankProgram& p, const Task& task) {
-    std::vector<int32_t>& filled = rows_[{p.rank, task.n}];
+    std::vector<int32_t>& filled = rows_[{p.rank, operand_of(p, task)}];
     filled.resize(program_.placement().padded_rows[p.rank], 0);
-    const RowRange range = rows_of_block(p, p.first_expert + task.expert, task.m);
+    const RowRange range = rows_of_dispatch(p, task);
     for (int32_t row = range.begin; row < range.end; ++row) {
       if (is_primary_row(p, row)) for_each_filled_row(p, row, [&](int32_t target) { ++filled[target]; });
     }

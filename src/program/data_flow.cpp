@@ -9,6 +9,7 @@ namespace uniep {
 DataFlow::DataFlow(const Program& program, const TaskGraph& graph) : program_(program), graph_(graph) {
   for (int64_t node = 0; node < static_cast<int64_t>(graph.nodes().size()); ++node) {
     const TaskGraph::Node& n = graph.nodes()[node];
+    if (!n.task.has_tile()) continue;
     nodes_[{n.rank, n.task.stage, n.task.expert, n.task.m, n.task.n}] = node;
     if (n.task.stage == Stage::kPull || n.task.stage == Stage::kReceive) fill_writers(node);
   }
@@ -17,14 +18,14 @@ DataFlow::DataFlow(const Program& program, const TaskGraph& graph) : program_(pr
 void DataFlow::fill_writers(int64_t node) {
   const TaskGraph::Node& n = graph_.nodes()[node];
   const RankProgram& p = program_.rank(n.rank);
-  std::vector<int64_t>& writer = row_writer_[{n.rank, n.task.n}];
+  std::vector<int64_t>& writer = row_writer_[{n.rank, operand_of(p, n.task)}];
   writer.resize(program_.placement().padded_rows[n.rank], -1);
   const int32_t expert = p.first_expert + n.task.expert;
   if (n.task.expert < 0 || n.task.expert >= p.local_experts ||
       n.task.m >= blocks_of_rows(p.expert_rows[expert], p.tile_m)) {
     return;
   }
-  const RowRange range = rows_of_block(p, expert, n.task.m);
+  const RowRange range = rows_of_dispatch(p, n.task);
   for (int32_t row = range.begin; row < range.end; ++row) {
     if (is_primary_row(p, row)) for_each_filled_row(p, row, [&](int32_t filled) { writer[filled] = node; });
   }
@@ -81,13 +82,15 @@ std::vector<int64_t> DataFlow::writers_of(const TaskGraph::Node& reader) const {
   const RankProgram& p = program_.rank(reader.rank);
   const Task& task = reader.task;
   std::vector<int64_t> writers;
+  if (!task.has_tile()) return writers;
   switch (task.stage) {
     case Stage::kPull:
     case Stage::kPush:
       break;  // they read the caller's arrays
     case Stage::kReceive:
       for (int32_t source = 0; source < p.ranks; ++source) {
-        const RowRange part = rows_from_source(p, p.first_expert + task.expert, task.m, source);
+        const RowRange part = rows_from_source(p, p.first_expert + task.expert,
+                                               rows_of_block(p, p.first_expert + task.expert, task.m), source);
         if (part.begin < part.end) {
           add_tiles(source, Stage::kPush, p.first_expert + task.expert, task.m, task.n, task.n + 1, writers);
         }

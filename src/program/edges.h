@@ -97,13 +97,29 @@ UNIEP_HOST_DEVICE int32_t tiles_in_chunk(const RankProgram& p, int32_t chunk) {
   return p.chunk_tile[chunk + 1] - p.chunk_tile[chunk];
 }
 
+// Ranks that have rows in a range of an expert's rows.
+template <typename Visit>
+UNIEP_HOST_DEVICE void for_each_source(const RankProgram& p, int32_t global_expert, RowRange range, Visit&& visit) {
+  for (int32_t source = 0; source < p.ranks; ++source) {
+    const RowRange part = rows_from_source(p, global_expert, range, source);
+    if (part.begin < part.end) visit(source);
+  }
+}
+
 // Ranks that have rows in a block of this rank.
 template <typename Visit>
 UNIEP_HOST_DEVICE void for_each_source(const RankProgram& p, int32_t global_expert, int32_t m, Visit&& visit) {
-  for (int32_t source = 0; source < p.ranks; ++source) {
-    const RowRange part = rows_from_source(p, global_expert, m, source);
-    if (part.begin < part.end) visit(source);
-  }
+  for_each_source(p, global_expert, rows_of_block(p, global_expert, m), visit);
+}
+
+// What a kPull or kReceive task fills (a receive: the whole block).
+UNIEP_HOST_DEVICE int32_t operand_of(const RankProgram& p, const Task& task) {
+  return task.stage == Stage::kPull ? task.n / p.pull_parts : task.n;
+}
+UNIEP_HOST_DEVICE RowRange rows_of_dispatch(const RankProgram& p, const Task& task) {
+  const int32_t expert = p.first_expert + task.expert;
+  if (task.stage == Stage::kReceive) return rows_of_block(p, expert, task.m);
+  return rows_of_part(p, expert, task.m, task.n % p.pull_parts, p.pull_parts);
 }
 
 // The slots of a destination's token block that lead to rows of this rank: visit(token, slot, row).
@@ -142,9 +158,10 @@ template <typename Wait>
 UNIEP_HOST_DEVICE void for_each_wait(const RankProgram& p, const Task& task, Wait&& wait) {
   const int32_t global_expert = p.first_expert + task.expert;
   const auto arrive = [&](int32_t peer) { wait(FlagWait{FlagSpace::kArrive, peer}); };
+  if (!task.has_tile()) return;
   switch (task.stage) {
     case Stage::kPull:
-      for_each_source(p, global_expert, task.m, arrive);
+      for_each_source(p, global_expert, rows_of_dispatch(p, task), arrive);
       break;
     case Stage::kPush:
       arrive(p.rank_of_expert[task.expert]);
@@ -232,28 +249,25 @@ struct LastArriver {
 template <typename Count>
 UNIEP_HOST_DEVICE void for_each_counter_signal(const RankProgram& p, const Task& task, Count&& count) {
   const int32_t global_expert = p.first_expert + task.expert;
+  if (!task.has_tile()) return;
   switch (task.stage) {
     case Stage::kPull:
     case Stage::kReceive: {
-      const int32_t block = p.block_begin[task.expert] + task.m;
-      const RowRange range = rows_of_block(p, global_expert, task.m);
-      if (!p.dedup) {
-        count(CounterSignal{CounterSpace::kRowsLanded, rows_counter(p, task.n, block),
-                            static_cast<uint32_t>(range.padded_end - range.begin)});
-        break;
-      }
-      uint32_t own = static_cast<uint32_t>(range.padded_end - range.end);
-      for (int32_t row = range.begin; row < range.end; ++row) {
+      const int32_t block = p.block_begin[task.expert] + task.m, operand = operand_of(p, task);
+      const RowRange range = rows_of_dispatch(p, task);
+      uint32_t own = static_cast<uint32_t>(range.padded_end - (p.dedup ? range.end : range.begin));
+      const RowRange whole = rows_of_block(p, global_expert, task.m);
+      for (int32_t row = range.begin; p.dedup && row < range.end; ++row) {
         if (!is_primary_row(p, row)) continue;
         for_each_filled_row(p, row, [&](int32_t filled) {
-          if (filled >= range.begin && filled < range.end) {
+          if (filled >= whole.begin && filled < whole.end) {
             ++own;
           } else {
-            count(CounterSignal{CounterSpace::kRowsLanded, rows_counter(p, task.n, block_holding(p, filled)), 1u});
+            count(CounterSignal{CounterSpace::kRowsLanded, rows_counter(p, operand, block_holding(p, filled)), 1u});
           }
         });
       }
-      if (own > 0) count(CounterSignal{CounterSpace::kRowsLanded, rows_counter(p, task.n, block), own});
+      if (own > 0) count(CounterSignal{CounterSpace::kRowsLanded, rows_counter(p, operand, block), own});
       break;
     }
     case Stage::kFirstGemm:
@@ -273,6 +287,7 @@ UNIEP_HOST_DEVICE void for_each_counter_signal(const RankProgram& p, const Task&
 template <typename Store>
 UNIEP_HOST_DEVICE void for_each_flag_signal(const RankProgram& p, const Task& task, Store&& store) {
   const int32_t global_expert = p.first_expert + task.expert;
+  if (!task.has_tile()) return;
   switch (task.stage) {
     case Stage::kPush: {
       const int32_t destination = p.rank_of_expert[task.expert];

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "program/rank_program.h"
+#include "program/tile_order.h"
 
 // The order of tiles. A launch has up to four lists; every list is a closed-form sequence of tasks, and every agent
 // walks its lists one after the other, in order. Host and device run these very functions.
@@ -60,54 +61,70 @@ struct Segment {
 
 inline constexpr ExpertRange kNoExperts{0, 0};
 
+// Positions of a grid of tiles. In clusters an odd grid has one position without a tile.
+UNIEP_HOST_DEVICE int64_t grid_positions(const RankProgram& p, int32_t m_tiles, int32_t n_tiles) {
+  return static_cast<int64_t>(task_count(m_tiles, n_tiles, p.cluster)) * p.cluster;
+}
+
+// Positions of a row GEMM over a range of experts.
+UNIEP_HOST_DEVICE int64_t row_gemm_positions(const RankProgram& p, ExpertRange experts, int32_t n_tiles) {
+  const bool holes = p.cluster == 2 && n_tiles % 2 != 0;
+  return blocks_in(p, experts) * n_tiles + (holes ? p.odd_blocks[experts.end] - p.odd_blocks[experts.begin] : 0);
+}
+
+UNIEP_HOST_DEVICE int32_t column_tiles(const RankProgram& p, const Segment& s) {
+  return s.stage == Stage::kFirstGemm ? p.first_tiles : p.chunk_tile[s.chunk + 1] - p.chunk_tile[s.chunk];
+}
+
 UNIEP_HOST_DEVICE int64_t segment_length(const RankProgram& p, const Segment& s) {
   switch (s.stage) {
+    case Stage::kPull:
+      return blocks_in(p, s.experts) * p.pull_parts;
     case Stage::kFirstGemm:
-      return blocks_in(p, s.experts) * p.first_tiles;
     case Stage::kSecondGemm:
-      return blocks_in(p, s.experts) * (p.chunk_tile[s.chunk + 1] - p.chunk_tile[s.chunk]);
+      return row_gemm_positions(p, s.experts, column_tiles(p, s));
     case Stage::kWgradFc2:
-      return static_cast<int64_t>(s.experts.end - s.experts.begin) * p.wgrad_fc2.m_tiles() * p.wgrad_fc2.n_tiles();
+      return (s.experts.end - s.experts.begin) * grid_positions(p, p.wgrad_fc2.m_tiles(), p.wgrad_fc2.n_tiles());
     case Stage::kWgradFc1:
-      return static_cast<int64_t>(s.experts.end - s.experts.begin) * p.wgrad_fc1.m_tiles() * p.wgrad_fc1.n_tiles();
+      return (s.experts.end - s.experts.begin) * grid_positions(p, p.wgrad_fc1.m_tiles(), p.wgrad_fc1.n_tiles());
     case Stage::kPush:
       return push_begin_of(p, s.experts.end) - push_begin_of(p, s.experts.begin);
     default:
-      return blocks_in(p, s.experts);  // kPull, kReceive, kSend: one tile a block
+      return blocks_in(p, s.experts);  // kReceive, kSend: one tile a block
   }
 }
 
-// Raster: groups of `raster` row blocks; inside a group column tiles outside, blocks inside, so that a weight tile is
-// used by the whole group while it is in L2.
-struct TileCoordinates {
-  int32_t m, n;
-};
-UNIEP_HOST_DEVICE TileCoordinates rastered(int64_t index, int32_t m_tiles, int32_t n_tiles, int32_t raster) {
-  const int64_t group_tiles = static_cast<int64_t>(raster) * n_tiles;
-  const int32_t group = static_cast<int32_t>(index / group_tiles);
-  const int32_t first = group * raster;
-  const int32_t height = m_tiles - first < raster ? m_tiles - first : raster;
-  const int64_t inside = index - group * group_tiles;
-  return {first + static_cast<int32_t>(inside % height), static_cast<int32_t>(inside / height)};
+// The tile at a position of an expert's grid; kNoTile where there is none.
+UNIEP_HOST_DEVICE TilePosition tile_at(const RankProgram& p, int64_t position, int32_t m_tiles, int32_t n_tiles) {
+  const int32_t bands = p.raster / p.cluster;
+  TilePosition tile = tile_of_task(static_cast<int32_t>(position / p.cluster), m_tiles, n_tiles, p.cluster,
+                                   static_cast<int32_t>(position % p.cluster), bands > 0 ? bands : 1);
+  if (!tile.exists) tile.m_block = kNoTile;
+  return tile;
 }
 
 UNIEP_HOST_DEVICE Task row_gemm_task(const RankProgram& p, const Segment& s, int64_t index) {
-  const bool first = s.stage == Stage::kFirstGemm;
-  const int32_t first_column_tile = first ? 0 : p.chunk_tile[s.chunk];
-  const int32_t n_tiles = first ? p.first_tiles : p.chunk_tile[s.chunk + 1] - first_column_tile;
-  const int64_t begin = p.block_begin[s.experts.begin];
-  const int32_t expert = expert_of_block(p, begin + index / n_tiles, s.experts);
-  const int64_t inside = index - (p.block_begin[expert] - begin) * n_tiles;
-  const int32_t m_tiles = p.block_begin[expert + 1] - p.block_begin[expert];
-  const TileCoordinates at = rastered(inside, m_tiles, n_tiles, p.raster);
-  return {s.stage, expert, rotated_block(p, expert, at.m), first_column_tile + at.n};
+  const int32_t first_column_tile = s.stage == Stage::kFirstGemm ? 0 : p.chunk_tile[s.chunk];
+  const int32_t n_tiles = column_tiles(p, s);
+  int32_t low = s.experts.begin, high = s.experts.end;
+  while (high - low > 1) {  // the positions before expert `low` are at most `index`, those before `high` more
+    const int32_t middle = low + (high - low) / 2;
+    if (row_gemm_positions(p, {s.experts.begin, middle}, n_tiles) <= index) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  const int64_t inside = index - row_gemm_positions(p, {s.experts.begin, low}, n_tiles);
+  const TilePosition at = tile_at(p, inside, p.block_begin[low + 1] - p.block_begin[low], n_tiles);
+  return {s.stage, low, at.exists ? rotated_block(p, low, at.m_block) : kNoTile, first_column_tile + at.n_block};
 }
 
 UNIEP_HOST_DEVICE Task wgrad_task(const RankProgram& p, const Segment& s, int64_t index) {
   const WgradGrid& grid = s.stage == Stage::kWgradFc2 ? p.wgrad_fc2 : p.wgrad_fc1;
-  const int64_t tiles = static_cast<int64_t>(grid.m_tiles()) * grid.n_tiles();
-  const TileCoordinates at = rastered(index % tiles, grid.m_tiles(), grid.n_tiles(), p.raster);
-  return {s.stage, s.experts.begin + static_cast<int32_t>(index / tiles), at.m, at.n};
+  const int64_t positions = grid_positions(p, grid.m_tiles(), grid.n_tiles());
+  const TilePosition at = tile_at(p, index % positions, grid.m_tiles(), grid.n_tiles());
+  return {s.stage, s.experts.begin + static_cast<int32_t>(index / positions), at.m_block, at.n_block};
 }
 
 // The destination whose turn it is: myself first, then rank + 1, ... (or plainly ascending).
@@ -132,10 +149,11 @@ UNIEP_HOST_DEVICE Task push_task(const RankProgram& p, const Segment& s, int64_t
 }
 
 UNIEP_HOST_DEVICE Task block_task(const RankProgram& p, const Segment& s, int64_t index) {
-  const int64_t block = p.block_begin[s.experts.begin] + index;
+  const int32_t parts = s.stage == Stage::kPull ? p.pull_parts : 1;
+  const int64_t block = p.block_begin[s.experts.begin] + index / parts;
   const int32_t expert = expert_of_block(p, block, s.experts);
   const int32_t m = rotated_block(p, expert, static_cast<int32_t>(block - p.block_begin[expert]));
-  return {s.stage, expert, m, s.chunk};
+  return {s.stage, expert, m, s.chunk * parts + static_cast<int32_t>(index % parts)};
 }
 
 UNIEP_HOST_DEVICE Task segment_task(const RankProgram& p, const Segment& s, int64_t index) {
@@ -274,26 +292,45 @@ UNIEP_HOST_DEVICE Task group_send_task(const RankProgram& p, int64_t position) {
           static_cast<int32_t>(position / all)};
 }
 
-// The task at a position of a list; 0 <= position < list_length().
-UNIEP_HOST_DEVICE Task list_task(const RankProgram& p, int32_t launch, ListKind kind, int64_t position) {
+// The task at a position of two merged segments; in clusters pairs of positions stay together.
+UNIEP_HOST_DEVICE Task merged_task(const RankProgram& p, const MergedSegments& merged, int64_t position, int64_t first,
+                                   int64_t second) {
+  if (second == 0) return segment_task(p, merged.first, position);
+  const int64_t firsts = first / p.cluster, both = firsts + second / p.cluster;
+  const int64_t pair = position / p.cluster, in_pair = position % p.cluster;
+  const int64_t firsts_before = pair * firsts / both;
+  const bool take_first = (pair + 1) * firsts / both > firsts_before;
+  return take_first ? segment_task(p, merged.first, firsts_before * p.cluster + in_pair)
+                    : segment_task(p, merged.second, (pair - firsts_before) * p.cluster + in_pair);
+}
+
+// Where a walk through a list stands, for one that only moves forward.
+struct ListCursor {
+  int32_t step = 0;
+  int64_t begin = 0;  // position at which the step begins
+};
+
+// The task at a position of a list; 0 <= position < list_length(), and not before the cursor's step.
+UNIEP_HOST_DEVICE Task list_task(const RankProgram& p, int32_t launch, ListKind kind, int64_t position,
+                                 ListCursor& cursor) {
   if (kind == ListKind::kReduce) {
     const int32_t blocks = token_blocks(p);
     return {Stage::kReduce, -1, static_cast<int32_t>(position % blocks), static_cast<int32_t>(position / blocks)};
   }
   if (kind == ListKind::kSend && has_group_sends(p, launch)) return group_send_task(p, position);
-  for (int32_t step = 0;; ++step) {
-    const MergedSegments merged = list_step(p, launch, kind, step);
-    const int64_t first = segment_length(p, merged.first);
-    const int64_t both = first + segment_length(p, merged.second);
-    if (position >= both) {
-      position -= both;
-      continue;
+  for (;; ++cursor.step) {
+    const MergedSegments merged = list_step(p, launch, kind, cursor.step);
+    const int64_t first = segment_length(p, merged.first), second = segment_length(p, merged.second);
+    if (position - cursor.begin < first + second) {
+      return merged_task(p, merged, position - cursor.begin, first, second);
     }
-    const int64_t firsts_before = position * first / both;
-    const bool take_first = (position + 1) * first / both > firsts_before;
-    return take_first ? segment_task(p, merged.first, firsts_before)
-                      : segment_task(p, merged.second, position - firsts_before);
+    cursor.begin += first + second;
   }
+}
+
+UNIEP_HOST_DEVICE Task list_task(const RankProgram& p, int32_t launch, ListKind kind, int64_t position) {
+  ListCursor cursor;
+  return list_task(p, launch, kind, position, cursor);
 }
 
 // ---- Agents: who walks which lists

@@ -44,6 +44,8 @@ struct RankProgram {
   int32_t dispatch_workers;                 // [0, dispatch_workers) copy first, when on_sms
   int32_t combine_workers, reduce_workers;  // the last ones, dedicated, when on_sms
   int32_t wave_experts, waves, raster;
+  int32_t cluster;     // workers that take a pair of neighbouring GEMM positions together: 1 or 2 (see tile_order.h)
+  int32_t pull_parts;  // a row block is pulled in so many tiles
   int32_t tile_m;
   int32_t first_tiles;  // column tiles of the first GEMM
   int32_t chunks;       // non-empty column chunks of the second GEMM
@@ -61,6 +63,7 @@ struct RankProgram {
   const int32_t* expert_rows;        // [E]
   const int32_t* segment_start;      // [E]
   const int32_t* block_begin;        // [El + 1] first row block of a local expert
+  const int32_t* odd_blocks;         // [El + 1] experts before this one with an odd number of row blocks
   const int32_t* rotation;           // [El] the block that comes first in order
   const int32_t* expert_block;       // [E] first row block of an expert on its own rank
   const int32_t* blocks_of_rank;     // [W]
@@ -103,9 +106,22 @@ UNIEP_HOST_DEVICE RowRange rows_of_block(const RankProgram& p, int32_t expert, i
   return {start + first, start + (last ? count : first + p.tile_m), start + (last ? padded : first + p.tile_m)};
 }
 
-// The part of a block that came from one source, as a range of rows; empty when begin >= end.
-UNIEP_HOST_DEVICE RowRange rows_from_source(const RankProgram& p, int32_t expert, int32_t m, int32_t source) {
+// The rows of a block that part `part` of `parts` pulls: equal shares of tile_m, the last with the rest of the padding.
+UNIEP_HOST_DEVICE RowRange rows_of_part(const RankProgram& p, int32_t expert, int32_t m, int32_t part, int32_t parts) {
   const RowRange block = rows_of_block(p, expert, m);
+  const int32_t share = (p.tile_m + parts - 1) / parts;
+  const int32_t begin = block.begin + part * share;
+  const int32_t limit = begin + share;
+  RowRange rows;
+  rows.begin = begin < block.padded_end ? begin : block.padded_end;
+  rows.end = limit < block.end ? limit : block.end;
+  rows.padded_end = part == parts - 1 || limit > block.padded_end ? block.padded_end : limit;
+  if (rows.end < rows.begin) rows.end = rows.begin;
+  return rows;
+}
+
+// Those of a range of an expert's rows that came from one source; empty when begin >= end.
+UNIEP_HOST_DEVICE RowRange rows_from_source(const RankProgram& p, int32_t expert, RowRange block, int32_t source) {
   const int32_t begin = p.segment_start[expert] + p.source_offset[source * p.experts + expert];
   const int32_t end = begin + p.counts[source * p.experts + expert];
   RowRange part;

@@ -22,18 +22,24 @@ enum class Stage : int32_t {
 inline constexpr int kStageCount = 10;
 
 // One tile, and the record that a scheduler hands to an agent. The coordinates' meaning by stage:
-//   kPull, kReceive           expert: local       m: row block in the expert    n: operand (0: x or dy, 1: x again)
+//   kPull                     expert: local       m: row block in the expert    n: operand * pull_parts + part
+//   kReceive                  expert: local       m: row block in the expert    n: operand (0: x or dy, 1: x again)
 //   kPush                     expert: global      m: row block in the expert    n: operand
 //   kFirstGemm, kSecondGemm   expert: local       m: row block in the expert    n: column tile
 //   kWgradFc2, kWgradFc1      expert: local       m: tile of dW's rows          n: tile of dW's columns
 //   kSend                     expert: local       m: row block in the expert    n: column chunk
 //   kGroupSend                expert: destination rank   m: token block         n: column chunk
 //   kReduce                   expert: -1          m: token block                n: column chunk
+// In clusters a GEMM's position may have no tile (m = kNoTile): its worker only keeps its neighbour company.
+inline constexpr int32_t kNoTile = -1;
+
 struct Task {
   Stage stage;
   int32_t expert;
   int32_t m;
   int32_t n;
+
+  UNIEP_HOST_DEVICE bool has_tile() const { return m != kNoTile; }
 };
 static_assert(sizeof(Task) == 16, "a task travels through a ring of 16-byte records");
 

@@ -74,6 +74,11 @@ void TaskGraph::collect_signals() {
   }
 }
 
+// Clusters: two tiles that share weight tiles start together.
+int64_t TaskGraph::neighbour_of(int64_t position) {
+  return position % 2 == 0 ? position + 1 : position - 1;
+}
+
 void TaskGraph::chain_agent(int rank, int worker, AgentRole role) {
   const RankProgram& p = program_.rank(rank);
   for (int launch = 0; launch < p.launches; ++launch) {
@@ -92,7 +97,10 @@ void TaskGraph::chain_agent(int rank, int worker, AgentRole role) {
       for (int64_t index = 0;; ++index) {
         const int64_t position = static_position(p, who, worker, index);
         if (position >= length) break;
-        if (last >= 0) add_edge(last, begin + position);
+        if (last >= 0) {
+          add_edge(last, begin + position);
+          if (list == ListKind::kCompute && p.cluster == 2) add_edge(last, begin + neighbour_of(position));
+        }
         last = begin + position;
       }
     }
@@ -202,9 +210,16 @@ void TaskGraph::for_each_signal_awaited(int64_t node, Counter&& counter, Flag&& 
 
 void TaskGraph::add_wait_edges() {
   for (int64_t node = 0; node < static_cast<int64_t>(nodes_.size()); ++node) {
-    for_each_signal_awaited(
-        node, [&](const CounterWait& wait) { require_counter(node, wait); },
-        [&](const FlagWait& wait) { require_flag(node, wait); });
+    const auto require_what_holds_back = [&](int64_t waiting) {
+      for_each_signal_awaited(
+          waiting, [&](const CounterWait& wait) { require_counter(node, wait); },
+          [&](const FlagWait& wait) { require_flag(node, wait); });
+    };
+    require_what_holds_back(node);
+    const Node& n = nodes_[node];
+    if (n.list == ListKind::kCompute && program_.rank(n.rank).cluster == 2) {
+      require_what_holds_back(node - n.position + neighbour_of(n.position));
+    }
   }
 }
 

@@ -53,6 +53,7 @@ class TaskGraph {
   };
   List list_of(int rank, int launch, ListKind kind) const;
   void count_owners(int rank, int launch, ListKind kind, std::vector<int32_t>& owners) const;
+  static int64_t neighbour_of(int64_t position);
   void chain_agent(int rank, int worker, AgentRole role);
   int64_t node_of(Signalled& signal);
   void require_flag(int64_t node, const FlagWait& wait);

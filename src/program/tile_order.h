@@ -1,5 +1,7 @@
 #pragma once
 
+#include "model/portability.h"
+
 // The order of a grid of tiles. A task is what one cluster does at a time; the CTAs of a cluster always have the same
 // number of K blocks to run, so that they can share tiles of B.
 namespace uniep {

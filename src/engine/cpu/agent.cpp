@@ -64,11 +64,16 @@ bool Agent::next_in_list(ListKind kind, int64_t& position) {
 }
 
 bool Agent::fetch() {
-  for (; list_ < kListKinds; ++list_, list_length_ = -1) {
+  while (list_ < kListKinds) {
     const ListKind kind = static_cast<ListKind>(list_);
     int64_t position = 0;
-    if (!next_in_list(kind, position)) continue;
+    if (!next_in_list(kind, position)) {
+      ++list_;
+      list_length_ = -1;
+      continue;
+    }
     task_ = list_task(program_, launch_, kind, position);
+    if (!task_.has_tile()) continue;
     has_task_ = true;
     return true;
   }

@@ -142,6 +142,17 @@ void CpuEngine::reserve_symmetric(Call& call) {
   }
 }
 
+// A disturbed run also tries the orders of a machine with clusters and with finer pulls than this one needs.
+ProgramRequest CpuEngine::request(const LayerConfig& config, const Schedule& schedule, Direction direction,
+                                  bool redispatch) const {
+  ProgramRequest request{config.shape, config.numerics, schedule, direction, redispatch, options_.workers};
+  const uint64_t seed = options_.disturbance.shuffle_seed;
+  if (seed == 0) return request;
+  if (seed % 2 == 0 && comes_in_clusters(schedule, options_.workers, 2)) request.cluster = 2;
+  request.pull_parts = 1 << seed / 2 % 6;
+  return request;
+}
+
 std::unique_ptr<Call> CpuEngine::begin_call(const Program& program) {
   if (broken_) {
     throw Error(Status::kTimeout, "group: an earlier call failed half-way; call Group::recover() before the next one");
@@ -178,8 +189,7 @@ void CpuEngine::finish_call(Call& call, std::vector<TileEvent>* events) {
 Saved CpuEngine::forward(const internal::ForwardCall& call) {
   const LayerShape& shape = call.config.shape;
   const bool keep_xg = call.schedule.save_xg == SaveXg::kKeep;
-  const Program program({shape, call.config.numerics, call.schedule, Direction::kForward, false, options_.workers},
-                        call.placement.state());
+  const Program program(request(call.config, call.schedule, Direction::kForward, false), call.placement.state());
   const std::unique_ptr<Call> running = begin_call(program);
   auto saved = std::make_shared<internal::SavedState>();
   saved->config = call.config;
@@ -215,8 +225,7 @@ void CpuEngine::backward(const internal::BackwardCall& call) {
   const internal::SavedState& saved = call.saved.state();
   const LayerShape& shape = call.config.shape;
   const bool keep_xg = call.schedule.save_xg == SaveXg::kKeep;
-  const Program program({shape, call.config.numerics, call.schedule, Direction::kBackward, !keep_xg, options_.workers},
-                        saved.placement.state());
+  const Program program(request(call.config, call.schedule, Direction::kBackward, !keep_xg), saved.placement.state());
   const std::unique_ptr<Call> running = begin_call(program);
   std::vector<internal::MemoryBlock> workspaces;
   const std::vector<MemoryNeed> needs = memory_need(call.config, call.schedule, Direction::kBackward, saved.placement);

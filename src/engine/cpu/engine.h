@@ -42,6 +42,8 @@ class CpuEngine : public internal::Engine {
     int64_t prob_elements = 0;
   };
 
+  ProgramRequest request(const LayerConfig& config, const Schedule& schedule, Direction direction,
+                         bool redispatch) const;
   std::unique_ptr<Call> begin_call(const Program& program);
   void finish_call(Call& call, std::vector<TileEvent>* events);
   void reserve_symmetric(Call& call);
