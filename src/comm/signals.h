@@ -13,7 +13,7 @@ namespace uniep {
 // graphs replay) and its report of waits that ran out.
 class Signals {
  public:
-  explicit Signals(SymmetricMemory& memory);
+  Signals(SymmetricMemory& memory, int64_t flag_bytes);
   ~Signals();
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
@@ -22,8 +22,8 @@ class Signals {
   cuda::WaitReport* report(int own_rank) const { return state(own_rank).report; }
   uint32_t generation() const { return generation_; }
 
-  // Throws uniep::Error (kTimeout) that names rank, peer and epochs if a wait of an own rank ran out. Waits for the
-  // device.
+  // Throws uniep::Error (kTimeout) that names rank, stage, tile, counter or flag, what was expected and what was
+  // seen if a wait of an own rank ran out. Waits for the device.
   void check();
 
   // After a time-out: agrees with all ranks on a new generation, in which all flags and epochs start again. Every rank
@@ -40,8 +40,12 @@ class Signals {
   void clear();
 
   SymmetricMemory& memory_;
+  int64_t flag_bytes_;
   std::vector<RankState> states_;
   uint32_t generation_ = 0;
 };
+
+// What a report of a wait that ran out says, in words.
+std::string describe(const cuda::WaitReport& report);
 
 }  // namespace uniep

@@ -7,6 +7,12 @@ namespace uniep::cuda::test {
 
 constexpr int kMostTestRanks = 8;
 
+// At the start of every rank's symmetric memory; element p is written by rank p only.
+struct ExchangeFlags {
+  uint32_t arrive[kMostTestRanks];  // p's inputs of this epoch are in place
+  uint32_t done[kMostTestRanks];    // p has finished its last access to this rank's memory in this epoch
+};
+
 struct ExchangeArguments {
   uint8_t* memory[kMostTestRanks][kMostTestRanks];  // [rank][peer]: how `rank` reaches `peer`
   uint32_t* epoch[kMostTestRanks];

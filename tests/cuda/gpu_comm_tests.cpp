@@ -22,7 +22,7 @@ constexpr int kLoadWords = 1 << 20;
 
 class Exchange {
  public:
-  Exchange(SymmetricMemory& memory, const std::string& folder) : memory_(memory), signals_(memory) {
+  Exchange(SymmetricMemory& memory, const std::string& folder) : memory_(memory), signals_(memory, sizeof(ExchangeFlags)) {
     for (const int rank : memory.own_ranks()) {
       const ScopedDevice scope(memory.device(rank));
       counters_.emplace_back(8);

@@ -62,6 +62,11 @@ struct alignas(64) RankCall {
   uint32_t record_capacity;
 };
 
+// 0 is no epoch, since a new flag holds it; 1 is left out with it, so that neighbours never share a counter bank.
+UNIEP_HOST_DEVICE uint32_t epoch_after(uint32_t epoch) {
+  return epoch == 0xffffffffu ? 2 : epoch + 1;
+}
+
 // The rank's counter bank of the running call.
 UNIEP_HOST_DEVICE uint32_t* counter_bank(const RankCall& call, uint32_t epoch) {
   return call.counters + (epoch & 1u) * call.layout.counter_total;

@@ -6,54 +6,47 @@
 #include "engine/cuda/device/ptx/memory.h"
 #endif
 
-// Flags between ranks: one writer each, an epoch as value, compared modulo 2^32. Every wait is bounded.
+// Flags between ranks: one writer each, an epoch as value. Every wait is bounded, and the first one of a rank that runs
+// out of time says what it was for.
 namespace uniep::cuda {
 
-constexpr int kMaxRanks = 64;
+enum class SignalKind : uint32_t { kCounter = 0, kFlag = 1 };
 
-// At the start of every rank's symmetric memory; element p is written by rank p only.
-struct SignalBlock {
-  uint32_t arrive[kMaxRanks];  // p's inputs of this epoch are in place
-  uint32_t done[kMaxRanks];    // p has finished its last access to this rank's memory in this epoch
-};
-
-enum class SignalKind : uint32_t { kArrive = 0, kDone = 1 };
-
-// What the first wait that ran out was for. One a rank, in ordinary memory; `failed` is set last.
-struct WaitReport {
-  uint32_t failed;
-  uint32_t rank;
-  uint32_t kind;
-  uint32_t peer;
-  uint32_t expected;
+// A signal that was waited for: its space is a CounterSpace or a FlagSpace (program/edges.h).
+struct AwaitedSignal {
+  SignalKind kind;
+  int32_t space;
+  int64_t index;
+  uint32_t expected;  // a counter's threshold, or the epoch that a flag must hold
   uint32_t seen;
 };
 
-UNIEP_HOST_DEVICE bool epoch_reached(uint32_t seen, uint32_t expected) {
-  return static_cast<int32_t>(seen - expected) >= 0;
-}
+constexpr int32_t kNoStage = -1;
+
+// What the first wait that ran out was for. One a rank, in ordinary memory. `failed` is 0, or 2 while the report is
+// being written, or 1; all other waits of the rank give up once it is not 0.
+struct WaitReport {
+  uint32_t failed;
+  int32_t rank;
+  int32_t launch;
+  int32_t direction;
+  int32_t stage, expert, m, n;  // of the task that waited; kNoStage at the end of a call
+  AwaitedSignal awaited;
+};
 
 #ifdef __CUDACC__
-// One thread. False when `limit_nanoseconds` pass first; the report then says what was missing.
-UNIEP_DEVICE bool wait_for_signal(const uint32_t* flag, uint32_t expected, uint64_t limit_nanoseconds, uint32_t rank,
-                                  SignalKind kind, uint32_t peer, WaitReport* report) {
-  const uint64_t begin = ptx::nanoseconds();
-  for (;;) {
-    const uint32_t seen = ptx::load_acquire_system(flag);
-    if (epoch_reached(seen, expected)) return true;
-    if (ptx::nanoseconds() - begin > limit_nanoseconds) {
-      if (atomicCAS(&report->failed, 0u, 2u) == 0u) {
-        report->rank = rank;
-        report->kind = static_cast<uint32_t>(kind);
-        report->peer = peer;
-        report->expected = expected;
-        report->seen = seen;
-        ptx::store_release_system(&report->failed, 1);
-      }
-      return false;
-    }
-    __nanosleep(64);
-  }
+// One thread. Only the first report of a rank is kept.
+UNIEP_DEVICE void write_report(WaitReport* report, const WaitReport& content) {
+  if (atomicCAS(&report->failed, 0u, 2u) != 0u) return;
+  report->rank = content.rank;
+  report->launch = content.launch;
+  report->direction = content.direction;
+  report->stage = content.stage;
+  report->expert = content.expert;
+  report->m = content.m;
+  report->n = content.n;
+  report->awaited = content.awaited;
+  ptx::store_release_system(&report->failed, 1);
 }
 #endif
 

@@ -71,6 +71,13 @@ UNIEP_DEVICE void fence_system() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
+// Polls: no order with other accesses.
+UNIEP_DEVICE uint32_t load_relaxed_gpu(const uint32_t* pointer) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
+  return value;
+}
+
 UNIEP_DEVICE uint32_t load_acquire_gpu(const uint32_t* pointer) {
   uint32_t value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
@@ -93,6 +100,13 @@ UNIEP_DEVICE void store_release_system(uint32_t* pointer, uint32_t value) {
 
 UNIEP_DEVICE void add_release_gpu(uint32_t* pointer, uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+
+// Returns the value before.
+UNIEP_DEVICE uint32_t add_acquire_release_gpu(uint32_t* pointer, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(pointer), "r"(value) : "memory");
+  return before;
 }
 
 }  // namespace uniep::cuda::ptx

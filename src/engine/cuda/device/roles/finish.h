@@ -1,0 +1,27 @@
+#pragma once
+
+#include "engine/cuda/device/waiting.h"
+
+namespace uniep::cuda {
+
+// The end of a launch, by one warp of each CTA behind a barrier of all its roles. The last CTA of a call's last launch
+// tells all peers that this rank is done with their memory, and waits until they are done with its own.
+UNIEP_DEVICE void finish_launch(const RunningCall& running) {
+  const RankProgram& p = running.call.program;
+  const uint32_t lane = ptx::lane_index();
+  uint32_t before = 0;
+  if (lane == 0) {
+    before = ptx::add_acquire_release_gpu(counter_of(running, CounterSpace::kAgentsFinished, running.launch), 1);
+  }
+  const bool last = ptx::warp_uniform(before) + 1 == static_cast<uint32_t>(p.workers);
+  if (!last || running.launch + 1 != p.launches || has_failed(running)) return;
+  for (int32_t peer = static_cast<int32_t>(lane); peer < p.ranks; peer += ptx::kThreadsPerWarp) {
+    store(running, FlagSignal{peer, FlagSpace::kDone, p.rank});
+  }
+  const uniep::Task no_task{static_cast<Stage>(kNoStage), -1, -1, -1};
+  for (int32_t peer = static_cast<int32_t>(lane); peer < p.ranks; peer += ptx::kThreadsPerWarp) {
+    if (!wait_for(running, no_task, FlagWait{FlagSpace::kDone, peer})) return;
+  }
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,192 @@
+#pragma once
+
+#include "engine/cuda/device/ptx/mbarrier.h"
+#include "engine/cuda/device/ptx/warpgroup.h"
+#include "engine/cuda/device/rank_call.h"
+
+// Waiting for counters and flags, and advancing them. Every wait is bounded: it ends with `false` when its time is over
+// or when another wait of the rank has failed, and the role that waited then ends. Counters and data behind them are
+// local to a rank (gpu scope), flags and data behind them are not (system scope).
+namespace uniep::cuda {
+
+// One CTA's part in a running call.
+struct RunningCall {
+  const RankCall& call;
+  uint32_t epoch;
+  int32_t launch;
+  int32_t worker;
+};
+
+// CTA b of a launch works for calls[b / workers] as worker b % workers.
+UNIEP_DEVICE RunningCall running_call(const RankCall* calls, int32_t launch, int32_t workers) {
+  const int32_t cta = static_cast<int32_t>(blockIdx.x);
+  const RankCall& call = calls[cta / workers];
+  return {call, *call.epoch, launch, cta % workers};
+}
+
+UNIEP_DEVICE uint32_t* counter_of(const RunningCall& running, CounterSpace space, int64_t index) {
+  const RankCall& call = running.call;
+  return counter_bank(call, running.epoch) + call.layout.counters[static_cast<int>(space)] + index;
+}
+
+// The flag of `rank`, as this rank reaches it.
+UNIEP_DEVICE uint32_t* flag_of(const RunningCall& running, int32_t rank, FlagSpace space, int64_t index) {
+  const RankCall& call = running.call;
+  return call.flags[rank] + call.layout.flags[static_cast<int>(space)] + index;
+}
+
+// ---- Waits
+
+UNIEP_DEVICE bool has_failed(const RunningCall& running) {
+  return ptx::load_relaxed_gpu(&running.call.report->failed) != 0;
+}
+
+UNIEP_DEVICE void report_wait(const RunningCall& running, const uniep::Task& task, const AwaitedSignal& awaited) {
+  WaitReport content;
+  content.rank = running.call.program.rank;
+  content.launch = running.launch;
+  content.direction = static_cast<int32_t>(running.call.program.direction);
+  content.stage = static_cast<int32_t>(task.stage);
+  content.expert = task.expert;
+  content.m = task.m;
+  content.n = task.n;
+  content.awaited = awaited;
+  write_report(running.call.report, content);
+}
+
+// The first peer that has not arrived, or -1.
+UNIEP_DEVICE int32_t missing_peer(const RunningCall& running) {
+  for (int32_t peer = 0; peer < running.call.program.ranks; ++peer) {
+    const uint32_t* flag = flag_of(running, running.call.program.rank, FlagSpace::kArrive, peer);
+    if (ptx::load_acquire_system(flag) != running.epoch) return peer;
+  }
+  return -1;
+}
+
+// Bounds a wait of one thread: arrival_limit_ns until all peers have arrived, then wait_limit_ns.
+class WaitClock {
+ public:
+  UNIEP_DEVICE WaitClock() : begin_(ptx::nanoseconds()) {}
+
+  // To be asked after every poll. True when the wait is to be given up; the rank then has a report, which names the
+  // peer that never arrived where there is one.
+  UNIEP_DEVICE bool is_over(const RunningCall& running, const uniep::Task& task, const AwaitedSignal& awaited) {
+    if (++polls_ % kPollsBetweenLooks != 0) return false;
+    if (has_failed(running)) return true;
+    const uint64_t now = ptx::nanoseconds();
+    if (!all_arrived_) {
+      const int32_t peer = missing_peer(running);
+      if (peer >= 0) return is_arrival_over(running, task, now, peer);
+      all_arrived_ = true;
+      begin_ = now;
+    }
+    if (now - begin_ <= running.call.wait_limit_ns) return false;
+    report_wait(running, task, awaited);
+    return true;
+  }
+
+ private:
+  static constexpr uint32_t kPollsBetweenLooks = 32;
+
+  UNIEP_DEVICE bool is_arrival_over(const RunningCall& running, const uniep::Task& task, uint64_t now, int32_t peer) {
+    if (now - begin_ <= running.call.arrival_limit_ns) return false;
+    const uint32_t* flag = flag_of(running, running.call.program.rank, FlagSpace::kArrive, peer);
+    report_wait(running, task,
+                {SignalKind::kFlag, static_cast<int32_t>(FlagSpace::kArrive), peer, running.epoch,
+                 ptx::load_acquire_system(flag)});
+    return true;
+  }
+
+  uint64_t begin_;
+  uint32_t polls_ = 0;
+  bool all_arrived_ = false;
+};
+
+constexpr uint32_t kPollPauseNs = 32;
+
+// One thread. A flag holds for exactly this epoch, a counter once it has reached its threshold.
+UNIEP_DEVICE bool wait_for(const RunningCall& running, const uniep::Task& task, const CounterWait& wait) {
+  const uint32_t* counter = counter_of(running, wait.space, wait.index);
+  uint32_t seen = ptx::load_acquire_gpu(counter);
+  if (seen >= wait.threshold) return true;
+  for (WaitClock clock; seen < wait.threshold; seen = ptx::load_acquire_gpu(counter)) {
+    if (clock.is_over(running, task,
+                      {SignalKind::kCounter, static_cast<int32_t>(wait.space), wait.index, wait.threshold, seen})) {
+      return false;
+    }
+    __nanosleep(kPollPauseNs);
+  }
+  return true;
+}
+
+UNIEP_DEVICE bool wait_for(const RunningCall& running, const uniep::Task& task, const FlagWait& wait) {
+  const uint32_t* flag = flag_of(running, running.call.program.rank, wait.space, wait.index);
+  uint32_t seen = ptx::load_acquire_system(flag);
+  if (seen == running.epoch) return true;
+  for (WaitClock clock; seen != running.epoch; seen = ptx::load_acquire_system(flag)) {
+    if (clock.is_over(running, task,
+                      {SignalKind::kFlag, static_cast<int32_t>(wait.space), wait.index, running.epoch, seen})) {
+      return false;
+    }
+    __nanosleep(kPollPauseNs);
+  }
+  return true;
+}
+
+// A whole warp: until everything that the task waits for holds. The lanes share the signals among them. What was
+// written before the signals is then seen by the warp's loads; ptx::fence_proxy_async_global() must follow before bulk
+// copies read it.
+UNIEP_DEVICE bool wait_for_task(const RunningCall& running, const uniep::Task& task) {
+  bool holds = true;
+  uint32_t turn = 0;
+  for_each_wait(running.call.program, task, [&](const auto& wait) {
+    if (holds && turn % ptx::kThreadsPerWarp == ptx::lane_index()) holds = wait_for(running, task, wait);
+    ++turn;
+  });
+  return __all_sync(0xffffffffu, holds);
+}
+
+// One thread: waits for the end of a barrier's phase, whose other side may have given up because the call has failed.
+UNIEP_DEVICE bool wait_unless_failed(const RunningCall& running, uint64_t& barrier, uint32_t parity) {
+  constexpr uint32_t kTriesBetweenLooks = 64;  // a try takes up to a microsecond or so
+  for (uint32_t tries = 1; !ptx::mbarrier_try_wait(barrier, parity); ++tries) {
+    if (tries % kTriesBetweenLooks == 0 && has_failed(running)) return false;
+  }
+  return true;
+}
+
+// ---- Signals: one thread, behind which all data of the signal lies
+
+UNIEP_DEVICE void advance(const RunningCall& running, const CounterSignal& signal) {
+  ptx::add_release_gpu(counter_of(running, signal.space, signal.index), signal.amount);
+}
+
+UNIEP_DEVICE void store(const RunningCall& running, const FlagSignal& signal) {
+  ptx::store_release_system(flag_of(running, signal.peer, signal.space, signal.index), running.epoch);
+}
+
+// A whole warp, after a barrier behind everything that the task has written: its counters, and its flags. Where flags
+// are guarded by a counter, whoever brings that to its threshold stores them.
+UNIEP_DEVICE void signal_task(const RunningCall& running, const uniep::Task& task) {
+  const RankProgram& p = running.call.program;
+  const bool guarded = is_flag_guarded(p, task);
+  bool stores_flags = !guarded;
+  uint32_t turn = 0;
+  for_each_counter_signal(p, task, [&](const CounterSignal& signal) {
+    if (turn++ % ptx::kThreadsPerWarp != ptx::lane_index()) return;
+    if (guarded) {
+      const uint32_t before =
+          ptx::add_acquire_release_gpu(counter_of(running, signal.space, signal.index), signal.amount);
+      stores_flags = before + signal.amount == flag_guard(p, task).threshold;
+    } else {
+      advance(running, signal);
+    }
+  });
+  if (!__any_sync(0xffffffffu, stores_flags)) return;
+  turn = 0;
+  for_each_flag_signal(p, task, [&](const FlagSignal& signal) {
+    if (turn++ % ptx::kThreadsPerWarp == ptx::lane_index()) store(running, signal);
+  });
+}
+
+}  // namespace uniep::cuda

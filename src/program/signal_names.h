@@ -1,0 +1,18 @@
+#pragma once
+
+#include "program/edges.h"
+
+// How messages call counters and flags.
+namespace uniep {
+
+inline const char* counter_name(CounterSpace space) {
+  const char* const names[] = {"rows landed", "first GEMM tiles", "second GEMM tiles", "agents finished", "tickets"};
+  return names[static_cast<int>(space)];
+}
+
+inline const char* flag_name(FlagSpace space) {
+  const char* const names[] = {"arrive", "done", "pushed", "combined"};
+  return names[static_cast<int>(space)];
+}
+
+}  // namespace uniep
