@@ -3,14 +3,14 @@
 #include <vector>
 
 #include "model/placement_state.h"
+#include "model/routing_check.h"
 
 // Placement as pure functions. Each source's slots are cut into chunks that any number of threads (or CTAs) may work on
 // in any order: count every chunk, turn the counts into starting rows by prefix sums, assign every chunk. No atomics
 // decide an address.
 namespace uniep {
 
-// What is wrong with a routing, or kNone.
-enum class RoutingFault { kNone, kIdOutOfRange, kExpertTwice, kProbNotFinite };
+// The first slot with something wrong.
 struct RoutingProblem {
   RoutingFault fault = RoutingFault::kNone;
   int64_t token = 0;
@@ -24,23 +24,12 @@ RoutingProblem count_chunk(const Id* topk_ids, const float* probs, int64_t token
                            const LayerShape& shape, int32_t* counts, int32_t* expert_of_slot) {
   const int64_t topk = shape.topk;
   for (int64_t token = token_begin; token < token_end; ++token) {
-    const int64_t base = token * topk;
     for (int64_t slot = 0; slot < topk; ++slot) {
-      const int64_t id = static_cast<int64_t>(topk_ids[base + slot]);
-      if (id == -1) {
-        expert_of_slot[base + slot] = -1;
-        continue;
-      }
-      if (id < 0 || id >= shape.experts) return {RoutingFault::kIdOutOfRange, token, slot};
-      const float prob = probs[base + slot];
-      if (!(prob - prob == 0.0f)) return {RoutingFault::kProbNotFinite, token, slot};
-      for (int64_t earlier = 0; earlier < slot; ++earlier) {
-        if (expert_of_slot[base + earlier] == static_cast<int32_t>(id)) {
-          return {RoutingFault::kExpertTwice, token, slot};
-        }
-      }
-      expert_of_slot[base + slot] = static_cast<int32_t>(id);
-      ++counts[id];
+      const int64_t entry = token * topk + slot;
+      const RoutingFault fault = check_slot(topk_ids, probs[entry], entry, static_cast<int32_t>(slot), shape.experts);
+      if (fault != RoutingFault::kNone) return {fault, token, slot};
+      expert_of_slot[entry] = static_cast<int32_t>(topk_ids[entry]);
+      if (topk_ids[entry] >= 0) ++counts[topk_ids[entry]];
     }
   }
   return {};

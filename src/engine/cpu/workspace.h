@@ -1,7 +1,6 @@
 #pragma once
 
-#include <cstddef>
-
+#include "engine/carver.h"
 #include "engine/cpu/call.h"
 
 // How a rank's two blocks of memory are divided: what forward saves, and what a call works in. One function computes
@@ -15,23 +14,7 @@ struct MemoryRequest {
   bool keep_xg = true;
 };
 
-// Hands out aligned pieces of a block; with a null block it only counts.
-class Carver {
- public:
-  explicit Carver(std::byte* block) : block_(block) {}
-  template <typename T>
-  T* take(int64_t count) {
-    constexpr std::size_t kAlignment = 64;
-    T* piece = block_ == nullptr ? nullptr : reinterpret_cast<T*>(block_ + used_);
-    used_ += (static_cast<std::size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-    return piece;
-  }
-  std::size_t used() const { return used_; }
-
- private:
-  std::byte* block_;
-  std::size_t used_ = 0;
-};
+using internal::Carver;
 
 struct SavedPieces {
   BFloat16* z = nullptr;
