@@ -50,11 +50,13 @@ struct alignas(64) RankCall {
   const RowSource* rows_of[kMostCudaRanks];             // row tables; peers' only under push
 
   // Memory of this rank alone. Forward's names; in backward the first GEMM makes dz, the second dxg.
-  BFloat16* z;            // [rows, 2 I]
-  BFloat16* activation;   // [rows, I]
-  BFloat16* output_rows;  // [rows, H] o or dxg, when the combine is staged
-  BFloat16* output;       // [T, H] y or dx
-  float* dprobs;          // [T, K]
+  BFloat16* z;               // [rows, 2 I]
+  BFloat16* activation;      // [rows, I]
+  BFloat16* output_rows;     // [rows, H] o or dxg, when the combine is staged
+  BFloat16* output;          // [T, H] y or dx
+  float* dprobs;             // [T, K]
+  const float* prob_chunks;  // [rows, prob_chunk_count] 64-column sums of dprob, when the combine is staged
+  int32_t prob_chunk_count;
 
   // Profiler: null, or [workers][2 agents: copy, compute][record_capacity], and how many records each has written.
   TileRecord* records;

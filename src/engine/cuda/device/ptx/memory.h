@@ -30,6 +30,16 @@ UNIEP_DEVICE void store_global_16(void* pointer, const Vector16& v) {
                : "memory");
 }
 
+// For data that is read once: leaves nothing behind in L1.
+UNIEP_DEVICE Vector16 load_global_16_once(const void* pointer) {
+  Vector16 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+               : "l"(pointer)
+               : "memory");
+  return v;
+}
+
 UNIEP_DEVICE void store_global_float2(float* pointer, float x, float y) {
   asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(pointer), "f"(x), "f"(y) : "memory");
 }
@@ -100,6 +110,11 @@ UNIEP_DEVICE void store_release_system(uint32_t* pointer, uint32_t value) {
 
 UNIEP_DEVICE void add_release_gpu(uint32_t* pointer, uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+
+// Behind a fence that releases what came before.
+UNIEP_DEVICE void add_relaxed_gpu(uint32_t* pointer, uint32_t value) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
 }
 
 // Returns the value before.

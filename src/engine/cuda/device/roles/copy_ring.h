@@ -1,0 +1,123 @@
+#pragma once
+
+#include "engine/cuda/device/ptx/mbarrier.h"
+#include "engine/cuda/device/ptx/tma.h"
+#include "engine/cuda/device/ptx/warpgroup.h"
+
+namespace uniep::cuda {
+
+// One warp's ring in shared memory, through which bulk copies move chunks of rows.
+template <int kChunkBytes, int kStages>
+struct CopyRingStorage {
+  static_assert(kChunkBytes % 16 == 0 && kChunkBytes > 0, "bulk copies move multiples of 16 bytes");
+  static_assert(kStages >= 1 && kStages <= 32, "lane s remembers what stage s holds");
+  static constexpr uint32_t kBytes = kChunkBytes;
+  static constexpr uint32_t kCount = kStages;
+
+  alignas(128) uint8_t chunks[kStages][kChunkBytes];
+  uint64_t landed[kStages];
+};
+
+// One thread; ptx::fence_mbarrier_init() and a barrier must follow.
+template <typename Storage>
+UNIEP_DEVICE void init_copy_ring(Storage& storage) {
+  for (uint32_t stage = 0; stage < Storage::kCount; ++stage) ptx::mbarrier_init(storage.landed[stage], 1);
+}
+
+// The walk of a whole warp around its ring: chunks are loaded, land in order, and are stored to any number of places.
+// Bulk stores belong to the lane that issues them; every lane commits one group a chunk.
+template <typename Storage>
+class CopyRing {
+ public:
+  struct Chunk {
+    uint32_t address;
+    int32_t row;
+    uint32_t offset;  // bytes from the row's begin
+  };
+
+  UNIEP_DEVICE explicit CopyRing(Storage& storage) : storage_(storage) {}
+
+  UNIEP_DEVICE bool is_empty() const { return loads_ == 0; }
+  UNIEP_DEVICE bool is_full() const { return loads_ == kMostLoads; }
+
+  // Begins to load a chunk of a row. The ring is not full.
+  UNIEP_DEVICE void load(const void* source, uint32_t bytes, int32_t row, uint32_t offset) {
+    const uint32_t ahead = stage_ + loads_;
+    const uint32_t stage = ahead >= Storage::kCount ? ahead - Storage::kCount : ahead;
+    ptx::bulk_wait_read<kStoresReading>();
+    __syncwarp();
+    if (ptx::lane_index() == stage) {
+      row_ = row;
+      offset_ = offset;
+    }
+    if (ptx::lane_index() == 0) {
+      ptx::mbarrier_arrive_expect_bytes(storage_.landed[stage], bytes);
+      ptx::bulk_load(ptx::shared_address(storage_.chunks[stage]), source, bytes, storage_.landed[stage]);
+    }
+    ++loads_;
+  }
+
+  // Waits for the oldest chunk to land. The ring is not empty.
+  UNIEP_DEVICE Chunk landed() {
+    ptx::mbarrier_wait(storage_.landed[stage_], phase_, "copied chunk");
+    return {ptx::shared_address(storage_.chunks[stage_]), __shfl_sync(0xffffffffu, row_, static_cast<int>(stage_)),
+            __shfl_sync(0xffffffffu, offset_, static_cast<int>(stage_))};
+  }
+
+  // After the stores of the oldest chunk have been issued.
+  UNIEP_DEVICE void release() {
+    ptx::bulk_commit();
+    --loads_;
+    stage_ = stage_ + 1 == Storage::kCount ? 0 : stage_ + 1;
+    phase_ ^= stage_ == 0;
+  }
+
+  // Until all stores are complete in memory, so that a signal may announce them.
+  UNIEP_DEVICE void complete() {
+    ptx::bulk_wait_complete<0>();
+    __syncwarp();
+  }
+
+ private:
+  // Stores that may still be reading their stages while further chunks are loaded.
+  static constexpr uint32_t kStoresReading = Storage::kCount / 4;
+  static constexpr uint32_t kMostLoads = Storage::kCount - kStoresReading;
+
+  Storage& storage_;
+  uint32_t stage_ = 0;  // of the oldest chunk
+  uint32_t phase_ = 0;
+  uint32_t loads_ = 0;  // chunks that have been loaded and not yet released
+  int32_t row_ = 0;     // of the chunk in stage `lane`
+  uint32_t offset_ = 0;
+};
+
+// Copies `bytes` of each of the rows [begin, end) for which `selects(row)` is true. `source(row)` is where a row's
+// bytes lie: both are asked by one lane a row. `store(chunk, bytes)` issues the bulk stores of a chunk that has landed,
+// by the whole warp. On return all loads have landed; stores may still be under way.
+template <typename Ring, typename Selects, typename Source, typename Store>
+UNIEP_DEVICE void copy_rows(Ring& ring, int32_t begin, int32_t end, uint32_t bytes, Selects&& selects, Source&& source,
+                            Store&& store, uint32_t chunk_bytes) {
+  const auto retire = [&] {
+    const auto chunk = ring.landed();
+    const uint32_t left = bytes - chunk.offset;
+    store(chunk, left < chunk_bytes ? left : chunk_bytes);
+    ring.release();
+  };
+  for (int32_t first = begin; first < end; first += ptx::kThreadsPerWarp) {
+    const int32_t mine = first + static_cast<int32_t>(ptx::lane_index());
+    const bool copied = mine < end && selects(mine);
+    const uint64_t address = copied ? reinterpret_cast<uint64_t>(source(mine)) : 0;
+    for (uint32_t left = __ballot_sync(0xffffffffu, copied); left != 0; left &= left - 1) {
+      const int lane = __ffs(static_cast<int>(left)) - 1;
+      const auto* row = reinterpret_cast<const uint8_t*>(__shfl_sync(0xffffffffu, address, lane));
+      for (uint32_t offset = 0; offset < bytes; offset += chunk_bytes) {
+        if (ring.is_full()) retire();
+        const uint32_t rest = bytes - offset;
+        ring.load(row + offset, rest < chunk_bytes ? rest : chunk_bytes, first + lane, offset);
+      }
+    }
+  }
+  while (!ring.is_empty()) retire();
+}
+
+}  // namespace uniep::cuda

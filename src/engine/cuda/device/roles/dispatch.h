@@ -1,0 +1,133 @@
+#pragma once
+
+#include "engine/cuda/device/roles/copy_ring.h"
+#include "engine/cuda/device/waiting.h"
+
+// Dispatch: rows of x (or dy) from their source rank into the expert rows of the owner. Each function is one task by
+// one warp, whose waits hold, and ends when all of its rows are in place.
+namespace uniep::cuda {
+
+// Padding is written as zero, never multiplied by it: what lay there before may be NaN.
+UNIEP_DEVICE void zero_rows(BFloat16* rows, int64_t hidden, int32_t begin, int32_t end) {
+  constexpr int64_t kElements = sizeof(ptx::Vector16) / sizeof(BFloat16);
+  const int64_t limit = end * hidden;
+  for (int64_t i = begin * hidden + ptx::lane_index() * kElements; i < limit; i += ptx::kThreadsPerWarp * kElements) {
+    ptx::store_global_16(rows + i, ptx::Vector16{});
+  }
+}
+
+// Bulk stores of a chunk of `row` to all rows of this rank that it fills; with `to_itself` false, to the others only.
+template <typename Chunk>
+UNIEP_DEVICE void fill_rows(const RankProgram& p, BFloat16* rows, int64_t hidden, const Chunk& chunk, uint32_t bytes,
+                            bool to_itself) {
+  const auto store = [&](int32_t row) {
+    ptx::bulk_store(reinterpret_cast<uint8_t*>(rows + row * hidden) + chunk.offset, chunk.address, bytes);
+  };
+  if (!p.dedup) {
+    if (ptx::lane_index() == 0) store(chunk.row);
+    return;
+  }
+  const RowSource source = p.rows[chunk.row];
+  const int64_t entry = p.source_begin[source.rank] + static_cast<int64_t>(source.token) * p.topk;
+  for (int32_t slot = static_cast<int32_t>(ptx::lane_index()); slot < p.topk; slot += ptx::kThreadsPerWarp) {
+    const int32_t row = p.row_of_source[entry + slot];
+    if (row >= 0 && (to_itself || row != chunk.row)) store(row);
+  }
+}
+
+// The counters that for_each_counter_signal lists for a pull or receive, by all lanes together.
+UNIEP_DEVICE void count_landed_rows(const RunningCall& running, const uniep::Task& task) {
+  const RankProgram& p = running.call.program;
+  const RowRange rows = rows_of_dispatch(p, task);
+  const RowRange block = rows_of_block(p, p.first_expert + task.expert, task.m);
+  const int32_t operand = operand_of(p, task);
+  const auto add = [&](int32_t of_block, uint32_t amount) {
+    ptx::add_relaxed_gpu(counter_of(running, CounterSpace::kRowsLanded, rows_counter(p, operand, of_block)), amount);
+  };
+  __syncwarp();
+  ptx::fence_gpu();  // releases what all lanes have written
+  uint32_t own = 0;
+  const int32_t first = rows.begin + static_cast<int32_t>(ptx::lane_index());
+  for (int32_t row = first; p.dedup && row < rows.end; row += ptx::kThreadsPerWarp) {
+    if (!is_primary_row(p, row)) continue;
+    for_each_filled_row(p, row, [&](int32_t filled) {
+      if (filled >= block.begin && filled < block.end) {
+        ++own;
+      } else {
+        add(block_holding(p, filled), 1);
+      }
+    });
+  }
+  own =
+      __reduce_add_sync(0xffffffffu, own) + static_cast<uint32_t>(rows.padded_end - (p.dedup ? rows.end : rows.begin));
+  if (ptx::lane_index() == 0 && own > 0) add(p.block_begin[task.expert] + task.m, own);
+}
+
+template <typename Ring>
+UNIEP_DEVICE void pull_rows(const RunningCall& running, const uniep::Task& task, Ring& ring, uint32_t chunk_bytes) {
+  const RankCall& call = running.call;
+  const RankProgram& p = call.program;
+  const int32_t operand = operand_of(p, task);
+  BFloat16* const rows = call.gathered_of[operand][p.rank];
+  const RowRange range = rows_of_dispatch(p, task);
+  copy_rows(
+      ring, range.begin, range.end, static_cast<uint32_t>(call.hidden * sizeof(BFloat16)),
+      [&](int32_t row) { return is_primary_row(p, row); },
+      [&](int32_t row) {
+        const RowSource source = p.rows[row];
+        return call.input[operand][source.rank] + source.token * call.hidden;
+      },
+      [&](const auto& chunk, uint32_t bytes) { fill_rows(p, rows, call.hidden, chunk, bytes, true); }, chunk_bytes);
+  zero_rows(rows, call.hidden, range.end, range.padded_end);
+  ring.complete();
+  count_landed_rows(running, task);
+}
+
+// The source's rows of a block stand in the order (token, slot), so they are found by walking the row table of the
+// owner, which the source wrote.
+template <typename Ring>
+UNIEP_DEVICE void push_rows(const RunningCall& running, const uniep::Task& task, Ring& ring, uint32_t chunk_bytes) {
+  const RankCall& call = running.call;
+  const RankProgram& p = call.program;
+  const int32_t owner = p.rank_of_expert[task.expert];
+  const RowSource* const table = call.rows_of[owner];
+  BFloat16* const rows = call.gathered_of[task.n][owner];
+  const RowRange part = rows_from_source(p, task.expert, rows_of_block(p, task.expert, task.m), p.rank);
+  copy_rows(
+      ring, part.begin, part.end, static_cast<uint32_t>(call.hidden * sizeof(BFloat16)),
+      [&](int32_t row) { return is_primary_slot(p, table[row].token, table[row].slot); },
+      [&](int32_t row) { return call.input[task.n][p.rank] + table[row].token * call.hidden; },
+      [&](const auto& chunk, uint32_t bytes) {
+        if (ptx::lane_index() != 0) return;
+        ptx::bulk_store(reinterpret_cast<uint8_t*>(rows + chunk.row * call.hidden) + chunk.offset, chunk.address,
+                        bytes);
+      },
+      chunk_bytes);
+  ring.complete();
+  signal_task(running, task);
+}
+
+// What the owner does about pushed rows: copies to a token's other rows here, zero padding, readiness.
+template <typename Ring>
+UNIEP_DEVICE void receive_rows(const RunningCall& running, const uniep::Task& task, Ring& ring, uint32_t chunk_bytes) {
+  const RankCall& call = running.call;
+  const RankProgram& p = call.program;
+  BFloat16* const rows = call.gathered_of[task.n][p.rank];
+  const RowRange range = rows_of_dispatch(p, task);
+  const auto has_copies = [&](int32_t row) {
+    bool some = false;
+    if (is_primary_row(p, row)) for_each_filled_row(p, row, [&](int32_t filled) { some |= filled != row; });
+    return some;
+  };
+  if (p.dedup) {
+    copy_rows(
+        ring, range.begin, range.end, static_cast<uint32_t>(call.hidden * sizeof(BFloat16)), has_copies,
+        [&](int32_t row) { return rows + row * call.hidden; },
+        [&](const auto& chunk, uint32_t bytes) { fill_rows(p, rows, call.hidden, chunk, bytes, false); }, chunk_bytes);
+  }
+  zero_rows(rows, call.hidden, range.end, range.padded_end);
+  ring.complete();
+  count_landed_rows(running, task);
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,128 @@
+#pragma once
+
+#include "engine/cuda/device/roles/copy_ring.h"
+#include "engine/cuda/device/roles/row_sum.h"
+#include "engine/cuda/device/waiting.h"
+
+// The staged combine: rows of o (or dxg) from the expert's rank into the slots of their token's rank. One task by one
+// warp each, whose waits hold; it ends with the task's flags.
+namespace uniep::cuda {
+
+// dprob of a row goes where its token's dprobs lie: the sum of its 64-column chunks, ascending.
+UNIEP_DEVICE void return_prob_gradient(const RankCall& call, int32_t rank, int32_t token, int32_t slot, int64_t row) {
+  float sum = 0.0f;
+  for (int32_t chunk = 0; chunk < call.prob_chunk_count; ++chunk) {
+    sum = add(sum, call.prob_chunks[row * call.prob_chunk_count + chunk]);
+  }
+  call.prob_slots[rank][static_cast<int64_t>(token) * call.program.topk + slot] = sum;
+}
+
+UNIEP_DEVICE BFloat16* slot_of(const RankCall& call, int32_t rank, int32_t token, int32_t slot, int32_t column) {
+  return call.slots[rank] + (static_cast<int64_t>(token) * call.slot_count + slot) * call.hidden + column;
+}
+
+template <typename Ring>
+UNIEP_DEVICE void send_rows(const RunningCall& running, const uniep::Task& task, Ring& ring, uint32_t chunk_bytes) {
+  const RankCall& call = running.call;
+  const RankProgram& p = call.program;
+  const int32_t column = p.chunk_column[task.n];
+  const uint32_t bytes = static_cast<uint32_t>((p.chunk_column[task.n + 1] - column) * sizeof(BFloat16));
+  const RowRange range = rows_of_block(p, p.first_expert + task.expert, task.m);
+  copy_rows(
+      ring, range.begin, range.end, bytes, [](int32_t) { return true; },
+      [&](int32_t row) { return call.output_rows + row * call.hidden + column; },
+      [&](const auto& chunk, uint32_t chunk_size) {
+        if (ptx::lane_index() != 0) return;
+        const RowSource source = p.rows[chunk.row];
+        auto* const slot = reinterpret_cast<uint8_t*>(slot_of(call, source.rank, source.token, source.slot, column));
+        ptx::bulk_store(slot + chunk.offset, chunk.address, chunk_size);
+      },
+      chunk_bytes);
+  if (p.direction == Direction::kBackward && task.n == 0) {
+    for (int32_t row = range.begin + static_cast<int32_t>(ptx::lane_index()); row < range.end;
+         row += ptx::kThreadsPerWarp) {
+      const RowSource source = p.rows[row];
+      return_prob_gradient(call, source.rank, source.token, source.slot, row);
+    }
+  }
+  ring.complete();
+  signal_task(running, task);
+}
+
+// What for_each_wait lists for a group send, by all lanes together.
+UNIEP_DEVICE bool wait_for_group_send(const RunningCall& running, const uniep::Task& task) {
+  const RankProgram& p = running.call.program;
+  const int32_t begin = task.m * kTokenBlock;
+  const int32_t limit = p.tokens_of_rank[task.expert];
+  const int32_t end = begin + kTokenBlock < limit ? begin + kTokenBlock : limit;
+  const int64_t last = p.source_begin[task.expert] + static_cast<int64_t>(end) * p.topk;
+  const uint32_t tiles = static_cast<uint32_t>(tiles_in_chunk(p, task.n));
+  bool holds = true;
+  for (int64_t entry = p.source_begin[task.expert] + static_cast<int64_t>(begin) * p.topk + ptx::lane_index();
+       holds && tiles > 0 && entry < last; entry += ptx::kThreadsPerWarp) {
+    const int32_t row = p.row_of_source[entry];
+    if (row < 0) continue;
+    const int64_t counter = second_counter(block_holding(p, row), task.n);
+    holds = wait_for(running, task, CounterWait{CounterSpace::kSecondTiles, counter, tiles});
+  }
+  if (holds) holds = wait_for(running, task, FlagWait{FlagSpace::kArrive, task.expert});
+  return __all_sync(0xffffffffu, holds);
+}
+
+// The warps that send a block of tokens together, each its own tokens, and what brings them together at the end.
+struct SendTeam {
+  uint32_t warp = 0;
+  uint32_t warps = 1;
+  uint32_t barrier = 0;  // a named barrier, when there are several warps
+
+  UNIEP_DEVICE void meet() const {
+    if (warps == 1) {
+      __syncwarp();
+    } else {
+      ptx::named_barrier(barrier, warps * ptx::kThreadsPerWarp);
+    }
+  }
+};
+
+// The slots of one token that lie in one group of experts of this rank, summed and rounded, are one row on the way
+// back.
+template <SumDepth kDepth>
+UNIEP_DEVICE void send_groups(const RunningCall& running, const uniep::Task& task, const SendTeam& team) {
+  const RankCall& call = running.call;
+  const RankProgram& p = call.program;
+  const int32_t column = p.chunk_column[task.n], columns = p.chunk_column[task.n + 1] - column;
+  const int32_t experts_per_group = p.experts / p.combine_groups;
+  const int32_t first_group = p.first_expert / experts_per_group;
+  const int32_t end_group = first_group + p.local_experts / experts_per_group;
+  const int32_t begin = task.m * kTokenBlock;
+  const int32_t limit = p.tokens_of_rank[task.expert];
+  const int32_t end = begin + kTokenBlock < limit ? begin + kTokenBlock : limit;
+  const int32_t lane = static_cast<int32_t>(ptx::lane_index());
+  for (int32_t token = begin + static_cast<int32_t>(team.warp); token < end;
+       token += static_cast<int32_t>(team.warps)) {
+    const int32_t* const rows = p.row_of_source + p.source_begin[task.expert] + static_cast<int64_t>(token) * p.topk;
+    for (int32_t group = first_group; group < end_group; ++group) {
+      const int32_t first_expert = group * experts_per_group, last_expert = first_expert + experts_per_group - 1;
+      const int32_t first_row = p.segment_start[first_expert];
+      const int32_t end_row = p.segment_start[last_expert] + p.expert_rows[last_expert];
+      const auto is_used = [&](int32_t slot) {
+        return slot < p.topk && rows[slot] >= first_row && rows[slot] < end_row;
+      };
+      const auto used = [&](int32_t word) { return __ballot_sync(0xffffffffu, is_used(word * 32 + lane)); };
+      bool some = false;
+      for (int32_t word = 0; word * 32 < p.topk; ++word) some |= used(word) != 0;
+      if (!some) continue;
+      sum_rows<kDepth>(
+          p.topk, columns, used, [&](int32_t slot) { return call.output_rows + rows[slot] * call.hidden + column; },
+          slot_of(call, task.expert, token, group, column));
+      for (int32_t slot = lane; p.direction == Direction::kBackward && task.n == 0 && slot < p.topk;
+           slot += ptx::kThreadsPerWarp) {
+        if (is_used(slot)) return_prob_gradient(call, task.expert, token, slot, rows[slot]);
+      }
+    }
+  }
+  team.meet();
+  if (team.warp == 0) signal_task(running, task);
+}
+
+}  // namespace uniep::cuda
