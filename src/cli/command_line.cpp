@@ -7,6 +7,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "cli/bench_command.h"
 #include "cli/info_command.h"
 #include "cli/run_command.h"
 #include "cli/schedule_command.h"
@@ -92,6 +93,7 @@ int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream&
     add_run_command(app, action);
     add_schedule_command(app, action);
     add_info_command(app, action);
+    add_bench_command(app, action);
     add_trace_command(app, action);
     add_train_command(app, action);
     require_command(app, arguments);

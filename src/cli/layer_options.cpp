@@ -21,6 +21,7 @@ namespace {
 
 constexpr int kMostRanks = 64;
 constexpr int kMostWorkers = 1024;
+constexpr int kMostDevices = 1024;
 constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
 
 const std::vector<std::pair<std::string, WeightGradient>> kWeightGradients = {
@@ -137,7 +138,7 @@ void add_layer_options(CLI::App& app, LayerOptions& options) {
   add_text_option(
       app, "--tokens",
       [&options](const std::string& text) { options.tokens_given = parse_integers("--tokens", text, 0, kLargest); },
-      "T|T0,T1,...", "tokens of every rank, or of each (default 256)");
+      "T|T0,T1,...", fmt::format("tokens of every rank, or of each (default {})", options.tokens_given.front()));
   add_integer_option(app, "--hidden", options.shape.hidden, 1, kLargest, "H", "columns of x and y, a multiple of 8");
   add_integer_option(app, "--intermediate", options.shape.intermediate, 1, kLargest, "I",
                      "columns of an expert's activation, a multiple of 8");
@@ -161,6 +162,18 @@ void add_shape_option(CLI::App& app, LayerOptions& options) {
   add_text_option(
       app, "--shape", [&options](const std::string& text) { options.shape = parse_shape("--shape", text); },
       "NAME|H,I,E,K", "all four sizes; names: " + shape_names());
+}
+
+void add_devices_option(CLI::App& app, std::vector<int>& devices, const std::string& description) {
+  add_text_option(
+      app, "--devices",
+      [&devices](const std::string& text) {
+        devices.clear();
+        for (const int64_t device : parse_integers("--devices", text, 0, kMostDevices - 1)) {
+          devices.push_back(static_cast<int>(device));
+        }
+      },
+      "LIST", description);
 }
 
 const char* engine_name(EngineKind engine) {

@@ -37,6 +37,8 @@ struct LayerOptions {
 void add_layer_options(CLI::App& app, LayerOptions& options);
 // --shape, which sets all four sizes.
 void add_shape_option(CLI::App& app, LayerOptions& options);
+// --devices, a list of GPUs.
+void add_devices_option(CLI::App& app, std::vector<int>& devices, const std::string& description);
 
 // "cpu", "cuda" or "auto"; "bf16", "fp32" or "main_grad".
 const char* engine_name(EngineKind engine);

@@ -14,10 +14,10 @@
 #include "cli/layer_inputs.h"
 #include "cli/layer_options.h"
 #include "cli/options.h"
+#include "cli/output_file.h"
 #include "cli/run_outputs.h"
 #include "cli/run_report.h"
 #include "cli/trace_file.h"
-#include "io/file.h"
 
 namespace uniep::cli {
 namespace {
@@ -123,24 +123,6 @@ std::string trace_title(const RunReport& report) {
                      kFusions[static_cast<int>(report.schedule.fusion)]);
 }
 
-// A file that is opened before the run, so that a path that can not be written is noticed at once.
-class OutputFile {
- public:
-  OutputFile(const std::string& option, const std::string& path) : option_(option) {
-    if (!path.empty()) naming_option(option_, [&] { file_.emplace(path); });
-  }
-  void write(std::string_view text) {
-    naming_option(option_, [&] {
-      file_->write(text);
-      file_->commit();
-    });
-  }
-
- private:
-  std::string option_;
-  std::optional<io::AtomicFile> file_;
-};
-
 // Runs what is asked for and notes the times.
 std::vector<TracedCall> run_calls(const RunOptions& options, LayerRunner& runner, RunReport& report) {
   const bool traced = !options.trace.empty();
@@ -207,14 +189,7 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   command.add_option("--probs", options.files.probs, "router weights, float32 [sum T, K]")->type_name("FILE.npy");
   command.add_option("--tensors", options.files.tensors, "any of x, dy, probs, w1 and w2; the rest is synthetic")
       ->type_name("FILE.safetensors");
-  add_text_option(
-      command, "--devices",
-      [&options](const std::string& text) {
-        for (const int64_t device : parse_integers("--devices", text, 0, 1023)) {
-          options.devices.push_back(static_cast<int>(device));
-        }
-      },
-      "LIST", "GPUs: rank r runs on entry r mod the length");
+  add_devices_option(command, options.devices, "GPUs: rank r runs on entry r mod the length");
   add_word_option<Launch>(command, "--launch", options.launch,
                           {{"threads", Launch::kThreads}, {"processes", Launch::kProcesses}},
                           "all ranks in this process, or a process a rank (default threads)");

@@ -13,7 +13,7 @@ names+="uniep/bfloat16.h;uniep/direction.h"
 cmake "-DROOT=$PWD" "-DOUTPUT=$PWD/$build/embedded_sources.cpp" "-DFILES=$names" -P src/engine/cuda/embed_sources.cmake
 flags="-std=c++20 -O2 -ffp-contract=off -fPIC -I. -Iinclude -Isrc -isystem $cuda/include"
 sources=$(find src -path "src/engine/cuda/*.cpp" -o -path "src/comm/*.cpp" | grep -v -e unavailable -e /device/ | sort)
-for file in $sources "$build/embedded_sources.cpp" tests/cuda/gpu_*.cpp bench/gemm_c_interface.cpp bench/gemm_bench.cpp; do
+for file in $sources "$build/embedded_sources.cpp" tests/cuda/gpu_*.cpp bench/gemm_c_interface.cpp; do
   echo "$file"
 done | xargs -P "$(nproc)" -I{} sh -c "g++ $flags -c {} -o $build/\$(basename {} .cpp).o"
 objects=$(for file in $sources; do echo "$build/$(basename "$file" .cpp).o"; done)
@@ -22,7 +22,6 @@ for test in tests/cuda/gpu_*.cpp; do
   g++ "$build/$name.o" $objects "$build/embedded_sources.o" -o "$build/$name" -ldl -lpthread
 done
 g++ -shared "$build/gemm_c_interface.o" $objects "$build/embedded_sources.o" -o "$build/libuniep_gemm.so" -ldl -lpthread
-g++ "$build/gemm_bench.o" $objects "$build/embedded_sources.o" -o "$build/gemm_bench" -ldl -lpthread
 export UNIEP_TEST_KERNELS=$PWD/tests/cuda
 if [ "${UNIEP_RUN_TESTS:-1}" = 1 ]; then
   for test in tests/cuda/gpu_*.cpp; do "$build/$(basename "$test" .cpp)" --verbose; done

@@ -1,0 +1,127 @@
+#include "cli/bench_command.h"
+
+#include <algorithm>
+#include <charconv>
+#include <iostream>
+#include <memory>
+#include <sstream>
+
+#include "api/place.h"
+#include "cli/bench_operation.h"
+#include "cli/bench_report.h"
+#include "cli/options.h"
+#include "cli/output_file.h"
+
+namespace uniep::cli {
+namespace {
+
+constexpr int kMostRepeats = 1'000'000;
+constexpr double kMostSeconds = 3600.0;
+
+struct BenchOptions {
+  BenchRequest request;
+  std::string operation;
+  std::string json;
+};
+
+const std::vector<BenchOperation>& bench_operations() {
+  static const std::vector<BenchOperation> kOperations = {gemm_operation()};
+  return kOperations;
+}
+
+std::string operation_names() {
+  std::string names;
+  for (const BenchOperation& operation : bench_operations())
+    names += (names.empty() ? "" : "|") + std::string(operation.name);
+  return names;
+}
+
+std::string operation_descriptions() {
+  std::string text;
+  for (const BenchOperation& operation : bench_operations()) {
+    text += (text.empty() ? "" : "; ") + std::string(operation.name) + ": " + operation.description;
+  }
+  return text;
+}
+
+const BenchOperation& find_operation(const std::string& name) {
+  for (const BenchOperation& operation : bench_operations()) {
+    if (operation.name == name) return operation;
+  }
+  refuse_value("--op", name, operation_names());
+}
+
+void check_request(const BenchOperation& operation, const BenchRequest& request) {
+  if (request.layer.engine == EngineKind::kCpu) refuse_value("--engine", "cpu", "cuda or auto: this measures GPUs");
+  check_shape(request.layer.shape, request.layer.ranks);
+  request.layer.tokens();
+  for (const std::string& name : request.only) {
+    if (std::find(operation.results.begin(), operation.results.end(), name) != operation.results.end()) continue;
+    std::string legal;
+    for (const std::string& result : operation.results) legal += (legal.empty() ? "" : ", ") + result;
+    refuse_value("--only", name, "some of " + legal);
+  }
+}
+
+int run_bench(const BenchOptions& options) {
+  const BenchOperation& operation = find_operation(options.operation);
+  check_request(operation, options.request);
+  const bool json_to_stdout = options.json == "-";
+  OutputFile json_file("--json", json_to_stdout ? "" : options.json);
+  const BenchReport report = operation.run(options.request);
+  const std::string json = to_json(options.request, operation.name, report).dump(2) + "\n";
+  if (json_to_stdout) {
+    std::cout << json;
+    return 0;
+  }
+  if (!options.json.empty()) json_file.write(json);
+  std::cout << to_table(options.request, operation.name, report);
+  return 0;
+}
+
+double parse_seconds(const std::string& text) {
+  double seconds = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (error != std::errc() || end != text.data() + text.size() || !(seconds > 0.0 && seconds <= kMostSeconds)) {
+    refuse_value("--sustained", text, "seconds above 0, at most 3600");
+  }
+  return seconds;
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  return parts;
+}
+
+void add_bench_options(CLI::App& command, BenchOptions& options) {
+  BenchRequest& request = options.request;
+  request.layer.ranks = 8;
+  request.layer.tokens_given = {8192};
+  request.layer.shape = {7168, 2048, 256, 8};
+  command.add_option("--op", options.operation, operation_descriptions())->type_name(operation_names())->required();
+  add_shape_option(command, request.layer);
+  add_layer_options(command, request.layer);
+  add_devices_option(command, request.devices, "GPUs that run at once; the slowest counts (default 0)");
+  add_integer_option(command, "--repeat", request.repeat, 1, kMostRepeats, "N", "timed calls");
+  add_text_option(
+      command, "--sustained", [&request](const std::string& text) { request.sustained_seconds = parse_seconds(text); },
+      "SECONDS", "then all of it, one call after another, for so long: what is left at the power limit");
+  add_text_option(
+      command, "--only", [&request](const std::string& text) { request.only = split(text); }, "NAME,...",
+      "measure these results only");
+  command.add_option("--json", options.json, "report as JSON; -: on standard output")->type_name("FILE|-");
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, std::function<int()>& action) {
+  CLI::App* command = app.add_subcommand(
+      "bench", "Time an operation on GPUs: device events around all device work, L2 cold, the slowest GPU's median");
+  const auto options = std::make_shared<BenchOptions>();
+  add_bench_options(*command, *options);
+  command->callback([options, &action] { action = [options] { return run_bench(*options); }; });
+}
+
+}  // namespace uniep::cli

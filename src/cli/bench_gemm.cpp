@@ -1,0 +1,193 @@
+// `uniep bench --op gemm`: the grouped GEMMs of an expert-parallel layer, each GPU with the rows of one rank.
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <random>
+
+#include "cli/bench_gpus.h"
+#include "cli/bench_operation.h"
+#include "uniep/error.h"
+#include "uniep/grouped_gemm.h"
+
+namespace uniep::cli {
+namespace {
+
+constexpr int64_t kRowAlignment = 128;
+
+// One rank's matrices on one GPU.
+struct RankProblem {
+  ExpertRows rows;
+  int64_t routed_rows = 0;
+  void *x, *dy, *a, *z, *out_h, *out_z, *w1, *w2, *dw, *main_grad;
+  float *prob, *dprob;
+  void* workspace;
+};
+
+struct Product {
+  const char* name;
+  int weight;  // in units of 2 rows H I floating-point operations
+  void (*run)(GroupedGemm& gemm, const RankProblem& p, int h, int i);
+};
+
+const std::vector<Product>& products() {
+  static const std::vector<Product> kProducts = {
+      {"fc1", 2,
+       [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
+         gemm.forward(p.rows, p.x, {p.w1, {}}, p.out_z, 2 * i, h, nullptr);
+       }},
+      {"fc1+swiglu", 2,
+       [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
+         gemm.forward_swiglu(p.rows, p.x, {p.w1, {}}, p.prob, p.out_z, p.a, i, h, nullptr);
+       }},
+      {"fc2", 1,
+       [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
+         gemm.forward(p.rows, p.a, {p.w2, {}}, p.out_h, h, i, nullptr);
+       }},
+      {"dgrad2", 1,
+       [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
+         gemm.input_gradient(p.rows, p.dy, {p.w2, {}}, p.a, i, h, nullptr);
+       }},
+      {"dgrad2+dswiglu", 1,
+       [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
+         gemm.input_gradient_swiglu(p.rows, p.dy, {p.w2, {}}, p.z, p.prob, p.a, p.out_z, p.dprob, p.workspace, i, h,
+                                    nullptr);
+       }},
+      {"dgrad1", 2,
+       [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
+         gemm.input_gradient(p.rows, p.z, {p.w1, {}}, p.out_h, h, 2 * i, nullptr);
+       }},
+      {"wgrad2", 1,
+       [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
+         gemm.weight_gradient(p.rows, p.dy, p.a, {p.dw, {}}, h, i, WeightGradientMode::kBFloat16, nullptr);
+       }},
+      {"wgrad1", 2,
+       [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
+         gemm.weight_gradient(p.rows, p.z, p.x, {p.dw, {}}, 2 * i, h, WeightGradientMode::kBFloat16, nullptr);
+       }},
+      {"wgrad1+=", 2,
+       [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
+         gemm.weight_gradient(p.rows, p.z, p.x, {p.main_grad, {}}, 2 * i, h, WeightGradientMode::kAccumulate, nullptr);
+       }},
+  };
+  return kProducts;
+}
+
+// How many rows each expert gets from the tokens of all ranks.
+std::vector<int32_t> count_rows(const LayerOptions& layer) {
+  std::vector<int32_t> counts(static_cast<std::size_t>(layer.shape.experts));
+  for (const int32_t expert : make_ids(layer)) {
+    if (expert >= 0) ++counts[static_cast<std::size_t>(expert)];
+  }
+  return counts;
+}
+
+RankProblem make_problem(BenchGpus& gpus, std::size_t gpu, const LayerOptions& layer,
+                         const std::vector<int32_t>& counts) {
+  const int64_t rank = static_cast<int64_t>(gpu) % layer.ranks;
+  const int64_t first = rank * layer.shape.experts / layer.ranks;
+  const int64_t last = (rank + 1) * layer.shape.experts / layer.ranks;
+  const std::vector<int32_t> own(counts.begin() + first, counts.begin() + last);
+  std::vector<int32_t> starts;
+  int64_t rows = 0;
+  RankProblem p;
+  for (const int32_t count : own) {
+    starts.push_back(static_cast<int32_t>(rows));
+    rows += (count + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+    p.routed_rows += count;
+  }
+  const int64_t experts = last - first;
+  const auto bytes = static_cast<int64_t>(own.size() * sizeof(int32_t));
+  p.rows = {static_cast<int>(experts), rows, static_cast<int32_t*>(gpus.copy_of(gpu, starts.data(), bytes)),
+            static_cast<int32_t*>(gpus.copy_of(gpu, own.data(), bytes))};
+
+  const int64_t h = layer.shape.hidden;
+  const int64_t i = layer.shape.intermediate;
+  p.x = gpus.random_bfloat16(gpu, rows * h);
+  p.dy = gpus.random_bfloat16(gpu, rows * h);
+  p.a = gpus.random_bfloat16(gpu, rows * i);
+  p.z = gpus.random_bfloat16(gpu, rows * 2 * i);
+  p.out_h = gpus.zeros(gpu, rows * h * 2);
+  p.out_z = gpus.zeros(gpu, rows * 2 * i * 2);
+  p.w1 = gpus.random_bfloat16(gpu, experts * 2 * i * h);
+  p.w2 = gpus.random_bfloat16(gpu, experts * i * h);
+  p.dw = gpus.zeros(gpu, experts * 2 * i * h * 2);
+  p.main_grad = gpus.zeros(gpu, experts * 2 * i * h * 4);
+  std::mt19937 generator(static_cast<unsigned>(layer.seed));
+  std::uniform_real_distribution<float> weight(0.0f, 1.0f);
+  std::vector<float> prob(static_cast<std::size_t>(rows));
+  for (float& value : prob) value = weight(generator);
+  p.prob = static_cast<float*>(gpus.copy_of(gpu, prob.data(), rows * 4));
+  p.dprob = static_cast<float*>(gpus.zeros(gpu, rows * 4));
+  p.workspace = gpus.zeros(gpu, GroupedGemm::swiglu_gradient_workspace_bytes(rows, static_cast<int>(i)));
+  return p;
+}
+
+double host_milliseconds(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+}
+
+BenchReport run_gemm(const BenchRequest& request) {
+  const LayerShape& shape = request.layer.shape;
+  const std::vector<int32_t> counts = count_rows(request.layer);
+  BenchGpus gpus(request.devices);
+  BenchReport report;
+  report.device = gpus.name();
+  std::vector<RankProblem> problems;
+  std::vector<std::unique_ptr<GroupedGemm>> gemms;
+  for (std::size_t gpu = 0; gpu < gpus.count(); ++gpu) {
+    problems.push_back(make_problem(gpus, gpu, request.layer, counts));
+    report.rows_per_rank.push_back(problems.back().routed_rows);
+    gemms.push_back(std::make_unique<GroupedGemm>(request.devices[gpu]));
+  }
+  const auto on_all = [&](const Product& product) {
+    for (std::size_t gpu = 0; gpu < gpus.count(); ++gpu) {
+      product.run(*gemms[gpu], problems[gpu], static_cast<int>(shape.hidden), static_cast<int>(shape.intermediate));
+    }
+  };
+
+  const double unit = 2.0 *
+                      static_cast<double>(*std::max_element(report.rows_per_rank.begin(), report.rows_per_rank.end())) *
+                      static_cast<double>(shape.hidden * shape.intermediate);
+  std::vector<Product> wanted;
+  double all_flops = 0.0;
+  for (const Product& product : products()) {
+    const auto& only = request.only;
+    if (!only.empty() && std::find(only.begin(), only.end(), product.name) == only.end()) continue;
+    wanted.push_back(product);
+    BenchResult result;
+    result.name = product.name;
+    result.flops = product.weight * unit;
+    all_flops += result.flops;
+    result.first_call_ms = host_milliseconds([&] {
+      on_all(product);
+      gpus.synchronize();
+    });
+    result.milliseconds = gpus.time_cold([&] { on_all(product); }, request.repeat);
+    report.results.push_back(std::move(result));
+  }
+  if (request.sustained_seconds > 0.0) {
+    const auto sequence = [&] {
+      for (const Product& product : wanted) on_all(product);
+    };
+    const double once = gpus.time(sequence);
+    const int turns = std::max(1, static_cast<int>(request.sustained_seconds * 1000.0 / once));
+    const double total = gpus.time([&] {
+      for (int turn = 0; turn < turns; ++turn) sequence();
+    });
+    report.results.push_back({"sustained, all of these", {total / turns}, all_flops, 0.0, 0.0});
+  }
+  return report;
+}
+
+}  // namespace
+
+BenchOperation gemm_operation() {
+  std::vector<std::string> names;
+  for (const Product& product : products()) names.emplace_back(product.name);
+  return {"gemm", "grouped GEMMs, a rank's rows on each GPU", names, run_gemm};
+}
+
+}  // namespace uniep::cli

@@ -1,0 +1,169 @@
+#include "cli/bench_gpus.h"
+
+#include <algorithm>
+#include <random>
+
+#include "engine/cuda/driver.h"
+#include "model/elementwise.h"
+#include "uniep/error.h"
+
+namespace uniep::cli {
+namespace {
+
+using namespace cuda;
+
+constexpr int64_t kFlushBytes = 256 << 20;  // several times the L2 cache
+constexpr int kWarmUpCalls = 3;
+constexpr std::size_t kRandomPiece = 4 << 20;
+
+const std::vector<BFloat16>& random_piece() {
+  static const std::vector<BFloat16> values = [] {
+    std::mt19937 generator(1);
+    std::normal_distribution<float> normal;
+    std::vector<BFloat16> piece(kRandomPiece);
+    for (BFloat16& value : piece) value = to_bfloat16(normal(generator));
+    return piece;
+  }();
+  return values;
+}
+
+void* pointer(CUdeviceptr address) {
+  return reinterpret_cast<void*>(address);
+}
+
+// One line that says which GPU is missing: no Hopper GPU is a failure of the machine, not of the command line.
+void require_gpu(int device) {
+  try {
+    require_hopper(device);
+  } catch (const Error& error) {
+    throw Error(Status::kDevice, "--devices: GPU " + std::to_string(device) + ": " + error.what());
+  }
+}
+
+}  // namespace
+
+struct BenchGpus::Gpu {
+  explicit Gpu(int index) : device(index) {
+    const ScopedDevice scope(device);
+    check(driver().cuEventCreate(&begin, 0), "cuEventCreate");
+    check(driver().cuEventCreate(&end, 0), "cuEventCreate");
+    flush = allocate(kFlushBytes);
+  }
+  ~Gpu() {
+    const ScopedDevice scope(device);
+    for (const CUdeviceptr address : allocations) driver().cuMemFree(address);
+    driver().cuEventDestroy(begin);
+    driver().cuEventDestroy(end);
+  }
+  Gpu(const Gpu&) = delete;
+  Gpu& operator=(const Gpu&) = delete;
+
+  CUdeviceptr allocate(int64_t bytes) {
+    CUdeviceptr address = 0;
+    check(driver().cuMemAlloc(&address, static_cast<size_t>(std::max<int64_t>(bytes, 16))), "cuMemAlloc");
+    allocations.push_back(address);
+    return address;
+  }
+
+  int device;
+  CUevent begin = nullptr;
+  CUevent end = nullptr;
+  CUdeviceptr flush = 0;
+  std::vector<CUdeviceptr> allocations;
+};
+
+BenchGpus::BenchGpus(const std::vector<int>& devices) {
+  for (const int device : devices) {
+    require_gpu(device);
+    gpus_.push_back(std::make_unique<Gpu>(device));
+  }
+}
+
+BenchGpus::~BenchGpus() = default;
+
+std::size_t BenchGpus::count() const {
+  return gpus_.size();
+}
+
+std::string BenchGpus::name() const {
+  return device_name(gpus_.front()->device);
+}
+
+void* BenchGpus::zeros(std::size_t gpu, int64_t bytes) {
+  const ScopedDevice scope(gpus_[gpu]->device);
+  const CUdeviceptr address = gpus_[gpu]->allocate(bytes);
+  check(driver().cuMemsetD8Async(address, 0, static_cast<size_t>(bytes), nullptr), "cuMemsetD8Async");
+  return pointer(address);
+}
+
+void* BenchGpus::copy_of(std::size_t gpu, const void* host, int64_t bytes) {
+  const ScopedDevice scope(gpus_[gpu]->device);
+  const CUdeviceptr address = gpus_[gpu]->allocate(bytes);
+  check(driver().cuMemcpyHtoDAsync(address, host, static_cast<size_t>(bytes), nullptr), "cuMemcpyHtoD");
+  check(driver().cuCtxSynchronize(), "copying to the GPU");
+  return pointer(address);
+}
+
+// One random piece, over and over: what is there is copied behind itself.
+void* BenchGpus::random_bfloat16(std::size_t gpu, int64_t values) {
+  const std::vector<BFloat16>& piece = random_piece();
+  const ScopedDevice scope(gpus_[gpu]->device);
+  const CUdeviceptr address = gpus_[gpu]->allocate(values * 2);
+  const auto bytes = static_cast<size_t>(values) * 2;
+  size_t filled = std::min(bytes, piece.size() * 2);
+  check(driver().cuMemcpyHtoDAsync(address, piece.data(), filled, nullptr), "cuMemcpyHtoD");
+  while (filled < bytes) {
+    const size_t part = std::min(filled, bytes - filled);
+    check(driver().cuMemcpyDtoDAsync(address + filled, address, part, nullptr), "cuMemcpyDtoD");
+    filled += part;
+  }
+  check(driver().cuCtxSynchronize(), "filling with random values");
+  return pointer(address);
+}
+
+void BenchGpus::synchronize() {
+  for (const auto& gpu : gpus_) {
+    const ScopedDevice scope(gpu->device);
+    check(driver().cuCtxSynchronize(), "waiting for a GPU");
+  }
+}
+
+void BenchGpus::flush_caches(int turn) {
+  for (const auto& gpu : gpus_) {
+    const ScopedDevice scope(gpu->device);
+    check(driver().cuMemsetD8Async(gpu->flush, static_cast<unsigned char>(turn), kFlushBytes, nullptr), "flushing L2");
+  }
+}
+
+double BenchGpus::time(const std::function<void()>& work) {
+  for (const auto& gpu : gpus_) {
+    const ScopedDevice scope(gpu->device);
+    check(driver().cuEventRecord(gpu->begin, nullptr), "cuEventRecord");
+  }
+  work();
+  for (const auto& gpu : gpus_) {
+    const ScopedDevice scope(gpu->device);
+    check(driver().cuEventRecord(gpu->end, nullptr), "cuEventRecord");
+  }
+  double slowest = 0.0;
+  for (const auto& gpu : gpus_) {
+    const ScopedDevice scope(gpu->device);
+    check(driver().cuEventSynchronize(gpu->end), "waiting for the measured work");
+    float milliseconds = 0.0f;
+    check(driver().cuEventElapsedTime(&milliseconds, gpu->begin, gpu->end), "cuEventElapsedTime");
+    slowest = std::max(slowest, static_cast<double>(milliseconds));
+  }
+  return slowest;
+}
+
+std::vector<double> BenchGpus::time_cold(const std::function<void()>& work, int repeat) {
+  std::vector<double> milliseconds;
+  for (int turn = 0; turn < kWarmUpCalls + repeat; ++turn) {
+    flush_caches(turn);
+    const double taken = time(work);
+    if (turn >= kWarmUpCalls) milliseconds.push_back(taken);
+  }
+  return milliseconds;
+}
+
+}  // namespace uniep::cli

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace uniep::cli {
+
+// The GPUs of a measurement: their memory, and the time that work takes on them. Work is what a function queues on the
+// default stream of each GPU, in any order.
+class BenchGpus {
+ public:
+  // Throws Error(kDevice) unless each is a Hopper GPU of this machine.
+  explicit BenchGpus(const std::vector<int>& devices);
+  ~BenchGpus();
+  BenchGpus(const BenchGpus&) = delete;
+  BenchGpus& operator=(const BenchGpus&) = delete;
+
+  std::size_t count() const;
+  std::string name() const;  // of the first
+
+  // Device memory of one GPU, until this object ends. Random: never zeros, on which tensor cores run faster.
+  void* zeros(std::size_t gpu, int64_t bytes);
+  void* random_bfloat16(std::size_t gpu, int64_t values);
+  void* copy_of(std::size_t gpu, const void* host, int64_t bytes);
+
+  // Milliseconds from the first to the last device work of `work`, on the slowest GPU.
+  double time(const std::function<void()>& work);
+  // The same `repeat` times after a few calls that do not count, the L2 caches cold before each.
+  std::vector<double> time_cold(const std::function<void()>& work, int repeat);
+  // Waits until all GPUs are idle.
+  void synchronize();
+
+ private:
+  struct Gpu;
+  void flush_caches(int turn);
+  std::vector<std::unique_ptr<Gpu>> gpus_;
+};
+
+}  // namespace uniep::cli

@@ -1,0 +1,47 @@
+// The GPUs of a library that was built without cuda.h: none.
+#include "cli/bench_gpus.h"
+#include "uniep/error.h"
+
+namespace uniep::cli {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error(Status::kDevice,
+              "--devices: this program was built without the CUDA headers (cuda.h), so it has no cuda engine; install "
+              "the CUDA toolkit's headers and build again");
+}
+
+}  // namespace
+
+struct BenchGpus::Gpu {};
+
+BenchGpus::BenchGpus(const std::vector<int>&) {
+  refuse();
+}
+BenchGpus::~BenchGpus() = default;
+std::size_t BenchGpus::count() const {
+  refuse();
+}
+std::string BenchGpus::name() const {
+  refuse();
+}
+void* BenchGpus::zeros(std::size_t, int64_t) {
+  refuse();
+}
+void* BenchGpus::random_bfloat16(std::size_t, int64_t) {
+  refuse();
+}
+void* BenchGpus::copy_of(std::size_t, const void*, int64_t) {
+  refuse();
+}
+double BenchGpus::time(const std::function<void()>&) {
+  refuse();
+}
+std::vector<double> BenchGpus::time_cold(const std::function<void()>&, int) {
+  refuse();
+}
+void BenchGpus::synchronize() {
+  refuse();
+}
+
+}  // namespace uniep::cli

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/layer_options.h"
+
+namespace uniep::cli {
+
+// What `uniep bench` is asked to measure.
+struct BenchRequest {
+  LayerOptions layer;
+  std::vector<int> devices = {0};
+  int repeat = 20;
+  double sustained_seconds = 0.0;  // 0: no sustained sequence
+  std::vector<std::string> only;   // names of results; empty: all
+};
+
+// One thing that was measured: of each repetition the slowest GPU's time.
+struct BenchResult {
+  std::string name;
+  std::vector<double> milliseconds;
+  double flops = 0.0;          // of one GPU
+  double bytes = 0.0;          // that one GPU sends or receives, the larger; 0: nothing
+  double first_call_ms = 0.0;  // on the host: compiling or loading kernels, and running once; 0: not measured
+};
+
+struct BenchReport {
+  std::string device;                  // the GPU's name
+  std::vector<int64_t> rows_per_rank;  // routed rows
+  std::vector<BenchResult> results;
+};
+
+// An operation of `uniep bench --op`. Each is one file.
+struct BenchOperation {
+  const char* name;
+  const char* description;
+  std::vector<std::string> results;  // the names that --only takes
+  BenchReport (*run)(const BenchRequest& request);
+};
+
+BenchOperation gemm_operation();
+
+}  // namespace uniep::cli

@@ -1,0 +1,71 @@
+#include "cli/bench_report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "cli/run_report.h"
+
+namespace uniep::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double tflops(const BenchResult& result) {
+  return result.flops / (median(result.milliseconds) * 1e9);
+}
+
+double gigabytes_per_second(const BenchResult& result) {
+  return result.bytes / (median(result.milliseconds) * 1e6);
+}
+
+// What does not apply is left blank.
+std::string cell(double value, int digits) {
+  return value == 0.0 ? std::string() : fmt::format("{:.{}f}", value, digits);
+}
+
+}  // namespace
+
+Json to_json(const BenchRequest& request, const std::string& operation, const BenchReport& report) {
+  const LayerShape& shape = request.layer.shape;
+  Json json;
+  json["op"] = operation;
+  json["device"] = report.device;
+  json["devices"] = request.devices;
+  json["ranks"] = request.layer.ranks;
+  json["shape"] = {
+      {"hidden", shape.hidden}, {"intermediate", shape.intermediate}, {"experts", shape.experts}, {"topk", shape.topk}};
+  json["tokens"] = request.layer.tokens();
+  json["rows_per_rank"] = report.rows_per_rank;
+  json["results"] = Json::array();
+  for (const BenchResult& result : report.results) {
+    Json entry;
+    entry["name"] = result.name;
+    entry["ms"] = {{"median", median(result.milliseconds)}, {"all", result.milliseconds}};
+    if (result.flops > 0.0) entry["tflops"] = tflops(result);
+    if (result.bytes > 0.0) entry["gb_per_s"] = gigabytes_per_second(result);
+    if (result.first_call_ms > 0.0) entry["first_call_ms"] = result.first_call_ms;
+    json["results"].push_back(entry);
+  }
+  return json;
+}
+
+std::string to_table(const BenchRequest& request, const std::string& operation, const BenchReport& report) {
+  const LayerShape& shape = request.layer.shape;
+  std::string text =
+      fmt::format("{}: H {}, I {}, E {}, K {}; tokens {} on {} ranks; {} (GPU {})\n", operation, shape.hidden,
+                  shape.intermediate, shape.experts, shape.topk, fmt::join(request.layer.tokens_given, ","),
+                  request.layer.ranks, report.device, fmt::join(request.devices, ","));
+  text += fmt::format("{:<24}{:>11}{:>11}{:>11}{:>9}{:>8}{:>15}\n", "", "median ms", "min", "max", "TFLOP/s", "GB/s",
+                      "first call ms");
+  for (const BenchResult& result : report.results) {
+    const auto [least, most] = std::minmax_element(result.milliseconds.begin(), result.milliseconds.end());
+    text += fmt::format("{:<24}{:>11.4f}{:>11.4f}{:>11.4f}{:>9}{:>8}{:>15}\n", result.name, median(result.milliseconds),
+                        *least, *most, cell(tflops(result), 0), cell(gigabytes_per_second(result), 1),
+                        cell(result.first_call_ms, 1));
+  }
+  return text;
+}
+
+}  // namespace uniep::cli

@@ -1,0 +1,68 @@
+// `uniep bench`: its argument checks, which need no GPU, and its report where there is one.
+#include <gtest/gtest.h>
+
+#include "support/command.h"
+
+namespace uniep::test {
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+const Arguments kSmall = {"bench",   "--op", "gemm",     "--shape", "256,128,8,2", "--tokens", "200",
+                          "--ranks", "2",    "--repeat", "3"};
+
+void expect_failure(const Arguments& arguments, int status, const Arguments& named) {
+  const CommandResult result = run_command(arguments);
+  EXPECT_EQ(result.status, status) << result.err;
+  EXPECT_TRUE(result.one_line_error()) << result.err;
+  EXPECT_EQ(result.out, "");
+  for (const std::string& name : named) EXPECT_NE(result.err.find(name), std::string::npos) << result.err << name;
+}
+
+bool has_gpu() {
+  return run_command({"info", "--json", "-"}).json()["engines"]["cuda"]["available"] == true;
+}
+
+TEST(BenchCommand, BadUsageIsRefusedWithTheArgumentsName) {
+  const std::vector<std::pair<Arguments, Arguments>> cases = {
+      {{"--shape", "nothing"}, {"--shape", "nothing", "qwen3-30b", "mixtral"}},
+      {{"--shape", "7,8,2,1"}, {"hidden", "7", "multiple of 8"}},
+      {{"--ranks", "3"}, {"256", "3 ranks"}},
+      {{"--tokens", "1,2,3"}, {"--tokens", "3 numbers"}},
+      {{"--tokens", "-1"}, {"--tokens", "'-1'"}},
+      {{"--repeat", "0"}, {"--repeat", "'0'"}},
+      {{"--sustained", "0"}, {"--sustained", "'0'", "seconds"}},
+      {{"--sustained", "soon"}, {"--sustained", "'soon'"}},
+      {{"--sustained", "nan"}, {"--sustained", "'nan'"}},
+      {{"--only", "fc1,fc3"}, {"--only", "'fc3'", "fc2"}},
+      {{"--devices", "x"}, {"--devices", "'x'"}},
+      {{"--engine", "cpu"}, {"--engine", "'cpu'", "cuda"}},
+      {{"--json", "/no/such/folder/a.json"}, {"--json"}},
+  };
+  for (const auto& [more, named] : cases) {
+    expect_failure(join({"bench", "--op", "gemm"}, more), more.front() == "--json" ? 1 : 2, named);
+  }
+  expect_failure({"bench"}, 2, {"--op"});
+  expect_failure({"bench", "--op", "nothing"}, 2, {"--op", "'nothing'", "gemm"});
+}
+
+TEST(BenchCommand, AMissingGpuIsAFailureInOneLine) {
+  expect_failure(join(kSmall, {"--devices", "1023"}), 1, {"--devices", "1023"});
+  if (!has_gpu()) expect_failure(kSmall, 1, {"--devices", "GPU 0"});
+}
+
+TEST(BenchCommand, ReportsEveryProduct) {
+  if (!has_gpu()) GTEST_SKIP() << "no Hopper GPU";
+  const CommandResult result = run_command(join(kSmall, {"--json", "-", "--sustained", "0.01"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  const nlohmann::json json = result.json();
+  EXPECT_EQ(json["op"], "gemm");
+  EXPECT_EQ(json["results"].size(), 10u);
+  for (const auto& entry : json["results"]) {
+    EXPECT_GT(entry["ms"]["median"].get<double>(), 0.0) << entry;
+    EXPECT_GT(entry["tflops"].get<double>(), 0.0) << entry;
+  }
+}
+
+}  // namespace
+}  // namespace uniep::test
