@@ -31,7 +31,7 @@ constexpr int kGemmThreads = 128 * (1 + kMathWarpgroups);
 constexpr int kTaskSlots = 4;
 constexpr int kCopyRingBytes = 3 * 4096;  // kept free for the megakernels' copy warp
 constexpr int kSharedMemoryLimit = 227 * 1024;
-constexpr int kProducerRegisters = 40;
+constexpr int kProducerRegisters = 48;
 constexpr int kMathRegisters = 232;
 static_assert(128 * (kProducerRegisters + kMathWarpgroups * kMathRegisters) <= 65536, "more registers than an SM has");
 
@@ -70,8 +70,8 @@ UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) {
   return (kTileM + config.tile_n) * kTileK * 2;
 }
 
-constexpr int kBarrierBytes = 1024;  // barriers and task records, and the alignment of the operands
-constexpr int kLayerBytes = 4096;    // kLayer: the call, where FC2's rows go, what the other roles need
+constexpr int kBarrierBytes = 1024;    // barriers and task records, and the alignment of the operands
+constexpr int kLayerBytes = 6 * 1024;  // kLayer: the call, and what its roles share
 
 UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
   return config.stages * stage_bytes(config) + kMathWarps * staging_bytes(config) + kCopyRingBytes + kBarrierBytes +

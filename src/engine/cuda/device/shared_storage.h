@@ -1,12 +1,23 @@
 #pragma once
 
 #include "engine/cuda/device/gemm_config.h"
+#include "engine/cuda/device/layer_task.h"
 #include "engine/cuda/device/task.h"
 
 namespace uniep::cuda {
 
+template <bool kIsLayer>
+struct RecordOf {
+  using Type = Task;
+};
+template <>
+struct RecordOf<true> {
+  using Type = LayerTask;
+};
+
 template <GemmConfig kConfig>
 struct alignas(1024) SharedStorage {
+  using Record = typename RecordOf<kConfig.epilogue == Epilogue::kLayer>::Type;
   static constexpr int kOperandABytes = kTileM * kTileK * 2;
   static constexpr int kOperandBBytes = kConfig.tile_n * kTileK * 2;
 
@@ -16,7 +27,7 @@ struct alignas(1024) SharedStorage {
   alignas(128) uint8_t copy_ring[kCopyRingBytes];
   uint64_t full[kConfig.stages];
   uint64_t empty[kConfig.stages];
-  TaskRing tasks;
+  TaskRing<Record> tasks;
 };
 
 // A stage index and the parity of its current use; every role walks the stages in the same order.

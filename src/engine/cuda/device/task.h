@@ -1,10 +1,12 @@
 #pragma once
 
 #include "engine/cuda/device/gemm_config.h"
+#include "engine/cuda/device/ptx/cluster.h"
 #include "engine/cuda/device/ptx/mbarrier.h"
 #include "engine/cuda/device/ptx/memory.h"
 
-// The 16-byte record by which the scheduler warp tells the other roles what is next, and the ring that carries it.
+// The 16-byte record by which the scheduler warp tells the other roles what is next, and the ring that carries it. A
+// ring's record is Task, or LayerTask in the megakernel.
 namespace uniep::cuda {
 
 struct alignas(16) Task {
@@ -24,8 +26,11 @@ struct alignas(16) Task {
 };
 static_assert(sizeof(Task) == 16, "a task travels as one 16-byte access");
 
+template <typename Record>
 struct TaskRing {
-  Task slots[kTaskSlots];
+  static_assert(sizeof(Record) == 16, "a record travels as one 16-byte access");
+
+  Record slots[kTaskSlots];
   uint64_t full[kTaskSlots];
   uint64_t empty[kTaskSlots];
 };
@@ -33,46 +38,85 @@ struct TaskRing {
 // Readers: the loading thread and each math warp.
 constexpr uint32_t kTaskReaders = 1 + kMathWarps;
 
+// kCluster 1: a CTA's scheduler serves its own ring. 2: the scheduler of the cluster's first CTA serves both rings, and
+// both CTAs' readers hand slots back to it.
+template <typename Record, int kCluster = 1>
 class TaskCursor {
  public:
-  UNIEP_DEVICE explicit TaskCursor(TaskRing& ring) : ring_(ring) {}
+  UNIEP_DEVICE explicit TaskCursor(TaskRing<Record>& ring) : ring_(ring) {}
 
-  // One lane of the scheduler warp.
-  UNIEP_DEVICE void publish(const Task& task) {
+  // One lane of the scheduler warp; with kCluster 2 a lane a CTA.
+  UNIEP_DEVICE void publish(const Record& record, [[maybe_unused]] uint32_t cta = 0) {
     ptx::mbarrier_wait(ring_.empty[slot_], phase_ ^ 1, "task slot empty");
-    ring_.slots[slot_] = task;
-    ptx::mbarrier_arrive(ring_.full[slot_]);
+    if constexpr (kCluster == 1) {
+      ring_.slots[slot_] = record;
+      ptx::mbarrier_arrive(ring_.full[slot_]);
+    } else {
+      const uint32_t full = ptx::cluster_address(ptx::shared_address(&ring_.full[slot_]), cta);
+      ptx::mbarrier_arrive_expect_bytes_remote(full, sizeof(Record));
+      ptx::store_async_16(ptx::cluster_address(ptx::shared_address(&ring_.slots[slot_]), cta),
+                          __builtin_bit_cast(ptx::Vector16, record), full);
+    }
     advance();
+  }
+
+  // Whether a record is there. The same answer in the whole warp.
+  UNIEP_DEVICE bool ready() const {
+    return ptx::warp_uniform(ptx::mbarrier_test_wait(ring_.full[slot_], phase_) ? 1 : 0) != 0;
   }
 
   // A single thread.
-  UNIEP_DEVICE Task take() {
+  UNIEP_DEVICE Record take() {
     ptx::mbarrier_wait(ring_.full[slot_], phase_, "task slot full");
-    const Task task = ring_.slots[slot_];
-    ptx::mbarrier_arrive(ring_.empty[slot_]);
+    const Record record = ring_.slots[slot_];
+    hand_back();
     advance();
-    return task;
+    return record;
   }
 
   // A whole warp.
-  UNIEP_DEVICE Task take_by_warp() {
+  UNIEP_DEVICE Record take_by_warp() {
+    const Record record = read_by_warp();
+    release_by_warp();
+    return record;
+  }
+
+  // The two halves of take_by_warp, for a reader that still needs what goes with the slot.
+  UNIEP_DEVICE Record read_by_warp() {
     ptx::mbarrier_wait(ring_.full[slot_], phase_, "task slot full");
     ptx::Vector16 words = ptx::load_shared_16(ptx::shared_address(&ring_.slots[slot_]));
 #pragma unroll
     for (int i = 0; i < 4; ++i) words.word[i] = ptx::warp_uniform(words.word[i]);
+    return __builtin_bit_cast(Record, words);
+  }
+  UNIEP_DEVICE void release_by_warp() {
     __syncwarp();
-    if (ptx::lane_index() == 0) ptx::mbarrier_arrive(ring_.empty[slot_]);
+    if (ptx::lane_index() == 0) hand_back();
     advance();
-    return __builtin_bit_cast(Task, words);
+  }
+
+  UNIEP_DEVICE uint32_t slot() const {
+    return slot_;
+  }
+  UNIEP_DEVICE uint32_t phase() const {
+    return phase_;
   }
 
  private:
+  UNIEP_DEVICE void hand_back() {
+    if constexpr (kCluster == 1) {
+      ptx::mbarrier_arrive(ring_.empty[slot_]);
+    } else {
+      ptx::mbarrier_arrive_remote(ring_.empty[slot_], 0);
+    }
+  }
+
   UNIEP_DEVICE void advance() {
     slot_ = slot_ + 1 == kTaskSlots ? 0 : slot_ + 1;
     phase_ ^= slot_ == 0;
   }
 
-  TaskRing& ring_;
+  TaskRing<Record>& ring_;
   uint32_t slot_ = 0;
   uint32_t phase_ = 0;
 };

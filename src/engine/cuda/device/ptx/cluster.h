@@ -10,6 +10,13 @@ UNIEP_DEVICE uint32_t cluster_rank() {
   return rank;
 }
 
+// Where another CTA of the cluster has what lies at `shared` in this one.
+UNIEP_DEVICE uint32_t cluster_address(uint32_t shared, uint32_t cta) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(cta));
+  return address;
+}
+
 UNIEP_DEVICE uint32_t cluster_index() {
   uint32_t index;
   asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));

@@ -36,6 +36,27 @@ UNIEP_DEVICE void mbarrier_arrive_expect_bytes(uint64_t& barrier, uint32_t bytes
                : "memory");
 }
 
+// The same for a barrier of any CTA of the cluster (see cluster_address), after all earlier accesses of this thread.
+UNIEP_DEVICE void mbarrier_arrive_expect_bytes_remote(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+// Does not wait at all, where try_wait may for a while.
+UNIEP_DEVICE bool mbarrier_test_wait(uint64_t& barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(shared_address(&barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 UNIEP_DEVICE bool mbarrier_try_wait(uint64_t& barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(

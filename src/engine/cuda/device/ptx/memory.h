@@ -24,6 +24,23 @@ UNIEP_DEVICE void store_shared_16(uint32_t address, const Vector16& v) {
                : "memory");
 }
 
+// Into shared memory of any CTA of the cluster (see cluster_address); reports its 16 bytes to a barrier there.
+UNIEP_DEVICE void store_async_16(uint32_t address, const Vector16& v, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]), "r"(barrier)
+      : "memory");
+}
+
+UNIEP_DEVICE Vector16 load_global_16(const void* pointer) {
+  Vector16 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+               : "l"(pointer)
+               : "memory");
+  return v;
+}
+
 UNIEP_DEVICE void store_global_16(void* pointer, const Vector16& v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(v.word[0]), "r"(v.word[1]),
                "r"(v.word[2]), "r"(v.word[3])

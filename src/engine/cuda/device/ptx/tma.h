@@ -12,6 +12,11 @@ UNIEP_DEVICE void tma_prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// Before the first use of a map that lies in global memory and was written since the SM last saw it.
+UNIEP_DEVICE void tma_acquire_map(const TensorMap& map) {
+  asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(&map) : "memory");
+}
+
 UNIEP_DEVICE void tma_load_2d(uint32_t shared, const TensorMap& map, uint64_t& barrier, int32_t c0, int32_t c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(

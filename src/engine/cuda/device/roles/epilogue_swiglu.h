@@ -4,6 +4,34 @@
 
 namespace uniep::cuda {
 
+// A warp's strip of 16 columns of z's two halves and the same columns of a, staged side by side.
+static_assert(3 * kStripBytes <= kStagingBlockBytes, "gate, up and a are staged side by side");
+
+// Stages the rounded z and a = silu(gate) up prob from it.
+UNIEP_DEVICE void stage_swiglu_strip(uint32_t staging, const uint32_t* gate, const uint32_t* up,
+                                     const float (&prob)[2]) {
+  put_strip(staging, gate[0], gate[1], gate[2], gate[3]);
+  put_strip(staging + kStripBytes, up[0], up[1], up[2], up[3]);
+  uint32_t a[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    a[i] = pack_bfloat16(swiglu(unpack_low(gate[i]), unpack_low(up[i]), prob[i % 2]),
+                         swiglu(unpack_high(gate[i]), unpack_high(up[i]), prob[i % 2]));
+  }
+  put_strip(staging + 2 * kStripBytes, a[0], a[1], a[2], a[3]);
+  __syncwarp();
+}
+
+// Writes this lane's 16 bytes of each part, zeros where the row does not exist. `gate` may be null: no z then.
+UNIEP_DEVICE void write_swiglu_strip(uint32_t staging, bool row_exists, BFloat16* gate, int64_t gate_to_up,
+                                     BFloat16* activation) {
+  if (gate != nullptr) {
+    ptx::store_global_16(gate, strip_values(staging, row_exists));
+    ptx::store_global_16(gate + gate_to_up, strip_values(staging + kStripBytes, row_exists));
+  }
+  ptx::store_global_16(activation, strip_values(staging + 2 * kStripBytes, row_exists));
+}
+
 // FC1: the accumulators' first half is gate columns, the second half the matching up columns. Rounds z at once; a step
 // writes a strip of 16 columns of z's halves and computes the same columns of a from the rounded z.
 template <GemmConfig kConfig>
@@ -12,7 +40,6 @@ class SwigluEpilogue {
   static constexpr int kCount = kConfig.tile_n / 2;
   static constexpr int kSteps = kConfig.tile_n / 2 / kStripColumns;
   static constexpr bool kRolled = true;
-  static_assert(3 * kStripBytes <= kStagingBlockBytes, "gate, up and a are staged side by side");
 
   UNIEP_DEVICE SwigluEpilogue(const GemmArguments& arguments, void* const* outputs, uint32_t staging)
       : arguments_(arguments), z_(static_cast<BFloat16*>(outputs[0])), staging_(staging) {}
@@ -36,8 +63,13 @@ class SwigluEpilogue {
 
   UNIEP_DEVICE void step(const WarpTile& /*next*/) {
     if (columns_left_ > 0) {
-      compute();
-      write();
+      stage_swiglu_strip(staging_, gate_, up_, prob_);
+      const int32_t lane = static_cast<int32_t>(ptx::lane_index());
+      if (lane % 2 * kChunkColumns < columns_left_) {
+        write_swiglu_strip(staging_, lane / 2 < rows_, z_ == nullptr ? nullptr : z_ + z_offset_, arguments_.n_extent,
+                           arguments_.activation + a_offset_);
+      }
+      __syncwarp();
     }
     columns_left_ -= kStripColumns;
     z_offset_ += kStripColumns;
@@ -47,40 +79,6 @@ class SwigluEpilogue {
   }
 
  private:
-  UNIEP_DEVICE uint32_t up_strip() const {
-    return staging_ + kStripBytes;
-  }
-  UNIEP_DEVICE uint32_t a_strip() const {
-    return staging_ + 2 * kStripBytes;
-  }
-
-  UNIEP_DEVICE void compute() {
-    put_strip(staging_, gate_[0], gate_[1], gate_[2], gate_[3]);
-    put_strip(up_strip(), up_[0], up_[1], up_[2], up_[3]);
-    uint32_t a[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float prob = prob_[i % 2];
-      a[i] = pack_bfloat16(swiglu(unpack_low(gate_[i]), unpack_low(up_[i]), prob),
-                           swiglu(unpack_high(gate_[i]), unpack_high(up_[i]), prob));
-    }
-    put_strip(a_strip(), a[0], a[1], a[2], a[3]);
-    __syncwarp();
-  }
-
-  UNIEP_DEVICE void write() {
-    const int32_t lane = static_cast<int32_t>(ptx::lane_index());
-    if (lane % 2 * kChunkColumns < columns_left_) {
-      const bool exists = lane / 2 < rows_;
-      if (z_ != nullptr) {
-        ptx::store_global_16(z_ + z_offset_, strip_values(staging_, exists));
-        ptx::store_global_16(z_ + z_offset_ + arguments_.n_extent, strip_values(up_strip(), exists));
-      }
-      ptx::store_global_16(arguments_.activation + a_offset_, strip_values(a_strip(), exists));
-    }
-    __syncwarp();
-  }
-
   const GemmArguments& arguments_;
   BFloat16* const z_;
   const uint32_t staging_;

@@ -13,73 +13,100 @@ constexpr Major kMajorA = kConfig.layout == Layout::kWgrad ? Major::kMN : Major:
 template <GemmConfig kConfig>
 constexpr Major kMajorB = kConfig.layout == Layout::kForward ? Major::kK : Major::kMN;
 
-// Loads half `half` of a stage's tile of B: for kSwiglu half 0 is gate rows and half 1 the matching up rows.
+// Where a tile's operands are.
+struct TileOperands {
+  const TensorMap* a;
+  const TensorMap* b;
+  int32_t b_matrix;    // B's third coordinate
+  int32_t m_begin;     // A's first row; MN-major: column
+  int32_t n_begin[2];  // the same of B, for each half of the tile
+  int32_t k_begin;
+  int32_t k_blocks;
+  bool shared_b;  // the CTAs of the cluster load half of B each, for both
+};
+
 template <GemmConfig kConfig, bool kMulticast>
-UNIEP_DEVICE void load_b_half(SharedStorage<kConfig>& shared, const GemmArguments& arguments, const TensorMap& map,
-                              const Task& task, uint32_t stage, int32_t k, int32_t half) {
+UNIEP_DEVICE void load_b_half(SharedStorage<kConfig>& shared, const TileOperands& tile, uint32_t stage, int32_t k,
+                              int32_t n_begin, int32_t half) {
   constexpr int32_t kHalfColumns = kConfig.tile_n / 2;
   constexpr uint16_t kBothCtas = 3;
   const uint32_t target = ptx::shared_address(shared.b[stage]) + half * (SharedStorage<kConfig>::kOperandBBytes / 2);
-  const int32_t third = kConfig.layout == Layout::kWgrad || arguments.map_per_expert != 0 ? 0 : task.expert;
   const auto load = [&](uint32_t address, int32_t c0, int32_t c1) {
     if constexpr (kMulticast) {
-      ptx::tma_load_3d_multicast(address, map, shared.full[stage], kBothCtas, c0, c1, third);
+      ptx::tma_load_3d_multicast(address, *tile.b, shared.full[stage], kBothCtas, c0, c1, tile.b_matrix);
     } else {
-      ptx::tma_load_3d(address, map, shared.full[stage], c0, c1, third);
+      ptx::tma_load_3d(address, *tile.b, shared.full[stage], c0, c1, tile.b_matrix);
     }
   };
   if constexpr (kMajorB<kConfig> == Major::kK) {
-    int32_t n;
-    if constexpr (kConfig.epilogue == Epilogue::kSwiglu) {
-      n = task.n_block * kHalfColumns + half * arguments.n_extent;
-    } else {
-      n = task.n_block * kConfig.tile_n + half * kHalfColumns;
-    }
-    load(target, k, n);
+    load(target, k, n_begin);
   } else {
-    const int32_t n = task.n_block * kConfig.tile_n + half * kHalfColumns;
 #pragma unroll
     for (int32_t box = 0; box < kHalfColumns / static_cast<int32_t>(kBoxColumns); ++box) {
-      load(target + box * kBoxBytes, n + box * static_cast<int32_t>(kBoxColumns), task.k_begin + k);
+      load(target + box * kBoxBytes, n_begin + box * static_cast<int32_t>(kBoxColumns), k);
     }
   }
 }
 
 template <GemmConfig kConfig>
-UNIEP_DEVICE void load_a(SharedStorage<kConfig>& shared, const GemmArguments& arguments, const Task& task,
-                         uint32_t stage, int32_t k) {
+UNIEP_DEVICE void load_a(SharedStorage<kConfig>& shared, const TileOperands& tile, uint32_t stage, int32_t k) {
   const uint32_t target = ptx::shared_address(shared.a[stage]);
   if constexpr (kMajorA<kConfig> == Major::kK) {
-    ptx::tma_load_3d(target, arguments.a, shared.full[stage], k, task.m_begin, 0);
+    ptx::tma_load_3d(target, *tile.a, shared.full[stage], k, tile.m_begin, 0);
   } else {
 #pragma unroll
     for (int32_t box = 0; box < kTileM / static_cast<int32_t>(kBoxColumns); ++box) {
-      ptx::tma_load_3d(target + box * kBoxBytes, arguments.a, shared.full[stage],
-                       task.m_begin + box * static_cast<int32_t>(kBoxColumns), task.k_begin + k, 0);
+      ptx::tma_load_3d(target + box * kBoxBytes, *tile.a, shared.full[stage],
+                       tile.m_begin + box * static_cast<int32_t>(kBoxColumns), k, 0);
     }
   }
 }
 
-// One thread: keeps the stages full. Every stage of every CTA receives the same number of bytes, whoever sends them.
+// Every stage of every CTA receives the same number of bytes, whoever sends them.
+template <GemmConfig kConfig>
+UNIEP_DEVICE void load_tile(SharedStorage<kConfig>& shared, StageCursor<kConfig.stages>& cursor,
+                            const TileOperands& tile, int32_t cta) {
+  for (int32_t block = 0; block < tile.k_blocks; ++block, cursor.advance()) {
+    const int32_t k = tile.k_begin + block * kTileK;
+    ptx::mbarrier_wait(shared.empty[cursor.stage], cursor.phase ^ 1, "stage empty");
+    ptx::mbarrier_arrive_expect_bytes(shared.full[cursor.stage], stage_bytes(kConfig));
+    load_a<kConfig>(shared, tile, cursor.stage, k);
+    if (kConfig.cluster == 2 && tile.shared_b) {
+      load_b_half<kConfig, true>(shared, tile, cursor.stage, k, cta == 0 ? tile.n_begin[0] : tile.n_begin[1], cta);
+    } else {
+      load_b_half<kConfig, false>(shared, tile, cursor.stage, k, tile.n_begin[0], 0);
+      load_b_half<kConfig, false>(shared, tile, cursor.stage, k, tile.n_begin[1], 1);
+    }
+  }
+}
+
+// For kSwiglu the first half of a tile of B is gate rows, the second the matching up rows.
+template <GemmConfig kConfig>
+UNIEP_DEVICE TileOperands operands_of(const GemmArguments& arguments, const TensorMap* b_maps, const Task& task) {
+  constexpr int32_t kHalfColumns = kConfig.tile_n / 2;
+  constexpr bool kSwiglu = kConfig.epilogue == Epilogue::kSwiglu;
+  const bool map_per_expert = arguments.map_per_expert != 0;
+  TileOperands tile;
+  tile.a = &arguments.a;
+  tile.b = &b_maps[map_per_expert ? task.expert : 0];
+  tile.b_matrix = kConfig.layout == Layout::kWgrad || map_per_expert ? 0 : task.expert;
+  tile.m_begin = task.m_begin;
+  tile.n_begin[0] = task.n_block * (kSwiglu ? kHalfColumns : kConfig.tile_n);
+  tile.n_begin[1] = tile.n_begin[0] + (kSwiglu ? arguments.n_extent : kHalfColumns);
+  tile.k_begin = task.k_begin;
+  tile.k_blocks = task.k_blocks;
+  tile.shared_b = task.has(Task::kSharedB);
+  return tile;
+}
+
+// One thread: keeps the stages full.
 template <GemmConfig kConfig>
 UNIEP_DEVICE void run_loader(const GemmArguments& arguments, const TensorMap* b_maps, SharedStorage<kConfig>& shared) {
   const int32_t cta = kConfig.cluster == 1 ? 0 : static_cast<int32_t>(ptx::cluster_rank());
-  TaskCursor tasks(shared.tasks);
+  TaskCursor<Task> tasks(shared.tasks);
   StageCursor<kConfig.stages> cursor;
   for (Task task = tasks.take(); !task.has(Task::kEnd); task = tasks.take()) {
-    const TensorMap& b_map = b_maps[arguments.map_per_expert != 0 ? task.expert : 0];
-    for (int32_t block = 0; block < task.k_blocks; ++block, cursor.advance()) {
-      const int32_t k = block * kTileK;
-      ptx::mbarrier_wait(shared.empty[cursor.stage], cursor.phase ^ 1, "stage empty");
-      ptx::mbarrier_arrive_expect_bytes(shared.full[cursor.stage], stage_bytes(kConfig));
-      load_a<kConfig>(shared, arguments, task, cursor.stage, k);
-      if (kConfig.cluster == 2 && task.has(Task::kSharedB)) {
-        load_b_half<kConfig, true>(shared, arguments, b_map, task, cursor.stage, k, cta);
-      } else {
-        load_b_half<kConfig, false>(shared, arguments, b_map, task, cursor.stage, k, 0);
-        load_b_half<kConfig, false>(shared, arguments, b_map, task, cursor.stage, k, 1);
-      }
-    }
+    load_tile<kConfig>(shared, cursor, operands_of<kConfig>(arguments, b_maps, task), cta);
   }
 }
 

@@ -54,7 +54,7 @@ class Multiplier {
   UNIEP_DEVICE void multiply(int32_t k_blocks, float (&d)[kCount], LateWork& late, const WarpTile& tile) {
     static_assert(LateWork::kSteps == late_steps(kConfig), "the scheduler must know how many K blocks are needed");
     constexpr int kInterleaved = interleaved_blocks(kConfig);
-    if (k_blocks == 0) {
+    if (kConfig.epilogue != Epilogue::kLayer && k_blocks == 0) {
       steps<0>(late, tile);
       return;
     }
@@ -175,7 +175,7 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, void* const* outputs,
   static_assert(kConfig.epilogue != Epilogue::kSwiglu || kConfig.layout == Layout::kForward, "SwiGLU follows FC1");
   static_assert(kConfig.epilogue != Epilogue::kSwigluGradient || kConfig.layout == Layout::kDgrad,
                 "dSwiGLU follows FC2's dgrad");
-  TaskCursor tasks(shared.tasks);
+  TaskCursor<Task> tasks(shared.tasks);
   Multiplier<kConfig> multiplier(shared, math_warp / 4);
   typename EpilogueOf<kConfig, kConfig.epilogue>::Type epilogue(arguments, outputs,
                                                                 ptx::shared_address(shared.staging[math_warp]));

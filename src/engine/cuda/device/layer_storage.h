@@ -1,0 +1,43 @@
+#pragma once
+
+#include "engine/cuda/device/shared_storage.h"
+#include "engine/cuda/device/waiting.h"
+#include "program/order.h"
+
+namespace uniep::cuda {
+
+// A tile that is still to be written, as one math warp sees it.
+struct LateTile {
+  LayerTask task;
+  RowSource rows[16];  // the warp's part of the row table
+  uint32_t slot;       // of the task ring
+};
+
+// What of the compute list stays the same during a launch.
+struct ComputeList {
+  Participants walkers;
+  int64_t length;  // 0 for a worker that does not walk it
+};
+
+// A CTA's shared memory in the megakernel: the GEMM core's, and what the other roles need.
+template <GemmConfig kConfig>
+struct LayerStorage : SharedStorage<kConfig> {
+  RankCall call;  // a copy: read often, by all roles
+  uint32_t epoch;
+  int32_t launch, worker;
+  ComputeList compute;
+  LateTile late[kMathWarps];
+  uint64_t stored[kTaskSlots];  // of the task in each slot: the math warps that have stored their part
+  uint64_t tile_wait_begin_ns, tile_begin_ns;
+  uint32_t records;  // that the compute agent has written
+};
+
+template <GemmConfig kConfig>
+UNIEP_DEVICE RunningCall running_call(const LayerStorage<kConfig>& shared) {
+  return {shared.call, shared.epoch, shared.launch, shared.worker};
+}
+
+// Readers of a record: those of the GEMM core, and the signal warp.
+constexpr uint32_t kLayerTaskReaders = kTaskReaders + 1;
+
+}  // namespace uniep::cuda

@@ -1,0 +1,127 @@
+// The forward layer's kernel: a launch runs the stages of RankProgram::stages[launch] for all ranks of the launch.
+// Persistent, one CTA an SM, in clusters of UNIEP_CLUSTER. Compiled at run time with its tile as macros.
+#include "engine/cuda/device/layer_launch.h"
+#include "engine/cuda/device/ptx/warpgroup.h"
+#include "engine/cuda/device/roles/finish.h"
+#include "engine/cuda/device/roles/layer_loader.h"
+#include "engine/cuda/device/roles/layer_math.h"
+#include "engine/cuda/device/roles/layer_scheduler.h"
+#include "engine/cuda/device/roles/layer_signals.h"
+
+namespace uniep::cuda {
+
+constexpr GemmConfig kConfig{.layout = Layout::kForward,
+                             .epilogue = Epilogue::kLayer,
+                             .tile_n = UNIEP_TILE_N,
+                             .stages = UNIEP_STAGES,
+                             .cluster = UNIEP_CLUSTER};
+using Storage = LayerStorage<kConfig>;
+static_assert(sizeof(Storage) <= shared_memory_bytes(kConfig), "the host asks for too little shared memory");
+static_assert(shared_memory_bytes(kConfig) <= kSharedMemoryLimit, "more shared memory than an SM has");
+static_assert(kConfig.tile_n == 128 || kConfig.tile_n == 256, "B comes in halves of 64 or 128 columns");
+static_assert(kConfig.cluster == 1 || kConfig.cluster == 2, "B is shared by two CTAs at most");
+
+constexpr uint32_t kLoaderWarp = 0;
+constexpr uint32_t kSchedulerWarp = 1;
+
+constexpr uint32_t kSignalWarp = 3;
+constexpr uint32_t kLaunchEndBarrier = 1;
+
+UNIEP_DEVICE void initialise_barriers(Storage& shared) {
+  for (int stage = 0; stage < kConfig.stages; ++stage) {
+    ptx::mbarrier_init(shared.full[stage], 1);
+    ptx::mbarrier_init(shared.empty[stage], kMathWarps * kConfig.cluster);
+  }
+  for (int slot = 0; slot < kTaskSlots; ++slot) {
+    ptx::mbarrier_init(shared.tasks.full[slot], 1);
+    ptx::mbarrier_init(shared.tasks.empty[slot], kLayerTaskReaders * kConfig.cluster);
+    ptx::mbarrier_init(shared.stored[slot], kMathWarps);
+  }
+  ptx::fence_mbarrier_init();
+}
+
+UNIEP_DEVICE void copy_call(Storage& shared, const RankCall& call) {
+  const uint32_t target = ptx::shared_address(&shared.call);
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(&call);
+  for (uint32_t at = threadIdx.x * 16; at < sizeof(RankCall); at += kGemmThreads * 16) {
+    ptx::store_shared_16(target + at, ptx::load_global_16(bytes + at));
+  }
+}
+
+UNIEP_DEVICE ComputeList compute_list(const RunningCall& running) {
+  const RankProgram& p = running.call.program;
+  constexpr ListKind kKind = ListKind::kCompute;
+  const bool walks = walks_list(p, running.launch, running.worker, AgentRole::kCompute, kKind);
+  return {participants_of(p, running.launch, kKind), walks ? list_length(p, running.launch, kKind) : 0};
+}
+
+// A warp's share of the maps, which the host wrote to memory that an earlier call's maps may have been in.
+UNIEP_DEVICE void acquire_maps(const RankCall& call) {
+  const int32_t lane = static_cast<int32_t>(ptx::lane_index());
+  if (lane == 0) {
+    ptx::tma_acquire_map(call.first_a);
+    ptx::tma_acquire_map(call.second_a);
+  }
+  for (int32_t i = lane; i < (call.first_map_per_expert != 0 ? call.program.local_experts : 1); i += 32) {
+    ptx::tma_acquire_map(call.first_b[i]);
+  }
+  for (int32_t i = lane; i < (call.second_map_per_expert != 0 ? call.program.local_experts : 1); i += 32) {
+    ptx::tma_acquire_map(call.second_b[i]);
+  }
+  __syncwarp();
+}
+
+UNIEP_DEVICE void join_cta_or_cluster() {
+  if constexpr (kConfig.cluster == 1) {
+    __syncthreads();
+  } else {
+    ptx::cluster_barrier();
+  }
+}
+
+// One thread a warp: loader. One warp: scheduler (in the cluster's first CTA), copy, signals, eight of math.
+extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const __grid_constant__ LayerLaunch launch) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Storage& shared = *reinterpret_cast<Storage*>(memory);
+  const uint32_t warp = ptx::warp_uniform(threadIdx.x / ptx::kThreadsPerWarp);
+  const int32_t cta = static_cast<int32_t>(blockIdx.x);
+  const RankCall& global_call = launch.calls[cta / launch.workers];
+  copy_call(shared, global_call);
+  if (warp == kLoaderWarp) {
+    if (ptx::lane_index() == 0) initialise_barriers(shared);
+    acquire_maps(global_call);
+  }
+  if (threadIdx.x == kSchedulerWarp * ptx::kThreadsPerWarp) {
+    shared.epoch = *global_call.epoch;
+    shared.launch = launch.launch;
+    shared.worker = cta % launch.workers;
+  }
+  __syncthreads();
+  if (threadIdx.x == kSchedulerWarp * ptx::kThreadsPerWarp) shared.compute = compute_list(running_call(shared));
+  __syncwarp();
+  join_cta_or_cluster();
+
+  if (warp < 4) {
+    ptx::lower_registers<kProducerRegisters>();
+    if (warp == kLoaderWarp) {
+      if (ptx::lane_index() == 0) run_layer_loader<kConfig>(global_call, shared);
+      __syncwarp();
+    } else if (warp == kSchedulerWarp) {
+      if (kConfig.cluster == 1 || ptx::cluster_rank() == 0) run_layer_scheduler<kConfig>(shared);
+      __syncwarp();
+    } else if (warp == kSignalWarp) {
+      run_layer_signals<kConfig>(shared);
+    }
+    ptx::named_barrier(kLaunchEndBarrier, kGemmThreads);
+    if (warp == kSignalWarp) finish_launch(running_call(shared));
+  } else {
+    ptx::raise_registers<kMathRegisters>();
+    run_layer_math<kConfig>(shared, static_cast<int32_t>(warp) - 4);
+    ptx::named_barrier(kLaunchEndBarrier, kGemmThreads);
+  }
+  __syncwarp();
+  // No CTA leaves while its neighbour may still arrive at its barriers.
+  if constexpr (kConfig.cluster > 1) join_cta_or_cluster();
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,40 @@
+#pragma once
+
+#include "engine/cuda/device/layer_storage.h"
+#include "engine/cuda/device/roles/loader.h"
+
+namespace uniep::cuda {
+
+// FC1: the first half of a tile of B is gate rows, the second the matching up rows.
+template <GemmConfig kConfig>
+UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call, const LayerTask& task) {
+  const bool second = task.has(LayerTask::kSecond);
+  const bool map_per_expert = (second ? call.second_map_per_expert : call.first_map_per_expert) != 0;
+  const TensorMap* const b = second ? call.second_b : call.first_b;
+  TileOperands tile;
+  tile.a = second ? &maps.second_a : &maps.first_a;
+  tile.b = map_per_expert ? b + task.expert : b;
+  tile.b_matrix = map_per_expert ? 0 : task.expert;
+  tile.m_begin = task.row;
+  tile.n_begin[0] = task.column();
+  tile.n_begin[1] = task.column() + (second ? kConfig.tile_n / 2 : static_cast<int32_t>(call.intermediate));
+  tile.k_begin = 0;
+  tile.k_blocks = task.k_blocks;
+  tile.shared_b = task.has(LayerTask::kSharedB);
+  return tile;
+}
+
+// One thread: keeps the stages full. `maps` is the call in global memory, where TMA finds its maps.
+template <GemmConfig kConfig>
+UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kConfig>& shared) {
+  const int32_t cta = kConfig.cluster == 1 ? 0 : static_cast<int32_t>(ptx::cluster_rank());
+  TaskCursor<LayerTask, kConfig.cluster> tasks(shared.tasks);
+  StageCursor<kConfig.stages> cursor;
+  for (LayerTask task = tasks.take(); !task.has(LayerTask::kEnd); task = tasks.take()) {
+    // The scheduler has seen the signals of the rows of A; they were written without TMA.
+    ptx::fence_proxy_async_global();
+    load_tile<kConfig>(shared, cursor, operands_of<kConfig>(maps, shared.call, task), cta);
+  }
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,117 @@
+#pragma once
+
+#include "engine/cuda/device/layer_storage.h"
+#include "engine/cuda/device/waiting.h"
+#include "program/order.h"
+
+namespace uniep::cuda {
+
+// The record of a tile. `tile` exists.
+template <GemmConfig kConfig>
+UNIEP_DEVICE LayerTask record_of(const RankCall& call, const uniep::Task& tile, bool shared_b, bool store) {
+  const RankProgram& p = call.program;
+  const bool second = tile.stage == Stage::kSecondGemm;
+  const int32_t chunk = second ? chunk_of_tile(p, tile.n) : 0;
+  const int32_t width = second ? kConfig.tile_n : kConfig.tile_n / 2;
+  const int32_t column = second ? p.chunk_column[chunk] + (tile.n - p.chunk_tile[chunk]) * width : tile.n * width;
+  const int32_t columns = (second ? p.chunk_column[chunk + 1] : static_cast<int32_t>(call.intermediate)) - column;
+  const int32_t k = static_cast<int32_t>(second ? call.intermediate : call.hidden);
+  const int32_t k_blocks = (k + kTileK - 1) / kTileK;
+  constexpr int32_t kFewestBlocks = interleaved_blocks(kConfig);
+  const RowRange rows = rows_of_block(p, p.first_expert + tile.expert, tile.m);
+  LayerTask task;
+  task.row = rows.begin;
+  task.m_block = static_cast<uint16_t>(tile.m);
+  task.expert = static_cast<uint16_t>(tile.expert);
+  task.column_eighth = static_cast<uint16_t>(column / 8);
+  task.k_blocks = static_cast<uint16_t>(k_blocks < kFewestBlocks ? kFewestBlocks : k_blocks);
+  task.columns_eighth = static_cast<uint8_t>((columns < width ? columns : width) / 8);
+  task.chunk = static_cast<uint8_t>(chunk);
+  task.valid_rows = static_cast<uint8_t>(rows.end - rows.begin);
+  task.flags = static_cast<uint8_t>((shared_b ? LayerTask::kSharedB : 0) | (store ? LayerTask::kStore : 0) |
+                                    (second ? LayerTask::kSecond : 0));
+  return task;
+}
+
+// The tile that a record stands for.
+template <GemmConfig kConfig>
+UNIEP_DEVICE uniep::Task tile_of(const RankProgram& p, const LayerTask& task) {
+  const bool second = task.has(LayerTask::kSecond);
+  const int32_t n = second ? p.chunk_tile[task.chunk] + (task.column() - p.chunk_column[task.chunk]) / kConfig.tile_n
+                           : task.column() / (kConfig.tile_n / 2);
+  return {second ? Stage::kSecondGemm : Stage::kFirstGemm, task.expert, task.m_block, n};
+}
+
+// A whole warp: until all peers have arrived. That lasts for the call, so the tiles need not ask for it one by one.
+UNIEP_DEVICE bool wait_for_arrivals(const RunningCall& running, const uniep::Task& tile) {
+  bool holds = true;
+  for (int32_t peer = static_cast<int32_t>(ptx::lane_index()); peer < running.call.program.ranks && holds; peer += 32) {
+    holds = wait_for(running, tile, FlagWait{FlagSpace::kArrive, peer});
+  }
+  return __all_sync(0xffffffffu, holds);
+}
+
+struct CountersOnly {
+  const RunningCall& running;
+  const uniep::Task& tile;
+  bool holds = true;
+
+  UNIEP_DEVICE void operator()(const CounterWait& wait) { holds = holds && wait_for(running, tile, wait); }
+  UNIEP_DEVICE void operator()(const FlagWait& /*arrival*/) {}
+};
+
+// The next position of the compute list for this warp's lane; past the list's end when there is none.
+template <GemmConfig kConfig>
+UNIEP_DEVICE int64_t next_position(const RunningCall& running, const ComputeList& list, int32_t cta, int32_t index) {
+  if (!running.call.program.dynamic) {
+    return static_position(running.call.program, list.walkers, running.worker + cta, index);
+  }
+  constexpr int64_t kKind = static_cast<int64_t>(ListKind::kCompute);
+  uint32_t ticket = 0;
+  if (ptx::lane_index() == 0) {
+    ticket = atomicAdd(counter_of(running, CounterSpace::kTickets, running.launch * kListKinds + kKind), 1u);
+  }
+  return static_cast<int64_t>(ptx::warp_uniform(ticket)) * kConfig.cluster + cta;
+}
+
+// One warp of a cluster: decides what its CTAs do next, up to kTaskSlots tasks ahead, and waits until they can: an even
+// lane for the first CTA, an odd one for the second. Neither CTA begins a tile of B that the other can not begin too.
+// No other role evaluates order.
+template <GemmConfig kConfig>
+UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kConfig>& shared) {
+  constexpr int32_t kCtas = kConfig.cluster;
+  const RankProgram& p = shared.call.program;
+  const int32_t lane = static_cast<int32_t>(ptx::lane_index());
+  const int32_t cta = lane % kCtas;
+  TaskCursor<LayerTask, kCtas> ring(shared.tasks);
+  ListCursor cursor;
+  bool all_arrived = false;
+  for (int32_t index = 0;; ++index) {
+    const int64_t position = next_position<kConfig>(running_call(shared), shared.compute, cta, index);
+    if (__any_sync(0xffffffffu, position >= shared.compute.length)) break;
+    uniep::Task tile = list_task(p, shared.launch, ListKind::kCompute, position, cursor);
+    const int32_t other_m = __shfl_xor_sync(0xffffffffu, tile.m, kCtas - 1);
+    const int32_t other_n = __shfl_xor_sync(0xffffffffu, tile.n, kCtas - 1);
+    const bool store = tile.has_tile();
+    const bool shared_b = kCtas == 2 && tile.n == other_n;
+    if (!store) {
+      tile.m = other_m;
+      tile.n = other_n;
+    }
+    if (!all_arrived && tile.stage == Stage::kSecondGemm && p.epilogue_combine) {
+      if (!wait_for_arrivals(running_call(shared), tile)) break;
+      all_arrived = true;
+    }
+    const RunningCall running = running_call(shared);
+    CountersOnly counters{running, tile};
+    if (lane < kCtas) for_each_wait(p, tile, counters);
+    if (!__all_sync(0xffffffffu, counters.holds)) break;
+    if (lane < kCtas) ring.publish(record_of<kConfig>(shared.call, tile, shared_b, store), cta);
+    __syncwarp();
+  }
+  LayerTask end{};
+  end.flags = LayerTask::kEnd;
+  if (lane < kCtas) ring.publish(end, cta);
+}
+
+}  // namespace uniep::cuda
