@@ -25,7 +25,7 @@ struct BenchOptions {
 };
 
 const std::vector<BenchOperation>& bench_operations() {
-  static const std::vector<BenchOperation> kOperations = {gemm_operation()};
+  static const std::vector<BenchOperation> kOperations = {gemm_operation(), layer_operation()};
   return kOperations;
 }
 

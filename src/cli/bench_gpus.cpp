@@ -1,7 +1,13 @@
 #include "cli/bench_gpus.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <new>
 #include <random>
+#include <thread>
 
 #include "engine/cuda/driver.h"
 #include "model/elementwise.h"
@@ -72,11 +78,67 @@ struct BenchGpus::Gpu {
   std::vector<CUdeviceptr> allocations;
 };
 
+// Holds back the streams of all GPUs until it is opened. It opens by itself after a while, so that work that waits for
+// a GPU after all is measured wrongly but ends.
+class BenchGpus::Gate {
+ public:
+  explicit Gate(int device) {
+    const ScopedDevice scope(device);
+    void* memory = nullptr;
+    check(driver().cuMemHostAlloc(&memory, sizeof(uint32_t), CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc");
+    word_ = new (memory) std::atomic<uint32_t>(0);
+    watchdog_ = std::thread([this] { watch(); });
+  }
+  ~Gate() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+    watchdog_.join();
+    driver().cuMemFreeHost(word_);
+  }
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+
+  void close() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ++turn_;
+    }
+    changed_.notify_all();
+  }
+  void hold_back(CUstream stream) {
+    check(driver().cuStreamWaitValue32(stream, reinterpret_cast<CUdeviceptr>(word_), turn_, CU_STREAM_WAIT_VALUE_GEQ),
+          "cuStreamWaitValue32");
+  }
+  void open() { word_->store(turn_, std::memory_order_release); }
+
+ private:
+  void watch() {
+    constexpr std::chrono::seconds kLongest{2};
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!ended_) {
+      const uint32_t watched = turn_;
+      const bool changed = changed_.wait_for(lock, kLongest, [&] { return ended_ || turn_ != watched; });
+      if (!changed) word_->store(watched, std::memory_order_release);
+    }
+  }
+
+  std::atomic<uint32_t>* word_ = nullptr;  // in memory that the GPUs read
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint32_t turn_ = 0;
+  bool ended_ = false;
+  std::thread watchdog_;
+};
+
 BenchGpus::BenchGpus(const std::vector<int>& devices) {
   for (const int device : devices) {
     require_gpu(device);
     gpus_.push_back(std::make_unique<Gpu>(device));
   }
+  gate_ = std::make_unique<Gate>(devices.front());
 }
 
 BenchGpus::~BenchGpus() = default;
@@ -135,9 +197,11 @@ void BenchGpus::flush_caches(int turn) {
   }
 }
 
-double BenchGpus::time(const std::function<void()>& work) {
+double BenchGpus::time(const std::function<void()>& work, Start start) {
+  if (start == Start::kTogether) gate_->close();
   for (const auto& gpu : gpus_) {
     const ScopedDevice scope(gpu->device);
+    if (start == Start::kTogether) gate_->hold_back(nullptr);
     check(driver().cuEventRecord(gpu->begin, nullptr), "cuEventRecord");
   }
   work();
@@ -145,6 +209,7 @@ double BenchGpus::time(const std::function<void()>& work) {
     const ScopedDevice scope(gpu->device);
     check(driver().cuEventRecord(gpu->end, nullptr), "cuEventRecord");
   }
+  if (start == Start::kTogether) gate_->open();
   double slowest = 0.0;
   for (const auto& gpu : gpus_) {
     const ScopedDevice scope(gpu->device);
@@ -156,11 +221,11 @@ double BenchGpus::time(const std::function<void()>& work) {
   return slowest;
 }
 
-std::vector<double> BenchGpus::time_cold(const std::function<void()>& work, int repeat) {
+std::vector<double> BenchGpus::time_cold(const std::function<void()>& work, int repeat, Start start) {
   std::vector<double> milliseconds;
   for (int turn = 0; turn < kWarmUpCalls + repeat; ++turn) {
     flush_caches(turn);
-    const double taken = time(work);
+    const double taken = time(work, start);
     if (turn >= kWarmUpCalls) milliseconds.push_back(taken);
   }
   return milliseconds;

@@ -26,17 +26,23 @@ class BenchGpus {
   void* random_bfloat16(std::size_t gpu, int64_t values);
   void* copy_of(std::size_t gpu, const void* host, int64_t bytes);
 
+  // When the GPUs begin: each as soon as its work is queued, or all together once everything is (work that does not
+  // wait for a GPU).
+  enum class Start { kAtOnce, kTogether };
+
   // Milliseconds from the first to the last device work of `work`, on the slowest GPU.
-  double time(const std::function<void()>& work);
+  double time(const std::function<void()>& work, Start start = Start::kAtOnce);
   // The same `repeat` times after a few calls that do not count, the L2 caches cold before each.
-  std::vector<double> time_cold(const std::function<void()>& work, int repeat);
+  std::vector<double> time_cold(const std::function<void()>& work, int repeat, Start start = Start::kAtOnce);
   // Waits until all GPUs are idle.
   void synchronize();
 
  private:
   struct Gpu;
+  class Gate;
   void flush_caches(int turn);
   std::vector<std::unique_ptr<Gpu>> gpus_;
+  std::unique_ptr<Gate> gate_;
 };
 
 }  // namespace uniep::cli

@@ -14,6 +14,7 @@ namespace {
 }  // namespace
 
 struct BenchGpus::Gpu {};
+class BenchGpus::Gate {};
 
 BenchGpus::BenchGpus(const std::vector<int>&) {
   refuse();
@@ -34,10 +35,10 @@ void* BenchGpus::random_bfloat16(std::size_t, int64_t) {
 void* BenchGpus::copy_of(std::size_t, const void*, int64_t) {
   refuse();
 }
-double BenchGpus::time(const std::function<void()>&) {
+double BenchGpus::time(const std::function<void()>&, Start) {
   refuse();
 }
-std::vector<double> BenchGpus::time_cold(const std::function<void()>&, int) {
+std::vector<double> BenchGpus::time_cold(const std::function<void()>&, int, Start) {
   refuse();
 }
 void BenchGpus::synchronize() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/layer_options.h"
@@ -29,6 +30,7 @@ struct BenchReport {
   std::string device;                  // the GPU's name
   std::vector<int64_t> rows_per_rank;  // routed rows
   std::vector<BenchResult> results;
+  std::vector<std::pair<std::string, double>> ratios;  // of results, by name
 };
 
 // An operation of `uniep bench --op`. Each is one file.
@@ -40,5 +42,6 @@ struct BenchOperation {
 };
 
 BenchOperation gemm_operation();
+BenchOperation layer_operation();
 
 }  // namespace uniep::cli

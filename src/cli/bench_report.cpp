@@ -48,6 +48,7 @@ Json to_json(const BenchRequest& request, const std::string& operation, const Be
     if (result.first_call_ms > 0.0) entry["first_call_ms"] = result.first_call_ms;
     json["results"].push_back(entry);
   }
+  for (const auto& [name, value] : report.ratios) json["ratios"][name] = value;
   return json;
 }
 
@@ -65,6 +66,7 @@ std::string to_table(const BenchRequest& request, const std::string& operation, 
                         *least, *most, cell(tflops(result), 0), cell(gigabytes_per_second(result), 1),
                         cell(result.first_call_ms, 1));
   }
+  for (const auto& [name, value] : report.ratios) text += fmt::format("{:<48}{:>8.3f}\n", name, value);
   return text;
 }
 

@@ -7,9 +7,7 @@
 
 // Where every (token, slot) pair lands. Rows are grouped by expert on the expert's rank; inside an expert they stand in
 // the order (source rank, token, slot), which is the order of the global batch whatever the number of ranks.
-namespace uniep {
-
-namespace internal {
+namespace uniep::internal {
 
 // What a rank knows of the placement beyond the counts.
 struct RankPlacement {
@@ -36,5 +34,4 @@ struct PlacementState {
   std::vector<RankPlacement> rank;      // [W]
 };
 
-}  // namespace internal
-}  // namespace uniep
+}  // namespace uniep::internal

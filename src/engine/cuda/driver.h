@@ -29,6 +29,9 @@ namespace uniep::cuda {
   X(cuMemAlloc)                   \
   X(cuMemFree)                    \
   X(cuMemGetInfo)                 \
+  X(cuMemHostAlloc)               \
+  X(cuMemFreeHost)                \
+  X(cuStreamWaitValue32)          \
   X(cuMemcpyHtoDAsync)            \
   X(cuMemcpyDtoHAsync)            \
   X(cuMemcpyDtoDAsync)            \
