@@ -1,29 +1,48 @@
 #include "engine/cuda/layer_kernels.h"
 
+#include <algorithm>
 #include <string>
 
 namespace uniep::cuda {
 
-GemmConfig layer_config(int tile_n, int cluster, int stages) {
-  GemmConfig config;
-  config.layout = Layout::kForward;
-  config.epilogue = Epilogue::kLayer;
-  config.tile_n = tile_n;
-  config.cluster = cluster;
-  config.stages = stages == 0 ? largest_stages(config) : stages;
+LayerConfig layer_config(const LayerKernelOptions& options) {
+  LayerConfig config;
+  config.combine = options.combine;
+  config.on_sms = options.on_sms;
+  GemmConfig& gemm = config.gemm;
+  gemm.tile_n = options.tile_n;
+  gemm.cluster = options.cluster;
+  gemm.copy_chunk_bytes = options.copy_chunk_bytes;
+  gemm.copy_stages = 1;
+  gemm.stages = options.stages == 0 ? largest_stages(gemm) : options.stages;
+  require_legal(gemm);
+  for (GemmConfig larger = gemm; larger.copy_stages < std::min(options.copy_stages, kMostCopyStages);) {
+    ++larger.copy_stages;
+    if (shared_memory_bytes(larger) > kSharedMemoryLimit) break;
+    gemm = larger;
+  }
   return config;
 }
 
-std::vector<GemmConfig> default_layer_configs() {
-  return {layer_config(256, 1), layer_config(256, 2), layer_config(128, 1), layer_config(128, 2)};
+std::vector<LayerConfig> default_layer_configs() {
+  std::vector<LayerConfig> configs = {layer_config({}),
+                                      layer_config({.cluster = 1}),
+                                      layer_config({.tile_n = 128}),
+                                      layer_config({.combine = CombineKind::kStaged}),
+                                      layer_config({.combine = CombineKind::kGroups}),
+                                      layer_config({.on_sms = true}),
+                                      layer_config({.combine = CombineKind::kStaged, .on_sms = true})};
+  return configs;
 }
 
-KernelRequest layer_request(const GemmConfig& config) {
+KernelRequest layer_request(const LayerConfig& config) {
   const auto macro = [](const char* name, int value) { return std::string(name) + "=" + std::to_string(value); };
   return {"engine/cuda/device/megakernel.cu",
           "uniep_layer",
-          {macro("UNIEP_TILE_N", config.tile_n), macro("UNIEP_STAGES", config.stages),
-           macro("UNIEP_CLUSTER", config.cluster)}};
+          {macro("UNIEP_TILE_N", config.gemm.tile_n), macro("UNIEP_STAGES", config.gemm.stages),
+           macro("UNIEP_CLUSTER", config.gemm.cluster), macro("UNIEP_COPY_CHUNK_BYTES", config.gemm.copy_chunk_bytes),
+           macro("UNIEP_COPY_STAGES", config.gemm.copy_stages),
+           macro("UNIEP_COMBINE", static_cast<int>(config.combine)), macro("UNIEP_ON_SMS", config.on_sms ? 1 : 0)}};
 }
 
 }  // namespace uniep::cuda

@@ -116,8 +116,8 @@ std::string compiler_version() {
 const std::vector<std::string>& common_options() {
   // -fmad=false: the compiler must have no freedom that changes bits.
   static const std::vector<std::string> options = [] {
-    std::vector<std::string> all = {"--gpu-architecture=sm_90a", "--std=c++20", "--fmad=false", "--ptxas-options=-v",
-                                    "--generate-line-info"};
+    std::vector<std::string> all = {"--gpu-architecture=sm_90a", "--std=c++20",        "--fmad=false",
+                                    "-default-device",           "--ptxas-options=-v", "--generate-line-info"};
     if (const char* debug = std::getenv("UNIEP_BOUNDED_WAITS"); debug != nullptr && debug[0] == '1') {
       all.emplace_back("-DUNIEP_BOUNDED_WAITS");
     }

@@ -29,7 +29,6 @@ constexpr int kMathWarpgroups = 2;
 constexpr int kMathWarps = 4 * kMathWarpgroups;
 constexpr int kGemmThreads = 128 * (1 + kMathWarpgroups);
 constexpr int kTaskSlots = 4;
-constexpr int kCopyRingBytes = 3 * 4096;  // kept free for the megakernels' copy warp
 constexpr int kSharedMemoryLimit = 227 * 1024;
 constexpr int kProducerRegisters = 48;
 constexpr int kMathRegisters = 232;
@@ -43,6 +42,9 @@ struct GemmConfig {
   int cluster = 2;  // CTAs that share a tile of B: 1 or 2
   int maps = 1;     // tensor maps of B: 1, or one an expert
   int outputs = 1;  // output addresses: 1, or one an expert (wgrad)
+  // The megakernels' copy warp has a ring of chunks; the standalone kernel keeps it free.
+  int copy_chunk_bytes = 4096;
+  int copy_stages = 3;
 };
 
 // Each math warp's private staging: a block of 16 x 64 bf16 values, or strips of 16 x 16; dSwiGLU has five of these.
@@ -70,12 +72,17 @@ UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) {
   return (kTileM + config.tile_n) * kTileK * 2;
 }
 
+constexpr int kMostCopyStages = 16;
+UNIEP_HOST_DEVICE constexpr int copy_ring_bytes(const GemmConfig& config) {
+  return config.copy_chunk_bytes * config.copy_stages;
+}
+
 constexpr int kBarrierBytes = 1024;    // barriers and task records, and the alignment of the operands
-constexpr int kLayerBytes = 6 * 1024;  // kLayer: the call, and what its roles share
+constexpr int kLayerBytes = 4 * 1024;  // kLayer: the call, and what its roles share
 
 UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
-  return config.stages * stage_bytes(config) + kMathWarps * staging_bytes(config) + kCopyRingBytes + kBarrierBytes +
-         (config.epilogue == Epilogue::kLayer ? kLayerBytes : 0);
+  return config.stages * stage_bytes(config) + kMathWarps * staging_bytes(config) + copy_ring_bytes(config) +
+         kBarrierBytes + (config.epilogue == Epilogue::kLayer ? kLayerBytes : 0);
 }
 
 }  // namespace uniep::cuda

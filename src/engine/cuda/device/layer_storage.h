@@ -1,5 +1,6 @@
 #pragma once
 
+#include "engine/cuda/device/layer_config.h"
 #include "engine/cuda/device/shared_storage.h"
 #include "engine/cuda/device/waiting.h"
 #include "program/order.h"
@@ -20,22 +21,27 @@ struct ComputeList {
 };
 
 // A CTA's shared memory in the megakernel: the GEMM core's, and what the other roles need.
-template <GemmConfig kConfig>
-struct LayerStorage : SharedStorage<kConfig> {
+template <LayerConfig kLayer>
+struct LayerStorage : SharedStorage<kLayer.gemm> {
   RankCall call;  // a copy: read often, by all roles
   uint32_t epoch;
   int32_t launch, worker;
   ComputeList compute;
   LateTile late[kMathWarps];
   uint64_t stored[kTaskSlots];  // of the task in each slot: the math warps that have stored their part
+  uint32_t reduce_items;        // that the CTA's warps have dealt among themselves
   uint64_t tile_wait_begin_ns, tile_begin_ns;
   uint32_t records;  // that the compute agent has written
 };
 
-template <GemmConfig kConfig>
-UNIEP_DEVICE RunningCall running_call(const LayerStorage<kConfig>& shared) {
+template <LayerConfig kLayer>
+UNIEP_DEVICE RunningCall running_call(const LayerStorage<kLayer>& shared) {
   return {shared.call, shared.epoch, shared.launch, shared.worker};
 }
+
+// Named barriers; 0 is __syncthreads().
+constexpr uint32_t kLaunchEndBarrier = 1;  // all warps
+constexpr uint32_t kMathBarrier = 2;       // the math warps
 
 // Readers of a record: those of the GEMM core, and the signal warp.
 constexpr uint32_t kLayerTaskReaders = kTaskReaders + 1;

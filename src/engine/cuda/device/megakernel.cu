@@ -3,6 +3,7 @@
 #include "engine/cuda/device/layer_launch.h"
 #include "engine/cuda/device/ptx/warpgroup.h"
 #include "engine/cuda/device/roles/finish.h"
+#include "engine/cuda/device/roles/layer_copy.h"
 #include "engine/cuda/device/roles/layer_loader.h"
 #include "engine/cuda/device/roles/layer_math.h"
 #include "engine/cuda/device/roles/layer_scheduler.h"
@@ -10,33 +11,38 @@
 
 namespace uniep::cuda {
 
-constexpr GemmConfig kConfig{.layout = Layout::kForward,
-                             .epilogue = Epilogue::kLayer,
-                             .tile_n = UNIEP_TILE_N,
-                             .stages = UNIEP_STAGES,
-                             .cluster = UNIEP_CLUSTER};
-using Storage = LayerStorage<kConfig>;
-static_assert(sizeof(Storage) <= shared_memory_bytes(kConfig), "the host asks for too little shared memory");
-static_assert(shared_memory_bytes(kConfig) <= kSharedMemoryLimit, "more shared memory than an SM has");
-static_assert(kConfig.tile_n == 128 || kConfig.tile_n == 256, "B comes in halves of 64 or 128 columns");
-static_assert(kConfig.cluster == 1 || kConfig.cluster == 2, "B is shared by two CTAs at most");
+constexpr LayerConfig kLayer{.gemm = {.layout = Layout::kForward,
+                                      .epilogue = Epilogue::kLayer,
+                                      .tile_n = UNIEP_TILE_N,
+                                      .stages = UNIEP_STAGES,
+                                      .cluster = UNIEP_CLUSTER,
+                                      .copy_chunk_bytes = UNIEP_COPY_CHUNK_BYTES,
+                                      .copy_stages = UNIEP_COPY_STAGES},
+                             .combine = static_cast<CombineKind>(UNIEP_COMBINE),
+                             .on_sms = UNIEP_ON_SMS != 0};
+using Storage = LayerStorage<kLayer>;
+static_assert(sizeof(Storage) <= shared_memory_bytes(kLayer.gemm), "the host asks for too little shared memory");
+static_assert(shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit, "more shared memory than an SM has");
+static_assert(kLayer.gemm.tile_n == 128 || kLayer.gemm.tile_n == 256, "B comes in halves of 64 or 128 columns");
+static_assert(kLayer.gemm.cluster == 1 || kLayer.gemm.cluster == 2, "B is shared by two CTAs at most");
 
 constexpr uint32_t kLoaderWarp = 0;
 constexpr uint32_t kSchedulerWarp = 1;
 
+constexpr uint32_t kCopyWarp = 2;
 constexpr uint32_t kSignalWarp = 3;
-constexpr uint32_t kLaunchEndBarrier = 1;
 
 UNIEP_DEVICE void initialise_barriers(Storage& shared) {
-  for (int stage = 0; stage < kConfig.stages; ++stage) {
+  for (int stage = 0; stage < kLayer.gemm.stages; ++stage) {
     ptx::mbarrier_init(shared.full[stage], 1);
-    ptx::mbarrier_init(shared.empty[stage], kMathWarps * kConfig.cluster);
+    ptx::mbarrier_init(shared.empty[stage], kMathWarps * kLayer.gemm.cluster);
   }
   for (int slot = 0; slot < kTaskSlots; ++slot) {
     ptx::mbarrier_init(shared.tasks.full[slot], 1);
-    ptx::mbarrier_init(shared.tasks.empty[slot], kLayerTaskReaders * kConfig.cluster);
+    ptx::mbarrier_init(shared.tasks.empty[slot], kLayerTaskReaders * kLayer.gemm.cluster);
     ptx::mbarrier_init(shared.stored[slot], kMathWarps);
   }
+  init_copy_ring(shared.copy_ring);
   ptx::fence_mbarrier_init();
 }
 
@@ -53,6 +59,11 @@ UNIEP_DEVICE ComputeList compute_list(const RunningCall& running) {
   constexpr ListKind kKind = ListKind::kCompute;
   const bool walks = walks_list(p, running.launch, running.worker, AgentRole::kCompute, kKind);
   return {participants_of(p, running.launch, kKind), walks ? list_length(p, running.launch, kKind) : 0};
+}
+
+UNIEP_DEVICE bool dispatches_first(const RunningCall& running) {
+  const RankProgram& p = running.call.program;
+  return p.stages[running.launch].dispatch && running.worker < p.dispatch_workers;
 }
 
 // A warp's share of the maps, which the host wrote to memory that an earlier call's maps may have been in.
@@ -72,7 +83,7 @@ UNIEP_DEVICE void acquire_maps(const RankCall& call) {
 }
 
 UNIEP_DEVICE void join_cta_or_cluster() {
-  if constexpr (kConfig.cluster == 1) {
+  if constexpr (kLayer.gemm.cluster == 1) {
     __syncthreads();
   } else {
     ptx::cluster_barrier();
@@ -95,33 +106,40 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const 
     shared.epoch = *global_call.epoch;
     shared.launch = launch.launch;
     shared.worker = cta % launch.workers;
+    shared.reduce_items = 0;
   }
   __syncthreads();
   if (threadIdx.x == kSchedulerWarp * ptx::kThreadsPerWarp) shared.compute = compute_list(running_call(shared));
   __syncwarp();
+  if constexpr (kLayer.on_sms) {
+    if (dispatches_first(running_call(shared))) dispatch_first<kLayer>(shared, warp);
+  }
   join_cta_or_cluster();
 
   if (warp < 4) {
     ptx::lower_registers<kProducerRegisters>();
     if (warp == kLoaderWarp) {
-      if (ptx::lane_index() == 0) run_layer_loader<kConfig>(global_call, shared);
+      if (ptx::lane_index() == 0) run_layer_loader<kLayer>(global_call, shared);
       __syncwarp();
     } else if (warp == kSchedulerWarp) {
-      if (kConfig.cluster == 1 || ptx::cluster_rank() == 0) run_layer_scheduler<kConfig>(shared);
+      if (kLayer.gemm.cluster == 1 || ptx::cluster_rank() == 0) run_layer_scheduler<kLayer>(shared);
       __syncwarp();
-    } else if (warp == kSignalWarp) {
-      run_layer_signals<kConfig>(shared);
+    } else if (warp == kCopyWarp) {
+      run_layer_copy<kLayer>(shared);
+    } else {
+      run_layer_signals<kLayer>(shared);
     }
     ptx::named_barrier(kLaunchEndBarrier, kGemmThreads);
     if (warp == kSignalWarp) finish_launch(running_call(shared));
   } else {
     ptx::raise_registers<kMathRegisters>();
-    run_layer_math<kConfig>(shared, static_cast<int32_t>(warp) - 4);
+    run_layer_math<kLayer>(shared, static_cast<int32_t>(warp) - 4);
+    send_and_reduce<kLayer>(shared, warp - 4);
     ptx::named_barrier(kLaunchEndBarrier, kGemmThreads);
   }
   __syncwarp();
   // No CTA leaves while its neighbour may still arrive at its barriers.
-  if constexpr (kConfig.cluster > 1) join_cta_or_cluster();
+  if constexpr (kLayer.gemm.cluster > 1) join_cta_or_cluster();
 }
 
 }  // namespace uniep::cuda

@@ -2,6 +2,7 @@
 
 #include "engine/cuda/device/gemm_config.h"
 #include "engine/cuda/device/layer_task.h"
+#include "engine/cuda/device/roles/copy_ring.h"
 #include "engine/cuda/device/task.h"
 
 namespace uniep::cuda {
@@ -24,7 +25,7 @@ struct alignas(1024) SharedStorage {
   alignas(1024) uint8_t a[kConfig.stages][kOperandABytes];
   alignas(1024) uint8_t b[kConfig.stages][kOperandBBytes];
   alignas(1024) uint8_t staging[kMathWarps][staging_bytes(kConfig)];
-  alignas(128) uint8_t copy_ring[kCopyRingBytes];
+  alignas(128) CopyRingStorage<kConfig.copy_chunk_bytes, kConfig.copy_stages> copy_ring;
   uint64_t full[kConfig.stages];
   uint64_t empty[kConfig.stages];
   TaskRing<Record> tasks;

@@ -12,17 +12,17 @@ namespace uniep::cuda {
 //
 // A tile's late work is done between the K blocks of the next one, or by flush() where the next one is not there yet:
 // it may wait for this very tile. After the last step the warp arrives at the tile's `stored` barrier.
-template <GemmConfig kConfig>
+template <LayerConfig kLayer>
 class LayerEpilogue {
  public:
-  static constexpr int kCount = kConfig.tile_n / 2;
-  static constexpr int kSteps = late_steps(kConfig);
+  static constexpr int kCount = kLayer.gemm.tile_n / 2;
+  static constexpr int kSteps = late_steps(kLayer.gemm);
   static constexpr bool kRolled = true;
   static constexpr int32_t kStepColumns = 32;  // of FC2
-  static_assert(kSteps * kStepColumns == kConfig.tile_n, "the steps do all columns");
+  static_assert(kSteps * kStepColumns == kLayer.gemm.tile_n, "the steps do all columns");
   static_assert(2 * kStepColumns == kBlockColumns && kSteps % 2 == 0, "two steps fill a block");
 
-  UNIEP_DEVICE LayerEpilogue(LayerStorage<kConfig>& shared, int32_t math_warp)
+  UNIEP_DEVICE LayerEpilogue(LayerStorage<kLayer>& shared, int32_t math_warp)
       : shared_(shared), math_warp_(math_warp) {}
 
   UNIEP_DEVICE void finish(const LayerTask& task, uint32_t slot, const float (&d)[kCount]) {
@@ -122,7 +122,8 @@ class LayerEpilogue {
   UNIEP_DEVICE BFloat16* target_of(const LayerTask& task, int32_t row) const {
     const RankCall& call = shared_.call;
     if (row_in_tile() + row >= task.valid_rows) return nullptr;
-    if (!call.program.epilogue_combine) return call.output_rows + (task.row + row_in_tile() + row) * call.hidden;
+    if (kLayer.combine != CombineKind::kEpilogue)
+      return call.output_rows + (task.row + row_in_tile() + row) * call.hidden;
     const RowSource source = late().rows[row];
     if (source.rank < 0) return nullptr;
     const int64_t slot = static_cast<int64_t>(source.token) * call.slot_count + source.slot;
@@ -146,7 +147,7 @@ class LayerEpilogue {
     __syncwarp();
   }
 
-  LayerStorage<kConfig>& shared_;
+  LayerStorage<kLayer>& shared_;
   const int32_t math_warp_;
   int32_t steps_left_ = 0;
   uint32_t rounded_[kCount / 2];

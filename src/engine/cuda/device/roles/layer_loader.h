@@ -6,7 +6,7 @@
 namespace uniep::cuda {
 
 // FC1: the first half of a tile of B is gate rows, the second the matching up rows.
-template <GemmConfig kConfig>
+template <LayerConfig kLayer>
 UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call, const LayerTask& task) {
   const bool second = task.has(LayerTask::kSecond);
   const bool map_per_expert = (second ? call.second_map_per_expert : call.first_map_per_expert) != 0;
@@ -17,7 +17,7 @@ UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call
   tile.b_matrix = map_per_expert ? 0 : task.expert;
   tile.m_begin = task.row;
   tile.n_begin[0] = task.column();
-  tile.n_begin[1] = task.column() + (second ? kConfig.tile_n / 2 : static_cast<int32_t>(call.intermediate));
+  tile.n_begin[1] = task.column() + (second ? kLayer.gemm.tile_n / 2 : static_cast<int32_t>(call.intermediate));
   tile.k_begin = 0;
   tile.k_blocks = task.k_blocks;
   tile.shared_b = task.has(LayerTask::kSharedB);
@@ -25,15 +25,15 @@ UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call
 }
 
 // One thread: keeps the stages full. `maps` is the call in global memory, where TMA finds its maps.
-template <GemmConfig kConfig>
-UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kConfig>& shared) {
-  const int32_t cta = kConfig.cluster == 1 ? 0 : static_cast<int32_t>(ptx::cluster_rank());
-  TaskCursor<LayerTask, kConfig.cluster> tasks(shared.tasks);
-  StageCursor<kConfig.stages> cursor;
+template <LayerConfig kLayer>
+UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& shared) {
+  const int32_t cta = kLayer.gemm.cluster == 1 ? 0 : static_cast<int32_t>(ptx::cluster_rank());
+  TaskCursor<LayerTask, kLayer.gemm.cluster> tasks(shared.tasks);
+  StageCursor<kLayer.gemm.stages> cursor;
   for (LayerTask task = tasks.take(); !task.has(LayerTask::kEnd); task = tasks.take()) {
     // The scheduler has seen the signals of the rows of A; they were written without TMA.
     ptx::fence_proxy_async_global();
-    load_tile<kConfig>(shared, cursor, operands_of<kConfig>(maps, shared.call, task), cta);
+    load_tile<kLayer.gemm>(shared, cursor, operands_of<kLayer>(maps, shared.call, task), cta);
   }
 }
 

@@ -7,10 +7,10 @@
 namespace uniep::cuda {
 
 // When a CTA's tiles ran, by one thread: between asking for the tile and having it, and until its products are there.
-template <GemmConfig kConfig>
+template <LayerConfig kLayer>
 class TileRecorder {
  public:
-  UNIEP_DEVICE TileRecorder(LayerStorage<kConfig>& shared, bool records)
+  UNIEP_DEVICE TileRecorder(LayerStorage<kLayer>& shared, bool records)
       : shared_(shared), records_(records && shared.call.records != nullptr) {
     if (records_) shared_.records = shared_.call.record_counts[agent()];
   }
@@ -25,7 +25,7 @@ class TileRecorder {
     if (!records_ || !task.has(LayerTask::kStore)) return;
     const RankCall& call = shared_.call;
     TileRecord record;
-    record.task = tile_of<kConfig>(call.program, task);
+    record.task = tile_of<kLayer>(call.program, task);
     record.launch = static_cast<uint32_t>(shared_.launch);
     record.reserved = 0;
     record.wait_begin_ns = shared_.tile_wait_begin_ns;
@@ -39,18 +39,18 @@ class TileRecorder {
  private:
   UNIEP_DEVICE int32_t agent() const { return shared_.worker * 2 + static_cast<int32_t>(AgentRole::kCompute); }
 
-  LayerStorage<kConfig>& shared_;
+  LayerStorage<kLayer>& shared_;
   const bool records_;
 };
 
 // Two warpgroups, 64 rows of the tile each.
-template <GemmConfig kConfig>
-UNIEP_DEVICE void run_layer_math(LayerStorage<kConfig>& shared, int32_t math_warp) {
-  TaskCursor<LayerTask, kConfig.cluster> tasks(shared.tasks);
-  Multiplier<kConfig> multiplier(shared, math_warp / 4);
-  LayerEpilogue<kConfig> epilogue(shared, math_warp);
-  TileRecorder<kConfig> recorder(shared, math_warp == 0 && ptx::lane_index() == 0);
-  float d[Multiplier<kConfig>::kCount];
+template <LayerConfig kLayer>
+UNIEP_DEVICE void run_layer_math(LayerStorage<kLayer>& shared, int32_t math_warp) {
+  TaskCursor<LayerTask, kLayer.gemm.cluster> tasks(shared.tasks);
+  Multiplier<kLayer.gemm> multiplier(shared, math_warp / 4);
+  LayerEpilogue<kLayer> epilogue(shared, math_warp);
+  TileRecorder<kLayer> recorder(shared, math_warp == 0 && ptx::lane_index() == 0);
+  float d[Multiplier<kLayer.gemm>::kCount];
   for (;;) {
     recorder.wait_begins();
     if (!tasks.ready()) epilogue.flush();

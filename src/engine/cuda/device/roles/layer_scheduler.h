@@ -7,17 +7,17 @@
 namespace uniep::cuda {
 
 // The record of a tile. `tile` exists.
-template <GemmConfig kConfig>
+template <LayerConfig kLayer>
 UNIEP_DEVICE LayerTask record_of(const RankCall& call, const uniep::Task& tile, bool shared_b, bool store) {
   const RankProgram& p = call.program;
   const bool second = tile.stage == Stage::kSecondGemm;
   const int32_t chunk = second ? chunk_of_tile(p, tile.n) : 0;
-  const int32_t width = second ? kConfig.tile_n : kConfig.tile_n / 2;
+  const int32_t width = second ? kLayer.gemm.tile_n : kLayer.gemm.tile_n / 2;
   const int32_t column = second ? p.chunk_column[chunk] + (tile.n - p.chunk_tile[chunk]) * width : tile.n * width;
   const int32_t columns = (second ? p.chunk_column[chunk + 1] : static_cast<int32_t>(call.intermediate)) - column;
   const int32_t k = static_cast<int32_t>(second ? call.intermediate : call.hidden);
   const int32_t k_blocks = (k + kTileK - 1) / kTileK;
-  constexpr int32_t kFewestBlocks = interleaved_blocks(kConfig);
+  constexpr int32_t kFewestBlocks = interleaved_blocks(kLayer.gemm);
   const RowRange rows = rows_of_block(p, p.first_expert + tile.expert, tile.m);
   LayerTask task;
   task.row = rows.begin;
@@ -34,11 +34,12 @@ UNIEP_DEVICE LayerTask record_of(const RankCall& call, const uniep::Task& tile, 
 }
 
 // The tile that a record stands for.
-template <GemmConfig kConfig>
+template <LayerConfig kLayer>
 UNIEP_DEVICE uniep::Task tile_of(const RankProgram& p, const LayerTask& task) {
   const bool second = task.has(LayerTask::kSecond);
-  const int32_t n = second ? p.chunk_tile[task.chunk] + (task.column() - p.chunk_column[task.chunk]) / kConfig.tile_n
-                           : task.column() / (kConfig.tile_n / 2);
+  const int32_t n = second
+                        ? p.chunk_tile[task.chunk] + (task.column() - p.chunk_column[task.chunk]) / kLayer.gemm.tile_n
+                        : task.column() / (kLayer.gemm.tile_n / 2);
   return {second ? Stage::kSecondGemm : Stage::kFirstGemm, task.expert, task.m_block, n};
 }
 
@@ -61,7 +62,7 @@ struct CountersOnly {
 };
 
 // The next position of the compute list for this warp's lane; past the list's end when there is none.
-template <GemmConfig kConfig>
+template <LayerConfig kLayer>
 UNIEP_DEVICE int64_t next_position(const RunningCall& running, const ComputeList& list, int32_t cta, int32_t index) {
   if (!running.call.program.dynamic) {
     return static_position(running.call.program, list.walkers, running.worker + cta, index);
@@ -71,15 +72,15 @@ UNIEP_DEVICE int64_t next_position(const RunningCall& running, const ComputeList
   if (ptx::lane_index() == 0) {
     ticket = atomicAdd(counter_of(running, CounterSpace::kTickets, running.launch * kListKinds + kKind), 1u);
   }
-  return static_cast<int64_t>(ptx::warp_uniform(ticket)) * kConfig.cluster + cta;
+  return static_cast<int64_t>(ptx::warp_uniform(ticket)) * kLayer.gemm.cluster + cta;
 }
 
 // One warp of a cluster: decides what its CTAs do next, up to kTaskSlots tasks ahead, and waits until they can: an even
 // lane for the first CTA, an odd one for the second. Neither CTA begins a tile of B that the other can not begin too.
 // No other role evaluates order.
-template <GemmConfig kConfig>
-UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kConfig>& shared) {
-  constexpr int32_t kCtas = kConfig.cluster;
+template <LayerConfig kLayer>
+UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
+  constexpr int32_t kCtas = kLayer.gemm.cluster;
   const RankProgram& p = shared.call.program;
   const int32_t lane = static_cast<int32_t>(ptx::lane_index());
   const int32_t cta = lane % kCtas;
@@ -87,7 +88,7 @@ UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kConfig>& shared) {
   ListCursor cursor;
   bool all_arrived = false;
   for (int32_t index = 0;; ++index) {
-    const int64_t position = next_position<kConfig>(running_call(shared), shared.compute, cta, index);
+    const int64_t position = next_position<kLayer>(running_call(shared), shared.compute, cta, index);
     if (__any_sync(0xffffffffu, position >= shared.compute.length)) break;
     uniep::Task tile = list_task(p, shared.launch, ListKind::kCompute, position, cursor);
     const int32_t other_m = __shfl_xor_sync(0xffffffffu, tile.m, kCtas - 1);
@@ -98,7 +99,7 @@ UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kConfig>& shared) {
       tile.m = other_m;
       tile.n = other_n;
     }
-    if (!all_arrived && tile.stage == Stage::kSecondGemm && p.epilogue_combine) {
+    if (kLayer.combine == CombineKind::kEpilogue && !all_arrived && tile.stage == Stage::kSecondGemm) {
       if (!wait_for_arrivals(running_call(shared), tile)) break;
       all_arrived = true;
     }
@@ -106,7 +107,7 @@ UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kConfig>& shared) {
     CountersOnly counters{running, tile};
     if (lane < kCtas) for_each_wait(p, tile, counters);
     if (!__all_sync(0xffffffffu, counters.holds)) break;
-    if (lane < kCtas) ring.publish(record_of<kConfig>(shared.call, tile, shared_b, store), cta);
+    if (lane < kCtas) ring.publish(record_of<kLayer>(shared.call, tile, shared_b, store), cta);
     __syncwarp();
   }
   LayerTask end{};

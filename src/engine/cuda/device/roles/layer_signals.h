@@ -6,17 +6,17 @@ namespace uniep::cuda {
 
 // One warp: tells what waits for a tile that it is stored. A slot of the task ring is handed back only then, so that
 // the math warps are never more than kTaskSlots tiles ahead of the `stored` barriers.
-template <GemmConfig kConfig>
-UNIEP_DEVICE void run_layer_signals(LayerStorage<kConfig>& shared) {
+template <LayerConfig kLayer>
+UNIEP_DEVICE void run_layer_signals(LayerStorage<kLayer>& shared) {
   const RunningCall running = running_call(shared);
   const RankProgram& p = running.call.program;
-  TaskCursor<LayerTask, kConfig.cluster> tasks(shared.tasks);
+  TaskCursor<LayerTask, kLayer.gemm.cluster> tasks(shared.tasks);
   for (LayerTask task = tasks.read_by_warp(); !task.has(LayerTask::kEnd); task = tasks.read_by_warp()) {
     ptx::mbarrier_wait(shared.stored[tasks.slot()], tasks.phase(), "tile stored");
     if (task.has(LayerTask::kStore)) {
       // The rows in peers' slots were written by other warps: they must lie before a flag that another CTA stores.
-      if (task.has(LayerTask::kSecond) && p.epilogue_combine) ptx::fence_system();
-      signal_task(running, tile_of<kConfig>(p, task));
+      if (kLayer.combine == CombineKind::kEpilogue && task.has(LayerTask::kSecond)) ptx::fence_system();
+      signal_task(running, tile_of<kLayer>(p, task));
     }
     tasks.release_by_warp();
   }
