@@ -141,7 +141,7 @@ TEST(Checker, NoticesATileThatIsListedTwiceOrNever) {
     expect_noticed(Direction::kForward, "", [twice](bool& touched) {
       CheckTampering tampering;
       tampering.list = [&touched, twice](int, std::vector<Task>& list) {
-        if (touched || list.size() < 2) return;
+        if (touched || list.size() < 2 || !list.front().has_tile() || !list.back().has_tile()) return;
         if (twice) {
           list.push_back(list.front());
         } else {

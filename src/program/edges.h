@@ -137,9 +137,9 @@ UNIEP_HOST_DEVICE void for_each_row_of_tokens(const RankProgram& p, int32_t dest
   }
 }
 
-// The row block of this rank that holds a routed row, whatever its expert. Empty experts share their start with their
-// successor, so the last expert that starts at or before the row is the one that holds it.
-UNIEP_HOST_DEVICE int32_t block_holding(const RankProgram& p, int32_t row) {
+// The local expert that a routed row of this rank belongs to. Empty experts share their start with their successor, so
+// the last expert that starts at or before the row is the one that holds it.
+UNIEP_HOST_DEVICE int32_t local_expert_holding(const RankProgram& p, int32_t row) {
   int32_t low = 0, high = p.local_experts;
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
@@ -149,7 +149,12 @@ UNIEP_HOST_DEVICE int32_t block_holding(const RankProgram& p, int32_t row) {
       high = middle;
     }
   }
-  return block_of_row(p, p.first_expert + low, row);
+  return low;
+}
+
+// The row block of this rank that holds a routed row, whatever its expert.
+UNIEP_HOST_DEVICE int32_t block_holding(const RankProgram& p, int32_t row) {
+  return block_of_row(p, p.first_expert + local_expert_holding(p, row), row);
 }
 
 // Calls wait(CounterWait) and wait(FlagWait) for everything that must hold before the task may touch data. The same

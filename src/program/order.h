@@ -76,24 +76,6 @@ UNIEP_HOST_DEVICE int32_t column_tiles(const RankProgram& p, const Segment& s) {
   return s.stage == Stage::kFirstGemm ? p.first_tiles : p.chunk_tile[s.chunk + 1] - p.chunk_tile[s.chunk];
 }
 
-UNIEP_HOST_DEVICE int64_t segment_length(const RankProgram& p, const Segment& s) {
-  switch (s.stage) {
-    case Stage::kPull:
-      return blocks_in(p, s.experts) * p.pull_parts;
-    case Stage::kFirstGemm:
-    case Stage::kSecondGemm:
-      return row_gemm_positions(p, s.experts, column_tiles(p, s));
-    case Stage::kWgradFc2:
-      return (s.experts.end - s.experts.begin) * grid_positions(p, p.wgrad_fc2.m_tiles(), p.wgrad_fc2.n_tiles());
-    case Stage::kWgradFc1:
-      return (s.experts.end - s.experts.begin) * grid_positions(p, p.wgrad_fc1.m_tiles(), p.wgrad_fc1.n_tiles());
-    case Stage::kPush:
-      return push_begin_of(p, s.experts.end) - push_begin_of(p, s.experts.begin);
-    default:
-      return blocks_in(p, s.experts);  // kReceive, kSend: one tile a block
-  }
-}
-
 // The tile at a position of an expert's grid; kNoTile where there is none.
 UNIEP_HOST_DEVICE TilePosition tile_at(const RankProgram& p, int64_t position, int32_t m_tiles, int32_t n_tiles) {
   const int32_t bands = p.raster / p.cluster;
@@ -150,10 +132,34 @@ UNIEP_HOST_DEVICE Task push_task(const RankProgram& p, const Segment& s, int64_t
 
 UNIEP_HOST_DEVICE Task block_task(const RankProgram& p, const Segment& s, int64_t index) {
   const int32_t parts = s.stage == Stage::kPull ? p.pull_parts : 1;
-  const int64_t block = p.block_begin[s.experts.begin] + index / parts;
+  const int32_t at = static_cast<int32_t>(index);  // a rank has fewer than 2^31 rows
+  const int32_t block = p.block_begin[s.experts.begin] + at / parts;
   const int32_t expert = expert_of_block(p, block, s.experts);
-  const int32_t m = rotated_block(p, expert, static_cast<int32_t>(block - p.block_begin[expert]));
-  return {s.stage, expert, m, s.chunk * parts + static_cast<int32_t>(index % parts)};
+  const int32_t m = rotated_block(p, expert, block - p.block_begin[expert]);
+  return {s.stage, expert, m, s.chunk * parts + at % parts};
+}
+
+UNIEP_HOST_DEVICE int64_t copy_segment_length(const RankProgram& p, const Segment& s) {
+  if (s.stage == Stage::kPush) return push_begin_of(p, s.experts.end) - push_begin_of(p, s.experts.begin);
+  return blocks_in(p, s.experts) * (s.stage == Stage::kPull ? p.pull_parts : 1);
+}
+
+UNIEP_HOST_DEVICE Task copy_task(const RankProgram& p, const Segment& s, int64_t index) {
+  return s.stage == Stage::kPush ? push_task(p, s, index) : block_task(p, s, index);
+}
+
+UNIEP_HOST_DEVICE int64_t segment_length(const RankProgram& p, const Segment& s) {
+  switch (s.stage) {
+    case Stage::kFirstGemm:
+    case Stage::kSecondGemm:
+      return row_gemm_positions(p, s.experts, column_tiles(p, s));
+    case Stage::kWgradFc2:
+      return (s.experts.end - s.experts.begin) * grid_positions(p, p.wgrad_fc2.m_tiles(), p.wgrad_fc2.n_tiles());
+    case Stage::kWgradFc1:
+      return (s.experts.end - s.experts.begin) * grid_positions(p, p.wgrad_fc1.m_tiles(), p.wgrad_fc1.n_tiles());
+    default:
+      return copy_segment_length(p, s);
+  }
 }
 
 UNIEP_HOST_DEVICE Task segment_task(const RankProgram& p, const Segment& s, int64_t index) {
@@ -164,10 +170,8 @@ UNIEP_HOST_DEVICE Task segment_task(const RankProgram& p, const Segment& s, int6
     case Stage::kWgradFc2:
     case Stage::kWgradFc1:
       return wgrad_task(p, s, index);
-    case Stage::kPush:
-      return push_task(p, s, index);
     default:
-      return block_task(p, s, index);
+      return copy_task(p, s, index);
   }
 }
 
@@ -229,15 +233,24 @@ UNIEP_HOST_DEVICE int32_t dispatch_step_count(const RankProgram& p) {
   return p.push ? p.operands * (2 * p.waves) : p.operands;
 }
 
-UNIEP_HOST_DEVICE MergedSegments dispatch_step(const RankProgram& p, int32_t step) {
-  if (!p.push) return only({Stage::kPull, {0, p.local_experts}, step});
+UNIEP_HOST_DEVICE Segment dispatch_step(const RankProgram& p, int32_t step) {
+  if (!p.push) return {Stage::kPull, {0, p.local_experts}, step};
   const int32_t operand = step / (2 * p.waves);
   const int32_t inside = step % (2 * p.waves);  // push 0, push 1, receive 0, push 2, receive 1, ..., receive last
-  if (inside == 0) return only({Stage::kPush, experts_of_wave(p, 0), operand});
-  if (inside == 2 * p.waves - 1) return only({Stage::kReceive, experts_of_wave(p, p.waves - 1), operand});
+  if (inside == 0) return {Stage::kPush, experts_of_wave(p, 0), operand};
+  if (inside == 2 * p.waves - 1) return {Stage::kReceive, experts_of_wave(p, p.waves - 1), operand};
   const int32_t wave = (inside - 1) / 2;
-  return only(inside % 2 == 1 ? Segment{Stage::kPush, experts_of_wave(p, wave + 1), operand}
-                              : Segment{Stage::kReceive, experts_of_wave(p, wave), operand});
+  return inside % 2 == 1 ? Segment{Stage::kPush, experts_of_wave(p, wave + 1), operand}
+                         : Segment{Stage::kReceive, experts_of_wave(p, wave), operand};
+}
+
+// The lists of copies: their steps are one segment each.
+UNIEP_HOST_DEVICE bool is_copy_list(ListKind kind) {
+  return kind == ListKind::kDispatch || kind == ListKind::kSend;
+}
+
+UNIEP_HOST_DEVICE Segment copy_step(const RankProgram& p, ListKind kind, int32_t step) {
+  return kind == ListKind::kDispatch ? dispatch_step(p, step) : Segment{Stage::kSend, {0, p.local_experts}, step};
 }
 
 UNIEP_HOST_DEVICE int32_t list_step_count(const RankProgram& p, int32_t launch, ListKind kind) {
@@ -250,9 +263,7 @@ UNIEP_HOST_DEVICE int32_t list_step_count(const RankProgram& p, int32_t launch, 
   return 0;
 }
 
-UNIEP_HOST_DEVICE MergedSegments list_step(const RankProgram& p, int32_t launch, ListKind kind, int32_t step) {
-  if (kind == ListKind::kDispatch) return dispatch_step(p, step);
-  if (kind == ListKind::kSend) return only({Stage::kSend, {0, p.local_experts}, step});
+UNIEP_HOST_DEVICE MergedSegments compute_step(const RankProgram& p, int32_t launch, int32_t step) {
   const int32_t gemm_steps = gemm_step_count(p, p.stages[launch]);
   return step < gemm_steps ? gemm_step(p, p.stages[launch], step) : wgrad_step(p, p.stages[launch], step - gemm_steps);
 }
@@ -265,31 +276,38 @@ UNIEP_HOST_DEVICE bool has_group_sends(const RankProgram& p, int32_t launch) {
   return p.stages[launch].combine && p.combine_groups > 0;
 }
 
+// The first token block of all ranks, my own first; then the second of all ranks, ...: so blocks become complete, and
+// can be reduced, from the begin of the list on.
+UNIEP_HOST_DEVICE int64_t group_send_positions(const RankProgram& p) {
+  return static_cast<int64_t>(p.most_token_blocks) * p.ranks * p.chunks;
+}
+
 UNIEP_HOST_DEVICE int64_t list_length(const RankProgram& p, int32_t launch, ListKind kind) {
   if (kind == ListKind::kReduce) {
     return p.stages[launch].combine ? static_cast<int64_t>(token_blocks(p)) * p.chunks : 0;
   }
   if (kind == ListKind::kSend && has_group_sends(p, launch)) {
-    return static_cast<int64_t>(p.token_block_begin[p.ranks]) * p.chunks;
+    return group_send_positions(p);
   }
   int64_t length = 0;
   const int32_t steps = list_step_count(p, launch, kind);
   for (int32_t step = 0; step < steps; ++step) {
-    const MergedSegments merged = list_step(p, launch, kind, step);
+    if (is_copy_list(kind)) {
+      length += copy_segment_length(p, copy_step(p, kind, step));
+      continue;
+    }
+    const MergedSegments merged = compute_step(p, launch, step);
     length += segment_length(p, merged.first) + segment_length(p, merged.second);
   }
   return length;
 }
 
-// Token blocks of all ranks, my own first.
 UNIEP_HOST_DEVICE Task group_send_task(const RankProgram& p, int64_t position) {
-  const int64_t all = p.token_block_begin[p.ranks];
-  const int64_t start = p.source_rotation ? p.token_block_begin[p.rank] : 0;
-  const int64_t block = (position % all + start) % all;
-  int32_t destination = 0;
-  while (p.token_block_begin[destination + 1] <= block) ++destination;
-  return {Stage::kGroupSend, destination, static_cast<int32_t>(block - p.token_block_begin[destination]),
-          static_cast<int32_t>(position / all)};
+  const int32_t at = static_cast<int32_t>(position);
+  const int32_t destination = destination_of_turn(p, at % p.ranks);
+  const int32_t block = at / p.ranks % p.most_token_blocks, chunk = at / p.ranks / p.most_token_blocks;
+  const int32_t blocks = p.token_block_begin[destination + 1] - p.token_block_begin[destination];
+  return {Stage::kGroupSend, destination, block < blocks ? block : kNoTile, chunk};
 }
 
 // The task at a position of two merged segments; in clusters pairs of positions stay together.
@@ -310,6 +328,17 @@ struct ListCursor {
   int64_t begin = 0;  // position at which the step begins
 };
 
+UNIEP_HOST_DEVICE Task copy_list_task(const RankProgram& p, int32_t launch, ListKind kind, int64_t position,
+                                      ListCursor& cursor) {
+  if (kind == ListKind::kSend && has_group_sends(p, launch)) return group_send_task(p, position);
+  for (;; ++cursor.step) {
+    const Segment segment = copy_step(p, kind, cursor.step);
+    const int64_t length = copy_segment_length(p, segment);
+    if (position - cursor.begin < length) return copy_task(p, segment, position - cursor.begin);
+    cursor.begin += length;
+  }
+}
+
 // The task at a position of a list; 0 <= position < list_length(), and not before the cursor's step.
 UNIEP_HOST_DEVICE Task list_task(const RankProgram& p, int32_t launch, ListKind kind, int64_t position,
                                  ListCursor& cursor) {
@@ -317,9 +346,9 @@ UNIEP_HOST_DEVICE Task list_task(const RankProgram& p, int32_t launch, ListKind 
     const int32_t blocks = token_blocks(p);
     return {Stage::kReduce, -1, static_cast<int32_t>(position % blocks), static_cast<int32_t>(position / blocks)};
   }
-  if (kind == ListKind::kSend && has_group_sends(p, launch)) return group_send_task(p, position);
+  if (is_copy_list(kind)) return copy_list_task(p, launch, kind, position, cursor);
   for (;; ++cursor.step) {
-    const MergedSegments merged = list_step(p, launch, kind, cursor.step);
+    const MergedSegments merged = compute_step(p, launch, cursor.step);
     const int64_t first = segment_length(p, merged.first), second = segment_length(p, merged.second);
     if (position - cursor.begin < first + second) {
       return merged_task(p, merged, position - cursor.begin, first, second);
@@ -366,12 +395,17 @@ UNIEP_HOST_DEVICE bool walks_list(const RankProgram& p, int32_t launch, int32_t 
   return worker >= who.begin && worker < who.end;
 }
 
+// The index-th position that falls to a worker where all participants take equal turns.
+UNIEP_HOST_DEVICE int64_t even_position(const Participants& who, int32_t worker, int64_t index) {
+  return index * (who.end - who.begin) + (worker - who.begin);
+}
+
 // The index-th position of a list that falls to a worker under static queues (it may lie past the list's end).
 UNIEP_HOST_DEVICE int64_t static_position(const RankProgram& p, const Participants& who, int32_t worker,
                                           int64_t index) {
   const int64_t size = who.end - who.begin;
   const int64_t early = who.late < who.end ? who.end - who.late : 0;
-  if (who.late <= who.begin || early == 0) return index * size + (worker - who.begin);
+  if (who.late <= who.begin || early == 0) return even_position(who, worker, index);
   if (worker < who.late) return p.late_position + index * size + (worker - who.begin);
   const int64_t turn = worker - who.late;
   const int64_t early_share = p.late_position > turn ? (p.late_position - turn + early - 1) / early : 0;

@@ -8,10 +8,12 @@ using namespace uniep::cuda;
 
 extern "C" __global__ void uniep_begin_call(const RankCall* calls) {
   const RankCall& call = calls[blockIdx.x];
-  const RunningCall running{call, epoch_after(*call.epoch), 0, 0};
+  const uint32_t epoch = epoch_after(*call.epoch);
+  constexpr int32_t kNone = 0;
+  const RunningCall running{call, epoch, kNone, kNone};
   __syncthreads();
-  if (threadIdx.x == 0) *call.epoch = running.epoch;
-  uint32_t* const bank = counter_bank(call, running.epoch);
+  if (threadIdx.x == 0) *call.epoch = epoch;
+  uint32_t* const bank = counter_bank(call, epoch);
   for (int64_t i = threadIdx.x; i < call.layout.counter_total; i += blockDim.x) bank[i] = 0;
   __syncthreads();
   for (int32_t peer = static_cast<int32_t>(threadIdx.x); peer < call.program.ranks;

@@ -9,20 +9,14 @@
 // local to a rank (gpu scope), flags and data behind them are not (system scope).
 namespace uniep::cuda {
 
-// One CTA's part in a running call.
+// One CTA's part in a running call: CTA b of a launch works for calls[b / workers] as worker b % workers. References,
+// so that kernels can keep the values in shared memory and their roles need no registers for them.
 struct RunningCall {
   const RankCall& call;
-  uint32_t epoch;
-  int32_t launch;
-  int32_t worker;
+  const uint32_t& epoch;
+  const int32_t& launch;
+  const int32_t& worker;
 };
-
-// CTA b of a launch works for calls[b / workers] as worker b % workers.
-UNIEP_DEVICE RunningCall running_call(const RankCall* calls, int32_t launch, int32_t workers) {
-  const int32_t cta = static_cast<int32_t>(blockIdx.x);
-  const RankCall& call = calls[cta / workers];
-  return {call, *call.epoch, launch, cta % workers};
-}
 
 UNIEP_DEVICE uint32_t* counter_of(const RunningCall& running, CounterSpace space, int64_t index) {
   const RankCall& call = running.call;
@@ -66,21 +60,20 @@ UNIEP_DEVICE int32_t missing_peer(const RunningCall& running) {
 // Bounds a wait of one thread: arrival_limit_ns until all peers have arrived, then wait_limit_ns.
 class WaitClock {
  public:
-  UNIEP_DEVICE WaitClock() : begin_(ptx::nanoseconds()) {}
+  UNIEP_DEVICE WaitClock() : begin_(now()) {}
 
   // To be asked after every poll. True when the wait is to be given up; the rank then has a report, which names the
   // peer that never arrived where there is one.
   UNIEP_DEVICE bool is_over(const RunningCall& running, const uniep::Task& task, const AwaitedSignal& awaited) {
     if (++polls_ % kPollsBetweenLooks != 0) return false;
     if (has_failed(running)) return true;
-    const uint64_t now = ptx::nanoseconds();
     if (!all_arrived_) {
       const int32_t peer = missing_peer(running);
-      if (peer >= 0) return is_arrival_over(running, task, now, peer);
+      if (peer >= 0) return is_arrival_over(running, task, peer);
       all_arrived_ = true;
-      begin_ = now;
+      begin_ = now();
     }
-    if (now - begin_ <= running.call.wait_limit_ns) return false;
+    if (!is_past(running.call.wait_limit_ns)) return false;
     report_wait(running, task, awaited);
     return true;
   }
@@ -88,8 +81,8 @@ class WaitClock {
  private:
   static constexpr uint32_t kPollsBetweenLooks = 32;
 
-  UNIEP_DEVICE bool is_arrival_over(const RunningCall& running, const uniep::Task& task, uint64_t now, int32_t peer) {
-    if (now - begin_ <= running.call.arrival_limit_ns) return false;
+  UNIEP_DEVICE bool is_arrival_over(const RunningCall& running, const uniep::Task& task, int32_t peer) {
+    if (!is_past(running.call.arrival_limit_ns)) return false;
     const uint32_t* flag = flag_of(running, running.call.program.rank, FlagSpace::kArrive, peer);
     report_wait(running, task,
                 {SignalKind::kFlag, static_cast<int32_t>(FlagSpace::kArrive), peer, running.epoch,
@@ -97,7 +90,12 @@ class WaitClock {
     return true;
   }
 
-  uint64_t begin_;
+  // About milliseconds, in one register: good for 49 days.
+  static constexpr int kShift = 20;
+  UNIEP_DEVICE static uint32_t now() { return static_cast<uint32_t>(ptx::nanoseconds() >> kShift); }
+  UNIEP_DEVICE bool is_past(uint64_t limit_ns) const { return now() - begin_ > limit_ns >> kShift; }
+
+  uint32_t begin_;
   uint32_t polls_ = 0;
   bool all_arrived_ = false;
 };

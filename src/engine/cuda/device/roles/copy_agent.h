@@ -12,89 +12,114 @@ struct Share {
   uint32_t count = 1;
 };
 
-// The tasks of a list that fall to an agent. A whole warp.
+// Where the walk of one warp through a list stands, in shared memory, since registers are scarce.
+struct WalkState {
+  uniep::Task task;
+  int64_t length;
+  ListCursor cursor;
+  uint32_t index;
+  bool found;
+};
+
+// The tasks of a list that fall to an agent, one after the other. A whole warp.
+template <ListKind kKind>
 class ListWalk {
  public:
-  UNIEP_DEVICE ListWalk(const RunningCall& running, ListKind kind, Share share)
-      : running_(running), kind_(kind), index_(share.index), stride_(share.count) {
-    const Participants who = participants_of(running.call.program, running.launch, kind);
+  UNIEP_DEVICE ListWalk(const RunningCall& running, WalkState& state, Share share)
+      : running_(running), state_(state), stride_(share.count) {
+    const Participants who = participants_of(running.call.program, running.launch, kKind);
     const bool walks = running.worker >= who.begin && running.worker < who.end;
-    length_ = walks ? list_length(running.call.program, running.launch, kind) : 0;
+    __syncwarp();
+    if (ptx::lane_index() != 0) return;
+    state_.length = walks ? list_length(running.call.program, running.launch, kKind) : 0;
+    state_.cursor = {};
+    state_.index = share.index;
   }
 
   // False at the end of the list.
-  UNIEP_DEVICE bool next(uniep::Task& task) {
-    const RankProgram& p = running_.call.program;
-    do {
-      const int64_t position = next_position();
-      if (position >= length_) return false;
-      task = list_task(p, running_.launch, kind_, position, cursor_);
-    } while (!task.has_tile());
-    return true;
+  UNIEP_DEVICE bool next() {
+    __syncwarp();
+    if (ptx::lane_index() == 0) step();
+    __syncwarp();
+    return state_.found;
   }
 
+  UNIEP_DEVICE const uniep::Task& task() const { return state_.task; }
+
  private:
-  UNIEP_DEVICE int64_t next_position() {
+  UNIEP_DEVICE void step() {
+    do {
+      const int64_t position = state_.length == 0 ? 0 : take_position();
+      state_.found = position < state_.length;
+      if (!state_.found) return;
+      state_.task = copy_list_task(running_.call.program, running_.launch, kKind, position, state_.cursor);
+    } while (!state_.task.has_tile());
+  }
+
+  UNIEP_DEVICE int64_t take_position() {
     const RankProgram& p = running_.call.program;
-    if (length_ == 0) return 0;
-    if (!p.dynamic) {
-      const int64_t index = index_;
-      index_ += stride_;
-      return static_position(p, participants_of(p, running_.launch, kind_), running_.worker, index);
+    if (p.dynamic) {
+      const int64_t list = running_.launch * kListKinds + static_cast<int32_t>(kKind);
+      return atomicAdd(counter_of(running_, CounterSpace::kTickets, list), 1u);
     }
-    uint32_t ticket = 0;
-    if (ptx::lane_index() == 0) {
-      ticket = atomicAdd(
-          counter_of(running_, CounterSpace::kTickets, running_.launch * kListKinds + static_cast<int32_t>(kind_)), 1u);
-    }
-    return __shfl_sync(0xffffffffu, ticket, 0);
+    const uint32_t index = state_.index;
+    state_.index += stride_;
+    return even_position(participants_of(p, running_.launch, kKind), running_.worker, index);
   }
 
   const RunningCall& running_;
-  ListKind kind_;
-  uint32_t index_, stride_;
-  int64_t length_;
-  ListCursor cursor_;
+  WalkState& state_;
+  uint32_t stride_;
+};
+
+// What a copying warp has in shared memory.
+template <int kChunkBytes, int kStages>
+struct CopyStorage {
+  CopyRingStorage<kChunkBytes, kStages> ring;
+  WalkState walk;
 };
 
 // One warp with a ring of its own: pull, or push and receive. False once the call has failed.
-template <typename Storage>
-UNIEP_DEVICE bool run_dispatch(const RunningCall& running, CopyRing<Storage>& ring, Share share) {
-  ListWalk walk(running, ListKind::kDispatch, share);
-  for (uniep::Task task; walk.next(task);) {
+template <typename Ring>
+UNIEP_DEVICE bool run_dispatch(const RunningCall& running, Ring& ring, WalkState& state, Share share) {
+  ListWalk<ListKind::kDispatch> walk(running, state, share);
+  while (walk.next()) {
+    const uniep::Task& task = walk.task();
     if (!wait_for_task(running, task)) return false;
     ptx::fence_proxy_async_global();  // bulk copies read what ordinary stores have written
     if (task.stage == Stage::kPull) {
-      pull_rows(running, task, ring, Storage::kBytes);
+      pull_rows(running, task, ring);
     } else if (task.stage == Stage::kPush) {
-      push_rows(running, task, ring, Storage::kBytes);
+      push_rows(running, task, ring);
     } else {
-      receive_rows(running, task, ring, Storage::kBytes);
+      receive_rows(running, task, ring);
     }
   }
   return true;
 }
 
 // One warp with a ring of its own: the staged combine without groups. False once the call has failed.
-template <typename Storage>
-UNIEP_DEVICE bool run_send(const RunningCall& running, CopyRing<Storage>& ring, Share share) {
-  ListWalk walk(running, ListKind::kSend, share);
-  for (uniep::Task task; walk.next(task);) {
-    if (!wait_for_task(running, task)) return false;
+template <typename Ring>
+UNIEP_DEVICE bool run_send(const RunningCall& running, Ring& ring, WalkState& state, Share share) {
+  ListWalk<ListKind::kSend> walk(running, state, share);
+  while (walk.next()) {
+    if (!wait_for_task(running, walk.task())) return false;
     ptx::fence_proxy_async_global();
-    send_rows(running, task, ring, Storage::kBytes);
+    send_rows(running, walk.task(), ring);
   }
   return true;
 }
 
-// The combine with groups, by a team of warps that share each task. `share` is the team's. False once the call has
-// failed. The queue is static when a team has several warps: they must see the same tasks.
-template <SumDepth kDepth>
-UNIEP_DEVICE bool run_group_send(const RunningCall& running, Share share, const SendTeam& team) {
-  ListWalk walk(running, ListKind::kSend, share);
-  for (uniep::Task task; walk.next(task);) {
-    if (!wait_for_group_send(running, task)) return false;
-    send_groups<kDepth>(running, task, team);
+// The combine with groups, by a team of warps that share each task; `share` is the team's. Where a team has several
+// warps the queue must be static, so that they see the same tasks. False once the call has failed.
+template <typename Sum>
+UNIEP_DEVICE bool run_group_send(const RunningCall& running, WalkState& state, Share share, const SendTeam& team,
+                                 const Sum& sum) {
+  ListWalk<ListKind::kSend> walk(running, state, share);
+  while (walk.next()) {
+    if (!wait_for_group_send(running, walk.task())) return false;
+    ptx::fence_proxy_async_global();
+    send_groups(running, walk.task(), team, sum);
   }
   return true;
 }

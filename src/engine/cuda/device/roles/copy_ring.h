@@ -29,6 +29,8 @@ UNIEP_DEVICE void init_copy_ring(Storage& storage) {
 template <typename Storage>
 class CopyRing {
  public:
+  static constexpr uint32_t kChunkBytes = Storage::kBytes;
+
   struct Chunk {
     uint32_t address;
     int32_t row;
@@ -42,19 +44,20 @@ class CopyRing {
 
   // Begins to load a chunk of a row. The ring is not full.
   UNIEP_DEVICE void load(const void* source, uint32_t bytes, int32_t row, uint32_t offset) {
-    const uint32_t ahead = stage_ + loads_;
-    const uint32_t stage = ahead >= Storage::kCount ? ahead - Storage::kCount : ahead;
-    ptx::bulk_wait_read<kStoresReading>();
-    __syncwarp();
-    if (ptx::lane_index() == stage) {
-      row_ = row;
-      offset_ = offset;
-    }
+    const uint32_t stage = reserve(bytes, row, offset);
     if (ptx::lane_index() == 0) {
-      ptx::mbarrier_arrive_expect_bytes(storage_.landed[stage], bytes);
       ptx::bulk_load(ptx::shared_address(storage_.chunks[stage]), source, bytes, storage_.landed[stage]);
     }
-    ++loads_;
+  }
+
+  // The same, where each lane that `takes_part` loads a piece, laid one behind the other.
+  UNIEP_DEVICE void load_pieces(bool takes_part, const void* source, uint32_t bytes, uint32_t offset) {
+    const uint32_t lanes = __ballot_sync(0xffffffffu, takes_part);
+    const uint32_t stage = reserve(static_cast<uint32_t>(__popc(lanes)) * bytes, 0, offset);
+    __syncwarp();
+    if (!takes_part) return;
+    const uint32_t before = static_cast<uint32_t>(__popc(lanes & ((1u << ptx::lane_index()) - 1)));
+    ptx::bulk_load(ptx::shared_address(storage_.chunks[stage]) + before * bytes, source, bytes, storage_.landed[stage]);
   }
 
   // Waits for the oldest chunk to land. The ring is not empty.
@@ -83,6 +86,21 @@ class CopyRing {
   static constexpr uint32_t kStoresReading = Storage::kCount / 4;
   static constexpr uint32_t kMostLoads = Storage::kCount - kStoresReading;
 
+  // The next stage, which expects so many bytes from now on.
+  UNIEP_DEVICE uint32_t reserve(uint32_t bytes, int32_t row, uint32_t offset) {
+    const uint32_t ahead = stage_ + loads_;
+    const uint32_t stage = ahead >= Storage::kCount ? ahead - Storage::kCount : ahead;
+    ptx::bulk_wait_read<kStoresReading>();
+    __syncwarp();
+    if (ptx::lane_index() == stage) {
+      row_ = row;
+      offset_ = offset;
+    }
+    if (ptx::lane_index() == 0) ptx::mbarrier_arrive_expect_bytes(storage_.landed[stage], bytes);
+    ++loads_;
+    return stage;
+  }
+
   Storage& storage_;
   uint32_t stage_ = 0;  // of the oldest chunk
   uint32_t phase_ = 0;
@@ -96,11 +114,13 @@ class CopyRing {
 // by the whole warp. On return all loads have landed; stores may still be under way.
 template <typename Ring, typename Selects, typename Source, typename Store>
 UNIEP_DEVICE void copy_rows(Ring& ring, int32_t begin, int32_t end, uint32_t bytes, Selects&& selects, Source&& source,
-                            Store&& store, uint32_t chunk_bytes) {
+                            Store&& store) {
+  const auto size_at = [&](uint32_t offset) {
+    return bytes - offset < Ring::kChunkBytes ? bytes - offset : Ring::kChunkBytes;
+  };
   const auto retire = [&] {
     const auto chunk = ring.landed();
-    const uint32_t left = bytes - chunk.offset;
-    store(chunk, left < chunk_bytes ? left : chunk_bytes);
+    store(chunk, size_at(chunk.offset));
     ring.release();
   };
   for (int32_t first = begin; first < end; first += ptx::kThreadsPerWarp) {
@@ -109,11 +129,10 @@ UNIEP_DEVICE void copy_rows(Ring& ring, int32_t begin, int32_t end, uint32_t byt
     const uint64_t address = copied ? reinterpret_cast<uint64_t>(source(mine)) : 0;
     for (uint32_t left = __ballot_sync(0xffffffffu, copied); left != 0; left &= left - 1) {
       const int lane = __ffs(static_cast<int>(left)) - 1;
-      const auto* row = reinterpret_cast<const uint8_t*>(__shfl_sync(0xffffffffu, address, lane));
-      for (uint32_t offset = 0; offset < bytes; offset += chunk_bytes) {
+      const auto* const row = reinterpret_cast<const uint8_t*>(__shfl_sync(0xffffffffu, address, lane));
+      for (uint32_t offset = 0; offset < bytes; offset += Ring::kChunkBytes) {
         if (ring.is_full()) retire();
-        const uint32_t rest = bytes - offset;
-        ring.load(row + offset, rest < chunk_bytes ? rest : chunk_bytes, first + lane, offset);
+        ring.load(row + offset, size_at(offset), first + lane, offset);
       }
     }
   }

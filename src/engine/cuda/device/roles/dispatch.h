@@ -64,7 +64,7 @@ UNIEP_DEVICE void count_landed_rows(const RunningCall& running, const uniep::Tas
 }
 
 template <typename Ring>
-UNIEP_DEVICE void pull_rows(const RunningCall& running, const uniep::Task& task, Ring& ring, uint32_t chunk_bytes) {
+UNIEP_DEVICE void pull_rows(const RunningCall& running, const uniep::Task& task, Ring& ring) {
   const RankCall& call = running.call;
   const RankProgram& p = call.program;
   const int32_t operand = operand_of(p, task);
@@ -77,7 +77,7 @@ UNIEP_DEVICE void pull_rows(const RunningCall& running, const uniep::Task& task,
         const RowSource source = p.rows[row];
         return call.input[operand][source.rank] + source.token * call.hidden;
       },
-      [&](const auto& chunk, uint32_t bytes) { fill_rows(p, rows, call.hidden, chunk, bytes, true); }, chunk_bytes);
+      [&](const auto& chunk, uint32_t bytes) { fill_rows(p, rows, call.hidden, chunk, bytes, true); });
   zero_rows(rows, call.hidden, range.end, range.padded_end);
   ring.complete();
   count_landed_rows(running, task);
@@ -86,7 +86,7 @@ UNIEP_DEVICE void pull_rows(const RunningCall& running, const uniep::Task& task,
 // The source's rows of a block stand in the order (token, slot), so they are found by walking the row table of the
 // owner, which the source wrote.
 template <typename Ring>
-UNIEP_DEVICE void push_rows(const RunningCall& running, const uniep::Task& task, Ring& ring, uint32_t chunk_bytes) {
+UNIEP_DEVICE void push_rows(const RunningCall& running, const uniep::Task& task, Ring& ring) {
   const RankCall& call = running.call;
   const RankProgram& p = call.program;
   const int32_t owner = p.rank_of_expert[task.expert];
@@ -101,15 +101,14 @@ UNIEP_DEVICE void push_rows(const RunningCall& running, const uniep::Task& task,
         if (ptx::lane_index() != 0) return;
         ptx::bulk_store(reinterpret_cast<uint8_t*>(rows + chunk.row * call.hidden) + chunk.offset, chunk.address,
                         bytes);
-      },
-      chunk_bytes);
+      });
   ring.complete();
   signal_task(running, task);
 }
 
 // What the owner does about pushed rows: copies to a token's other rows here, zero padding, readiness.
 template <typename Ring>
-UNIEP_DEVICE void receive_rows(const RunningCall& running, const uniep::Task& task, Ring& ring, uint32_t chunk_bytes) {
+UNIEP_DEVICE void receive_rows(const RunningCall& running, const uniep::Task& task, Ring& ring) {
   const RankCall& call = running.call;
   const RankProgram& p = call.program;
   BFloat16* const rows = call.gathered_of[task.n][p.rank];
@@ -123,7 +122,7 @@ UNIEP_DEVICE void receive_rows(const RunningCall& running, const uniep::Task& ta
     copy_rows(
         ring, range.begin, range.end, static_cast<uint32_t>(call.hidden * sizeof(BFloat16)), has_copies,
         [&](int32_t row) { return rows + row * call.hidden; },
-        [&](const auto& chunk, uint32_t bytes) { fill_rows(p, rows, call.hidden, chunk, bytes, false); }, chunk_bytes);
+        [&](const auto& chunk, uint32_t bytes) { fill_rows(p, rows, call.hidden, chunk, bytes, false); });
   }
   zero_rows(rows, call.hidden, range.end, range.padded_end);
   ring.complete();

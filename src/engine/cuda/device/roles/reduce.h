@@ -12,16 +12,17 @@ static_assert(kTokenBlock % kTokensPerItem == 0, "an item lies inside one tile")
 
 // Deals the items. `next` is the CTA's counter in shared memory, 0 at the begin of the launch; across CTAs items go
 // round, or by tickets under a dynamic queue.
-UNIEP_DEVICE int64_t take_reduce_item(const RunningCall& running, const Participants& who, uint32_t* next) {
-  const RankProgram& p = running.call.program;
-  uint32_t turn = 0;
+UNIEP_DEVICE uint32_t take_reduce_item(const RunningCall& running, const Participants& who, uint32_t* next) {
+  uint32_t item = 0;
   if (ptx::lane_index() == 0) {
-    uint32_t* const tickets = counter_of(running, CounterSpace::kTickets,
-                                         running.launch * kListKinds + static_cast<int32_t>(ListKind::kReduce));
-    turn = atomicAdd(p.dynamic ? tickets : next, 1u);
+    if (running.call.program.dynamic) {
+      const int64_t list = running.launch * kListKinds + static_cast<int32_t>(ListKind::kReduce);
+      item = atomicAdd(counter_of(running, CounterSpace::kTickets, list), 1u);
+    } else {
+      item = static_cast<uint32_t>(even_position(who, running.worker, atomicAdd(next, 1u)));
+    }
   }
-  turn = __shfl_sync(0xffffffffu, turn, 0);
-  return p.dynamic ? turn : static_position(p, who, running.worker, turn);
+  return ptx::warp_uniform(item);
 }
 
 // Every slot of the tokens [begin, end) has come; in backward its dprob is passed on as soon as it has.
@@ -29,9 +30,9 @@ UNIEP_DEVICE bool wait_for_slots(const RunningCall& running, const uniep::Task& 
   const RankCall& call = running.call;
   const RankProgram& p = call.program;
   const bool with_probs = p.direction == Direction::kBackward && task.n == 0;
-  const int64_t last = static_cast<int64_t>(end) * p.topk;
+  const int32_t last = end * p.topk;  // a rank has fewer than 2^31 slots
   bool holds = true;
-  for (int64_t entry = static_cast<int64_t>(begin) * p.topk + ptx::lane_index(); holds && entry < last;
+  for (int32_t entry = begin * p.topk + static_cast<int32_t>(ptx::lane_index()); holds && entry < last;
        entry += ptx::kThreadsPerWarp) {
     const int32_t expert = p.expert_of_slot[entry];
     if (expert >= 0) {
@@ -44,50 +45,40 @@ UNIEP_DEVICE bool wait_for_slots(const RunningCall& running, const uniep::Task& 
   return __all_sync(0xffffffffu, holds);
 }
 
-// The mask of a token's summands [32 word, 32 word + 32): slots that are used, or groups that have a slot.
-UNIEP_DEVICE uint32_t used_summands(const RankProgram& p, int32_t token, int32_t word) {
-  const int32_t* const experts = p.expert_of_slot + static_cast<int64_t>(token) * p.topk;
-  const int32_t lane = static_cast<int32_t>(ptx::lane_index());
-  if (p.combine_groups == 0) {
-    const int32_t slot = word * 32 + lane;
-    return __ballot_sync(0xffffffffu, slot < p.topk && experts[slot] >= 0);
-  }
+// The mask of a token's summands: slots that are used, or groups that have a slot.
+UNIEP_DEVICE uint32_t summands_of(const RankProgram& p, int32_t token) {
+  const int32_t slot = static_cast<int32_t>(ptx::lane_index());
+  const int32_t expert = slot < p.topk ? p.expert_of_slot[static_cast<int64_t>(token) * p.topk + slot] : -1;
+  if (p.combine_groups == 0) return __ballot_sync(0xffffffffu, expert >= 0);
   const int32_t experts_per_group = p.experts / p.combine_groups;
-  uint32_t mask = 0;
-  for (int32_t slot = lane; slot < p.topk; slot += ptx::kThreadsPerWarp) {
-    const int32_t group = experts[slot] < 0 ? -1 : experts[slot] / experts_per_group;
-    if (group >= 0 && group / 32 == word) mask |= 1u << (group % 32);
-  }
-  return __reduce_or_sync(0xffffffffu, mask);
+  return __reduce_or_sync(0xffffffffu, expert < 0 ? 0u : 1u << (expert / experts_per_group));
 }
 
-template <SumDepth kDepth>
-UNIEP_DEVICE void reduce_token(const RankCall& call, int32_t token, int32_t chunk) {
+template <typename Sum>
+UNIEP_DEVICE void reduce_token(const RankCall& call, int32_t token, int32_t chunk, const Sum& sum) {
   const RankProgram& p = call.program;
-  const int32_t column = p.chunk_column[chunk], columns = p.chunk_column[chunk + 1] - column;
-  const BFloat16* const slots =
-      call.slots[p.rank] + static_cast<int64_t>(token) * call.slot_count * call.hidden + column;
-  sum_rows<kDepth>(
-      call.slot_count, columns, [&](int32_t word) { return used_summands(p, token, word); },
-      [&](int32_t summand) { return slots + summand * call.hidden; }, call.output + token * call.hidden + column);
+  const int32_t column = p.chunk_column[chunk];
+  const int64_t row = static_cast<int64_t>(token) * call.slot_count + ptx::lane_index();
+  sum(summands_of(p, token), call.slots[p.rank] + row * call.hidden + column, p.chunk_column[chunk + 1] - column,
+      call.output + token * call.hidden + column);
 }
 
-// A whole warp. False once the call has failed.
-template <SumDepth kDepth>
-UNIEP_DEVICE bool run_reduce(const RunningCall& running, uint32_t* next) {
+// A whole warp, which sums as `sum` does (row_sum.h). False once the call has failed.
+template <typename Sum>
+UNIEP_DEVICE bool run_reduce(const RunningCall& running, uint32_t* next, const Sum& sum) {
   const RankProgram& p = running.call.program;
   const Participants who = participants_of(p, running.launch, ListKind::kReduce);
   if (!p.stages[running.launch].combine || running.worker < who.begin || running.worker >= who.end) return true;
-  const int64_t items = (p.tokens + kTokensPerItem - 1) / kTokensPerItem;
+  const uint32_t items = static_cast<uint32_t>(p.tokens + kTokensPerItem - 1) / kTokensPerItem;
   for (;;) {
-    const int64_t item = take_reduce_item(running, who, next);
+    const uint32_t item = take_reduce_item(running, who, next);
     if (item >= items * p.chunks) return true;
-    const int32_t chunk = static_cast<int32_t>(item / items);
     const int32_t begin = static_cast<int32_t>(item % items) * kTokensPerItem;
     const int32_t end = begin + kTokensPerItem < p.tokens ? begin + kTokensPerItem : p.tokens;
-    const uniep::Task task{Stage::kReduce, -1, begin / kTokenBlock, chunk};
+    const uniep::Task task{Stage::kReduce, -1, begin / kTokenBlock, static_cast<int32_t>(item / items)};
     if (!wait_for_slots(running, task, begin, end)) return false;
-    for (int32_t token = begin; token < end; ++token) reduce_token<kDepth>(running.call, token, chunk);
+    ptx::fence_proxy_async_global();  // a sum may read by bulk copies
+    for (int32_t token = begin; token < end; ++token) reduce_token(running.call, token, task.n, sum);
   }
 }
 

@@ -22,7 +22,7 @@ UNIEP_DEVICE BFloat16* slot_of(const RankCall& call, int32_t rank, int32_t token
 }
 
 template <typename Ring>
-UNIEP_DEVICE void send_rows(const RunningCall& running, const uniep::Task& task, Ring& ring, uint32_t chunk_bytes) {
+UNIEP_DEVICE void send_rows(const RunningCall& running, const uniep::Task& task, Ring& ring) {
   const RankCall& call = running.call;
   const RankProgram& p = call.program;
   const int32_t column = p.chunk_column[task.n];
@@ -31,13 +31,12 @@ UNIEP_DEVICE void send_rows(const RunningCall& running, const uniep::Task& task,
   copy_rows(
       ring, range.begin, range.end, bytes, [](int32_t) { return true; },
       [&](int32_t row) { return call.output_rows + row * call.hidden + column; },
-      [&](const auto& chunk, uint32_t chunk_size) {
+      [&](const auto& chunk, uint32_t bytes_of_chunk) {
         if (ptx::lane_index() != 0) return;
         const RowSource source = p.rows[chunk.row];
         auto* const slot = reinterpret_cast<uint8_t*>(slot_of(call, source.rank, source.token, source.slot, column));
-        ptx::bulk_store(slot + chunk.offset, chunk.address, chunk_size);
-      },
-      chunk_bytes);
+        ptx::bulk_store(slot + chunk.offset, chunk.address, bytes_of_chunk);
+      });
   if (p.direction == Direction::kBackward && task.n == 0) {
     for (int32_t row = range.begin + static_cast<int32_t>(ptx::lane_index()); row < range.end;
          row += ptx::kThreadsPerWarp) {
@@ -55,12 +54,12 @@ UNIEP_DEVICE bool wait_for_group_send(const RunningCall& running, const uniep::T
   const int32_t begin = task.m * kTokenBlock;
   const int32_t limit = p.tokens_of_rank[task.expert];
   const int32_t end = begin + kTokenBlock < limit ? begin + kTokenBlock : limit;
-  const int64_t last = p.source_begin[task.expert] + static_cast<int64_t>(end) * p.topk;
+  const int32_t* const rows = p.row_of_source + p.source_begin[task.expert];
   const uint32_t tiles = static_cast<uint32_t>(tiles_in_chunk(p, task.n));
   bool holds = true;
-  for (int64_t entry = p.source_begin[task.expert] + static_cast<int64_t>(begin) * p.topk + ptx::lane_index();
-       holds && tiles > 0 && entry < last; entry += ptx::kThreadsPerWarp) {
-    const int32_t row = p.row_of_source[entry];
+  for (int32_t entry = begin * p.topk + static_cast<int32_t>(ptx::lane_index());
+       holds && tiles > 0 && entry < end * p.topk; entry += ptx::kThreadsPerWarp) {
+    const int32_t row = rows[entry];
     if (row < 0) continue;
     const int64_t counter = second_counter(block_holding(p, row), task.n);
     holds = wait_for(running, task, CounterWait{CounterSpace::kSecondTiles, counter, tiles});
@@ -85,41 +84,38 @@ struct SendTeam {
 };
 
 // The slots of one token that lie in one group of experts of this rank, summed and rounded, are one row on the way
-// back.
-template <SumDepth kDepth>
-UNIEP_DEVICE void send_groups(const RunningCall& running, const uniep::Task& task, const SendTeam& team) {
-  const RankCall& call = running.call;
+// back. Lane k knows the row of slot k.
+template <typename Sum>
+UNIEP_DEVICE void send_token(const RankCall& call, const uniep::Task& task, int32_t token, const Sum& sum) {
   const RankProgram& p = call.program;
-  const int32_t column = p.chunk_column[task.n], columns = p.chunk_column[task.n + 1] - column;
+  const int32_t slot = static_cast<int32_t>(ptx::lane_index());
+  const int64_t entry = p.source_begin[task.expert] + static_cast<int64_t>(token) * p.topk + slot;
+  const int32_t row = slot < p.topk ? p.row_of_source[entry] : -1;
   const int32_t experts_per_group = p.experts / p.combine_groups;
-  const int32_t first_group = p.first_expert / experts_per_group;
-  const int32_t end_group = first_group + p.local_experts / experts_per_group;
+  const int32_t group = row < 0 ? -1 : (p.first_expert + local_expert_holding(p, row)) / experts_per_group;
+  const int32_t column = p.chunk_column[task.n];
+  for (uint32_t left = __ballot_sync(0xffffffffu, row >= 0); left != 0;) {
+    // Groups come in the order of their first slots; their sums do not depend on each other.
+    const int32_t next = __shfl_sync(0xffffffffu, group, __ffs(static_cast<int>(left)) - 1);
+    const uint32_t summands = __ballot_sync(0xffffffffu, group == next);
+    sum(summands, call.output_rows + row * call.hidden + column, p.chunk_column[task.n + 1] - column,
+        slot_of(call, task.expert, token, next, column));
+    left &= ~summands;
+  }
+  if (p.direction == Direction::kBackward && task.n == 0 && row >= 0) {
+    return_prob_gradient(call, task.expert, token, slot, row);
+  }
+}
+
+template <typename Sum>
+UNIEP_DEVICE void send_groups(const RunningCall& running, const uniep::Task& task, const SendTeam& team,
+                              const Sum& sum) {
   const int32_t begin = task.m * kTokenBlock;
-  const int32_t limit = p.tokens_of_rank[task.expert];
+  const int32_t limit = running.call.program.tokens_of_rank[task.expert];
   const int32_t end = begin + kTokenBlock < limit ? begin + kTokenBlock : limit;
-  const int32_t lane = static_cast<int32_t>(ptx::lane_index());
   for (int32_t token = begin + static_cast<int32_t>(team.warp); token < end;
        token += static_cast<int32_t>(team.warps)) {
-    const int32_t* const rows = p.row_of_source + p.source_begin[task.expert] + static_cast<int64_t>(token) * p.topk;
-    for (int32_t group = first_group; group < end_group; ++group) {
-      const int32_t first_expert = group * experts_per_group, last_expert = first_expert + experts_per_group - 1;
-      const int32_t first_row = p.segment_start[first_expert];
-      const int32_t end_row = p.segment_start[last_expert] + p.expert_rows[last_expert];
-      const auto is_used = [&](int32_t slot) {
-        return slot < p.topk && rows[slot] >= first_row && rows[slot] < end_row;
-      };
-      const auto used = [&](int32_t word) { return __ballot_sync(0xffffffffu, is_used(word * 32 + lane)); };
-      bool some = false;
-      for (int32_t word = 0; word * 32 < p.topk; ++word) some |= used(word) != 0;
-      if (!some) continue;
-      sum_rows<kDepth>(
-          p.topk, columns, used, [&](int32_t slot) { return call.output_rows + rows[slot] * call.hidden + column; },
-          slot_of(call, task.expert, token, group, column));
-      for (int32_t slot = lane; p.direction == Direction::kBackward && task.n == 0 && slot < p.topk;
-           slot += ptx::kThreadsPerWarp) {
-        if (is_used(slot)) return_prob_gradient(call, task.expert, token, slot, rows[slot]);
-      }
-    }
+    send_token(running.call, task, token, sum);
   }
   team.meet();
   if (team.warp == 0) signal_task(running, task);
