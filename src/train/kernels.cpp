@@ -18,7 +18,7 @@ struct Matrix {
 // c[Rows][Vectors * Lanes], all sums in registers. A lane is a column: no vector operation joins two steps of k.
 template <int Rows, int Lanes, int Vectors>
 UNIEP_HOST_DEVICE void multiply_block(const Matrix& a, const float* b, float* c, int64_t n, int64_t k, Store store) {
-  typedef float Vector __attribute__((vector_size(Lanes * sizeof(float))));
+  using Vector [[gnu::vector_size(Lanes * sizeof(float))]] = float;
   Vector sum[Rows][Vectors] = {};
   for (int64_t step = 0; step < k; ++step) {
     Vector column[Vectors];
@@ -71,8 +71,9 @@ UNIEP_HOST_DEVICE void multiply_columns(const Matrix& a, const float* b, float* 
 template <int Lanes>
 UNIEP_HOST_DEVICE void multiply_all(const Matrix& a, const float* b, float* c, int64_t m, int64_t n, int64_t k,
                                     Store store) {
+  constexpr int64_t kTwoVectors = 2 * int64_t{Lanes};
   int64_t column = 0;
-  for (; column + 2 * Lanes <= n; column += 2 * Lanes) {
+  for (; column + kTwoVectors <= n; column += kTwoVectors) {
     multiply_columns<Lanes, 2>(a, b + column, c + column, m, n, k, store);
   }
   for (; column + 8 <= n; column += 8) multiply_columns<4, 2>(a, b + column, c + column, m, n, k, store);
@@ -115,7 +116,7 @@ UNIEP_HOST_DEVICE float join(const float (&sums)[kPartialSums]) {
 
 UNIEP_HOST_DEVICE SoftmaxSummary softmax_all(const float* logits, float* probabilities, int64_t count) {
   float maxima[kPartialSums];
-  for (int lane = 0; lane < kPartialSums; ++lane) maxima[lane] = logits[0];
+  for (float& maximum : maxima) maximum = logits[0];
   int64_t i = 0;
   for (; i + kPartialSums <= count; i += kPartialSums) {
     for (int lane = 0; lane < kPartialSums; ++lane) {

@@ -19,7 +19,7 @@ Progress::Progress(std::string name, int64_t first_step, int64_t last_step)
     : name_(std::move(name)), first_step_(first_step), last_step_(last_step), terminal_(isatty(STDERR_FILENO) == 1) {}
 
 Progress::~Progress() {
-  if (line_open_) fmt::print(stderr, "\n");
+  if (line_open_) std::fputc('\n', stderr);
 }
 
 std::string Progress::status() const {
