@@ -136,7 +136,7 @@ TEST(InfoCommand, NamesVersionAndEngines) {
   EXPECT_EQ(json["engines"]["cpu"]["available"], true);
   EXPECT_GE(json["engines"]["cpu"]["cores"], 1);
   const Json& cuda = json["engines"]["cuda"];
-  EXPECT_TRUE(cuda["available"] == true || cuda["reason"] != "");
+  EXPECT_TRUE(cuda["available"] == true || !cuda["reason"].get<std::string>().empty());
   EXPECT_FALSE(json.contains("memory"));
 }
 
