@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "model/placement.h"
+#include "model/placement_errors.h"
 
 namespace uniep {
 namespace {
@@ -23,17 +24,8 @@ int64_t id_at(const Routing& routing, int64_t entry) {
 
 [[noreturn]] void report(const RoutingProblem& problem, const Routing& routing, int rank, const LayerShape& shape) {
   const int64_t entry = problem.token * shape.topk + problem.slot;
-  const std::string where = fmt::format("rank {}, token {}, slot {}", rank, problem.token, problem.slot);
-  switch (problem.fault) {
-    case RoutingFault::kIdOutOfRange:
-      refuse(fmt::format("topk_ids: {} holds {}; legal are 0 to {} and -1 for an unused slot", where,
-                         id_at(routing, entry), shape.experts - 1));
-    case RoutingFault::kExpertTwice:
-      refuse(fmt::format("topk_ids: {} names expert {} a second time; a token's experts must differ", where,
-                         id_at(routing, entry)));
-    default:
-      refuse(fmt::format("probs: {} is {}; probs must be finite", where, routing.probs[entry]));
-  }
+  refuse_slot({problem.fault, rank, problem.token, problem.slot, id_at(routing, entry), routing.probs[entry]},
+              shape.experts);
 }
 
 void check_routing(const Routing& routing, int rank, const LayerShape& shape) {
@@ -66,11 +58,7 @@ void check_rows(const internal::PlacementState& state, Capacity capacity) {
     int64_t need = 0;
     int32_t expert = state.expert_begin[rank];
     while (need <= limit) need += round_up(state.expert_rows[expert++], kRowAlignment);
-    throw Error(
-        Status::kOverflow,
-        fmt::format("capacity: rank {} needs {} rows (padded to {} an expert) but has {}; expert {} with {} rows "
-                    "is the first that does not fit",
-                    rank, state.padded_rows[rank], kRowAlignment, limit, expert - 1, state.expert_rows[expert - 1]));
+    refuse_rows({rank, state.padded_rows[rank], limit, expert - 1, state.expert_rows[expert - 1]});
   }
 }
 

@@ -2,29 +2,9 @@
 
 #include <algorithm>
 
-#include "program/order.h"
+#include "program/program_tables.h"
 
 namespace uniep {
-namespace {
-
-// Workers that dispatch first join the GEMM tiles when about as much time has passed as their copying takes: a copied
-// byte costs as much as this many floating-point operations of one compute unit (an H200's SM: 5.3 TFLOP/s of matrix
-// products beside 37 GB/s of copying over NVLink). It moves work between workers, never a bit.
-constexpr double kOperationsPerCopiedByte = 140.0;
-
-int64_t late_position(const RankProgram& p, int64_t rows, int64_t hidden, int64_t intermediate) {
-  const int64_t list = p.stages[0].dispatch ? list_length(p, 0, ListKind::kCompute) : 0;
-  const int32_t shared = p.workers - p.combine_workers - p.reduce_workers;
-  if (!p.on_sms || list == 0 || shared <= p.dispatch_workers) return 0;
-  const double copy =
-      static_cast<double>(rows) * hidden * 2 * p.operands / p.dispatch_workers * kOperationsPerCopiedByte;
-  const double list_operations = 6.0 * rows * hidden * intermediate;
-  const double per_worker = list_operations / (shared - p.dispatch_workers);
-  const int64_t position = per_worker <= 0 ? 0 : static_cast<int64_t>(list * std::min(1.0, copy / per_worker));
-  return position / p.cluster * p.cluster;
-}
-
-}  // namespace
 
 std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction direction) {
   const bool backward = direction == Direction::kBackward;
@@ -181,19 +161,14 @@ void Program::build_rank(int rank) {
     const int32_t blocks = blocks_of_rows(p.expert_rows[expert], p.tile_m);
     tables.block_begin.push_back(tables.block_begin.back() + blocks);
     tables.odd_blocks.push_back(tables.odd_blocks.back() + blocks % 2);
-    const int32_t own_first = p.source_offset[rank * p.experts + expert] / p.tile_m;
-    tables.rotation.push_back(p.source_rotation && blocks > 0 ? std::min(own_first, blocks - 1) : 0);
+    tables.rotation.push_back(first_block_in_order(p, local));
   }
   tables.push_begin.assign(1, 0);
   for (int32_t local = 0; local < p.local_experts; ++local) {
     for (int32_t turn = 0; turn < p.ranks; ++turn) {
-      const int32_t expert = destination_of_turn(p, turn) * p.local_experts + local;
-      const int32_t offset = p.source_offset[rank * p.experts + expert];
-      const int32_t count = p.counts[rank * p.experts + expert];
-      const int32_t first = offset / p.tile_m;
-      const int32_t blocks = count == 0 ? 0 : (offset + count - 1) / p.tile_m - first + 1;
-      tables.push_block.push_back(first);
-      tables.push_begin.push_back(tables.push_begin.back() + blocks);
+      const PushRun run = push_run(p, local, turn);
+      tables.push_block.push_back(run.first);
+      tables.push_begin.push_back(tables.push_begin.back() + run.blocks);
     }
   }
   p.block_begin = tables.block_begin.data();
@@ -201,7 +176,7 @@ void Program::build_rank(int rank) {
   p.rotation = tables.rotation.data();
   p.push_begin = tables.push_begin.data();
   p.push_block = tables.push_block.data();
-  p.late_position = late_position(p, state.rows[rank], hidden, intermediate);
+  p.late_position = late_position_of(p, state.rows[rank], hidden, intermediate);
 }
 
 }  // namespace uniep

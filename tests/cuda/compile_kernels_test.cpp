@@ -7,6 +7,7 @@
 #include <random>
 #include <set>
 
+#include "engine/cuda/device_placement.h"
 #include "engine/cuda/gemm_kernels.h"
 #include "uniep/error.h"
 
@@ -37,7 +38,8 @@ int run(int samples, unsigned seed) {
   const std::vector<GemmConfig> more = sampled_configs(samples, seed);
   configs.insert(configs.end(), more.begin(), more.end());
   int failures = 0;
-  std::vector<KernelRequest> requests = {prob_sum_request(), naive_request("uniep_naive_gemm")};
+  std::vector<KernelRequest> requests = {prob_sum_request(), naive_request("uniep_naive_gemm"), place_request(),
+                                         row_of_source_request(), program_tables_request()};
   std::set<std::string> seen;
   for (const GemmConfig& config : configs) {
     const KernelRequest request = gemm_request(config);

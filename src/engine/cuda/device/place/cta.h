@@ -1,0 +1,100 @@
+#pragma once
+
+#include "engine/cuda/device/place_arguments.h"
+#include "engine/cuda/device/ptx/memory.h"
+
+// One CTA's part in a placement: which slots are its own, what it keeps in shared memory, and its waits.
+namespace uniep::cuda {
+
+// Arrays of one number an expert. A warp's slots follow each other, and so do a CTA's.
+struct PlaceShared {
+  int32_t* warp_rows;    // [warps][E] slots of the warp; then how many of the CTA's come before them
+  int32_t* first_row;    // [E] slots of the rank before the CTA's; then the row of the CTA's first
+  int32_t* own_offset;   // [E] rows of earlier sources
+  int32_t* expert_rows;  // [E] rows of all sources
+  int32_t* segment;      // [E + 1] padded rows of all experts before, over all ranks
+
+  UNIEP_DEVICE PlaceShared(int32_t* memory, int32_t experts)
+      : warp_rows(memory),
+        first_row(memory + kPlaceWarps * experts),
+        own_offset(first_row + experts),
+        expert_rows(own_offset + experts),
+        segment(expert_rows + experts) {}
+};
+
+struct PlaceCta {
+  const PlaceArguments& args;
+  const PlaceRank& own;
+  PlaceShared shared;
+  int32_t index;  // in the rank
+  uint32_t epoch;
+
+  UNIEP_DEVICE int32_t local_experts() const { return args.experts / args.ranks; }
+  UNIEP_DEVICE uint32_t bank() const { return epoch & 1u; }
+  UNIEP_DEVICE PlaceExchange& inbox() const { return *own.exchange[own.rank]; }
+  UNIEP_DEVICE int32_t* warp_rows() const { return shared.warp_rows + threadIdx.x / 32 * args.experts; }
+
+  // First row of an expert's segment on its rank.
+  UNIEP_DEVICE int32_t segment_start(int32_t expert) const {
+    return shared.segment[expert] - shared.segment[expert / local_experts() * local_experts()];
+  }
+  UNIEP_DEVICE int32_t padded_rows(int32_t rank) const {
+    return shared.segment[(rank + 1) * local_experts()] - shared.segment[rank * local_experts()];
+  }
+};
+
+// A warp's slots: a run of the rank's, in whole lines of 32.
+struct SlotRange {
+  uint32_t begin, end;
+};
+UNIEP_DEVICE SlotRange slots_of_warp(const PlaceCta& cta) {
+  const uint32_t slots = static_cast<uint32_t>(cta.own.tokens) * static_cast<uint32_t>(cta.args.topk);
+  const uint32_t warps = static_cast<uint32_t>(cta.args.ctas) * kPlaceWarps;
+  const uint64_t share = (slots + warps * 32 - 1) / (warps * 32) * 32;
+  const uint64_t begin = (static_cast<uint32_t>(cta.index) * kPlaceWarps + threadIdx.x / 32) * share;
+  const uint64_t end = begin + share;
+  return {begin < slots ? static_cast<uint32_t>(begin) : slots, end < slots ? static_cast<uint32_t>(end) : slots};
+}
+
+// One thread. Waits until a counter or flag has come as far as `expected`, compared modulo 2^32.
+UNIEP_DEVICE bool wait_until_reached(const uint32_t* word, uint32_t expected, uint64_t limit_ns) {
+  constexpr uint32_t kPause = 20;
+  const uint64_t begin = ptx::nanoseconds();
+  while (static_cast<int32_t>(ptx::load_acquire_system(word) - expected) < 0) {
+    if (ptx::nanoseconds() - begin > limit_ns) return false;
+    __nanosleep(kPause);
+  }
+  return true;
+}
+
+// One thread of the rank at a time may get here with a new failure; the first one stays.
+UNIEP_DEVICE void report_failure(const PlaceCta& cta, const PlaceReport& report) {
+  if (atomicCAS(reinterpret_cast<int32_t*>(&cta.own.state->report.fault), 0, static_cast<int32_t>(report.fault)) == 0) {
+    PlaceReport& kept = cta.own.state->report;
+    kept.routing_fault = report.routing_fault;
+    kept.rank = report.rank;
+    kept.expert = report.expert;
+    kept.entry = report.entry;
+    kept.id = report.id;
+    kept.prob = report.prob;
+    kept.expert_rows = report.expert_rows;
+    kept.rows = report.rows;
+    kept.limit = report.limit;
+  }
+}
+
+// All threads: until every rank's flag holds this placement. False where one does not come in time.
+UNIEP_DEVICE bool wait_for_ranks(const PlaceCta& cta, const uint32_t* flags, PlaceFault missing, uint64_t limit_ns) {
+  bool late = false;
+  const int32_t peer = static_cast<int32_t>(threadIdx.x);
+  if (peer < cta.args.ranks && !wait_until_reached(flags + peer, cta.epoch, limit_ns)) {
+    late = true;
+    PlaceReport report{};
+    report.fault = missing;
+    report.rank = peer;
+    report_failure(cta, report);
+  }
+  return __syncthreads_or(late) == 0;
+}
+
+}  // namespace uniep::cuda

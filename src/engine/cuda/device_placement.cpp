@@ -1,0 +1,294 @@
+#include "engine/cuda/device_placement.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "engine/cuda/driver.h"
+#include "model/placement_errors.h"
+
+namespace uniep::cuda {
+namespace {
+
+constexpr int kMostCtasOfRank = 64;  // more make the sums over CTAs longer than what they save
+constexpr int64_t kLargestRowCount = std::numeric_limits<int32_t>::max() - kRowAlignment;
+
+CUdeviceptr pointer(const void* address) {
+  return reinterpret_cast<CUdeviceptr>(address);
+}
+
+CUstream stream_of(Stream stream) {
+  return static_cast<CUstream>(stream.handle);
+}
+
+uint64_t nanoseconds(double seconds) {
+  return static_cast<uint64_t>(seconds * 1e9);
+}
+
+}  // namespace
+
+PlacementTables carve_placement(internal::Carver& carver, const LayerShape& shape, int ranks, int64_t tokens) {
+  PlacementTables tables{};
+  tables.rank_of_expert = carver.take<int32_t>(shape.experts);
+  tables.counts = carver.take<int32_t>(ranks * shape.experts);
+  tables.source_offset = carver.take<int32_t>(ranks * shape.experts);
+  tables.expert_rows = carver.take<int32_t>(shape.experts);
+  tables.segment_start = carver.take<int32_t>(shape.experts);
+  tables.tokens_of_rank = carver.take<int32_t>(ranks);
+  tables.token_block_begin = carver.take<int32_t>(ranks + 1);
+  tables.source_begin = carver.take<int64_t>(ranks + 1);
+  tables.expert_of_slot = carver.take<int32_t>(tokens * shape.topk);
+  tables.row_of_slot = carver.take<int32_t>(tokens * shape.topk);
+  return tables;
+}
+
+ProgramTables carve_program(internal::Carver& carver, const LayerShape& shape, int ranks) {
+  const int64_t local_experts = shape.experts / ranks;
+  ProgramTables tables{};
+  tables.block_begin = carver.take<int32_t>(local_experts + 1);
+  tables.odd_blocks = carver.take<int32_t>(local_experts + 1);
+  tables.rotation = carver.take<int32_t>(local_experts);
+  tables.expert_block = carver.take<int32_t>(shape.experts);
+  tables.blocks_of_rank = carver.take<int32_t>(ranks);
+  tables.push_begin = carver.take<int32_t>(shape.experts + 1);
+  tables.push_block = carver.take<int32_t>(shape.experts);
+  return tables;
+}
+
+KernelRequest place_request() {
+  return {"engine/cuda/device/place.cu", "uniep_place", {}};
+}
+KernelRequest row_of_source_request() {
+  return {"engine/cuda/device/place.cu", "uniep_row_of_source", {}};
+}
+KernelRequest program_tables_request() {
+  return {"engine/cuda/device/program_tables.cu", "uniep_program_tables", {}};
+}
+
+Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels, const PlacerOptions& options)
+    : memory_(memory), options_(options) {
+  const std::vector<int>& ranks = memory.own_ranks();
+  if (memory.ranks() > kMostCudaRanks) {
+    throw Error(Status::kUnsupported, "ranks: " + std::to_string(memory.ranks()) +
+                                          "; the cuda engine places for 1 to " + std::to_string(kMostCudaRanks));
+  }
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    own_.push_back({.rank = ranks[i], .device = memory.device(ranks[i]), .kernels = kernels.at(i)});
+  }
+  for (size_t first = 0; first < own_.size(); first = end_of_device(first)) {
+    const ScopedDevice scope(own_[first].device);
+    const size_t end = end_of_device(first);
+    const int processors = device_attribute(own_[first].device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    const int ctas = std::clamp(processors / static_cast<int>(end - first), 1, kMostCtasOfRank);
+    own_[first].kernels->prepare(std::vector<KernelRequest>{place_request(), program_tables_request()});
+    for (size_t i = first; i < end; ++i) {
+      own_[i].ctas = ctas;
+      CUdeviceptr address = 0;
+      const size_t counts_bytes = static_cast<size_t>(ctas) * kMostPlaceExperts * sizeof(int32_t);
+      cuda::check(driver().cuMemAlloc(&address, sizeof(PlaceState) + counts_bytes),
+                  "allocating a rank's placement state");
+      own_[i].state = reinterpret_cast<PlaceState*>(address);
+      own_[i].chunk_counts = reinterpret_cast<int32_t*>(own_[i].state + 1);
+    }
+  }
+  const ScopedDevice scope(own_.front().device);
+  void* host = nullptr;
+  cuda::check(driver().cuMemHostAlloc(&host, sizeof(HostMemory), CU_MEMHOSTALLOC_PORTABLE),
+              "allocating page-locked memory");
+  host_ = static_cast<HostMemory*>(host);
+  clear();
+}
+
+Placer::~Placer() {
+  for (const OwnRank& own : own_) {
+    const ScopedDevice scope(own.device);
+    driver().cuMemFree(pointer(own.state));
+  }
+  driver().cuMemFreeHost(host_);
+}
+
+void Placer::clear() {
+  for (const OwnRank& own : own_) {
+    const ScopedDevice scope(own.device);
+    cuda::check(driver().cuMemsetD8Async(pointer(own.state), 0, sizeof(PlaceState), nullptr), "clearing a placement");
+    cuda::check(driver().cuMemsetD8Async(pointer(exchange(own.rank, own.rank)), 0, sizeof(PlaceExchange), nullptr),
+                "clearing a placement");
+    cuda::check(driver().cuCtxSynchronize(), "clearing a placement");
+  }
+}
+
+void Placer::require_supported(const LayerShape& shape, int ranks) {
+  if (shape.experts > kMostPlaceExperts) {
+    throw Error(Status::kUnsupported, "experts: " + std::to_string(shape.experts) +
+                                          "; the cuda engine places at most " + std::to_string(kMostPlaceExperts));
+  }
+  if (ranks > kMostCudaRanks) {
+    throw Error(Status::kUnsupported, "ranks: " + std::to_string(ranks) + "; the cuda engine places for 1 to " +
+                                          std::to_string(kMostCudaRanks));
+  }
+}
+
+size_t Placer::end_of_device(size_t first) const {
+  size_t end = first + 1;
+  while (end < own_.size() && own_[end].device == own_[first].device) ++end;
+  return end;
+}
+
+PlaceExchange* Placer::exchange(int own_rank, int peer) const {
+  return reinterpret_cast<PlaceExchange*>(static_cast<std::byte*>(memory_.address(own_rank, peer)) +
+                                          options_.exchange_at);
+}
+
+void Placer::launch(const LayerShape& shape, std::span<const RankPlacement> ranks, uint32_t phases, int64_t row_limit) {
+  for (size_t first = 0; first < own_.size(); first = end_of_device(first)) {
+    const size_t end = end_of_device(first);
+    const ScopedDevice scope(own_[first].device);
+    PlaceArguments args{};
+    args.ranks = memory_.ranks();
+    args.experts = static_cast<int32_t>(shape.experts);
+    args.topk = static_cast<int32_t>(shape.topk);
+    args.ctas = own_[first].ctas;
+    args.phases = phases;
+    args.row_limit = row_limit;
+    args.wait_limit_ns = nanoseconds(options_.wait_seconds);
+    args.arrival_limit_ns = nanoseconds(options_.arrival_seconds);
+    for (size_t i = first; i < end; ++i) {
+      const Routing& routing = ranks[i].routing;
+      PlaceRank& rank = args.rank[i - first];
+      rank.topk_ids = routing.topk_ids;
+      rank.probs = routing.probs;
+      rank.rank = own_[i].rank;
+      rank.tokens = static_cast<int32_t>(routing.tokens);
+      rank.wide_ids = routing.index_type == IndexType::kInt64 ? 1 : 0;
+      rank.tables = ranks[i].tables;
+      rank.state = own_[i].state;
+      rank.chunk_counts = own_[i].chunk_counts;
+      for (int peer = 0; peer < memory_.ranks(); ++peer) {
+        rank.exchange[peer] = exchange(own_[i].rank, peer);
+        rank.rows_of[peer] = options_.rows_at < 0
+                                 ? ranks[static_cast<size_t>(peer)].tables.rows
+                                 : reinterpret_cast<RowSource*>(
+                                       static_cast<std::byte*>(memory_.address(own_[i].rank, peer)) + options_.rows_at);
+      }
+    }
+    const CUfunction function = own_[first].kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts));
+    launch_kernel(function,
+                  {.grid_x = static_cast<int>(end - first) * args.ctas,
+                   .threads = kPlaceThreads,
+                   .shared_bytes = place_shared_bytes(shape.experts),
+                   .cooperative = true,
+                   .stream = stream_of(ranks[first].routing.stream)},
+                  &args, "placement");
+  }
+}
+
+void Placer::count(const LayerShape& shape, std::span<const RankPlacement> ranks) {
+  launch(shape, ranks, kCountPhase, kLargestRowCount);
+}
+
+void Placer::assign(const LayerShape& shape, std::span<const RankPlacement> ranks) {
+  launch(shape, ranks, kAssignPhase, kLargestRowCount);
+}
+
+void Placer::place(const LayerShape& shape, std::span<const RankPlacement> ranks, int64_t capacity) {
+  launch(shape, ranks, kCountPhase | kAssignPhase, capacity);
+}
+
+PlacementCounts Placer::read_counts(const LayerShape& shape, std::span<const RankPlacement> ranks) {
+  const ScopedDevice scope(own_.front().device);
+  const CUstream stream = stream_of(ranks.front().routing.stream);
+  const size_t count = static_cast<size_t>(memory_.ranks());
+  const size_t entries = count * static_cast<size_t>(shape.experts);
+  cuda::check(driver().cuMemcpyDtoHAsync(host_->counts, pointer(ranks.front().tables.counts), entries * sizeof(int32_t),
+                                         stream),
+              "reading counts");
+  cuda::check(driver().cuMemcpyDtoHAsync(host_->tokens, pointer(ranks.front().tables.tokens_of_rank),
+                                         count * sizeof(int32_t), stream),
+              "reading token counts");
+  check(shape, ranks);
+  return {{host_->tokens, host_->tokens + count}, {host_->counts, host_->counts + entries}};
+}
+
+void Placer::invert_rows(const LayerShape& shape, std::span<const RankPlacement> ranks, int64_t entries) {
+  for (size_t first = 0; first < own_.size(); first = end_of_device(first)) {
+    const size_t end = end_of_device(first);
+    const ScopedDevice scope(own_[first].device);
+    const CUstream stream = stream_of(ranks[first].routing.stream);
+    RowOfSourceArguments args{};
+    args.ranks = memory_.ranks();
+    args.experts = static_cast<int32_t>(shape.experts);
+    args.topk = static_cast<int32_t>(shape.topk);
+    for (size_t i = first; i < end; ++i) {
+      args.rank[i - first] = own_[i].rank;
+      args.tables[i - first] = ranks[i].tables;
+      cuda::check(driver().cuMemsetD8Async(pointer(ranks[i].tables.row_of_source), 0xff,
+                                           static_cast<size_t>(entries) * sizeof(int32_t), stream),
+                  "clearing a table of rows");
+    }
+    launch_kernel(own_[first].kernels->get(row_of_source_request(), 0),
+                  {.grid_x = own_[first].ctas,
+                   .grid_y = static_cast<int>(end - first),
+                   .threads = kPlaceThreads,
+                   .stream = stream},
+                  &args, "inverting a table of rows");
+  }
+}
+
+void Placer::build_programs(std::span<RankCall* const> calls, std::span<const ProgramTables> tables,
+                            std::span<const Stream> streams) {
+  for (size_t first = 0; first < own_.size(); first = end_of_device(first)) {
+    const size_t end = end_of_device(first);
+    const ScopedDevice scope(own_[first].device);
+    ProgramTablesArguments args{};
+    args.calls = calls[first];
+    for (size_t i = first; i < end; ++i) args.tables[i - first] = tables[i];
+    launch_kernel(
+        own_[first].kernels->get(program_tables_request(), 0),
+        {.grid_x = static_cast<int>(end - first), .threads = kPlaceThreads, .stream = stream_of(streams[first])}, &args,
+        "building a Program's tables");
+  }
+}
+
+void Placer::check(const LayerShape& shape, std::span<const RankPlacement> ranks) {
+  for (size_t i = 0; i < own_.size(); ++i) {
+    const ScopedDevice scope(own_[i].device);
+    cuda::check(driver().cuMemcpyDtoHAsync(&host_->report[i], pointer(&own_[i].state->report), sizeof(PlaceReport),
+                                           stream_of(ranks[i].routing.stream)),
+                "reading a placement's report");
+  }
+  const OwnRank* failed = nullptr;
+  for (size_t i = 0; i < own_.size(); ++i) {
+    const ScopedDevice scope(own_[i].device);
+    cuda::check(driver().cuStreamSynchronize(stream_of(ranks[i].routing.stream)), "placement");
+    if (failed == nullptr && host_->report[i].fault != PlaceFault::kNone) failed = &own_[i];
+  }
+  if (failed == nullptr) return;
+  for (const OwnRank& own : own_) {
+    const ScopedDevice scope(own.device);
+    cuda::check(driver().cuMemsetD8Async(pointer(&own.state->report), 0, sizeof(PlaceReport), nullptr),
+                "clearing a placement's report");
+    cuda::check(driver().cuCtxSynchronize(), "clearing a placement's report");
+  }
+  raise(host_->report[failed - own_.data()], failed->rank, shape);
+}
+
+void Placer::raise(const PlaceReport& report, int rank, const LayerShape& shape) const {
+  const std::string waited = "rank " + std::to_string(rank) + " waited too long in placement, for ";
+  const std::string hint = "; recover() makes the group usable again";
+  switch (report.fault) {
+    case PlaceFault::kRouting:
+      refuse_slot({report.routing_fault, report.rank, report.entry / shape.topk, report.entry % shape.topk, report.id,
+                   report.prob},
+                  shape.experts);
+    case PlaceFault::kOverflow:
+      refuse_rows({report.rank, report.rows, report.limit, report.expert, report.expert_rows});
+    case PlaceFault::kCountsMissing:
+      throw Error(Status::kTimeout, waited + "the counts of rank " + std::to_string(report.rank) + hint);
+    case PlaceFault::kRowsMissing:
+      throw Error(Status::kTimeout, waited + "the rows of rank " + std::to_string(report.rank) + hint);
+    default:
+      throw Error(Status::kTimeout, waited + "its own CTAs" + hint);
+  }
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "comm/symmetric_memory.h"
+#include "engine/carver.h"
+#include "engine/cuda/device/place_arguments.h"
+#include "engine/cuda/kernel.h"
+#include "uniep/layer.h"
+
+// Placement on the GPUs of a group: host side of device/place.cu and device/program_tables.cu.
+namespace uniep::cuda {
+
+// Tables whose size does not depend on the routing: all but `rows` and `row_of_source`. `tokens`: of this rank.
+PlacementTables carve_placement(internal::Carver& carver, const LayerShape& shape, int ranks, int64_t tokens);
+ProgramTables carve_program(internal::Carver& carver, const LayerShape& shape, int ranks);
+
+KernelRequest place_request();
+KernelRequest row_of_source_request();
+KernelRequest program_tables_request();
+
+// What an own rank has to place, and where to.
+struct RankPlacement {
+  Routing routing;
+  PlacementTables tables;  // `rows` may be null while only counts are made
+};
+
+// What the host learns in `exact` mode.
+struct PlacementCounts {
+  std::vector<int64_t> tokens;  // [W]
+  std::vector<int32_t> counts;  // [W, E]
+};
+
+struct PlacerOptions {
+  int64_t exchange_at = 0;  // where symmetric_bytes() of symmetric memory lie, zero at first
+  // A row table in symmetric memory that peers write and the placement copies from: needed where they can not reach
+  // other memory (a process a GPU). Negative: they write into tables.rows.
+  int64_t rows_at = -1;
+  double wait_seconds = 60, arrival_seconds = 600;
+};
+
+// Calls are ordered alike on all ranks. Spans hold one entry an own rank, in the order of own_ranks(). Ranks that share
+// a device share a launch, on the stream of the first; nothing here waits for the host but read_counts() and check().
+class Placer {
+ public:
+  // `kernels[i]`: of the device of own rank i. Compiles and loads everything that will be launched.
+  Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels, const PlacerOptions& options);
+  ~Placer();
+  Placer(const Placer&) = delete;
+  Placer& operator=(const Placer&) = delete;
+
+  static int64_t symmetric_bytes() { return sizeof(PlaceExchange); }
+
+  // Throws uniep::Error where this engine can not place such a layer.
+  static void require_supported(const LayerShape& shape, int ranks);
+
+  // Exact mode: count(); read_counts(), which throws as the cpu engine does; then memory for the rows; assign().
+  void count(const LayerShape& shape, std::span<const RankPlacement> ranks);
+  PlacementCounts read_counts(const LayerShape& shape, std::span<const RankPlacement> ranks);
+  void assign(const LayerShape& shape, std::span<const RankPlacement> ranks);
+
+  // Capacity mode: all of it, within `capacity` padded rows a rank. A routing that does not fit or is not legal gives
+  // an empty placement and is thrown by check().
+  void place(const LayerShape& shape, std::span<const RankPlacement> ranks, int64_t capacity);
+
+  // Fills row_of_source, which holds `entries` numbers (sum of T times K, or more).
+  void invert_rows(const LayerShape& shape, std::span<const RankPlacement> ranks, int64_t entries);
+
+  // Fills tables (one entry an own rank) and what follows from them in calls[i].program and .layout; `calls` holds the
+  // device addresses of the own ranks' RankCalls, which follow each other where ranks share a device.
+  void build_programs(std::span<RankCall* const> calls, std::span<const ProgramTables> tables,
+                      std::span<const Stream> streams);
+
+  // Throws what went wrong in a placement since the last check; reading it clears it. Waits for `ranks`' streams.
+  void check(const LayerShape& shape, std::span<const RankPlacement> ranks);
+
+  // After a time-out, between two barriers of the group: as new.
+  void clear();
+
+ private:
+  struct OwnRank {
+    int rank = 0;
+    int device = 0;
+    KernelStore* kernels = nullptr;
+    PlaceState* state = nullptr;
+    int32_t* chunk_counts = nullptr;
+    int ctas = 0;
+  };
+
+  void launch(const LayerShape& shape, std::span<const RankPlacement> ranks, uint32_t phases, int64_t row_limit);
+  size_t end_of_device(size_t first) const;  // own ranks [first, end) share a device
+  PlaceExchange* exchange(int own_rank, int peer) const;
+  [[noreturn]] void raise(const PlaceReport& report, int rank, const LayerShape& shape) const;
+
+  // Page-locked, so that copies from all ranks are under way together.
+  struct HostMemory {
+    PlaceReport report[kMostCudaRanks];
+    int32_t tokens[kMostCudaRanks];
+    int32_t counts[kMostCudaRanks * kMostPlaceExperts];
+  };
+
+  SymmetricMemory& memory_;
+  PlacerOptions options_;
+  std::vector<OwnRank> own_;
+  HostMemory* host_ = nullptr;
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,49 @@
+#pragma once
+
+#include "program/order.h"
+
+// The entries of a Program's tables, one by one: the host adds them up in loops, the device by prefix sums.
+namespace uniep {
+
+// The block of a local expert that comes first in order: the one where this rank's own rows begin.
+UNIEP_HOST_DEVICE int32_t first_block_in_order(const RankProgram& p, int32_t local_expert) {
+  const int32_t expert = p.first_expert + local_expert;
+  const int32_t blocks = blocks_of_rows(p.expert_rows[expert], p.tile_m);
+  if (!p.source_rotation || blocks == 0) return 0;
+  const int32_t own_first = p.source_offset[p.rank * p.experts + expert] / p.tile_m;
+  return own_first < blocks - 1 ? own_first : blocks - 1;
+}
+
+// The blocks of one expert of a destination that hold rows of this rank.
+struct PushRun {
+  int32_t first, blocks;
+};
+UNIEP_HOST_DEVICE PushRun push_run(const RankProgram& p, int32_t local_expert, int32_t turn) {
+  const int32_t expert = destination_of_turn(p, turn) * p.local_experts + local_expert;
+  const int32_t offset = p.source_offset[p.rank * p.experts + expert];
+  const int32_t count = p.counts[p.rank * p.experts + expert];
+  const int32_t first = offset / p.tile_m;
+  return {first, count == 0 ? 0 : (offset + count - 1) / p.tile_m - first + 1};
+}
+
+// Workers that dispatch first join the GEMM tiles when about as much time has passed as their copying takes: a copied
+// byte costs as much as this many floating-point operations of one compute unit (an H200's SM: 5.3 TFLOP/s of matrix
+// products beside 37 GB/s of copying over NVLink). It moves work between workers, never a bit.
+inline constexpr double kOperationsPerCopiedByte = 140.0;
+
+// `rows`: routed rows of this rank. Needs p's other tables.
+UNIEP_HOST_DEVICE int64_t late_position_of(const RankProgram& p, int64_t rows, int64_t hidden, int64_t intermediate) {
+  const int64_t list = p.stages[0].dispatch ? list_length(p, 0, ListKind::kCompute) : 0;
+  const int32_t shared = p.workers - p.combine_workers - p.reduce_workers;
+  if (!p.on_sms || list == 0 || shared <= p.dispatch_workers) return 0;
+  const double copy =
+      static_cast<double>(rows) * hidden * 2 * p.operands / p.dispatch_workers * kOperationsPerCopiedByte;
+  const double list_operations = 6.0 * rows * hidden * intermediate;
+  const double per_worker = list_operations / (shared - p.dispatch_workers);
+  if (per_worker <= 0) return 0;
+  const double share = copy / per_worker;
+  const int64_t position = static_cast<int64_t>(list * (share < 1.0 ? share : 1.0));
+  return position / p.cluster * p.cluster;
+}
+
+}  // namespace uniep
