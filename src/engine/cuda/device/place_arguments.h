@@ -111,7 +111,7 @@ struct ProgramTablesArguments {
   ProgramTables tables[kMostCudaRanks];
 };
 
-constexpr int place_shared_bytes(int64_t experts) {
+UNIEP_HOST_DEVICE constexpr int place_shared_bytes(int64_t experts) {
   return static_cast<int>((kPlaceWarps + 4) * experts + 1) * 4;
 }
 static_assert(place_shared_bytes(kMostPlaceExperts) <= 227 * 1024, "shared memory of a CTA");

@@ -1,0 +1,204 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+
+#include "api/place.h"
+#include "comm/symmetric_memory.h"
+#include "engine/cuda/device_placement.h"
+#include "model/placement_state.h"
+#include "tests/cuda/gpu_support.h"
+
+// Random routings of all ranks, their placement on the GPU, and what the host makes of them.
+namespace uniep::cuda::test {
+
+enum class Spread { kUniform, kSkewed, kSameExperts };
+
+struct PlaceCase {
+  std::string name;
+  int64_t experts = 8, topk = 2;
+  std::vector<int64_t> tokens;  // a rank
+  Spread spread = Spread::kUniform;
+  bool wide = false;
+  double unused = 0;  // share of the slots
+};
+
+struct HostRouting {
+  std::vector<int64_t> ids;
+  std::vector<int32_t> narrow_ids;
+  std::vector<float> probs;
+};
+
+inline HostRouting random_routing(const PlaceCase& c, int rank, std::mt19937_64& random) {
+  HostRouting routing;
+  std::vector<int64_t> order(static_cast<size_t>(c.experts));
+  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
+  const auto share = [&] { return static_cast<double>(random() >> 11) * 0x1p-53; };
+  for (int64_t token = 0; token < c.tokens[static_cast<size_t>(rank)]; ++token) {
+    for (int64_t slot = 0; slot < c.topk; ++slot) {
+      if (c.spread != Spread::kSameExperts) {
+        const double u = c.spread == Spread::kSkewed ? share() * share() * share() : share();
+        const auto other = slot + static_cast<int64_t>(u * static_cast<double>(c.experts - slot));
+        std::swap(order[static_cast<size_t>(slot)], order[static_cast<size_t>(other)]);
+      }
+      routing.ids.push_back(share() < c.unused ? -1 : order[static_cast<size_t>(slot)]);
+      routing.probs.push_back(static_cast<float>(share()));
+    }
+    if (c.spread == Spread::kSkewed) std::sort(order.begin(), order.end());
+  }
+  routing.narrow_ids.assign(routing.ids.begin(), routing.ids.end());
+  return routing;
+}
+
+class DeviceStream {
+ public:
+  DeviceStream() { check(driver().cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate"); }
+  ~DeviceStream() { driver().cuStreamDestroy(stream_); }
+  DeviceStream(const DeviceStream&) = delete;
+  DeviceStream& operator=(const DeviceStream&) = delete;
+  CUstream get() const { return stream_; }
+
+ private:
+  CUstream stream_ = nullptr;
+};
+
+// All ranks' tables of one placement, with memory for `rows` rows a rank.
+struct PlacedOnDevice {
+  std::vector<RankPlacement> ranks;
+  std::vector<ProgramTables> programs;
+  std::vector<Buffer> memory;
+};
+
+class PlaceGroup {
+ public:
+  // `copies`: peers write into symmetric memory of `row_bytes`, and each placement copies from it.
+  PlaceGroup(int ranks, KernelStore& kernels, bool copies, int64_t row_bytes = 0) : ranks_(ranks) {
+    const int64_t bytes = Placer::symmetric_bytes() + row_bytes;
+    memory_ = make_local_symmetric_memory(std::vector<int>(static_cast<size_t>(ranks), 0), bytes);
+    PlacerOptions options;
+    options.rows_at = copies ? Placer::symmetric_bytes() : -1;
+    options.wait_seconds = options.arrival_seconds = 5;
+    placer_ =
+        std::make_unique<Placer>(*memory_, std::vector<KernelStore*>(static_cast<size_t>(ranks), &kernels), options);
+  }
+
+  Placer& placer() { return *placer_; }
+  SymmetricMemory& memory() { return *memory_; }
+  CUstream stream() const { return stream_.get(); }
+
+  void upload(const PlaceCase& c, const std::vector<HostRouting>& routings, PlacedOnDevice& placed) {
+    const LayerShape shape = shape_of(c);
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const HostRouting& routing = routings[static_cast<size_t>(rank)];
+      Buffer ids(static_cast<int64_t>(routing.ids.size()) * 8);
+      Buffer probs(static_cast<int64_t>(routing.probs.size()) * 4);
+      if (c.wide) {
+        ids.upload(routing.ids);
+      } else {
+        ids.upload(routing.narrow_ids);
+      }
+      probs.upload(routing.probs);
+      RankPlacement& own = placed.ranks.emplace_back();
+      own.routing = {c.tokens[static_cast<size_t>(rank)], ids.as<void>(),
+                     c.wide ? IndexType::kInt64 : IndexType::kInt32, probs.as<float>(), Stream{stream_.get()}};
+      placed.memory.push_back(std::move(ids));
+      placed.memory.push_back(std::move(probs));
+      const auto carve = [&](std::byte* block) {
+        internal::Carver carver(block);
+        own.tables = carve_placement(carver, shape, ranks_, own.routing.tokens);
+        const ProgramTables tables = carve_program(carver, shape, ranks_);
+        if (block != nullptr) placed.programs.push_back(tables);
+        return static_cast<int64_t>(carver.used());
+      };
+      placed.memory.emplace_back(carve(nullptr));
+      placed.memory.back().set_bytes(0xee);
+      carve(placed.memory.back().as<std::byte>());
+    }
+  }
+
+  void take_rows(PlacedOnDevice& placed, const std::vector<int64_t>& rows, int64_t sources) {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      RankPlacement& own = placed.ranks[static_cast<size_t>(rank)];
+      placed.memory.emplace_back(rows[static_cast<size_t>(rank)] * static_cast<int64_t>(sizeof(RowSource)));
+      placed.memory.back().set_bytes(0xee);
+      own.tables.rows = placed.memory.back().as<RowSource>();
+      placed.memory.emplace_back(sources * 4);
+      placed.memory.back().set_bytes(0xee);
+      own.tables.row_of_source = placed.memory.back().as<int32_t>();
+    }
+    check(driver().cuCtxSynchronize(), "poisoning");
+  }
+
+  static LayerShape shape_of(const PlaceCase& c) {
+    LayerShape shape;
+    shape.experts = c.experts;
+    shape.topk = c.topk;
+    shape.hidden = 512;
+    shape.intermediate = 256;
+    return shape;
+  }
+
+ private:
+  int ranks_;
+  DeviceStream stream_;
+  std::unique_ptr<SymmetricMemory> memory_;
+  std::unique_ptr<Placer> placer_;
+};
+
+inline std::vector<Routing> host_views(const PlaceCase& c, const std::vector<HostRouting>& routings) {
+  std::vector<Routing> views;
+  for (size_t rank = 0; rank < routings.size(); ++rank) {
+    views.push_back({c.tokens[rank],
+                     c.wide ? static_cast<const void*>(routings[rank].ids.data()) : routings[rank].narrow_ids.data(),
+                     c.wide ? IndexType::kInt64 : IndexType::kInt32,
+                     routings[rank].probs.data(),
+                     {}});
+  }
+  return views;
+}
+
+// Names of the tables that differ; empty when every byte is equal.
+class TableComparison {
+ public:
+  template <typename T>
+  void expect(const std::string& name, const T* device, const T* host, size_t count) {
+    std::vector<T> seen(count);
+    check(driver().cuMemcpyDtoHAsync(seen.data(), reinterpret_cast<CUdeviceptr>(device), count * sizeof(T), nullptr),
+          "reading a table");
+    check(driver().cuCtxSynchronize(), "reading a table");
+    if (count == 0 || std::memcmp(seen.data(), host, count * sizeof(T)) == 0) return;
+    size_t at = 0;
+    while (std::memcmp(&seen[at], &host[at], sizeof(T)) == 0) ++at;
+    different += " " + name + "[" + std::to_string(at) + "]";
+  }
+  template <typename T>
+  void expect(const std::string& name, const T* device, const std::vector<T>& host) {
+    expect(name, device, host.data(), host.size());
+  }
+
+  void expect_placement(const internal::PlacementState& host, const std::vector<RankPlacement>& placed,
+                        bool with_row_of_source) {
+    for (size_t rank = 0; rank < placed.size(); ++rank) {
+      const PlacementTables& tables = placed[rank].tables;
+      const internal::RankPlacement& own = host.rank[rank];
+      const std::string at = "rank" + std::to_string(rank) + ".";
+      expect(at + "rank_of_expert", tables.rank_of_expert, host.rank_of_expert);
+      expect(at + "counts", tables.counts, host.counts);
+      expect(at + "source_offset", tables.source_offset, host.source_offset);
+      expect(at + "expert_rows", tables.expert_rows, host.expert_rows);
+      expect(at + "segment_start", tables.segment_start, host.segment_start);
+      expect(at + "source_begin", tables.source_begin, own.source_begin);
+      expect(at + "expert_of_slot", tables.expert_of_slot, own.expert_of_slot);
+      expect(at + "row_of_slot", tables.row_of_slot, own.row_of_slot);
+      expect(at + "rows", tables.rows, own.rows);
+      if (with_row_of_source) expect(at + "row_of_source", tables.row_of_source, own.row_of_source);
+    }
+  }
+
+  std::string different;
+};
+
+}  // namespace uniep::cuda::test
