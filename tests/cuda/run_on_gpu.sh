@@ -12,17 +12,19 @@ names=$(cd src && ls -1 model/{portability,elementwise,row_table,routing_check}.
 names+="uniep/bfloat16.h;uniep/direction.h"
 cmake "-DROOT=$PWD" "-DOUTPUT=$PWD/$build/embedded_sources.cpp" "-DFILES=$names" -P src/engine/cuda/embed_sources.cmake
 flags="-std=c++20 -O2 -ffp-contract=off -fPIC -I. -Iinclude -Isrc -isystem $cuda/include"
+# Those that compare with the whole library come out of its own build (tests/cuda/CMakeLists.txt).
+tests="tests/cuda/gpu_ptx_tests.cpp tests/cuda/gpu_gemm_tests.cpp tests/cuda/gpu_comm_tests.cpp"
 sources=$(find src -path "src/engine/cuda/*.cpp" -o -path "src/comm/*.cpp" | grep -v -e unavailable -e /device/ | sort)
-for file in $sources "$build/embedded_sources.cpp" tests/cuda/gpu_*.cpp bench/gemm_c_interface.cpp; do
+for file in $sources "$build/embedded_sources.cpp" $tests bench/gemm_c_interface.cpp; do
   echo "$file"
 done | xargs -P "$(nproc)" -I{} sh -c "g++ $flags -c {} -o $build/\$(basename {} .cpp).o"
 objects=$(for file in $sources; do echo "$build/$(basename "$file" .cpp).o"; done)
-for test in tests/cuda/gpu_*.cpp; do
+for test in $tests; do
   name=$(basename "$test" .cpp)
   g++ "$build/$name.o" $objects "$build/embedded_sources.o" -o "$build/$name" -ldl -lpthread
 done
 g++ -shared "$build/gemm_c_interface.o" $objects "$build/embedded_sources.o" -o "$build/libuniep_gemm.so" -ldl -lpthread
 export UNIEP_TEST_KERNELS=$PWD/tests/cuda
 if [ "${UNIEP_RUN_TESTS:-1}" = 1 ]; then
-  for test in tests/cuda/gpu_*.cpp; do "$build/$(basename "$test" .cpp)" --verbose; done
+  for test in $tests; do "$build/$(basename "$test" .cpp)" --verbose; done
 fi
