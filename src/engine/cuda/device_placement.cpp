@@ -80,7 +80,11 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
     const size_t end = end_of_device(first);
     const int processors = device_attribute(own_[first].device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     const int ctas = std::clamp(processors / static_cast<int>(end - first), 1, kMostCtasOfRank);
+    // Loaded now: loading may wait for kernels that run, and those may wait for a peer.
     own_[first].kernels->prepare(std::vector<KernelRequest>{place_request(), program_tables_request()});
+    own_[first].kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts));
+    own_[first].kernels->get(row_of_source_request(), 0);
+    own_[first].kernels->get(program_tables_request(), 0);
     for (size_t i = first; i < end; ++i) {
       own_[i].ctas = ctas;
       CUdeviceptr address = 0;
