@@ -302,10 +302,8 @@ void run_missing_rank(Results& results, KernelStore& kernels) {
   const std::vector<HostRouting> routings = random_routings(c, random);
   PlaceGroup group(2, kernels, true, 16 * 1024 * 16);
   HalfMemory half(group.memory());
-  PlacerOptions options;
-  options.rows_at = Placer::symmetric_bytes();
-  options.wait_seconds = options.arrival_seconds = 0.2;
-  Placer alone(half, {&kernels}, options);
+  Placer alone(half, {&kernels}, 0.2, 0.2);
+  alone.set_row_inbox(&group.inbox());
   PlacedOnDevice placed;
   group.upload(c, routings, placed);
   group.take_rows(placed, {16 * 1024, 16 * 1024}, sources_of(c));

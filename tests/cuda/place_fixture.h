@@ -76,17 +76,17 @@ class PlaceGroup {
  public:
   // `copies`: peers write into symmetric memory of `row_bytes`, and each placement copies from it.
   PlaceGroup(int ranks, KernelStore& kernels, bool copies, int64_t row_bytes = 0) : ranks_(ranks) {
-    const int64_t bytes = Placer::symmetric_bytes() + row_bytes;
-    memory_ = make_local_symmetric_memory(std::vector<int>(static_cast<size_t>(ranks), 0), bytes);
-    PlacerOptions options;
-    options.rows_at = copies ? Placer::symmetric_bytes() : -1;
-    options.wait_seconds = options.arrival_seconds = 5;
-    placer_ =
-        std::make_unique<Placer>(*memory_, std::vector<KernelStore*>(static_cast<size_t>(ranks), &kernels), options);
+    const std::vector<int> devices(static_cast<size_t>(ranks), 0);
+    memory_ = make_local_symmetric_memory(devices, Placer::symmetric_bytes());
+    placer_ = std::make_unique<Placer>(*memory_, std::vector<KernelStore*>(devices.size(), &kernels), 5, 5);
+    if (!copies) return;
+    inbox_ = make_local_symmetric_memory(devices, std::max<int64_t>(row_bytes, 16));
+    placer_->set_row_inbox(inbox_.get());
   }
 
   Placer& placer() { return *placer_; }
   SymmetricMemory& memory() { return *memory_; }
+  SymmetricMemory& inbox() { return *inbox_; }
   CUstream stream() const { return stream_.get(); }
 
   void upload(const PlaceCase& c, const std::vector<HostRouting>& routings, PlacedOnDevice& placed) {
@@ -144,7 +144,7 @@ class PlaceGroup {
  private:
   int ranks_;
   DeviceStream stream_;
-  std::unique_ptr<SymmetricMemory> memory_;
+  std::unique_ptr<SymmetricMemory> memory_, inbox_;
   std::unique_ptr<Placer> placer_;
 };
 

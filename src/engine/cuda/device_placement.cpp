@@ -65,8 +65,9 @@ KernelRequest program_tables_request() {
   return {"engine/cuda/device/program_tables.cu", "uniep_program_tables", {}};
 }
 
-Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels, const PlacerOptions& options)
-    : memory_(memory), options_(options) {
+Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels, double wait_seconds,
+               double arrival_seconds)
+    : memory_(memory), wait_seconds_(wait_seconds), arrival_seconds_(arrival_seconds) {
   const std::vector<int>& ranks = memory.own_ranks();
   if (memory.ranks() > kMostCudaRanks) {
     throw Error(Status::kUnsupported, "ranks: " + std::to_string(memory.ranks()) +
@@ -139,8 +140,12 @@ size_t Placer::end_of_device(size_t first) const {
 }
 
 PlaceExchange* Placer::exchange(int own_rank, int peer) const {
-  return reinterpret_cast<PlaceExchange*>(static_cast<std::byte*>(memory_.address(own_rank, peer)) +
-                                          options_.exchange_at);
+  return static_cast<PlaceExchange*>(memory_.address(own_rank, peer));
+}
+
+RowSource* Placer::rows_of(int own_rank, int peer, std::span<const RankPlacement> ranks) const {
+  if (row_inbox_ != nullptr) return static_cast<RowSource*>(row_inbox_->address(own_rank, peer));
+  return ranks[static_cast<size_t>(peer)].tables.rows;
 }
 
 void Placer::launch(const LayerShape& shape, std::span<const RankPlacement> ranks, uint32_t phases, int64_t row_limit) {
@@ -154,8 +159,8 @@ void Placer::launch(const LayerShape& shape, std::span<const RankPlacement> rank
     args.ctas = own_[first].ctas;
     args.phases = phases;
     args.row_limit = row_limit;
-    args.wait_limit_ns = nanoseconds(options_.wait_seconds);
-    args.arrival_limit_ns = nanoseconds(options_.arrival_seconds);
+    args.wait_limit_ns = nanoseconds(wait_seconds_);
+    args.arrival_limit_ns = nanoseconds(arrival_seconds_);
     for (size_t i = first; i < end; ++i) {
       const Routing& routing = ranks[i].routing;
       PlaceRank& rank = args.rank[i - first];
@@ -169,10 +174,7 @@ void Placer::launch(const LayerShape& shape, std::span<const RankPlacement> rank
       rank.chunk_counts = own_[i].chunk_counts;
       for (int peer = 0; peer < memory_.ranks(); ++peer) {
         rank.exchange[peer] = exchange(own_[i].rank, peer);
-        rank.rows_of[peer] = options_.rows_at < 0
-                                 ? ranks[static_cast<size_t>(peer)].tables.rows
-                                 : reinterpret_cast<RowSource*>(
-                                       static_cast<std::byte*>(memory_.address(own_[i].rank, peer)) + options_.rows_at);
+        rank.rows_of[peer] = rows_of(own_[i].rank, peer, ranks);
       }
     }
     const CUfunction function = own_[first].kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts));

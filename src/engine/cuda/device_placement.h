@@ -33,20 +33,14 @@ struct PlacementCounts {
   std::vector<int32_t> counts;  // [W, E]
 };
 
-struct PlacerOptions {
-  int64_t exchange_at = 0;  // where symmetric_bytes() of symmetric memory lie, zero at first
-  // A row table in symmetric memory that peers write and the placement copies from: needed where they can not reach
-  // other memory (a process a GPU). Negative: they write into tables.rows.
-  int64_t rows_at = -1;
-  double wait_seconds = 60, arrival_seconds = 600;
-};
-
 // Calls are ordered alike on all ranks. Spans hold one entry an own rank, in the order of own_ranks(). Ranks that share
 // a device share a launch, on the stream of the first; nothing here waits for the host but read_counts() and check().
 class Placer {
  public:
-  // `kernels[i]`: of the device of own rank i. Compiles and loads everything that will be launched.
-  Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels, const PlacerOptions& options);
+  // `memory`: symmetric_bytes() for the exchange of counts. `kernels[i]`: of the device of own rank i. Compiles and
+  // loads everything that will be launched. A peer's counts may take `arrival_seconds`.
+  Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels, double wait_seconds,
+         double arrival_seconds);
   ~Placer();
   Placer(const Placer&) = delete;
   Placer& operator=(const Placer&) = delete;
@@ -55,6 +49,10 @@ class Placer {
 
   // Throws uniep::Error where this engine can not place such a layer.
   static void require_supported(const LayerShape& shape, int ranks);
+
+  // Where peers can not reach tables.rows (a process a GPU): they write rows into this memory, and the placement copies
+  // from it. Null: they write into tables.rows.
+  void set_row_inbox(SymmetricMemory* inbox) { row_inbox_ = inbox; }
 
   // Exact mode: count(); read_counts(), which throws as the cpu engine does; then memory for the rows; assign().
   void count(const LayerShape& shape, std::span<const RankPlacement> ranks);
@@ -92,6 +90,7 @@ class Placer {
   void launch(const LayerShape& shape, std::span<const RankPlacement> ranks, uint32_t phases, int64_t row_limit);
   size_t end_of_device(size_t first) const;  // own ranks [first, end) share a device
   PlaceExchange* exchange(int own_rank, int peer) const;
+  RowSource* rows_of(int own_rank, int peer, std::span<const RankPlacement> ranks) const;
   [[noreturn]] void raise(const PlaceReport& report, int rank, const LayerShape& shape) const;
 
   // Page-locked, so that copies from all ranks are under way together.
@@ -102,7 +101,8 @@ class Placer {
   };
 
   SymmetricMemory& memory_;
-  PlacerOptions options_;
+  SymmetricMemory* row_inbox_ = nullptr;
+  double wait_seconds_, arrival_seconds_;
   std::vector<OwnRank> own_;
   HostMemory* host_ = nullptr;
 };
