@@ -5,8 +5,8 @@
 
 namespace uniep::cuda {
 
-LayerConfig layer_config(const LayerKernelOptions& options) {
-  LayerConfig config;
+LayerKernelConfig layer_config(const LayerKernelOptions& options) {
+  LayerKernelConfig config;
   config.combine = options.combine;
   config.on_sms = options.on_sms;
   GemmConfig& gemm = config.gemm;
@@ -24,18 +24,18 @@ LayerConfig layer_config(const LayerKernelOptions& options) {
   return config;
 }
 
-std::vector<LayerConfig> default_layer_configs() {
-  std::vector<LayerConfig> configs = {layer_config({}),
-                                      layer_config({.cluster = 1}),
-                                      layer_config({.tile_n = 128}),
-                                      layer_config({.combine = CombineKind::kStaged}),
-                                      layer_config({.combine = CombineKind::kGroups}),
-                                      layer_config({.on_sms = true}),
-                                      layer_config({.combine = CombineKind::kStaged, .on_sms = true})};
+std::vector<LayerKernelConfig> default_layer_configs() {
+  std::vector<LayerKernelConfig> configs = {layer_config({}),
+                                            layer_config({.cluster = 1}),
+                                            layer_config({.tile_n = 128}),
+                                            layer_config({.combine = CombineKind::kStaged}),
+                                            layer_config({.combine = CombineKind::kGroups}),
+                                            layer_config({.on_sms = true}),
+                                            layer_config({.combine = CombineKind::kStaged, .on_sms = true})};
   return configs;
 }
 
-KernelRequest layer_request(const LayerConfig& config) {
+KernelRequest layer_request(const LayerKernelConfig& config) {
   const auto macro = [](const char* name, int value) { return std::string(name) + "=" + std::to_string(value); };
   return {"engine/cuda/device/megakernel.cu",
           "uniep_layer",

@@ -23,11 +23,11 @@ struct LayerKernelOptions {
 };
 
 // Throws uniep::Error (kInvalidArgument) that names the rule that is broken.
-LayerConfig layer_config(const LayerKernelOptions& options);
+LayerKernelConfig layer_config(const LayerKernelOptions& options);
 
 // What the library uses by default, and the other kinds of copies and combines.
-std::vector<LayerConfig> default_layer_configs();
+std::vector<LayerKernelConfig> default_layer_configs();
 
-KernelRequest layer_request(const LayerConfig& config);
+KernelRequest layer_request(const LayerKernelConfig& config);
 
 }  // namespace uniep::cuda

@@ -11,7 +11,7 @@ enum class CombineKind : int {
   kGroups = 2,    // the same, summed by groups of experts before they are sent
 };
 
-struct LayerConfig {
+struct LayerKernelConfig {
   GemmConfig gemm{.epilogue = Epilogue::kLayer};
   CombineKind combine = CombineKind::kEpilogue;
   bool on_sms = false;  // comm.where

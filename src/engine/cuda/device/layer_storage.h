@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine/cuda/device/layer_config.h"
+#include "engine/cuda/device/roles/copy_agent.h"
 #include "engine/cuda/device/shared_storage.h"
 #include "engine/cuda/device/waiting.h"
 #include "program/order.h"
@@ -17,11 +18,12 @@ struct LateTile {
 // What of the compute list stays the same during a launch.
 struct ComputeList {
   Participants walkers;
-  int64_t length;  // 0 for a worker that does not walk it
+  int64_t length;         // 0 for a worker that does not walk it
+  ListCursor cursors[2];  // of the cluster's CTAs
 };
 
 // A CTA's shared memory in the megakernel: the GEMM core's, and what the other roles need.
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 struct LayerStorage : SharedStorage<kLayer.gemm> {
   RankCall call;  // a copy: read often, by all roles
   uint32_t epoch;
@@ -29,12 +31,13 @@ struct LayerStorage : SharedStorage<kLayer.gemm> {
   ComputeList compute;
   LateTile late[kMathWarps];
   uint64_t stored[kTaskSlots];  // of the task in each slot: the math warps that have stored their part
+  WalkState walk;               // of the copy warp
   uint32_t reduce_items;        // that the CTA's warps have dealt among themselves
   uint64_t tile_wait_begin_ns, tile_begin_ns;
   uint32_t records;  // that the compute agent has written
 };
 
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 UNIEP_DEVICE RunningCall running_call(const LayerStorage<kLayer>& shared) {
   return {shared.call, shared.epoch, shared.launch, shared.worker};
 }

@@ -11,15 +11,15 @@
 
 namespace uniep::cuda {
 
-constexpr LayerConfig kLayer{.gemm = {.layout = Layout::kForward,
-                                      .epilogue = Epilogue::kLayer,
-                                      .tile_n = UNIEP_TILE_N,
-                                      .stages = UNIEP_STAGES,
-                                      .cluster = UNIEP_CLUSTER,
-                                      .copy_chunk_bytes = UNIEP_COPY_CHUNK_BYTES,
-                                      .copy_stages = UNIEP_COPY_STAGES},
-                             .combine = static_cast<CombineKind>(UNIEP_COMBINE),
-                             .on_sms = UNIEP_ON_SMS != 0};
+constexpr LayerKernelConfig kLayer{.gemm = {.layout = Layout::kForward,
+                                            .epilogue = Epilogue::kLayer,
+                                            .tile_n = UNIEP_TILE_N,
+                                            .stages = UNIEP_STAGES,
+                                            .cluster = UNIEP_CLUSTER,
+                                            .copy_chunk_bytes = UNIEP_COPY_CHUNK_BYTES,
+                                            .copy_stages = UNIEP_COPY_STAGES},
+                                   .combine = static_cast<CombineKind>(UNIEP_COMBINE),
+                                   .on_sms = UNIEP_ON_SMS != 0};
 using Storage = LayerStorage<kLayer>;
 static_assert(sizeof(Storage) <= shared_memory_bytes(kLayer.gemm), "the host asks for too little shared memory");
 static_assert(shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit, "more shared memory than an SM has");
@@ -58,7 +58,7 @@ UNIEP_DEVICE ComputeList compute_list(const RunningCall& running) {
   const RankProgram& p = running.call.program;
   constexpr ListKind kKind = ListKind::kCompute;
   const bool walks = walks_list(p, running.launch, running.worker, AgentRole::kCompute, kKind);
-  return {participants_of(p, running.launch, kKind), walks ? list_length(p, running.launch, kKind) : 0};
+  return {participants_of(p, running.launch, kKind), walks ? list_length(p, running.launch, kKind) : 0, {}};
 }
 
 UNIEP_DEVICE bool dispatches_first(const RunningCall& running) {
@@ -94,7 +94,7 @@ UNIEP_DEVICE void join_cta_or_cluster() {
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const __grid_constant__ LayerLaunch launch) {
   extern __shared__ __align__(1024) uint8_t memory[];
   Storage& shared = *reinterpret_cast<Storage*>(memory);
-  const uint32_t warp = ptx::warp_uniform(threadIdx.x / ptx::kThreadsPerWarp);
+  const uint32_t warp = ptx::warp_index();
   const int32_t cta = static_cast<int32_t>(blockIdx.x);
   const RankCall& global_call = launch.calls[cta / launch.workers];
   copy_call(shared, global_call);
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const 
   } else {
     ptx::raise_registers<kMathRegisters>();
     run_layer_math<kLayer>(shared, static_cast<int32_t>(warp) - 4);
-    send_and_reduce<kLayer>(shared, warp - 4);
+    send_and_reduce<kLayer>(shared, ptx::warp_index() - 4);
     ptx::named_barrier(kLaunchEndBarrier, kGemmThreads);
   }
   __syncwarp();

@@ -10,71 +10,70 @@
 namespace uniep::cuda {
 
 // The send list, when the combine is staged. False once the call has failed.
-template <LayerConfig kLayer, SumDepth kDepth, typename Ring>
-UNIEP_DEVICE bool send_share(const RunningCall& running, Ring& ring, Share share) {
-  if constexpr (kLayer.combine == CombineKind::kGroups) return run_group_send<kDepth>(running, share, SendTeam{});
-  if constexpr (kLayer.combine == CombineKind::kStaged) return run_send(running, ring, share);
+template <LayerKernelConfig kLayer, typename Ring, typename Sum>
+UNIEP_DEVICE bool send_share(const RunningCall& running, Ring& ring, WalkState& walk, Share share, const Sum& sum) {
+  if constexpr (kLayer.combine == CombineKind::kGroups) return run_group_send(running, walk, share, SendTeam{}, sum);
+  if constexpr (kLayer.combine == CombineKind::kStaged) return run_send(running, ring, walk, share);
   return true;
 }
 
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_copy(LayerStorage<kLayer>& shared) {
   const RunningCall running = running_call(shared);
+  CopyRing ring(shared.copy_ring);
+  const RingSum sum(ring);
   if constexpr (!kLayer.on_sms) {
-    CopyRing ring(shared.copy_ring);
-    if (!run_dispatch(running, ring, Share{}) || !send_share<kLayer, kShallowSum>(running, ring, Share{})) return;
+    if (!run_dispatch(running, ring, shared.walk, Share{})) return;
+    if (!send_share<kLayer>(running, ring, shared.walk, Share{}, sum)) return;
   }
-  run_reduce<kShallowSum>(running, &shared.reduce_items);
+  run_reduce(running, &shared.reduce_items, sum);
 }
 
-// Rings for all warps of a CTA in the memory of the pipeline, while that is not in use.
-template <LayerConfig kLayer>
-struct PipelineRings {
+// What all warps of a CTA copy with in the memory of the pipeline, while that is not in use.
+template <LayerKernelConfig kLayer>
+struct PipelineCopies {
   static constexpr int kWarps = kGemmThreads / 32;
   static constexpr int kChunkBytes = 4096;
-  static constexpr int kStages = (kLayer.gemm.stages * stage_bytes(kLayer.gemm) / kWarps - 256) / kChunkBytes;
-  CopyRingStorage<kChunkBytes, kStages> ring[kWarps];
+  static constexpr int kStages = (kLayer.gemm.stages * stage_bytes(kLayer.gemm) / kWarps - 512) / kChunkBytes;
+  CopyStorage<kChunkBytes, kStages> warp[kWarps];
 };
 
-template <LayerConfig kLayer>
-UNIEP_DEVICE auto& pipeline_ring(LayerStorage<kLayer>& shared, uint32_t warp) {
-  using Rings = PipelineRings<kLayer>;
-  static_assert(sizeof(Rings) <= sizeof(shared.a) + sizeof(shared.b), "the rings lie in the operands' memory");
-  return reinterpret_cast<Rings*>(&shared.a)->ring[warp];
-}
-
-// All warps of a CTA that dispatches, before its pipeline starts.
-template <LayerConfig kLayer>
-UNIEP_DEVICE void dispatch_first(LayerStorage<kLayer>& shared, uint32_t warp) {
-  const RunningCall running = running_call(shared);
-  auto& storage = pipeline_ring(shared, warp);
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE auto& pipeline_copies(LayerStorage<kLayer>& shared, uint32_t warp) {
+  using Copies = PipelineCopies<kLayer>;
+  static_assert(sizeof(Copies) <= sizeof(shared.a) + sizeof(shared.b), "the copies lie in the operands' memory");
+  auto& storage = reinterpret_cast<Copies*>(&shared.a)->warp[warp];
   if (ptx::lane_index() == 0) {
-    init_copy_ring(storage);
+    init_copy_ring(storage.ring);
     ptx::fence_mbarrier_init();
   }
   __syncwarp();
-  CopyRing ring(storage);
-  run_dispatch(running, ring, Share{warp, PipelineRings<kLayer>::kWarps});
+  return storage;
+}
+
+// All warps of a CTA that dispatches, before its pipeline starts.
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE void dispatch_first(LayerStorage<kLayer>& shared, uint32_t warp) {
+  const RunningCall running = running_call(shared);
+  auto& storage = pipeline_copies(shared, warp);
+  CopyRing ring(storage.ring);
+  run_dispatch(running, ring, storage.walk, Share{warp, PipelineCopies<kLayer>::kWarps});
   ptx::fence_proxy_async_shared();
   __syncthreads();
 }
 
 // A math warp, once its CTA has no more tiles.
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void send_and_reduce(LayerStorage<kLayer>& shared, uint32_t math_warp) {
   const RunningCall running = running_call(shared);
+  const RegisterSum<2, 8> sum;
   if constexpr (kLayer.on_sms && kLayer.combine != CombineKind::kEpilogue) {
     ptx::named_barrier(kMathBarrier, kMathWarps * ptx::kThreadsPerWarp);  // nobody multiplies any more
-    auto& storage = pipeline_ring(shared, math_warp);
-    if (ptx::lane_index() == 0) {
-      init_copy_ring(storage);
-      ptx::fence_mbarrier_init();
-    }
-    __syncwarp();
-    CopyRing ring(storage);
-    if (!send_share<kLayer, kDeepSum>(running, ring, Share{math_warp, kMathWarps})) return;
+    auto& storage = pipeline_copies(shared, math_warp);
+    CopyRing ring(storage.ring);
+    if (!send_share<kLayer>(running, ring, storage.walk, Share{math_warp, kMathWarps}, sum)) return;
   }
-  run_reduce<kDeepSum>(running, &shared.reduce_items);
+  run_reduce(running, &shared.reduce_items, sum);
 }
 
 }  // namespace uniep::cuda

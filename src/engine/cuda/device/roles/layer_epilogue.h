@@ -12,7 +12,7 @@ namespace uniep::cuda {
 //
 // A tile's late work is done between the K blocks of the next one, or by flush() where the next one is not there yet:
 // it may wait for this very tile. After the last step the warp arrives at the tile's `stored` barrier.
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 class LayerEpilogue {
  public:
   static constexpr int kCount = kLayer.gemm.tile_n / 2;
@@ -25,7 +25,10 @@ class LayerEpilogue {
   UNIEP_DEVICE LayerEpilogue(LayerStorage<kLayer>& shared, int32_t math_warp)
       : shared_(shared), math_warp_(math_warp) {}
 
-  UNIEP_DEVICE void finish(const LayerTask& task, uint32_t slot, const float (&d)[kCount]) {
+  // The tile in slot `slot` of the task ring.
+  UNIEP_DEVICE void finish(uint32_t slot, const float (&d)[kCount]) {
+    const LayerTask task =
+        __builtin_bit_cast(LayerTask, ptx::load_shared_16(ptx::shared_address(&shared_.tasks.slots[slot])));
     const int32_t lane = static_cast<int32_t>(ptx::lane_index());
     if (lane < kBlockRows) {
       const bool exists = row_in_tile() + lane < task.valid_rows;

@@ -6,7 +6,7 @@
 namespace uniep::cuda {
 
 // FC1: the first half of a tile of B is gate rows, the second the matching up rows.
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call, const LayerTask& task) {
   const bool second = task.has(LayerTask::kSecond);
   const bool map_per_expert = (second ? call.second_map_per_expert : call.first_map_per_expert) != 0;
@@ -16,8 +16,8 @@ UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call
   tile.b = map_per_expert ? b + task.expert : b;
   tile.b_matrix = map_per_expert ? 0 : task.expert;
   tile.m_begin = task.row;
-  tile.n_begin[0] = task.column();
-  tile.n_begin[1] = task.column() + (second ? kLayer.gemm.tile_n / 2 : static_cast<int32_t>(call.intermediate));
+  tile.n_low = task.column();
+  tile.n_high = task.column() + (second ? kLayer.gemm.tile_n / 2 : static_cast<int32_t>(call.intermediate));
   tile.k_begin = 0;
   tile.k_blocks = task.k_blocks;
   tile.shared_b = task.has(LayerTask::kSharedB);
@@ -25,7 +25,7 @@ UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call
 }
 
 // One thread: keeps the stages full. `maps` is the call in global memory, where TMA finds its maps.
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& shared) {
   const int32_t cta = kLayer.gemm.cluster == 1 ? 0 : static_cast<int32_t>(ptx::cluster_rank());
   TaskCursor<LayerTask, kLayer.gemm.cluster> tasks(shared.tasks);

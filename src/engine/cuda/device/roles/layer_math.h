@@ -7,7 +7,7 @@
 namespace uniep::cuda {
 
 // When a CTA's tiles ran, by one thread: between asking for the tile and having it, and until its products are there.
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 class TileRecorder {
  public:
   UNIEP_DEVICE TileRecorder(LayerStorage<kLayer>& shared, bool records)
@@ -21,8 +21,10 @@ class TileRecorder {
   UNIEP_DEVICE void begins() {
     if (records_) shared_.tile_begin_ns = ptx::nanoseconds();
   }
-  UNIEP_DEVICE void ends(const LayerTask& task) {
-    if (!records_ || !task.has(LayerTask::kStore)) return;
+  UNIEP_DEVICE void ends(uint32_t slot) {
+    if (!records_) return;
+    const LayerTask task = shared_.tasks.slots[slot];
+    if (!task.has(LayerTask::kStore)) return;
     const RankCall& call = shared_.call;
     TileRecord record;
     record.task = tile_of<kLayer>(call.program, task);
@@ -44,7 +46,7 @@ class TileRecorder {
 };
 
 // Two warpgroups, 64 rows of the tile each.
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_math(LayerStorage<kLayer>& shared, int32_t math_warp) {
   TaskCursor<LayerTask, kLayer.gemm.cluster> tasks(shared.tasks);
   Multiplier<kLayer.gemm> multiplier(shared, math_warp / 4);
@@ -54,14 +56,15 @@ UNIEP_DEVICE void run_layer_math(LayerStorage<kLayer>& shared, int32_t math_warp
   for (;;) {
     recorder.wait_begins();
     if (!tasks.ready()) epilogue.flush();
-    const uint32_t slot = tasks.slot();
-    const LayerTask task = tasks.take_by_warp();
+    const LayerTask task = tasks.read_by_warp();
     if (task.has(LayerTask::kEnd)) break;
     recorder.begins();
     multiplier.multiply(task.k_blocks, d, epilogue, WarpTile{});
-    recorder.ends(task);
-    epilogue.finish(task, slot, d);
+    recorder.ends(tasks.slot());
+    epilogue.finish(tasks.slot(), d);  // reads the record again, which saves the registers
+    tasks.release_by_warp();
   }
+  tasks.release_by_warp();
   epilogue.flush();
 }
 

@@ -7,7 +7,7 @@
 namespace uniep::cuda {
 
 // The record of a tile. `tile` exists.
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 UNIEP_DEVICE LayerTask record_of(const RankCall& call, const uniep::Task& tile, bool shared_b, bool store) {
   const RankProgram& p = call.program;
   const bool second = tile.stage == Stage::kSecondGemm;
@@ -34,7 +34,7 @@ UNIEP_DEVICE LayerTask record_of(const RankCall& call, const uniep::Task& tile, 
 }
 
 // The tile that a record stands for.
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 UNIEP_DEVICE uniep::Task tile_of(const RankProgram& p, const LayerTask& task) {
   const bool second = task.has(LayerTask::kSecond);
   const int32_t n = second
@@ -62,7 +62,7 @@ struct CountersOnly {
 };
 
 // The next position of the compute list for this warp's lane; past the list's end when there is none.
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 UNIEP_DEVICE int64_t next_position(const RunningCall& running, const ComputeList& list, int32_t cta, int32_t index) {
   if (!running.call.program.dynamic) {
     return static_position(running.call.program, list.walkers, running.worker + cta, index);
@@ -75,22 +75,25 @@ UNIEP_DEVICE int64_t next_position(const RunningCall& running, const ComputeList
   return static_cast<int64_t>(ptx::warp_uniform(ticket)) * kLayer.gemm.cluster + cta;
 }
 
-// One warp of a cluster: decides what its CTAs do next, up to kTaskSlots tasks ahead, and waits until they can: an even
-// lane for the first CTA, an odd one for the second. Neither CTA begins a tile of B that the other can not begin too.
+// One warp of a cluster: decides what its CTAs do next, up to kTaskSlots tasks ahead, and waits until they can: a lane
+// for each CTA. Neither CTA begins a tile of B that the other can not begin too.
 // No other role evaluates order.
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
   constexpr int32_t kCtas = kLayer.gemm.cluster;
   const RankProgram& p = shared.call.program;
   const int32_t lane = static_cast<int32_t>(ptx::lane_index());
   const int32_t cta = lane % kCtas;
   TaskCursor<LayerTask, kCtas> ring(shared.tasks);
-  ListCursor cursor;
   bool all_arrived = false;
   for (int32_t index = 0;; ++index) {
     const int64_t position = next_position<kLayer>(running_call(shared), shared.compute, cta, index);
     if (__any_sync(0xffffffffu, position >= shared.compute.length)) break;
-    uniep::Task tile = list_task(p, shared.launch, ListKind::kCompute, position, cursor);
+    uniep::Task tile{};
+    if (lane < kCtas) {
+      tile = list_task(p, shared.launch, ListKind::kCompute, position, shared.compute.cursors[cta]);
+    }
+    __syncwarp();
     const int32_t other_m = __shfl_xor_sync(0xffffffffu, tile.m, kCtas - 1);
     const int32_t other_n = __shfl_xor_sync(0xffffffffu, tile.n, kCtas - 1);
     const bool store = tile.has_tile();
@@ -99,7 +102,8 @@ UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
       tile.m = other_m;
       tile.n = other_n;
     }
-    if (kLayer.combine == CombineKind::kEpilogue && !all_arrived && tile.stage == Stage::kSecondGemm) {
+    const bool second = __any_sync(0xffffffffu, lane == 0 && tile.stage == Stage::kSecondGemm);
+    if (kLayer.combine == CombineKind::kEpilogue && second && !all_arrived) {
       if (!wait_for_arrivals(running_call(shared), tile)) break;
       all_arrived = true;
     }

@@ -6,7 +6,7 @@ namespace uniep::cuda {
 
 // One warp: tells what waits for a tile that it is stored. A slot of the task ring is handed back only then, so that
 // the math warps are never more than kTaskSlots tiles ahead of the `stored` barriers.
-template <LayerConfig kLayer>
+template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_signals(LayerStorage<kLayer>& shared) {
   const RunningCall running = running_call(shared);
   const RankProgram& p = running.call.program;

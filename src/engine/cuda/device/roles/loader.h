@@ -17,9 +17,9 @@ constexpr Major kMajorB = kConfig.layout == Layout::kForward ? Major::kK : Major
 struct TileOperands {
   const TensorMap* a;
   const TensorMap* b;
-  int32_t b_matrix;    // B's third coordinate
-  int32_t m_begin;     // A's first row; MN-major: column
-  int32_t n_begin[2];  // the same of B, for each half of the tile
+  int32_t b_matrix;       // B's third coordinate
+  int32_t m_begin;        // A's first row; MN-major: column
+  int32_t n_low, n_high;  // the same of B, for each half of the tile
   int32_t k_begin;
   int32_t k_blocks;
   bool shared_b;  // the CTAs of the cluster load half of B each, for both
@@ -72,10 +72,10 @@ UNIEP_DEVICE void load_tile(SharedStorage<kConfig>& shared, StageCursor<kConfig.
     ptx::mbarrier_arrive_expect_bytes(shared.full[cursor.stage], stage_bytes(kConfig));
     load_a<kConfig>(shared, tile, cursor.stage, k);
     if (kConfig.cluster == 2 && tile.shared_b) {
-      load_b_half<kConfig, true>(shared, tile, cursor.stage, k, cta == 0 ? tile.n_begin[0] : tile.n_begin[1], cta);
+      load_b_half<kConfig, true>(shared, tile, cursor.stage, k, cta == 0 ? tile.n_low : tile.n_high, cta);
     } else {
-      load_b_half<kConfig, false>(shared, tile, cursor.stage, k, tile.n_begin[0], 0);
-      load_b_half<kConfig, false>(shared, tile, cursor.stage, k, tile.n_begin[1], 1);
+      load_b_half<kConfig, false>(shared, tile, cursor.stage, k, tile.n_low, 0);
+      load_b_half<kConfig, false>(shared, tile, cursor.stage, k, tile.n_high, 1);
     }
   }
 }
@@ -91,8 +91,8 @@ UNIEP_DEVICE TileOperands operands_of(const GemmArguments& arguments, const Tens
   tile.b = &b_maps[map_per_expert ? task.expert : 0];
   tile.b_matrix = kConfig.layout == Layout::kWgrad || map_per_expert ? 0 : task.expert;
   tile.m_begin = task.m_begin;
-  tile.n_begin[0] = task.n_block * (kSwiglu ? kHalfColumns : kConfig.tile_n);
-  tile.n_begin[1] = tile.n_begin[0] + (kSwiglu ? arguments.n_extent : kHalfColumns);
+  tile.n_low = task.n_block * (kSwiglu ? kHalfColumns : kConfig.tile_n);
+  tile.n_high = tile.n_low + (kSwiglu ? arguments.n_extent : kHalfColumns);
   tile.k_begin = task.k_begin;
   tile.k_blocks = task.k_blocks;
   tile.shared_b = task.has(Task::kSharedB);
