@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <functional>
+#include <set>
 
 #include "engine/cuda/dynamic_library.h"
 #include "program/build.h"
@@ -84,13 +85,31 @@ std::string compare_programs(PlaceGroup& group, const PlaceCase& c, const StateP
     p.push_begin = own.push_begin;
     p.push_block = own.push_block;
   }
-  const Buffer memory(static_cast<int64_t>(ranks * sizeof(RankCall)));
-  memory.upload(calls);
-  std::vector<RankCall*> addresses;
-  for (size_t rank = 0; rank < ranks; ++rank) addresses.push_back(memory.as<RankCall>() + rank);
-  group.placer().build_programs(addresses, placed.programs, std::vector<Stream>(ranks, Stream{group.stream()}));
-  check(driver().cuStreamSynchronize(group.stream()), "building a Program's tables");
-  calls = memory.download<RankCall>(ranks);
+  // The calls of a device's ranks follow each other in its memory.
+  std::vector<Buffer> memory;
+  std::vector<RankCall*> addresses(ranks);
+  std::vector<Stream> streams;
+  for (const RankPlacement& own : placed.ranks) streams.push_back(own.routing.stream);
+  for (const int device : std::set<int>(group.devices().begin(), group.devices().end())) {
+    const ScopedDevice scope(device);
+    std::vector<RankCall> own;
+    memory.emplace_back(static_cast<int64_t>(ranks * sizeof(RankCall)));
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      if (group.devices()[rank] != device) continue;
+      addresses[rank] = memory.back().as<RankCall>() + own.size();
+      own.push_back(calls[rank]);
+    }
+    memory.back().upload(own);
+  }
+  group.placer().build_programs(addresses, placed.programs, streams);
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    const ScopedDevice scope(group.devices()[rank]);
+    auto* const stream = static_cast<CUstream>(streams[rank].handle);
+    check(driver().cuMemcpyDtoHAsync(&calls[rank], reinterpret_cast<CUdeviceptr>(addresses[rank]), sizeof(RankCall),
+                                     stream),
+          "reading a call");
+    check(driver().cuStreamSynchronize(stream), "building a Program's tables");
+  }
   TableComparison comparison;
   for (size_t rank = 0; rank < ranks; ++rank) {
     const RankProgram& p = program.rank(static_cast<int>(rank));
@@ -119,15 +138,15 @@ std::string compare_programs(PlaceGroup& group, const PlaceCase& c, const StateP
 }
 
 // Exact mode, then capacity mode, each into poisoned memory.
-void run_case(Results& results, KernelStore& kernels, const PlaceCase& c, uint64_t seed) {
+void run_case(Results& results, PlaceDevices& gpus, const PlaceCase& c, const std::vector<int>& devices,
+              uint64_t seed) {
   std::mt19937_64 random(seed);
   const LayerShape shape = PlaceGroup::shape_of(c);
-  const int ranks = static_cast<int>(c.tokens.size());
   const std::vector<HostRouting> routings = random_routings(c, random);
   const StatePointer host = place_on_host(c, routings);
   const int64_t capacity = largest(host->padded_rows);
   for (const bool copies : {false, true}) {
-    PlaceGroup group(ranks, kernels, copies, capacity * static_cast<int64_t>(sizeof(RowSource)));
+    PlaceGroup group(devices, gpus, copies, capacity * static_cast<int64_t>(sizeof(RowSource)));
     std::string different;
     {
       PlacedOnDevice placed;
@@ -203,11 +222,11 @@ std::string message_of(const std::function<void()>& action) {
 }
 
 // The same words as the host's, on the first problem; and an empty placement behind it.
-void run_illegal(Results& results, KernelStore& kernels) {
+void run_illegal(Results& results, PlaceDevices& gpus) {
   std::mt19937_64 random(3);
   PlaceCase c{"", 16, 4, {200, 3000, 100, 0}, Spread::kUniform, true, 0.1};
   const LayerShape shape = PlaceGroup::shape_of(c);
-  PlaceGroup group(4, kernels, false);
+  PlaceGroup group(std::vector<int>(4, 0), gpus, false);
   for (int kind = 0; kind < 30; ++kind) {
     c.wide = kind % 2 == 0;
     std::vector<HostRouting> routings = random_routings(c, random);
@@ -257,13 +276,13 @@ void run_illegal(Results& results, KernelStore& kernels) {
   }
 }
 
-void run_overflow(Results& results, KernelStore& kernels) {
+void run_overflow(Results& results, PlaceDevices& gpus) {
   std::mt19937_64 random(5);
   const PlaceCase c{"", 32, 4, {700, 900, 800, 600}, Spread::kSkewed, false, 0.1};
   const LayerShape shape = PlaceGroup::shape_of(c);
   const std::vector<HostRouting> routings = random_routings(c, random);
   const StatePointer host = place_on_host(c, routings);
-  PlaceGroup group(4, kernels, false);
+  PlaceGroup group(std::vector<int>(4, 0), gpus, false);
   PlacedOnDevice placed;
   group.upload(c, routings, placed);
   const int64_t need = largest(host->padded_rows);
@@ -295,14 +314,14 @@ class HalfMemory final : public SymmetricMemory {
   std::vector<int> own_{0};
 };
 
-void run_missing_rank(Results& results, KernelStore& kernels) {
+void run_missing_rank(Results& results, PlaceDevices& gpus) {
   std::mt19937_64 random(6);
   const PlaceCase c{"", 8, 2, {100, 100}, Spread::kUniform, false, 0};
   const LayerShape shape = PlaceGroup::shape_of(c);
   const std::vector<HostRouting> routings = random_routings(c, random);
-  PlaceGroup group(2, kernels, true, 16 * 1024 * 16);
+  PlaceGroup group(std::vector<int>(2, 0), gpus, true, 16 * 1024 * 16);
   HalfMemory half(group.memory());
-  Placer alone(half, {&kernels}, 0.2, 0.2);
+  Placer alone(half, {&gpus.kernels(0)}, 0.2, 0.2);
   alone.set_row_inbox(&group.inbox());
   PlacedOnDevice placed;
   group.upload(c, routings, placed);
@@ -323,11 +342,11 @@ void run_missing_rank(Results& results, KernelStore& kernels) {
 }
 
 // Two placements at a time, so that one stays valid while the next is made.
-void run_repeats(Results& results, KernelStore& kernels, int repeats) {
+void run_repeats(Results& results, PlaceDevices& gpus, int repeats) {
   std::mt19937_64 random(8);
   const PlaceCase c{"", 64, 8, {600, 512, 0, 700, 100, 640, 333, 1}, Spread::kSkewed, true, 0.1};
   const LayerShape shape = PlaceGroup::shape_of(c);
-  PlaceGroup group(8, kernels, false);
+  PlaceGroup group(std::vector<int>(8, 0), gpus, false);
   constexpr int64_t kCapacity = 24 * 1024;
   std::vector<PlacedOnDevice> placed(2);
   std::vector<StatePointer> hosts;
@@ -357,7 +376,7 @@ void run_repeats(Results& results, KernelStore& kernels, int repeats) {
 }
 
 // A captured placement follows new routings.
-void run_graph(Results& results, KernelStore& kernels) {
+void run_graph(Results& results, PlaceDevices& gpus) {
   static const DynamicLibrary library("the CUDA driver", "UNIEP_LIBCUDA", {"libcuda.so.1"});
   decltype(&::cuStreamBeginCapture) begin_capture;
   decltype(&::cuStreamEndCapture) end_capture;
@@ -371,7 +390,7 @@ void run_graph(Results& results, KernelStore& kernels) {
   std::mt19937_64 random(9);
   const PlaceCase c{"", 32, 4, {500, 400, 300, 200}, Spread::kSkewed, true, 0.1};
   const LayerShape shape = PlaceGroup::shape_of(c);
-  PlaceGroup group(4, kernels, false);
+  PlaceGroup group(std::vector<int>(4, 0), gpus, false);
   PlacedOnDevice placed;
   group.upload(c, random_routings(c, random), placed);
   group.take_rows(placed, std::vector<int64_t>(4, 8192), sources_of(c));
@@ -407,10 +426,10 @@ void run_graph(Results& results, KernelStore& kernels) {
 }
 
 // Microseconds a placement, from ids to tables, back to back on one stream.
-void measure(KernelStore& kernels, const PlaceCase& c) {
+void measure(PlaceDevices& gpus, const PlaceCase& c, const std::vector<int>& devices) {
   std::mt19937_64 random(10);
   const LayerShape shape = PlaceGroup::shape_of(c);
-  PlaceGroup group(static_cast<int>(c.tokens.size()), kernels, false);
+  PlaceGroup group(devices, gpus, false);
   const std::vector<HostRouting> routings = random_routings(c, random);
   const StatePointer host = place_on_host(c, routings);
   const int64_t capacity = largest(host->padded_rows);
@@ -447,20 +466,35 @@ int run(int argc, char** argv) {
     if (std::strcmp(argv[i], "--repeats") == 0 && i + 1 < argc) repeats = std::atoi(argv[++i]);
   }
   const ScopedDevice scope(0);
-  KernelStore kernels(0);
+  PlaceDevices gpus;
+  const int count = std::min(device_count(), kMostCudaRanks);
   uint64_t seed = 1;
-  for (const PlaceCase& c : all_cases()) run_case(results, kernels, c, seed++);
-  run_illegal(results, kernels);
-  run_overflow(results, kernels);
-  run_missing_rank(results, kernels);
-  run_graph(results, kernels);
-  run_repeats(results, kernels, repeats);
-  measure(kernels, {"W 1, T 8192, K 8, E 256", 256, 8, {8192}, Spread::kUniform, true, 0});
-  measure(kernels, {"W 1, T 4096, K 8, E 256", 256, 8, {4096}, Spread::kUniform, true, 0});
-  measure(kernels,
-          {"W 8 virtual, T 8192, K 8, E 256", 256, 8, std::vector<int64_t>(8, 8192), Spread::kUniform, true, 0});
-  measure(kernels,
-          {"W 8 virtual, T 1024, K 8, E 256", 256, 8, std::vector<int64_t>(8, 1024), Spread::kUniform, true, 0});
+  for (const PlaceCase& c : all_cases()) {
+    run_case(results, gpus, c, std::vector<int>(c.tokens.size(), 0), seed++);
+    if (count > 1 && c.tokens.size() > 1) {  // a GPU each as far as they go
+      std::vector<int> devices;
+      for (size_t rank = 0; rank < c.tokens.size(); ++rank) devices.push_back(static_cast<int>(rank) % count);
+      run_case(results, gpus, c, devices, seed++);
+    }
+  }
+  run_illegal(results, gpus);
+  run_overflow(results, gpus);
+  run_missing_rank(results, gpus);
+  run_graph(results, gpus);
+  run_repeats(results, gpus, repeats);
+  for (const int64_t tokens : {4096, 8192}) {
+    const auto timed = [&](const std::string& name, const std::vector<int>& devices) {
+      measure(gpus,
+              {name + ", T " + std::to_string(tokens) + ", K 8, E 256", 256, 8,
+               std::vector<int64_t>(devices.size(), tokens), Spread::kUniform, true, 0},
+              devices);
+    };
+    timed("1 rank", {0});
+    timed("8 ranks on one GPU", std::vector<int>(8, 0));
+    std::vector<int> each;
+    for (int device = 0; device < count; ++device) each.push_back(device);
+    if (count > 1) timed(std::to_string(count) + " ranks, a GPU each", each);
+  }
   std::printf("placement tests: %d passed, %d failed\n", results.passed, results.failed);
   return results.failed == 0 ? 0 : 1;
 }

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <random>
 
@@ -53,16 +54,33 @@ inline HostRouting random_routing(const PlaceCase& c, int rank, std::mt19937_64&
   return routing;
 }
 
-class DeviceStream {
+// What placements need of each GPU.
+class PlaceDevices {
  public:
-  DeviceStream() { check(driver().cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate"); }
-  ~DeviceStream() { driver().cuStreamDestroy(stream_); }
-  DeviceStream(const DeviceStream&) = delete;
-  DeviceStream& operator=(const DeviceStream&) = delete;
-  CUstream get() const { return stream_; }
+  KernelStore& kernels(int device) { return *of(device).kernels; }
+  CUstream stream(int device) { return of(device).stream; }
+  ~PlaceDevices() {
+    for (const auto& [device, own] : devices_) {
+      const ScopedDevice scope(device);
+      driver().cuStreamDestroy(own.stream);
+    }
+  }
 
  private:
-  CUstream stream_ = nullptr;
+  struct Device {
+    std::unique_ptr<KernelStore> kernels;
+    CUstream stream = nullptr;
+  };
+  Device& of(int device) {
+    Device& own = devices_[device];
+    if (own.kernels == nullptr) {
+      const ScopedDevice scope(device);
+      own.kernels = std::make_unique<KernelStore>(device);
+      check(driver().cuStreamCreate(&own.stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    }
+    return own;
+  }
+  std::map<int, Device> devices_;
 };
 
 // All ranks' tables of one placement, with memory for `rows` rows a rank.
@@ -74,24 +92,30 @@ struct PlacedOnDevice {
 
 class PlaceGroup {
  public:
-  // `copies`: peers write into symmetric memory of `row_bytes`, and each placement copies from it.
-  PlaceGroup(int ranks, KernelStore& kernels, bool copies, int64_t row_bytes = 0) : ranks_(ranks) {
-    const std::vector<int> devices(static_cast<size_t>(ranks), 0);
-    memory_ = make_local_symmetric_memory(devices, Placer::symmetric_bytes());
-    placer_ = std::make_unique<Placer>(*memory_, std::vector<KernelStore*>(devices.size(), &kernels), 5, 5);
+  // Rank r runs on devices[r]. `copies`: peers write into symmetric memory of `row_bytes`, and each placement copies
+  // from it.
+  PlaceGroup(std::vector<int> devices, PlaceDevices& gpus, bool copies, int64_t row_bytes = 0)
+      : devices_(std::move(devices)), gpus_(gpus) {
+    memory_ = make_local_symmetric_memory(devices_, Placer::symmetric_bytes());
+    std::vector<KernelStore*> kernels;
+    for (const int device : devices_) kernels.push_back(&gpus.kernels(device));
+    placer_ = std::make_unique<Placer>(*memory_, kernels, 5, 5);
     if (!copies) return;
-    inbox_ = make_local_symmetric_memory(devices, std::max<int64_t>(row_bytes, 16));
+    inbox_ = make_local_symmetric_memory(devices_, std::max<int64_t>(row_bytes, 16));
     placer_->set_row_inbox(inbox_.get());
   }
 
   Placer& placer() { return *placer_; }
   SymmetricMemory& memory() { return *memory_; }
   SymmetricMemory& inbox() { return *inbox_; }
-  CUstream stream() const { return stream_.get(); }
+  CUstream stream() { return gpus_.stream(devices_.front()); }
+  const std::vector<int>& devices() const { return devices_; }
 
   void upload(const PlaceCase& c, const std::vector<HostRouting>& routings, PlacedOnDevice& placed) {
     const LayerShape shape = shape_of(c);
-    for (int rank = 0; rank < ranks_; ++rank) {
+    for (int rank = 0; rank < ranks(); ++rank) {
+      const int device = devices_[static_cast<size_t>(rank)];
+      const ScopedDevice scope(device);
       const HostRouting& routing = routings[static_cast<size_t>(rank)];
       Buffer ids(static_cast<int64_t>(routing.ids.size()) * 8);
       Buffer probs(static_cast<int64_t>(routing.probs.size()) * 4);
@@ -103,13 +127,13 @@ class PlaceGroup {
       probs.upload(routing.probs);
       RankPlacement& own = placed.ranks.emplace_back();
       own.routing = {c.tokens[static_cast<size_t>(rank)], ids.as<void>(),
-                     c.wide ? IndexType::kInt64 : IndexType::kInt32, probs.as<float>(), Stream{stream_.get()}};
+                     c.wide ? IndexType::kInt64 : IndexType::kInt32, probs.as<float>(), Stream{gpus_.stream(device)}};
       placed.memory.push_back(std::move(ids));
       placed.memory.push_back(std::move(probs));
       const auto carve = [&](std::byte* block) {
         internal::Carver carver(block);
-        own.tables = carve_placement(carver, shape, ranks_, own.routing.tokens);
-        const ProgramTables tables = carve_program(carver, shape, ranks_);
+        own.tables = carve_placement(carver, shape, ranks(), own.routing.tokens);
+        const ProgramTables tables = carve_program(carver, shape, ranks());
         if (block != nullptr) placed.programs.push_back(tables);
         return static_cast<int64_t>(carver.used());
       };
@@ -120,7 +144,8 @@ class PlaceGroup {
   }
 
   void take_rows(PlacedOnDevice& placed, const std::vector<int64_t>& rows, int64_t sources) {
-    for (int rank = 0; rank < ranks_; ++rank) {
+    for (int rank = 0; rank < ranks(); ++rank) {
+      const ScopedDevice scope(devices_[static_cast<size_t>(rank)]);
       RankPlacement& own = placed.ranks[static_cast<size_t>(rank)];
       placed.memory.emplace_back(rows[static_cast<size_t>(rank)] * static_cast<int64_t>(sizeof(RowSource)));
       placed.memory.back().set_bytes(0xee);
@@ -128,8 +153,8 @@ class PlaceGroup {
       placed.memory.emplace_back(sources * 4);
       placed.memory.back().set_bytes(0xee);
       own.tables.row_of_source = placed.memory.back().as<int32_t>();
+      check(driver().cuCtxSynchronize(), "poisoning");
     }
-    check(driver().cuCtxSynchronize(), "poisoning");
   }
 
   static LayerShape shape_of(const PlaceCase& c) {
@@ -142,8 +167,10 @@ class PlaceGroup {
   }
 
  private:
-  int ranks_;
-  DeviceStream stream_;
+  int ranks() const { return static_cast<int>(devices_.size()); }
+
+  std::vector<int> devices_;
+  PlaceDevices& gpus_;
   std::unique_ptr<SymmetricMemory> memory_, inbox_;
   std::unique_ptr<Placer> placer_;
 };

@@ -21,6 +21,12 @@ CUstream stream_of(Stream stream) {
   return static_cast<CUstream>(stream.handle);
 }
 
+void require_ranks(int ranks) {
+  if (ranks <= kMostCudaRanks) return;
+  throw Error(Status::kUnsupported, "ranks: " + std::to_string(ranks) + "; the cuda engine places for 1 to " +
+                                        std::to_string(kMostCudaRanks));
+}
+
 uint64_t nanoseconds(double seconds) {
   return static_cast<uint64_t>(seconds * 1e9);
 }
@@ -68,28 +74,28 @@ KernelRequest program_tables_request() {
 Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels, double wait_seconds,
                double arrival_seconds)
     : memory_(memory), wait_seconds_(wait_seconds), arrival_seconds_(arrival_seconds) {
-  const std::vector<int>& ranks = memory.own_ranks();
-  if (memory.ranks() > kMostCudaRanks) {
-    throw Error(Status::kUnsupported, "ranks: " + std::to_string(memory.ranks()) +
-                                          "; the cuda engine places for 1 to " + std::to_string(kMostCudaRanks));
+  require_ranks(memory.ranks());
+  for (const int rank : memory.own_ranks()) {
+    const int device = memory.device(rank);
+    auto found = std::find_if(devices_.begin(), devices_.end(), [&](const auto& of) { return of.device == device; });
+    if (found == devices_.end()) {
+      found = devices_.insert(devices_.end(), {device, kernels.at(own_.size()), 0, {}});
+    }
+    found->index.push_back(own_.size());
+    own_.push_back({rank, device, nullptr, nullptr});
   }
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    own_.push_back({.rank = ranks[i], .device = memory.device(ranks[i]), .kernels = kernels.at(i)});
-  }
-  for (size_t first = 0; first < own_.size(); first = end_of_device(first)) {
-    const ScopedDevice scope(own_[first].device);
-    const size_t end = end_of_device(first);
-    const int processors = device_attribute(own_[first].device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-    const int ctas = std::clamp(processors / static_cast<int>(end - first), 1, kMostCtasOfRank);
+  for (DeviceRanks& of : devices_) {
+    const ScopedDevice scope(of.device);
+    const int processors = device_attribute(of.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    of.ctas = std::clamp(processors / static_cast<int>(of.index.size()), 1, kMostCtasOfRank);
     // Loaded now: loading may wait for kernels that run, and those may wait for a peer.
-    own_[first].kernels->prepare(std::vector<KernelRequest>{place_request(), program_tables_request()});
-    own_[first].kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts));
-    own_[first].kernels->get(row_of_source_request(), 0);
-    own_[first].kernels->get(program_tables_request(), 0);
-    for (size_t i = first; i < end; ++i) {
-      own_[i].ctas = ctas;
+    of.kernels->prepare(std::vector<KernelRequest>{place_request(), program_tables_request()});
+    of.kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts));
+    of.kernels->get(row_of_source_request(), 0);
+    of.kernels->get(program_tables_request(), 0);
+    for (const size_t i : of.index) {
+      const size_t counts_bytes = static_cast<size_t>(of.ctas) * kMostPlaceExperts * sizeof(int32_t);
       CUdeviceptr address = 0;
-      const size_t counts_bytes = static_cast<size_t>(ctas) * kMostPlaceExperts * sizeof(int32_t);
       cuda::check(driver().cuMemAlloc(&address, sizeof(PlaceState) + counts_bytes),
                   "allocating a rank's placement state");
       own_[i].state = reinterpret_cast<PlaceState*>(address);
@@ -123,20 +129,11 @@ void Placer::clear() {
 }
 
 void Placer::require_supported(const LayerShape& shape, int ranks) {
+  require_ranks(ranks);
   if (shape.experts > kMostPlaceExperts) {
     throw Error(Status::kUnsupported, "experts: " + std::to_string(shape.experts) +
                                           "; the cuda engine places at most " + std::to_string(kMostPlaceExperts));
   }
-  if (ranks > kMostCudaRanks) {
-    throw Error(Status::kUnsupported, "ranks: " + std::to_string(ranks) + "; the cuda engine places for 1 to " +
-                                          std::to_string(kMostCudaRanks));
-  }
-}
-
-size_t Placer::end_of_device(size_t first) const {
-  size_t end = first + 1;
-  while (end < own_.size() && own_[end].device == own_[first].device) ++end;
-  return end;
 }
 
 PlaceExchange* Placer::exchange(int own_rank, int peer) const {
@@ -149,41 +146,40 @@ RowSource* Placer::rows_of(int own_rank, int peer, std::span<const RankPlacement
 }
 
 void Placer::launch(const LayerShape& shape, std::span<const RankPlacement> ranks, uint32_t phases, int64_t row_limit) {
-  for (size_t first = 0; first < own_.size(); first = end_of_device(first)) {
-    const size_t end = end_of_device(first);
-    const ScopedDevice scope(own_[first].device);
+  for (const DeviceRanks& of : devices_) {
+    const ScopedDevice scope(of.device);
     PlaceArguments args{};
     args.ranks = memory_.ranks();
     args.experts = static_cast<int32_t>(shape.experts);
     args.topk = static_cast<int32_t>(shape.topk);
-    args.ctas = own_[first].ctas;
+    args.ctas = of.ctas;
     args.phases = phases;
     args.row_limit = row_limit;
     args.wait_limit_ns = nanoseconds(wait_seconds_);
     args.arrival_limit_ns = nanoseconds(arrival_seconds_);
-    for (size_t i = first; i < end; ++i) {
+    PlaceRank* rank = args.rank;
+    for (const size_t i : of.index) {
       const Routing& routing = ranks[i].routing;
-      PlaceRank& rank = args.rank[i - first];
-      rank.topk_ids = routing.topk_ids;
-      rank.probs = routing.probs;
-      rank.rank = own_[i].rank;
-      rank.tokens = static_cast<int32_t>(routing.tokens);
-      rank.wide_ids = routing.index_type == IndexType::kInt64 ? 1 : 0;
-      rank.tables = ranks[i].tables;
-      rank.state = own_[i].state;
-      rank.chunk_counts = own_[i].chunk_counts;
+      rank->topk_ids = routing.topk_ids;
+      rank->probs = routing.probs;
+      rank->rank = own_[i].rank;
+      rank->tokens = static_cast<int32_t>(routing.tokens);
+      rank->wide_ids = routing.index_type == IndexType::kInt64 ? 1 : 0;
+      rank->tables = ranks[i].tables;
+      rank->state = own_[i].state;
+      rank->chunk_counts = own_[i].chunk_counts;
       for (int peer = 0; peer < memory_.ranks(); ++peer) {
-        rank.exchange[peer] = exchange(own_[i].rank, peer);
-        rank.rows_of[peer] = rows_of(own_[i].rank, peer, ranks);
+        rank->exchange[peer] = exchange(own_[i].rank, peer);
+        rank->rows_of[peer] = rows_of(own_[i].rank, peer, ranks);
       }
+      ++rank;
     }
-    const CUfunction function = own_[first].kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts));
-    launch_kernel(function,
-                  {.grid_x = static_cast<int>(end - first) * args.ctas,
+    launch_kernel(of.kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts)),
+                  {.grid_x = static_cast<int>(of.index.size()) * of.ctas,
                    .threads = kPlaceThreads,
                    .shared_bytes = place_shared_bytes(shape.experts),
                    .cooperative = true,
-                   .stream = stream_of(ranks[first].routing.stream)},
+                   .stream = stream_of(ranks[of.index.front()].routing.stream)},
                   &args, "placement");
   }
 }
@@ -216,42 +212,40 @@ PlacementCounts Placer::read_counts(const LayerShape& shape, std::span<const Ran
 }
 
 void Placer::invert_rows(const LayerShape& shape, std::span<const RankPlacement> ranks, int64_t entries) {
-  for (size_t first = 0; first < own_.size(); first = end_of_device(first)) {
-    const size_t end = end_of_device(first);
-    const ScopedDevice scope(own_[first].device);
-    const CUstream stream = stream_of(ranks[first].routing.stream);
+  for (const DeviceRanks& of : devices_) {
+    const ScopedDevice scope(of.device);
+    const CUstream stream = stream_of(ranks[of.index.front()].routing.stream);
     RowOfSourceArguments args{};
     args.ranks = memory_.ranks();
     args.experts = static_cast<int32_t>(shape.experts);
     args.topk = static_cast<int32_t>(shape.topk);
-    for (size_t i = first; i < end; ++i) {
-      args.rank[i - first] = own_[i].rank;
-      args.tables[i - first] = ranks[i].tables;
+    for (size_t place = 0; place < of.index.size(); ++place) {
+      const size_t i = of.index[place];
+      args.rank[place] = own_[i].rank;
+      args.tables[place] = ranks[i].tables;
       cuda::check(driver().cuMemsetD8Async(pointer(ranks[i].tables.row_of_source), 0xff,
                                            static_cast<size_t>(entries) * sizeof(int32_t), stream),
                   "clearing a table of rows");
     }
-    launch_kernel(own_[first].kernels->get(row_of_source_request(), 0),
-                  {.grid_x = own_[first].ctas,
-                   .grid_y = static_cast<int>(end - first),
-                   .threads = kPlaceThreads,
-                   .stream = stream},
-                  &args, "inverting a table of rows");
+    launch_kernel(
+        of.kernels->get(row_of_source_request(), 0),
+        {.grid_x = of.ctas, .grid_y = static_cast<int>(of.index.size()), .threads = kPlaceThreads, .stream = stream},
+        &args, "inverting a table of rows");
   }
 }
 
 void Placer::build_programs(std::span<RankCall* const> calls, std::span<const ProgramTables> tables,
                             std::span<const Stream> streams) {
-  for (size_t first = 0; first < own_.size(); first = end_of_device(first)) {
-    const size_t end = end_of_device(first);
-    const ScopedDevice scope(own_[first].device);
+  for (const DeviceRanks& of : devices_) {
+    const ScopedDevice scope(of.device);
     ProgramTablesArguments args{};
-    args.calls = calls[first];
-    for (size_t i = first; i < end; ++i) args.tables[i - first] = tables[i];
-    launch_kernel(
-        own_[first].kernels->get(program_tables_request(), 0),
-        {.grid_x = static_cast<int>(end - first), .threads = kPlaceThreads, .stream = stream_of(streams[first])}, &args,
-        "building a Program's tables");
+    args.calls = calls[of.index.front()];
+    for (size_t place = 0; place < of.index.size(); ++place) args.tables[place] = tables[of.index[place]];
+    launch_kernel(of.kernels->get(program_tables_request(), 0),
+                  {.grid_x = static_cast<int>(of.index.size()),
+                   .threads = kPlaceThreads,
+                   .stream = stream_of(streams[of.index.front()])},
+                  &args, "building a Program's tables");
   }
 }
 

@@ -67,7 +67,7 @@ class Placer {
   void invert_rows(const LayerShape& shape, std::span<const RankPlacement> ranks, int64_t entries);
 
   // Fills tables (one entry an own rank) and what follows from them in calls[i].program and .layout; `calls` holds the
-  // device addresses of the own ranks' RankCalls, which follow each other where ranks share a device.
+  // device addresses of the own ranks' RankCalls. Those of ranks that share a device follow each other.
   void build_programs(std::span<RankCall* const> calls, std::span<const ProgramTables> tables,
                       std::span<const Stream> streams);
 
@@ -81,14 +81,18 @@ class Placer {
   struct OwnRank {
     int rank = 0;
     int device = 0;
-    KernelStore* kernels = nullptr;
     PlaceState* state = nullptr;
     int32_t* chunk_counts = nullptr;
-    int ctas = 0;
+  };
+  // The own ranks of one device, which share its launches.
+  struct DeviceRanks {
+    int device = 0;
+    KernelStore* kernels = nullptr;
+    int ctas = 0;               // a rank
+    std::vector<size_t> index;  // of own ranks
   };
 
   void launch(const LayerShape& shape, std::span<const RankPlacement> ranks, uint32_t phases, int64_t row_limit);
-  size_t end_of_device(size_t first) const;  // own ranks [first, end) share a device
   PlaceExchange* exchange(int own_rank, int peer) const;
   RowSource* rows_of(int own_rank, int peer, std::span<const RankPlacement> ranks) const;
   [[noreturn]] void raise(const PlaceReport& report, int rank, const LayerShape& shape) const;
@@ -104,6 +108,7 @@ class Placer {
   SymmetricMemory* row_inbox_ = nullptr;
   double wait_seconds_, arrival_seconds_;
   std::vector<OwnRank> own_;
+  std::vector<DeviceRanks> devices_;
   HostMemory* host_ = nullptr;
 };
 
