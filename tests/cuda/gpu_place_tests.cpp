@@ -157,7 +157,7 @@ void run_case(Results& results, PlaceDevices& gpus, const PlaceCase& c, const st
       group.take_rows(placed, host->padded_rows, sources_of(c));
       group.placer().assign(shape, placed.ranks);
       group.placer().invert_rows(shape, placed.ranks, sources_of(c));
-      group.placer().check(shape, placed.ranks);
+      group.placer().check(placed.ranks);
       TableComparison comparison;
       comparison.expect_placement(*host, placed.ranks, true);
       different += comparison.different + compare_programs(group, c, host, placed, random);
@@ -169,7 +169,7 @@ void run_case(Results& results, PlaceDevices& gpus, const PlaceCase& c, const st
       group.take_rows(placed, std::vector<int64_t>(c.tokens.size(), capacity), sources_of(c));
       group.placer().place(shape, placed.ranks, capacity);
       group.placer().invert_rows(shape, placed.ranks, sources_of(c));
-      group.placer().check(shape, placed.ranks);
+      group.placer().check(placed.ranks);
       TableComparison comparison;
       comparison.expect_placement(*host, placed.ranks, true);
       different = comparison.different + compare_programs(group, c, host, placed, random);
@@ -259,7 +259,7 @@ void run_illegal(Results& results, PlaceDevices& gpus) {
     });
     const std::string capacity = message_of([&] {
       group.placer().place(shape, placed.ranks, 16 * 1024);
-      group.placer().check(shape, placed.ranks);
+      group.placer().check(placed.ranks);
     });
     const bool good = exact == expected && capacity == expected;
     results.record("illegal routing " + std::to_string(kind), good, good ? expected : exact + " | " + expected);
@@ -291,7 +291,7 @@ void run_overflow(Results& results, PlaceDevices& gpus) {
     const std::string expected = message_of([&] { place_on_host(c, routings, capacity); });
     const std::string seen = message_of([&] {
       group.placer().place(shape, placed.ranks, capacity);
-      group.placer().check(shape, placed.ranks);
+      group.placer().check(placed.ranks);
     });
     results.record("capacity " + std::to_string(capacity) + " of " + std::to_string(need), seen == expected,
                    seen == expected ? seen : seen + " | " + expected);
@@ -329,12 +329,12 @@ void run_missing_rank(Results& results, PlaceDevices& gpus) {
   const std::vector<RankPlacement> first(placed.ranks.begin(), placed.ranks.begin() + 1);
   const std::string message = message_of([&] {
     alone.place(shape, first, 16 * 1024);
-    alone.check(shape, first);
+    alone.check(first);
   });
   results.record("a rank that never comes", message.find("for the counts of rank 1") != std::string::npos, message);
   group.placer().clear();
   group.placer().place(shape, placed.ranks, 16 * 1024);
-  const std::string after = message_of([&] { group.placer().check(shape, placed.ranks); });
+  const std::string after = message_of([&] { group.placer().check(placed.ranks); });
   TableComparison comparison;
   comparison.expect_placement(*place_on_host(c, routings), placed.ranks, false);
   results.record("a placement after it", after == "no error" && comparison.different.empty(),
@@ -359,7 +359,7 @@ void run_repeats(Results& results, PlaceDevices& gpus, int repeats) {
   std::string different;
   for (int i = 0; i < repeats && different.empty(); i += 2) {
     for (const PlacedOnDevice& each : placed) group.placer().place(shape, each.ranks, kCapacity);
-    group.placer().check(shape, placed[0].ranks);
+    group.placer().check(placed[0].ranks);
     for (size_t which = 0; which < 2; ++which) {
       TableComparison comparison;
       comparison.expect_placement(*hosts[which], placed[which].ranks, false);
@@ -417,7 +417,7 @@ void run_graph(Results& results, PlaceDevices& gpus) {
             "new probs");
     }
     check(launch_graph(executable, group.stream()), "cuGraphLaunch");
-    group.placer().check(shape, placed.ranks);
+    group.placer().check(placed.ranks);
     TableComparison comparison;
     comparison.expect_placement(*place_on_host(c, routings), placed.ranks, true);
     different += comparison.different;
@@ -453,7 +453,7 @@ void measure(PlaceDevices& gpus, const PlaceCase& c, const std::vector<int>& dev
   const double count = microseconds([&] { group.placer().count(shape, placed.ranks); });
   const double assign = microseconds([&] { group.placer().assign(shape, placed.ranks); });
   const double invert = microseconds([&] { group.placer().invert_rows(shape, placed.ranks, sources_of(c)); });
-  group.placer().check(shape, placed.ranks);
+  group.placer().check(placed.ranks);
   std::printf("%-44s placed in %6.1f us; count %5.1f, assign %5.1f, row_of_source %5.1f\n", c.name.c_str(), whole,
               count, assign, invert);
 }

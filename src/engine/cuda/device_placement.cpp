@@ -31,6 +31,25 @@ uint64_t nanoseconds(double seconds) {
   return static_cast<uint64_t>(seconds * 1e9);
 }
 
+[[noreturn]] void raise(const PlaceReport& report, int rank) {
+  const std::string waited = "rank " + std::to_string(rank) + " waited too long in placement, for ";
+  const std::string hint = "; recover() makes the group usable again";
+  switch (report.fault) {
+    case PlaceFault::kRouting:
+      refuse_slot({report.routing_fault, report.rank, report.entry / report.topk, report.entry % report.topk, report.id,
+                   report.prob},
+                  report.experts);
+    case PlaceFault::kOverflow:
+      refuse_rows({report.rank, report.rows, report.limit, report.expert, report.expert_rows});
+    case PlaceFault::kCountsMissing:
+      throw Error(Status::kTimeout, waited + "the counts of rank " + std::to_string(report.rank) + hint);
+    case PlaceFault::kRowsMissing:
+      throw Error(Status::kTimeout, waited + "the rows of rank " + std::to_string(report.rank) + hint);
+    default:
+      throw Error(Status::kTimeout, waited + "its own CTAs" + hint);
+  }
+}
+
 }  // namespace
 
 PlacementTables carve_placement(internal::Carver& carver, const LayerShape& shape, int ranks, int64_t tokens) {
@@ -126,6 +145,7 @@ void Placer::clear() {
                 "clearing a placement");
     cuda::check(driver().cuCtxSynchronize(), "clearing a placement");
   }
+  std::fill_n(host_->report, kMostCudaRanks, PlaceReport{});
 }
 
 void Placer::require_supported(const LayerShape& shape, int ranks) {
@@ -207,7 +227,7 @@ PlacementCounts Placer::read_counts(const LayerShape& shape, std::span<const Ran
   cuda::check(driver().cuMemcpyDtoHAsync(host_->tokens, pointer(ranks.front().tables.tokens_of_rank),
                                          count * sizeof(int32_t), stream),
               "reading token counts");
-  check(shape, ranks);
+  check(ranks);
   return {{host_->tokens, host_->tokens + count}, {host_->counts, host_->counts + entries}};
 }
 
@@ -249,46 +269,48 @@ void Placer::build_programs(std::span<RankCall* const> calls, std::span<const Pr
   }
 }
 
-void Placer::check(const LayerShape& shape, std::span<const RankPlacement> ranks) {
+void Placer::queue_reports(std::span<const RankPlacement> ranks) {
   for (size_t i = 0; i < own_.size(); ++i) {
     const ScopedDevice scope(own_[i].device);
     cuda::check(driver().cuMemcpyDtoHAsync(&host_->report[i], pointer(&own_[i].state->report), sizeof(PlaceReport),
                                            stream_of(ranks[i].routing.stream)),
-                "reading a placement's report");
+                "queueing the report of a placement");
   }
-  const OwnRank* failed = nullptr;
+}
+
+bool Placer::has_noticed_failure() const {
+  for (size_t i = 0; i < own_.size(); ++i) {
+    const volatile PlaceFault& fault = host_->report[i].fault;
+    if (fault != PlaceFault::kNone) return true;
+  }
+  return false;
+}
+
+void Placer::check(std::span<const RankPlacement> ranks) {
+  queue_reports(ranks);
   for (size_t i = 0; i < own_.size(); ++i) {
     const ScopedDevice scope(own_[i].device);
     cuda::check(driver().cuStreamSynchronize(stream_of(ranks[i].routing.stream)), "placement");
-    if (failed == nullptr && host_->report[i].fault != PlaceFault::kNone) failed = &own_[i];
   }
-  if (failed == nullptr) return;
+  if (has_noticed_failure()) throw_noticed_failure();
+}
+
+void Placer::throw_noticed_failure() {
+  for (const DeviceRanks& of : devices_) {
+    const ScopedDevice scope(of.device);
+    cuda::check(driver().cuCtxSynchronize(), "placement");
+  }
+  size_t first = 0;
+  while (host_->report[first].fault == PlaceFault::kNone) ++first;
+  const PlaceReport report = host_->report[first];
+  std::fill_n(host_->report, own_.size(), PlaceReport{});
   for (const OwnRank& own : own_) {
     const ScopedDevice scope(own.device);
     cuda::check(driver().cuMemsetD8Async(pointer(&own.state->report), 0, sizeof(PlaceReport), nullptr),
                 "clearing a placement's report");
     cuda::check(driver().cuCtxSynchronize(), "clearing a placement's report");
   }
-  raise(host_->report[failed - own_.data()], failed->rank, shape);
-}
-
-void Placer::raise(const PlaceReport& report, int rank, const LayerShape& shape) const {
-  const std::string waited = "rank " + std::to_string(rank) + " waited too long in placement, for ";
-  const std::string hint = "; recover() makes the group usable again";
-  switch (report.fault) {
-    case PlaceFault::kRouting:
-      refuse_slot({report.routing_fault, report.rank, report.entry / shape.topk, report.entry % shape.topk, report.id,
-                   report.prob},
-                  shape.experts);
-    case PlaceFault::kOverflow:
-      refuse_rows({report.rank, report.rows, report.limit, report.expert, report.expert_rows});
-    case PlaceFault::kCountsMissing:
-      throw Error(Status::kTimeout, waited + "the counts of rank " + std::to_string(report.rank) + hint);
-    case PlaceFault::kRowsMissing:
-      throw Error(Status::kTimeout, waited + "the rows of rank " + std::to_string(report.rank) + hint);
-    default:
-      throw Error(Status::kTimeout, waited + "its own CTAs" + hint);
-  }
+  raise(report, own_[first].rank);
 }
 
 }  // namespace uniep::cuda

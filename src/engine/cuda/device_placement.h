@@ -71,8 +71,14 @@ class Placer {
   void build_programs(std::span<RankCall* const> calls, std::span<const ProgramTables> tables,
                       std::span<const Stream> streams);
 
-  // Throws what went wrong in a placement since the last check; reading it clears it. Waits for `ranks`' streams.
-  void check(const LayerShape& shape, std::span<const RankPlacement> ranks);
+  // Lets the host know, behind everything that the streams hold, whether a placement has failed since the last time.
+  void queue_reports(std::span<const RankPlacement> ranks);
+  // Whether the last reports that have come tell of a failure. Does not wait.
+  bool has_noticed_failure() const;
+  // Waits for all own devices, throws the failure that was noticed, and forgets it.
+  [[noreturn]] void throw_noticed_failure();
+  // queue_reports(), a wait for `ranks`' streams, and throw_noticed_failure() if there is one.
+  void check(std::span<const RankPlacement> ranks);
 
   // After a time-out, between two barriers of the group: as new.
   void clear();
@@ -95,7 +101,6 @@ class Placer {
   void launch(const LayerShape& shape, std::span<const RankPlacement> ranks, uint32_t phases, int64_t row_limit);
   PlaceExchange* exchange(int own_rank, int peer) const;
   RowSource* rows_of(int own_rank, int peer, std::span<const RankPlacement> ranks) const;
-  [[noreturn]] void raise(const PlaceReport& report, int rank, const LayerShape& shape) const;
 
   // Page-locked, so that copies from all ranks are under way together.
   struct HostMemory {

@@ -28,7 +28,8 @@ enum class PlaceFault : int32_t {
 struct PlaceReport {
   PlaceFault fault;
   RoutingFault routing_fault;
-  int32_t rank;  // whose routing or rows, or the peer that was waited for
+  int32_t experts, topk;  // of the layer
+  int32_t rank;           // whose routing or rows, or the peer that was waited for
   int32_t expert;
   int64_t entry;  // token * K + slot
   int64_t id;

@@ -72,6 +72,8 @@ UNIEP_DEVICE void report_failure(const PlaceCta& cta, const PlaceReport& report)
   if (atomicCAS(reinterpret_cast<int32_t*>(&cta.own.state->report.fault), 0, static_cast<int32_t>(report.fault)) == 0) {
     PlaceReport& kept = cta.own.state->report;
     kept.routing_fault = report.routing_fault;
+    kept.experts = cta.args.experts;
+    kept.topk = cta.args.topk;
     kept.rank = report.rank;
     kept.expert = report.expert;
     kept.entry = report.entry;
