@@ -9,6 +9,7 @@
 
 #include "engine/cuda/device_placement.h"
 #include "engine/cuda/gemm_kernels.h"
+#include "engine/cuda/layer_kernels.h"
 #include "uniep/error.h"
 
 namespace {
@@ -40,6 +41,7 @@ int run(int samples, unsigned seed) {
   int failures = 0;
   std::vector<KernelRequest> requests = {prob_sum_request(), naive_request("uniep_naive_gemm"), place_request(),
                                          row_of_source_request(), program_tables_request()};
+  for (const LayerKernelConfig& config : default_layer_configs()) requests.push_back(layer_request(config));
   std::set<std::string> seen;
   for (const GemmConfig& config : configs) {
     const KernelRequest request = gemm_request(config);

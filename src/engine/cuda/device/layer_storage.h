@@ -20,6 +20,7 @@ struct ComputeList {
   Participants walkers;
   int64_t length;         // 0 for a worker that does not walk it
   ListCursor cursors[2];  // of the cluster's CTAs
+  bool all_arrived;       // the peers, as far as the scheduler knows
 };
 
 // A CTA's shared memory in the megakernel: the GEMM core's, and what the other roles need.

@@ -58,7 +58,7 @@ UNIEP_DEVICE ComputeList compute_list(const RunningCall& running) {
   const RankProgram& p = running.call.program;
   constexpr ListKind kKind = ListKind::kCompute;
   const bool walks = walks_list(p, running.launch, running.worker, AgentRole::kCompute, kKind);
-  return {participants_of(p, running.launch, kKind), walks ? list_length(p, running.launch, kKind) : 0, {}};
+  return {participants_of(p, running.launch, kKind), walks ? list_length(p, running.launch, kKind) : 0, {}, false};
 }
 
 UNIEP_DEVICE bool dispatches_first(const RunningCall& running) {
@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const 
       run_layer_signals<kLayer>(shared);
     }
     ptx::named_barrier(kLaunchEndBarrier, kGemmThreads);
-    if (warp == kSignalWarp) finish_launch(running_call(shared));
+    if (ptx::warp_index() == kSignalWarp) finish_launch(running_call(shared));
   } else {
     ptx::raise_registers<kMathRegisters>();
     run_layer_math<kLayer>(shared, static_cast<int32_t>(warp) - 4);

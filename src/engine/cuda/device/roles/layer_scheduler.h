@@ -85,7 +85,6 @@ UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
   const int32_t lane = static_cast<int32_t>(ptx::lane_index());
   const int32_t cta = lane % kCtas;
   TaskCursor<LayerTask, kCtas> ring(shared.tasks);
-  bool all_arrived = false;
   for (int32_t index = 0;; ++index) {
     const int64_t position = next_position<kLayer>(running_call(shared), shared.compute, cta, index);
     if (__any_sync(0xffffffffu, position >= shared.compute.length)) break;
@@ -103,9 +102,9 @@ UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
       tile.n = other_n;
     }
     const bool second = __any_sync(0xffffffffu, lane == 0 && tile.stage == Stage::kSecondGemm);
-    if (kLayer.combine == CombineKind::kEpilogue && second && !all_arrived) {
+    if (kLayer.combine == CombineKind::kEpilogue && second && !shared.compute.all_arrived) {
       if (!wait_for_arrivals(running_call(shared), tile)) break;
-      all_arrived = true;
+      shared.compute.all_arrived = true;
     }
     const RunningCall running = running_call(shared);
     CountersOnly counters{running, tile};
