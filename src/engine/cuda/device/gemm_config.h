@@ -30,9 +30,13 @@ constexpr int kMathWarps = 4 * kMathWarpgroups;
 constexpr int kGemmThreads = 128 * (1 + kMathWarpgroups);
 constexpr int kTaskSlots = 4;
 constexpr int kSharedMemoryLimit = 227 * 1024;
-constexpr int kProducerRegisters = 48;
-constexpr int kMathRegisters = 232;
-static_assert(128 * (kProducerRegisters + kMathWarpgroups * kMathRegisters) <= 65536, "more registers than an SM has");
+// A CTA is launched with the same number of registers for every thread, a multiple of 8; what the math warps take has
+// to come from the producers, or they wait for it for ever.
+constexpr int kLaunchRegisters = 65536 / kGemmThreads / 8 * 8;
+constexpr int kProducerRegisters = 56;
+constexpr int kMathRegisters = 224;
+static_assert(kProducerRegisters + kMathWarpgroups * kMathRegisters <= (1 + kMathWarpgroups) * kLaunchRegisters,
+              "the math warps would wait for registers that the CTA does not have");
 
 struct GemmConfig {
   Layout layout = Layout::kForward;
