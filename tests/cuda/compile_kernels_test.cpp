@@ -8,6 +8,7 @@
 #include <set>
 
 #include "engine/cuda/device_placement.h"
+#include "engine/cuda/exchange.h"
 #include "engine/cuda/gemm_kernels.h"
 #include "engine/cuda/layer_kernels.h"
 #include "uniep/error.h"
@@ -42,6 +43,7 @@ int run(int samples, unsigned seed) {
   std::vector<KernelRequest> requests = {prob_sum_request(), naive_request("uniep_naive_gemm"), place_request(),
                                          row_of_source_request(), program_tables_request()};
   for (const LayerKernelConfig& config : default_layer_configs()) requests.push_back(layer_request(config));
+  for (const ExchangeConfig& config : default_exchange_configs()) requests.push_back(exchange_request(config));
   std::set<std::string> seen;
   for (const GemmConfig& config : configs) {
     const KernelRequest request = gemm_request(config);

@@ -24,4 +24,20 @@ UNIEP_DEVICE void named_barrier(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// The same; true in all threads when `value` is true in all of them.
+UNIEP_DEVICE bool named_barrier_all(uint32_t id, uint32_t threads, bool value) {
+  uint32_t all;
+  asm volatile(
+      "{\n"
+      ".reg .pred p, q;\n"
+      "setp.ne.u32 p, %3, 0;\n"
+      "barrier.cta.red.and.aligned.pred q, %1, %2, p;\n"
+      "selp.u32 %0, 1, 0, q;\n"
+      "}\n"
+      : "=r"(all)
+      : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(value))
+      : "memory");
+  return all != 0;
+}
+
 }  // namespace uniep::cuda::ptx

@@ -117,7 +117,7 @@ UNIEP_DEVICE bool run_group_send(const RunningCall& running, WalkState& state, S
                                  const Sum& sum) {
   ListWalk<ListKind::kSend> walk(running, state, share);
   while (walk.next()) {
-    if (!wait_for_group_send(running, walk.task())) return false;
+    if (!team.agrees(wait_for_group_send(running, walk.task()))) return false;
     ptx::fence_proxy_async_global();
     send_groups(running, walk.task(), team, sum);
   }

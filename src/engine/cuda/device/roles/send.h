@@ -68,18 +68,17 @@ UNIEP_DEVICE bool wait_for_group_send(const RunningCall& running, const uniep::T
   return __all_sync(0xffffffffu, holds);
 }
 
-// The warps that send a block of tokens together, each its own tokens, and what brings them together at the end.
+// The warps that send a block of tokens together, each its own tokens. Where there are several, a named barrier brings
+// them together.
 struct SendTeam {
   uint32_t warp = 0;
   uint32_t warps = 1;
-  uint32_t barrier = 0;  // a named barrier, when there are several warps
+  uint32_t barrier = 0;
 
-  UNIEP_DEVICE void meet() const {
-    if (warps == 1) {
-      __syncwarp();
-    } else {
-      ptx::named_barrier(barrier, warps * ptx::kThreadsPerWarp);
-    }
+  // Whether all threads say so; what any of them has stored before lies before what any of them does after.
+  UNIEP_DEVICE bool agrees(bool here) const {
+    if (warps == 1) return __all_sync(0xffffffffu, here);
+    return ptx::named_barrier_all(barrier, warps * ptx::kThreadsPerWarp, here);
   }
 };
 
@@ -117,7 +116,7 @@ UNIEP_DEVICE void send_groups(const RunningCall& running, const uniep::Task& tas
        token += static_cast<int32_t>(team.warps)) {
     send_token(running.call, task, token, sum);
   }
-  team.meet();
+  team.agrees(true);
   if (team.warp == 0) signal_task(running, task);
 }
 

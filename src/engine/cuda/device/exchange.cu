@@ -1,0 +1,81 @@
+// Dispatch or combine alone: the launches of a Program without its GEMM stages (engine/cuda/exchange.h). All warps of
+// all CTAs copy, each through a ring of its own; in a combine the last warps of a CTA sum what comes back while the
+// others still send. Compiled at run time with its warps and rings as macros.
+#include "engine/cuda/device/layer_launch.h"
+#include "engine/cuda/device/roles/copy_agent.h"
+#include "engine/cuda/device/roles/finish.h"
+#include "engine/cuda/device/roles/reduce.h"
+
+namespace uniep::cuda {
+
+constexpr uint32_t kWarps = UNIEP_WARPS;
+constexpr uint32_t kReduceWarps = UNIEP_REDUCE_WARPS;
+constexpr uint32_t kTeamWarps = UNIEP_TEAM_WARPS;
+constexpr uint32_t kSendWarps = kWarps - kReduceWarps;
+constexpr uint32_t kTeams = kSendWarps / kTeamWarps;
+static_assert(kWarps <= 32, "a CTA has at most 1024 threads");
+static_assert(kSendWarps > 0 && kSendWarps % kTeamWarps == 0, "the warps that send come in whole teams");
+static_assert(kTeams <= 15, "each team has a named barrier beside that of the CTA");
+
+using Copy = CopyStorage<UNIEP_CHUNK_BYTES, UNIEP_COPY_STAGES>;
+
+struct Storage {
+  Copy copies[kWarps];
+  RankCall call;  // a copy: read often, by all warps
+  uint32_t epoch;
+  int32_t launch, worker;
+  uint32_t reduce_items;  // that the CTA's warps have dealt among themselves
+};
+static_assert(sizeof(Storage) <= UNIEP_SHARED_BYTES, "the host asks for too little shared memory");
+
+UNIEP_DEVICE void copy_call(Storage& shared, const RankCall& call) {
+  const uint32_t target = ptx::shared_address(&shared.call);
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(&call);
+  for (uint32_t at = threadIdx.x * 16; at < sizeof(RankCall); at += blockDim.x * 16) {
+    ptx::store_shared_16(target + at, ptx::load_global_16_once(bytes + at));
+  }
+}
+
+// The send list of a combine; without groups every warp is a team of its own.
+UNIEP_DEVICE bool run_sends(const RunningCall& running, CopyRing<decltype(Copy::ring)>& ring, WalkState& walk,
+                            uint32_t warp) {
+  if (running.call.program.combine_groups == 0) return run_send(running, ring, walk, Share{warp, kSendWarps});
+  const uint32_t team = warp / kTeamWarps;
+  return run_group_send(running, walk, Share{team, kTeams}, SendTeam{warp % kTeamWarps, kTeamWarps, 1 + team},
+                        RingSum(ring));
+}
+
+UNIEP_DEVICE void run_warp(const RunningCall& running, Storage& shared, uint32_t warp) {
+  Copy& copy = shared.copies[warp];
+  CopyRing ring(copy.ring);
+  if (!run_dispatch(running, ring, copy.walk, Share{warp, kWarps})) return;
+  if (warp < kSendWarps && !run_sends(running, ring, copy.walk, warp)) return;
+  run_reduce(running, &shared.reduce_items, RingSum(ring));
+}
+
+extern "C" __global__ void __launch_bounds__(32 * kWarps, 1)
+    uniep_exchange(const __grid_constant__ LayerLaunch launch) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Storage& shared = *reinterpret_cast<Storage*>(memory);
+  const uint32_t warp = ptx::warp_uniform(threadIdx.x / ptx::kThreadsPerWarp);
+  const int32_t cta = static_cast<int32_t>(blockIdx.x);
+  const RankCall& call = launch.calls[cta / launch.workers];
+  copy_call(shared, call);
+  if (ptx::lane_index() == 0) {
+    init_copy_ring(shared.copies[warp].ring);
+    ptx::fence_mbarrier_init();
+  }
+  if (threadIdx.x == 0) {
+    shared.epoch = *call.epoch;
+    shared.launch = launch.launch;
+    shared.worker = cta % launch.workers;
+    shared.reduce_items = 0;
+  }
+  __syncthreads();
+  const RunningCall running{shared.call, shared.epoch, shared.launch, shared.worker};
+  run_warp(running, shared, warp);
+  __syncthreads();
+  if (warp == 0) finish_launch(running);
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,76 @@
+#include "engine/cuda/exchange.h"
+
+#include <algorithm>
+#include <string>
+
+#include "engine/cuda/device/gemm_config.h"
+
+namespace uniep::cuda {
+namespace {
+
+constexpr int kBytesBesideChunks = 512;  // of a warp: barriers, the walk's state, alignment
+constexpr int kCommonBytes = sizeof(RankCall) + 256;
+constexpr int kMostStages = 32;
+
+// The most stages that fit, up to those asked for.
+int fitting_stages(ExchangeConfig config, int stages) {
+  config.stages = std::clamp(stages, 1, kMostStages);
+  while (config.stages > 1 && exchange_shared_bytes(config) > kSharedMemoryLimit) --config.stages;
+  return config.stages;
+}
+
+}  // namespace
+
+ExchangeConfig dispatch_config(int chunk_bytes, int stages) {
+  ExchangeConfig config{.warps = 8, .reduce_warps = 0, .team_warps = 1, .chunk_bytes = chunk_bytes};
+  config.stages = fitting_stages(config, stages);
+  return config;
+}
+
+ExchangeConfig combine_config(int chunk_bytes, int stages) {
+  ExchangeConfig config{.warps = 16, .reduce_warps = 4, .team_warps = 4, .chunk_bytes = chunk_bytes};
+  config.stages = fitting_stages(config, stages);
+  return config;
+}
+
+std::vector<ExchangeConfig> default_exchange_configs() {
+  return {dispatch_config(4096, 6), combine_config(4096, 3)};
+}
+
+int exchange_threads(const ExchangeConfig& config) {
+  return 32 * config.warps;
+}
+
+int exchange_shared_bytes(const ExchangeConfig& config) {
+  return config.warps * (config.chunk_bytes * config.stages + kBytesBesideChunks) + kCommonBytes;
+}
+
+KernelRequest exchange_request(const ExchangeConfig& config) {
+  const auto macro = [](const char* name, int value) { return std::string(name) + "=" + std::to_string(value); };
+  return {"engine/cuda/device/exchange.cu",
+          "uniep_exchange",
+          {macro("UNIEP_WARPS", config.warps), macro("UNIEP_REDUCE_WARPS", config.reduce_warps),
+           macro("UNIEP_TEAM_WARPS", config.team_warps), macro("UNIEP_CHUNK_BYTES", config.chunk_bytes),
+           macro("UNIEP_COPY_STAGES", config.stages), macro("UNIEP_SHARED_BYTES", exchange_shared_bytes(config))}};
+}
+
+RankProgram dispatch_program(const RankProgram& layer) {
+  RankProgram p = layer;
+  p.on_sms = false;
+  p.launches = 1;
+  p.stages[0] = {.dispatch = true};
+  return p;
+}
+
+RankProgram combine_program(const RankProgram& layer) {
+  RankProgram p = layer;
+  p.on_sms = false;
+  p.launches = 1;
+  p.stages[0] = {.combine = true};
+  p.epilogue_combine = false;
+  p.dynamic = false;                            // the warps of a team take the same tasks
+  for (int32_t& tile : p.chunk_tile) tile = 0;  // no GEMM's tiles to wait for
+  return p;
+}
+
+}  // namespace uniep::cuda

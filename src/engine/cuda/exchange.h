@@ -1,0 +1,35 @@
+#pragma once
+
+#include <vector>
+
+#include "engine/cuda/device/layer_launch.h"
+#include "engine/cuda/run_time_compiler.h"
+
+// Dispatch and combine without the GEMMs between them: Programs of one launch, and the kernel that runs them
+// (device/exchange.cu; its argument is a LayerLaunch, one CTA an SM, cooperative).
+namespace uniep::cuda {
+
+// How the warps of a CTA share the work. `team_warps` warps send a block of tokens together under combine groups; the
+// last `reduce_warps` warps only sum. Every warp has a ring of `stages` chunks.
+struct ExchangeConfig {
+  int warps = 16;
+  int reduce_warps = 4;
+  int team_warps = 4;
+  int chunk_bytes = 4096;
+  int stages = 3;
+};
+
+ExchangeConfig dispatch_config(int chunk_bytes, int stages);
+ExchangeConfig combine_config(int chunk_bytes, int stages);
+std::vector<ExchangeConfig> default_exchange_configs();
+
+int exchange_threads(const ExchangeConfig& config);
+int exchange_shared_bytes(const ExchangeConfig& config);
+KernelRequest exchange_request(const ExchangeConfig& config);
+
+// A layer's Program without its other stages: rows to their experts, or expert rows back to their tokens. The combine's
+// rows are ready when it begins.
+RankProgram dispatch_program(const RankProgram& layer);
+RankProgram combine_program(const RankProgram& layer);
+
+}  // namespace uniep::cuda
