@@ -40,8 +40,9 @@ int run(int samples, unsigned seed) {
   const std::vector<GemmConfig> more = sampled_configs(samples, seed);
   configs.insert(configs.end(), more.begin(), more.end());
   int failures = 0;
-  std::vector<KernelRequest> requests = {prob_sum_request(), naive_request("uniep_naive_gemm"), place_request(),
-                                         row_of_source_request(), program_tables_request()};
+  std::vector<KernelRequest> requests = {prob_sum_request(),       naive_request("uniep_naive_gemm"),
+                                         place_request(),          row_of_source_request(),
+                                         program_tables_request(), begin_call_request()};
   for (const LayerKernelConfig& config : default_layer_configs()) requests.push_back(layer_request(config));
   for (const ExchangeConfig& config : default_exchange_configs()) requests.push_back(exchange_request(config));
   std::set<std::string> seen;

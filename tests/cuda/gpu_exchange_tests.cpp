@@ -1,7 +1,7 @@
 // Dispatch and combine on GPUs against the host, byte by byte: pull and push, shapes and rings, ragged and empty ranks,
 // unused slots, one expert that gets everything, combine flat and by groups, dprobs; many calls; a rank that never
 // comes. Virtual ranks on one GPU, and a GPU each where there are several. Exit status 77 without a GPU.
-// Usage: gpu_exchange_tests [--verbose] [--repeats N] [--cases N]
+// Usage: gpu_exchange_tests [--verbose] [--repeats N] [--cases N], or --compile: only fills the kernel cache
 #include <cstdlib>
 #include <random>
 
@@ -23,8 +23,8 @@ struct ExchangeCase {
   Schedule schedule;
   int workers = 4;
   int pull_parts = 4;
-  ExchangeConfig dispatch = dispatch_config(4096, 6);
-  ExchangeConfig combine = combine_config(4096, 3);
+  ExchangeConfig dispatch = default_exchange_configs()[0];
+  ExchangeConfig combine = default_exchange_configs()[1];
 };
 
 int ranks_of(const ExchangeCase& c) {
@@ -169,8 +169,16 @@ class Exchange {
                  std::to_string(source.rank) + " token " + std::to_string(source.token);
         }
       }
-      const std::string counters = counter_difference(rank);
-      if (!counters.empty()) return counters;
+    }
+    return "";
+  }
+
+  // Straight after a dispatch every block counts all its rows, padding included.
+  std::string counter_difference() {
+    for (int rank = 0; rank < ranks_of(case_); ++rank) {
+      const ScopedDevice scope(devices_[rank]);
+      const std::string wrong = counter_difference(rank);
+      if (!wrong.empty()) return wrong;
     }
     return "";
   }
@@ -199,7 +207,6 @@ class Exchange {
   }
 
  private:
-  // After a dispatch every block counts all its rows, padding included.
   std::string counter_difference(int rank) {
     const RankProgram& p = session_->program().rank(rank);
     const SignalLayout& layout = session_->layout();
@@ -331,20 +338,23 @@ ExchangeCase random_case(int number, std::mt19937_64& random) {
   return c;
 }
 
-// Rings of other sizes, each a kernel of its own.
+// Rings and teams of other sizes, each a kernel of its own.
+std::vector<ExchangeConfig> ring_configs() {
+  return {{.warps = 16, .reduce_warps = 4, .team_warps = 4, .chunk_bytes = 1024, .stages = 1},
+          {.warps = 4, .reduce_warps = 1, .team_warps = 3, .chunk_bytes = 512, .stages = 32},
+          {.warps = 8, .reduce_warps = 0, .team_warps = 1, .chunk_bytes = 16384, .stages = 1}};
+}
+
 std::vector<ExchangeCase> ring_cases() {
   std::vector<ExchangeCase> cases;
-  for (const auto& [chunk, stages] :
-       {std::pair{1024, 1}, std::pair{512, 12}, std::pair{16384, 1}, std::pair{2048, 5}}) {
-    cases.push_back(
-        basic("chunk " + std::to_string(chunk) + " stages " + std::to_string(stages), {150, 0, 77, 130}, 2880, 16, 5));
+  for (const ExchangeConfig& config : ring_configs()) {
+    ExchangeCase c = basic("chunk " + std::to_string(config.chunk_bytes) + " stages " + std::to_string(config.stages),
+                           {150, 0, 77, 130}, 2880, 16, 5);
+    c.dispatch = c.combine = config;
+    cases.push_back(c);
+    cases.push_back(c);
+    cases.back().name += ", by groups";
     cases.back().groups = 8;
-    cases.back().dispatch = dispatch_config(chunk, stages);
-    cases.back().combine = combine_config(chunk, stages);
-    cases.push_back(cases.back());
-    cases.back().groups = 0;
-    cases.back().combine.reduce_warps = 0;
-    cases.back().combine.team_warps = 1;
   }
   return cases;
 }
@@ -356,7 +366,7 @@ void run_case(Results& results, const ExchangeCase& c, const std::vector<int>& d
     exchange.poison_results();
     exchange.session().dispatch();
     exchange.session().check();
-    wrong = exchange.dispatch_difference();
+    wrong = exchange.dispatch_difference() + exchange.counter_difference();
     if (!wrong.empty()) wrong = "dispatch: " + wrong;
     exchange.session().combine();
     exchange.session().check();
@@ -431,6 +441,15 @@ void run_all(Results& results, bool spread, int cases, int repeats) {
   run_time_out(results, devices_for(4, spread));
 }
 
+// Compiles the kernels of all tests into the cache; needs no GPU.
+void compile_all() {
+  std::vector<KernelRequest> requests{begin_call_request()};
+  std::vector<ExchangeConfig> configs = default_exchange_configs();
+  for (const ExchangeConfig& config : ring_configs()) configs.push_back(config);
+  for (const ExchangeConfig& config : configs) requests.push_back(exchange_request(config));
+  compile_kernels(requests);
+}
+
 int run(int argc, char** argv) {
   Results results;
   int repeats = 1000, cases = 40;
@@ -449,6 +468,10 @@ int run(int argc, char** argv) {
 }  // namespace uniep::cuda::test
 
 int main(int argc, char** argv) {
+  if (argc == 2 && std::strcmp(argv[1], "--compile") == 0) {
+    uniep::cuda::test::compile_all();
+    return 0;
+  }
   try {
     uniep::cuda::require_hopper(0);
   } catch (const uniep::Error& error) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "engine/cuda/device/gemm_config.h"
+#include "uniep/error.h"
 
 namespace uniep::cuda {
 namespace {
@@ -15,8 +16,11 @@ constexpr int kMostStages = 32;
 // The most stages that fit, up to those asked for.
 int fitting_stages(ExchangeConfig config, int stages) {
   config.stages = std::clamp(stages, 1, kMostStages);
-  while (config.stages > 1 && exchange_shared_bytes(config) > kSharedMemoryLimit) --config.stages;
-  return config.stages;
+  while (config.stages > 0 && exchange_shared_bytes(config) > kSharedMemoryLimit) --config.stages;
+  if (config.stages > 0) return config.stages;
+  throw Error(Status::kInvalidArgument, "comm.chunk_bytes: " + std::to_string(config.chunk_bytes) + " for each of " +
+                                            std::to_string(config.warps) + " warps do not fit an SM's " +
+                                            std::to_string(kSharedMemoryLimit) + " bytes of shared memory");
 }
 
 }  // namespace
@@ -52,6 +56,10 @@ KernelRequest exchange_request(const ExchangeConfig& config) {
           {macro("UNIEP_WARPS", config.warps), macro("UNIEP_REDUCE_WARPS", config.reduce_warps),
            macro("UNIEP_TEAM_WARPS", config.team_warps), macro("UNIEP_CHUNK_BYTES", config.chunk_bytes),
            macro("UNIEP_COPY_STAGES", config.stages), macro("UNIEP_SHARED_BYTES", exchange_shared_bytes(config))}};
+}
+
+KernelRequest begin_call_request() {
+  return {"engine/cuda/device/begin_call.cu", "uniep_begin_call", {}};
 }
 
 RankProgram dispatch_program(const RankProgram& layer) {

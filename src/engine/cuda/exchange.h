@@ -19,13 +19,18 @@ struct ExchangeConfig {
   int stages = 3;
 };
 
+// As many of `stages` as fit. Throws Error (kInvalidArgument) where not even one does.
 ExchangeConfig dispatch_config(int chunk_bytes, int stages);
 ExchangeConfig combine_config(int chunk_bytes, int stages);
+// Of dispatch and of combine.
 std::vector<ExchangeConfig> default_exchange_configs();
 
 int exchange_threads(const ExchangeConfig& config);
 int exchange_shared_bytes(const ExchangeConfig& config);
 KernelRequest exchange_request(const ExchangeConfig& config);
+
+// What begins every call (device/begin_call.cu): its argument is the RankCalls' address, a CTA a rank.
+KernelRequest begin_call_request();
 
 // A layer's Program without its other stages: rows to their experts, or expert rows back to their tokens. The combine's
 // rows are ready when it begins.

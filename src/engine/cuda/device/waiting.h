@@ -29,6 +29,12 @@ UNIEP_DEVICE uint32_t* flag_of(const RunningCall& running, int32_t rank, FlagSpa
   return call.flags[rank] + call.layout.flags[static_cast<int>(space)] + index;
 }
 
+// A task of a known stage, so that what other stages wait for and signal is not compiled.
+template <Stage kStage>
+UNIEP_DEVICE uniep::Task as_stage(const uniep::Task& task) {
+  return {kStage, task.expert, task.m, task.n};
+}
+
 // ---- Waits
 
 UNIEP_DEVICE bool has_failed(const RunningCall& running) {

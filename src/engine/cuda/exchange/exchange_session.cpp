@@ -13,8 +13,6 @@ namespace {
 constexpr int64_t kAlignment = 1024;
 constexpr int kBeginThreads = 512;
 
-const KernelRequest kBeginCall{"engine/cuda/device/begin_call.cu", "uniep_begin_call", {}};
-
 uint64_t nanoseconds(double seconds) {
   return static_cast<uint64_t>(seconds * 1e9);
 }
@@ -193,7 +191,7 @@ void ExchangeSession::prepare(Operation& operation, const ExchangeConfig& config
     }
     operation.calls.push_back(upload(gpu.first_rank, calls.data(), gpu.ranks));
     cuda::check(driver().cuCtxSynchronize(), "uploading an exchange's calls");
-    gpu.kernels->get(kBeginCall, 0);
+    gpu.kernels->get(begin_call_request(), 0);
     gpu.kernels->get(operation.kernel, exchange_shared_bytes(config));
   }
 }
@@ -205,7 +203,8 @@ void ExchangeSession::run(const Operation& operation, int ranks) {
     if (count <= 0) continue;
     const ScopedDevice scope(gpu.device);
     const RankCall* calls = operation.calls[i];
-    launch_kernel(gpu.kernels->get(kBeginCall, 0), {.grid_x = count, .threads = kBeginThreads}, &calls, "begin_call");
+    launch_kernel(gpu.kernels->get(begin_call_request(), 0), {.grid_x = count, .threads = kBeginThreads}, &calls,
+                  "begin_call");
     LayerLaunch launch{calls, 0, programs_[gpu.first_rank].workers};
     const int bytes = exchange_shared_bytes(operation.config);
     launch_kernel(gpu.kernels->get(operation.kernel, bytes),

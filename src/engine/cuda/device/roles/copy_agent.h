@@ -79,35 +79,43 @@ struct CopyStorage {
   WalkState walk;
 };
 
+template <Stage kStage, typename Ring>
+UNIEP_DEVICE bool run_copy(const RunningCall& running, const uniep::Task& task, Ring& ring) {
+  const uniep::Task staged = as_stage<kStage>(task);
+  if (!wait_for_task(running, staged)) return false;
+  ptx::fence_proxy_async_global();  // bulk copies read what ordinary stores have written
+  if constexpr (kStage == Stage::kPull) pull_rows(running, staged, ring);
+  if constexpr (kStage == Stage::kPush) push_rows(running, staged, ring);
+  if constexpr (kStage == Stage::kReceive) receive_rows(running, staged, ring);
+  if constexpr (kStage == Stage::kSend) send_rows(running, staged, ring);
+  return true;
+}
+
 // One warp with a ring of its own: pull, or push and receive. False once the call has failed.
 template <typename Ring>
 UNIEP_DEVICE bool run_dispatch(const RunningCall& running, Ring& ring, WalkState& state, Share share) {
   ListWalk<ListKind::kDispatch> walk(running, state, share);
-  while (walk.next()) {
+  bool holds = true;
+  while (holds && walk.next()) {
     const uniep::Task& task = walk.task();
-    if (!wait_for_task(running, task)) return false;
-    ptx::fence_proxy_async_global();  // bulk copies read what ordinary stores have written
     if (task.stage == Stage::kPull) {
-      pull_rows(running, task, ring);
+      holds = run_copy<Stage::kPull>(running, task, ring);
     } else if (task.stage == Stage::kPush) {
-      push_rows(running, task, ring);
+      holds = run_copy<Stage::kPush>(running, task, ring);
     } else {
-      receive_rows(running, task, ring);
+      holds = run_copy<Stage::kReceive>(running, task, ring);
     }
   }
-  return true;
+  return holds;
 }
 
 // One warp with a ring of its own: the staged combine without groups. False once the call has failed.
 template <typename Ring>
 UNIEP_DEVICE bool run_send(const RunningCall& running, Ring& ring, WalkState& state, Share share) {
   ListWalk<ListKind::kSend> walk(running, state, share);
-  while (walk.next()) {
-    if (!wait_for_task(running, walk.task())) return false;
-    ptx::fence_proxy_async_global();
-    send_rows(running, walk.task(), ring);
-  }
-  return true;
+  bool holds = true;
+  while (holds && walk.next()) holds = run_copy<Stage::kSend>(running, walk.task(), ring);
+  return holds;
 }
 
 // The combine with groups, by a team of warps that share each task; `share` is the team's. Where a team has several

@@ -50,12 +50,11 @@ class CopyRing {
     }
   }
 
-  // The same, where each lane that `takes_part` loads a piece, laid one behind the other.
-  UNIEP_DEVICE void load_pieces(bool takes_part, const void* source, uint32_t bytes, uint32_t offset) {
-    const uint32_t lanes = __ballot_sync(0xffffffffu, takes_part);
+  // The same, where each lane of the mask `lanes` loads a piece, laid one behind the other.
+  UNIEP_DEVICE void load_pieces(uint32_t lanes, const void* source, uint32_t bytes, uint32_t offset) {
     const uint32_t stage = reserve(static_cast<uint32_t>(__popc(lanes)) * bytes, 0, offset);
     __syncwarp();
-    if (!takes_part) return;
+    if ((lanes >> ptx::lane_index() & 1u) == 0) return;
     const uint32_t before = static_cast<uint32_t>(__popc(lanes & ((1u << ptx::lane_index()) - 1)));
     ptx::bulk_load(ptx::shared_address(storage_.chunks[stage]) + before * bytes, source, bytes, storage_.landed[stage]);
   }

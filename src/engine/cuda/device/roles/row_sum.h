@@ -85,11 +85,10 @@ class RingSum {
   UNIEP_DEVICE void operator()(uint32_t summands, const BFloat16* source, int32_t columns, BFloat16* out) const {
     const uint32_t bytes = static_cast<uint32_t>(columns) * sizeof(BFloat16);
     const uint32_t slice = slice_bytes(summands);
-    const bool takes_part = (summands >> ptx::lane_index() & 1u) != 0;
     for (uint32_t offset = 0; offset < bytes; offset += slice) {
       if (ring_.is_full()) add_slice(summands, slice, bytes, out);
       const uint32_t size = bytes - offset < slice ? bytes - offset : slice;
-      ring_.load_pieces(takes_part, reinterpret_cast<const uint8_t*>(source) + offset, size, offset);
+      ring_.load_pieces(summands, reinterpret_cast<const uint8_t*>(source) + offset, size, offset);
     }
     while (!ring_.is_empty()) add_slice(summands, slice, bytes, out);
   }

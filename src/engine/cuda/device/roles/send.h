@@ -92,11 +92,11 @@ UNIEP_DEVICE void send_token(const RankCall& call, const uniep::Task& task, int3
   const int32_t row = slot < p.topk ? p.row_of_source[entry] : -1;
   const int32_t experts_per_group = p.experts / p.combine_groups;
   const int32_t group = row < 0 ? -1 : (p.first_expert + local_expert_holding(p, row)) / experts_per_group;
-  const int32_t column = p.chunk_column[task.n];
   for (uint32_t left = __ballot_sync(0xffffffffu, row >= 0); left != 0;) {
     // Groups come in the order of their first slots; their sums do not depend on each other.
     const int32_t next = __shfl_sync(0xffffffffu, group, __ffs(static_cast<int>(left)) - 1);
     const uint32_t summands = __ballot_sync(0xffffffffu, group == next);
+    const int32_t column = p.chunk_column[task.n];
     sum(summands, call.output_rows + row * call.hidden + column, p.chunk_column[task.n + 1] - column,
         slot_of(call, task.expert, token, next, column));
     left &= ~summands;
@@ -117,7 +117,7 @@ UNIEP_DEVICE void send_groups(const RunningCall& running, const uniep::Task& tas
     send_token(running.call, task, token, sum);
   }
   team.agrees(true);
-  if (team.warp == 0) signal_task(running, task);
+  if (team.warp == 0) signal_task(running, as_stage<Stage::kGroupSend>(task));
 }
 
 }  // namespace uniep::cuda
