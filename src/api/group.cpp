@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "engine/cpu/engine.h"
+#include "engine/cuda/engine.h"
 
 namespace uniep {
 namespace {
@@ -55,14 +56,15 @@ GroupOptions completed(GroupOptions options) {
   if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
     refuse("allocator: give both functions or neither");
   }
-  if (options.engine == EngineKind::kCuda) {
-    throw Error(Status::kUnsupported, "engine: cuda is not built into this library; legal are cpu and auto");
-  }
+  options.timeout_seconds = timeout_of(options);
+  return options;
+}
+
+GroupOptions completed_for_cpu(GroupOptions options) {
   if (options.launch == Launch::kProcesses) {
     throw Error(Status::kUnsupported,
                 "launch: processes needs the cuda engine; the cpu engine runs all ranks in one process (threads)");
   }
-  options.timeout_seconds = timeout_of(options);
   if (options.allocator.allocate == nullptr) options.allocator = {heap_allocate, heap_release, nullptr};
   if (options.workers == 0) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
@@ -71,9 +73,17 @@ GroupOptions completed(GroupOptions options) {
   return options;
 }
 
+std::unique_ptr<internal::Engine> make_engine(const GroupOptions& given) {
+  const GroupOptions options = completed(given);
+  const bool cuda =
+      options.engine == EngineKind::kCuda || (options.engine == EngineKind::kAuto && cuda::has_hopper_gpu());
+  if (cuda) return cuda::make_engine(options);
+  return std::make_unique<cpu::CpuEngine>(completed_for_cpu(options));
+}
+
 }  // namespace
 
-Group::Group(const GroupOptions& options) : engine_(std::make_unique<cpu::CpuEngine>(completed(options))) {}
+Group::Group(const GroupOptions& options) : engine_(make_engine(options)) {}
 Group::~Group() = default;
 Group::Group(Group&&) noexcept = default;
 Group& Group::operator=(Group&&) noexcept = default;
@@ -95,6 +105,12 @@ int Group::first_local_rank() const {
 }
 int Group::local_ranks() const {
   return engine_->local_ranks();
+}
+int Group::device(int rank) const {
+  return engine_->device(rank);
+}
+void Group::synchronize() {
+  engine_->synchronize();
 }
 void Group::recover() {
   engine_->recover();

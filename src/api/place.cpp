@@ -28,16 +28,6 @@ int64_t id_at(const Routing& routing, int64_t entry) {
               shape.experts);
 }
 
-void check_routing(const Routing& routing, int rank, const LayerShape& shape) {
-  if (routing.tokens < 0) refuse(fmt::format("tokens: {} on rank {}; must be 0 or more", routing.tokens, rank));
-  if (routing.tokens > kLargestRowCount / shape.topk) {
-    refuse(fmt::format("tokens: {} on rank {} with top-k {} exceed {} slots", routing.tokens, rank, shape.topk,
-                       kLargestRowCount));
-  }
-  if (routing.tokens > 0 && routing.topk_ids == nullptr) refuse(fmt::format("topk_ids: null on rank {}", rank));
-  if (routing.tokens > 0 && routing.probs == nullptr) refuse(fmt::format("probs: null on rank {}", rank));
-}
-
 void count_rank(internal::PlacementState& state, const Routing& routing, int rank) {
   internal::RankPlacement& own = state.rank[rank];
   own.tokens = routing.tokens;
@@ -64,6 +54,16 @@ void check_rows(const internal::PlacementState& state, Capacity capacity) {
 
 }  // namespace
 
+void check_routing(const Routing& routing, int rank, const LayerShape& shape) {
+  if (routing.tokens < 0) refuse(fmt::format("tokens: {} on rank {}; must be 0 or more", routing.tokens, rank));
+  if (routing.tokens > kLargestRowCount / shape.topk) {
+    refuse(fmt::format("tokens: {} on rank {} with top-k {} exceed {} slots", routing.tokens, rank, shape.topk,
+                       kLargestRowCount));
+  }
+  if (routing.tokens > 0 && routing.topk_ids == nullptr) refuse(fmt::format("topk_ids: null on rank {}", rank));
+  if (routing.tokens > 0 && routing.probs == nullptr) refuse(fmt::format("probs: null on rank {}", rank));
+}
+
 void check_shape(const LayerShape& shape, int ranks) {
   const auto check_columns = [](const char* name, int64_t value) {
     if (value < 8 || value % 8 != 0 || value > kLargestDimension) {
@@ -83,8 +83,8 @@ void check_shape(const LayerShape& shape, int ranks) {
   }
 }
 
-std::shared_ptr<const internal::PlacementState> place_on_host(const LayerShape& shape, int ranks,
-                                                              std::span<const Routing> routings, Capacity capacity) {
+std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape, int ranks,
+                                                        std::span<const Routing> routings, Capacity capacity) {
   check_shape(shape, ranks);
   if (routings.size() != static_cast<std::size_t>(ranks)) {
     refuse(fmt::format("routings: {} given; one for each of the {} ranks is needed", routings.size(), ranks));

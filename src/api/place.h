@@ -7,8 +7,11 @@
 namespace uniep {
 
 // Checks the routings of all ranks and places them (host memory). Throws Error that names rank, token, slot and value.
-std::shared_ptr<const internal::PlacementState> place_on_host(const LayerShape& shape, int ranks,
-                                                              std::span<const Routing> routings, Capacity capacity);
+std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape, int ranks,
+                                                        std::span<const Routing> routings, Capacity capacity);
+
+// Throws Error(kInvalidArgument) when a rank's routing lacks an array or has too many slots.
+void check_routing(const Routing& routing, int rank, const LayerShape& shape);
 
 // Throws Error(kInvalidArgument) when a layer of this shape can not be spread over so many ranks.
 void check_shape(const LayerShape& shape, int ranks);

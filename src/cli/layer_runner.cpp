@@ -41,15 +41,40 @@ float start_main_grad(uint64_t index) {
 
 LayerRunner::LayerRunner(Group& group, const LayerConfig& config, const LayerData& data, Capacity capacity)
     : group_(group), config_(config), data_(data), capacity_(capacity) {
+  if (group_.engine() == EngineKind::kCuda) copy_to_devices();
   place();
+}
+
+void LayerRunner::copy_to_devices() {
+  const LayerShape& shape = config_.shape;
+  const int64_t weights = shape.experts / group_.ranks() * shape.intermediate * shape.hidden;
+  constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));
+  std::vector<int> devices;
+  for (int rank = 0; rank < group_.ranks(); ++rank) {
+    const int device = group_.device(rank);
+    const int64_t token = data_.first_token(rank), tokens = data_.tokens[rank];
+    const int64_t slots = tokens * shape.topk, row_bytes = shape.hidden * kElement;
+    DeviceRank own;
+    own.ids = {device, data_.ids.data() + token * shape.topk, slots * 4};
+    own.probs = {device, data_.probs.data() + token * shape.topk, slots * 4};
+    own.x = {device, data_.x.data() + token * shape.hidden, tokens * row_bytes};
+    own.w1 = {device, data_.w1.data() + rank * 2 * weights, 2 * weights * kElement};
+    own.w2 = {device, data_.w2.data() + rank * weights, weights * kElement};
+    own.y = {device, tokens * row_bytes};
+    device_ranks_.push_back(std::move(own));
+    devices.push_back(device);
+  }
+  device_timer_ = std::make_unique<cuda::DeviceTimer>(devices);
 }
 
 void LayerRunner::place() {
   std::vector<Routing> routings;
   for (int rank = 0; rank < group_.ranks(); ++rank) {
     const int64_t first = data_.first_token(rank) * data_.shape.topk;
-    routings.push_back(
-        {data_.tokens[rank], data_.ids.data() + first, IndexType::kInt32, data_.probs.data() + first, {}});
+    const void* ids = on_devices() ? device_ranks_[rank].ids.data() : data_.ids.data() + first;
+    const auto* probs =
+        on_devices() ? static_cast<const float*>(device_ranks_[rank].probs.data()) : data_.probs.data() + first;
+    routings.push_back({data_.tokens[rank], ids, IndexType::kInt32, probs, {}});
   }
   placement_ = uniep::place(group_, config_.shape, routings, capacity_);
 }
@@ -65,17 +90,33 @@ std::vector<ForwardArguments> LayerRunner::forward_arguments() {
     arguments[rank].y = out_.y.data() + first;
     arguments[rank].weights.w1 = data_.w1.data() + 2 * weights;
     arguments[rank].weights.w2 = data_.w2.data() + weights;
+    if (!on_devices()) continue;
+    const DeviceRank& own = device_ranks_[rank];
+    arguments[rank].x = static_cast<const BFloat16*>(own.x.data());
+    arguments[rank].y = static_cast<BFloat16*>(own.y.data());
+    arguments[rank].weights.w1 = static_cast<const BFloat16*>(own.w1.data());
+    arguments[rank].weights.w2 = static_cast<const BFloat16*>(own.w2.data());
   }
   return arguments;
+}
+
+// On GPUs, the time between two points of their streams.
+template <typename Call>
+void LayerRunner::timed(Call&& call) {
+  const Clock::time_point start = Clock::now();
+  if (on_devices()) device_timer_->start();
+  call();
+  if (on_devices()) device_timer_->stop();
+  group_.synchronize();
+  milliseconds_ = on_devices() ? device_timer_->milliseconds() : milliseconds_since(start);
 }
 
 void LayerRunner::forward(const Schedule& schedule, std::vector<TileEvent>* events) {
   out_.y.assign(data_.x.size(), BFloat16{0xffff});
   saved_ = Saved();
   const std::vector<ForwardArguments> arguments = forward_arguments();
-  const Clock::time_point start = Clock::now();
-  saved_ = uniep::forward(group_, config_, schedule, placement_, arguments, {events});
-  milliseconds_ = milliseconds_since(start);
+  for (const DeviceRank& own : device_ranks_) own.y.fill(0xff);
+  timed([&] { saved_ = uniep::forward(group_, config_, schedule, placement_, arguments, {events}); });
 }
 
 std::vector<BackwardArguments> LayerRunner::backward_arguments() {
@@ -113,13 +154,16 @@ void LayerRunner::backward(const Schedule& schedule, std::vector<TileEvent>* eve
     for (std::size_t i = 0; i < out_.dw2_fp32.size(); ++i) out_.dw2_fp32[i] = start_main_grad(i);
   }
   const std::vector<BackwardArguments> arguments = backward_arguments();
-  const Clock::time_point start = Clock::now();
-  uniep::backward(group_, config_, schedule, saved_, arguments, {events});
-  milliseconds_ = milliseconds_since(start);
+  timed([&] { uniep::backward(group_, config_, schedule, saved_, arguments, {events}); });
 }
 
 LayerResult LayerRunner::result() const {
   LayerResult result = out_;
+  for (std::size_t rank = 0; rank < device_ranks_.size(); ++rank) {
+    const int64_t tokens = data_.tokens[rank];
+    device_ranks_[rank].y.read(result.y.data() + data_.first_token(static_cast<int>(rank)) * config_.shape.hidden,
+                               tokens * config_.shape.hidden * static_cast<int64_t>(sizeof(BFloat16)));
+  }
   const int64_t columns = 2 * config_.shape.intermediate;
   const int64_t local_experts = config_.shape.experts / group_.ranks();
   for (int64_t expert = 0; expert < config_.shape.experts; ++expert) {
@@ -127,7 +171,14 @@ LayerResult LayerRunner::result() const {
     const int64_t rows = placement_.expert_rows(expert);
     if (rows == 0) continue;
     const BFloat16* z = saved_.z(rank) + placement_.expert_segment(expert) * columns;
-    result.z.insert(result.z.end(), z, z + rows * columns);
+    const std::size_t end = result.z.size();
+    result.z.resize(end + static_cast<std::size_t>(rows * columns));
+    if (on_devices()) {
+      cuda::DeviceArray::read_device(group_.device(rank), z, result.z.data() + end,
+                                     rows * columns * static_cast<int64_t>(sizeof(BFloat16)));
+    } else {
+      std::copy(z, z + rows * columns, result.z.begin() + static_cast<std::ptrdiff_t>(end));
+    }
   }
   return result;
 }

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "engine/cuda/device_array.h"
 #include "uniep/uniep.h"
 
 namespace uniep::cli {
@@ -36,6 +38,7 @@ struct LayerResult {
 // Runs the layer on a global batch with the ranks of a group: forward() as often as wanted, then backward().
 class LayerRunner {
  public:
+  // Rank by rank what its engine reads and writes lies on its device; on the cpu engine it is the batch itself.
   LayerRunner(Group& group, const LayerConfig& config, const LayerData& data, Capacity capacity = {});
 
   const Placement& placement() const { return placement_; }
@@ -49,6 +52,15 @@ class LayerRunner {
   LayerResult result() const;
 
  private:
+  // A rank's arrays on its GPU.
+  struct DeviceRank {
+    cuda::DeviceArray ids, probs, x, w1, w2, y;
+  };
+
+  bool on_devices() const { return !device_ranks_.empty(); }
+  void copy_to_devices();
+  template <typename Call>
+  void timed(Call&& call);
   std::vector<ForwardArguments> forward_arguments();
   std::vector<BackwardArguments> backward_arguments();
 
@@ -59,6 +71,8 @@ class LayerRunner {
   Placement placement_;
   Saved saved_;
   LayerResult out_;
+  std::vector<DeviceRank> device_ranks_;
+  std::unique_ptr<cuda::DeviceTimer> device_timer_;
   double milliseconds_ = 0;
 };
 

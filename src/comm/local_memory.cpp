@@ -39,16 +39,9 @@ class LocalMemory final : public SymmetricMemory {
         if (peer != device) allow_peer_access(device, peer);
       }
     }
+    for (size_t rank = 0; rank < devices.size(); ++rank) own_ranks_.push_back(static_cast<int>(rank));
     try {
-      for (size_t rank = 0; rank < devices.size(); ++rank) {
-        own_ranks_.push_back(static_cast<int>(rank));
-        const ScopedDevice scope(devices[rank]);
-        CUdeviceptr address = 0;
-        check(driver().cuMemAlloc(&address, static_cast<size_t>(bytes)), "allocating symmetric memory");
-        addresses_.push_back(address);
-        check(driver().cuMemsetD8Async(address, 0, static_cast<size_t>(bytes), nullptr), "clearing symmetric memory");
-        check(driver().cuCtxSynchronize(), "clearing symmetric memory");
-      }
+      take();
     } catch (...) {
       release();
       throw;
@@ -63,6 +56,12 @@ class LocalMemory final : public SymmetricMemory {
   void* address(int /*own_rank*/, int peer) const override {
     return reinterpret_cast<void*>(addresses_.at(static_cast<size_t>(peer)));
   }
+  void resize(int64_t bytes) override {
+    barrier();
+    release();
+    bytes_ = bytes;
+    take();
+  }
   void barrier() override {
     for (const int device : std::set<int>(devices_.begin(), devices_.end())) {
       const ScopedDevice scope(device);
@@ -71,15 +70,26 @@ class LocalMemory final : public SymmetricMemory {
   }
 
  private:
+  void take() {
+    for (const int device : devices_) {
+      const ScopedDevice scope(device);
+      CUdeviceptr address = 0;
+      check(driver().cuMemAlloc(&address, static_cast<size_t>(bytes_)), "allocating symmetric memory");
+      addresses_.push_back(address);
+      check(driver().cuMemsetD8Async(address, 0, static_cast<size_t>(bytes_), nullptr), "clearing symmetric memory");
+      check(driver().cuCtxSynchronize(), "clearing symmetric memory");
+    }
+  }
   void release() {
     for (size_t rank = 0; rank < addresses_.size(); ++rank) {
       const ScopedDevice scope(devices_[rank]);
       driver().cuMemFree(addresses_[rank]);
     }
+    addresses_.clear();
   }
 
   const std::vector<int> devices_;
-  const int64_t bytes_;
+  int64_t bytes_;
   std::vector<int> own_ranks_;
   std::vector<CUdeviceptr> addresses_;
 };

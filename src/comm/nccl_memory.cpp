@@ -28,23 +28,11 @@ class NcclMemory final : public SymmetricMemory {
  public:
   NcclMemory(const NcclBootstrap& bootstrap, int64_t bytes)
       : rank_(bootstrap.rank), ranks_(bootstrap.ranks), device_(bootstrap.device), own_ranks_{bootstrap.rank} {
-    constexpr int64_t kAlignment = 4096;
-    bytes_ = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     const ScopedDevice scope(device_);
     try {
       join(bootstrap);
-      check_nccl(nccl().memory_allocate(&own_, static_cast<size_t>(bytes_)), "ncclMemAlloc");
-      check(driver().cuMemsetD8Async(own(), 0, static_cast<size_t>(bytes_), nullptr), "clearing symmetric memory");
-      check(driver().cuCtxSynchronize(), "clearing symmetric memory");
-      check_nccl(
-          nccl().register_window(communicator_, own_, static_cast<size_t>(bytes_), &window_, Nccl::kSymmetricWindow),
-          "ncclCommWindowRegister");
-      if (window_ == nullptr) {
-        throw Error(Status::kUnsupported, "NCCL gave no symmetric window: are all ranks within NVLink's reach?");
-      }
       check(driver().cuMemAlloc(&word_, sizeof(int32_t)), "allocating the barrier's word");
-      find_peers();
-      verify_peers();
+      take(bytes);
     } catch (...) {
       release();
       throw;
@@ -61,6 +49,13 @@ class NcclMemory final : public SymmetricMemory {
   int device(int /*own_rank*/) const override { return device_; }
   void* address(int /*own_rank*/, int peer) const override { return peers_.at(static_cast<size_t>(peer)); }
 
+  void resize(int64_t bytes) override {
+    barrier();
+    const ScopedDevice scope(device_);
+    release_window();
+    take(bytes);
+  }
+
   void barrier() override {
     const ScopedDevice scope(device_);
     check(driver().cuCtxSynchronize(), "waiting for this rank");
@@ -72,6 +67,22 @@ class NcclMemory final : public SymmetricMemory {
 
  private:
   CUdeviceptr own() const { return reinterpret_cast<CUdeviceptr>(own_); }
+
+  void take(int64_t bytes) {
+    constexpr int64_t kAlignment = 4096;
+    bytes_ = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    check_nccl(nccl().memory_allocate(&own_, static_cast<size_t>(bytes_)), "ncclMemAlloc");
+    check(driver().cuMemsetD8Async(own(), 0, static_cast<size_t>(bytes_), nullptr), "clearing symmetric memory");
+    check(driver().cuCtxSynchronize(), "clearing symmetric memory");
+    check_nccl(
+        nccl().register_window(communicator_, own_, static_cast<size_t>(bytes_), &window_, Nccl::kSymmetricWindow),
+        "ncclCommWindowRegister");
+    if (window_ == nullptr) {
+      throw Error(Status::kUnsupported, "NCCL gave no symmetric window: are all ranks within NVLink's reach?");
+    }
+    find_peers();
+    verify_peers();
+  }
 
   void join(const NcclBootstrap& bootstrap) {
     if (bootstrap.communicator != nullptr) {
@@ -109,6 +120,7 @@ class NcclMemory final : public SymmetricMemory {
         throw Error(Status::kUnsupported, "not all ranks of this group are within NVLink's reach of each other");
       }
     }
+    peers_.clear();
     for (int peer = 0; peer < ranks_; ++peer) {
       void* address = nullptr;
       if (nccl().lsa_device_pointer != nullptr) {
@@ -141,9 +153,15 @@ class NcclMemory final : public SymmetricMemory {
     barrier();
   }
 
-  void release() {
+  void release_window() {
     if (window_ != nullptr) nccl().deregister_window(communicator_, window_);
     if (own_ != nullptr) nccl().memory_free(own_);
+    window_ = nullptr;
+    own_ = nullptr;
+  }
+
+  void release() {
+    release_window();
     if (word_ != 0) driver().cuMemFree(word_);
     if (owns_communicator_) nccl().destroy(communicator_);
   }

@@ -69,11 +69,13 @@ class Engine {
   virtual Machine machine() const = 0;
   virtual int first_local_rank() const = 0;
   virtual int local_ranks() const = 0;
+  virtual int device(int rank) const = 0;  // the GPU of a local rank; -1 on the cpu engine
   virtual Placement place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) = 0;
   virtual Saved forward(const ForwardCall& call) = 0;
   virtual void backward(const BackwardCall& call) = 0;
   virtual std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
                                               const Placement& placement) const = 0;
+  virtual void synchronize() = 0;
   virtual void recover() = 0;
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "model/row_table.h"
@@ -19,6 +20,11 @@ struct RankPlacement {
   std::vector<int32_t> row_of_source;   // [source_begin[s] + t K + k]: this rank's row of that slot, or -1
 };
 
+// What an engine keeps with a placement; it goes with it.
+struct EngineTables {
+  virtual ~EngineTables() = default;
+};
+
 struct PlacementState {
   LayerShape shape;
   int ranks = 1;
@@ -32,6 +38,7 @@ struct PlacementState {
   std::vector<int64_t> padded_rows;     // [W] with padding
   int64_t capacity = 0;                 // rows that memory is taken for whatever the routing; 0: by need
   std::vector<RankPlacement> rank;      // [W]
+  std::shared_ptr<EngineTables> engine_tables;
 };
 
 }  // namespace uniep::internal

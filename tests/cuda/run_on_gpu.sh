@@ -14,7 +14,7 @@ cmake "-DROOT=$PWD" "-DOUTPUT=$PWD/$build/embedded_sources.cpp" "-DFILES=$names"
 flags="-std=c++20 -O2 -ffp-contract=off -fPIC -I. -Iinclude -Isrc -isystem $cuda/include"
 # Those that compare with the whole library come out of its own build (tests/cuda/CMakeLists.txt).
 tests="tests/cuda/gpu_ptx_tests.cpp tests/cuda/gpu_gemm_tests.cpp tests/cuda/gpu_comm_tests.cpp"
-sources=$(find src -path "src/engine/cuda/*.cpp" -o -path "src/comm/*.cpp" | grep -v -e unavailable -e /device/ -e /exchange/ | sort)
+sources=$(find src -path "src/engine/cuda/*.cpp" -o -path "src/comm/*.cpp" | grep -v -e unavailable -e /device/ -e /exchange/ -e /layer/ | sort)
 for file in $sources "$build/embedded_sources.cpp" $tests bench/gemm_c_interface.cpp; do
   echo "$file"
 done | xargs -P "$(nproc)" -I{} sh -c "g++ $flags -c {} -o $build/\$(basename {} .cpp).o"

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <tuple>
 
 #include "model/elementwise.h"
 
@@ -73,6 +74,9 @@ RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
   shape.topk = random.between(1, std::min<int64_t>(8, shape.experts));
   shape.hidden = 8 * random.between(1, limits.most_columns / 8);
   shape.intermediate = 8 * random.between(1, limits.most_columns / 8);
+  if (!limits.columns.empty()) {
+    std::tie(shape.hidden, shape.intermediate) = limits.columns[random.next() % limits.columns.size()];
+  }
   layer.config.numerics.weight_gradient = static_cast<WeightGradient>(random.between(0, 2));
   if (random.one_in(3)) {
     std::vector<int64_t> legal;

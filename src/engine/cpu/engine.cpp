@@ -9,7 +9,7 @@
 
 #include "api/place.h"
 #include "engine/cpu/run_call.h"
-#include "engine/cpu/workspace.h"
+#include "engine/workspace.h"
 
 namespace uniep::cpu {
 namespace {
@@ -20,19 +20,14 @@ int thread_count(const GroupOptions& options) {
   return std::min(options.ranks * options.workers, cores);
 }
 
-MemoryRequest memory_request(const LayerShape& shape, const Schedule& schedule, bool keep_xg,
-                             const internal::PlacementState& placement, int rank) {
-  const int64_t rows = placement.capacity > 0 ? placement.capacity : placement.padded_rows[rank];
-  return {shape, rows, schedule.combine.transport == CombineTransport::kStaged, keep_xg};
-}
+using internal::Carver;
+using internal::memory_request;
+using internal::MemoryRequest;
+using internal::slots_per_token;
 
 // 0 is no epoch, since a new flag holds it; 1 is left out with it, so that neighbours never share a counter bank.
 uint32_t epoch_after(uint32_t epoch) {
   return epoch == 0xffffffffu ? 2 : epoch + 1;
-}
-
-int64_t slots_per_token(const LayerShape& shape, const Numerics& numerics) {
-  return numerics.combine_groups > 0 ? numerics.combine_groups : shape.topk;
 }
 
 template <typename T>
@@ -44,6 +39,14 @@ std::vector<T> expert_pointers(T whole, T const* experts, int64_t count, int64_t
         experts != nullptr ? experts[expert] : reinterpret_cast<T>(reinterpret_cast<Byte*>(whole) + expert * bytes);
   }
   return pointers;
+}
+
+void bind_workspace(RankBuffers& buffers, const internal::WorkspacePieces& pieces) {
+  std::copy(std::begin(pieces.gathered), std::end(pieces.gathered), buffers.gathered);
+  buffers.activation = pieces.activation;
+  buffers.dz = pieces.dz;
+  buffers.prob_chunks = pieces.prob_chunks;
+  buffers.output_rows = pieces.output_rows;
 }
 
 void bind_weights(RankBuffers& buffers, const Weights& weights, const LayerShape& shape, int64_t local_experts) {
@@ -84,20 +87,9 @@ Placement CpuEngine::place(const LayerShape& shape, std::span<const Routing> rou
 std::vector<MemoryNeed> CpuEngine::memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
                                                const Placement& placement) const {
   std::vector<MemoryNeed> needs;
-  const bool keep_xg = schedule.save_xg == SaveXg::kKeep;
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    const MemoryRequest request = memory_request(config.shape, schedule, keep_xg, *placement.state(), rank);
-    MemoryNeed need;
-    Carver saved(nullptr), workspace(nullptr);
-    RankBuffers buffers;
-    if (direction == Direction::kForward) {
-      carve_saved(saved, request);
-      carve_forward(workspace, request, buffers);
-    } else {
-      carve_backward(workspace, request, buffers);
-    }
-    need.saved_bytes = saved.used();
-    need.workspace_bytes = workspace.used();
+    MemoryNeed need =
+        internal::block_sizes(memory_request(config.shape, schedule, *placement.state(), rank), direction);
     const int64_t tokens = placement.tokens(rank);
     need.symmetric_bytes =
         tokens * slots_per_token(config.shape, config.numerics) * config.shape.hidden * sizeof(BFloat16) +
@@ -198,19 +190,19 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
   const std::vector<MemoryNeed> needs = memory_need(call.config, call.schedule, Direction::kForward, call.placement);
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const ForwardArguments& arguments = call.arguments[rank];
-    const MemoryRequest request = memory_request(shape, call.schedule, keep_xg, *call.placement.state(), rank);
+    const MemoryRequest request = memory_request(shape, call.schedule, *call.placement.state(), rank);
     internal::SavedRank& kept = saved->ranks.emplace_back();
     kept.memory = internal::MemoryBlock(options_.allocator, needs[rank].saved_bytes, rank, arguments.stream);
     workspaces.emplace_back(options_.allocator, needs[rank].workspace_bytes, rank, arguments.stream);
     poison(kept.memory.data(), kept.memory.size());
     poison(workspaces.back().data(), workspaces.back().size());
     Carver saved_carver(kept.memory.data()), carver(workspaces.back().data());
-    const SavedPieces pieces = carve_saved(saved_carver, request);
+    const internal::SavedPieces pieces = internal::carve_saved(saved_carver, request);
     kept.z = pieces.z;
     kept.xg = pieces.xg;
 
     RankBuffers& buffers = running->ranks[rank];
-    carve_forward(carver, request, buffers);
+    bind_workspace(buffers, internal::carve_workspace(carver, request, Direction::kForward));
     if (keep_xg) buffers.gathered[0] = pieces.xg;
     buffers.z = pieces.z;
     buffers.input[0] = arguments.x;
@@ -231,13 +223,13 @@ void CpuEngine::backward(const internal::BackwardCall& call) {
   const std::vector<MemoryNeed> needs = memory_need(call.config, call.schedule, Direction::kBackward, saved.placement);
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const BackwardArguments& arguments = call.arguments[rank];
-    const MemoryRequest request = memory_request(shape, call.schedule, keep_xg, *saved.placement.state(), rank);
+    const MemoryRequest request = memory_request(shape, call.schedule, *saved.placement.state(), rank);
     workspaces.emplace_back(options_.allocator, needs[rank].workspace_bytes, rank, arguments.stream);
     poison(workspaces.back().data(), workspaces.back().size());
     Carver carver(workspaces.back().data());
 
     RankBuffers& buffers = running->ranks[rank];
-    carve_backward(carver, request, buffers);
+    bind_workspace(buffers, internal::carve_workspace(carver, request, Direction::kBackward));
     buffers.z = saved.ranks[rank].z;
     buffers.xg = keep_xg ? saved.ranks[rank].xg : buffers.gathered[1];
     buffers.input[0] = arguments.dy;

@@ -20,12 +20,14 @@ class CpuEngine : public internal::Engine {
   Machine machine() const override;
   int first_local_rank() const override { return 0; }
   int local_ranks() const override { return options_.ranks; }
+  int device(int /*rank*/) const override { return -1; }
 
   Placement place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) override;
   Saved forward(const internal::ForwardCall& call) override;
   void backward(const internal::BackwardCall& call) override;
   std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
                                       const Placement& placement) const override;
+  void synchronize() override {}  // a call has ended when it returns
   void recover() override;
 
   // For tests: a fault to plant, the epoch of the next call, the instruction set of the kernels.

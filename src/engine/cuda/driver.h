@@ -32,6 +32,7 @@ namespace uniep::cuda {
   X(cuMemHostAlloc)               \
   X(cuMemFreeHost)                \
   X(cuStreamWaitValue32)          \
+  X(cuMemcpyAsync)                \
   X(cuMemcpyHtoDAsync)            \
   X(cuMemcpyDtoHAsync)            \
   X(cuMemcpyDtoDAsync)            \
@@ -39,6 +40,7 @@ namespace uniep::cuda {
   X(cuStreamCreate)               \
   X(cuStreamDestroy)              \
   X(cuStreamSynchronize)          \
+  X(cuStreamWaitEvent)            \
   X(cuEventCreate)                \
   X(cuEventDestroy)               \
   X(cuEventRecord)                \

@@ -1,4 +1,6 @@
 // The public functions of a library that was built without cuda.h.
+#include "engine/cuda/device_array.h"
+#include "engine/cuda/engine.h"
 #include "uniep/error.h"
 #include "uniep/grouped_gemm.h"
 
@@ -12,6 +14,47 @@ namespace {
 }
 
 }  // namespace
+
+std::unique_ptr<internal::Engine> cuda::make_engine(const GroupOptions& /*options*/) {
+  refuse();
+}
+bool cuda::has_hopper_gpu() {
+  return false;
+}
+
+// No group is on a device, so nobody has one of these.
+namespace cuda {
+
+DeviceArray::DeviceArray(int, int64_t) {
+  refuse();
+}
+DeviceArray::DeviceArray(int, const void*, int64_t) {
+  refuse();
+}
+DeviceArray::~DeviceArray() = default;
+DeviceArray::DeviceArray(DeviceArray&&) noexcept = default;
+DeviceArray& DeviceArray::operator=(DeviceArray&&) noexcept = default;
+void DeviceArray::fill(unsigned char) const {
+  refuse();
+}
+void DeviceArray::read_device(int, const void*, void*, int64_t) {
+  refuse();
+}
+DeviceTimer::DeviceTimer(const std::vector<int>&) {
+  refuse();
+}
+DeviceTimer::~DeviceTimer() = default;
+void DeviceTimer::start() {
+  refuse();
+}
+void DeviceTimer::stop() {
+  refuse();
+}
+double DeviceTimer::milliseconds() {
+  refuse();
+}
+
+}  // namespace cuda
 
 struct GroupedGemm::State {};
 

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <memory>
+
+#include "engine/engine.h"
+
+namespace uniep::cuda {
+
+// The Hopper engine for a group's completed options. Throws Error (kUnsupported) where there is no Hopper GPU, or where
+// the library was built without CUDA's headers.
+std::unique_ptr<internal::Engine> make_engine(const GroupOptions& options);
+
+// Whether this process can use a Hopper GPU.
+bool has_hopper_gpu();
+
+}  // namespace uniep::cuda

@@ -1,0 +1,79 @@
+#include "engine/cuda/layer/block_cache.h"
+
+#include "engine/cuda/driver.h"
+#include "model/row_table.h"
+
+namespace uniep::cuda {
+namespace {
+
+constexpr int64_t kSmallStep = 64 << 10;
+constexpr int64_t kLargeStep = 2 << 20;
+
+// Sizes come in steps, so that batches that differ a little use the same blocks.
+std::size_t stepped(std::size_t bytes) {
+  const auto wanted = static_cast<int64_t>(bytes);
+  return static_cast<std::size_t>(round_up(wanted, wanted > 8 * kLargeStep ? kLargeStep : kSmallStep));
+}
+
+// A block is handed out for a request that leaves at most an eighth of it unused, or a step.
+bool suits(std::size_t block, std::size_t wanted) {
+  return block - wanted <= block / 8 + kSmallStep;
+}
+
+}  // namespace
+
+BlockCache::~BlockCache() {
+  for (auto& [device, blocks] : free_) free_all(blocks, device);
+}
+
+Allocator BlockCache::allocator() {
+  Allocator functions;
+  functions.allocate = [](void* cache, std::size_t bytes, std::size_t, int rank, Stream) {
+    return static_cast<BlockCache*>(cache)->allocate(bytes, rank);
+  };
+  functions.release = [](void* cache, void* memory, std::size_t, int rank, Stream) {
+    static_cast<BlockCache*>(cache)->release(memory, rank);
+  };
+  functions.context = this;
+  return functions;
+}
+
+void* BlockCache::allocate(std::size_t bytes, int rank) {
+  const int device = device_of(rank);
+  FreeBlocks& blocks = free_[device];
+  const std::size_t wanted = stepped(bytes);
+  const auto found = blocks.lower_bound(wanted);
+  if (found != blocks.end() && suits(found->first, wanted)) {
+    void* const memory = found->second;
+    in_use_.emplace(memory, found->first);
+    blocks.erase(found);
+    return memory;
+  }
+  void* memory = take_from_device(wanted, device);
+  if (memory == nullptr) {
+    free_all(blocks, device);
+    memory = take_from_device(wanted, device);
+  }
+  if (memory != nullptr) in_use_.emplace(memory, wanted);
+  return memory;
+}
+
+void BlockCache::release(void* memory, int rank) {
+  const auto found = in_use_.find(memory);
+  free_[device_of(rank)].emplace(found->second, memory);
+  in_use_.erase(found);
+}
+
+void* BlockCache::take_from_device(std::size_t bytes, int device) {
+  const ScopedDevice scope(device);
+  CUdeviceptr address = 0;
+  return driver().cuMemAlloc(&address, bytes) == CUDA_SUCCESS ? reinterpret_cast<void*>(address) : nullptr;
+}
+
+void BlockCache::free_all(FreeBlocks& blocks, int device) {
+  const ScopedDevice scope(device);
+  for (const auto& [bytes, memory] : blocks) driver().cuMemFree(reinterpret_cast<CUdeviceptr>(memory));
+  blocks.clear();
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/cuda/layer/block_cache.h"
+#include "engine/cuda/layer/device_queue.h"
+#include "engine/cuda/layer/placed_tables.h"
+#include "engine/cuda/layer/rank_calls.h"
+#include "engine/cuda/layer/rank_devices.h"
+#include "engine/cuda/layer/symmetric_region.h"
+#include "engine/cuda/layer/tile_records.h"
+#include "engine/engine.h"
+#include "program/build.h"
+
+namespace uniep::cuda {
+
+// The Hopper engine. With uniep::Launch::kThreads this process drives all ranks, each on its GPU or several on one;
+// with kProcesses it drives one, and NCCL's symmetric windows reach the others.
+//
+// A call is queued and returns: the host waits for the device only where it must anyway. In place() it reads the
+// routing; a call that records events, and one that needs more symmetric memory than all before, wait too. A wait that
+// ran out on the device is noticed at the next of these places and whenever another call begins after the device has
+// told of it, and thrown there as kTimeout; the group then refuses calls until recover().
+class CudaEngine final : public internal::Engine {
+ public:
+  explicit CudaEngine(const GroupOptions& options);
+  ~CudaEngine() override;
+
+  EngineKind kind() const override { return EngineKind::kCuda; }
+  int ranks() const override { return options_.ranks; }
+  int workers() const override { return options_.workers; }
+  Machine machine() const override;
+  int first_local_rank() const override { return ranks_.first_local(); }
+  int local_ranks() const override { return ranks_.local_count(); }
+  int device(int rank) const override { return ranks_.device_of(rank); }
+
+  Placement place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) override;
+  Saved forward(const internal::ForwardCall& call) override;
+  void backward(const internal::BackwardCall& call) override;
+  std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
+                                      const Placement& placement) const override;
+  void synchronize() override;
+  void recover() override;
+
+  // For tests: so many of each device's last ranks do not run.
+  void leave_out(int ranks) { absent_ranks_ = ranks; }
+
+ private:
+  ProgramRequest request(const LayerConfig& config, const Schedule& schedule, Direction direction) const;
+  SymmetricNeed symmetric_need(const ProgramRequest& request, const internal::PlacementState& placement,
+                               const SignalLayout& layout) const;
+  std::vector<RankTarget> targets(std::span<const CUstream> streams);
+  void prepare(const ProgramRequest& request);
+  void bind_group_memory(RankBinding& binding, std::size_t local, const DeviceProgram& program, bool record,
+                         CUstream stream);
+  std::vector<CUstream> streams_of(const DeviceQueue& queue, const std::vector<CUstream>& streams) const;
+  void share_input(const CallBinding& call, const RankBinding& binding, int64_t tokens, CUstream stream);
+  void run(const CallBinding& call, const std::vector<RankBinding>& bindings,
+           const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams);
+  void read_events(std::vector<TileEvent>& events, const std::vector<DeviceProgram>& programs);
+  void poison(void* memory, std::size_t bytes, int device, CUstream stream) const;
+  void throw_noticed_failures();
+  void synchronize_devices();
+
+  GroupOptions options_;
+  RankDevices ranks_;
+  std::shared_ptr<BlockCache> cache_;
+  std::vector<std::unique_ptr<DeviceQueue>> queues_;  // one a device, its ranks following each other
+  SymmetricRegion symmetric_;
+  std::vector<DeviceBlock> counters_;  // of local ranks
+  std::vector<TileRecords> records_;   // of local ranks
+  WaitReport* reports_ = nullptr;      // of local ranks, page-locked: copied there behind every call
+  int absent_ranks_ = 0;
+  bool broken_ = false;
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,36 @@
+#include "engine/cuda/layer/device_block.h"
+
+#include <string>
+#include <utility>
+
+#include "engine/cuda/driver.h"
+
+namespace uniep::cuda {
+
+DeviceBlock::DeviceBlock(int device, std::size_t bytes, const char* purpose) : device_(device), bytes_(bytes) {
+  if (bytes == 0) return;
+  const ScopedDevice scope(device);
+  CUdeviceptr address = 0;
+  check(driver().cuMemAlloc(&address, bytes),
+        ("taking " + std::to_string(bytes) + " bytes of device " + std::to_string(device) + " for " + purpose).c_str());
+  memory_ = reinterpret_cast<std::byte*>(address);
+}
+
+DeviceBlock::~DeviceBlock() {
+  if (memory_ == nullptr) return;
+  const ScopedDevice scope(device_);
+  driver().cuMemFree(reinterpret_cast<CUdeviceptr>(memory_));
+}
+
+DeviceBlock::DeviceBlock(DeviceBlock&& other) noexcept {
+  *this = std::move(other);
+}
+
+DeviceBlock& DeviceBlock::operator=(DeviceBlock&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(memory_, other.memory_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+}  // namespace uniep::cuda

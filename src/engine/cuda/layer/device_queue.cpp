@@ -1,0 +1,139 @@
+#include "engine/cuda/layer/device_queue.h"
+
+#include <algorithm>
+#include <string>
+
+#include "engine/cuda/driver.h"
+#include "engine/cuda/layer_kernels.h"
+#include "uniep/error.h"
+
+namespace uniep::cuda {
+namespace {
+
+constexpr int kBeginThreads = 1024;
+
+const KernelRequest& begin_request() {
+  static const KernelRequest request{"engine/cuda/device/begin_call.cu", "uniep_begin_call", {}};
+  return request;
+}
+
+int resident_ctas(CUfunction function, const LayerKernelConfig& config) {
+  CUlaunchAttribute attribute = {};
+  attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  attribute.value.clusterDim = {static_cast<unsigned>(config.gemm.cluster), 1, 1};
+  CUlaunchConfig launch = {};
+  launch.gridDimX = static_cast<unsigned>(config.gemm.cluster);
+  launch.gridDimY = launch.gridDimZ = 1;
+  launch.blockDimX = kGemmThreads;
+  launch.blockDimY = launch.blockDimZ = 1;
+  launch.sharedMemBytes = static_cast<unsigned>(shared_memory_bytes(config.gemm));
+  launch.attrs = &attribute;
+  launch.numAttrs = 1;
+  int clusters = 0;
+  check(driver().cuOccupancyMaxActiveClusters(&clusters, function, &launch), "cuOccupancyMaxActiveClusters");
+  return clusters * config.gemm.cluster;
+}
+
+}  // namespace
+
+DeviceQueue::DeviceQueue(int device, std::vector<int> ranks)
+    : device_(device), ranks_(std::move(ranks)), kernels_(device), uploads_(device) {
+  const ScopedDevice scope(device_);
+  check(driver().cuEventCreate(&call_over_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  check(driver().cuEventCreate(&rank_ready_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+}
+
+DeviceQueue::~DeviceQueue() {
+  const ScopedDevice scope(device_);
+  driver().cuEventSynchronize(call_over_);
+  driver().cuEventDestroy(call_over_);
+  driver().cuEventDestroy(rank_ready_);
+}
+
+CUfunction DeviceQueue::layer_function(const LayerKernelConfig& config) {
+  return kernels_.get(layer_request(config), shared_memory_bytes(config.gemm));
+}
+
+void DeviceQueue::prepare(std::span<const LayerKernelConfig> configs, int ctas) {
+  const ScopedDevice scope(device_);
+  std::vector<KernelRequest> requests = {begin_request()};
+  for (const LayerKernelConfig& config : configs) requests.push_back(layer_request(config));
+  kernels_.prepare(requests);
+  kernels_.get(begin_request(), 0);
+  for (const LayerKernelConfig& config : configs) {
+    CUfunction function = layer_function(config);
+    if (!resident_.contains(function)) resident_[function] = resident_ctas(function, config);
+    if (resident_[function] >= ctas) continue;
+    throw Error(Status::kInvalidArgument, "workers: " + std::to_string(ctas) + " CTAs on device " +
+                                              std::to_string(device_) + " for " + std::to_string(ranks_.size()) +
+                                              " ranks; at most " + std::to_string(resident_[function]) +
+                                              " run at once in clusters of " + std::to_string(config.gemm.cluster));
+  }
+}
+
+void DeviceQueue::follow_earlier_calls(CUstream stream) {
+  const ScopedDevice scope(device_);
+  check(driver().cuStreamWaitEvent(stream, call_over_, 0), "cuStreamWaitEvent");
+}
+
+CUstream DeviceQueue::begin(std::span<const CUstream> streams) {
+  const ScopedDevice scope(device_);
+  CUstream stream = streams.front();
+  check(driver().cuStreamWaitEvent(stream, call_over_, 0), "cuStreamWaitEvent");
+  for (CUstream other : streams.subspan(1)) {
+    if (other == stream) continue;
+    check(driver().cuEventRecord(rank_ready_, other), "cuEventRecord");
+    check(driver().cuStreamWaitEvent(stream, rank_ready_, 0), "cuStreamWaitEvent");
+  }
+  return stream;
+}
+
+void DeviceQueue::end(std::span<const CUstream> streams) {
+  const ScopedDevice scope(device_);
+  CUstream stream = streams.front();
+  check(driver().cuEventRecord(call_over_, stream), "cuEventRecord");
+  for (CUstream other : streams.subspan(1)) {
+    if (other != stream) check(driver().cuStreamWaitEvent(other, call_over_, 0), "cuStreamWaitEvent");
+  }
+}
+
+std::byte* DeviceQueue::call_memory(std::size_t bytes) {
+  if (call_memory_.size() < bytes) {
+    synchronize();
+    call_memory_ = DeviceBlock();
+    call_memory_ = DeviceBlock(device_, std::max<std::size_t>(2 * bytes, 64 << 10), "the arguments of calls");
+  }
+  return call_memory_.data();
+}
+
+void DeviceQueue::launch_begin(const RankCall* calls, int absent_ranks, CUstream stream) {
+  const ScopedDevice scope(device_);
+  Launch shape;
+  shape.grid_x = static_cast<int>(ranks_.size()) - absent_ranks;
+  if (shape.grid_x == 0) return;
+  shape.threads = kBeginThreads;
+  shape.stream = stream;
+  launch_kernel(kernels_.get(begin_request(), 0), shape, &calls, "launching the begin of a call");
+}
+
+void DeviceQueue::launch(const LayerKernelConfig& config, const LayerLaunch& launch, int absent_ranks,
+                         CUstream stream) {
+  const ScopedDevice scope(device_);
+  Launch shape;
+  shape.grid_x = (static_cast<int>(ranks_.size()) - absent_ranks) * launch.workers;
+  if (shape.grid_x == 0) return;
+  shape.threads = kGemmThreads;
+  shape.cluster = config.gemm.cluster;
+  shape.shared_bytes = shared_memory_bytes(config.gemm);
+  shape.cooperative = true;
+  shape.stream = stream;
+  LayerLaunch argument = launch;
+  launch_kernel(layer_function(config), shape, &argument, "launching the layer");
+}
+
+void DeviceQueue::synchronize() {
+  const ScopedDevice scope(device_);
+  check(driver().cuEventSynchronize(call_over_), "waiting for a call");
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <map>
+#include <span>
+#include <vector>
+
+#include "engine/cuda/kernel.h"
+#include "engine/cuda/layer/device_block.h"
+#include "engine/cuda/layer/upload_ring.h"
+#include "engine/cuda/layer_kernels.h"
+
+namespace uniep::cuda {
+
+// One GPU of a group: its kernels, and the order of the group's calls on it. A call runs in the stream of the device's
+// first rank, behind the group's earlier calls and behind what the streams of its other ranks hold.
+class DeviceQueue {
+ public:
+  DeviceQueue(int device, std::vector<int> ranks);
+  ~DeviceQueue();
+  DeviceQueue(const DeviceQueue&) = delete;
+  DeviceQueue& operator=(const DeviceQueue&) = delete;
+
+  int device() const { return device_; }
+  const std::vector<int>& ranks() const { return ranks_; }
+  UploadRing& uploads() { return uploads_; }
+
+  // Compiles and loads kernels, and makes sure that `ctas` CTAs of each fit at once. May take seconds the first time.
+  void prepare(std::span<const LayerKernelConfig> configs, int ctas);
+
+  // Makes a stream wait for the group's earlier calls on this device.
+  void follow_earlier_calls(CUstream stream);
+  // `streams`: one a rank of this device. Returns the stream that the call runs in.
+  CUstream begin(std::span<const CUstream> streams);
+  // What the ranks' streams hold from now on comes after the call.
+  void end(std::span<const CUstream> streams);
+
+  // Device memory for the RankCalls of a call and the tensor maps that they point to.
+  std::byte* call_memory(std::size_t bytes);
+
+  // `absent_ranks`: for tests; the last ranks of the device do not run.
+  void launch_begin(const RankCall* calls, int absent_ranks, CUstream stream);
+  void launch(const LayerKernelConfig& config, const LayerLaunch& launch, int absent_ranks, CUstream stream);
+
+  // Waits until the group's calls are over on this device.
+  void synchronize();
+
+ private:
+  CUfunction layer_function(const LayerKernelConfig& config);
+
+  int device_;
+  std::vector<int> ranks_;
+  KernelStore kernels_;
+  UploadRing uploads_;
+  DeviceBlock call_memory_;
+  CUevent call_over_ = nullptr;
+  CUevent rank_ready_ = nullptr;
+  std::map<CUfunction, int> resident_;  // CTAs that fit at once
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <span>
+#include <vector>
+
+#include "engine/cuda/layer/symmetric_region.h"
+#include "uniep/layer.h"
+
+namespace uniep::cuda {
+
+// A rank's routing in host memory.
+struct HostRouting {
+  int64_t tokens = 0;
+  IndexType index_type = IndexType::kInt32;
+  std::vector<std::byte> ids;
+  std::vector<float> probs;
+
+  Routing view() const;
+};
+
+// Copies routings from their devices and waits for them; `devices` and `streams` hold one of each for every routing.
+// Throws Error(kInvalidArgument) where arrays are missing or too large to copy.
+std::vector<HostRouting> read_routings(const LayerShape& shape, std::span<const Routing> routings,
+                                       std::span<const int> devices);
+
+// The routings of all ranks, of which this process has one. Collective, through symmetric memory.
+std::vector<HostRouting> share_routings(SymmetricRegion& symmetric, const LayerShape& shape, const HostRouting& own);
+
+}  // namespace uniep::cuda

@@ -1,0 +1,22 @@
+#pragma once
+
+#include "engine/cuda/layer_kernels.h"
+#include "program/rank_program.h"
+#include "uniep/schedule.h"
+
+namespace uniep::cuda {
+
+// Throws uniep::Error (kUnsupported) that names the field whose value this engine has no kernel for, and what it has.
+// `workers`: SMs of a rank, reserved ones included.
+void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction, int workers);
+
+// What a launch's kernel is compiled for.
+LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numerics, const LaunchStages& stages);
+
+// CTAs that share tiles of weights, in every launch of a call.
+int cluster_of(const Schedule& schedule);
+
+// Tiles that a block of rows is pulled in: a part moves a few dozen KiB, so that many copy agents bring a block.
+int pull_parts(const LayerShape& shape);
+
+}  // namespace uniep::cuda

@@ -1,0 +1,162 @@
+#include "engine/cuda/layer/placed_tables.h"
+
+#include <cstring>
+
+#include "engine/carver.h"
+#include "engine/cuda/driver.h"
+
+namespace uniep::cuda {
+namespace {
+
+// Lays out tables in one block: first their sizes, then their contents and addresses.
+class TableWriter {
+ public:
+  explicit TableWriter(std::byte* device) : device_(device), carver_(device) {}
+
+  template <typename T>
+  T* put(const T* values, std::size_t count) {
+    const std::size_t offset = carver_.used();
+    T* const address = carver_.take<T>(static_cast<int64_t>(count));
+    if (device_ != nullptr) {
+      image_.resize(carver_.used());
+      if (count > 0) std::memcpy(image_.data() + offset, values, count * sizeof(T));
+    }
+    return address;
+  }
+  template <typename T>
+  T* put(const std::vector<T>& values) {
+    return put(values.data(), values.size());
+  }
+  std::size_t used() const { return carver_.used(); }
+  const std::vector<std::byte>& image() const { return image_; }
+
+ private:
+  std::byte* device_;
+  internal::Carver carver_;
+  std::vector<std::byte> image_;
+};
+
+struct TokenTables {
+  std::vector<int32_t> tokens_of_rank, token_block_begin{0};
+};
+
+TokenTables token_tables(const internal::PlacementState& placement) {
+  TokenTables tables;
+  for (const internal::RankPlacement& rank : placement.rank) {
+    tables.tokens_of_rank.push_back(static_cast<int32_t>(rank.tokens));
+    tables.token_block_begin.push_back(tables.token_block_begin.back() +
+                                       static_cast<int32_t>(divide_up(rank.tokens, kTokenBlock)));
+  }
+  return tables;
+}
+
+PlacementTables write_placement(TableWriter& writer, const internal::PlacementState& placement,
+                                const TokenTables& tokens, int rank) {
+  const internal::RankPlacement& own = placement.rank[static_cast<std::size_t>(rank)];
+  PlacementTables tables;
+  tables.rank_of_expert = writer.put(placement.rank_of_expert);
+  tables.counts = writer.put(placement.counts);
+  tables.source_offset = writer.put(placement.source_offset);
+  tables.expert_rows = writer.put(placement.expert_rows);
+  tables.segment_start = writer.put(placement.segment_start);
+  tables.tokens_of_rank = writer.put(tokens.tokens_of_rank);
+  tables.token_block_begin = writer.put(tokens.token_block_begin);
+  tables.source_begin = writer.put(own.source_begin);
+  tables.expert_of_slot = writer.put(own.expert_of_slot);
+  tables.row_of_slot = writer.put(own.row_of_slot);
+  tables.rows = writer.put(own.rows);
+  tables.row_of_source = writer.put(own.row_of_source);
+  return tables;
+}
+
+ProgramTables write_program(TableWriter& writer, const RankProgram& p) {
+  const auto local = static_cast<std::size_t>(p.local_experts), ranks = static_cast<std::size_t>(p.ranks);
+  ProgramTables tables;
+  tables.block_begin = writer.put(p.block_begin, local + 1);
+  tables.odd_blocks = writer.put(p.odd_blocks, local + 1);
+  tables.rotation = writer.put(p.rotation, local);
+  tables.expert_block = writer.put(p.expert_block, static_cast<std::size_t>(p.experts));
+  tables.blocks_of_rank = writer.put(p.blocks_of_rank, ranks);
+  tables.push_begin = writer.put(p.push_begin, local * ranks + 1);
+  tables.push_block = writer.put(p.push_block, local * ranks);
+  return tables;
+}
+
+// Makes a block for what `write` writes, and uploads it.
+template <typename Write>
+auto upload_tables(BlockCache& cache, const RankTarget& target, std::vector<internal::MemoryBlock>& memory,
+                   Write&& write) {
+  TableWriter sizes(nullptr);
+  write(sizes);
+  memory.emplace_back(cache.allocator(), sizes.used(), target.rank, Stream{target.stream});
+  TableWriter writer(memory.back().data());
+  const auto tables = write(writer);
+  const ScopedDevice scope(target.device);
+  target.uploads->copy(memory.back().data(), writer.image().data(), writer.image().size(), target.stream);
+  return tables;
+}
+
+bool same_program(const ProgramRequest& a, const ProgramRequest& b) {
+  return a.schedule == b.schedule && a.direction == b.direction && a.redispatch == b.redispatch &&
+         a.numerics.combine_groups == b.numerics.combine_groups && a.workers == b.workers && a.cluster == b.cluster &&
+         a.pull_parts == b.pull_parts;
+}
+
+void point_to_device(RankProgram& p, const PlacementTables& placed, const ProgramTables& tables) {
+  p.rank_of_expert = placed.rank_of_expert;
+  p.counts = placed.counts;
+  p.source_offset = placed.source_offset;
+  p.expert_rows = placed.expert_rows;
+  p.segment_start = placed.segment_start;
+  p.tokens_of_rank = placed.tokens_of_rank;
+  p.token_block_begin = placed.token_block_begin;
+  p.source_begin = placed.source_begin;
+  p.expert_of_slot = placed.expert_of_slot;
+  p.row_of_slot = placed.row_of_slot;
+  p.rows = placed.rows;
+  p.row_of_source = placed.row_of_source;
+  p.block_begin = tables.block_begin;
+  p.odd_blocks = tables.odd_blocks;
+  p.rotation = tables.rotation;
+  p.expert_block = tables.expert_block;
+  p.blocks_of_rank = tables.blocks_of_rank;
+  p.push_begin = tables.push_begin;
+  p.push_block = tables.push_block;
+}
+
+}  // namespace
+
+PlacedTables::PlacedTables(const internal::PlacementState& placement, std::shared_ptr<BlockCache> cache,
+                           const std::vector<RankTarget>& targets)
+    : cache_(std::move(cache)) {
+  const TokenTables tokens = token_tables(placement);
+  for (const RankTarget& target : targets) {
+    tables_.push_back(upload_tables(*cache_, target, memory_, [&](TableWriter& writer) {
+      return write_placement(writer, placement, tokens, target.rank);
+    }));
+  }
+}
+
+const std::vector<DeviceProgram>& PlacedTables::programs(
+    const ProgramRequest& request, const std::shared_ptr<const internal::PlacementState>& placement,
+    const std::vector<RankTarget>& targets) {
+  for (const std::unique_ptr<Made>& made : made_) {
+    if (same_program(made->request, request)) return made->programs;
+  }
+  const Program program(request, placement);
+  auto made = std::make_unique<Made>();
+  made->request = request;
+  for (std::size_t local = 0; local < targets.size(); ++local) {
+    DeviceProgram own{program.rank(targets[local].rank), {}};
+    own.layout = signal_layout(own.program);
+    const RankProgram on_host = own.program;
+    const ProgramTables tables = upload_tables(*cache_, targets[local], made->memory,
+                                               [&](TableWriter& writer) { return write_program(writer, on_host); });
+    point_to_device(own.program, tables_[local], tables);
+    made->programs.push_back(own);
+  }
+  made_.push_back(std::move(made));
+  return made_.back()->programs;
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "engine/cuda/device/rank_call.h"
+#include "engine/cuda/layer/placed_tables.h"
+#include "engine/cuda/layer/symmetric_region.h"
+
+namespace uniep::cuda {
+
+// What a call gives one of this process's ranks.
+struct RankBinding {
+  int rank = 0;
+  int64_t rows = 0;  // that its blocks have room for
+  const BFloat16* input[kMaxOperands] = {};
+  BFloat16* gathered[kMaxOperands] = {};
+  BFloat16* z = nullptr;
+  BFloat16* activation = nullptr;
+  BFloat16* output_rows = nullptr;
+  BFloat16* output = nullptr;
+  Weights weights;
+  const RowSource* row_table = nullptr;
+  uint32_t* counters = nullptr;
+  TileRecord* records = nullptr;
+  uint32_t* record_counts = nullptr;
+  uint32_t record_capacity = 0;
+};
+
+// What is the same for all ranks of a call.
+struct CallBinding {
+  const ProgramRequest& request;
+  const SymmetricRegion& symmetric;
+  bool peers_in_process = true;  // else only symmetric memory reaches them
+  double timeout_seconds = 60;
+};
+
+// A peer may come this many times later than any other signal.
+constexpr double kArrivalPatience = 10;
+
+// The RankCalls of those of `ranks` that share a device (`locals`: their places), followed by their tensor maps: the
+// bytes to be uploaded to `memory`, which has room for call_image_bytes().
+std::size_t call_image_bytes(const CallBinding& call, const std::vector<RankBinding>& ranks,
+                             std::span<const std::size_t> locals);
+std::vector<std::byte> call_image(const CallBinding& call, const std::vector<RankBinding>& ranks,
+                                  std::span<const std::size_t> locals, const std::vector<DeviceProgram>& programs,
+                                  std::byte* memory);
+
+}  // namespace uniep::cuda

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/symmetric_memory.h"
+#include "uniep/group.h"
+
+namespace uniep::cuda {
+
+// Which ranks this process drives, and the device of each.
+class RankDevices {
+ public:
+  // Throws Error that names the option at fault.
+  explicit RankDevices(const GroupOptions& options);
+
+  int first_local() const { return first_local_; }
+  int local_count() const { return static_cast<int>(devices_.size()); }
+  int device_of(int rank) const { return devices_.at(static_cast<std::size_t>(rank - first_local_)); }
+  const std::vector<int>& devices() const { return devices_; }  // of local ranks
+
+  // Local ranks by device, in the order in which devices first appear.
+  struct OfDevice {
+    int device;
+    std::vector<int> ranks;
+  };
+  const std::vector<OfDevice>& by_device() const { return by_device_; }
+
+  // SMs that every rank can have; even, so that they come in clusters.
+  int most_workers() const;
+
+  std::unique_ptr<SymmetricMemory> make_memory(int64_t bytes) const;
+
+ private:
+  uniep::Launch launch_;
+  int first_local_ = 0;
+  std::vector<int> devices_;
+  std::vector<OfDevice> by_device_;
+  NcclBootstrap bootstrap_;
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <cstddef>
+
+namespace uniep::cuda {
+
+// Copies from the host to a device in stream order without waiting for them: through pinned buffers that are used in
+// turn. The host waits only when all of them are still being read.
+class UploadRing {
+ public:
+  explicit UploadRing(int device) : device_(device) {}
+  ~UploadRing();
+  UploadRing(const UploadRing&) = delete;
+  UploadRing& operator=(const UploadRing&) = delete;
+
+  // The device's context must be current. `bytes` may be reused at once.
+  void copy(void* target, const void* source, std::size_t bytes, CUstream stream);
+
+ private:
+  struct Buffer {
+    void* memory = nullptr;
+    std::size_t bytes = 0;
+    CUevent read = nullptr;
+  };
+
+  int device_;
+  std::array<Buffer, 16> buffers_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace uniep::cuda
