@@ -25,7 +25,8 @@ struct BenchOptions {
 };
 
 const std::vector<BenchOperation>& bench_operations() {
-  static const std::vector<BenchOperation> kOperations = {gemm_operation(), layer_operation()};
+  static const std::vector<BenchOperation> kOperations = {gemm_operation(), layer_operation(), dispatch_operation(),
+                                                          combine_operation()};
   return kOperations;
 }
 

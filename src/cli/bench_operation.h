@@ -43,5 +43,7 @@ struct BenchOperation {
 
 BenchOperation gemm_operation();
 BenchOperation layer_operation();
+BenchOperation dispatch_operation();
+BenchOperation combine_operation();
 
 }  // namespace uniep::cli
