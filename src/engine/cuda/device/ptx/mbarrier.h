@@ -9,6 +9,11 @@ UNIEP_DEVICE void mbarrier_init(uint64_t& barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
 
+// Before the barrier's memory is used for anything else.
+UNIEP_DEVICE void mbarrier_invalidate(uint64_t& barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+
 // Makes freshly initialised barriers visible to the cluster and to bulk copies.
 UNIEP_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -24,6 +24,12 @@ UNIEP_DEVICE void init_copy_ring(Storage& storage) {
   for (uint32_t stage = 0; stage < Storage::kCount; ++stage) ptx::mbarrier_init(storage.landed[stage], 1);
 }
 
+// One thread: before the ring's memory is used for anything else.
+template <typename Storage>
+UNIEP_DEVICE void invalidate_copy_ring(Storage& storage) {
+  for (uint32_t stage = 0; stage < Storage::kCount; ++stage) ptx::mbarrier_invalidate(storage.landed[stage]);
+}
+
 // The walk of a whole warp around its ring: chunks are loaded, land in order, and are stored to any number of places.
 // Bulk stores belong to the lane that issues them; every lane commits one group a chunk.
 template <typename Storage>

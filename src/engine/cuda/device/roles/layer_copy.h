@@ -58,6 +58,8 @@ UNIEP_DEVICE void dispatch_first(LayerStorage<kLayer>& shared, uint32_t warp) {
   auto& storage = pipeline_copies(shared, warp);
   CopyRing ring(storage.ring);
   run_dispatch(running, ring, storage.walk, Share{warp, PipelineCopies<kLayer>::kWarps});
+  __syncwarp();
+  if (ptx::lane_index() == 0) invalidate_copy_ring(storage.ring);
   ptx::fence_proxy_async_shared();
   __syncthreads();
 }
