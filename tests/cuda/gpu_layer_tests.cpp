@@ -25,6 +25,8 @@ using uniep::test::random_layer;
 using uniep::test::RandomLayer;
 using uniep::test::RandomLayerLimits;
 
+constexpr int64_t kMostGroups = 32;  // that the engine sums
+
 struct Options {
   uint64_t first = 1;
   int cases = 20;
@@ -85,6 +87,7 @@ class LayerTests {
   // One random layer: on its own number of ranks and on one, each under a Schedule of its own.
   void random_case(uint64_t seed, const RandomLayerLimits& limits, const char* name) {
     const RandomLayer layer = random_layer(seed, limits);
+    if (layer.config.numerics.combine_groups > kMostGroups) return;
     Random random(~seed);
     cli::LayerResult expected;
     {
@@ -180,7 +183,10 @@ class LayerTests {
       schedule_text = fmt::format("workers {} {}", given.workers, to_text(schedule));
       for (int turn = 0; turn < options_.repeat && text.empty(); ++turn) {
         runner.forward(schedule);
-        text = difference(runner.result(), expected);
+        cli::LayerResult got = runner.result();
+        text = difference(got, expected);
+        got.y = expected.y;
+        if (!text.empty()) text += "; " + difference(got, expected);
       }
     } catch (const std::exception& error) {
       text = error.what();

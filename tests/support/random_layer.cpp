@@ -48,10 +48,18 @@ void route_token(Random& random, const LayerShape& shape, RoutingKind kind, doub
 template <typename T>
 std::string difference_of(const char* name, const std::vector<T>& got, const std::vector<T>& expected) {
   if (got.size() != expected.size()) return fmt::format("{}: {} elements, not {}", name, got.size(), expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    if (std::memcmp(&got[i], &expected[i], sizeof(T)) != 0) return fmt::format("{} differs at element {}", name, i);
+  std::size_t differ = 0, first = 0;
+  for (std::size_t i = got.size(); i-- > 0;) {
+    if (std::memcmp(&got[i], &expected[i], sizeof(T)) == 0) continue;
+    ++differ;
+    first = i;
   }
-  return "";
+  if (differ == 0) return "";
+  uint32_t got_bits = 0, expected_bits = 0;
+  std::memcpy(&got_bits, &got[first], sizeof(T));
+  std::memcpy(&expected_bits, &expected[first], sizeof(T));
+  return fmt::format("{}: {} of {} elements differ, the first is element {}: {:x}, not {:x}", name, differ, got.size(),
+                     first, got_bits, expected_bits);
 }
 
 }  // namespace

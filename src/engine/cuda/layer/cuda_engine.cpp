@@ -98,6 +98,7 @@ Machine CudaEngine::machine() const {
 // ---- What a call needs
 
 ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& schedule, Direction direction) const {
+  require_summable(config.shape, config.numerics);
   require_instantiable(schedule, config.numerics, direction, options_.workers);
   if (options_.launch == uniep::Launch::kProcesses && schedule.dispatch.transport == DispatchTransport::kPush) {
     throw Error(Status::kUnsupported,

@@ -25,6 +25,17 @@ void require_tile(const Schedule& schedule, GemmStage stage, const std::string& 
 
 }  // namespace
 
+void require_summable(const LayerShape& shape, const Numerics& numerics) {
+  constexpr int64_t kMostSummands = 32;  // row_sum.h: a lane of a warp for each
+  const auto require = [](const char* name, int64_t value) {
+    if (value <= kMostSummands) return;
+    throw Error(Status::kUnsupported, std::string(name) + ": " + std::to_string(value) +
+                                          "; the cuda engine sums up to " + std::to_string(kMostSummands));
+  };
+  require("topk", shape.topk);
+  require("combine_groups", numerics.combine_groups);
+}
+
 void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction, int workers) {
   if (direction == Direction::kBackward) refuse("the backward pass is not built; run it with engine cpu");
   require_tile(schedule, GemmStage::kFc1, "fc1");

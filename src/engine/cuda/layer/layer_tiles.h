@@ -6,6 +6,9 @@
 
 namespace uniep::cuda {
 
+// Throws uniep::Error (kUnsupported) where tokens have more slots or groups than the kernels sum.
+void require_summable(const LayerShape& shape, const Numerics& numerics);
+
 // Throws uniep::Error (kUnsupported) that names the field whose value this engine has no kernel for, and what it has.
 // `workers`: SMs of a rank, reserved ones included.
 void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction, int workers);

@@ -85,7 +85,8 @@ UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
   const int32_t lane = static_cast<int32_t>(ptx::lane_index());
   const int32_t cta = lane % kCtas;
   TaskCursor<LayerTask, kCtas> ring(shared.tasks);
-  for (int32_t index = 0;; ++index) {
+  // A worker that does not walk the list takes no ticket of it.
+  for (int32_t index = 0; shared.compute.length > 0; ++index) {
     const int64_t position = next_position<kLayer>(running_call(shared), shared.compute, cta, index);
     if (__any_sync(0xffffffffu, position >= shared.compute.length)) break;
     uniep::Task tile{};
