@@ -11,6 +11,7 @@
 namespace uniep::cuda {
 
 constexpr int kMostCudaRanks = 8;
+constexpr int kMostCudaSlots = 32;  // slots or combine groups of a token: a lane of a warp each
 
 // Where an agent writes down when its tiles ran; a ring of `capacity` records for each agent.
 struct TileRecord {

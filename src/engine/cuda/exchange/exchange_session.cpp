@@ -38,6 +38,10 @@ ExchangeSession::ExchangeSession(const ExchangeRequest& request)
                                               " ranks, got " + std::to_string(request_.devices.size()) + " for " +
                                               std::to_string(state.ranks));
   }
+  if (std::max(topk, slot_count_) > kMostCudaSlots) {
+    throw Error(Status::kUnsupported, "topk, combine_groups: " + std::to_string(topk) + ", " + std::to_string(groups) +
+                                          "; at most " + std::to_string(kMostCudaSlots) + " on cuda");
+  }
   int64_t most_tokens = 1, most_rows = 1;
   for (int rank = 0; rank < state.ranks; ++rank) {
     most_tokens = std::max(most_tokens, state.rank[rank].tokens);

@@ -47,6 +47,8 @@ class CopyRing {
 
   UNIEP_DEVICE bool is_empty() const { return loads_ == 0; }
   UNIEP_DEVICE bool is_full() const { return loads_ == kMostLoads; }
+  // For a warp that stores nothing by bulk copies: it may have all stages loaded.
+  UNIEP_DEVICE bool has_no_stage() const { return loads_ == Storage::kCount; }
 
   // Begins to load a chunk of a row. The ring is not full.
   UNIEP_DEVICE void load(const void* source, uint32_t bytes, int32_t row, uint32_t offset) {
@@ -88,7 +90,7 @@ class CopyRing {
 
  private:
   // Stores that may still be reading their stages while further chunks are loaded.
-  static constexpr uint32_t kStoresReading = Storage::kCount / 4;
+  static constexpr uint32_t kStoresReading = Storage::kCount / 3;
   static constexpr uint32_t kMostLoads = Storage::kCount - kStoresReading;
 
   // The next stage, which expects so many bytes from now on.

@@ -16,24 +16,37 @@ UNIEP_DEVICE void zero_rows(BFloat16* rows, int64_t hidden, int32_t begin, int32
   }
 }
 
-// Bulk stores of a chunk of `row` to all rows of this rank that it fills; with `to_itself` false, to the others only.
-template <typename Chunk>
-UNIEP_DEVICE void fill_rows(const RankProgram& p, BFloat16* rows, int64_t hidden, const Chunk& chunk, uint32_t bytes,
-                            bool to_itself) {
-  const auto store = [&](int32_t row) {
-    ptx::bulk_store(reinterpret_cast<uint8_t*>(rows + row * hidden) + chunk.offset, chunk.address, bytes);
-  };
-  if (!p.dedup) {
-    if (ptx::lane_index() == 0) store(chunk.row);
-    return;
+// Bulk stores of a row's chunks to all rows of this rank that it fills: lane k to that of the token's slot k.
+class RowFiller {
+ public:
+  // With `to_itself` false, to the others only.
+  UNIEP_DEVICE RowFiller(const RankCall& call, BFloat16* rows, bool to_itself)
+      : call_(call), rows_(rows), to_itself_(to_itself) {}
+
+  template <typename Chunk>
+  UNIEP_DEVICE void store(const Chunk& chunk, uint32_t bytes) {
+    if (chunk.offset == 0) target_ = target_of(chunk.row);  // chunks of a row come one after the other
+    if (target_ < 0) return;
+    ptx::bulk_store(reinterpret_cast<uint8_t*>(rows_ + target_ * call_.hidden) + chunk.offset, chunk.address, bytes);
   }
-  const RowSource source = p.rows[chunk.row];
-  const int64_t entry = p.source_begin[source.rank] + static_cast<int64_t>(source.token) * p.topk;
-  for (int32_t slot = static_cast<int32_t>(ptx::lane_index()); slot < p.topk; slot += ptx::kThreadsPerWarp) {
-    const int32_t row = p.row_of_source[entry + slot];
-    if (row >= 0 && (to_itself || row != chunk.row)) store(row);
+
+ private:
+  UNIEP_DEVICE int32_t target_of(int32_t row) const {
+    const RankProgram& p = call_.program;
+    const int32_t slot = static_cast<int32_t>(ptx::lane_index());
+    if (!p.dedup) return slot == 0 ? row : -1;
+    if (slot >= p.topk) return -1;
+    const RowSource source = p.rows[row];
+    const int64_t entry = p.source_begin[source.rank] + static_cast<int64_t>(source.token) * p.topk + slot;
+    const int32_t target = p.row_of_source[entry];
+    return to_itself_ || target != row ? target : -1;
   }
-}
+
+  const RankCall& call_;
+  BFloat16* const rows_;
+  const bool to_itself_;
+  int32_t target_ = -1;
+};
 
 // The counters that for_each_counter_signal lists for a pull or receive, by all lanes together.
 UNIEP_DEVICE void count_landed_rows(const RunningCall& running, const uniep::Task& task) {
@@ -70,6 +83,7 @@ UNIEP_DEVICE void pull_rows(const RunningCall& running, const uniep::Task& task,
   const int32_t operand = operand_of(p, task);
   BFloat16* const rows = call.gathered_of[operand][p.rank];
   const RowRange range = rows_of_dispatch(p, task);
+  RowFiller filler(call, rows, true);
   copy_rows(
       ring, range.begin, range.end, static_cast<uint32_t>(call.hidden * sizeof(BFloat16)),
       [&](int32_t row) { return is_primary_row(p, row); },
@@ -77,7 +91,7 @@ UNIEP_DEVICE void pull_rows(const RunningCall& running, const uniep::Task& task,
         const RowSource source = p.rows[row];
         return call.input[operand][source.rank] + source.token * call.hidden;
       },
-      [&](const auto& chunk, uint32_t bytes) { fill_rows(p, rows, call.hidden, chunk, bytes, true); });
+      [&](const auto& chunk, uint32_t bytes) { filler.store(chunk, bytes); });
   zero_rows(rows, call.hidden, range.end, range.padded_end);
   ring.complete();
   count_landed_rows(running, task);
@@ -119,10 +133,11 @@ UNIEP_DEVICE void receive_rows(const RunningCall& running, const uniep::Task& ta
     return some;
   };
   if (p.dedup) {
+    RowFiller filler(call, rows, false);
     copy_rows(
         ring, range.begin, range.end, static_cast<uint32_t>(call.hidden * sizeof(BFloat16)), has_copies,
         [&](int32_t row) { return rows + row * call.hidden; },
-        [&](const auto& chunk, uint32_t bytes) { fill_rows(p, rows, call.hidden, chunk, bytes, false); });
+        [&](const auto& chunk, uint32_t bytes) { filler.store(chunk, bytes); });
   }
   zero_rows(rows, call.hidden, range.end, range.padded_end);
   ring.complete();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "engine/cuda/device/rank_call.h"
 #include "engine/cuda/device/roles/copy_ring.h"
 #include "engine/cuda/device/roles/staging.h"
 
@@ -8,7 +9,6 @@
 // warps that have many, and through a copy ring, by warps that have few.
 namespace uniep::cuda {
 
-constexpr int kMostSummands = 32;  // slots or groups of a token: as many as a warp has lanes
 constexpr int kVectorColumns = 8;  // bf16 values in 16 bytes
 constexpr uint32_t kVectorBytes = 16;
 
@@ -78,7 +78,7 @@ class RegisterSum {
 template <typename Ring>
 class RingSum {
  public:
-  static_assert(Ring::kChunkBytes >= kMostSummands * kVectorBytes, "a stage holds 16 bytes of every summand");
+  static_assert(Ring::kChunkBytes >= kMostCudaSlots * kVectorBytes, "a stage holds 16 bytes of every summand");
 
   UNIEP_DEVICE explicit RingSum(Ring& ring) : ring_(ring) {}
 
@@ -86,7 +86,7 @@ class RingSum {
     const uint32_t bytes = static_cast<uint32_t>(columns) * sizeof(BFloat16);
     const uint32_t slice = slice_bytes(summands);
     for (uint32_t offset = 0; offset < bytes; offset += slice) {
-      if (ring_.is_full()) add_slice(summands, slice, bytes, out);
+      if (ring_.has_no_stage()) add_slice(summands, slice, bytes, out);
       const uint32_t size = bytes - offset < slice ? bytes - offset : slice;
       ring_.load_pieces(summands, reinterpret_cast<const uint8_t*>(source) + offset, size, offset);
     }
