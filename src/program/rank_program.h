@@ -141,11 +141,12 @@ UNIEP_HOST_DEVICE bool is_primary_row(const RankProgram& p, int32_t row) {
   if (!p.dedup) return true;
   const RowSource source = p.rows[row];
   const int64_t entry = p.source_begin[source.rank] + static_cast<int64_t>(source.token) * p.topk;
-  for (int32_t slot = 0; slot < p.topk; ++slot) {
+  bool is_first = true;
+  for (int32_t slot = 0; slot < p.topk; ++slot) {  // without an early end, so that the loads do not wait for each other
     const int32_t other = p.row_of_source[entry + slot];
-    if (other >= 0 && other < row) return false;
+    is_first &= other < 0 || other >= row;
   }
-  return true;
+  return is_first;
 }
 
 // Calls visit(row) for every row of this rank that the copy of `row` fills: the row itself, and with deduplication the

@@ -341,7 +341,7 @@ ExchangeCase random_case(int number, std::mt19937_64& random) {
 // Rings and teams of other sizes, each a kernel of its own.
 std::vector<ExchangeConfig> ring_configs() {
   return {{.warps = 16, .reduce_warps = 4, .team_warps = 4, .chunk_bytes = 1024, .stages = 1},
-          {.warps = 4, .reduce_warps = 1, .team_warps = 3, .chunk_bytes = 512, .stages = 32},
+          {.warps = 8, .reduce_warps = 2, .team_warps = 3, .chunk_bytes = 512, .stages = 32},
           {.warps = 8, .reduce_warps = 0, .team_warps = 1, .chunk_bytes = 16384, .stages = 1}};
 }
 

@@ -26,19 +26,19 @@ int fitting_stages(ExchangeConfig config, int stages) {
 }  // namespace
 
 ExchangeConfig dispatch_config(int chunk_bytes, int stages) {
-  ExchangeConfig config{.warps = 8, .reduce_warps = 0, .team_warps = 1, .chunk_bytes = chunk_bytes};
+  ExchangeConfig config{.warps = 16, .reduce_warps = 0, .team_warps = 1, .chunk_bytes = chunk_bytes};
   config.stages = fitting_stages(config, stages);
   return config;
 }
 
 ExchangeConfig combine_config(int chunk_bytes, int stages) {
-  ExchangeConfig config{.warps = 16, .reduce_warps = 4, .team_warps = 4, .chunk_bytes = chunk_bytes};
+  ExchangeConfig config{.warps = 16, .reduce_warps = 2, .team_warps = 1, .chunk_bytes = chunk_bytes};
   config.stages = fitting_stages(config, stages);
   return config;
 }
 
 std::vector<ExchangeConfig> default_exchange_configs() {
-  return {dispatch_config(4096, 6), combine_config(4096, 3)};
+  return {dispatch_config(4096, 3), combine_config(4096, 3)};
 }
 
 int exchange_threads(const ExchangeConfig& config) {

@@ -13,8 +13,8 @@ namespace uniep::cuda {
 // last `reduce_warps` warps only sum. Every warp has a ring of `stages` chunks.
 struct ExchangeConfig {
   int warps = 16;
-  int reduce_warps = 4;
-  int team_warps = 4;
+  int reduce_warps = 2;
+  int team_warps = 1;
   int chunk_bytes = 4096;
   int stages = 3;
 };

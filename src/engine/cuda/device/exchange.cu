@@ -15,7 +15,7 @@ constexpr uint32_t kSendWarps = kWarps - kReduceWarps;
 constexpr uint32_t kTeams = kSendWarps / kTeamWarps;
 static_assert(kWarps <= 32, "a CTA has at most 1024 threads");
 static_assert(kSendWarps > 0 && kSendWarps % kTeamWarps == 0, "the warps that send come in whole teams");
-static_assert(kTeams <= 15, "each team has a named barrier beside that of the CTA");
+static_assert(kTeamWarps == 1 || kTeams <= 15, "each team has a named barrier beside that of the CTA");
 
 using Copy = CopyStorage<UNIEP_CHUNK_BYTES, UNIEP_COPY_STAGES>;
 

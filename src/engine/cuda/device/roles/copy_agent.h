@@ -19,6 +19,7 @@ struct WalkState {
   ListCursor cursor;
   uint32_t index;
   bool found;
+  bool all_arrived;  // the peers; then pulls and pushes have nothing to wait for
 };
 
 // The tasks of a list that fall to an agent, one after the other. A whole warp.
@@ -34,6 +35,7 @@ class ListWalk {
     state_.length = walks ? list_length(running.call.program, running.launch, kKind) : 0;
     state_.cursor = {};
     state_.index = share.index;
+    state_.all_arrived = false;
   }
 
   // False at the end of the list.
@@ -79,10 +81,24 @@ struct CopyStorage {
   WalkState walk;
 };
 
+// Until a copy may begin. A whole warp.
+template <Stage kStage>
+UNIEP_DEVICE bool wait_for_copy(const RunningCall& running, const uniep::Task& task, WalkState& state) {
+  constexpr bool kOnlyArrivals = kStage == Stage::kPull || kStage == Stage::kPush;
+  if (kOnlyArrivals && state.all_arrived) return true;
+  if (!wait_for_task(running, task)) return false;
+  if (kOnlyArrivals) {
+    const bool all_arrived = missing_peer(running) < 0;
+    if (ptx::lane_index() == 0) state.all_arrived = all_arrived;
+    __syncwarp();
+  }
+  return true;
+}
+
 template <Stage kStage, typename Ring>
-UNIEP_DEVICE bool run_copy(const RunningCall& running, const uniep::Task& task, Ring& ring) {
+UNIEP_DEVICE bool run_copy(const RunningCall& running, const uniep::Task& task, WalkState& state, Ring& ring) {
   const uniep::Task staged = as_stage<kStage>(task);
-  if (!wait_for_task(running, staged)) return false;
+  if (!wait_for_copy<kStage>(running, staged, state)) return false;
   ptx::fence_proxy_async_global();  // bulk copies read what ordinary stores have written
   if constexpr (kStage == Stage::kPull) pull_rows(running, staged, ring);
   if constexpr (kStage == Stage::kPush) push_rows(running, staged, ring);
@@ -99,11 +115,11 @@ UNIEP_DEVICE bool run_dispatch(const RunningCall& running, Ring& ring, WalkState
   while (holds && walk.next()) {
     const uniep::Task& task = walk.task();
     if (task.stage == Stage::kPull) {
-      holds = run_copy<Stage::kPull>(running, task, ring);
+      holds = run_copy<Stage::kPull>(running, task, state, ring);
     } else if (task.stage == Stage::kPush) {
-      holds = run_copy<Stage::kPush>(running, task, ring);
+      holds = run_copy<Stage::kPush>(running, task, state, ring);
     } else {
-      holds = run_copy<Stage::kReceive>(running, task, ring);
+      holds = run_copy<Stage::kReceive>(running, task, state, ring);
     }
   }
   return holds;
@@ -114,7 +130,7 @@ template <typename Ring>
 UNIEP_DEVICE bool run_send(const RunningCall& running, Ring& ring, WalkState& state, Share share) {
   ListWalk<ListKind::kSend> walk(running, state, share);
   bool holds = true;
-  while (holds && walk.next()) holds = run_copy<Stage::kSend>(running, walk.task(), ring);
+  while (holds && walk.next()) holds = run_copy<Stage::kSend>(running, walk.task(), state, ring);
   return holds;
 }
 
