@@ -29,6 +29,8 @@ constexpr int kMathWarpgroups = 2;
 constexpr int kMathWarps = 4 * kMathWarpgroups;
 constexpr int kGemmThreads = 128 * (1 + kMathWarpgroups);
 constexpr int kTaskSlots = 4;
+// One task running, one being stored, one to come: a dynamic queue should not deal earlier than it must.
+constexpr int kLayerTaskSlots = 3;
 constexpr int kSharedMemoryLimit = 227 * 1024;
 // A CTA is launched with the same number of registers for every thread, a multiple of 8; what the math warps take has
 // to come from the producers, or they wait for it for ever.
@@ -65,6 +67,7 @@ UNIEP_HOST_DEVICE constexpr int late_steps(const GemmConfig& config) {
   if (config.epilogue == Epilogue::kSwiglu || config.epilogue == Epilogue::kLayer) return config.tile_n / 2 / 16;
   return config.epilogue == Epilogue::kSwigluGradient ? config.tile_n / 16 : 0;
 }
+constexpr int kLayerSpacing = 4;  // K blocks between two steps at most: other tiles wait for what they store
 // The fewest K blocks that this takes. Forward and dgrad run at least that many: beyond K both operands are read as
 // zero.
 UNIEP_HOST_DEVICE constexpr int interleaved_blocks(const GemmConfig& config) {

@@ -31,9 +31,9 @@ struct LayerStorage : SharedStorage<kLayer.gemm> {
   int32_t launch, worker;
   ComputeList compute;
   LateTile late[kMathWarps];
-  uint64_t stored[kTaskSlots];  // of the task in each slot: the math warps that have stored their part
-  WalkState walk;               // of the copy warp
-  uint32_t reduce_items;        // that the CTA's warps have dealt among themselves
+  uint64_t stored[kLayerTaskSlots];  // of the task in each slot: the math warps that have stored their part
+  WalkState walk;                    // of the copy warp
+  uint32_t reduce_items;             // that the CTA's warps have dealt among themselves
   uint64_t tile_wait_begin_ns, tile_begin_ns;
   uint32_t records;  // that the compute agent has written
 };

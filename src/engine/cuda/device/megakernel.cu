@@ -37,7 +37,7 @@ UNIEP_DEVICE void initialise_barriers(Storage& shared) {
     ptx::mbarrier_init(shared.full[stage], 1);
     ptx::mbarrier_init(shared.empty[stage], kMathWarps * kLayer.gemm.cluster);
   }
-  for (int slot = 0; slot < kTaskSlots; ++slot) {
+  for (int slot = 0; slot < kLayerTaskSlots; ++slot) {
     ptx::mbarrier_init(shared.tasks.full[slot], 1);
     ptx::mbarrier_init(shared.tasks.empty[slot], kLayerTaskReaders * kLayer.gemm.cluster);
     ptx::mbarrier_init(shared.stored[slot], kMathWarps);

@@ -8,17 +8,17 @@
 namespace uniep::cuda {
 
 template <bool kIsLayer>
-struct RecordOf {
-  using Type = Task;
+struct TaskRingOf {
+  using Type = TaskRing<Task, kTaskSlots>;
 };
 template <>
-struct RecordOf<true> {
-  using Type = LayerTask;
+struct TaskRingOf<true> {
+  using Type = TaskRing<LayerTask, kLayerTaskSlots>;
 };
 
 template <GemmConfig kConfig>
 struct alignas(1024) SharedStorage {
-  using Record = typename RecordOf<kConfig.epilogue == Epilogue::kLayer>::Type;
+  using Tasks = typename TaskRingOf<kConfig.epilogue == Epilogue::kLayer>::Type;
   static constexpr int kOperandABytes = kTileM * kTileK * 2;
   static constexpr int kOperandBBytes = kConfig.tile_n * kTileK * 2;
 
@@ -28,7 +28,7 @@ struct alignas(1024) SharedStorage {
   alignas(128) CopyRingStorage<kConfig.copy_chunk_bytes, kConfig.copy_stages> copy_ring;
   uint64_t full[kConfig.stages];
   uint64_t empty[kConfig.stages];
-  TaskRing<Record> tasks;
+  Tasks tasks;
 };
 
 // A stage index and the parity of its current use; every role walks the stages in the same order.

@@ -26,13 +26,15 @@ struct alignas(16) Task {
 };
 static_assert(sizeof(Task) == 16, "a task travels as one 16-byte access");
 
-template <typename Record>
+template <typename RecordType, int kCount>
 struct TaskRing {
+  using Record = RecordType;
+  static constexpr int kSlots = kCount;
   static_assert(sizeof(Record) == 16, "a record travels as one 16-byte access");
 
-  Record slots[kTaskSlots];
-  uint64_t full[kTaskSlots];
-  uint64_t empty[kTaskSlots];
+  Record slots[kSlots];
+  uint64_t full[kSlots];
+  uint64_t empty[kSlots];
 };
 
 // Readers: the loading thread and each math warp.
@@ -40,10 +42,12 @@ constexpr uint32_t kTaskReaders = 1 + kMathWarps;
 
 // kCluster 1: a CTA's scheduler serves its own ring. 2: the scheduler of the cluster's first CTA serves both rings, and
 // both CTAs' readers hand slots back to it.
-template <typename Record, int kCluster = 1>
+template <typename Ring, int kCluster = 1>
 class TaskCursor {
  public:
-  UNIEP_DEVICE explicit TaskCursor(TaskRing<Record>& ring) : ring_(ring) {}
+  using Record = typename Ring::Record;
+
+  UNIEP_DEVICE explicit TaskCursor(Ring& ring) : ring_(ring) {}
 
   // One lane of the scheduler warp; with kCluster 2 a lane a CTA.
   UNIEP_DEVICE void publish(const Record& record, [[maybe_unused]] uint32_t cta = 0) {
@@ -112,11 +116,11 @@ class TaskCursor {
   }
 
   UNIEP_DEVICE void advance() {
-    slot_ = slot_ + 1 == kTaskSlots ? 0 : slot_ + 1;
+    slot_ = slot_ + 1 == Ring::kSlots ? 0 : slot_ + 1;
     phase_ ^= slot_ == 0;
   }
 
-  TaskRing<Record>& ring_;
+  Ring& ring_;
   uint32_t slot_ = 0;
   uint32_t phase_ = 0;
 };

@@ -28,7 +28,7 @@ UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& shared) {
   const int32_t cta = kLayer.gemm.cluster == 1 ? 0 : static_cast<int32_t>(ptx::cluster_rank());
-  TaskCursor<LayerTask, kLayer.gemm.cluster> tasks(shared.tasks);
+  TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
   StageCursor<kLayer.gemm.stages> cursor;
   for (LayerTask task = tasks.take(); !task.has(LayerTask::kEnd); task = tasks.take()) {
     // The scheduler has seen the signals of the rows of A; they were written without TMA.

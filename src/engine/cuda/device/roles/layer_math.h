@@ -48,7 +48,7 @@ class TileRecorder {
 // Two warpgroups, 64 rows of the tile each.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_math(LayerStorage<kLayer>& shared, int32_t math_warp) {
-  TaskCursor<LayerTask, kLayer.gemm.cluster> tasks(shared.tasks);
+  TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
   Multiplier<kLayer.gemm> multiplier(shared, math_warp / 4);
   LayerEpilogue<kLayer> epilogue(shared, math_warp);
   TileRecorder<kLayer> recorder(shared, math_warp == 0 && ptx::lane_index() == 0);

@@ -75,16 +75,15 @@ UNIEP_DEVICE int64_t next_position(const RunningCall& running, const ComputeList
   return static_cast<int64_t>(ptx::warp_uniform(ticket)) * kLayer.gemm.cluster + cta;
 }
 
-// One warp of a cluster: decides what its CTAs do next, up to kTaskSlots tasks ahead, and waits until they can: a lane
-// for each CTA. Neither CTA begins a tile of B that the other can not begin too.
-// No other role evaluates order.
+// One warp of a cluster: decides what its CTAs do next, up to kLayerTaskSlots tasks ahead, and waits until they can: a
+// lane for each CTA. Neither CTA begins a tile of B that the other can not begin too. No other role evaluates order.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
   constexpr int32_t kCtas = kLayer.gemm.cluster;
   const RankProgram& p = shared.call.program;
   const int32_t lane = static_cast<int32_t>(ptx::lane_index());
   const int32_t cta = lane % kCtas;
-  TaskCursor<LayerTask, kCtas> ring(shared.tasks);
+  TaskCursor<typename LayerStorage<kLayer>::Tasks, kCtas> ring(shared.tasks);
   // A worker that does not walk the list takes no ticket of it.
   for (int32_t index = 0; shared.compute.length > 0; ++index) {
     const int64_t position = next_position<kLayer>(running_call(shared), shared.compute, cta, index);

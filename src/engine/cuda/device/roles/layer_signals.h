@@ -5,12 +5,12 @@
 namespace uniep::cuda {
 
 // One warp: tells what waits for a tile that it is stored. A slot of the task ring is handed back only then, so that
-// the math warps are never more than kTaskSlots tiles ahead of the `stored` barriers.
+// the math warps are never more than kLayerTaskSlots tiles ahead of the `stored` barriers.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_signals(LayerStorage<kLayer>& shared) {
   const RunningCall running = running_call(shared);
   const RankProgram& p = running.call.program;
-  TaskCursor<LayerTask, kLayer.gemm.cluster> tasks(shared.tasks);
+  TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
   for (LayerTask task = tasks.read_by_warp(); !task.has(LayerTask::kEnd); task = tasks.read_by_warp()) {
     ptx::mbarrier_wait(shared.stored[tasks.slot()], tasks.phase(), "tile stored");
     if (task.has(LayerTask::kStore)) {

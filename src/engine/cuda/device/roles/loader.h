@@ -103,7 +103,7 @@ UNIEP_DEVICE TileOperands operands_of(const GemmArguments& arguments, const Tens
 template <GemmConfig kConfig>
 UNIEP_DEVICE void run_loader(const GemmArguments& arguments, const TensorMap* b_maps, SharedStorage<kConfig>& shared) {
   const int32_t cta = kConfig.cluster == 1 ? 0 : static_cast<int32_t>(ptx::cluster_rank());
-  TaskCursor<Task> tasks(shared.tasks);
+  TaskCursor tasks(shared.tasks);
   StageCursor<kConfig.stages> cursor;
   for (Task task = tasks.take(); !task.has(Task::kEnd); task = tasks.take()) {
     load_tile<kConfig>(shared, cursor, operands_of<kConfig>(arguments, b_maps, task), cta);

@@ -81,7 +81,8 @@ class Multiplier {
   // computes, the other keeps the tensor cores busy. Returns how many K blocks that took.
   template <typename LateWork>
   UNIEP_DEVICE int32_t spread(int32_t k_blocks, float (&d)[kCount], LateWork& late, const WarpTile& tile) {
-    const int32_t spacing = (k_blocks - 1) / LateWork::kSteps;
+    int32_t spacing = (k_blocks - 1) / LateWork::kSteps;
+    if (kConfig.epilogue == Epilogue::kLayer && spacing > kLayerSpacing) spacing = kLayerSpacing;
     const int32_t first = spacing > 1 && warpgroup_ == 1 ? spacing / 2 : spacing;
     multiply_block<true>(d);
     int32_t left = first;
@@ -175,7 +176,7 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, void* const* outputs,
   static_assert(kConfig.epilogue != Epilogue::kSwiglu || kConfig.layout == Layout::kForward, "SwiGLU follows FC1");
   static_assert(kConfig.epilogue != Epilogue::kSwigluGradient || kConfig.layout == Layout::kDgrad,
                 "dSwiGLU follows FC2's dgrad");
-  TaskCursor<Task> tasks(shared.tasks);
+  TaskCursor tasks(shared.tasks);
   Multiplier<kConfig> multiplier(shared, math_warp / 4);
   typename EpilogueOf<kConfig, kConfig.epilogue>::Type epilogue(arguments, outputs,
                                                                 ptx::shared_address(shared.staging[math_warp]));

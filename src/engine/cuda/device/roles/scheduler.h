@@ -80,7 +80,7 @@ UNIEP_DEVICE void run_scheduler(const GemmArguments& arguments, SharedStorage<kC
   const int32_t cta = kConfig.cluster == 1 ? 0 : static_cast<int32_t>(ptx::cluster_rank());
   const int32_t clusters = static_cast<int32_t>(gridDim.x) / kConfig.cluster;
   ExpertSearch<kConfig> search(arguments, n_blocks);
-  TaskCursor<Task> cursor(shared.tasks);
+  TaskCursor cursor(shared.tasks);
   for (int32_t index = static_cast<int32_t>(blockIdx.x) / kConfig.cluster; search.find(index); index += clusters) {
     constexpr bool kIsWgrad = kConfig.layout == Layout::kWgrad;
     const int32_t m_rows = kIsWgrad ? arguments.m_extent : search.rows;
