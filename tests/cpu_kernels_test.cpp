@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <random>
 #include <string>
@@ -300,11 +301,29 @@ TEST(Rows, SwigluOfEveryGate) {
   }
 }
 
+// For every bf16 value, which is what gates are.
+TEST(Rows, SigmoidIsCloserThanBf16CanTell) {
+  double worst = 0.0;
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    const float x = to_float(BFloat16{static_cast<uint16_t>(bits)});
+    if (!(std::fabs(x) <= 44.0f)) continue;
+    const double exact = 1.0 / (1.0 + std::exp(-static_cast<double>(x)));
+    worst = std::max(worst, std::fabs(sigmoid(x) - exact) / exact);
+  }
+  EXPECT_LT(worst, 1e-5);
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(sigmoid(infinity), sigmoid(44.5f));
+  EXPECT_EQ(sigmoid(-infinity), sigmoid(-44.5f));
+  EXPECT_NEAR(sigmoid(infinity), 1.0f, 1e-5);
+  EXPECT_GT(sigmoid(-infinity), 0.0f);
+  EXPECT_LT(sigmoid(-infinity), 1e-19f);
+}
+
 // The sum over one chunk, column by column as the contract words it.
-float chunk_sum(const std::vector<float>& terms) {
+float chunk_sum(const std::vector<float>& da, const std::vector<float>& unweighted) {
   float partial[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (std::size_t column = 0; column < 64; ++column) {
-    partial[column % 8 / 2] = add(partial[column % 8 / 2], column < terms.size() ? terms[column] : 0.0f);
+  for (std::size_t column = 0; column < da.size(); ++column) {
+    partial[column % 8 / 2] = std::fma(da[column], unweighted[column], partial[column % 8 / 2]);
   }
   return canonical(join_prob_partials(partial[0], partial[1], partial[2], partial[3]));
 }
@@ -315,16 +334,18 @@ TEST(Rows, SwigluGradientEqualsTheScalarFunction) {
     const std::vector<float> da = random_floats(generator, values, n);
     const float prob = random_floats(generator, values, 1)[0];
     std::vector<BFloat16> a, dgate, dup;
-    std::vector<float> sums, terms;
+    std::vector<float> sums, chunk_da, unweighted;
     for (int64_t j = 0; j < n; ++j) {
       const SwigluGradient gradient = swiglu_gradient(to_float(gate[j]), to_float(up[j]), prob, da[j]);
       a.push_back(rounded(gradient.activation));
       dgate.push_back(rounded(gradient.gate));
       dup.push_back(rounded(gradient.up));
-      terms.push_back(gradient.prob_term);
-      if (terms.size() == 64 || j == n - 1) {
-        sums.push_back(chunk_sum(terms));
-        terms.clear();
+      chunk_da.push_back(da[j]);
+      unweighted.push_back(gradient.unweighted);
+      if (unweighted.size() == 64 || j == n - 1) {
+        sums.push_back(chunk_sum(chunk_da, unweighted));
+        chunk_da.clear();
+        unweighted.clear();
       }
     }
     std::vector<BFloat16> got_a(n), got_dgate(n), got_dup(n);

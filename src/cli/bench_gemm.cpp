@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <random>
 
 #include "cli/bench_gpus.h"
@@ -18,7 +19,7 @@ constexpr int64_t kRowAlignment = 128;
 // One rank's matrices on one GPU.
 struct RankProblem {
   ExpertRows rows;
-  int64_t routed_rows = 0;
+  std::vector<int32_t> rows_per_expert;
   void *x, *dy, *a, *z, *out_h, *out_z, *w1, *w2, *dw, *main_grad;
   float *prob, *dprob;
   void* workspace;
@@ -87,14 +88,14 @@ RankProblem make_problem(BenchGpus& gpus, std::size_t gpu, const LayerOptions& l
   const int64_t rank = static_cast<int64_t>(gpu) % layer.ranks;
   const int64_t first = rank * layer.shape.experts / layer.ranks;
   const int64_t last = (rank + 1) * layer.shape.experts / layer.ranks;
-  const std::vector<int32_t> own(counts.begin() + first, counts.begin() + last);
+  RankProblem p;
+  p.rows_per_expert.assign(counts.begin() + first, counts.begin() + last);
+  const std::vector<int32_t>& own = p.rows_per_expert;
   std::vector<int32_t> starts;
   int64_t rows = 0;
-  RankProblem p;
   for (const int32_t count : own) {
     starts.push_back(static_cast<int32_t>(rows));
     rows += (count + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
-    p.routed_rows += count;
   }
   const int64_t experts = last - first;
   const auto bytes = static_cast<int64_t>(own.size() * sizeof(int32_t));
@@ -139,7 +140,9 @@ BenchReport run_gemm(const BenchRequest& request) {
   std::vector<std::unique_ptr<GroupedGemm>> gemms;
   for (std::size_t gpu = 0; gpu < gpus.count(); ++gpu) {
     problems.push_back(make_problem(gpus, gpu, request.layer, counts));
-    report.rows_per_rank.push_back(problems.back().routed_rows);
+    const std::vector<int32_t>& own = problems.back().rows_per_expert;
+    report.rows_per_expert.push_back(own);
+    report.rows_per_rank.push_back(std::accumulate(own.begin(), own.end(), int64_t{0}));
     gemms.push_back(std::make_unique<GroupedGemm>(request.devices[gpu]));
   }
   const auto on_all = [&](const Product& product) {
@@ -148,9 +151,8 @@ BenchReport run_gemm(const BenchRequest& request) {
     }
   };
 
-  const double unit = 2.0 *
-                      static_cast<double>(*std::max_element(report.rows_per_rank.begin(), report.rows_per_rank.end())) *
-                      static_cast<double>(shape.hidden * shape.intermediate);
+  const int64_t most_rows = *std::max_element(report.rows_per_rank.begin(), report.rows_per_rank.end());
+  const double unit = 2.0 * static_cast<double>(most_rows) * static_cast<double>(shape.hidden * shape.intermediate);
   std::vector<Product> wanted;
   double all_flops = 0.0;
   for (const Product& product : products()) {

@@ -27,8 +27,9 @@ struct BenchResult {
 };
 
 struct BenchReport {
-  std::string device;                  // the GPU's name
-  std::vector<int64_t> rows_per_rank;  // routed rows
+  std::string device;                                 // the GPU's name
+  std::vector<int64_t> rows_per_rank;                 // routed rows
+  std::vector<std::vector<int32_t>> rows_per_expert;  // the same of each GPU's experts, if it matters
   std::vector<BenchResult> results;
   std::vector<std::pair<std::string, double>> ratios;  // of results, by name
 };

@@ -38,6 +38,7 @@ Json to_json(const BenchRequest& request, const std::string& operation, const Be
       {"hidden", shape.hidden}, {"intermediate", shape.intermediate}, {"experts", shape.experts}, {"topk", shape.topk}};
   json["tokens"] = request.layer.tokens();
   json["rows_per_rank"] = report.rows_per_rank;
+  if (!report.rows_per_expert.empty()) json["rows_per_expert"] = report.rows_per_expert;
   json["results"] = Json::array();
   for (const BenchResult& result : report.results) {
     Json entry;

@@ -60,48 +60,54 @@ UNIEP_HOST_DEVICE BFloat16 to_bfloat16(float value) {
   return BFloat16{static_cast<uint16_t>(is_nan ? quiet_nan : rounded)};
 }
 
-// exp(x) for |x| <= 80 (callers clamp): x = n ln2 + r with |r| <= ln2 / 2, a degree-6 polynomial in r (minimax-like
-// Taylor coefficients, relative error below 2^-22), then an exact scaling by 2^n through the exponent field.
-UNIEP_HOST_DEVICE float exp_bounded(float x) {
-  const float kLog2E = 1.44269504f;
-  const float kRoundToInteger = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  const float kLn2High = 0.693359375f;        // 9 significant bits: n * kLn2High is exact
-  const float kLn2Low = -2.12194440e-4f;
-  const float shifted = fused_multiply_add(x, kLog2E, kRoundToInteger);
-  const float n = add(shifted, -kRoundToInteger);
-  float r = fused_multiply_add(n, -kLn2High, x);
-  r = fused_multiply_add(n, -kLn2Low, r);
-  float p = 1.0f / 720.0f;
-  p = fused_multiply_add(p, r, 1.0f / 120.0f);
-  p = fused_multiply_add(p, r, 1.0f / 24.0f);
-  p = fused_multiply_add(p, r, 1.0f / 6.0f);
-  p = fused_multiply_add(p, r, 0.5f);
-  p = fused_multiply_add(p, r, 1.0f);
-  p = fused_multiply_add(p, r, 1.0f);
-  const uint32_t exponent = (bits_of_float(shifted) - bits_of_float(kRoundToInteger)) << 23;
-  return float_from_bits(bits_of_float(p) + exponent);
+// a * b + c, clamped to [0, 1] after its one rounding. Of NaN: 0 on a GPU, 0 or 1 on a CPU; callers' results are NaN
+// then.
+UNIEP_HOST_DEVICE float saturated_multiply_add(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
+  return result;
+#else
+  // As integers, in which order floats above zero are, too: compilers do not vectorise two comparisons of floats in a
+  // row.
+  const auto bits = static_cast<int32_t>(bits_of_float(fused_multiply_add(a, b, c)));
+  const int32_t kOne = 0x3f800000;
+  const int32_t not_negative = bits < 0 ? 0 : bits;
+  return float_from_bits(static_cast<uint32_t>(not_negative < kOne ? not_negative : kOne));
+#endif
 }
 
-// Squares the relative error of y as 1 / d.
-UNIEP_HOST_DEVICE float reciprocal_newton_step(float d, float y) {
+// 1 / d for d in [1, 1e36], relative error below 3e-6: a linear seed through the exponent field (error below 5.5 %), a
+// Newton step whose constant spreads its error evenly (1.5e-3), and one that squares that. Written out, since a loop
+// keeps GCC from vectorising.
+UNIEP_HOST_DEVICE float reciprocal_bounded(float d) {
+  const float kTwoEvenly = 2.0015f;
+  const float seed = float_from_bits(0x7ef23000u - bits_of_float(d));
+  const float y = mul(seed, fused_multiply_add(-d, seed, kTwoEvenly));
   return fused_multiply_add(y, fused_multiply_add(-d, y, 1.0f), y);
 }
 
-// 1 / d for d in [1, 1e36]: a linear seed through the exponent field (relative error below 12 %), then Newton steps
-// that square the error: 0.12, 1.5e-2, 2.2e-4, 4.6e-8, rounding. Written out, since a loop keeps GCC from vectorising.
-UNIEP_HOST_DEVICE float reciprocal_bounded(float d) {
-  float y = float_from_bits(0x7ef311c7u - bits_of_float(d));
-  y = reciprocal_newton_step(d, y);
-  y = reciprocal_newton_step(d, y);
-  y = reciprocal_newton_step(d, y);
-  return reciprocal_newton_step(d, y);
-}
-
-// 1 / (1 + exp(-x)). Beyond |x| = 80 the value is that at the bound: 1, or 1.8e-35 where the true value is smaller.
+// 1 / (1 + exp(-x)), relative error below 1e-5: a two-hundredth of what rounding to bf16 adds. Beyond |x| = 44.3 the
+// value is that at the bound: 0.999998, or 5.4e-20 where the true value is smaller.
+//
+// exp(-x) = 2^t with t = -x log2(e), |t| <= 64 = n + f, n a whole number and |f| <= 1/2: a polynomial of degree 4 in f
+// (minimax but for 2^0 = 1, error below 3e-6), scaled by 2^n through the exponent field. t travels as t / 128 + 1/2,
+// which saturates for nothing.
 UNIEP_HOST_DEVICE float sigmoid(float x) {
-  float bounded = x < -80.0f ? -80.0f : x;
-  bounded = bounded > 80.0f ? 80.0f : bounded;
-  return reciprocal_bounded(add(1.0f, exp_bounded(-bounded)));
+  const float kMinusLog2EOver128 = -0.0112710550f;
+  const float kRoundToInteger =
+      12582912.0f - 64.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  const float scaled = saturated_multiply_add(x, kMinusLog2EOver128, 0.5f);
+  const float shifted = fused_multiply_add(scaled, 128.0f, kRoundToInteger);
+  const float f = fused_multiply_add(scaled, 128.0f, -add(shifted, -kRoundToInteger));
+  float p = 0.00958285294f;
+  p = fused_multiply_add(p, f, 0.0559064262f);
+  p = fused_multiply_add(p, f, 0.240240991f);
+  p = fused_multiply_add(p, f, 0.693124175f);
+  p = fused_multiply_add(p, f, 1.0f);
+  // The low 9 bits of `shifted` are n's; the shift drops the others.
+  const float power = float_from_bits(bits_of_float(p) + (bits_of_float(shifted) << 23));
+  return reciprocal_bounded(add(1.0f, power));
 }
 
 // a = silu(gate) * up * prob, products from left to right.
@@ -113,7 +119,7 @@ struct SwigluGradient {
   float activation;  // silu(gate) * up * prob: the same bits as swiglu()
   float gate;        // d loss / d gate
   float up;          // d loss / d up
-  float prob_term;   // this column's term of d loss / d prob
+  float unweighted;  // silu(gate) * up: times d loss / d a it is this column's term of d loss / d prob
 };
 
 // The derivative for an incoming d loss / d a: silu'(g) = s + g s (1 - s) with s = sigmoid(g).
@@ -127,14 +133,18 @@ UNIEP_HOST_DEVICE SwigluGradient swiglu_gradient(float gate, float up, float pro
   gradient.activation = mul(silu_up, prob);
   gradient.gate = mul(mul(weighted, up), silu_derivative);
   gradient.up = mul(weighted, silu);
-  gradient.prob_term = mul(activation_gradient, silu_up);
+  gradient.unweighted = silu_up;
   return gradient;
 }
 
 // dprob: the columns of I are summed in chunks of 64, each chunk by a fixed tree: four partial sums, partial q over the
-// columns 8 j + 2 q and 8 j + 2 q + 1 for j ascending (what one thread of a wgmma accumulator holds), then
-// (p0 + p1) + (p2 + p3). Missing columns of a tail count as +0.
+// columns 8 j + 2 q and 8 j + 2 q + 1 for j ascending (what one thread of a wgmma accumulator holds), one fused
+// multiply-add each, then (p0 + p1) + (p2 + p3). Missing columns of a tail count as +0.
 constexpr int kProbChunkColumns = 64;
+
+UNIEP_HOST_DEVICE float add_prob_term(float partial, float activation_gradient, float unweighted) {
+  return fused_multiply_add(activation_gradient, unweighted, partial);
+}
 
 UNIEP_HOST_DEVICE float join_prob_partials(float p0, float p1, float p2, float p3) {
   return add(add(p0, p1), add(p2, p3));

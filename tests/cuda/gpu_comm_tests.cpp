@@ -4,10 +4,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
+#include "comm/nccl_library.h"
 #include "comm/signals.h"
 #include "tests/cuda/comm_arguments.h"
 #include "tests/cuda/gpu_support.h"
@@ -22,7 +27,8 @@ constexpr int kLoadWords = 1 << 20;
 
 class Exchange {
  public:
-  Exchange(SymmetricMemory& memory, const std::string& folder) : memory_(memory), signals_(memory, sizeof(ExchangeFlags)) {
+  Exchange(SymmetricMemory& memory, const std::string& folder)
+      : memory_(memory), signals_(memory, sizeof(ExchangeFlags)) {
     for (const int rank : memory.own_ranks()) {
       const ScopedDevice scope(memory.device(rank));
       counters_.emplace_back(8);
@@ -111,21 +117,76 @@ void run_checks(Results& results, SymmetricMemory& memory, const std::string& na
   exchange.signals().check();
 }
 
+constexpr int64_t kNcclBytes = 16 << 20;
+constexpr int kIds = 2;  // unique ids that rank 0 hands to the others
+
+// What rank 0 makes the others get, through a pipe a rank.
+std::vector<std::string> exchange_ids(int rank, const std::vector<std::array<int, 2>>& pipes) {
+  std::vector<std::string> ids;
+  for (int i = 0; i < kIds; ++i) {
+    std::string id(128, '\0');
+    if (rank == 0) {
+      id = make_nccl_unique_id();
+      for (size_t peer = 1; peer < pipes.size(); ++peer) {
+        if (write(pipes[peer][1], id.data(), id.size()) != static_cast<ssize_t>(id.size())) {
+          throw std::runtime_error("a pipe does not take a unique id");
+        }
+      }
+    } else if (read(pipes[static_cast<size_t>(rank)][0], id.data(), id.size()) != static_cast<ssize_t>(id.size())) {
+      throw std::runtime_error("no unique id from rank 0");
+    }
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+// All three ways into a group; torchrun's last, since it leaves NCCL_COMM_ID set.
+void run_nccl_rank(Results& results, int rank, const std::vector<std::array<int, 2>>& pipes,
+                   const std::string& folder) {
+  const int ranks = static_cast<int>(pipes.size());
+  const std::vector<std::string> ids = exchange_ids(rank, pipes);
+  {
+    NcclBootstrap bootstrap{.rank = rank, .ranks = ranks, .device = rank, .unique_id = ids[0]};
+    const auto memory = make_nccl_symmetric_memory(bootstrap, kNcclBytes);
+    run_checks(results, *memory, "nccl, unique id", folder);
+  }
+  {
+    Nccl::UniqueId id{};
+    std::memcpy(id.bytes, ids[1].data(), sizeof(id.bytes));
+    Nccl::Communicator communicator = nullptr;
+    const ScopedDevice scope(rank);
+    check_nccl(nccl().init_rank(&communicator, ranks, id, rank), "ncclCommInitRank");
+    {
+      NcclBootstrap bootstrap;
+      bootstrap.device = rank;
+      bootstrap.communicator = communicator;
+      const auto memory = make_nccl_symmetric_memory(bootstrap, kNcclBytes);
+      run_checks(results, *memory, "nccl, given communicator", folder);
+    }
+    check_nccl(nccl().destroy(communicator), "ncclCommDestroy: the caller's communicator lives on");
+  }
+  setenv("RANK", std::to_string(rank).c_str(), 1);
+  setenv("LOCAL_RANK", std::to_string(rank).c_str(), 1);
+  setenv("WORLD_SIZE", std::to_string(ranks).c_str(), 1);
+  setenv("MASTER_ADDR", "127.0.0.1", 0);
+  setenv("MASTER_PORT", "29554", 0);
+  const auto memory = make_nccl_symmetric_memory(nccl_bootstrap_from_environment(), kNcclBytes);
+  run_checks(results, *memory, "nccl, torchrun's environment", folder);
+}
+
 // A process a GPU; returns the worst exit status.
 int run_nccl(int ranks, const std::string& folder) {
-  setenv("NCCL_COMM_ID", "127.0.0.1:29555", 0);
+  std::vector<std::array<int, 2>> pipes(static_cast<size_t>(ranks));
+  for (auto& ends : pipes) {
+    if (pipe(ends.data()) != 0) throw std::runtime_error("no pipe to a rank");
+  }
   for (int rank = 0; rank < ranks; ++rank) {
     if (fork() != 0) continue;
     int status = 1;
     try {
       Results results;
       results.verbose = rank == 0;
-      NcclBootstrap bootstrap;
-      bootstrap.rank = rank;
-      bootstrap.ranks = ranks;
-      bootstrap.device = rank;
-      const auto memory = make_nccl_symmetric_memory(bootstrap, 16 << 20);
-      run_checks(results, *memory, "nccl", folder);
+      run_nccl_rank(results, rank, pipes, folder);
       status = results.failed == 0 ? 0 : 1;
     } catch (const std::exception& error) {
       std::printf("FAIL nccl rank %d: %s\n", rank, error.what());

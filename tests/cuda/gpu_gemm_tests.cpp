@@ -271,7 +271,7 @@ class GemmTests {
                                        .mask_rows = 1});
     const Buffer workspace(GroupedGemm::swiglu_gradient_workspace_bytes(rows_, i));
     for (Variant v : kVariants) {
-      if (v.tuning.tile_n == 256) v.tuning.tile_n = 128;
+      if (v.tuning.tile_n == 256) v.tuning.tile_n = 192;
       const Buffer got_a(a.bytes());
       const Buffer got_dz(dz.bytes());
       const Buffer got_dprob(dprob.bytes());

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds the Hopper engine, its GPU tests and the comparison's library straight from the sources, then runs the tests.
+# Builds the Hopper engine, its GPU tests straight from the sources, then runs the tests.
 # Usage: tests/cuda/run_on_gpu.sh [BUILD_FOLDER]; needs g++ with C++20, cmake and the CUDA toolkit's headers.
 # Nothing else: no GoogleTest, no network. UNIEP_BOUNDED_WAITS=1 makes every device-side wait end in a message.
 set -euo pipefail
@@ -15,7 +15,7 @@ flags="-std=c++20 -O2 -ffp-contract=off -fPIC -I. -Iinclude -Isrc -isystem $cuda
 # Those that compare with the whole library come out of its own build (tests/cuda/CMakeLists.txt).
 tests="tests/cuda/gpu_ptx_tests.cpp tests/cuda/gpu_gemm_tests.cpp tests/cuda/gpu_comm_tests.cpp"
 sources=$(find src -path "src/engine/cuda/*.cpp" -o -path "src/comm/*.cpp" | grep -v -e unavailable -e /device/ -e /exchange/ -e /layer/ | sort)
-for file in $sources "$build/embedded_sources.cpp" $tests bench/gemm_c_interface.cpp; do
+for file in $sources "$build/embedded_sources.cpp" $tests; do
   echo "$file"
 done | xargs -P "$(nproc)" -I{} sh -c "g++ $flags -c {} -o $build/\$(basename {} .cpp).o"
 objects=$(for file in $sources; do echo "$build/$(basename "$file" .cpp).o"; done)
@@ -23,7 +23,6 @@ for test in $tests; do
   name=$(basename "$test" .cpp)
   g++ "$build/$name.o" $objects "$build/embedded_sources.o" -o "$build/$name" -ldl -lpthread
 done
-g++ -shared "$build/gemm_c_interface.o" $objects "$build/embedded_sources.o" -o "$build/libuniep_gemm.so" -ldl -lpthread
 export UNIEP_TEST_KERNELS=$PWD/tests/cuda
 if [ "${UNIEP_RUN_TESTS:-1}" = 1 ]; then
   for test in $tests; do "$build/$(basename "$test" .cpp)" --verbose; done

@@ -70,11 +70,11 @@ void swiglu_row(const BFloat16* gate, const BFloat16* up, float prob, BFloat16* 
   }
 }
 
-float sum_prob_terms(const float (&terms)[kBlock]) {
+float sum_prob_terms(const float (&da)[kBlock], const float (&unweighted)[kBlock]) {
   float partial[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   for (int j = 0; j < kBlock; j += 8) {
-    for (int q = 0; q < 4; ++q) partial[q] = add(partial[q], terms[j + 2 * q]);
-    for (int q = 0; q < 4; ++q) partial[q] = add(partial[q], terms[j + 2 * q + 1]);
+    for (int q = 0; q < 4; ++q) partial[q] = add_prob_term(partial[q], da[j + 2 * q], unweighted[j + 2 * q]);
+    for (int q = 0; q < 4; ++q) partial[q] = add_prob_term(partial[q], da[j + 2 * q + 1], unweighted[j + 2 * q + 1]);
   }
   return canonical_nan(join_prob_partials(partial[0], partial[1], partial[2], partial[3]));
 }
@@ -84,7 +84,7 @@ void swiglu_gradient_row(const BFloat16* gate, const BFloat16* up, float prob, c
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t count = block_size(n - begin);
     BFloat16 g[kBlock], u[kBlock], activation[kBlock], gate_gradient[kBlock], up_gradient[kBlock];
-    float incoming[kBlock], terms[kBlock];
+    float incoming[kBlock], unweighted[kBlock];
     load_block(gate + begin, count, g);
     load_block(up + begin, count, u);
     load_block(da + begin, count, incoming);
@@ -93,12 +93,12 @@ void swiglu_gradient_row(const BFloat16* gate, const BFloat16* up, float prob, c
       activation[j] = round_result(gradient.activation);
       gate_gradient[j] = round_result(gradient.gate);
       up_gradient[j] = round_result(gradient.up);
-      terms[j] = gradient.prob_term;
+      unweighted[j] = gradient.unweighted;
     }
     store_block(activation, count, a + begin);
     store_block(gate_gradient, count, dgate + begin);
     store_block(up_gradient, count, dup + begin);
-    chunk_sums[begin / kBlock] = sum_prob_terms(terms);
+    chunk_sums[begin / kBlock] = sum_prob_terms(incoming, unweighted);
   }
 }
 

@@ -11,7 +11,7 @@ GemmConfig default_config(Layout layout, Epilogue epilogue) {
   GemmConfig config;
   config.layout = layout;
   config.epilogue = epilogue;
-  if (epilogue == Epilogue::kSwigluGradient) config.tile_n = 128;  // its late work needs the registers of the rest
+  if (epilogue == Epilogue::kSwigluGradient) config.tile_n = 192;  // its late work needs the registers of the rest
   config.stages = largest_stages(config);
   return config;
 }
@@ -36,10 +36,10 @@ void require_legal(const GemmConfig& config) {
   const auto require = [](bool holds, const std::string& message) {
     if (!holds) throw Error(Status::kInvalidArgument, message);
   };
-  require(config.tile_n == 128 || config.tile_n == 256,
-          "tile_n is " + std::to_string(config.tile_n) + ": it must be 128 or 256");
-  require(config.epilogue != Epilogue::kSwigluGradient || config.tile_n == 128,
-          "tile_n is " + std::to_string(config.tile_n) + ": with dSwiGLU it must be 128");
+  const bool gradient = config.epilogue == Epilogue::kSwigluGradient;
+  require(config.tile_n == 128 || config.tile_n == (gradient ? 192 : 256),
+          "tile_n is " + std::to_string(config.tile_n) +
+              (gradient ? ": with dSwiGLU it must be 128 or 192" : ": it must be 128 or 256"));
   require(config.cluster == 1 || config.cluster == 2,
           "cluster is " + std::to_string(config.cluster) + ": it must be 1 or 2");
   require(config.stages >= 2 && shared_memory_bytes(config) <= kSharedMemoryLimit,

@@ -35,15 +35,21 @@ constexpr int kSharedMemoryLimit = 227 * 1024;
 // A CTA is launched with the same number of registers for every thread, a multiple of 8; what the math warps take has
 // to come from the producers, or they wait for it for ever.
 constexpr int kLaunchRegisters = 65536 / kGemmThreads / 8 * 8;
-constexpr int kProducerRegisters = 56;
+constexpr bool registers_are_there(int producer, int math) {
+  return producer + kMathWarpgroups * math <= (1 + kMathWarpgroups) * kLaunchRegisters;
+}
+constexpr int kProducerRegisters = 56;  // of the megakernel, whose copy warps sum rows
 constexpr int kMathRegisters = 224;
-static_assert(kProducerRegisters + kMathWarpgroups * kMathRegisters <= (1 + kMathWarpgroups) * kLaunchRegisters,
+constexpr int kGemmProducerRegisters = 40;  // of the standalone kernel
+constexpr int kGemmMathRegisters = 232;
+static_assert(registers_are_there(kProducerRegisters, kMathRegisters) &&
+                  registers_are_there(kGemmProducerRegisters, kGemmMathRegisters),
               "the math warps would wait for registers that the CTA does not have");
 
 struct GemmConfig {
   Layout layout = Layout::kForward;
   Epilogue epilogue = Epilogue::kBFloat16;
-  int tile_n = 256;  // 128 or 256 columns of D
+  int tile_n = 256;  // 128 or 256 columns of D; kSwigluGradient: 128 or 192
   int stages = 4;
   int cluster = 2;  // CTAs that share a tile of B: 1 or 2
   int maps = 1;     // tensor maps of B: 1, or one an expert
@@ -53,19 +59,21 @@ struct GemmConfig {
   int copy_stages = 3;
 };
 
-// Each math warp's private staging: a block of 16 x 64 bf16 values, or strips of 16 x 16; dSwiGLU has five of these.
+// Each math warp's private staging: a block of 16 x 64 bf16 values, or strips of 16 x 16; dSwiGLU has three blocks, and
+// four fp32 values a thread.
 constexpr int kStagingBlockBytes = 16 * 64 * 2;
 UNIEP_HOST_DEVICE constexpr int staging_bytes(const GemmConfig& config) {
-  return config.epilogue == Epilogue::kSwigluGradient ? 5 * 16 * 16 * 2 : kStagingBlockBytes;
+  return config.epilogue == Epilogue::kSwigluGradient ? 3 * kStagingBlockBytes + 512 : kStagingBlockBytes;
 }
 
 // What an epilogue leaves over for between the next tile's K blocks (see roles/epilogue.h): bf16 writes 64 columns
-// after each of the first K blocks; SwiGLU and dSwiGLU do 16 columns a step, spread over all K blocks; the layer does
+// after each of the first K blocks; SwiGLU and dSwiGLU do 16 columns a step, spread over
+// all K blocks, dSwiGLU with a fifth step for every 64; the layer does
 // 16 columns of gate and up, or 32 of FC2.
 UNIEP_HOST_DEVICE constexpr int late_steps(const GemmConfig& config) {
   if (config.epilogue == Epilogue::kBFloat16) return config.tile_n / 64;
   if (config.epilogue == Epilogue::kSwiglu || config.epilogue == Epilogue::kLayer) return config.tile_n / 2 / 16;
-  return config.epilogue == Epilogue::kSwigluGradient ? config.tile_n / 16 : 0;
+  return config.epilogue == Epilogue::kSwigluGradient ? config.tile_n / 64 * 5 : 0;
 }
 constexpr int kLayerSpacing = 4;  // K blocks between two steps at most: other tiles wait for what they store
 // The fewest K blocks that this takes. Forward and dgrad run at least that many: beyond K both operands are read as
@@ -73,6 +81,12 @@ constexpr int kLayerSpacing = 4;  // K blocks between two steps at most: other t
 UNIEP_HOST_DEVICE constexpr int interleaved_blocks(const GemmConfig& config) {
   if (config.epilogue == Epilogue::kBFloat16) return late_steps(config);
   return 1 + late_steps(config);
+}
+
+// The two loads that a stage's tile of B takes, one by each CTA of a cluster if they share it, are halves of its
+// columns, or of K where half the columns are no whole number of boxes. (Forward: always halves of the columns.)
+UNIEP_HOST_DEVICE constexpr bool split_b_along_k(const GemmConfig& config) {
+  return config.tile_n % 128 != 0;
 }
 
 UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) {

@@ -17,7 +17,8 @@ using Storage = SharedStorage<kConfig>;
 using Arguments = GemmKernelArguments<kConfig.maps, kConfig.outputs>;
 static_assert(sizeof(Storage) <= shared_memory_bytes(kConfig), "the host asks for too little shared memory");
 static_assert(shared_memory_bytes(kConfig) <= kSharedMemoryLimit, "more shared memory than an SM has");
-static_assert(kConfig.tile_n == 128 || kConfig.tile_n == 256, "B comes in halves of 64 or 128 columns");
+static_assert(!split_b_along_k(kConfig) || kConfig.layout == Layout::kDgrad,
+              "only MN-major boxes can be halved along K");
 
 // Warps of the first warpgroup; the fourth is the megakernels' copy warp.
 constexpr uint32_t kLoaderWarp = 0;
@@ -57,14 +58,14 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
   join_cta_or_cluster();
 
   if (warp < 4) {
-    ptx::lower_registers<kProducerRegisters>();
+    ptx::lower_registers<kGemmProducerRegisters>();
     if (warp == kLoaderWarp) {
       if (ptx::lane_index() == 0) run_loader<kConfig>(arguments.common, arguments.b, shared);
     } else if (warp == kSchedulerWarp) {
       run_scheduler<kConfig>(arguments.common, shared);
     }
   } else {
-    ptx::raise_registers<kMathRegisters>();
+    ptx::raise_registers<kGemmMathRegisters>();
     run_math<kConfig>(arguments.common, arguments.outputs, shared, static_cast<int32_t>(warp) - 4);
   }
   __syncwarp();

@@ -135,16 +135,18 @@ extern "C" __global__ void uniep_naive_swiglu_gradient(NaiveEpilogueArguments ar
     for (int64_t c = 0; c < kProbChunkColumns && chunk + c < width; ++c) {
       const int64_t column = chunk + c;
       SwigluGradient g{};
+      float da = 0.0f;
       if (exists) {
         const float gate = to_float(args.saved[row * 2 * width + column]);
         const float up = to_float(args.saved[row * 2 * width + width + column]);
-        g = swiglu_gradient(gate, up, args.prob[row], args.d[row * width + column]);
+        da = args.d[row * width + column];
+        g = swiglu_gradient(gate, up, args.prob[row], da);
       }
       args.activation[row * width + column] = to_bfloat16(g.activation);
       args.bf16[row * 2 * width + column] = to_bfloat16(g.gate);
       args.bf16[row * 2 * width + width + column] = to_bfloat16(g.up);
       float& p = partial[c % 8 / 2];
-      p = add(p, g.prob_term);
+      p = add_prob_term(p, da, g.unweighted);
     }
     dprob = add(dprob, join_prob_partials(partial[0], partial[1], partial[2], partial[3]));
   }

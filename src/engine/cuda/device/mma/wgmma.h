@@ -2,9 +2,9 @@
 
 #include "engine/cuda/device/mma/descriptor.h"
 
-// wgmma m64nNk16, bf16 in, fp32 out, for N = 64, 128, 256: start: D (64 x N, in registers) = A B; add: D += A B. Thread
-// t of the warpgroup holds, for column group j of 8, D[row, 8 j + 2 (t % 4) + {0, 1}] in d[4 j + {0, 1}] and the row 8
-// below in d[4 j + {2, 3}], where row = 16 (t / 32) + (t % 32) / 4.
+// wgmma m64nNk16, bf16 in, fp32 out, for N = 64, 128, 192, 256: start: D (64 x N, in registers) = A B; add: D += A B.
+// Thread t of the warpgroup holds, for column group j of 8, D[row, 8 j + 2 (t % 4) + {0, 1}] in d[4 j + {0, 1}] and the
+// row 8 below in d[4 j + {2, 3}], where row = 16 (t / 32) + (t % 32) / 4.
 namespace uniep::cuda {
 
 UNIEP_DEVICE void wgmma_fence() {
@@ -67,10 +67,13 @@ struct Wgmma;
 
 #define UNIEP_ACCUMULATORS_64(c) UNIEP_REGISTERS_32(c, 0)
 #define UNIEP_ACCUMULATORS_128(c) UNIEP_REGISTERS_64(c, 0)
+#define UNIEP_ACCUMULATORS_192(c) UNIEP_REGISTERS_64(c, 0), UNIEP_REGISTERS_32(c, 64)
 #define UNIEP_ACCUMULATORS_256(c) UNIEP_REGISTERS_64(c, 0), UNIEP_REGISTERS_64(c, 64)
 
 UNIEP_DEFINE_WGMMA(64, "64", UNIEP_NAMES_0, "%32", "%33", "%34", "%35", "%36", UNIEP_ACCUMULATORS_64);
 UNIEP_DEFINE_WGMMA(128, "128", UNIEP_NAMES_0 UNIEP_NAMES_1, "%64", "%65", "%66", "%67", "%68", UNIEP_ACCUMULATORS_128);
+UNIEP_DEFINE_WGMMA(192, "192", UNIEP_NAMES_0 UNIEP_NAMES_1 UNIEP_NAMES_2, "%96", "%97", "%98", "%99", "%100",
+                   UNIEP_ACCUMULATORS_192);
 UNIEP_DEFINE_WGMMA(256, "256", UNIEP_NAMES_0 UNIEP_NAMES_1 UNIEP_NAMES_2 UNIEP_NAMES_3, "%128", "%129", "%130", "%131",
                    "%132", UNIEP_ACCUMULATORS_256);
 

@@ -61,6 +61,18 @@ UNIEP_DEVICE void store_global_float2(float* pointer, float x, float y) {
   asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(pointer), "f"(x), "f"(y) : "memory");
 }
 
+// Without a branch, which would make the compiler doubt that the warp stays together.
+UNIEP_DEVICE void store_global_float_if(bool condition, float* pointer, float value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %0, 0;\n"
+      "@p st.global.f32 [%1], %2;\n"
+      "}\n" ::"r"(static_cast<uint32_t>(condition)),
+      "l"(pointer), "f"(value)
+      : "memory");
+}
+
 UNIEP_DEVICE void load_global_float2(const float* pointer, float& x, float& y) {
   asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "l"(pointer) : "memory");
 }

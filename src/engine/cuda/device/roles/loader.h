@@ -41,10 +41,14 @@ UNIEP_DEVICE void load_b_half(SharedStorage<kConfig>& shared, const TileOperands
   if constexpr (kMajorB<kConfig> == Major::kK) {
     load(target, k, n_begin);
   } else {
+    constexpr bool kAlongK = split_b_along_k(kConfig);
+    constexpr int32_t kColumns = static_cast<int32_t>(kBoxColumns);
+    constexpr int32_t kBoxes = (kAlongK ? kConfig.tile_n : kHalfColumns) / kColumns;
+    const uint32_t first = kAlongK ? ptx::shared_address(shared.b[stage]) + half * (kBoxBytes / 2) : target;
+    const int32_t first_n = kAlongK ? tile.n_low : n_begin;
+    const int32_t first_k = k + (kAlongK ? half * (kTileK / 2) : 0);
 #pragma unroll
-    for (int32_t box = 0; box < kHalfColumns / static_cast<int32_t>(kBoxColumns); ++box) {
-      load(target + box * kBoxBytes, n_begin + box * static_cast<int32_t>(kBoxColumns), k);
-    }
+    for (int32_t box = 0; box < kBoxes; ++box) load(first + box * kBoxBytes, first_n + box * kColumns, first_k);
   }
 }
 

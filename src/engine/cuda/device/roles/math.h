@@ -36,6 +36,12 @@ UNIEP_DEVICE void release_stage(SharedStorage<kConfig>& shared, uint32_t stage) 
   }
 }
 
+// Rolled late work may come in groups of steps, the last of which is end_group().
+template <typename LateWork>
+constexpr bool kHasGroups = requires {
+  LateWork::kStepsInGroup;
+};
+
 // The products of one warpgroup: 64 rows of the tile.
 template <GemmConfig kConfig>
 class Multiplier {
@@ -86,21 +92,44 @@ class Multiplier {
     const int32_t first = spacing > 1 && warpgroup_ == 1 ? spacing / 2 : spacing;
     multiply_block<true>(d);
     int32_t left = first;
-#pragma unroll 1
-    for (int step = 0; step < LateWork::kSteps; ++step) {
+    const auto blocks_between = [&] {
 #pragma unroll 1
       do {
         multiply_block<false>(d);
       } while (--left > 0);
-      late.step(tile);
       left = spacing;
+    };
+    if constexpr (kHasGroups<LateWork>) {
+#pragma unroll 1
+      for (int group = 0; group < LateWork::kSteps / LateWork::kStepsInGroup; ++group) {
+#pragma unroll 1
+        for (int step = 1; step < LateWork::kStepsInGroup; ++step) {
+          blocks_between();
+          late.step(tile);
+        }
+        blocks_between();
+        late.end_group(tile);
+      }
+    } else {
+#pragma unroll 1
+      for (int step = 0; step < LateWork::kSteps; ++step) {
+        blocks_between();
+        late.step(tile);
+      }
     }
     return 1 + LateWork::kSteps * spacing + first - spacing;
   }
 
   template <int kStep, typename LateWork>
   UNIEP_DEVICE void steps(LateWork& late, const WarpTile& tile) {
-    if constexpr (LateWork::kRolled) {
+    if constexpr (kHasGroups<LateWork>) {
+#pragma unroll 1
+      for (int group = 0; group < LateWork::kSteps / LateWork::kStepsInGroup; ++group) {
+#pragma unroll 1
+        for (int step = 1; step < LateWork::kStepsInGroup; ++step) late.step(tile);
+        late.end_group(tile);
+      }
+    } else if constexpr (LateWork::kRolled) {
 #pragma unroll 1
       for (int step = 0; step < LateWork::kSteps; ++step) late.step(tile);
     } else if constexpr (kStep < LateWork::kSteps) {
