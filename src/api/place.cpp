@@ -30,7 +30,6 @@ int64_t id_at(const Routing& routing, int64_t entry) {
 
 void count_rank(internal::PlacementState& state, const Routing& routing, int rank) {
   internal::RankPlacement& own = state.rank[rank];
-  own.tokens = routing.tokens;
   own.expert_of_slot.resize(routing.tokens * state.shape.topk);
   int32_t* counts = state.counts.data() + rank * state.shape.experts;
   const RoutingProblem problem = routing.index_type == IndexType::kInt32
@@ -39,17 +38,6 @@ void count_rank(internal::PlacementState& state, const Routing& routing, int ran
                                      : count_chunk(static_cast<const int64_t*>(routing.topk_ids), routing.probs, 0,
                                                    routing.tokens, state.shape, counts, own.expert_of_slot.data());
   if (problem.fault != RoutingFault::kNone) report(problem, routing, rank, state.shape);
-}
-
-void check_rows(const internal::PlacementState& state, Capacity capacity) {
-  for (int rank = 0; rank < state.ranks; ++rank) {
-    const int64_t limit = capacity.rows > 0 ? capacity.rows : kLargestRowCount;
-    if (state.padded_rows[rank] <= limit) continue;
-    int64_t need = 0;
-    int32_t expert = state.expert_begin[rank];
-    while (need <= limit) need += round_up(state.expert_rows[expert++], kRowAlignment);
-    refuse_rows({rank, state.padded_rows[rank], limit, expert - 1, state.expert_rows[expert - 1]});
-  }
 }
 
 }  // namespace
@@ -83,8 +71,8 @@ void check_shape(const LayerShape& shape, int ranks) {
   }
 }
 
-std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape, int ranks,
-                                                        std::span<const Routing> routings, Capacity capacity) {
+std::shared_ptr<internal::PlacementState> begin_placement(const LayerShape& shape, int ranks,
+                                                          std::span<const Routing> routings, Capacity capacity) {
   check_shape(shape, ranks);
   if (routings.size() != static_cast<std::size_t>(ranks)) {
     refuse(fmt::format("routings: {} given; one for each of the {} ranks is needed", routings.size(), ranks));
@@ -102,13 +90,31 @@ std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape,
   int64_t slots = 0;
   for (int rank = 0; rank < ranks; ++rank) {
     check_routing(routings[rank], rank, shape);
+    state->rank[rank].tokens = routings[rank].tokens;
     slots += routings[rank].tokens * shape.topk;
   }
   if (slots > kLargestRowCount) refuse(fmt::format("tokens: {} slots in all; at most {}", slots, kLargestRowCount));
   state->counts.assign(ranks * shape.experts, 0);
+  return state;
+}
+
+void lay_out_counts(internal::PlacementState& state) {
+  lay_out_rows(state);
+  for (int rank = 0; rank < state.ranks; ++rank) {
+    const int64_t limit = state.capacity > 0 ? state.capacity : kLargestRowCount;
+    if (state.padded_rows[rank] <= limit) continue;
+    int64_t need = 0;
+    int32_t expert = state.expert_begin[rank];
+    while (need <= limit) need += round_up(state.expert_rows[expert++], kRowAlignment);
+    refuse_rows({rank, state.padded_rows[rank], limit, expert - 1, state.expert_rows[expert - 1]});
+  }
+}
+
+std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape, int ranks,
+                                                        std::span<const Routing> routings, Capacity capacity) {
+  const std::shared_ptr<internal::PlacementState> state = begin_placement(shape, ranks, routings, capacity);
   for (int rank = 0; rank < ranks; ++rank) count_rank(*state, routings[rank], rank);
-  lay_out_rows(*state);
-  check_rows(*state, capacity);
+  lay_out_counts(*state);
 
   for (int rank = 0; rank < ranks; ++rank) {
     internal::RankPlacement& own = state->rank[rank];
@@ -126,23 +132,34 @@ std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape,
   return state;
 }
 
+namespace {
+
+// Calls read(state) with a state whose counts are on the host.
+template <typename Read>
+int64_t with_counts(const internal::PlacementState& state, Read&& read) {
+  return state.counts_on_devices ? read(state.engine_tables->with_counts(state)) : read(state);
+}
+
+}  // namespace
+
 int64_t Placement::rows(int rank) const {
-  return state_->rows.at(rank);
+  return with_counts(*state_, [&](const auto& state) { return state.rows.at(rank); });
 }
 int64_t Placement::padded_rows(int rank) const {
-  return state_->padded_rows.at(rank);
+  return with_counts(*state_, [&](const auto& state) { return state.padded_rows.at(rank); });
 }
 int64_t Placement::tokens(int rank) const {
   return state_->rank.at(rank).tokens;
 }
 int64_t Placement::expert_rows(int64_t expert) const {
-  return state_->expert_rows.at(expert);
+  return with_counts(*state_, [&](const auto& state) { return state.expert_rows.at(expert); });
 }
 int64_t Placement::expert_segment(int64_t expert) const {
-  return state_->segment_start.at(expert);
+  return with_counts(*state_, [&](const auto& state) { return state.segment_start.at(expert); });
 }
 int64_t Placement::routed(int source_rank, int64_t expert) const {
-  return state_->counts.at(source_rank * state_->shape.experts + expert);
+  return with_counts(*state_,
+                     [&](const auto& state) { return state.counts.at(source_rank * state.shape.experts + expert); });
 }
 
 }  // namespace uniep

@@ -156,7 +156,10 @@ int run(const RunOptions& options) {
   report.tokens = data.tokens;
   LayerRunner runner(group, report.config, data, {options.capacity});
   for (int rank = 0; rank < report.ranks; ++rank) report.rows_per_rank.push_back(runner.placement().rows(rank));
-  report.bytes = bytes_moved(runner.placement(), report.schedule, report.config.numerics);
+  // On GPUs the slots' experts stay there.
+  const Placement on_host =
+      group.engine() == EngineKind::kCuda ? place_ids(options.layer, data.ids) : runner.placement();
+  report.bytes = bytes_moved(on_host, report.schedule, report.config.numerics);
 
   std::optional<OutputTensors> out_file;
   if (!options.out.empty()) {

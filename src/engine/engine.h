@@ -3,6 +3,7 @@
 #include <memory>
 #include <span>
 
+#include "engine/carver.h"
 #include "model/placement_state.h"
 #include "program/rank_program.h"
 #include "uniep/layer.h"
@@ -29,6 +30,17 @@ class MemoryBlock {
   int rank_ = 0;
   Stream stream_;
 };
+
+// A block whose pieces `carve` takes out of a Carver.
+template <typename Carve>
+MemoryBlock carved_block(const Allocator& allocator, int rank, Stream stream, Carve&& carve) {
+  Carver sizes(nullptr);
+  carve(sizes);
+  MemoryBlock block(allocator, sizes.used(), rank, stream);
+  Carver carver(block.data());
+  carve(carver);
+  return block;
+}
 
 struct SavedRank {
   MemoryBlock memory;

@@ -20,9 +20,14 @@ struct RankPlacement {
   std::vector<int32_t> row_of_source;   // [source_begin[s] + t K + k]: this rank's row of that slot, or -1
 };
 
+struct PlacementState;
+
 // What an engine keeps with a placement; it goes with it.
-struct EngineTables {
+class EngineTables {
+ public:
   virtual ~EngineTables() = default;
+  // The placement with the counts that are on the devices; waits for them.
+  virtual PlacementState with_counts(const PlacementState& placed) const = 0;
 };
 
 struct PlacementState {
@@ -37,6 +42,7 @@ struct PlacementState {
   std::vector<int64_t> rows;            // [W] without padding
   std::vector<int64_t> padded_rows;     // [W] with padding
   int64_t capacity = 0;                 // rows that memory is taken for whatever the routing; 0: by need
+  bool counts_on_devices = false;       // made there within the capacity: the numbers above are zero here
   std::vector<RankPlacement> rank;      // [W]
   std::shared_ptr<EngineTables> engine_tables;
 };

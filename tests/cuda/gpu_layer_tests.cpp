@@ -169,6 +169,12 @@ class LayerTests {
     results_.record(name, good, text);
   }
 
+  // By need, or room for whatever the routing is, so that the host learns no counts.
+  static Capacity random_capacity(const cli::LayerData& data, int ranks, Random& random) {
+    if (random.one_in(2)) return {};
+    return {round_up(data.all_tokens() * data.shape.topk, kRowAlignment) + data.shape.experts / ranks * kRowAlignment};
+  }
+
   void run_case(const char* name, const RandomLayer& layer, const cli::LayerData& data, int ranks,
                 const cli::LayerResult& expected, Random& random) {
     std::string text, schedule_text;
@@ -178,7 +184,7 @@ class LayerTests {
       given.workers = random.one_in(2) ? most : static_cast<int>(2 * random.between(1, most / 2));
       given.disturbance.shuffle_seed = 1;  // poisons memory
       Group group(given);
-      cli::LayerRunner runner(group, layer.config, data);
+      cli::LayerRunner runner(group, layer.config, data, random_capacity(data, ranks, random));
       const Schedule schedule = random_schedule(options_, layer.config, group, runner.placement(), random);
       schedule_text = fmt::format("workers {} {}", given.workers, to_text(schedule));
       for (int turn = 0; turn < options_.repeat && text.empty(); ++turn) {

@@ -89,7 +89,7 @@ std::string compare_programs(PlaceGroup& group, const PlaceCase& c, const StateP
   std::vector<Buffer> memory;
   std::vector<RankCall*> addresses(ranks);
   std::vector<Stream> streams;
-  for (const RankPlacement& own : placed.ranks) streams.push_back(own.routing.stream);
+  for (const RankToPlace& own : placed.ranks) streams.push_back(own.routing.stream);
   for (const int device : std::set<int>(group.devices().begin(), group.devices().end())) {
     const ScopedDevice scope(device);
     std::vector<RankCall> own;
@@ -308,6 +308,7 @@ class HalfMemory final : public SymmetricMemory {
   int device(int own_rank) const override { return whole_.device(own_rank); }
   void* address(int own_rank, int peer) const override { return whole_.address(own_rank, peer); }
   void barrier() override { whole_.barrier(); }
+  void resize(int64_t bytes) override { whole_.resize(bytes); }
 
  private:
   SymmetricMemory& whole_;
@@ -326,7 +327,7 @@ void run_missing_rank(Results& results, PlaceDevices& gpus) {
   PlacedOnDevice placed;
   group.upload(c, routings, placed);
   group.take_rows(placed, {16 * 1024, 16 * 1024}, sources_of(c));
-  const std::vector<RankPlacement> first(placed.ranks.begin(), placed.ranks.begin() + 1);
+  const std::vector<RankToPlace> first(placed.ranks.begin(), placed.ranks.begin() + 1);
   const std::string message = message_of([&] {
     alone.place(shape, first, 16 * 1024);
     alone.check(first);
@@ -364,7 +365,7 @@ void run_repeats(Results& results, PlaceDevices& gpus, int repeats) {
       TableComparison comparison;
       comparison.expect_placement(*hosts[which], placed[which].ranks, false);
       different += comparison.different;
-      for (const RankPlacement& own : placed[which].ranks) {
+      for (const RankToPlace& own : placed[which].ranks) {
         check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(own.tables.rows), 0xee,
                                        kCapacity * sizeof(RowSource), nullptr),
               "poisoning");

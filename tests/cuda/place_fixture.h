@@ -85,7 +85,7 @@ class PlaceDevices {
 
 // All ranks' tables of one placement, with memory for `rows` rows a rank.
 struct PlacedOnDevice {
-  std::vector<RankPlacement> ranks;
+  std::vector<RankToPlace> ranks;
   std::vector<ProgramTables> programs;
   std::vector<Buffer> memory;
 };
@@ -125,7 +125,7 @@ class PlaceGroup {
         ids.upload(routing.narrow_ids);
       }
       probs.upload(routing.probs);
-      RankPlacement& own = placed.ranks.emplace_back();
+      RankToPlace& own = placed.ranks.emplace_back();
       own.routing = {c.tokens[static_cast<size_t>(rank)], ids.as<void>(),
                      c.wide ? IndexType::kInt64 : IndexType::kInt32, probs.as<float>(), Stream{gpus_.stream(device)}};
       placed.memory.push_back(std::move(ids));
@@ -146,7 +146,7 @@ class PlaceGroup {
   void take_rows(PlacedOnDevice& placed, const std::vector<int64_t>& rows, int64_t sources) {
     for (int rank = 0; rank < ranks(); ++rank) {
       const ScopedDevice scope(devices_[static_cast<size_t>(rank)]);
-      RankPlacement& own = placed.ranks[static_cast<size_t>(rank)];
+      RankToPlace& own = placed.ranks[static_cast<size_t>(rank)];
       placed.memory.emplace_back(rows[static_cast<size_t>(rank)] * static_cast<int64_t>(sizeof(RowSource)));
       placed.memory.back().set_bytes(0xee);
       own.tables.rows = placed.memory.back().as<RowSource>();
@@ -206,7 +206,7 @@ class TableComparison {
     expect(name, device, host.data(), host.size());
   }
 
-  void expect_placement(const internal::PlacementState& host, const std::vector<RankPlacement>& placed,
+  void expect_placement(const internal::PlacementState& host, const std::vector<RankToPlace>& placed,
                         bool with_row_of_source) {
     for (size_t rank = 0; rank < placed.size(); ++rank) {
       const PlacementTables& tables = placed[rank].tables;

@@ -31,6 +31,10 @@ uint64_t nanoseconds(double seconds) {
   return static_cast<uint64_t>(seconds * 1e9);
 }
 
+bool is_timeout(PlaceFault fault) {
+  return fault != PlaceFault::kRouting && fault != PlaceFault::kOverflow;
+}
+
 [[noreturn]] void raise(const PlaceReport& report, int rank) {
   const std::string waited = "rank " + std::to_string(rank) + " waited too long in placement, for ";
   const std::string hint = "; recover() makes the group usable again";
@@ -146,6 +150,7 @@ void Placer::clear() {
     cuda::check(driver().cuCtxSynchronize(), "clearing a placement");
   }
   std::fill_n(host_->report, kMostCudaRanks, PlaceReport{});
+  timed_out_ = false;
 }
 
 void Placer::require_supported(const LayerShape& shape, int ranks) {
@@ -160,12 +165,13 @@ PlaceExchange* Placer::exchange(int own_rank, int peer) const {
   return static_cast<PlaceExchange*>(memory_.address(own_rank, peer));
 }
 
-RowSource* Placer::rows_of(int own_rank, int peer, std::span<const RankPlacement> ranks) const {
+RowSource* Placer::rows_of(int own_rank, int peer, std::span<const RankToPlace> ranks) const {
   if (row_inbox_ != nullptr) return static_cast<RowSource*>(row_inbox_->address(own_rank, peer));
   return ranks[static_cast<size_t>(peer)].tables.rows;
 }
 
-void Placer::launch(const LayerShape& shape, std::span<const RankPlacement> ranks, uint32_t phases, int64_t row_limit) {
+void Placer::launch(const LayerShape& shape, std::span<const RankToPlace> ranks, uint32_t phases, int64_t row_limit) {
+  if (timed_out_) throw_noticed_failure();
   for (const DeviceRanks& of : devices_) {
     const ScopedDevice scope(of.device);
     PlaceArguments args{};
@@ -204,19 +210,19 @@ void Placer::launch(const LayerShape& shape, std::span<const RankPlacement> rank
   }
 }
 
-void Placer::count(const LayerShape& shape, std::span<const RankPlacement> ranks) {
+void Placer::count(const LayerShape& shape, std::span<const RankToPlace> ranks) {
   launch(shape, ranks, kCountPhase, kLargestRowCount);
 }
 
-void Placer::assign(const LayerShape& shape, std::span<const RankPlacement> ranks) {
+void Placer::assign(const LayerShape& shape, std::span<const RankToPlace> ranks) {
   launch(shape, ranks, kAssignPhase, kLargestRowCount);
 }
 
-void Placer::place(const LayerShape& shape, std::span<const RankPlacement> ranks, int64_t capacity) {
+void Placer::place(const LayerShape& shape, std::span<const RankToPlace> ranks, int64_t capacity) {
   launch(shape, ranks, kCountPhase | kAssignPhase, capacity);
 }
 
-PlacementCounts Placer::read_counts(const LayerShape& shape, std::span<const RankPlacement> ranks) {
+PlacementCounts Placer::read_counts(const LayerShape& shape, std::span<const RankToPlace> ranks) {
   const ScopedDevice scope(own_.front().device);
   const CUstream stream = stream_of(ranks.front().routing.stream);
   const size_t count = static_cast<size_t>(memory_.ranks());
@@ -231,7 +237,7 @@ PlacementCounts Placer::read_counts(const LayerShape& shape, std::span<const Ran
   return {{host_->tokens, host_->tokens + count}, {host_->counts, host_->counts + entries}};
 }
 
-void Placer::invert_rows(const LayerShape& shape, std::span<const RankPlacement> ranks, int64_t entries) {
+void Placer::invert_rows(const LayerShape& shape, std::span<const RankToPlace> ranks, int64_t entries) {
   for (const DeviceRanks& of : devices_) {
     const ScopedDevice scope(of.device);
     const CUstream stream = stream_of(ranks[of.index.front()].routing.stream);
@@ -269,7 +275,7 @@ void Placer::build_programs(std::span<RankCall* const> calls, std::span<const Pr
   }
 }
 
-void Placer::queue_reports(std::span<const RankPlacement> ranks) {
+void Placer::queue_reports(std::span<const RankToPlace> ranks) {
   for (size_t i = 0; i < own_.size(); ++i) {
     const ScopedDevice scope(own_[i].device);
     cuda::check(driver().cuMemcpyDtoHAsync(&host_->report[i], pointer(&own_[i].state->report), sizeof(PlaceReport),
@@ -279,6 +285,7 @@ void Placer::queue_reports(std::span<const RankPlacement> ranks) {
 }
 
 bool Placer::has_noticed_failure() const {
+  if (timed_out_) return true;
   for (size_t i = 0; i < own_.size(); ++i) {
     const volatile PlaceFault& fault = host_->report[i].fault;
     if (fault != PlaceFault::kNone) return true;
@@ -286,7 +293,7 @@ bool Placer::has_noticed_failure() const {
   return false;
 }
 
-void Placer::check(std::span<const RankPlacement> ranks) {
+void Placer::check(std::span<const RankToPlace> ranks) {
   queue_reports(ranks);
   for (size_t i = 0; i < own_.size(); ++i) {
     const ScopedDevice scope(own_[i].device);
@@ -296,6 +303,9 @@ void Placer::check(std::span<const RankPlacement> ranks) {
 }
 
 void Placer::throw_noticed_failure() {
+  if (timed_out_) {
+    throw Error(Status::kTimeout, "group: an earlier placement failed half-way; call Group::recover() before the next");
+  }
   for (const DeviceRanks& of : devices_) {
     const ScopedDevice scope(of.device);
     cuda::check(driver().cuCtxSynchronize(), "placement");
@@ -310,6 +320,7 @@ void Placer::throw_noticed_failure() {
                 "clearing a placement's report");
     cuda::check(driver().cuCtxSynchronize(), "clearing a placement's report");
   }
+  timed_out_ = is_timeout(report.fault);
   raise(report, own_[first].rank);
 }
 

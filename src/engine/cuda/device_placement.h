@@ -22,7 +22,7 @@ KernelRequest row_of_source_request();
 KernelRequest program_tables_request();
 
 // What an own rank has to place, and where to.
-struct RankPlacement {
+struct RankToPlace {
   Routing routing;
   PlacementTables tables;  // `rows` may be null while only counts are made
 };
@@ -55,16 +55,16 @@ class Placer {
   void set_row_inbox(SymmetricMemory* inbox) { row_inbox_ = inbox; }
 
   // Exact mode: count(); read_counts(), which throws as the cpu engine does; then memory for the rows; assign().
-  void count(const LayerShape& shape, std::span<const RankPlacement> ranks);
-  PlacementCounts read_counts(const LayerShape& shape, std::span<const RankPlacement> ranks);
-  void assign(const LayerShape& shape, std::span<const RankPlacement> ranks);
+  void count(const LayerShape& shape, std::span<const RankToPlace> ranks);
+  PlacementCounts read_counts(const LayerShape& shape, std::span<const RankToPlace> ranks);
+  void assign(const LayerShape& shape, std::span<const RankToPlace> ranks);
 
   // Capacity mode: all of it, within `capacity` padded rows a rank. A routing that does not fit or is not legal gives
   // an empty placement and is thrown by check().
-  void place(const LayerShape& shape, std::span<const RankPlacement> ranks, int64_t capacity);
+  void place(const LayerShape& shape, std::span<const RankToPlace> ranks, int64_t capacity);
 
   // Fills row_of_source, which holds `entries` numbers (sum of T times K, or more).
-  void invert_rows(const LayerShape& shape, std::span<const RankPlacement> ranks, int64_t entries);
+  void invert_rows(const LayerShape& shape, std::span<const RankToPlace> ranks, int64_t entries);
 
   // Fills tables (one entry an own rank) and what follows from them in calls[i].program and .layout; `calls` holds the
   // device addresses of the own ranks' RankCalls. Those of ranks that share a device follow each other.
@@ -72,13 +72,14 @@ class Placer {
                       std::span<const Stream> streams);
 
   // Lets the host know, behind everything that the streams hold, whether a placement has failed since the last time.
-  void queue_reports(std::span<const RankPlacement> ranks);
+  void queue_reports(std::span<const RankToPlace> ranks);
   // Whether the last reports that have come tell of a failure. Does not wait.
   bool has_noticed_failure() const;
-  // Waits for all own devices, throws the failure that was noticed, and forgets it.
+  // Waits for all own devices, throws the failure that was noticed, and forgets it; but after a time-out every later
+  // placement is refused until clear().
   [[noreturn]] void throw_noticed_failure();
   // queue_reports(), a wait for `ranks`' streams, and throw_noticed_failure() if there is one.
-  void check(std::span<const RankPlacement> ranks);
+  void check(std::span<const RankToPlace> ranks);
 
   // After a time-out, between two barriers of the group: as new.
   void clear();
@@ -98,9 +99,9 @@ class Placer {
     std::vector<size_t> index;  // of own ranks
   };
 
-  void launch(const LayerShape& shape, std::span<const RankPlacement> ranks, uint32_t phases, int64_t row_limit);
+  void launch(const LayerShape& shape, std::span<const RankToPlace> ranks, uint32_t phases, int64_t row_limit);
   PlaceExchange* exchange(int own_rank, int peer) const;
-  RowSource* rows_of(int own_rank, int peer, std::span<const RankPlacement> ranks) const;
+  RowSource* rows_of(int own_rank, int peer, std::span<const RankToPlace> ranks) const;
 
   // Page-locked, so that copies from all ranks are under way together.
   struct HostMemory {
@@ -115,6 +116,7 @@ class Placer {
   std::vector<OwnRank> own_;
   std::vector<DeviceRanks> devices_;
   HostMemory* host_ = nullptr;
+  bool timed_out_ = false;
 };
 
 }  // namespace uniep::cuda

@@ -10,6 +10,7 @@
 #include "engine/cuda/engine.h"
 #include "engine/cuda/layer/host_routing.h"
 #include "engine/cuda/layer/layer_tiles.h"
+#include "engine/cuda/layer/stream_capture.h"
 #include "engine/workspace.h"
 
 namespace uniep::cuda {
@@ -136,7 +137,7 @@ std::vector<MemoryNeed> CudaEngine::memory_need(const LayerConfig& config, const
   const ProgramRequest asked = request(config, schedule, direction);
   const Program program(asked, placement.state());
   const SymmetricNeed symmetric =
-      symmetric_need(asked, *placement.state(), signal_layout(program.rank(ranks_.first_local())));
+      symmetric_need(asked, *placement.state(), signal_layout(program_on_host(program, ranks_.first_local())));
   std::vector<MemoryNeed> needs;
   for (int rank = first_local_rank(); rank < first_local_rank() + local_ranks(); ++rank) {
     MemoryNeed need =
@@ -175,6 +176,7 @@ void CudaEngine::prepare(const ProgramRequest& request) {
 // ---- Placement
 
 Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) {
+  const BesideCapture beside;
   throw_noticed_failures();
   check_shape(shape, options_.ranks);
   if (routings.size() != static_cast<std::size_t>(local_ranks())) {
@@ -184,6 +186,42 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
   }
   std::vector<CUstream> streams;
   for (const Routing& routing : routings) streams.push_back(stream_of(routing.stream));
+  const bool on_devices = options_.launch == uniep::Launch::kThreads && shape.experts <= kMostPlaceExperts;
+  const ScopedDevice scope(ranks_.devices().front());
+  if (is_captured(streams.front()) && (capacity.rows == 0 || !on_devices)) {
+    throw Error(Status::kInvalidArgument,
+                "capacity: 0, or a placement through the host; in a CUDA graph rows need a fixed capacity");
+  }
+  const auto state = on_devices ? place_on_devices(shape, routings, capacity, streams)
+                                : place_through_host(shape, routings, capacity, streams);
+  throw_noticed_failures();
+  return Placement(state);
+}
+
+std::shared_ptr<internal::PlacementState> CudaEngine::place_on_devices(const LayerShape& shape,
+                                                                       std::span<const Routing> routings,
+                                                                       Capacity capacity,
+                                                                       const std::vector<CUstream>& streams) {
+  if (placer_ == nullptr) {
+    std::vector<KernelStore*> kernels(ranks_.devices().size());
+    for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+      for (const int rank : queue->ranks()) kernels[static_cast<std::size_t>(rank)] = &queue->kernels();
+    }
+    synchronize();
+    placer_ = std::make_shared<GroupPlacer>(ranks_, kernels, cache_, options_.timeout_seconds,
+                                            options_.timeout_seconds * kArrivalPatience);
+  }
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->begin(streams_of(*queue, streams));
+  const auto state = placer_->place(shape, routings, capacity, targets(streams));
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->end(streams_of(*queue, streams));
+  return state;
+}
+
+// With a process a GPU, and for more experts than the placement kernel holds.
+std::shared_ptr<internal::PlacementState> CudaEngine::place_through_host(const LayerShape& shape,
+                                                                         std::span<const Routing> routings,
+                                                                         Capacity capacity,
+                                                                         const std::vector<CUstream>& streams) {
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     queue->follow_earlier_calls(streams[static_cast<std::size_t>(queue->ranks().front() - first_local_rank())]);
   }
@@ -191,10 +229,9 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
   if (options_.launch == uniep::Launch::kProcesses) copies = share_routings(symmetric_, shape, copies.front());
   std::vector<Routing> all;
   for (const HostRouting& copy : copies) all.push_back(copy.view());
-  const std::shared_ptr<internal::PlacementState> state = place_on_host(shape, options_.ranks, all, capacity);
+  std::shared_ptr<internal::PlacementState> state = place_on_host(shape, options_.ranks, all, capacity);
   state->engine_tables = std::make_shared<PlacedTables>(*state, cache_, targets(streams));
-  throw_noticed_failures();
-  return Placement(state);
+  return state;
 }
 
 // ---- Calls
@@ -224,6 +261,7 @@ void CudaEngine::bind_group_memory(RankBinding& binding, std::size_t local, cons
 }
 
 Saved CudaEngine::forward(const internal::ForwardCall& call) {
+  const BesideCapture beside;
   throw_noticed_failures();
   const ProgramRequest asked = request(call.config, call.schedule, Direction::kForward);
   const internal::PlacementState& placement = *call.placement.state();
@@ -302,17 +340,20 @@ void CudaEngine::run(const CallBinding& call, const std::vector<RankBinding>& bi
   const ProgramRequest& asked = call.request;
   const int workers = programs.front().program.workers;
   std::vector<const RankCall*> calls;
+  std::vector<RankCall*> rank_calls(bindings.size());
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     std::vector<std::size_t> locals;
     for (const int rank : queue->ranks()) locals.push_back(static_cast<std::size_t>(rank - first_local_rank()));
     CUstream stream = streams[locals.front()];
     const ScopedDevice scope(queue->device());
     if (!call.peers_in_process) share_input(call, bindings.front(), programs.front().program.tokens, stream);
-    std::byte* const memory = queue->call_memory(call_image_bytes(call, bindings, locals));
+    std::byte* const memory = queue->call_memory(call_image_bytes(call, bindings, locals), stream);
     const std::vector<std::byte> image = call_image(call, bindings, locals, programs, memory);
-    queue->uploads().copy(memory, image.data(), image.size(), stream);
+    queue->upload_call(memory, image, stream);
     calls.push_back(reinterpret_cast<const RankCall*>(memory));
+    for (std::size_t i = 0; i < locals.size(); ++i) rank_calls[locals[i]] = reinterpret_cast<RankCall*>(memory) + i;
   }
+  if (programs.front().made_on_device) placer_->build_programs(rank_calls, programs, streams);
   for (std::size_t i = 0; i < queues_.size(); ++i) {
     DeviceQueue& queue = *queues_[i];
     const std::vector<CUstream> own_streams = streams_of(queue, streams);
@@ -348,6 +389,7 @@ void CudaEngine::throw_noticed_failures() {
   if (broken_) {
     throw Error(Status::kTimeout, "group: an earlier call failed half-way; call Group::recover() before the next one");
   }
+  if (placer_ != nullptr) placer_->throw_noticed_failure();
   for (int local = 0; local < local_ranks(); ++local) {
     const volatile uint32_t& failed = reports_[local].failed;
     if (failed == 0) continue;
@@ -369,6 +411,7 @@ void CudaEngine::synchronize_devices() {
 void CudaEngine::recover() {
   synchronize_devices();
   if (!symmetric_.empty()) symmetric_.signals().recover();
+  if (placer_ != nullptr) placer_->clear();
   std::memset(reports_, 0, sizeof(WaitReport) * kMostCudaRanks);
   broken_ = false;
 }

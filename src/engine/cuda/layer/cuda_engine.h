@@ -5,6 +5,7 @@
 
 #include "engine/cuda/layer/block_cache.h"
 #include "engine/cuda/layer/device_queue.h"
+#include "engine/cuda/layer/group_placer.h"
 #include "engine/cuda/layer/placed_tables.h"
 #include "engine/cuda/layer/rank_calls.h"
 #include "engine/cuda/layer/rank_devices.h"
@@ -50,6 +51,11 @@ class CudaEngine final : public internal::Engine {
   ProgramRequest request(const LayerConfig& config, const Schedule& schedule, Direction direction) const;
   SymmetricNeed symmetric_need(const ProgramRequest& request, const internal::PlacementState& placement,
                                const SignalLayout& layout) const;
+  std::shared_ptr<internal::PlacementState> place_on_devices(const LayerShape& shape, std::span<const Routing> routings,
+                                                             Capacity capacity, const std::vector<CUstream>& streams);
+  std::shared_ptr<internal::PlacementState> place_through_host(const LayerShape& shape,
+                                                               std::span<const Routing> routings, Capacity capacity,
+                                                               const std::vector<CUstream>& streams);
   std::vector<RankTarget> targets(std::span<const CUstream> streams);
   void prepare(const ProgramRequest& request);
   void bind_group_memory(RankBinding& binding, std::size_t local, const DeviceProgram& program, bool record,
@@ -68,9 +74,10 @@ class CudaEngine final : public internal::Engine {
   std::shared_ptr<BlockCache> cache_;
   std::vector<std::unique_ptr<DeviceQueue>> queues_;  // one a device, its ranks following each other
   SymmetricRegion symmetric_;
-  std::vector<DeviceBlock> counters_;  // of local ranks
-  std::vector<TileRecords> records_;   // of local ranks
-  WaitReport* reports_ = nullptr;      // of local ranks, page-locked: copied there behind every call
+  std::shared_ptr<GroupPlacer> placer_;  // made by the first place()
+  std::vector<DeviceBlock> counters_;    // of local ranks
+  std::vector<TileRecords> records_;     // of local ranks
+  WaitReport* reports_ = nullptr;        // of local ranks, page-locked: copied there behind every call
   int absent_ranks_ = 0;
   bool broken_ = false;
 };

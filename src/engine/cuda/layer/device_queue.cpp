@@ -4,6 +4,7 @@
 #include <string>
 
 #include "engine/cuda/driver.h"
+#include "engine/cuda/layer/stream_capture.h"
 #include "engine/cuda/layer_kernels.h"
 #include "uniep/error.h"
 
@@ -79,7 +80,7 @@ void DeviceQueue::follow_earlier_calls(CUstream stream) {
 CUstream DeviceQueue::begin(std::span<const CUstream> streams) {
   const ScopedDevice scope(device_);
   CUstream stream = streams.front();
-  check(driver().cuStreamWaitEvent(stream, call_over_, 0), "cuStreamWaitEvent");
+  if (!is_captured(stream)) check(driver().cuStreamWaitEvent(stream, call_over_, 0), "cuStreamWaitEvent");
   for (CUstream other : streams.subspan(1)) {
     if (other == stream) continue;
     check(driver().cuEventRecord(rank_ready_, other), "cuEventRecord");
@@ -91,19 +92,36 @@ CUstream DeviceQueue::begin(std::span<const CUstream> streams) {
 void DeviceQueue::end(std::span<const CUstream> streams) {
   const ScopedDevice scope(device_);
   CUstream stream = streams.front();
-  check(driver().cuEventRecord(call_over_, stream), "cuEventRecord");
+  CUevent over = is_captured(stream) ? rank_ready_ : call_over_;
+  check(driver().cuEventRecord(over, stream), "cuEventRecord");
   for (CUstream other : streams.subspan(1)) {
-    if (other != stream) check(driver().cuStreamWaitEvent(other, call_over_, 0), "cuStreamWaitEvent");
+    if (other != stream) check(driver().cuStreamWaitEvent(other, over, 0), "cuStreamWaitEvent");
   }
 }
 
-std::byte* DeviceQueue::call_memory(std::size_t bytes) {
+std::byte* DeviceQueue::call_memory(std::size_t bytes, CUstream stream) {
+  if (is_captured(stream)) {
+    captured_calls_.emplace_back(device_, bytes, "the arguments of a captured call");
+    return captured_calls_.back().data();
+  }
   if (call_memory_.size() < bytes) {
     synchronize();
     call_memory_ = DeviceBlock();
     call_memory_ = DeviceBlock(device_, std::max<std::size_t>(2 * bytes, 64 << 10), "the arguments of calls");
   }
   return call_memory_.data();
+}
+
+void DeviceQueue::upload_call(std::byte* memory, const std::vector<std::byte>& image, CUstream stream) {
+  const ScopedDevice scope(device_);
+  if (!is_captured(stream)) return uploads_.copy(memory, image.data(), image.size(), stream);
+  CUstream beside = nullptr;
+  check(driver().cuStreamCreate(&beside, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  const CUresult result =
+      driver().cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(memory), image.data(), image.size(), beside);
+  driver().cuStreamSynchronize(beside);
+  driver().cuStreamDestroy(beside);
+  check(result, "uploading a captured call");
 }
 
 void DeviceQueue::launch_begin(const RankCall* calls, int absent_ranks, CUstream stream) {

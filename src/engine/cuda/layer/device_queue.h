@@ -14,7 +14,8 @@
 namespace uniep::cuda {
 
 // One GPU of a group: its kernels, and the order of the group's calls on it. A call runs in the stream of the device's
-// first rank, behind the group's earlier calls and behind what the streams of its other ranks hold.
+// first rank, behind the group's earlier calls and behind what the streams of its other ranks hold. Calls that are
+// captured into a graph are in the order of their stream alone.
 class DeviceQueue {
  public:
   DeviceQueue(int device, std::vector<int> ranks);
@@ -25,6 +26,7 @@ class DeviceQueue {
   int device() const { return device_; }
   const std::vector<int>& ranks() const { return ranks_; }
   UploadRing& uploads() { return uploads_; }
+  KernelStore& kernels() { return kernels_; }
 
   // Compiles and loads kernels, and makes sure that `ctas` CTAs of each fit at once. May take seconds the first time.
   void prepare(std::span<const LayerKernelConfig> configs, int ctas);
@@ -36,8 +38,10 @@ class DeviceQueue {
   // What the ranks' streams hold from now on comes after the call.
   void end(std::span<const CUstream> streams);
 
-  // Device memory for the RankCalls of a call and the tensor maps that they point to.
-  std::byte* call_memory(std::size_t bytes);
+  // Device memory for the RankCalls of a call and the tensor maps that they point to; and their upload. A call that is
+  // captured keeps its own as long as the group lives, and is written at once: a graph's replays find it there.
+  std::byte* call_memory(std::size_t bytes, CUstream stream);
+  void upload_call(std::byte* memory, const std::vector<std::byte>& image, CUstream stream);
 
   // `absent_ranks`: for tests; the last ranks of the device do not run.
   void launch_begin(const RankCall* calls, int absent_ranks, CUstream stream);
@@ -54,6 +58,7 @@ class DeviceQueue {
   KernelStore kernels_;
   UploadRing uploads_;
   DeviceBlock call_memory_;
+  std::vector<DeviceBlock> captured_calls_;
   CUevent call_over_ = nullptr;
   CUevent rank_ready_ = nullptr;
   std::map<CUfunction, int> resident_;  // CTAs that fit at once

@@ -1,9 +1,13 @@
 #include "engine/cuda/layer/placed_tables.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "engine/carver.h"
+#include "engine/cuda/device_placement.h"
 #include "engine/cuda/driver.h"
+#include "engine/cuda/layer/group_placer.h"
+#include "model/placement.h"
 
 namespace uniep::cuda {
 namespace {
@@ -126,6 +130,13 @@ void point_to_device(RankProgram& p, const PlacementTables& placed, const Progra
 
 }  // namespace
 
+RankProgram program_on_host(const Program& program, int rank) {
+  RankProgram p = program.rank(rank);
+  if (!program.placement().counts_on_devices) return p;
+  p.most_blocks = static_cast<int32_t>(program.placement().capacity / std::min(p.tile_m, kRowAlignment));
+  return p;
+}
+
 PlacedTables::PlacedTables(const internal::PlacementState& placement, std::shared_ptr<BlockCache> cache,
                            const std::vector<RankTarget>& targets)
     : cache_(std::move(cache)) {
@@ -135,6 +146,16 @@ PlacedTables::PlacedTables(const internal::PlacementState& placement, std::share
       return write_placement(writer, placement, tokens, target.rank);
     }));
   }
+}
+
+internal::PlacementState PlacedTables::with_counts(const internal::PlacementState& placed) const {
+  const std::shared_ptr<GroupPlacer> placer = placer_.lock();
+  if (placer == nullptr) throw Error(Status::kInvalidArgument, "placement: its group is gone, and the counts with it");
+  internal::PlacementState counted = placed;
+  counted.counts_on_devices = false;
+  counted.counts = placer->counts(placed.shape, tables_.front());
+  lay_out_rows(counted);
+  return counted;
 }
 
 const std::vector<DeviceProgram>& PlacedTables::programs(
@@ -147,12 +168,21 @@ const std::vector<DeviceProgram>& PlacedTables::programs(
   auto made = std::make_unique<Made>();
   made->request = request;
   for (std::size_t local = 0; local < targets.size(); ++local) {
-    DeviceProgram own{program.rank(targets[local].rank), {}};
+    const RankTarget& target = targets[local];
+    DeviceProgram own;
+    own.program = program_on_host(program, target.rank);
     own.layout = signal_layout(own.program);
-    const RankProgram on_host = own.program;
-    const ProgramTables tables = upload_tables(*cache_, targets[local], made->memory,
-                                               [&](TableWriter& writer) { return write_program(writer, on_host); });
-    point_to_device(own.program, tables_[local], tables);
+    own.made_on_device = placement->counts_on_devices;
+    if (own.made_on_device) {
+      made->memory.push_back(internal::carved_block(
+          cache_->allocator(), target.rank, Stream{target.stream},
+          [&](internal::Carver& carver) { own.tables = carve_program(carver, request.shape, own.program.ranks); }));
+    } else {
+      const RankProgram on_host = own.program;
+      own.tables = upload_tables(*cache_, target, made->memory,
+                                 [&](TableWriter& writer) { return write_program(writer, on_host); });
+    }
+    point_to_device(own.program, tables_[local], own.tables);
     made->programs.push_back(own);
   }
   made_.push_back(std::move(made));

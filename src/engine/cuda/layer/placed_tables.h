@@ -14,6 +14,8 @@
 
 namespace uniep::cuda {
 
+class GroupPlacer;
+
 // Where the tables of one of this process's ranks go.
 struct RankTarget {
   int rank;
@@ -26,7 +28,15 @@ struct RankTarget {
 struct DeviceProgram {
   RankProgram program;
   SignalLayout layout;
+  // Where the counts are on the devices only: the tables that each call has made there; `layout` is the largest there
+  // can be.
+  bool made_on_device = false;
+  ProgramTables tables = {};
 };
+
+// What the host knows of a rank's Program: all of it, or where the counts are on the devices only, with as many row
+// blocks as can be.
+RankProgram program_on_host(const Program& program, int rank);
 
 // A placement's tables on the devices of this process's ranks, and the Programs that calls have made of it. Kept with
 // the placement. Its memory comes from a group's cache: no call that follows may begin before the tables' last use.
@@ -35,6 +45,13 @@ class PlacedTables final : public internal::EngineTables {
   // Uploads the tables of a placement that was made on the host.
   PlacedTables(const internal::PlacementState& placement, std::shared_ptr<BlockCache> cache,
                const std::vector<RankTarget>& targets);
+
+  // Takes tables that `placer` has the devices write, and their memory.
+  PlacedTables(std::vector<PlacementTables> tables, std::vector<internal::MemoryBlock> memory,
+               std::shared_ptr<BlockCache> cache, std::weak_ptr<GroupPlacer> placer)
+      : cache_(std::move(cache)), placer_(std::move(placer)), memory_(std::move(memory)), tables_(std::move(tables)) {}
+
+  internal::PlacementState with_counts(const internal::PlacementState& placed) const override;
 
   const PlacementTables& tables(std::size_t local_rank) const { return tables_[local_rank]; }
 
@@ -51,6 +68,7 @@ class PlacedTables final : public internal::EngineTables {
   };
 
   std::shared_ptr<BlockCache> cache_;
+  std::weak_ptr<GroupPlacer> placer_;
   std::vector<internal::MemoryBlock> memory_;
   std::vector<PlacementTables> tables_;  // of local ranks
   std::vector<std::unique_ptr<Made>> made_;
