@@ -58,7 +58,8 @@ class UNIEP_API Placement {
 // Fixed memory instead of memory by need: `rows` padded rows per rank. 0: by need (the host learns the number of rows).
 // A rank that would receive more raises Error(kOverflow) that names rank, expert, need and capacity. On GPUs that one
 // process drives place() then does not wait for them: asking the Placement for its rows does, and what is wrong with a
-// routing is thrown there or by a later call; such a placement is empty.
+// routing is thrown there or by a later call; such a placement is empty. Such calls may be captured into a CUDA graph
+// (docs/hopper.md).
 struct Capacity {
   int64_t rows = 0;
 };
