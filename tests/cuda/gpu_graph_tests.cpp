@@ -1,16 +1,14 @@
 // A layer in a CUDA graph: place() within a capacity and forward() are captured once; every replay has other routings
 // and inputs, and gives the bytes of the naive oracle. Then a routing that is not legal, and calls outside of the
 // graph. Usage: gpu_graph_tests [--replays N] [--verbose]; exit status 77 without a Hopper GPU.
-#include <cuda.h>
-
 #include <cstdlib>
 #include <functional>
 
 #include "engine/cuda/device_array.h"
-#include "engine/cuda/dynamic_library.h"
 #include "engine/engine.h"
 #include "model/row_table.h"
 #include "support/random_layer.h"
+#include "tests/cuda/graph_functions.h"
 #include "tests/cuda/layer_oracle.h"
 
 namespace uniep::cuda::test {
@@ -20,22 +18,6 @@ using uniep::test::Random;
 using uniep::test::random_layer;
 using uniep::test::RandomLayer;
 using uniep::test::RandomLayerLimits;
-
-// The driver's functions for graphs.
-struct GraphFunctions {
-  decltype(&::cuStreamBeginCapture) begin_capture;
-  decltype(&::cuStreamEndCapture) end_capture;
-  decltype(&::cuGraphInstantiateWithFlags) instantiate;
-  decltype(&::cuGraphLaunch) launch;
-
-  GraphFunctions() {
-    static const DynamicLibrary library("the CUDA driver", "UNIEP_LIBCUDA", {"libcuda.so.1"});
-    library.bind(begin_capture, "cuStreamBeginCapture_v2");
-    library.bind(end_capture, "cuStreamEndCapture");
-    library.bind(instantiate, "cuGraphInstantiateWithFlags");
-    library.bind(launch, "cuGraphLaunch");
-  }
-};
 
 // The same layer with tokens and experts in another order; the numbers of tokens and slots stay.
 cli::LayerData other_batch(const cli::LayerData& data, Random& random) {

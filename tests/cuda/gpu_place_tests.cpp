@@ -7,8 +7,8 @@
 #include <functional>
 #include <set>
 
-#include "engine/cuda/dynamic_library.h"
 #include "program/build.h"
+#include "tests/cuda/graph_functions.h"
 #include "tests/cuda/place_fixture.h"
 
 namespace uniep::cuda::test {
@@ -378,16 +378,7 @@ void run_repeats(Results& results, PlaceDevices& gpus, int repeats) {
 
 // A captured placement follows new routings.
 void run_graph(Results& results, PlaceDevices& gpus) {
-  static const DynamicLibrary library("the CUDA driver", "UNIEP_LIBCUDA", {"libcuda.so.1"});
-  decltype(&::cuStreamBeginCapture) begin_capture;
-  decltype(&::cuStreamEndCapture) end_capture;
-  decltype(&::cuGraphInstantiateWithFlags) instantiate;
-  decltype(&::cuGraphLaunch) launch_graph;
-  library.bind(begin_capture, "cuStreamBeginCapture_v2");
-  library.bind(end_capture, "cuStreamEndCapture");
-  library.bind(instantiate, "cuGraphInstantiateWithFlags");
-  library.bind(launch_graph, "cuGraphLaunch");
-
+  const GraphFunctions graphs;
   std::mt19937_64 random(9);
   const PlaceCase c{"", 32, 4, {500, 400, 300, 200}, Spread::kSkewed, true, 0.1};
   const LayerShape shape = PlaceGroup::shape_of(c);
@@ -400,11 +391,11 @@ void run_graph(Results& results, PlaceDevices& gpus) {
   check(driver().cuStreamSynchronize(group.stream()), "placement");
   CUgraph graph = nullptr;
   CUgraphExec executable = nullptr;
-  check(begin_capture(group.stream(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "cuStreamBeginCapture");
+  check(graphs.begin_capture(group.stream(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "cuStreamBeginCapture");
   group.placer().place(shape, placed.ranks, 8192);
   group.placer().invert_rows(shape, placed.ranks, sources_of(c));
-  check(end_capture(group.stream(), &graph), "cuStreamEndCapture");
-  check(instantiate(&executable, graph, 0), "cuGraphInstantiateWithFlags");
+  check(graphs.end_capture(group.stream(), &graph), "cuStreamEndCapture");
+  check(graphs.instantiate(&executable, graph, 0), "cuGraphInstantiateWithFlags");
   std::string different;
   for (int replay = 0; replay < 20; ++replay) {
     const std::vector<HostRouting> routings = random_routings(c, random);
@@ -417,7 +408,7 @@ void run_graph(Results& results, PlaceDevices& gpus) {
                                        routings[rank].probs.size() * 4, group.stream()),
             "new probs");
     }
-    check(launch_graph(executable, group.stream()), "cuGraphLaunch");
+    check(graphs.launch(executable, group.stream()), "cuGraphLaunch");
     group.placer().check(placed.ranks);
     TableComparison comparison;
     comparison.expect_placement(*place_on_host(c, routings), placed.ranks, true);
