@@ -40,11 +40,11 @@ class LayerBench {
     BenchReport report;
     report.device = gpus_.name();
     for (int rank = 0; rank < group_.ranks(); ++rank) report.rows_per_rank.push_back(host_placement_.rows(rank));
-    const double flops =
+    const double products =
         6.0 * static_cast<double>(*std::max_element(report.rows_per_rank.begin(), report.rows_per_rank.end())) *
         static_cast<double>(shape_.hidden * shape_.intermediate);
     const BenchGpus::Start together = BenchGpus::Start::kTogether;
-    const auto measure = [&](const char* name, double bytes, BenchGpus::Start start,
+    const auto measure = [&](const char* name, double flops, double bytes, BenchGpus::Start start,
                              const std::function<void()>& work) {
       if (!wanted(name)) return;
       BenchResult result;
@@ -55,16 +55,24 @@ class LayerBench {
       report.results.push_back(std::move(result));
     };
     const double bytes = busiest_link_bytes();
-    measure("layer", bytes, together, [&] { forward(schedule_); });
-    measure("layer, fresh placement", bytes, BenchGpus::Start::kAtOnce, [&] {
+    measure("layer", products, bytes, together, [&] { forward(schedule_); });
+    measure("layer and placement", products, bytes, BenchGpus::Start::kAtOnce, [&] {
       place();
       forward(schedule_);
     });
+    const Capacity capacity{most_padded_rows()};
+    measure("placement", 0.0, 0.0, BenchGpus::Start::kAtOnce, [&] { place(); });
+    measure("placement in a capacity", 0.0, 0.0, together, [&] { place(capacity); });
+    measure("layer and placement in a capacity", products, bytes, together, [&] {
+      place(capacity);
+      forward(schedule_);
+    });
+    place();
     Schedule sequential = schedule_;
     sequential.fusion = Fusion::kNone;
     sequential.order.interleave = Interleave::kPhased;
-    measure("sequential", bytes, together, [&] { forward(sequential); });
-    measure("gemms", 0.0, together, [&] { multiply(); });
+    measure("sequential", products, bytes, together, [&] { forward(sequential); });
+    measure("gemms", products, 0.0, together, [&] { multiply(); });
     add_ratios(report, bytes);
     return report;
   }
@@ -81,6 +89,12 @@ class LayerBench {
 
   bool wanted(const std::string& name) const {
     return request_.only.empty() || std::find(request_.only.begin(), request_.only.end(), name) != request_.only.end();
+  }
+
+  int64_t most_padded_rows() const {
+    int64_t most = 0;
+    for (int rank = 0; rank < group_.ranks(); ++rank) most = std::max(most, host_placement_.padded_rows(rank));
+    return most;
   }
 
   std::size_t gpu_of(int rank) const { return static_cast<std::size_t>(rank) % gpus_.count(); }
@@ -119,7 +133,7 @@ class LayerBench {
     routings_.push_back(own.routing);
   }
 
-  void place() { placement_ = uniep::place(group_, shape_, routings_); }
+  void place(Capacity capacity = {}) { placement_ = uniep::place(group_, shape_, routings_, capacity); }
   void forward(const Schedule& schedule) {
     saved_ = Saved();  // gives its memory back for this call
     saved_ = uniep::forward(group_, request_.layer.config(), schedule, placement_, arguments_);
@@ -197,7 +211,8 @@ BenchReport run_layer(const BenchRequest& request) {
 BenchOperation layer_operation() {
   return {"layer",
           "the forward layer, its sequential execution and its GEMMs alone",
-          {"layer", "layer, fresh placement", "sequential", "gemms"},
+          {"layer", "layer and placement", "placement", "placement in a capacity", "layer and placement in a capacity",
+           "sequential", "gemms"},
           run_layer};
 }
 

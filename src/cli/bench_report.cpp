@@ -59,11 +59,11 @@ std::string to_table(const BenchRequest& request, const std::string& operation, 
       fmt::format("{}: H {}, I {}, E {}, K {}; tokens {} on {} ranks; {} (GPU {})\n", operation, shape.hidden,
                   shape.intermediate, shape.experts, shape.topk, fmt::join(request.layer.tokens_given, ","),
                   request.layer.ranks, report.device, fmt::join(request.devices, ","));
-  text += fmt::format("{:<24}{:>11}{:>11}{:>11}{:>9}{:>8}{:>15}\n", "", "median ms", "min", "max", "TFLOP/s", "GB/s",
+  text += fmt::format("{:<34}{:>11}{:>11}{:>11}{:>9}{:>8}{:>15}\n", "", "median ms", "min", "max", "TFLOP/s", "GB/s",
                       "first call ms");
   for (const BenchResult& result : report.results) {
     const auto [least, most] = std::minmax_element(result.milliseconds.begin(), result.milliseconds.end());
-    text += fmt::format("{:<24}{:>11.4f}{:>11.4f}{:>11.4f}{:>9}{:>8}{:>15}\n", result.name, median(result.milliseconds),
+    text += fmt::format("{:<34}{:>11.4f}{:>11.4f}{:>11.4f}{:>9}{:>8}{:>15}\n", result.name, median(result.milliseconds),
                         *least, *most, cell(tflops(result), 0), cell(gigabytes_per_second(result), 1),
                         cell(result.first_call_ms, 1));
   }
