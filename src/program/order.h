@@ -395,9 +395,12 @@ UNIEP_HOST_DEVICE bool walks_list(const RankProgram& p, int32_t launch, int32_t 
   return worker >= who.begin && worker < who.end;
 }
 
-// The index-th position that falls to a worker where all participants take equal turns.
+// The index-th position that falls to a worker where all participants take equal turns. Each round begins one pair of
+// workers further on: where tiles of two sizes alternate, no worker gets more of one than others. Pairs stay together.
 UNIEP_HOST_DEVICE int64_t even_position(const Participants& who, int32_t worker, int64_t index) {
-  return index * (who.end - who.begin) + (worker - who.begin);
+  const int32_t size = who.end - who.begin;
+  const int32_t turn = (worker - who.begin + 2 * static_cast<int32_t>(index % size)) % size;
+  return index * size + turn;
 }
 
 // The index-th position of a list that falls to a worker under static queues (it may lie past the list's end).
