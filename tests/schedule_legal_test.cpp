@@ -154,6 +154,8 @@ TEST(ScheduleValidate, NamesEachRuleByItsField) {
       {cuda, forward, "comm.chunk_bytes=65536,comm.stages=2", "comm.chunk_bytes=65536 with comm.stages=2"},
       {cuda, forward, "tile.cluster=2,comm.reserve_sms=7", "tile.cluster=2: "},
       {cuda, forward, "tile.cluster=2,comm.reserve_sms=6", ""},
+      {cuda, forward, "tile.cluster=2,comm.reserve_sms=1", "tile.cluster=2: must divide the 7 available workers"},
+      {cuda, forward, "tile.cluster=2,comm.where=sms,comm.dispatch_sms=3", "tile.cluster=2: must divide"},
       {cuda, forward, "tile.wgrad_fc1.m=256,tile.wgrad_fc1.n=256", ""},
       {cuda, backward, "tile.wgrad_fc1.m=256,tile.wgrad_fc1.n=256",
        "tile.wgrad_fc1.m=256 with tile.wgrad_fc1.n=256 and"},
@@ -233,7 +235,10 @@ bool is_legal_by_hand(const Schedule& s, const ScheduleCase& c) {
   if (ring > 65536) return false;
   for (int stage = backward ? 2 : 0; stage < (backward ? 6 : 2); ++stage) {
     const TileShape t = s.tile_of(static_cast<GemmStage>(stage));
-    if (t.cluster > available) return false;
+    for (const int64_t kind :
+         {available, int64_t{s.comm.dispatch_sms}, int64_t{s.comm.combine_sms}, int64_t{s.comm.reduce_sms}}) {
+      if (kind % t.cluster != 0) return false;
+    }
     if (t.pipeline == Pipeline::kCooperative ? (t.m == 64 || t.m * t.n > 32768) : (t.m == 256 || t.m * t.n > 16384)) {
       return false;
     }
@@ -317,7 +322,11 @@ TEST(ScheduleFill, CompletesWhatARequestNeeds) {
       {cuda, backward, "comm.chunk_bytes=65536", "comm.stages=1,comm.where=warps,tile.n=256,tile.stages=3"},
       {cuda, backward, "tile.m=128,tile.n=256,tile.k=64,tile.stages=4,comm.stages=16", "comm.chunk_bytes=1024"},
       {cuda, backward, "tile.m=128,tile.n=256,tile.k=64,tile.stages=4,comm.chunk_bytes=65536",
-       "comm.where=sms,comm.dispatch_sms=1,comm.stages=1"},
+       "comm.where=sms,comm.dispatch_sms=2,comm.stages=1"},
+      {cuda, forward, "comm.where=sms,combine.transport=staged",
+       "comm.dispatch_sms=2,comm.combine_sms=2,tile.cluster=2"},
+      {cuda, forward, "comm.dispatch_sms=3", "comm.where=sms,tile.cluster=1"},
+      {cuda, forward, "comm.reserve_sms=1", "tile.cluster=1"},
       {cuda, forward, "comm.reserve_sms=7", "tile.cluster=1"},
   };
   for (const Row& row : rows) {

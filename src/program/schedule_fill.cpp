@@ -127,12 +127,34 @@ class Filler {
       const bool staged = context_.combine_groups > 0 || comm.combine_sms > 0;
       schedule_.combine.transport = staged ? CombineTransport::kStaged : CombineTransport::kEpilogue;
     }
-    if (is_open(kCommDispatchSms)) comm.dispatch_sms = on_sms ? 1 : 0;
-    if (is_open(kCommCombineSms) && on_sms && schedule_.combine.transport == CombineTransport::kStaged) {
-      const int64_t available = context_.workers - comm.reserve_sms;
-      const int64_t left = available - comm.reduce_sms - std::max(1, comm.dispatch_sms);
-      comm.combine_sms = left >= 1 ? 1 : 0;
+    if (is_open(kCommReserveSms) && context_.workers % 2 != 0 && context_.workers > 1 && asks_for_clusters()) {
+      comm.reserve_sms = 1;
     }
+    const int64_t available = context_.workers - comm.reserve_sms;
+    if (is_open(kCommDispatchSms)) {
+      comm.dispatch_sms = on_sms ? smallest_kind(available, available - comm.combine_sms - comm.reduce_sms) : 0;
+    }
+    if (is_open(kCommCombineSms) && on_sms && schedule_.combine.transport == CombineTransport::kStaged) {
+      const int64_t left = available - comm.reduce_sms - std::max(1, comm.dispatch_sms);
+      comm.combine_sms = left >= 1 ? smallest_kind(available, left) : 0;
+    }
+  }
+
+  // Whether clusters of two were asked for, on cuda.
+  bool asks_for_clusters() const {
+    const std::vector<GemmStage> stages = stages_of(context_.direction);
+    return context_.cuda && std::any_of(stages.begin(), stages.end(), [this](GemmStage stage) {
+             const bool given = !is_open(kTileCluster) || !is_open(stage_field(stage, kTileCluster));
+             return given && schedule_.tile_of(stage).cluster == 2;
+           });
+  }
+
+  // The fewest workers of a kind that copies: on cuda a whole cluster, where the other kinds come in clusters.
+  int smallest_kind(int64_t available, int64_t left) const {
+    const CommSchedule& comm = schedule_.comm;
+    const bool even =
+        available % 2 == 0 && comm.dispatch_sms % 2 == 0 && comm.combine_sms % 2 == 0 && comm.reduce_sms % 2 == 0;
+    return context_.cuda && even && left >= 2 ? 2 : 1;
   }
 
   std::vector<Choice> open_choices(const std::vector<Choice>& choices) const {

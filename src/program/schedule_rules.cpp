@@ -228,13 +228,21 @@ void add_cuda_rules(std::vector<Rule>& rules, const RuleContext& context) {
                            operands, copy_bytes(s), kEpilogueBytes, operands + copy_bytes(s) + kEpilogueBytes,
                            c.shared_memory_bytes);
                      }});
-    rules.push_back(
-        {reads(kTileCluster, stage_field(stage, kTileCluster), kCommReserveSms), stage,
-         [](const Schedule& s, const RuleContext& c, GemmStage of) { return s.tile_of(of).cluster <= available(s, c); },
-         [](const Schedule& s, const RuleContext& c, GemmStage of) {
-           return fmt::format("{}: needs as many available workers (workers - comm.reserve_sms), there are {}",
-                              given(s, of, kTileCluster), available(s, c));
-         }});
+    rules.push_back({reads(kTileCluster, stage_field(stage, kTileCluster), kCommReserveSms, kCommDispatchSms,
+                           kCommCombineSms, kCommReduceSms),
+                     stage,
+                     [](const Schedule& s, const RuleContext& c, GemmStage of) {
+                       const int cluster = s.tile_of(of).cluster;
+                       const CommSchedule& comm = s.comm;
+                       return available(s, c) % cluster == 0 && comm.dispatch_sms % cluster == 0 &&
+                              comm.combine_sms % cluster == 0 && comm.reduce_sms % cluster == 0;
+                     },
+                     [](const Schedule& s, const RuleContext& c, GemmStage of) {
+                       return fmt::format(
+                           "{}: must divide the {} available workers (workers - comm.reserve_sms), {}, {} and {}",
+                           given(s, of, kTileCluster), available(s, c), given(s, kCommDispatchSms),
+                           given(s, kCommCombineSms), given(s, kCommReduceSms));
+                     }});
   }
 }
 

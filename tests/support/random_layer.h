@@ -35,7 +35,7 @@ struct RandomLayerLimits {
   int64_t most_local_experts = 32;
   int64_t most_tokens = 48;  // of a rank
   int64_t most_columns = 160;
-  std::vector<std::pair<int64_t, int64_t>> columns;  // H and I are one of these, if any are given
+  std::vector<std::pair<int64_t, int64_t>> columns{};  // H and I are one of these, if any are given
 };
 
 RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits = {});

@@ -100,7 +100,7 @@ Machine CudaEngine::machine() const {
 
 ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& schedule, Direction direction) const {
   require_summable(config.shape, config.numerics);
-  require_instantiable(schedule, config.numerics, direction, options_.workers);
+  require_instantiable(schedule, config.numerics, direction);
   if (options_.launch == uniep::Launch::kProcesses && schedule.dispatch.transport == DispatchTransport::kPush) {
     throw Error(Status::kUnsupported,
                 "dispatch.transport: push writes into memory that only the ranks of one process reach; with a process "
@@ -317,7 +317,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
 }
 
 void CudaEngine::backward(const internal::BackwardCall& call) {
-  require_instantiable(call.schedule, call.config.numerics, Direction::kBackward, options_.workers);
+  require_instantiable(call.schedule, call.config.numerics, Direction::kBackward);
 }
 
 std::vector<CUstream> CudaEngine::streams_of(const DeviceQueue& queue, const std::vector<CUstream>& streams) const {

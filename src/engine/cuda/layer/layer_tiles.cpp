@@ -36,7 +36,7 @@ void require_summable(const LayerShape& shape, const Numerics& numerics) {
   require("combine_groups", numerics.combine_groups);
 }
 
-void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction, int workers) {
+void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction) {
   if (direction == Direction::kBackward) refuse("the backward pass is not built; run it with engine cpu");
   require_tile(schedule, GemmStage::kFc1, "fc1");
   require_tile(schedule, GemmStage::kFc2, "fc2");
@@ -44,11 +44,6 @@ void require_instantiable(const Schedule& schedule, const Numerics& numerics, Di
   if (first.cluster != second.cluster) refuse("fc1 and fc2 must have the same tile.cluster");
   if (schedule.fusion == Fusion::kLayer && (first.n != second.n || first.stages != second.stages)) {
     refuse("fusion=layer runs fc1 and fc2 in one kernel, with the same tile.n and tile.stages");
-  }
-  if (!comes_in_clusters(schedule, workers, first.cluster)) {
-    refuse("tile.cluster is " + std::to_string(first.cluster) + ": " + std::to_string(workers) +
-           " workers, comm.reserve_sms, comm.dispatch_sms, comm.combine_sms and comm.reduce_sms must be multiples of "
-           "it");
   }
   try {
     for (const LaunchStages& stages : launch_stages(schedule, direction)) launch_config(schedule, numerics, stages);

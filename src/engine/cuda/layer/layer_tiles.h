@@ -10,8 +10,7 @@ namespace uniep::cuda {
 void require_summable(const LayerShape& shape, const Numerics& numerics);
 
 // Throws uniep::Error (kUnsupported) that names the field whose value this engine has no kernel for, and what it has.
-// `workers`: SMs of a rank, reserved ones included.
-void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction, int workers);
+void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction);
 
 // What a launch's kernel is compiled for.
 LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numerics, const LaunchStages& stages);
