@@ -3,6 +3,7 @@
 // The whole public interface.
 #include "uniep/bfloat16.h"
 #include "uniep/error.h"
+#include "uniep/exchange.h"
 #include "uniep/group.h"
 #include "uniep/layer.h"
 #include "uniep/numerics.h"

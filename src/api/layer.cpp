@@ -1,42 +1,17 @@
 #include "uniep/layer.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include "api/place.h"
+#include "api/check_call.h"
 #include "engine/engine.h"
 
 namespace uniep {
+
+using api::check_array;
+using api::check_call;
+using api::refuse;
+
 namespace {
-
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(Status::kInvalidArgument, message);
-}
-
-void check_call(const Group& group, const LayerConfig& config, const Schedule& schedule, Direction direction,
-                const Placement& placement, std::size_t arguments) {
-  check_shape(config.shape, group.ranks());
-  if (placement.empty()) refuse("placement: empty; call place() first");
-  const internal::PlacementState& placed = *placement.state();
-  if (placed.ranks != group.ranks()) {
-    refuse(fmt::format("placement: made for {} ranks; the group has {}", placed.ranks, group.ranks()));
-  }
-  if (placed.shape.experts != config.shape.experts || placed.shape.topk != config.shape.topk ||
-      placed.shape.hidden != config.shape.hidden || placed.shape.intermediate != config.shape.intermediate) {
-    refuse("placement: made for another shape than the layer's");
-  }
-  if (arguments != static_cast<std::size_t>(group.local_ranks())) {
-    refuse(fmt::format("arguments: {} given; one for each of the {} local ranks is needed", arguments,
-                       group.local_ranks()));
-  }
-  const std::vector<std::string> violations =
-      validate(schedule, direction, config.shape, config.numerics, group.machine());
-  if (!violations.empty()) refuse(fmt::format("schedule: {}", fmt::join(violations, "; ")));
-}
-
-void check_array(const void* array, const char* name, int rank, bool needed) {
-  if (array == nullptr && needed) refuse(fmt::format("{}: null on rank {}", name, rank));
-}
 
 void check_expert_arrays(const void* whole, const void* const* experts, const char* name, int rank, int64_t count) {
   if (experts == nullptr) return check_array(whole, name, rank, true);

@@ -6,6 +6,7 @@
 #include "engine/carver.h"
 #include "model/placement_state.h"
 #include "program/rank_program.h"
+#include "uniep/exchange.h"
 #include "uniep/layer.h"
 
 namespace uniep::internal {
@@ -71,6 +72,20 @@ struct BackwardCall {
   const CallOptions& options;
 };
 
+struct DispatchCall {
+  const LayerConfig& config;
+  const Schedule& schedule;
+  const Placement& placement;
+  std::span<const DispatchArguments> arguments;
+};
+
+struct CombineCall {
+  const LayerConfig& config;
+  const Schedule& schedule;
+  const Placement& placement;
+  std::span<const CombineArguments> arguments;
+};
+
 // What runs Programs. Arguments have been checked by the public functions.
 class Engine {
  public:
@@ -85,6 +100,8 @@ class Engine {
   virtual Placement place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) = 0;
   virtual Saved forward(const ForwardCall& call) = 0;
   virtual void backward(const BackwardCall& call) = 0;
+  virtual void dispatch(const DispatchCall& call) = 0;
+  virtual void combine(const CombineCall& call) = 0;
   virtual std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
                                               const Placement& placement) const = 0;
   virtual void synchronize() = 0;

@@ -53,6 +53,19 @@ int first_tile_columns(const Schedule& schedule, Direction direction) {
                                           : schedule.tile_of(GemmStage::kDgradFc2).n;
 }
 
+RankProgram part_of(const RankProgram& layer, ProgramPart part) {
+  RankProgram p = layer;
+  if (part == ProgramPart::kLayer) return p;
+  const bool combine = part == ProgramPart::kCombine;
+  p.on_sms = false;
+  p.launches = 1;
+  p.stages[0] = {.dispatch = !combine, .combine = combine};
+  if (!combine) return p;
+  p.epilogue_combine = false;
+  for (int32_t& tile : p.chunk_tile) tile = 0;  // no GEMM's tiles to wait for
+  return p;
+}
+
 Program::Program(const ProgramRequest& request, std::shared_ptr<const internal::PlacementState> placement)
     : request_(request), placement_(std::move(placement)) {
   tables_.resize(placement_->ranks);
@@ -177,6 +190,7 @@ void Program::build_rank(int rank) {
   p.push_begin = tables.push_begin.data();
   p.push_block = tables.push_block.data();
   p.late_position = late_position_of(p, state.rows[rank], hidden, intermediate);
+  p = part_of(p, request_.part);
 }
 
 }  // namespace uniep

@@ -8,6 +8,9 @@
 
 namespace uniep {
 
+// A Program is a layer's, or its rows' way to their experts or back alone, in one launch.
+enum class ProgramPart { kLayer, kDispatch, kCombine };
+
 // What decides a Program beside the Placement.
 struct ProgramRequest {
   LayerShape shape;
@@ -18,6 +21,7 @@ struct ProgramRequest {
   int workers = 1;
   int cluster = 1;     // workers that share weight tiles; divides the workers of every kind
   int pull_parts = 1;  // tiles that a row block is pulled in
+  ProgramPart part = ProgramPart::kLayer;
 };
 
 // The Program of all ranks with the tables that it points to. Keeps the placement alive.
@@ -49,6 +53,9 @@ class Program {
 
 // Whether the workers of every kind that a schedule names come in whole clusters.
 bool comes_in_clusters(const Schedule& schedule, int workers, int cluster);
+
+// A layer's Program without its other stages. The combine's rows are ready when it begins.
+RankProgram part_of(const RankProgram& layer, ProgramPart part);
 
 // The launches of a direction under a schedule, in order.
 std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction direction);

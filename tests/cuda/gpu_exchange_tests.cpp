@@ -9,6 +9,7 @@
 #include "engine/cuda/exchange/exchange_session.h"
 #include "model/elementwise.h"
 #include "tests/cuda/gpu_support.h"
+#include "uniep/exchange.h"
 
 namespace uniep::cuda::test {
 namespace {
@@ -423,6 +424,78 @@ void run_time_out(Results& results, const std::vector<int>& devices) {
   results.record(c.name + ": works again", wrong.empty(), wrong);
 }
 
+// The public functions, among each other's calls: what dispatch fills, combine returns.
+void run_group(Results& results, const std::vector<int>& devices) {
+  const ExchangeCase c = basic("dispatch and combine of a group", {100, 0, 77, 31}, 520, 16, 4);
+  std::mt19937_64 random(21);
+  GroupOptions options;
+  options.engine = EngineKind::kCuda;
+  options.ranks = ranks_of(c);
+  options.workers = 8;
+  options.devices = devices;
+  Group group(options);
+  LayerConfig config;
+  config.shape = c.shape;
+  const Schedule schedule = resolve({}, Direction::kForward, c.shape, config.numerics, group.machine());
+  std::vector<Buffer> memory;
+  const auto on_device = [&](int rank, const auto& values) {
+    const ScopedDevice scope(devices[rank]);
+    memory.emplace_back(static_cast<int64_t>(values.size() * sizeof(values[0])));
+    memory.back().upload(values);
+    return memory.back().as<void>();
+  };
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<std::vector<float>> probs;
+  std::vector<Routing> routings(devices.size()), host_routings(devices.size());
+  for (int rank = 0; rank < ranks_of(c); ++rank) {
+    ids.push_back(random_ids(c, c.tokens[rank], random));
+    probs.emplace_back();
+    for (size_t i = 0; i < ids.back().size(); ++i) probs.back().push_back(static_cast<float>(random() % 1000) / 1000);
+    host_routings[rank] = {c.tokens[rank], ids[rank].data(), IndexType::kInt32, probs[rank].data(), {}};
+    routings[rank] = {c.tokens[rank],
+                      on_device(rank, ids[rank]),
+                      IndexType::kInt32,
+                      static_cast<float*>(on_device(rank, probs[rank])),
+                      {}};
+  }
+  const auto state = place_on_host(c.shape, ranks_of(c), host_routings, Capacity{});
+  const Placement placement = place(group, c.shape, routings);
+  std::vector<std::vector<BFloat16>> x;
+  std::vector<DispatchArguments> there(devices.size());
+  std::vector<CombineArguments> back(devices.size());
+  for (int rank = 0; rank < ranks_of(c); ++rank) {
+    const int64_t rows = state->padded_rows[rank], tokens = c.tokens[rank], hidden = c.shape.hidden;
+    x.push_back(random_values(tokens * hidden, random));
+    there[rank].x = static_cast<BFloat16*>(on_device(rank, x[rank]));
+    there[rank].rows = static_cast<BFloat16*>(on_device(rank, random_values(rows * hidden, random)));
+    there[rank].row_probs = static_cast<float*>(on_device(rank, std::vector<float>(rows, -1.0f)));
+    back[rank] = {there[rank].rows,
+                  static_cast<BFloat16*>(on_device(rank, random_values(tokens * hidden, random))),
+                  there[rank].row_probs,
+                  static_cast<float*>(on_device(rank, std::vector<float>(tokens * c.shape.topk, -1.0f))),
+                  {}};
+  }
+  dispatch(group, config, schedule, placement, there);
+  combine(group, config, schedule, placement, back);
+  group.synchronize();
+  std::string wrong;
+  for (int rank = 0; rank < ranks_of(c); ++rank) {
+    const ScopedDevice scope(devices[rank]);
+    const int64_t hidden = c.shape.hidden, entries = c.tokens[rank] * c.shape.topk;
+    const std::vector<float> dprobs = from_device(back[rank].dprobs, entries);
+    if (dprobs != probs[rank]) wrong += "dprobs of rank " + std::to_string(rank) + " ";
+    std::vector<BFloat16> expected = x[rank];
+    for (BFloat16& value : expected) {  // topk times the same row
+      float sum = 0.0f;
+      for (int64_t slot = 0; slot < c.shape.topk; ++slot) sum = add(sum, to_float(value));
+      value = to_bfloat16(sum);
+    }
+    const std::vector<BFloat16> y = from_device(back[rank].y, c.tokens[rank] * hidden);
+    if (std::memcmp(y.data(), expected.data(), y.size() * 2) != 0) wrong += "y of rank " + std::to_string(rank) + " ";
+  }
+  results.record(c.name, wrong.empty(), wrong);
+}
+
 // With a GPU for each rank where there are enough, else all ranks on one.
 std::vector<int> devices_for(int ranks, bool spread) {
   std::vector<int> devices;
@@ -439,6 +512,7 @@ void run_all(Results& results, bool spread, int cases, int repeats) {
   for (const ExchangeCase& c : all) run_case(results, c, devices_for(ranks_of(c), spread), random());
   run_many(results, devices_for(4, spread), repeats);
   run_time_out(results, devices_for(4, spread));
+  run_group(results, devices_for(4, spread));
 }
 
 // Compiles the kernels of all tests into the cache; needs no GPU.

@@ -4,15 +4,13 @@
 
 #include <thread>
 
+#include "program/signal_names.h"
+
 namespace uniep::cpu {
 namespace {
 
 constexpr int kAgentRoles = 2;
 constexpr int64_t kLongestRandomDelayNs = 200'000;
-
-const char* const kCounterNames[] = {"rows landed", "first GEMM tiles", "second GEMM tiles", "agents finished",
-                                     "tickets"};
-const char* const kFlagNames[] = {"arrive", "done", "pushed", "combined"};
 
 }  // namespace
 
@@ -223,8 +221,9 @@ std::string Agent::describe_wait() const {
                                       stage_name(task_.stage, program_.direction), task_.expert, task_.m, task_.n);
   return fmt::format("rank {}, worker {}, {} waits for {} {}[{}]: expected {}, seen {}", program_.rank, worker_, tile,
                      wait.is_flag ? "flag" : "counter",
-                     wait.is_flag ? kFlagNames[wait.space] : kCounterNames[wait.space], wait.index, wait.expected,
-                     wait.word->load(std::memory_order_relaxed));
+                     wait.is_flag ? flag_name(static_cast<FlagSpace>(wait.space))
+                                  : counter_name(static_cast<CounterSpace>(wait.space)),
+                     wait.index, wait.expected, wait.word->load(std::memory_order_relaxed));
 }
 
 }  // namespace uniep::cpu

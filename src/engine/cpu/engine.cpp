@@ -10,6 +10,7 @@
 #include "api/place.h"
 #include "engine/cpu/run_call.h"
 #include "engine/workspace.h"
+#include "model/elementwise.h"
 
 namespace uniep::cpu {
 namespace {
@@ -240,6 +241,47 @@ void CpuEngine::backward(const internal::BackwardCall& call) {
     bind_gradients(buffers, arguments.gradients, call.config, program.rank(rank).local_experts);
   }
   finish_call(*running, call.options.events);
+}
+
+void CpuEngine::dispatch(const internal::DispatchCall& call) {
+  ProgramRequest wanted = request(call.config, call.schedule, Direction::kForward, false);
+  wanted.part = ProgramPart::kDispatch;
+  const internal::PlacementState& placement = *call.placement.state();
+  const Program program(wanted, call.placement.state());
+  const std::unique_ptr<Call> running = begin_call(program);
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    const DispatchArguments& arguments = call.arguments[rank];
+    running->ranks[rank].input[0] = arguments.x;
+    running->ranks[rank].gathered[0] = arguments.rows;
+    if (arguments.row_probs == nullptr) continue;
+    const std::vector<RowSource>& rows = placement.rank[rank].rows;
+    for (std::size_t row = 0; row < rows.size(); ++row) {
+      arguments.row_probs[row] = rows[row].rank < 0 ? 0.0f : rows[row].prob;
+    }
+  }
+  finish_call(*running, nullptr);
+}
+
+void CpuEngine::combine(const internal::CombineCall& call) {
+  const bool with_dprobs =
+      !call.arguments.empty() &&
+      std::any_of(call.arguments.begin(), call.arguments.end(), [](const auto& own) { return own.dprobs != nullptr; });
+  LayerConfig config = call.config;
+  config.shape.intermediate = kProbChunkColumns;  // a row's dprob is one sum
+  ProgramRequest wanted =
+      request(config, call.schedule, with_dprobs ? Direction::kBackward : Direction::kForward, false);
+  wanted.part = ProgramPart::kCombine;
+  const Program program(wanted, call.placement.state());
+  const std::unique_ptr<Call> running = begin_call(program);
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    const CombineArguments& arguments = call.arguments[rank];
+    RankBuffers& buffers = running->ranks[rank];
+    buffers.output_rows = const_cast<BFloat16*>(arguments.rows);  // only read
+    buffers.output = arguments.y;
+    buffers.prob_chunks = const_cast<float*>(arguments.row_dprobs);
+    buffers.dprobs = arguments.dprobs;
+  }
+  finish_call(*running, nullptr);
 }
 
 }  // namespace uniep::cpu

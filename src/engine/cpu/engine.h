@@ -25,6 +25,8 @@ class CpuEngine : public internal::Engine {
   Placement place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) override;
   Saved forward(const internal::ForwardCall& call) override;
   void backward(const internal::BackwardCall& call) override;
+  void dispatch(const internal::DispatchCall& call) override;
+  void combine(const internal::CombineCall& call) override;
   std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
                                       const Placement& placement) const override;
   void synchronize() override {}  // a call has ended when it returns

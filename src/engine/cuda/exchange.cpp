@@ -62,23 +62,4 @@ KernelRequest begin_call_request() {
   return {"engine/cuda/device/begin_call.cu", "uniep_begin_call", {}};
 }
 
-RankProgram dispatch_program(const RankProgram& layer) {
-  RankProgram p = layer;
-  p.on_sms = false;
-  p.launches = 1;
-  p.stages[0] = {.dispatch = true};
-  return p;
-}
-
-RankProgram combine_program(const RankProgram& layer) {
-  RankProgram p = layer;
-  p.on_sms = false;
-  p.launches = 1;
-  p.stages[0] = {.combine = true};
-  p.epilogue_combine = false;
-  p.dynamic = false;                            // the warps of a team take the same tasks
-  for (int32_t& tile : p.chunk_tile) tile = 0;  // no GEMM's tiles to wait for
-  return p;
-}
-
 }  // namespace uniep::cuda

@@ -32,9 +32,4 @@ KernelRequest exchange_request(const ExchangeConfig& config);
 // What begins every call (device/begin_call.cu): its argument is the RankCalls' address, a CTA a rank.
 KernelRequest begin_call_request();
 
-// A layer's Program without its other stages: rows to their experts, or expert rows back to their tokens. The combine's
-// rows are ready when it begins.
-RankProgram dispatch_program(const RankProgram& layer);
-RankProgram combine_program(const RankProgram& layer);
-
 }  // namespace uniep::cuda

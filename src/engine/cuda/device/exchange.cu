@@ -45,6 +45,18 @@ UNIEP_DEVICE bool run_sends(const RunningCall& running, CopyRing<decltype(Copy::
                         RingSum(ring));
 }
 
+// The rows' probs, for callers that do not read row tables; a thread a row.
+UNIEP_DEVICE void write_row_probs(const RunningCall& running) {
+  const RankProgram& p = running.call.program;
+  const int32_t last = p.first_expert + p.local_experts - 1;
+  const int64_t rows = p.segment_start[last] + round_up(p.expert_rows[last], kRowAlignment);
+  const int64_t stride = static_cast<int64_t>(p.workers) * blockDim.x;
+  for (int64_t row = static_cast<int64_t>(running.worker) * blockDim.x + threadIdx.x; row < rows; row += stride) {
+    const RowSource source = p.rows[row];
+    running.call.row_probs[row] = source.rank < 0 ? 0.0f : source.prob;
+  }
+}
+
 UNIEP_DEVICE void run_warp(const RunningCall& running, Storage& shared, uint32_t warp) {
   Copy& copy = shared.copies[warp];
   CopyRing ring(copy.ring);
@@ -73,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps, 1)
   }
   __syncthreads();
   const RunningCall running{shared.call, shared.epoch, shared.launch, shared.worker};
+  if (running.call.row_probs != nullptr) write_row_probs(running);
   run_warp(running, shared, warp);
   __syncthreads();
   if (warp == 0) finish_launch(running);

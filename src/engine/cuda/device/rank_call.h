@@ -58,6 +58,7 @@ struct alignas(64) RankCall {
   float* dprobs;             // [T, K]
   const float* prob_chunks;  // [rows, prob_chunk_count] 64-column sums of dprob, when the combine is staged
   int32_t prob_chunk_count;
+  float* row_probs;  // [padded rows] or null: what a standalone dispatch writes of the row table
 
   // Profiler: null, or [workers][2 agents: copy, compute][record_capacity], and how many records each has written.
   TileRecord* records;

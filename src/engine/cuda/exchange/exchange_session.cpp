@@ -72,8 +72,8 @@ ExchangeSession::ExchangeSession(const ExchangeRequest& request)
     }
     ++gpus_.back().ranks;
   }
-  prepare(dispatch_, request_.dispatch, dispatch_program);
-  prepare(combine_, request_.combine, combine_program);
+  prepare(dispatch_, request_.dispatch, ProgramPart::kDispatch);
+  prepare(combine_, request_.combine, ProgramPart::kCombine);
   synchronize();
 }
 
@@ -183,15 +183,16 @@ RankCall ExchangeSession::call_of(int rank, const RankProgram& p) {
   return call;
 }
 
-void ExchangeSession::prepare(Operation& operation, const ExchangeConfig& config,
-                              RankProgram (*part)(const RankProgram&)) {
+void ExchangeSession::prepare(Operation& operation, const ExchangeConfig& config, ProgramPart part) {
   operation.config = config;
   operation.kernel = exchange_request(config);
   for (const Gpu& gpu : gpus_) {
     const ScopedDevice scope(gpu.device);
     std::vector<RankCall> calls;
     for (int rank = gpu.first_rank; rank < gpu.first_rank + gpu.ranks; ++rank) {
-      calls.push_back(call_of(rank, part(programs_[rank])));
+      RankProgram program = part_of(programs_[rank], part);
+      if (config.team_warps > 1) program.dynamic = false;  // the warps of a team take the same tasks
+      calls.push_back(call_of(rank, program));
     }
     operation.calls.push_back(upload(gpu.first_rank, calls.data(), gpu.ranks));
     cuda::check(driver().cuCtxSynchronize(), "uploading an exchange's calls");

@@ -82,7 +82,7 @@ class ExchangeSession {
   void upload_tables(int rank, RankProgram& p);
   void allocate_arrays(int rank);
   RankCall call_of(int rank, const RankProgram& p);
-  void prepare(Operation& operation, const ExchangeConfig& config, RankProgram (*part)(const RankProgram&));
+  void prepare(Operation& operation, const ExchangeConfig& config, ProgramPart part);
   void run(const Operation& operation, int ranks);
 
   ExchangeRequest request_;

@@ -35,12 +35,6 @@ GroupOptions completed(GroupOptions options, const RankDevices& ranks) {
   return options;
 }
 
-PlacedTables& tables_of(const internal::PlacementState& placement) {
-  auto* const tables = dynamic_cast<PlacedTables*>(placement.engine_tables.get());
-  if (tables == nullptr) throw Error(Status::kInvalidArgument, "placement: not made by a group of the cuda engine");
-  return *tables;
-}
-
 }  // namespace
 
 std::unique_ptr<internal::Engine> make_engine(const GroupOptions& options) {
@@ -310,8 +304,14 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
     binding.row_table = tables.tables(local).rows;
     bind_group_memory(binding, local, programs[local], call.options.events != nullptr, rank_targets[local].stream);
   }
+  const RankProgram& program = programs.front().program;
   run({asked, symmetric_, options_.launch == uniep::Launch::kThreads, options_.timeout_seconds}, bindings, programs,
-      streams);
+      streams, [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
+        for (int launch = 0; launch < program.launches; ++launch) {
+          queue.launch(launch_config(asked.schedule, asked.numerics, program.stages[launch]),
+                       {calls, launch, program.workers}, absent_ranks_, stream);
+        }
+      });
   if (call.options.events != nullptr) read_events(*call.options.events, programs);
   return Saved(saved);
 }
@@ -328,7 +328,7 @@ std::vector<CUstream> CudaEngine::streams_of(const DeviceQueue& queue, const std
 
 // Peers in other processes read a copy of x.
 void CudaEngine::share_input(const CallBinding& call, const RankBinding& binding, int64_t tokens, CUstream stream) {
-  if (tokens == 0) return;
+  if (tokens == 0 || binding.input[0] == nullptr) return;
   check(driver().cuMemcpyDtoDAsync(pointer(symmetric_.inputs(binding.rank, binding.rank)), pointer(binding.input[0]),
                                    static_cast<std::size_t>(tokens * call.request.shape.hidden) * sizeof(BFloat16),
                                    stream),
@@ -336,9 +336,8 @@ void CudaEngine::share_input(const CallBinding& call, const RankBinding& binding
 }
 
 void CudaEngine::run(const CallBinding& call, const std::vector<RankBinding>& bindings,
-                     const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams) {
-  const ProgramRequest& asked = call.request;
-  const int workers = programs.front().program.workers;
+                     const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams,
+                     const LaunchAll& launch) {
   std::vector<const RankCall*> calls;
   std::vector<RankCall*> rank_calls(bindings.size());
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
@@ -359,10 +358,7 @@ void CudaEngine::run(const CallBinding& call, const std::vector<RankBinding>& bi
     const std::vector<CUstream> own_streams = streams_of(queue, streams);
     CUstream stream = own_streams.front();
     queue.launch_begin(calls[i], absent_ranks_, stream);
-    for (int launch = 0; launch < programs.front().program.launches; ++launch) {
-      queue.launch(launch_config(asked.schedule, asked.numerics, programs.front().program.stages[launch]),
-                   {calls[i], launch, workers}, absent_ranks_, stream);
-    }
+    launch(queue, calls[i], static_cast<int>(queue.ranks().size()) - absent_ranks_, stream);
     const ScopedDevice scope(queue.device());
     for (const int rank : queue.ranks()) {
       check(driver().cuMemcpyDtoHAsync(&reports_[rank - first_local_rank()], pointer(symmetric_.signals().report(rank)),

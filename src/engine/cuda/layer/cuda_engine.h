@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -39,6 +40,8 @@ class CudaEngine final : public internal::Engine {
   Placement place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) override;
   Saved forward(const internal::ForwardCall& call) override;
   void backward(const internal::BackwardCall& call) override;
+  void dispatch(const internal::DispatchCall& call) override;
+  void combine(const internal::CombineCall& call) override;
   std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
                                       const Placement& placement) const override;
   void synchronize() override;
@@ -62,8 +65,13 @@ class CudaEngine final : public internal::Engine {
                          CUstream stream);
   std::vector<CUstream> streams_of(const DeviceQueue& queue, const std::vector<CUstream>& streams) const;
   void share_input(const CallBinding& call, const RankBinding& binding, int64_t tokens, CUstream stream);
+  // Queues the launches of a call on one device, of so many of its ranks.
+  using LaunchAll = std::function<void(DeviceQueue& queue, const RankCall* calls, int ranks, CUstream stream)>;
   void run(const CallBinding& call, const std::vector<RankBinding>& bindings,
-           const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams);
+           const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams, const LaunchAll& launch);
+  ProgramRequest exchange_request(const LayerConfig& config, const Schedule& schedule, ProgramPart part) const;
+  void run_exchange(const ProgramRequest& asked, const Placement& placement, const std::vector<CUstream>& streams,
+                    std::vector<RankBinding> bindings);
   void read_events(std::vector<TileEvent>& events, const std::vector<DeviceProgram>& programs);
   void poison(void* memory, std::size_t bytes, int device, CUstream stream) const;
   void throw_noticed_failures();

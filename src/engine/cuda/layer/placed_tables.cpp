@@ -8,6 +8,7 @@
 #include "engine/cuda/driver.h"
 #include "engine/cuda/layer/group_placer.h"
 #include "model/placement.h"
+#include "uniep/error.h"
 
 namespace uniep::cuda {
 namespace {
@@ -103,7 +104,7 @@ auto upload_tables(BlockCache& cache, const RankTarget& target, std::vector<inte
 bool same_program(const ProgramRequest& a, const ProgramRequest& b) {
   return a.schedule == b.schedule && a.direction == b.direction && a.redispatch == b.redispatch &&
          a.numerics.combine_groups == b.numerics.combine_groups && a.workers == b.workers && a.cluster == b.cluster &&
-         a.pull_parts == b.pull_parts;
+         a.pull_parts == b.pull_parts && a.part == b.part;
 }
 
 void point_to_device(RankProgram& p, const PlacementTables& placed, const ProgramTables& tables) {
@@ -187,6 +188,12 @@ const std::vector<DeviceProgram>& PlacedTables::programs(
   }
   made_.push_back(std::move(made));
   return made_.back()->programs;
+}
+
+PlacedTables& tables_of(const internal::PlacementState& placement) {
+  auto* const tables = dynamic_cast<PlacedTables*>(placement.engine_tables.get());
+  if (tables == nullptr) throw Error(Status::kInvalidArgument, "placement: not made by a group of the cuda engine");
+  return *tables;
 }
 
 }  // namespace uniep::cuda

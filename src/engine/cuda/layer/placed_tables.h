@@ -74,4 +74,7 @@ class PlacedTables final : public internal::EngineTables {
   std::vector<std::unique_ptr<Made>> made_;
 };
 
+// Throws Error(kInvalidArgument) for a placement of another engine.
+PlacedTables& tables_of(const internal::PlacementState& placement);
+
 }  // namespace uniep::cuda

@@ -17,6 +17,7 @@ int64_t local_experts(const CallBinding& call, const DeviceProgram& program) {
 std::vector<TensorMap> weight_maps(const BFloat16* whole, const BFloat16* const* experts, int64_t count, int64_t rows,
                                    int64_t columns, int box_rows, const char* name) {
   std::vector<TensorMap> maps;
+  if (whole == nullptr && experts == nullptr) return maps;
   if (experts == nullptr) {
     maps.push_back(encode_operand_map({whole, columns, rows, count}, box_rows, name));
   } else {
@@ -74,6 +75,10 @@ RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& r
   rank_call.activation = own.activation;
   rank_call.output_rows = own.output_rows;
   rank_call.output = own.output;
+  rank_call.row_probs = own.row_probs;
+  rank_call.dprobs = own.dprobs;
+  rank_call.prob_chunks = own.row_dprobs;
+  rank_call.prob_chunk_count = own.row_dprobs != nullptr ? 1 : 0;
   rank_call.records = own.records;
   rank_call.record_counts = own.record_counts;
   rank_call.record_capacity = own.record_capacity;

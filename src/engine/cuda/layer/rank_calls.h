@@ -19,7 +19,10 @@ struct RankBinding {
   BFloat16* activation = nullptr;
   BFloat16* output_rows = nullptr;
   BFloat16* output = nullptr;
-  Weights weights;
+  float* row_probs = nullptr;         // written by a standalone dispatch
+  const float* row_dprobs = nullptr;  // returned by a standalone combine
+  float* dprobs = nullptr;
+  Weights weights;  // none where no GEMM runs
   const RowSource* row_table = nullptr;
   uint32_t* counters = nullptr;
   TileRecord* records = nullptr;
