@@ -112,6 +112,8 @@ class Filler {
     if (is_open(kBackwardWgrad)) {
       schedule_.wgrad = schedule_.fusion == Fusion::kNone ? WgradOrder::kAfter : WgradOrder::kFill;
     }
+    // Where tiles of two GEMMs run side by side, equal shares of a list are not equal times.
+    if (is_open(kQueue) && context_.cuda) schedule_.queue = QueueKind::kDynamic;
   }
 
   void complete_waves() {
