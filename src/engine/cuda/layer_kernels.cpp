@@ -29,6 +29,7 @@ std::vector<LayerKernelConfig> default_layer_configs() {
                                             layer_config({.cluster = 1}),
                                             layer_config({.tile_n = 128}),
                                             layer_config({.combine = CombineKind::kStaged}),
+                                            layer_config({.combine = CombineKind::kGroups}),
                                             layer_config({.on_sms = true}),
                                             layer_config({.combine = CombineKind::kStaged, .on_sms = true})};
   return configs;
