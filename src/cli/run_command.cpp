@@ -55,6 +55,11 @@ Group make_group(const RunOptions& options) {
                 fmt::format("--devices: {} names GPUs, and the engine is cpu; must be left out",
                             fmt::join(options.devices, ",")));
   }
+  if (options.launch == Launch::kProcesses) {
+    throw Error(Status::kUnsupported,
+                "--launch: processes is for programs that call the library in a process a GPU; uniep run drives all "
+                "ranks from one process (threads)");
+  }
   return group;
 }
 
