@@ -142,6 +142,7 @@ TEST_F(CApiErrors, EveryNullIsAnInvalidArgumentThatIsNamed) {
   };
   refused("options", uniep_group_create(nullptr, &group_out));
   refused("group", uniep_group_create(&options, nullptr));
+  refused("group", uniep_group_synchronize(nullptr));
   refused("group", uniep_group_recover(nullptr));
   refused("group", uniep_group_describe(nullptr, &info));
   refused("info", uniep_group_describe(g, nullptr));
@@ -227,6 +228,7 @@ TEST_F(CApiErrors, TheStatusOfTheLibraryIsPassedOn) {
   expect_failure(UNIEP_INVALID_ARGUMENT, "fusion", forward("fusion=everything", layer.forward_arguments.data()));
   expect_failure(UNIEP_INVALID_ARGUMENT, "comm.reserve_sms",
                  forward("comm.reserve_sms=100", layer.forward_arguments.data()));
+  expect_ok(uniep_group_synchronize(group.get()));
   expect_ok(uniep_group_recover(group.get()));
   expect_ok(forward("auto", layer.forward_arguments.data()));
 }

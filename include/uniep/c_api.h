@@ -75,6 +75,8 @@ typedef struct uniep_group_options {
 UNIEP_API uniep_status uniep_group_create(const uniep_group_options* options, uniep_group** group);
 /* NULL is nothing to destroy. */
 UNIEP_API void uniep_group_destroy(uniep_group* group);
+/* Waits until the group's calls are over; tells of one that failed half-way. On the cpu engine they are. */
+UNIEP_API uniep_status uniep_group_synchronize(uniep_group* group);
 /* After UNIEP_TIMEOUT the group refuses every call until this one. */
 UNIEP_API uniep_status uniep_group_recover(uniep_group* group);
 

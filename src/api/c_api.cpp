@@ -123,6 +123,13 @@ void uniep_group_destroy(uniep_group* group) {
   delete group;
 }
 
+uniep_status uniep_group_synchronize(uniep_group* group) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    group->state->group.synchronize();
+  });
+}
+
 uniep_status uniep_group_recover(uniep_group* group) {
   return guarded([&] {
     require_pointer(group, "group");

@@ -65,8 +65,12 @@ void add_layer(const LayerOptions& layer, Json& json) {
                    {"topk", layer.shape.topk}};
   json["tokens"] = layer.tokens();
   for (int rank = 0; rank < group.ranks(); ++rank) json["rows_per_rank"].push_back(placement.rows(rank));
-  json["memory"] = {{"forward", memory_of(group, layer, placement, Direction::kForward)},
-                    {"backward", memory_of(group, layer, placement, Direction::kBackward)}};
+  json["memory"]["forward"] = memory_of(group, layer, placement, Direction::kForward);
+  try {
+    json["memory"]["backward"] = memory_of(group, layer, placement, Direction::kBackward);
+  } catch (const Error& error) {
+    if (error.status() != Status::kUnsupported) throw;  // else the engine has no backward pass
+  }
 }
 
 std::string engine_line(const Json& engine) {

@@ -103,7 +103,8 @@ class LayerTests {
     RandomLayerLimits limits;
     limits.most_tokens = 200;
     limits.most_columns = 520;
-    const RandomLayer layer = random_layer(seed, limits);
+    RandomLayer layer = random_layer(seed, limits);
+    while (layer.config.numerics.combine_groups > kMostGroups) layer = random_layer(++seed, limits);
     Group group(group_options(options_, layer.ranks));
     cli::LayerRunner runner(group, layer.config, layer.data);
     runner.forward(resolve({}, Direction::kForward, layer.config.shape, layer.config.numerics, group.machine()));
@@ -131,7 +132,10 @@ class LayerTests {
     limits.ranks = {2};
     uint64_t seed = 1;
     RandomLayer layer = random_layer(seed, limits);
-    while (layer.data.tokens[0] == 0 || layer.data.tokens[1] == 0) layer = random_layer(++seed, limits);
+    while (layer.data.tokens[0] == 0 || layer.data.tokens[1] == 0 ||
+           layer.config.numerics.combine_groups > kMostGroups) {
+      layer = random_layer(++seed, limits);
+    }
     const ScopedDevice scope(0);
     const cli::LayerResult expected = naive_layer(kernels_, layer.config, layer.data);
     GroupOptions given = group_options(options_, 2);

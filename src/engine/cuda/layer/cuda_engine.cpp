@@ -35,6 +35,13 @@ GroupOptions completed(GroupOptions options, const RankDevices& ranks) {
   return options;
 }
 
+void require_aligned(const void* array, const char* name, int rank) {
+  constexpr uintptr_t kAlignment = 16;  // of bulk copies and vector stores
+  if (reinterpret_cast<uintptr_t>(array) % kAlignment == 0) return;
+  throw Error(Status::kInvalidArgument,
+              fmt::format("{}: its address on rank {} must be a multiple of {}", name, rank, kAlignment));
+}
+
 }  // namespace
 
 std::unique_ptr<internal::Engine> make_engine(const GroupOptions& options) {
@@ -260,32 +267,43 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   const ProgramRequest asked = request(call.config, call.schedule, Direction::kForward);
   const internal::PlacementState& placement = *call.placement.state();
   PlacedTables& tables = tables_of(placement);
+  for (std::size_t local = 0; local < call.arguments.size(); ++local) {
+    const int rank = first_local_rank() + static_cast<int>(local);
+    require_aligned(call.arguments[local].x, "x", rank);
+    require_aligned(call.arguments[local].y, "y", rank);
+  }
   prepare(asked);
 
-  std::vector<CUstream> streams;
-  for (const ForwardArguments& arguments : call.arguments) streams.push_back(stream_of(arguments.stream));
-  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->begin(streams_of(*queue, streams));
-  const std::vector<RankTarget> rank_targets = targets(streams);
-  const std::vector<DeviceProgram>& programs = tables.programs(asked, call.placement.state(), rank_targets);
-  symmetric_.reserve(symmetric_need(asked, placement, programs.front().layout));
-
+  // Memory first: an allocator may hand it out in the order of a rank's own stream.
   auto saved = std::make_shared<internal::SavedState>();
   saved->config = call.config;
   saved->placement = call.placement;
   saved->first_rank = first_local_rank();
   std::vector<internal::MemoryBlock> workspaces;
+  std::vector<CUstream> streams;
+  for (const ForwardArguments& arguments : call.arguments) {
+    const int rank = first_local_rank() + static_cast<int>(streams.size());
+    const MemoryNeed need = internal::block_sizes(
+        internal::memory_request(call.config.shape, call.schedule, placement, rank), Direction::kForward);
+    saved->ranks.emplace_back().memory =
+        internal::MemoryBlock(options_.allocator, need.saved_bytes, rank, arguments.stream);
+    workspaces.emplace_back(options_.allocator, need.workspace_bytes, rank, arguments.stream);
+    streams.push_back(stream_of(arguments.stream));
+  }
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->begin(streams_of(*queue, streams));
+  const std::vector<RankTarget> rank_targets = targets(streams);
+  const std::vector<DeviceProgram>& programs = tables.programs(asked, call.placement.state(), rank_targets);
+  symmetric_.reserve(symmetric_need(asked, placement, programs.front().layout));
+
   std::vector<RankBinding> bindings(call.arguments.size());
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     const ForwardArguments& arguments = call.arguments[local];
     const int rank = first_local_rank() + static_cast<int>(local), device = ranks_.devices()[local];
     const internal::MemoryRequest memory = internal::memory_request(call.config.shape, call.schedule, placement, rank);
-    const MemoryNeed need = internal::block_sizes(memory, Direction::kForward);
-    internal::SavedRank& kept = saved->ranks.emplace_back();
-    kept.memory = internal::MemoryBlock(options_.allocator, need.saved_bytes, rank, arguments.stream);
-    workspaces.emplace_back(options_.allocator, need.workspace_bytes, rank, arguments.stream);
-    poison(kept.memory.data(), need.saved_bytes, device, rank_targets[local].stream);
-    poison(workspaces.back().data(), need.workspace_bytes, device, rank_targets[local].stream);
-    internal::Carver saved_carver(kept.memory.data()), carver(workspaces.back().data());
+    internal::SavedRank& kept = saved->ranks[local];
+    poison(kept.memory.data(), kept.memory.size(), device, rank_targets[local].stream);
+    poison(workspaces[local].data(), workspaces[local].size(), device, rank_targets[local].stream);
+    internal::Carver saved_carver(kept.memory.data()), carver(workspaces[local].data());
     const internal::SavedPieces pieces = internal::carve_saved(saved_carver, memory);
     const internal::WorkspacePieces work = internal::carve_workspace(carver, memory, Direction::kForward);
     kept.z = pieces.z;
