@@ -273,14 +273,17 @@ TEST(ScheduleValidate, AgreesWithTheRulesWrittenByHand) {
 // ---- Filling
 // ----------------------------------------------------------------------------------------------------------
 
-TEST(ScheduleFill, DefaultsAreThoseOfTheHeader) {
+TEST(ScheduleFill, DefaultsOfBothEngines) {
   ScheduleCase c = case_of(EngineKind::kCuda, Direction::kBackward, 132);
   c.shape = {7168, 2048, 256, 8};
   c.machine.ranks = 8;
   Schedule expected;
-  expected.order.experts_per_wave = 5;
+  expected.order.experts_per_wave = 16;
+  expected.order.interleave = Interleave::kPhased;
+  expected.queue = QueueKind::kDynamic;
   EXPECT_EQ(c.filled(), expected);
   c.machine.engine = EngineKind::kAuto;
+  expected = Schedule();
   expected.order.experts_per_wave = 2;
   expected.tile = {64, 128, 64, 4, 1, Pipeline::kCooperative};
   EXPECT_EQ(c.filled(), expected);

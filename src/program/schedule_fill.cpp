@@ -107,7 +107,10 @@ class Filler {
 
   void complete_launches() {
     if (is_open(kOrderInterleave)) {
-      schedule_.order.interleave = schedule_.fusion == Fusion::kLayer ? Interleave::kMixed : Interleave::kPhased;
+      // Tiles of two GEMMs side by side cost a GPU more in its L2 cache than they win over the links
+      // (docs/performance.md).
+      const bool mixed = schedule_.fusion == Fusion::kLayer && !context_.cuda;
+      schedule_.order.interleave = mixed ? Interleave::kMixed : Interleave::kPhased;
     }
     if (is_open(kBackwardWgrad)) {
       schedule_.wgrad = schedule_.fusion == Fusion::kNone ? WgradOrder::kAfter : WgradOrder::kFill;
@@ -118,7 +121,7 @@ class Filler {
 
   void complete_waves() {
     if (!is_open(kOrderExpertsPerWave)) return;
-    const int64_t preferred = context_.cuda ? 5 : 2;
+    const int64_t preferred = context_.cuda ? 16 : 2;
     schedule_.order.experts_per_wave = static_cast<int>(std::min(preferred, context_.local_experts));
   }
 
