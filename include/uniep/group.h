@@ -76,8 +76,8 @@ class UNIEP_API Group {
   int local_ranks() const;
   int device(int rank) const;  // the GPU of a local rank; -1 on the cpu engine
 
-  // Waits until the group's calls are over. Throws Error(kTimeout) if one of them failed half-way; other calls throw it,
-  // too, but notice it as late as their own begin.
+  // Waits until the group's calls are over. Throws Error(kTimeout) if one of them failed half-way; other calls throw
+  // it, too, but notice it as late as their own begin.
   void synchronize();
 
   // After Error(kTimeout) the group refuses every call until recover(), which agrees on a new generation. Saved states

@@ -211,7 +211,9 @@ void GroupedGemm::input_gradient_swiglu(const ExpertRows& rows, const void* dy, 
   arguments.prob = prob;
   arguments.prob_chunks = static_cast<float*>(workspace);
   arguments.prob_stride = rows.rows;
-  state_->start(config, arguments, State::weight_maps(w2, rows.experts, k, i, split_b_along_k(config) ? kTileK / 2 : kTileK), {dz}, tuning, stream);
+  state_->start(config, arguments,
+                State::weight_maps(w2, rows.experts, k, i, split_b_along_k(config) ? kTileK / 2 : kTileK), {dz}, tuning,
+                stream);
 
   const int32_t chunks = (i + kProbChunkColumns - 1) / kProbChunkColumns;
   ProbSumArguments sum{arguments.prob_chunks, rows.rows, rows.rows, dprob, chunks};
