@@ -89,9 +89,8 @@ class Multiplier {
   UNIEP_DEVICE int32_t spread(int32_t k_blocks, float (&d)[kCount], LateWork& late, const WarpTile& tile) {
     int32_t spacing = (k_blocks - 1) / LateWork::kSteps;
     if (kConfig.epilogue == Epilogue::kLayer && spacing > kLayerSpacing) spacing = kLayerSpacing;
-    const int32_t first = spacing > 1 && warpgroup_ == 1 ? spacing / 2 : spacing;
     multiply_block<true>(d);
-    int32_t left = first;
+    int32_t left = first_span(spacing);
     const auto blocks_between = [&] {
 #pragma unroll 1
       do {
@@ -117,7 +116,14 @@ class Multiplier {
         late.step(tile);
       }
     }
-    return 1 + LateWork::kSteps * spacing + first - spacing;
+    // Computed anew: there is no register to keep the first span in.
+    asm volatile("" : "+r"(spacing));
+    return 1 + LateWork::kSteps * spacing + first_span(spacing) - spacing;
+  }
+
+  // K blocks before the first step.
+  UNIEP_DEVICE int32_t first_span(int32_t spacing) const {
+    return spacing > 1 && warpgroup_ == 1 ? spacing / 2 : spacing;
   }
 
   template <int kStep, typename LateWork>
