@@ -112,7 +112,7 @@ void lay_out_counts(internal::PlacementState& state) {
 
 std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape, int ranks,
                                                         std::span<const Routing> routings, Capacity capacity) {
-  const std::shared_ptr<internal::PlacementState> state = begin_placement(shape, ranks, routings, capacity);
+  std::shared_ptr<internal::PlacementState> state = begin_placement(shape, ranks, routings, capacity);
   for (int rank = 0; rank < ranks; ++rank) count_rank(*state, routings[rank], rank);
   lay_out_counts(*state);
 

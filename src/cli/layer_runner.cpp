@@ -58,8 +58,8 @@ void LayerRunner::copy_to_devices() {
     own.ids = {device, data_.ids.data() + token * shape.topk, slots * 4};
     own.probs = {device, data_.probs.data() + token * shape.topk, slots * 4};
     own.x = {device, data_.x.data() + token * shape.hidden, tokens * row_bytes};
-    own.w1 = {device, data_.w1.data() + rank * 2 * weights, 2 * weights * kElement};
-    own.w2 = {device, data_.w2.data() + rank * weights, weights * kElement};
+    own.w1 = {device, data_.w1.data() + 2 * weights * rank, 2 * weights * kElement};
+    own.w2 = {device, data_.w2.data() + weights * rank, weights * kElement};
     own.y = {device, tokens * row_bytes};
     device_ranks_.push_back(std::move(own));
     devices.push_back(device);

@@ -48,12 +48,12 @@ a value of its own prints none.
 
 constexpr const char* kRules = R"(## What is filled
 
-- `order.interleave` becomes `mixed` with fusion=layer and `phased` else; `backward.wgrad` becomes `fill`, and `after` with
-  fusion=none.
+- `order.interleave` becomes `mixed` with fusion=layer on cpu and `phased` else; `queue` becomes `dynamic` on cuda and
+  `static` on cpu; `backward.wgrad` becomes `fill`, and `after` with fusion=none.
 - `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
   `comm.dispatch_sms` becomes 1, and so does `comm.combine_sms` with combine.transport=staged where a worker is left for it.
 - `combine.transport` becomes `staged` with combine_groups above 0, or when a positive comm.combine_sms is given.
-- `order.experts_per_wave` becomes 5 (cuda) or 2 (cpu), at most El.
+- `order.experts_per_wave` becomes 16 (cuda) or 2 (cpu), at most El.
 - On cuda, open tile and ring fields shrink until the shared memory suffices. Where that is not enough, an open
   `comm.where` becomes `sms`, whose ring is not counted.
 - `tile.m` follows a tile.fc1.m, tile.fc2.m, tile.dgrad_fc2.m or tile.dgrad_fc1.m that is given. `tile.fc1.n` becomes 128
