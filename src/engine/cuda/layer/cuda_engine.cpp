@@ -213,7 +213,7 @@ std::shared_ptr<internal::PlacementState> CudaEngine::place_on_devices(const Lay
                                             options_.timeout_seconds * kArrivalPatience);
   }
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->begin(streams_of(*queue, streams));
-  const auto state = placer_->place(shape, routings, capacity, targets(streams));
+  auto state = placer_->place(shape, routings, capacity, targets(streams));
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->end(streams_of(*queue, streams));
   return state;
 }

@@ -13,7 +13,7 @@ GroupPlacer::GroupPlacer(const RankDevices& ranks, const std::vector<KernelStore
 std::shared_ptr<internal::PlacementState> GroupPlacer::place(const LayerShape& shape, std::span<const Routing> routings,
                                                              Capacity capacity,
                                                              const std::vector<RankTarget>& targets) {
-  const std::shared_ptr<internal::PlacementState> state =
+  std::shared_ptr<internal::PlacementState> state =
       begin_placement(shape, static_cast<int>(targets.size()), routings, capacity);
   Placer::require_supported(shape, state->ranks);
   std::vector<RankToPlace> ranks(targets.size());

@@ -75,7 +75,7 @@ int pull_parts(const LayerShape& shape) {
   constexpr int64_t kPartBytes = 64 << 10;
   constexpr int kMostParts = 16;
   int parts = 1;
-  while (parts < kMostParts && kTileM * shape.hidden * 2 / (2 * parts) >= kPartBytes) parts *= 2;
+  while (parts < kMostParts && kTileM * shape.hidden * 2 / (int64_t{2} * parts) >= kPartBytes) parts *= 2;
   return parts;
 }
 
