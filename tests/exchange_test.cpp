@@ -75,7 +75,8 @@ class Exchange {
       rows.push_back(random_values(placement_.padded_rows(rank) * case_.shape.hidden));
       y.emplace_back(case_.tokens[rank] * case_.shape.hidden, BFloat16{0xffff});
       row_dprobs.emplace_back();
-      for (int64_t row = 0; row < placement_.padded_rows(rank); ++row) row_dprobs.back().push_back(random_.unit());
+      for (int64_t row = 0; row < placement_.padded_rows(rank); ++row)
+        row_dprobs.back().push_back(static_cast<float>(random_.unit()));
       dprobs.emplace_back(case_.tokens[rank] * case_.shape.topk, -7.0f);
     }
     for (int rank = 0; rank < case_.ranks; ++rank) {

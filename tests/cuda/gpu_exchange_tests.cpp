@@ -178,7 +178,7 @@ class Exchange {
   std::string counter_difference() {
     for (int rank = 0; rank < ranks_of(case_); ++rank) {
       const ScopedDevice scope(devices_[rank]);
-      const std::string wrong = counter_difference(rank);
+      std::string wrong = counter_difference(rank);
       if (!wrong.empty()) return wrong;
     }
     return "";
