@@ -47,8 +47,8 @@ TEST(BenchCommand, BadUsageIsRefusedWithTheArgumentsName) {
 }
 
 TEST(BenchCommand, AMissingGpuIsAFailureInOneLine) {
-  expect_failure(join(kSmall, {"--devices", "1023"}), 1, {"--devices", "1023"});
-  if (!has_gpu()) expect_failure(kSmall, 1, {"--devices", "GPU 0"});
+  expect_failure(join(kSmall, {"--devices", "1023"}), 1, {"--devices"});
+  if (!has_gpu()) expect_failure(kSmall, 1, {"--devices"});
 }
 
 TEST(BenchCommand, ReportsEveryProduct) {
