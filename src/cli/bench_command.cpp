@@ -11,6 +11,7 @@
 #include "cli/bench_report.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
+#include "cli/trace_file.h"
 
 namespace uniep::cli {
 namespace {
@@ -21,7 +22,7 @@ constexpr double kMostSeconds = 3600.0;
 struct BenchOptions {
   BenchRequest request;
   std::string operation;
-  std::string json;
+  std::string trace, json;
 };
 
 const std::vector<BenchOperation>& bench_operations() {
@@ -64,12 +65,21 @@ void check_request(const BenchOperation& operation, const BenchRequest& request)
   }
 }
 
-int run_bench(const BenchOptions& options) {
+int run_bench(BenchOptions options) {
   const BenchOperation& operation = find_operation(options.operation);
   check_request(operation, options.request);
+  options.request.traced = !options.trace.empty();
+  if (options.request.traced && !operation.has_timeline) {
+    refuse_value("--trace", options.trace, "for --op layer only; " + options.operation + " has no timeline");
+  }
+  OutputFile trace_file("--trace", options.trace);
   const bool json_to_stdout = options.json == "-";
   OutputFile json_file("--json", json_to_stdout ? "" : options.json);
   const BenchReport report = operation.run(options.request);
+  if (options.request.traced) {
+    const TracedCall call{"forward", report.timeline};
+    trace_file.write(trace_json("uniep bench --op " + options.operation + ", " + report.device, {&call, 1}));
+  }
   const std::string json = to_json(options.request, operation.name, report).dump(2) + "\n";
   if (json_to_stdout) {
     std::cout << json;
@@ -112,6 +122,7 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   add_text_option(
       command, "--only", [&request](const std::string& text) { request.only = split(text); }, "NAME,...",
       "measure these results only");
+  command.add_option("--trace", options.trace, "timeline of one more layer, for Perfetto and `uniep trace`");
   command.add_option("--json", options.json, "report as JSON; -: on standard output")->type_name("FILE|-");
 }
 

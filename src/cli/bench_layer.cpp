@@ -74,6 +74,7 @@ class LayerBench {
     measure("sequential", products, bytes, together, [&] { forward(sequential); });
     measure("gemms", products, 0.0, together, [&] { multiply(); });
     add_ratios(report, bytes);
+    if (request_.traced) forward(schedule_, {&report.timeline});
     return report;
   }
 
@@ -134,9 +135,9 @@ class LayerBench {
   }
 
   void place(Capacity capacity = {}) { placement_ = uniep::place(group_, shape_, routings_, capacity); }
-  void forward(const Schedule& schedule) {
+  void forward(const Schedule& schedule, const CallOptions& options = {}) {
     saved_ = Saved();  // gives its memory back for this call
-    saved_ = uniep::forward(group_, request_.layer.config(), schedule, placement_, arguments_);
+    saved_ = uniep::forward(group_, request_.layer.config(), schedule, placement_, arguments_, options);
   }
 
   // FC1 with SwiGLU, and FC2, on rows that are there already.
@@ -213,7 +214,8 @@ BenchOperation layer_operation() {
           "the forward layer, its sequential execution and its GEMMs alone",
           {"layer", "layer and placement", "placement", "placement in a capacity", "layer and placement in a capacity",
            "sequential", "gemms"},
-          run_layer};
+          run_layer,
+          true};
 }
 
 }  // namespace uniep::cli

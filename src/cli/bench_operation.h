@@ -15,6 +15,7 @@ struct BenchRequest {
   int repeat = 20;
   double sustained_seconds = 0.0;  // 0: no sustained sequence
   std::vector<std::string> only;   // names of results; empty: all
+  bool traced = false;             // after all that is measured, once more for the timeline
 };
 
 // One thing that was measured: of each repetition the slowest GPU's time.
@@ -32,6 +33,7 @@ struct BenchReport {
   std::vector<std::vector<int32_t>> rows_per_expert;  // the same of each GPU's experts, if it matters
   std::vector<BenchResult> results;
   std::vector<std::pair<std::string, double>> ratios;  // of results, by name
+  std::vector<TileEvent> timeline;
 };
 
 // An operation of `uniep bench --op`. Each is one file.
@@ -40,6 +42,7 @@ struct BenchOperation {
   const char* description;
   std::vector<std::string> results;  // the names that --only takes
   BenchReport (*run)(const BenchRequest& request);
+  bool has_timeline = false;  // BenchRequest::traced is heeded
 };
 
 BenchOperation gemm_operation();

@@ -154,6 +154,7 @@ UNIEP_HOST_DEVICE int32_t local_expert_holding(const RankProgram& p, int32_t row
 
 // The row block of this rank that holds a routed row, whatever its expert.
 UNIEP_HOST_DEVICE int32_t block_holding(const RankProgram& p, int32_t row) {
+  if (p.tile_m == kRowAlignment) return row / kRowAlignment;  // segments are whole blocks
   return block_of_row(p, p.first_expert + local_expert_holding(p, row), row);
 }
 

@@ -46,7 +46,7 @@ int exchange_threads(const ExchangeConfig& config) {
 }
 
 int exchange_shared_bytes(const ExchangeConfig& config) {
-  return config.warps * (config.chunk_bytes * config.stages + kBytesBesideChunks) + kCommonBytes;
+  return config.warps * ((config.chunk_bytes + kCopyNoteBytes) * config.stages + kBytesBesideChunks) + kCommonBytes;
 }
 
 KernelRequest exchange_request(const ExchangeConfig& config) {

@@ -62,7 +62,7 @@ UNIEP_DEVICE void run_warp(const RunningCall& running, Storage& shared, uint32_t
   CopyRing ring(copy.ring);
   if (!run_dispatch(running, ring, copy.walk, Share{warp, kWarps})) return;
   if (warp < kSendWarps && !run_sends(running, ring, copy.walk, warp)) return;
-  run_reduce(running, &shared.reduce_items, RingSum(ring));
+  run_reduce(running, &shared.reduce_items, RingSum(ring), copy_recorder(running, copy.walk));
 }
 
 extern "C" __global__ void __launch_bounds__(32 * kWarps, 1)
@@ -75,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps, 1)
   copy_call(shared, call);
   if (ptx::lane_index() == 0) {
     init_copy_ring(shared.copies[warp].ring);
+    shared.copies[warp].walk.record.thread = warp == 0 ? threadIdx.x : kNobody;
     ptx::fence_mbarrier_init();
   }
   if (threadIdx.x == 0) {

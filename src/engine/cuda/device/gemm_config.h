@@ -94,16 +94,18 @@ UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) {
 }
 
 constexpr int kMostCopyStages = 16;
+constexpr int kCopyNoteBytes = 32 * 4;  // a word a lane, with each stage
 UNIEP_HOST_DEVICE constexpr int copy_ring_bytes(const GemmConfig& config) {
-  return config.copy_chunk_bytes * config.copy_stages;
+  return (config.copy_chunk_bytes + kCopyNoteBytes) * config.copy_stages;
 }
 
 constexpr int kBarrierBytes = 1024;    // barriers and task records, and the alignment of the operands
 constexpr int kLayerBytes = 4 * 1024;  // kLayer: the call, and what its roles share
 
 UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
-  return config.stages * stage_bytes(config) + kMathWarps * staging_bytes(config) + copy_ring_bytes(config) +
-         kBarrierBytes + (config.epilogue == Epilogue::kLayer ? kLayerBytes : 0);
+  const int bytes = config.stages * stage_bytes(config) + kMathWarps * staging_bytes(config) + copy_ring_bytes(config) +
+                    kBarrierBytes + (config.epilogue == Epilogue::kLayer ? kLayerBytes : 0);
+  return (bytes + 1023) / 1024 * 1024;
 }
 
 }  // namespace uniep::cuda

@@ -31,11 +31,12 @@ struct LayerStorage : SharedStorage<kLayer.gemm> {
   int32_t launch, worker;
   ComputeList compute;
   LateTile late[kMathWarps];
-  uint64_t stored[kLayerTaskSlots];  // of the task in each slot: the math warps that have stored their part
-  WalkState walk;                    // of the copy warp
-  uint32_t reduce_items;             // that the CTA's warps have dealt among themselves
-  uint64_t tile_wait_begin_ns, tile_begin_ns;
-  uint32_t records;  // that the compute agent has written
+  uint64_t stored[kLayerTaskSlots];       // of the task in each slot: the math warps that have stored their part
+  WalkState walk;                         // of the copy warp
+  uint32_t reduce_items;                  // that the CTA's warps have dealt among themselves
+  TileTimes tile_times[kLayerTaskSlots];  // of the task in each slot, for the profiler
+  uint64_t tile_wait_begin_ns;            // of the task to come
+  RecordState reduce_record;              // of the math warps
 };
 
 template <LayerKernelConfig kLayer>

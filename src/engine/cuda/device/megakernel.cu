@@ -28,9 +28,9 @@ static_assert(kLayer.gemm.cluster == 1 || kLayer.gemm.cluster == 2, "B is shared
 
 constexpr uint32_t kLoaderWarp = 0;
 constexpr uint32_t kSchedulerWarp = 1;
-
 constexpr uint32_t kCopyWarp = 2;
 constexpr uint32_t kSignalWarp = 3;
+constexpr uint32_t kFirstMathWarp = 4;
 
 UNIEP_DEVICE void initialise_barriers(Storage& shared) {
   for (int stage = 0; stage < kLayer.gemm.stages; ++stage) {
@@ -107,6 +107,8 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const 
     shared.launch = launch.launch;
     shared.worker = cta % launch.workers;
     shared.reduce_items = 0;
+    shared.walk.record.thread = kCopyWarp * ptx::kThreadsPerWarp;
+    shared.reduce_record.thread = kFirstMathWarp * ptx::kThreadsPerWarp;
   }
   __syncthreads();
   if (threadIdx.x == kSchedulerWarp * ptx::kThreadsPerWarp) shared.compute = compute_list(running_call(shared));
@@ -116,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const 
   }
   join_cta_or_cluster();
 
-  if (warp < 4) {
+  if (warp < kFirstMathWarp) {
     ptx::lower_registers<kProducerRegisters>();
     if (warp == kLoaderWarp) {
       if (ptx::lane_index() == 0) run_layer_loader<kLayer>(global_call, shared);
@@ -133,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const 
     if (ptx::warp_index() == kSignalWarp) finish_launch(running_call(shared));
   } else {
     ptx::raise_registers<kMathRegisters>();
-    run_layer_math<kLayer>(shared, static_cast<int32_t>(warp) - 4);
+    run_layer_math<kLayer>(shared, static_cast<int32_t>(warp) - static_cast<int32_t>(kFirstMathWarp));
     send_and_reduce<kLayer>(shared, ptx::warp_index() - 4);
     ptx::named_barrier(kLaunchEndBarrier, kGemmThreads);
   }

@@ -47,11 +47,16 @@ UNIEP_DEVICE uint32_t warp_uniform(uint32_t value) {
   return __shfl_sync(0xffffffffu, value, 0);
 }
 
-// The warp's number in its CTA, read anew at each call, so that no register holds it in between.
-UNIEP_DEVICE uint32_t warp_index() {
+// Read anew at each call, so that no register holds it in between.
+UNIEP_DEVICE uint32_t thread_index() {
   uint32_t thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return warp_uniform(thread / 32);
+  return thread;
+}
+
+// The warp's number in its CTA, read anew likewise.
+UNIEP_DEVICE uint32_t warp_index() {
+  return warp_uniform(thread_index() / 32);
 }
 
 }  // namespace uniep::cuda::ptx

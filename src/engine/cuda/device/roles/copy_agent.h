@@ -2,6 +2,7 @@
 
 #include "engine/cuda/device/roles/dispatch.h"
 #include "engine/cuda/device/roles/send.h"
+#include "engine/cuda/device/roles/tile_recorder.h"
 
 // The copy agent: walks its worker's share of a list of copies, in order.
 namespace uniep::cuda {
@@ -15,12 +16,18 @@ struct Share {
 // Where the walk of one warp through a list stands, in shared memory, since registers are scarce.
 struct WalkState {
   uniep::Task task;
+  uniep::Task pulled;  // whose rows are on their way
   int64_t length;
   ListCursor cursor;
   uint32_t index;
   bool found;
-  bool all_arrived;  // the peers; then pulls and pushes have nothing to wait for
+  bool all_arrived;    // the peers; then pulls and pushes have nothing to wait for
+  RecordState record;  // set at the begin of the launch
 };
+
+UNIEP_DEVICE TileRecorder copy_recorder(const RunningCall& running, WalkState& state) {
+  return {running, state.record, AgentRole::kCopy};
+}
 
 // The tasks of a list that fall to an agent, one after the other. A whole warp.
 template <ListKind kKind>
@@ -98,12 +105,29 @@ UNIEP_DEVICE bool wait_for_copy(const RunningCall& running, const uniep::Task& t
 template <Stage kStage, typename Ring>
 UNIEP_DEVICE bool run_copy(const RunningCall& running, const uniep::Task& task, WalkState& state, Ring& ring) {
   const uniep::Task staged = as_stage<kStage>(task);
+  const TileRecorder recorder = copy_recorder(running, state);
+  recorder.wait_begins();
   if (!wait_for_copy<kStage>(running, staged, state)) return false;
+  recorder.begins();
   ptx::fence_proxy_async_global();  // bulk copies read what ordinary stores have written
-  if constexpr (kStage == Stage::kPull) pull_rows(running, staged, ring);
   if constexpr (kStage == Stage::kPush) push_rows(running, staged, ring);
   if constexpr (kStage == Stage::kReceive) receive_rows(running, staged, ring);
   if constexpr (kStage == Stage::kSend) send_rows(running, staged, ring);
+  recorder.ends(task);
+  return true;
+}
+
+template <typename Stream>
+UNIEP_DEVICE bool run_pull(const RunningCall& running, const uniep::Task& task, WalkState& state, Stream& stream) {
+  const uniep::Task staged = as_stage<Stage::kPull>(task);
+  const TileRecorder recorder = copy_recorder(running, state);
+  if (!state.all_arrived) stream.finish();  // what has landed is not to wait for a peer
+  recorder.wait_begins();
+  if (!wait_for_copy<Stage::kPull>(running, staged, state)) return false;
+  recorder.begins();
+  ptx::fence_proxy_async_global();  // bulk copies read what ordinary stores have written
+  stream.pull(staged);
+  recorder.ends(task);
   return true;
 }
 
@@ -111,17 +135,19 @@ UNIEP_DEVICE bool run_copy(const RunningCall& running, const uniep::Task& task, 
 template <typename Ring>
 UNIEP_DEVICE bool run_dispatch(const RunningCall& running, Ring& ring, WalkState& state, Share share) {
   ListWalk<ListKind::kDispatch> walk(running, state, share);
+  PullStream<Ring> stream(running, ring, state.pulled);
   bool holds = true;
   while (holds && walk.next()) {
     const uniep::Task& task = walk.task();
     if (task.stage == Stage::kPull) {
-      holds = run_copy<Stage::kPull>(running, task, state, ring);
+      holds = run_pull(running, task, state, stream);
     } else if (task.stage == Stage::kPush) {
       holds = run_copy<Stage::kPush>(running, task, state, ring);
     } else {
       holds = run_copy<Stage::kReceive>(running, task, state, ring);
     }
   }
+  stream.finish();
   return holds;
 }
 
@@ -140,10 +166,14 @@ template <typename Sum>
 UNIEP_DEVICE bool run_group_send(const RunningCall& running, WalkState& state, Share share, const SendTeam& team,
                                  const Sum& sum) {
   ListWalk<ListKind::kSend> walk(running, state, share);
+  const TileRecorder recorder = copy_recorder(running, state);
   while (walk.next()) {
+    recorder.wait_begins();
     if (!team.agrees(wait_for_group_send(running, walk.task()))) return false;
+    recorder.begins();
     ptx::fence_proxy_async_global();
     send_groups(running, walk.task(), team, sum);
+    recorder.ends(walk.task());
   }
   return true;
 }

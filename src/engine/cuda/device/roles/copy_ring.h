@@ -16,6 +16,7 @@ struct CopyRingStorage {
 
   alignas(128) uint8_t chunks[kStages][kChunkBytes];
   uint64_t landed[kStages];
+  int32_t notes[kStages][ptx::kThreadsPerWarp];  // a word a lane, to be at hand when a chunk has landed
 };
 
 // One thread; ptx::fence_mbarrier_init() and a barrier must follow.
@@ -41,18 +42,26 @@ class CopyRing {
     uint32_t address;
     int32_t row;
     uint32_t offset;  // bytes from the row's begin
+    int32_t note;     // this lane's, if it asked for one
   };
 
   UNIEP_DEVICE explicit CopyRing(Storage& storage) : storage_(storage) {}
 
   UNIEP_DEVICE bool is_empty() const { return loads_ == 0; }
+  UNIEP_DEVICE uint32_t loads() const { return loads_; }
   UNIEP_DEVICE bool is_full() const { return loads_ == kMostLoads; }
   // For a warp that stores nothing by bulk copies: it may have all stages loaded.
   UNIEP_DEVICE bool has_no_stage() const { return loads_ == Storage::kCount; }
 
-  // Begins to load a chunk of a row. The ring is not full.
-  UNIEP_DEVICE void load(const void* source, uint32_t bytes, int32_t row, uint32_t offset) {
+  // Of the chunk at `offset` of a row of so many bytes.
+  UNIEP_DEVICE static uint32_t chunk_size(uint32_t row_bytes, uint32_t offset) {
+    return row_bytes - offset < kChunkBytes ? row_bytes - offset : kChunkBytes;
+  }
+
+  // Begins to load a chunk of a row, and for each lane whose `note` is not null the word there. The ring is not full.
+  UNIEP_DEVICE void load(const void* source, uint32_t bytes, int32_t row, uint32_t offset, const int32_t* note) {
     const uint32_t stage = reserve(bytes, row, offset);
+    if (note != nullptr) ptx::copy_async_4(ptx::shared_address(&storage_.notes[stage][ptx::lane_index()]), note);
     if (ptx::lane_index() == 0) {
       ptx::bulk_load(ptx::shared_address(storage_.chunks[stage]), source, bytes, storage_.landed[stage]);
     }
@@ -70,8 +79,9 @@ class CopyRing {
   // Waits for the oldest chunk to land. The ring is not empty.
   UNIEP_DEVICE Chunk landed() {
     ptx::mbarrier_wait(storage_.landed[stage_], phase_, "copied chunk");
+    ptx::copy_async_wait_all();  // the notes of later chunks, too; they take less long than any chunk
     return {ptx::shared_address(storage_.chunks[stage_]), __shfl_sync(0xffffffffu, row_, static_cast<int>(stage_)),
-            __shfl_sync(0xffffffffu, offset_, static_cast<int>(stage_))};
+            __shfl_sync(0xffffffffu, offset_, static_cast<int>(stage_)), storage_.notes[stage_][ptx::lane_index()]};
   }
 
   // After the stores of the oldest chunk have been issued.
@@ -82,15 +92,17 @@ class CopyRing {
     phase_ ^= stage_ == 0;
   }
 
-  // Until all stores are complete in memory, so that a signal may announce them.
+  // Until the stores of all chunks but the last kLater that were released are complete in memory, so that a signal may
+  // announce them.
+  template <int kLater = 0>
   UNIEP_DEVICE void complete() {
-    ptx::bulk_wait_complete<0>();
+    ptx::bulk_wait_complete<kLater>();
     __syncwarp();
   }
 
  private:
   // Stores that may still be reading their stages while further chunks are loaded.
-  static constexpr uint32_t kStoresReading = Storage::kCount / 3;
+  static constexpr uint32_t kStoresReading = Storage::kCount < 3 ? 0 : Storage::kCount < 8 ? 1 : 2;
   static constexpr uint32_t kMostLoads = Storage::kCount - kStoresReading;
 
   // The next stage, which expects so many bytes from now on.
@@ -116,20 +128,13 @@ class CopyRing {
   uint32_t offset_ = 0;
 };
 
-// Copies `bytes` of each of the rows [begin, end) for which `selects(row)` is true. `source(row)` is where a row's
-// bytes lie: both are asked by one lane a row. `store(chunk, bytes)` issues the bulk stores of a chunk that has landed,
-// by the whole warp. On return all loads have landed; stores may still be under way.
-template <typename Ring, typename Selects, typename Source, typename Store>
-UNIEP_DEVICE void copy_rows(Ring& ring, int32_t begin, int32_t end, uint32_t bytes, Selects&& selects, Source&& source,
-                            Store&& store) {
-  const auto size_at = [&](uint32_t offset) {
-    return bytes - offset < Ring::kChunkBytes ? bytes - offset : Ring::kChunkBytes;
-  };
-  const auto retire = [&] {
-    const auto chunk = ring.landed();
-    store(chunk, size_at(chunk.offset));
-    ring.release();
-  };
+// Loads `bytes` of each of the rows [begin, end) for which `selects(row)` is true. `source(row)` is where a row's bytes
+// lie: both are asked by one lane a row. `note(lane)`, asked by the whole warp, is the word that each lane wants to
+// have at hand with the first chunk of the row that lane `lane` was asked of; or null. `retire()` stores and releases
+// the oldest chunk, where the ring is full. On return the last chunks may still be in the ring.
+template <typename Ring, typename Selects, typename Source, typename Note, typename Retire>
+UNIEP_DEVICE void load_rows(Ring& ring, int32_t begin, int32_t end, uint32_t bytes, Selects&& selects, Source&& source,
+                            Note&& note, Retire&& retire) {
   for (int32_t first = begin; first < end; first += ptx::kThreadsPerWarp) {
     const int32_t mine = first + static_cast<int32_t>(ptx::lane_index());
     const bool copied = mine < end && selects(mine);
@@ -139,11 +144,30 @@ UNIEP_DEVICE void copy_rows(Ring& ring, int32_t begin, int32_t end, uint32_t byt
       const auto* const row = reinterpret_cast<const uint8_t*>(__shfl_sync(0xffffffffu, address, lane));
       for (uint32_t offset = 0; offset < bytes; offset += Ring::kChunkBytes) {
         if (ring.is_full()) retire();
-        ring.load(row + offset, size_at(offset), first + lane, offset);
+        ring.load(row + offset, ring.chunk_size(bytes, offset), first + lane, offset,
+                  offset == 0 ? note(lane) : nullptr);
       }
     }
   }
+}
+
+// Copies rows, as load_rows; `store(chunk, bytes)` issues the bulk stores of a chunk that has landed, by the whole
+// warp. On return all loads have landed; stores may still be under way.
+template <typename Ring, typename Selects, typename Source, typename Note, typename Store>
+UNIEP_DEVICE void copy_rows(Ring& ring, int32_t begin, int32_t end, uint32_t bytes, Selects&& selects, Source&& source,
+                            Note&& note, Store&& store) {
+  const auto retire = [&] {
+    const auto chunk = ring.landed();
+    store(chunk, ring.chunk_size(bytes, chunk.offset));
+    ring.release();
+  };
+  load_rows(ring, begin, end, bytes, selects, source, note, retire);
   while (!ring.is_empty()) retire();
 }
+
+// For stores that need no notes.
+struct NoNote {
+  UNIEP_DEVICE const int32_t* operator()(int /*lane*/) const { return nullptr; }
+};
 
 }  // namespace uniep::cuda

@@ -3,8 +3,7 @@
 #include "engine/cuda/device/roles/copy_ring.h"
 #include "engine/cuda/device/waiting.h"
 
-// Dispatch: rows of x (or dy) from their source rank into the expert rows of the owner. Each function is one task by
-// one warp, whose waits hold, and ends when all of its rows are in place.
+// Dispatch: rows of x (or dy) from their source rank into the expert rows of the owner, by one warp.
 namespace uniep::cuda {
 
 // Padding is written as zero, never multiplied by it: what lay there before may be NaN.
@@ -16,35 +15,54 @@ UNIEP_DEVICE void zero_rows(BFloat16* rows, int64_t hidden, int32_t begin, int32
   }
 }
 
-// Bulk stores of a row's chunks to all rows of this rank that it fills: lane k to that of the token's slot k.
+// Bulk stores of a row's chunks to all rows of this rank that it fills: lane k to that of the token's slot k. Where
+// those are is read while the row is on its way.
 class RowFiller {
  public:
   // With `to_itself` false, to the others only.
-  UNIEP_DEVICE RowFiller(const RankCall& call, BFloat16* rows, bool to_itself)
-      : call_(call), rows_(rows), to_itself_(to_itself) {}
+  UNIEP_DEVICE RowFiller(const RankCall& call, int32_t operand, bool to_itself)
+      : call_(call), operand_(operand), to_itself_(to_itself) {}
+
+  // All rows that were remembered before have been stored.
+  UNIEP_DEVICE void turn_to(int32_t operand) { operand_ = operand; }
+  UNIEP_DEVICE int32_t operand() const { return operand_; }
+
+  // One lane, of the row that it was asked of.
+  UNIEP_DEVICE void remember(const RowSource& source) {
+    const RankProgram& p = call_.program;
+    entries_ = p.row_of_source + p.source_begin[source.rank] + static_cast<int64_t>(source.token) * p.topk;
+  }
+
+  // The whole warp: this lane's target of the row that lane `lane` remembers.
+  UNIEP_DEVICE const int32_t* note(int lane) const {
+    const auto* const entries =
+        reinterpret_cast<const int32_t*>(__shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(entries_), lane));
+    const int32_t slot = static_cast<int32_t>(ptx::lane_index());
+    return call_.program.dedup && slot < call_.program.topk ? entries + slot : nullptr;
+  }
 
   template <typename Chunk>
   UNIEP_DEVICE void store(const Chunk& chunk, uint32_t bytes) {
-    if (chunk.offset == 0) target_ = target_of(chunk.row);  // chunks of a row come one after the other
+    if (chunk.offset == 0) target_ = target_of(chunk);  // chunks of a row come one after the other
     if (target_ < 0) return;
-    ptx::bulk_store(reinterpret_cast<uint8_t*>(rows_ + target_ * call_.hidden) + chunk.offset, chunk.address, bytes);
+    BFloat16* const rows = call_.gathered_of[operand_][call_.program.rank];
+    ptx::bulk_store(reinterpret_cast<uint8_t*>(rows + target_ * call_.hidden) + chunk.offset, chunk.address, bytes);
   }
 
  private:
-  UNIEP_DEVICE int32_t target_of(int32_t row) const {
+  template <typename Chunk>
+  UNIEP_DEVICE int32_t target_of(const Chunk& chunk) const {
     const RankProgram& p = call_.program;
     const int32_t slot = static_cast<int32_t>(ptx::lane_index());
-    if (!p.dedup) return slot == 0 ? row : -1;
+    if (!p.dedup) return slot == 0 ? chunk.row : -1;
     if (slot >= p.topk) return -1;
-    const RowSource source = p.rows[row];
-    const int64_t entry = p.source_begin[source.rank] + static_cast<int64_t>(source.token) * p.topk + slot;
-    const int32_t target = p.row_of_source[entry];
-    return to_itself_ || target != row ? target : -1;
+    return to_itself_ || chunk.note != chunk.row ? chunk.note : -1;
   }
 
   const RankCall& call_;
-  BFloat16* const rows_;
+  int32_t operand_;
   const bool to_itself_;
+  const int32_t* entries_ = nullptr;
   int32_t target_ = -1;
 };
 
@@ -76,29 +94,84 @@ UNIEP_DEVICE void count_landed_rows(const RunningCall& running, const uniep::Tas
   if (ptx::lane_index() == 0 && own > 0) add(p.block_begin[task.expert] + task.m, own);
 }
 
+// Pulls, one task after the other. The rows of the next are on their way before those of the last one are stored and
+// counted, so that the link does not wait for the begins and ends of tasks.
 template <typename Ring>
-UNIEP_DEVICE void pull_rows(const RunningCall& running, const uniep::Task& task, Ring& ring) {
-  const RankCall& call = running.call;
-  const RankProgram& p = call.program;
-  const int32_t operand = operand_of(p, task);
-  BFloat16* const rows = call.gathered_of[operand][p.rank];
-  const RowRange range = rows_of_dispatch(p, task);
-  RowFiller filler(call, rows, true);
-  copy_rows(
-      ring, range.begin, range.end, static_cast<uint32_t>(call.hidden * sizeof(BFloat16)),
-      [&](int32_t row) { return is_primary_row(p, row); },
-      [&](int32_t row) {
-        const RowSource source = p.rows[row];
-        return call.input[operand][source.rank] + source.token * call.hidden;
-      },
-      [&](const auto& chunk, uint32_t bytes) { filler.store(chunk, bytes); });
-  zero_rows(rows, call.hidden, range.end, range.padded_end);
-  ring.complete();
-  count_landed_rows(running, task);
-}
+class PullStream {
+ public:
+  // `task`: shared memory for the one whose rows are not counted yet.
+  UNIEP_DEVICE PullStream(const RunningCall& running, Ring& ring, uniep::Task& task)
+      : running_(running), ring_(ring), task_(task), filler_(running.call, 0, true) {}
 
-// The source's rows of a block stand in the order (token, slot), so they are found by walking the row table of the
-// owner, which the source wrote.
+  // A task whose waits hold.
+  UNIEP_DEVICE void pull(const uniep::Task& task) {
+    const RankCall& call = running_.call;
+    const RankProgram& p = call.program;
+    const int32_t operand = operand_of(p, task);
+    BFloat16* const rows = call.gathered_of[operand][p.rank];
+    if (operand != filler_.operand()) {
+      finish();
+      filler_.turn_to(operand);
+    }
+    const RowRange range = rows_of_dispatch(p, task);
+    load_rows(
+        ring_, range.begin, range.end, row_bytes(), [&](int32_t row) { return is_primary_row(p, row); },
+        [&](int32_t row) {
+          const RowSource source = p.rows[row];
+          filler_.remember(source);
+          return call.input[operand][source.rank] + source.token * call.hidden;
+        },
+        [&](int lane) { return filler_.note(lane); }, [&] { retire(); });
+    zero_rows(rows, call.hidden, range.end, range.padded_end);
+    settle();
+    if (ptx::lane_index() == 0) task_ = task;
+    __syncwarp();
+    left_ = static_cast<int32_t>(ring_.loads()) + kLater;
+  }
+
+  // The last task's rows are stored and counted, as are those of all before it.
+  UNIEP_DEVICE void finish() {
+    while (!ring_.is_empty()) retire();
+    settle();
+  }
+
+ private:
+  static constexpr int32_t kLater = 2;  // chunks that follow a task's last one before its rows are counted
+  static constexpr int32_t kNone = -1;
+
+  UNIEP_DEVICE uint32_t row_bytes() const { return static_cast<uint32_t>(running_.call.hidden * sizeof(BFloat16)); }
+
+  UNIEP_DEVICE void release_oldest() {
+    const auto chunk = ring_.landed();
+    filler_.store(chunk, ring_.chunk_size(row_bytes(), chunk.offset));
+    ring_.release();
+  }
+  UNIEP_DEVICE void retire() {
+    release_oldest();
+    if (left_ == kNone || --left_ > 0) return;
+    ring_.template complete<kLater>();
+    count();
+  }
+  UNIEP_DEVICE void settle() {
+    if (left_ == kNone) return;
+    for (; left_ > kLater; --left_) release_oldest();
+    ring_.complete();
+    count();
+  }
+  UNIEP_DEVICE void count() {
+    left_ = kNone;
+    count_landed_rows(running_, task_);
+  }
+
+  const RunningCall& running_;
+  Ring& ring_;
+  uniep::Task& task_;
+  RowFiller filler_;
+  int32_t left_ = kNone;  // chunks to release until the rows of task_ are counted
+};
+
+// Pushes one task, whose waits hold; ends when its rows are in place. The source's rows of a block stand in the order
+// (token, slot), so they are found by walking the row table of the owner, which the source wrote.
 template <typename Ring>
 UNIEP_DEVICE void push_rows(const RunningCall& running, const uniep::Task& task, Ring& ring) {
   const RankCall& call = running.call;
@@ -110,7 +183,8 @@ UNIEP_DEVICE void push_rows(const RunningCall& running, const uniep::Task& task,
   copy_rows(
       ring, part.begin, part.end, static_cast<uint32_t>(call.hidden * sizeof(BFloat16)),
       [&](int32_t row) { return is_primary_slot(p, table[row].token, table[row].slot); },
-      [&](int32_t row) { return call.input[task.n][p.rank] + table[row].token * call.hidden; },
+      [&](int32_t row) { return call.input[task.n][p.rank] + table[row].token * call.hidden; },  //
+      NoNote{},
       [&](const auto& chunk, uint32_t bytes) {
         if (ptx::lane_index() != 0) return;
         ptx::bulk_store(reinterpret_cast<uint8_t*>(rows + chunk.row * call.hidden) + chunk.offset, chunk.address,
@@ -133,10 +207,14 @@ UNIEP_DEVICE void receive_rows(const RunningCall& running, const uniep::Task& ta
     return some;
   };
   if (p.dedup) {
-    RowFiller filler(call, rows, false);
+    RowFiller filler(call, task.n, false);
     copy_rows(
         ring, range.begin, range.end, static_cast<uint32_t>(call.hidden * sizeof(BFloat16)), has_copies,
-        [&](int32_t row) { return rows + row * call.hidden; },
+        [&](int32_t row) {
+          filler.remember(p.rows[row]);
+          return rows + row * call.hidden;
+        },
+        [&](int lane) { return filler.note(lane); },  //
         [&](const auto& chunk, uint32_t bytes) { filler.store(chunk, bytes); });
   }
   zero_rows(rows, call.hidden, range.end, range.padded_end);

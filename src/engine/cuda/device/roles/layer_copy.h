@@ -26,7 +26,7 @@ UNIEP_DEVICE void run_layer_copy(LayerStorage<kLayer>& shared) {
     if (!run_dispatch(running, ring, shared.walk, Share{})) return;
     if (!send_share<kLayer>(running, ring, shared.walk, Share{}, sum)) return;
   }
-  run_reduce(running, &shared.reduce_items, sum);
+  run_reduce(running, &shared.reduce_items, sum, copy_recorder(running, shared.walk));
 }
 
 // What all warps of a CTA copy with in the memory of the pipeline, while that is not in use.
@@ -45,15 +45,17 @@ UNIEP_DEVICE auto& pipeline_copies(LayerStorage<kLayer>& shared, uint32_t warp) 
   auto& storage = reinterpret_cast<Copies*>(&shared.a)->warp[warp];
   if (ptx::lane_index() == 0) {
     init_copy_ring(storage.ring);
+    storage.walk.record.thread = warp == 0 ? threadIdx.x : kNobody;
     ptx::fence_mbarrier_init();
   }
   __syncwarp();
   return storage;
 }
 
-// All warps of a CTA that dispatches, before its pipeline starts.
+// All warps of a CTA that dispatches, before its pipeline starts. Neither this nor send_and_reduce() is inlined: the
+// compiler would spill registers of the math warps' loop for them.
 template <LayerKernelConfig kLayer>
-UNIEP_DEVICE void dispatch_first(LayerStorage<kLayer>& shared, uint32_t warp) {
+__device__ __noinline__ void dispatch_first(LayerStorage<kLayer>& shared, uint32_t warp) {
   const RunningCall running = running_call(shared);
   auto& storage = pipeline_copies(shared, warp);
   CopyRing ring(storage.ring);
@@ -66,7 +68,7 @@ UNIEP_DEVICE void dispatch_first(LayerStorage<kLayer>& shared, uint32_t warp) {
 
 // A math warp, once its CTA has no more tiles.
 template <LayerKernelConfig kLayer>
-UNIEP_DEVICE void send_and_reduce(LayerStorage<kLayer>& shared, uint32_t math_warp) {
+__device__ __noinline__ void send_and_reduce(LayerStorage<kLayer>& shared, uint32_t math_warp) {
   const RunningCall running = running_call(shared);
   const RegisterSum<2, 8> sum;
   if constexpr (kLayer.on_sms && kLayer.combine != CombineKind::kEpilogue) {
@@ -75,7 +77,7 @@ UNIEP_DEVICE void send_and_reduce(LayerStorage<kLayer>& shared, uint32_t math_wa
     CopyRing ring(storage.ring);
     if (!send_share<kLayer>(running, ring, storage.walk, Share{math_warp, kMathWarps}, sum)) return;
   }
-  run_reduce(running, &shared.reduce_items, sum);
+  run_reduce(running, &shared.reduce_items, sum, TileRecorder(running, shared.reduce_record, AgentRole::kCompute));
 }
 
 }  // namespace uniep::cuda

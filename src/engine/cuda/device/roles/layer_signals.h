@@ -17,6 +17,9 @@ UNIEP_DEVICE void run_layer_signals(LayerStorage<kLayer>& shared) {
       // The rows in peers' slots were written by other warps: they must lie before a flag that another CTA stores.
       if (kLayer.combine == CombineKind::kEpilogue && task.has(LayerTask::kSecond)) ptx::fence_system();
       signal_task(running, tile_of<kLayer>(p, task));
+      if (is_recorded(running.call) && ptx::lane_index() == 0) {
+        write_record(running, AgentRole::kCompute, tile_of<kLayer>(p, task), shared.tile_times[tasks.slot()]);
+      }
     }
     tasks.release_by_warp();
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine/cuda/device/roles/row_sum.h"
+#include "engine/cuda/device/roles/tile_recorder.h"
 #include "engine/cuda/device/waiting.h"
 
 // The end of the combine: each token's slots are summed in order. The tiles of kReduce are cut into items of a few
@@ -65,7 +66,7 @@ UNIEP_DEVICE void reduce_token(const RankCall& call, int32_t token, int32_t chun
 
 // A whole warp, which sums as `sum` does (row_sum.h). False once the call has failed.
 template <typename Sum>
-UNIEP_DEVICE bool run_reduce(const RunningCall& running, uint32_t* next, const Sum& sum) {
+UNIEP_DEVICE bool run_reduce(const RunningCall& running, uint32_t* next, const Sum& sum, const TileRecorder& recorder) {
   const RankProgram& p = running.call.program;
   const Participants who = participants_of(p, running.launch, ListKind::kReduce);
   if (!p.stages[running.launch].combine || running.worker < who.begin || running.worker >= who.end) return true;
@@ -76,9 +77,12 @@ UNIEP_DEVICE bool run_reduce(const RunningCall& running, uint32_t* next, const S
     const int32_t begin = static_cast<int32_t>(item % items) * kTokensPerItem;
     const int32_t end = begin + kTokensPerItem < p.tokens ? begin + kTokensPerItem : p.tokens;
     const uniep::Task task{Stage::kReduce, -1, begin / kTokenBlock, static_cast<int32_t>(item / items)};
+    recorder.wait_begins();
     if (!wait_for_slots(running, task, begin, end)) return false;
+    recorder.begins();
     ptx::fence_proxy_async_global();  // a sum may read by bulk copies
     for (int32_t token = begin; token < end; ++token) reduce_token(running.call, token, task.n, sum);
+    recorder.ends(task);
   }
 }
 

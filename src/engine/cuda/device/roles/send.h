@@ -30,7 +30,7 @@ UNIEP_DEVICE void send_rows(const RunningCall& running, const uniep::Task& task,
   const RowRange range = rows_of_block(p, p.first_expert + task.expert, task.m);
   copy_rows(
       ring, range.begin, range.end, bytes, [](int32_t) { return true; },
-      [&](int32_t row) { return call.output_rows + row * call.hidden + column; },
+      [&](int32_t row) { return call.output_rows + row * call.hidden + column; }, NoNote{},
       [&](const auto& chunk, uint32_t bytes_of_chunk) {
         if (ptx::lane_index() != 0) return;
         const RowSource source = p.rows[chunk.row];
