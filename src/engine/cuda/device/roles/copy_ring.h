@@ -102,7 +102,7 @@ class CopyRing {
 
  private:
   // Stores that may still be reading their stages while further chunks are loaded.
-  static constexpr uint32_t kStoresReading = Storage::kCount < 3 ? 0 : Storage::kCount < 8 ? 1 : 2;
+  static constexpr uint32_t kStoresReading = Storage::kCount / 4;
   static constexpr uint32_t kMostLoads = Storage::kCount - kStoresReading;
 
   // The next stage, which expects so many bytes from now on.
