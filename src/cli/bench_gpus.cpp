@@ -222,11 +222,17 @@ double BenchGpus::time(const std::function<void()>& work, Start start) {
 }
 
 std::vector<double> BenchGpus::time_cold(const std::function<void()>& work, int repeat, Start start) {
-  std::vector<double> milliseconds;
+  return time_cold_in_turn({{work, start}}, repeat).front();
+}
+
+std::vector<std::vector<double>> BenchGpus::time_cold_in_turn(const std::vector<Work>& works, int repeat) {
+  std::vector<std::vector<double>> milliseconds(works.size());
   for (int turn = 0; turn < kWarmUpCalls + repeat; ++turn) {
-    flush_caches(turn);
-    const double taken = time(work, start);
-    if (turn >= kWarmUpCalls) milliseconds.push_back(taken);
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      flush_caches(turn);
+      const double taken = time(works[i].run, works[i].start);
+      if (turn >= kWarmUpCalls) milliseconds[i].push_back(taken);
+    }
   }
   return milliseconds;
 }

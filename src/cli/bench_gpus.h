@@ -34,6 +34,12 @@ class BenchGpus {
   double time(const std::function<void()>& work, Start start = Start::kAtOnce);
   // The same `repeat` times after a few calls that do not count, the L2 caches cold before each.
   std::vector<double> time_cold(const std::function<void()>& work, int repeat, Start start = Start::kAtOnce);
+  // Several kinds of work in turn, so that all see the same clocks and temperatures. Of each its times.
+  struct Work {
+    std::function<void()> run;
+    Start start;
+  };
+  std::vector<std::vector<double>> time_cold_in_turn(const std::vector<Work>& works, int repeat);
   // Waits until all GPUs are idle.
   void synchronize();
 

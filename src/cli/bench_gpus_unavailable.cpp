@@ -41,6 +41,9 @@ double BenchGpus::time(const std::function<void()>&, Start) {
 std::vector<double> BenchGpus::time_cold(const std::function<void()>&, int, Start) {
   refuse();
 }
+std::vector<std::vector<double>> BenchGpus::time_cold_in_turn(const std::vector<Work>&, int) {
+  refuse();
+}
 void BenchGpus::synchronize() {
   refuse();
 }

@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "program/default_order.h"
 #include "program/schedule_rules.h"
 
 // Completes a schedule. Each decision looks at what was given and at the decisions before it; none changes what was
@@ -57,8 +58,8 @@ class FewestViolations {
 
 class Filler {
  public:
-  Filler(const PartialSchedule& given, const RuleContext& context)
-      : context_(context), rules_(schedule_rules(context)) {
+  Filler(const PartialSchedule& given, const RuleContext& context, const DefaultOrder& order)
+      : context_(context), order_(order), rules_(schedule_rules(context)) {
     if (!context.cuda) schedule_.tile = TileShape{64, 128, 64, 4, 1, Pipeline::kCooperative};
     for (const auto& [name, value] : given.values()) {
       const FieldId field = find_field(name).value();
@@ -69,11 +70,11 @@ class Filler {
 
   Schedule fill() {
     complete_launches();
-    complete_waves();
     const bool asks_for_sms =
         schedule_.comm.dispatch_sms > 0 || schedule_.comm.combine_sms > 0 || schedule_.comm.reduce_sms > 0;
     if (is_open(kCommWhere)) schedule_.comm.where = asks_for_sms ? CommWhere::kSms : CommWhere::kWarps;
     complete_workers();
+    complete_order();
     const Schedule open_tiles = schedule_;
     const int with_warps = complete_tiles();
     // Without copy warps the ring needs no shared memory of its own.
@@ -107,22 +108,25 @@ class Filler {
 
   void complete_launches() {
     if (is_open(kOrderInterleave)) {
-      // Tiles of two GEMMs side by side cost a GPU more in its L2 cache than they win over the links
-      // (docs/performance.md).
-      const bool mixed = schedule_.fusion == Fusion::kLayer && !context_.cuda;
-      schedule_.order.interleave = mixed ? Interleave::kMixed : Interleave::kPhased;
+      schedule_.order.interleave = schedule_.fusion == Fusion::kLayer ? order_.interleave : Interleave::kPhased;
     }
     if (is_open(kBackwardWgrad)) {
       schedule_.wgrad = schedule_.fusion == Fusion::kNone ? WgradOrder::kAfter : WgradOrder::kFill;
     }
-    // Where tiles of two GEMMs run side by side, equal shares of a list are not equal times.
-    if (is_open(kQueue) && context_.cuda) schedule_.queue = QueueKind::kDynamic;
+    if (is_open(kQueue)) schedule_.queue = order_.queue;
   }
 
-  void complete_waves() {
-    if (!is_open(kOrderExpertsPerWave)) return;
-    const int64_t preferred = context_.cuda ? 16 : 2;
-    schedule_.order.experts_per_wave = static_cast<int>(std::min(preferred, context_.local_experts));
+  void complete_order() {
+    if (is_open(kOrderExpertsPerWave)) {
+      schedule_.order.experts_per_wave =
+          static_cast<int>(std::min<int64_t>(order_.experts_per_wave, context_.local_experts));
+    }
+    if (is_open(kOrderRaster)) schedule_.order.raster = order_.raster;
+    // A band is summed while the next one is multiplied: in one launch, and where the GEMM itself brings the rows back.
+    if (is_open(kCombineColumnChunks) && schedule_.fusion != Fusion::kNone &&
+        schedule_.combine.transport == CombineTransport::kEpilogue) {
+      schedule_.combine.column_chunks = order_.column_chunks;
+    }
   }
 
   void complete_workers() {
@@ -238,6 +242,7 @@ class Filler {
   }
 
   RuleContext context_;
+  DefaultOrder order_;
   std::vector<Rule> rules_;
   Schedule schedule_;
   FieldMask given_ = 0;
@@ -247,7 +252,7 @@ class Filler {
 
 Schedule fill(const PartialSchedule& given, Direction direction, const LayerShape& shape, const Numerics& numerics,
               const Machine& machine) {
-  return Filler(given, rule_context(direction, shape, numerics, machine)).fill();
+  return Filler(given, rule_context(direction, shape, numerics, machine), default_order(shape, machine)).fill();
 }
 
 }  // namespace uniep

@@ -48,12 +48,20 @@ a value of its own prints none.
 
 constexpr const char* kRules = R"(## What is filled
 
-- `order.interleave` becomes `mixed` with fusion=layer on cpu and `phased` else; `queue` becomes `dynamic` on cuda and
-  `static` on cpu; `backward.wgrad` becomes `fill`, and `after` with fusion=none.
+- What belongs to the order of tiles follows from the machine and the shape:
+
+  | | order.interleave | queue | order.experts_per_wave | order.raster | combine.column_chunks |
+  |---|---|---|---|---|---|
+  | cpu | mixed | static | 2 | 8 | 1 |
+  | cuda, I W / (W - 1) below 1280: the links take as long as the products | mixed | dynamic | 4 | 8 | 1 |
+  | cuda, else | phased | dynamic | 16 | 16 | 4 |
+
+  But order.interleave is `phased` without fusion=layer, order.experts_per_wave at most El, and combine.column_chunks the
+  largest of 4, 2 and 1 that gives whole tiles of 256 columns, at least four; 1 with fusion=none or combine.transport=staged.
+- `backward.wgrad` becomes `fill`, and `after` with fusion=none.
 - `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
   `comm.dispatch_sms` becomes 1, and so does `comm.combine_sms` with combine.transport=staged where a worker is left for it.
 - `combine.transport` becomes `staged` with combine_groups above 0, or when a positive comm.combine_sms is given.
-- `order.experts_per_wave` becomes 16 (cuda) or 2 (cpu), at most El.
 - On cuda, open tile and ring fields shrink until the shared memory suffices. Where that is not enough, an open
   `comm.where` becomes `sms`, whose ring is not counted.
 - `tile.m` follows a tile.fc1.m, tile.fc2.m, tile.dgrad_fc2.m or tile.dgrad_fc1.m that is given. `tile.fc1.n` becomes 128

@@ -1,0 +1,49 @@
+#include "program/default_order.h"
+
+namespace uniep {
+namespace {
+
+// By measurement (docs/layer_performance.md).
+constexpr DefaultOrder kCpu{.interleave = Interleave::kMixed,
+                            .queue = QueueKind::kStatic,
+                            .experts_per_wave = 2,
+                            .raster = 8,
+                            .column_chunks = 1};
+constexpr DefaultOrder kLinks{.interleave = Interleave::kMixed,
+                              .queue = QueueKind::kDynamic,
+                              .experts_per_wave = 4,
+                              .raster = 8,
+                              .column_chunks = 1};
+constexpr DefaultOrder kProducts{.interleave = Interleave::kPhased,
+                                 .queue = QueueKind::kDynamic,
+                                 .experts_per_wave = 16,
+                                 .raster = 16,
+                                 .column_chunks = 4};
+
+// Whether a GPU's links are busy for about as long as its tensor cores. For each row of an expert these do 6 H I
+// operations; those carry some 3.2 H bytes (out once for all of a token's rows on a rank, and every row back), but for
+// the share that stays on its rank. At 740 TFLOP/s and 347 GB/s both take equally long where I W / (W - 1) is about
+// 1140.
+bool is_bound_by_links(const LayerShape& shape, int64_t ranks) {
+  constexpr int64_t kIntermediate = 1280;
+  return ranks > 1 && shape.intermediate * ranks < kIntermediate * (ranks - 1);
+}
+
+// The most chunks up to `most` that are whole column tiles, and not few.
+int whole_chunks(int64_t hidden, int most) {
+  constexpr int64_t kColumns = 1024;
+  int chunks = most;
+  while (chunks > 1 && (hidden / chunks < kColumns || hidden % (chunks * int64_t{256}) != 0)) chunks /= 2;
+  return chunks;
+}
+
+}  // namespace
+
+DefaultOrder default_order(const LayerShape& shape, const Machine& machine) {
+  if (machine.engine != EngineKind::kCuda) return kCpu;
+  DefaultOrder order = is_bound_by_links(shape, machine.ranks) ? kLinks : kProducts;
+  order.column_chunks = whole_chunks(shape.hidden, order.column_chunks);
+  return order;
+}
+
+}  // namespace uniep
