@@ -48,6 +48,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
 class Traffic {
  public:
   explicit Traffic(int devices) {
+    const ScopedDevice first(0);
     check(driver().cuMemHostAlloc(&host_, kBytes, CU_MEMHOSTALLOC_PORTABLE), "taking pinned memory");
     for (int device = 0; device < devices; ++device) {
       const ScopedDevice scope(device);
@@ -63,6 +64,7 @@ class Traffic {
       driver().cuStreamSynchronize(streams_[i]);
       driver().cuStreamDestroy(streams_[i]);
     }
+    const ScopedDevice first(0);
     driver().cuMemFreeHost(host_);
   }
   Traffic(const Traffic&) = delete;
