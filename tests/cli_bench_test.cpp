@@ -38,6 +38,7 @@ TEST(BenchCommand, BadUsageIsRefusedWithTheArgumentsName) {
       {{"--devices", "x"}, {"--devices", "'x'"}},
       {{"--engine", "cpu"}, {"--engine", "'cpu'", "cuda"}},
       {{"--json", "/no/such/folder/a.json"}, {"--json"}},
+      {{"--trace", "a.json"}, {"--trace", "'a.json'", "layer"}},
   };
   for (const auto& [more, named] : cases) {
     expect_failure(join({"bench", "--op", "gemm"}, more), more.front() == "--json" ? 1 : 2, named);

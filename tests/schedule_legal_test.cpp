@@ -280,7 +280,9 @@ TEST(ScheduleFill, DefaultsOfBothEngines) {
   Schedule expected;
   expected.order.experts_per_wave = 16;
   expected.order.interleave = Interleave::kPhased;
+  expected.order.raster = 16;
   expected.queue = QueueKind::kDynamic;
+  expected.combine.column_chunks = 4;
   EXPECT_EQ(c.filled(), expected);
   c.machine.engine = EngineKind::kAuto;
   expected = Schedule();
@@ -289,6 +291,39 @@ TEST(ScheduleFill, DefaultsOfBothEngines) {
   EXPECT_EQ(c.filled(), expected);
   c.shape.experts = 8;
   EXPECT_EQ(c.filled().order.experts_per_wave, 1);
+}
+
+TEST(ScheduleFill, OrderOnCudaFollowsTheClassOfTheShape) {
+  struct Row {
+    LayerShape shape;
+    int ranks;
+    const char* given;
+    Interleave interleave;
+    int experts_per_wave, raster, column_chunks;
+  };
+  const Interleave mixed = Interleave::kMixed, phased = Interleave::kPhased;
+  const std::vector<Row> rows = {
+      {{2048, 768, 128, 8}, 4, "", mixed, 4, 8, 1},     // the links take as long as the products
+      {{2048, 768, 128, 8}, 1, "", phased, 16, 16, 2},  // no links
+      {{4096, 1536, 128, 8}, 8, "", phased, 16, 16, 4},
+      {{2880, 2880, 128, 4}, 8, "", phased, 16, 16, 1},  // its bands would not be whole tiles
+      {{4096, 14336, 8, 2}, 8, "", phased, 1, 16, 4},    // one expert a rank
+      {{2048, 768, 128, 8}, 4, "fusion=pairs", phased, 4, 8, 1},
+      {{7168, 2048, 256, 8}, 8, "fusion=none", phased, 16, 16, 1},
+      {{7168, 2048, 256, 8}, 8, "combine.transport=staged", phased, 16, 16, 1},
+      {{7168, 2048, 256, 8}, 8, "order.raster=3,combine.column_chunks=8", phased, 16, 3, 8},
+  };
+  for (const Row& row : rows) {
+    ScheduleCase c = case_of(EngineKind::kCuda, Direction::kForward, 132);
+    c.shape = row.shape;
+    c.machine.ranks = row.ranks;
+    const Schedule filled = c.filled(PartialSchedule::parse(row.given));
+    SCOPED_TRACE(std::to_string(row.shape.hidden) + " " + row.given);
+    EXPECT_EQ(filled.order.interleave, row.interleave);
+    EXPECT_EQ(filled.order.experts_per_wave, row.experts_per_wave);
+    EXPECT_EQ(filled.order.raster, row.raster);
+    EXPECT_EQ(filled.combine.column_chunks, row.column_chunks);
+  }
 }
 
 TEST(ScheduleFill, CompletesWhatARequestNeeds) {
