@@ -136,6 +136,29 @@ TEST(TraceFile, ReadsBackWhatItWrote) {
   EXPECT_DOUBLE_EQ(trace.marks[1].time_us, 10.0);
 }
 
+TEST(TraceFile, WithFewerWorkersKeepsTheirLanesAndSlices) {
+  std::vector<TileEvent> events;
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int worker = 0; worker < 12; ++worker) {
+      events.push_back(event(rank, worker, true, "dispatch", worker, 0, 0, 1000));
+      events.push_back(event(rank, worker, false, "fc1", worker, 0, 0, 2000));
+    }
+  }
+  const cli::Trace whole = cli::parse_trace(cli::trace_json("", std::vector<TracedCall>{{"forward", events}}), "m");
+  const cli::Trace some = cli::with_fewer_workers(whole, 3);
+  ASSERT_EQ(some.lanes.size(), 2u * 3 * 2);
+  EXPECT_EQ(some.lanes[0].thread, "worker 0 copy");
+  EXPECT_EQ(some.lanes[3].thread, "worker 4 compute");
+  EXPECT_EQ(some.lanes[10].process, "rank 1");
+  EXPECT_EQ(some.lanes[10].thread, "worker 8 copy");
+  ASSERT_EQ(some.slices.size(), 12u);
+  for (const cli::TraceSlice& slice : some.slices) {
+    const std::string worker = "worker " + slice.name.substr(slice.name.find(" e") + 2);
+    EXPECT_EQ(some.lanes[slice.lane].thread.find(worker.substr(0, worker.find(' ', 7)) + " "), 0u) << slice.name;
+  }
+  EXPECT_EQ(cli::with_fewer_workers(whole, 100).lanes.size(), whole.lanes.size());
+}
+
 TEST(TraceFile, RefusesWhatIsNoTimeline) {
   for (const char* text : {"", "nonsense", "[]", "{}", "{\"traceEvents\": 7}", "[1]", "[{\"ph\": \"X\"}]",
                            R"([{"ph": "X", "cat": "c", "name": "n", "ts": "0", "dur": 1, "pid": 1, "tid": 1}])",

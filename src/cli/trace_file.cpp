@@ -7,7 +7,9 @@
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <tuple>
+#include <utility>
 
 #include "io/quote.h"
 
@@ -220,6 +222,53 @@ Trace parse_trace(std::string_view text, const std::string& name) {
   const Json root = Json::parse(text, nullptr, false);
   if (root.is_discarded()) refuse(name, "is not valid JSON");
   return TraceReader(name).read(root);
+}
+
+namespace {
+
+// "worker 12" of "worker 12 copy"; empty for another lane.
+std::string worker_of(const TraceLane& lane) {
+  if (lane.thread.rfind("worker ", 0) != 0) return {};
+  return lane.thread.substr(0, lane.thread.find(' ', std::string_view("worker ").size()));
+}
+
+// Worker by worker in their order, those of each process: whether it stays.
+std::map<std::pair<std::string, std::string>, bool> chosen_workers(const Trace& trace, int workers) {
+  std::map<std::string, std::vector<std::string>> of_process;
+  for (const TraceLane& lane : trace.lanes) {
+    std::vector<std::string>& names = of_process[lane.process];
+    const std::string name = worker_of(lane);
+    if (!name.empty() && (names.empty() || names.back() != name)) names.push_back(name);
+  }
+  std::map<std::pair<std::string, std::string>, bool> chosen;
+  for (const auto& [process, names] : of_process) {
+    const std::size_t wanted = std::min(names.size(), static_cast<std::size_t>(workers));
+    for (std::size_t i = 0; i < wanted; ++i) chosen[{process, names[i * names.size() / wanted]}] = true;
+  }
+  return chosen;
+}
+
+}  // namespace
+
+Trace with_fewer_workers(Trace trace, int workers) {
+  auto chosen = chosen_workers(trace, workers);
+  std::vector<std::optional<std::size_t>> place(trace.lanes.size());
+  std::vector<TraceLane> lanes;
+  for (std::size_t i = 0; i < trace.lanes.size(); ++i) {
+    const std::string worker = worker_of(trace.lanes[i]);
+    if (!worker.empty() && !chosen[{trace.lanes[i].process, worker}]) continue;
+    place[i] = lanes.size();
+    lanes.push_back(trace.lanes[i]);
+  }
+  std::vector<TraceSlice> slices;
+  for (TraceSlice& slice : trace.slices) {
+    if (!place[slice.lane]) continue;
+    slice.lane = *place[slice.lane];
+    slices.push_back(std::move(slice));
+  }
+  trace.lanes = std::move(lanes);
+  trace.slices = std::move(slices);
+  return trace;
 }
 
 }  // namespace uniep::cli

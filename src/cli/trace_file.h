@@ -49,4 +49,8 @@ struct Trace {
 // messages; Error(kInvalidArgument) for anything that is not such a file.
 Trace parse_trace(std::string_view text, const std::string& name);
 
+// The lanes of at most so many workers of each process, the first and the rest evenly spread, with their slices. Lanes
+// that are no worker's stay.
+Trace with_fewer_workers(Trace trace, int workers);
+
 }  // namespace uniep::cli
