@@ -94,7 +94,7 @@ struct LayerBytes {
 
 class ModelTest {
  public:
-  ModelTest(const Options& options, const LayerShape& shape, std::vector<int> devices)
+  ModelTest(const Options& options, const LayerShape& shape, const std::vector<int>& devices)
       : options_(options), devices_(devices), gpus_(devices), group_(group_options(options, devices)) {
     config_.shape = shape;
     Random random(7);

@@ -11,6 +11,7 @@
 #include "engine/cuda/layer/host_routing.h"
 #include "engine/cuda/layer/layer_tiles.h"
 #include "engine/cuda/layer/stream_capture.h"
+#include "engine/event_clocks.h"
 #include "engine/workspace.h"
 
 namespace uniep::cuda {
@@ -394,7 +395,11 @@ void CudaEngine::read_events(std::vector<TileEvent>& events, const std::vector<D
     const RankProgram& program = programs[local].program;
     records_[local].append_to(events, program.rank, program.first_expert, program.direction);
   }
-  start_at_zero(events);
+  std::vector<int> clocks(static_cast<std::size_t>(options_.ranks));  // a GPU has one, whichever ranks it stands for
+  for (std::size_t local = 0; local < programs.size(); ++local) {
+    clocks[static_cast<std::size_t>(first_local_rank()) + local] = ranks_.devices()[local];
+  }
+  internal::bring_clocks_together(events, clocks);
 }
 
 // ---- Failures

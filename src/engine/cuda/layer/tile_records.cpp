@@ -1,7 +1,6 @@
 #include "engine/cuda/layer/tile_records.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "engine/cuda/driver.h"
 
@@ -75,16 +74,6 @@ void TileRecords::append_to(std::vector<TileEvent>& events, int rank, int first_
       event.end_ns = static_cast<int64_t>(record.end_ns);
       events.push_back(event);
     }
-  }
-}
-
-void start_at_zero(std::vector<TileEvent>& events) {
-  int64_t first = std::numeric_limits<int64_t>::max();
-  for (const TileEvent& event : events) first = std::min(first, event.wait_begin_ns);
-  for (TileEvent& event : events) {
-    event.wait_begin_ns -= first;
-    event.begin_ns -= first;
-    event.end_ns -= first;
   }
 }
 

@@ -31,7 +31,4 @@ class TileRecords {
   DeviceBlock memory_;
 };
 
-// Lets times count from the first of them.
-void start_at_zero(std::vector<TileEvent>& events);
-
 }  // namespace uniep::cuda
