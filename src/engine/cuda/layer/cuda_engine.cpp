@@ -11,6 +11,7 @@
 #include "engine/cuda/layer/host_routing.h"
 #include "engine/cuda/layer/layer_tiles.h"
 #include "engine/cuda/layer/stream_capture.h"
+#include "engine/cuda/profiler_range.h"
 #include "engine/event_clocks.h"
 #include "engine/workspace.h"
 
@@ -165,6 +166,7 @@ std::vector<RankTarget> CudaEngine::targets(std::span<const CUstream> streams) {
 
 // Compiles and loads all kernels of a call, before anything that waits for a peer is queued.
 void CudaEngine::prepare(const ProgramRequest& request) {
+  const ProfilerRange range("kernels");
   std::vector<LayerKernelConfig> configs;
   for (const LaunchStages& stages : launch_stages(request.schedule, request.direction)) {
     configs.push_back(launch_config(request.schedule, request.numerics, stages));
@@ -178,6 +180,7 @@ void CudaEngine::prepare(const ProgramRequest& request) {
 // ---- Placement
 
 Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) {
+  const ProfilerRange range("place");
   const BesideCapture beside;
   throw_noticed_failures();
   check_shape(shape, options_.ranks);
@@ -263,6 +266,7 @@ void CudaEngine::bind_group_memory(RankBinding& binding, std::size_t local, cons
 }
 
 Saved CudaEngine::forward(const internal::ForwardCall& call) {
+  const ProfilerRange range("forward");
   const BesideCapture beside;
   throw_noticed_failures();
   const ProgramRequest asked = request(call.config, call.schedule, Direction::kForward);

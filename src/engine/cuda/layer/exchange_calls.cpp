@@ -6,6 +6,7 @@
 #include "engine/cuda/exchange.h"
 #include "engine/cuda/layer/cuda_engine.h"
 #include "engine/cuda/layer/stream_capture.h"
+#include "engine/cuda/profiler_range.h"
 #include "uniep/error.h"
 
 // Dispatch and combine alone (device/exchange.cu), among the group's other calls.
@@ -91,6 +92,7 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, const Placement& plac
 }
 
 void CudaEngine::dispatch(const internal::DispatchCall& call) {
+  const ProfilerRange range("dispatch");
   throw_noticed_failures();
   std::vector<CUstream> streams;
   std::vector<RankBinding> bindings;
@@ -106,6 +108,7 @@ void CudaEngine::dispatch(const internal::DispatchCall& call) {
 }
 
 void CudaEngine::combine(const internal::CombineCall& call) {
+  const ProfilerRange range("combine");
   throw_noticed_failures();
   std::vector<CUstream> streams;
   std::vector<RankBinding> bindings;
