@@ -89,6 +89,82 @@ TEST(CApi, GivesTheBitsOfTheSequentialRun) {
   }
 }
 
+std::vector<BFloat16> some_rows(int64_t values, unsigned seed) {
+  std::vector<BFloat16> rows;
+  for (int64_t i = 0; i < values; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    rows.push_back({static_cast<unsigned short>(0x3f00u | (seed >> 24))});
+  }
+  return rows;
+}
+
+// One rank's arrays of an exchange.
+struct ExchangeArrays {
+  ExchangeArrays(const Placement& placement, const LayerShape& shape, int rank)
+      : dispatched(static_cast<std::size_t>(placement.padded_rows(rank) * shape.hidden), BFloat16{0xffff}),
+        row_probs(static_cast<std::size_t>(placement.padded_rows(rank)), -7.0f),
+        rows(some_rows(placement.padded_rows(rank) * shape.hidden, static_cast<unsigned>(rank))),
+        row_dprobs(static_cast<std::size_t>(placement.padded_rows(rank)), 0.25f),
+        y(static_cast<std::size_t>(placement.tokens(rank) * shape.hidden), BFloat16{0xffff}),
+        dprobs(static_cast<std::size_t>(placement.tokens(rank) * shape.topk), -7.0f) {}
+
+  bool operator==(const ExchangeArrays& other) const {
+    const auto equal = [](const auto& a, const auto& b) {
+      return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0);
+    };
+    return equal(dispatched, other.dispatched) && equal(row_probs, other.row_probs) && equal(y, other.y) &&
+           equal(dprobs, other.dprobs);
+  }
+
+  std::vector<BFloat16> dispatched;
+  std::vector<float> row_probs;
+  std::vector<BFloat16> rows;
+  std::vector<float> row_dprobs;
+  std::vector<BFloat16> y;
+  std::vector<float> dprobs;
+};
+
+TEST(CApi, DispatchAndCombineGiveTheBitsOfTheCppApi) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    const RandomLayer random = random_layer(seed);
+    SCOPED_TRACE(random.description);
+    const CLayer layer(random);
+    const LayerShape& shape = random.config.shape;
+    GroupOptions options;
+    options.ranks = random.ranks;
+    Group cpp_group(options);
+    const cli::LayerRunner runner(cpp_group, random.config, random.data);
+    const GroupHandle group = make_group(group_options(random.ranks));
+    const PlacementHandle placement = layer.place(group.get());
+
+    std::vector<ExchangeArrays> c, cpp;
+    for (int rank = 0; rank < random.ranks; ++rank) c.emplace_back(runner.placement(), shape, rank);
+    cpp = c;
+    std::vector<uniep_dispatch_arguments> c_dispatch;
+    std::vector<uniep_combine_arguments> c_combine;
+    std::vector<DispatchArguments> cpp_dispatch;
+    std::vector<CombineArguments> cpp_combine;
+    for (std::size_t rank = 0; rank < c.size(); ++rank) {
+      const void* const x = layer.forward_arguments[rank].x;
+      c_dispatch.push_back(
+          {sizeof(uniep_dispatch_arguments), x, c[rank].dispatched.data(), c[rank].row_probs.data(), nullptr});
+      cpp_dispatch.push_back(
+          {static_cast<const BFloat16*>(x), cpp[rank].dispatched.data(), cpp[rank].row_probs.data(), {}});
+      c_combine.push_back({sizeof(uniep_combine_arguments), c[rank].rows.data(), c[rank].y.data(),
+                           c[rank].row_dprobs.data(), c[rank].dprobs.data(), nullptr});
+      cpp_combine.push_back(
+          {cpp[rank].rows.data(), cpp[rank].y.data(), cpp[rank].row_dprobs.data(), cpp[rank].dprobs.data(), {}});
+    }
+    expect_ok(uniep_dispatch(group.get(), &layer.config, "auto", placement.get(), c_dispatch.data(), random.ranks));
+    expect_ok(uniep_combine(group.get(), &layer.config, "comm.chunk_bytes=512", placement.get(), c_combine.data(),
+                            random.ranks));
+    const Schedule schedule = resolve({}, Direction::kForward, shape, random.config.numerics, cpp_group.machine());
+    dispatch(cpp_group, random.config, schedule, runner.placement(), cpp_dispatch);
+    combine(cpp_group, random.config, schedule, runner.placement(), cpp_combine);
+    for (std::size_t rank = 0; rank < c.size(); ++rank) EXPECT_TRUE(c[rank] == cpp[rank]) << "rank " << rank;
+  }
+}
+
 class CApiErrors : public testing::Test {
  protected:
   CApiErrors() : random(random_layer(3, {{2}, 4, 16, 32})), layer(random), group(make_group(group_options(2))) {
@@ -177,6 +253,15 @@ TEST_F(CApiErrors, EveryNullIsAnInvalidArgumentThatIsNamed) {
   refused("schedule", uniep_backward(g, c, nullptr, saved.get(), b, 2));
   refused("saved", uniep_backward(g, c, "auto", nullptr, b, 2));
   refused("arguments", uniep_backward(g, c, "auto", saved.get(), nullptr, 2));
+  const uniep_dispatch_arguments d[2] = {{sizeof(d[0]), nullptr, nullptr, nullptr, nullptr},
+                                         {sizeof(d[0]), nullptr, nullptr, nullptr, nullptr}};
+  refused("group", uniep_dispatch(nullptr, c, "auto", p, d, 2));
+  refused("config", uniep_dispatch(g, nullptr, "auto", p, d, 2));
+  refused("schedule", uniep_dispatch(g, c, nullptr, p, d, 2));
+  refused("placement", uniep_dispatch(g, c, "auto", nullptr, d, 2));
+  refused("arguments", uniep_dispatch(g, c, "auto", p, nullptr, 2));
+  refused("arguments", uniep_combine(g, c, "auto", p, nullptr, 2));
+  refused("group", uniep_combine(nullptr, c, "auto", p, nullptr, 2));
   uniep_group_destroy(nullptr);
   uniep_placement_destroy(nullptr);
   uniep_saved_destroy(nullptr);

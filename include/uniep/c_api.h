@@ -7,7 +7,7 @@
 #include "uniep/version.h"
 
 /* The layer for C, and for every language that can call C. Plain C99; the meaning of each call is that of the C++ call
- * of the same name in uniep/layer.h and uniep/group.h, and the results are the same bits.
+ * of the same name in uniep/layer.h, uniep/exchange.h and uniep/group.h, and the results are the same bits.
  *
  * Errors. Every call that can fail returns a uniep_status and leaves what it was to write alone, except that a handle
  * to be made is set to NULL; uniep_last_error() says why, in one line. A null pointer is UNIEP_INVALID_ARGUMENT, except
@@ -224,6 +224,36 @@ typedef struct uniep_backward_arguments {
 UNIEP_API uniep_status uniep_backward(uniep_group* group, const uniep_layer_config* config, const char* schedule,
                                       const uniep_saved* saved, const uniep_backward_arguments* arguments,
                                       int32_t count);
+
+/* ---- Dispatch and combine alone, for those who bring their own GEMM; the schedule is one of UNIEP_FORWARD ---- */
+
+/* Arrays may be null on a rank without tokens or rows. */
+typedef struct uniep_dispatch_arguments {
+  size_t size;
+  const void* x;    /* [T, H] bf16 */
+  void* rows;       /* [padded_rows, H] bf16, written: every row's copy of its token, padding as zero */
+  float* row_probs; /* [padded_rows], written: each row's prob, 0 for padding; or NULL */
+  void* stream;
+} uniep_dispatch_arguments;
+
+/* Collective. */
+UNIEP_API uniep_status uniep_dispatch(uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                                      const uniep_placement* placement, const uniep_dispatch_arguments* arguments,
+                                      int32_t count);
+
+typedef struct uniep_combine_arguments {
+  size_t size;
+  const void* rows;        /* [padded_rows, H] bf16 */
+  void* y;                 /* [T, H] bf16, written: the sum of a token's rows, as combine_groups says */
+  const float* row_dprobs; /* [padded_rows], or NULL on all ranks */
+  float* dprobs;           /* [T, K], written with row_dprobs: each slot's, +0 for an unused one */
+  void* stream;
+} uniep_combine_arguments;
+
+/* Collective. */
+UNIEP_API uniep_status uniep_combine(uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                                     const uniep_placement* placement, const uniep_combine_arguments* arguments,
+                                     int32_t count);
 
 #ifdef __cplusplus
 }

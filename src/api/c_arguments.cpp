@@ -97,4 +97,23 @@ BackwardArguments backward_arguments(const uniep_backward_arguments& given) {
   return own;
 }
 
+DispatchArguments dispatch_arguments(const uniep_dispatch_arguments& given) {
+  DispatchArguments own;
+  own.x = static_cast<const BFloat16*>(given.x);
+  own.rows = static_cast<BFloat16*>(given.rows);
+  own.row_probs = given.row_probs;
+  own.stream.handle = given.stream;
+  return own;
+}
+
+CombineArguments combine_arguments(const uniep_combine_arguments& given) {
+  CombineArguments own;
+  own.rows = static_cast<const BFloat16*>(given.rows);
+  own.y = static_cast<BFloat16*>(given.y);
+  own.row_dprobs = given.row_dprobs;
+  own.dprobs = given.dprobs;
+  own.stream.handle = given.stream;
+  return own;
+}
+
 }  // namespace uniep

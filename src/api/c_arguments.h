@@ -30,5 +30,7 @@ Numerics layer_numerics(const uniep_layer_config& given);
 Routing routing(const uniep_routing& given);
 ForwardArguments forward_arguments(const uniep_forward_arguments& given);
 BackwardArguments backward_arguments(const uniep_backward_arguments& given);
+DispatchArguments dispatch_arguments(const uniep_dispatch_arguments& given);
+CombineArguments combine_arguments(const uniep_combine_arguments& given);
 
 }  // namespace uniep

@@ -38,6 +38,10 @@ template <>
 inline constexpr std::size_t kFirstSize<uniep_forward_arguments> = 64;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_backward_arguments> = 112;
+template <>
+inline constexpr std::size_t kFirstSize<uniep_dispatch_arguments> = 40;
+template <>
+inline constexpr std::size_t kFirstSize<uniep_combine_arguments> = 48;
 
 template <typename Pointer>
 void require_pointer(Pointer pointer, const char* name) {
