@@ -210,18 +210,6 @@ class LayerTests {
   Kernels kernels_;
 };
 
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts(1);
-  for (const char c : text) {
-    if (c == separator) {
-      parts.emplace_back();
-    } else {
-      parts.back() += c;
-    }
-  }
-  return parts;
-}
-
 // Tails that models have: 2880, 1408 and 1856 columns.
 void wide_cases(LayerTests& tests, uint64_t first, int cases) {
   RandomLayerLimits limits;

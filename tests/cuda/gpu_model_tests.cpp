@@ -32,18 +32,6 @@ struct Options {
   int repeat = 1;
 };
 
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts(1);
-  for (const char c : text) {
-    if (c == separator) {
-      parts.emplace_back();
-    } else {
-      parts.back() += c;
-    }
-  }
-  return parts;
-}
-
 // Copies through the copy engine of each GPU, from the host and back, while this object lives.
 class Traffic {
  public:

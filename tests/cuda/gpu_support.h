@@ -59,6 +59,18 @@ class Buffer {
   int64_t bytes_ = 0;
 };
 
+inline std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == separator) {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
 inline std::string read_text(const std::string& path) {
   std::ifstream file(path);
   if (!file) throw Error(Status::kIo, "can not read " + path);
