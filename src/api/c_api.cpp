@@ -69,6 +69,14 @@ Schedule resolved(const char* schedule, Direction direction, const LayerConfig& 
   return resolve(PartialSchedule::parse(schedule), direction, layer.shape, layer.numerics, group.machine());
 }
 
+// One entry a rank, each made by `convert`.
+template <typename Given, typename Convert>
+auto converted(const Given* given, int32_t count, const char* name, Convert&& convert) {
+  std::vector<decltype(convert(Given{}))> ranks;
+  for (const Given& own : read_structs<Given>(given, count, name)) ranks.push_back(convert(own));
+  return ranks;
+}
+
 struct GroupState {
   explicit GroupState(const uniep_group_options& options)
       : allocator{options.allocate, options.release, options.allocator_context},
@@ -177,10 +185,7 @@ uniep_status uniep_place(uniep_group* group, const uniep_layer_config* config, c
     require_pointer(group, "group");
     const LayerShape shape = layer_shape(read_struct<uniep_layer_config>(config, "config"));
     check_count(count, group->state->group);
-    std::vector<Routing> own;
-    for (const uniep_routing& given : read_structs<uniep_routing>(routings, count, "routings")) {
-      own.push_back(routing(given));
-    }
+    const std::vector<Routing> own = converted(routings, count, "routings", routing);
     auto handle = std::make_unique<uniep_placement>();
     handle->state = group->state;
     handle->shape = shape;
@@ -246,10 +251,7 @@ uniep_status uniep_forward(uniep_group* group, const uniep_layer_config* config,
     check_count(count, own);
     const LayerConfig layer = layer_config(config);
     const Schedule whole = resolved(schedule, Direction::kForward, layer, own);
-    std::vector<ForwardArguments> ranks;
-    for (const auto& given : read_structs<uniep_forward_arguments>(arguments, count, "arguments")) {
-      ranks.push_back(forward_arguments(given));
-    }
+    const std::vector<ForwardArguments> ranks = converted(arguments, count, "arguments", forward_arguments);
     auto handle = std::make_unique<uniep_saved>();
     handle->state = group->state;
     handle->saved = forward(own, layer, whole, placement->placement, ranks);
@@ -280,10 +282,7 @@ uniep_status uniep_backward(uniep_group* group, const uniep_layer_config* config
     check_count(count, own);
     const LayerConfig layer = layer_config(config);
     const Schedule whole = resolved(schedule, Direction::kBackward, layer, own);
-    std::vector<BackwardArguments> ranks;
-    for (const auto& given : read_structs<uniep_backward_arguments>(arguments, count, "arguments")) {
-      ranks.push_back(backward_arguments(given));
-    }
+    const std::vector<BackwardArguments> ranks = converted(arguments, count, "arguments", backward_arguments);
     backward(own, layer, whole, saved->saved, ranks);
   });
 }
@@ -302,9 +301,7 @@ uniep_status exchange(uniep_group* group, const uniep_layer_config* config, cons
     check_count(count, own);
     const LayerConfig layer = layer_config(config);
     const Schedule whole = resolved(schedule, Direction::kForward, layer, own);
-    std::vector<decltype(convert(Given{}))> ranks;
-    for (const Given& given : read_structs<Given>(arguments, count, "arguments")) ranks.push_back(convert(given));
-    run(own, layer, whole, placement->placement, ranks);
+    run(own, layer, whole, placement->placement, converted(arguments, count, "arguments", convert));
   });
 }
 

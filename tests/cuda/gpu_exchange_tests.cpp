@@ -546,16 +546,5 @@ int main(int argc, char** argv) {
     uniep::cuda::test::compile_all();
     return 0;
   }
-  try {
-    uniep::cuda::require_hopper(0);
-  } catch (const uniep::Error& error) {
-    std::printf("skipped: %s\n", error.what());
-    return 77;
-  }
-  try {
-    return uniep::cuda::test::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::printf("FAIL %s\n", error.what());
-    return 1;
-  }
+  return uniep::cuda::test::run_on_hopper(uniep::cuda::test::run, argc, argv);
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -123,5 +124,21 @@ struct Results {
   }
   bool verbose = false;
 };
+
+// What main() of such a program does: its exit status is 77 without a Hopper GPU, and 1 after an exception.
+inline int run_on_hopper(int (*run)(int, char**), int argc, char** argv) {
+  try {
+    require_hopper(0);
+  } catch (const Error& error) {
+    std::printf("skipped: %s\n", error.what());
+    return 77;
+  }
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::printf("FAIL %s\n", error.what());
+    return 1;
+  }
+}
 
 }  // namespace uniep::cuda::test
