@@ -205,15 +205,16 @@ void GroupedGemm::input_gradient_swiglu(const ExpertRows& rows, const void* dy, 
   GemmArguments arguments = State::common(rows, i, k);
   arguments.a = encode_operand_map({dy, k, rows.rows, 1}, kTileM, "dy");
   arguments.map_per_expert = w2.addresses.empty() ? 0 : 1;
-  arguments.output_leading = 2 * static_cast<int64_t>(i);
-  arguments.activation = static_cast<BFloat16*>(a);
-  arguments.saved = static_cast<const BFloat16*>(z);
+  constexpr int kWarpRows = kTileM / kMathWarps;
+  arguments.z = encode_transfer_map({z, i, 2, rows.rows}, kWarpRows, "z");
+  arguments.dz = encode_transfer_map({dz, i, 2, rows.rows}, kWarpRows, "dz");
+  arguments.recomputed = encode_transfer_map({a, i, 1, rows.rows}, kWarpRows, "a");
   arguments.prob = prob;
   arguments.prob_chunks = static_cast<float*>(workspace);
   arguments.prob_stride = rows.rows;
   state_->start(config, arguments,
-                State::weight_maps(w2, rows.experts, k, i, split_b_along_k(config) ? kTileK / 2 : kTileK), {dz}, tuning,
-                stream);
+                State::weight_maps(w2, rows.experts, k, i, split_b_along_k(config) ? kTileK / 2 : kTileK),
+                {nullptr}, tuning, stream);
 
   const int32_t chunks = (i + kProbChunkColumns - 1) / kProbChunkColumns;
   ProbSumArguments sum{arguments.prob_chunks, rows.rows, rows.rows, dprob, chunks};

@@ -59,17 +59,17 @@ struct GemmConfig {
   int copy_stages = 3;
 };
 
-// Each math warp's private staging: a block of 16 x 64 bf16 values, or strips of 16 x 16; dSwiGLU has three blocks, and
-// four fp32 values a thread.
+// Each math warp's private staging: a block of 16 x 64 bf16 values, or strips of 16 x 16; dSwiGLU has five blocks of 16
+// x kTransferColumns, and one for four fp32 values a thread and its barriers.
 constexpr int kStagingBlockBytes = 16 * 64 * 2;
+constexpr int kTransferColumns = 32;  // that dSwiGLU moves at a time
 UNIEP_HOST_DEVICE constexpr int staging_bytes(const GemmConfig& config) {
-  return config.epilogue == Epilogue::kSwigluGradient ? 3 * kStagingBlockBytes + 512 : kStagingBlockBytes;
+  return config.epilogue == Epilogue::kSwigluGradient ? 5 * 16 * kTransferColumns * 2 + 1024 : kStagingBlockBytes;
 }
 
 // What an epilogue leaves over for between the next tile's K blocks (see roles/epilogue.h): bf16 writes 64 columns
-// after each of the first K blocks; SwiGLU and dSwiGLU do 16 columns a step, spread over
-// all K blocks, dSwiGLU with a fifth step for every 64; the layer does
-// 16 columns of gate and up, or 32 of FC2.
+// after each of the first K blocks; SwiGLU and dSwiGLU do 16 columns a step, spread over all K blocks, dSwiGLU with a
+// fifth step for every 64; the layer does 16 columns of gate and up, or 32 of FC2.
 UNIEP_HOST_DEVICE constexpr int late_steps(const GemmConfig& config) {
   if (config.epilogue == Epilogue::kBFloat16) return config.tile_n / 64;
   if (config.epilogue == Epilogue::kSwiglu || config.epilogue == Epilogue::kLayer) return config.tile_n / 2 / 16;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "engine/cuda/device/ptx/mbarrier.h"
+#include "engine/cuda/device/ptx/tma.h"
 #include "engine/cuda/device/roles/epilogue.h"
 
 namespace uniep::cuda {
@@ -7,11 +9,12 @@ namespace uniep::cuda {
 // FC2's dgrad: from da (fp32, the accumulators) and z: a again, dz, and dprob's sums of 64 columns.
 //
 // All of it is late work, from a copy of the accumulators in registers: chunks of 64 columns, each in four steps of 16
-// columns and one that moves the chunk. z lies in shared memory in rows of 128 bytes; dz takes its place, a has a block
-// of its own. Both leave in whole lines; then z of the next chunk is fetched, across tiles.
+// columns and one that ends the chunk's sum. z, dz and a move by TMA, 32 columns at a time, so that no math warp waits
+// for memory: z comes into one of two buffers while the other is worked on, across tiles; dz takes its place and leaves
+// from there, beside a.
 //
-// A tile that does not exist lies beyond the last column: nothing of it is read or written, without a branch around the
-// accumulators. A row that does not exist gets z, da and prob of +0, from which every result is +0.
+// A tile that does not exist lies beyond the last column, where TMA reads zero and writes nothing. A row that does not
+// exist gets z, da and prob of +0, from which every result is +0.
 template <GemmConfig kConfig>
 class SwigluGradientEpilogue {
  public:
@@ -25,23 +28,33 @@ class SwigluGradientEpilogue {
   static constexpr int kChunkRegisters = kProbChunkColumns / 2;
   static constexpr int kParked = 4;
   static constexpr int kHeld = kCount - kParked;
-  static_assert(kBlockColumns == kProbChunkColumns, "a chunk of dprob's sum is a block of the staging");
-  static_assert(3 * kStagingBlockBytes + kParked * 4 * 32 == staging_bytes(kConfig), "gate, up, a, and what waits");
+  static_assert(kProbChunkColumns == 2 * kTransferColumns && kTransferColumns == 2 * kStripColumns,
+                "a chunk takes both buffers in turn, two strips each");
 
-  UNIEP_DEVICE SwigluGradientEpilogue(const GemmArguments& arguments, void* const* outputs, uint32_t staging)
-      : arguments_(arguments), dz_(static_cast<BFloat16*>(outputs[0])), gate_(staging) {}
+  UNIEP_DEVICE SwigluGradientEpilogue(const GemmArguments& arguments, void* const* /*outputs*/, uint32_t staging)
+      : arguments_(arguments), staging_(staging) {
+    if (ptx::lane_index() == 0) {
+      for (int buffer = 0; buffer < kBuffers; ++buffer) ptx::mbarrier_init(landed(buffer), 1);
+      ptx::fence_mbarrier_init();
+      fetch(0, WarpTile::kBeyond, 0);
+    }
+    __syncwarp();
+  }
 
   // Between the K blocks of the next tile: 16 columns, z becomes dz in place.
-  UNIEP_DEVICE void step(const WarpTile& /*next*/) {
+  UNIEP_DEVICE void step(const WarpTile& next) {
+    const int32_t buffer = strip_ / kStripsInTransfer;
+    const uint32_t first_chunk = 2 * (strip_ % kStripsInTransfer);
+    if (first_chunk == 0) begin_transfer(next, buffer);
     const uint32_t lane = ptx::lane_index();
-    const uint32_t address = block_chunk(gate_, lane % 16, 2 * strip_ + lane / 16);
+    const uint32_t place = place_of(lane % 16, first_chunk + lane / 16);
+    const uint32_t address = gate_block(buffer) + place;
     uint32_t gate[4];
     uint32_t up[4];
     uint32_t a[4];
-    ptx::copy_async_wait<0>();
-    __syncwarp();
     ptx::load_matrix_x4(address, gate[0], gate[1], gate[2], gate[3]);
-    ptx::load_matrix_x4(address + kStagingBlockBytes, up[0], up[1], up[2], up[3]);
+    ptx::load_matrix_x4(address + kTransferBytes, up[0], up[1], up[2], up[3]);
+    if (rows_ < kBlockRows) clear_padding(gate, up);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float prob = prob_[i % 2];
@@ -54,9 +67,9 @@ class SwigluGradientEpilogue {
       prob_sum_[i % 2] = add_prob_term(prob_sum_[i % 2], da_[2 * i + 1], high.unweighted);
     }
     ptx::store_matrix_x4(address, gate[0], gate[1], gate[2], gate[3]);
-    ptx::store_matrix_x4(address + kStagingBlockBytes, up[0], up[1], up[2], up[3]);
-    ptx::store_matrix_x4(address + 2 * kStagingBlockBytes, a[0], a[1], a[2], a[3]);
-    ++strip_;
+    ptx::store_matrix_x4(address + kTransferBytes, up[0], up[1], up[2], up[3]);
+    ptx::store_matrix_x4(activation_block() + place, a[0], a[1], a[2], a[3]);
+    if (++strip_ % kStripsInTransfer == 0) end_transfer(buffer);
     // The next strip's values of da go to the front, where a rolled loop finds them. Only the current chunk's move: all
     // of them would cost a fifth of the arithmetic.
 #pragma unroll
@@ -64,15 +77,12 @@ class SwigluGradientEpilogue {
   }
 
   // After the strips of a chunk.
-  UNIEP_DEVICE void end_group(const WarpTile& next) {
-    __syncwarp();
-    write();
+  UNIEP_DEVICE void end_group(const WarpTile& /*next*/) {
     write_prob_sum();
-    __syncwarp();
     column_ += kProbChunkColumns;
-    const bool same_tile = ++chunk_ < kChunks;
-    fetch(same_tile ? row_ : next.row, same_tile ? rows_ : next.rows, same_tile ? column_ : next.column);
+    ++chunk_;
     strip_ = 0;
+    phase_ ^= 1;
     prob_sum_[0] = prob_sum_[1] = 0.0f;
     rotate_registers<kChunkRegisters>(da_);
     if (chunk_ == kChunks - 1) unpark();
@@ -95,58 +105,84 @@ class SwigluGradientEpilogue {
                                     bits_of_float(d[kHeld + 2]) & exists[1], bits_of_float(d[kHeld + 3]) & exists[1]});
   }
 
- private:
-  static constexpr int kRowsAtOnce = 4;  // eight lanes move a row's 128 bytes
+  // Before the CTA ends: no copy to or from its shared memory is under way.
+  UNIEP_DEVICE void drain() {
+    ptx::mbarrier_wait(landed(0), phase_, "z");
+    ptx::bulk_wait_read<0>();
+  }
 
-  UNIEP_DEVICE static int32_t lane_row() {
-    return static_cast<int32_t>(ptx::lane_index()) / 8;
+ private:
+  static constexpr int kBuffers = 2;
+  static constexpr int kStripsInTransfer = kTransferColumns / kStripColumns;
+  static constexpr uint32_t kTransferBytes = kBlockRows * kTransferColumns * 2;
+  // Gate and up of each buffer, a, what waits for registers, the barriers.
+  static constexpr uint32_t kActivationAt = 2 * kBuffers * kTransferBytes;
+  static constexpr uint32_t kParkedAt = kActivationAt + kTransferBytes;
+  static constexpr uint32_t kBarriersAt = kParkedAt + kParked * 4 * ptx::kThreadsPerWarp;
+  static_assert(kBarriersAt + kBuffers * 8 <= staging_bytes(kConfig), "the staging is too small");
+  static_assert(staging_bytes(kConfig) % 512 == 0, "the 64-byte swizzle repeats after 512 bytes");
+
+  // 16-byte chunk c of row r, as the 64-byte swizzle puts it: neither side has bank conflicts.
+  UNIEP_DEVICE static uint32_t place_of(uint32_t row, uint32_t chunk) {
+    return row * (kTransferColumns * 2) + ((chunk ^ (row / 2 & 3u)) << 4);
   }
-  UNIEP_DEVICE static int32_t lane_chunk() {
-    return static_cast<int32_t>(ptx::lane_index()) % 8;
-  }
-  UNIEP_DEVICE static int32_t lane_column() {
-    return lane_chunk() * kChunkColumns;
+  UNIEP_DEVICE uint32_t gate_block(int32_t buffer) const { return staging_ + buffer * 2 * kTransferBytes; }
+  UNIEP_DEVICE uint32_t activation_block() const { return staging_ + kActivationAt; }
+  UNIEP_DEVICE uint64_t& landed(int32_t buffer) const {
+    return *static_cast<uint64_t*>(__cvta_shared_to_generic(staging_ + kBarriersAt + buffer * 8));
   }
 
   // The last few values wait in shared memory, for want of registers.
-  UNIEP_DEVICE uint32_t parked() const {
-    return gate_ + 3 * kStagingBlockBytes + ptx::lane_index() * 16;
-  }
+  UNIEP_DEVICE uint32_t parked() const { return staging_ + kParkedAt + ptx::lane_index() * 16; }
   UNIEP_DEVICE void unpark() {
     const ptx::Vector16 values = ptx::load_shared_16(parked());
 #pragma unroll
     for (int i = 0; i < kParked; ++i) da_[kChunkRegisters - kParked + i] = float_from_bits(values.word[i]);
   }
 
-  UNIEP_DEVICE void write() {
-    if (lane_column() >= arguments_.n_extent - column_) return;
-    BFloat16* dz = dz_ + (row_ + lane_row()) * arguments_.output_leading + column_ + lane_column();
-    BFloat16* a =
-        arguments_.activation + static_cast<int64_t>(row_ + lane_row()) * arguments_.n_extent + column_ + lane_column();
-#pragma unroll 1
-    for (int i = 0; i < kBlockRows; i += kRowsAtOnce) {
-      const uint32_t address = block_chunk(gate_, lane_row() + i, lane_chunk());
-      ptx::store_global_16(dz, ptx::load_shared_16(address));
-      ptx::store_global_16(dz + arguments_.n_extent, ptx::load_shared_16(address + kStagingBlockBytes));
-      ptx::store_global_16(a, ptx::load_shared_16(address + 2 * kStagingBlockBytes));
-      dz += kRowsAtOnce * arguments_.output_leading;
-      a += kRowsAtOnce * static_cast<int64_t>(arguments_.n_extent);
-    }
+  // One lane.
+  UNIEP_DEVICE void fetch(int32_t row, int32_t column, int32_t buffer) const {
+    uint64_t& barrier = landed(buffer);
+    ptx::mbarrier_arrive_expect_bytes(barrier, 2 * kTransferBytes);
+    ptx::tma_load_3d(gate_block(buffer), arguments_.z, barrier, column, 0, row);
+    ptx::tma_load_3d(gate_block(buffer) + kTransferBytes, arguments_.z, barrier, column, 1, row);
   }
 
-  UNIEP_DEVICE void fetch(int32_t row, int32_t rows, int32_t column) {
-    const bool column_exists = lane_column() < arguments_.n_extent - column;
-    const BFloat16* z = arguments_.saved + (row + lane_row()) * arguments_.output_leading + column + lane_column();
-#pragma unroll 1
-    for (int i = 0; i < kBlockRows; i += kRowsAtOnce) {
-      const bool exists = column_exists && lane_row() + i < rows;
-      const BFloat16* const source = exists ? z : arguments_.saved;
-      const uint32_t address = block_chunk(gate_, lane_row() + i, lane_chunk());
-      ptx::copy_async_16(address, source, exists);
-      ptx::copy_async_16(address + kStagingBlockBytes, source + arguments_.n_extent, exists);
-      z += kRowsAtOnce * arguments_.output_leading;
+  // What the last transfer left from is free when it has been read: then the next one's z comes into its buffer.
+  UNIEP_DEVICE void begin_transfer(const WarpTile& next, int32_t buffer) {
+    if (ptx::lane_index() == 0) {
+      ptx::bulk_wait_read<0>();
+      const bool same_chunk = buffer == 0;
+      const bool same_tile = same_chunk || chunk_ + 1 < kChunks;
+      const int32_t column = column_ + (same_chunk ? kTransferColumns : kProbChunkColumns);
+      fetch(same_tile ? row_ : next.row, same_tile ? column : next.column, 1 - buffer);
     }
-    ptx::copy_async_commit();
+    __syncwarp();
+    ptx::mbarrier_wait(landed(buffer), phase_, "z");
+  }
+
+  UNIEP_DEVICE void end_transfer(int32_t buffer) {
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (ptx::lane_index() == 0) {
+      const int32_t column = column_ + buffer * kTransferColumns;
+      ptx::tma_store_3d(arguments_.dz, gate_block(buffer), column, 0, row_);
+      ptx::tma_store_3d(arguments_.dz, gate_block(buffer) + kTransferBytes, column, 1, row_);
+      ptx::tma_store_3d(arguments_.recomputed, activation_block(), column, 0, row_);
+      ptx::bulk_commit();
+    }
+    __syncwarp();
+  }
+
+  // What lies in z's padding is anybody's.
+  UNIEP_DEVICE void clear_padding(uint32_t (&gate)[4], uint32_t (&up)[4]) const {
+    const int32_t row = static_cast<int32_t>(ptx::lane_index()) / 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool exists = row + i % 2 * 8 < rows_;
+      gate[i] = exists ? gate[i] : 0;
+      up[i] = exists ? up[i] : 0;
+    }
   }
 
   UNIEP_DEVICE void write_prob_sum() {
@@ -164,13 +200,13 @@ class SwigluGradientEpilogue {
   }
 
   const GemmArguments& arguments_;
-  BFloat16* const dz_;
-  const uint32_t gate_;  // the block of gate columns; up's and a's follow
+  const uint32_t staging_;
   int32_t row_ = 0;
   int32_t column_ = WarpTile::kBeyond;  // of the chunk
   int32_t rows_ = 0;
   int32_t chunk_ = 0;
   int32_t strip_ = 0;
+  uint32_t phase_ = 0;  // of both buffers' barriers in this chunk
   float prob_[2] = {};
   float prob_sum_[2] = {};
   float da_[kHeld];

@@ -235,6 +235,7 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, void* const* outputs,
     }
     epilogue.finish(tile, d);
   }
+  if constexpr (kConfig.epilogue == Epilogue::kSwigluGradient) epilogue.drain();
 }
 
 }  // namespace uniep::cuda
