@@ -18,6 +18,7 @@ static_assert(kSendWarps > 0 && kSendWarps % kTeamWarps == 0, "the warps that se
 static_assert(kTeamWarps == 1 || kTeams <= 15, "each team has a named barrier beside that of the CTA");
 
 using Copy = CopyStorage<UNIEP_CHUNK_BYTES, UNIEP_COPY_STAGES>;
+using Ring = CopyRing<decltype(Copy::ring)>;
 
 struct Storage {
   Copy copies[kWarps];
@@ -37,12 +38,11 @@ UNIEP_DEVICE void copy_call(Storage& shared, const RankCall& call) {
 }
 
 // The send list of a combine; without groups every warp is a team of its own.
-UNIEP_DEVICE bool run_sends(const RunningCall& running, CopyRing<decltype(Copy::ring)>& ring, WalkState& walk,
-                            uint32_t warp) {
+UNIEP_DEVICE bool run_sends(const RunningCall& running, Ring& ring, RingSum<Ring>& sum, WalkState& walk, uint32_t warp) {
   if (running.call.program.combine_groups == 0) return run_send(running, ring, walk, Share{warp, kSendWarps});
   const uint32_t team = warp / kTeamWarps;
   return run_group_send(running, walk, Share{team, kTeams}, SendTeam{warp % kTeamWarps, kTeamWarps, 1 + team},
-                        RingSum(ring));
+                        sum);
 }
 
 // The rows' probs, for callers that do not read row tables; a thread a row.
@@ -59,10 +59,11 @@ UNIEP_DEVICE void write_row_probs(const RunningCall& running) {
 
 UNIEP_DEVICE void run_warp(const RunningCall& running, Storage& shared, uint32_t warp) {
   Copy& copy = shared.copies[warp];
-  CopyRing ring(copy.ring);
+  Ring ring(copy.ring);
+  RingSum sum(ring);
   if (!run_dispatch(running, ring, copy.walk, Share{warp, kWarps})) return;
-  if (warp < kSendWarps && !run_sends(running, ring, copy.walk, warp)) return;
-  run_reduce(running, &shared.reduce_items, RingSum(ring), copy_recorder(running, copy.walk));
+  if (warp < kSendWarps && !run_sends(running, ring, sum, copy.walk, warp)) return;
+  run_reduce(running, &shared.reduce_items, sum, copy_recorder(running, copy.walk));
 }
 
 extern "C" __global__ void __launch_bounds__(32 * kWarps, 1)

@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const 
   } else {
     ptx::raise_registers<kMathRegisters>();
     run_layer_math<kLayer>(shared, static_cast<int32_t>(warp) - static_cast<int32_t>(kFirstMathWarp));
-    send_and_reduce<kLayer>(shared, ptx::warp_index() - 4);
+    send_and_reduce<kLayer>(shared, ptx::warp_index() - kFirstMathWarp);
     ptx::named_barrier(kLaunchEndBarrier, kGemmThreads);
   }
   __syncwarp();

@@ -96,6 +96,7 @@ UNIEP_DEVICE bool wait_for_copy(const RunningCall& running, const uniep::Task& t
   if (!wait_for_task(running, task)) return false;
   if (kOnlyArrivals) {
     const bool all_arrived = missing_peer(running) < 0;
+    __syncwarp();  // all lanes have read the flag
     if (ptx::lane_index() == 0) state.all_arrived = all_arrived;
     __syncwarp();
   }
@@ -164,7 +165,7 @@ UNIEP_DEVICE bool run_send(const RunningCall& running, Ring& ring, WalkState& st
 // warps the queue must be static, so that they see the same tasks. False once the call has failed.
 template <typename Sum>
 UNIEP_DEVICE bool run_group_send(const RunningCall& running, WalkState& state, Share share, const SendTeam& team,
-                                 const Sum& sum) {
+                                 Sum& sum) {
   ListWalk<ListKind::kSend> walk(running, state, share);
   const TileRecorder recorder = copy_recorder(running, state);
   while (walk.next()) {

@@ -16,7 +16,8 @@ struct CopyRingStorage {
 
   alignas(128) uint8_t chunks[kStages][kChunkBytes];
   uint64_t landed[kStages];
-  int32_t notes[kStages][ptx::kThreadsPerWarp];  // a word a lane, to be at hand when a chunk has landed
+  // To be at hand when a chunk has landed: a word a lane, or 16 bytes.
+  alignas(16) int32_t notes[kStages][ptx::kThreadsPerWarp];
 };
 
 // One thread; ptx::fence_mbarrier_init() and a barrier must follow.
@@ -60,20 +61,16 @@ class CopyRing {
 
   // Begins to load a chunk of a row, and for each lane whose `note` is not null the word there. The ring is not full.
   UNIEP_DEVICE void load(const void* source, uint32_t bytes, int32_t row, uint32_t offset, const int32_t* note) {
-    const uint32_t stage = reserve(bytes, row, offset);
+    const uint32_t stage = take_stage();
+    if (ptx::lane_index() == stage) {
+      row_ = row;
+      offset_ = offset;
+    }
     if (note != nullptr) ptx::copy_async_4(ptx::shared_address(&storage_.notes[stage][ptx::lane_index()]), note);
     if (ptx::lane_index() == 0) {
+      ptx::mbarrier_arrive_expect_bytes(storage_.landed[stage], bytes);
       ptx::bulk_load(ptx::shared_address(storage_.chunks[stage]), source, bytes, storage_.landed[stage]);
     }
-  }
-
-  // The same, where each lane of the mask `lanes` loads a piece, laid one behind the other.
-  UNIEP_DEVICE void load_pieces(uint32_t lanes, const void* source, uint32_t bytes, uint32_t offset) {
-    const uint32_t stage = reserve(static_cast<uint32_t>(__popc(lanes)) * bytes, 0, offset);
-    __syncwarp();
-    if ((lanes >> ptx::lane_index() & 1u) == 0) return;
-    const uint32_t before = static_cast<uint32_t>(__popc(lanes & ((1u << ptx::lane_index()) - 1)));
-    ptx::bulk_load(ptx::shared_address(storage_.chunks[stage]) + before * bytes, source, bytes, storage_.landed[stage]);
   }
 
   // Waits for the oldest chunk to land. The ring is not empty.
@@ -82,6 +79,30 @@ class CopyRing {
     ptx::copy_async_wait_all();  // the notes of later chunks, too; they take less long than any chunk
     return {ptx::shared_address(storage_.chunks[stage_]), __shfl_sync(0xffffffffu, row_, static_cast<int>(stage_)),
             __shfl_sync(0xffffffffu, offset_, static_cast<int>(stage_)), storage_.notes[stage_][ptx::lane_index()]};
+  }
+
+  struct Pieces {
+    uint32_t address;
+    ptx::Vector16 note;
+  };
+
+  // The same in another way, where each lane of the mask `lanes` loads a piece, laid one behind the other.
+  UNIEP_DEVICE void load_pieces(uint32_t lanes, const void* source, uint32_t bytes, const ptx::Vector16& note) {
+    const uint32_t stage = take_stage();
+    if (ptx::lane_index() == 0) {
+      ptx::store_shared_16(ptx::shared_address(storage_.notes[stage]), note);  // before the stage can have landed
+      ptx::mbarrier_arrive_expect_bytes(storage_.landed[stage], static_cast<uint32_t>(__popc(lanes)) * bytes);
+    }
+    __syncwarp();
+    if ((lanes >> ptx::lane_index() & 1u) == 0) return;
+    const uint32_t before = static_cast<uint32_t>(__popc(lanes & ((1u << ptx::lane_index()) - 1)));
+    ptx::bulk_load(ptx::shared_address(storage_.chunks[stage]) + before * bytes, source, bytes, storage_.landed[stage]);
+  }
+
+  UNIEP_DEVICE Pieces landed_pieces() {
+    ptx::mbarrier_wait(storage_.landed[stage_], phase_, "copied pieces");
+    return {ptx::shared_address(storage_.chunks[stage_]),
+            ptx::load_shared_16(ptx::shared_address(storage_.notes[stage_]))};
   }
 
   // After the stores of the oldest chunk have been issued.
@@ -105,19 +126,13 @@ class CopyRing {
   static constexpr uint32_t kStoresReading = Storage::kCount / 4;
   static constexpr uint32_t kMostLoads = Storage::kCount - kStoresReading;
 
-  // The next stage, which expects so many bytes from now on.
-  UNIEP_DEVICE uint32_t reserve(uint32_t bytes, int32_t row, uint32_t offset) {
+  // The next stage, free again.
+  UNIEP_DEVICE uint32_t take_stage() {
     const uint32_t ahead = stage_ + loads_;
-    const uint32_t stage = ahead >= Storage::kCount ? ahead - Storage::kCount : ahead;
     ptx::bulk_wait_read<kStoresReading>();
     __syncwarp();
-    if (ptx::lane_index() == stage) {
-      row_ = row;
-      offset_ = offset;
-    }
-    if (ptx::lane_index() == 0) ptx::mbarrier_arrive_expect_bytes(storage_.landed[stage], bytes);
     ++loads_;
-    return stage;
+    return ahead >= Storage::kCount ? ahead - Storage::kCount : ahead;
   }
 
   Storage& storage_;

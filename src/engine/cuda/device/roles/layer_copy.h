@@ -11,7 +11,7 @@ namespace uniep::cuda {
 
 // The send list, when the combine is staged. False once the call has failed.
 template <LayerKernelConfig kLayer, typename Ring, typename Sum>
-UNIEP_DEVICE bool send_share(const RunningCall& running, Ring& ring, WalkState& walk, Share share, const Sum& sum) {
+UNIEP_DEVICE bool send_share(const RunningCall& running, Ring& ring, WalkState& walk, Share share, Sum& sum) {
   if constexpr (kLayer.combine == CombineKind::kGroups) return run_group_send(running, walk, share, SendTeam{}, sum);
   if constexpr (kLayer.combine == CombineKind::kStaged) return run_send(running, ring, walk, share);
   return true;
@@ -21,7 +21,7 @@ template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_copy(LayerStorage<kLayer>& shared) {
   const RunningCall running = running_call(shared);
   CopyRing ring(shared.copy_ring);
-  const RingSum sum(ring);
+  RingSum sum(ring);
   if constexpr (!kLayer.on_sms) {
     if (!run_dispatch(running, ring, shared.walk, Share{})) return;
     if (!send_share<kLayer>(running, ring, shared.walk, Share{}, sum)) return;
@@ -70,7 +70,7 @@ __device__ __noinline__ void dispatch_first(LayerStorage<kLayer>& shared, uint32
 template <LayerKernelConfig kLayer>
 __device__ __noinline__ void send_and_reduce(LayerStorage<kLayer>& shared, uint32_t math_warp) {
   const RunningCall running = running_call(shared);
-  const RegisterSum<2, 8> sum;
+  RegisterSum<2, 8> sum;
   if constexpr (kLayer.on_sms && kLayer.combine != CombineKind::kEpilogue) {
     ptx::named_barrier(kMathBarrier, kMathWarps * ptx::kThreadsPerWarp);  // nobody multiplies any more
     auto& storage = pipeline_copies(shared, math_warp);

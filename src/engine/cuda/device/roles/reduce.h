@@ -46,44 +46,58 @@ UNIEP_DEVICE bool wait_for_slots(const RunningCall& running, const uniep::Task& 
   return __all_sync(0xffffffffu, holds);
 }
 
-// The mask of a token's summands: slots that are used, or groups that have a slot.
-UNIEP_DEVICE uint32_t summands_of(const RankProgram& p, int32_t token) {
+// The expert of a lane's slot of a token, or -1.
+UNIEP_DEVICE int32_t expert_of_lane(const RankProgram& p, int32_t token) {
   const int32_t slot = static_cast<int32_t>(ptx::lane_index());
-  const int32_t expert = slot < p.topk ? p.expert_of_slot[static_cast<int64_t>(token) * p.topk + slot] : -1;
+  return slot < p.topk ? p.expert_of_slot[static_cast<int64_t>(token) * p.topk + slot] : -1;
+}
+
+// The mask of a token's summands: slots that are used, or groups that have a slot.
+UNIEP_DEVICE uint32_t summands_of(const RankProgram& p, int32_t expert) {
   if (p.combine_groups == 0) return __ballot_sync(0xffffffffu, expert >= 0);
   const int32_t experts_per_group = p.experts / p.combine_groups;
   return __reduce_or_sync(0xffffffffu, expert < 0 ? 0u : 1u << (expert / experts_per_group));
 }
 
 template <typename Sum>
-UNIEP_DEVICE void reduce_token(const RankCall& call, int32_t token, int32_t chunk, const Sum& sum) {
+UNIEP_DEVICE void reduce_tokens(const RankCall& call, int32_t begin, int32_t end, int32_t chunk, Sum& sum) {
   const RankProgram& p = call.program;
   const int32_t column = p.chunk_column[chunk];
-  const int64_t row = static_cast<int64_t>(token) * call.slot_count + ptx::lane_index();
-  sum(summands_of(p, token), call.slots[p.rank] + row * call.hidden + column, p.chunk_column[chunk + 1] - column,
-      call.output + token * call.hidden + column);
+  const int32_t columns = p.chunk_column[chunk + 1] - column;
+  int32_t expert = expert_of_lane(p, begin);
+  for (int32_t token = begin; token < end; ++token) {
+    const int32_t next_expert = token + 1 < end ? expert_of_lane(p, token + 1) : -1;  // is read during this sum
+    const int64_t row = static_cast<int64_t>(token) * call.slot_count + ptx::lane_index();
+    sum(summands_of(p, expert), call.slots[p.rank] + row * call.hidden + column, columns,
+        call.output + token * call.hidden + column);
+    expert = next_expert;
+  }
 }
 
 // A whole warp, which sums as `sum` does (row_sum.h). False once the call has failed.
 template <typename Sum>
-UNIEP_DEVICE bool run_reduce(const RunningCall& running, uint32_t* next, const Sum& sum, const TileRecorder& recorder) {
+UNIEP_DEVICE bool run_reduce(const RunningCall& running, uint32_t* next, Sum& sum, const TileRecorder& recorder) {
   const RankProgram& p = running.call.program;
   const Participants who = participants_of(p, running.launch, ListKind::kReduce);
   if (!p.stages[running.launch].combine || running.worker < who.begin || running.worker >= who.end) return true;
   const uint32_t items = static_cast<uint32_t>(p.tokens + kTokensPerItem - 1) / kTokensPerItem;
-  for (;;) {
+  bool holds = true;
+  while (holds) {
     const uint32_t item = take_reduce_item(running, who, next);
-    if (item >= items * p.chunks) return true;
+    if (item >= items * p.chunks) break;
     const int32_t begin = static_cast<int32_t>(item % items) * kTokensPerItem;
     const int32_t end = begin + kTokensPerItem < p.tokens ? begin + kTokensPerItem : p.tokens;
     const uniep::Task task{Stage::kReduce, -1, begin / kTokenBlock, static_cast<int32_t>(item / items)};
     recorder.wait_begins();
-    if (!wait_for_slots(running, task, begin, end)) return false;
+    holds = wait_for_slots(running, task, begin, end);
+    if (!holds) break;
     recorder.begins();
     ptx::fence_proxy_async_global();  // a sum may read by bulk copies
-    for (int32_t token = begin; token < end; ++token) reduce_token(running.call, token, task.n, sum);
+    reduce_tokens(running.call, begin, end, task.n, sum);
     recorder.ends(task);
   }
+  sum.finish();
+  return holds;
 }
 
 }  // namespace uniep::cuda

@@ -6,7 +6,7 @@
 
 // A warp's sum of rows: in fp32, summands ascending from +0, rounded once. Lane i holds the begin of summand i, where
 // bit i of `summands` is set; `columns` is a multiple of 8. Two ways that give the same bits: through registers, by
-// warps that have many, and through a copy ring, by warps that have few.
+// warps that have many, and through a copy ring, by warps that have few. What was asked for is written on finish().
 namespace uniep::cuda {
 
 constexpr int kVectorColumns = 8;  // bf16 values in 16 bytes
@@ -44,6 +44,7 @@ class RegisterSum {
       }
     }
   }
+  UNIEP_DEVICE void finish() const {}
 
  private:
   // The next kLoads summands, all loads first.
@@ -73,8 +74,9 @@ class RegisterSum {
   }
 };
 
-// A stage of the ring holds the same slice of all summands. What others have stored must have been fenced for bulk
-// copies (ptx::fence_proxy_async_global()).
+// A stage of the ring holds the same slice of all summands, and a note of what becomes of them, so that the slices of
+// one sum are on their way while those of the sum before are added. What others have stored must have been fenced for
+// bulk copies (ptx::fence_proxy_async_global()).
 template <typename Ring>
 class RingSum {
  public:
@@ -82,37 +84,42 @@ class RingSum {
 
   UNIEP_DEVICE explicit RingSum(Ring& ring) : ring_(ring) {}
 
-  UNIEP_DEVICE void operator()(uint32_t summands, const BFloat16* source, int32_t columns, BFloat16* out) const {
+  UNIEP_DEVICE void operator()(uint32_t summands, const BFloat16* source, int32_t columns, BFloat16* out) {
     const uint32_t bytes = static_cast<uint32_t>(columns) * sizeof(BFloat16);
-    const uint32_t slice = slice_bytes(summands);
+    const uint32_t count = static_cast<uint32_t>(__popc(summands));
+    const uint32_t slice = slice_bytes(count);
     for (uint32_t offset = 0; offset < bytes; offset += slice) {
-      if (ring_.has_no_stage()) add_slice(summands, slice, bytes, out);
+      if (ring_.has_no_stage()) add_oldest();
       const uint32_t size = bytes - offset < slice ? bytes - offset : slice;
-      ring_.load_pieces(summands, reinterpret_cast<const uint8_t*>(source) + offset, size, offset);
+      const uint64_t target = reinterpret_cast<uint64_t>(out) + offset;
+      ring_.load_pieces(summands, reinterpret_cast<const uint8_t*>(source) + offset, size,
+                        {static_cast<uint32_t>(target), static_cast<uint32_t>(target >> 32), size, count});
     }
-    while (!ring_.is_empty()) add_slice(summands, slice, bytes, out);
+  }
+
+  UNIEP_DEVICE void finish() {
+    while (!ring_.is_empty()) add_oldest();
   }
 
  private:
   // Whole 16-byte vectors for every lane, where that many fit.
-  UNIEP_DEVICE static uint32_t slice_bytes(uint32_t summands) {
+  UNIEP_DEVICE static uint32_t slice_bytes(uint32_t count) {
     constexpr uint32_t kWarpBytes = ptx::kThreadsPerWarp * kVectorBytes;
-    const uint32_t count = summands == 0 ? 1 : static_cast<uint32_t>(__popc(summands));
-    const uint32_t most = Ring::kChunkBytes / count;
+    const uint32_t most = Ring::kChunkBytes / (count == 0 ? 1 : count);
     return most >= kWarpBytes ? most / kWarpBytes * kWarpBytes : most / kVectorBytes * kVectorBytes;
   }
 
-  // Adds up the oldest slice.
-  UNIEP_DEVICE void add_slice(uint32_t summands, uint32_t slice, uint32_t bytes, BFloat16* out) const {
-    const auto chunk = ring_.landed();
-    const uint32_t size = bytes - chunk.offset < slice ? bytes - chunk.offset : slice;
-    const uint32_t end = chunk.address + static_cast<uint32_t>(__popc(summands)) * size;
+  UNIEP_DEVICE void add_oldest() {
+    const auto pieces = ring_.landed_pieces();
+    const uint64_t target = pieces.note.word[0] | static_cast<uint64_t>(pieces.note.word[1]) << 32;
+    const uint32_t size = pieces.note.word[2];
+    const uint32_t end = pieces.address + pieces.note.word[3] * size;
     for (uint32_t at = ptx::lane_index() * kVectorBytes; at < size; at += ptx::kThreadsPerWarp * kVectorBytes) {
       float sum[kVectorColumns] = {};
-      for (uint32_t address = chunk.address + at; address < end; address += size) {
-        add_vector(sum, ptx::load_shared_16(address));
+      for (uint32_t summand = pieces.address + at; summand < end; summand += size) {
+        add_vector(sum, ptx::load_shared_16(summand));
       }
-      ptx::store_global_16(reinterpret_cast<uint8_t*>(out) + chunk.offset + at, rounded(sum));
+      ptx::store_global_16(reinterpret_cast<uint8_t*>(target) + at, rounded(sum));
     }
     ring_.release();
   }

@@ -82,16 +82,19 @@ struct SendTeam {
   }
 };
 
-// The slots of one token that lie in one group of experts of this rank, summed and rounded, are one row on the way
-// back. Lane k knows the row of slot k.
-template <typename Sum>
-UNIEP_DEVICE void send_token(const RankCall& call, const uniep::Task& task, int32_t token, const Sum& sum) {
-  const RankProgram& p = call.program;
-  const int32_t slot = static_cast<int32_t>(ptx::lane_index());
-  const int64_t entry = p.source_begin[task.expert] + static_cast<int64_t>(token) * p.topk + slot;
-  const int32_t row = slot < p.topk ? p.row_of_source[entry] : -1;
+// The group of experts that a row of this rank belongs to.
+UNIEP_DEVICE int32_t group_of_row(const RankProgram& p, int32_t row) {
   const int32_t experts_per_group = p.experts / p.combine_groups;
-  const int32_t group = row < 0 ? -1 : (p.first_expert + local_expert_holding(p, row)) / experts_per_group;
+  const bool same_for_all = experts_per_group % p.local_experts == 0;
+  return (p.first_expert + (same_for_all ? 0 : local_expert_holding(p, row))) / experts_per_group;
+}
+
+// The slots of one token that lie in one group of experts of this rank, summed and rounded, are one row on the way
+// back. Lane k knows the row of slot k, or -1.
+template <typename Sum>
+UNIEP_DEVICE void send_token(const RankCall& call, const uniep::Task& task, int32_t token, int32_t row, Sum& sum) {
+  const RankProgram& p = call.program;
+  const int32_t group = row < 0 ? -1 : group_of_row(p, row);
   for (uint32_t left = __ballot_sync(0xffffffffu, row >= 0); left != 0;) {
     // Groups come in the order of their first slots; their sums do not depend on each other.
     const int32_t next = __shfl_sync(0xffffffffu, group, __ffs(static_cast<int>(left)) - 1);
@@ -102,20 +105,29 @@ UNIEP_DEVICE void send_token(const RankCall& call, const uniep::Task& task, int3
     left &= ~summands;
   }
   if (p.direction == Direction::kBackward && task.n == 0 && row >= 0) {
-    return_prob_gradient(call, task.expert, token, slot, row);
+    return_prob_gradient(call, task.expert, token, static_cast<int32_t>(ptx::lane_index()), row);
   }
 }
 
 template <typename Sum>
-UNIEP_DEVICE void send_groups(const RunningCall& running, const uniep::Task& task, const SendTeam& team,
-                              const Sum& sum) {
+UNIEP_DEVICE void send_groups(const RunningCall& running, const uniep::Task& task, const SendTeam& team, Sum& sum) {
+  const RankProgram& p = running.call.program;
   const int32_t begin = task.m * kTokenBlock;
-  const int32_t limit = running.call.program.tokens_of_rank[task.expert];
+  const int32_t limit = p.tokens_of_rank[task.expert];
   const int32_t end = begin + kTokenBlock < limit ? begin + kTokenBlock : limit;
-  for (int32_t token = begin + static_cast<int32_t>(team.warp); token < end;
-       token += static_cast<int32_t>(team.warps)) {
-    send_token(running.call, task, token, sum);
+  const int32_t slot = static_cast<int32_t>(ptx::lane_index());
+  const int32_t* const rows = p.row_of_source + p.source_begin[task.expert];
+  const auto row_of = [&](int32_t token) {
+    return token < end && slot < p.topk ? rows[static_cast<int64_t>(token) * p.topk + slot] : -1;
+  };
+  const int32_t warps = static_cast<int32_t>(team.warps);
+  int32_t token = begin + static_cast<int32_t>(team.warp);
+  for (int32_t row = row_of(token); token < end; token += warps) {
+    const int32_t next_row = row_of(token + warps);  // is read while this token's are summed
+    send_token(running.call, task, token, row, sum);
+    row = next_row;
   }
+  sum.finish();
   team.agrees(true);
   if (team.warp == 0) signal_task(running, as_stage<Stage::kGroupSend>(task));
 }
