@@ -42,6 +42,9 @@ class ExchangeBench {
     PartialSchedule given = request.layer.given(Direction::kForward);
     given.set("fusion", "none");
     given.set("combine.transport", "staged");
+    // What measured best (docs/layer_performance.md).
+    if (!given.given("queue")) given.set("queue", "dynamic");
+    if (!given.given("comm.chunk_bytes")) given.set("comm.chunk_bytes", exchange == Exchange::kCombine ? "8192" : "4096");
     schedule_ = resolve(given, Direction::kForward, request.layer.shape, request.layer.numerics, machine);
     placement_ = place_ids(request.layer, make_ids(request.layer));
     for (int rank = 0; rank < request.layer.ranks; ++rank) {

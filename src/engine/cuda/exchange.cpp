@@ -33,6 +33,10 @@ ExchangeConfig dispatch_config(int chunk_bytes, int stages) {
 
 ExchangeConfig combine_config(int chunk_bytes, int stages) {
   ExchangeConfig config{.warps = 16, .reduce_warps = 2, .team_warps = 1, .chunk_bytes = chunk_bytes};
+  // Long slices pay more than many warps, as long as one is on its way while another is added.
+  for (config.stages = std::min(stages, 2); exchange_shared_bytes(config) > kSharedMemoryLimit && config.warps > 4;) {
+    --config.warps;
+  }
   config.stages = fitting_stages(config, stages);
   return config;
 }

@@ -19,6 +19,7 @@ static_assert(kTeamWarps == 1 || kTeams <= 15, "each team has a named barrier be
 
 using Copy = CopyStorage<UNIEP_CHUNK_BYTES, UNIEP_COPY_STAGES>;
 using Ring = CopyRing<decltype(Copy::ring)>;
+using Sum = RingSum<Ring, 4>;
 
 struct Storage {
   Copy copies[kWarps];
@@ -38,7 +39,7 @@ UNIEP_DEVICE void copy_call(Storage& shared, const RankCall& call) {
 }
 
 // The send list of a combine; without groups every warp is a team of its own.
-UNIEP_DEVICE bool run_sends(const RunningCall& running, Ring& ring, RingSum<Ring>& sum, WalkState& walk, uint32_t warp) {
+UNIEP_DEVICE bool run_sends(const RunningCall& running, Ring& ring, Sum& sum, WalkState& walk, uint32_t warp) {
   if (running.call.program.combine_groups == 0) return run_send(running, ring, walk, Share{warp, kSendWarps});
   const uint32_t team = warp / kTeamWarps;
   return run_group_send(running, walk, Share{team, kTeams}, SendTeam{warp % kTeamWarps, kTeamWarps, 1 + team},
@@ -60,7 +61,7 @@ UNIEP_DEVICE void write_row_probs(const RunningCall& running) {
 UNIEP_DEVICE void run_warp(const RunningCall& running, Storage& shared, uint32_t warp) {
   Copy& copy = shared.copies[warp];
   Ring ring(copy.ring);
-  RingSum sum(ring);
+  Sum sum(ring);
   if (!run_dispatch(running, ring, copy.walk, Share{warp, kWarps})) return;
   if (warp < kSendWarps && !run_sends(running, ring, sum, copy.walk, warp)) return;
   run_reduce(running, &shared.reduce_items, sum, copy_recorder(running, copy.walk));

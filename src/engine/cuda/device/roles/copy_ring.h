@@ -61,6 +61,7 @@ class CopyRing {
 
   // Begins to load a chunk of a row, and for each lane whose `note` is not null the word there. The ring is not full.
   UNIEP_DEVICE void load(const void* source, uint32_t bytes, int32_t row, uint32_t offset, const int32_t* note) {
+    ptx::bulk_wait_read<kStoresReading>();
     const uint32_t stage = take_stage();
     if (ptx::lane_index() == stage) {
       row_ = row;
@@ -86,7 +87,8 @@ class CopyRing {
     ptx::Vector16 note;
   };
 
-  // The same in another way, where each lane of the mask `lanes` loads a piece, laid one behind the other.
+  // Pieces instead of chunks, which no bulk store leaves from: each lane of the mask `lanes` loads one, laid one behind
+  // the other.
   UNIEP_DEVICE void load_pieces(uint32_t lanes, const void* source, uint32_t bytes, const ptx::Vector16& note) {
     const uint32_t stage = take_stage();
     if (ptx::lane_index() == 0) {
@@ -108,6 +110,11 @@ class CopyRing {
   // After the stores of the oldest chunk have been issued.
   UNIEP_DEVICE void release() {
     ptx::bulk_commit();
+    release_pieces();
+  }
+
+  // After the oldest pieces have been read.
+  UNIEP_DEVICE void release_pieces() {
     --loads_;
     stage_ = stage_ + 1 == Storage::kCount ? 0 : stage_ + 1;
     phase_ ^= stage_ == 0;
@@ -126,10 +133,9 @@ class CopyRing {
   static constexpr uint32_t kStoresReading = Storage::kCount / 4;
   static constexpr uint32_t kMostLoads = Storage::kCount - kStoresReading;
 
-  // The next stage, free again.
+  // The next stage, which all lanes are through with.
   UNIEP_DEVICE uint32_t take_stage() {
     const uint32_t ahead = stage_ + loads_;
-    ptx::bulk_wait_read<kStoresReading>();
     __syncwarp();
     ++loads_;
     return ahead >= Storage::kCount ? ahead - Storage::kCount : ahead;

@@ -21,7 +21,7 @@ template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_copy(LayerStorage<kLayer>& shared) {
   const RunningCall running = running_call(shared);
   CopyRing ring(shared.copy_ring);
-  RingSum sum(ring);
+  RingSum<decltype(ring), 1> sum(ring);
   if constexpr (!kLayer.on_sms) {
     if (!run_dispatch(running, ring, shared.walk, Share{})) return;
     if (!send_share<kLayer>(running, ring, shared.walk, Share{}, sum)) return;

@@ -76,8 +76,8 @@ class RegisterSum {
 
 // A stage of the ring holds the same slice of all summands, and a note of what becomes of them, so that the slices of
 // one sum are on their way while those of the sum before are added. What others have stored must have been fenced for
-// bulk copies (ptx::fence_proxy_async_global()).
-template <typename Ring>
+// bulk copies (ptx::fence_proxy_async_global()). A lane adds up to kVectors places of the row at a time.
+template <typename Ring, int kVectors>
 class RingSum {
  public:
   static_assert(Ring::kChunkBytes >= kMostCudaSlots * kVectorBytes, "a stage holds 16 bytes of every summand");
@@ -102,9 +102,10 @@ class RingSum {
   }
 
  private:
+  static constexpr uint32_t kWarpBytes = ptx::kThreadsPerWarp * kVectorBytes;
+
   // Whole 16-byte vectors for every lane, where that many fit.
   UNIEP_DEVICE static uint32_t slice_bytes(uint32_t count) {
-    constexpr uint32_t kWarpBytes = ptx::kThreadsPerWarp * kVectorBytes;
     const uint32_t most = Ring::kChunkBytes / (count == 0 ? 1 : count);
     return most >= kWarpBytes ? most / kWarpBytes * kWarpBytes : most / kVectorBytes * kVectorBytes;
   }
@@ -114,14 +115,29 @@ class RingSum {
     const uint64_t target = pieces.note.word[0] | static_cast<uint64_t>(pieces.note.word[1]) << 32;
     const uint32_t size = pieces.note.word[2];
     const uint32_t end = pieces.address + pieces.note.word[3] * size;
-    for (uint32_t at = ptx::lane_index() * kVectorBytes; at < size; at += ptx::kThreadsPerWarp * kVectorBytes) {
-      float sum[kVectorColumns] = {};
-      for (uint32_t summand = pieces.address + at; summand < end; summand += size) {
-        add_vector(sum, ptx::load_shared_16(summand));
-      }
-      ptx::store_global_16(reinterpret_cast<uint8_t*>(target) + at, rounded(sum));
+    uint32_t at = ptx::lane_index() * kVectorBytes;
+    for (; kVectors > 1 && at + (kVectors - 1) * kWarpBytes < size; at += kVectors * kWarpBytes) {
+      add_vectors<kVectors>(pieces.address + at, end, size, target + at);
     }
-    ring_.release();
+    for (; at < size; at += kWarpBytes) add_vectors<1>(pieces.address + at, end, size, target + at);
+    ring_.release_pieces();
+  }
+
+  // Of kCount places, a warp's width apart: first all loads of a summand, then its additions.
+  template <int kCount>
+  UNIEP_DEVICE static void add_vectors(uint32_t address, uint32_t end, uint32_t size, uint64_t target) {
+    float sum[kCount][kVectorColumns] = {};
+    for (; address < end; address += size) {
+      ptx::Vector16 values[kCount];
+#pragma unroll
+      for (int v = 0; v < kCount; ++v) values[v] = ptx::load_shared_16(address + v * kWarpBytes);
+#pragma unroll
+      for (int v = 0; v < kCount; ++v) add_vector(sum[v], values[v]);
+    }
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) {
+      ptx::store_global_16(reinterpret_cast<uint8_t*>(target) + v * kWarpBytes, rounded(sum[v]));
+    }
   }
 
   Ring& ring_;
