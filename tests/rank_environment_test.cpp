@@ -8,8 +8,6 @@
 namespace uniep::test {
 namespace {
 
-using Variables = std::map<std::string, std::string>;
-
 const Variables kSecondOfFour = {
     {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "10.0.0.7"}, {"MASTER_PORT", "29500"}};
 

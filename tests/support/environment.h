@@ -32,19 +32,21 @@ class ScopedVariable {
   std::optional<std::string> before_;
 };
 
+using Variables = std::map<std::string, std::string>;
+
 // The variables that tell a process which rank it is, as given; all others of them are not set.
 class ScopedRankVariables {
  public:
-  explicit ScopedRankVariables(const std::map<std::string, std::string>& given) : values_(given) {}
+  explicit ScopedRankVariables(const Variables& given) : values_(given) {}
 
  private:
-  static std::optional<std::string> value_of(const std::map<std::string, std::string>& given, const std::string& name) {
+  static std::optional<std::string> value_of(const Variables& given, const std::string& name) {
     const auto found = given.find(name);
     return found == given.end() ? std::nullopt : std::optional(found->second);
   }
 
   struct Values {
-    explicit Values(const std::map<std::string, std::string>& given)
+    explicit Values(const Variables& given)
         : rank("RANK", value_of(given, "RANK")),
           world_size("WORLD_SIZE", value_of(given, "WORLD_SIZE")),
           local_rank("LOCAL_RANK", value_of(given, "LOCAL_RANK")),
