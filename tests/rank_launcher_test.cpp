@@ -10,6 +10,7 @@
 #include <set>
 #include <sstream>
 
+#include "cli/gathered.h"
 #include "cli/layer_inputs.h"
 #include "engine/cuda/engine.h"
 #include "io/file.h"
@@ -157,6 +158,46 @@ TEST(LaunchProcesses, TheRanksPartsOfABatchMakeTheWhole) {
   EXPECT_TRUE(same(joined.dy, whole.dy));
   EXPECT_TRUE(same(joined.w1, whole.w1));
   EXPECT_TRUE(same(joined.w2, whole.w2));
+}
+
+TEST(LaunchProcesses, GatheredEventsKeepWhatTheyAreAndHowLongTheyTook) {
+  GroupOptions options;
+  options.engine = EngineKind::kCpu;
+  options.ranks = 2;
+  Group group(options);
+  const std::vector<TileEvent> own = {
+      {.rank = 0,
+       .worker = 3,
+       .stage = "fc1",
+       .expert = 1,
+       .m = 2,
+       .n = 4,
+       .wait_begin_ns = 0,
+       .begin_ns = 10,
+       .end_ns = 30},
+      {.rank = 1,
+       .copy_agent = true,
+       .stage = "combine",
+       .expert = 2,
+       .wait_begin_ns = 1000,
+       .begin_ns = 1000,
+       .end_ns = 1050},
+      {.rank = 1, .stage = "wgrad_fc2", .wait_begin_ns = 5, .begin_ns = 7, .end_ns = 8}};
+  const std::vector<TileEvent> all = cli::gathered_events(group, own);
+  ASSERT_EQ(all.size(), own.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_STREQ(all[i].stage, own[i].stage);
+    EXPECT_EQ(all[i].rank, own[i].rank);
+    EXPECT_EQ(all[i].worker, own[i].worker);
+    EXPECT_EQ(all[i].copy_agent, own[i].copy_agent);
+    EXPECT_EQ(all[i].expert, own[i].expert);
+    EXPECT_EQ(all[i].m, own[i].m);
+    EXPECT_EQ(all[i].n, own[i].n);
+    EXPECT_EQ(all[i].begin_ns - all[i].wait_begin_ns, own[i].begin_ns - own[i].wait_begin_ns);
+    EXPECT_EQ(all[i].end_ns - all[i].begin_ns, own[i].end_ns - own[i].begin_ns);
+  }
+  EXPECT_EQ(all[0].end_ns, all[1].end_ns);  // the ranks' last events end together
+  EXPECT_EQ(all[2].wait_begin_ns, 0);
 }
 
 }  // namespace
