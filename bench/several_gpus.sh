@@ -1,6 +1,7 @@
 #!/bin/bash
 # What is to be seen on a machine with several Hopper GPUs: the symmetric memory over NCCL, a process a GPU, in all three
-# ways into a group, and in one process; then the grouped GEMMs of all GPUs at once beside torch's, and whole layers.
+# ways into a group, and in one process; the layer with a process a GPU and in one process; then the grouped GEMMs of all
+# GPUs at once beside torch's, and whole layers.
 # Usage: bench/several_gpus.sh UNIEP GPU_COMM_TESTS [FOLDER]   (the two programs; the folder takes two JSON files)
 # Needs python3 with torch, and NCCL where the dynamic linker or torch finds it.
 set -euo pipefail
@@ -16,5 +17,6 @@ if [ -z "${UNIEP_LIBNCCL:-}" ]; then
 fi
 timeout 120 "$comm_tests" --ranks "$gpus" --nccl
 timeout 120 "$comm_tests" --ranks "$gpus"
+"$here/../tests/cuda/compare_launches.sh" "$uniep" "$gpus"
 timeout 420 python3 "$here/compare.py" "$uniep" --json "$folder/compare.json"
 timeout 420 python3 "$here/compare_layers.py" "$uniep" --json "$folder/compare_layers.json"

@@ -76,7 +76,7 @@ void flush_output() {
 
 }  // namespace
 
-int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream& err) {
+int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream& err, const std::string& program) {
   const StandardOutput lent(out);
   CLI::App app("Expert-parallel mixture-of-experts layers as persistent megakernels.", "uniep");
   app.set_version_flag("--version", "uniep " UNIEP_VERSION_STRING);
@@ -90,7 +90,7 @@ int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream&
   };
   try {
     std::function<int()> action;
-    add_run_command(app, action);
+    add_run_command(app, action, {program, arguments});
     add_schedule_command(app, action);
     add_info_command(app, action);
     add_bench_command(app, action);

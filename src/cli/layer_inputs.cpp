@@ -39,7 +39,8 @@ double elements(const std::vector<int64_t>& extents) {
   return product;
 }
 
-// What the run holds at its peak: inputs, saved rows, outputs, and the copy of the outputs that is reported.
+// What the run holds at its peak, in all its processes: inputs, saved rows, outputs, and the copy of the outputs that
+// is reported.
 double run_bytes(const LayerOptions& options, const TensorShapes& shapes, int64_t slots, bool backward) {
   const double hidden = static_cast<double>(options.shape.hidden);
   const double columns = static_cast<double>(options.shape.intermediate);
@@ -72,13 +73,13 @@ class TensorFile {
     }
   }
 
-  // False where the file does not have the tensor.
+  // From the element `first` on. False where the file does not have the tensor.
   template <typename T>
-  bool read(const std::string& name, const std::vector<int64_t>& expected, std::vector<T>& out) const {
+  bool read(const std::string& name, const std::vector<int64_t>& expected, int64_t first, std::vector<T>& out) const {
     const io::Tensor* tensor = file_ ? file_->find(name) : nullptr;
     if (tensor == nullptr) return false;
     check_file_shape("--tensors", path_, name, tensor->shape, expected);
-    naming_option("--tensors", [&] { file_->read(name, 0, std::span<T>(out)); });
+    naming_option("--tensors", [&] { file_->read(name, first, std::span<T>(out)); });
     return true;
   }
 
@@ -109,7 +110,7 @@ void check_probs(const LayerData& data, const std::string& source) {
 void make_probs(const LayerOptions& options, const InputFiles& files, const TensorFile& tensors,
                 const std::vector<int64_t>& expected, LayerData& data) {
   data.probs.resize(data.ids.size());
-  const bool from_tensors = tensors.read("probs", expected, data.probs);
+  const bool from_tensors = tensors.read("probs", expected, 0, data.probs);
   const bool from_probs = read_probs_file(files.probs, expected, data.probs);
   if (from_tensors && from_probs) refuse("--probs: --tensors holds probs, too; give them once");
   if (!from_tensors && !from_probs) {
@@ -122,32 +123,36 @@ void make_probs(const LayerOptions& options, const InputFiles& files, const Tens
 
 }  // namespace
 
-LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, bool backward) {
+LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, bool backward, RankRange held) {
   const LayerShape& shape = options.shape;
   LayerData data;
   data.shape = shape;
   data.tokens = options.tokens();
+  data.first_rank = held.first;
   data.ids = make_ids(options);
-  const int64_t tokens = data.all_tokens();
-  const TensorShapes shapes = shapes_of(shape, tokens);
+  const TensorShapes shapes = shapes_of(shape, data.all_tokens());
   require_memory(run_bytes(options, shapes, static_cast<int64_t>(data.ids.size()), backward), "tensors of this shape");
 
   const TensorFile tensors(files.tensors);
   make_probs(options, files, tensors, shapes.slots, data);
 
+  const int64_t first_token = data.first_token(held.first), tokens = data.tokens_of(held);
   const auto make_tokens = [&](const char* name, io::SyntheticTensor tensor, std::vector<BFloat16>& out) {
     out.resize(tokens * shape.hidden);
-    if (tensors.read(name, shapes.tokens, out)) return;
-    io::fill_tokens(tensor, options.seed, 0, tokens, shape.hidden, out.data());
+    if (tensors.read(name, shapes.tokens, first_token * shape.hidden, out)) return;
+    io::fill_tokens(tensor, options.seed, first_token, tokens, shape.hidden, out.data());
   };
   make_tokens("x", io::SyntheticTensor::kX, data.x);
   if (backward) make_tokens("dy", io::SyntheticTensor::kDy, data.dy);
 
+  const int64_t first_expert = held.first * (shape.experts / options.ranks);
+  const int64_t experts = held.count * (shape.experts / options.ranks);
   const auto make_weights = [&](const char* name, io::SyntheticTensor tensor, const std::vector<int64_t>& extents,
                                 std::vector<BFloat16>& out) {
-    out.resize(extents[0] * extents[1] * extents[2]);
-    if (tensors.read(name, extents, out)) return;
-    io::fill_weights(tensor, options.seed, 0, shape.experts, shape.hidden, shape.intermediate, out.data());
+    const int64_t elements_of_expert = extents[1] * extents[2];
+    out.resize(experts * elements_of_expert);
+    if (tensors.read(name, extents, first_expert * elements_of_expert, out)) return;
+    io::fill_weights(tensor, options.seed, first_expert, experts, shape.hidden, shape.intermediate, out.data());
   };
   make_weights("w1", io::SyntheticTensor::kW1, shapes.w1, data.w1);
   make_weights("w2", io::SyntheticTensor::kW2, shapes.w2, data.w2);

@@ -14,8 +14,9 @@ struct InputFiles {
   std::string tensors;  // .safetensors, or empty
 };
 
-// The global batch that the options describe. Throws Error: kInvalidArgument for a file whose contents or shapes do not
-// fit, kIo for one that can not be read, kOutOfMemory when the tensors and the results are more than there is memory.
-LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, bool backward);
+// The global batch that the options describe, with x, dy and weights of those of its ranks that are `held`. Throws
+// Error: kInvalidArgument for a file whose contents or shapes do not fit, kIo for one that can not be read,
+// kOutOfMemory when the tensors and the results are more than there is memory.
+LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, bool backward, RankRange held);
 
 }  // namespace uniep::cli

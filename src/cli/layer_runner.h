@@ -9,10 +9,18 @@
 
 namespace uniep::cli {
 
-// A global batch: the tokens of all ranks, rank after rank, and all experts.
+// Ranks that follow each other.
+struct RankRange {
+  int first = 0;
+  int count = 0;
+};
+
+// A global batch: the tokens of all ranks, rank after rank, and all experts. A process that runs some of the ranks has
+// no need of the others' x, dy and weights: they may begin at a later rank's.
 struct LayerData {
   LayerShape shape;
   std::vector<int64_t> tokens;  // of each rank
+  int first_rank = 0;           // the first whose x, dy, w1 and w2 are there
   std::vector<BFloat16> x;      // [sum T, H]
   std::vector<BFloat16> dy;     // [sum T, H], empty without backward
   std::vector<int32_t> ids;     // [sum T, K]
@@ -20,11 +28,24 @@ struct LayerData {
   std::vector<BFloat16> w1;     // [E, 2 I, H]
   std::vector<BFloat16> w2;     // [E, H, I]
 
-  int64_t all_tokens() const;
+  int64_t all_tokens() const { return first_token(static_cast<int>(tokens.size())); }
   int64_t first_token(int rank) const;  // in global order
+  int64_t tokens_of(RankRange ranks) const { return first_token(ranks.first + ranks.count) - first_token(ranks.first); }
+  // What a rank has.
+  const BFloat16* x_of(int rank) const { return x.data() + token_offset(rank); }
+  const BFloat16* dy_of(int rank) const { return dy.data() + token_offset(rank); }
+  const BFloat16* w1_of(int rank) const { return w1.data() + 2 * expert_offset(rank); }
+  const BFloat16* w2_of(int rank) const { return w2.data() + expert_offset(rank); }
+
+ private:
+  int64_t token_offset(int rank) const { return (first_token(rank) - first_token(first_rank)) * shape.hidden; }
+  int64_t expert_offset(int rank) const {
+    return (rank - first_rank) * (shape.experts / static_cast<int64_t>(tokens.size())) * shape.intermediate *
+           shape.hidden;
+  }
 };
 
-// What the layer gives, in global order.
+// What the layer gives, in global order: of all ranks, or of a few.
 struct LayerResult {
   std::vector<BFloat16> y;                   // [sum T, H]
   std::vector<BFloat16> z;                   // [rows, 2 I] by expert and row, without padding
@@ -46,9 +67,11 @@ class LayerRunner {
   void forward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr);
   // With main_grad the gradients start from start_main_grad(), anew at every call.
   void backward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr);
-  // How long the engine took for the last forward() or backward().
+  // How long the engine took for the last forward() or backward(): on the slowest rank. In a process that has a few of
+  // the ranks, rank 0 is one that knows the others' times and events.
   double milliseconds() const { return milliseconds_; }
-  // y and z, and after backward() the gradients.
+  // y and z, and after backward() the gradients. Collective where the ranks are in several processes: rank 0's gets
+  // them, the others nothing.
   LayerResult result() const;
 
  private:
@@ -58,6 +81,10 @@ class LayerRunner {
   };
 
   bool on_devices() const { return !device_ranks_.empty(); }
+  RankRange local_ranks() const { return {group_.first_local_rank(), group_.local_ranks()}; }
+  bool has_all_ranks() const { return group_.local_ranks() == group_.ranks(); }
+  int64_t local_experts() const { return config_.shape.experts / group_.ranks(); }
+  LayerResult local_result() const;
   void copy_to_devices();
   template <typename Call>
   void timed(Call&& call);
@@ -70,7 +97,7 @@ class LayerRunner {
   Capacity capacity_;
   Placement placement_;
   Saved saved_;
-  LayerResult out_;
+  LayerResult out_;  // of the local ranks, as all that follows
   std::vector<DeviceRank> device_ranks_;
   std::unique_ptr<cuda::DeviceTimer> device_timer_;
   double milliseconds_ = 0;

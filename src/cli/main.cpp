@@ -27,5 +27,5 @@ int main(int count, char** values) {
   occupy_standard_streams();
   std::signal(SIGPIPE, SIG_IGN);  // a reader that has gone is a failed write
   return uniep::cli::run_cli(std::vector<std::string>(values + std::min(count, 1), values + count), std::cout,
-                             std::cerr);
+                             std::cerr, "/proc/self/exe");
 }

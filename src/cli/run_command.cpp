@@ -9,15 +9,18 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <stdexcept>
 
 #include "cli/layer_inputs.h"
 #include "cli/layer_options.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
+#include "cli/rank_launcher.h"
 #include "cli/run_outputs.h"
 #include "cli/run_report.h"
 #include "cli/trace_file.h"
+#include "comm/rank_environment.h"
 
 namespace uniep::cli {
 namespace {
@@ -33,6 +36,8 @@ struct RunOptions {
   int repeat = 0;  // 0: one run and no warm-up
   uint64_t shuffle = 0;
   std::string trace, json, out;
+  bool ranks_given = false;
+  Command self;
 };
 
 constexpr int kMostRepeats = 1'000'000;
@@ -55,12 +60,13 @@ Group make_group(const RunOptions& options) {
                 fmt::format("--devices: {} names GPUs, and the engine is cpu; must be left out",
                             fmt::join(options.devices, ",")));
   }
-  if (options.launch == Launch::kProcesses) {
-    throw Error(Status::kUnsupported,
-                "--launch: processes is for programs that call the library in a process a GPU; uniep run drives all "
-                "ranks from one process (threads)");
-  }
   return group;
+}
+
+// This process's ranks; all of them where their results are checked.
+RankRange held_ranks(const RunOptions& options, const Group& group) {
+  if (options.check) return {0, group.ranks()};
+  return {group.first_local_rank(), group.local_ranks()};
 }
 
 // One run, or a warm-up and `repeat` runs. Only the last one records its events.
@@ -143,10 +149,20 @@ std::vector<TracedCall> run_calls(const RunOptions& options, LayerRunner& runner
   return calls;
 }
 
-int run(const RunOptions& options) {
-  Group group = make_group(options);
+// With a process a rank: what this one, which is not rank 0's, has to do. The results are rank 0's to write.
+RunOptions without_outputs(RunOptions options) {
+  options.check = false;
+  options.json.clear();
+  options.out.clear();
+  return options;
+}
+
+int run_group(const RunOptions& given) {
+  Group group = make_group(given);
+  const bool reports = group.first_local_rank() == 0;
+  const RunOptions options = reports ? given : without_outputs(given);
   const bool json_to_stdout = options.json == "-";
-  OutputFile trace_file("--trace", options.trace);
+  OutputFile trace_file("--trace", reports ? options.trace : "");
   OutputFile json_file("--json", json_to_stdout ? "" : options.json);
 
   RunReport report;
@@ -157,7 +173,7 @@ int run(const RunOptions& options) {
   report.schedule = options.layer.resolved(Direction::kForward, group.machine());
   if (options.backward) report.schedule_backward = options.layer.resolved(Direction::kBackward, group.machine());
 
-  const LayerData data = make_layer_data(options.layer, options.files, options.backward);
+  const LayerData data = make_layer_data(options.layer, options.files, options.backward, held_ranks(options, group));
   report.tokens = data.tokens;
   LayerRunner runner(group, report.config, data, {options.capacity});
   for (int rank = 0; rank < report.ranks; ++rank) report.rows_per_rank.push_back(runner.placement().rows(rank));
@@ -175,6 +191,7 @@ int run(const RunOptions& options) {
 
   const std::vector<TracedCall> calls = run_calls(options, runner, report);
   const LayerResult result = runner.result();
+  if (!reports) return 0;
   report.checksums = checksums_of(result, options.backward);
   if (out_file) naming_option("--out", [&] { out_file->write(result); });
   if (!options.trace.empty()) trace_file.write(trace_json(trace_title(report), calls));
@@ -192,15 +209,50 @@ int run(const RunOptions& options) {
   return 0;
 }
 
+// One process for each rank, on this machine.
+int launch_processes(const RunOptions& options) {
+  const int ranks = options.layer.ranks;
+  if (options.self.program.empty()) {
+    throw Error(Status::kUnsupported,
+                "--launch: processes: RANK and WORLD_SIZE are not set, and this program can not start itself; must run "
+                "under torchrun, or be threads");
+  }
+  const std::set<int> devices(options.devices.begin(), options.devices.end());
+  if (!devices.empty() && (devices.size() != options.devices.size() || static_cast<int>(devices.size()) < ranks)) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("--devices: {}; must be {} different GPUs, one for each of the processes",
+                            fmt::join(options.devices, ","), ranks));
+  }
+  launch_ranks(options.self, "uniep run", ranks);
+  return 0;
+}
+
+int run(RunOptions options) {
+  if (options.launch == Launch::kThreads) return run_group(options);
+  if (options.layer.engine == EngineKind::kCpu) {
+    throw Error(Status::kUnsupported,
+                "--launch: processes needs the cuda engine; with --engine cpu, whose ranks are in one process, it must "
+                "be threads");
+  }
+  const std::optional<RankEnvironment> environment = rank_environment();
+  if (!environment) return launch_processes(options);
+  if (!options.ranks_given) options.layer.ranks = environment->ranks;
+  if (options.layer.ranks != environment->ranks) {
+    throw Error(Status::kInvalidArgument, fmt::format("--ranks: {}; must be the environment's WORLD_SIZE, {}",
+                                                      options.layer.ranks, environment->ranks));
+  }
+  return run_group(options);
+}
+
 void add_run_options(CLI::App& command, RunOptions& options) {
   add_layer_options(command, options.layer);
   command.add_option("--probs", options.files.probs, "router weights, float32 [sum T, K]")->type_name("FILE.npy");
   command.add_option("--tensors", options.files.tensors, "any of x, dy, probs, w1 and w2; the rest is synthetic")
       ->type_name("FILE.safetensors");
   add_devices_option(command, options.devices, "GPUs: rank r runs on entry r mod the length");
-  add_word_option<Launch>(command, "--launch", options.launch,
-                          {{"threads", Launch::kThreads}, {"processes", Launch::kProcesses}},
-                          "all ranks in this process, or a process a rank (default threads)");
+  add_word_option<Launch>(
+      command, "--launch", options.launch, {{"threads", Launch::kThreads}, {"processes", Launch::kProcesses}},
+      "all ranks in this process, or a process a GPU: torchrun's, or started here (default threads)");
   command.add_flag("--backward", options.backward, "run backward, too");
   add_integer_option(command, "--capacity", options.capacity, 0, std::numeric_limits<int64_t>::max(), "ROWS",
                      "padded rows that a rank has room for; 0: as many as it needs");
@@ -220,11 +272,15 @@ void add_run_options(CLI::App& command, RunOptions& options) {
 
 }  // namespace
 
-void add_run_command(CLI::App& app, std::function<int()>& action) {
+void add_run_command(CLI::App& app, std::function<int()>& action, const Command& self) {
   CLI::App* command = app.add_subcommand("run", "Run one layer: forward, and backward with --backward");
   const auto options = std::make_shared<RunOptions>();
   add_run_options(*command, *options);
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  options->self = self;
+  command->callback([command, options, &action] {
+    options->ranks_given = command->count("--ranks") > 0;
+    action = [options] { return run(*options); };
+  });
 }
 
 }  // namespace uniep::cli

@@ -1,8 +1,10 @@
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "comm/nccl_library.h"
+#include "comm/rank_environment.h"
 #include "comm/symmetric_memory.h"
 #include "engine/cuda/driver.h"
 #include "uniep/error.h"
@@ -179,25 +181,20 @@ class NcclMemory final : public SymmetricMemory {
   std::vector<void*> peers_;
 };
 
-int integer_from_environment(const char* name) {
-  const char* text = std::getenv(name);
-  if (text == nullptr) throw Error(Status::kInvalidArgument, std::string(name) + " is not set: is this torchrun?");
-  return std::atoi(text);
-}
-
 }  // namespace
 
 NcclBootstrap nccl_bootstrap_from_environment() {
-  NcclBootstrap bootstrap;
-  bootstrap.rank = integer_from_environment("RANK");
-  bootstrap.ranks = integer_from_environment("WORLD_SIZE");
-  bootstrap.device = integer_from_environment("LOCAL_RANK");
-  if (std::getenv("NCCL_COMM_ID") == nullptr) {
-    const char* address = std::getenv("MASTER_ADDR");
-    const std::string port = std::to_string(integer_from_environment("MASTER_PORT") + 1);
-    const std::string id = std::string(address != nullptr ? address : "127.0.0.1") + ":" + port;
-    setenv("NCCL_COMM_ID", id.c_str(), 0);
+  const std::optional<RankEnvironment> environment = rank_environment();
+  if (!environment) {
+    throw Error(
+        Status::kInvalidArgument,
+        "RANK, WORLD_SIZE: not set; a process a rank needs torchrun's environment, a unique id or a communicator");
   }
+  setenv("NCCL_COMM_ID", environment->id.c_str(), 1);
+  NcclBootstrap bootstrap;
+  bootstrap.rank = environment->rank;
+  bootstrap.ranks = environment->ranks;
+  bootstrap.device = environment->local_rank;
   return bootstrap;
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -106,6 +108,13 @@ class Engine {
                                               const Placement& placement) const = 0;
   virtual void synchronize() = 0;
   virtual void recover() = 0;
+
+  // Collective where ranks are in several processes, which begin what follows together: copies what each process gives
+  // to the one of rank 0, in rank order, to where room(bytes of all) says. An engine with all ranks copies `own`.
+  using Room = std::function<std::byte*(std::size_t bytes)>;
+  virtual void gather(std::span<const std::byte> own, const Room& room) {
+    std::copy(own.begin(), own.end(), room(own.size()));
+  }
 };
 
 }  // namespace uniep::internal

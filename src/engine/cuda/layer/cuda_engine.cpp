@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "api/place.h"
 #include "engine/cuda/driver.h"
 #include "engine/cuda/engine.h"
+#include "engine/cuda/layer/host_exchange.h"
 #include "engine/cuda/layer/host_routing.h"
 #include "engine/cuda/layer/layer_tiles.h"
 #include "engine/cuda/layer/stream_capture.h"
@@ -230,13 +232,21 @@ std::shared_ptr<internal::PlacementState> CudaEngine::place_through_host(const L
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     queue->follow_earlier_calls(streams[static_cast<std::size_t>(queue->ranks().front() - first_local_rank())]);
   }
-  std::vector<HostRouting> copies = read_routings(shape, routings, ranks_.devices());
+  std::vector<HostRouting> copies = read_routings(shape, routings, ranks_.devices(), first_local_rank());
   if (options_.launch == uniep::Launch::kProcesses) copies = share_routings(symmetric_, shape, copies.front());
   std::vector<Routing> all;
   for (const HostRouting& copy : copies) all.push_back(copy.view());
   std::shared_ptr<internal::PlacementState> state = place_on_host(shape, options_.ranks, all, capacity);
   state->engine_tables = std::make_shared<PlacedTables>(*state, cache_, targets(streams));
   return state;
+}
+
+void CudaEngine::gather(std::span<const std::byte> own, const Room& room) {
+  if (options_.launch == uniep::Launch::kThreads) return Engine::gather(own, room);
+  synchronize();
+  const std::vector<int64_t> sizes = share_sizes(symmetric_, static_cast<int64_t>(own.size()));
+  const int64_t bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  share_bytes(symmetric_, own, sizes, first_local_rank() == 0 ? room(static_cast<std::size_t>(bytes)) : nullptr);
 }
 
 // ---- Calls

@@ -46,6 +46,7 @@ class CudaEngine final : public internal::Engine {
                                       const Placement& placement) const override;
   void synchronize() override;
   void recover() override;
+  void gather(std::span<const std::byte> own, const Room& room) override;
 
   // For tests: so many of each device's last ranks do not run.
   void leave_out(int ranks) { absent_ranks_ = ranks; }

@@ -20,10 +20,10 @@ struct HostRouting {
   Routing view() const;
 };
 
-// Copies routings from their devices and waits for them; `devices` and `streams` hold one of each for every routing.
+// Copies the routings of ranks first_rank, ... from their devices and waits for them; `devices` holds one for each.
 // Throws Error(kInvalidArgument) where arrays are missing or too large to copy.
 std::vector<HostRouting> read_routings(const LayerShape& shape, std::span<const Routing> routings,
-                                       std::span<const int> devices);
+                                       std::span<const int> devices, int first_rank);
 
 // The routings of all ranks, of which this process has one. Collective, through symmetric memory.
 std::vector<HostRouting> share_routings(SymmetricRegion& symmetric, const LayerShape& shape, const HostRouting& own);

@@ -35,7 +35,12 @@ NcclBootstrap bootstrap_of(const GroupOptions& options, const std::vector<int>& 
     if (bootstrap.ranks != options.ranks) {
       refuse(fmt::format("ranks: {}; the environment says WORLD_SIZE={}", options.ranks, bootstrap.ranks));
     }
-    if (options.devices.empty()) return bootstrap;
+    if (options.devices.empty()) {
+      if (std::find(devices.begin(), devices.end(), bootstrap.device) == devices.end()) {
+        refuse(fmt::format("LOCAL_RANK: {}; there are {} GPUs here", bootstrap.device, devices.size()));
+      }
+      return bootstrap;
+    }
   } else {
     bootstrap.rank = options.rank;
     bootstrap.ranks = options.ranks;

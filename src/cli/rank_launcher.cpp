@@ -1,0 +1,202 @@
+#include "cli/rank_launcher.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <iostream>
+#include <string_view>
+#include <utility>
+
+#include "uniep/error.h"
+
+namespace uniep::cli {
+namespace {
+
+constexpr int kBadUsage = 2;
+constexpr int kNotStarted = 127;
+
+[[noreturn]] void fail(const char* action, int error_number) {
+  throw Error(Status::kDevice, fmt::format("--launch: processes: {}: {}", action, std::strerror(error_number)));
+}
+
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() {
+    if (number_ >= 0) ::close(number_);
+  }
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  int number() const { return number_; }
+
+ private:
+  int number_ = -1;
+};
+
+bool is_free(uint16_t port) {
+  const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port);
+  return ::bind(listener.number(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+}
+
+// A MASTER_PORT whose successor nobody uses; below those that the system deals out, so that none of the ranks' own
+// connections gets it before rank 0 does.
+int meeting_port() {
+  constexpr int kFirst = 16384, kCount = 16000;
+  for (int i = 0; i < kCount; ++i) {
+    const int port = kFirst + (static_cast<int>(::getpid()) * 31 + i) % kCount;
+    if (is_free(static_cast<uint16_t>(port + 1))) return port;
+  }
+  fail("finding a port for the ranks to meet", EADDRINUSE);
+}
+
+// This process's environment with a rank's variables.
+std::vector<std::string> environment_of(int rank, int ranks, int port) {
+  const std::array<std::pair<std::string, std::string>, 5> own = {{{"RANK", std::to_string(rank)},
+                                                                   {"WORLD_SIZE", std::to_string(ranks)},
+                                                                   {"LOCAL_RANK", std::to_string(rank)},
+                                                                   {"MASTER_ADDR", "127.0.0.1"},
+                                                                   {"MASTER_PORT", std::to_string(port)}}};
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    const std::string_view name = text.substr(0, text.find('='));
+    const bool replaced = std::any_of(own.begin(), own.end(), [&](const auto& of) { return of.first == name; });
+    if (!replaced) variables.emplace_back(text);
+  }
+  for (const auto& [name, value] : own) variables.push_back(fmt::format("{}={}", name, value));
+  return variables;
+}
+
+std::vector<char*> addresses_of(std::vector<std::string>& texts) {
+  std::vector<char*> addresses;
+  for (std::string& text : texts) addresses.push_back(text.data());
+  addresses.push_back(nullptr);
+  return addresses;
+}
+
+// A process that is ended and waited for when this object goes.
+class RankProcess {
+ public:
+  RankProcess(const Command& command, std::vector<std::string> environment) {
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) fail("making a pipe", errno);
+    messages_ = Descriptor(ends[0]);
+    const Descriptor writer(ends[1]);
+    std::vector<std::string> words = {command.program};
+    words.insert(words.end(), command.arguments.begin(), command.arguments.end());
+    const std::vector<char*> values = addresses_of(words), variables = addresses_of(environment);
+    const pid_t parent = ::getpid();
+    id_ = ::fork();
+    if (id_ < 0) fail("starting a process", errno);
+    if (id_ > 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives the one that started it
+    if (::getppid() != parent || ::dup2(writer.number(), STDERR_FILENO) < 0) ::_exit(kNotStarted);
+    ::execve(command.program.c_str(), values.data(), variables.data());
+    ::dprintf(STDERR_FILENO, "can not start: %s\n", std::strerror(errno));
+    ::_exit(kNotStarted);
+  }
+  ~RankProcess() {
+    if (id_ <= 0) return;
+    ::kill(id_, SIGKILL);
+    while (::waitpid(id_, nullptr, 0) < 0 && errno == EINTR) continue;
+  }
+  RankProcess(RankProcess&& other) noexcept
+      : id_(std::exchange(other.id_, -1)), messages_(std::move(other.messages_)), text_(std::move(other.text_)) {}
+  RankProcess& operator=(RankProcess&&) = delete;
+
+  int messages() const { return messages_.number(); }
+  const std::string& text() const { return text_; }
+
+  // Takes what it has written to standard error. False when there will be no more.
+  bool read_messages() {
+    std::array<char, 4096> bytes{};
+    const ssize_t count = ::read(messages_.number(), bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) return true;
+    if (count > 0) text_.append(bytes.data(), static_cast<std::size_t>(count));
+    return count > 0;
+  }
+
+  // As waitpid() gives it.
+  int wait() {
+    int status = 0;
+    while (::waitpid(id_, &status, 0) < 0) {
+      if (errno != EINTR) fail("waiting for a process", errno);
+    }
+    id_ = -1;
+    return status;
+  }
+
+ private:
+  pid_t id_ = -1;
+  Descriptor messages_;
+  std::string text_;
+};
+
+std::string last_line(std::string_view text) {
+  while (!text.empty() && text.back() == '\n') text.remove_suffix(1);
+  const std::size_t before = text.rfind('\n');
+  return std::string(before == std::string_view::npos ? text : text.substr(before + 1));
+}
+
+[[noreturn]] void report(int rank, int status, const std::string& text, const std::string& name) {
+  std::string message = last_line(text);
+  if (message.starts_with(name + ": ")) message.erase(0, name.size() + 2);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kBadUsage && !message.empty()) {
+    throw Error(Status::kInvalidArgument, message);  // every rank's
+  }
+  if (WIFSIGNALED(status)) {
+    message = fmt::format("ended by signal {} ({}){}{}", WTERMSIG(status), ::strsignal(WTERMSIG(status)),
+                          message.empty() ? "" : "; its last words: ", message);
+  } else if (message.empty()) {
+    message = fmt::format("ended with exit status {} and without a message", WEXITSTATUS(status));
+  }
+  throw Error(Status::kDevice, fmt::format("rank {}: {}", rank, message));
+}
+
+}  // namespace
+
+void launch_ranks(const Command& command, const std::string& name, int ranks) {
+  const int port = meeting_port();
+  std::vector<RankProcess> processes;
+  for (int rank = 0; rank < ranks; ++rank) processes.emplace_back(command, environment_of(rank, ranks, port));
+  std::vector<pollfd> open;
+  for (const RankProcess& process : processes) open.push_back({process.messages(), POLLIN, 0});
+  for (int running = ranks; running > 0;) {
+    if (::poll(open.data(), open.size(), -1) < 0) {
+      if (errno == EINTR) continue;
+      fail("waiting for the ranks", errno);
+    }
+    for (int rank = 0; rank < ranks; ++rank) {
+      RankProcess& process = processes[static_cast<std::size_t>(rank)];
+      pollfd& of = open[static_cast<std::size_t>(rank)];
+      if (of.fd < 0 || of.revents == 0 || process.read_messages()) continue;
+      of.fd = -1;
+      --running;
+      const int status = process.wait();
+      if (status != 0) report(rank, status, process.text(), name);
+    }
+  }
+  for (const RankProcess& process : processes) std::cerr << process.text();
+}
+
+}  // namespace uniep::cli
