@@ -44,7 +44,11 @@ class ExchangeBench {
     given.set("combine.transport", "staged");
     // What measured best (docs/layer_performance.md).
     if (!given.given("queue")) given.set("queue", "dynamic");
-    if (!given.given("comm.chunk_bytes")) given.set("comm.chunk_bytes", exchange == Exchange::kCombine ? "8192" : "4096");
+    if (exchange == Exchange::kCombine) {
+      const bool flat = request.layer.numerics.combine_groups == 0;
+      if (!given.given("comm.chunk_bytes")) given.set("comm.chunk_bytes", "8192");
+      if (!given.given("combine.column_chunks")) given.set("combine.column_chunks", flat ? "8" : "2");
+    }
     schedule_ = resolve(given, Direction::kForward, request.layer.shape, request.layer.numerics, machine);
     placement_ = place_ids(request.layer, make_ids(request.layer));
     for (int rank = 0; rank < request.layer.ranks; ++rank) {

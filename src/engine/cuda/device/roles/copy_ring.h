@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine/cuda/device/ptx/mbarrier.h"
+#include "engine/cuda/device/ptx/memory.h"
 #include "engine/cuda/device/ptx/tma.h"
 #include "engine/cuda/device/ptx/warpgroup.h"
 
