@@ -213,8 +213,8 @@ void GroupedGemm::input_gradient_swiglu(const ExpertRows& rows, const void* dy, 
   arguments.prob_chunks = static_cast<float*>(workspace);
   arguments.prob_stride = rows.rows;
   state_->start(config, arguments,
-                State::weight_maps(w2, rows.experts, k, i, split_b_along_k(config) ? kTileK / 2 : kTileK),
-                {nullptr}, tuning, stream);
+                State::weight_maps(w2, rows.experts, k, i, split_b_along_k(config) ? kTileK / 2 : kTileK), {nullptr},
+                tuning, stream);
 
   const int32_t chunks = (i + kProbChunkColumns - 1) / kProbChunkColumns;
   ProbSumArguments sum{arguments.prob_chunks, rows.rows, rows.rows, dprob, chunks};

@@ -21,10 +21,9 @@ TensorMap encode(const MatrixView& view, const cuuint32_t (&box)[3], CUtensorMap
                                static_cast<cuuint64_t>(view.depth)};
   const cuuint64_t strides[2] = {sizes[0] * 2, sizes[0] * sizes[1] * 2};
   const cuuint32_t steps[3] = {1, 1, 1};
-  const CUresult result =
-      driver().cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(view.address), sizes,
-                                      strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = driver().cuTensorMapEncodeTiled(
+      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(view.address), sizes, strides, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(result, (std::string("describing ") + name + " [" + std::to_string(view.depth) + ", " +
                  std::to_string(view.rows) + ", " + std::to_string(view.columns) + "] to TMA")
                     .c_str());

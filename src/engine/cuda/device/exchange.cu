@@ -42,8 +42,7 @@ UNIEP_DEVICE void copy_call(Storage& shared, const RankCall& call) {
 UNIEP_DEVICE bool run_sends(const RunningCall& running, Ring& ring, Sum& sum, WalkState& walk, uint32_t warp) {
   if (running.call.program.combine_groups == 0) return run_send(running, ring, walk, Share{warp, kSendWarps});
   const uint32_t team = warp / kTeamWarps;
-  return run_group_send(running, walk, Share{team, kTeams}, SendTeam{warp % kTeamWarps, kTeamWarps, 1 + team},
-                        sum);
+  return run_group_send(running, walk, Share{team, kTeams}, SendTeam{warp % kTeamWarps, kTeamWarps, 1 + team}, sum);
 }
 
 // The rows' probs, for callers that do not read row tables; a thread a row.

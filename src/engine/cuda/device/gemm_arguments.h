@@ -9,8 +9,8 @@ namespace uniep::cuda {
 
 struct alignas(64) GemmArguments {
   TensorMap a;
-  TensorMap z, dz;       // kSwigluGradient: [rows][2][I], in boxes of 16 rows and kTransferColumns
-  TensorMap recomputed;  // kSwigluGradient: a, [rows][1][I], the same
+  TensorMap z, dz;               // kSwigluGradient: [rows][2][I], in boxes of 16 rows and kTransferColumns
+  TensorMap recomputed;          // kSwigluGradient: a, [rows][1][I], the same
   const int32_t* segment_start;  // [experts], multiples of 128
   const int32_t* row_count;      // [experts], rows without padding
   int32_t experts;
@@ -22,9 +22,9 @@ struct alignas(64) GemmArguments {
   int32_t output_per_expert;  // outputs[]: 0 = one address, experts follow at output_expert_stride
   int64_t output_leading;     // elements from one row of D to the next
   int64_t output_expert_stride;
-  BFloat16* activation;   // kSwiglu: a [rows, I]
-  const float* prob;      // [rows]
-  float* prob_chunks;     // kSwigluGradient: sums of 64 columns [ceil(I / 64)][prob_stride]
+  BFloat16* activation;  // kSwiglu: a [rows, I]
+  const float* prob;     // [rows]
+  float* prob_chunks;    // kSwigluGradient: sums of 64 columns [ceil(I / 64)][prob_stride]
   int64_t prob_stride;
 };
 static_assert(sizeof(GemmArguments) % 64 == 0, "the maps that follow are aligned");

@@ -180,16 +180,14 @@ UNIEP_DEVICE void push_rows(const RunningCall& running, const uniep::Task& task,
   const RowSource* const table = call.rows_of[owner];
   BFloat16* const rows = call.gathered_of[task.n][owner];
   const RowRange part = rows_from_source(p, task.expert, rows_of_block(p, task.expert, task.m), p.rank);
-  copy_rows(
-      ring, part.begin, part.end, static_cast<uint32_t>(call.hidden * sizeof(BFloat16)),
-      [&](int32_t row) { return is_primary_slot(p, table[row].token, table[row].slot); },
-      [&](int32_t row) { return call.input[task.n][p.rank] + table[row].token * call.hidden; },  //
-      NoNote{},
-      [&](const auto& chunk, uint32_t bytes) {
-        if (ptx::lane_index() != 0) return;
-        ptx::bulk_store(reinterpret_cast<uint8_t*>(rows + chunk.row * call.hidden) + chunk.offset, chunk.address,
-                        bytes);
-      });
+  const auto selects = [&](int32_t row) { return is_primary_slot(p, table[row].token, table[row].slot); };
+  const auto source = [&](int32_t row) { return call.input[task.n][p.rank] + table[row].token * call.hidden; };
+  const auto store = [&](const auto& chunk, uint32_t bytes) {
+    if (ptx::lane_index() != 0) return;
+    ptx::bulk_store(reinterpret_cast<uint8_t*>(rows + chunk.row * call.hidden) + chunk.offset, chunk.address, bytes);
+  };
+  const auto row_bytes = static_cast<uint32_t>(call.hidden * sizeof(BFloat16));
+  copy_rows(ring, part.begin, part.end, row_bytes, selects, source, NoNote{}, store);
   ring.complete();
   signal_task(running, task);
 }
@@ -208,14 +206,14 @@ UNIEP_DEVICE void receive_rows(const RunningCall& running, const uniep::Task& ta
   };
   if (p.dedup) {
     RowFiller filler(call, task.n, false);
-    copy_rows(
-        ring, range.begin, range.end, static_cast<uint32_t>(call.hidden * sizeof(BFloat16)), has_copies,
-        [&](int32_t row) {
-          filler.remember(p.rows[row]);
-          return rows + row * call.hidden;
-        },
-        [&](int lane) { return filler.note(lane); },  //
-        [&](const auto& chunk, uint32_t bytes) { filler.store(chunk, bytes); });
+    const auto source = [&](int32_t row) {
+      filler.remember(p.rows[row]);
+      return rows + row * call.hidden;
+    };
+    const auto note = [&](int lane) { return filler.note(lane); };
+    const auto store = [&](const auto& chunk, uint32_t bytes) { filler.store(chunk, bytes); };
+    const auto row_bytes = static_cast<uint32_t>(call.hidden * sizeof(BFloat16));
+    copy_rows(ring, range.begin, range.end, row_bytes, has_copies, source, note, store);
   }
   zero_rows(rows, call.hidden, range.end, range.padded_end);
   ring.complete();

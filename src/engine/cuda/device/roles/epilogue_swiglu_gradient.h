@@ -70,8 +70,8 @@ class SwigluGradientEpilogue {
     ptx::store_matrix_x4(address + kTransferBytes, up[0], up[1], up[2], up[3]);
     ptx::store_matrix_x4(activation_block() + place, a[0], a[1], a[2], a[3]);
     if (++strip_ % kStripsInTransfer == 0) end_transfer(buffer);
-    // The next strip's values of da go to the front, where a rolled loop finds them. Only the current chunk's move: all
-    // of them would cost a fifth of the arithmetic.
+      // The next strip's values of da go to the front, where a rolled loop finds them. Only the current chunk's move:
+      // all of them would cost a fifth of the arithmetic.
 #pragma unroll
     for (int i = 0; i + kStripRegisters < kChunkRegisters; ++i) da_[i] = da_[i + kStripRegisters];
   }
@@ -126,14 +126,20 @@ class SwigluGradientEpilogue {
   UNIEP_DEVICE static uint32_t place_of(uint32_t row, uint32_t chunk) {
     return row * (kTransferColumns * 2) + ((chunk ^ (row / 2 & 3u)) << 4);
   }
-  UNIEP_DEVICE uint32_t gate_block(int32_t buffer) const { return staging_ + buffer * 2 * kTransferBytes; }
-  UNIEP_DEVICE uint32_t activation_block() const { return staging_ + kActivationAt; }
+  UNIEP_DEVICE uint32_t gate_block(int32_t buffer) const {
+    return staging_ + buffer * 2 * kTransferBytes;
+  }
+  UNIEP_DEVICE uint32_t activation_block() const {
+    return staging_ + kActivationAt;
+  }
   UNIEP_DEVICE uint64_t& landed(int32_t buffer) const {
     return *static_cast<uint64_t*>(__cvta_shared_to_generic(staging_ + kBarriersAt + buffer * 8));
   }
 
   // The last few values wait in shared memory, for want of registers.
-  UNIEP_DEVICE uint32_t parked() const { return staging_ + kParkedAt + ptx::lane_index() * 16; }
+  UNIEP_DEVICE uint32_t parked() const {
+    return staging_ + kParkedAt + ptx::lane_index() * 16;
+  }
   UNIEP_DEVICE void unpark() {
     const ptx::Vector16 values = ptx::load_shared_16(parked());
 #pragma unroll
