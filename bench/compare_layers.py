@@ -3,7 +3,8 @@
 `nccl` is all_to_all_single, torch._grouped_mm, a compiled SwiGLU and a sum of the slots, one after the other; `deepep` has
 deep_ep's Buffer in NCCL's place, where deep_ep imports; `torch gemms` is FC1 and FC2 of torch._grouped_mm alone, on rows that
 are there already. Routing is uniform, and what depends on it alone is made before. Each figure is the median over --repeat
-runs, of each run the slowest GPU, with cold L2 caches; ours and theirs take turns for --rounds.
+runs of it alone, of each run the slowest GPU, with cold L2 caches; ours and theirs take turns for --rounds. (What runs in
+between moves the clocks: in turn with other work the same layer takes up to a tenth longer.)
 
     python3 bench/compare_layers.py build/release/uniep [--shapes dsv3,mixtral] [--tokens 4096,8192] [--json FILE]
 """
@@ -181,10 +182,14 @@ def measure_theirs(rank, ranks, options, path):
 
 
 def measure_ours(options, ranks, shape, tokens):
-    command = [options.uniep, "bench", "--op", "layer", "--shape", shape, "--tokens", str(tokens), "--ranks", str(ranks),
-               "--devices", ",".join(map(str, range(ranks))), "--repeat", str(options.repeat), "--json", "-"]
-    report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    return {result["name"]: result["ms"]["median"] for result in report["results"]}
+    times = {}
+    for name in ("layer", "gemms"):
+        command = [options.uniep, "bench", "--op", "layer", "--shape", shape, "--tokens", str(tokens), "--ranks", str(ranks),
+                   "--devices", ",".join(map(str, range(ranks))), "--repeat", str(options.repeat), "--only", name,
+                   "--json", "-"]
+        report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        times.update({result["name"]: result["ms"]["median"] for result in report["results"]})
+    return times
 
 
 def main():
