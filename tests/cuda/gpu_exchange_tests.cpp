@@ -1,6 +1,6 @@
 // Dispatch and combine on GPUs against the host, byte by byte: pull and push, shapes and rings, ragged and empty ranks,
-// unused slots, one expert that gets everything, combine flat and by groups, dprobs; many calls; a rank that never
-// comes. Virtual ranks on one GPU, and a GPU each where there are several. Exit status 77 without a GPU.
+// unused slots, one expert that gets everything, combine flat and by groups, dprobs; many calls under load; a rank that
+// never comes. Virtual ranks on one GPU, and a GPU each where there are several. Exit status 77 without a GPU.
 // Usage: gpu_exchange_tests [--verbose] [--repeats N] [--cases N], or --compile: only fills the kernel cache
 #include <cstdlib>
 #include <random>
@@ -8,8 +8,9 @@
 #include "api/place.h"
 #include "engine/cuda/exchange/exchange_session.h"
 #include "model/elementwise.h"
-#include "tests/cuda/gpu_support.h"
-#include "uniep/exchange.h"
+#include "tests/cuda/device_values.h"
+#include "tests/cuda/group_exchange.h"
+#include "tests/cuda/traffic.h"
 
 namespace uniep::cuda::test {
 namespace {
@@ -69,36 +70,6 @@ std::shared_ptr<const internal::PlacementState> place(const ExchangeCase& c, std
     routings.push_back(routing);
   }
   return place_on_host(c.shape, ranks_of(c), routings, Capacity{});
-}
-
-// Finite values of all sorts of exponents.
-std::vector<BFloat16> random_values(int64_t count, std::mt19937_64& random) {
-  std::vector<BFloat16> values(static_cast<size_t>(count));
-  for (BFloat16& value : values) {
-    const auto bits = static_cast<uint16_t>(random());
-    value.bits = (bits & 0x7f80u) == 0x7f80u ? static_cast<uint16_t>(bits & 0xbfffu) : bits;
-  }
-  return values;
-}
-
-template <typename T>
-void to_device(T* target, const std::vector<T>& values) {
-  if (values.empty()) return;
-  check(driver().cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(target), values.data(), values.size() * sizeof(T),
-                                   nullptr),
-        "upload");
-  check(driver().cuCtxSynchronize(), "upload");
-}
-
-template <typename T>
-std::vector<T> from_device(const T* source, int64_t count) {
-  std::vector<T> values(static_cast<size_t>(count));
-  if (count == 0) return values;
-  check(driver().cuMemcpyDtoHAsync(values.data(), reinterpret_cast<CUdeviceptr>(source), values.size() * sizeof(T),
-                                   nullptr),
-        "download");
-  check(driver().cuCtxSynchronize(), "download");
-  return values;
 }
 
 void poison(void* memory, int64_t bytes) {
@@ -379,18 +350,22 @@ void run_case(Results& results, const ExchangeCase& c, const std::vector<int>& d
   results.record(c.name, wrong.empty(), wrong);
 }
 
-// Calls in a row with new epochs, across their wrap; the last results are compared.
-void run_many(Results& results, const std::vector<int>& devices, int repeats) {
-  ExchangeCase c = basic("many calls", std::vector<int64_t>(devices.size(), 65), 264, 8 * devices.size(), 4);
+// Calls in a row with new epochs, across their wrap, beside copies over PCIe; every hundredth's results are compared.
+void run_many(Results& results, const std::vector<int>& devices, int repeats, DispatchTransport transport) {
+  const char* const name = transport == DispatchTransport::kPull ? "many calls, pull" : "many calls, push";
+  ExchangeCase c = basic(name, std::vector<int64_t>(devices.size(), 65), 264, 8 * devices.size(), 4);
   c.groups = static_cast<int>(devices.size());
+  c.schedule.dispatch.transport = transport;
   Exchange exchange(c, devices, 5);
   for (int rank = 0; rank < ranks_of(c); ++rank) {
     const ScopedDevice scope(devices[rank]);
     to_device(exchange.session().epoch(rank), std::vector<uint32_t>{0xffffffffu - static_cast<uint32_t>(repeats)});
   }
+  Traffic traffic(1 + *std::max_element(devices.begin(), devices.end()));
   std::string wrong;
   for (int i = 0; i < repeats && wrong.empty(); ++i) {
     if (i % 100 == 0 || i + 1 == repeats) exchange.poison_results();
+    if (i % 200 == 0) traffic.go_on();
     exchange.session().dispatch();
     exchange.session().combine();
     if (i % 100 != 0 && i + 1 != repeats) continue;
@@ -424,76 +399,13 @@ void run_time_out(Results& results, const std::vector<int>& devices) {
   results.record(c.name + ": works again", wrong.empty(), wrong);
 }
 
-// The public functions, among each other's calls: what dispatch fills, combine returns.
+// The public functions, among each other's calls.
 void run_group(Results& results, const std::vector<int>& devices) {
-  const ExchangeCase c = basic("dispatch and combine of a group", {100, 0, 77, 31}, 520, 16, 4);
-  std::mt19937_64 random(21);
-  GroupOptions options;
-  options.engine = EngineKind::kCuda;
-  options.ranks = ranks_of(c);
-  options.workers = 8;
-  options.devices = devices;
-  Group group(options);
-  LayerConfig config;
-  config.shape = c.shape;
-  const Schedule schedule = resolve({}, Direction::kForward, c.shape, config.numerics, group.machine());
-  std::vector<Buffer> memory;
-  const auto on_device = [&](int rank, const auto& values) {
-    const ScopedDevice scope(devices[rank]);
-    memory.emplace_back(static_cast<int64_t>(values.size() * sizeof(values[0])));
-    memory.back().upload(values);
-    return memory.back().as<void>();
-  };
-  std::vector<std::vector<int32_t>> ids;
-  std::vector<std::vector<float>> probs;
-  std::vector<Routing> routings(devices.size()), host_routings(devices.size());
-  for (int rank = 0; rank < ranks_of(c); ++rank) {
-    ids.push_back(random_ids(c, c.tokens[rank], random));
-    probs.emplace_back();
-    for (size_t i = 0; i < ids.back().size(); ++i) probs.back().push_back(static_cast<float>(random() % 1000) / 1000);
-    host_routings[rank] = {c.tokens[rank], ids[rank].data(), IndexType::kInt32, probs[rank].data(), {}};
-    routings[rank] = {c.tokens[rank],
-                      on_device(rank, ids[rank]),
-                      IndexType::kInt32,
-                      static_cast<float*>(on_device(rank, probs[rank])),
-                      {}};
-  }
-  const auto state = place_on_host(c.shape, ranks_of(c), host_routings, Capacity{});
-  const Placement placement = place(group, c.shape, routings);
-  std::vector<std::vector<BFloat16>> x;
-  std::vector<DispatchArguments> there(devices.size());
-  std::vector<CombineArguments> back(devices.size());
-  for (int rank = 0; rank < ranks_of(c); ++rank) {
-    const int64_t rows = state->padded_rows[rank], tokens = c.tokens[rank], hidden = c.shape.hidden;
-    x.push_back(random_values(tokens * hidden, random));
-    there[rank].x = static_cast<BFloat16*>(on_device(rank, x[rank]));
-    there[rank].rows = static_cast<BFloat16*>(on_device(rank, random_values(rows * hidden, random)));
-    there[rank].row_probs = static_cast<float*>(on_device(rank, std::vector<float>(rows, -1.0f)));
-    back[rank] = {there[rank].rows,
-                  static_cast<BFloat16*>(on_device(rank, random_values(tokens * hidden, random))),
-                  there[rank].row_probs,
-                  static_cast<float*>(on_device(rank, std::vector<float>(tokens * c.shape.topk, -1.0f))),
-                  {}};
-  }
-  dispatch(group, config, schedule, placement, there);
-  combine(group, config, schedule, placement, back);
-  group.synchronize();
-  std::string wrong;
-  for (int rank = 0; rank < ranks_of(c); ++rank) {
-    const ScopedDevice scope(devices[rank]);
-    const int64_t hidden = c.shape.hidden, entries = c.tokens[rank] * c.shape.topk;
-    const std::vector<float> dprobs = from_device(back[rank].dprobs, entries);
-    if (dprobs != probs[rank]) wrong += "dprobs of rank " + std::to_string(rank) + " ";
-    std::vector<BFloat16> expected = x[rank];
-    for (BFloat16& value : expected) {  // topk times the same row
-      float sum = 0.0f;
-      for (int64_t slot = 0; slot < c.shape.topk; ++slot) sum = add(sum, to_float(value));
-      value = to_bfloat16(sum);
-    }
-    const std::vector<BFloat16> y = from_device(back[rank].y, c.tokens[rank] * hidden);
-    if (std::memcmp(y.data(), expected.data(), y.size() * 2) != 0) wrong += "y of rank " + std::to_string(rank) + " ";
-  }
-  results.record(c.name, wrong.empty(), wrong);
+  GroupExchange exchange({100, 0, 77, 31}, devices, {.hidden = 520, .intermediate = 192, .experts = 16, .topk = 4},
+                         {.workers = 8});
+  exchange.call();
+  const std::string wrong = exchange.difference();
+  results.record("dispatch and combine of a group", wrong.empty(), wrong);
 }
 
 // With a GPU for each rank where there are enough, else all ranks on one.
@@ -510,7 +422,9 @@ void run_all(Results& results, bool spread, int cases, int repeats) {
   for (const ExchangeCase& c : ring_cases()) all.push_back(c);
   for (int i = 0; i < cases; ++i) all.push_back(random_case(i, random));
   for (const ExchangeCase& c : all) run_case(results, c, devices_for(ranks_of(c), spread), random());
-  run_many(results, devices_for(4, spread), repeats);
+  for (const DispatchTransport transport : {DispatchTransport::kPull, DispatchTransport::kPush}) {
+    run_many(results, devices_for(4, spread), repeats, transport);
+  }
   run_time_out(results, devices_for(4, spread));
   run_group(results, devices_for(4, spread));
 }

@@ -1,0 +1,130 @@
+// Dispatch and combine on all SMs but a few, a GPU a rank, while NCCL all-reduces on other streams of the same GPUs
+// without end: nothing may wait for ever, and every byte must be right. Exit status 77 without two GPUs or NCCL.
+// Usage: gpu_coexistence_tests [--verbose] [--calls N]
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include "comm/nccl_library.h"
+#include "tests/cuda/group_exchange.h"
+
+namespace uniep::cuda::test {
+namespace {
+
+constexpr const char* kNcclCtas = "16";
+constexpr const char* kReservedSms = "24";
+
+// NCCL's all-reduce of all GPUs, over and over, a thread and a stream for each, while this object lives.
+class AllReduces {
+ public:
+  explicit AllReduces(const std::vector<int>& devices) {
+    Nccl::UniqueId id;
+    check_nccl(nccl().get_unique_id(&id), "ncclGetUniqueId");
+    for (std::size_t rank = 0; rank < devices.size(); ++rank) {
+      threads_.emplace_back([this, id, rank, &devices] { run(id, static_cast<int>(rank), devices); });
+    }
+  }
+  ~AllReduces() { stop(); }
+  AllReduces(const AllReduces&) = delete;
+  AllReduces& operator=(const AllReduces&) = delete;
+
+  // How many were done by each GPU; throws what a thread threw.
+  int64_t stop() {
+    stopping_ = true;
+    for (std::thread& thread : threads_) {
+      if (thread.joinable()) thread.join();
+    }
+    return done_;
+  }
+  const std::string& error() const { return error_; }
+
+ private:
+  static constexpr int64_t kCount = int64_t{8} << 20;
+  static constexpr int kRound = 8;
+
+  void run(const Nccl::UniqueId& id, int rank, const std::vector<int>& devices) {
+    try {
+      const ScopedDevice scope(devices[static_cast<std::size_t>(rank)]);
+      Nccl::Communicator communicator = nullptr;
+      check_nccl(nccl().init_rank(&communicator, static_cast<int>(devices.size()), id, rank), "ncclCommInitRank");
+      CUstream stream = nullptr;
+      check(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+      const Buffer values(kCount * static_cast<int64_t>(sizeof(int32_t)));
+      values.set_bytes(0);
+      // All ranks do the same number of rounds: the first tells in the values when it is the last.
+      for (int32_t going_on = 1; going_on != 0;) {
+        const std::vector<int32_t> flag = {rank == 0 && !stopping_ ? 1 : 0};
+        values.upload(flag);
+        for (int i = 0; i < kRound; ++i) {
+          check_nccl(nccl().all_reduce(values.as<void>(), values.as<void>(), kCount, Nccl::kInt32, Nccl::kSum,
+                                       communicator, stream),
+                     "ncclAllReduce");
+        }
+        check(driver().cuStreamSynchronize(stream), "ncclAllReduce");
+        going_on = values.download<int32_t>(1)[0];
+        if (rank == 0) done_ += kRound;
+      }
+      driver().cuStreamDestroy(stream);
+      check_nccl(nccl().destroy(communicator), "ncclCommDestroy");
+    } catch (const Error& error) {
+      const std::lock_guard lock(mutex_);
+      error_ = error.what();
+    }
+  }
+
+  std::vector<std::thread> threads_;
+  std::atomic<bool> stopping_ = false;
+  std::atomic<int64_t> done_ = 0;
+  std::mutex mutex_;
+  std::string error_;
+};
+
+int run(int argc, char** argv) {
+  Results results;
+  int calls = 300;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--verbose") == 0) results.verbose = true;
+    if (std::strcmp(argv[i], "--calls") == 0 && i + 1 < argc) calls = std::atoi(argv[++i]);
+  }
+  setenv("NCCL_MAX_CTAS", kNcclCtas, 1);
+  std::vector<int> devices;
+  for (int ranks = 2; ranks <= device_count(); ranks *= 2) {
+    for (auto device = static_cast<int>(devices.size()); device < ranks; ++device) devices.push_back(device);
+  }
+  try {
+    nccl();
+  } catch (const Error& error) {
+    std::printf("skipped: %s\n", error.what());
+    return 77;
+  }
+  if (devices.empty()) {
+    std::printf("skipped: all-reduces need two GPUs\n");
+    return 77;
+  }
+  GroupExchange::Options options;
+  options.schedule.set("comm.reserve_sms", kReservedSms);
+  const std::vector<int64_t> tokens(devices.size(), 1024);
+  GroupExchange exchange(tokens, devices, {.hidden = 4096, .intermediate = 1536, .experts = 64, .topk = 8}, options);
+  AllReduces all_reduces(devices);
+  std::string wrong;
+  for (int i = 0; i < calls && wrong.empty(); ++i) {
+    const bool compared = i % 100 == 0 || i + 1 == calls;
+    if (compared) exchange.poison_results();
+    exchange.call();
+    if (compared) wrong = exchange.difference();
+  }
+  results.record(std::to_string(calls) + " exchanges", wrong.empty(), wrong);
+  const int64_t done = all_reduces.stop();
+  results.record(std::to_string(done) + " all-reduces beside them", done > 1 && all_reduces.error().empty(),
+                 all_reduces.error());
+  std::printf("coexistence tests: %d passed, %d failed\n", results.passed, results.failed);
+  return results.failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace uniep::cuda::test
+
+int main(int argc, char** argv) {
+  return uniep::cuda::test::run_on_hopper(uniep::cuda::test::run, argc, argv);
+}
