@@ -1,22 +1,39 @@
 #!/bin/bash
-# What is to be seen on a machine with several Hopper GPUs: the symmetric memory over NCCL, a process a GPU, in all three
-# ways into a group, and in one process; the layer with a process a GPU and in one process; then the grouped GEMMs of all
-# GPUs at once beside torch's, and whole layers.
-# Usage: bench/several_gpus.sh UNIEP GPU_COMM_TESTS [FOLDER]   (the two programs; the folder takes two JSON files)
+# What is to be seen on a machine with several Hopper GPUs, all of them: the tests that need several (symmetric memory
+# over NCCL and in one process, exchanges, layers, whole models, all-reduces beside them, a process a GPU), then
+# dispatch and combine by SMs, the grouped GEMMs beside torch's, and whole layers beside serialized ones.
+# Usage: bench/several_gpus.sh BUILD [FOLDER]   (BUILD holds uniep and tests/cuda; FOLDER takes the JSON files)
 # Needs python3 with torch, and NCCL where the dynamic linker or torch finds it.
 set -euo pipefail
-uniep=$1
-comm_tests=$2
-folder=${3:-.}
+build=$1
+folder=${2:-.}
+uniep=$build/uniep
+tests=$build/tests/cuda
 gpus=$(nvidia-smi --list-gpus | wc -l)
+devices=$(seq -s, 0 $((gpus - 1)))
 here=$(cd "$(dirname "$0")" && pwd)
 export UNIEP_TEST_KERNELS=${UNIEP_TEST_KERNELS:-$here/../tests/cuda}
 if [ -z "${UNIEP_LIBNCCL:-}" ]; then
   torchs=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/lib/libnccl.so.2")' || true)
   [ -e "$torchs" ] && export UNIEP_LIBNCCL=$torchs
 fi
-timeout 120 "$comm_tests" --ranks "$gpus" --nccl
-timeout 120 "$comm_tests" --ranks "$gpus"
+timeout 120 "$tests/uniep_gpu_comm_tests" --ranks "$gpus" --nccl
+timeout 120 "$tests/uniep_gpu_comm_tests" --ranks "$gpus"
+timeout 300 "$tests/uniep_gpu_exchange_tests"
+timeout 120 "$tests/uniep_gpu_coexistence_tests"
+timeout 300 "$tests/uniep_gpu_layer_tests" --devices "$gpus"
+timeout 300 "$tests/uniep_gpu_model_tests" --devices "$gpus"
 "$here/../tests/cuda/compare_launches.sh" "$uniep" "$gpus"
+
+exchange() {
+  local name=$1
+  shift
+  echo "== $name"
+  timeout 120 "$uniep" bench --ranks "$gpus" --devices "$devices" --tokens 4096 --hidden 7168 --experts 256 --topk 8 \
+    "$@" --json "$folder/$name.json"
+}
+exchange dispatch --op dispatch
+exchange combine_groups --op combine --combine-groups "$gpus"
+exchange combine_flat --op combine
 timeout 420 python3 "$here/compare.py" "$uniep" --json "$folder/compare.json"
 timeout 420 python3 "$here/compare_layers.py" "$uniep" --json "$folder/compare_layers.json"
