@@ -97,7 +97,8 @@ TEST(RankLauncher, LongMessagesDoNotStopARank) {
 
 TEST(RankLauncher, TheProgramItselfFailsInOneLine) {
   if (cuda::has_hopper_gpu()) GTEST_SKIP() << "there is a GPU";
-  expect_error(Status::kInvalidArgument, "engine cuda: ", [] {
+  // "engine cuda: ..." or, built without CUDA's headers, "... so it has no cuda engine ...".
+  expect_error(Status::kInvalidArgument, "cuda", [] {
     cli::launch_ranks({UNIEP_COMMAND, {"run", "--engine", "cuda", "--launch", "processes"}}, "uniep run", 2);
   });
 }
