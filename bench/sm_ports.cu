@@ -32,8 +32,8 @@ __device__ void wait(uint64_t& landed, uint32_t phase) {
   }
 }
 
-__global__ void __launch_bounds__(32 * kWarps) fan_out(const uint8_t* in, uint8_t* out, int64_t places, int copies,
-                                                        bool by_bulk) {
+__global__ void __launch_bounds__(32 * kWarps)
+    fan_out(const uint8_t* in, uint8_t* out, int64_t places, int copies, bool by_bulk) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t barriers[kWarps][kStages];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(32 * kWarps) fan_out(const uint8_t* in, uint8_
   }
   __syncthreads();
   const int64_t first = blockIdx.x * kWarps + warp, stride = gridDim.x * kWarps;
-  for (int s = 0; lane == 0 && s < kStages; ++s) load(in + (first + s * stride) * kRowBytes, ring + s * kRowBytes, landed[s]);
+  for (int s = 0; lane == 0 && s < kStages; ++s)
+    load(in + (first + s * stride) * kRowBytes, ring + s * kRowBytes, landed[s]);
   int stage = 0;
   uint32_t phase = 0;
   for (int i = 0; i < kRowsOfWarp; ++i) {
