@@ -2,7 +2,7 @@
 # What is to be seen on a machine with several Hopper GPUs, all of them: the tests that need several (symmetric memory
 # over NCCL and in one process, exchanges, layers, whole models, all-reduces beside them, a process a GPU), then
 # dispatch and combine by SMs, the grouped GEMMs beside torch's, and whole layers beside serialized ones.
-# Usage: bench/several_gpus.sh BUILD [FOLDER]   (BUILD holds uniep and tests/cuda; FOLDER takes the JSON files)
+# Usage: bench/several_gpus.sh BUILD [FOLDER]   (BUILD holds uniep and tests; FOLDER takes the JSON files)
 # Needs python3 with torch, and NCCL where the dynamic linker or torch finds it.
 set -euo pipefail
 build=$1
@@ -17,6 +17,7 @@ if [ -z "${UNIEP_LIBNCCL:-}" ]; then
   torchs=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/lib/libnccl.so.2")' || true)
   [ -e "$torchs" ] && export UNIEP_LIBNCCL=$torchs
 fi
+timeout 300 "$build/tests/cli_bench_test"
 timeout 120 "$tests/uniep_gpu_comm_tests" --ranks "$gpus" --nccl
 timeout 120 "$tests/uniep_gpu_comm_tests" --ranks "$gpus"
 timeout 300 "$tests/uniep_gpu_exchange_tests"

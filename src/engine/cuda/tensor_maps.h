@@ -17,7 +17,7 @@ struct MatrixView {
 
 TensorMap encode_operand_map(const MatrixView& view, int box_rows, const char* name);
 
-// Boxes of so many columns of one row in each of `box_depth` matrices; 32 columns, with the 64-byte swizzle.
+// The same tensor in boxes of kTransferColumns of one row, of `box_depth` matrices, with the 64-byte swizzle.
 TensorMap encode_transfer_map(const MatrixView& view, int box_depth, const char* name);
 
 }  // namespace uniep::cuda
