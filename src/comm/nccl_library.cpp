@@ -23,6 +23,7 @@ Nccl load_nccl() {
   library.bind(table.get_unique_id, "ncclGetUniqueId");
   library.bind(table.init_rank, "ncclCommInitRank");
   library.bind(table.destroy, "ncclCommDestroy");
+  library.bind(table.abort, "ncclCommAbort");
   library.bind(table.memory_allocate, "ncclMemAlloc");
   library.bind(table.memory_free, "ncclMemFree");
   library.bind(table.register_window, "ncclCommWindowRegister");

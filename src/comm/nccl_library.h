@@ -22,6 +22,7 @@ struct Nccl {
   int (*get_unique_id)(UniqueId*);
   int (*init_rank)(Communicator*, int ranks, UniqueId, int rank);
   int (*destroy)(Communicator);
+  int (*abort)(Communicator);  // does not wait for other ranks, as the others may
   int (*memory_allocate)(void**, size_t);
   int (*memory_free)(void*);
   int (*register_window)(Communicator, void*, size_t, Window*, int flags);

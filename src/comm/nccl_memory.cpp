@@ -1,5 +1,6 @@
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <optional>
 #include <string>
 
@@ -36,13 +37,13 @@ class NcclMemory final : public SymmetricMemory {
       check(driver().cuMemAlloc(&word_, sizeof(int32_t)), "allocating the barrier's word");
       take(bytes);
     } catch (...) {
-      release();
+      release(true);
       throw;
     }
   }
   ~NcclMemory() override {
     const ScopedDevice scope(device_);
-    release();
+    release(std::uncaught_exceptions() > exceptions_);
   }
 
   int ranks() const override { return ranks_; }
@@ -162,12 +163,15 @@ class NcclMemory final : public SymmetricMemory {
     own_ = nullptr;
   }
 
-  void release() {
-    release_window();
+  // After a failure the other ranks may never come: then nothing waits for them, and a window that is registered is left
+  // to the end of the process.
+  void release(bool failed) {
+    if (!failed) release_window();
     if (word_ != 0) driver().cuMemFree(word_);
-    if (owns_communicator_) nccl().destroy(communicator_);
+    if (owns_communicator_) (failed ? nccl().abort : nccl().destroy)(communicator_);
   }
 
+  const int exceptions_ = std::uncaught_exceptions();  // that were passing already
   int rank_;
   int ranks_;
   const int device_;

@@ -36,9 +36,9 @@ class GroupExchange {
 
   void poison_results() {
     group_.synchronize();
-    for (const Buffer& buffer : results_) buffer.set_bytes(0xff);
-    for (const int device : devices_) {
-      const ScopedDevice scope(device);
+    for (std::size_t rank = 0; rank < devices_.size(); ++rank) {
+      const ScopedDevice scope(devices_[rank]);
+      for (const Buffer& buffer : results_[rank]) buffer.set_bytes(0xff);
       check(driver().cuCtxSynchronize(), "poison");
     }
   }
@@ -71,11 +71,12 @@ class GroupExchange {
   }
 
   template <typename T>
-  T* on_device(std::vector<Buffer>& keeper, std::size_t rank, const std::vector<T>& values) {
+  T* on_device(std::vector<std::vector<Buffer>>& keeper, std::size_t rank, const std::vector<T>& values) {
     const ScopedDevice scope(devices_[rank]);
-    keeper.emplace_back(static_cast<int64_t>(values.size() * sizeof(T)));
-    if (!values.empty()) keeper.back().upload(values);
-    return keeper.back().template as<T>();
+    keeper.resize(devices_.size());
+    Buffer& buffer = keeper[rank].emplace_back(static_cast<int64_t>(values.size() * sizeof(T)));
+    if (!values.empty()) buffer.upload(values);
+    return buffer.template as<T>();
   }
 
   Routing add_routing(std::size_t rank) {
@@ -120,7 +121,7 @@ class GroupExchange {
   const std::vector<int64_t> tokens_;
   const std::vector<int> devices_;
   std::mt19937_64 random_{21};
-  std::vector<Buffer> inputs_, results_;  // outlive the group's calls
+  std::vector<std::vector<Buffer>> inputs_, results_;  // of each rank; outlive the group's calls
   Group group_;
   LayerConfig config_;
   Schedule schedule_;

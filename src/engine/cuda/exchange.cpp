@@ -12,6 +12,7 @@ namespace {
 constexpr int kBytesBesideChunks = 512;  // of a warp: barriers, the walk's state, alignment
 constexpr int kCommonBytes = sizeof(RankCall) + 256;
 constexpr int kMostStages = 32;
+constexpr int kFewestCombineWarps = 4;
 
 // The most stages that fit, up to those asked for.
 int fitting_stages(ExchangeConfig config, int stages) {
@@ -34,9 +35,8 @@ ExchangeConfig dispatch_config(int chunk_bytes, int stages) {
 ExchangeConfig combine_config(int chunk_bytes, int stages) {
   ExchangeConfig config{.warps = 16, .reduce_warps = 2, .team_warps = 1, .chunk_bytes = chunk_bytes};
   // Long slices pay more than many warps, as long as one is on its way while another is added.
-  for (config.stages = std::min(stages, 2); exchange_shared_bytes(config) > kSharedMemoryLimit && config.warps > 4;) {
-    --config.warps;
-  }
+  config.stages = std::min(stages, 2);
+  while (config.warps > kFewestCombineWarps && exchange_shared_bytes(config) > kSharedMemoryLimit) --config.warps;
   config.stages = fitting_stages(config, stages);
   return config;
 }

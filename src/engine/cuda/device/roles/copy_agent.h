@@ -16,7 +16,6 @@ struct Share {
 // Where the walk of one warp through a list stands, in shared memory, since registers are scarce.
 struct WalkState {
   uniep::Task task;
-  uniep::Task pulled;  // whose rows are on their way
   int64_t length;
   ListCursor cursor;
   uint32_t index;
@@ -111,23 +110,10 @@ UNIEP_DEVICE bool run_copy(const RunningCall& running, const uniep::Task& task, 
   if (!wait_for_copy<kStage>(running, staged, state)) return false;
   recorder.begins();
   ptx::fence_proxy_async_global();  // bulk copies read what ordinary stores have written
+  if constexpr (kStage == Stage::kPull) pull_rows(running, staged, ring);
   if constexpr (kStage == Stage::kPush) push_rows(running, staged, ring);
   if constexpr (kStage == Stage::kReceive) receive_rows(running, staged, ring);
   if constexpr (kStage == Stage::kSend) send_rows(running, staged, ring);
-  recorder.ends(task);
-  return true;
-}
-
-template <typename Stream>
-UNIEP_DEVICE bool run_pull(const RunningCall& running, const uniep::Task& task, WalkState& state, Stream& stream) {
-  const uniep::Task staged = as_stage<Stage::kPull>(task);
-  const TileRecorder recorder = copy_recorder(running, state);
-  if (!state.all_arrived) stream.finish();  // what has landed is not to wait for a peer
-  recorder.wait_begins();
-  if (!wait_for_copy<Stage::kPull>(running, staged, state)) return false;
-  recorder.begins();
-  ptx::fence_proxy_async_global();  // bulk copies read what ordinary stores have written
-  stream.pull(staged);
   recorder.ends(task);
   return true;
 }
@@ -136,19 +122,17 @@ UNIEP_DEVICE bool run_pull(const RunningCall& running, const uniep::Task& task, 
 template <typename Ring>
 UNIEP_DEVICE bool run_dispatch(const RunningCall& running, Ring& ring, WalkState& state, Share share) {
   ListWalk<ListKind::kDispatch> walk(running, state, share);
-  PullStream<Ring> stream(running, ring, state.pulled);
   bool holds = true;
   while (holds && walk.next()) {
     const uniep::Task& task = walk.task();
     if (task.stage == Stage::kPull) {
-      holds = run_pull(running, task, state, stream);
+      holds = run_copy<Stage::kPull>(running, task, state, ring);
     } else if (task.stage == Stage::kPush) {
       holds = run_copy<Stage::kPush>(running, task, state, ring);
     } else {
       holds = run_copy<Stage::kReceive>(running, task, state, ring);
     }
   }
-  stream.finish();
   return holds;
 }
 

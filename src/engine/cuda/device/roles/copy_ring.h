@@ -50,7 +50,6 @@ class CopyRing {
   UNIEP_DEVICE explicit CopyRing(Storage& storage) : storage_(storage) {}
 
   UNIEP_DEVICE bool is_empty() const { return loads_ == 0; }
-  UNIEP_DEVICE uint32_t loads() const { return loads_; }
   UNIEP_DEVICE bool is_full() const { return loads_ == kMostLoads; }
   // For a warp that stores nothing by bulk copies: it may have all stages loaded.
   UNIEP_DEVICE bool has_no_stage() const { return loads_ == Storage::kCount; }
@@ -121,11 +120,9 @@ class CopyRing {
     phase_ ^= stage_ == 0;
   }
 
-  // Until the stores of all chunks but the last kLater that were released are complete in memory, so that a signal may
-  // announce them.
-  template <int kLater = 0>
+  // Until the stores of all released chunks are complete in memory, so that a signal may announce them.
   UNIEP_DEVICE void complete() {
-    ptx::bulk_wait_complete<kLater>();
+    ptx::bulk_wait_complete<0>();
     __syncwarp();
   }
 
@@ -150,13 +147,19 @@ class CopyRing {
   uint32_t offset_ = 0;
 };
 
-// Loads `bytes` of each of the rows [begin, end) for which `selects(row)` is true. `source(row)` is where a row's bytes
-// lie: both are asked by one lane a row. `note(lane)`, asked by the whole warp, is the word that each lane wants to
-// have at hand with the first chunk of the row that lane `lane` was asked of; or null. `retire()` stores and releases
-// the oldest chunk, where the ring is full. On return the last chunks may still be in the ring.
-template <typename Ring, typename Selects, typename Source, typename Note, typename Retire>
-UNIEP_DEVICE void load_rows(Ring& ring, int32_t begin, int32_t end, uint32_t bytes, Selects&& selects, Source&& source,
-                            Note&& note, Retire&& retire) {
+// Copies `bytes` of each of the rows [begin, end) for which `selects(row)` is true. `source(row)` is where a row's
+// bytes lie: both are asked by one lane a row. `note(lane)`, asked by the whole warp, is the word that each lane wants
+// to have at hand with the first chunk of the row that lane `lane` was asked of; or null. `store(chunk, bytes)` issues
+// the bulk stores of a chunk that has landed, by the whole warp. On return all loads have landed; stores may still be
+// under way.
+template <typename Ring, typename Selects, typename Source, typename Note, typename Store>
+UNIEP_DEVICE void copy_rows(Ring& ring, int32_t begin, int32_t end, uint32_t bytes, Selects&& selects, Source&& source,
+                            Note&& note, Store&& store) {
+  const auto retire = [&] {
+    const auto chunk = ring.landed();
+    store(chunk, ring.chunk_size(bytes, chunk.offset));
+    ring.release();
+  };
   for (int32_t first = begin; first < end; first += ptx::kThreadsPerWarp) {
     const int32_t mine = first + static_cast<int32_t>(ptx::lane_index());
     const bool copied = mine < end && selects(mine);
@@ -171,19 +174,6 @@ UNIEP_DEVICE void load_rows(Ring& ring, int32_t begin, int32_t end, uint32_t byt
       }
     }
   }
-}
-
-// Copies rows, as load_rows; `store(chunk, bytes)` issues the bulk stores of a chunk that has landed, by the whole
-// warp. On return all loads have landed; stores may still be under way.
-template <typename Ring, typename Selects, typename Source, typename Note, typename Store>
-UNIEP_DEVICE void copy_rows(Ring& ring, int32_t begin, int32_t end, uint32_t bytes, Selects&& selects, Source&& source,
-                            Note&& note, Store&& store) {
-  const auto retire = [&] {
-    const auto chunk = ring.landed();
-    store(chunk, ring.chunk_size(bytes, chunk.offset));
-    ring.release();
-  };
-  load_rows(ring, begin, end, bytes, selects, source, note, retire);
   while (!ring.is_empty()) retire();
 }
 

@@ -23,10 +23,6 @@ class RowFiller {
   UNIEP_DEVICE RowFiller(const RankCall& call, int32_t operand, bool to_itself)
       : call_(call), operand_(operand), to_itself_(to_itself) {}
 
-  // All rows that were remembered before have been stored.
-  UNIEP_DEVICE void turn_to(int32_t operand) { operand_ = operand; }
-  UNIEP_DEVICE int32_t operand() const { return operand_; }
-
   // One lane, of the row that it was asked of.
   UNIEP_DEVICE void remember(const RowSource& source) {
     const RankProgram& p = call_.program;
@@ -60,7 +56,7 @@ class RowFiller {
   }
 
   const RankCall& call_;
-  int32_t operand_;
+  const int32_t operand_;
   const bool to_itself_;
   const int32_t* entries_ = nullptr;
   int32_t target_ = -1;
@@ -94,81 +90,28 @@ UNIEP_DEVICE void count_landed_rows(const RunningCall& running, const uniep::Tas
   if (ptx::lane_index() == 0 && own > 0) add(p.block_begin[task.expert] + task.m, own);
 }
 
-// Pulls, one task after the other. The rows of the next are on their way before those of the last one are stored and
-// counted, so that the link does not wait for the begins and ends of tasks.
+// Pulls one task, whose waits hold; ends when its rows are in place and counted.
 template <typename Ring>
-class PullStream {
- public:
-  // `task`: shared memory for the one whose rows are not counted yet.
-  UNIEP_DEVICE PullStream(const RunningCall& running, Ring& ring, uniep::Task& task)
-      : running_(running), ring_(ring), task_(task), filler_(running.call, 0, true) {}
-
-  // A task whose waits hold.
-  UNIEP_DEVICE void pull(const uniep::Task& task) {
-    const RankCall& call = running_.call;
-    const RankProgram& p = call.program;
-    const int32_t operand = operand_of(p, task);
-    BFloat16* const rows = call.gathered_of[operand][p.rank];
-    if (operand != filler_.operand()) {
-      finish();
-      filler_.turn_to(operand);
-    }
-    const RowRange range = rows_of_dispatch(p, task);
-    load_rows(
-        ring_, range.begin, range.end, row_bytes(), [&](int32_t row) { return is_primary_row(p, row); },
-        [&](int32_t row) {
-          const RowSource source = p.rows[row];
-          filler_.remember(source);
-          return call.input[operand][source.rank] + source.token * call.hidden;
-        },
-        [&](int lane) { return filler_.note(lane); }, [&] { retire(); });
-    zero_rows(rows, call.hidden, range.end, range.padded_end);
-    settle();
-    if (ptx::lane_index() == 0) task_ = task;
-    __syncwarp();
-    left_ = static_cast<int32_t>(ring_.loads()) + kLater;
-  }
-
-  // The last task's rows are stored and counted, as are those of all before it.
-  UNIEP_DEVICE void finish() {
-    while (!ring_.is_empty()) retire();
-    settle();
-  }
-
- private:
-  static constexpr int32_t kLater = 2;  // chunks that follow a task's last one before its rows are counted
-  static constexpr int32_t kNone = -1;
-
-  UNIEP_DEVICE uint32_t row_bytes() const { return static_cast<uint32_t>(running_.call.hidden * sizeof(BFloat16)); }
-
-  UNIEP_DEVICE void release_oldest() {
-    const auto chunk = ring_.landed();
-    filler_.store(chunk, ring_.chunk_size(row_bytes(), chunk.offset));
-    ring_.release();
-  }
-  UNIEP_DEVICE void retire() {
-    release_oldest();
-    if (left_ == kNone || --left_ > 0) return;
-    ring_.template complete<kLater>();
-    count();
-  }
-  UNIEP_DEVICE void settle() {
-    if (left_ == kNone) return;
-    for (; left_ > kLater; --left_) release_oldest();
-    ring_.complete();
-    count();
-  }
-  UNIEP_DEVICE void count() {
-    left_ = kNone;
-    count_landed_rows(running_, task_);
-  }
-
-  const RunningCall& running_;
-  Ring& ring_;
-  uniep::Task& task_;
-  RowFiller filler_;
-  int32_t left_ = kNone;  // chunks to release until the rows of task_ are counted
-};
+UNIEP_DEVICE void pull_rows(const RunningCall& running, const uniep::Task& task, Ring& ring) {
+  const RankCall& call = running.call;
+  const RankProgram& p = call.program;
+  const int32_t operand = operand_of(p, task);
+  const RowRange range = rows_of_dispatch(p, task);
+  zero_rows(call.gathered_of[operand][p.rank], call.hidden, range.end, range.padded_end);
+  RowFiller filler(call, operand, true);
+  const auto selects = [&](int32_t row) { return is_primary_row(p, row); };
+  const auto source = [&](int32_t row) {
+    const RowSource source = p.rows[row];
+    filler.remember(source);
+    return call.input[operand][source.rank] + source.token * call.hidden;
+  };
+  const auto note = [&](int lane) { return filler.note(lane); };
+  const auto store = [&](const auto& chunk, uint32_t bytes) { filler.store(chunk, bytes); };
+  const auto row_bytes = static_cast<uint32_t>(call.hidden * sizeof(BFloat16));
+  copy_rows(ring, range.begin, range.end, row_bytes, selects, source, note, store);
+  ring.complete();
+  count_landed_rows(running, task);
+}
 
 // Pushes one task, whose waits hold; ends when its rows are in place. The source's rows of a block stand in the order
 // (token, slot), so they are found by walking the row table of the owner, which the source wrote.
