@@ -1,4 +1,6 @@
 // Each wrapper of the PTX layer on a GPU, against plain loops. Exit status 77 without a Hopper GPU.
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 #include "engine/cuda/tensor_maps.h"
@@ -171,6 +173,29 @@ class PtxTests {
     results_.record("release, acquire and counters on one GPU", words.download<uint32_t>(3)[2] == 0);
   }
 
+  // For every bf16 value, which is what gates are.
+  void sigmoid() {
+    std::vector<float> values(65536);
+    for (uint32_t bits = 0; bits < 65536; ++bits) values[bits] = to_float(BFloat16{static_cast<uint16_t>(bits)});
+    const Buffer result(static_cast<int64_t>(values.size() * sizeof(float)));
+    result.upload(values);
+    PtxArguments args{};
+    args.result = result.as<float>();
+    kernels_.run("ptx_kernels.cu", "test_sigmoid", {.grid_x = 256, .threads = 256}, args);
+    const auto seen = result.download<float>(values.size());
+    double worst = 0.0;
+    bool ends_hold = true;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double exact = 1.0 / (1.0 + std::exp(-static_cast<double>(values[i])));
+      if (std::fabs(values[i]) <= 80.0f) {
+        worst = std::max(worst, std::fabs(seen[i] - exact) / exact);
+      } else {
+        ends_hold &= std::isnan(values[i]) ? std::isnan(seen[i]) : std::fabs(seen[i] - exact) < 1e-30;
+      }
+    }
+    results_.record("sigmoid", worst < 1e-5 && ends_hold, "relative error " + std::to_string(worst));
+  }
+
  private:
   Results& results_;
   Kernels kernels_;
@@ -199,6 +224,7 @@ int main() {
     tests.cluster();
     tests.wgmma();
     tests.warp_and_flags();
+    tests.sigmoid();
     std::printf("ptx tests: %d passed, %d failed\n", results.passed, results.failed);
     return results.failed == 0 ? 0 : 1;
   } catch (const std::exception& error) {

@@ -6,6 +6,7 @@
 #include "engine/cuda/device/ptx/memory.h"
 #include "engine/cuda/device/ptx/tma.h"
 #include "engine/cuda/device/ptx/warpgroup.h"
+#include "model/elementwise.h"
 #include "tests/cuda/ptx_arguments.h"
 
 using namespace uniep;
@@ -197,4 +198,10 @@ extern "C" __global__ void test_flags(const __grid_constant__ PtxArguments args)
     }
     if (wrong != 0) atomicAdd(args.words + 2, wrong);
   }
+}
+
+// In place, a value a thread.
+extern "C" __global__ void test_sigmoid(const __grid_constant__ PtxArguments args) {
+  float& value = args.result[blockIdx.x * blockDim.x + threadIdx.x];
+  value = sigmoid(value);
 }
