@@ -2,6 +2,7 @@
 // without end: nothing may wait for ever, and every byte must be right. Exit status 77 without two GPUs or NCCL.
 // Usage: gpu_coexistence_tests [--verbose] [--calls N]
 #include <atomic>
+#include <condition_variable>
 #include <cstdlib>
 #include <mutex>
 #include <thread>
@@ -15,7 +16,9 @@ namespace {
 constexpr const char* kNcclCtas = "16";
 constexpr const char* kReservedSms = "24";
 
-// NCCL's all-reduce of all GPUs, over and over, a thread and a stream for each, while this object lives.
+// NCCL's all-reduce of all GPUs, over and over, a thread and a stream for each, while this object lives. It exists once
+// the first of them are done: while NCCL sets itself up it may wait for all work of a GPU, and a process in which one
+// thread waits for that may not be able to start another GPU's.
 class AllReduces {
  public:
   explicit AllReduces(const std::vector<int>& devices) {
@@ -24,6 +27,8 @@ class AllReduces {
     for (std::size_t rank = 0; rank < devices.size(); ++rank) {
       threads_.emplace_back([this, id, rank, &devices] { run(id, static_cast<int>(rank), devices); });
     }
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return done_ > 0 || !error_.empty(); });
   }
   ~AllReduces() { stop(); }
   AllReduces(const AllReduces&) = delete;
@@ -52,31 +57,41 @@ class AllReduces {
       check(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
       const Buffer values(kCount * static_cast<int64_t>(sizeof(int32_t)));
       values.set_bytes(0);
+      check(driver().cuCtxSynchronize(), "clearing");
       // All ranks do the same number of rounds: the first tells in the values when it is the last.
       for (int32_t going_on = 1; going_on != 0;) {
-        const std::vector<int32_t> flag = {rank == 0 && !stopping_ ? 1 : 0};
-        values.upload(flag);
+        const int32_t flag = rank == 0 && !stopping_ ? 1 : 0;
+        const auto first = reinterpret_cast<CUdeviceptr>(values.as<void>());
+        check(driver().cuMemcpyHtoDAsync(first, &flag, sizeof(flag), stream), "writing the flag");
         for (int i = 0; i < kRound; ++i) {
           check_nccl(nccl().all_reduce(values.as<void>(), values.as<void>(), kCount, Nccl::kInt32, Nccl::kSum,
                                        communicator, stream),
                      "ncclAllReduce");
         }
+        check(driver().cuMemcpyDtoHAsync(&going_on, first, sizeof(going_on), stream), "reading the flag");
         check(driver().cuStreamSynchronize(stream), "ncclAllReduce");
-        going_on = values.download<int32_t>(1)[0];
-        if (rank == 0) done_ += kRound;
+        if (rank == 0) count_round();
       }
       driver().cuStreamDestroy(stream);
       check_nccl(nccl().destroy(communicator), "ncclCommDestroy");
     } catch (const Error& error) {
       const std::lock_guard lock(mutex_);
       error_ = error.what();
+      changed_.notify_all();
     }
+  }
+
+  void count_round() {
+    const std::lock_guard lock(mutex_);
+    done_ += kRound;
+    changed_.notify_all();
   }
 
   std::vector<std::thread> threads_;
   std::atomic<bool> stopping_ = false;
   std::atomic<int64_t> done_ = 0;
   std::mutex mutex_;
+  std::condition_variable changed_;
   std::string error_;
 };
 
@@ -106,8 +121,9 @@ int run(int argc, char** argv) {
   options.schedule.set("comm.reserve_sms", kReservedSms);
   const std::vector<int64_t> tokens(devices.size(), 1024);
   GroupExchange exchange(tokens, devices, {.hidden = 4096, .intermediate = 1536, .experts = 64, .topk = 8}, options);
+  exchange.call();  // loads the kernels, which is not for when others' are running
+  std::string wrong = exchange.difference();
   AllReduces all_reduces(devices);
-  std::string wrong;
   for (int i = 0; i < calls && wrong.empty(); ++i) {
     const bool compared = i % 100 == 0 || i + 1 == calls;
     if (compared) exchange.poison_results();
