@@ -64,7 +64,7 @@ UNIEP_HOST_DEVICE BFloat16 to_bfloat16(float value) {
 // with the same bits wherever it runs.
 #ifdef __CUDA_ARCH__
 // The GPU's own 2^x and 1 / x: four instructions where the other way takes 15, and next to products each instruction
-// costs the tensor cores two thirds of a cycle, whichever warp issues it. 0 where the value is below 2^-126.
+// costs the tensor cores half a cycle, whichever warp issues it. 0 where the value is below 2^-126.
 UNIEP_HOST_DEVICE float sigmoid(float x) {
   const float kMinusLog2E = -1.44269504f;
   float power;
