@@ -163,8 +163,8 @@ class NcclMemory final : public SymmetricMemory {
     own_ = nullptr;
   }
 
-  // After a failure the other ranks may never come: then nothing waits for them, and a window that is registered is left
-  // to the end of the process.
+  // After a failure the other ranks may never come: then nothing waits for them, and a window that is registered is
+  // left to the end of the process.
   void release(bool failed) {
     if (!failed) release_window();
     if (word_ != 0) driver().cuMemFree(word_);
