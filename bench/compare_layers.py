@@ -1,10 +1,10 @@
 """Whole forward layers on all GPUs of a machine: ours, and serialized ones as a user would put them together without it.
 
 `nccl` is all_to_all_single, torch._grouped_mm, a compiled SwiGLU and a sum of the slots, one after the other; `deepep` has
-deep_ep's Buffer in NCCL's place, where deep_ep imports; `torch gemms` is FC1 and FC2 of torch._grouped_mm alone, on rows that
-are there already. Routing is uniform, and what depends on it alone is made before. Each figure is the median over --repeat
-runs of it alone, of each run the slowest GPU, with cold L2 caches; ours and theirs take turns for --rounds. (What runs in
-between moves the clocks: in turn with other work the same layer takes up to a tenth longer.)
+deep_ep's Buffer in NCCL's place, where deep_ep imports (serialized_layer.py); `torch gemms` is FC1 and FC2 of torch._grouped_mm
+alone, on rows that are there already. Each figure is the median over --repeat runs of it alone, of each run the slowest GPU, with
+cold L2 caches; ours and theirs take turns for --rounds. (What runs in between moves the clocks: in turn with other work the same
+layer takes up to a tenth longer.)
 
     python3 bench/compare_layers.py build/release/uniep [--shapes dsv3,mixtral] [--tokens 4096,8192] [--json FILE]
 """
@@ -17,8 +17,9 @@ import subprocess
 import tempfile
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
+
+import serialized_layer
 
 SHAPES = {  # H, I, E, K
     "dsv3": (7168, 2048, 256, 8),
@@ -26,159 +27,24 @@ SHAPES = {  # H, I, E, K
     "qwen3-30b": (2048, 768, 128, 8),
     "mixtral": (4096, 14336, 8, 2),
 }
-BF16 = torch.bfloat16
-WARM_UP = 5
-
-
-@torch.compile(dynamic=True)
-def swiglu(z, probs):
-    gate, up = z.float().chunk(2, -1)
-    return (torch.nn.functional.silu(gate) * up * probs[:, None]).to(BF16)
-
-
-@torch.compile(dynamic=True)
-def sum_rows(rows, index, used):
-    """[M, H] -> [N, H]: the sum of rows[index[n, k]] over the k that are used."""
-    picked = rows[index].float() * used[:, :, None]
-    return picked.sum(1).to(BF16)
-
-
-class Rank:
-    """One GPU's share of a layer, and the ways to run it."""
-
-    def __init__(self, rank, ranks, shape, tokens):
-        self.hidden, inter, experts, self.topk = shape
-        local = experts // ranks
-        torch.manual_seed(rank + 1)
-        rand = lambda *size: torch.randn(*size, device="cuda", dtype=BF16)
-        self.tokens = tokens
-        self.x = rand(tokens, self.hidden)
-        self.w1 = rand(local, 2 * inter, self.hidden) * 0.02
-        self.w2 = rand(local, self.hidden, inter) * 0.02
-        self.ids = torch.rand(tokens, experts, device="cuda").topk(self.topk, dim=-1).indices
-        self.probs = torch.full((tokens, self.topk), 1.0 / self.topk, device="cuda")
-        self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-        self.experts, self.local = experts, local
-        self.route(rank, ranks)
-
-    def route(self, rank, ranks):
-        slots = self.ids.flatten()
-        order = torch.argsort(slots, stable=True)
-        counts = torch.bincount(slots, minlength=self.experts)
-        all_counts = torch.empty(ranks, self.experts, device="cuda", dtype=torch.long)
-        dist.all_gather_into_tensor(all_counts, counts)
-        mine = all_counts[:, rank * self.local:(rank + 1) * self.local]
-        self.sends = counts.view(ranks, self.local).sum(1).tolist()
-        self.receives = mine.sum(1).tolist()
-        self.rows = int(mine.sum())
-        experts = torch.arange(self.local, device="cuda").repeat(ranks).repeat_interleave(mine.flatten())
-        self.by_expert = torch.argsort(experts, stable=True)
-        self.by_source = torch.argsort(self.by_expert)
-        self.token_of_send = order // self.topk
-        self.slot_of_token = torch.argsort(order).view(self.tokens, self.topk)
-        self.all_used = torch.ones(self.tokens, self.topk, device="cuda")
-        self.ends = mine.sum(0).cumsum(0).to(torch.int32)
-        probs = torch.empty(self.rows, device="cuda")
-        dist.all_to_all_single(probs, self.probs.flatten()[order].contiguous(), self.receives, self.sends)
-        self.row_probs = probs[self.by_expert]
-
-    def multiply(self, xg, ends, probs):
-        z = torch._grouped_mm(xg, self.w1.transpose(1, 2), offs=ends)
-        return torch._grouped_mm(swiglu(z, probs), self.w2.transpose(1, 2), offs=ends)
-
-    def nccl_dispatch(self):
-        received = torch.empty(self.rows, self.hidden, device="cuda", dtype=BF16)
-        dist.all_to_all_single(received, self.x[self.token_of_send], self.receives, self.sends)
-        return received[self.by_expert]
-
-    def nccl(self):
-        rows = self.multiply(self.nccl_dispatch(), self.ends, self.row_probs)
-        back = torch.empty(self.tokens * self.topk, self.hidden, device="cuda", dtype=BF16)
-        dist.all_to_all_single(back, rows[self.by_source], self.sends, self.receives)
-        return sum_rows(back, self.slot_of_token, self.all_used)
-
-    def gemms(self):
-        inter = self.w2.size(2)
-        xg = self.nccl_dispatch()
-        a = torch.randn(self.rows, inter, device="cuda", dtype=BF16)
-
-        def run():
-            torch._grouped_mm(xg, self.w1.transpose(1, 2), offs=self.ends)
-            torch._grouped_mm(a, self.w2.transpose(1, 2), offs=self.ends)
-
-        return run
-
-    def deepep(self, buffer, deep_ep):
-        """DeepEP v1 on 24 SMs, its chunk tuned; the map from received rows to experts is made before."""
-        layout = buffer.get_dispatch_layout(self.ids, self.experts)
-        received, ids, weights, _, handle, _ = buffer.dispatch(
-            self.x, topk_idx=self.ids, topk_weights=self.probs, num_tokens_per_rank=layout[0],
-            num_tokens_per_expert=layout[2], is_token_in_rank=layout[3])
-        row, slot = torch.nonzero(ids >= 0, as_tuple=True)
-        experts = ids[row, slot]
-        order = torch.argsort(experts, stable=True)
-        rows = row[order].contiguous()
-        ends = torch.bincount(experts, minlength=self.local).cumsum(0).to(torch.int32)
-        probs = weights[row, slot][order].float().contiguous()
-        place = torch.zeros(received.size(0), self.topk, device="cuda", dtype=torch.long)
-        used = torch.zeros(received.size(0), self.topk, device="cuda")
-        place[row[order], slot[order]] = torch.arange(rows.numel(), device="cuda")
-        used[row, slot] = 1.0
-        configs = [deep_ep.Config(24, chunk, 512) for chunk in (4, 6, 8, 10, 16)]
-        fastest = lambda run: min(configs, key=lambda config: self.median(lambda: run(config), 5))
-        out = fastest(lambda config: buffer.dispatch(self.x, handle=handle, config=config))
-        back = fastest(lambda config: buffer.combine(received, handle, config=config))
-
-        def run():
-            xg = buffer.dispatch(self.x, handle=handle, config=out)[0][rows]
-            result = self.multiply(xg, ends, probs)
-            return buffer.combine(sum_rows(result, place, used), handle, config=back)[0]
-
-        return run
-
-    def median(self, run, repeat):
-        times = []
-        for turn in range(WARM_UP + repeat):
-            self.flush.zero_()  # out of the L2 cache
-            dist.barrier()
-            begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-            begin.record()
-            run()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-        slowest = torch.tensor(times[WARM_UP:], device="cuda")
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        return statistics.median(slowest.tolist())
 
 
 def measure_theirs(rank, ranks, options, path):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29541")
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank))
-    buffer = deep_ep = None
-    try:
-        import deep_ep
-        deep_ep.Buffer.set_num_sms(24)
-        buffer = deep_ep.Buffer(dist.group.WORLD, int(2e9), 0)
-    except Exception as error:
-        if rank == 0:
-            print("deepep is left out:", repr(error)[:120], flush=True)
+    buffer, deep_ep = serialized_layer.join(rank, ranks)
     results = {}
     for shape in options.shapes:
         for tokens in options.tokens:
-            own = Rank(rank, ranks, SHAPES[shape], tokens)
+            own = serialized_layer.Rank(rank, ranks, SHAPES[shape], tokens)
             times = {"nccl": own.median(own.nccl, options.repeat), "torch gemms": own.median(own.gemms(), options.repeat)}
             if buffer is not None:
-                times["deepep"] = own.median(own.deepep(buffer, deep_ep), options.repeat)
+                times["deepep"] = own.median(own.deepep(buffer, deep_ep)[2], options.repeat)
             results[f"{shape} {tokens}"] = times
             del own
             torch.cuda.empty_cache()
     if rank == 0:
         with open(path, "w") as file:
             json.dump(results, file)
-    dist.barrier()
-    dist.destroy_process_group()
+    serialized_layer.leave()
 
 
 def measure_ours(options, ranks, shape, tokens):
