@@ -48,6 +48,7 @@ def measure_theirs(rank, ranks, options, path):
 
 
 def measure_ours(options, ranks, shape, tokens):
+    """Milliseconds by name, and the layer's TFLOP/s."""
     times = {}
     for name in ("layer", "gemms"):
         command = [options.uniep, "bench", "--op", "layer", "--shape", shape, "--tokens", str(tokens), "--ranks", str(ranks),
@@ -55,6 +56,8 @@ def measure_ours(options, ranks, shape, tokens):
                    "--json", "-"]
         report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         times.update({result["name"]: result["ms"]["median"] for result in report["results"]})
+        if name == "layer":
+            times["layer TFLOP/s"] = report["results"][0]["tflops"]
     return times
 
 
@@ -84,12 +87,12 @@ def main():
                 for name, value in times.items():
                     samples.setdefault((shape, tokens), {}).setdefault(name, []).append(value)
     records = []
-    print("shape           T    layer    gemms  torch gemms     nccl   deepep | layer / torch gemms, nccl / layer, deepep / layer")
+    print("shape           T    layer TFLOP/s    gemms  torch gemms     nccl   deepep | layer / torch gemms, nccl / layer, deepep / layer")
     for (shape, tokens), values in samples.items():
         ms = {name: statistics.median(times) for name, times in values.items()}
         records.append(dict(shape=shape, tokens=tokens, ms=ms))
         peer = ms.get("deepep")
-        print(f"{shape:11s} {tokens:5d} {ms['layer']:8.3f} {ms['gemms']:8.3f} {ms['torch gemms']:12.3f} {ms['nccl']:8.3f} "
+        print(f"{shape:11s} {tokens:5d} {ms['layer']:8.3f} {ms['layer TFLOP/s']:7.0f} {ms['gemms']:8.3f} {ms['torch gemms']:12.3f} {ms['nccl']:8.3f} "
               f"{peer or float('nan'):8.3f} | {ms['layer'] / ms['torch gemms']:.3f} {ms['nccl'] / ms['layer']:.3f} "
               f"{(peer or float('nan')) / ms['layer']:.3f}", flush=True)
     if options.json:

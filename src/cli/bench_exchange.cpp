@@ -65,7 +65,7 @@ class ExchangeBench {
     const Received received = busiest();
     for (const SmCount& sms : kSmCounts) {
       const int workers = sms.count == 0 ? sm_count() / ranks_a_gpu() : sms.count;
-      if (!wanted(sms.name) || workers * ranks_a_gpu() > sm_count()) continue;
+      if (!request_.wants(sms.name) || workers * ranks_a_gpu() > sm_count()) continue;
       BenchResult result;
       result.name = sms.name;
       result.bytes = received.remote;
@@ -78,10 +78,6 @@ class ExchangeBench {
   }
 
  private:
-  bool wanted(const std::string& name) const {
-    return request_.only.empty() || std::find(request_.only.begin(), request_.only.end(), name) != request_.only.end();
-  }
-
   int sm_count() const { return cuda::device_attribute(request_.devices[0], CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT); }
   // Ranks of one GPU stand side by side.
   std::size_t gpu_of(int rank) const {

@@ -156,8 +156,7 @@ BenchReport run_gemm(const BenchRequest& request) {
   std::vector<Product> wanted;
   double all_flops = 0.0;
   for (const Product& product : products()) {
-    const auto& only = request.only;
-    if (!only.empty() && std::find(only.begin(), only.end(), product.name) == only.end()) continue;
+    if (!request.wants(product.name)) continue;
     wanted.push_back(product);
     BenchResult result;
     result.name = product.name;

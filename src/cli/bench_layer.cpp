@@ -13,7 +13,8 @@
 namespace uniep::cli {
 namespace {
 
-constexpr double kLinkBytesPerMillisecond = 347e6;  // of a GPU and direction, as stores by all SMs reach it on 8 H200
+constexpr double kLinkBytesPerMillisecond =
+    347e6;  // of a GPU and direction: what a probe's stores by all SMs reached on 8 H200
 
 // One rank's tensors on its GPU.
 struct RankTensors {
@@ -54,7 +55,7 @@ class LayerBench {
     std::vector<BenchGpus::Work> works;
     const auto measure = [&](const char* name, double flops, double link_bytes, BenchGpus::Start start,
                              const std::function<void()>& work) {
-      if (!wanted(name)) return;
+      if (!request_.wants(name)) return;
       report.results.push_back({.name = name, .milliseconds = {}, .flops = flops, .bytes = link_bytes});
       works.push_back({work, start});
     };
@@ -82,10 +83,6 @@ class LayerBench {
     options.workers = request.layer.workers;
     options.devices = request.devices;
     return options;
-  }
-
-  bool wanted(const std::string& name) const {
-    return request_.only.empty() || std::find(request_.only.begin(), request_.only.end(), name) != request_.only.end();
   }
 
   int64_t most_padded_rows() const {

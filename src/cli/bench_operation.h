@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,10 @@ struct BenchRequest {
   double sustained_seconds = 0.0;  // 0: no sustained sequence
   std::vector<std::string> only;   // names of results; empty: all
   bool traced = false;             // after all that is measured, once more for the timeline
+
+  bool wants(const std::string& result) const {
+    return only.empty() || std::find(only.begin(), only.end(), result) != only.end();
+  }
 };
 
 // One thing that was measured: of each repetition the slowest GPU's time.

@@ -166,9 +166,9 @@ class NcclMemory final : public SymmetricMemory {
   // After a failure the other ranks may never come: then nothing waits for them, and a window that is registered is
   // left to the end of the process.
   void release(bool failed) {
-    if (!failed) release_window();
-    if (word_ != 0) driver().cuMemFree(word_);
+    if (!failed || window_ == nullptr) release_window();
     if (owns_communicator_) (failed ? nccl().abort : nccl().destroy)(communicator_);
+    if (word_ != 0) driver().cuMemFree(word_);  // waits for the barriers' kernels
   }
 
   const int exceptions_ = std::uncaught_exceptions();  // that were passing already

@@ -104,7 +104,6 @@ void Signals::recover() {
   // Nobody's kernel still runs after the first barrier; nobody signals before the second.
   memory_.barrier();
   clear();
-  ++generation_;
   memory_.barrier();
 }
 

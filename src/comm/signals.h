@@ -20,7 +20,6 @@ class Signals {
 
   uint32_t* epoch(int own_rank) const { return state(own_rank).epoch; }
   cuda::WaitReport* report(int own_rank) const { return state(own_rank).report; }
-  uint32_t generation() const { return generation_; }
 
   // Throws uniep::Error (kTimeout) that names rank, stage, tile, counter or flag, what was expected and what was
   // seen if a wait of an own rank ran out. Waits for the device.
@@ -42,7 +41,6 @@ class Signals {
   SymmetricMemory& memory_;
   int64_t flag_bytes_;
   std::vector<RankState> states_;
-  uint32_t generation_ = 0;
 };
 
 // What a report of a wait that ran out says, in words.

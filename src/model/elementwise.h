@@ -9,7 +9,8 @@
 #endif
 
 // The element-wise arithmetic of the layer, for every engine. Each operation is written out (one rounding each, no
-// contraction, no libm), so the same inputs give the same bits on a CPU, on every instruction set, and on a GPU.
+// contraction, no libm), so the same inputs give the same bits on a CPU, on every instruction set, and on a GPU; but
+// for sigmoid(), of which each engine has its own.
 namespace uniep {
 
 #ifdef __CUDA_ARCH__

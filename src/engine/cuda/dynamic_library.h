@@ -11,9 +11,6 @@ class DynamicLibrary {
   // Opens the first name that exists. `variable`, if set in the environment, is tried before all others.
   DynamicLibrary(const char* purpose, const char* variable, std::initializer_list<const char*> names);
 
-  bool loaded() const { return handle_ != nullptr; }
-  const std::string& error() const { return error_; }
-
   // Throws uniep::Error (kUnsupported) when the library or the symbol is missing.
   template <typename Function>
   void bind(Function& function, const char* symbol) const {

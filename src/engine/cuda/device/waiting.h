@@ -150,15 +150,6 @@ UNIEP_DEVICE bool wait_for_task(const RunningCall& running, const uniep::Task& t
   return __all_sync(0xffffffffu, holds);
 }
 
-// One thread: waits for the end of a barrier's phase, whose other side may have given up because the call has failed.
-UNIEP_DEVICE bool wait_unless_failed(const RunningCall& running, uint64_t& barrier, uint32_t parity) {
-  constexpr uint32_t kTriesBetweenLooks = 64;  // a try takes up to a microsecond or so
-  for (uint32_t tries = 1; !ptx::mbarrier_try_wait(barrier, parity); ++tries) {
-    if (tries % kTriesBetweenLooks == 0 && has_failed(running)) return false;
-  }
-  return true;
-}
-
 // ---- Signals: one thread, behind which all data of the signal lies
 
 UNIEP_DEVICE void advance(const RunningCall& running, const CounterSignal& signal) {

@@ -78,19 +78,21 @@ CudaEngine::CudaEngine(const GroupOptions& options)
   for (const RankDevices::OfDevice& of : ranks_.by_device()) {
     queues_.push_back(std::make_unique<DeviceQueue>(of.device, of.ranks));
   }
-  const ScopedDevice scope(ranks_.devices().front());
+  const int device = ranks_.devices().front();
+  const ScopedDevice scope(device);
   void* reports = nullptr;
   check(driver().cuMemHostAlloc(&reports, sizeof(WaitReport) * kMostCudaRanks, CU_MEMHOSTALLOC_PORTABLE),
         "taking pinned memory");
-  reports_ = static_cast<WaitReport*>(reports);
-  std::memset(reports_, 0, sizeof(WaitReport) * kMostCudaRanks);
+  reports_ = {static_cast<WaitReport*>(reports), [device](WaitReport* memory) {
+                const ScopedDevice of_memory(device);
+                driver().cuMemFreeHost(memory);
+              }};
+  std::memset(reports, 0, sizeof(WaitReport) * kMostCudaRanks);
   if (options_.launch == uniep::Launch::kProcesses) symmetric_.reserve({});
 }
 
 CudaEngine::~CudaEngine() {
   queues_.clear();  // waits for their calls
-  const ScopedDevice scope(ranks_.devices().front());
-  driver().cuMemFreeHost(reports_);
 }
 
 Machine CudaEngine::machine() const {
@@ -445,7 +447,7 @@ void CudaEngine::recover() {
   synchronize_devices();
   if (!symmetric_.empty()) symmetric_.signals().recover();
   if (placer_ != nullptr) placer_->clear();
-  std::memset(reports_, 0, sizeof(WaitReport) * kMostCudaRanks);
+  std::memset(reports_.get(), 0, sizeof(WaitReport) * kMostCudaRanks);
   broken_ = false;
 }
 

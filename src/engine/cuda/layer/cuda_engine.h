@@ -86,7 +86,8 @@ class CudaEngine final : public internal::Engine {
   std::shared_ptr<GroupPlacer> placer_;  // made by the first place()
   std::vector<DeviceBlock> counters_;    // of local ranks
   std::vector<TileRecords> records_;     // of local ranks
-  WaitReport* reports_ = nullptr;        // of local ranks, page-locked: copied there behind every call
+  // Of local ranks, page-locked: copied there behind every call.
+  std::unique_ptr<WaitReport[], std::function<void(WaitReport*)>> reports_;
   int absent_ranks_ = 0;
   bool broken_ = false;
 };

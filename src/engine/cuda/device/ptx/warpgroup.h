@@ -5,7 +5,6 @@
 namespace uniep::cuda::ptx {
 
 constexpr uint32_t kThreadsPerWarp = 32;
-constexpr uint32_t kThreadsPerWarpgroup = 128;
 
 template <uint32_t kRegisters>
 UNIEP_DEVICE void raise_registers() {

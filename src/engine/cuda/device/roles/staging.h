@@ -88,11 +88,6 @@ UNIEP_DEVICE void put_strip(uint32_t strip, uint32_t m0, uint32_t m1, uint32_t m
   ptx::store_matrix_x4(strip_chunk(strip, (lane & 7u) + (lane & 8u), lane >> 4), m0, m1, m2, m3);
 }
 
-UNIEP_DEVICE void get_strip(uint32_t strip, uint32_t (&m)[4]) {
-  const uint32_t lane = ptx::lane_index();
-  ptx::load_matrix_x4(strip_chunk(strip, (lane & 7u) + (lane & 8u), lane >> 4), m[0], m[1], m[2], m[3]);
-}
-
 // This lane's 16 bytes of a strip: row lane / 2, chunk lane % 2; zero where the row does not exist.
 UNIEP_DEVICE ptx::Vector16 zero_unless(ptx::Vector16 values, bool exists) {
 #pragma unroll
