@@ -13,8 +13,8 @@
 namespace uniep::cli {
 namespace {
 
-constexpr double kLinkBytesPerMillisecond =
-    347e6;  // of a GPU and direction: what a probe's stores by all SMs reached on 8 H200
+// Of a GPU and direction: what a probe's stores by all SMs reached on 8 H200.
+constexpr double kLinkBytesPerMillisecond = 347e6;
 
 // One rank's tensors on its GPU.
 struct RankTensors {
