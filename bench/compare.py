@@ -2,6 +2,8 @@
 
 Each figure is the median over --repeat runs a round, of each run the slowest GPU, timed with device events around all
 device work with a cold L2 cache. GPU g has the rows of rank g of an expert-parallel group with uniform routing.
+The two take turns product by product and both begin on GPUs that have been idle for a moment: large products run at the
+power limit, where what ran before would count.
 
     python3 bench/compare.py build/release/uniep [--shapes dsv3,mixtral] [--tokens 4096,8192] [--devices 0,1] [--json FILE]
 """
@@ -11,23 +13,24 @@ import json
 import math
 import statistics
 import subprocess
+import time
 
 import torch
 
 SHAPES = "dsv3,qwen3-235b,qwen3-30b,mixtral"
 BF16 = torch.bfloat16
 PLAIN = ("fc1", "fc2", "dgrad2", "dgrad1", "wgrad2", "wgrad1")
+PAUSE = 0.5  # s: about what the program `uniep` takes to start
+WARM_UP = 3
 FUSED = {"fc1+swiglu": "fc1", "dgrad2+dswiglu": "dgrad2"}
 
 
-def run_uniep(options, shape, tokens):
-    """Times by result name, floating-point operations by result name, and the rows of each expert of each GPU."""
+def run_uniep(options, shape, tokens, *names):
+    """The report on these products."""
     command = [options.uniep, "bench", "--op", "gemm", "--shape", shape, "--tokens", str(tokens), "--devices",
-               ",".join(map(str, options.devices)), "--repeat", str(options.repeat), "--json", "-"]
-    report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    times = {result["name"]: result["ms"]["all"] for result in report["results"]}
-    flops = {result["name"]: result["tflops"] * result["ms"]["median"] * 1e9 for result in report["results"]}
-    return times, flops, report["rows_per_expert"], report["shape"]
+               ",".join(map(str, options.devices)), "--repeat", str(options.repeat), "--only", ",".join(names),
+               "--json", "-"]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
 class TorchProducts:
@@ -65,39 +68,42 @@ class TorchProducts:
         return begin, end
 
 
-def run_torch(options, rows_per_expert, shape):
-    gpus = [TorchProducts(device, counts, shape) for device, counts in zip(options.devices, rows_per_expert)]
-    times = {}
-    for name in gpus[0].calls:
-        times[name] = []
-        for turn in range(options.repeat + 3):
-            events = [gpu.start(name) for gpu in gpus]
-            for _, end in events:
-                end.synchronize()
-            if turn >= 3:
-                times[name].append(max(begin.elapsed_time(end) for begin, end in events))
-    del gpus
-    torch.cuda.empty_cache()
+def run_torch(gpus, name, repeat):
+    """Milliseconds of each run, the slowest GPU's."""
+    time.sleep(PAUSE)
+    times = []
+    for turn in range(repeat + WARM_UP):
+        events = [gpu.start(name) for gpu in gpus]
+        for _, end in events:
+            end.synchronize()
+        if turn >= WARM_UP:
+            times.append(max(begin.elapsed_time(end) for begin, end in events))
     return times
 
 
 def compare(options, shape, tokens):
     """One line a product; the records."""
-    ours, theirs = {}, {}
-    for _ in range(options.rounds):
-        times, flops, rows_per_expert, sizes = run_uniep(options, shape, tokens)
-        for name, values in times.items():
-            ours.setdefault(name, []).extend(values)
-        for name, values in run_torch(options, rows_per_expert, sizes).items():
-            theirs.setdefault(name, []).extend(values)
-    records = []
+    gpus, records = [], []
     for name in (*PLAIN, "wgrad1+=", *FUSED):
-        mine = statistics.median(ours[name])
-        base = statistics.median(ours[FUSED[name]] if name in FUSED else theirs[name])
-        records.append(dict(shape=shape, tokens=tokens, op=name, base_ms=base, ours_ms=mine, ratio=base / mine,
-                            tflops=flops[name] / mine / 1e9))
-        print(f"{shape:11s} {tokens:5d} {name:15s} {base:8.3f} {mine:8.3f} {flops[name] / mine / 1e9:8.0f} "
-              f"{base / mine:7.3f}", flush=True)
+        times = {"ours": [], "base": []}
+        for _ in range(options.rounds):
+            report = run_uniep(options, shape, tokens, *((FUSED[name], name) if name in FUSED else (name,)))
+            results = {result["name"]: result for result in report["results"]}
+            times["ours"] += results[name]["ms"]["all"]
+            if name in FUSED:
+                times["base"] += results[FUSED[name]]["ms"]["all"]
+                continue
+            if not gpus:
+                gpus = [TorchProducts(device, counts, report["shape"])
+                        for device, counts in zip(options.devices, report["rows_per_expert"])]
+            times["base"] += run_torch(gpus, name, options.repeat)
+        ours, base = statistics.median(times["ours"]), statistics.median(times["base"])
+        tflops = results[name]["tflops"] * results[name]["ms"]["median"] / ours
+        records.append(dict(shape=shape, tokens=tokens, op=name, base_ms=base, ours_ms=ours, ratio=base / ours,
+                            tflops=tflops))
+        print(f"{shape:11s} {tokens:5d} {name:15s} {base:8.3f} {ours:8.3f} {tflops:8.0f} {base / ours:7.3f}", flush=True)
+    del gpus
+    torch.cuda.empty_cache()
     return records
 
 
