@@ -170,7 +170,8 @@ BenchReport run_gemm(const BenchRequest& request) {
   }
   // In turn: large products run at the power limit, where each has the same neighbours then.
   std::vector<BenchGpus::Work> works;
-  for (const Product& product : wanted) works.push_back({[&on_all, product] { on_all(product); }, BenchGpus::Start::kAtOnce});
+  for (const Product& product : wanted)
+    works.push_back({[&on_all, product] { on_all(product); }, BenchGpus::Start::kAtOnce});
   const std::vector<std::vector<double>> milliseconds = gpus.time_cold_in_turn(works, request.repeat);
   for (std::size_t i = 0; i < works.size(); ++i) report.results[i].milliseconds = milliseconds[i];
   if (request.sustained_seconds > 0.0) {

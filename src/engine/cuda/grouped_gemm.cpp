@@ -206,9 +206,9 @@ void GroupedGemm::input_gradient_swiglu(const ExpertRows& rows, const void* dy, 
   arguments.a = encode_operand_map({dy, k, rows.rows, 1}, kTileM, "dy");
   arguments.map_per_expert = w2.addresses.empty() ? 0 : 1;
   constexpr int kWarpRows = kTileM / kMathWarps;
-  arguments.z = encode_transfer_map({z, i, 2, rows.rows}, kWarpRows, "z");
-  arguments.dz = encode_transfer_map({dz, i, 2, rows.rows}, kWarpRows, "dz");
-  arguments.recomputed = encode_transfer_map({a, i, 1, rows.rows}, kWarpRows, "a");
+  arguments.z = encode_transfer_map(z, rows.rows, 2, i, kWarpRows, "z");
+  arguments.dz = encode_transfer_map(dz, rows.rows, 2, i, kWarpRows, "dz");
+  arguments.recomputed = encode_transfer_map(a, rows.rows, 1, i, kWarpRows, "a");
   arguments.prob = prob;
   arguments.prob_chunks = static_cast<float*>(workspace);
   arguments.prob_stride = rows.rows;

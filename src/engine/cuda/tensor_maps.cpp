@@ -11,21 +11,27 @@ namespace uniep::cuda {
 
 namespace {
 
-TensorMap encode(const MatrixView& view, const cuuint32_t (&box)[3], CUtensorMapSwizzle swizzle, const char* name) {
+// Three dimensions, the fastest first.
+struct BoxedTensor {
+  cuuint64_t sizes[3];
+  cuuint64_t strides[2];  // bytes, of the second and third dimension
+  cuuint32_t box[3];
+  CUtensorMapSwizzle swizzle;
+  CUtensorMapL2promotion promotion;
+};
+
+TensorMap encode(const void* address, const BoxedTensor& tensor, const char* name) {
   static_assert(sizeof(CUtensorMap) == sizeof(TensorMap), "a tensor map has 128 bytes");
-  if (view.address == nullptr || reinterpret_cast<uintptr_t>(view.address) % 16 != 0) {
+  if (address == nullptr || reinterpret_cast<uintptr_t>(address) % 16 != 0) {
     throw Error(Status::kInvalidArgument, std::string(name) + " must be a device address that is a multiple of 16");
   }
   CUtensorMap map;
-  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(view.columns), static_cast<cuuint64_t>(view.rows),
-                               static_cast<cuuint64_t>(view.depth)};
-  const cuuint64_t strides[2] = {sizes[0] * 2, sizes[0] * sizes[1] * 2};
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUresult result = driver().cuTensorMapEncodeTiled(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(view.address), sizes, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(result, (std::string("describing ") + name + " [" + std::to_string(view.depth) + ", " +
-                 std::to_string(view.rows) + ", " + std::to_string(view.columns) + "] to TMA")
+      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(address), tensor.sizes, tensor.strides, tensor.box,
+      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, tensor.swizzle, tensor.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(result, (std::string("describing ") + name + " to TMA, " + std::to_string(tensor.sizes[0]) + " columns, " +
+                 std::to_string(tensor.sizes[1]) + " rows, " + std::to_string(tensor.sizes[2]) + " matrices")
                     .c_str());
   TensorMap copy;
   std::memcpy(&copy, &map, sizeof(copy));
@@ -35,11 +41,28 @@ TensorMap encode(const MatrixView& view, const cuuint32_t (&box)[3], CUtensorMap
 }  // namespace
 
 TensorMap encode_operand_map(const MatrixView& view, int box_rows, const char* name) {
-  return encode(view, {64, static_cast<cuuint32_t>(box_rows), 1}, CU_TENSOR_MAP_SWIZZLE_128B, name);
+  const auto columns = static_cast<cuuint64_t>(view.columns);
+  const auto rows = static_cast<cuuint64_t>(view.rows);
+  return encode(view.address,
+                {{columns, rows, static_cast<cuuint64_t>(view.depth)},
+                 {columns * 2, rows * columns * 2},
+                 {64, static_cast<cuuint32_t>(box_rows), 1},
+                 CU_TENSOR_MAP_SWIZZLE_128B,
+                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B},
+                name);
 }
 
-TensorMap encode_transfer_map(const MatrixView& view, int box_depth, const char* name) {
-  return encode(view, {kTransferColumns, 1, static_cast<cuuint32_t>(box_depth)}, CU_TENSOR_MAP_SWIZZLE_64B, name);
+TensorMap encode_transfer_map(const void* address, int64_t rows, int parts, int64_t columns, int box_rows,
+                              const char* name) {
+  const auto length = static_cast<cuuint64_t>(columns);
+  const auto count = static_cast<cuuint32_t>(parts);
+  return encode(address,
+                {{length, static_cast<cuuint64_t>(rows), count},
+                 {count * length * 2, length * 2},
+                 {kTransferColumns, static_cast<cuuint32_t>(box_rows), count},
+                 CU_TENSOR_MAP_SWIZZLE_64B,
+                 CU_TENSOR_MAP_L2_PROMOTION_L2_64B},
+                name);
 }
 
 }  // namespace uniep::cuda

@@ -17,7 +17,10 @@ struct MatrixView {
 
 TensorMap encode_operand_map(const MatrixView& view, int box_rows, const char* name);
 
-// The same tensor in boxes of kTransferColumns of one row, of `box_depth` matrices, with the 64-byte swizzle.
-TensorMap encode_transfer_map(const MatrixView& view, int box_depth, const char* name);
+// A bf16 tensor [rows][parts][columns] and boxes of kTransferColumns of `box_rows` rows of all parts, a part after the
+// other, with the 64-byte swizzle. L2 fetches no more of a row than the box has: the rest would be gone before it is
+// asked for.
+TensorMap encode_transfer_map(const void* address, int64_t rows, int parts, int64_t columns, int box_rows,
+                              const char* name);
 
 }  // namespace uniep::cuda

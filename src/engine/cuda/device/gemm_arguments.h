@@ -9,8 +9,8 @@ namespace uniep::cuda {
 
 struct alignas(64) GemmArguments {
   TensorMap a;
-  TensorMap z, dz;               // kSwigluGradient: [rows][2][I], in boxes of 16 rows and kTransferColumns
-  TensorMap recomputed;          // kSwigluGradient: a, [rows][1][I], the same
+  TensorMap z, dz;               // kSwigluGradient: [rows][2][I], in boxes of 16 rows, kTransferColumns, gate and up
+  TensorMap recomputed;          // kSwigluGradient: a, [rows][I], the same
   const int32_t* segment_start;  // [experts], multiples of 128
   const int32_t* row_count;      // [experts], rows without padding
   int32_t experts;

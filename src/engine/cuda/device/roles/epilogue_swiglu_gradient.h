@@ -150,8 +150,7 @@ class SwigluGradientEpilogue {
   UNIEP_DEVICE void fetch(int32_t row, int32_t column, int32_t buffer) const {
     uint64_t& barrier = landed(buffer);
     ptx::mbarrier_arrive_expect_bytes(barrier, 2 * kTransferBytes);
-    ptx::tma_load_3d(gate_block(buffer), arguments_.z, barrier, column, 0, row);
-    ptx::tma_load_3d(gate_block(buffer) + kTransferBytes, arguments_.z, barrier, column, 1, row);
+    ptx::tma_load_3d(gate_block(buffer), arguments_.z, barrier, column, row, 0);
   }
 
   // What the last transfer left from is free when it has been read: then the next one's z comes into its buffer.
@@ -172,9 +171,8 @@ class SwigluGradientEpilogue {
     __syncwarp();
     if (ptx::lane_index() == 0) {
       const int32_t column = column_ + buffer * kTransferColumns;
-      ptx::tma_store_3d(arguments_.dz, gate_block(buffer), column, 0, row_);
-      ptx::tma_store_3d(arguments_.dz, gate_block(buffer) + kTransferBytes, column, 1, row_);
-      ptx::tma_store_3d(arguments_.recomputed, activation_block(), column, 0, row_);
+      ptx::tma_store_3d(arguments_.dz, gate_block(buffer), column, row_, 0);
+      ptx::tma_store_3d(arguments_.recomputed, activation_block(), column, row_, 0);
       ptx::bulk_commit();
     }
     __syncwarp();
