@@ -7,7 +7,8 @@
 // What the epilogues share. Each math warp owns 16 rows of the tile and works alone: no barrier, no wait for another
 // warp. An epilogue is a class of which each math warp keeps one:
 //   kSteps, step<i>(next)  work left over from the previous tile, done between the K blocks of the next one, while the
-//                          tensor cores are busy; step(next), in a loop, if kRolled
+//                          tensor cores are busy; step(next), in a loop, if kRolled; in groups, if kStepsInGroup:
+//                          step<i>(next) of each and then its end_group(next)
 //   finish(tile, d)        what must happen at once, so that the accumulators are free again
 namespace uniep::cuda {
 

@@ -42,13 +42,15 @@ class SwigluGradientEpilogue {
   }
 
   // Between the K blocks of the next tile: 16 columns, z becomes dz in place.
+  template <int kStrip>
   UNIEP_DEVICE void step(const WarpTile& next) {
-    const int32_t buffer = strip_ / kStripsInTransfer;
-    const uint32_t first_chunk = 2 * (strip_ % kStripsInTransfer);
-    if (first_chunk == 0) begin_transfer(next, buffer);
+    constexpr int32_t kBuffer = kStrip / kStripsInTransfer;
+    constexpr uint32_t kFirstPlace = 2 * (kStrip % kStripsInTransfer);
+    constexpr int kValues = kStrip * kStripRegisters;
+    if constexpr (kFirstPlace == 0) begin_transfer(next, kBuffer);
     const uint32_t lane = ptx::lane_index();
-    const uint32_t place = place_of(lane % 16, first_chunk + lane / 16);
-    const uint32_t address = gate_block(buffer) + place;
+    const uint32_t place = place_of(lane % 16, kFirstPlace + lane / 16);
+    const uint32_t address = gate_block(kBuffer) + place;
     uint32_t gate[4];
     uint32_t up[4];
     uint32_t a[4];
@@ -58,22 +60,19 @@ class SwigluGradientEpilogue {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float prob = prob_[i % 2];
-      const SwigluGradient low = swiglu_gradient(unpack_low(gate[i]), unpack_low(up[i]), prob, da_[2 * i]);
-      const SwigluGradient high = swiglu_gradient(unpack_high(gate[i]), unpack_high(up[i]), prob, da_[2 * i + 1]);
+      const SwigluGradient low = swiglu_gradient(unpack_low(gate[i]), unpack_low(up[i]), prob, da_[kValues + 2 * i]);
+      const SwigluGradient high =
+          swiglu_gradient(unpack_high(gate[i]), unpack_high(up[i]), prob, da_[kValues + 2 * i + 1]);
       a[i] = pack_bfloat16(low.activation, high.activation);
       gate[i] = pack_bfloat16(low.gate, high.gate);
       up[i] = pack_bfloat16(low.up, high.up);
-      prob_sum_[i % 2] = add_prob_term(prob_sum_[i % 2], da_[2 * i], low.unweighted);
-      prob_sum_[i % 2] = add_prob_term(prob_sum_[i % 2], da_[2 * i + 1], high.unweighted);
+      prob_sum_[i % 2] = add_prob_term(prob_sum_[i % 2], da_[kValues + 2 * i], low.unweighted);
+      prob_sum_[i % 2] = add_prob_term(prob_sum_[i % 2], da_[kValues + 2 * i + 1], high.unweighted);
     }
     ptx::store_matrix_x4(address, gate[0], gate[1], gate[2], gate[3]);
     ptx::store_matrix_x4(address + kTransferBytes, up[0], up[1], up[2], up[3]);
     ptx::store_matrix_x4(activation_block() + place, a[0], a[1], a[2], a[3]);
-    if (++strip_ % kStripsInTransfer == 0) end_transfer(buffer);
-      // The next strip's values of da go to the front, where a rolled loop finds them. Only the current chunk's move:
-      // all of them would cost a fifth of the arithmetic.
-#pragma unroll
-    for (int i = 0; i + kStripRegisters < kChunkRegisters; ++i) da_[i] = da_[i + kStripRegisters];
+    if constexpr (kFirstPlace != 0) end_transfer(kBuffer);
   }
 
   // After the strips of a chunk.
@@ -81,7 +80,6 @@ class SwigluGradientEpilogue {
     write_prob_sum();
     column_ += kProbChunkColumns;
     ++chunk_;
-    strip_ = 0;
     phase_ ^= 1;
     prob_sum_[0] = prob_sum_[1] = 0.0f;
     rotate_registers<kChunkRegisters>(da_);
@@ -209,7 +207,6 @@ class SwigluGradientEpilogue {
   int32_t column_ = WarpTile::kBeyond;  // of the chunk
   int32_t rows_ = 0;
   int32_t chunk_ = 0;
-  int32_t strip_ = 0;
   uint32_t phase_ = 0;  // of both buffers' barriers in this chunk
   float prob_[2] = {};
   float prob_sum_[2] = {};

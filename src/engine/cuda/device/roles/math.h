@@ -36,7 +36,7 @@ UNIEP_DEVICE void release_stage(SharedStorage<kConfig>& shared, uint32_t stage) 
   }
 }
 
-// Rolled late work may come in groups of steps, the last of which is end_group().
+// Rolled late work may come in groups: a loop over them, each step of one with its own code.
 template <typename LateWork>
 constexpr bool kHasGroups = requires {
   LateWork::kStepsInGroup;
@@ -101,13 +101,7 @@ class Multiplier {
     if constexpr (kHasGroups<LateWork>) {
 #pragma unroll 1
       for (int group = 0; group < LateWork::kSteps / LateWork::kStepsInGroup; ++group) {
-#pragma unroll 1
-        for (int step = 1; step < LateWork::kStepsInGroup; ++step) {
-          blocks_between();
-          late.step(tile);
-        }
-        blocks_between();
-        late.end_group(tile);
+        run_group<0>(late, tile, blocks_between);
       }
     } else {
 #pragma unroll 1
@@ -121,6 +115,18 @@ class Multiplier {
     return 1 + LateWork::kSteps * spacing + first_span(spacing) - spacing;
   }
 
+  // What is left of a group from kStep on.
+  template <int kStep, typename LateWork, typename Between>
+  UNIEP_DEVICE void run_group(LateWork& late, const WarpTile& tile, const Between& between) {
+    between();
+    if constexpr (kStep + 1 < LateWork::kStepsInGroup) {
+      late.template step<kStep>(tile);
+      run_group<kStep + 1>(late, tile, between);
+    } else {
+      late.end_group(tile);
+    }
+  }
+
   // K blocks before the first step.
   UNIEP_DEVICE int32_t first_span(int32_t spacing) const {
     return spacing > 1 && warpgroup_ == 1 ? spacing / 2 : spacing;
@@ -131,9 +137,7 @@ class Multiplier {
     if constexpr (kHasGroups<LateWork>) {
 #pragma unroll 1
       for (int group = 0; group < LateWork::kSteps / LateWork::kStepsInGroup; ++group) {
-#pragma unroll 1
-        for (int step = 1; step < LateWork::kStepsInGroup; ++step) late.step(tile);
-        late.end_group(tile);
+        run_group<0>(late, tile, [] {});
       }
     } else if constexpr (LateWork::kRolled) {
 #pragma unroll 1
