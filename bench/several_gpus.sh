@@ -24,6 +24,9 @@ timeout 300 "$tests/uniep_gpu_exchange_tests"
 timeout 120 "$tests/uniep_gpu_coexistence_tests"
 timeout 300 "$tests/uniep_gpu_layer_tests" --devices "$gpus"
 timeout 300 "$tests/uniep_gpu_model_tests" --devices "$gpus"
+timeout 300 "$tests/uniep_gpu_model_tests" --devices "$gpus" --models qwen3-30b --tokens 32768
+timeout 300 "$tests/uniep_gpu_model_tests" --devices "$gpus" --models qwen3-30b --tokens 1024 --repeat 1000 --schedules \
+  'fusion=layer;fusion=pairs;fusion=none;dispatch.transport=push;comm.where=sms,combine.transport=staged'
 "$here/../tests/cuda/compare_launches.sh" "$uniep" "$gpus"
 
 exchange() {
