@@ -43,7 +43,7 @@ class NcclMemory final : public SymmetricMemory {
   }
   ~NcclMemory() override {
     const ScopedDevice scope(device_);
-    release(std::uncaught_exceptions() > exceptions_);
+    release(abandoned_ || std::uncaught_exceptions() > exceptions_);
   }
 
   int ranks() const override { return ranks_; }
@@ -67,6 +67,8 @@ class NcclMemory final : public SymmetricMemory {
                "ncclAllReduce");
     check(driver().cuCtxSynchronize(), "waiting for the other ranks");
   }
+
+  void abandon() override { abandoned_ = true; }
 
  private:
   CUdeviceptr own() const { return reinterpret_cast<CUdeviceptr>(own_); }
@@ -179,6 +181,7 @@ class NcclMemory final : public SymmetricMemory {
   int64_t bytes_ = 0;
   Nccl::Communicator communicator_ = nullptr;
   bool owns_communicator_ = false;
+  bool abandoned_ = false;
   void* own_ = nullptr;
   Nccl::Window window_ = nullptr;
   CUdeviceptr word_ = 0;

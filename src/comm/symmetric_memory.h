@@ -28,6 +28,9 @@ class SymmetricMemory {
 
   // Returns when every rank has called it and has finished its device work.
   virtual void barrier() = 0;
+
+  // A rank has failed: the end of this object waits for no other rank any more.
+  virtual void abandon() {}
 };
 
 // One process drives all ranks: rank r runs on devices[r]. A device may stand for several ranks (virtual ranks), so

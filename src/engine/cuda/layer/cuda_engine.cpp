@@ -93,6 +93,7 @@ CudaEngine::CudaEngine(const GroupOptions& options)
 
 CudaEngine::~CudaEngine() {
   queues_.clear();  // waits for their calls
+  if ((broken_ || failed_rank() >= 0) && !symmetric_.empty()) symmetric_.memory().abandon();
 }
 
 Machine CudaEngine::machine() const {
@@ -420,18 +421,24 @@ void CudaEngine::read_events(std::vector<TileEvent>& events, const std::vector<D
 
 // ---- Failures
 
+int CudaEngine::failed_rank() const {
+  for (int local = 0; local < ranks_.local_count(); ++local) {
+    const volatile uint32_t& failed = reports_[local].failed;
+    if (failed != 0) return local;
+  }
+  return -1;
+}
+
 void CudaEngine::throw_noticed_failures() {
   if (broken_) {
     throw Error(Status::kTimeout, "group: an earlier call failed half-way; call Group::recover() before the next one");
   }
   if (placer_ != nullptr) placer_->throw_noticed_failure();
-  for (int local = 0; local < local_ranks(); ++local) {
-    const volatile uint32_t& failed = reports_[local].failed;
-    if (failed == 0) continue;
-    synchronize_devices();  // so that the whole report has come
-    broken_ = true;
-    throw Error(Status::kTimeout, describe(reports_[local]) + "; recover() makes the group usable again");
-  }
+  const int failed = failed_rank();
+  if (failed < 0) return;
+  synchronize_devices();  // so that the whole report has come
+  broken_ = true;
+  throw Error(Status::kTimeout, describe(reports_[failed]) + "; recover() makes the group usable again");
 }
 
 void CudaEngine::synchronize() {

@@ -75,6 +75,7 @@ class CudaEngine final : public internal::Engine {
                     std::vector<RankBinding> bindings);
   void read_events(std::vector<TileEvent>& events, const std::vector<DeviceProgram>& programs);
   void poison(void* memory, std::size_t bytes, int device, CUstream stream) const;
+  int failed_rank() const;  // of the local ones, whose wait ran out since recover(); -1: none
   void throw_noticed_failures();
   void synchronize_devices();
 
