@@ -20,9 +20,9 @@ import torch
 SHAPES = "dsv3,qwen3-235b,qwen3-30b,mixtral"
 BF16 = torch.bfloat16
 PLAIN = ("fc1", "fc2", "dgrad2", "dgrad1", "wgrad2", "wgrad1")
+FUSED = {"fc1+swiglu": "fc1", "dgrad2+dswiglu": "dgrad2"}
 PAUSE = 0.5  # s: about what the program `uniep` takes to start
 WARM_UP = 3
-FUSED = {"fc1+swiglu": "fc1", "dgrad2+dswiglu": "dgrad2"}
 
 
 def run_uniep(options, shape, tokens, *names):

@@ -48,8 +48,8 @@ def measure_theirs(rank, ranks, options, path):
 
 
 def measure_ours(options, ranks, shape, tokens):
-    """Milliseconds by name, and the layer's TFLOP/s."""
-    times = {}
+    """Milliseconds by name, and the layer's floating-point operations."""
+    times, flops = {}, 0.0
     for name in ("layer", "gemms"):
         command = [options.uniep, "bench", "--op", "layer", "--shape", shape, "--tokens", str(tokens), "--ranks", str(ranks),
                    "--devices", ",".join(map(str, range(ranks))), "--repeat", str(options.repeat), "--only", name,
@@ -57,8 +57,8 @@ def measure_ours(options, ranks, shape, tokens):
         report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         times.update({result["name"]: result["ms"]["median"] for result in report["results"]})
         if name == "layer":
-            times["layer TFLOP/s"] = report["results"][0]["tflops"]
-    return times
+            flops = report["results"][0]["tflops"] * times["layer"] * 1e9
+    return times, flops
 
 
 def main():
@@ -74,7 +74,7 @@ def main():
     options.tokens = [int(tokens) for tokens in options.tokens.split(",")]
     ranks = torch.cuda.device_count()
     print(f"{ranks} x {torch.cuda.get_device_name()}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}")
-    samples = {}
+    samples, flops = {}, {}
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "theirs.json")
@@ -83,16 +83,17 @@ def main():
                 theirs = json.load(file)
         for shape in options.shapes:
             for tokens in options.tokens:
-                times = {**theirs[f"{shape} {tokens}"], **measure_ours(options, ranks, shape, tokens)}
-                for name, value in times.items():
+                times, flops[shape, tokens] = measure_ours(options, ranks, shape, tokens)
+                for name, value in {**theirs[f"{shape} {tokens}"], **times}.items():
                     samples.setdefault((shape, tokens), {}).setdefault(name, []).append(value)
     records = []
     print("shape           T    layer TFLOP/s    gemms  torch gemms     nccl   deepep | layer / torch gemms, nccl / layer, deepep / layer")
     for (shape, tokens), values in samples.items():
         ms = {name: statistics.median(times) for name, times in values.items()}
-        records.append(dict(shape=shape, tokens=tokens, ms=ms))
+        tflops = flops[shape, tokens] / ms["layer"] / 1e9
+        records.append(dict(shape=shape, tokens=tokens, ms=ms, tflops=tflops))
         peer = ms.get("deepep")
-        print(f"{shape:11s} {tokens:5d} {ms['layer']:8.3f} {ms['layer TFLOP/s']:7.0f} {ms['gemms']:8.3f} {ms['torch gemms']:12.3f} {ms['nccl']:8.3f} "
+        print(f"{shape:11s} {tokens:5d} {ms['layer']:8.3f} {tflops:7.0f} {ms['gemms']:8.3f} {ms['torch gemms']:12.3f} {ms['nccl']:8.3f} "
               f"{peer or float('nan'):8.3f} | {ms['layer'] / ms['torch gemms']:.3f} {ms['nccl'] / ms['layer']:.3f} "
               f"{(peer or float('nan')) / ms['layer']:.3f}", flush=True)
     if options.json:

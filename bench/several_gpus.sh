@@ -40,5 +40,5 @@ exchange dispatch --op dispatch
 exchange combine_groups --op combine --combine-groups "$gpus"
 exchange combine_flat --op combine
 timeout 300 python3 "$here/compare_exchange.py" "$uniep" --json "$folder/compare_exchange.json"
-timeout 420 python3 "$here/compare.py" "$uniep" --json "$folder/compare.json"
+timeout 900 python3 "$here/compare.py" "$uniep" --repeat 40 --rounds 2 --json "$folder/compare.json"
 timeout 420 python3 "$here/compare_layers.py" "$uniep" --json "$folder/compare_layers.json"
