@@ -46,7 +46,7 @@ enum class WeightGradientMode {
 // How a product is mapped onto the GPU. No field changes a bit of the result. 0 = the library's choice.
 struct GemmTuning {
   int tile_n = 0;   // 128 or 256; input_gradient_swiglu: 128 or 192
-  int stages = 0;   // 2 to 8, as shared memory allows
+  int stages = 0;   // 2 (input_gradient_swiglu: tile_n / 64) to 8, as shared memory allows
   int cluster = 0;  // CTAs that share a tile of the weights: 1 or 2
   int raster = 0;   // pairs of m tiles that run side by side
   int sms = 0;      // SMs to use

@@ -28,7 +28,8 @@ std::vector<GemmConfig> sampled_configs(int samples, unsigned seed) {
     GemmConfig config = defaults[static_cast<size_t>(pick(static_cast<int>(defaults.size())))];
     config.tile_n = pick(2) == 0 ? 128 : config.epilogue == Epilogue::kSwigluGradient ? 192 : 256;
     config.cluster = 1 + pick(2);
-    config.stages = 2 + pick(largest_stages(config) - 1);
+    const int fewest = fewest_stages(config);
+    config.stages = fewest + pick(largest_stages(config) - fewest + 1);
     (config.layout == Layout::kWgrad ? config.outputs : config.maps) = table_capacity(1 + pick(64));
     configs.push_back(config);
   }

@@ -32,6 +32,10 @@ int largest_stages(const GemmConfig& config) {
   return trial.stages;
 }
 
+int fewest_stages(const GemmConfig& config) {
+  return config.epilogue == Epilogue::kSwigluGradient ? config.tile_n / kProbChunkColumns : 2;
+}
+
 void require_legal(const GemmConfig& config) {
   const auto require = [](bool holds, const std::string& message) {
     if (!holds) throw Error(Status::kInvalidArgument, message);
@@ -42,9 +46,9 @@ void require_legal(const GemmConfig& config) {
               (gradient ? ": with dSwiGLU it must be 128 or 192" : ": it must be 128 or 256"));
   require(config.cluster == 1 || config.cluster == 2,
           "cluster is " + std::to_string(config.cluster) + ": it must be 1 or 2");
-  require(config.stages >= 2 && shared_memory_bytes(config) <= kSharedMemoryLimit,
-          "stages is " + std::to_string(config.stages) + ": it must be 2 to " + std::to_string(largest_stages(config)) +
-              " for this tile");
+  require(config.stages >= fewest_stages(config) && shared_memory_bytes(config) <= kSharedMemoryLimit,
+          "stages is " + std::to_string(config.stages) + ": it must be " + std::to_string(fewest_stages(config)) +
+              " to " + std::to_string(largest_stages(config)) + " for this tile");
 }
 
 int table_capacity(int count) {

@@ -49,7 +49,12 @@ void require_matrices(const char* name, const Matrices& matrices, int experts) {
               std::to_string(experts) + " experts");
 }
 
-constexpr int kDefaultRaster = 8;
+// Bands of fewer pairs end together more often, so that what they share is read from memory once; but each reads all
+// weights. (Measured: docs/performance.md.)
+int default_raster(const GemmConfig& config, int n_extent) {
+  const int n_blocks = (n_extent + config.tile_n - 1) / config.tile_n;
+  return config.epilogue == Epilogue::kSwigluGradient && n_blocks <= 8 ? 4 : 8;
+}
 
 }  // namespace
 
@@ -73,7 +78,7 @@ struct GroupedGemm::State {
 
   void start(const GemmConfig& config, GemmArguments arguments, const std::vector<TensorMap>& maps,
              const std::vector<void*>& outputs, const GemmTuning& tuning, void* stream) {
-    arguments.raster = tuning.raster != 0 ? tuning.raster : kDefaultRaster;
+    arguments.raster = tuning.raster != 0 ? tuning.raster : default_raster(config, arguments.n_extent);
     require(arguments.raster > 0, "tuning.raster must be positive");
     const int available = tuning.sms != 0 ? tuning.sms : sms;
     require(available >= config.cluster && available <= sms, "tuning.sms is " + std::to_string(tuning.sms) +

@@ -3,6 +3,7 @@
 #include "engine/cuda/device/ptx/mbarrier.h"
 #include "engine/cuda/device/ptx/tma.h"
 #include "engine/cuda/device/roles/epilogue.h"
+#include "engine/cuda/device/roles/last_z.h"
 
 namespace uniep::cuda {
 
@@ -11,7 +12,7 @@ namespace uniep::cuda {
 // All of it is late work, from a copy of the accumulators in registers: chunks of 64 columns, each in four steps of 16
 // columns and one that ends the chunk's sum. z, dz and a move by TMA, 32 columns at a time, so that no math warp waits
 // for memory: z comes into one of two buffers while the other is worked on, across tiles; dz takes its place and leaves
-// from there, beside a.
+// from there, beside a. The last tile's z comes through the stages (last_z.h).
 //
 // A tile that does not exist lies beyond the last column, where TMA reads zero and writes nothing. A row that does not
 // exist gets z, da and prob of +0, from which every result is +0.
@@ -41,49 +42,37 @@ class SwigluGradientEpilogue {
     __syncwarp();
   }
 
-  // Between the K blocks of the next tile: 16 columns, z becomes dz in place.
+  // Between the K blocks of the next tile: 16 columns.
   template <int kStrip>
   UNIEP_DEVICE void step(const WarpTile& next) {
     constexpr int32_t kBuffer = kStrip / kStripsInTransfer;
-    constexpr uint32_t kFirstPlace = 2 * (kStrip % kStripsInTransfer);
-    constexpr int kValues = kStrip * kStripRegisters;
-    if constexpr (kFirstPlace == 0) begin_transfer(next, kBuffer);
-    const uint32_t lane = ptx::lane_index();
-    const uint32_t place = place_of(lane % 16, kFirstPlace + lane / 16);
-    const uint32_t address = gate_block(kBuffer) + place;
-    uint32_t gate[4];
-    uint32_t up[4];
-    uint32_t a[4];
-    ptx::load_matrix_x4(address, gate[0], gate[1], gate[2], gate[3]);
-    ptx::load_matrix_x4(address + kTransferBytes, up[0], up[1], up[2], up[3]);
-    if (rows_ < kBlockRows) clear_padding(gate, up);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float prob = prob_[i % 2];
-      const SwigluGradient low = swiglu_gradient(unpack_low(gate[i]), unpack_low(up[i]), prob, da_[kValues + 2 * i]);
-      const SwigluGradient high =
-          swiglu_gradient(unpack_high(gate[i]), unpack_high(up[i]), prob, da_[kValues + 2 * i + 1]);
-      a[i] = pack_bfloat16(low.activation, high.activation);
-      gate[i] = pack_bfloat16(low.gate, high.gate);
-      up[i] = pack_bfloat16(low.up, high.up);
-      prob_sum_[i % 2] = add_prob_term(prob_sum_[i % 2], da_[kValues + 2 * i], low.unweighted);
-      prob_sum_[i % 2] = add_prob_term(prob_sum_[i % 2], da_[kValues + 2 * i + 1], high.unweighted);
-    }
-    ptx::store_matrix_x4(address, gate[0], gate[1], gate[2], gate[3]);
-    ptx::store_matrix_x4(address + kTransferBytes, up[0], up[1], up[2], up[3]);
-    ptx::store_matrix_x4(activation_block() + place, a[0], a[1], a[2], a[3]);
-    if constexpr (kFirstPlace != 0) end_transfer(kBuffer);
+    constexpr bool kBegins = kStrip % kStripsInTransfer == 0;
+    if constexpr (kBegins) begin_transfer(next, kBuffer);
+    run_strip<kStrip>(gate_block(kBuffer), activation_block());
+    if constexpr (!kBegins) end_transfer(kBuffer, gate_block(kBuffer), activation_block());
   }
 
   // After the strips of a chunk.
   UNIEP_DEVICE void end_group(const WarpTile& /*next*/) {
-    write_prob_sum();
-    column_ += kProbChunkColumns;
-    ++chunk_;
+    end_chunk();
     phase_ ^= 1;
-    prob_sum_[0] = prob_sum_[1] = 0.0f;
-    rotate_registers<kChunkRegisters>(da_);
-    if (chunk_ == kChunks - 1) unpark();
+  }
+
+  // All that the last tile left over. Beside no products it counts how long a strip takes, so two are under way.
+  UNIEP_DEVICE void run_alone(SharedStorage<kConfig>& shared, StageCursor<kConfig.stages> cursor) {
+    ptx::mbarrier_wait(landed(0), phase_, "z");  // which the last step asked for; not used
+    ptx::bulk_wait_read<0>();
+    __syncwarp();
+    const uint32_t warp = ptx::warp_uniform(staging_ - ptx::shared_address(shared.staging[0])) / staging_bytes(kConfig);
+#pragma unroll 1
+    for (int chunk = 0; chunk < kChunks; ++chunk, cursor.advance()) {
+      ptx::mbarrier_wait(shared.full[cursor.stage], cursor.phase, "the last z");
+      const uint32_t stage = ptx::warp_uniform(cursor.stage);
+      run_transfer<0>(last_z<kConfig>(shared, stage, warp, 0), activation_block());
+      run_transfer<1>(last_z<kConfig>(shared, stage, warp, 1), gate_block(0));
+      end_chunk();
+    }
+    ptx::bulk_wait_read<0>();  // before the CTA ends
   }
 
   UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount]) {
@@ -103,12 +92,6 @@ class SwigluGradientEpilogue {
                                     bits_of_float(d[kHeld + 2]) & exists[1], bits_of_float(d[kHeld + 3]) & exists[1]});
   }
 
-  // Before the CTA ends: no copy to or from its shared memory is under way.
-  UNIEP_DEVICE void drain() {
-    ptx::mbarrier_wait(landed(0), phase_, "z");
-    ptx::bulk_wait_read<0>();
-  }
-
  private:
   static constexpr int kBuffers = 2;
   static constexpr int kStripsInTransfer = kTransferColumns / kStripColumns;
@@ -119,6 +102,13 @@ class SwigluGradientEpilogue {
   static constexpr uint32_t kBarriersAt = kParkedAt + kParked * 4 * ptx::kThreadsPerWarp;
   static_assert(kBarriersAt + kBuffers * 8 <= staging_bytes(kConfig), "the staging is too small");
   static_assert(staging_bytes(kConfig) % 512 == 0, "the 64-byte swizzle repeats after 512 bytes");
+
+  // 16 rows of as many columns: fragments of gate and up, in the end of dz; and of a.
+  struct Strip {
+    uint32_t gate[4];
+    uint32_t up[4];
+    uint32_t a[4];
+  };
 
   // 16-byte chunk c of row r, as the 64-byte swizzle puts it: neither side has bank conflicts.
   UNIEP_DEVICE static uint32_t place_of(uint32_t row, uint32_t chunk) {
@@ -164,16 +154,80 @@ class SwigluGradientEpilogue {
     ptx::mbarrier_wait(landed(buffer), phase_, "z");
   }
 
-  UNIEP_DEVICE void end_transfer(int32_t buffer) {
+  UNIEP_DEVICE void end_transfer(int32_t half, uint32_t dz, uint32_t activation) {
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (ptx::lane_index() == 0) {
-      const int32_t column = column_ + buffer * kTransferColumns;
-      ptx::tma_store_3d(arguments_.dz, gate_block(buffer), column, row_, 0);
-      ptx::tma_store_3d(arguments_.recomputed, activation_block(), column, row_, 0);
+      const int32_t column = column_ + half * kTransferColumns;
+      ptx::tma_store_3d(arguments_.dz, dz, column, row_, 0);
+      ptx::tma_store_3d(arguments_.recomputed, activation, column, row_, 0);
       ptx::bulk_commit();
     }
     __syncwarp();
+  }
+
+  // A whole transfer at once. a may still leave from `activation`, where the last transfer but one put it.
+  template <int kHalf>
+  UNIEP_DEVICE void run_transfer(uint32_t z, uint32_t activation) {
+    constexpr int kLow = kHalf * kStripsInTransfer;
+    Strip low = load_strip<kLow>(z);
+    Strip high = load_strip<kLow + 1>(z);
+    compute_strip<kLow>(low);
+    compute_strip<kLow + 1>(high);
+    if (ptx::lane_index() == 0) ptx::bulk_wait_read<1>();
+    __syncwarp();
+    store_strip<kLow>(low, z, activation);
+    store_strip<kLow + 1>(high, z, activation);
+    end_transfer(kHalf, z, activation);
+  }
+
+  template <int kStrip>
+  UNIEP_DEVICE void run_strip(uint32_t z, uint32_t activation) {
+    Strip strip = load_strip<kStrip>(z);
+    compute_strip<kStrip>(strip);
+    store_strip<kStrip>(strip, z, activation);
+  }
+
+  template <int kStrip>
+  UNIEP_DEVICE static uint32_t place_of_lane() {
+    const uint32_t lane = ptx::lane_index();
+    return place_of(lane % 16, 2 * (kStrip % kStripsInTransfer) + lane / 16);
+  }
+
+  template <int kStrip>
+  UNIEP_DEVICE Strip load_strip(uint32_t z) const {
+    const uint32_t address = z + place_of_lane<kStrip>();
+    Strip s;
+    ptx::load_matrix_x4(address, s.gate[0], s.gate[1], s.gate[2], s.gate[3]);
+    ptx::load_matrix_x4(address + kTransferBytes, s.up[0], s.up[1], s.up[2], s.up[3]);
+    if (rows_ < kBlockRows) clear_padding(s.gate, s.up);
+    return s;
+  }
+
+  template <int kStrip>
+  UNIEP_DEVICE void compute_strip(Strip& s) {
+    constexpr int kValues = kStrip * kStripRegisters;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float prob = prob_[i % 2];
+      const float da_low = da_[kValues + 2 * i];
+      const float da_high = da_[kValues + 2 * i + 1];
+      const SwigluGradient low = swiglu_gradient(unpack_low(s.gate[i]), unpack_low(s.up[i]), prob, da_low);
+      const SwigluGradient high = swiglu_gradient(unpack_high(s.gate[i]), unpack_high(s.up[i]), prob, da_high);
+      s.a[i] = pack_bfloat16(low.activation, high.activation);
+      s.gate[i] = pack_bfloat16(low.gate, high.gate);
+      s.up[i] = pack_bfloat16(low.up, high.up);
+      prob_sum_[i % 2] = add_prob_term(prob_sum_[i % 2], da_low, low.unweighted);
+      prob_sum_[i % 2] = add_prob_term(prob_sum_[i % 2], da_high, high.unweighted);
+    }
+  }
+
+  template <int kStrip>
+  UNIEP_DEVICE void store_strip(const Strip& s, uint32_t dz, uint32_t activation) const {
+    const uint32_t place = place_of_lane<kStrip>();
+    ptx::store_matrix_x4(dz + place, s.gate[0], s.gate[1], s.gate[2], s.gate[3]);
+    ptx::store_matrix_x4(dz + kTransferBytes + place, s.up[0], s.up[1], s.up[2], s.up[3]);
+    ptx::store_matrix_x4(activation + place, s.a[0], s.a[1], s.a[2], s.a[3]);
   }
 
   // What lies in z's padding is anybody's.
@@ -185,6 +239,15 @@ class SwigluGradientEpilogue {
       gate[i] = exists ? gate[i] : 0;
       up[i] = exists ? up[i] : 0;
     }
+  }
+
+  UNIEP_DEVICE void end_chunk() {
+    write_prob_sum();
+    column_ += kProbChunkColumns;
+    ++chunk_;
+    prob_sum_[0] = prob_sum_[1] = 0.0f;
+    rotate_registers<kChunkRegisters>(da_);
+    if (chunk_ == kChunks - 1) unpark();
   }
 
   UNIEP_DEVICE void write_prob_sum() {

@@ -4,6 +4,7 @@
 #include "engine/cuda/device/mma/descriptor.h"
 #include "engine/cuda/device/ptx/cluster.h"
 #include "engine/cuda/device/ptx/tma.h"
+#include "engine/cuda/device/roles/last_z.h"
 #include "engine/cuda/device/shared_storage.h"
 
 namespace uniep::cuda {
@@ -109,9 +110,12 @@ UNIEP_DEVICE void run_loader(const GemmArguments& arguments, const TensorMap* b_
   const int32_t cta = kConfig.cluster == 1 ? 0 : static_cast<int32_t>(ptx::cluster_rank());
   TaskCursor tasks(shared.tasks);
   StageCursor<kConfig.stages> cursor;
+  [[maybe_unused]] Task last{};
   for (Task task = tasks.take(); !task.has(Task::kEnd); task = tasks.take()) {
     load_tile<kConfig>(shared, cursor, operands_of<kConfig>(arguments, b_maps, task), cta);
+    last = task;
   }
+  if constexpr (kConfig.epilogue == Epilogue::kSwigluGradient) load_last_z<kConfig>(arguments, shared, cursor, last);
 }
 
 }  // namespace uniep::cuda

@@ -36,7 +36,8 @@ UNIEP_DEVICE void release_stage(SharedStorage<kConfig>& shared, uint32_t stage) 
   }
 }
 
-// Rolled late work may come in groups: a loop over them, each step of one with its own code.
+// Rolled late work may come in groups: a loop over them, each step of one with its own code. What the last tile leaves
+// over is then run apart.
 template <typename LateWork>
 constexpr bool kHasGroups = requires {
   LateWork::kStepsInGroup;
@@ -60,7 +61,7 @@ class Multiplier {
   UNIEP_DEVICE void multiply(int32_t k_blocks, float (&d)[kCount], LateWork& late, const WarpTile& tile) {
     static_assert(LateWork::kSteps == late_steps(kConfig), "the scheduler must know how many K blocks are needed");
     constexpr int kInterleaved = interleaved_blocks(kConfig);
-    if (kConfig.epilogue != Epilogue::kLayer && k_blocks == 0) {
+    if (kConfig.epilogue != Epilogue::kLayer && !kHasGroups<LateWork> && k_blocks == 0) {
       steps<0>(late, tile);
       return;
     }
@@ -81,6 +82,8 @@ class Multiplier {
     pin_registers(d);
     release_stage<kConfig>(shared_, previous_);
   }
+
+  const StageCursor<kConfig.stages>& cursor() const { return cursor_; }
 
  private:
   // Spreads the steps evenly over the K blocks, the second warpgroup's halfway between the first one's: while one
@@ -132,17 +135,13 @@ class Multiplier {
     return spacing > 1 && warpgroup_ == 1 ? spacing / 2 : spacing;
   }
 
+  // All at once; but groups of them: the caller runs those (run_alone).
   template <int kStep, typename LateWork>
   UNIEP_DEVICE void steps(LateWork& late, const WarpTile& tile) {
-    if constexpr (kHasGroups<LateWork>) {
-#pragma unroll 1
-      for (int group = 0; group < LateWork::kSteps / LateWork::kStepsInGroup; ++group) {
-        run_group<0>(late, tile, [] {});
-      }
-    } else if constexpr (LateWork::kRolled) {
+    if constexpr (LateWork::kRolled && !kHasGroups<LateWork>) {
 #pragma unroll 1
       for (int step = 0; step < LateWork::kSteps; ++step) late.step(tile);
-    } else if constexpr (kStep < LateWork::kSteps) {
+    } else if constexpr (!LateWork::kRolled && kStep < LateWork::kSteps) {
       late.template step<kStep>(tile);
       steps<kStep + 1>(late, tile);
     }
@@ -162,6 +161,7 @@ class Multiplier {
   UNIEP_DEVICE void multiply_block(float (&d)[kCount]) {
     using Instruction = Wgmma<kConfig.tile_n, kMajorA<kConfig>, kMajorB<kConfig>>;
     const uint32_t stage = ptx::warp_uniform(cursor_.stage);  // keeps descriptors out of vector registers
+    if constexpr (!kFirst && kReleasesFirst) finish_block();
     ptx::mbarrier_wait(shared_.full[stage], cursor_.phase, "stage full");
     const uint64_t a = a_base_ + stage * (SharedStorage<kConfig>::kOperandABytes >> 4);
     const uint64_t b = b_base_ + stage * (SharedStorage<kConfig>::kOperandBBytes >> 4);
@@ -176,11 +176,24 @@ class Multiplier {
       }
     }
     wgmma_commit();
-    wgmma_wait<1>();
-    if constexpr (!kFirst) release_stage<kConfig>(shared_, previous_);
+    if constexpr (!kReleasesFirst) {
+      wgmma_wait<1>();
+      if constexpr (!kFirst) release_stage<kConfig>(shared_, previous_);
+    }
     previous_ = cursor_.stage;
     cursor_.advance();
   }
+
+  UNIEP_DEVICE void finish_block() {
+    wgmma_wait<0>();
+    release_stage<kConfig>(shared_, previous_);
+  }
+
+  // A warpgroup may end one K block before it issues the next, while the other warpgroup's keep the tensor cores busy:
+  // stages are free earlier, which saves up to 0.9 %. Beside late work that computes it would cost up to 4.5 %.
+  static constexpr bool kReleasesFirst = kConfig.epilogue == Epilogue::kBFloat16 ||
+                                         kConfig.epilogue == Epilogue::kFloat32 ||
+                                         kConfig.epilogue == Epilogue::kAccumulate;
 
   SharedStorage<kConfig>& shared_;
   const int32_t warpgroup_;
@@ -217,12 +230,14 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, void* const* outputs,
                 "dSwiGLU follows FC2's dgrad");
   TaskCursor tasks(shared.tasks);
   Multiplier<kConfig> multiplier(shared, math_warp / 4);
-  typename EpilogueOf<kConfig, kConfig.epilogue>::Type epilogue(arguments, outputs,
-                                                                ptx::shared_address(shared.staging[math_warp]));
+  using LateWork = typename EpilogueOf<kConfig, kConfig.epilogue>::Type;
+  constexpr bool kAlone = kHasGroups<LateWork>;
+  LateWork epilogue(arguments, outputs, ptx::shared_address(shared.staging[math_warp]));
   float d[Multiplier<kConfig>::kCount];
   for (bool more = true; more;) {
     const Task task = tasks.take_by_warp();
     more = !task.has(Task::kEnd);  // the last record has no K blocks: only what is left over runs
+    if (kAlone && !more) break;
     const int32_t row_in_tile = math_warp * kBlockRows;
     WarpTile tile;
     tile.exists = task.has(Task::kStore);
@@ -239,7 +254,7 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, void* const* outputs,
     }
     epilogue.finish(tile, d);
   }
-  if constexpr (kConfig.epilogue == Epilogue::kSwigluGradient) epilogue.drain();
+  if constexpr (kAlone) epilogue.run_alone(shared, multiplier.cursor());
 }
 
 }  // namespace uniep::cuda
