@@ -2,13 +2,14 @@
 
 Each figure is the median over --repeat runs a round, of each run the slowest GPU, timed with device events around all
 device work with a cold L2 cache. GPU g has the rows of rank g of an expert-parallel group with uniform routing.
-The two take turns product by product and both begin on GPUs that have been idle for a moment: large products run at the
-power limit, where what ran before would count.
+The two take turns product by product. Both begin on GPUs that have been idle for a moment, and run for --warm-up
+seconds before a run counts: for the first tenth of a second GPUs run above the power limit, as they never do in training.
 
     python3 bench/compare.py build/release/uniep [--shapes dsv3,mixtral] [--tokens 4096,8192] [--devices 0,1] [--json FILE]
 """
 
 import argparse
+import collections
 import json
 import math
 import statistics
@@ -22,14 +23,15 @@ BF16 = torch.bfloat16
 PLAIN = ("fc1", "fc2", "dgrad2", "dgrad1", "wgrad2", "wgrad1")
 FUSED = {"fc1+swiglu": "fc1", "dgrad2+dswiglu": "dgrad2"}
 PAUSE = 0.5  # s: about what the program `uniep` takes to start
-WARM_UP = 3
+WARM_UP_CALLS = 3
+CALLS_UNDER_WAY = 8  # queued ahead, so that no GPU is idle between two
 
 
 def run_uniep(options, shape, tokens, *names):
     """The report on these products."""
     command = [options.uniep, "bench", "--op", "gemm", "--shape", shape, "--tokens", str(tokens), "--devices",
                ",".join(map(str, options.devices)), "--repeat", str(options.repeat), "--only", ",".join(names),
-               "--json", "-"]
+               *(["--warm-up", str(options.warm_up)] if options.warm_up else []), "--json", "-"]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
@@ -68,16 +70,28 @@ class TorchProducts:
         return begin, end
 
 
-def run_torch(gpus, name, repeat):
+def run_torch(gpus, name, options):
     """Milliseconds of each run, the slowest GPU's."""
     time.sleep(PAUSE)
-    times = []
-    for turn in range(repeat + WARM_UP):
-        events = [gpu.start(name) for gpu in gpus]
-        for _, end in events:
-            end.synchronize()
-        if turn >= WARM_UP:
-            times.append(max(begin.elapsed_time(end) for begin, end in events))
+    started = time.monotonic()
+    times, under_way = [], collections.deque()
+
+    def end_calls(left):
+        while len(under_way) > left:
+            counts, events = under_way.popleft()
+            for _, end in events:
+                end.synchronize()
+            if counts:
+                times.append(max(begin.elapsed_time(end) for begin, end in events))
+
+    turn, counted = 0, 0
+    while counted < options.repeat:
+        end_calls(CALLS_UNDER_WAY - 1)
+        counts = turn >= WARM_UP_CALLS and time.monotonic() - started >= options.warm_up
+        under_way.append((counts, [gpu.start(name) for gpu in gpus]))
+        turn += 1
+        counted += counts
+    end_calls(0)
     return times
 
 
@@ -96,7 +110,7 @@ def compare(options, shape, tokens):
             if not gpus:
                 gpus = [TorchProducts(device, counts, report["shape"])
                         for device, counts in zip(options.devices, report["rows_per_expert"])]
-            times["base"] += run_torch(gpus, name, options.repeat)
+            times["base"] += run_torch(gpus, name, options)
         ours, base = statistics.median(times["ours"]), statistics.median(times["base"])
         tflops = results[name]["tflops"] * results[name]["ms"]["median"] / ours
         records.append(dict(shape=shape, tokens=tokens, op=name, base_ms=base, ours_ms=ours, ratio=base / ours,
@@ -114,6 +128,7 @@ def main():
     parser.add_argument("--tokens", default="4096,8192")
     parser.add_argument("--devices", help="GPUs, all by default")
     parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--warm-up", type=float, default=0.3, metavar="SECONDS")
     parser.add_argument("--rounds", type=int, default=1, help="how often the two take turns")
     parser.add_argument("--json")
     options = parser.parse_args()

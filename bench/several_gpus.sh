@@ -1,7 +1,8 @@
 #!/bin/bash
 # What is to be seen on a machine with several Hopper GPUs, all of them: the tests that need several (symmetric memory
 # over NCCL and in one process, exchanges, layers, whole models, all-reduces beside them, a process a GPU), then
-# dispatch and combine by SMs and beside NCCL's, the grouped GEMMs beside torch's, and whole layers beside serialized ones.
+# dispatch and combine by SMs and beside NCCL's, the grouped GEMMs beside torch's (at the power limit, and from idle),
+# and whole layers beside serialized ones.
 # Usage: bench/several_gpus.sh BUILD [FOLDER]   (BUILD holds uniep and tests; FOLDER takes the JSON files)
 # Needs python3 with torch, and NCCL where the dynamic linker or torch finds it.
 set -euo pipefail
@@ -41,4 +42,5 @@ exchange combine_groups --op combine --combine-groups "$gpus"
 exchange combine_flat --op combine
 timeout 300 python3 "$here/compare_exchange.py" "$uniep" --json "$folder/compare_exchange.json"
 timeout 900 python3 "$here/compare.py" "$uniep" --repeat 40 --rounds 2 --json "$folder/compare.json"
+timeout 900 python3 "$here/compare.py" "$uniep" --repeat 40 --rounds 2 --warm-up 0 --json "$folder/compare_from_idle.json"
 timeout 420 python3 "$here/compare_layers.py" "$uniep" --json "$folder/compare_layers.json"

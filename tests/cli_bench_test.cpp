@@ -32,6 +32,7 @@ TEST(BenchCommand, BadUsageIsRefusedWithTheArgumentsName) {
       {{"--tokens", "-1"}, {"--tokens", "'-1'"}},
       {{"--repeat", "0"}, {"--repeat", "'0'"}},
       {{"--sustained", "0"}, {"--sustained", "'0'", "seconds"}},
+      {{"--warm-up", "-1"}, {"--warm-up", "'-1'", "seconds"}},
       {{"--sustained", "soon"}, {"--sustained", "'soon'"}},
       {{"--sustained", "nan"}, {"--sustained", "'nan'"}},
       {{"--only", "fc1,fc3"}, {"--only", "'fc3'", "fc2"}},
@@ -54,7 +55,7 @@ TEST(BenchCommand, AMissingGpuIsAFailureInOneLine) {
 
 TEST(BenchCommand, ReportsEveryProduct) {
   if (!has_gpu()) GTEST_SKIP() << "no Hopper GPU";
-  const CommandResult result = run_command(join(kSmall, {"--json", "-", "--sustained", "0.01"}));
+  const CommandResult result = run_command(join(kSmall, {"--json", "-", "--sustained", "0.01", "--warm-up", "0.01"}));
   ASSERT_EQ(result.status, 0) << result.err;
   const nlohmann::json json = result.json();
   EXPECT_EQ(json["op"], "gemm");

@@ -90,11 +90,11 @@ int run_bench(BenchOptions options) {
   return 0;
 }
 
-double parse_seconds(const std::string& text) {
+double parse_seconds(const char* option, const std::string& text) {
   double seconds = 0.0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
   if (error != std::errc() || end != text.data() + text.size() || !(seconds > 0.0 && seconds <= kMostSeconds)) {
-    refuse_value("--sustained", text, "seconds above 0, at most 3600");
+    refuse_value(option, text, "seconds above 0, at most 3600");
   }
   return seconds;
 }
@@ -116,9 +116,15 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   add_layer_options(command, request.layer);
   add_devices_option(command, request.devices, "GPUs that run at once; the slowest counts (default 0)");
   add_integer_option(command, "--repeat", request.repeat, 1, kMostRepeats, "N", "timed calls");
-  add_text_option(
-      command, "--sustained", [&request](const std::string& text) { request.sustained_seconds = parse_seconds(text); },
-      "SECONDS", "then all of it, one call after another, for so long: what is left at the power limit");
+  const auto add_seconds = [&command](const char* name, double& seconds, const char* description) {
+    add_text_option(
+        command, name, [name, &seconds](const std::string& text) { seconds = parse_seconds(name, text); }, "SECONDS",
+        description);
+  };
+  add_seconds("--warm-up", request.warm_up_seconds,
+              "the same calls for so long before they count: GPUs that were idle run at higher clocks at first");
+  add_seconds("--sustained", request.sustained_seconds,
+              "then all of it, one call after another, for so long: what is left at the power limit");
   add_text_option(
       command, "--only", [&request](const std::string& text) { request.only = split(text); }, "NAME,...",
       "measure these results only");

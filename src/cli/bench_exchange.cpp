@@ -34,7 +34,7 @@ struct Received {
 class ExchangeBench {
  public:
   ExchangeBench(const BenchRequest& request, Exchange exchange)
-      : request_(request), exchange_(exchange), gpus_(request.devices) {
+      : request_(request), exchange_(exchange), gpus_(request.devices, request.warm_up_seconds) {
     Machine machine;
     machine.engine = EngineKind::kCuda;
     machine.ranks = request.layer.ranks;

@@ -133,7 +133,7 @@ double host_milliseconds(const std::function<void()>& work) {
 BenchReport run_gemm(const BenchRequest& request) {
   const LayerShape& shape = request.layer.shape;
   const std::vector<int32_t> counts = count_rows(request.layer);
-  BenchGpus gpus(request.devices);
+  BenchGpus gpus(request.devices, request.warm_up_seconds);
   BenchReport report;
   report.device = gpus.name();
   std::vector<RankProblem> problems;
@@ -171,7 +171,7 @@ BenchReport run_gemm(const BenchRequest& request) {
   // In turn: large products run at the power limit, where each has the same neighbours then.
   std::vector<BenchGpus::Work> works;
   for (const Product& product : wanted)
-    works.push_back({[&on_all, product] { on_all(product); }, BenchGpus::Start::kAtOnce});
+    works.push_back({[&on_all, product] { on_all(product); }, BenchGpus::Start::kBackToBack});
   const std::vector<std::vector<double>> milliseconds = gpus.time_cold_in_turn(works, request.repeat);
   for (std::size_t i = 0; i < works.size(); ++i) report.results[i].milliseconds = milliseconds[i];
   if (request.sustained_seconds > 0.0) {

@@ -1,6 +1,7 @@
 #include "cli/bench_gpus.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -20,6 +21,7 @@ using namespace cuda;
 
 constexpr int64_t kFlushBytes = 256 << 20;  // several times the L2 cache
 constexpr int kWarmUpCalls = 3;
+constexpr std::size_t kCallsUnderWay = 8;
 constexpr std::size_t kRandomPiece = 4 << 20;
 
 const std::vector<BFloat16>& random_piece() {
@@ -46,20 +48,42 @@ void require_gpu(int device) {
   }
 }
 
+// Of the current device.
+class Event {
+ public:
+  Event() { check(driver().cuEventCreate(&event_, 0), "cuEventCreate"); }
+  ~Event() { driver().cuEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  void record() { check(driver().cuEventRecord(event_, nullptr), "cuEventRecord"); }
+  double milliseconds_since(const Event& before) {
+    check(driver().cuEventSynchronize(event_), "waiting for the measured work");
+    float milliseconds = 0.0f;
+    check(driver().cuEventElapsedTime(&milliseconds, before.event_, event_), "cuEventElapsedTime");
+    return milliseconds;
+  }
+
+ private:
+  CUevent event_ = nullptr;
+};
+
+struct TimedCall {
+  Event begin, end;
+};
+
 }  // namespace
 
 struct BenchGpus::Gpu {
   explicit Gpu(int index) : device(index) {
     const ScopedDevice scope(device);
-    check(driver().cuEventCreate(&begin, 0), "cuEventCreate");
-    check(driver().cuEventCreate(&end, 0), "cuEventCreate");
+    calls = std::make_unique<std::array<TimedCall, kCallsUnderWay>>();
     flush = allocate(kFlushBytes);
   }
   ~Gpu() {
     const ScopedDevice scope(device);
     for (const CUdeviceptr address : allocations) driver().cuMemFree(address);
-    driver().cuEventDestroy(begin);
-    driver().cuEventDestroy(end);
+    calls.reset();
   }
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
@@ -72,8 +96,7 @@ struct BenchGpus::Gpu {
   }
 
   int device;
-  CUevent begin = nullptr;
-  CUevent end = nullptr;
+  std::unique_ptr<std::array<TimedCall, kCallsUnderWay>> calls;
   CUdeviceptr flush = 0;
   std::vector<CUdeviceptr> allocations;
 };
@@ -133,7 +156,7 @@ class BenchGpus::Gate {
   std::thread watchdog_;
 };
 
-BenchGpus::BenchGpus(const std::vector<int>& devices) {
+BenchGpus::BenchGpus(const std::vector<int>& devices, double warm_up_seconds) : warm_up_seconds_(warm_up_seconds) {
   for (const int device : devices) {
     require_gpu(device);
     gpus_.push_back(std::make_unique<Gpu>(device));
@@ -198,25 +221,31 @@ void BenchGpus::flush_caches(int turn) {
 }
 
 double BenchGpus::time(const std::function<void()>& work, Start start) {
+  queue(work, start, 0);
+  return milliseconds(0);
+}
+
+void BenchGpus::queue(const std::function<void()>& work, Start start, std::size_t slot) {
   if (start == Start::kTogether) gate_->close();
   for (const auto& gpu : gpus_) {
     const ScopedDevice scope(gpu->device);
     if (start == Start::kTogether) gate_->hold_back(nullptr);
-    check(driver().cuEventRecord(gpu->begin, nullptr), "cuEventRecord");
+    (*gpu->calls)[slot].begin.record();
   }
   work();
   for (const auto& gpu : gpus_) {
     const ScopedDevice scope(gpu->device);
-    check(driver().cuEventRecord(gpu->end, nullptr), "cuEventRecord");
+    (*gpu->calls)[slot].end.record();
   }
   if (start == Start::kTogether) gate_->open();
+}
+
+double BenchGpus::milliseconds(std::size_t slot) {
   double slowest = 0.0;
   for (const auto& gpu : gpus_) {
     const ScopedDevice scope(gpu->device);
-    check(driver().cuEventSynchronize(gpu->end), "waiting for the measured work");
-    float milliseconds = 0.0f;
-    check(driver().cuEventElapsedTime(&milliseconds, gpu->begin, gpu->end), "cuEventElapsedTime");
-    slowest = std::max(slowest, static_cast<double>(milliseconds));
+    TimedCall& call = (*gpu->calls)[slot];
+    slowest = std::max(slowest, call.end.milliseconds_since(call.begin));
   }
   return slowest;
 }
@@ -226,15 +255,36 @@ std::vector<double> BenchGpus::time_cold(const std::function<void()>& work, int 
 }
 
 std::vector<std::vector<double>> BenchGpus::time_cold_in_turn(const std::vector<Work>& works, int repeat) {
-  std::vector<std::vector<double>> milliseconds(works.size());
-  for (int turn = 0; turn < kWarmUpCalls + repeat; ++turn) {
-    for (std::size_t i = 0; i < works.size(); ++i) {
-      flush_caches(turn);
-      const double taken = time(works[i].run, works[i].start);
-      if (turn >= kWarmUpCalls) milliseconds[i].push_back(taken);
+  const auto begin = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> warm_up(warm_up_seconds_);
+  std::vector<std::vector<double>> times(works.size());
+  struct QueuedCall {
+    std::size_t work;
+    bool counts;
+  };
+  std::array<QueuedCall, kCallsUnderWay> calls;
+  std::size_t queued = 0;
+  std::size_t ended = 0;
+  const auto end_calls = [&](std::size_t left) {
+    for (; queued - ended > left; ++ended) {
+      const QueuedCall& call = calls[ended % kCallsUnderWay];
+      const double taken = milliseconds(ended % kCallsUnderWay);
+      if (call.counts) times[call.work].push_back(taken);
     }
+  };
+  for (int turn = 0, counted = 0; counted < repeat; ++turn) {
+    const bool counts = turn >= kWarmUpCalls && std::chrono::steady_clock::now() - begin >= warm_up;
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      end_calls(works[i].start == Start::kBackToBack ? kCallsUnderWay - 1 : 0);
+      flush_caches(turn);
+      calls[queued % kCallsUnderWay] = {i, counts};
+      queue(works[i].run, works[i].start, queued % kCallsUnderWay);
+      ++queued;
+    }
+    if (counts) ++counted;
   }
-  return milliseconds;
+  end_calls(0);
+  return times;
 }
 
 }  // namespace uniep::cli

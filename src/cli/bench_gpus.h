@@ -12,8 +12,9 @@ namespace uniep::cli {
 // default stream of each GPU, in any order.
 class BenchGpus {
  public:
-  // Throws Error(kDevice) unless each is a Hopper GPU of this machine.
-  explicit BenchGpus(const std::vector<int>& devices);
+  // Throws Error(kDevice) unless each is a Hopper GPU of this machine. `warm_up_seconds`: how long work runs before it
+  // is timed, at the least; a few calls in any case.
+  explicit BenchGpus(const std::vector<int>& devices, double warm_up_seconds = 0.0);
   ~BenchGpus();
   BenchGpus(const BenchGpus&) = delete;
   BenchGpus& operator=(const BenchGpus&) = delete;
@@ -26,13 +27,13 @@ class BenchGpus {
   void* random_bfloat16(std::size_t gpu, int64_t values);
   void* copy_of(std::size_t gpu, const void* host, int64_t bytes);
 
-  // When the GPUs begin: each as soon as its work is queued, or all together once everything is (work that does not
-  // wait for a GPU).
-  enum class Start { kAtOnce, kTogether };
+  // When the GPUs begin: each as soon as its work is queued; all together once everything is (work that does not wait
+  // for a GPU); or, if repeated, each when its last call ends, for which some are queued ahead (GPUs that do not meet).
+  enum class Start { kAtOnce, kTogether, kBackToBack };
 
   // Milliseconds from the first to the last device work of `work`, on the slowest GPU.
   double time(const std::function<void()>& work, Start start = Start::kAtOnce);
-  // The same `repeat` times after a few calls that do not count, the L2 caches cold before each.
+  // The same `repeat` times after the calls that do not count, the L2 caches cold before each.
   std::vector<double> time_cold(const std::function<void()>& work, int repeat, Start start = Start::kAtOnce);
   // Several kinds of work in turn, so that all see the same clocks and temperatures. Of each its times.
   struct Work {
@@ -47,8 +48,12 @@ class BenchGpus {
   struct Gpu;
   class Gate;
   void flush_caches(int turn);
+  // Calls under way are told apart by their slot.
+  void queue(const std::function<void()>& work, Start start, std::size_t slot);
+  double milliseconds(std::size_t slot);
   std::vector<std::unique_ptr<Gpu>> gpus_;
   std::unique_ptr<Gate> gate_;
+  double warm_up_seconds_ = 0.0;
 };
 
 }  // namespace uniep::cli

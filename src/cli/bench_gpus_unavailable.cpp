@@ -16,7 +16,7 @@ namespace {
 struct BenchGpus::Gpu {};
 class BenchGpus::Gate {};
 
-BenchGpus::BenchGpus(const std::vector<int>&) {
+BenchGpus::BenchGpus(const std::vector<int>&, double) {
   refuse();
 }
 BenchGpus::~BenchGpus() = default;

@@ -28,7 +28,10 @@ struct RankTensors {
 class LayerBench {
  public:
   explicit LayerBench(const BenchRequest& request)
-      : request_(request), shape_(request.layer.shape), gpus_(request.devices), group_(options(request)) {
+      : request_(request),
+        shape_(request.layer.shape),
+        gpus_(request.devices, request.warm_up_seconds),
+        group_(options(request)) {
     schedule_ = request.layer.resolved(Direction::kForward, group_.machine());
     ids_ = make_ids(request.layer);
     host_placement_ = place_ids(request.layer, ids_);
