@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <random>
 #include <set>
+#include <string>
 
 #include "engine/cuda/device_placement.h"
 #include "engine/cuda/exchange.h"
@@ -36,11 +37,33 @@ std::vector<GemmConfig> sampled_configs(int samples, unsigned seed) {
   return configs;
 }
 
+// All stages from the fewest to the most are legal; one more or less is refused by a message that names the limits.
+int count_wrong_limits(GemmConfig config) {
+  const int fewest = fewest_stages(config);
+  const int most = largest_stages(config);
+  const std::string limits = "must be " + std::to_string(fewest) + " to " + std::to_string(most);
+  int wrong = 0;
+  for (config.stages = fewest - 1; config.stages <= most + 1; ++config.stages) {
+    const bool legal = config.stages >= fewest && config.stages <= most;
+    std::string message;
+    try {
+      require_legal(config);
+    } catch (const uniep::Error& error) {
+      message = error.what();
+    }
+    if (legal ? message.empty() : message.find(limits) != std::string::npos) continue;
+    std::printf("FAIL %d stages of %d columns: '%s'\n", config.stages, config.tile_n, message.c_str());
+    ++wrong;
+  }
+  return wrong;
+}
+
 int run(int samples, unsigned seed) {
   std::vector<GemmConfig> configs = default_configs();
   const std::vector<GemmConfig> more = sampled_configs(samples, seed);
   configs.insert(configs.end(), more.begin(), more.end());
   int failures = 0;
+  for (const GemmConfig& config : configs) failures += count_wrong_limits(config);
   std::vector<KernelRequest> requests = {prob_sum_request(),       naive_request("uniep_naive_gemm"),
                                          place_request(),          row_of_source_request(),
                                          program_tables_request(), begin_call_request()};
