@@ -3,7 +3,7 @@
 Each figure is the median over --repeat runs a round, of each run the slowest GPU, timed with device events around all
 device work with a cold L2 cache. GPU g has the rows of rank g of an expert-parallel group with uniform routing.
 The two take turns product by product. Both begin on GPUs that have been idle for a moment, and run for --warm-up
-seconds before a run counts: for the first tenth of a second GPUs run above the power limit, as they never do in training.
+seconds before a run counts: for the first tenth of a second GPUs run at higher clocks than they can keep.
 
     python3 bench/compare.py build/release/uniep [--shapes dsv3,mixtral] [--tokens 4096,8192] [--devices 0,1] [--json FILE]
 """
@@ -147,7 +147,8 @@ def main():
         print(f"geometric mean of {group or 'all'}: {mean:.3f} over {len(ratios)}, worst {min(ratios):.3f}")
     if options.json:
         with open(options.json, "w") as file:
-            json.dump(dict(device=torch.cuda.get_device_name(), gpus=len(options.devices), records=records), file)
+            json.dump(dict(device=torch.cuda.get_device_name(), gpus=len(options.devices), warm_up=options.warm_up,
+                           records=records), file)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ std::vector<GemmConfig> default_configs();
 
 // The most stages that fit into shared memory, at most 8.
 int largest_stages(const GemmConfig& config);
+// The fewest stages: two, but one for each 64 columns of dSwiGLU's last tile (device/roles/last_z.h).
 int fewest_stages(const GemmConfig& config);
 
 // Throws uniep::Error (kInvalidArgument) that names the rule a configuration breaks.

@@ -95,7 +95,7 @@ class SwigluGradientEpilogue {
  private:
   static constexpr int kBuffers = 2;
   static constexpr int kStripsInTransfer = kTransferColumns / kStripColumns;
-  static constexpr uint32_t kTransferBytes = kBlockRows * kTransferColumns * 2;
+  static constexpr uint32_t kTransferBytes = kTransferBoxBytes / 2;  // gate or up
   // Gate and up of each buffer, a, what waits for registers, the barriers.
   static constexpr uint32_t kActivationAt = 2 * kBuffers * kTransferBytes;
   static constexpr uint32_t kParkedAt = kActivationAt + kTransferBytes;

@@ -55,7 +55,8 @@ class Multiplier {
         a_base_(operand_descriptor<kMajorA<kConfig>>(ptx::shared_address(shared.a[0]) + warpgroup * kBoxBytes)),
         b_base_(operand_descriptor<kMajorB<kConfig>>(ptx::shared_address(shared.b[0]))) {}
 
-  // One chain from zero along K ascending; one group of four wgmma stays in flight while the next stage is awaited.
+  // One chain from zero along K ascending. Unless stages are released first, one group of four wgmma stays in flight
+  // while the next stage is awaited.
   // The steps that the previous tile's epilogue left over run between the first K blocks.
   template <typename LateWork>
   UNIEP_DEVICE void multiply(int32_t k_blocks, float (&d)[kCount], LateWork& late, const WarpTile& tile) {
@@ -161,7 +162,10 @@ class Multiplier {
   UNIEP_DEVICE void multiply_block(float (&d)[kCount]) {
     using Instruction = Wgmma<kConfig.tile_n, kMajorA<kConfig>, kMajorB<kConfig>>;
     const uint32_t stage = ptx::warp_uniform(cursor_.stage);  // keeps descriptors out of vector registers
-    if constexpr (!kFirst && kReleasesFirst) finish_block();
+    if constexpr (!kFirst && kReleasesFirst) {
+      wgmma_wait<0>();
+      release_stage<kConfig>(shared_, previous_);
+    }
     ptx::mbarrier_wait(shared_.full[stage], cursor_.phase, "stage full");
     const uint64_t a = a_base_ + stage * (SharedStorage<kConfig>::kOperandABytes >> 4);
     const uint64_t b = b_base_ + stage * (SharedStorage<kConfig>::kOperandBBytes >> 4);
@@ -182,11 +186,6 @@ class Multiplier {
     }
     previous_ = cursor_.stage;
     cursor_.advance();
-  }
-
-  UNIEP_DEVICE void finish_block() {
-    wgmma_wait<0>();
-    release_stage<kConfig>(shared_, previous_);
   }
 
   // A warpgroup may end one K block before it issues the next, while the other warpgroup's keep the tensor cores busy:
