@@ -1,18 +1,25 @@
 // The forward layer of the cuda engine: y and z against the naive oracle, byte by byte, over random layers, routings,
 // ranks and Schedules, in poisoned memory; against a float64 reference; a rank that stays silent, and recovery.
-// Usage: gpu_layer_tests [--cases N] [--first SEED] [--repeat N] [--devices D] [--tiles N:C[,N:C...]]
-//                        [--fixed key=value,...] [--only random|wide|silent|reference] [--verbose]
-// D: how many GPUs the ranks are dealt over (default 1: virtual ranks). --tiles: tile.n and tile.cluster that are drawn
-// from. Exit status 77 without a Hopper GPU.
+// Usage: gpu_layer_tests [--cases N] [--first SEED] [--repeat N] [--devices D] [--heap local|random]
+//                        [--tiles N:C[,N:C...] | --any-kernel] [--fixed key=value,...] [--compile THREADS]
+//                        [--only random|wide|silent|reference] [--verbose]
+// D: how many GPUs the ranks are dealt over (default 1: virtual ranks). --heap random: cases of up to D ranks run in
+// one process or in a process a rank, over NCCL, as their seed says. --tiles: tile.n and tile.cluster that are drawn
+// from.
+// --any-kernel: all fields that are compiled into kernels are drawn, too; then it is quicker to compile them before:
+// --compile puts the cases' kernels into the cache, needs no GPU, and ends. Exit status 77 without a Hopper GPU.
 #include <fmt/format.h>
 
-#include <chrono>
 #include <cstdlib>
+#include <map>
+#include <optional>
+#include <set>
 
+#include "cli/rank_launcher.h"
+#include "comm/rank_environment.h"
 #include "engine/cuda/layer/cuda_engine.h"
-#include "program/schedule_space.h"
 #include "reference/check.h"
-#include "support/random_layer.h"
+#include "tests/cuda/layer_cases.h"
 #include "tests/cuda/layer_oracle.h"
 
 namespace uniep::cuda::test {
@@ -20,24 +27,51 @@ namespace {
 
 using uniep::test::difference;
 using uniep::test::on_one_rank;
-using uniep::test::Random;
 using uniep::test::random_layer;
 using uniep::test::RandomLayer;
 using uniep::test::RandomLayerLimits;
-
-constexpr int64_t kMostGroups = 32;  // that the engine sums
 
 struct Options {
   uint64_t first = 1;
   int cases = 20;
   int repeat = 1;
-  int devices = 1;
-  std::vector<std::string> tiles = {"256:2"};  // each one more kernel to compile for every kind of combine and copy
-  std::string fixed;
+  int compile_threads = 0;
+  int part = 0;  // of a process a rank: which cases are its own
+  CaseOptions of_cases;
   std::string only;
 };
 
-GroupOptions group_options(const Options& options, int ranks) {
+// Seeds with the limits of their layers.
+struct Seeds {
+  const char* name;
+  uint64_t first;
+  int count;
+  RandomLayerLimits limits;
+};
+
+std::vector<Seeds> seeds_of(const Options& options) {
+  std::vector<Seeds> seeds;
+  const auto wanted = [&](const char* name) { return options.only.empty() || options.only == name; };
+  RandomLayerLimits limits;
+  limits.most_local_experts = 8;
+  limits.most_tokens = 300;
+  limits.most_columns = 640;
+  if (wanted("random")) seeds.push_back({"random", options.first, options.cases, limits});
+  RandomLayerLimits wide;  // tails that models have: 2880, 1408 and 1856 columns
+  wide.most_local_experts = 2;
+  wide.most_tokens = 400;
+  wide.columns = {{2880, 1408}, {1408, 2880}, {1856, 1408}, {2048, 768}};
+  if (wanted("wide")) seeds.push_back({"wide", options.first, std::max(1, options.cases / 10), wide});
+  return seeds;
+}
+
+// Calls back with every layer of the seeds, drawn one after the other.
+template <typename Call>
+void each_layer(const Seeds& seeds, const CaseOptions& options, Call&& call) {
+  for (int i = 0; i < seeds.count; ++i) call(draw_cases(seeds.first + static_cast<uint64_t>(i), seeds.limits, options));
+}
+
+GroupOptions group_options(const CaseOptions& options, int ranks) {
   GroupOptions group;
   group.engine = EngineKind::kCuda;
   group.ranks = ranks;
@@ -45,38 +79,29 @@ GroupOptions group_options(const Options& options, int ranks) {
   return group;
 }
 
-// What every Schedule of these tests has: the kernels that are built, and few different ones.
-PartialSchedule fixed_fields(const Options& options, Random& random) {
-  PartialSchedule fixed = options.fixed.empty() ? PartialSchedule() : PartialSchedule::parse(options.fixed);
-  const std::string& tile = options.tiles[random.next() % options.tiles.size()];
-  const std::size_t colon = tile.find(':');
-  const auto set = [&](const char* name, const std::string& value) {
-    if (!fixed.given(name)) fixed.set(name, value);
-  };
-  set("tile.m", "128");
-  set("tile.n", tile.substr(0, colon));
-  set("tile.k", "64");
-  set("tile.stages", "4");
-  set("tile.cluster", tile.substr(colon + 1));
-  set("tile.pipeline", "cooperative");
-  set("comm.chunk_bytes", "4096");
-  set("comm.stages", "4");
-  return fixed;
+// Of a process a rank, in the environment that launch_ranks gives.
+GroupOptions process_options(int ranks) {
+  GroupOptions group;
+  group.engine = EngineKind::kCuda;
+  group.ranks = ranks;
+  group.launch = uniep::Launch::kProcesses;
+  return group;
 }
 
-// A random legal Schedule that the engine has kernels for.
-Schedule random_schedule(const Options& options, const LayerConfig& config, const Group& group,
-                         const Placement& placement, Random& random) {
-  for (int attempt = 0;; ++attempt) {
-    const Schedule schedule = sample_legal(random.next(), Direction::kForward, config.shape, config.numerics,
-                                           group.machine(), fixed_fields(options, random));
-    try {
-      memory_need(group, config, schedule, Direction::kForward, placement);
-      return schedule;
-    } catch (const Error& error) {
-      if (error.status() != Status::kUnsupported || attempt == 1000) throw;
+// A layer of two ranks that wait for each other.
+RandomLayer layer_of_two() {
+  RandomLayerLimits limits;
+  limits.ranks = {2};
+  for (uint64_t seed = 1;; ++seed) {
+    RandomLayer layer = random_layer(seed, limits);
+    if (layer.data.tokens[0] > 0 && layer.data.tokens[1] > 0 && layer.config.numerics.combine_groups <= kMostGroups) {
+      return layer;
     }
   }
+}
+
+bool is_over_nccl(const LayerCase& layer_case, int ranks, int part) {
+  return layer_case.heap == Heap::kNccl && layer_case.ranks == ranks && layer_case.part == part;
 }
 
 class LayerTests {
@@ -84,18 +109,43 @@ class LayerTests {
   LayerTests(const Options& options, Results& results, std::string folder)
       : options_(options), results_(results), kernels_(0, std::move(folder)) {}
 
-  // One random layer: on its own number of ranks and on one, each under a Schedule of its own.
-  void random_case(uint64_t seed, const RandomLayerLimits& limits, const char* name) {
-    const RandomLayer layer = random_layer(seed, limits);
-    if (layer.config.numerics.combine_groups > kMostGroups) return;
-    Random random(~seed);
-    cli::LayerResult expected;
-    {
-      const ScopedDevice scope(0);
-      expected = naive_layer(kernels_, layer.config, layer.data);
+  // The cases in one process.
+  void run_local(const Seeds& seeds) {
+    each_layer(seeds, options_.of_cases, [&](const LayerCases& drawn) {
+      for (const LayerCase& layer_case : drawn.cases) {
+        if (layer_case.heap != Heap::kLocal) continue;
+        GroupOptions given = group_options(options_.of_cases, layer_case.ranks);
+        given.workers = layer_case.workers;
+        given.disturbance.shuffle_seed = 1;  // poisons memory
+        try {
+          Group group(given);
+          run_case(seeds.name, drawn.layer, layer_case, group);
+        } catch (const std::exception& error) {
+          record(seeds.name, drawn.layer, layer_case, error.what());
+        }
+      }
+    });
+  }
+
+  // The cases over NCCL of this process's ranks and part, one Group for all of them. An exception ends the process, for
+  // the others would wait.
+  void run_rank(const std::vector<Seeds>& all, int ranks) {
+    std::optional<Group> group;
+    const auto run = [&](const char* name, const LayerCases& drawn) {
+      for (const LayerCase& layer_case : drawn.cases) {
+        if (!is_over_nccl(layer_case, ranks, options_.part)) continue;
+        if (!group) {
+          GroupOptions given = process_options(ranks);
+          given.workers = layer_case.workers;
+          given.disturbance.shuffle_seed = 1;
+          group.emplace(given);
+        }
+        run_case(name, drawn.layer, layer_case, *group);
+      }
+    };
+    for (const Seeds& seeds : all) {
+      each_layer(seeds, options_.of_cases, [&](const LayerCases& drawn) { run(seeds.name, drawn); });
     }
-    run_case(name, layer, layer.data, layer.ranks, expected, random);
-    if (layer.ranks > 1) run_case(name, layer, on_one_rank(layer.data), 1, expected, random);
   }
 
   // The mathematics, not only the bits.
@@ -105,7 +155,7 @@ class LayerTests {
     limits.most_columns = 520;
     RandomLayer layer = random_layer(seed, limits);
     while (layer.config.numerics.combine_groups > kMostGroups) layer = random_layer(++seed, limits);
-    Group group(group_options(options_, layer.ranks));
+    Group group(group_options(options_.of_cases, layer.ranks));
     cli::LayerRunner runner(group, layer.config, layer.data);
     runner.forward(resolve({}, Direction::kForward, layer.config.shape, layer.config.numerics, group.machine()));
     const cli::LayerResult got = runner.result();
@@ -128,17 +178,10 @@ class LayerTests {
 
   // A rank that never launches: the others' waits run out, the group recovers and gives the right bytes again.
   void silent_rank() {
-    RandomLayerLimits limits;
-    limits.ranks = {2};
-    uint64_t seed = 1;
-    RandomLayer layer = random_layer(seed, limits);
-    while (layer.data.tokens[0] == 0 || layer.data.tokens[1] == 0 ||
-           layer.config.numerics.combine_groups > kMostGroups) {
-      layer = random_layer(++seed, limits);
-    }
+    const RandomLayer layer = layer_of_two();
     const ScopedDevice scope(0);
     const cli::LayerResult expected = naive_layer(kernels_, layer.config, layer.data);
-    GroupOptions given = group_options(options_, 2);
+    GroupOptions given = group_options(options_.of_cases, 2);
     given.devices = {0};
     given.timeout_seconds = 0.05;
     Group group(given);
@@ -159,6 +202,21 @@ class LayerTests {
     results_.record("after recover()", text.empty(), text);
   }
 
+  // One of two processes ends without a word: the other's wait runs out, and its group goes without waiting for it.
+  void ended_rank(int rank) {
+    const RandomLayer layer = layer_of_two();
+    GroupOptions given = process_options(2);
+    given.timeout_seconds = 0.05;
+    Group group(given);
+    cli::LayerRunner runner(group, layer.config, layer.data);
+    const Schedule schedule =
+        resolve({}, Direction::kForward, layer.config.shape, layer.config.numerics, group.machine());
+    runner.forward(schedule);
+    if (rank == 1) std::_Exit(0);
+    expect_timeout(
+        "the rank that ended is reported", [&] { runner.forward(schedule); }, "rank 1 to arrive");
+  }
+
  private:
   template <typename Call>
   void expect_timeout(const char* name, Call&& call, const std::string& part) {
@@ -173,36 +231,30 @@ class LayerTests {
     results_.record(name, good, text);
   }
 
-  // By need, or room for whatever the routing is, so that the host learns no counts.
-  static Capacity random_capacity(const cli::LayerData& data, int ranks, Random& random) {
-    if (random.one_in(2)) return {};
-    return {round_up(data.all_tokens() * data.shape.topk, kRowAlignment) + data.shape.experts / ranks * kRowAlignment};
+  void record(const char* name, const RandomLayer& layer, const LayerCase& layer_case, const std::string& text) {
+    results_.record(fmt::format("{} on {} ranks", name, layer_case.ranks), text.empty(),
+                    fmt::format("{} | {} | {}", text, layer.description, to_text(layer_case)));
   }
 
-  void run_case(const char* name, const RandomLayer& layer, const cli::LayerData& data, int ranks,
-                const cli::LayerResult& expected, Random& random) {
-    std::string text, schedule_text;
-    GroupOptions given = group_options(options_, ranks);
-    try {
-      const int most = Group(given).workers();
-      given.workers = random.one_in(2) ? most : static_cast<int>(2 * random.between(1, most / 2));
-      given.disturbance.shuffle_seed = 1;  // poisons memory
-      Group group(given);
-      cli::LayerRunner runner(group, layer.config, data, random_capacity(data, ranks, random));
-      const Schedule schedule = random_schedule(options_, layer.config, group, runner.placement(), random);
-      schedule_text = fmt::format("workers {} {}", given.workers, to_text(schedule));
-      for (int turn = 0; turn < options_.repeat && text.empty(); ++turn) {
-        runner.forward(schedule);
-        cli::LayerResult got = runner.result();
-        text = difference(got, expected);
-        got.y = expected.y;
-        if (!text.empty()) text += "; " + difference(got, expected);
-      }
-    } catch (const std::exception& error) {
-      text = error.what();
+  void run_case(const char* name, const RandomLayer& layer, const LayerCase& layer_case, Group& group) {
+    const cli::LayerData data = layer_case.ranks == layer.ranks ? layer.data : on_one_rank(layer.data);
+    const bool has_result = group.first_local_rank() == 0;
+    cli::LayerResult expected;
+    if (has_result) {
+      const ScopedDevice scope(0);
+      expected = naive_layer(kernels_, layer.config, data);
     }
-    results_.record(fmt::format("{} on {} ranks", name, ranks), text.empty(),
-                    fmt::format("{} | {} | {}", text, layer.description, schedule_text));
+    cli::LayerRunner runner(group, layer.config, data, layer_case.capacity);
+    std::string text;
+    for (int turn = 0; turn < options_.repeat; ++turn) {
+      runner.forward(layer_case.schedule);
+      cli::LayerResult got = runner.result();
+      if (!has_result || !text.empty()) continue;
+      text = difference(got, expected);
+      got.y = expected.y;
+      if (!text.empty()) text += "; " + difference(got, expected);
+    }
+    if (has_result) record(name, layer, layer_case, text);
   }
 
   const Options& options_;
@@ -210,46 +262,105 @@ class LayerTests {
   Kernels kernels_;
 };
 
-// Tails that models have: 2880, 1408 and 1856 columns.
-void wide_cases(LayerTests& tests, uint64_t first, int cases) {
-  RandomLayerLimits limits;
-  limits.most_local_experts = 2;
-  limits.most_tokens = 400;
-  limits.columns = {{2880, 1408}, {1408, 2880}, {1856, 1408}, {2048, 768}};
-  for (int i = 0; i < cases; ++i) tests.random_case(first + static_cast<uint64_t>(i), limits, "wide");
+// Starts this program once for each rank.
+void launch(const std::string& name, int ranks, std::vector<std::string> arguments, Results& results) {
+  std::string text;
+  try {
+    cli::launch_ranks({"/proc/self/exe", std::move(arguments)}, "gpu_layer_tests", ranks);
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  results.record(name, text.empty(), text);
 }
 
-int run(int argc, char** argv) {
-  Results results;
+void launch_all_ranks(const Options& options, const std::vector<Seeds>& all, const std::vector<std::string>& arguments,
+                      Results& results) {
+  std::set<std::pair<int, int>> launches;
+  for (const Seeds& seeds : all) {
+    each_layer(seeds, options.of_cases, [&](const LayerCases& drawn) {
+      for (const LayerCase& layer_case : drawn.cases) {
+        if (layer_case.heap == Heap::kNccl) launches.insert({layer_case.ranks, layer_case.part});
+      }
+    });
+  }
+  for (const auto& [ranks, part] : launches) {
+    std::vector<std::string> of_part = arguments;
+    of_part.insert(of_part.end(), {"--part", std::to_string(part)});
+    launch(fmt::format("over NCCL, {} ranks, part {}", ranks, part), ranks, of_part, results);
+  }
+}
+
+// The kernels of all cases into the cache.
+int compile(const Options& options, const std::vector<Seeds>& all) {
+  std::map<std::string, KernelRequest> requests;
+  std::size_t cases = 0;
+  for (const Seeds& seeds : all) {
+    each_layer(seeds, options.of_cases, [&](const LayerCases& drawn) {
+      cases += drawn.cases.size();
+      for (const LayerCase& layer_case : drawn.cases) {
+        for (const KernelRequest& request : kernels_of(layer_case, drawn.layer.config.numerics)) {
+          requests.emplace(request.description(), request);
+        }
+      }
+    });
+  }
+  std::vector<KernelRequest> kernels;
+  for (const auto& [description, request] : requests) kernels.push_back(request);
+  std::printf("layer tests: %zu kernels of %zu cases\n", kernels.size(), cases);
+  std::fflush(stdout);
+  compile_kernels(kernels, options.compile_threads);
+  return 0;
+}
+
+Options read_options(int argc, char** argv, Results& results) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     const auto value = [&]() -> std::string { return i + 1 < argc ? argv[++i] : ""; };
     if (name == "--verbose") results.verbose = true;
+    if (name == "--any-kernel") options.of_cases.any_kernel = true;
     if (name == "--cases") options.cases = std::atoi(value().c_str());
     if (name == "--first") options.first = std::strtoull(value().c_str(), nullptr, 10);
     if (name == "--repeat") options.repeat = std::atoi(value().c_str());
-    if (name == "--devices") options.devices = std::atoi(value().c_str());
-    if (name == "--tiles") options.tiles = split(value(), ',');
-    if (name == "--fixed") options.fixed = value();
+    if (name == "--devices") options.of_cases.devices = std::atoi(value().c_str());
+    if (name == "--heap") options.of_cases.random_heap = value() == "random";
+    if (name == "--tiles") options.of_cases.tiles = split(value(), ',');
+    if (name == "--fixed") options.of_cases.fixed = value();
+    if (name == "--compile") options.compile_threads = std::atoi(value().c_str());
+    if (name == "--part") options.part = std::atoi(value().c_str());
     if (name == "--only") options.only = value();
   }
+  return options;
+}
+
+int run(int argc, char** argv) {
+  Results results;
+  const Options options = read_options(argc, argv, results);
+  const std::vector<Seeds> all = seeds_of(options);
   const std::string path = __FILE__;
   const char* const folder = std::getenv("UNIEP_TEST_KERNELS");
   LayerTests tests(options, results, folder != nullptr ? folder : path.substr(0, path.rfind('/')));
+  const std::optional<RankEnvironment> environment = rank_environment();
   const auto wanted = [&](const char* name) { return options.only.empty() || options.only == name; };
-  RandomLayerLimits limits;
-  limits.most_local_experts = 8;
-  limits.most_tokens = 300;
-  limits.most_columns = 640;
-  if (wanted("random")) {
-    for (int i = 0; i < options.cases; ++i) {
-      tests.random_case(options.first + static_cast<uint64_t>(i), limits, "random");
+  if (environment) {
+    if (options.only == "silent") {
+      tests.ended_rank(environment->rank);
+    } else {
+      tests.run_rank(all, environment->ranks);
     }
+    if (environment->rank == 0) {
+      std::printf("layer tests over NCCL, %d ranks, part %d: %d passed, %d failed\n", environment->ranks, options.part,
+                  results.passed, results.failed);
+    }
+    return results.failed == 0 ? 0 : 1;
   }
-  if (wanted("wide")) wide_cases(tests, options.first, std::max(1, options.cases / 10));
+  launch_all_ranks(options, all, std::vector<std::string>(argv + 1, argv + argc), results);
+  for (const Seeds& seeds : all) tests.run_local(seeds);
   if (wanted("reference")) tests.against_reference(options.first);
   if (wanted("silent")) tests.silent_rank();
+  if (wanted("silent") && options.of_cases.random_heap && options.of_cases.devices > 1) {
+    launch("a rank ends over NCCL", 2, {"--only", "silent"}, results);
+  }
   std::printf("layer tests: %d passed, %d failed\n", results.passed, results.failed);
   return results.failed == 0 ? 0 : 1;
 }
@@ -258,5 +369,9 @@ int run(int argc, char** argv) {
 }  // namespace uniep::cuda::test
 
 int main(int argc, char** argv) {
-  return uniep::cuda::test::run_on_hopper(uniep::cuda::test::run, argc, argv);
+  using namespace uniep::cuda::test;
+  Results results;
+  const Options options = read_options(argc, argv, results);
+  if (options.compile_threads > 0) return compile(options, seeds_of(options));
+  return run_on_hopper(run, argc, argv);
 }

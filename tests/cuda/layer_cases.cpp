@@ -1,0 +1,108 @@
+#include "tests/cuda/layer_cases.h"
+
+#include <fmt/format.h>
+
+#include "engine/cuda/layer/layer_tiles.h"
+#include "engine/cuda/layer_kernels.h"
+#include "program/build.h"
+#include "program/schedule_space.h"
+#include "tests/cuda/gpu_support.h"
+
+namespace uniep::cuda::test {
+namespace {
+
+using uniep::test::Random;
+using uniep::test::random_layer;
+using uniep::test::RandomLayer;
+using uniep::test::RandomLayerLimits;
+
+int random_workers(const CaseOptions& options, int ranks, Random& random) {
+  const int ranks_of_device = (ranks + options.devices - 1) / options.devices;
+  const int most = options.processors / ranks_of_device / 2 * 2;
+  return random.one_in(2) ? most : static_cast<int>(2 * random.between(1, most / 2));
+}
+
+// By need, or room for whatever the routing is, so that the host learns no counts.
+Capacity random_capacity(const RandomLayer& layer, int ranks, Random& random) {
+  if (random.one_in(2)) return {};
+  const LayerShape& shape = layer.data.shape;
+  return {round_up(layer.data.all_tokens() * shape.topk, kRowAlignment) + shape.experts / ranks * kRowAlignment};
+}
+
+PartialSchedule fixed_fields(const CaseOptions& options, Heap heap, Random& random) {
+  PartialSchedule fixed = options.fixed.empty() ? PartialSchedule() : PartialSchedule::parse(options.fixed);
+  const auto set = [&](const char* name, const std::string& value) {
+    if (!fixed.given(name)) fixed.set(name, value);
+  };
+  set("tile.m", "128");
+  set("tile.k", "64");
+  set("tile.pipeline", "cooperative");
+  if (heap == Heap::kNccl) set("dispatch.transport", "pull");
+  if (options.any_kernel) return fixed;
+  const std::string& tile = options.tiles[random.next() % options.tiles.size()];
+  const std::size_t colon = tile.find(':');
+  set("tile.n", tile.substr(0, colon));
+  set("tile.stages", "4");
+  set("tile.cluster", tile.substr(colon + 1));
+  set("comm.chunk_bytes", "4096");
+  set("comm.stages", "4");
+  return fixed;
+}
+
+// A random legal Schedule that the engine has kernels for.
+Schedule random_schedule(const CaseOptions& options, const LayerConfig& config, const LayerCase& layer_case,
+                         Random& random) {
+  Machine machine;
+  machine.engine = EngineKind::kCuda;
+  machine.ranks = layer_case.ranks;
+  machine.workers = layer_case.workers;
+  for (int attempt = 0;; ++attempt) {
+    const Schedule schedule = sample_legal(random.next(), Direction::kForward, config.shape, config.numerics, machine,
+                                           fixed_fields(options, layer_case.heap, random));
+    try {
+      require_instantiable(schedule, config.numerics, Direction::kForward);
+      return schedule;
+    } catch (const Error&) {
+      if (attempt == 1000) throw;
+    }
+  }
+}
+
+LayerCase random_case(const CaseOptions& options, const RandomLayer& layer, int ranks, uint64_t seed) {
+  Random random(~seed + static_cast<uint64_t>(ranks));
+  LayerCase drawn;
+  drawn.ranks = ranks;
+  const bool over_nccl = random.one_in(2) && ranks <= options.devices;
+  if (options.random_heap && over_nccl) drawn.heap = Heap::kNccl;
+  drawn.part = static_cast<int>(seed % kParts);
+  Random of_group(static_cast<uint64_t>(drawn.part * 64 + ranks));
+  drawn.workers = random_workers(options, ranks, drawn.heap == Heap::kNccl ? of_group : random);
+  drawn.capacity = random_capacity(layer, ranks, random);
+  drawn.schedule = random_schedule(options, layer.config, drawn, random);
+  return drawn;
+}
+
+}  // namespace
+
+LayerCases draw_cases(uint64_t seed, const RandomLayerLimits& limits, const CaseOptions& options) {
+  LayerCases drawn{random_layer(seed, limits), {}};
+  if (drawn.layer.config.numerics.combine_groups > kMostGroups) return drawn;
+  drawn.cases.push_back(random_case(options, drawn.layer, drawn.layer.ranks, seed));
+  if (drawn.layer.ranks > 1) drawn.cases.push_back(random_case(options, drawn.layer, 1, seed));
+  return drawn;
+}
+
+std::string to_text(const LayerCase& layer_case) {
+  return fmt::format("{} workers {} {}", layer_case.heap == Heap::kNccl ? "nccl" : "local", layer_case.workers,
+                     uniep::to_text(layer_case.schedule));
+}
+
+std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const Numerics& numerics) {
+  std::vector<KernelRequest> requests;
+  for (const LaunchStages& stages : launch_stages(layer_case.schedule, Direction::kForward)) {
+    requests.push_back(layer_request(launch_config(layer_case.schedule, numerics, stages)));
+  }
+  return requests;
+}
+
+}  // namespace uniep::cuda::test
