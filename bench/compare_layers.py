@@ -3,8 +3,9 @@
 `nccl` is all_to_all_single, torch._grouped_mm, a compiled SwiGLU and a sum of the slots, one after the other; `deepep` has
 deep_ep's Buffer in NCCL's place, where deep_ep imports (serialized_layer.py); `torch gemms` is FC1 and FC2 of torch._grouped_mm
 alone, on rows that are there already. Each figure is the median over --repeat runs of it alone, of each run the slowest GPU, with
-cold L2 caches; ours and theirs take turns for --rounds. (What runs in between moves the clocks: in turn with other work the same
-layer takes up to a tenth longer.)
+cold L2 caches; ours and theirs take turns for --rounds. All run for --warm-up seconds before a run counts, and one run follows the
+other: for the first tenth of a second, and after each pause, GPUs run at higher clocks than they can keep. With --warm-up 0 all GPUs
+begin each run together, after a pause of a millisecond.
 
     python3 bench/compare_layers.py build/release/uniep [--shapes dsv3,mixtral] [--tokens 4096,8192] [--json FILE]
 """
@@ -34,10 +35,11 @@ def measure_theirs(rank, ranks, options, path):
     results = {}
     for shape in options.shapes:
         for tokens in options.tokens:
-            own = serialized_layer.Rank(rank, ranks, SHAPES[shape], tokens)
-            times = {"nccl": own.median(own.nccl, options.repeat), "torch gemms": own.median(own.gemms(), options.repeat)}
+            own = serialized_layer.Rank(rank, ranks, SHAPES[shape], tokens, options.warm_up)
+            meet = options.warm_up == 0  # else one run follows the other
+            times = {"nccl": own.median(own.nccl, options.repeat, meet), "torch gemms": own.median(own.gemms(), options.repeat, meet)}
             if buffer is not None:
-                times["deepep"] = own.median(own.deepep(buffer, deep_ep)[2], options.repeat)
+                times["deepep"] = own.median(own.deepep(buffer, deep_ep)[2], options.repeat, meet)
             results[f"{shape} {tokens}"] = times
             del own
             torch.cuda.empty_cache()
@@ -53,7 +55,7 @@ def measure_ours(options, ranks, shape, tokens):
     for name in ("layer", "gemms"):
         command = [options.uniep, "bench", "--op", "layer", "--shape", shape, "--tokens", str(tokens), "--ranks", str(ranks),
                    "--devices", ",".join(map(str, range(ranks))), "--repeat", str(options.repeat), "--only", name,
-                   "--json", "-"]
+                   *(["--warm-up", str(options.warm_up)] if options.warm_up else []), "--json", "-"]
         report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         times.update({result["name"]: result["ms"]["median"] for result in report["results"]})
         if name == "layer":
@@ -68,6 +70,7 @@ def main():
     parser.add_argument("--tokens", default="4096,8192")
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--warm-up", type=float, default=0.3, metavar="SECONDS")
     parser.add_argument("--json")
     options = parser.parse_args()
     options.shapes = options.shapes.split(",")
@@ -98,7 +101,7 @@ def main():
               f"{(peer or float('nan')) / ms['layer']:.3f}", flush=True)
     if options.json:
         with open(options.json, "w") as file:
-            json.dump(dict(device=torch.cuda.get_device_name(), gpus=ranks, records=records), file)
+            json.dump(dict(device=torch.cuda.get_device_name(), gpus=ranks, warm_up=options.warm_up, records=records), file)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,21 @@ a sum of the slots. DeepEP: deep_ep's Buffer on 24 SMs, its chunk tuned. Routing
 before.
 """
 
+import collections
 import os
 import statistics
+import time
 
 import torch
 import torch.distributed as dist
+import triton
+import triton.language as tl
 
 BF16 = torch.bfloat16
-WARM_UP = 5
-WAIT_CYCLES = 4_000_000  # 2 ms
+WARM_UP_CALLS = 5
+WAIT_CYCLES = 2_000_000  # 1 ms
+CALLS_UNDER_WAY = 8  # queued ahead, where GPUs do not meet
+UNUSED = -1
 
 
 @torch.compile(dynamic=True)
@@ -22,17 +28,33 @@ def swiglu(z, probs):
     return (torch.nn.functional.silu(gate) * up * probs[:, None]).to(BF16)
 
 
-@torch.compile(dynamic=True)
-def sum_rows(rows, index, used):
+@triton.jit
+def sum_rows_kernel(rows, index, sums, hidden, SLOTS: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for slot in range(SLOTS):
+        source = tl.load(index + row * SLOTS + slot)
+        if source >= 0:
+            total += tl.load(rows + source * hidden + column, mask=column < hidden, other=0.0).to(tl.float32)
+    tl.store(sums + row * hidden + column, total.to(tl.bfloat16), mask=column < hidden)
+
+
+def sum_rows(rows, index):
     """[M, H] -> [N, H]: the sum of rows[index[n, k]] over the k that are used."""
-    picked = rows[index].float() * used[:, :, None]
-    return picked.sum(1).to(BF16)
+    count, slots = index.shape
+    hidden, columns = rows.size(1), 1024
+    sums = torch.empty(count, hidden, device="cuda", dtype=BF16)
+    sum_rows_kernel[(count, triton.cdiv(hidden, columns))](rows, index, sums, hidden, slots, columns)
+    return sums
 
 
 class Rank:
     """One GPU's share of a layer, and the ways to run it."""
 
-    def __init__(self, rank, ranks, shape, tokens):
+    def __init__(self, rank, ranks, shape, tokens, warm_up=0.0):
+        """`warm_up`: seconds that something runs for before its times count."""
+        self.warm_up = warm_up
         self.hidden, inter, experts, self.topk = shape
         local = experts // ranks
         torch.manual_seed(rank + 1)
@@ -62,7 +84,6 @@ class Rank:
         self.by_source = torch.argsort(self.by_expert)
         self.token_of_send = order // self.topk
         self.slot_of_token = torch.argsort(order).view(self.tokens, self.topk)
-        self.all_used = torch.ones(self.tokens, self.topk, device="cuda")
         self.ends = mine.sum(0).cumsum(0).to(torch.int32)
         probs = torch.empty(self.rows, device="cuda")
         dist.all_to_all_single(probs, self.probs.flatten()[order].contiguous(), self.receives, self.sends)
@@ -80,7 +101,7 @@ class Rank:
     def nccl_combine(self, rows):
         back = torch.empty(self.tokens * self.topk, self.hidden, device="cuda", dtype=BF16)
         dist.all_to_all_single(back, rows[self.by_source], self.sends, self.receives)
-        return sum_rows(back, self.slot_of_token, self.all_used)
+        return sum_rows(back, self.slot_of_token)
 
     def nccl(self):
         return self.nccl_combine(self.multiply(self.nccl_dispatch(), self.ends, self.row_probs))
@@ -109,12 +130,10 @@ class Rank:
         rows = row[order].contiguous()
         ends = torch.bincount(experts, minlength=self.local).cumsum(0).to(torch.int32)
         probs = weights[row, slot][order].float().contiguous()
-        place = torch.zeros(received.size(0), self.topk, device="cuda", dtype=torch.long)
-        used = torch.zeros(received.size(0), self.topk, device="cuda")
+        place = torch.full((received.size(0), self.topk), UNUSED, device="cuda", dtype=torch.long)
         place[row[order], slot[order]] = torch.arange(rows.numel(), device="cuda")
-        used[row, slot] = 1.0
         configs = [deep_ep.Config(24, chunk, 512) for chunk in (4, 6, 8, 10, 16)]
-        fastest = lambda run: min(configs, key=lambda config: self.median(lambda: run(config), 5))
+        fastest = lambda run: min(configs, key=lambda config: self.median(lambda: run(config), 5, warm_up=0.0))
         out = fastest(lambda config: buffer.dispatch(self.x, handle=handle, config=config))
         back = fastest(lambda config: buffer.combine(received, handle, config=config))
 
@@ -126,25 +145,49 @@ class Rank:
 
         def layer():
             result = self.multiply(dispatch()[rows], ends, probs)
-            return combine(sum_rows(result, place, used))
+            return combine(sum_rows(result, place))
 
         return dispatch, combine, layer
 
-    def median(self, run, repeat):
-        times = []
-        for turn in range(WARM_UP + repeat):
+    def median(self, run, repeat, meet=True, warm_up=None):
+        """Milliseconds, of each run the slowest GPU's. `meet`: all GPUs begin together, once the host has launched all, so that its
+        time does not count; else each begins when its last run ends."""
+        warm_up = self.warm_up if warm_up is None else warm_up
+        ours, under_way = [], collections.deque()
+
+        def end_calls(left):
+            while len(under_way) > left:
+                counts, begin, end = under_way.popleft()
+                end.synchronize()
+                if counts:
+                    ours.append(begin.elapsed_time(end))
+
+        dist.barrier()
+        started, turn, warm = time.monotonic(), 0, False
+        while len(ours) + sum(counts for counts, _, _ in under_way) < repeat:
+            end_calls(0 if meet else CALLS_UNDER_WAY - 1)
+            if not warm and turn >= WARM_UP_CALLS:
+                warm = self.agrees(time.monotonic() - started >= warm_up)
             self.flush.zero_()  # out of the L2 cache
-            dist.barrier()
-            torch.cuda._sleep(WAIT_CYCLES)  # until the host has launched all, so that its time does not count
+            if meet:
+                dist.barrier()
+                torch.cuda._sleep(WAIT_CYCLES)
             begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
             begin.record()
             run()
             end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-        slowest = torch.tensor(times[WARM_UP:], device="cuda")
+            under_way.append((warm, begin, end))
+            turn += 1
+        end_calls(0)
+        slowest = torch.tensor(ours, device="cuda")
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         return statistics.median(slowest.tolist())
+
+    def agrees(self, mine):
+        """Whether all ranks say so: they must do as many runs."""
+        answer = torch.tensor(int(mine), device="cuda")
+        dist.all_reduce(answer, op=dist.ReduceOp.MIN)
+        return bool(answer.item())
 
 
 def join(rank, ranks):

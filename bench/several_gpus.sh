@@ -24,6 +24,9 @@ timeout 120 "$tests/uniep_gpu_comm_tests" --ranks "$gpus"
 timeout 300 "$tests/uniep_gpu_exchange_tests"
 timeout 120 "$tests/uniep_gpu_coexistence_tests"
 timeout 300 "$tests/uniep_gpu_layer_tests" --devices "$gpus"
+layers=(--cases 120 --first 30000 --any-kernel --heap random --devices "$gpus")
+timeout 900 "$tests/uniep_gpu_layer_tests" "${layers[@]}" --compile "$(nproc)"
+timeout 300 "$tests/uniep_gpu_layer_tests" "${layers[@]}"
 timeout 300 "$tests/uniep_gpu_model_tests" --devices "$gpus"
 timeout 300 "$tests/uniep_gpu_model_tests" --devices "$gpus" --models qwen3-30b --tokens 32768
 timeout 300 "$tests/uniep_gpu_model_tests" --devices "$gpus" --models qwen3-30b --tokens 1024 --repeat 1000 --schedules \
@@ -43,4 +46,5 @@ exchange combine_flat --op combine
 timeout 300 python3 "$here/compare_exchange.py" "$uniep" --json "$folder/compare_exchange.json"
 timeout 900 python3 "$here/compare.py" "$uniep" --repeat 40 --rounds 2 --json "$folder/compare.json"
 timeout 900 python3 "$here/compare.py" "$uniep" --repeat 40 --rounds 2 --warm-up 0 --json "$folder/compare_from_idle.json"
-timeout 420 python3 "$here/compare_layers.py" "$uniep" --json "$folder/compare_layers.json"
+timeout 420 python3 "$here/compare_layers.py" "$uniep" --repeat 20 --json "$folder/compare_layers.json"
+timeout 420 python3 "$here/compare_layers.py" "$uniep" --repeat 12 --warm-up 0 --json "$folder/compare_layers_after_pauses.json"

@@ -122,7 +122,8 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
         description);
   };
   add_seconds("--warm-up", request.warm_up_seconds,
-              "the same calls for so long before they count: GPUs that were idle run at higher clocks at first");
+              "the same calls for so long before they count, and layers without a pause: GPUs that were idle run "
+              "faster at first");
   add_seconds("--sustained", request.sustained_seconds,
               "then all of it, one call after another, for so long: what is left at the power limit");
   add_text_option(

@@ -28,7 +28,7 @@ class BenchGpus {
   void* copy_of(std::size_t gpu, const void* host, int64_t bytes);
 
   // When the GPUs begin: each as soon as its work is queued; all together once everything is (work that does not wait
-  // for a GPU); or, if repeated, each when its last call ends, for which some are queued ahead (GPUs that do not meet).
+  // for a GPU); or, if repeated, each when its last call ends, for which some are queued ahead.
   enum class Start { kAtOnce, kTogether, kBackToBack };
 
   // Milliseconds from the first to the last device work of `work`, on the slowest GPU.

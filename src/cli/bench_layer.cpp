@@ -53,7 +53,10 @@ class LayerBench {
     sequential.order.interleave = Interleave::kPhased;
     sequential.combine.column_chunks = 1;
     const Capacity capacity{most_padded_rows()};
-    constexpr BenchGpus::Start kTogether = BenchGpus::Start::kTogether, kAtOnce = BenchGpus::Start::kAtOnce;
+    // Warm GPUs are to stay so: no idle time between calls, as between the layers of a model.
+    constexpr BenchGpus::Start kAtOnce = BenchGpus::Start::kAtOnce;
+    const BenchGpus::Start queued =
+        request_.warm_up_seconds > 0 ? BenchGpus::Start::kBackToBack : BenchGpus::Start::kTogether;
 
     std::vector<BenchGpus::Work> works;
     const auto measure = [&](const char* name, double flops, double link_bytes, BenchGpus::Start start,
@@ -62,14 +65,14 @@ class LayerBench {
       report.results.push_back({.name = name, .milliseconds = {}, .flops = flops, .bytes = link_bytes});
       works.push_back({work, start});
     };
-    measure("layer", products, bytes, kTogether, [&] { forward(schedule_, placement_); });
-    measure("gemms", products, 0.0, kTogether, [&] { multiply(); });
-    measure("sequential", products, bytes, kTogether, [&] { forward(sequential, placement_); });
+    measure("layer", products, bytes, queued, [&] { forward(schedule_, placement_); });
+    measure("gemms", products, 0.0, queued, [&] { multiply(); });
+    measure("sequential", products, bytes, queued, [&] { forward(sequential, placement_); });
     // A placement by need waits for the GPUs, so these can't be held back until everything is queued.
     measure("layer and placement", products, bytes, kAtOnce, [&] { forward(schedule_, placed()); });
     measure("placement", 0.0, 0.0, kAtOnce, [&] { placed(); });
-    measure("placement in a capacity", 0.0, 0.0, kTogether, [&] { placed(capacity); });
-    measure("layer and placement in a capacity", products, bytes, kTogether,
+    measure("placement in a capacity", 0.0, 0.0, queued, [&] { placed(capacity); });
+    measure("layer and placement in a capacity", products, bytes, queued,
             [&] { forward(schedule_, placed(capacity)); });
     std::vector<std::vector<double>> times = gpus_.time_cold_in_turn(works, request_.repeat);
     for (std::size_t i = 0; i < times.size(); ++i) report.results[i].milliseconds = std::move(times[i]);

@@ -15,10 +15,10 @@ enum class Heap { kLocal, kNccl };
 constexpr int kParts = 3;
 
 struct CaseOptions {
-  int devices = 1;           // local: that the ranks are dealt over; NCCL: at most so many ranks
-  int processors = 132;      // of a device
-  bool random_heap = false;  // else local
-  bool any_kernel = false;   // whatever the engine has a kernel for; else few different ones
+  int devices = 1;                             // local: that the ranks are dealt over; NCCL: at most so many ranks
+  int processors = 132;                        // of a device
+  bool random_heap = false;                    // else local
+  bool any_kernel = false;                     // whatever the engine has a kernel for; else few different ones
   std::vector<std::string> tiles = {"256:2"};  // few: tile.n and tile.cluster
   std::string fixed;                           // fields of every Schedule
 };
