@@ -5,7 +5,7 @@ deep_ep's Buffer in NCCL's place, where deep_ep imports (serialized_layer.py); `
 alone, on rows that are there already. Each figure is the median over --repeat runs of it alone, of each run the slowest GPU, with
 cold L2 caches; ours and theirs take turns for --rounds. All run for --warm-up seconds before a run counts, and one run follows the
 other: for the first tenth of a second, and after each pause, GPUs run at higher clocks than they can keep. With --warm-up 0 all GPUs
-begin each run together, after a pause of a millisecond.
+begin each run together, once the host has launched it (theirs after a millisecond).
 
     python3 bench/compare_layers.py build/release/uniep [--shapes dsv3,mixtral] [--tokens 4096,8192] [--json FILE]
 """
@@ -36,10 +36,9 @@ def measure_theirs(rank, ranks, options, path):
     for shape in options.shapes:
         for tokens in options.tokens:
             own = serialized_layer.Rank(rank, ranks, SHAPES[shape], tokens, options.warm_up)
-            meet = options.warm_up == 0  # else one run follows the other
-            times = {"nccl": own.median(own.nccl, options.repeat, meet), "torch gemms": own.median(own.gemms(), options.repeat, meet)}
+            times = {"nccl": own.median(own.nccl, options.repeat), "torch gemms": own.median(own.gemms(), options.repeat)}
             if buffer is not None:
-                times["deepep"] = own.median(own.deepep(buffer, deep_ep)[2], options.repeat, meet)
+                times["deepep"] = own.median(own.deepep(buffer, deep_ep)[2], options.repeat)
             results[f"{shape} {tokens}"] = times
             del own
             torch.cuda.empty_cache()

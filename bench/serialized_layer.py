@@ -149,10 +149,11 @@ class Rank:
 
         return dispatch, combine, layer
 
-    def median(self, run, repeat, meet=True, warm_up=None):
-        """Milliseconds, of each run the slowest GPU's. `meet`: all GPUs begin together, once the host has launched all, so that its
-        time does not count; else each begins when its last run ends."""
+    def median(self, run, repeat, warm_up=None):
+        """Milliseconds, of each run the slowest GPU's. Without a warm-up all GPUs begin together, once the host has launched all, so
+        that its time does not count; else each begins when its last run ends."""
         warm_up = self.warm_up if warm_up is None else warm_up
+        meet = warm_up == 0
         ours, under_way = [], collections.deque()
 
         def end_calls(left):
@@ -163,10 +164,13 @@ class Rank:
                     ours.append(begin.elapsed_time(end))
 
         dist.barrier()
-        started, turn, warm = time.monotonic(), 0, False
+        started, turn, warm = 0.0, 0, False
         while len(ours) + sum(counts for counts, _, _ in under_way) < repeat:
             end_calls(0 if meet else CALLS_UNDER_WAY - 1)
-            if not warm and turn >= WARM_UP_CALLS:
+            if turn == WARM_UP_CALLS:  # what is compiled is
+                torch.cuda.synchronize()
+                started = time.monotonic()
+            if not warm and turn >= WARM_UP_CALLS and (turn - WARM_UP_CALLS) % CALLS_UNDER_WAY == 0:
                 warm = self.agrees(time.monotonic() - started >= warm_up)
             self.flush.zero_()  # out of the L2 cache
             if meet:

@@ -14,7 +14,7 @@ struct BenchRequest {
   LayerOptions layer;
   std::vector<int> devices = {0};
   int repeat = 20;
-  double warm_up_seconds = 0.0;    // of the same work before it counts; 0: a few calls
+  double warm_up_seconds = 0.0;    // of the same work before it counts, layers without pauses; 0: a few calls
   double sustained_seconds = 0.0;  // 0: no sustained sequence
   std::vector<std::string> only;   // names of results; empty: all
   bool traced = false;             // after all that is measured, once more for the timeline

@@ -6,10 +6,14 @@
 // D: how many GPUs the ranks are dealt over (default 1: virtual ranks). --heap random: cases of up to D ranks run in
 // one process or in a process a rank, over NCCL, as their seed says. --tiles: tile.n and tile.cluster that are drawn
 // from.
-// --any-kernel: all fields that are compiled into kernels are drawn, too; then it is quicker to compile them before:
-// --compile puts the cases' kernels into the cache, needs no GPU, and ends. Exit status 77 without a Hopper GPU.
+// --any-kernel: the fields that are compiled into kernels are drawn, too, where there is a choice; then it is quicker
+// to compile them before: --compile puts the cases' kernels into the cache, needs no GPU, and ends. --part P: this
+// process is a rank of those that this program starts for part P of the cases over NCCL. Exit status 77 without a
+// Hopper GPU.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <optional>
@@ -36,9 +40,10 @@ struct Options {
   int cases = 20;
   int repeat = 1;
   int compile_threads = 0;
-  int part = 0;  // of a process a rank: which cases are its own
+  std::optional<int> part;
   CaseOptions of_cases;
   std::string only;
+  bool verbose = false;
 };
 
 // Seeds with the limits of their layers.
@@ -57,18 +62,23 @@ std::vector<Seeds> seeds_of(const Options& options) {
   limits.most_tokens = 300;
   limits.most_columns = 640;
   if (wanted("random")) seeds.push_back({"random", options.first, options.cases, limits});
+  constexpr uint64_t kWideSeeds = 1'000'000'000;
   RandomLayerLimits wide;  // tails that models have: 2880, 1408 and 1856 columns
   wide.most_local_experts = 2;
   wide.most_tokens = 400;
   wide.columns = {{2880, 1408}, {1408, 2880}, {1856, 1408}, {2048, 768}};
-  if (wanted("wide")) seeds.push_back({"wide", options.first, std::max(1, options.cases / 10), wide});
+  if (wanted("wide")) seeds.push_back({"wide", kWideSeeds + options.first, std::max(1, options.cases / 10), wide});
   return seeds;
 }
 
-// Calls back with every layer of the seeds, drawn one after the other.
+// Calls back with every case of the seeds and its layer; of one part only, if it is given.
 template <typename Call>
-void each_layer(const Seeds& seeds, const CaseOptions& options, Call&& call) {
-  for (int i = 0; i < seeds.count; ++i) call(draw_cases(seeds.first + static_cast<uint64_t>(i), seeds.limits, options));
+void each_case(const Seeds& seeds, const CaseOptions& options, std::optional<int> part, Call&& call) {
+  for (uint64_t seed = seeds.first; seed < seeds.first + static_cast<uint64_t>(seeds.count); ++seed) {
+    if (part && *part != part_of(seed)) continue;
+    const LayerCases drawn = draw_cases(seed, seeds.limits, options);
+    for (const LayerCase& layer_case : drawn.cases) call(drawn.layer, layer_case);
+  }
 }
 
 GroupOptions group_options(const CaseOptions& options, int ranks) {
@@ -88,6 +98,12 @@ GroupOptions process_options(int ranks) {
   return group;
 }
 
+GroupOptions with_workers(GroupOptions group, int workers) {
+  group.workers = workers;
+  group.disturbance.shuffle_seed = 1;  // poisons memory
+  return group;
+}
+
 // A layer of two ranks that wait for each other.
 RandomLayer layer_of_two() {
   RandomLayerLimits limits;
@@ -100,10 +116,6 @@ RandomLayer layer_of_two() {
   }
 }
 
-bool is_over_nccl(const LayerCase& layer_case, int ranks, int part) {
-  return layer_case.heap == Heap::kNccl && layer_case.ranks == ranks && layer_case.part == part;
-}
-
 class LayerTests {
  public:
   LayerTests(const Options& options, Results& results, std::string folder)
@@ -111,41 +123,37 @@ class LayerTests {
 
   // The cases in one process.
   void run_local(const Seeds& seeds) {
-    each_layer(seeds, options_.of_cases, [&](const LayerCases& drawn) {
-      for (const LayerCase& layer_case : drawn.cases) {
-        if (layer_case.heap != Heap::kLocal) continue;
-        GroupOptions given = group_options(options_.of_cases, layer_case.ranks);
-        given.workers = layer_case.workers;
-        given.disturbance.shuffle_seed = 1;  // poisons memory
-        try {
-          Group group(given);
-          run_case(seeds.name, drawn.layer, layer_case, group);
-        } catch (const std::exception& error) {
-          record(seeds.name, drawn.layer, layer_case, error.what());
-        }
+    each_case(seeds, options_.of_cases, {}, [&](const RandomLayer& layer, const LayerCase& layer_case) {
+      if (layer_case.heap != Heap::kLocal) return;
+      try {
+        Group group(with_workers(group_options(options_.of_cases, layer_case.ranks), layer_case.workers));
+        run_case(seeds.name, layer, layer_case, group);
+      } catch (const std::exception& error) {
+        record(seeds.name, layer, layer_case, error.what());
       }
     });
   }
 
-  // The cases over NCCL of this process's ranks and part, one Group for all of them. An exception ends the process, for
-  // the others would wait.
-  void run_rank(const std::vector<Seeds>& all, int ranks) {
+  // The cases over NCCL of this process's ranks and part, one Group for all of them; how many. An exception ends the
+  // process, for the others would wait.
+  int run_rank(const std::vector<Seeds>& all, const RankEnvironment& environment) {
     std::optional<Group> group;
-    const auto run = [&](const char* name, const LayerCases& drawn) {
-      for (const LayerCase& layer_case : drawn.cases) {
-        if (!is_over_nccl(layer_case, ranks, options_.part)) continue;
-        if (!group) {
-          GroupOptions given = process_options(ranks);
-          given.workers = layer_case.workers;
-          given.disturbance.shuffle_seed = 1;
-          group.emplace(given);
-        }
-        run_case(name, drawn.layer, layer_case, *group);
-      }
-    };
+    int cases = 0;
     for (const Seeds& seeds : all) {
-      each_layer(seeds, options_.of_cases, [&](const LayerCases& drawn) { run(seeds.name, drawn); });
+      each_case(seeds, options_.of_cases, options_.part, [&](const RandomLayer& layer, const LayerCase& layer_case) {
+        if (layer_case.heap != Heap::kNccl || layer_case.ranks != environment.ranks) return;
+        ++cases;
+        try {
+          if (!group) group.emplace(with_workers(process_options(environment.ranks), layer_case.workers));
+          run_case(seeds.name, layer, layer_case, *group);
+        } catch (const std::exception& error) {
+          std::fprintf(stderr, "rank %d: %s | %s | %s\n", environment.rank, error.what(), layer.description.c_str(),
+                       to_text(layer_case).c_str());
+          throw;
+        }
+      });
     }
+    return cases;
   }
 
   // The mathematics, not only the bits.
@@ -206,7 +214,7 @@ class LayerTests {
   void ended_rank(int rank) {
     const RandomLayer layer = layer_of_two();
     GroupOptions given = process_options(2);
-    given.timeout_seconds = 0.05;
+    given.timeout_seconds = 1.0;
     Group group(given);
     cli::LayerRunner runner(group, layer.config, layer.data);
     const Schedule schedule =
@@ -262,8 +270,9 @@ class LayerTests {
   Kernels kernels_;
 };
 
-// Starts this program once for each rank.
-void launch(const std::string& name, int ranks, std::vector<std::string> arguments, Results& results) {
+// Starts this program once for each rank, as part `part`. Whether all ended well.
+bool launch(const std::string& name, int ranks, int part, std::vector<std::string> arguments, Results& results) {
+  arguments.insert(arguments.end(), {"--part", std::to_string(part)});
   std::string text;
   try {
     cli::launch_ranks({"/proc/self/exe", std::move(arguments)}, "gpu_layer_tests", ranks);
@@ -271,53 +280,69 @@ void launch(const std::string& name, int ranks, std::vector<std::string> argumen
     text = error.what();
   }
   results.record(name, text.empty(), text);
+  return text.empty();
 }
 
-void launch_all_ranks(const Options& options, const std::vector<Seeds>& all, const std::vector<std::string>& arguments,
-                      Results& results) {
-  std::set<std::pair<int, int>> launches;
+// The cases over NCCL that passed.
+int launch_all_ranks(const Options& options, const std::vector<Seeds>& all, const std::vector<std::string>& arguments,
+                     Results& results) {
+  if (!options.of_cases.random_heap) return 0;
+  std::map<std::pair<int, int>, int> cases;  // by ranks and part
   for (const Seeds& seeds : all) {
-    each_layer(seeds, options.of_cases, [&](const LayerCases& drawn) {
-      for (const LayerCase& layer_case : drawn.cases) {
-        if (layer_case.heap == Heap::kNccl) launches.insert({layer_case.ranks, layer_case.part});
-      }
+    each_case(seeds, options.of_cases, {}, [&](const RandomLayer&, const LayerCase& layer_case) {
+      if (layer_case.heap == Heap::kNccl) ++cases[{layer_case.ranks, layer_case.part}];
     });
   }
-  for (const auto& [ranks, part] : launches) {
-    std::vector<std::string> of_part = arguments;
-    of_part.insert(of_part.end(), {"--part", std::to_string(part)});
-    launch(fmt::format("over NCCL, {} ranks, part {}", ranks, part), ranks, of_part, results);
+  int passed = 0;
+  for (const auto& [which, count] : cases) {
+    const auto [ranks, part] = which;
+    const std::string name = fmt::format("{} cases over NCCL, {} ranks, part {}", count, ranks, part);
+    if (launch(name, ranks, part, arguments, results)) passed += count;
   }
+  return passed;
+}
+
+// A process that was started for one part: its results, or those that rank 0 sees.
+int run_part(const Options& options, const std::vector<Seeds>& all, LayerTests& tests, const Results& results) {
+  const std::optional<RankEnvironment> environment = rank_environment();
+  if (!environment) throw Error(Status::kInvalidArgument, "--part: this process is no rank (RANK is not set)");
+  if (options.only == "silent") {
+    tests.ended_rank(environment->rank);
+  } else if (tests.run_rank(all, *environment) == 0) {
+    throw Error(Status::kInternal, "no case of this part and number of ranks");
+  }
+  if (environment->rank == 0) {
+    std::printf("layer tests over NCCL, %d ranks, part %d: %d passed, %d failed\n", environment->ranks, *options.part,
+                results.passed, results.failed);
+  }
+  return results.failed == 0 ? 0 : 1;
 }
 
 // The kernels of all cases into the cache.
-int compile(const Options& options, const std::vector<Seeds>& all) {
+void compile(const Options& options, const std::vector<Seeds>& all) {
   std::map<std::string, KernelRequest> requests;
-  std::size_t cases = 0;
+  int cases = 0;
   for (const Seeds& seeds : all) {
-    each_layer(seeds, options.of_cases, [&](const LayerCases& drawn) {
-      cases += drawn.cases.size();
-      for (const LayerCase& layer_case : drawn.cases) {
-        for (const KernelRequest& request : kernels_of(layer_case, drawn.layer.config.numerics)) {
-          requests.emplace(request.description(), request);
-        }
+    each_case(seeds, options.of_cases, {}, [&](const RandomLayer& layer, const LayerCase& layer_case) {
+      ++cases;
+      for (const KernelRequest& request : kernels_of(layer_case, layer.config.numerics)) {
+        requests.emplace(request.description(), request);
       }
     });
   }
   std::vector<KernelRequest> kernels;
   for (const auto& [description, request] : requests) kernels.push_back(request);
-  std::printf("layer tests: %zu kernels of %zu cases\n", kernels.size(), cases);
+  std::printf("layer tests: %zu kernels of %d cases\n", kernels.size(), cases);
   std::fflush(stdout);
   compile_kernels(kernels, options.compile_threads);
-  return 0;
 }
 
-Options read_options(int argc, char** argv, Results& results) {
+Options read_options(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     const auto value = [&]() -> std::string { return i + 1 < argc ? argv[++i] : ""; };
-    if (name == "--verbose") results.verbose = true;
+    if (name == "--verbose") options.verbose = true;
     if (name == "--any-kernel") options.of_cases.any_kernel = true;
     if (name == "--cases") options.cases = std::atoi(value().c_str());
     if (name == "--first") options.first = std::strtoull(value().c_str(), nullptr, 10);
@@ -326,7 +351,7 @@ Options read_options(int argc, char** argv, Results& results) {
     if (name == "--heap") options.of_cases.random_heap = value() == "random";
     if (name == "--tiles") options.of_cases.tiles = split(value(), ',');
     if (name == "--fixed") options.of_cases.fixed = value();
-    if (name == "--compile") options.compile_threads = std::atoi(value().c_str());
+    if (name == "--compile") options.compile_threads = std::max(1, std::atoi(value().c_str()));
     if (name == "--part") options.part = std::atoi(value().c_str());
     if (name == "--only") options.only = value();
   }
@@ -334,34 +359,25 @@ Options read_options(int argc, char** argv, Results& results) {
 }
 
 int run(int argc, char** argv) {
-  Results results;
-  const Options options = read_options(argc, argv, results);
+  Options options = read_options(argc, argv);
+  options.of_cases.processors = device_attribute(0, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   const std::vector<Seeds> all = seeds_of(options);
+  Results results;
+  results.verbose = options.verbose;
   const std::string path = __FILE__;
   const char* const folder = std::getenv("UNIEP_TEST_KERNELS");
   LayerTests tests(options, results, folder != nullptr ? folder : path.substr(0, path.rfind('/')));
-  const std::optional<RankEnvironment> environment = rank_environment();
+  if (options.part) return run_part(options, all, tests, results);
   const auto wanted = [&](const char* name) { return options.only.empty() || options.only == name; };
-  if (environment) {
-    if (options.only == "silent") {
-      tests.ended_rank(environment->rank);
-    } else {
-      tests.run_rank(all, environment->ranks);
-    }
-    if (environment->rank == 0) {
-      std::printf("layer tests over NCCL, %d ranks, part %d: %d passed, %d failed\n", environment->ranks, options.part,
-                  results.passed, results.failed);
-    }
-    return results.failed == 0 ? 0 : 1;
-  }
-  launch_all_ranks(options, all, std::vector<std::string>(argv + 1, argv + argc), results);
+  const int over_nccl = launch_all_ranks(options, all, std::vector<std::string>(argv + 1, argv + argc), results);
   for (const Seeds& seeds : all) tests.run_local(seeds);
   if (wanted("reference")) tests.against_reference(options.first);
   if (wanted("silent")) tests.silent_rank();
   if (wanted("silent") && options.of_cases.random_heap && options.of_cases.devices > 1) {
-    launch("a rank ends over NCCL", 2, {"--only", "silent"}, results);
+    launch("a rank ends over NCCL", 2, 0, {"--only", "silent"}, results);
   }
-  std::printf("layer tests: %d passed, %d failed\n", results.passed, results.failed);
+  std::printf("layer tests: %d passed, %d failed; %d cases over NCCL passed\n", results.passed, results.failed,
+              over_nccl);
   return results.failed == 0 ? 0 : 1;
 }
 
@@ -370,8 +386,13 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace uniep::cuda::test;
-  Results results;
-  const Options options = read_options(argc, argv, results);
-  if (options.compile_threads > 0) return compile(options, seeds_of(options));
-  return run_on_hopper(run, argc, argv);
+  const Options options = read_options(argc, argv);
+  if (options.compile_threads == 0) return run_on_hopper(run, argc, argv);
+  try {
+    compile(options, seeds_of(options));
+    return 0;
+  } catch (const std::exception& error) {
+    std::printf("FAIL %s\n", error.what());
+    return 1;
+  }
 }

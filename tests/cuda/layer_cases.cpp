@@ -6,7 +6,7 @@
 #include "engine/cuda/layer_kernels.h"
 #include "program/build.h"
 #include "program/schedule_space.h"
-#include "tests/cuda/gpu_support.h"
+#include "uniep/error.h"
 
 namespace uniep::cuda::test {
 namespace {
@@ -62,19 +62,19 @@ Schedule random_schedule(const CaseOptions& options, const LayerConfig& config, 
     try {
       require_instantiable(schedule, config.numerics, Direction::kForward);
       return schedule;
-    } catch (const Error&) {
-      if (attempt == 1000) throw;
+    } catch (const Error& error) {
+      if (error.status() != Status::kUnsupported || attempt == 1000) throw;
     }
   }
 }
 
 LayerCase random_case(const CaseOptions& options, const RandomLayer& layer, int ranks, uint64_t seed) {
-  Random random(~seed + static_cast<uint64_t>(ranks));
+  Random random(Random(seed).next() + static_cast<uint64_t>(ranks));  // a stream of each seed and number of ranks
   LayerCase drawn;
   drawn.ranks = ranks;
-  const bool over_nccl = random.one_in(2) && ranks <= options.devices;
-  if (options.random_heap && over_nccl) drawn.heap = Heap::kNccl;
-  drawn.part = static_cast<int>(seed % kParts);
+  const bool over_nccl = random.one_in(2);  // drawn in any case, so that the rest does not depend on the options
+  if (options.random_heap && over_nccl && ranks <= options.devices) drawn.heap = Heap::kNccl;
+  drawn.part = part_of(seed);
   Random of_group(static_cast<uint64_t>(drawn.part * 64 + ranks));
   drawn.workers = random_workers(options, ranks, drawn.heap == Heap::kNccl ? of_group : random);
   drawn.capacity = random_capacity(layer, ranks, random);

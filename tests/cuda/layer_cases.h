@@ -13,12 +13,15 @@ enum class Heap { kLocal, kNccl };
 
 // Ranks of a case over NCCL share their Group, and so their workers, with others of the same part.
 constexpr int kParts = 3;
+constexpr int part_of(uint64_t seed) {
+  return static_cast<int>(seed % kParts);
+}
 
 struct CaseOptions {
   int devices = 1;                             // local: that the ranks are dealt over; NCCL: at most so many ranks
-  int processors = 132;                        // of a device
+  int processors = 132;                        // of a device; as many as an H100 or H200 SXM has
   bool random_heap = false;                    // else local
-  bool any_kernel = false;                     // whatever the engine has a kernel for; else few different ones
+  bool any_kernel = false;                     // whatever the engine has a kernel for; else few different
   std::vector<std::string> tiles = {"256:2"};  // few: tile.n and tile.cluster
   std::string fixed;                           // fields of every Schedule
 };
