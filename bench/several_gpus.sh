@@ -1,9 +1,8 @@
 #!/bin/bash
 # What is to be seen on a machine with several Hopper GPUs, all of them: the tests that need several (symmetric memory
 # over NCCL and in one process, exchanges, layers, in one process and over NCCL, whole models, all-reduces beside them,
-# a process a GPU), then
-# dispatch and combine by SMs and beside NCCL's, the grouped GEMMs beside torch's (at the power limit, and from idle),
-# and whole layers beside serialized ones (both ways, too).
+# a process a GPU), then dispatch and combine by SMs and beside NCCL's, the grouped GEMMs beside torch's (at the power
+# limit, and from idle), and whole layers beside serialized ones (both ways, too).
 # Usage: bench/several_gpus.sh BUILD [FOLDER]   (BUILD holds uniep and tests; FOLDER takes the JSON files)
 # Needs python3 with torch, and NCCL where the dynamic linker or torch finds it.
 set -euo pipefail

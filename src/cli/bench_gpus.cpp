@@ -273,7 +273,7 @@ std::vector<std::vector<double>> BenchGpus::time_cold_in_turn(const std::vector<
     }
   };
   for (int turn = 0, counted = 0; counted < repeat; ++turn) {
-    if (turn == kWarmUpCalls) {  // what is compiled is
+    if (turn == kWarmUpCalls && warm_up_seconds_ > 0.0) {  // what is compiled is
       end_calls(0);
       begin = std::chrono::steady_clock::now();
     }

@@ -302,7 +302,7 @@ int launch_all_ranks(const Options& options, const std::vector<Seeds>& all, cons
   return passed;
 }
 
-// A process that was started for one part: its results, or those that rank 0 sees.
+// What a process does that was started for one part. Rank 0 has the results.
 int run_part(const Options& options, const std::vector<Seeds>& all, LayerTests& tests, const Results& results) {
   const std::optional<RankEnvironment> environment = rank_environment();
   if (!environment) throw Error(Status::kInvalidArgument, "--part: this process is no rank (RANK is not set)");

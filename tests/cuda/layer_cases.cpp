@@ -72,8 +72,7 @@ LayerCase random_case(const CaseOptions& options, const RandomLayer& layer, int 
   Random random(Random(seed).next() + static_cast<uint64_t>(ranks));  // a stream of each seed and number of ranks
   LayerCase drawn;
   drawn.ranks = ranks;
-  const bool over_nccl = random.one_in(2);  // drawn in any case, so that the rest does not depend on the options
-  if (options.random_heap && over_nccl && ranks <= options.devices) drawn.heap = Heap::kNccl;
+  if (options.random_heap && ranks <= options.devices && random.one_in(2)) drawn.heap = Heap::kNccl;
   drawn.part = part_of(seed);
   Random of_group(static_cast<uint64_t>(drawn.part * 64 + ranks));
   drawn.workers = random_workers(options, ranks, drawn.heap == Heap::kNccl ? of_group : random);
