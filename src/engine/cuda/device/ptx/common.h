@@ -47,6 +47,13 @@ UNIEP_DEVICE uint32_t warp_uniform(uint32_t value) {
   return __shfl_sync(0xffffffffu, value, 0);
 }
 
+// The same for a value that loops and addresses depend on. It lands in a uniform register, and what follows from it
+// stays in such: the compiler looks through a shuffle, and where it can not see why its value is uniform counts and
+// addresses in vector registers.
+UNIEP_DEVICE uint32_t uniform_register(uint32_t value) {
+  return __reduce_or_sync(0xffffffffu, value);
+}
+
 // Read anew at each call, so that no register holds it in between.
 UNIEP_DEVICE uint32_t thread_index() {
   uint32_t thread;

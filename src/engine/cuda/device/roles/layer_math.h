@@ -43,9 +43,10 @@ UNIEP_DEVICE void run_layer_math(LayerStorage<kLayer>& shared, int32_t math_warp
     clock.wait_begins();
     if (!tasks.ready()) epilogue.flush();
     const LayerTask task = tasks.read_by_warp();
-    if (task.has(LayerTask::kEnd)) break;
+    if (__any_sync(0xffffffffu, task.has(LayerTask::kEnd))) break;
+    const auto k_blocks = static_cast<int32_t>(ptx::uniform_register(task.k_blocks));
     clock.begins(tasks.slot());
-    multiplier.multiply(task.k_blocks, d, epilogue, WarpTile{});
+    multiplier.multiply(k_blocks, d, epilogue, WarpTile{});
     clock.ends(tasks.slot());
     epilogue.finish(tasks.slot(), d);  // reads the record again, which saves the registers
     tasks.release_by_warp();

@@ -53,7 +53,7 @@ class Multiplier {
       : shared_(shared),
         warpgroup_(warpgroup),
         a_base_(operand_descriptor<kMajorA<kConfig>>(ptx::shared_address(shared.a[0]) + warpgroup * kBoxBytes)),
-        b_base_(operand_descriptor<kMajorB<kConfig>>(ptx::shared_address(shared.b[0]))) {}
+        b_base_(operand_descriptor<kMajorB<kConfig>>(base_of(shared.b[0]))) {}
 
   // One chain from zero along K ascending. Unless stages are released first, one group of four wgmma stays in flight
   // while the next stage is awaited.
@@ -87,6 +87,12 @@ class Multiplier {
   const StageCursor<kConfig.stages>& cursor() const { return cursor_; }
 
  private:
+  // The standalone kernels have it in a uniform register anyway.
+  UNIEP_DEVICE static uint32_t base_of(const void* shared) {
+    const uint32_t address = ptx::shared_address(shared);
+    return kConfig.epilogue == Epilogue::kLayer ? ptx::uniform_register(address) : address;
+  }
+
   // Spreads the steps evenly over the K blocks, the second warpgroup's halfway between the first one's: while one
   // computes, the other keeps the tensor cores busy. Returns how many K blocks that took.
   template <typename LateWork>
