@@ -14,6 +14,11 @@ constexpr DefaultOrder kLinks{.interleave = Interleave::kMixed,
                               .experts_per_wave = 4,
                               .raster = 8,
                               .column_chunks = 1};
+constexpr DefaultOrder kLinksOfEight{.interleave = Interleave::kMixed,
+                                     .queue = QueueKind::kDynamic,
+                                     .experts_per_wave = 8,
+                                     .raster = 8,
+                                     .column_chunks = 2};
 constexpr DefaultOrder kProducts{.interleave = Interleave::kPhased,
                                  .queue = QueueKind::kDynamic,
                                  .experts_per_wave = 16,
@@ -41,7 +46,8 @@ int whole_chunks(int64_t hidden, int most) {
 
 DefaultOrder default_order(const LayerShape& shape, const Machine& machine) {
   if (machine.engine != EngineKind::kCuda) return kCpu;
-  DefaultOrder order = is_bound_by_links(shape, machine.ranks) ? kLinks : kProducts;
+  DefaultOrder order = kProducts;
+  if (is_bound_by_links(shape, machine.ranks)) order = machine.ranks < 8 ? kLinks : kLinksOfEight;
   order.column_chunks = whole_chunks(shape.hidden, order.column_chunks);
   return order;
 }

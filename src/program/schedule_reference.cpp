@@ -54,10 +54,11 @@ constexpr const char* kRules = R"(## What is filled
   |---|---|---|---|---|---|
   | cpu | mixed | static | 2 | 8 | 1 |
   | cuda, I W / (W - 1) below 1280: the links take as long as the products | mixed | dynamic | 4 | 8 | 1 |
+  | the same on eight ranks | mixed | dynamic | 8 | 8 | 2 |
   | cuda, else | phased | dynamic | 16 | 16 | 4 |
 
-  But order.interleave is `phased` without fusion=layer, order.experts_per_wave at most El, and combine.column_chunks the
-  largest of 4, 2 and 1 that gives whole tiles of 256 columns, at least four; 1 with fusion=none or combine.transport=staged.
+  But order.interleave is `phased` without fusion=layer, order.experts_per_wave at most El, and combine.column_chunks
+  halved until its chunks are whole tiles of 256 columns, at least four; 1 with fusion=none or combine.transport=staged.
 - `backward.wgrad` becomes `fill`, and `after` with fusion=none.
 - `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
   `comm.dispatch_sms` becomes 1, and so does `comm.combine_sms` with combine.transport=staged where a worker is left for it.
