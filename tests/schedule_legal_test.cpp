@@ -303,7 +303,7 @@ TEST(ScheduleFill, OrderOnCudaFollowsTheClassOfTheShape) {
   };
   const Interleave mixed = Interleave::kMixed, phased = Interleave::kPhased;
   const std::vector<Row> rows = {
-      {{2048, 768, 128, 8}, 4, "", mixed, 4, 8, 1},     // the links take as long as the products
+      {{2048, 768, 128, 8}, 4, "", mixed, 4, 8, 1},  // the links take as long as the products
       {{2048, 768, 128, 8}, 8, "", mixed, 8, 8, 2},
       {{2048, 768, 128, 8}, 1, "", phased, 16, 16, 2},  // no links
       {{4096, 1536, 128, 8}, 8, "", phased, 16, 16, 4},
