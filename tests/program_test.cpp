@@ -1,8 +1,15 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <set>
+#include <tuple>
+
 #include "api/place.h"
 #include "program/checker.h"
+#include "program/gemm_queues.h"
 #include "program/schedule_space.h"
 #include "support/random_layer.h"
 
@@ -174,7 +181,7 @@ TEST(Checker, NoticesADeadlock) {
 TEST(Order, MixedInterleavesInProportion) {
   const BuiltProgram built =
       build(12, Direction::kForward, {.ranks = {2}, .most_local_experts = 8},
-            PartialSchedule::parse("fusion=layer,order.interleave=mixed,combine.column_chunks=1"));
+            PartialSchedule::parse("fusion=layer,order.interleave=mixed,queue=static,combine.column_chunks=1"));
   const RankProgram& p = built.program->rank(0);
   const int64_t length = list_length(p, 0, ListKind::kCompute);
   int64_t first = 0, second = 0;
@@ -185,6 +192,126 @@ TEST(Order, MixedInterleavesInProportion) {
   }
   EXPECT_EQ(first, static_cast<int64_t>(local_blocks(p)) * p.first_tiles);
   EXPECT_EQ(second, static_cast<int64_t>(local_blocks(p)) * p.chunk_tile[p.chunks]);
+}
+
+// Walkers that run the tiles of a rank's GEMM queues, each in the order of its tickets, in any order among themselves.
+class QueueWalkers {
+ public:
+  using Tile = std::tuple<Stage, int32_t, int32_t, int32_t>;
+
+  explicit QueueWalkers(const RankProgram& p) : p_(p), queues_(gemm_queues(p, 0)), walkers_(queues_.walkers) {
+    for (int walker = 0; walker < queues_.walkers; ++walker) {
+      walkers_[walker].walk = begin_walk(p, 0, walker * p.cluster, queues_);
+    }
+  }
+
+  // One of the walkers takes a ticket, or runs the oldest of its tickets if it can.
+  void step(Random& random) {
+    Walker& walker = walkers_[random.between(0, queues_.walkers - 1)];
+    const bool asks = walker.tickets.size() < kMostTickets && (walker.tickets.empty() || random.one_in(2));
+    if (asks && !walker.at_the_end) {
+      const GemmTicket ticket = take_gemm_ticket(p_, queues_, walker.walk, *this);
+      walker.at_the_end = !ticket.found;
+      if (ticket.found) walker.tickets.push_back(ticket);
+    } else if (!walker.tickets.empty() && run(walker.tickets.front())) {
+      walker.tickets.pop_front();
+    }
+  }
+
+  bool are_done() const {
+    return std::all_of(walkers_.begin(), walkers_.end(),
+                       [](const Walker& walker) { return walker.at_the_end && walker.tickets.empty(); });
+  }
+  const std::multiset<Tile>& tiles_run() const { return tiles_run_; }
+  int64_t positions() const { return gemm_positions(p_, queues_); }
+  int64_t seconds_before_the_last_first() const { return seconds_before_the_last_first_; }
+
+  // The counters.
+  int64_t taken(GemmQueue queue) const { return taken_[static_cast<int>(queue)]; }
+  int64_t take(GemmQueue queue) { return taken_[static_cast<int>(queue)]++; }
+
+ private:
+  static constexpr std::size_t kMostTickets = 4;
+  struct Walker {
+    GemmQueueWalk walk;
+    std::deque<GemmTicket> tickets;
+    bool at_the_end = false;
+  };
+
+  // False where the first GEMM's tiles that the ticket's tiles read are not there yet.
+  bool run(const GemmTicket& ticket) {
+    std::vector<Task> tiles;
+    for (int i = 0; i < p_.cluster; ++i) {
+      tiles.push_back(segment_task(p_, ticket.segment, ticket.index * p_.cluster + i));
+      const Task& tile = tiles.back();
+      const bool reads = tile.stage == Stage::kSecondGemm && tile.has_tile();
+      if (reads && first_tiles_[{tile.expert, tile.m}] < p_.first_tiles) return false;
+    }
+    for (const Task& tile : tiles) {
+      tiles_run_.insert({tile.stage, tile.expert, tile.m, tile.n});
+      if (tile.stage == Stage::kFirstGemm) {
+        seconds_before_the_last_first_ = seconds_run_;
+        if (tile.has_tile()) ++first_tiles_[{tile.expert, tile.m}];
+      } else {
+        ++seconds_run_;
+      }
+    }
+    return true;
+  }
+
+  const RankProgram& p_;
+  const GemmQueues queues_;
+  std::vector<Walker> walkers_;
+  int64_t taken_[2] = {0, 0};
+  std::map<std::pair<int32_t, int32_t>, int32_t> first_tiles_;  // (expert, m) -> tiles of the first GEMM
+  std::multiset<Tile> tiles_run_;
+  int64_t seconds_run_ = 0, seconds_before_the_last_first_ = 0;
+};
+
+TEST(GemmQueues, EveryTileRunsOnceAndNobodyWaitsForEver) {
+  int mixed = 0;
+  for (uint64_t seed = 1; seed <= 120; ++seed) {
+    const Direction direction = seed % 2 == 0 ? Direction::kForward : Direction::kBackward;
+    const PartialSchedule fixed = PartialSchedule::parse("fusion=layer,order.interleave=mixed,queue=dynamic");
+    const int workers = 1 + static_cast<int>(seed % 12);
+    const BuiltProgram built = build(seed, direction, {.most_local_experts = 8}, fixed, workers);
+    for (int rank = 0; rank < built.layer.ranks; ++rank) {
+      const RankProgram& p = built.program->rank(rank);
+      ASSERT_TRUE(has_gemm_queues(p, 0)) << built.text;
+      Random random(seed);
+      QueueWalkers walkers(p);
+      const int64_t most_steps = 1000 * (walkers.positions() + p.workers);
+      for (int64_t step = 0; step < most_steps && !walkers.are_done(); ++step) walkers.step(random);
+      ASSERT_TRUE(walkers.are_done()) << built.text;
+      std::multiset<QueueWalkers::Tile> listed;
+      for (int64_t i = 0; i < walkers.positions(); ++i) {
+        const Task tile = list_task(p, 0, ListKind::kCompute, i);
+        listed.insert({tile.stage, tile.expert, tile.m, tile.n});
+      }
+      ASSERT_EQ(walkers.tiles_run(), listed) << built.text;
+      mixed += walkers.seconds_before_the_last_first() > 0;
+    }
+  }
+  EXPECT_GT(mixed, 50);
+}
+
+TEST(GemmQueues, AsManyPreferTheSecondGemmAsItsFirstChunkTakes) {
+  RankProgram p{};
+  const auto count = [&p](Direction direction, int32_t chunks, int32_t walkers) {
+    p.direction = direction;
+    p.chunks = chunks;
+    for (int32_t chunk = 0; chunk <= chunks; ++chunk) p.chunk_column[chunk] = 4096 * chunk / chunks;
+    int64_t prefer = 0;
+    for (int32_t walker = 0; walker < walkers; ++walker) prefer += prefers_second(p, walker, walkers);
+    return prefer;
+  };
+  EXPECT_EQ(count(Direction::kForward, 1, 66), 22);
+  EXPECT_EQ(count(Direction::kForward, 2, 66), 13);
+  EXPECT_EQ(count(Direction::kForward, 4, 66), 7);
+  EXPECT_EQ(count(Direction::kBackward, 1, 66), 44);
+  EXPECT_EQ(count(Direction::kForward, 8, 2), 1);
+  EXPECT_EQ(count(Direction::kBackward, 1, 2), 1);
+  EXPECT_EQ(count(Direction::kForward, 1, 1), 1);
 }
 
 TEST(Order, ColumnChunksAreMultiplesOfEightAndSkipEmptyOnes) {

@@ -14,7 +14,7 @@ enum class CounterSpace : int32_t {
   kFirstTiles,      // [block] column tiles of the first GEMM that are done
   kSecondTiles,     // [block, chunk] column tiles of the second GEMM that are done
   kAgentsFinished,  // [launch] agents that have walked all their lists
-  kTickets,         // [launch, list] next position of a dynamic list
+  kTickets,         // [launch, queue] next position of a dynamic queue
 };
 
 enum class FlagSpace : int32_t {
@@ -40,7 +40,7 @@ UNIEP_HOST_DEVICE SignalLayout signal_layout(const RankProgram& p) {
   SignalLayout layout;
   const int64_t blocks = p.most_blocks;
   const int64_t counter_sizes[5] = {kMaxOperands * blocks, blocks, blocks * kMaxColumnChunks, kMaxLaunches,
-                                    int64_t{kMaxLaunches} * 4};
+                                    int64_t{kMaxLaunches} * kTicketCounters};
   const int64_t flag_sizes[4] = {p.ranks, p.ranks, blocks * kMaxOperands * p.ranks,
                                  static_cast<int64_t>(p.ranks) * combine_units(p) * kMaxColumnChunks};
   layout.counter_total = 0;

@@ -10,6 +10,11 @@ namespace uniep {
 enum class ListKind : int32_t { kDispatch = 0, kCompute = 1, kSend = 2, kReduce = 3 };
 inline constexpr int kListKinds = 4;
 
+// Which of the counters of tickets is a list's.
+UNIEP_HOST_DEVICE int64_t ticket_counter(int32_t launch, ListKind list) {
+  return int64_t{launch} * kTicketCounters + static_cast<int32_t>(list);
+}
+
 struct ExpertRange {
   int32_t begin, end;  // local experts
 };
@@ -188,10 +193,15 @@ UNIEP_HOST_DEVICE MergedSegments only(Segment s) {
 }
 
 // Both row GEMMs in one launch. Phased: FC1 of a wave, then FC2 of it. Mixed: FC2 of a wave beside FC1 of the next, so
-// that both directions of the link stay busy. Column chunks after the first follow for all waves, chunk by chunk.
+// that both directions of the link stay busy; under dynamic queues each GEMM then has a queue of its own, and the list
+// is in phased order (gemm_queues.h). Column chunks after the first follow for all waves, chunk by chunk.
+UNIEP_HOST_DEVICE bool is_merged(const RankProgram& p) {
+  return p.mixed && !p.dynamic;
+}
+
 UNIEP_HOST_DEVICE int32_t gemm_step_count(const RankProgram& p, LaunchStages stages) {
   if (stages.first_gemm && stages.second_gemm) {
-    return (p.mixed ? p.waves + 1 : 2 * p.waves) + (p.chunks - 1) * p.waves;
+    return (is_merged(p) ? p.waves + 1 : 2 * p.waves) + (p.chunks - 1) * p.waves;
   }
   if (stages.first_gemm) return 1;
   return stages.second_gemm ? p.chunks : 0;
@@ -201,12 +211,12 @@ UNIEP_HOST_DEVICE MergedSegments gemm_step(const RankProgram& p, LaunchStages st
   const ExpertRange all{0, p.local_experts};
   if (!stages.second_gemm) return only({Stage::kFirstGemm, all, 0});
   if (!stages.first_gemm) return only({Stage::kSecondGemm, all, step});
-  const int32_t leading = p.mixed ? p.waves + 1 : 2 * p.waves;
+  const int32_t leading = is_merged(p) ? p.waves + 1 : 2 * p.waves;
   if (step >= leading) {
     const int32_t later = step - leading;
     return only({Stage::kSecondGemm, experts_of_wave(p, later % p.waves), 1 + later / p.waves});
   }
-  if (!p.mixed) {
+  if (!is_merged(p)) {
     const ExpertRange wave = experts_of_wave(p, step / 2);
     return only(step % 2 == 0 ? Segment{Stage::kFirstGemm, wave, 0} : Segment{Stage::kSecondGemm, wave, 0});
   }
@@ -282,6 +292,18 @@ UNIEP_HOST_DEVICE int64_t group_send_positions(const RankProgram& p) {
   return static_cast<int64_t>(p.most_token_blocks) * p.ranks * p.chunks;
 }
 
+// Waves change the order of positions, not their number.
+UNIEP_HOST_DEVICE int64_t compute_length(const RankProgram& p, LaunchStages stages) {
+  const ExpertRange all{0, p.local_experts};
+  int64_t length = stages.first_gemm ? segment_length(p, {Stage::kFirstGemm, all, 0}) : 0;
+  for (int32_t chunk = 0; stages.second_gemm && chunk < p.chunks; ++chunk) {
+    length += segment_length(p, {Stage::kSecondGemm, all, chunk});
+  }
+  if (stages.wgrad_fc2) length += segment_length(p, {Stage::kWgradFc2, all, 0});
+  if (stages.wgrad_fc1) length += segment_length(p, {Stage::kWgradFc1, all, 0});
+  return length;
+}
+
 UNIEP_HOST_DEVICE int64_t list_length(const RankProgram& p, int32_t launch, ListKind kind) {
   if (kind == ListKind::kReduce) {
     return p.stages[launch].combine ? static_cast<int64_t>(token_blocks(p)) * p.chunks : 0;
@@ -289,16 +311,10 @@ UNIEP_HOST_DEVICE int64_t list_length(const RankProgram& p, int32_t launch, List
   if (kind == ListKind::kSend && has_group_sends(p, launch)) {
     return group_send_positions(p);
   }
+  if (kind == ListKind::kCompute) return compute_length(p, p.stages[launch]);
   int64_t length = 0;
   const int32_t steps = list_step_count(p, launch, kind);
-  for (int32_t step = 0; step < steps; ++step) {
-    if (is_copy_list(kind)) {
-      length += copy_segment_length(p, copy_step(p, kind, step));
-      continue;
-    }
-    const MergedSegments merged = compute_step(p, launch, step);
-    length += segment_length(p, merged.first) + segment_length(p, merged.second);
-  }
+  for (int32_t step = 0; step < steps; ++step) length += copy_segment_length(p, copy_step(p, kind, step));
   return length;
 }
 

@@ -9,8 +9,9 @@ namespace uniep {
 
 inline constexpr int kMaxColumnChunks = 8;
 inline constexpr int kMaxLaunches = 6;
-inline constexpr int kMaxOperands = 2;  // rows dispatched in one call: x or dy, and x again
-inline constexpr int kTokenBlock = 32;  // tokens of one combine-reduce tile
+inline constexpr int kMaxOperands = 2;     // rows dispatched in one call: x or dy, and x again
+inline constexpr int kTicketCounters = 6;  // of a launch: one for each list of order.h, two for gemm_queues.h
+inline constexpr int kTokenBlock = 32;     // tokens of one combine-reduce tile
 
 // Which stages a launch runs.
 struct LaunchStages {

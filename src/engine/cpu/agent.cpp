@@ -44,33 +44,62 @@ bool Agent::delayed() {
   return delayed_until_ns_ > 0 && call_.now_ns() < delayed_until_ns_;
 }
 
-bool Agent::next_in_list(ListKind kind, int64_t& position) {
-  if (list_length_ < 0) {
-    list_length_ = walks_list(program_, launch_, worker_, role_, kind) ? list_length(program_, launch_, kind) : 0;
-    list_index_ = 0;
+void Agent::enter_list(ListKind kind) {
+  list_length_ = walks_list(program_, launch_, worker_, role_, kind) ? list_length(program_, launch_, kind) : 0;
+  list_index_ = 0;
+  in_gemm_queues_ = kind == ListKind::kCompute && list_length_ > 0 && has_gemm_queues(program_, launch_);
+  if (!in_gemm_queues_) return;
+  queues_ = gemm_queues(program_, launch_);
+  queue_walk_ = begin_walk(program_, launch_, worker_, queues_);
+}
+
+bool Agent::next_in_gemm_queues() {
+  struct Counters {
+    std::atomic<uint32_t>* of_queue[2];
+    std::atomic<uint32_t>& of(GemmQueue queue) const { return *of_queue[static_cast<int>(queue)]; }
+    int64_t taken(GemmQueue queue) const { return of(queue).load(std::memory_order_relaxed); }
+    int64_t take(GemmQueue queue) { return of(queue).fetch_add(1, std::memory_order_relaxed); }
+  } counters{};
+  for (const GemmQueue queue : {GemmQueue::kFirst, GemmQueue::kSecond}) {
+    counters.of_queue[static_cast<int>(queue)] = &call_.signals[program_.rank].counter(
+        call_.layout, call_.epoch, CounterSpace::kTickets, ticket_counter(launch_, queue));
   }
+  const GemmTicket ticket = take_gemm_ticket(program_, queues_, queue_walk_, counters);
+  if (ticket.found) task_ = segment_task(program_, ticket.segment, ticket.index);
+  return ticket.found;
+}
+
+int64_t Agent::take_position(ListKind kind) {
+  if (!program_.dynamic) {
+    return static_position(program_, participants_of(program_, launch_, kind), worker_, list_index_++);
+  }
+  const bool behind_queues = kind == ListKind::kCompute && has_gemm_queues(program_, launch_);
+  return (behind_queues ? gemm_positions(program_, queues_) : 0) +
+         call_.signals[program_.rank]
+             .counter(call_.layout, call_.epoch, CounterSpace::kTickets, ticket_counter(launch_, kind))
+             .fetch_add(1, std::memory_order_relaxed);
+}
+
+bool Agent::next_in_list(ListKind kind) {
+  if (list_length_ < 0) enter_list(kind);
   if (list_length_ == 0) return false;
-  if (program_.dynamic) {
-    const int64_t ticket = launch_ * kListKinds + static_cast<int>(kind);
-    position = call_.signals[program_.rank]
-                   .counter(call_.layout, call_.epoch, CounterSpace::kTickets, ticket)
-                   .fetch_add(1, std::memory_order_relaxed);
-  } else {
-    position = static_position(program_, participants_of(program_, launch_, kind), worker_, list_index_++);
+  if (in_gemm_queues_) {
+    if (next_in_gemm_queues()) return true;
+    in_gemm_queues_ = false;
   }
-  return position < list_length_;
+  const int64_t position = take_position(kind);
+  if (position >= list_length_) return false;
+  task_ = list_task(program_, launch_, kind, position);
+  return true;
 }
 
 bool Agent::fetch() {
   while (list_ < kListKinds) {
-    const ListKind kind = static_cast<ListKind>(list_);
-    int64_t position = 0;
-    if (!next_in_list(kind, position)) {
+    if (!next_in_list(static_cast<ListKind>(list_))) {
       ++list_;
       list_length_ = -1;
       continue;
     }
-    task_ = list_task(program_, launch_, kind, position);
     if (!task_.has_tile()) continue;
     has_task_ = true;
     return true;

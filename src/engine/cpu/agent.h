@@ -4,7 +4,7 @@
 
 #include "engine/cpu/random.h"
 #include "engine/cpu/tile_work.h"
-#include "program/order.h"
+#include "program/gemm_queues.h"
 
 namespace uniep::cpu {
 
@@ -31,7 +31,10 @@ class Agent {
   };
 
   bool fetch();  // makes the next task of the queue current; false when the launch's lists are walked
-  bool next_in_list(ListKind kind, int64_t& position);
+  void enter_list(ListKind kind);
+  bool next_in_list(ListKind kind);  // the same for one list, which may give a position without a tile
+  bool next_in_gemm_queues();
+  int64_t take_position(ListKind kind);
   void collect_waits();
   bool waits_hold();
   bool delayed();
@@ -52,6 +55,9 @@ class Agent {
   int list_ = 0;              // the list being walked
   int64_t list_index_ = 0;    // static queues: how many of its tiles this agent has had
   int64_t list_length_ = -1;  // of the current list; -1: not entered yet
+  bool in_gemm_queues_ = false;
+  GemmQueues queues_{};
+  GemmQueueWalk queue_walk_{};
 
   bool has_task_ = false;
   bool between_launches_ = false;  // the pending wait is for the rank's other agents

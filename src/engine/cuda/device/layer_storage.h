@@ -4,7 +4,7 @@
 #include "engine/cuda/device/roles/copy_agent.h"
 #include "engine/cuda/device/shared_storage.h"
 #include "engine/cuda/device/waiting.h"
-#include "program/order.h"
+#include "program/gemm_queues.h"
 
 namespace uniep::cuda {
 
@@ -21,6 +21,10 @@ struct ComputeList {
   int64_t length;         // 0 for a worker that does not walk it
   ListCursor cursors[2];  // of the cluster's CTAs
   bool all_arrived;       // the peers, as far as the scheduler knows
+  bool in_gemm_queues;    // the list begins with them, and they are not at their end
+  int64_t begin;          // positions before this one are theirs
+  GemmQueues queues;
+  GemmQueueWalk walk;
 };
 
 // A CTA's shared memory in the megakernel: the GEMM core's, and what the other roles need.

@@ -58,7 +58,14 @@ UNIEP_DEVICE ComputeList compute_list(const RunningCall& running) {
   const RankProgram& p = running.call.program;
   constexpr ListKind kKind = ListKind::kCompute;
   const bool walks = walks_list(p, running.launch, running.worker, AgentRole::kCompute, kKind);
-  return {participants_of(p, running.launch, kKind), walks ? list_length(p, running.launch, kKind) : 0, {}, false};
+  ComputeList list{participants_of(p, running.launch, kKind), walks ? list_length(p, running.launch, kKind) : 0};
+  list.in_gemm_queues = list.length > 0 && has_gemm_queues(p, running.launch);
+  if (list.in_gemm_queues) {
+    list.queues = gemm_queues(p, running.launch);
+    list.walk = begin_walk(p, running.launch, running.worker, list.queues);
+    list.begin = gemm_positions(p, list.queues);
+  }
+  return list;
 }
 
 UNIEP_DEVICE bool dispatches_first(const RunningCall& running) {

@@ -67,8 +67,7 @@ class ListWalk {
   UNIEP_DEVICE int64_t take_position() {
     const RankProgram& p = running_.call.program;
     if (p.dynamic) {
-      const int64_t list = running_.launch * kListKinds + static_cast<int32_t>(kKind);
-      return atomicAdd(counter_of(running_, CounterSpace::kTickets, list), 1u);
+      return atomicAdd(counter_of(running_, CounterSpace::kTickets, ticket_counter(running_.launch, kKind)), 1u);
     }
     const uint32_t index = state_.index;
     state_.index += stride_;

@@ -2,7 +2,7 @@
 
 #include "engine/cuda/device/layer_storage.h"
 #include "engine/cuda/device/waiting.h"
-#include "program/order.h"
+#include "program/gemm_queues.h"
 
 namespace uniep::cuda {
 
@@ -61,18 +61,66 @@ struct CountersOnly {
   UNIEP_DEVICE void operator()(const FlagWait& /*arrival*/) {}
 };
 
+struct GemmTicketCounters {
+  const RunningCall& running;
+
+  UNIEP_DEVICE uint32_t* of(GemmQueue queue) const {
+    return counter_of(running, CounterSpace::kTickets, ticket_counter(running.launch, queue));
+  }
+  UNIEP_DEVICE int64_t taken(GemmQueue queue) const { return ptx::load_relaxed_gpu(of(queue)); }
+  UNIEP_DEVICE int64_t take(GemmQueue queue) const { return atomicAdd(of(queue), 1u); }
+};
+
+// The next tile of a queue of one GEMM for this warp's lane, a CTA each. False when the queues are at their end.
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE bool next_in_gemm_queues(const RunningCall& running, ComputeList& list, int32_t cta, uniep::Task& tile) {
+  constexpr int32_t kCtas = kLayer.gemm.cluster;
+  const RankProgram& p = running.call.program;
+  GemmTicket ticket{};
+  if (ptx::lane_index() == 0) {
+    ticket = take_gemm_ticket(p, list.queues, list.walk, GemmTicketCounters{running});
+  }
+  if (!__any_sync(0xffffffffu, ticket.found)) return false;
+  const bool second = __any_sync(0xffffffffu, ticket.segment.stage == Stage::kSecondGemm);
+  const int32_t chunk = static_cast<int32_t>(ptx::warp_uniform(static_cast<uint32_t>(ticket.segment.chunk)));
+  const int64_t index = ptx::warp_uniform(static_cast<uint32_t>(ticket.index));
+  if (ptx::lane_index() < kCtas) {
+    const Stage stage = second ? Stage::kSecondGemm : Stage::kFirstGemm;
+    tile = row_gemm_task(p, of_all_experts(p, stage, chunk), index * kCtas + cta);
+  }
+  return true;
+}
+
 // The next position of the compute list for this warp's lane; past the list's end when there is none.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE int64_t next_position(const RunningCall& running, const ComputeList& list, int32_t cta, int32_t index) {
   if (!running.call.program.dynamic) {
     return static_position(running.call.program, list.walkers, running.worker + cta, index);
   }
-  constexpr int64_t kKind = static_cast<int64_t>(ListKind::kCompute);
   uint32_t ticket = 0;
   if (ptx::lane_index() == 0) {
-    ticket = atomicAdd(counter_of(running, CounterSpace::kTickets, running.launch * kListKinds + kKind), 1u);
+    const int64_t counter = ticket_counter(running.launch, ListKind::kCompute);
+    ticket = atomicAdd(counter_of(running, CounterSpace::kTickets, counter), 1u);
   }
-  return static_cast<int64_t>(ptx::warp_uniform(ticket)) * kLayer.gemm.cluster + cta;
+  return list.begin + static_cast<int64_t>(ptx::warp_uniform(ticket)) * kLayer.gemm.cluster + cta;
+}
+
+// The next tile for this warp's lane, a CTA each; it may not exist. False when there is none for any.
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE bool next_tile(LayerStorage<kLayer>& shared, int32_t cta, int32_t index, uniep::Task& tile) {
+  ComputeList& list = shared.compute;
+  if (list.in_gemm_queues) {
+    if (next_in_gemm_queues<kLayer>(running_call(shared), list, cta, tile)) return true;
+    __syncwarp();
+    if (ptx::lane_index() == 0) list.in_gemm_queues = false;
+    __syncwarp();
+  }
+  const int64_t position = next_position<kLayer>(running_call(shared), list, cta, index);
+  if (__any_sync(0xffffffffu, position >= list.length)) return false;
+  if (ptx::lane_index() < kLayer.gemm.cluster) {
+    tile = list_task(shared.call.program, shared.launch, ListKind::kCompute, position, list.cursors[cta]);
+  }
+  return true;
 }
 
 // One warp of a cluster: decides what its CTAs do next, up to kLayerTaskSlots tasks ahead, and waits until they can: a
@@ -86,12 +134,8 @@ UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
   TaskCursor<typename LayerStorage<kLayer>::Tasks, kCtas> ring(shared.tasks);
   // A worker that does not walk the list takes no ticket of it.
   for (int32_t index = 0; shared.compute.length > 0; ++index) {
-    const int64_t position = next_position<kLayer>(running_call(shared), shared.compute, cta, index);
-    if (__any_sync(0xffffffffu, position >= shared.compute.length)) break;
     uniep::Task tile{};
-    if (lane < kCtas) {
-      tile = list_task(p, shared.launch, ListKind::kCompute, position, shared.compute.cursors[cta]);
-    }
+    if (!next_tile<kLayer>(shared, cta, index, tile)) break;
     __syncwarp();
     const int32_t other_m = __shfl_xor_sync(0xffffffffu, tile.m, kCtas - 1);
     const int32_t other_n = __shfl_xor_sync(0xffffffffu, tile.n, kCtas - 1);

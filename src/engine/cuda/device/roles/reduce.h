@@ -17,8 +17,8 @@ UNIEP_DEVICE uint32_t take_reduce_item(const RunningCall& running, const Partici
   uint32_t item = 0;
   if (ptx::lane_index() == 0) {
     if (running.call.program.dynamic) {
-      const int64_t list = running.launch * kListKinds + static_cast<int32_t>(ListKind::kReduce);
-      item = atomicAdd(counter_of(running, CounterSpace::kTickets, list), 1u);
+      const int64_t counter = ticket_counter(running.launch, ListKind::kReduce);
+      item = atomicAdd(counter_of(running, CounterSpace::kTickets, counter), 1u);
     } else {
       item = static_cast<uint32_t>(even_position(who, running.worker, atomicAdd(next, 1u)));
     }
