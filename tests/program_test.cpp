@@ -297,21 +297,22 @@ TEST(GemmQueues, EveryTileRunsOnceAndNobodyWaitsForEver) {
 
 TEST(GemmQueues, AsManyPreferTheSecondGemmAsItsFirstChunkTakes) {
   RankProgram p{};
-  const auto count = [&p](Direction direction, int32_t chunks, int32_t walkers) {
+  const auto count = [&p](Direction direction, int32_t hidden, int32_t intermediate, int32_t chunks, int32_t walkers) {
     p.direction = direction;
+    p.wgrad_fc2 = {hidden, intermediate, 128, 256};
     p.chunks = chunks;
-    for (int32_t chunk = 0; chunk <= chunks; ++chunk) p.chunk_column[chunk] = 4096 * chunk / chunks;
+    for (int32_t chunk = 0; chunk <= chunks; ++chunk) p.chunk_column[chunk] = hidden * chunk / chunks;
     int64_t prefer = 0;
     for (int32_t walker = 0; walker < walkers; ++walker) prefer += prefers_second(p, walker, walkers);
     return prefer;
   };
-  EXPECT_EQ(count(Direction::kForward, 1, 66), 22);
-  EXPECT_EQ(count(Direction::kForward, 2, 66), 13);
-  EXPECT_EQ(count(Direction::kForward, 4, 66), 7);
-  EXPECT_EQ(count(Direction::kBackward, 1, 66), 44);
-  EXPECT_EQ(count(Direction::kForward, 8, 2), 1);
-  EXPECT_EQ(count(Direction::kBackward, 1, 2), 1);
-  EXPECT_EQ(count(Direction::kForward, 1, 1), 1);
+  EXPECT_EQ(count(Direction::kForward, 4096, 1536, 1, 66), 24);  // the operations alone: 22
+  EXPECT_EQ(count(Direction::kForward, 4096, 1536, 2, 66), 15);
+  EXPECT_EQ(count(Direction::kForward, 2048, 768, 1, 66), 26);
+  EXPECT_EQ(count(Direction::kBackward, 4096, 1536, 1, 66), 44);
+  EXPECT_EQ(count(Direction::kForward, 4096, 1536, 8, 2), 1);
+  EXPECT_EQ(count(Direction::kBackward, 4096, 1536, 1, 2), 1);
+  EXPECT_EQ(count(Direction::kForward, 4096, 1536, 1, 1), 1);
 }
 
 TEST(Order, ColumnChunksAreMultiplesOfEightAndSkipEmptyOnes) {

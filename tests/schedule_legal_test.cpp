@@ -303,13 +303,15 @@ TEST(ScheduleFill, OrderOnCudaFollowsTheClassOfTheShape) {
   };
   const Interleave mixed = Interleave::kMixed, phased = Interleave::kPhased;
   const std::vector<Row> rows = {
-      {{2048, 768, 128, 8}, 4, "", mixed, 4, 8, 1},  // the links take as long as the products
-      {{2048, 768, 128, 8}, 8, "", mixed, 8, 8, 2},
+      {{2048, 768, 128, 8}, 4, "", mixed, 2, 8, 1},  // the links take as long as the products
+      {{2048, 768, 128, 8}, 8, "", mixed, 1, 8, 1},
+      {{2048, 768, 128, 8}, 64, "", mixed, 1, 8, 1},    // fewer experts than waves
       {{2048, 768, 128, 8}, 1, "", phased, 16, 16, 2},  // no links
       {{4096, 1536, 128, 8}, 8, "", phased, 16, 16, 4},
       {{2880, 2880, 128, 4}, 8, "", phased, 16, 16, 1},  // its bands would not be whole tiles
       {{4096, 14336, 8, 2}, 8, "", phased, 1, 16, 4},    // one expert a rank
-      {{2048, 768, 128, 8}, 4, "fusion=pairs", phased, 4, 8, 1},
+      {{2048, 768, 128, 8}, 4, "fusion=pairs", phased, 16, 8, 1},
+      {{4096, 1536, 128, 8}, 2, "order.interleave=mixed", mixed, 4, 16, 4},
       {{7168, 2048, 256, 8}, 8, "fusion=none", phased, 16, 16, 1},
       {{7168, 2048, 256, 8}, 8, "combine.transport=staged", phased, 16, 16, 1},
       {{7168, 2048, 256, 8}, 8, "order.raster=3,combine.column_chunks=8", phased, 16, 3, 8},

@@ -7,21 +7,19 @@ namespace {
 constexpr DefaultOrder kCpu{.interleave = Interleave::kMixed,
                             .queue = QueueKind::kStatic,
                             .experts_per_wave = 2,
+                            .mixed_waves = 0,
                             .raster = 8,
                             .column_chunks = 1};
 constexpr DefaultOrder kLinks{.interleave = Interleave::kMixed,
                               .queue = QueueKind::kDynamic,
-                              .experts_per_wave = 4,
+                              .experts_per_wave = 16,
+                              .mixed_waves = 16,
                               .raster = 8,
                               .column_chunks = 1};
-constexpr DefaultOrder kLinksOfEight{.interleave = Interleave::kMixed,
-                                     .queue = QueueKind::kDynamic,
-                                     .experts_per_wave = 8,
-                                     .raster = 8,
-                                     .column_chunks = 2};
 constexpr DefaultOrder kProducts{.interleave = Interleave::kPhased,
                                  .queue = QueueKind::kDynamic,
                                  .experts_per_wave = 16,
+                                 .mixed_waves = 16,
                                  .raster = 16,
                                  .column_chunks = 4};
 
@@ -47,7 +45,7 @@ int whole_chunks(int64_t hidden, int most) {
 DefaultOrder default_order(const LayerShape& shape, const Machine& machine) {
   if (machine.engine != EngineKind::kCuda) return kCpu;
   DefaultOrder order = kProducts;
-  if (is_bound_by_links(shape, machine.ranks)) order = machine.ranks < 8 ? kLinks : kLinksOfEight;
+  if (is_bound_by_links(shape, machine.ranks)) order = kLinks;
   order.column_chunks = whole_chunks(shape.hidden, order.column_chunks);
   return order;
 }

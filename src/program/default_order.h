@@ -10,6 +10,7 @@ struct DefaultOrder {
   Interleave interleave;  // with fusion=layer; without it phased
   QueueKind queue;
   int experts_per_wave;
+  int mixed_waves;  // mixed: as many waves if there are as many experts; 0: experts_per_wave decides there, too
   int raster;
   int column_chunks;
 };

@@ -67,11 +67,15 @@ UNIEP_HOST_DEVICE int64_t gemm_positions(const RankProgram& p, const GemmQueues&
   return (queues.first_tickets + queues.second_tickets) * p.cluster;
 }
 
-// Forward, FC1 takes twice the operations of FC2; backward, FC2's dgrad half of those of FC1's.
+// A tile takes as long as its K columns and so many more (docs/layer_performance.md).
+inline constexpr int64_t kTileOverheadColumns = 384;
+
+// As many as the second GEMM's first column chunk takes of the time that it and the first GEMM take.
 UNIEP_HOST_DEVICE bool prefers_second(const RankProgram& p, int32_t walker, int32_t walkers) {
   const bool forward = p.direction == Direction::kForward;
-  const int64_t first = int64_t{p.chunk_column[p.chunks]} * (forward ? 2 : 1);
-  const int64_t second = int64_t{p.chunk_column[1]} * (forward ? 1 : 2);
+  const int64_t hidden = p.wgrad_fc2.rows, intermediate = p.wgrad_fc2.columns;
+  const int64_t first = (forward ? 2 : 1) * intermediate * (hidden + kTileOverheadColumns);
+  const int64_t second = p.chunk_column[1] * ((forward ? 1 : 2) * intermediate + kTileOverheadColumns);
   int64_t count = (walkers * second + (first + second) / 2) / (first + second);
   if (count > walkers - 1) count = walkers - 1;
   if (count < 1) count = 1;
@@ -107,7 +111,8 @@ UNIEP_HOST_DEVICE int64_t firsts_before_second(const RankProgram& p, const GemmQ
   return tickets < queues.first_tickets ? tickets : queues.first_tickets;
 }
 
-// Whether a walker that prefers the second GEMM should take of it now. Others may be faster: then it gets a later ticket.
+// Whether a walker that prefers the second GEMM should take of it now. Others may be faster: then it gets a later
+// ticket.
 template <typename Counters>
 UNIEP_HOST_DEVICE bool is_second_due(const RankProgram& p, const GemmQueues& queues, GemmQueueWalk& walk,
                                      const Counters& counters) {

@@ -225,11 +225,6 @@ UNIEP_HOST_DEVICE MergedSegments gemm_step(const RankProgram& p, LaunchStages st
   return {{Stage::kFirstGemm, next, 0}, {Stage::kSecondGemm, previous, 0}};
 }
 
-UNIEP_HOST_DEVICE int32_t wgrad_step_count(const RankProgram& p, LaunchStages stages) {
-  if (stages.wgrad_fc2 && stages.wgrad_fc1) return 2 * p.waves;
-  return stages.wgrad_fc2 || stages.wgrad_fc1 ? 1 : 0;
-}
-
 UNIEP_HOST_DEVICE MergedSegments wgrad_step(const RankProgram& p, LaunchStages stages, int32_t step) {
   const ExpertRange all{0, p.local_experts};
   if (!stages.wgrad_fc1) return only({Stage::kWgradFc2, all, 0});
@@ -263,14 +258,10 @@ UNIEP_HOST_DEVICE Segment copy_step(const RankProgram& p, ListKind kind, int32_t
   return kind == ListKind::kDispatch ? dispatch_step(p, step) : Segment{Stage::kSend, {0, p.local_experts}, step};
 }
 
-UNIEP_HOST_DEVICE int32_t list_step_count(const RankProgram& p, int32_t launch, ListKind kind) {
+UNIEP_HOST_DEVICE int32_t copy_step_count(const RankProgram& p, int32_t launch, ListKind kind) {
   const LaunchStages stages = p.stages[launch];
   if (kind == ListKind::kDispatch) return stages.dispatch ? dispatch_step_count(p) : 0;
-  if (kind == ListKind::kCompute) return gemm_step_count(p, stages) + wgrad_step_count(p, stages);
-  if (kind == ListKind::kSend) {
-    return stages.combine && !p.epilogue_combine && p.combine_groups == 0 ? p.chunks : 0;
-  }
-  return 0;
+  return stages.combine && !p.epilogue_combine && p.combine_groups == 0 ? p.chunks : 0;
 }
 
 UNIEP_HOST_DEVICE MergedSegments compute_step(const RankProgram& p, int32_t launch, int32_t step) {
@@ -313,7 +304,7 @@ UNIEP_HOST_DEVICE int64_t list_length(const RankProgram& p, int32_t launch, List
   }
   if (kind == ListKind::kCompute) return compute_length(p, p.stages[launch]);
   int64_t length = 0;
-  const int32_t steps = list_step_count(p, launch, kind);
+  const int32_t steps = copy_step_count(p, launch, kind);
   for (int32_t step = 0; step < steps; ++step) length += copy_segment_length(p, copy_step(p, kind, step));
   return length;
 }

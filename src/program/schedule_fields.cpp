@@ -151,7 +151,8 @@ void add_order(std::vector<FieldDescriptor>& table) {
       words(
           "order.interleave", {"phased", "mixed"},
           "phased: the first GEMM of a wave, then the second GEMM of that wave, then the next wave. mixed: the second "
-          "GEMM of a wave alternates with the first GEMM of the next one in proportion to their tiles.",
+          "GEMM of a wave runs beside the first GEMM of the next ones. Under static queues their tiles alternate in "
+          "proportion; under dynamic ones each GEMM has a queue, and most workers stay with one of the two.",
           "mixed: both directions of NVLink stay busy"),
       UNIEP_MEMBER(order.interleave)));
   table.push_back(describe(
@@ -172,8 +173,8 @@ void add_order(std::vector<FieldDescriptor>& table) {
       words("queue", {"static", "dynamic"},
             "static: the tiles of a worker follow from its number, round robin over the list (a worker that dispatches "
             "first joins at a position that is fixed beforehand). dynamic: a worker takes the next tile of the list by "
-            "a ticket from one counter.",
-            "static: HyperParallel-MoE's static task lists; dynamic: one ticket counter"),
+            "a ticket from one counter (mixed GEMMs: one each).",
+            "static: HyperParallel-MoE's static task lists; dynamic: ticket counters"),
       UNIEP_MEMBER(queue)));
 }
 

@@ -118,8 +118,10 @@ class Filler {
 
   void complete_order() {
     if (is_open(kOrderExpertsPerWave)) {
-      schedule_.order.experts_per_wave =
-          static_cast<int>(std::min<int64_t>(order_.experts_per_wave, context_.local_experts));
+      const bool by_waves = schedule_.order.interleave == Interleave::kMixed && order_.mixed_waves > 0;
+      const int64_t experts = by_waves ? std::max<int64_t>(context_.local_experts / order_.mixed_waves, 1)
+                                       : std::min<int64_t>(order_.experts_per_wave, context_.local_experts);
+      schedule_.order.experts_per_wave = static_cast<int>(experts);
     }
     if (is_open(kOrderRaster)) schedule_.order.raster = order_.raster;
     // A band is summed while the next one is multiplied: in one launch, and where the GEMM itself brings the rows back.

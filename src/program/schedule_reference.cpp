@@ -53,11 +53,10 @@ constexpr const char* kRules = R"(## What is filled
   | | order.interleave | queue | order.experts_per_wave | order.raster | combine.column_chunks |
   |---|---|---|---|---|---|
   | cpu | mixed | static | 2 | 8 | 1 |
-  | cuda, I W / (W - 1) below 1280: the links take as long as the products | mixed | dynamic | 4 | 8 | 1 |
-  | the same on eight ranks | mixed | dynamic | 8 | 8 | 2 |
+  | cuda, I W / (W - 1) below 1280: the links take as long as the products | mixed | dynamic | El / 16 | 8 | 1 |
   | cuda, else | phased | dynamic | 16 | 16 | 4 |
 
-  But order.interleave is `phased` without fusion=layer, order.experts_per_wave at most El, and combine.column_chunks
+  But order.interleave is `phased` without fusion=layer, order.experts_per_wave 1 to El (El / 16 wherever cuda runs mixed waves), and combine.column_chunks
   halved until its chunks are whole tiles of 256 columns, at least four; 1 with fusion=none or combine.transport=staged.
 - `backward.wgrad` becomes `fill`, and `after` with fusion=none.
 - `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
