@@ -307,7 +307,9 @@ TEST(ScheduleFill, OrderOnCudaFollowsTheClassOfTheShape) {
       {{2048, 768, 128, 8}, 8, "", mixed, 1, 8, 1},
       {{2048, 768, 128, 8}, 64, "", mixed, 1, 8, 1},    // fewer experts than waves
       {{2048, 768, 128, 8}, 1, "", phased, 16, 16, 2},  // no links
-      {{4096, 1536, 128, 8}, 8, "", phased, 16, 16, 4},
+      {{4096, 1536, 128, 8}, 8, "", mixed, 1, 8, 1},
+      {{4096, 1536, 128, 8}, 4, "", phased, 16, 16, 4},
+      {{7168, 2048, 256, 8}, 8, "", phased, 16, 16, 4},
       {{2880, 2880, 128, 4}, 8, "", phased, 16, 16, 1},  // its bands would not be whole tiles
       {{4096, 14336, 8, 2}, 8, "", phased, 1, 16, 4},    // one expert a rank
       {{2048, 768, 128, 8}, 4, "fusion=pairs", phased, 16, 8, 1},

@@ -79,6 +79,10 @@ class NcclMemory final : public SymmetricMemory {
     check_nccl(nccl().memory_allocate(&own_, static_cast<size_t>(bytes_)), "ncclMemAlloc");
     check(driver().cuMemsetD8Async(own(), 0, static_cast<size_t>(bytes_), nullptr), "clearing symmetric memory");
     check(driver().cuCtxSynchronize(), "clearing symmetric memory");
+    if (ranks_ == 1) {  // nobody else is to reach it, and NCCL has no symmetric window for some groups of one
+      peers_ = {own_};
+      return;
+    }
     check_nccl(
         nccl().register_window(communicator_, own_, static_cast<size_t>(bytes_), &window_, Nccl::kSymmetricWindow),
         "ncclCommWindowRegister");

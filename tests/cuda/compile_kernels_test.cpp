@@ -58,12 +58,57 @@ int count_wrong_limits(GemmConfig config) {
   return wrong;
 }
 
+// A source that compiles if the megakernel's shared memory is as large as the host thinks, whatever a Schedule asks
+// for.
+KernelRequest layer_storage_request(std::size_t& count) {
+  std::set<std::string> sizes;
+  for (const int tile_n : {128, 256}) {
+    for (const int cluster : {1, 2}) {
+      for (int stages = 2; stages <= 8; ++stages) {
+        for (int chunk_bytes = 512; chunk_bytes <= 65536; chunk_bytes *= 2) {
+          for (int copy_stages = 1; copy_stages <= kMostCopyStages; ++copy_stages) {
+            try {
+              const LayerKernelConfig config = layer_config({.tile_n = tile_n,
+                                                             .cluster = cluster,
+                                                             .stages = stages,
+                                                             .copy_chunk_bytes = chunk_bytes,
+                                                             .copy_stages = copy_stages});
+              sizes.insert(std::to_string(tile_n) + ", " + std::to_string(stages) + ", " + std::to_string(cluster) +
+                           ", " + std::to_string(chunk_bytes) + ", " + std::to_string(config.gemm.copy_stages));
+            } catch (const uniep::Error&) {  // no such kernel
+            }
+          }
+        }
+      }
+    }
+  }
+  count = sizes.size();
+  std::string text = R"(#include "engine/cuda/device/layer_storage.h"
+namespace uniep::cuda {
+template <int kTileN, int kStages, int kCluster, int kChunkBytes, int kCopyStages>
+constexpr bool fits() {
+  constexpr LayerKernelConfig kLayer{.gemm = {.layout = Layout::kForward, .epilogue = Epilogue::kLayer,
+                                              .tile_n = kTileN, .stages = kStages, .cluster = kCluster,
+                                              .copy_chunk_bytes = kChunkBytes, .copy_stages = kCopyStages}};
+  return sizeof(LayerStorage<kLayer>) <= shared_memory_bytes(kLayer.gemm) &&
+         shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit;
+}
+)";
+  for (const std::string& size : sizes) text += "static_assert(fits<" + size + ">(), \"" + size + "\");\n";
+  text += "extern \"C\" __global__ void uniep_layer_storage() {}\n}\n";
+  return {"layer_storage_test.cu", "uniep_layer_storage", {}, text};
+}
+
 int run(int samples, unsigned seed) {
   std::vector<GemmConfig> configs = default_configs();
   const std::vector<GemmConfig> more = sampled_configs(samples, seed);
   configs.insert(configs.end(), more.begin(), more.end());
   int failures = 0;
   for (const GemmConfig& config : configs) failures += count_wrong_limits(config);
+  std::size_t sizes = 0;
+  compile_kernel(layer_storage_request(sizes));
+  std::printf("ok   the megakernel's shared memory, %zu sizes\n", sizes);
+  if (sizes < 100) ++failures;
   std::vector<KernelRequest> requests = {prob_sum_request(),       naive_request("uniep_naive_gemm"),
                                          place_request(),          row_of_source_request(),
                                          program_tables_request(), begin_call_request()};

@@ -100,7 +100,7 @@ UNIEP_HOST_DEVICE constexpr int copy_ring_bytes(const GemmConfig& config) {
 }
 
 constexpr int kBarrierBytes = 1024;    // barriers and task records, and the alignment of the operands
-constexpr int kLayerBytes = 4 * 1024;  // kLayer: the call, and what its roles share
+constexpr int kLayerBytes = 5 * 1024;  // kLayer: the call, and what its roles share
 
 UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
   const int bytes = config.stages * stage_bytes(config) + kMathWarps * staging_bytes(config) + copy_ring_bytes(config) +
