@@ -192,13 +192,14 @@ UNIEP_HOST_DEVICE MergedSegments only(Segment s) {
   return {s, Segment{s.stage, kNoExperts, s.chunk}};
 }
 
-// Both row GEMMs in one launch. Phased: FC1 of a wave, then FC2 of it. Mixed: FC2 of a wave beside FC1 of the next, so
-// that both directions of the link stay busy; under dynamic queues each GEMM then has a queue of its own, and the list
-// is in phased order (gemm_queues.h). Column chunks after the first follow for all waves, chunk by chunk.
+// Whether the list mixes the two GEMMs. Under dynamic queues each has a queue of its own instead, and the list is in
+// phased order (gemm_queues.h).
 UNIEP_HOST_DEVICE bool is_merged(const RankProgram& p) {
   return p.mixed && !p.dynamic;
 }
 
+// Both row GEMMs in one launch. Phased: FC1 of a wave, then FC2 of it. Merged: FC2 of a wave beside FC1 of the next, so
+// that both directions of the link stay busy. Column chunks after the first follow for all waves, chunk by chunk.
 UNIEP_HOST_DEVICE int32_t gemm_step_count(const RankProgram& p, LaunchStages stages) {
   if (stages.first_gemm && stages.second_gemm) {
     return (is_merged(p) ? p.waves + 1 : 2 * p.waves) + (p.chunks - 1) * p.waves;
