@@ -179,75 +179,122 @@ TEST(Checker, NoticesADeadlock) {
 }
 
 TEST(Order, MixedInterleavesInProportion) {
-  const BuiltProgram built =
-      build(12, Direction::kForward, {.ranks = {2}, .most_local_experts = 8},
-            PartialSchedule::parse("fusion=layer,order.interleave=mixed,queue=static,combine.column_chunks=1"));
-  const RankProgram& p = built.program->rank(0);
-  const int64_t length = list_length(p, 0, ListKind::kCompute);
-  int64_t first = 0, second = 0;
-  for (int64_t i = 0; i < length; ++i) {
-    const Task task = list_task(p, 0, ListKind::kCompute, i);
-    first += task.stage == Stage::kFirstGemm;
-    second += task.stage == Stage::kSecondGemm;
+  const PartialSchedule fixed = PartialSchedule::parse("fusion=layer,order.interleave=mixed,queue=static");
+  int merged_steps = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    const BuiltProgram built = build(seed, Direction::kForward, {.ranks = {2}, .most_local_experts = 8}, fixed);
+    const RankProgram& p = built.program->rank(0);
+    int64_t position = 0;
+    for (int32_t step = 0; step < gemm_step_count(p, p.stages[0]); ++step) {
+      const MergedSegments merged = gemm_step(p, p.stages[0], step);
+      const int64_t first = segment_length(p, merged.first), second = segment_length(p, merged.second);
+      merged_steps += first > 0 && second > 0;
+      int64_t firsts = 0;
+      for (int64_t i = 0; i < first + second; ++i) {
+        firsts += list_task(p, 0, ListKind::kCompute, position + i).stage == merged.first.stage;
+        if (second == 0) continue;
+        const double share = static_cast<double>(first) / static_cast<double>(first + second);
+        EXPECT_NEAR(static_cast<double>(firsts), static_cast<double>(i + 1) * share, p.cluster) << built.text;
+      }
+      EXPECT_EQ(firsts, first) << built.text;
+      position += first + second;
+    }
+    EXPECT_EQ(position, list_length(p, 0, ListKind::kCompute)) << built.text;
   }
-  EXPECT_EQ(first, static_cast<int64_t>(local_blocks(p)) * p.first_tiles);
-  EXPECT_EQ(second, static_cast<int64_t>(local_blocks(p)) * p.chunk_tile[p.chunks]);
+  EXPECT_GT(merged_steps, 20);
 }
 
-// Walkers that run the tiles of a rank's GEMM queues, each in the order of its tickets, in any order among themselves.
+// Walkers that run the tiles of a rank's GEMM queues as the engines do: each takes a ticket, waits for what its tiles
+// read, puts it behind the tickets that it has, and only then takes the next one. They take turns at random, and
+// between a look at the counters and the taking of a ticket others may come.
 class QueueWalkers {
  public:
   using Tile = std::tuple<Stage, int32_t, int32_t, int32_t>;
 
-  explicit QueueWalkers(const RankProgram& p) : p_(p), queues_(gemm_queues(p, 0)), walkers_(queues_.walkers) {
+  QueueWalkers(const RankProgram& p, uint64_t seed)
+      : p_(p), queues_(gemm_queues(p, 0)), random_(seed), walkers_(queues_.walkers) {
     for (int walker = 0; walker < queues_.walkers; ++walker) {
       walkers_[walker].walk = begin_walk(p, 0, walker * p.cluster, queues_);
+      walkers_[walker].is_slow = !walkers_[walker].walk.prefers_second && seed / 2 % 2 == 0;
     }
   }
 
-  // One of the walkers takes a ticket, or runs the oldest of its tickets if it can.
-  void step(Random& random) {
-    Walker& walker = walkers_[random.between(0, queues_.walkers - 1)];
-    const bool asks = walker.tickets.size() < kMostTickets && (walker.tickets.empty() || random.one_in(2));
-    if (asks && !walker.at_the_end) {
-      const GemmTicket ticket = take_gemm_ticket(p_, queues_, walker.walk, *this);
-      walker.at_the_end = !ticket.found;
-      if (ticket.found) walker.tickets.push_back(ticket);
-    } else if (!walker.tickets.empty() && run(walker.tickets.front())) {
-      walker.tickets.pop_front();
+  // One walker takes a ticket, or looks whether its last one need not wait any more, or runs the oldest of the others.
+  void step() {
+    Walker& walker = walkers_[random_.between(0, queues_.walkers - 1)];
+    if (walker.is_taking || (walker.is_slow && (others_come_ || !random_.one_in(30)))) return;
+    if (walker.ready.size() == kMostReady || (!walker.ready.empty() && random_.one_in(2))) {
+      run(walker.ready.front());
+      walker.ready.pop_front();
+    } else if (walker.waits) {
+      if (!can_run(walker.waiting)) return;
+      walker.ready.push_back(walker.waiting);
+      walker.waits = false;
+    } else if (!walker.at_the_end) {
+      walker.is_taking = true;
+      walker.waiting = take_gemm_ticket(p_, queues_, walker.walk, *this);
+      walker.is_taking = false;
+      walker.waits = walker.waiting.found;
+      walker.at_the_end = !walker.waiting.found;
+      taken_early_ += walker.waits && !is_due(walker.waiting);
     }
   }
 
   bool are_done() const {
     return std::all_of(walkers_.begin(), walkers_.end(),
-                       [](const Walker& walker) { return walker.at_the_end && walker.tickets.empty(); });
+                       [](const Walker& walker) { return walker.at_the_end && !walker.waits && walker.ready.empty(); });
   }
   const std::multiset<Tile>& tiles_run() const { return tiles_run_; }
   int64_t positions() const { return gemm_positions(p_, queues_); }
-  int64_t seconds_before_the_last_first() const { return seconds_before_the_last_first_; }
+  bool were_mixed() const { return seconds_before_the_last_first_ > 0; }
+  int64_t taken_early() const { return taken_early_; }  // tickets for tiles that read others that nobody had taken
 
   // The counters.
   int64_t taken(GemmQueue queue) const { return taken_[static_cast<int>(queue)]; }
-  int64_t take(GemmQueue queue) { return taken_[static_cast<int>(queue)]++; }
+  int64_t take(GemmQueue queue) {
+    if (!others_come_) {
+      others_come_ = true;
+      for (auto steps = random_.between(0, 40); steps > 0; --steps) step();
+      others_come_ = false;
+    }
+    return taken_[static_cast<int>(queue)]++;
+  }
 
  private:
-  static constexpr std::size_t kMostTickets = 4;
+  static constexpr std::size_t kMostReady = 3;
   struct Walker {
-    GemmQueueWalk walk;
-    std::deque<GemmTicket> tickets;
-    bool at_the_end = false;
+    GemmQueueWalk walk{};
+    std::deque<GemmTicket> ready;
+    GemmTicket waiting{};
+    bool is_slow = false;  // so that the second GEMM comes up with the first one
+    bool waits = false, is_taking = false, at_the_end = false;
   };
 
-  // False where the first GEMM's tiles that the ticket's tiles read are not there yet.
-  bool run(const GemmTicket& ticket) {
+  std::vector<Task> tiles_of(const GemmTicket& ticket) const {
     std::vector<Task> tiles;
     for (int i = 0; i < p_.cluster; ++i) {
       tiles.push_back(segment_task(p_, ticket.segment, ticket.index * p_.cluster + i));
-      const Task& tile = tiles.back();
-      const bool reads = tile.stage == Stage::kSecondGemm && tile.has_tile();
-      if (reads && first_tiles_[{tile.expert, tile.m}] < p_.first_tiles) return false;
     }
-    for (const Task& tile : tiles) {
+    return tiles;
+  }
+
+  bool can_run(const GemmTicket& ticket) {
+    const std::vector<Task> tiles = tiles_of(ticket);
+    return std::all_of(tiles.begin(), tiles.end(), [&](const Task& tile) {
+      return tile.stage != Stage::kSecondGemm || !tile.has_tile() ||
+             first_tiles_[{tile.expert, tile.m}] == p_.first_tiles;
+    });
+  }
+
+  // Whether all tickets of the first GEMM up to the last expert of this one are taken.
+  bool is_due(const GemmTicket& ticket) const {
+    if (ticket.segment.stage != Stage::kSecondGemm) return true;
+    const int32_t expert = segment_task(p_, ticket.segment, ticket.index * p_.cluster).expert;
+    return taken(GemmQueue::kFirst) >= tickets_of(p_, {Stage::kFirstGemm, {0, expert + 1}, 0});
+  }
+
+  void run(const GemmTicket& ticket) {
+    for (const Task& tile : tiles_of(ticket)) {
       tiles_run_.insert({tile.stage, tile.expert, tile.m, tile.n});
       if (tile.stage == Stage::kFirstGemm) {
         seconds_before_the_last_first_ = seconds_run_;
@@ -256,32 +303,36 @@ class QueueWalkers {
         ++seconds_run_;
       }
     }
-    return true;
   }
 
   const RankProgram& p_;
   const GemmQueues queues_;
+  Random random_;
   std::vector<Walker> walkers_;
   int64_t taken_[2] = {0, 0};
-  std::map<std::pair<int32_t, int32_t>, int32_t> first_tiles_;  // (expert, m) -> tiles of the first GEMM
+  bool others_come_ = false;
+  std::map<std::pair<int32_t, int32_t>, int32_t> first_tiles_;  // (expert, m) -> tiles of the first GEMM that have run
   std::multiset<Tile> tiles_run_;
-  int64_t seconds_run_ = 0, seconds_before_the_last_first_ = 0;
+  int64_t seconds_run_ = 0, seconds_before_the_last_first_ = 0, taken_early_ = 0;
 };
 
 TEST(GemmQueues, EveryTileRunsOnceAndNobodyWaitsForEver) {
   int mixed = 0;
-  for (uint64_t seed = 1; seed <= 120; ++seed) {
+  int64_t taken_early = 0;
+  for (uint64_t seed = 1; seed <= 400; ++seed) {
     const Direction direction = seed % 2 == 0 ? Direction::kForward : Direction::kBackward;
-    const PartialSchedule fixed = PartialSchedule::parse("fusion=layer,order.interleave=mixed,queue=dynamic");
+    const std::string waves = seed % 3 == 0 ? "" : ",order.experts_per_wave=1,tile.m=64,combine.column_chunks=1";
+    const PartialSchedule fixed = PartialSchedule::parse("fusion=layer,order.interleave=mixed,queue=dynamic" + waves);
     const int workers = 1 + static_cast<int>(seed % 12);
-    const BuiltProgram built = build(seed, direction, {.most_local_experts = 8}, fixed, workers);
+    const BuiltProgram built =
+        build(seed, direction, {.ranks = {1, 2}, .most_local_experts = 5, .most_tokens = 2000, .most_columns = 500},
+              fixed, workers);
     for (int rank = 0; rank < built.layer.ranks; ++rank) {
       const RankProgram& p = built.program->rank(rank);
       ASSERT_TRUE(has_gemm_queues(p, 0)) << built.text;
-      Random random(seed);
-      QueueWalkers walkers(p);
+      QueueWalkers walkers(p, seed);
       const int64_t most_steps = 1000 * (walkers.positions() + p.workers);
-      for (int64_t step = 0; step < most_steps && !walkers.are_done(); ++step) walkers.step(random);
+      for (int64_t step = 0; step < most_steps && !walkers.are_done(); ++step) walkers.step();
       ASSERT_TRUE(walkers.are_done()) << built.text;
       std::multiset<QueueWalkers::Tile> listed;
       for (int64_t i = 0; i < walkers.positions(); ++i) {
@@ -289,10 +340,12 @@ TEST(GemmQueues, EveryTileRunsOnceAndNobodyWaitsForEver) {
         listed.insert({tile.stage, tile.expert, tile.m, tile.n});
       }
       ASSERT_EQ(walkers.tiles_run(), listed) << built.text;
-      mixed += walkers.seconds_before_the_last_first() > 0;
+      mixed += walkers.were_mixed();
+      taken_early += walkers.taken_early();
     }
   }
-  EXPECT_GT(mixed, 50);
+  EXPECT_GT(mixed, 100);
+  EXPECT_GT(taken_early, 5);
 }
 
 TEST(GemmQueues, AsManyPreferTheSecondGemmAsItsFirstChunkTakes) {

@@ -79,7 +79,7 @@ class NcclMemory final : public SymmetricMemory {
     check_nccl(nccl().memory_allocate(&own_, static_cast<size_t>(bytes_)), "ncclMemAlloc");
     check(driver().cuMemsetD8Async(own(), 0, static_cast<size_t>(bytes_), nullptr), "clearing symmetric memory");
     check(driver().cuCtxSynchronize(), "clearing symmetric memory");
-    if (ranks_ == 1) {  // nobody else is to reach it, and NCCL has no symmetric window for some groups of one
+    if (ranks_ == 1) {  // there is no peer, so no need for a window; one has been seen that could not be read
       peers_ = {own_};
       return;
     }

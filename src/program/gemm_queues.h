@@ -7,9 +7,11 @@
 // by side on one GEMM stay side by side: they read the same operands at about the same time, while they are in cache.
 // (Where every worker takes tiles of both by turns, tiles take up to a sixth longer: docs/layer_performance.md.)
 //
-// The second GEMM of a wave is due once the first one's tickets are taken up to that wave. Nobody waits for ever: who
-// does not prefer the second GEMM takes nothing of it before all of the first one is taken, so that this comes to its
-// end whatever the others wait for; and a single walker finds the second GEMM due only where it has run the first.
+// The second GEMM of a wave is due once the first one's tickets are taken up to that wave. Since others take tickets
+// meanwhile, a walker may get one that is not due yet, and then waits for tiles that nobody has taken. Still nobody
+// waits for ever, if walkers take no ticket before what the last one waits for has come: then whatever stands before a
+// ticket of the first GEMM can run, so all that are taken are run; and all are taken, for who does not prefer the
+// second GEMM takes nothing else before. (A walker alone gets no ticket of the second GEMM but what is due.)
 namespace uniep {
 
 UNIEP_HOST_DEVICE bool has_gemm_queues(const RankProgram& p, int32_t launch) {

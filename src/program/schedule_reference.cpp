@@ -56,8 +56,9 @@ constexpr const char* kRules = R"(## What is filled
   | cuda, I W / (W - 1) below 1500 (from eight ranks on 1800): the links take as long as the products | mixed | dynamic | El / 16 | 8 | 1 |
   | cuda, else | phased | dynamic | 16 | 16 | 4 |
 
-  But order.interleave is `phased` without fusion=layer, order.experts_per_wave 1 to El (El / 16 wherever cuda runs mixed waves), and combine.column_chunks
-  halved until its chunks are whole tiles of 256 columns, at least four; 1 with fusion=none or combine.transport=staged.
+  But order.interleave is `phased` without fusion=layer, order.experts_per_wave 1 to El (El / 16 wherever cuda runs mixed
+  waves), and combine.column_chunks halved until its chunks are whole tiles of 256 columns, at least four; 1 with
+  fusion=none or combine.transport=staged.
 - `backward.wgrad` becomes `fill`, and `after` with fusion=none.
 - `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
   `comm.dispatch_sms` becomes 1, and so does `comm.combine_sms` with combine.transport=staged where a worker is left for it.

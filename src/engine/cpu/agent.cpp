@@ -47,10 +47,12 @@ bool Agent::delayed() {
 void Agent::enter_list(ListKind kind) {
   list_length_ = walks_list(program_, launch_, worker_, role_, kind) ? list_length(program_, launch_, kind) : 0;
   list_index_ = 0;
+  list_begin_ = 0;
   in_gemm_queues_ = kind == ListKind::kCompute && list_length_ > 0 && has_gemm_queues(program_, launch_);
   if (!in_gemm_queues_) return;
   queues_ = gemm_queues(program_, launch_);
   queue_walk_ = begin_walk(program_, launch_, worker_, queues_);
+  list_begin_ = gemm_positions(program_, queues_);
 }
 
 bool Agent::next_in_gemm_queues() {
@@ -73,11 +75,9 @@ int64_t Agent::take_position(ListKind kind) {
   if (!program_.dynamic) {
     return static_position(program_, participants_of(program_, launch_, kind), worker_, list_index_++);
   }
-  const bool behind_queues = kind == ListKind::kCompute && has_gemm_queues(program_, launch_);
-  return (behind_queues ? gemm_positions(program_, queues_) : 0) +
-         call_.signals[program_.rank]
-             .counter(call_.layout, call_.epoch, CounterSpace::kTickets, ticket_counter(launch_, kind))
-             .fetch_add(1, std::memory_order_relaxed);
+  return list_begin_ + call_.signals[program_.rank]
+                           .counter(call_.layout, call_.epoch, CounterSpace::kTickets, ticket_counter(launch_, kind))
+                           .fetch_add(1, std::memory_order_relaxed);
 }
 
 bool Agent::next_in_list(ListKind kind) {

@@ -55,6 +55,7 @@ class Agent {
   int list_ = 0;              // the list being walked
   int64_t list_index_ = 0;    // static queues: how many of its tiles this agent has had
   int64_t list_length_ = -1;  // of the current list; -1: not entered yet
+  int64_t list_begin_ = 0;    // dynamic: positions before this one are those of the GEMM queues
   bool in_gemm_queues_ = false;
   GemmQueues queues_{};
   GemmQueueWalk queue_walk_{};

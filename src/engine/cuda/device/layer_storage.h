@@ -15,7 +15,7 @@ struct LateTile {
   uint32_t slot;       // of the task ring
 };
 
-// What of the compute list stays the same during a launch.
+// The compute list of a launch, and where the scheduler is in it.
 struct ComputeList {
   Participants walkers;
   int64_t length;         // 0 for a worker that does not walk it

@@ -91,7 +91,7 @@ UNIEP_DEVICE bool next_in_gemm_queues(const RunningCall& running, ComputeList& l
   return true;
 }
 
-// The next position of the compute list for this warp's lane; past the list's end when there is none.
+// The next position of the compute list, behind its queues, for this warp's lane; past its end when there is none.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE int64_t next_position(const RunningCall& running, const ComputeList& list, int32_t cta, int32_t index) {
   if (!running.call.program.dynamic) {
