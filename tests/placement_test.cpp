@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "api/place.h"
 #include "support/random_layer.h"
@@ -62,6 +63,38 @@ TEST(Placement, RowsStandInGlobalBatchOrder) {
       ASSERT_EQ(state->segment_start[expert] % kRowAlignment, 0);
     }
   }
+}
+
+// The local number of a token's last expert, 0 without one.
+int32_t last_expert(const internal::RankPlacement& rank, int64_t token, int64_t topk, int64_t local_experts) {
+  int64_t last = 0;
+  for (int64_t slot = 0; slot < topk; ++slot) {
+    const int32_t expert = rank.expert_of_slot[token * topk + slot];
+    if (expert >= 0) last = std::max(last, expert % local_experts);
+  }
+  return static_cast<int32_t>(last);
+}
+
+TEST(Placement, TokensAreSummedInTheOrderOfTheirLastExperts) {
+  int64_t moved = 0;
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    const RandomLayer layer = random_layer(seed);
+    const auto state = place_data(layer.data, layer.ranks);
+    const int64_t local_experts = layer.data.shape.experts / layer.ranks, topk = layer.data.shape.topk;
+    for (const internal::RankPlacement& own : state->rank) {
+      std::vector<int32_t> expected(own.tokens);
+      std::iota(expected.begin(), expected.end(), 0);
+      std::stable_sort(expected.begin(), expected.end(), [&](int32_t a, int32_t b) {
+        const auto part = [&](int32_t token) {
+          return last_expert(own, token, topk, local_experts) * 32 / local_experts;
+        };
+        return part(a) < part(b);
+      });
+      ASSERT_EQ(own.token_order, expected) << layer.description;
+      moved += !std::is_sorted(expected.begin(), expected.end());
+    }
+  }
+  EXPECT_GT(moved, 50);
 }
 
 TEST(Placement, ChunksMayBeCountedAndAssignedApart) {

@@ -1,6 +1,24 @@
 #include "model/placement.h"
 
+#include <array>
+
+#include "model/token_order.h"
+
 namespace uniep {
+
+std::vector<int32_t> token_order(const std::vector<int32_t>& expert_of_slot, int64_t tokens, const LayerShape& shape,
+                                 int ranks) {
+  const auto class_of = [&](int64_t token) {
+    return token_class(expert_of_slot.data() + token * shape.topk, static_cast<int32_t>(shape.topk),
+                       static_cast<int32_t>(shape.experts), static_cast<int32_t>(shape.experts / ranks));
+  };
+  std::array<int32_t, kTokenClasses + 1> next{};
+  for (int64_t token = 0; token < tokens; ++token) ++next[class_of(token) + 1];
+  for (int32_t i = 0; i < kTokenClasses; ++i) next[i + 1] += next[i];
+  std::vector<int32_t> order(tokens);
+  for (int64_t token = 0; token < tokens; ++token) order[next[class_of(token)]++] = static_cast<int32_t>(token);
+  return order;
+}
 
 void lay_out_rows(internal::PlacementState& state) {
   const int64_t experts = state.shape.experts;

@@ -163,6 +163,7 @@ void Program::build_rank(int rank) {
   }
   p.expert_of_slot = state.rank[rank].expert_of_slot.data();
   p.row_of_slot = state.rank[rank].row_of_slot.data();
+  p.token_order = state.rank[rank].token_order.data();
   p.rows = state.rank[rank].rows.data();
   p.source_begin = state.rank[rank].source_begin.data();
   p.row_of_source = state.rank[rank].row_of_source.data();

@@ -62,7 +62,8 @@ void DataFlow::add_summands(const RankProgram& p, const Task& task, std::vector<
   const int64_t begin = static_cast<int64_t>(task.m) * kTokenBlock * p.topk;
   const int64_t end =
       std::min<int64_t>(begin + static_cast<int64_t>(kTokenBlock) * p.topk, static_cast<int64_t>(p.tokens) * p.topk);
-  for (int64_t entry = begin; entry < end; ++entry) {
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t entry = summed_token(p, static_cast<int32_t>(i / p.topk)) * int64_t{p.topk} + i % p.topk;
     const int32_t expert = p.expert_of_slot[entry];
     if (expert < 0) continue;
     const int owner = p.rank_of_expert[expert];

@@ -221,11 +221,14 @@ UNIEP_HOST_DEVICE void for_each_wait(const RankProgram& p, const Task& task, Wai
     case Stage::kReduce: {
       const int32_t begin = task.m * kTokenBlock;
       const int32_t end = begin + kTokenBlock < p.tokens ? begin + kTokenBlock : p.tokens;
-      for (int64_t entry = static_cast<int64_t>(begin) * p.topk; entry < static_cast<int64_t>(end) * p.topk; ++entry) {
-        const int32_t expert = p.expert_of_slot[entry];
-        if (expert < 0) continue;
-        const int32_t unit = p.combine_groups > 0 ? task.m : block_of_row(p, expert, p.row_of_slot[entry]);
-        wait(FlagWait{FlagSpace::kCombined, combined_flag(p, p.rank_of_expert[expert], unit, task.n)});
+      for (int32_t position = begin; position < end; ++position) {
+        const int64_t first = static_cast<int64_t>(summed_token(p, position)) * p.topk;
+        for (int64_t entry = first; entry < first + p.topk; ++entry) {
+          const int32_t expert = p.expert_of_slot[entry];
+          if (expert < 0) continue;
+          const int32_t unit = p.combine_groups > 0 ? task.m : block_of_row(p, expert, p.row_of_slot[entry]);
+          wait(FlagWait{FlagSpace::kCombined, combined_flag(p, p.rank_of_expert[expert], unit, task.n)});
+        }
       }
       break;
     }

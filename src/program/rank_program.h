@@ -74,6 +74,7 @@ struct RankProgram {
   const int32_t* tokens_of_rank;     // [W]
   const int32_t* expert_of_slot;     // [T, K]
   const int32_t* row_of_slot;        // [T, K]
+  const int32_t* token_order;        // [T] see summed_token()
   const RowSource* rows;             // [padded rows]
   const int64_t* source_begin;       // [W + 1]
   const int32_t* row_of_source;      // [sum T, K]
@@ -88,6 +89,12 @@ UNIEP_HOST_DEVICE int32_t blocks_of_rows(int32_t rows, int32_t tile_m) {
 
 UNIEP_HOST_DEVICE int32_t local_blocks(const RankProgram& p) {
   return p.block_begin[p.local_experts];
+}
+
+// The token that comes `position`-th among the sums; a token block is kTokenBlock of these positions. With groups,
+// whose ranks send sums by blocks, tokens ascend.
+UNIEP_HOST_DEVICE int32_t summed_token(const RankProgram& p, int32_t position) {
+  return p.combine_groups > 0 ? position : p.token_order[position];
 }
 
 struct RowRange {

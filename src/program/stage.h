@@ -29,7 +29,7 @@ inline constexpr int kStageCount = 10;
 //   kWgradFc2, kWgradFc1      expert: local       m: tile of dW's rows          n: tile of dW's columns
 //   kSend                     expert: local       m: row block in the expert    n: column chunk
 //   kGroupSend                expert: destination rank   m: token block         n: column chunk
-//   kReduce                   expert: -1          m: token block                n: column chunk
+//   kReduce                   expert: -1          m: token block, in the order of summed_token()   n: column chunk
 // In clusters a GEMM's position may have no tile (m = kNoTile): its worker only keeps its neighbour company.
 inline constexpr int32_t kNoTile = -1;
 

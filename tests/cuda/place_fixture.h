@@ -220,6 +220,7 @@ class TableComparison {
       expect(at + "source_begin", tables.source_begin, own.source_begin);
       expect(at + "expert_of_slot", tables.expert_of_slot, own.expert_of_slot);
       expect(at + "row_of_slot", tables.row_of_slot, own.row_of_slot);
+      expect(at + "token_order", tables.token_order, own.token_order);
       expect(at + "rows", tables.rows, own.rows);
       if (with_row_of_source) expect(at + "row_of_source", tables.row_of_source, own.row_of_source);
     }

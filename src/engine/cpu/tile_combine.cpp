@@ -80,14 +80,16 @@ void reduce(Call& call, const RankProgram& p, const Task& task, AgentScratch& sc
   const int64_t column = p.chunk_column[task.n], width = p.chunk_column[task.n + 1] - column;
   const int32_t begin = task.m * kTokenBlock;
   const int32_t end = std::min(begin + kTokenBlock, p.tokens);
-  for (int32_t token = begin; token < end; ++token) {
+  const bool with_probs = p.direction == Direction::kBackward && task.n == 0;
+  for (int32_t position = begin; position < end; ++position) {
+    const int32_t token = summed_token(p, position);
     list_summands(call, p, token, column, scratch);
     call.kernels.sum_rows(scratch.sources.data(), static_cast<int64_t>(scratch.sources.size()),
                           own.output + token * call.shape.hidden + column, width);
-  }
-  if (p.direction == Direction::kForward || task.n != 0) return;
-  for (int64_t entry = static_cast<int64_t>(begin) * p.topk; entry < static_cast<int64_t>(end) * p.topk; ++entry) {
-    own.dprobs[entry] = p.expert_of_slot[entry] < 0 ? 0.0f : own.prob_slots[entry];
+    const int64_t first = static_cast<int64_t>(token) * p.topk;
+    for (int64_t entry = first; with_probs && entry < first + p.topk; ++entry) {
+      own.dprobs[entry] = p.expert_of_slot[entry] < 0 ? 0.0f : own.prob_slots[entry];
+    }
   }
 }
 

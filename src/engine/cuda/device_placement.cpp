@@ -68,6 +68,7 @@ PlacementTables carve_placement(internal::Carver& carver, const LayerShape& shap
   tables.source_begin = carver.take<int64_t>(ranks + 1);
   tables.expert_of_slot = carver.take<int32_t>(tokens * shape.topk);
   tables.row_of_slot = carver.take<int32_t>(tokens * shape.topk);
+  tables.token_order = carver.take<int32_t>(tokens);
   return tables;
 }
 
@@ -117,12 +118,14 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
     of.kernels->get(row_of_source_request(), 0);
     of.kernels->get(program_tables_request(), 0);
     for (const size_t i : of.index) {
-      const size_t counts_bytes = static_cast<size_t>(of.ctas) * kMostPlaceExperts * sizeof(int32_t);
+      const size_t counts = static_cast<size_t>(of.ctas) * kMostPlaceExperts;
+      const size_t counts_bytes = (counts + static_cast<size_t>(of.ctas) * kTokenClasses) * sizeof(int32_t);
       CUdeviceptr address = 0;
       cuda::check(driver().cuMemAlloc(&address, sizeof(PlaceState) + counts_bytes),
                   "allocating a rank's placement state");
       own_[i].state = reinterpret_cast<PlaceState*>(address);
       own_[i].chunk_counts = reinterpret_cast<int32_t*>(own_[i].state + 1);
+      own_[i].chunk_tokens = own_[i].chunk_counts + counts;
     }
   }
   const ScopedDevice scope(own_.front().device);
@@ -194,6 +197,7 @@ void Placer::launch(const LayerShape& shape, std::span<const RankToPlace> ranks,
       rank->tables = ranks[i].tables;
       rank->state = own_[i].state;
       rank->chunk_counts = own_[i].chunk_counts;
+      rank->chunk_tokens = own_[i].chunk_tokens;
       for (int peer = 0; peer < memory_.ranks(); ++peer) {
         rank->exchange[peer] = exchange(own_[i].rank, peer);
         rank->rows_of[peer] = rows_of(own_[i].rank, peer, ranks);

@@ -90,6 +90,7 @@ class Placer {
     int device = 0;
     PlaceState* state = nullptr;
     int32_t* chunk_counts = nullptr;
+    int32_t* chunk_tokens = nullptr;
   };
   // The own ranks of one device, which share its launches.
   struct DeviceRanks {

@@ -1,12 +1,15 @@
 // Places the tokens of all ranks: from each rank's top-k ids and probs to its tables (design: prefix sums give every
 // address, no atomics do). The CTAs of a rank run side by side (a cooperative launch). Order of a placement:
-//   count    each CTA checks and counts its run of slots; all CTAs of the rank meet; counts go to all ranks
+//   count    each CTA checks and counts its run of slots, and its tokens by class; all CTAs of the rank meet; counts of
+//            slots go to all ranks
 //   lay out  when all counts have come, every CTA derives segments and offsets from them
-//   assign   slots get rows, in order; {rank, token, slot, prob} goes straight into the owner's row table
+//   assign   slots get rows, in order; {rank, token, slot, prob} goes straight into the owner's row table; tokens get
+//            their places in the order of the sums
 //   finish   the last CTA tells all ranks, and the rank ends when all have told it
 // A peer's counts are also its word that its tables may be written: it sends them after all earlier work of its stream.
 #include "engine/cuda/device/place/assign.h"
 #include "engine/cuda/device/place/layout.h"
+#include "engine/cuda/device/place/order_tokens.h"
 
 using namespace uniep;
 using namespace uniep::cuda;
@@ -23,21 +26,28 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads) uniep_place(const __
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kPlaceWarps * args.experts; i += kPlaceThreads) {
     cta.shared.warp_rows[i] = 0;
   }
+  cta.warp_tokens()[threadIdx.x % 32] = 0;
   if (threadIdx.x < kMostCudaRanks) rows_of[threadIdx.x] = own.rows_of[threadIdx.x];
   __syncthreads();
 
   if (!counts) {
     count_again(cta);
+    count_tokens(cta, own.tables.expert_of_slot);
   } else if (own.wide_ids != 0) {
     count_slots(cta, static_cast<const int64_t*>(own.topk_ids));
+    count_tokens(cta, static_cast<const int64_t*>(own.topk_ids));
   } else {
     count_slots(cta, static_cast<const int32_t*>(own.topk_ids));
+    count_tokens(cta, static_cast<const int32_t*>(own.topk_ids));
   }
   __syncthreads();
+  const bool sums_tokens = threadIdx.x / 32 == kPlaceWarps - 1;
   sum_warps(cta);
+  if (sums_tokens) sum_warp_tokens(cta);
   bool came = true;
   if (counts) came = meet_ctas(cta);
   sum_ctas(cta);
+  if (sums_tokens) sum_cta_tokens(cta);
   __syncthreads();
   if (counts && came) {
     send_counts(cta);
@@ -60,8 +70,10 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads) uniep_place(const __
   __syncthreads();
   if (empty) {
     assign_nothing(cta);
+    keep_token_order(cta);
   } else {
     assign_rows(cta, rows_of);
+    order_tokens(cta);
     write_padding(cta, rows_of[own.rank]);
   }
   const bool last = publish_rows(cta);

@@ -3,6 +3,7 @@
 #include "engine/cuda/device/placement_tables.h"
 #include "engine/cuda/device/rank_call.h"
 #include "model/routing_check.h"
+#include "model/token_order.h"
 
 // Arguments and memory of the kernels that place.
 namespace uniep::cuda {
@@ -83,7 +84,8 @@ struct PlaceRank {
   int32_t rank, tokens, wide_ids, unused;
   PlacementTables tables;
   PlaceState* state;
-  int32_t* chunk_counts;                    // [CTAs, E]
+  int32_t* chunk_counts;                    // [CTAs, E] slots by expert
+  int32_t* chunk_tokens;                    // [CTAs, kTokenClasses] tokens by class
   PlaceExchange* exchange[kMostCudaRanks];  // of every rank, as this one reaches it
   RowSource* rows_of[kMostCudaRanks];       // where every rank takes rows; own tables.rows, or memory to copy from
 };
@@ -113,7 +115,7 @@ struct ProgramTablesArguments {
 };
 
 UNIEP_HOST_DEVICE constexpr int place_shared_bytes(int64_t experts) {
-  return static_cast<int>((kPlaceWarps + 4) * experts + 1) * 4;
+  return static_cast<int>((kPlaceWarps + 4) * experts + 1 + (kPlaceWarps + 1) * kTokenClasses) * 4;
 }
 static_assert(place_shared_bytes(kMostPlaceExperts) <= 227 * 1024, "shared memory of a CTA");
 

@@ -19,6 +19,7 @@ struct PlacementTables {
   int64_t* source_begin;       // [W + 1]
   int32_t* expert_of_slot;     // [T, K]
   int32_t* row_of_slot;        // [T, K]
+  int32_t* token_order;        // [T]
   RowSource* rows;             // [padded rows]
   int32_t* row_of_source;      // [sum of T, K]; read under deduplication and combine groups only
 };

@@ -127,6 +127,7 @@ void ExchangeSession::upload_tables(int rank, RankProgram& p) {
   move(p.tokens_of_rank, p.ranks);
   move(p.expert_of_slot, slots);
   move(p.row_of_slot, slots);
+  move(p.token_order, p.tokens);
   move(p.source_begin, p.ranks + 1);
   auto* const table = at<RowSource>(memory_->address(rank, rank), table_at_);
   if (padded > 0) {

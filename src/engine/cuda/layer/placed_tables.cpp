@@ -69,6 +69,7 @@ PlacementTables write_placement(TableWriter& writer, const internal::PlacementSt
   tables.source_begin = writer.put(own.source_begin);
   tables.expert_of_slot = writer.put(own.expert_of_slot);
   tables.row_of_slot = writer.put(own.row_of_slot);
+  tables.token_order = writer.put(own.token_order);
   tables.rows = writer.put(own.rows);
   tables.row_of_source = writer.put(own.row_of_source);
   return tables;
@@ -118,6 +119,7 @@ void point_to_device(RankProgram& p, const PlacementTables& placed, const Progra
   p.source_begin = placed.source_begin;
   p.expert_of_slot = placed.expert_of_slot;
   p.row_of_slot = placed.row_of_slot;
+  p.token_order = placed.token_order;
   p.rows = placed.rows;
   p.row_of_source = placed.row_of_source;
   p.block_begin = tables.block_begin;

@@ -13,10 +13,9 @@ UNIEP_DEVICE void store_row(RowSource* row, int32_t rank, uint32_t token, uint32
 // the timing.
 UNIEP_DEVICE void assign_rows(const PlaceCta& cta, RowSource* const* rows_of) {
   const PlacementTables& tables = cta.own.tables;
-  const SlotRange mine = slots_of_warp(cta);
+  const WarpRange mine = slots_of_warp(cta);
   const uint32_t topk = static_cast<uint32_t>(cta.args.topk);
   const uint32_t local_experts = static_cast<uint32_t>(cta.local_experts());
-  const uint32_t earlier_lanes = (1u << ptx::lane_index()) - 1;
   int32_t* const before = cta.warp_rows();
   for (uint32_t base = mine.begin; base < mine.end; base += kSlotBatch * 32) {
     int32_t expert[kSlotBatch];
@@ -31,7 +30,7 @@ UNIEP_DEVICE void assign_rows(const PlaceCta& cta, RowSource* const* rows_of) {
     for (uint32_t line = 0; line < kSlotBatch; ++line) {
       const uint32_t slot = base + line * 32 + ptx::lane_index();
       const uint32_t same = __match_any_sync(0xffffffffu, expert[line]);
-      const int32_t rank_in_line = __popc(same & earlier_lanes);
+      const int32_t rank_in_line = __popc(same & ptx::lanes_before());
       int32_t row = -1;
       if (expert[line] >= 0) row = cta.shared.first_row[expert[line]] + before[expert[line]] + rank_in_line;
       __syncwarp();
@@ -48,7 +47,7 @@ UNIEP_DEVICE void assign_rows(const PlaceCta& cta, RowSource* const* rows_of) {
 
 // A warp: all slots are unused.
 UNIEP_DEVICE void assign_nothing(const PlaceCta& cta) {
-  const SlotRange mine = slots_of_warp(cta);
+  const WarpRange mine = slots_of_warp(cta);
   for (uint32_t slot = mine.begin + ptx::lane_index(); slot < mine.end; slot += 32) {
     cta.own.tables.expert_of_slot[slot] = -1;
     cta.own.tables.row_of_slot[slot] = -1;

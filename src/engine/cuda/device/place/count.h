@@ -10,7 +10,7 @@ constexpr uint32_t kSlotBatch = 4;  // lines of 32 slots whose loads a warp has 
 // A warp: checks its slots, writes their experts, and counts.
 template <typename Id>
 UNIEP_DEVICE void count_slots(const PlaceCta& cta, const Id* __restrict__ ids) {
-  const SlotRange mine = slots_of_warp(cta);
+  const WarpRange mine = slots_of_warp(cta);
   const uint32_t topk = static_cast<uint32_t>(cta.args.topk);
   int32_t* const rows = cta.warp_rows();
   uint64_t problem = 0;
@@ -48,7 +48,7 @@ UNIEP_DEVICE void count_slots(const PlaceCta& cta, const Id* __restrict__ ids) {
 
 // A warp: counts slots whose experts another launch has written.
 UNIEP_DEVICE void count_again(const PlaceCta& cta) {
-  const SlotRange mine = slots_of_warp(cta);
+  const WarpRange mine = slots_of_warp(cta);
   int32_t* const rows = cta.warp_rows();
   for (uint32_t slot = mine.begin + ptx::lane_index(); slot < mine.end; slot += 32) {
     const int32_t expert = cta.own.tables.expert_of_slot[slot];

@@ -6,20 +6,24 @@
 // One CTA's part in a placement: which slots are its own, what it keeps in shared memory, and its waits.
 namespace uniep::cuda {
 
-// Arrays of one number an expert. A warp's slots follow each other, and so do a CTA's.
+// Arrays of one number an expert, or a class of tokens. A warp's slots and tokens follow each other, and so do a CTA's.
 struct PlaceShared {
   int32_t* warp_rows;    // [warps][E] slots of the warp; then how many of the CTA's come before them
   int32_t* first_row;    // [E] slots of the rank before the CTA's; then the row of the CTA's first
   int32_t* own_offset;   // [E] rows of earlier sources
   int32_t* expert_rows;  // [E] rows of all sources
   int32_t* segment;      // [E + 1] padded rows of all experts before, over all ranks
+  int32_t* warp_tokens;  // [warps][kTokenClasses] tokens of the warp; then how many of the CTA's come before them
+  int32_t* first_token;  // [kTokenClasses] where the CTA's first token of a class comes in the order
 
   UNIEP_DEVICE PlaceShared(int32_t* memory, int32_t experts)
       : warp_rows(memory),
         first_row(memory + kPlaceWarps * experts),
         own_offset(first_row + experts),
         expert_rows(own_offset + experts),
-        segment(expert_rows + experts) {}
+        segment(expert_rows + experts),
+        warp_tokens(segment + experts + 1),
+        first_token(warp_tokens + kPlaceWarps * kTokenClasses) {}
 };
 
 struct PlaceCta {
@@ -33,6 +37,7 @@ struct PlaceCta {
   UNIEP_DEVICE uint32_t bank() const { return epoch & 1u; }
   UNIEP_DEVICE PlaceExchange& inbox() const { return *own.exchange[own.rank]; }
   UNIEP_DEVICE int32_t* warp_rows() const { return shared.warp_rows + threadIdx.x / 32 * args.experts; }
+  UNIEP_DEVICE int32_t* warp_tokens() const { return shared.warp_tokens + threadIdx.x / 32 * kTokenClasses; }
 
   // First row of an expert's segment on its rank.
   UNIEP_DEVICE int32_t segment_start(int32_t expert) const {
@@ -43,17 +48,19 @@ struct PlaceCta {
   }
 };
 
-// A warp's slots: a run of the rank's, in whole lines of 32.
-struct SlotRange {
+// A warp's slots or tokens: a run of the rank's, in whole lines of 32.
+struct WarpRange {
   uint32_t begin, end;
 };
-UNIEP_DEVICE SlotRange slots_of_warp(const PlaceCta& cta) {
-  const uint32_t slots = static_cast<uint32_t>(cta.own.tokens) * static_cast<uint32_t>(cta.args.topk);
+UNIEP_DEVICE WarpRange range_of_warp(const PlaceCta& cta, uint32_t count) {
   const uint32_t warps = static_cast<uint32_t>(cta.args.ctas) * kPlaceWarps;
-  const uint64_t share = (slots + warps * 32 - 1) / (warps * 32) * 32;
+  const uint64_t share = (count + warps * 32 - 1) / (warps * 32) * 32;
   const uint64_t begin = (static_cast<uint32_t>(cta.index) * kPlaceWarps + threadIdx.x / 32) * share;
   const uint64_t end = begin + share;
-  return {begin < slots ? static_cast<uint32_t>(begin) : slots, end < slots ? static_cast<uint32_t>(end) : slots};
+  return {begin < count ? static_cast<uint32_t>(begin) : count, end < count ? static_cast<uint32_t>(end) : count};
+}
+UNIEP_DEVICE WarpRange slots_of_warp(const PlaceCta& cta) {
+  return range_of_warp(cta, static_cast<uint32_t>(cta.own.tokens) * static_cast<uint32_t>(cta.args.topk));
 }
 
 // One thread. Waits until a counter or flag has come as far as `expected`, compared modulo 2^32.

@@ -16,6 +16,10 @@ UNIEP_DEVICE uint32_t lane_index() {
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
+// The lanes below this one.
+UNIEP_DEVICE uint32_t lanes_before() {
+  return (1u << lane_index()) - 1;
+}
 
 UNIEP_DEVICE uint32_t nanoseconds_low() {
   uint32_t time;

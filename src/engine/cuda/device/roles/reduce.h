@@ -5,10 +5,10 @@
 #include "engine/cuda/device/waiting.h"
 
 // The end of the combine: each token's slots are summed in order. The tiles of kReduce are cut into items of a few
-// tokens, which all warps that come take one by one.
+// tokens, which all warps that come take one by one, in the order in which tokens become complete (summed_token()).
 namespace uniep::cuda {
 
-constexpr int32_t kTokensPerItem = 4;
+constexpr int32_t kTokensPerItem = 2;
 static_assert(kTokenBlock % kTokensPerItem == 0, "an item lies inside one tile");
 
 // Deals the items. `next` is the CTA's counter in shared memory, 0 at the begin of the launch; across CTAs items go
@@ -26,15 +26,31 @@ UNIEP_DEVICE uint32_t take_reduce_item(const RunningCall& running, const Partici
   return ptx::warp_uniform(item);
 }
 
-// Every slot of the tokens [begin, end) has come; in backward its dprob is passed on as soon as it has.
-UNIEP_DEVICE bool wait_for_slots(const RunningCall& running, const uniep::Task& task, int32_t begin, int32_t end) {
+// The tokens of an item, a lane each.
+struct ReduceItem {
+  int32_t count;
+  int32_t token;  // of this lane, below `count`
+
+  UNIEP_DEVICE int32_t token_at(int32_t lane) const { return __shfl_sync(0xffffffffu, token, lane); }
+};
+
+UNIEP_DEVICE ReduceItem reduce_item(const RankProgram& p, int32_t begin) {
+  const int32_t lane = static_cast<int32_t>(ptx::lane_index());
+  const int32_t count = p.tokens - begin < kTokensPerItem ? p.tokens - begin : kTokensPerItem;
+  return {count, lane < count ? summed_token(p, begin + lane) : 0};
+}
+
+// Every slot of the item's tokens has come; in backward its dprob is passed on as soon as it has.
+UNIEP_DEVICE bool wait_for_slots(const RunningCall& running, const uniep::Task& task, const ReduceItem& item) {
   const RankCall& call = running.call;
   const RankProgram& p = call.program;
   const bool with_probs = p.direction == Direction::kBackward && task.n == 0;
-  const int32_t last = end * p.topk;  // a rank has fewer than 2^31 slots
+  const int32_t slots = item.count * p.topk;
   bool holds = true;
-  for (int32_t entry = begin * p.topk + static_cast<int32_t>(ptx::lane_index()); holds && entry < last;
-       entry += ptx::kThreadsPerWarp) {
+  for (int32_t first = 0; first < slots; first += ptx::kThreadsPerWarp) {
+    const int32_t slot = first + static_cast<int32_t>(ptx::lane_index());
+    const int32_t entry = item.token_at(slot / p.topk) * p.topk + slot % p.topk;  // a rank has fewer than 2^31 slots
+    if (!holds || slot >= slots) continue;
     const int32_t expert = p.expert_of_slot[entry];
     if (expert >= 0) {
       const int32_t unit = p.combine_groups > 0 ? task.m : block_of_row(p, expert, p.row_of_slot[entry]);
@@ -60,13 +76,14 @@ UNIEP_DEVICE uint32_t summands_of(const RankProgram& p, int32_t expert) {
 }
 
 template <typename Sum>
-UNIEP_DEVICE void reduce_tokens(const RankCall& call, int32_t begin, int32_t end, int32_t chunk, Sum& sum) {
+UNIEP_DEVICE void reduce_tokens(const RankCall& call, const ReduceItem& item, int32_t chunk, Sum& sum) {
   const RankProgram& p = call.program;
   const int32_t column = p.chunk_column[chunk];
   const int32_t columns = p.chunk_column[chunk + 1] - column;
-  int32_t expert = expert_of_lane(p, begin);
-  for (int32_t token = begin; token < end; ++token) {
-    const int32_t next_expert = token + 1 < end ? expert_of_lane(p, token + 1) : -1;  // is read during this sum
+  int32_t expert = expert_of_lane(p, item.token_at(0));
+  for (int32_t i = 0; i < item.count; ++i) {
+    const int32_t token = item.token_at(i);
+    const int32_t next_expert = i + 1 < item.count ? expert_of_lane(p, item.token_at(i + 1)) : -1;  // read meanwhile
     const int64_t row = static_cast<int64_t>(token) * call.slot_count + ptx::lane_index();
     sum(summands_of(p, expert), call.slots[p.rank] + row * call.hidden + column, columns,
         call.output + token * call.hidden + column);
@@ -86,14 +103,14 @@ UNIEP_DEVICE bool run_reduce(const RunningCall& running, uint32_t* next, Sum& su
     const uint32_t item = take_reduce_item(running, who, next);
     if (item >= items * p.chunks) break;
     const int32_t begin = static_cast<int32_t>(item % items) * kTokensPerItem;
-    const int32_t end = begin + kTokensPerItem < p.tokens ? begin + kTokensPerItem : p.tokens;
     const uniep::Task task{Stage::kReduce, -1, begin / kTokenBlock, static_cast<int32_t>(item / items)};
     recorder.wait_begins();
-    holds = wait_for_slots(running, task, begin, end);
+    const ReduceItem tokens = reduce_item(p, begin);
+    holds = wait_for_slots(running, task, tokens);
     if (!holds) break;
     recorder.begins();
     ptx::fence_proxy_async_global();  // a sum may read by bulk copies
-    reduce_tokens(running.call, begin, end, task.n, sum);
+    reduce_tokens(running.call, tokens, task.n, sum);
     recorder.ends(task);
   }
   sum.finish();
