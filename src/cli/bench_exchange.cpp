@@ -42,7 +42,7 @@ class ExchangeBench {
     PartialSchedule given = request.layer.given(Direction::kForward);
     given.set("fusion", "none");
     given.set("combine.transport", "staged");
-    // What measured best (docs/layer_performance.md).
+    // What measured best (docs/exchange_performance.md).
     if (!given.given("queue")) given.set("queue", "dynamic");
     if (exchange == Exchange::kCombine) {
       const bool flat = request.layer.numerics.combine_groups == 0;

@@ -3,7 +3,7 @@
 namespace uniep {
 namespace {
 
-// By measurement (docs/layer_performance.md).
+// By measurement (docs/layer_tuning.md).
 constexpr DefaultOrder kCpu{.interleave = Interleave::kMixed,
                             .queue = QueueKind::kStatic,
                             .experts_per_wave = 2,

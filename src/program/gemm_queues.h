@@ -5,7 +5,7 @@
 // The two GEMMs of a mixed launch under dynamic queues. Each has a counter of tickets of its own, and a part of the
 // workers prefers the second GEMM, as many as its first column chunk needs to keep up. So most of those that work side
 // by side on one GEMM stay side by side: they read the same operands at about the same time, while they are in cache.
-// (Where every worker takes tiles of both by turns, tiles take up to a sixth longer: docs/layer_performance.md.)
+// (Where every worker takes tiles of both by turns, tiles take up to a sixth longer: docs/layer_tuning.md.)
 //
 // The second GEMM of a wave is due once the first one's tickets are taken up to that wave. Since others take tickets
 // meanwhile, a walker may get one that is not due yet, and then waits for tiles that nobody has taken. Still nobody
@@ -69,7 +69,7 @@ UNIEP_HOST_DEVICE int64_t gemm_positions(const RankProgram& p, const GemmQueues&
   return (queues.first_tickets + queues.second_tickets) * p.cluster;
 }
 
-// A tile takes as long as its K columns and so many more (docs/layer_performance.md).
+// A tile takes as long as its K columns and so many more (docs/layer_tuning.md).
 inline constexpr int64_t kTileOverheadColumns = 384;
 
 // As many as the second GEMM's first column chunk takes of the time that it and the first GEMM take.
