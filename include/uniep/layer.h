@@ -106,7 +106,7 @@ struct TileEvent {
   bool copy_agent = false;    // else the compute agent
   const char* stage = "";     // "dispatch", "fc1", ..., "combine", "reduce"
   int expert = -1;            // global expert, or -1
-  int m = 0, n = 0;           // the tile's block coordinates
+  int m = 0, n = 0;           // the tile's block coordinates; m of "reduce": 32 tokens in the order of the sums
   int64_t wait_begin_ns = 0;  // when the agent began to wait for the tile's inputs
   int64_t begin_ns = 0;
   int64_t end_ns = 0;

@@ -127,7 +127,7 @@ std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape,
     own.row_of_slot.resize(own.expert_of_slot.size());
     std::vector<int32_t> next_row = first_rows(*state, rank);
     assign_chunk(own.expert_of_slot.data(), 0, own.tokens, shape.topk, next_row.data(), own.row_of_slot.data());
-    own.token_order = token_order(own.expert_of_slot, own.tokens, shape, ranks);
+    own.token_order = order_by_last_expert(own.expert_of_slot, own.tokens, shape, ranks);
   }
   for (int source = 0; source < ranks; ++source) write_row_tables(*state, source, routings[source].probs);
   return state;

@@ -6,8 +6,8 @@
 
 namespace uniep {
 
-std::vector<int32_t> token_order(const std::vector<int32_t>& expert_of_slot, int64_t tokens, const LayerShape& shape,
-                                 int ranks) {
+std::vector<int32_t> order_by_last_expert(const std::vector<int32_t>& expert_of_slot, int64_t tokens,
+                                          const LayerShape& shape, int ranks) {
   const auto class_of = [&](int64_t token) {
     return token_class(expert_of_slot.data() + token * shape.topk, static_cast<int32_t>(shape.topk),
                        static_cast<int32_t>(shape.experts), static_cast<int32_t>(shape.experts / ranks));

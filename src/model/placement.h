@@ -46,8 +46,8 @@ inline void assign_chunk(const int32_t* expert_of_slot, int64_t token_begin, int
 }
 
 // A rank's tokens in the order of their sums: by class, inside a class ascending.
-std::vector<int32_t> token_order(const std::vector<int32_t>& expert_of_slot, int64_t tokens, const LayerShape& shape,
-                                 int ranks);
+std::vector<int32_t> order_by_last_expert(const std::vector<int32_t>& expert_of_slot, int64_t tokens,
+                                          const LayerShape& shape, int ranks);
 
 // From counts[W, E]: offsets, segments and row totals of every rank.
 void lay_out_rows(internal::PlacementState& state);

@@ -70,7 +70,8 @@ void DataFlow::add_summands(const RankProgram& p, const Task& task, std::vector<
     const int32_t local = expert - program_.rank(owner).first_expert;
     const int32_t block = (p.row_of_slot[entry] - p.segment_start[expert]) / p.tile_m;
     if (p.combine_groups > 0) {
-      add_tiles(owner, Stage::kGroupSend, p.rank, task.m, task.n, task.n + 1, writers);
+      const int32_t token_block = static_cast<int32_t>(entry / p.topk / kTokenBlock);
+      add_tiles(owner, Stage::kGroupSend, p.rank, token_block, task.n, task.n + 1, writers);
     } else if (p.epilogue_combine) {
       add_tiles(owner, Stage::kSecondGemm, local, block, p.chunk_tile[task.n], p.chunk_tile[task.n + 1], writers);
     } else {

@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads) uniep_place(const __
   __syncthreads();
   if (empty) {
     assign_nothing(cta);
-    keep_token_order(cta);
+    order_ascending(cta);
   } else {
     assign_rows(cta, rows_of);
     order_tokens(cta);

@@ -15,13 +15,13 @@ UNIEP_DEVICE void for_each_token_of_warp(const PlaceCta& cta, const Id* ids, Vis
   const WarpRange mine = range_of_warp(cta, static_cast<uint32_t>(cta.own.tokens));
   for (uint32_t base = mine.begin; base < mine.end; base += 32) {
     const uint32_t token = base + ptx::lane_index();
-    int32_t of_token = -1;
+    int32_t class_of_token = -1;
     if (token < mine.end) {
-      of_token = token_class(ids + static_cast<int64_t>(token) * cta.args.topk, cta.args.topk, cta.args.experts,
-                             cta.local_experts());
+      class_of_token = token_class(ids + static_cast<int64_t>(token) * cta.args.topk, cta.args.topk, cta.args.experts,
+                                   cta.local_experts());
     }
-    const uint32_t same = __match_any_sync(0xffffffffu, of_token);
-    if (token < mine.end) visit(static_cast<int32_t>(token), of_token, same);
+    const uint32_t same = __match_any_sync(0xffffffffu, class_of_token);
+    if (token < mine.end) visit(static_cast<int32_t>(token), class_of_token, same);
     __syncwarp();
   }
 }
@@ -30,31 +30,31 @@ UNIEP_DEVICE void for_each_token_of_warp(const PlaceCta& cta, const Id* ids, Vis
 template <typename Id>
 UNIEP_DEVICE void count_tokens(const PlaceCta& cta, const Id* ids) {
   int32_t* const tokens = cta.warp_tokens();
-  for_each_token_of_warp(cta, ids, [&](int32_t, int32_t of_token, uint32_t same) {
-    if ((same & ptx::lanes_before()) == 0) tokens[of_token] += __popc(same);
+  for_each_token_of_warp(cta, ids, [&](int32_t, int32_t class_of_token, uint32_t same) {
+    if ((same & ptx::lanes_before()) == 0) tokens[class_of_token] += __popc(same);
   });
 }
 
 // One warp: turns the warps' counts into what comes before each warp, and leaves the CTA's counts for the others.
 UNIEP_DEVICE void sum_warp_tokens(const PlaceCta& cta) {
-  const int32_t of_lane = static_cast<int32_t>(ptx::lane_index());
+  const int32_t class_of_lane = static_cast<int32_t>(ptx::lane_index());
   int32_t before = 0;
   for (int32_t warp = 0; warp < kPlaceWarps; ++warp) {
-    int32_t& tokens = cta.shared.warp_tokens[warp * kTokenClasses + of_lane];
+    int32_t& tokens = cta.shared.warp_tokens[warp * kTokenClasses + class_of_lane];
     const int32_t count = tokens;
     tokens = before;
     before += count;
   }
-  if ((cta.args.phases & kCountPhase) != 0) cta.own.chunk_tokens[cta.index * kTokenClasses + of_lane] = before;
+  if ((cta.args.phases & kCountPhase) != 0) cta.own.chunk_tokens[cta.index * kTokenClasses + class_of_lane] = before;
 }
 
 // One warp, once all CTAs have counted.
 UNIEP_DEVICE void sum_cta_tokens(const PlaceCta& cta) {
-  const int32_t of_lane = static_cast<int32_t>(ptx::lane_index());
+  const int32_t class_of_lane = static_cast<int32_t>(ptx::lane_index());
   int32_t before = 0, all = 0;
 #pragma unroll 8
   for (int32_t other = 0; other < cta.args.ctas; ++other) {
-    const int32_t count = cta.own.chunk_tokens[other * kTokenClasses + of_lane];
+    const int32_t count = cta.own.chunk_tokens[other * kTokenClasses + class_of_lane];
     before += other < cta.index ? count : 0;
     all += count;
   }
@@ -62,25 +62,25 @@ UNIEP_DEVICE void sum_cta_tokens(const PlaceCta& cta) {
 #pragma unroll
   for (int32_t step = 1; step < kTokenClasses; step *= 2) {
     const int32_t other = __shfl_up_sync(0xffffffffu, up_to, static_cast<uint32_t>(step));
-    if (of_lane >= step) up_to += other;
+    if (class_of_lane >= step) up_to += other;
   }
-  cta.shared.first_token[of_lane] = up_to - all + before;
+  cta.shared.first_token[class_of_lane] = up_to - all + before;
 }
 
 // A warp.
 UNIEP_DEVICE void order_tokens(const PlaceCta& cta) {
   const PlacementTables& tables = cta.own.tables;
   int32_t* const before = cta.warp_tokens();
-  for_each_token_of_warp(cta, tables.expert_of_slot, [&](int32_t token, int32_t of_token, uint32_t same) {
+  for_each_token_of_warp(cta, tables.expert_of_slot, [&](int32_t token, int32_t class_of_token, uint32_t same) {
     const int32_t earlier = __popc(same & ptx::lanes_before());
-    tables.token_order[cta.shared.first_token[of_token] + before[of_token] + earlier] = token;
+    tables.token_order[cta.shared.first_token[class_of_token] + before[class_of_token] + earlier] = token;
     __syncwarp(same);
-    if (earlier == 0) before[of_token] += __popc(same);
+    if (earlier == 0) before[class_of_token] += __popc(same);
   });
 }
 
 // A warp: the order of an empty placement.
-UNIEP_DEVICE void keep_token_order(const PlaceCta& cta) {
+UNIEP_DEVICE void order_ascending(const PlaceCta& cta) {
   const WarpRange mine = range_of_warp(cta, static_cast<uint32_t>(cta.own.tokens));
   for (uint32_t token = mine.begin + ptx::lane_index(); token < mine.end; token += 32) {
     cta.own.tables.token_order[token] = static_cast<int32_t>(token);

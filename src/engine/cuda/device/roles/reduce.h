@@ -5,7 +5,8 @@
 #include "engine/cuda/device/waiting.h"
 
 // The end of the combine: each token's slots are summed in order. The tiles of kReduce are cut into items of a few
-// tokens, which all warps that come take one by one, in the order in which tokens become complete (summed_token()).
+// tokens, which all warps that come take one by one, in the order in which tokens become complete, or with groups
+// ascending (summed_token()).
 namespace uniep::cuda {
 
 constexpr int32_t kTokensPerItem = 2;
@@ -34,10 +35,13 @@ struct ReduceItem {
   UNIEP_DEVICE int32_t token_at(int32_t lane) const { return __shfl_sync(0xffffffffu, token, lane); }
 };
 
+// A placement that came too late may have left an order of nonsense behind. Its sums mean nothing, but stay inside the
+// arrays.
 UNIEP_DEVICE ReduceItem reduce_item(const RankProgram& p, int32_t begin) {
   const int32_t lane = static_cast<int32_t>(ptx::lane_index());
   const int32_t count = p.tokens - begin < kTokensPerItem ? p.tokens - begin : kTokensPerItem;
-  return {count, lane < count ? summed_token(p, begin + lane) : 0};
+  const int32_t token = lane < count ? summed_token(p, begin + lane) : 0;
+  return {count, token >= 0 && token < p.tokens ? token : 0};
 }
 
 // Every slot of the item's tokens has come; in backward its dprob is passed on as soon as it has.
