@@ -115,7 +115,7 @@ struct ProgramTablesArguments {
 };
 
 UNIEP_HOST_DEVICE constexpr int place_shared_bytes(int64_t experts) {
-  return static_cast<int>((kPlaceWarps + 4) * experts + 1 + (kPlaceWarps + 1) * kTokenClasses) * 4;
+  return (static_cast<int>((kPlaceWarps + 4) * experts) + 1 + (kPlaceWarps + 1) * kTokenClasses) * 4;
 }
 static_assert(place_shared_bytes(kMostPlaceExperts) <= 227 * 1024, "shared memory of a CTA");
 
