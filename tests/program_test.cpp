@@ -205,6 +205,53 @@ TEST(Order, MixedInterleavesInProportion) {
   EXPECT_GT(merged_steps, 20);
 }
 
+// The flags that the tiles of kReduce wait for, by hand: tokens in the order of their last experts, 32 a tile; with
+// groups, tokens as they are. (Random layers have up to 32 experts a rank, so each has a class of its own.)
+TEST(Order, SumsTakeTokensInTheOrderOfTheirLastExperts) {
+  int reordered = 0, grouped = 0;
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    const BuiltProgram built = build(seed, seed % 2 == 0 ? Direction::kForward : Direction::kBackward);
+    const bool groups = built.layer.config.numerics.combine_groups > 0;
+    for (int rank = 0; rank < built.layer.ranks; ++rank) {
+      const RankProgram& p = built.program->rank(rank);
+      const auto last_expert = [&](int32_t token) {
+        int32_t last = 0;
+        for (int32_t slot = 0; slot < p.topk; ++slot) {
+          const int32_t expert = p.expert_of_slot[token * p.topk + slot];
+          if (expert >= 0) last = std::max(last, expert % p.local_experts);
+        }
+        return last;
+      };
+      std::vector<int32_t> tokens(p.tokens);
+      std::iota(tokens.begin(), tokens.end(), 0);
+      if (!groups) {
+        std::stable_sort(tokens.begin(), tokens.end(),
+                         [&](int32_t a, int32_t b) { return last_expert(a) < last_expert(b); });
+        reordered += p.tokens > kTokenBlock && !std::is_sorted(tokens.begin(), tokens.end());
+      }
+      grouped += groups && p.tokens > kTokenBlock;
+      for (int32_t block = 0; block < token_blocks(p); ++block) {
+        std::set<int64_t> expected, seen;
+        for (int32_t i = block * kTokenBlock; i < std::min((block + 1) * kTokenBlock, p.tokens); ++i) {
+          for (int32_t slot = 0; slot < p.topk; ++slot) {
+            const int64_t entry = int64_t{tokens[i]} * p.topk + slot;
+            const int32_t expert = p.expert_of_slot[entry];
+            if (expert < 0) continue;
+            const int32_t unit = groups ? tokens[i] / kTokenBlock : block_of_row(p, expert, p.row_of_slot[entry]);
+            expected.insert(combined_flag(p, p.rank_of_expert[expert], unit, 0));
+          }
+        }
+        for_each_wait(p, Task{Stage::kReduce, -1, block, 0}, [&](const auto& wait) {
+          if constexpr (std::is_same_v<std::decay_t<decltype(wait)>, FlagWait>) seen.insert(wait.index);
+        });
+        ASSERT_EQ(seen, expected) << built.text;
+      }
+    }
+  }
+  EXPECT_GE(reordered, 20);
+  EXPECT_GE(grouped, 5);
+}
+
 // Walkers that run the tiles of a rank's GEMM queues as the engines do: each takes a ticket, waits for what its tiles
 // read, puts it behind the tickets that it has, and only then takes the next one. They take turns at random, and
 // between a look at the counters and the taking of a ticket others may come.
@@ -316,53 +363,6 @@ class QueueWalkers {
   std::multiset<Tile> tiles_run_;
   int64_t seconds_run_ = 0, seconds_before_the_last_first_ = 0, taken_early_ = 0;
 };
-
-// The flags that the tiles of kReduce wait for, by hand: tokens in the order of their last experts, 32 a tile; with
-// groups, tokens as they are.
-TEST(Order, SumsTakeTokensInTheOrderOfTheirLastExperts) {
-  int reordered = 0, grouped = 0;
-  for (uint64_t seed = 1; seed <= 200; ++seed) {
-    const BuiltProgram built = build(seed, seed % 2 == 0 ? Direction::kForward : Direction::kBackward);
-    const bool groups = built.layer.config.numerics.combine_groups > 0;
-    for (int rank = 0; rank < built.layer.ranks; ++rank) {
-      const RankProgram& p = built.program->rank(rank);
-      const auto last_expert = [&](int32_t token) {
-        int32_t last = 0;
-        for (int32_t slot = 0; slot < p.topk; ++slot) {
-          const int32_t expert = p.expert_of_slot[token * p.topk + slot];
-          if (expert >= 0) last = std::max(last, expert % p.local_experts);
-        }
-        return last;
-      };
-      std::vector<int32_t> tokens(p.tokens);
-      std::iota(tokens.begin(), tokens.end(), 0);
-      if (!groups) {
-        std::stable_sort(tokens.begin(), tokens.end(),
-                         [&](int32_t a, int32_t b) { return last_expert(a) < last_expert(b); });
-        reordered += p.tokens > kTokenBlock && !std::is_sorted(tokens.begin(), tokens.end());
-      }
-      grouped += groups && p.tokens > kTokenBlock;
-      for (int32_t block = 0; block < token_blocks(p); ++block) {
-        std::set<int64_t> expected, seen;
-        for (int32_t i = block * kTokenBlock; i < std::min((block + 1) * kTokenBlock, p.tokens); ++i) {
-          for (int32_t slot = 0; slot < p.topk; ++slot) {
-            const int64_t entry = int64_t{tokens[i]} * p.topk + slot;
-            const int32_t expert = p.expert_of_slot[entry];
-            if (expert < 0) continue;
-            const int32_t unit = groups ? tokens[i] / kTokenBlock : block_of_row(p, expert, p.row_of_slot[entry]);
-            expected.insert(combined_flag(p, p.rank_of_expert[expert], unit, 0));
-          }
-        }
-        for_each_wait(p, Task{Stage::kReduce, -1, block, 0}, [&](const auto& wait) {
-          if constexpr (std::is_same_v<std::decay_t<decltype(wait)>, FlagWait>) seen.insert(wait.index);
-        });
-        ASSERT_EQ(seen, expected) << built.text;
-      }
-    }
-  }
-  EXPECT_GE(reordered, 20);
-  EXPECT_GE(grouped, 5);
-}
 
 TEST(GemmQueues, EveryTileRunsOnceAndNobodyWaitsForEver) {
   int mixed = 0;

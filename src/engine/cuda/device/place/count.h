@@ -1,6 +1,6 @@
 #pragma once
 
-#include "engine/cuda/device/place/cta.h"
+#include "engine/cuda/device/place/sums.h"
 
 // The first half of a placement: how many slots each source sends to each expert, and that all of them are legal.
 namespace uniep::cuda {
@@ -60,14 +60,8 @@ UNIEP_DEVICE void count_again(const PlaceCta& cta) {
 UNIEP_DEVICE void sum_warps(const PlaceCta& cta) {
   const int32_t experts = cta.args.experts;
   for (int32_t expert = static_cast<int32_t>(threadIdx.x); expert < experts; expert += kPlaceThreads) {
-    int32_t before = 0;
-    for (int32_t warp = 0; warp < kPlaceWarps; ++warp) {
-      int32_t& rows = cta.shared.warp_rows[warp * experts + expert];
-      const int32_t count = rows;
-      rows = before;
-      before += count;
-    }
-    if ((cta.args.phases & kCountPhase) != 0) cta.own.chunk_counts[cta.index * experts + expert] = before;
+    const int32_t count = sum_over_warps(cta.shared.warp_rows, experts, expert);
+    if ((cta.args.phases & kCountPhase) != 0) cta.own.chunk_counts[cta.index * experts + expert] = count;
   }
 }
 
@@ -98,15 +92,10 @@ UNIEP_DEVICE bool meet_ctas(const PlaceCta& cta) {
 UNIEP_DEVICE void sum_ctas(const PlaceCta& cta) {
   const int32_t experts = cta.args.experts;
   for (int32_t expert = static_cast<int32_t>(threadIdx.x); expert < experts; expert += kPlaceThreads) {
-    int32_t before = 0, all = 0;
-#pragma unroll 8
-    for (int32_t other = 0; other < cta.args.ctas; ++other) {
-      const int32_t count = cta.own.chunk_counts[other * experts + expert];
-      before += other < cta.index ? count : 0;
-      all += count;
-    }
-    cta.shared.first_row[expert] = before;
-    cta.shared.expert_rows[expert] = all;  // of this source, until lay_out()
+    const CtaSums slots =
+        sum_over_ctas(cta, [&](int32_t other) { return cta.own.chunk_counts[other * experts + expert]; });
+    cta.shared.first_row[expert] = slots.before;
+    cta.shared.expert_rows[expert] = slots.all;  // of this source, until lay_out()
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "engine/cuda/device/place/cta.h"
+#include "engine/cuda/device/place/sums.h"
 
 // The order of the sums (model/token_order.h): like rows, tokens get their places by prefix sums over warps and CTAs.
 namespace uniep::cuda {
@@ -38,33 +38,22 @@ UNIEP_DEVICE void count_tokens(const PlaceCta& cta, const Id* ids) {
 // One warp: turns the warps' counts into what comes before each warp, and leaves the CTA's counts for the others.
 UNIEP_DEVICE void sum_warp_tokens(const PlaceCta& cta) {
   const int32_t class_of_lane = static_cast<int32_t>(ptx::lane_index());
-  int32_t before = 0;
-  for (int32_t warp = 0; warp < kPlaceWarps; ++warp) {
-    int32_t& tokens = cta.shared.warp_tokens[warp * kTokenClasses + class_of_lane];
-    const int32_t count = tokens;
-    tokens = before;
-    before += count;
-  }
-  if ((cta.args.phases & kCountPhase) != 0) cta.own.chunk_tokens[cta.index * kTokenClasses + class_of_lane] = before;
+  const int32_t count = sum_over_warps(cta.shared.warp_tokens, kTokenClasses, class_of_lane);
+  if ((cta.args.phases & kCountPhase) != 0) cta.own.chunk_tokens[cta.index * kTokenClasses + class_of_lane] = count;
 }
 
 // One warp, once all CTAs have counted.
 UNIEP_DEVICE void sum_cta_tokens(const PlaceCta& cta) {
   const int32_t class_of_lane = static_cast<int32_t>(ptx::lane_index());
-  int32_t before = 0, all = 0;
-#pragma unroll 8
-  for (int32_t other = 0; other < cta.args.ctas; ++other) {
-    const int32_t count = cta.own.chunk_tokens[other * kTokenClasses + class_of_lane];
-    before += other < cta.index ? count : 0;
-    all += count;
-  }
-  int32_t up_to = all;
+  const CtaSums tokens =
+      sum_over_ctas(cta, [&](int32_t other) { return cta.own.chunk_tokens[other * kTokenClasses + class_of_lane]; });
+  int32_t up_to = tokens.all;
 #pragma unroll
   for (int32_t step = 1; step < kTokenClasses; step *= 2) {
     const int32_t other = __shfl_up_sync(0xffffffffu, up_to, static_cast<uint32_t>(step));
     if (class_of_lane >= step) up_to += other;
   }
-  cta.shared.first_token[class_of_lane] = up_to - all + before;
+  cta.shared.first_token[class_of_lane] = up_to - tokens.all + tokens.before;
 }
 
 // A warp.
