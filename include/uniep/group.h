@@ -3,12 +3,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "uniep/error.h"
 #include "uniep/export.h"
 #include "uniep/schedule.h"
+#include "uniep/symmetric_buffer.h"
 
 namespace uniep {
 
@@ -49,6 +51,7 @@ struct GroupOptions {
   void* communicator = nullptr;  // kProcesses: an ncclComm_t to use instead
   Allocator allocator;           // both functions or neither; neither: the C++ heap (cpu), the device's (cuda)
   double timeout_seconds = 0;    // bound of every wait; 0: UNIEP_TIMEOUT_S, or 60
+  double arrival_timeout_seconds = 0;
   Disturbance disturbance;
 };
 
@@ -57,8 +60,11 @@ class Engine;
 }
 
 // The ranks that run layers together. A call on a Group is collective: every rank takes part, in one order that is
-// equal on all of them. A Group is not thread-safe: one call at a time. There is no global state: several Groups may
-// live side by side, each with its own workers and symmetric memory.
+// equal on all of them. A Group is not thread-safe: one call at a time. Several Groups may live side by side, each with
+// its own workers and symmetric memory. On a GPU the calls of all Groups of a process run one after the other, in the
+// order in which they were made, whatever their streams. With a process a GPU that order must be equal on all ranks that
+// share two Groups, as for NCCL's communicators: else they wait for each other until the time-out. Replays of graphs
+// stand outside of it: their order is the caller's.
 class UNIEP_API Group {
  public:
   // Throws Error: kInvalidArgument for illegal options, kUnsupported when the engine is not there.
@@ -75,6 +81,17 @@ class UNIEP_API Group {
   int first_local_rank() const;
   int local_ranks() const;
   int device(int rank) const;  // the GPU of a local rank; -1 on the cpu engine
+
+  // Collective. Zeroed memory that all ranks reach, of the same size on each.
+  SymmetricBuffer allocate_symmetric(std::size_t bytes);
+  // Collective. The same of memory that the caller has and keeps, one address a local rank: with a process a GPU, memory
+  // that the driver can share (of another SymmetricBuffer, ncclMemAlloc, or cuMemCreate with a file descriptor); memory
+  // of cudaMalloc is refused on all ranks: Error(kInvalidArgument).
+  SymmetricBuffer register_symmetric(std::span<void* const> memory, std::size_t bytes);
+
+  // Tells the other ranks that this one makes no more calls: what they wait for of it ends at once, in an error that
+  // names this rank. So does the end of a Group, and an exception that leaves a collective call. Does not wait.
+  void leave() noexcept;
 
   // Waits until the group's calls are over. Throws Error(kTimeout) if one of them failed half-way; other calls throw
   // it, too, but notice it as late as their own begin.

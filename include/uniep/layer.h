@@ -55,13 +55,13 @@ class UNIEP_API Placement {
   std::shared_ptr<const internal::PlacementState> state_;
 };
 
-// Fixed memory instead of memory by need: `rows` padded rows per rank. 0: by need (the host learns the number of rows).
-// A rank that would receive more raises Error(kOverflow) that names rank, expert, need and capacity. On GPUs that one
-// process drives place() then does not wait for them: asking the Placement for its rows does, and what is wrong with a
-// routing is thrown there or by a later call; such a placement is empty. Such calls may be captured into a CUDA graph
-// (docs/hopper.md).
+// Fixed memory instead of memory by need, equal on all ranks. A rank that would receive more raises Error(kOverflow)
+// that names rank, expert, need and capacity. On GPUs place() does not wait for them within a capacity: asking the
+// Placement for its rows does, and what is wrong with a routing is thrown there or by a later call; such a placement is
+// empty. Such calls may be captured into a CUDA graph (docs/hopper.md).
 struct Capacity {
-  int64_t rows = 0;
+  int64_t rows = 0;    // padded rows of any rank, at most; 0: by need (the host waits for the number of rows)
+  int64_t tokens = 0;  // T of any rank, at most; needed with a process a rank, else 0 stands for any number
 };
 
 // Collective. Ids out of range, an expert twice in one token, probs that are not finite: Error(kInvalidArgument).

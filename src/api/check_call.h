@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "engine/engine.h"
 #include "uniep/layer.h"
 
 // What all calls of a Group check before anything runs.
@@ -14,5 +15,18 @@ void check_call(const Group& group, const LayerConfig& config, const Schedule& s
                 const Placement& placement, std::size_t arguments);
 
 void check_array(const void* array, const char* name, int rank, bool needed);
+
+// Runs a collective call. What it throws the other ranks hear of, too.
+template <typename Run>
+auto collective(Group& group, Run&& run) {
+  internal::Engine& engine = group.implementation();
+  engine.begin_collective();
+  try {
+    return run();
+  } catch (const std::exception& error) {
+    engine.give_up(error);
+    throw;
+  }
+}
 
 }  // namespace uniep::api

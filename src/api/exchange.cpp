@@ -7,6 +7,7 @@ namespace uniep {
 
 using api::check_array;
 using api::check_call;
+using api::collective;
 
 namespace {
 
@@ -19,29 +20,33 @@ bool may_have_rows(const Placement& placement, int rank) {
 
 void dispatch(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,
               std::span<const DispatchArguments> arguments) {
-  check_call(group, config, schedule, Direction::kForward, placement, arguments.size());
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const int rank = group.first_local_rank() + static_cast<int>(i);
-    check_array(arguments[i].x, "x", rank, placement.tokens(rank) > 0);
-    check_array(arguments[i].rows, "rows", rank, may_have_rows(placement, rank));
-  }
-  group.implementation().dispatch({config, schedule, placement, arguments});
+  collective(group, [&] {
+    check_call(group, config, schedule, Direction::kForward, placement, arguments.size());
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const int rank = group.first_local_rank() + static_cast<int>(i);
+      check_array(arguments[i].x, "x", rank, placement.tokens(rank) > 0);
+      check_array(arguments[i].rows, "rows", rank, may_have_rows(placement, rank));
+    }
+    group.implementation().dispatch({config, schedule, placement, arguments});
+  });
 }
 
 void combine(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,
              std::span<const CombineArguments> arguments) {
-  check_call(group, config, schedule, Direction::kForward, placement, arguments.size());
-  bool with_dprobs = false;
-  for (const CombineArguments& own : arguments) with_dprobs |= own.row_dprobs != nullptr || own.dprobs != nullptr;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const int rank = group.first_local_rank() + static_cast<int>(i);
-    const bool has_tokens = placement.tokens(rank) > 0, has_rows = may_have_rows(placement, rank);
-    check_array(arguments[i].rows, "rows", rank, has_rows);
-    check_array(arguments[i].y, "y", rank, has_tokens);
-    check_array(arguments[i].row_dprobs, "row_dprobs", rank, with_dprobs && has_rows);
-    check_array(arguments[i].dprobs, "dprobs", rank, with_dprobs && has_tokens);
-  }
-  group.implementation().combine({config, schedule, placement, arguments});
+  collective(group, [&] {
+    check_call(group, config, schedule, Direction::kForward, placement, arguments.size());
+    bool with_dprobs = false;
+    for (const CombineArguments& own : arguments) with_dprobs |= own.row_dprobs != nullptr || own.dprobs != nullptr;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const int rank = group.first_local_rank() + static_cast<int>(i);
+      const bool has_tokens = placement.tokens(rank) > 0, has_rows = may_have_rows(placement, rank);
+      check_array(arguments[i].rows, "rows", rank, has_rows);
+      check_array(arguments[i].y, "y", rank, has_tokens);
+      check_array(arguments[i].row_dprobs, "row_dprobs", rank, with_dprobs && has_rows);
+      check_array(arguments[i].dprobs, "dprobs", rank, with_dprobs && has_tokens);
+    }
+    group.implementation().combine({config, schedule, placement, arguments});
+  });
 }
 
 }  // namespace uniep

@@ -7,6 +7,7 @@
 #include <new>
 #include <thread>
 
+#include "api/check_call.h"
 #include "engine/cpu/engine.h"
 #include "engine/cuda/engine.h"
 
@@ -108,6 +109,27 @@ int Group::local_ranks() const {
 }
 int Group::device(int rank) const {
   return engine_->device(rank);
+}
+SymmetricBuffer Group::allocate_symmetric(std::size_t bytes) {
+  if (bytes == 0) refuse("bytes: 0; symmetric memory has at least one");
+  return api::collective(*this, [&] { return SymmetricBuffer(engine_->allocate_symmetric(bytes)); });
+}
+SymmetricBuffer Group::register_symmetric(std::span<void* const> memory, std::size_t bytes) {
+  if (bytes == 0) refuse("bytes: 0; symmetric memory has at least one");
+  if (memory.size() != static_cast<std::size_t>(local_ranks())) {
+    refuse(fmt::format("memory: {} addresses given; one for each of the {} local ranks is needed", memory.size(),
+                       local_ranks()));
+  }
+  return api::collective(*this, [&] { return SymmetricBuffer(engine_->register_symmetric(memory, bytes)); });
+}
+void Group::leave() noexcept {
+  engine_->leave();
+}
+void* SymmetricBuffer::data(int rank) const {
+  return block_->data(rank);
+}
+std::size_t SymmetricBuffer::bytes() const {
+  return block_->bytes();
 }
 void Group::synchronize() {
   engine_->synchronize();

@@ -71,29 +71,45 @@ void check_shape(const LayerShape& shape, int ranks) {
   }
 }
 
-std::shared_ptr<internal::PlacementState> begin_placement(const LayerShape& shape, int ranks,
+void require_slots(int64_t slots) {
+  if (slots > kLargestRowCount) refuse(fmt::format("tokens: {} slots in all; at most {}", slots, kLargestRowCount));
+}
+
+std::shared_ptr<internal::PlacementState> begin_placement(const LayerShape& shape, int ranks, RankSpan local,
                                                           std::span<const Routing> routings, Capacity capacity) {
   check_shape(shape, ranks);
-  if (routings.size() != static_cast<std::size_t>(ranks)) {
-    refuse(fmt::format("routings: {} given; one for each of the {} ranks is needed", routings.size(), ranks));
+  if (routings.size() != static_cast<std::size_t>(local.count)) {
+    refuse(fmt::format("routings: {} given; one for each of the {} local ranks is needed", routings.size(), local.count));
   }
-  if (capacity.rows < 0) refuse(fmt::format("capacity: {}; must be 0 (by need) or more", capacity.rows));
+  if (capacity.rows < 0) refuse(fmt::format("capacity.rows: {}; must be 0 (by need) or more", capacity.rows));
+  if (capacity.tokens < 0) refuse(fmt::format("capacity.tokens: {}; must be 0 (unknown) or more", capacity.tokens));
+  if (capacity.rows > 0 && capacity.tokens == 0 && local.count < ranks) {
+    refuse("capacity.tokens: 0; with a process a rank a fixed capacity needs the most tokens of any rank");
+  }
+  require_slots(capacity.tokens <= kLargestRowCount ? ranks * capacity.tokens * shape.topk : capacity.tokens);
 
   auto state = std::make_shared<internal::PlacementState>();
   state->shape = shape;
   state->ranks = ranks;
   state->capacity = capacity.rows;
+  state->local = local;
   state->rank.resize(ranks);
   for (int rank = 0; rank <= ranks; ++rank) {
     state->expert_begin.push_back(static_cast<int32_t>(rank * shape.experts / ranks));
   }
+  for (internal::RankPlacement& rank : state->rank) rank.tokens = capacity.tokens;
   int64_t slots = 0;
-  for (int rank = 0; rank < ranks; ++rank) {
-    check_routing(routings[rank], rank, shape);
-    state->rank[rank].tokens = routings[rank].tokens;
-    slots += routings[rank].tokens * shape.topk;
+  for (std::size_t i = 0; i < routings.size(); ++i) {
+    const int rank = local.first + static_cast<int>(i);
+    check_routing(routings[i], rank, shape);
+    if (capacity.tokens > 0 && routings[i].tokens > capacity.tokens) {
+      refuse(fmt::format("tokens: {} on rank {}; capacity.tokens allows at most {}", routings[i].tokens, rank,
+                         capacity.tokens));
+    }
+    state->rank[rank].tokens = routings[i].tokens;
+    slots += routings[i].tokens * shape.topk;
   }
-  if (slots > kLargestRowCount) refuse(fmt::format("tokens: {} slots in all; at most {}", slots, kLargestRowCount));
+  require_slots(slots);
   state->counts.assign(ranks * shape.experts, 0);
   return state;
 }
@@ -112,7 +128,7 @@ void lay_out_counts(internal::PlacementState& state) {
 
 std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape, int ranks,
                                                         std::span<const Routing> routings, Capacity capacity) {
-  std::shared_ptr<internal::PlacementState> state = begin_placement(shape, ranks, routings, capacity);
+  std::shared_ptr<internal::PlacementState> state = begin_placement(shape, ranks, {0, ranks}, routings, capacity);
   for (int rank = 0; rank < ranks; ++rank) count_rank(*state, routings[rank], rank);
   lay_out_counts(*state);
 
@@ -150,7 +166,8 @@ int64_t Placement::padded_rows(int rank) const {
   return with_counts(*state_, [&](const auto& state) { return state.padded_rows.at(rank); });
 }
 int64_t Placement::tokens(int rank) const {
-  return state_->rank.at(rank).tokens;
+  const auto tokens = [rank](const internal::PlacementState& state) { return state.rank.at(rank).tokens; };
+  return state_->local.contains(rank) ? tokens(*state_) : with_counts(*state_, tokens);
 }
 int64_t Placement::expert_rows(int64_t expert) const {
   return with_counts(*state_, [&](const auto& state) { return state.expert_rows.at(expert); });

@@ -10,11 +10,16 @@ namespace uniep {
 std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape, int ranks,
                                                         std::span<const Routing> routings, Capacity capacity);
 
-// Its two halves where the slots are counted elsewhere: checks what the host sees of the routings and leaves the counts
-// at zero; then, with the counts in place, lays out rows and throws Error(kOverflow) where they do not fit.
-std::shared_ptr<internal::PlacementState> begin_placement(const LayerShape& shape, int ranks,
+// Its two halves where the slots are counted elsewhere: checks what the host sees of the `local` ranks' routings and
+// leaves the counts at zero; then, with the counts in place, lays out rows and throws Error(kOverflow) where they do not
+// fit.
+using internal::RankSpan;
+std::shared_ptr<internal::PlacementState> begin_placement(const LayerShape& shape, int ranks, RankSpan local,
                                                           std::span<const Routing> routings, Capacity capacity);
 void lay_out_counts(internal::PlacementState& state);
+
+// Throws Error(kInvalidArgument) when all ranks have more slots than rows can be counted.
+void require_slots(int64_t slots);
 
 // Throws Error(kInvalidArgument) when a rank's routing lacks an array or has too many slots.
 void check_routing(const Routing& routing, int rank, const LayerShape& shape);

@@ -56,7 +56,7 @@ class LocalMemory final : public SymmetricMemory {
   void* address(int /*own_rank*/, int peer) const override {
     return reinterpret_cast<void*>(addresses_.at(static_cast<size_t>(peer)));
   }
-  void resize(int64_t bytes) override {
+  void resize(int64_t bytes) {
     barrier();
     release();
     bytes_ = bytes;

@@ -52,7 +52,7 @@ class NcclMemory final : public SymmetricMemory {
   int device(int /*own_rank*/) const override { return device_; }
   void* address(int /*own_rank*/, int peer) const override { return peers_.at(static_cast<size_t>(peer)); }
 
-  void resize(int64_t bytes) override {
+  void resize(int64_t bytes) {
     barrier();
     const ScopedDevice scope(device_);
     release_window();
@@ -68,7 +68,7 @@ class NcclMemory final : public SymmetricMemory {
     check(driver().cuCtxSynchronize(), "waiting for the other ranks");
   }
 
-  void abandon() override { abandoned_ = true; }
+  void abandon() { abandoned_ = true; }
 
  private:
   CUdeviceptr own() const { return reinterpret_cast<CUdeviceptr>(own_); }

@@ -11,13 +11,8 @@ using cuda::ScopedDevice;
 
 namespace {
 
-struct RankMemory {
-  cuda::WaitReport report;
-  uint32_t epoch;
-};
-
 std::string place_of(const cuda::WaitReport& report) {
-  if (report.stage == cuda::kNoStage) return "at the end of the call";
+  if (report.stage == cuda::kNoStage) return "at the begin or end of a call";
   const auto direction = static_cast<Direction>(report.direction);
   return std::string("in ") + stage_name(static_cast<Stage>(report.stage), direction) + ", tile (expert " +
          std::to_string(report.expert) + ", m " + std::to_string(report.m) + ", n " + std::to_string(report.n) +
@@ -35,76 +30,105 @@ std::string signal_text(const cuda::AwaitedSignal& awaited) {
   return std::string("flag ") + flag_name(space) + "[" + index + "]";
 }
 
-CUdeviceptr pointer(const void* address) {
-  return reinterpret_cast<CUdeviceptr>(address);
+const char* kind_name(cuda::CallKind kind) {
+  switch (kind) {
+    case cuda::CallKind::kForward:
+      return "forward";
+    case cuda::CallKind::kBackward:
+      return "backward";
+    case cuda::CallKind::kDispatch:
+      return "dispatch";
+    case cuda::CallKind::kCombine:
+      return "combine";
+  }
+  return "unknown";
 }
 
 }  // namespace
 
-std::string describe(const cuda::WaitReport& report) {
-  return "rank " + std::to_string(report.rank) + " waited too long " + place_of(report) + ", for " +
-         signal_text(report.awaited) + ": expected " + std::to_string(report.awaited.expected) + ", seen " +
-         std::to_string(report.awaited.seen);
+std::string call_text(const cuda::CallDescription& call) {
+  const std::string number = call.number == cuda::kReplayed ? "a replayed call" : "call " + std::to_string(call.number);
+  std::string hash(8, '0');
+  for (int digit = 0; digit < 8; ++digit) hash[7 - digit] = "0123456789abcdef"[call.schedule >> (4 * digit) & 15];
+  return number + ", " + kind_name(call.kind) + " of hidden " + std::to_string(call.hidden) + ", intermediate " +
+         std::to_string(call.intermediate) + ", " + std::to_string(call.experts) + " experts, top-k " +
+         std::to_string(call.topk) + ", schedule and numerics " + hash +
+         (call.input == 0 ? ", x copied" : ", x in a symmetric buffer");
 }
 
-Signals::Signals(SymmetricMemory& memory, int64_t flag_bytes) : memory_(memory), flag_bytes_(flag_bytes) {
-  if (memory.bytes() < flag_bytes) {
-    throw Error(Status::kInvalidArgument, "signals need " + std::to_string(flag_bytes) +
+std::string running_text(int rank, const cuda::RunningNote& note) {
+  if (note.group == 0) return "";
+  return " (rank " + std::to_string(rank) + "'s GPU began call " + std::to_string(note.call) + " of its process's group " +
+         std::to_string(note.group) + " last)";
+}
+
+std::string describe(const cuda::WaitReport& report) {
+  const std::string rank = "rank " + std::to_string(report.rank);
+  const std::string peer = "rank " + std::to_string(report.awaited.index);
+  switch (report.awaited.kind) {
+    case cuda::SignalKind::kPlacement:
+      return rank + ": the call's placement failed";
+    case cuda::SignalKind::kPeerFailed:
+      return peer + " gave up the call, or left the group; " + rank + " waited " + place_of(report);
+    case cuda::SignalKind::kOtherCall:
+      return rank + " and " + peer + " do not make the same call";
+    default:
+      return rank + " waited too long " + place_of(report) + ", for " + signal_text(report.awaited) + ": expected " +
+             std::to_string(report.awaited.expected) + ", seen " + std::to_string(report.awaited.seen);
+  }
+}
+
+Signals::Signals(SymmetricMemory& memory, int64_t signal_bytes) : memory_(memory), signal_bytes_(signal_bytes) {
+  if (memory.bytes() < signal_bytes) {
+    throw Error(Status::kInvalidArgument, "signals need " + std::to_string(signal_bytes) +
                                               " bytes of symmetric memory; the group has " +
                                               std::to_string(memory.bytes()));
   }
   for (const int rank : memory.own_ranks()) {
     const ScopedDevice scope(memory.device(rank));
     CUdeviceptr address = 0;
-    cuda::check(driver().cuMemAlloc(&address, sizeof(RankMemory)), "allocating a rank's epoch");
-    auto* const own = reinterpret_cast<RankMemory*>(address);
-    states_.push_back({rank, &own->epoch, &own->report});
+    cuda::check(driver().cuMemAlloc(&address, sizeof(cuda::RankState)), "allocating a rank's state");
+    own_.push_back({rank, reinterpret_cast<cuda::RankState*>(address), cuda::SideStream(memory.device(rank))});
   }
   clear();
-  memory_.barrier();
 }
 
 Signals::~Signals() {
-  for (const RankState& own : states_) {
+  for (const OwnRank& own : own_) {
     const ScopedDevice scope(memory_.device(own.rank));
-    driver().cuMemFree(pointer(own.report));
+    driver().cuMemFree(reinterpret_cast<CUdeviceptr>(own.state));
   }
 }
 
-const Signals::RankState& Signals::state(int own_rank) const {
-  for (const RankState& own : states_) {
+const Signals::OwnRank& Signals::of(int own_rank) const {
+  for (const OwnRank& own : own_) {
     if (own.rank == own_rank) return own;
   }
   throw Error(Status::kInvalidArgument, "rank " + std::to_string(own_rank) + " is not driven by this process");
 }
 
 void Signals::clear() {
-  for (const RankState& own : states_) {
-    const ScopedDevice scope(memory_.device(own.rank));
-    cuda::check(driver().cuMemsetD8Async(pointer(own.report), 0, sizeof(RankMemory), nullptr), "clearing an epoch");
-    cuda::check(driver().cuMemsetD8Async(pointer(memory_.address(own.rank, own.rank)), 0,
-                                         static_cast<size_t>(flag_bytes_), nullptr),
-                "clearing signals");
-    cuda::check(driver().cuCtxSynchronize(), "clearing signals");
+  for (OwnRank& own : own_) {
+    own.stream.clear(memory_.address(own.rank, own.rank), static_cast<size_t>(signal_bytes_));
+    cuda::RankState state{};
+    for (int peer = 0; peer < memory_.ranks(); ++peer) {
+      state.board[peer] = static_cast<cuda::CallBoard*>(memory_.address(own.rank, peer));
+    }
+    own.stream.write(own.state, &state, sizeof(state));
   }
 }
 
 void Signals::check() {
-  for (const RankState& own : states_) {
-    const ScopedDevice scope(memory_.device(own.rank));
+  for (OwnRank& own : own_) {
+    {
+      const ScopedDevice scope(memory_.device(own.rank));
+      cuda::check(driver().cuCtxSynchronize(), "waiting for a rank");
+    }
     cuda::WaitReport report{};
-    cuda::check(driver().cuMemcpyDtoHAsync(&report, pointer(own.report), sizeof(report), nullptr), "reading a report");
-    cuda::check(driver().cuCtxSynchronize(), "reading a report");
+    own.stream.read(&report, &own.state->report, sizeof(report));
     if (report.failed == 0) continue;
     throw Error(Status::kTimeout, describe(report) + "; recover() makes the group usable again");
   }
-}
-
-void Signals::recover() {
-  // Nobody's kernel still runs after the first barrier; nobody signals before the second.
-  memory_.barrier();
-  clear();
-  memory_.barrier();
 }
 
 }  // namespace uniep

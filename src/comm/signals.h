@@ -6,44 +6,51 @@
 
 #include "comm/symmetric_memory.h"
 #include "engine/cuda/device/signals.h"
+#include "engine/cuda/side_stream.h"
 
 namespace uniep {
 
-// The flags at the start of a group's symmetric memory, each own rank's epoch (in device memory, so that captured
-// graphs replay) and its report of waits that ran out.
+// The signals at the start of a group's symmetric memory (where layers run: a CallBoard first), and each own rank's
+// state: its epoch (in device memory, so that captured graphs replay) and its report of waits that ran out.
 class Signals {
  public:
-  Signals(SymmetricMemory& memory, int64_t flag_bytes);
+  // Clears `signal_bytes` of each own rank's memory. No peer may write there before a barrier behind it.
+  Signals(SymmetricMemory& memory, int64_t signal_bytes);
   ~Signals();
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
 
-  uint32_t* epoch(int own_rank) const { return state(own_rank).epoch; }
-  cuda::WaitReport* report(int own_rank) const { return state(own_rank).report; }
+  cuda::RankState* state(int own_rank) const { return of(own_rank).state; }
+  uint32_t* epoch(int own_rank) const { return &state(own_rank)->epoch; }
+  cuda::WaitReport* report(int own_rank) const { return &state(own_rank)->report; }
 
   // Throws uniep::Error (kTimeout) that names rank, stage, tile, counter or flag, what was expected and what was
   // seen if a wait of an own rank ran out. Waits for the device.
   void check();
 
-  // After a time-out: agrees with all ranks on a new generation, in which all flags and epochs start again. Every rank
-  // must call it.
-  void recover();
-
- private:
-  struct RankState {
-    int rank = 0;
-    uint32_t* epoch = nullptr;
-    cuda::WaitReport* report = nullptr;
-  };
-  const RankState& state(int own_rank) const;
+  // The signals and states are as new. Nothing may run that uses them.
   void clear();
 
+ private:
+  struct OwnRank {
+    int rank;
+    cuda::RankState* state;
+    cuda::SideStream stream;
+  };
+  const OwnRank& of(int own_rank) const;
+
   SymmetricMemory& memory_;
-  int64_t flag_bytes_;
-  std::vector<RankState> states_;
+  int64_t signal_bytes_;
+  std::vector<OwnRank> own_;
 };
 
 // What a report of a wait that ran out says, in words.
 std::string describe(const cuda::WaitReport& report);
+
+// What a peer's GPU runs, to be said behind what is missing of it; empty where nothing is known.
+std::string running_text(int rank, const cuda::RunningNote& note);
+
+// A call, in words.
+std::string call_text(const cuda::CallDescription& call);
 
 }  // namespace uniep

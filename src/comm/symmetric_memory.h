@@ -22,15 +22,8 @@ class SymmetricMemory {
   // Where kernels of `own_rank` find the memory of `peer` (its own included).
   virtual void* address(int own_rank, int peer) const = 0;
 
-  // Collective: waits for the devices of all ranks and takes other memory in place of what there is. Its contents are
-  // zero and its addresses new.
-  virtual void resize(int64_t bytes) = 0;
-
   // Returns when every rank has called it and has finished its device work.
   virtual void barrier() = 0;
-
-  // A rank has failed: the end of this object waits for no other rank any more.
-  virtual void abandon() {}
 };
 
 // One process drives all ranks: rank r runs on devices[r]. A device may stand for several ranks (virtual ranks), so

@@ -88,6 +88,14 @@ struct CombineCall {
   std::span<const CombineArguments> arguments;
 };
 
+// Memory of a SymmetricBuffer.
+class SymmetricBlock {
+ public:
+  virtual ~SymmetricBlock() = default;
+  virtual void* data(int rank) const = 0;  // of a local rank
+  virtual std::size_t bytes() const = 0;
+};
+
 // What runs Programs. Arguments have been checked by the public functions.
 class Engine {
  public:
@@ -106,11 +114,21 @@ class Engine {
   virtual void combine(const CombineCall& call) = 0;
   virtual std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
                                               const Placement& placement) const = 0;
+  virtual std::shared_ptr<SymmetricBlock> allocate_symmetric(std::size_t bytes) = 0;
+  virtual std::shared_ptr<SymmetricBlock> register_symmetric(std::span<void* const> memory, std::size_t bytes) = 0;
   virtual void synchronize() = 0;
   virtual void recover() = 0;
 
+  // A collective call begins, before its arguments are checked; and if it throws, so that ranks in other processes need
+  // not wait for this one.
+  virtual void begin_collective() {}
+  virtual void give_up(const std::exception& /*why*/) noexcept {}
+  virtual void leave() noexcept {}
+
   // Collective where ranks are in several processes, which begin what follows together: copies what each process gives
   // to the one of rank 0, in rank order, to where room(bytes of all) says. An engine with all ranks copies `own`.
+  // Collective: returns when every process of the group has called it.
+  virtual void meet() {}
   using Room = std::function<std::byte*(std::size_t bytes)>;
   virtual void gather(std::span<const std::byte> own, const Room& room) {
     std::copy(own.begin(), own.end(), room(own.size()));

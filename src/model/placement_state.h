@@ -21,19 +21,27 @@ struct RankPlacement {
   std::vector<int32_t> row_of_source;   // [source_begin[s] + t K + k]: this rank's row of that slot, or -1
 };
 
+// Ranks that follow each other.
+struct RankSpan {
+  int first = 0;
+  int count = 0;
+  bool contains(int rank) const { return rank >= first && rank < first + count; }
+};
+
 struct PlacementState;
 
 // What an engine keeps with a placement; it goes with it.
 class EngineTables {
  public:
   virtual ~EngineTables() = default;
-  // The placement with the counts that are on the devices; waits for them.
+  // The placement with the counts and tokens that are on the devices; waits for them.
   virtual PlacementState with_counts(const PlacementState& placed) const = 0;
 };
 
 struct PlacementState {
   LayerShape shape;
   int ranks = 1;
+  RankSpan local;  // of this process: what the others are given the host may not know
   std::vector<int32_t> expert_begin;    // [W + 1] first global expert of a rank
   std::vector<int32_t> rank_of_expert;  // [E]
   std::vector<int32_t> counts;          // [W, E] rows that a source sends to an expert
@@ -44,7 +52,7 @@ struct PlacementState {
   std::vector<int64_t> padded_rows;     // [W] with padding
   int64_t capacity = 0;                 // rows that memory is taken for whatever the routing; 0: by need
   bool counts_on_devices = false;       // made there within the capacity: the numbers above are zero here
-  std::vector<RankPlacement> rank;      // [W]
+  std::vector<RankPlacement> rank;      // [W]; with counts on the devices, others' tokens are the most they may have
   std::shared_ptr<EngineTables> engine_tables;
 };
 

@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "engine/cuda/device_placement.h"
+#include "engine/cuda/place_kernels.h"
 #include "engine/cuda/exchange.h"
 #include "engine/cuda/gemm_kernels.h"
 #include "engine/cuda/layer_kernels.h"

@@ -156,7 +156,7 @@ void run_case(Results& results, PlaceDevices& gpus, const PlaceCase& c, const st
       if (counts.counts != host->counts || counts.tokens != c.tokens) different += " counts on the host";
       group.take_rows(placed, host->padded_rows, sources_of(c));
       group.placer().assign(shape, placed.ranks);
-      group.placer().invert_rows(shape, placed.ranks, sources_of(c));
+      group.placer().invert_rows(shape, placed.ranks);
       group.placer().check(placed.ranks);
       TableComparison comparison;
       comparison.expect_placement(*host, placed.ranks, true);
@@ -167,8 +167,8 @@ void run_case(Results& results, PlaceDevices& gpus, const PlaceCase& c, const st
       PlacedOnDevice placed;
       group.upload(c, routings, placed);
       group.take_rows(placed, std::vector<int64_t>(c.tokens.size(), capacity), sources_of(c));
-      group.placer().place(shape, placed.ranks, capacity);
-      group.placer().invert_rows(shape, placed.ranks, sources_of(c));
+      group.placer().place(shape, placed.ranks, {.rows = capacity});
+      group.placer().invert_rows(shape, placed.ranks);
       group.placer().check(placed.ranks);
       TableComparison comparison;
       comparison.expect_placement(*host, placed.ranks, true);
@@ -258,7 +258,7 @@ void run_illegal(Results& results, PlaceDevices& gpus) {
       group.placer().read_counts(shape, placed.ranks);
     });
     const std::string capacity = message_of([&] {
-      group.placer().place(shape, placed.ranks, 16 * 1024);
+      group.placer().place(shape, placed.ranks, {.rows = 16 * 1024});
       group.placer().check(placed.ranks);
     });
     const bool good = exact == expected && capacity == expected;
@@ -290,7 +290,7 @@ void run_overflow(Results& results, PlaceDevices& gpus) {
   for (const int64_t capacity : {need, need - 128, need / 2, int64_t{128}}) {
     const std::string expected = message_of([&] { place_on_host(c, routings, capacity); });
     const std::string seen = message_of([&] {
-      group.placer().place(shape, placed.ranks, capacity);
+      group.placer().place(shape, placed.ranks, {.rows = capacity});
       group.placer().check(placed.ranks);
     });
     results.record("capacity " + std::to_string(capacity) + " of " + std::to_string(need), seen == expected,
@@ -308,7 +308,6 @@ class HalfMemory final : public SymmetricMemory {
   int device(int own_rank) const override { return whole_.device(own_rank); }
   void* address(int own_rank, int peer) const override { return whole_.address(own_rank, peer); }
   void barrier() override { whole_.barrier(); }
-  void resize(int64_t bytes) override { whole_.resize(bytes); }
 
  private:
   SymmetricMemory& whole_;
@@ -323,18 +322,18 @@ void run_missing_rank(Results& results, PlaceDevices& gpus) {
   PlaceGroup group(std::vector<int>(2, 0), gpus, true, 16 * 1024 * 16);
   HalfMemory half(group.memory());
   Placer alone(half, {&gpus.kernels(0)}, 0.2, 0.2);
-  alone.set_row_inbox(&group.inbox());
+  alone.set_row_inbox(group.inbox());
   PlacedOnDevice placed;
   group.upload(c, routings, placed);
   group.take_rows(placed, {16 * 1024, 16 * 1024}, sources_of(c));
   const std::vector<RankToPlace> first(placed.ranks.begin(), placed.ranks.begin() + 1);
   const std::string message = message_of([&] {
-    alone.place(shape, first, 16 * 1024);
+    alone.place(shape, first, {.rows = 16 * 1024});
     alone.check(first);
   });
   results.record("a rank that never comes", message.find("for the counts of rank 1") != std::string::npos, message);
   group.placer().clear();
-  group.placer().place(shape, placed.ranks, 16 * 1024);
+  group.placer().place(shape, placed.ranks, {.rows = 16 * 1024});
   const std::string after = message_of([&] { group.placer().check(placed.ranks); });
   TableComparison comparison;
   comparison.expect_placement(*place_on_host(c, routings), placed.ranks, false);
@@ -359,7 +358,7 @@ void run_repeats(Results& results, PlaceDevices& gpus, int repeats) {
   }
   std::string different;
   for (int i = 0; i < repeats && different.empty(); i += 2) {
-    for (const PlacedOnDevice& each : placed) group.placer().place(shape, each.ranks, kCapacity);
+    for (const PlacedOnDevice& each : placed) group.placer().place(shape, each.ranks, {.rows = kCapacity});
     group.placer().check(placed[0].ranks);
     for (size_t which = 0; which < 2; ++which) {
       TableComparison comparison;
@@ -386,14 +385,14 @@ void run_graph(Results& results, PlaceDevices& gpus) {
   PlacedOnDevice placed;
   group.upload(c, random_routings(c, random), placed);
   group.take_rows(placed, std::vector<int64_t>(4, 8192), sources_of(c));
-  group.placer().place(shape, placed.ranks, 8192);
-  group.placer().invert_rows(shape, placed.ranks, sources_of(c));
+  group.placer().place(shape, placed.ranks, {.rows = 8192});
+  group.placer().invert_rows(shape, placed.ranks);
   check(driver().cuStreamSynchronize(group.stream()), "placement");
   CUgraph graph = nullptr;
   CUgraphExec executable = nullptr;
   check(graphs.begin_capture(group.stream(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "cuStreamBeginCapture");
-  group.placer().place(shape, placed.ranks, 8192);
-  group.placer().invert_rows(shape, placed.ranks, sources_of(c));
+  group.placer().place(shape, placed.ranks, {.rows = 8192});
+  group.placer().invert_rows(shape, placed.ranks);
   check(graphs.end_capture(group.stream(), &graph), "cuStreamEndCapture");
   check(graphs.instantiate(&executable, graph, 0), "cuGraphInstantiateWithFlags");
   std::string different;
@@ -441,10 +440,10 @@ void measure(PlaceDevices& gpus, const PlaceCase& c, const std::vector<int>& dev
     check(driver().cuEventElapsedTime(&milliseconds, events[0], events[1]), "cuEventElapsedTime");
     return milliseconds * 1000 / kRuns;
   };
-  const double whole = microseconds([&] { group.placer().place(shape, placed.ranks, capacity); });
+  const double whole = microseconds([&] { group.placer().place(shape, placed.ranks, {.rows = capacity}); });
   const double count = microseconds([&] { group.placer().count(shape, placed.ranks); });
   const double assign = microseconds([&] { group.placer().assign(shape, placed.ranks); });
-  const double invert = microseconds([&] { group.placer().invert_rows(shape, placed.ranks, sources_of(c)); });
+  const double invert = microseconds([&] { group.placer().invert_rows(shape, placed.ranks); });
   group.placer().check(placed.ranks);
   std::printf("%-44s placed in %6.1f us; count %5.1f, assign %5.1f, row_of_source %5.1f\n", c.name.c_str(), whole,
               count, assign, invert);

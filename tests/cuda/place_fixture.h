@@ -102,12 +102,14 @@ class PlaceGroup {
     placer_ = std::make_unique<Placer>(*memory_, kernels, 5, 5);
     if (!copies) return;
     inbox_ = make_local_symmetric_memory(devices_, std::max<int64_t>(row_bytes, 16));
-    placer_->set_row_inbox(inbox_.get());
+    placer_->set_row_inbox(inbox());
   }
 
   Placer& placer() { return *placer_; }
   SymmetricMemory& memory() { return *memory_; }
-  SymmetricMemory& inbox() { return *inbox_; }
+  Placer::RowInbox inbox() const {
+    return [this](int own_rank, int peer) { return static_cast<RowSource*>(inbox_->address(own_rank, peer)); };
+  }
   CUstream stream() { return gpus_.stream(devices_.front()); }
   const std::vector<int>& devices() const { return devices_; }
 
@@ -147,12 +149,15 @@ class PlaceGroup {
     for (int rank = 0; rank < ranks(); ++rank) {
       const ScopedDevice scope(devices_[static_cast<size_t>(rank)]);
       RankToPlace& own = placed.ranks[static_cast<size_t>(rank)];
-      placed.memory.emplace_back(rows[static_cast<size_t>(rank)] * static_cast<int64_t>(sizeof(RowSource)));
+      const auto carve = [&](std::byte* block) {
+        internal::Carver carver(block);
+        carve_rows(carver, own.tables, rows[static_cast<size_t>(rank)], sources);
+        return static_cast<int64_t>(carver.used());
+      };
+      own.sources = sources;
+      placed.memory.emplace_back(carve(nullptr));
       placed.memory.back().set_bytes(0xee);
-      own.tables.rows = placed.memory.back().as<RowSource>();
-      placed.memory.emplace_back(sources * 4);
-      placed.memory.back().set_bytes(0xee);
-      own.tables.row_of_source = placed.memory.back().as<int32_t>();
+      carve(placed.memory.back().as<std::byte>());
       check(driver().cuCtxSynchronize(), "poisoning");
     }
   }

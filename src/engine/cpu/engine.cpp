@@ -64,6 +64,23 @@ void bind_gradients(RankBuffers& buffers, const WeightGradients& gradients, cons
   buffers.dw2 = expert_pointers(gradients.dw2, gradients.dw2_experts, local_experts, dw1_bytes / 2);
 }
 
+// Every rank reaches all memory of the process.
+class HostBlock final : public internal::SymmetricBlock {
+ public:
+  HostBlock(std::vector<internal::MemoryBlock> blocks, std::size_t bytes) : blocks_(std::move(blocks)), bytes_(bytes) {
+    for (const internal::MemoryBlock& block : blocks_) addresses_.push_back(block.data());
+  }
+  HostBlock(std::span<void* const> memory, std::size_t bytes) : addresses_(memory.begin(), memory.end()), bytes_(bytes) {}
+
+  void* data(int rank) const override { return addresses_.at(static_cast<std::size_t>(rank)); }
+  std::size_t bytes() const override { return bytes_; }
+
+ private:
+  std::vector<internal::MemoryBlock> blocks_;
+  std::vector<void*> addresses_;
+  std::size_t bytes_;
+};
+
 }  // namespace
 
 CpuEngine::CpuEngine(const GroupOptions& options)
@@ -79,6 +96,20 @@ Machine CpuEngine::machine() const {
   machine.ranks = options_.ranks;
   machine.workers = options_.workers;
   return machine;
+}
+
+std::shared_ptr<internal::SymmetricBlock> CpuEngine::allocate_symmetric(std::size_t bytes) {
+  std::vector<internal::MemoryBlock> blocks;
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    blocks.emplace_back(options_.allocator, bytes, rank, Stream{});
+    std::memset(blocks.back().data(), 0, bytes);
+  }
+  return std::make_shared<HostBlock>(std::move(blocks), bytes);
+}
+
+std::shared_ptr<internal::SymmetricBlock> CpuEngine::register_symmetric(std::span<void* const> memory,
+                                                                        std::size_t bytes) {
+  return std::make_shared<HostBlock>(memory, bytes);
 }
 
 Placement CpuEngine::place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) {

@@ -29,6 +29,9 @@ class CpuEngine : public internal::Engine {
   void combine(const internal::CombineCall& call) override;
   std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
                                       const Placement& placement) const override;
+  std::shared_ptr<internal::SymmetricBlock> allocate_symmetric(std::size_t bytes) override;
+  std::shared_ptr<internal::SymmetricBlock> register_symmetric(std::span<void* const> memory,
+                                                               std::size_t bytes) override;
   void synchronize() override {}  // a call has ended when it returns
   void recover() override;
 

@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "comm/signals.h"
 #include "engine/cuda/driver.h"
 #include "model/placement_errors.h"
 
@@ -31,11 +32,20 @@ uint64_t nanoseconds(double seconds) {
   return static_cast<uint64_t>(seconds * 1e9);
 }
 
+// Whether the ranks may not have come to the same end.
 bool is_timeout(PlaceFault fault) {
-  return fault != PlaceFault::kRouting && fault != PlaceFault::kOverflow;
+  return fault != PlaceFault::kRouting && fault != PlaceFault::kOverflow && fault != PlaceFault::kOtherArguments;
 }
 
-[[noreturn]] void raise(const PlaceReport& report, int rank) {
+std::string words(const PlaceTerms& terms) {
+  const auto limit = [](int64_t value) { return value == 0 ? std::string("any") : std::to_string(value); };
+  return std::to_string(terms.experts) + " experts, top-k " + std::to_string(terms.topk) + ", " +
+         (terms.row_limit == kLargestRowCount ? "rows by need" : "capacity rows " + limit(terms.row_limit)) +
+         ", tokens " + limit(terms.tokens);
+}
+
+// `running`: what the peer does instead.
+[[noreturn]] void raise(const PlaceReport& report, int rank, const std::string& running) {
   const std::string waited = "rank " + std::to_string(rank) + " waited too long in placement, for ";
   const std::string hint = "; recover() makes the group usable again";
   switch (report.fault) {
@@ -45,8 +55,17 @@ bool is_timeout(PlaceFault fault) {
                   report.experts);
     case PlaceFault::kOverflow:
       refuse_rows({report.rank, report.rows, report.limit, report.expert, report.expert_rows});
+    case PlaceFault::kOtherArguments:
+      throw Error(Status::kInvalidArgument,
+                  "place: rank " + std::to_string(rank) + " gives " + words(report.terms) + "; rank " +
+                      std::to_string(report.rank) + " gives " + words(report.peers_terms) +
+                      "; they must be the same on all ranks");
+    case PlaceFault::kPeerFailed:
+      throw Error(Status::kTimeout, "rank " + std::to_string(report.rank) + " gave up a placement, or left the group" + hint);
+    case PlaceFault::kPeerGaveUp:
+      throw Error(Status::kTimeout, "the placement failed on rank " + std::to_string(report.rank) + hint);
     case PlaceFault::kCountsMissing:
-      throw Error(Status::kTimeout, waited + "the counts of rank " + std::to_string(report.rank) + hint);
+      throw Error(Status::kTimeout, waited + "the counts of rank " + std::to_string(report.rank) + running + hint);
     case PlaceFault::kRowsMissing:
       throw Error(Status::kTimeout, waited + "the rows of rank " + std::to_string(report.rank) + hint);
     default:
@@ -72,6 +91,13 @@ PlacementTables carve_placement(internal::Carver& carver, const LayerShape& shap
   return tables;
 }
 
+void carve_rows(internal::Carver& carver, PlacementTables& tables, int64_t rows, int64_t sources) {
+  tables.rows = carver.take<RowSource>(rows);
+  // Cleared together, before the rows are made.
+  tables.row_of_source = carver.take<int32_t>(sources + 1);
+  tables.whole = reinterpret_cast<uint32_t*>(tables.row_of_source + sources);
+}
+
 ProgramTables carve_program(internal::Carver& carver, const LayerShape& shape, int ranks) {
   const int64_t local_experts = shape.experts / ranks;
   ProgramTables tables{};
@@ -85,16 +111,6 @@ ProgramTables carve_program(internal::Carver& carver, const LayerShape& shape, i
   return tables;
 }
 
-KernelRequest place_request() {
-  return {"engine/cuda/device/place.cu", "uniep_place", {}};
-}
-KernelRequest row_of_source_request() {
-  return {"engine/cuda/device/place.cu", "uniep_row_of_source", {}};
-}
-KernelRequest program_tables_request() {
-  return {"engine/cuda/device/program_tables.cu", "uniep_program_tables", {}};
-}
-
 Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels, double wait_seconds,
                double arrival_seconds)
     : memory_(memory), wait_seconds_(wait_seconds), arrival_seconds_(arrival_seconds) {
@@ -106,7 +122,7 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
       found = devices_.insert(devices_.end(), {device, kernels.at(own_.size()), 0, {}});
     }
     found->index.push_back(own_.size());
-    own_.push_back({rank, device, nullptr, nullptr});
+    own_.push_back({rank, device, nullptr, nullptr, nullptr, SideStream(device)});
   }
   for (DeviceRanks& of : devices_) {
     const ScopedDevice scope(of.device);
@@ -133,7 +149,7 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
   cuda::check(driver().cuMemHostAlloc(&host, sizeof(HostMemory), CU_MEMHOSTALLOC_PORTABLE),
               "allocating page-locked memory");
   host_ = static_cast<HostMemory*>(host);
-  clear();
+  clear_own();
 }
 
 Placer::~Placer() {
@@ -145,13 +161,12 @@ Placer::~Placer() {
 }
 
 void Placer::clear() {
-  for (const OwnRank& own : own_) {
-    const ScopedDevice scope(own.device);
-    cuda::check(driver().cuMemsetD8Async(pointer(own.state), 0, sizeof(PlaceState), nullptr), "clearing a placement");
-    cuda::check(driver().cuMemsetD8Async(pointer(exchange(own.rank, own.rank)), 0, sizeof(PlaceExchange), nullptr),
-                "clearing a placement");
-    cuda::check(driver().cuCtxSynchronize(), "clearing a placement");
-  }
+  clear_own();
+  for (OwnRank& own : own_) own.stream.clear(control(own.rank, own.rank), sizeof(GroupControl));
+}
+
+void Placer::clear_own() {
+  for (OwnRank& own : own_) own.stream.clear(own.state, sizeof(PlaceState));
   std::fill_n(host_->report, kMostCudaRanks, PlaceReport{});
   timed_out_ = false;
 }
@@ -164,26 +179,41 @@ void Placer::require_supported(const LayerShape& shape, int ranks) {
   }
 }
 
-PlaceExchange* Placer::exchange(int own_rank, int peer) const {
-  return static_cast<PlaceExchange*>(memory_.address(own_rank, peer));
+GroupControl* Placer::control(int own_rank, int peer) const {
+  return static_cast<GroupControl*>(memory_.address(own_rank, peer));
 }
 
 RowSource* Placer::rows_of(int own_rank, int peer, std::span<const RankToPlace> ranks) const {
-  if (row_inbox_ != nullptr) return static_cast<RowSource*>(row_inbox_->address(own_rank, peer));
+  if (row_inbox_) return row_inbox_(own_rank, peer);
   return ranks[static_cast<size_t>(peer)].tables.rows;
 }
 
-void Placer::launch(const LayerShape& shape, std::span<const RankToPlace> ranks, uint32_t phases, int64_t row_limit) {
+// All slots lead nowhere, and the placement is whole as long as nobody says otherwise.
+void Placer::clear_rows(std::span<const RankToPlace> ranks) {
+  for (const DeviceRanks& of : devices_) {
+    const ScopedDevice scope(of.device);
+    for (const size_t i : of.index) {
+      cuda::check(driver().cuMemsetD8Async(pointer(ranks[i].tables.row_of_source), 0xff,
+                                           static_cast<size_t>(ranks[i].sources + 1) * sizeof(int32_t),
+                                           stream_of(ranks[of.index.front()].routing.stream)),
+                  "clearing a table of rows");
+    }
+  }
+}
+
+void Placer::launch(const LayerShape& shape, std::span<const RankToPlace> ranks, uint32_t phases,
+                    const PlaceLimits& limits) {
   if (timed_out_) throw_noticed_failure();
+  if ((phases & kAssignPhase) != 0) clear_rows(ranks);
   for (const DeviceRanks& of : devices_) {
     const ScopedDevice scope(of.device);
     PlaceArguments args{};
     args.ranks = memory_.ranks();
-    args.experts = static_cast<int32_t>(shape.experts);
-    args.topk = static_cast<int32_t>(shape.topk);
     args.ctas = of.ctas;
     args.phases = phases;
-    args.row_limit = row_limit;
+    args.call = call_;
+    args.terms = {static_cast<int32_t>(shape.experts), static_cast<int32_t>(shape.topk),
+                  limits.rows > 0 ? limits.rows : kLargestRowCount, limits.tokens};
     args.wait_limit_ns = nanoseconds(wait_seconds_);
     args.arrival_limit_ns = nanoseconds(arrival_seconds_);
     PlaceRank* rank = args.rank;
@@ -199,7 +229,7 @@ void Placer::launch(const LayerShape& shape, std::span<const RankToPlace> ranks,
       rank->chunk_counts = own_[i].chunk_counts;
       rank->chunk_tokens = own_[i].chunk_tokens;
       for (int peer = 0; peer < memory_.ranks(); ++peer) {
-        rank->exchange[peer] = exchange(own_[i].rank, peer);
+        rank->control[peer] = control(own_[i].rank, peer);
         rank->rows_of[peer] = rows_of(own_[i].rank, peer, ranks);
       }
       ++rank;
@@ -215,15 +245,15 @@ void Placer::launch(const LayerShape& shape, std::span<const RankToPlace> ranks,
 }
 
 void Placer::count(const LayerShape& shape, std::span<const RankToPlace> ranks) {
-  launch(shape, ranks, kCountPhase, kLargestRowCount);
+  launch(shape, ranks, kCountPhase, {});
 }
 
 void Placer::assign(const LayerShape& shape, std::span<const RankToPlace> ranks) {
-  launch(shape, ranks, kAssignPhase, kLargestRowCount);
+  launch(shape, ranks, kAssignPhase, {});
 }
 
-void Placer::place(const LayerShape& shape, std::span<const RankToPlace> ranks, int64_t capacity) {
-  launch(shape, ranks, kCountPhase | kAssignPhase, capacity);
+void Placer::place(const LayerShape& shape, std::span<const RankToPlace> ranks, const PlaceLimits& limits) {
+  launch(shape, ranks, kCountPhase | kAssignPhase, limits);
 }
 
 PlacementCounts Placer::read_counts(const LayerShape& shape, std::span<const RankToPlace> ranks) {
@@ -241,7 +271,7 @@ PlacementCounts Placer::read_counts(const LayerShape& shape, std::span<const Ran
   return {{host_->tokens, host_->tokens + count}, {host_->counts, host_->counts + entries}};
 }
 
-void Placer::invert_rows(const LayerShape& shape, std::span<const RankToPlace> ranks, int64_t entries) {
+void Placer::invert_rows(const LayerShape& shape, std::span<const RankToPlace> ranks) {
   for (const DeviceRanks& of : devices_) {
     const ScopedDevice scope(of.device);
     const CUstream stream = stream_of(ranks[of.index.front()].routing.stream);
@@ -253,9 +283,6 @@ void Placer::invert_rows(const LayerShape& shape, std::span<const RankToPlace> r
       const size_t i = of.index[place];
       args.rank[place] = own_[i].rank;
       args.tables[place] = ranks[i].tables;
-      cuda::check(driver().cuMemsetD8Async(pointer(ranks[i].tables.row_of_source), 0xff,
-                                           static_cast<size_t>(entries) * sizeof(int32_t), stream),
-                  "clearing a table of rows");
     }
     launch_kernel(
         of.kernels->get(row_of_source_request(), 0),
@@ -310,22 +337,24 @@ void Placer::throw_noticed_failure() {
   if (timed_out_) {
     throw Error(Status::kTimeout, "group: an earlier placement failed half-way; call Group::recover() before the next");
   }
-  for (const DeviceRanks& of : devices_) {
-    const ScopedDevice scope(of.device);
-    cuda::check(driver().cuCtxSynchronize(), "placement");
+  if (own_.size() > 1) {  // the others may be about to say the same
+    for (const DeviceRanks& of : devices_) {
+      const ScopedDevice scope(of.device);
+      cuda::check(driver().cuCtxSynchronize(), "placement");
+    }
   }
   size_t first = 0;
   while (host_->report[first].fault == PlaceFault::kNone) ++first;
-  const PlaceReport report = host_->report[first];
+  PlaceReport report{};  // what the host has of it may be half of it still
+  own_[first].stream.read(&report, &own_[first].state->report, sizeof(report));
   std::fill_n(host_->report, own_.size(), PlaceReport{});
-  for (const OwnRank& own : own_) {
-    const ScopedDevice scope(own.device);
-    cuda::check(driver().cuMemsetD8Async(pointer(&own.state->report), 0, sizeof(PlaceReport), nullptr),
-                "clearing a placement's report");
-    cuda::check(driver().cuCtxSynchronize(), "clearing a placement's report");
-  }
+  for (OwnRank& own : own_) own.stream.clear(&own.state->report, sizeof(PlaceReport));
   timed_out_ = is_timeout(report.fault);
-  raise(report, own_[first].rank);
+  RunningNote note{};
+  if (report.fault == PlaceFault::kCountsMissing) {
+    own_[first].stream.read(&note, &control(own_[first].rank, report.rank)->board.running, sizeof(note));
+  }
+  raise(report, own_[first].rank, running_text(report.rank, note));
 }
 
 }  // namespace uniep::cuda

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -8,23 +9,30 @@
 #include "engine/carver.h"
 #include "engine/cuda/device/place_arguments.h"
 #include "engine/cuda/kernel.h"
+#include "engine/cuda/place_kernels.h"
+#include "engine/cuda/side_stream.h"
 #include "uniep/layer.h"
 
 // Placement on the GPUs of a group: host side of device/place.cu and device/program_tables.cu.
 namespace uniep::cuda {
 
-// Tables whose size does not depend on the routing: all but `rows` and `row_of_source`. `tokens`: of this rank.
+// Tables whose size does not depend on the routing: all but those of carve_rows(). `tokens`: of this rank.
 PlacementTables carve_placement(internal::Carver& carver, const LayerShape& shape, int ranks, int64_t tokens);
+// `rows` padded rows, and an entry of row_of_source for each of `sources` slots of all ranks.
+void carve_rows(internal::Carver& carver, PlacementTables& tables, int64_t rows, int64_t sources);
 ProgramTables carve_program(internal::Carver& carver, const LayerShape& shape, int ranks);
-
-KernelRequest place_request();
-KernelRequest row_of_source_request();
-KernelRequest program_tables_request();
 
 // What an own rank has to place, and where to.
 struct RankToPlace {
   Routing routing;
   PlacementTables tables;  // `rows` may be null while only counts are made
+  int64_t sources = 0;     // entries of tables.row_of_source
+};
+
+// What all ranks must be given alike; it is checked on the devices.
+struct PlaceLimits {
+  int64_t rows = 0;    // padded rows of a rank; 0: by need
+  int64_t tokens = 0;  // of a rank; 0: any number
 };
 
 // What the host learns in `exact` mode.
@@ -37,34 +45,38 @@ struct PlacementCounts {
 // a device share a launch, on the stream of the first; nothing here waits for the host but read_counts() and check().
 class Placer {
  public:
-  // `memory`: symmetric_bytes() for the exchange of counts. `kernels[i]`: of the device of own rank i. Compiles and
-  // loads everything that will be launched. A peer's counts may take `arrival_seconds`.
+  // `memory`: begins with a GroupControl. `kernels[i]`: of the device of own rank i. Compiles and loads everything that
+  // will be launched. A peer's counts may take `arrival_seconds`.
   Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels, double wait_seconds,
          double arrival_seconds);
   ~Placer();
   Placer(const Placer&) = delete;
   Placer& operator=(const Placer&) = delete;
 
-  static int64_t symmetric_bytes() { return sizeof(PlaceExchange); }
+  static int64_t symmetric_bytes() { return sizeof(GroupControl); }
 
   // Throws uniep::Error where this engine can not place such a layer.
   static void require_supported(const LayerShape& shape, int ranks);
 
-  // Where peers can not reach tables.rows (a process a GPU): they write rows into this memory, and the placement copies
-  // from it. Null: they write into tables.rows.
-  void set_row_inbox(SymmetricMemory* inbox) { row_inbox_ = inbox; }
+  // Where peers can not reach tables.rows (a process a GPU): they write into the memory that `inbox(own rank, peer)` says
+  // is the peer's, and the placement copies from its own. None: they write into tables.rows.
+  using RowInbox = std::function<RowSource*(int own_rank, int peer)>;
+  void set_row_inbox(RowInbox inbox) { row_inbox_ = std::move(inbox); }
+
+  // The number of the running call on this rank; peers' failures are told by it.
+  void set_call(uint32_t number) { call_ = number; }
 
   // Exact mode: count(); read_counts(), which throws as the cpu engine does; then memory for the rows; assign().
   void count(const LayerShape& shape, std::span<const RankToPlace> ranks);
   PlacementCounts read_counts(const LayerShape& shape, std::span<const RankToPlace> ranks);
   void assign(const LayerShape& shape, std::span<const RankToPlace> ranks);
 
-  // Capacity mode: all of it, within `capacity` padded rows a rank. A routing that does not fit or is not legal gives
-  // an empty placement and is thrown by check().
-  void place(const LayerShape& shape, std::span<const RankToPlace> ranks, int64_t capacity);
+  // Capacity mode: all of it, within limits. A routing that does not fit or is not legal gives an empty placement and is
+  // thrown by check().
+  void place(const LayerShape& shape, std::span<const RankToPlace> ranks, const PlaceLimits& limits);
 
-  // Fills row_of_source, which holds `entries` numbers (sum of T times K, or more).
-  void invert_rows(const LayerShape& shape, std::span<const RankToPlace> ranks, int64_t entries);
+  // Fills row_of_source.
+  void invert_rows(const LayerShape& shape, std::span<const RankToPlace> ranks);
 
   // Fills tables (one entry an own rank) and what follows from them in calls[i].program and .layout; `calls` holds the
   // device addresses of the own ranks' RankCalls. Those of ranks that share a device follow each other.
@@ -75,8 +87,8 @@ class Placer {
   void queue_reports(std::span<const RankToPlace> ranks);
   // Whether the last reports that have come tell of a failure. Does not wait.
   bool has_noticed_failure() const;
-  // Waits for all own devices, throws the failure that was noticed, and forgets it; but after a time-out every later
-  // placement is refused until clear().
+  // Throws the failure that was noticed, and forgets it; but after a time-out every later placement is refused until
+  // clear().
   [[noreturn]] void throw_noticed_failure();
   // queue_reports(), a wait for `ranks`' streams, and throw_noticed_failure() if there is one.
   void check(std::span<const RankToPlace> ranks);
@@ -86,11 +98,12 @@ class Placer {
 
  private:
   struct OwnRank {
-    int rank = 0;
-    int device = 0;
+    int rank;
+    int device;
     PlaceState* state = nullptr;
     int32_t* chunk_counts = nullptr;
     int32_t* chunk_tokens = nullptr;
+    SideStream stream;
   };
   // The own ranks of one device, which share its launches.
   struct DeviceRanks {
@@ -100,8 +113,10 @@ class Placer {
     std::vector<size_t> index;  // of own ranks
   };
 
-  void launch(const LayerShape& shape, std::span<const RankToPlace> ranks, uint32_t phases, int64_t row_limit);
-  PlaceExchange* exchange(int own_rank, int peer) const;
+  void clear_own();
+  void launch(const LayerShape& shape, std::span<const RankToPlace> ranks, uint32_t phases, const PlaceLimits& limits);
+  void clear_rows(std::span<const RankToPlace> ranks);
+  GroupControl* control(int own_rank, int peer) const;
   RowSource* rows_of(int own_rank, int peer, std::span<const RankToPlace> ranks) const;
 
   // Page-locked, so that copies from all ranks are under way together.
@@ -112,8 +127,9 @@ class Placer {
   };
 
   SymmetricMemory& memory_;
-  SymmetricMemory* row_inbox_ = nullptr;
+  RowInbox row_inbox_;
   double wait_seconds_, arrival_seconds_;
+  uint32_t call_ = kReplayed;
   std::vector<OwnRank> own_;
   std::vector<DeviceRanks> devices_;
   HostMemory* host_ = nullptr;

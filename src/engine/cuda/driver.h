@@ -37,16 +37,23 @@ namespace uniep::cuda {
   X(cuMemcpyDtoHAsync)                 \
   X(cuMemcpyDtoDAsync)                 \
   X(cuMemsetD8Async)                   \
+  X(cuMemsetD32Async)                  \
+  X(cuMemGetAccess)                    \
+  X(cuMemPoolGetAccess)                \
+  X(cuPointerGetAttribute)             \
   X(cuStreamCreate)                    \
   X(cuStreamDestroy)                   \
   X(cuStreamSynchronize)               \
+  X(cuStreamQuery)                     \
   X(cuStreamWaitEvent)                 \
+  X(cuStreamGetCaptureInfo)            \
   X(cuStreamIsCapturing)               \
   X(cuThreadExchangeStreamCaptureMode) \
   X(cuEventCreate)                     \
   X(cuEventDestroy)                    \
   X(cuEventRecord)                     \
   X(cuEventSynchronize)                \
+  X(cuEventQuery)                      \
   X(cuEventElapsedTime)
 
 // The CUDA driver's functions, found at run time. driver() throws uniep::Error (kUnsupported) where there is none.

@@ -80,14 +80,15 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps, 1)
     ptx::fence_mbarrier_init();
   }
   if (threadIdx.x == 0) {
-    shared.epoch = *call.epoch;
+    shared.epoch = call.state->epoch;
     shared.launch = launch.launch;
     shared.worker = cta % launch.workers;
     shared.reduce_items = 0;
   }
   __syncthreads();
   const RunningCall running{shared.call, shared.epoch, shared.launch, shared.worker};
-  if (running.call.row_probs != nullptr) write_row_probs(running);
+  const bool dispatches = running.call.program.stages[running.launch].dispatch;
+  if (dispatches && running.call.row_probs != nullptr) write_row_probs(running);
   run_warp(running, shared, warp);
   __syncthreads();
   if (warp == 0) finish_launch(running);

@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const 
     acquire_maps(global_call);
   }
   if (threadIdx.x == kSchedulerWarp * ptx::kThreadsPerWarp) {
-    shared.epoch = *global_call.epoch;
+    shared.epoch = global_call.state->epoch;
     shared.launch = launch.launch;
     shared.worker = cta % launch.workers;
     shared.reduce_items = 0;

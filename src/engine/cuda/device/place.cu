@@ -7,6 +7,8 @@
 //            their places in the order of the sums
 //   finish   the last CTA tells all ranks, and the rank ends when all have told it
 // A peer's counts are also its word that its tables may be written: it sends them after all earlier work of its stream.
+// A rank that gives up says so instead of `placed`, so that the placement fails on all ranks that wait for it; on those
+// that do not, calls on it end when the failed ranks begin them.
 #include "engine/cuda/device/place/assign.h"
 #include "engine/cuda/device/place/layout.h"
 #include "engine/cuda/device/place/order_tokens.h"
@@ -21,9 +23,9 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads) uniep_place(const __
   const PlaceRank& own = args.rank[block / args.ctas];
   const bool counts = (args.phases & kCountPhase) != 0;
   const bool assigns = (args.phases & kAssignPhase) != 0;
-  const PlaceCta cta{args, own, PlaceShared(shared_memory, args.experts), block % args.ctas,
+  const PlaceCta cta{args, own, PlaceShared(shared_memory, args.terms.experts), block % args.ctas,
                      own.state->epoch + (counts ? 1u : 0u)};
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kPlaceWarps * args.experts; i += kPlaceThreads) {
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kPlaceWarps * args.terms.experts; i += kPlaceThreads) {
     cta.shared.warp_rows[i] = 0;
   }
   cta.warp_tokens()[threadIdx.x % 32] = 0;
@@ -51,7 +53,9 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads) uniep_place(const __
   __syncthreads();
   if (counts && came) {
     send_counts(cta);
-    came = wait_for_ranks(cta, cta.inbox().counted, PlaceFault::kCountsMissing, args.arrival_limit_ns);
+    came = wait_for_ranks(cta, cta.inbox().counted, cta.epoch, PlaceFault::kCountsMissing, args.arrival_limit_ns,
+                          [](uint32_t) { return false; });
+    if (came) came = !has_other_arguments(cta);
   }
 
   bool empty = !came || has_routing_problem(cta);
@@ -64,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads) uniep_place(const __
   if (counts) write_tables(cta, empty, came);
   if (!assigns) return;
 
-  for (int32_t expert = static_cast<int32_t>(threadIdx.x); expert < args.experts && !empty; expert += kPlaceThreads) {
+  for (int32_t expert = static_cast<int32_t>(threadIdx.x); expert < args.terms.experts && !empty; expert += kPlaceThreads) {
     cta.shared.first_row[expert] += cta.shared.own_offset[expert] + cta.segment_start(expert);
   }
   __syncthreads();
@@ -79,13 +83,16 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads) uniep_place(const __
   const bool last = publish_rows(cta);
   const bool copies = rows_of[own.rank] != own.tables.rows;
   if (!last && !copies) return;
-  if (!wait_for_ranks(cta, cta.inbox().placed, PlaceFault::kRowsMissing, args.wait_limit_ns)) return;
+  const uint32_t expected = placed_word(cta.epoch, false);
+  const auto gave_up = [&](uint32_t word) { return word == placed_word(cta.epoch, true); };
+  if (!wait_for_ranks(cta, cta.inbox().placed, expected, PlaceFault::kRowsMissing, args.wait_limit_ns, gave_up)) return;
   if (copies) copy_rows(cta, rows_of[own.rank]);
 }
 
 // From a rank's rows to row_of_source, which holds -1 everywhere before. blockIdx.y says which rank.
 extern "C" __global__ void uniep_row_of_source(const __grid_constant__ RowOfSourceArguments args) {
   const PlacementTables& tables = args.tables[blockIdx.y];
+  if (*tables.whole == 0) return;
   const int32_t last_expert = (args.rank[blockIdx.y] + 1) * (args.experts / args.ranks) - 1;
   const int64_t rows = tables.segment_start[last_expert] + round_up(tables.expert_rows[last_expert], kRowAlignment);
   for (int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; row < rows;

@@ -17,15 +17,29 @@ constexpr uint32_t kAssignPhase = 2;
 
 enum class PlaceFault : int32_t {
   kNone = 0,
-  kRouting,        // a slot is not legal
-  kOverflow,       // a rank gets more rows than it has memory for
-  kCountsMissing,  // a peer's counts did not come in time
-  kRowsMissing,    // a peer's rows did not come in time
-  kStalled,        // not all CTAs of the rank ran
+  kRouting,         // a slot is not legal
+  kOverflow,        // a rank gets more rows than it has memory for
+  kOtherArguments,  // a peer places another layer, or within another capacity
+  kCountsMissing,   // a peer's counts did not come in time
+  kRowsMissing,     // a peer's rows did not come in time
+  kStalled,         // not all CTAs of the rank ran
+  kPeerFailed,      // a peer's host gave up the call, or left the group
+  kPeerGaveUp,      // a peer's placement failed
 };
 
-// The first failure of a rank's placements; stays until the host has read it. A placement that failed is empty: all of
-// its slots count as unused, so that what is launched behind it does no harm.
+// What must be the same on all ranks of a placement.
+struct PlaceTerms {
+  int32_t experts, topk;
+  int64_t row_limit;  // padded rows that a rank has memory for
+  int64_t tokens;     // that a rank may have; 0: any number, all ranks know them
+};
+UNIEP_HOST_DEVICE bool is_same(const PlaceTerms& a, const PlaceTerms& b) {
+  return a.experts == b.experts && a.topk == b.topk && a.row_limit == b.row_limit && a.tokens == b.tokens;
+}
+
+// The first failure of a rank's placements; stays until the host has read it. With a routing that is not legal or does
+// not fit a placement is empty on every rank: all of its slots count as unused, so that what is launched behind it does
+// no harm. With any other fault it has failed, and calls on it end in an error on all ranks.
 struct PlaceReport {
   PlaceFault fault;
   RoutingFault routing_fault;
@@ -37,6 +51,7 @@ struct PlaceReport {
   float prob;
   int32_t expert_rows;
   int64_t rows, limit;
+  PlaceTerms terms, peers_terms;  // kOtherArguments
 };
 
 // What a source tells of itself beside its counts.
@@ -46,6 +61,7 @@ struct SourceHeader {
   int64_t id;        // of the slot with the problem
   float prob;
   int32_t unused;
+  PlaceTerms terms;
 };
 
 // A word that atomicMax() keeps for the first slot with a problem.
@@ -59,8 +75,9 @@ UNIEP_HOST_DEVICE RoutingFault problem_fault(uint64_t word) {
   return static_cast<RoutingFault>(~word % 4);
 }
 
-// A rank's memory that peers write; element p only by rank p. Flags hold the number of the placement. Counts have two
-// banks: a peer can be one placement ahead of me, and not two, since it waits for my counts in between.
+// A rank's memory that peers write; element p only by rank p. `counted` holds the number of the placement, `placed`
+// placed_word(). Counts have two banks: a peer can be one placement ahead of me, and not two, since it waits for my
+// counts in between.
 struct PlaceExchange {
   uint32_t counted[kMostCudaRanks];
   uint32_t placed[kMostCudaRanks];
@@ -68,12 +85,22 @@ struct PlaceExchange {
   int32_t counts[2][kMostCudaRanks][kMostPlaceExperts];
 };
 
+UNIEP_HOST_DEVICE uint32_t placed_word(uint32_t epoch, bool gave_up) {
+  return epoch * 2 + (gave_up ? 1 : 0);
+}
+
+// What the ranks of a group reach of each other as long as it lives.
+struct GroupControl {
+  CallBoard board;
+  PlaceExchange place;
+};
+
 // A rank's memory of its own, kept from placement to placement. Zero at first.
 struct PlaceState {
   uint32_t epoch;         // number of the running or last placement
   uint32_t counted_ctas;  // CTAs that have counted, over all placements
   uint32_t placed_ctas;   // of this placement
-  uint32_t unused;
+  uint32_t gave_up;       // number of the last placement that a CTA of the rank gave up
   uint64_t problem[2];
   PlaceReport report;
 };
@@ -86,17 +113,17 @@ struct PlaceRank {
   PlaceState* state;
   int32_t* chunk_counts;                    // [CTAs, E] slots by expert
   int32_t* chunk_tokens;                    // [CTAs, kTokenClasses] tokens by class
-  PlaceExchange* exchange[kMostCudaRanks];  // of every rank, as this one reaches it
+  GroupControl* control[kMostCudaRanks];    // of every rank, as this one reaches it
   RowSource* rows_of[kMostCudaRanks];       // where every rank takes rows; own tables.rows, or memory to copy from
 };
 
 // Ranks that share a launch are neighbours: CTA b works for rank[b / ctas].
 struct PlaceArguments {
-  int32_t ranks, experts, topk;
+  int32_t ranks;
   int32_t ctas;  // a rank
   uint32_t phases;
-  int32_t unused;
-  int64_t row_limit;  // padded rows that a rank has memory for
+  uint32_t call;  // its number on this rank; kReplayed in a graph
+  PlaceTerms terms;
   uint64_t wait_limit_ns, arrival_limit_ns;
   PlaceRank rank[kMostCudaRanks];
 };

@@ -22,6 +22,7 @@ struct PlacementTables {
   int32_t* token_order;        // [T]
   RowSource* rows;             // [padded rows]
   int32_t* row_of_source;      // [sum of T, K]; read under deduplication and combine groups only
+  uint32_t* whole;             // 0 once the placement has failed on this rank: then no table means anything
 };
 
 // From the placement and a Schedule.

@@ -10,7 +10,6 @@
 // of its kernels. Nothing in it changes during the call.
 namespace uniep::cuda {
 
-constexpr int kMostCudaRanks = 8;
 constexpr int kMostCudaSlots = 32;  // slots or combine groups of a token: a lane of a warp each
 
 // Where an agent writes down when its tiles ran; a ring of `capacity` records for each agent.
@@ -36,10 +35,9 @@ struct alignas(64) RankCall {
   int32_t slot_count;  // rows of `slots` a token: K, or the number of combine groups
 
   // Signals. The epoch is advanced by the kernel that begins a call; counters of epoch e lie in bank e % 2.
-  uint32_t* epoch;
+  RankState* state;
   uint32_t* counters;               // [2][layout.counter_total]
   uint32_t* flags[kMostCudaRanks];  // of every rank, as this rank reaches them
-  WaitReport* report;
   uint64_t wait_limit_ns;     // for waits inside a rank and for data of peers that have arrived
   uint64_t arrival_limit_ns;  // for a peer to arrive
 

@@ -10,18 +10,57 @@
 // out of time says what it was for.
 namespace uniep::cuda {
 
-enum class SignalKind : uint32_t { kCounter = 0, kFlag = 1 };
+constexpr int kMostCudaRanks = 8;
+
+enum class SignalKind : uint32_t {
+  kCounter = 0,
+  kFlag,
+  kPlacement,   // the call's placement failed on this rank
+  kPeerFailed,  // rank `index` gave up the call, or left the group
+  kOtherCall,   // rank `index` makes another call than this rank in epoch `expected`
+};
 
 // A signal that was waited for: its space is a CounterSpace or a FlagSpace (program/edges.h).
 struct AwaitedSignal {
   SignalKind kind;
   int32_t space;
   int64_t index;
-  uint32_t expected;  // a counter's threshold, or the epoch that a flag must hold
+  uint32_t expected;  // a counter's threshold, or the epoch that a flag must have reached
   uint32_t seen;
 };
 
 constexpr int32_t kNoStage = -1;
+
+enum class CallKind : uint32_t { kForward = 0, kBackward, kDispatch, kCombine };
+
+// What must be the same on all ranks of a call.
+struct CallDescription {
+  uint32_t number;  // of this rank's calls on its group; kReplayed in a graph
+  CallKind kind;
+  int32_t hidden, intermediate, experts, topk;
+  uint32_t schedule;  // a hash of Schedule and Numerics
+  uint32_t input;     // a hash of where x lies: 0 is a copy, else a symmetric buffer and an offset
+};
+constexpr uint32_t kReplayed = 0xffffffffu;
+
+UNIEP_HOST_DEVICE bool is_same_call(const CallDescription& a, const CallDescription& b) {
+  return a.kind == b.kind && a.hidden == b.hidden && a.intermediate == b.intermediate && a.experts == b.experts &&
+         a.topk == b.topk && a.schedule == b.schedule && a.input == b.input;
+}
+
+// What a GPU runs, of whichever of its process's groups.
+struct RunningNote {
+  uint32_t group;  // the process's n-th group
+  uint32_t call;   // of that group
+};
+
+// A rank's memory in which peers tell of their calls; element p only rank p writes.
+struct CallBoard {
+  uint32_t failed[kMostCudaRanks];          // the number of a call that rank p gave up, or kLeft
+  CallDescription call[2][kMostCudaRanks];  // of the epoch with this lowest bit
+  RunningNote running;                      // of this rank's GPU, for peers that wait for it to arrive
+};
+constexpr uint32_t kLeft = 0xfffffffeu;  // rank p makes no more calls
 
 // What the first wait that ran out was for. One a rank, in ordinary memory. `failed` is 0, or 2 while the report is
 // being written, or 1; all other waits of the rank give up once it is not 0.
@@ -30,9 +69,21 @@ struct WaitReport {
   int32_t rank;
   int32_t launch;
   int32_t direction;
-  int32_t stage, expert, m, n;  // of the task that waited; kNoStage at the end of a call
+  int32_t stage, expert, m, n;  // of the task that waited; kNoStage at the begin or end of a call
   AwaitedSignal awaited;
 };
+
+// A rank's state of its own on its GPU, from call to call.
+struct RankState {
+  WaitReport report;
+  uint32_t epoch;                    // of the running or last call
+  CallBoard* board[kMostCudaRanks];  // of every rank, as this one reaches it
+};
+
+// Flags of calls that may be over when they are looked at: a peer may be a call ahead. 0 is no epoch.
+UNIEP_HOST_DEVICE bool is_reached(uint32_t seen, uint32_t epoch) {
+  return seen != 0 && static_cast<int32_t>(seen - epoch) >= 0;
+}
 
 #ifdef __CUDACC__
 // One thread. Only the first report of a rank is kept.

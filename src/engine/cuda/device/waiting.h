@@ -38,7 +38,7 @@ UNIEP_DEVICE uniep::Task as_stage(const uniep::Task& task) {
 // ---- Waits
 
 UNIEP_DEVICE bool has_failed(const RunningCall& running) {
-  return ptx::load_relaxed_gpu(&running.call.report->failed) != 0;
+  return ptx::load_relaxed_gpu(&running.call.state->report.failed) != 0;
 }
 
 UNIEP_DEVICE void report_wait(const RunningCall& running, const uniep::Task& task, const AwaitedSignal& awaited) {
@@ -51,14 +51,46 @@ UNIEP_DEVICE void report_wait(const RunningCall& running, const uniep::Task& tas
   content.m = task.m;
   content.n = task.n;
   content.awaited = awaited;
-  write_report(running.call.report, content);
+  write_report(&running.call.state->report, content);
+}
+
+// What this rank, and a peer that has arrived, have said of the running call.
+UNIEP_DEVICE const CallDescription& description_of(const RunningCall& running, int32_t rank) {
+  return running.call.state->board[running.call.program.rank]->call[running.epoch & 1u][rank];
+}
+
+// A peer that does not take part in the call, or -1.
+UNIEP_DEVICE int32_t failed_peer(const RunningCall& running) {
+  const uint32_t number = description_of(running, running.call.program.rank).number;
+  for (int32_t peer = 0; peer < running.call.program.ranks; ++peer) {
+    const uint32_t failed =
+        ptx::load_acquire_system(&running.call.state->board[running.call.program.rank]->failed[peer]);
+    if (failed == kLeft || (failed == number && number != kReplayed)) return peer;
+  }
+  return -1;
+}
+
+__device__ __noinline__ bool is_peers_call(const CallBoard* board, uint32_t bank, int32_t own, int32_t peer) {
+  return is_same_call(board->call[bank][own], board->call[bank][peer]);
+}
+
+// Whether a peer that has arrived makes the same call. If not, the rank has a report.
+UNIEP_DEVICE bool makes_same_call(const RunningCall& running, const uniep::Task& task, int32_t peer) {
+  const int32_t own = running.call.program.rank;
+  if (is_peers_call(running.call.state->board[own], running.epoch & 1u, own, peer)) return true;
+  report_wait(running, task, {SignalKind::kOtherCall, 0, peer, running.epoch, 0});
+  return false;
+}
+
+UNIEP_DEVICE bool flag_holds(FlagSpace space, uint32_t seen, uint32_t epoch) {
+  return space == FlagSpace::kArrive || space == FlagSpace::kDone ? is_reached(seen, epoch) : seen == epoch;
 }
 
 // The first peer that has not arrived, or -1.
 UNIEP_DEVICE int32_t missing_peer(const RunningCall& running) {
   for (int32_t peer = 0; peer < running.call.program.ranks; ++peer) {
     const uint32_t* flag = flag_of(running, running.call.program.rank, FlagSpace::kArrive, peer);
-    if (ptx::load_acquire_system(flag) != running.epoch) return peer;
+    if (!is_reached(ptx::load_acquire_system(flag), running.epoch)) return peer;
   }
   return -1;
 }
@@ -73,6 +105,16 @@ class WaitClock {
   UNIEP_DEVICE bool is_over(const RunningCall& running, const uniep::Task& task, const AwaitedSignal& awaited) {
     if (++polls_ % kPollsBetweenLooks != 0) return false;
     if (has_failed(running)) return true;
+    const int32_t failed = failed_peer(running);
+    if (failed >= 0) {
+      // A peer that has left may have signalled before: then the next polls see it.
+      if (!peer_failed_) {
+        peer_failed_ = true;
+        return false;
+      }
+      report_wait(running, task, {SignalKind::kPeerFailed, 0, failed, 0, 0});
+      return true;
+    }
     if (!all_arrived_) {
       const int32_t peer = missing_peer(running);
       if (peer >= 0) return is_arrival_over(running, task, peer);
@@ -104,11 +146,13 @@ class WaitClock {
   uint32_t begin_;
   uint32_t polls_ = 0;
   bool all_arrived_ = false;
+  bool peer_failed_ = false;
 };
 
 constexpr uint32_t kPollPauseNs = 32;
 
-// One thread. A flag holds for exactly this epoch, a counter once it has reached its threshold.
+// One thread. Counters, arrive and done hold once they have reached what is waited for, other flags for exactly this
+// epoch.
 UNIEP_DEVICE bool wait_for(const RunningCall& running, const uniep::Task& task, const CounterWait& wait) {
   const uint32_t* counter = counter_of(running, wait.space, wait.index);
   uint32_t seen = ptx::load_acquire_gpu(counter);
@@ -126,15 +170,21 @@ UNIEP_DEVICE bool wait_for(const RunningCall& running, const uniep::Task& task, 
 UNIEP_DEVICE bool wait_for(const RunningCall& running, const uniep::Task& task, const FlagWait& wait) {
   const uint32_t* flag = flag_of(running, running.call.program.rank, wait.space, wait.index);
   uint32_t seen = ptx::load_acquire_system(flag);
-  if (seen == running.epoch) return true;
-  for (WaitClock clock; seen != running.epoch; seen = ptx::load_acquire_system(flag)) {
+  for (WaitClock clock; !flag_holds(wait.space, seen, running.epoch); seen = ptx::load_acquire_system(flag)) {
     if (clock.is_over(running, task,
                       {SignalKind::kFlag, static_cast<int32_t>(wait.space), wait.index, running.epoch, seen})) {
       return false;
     }
     __nanosleep(kPollPauseNs);
   }
-  return true;
+  return wait.space != FlagSpace::kArrive || makes_same_call(running, task, static_cast<int32_t>(wait.index));
+}
+
+// A whole warp: whether all lanes say so; then what any lane has acquired lies before what the others do next.
+UNIEP_DEVICE bool all_lanes(bool holds) {
+  const bool all = __all_sync(0xffffffffu, holds);
+  __syncwarp();
+  return all;
 }
 
 // A whole warp: until everything that the task waits for holds. The lanes share the signals among them. What was
@@ -147,7 +197,7 @@ UNIEP_DEVICE bool wait_for_task(const RunningCall& running, const uniep::Task& t
     if (holds && turn % ptx::kThreadsPerWarp == ptx::lane_index()) holds = wait_for(running, task, wait);
     ++turn;
   });
-  return __all_sync(0xffffffffu, holds);
+  return all_lanes(holds);
 }
 
 // ---- Signals: one thread, behind which all data of the signal lies
@@ -178,6 +228,7 @@ UNIEP_DEVICE void signal_task(const RunningCall& running, const uniep::Task& tas
     }
   });
   if (!__any_sync(0xffffffffu, stores_flags)) return;
+  __syncwarp();  // what one lane has acquired is released by all
   turn = 0;
   for_each_flag_signal(p, task, [&](const FlagSignal& signal) {
     if (turn++ % ptx::kThreadsPerWarp == ptx::lane_index()) store(running, signal);

@@ -23,7 +23,11 @@ bool suits(std::size_t block, std::size_t wanted) {
 }  // namespace
 
 BlockCache::~BlockCache() {
-  for (auto& [device, blocks] : free_) free_all(blocks, device);
+  for (auto& [of, blocks] : free_) free_all(blocks, of.first);
+  for (const auto& [device, memory] : unused_) {
+    const ScopedDevice scope(device);
+    driver().cuMemFree(reinterpret_cast<CUdeviceptr>(memory));
+  }
 }
 
 Allocator BlockCache::allocator() {
@@ -38,29 +42,44 @@ Allocator BlockCache::allocator() {
   return functions;
 }
 
+Allocator BlockCache::allocator_of_one() {
+  Allocator functions = allocator();
+  functions.release = [](void* cache, void* memory, std::size_t, int rank, Stream) {
+    static_cast<BlockCache*>(cache)->release_for_good(memory, rank);
+  };
+  return functions;
+}
+
 void* BlockCache::allocate(std::size_t bytes, int rank) {
   const int device = device_of(rank);
-  FreeBlocks& blocks = free_[device];
+  FreeBlocks& blocks = free_[{device, capture_}];
   const std::size_t wanted = stepped(bytes);
   const auto found = blocks.lower_bound(wanted);
   if (found != blocks.end() && suits(found->first, wanted)) {
     void* const memory = found->second;
-    in_use_.emplace(memory, found->first);
+    in_use_.emplace(memory, Block{found->first, capture_});
     blocks.erase(found);
     return memory;
   }
   void* memory = take_from_device(wanted, device);
   if (memory == nullptr) {
-    free_all(blocks, device);
+    free_all(free_[{device, 0}], device);
     memory = take_from_device(wanted, device);
   }
-  if (memory != nullptr) in_use_.emplace(memory, wanted);
+  if (memory != nullptr) in_use_.emplace(memory, Block{wanted, capture_});
   return memory;
 }
 
 void BlockCache::release(void* memory, int rank) {
   const auto found = in_use_.find(memory);
-  free_[device_of(rank)].emplace(found->second, memory);
+  free_[{device_of(rank), found->second.capture}].emplace(found->second.bytes, memory);
+  in_use_.erase(found);
+}
+
+void BlockCache::release_for_good(void* memory, int rank) {
+  const auto found = in_use_.find(memory);
+  if (found->second.capture == 0) return release(memory, rank);
+  unused_.emplace(device_of(rank), memory);
   in_use_.erase(found);
 }
 

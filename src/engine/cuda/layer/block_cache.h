@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <utility>
 #include <vector>
@@ -11,7 +12,8 @@ namespace uniep::cuda {
 
 // Where a group takes memory from when its caller gives no allocator. Blocks are kept for the next call that wants
 // about as much, so that calls allocate nothing once they repeat. All calls of a group follow one another, so a block
-// may be handed out while the kernels of an earlier call still use it.
+// may be handed out while the kernels of an earlier call still use it. What a captured call has taken stays with the
+// calls of that capture as long as the cache, since replays use it at any time.
 class BlockCache {
  public:
   // `devices`: of the ranks from `first_rank` on.
@@ -22,12 +24,22 @@ class BlockCache {
 
   // An allocator that stays valid as long as the cache.
   Allocator allocator();
+  // The same, but nobody else gets what a captured call has taken.
+  Allocator allocator_of_one();
+
+  // Which capture the next call goes into; 0: none.
+  void set_capture(uint64_t capture) { capture_ = capture; }
 
  private:
   using FreeBlocks = std::multimap<std::size_t, void*>;  // by size
+  struct Block {
+    std::size_t bytes;  // as it was taken
+    uint64_t capture;
+  };
 
   void* allocate(std::size_t bytes, int rank);
   void release(void* memory, int rank);
+  void release_for_good(void* memory, int rank);
   void* take_from_device(std::size_t bytes, int device);
   void free_all(FreeBlocks& blocks, int device);
 
@@ -35,8 +47,10 @@ class BlockCache {
 
   int first_rank_;
   std::vector<int> devices_;
-  std::map<int, FreeBlocks> free_;       // by device
-  std::map<void*, std::size_t> in_use_;  // sizes as they were taken
+  uint64_t capture_ = 0;
+  std::map<std::pair<int, uint64_t>, FreeBlocks> free_;  // by device and capture
+  std::multimap<int, void*> unused_;                     // by device: of captured calls, not to be handed out again
+  std::map<void*, Block> in_use_;
 };
 
 }  // namespace uniep::cuda

@@ -3,14 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
-#include <numeric>
 
-#include "api/place.h"
 #include "engine/cuda/driver.h"
 #include "engine/cuda/engine.h"
-#include "engine/cuda/layer/host_exchange.h"
-#include "engine/cuda/layer/host_routing.h"
 #include "engine/cuda/layer/layer_tiles.h"
 #include "engine/cuda/layer/stream_capture.h"
 #include "engine/cuda/profiler_range.h"
@@ -46,6 +43,23 @@ void require_aligned(const void* array, const char* name, int rank) {
               fmt::format("{}: its address on rank {} must be a multiple of {}", name, rank, kAlignment));
 }
 
+// FNV-1a of all that must be equal on all ranks beside what CallDescription spells out.
+uint32_t fingerprint(const ProgramRequest& request) {
+  uint32_t hash = 2166136261u;
+  const auto add = [&](const std::string& text) {
+    for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;
+  };
+  add(to_text(request.schedule));
+  add(fmt::format(";{};{};{};{};{}", request.workers, static_cast<int>(request.numerics.activation),
+                  static_cast<int>(request.numerics.router_weight), request.numerics.combine_groups, request.redispatch));
+  return hash;
+}
+
+uint32_t next_group_number() {
+  static std::atomic<uint32_t> groups = 0;
+  return ++groups;
+}
+
 }  // namespace
 
 std::unique_ptr<internal::Engine> make_engine(const GroupOptions& options) {
@@ -72,11 +86,14 @@ CudaEngine::CudaEngine(const GroupOptions& options)
       cache_(std::make_shared<BlockCache>(ranks_.first_local(), ranks_.devices())),
       symmetric_([this](int64_t bytes) { return ranks_.make_memory(bytes); }),
       counters_(ranks_.devices().size()),
-      records_(ranks_.devices().size()) {
+      records_(ranks_.devices().size()),
+      side_(ranks_.devices().front()),
+      group_number_(next_group_number()) {
   options_ = completed(options, ranks_);
   if (options_.allocator.allocate == nullptr) options_.allocator = cache_->allocator();
   for (const RankDevices::OfDevice& of : ranks_.by_device()) {
     queues_.push_back(std::make_unique<DeviceQueue>(of.device, of.ranks));
+    for (const int rank : of.ranks) queues_.back()->order().add(symmetric_.board(rank, rank));
   }
   const int device = ranks_.devices().front();
   const ScopedDevice scope(device);
@@ -88,12 +105,14 @@ CudaEngine::CudaEngine(const GroupOptions& options)
                 driver().cuMemFreeHost(memory);
               }};
   std::memset(reports, 0, sizeof(WaitReport) * kMostCudaRanks);
-  if (options_.launch == uniep::Launch::kProcesses) symmetric_.reserve({});
 }
 
 CudaEngine::~CudaEngine() {
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    for (const int rank : queue->ranks()) queue->order().remove(symmetric_.board(rank, rank));
+  }
   queues_.clear();  // waits for their calls
-  if ((broken_ || failed_rank() >= 0) && !symmetric_.empty()) symmetric_.memory().abandon();
+  tell_peers(kLeft);
 }
 
 Machine CudaEngine::machine() const {
@@ -109,11 +128,7 @@ Machine CudaEngine::machine() const {
 ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& schedule, Direction direction) const {
   require_summable(config.shape, config.numerics);
   require_instantiable(schedule, config.numerics, direction);
-  if (options_.launch == uniep::Launch::kProcesses && schedule.dispatch.transport == DispatchTransport::kPush) {
-    throw Error(Status::kUnsupported,
-                "dispatch.transport: push writes into memory that only the ranks of one process reach; with a process "
-                "a GPU only pull is built");
-  }
+  if (in_processes() && schedule.dispatch.transport == DispatchTransport::kPush) refuse_push();
   ProgramRequest request;
   request.shape = config.shape;
   request.numerics = config.numerics;
@@ -126,7 +141,7 @@ ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& sc
 }
 
 SymmetricNeed CudaEngine::symmetric_need(const ProgramRequest& request, const internal::PlacementState& placement,
-                                         const SignalLayout& layout) const {
+                                         const SignalLayout& layout, bool copies_inputs) const {
   int64_t tokens = 0;
   for (const internal::RankPlacement& rank : placement.rank) tokens = std::max(tokens, rank.tokens);
   const int64_t row_bytes = request.shape.hidden * static_cast<int64_t>(sizeof(BFloat16));
@@ -136,7 +151,8 @@ SymmetricNeed CudaEngine::symmetric_need(const ProgramRequest& request, const in
   if (request.direction == Direction::kBackward) {
     need.prob_slots = tokens * request.shape.topk * static_cast<int64_t>(sizeof(float));
   }
-  if (options_.launch == uniep::Launch::kProcesses) need.inputs = tokens * row_bytes;
+  if (copies_inputs) need.inputs = tokens * row_bytes;
+  if (in_processes()) need.rows = row_table_bytes(placement);
   return need;
 }
 
@@ -144,8 +160,8 @@ std::vector<MemoryNeed> CudaEngine::memory_need(const LayerConfig& config, const
                                                 Direction direction, const Placement& placement) const {
   const ProgramRequest asked = request(config, schedule, direction);
   const Program program(asked, placement.state());
-  const SymmetricNeed symmetric =
-      symmetric_need(asked, *placement.state(), signal_layout(program_on_host(program, ranks_.first_local())));
+  const SignalLayout layout = signal_layout(program_on_host(program, ranks_.first_local()));
+  const SymmetricNeed symmetric = symmetric_need(asked, *placement.state(), layout, in_processes());
   std::vector<MemoryNeed> needs;
   for (int rank = first_local_rank(); rank < first_local_rank() + local_ranks(); ++rank) {
     MemoryNeed need =
@@ -182,13 +198,57 @@ void CudaEngine::prepare(const ProgramRequest& request) {
   }
 }
 
+void CudaEngine::reserve(const SymmetricNeed& need) {
+  if (capture_ != 0 && !symmetric_.fits(need)) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("group: this call needs {} bytes of symmetric memory, more than all before it, and none can "
+                            "be taken in a CUDA graph; make one call of this size first",
+                            need.total()));
+  }
+  if (!symmetric_.fits(need)) {
+    synchronize_devices();
+    symmetric_.reserve(need);
+  }
+  if (capture_ != 0) symmetric_.keep();
+}
+
+void CudaEngine::look_for_capture(const std::vector<CUstream>& streams) {
+  const ScopedDevice scope(ranks_.devices().front());
+  capture_ = capture_of(streams.front());
+  ever_captured_ |= capture_ != 0;
+  cache_->set_capture(capture_);
+}
+
+// Puts a call behind all others on its devices, and behind what its streams hold.
+void CudaEngine::begin_queueing(const std::vector<CUstream>& streams) {
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->begin(streams_of(*queue, streams));
+}
+
+void CudaEngine::end_queueing(const std::vector<CUstream>& streams) {
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->end(streams_of(*queue, streams));
+}
+
 // ---- Placement
+
+GroupPlacer& CudaEngine::placer() {
+  if (placer_ != nullptr) return *placer_;
+  std::vector<KernelStore*> kernels(ranks_.devices().size());
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    for (const int rank : queue->ranks()) {
+      kernels[static_cast<std::size_t>(rank - first_local_rank())] = &queue->kernels();
+    }
+  }
+  synchronize_devices();
+  placer_ = std::make_unique<GroupPlacer>(symmetric_, kernels, cache_, options_.timeout_seconds,
+                                          options_.arrival_timeout_seconds, in_processes());
+  return *placer_;
+}
 
 Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) {
   const ProfilerRange range("place");
   const BesideCapture beside;
+  const auto queueing = DeviceOrder::lock();
   throw_noticed_failures();
-  check_shape(shape, options_.ranks);
   if (routings.size() != static_cast<std::size_t>(local_ranks())) {
     throw Error(Status::kInvalidArgument,
                 fmt::format("routings: {} given; one for each of the {} local ranks is needed", routings.size(),
@@ -196,60 +256,18 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
   }
   std::vector<CUstream> streams;
   for (const Routing& routing : routings) streams.push_back(stream_of(routing.stream));
-  const bool on_devices = options_.launch == uniep::Launch::kThreads && shape.experts <= kMostPlaceExperts;
-  const ScopedDevice scope(ranks_.devices().front());
-  if (is_captured(streams.front()) && (capacity.rows == 0 || !on_devices)) {
-    throw Error(Status::kInvalidArgument,
-                "capacity: 0, or a placement through the host; in a CUDA graph rows need a fixed capacity");
+  GroupPlacer& own = placer();
+  look_for_capture(streams);
+  begin_queueing(streams);
+  if (capture_ != 0 && capacity.rows == 0) {
+    throw Error(Status::kInvalidArgument, "capacity.rows: 0; in a CUDA graph rows need a fixed capacity");
   }
-  const auto state = on_devices ? place_on_devices(shape, routings, capacity, streams)
-                                : place_through_host(shape, routings, capacity, streams);
+  const std::vector<RankTarget> rank_targets = targets(streams);
+  const uint32_t number = capture_ != 0 ? kReplayed : call_number_;
+  auto state = own.place({shape, routings, capacity, rank_targets, number, [this](const auto& need) { reserve(need); }});
+  end_queueing(streams);
   throw_noticed_failures();
-  return Placement(state);
-}
-
-std::shared_ptr<internal::PlacementState> CudaEngine::place_on_devices(const LayerShape& shape,
-                                                                       std::span<const Routing> routings,
-                                                                       Capacity capacity,
-                                                                       const std::vector<CUstream>& streams) {
-  if (placer_ == nullptr) {
-    std::vector<KernelStore*> kernels(ranks_.devices().size());
-    for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
-      for (const int rank : queue->ranks()) kernels[static_cast<std::size_t>(rank)] = &queue->kernels();
-    }
-    synchronize();
-    placer_ = std::make_shared<GroupPlacer>(ranks_, kernels, cache_, options_.timeout_seconds,
-                                            options_.timeout_seconds * kArrivalPatience);
-  }
-  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->begin(streams_of(*queue, streams));
-  auto state = placer_->place(shape, routings, capacity, targets(streams));
-  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->end(streams_of(*queue, streams));
-  return state;
-}
-
-// With a process a GPU, and for more experts than the placement kernel holds.
-std::shared_ptr<internal::PlacementState> CudaEngine::place_through_host(const LayerShape& shape,
-                                                                         std::span<const Routing> routings,
-                                                                         Capacity capacity,
-                                                                         const std::vector<CUstream>& streams) {
-  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
-    queue->follow_earlier_calls(streams[static_cast<std::size_t>(queue->ranks().front() - first_local_rank())]);
-  }
-  std::vector<HostRouting> copies = read_routings(shape, routings, ranks_.devices(), first_local_rank());
-  if (options_.launch == uniep::Launch::kProcesses) copies = share_routings(symmetric_, shape, copies.front());
-  std::vector<Routing> all;
-  for (const HostRouting& copy : copies) all.push_back(copy.view());
-  std::shared_ptr<internal::PlacementState> state = place_on_host(shape, options_.ranks, all, capacity);
-  state->engine_tables = std::make_shared<PlacedTables>(*state, cache_, targets(streams));
-  return state;
-}
-
-void CudaEngine::gather(std::span<const std::byte> own, const Room& room) {
-  if (options_.launch == uniep::Launch::kThreads) return Engine::gather(own, room);
-  synchronize();
-  const std::vector<int64_t> sizes = share_sizes(symmetric_, static_cast<int64_t>(own.size()));
-  const int64_t bytes = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  share_bytes(symmetric_, own, sizes, first_local_rank() == 0 ? room(static_cast<std::size_t>(bytes)) : nullptr);
+  return Placement(std::move(state));
 }
 
 // ---- Calls
@@ -265,7 +283,8 @@ void CudaEngine::bind_group_memory(RankBinding& binding, std::size_t local, cons
   const int device = ranks_.devices()[local];
   const std::size_t bytes = 2 * static_cast<std::size_t>(program.layout.counter_total) * sizeof(uint32_t);
   if (counters_[local].size() < bytes) {
-    synchronize();
+    synchronize_devices();
+    if (ever_captured_) kept_.push_back(std::move(counters_[local]));
     counters_[local] = DeviceBlock();
     counters_[local] = DeviceBlock(device, bytes + bytes / 2, "counters");
   }
@@ -281,6 +300,7 @@ void CudaEngine::bind_group_memory(RankBinding& binding, std::size_t local, cons
 Saved CudaEngine::forward(const internal::ForwardCall& call) {
   const ProfilerRange range("forward");
   const BesideCapture beside;
+  const auto queueing = DeviceOrder::lock();
   throw_noticed_failures();
   const ProgramRequest asked = request(call.config, call.schedule, Direction::kForward);
   const internal::PlacementState& placement = *call.placement.state();
@@ -293,44 +313,48 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   prepare(asked);
 
   // Memory first: an allocator may hand it out in the order of a rank's own stream.
+  std::vector<CUstream> streams;
+  for (const ForwardArguments& arguments : call.arguments) streams.push_back(stream_of(arguments.stream));
+  look_for_capture(streams);
   auto saved = std::make_shared<internal::SavedState>();
   saved->config = call.config;
   saved->placement = call.placement;
   saved->first_rank = first_local_rank();
   std::vector<internal::MemoryBlock> workspaces;
-  std::vector<CUstream> streams;
-  for (const ForwardArguments& arguments : call.arguments) {
-    const int rank = first_local_rank() + static_cast<int>(streams.size());
+  for (std::size_t local = 0; local < streams.size(); ++local) {
+    const int rank = first_local_rank() + static_cast<int>(local);
     const MemoryNeed need = internal::block_sizes(
         internal::memory_request(call.config.shape, call.schedule, placement, rank), Direction::kForward);
-    saved->ranks.emplace_back().memory =
-        internal::MemoryBlock(options_.allocator, need.saved_bytes, rank, arguments.stream);
-    workspaces.emplace_back(options_.allocator, need.workspace_bytes, rank, arguments.stream);
-    streams.push_back(stream_of(arguments.stream));
+    const Stream stream = call.arguments[local].stream;
+    saved->ranks.emplace_back().memory = internal::MemoryBlock(options_.allocator, need.saved_bytes, rank, stream);
+    workspaces.emplace_back(options_.allocator, need.workspace_bytes, rank, stream);
   }
-  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->begin(streams_of(*queue, streams));
+  begin_queueing(streams);
   const std::vector<RankTarget> rank_targets = targets(streams);
   const std::vector<DeviceProgram>& programs = tables.programs(asked, call.placement.state(), rank_targets);
-  symmetric_.reserve(symmetric_need(asked, placement, programs.front().layout));
-
   std::vector<RankBinding> bindings(call.arguments.size());
   for (std::size_t local = 0; local < bindings.size(); ++local) {
+    bindings[local].rank = first_local_rank() + static_cast<int>(local);
+    bindings[local].input = call.arguments[local].x;
+  }
+  Inputs inputs = find_inputs(bindings);
+  reserve(symmetric_need(asked, placement, programs.front().layout, inputs.copied));
+
+  for (std::size_t local = 0; local < bindings.size(); ++local) {
     const ForwardArguments& arguments = call.arguments[local];
-    const int rank = first_local_rank() + static_cast<int>(local), device = ranks_.devices()[local];
-    const internal::MemoryRequest memory = internal::memory_request(call.config.shape, call.schedule, placement, rank);
+    RankBinding& binding = bindings[local];
+    const internal::MemoryRequest memory =
+        internal::memory_request(call.config.shape, call.schedule, placement, binding.rank);
     internal::SavedRank& kept = saved->ranks[local];
-    poison(kept.memory.data(), kept.memory.size(), device, rank_targets[local].stream);
-    poison(workspaces[local].data(), workspaces[local].size(), device, rank_targets[local].stream);
+    poison(kept.memory.data(), kept.memory.size(), ranks_.devices()[local], rank_targets[local].stream);
+    poison(workspaces[local].data(), workspaces[local].size(), ranks_.devices()[local], rank_targets[local].stream);
     internal::Carver saved_carver(kept.memory.data()), carver(workspaces[local].data());
     const internal::SavedPieces pieces = internal::carve_saved(saved_carver, memory);
     const internal::WorkspacePieces work = internal::carve_workspace(carver, memory, Direction::kForward);
     kept.z = pieces.z;
     kept.xg = pieces.xg;
 
-    RankBinding& binding = bindings[local];
-    binding.rank = rank;
     binding.rows = memory.rows;
-    binding.input[0] = arguments.x;
     binding.gathered[0] = memory.keep_xg ? pieces.xg : work.gathered[0];
     binding.z = pieces.z;
     binding.activation = work.activation;
@@ -338,16 +362,17 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
     binding.output = arguments.y;
     binding.weights = arguments.weights;
     binding.row_table = tables.tables(local).rows;
+    binding.whole = tables.tables(local).whole;
     bind_group_memory(binding, local, programs[local], call.options.events != nullptr, rank_targets[local].stream);
   }
   const RankProgram& program = programs.front().program;
-  run({asked, symmetric_, options_.launch == uniep::Launch::kThreads, options_.timeout_seconds}, bindings, programs,
-      streams, [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
-        for (int launch = 0; launch < program.launches; ++launch) {
-          queue.launch(launch_config(asked.schedule, asked.numerics, program.stages[launch]),
-                       {calls, launch, program.workers}, absent_ranks_, stream);
-        }
-      });
+  CallBinding binding = bind_call(asked, CallKind::kForward, inputs);
+  run(binding, inputs, bindings, programs, streams, [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
+    for (int launch = 0; launch < program.launches; ++launch) {
+      queue.launch(launch_config(asked.schedule, asked.numerics, program.stages[launch]),
+                   {calls, launch, program.workers}, absent_ranks_, stream);
+    }
+  });
   if (call.options.events != nullptr) read_events(*call.options.events, programs);
   return Saved(saved);
 }
@@ -362,38 +387,69 @@ std::vector<CUstream> CudaEngine::streams_of(const DeviceQueue& queue, const std
   return own;
 }
 
-// Peers in other processes read a copy of x.
-void CudaEngine::share_input(const CallBinding& call, const RankBinding& binding, int64_t tokens, CUstream stream) {
-  if (tokens == 0 || binding.input[0] == nullptr) return;
-  check(driver().cuMemcpyDtoDAsync(pointer(symmetric_.inputs(binding.rank, binding.rank)), pointer(binding.input[0]),
-                                   static_cast<std::size_t>(tokens * call.request.shape.hidden) * sizeof(BFloat16),
-                                   stream),
-        "copying x to where peers reach it");
+// The stream that a rank's device runs a call in.
+CUstream CudaEngine::leader_of(int rank, const std::vector<CUstream>& streams) const {
+  for (const RankDevices::OfDevice& of : ranks_.by_device()) {
+    if (of.device == ranks_.device_of(rank)) return streams[static_cast<std::size_t>(of.ranks.front() - first_local_rank())];
+  }
+  return nullptr;
 }
 
-void CudaEngine::run(const CallBinding& call, const std::vector<RankBinding>& bindings,
+CallBinding CudaEngine::bind_call(const ProgramRequest& request, CallKind kind, const Inputs& inputs) const {
+  CallBinding binding{request, symmetric_, {}, {}, options_.timeout_seconds, options_.arrival_timeout_seconds};
+  binding.description.number = capture_ != 0 ? kReplayed : call_number_;
+  binding.description.kind = kind;
+  binding.description.hidden = static_cast<int32_t>(request.shape.hidden);
+  binding.description.intermediate = static_cast<int32_t>(request.shape.intermediate);
+  binding.description.experts = static_cast<int32_t>(request.shape.experts);
+  binding.description.topk = static_cast<int32_t>(request.shape.topk);
+  binding.description.schedule = fingerprint(request);
+  binding.description.input = inputs.where;
+  return binding;
+}
+
+void CudaEngine::begin(DeviceQueue& queue, const CallBinding& call, RankCall* calls,
+                       const std::vector<RankBinding>& bindings, const std::vector<DeviceProgram>& programs,
+                       CUstream stream) {
+  BeginArguments arguments{};
+  arguments.calls = calls;
+  std::copy_n(programs.front().program.stages, kMaxLaunches, arguments.stages);
+  arguments.description = call.description;
+  arguments.running = {group_number_, call_number_};
+  // Another group may be gone when a graph is replayed.
+  const std::vector<CallBoard*>& boards = queue.order().boards();
+  const std::size_t noted = capture_ != 0 ? 0 : std::min<std::size_t>(boards.size(), kMostNotedGroups);
+  arguments.groups = static_cast<int32_t>(noted);
+  std::copy_n(boards.begin(), noted, arguments.boards);
+  for (std::size_t i = 0; i < queue.ranks().size(); ++i) {
+    arguments.whole[i] = bindings[static_cast<std::size_t>(queue.ranks()[i] - first_local_rank())].whole;
+  }
+  queue.launch_begin(arguments, absent_ranks_, stream);
+}
+
+void CudaEngine::run(CallBinding& call, Inputs& inputs, const std::vector<RankBinding>& bindings,
                      const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams,
                      const LaunchAll& launch) {
-  std::vector<const RankCall*> calls;
+  copy_inputs(inputs, call.request, bindings, programs, streams);
+  call.inputs = inputs.addresses;
+  std::vector<RankCall*> calls;
   std::vector<RankCall*> rank_calls(bindings.size());
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     std::vector<std::size_t> locals;
     for (const int rank : queue->ranks()) locals.push_back(static_cast<std::size_t>(rank - first_local_rank()));
     CUstream stream = streams[locals.front()];
     const ScopedDevice scope(queue->device());
-    if (!call.peers_in_process) share_input(call, bindings.front(), programs.front().program.tokens, stream);
     std::byte* const memory = queue->call_memory(call_image_bytes(call, bindings, locals), stream);
     const std::vector<std::byte> image = call_image(call, bindings, locals, programs, memory);
-    queue->upload_call(memory, image, stream);
-    calls.push_back(reinterpret_cast<const RankCall*>(memory));
+    queue->uploads().copy(memory, image.data(), image.size(), stream);
+    calls.push_back(reinterpret_cast<RankCall*>(memory));
     for (std::size_t i = 0; i < locals.size(); ++i) rank_calls[locals[i]] = reinterpret_cast<RankCall*>(memory) + i;
   }
   if (programs.front().made_on_device) placer_->build_programs(rank_calls, programs, streams);
   for (std::size_t i = 0; i < queues_.size(); ++i) {
     DeviceQueue& queue = *queues_[i];
-    const std::vector<CUstream> own_streams = streams_of(queue, streams);
-    CUstream stream = own_streams.front();
-    queue.launch_begin(calls[i], absent_ranks_, stream);
+    CUstream stream = streams_of(queue, streams).front();
+    begin(queue, call, calls[i], bindings, programs, stream);
     launch(queue, calls[i], static_cast<int>(queue.ranks().size()) - absent_ranks_, stream);
     const ScopedDevice scope(queue.device());
     for (const int rank : queue.ranks()) {
@@ -401,8 +457,8 @@ void CudaEngine::run(const CallBinding& call, const std::vector<RankBinding>& bi
                                        sizeof(WaitReport), stream),
             "queueing the report of a call");
     }
-    queue.end(own_streams);
   }
+  end_queueing(streams);
 }
 
 void CudaEngine::read_events(std::vector<TileEvent>& events, const std::vector<DeviceProgram>& programs) {
@@ -417,45 +473,6 @@ void CudaEngine::read_events(std::vector<TileEvent>& events, const std::vector<D
     clocks[static_cast<std::size_t>(first_local_rank()) + local] = ranks_.devices()[local];
   }
   internal::bring_clocks_together(events, clocks);
-}
-
-// ---- Failures
-
-int CudaEngine::failed_rank() const {
-  for (int local = 0; local < ranks_.local_count(); ++local) {
-    const volatile uint32_t& failed = reports_[local].failed;
-    if (failed != 0) return local;
-  }
-  return -1;
-}
-
-void CudaEngine::throw_noticed_failures() {
-  if (broken_) {
-    throw Error(Status::kTimeout, "group: an earlier call failed half-way; call Group::recover() before the next one");
-  }
-  if (placer_ != nullptr) placer_->throw_noticed_failure();
-  const int failed = failed_rank();
-  if (failed < 0) return;
-  synchronize_devices();  // so that the whole report has come
-  broken_ = true;
-  throw Error(Status::kTimeout, describe(reports_[failed]) + "; recover() makes the group usable again");
-}
-
-void CudaEngine::synchronize() {
-  synchronize_devices();
-  throw_noticed_failures();
-}
-
-void CudaEngine::synchronize_devices() {
-  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->synchronize();
-}
-
-void CudaEngine::recover() {
-  synchronize_devices();
-  if (!symmetric_.empty()) symmetric_.signals().recover();
-  if (placer_ != nullptr) placer_->clear();
-  std::memset(reports_.get(), 0, sizeof(WaitReport) * kMostCudaRanks);
-  broken_ = false;
 }
 
 }  // namespace uniep::cuda

@@ -18,10 +18,10 @@
 namespace uniep::cuda {
 
 // The Hopper engine. With uniep::Launch::kThreads this process drives all ranks, each on its GPU or several on one;
-// with kProcesses it drives one, and NCCL's symmetric windows reach the others.
+// with kProcesses it drives one, and memory that processes share reaches the others.
 //
-// A call is queued and returns: the host waits for the device only where it must anyway. In place() it reads the
-// routing; a call that records events, and one that needs more symmetric memory than all before, wait too. A wait that
+// A call is queued and returns: the host waits for the device only where it must anyway. In place() by need it reads the
+// counts; a call that records events, and one that needs more symmetric memory than all before, wait too. A wait that
 // ran out on the device is noticed at the next of these places and whenever another call begins after the device has
 // told of it, and thrown there as kTimeout; the group then refuses calls until recover().
 class CudaEngine final : public internal::Engine {
@@ -44,51 +44,86 @@ class CudaEngine final : public internal::Engine {
   void combine(const internal::CombineCall& call) override;
   std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
                                       const Placement& placement) const override;
+  std::shared_ptr<internal::SymmetricBlock> allocate_symmetric(std::size_t bytes) override;
+  std::shared_ptr<internal::SymmetricBlock> register_symmetric(std::span<void* const> memory,
+                                                               std::size_t bytes) override;
   void synchronize() override;
   void recover() override;
+  void begin_collective() override { ++call_number_; }
+  void give_up(const std::exception& why) noexcept override;
+  void leave() noexcept override;
+  void meet() override;
   void gather(std::span<const std::byte> own, const Room& room) override;
 
-  // For tests: so many of each device's last ranks do not run.
+  // For tests: so many of each device's last ranks do not run; the next call's epoch, of whatever calls.
   void leave_out(int ranks) { absent_ranks_ = ranks; }
+  void set_next_epoch(uint32_t epoch);
 
  private:
+  bool in_processes() const { return options_.launch == uniep::Launch::kProcesses; }
   ProgramRequest request(const LayerConfig& config, const Schedule& schedule, Direction direction) const;
   SymmetricNeed symmetric_need(const ProgramRequest& request, const internal::PlacementState& placement,
-                               const SignalLayout& layout) const;
-  std::shared_ptr<internal::PlacementState> place_on_devices(const LayerShape& shape, std::span<const Routing> routings,
-                                                             Capacity capacity, const std::vector<CUstream>& streams);
-  std::shared_ptr<internal::PlacementState> place_through_host(const LayerShape& shape,
-                                                               std::span<const Routing> routings, Capacity capacity,
-                                                               const std::vector<CUstream>& streams);
+                               const SignalLayout& layout, bool copies_inputs) const;
+  GroupPlacer& placer();
   std::vector<RankTarget> targets(std::span<const CUstream> streams);
   void prepare(const ProgramRequest& request);
+  void reserve(const SymmetricNeed& need);
   void bind_group_memory(RankBinding& binding, std::size_t local, const DeviceProgram& program, bool record,
                          CUstream stream);
+  CUstream leader_of(int rank, const std::vector<CUstream>& streams) const;
   std::vector<CUstream> streams_of(const DeviceQueue& queue, const std::vector<CUstream>& streams) const;
-  void share_input(const CallBinding& call, const RankBinding& binding, int64_t tokens, CUstream stream);
+  void look_for_capture(const std::vector<CUstream>& streams);
+  void begin_queueing(const std::vector<CUstream>& streams);
+  void end_queueing(const std::vector<CUstream>& streams);
+
+  // Where the ranks of this process find everybody's x.
+  struct Inputs {
+    bool copied = false;
+    uint32_t where = 0;  // of CallDescription
+    std::shared_ptr<internal::SymmetricBlock> block;
+    std::vector<const BFloat16*> addresses;  // of every rank; those of copies once there is room for them
+  };
+  Inputs find_inputs(const std::vector<RankBinding>& bindings) const;
+  void copy_inputs(Inputs& inputs, const ProgramRequest& request, const std::vector<RankBinding>& bindings,
+                   const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams);
+  CallBinding bind_call(const ProgramRequest& request, CallKind kind, const Inputs& inputs) const;
+
   // Queues the launches of a call on one device, of so many of its ranks.
   using LaunchAll = std::function<void(DeviceQueue& queue, const RankCall* calls, int ranks, CUstream stream)>;
-  void run(const CallBinding& call, const std::vector<RankBinding>& bindings,
+  void run(CallBinding& call, Inputs& inputs, const std::vector<RankBinding>& bindings,
            const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams, const LaunchAll& launch);
+  void begin(DeviceQueue& queue, const CallBinding& call, RankCall* calls, const std::vector<RankBinding>& bindings,
+             const std::vector<DeviceProgram>& programs, CUstream stream);
   ProgramRequest exchange_request(const LayerConfig& config, const Schedule& schedule, ProgramPart part) const;
-  void run_exchange(const ProgramRequest& asked, const Placement& placement, const std::vector<CUstream>& streams,
-                    std::vector<RankBinding> bindings);
+  void run_exchange(const ProgramRequest& asked, CallKind kind, const Placement& placement,
+                    const std::vector<CUstream>& streams, std::vector<RankBinding> bindings);
   void read_events(std::vector<TileEvent>& events, const std::vector<DeviceProgram>& programs);
   void poison(void* memory, std::size_t bytes, int device, CUstream stream) const;
   int failed_rank() const;  // of the local ones, whose wait ran out since recover(); -1: none
   void throw_noticed_failures();
+  std::string details(const WaitReport& report);
   void synchronize_devices();
+  void tell_peers(uint32_t failed) noexcept;
 
   GroupOptions options_;
   RankDevices ranks_;
   std::shared_ptr<BlockCache> cache_;
   std::vector<std::unique_ptr<DeviceQueue>> queues_;  // one a device, its ranks following each other
   SymmetricRegion symmetric_;
-  std::shared_ptr<GroupPlacer> placer_;  // made by the first place()
+  std::unique_ptr<GroupPlacer> placer_;  // made by the first place()
   std::vector<DeviceBlock> counters_;    // of local ranks
   std::vector<TileRecords> records_;     // of local ranks
+  std::vector<DeviceBlock> kept_;        // what captured calls point to
+  std::vector<std::weak_ptr<internal::SymmetricBlock>> buffers_;
+  std::vector<std::shared_ptr<internal::SymmetricBlock>> kept_buffers_;
+  uint32_t next_buffer_ = 1;
   // Of local ranks, page-locked: copied there behind every call.
   std::unique_ptr<WaitReport[], std::function<void(WaitReport*)>> reports_;
+  SideStream side_;
+  const uint32_t group_number_;  // of this process's
+  uint32_t call_number_ = 0;
+  uint64_t capture_ = 0;  // that the running call goes into
+  bool ever_captured_ = false;
   int absent_ranks_ = 0;
   bool broken_ = false;
 };

@@ -38,17 +38,14 @@ int resident_ctas(CUfunction function, const LayerKernelConfig& config) {
 }  // namespace
 
 DeviceQueue::DeviceQueue(int device, std::vector<int> ranks)
-    : device_(device), ranks_(std::move(ranks)), kernels_(device), uploads_(device) {
-  const ScopedDevice scope(device_);
-  check(driver().cuEventCreate(&call_over_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
-  check(driver().cuEventCreate(&rank_ready_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
-}
+    : device_(device),
+      ranks_(std::move(ranks)),
+      order_(DeviceOrder::of(device)),
+      kernels_(device),
+      uploads_(device) {}
 
 DeviceQueue::~DeviceQueue() {
-  const ScopedDevice scope(device_);
-  driver().cuEventSynchronize(call_over_);
-  driver().cuEventDestroy(call_over_);
-  driver().cuEventDestroy(rank_ready_);
+  if (call_over_) driver().cuEventSynchronize(call_over_.get());
 }
 
 CUfunction DeviceQueue::layer_function(const LayerKernelConfig& config) {
@@ -72,19 +69,14 @@ void DeviceQueue::prepare(std::span<const LayerKernelConfig> configs, int ctas) 
   }
 }
 
-void DeviceQueue::follow_earlier_calls(CUstream stream) {
-  const ScopedDevice scope(device_);
-  check(driver().cuStreamWaitEvent(stream, call_over_, 0), "cuStreamWaitEvent");
-}
-
 CUstream DeviceQueue::begin(std::span<const CUstream> streams) {
   const ScopedDevice scope(device_);
   CUstream stream = streams.front();
-  if (!is_captured(stream)) check(driver().cuStreamWaitEvent(stream, call_over_, 0), "cuStreamWaitEvent");
+  if (!is_captured(stream)) order_->follow(stream);
   for (CUstream other : streams.subspan(1)) {
     if (other == stream) continue;
-    check(driver().cuEventRecord(rank_ready_, other), "cuEventRecord");
-    check(driver().cuStreamWaitEvent(stream, rank_ready_, 0), "cuStreamWaitEvent");
+    rank_ready_.record(device_, other);
+    check(driver().cuStreamWaitEvent(stream, rank_ready_.get(), 0), "cuStreamWaitEvent");
   }
   return stream;
 }
@@ -92,10 +84,12 @@ CUstream DeviceQueue::begin(std::span<const CUstream> streams) {
 void DeviceQueue::end(std::span<const CUstream> streams) {
   const ScopedDevice scope(device_);
   CUstream stream = streams.front();
-  CUevent over = is_captured(stream) ? rank_ready_ : call_over_;
-  check(driver().cuEventRecord(over, stream), "cuEventRecord");
+  const bool captured = is_captured(stream);
+  DeviceEvent& over = captured ? rank_ready_ : call_over_;
+  over.record(device_, stream);
+  if (!captured) order_->lead(stream);
   for (CUstream other : streams.subspan(1)) {
-    if (other != stream) check(driver().cuStreamWaitEvent(other, over, 0), "cuStreamWaitEvent");
+    if (other != stream) check(driver().cuStreamWaitEvent(other, over.get(), 0), "cuStreamWaitEvent");
   }
 }
 
@@ -112,26 +106,15 @@ std::byte* DeviceQueue::call_memory(std::size_t bytes, CUstream stream) {
   return call_memory_.data();
 }
 
-void DeviceQueue::upload_call(std::byte* memory, const std::vector<std::byte>& image, CUstream stream) {
-  const ScopedDevice scope(device_);
-  if (!is_captured(stream)) return uploads_.copy(memory, image.data(), image.size(), stream);
-  CUstream beside = nullptr;
-  check(driver().cuStreamCreate(&beside, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-  const CUresult result =
-      driver().cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(memory), image.data(), image.size(), beside);
-  driver().cuStreamSynchronize(beside);
-  driver().cuStreamDestroy(beside);
-  check(result, "uploading a captured call");
-}
-
-void DeviceQueue::launch_begin(const RankCall* calls, int absent_ranks, CUstream stream) {
+void DeviceQueue::launch_begin(const BeginArguments& arguments, int absent_ranks, CUstream stream) {
   const ScopedDevice scope(device_);
   Launch shape;
   shape.grid_x = static_cast<int>(ranks_.size()) - absent_ranks;
   if (shape.grid_x == 0) return;
   shape.threads = kBeginThreads;
   shape.stream = stream;
-  launch_kernel(kernels_.get(begin_request(), 0), shape, &calls, "launching the begin of a call");
+  BeginArguments argument = arguments;
+  launch_kernel(kernels_.get(begin_request(), 0), shape, &argument, "launching the begin of a call");
 }
 
 void DeviceQueue::launch(const LayerKernelConfig& config, const LayerLaunch& launch, int absent_ranks,
@@ -151,7 +134,7 @@ void DeviceQueue::launch(const LayerKernelConfig& config, const LayerLaunch& lau
 
 void DeviceQueue::synchronize() {
   const ScopedDevice scope(device_);
-  check(driver().cuEventSynchronize(call_over_), "waiting for a call");
+  if (call_over_) call_over_.wait();
 }
 
 }  // namespace uniep::cuda

@@ -3,18 +3,21 @@
 #include <cuda.h>
 
 #include <map>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "engine/cuda/kernel.h"
+#include "engine/cuda/device/begin_arguments.h"
 #include "engine/cuda/layer/device_block.h"
+#include "engine/cuda/layer/device_order.h"
 #include "engine/cuda/layer/upload_ring.h"
 #include "engine/cuda/layer_kernels.h"
 
 namespace uniep::cuda {
 
-// One GPU of a group: its kernels, and the order of the group's calls on it. A call runs in the stream of the device's
-// first rank, behind the group's earlier calls and behind what the streams of its other ranks hold. Calls that are
+// One GPU of a group: its kernels, and the group's calls on it. A call runs in the stream of the device's first rank,
+// behind all earlier calls of the process there and behind what the streams of its other ranks hold. Calls that are
 // captured into a graph are in the order of their stream alone.
 class DeviceQueue {
  public:
@@ -31,8 +34,8 @@ class DeviceQueue {
   // Compiles and loads kernels, and makes sure that `ctas` CTAs of each fit at once. May take seconds the first time.
   void prepare(std::span<const LayerKernelConfig> configs, int ctas);
 
-  // Makes a stream wait for the group's earlier calls on this device.
-  void follow_earlier_calls(CUstream stream);
+  DeviceOrder& order() { return *order_; }
+
   // `streams`: one a rank of this device. Returns the stream that the call runs in.
   CUstream begin(std::span<const CUstream> streams);
   // What the ranks' streams hold from now on comes after the call.
@@ -41,10 +44,9 @@ class DeviceQueue {
   // Device memory for the RankCalls of a call and the tensor maps that they point to; and their upload. A call that is
   // captured keeps its own as long as the group lives, and is written at once: a graph's replays find it there.
   std::byte* call_memory(std::size_t bytes, CUstream stream);
-  void upload_call(std::byte* memory, const std::vector<std::byte>& image, CUstream stream);
 
   // `absent_ranks`: for tests; the last ranks of the device do not run.
-  void launch_begin(const RankCall* calls, int absent_ranks, CUstream stream);
+  void launch_begin(const BeginArguments& arguments, int absent_ranks, CUstream stream);
   void launch(const LayerKernelConfig& config, const LayerLaunch& launch, int absent_ranks, CUstream stream);
 
   // Waits until the group's calls are over on this device.
@@ -55,12 +57,13 @@ class DeviceQueue {
 
   int device_;
   std::vector<int> ranks_;
+  std::shared_ptr<DeviceOrder> order_;
   KernelStore kernels_;
   UploadRing uploads_;
   DeviceBlock call_memory_;
   std::vector<DeviceBlock> captured_calls_;
-  CUevent call_over_ = nullptr;
-  CUevent rank_ready_ = nullptr;
+  DeviceEvent call_over_;
+  DeviceEvent rank_ready_;
   std::map<CUfunction, int> resident_;  // CTAs that fit at once
 };
 

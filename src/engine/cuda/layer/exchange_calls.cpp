@@ -31,12 +31,7 @@ ExchangeConfig exchange_config(const ProgramRequest& asked) {
 ProgramRequest CudaEngine::exchange_request(const LayerConfig& config, const Schedule& schedule,
                                             ProgramPart part) const {
   const bool dispatches = part == ProgramPart::kDispatch;
-  if (options_.launch == uniep::Launch::kProcesses && dispatches &&
-      schedule.dispatch.transport == DispatchTransport::kPush) {
-    throw Error(Status::kUnsupported,
-                "dispatch.transport: push writes into memory that only the ranks of one process reach; with a process "
-                "a GPU only pull is built");
-  }
+  if (in_processes() && dispatches && schedule.dispatch.transport == DispatchTransport::kPush) refuse_push();
   const int64_t slots = std::max<int64_t>(config.shape.topk, config.numerics.combine_groups);
   if (slots > kMostCudaSlots) {
     throw Error(Status::kUnsupported, fmt::format("topk, combine_groups: {}, {}; on cuda each is at most {}",
@@ -54,9 +49,11 @@ ProgramRequest CudaEngine::exchange_request(const LayerConfig& config, const Sch
   return request;
 }
 
-void CudaEngine::run_exchange(const ProgramRequest& asked, const Placement& placement,
+void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const Placement& placement,
                               const std::vector<CUstream>& streams, std::vector<RankBinding> bindings) {
   const BesideCapture beside;
+  const auto queueing = DeviceOrder::lock();
+  throw_noticed_failures();
   const ExchangeConfig config = exchange_config(asked);
   const KernelRequest kernel = cuda::exchange_request(config);
   const int bytes = exchange_shared_bytes(config);
@@ -65,19 +62,27 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, const Placement& plac
     const ScopedDevice scope(queue->device());
     queue->kernels().get(kernel, bytes);
   }
-  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->begin(streams_of(*queue, streams));
+  look_for_capture(streams);
+  begin_queueing(streams);
   const std::vector<RankTarget> rank_targets = targets(streams);
   PlacedTables& tables = tables_of(*placement.state());
   const std::vector<DeviceProgram>& programs = tables.programs(asked, placement.state(), rank_targets);
-  symmetric_.reserve(symmetric_need(asked, *placement.state(), programs.front().layout));
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     bindings[local].rank = first_local_rank() + static_cast<int>(local);
+  }
+  Inputs inputs;
+  inputs.addresses.resize(static_cast<std::size_t>(options_.ranks));
+  if (asked.part == ProgramPart::kDispatch) inputs = find_inputs(bindings);
+  reserve(symmetric_need(asked, *placement.state(), programs.front().layout, inputs.copied));
+  for (std::size_t local = 0; local < bindings.size(); ++local) {
     bindings[local].row_table = tables.tables(local).rows;
+    bindings[local].whole = tables.tables(local).whole;
     bind_group_memory(bindings[local], local, programs[local], false, rank_targets[local].stream);
   }
   const int workers = programs.front().program.workers;
-  run({asked, symmetric_, options_.launch == uniep::Launch::kThreads, options_.timeout_seconds}, bindings, programs,
-      streams, [&](DeviceQueue& queue, const RankCall* calls, int ranks, CUstream stream) {
+  CallBinding binding = bind_call(asked, kind, inputs);
+  run(binding, inputs, bindings, programs, streams,
+      [&](DeviceQueue& queue, const RankCall* calls, int ranks, CUstream stream) {
         if (ranks <= 0) return;
         const ScopedDevice scope(queue.device());
         LayerLaunch argument{calls, 0, workers};
@@ -93,23 +98,21 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, const Placement& plac
 
 void CudaEngine::dispatch(const internal::DispatchCall& call) {
   const ProfilerRange range("dispatch");
-  throw_noticed_failures();
   std::vector<CUstream> streams;
   std::vector<RankBinding> bindings;
   for (const DispatchArguments& arguments : call.arguments) {
     streams.push_back(stream_of(arguments.stream));
     RankBinding& binding = bindings.emplace_back();
-    binding.input[0] = arguments.x;
+    binding.input = arguments.x;
     binding.gathered[0] = arguments.rows;
     binding.row_probs = arguments.row_probs;
   }
-  run_exchange(exchange_request(call.config, call.schedule, ProgramPart::kDispatch), call.placement, streams,
-               std::move(bindings));
+  run_exchange(exchange_request(call.config, call.schedule, ProgramPart::kDispatch), CallKind::kDispatch, call.placement,
+               streams, std::move(bindings));
 }
 
 void CudaEngine::combine(const internal::CombineCall& call) {
   const ProfilerRange range("combine");
-  throw_noticed_failures();
   std::vector<CUstream> streams;
   std::vector<RankBinding> bindings;
   ProgramRequest asked = exchange_request(call.config, call.schedule, ProgramPart::kCombine);
@@ -122,7 +125,7 @@ void CudaEngine::combine(const internal::CombineCall& call) {
     binding.dprobs = arguments.dprobs;
     if (arguments.dprobs != nullptr || arguments.row_dprobs != nullptr) asked.direction = Direction::kBackward;
   }
-  run_exchange(asked, call.placement, streams, std::move(bindings));
+  run_exchange(asked, CallKind::kCombine, call.placement, streams, std::move(bindings));
 }
 
 }  // namespace uniep::cuda

@@ -1,58 +1,89 @@
 #include "engine/cuda/layer/group_placer.h"
 
 #include "api/place.h"
-#include "engine/cuda/driver.h"
 
 namespace uniep::cuda {
-GroupPlacer::GroupPlacer(const RankDevices& ranks, const std::vector<KernelStore*>& kernels,
-                         std::shared_ptr<BlockCache> cache, double wait_seconds, double arrival_seconds)
-    : cache_(std::move(cache)),
-      memory_(ranks.make_memory(Placer::symmetric_bytes())),
-      placer_(std::make_unique<Placer>(*memory_, kernels, wait_seconds, arrival_seconds)) {}
 
-std::shared_ptr<internal::PlacementState> GroupPlacer::place(const LayerShape& shape, std::span<const Routing> routings,
-                                                             Capacity capacity,
-                                                             const std::vector<RankTarget>& targets) {
-  std::shared_ptr<internal::PlacementState> state =
-      begin_placement(shape, static_cast<int>(targets.size()), routings, capacity);
-  Placer::require_supported(shape, state->ranks);
-  std::vector<RankToPlace> ranks(targets.size());
-  std::vector<internal::MemoryBlock> memory;
+GroupPlacer::GroupPlacer(SymmetricRegion& symmetric, const std::vector<KernelStore*>& kernels,
+                         std::shared_ptr<BlockCache> cache, double wait_seconds, double arrival_seconds,
+                         bool through_inbox)
+    : symmetric_(symmetric),
+      cache_(std::move(cache)),
+      placer_(symmetric.control(), kernels, wait_seconds, arrival_seconds),
+      through_inbox_(through_inbox) {
+  if (!through_inbox) return;
+  placer_.set_row_inbox([this](int own_rank, int peer) { return symmetric_.rows(own_rank, peer); });
+}
+
+SymmetricNeed GroupPlacer::need_of(const internal::PlacementState& state) const {
+  SymmetricNeed need;
+  if (through_inbox_) need.rows = row_table_bytes(state);
+  return need;
+}
+
+void GroupPlacer::read_counts(const Call& call, internal::PlacementState& state,
+                              const std::vector<RankToPlace>& ranks) {
+  PlacementCounts read = placer_.read_counts(call.shape, ranks);
+  state.counts = std::move(read.counts);
   int64_t slots = 0;
-  for (const Routing& routing : routings) slots += routing.tokens * shape.topk;
+  for (std::size_t rank = 0; rank < state.rank.size(); ++rank) {
+    state.rank[rank].tokens = read.tokens[rank];
+    slots += read.tokens[rank] * call.shape.topk;
+  }
+  require_slots(slots);
+  state.local = {0, state.ranks};
+}
+
+std::shared_ptr<internal::PlacementState> GroupPlacer::place(const Call& call) {
+  const SymmetricMemory& memory = symmetric_.control();
+  const RankSpan local{memory.own_ranks().front(), static_cast<int>(memory.own_ranks().size())};
+  std::shared_ptr<internal::PlacementState> state =
+      begin_placement(call.shape, memory.ranks(), local, call.routings, call.capacity);
+  Placer::require_supported(call.shape, state->ranks);
+  std::vector<RankToPlace> ranks(call.targets.size());
+  std::vector<internal::MemoryBlock> blocks;
   const auto take = [&](std::size_t i, auto&& carve) {
-    memory.push_back(internal::carved_block(cache_->allocator(), targets[i].rank, Stream{targets[i].stream}, carve));
+    const RankTarget& target = call.targets[i];
+    blocks.push_back(internal::carved_block(cache_->allocator(), target.rank, Stream{target.stream}, carve));
   };
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    ranks[i].routing = routings[i];
-    ranks[i].routing.stream = Stream{targets[i].stream};
+    ranks[i].routing = call.routings[i];
+    ranks[i].routing.stream = Stream{call.targets[i].stream};
     take(i, [&](internal::Carver& carver) {
-      ranks[i].tables = carve_placement(carver, shape, state->ranks, routings[i].tokens);
+      ranks[i].tables = carve_placement(carver, call.shape, state->ranks, call.routings[i].tokens);
     });
   }
-  const auto take_rows = [&](std::size_t i, int64_t rows) {
-    take(i, [&](internal::Carver& carver) {
-      ranks[i].tables.rows = carver.take<RowSource>(rows);
-      ranks[i].tables.row_of_source = carver.take<int32_t>(slots);
-    });
+  const auto take_rows = [&] {
+    int64_t slots = 0;
+    for (const internal::RankPlacement& rank : state->rank) slots += rank.tokens * call.shape.topk;
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      const auto rank = static_cast<std::size_t>(call.targets[i].rank);
+      ranks[i].sources = slots;
+      take(i, [&](internal::Carver& carver) {
+        carve_rows(carver, ranks[i].tables, state->capacity > 0 ? state->capacity : state->padded_rows[rank], slots);
+      });
+    }
   };
-  if (capacity.rows > 0) {
-    for (std::size_t i = 0; i < ranks.size(); ++i) take_rows(i, capacity.rows);
-    placer_->place(shape, ranks, capacity.rows);
+  placer_.set_call(call.number);
+  lay_out_counts(*state);
+  if (call.capacity.rows > 0) {
+    take_rows();
+    call.reserve(need_of(*state));
+    placer_.place(call.shape, ranks, {call.capacity.rows, call.capacity.tokens});
     state->counts_on_devices = true;
-    lay_out_counts(*state);
   } else {
-    placer_->count(shape, ranks);
-    state->counts = placer_->read_counts(shape, ranks).counts;
+    placer_.count(call.shape, ranks);
+    read_counts(call, *state, ranks);
     lay_out_counts(*state);
-    for (std::size_t i = 0; i < ranks.size(); ++i) take_rows(i, state->padded_rows[i]);
-    placer_->assign(shape, ranks);
+    take_rows();
+    call.reserve(need_of(*state));
+    placer_.assign(call.shape, ranks);
   }
-  placer_->invert_rows(shape, ranks, slots);
-  placer_->queue_reports(ranks);
+  placer_.invert_rows(call.shape, ranks);
+  placer_.queue_reports(ranks);
   std::vector<PlacementTables> tables;
   for (const RankToPlace& rank : ranks) tables.push_back(rank.tables);
-  state->engine_tables = std::make_shared<PlacedTables>(std::move(tables), std::move(memory), cache_, weak_from_this());
+  state->engine_tables = std::make_shared<PlacedTables>(std::move(tables), std::move(blocks), cache_, call.targets);
   return state;
 }
 
@@ -64,23 +95,11 @@ void GroupPlacer::build_programs(const std::vector<RankCall*>& calls, const std:
     tables.push_back(programs[i].tables);
     own_streams.push_back(Stream{streams[i]});
   }
-  placer_->build_programs(calls, tables, own_streams);
-}
-
-std::vector<int32_t> GroupPlacer::counts(const LayerShape& shape, const PlacementTables& tables) {
-  memory_->barrier();
-  throw_noticed_failure();
-  std::vector<int32_t> counts(static_cast<std::size_t>(memory_->ranks() * shape.experts));
-  const ScopedDevice scope(memory_->device(0));
-  check(driver().cuMemcpyDtoHAsync(counts.data(), reinterpret_cast<CUdeviceptr>(tables.counts),
-                                   counts.size() * sizeof(int32_t), nullptr),
-        "reading counts");
-  check(driver().cuCtxSynchronize(), "reading counts");
-  return counts;
+  placer_.build_programs(calls, tables, own_streams);
 }
 
 void GroupPlacer::throw_noticed_failure() {
-  if (placer_->has_noticed_failure()) placer_->throw_noticed_failure();
+  if (placer_.has_noticed_failure()) placer_.throw_noticed_failure();
 }
 
 }  // namespace uniep::cuda

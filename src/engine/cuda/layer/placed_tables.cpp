@@ -6,7 +6,8 @@
 #include "engine/carver.h"
 #include "engine/cuda/device_placement.h"
 #include "engine/cuda/driver.h"
-#include "engine/cuda/layer/group_placer.h"
+#include "engine/cuda/layer/stream_capture.h"
+#include "engine/cuda/side_stream.h"
 #include "model/placement.h"
 #include "uniep/error.h"
 
@@ -41,40 +42,6 @@ class TableWriter {
   std::vector<std::byte> image_;
 };
 
-struct TokenTables {
-  std::vector<int32_t> tokens_of_rank, token_block_begin{0};
-};
-
-TokenTables token_tables(const internal::PlacementState& placement) {
-  TokenTables tables;
-  for (const internal::RankPlacement& rank : placement.rank) {
-    tables.tokens_of_rank.push_back(static_cast<int32_t>(rank.tokens));
-    tables.token_block_begin.push_back(tables.token_block_begin.back() +
-                                       static_cast<int32_t>(divide_up(rank.tokens, kTokenBlock)));
-  }
-  return tables;
-}
-
-PlacementTables write_placement(TableWriter& writer, const internal::PlacementState& placement,
-                                const TokenTables& tokens, int rank) {
-  const internal::RankPlacement& own = placement.rank[static_cast<std::size_t>(rank)];
-  PlacementTables tables;
-  tables.rank_of_expert = writer.put(placement.rank_of_expert);
-  tables.counts = writer.put(placement.counts);
-  tables.source_offset = writer.put(placement.source_offset);
-  tables.expert_rows = writer.put(placement.expert_rows);
-  tables.segment_start = writer.put(placement.segment_start);
-  tables.tokens_of_rank = writer.put(tokens.tokens_of_rank);
-  tables.token_block_begin = writer.put(tokens.token_block_begin);
-  tables.source_begin = writer.put(own.source_begin);
-  tables.expert_of_slot = writer.put(own.expert_of_slot);
-  tables.row_of_slot = writer.put(own.row_of_slot);
-  tables.token_order = writer.put(own.token_order);
-  tables.rows = writer.put(own.rows);
-  tables.row_of_source = writer.put(own.row_of_source);
-  return tables;
-}
-
 ProgramTables write_program(TableWriter& writer, const RankProgram& p) {
   const auto local = static_cast<std::size_t>(p.local_experts), ranks = static_cast<std::size_t>(p.ranks);
   ProgramTables tables;
@@ -94,10 +61,9 @@ auto upload_tables(BlockCache& cache, const RankTarget& target, std::vector<inte
                    Write&& write) {
   TableWriter sizes(nullptr);
   write(sizes);
-  memory.emplace_back(cache.allocator(), sizes.used(), target.rank, Stream{target.stream});
+  memory.emplace_back(cache.allocator_of_one(), sizes.used(), target.rank, Stream{target.stream});
   TableWriter writer(memory.back().data());
   const auto tables = write(writer);
-  const ScopedDevice scope(target.device);
   target.uploads->copy(memory.back().data(), writer.image().data(), writer.image().size(), target.stream);
   return tables;
 }
@@ -133,6 +99,11 @@ void point_to_device(RankProgram& p, const PlacementTables& placed, const Progra
 
 }  // namespace
 
+int64_t row_table_bytes(const internal::PlacementState& placement) {
+  const int64_t most = *std::max_element(placement.padded_rows.begin(), placement.padded_rows.end());
+  return std::max(placement.capacity, most) * static_cast<int64_t>(sizeof(RowSource));
+}
+
 RankProgram program_on_host(const Program& program, int rank) {
   RankProgram p = program.rank(rank);
   if (!program.placement().counts_on_devices) return p;
@@ -140,23 +111,29 @@ RankProgram program_on_host(const Program& program, int rank) {
   return p;
 }
 
-PlacedTables::PlacedTables(const internal::PlacementState& placement, std::shared_ptr<BlockCache> cache,
-                           const std::vector<RankTarget>& targets)
-    : cache_(std::move(cache)) {
-  const TokenTables tokens = token_tables(placement);
-  for (const RankTarget& target : targets) {
-    tables_.push_back(upload_tables(*cache_, target, memory_, [&](TableWriter& writer) {
-      return write_placement(writer, placement, tokens, target.rank);
-    }));
-  }
+PlacedTables::PlacedTables(std::vector<PlacementTables> tables, std::vector<internal::MemoryBlock> memory,
+                           std::shared_ptr<BlockCache> cache, const std::vector<RankTarget>& targets)
+    : cache_(std::move(cache)),
+      device_(targets.front().device),
+      memory_(std::move(memory)),
+      tables_(std::move(tables)) {
+  if (!is_captured(targets.front().stream)) placed_.record(device_, targets.front().stream);
 }
 
 internal::PlacementState PlacedTables::with_counts(const internal::PlacementState& placed) const {
-  const std::shared_ptr<GroupPlacer> placer = placer_.lock();
-  if (placer == nullptr) throw Error(Status::kInvalidArgument, "placement: its group is gone, and the counts with it");
+  const ScopedDevice scope(device_);
+  if (placed_) {
+    placed_.wait();
+  } else {
+    check(driver().cuCtxSynchronize(), "waiting for a placement in a graph");
+  }
   internal::PlacementState counted = placed;
   counted.counts_on_devices = false;
-  counted.counts = placer->counts(placed.shape, tables_.front());
+  std::vector<int32_t> tokens(counted.rank.size());
+  SideStream stream(device_);
+  stream.read(counted.counts.data(), tables_.front().counts, counted.counts.size() * sizeof(int32_t));
+  stream.read(tokens.data(), tables_.front().tokens_of_rank, tokens.size() * sizeof(int32_t));
+  for (std::size_t rank = 0; rank < tokens.size(); ++rank) counted.rank[rank].tokens = tokens[rank];
   lay_out_rows(counted);
   return counted;
 }

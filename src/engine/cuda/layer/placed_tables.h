@@ -7,14 +7,13 @@
 
 #include "engine/cuda/device/placement_tables.h"
 #include "engine/cuda/layer/block_cache.h"
+#include "engine/cuda/layer/device_event.h"
 #include "engine/cuda/layer/upload_ring.h"
 #include "engine/engine.h"
 #include "program/build.h"
 #include "program/edges.h"
 
 namespace uniep::cuda {
-
-class GroupPlacer;
 
 // Where the tables of one of this process's ranks go.
 struct RankTarget {
@@ -34,6 +33,9 @@ struct DeviceProgram {
   ProgramTables tables = {};
 };
 
+// Padded rows of any rank, in bytes of a row table.
+int64_t row_table_bytes(const internal::PlacementState& placement);
+
 // What the host knows of a rank's Program: all of it, or where the counts are on the devices only, with as many row
 // blocks as can be.
 RankProgram program_on_host(const Program& program, int rank);
@@ -42,14 +44,9 @@ RankProgram program_on_host(const Program& program, int rank);
 // the placement. Its memory comes from a group's cache: no call that follows may begin before the tables' last use.
 class PlacedTables final : public internal::EngineTables {
  public:
-  // Uploads the tables of a placement that was made on the host.
-  PlacedTables(const internal::PlacementState& placement, std::shared_ptr<BlockCache> cache,
-               const std::vector<RankTarget>& targets);
-
-  // Takes tables that `placer` has the devices write, and their memory.
+  // Takes tables that kernels in the streams of `targets` write, and their memory.
   PlacedTables(std::vector<PlacementTables> tables, std::vector<internal::MemoryBlock> memory,
-               std::shared_ptr<BlockCache> cache, std::weak_ptr<GroupPlacer> placer)
-      : cache_(std::move(cache)), placer_(std::move(placer)), memory_(std::move(memory)), tables_(std::move(tables)) {}
+               std::shared_ptr<BlockCache> cache, const std::vector<RankTarget>& targets);
 
   internal::PlacementState with_counts(const internal::PlacementState& placed) const override;
 
@@ -68,7 +65,8 @@ class PlacedTables final : public internal::EngineTables {
   };
 
   std::shared_ptr<BlockCache> cache_;
-  std::weak_ptr<GroupPlacer> placer_;
+  DeviceEvent placed_;  // on the first rank's device; none in a graph
+  int device_;
   std::vector<internal::MemoryBlock> memory_;
   std::vector<PlacementTables> tables_;  // of local ranks
   std::vector<std::unique_ptr<Made>> made_;

@@ -5,6 +5,7 @@
 #include "engine/cuda/device/gemm_config.h"
 #include "engine/cuda/tensor_maps.h"
 #include "engine/workspace.h"
+#include "uniep/error.h"
 
 namespace uniep::cuda {
 namespace {
@@ -42,11 +43,10 @@ void bind_peers(RankCall& rank_call, const CallBinding& call, const std::vector<
     rank_call.flags[peer] = call.symmetric.flags(own, peer);
     rank_call.slots[peer] = call.symmetric.slots(own, peer);
     rank_call.prob_slots[peer] = call.symmetric.prob_slots(own, peer);
-    if (!call.peers_in_process) rank_call.input[0][peer] = call.symmetric.inputs(own, peer);
+    rank_call.input[0][peer] = call.inputs[static_cast<std::size_t>(peer)];
   }
   for (const RankBinding& peer : ranks) {
     for (int operand = 0; operand < kMaxOperands; ++operand) {
-      if (call.peers_in_process) rank_call.input[operand][peer.rank] = peer.input[operand];
       rank_call.gathered_of[operand][peer.rank] = peer.gathered[operand];
     }
     rank_call.rows_of[peer.rank] = peer.row_table;
@@ -64,12 +64,10 @@ RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& r
   rank_call.hidden = shape.hidden;
   rank_call.intermediate = shape.intermediate;
   rank_call.slot_count = static_cast<int32_t>(internal::slots_per_token(shape, call.request.numerics));
-  const Signals& signals = call.symmetric.signals();
-  rank_call.epoch = signals.epoch(own.rank);
-  rank_call.report = signals.report(own.rank);
+  rank_call.state = call.symmetric.signals().state(own.rank);
   rank_call.counters = own.counters;
-  rank_call.wait_limit_ns = static_cast<uint64_t>(call.timeout_seconds * 1e9);
-  rank_call.arrival_limit_ns = static_cast<uint64_t>(call.timeout_seconds * kArrivalPatience * 1e9);
+  rank_call.wait_limit_ns = static_cast<uint64_t>(call.wait_seconds * 1e9);
+  rank_call.arrival_limit_ns = static_cast<uint64_t>(call.arrival_seconds * 1e9);
   bind_peers(rank_call, call, ranks, own.rank);
   rank_call.z = own.z;
   rank_call.activation = own.activation;
@@ -87,9 +85,15 @@ RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& r
 
 }  // namespace
 
+void refuse_push() {
+  throw Error(Status::kUnsupported,
+              "dispatch.transport: push writes into other ranks' expert rows, which are a layer's own memory; with a "
+              "process a GPU peers do not reach it: use pull");
+}
+
 std::size_t call_image_bytes(const CallBinding& call, const std::vector<RankBinding>& ranks,
                              std::span<const std::size_t> locals) {
-  const int64_t experts = call.request.shape.experts / call.symmetric.memory().ranks();
+  const int64_t experts = call.request.shape.experts / call.symmetric.control().ranks();
   std::size_t bytes = locals.size() * sizeof(RankCall);
   for (const std::size_t i : locals) {
     const Weights& weights = ranks[i].weights;

@@ -13,7 +13,7 @@ namespace uniep::cuda {
 struct RankBinding {
   int rank = 0;
   int64_t rows = 0;  // that its blocks have room for
-  const BFloat16* input[kMaxOperands] = {};
+  const BFloat16* input = nullptr;  // the caller's
   BFloat16* gathered[kMaxOperands] = {};
   BFloat16* z = nullptr;
   BFloat16* activation = nullptr;
@@ -24,6 +24,7 @@ struct RankBinding {
   float* dprobs = nullptr;
   Weights weights;  // none where no GEMM runs
   const RowSource* row_table = nullptr;
+  const uint32_t* whole = nullptr;  // PlacementTables
   uint32_t* counters = nullptr;
   TileRecord* records = nullptr;
   uint32_t* record_counts = nullptr;
@@ -34,12 +35,13 @@ struct RankBinding {
 struct CallBinding {
   const ProgramRequest& request;
   const SymmetricRegion& symmetric;
-  bool peers_in_process = true;  // else only symmetric memory reaches them
-  double timeout_seconds = 60;
+  std::vector<const BFloat16*> inputs;  // of every rank, as kernels of this process reach them
+  CallDescription description;
+  double wait_seconds = 60, arrival_seconds = 600;
 };
 
-// A peer may come this many times later than any other signal.
-constexpr double kArrivalPatience = 10;
+// Throws Error(kUnsupported).
+[[noreturn]] void refuse_push();
 
 // The RankCalls of those of `ranks` that share a device (`locals`: their places), followed by their tensor maps: the
 // bytes to be uploaded to `memory`, which has room for call_image_bytes().

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <cstddef>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "comm/symmetric_memory.h"
@@ -31,6 +34,13 @@ class RankDevices {
   int most_workers() const;
 
   std::unique_ptr<SymmetricMemory> make_memory(int64_t bytes) const;
+  // Collective. The same of memory that each rank has.
+  std::unique_ptr<SymmetricMemory> share_memory(std::span<void* const> memory, int64_t bytes) const;
+
+  // Exchanges of hosts; nothing where this process has all ranks.
+  void meet() const;
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> own) const;
+  void fail(const std::string& why) const noexcept;
 
  private:
   uniep::Launch launch_;

@@ -11,6 +11,15 @@ inline bool is_captured(CUstream stream) {
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+// The capture that a stream is in; 0: none.
+inline uint64_t capture_of(CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  check(driver().cuStreamGetCaptureInfo(stream, &status, &id, nullptr, nullptr, nullptr, nullptr),
+        "cuStreamGetCaptureInfo");
+  return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : id;
+}
+
 // While it lives, this thread may take memory and use streams that are not captured though others are.
 class BesideCapture {
  public:

@@ -13,29 +13,64 @@ int64_t piece(int64_t bytes) {
   return round_up(bytes, kPieceAlignment);
 }
 
+SymmetricNeed largest(const SymmetricNeed& a, const SymmetricNeed& b) {
+  return {std::max(a.flags, b.flags), std::max(a.slots, b.slots), std::max(a.prob_slots, b.prob_slots),
+          std::max(a.inputs, b.inputs), std::max(a.rows, b.rows)};
+}
+
+void clear(const SymmetricMemory& memory, int64_t bytes) {
+  for (const int rank : memory.own_ranks()) {
+    SideStream(memory.device(rank)).clear(memory.address(rank, rank), static_cast<std::size_t>(bytes));
+  }
+}
+
 }  // namespace
 
 int64_t SymmetricNeed::total() const {
-  return piece(flags) + piece(slots) + piece(prob_slots) + piece(inputs) + piece(exchange);
+  return piece(flags) + piece(slots) + piece(prob_slots) + piece(inputs) + piece(rows);
 }
 
+SymmetricRegion::SymmetricRegion(Make make)
+    : make_(std::move(make)),
+      control_(make_(sizeof(GroupControl))),
+      signals_(std::make_unique<Signals>(*control_, sizeof(GroupControl))) {
+  control_->barrier();
+}
+
+bool SymmetricRegion::fits(const SymmetricNeed& need) const {
+  return memory_ != nullptr && largest(need, capacity_).total() == capacity_.total();
+}
+
+// New memory is zero, so all flags in it are older than any epoch.
 void SymmetricRegion::reserve(const SymmetricNeed& need) {
-  SymmetricNeed wanted;
-  wanted.flags = std::max({need.flags, capacity_.flags, kPieceAlignment});
-  wanted.slots = std::max(need.slots, capacity_.slots);
-  wanted.prob_slots = std::max(need.prob_slots, capacity_.prob_slots);
-  wanted.inputs = std::max(need.inputs, capacity_.inputs);
-  wanted.exchange = std::max(need.exchange, capacity_.exchange);
-  if (memory_ != nullptr && wanted.total() == capacity_.total()) return;
-  signals_.reset();
-  if (memory_ == nullptr) {
-    memory_ = make_(wanted.total());
-  } else {
-    capacity_ = {};
-    memory_->resize(wanted.total());
-  }
+  if (fits(need)) return;
+  const SymmetricNeed wanted = largest(need, capacity_);
+  if (memory_ != nullptr && !kept_) memory_.reset();
+  if (memory_ != nullptr) earlier_.push_back({std::move(memory_), piece(capacity_.flags)});
+  capacity_ = {};
+  kept_ = false;
+  memory_ = make_(std::max(wanted.total(), kPieceAlignment));
   capacity_ = wanted;
-  signals_ = std::make_unique<Signals>(*memory_, piece(capacity_.flags));
+}
+
+void SymmetricRegion::recover(const std::function<void()>& clear) {
+  control_->barrier();  // nobody's kernel runs any more
+  signals_->clear();
+  clear_flags();
+  clear();
+  control_->barrier();
+}
+
+void SymmetricRegion::clear_flags() {
+  if (memory_ != nullptr) uniep::cuda::clear(*memory_, piece(capacity_.flags));
+  for (const Kept& kept : earlier_) uniep::cuda::clear(*kept.memory, kept.flags);
+}
+
+void SymmetricRegion::set_epoch(uint32_t epoch) {
+  clear_flags();
+  for (const int rank : control_->own_ranks()) {
+    SideStream(control_->device(rank)).store(signals_->epoch(rank), epoch);
+  }
 }
 
 BFloat16* SymmetricRegion::slots(int own_rank, int peer) const {
@@ -47,8 +82,8 @@ float* SymmetricRegion::prob_slots(int own_rank, int peer) const {
 BFloat16* SymmetricRegion::inputs(int own_rank, int peer) const {
   return at<BFloat16>(own_rank, peer, piece(capacity_.flags) + piece(capacity_.slots) + piece(capacity_.prob_slots));
 }
-void* SymmetricRegion::exchange(int own_rank, int peer) const {
-  return at<std::byte>(own_rank, peer, capacity_.total() - piece(capacity_.exchange));
+RowSource* SymmetricRegion::rows(int own_rank, int peer) const {
+  return at<RowSource>(own_rank, peer, capacity_.total() - piece(capacity_.rows));
 }
 
 }  // namespace uniep::cuda

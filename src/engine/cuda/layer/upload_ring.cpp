@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "engine/cuda/driver.h"
+#include "engine/cuda/layer/stream_capture.h"
+#include "engine/cuda/side_stream.h"
 
 namespace uniep::cuda {
 namespace {
@@ -22,6 +24,8 @@ UploadRing::~UploadRing() {
 
 void UploadRing::copy(void* target, const void* source, std::size_t bytes, CUstream stream) {
   if (bytes == 0) return;
+  if (is_captured(stream)) return SideStream(device_).write(target, source, bytes);
+  const ScopedDevice scope(device_);
   Buffer& buffer = buffers_[next_];
   next_ = (next_ + 1) % buffers_.size();
   if (buffer.read == nullptr) {

@@ -14,7 +14,7 @@ UNIEP_DEVICE void store_row(RowSource* row, int32_t rank, uint32_t token, uint32
 UNIEP_DEVICE void assign_rows(const PlaceCta& cta, RowSource* const* rows_of) {
   const PlacementTables& tables = cta.own.tables;
   const WarpRange mine = slots_of_warp(cta);
-  const uint32_t topk = static_cast<uint32_t>(cta.args.topk);
+  const uint32_t topk = static_cast<uint32_t>(cta.args.terms.topk);
   const uint32_t local_experts = static_cast<uint32_t>(cta.local_experts());
   int32_t* const before = cta.warp_rows();
   for (uint32_t base = mine.begin; base < mine.end; base += kSlotBatch * 32) {
@@ -69,7 +69,7 @@ UNIEP_DEVICE void write_padding(const PlaceCta& cta, RowSource* rows) {
   }
 }
 
-// All threads: tells all ranks when the whole rank has written. True in the CTA that came last.
+// All threads: tells all ranks when the whole rank has written, or given up. True in the CTA that came last.
 UNIEP_DEVICE bool publish_rows(const PlaceCta& cta) {
   __syncthreads();
   bool last = false;
@@ -79,8 +79,9 @@ UNIEP_DEVICE bool publish_rows(const PlaceCta& cta) {
     last = atomicInc(&cta.own.state->placed_ctas, final_cta) == final_cta;
     if (last) {
       ptx::fence_system();
+      const bool gave_up = ptx::load_relaxed_gpu(&cta.own.state->gave_up) == cta.epoch;
       for (int32_t peer = 0; peer < cta.args.ranks; ++peer) {
-        ptx::store_release_system(&cta.own.exchange[peer]->placed[cta.own.rank], cta.epoch);
+        ptx::store_release_system(&cta.own.control[peer]->place.placed[cta.own.rank], placed_word(cta.epoch, gave_up));
       }
     }
   }

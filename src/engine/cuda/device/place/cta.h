@@ -33,10 +33,10 @@ struct PlaceCta {
   int32_t index;  // in the rank
   uint32_t epoch;
 
-  UNIEP_DEVICE int32_t local_experts() const { return args.experts / args.ranks; }
+  UNIEP_DEVICE int32_t local_experts() const { return args.terms.experts / args.ranks; }
   UNIEP_DEVICE uint32_t bank() const { return epoch & 1u; }
-  UNIEP_DEVICE PlaceExchange& inbox() const { return *own.exchange[own.rank]; }
-  UNIEP_DEVICE int32_t* warp_rows() const { return shared.warp_rows + threadIdx.x / 32 * args.experts; }
+  UNIEP_DEVICE PlaceExchange& inbox() const { return own.control[own.rank]->place; }
+  UNIEP_DEVICE int32_t* warp_rows() const { return shared.warp_rows + threadIdx.x / 32 * args.terms.experts; }
   UNIEP_DEVICE int32_t* warp_tokens() const { return shared.warp_tokens + threadIdx.x / 32 * kTokenClasses; }
 
   // First row of an expert's segment on its rank.
@@ -60,18 +60,27 @@ UNIEP_DEVICE WarpRange range_of_warp(const PlaceCta& cta, uint32_t count) {
   return {begin < count ? static_cast<uint32_t>(begin) : count, end < count ? static_cast<uint32_t>(end) : count};
 }
 UNIEP_DEVICE WarpRange slots_of_warp(const PlaceCta& cta) {
-  return range_of_warp(cta, static_cast<uint32_t>(cta.own.tokens) * static_cast<uint32_t>(cta.args.topk));
+  return range_of_warp(cta, static_cast<uint32_t>(cta.own.tokens) * static_cast<uint32_t>(cta.args.terms.topk));
 }
 
-// One thread. Waits until a counter or flag has come as far as `expected`, compared modulo 2^32.
-UNIEP_DEVICE bool wait_until_reached(const uint32_t* word, uint32_t expected, uint64_t limit_ns) {
+enum class WaitEnd { kReached, kLate, kPeerFailed };
+
+// One thread. Waits until a counter or flag has come as far as `expected`, compared modulo 2^32. `failed`, where not
+// null, tells when nobody will bring it there.
+UNIEP_DEVICE WaitEnd wait_until_reached(const uint32_t* word, uint32_t expected, uint64_t limit_ns,
+                                        const uint32_t* failed, uint32_t call) {
   constexpr uint32_t kPause = 20;
+  const auto reached = [&] { return static_cast<int32_t>(ptx::load_acquire_system(word) - expected) >= 0; };
   const uint64_t begin = ptx::nanoseconds();
-  while (static_cast<int32_t>(ptx::load_acquire_system(word) - expected) < 0) {
-    if (ptx::nanoseconds() - begin > limit_ns) return false;
+  while (!reached()) {
+    const uint32_t failed_call = failed != nullptr ? ptx::load_acquire_system(failed) : 0;
+    if (failed_call == kLeft || (failed_call != 0 && failed_call == call)) {
+      return reached() ? WaitEnd::kReached : WaitEnd::kPeerFailed;
+    }
+    if (ptx::nanoseconds() - begin > limit_ns) return WaitEnd::kLate;
     __nanosleep(kPause);
   }
-  return true;
+  return WaitEnd::kReached;
 }
 
 // One thread of the rank at a time may get here with a new failure; the first one stays.
@@ -79,8 +88,8 @@ UNIEP_DEVICE void report_failure(const PlaceCta& cta, const PlaceReport& report)
   if (atomicCAS(reinterpret_cast<int32_t*>(&cta.own.state->report.fault), 0, static_cast<int32_t>(report.fault)) == 0) {
     PlaceReport& kept = cta.own.state->report;
     kept.routing_fault = report.routing_fault;
-    kept.experts = cta.args.experts;
-    kept.topk = cta.args.topk;
+    kept.experts = cta.args.terms.experts;
+    kept.topk = cta.args.terms.topk;
     kept.rank = report.rank;
     kept.expert = report.expert;
     kept.entry = report.entry;
@@ -89,21 +98,40 @@ UNIEP_DEVICE void report_failure(const PlaceCta& cta, const PlaceReport& report)
     kept.expert_rows = report.expert_rows;
     kept.rows = report.rows;
     kept.limit = report.limit;
+    kept.terms = report.terms;
+    kept.peers_terms = report.peers_terms;
   }
 }
 
-// All threads: until every rank's flag holds this placement. False where one does not come in time.
-UNIEP_DEVICE bool wait_for_ranks(const PlaceCta& cta, const uint32_t* flags, PlaceFault missing, uint64_t limit_ns) {
-  bool late = false;
+// One thread: the placement has failed on this rank, which tells the others when it publishes its rows.
+UNIEP_DEVICE void give_up(const PlaceCta& cta) {
+  atomicExch(&cta.own.state->gave_up, cta.epoch);
+  if (cta.own.tables.whole != nullptr) atomicExch(cta.own.tables.whole, 0u);
+}
+
+// All threads: until every rank's flag has come as far as `expected`. False where one does not, or where `gave_up` says
+// of a flag that its rank gave up: then the placement has failed here.
+template <typename GaveUp>
+UNIEP_DEVICE bool wait_for_ranks(const PlaceCta& cta, const uint32_t* flags, uint32_t expected, PlaceFault missing,
+                                 uint64_t limit_ns, GaveUp&& gave_up) {
+  bool failed = false;
   const int32_t peer = static_cast<int32_t>(threadIdx.x);
-  if (peer < cta.args.ranks && !wait_until_reached(flags + peer, cta.epoch, limit_ns)) {
-    late = true;
-    PlaceReport report{};
-    report.fault = missing;
-    report.rank = peer;
-    report_failure(cta, report);
+  if (peer < cta.args.ranks) {
+    const CallBoard& board = cta.own.control[cta.own.rank]->board;
+    const WaitEnd end = wait_until_reached(flags + peer, expected, limit_ns, &board.failed[peer], cta.args.call);
+    const bool peer_gave_up = end == WaitEnd::kReached && gave_up(ptx::load_acquire_system(flags + peer));
+    failed = end != WaitEnd::kReached || peer_gave_up;
+    if (failed) {
+      PlaceReport report{};
+      report.fault = peer_gave_up                      ? PlaceFault::kPeerGaveUp
+                     : end == WaitEnd::kPeerFailed ? PlaceFault::kPeerFailed
+                                                       : missing;
+      report.rank = peer;
+      report_failure(cta, report);
+      give_up(cta);
+    }
   }
-  return __syncthreads_or(late) == 0;
+  return __syncthreads_or(failed) == 0;
 }
 
 }  // namespace uniep::cuda

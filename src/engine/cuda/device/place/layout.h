@@ -11,7 +11,7 @@ namespace uniep::cuda {
 // All threads. An empty placement counts every slot as unused.
 UNIEP_DEVICE void lay_out(const PlaceCta& cta, bool empty) {
   __shared__ int32_t warp_sums[kPlaceWarps];
-  const int32_t experts = cta.args.experts;
+  const int32_t experts = cta.args.terms.experts;
   int32_t padded_before = 0;
   for (int32_t base = 0; base < experts; base += kPlaceThreads) {
     const int32_t expert = base + static_cast<int32_t>(threadIdx.x);
@@ -32,6 +32,26 @@ UNIEP_DEVICE void lay_out(const PlaceCta& cta, bool empty) {
   }
   if (threadIdx.x == 0) cta.shared.segment[experts] = padded_before;
   __syncthreads();
+}
+
+// All threads come to the same answer, the first rank in whose eyes another differs; then the placement has failed here,
+// and in that rank's eyes too.
+UNIEP_DEVICE bool has_other_arguments(const PlaceCta& cta) {
+  for (int32_t source = 0; source < cta.args.ranks; ++source) {
+    const SourceHeader& header = cta.inbox().header[cta.bank()][source];
+    if (is_same(header.terms, cta.args.terms)) continue;
+    if (threadIdx.x == 0) {
+      PlaceReport report{};
+      report.fault = PlaceFault::kOtherArguments;
+      report.rank = source;
+      report.terms = cta.args.terms;
+      report.peers_terms = header.terms;
+      report_failure(cta, report);
+      give_up(cta);
+    }
+    return true;
+  }
+  return false;
 }
 
 // All threads come to the same answer; the first CTA writes it down.
@@ -57,10 +77,10 @@ UNIEP_DEVICE bool has_routing_problem(const PlaceCta& cta) {
 // As above; behind lay_out().
 UNIEP_DEVICE bool overflows(const PlaceCta& cta) {
   for (int32_t rank = 0; rank < cta.args.ranks; ++rank) {
-    if (cta.padded_rows(rank) <= cta.args.row_limit) continue;
+    if (cta.padded_rows(rank) <= cta.args.terms.row_limit) continue;
     if (cta.index == 0 && threadIdx.x == 0) {
       int32_t expert = rank * cta.local_experts();
-      while (cta.shared.segment[expert + 1] - cta.shared.segment[rank * cta.local_experts()] <= cta.args.row_limit) {
+      while (cta.shared.segment[expert + 1] - cta.shared.segment[rank * cta.local_experts()] <= cta.args.terms.row_limit) {
         ++expert;
       }
       PlaceReport report{};
@@ -69,7 +89,7 @@ UNIEP_DEVICE bool overflows(const PlaceCta& cta) {
       report.expert = expert;
       report.expert_rows = cta.shared.expert_rows[expert];
       report.rows = cta.padded_rows(rank);
-      report.limit = cta.args.row_limit;
+      report.limit = cta.args.terms.row_limit;
       report_failure(cta, report);
     }
     return true;
@@ -80,7 +100,7 @@ UNIEP_DEVICE bool overflows(const PlaceCta& cta) {
 // The rank's CTAs share the sources; the first CTA writes what there is one of.
 UNIEP_DEVICE void write_tables(const PlaceCta& cta, bool empty, bool headers_came) {
   const PlacementTables& tables = cta.own.tables;
-  const int32_t experts = cta.args.experts, ranks = cta.args.ranks;
+  const int32_t experts = cta.args.terms.experts, ranks = cta.args.ranks;
   for (int32_t source = cta.index; source < ranks; source += cta.args.ctas) {
     for (int32_t expert = static_cast<int32_t>(threadIdx.x); expert < experts; expert += kPlaceThreads) {
       int32_t offset = 0;
@@ -106,7 +126,7 @@ UNIEP_DEVICE void write_tables(const PlaceCta& cta, bool empty, bool headers_cam
     tables.tokens_of_rank[source] = static_cast<int32_t>(tokens);
     tables.token_block_begin[source + 1] =
         tables.token_block_begin[source] + static_cast<int32_t>(divide_up(tokens, kTokenBlock));
-    tables.source_begin[source + 1] = tables.source_begin[source] + tokens * cta.args.topk;
+    tables.source_begin[source + 1] = tables.source_begin[source] + tokens * cta.args.terms.topk;
   }
 }
 

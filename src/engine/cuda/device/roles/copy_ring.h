@@ -90,6 +90,7 @@ class CopyRing {
   // Pieces instead of chunks, which no bulk store leaves from: each lane of the mask `lanes` loads one, laid one behind
   // the other.
   UNIEP_DEVICE void load_pieces(uint32_t lanes, const void* source, uint32_t bytes, const ptx::Vector16& note) {
+    ptx::fence_proxy_async_shared();  // what this lane has read of the stage, before bulk copies write there again
     const uint32_t stage = take_stage();
     if (ptx::lane_index() == 0) {
       ptx::store_shared_16(ptx::shared_address(storage_.notes[stage]), note);  // before the stage can have landed

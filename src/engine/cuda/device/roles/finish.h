@@ -14,6 +14,7 @@ UNIEP_DEVICE void finish_launch(const RunningCall& running) {
     before = ptx::add_acquire_release_gpu(counter_of(running, CounterSpace::kAgentsFinished, running.launch), 1);
   }
   const bool last = ptx::warp_uniform(before) + 1 == static_cast<uint32_t>(p.workers);
+  __syncwarp();  // what lane 0 has acquired is released by all
   if (!last || running.launch + 1 != p.launches || has_failed(running)) return;
   for (int32_t peer = static_cast<int32_t>(lane); peer < p.ranks; peer += ptx::kThreadsPerWarp) {
     store(running, FlagSignal{peer, FlagSpace::kDone, p.rank});

@@ -49,7 +49,7 @@ UNIEP_DEVICE bool wait_for_arrivals(const RunningCall& running, const uniep::Tas
   for (int32_t peer = static_cast<int32_t>(ptx::lane_index()); peer < running.call.program.ranks && holds; peer += 32) {
     holds = wait_for(running, tile, FlagWait{FlagSpace::kArrive, peer});
   }
-  return __all_sync(0xffffffffu, holds);
+  return all_lanes(holds);
 }
 
 struct CountersOnly {
@@ -153,7 +153,7 @@ UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
     const RunningCall running = running_call(shared);
     CountersOnly counters{running, tile};
     if (lane < kCtas) for_each_wait(p, tile, counters);
-    if (!__all_sync(0xffffffffu, counters.holds)) break;
+    if (!all_lanes(counters.holds)) break;
     if (lane < kCtas) ring.publish(record_of<kLayer>(shared.call, tile, shared_b, store), cta);
     __syncwarp();
   }

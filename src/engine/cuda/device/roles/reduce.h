@@ -35,13 +35,10 @@ struct ReduceItem {
   UNIEP_DEVICE int32_t token_at(int32_t lane) const { return __shfl_sync(0xffffffffu, token, lane); }
 };
 
-// A placement that came too late may have left an order of nonsense behind. Its sums mean nothing, but stay inside the
-// arrays.
 UNIEP_DEVICE ReduceItem reduce_item(const RankProgram& p, int32_t begin) {
   const int32_t lane = static_cast<int32_t>(ptx::lane_index());
   const int32_t count = p.tokens - begin < kTokensPerItem ? p.tokens - begin : kTokensPerItem;
-  const int32_t token = lane < count ? summed_token(p, begin + lane) : 0;
-  return {count, token >= 0 && token < p.tokens ? token : 0};
+  return {count, lane < count ? summed_token(p, begin + lane) : 0};
 }
 
 // Every slot of the item's tokens has come; in backward its dprob is passed on as soon as it has.
@@ -63,7 +60,7 @@ UNIEP_DEVICE bool wait_for_slots(const RunningCall& running, const uniep::Task& 
     }
     if (with_probs && holds) call.dprobs[entry] = expert < 0 ? 0.0f : call.prob_slots[p.rank][entry];
   }
-  return __all_sync(0xffffffffu, holds);
+  return all_lanes(holds);
 }
 
 // The expert of a lane's slot of a token, or -1.

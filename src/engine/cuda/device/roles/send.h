@@ -65,7 +65,7 @@ UNIEP_DEVICE bool wait_for_group_send(const RunningCall& running, const uniep::T
     holds = wait_for(running, task, CounterWait{CounterSpace::kSecondTiles, counter, tiles});
   }
   if (holds) holds = wait_for(running, task, FlagWait{FlagSpace::kArrive, task.expert});
-  return __all_sync(0xffffffffu, holds);
+  return all_lanes(holds);
 }
 
 // The warps that send a block of tokens together, each its own tokens. Where there are several, a named barrier brings
@@ -77,7 +77,7 @@ struct SendTeam {
 
   // Whether all threads say so; what any of them has stored before lies before what any of them does after.
   UNIEP_DEVICE bool agrees(bool here) const {
-    if (warps == 1) return __all_sync(0xffffffffu, here);
+    if (warps == 1) return all_lanes(here);
     return ptx::named_barrier_all(barrier, warps * ptx::kThreadsPerWarp, here);
   }
 };

@@ -1,0 +1,21 @@
+#include "engine/cuda/layer/device_event.h"
+
+#include "engine/cuda/driver.h"
+
+namespace uniep::cuda {
+
+DeviceEvent::~DeviceEvent() {
+  if (event_ != nullptr) driver().cuEventDestroy(event_);
+}
+
+void DeviceEvent::record(int device, CUstream stream) {
+  const ScopedDevice scope(device);
+  if (event_ == nullptr) check(driver().cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  check(driver().cuEventRecord(event_, stream), "cuEventRecord");
+}
+
+void DeviceEvent::wait() const {
+  check(driver().cuEventSynchronize(event_), "waiting for a device");
+}
+
+}  // namespace uniep::cuda

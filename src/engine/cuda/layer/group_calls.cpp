@@ -1,0 +1,195 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/cuda/driver.h"
+#include "engine/cuda/layer/cuda_engine.h"
+#include "engine/cuda/layer/peer_access.h"
+#include "engine/cuda/layer/symmetric_block.h"
+
+// What a group does beside its layers: memory that ranks share, failures, recovery, exchanges of hosts.
+namespace uniep::cuda {
+namespace {
+
+CUdeviceptr pointer(const void* address) {
+  return reinterpret_cast<CUdeviceptr>(address);
+}
+
+}  // namespace
+
+// ---- Inputs
+
+CudaEngine::Inputs CudaEngine::find_inputs(const std::vector<RankBinding>& bindings) const {
+  Inputs inputs;
+  inputs.addresses.resize(static_cast<std::size_t>(options_.ranks));
+  if (!in_processes()) {
+    for (const RankBinding& own : bindings) {
+      inputs.addresses[static_cast<std::size_t>(own.rank)] = own.input;
+      for (const RankDevices::OfDevice& of : ranks_.by_device()) {
+        inputs.copied |= of.device != ranks_.device_of(own.rank) && !can_read(of.device, own.input);
+      }
+    }
+    return inputs;
+  }
+  const BFloat16* const own = bindings.front().input;
+  for (const std::weak_ptr<internal::SymmetricBlock>& buffer : buffers_) {
+    const auto block = std::static_pointer_cast<SharedBlock>(buffer.lock());
+    const std::ptrdiff_t offset = block != nullptr ? block->offset_of(own) : -1;
+    if (offset < 0) continue;
+    inputs.block = block;
+    inputs.where = block->number() * 2654435761u ^ static_cast<uint32_t>(offset / 16);
+    inputs.where |= 1;
+    for (int peer = 0; peer < options_.ranks; ++peer) {
+      inputs.addresses[static_cast<std::size_t>(peer)] = static_cast<const BFloat16*>(block->address(peer, offset));
+    }
+    return inputs;
+  }
+  inputs.copied = true;
+  return inputs;
+}
+
+// Into symmetric memory, where every rank reaches them.
+void CudaEngine::copy_inputs(Inputs& inputs, const ProgramRequest& request, const std::vector<RankBinding>& bindings,
+                             const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams) {
+  if (capture_ != 0 && inputs.block != nullptr) kept_buffers_.push_back(inputs.block);
+  if (!inputs.copied || request.part == ProgramPart::kCombine) return;
+  const int first = first_local_rank();
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    inputs.addresses[static_cast<std::size_t>(rank)] = symmetric_.inputs(in_processes() ? first : rank, rank);
+  }
+  for (std::size_t local = 0; local < bindings.size(); ++local) {
+    const int64_t tokens = programs[local].program.tokens;
+    const auto bytes = static_cast<std::size_t>(tokens * request.shape.hidden) * sizeof(BFloat16);
+    if (bytes == 0 || bindings[local].input == nullptr) continue;
+    const ScopedDevice scope(ranks_.devices()[local]);
+    const int rank = bindings[local].rank;
+    check(driver().cuMemcpyDtoDAsync(pointer(symmetric_.inputs(rank, rank)), pointer(bindings[local].input), bytes,
+                                     leader_of(rank, streams)),
+          "copying x to where peers reach it");
+  }
+}
+
+std::shared_ptr<internal::SymmetricBlock> CudaEngine::allocate_symmetric(std::size_t bytes) {
+  auto block = std::make_shared<SharedBlock>(ranks_.make_memory(static_cast<int64_t>(bytes)), bytes, next_buffer_++);
+  std::erase_if(buffers_, [](const auto& buffer) { return buffer.expired(); });
+  buffers_.push_back(block);
+  return block;
+}
+
+std::shared_ptr<internal::SymmetricBlock> CudaEngine::register_symmetric(std::span<void* const> memory,
+                                                                         std::size_t bytes) {
+  auto block = std::make_shared<SharedBlock>(ranks_.share_memory(memory, static_cast<int64_t>(bytes)), bytes,
+                                             next_buffer_++);
+  std::erase_if(buffers_, [](const auto& buffer) { return buffer.expired(); });
+  buffers_.push_back(block);
+  return block;
+}
+
+// ---- Failures
+
+int CudaEngine::failed_rank() const {
+  for (int local = 0; local < ranks_.local_count(); ++local) {
+    const volatile uint32_t& failed = reports_[local].failed;
+    if (failed != 0) return local;
+  }
+  return -1;
+}
+
+void CudaEngine::throw_noticed_failures() {
+  if (broken_) {
+    throw Error(Status::kTimeout, "group: an earlier call failed half-way; call Group::recover() before the next one");
+  }
+  if (placer_ != nullptr) placer_->throw_noticed_failure();
+  const int failed = failed_rank();
+  if (failed < 0) return;
+  broken_ = true;
+  WaitReport report{};  // what the host has of it may be half of it still
+  side_.read(&report, symmetric_.signals().report(first_local_rank() + failed), sizeof(report));
+  throw Error(Status::kTimeout, describe(report) + details(report) + "; recover() makes the group usable again");
+}
+
+// What the ranks have told each other about their calls, where a report is about that.
+std::string CudaEngine::details(const WaitReport& report) {
+  const int own = report.rank, peer = static_cast<int>(report.awaited.index);
+  if (report.awaited.kind == SignalKind::kOtherCall) {
+    CallDescription calls[kMostCudaRanks];
+    side_.read(calls, symmetric_.board(own, own)->call[report.awaited.expected & 1u], sizeof(calls));
+    return fmt::format(": rank {} makes {}; rank {} makes {}", own, call_text(calls[own]), peer, call_text(calls[peer]));
+  }
+  const bool arrival = report.awaited.kind == SignalKind::kFlag &&
+                       report.awaited.space == static_cast<int32_t>(FlagSpace::kArrive);
+  if (!arrival) return "";
+  RunningNote note{};
+  side_.read(&note, &symmetric_.board(own, peer)->running, sizeof(note));
+  return running_text(peer, note);
+}
+
+void CudaEngine::synchronize() {
+  synchronize_devices();
+  throw_noticed_failures();
+}
+
+void CudaEngine::synchronize_devices() {
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->synchronize();
+}
+
+void CudaEngine::recover() {
+  synchronize_devices();
+  symmetric_.recover([this] {
+    if (placer_ != nullptr) placer_->clear();
+  });
+  std::memset(reports_.get(), 0, sizeof(WaitReport) * kMostCudaRanks);
+  broken_ = false;
+}
+
+void CudaEngine::set_next_epoch(uint32_t epoch) {
+  synchronize_devices();
+  symmetric_.set_epoch(epoch - 1);
+}
+
+void CudaEngine::tell_peers(uint32_t failed) noexcept {
+  if (!in_processes()) return;
+  try {
+    const int own = first_local_rank();
+    for (int peer = 0; peer < options_.ranks; ++peer) {
+      if (peer != own) side_.store(&symmetric_.board(own, peer)->failed[own], failed);
+    }
+  } catch (const std::exception&) {
+    return;  // then their waits run out
+  }
+}
+
+void CudaEngine::give_up(const std::exception& why) noexcept {
+  tell_peers(call_number_);
+  const auto* const error = dynamic_cast<const Error*>(&why);
+  // What the others may not have seen and may be in an exchange of hosts for.
+  const bool alone = error == nullptr || error->status() == Status::kOutOfMemory ||
+                     error->status() == Status::kDevice || error->status() == Status::kInternal;
+  if (alone) ranks_.fail(why.what());
+}
+
+void CudaEngine::leave() noexcept {
+  tell_peers(kLeft);
+  ranks_.fail("it has left the group");
+}
+
+// ---- Exchanges of hosts
+
+void CudaEngine::meet() {
+  synchronize();
+  ranks_.meet();
+}
+
+void CudaEngine::gather(std::span<const std::byte> own, const Room& room) {
+  if (!in_processes()) return Engine::gather(own, room);
+  synchronize();
+  const std::vector<std::vector<std::byte>> all = ranks_.all_gather(own);
+  if (first_local_rank() != 0) return;
+  std::size_t bytes = 0;
+  for (const std::vector<std::byte>& of_rank : all) bytes += of_rank.size();
+  std::byte* next = room(bytes);
+  for (const std::vector<std::byte>& of_rank : all) next = std::copy(of_rank.begin(), of_rank.end(), next);
+}
+
+}  // namespace uniep::cuda

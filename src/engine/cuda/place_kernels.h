@@ -1,0 +1,12 @@
+#pragma once
+
+#include "engine/cuda/run_time_compiler.h"
+
+// The kernels that place tokens (device/place.cu) and build Programs' tables (device/program_tables.cu).
+namespace uniep::cuda {
+
+KernelRequest place_request();
+KernelRequest row_of_source_request();
+KernelRequest program_tables_request();
+
+}  // namespace uniep::cuda
