@@ -133,16 +133,23 @@ class Joining {
  private:
   void meet() {
     for (;;) {
-      listen();
-      if (listener_) connect_to_lower();
-      if (missing().empty()) return;
+      const std::vector<int> before = missing();
+      if (before.empty()) {
+        // Nobody goes on before all have met and the addresses are free again.
+        listener_ = {};
+        strangers_.clear();
+        for (MeshLink& link : links_) link.tell_ready();
+        if (not_ready().empty()) return;
+      } else {
+        listen();
+        if (listener_) connect_to_lower();
+      }
       wait();
       for (MeshLink& link : links_) look_at(link);
       accept_higher();
       hear_higher();
       hear_lower();
-      const std::vector<int> gone = missing();
-      if (!gone.empty() && deadline_.passed()) refuse_missing(gone);
+      if (deadline_.passed()) refuse_missing(before);
     }
   }
 
@@ -152,7 +159,9 @@ class Joining {
     if (!link) return;
     const std::optional<MeshFailure> failure = link.failure();
     if (failure && failure->death != 0 && failure->news) throw MeshFailure(*failure);
-    if (!failure && !link.left()) return;
+    // One that was ready had met all: what it said since is about the group, and it may have left it.
+    if (failure && link.ready()) throw MeshFailure(*failure);
+    if (!failure && (!link.left() || link.ready())) return;
     const auto rank = static_cast<std::size_t>(link.peer());
     reasons_[rank] = failure ? failure->error.what() : "";
     link = {};
@@ -161,12 +170,26 @@ class Joining {
   std::vector<int> missing() const {
     std::vector<int> ranks;
     for (int rank = 0; rank < bootstrap_.ranks; ++rank) {
-      if (rank != bootstrap_.rank && !links_[static_cast<std::size_t>(rank)]) ranks.push_back(rank);
+      if (rank != bootstrap_.rank && !links_[static_cast<std::size_t>(rank)].known()) ranks.push_back(rank);
     }
     return ranks;
   }
 
-  [[noreturn]] void refuse_missing(const std::vector<int>& ranks) const {
+  std::vector<int> not_ready() const {
+    std::vector<int> ranks;
+    for (const MeshLink& link : links_) {
+      if (link && !link.ready()) ranks.push_back(link.peer());
+    }
+    return ranks;
+  }
+
+  void refuse_missing(const std::vector<int>& ranks) const {
+    if (ranks.empty()) {
+      const std::vector<int> waiting = not_ready();
+      if (waiting.empty()) return;
+      throw Error(Status::kTimeout,
+                  rank_names(waiting) + " did not come to all other ranks within " + deadline_.text());
+    }
     if (!listener_) {
       throw Error(Status::kTimeout, "the place of rank " + std::to_string(bootstrap_.rank) +
                                         " was taken for all of the " + deadline_.text() +
@@ -215,7 +238,7 @@ class Joining {
     bool retry = false;
     const auto add = [&open](int descriptor) { open.push_back({descriptor, POLLIN, 0}); };
     if (listener_) add(listener_.number());
-    retry = !listener_;
+    retry = !listener_ && !missing().empty();
     for (std::size_t rank = 0; rank < lower_.size(); ++rank) {
       if (lower_[rank].socket) add(lower_[rank].socket.number());
       retry = retry || (!lower_[rank].socket && !links_[rank]);
@@ -299,8 +322,11 @@ class Joining {
       const std::string fault = fault_of(done.hello, static_cast<int>(rank), static_cast<int>(rank));
       if (!fault.empty()) throw Error(Status::kInvalidArgument, fault);
       if (!done.control) continue;
-      links_[rank] = MeshLink(static_cast<int>(rank), done.hello.member, std::move(done.socket),
-                              std::move(done.control), process_descriptor(done.process));
+      MeshLink& link = links_[rank];
+      link = MeshLink(static_cast<int>(rank), done.hello.member, std::move(done.socket), std::move(done.control),
+                      process_descriptor(done.process));
+      link.set_known();
+      link.tell_known();
     }
   }
 

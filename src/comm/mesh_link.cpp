@@ -29,16 +29,20 @@ std::optional<MeshFailure> MeshLink::failure() {
     const bool gone = process_ && ::poll(&process, 1, 0) == 1;  // asked first: its last words are there by then
     Message message{};
     const ssize_t size = ::recv(control_.number(), &message, sizeof(message), MSG_DONTWAIT);
-    if (size < 0 && errno == EINTR) continue;
+    // ECONNRESET comes once, before what the peer said last, if it closed without having read all.
+    if (size < 0 && (errno == EINTR || errno == ECONNRESET)) continue;
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && !gone) return std::nullopt;
     if (size <= 0) {
       over_ = true;
+      left_ = left_ || (!known_ && !gone);
       if (left_) return std::nullopt;
       note_death(member_);
       return MeshFailure{Error(Status::kDevice, "rank " + std::to_string(peer_) + " ended (its process is gone)"),
                          member_};
     }
     if (message.word == Word::kLeft) left_ = true;
+    if (message.word == Word::kKnown) known_ = true;
+    if (message.word == Word::kReady) ready_ = true;
     if (message.word != Word::kFailed) continue;
     over_ = true;
     const std::size_t length = std::min<std::size_t>(message.size, sizeof(message.text));

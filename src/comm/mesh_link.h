@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "comm/descriptor.h"
 #include "uniep/error.h"
@@ -43,12 +43,21 @@ class MeshLink {
   // It has ended its part in the mesh, in order.
   bool left() const { return left_; }
 
+  // While ranks meet: the peer knows of this link, which is no death if it breaks off before; and has links to all.
+  bool known() const { return known_; }
+  bool ready() const { return ready_; }
+  void set_known() { known_ = true; }
+  void tell_known() noexcept { send({Word::kKnown, 0, 0, 0, {}}); }
+  void tell_ready() noexcept {
+    if (!std::exchange(told_ready_, true)) send({Word::kReady, 0, 0, 0, {}});
+  }
+
   // Best effort: do not wait.
   void tell_failure(const MeshFailure& failure) noexcept;
   void tell_left() noexcept;
 
  private:
-  enum class Word : uint32_t { kFailed = 1, kLeft = 2 };
+  enum class Word : uint32_t { kFailed = 1, kLeft, kKnown, kReady };
   struct Message {
     Word word;
     int32_t status;
@@ -62,6 +71,9 @@ class MeshLink {
   uint64_t member_ = 0;
   Descriptor data_, control_, process_;
   bool left_ = false;
+  bool known_ = false;
+  bool ready_ = false;
+  bool told_ready_ = false;
   bool over_ = false;
 };
 

@@ -17,6 +17,7 @@
 namespace uniep {
 namespace {
 
+constexpr int kAskMilliseconds = 100;
 constexpr uint64_t kMostBytes = uint64_t{1} << 36;
 
 const MeshBootstrap& checked(const MeshBootstrap& bootstrap) {
@@ -60,8 +61,6 @@ RankMesh::RankMesh(const MeshBootstrap& bootstrap, double join_seconds, double w
   if (const std::optional<MeshFailure> failure = join_mesh(bootstrap, deadline, links_)) {
     throw Error(break_with(*failure));
   }
-  // Nobody goes on before all have met: a death on the way is then an error here, and the addresses are free again.
-  exchange(Kind::kJoin, {}, -1, deadline);
 }
 
 RankMesh::~RankMesh() {
@@ -133,8 +132,7 @@ int RankMesh::peer_that_left() {
 // ---- An exchange
 
 std::string RankMesh::name_of(const Header& header) {
-  static constexpr std::array<const char*, 6> kNames = {"?",    "join", "all_gather", "barrier", "exchange_descriptors",
-                                                        "agree"};
+  static constexpr std::array<const char*, 5> kNames = {"?", "all_gather", "barrier", "exchange_descriptors", "agree"};
   const auto kind = static_cast<std::size_t>(header.kind);
   return std::string(kNames[kind < kNames.size() ? kind : 0]) + " " + std::to_string(header.sequence);
 }
@@ -185,7 +183,7 @@ std::optional<MeshFailure> RankMesh::failure_of_peers() {
 
 void RankMesh::wait(std::vector<Transfer>& transfers, const Deadline& deadline) {
   std::vector<pollfd> open;
-  bool over = false;
+  bool over = false, asked = false;
   for (;;) {
     const std::optional<MeshFailure> failure = failure_of_peers();
     open.clear();
@@ -212,6 +210,11 @@ void RankMesh::wait(std::vector<Transfer>& transfers, const Deadline& deadline) 
       return;
     }
     if (failure) throw Error(break_with(*failure));
+    if (over && awaited.size() > 1 && !asked) {  // one of them may be about to say which one it waits for itself
+      asked = true;
+      ::poll(open.data(), open.size(), kAskMilliseconds);
+      continue;
+    }
     if (over) {
       const Header& header = transfers[static_cast<std::size_t>(awaited.front())].header_out;
       throw Error(Status::kTimeout,

@@ -61,6 +61,7 @@ class RankMesh {
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
+  double wait_seconds() const { return wait_seconds_; }
 
   // What each rank gives, in rank order. Sizes may differ.
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> own, double seconds = 0);
@@ -83,7 +84,7 @@ class RankMesh {
   int peer_that_left();
 
  private:
-  enum class Kind : uint32_t { kJoin = 1, kAllGather, kBarrier, kDescriptors, kAgree };
+  enum class Kind : uint32_t { kAllGather = 1, kBarrier, kDescriptors, kAgree };
   struct Header {
     Kind kind;
     uint32_t reserved;

@@ -308,7 +308,6 @@ class HalfMemory final : public SymmetricMemory {
   int device(int own_rank) const override { return whole_.device(own_rank); }
   void* address(int own_rank, int peer) const override { return whole_.address(own_rank, peer); }
   void barrier() override { whole_.barrier(); }
-  void resize(int64_t bytes) override { whole_.resize(bytes); }
 
  private:
   SymmetricMemory& whole_;

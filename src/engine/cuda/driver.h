@@ -31,21 +31,37 @@ namespace uniep::cuda {
   X(cuMemGetInfo)                      \
   X(cuMemHostAlloc)                    \
   X(cuMemFreeHost)                     \
+  X(cuMemGetAddressRange)              \
+  X(cuMemGetAllocationGranularity)     \
+  X(cuMemCreate)                       \
+  X(cuMemRelease)                      \
+  X(cuMemRetainAllocationHandle)       \
+  X(cuMemExportToShareableHandle)      \
+  X(cuMemImportFromShareableHandle)    \
+  X(cuMemAddressReserve)               \
+  X(cuMemAddressFree)                  \
+  X(cuMemMap)                          \
+  X(cuMemUnmap)                        \
+  X(cuMemSetAccess)                    \
+  X(cuPointerGetAttribute)             \
   X(cuStreamWaitValue32)               \
   X(cuMemcpyAsync)                     \
   X(cuMemcpyHtoDAsync)                 \
   X(cuMemcpyDtoHAsync)                 \
   X(cuMemcpyDtoDAsync)                 \
   X(cuMemsetD8Async)                   \
+  X(cuMemsetD32Async)                  \
   X(cuStreamCreate)                    \
   X(cuStreamDestroy)                   \
   X(cuStreamSynchronize)               \
+  X(cuStreamQuery)                     \
   X(cuStreamWaitEvent)                 \
   X(cuStreamIsCapturing)               \
   X(cuThreadExchangeStreamCaptureMode) \
   X(cuEventCreate)                     \
   X(cuEventDestroy)                    \
   X(cuEventRecord)                     \
+  X(cuEventQuery)                      \
   X(cuEventSynchronize)                \
   X(cuEventElapsedTime)
 

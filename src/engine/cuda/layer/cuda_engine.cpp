@@ -93,7 +93,6 @@ CudaEngine::CudaEngine(const GroupOptions& options)
 
 CudaEngine::~CudaEngine() {
   queues_.clear();  // waits for their calls
-  if ((broken_ || failed_rank() >= 0) && !symmetric_.empty()) symmetric_.memory().abandon();
 }
 
 Machine CudaEngine::machine() const {

@@ -7,7 +7,7 @@
 
 #include "engine/cuda/layer/symmetric_region.h"
 
-// What the hosts of ranks in several processes tell each other, through symmetric memory. Collective.
+// What the hosts of ranks in several processes tell each other, through the mesh of the group's memory. Collective.
 namespace uniep::cuda {
 
 // How many bytes each rank has to tell, in rank order.

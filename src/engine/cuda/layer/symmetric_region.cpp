@@ -28,12 +28,10 @@ void SymmetricRegion::reserve(const SymmetricNeed& need) {
   wanted.exchange = std::max(need.exchange, capacity_.exchange);
   if (memory_ != nullptr && wanted.total() == capacity_.total()) return;
   signals_.reset();
-  if (memory_ == nullptr) {
-    memory_ = make_(wanted.total());
-  } else {
-    capacity_ = {};
-    memory_->resize(wanted.total());
-  }
+  if (memory_ != nullptr) memory_->barrier();
+  memory_.reset();
+  capacity_ = {};
+  memory_ = make_(wanted.total());
   capacity_ = wanted;
   signals_ = std::make_unique<Signals>(*memory_, piece(capacity_.flags));
 }
