@@ -46,14 +46,22 @@ struct GroupOptions {
   int workers = 0;                        // compute units of a rank; 0: the engine's choice
   std::vector<int> devices;               // rank r runs on devices[r mod size]; empty: all there are (cuda)
   Launch launch = Launch::kThreads;
-  int rank = 0;                  // kProcesses: this process's rank
-  std::string bootstrap;         // kProcesses: a unique id from another rank; empty: torchrun's environment
-  void* communicator = nullptr;  // kProcesses: an ncclComm_t to use instead
+  int rank = 0;  // kProcesses: this process's rank
+  // kProcesses: what all ranks have and no other group: 128 bytes that one rank got from make_unique_id() and gave to
+  // the others. Empty: torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) names the group.
+  // All ranks must be processes of one host and one user.
+  std::string bootstrap;
+  void* communicator = nullptr;  // kProcesses: an ncclComm_t of the group's ranks that shares a unique id, no more
   Allocator allocator;           // both functions or neither; neither: the C++ heap (cpu), the device's (cuda)
-  double timeout_seconds = 0;    // bound of every wait; 0: UNIEP_TIMEOUT_S, or 60
+  double timeout_seconds = 0;    // bound of every wait for a peer that has begun; 0: UNIEP_TIMEOUT_S, or 60
+  // kProcesses: bound of every wait for a peer that has not begun; 0: UNIEP_ARRIVAL_TIMEOUT_S, or 600.
   double arrival_timeout_seconds = 0;
   Disturbance disturbance;
 };
+
+// The 128 bytes of a new GroupOptions::bootstrap, for one rank to make and to hand to the others by the caller's own
+// means. Good for one group at a time, on this host. Throws Error(kDevice) where the system has no random numbers.
+UNIEP_API std::string make_unique_id();
 
 namespace internal {
 class Engine;

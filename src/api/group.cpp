@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "api/check_call.h"
+#include "comm/bootstrap.h"
 #include "engine/cpu/engine.h"
 #include "engine/cuda/engine.h"
 
@@ -17,6 +18,7 @@ namespace {
 constexpr int kMostRanks = 64;
 constexpr int kMostWorkers = 1024;
 constexpr double kDefaultTimeoutSeconds = 60;
+constexpr double kDefaultArrivalTimeoutSeconds = 600;
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(Status::kInvalidArgument, message);
@@ -29,20 +31,19 @@ void heap_release(void*, void* memory, std::size_t, int, Stream) {
   ::operator delete(memory, std::align_val_t(256));
 }
 
-double timeout_of(const GroupOptions& options) {
-  double seconds = options.timeout_seconds;
+// A limit that was given, or `variable`'s, or `otherwise`.
+double limit_of(double given, const char* name, const char* variable, double otherwise) {
+  double seconds = given;
   if (seconds == 0) {
-    const char* text = std::getenv("UNIEP_TIMEOUT_S");
-    if (text == nullptr || *text == 0) return kDefaultTimeoutSeconds;
+    const char* text = std::getenv(variable);
+    if (text == nullptr || *text == 0) return otherwise;
     char* end = nullptr;
     seconds = std::strtod(text, &end);
     if (*end != 0 || !(seconds > 0) || !std::isfinite(seconds)) {
-      refuse(fmt::format("UNIEP_TIMEOUT_S: '{}'; must be a positive number of seconds", text));
+      refuse(fmt::format("{}: '{}'; must be a positive number of seconds", variable, text));
     }
   }
-  if (!(seconds > 0) || !std::isfinite(seconds)) {
-    refuse(fmt::format("timeout_seconds: {}; must be positive", seconds));
-  }
+  if (!(seconds > 0) || !std::isfinite(seconds)) refuse(fmt::format("{}: {}; must be positive", name, seconds));
   return seconds;
 }
 
@@ -57,7 +58,10 @@ GroupOptions completed(GroupOptions options) {
   if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
     refuse("allocator: give both functions or neither");
   }
-  options.timeout_seconds = timeout_of(options);
+  options.timeout_seconds =
+      limit_of(options.timeout_seconds, "timeout_seconds", "UNIEP_TIMEOUT_S", kDefaultTimeoutSeconds);
+  options.arrival_timeout_seconds = limit_of(options.arrival_timeout_seconds, "arrival_timeout_seconds",
+                                             "UNIEP_ARRIVAL_TIMEOUT_S", kDefaultArrivalTimeoutSeconds);
   return options;
 }
 
@@ -83,6 +87,10 @@ std::unique_ptr<internal::Engine> make_engine(const GroupOptions& given) {
 }
 
 }  // namespace
+
+std::string make_unique_id() {
+  return new_unique_id();
+}
 
 Group::Group(const GroupOptions& options) : engine_(make_engine(options)) {}
 Group::~Group() = default;

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <utility>
 
+#include "comm/descriptor.h"
 #include "uniep/error.h"
 
 namespace uniep::cli {
@@ -31,24 +32,6 @@ constexpr int kNotStarted = 127;
   throw Error(Status::kDevice, fmt::format("--launch: processes: {}: {}", action, std::strerror(error_number)));
 }
 
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-  }
-  int number() const { return number_; }
-
- private:
-  int number_ = -1;
-};
-
 bool is_free(uint16_t port) {
   const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -58,24 +41,28 @@ bool is_free(uint16_t port) {
   return ::bind(listener.number(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
 }
 
-// A MASTER_PORT whose successor nobody uses; below those that the system deals out, so that none of the ranks' own
-// connections gets it before rank 0 does.
+// A MASTER_PORT that nobody uses, for what else runs in the ranks; below those that the system deals out, so that no
+// connection of theirs gets it first.
 int meeting_port() {
   constexpr int kFirst = 16384, kCount = 16000;
   for (int i = 0; i < kCount; ++i) {
     const int port = kFirst + (static_cast<int>(::getpid()) * 31 + i) % kCount;
-    if (is_free(static_cast<uint16_t>(port + 1))) return port;
+    if (is_free(static_cast<uint16_t>(port))) return port;
   }
   fail("finding a port for the ranks to meet", EADDRINUSE);
 }
 
 // This process's environment with a rank's variables.
 std::vector<std::string> environment_of(int rank, int ranks, int port) {
-  const std::array<std::pair<std::string, std::string>, 5> own = {{{"RANK", std::to_string(rank)},
-                                                                   {"WORLD_SIZE", std::to_string(ranks)},
-                                                                   {"LOCAL_RANK", std::to_string(rank)},
-                                                                   {"MASTER_ADDR", "127.0.0.1"},
-                                                                   {"MASTER_PORT", std::to_string(port)}}};
+  const pid_t job = ::getpid();  // keeps apart those that run side by side
+  const std::array<std::pair<std::string, std::string>, 7> own = {
+      {{"RANK", std::to_string(rank)},
+       {"WORLD_SIZE", std::to_string(ranks)},
+       {"LOCAL_RANK", std::to_string(rank)},
+       {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
+       {"TORCHELASTIC_RUN_ID", fmt::format("uniep {}", job)},
+       {"MASTER_ADDR", "127.0.0.1"},
+       {"MASTER_PORT", std::to_string(port)}}};
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;

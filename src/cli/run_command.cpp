@@ -20,7 +20,7 @@
 #include "cli/run_outputs.h"
 #include "cli/run_report.h"
 #include "cli/trace_file.h"
-#include "comm/rank_environment.h"
+#include "comm/bootstrap.h"
 
 namespace uniep::cli {
 namespace {

@@ -2,6 +2,7 @@
 #include <set>
 #include <string>
 
+#include "comm/device_wait.h"
 #include "comm/symmetric_memory.h"
 #include "engine/cuda/driver.h"
 #include "uniep/error.h"
@@ -32,7 +33,8 @@ void allow_peer_access(int device, int peer) {
 
 class LocalMemory final : public SymmetricMemory {
  public:
-  LocalMemory(const std::vector<int>& devices, int64_t bytes) : devices_(devices), bytes_(bytes) {
+  LocalMemory(const std::vector<int>& devices, int64_t bytes, double wait_seconds)
+      : devices_(devices), bytes_(bytes), wait_seconds_(wait_seconds) {
     const std::set<int> distinct(devices.begin(), devices.end());
     for (const int device : distinct) {
       for (const int peer : distinct) {
@@ -56,16 +58,9 @@ class LocalMemory final : public SymmetricMemory {
   void* address(int /*own_rank*/, int peer) const override {
     return reinterpret_cast<void*>(addresses_.at(static_cast<size_t>(peer)));
   }
-  void resize(int64_t bytes) {
-    barrier();
-    release();
-    bytes_ = bytes;
-    take();
-  }
   void barrier() override {
     for (const int device : std::set<int>(devices_.begin(), devices_.end())) {
-      const ScopedDevice scope(device);
-      check(driver().cuCtxSynchronize(), "waiting for a local rank");
+      wait_for_device(device, Deadline(wait_seconds_), "a local rank");
     }
   }
 
@@ -89,14 +84,16 @@ class LocalMemory final : public SymmetricMemory {
   }
 
   const std::vector<int> devices_;
-  int64_t bytes_;
+  const int64_t bytes_;
+  const double wait_seconds_;
   std::vector<int> own_ranks_;
   std::vector<CUdeviceptr> addresses_;
 };
 
 }  // namespace
 
-std::unique_ptr<SymmetricMemory> make_local_symmetric_memory(const std::vector<int>& devices, int64_t bytes) {
+std::unique_ptr<SymmetricMemory> make_local_symmetric_memory(const std::vector<int>& devices, int64_t bytes,
+                                                             double wait_seconds) {
   if (devices.empty() || bytes <= 0) {
     throw Error(Status::kInvalidArgument, "symmetric memory needs at least one rank and one byte");
   }
@@ -107,7 +104,7 @@ std::unique_ptr<SymmetricMemory> make_local_symmetric_memory(const std::vector<i
                   "device " + std::to_string(device) + " does not exist: there are " + std::to_string(count));
     }
   }
-  return std::make_unique<LocalMemory>(devices, bytes);
+  return std::make_unique<LocalMemory>(devices, bytes, wait_seconds);
 }
 
 }  // namespace uniep

@@ -2,12 +2,15 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
+
+#include "comm/rank_mesh.h"
 
 namespace uniep {
 
-// Memory of the same size on every rank of a group, all of which every rank's kernels can read and write.
+// Memory of the same size on every rank of a group, zero at first, all of which every rank's kernels can read and
+// write. It never changes its size or its addresses. Its end is no collective call and waits for nobody; this process's
+// devices must have done with it.
 class SymmetricMemory {
  public:
   virtual ~SymmetricMemory() = default;
@@ -22,30 +25,29 @@ class SymmetricMemory {
   // Where kernels of `own_rank` find the memory of `peer` (its own included).
   virtual void* address(int own_rank, int peer) const = 0;
 
-  // Returns when every rank has called it and has finished its device work.
+  // Collective. Returns when every rank has called it and its device has done what was given to it in the order of the
+  // default stream, as all streams are but those made non-blocking. Throws Error(kTimeout) instead of waiting for ever.
   virtual void barrier() = 0;
+
+  // The sockets to the other ranks' processes; null where this process drives all ranks.
+  virtual RankMesh* mesh() const { return nullptr; }
 };
 
 // One process drives all ranks: rank r runs on devices[r]. A device may stand for several ranks (virtual ranks), so
 // that whole multi-rank kernels run on one GPU. Throws uniep::Error where two devices can not reach each other.
-std::unique_ptr<SymmetricMemory> make_local_symmetric_memory(const std::vector<int>& devices, int64_t bytes);
+std::unique_ptr<SymmetricMemory> make_local_symmetric_memory(const std::vector<int>& devices, int64_t bytes,
+                                                             double wait_seconds = 600);
 
-// A process a rank, over NCCL's symmetric windows (NCCL 2.28 or later, found at run time; all ranks within NVLink's
-// reach).
-struct NcclBootstrap {
-  int rank = 0;
-  int ranks = 1;
-  int device = 0;
-  std::string unique_id;         // the 128 bytes of ncclGetUniqueId from one rank; or
-  void* communicator = nullptr;  // a ncclComm_t that the caller has and keeps
-};
+// A process a rank, all of them on one host: memory of `device` that the CUDA driver shares between processes. The size
+// is rounded up; a rank's memory lives until the last process that has it mapped lets go. Collective. What fails on one
+// rank, out of memory say, is the same Error on all, nothing is left behind, and the mesh goes on. `verify`: looks
+// whether each peer's memory is the peer's.
+std::unique_ptr<SymmetricMemory> make_process_memory(std::shared_ptr<RankMesh> mesh, int64_t bytes, int device,
+                                                     bool verify = false);
 
-// From torchrun's environment: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT (the port after it is used).
-NcclBootstrap nccl_bootstrap_from_environment();
-
-// For one rank, to be handed to the others by the caller's own means.
-std::string make_nccl_unique_id();
-
-std::unique_ptr<SymmetricMemory> make_nccl_symmetric_memory(const NcclBootstrap& bootstrap, int64_t bytes);
+// The same for `bytes` bytes from `base` on that the caller has and keeps: from the above, or ncclMemAlloc. Not
+// cleared. Collective. Throws Error(kInvalidArgument) on all ranks where one rank's can not be shared (cudaMalloc's can
+// not).
+std::unique_ptr<SymmetricMemory> share_memory(std::shared_ptr<RankMesh> mesh, void* base, int64_t bytes, int device);
 
 }  // namespace uniep

@@ -11,16 +11,13 @@ namespace {
 
 }  // namespace
 
-std::unique_ptr<SymmetricMemory> make_local_symmetric_memory(const std::vector<int>&, int64_t) {
+std::unique_ptr<SymmetricMemory> make_local_symmetric_memory(const std::vector<int>&, int64_t, double) {
   refuse();
 }
-NcclBootstrap nccl_bootstrap_from_environment() {
+std::unique_ptr<SymmetricMemory> make_process_memory(std::shared_ptr<RankMesh>, int64_t, int, bool) {
   refuse();
 }
-std::string make_nccl_unique_id() {
-  refuse();
-}
-std::unique_ptr<SymmetricMemory> make_nccl_symmetric_memory(const NcclBootstrap&, int64_t) {
+std::unique_ptr<SymmetricMemory> share_memory(std::shared_ptr<RankMesh>, void*, int64_t, int) {
   refuse();
 }
 

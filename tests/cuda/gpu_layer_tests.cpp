@@ -20,7 +20,7 @@
 #include <set>
 
 #include "cli/rank_launcher.h"
-#include "comm/rank_environment.h"
+#include "comm/bootstrap.h"
 #include "engine/cuda/layer/cuda_engine.h"
 #include "reference/check.h"
 #include "tests/cuda/layer_cases.h"

@@ -52,8 +52,10 @@ class ScopedRankVariables {
           local_rank("LOCAL_RANK", value_of(given, "LOCAL_RANK")),
           address("MASTER_ADDR", value_of(given, "MASTER_ADDR")),
           port("MASTER_PORT", value_of(given, "MASTER_PORT")),
+          local_size("LOCAL_WORLD_SIZE", value_of(given, "LOCAL_WORLD_SIZE")),
+          run("TORCHELASTIC_RUN_ID", value_of(given, "TORCHELASTIC_RUN_ID")),
           id("NCCL_COMM_ID", value_of(given, "NCCL_COMM_ID")) {}
-    ScopedVariable rank, world_size, local_rank, address, port, id;
+    ScopedVariable rank, world_size, local_rank, address, port, local_size, run, id;
   } values_;
 };
 

@@ -31,6 +31,19 @@ namespace uniep::cuda {
   X(cuMemGetInfo)                      \
   X(cuMemHostAlloc)                    \
   X(cuMemFreeHost)                     \
+  X(cuMemGetAddressRange)              \
+  X(cuMemGetAllocationGranularity)     \
+  X(cuMemCreate)                       \
+  X(cuMemRelease)                      \
+  X(cuMemRetainAllocationHandle)       \
+  X(cuMemExportToShareableHandle)      \
+  X(cuMemImportFromShareableHandle)    \
+  X(cuMemAddressReserve)               \
+  X(cuMemAddressFree)                  \
+  X(cuMemMap)                          \
+  X(cuMemUnmap)                        \
+  X(cuMemSetAccess)                    \
+  X(cuPointerGetAttribute)             \
   X(cuStreamWaitValue32)               \
   X(cuMemcpyAsync)                     \
   X(cuMemcpyHtoDAsync)                 \
@@ -40,7 +53,6 @@ namespace uniep::cuda {
   X(cuMemsetD32Async)                  \
   X(cuMemGetAccess)                    \
   X(cuMemPoolGetAccess)                \
-  X(cuPointerGetAttribute)             \
   X(cuStreamCreate)                    \
   X(cuStreamDestroy)                   \
   X(cuStreamSynchronize)               \
@@ -52,8 +64,8 @@ namespace uniep::cuda {
   X(cuEventCreate)                     \
   X(cuEventDestroy)                    \
   X(cuEventRecord)                     \
-  X(cuEventSynchronize)                \
   X(cuEventQuery)                      \
+  X(cuEventSynchronize)                \
   X(cuEventElapsedTime)
 
 // The CUDA driver's functions, found at run time. driver() throws uniep::Error (kUnsupported) where there is none.

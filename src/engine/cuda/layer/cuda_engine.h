@@ -18,7 +18,7 @@
 namespace uniep::cuda {
 
 // The Hopper engine. With uniep::Launch::kThreads this process drives all ranks, each on its GPU or several on one;
-// with kProcesses it drives one, and memory that processes share reaches the others.
+// with kProcesses it drives one, and the others' memory is mapped.
 //
 // A call is queued and returns: the host waits for the device only where it must anyway. In place() by need it reads the
 // counts; a call that records events, and one that needs more symmetric memory than all before, wait too. A wait that

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "comm/bootstrap.h"
+#include "comm/communicator_id.h"
 #include "engine/cuda/device/rank_call.h"
 #include "engine/cuda/driver.h"
 
@@ -28,32 +30,70 @@ std::vector<int> usable_devices(const GroupOptions& options) {
   return devices;
 }
 
-NcclBootstrap bootstrap_of(const GroupOptions& options, const std::vector<int>& devices) {
-  NcclBootstrap bootstrap;
-  if (options.communicator == nullptr && options.bootstrap.empty()) {
-    bootstrap = nccl_bootstrap_from_environment();
-    if (bootstrap.ranks != options.ranks) {
-      refuse(fmt::format("ranks: {}; the environment says WORLD_SIZE={}", options.ranks, bootstrap.ranks));
-    }
-    if (options.devices.empty()) {
-      if (std::find(devices.begin(), devices.end(), bootstrap.device) == devices.end()) {
-        refuse(fmt::format("LOCAL_RANK: {}; there are {} GPUs here", bootstrap.device, devices.size()));
-      }
-      return bootstrap;
-    }
-  } else {
-    bootstrap.rank = options.rank;
-    bootstrap.ranks = options.ranks;
-    bootstrap.unique_id = options.bootstrap;
-    bootstrap.communicator = options.communicator;
-  }
-  bootstrap.device = devices[static_cast<std::size_t>(bootstrap.rank) % devices.size()];
-  return bootstrap;
+struct OwnRank {
+  MeshBootstrap bootstrap;
+  int device;
+};
+
+int device_of_rank(int rank, const std::vector<int>& devices) {
+  return devices[static_cast<std::size_t>(rank) % devices.size()];
 }
+
+// In torchrun's environment.
+OwnRank own_rank_of_environment(const GroupOptions& options, const std::vector<int>& devices) {
+  const RankEnvironment environment = required_rank_environment();
+  if (environment.ranks != options.ranks) {
+    refuse(fmt::format("ranks: {}; the environment says WORLD_SIZE={}", options.ranks, environment.ranks));
+  }
+  const MeshBootstrap bootstrap{environment.rank, environment.ranks, environment.name};
+  if (!options.devices.empty()) return {bootstrap, device_of_rank(environment.rank, devices)};
+  if (std::find(devices.begin(), devices.end(), environment.local_rank) == devices.end()) {
+    refuse(fmt::format("LOCAL_RANK: {}; there are {} GPUs here", environment.local_rank, devices.size()));
+  }
+  return {bootstrap, environment.local_rank};
+}
+
+OwnRank own_rank_of(const GroupOptions& options, const std::vector<int>& devices) {
+  if (options.communicator == nullptr && options.bootstrap.empty()) return own_rank_of_environment(options, devices);
+  OwnRank own{{options.rank, options.ranks, {}}, device_of_rank(options.rank, devices)};
+  std::string id = options.bootstrap;
+  if (options.communicator != nullptr) {
+    MeshBootstrap& given = own.bootstrap;
+    id = share_unique_id_over(options.communicator, own.device, given.rank, given.ranks,
+                              options.arrival_timeout_seconds);
+    if (given.ranks != options.ranks || given.rank != options.rank) {
+      refuse(fmt::format("rank: {} of {}; the communicator says {} of {}", options.rank, options.ranks, given.rank,
+                         given.ranks));
+    }
+  }
+  own.bootstrap.name = name_of_unique_id(id);
+  return own;
+}
+
+// What one process's ranks have each, and all of them reach.
+class CallersMemory final : public SymmetricMemory {
+ public:
+  CallersMemory(const std::vector<int>& devices, std::span<void* const> memory, int64_t bytes)
+      : devices_(devices), addresses_(memory.begin(), memory.end()), bytes_(bytes) {
+    for (std::size_t rank = 0; rank < devices.size(); ++rank) own_ranks_.push_back(static_cast<int>(rank));
+  }
+  int ranks() const override { return static_cast<int>(devices_.size()); }
+  int64_t bytes() const override { return bytes_; }
+  const std::vector<int>& own_ranks() const override { return own_ranks_; }
+  int device(int own_rank) const override { return devices_.at(static_cast<std::size_t>(own_rank)); }
+  void* address(int /*own_rank*/, int peer) const override { return addresses_.at(static_cast<std::size_t>(peer)); }
+  void barrier() override {}
+
+ private:
+  std::vector<int> devices_, own_ranks_;
+  std::vector<void*> addresses_;
+  int64_t bytes_;
+};
 
 }  // namespace
 
-RankDevices::RankDevices(const GroupOptions& options) : launch_(options.launch) {
+RankDevices::RankDevices(const GroupOptions& options)
+    : launch_(options.launch), wait_seconds_(options.arrival_timeout_seconds) {
   if (options.ranks > kMostCudaRanks) {
     throw Error(Status::kUnsupported,
                 fmt::format("ranks: {}; the cuda engine runs 1 to {}", options.ranks, kMostCudaRanks));
@@ -63,10 +103,11 @@ RankDevices::RankDevices(const GroupOptions& options) : launch_(options.launch) 
     if (options.rank < 0 || options.rank >= options.ranks) {
       refuse(fmt::format("rank: {}; must be 0 to {}", options.rank, options.ranks - 1));
     }
-    bootstrap_ = bootstrap_of(options, devices);
-    first_local_ = bootstrap_.rank;
-    devices_ = {bootstrap_.device};
-    by_device_ = {{bootstrap_.device, {bootstrap_.rank}}};
+    const OwnRank own = own_rank_of(options, devices);
+    first_local_ = own.bootstrap.rank;
+    devices_ = {own.device};
+    by_device_ = {{own.device, {first_local_}}};
+    mesh_ = std::make_shared<RankMesh>(own.bootstrap, wait_seconds_, wait_seconds_);
     return;
   }
   for (int rank = 0; rank < options.ranks; ++rank) {
@@ -90,8 +131,27 @@ int RankDevices::most_workers() const {
 }
 
 std::unique_ptr<SymmetricMemory> RankDevices::make_memory(int64_t bytes) const {
-  if (launch_ == uniep::Launch::kProcesses) return make_nccl_symmetric_memory(bootstrap_, bytes);
-  return make_local_symmetric_memory(devices_, bytes);
+  if (launch_ == uniep::Launch::kThreads) return make_local_symmetric_memory(devices_, bytes, wait_seconds_);
+  auto memory = make_process_memory(mesh_, bytes, devices_.front(), !verified_);
+  verified_ = true;
+  return memory;
+}
+
+std::unique_ptr<SymmetricMemory> RankDevices::share_memory(std::span<void* const> memory, int64_t bytes) const {
+  if (launch_ == uniep::Launch::kThreads) return std::make_unique<CallersMemory>(devices_, memory, bytes);
+  return uniep::share_memory(mesh_, memory.front(), bytes, devices_.front());
+}
+
+void RankDevices::meet() const {
+  if (mesh_ != nullptr) mesh_->barrier();
+}
+
+std::vector<std::vector<std::byte>> RankDevices::all_gather(std::span<const std::byte> own) const {
+  return mesh_->all_gather(own);
+}
+
+void RankDevices::fail(const std::string& why) const noexcept {
+  if (mesh_ != nullptr) mesh_->fail(why);
 }
 
 }  // namespace uniep::cuda

@@ -15,7 +15,7 @@ namespace uniep::cuda {
 // Which ranks this process drives, and the device of each.
 class RankDevices {
  public:
-  // Throws Error that names the option at fault.
+  // With a process a GPU: meets the other ranks. Throws Error that names the option or the rank at fault.
   explicit RankDevices(const GroupOptions& options);
 
   int first_local() const { return first_local_; }
@@ -33,6 +33,7 @@ class RankDevices {
   // SMs that every rank can have; even, so that they come in clusters.
   int most_workers() const;
 
+  // New memory every time. Collective.
   std::unique_ptr<SymmetricMemory> make_memory(int64_t bytes) const;
   // Collective. The same of memory that each rank has.
   std::unique_ptr<SymmetricMemory> share_memory(std::span<void* const> memory, int64_t bytes) const;
@@ -42,12 +43,17 @@ class RankDevices {
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> own) const;
   void fail(const std::string& why) const noexcept;
 
+  // To the other ranks' processes; null where this process drives all ranks.
+  const std::shared_ptr<RankMesh>& mesh() const { return mesh_; }
+
  private:
   uniep::Launch launch_;
   int first_local_ = 0;
   std::vector<int> devices_;
   std::vector<OfDevice> by_device_;
-  NcclBootstrap bootstrap_;
+  double wait_seconds_;  // for peers that have not begun
+  std::shared_ptr<RankMesh> mesh_;
+  mutable bool verified_ = false;  // that peers' memory is theirs
 };
 
 }  // namespace uniep::cuda

@@ -1,0 +1,74 @@
+#include "comm/mesh_link.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <mutex>
+#include <set>
+
+namespace uniep {
+namespace {
+
+// False if it was known.
+bool note_death(uint64_t member) {
+  static std::mutex mutex;
+  static std::set<uint64_t> known;
+  const std::lock_guard lock(mutex);
+  return known.insert(member).second;
+}
+
+}  // namespace
+
+std::optional<MeshFailure> MeshLink::failure() {
+  while (!over_) {
+    pollfd process{process_.number(), POLLIN, 0};
+    const bool gone = process_ && ::poll(&process, 1, 0) == 1;  // asked first: its last words are there by then
+    Message message{};
+    const ssize_t size = ::recv(control_.number(), &message, sizeof(message), MSG_DONTWAIT);
+    // ECONNRESET comes once, before what the peer said last, if it closed without having read all.
+    if (size < 0 && (errno == EINTR || errno == ECONNRESET)) continue;
+    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && !gone) return std::nullopt;
+    if (size <= 0) {
+      over_ = true;
+      left_ = left_ || (!known_ && !gone);
+      if (left_) return std::nullopt;
+      note_death(member_);
+      return MeshFailure{Error(Status::kDevice, "rank " + std::to_string(peer_) + " ended (its process is gone)"),
+                         member_};
+    }
+    if (message.word == Word::kLeft) left_ = true;
+    if (message.word == Word::kKnown) known_ = true;
+    if (message.word == Word::kReady) ready_ = true;
+    if (message.word != Word::kFailed) continue;
+    over_ = true;
+    const std::size_t length = std::min<std::size_t>(message.size, sizeof(message.text));
+    return MeshFailure{Error(static_cast<Status>(message.status), std::string(message.text, length)), message.death,
+                       message.death == 0 || note_death(message.death)};
+  }
+  return std::nullopt;
+}
+
+void MeshLink::tell_failure(const MeshFailure& failure) noexcept {
+  Message message{Word::kFailed, static_cast<int32_t>(failure.error.status()), failure.death, 0, {}};
+  message.size = static_cast<uint32_t>(std::min(std::strlen(failure.error.what()), sizeof(message.text)));
+  std::memcpy(message.text, failure.error.what(), message.size);
+  send(message);
+}
+
+void MeshLink::tell_left() noexcept {
+  send({Word::kLeft, 0, 0, 0, {}});
+}
+
+void MeshLink::send(const Message& message) noexcept {
+  if (!control_) return;
+  while (::send(control_.number(), &message, offsetof(Message, text) + message.size, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
+         errno == EINTR) {
+    continue;
+  }
+}
+
+}  // namespace uniep

@@ -1,0 +1,292 @@
+#include "comm/rank_mesh.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "comm/mesh_join.h"
+#include "comm/passed_descriptor.h"
+#include "comm/rank_names.h"
+
+namespace uniep {
+namespace {
+
+constexpr int kAskMilliseconds = 100;
+constexpr uint64_t kMostBytes = uint64_t{1} << 36;
+
+const MeshBootstrap& checked(const MeshBootstrap& bootstrap) {
+  if (bootstrap.ranks < 1 || bootstrap.ranks > RankMesh::kMostRanks) {
+    throw Error(Status::kInvalidArgument,
+                "ranks: " + std::to_string(bootstrap.ranks) + "; must be 1 to " + std::to_string(RankMesh::kMostRanks));
+  }
+  if (bootstrap.rank < 0 || bootstrap.rank >= bootstrap.ranks) {
+    throw Error(Status::kInvalidArgument,
+                "rank: " + std::to_string(bootstrap.rank) + "; must be 0 to " + std::to_string(bootstrap.ranks - 1));
+  }
+  return bootstrap;
+}
+
+}  // namespace
+
+// One rank's part of an exchange: what goes to it and what comes from it.
+struct RankMesh::Transfer {
+  int peer = -1;
+  Header header_out{};
+  std::span<const std::byte> out;
+  int descriptor_out = -1;
+  std::size_t sent = 0;  // of the header and what follows it
+
+  Header header_in{};
+  std::vector<std::byte> in;
+  Descriptor descriptor_in;
+  std::size_t received = 0;
+  bool closed = false;
+
+  bool sends() const { return peer >= 0 && sent < sizeof(Header) + out.size(); }
+  bool receives() const {
+    return peer >= 0 && (received < sizeof(Header) || received < sizeof(Header) + header_in.bytes);
+  }
+  bool complete() const { return !sends() && !receives(); }
+};
+
+RankMesh::RankMesh(const MeshBootstrap& bootstrap, double join_seconds, double wait_seconds)
+    : rank_(checked(bootstrap).rank), ranks_(bootstrap.ranks), wait_seconds_(wait_seconds), owner_(::getpid()) {
+  const Deadline deadline(join_seconds);
+  if (const std::optional<MeshFailure> failure = join_mesh(bootstrap, deadline, links_)) {
+    throw Error(break_with(*failure));
+  }
+}
+
+RankMesh::~RankMesh() {
+  if (::getpid() != owner_ || broken_) return;
+  for (MeshLink& link : links_) link.tell_left();
+}
+
+std::vector<std::vector<std::byte>> RankMesh::all_gather(std::span<const std::byte> own, double seconds) {
+  std::vector<Transfer> transfers = exchange(Kind::kAllGather, own, -1, deadline_of(seconds));
+  std::vector<std::vector<std::byte>> all;
+  for (Transfer& transfer : transfers) all.push_back(std::move(transfer.in));
+  all[static_cast<std::size_t>(rank_)].assign(own.begin(), own.end());
+  return all;
+}
+
+void RankMesh::barrier(double seconds) {
+  exchange(Kind::kBarrier, {}, -1, deadline_of(seconds));
+}
+
+std::vector<Descriptor> RankMesh::exchange_descriptors(int own, double seconds) {
+  const std::byte given{static_cast<unsigned char>(own >= 0 ? 1 : 0)};
+  std::vector<Transfer> transfers = exchange(Kind::kDescriptors, std::span(&given, 1), own, deadline_of(seconds));
+  std::vector<Descriptor> all;
+  for (Transfer& transfer : transfers) all.push_back(std::move(transfer.descriptor_in));
+  return all;
+}
+
+void RankMesh::agree(const Problem& own, double seconds) {
+  const auto status = static_cast<int32_t>(own.status);
+  std::vector<std::byte> bytes(sizeof(status) + own.text.size());
+  std::memcpy(bytes.data(), &status, sizeof(status));
+  std::copy_n(reinterpret_cast<const std::byte*>(own.text.data()), own.text.size(), bytes.begin() + sizeof(status));
+  std::vector<Transfer> transfers = exchange(Kind::kAgree, bytes, -1, deadline_of(seconds));
+  transfers[static_cast<std::size_t>(rank_)].in = bytes;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const std::vector<std::byte>& told = transfers[static_cast<std::size_t>(rank)].in;
+    int32_t theirs = static_cast<int32_t>(Status::kInternal);
+    if (told.size() >= sizeof(theirs)) std::memcpy(&theirs, told.data(), sizeof(theirs));
+    if (theirs == static_cast<int32_t>(Status::kOk)) continue;
+    const auto* const text = reinterpret_cast<const char*>(told.data()) + sizeof(theirs);
+    throw Error(static_cast<Status>(theirs),
+                "rank " + std::to_string(rank) + ": " + std::string(text, told.size() - sizeof(theirs)));
+  }
+}
+
+void RankMesh::fail(const std::string& why) noexcept {
+  if (broken_ || ::getpid() != owner_) return;
+  try {
+    break_with({Error(Status::kDevice, "rank " + std::to_string(rank_) + " failed: " + why)});
+  } catch (...) {  // no memory for the text: its end will tell them
+  }
+}
+
+std::string RankMesh::peer_failure() {
+  if (!broken_) {
+    if (const std::optional<MeshFailure> failure = failure_of_peers()) break_with(*failure);
+  }
+  return broken_ ? broken_->error.what() : "";
+}
+
+int RankMesh::peer_that_left() {
+  peer_failure();
+  for (const MeshLink& link : links_) {
+    if (link && link.left()) return link.peer();
+  }
+  return -1;
+}
+
+// ---- An exchange
+
+std::string RankMesh::name_of(const Header& header) {
+  static constexpr std::array<const char*, 5> kNames = {"?", "all_gather", "barrier", "exchange_descriptors", "agree"};
+  const auto kind = static_cast<std::size_t>(header.kind);
+  return std::string(kNames[kind < kNames.size() ? kind : 0]) + " " + std::to_string(header.sequence);
+}
+
+// Ends the mesh here and tells all others why.
+const Error& RankMesh::break_with(const MeshFailure& failure) noexcept {
+  if (!broken_) {
+    broken_ = failure;
+    for (MeshLink& link : links_) link.tell_failure(failure);
+  }
+  return broken_->error;
+}
+
+std::vector<RankMesh::Transfer> RankMesh::exchange(Kind kind, std::span<const std::byte> own, int descriptor,
+                                                   const Deadline& deadline) {
+  if (::getpid() != owner_) {
+    throw Error(Status::kInvalidArgument, "a group of several processes was used in a forked child of one of them");
+  }
+  if (broken_) throw Error(broken_->error);
+  const Header header{kind, 0, ++sequence_, own.size()};
+  try {
+    std::vector<Transfer> transfers(static_cast<std::size_t>(ranks_));
+    for (int peer = 0; peer < ranks_; ++peer) {
+      if (peer == rank_) continue;
+      Transfer& transfer = transfers[static_cast<std::size_t>(peer)];
+      transfer.peer = peer;
+      transfer.header_out = header;
+      transfer.out = own;
+      transfer.descriptor_out = descriptor;
+    }
+    wait(transfers, deadline);
+    return transfers;
+  } catch (const Error& error) {
+    throw Error(break_with({error}));
+  } catch (const std::bad_alloc&) {
+    throw Error(break_with(
+        {Error(Status::kOutOfMemory, "rank " + std::to_string(rank_) + " has no host memory for " + name_of(header))}));
+  }
+}
+
+std::optional<MeshFailure> RankMesh::failure_of_peers() {
+  for (MeshLink& link : links_) {
+    if (!link) continue;
+    if (std::optional<MeshFailure> failure = link.failure()) return failure;
+  }
+  return std::nullopt;
+}
+
+void RankMesh::wait(std::vector<Transfer>& transfers, const Deadline& deadline) {
+  std::vector<pollfd> open;
+  bool over = false, asked = false;
+  for (;;) {
+    const std::optional<MeshFailure> failure = failure_of_peers();
+    open.clear();
+    std::vector<int> awaited;
+    for (Transfer& transfer : transfers) {
+      if (transfer.peer < 0) continue;
+      MeshLink& link = links_[static_cast<std::size_t>(transfer.peer)];
+      if (!transfer.closed && transfer.sends()) send(transfer);
+      if (!transfer.closed && transfer.receives()) receive(transfer);
+      // One that has left has sent all it will, and its part is read above.
+      if (!transfer.complete() && transfer.closed && link.left()) {
+        throw Error(Status::kDevice, "rank " + std::to_string(transfer.peer) + " left the group before " +
+                                         name_of(transfer.header_out) + " was over");
+      }
+      if (!transfer.complete()) awaited.push_back(transfer.peer);
+      const int events = (transfer.sends() ? POLLOUT : 0) | (transfer.receives() ? POLLIN : 0);
+      const bool waits = !transfer.closed && events != 0;
+      open.push_back({waits ? link.data() : -1, static_cast<short>(events), 0});
+      open.push_back({link.control(), POLLIN, 0});
+      open.push_back({link.process(), POLLIN, 0});
+    }
+    if (awaited.empty()) {
+      if (failure) break_with(*failure);  // of one that had done its part: the next call's
+      return;
+    }
+    if (failure) throw Error(break_with(*failure));
+    if (over && awaited.size() > 1 && !asked) {  // one of them may be about to say which one it waits for itself
+      asked = true;
+      ::poll(open.data(), open.size(), kAskMilliseconds);
+      continue;
+    }
+    if (over) {
+      const Header& header = transfers[static_cast<std::size_t>(awaited.front())].header_out;
+      throw Error(Status::kTimeout,
+                  rank_names(awaited) + " did not take part in " + name_of(header) + " within " + deadline.text());
+    }
+    if (::poll(open.data(), open.size(), deadline.milliseconds()) < 0 && errno != EINTR) {
+      throw Error(Status::kDevice, std::string("waiting for other ranks: poll: ") + std::strerror(errno));
+    }
+    over = deadline.passed();  // and then one more look: this process itself may have been stopped
+  }
+}
+
+void RankMesh::send(Transfer& transfer) {
+  const int socket = links_[static_cast<std::size_t>(transfer.peer)].data();
+  while (transfer.sends()) {
+    const std::span header = std::as_bytes(std::span(&transfer.header_out, 1));
+    const bool in_header = transfer.sent < header.size();
+    const std::span<const std::byte> rest =
+        in_header ? header.subspan(transfer.sent) : transfer.out.subspan(transfer.sent - header.size());
+    const ssize_t size = send_with_descriptor(socket, rest, transfer.sent == 0 ? transfer.descriptor_out : -1);
+    if (size >= 0) {
+      transfer.sent += static_cast<std::size_t>(size);
+      continue;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+    if (errno == EPIPE || errno == ECONNRESET) {
+      receive(transfer);  // what it sent before
+      transfer.closed = true;
+      return;
+    }
+    throw Error(Status::kDevice, "rank " + std::to_string(rank_) + " can not send to rank " +
+                                     std::to_string(transfer.peer) + ": " + std::strerror(errno));
+  }
+}
+
+void RankMesh::receive(Transfer& transfer) {
+  const int socket = links_[static_cast<std::size_t>(transfer.peer)].data();
+  while (transfer.receives()) {
+    const std::span header = std::as_writable_bytes(std::span(&transfer.header_in, 1));
+    const bool in_header = transfer.received < header.size();
+    const std::span<std::byte> rest = in_header ? header.subspan(transfer.received)
+                                                : std::span(transfer.in).subspan(transfer.received - header.size());
+    bool lost = false;
+    const ssize_t size = receive_with_descriptor(socket, rest, transfer.descriptor_in, &lost);
+    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (size <= 0) {
+      transfer.closed = true;
+      return;
+    }
+    if (lost) {
+      throw Error(Status::kOutOfMemory, "rank " + std::to_string(rank_) + " can not take the descriptor of rank " +
+                                            std::to_string(transfer.peer) + ": too many files are open");
+    }
+    transfer.received += static_cast<std::size_t>(size);
+    if (!in_header || transfer.received < header.size()) continue;
+    check_header(transfer);
+    transfer.in.resize(transfer.header_in.bytes);
+  }
+}
+
+void RankMesh::check_header(const Transfer& transfer) const {
+  const Header& theirs = transfer.header_in;
+  const Header& own = transfer.header_out;
+  if (theirs.kind != own.kind || theirs.sequence != own.sequence) {
+    throw Error(Status::kInvalidArgument, "rank " + std::to_string(rank_) + " is in " + name_of(own) + ", rank " +
+                                              std::to_string(transfer.peer) + " in " + name_of(theirs) +
+                                              ": all ranks must make the same calls in the same order");
+  }
+  if (theirs.bytes > kMostBytes) {
+    throw Error(Status::kInternal, "rank " + std::to_string(transfer.peer) + " says that it sends " +
+                                       std::to_string(theirs.bytes) + " bytes");
+  }
+}
+
+}  // namespace uniep

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/deadline.h"
+#include "comm/descriptor.h"
+#include "comm/mesh_link.h"
+#include "uniep/error.h"
+
+namespace uniep {
+
+// What the ranks of a group agree on before they meet.
+struct MeshBootstrap {
+  int rank = 0;
+  int ranks = 1;
+  std::string name;  // any bytes, equal on all ranks and no other group's
+};
+
+// Why a rank can not take part in what all are to do; kOk: it can.
+struct Problem {
+  Status status = Status::kOk;
+  std::string text;
+};
+
+// What `action` throws.
+template <typename Action>
+Problem problem_in(Action&& action) {
+  try {
+    action();
+    return {};
+  } catch (const Error& error) {
+    return {error.status(), error.what()};
+  } catch (const std::bad_alloc&) {
+    return {Status::kOutOfMemory, "no host memory"};
+  } catch (const std::exception& error) {
+    return {Status::kInternal, error.what()};
+  }
+}
+
+// Sockets between all processes of a group, which are processes of one host and one user: every wait of hosts for each
+// other goes through here and ends. All functions but fail() and peer_failure() are collective: every rank calls the
+// same ones in the same order. They throw Error that names the rank at fault: kTimeout if it did not come in time,
+// kDevice if it failed, left or died (noticed at once), kInvalidArgument if it called another one. The mesh is broken
+// then, all ranks hear of it, and every later call throws the same. Not thread-safe. A fork()ed child must not use it.
+class RankMesh {
+ public:
+  static constexpr int kMostRanks = 64;
+
+  // Returns when all ranks have come, throws Error(kTimeout) that names those that have not. `wait_seconds` is the
+  // limit of calls below that are given none (0).
+  RankMesh(const MeshBootstrap& bootstrap, double join_seconds, double wait_seconds);
+  ~RankMesh();
+  RankMesh(const RankMesh&) = delete;
+  RankMesh& operator=(const RankMesh&) = delete;
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+  double wait_seconds() const { return wait_seconds_; }
+
+  // What each rank gives, in rank order. Sizes may differ.
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> own, double seconds = 0);
+
+  void barrier(double seconds = 0);
+
+  // A duplicate of each rank's descriptor; none where that rank gave -1, and none for this rank.
+  std::vector<Descriptor> exchange_descriptors(int own, double seconds = 0);
+
+  // Returns if no rank has a problem. Else all ranks throw the same Error, that of the lowest rank with a problem,
+  // which it names; the mesh is not broken by that.
+  void agree(const Problem& own, double seconds = 0);
+
+  // Tells all ranks that this one can not go on: what they wait for ends with "rank R failed: why". Does not wait.
+  void fail(const std::string& why) noexcept;
+
+  // Why the mesh is broken, or a peer has failed or died; empty if it is not known to be. Does not wait.
+  std::string peer_failure();
+  // Which peer has ended its part in the mesh in order; -1: none. Does not wait.
+  int peer_that_left();
+
+ private:
+  enum class Kind : uint32_t { kAllGather = 1, kBarrier, kDescriptors, kAgree };
+  struct Header {
+    Kind kind;
+    uint32_t reserved;
+    uint64_t sequence;
+    uint64_t bytes;
+  };
+  struct Transfer;
+  static std::string name_of(const Header& header);
+
+  std::vector<Transfer> exchange(Kind kind, std::span<const std::byte> own, int descriptor, const Deadline& deadline);
+  void wait(std::vector<Transfer>& transfers, const Deadline& deadline);
+  std::optional<MeshFailure> failure_of_peers();
+  void send(Transfer& transfer);
+  void receive(Transfer& transfer);
+  void check_header(const Transfer& transfer) const;
+  Deadline deadline_of(double seconds) const { return Deadline(seconds > 0 ? seconds : wait_seconds_); }
+  const Error& break_with(const MeshFailure& failure) noexcept;
+
+  const int rank_;
+  const int ranks_;
+  const double wait_seconds_;
+  const int owner_;  // the process that may use it
+  uint64_t sequence_ = 0;
+  std::vector<MeshLink> links_;  // by rank; none to this one
+  std::optional<MeshFailure> broken_;
+};
+
+}  // namespace uniep

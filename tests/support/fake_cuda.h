@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cuda.h>
+
+// A stand-in for the CUDA driver (libfake_cuda.so, for UNIEP_LIBCUDA): "device" memory is the host's, allocations that
+// processes share are memfds, and work is done at once. Calls fail or stall where the environment says so:
+//   FAKE_CUDA_FAIL="cuMemCreate:2:2"     the second cuMemCreate of this process returns CUresult 2
+//   FAKE_CUDA_STALL="cuMemMap:3"         the third cuMemMap of this process does not return
+//   FAKE_CUDA_BUSY=1                     events and streams are never done
+// It is read at each call, so that a test sets it when it likes; the count is from the last fake_cuda_reset().
+extern "C" {
+// Of this process: allocations that are not released, address ranges that are not freed, mappings that are not undone,
+// streams and events that are not destroyed; 0 if nothing has leaked.
+int fake_cuda_live();
+void fake_cuda_reset();
+}
