@@ -1,5 +1,5 @@
 // README.md's program compiles, and its layer runs. CMake takes it out of README.md.
-#include "readme_snippet.cpp"
+#include "readme_snippet.h"
 
 #include <gtest/gtest.h>
 
