@@ -8,7 +8,9 @@
 
 #include "engine/cpu/engine.h"
 #include "model/elementwise.h"
+#include "program/gemm_queues.h"
 #include "program/schedule_space.h"
+#include "support/branch_counts.h"
 #include "support/random_layer.h"
 
 namespace uniep::test {
@@ -123,6 +125,47 @@ TEST(CpuEngine, DedicatedWorkersDoWhatTheScheduleSays) {
   EXPECT_EQ(workers["combine"], (std::set<int>{2}));
   EXPECT_EQ(workers["reduce"], (std::set<int>{3}));
   EXPECT_TRUE(workers["fc1"].count(0) + workers["fc1"].count(1) == workers["fc1"].size()) << "worker 4 is reserved";
+}
+
+// An even shuffle seed makes clusters of two. Their workers take a ticket for two positions, from one queue or from the
+// two of mixed GEMMs; on one worker there is no pair.
+TEST(CpuEngine, ClustersOfTwoTakeTheirTicketsTogether) {
+  const RandomLayer layer = steady_layer(2);
+  const cli::LayerResult expected = run_sequential(layer);
+  BranchCounts branches;
+  for (const int workers : {1, 2, 4, 6}) {
+    for (const char* text :
+         {"fusion=layer,order.interleave=mixed,queue=dynamic", "fusion=layer,order.interleave=phased,queue=dynamic",
+          "fusion=layer,order.interleave=mixed,queue=static,tile.n=128", "fusion=none,queue=dynamic",
+          "fusion=layer,order.interleave=mixed,queue=dynamic,comm.where=sms,comm.dispatch_sms=2"}) {
+      if (std::string(text).find("sms=2") != std::string::npos && workers < 2) continue;
+      for (const uint64_t seed : {1, 2, 14}) {
+        GroupOptions options = cpu_options(2, workers);
+        options.timeout_seconds = 20;
+        options.disturbance.shuffle_seed = seed;
+        Group group(options);
+        cli::LayerRunner runner(group, layer.config, layer.data);
+        const Schedule schedule = schedule_for(group, layer.config, Direction::kForward, text);
+        runner.forward(schedule);
+        runner.backward(schedule_for(group, layer.config, Direction::kBackward, text));
+        ASSERT_EQ(difference(runner.result(), expected), "") << text << " workers " << workers << " seed " << seed;
+        const Program program(dynamic_cast<const cpu::CpuEngine&>(group.implementation())
+                                  .request(layer.config, schedule, Direction::kForward, false),
+                              runner.placement().state());
+        const RankProgram& p = program.rank(0);
+        const bool queues = has_gemm_queues(p, 0);
+        branches.count("clusters of one", p.cluster == 1);
+        branches.count("one pair", p.cluster == 2 && workers == 2);
+        branches.count("several pairs", p.cluster == 2 && workers > 2);
+        branches.count("pairs, static queues", p.cluster == 2 && !p.dynamic);
+        branches.count("pairs, one dynamic queue", p.cluster == 2 && p.dynamic && !queues);
+        branches.count("one pair, two dynamic queues", p.cluster == 2 && queues && workers == 2);
+        branches.count("several pairs, two dynamic queues", p.cluster == 2 && queues && workers > 2);
+        branches.count("pairs that copy first", p.cluster == 2 && p.on_sms);
+      }
+    }
+  }
+  branches.expect_all_taken();
 }
 
 TEST(CpuEngine, ThousandsOfCallsAndTheEndOfTheEpochs) {
