@@ -187,7 +187,8 @@ TEST(CpuEngine, ThousandsOfCallsAndTheEndOfTheEpochs) {
 }
 
 TEST(CpuEngine, SeveralForwardsMayBeOutstanding) {
-  const RandomLayer a = random_layer(51, {.ranks = {2}}), b = random_layer(52, {.ranks = {2}});
+  const RandomLayer a = random_layer(51, {.ranks = {2}, .fewest_tokens = 8});
+  const RandomLayer b = random_layer(52, {.ranks = {2}, .fewest_tokens = 8});
   Group group(cpu_options(2, 2));
   cli::LayerRunner first(group, a.config, a.data), second(group, b.config, b.data);
   const auto schedule = [&](const RandomLayer& layer, Direction direction) {
@@ -214,7 +215,8 @@ TEST(CpuEngine, SixtyFourRanksMakeProgress) {
 }
 
 TEST(CpuEngine, AllInstructionSetsGiveTheSameBits) {
-  const RandomLayer layer = random_layer(71, {.ranks = {2}, .most_local_experts = 3, .most_tokens = 20});
+  const RandomLayer layer =
+      random_layer(71, {.ranks = {2}, .most_local_experts = 3, .most_tokens = 20, .fewest_tokens = 8});
   Group group(cpu_options(2, 1));
   std::vector<cli::LayerResult> results;
   for (const cpu::InstructionSet set :
@@ -225,11 +227,13 @@ TEST(CpuEngine, AllInstructionSetsGiveTheSameBits) {
                                 schedule_for(group, layer.config, Direction::kForward, "auto"),
                                 schedule_for(group, layer.config, Direction::kBackward, "auto")));
   }
+  ASSERT_FALSE(results.front().y.empty());
   for (const cli::LayerResult& result : results) EXPECT_EQ(difference(result, results.front()), "");
+  if (results.size() == 1) GTEST_SKIP() << "this machine has the portable set alone";
 }
 
 TEST(CpuEngine, ASlowRankDelaysButDoesNotChange) {
-  const RandomLayer layer = random_layer(81, {.ranks = {4}, .most_local_experts = 4});
+  const RandomLayer layer = random_layer(81, {.ranks = {4}, .most_local_experts = 4, .fewest_tokens = 8});
   GroupOptions options = cpu_options(4, 2);
   options.disturbance.delayed_rank = 2;
   options.disturbance.delay_microseconds = 500;
@@ -259,7 +263,7 @@ struct CountingAllocator {
 };
 
 TEST(CpuEngine, TakesWhatItSaysFromTheCallersAllocatorAndGivesItBack) {
-  const RandomLayer layer = random_layer(91, {.ranks = {2}});
+  const RandomLayer layer = random_layer(91, {.ranks = {2}, .fewest_tokens = 8});
   CountingAllocator counter;
   GroupOptions options = cpu_options(2, 2);
   options.allocator = {CountingAllocator::allocate, CountingAllocator::release, &counter};
@@ -289,7 +293,7 @@ TEST(CpuEngine, TakesWhatItSaysFromTheCallersAllocatorAndGivesItBack) {
 }
 
 TEST(CpuEngine, CapacityFixesTheMemoryWhateverTheRouting) {
-  const RandomLayer layer = random_layer(93, {.ranks = {2}, .most_local_experts = 4});
+  const RandomLayer layer = random_layer(93, {.ranks = {2}, .most_local_experts = 4, .fewest_tokens = 8});
   RandomLayer other = layer;
   other.data.ids.assign(other.data.ids.size(), -1);
   Group group(cpu_options(2, 2));
@@ -310,7 +314,7 @@ TEST(CpuEngine, CapacityFixesTheMemoryWhateverTheRouting) {
 }
 
 TEST(CpuEngine, BadCallsAreNamedBeforeAnythingRuns) {
-  const RandomLayer layer = random_layer(95, {.ranks = {2}});
+  const RandomLayer layer = random_layer(95, {.ranks = {2}, .fewest_tokens = 8});
   Group group(cpu_options(2, 2));
   cli::LayerRunner runner(group, layer.config, layer.data);
   const Schedule good = schedule_for(group, layer.config, Direction::kForward, "auto");

@@ -63,7 +63,7 @@ TEST(Checker, PassesRandomLegalPrograms) {
     const BuiltProgram built = build(seed, direction, {}, PartialSchedule::parse(seed % 5 == 0 ? kGemmQueues : "auto"));
     const CheckReport report = check_program(*built.program);
     ASSERT_TRUE(report.ok) << built.text << "\n" << report.problems.front();
-    count_layer(branches, *built.program);
+    count_layer(branches, built.layer);
     count_schedule(branches, *built.program);
   }
   branches.expect_all_taken();

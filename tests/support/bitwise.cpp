@@ -12,30 +12,25 @@
 namespace uniep::test {
 namespace {
 
-void count_threads(BranchCounts& branches, const cpu::CpuEngine& engine, const Disturbance& disturbance) {
+// Which agents that belong together share a thread.
+void count_threads(BranchCounts& branches, const cpu::CpuEngine& engine, const Disturbance& disturbance,
+                   const Program& program) {
+  const int64_t workers = program.rank(0).workers;
   const auto thread = [&](int64_t worker, AgentRole role) {
     return cpu::thread_of_agent(disturbance, worker, role, engine.threads());
   };
-  bool one_thread = false, two_threads = false;
-  for (int64_t worker = 0; worker < int64_t{engine.ranks()} * engine.workers(); ++worker) {
-    (thread(worker, AgentRole::kCopy) == thread(worker, AgentRole::kCompute) ? one_thread : two_threads) = true;
+  bool one = false, two = false, one_of_pair = false, two_of_pair = false;
+  for (int64_t worker = 0; worker < workers * program.ranks(); ++worker) {
+    const bool together = thread(worker, AgentRole::kCopy) == thread(worker, AgentRole::kCompute);
+    (together ? one : two) = true;
+    if (program.rank(0).cluster == 1 || worker % 2 != 0) continue;
+    const bool pair_together = thread(worker, AgentRole::kCompute) == thread(worker + 1, AgentRole::kCompute);
+    (pair_together ? one_of_pair : two_of_pair) = true;
   }
-  branches.count("both agents of a worker on one thread", one_thread);
-  branches.count("the agents of a worker on two threads", two_threads);
-}
-
-void count_pairs(BranchCounts& branches, const cpu::CpuEngine& engine, const Disturbance& disturbance,
-                 const Program& program) {
-  bool one_thread = false, two_threads = false;
-  for (int rank = 0; rank < program.ranks() && program.rank(rank).cluster == 2; ++rank) {
-    const int64_t first = int64_t{rank} * program.rank(rank).workers;  // of the rank's first pair
-    const auto thread = [&](int64_t worker) {
-      return cpu::thread_of_agent(disturbance, worker, AgentRole::kCompute, engine.threads());
-    };
-    (thread(first) == thread(first + 1) ? one_thread : two_threads) = true;
-  }
-  branches.count("both workers of a pair on one thread", one_thread);
-  branches.count("the workers of a pair on two threads", two_threads);
+  branches.count("both agents of a worker on one thread", one);
+  branches.count("the agents of a worker on two threads", two);
+  branches.count("both workers of a pair on one thread", one_of_pair);
+  branches.count("the workers of a pair on two threads", two_of_pair);
 }
 
 // What a random schedule seldom has: mixed GEMMs, and workers that come in pairs. Half of all combinations have it.
@@ -77,11 +72,10 @@ std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
       const Schedule& schedule = direction == Direction::kForward ? forward : backward;
       const bool redispatch = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch;
       const Program program(engine.request(config, schedule, direction, redispatch), runner.placement().state());
-      count_layer(branches, program);
       count_schedule(branches, program);
-      count_pairs(branches, engine, options.disturbance, program);
+      count_threads(branches, engine, options.disturbance, program);
     }
-    count_threads(branches, engine, options.disturbance);
+    count_layer(branches, layer);
     branches.count("an odd shuffle seed", options.disturbance.shuffle_seed % 2 == 1);
     branches.count("an even shuffle seed", options.disturbance.shuffle_seed % 2 == 0);
   } catch (const std::exception& error) {

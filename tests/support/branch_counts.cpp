@@ -18,15 +18,6 @@ bool any_rank(const Program& program, const Holds& holds) {
   return false;
 }
 
-bool has_expert_without_rows(const RankProgram& p) {
-  return std::find(p.expert_rows, p.expert_rows + p.experts, 0) != p.expert_rows + p.experts;
-}
-
-bool has_unused_slot(const RankProgram& p) {
-  const int32_t* const end = p.expert_of_slot + static_cast<int64_t>(p.tokens) * p.topk;
-  return std::find(p.expert_of_slot, end, -1) != end;
-}
-
 void count_queues(BranchCounts& branches, const Program& program) {
   const RankProgram& p = program.rank(0);
   const bool pairs = p.cluster == 2;
@@ -65,7 +56,7 @@ void count_transports(BranchCounts& branches, const Program& program) {
   branches.count("redispatch by push", p.operands == 2 && p.push);
   branches.count("combine by the epilogue", p.epilogue_combine);
   branches.count("combine staged", !p.epilogue_combine && !groups);
-  branches.count("combine groups", groups);
+  branches.count("combine by groups", groups);
   branches.count("copy warps", !p.on_sms);
   branches.count("copy sms", p.on_sms);
   branches.count("copy sms, clusters of two", p.on_sms && p.cluster == 2);
@@ -116,18 +107,32 @@ void BranchCounts::expect_all_taken() const {
   for (const auto& [branch, taken] : counts_) EXPECT_GT(taken, 0) << "no case took the branch: " << branch;
 }
 
-void count_layer(BranchCounts& branches, const Program& program) {
-  const WeightGradient gradient = program.request().numerics.weight_gradient;
-  const bool backward = program.request().direction == Direction::kBackward;
-  branches.count("one rank", program.ranks() == 1);
-  branches.count("several ranks", program.ranks() > 1);
-  branches.count("a rank without tokens", any_rank(program, [](const RankProgram& p) { return p.tokens == 0; }));
-  branches.count("a rank without rows", any_rank(program, [](const RankProgram& p) { return local_blocks(p) == 0; }));
-  branches.count("an expert without rows", has_expert_without_rows(program.rank(0)));
-  branches.count("an unused slot", any_rank(program, has_unused_slot));
-  branches.count("dW in bf16", backward && gradient == WeightGradient::kBFloat16);
-  branches.count("dW in fp32", backward && gradient == WeightGradient::kFloat32);
-  branches.count("dW in main_grad", backward && gradient == WeightGradient::kMainGrad);
+void count_layer(BranchCounts& branches, const RandomLayer& layer) {
+  const cli::LayerData& data = layer.data;
+  const WeightGradient gradient = layer.config.numerics.weight_gradient;
+  std::vector<int64_t> rows_of_expert(data.shape.experts, 0), rows_of_rank(layer.ranks, 0);
+  for (const int32_t expert : data.ids) {
+    if (expert < 0) continue;
+    ++rows_of_expert[expert];
+    ++rows_of_rank[expert / (data.shape.experts / layer.ranks)];
+  }
+  const auto any = [](const auto& values, int64_t value) {
+    return std::find(values.begin(), values.end(), value) != values.end();
+  };
+  branches.count("one rank", layer.ranks == 1);
+  branches.count("several ranks", layer.ranks > 1);
+  branches.count("several ranks, all with tokens", layer.ranks > 1 && !any(data.tokens, 0));
+  branches.count("a rank without tokens", any(data.tokens, 0));
+  branches.count("a rank without rows", any(rows_of_rank, 0));
+  branches.count("several experts a rank", data.shape.experts > layer.ranks);
+  branches.count("an expert without rows", any(rows_of_expert, 0));
+  branches.count("an unused slot", any(data.ids, -1));
+  branches.count("several slots a token", data.shape.topk > 1);
+  branches.count("dW in bf16", gradient == WeightGradient::kBFloat16);
+  branches.count("dW in fp32", gradient == WeightGradient::kFloat32);
+  branches.count("dW in main_grad", gradient == WeightGradient::kMainGrad);
+  branches.count("one flat sum", layer.config.numerics.combine_groups == 0);
+  branches.count("combine groups", layer.config.numerics.combine_groups > 0);
 }
 
 void count_schedule(BranchCounts& branches, const Program& program) {

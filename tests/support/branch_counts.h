@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "program/build.h"
+#include "support/random_layer.h"
 
 namespace uniep::test {
 
@@ -25,8 +26,9 @@ class BranchCounts {
   std::size_t next_ = 0;                                 // the one that is likely to be named next
 };
 
-// What a Program of the whole layer is made of: ranks, routing and numerics; and its Schedule and cluster.
-void count_layer(BranchCounts& branches, const Program& program);
+// What a layer is: ranks, routing and numerics.
+void count_layer(BranchCounts& branches, const RandomLayer& layer);
+// What a Program of the whole layer is made of: Schedule, cluster and parts of a pull.
 void count_schedule(BranchCounts& branches, const Program& program);
 
 }  // namespace uniep::test
