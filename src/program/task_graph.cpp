@@ -106,7 +106,8 @@ void TaskGraph::chain_agent(int rank, int worker, AgentRole role) {
       for (int64_t index = 0;; ++index) {
         const int64_t position = static_position(p, who, worker, index);
         if (position >= length) break;
-        if (in_pair && static_position(p, who, neighbour_of(worker), index) != neighbour_of(position)) {
+        if (in_pair &&
+            static_position(p, who, static_cast<int32_t>(neighbour_of(worker)), index) != neighbour_of(position)) {
           problem(fmt::format("{} is taken without its neighbour", describe(begin + position)));
           break;
         }
