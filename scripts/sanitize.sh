@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 sanitizers=${1:-}
 case $sanitizers in
   thread) build=build/tsan combinations=200 ;;
-  address,undefined) build=build/asan combinations=100 ;;
+  address,undefined) build=build/asan combinations=200 ;;
   *) echo "usage: scripts/sanitize.sh thread|address,undefined, not '$sanitizers'" >&2; exit 2 ;;
 esac
 build=${2:-$build}

@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "support/branch_counts.h"
 #include "support/c_layer.h"
 #include "uniep/uniep.h"
 
@@ -68,8 +69,10 @@ void gather_z(const uniep_placement* placement, const uniep_saved* saved, CLayer
 TEST(CApi, GivesTheBitsOfTheSequentialRun) {
   const char* schedules[] = {"auto", "fusion=none", "fusion=pairs,comm.where=sms", R"({"save.xg": "redispatch"})",
                              "combine.transport=staged,dispatch.transport=push"};
+  BranchCounts branches;
   for (uint64_t seed = 1; seed <= 40; ++seed) {
     const RandomLayer random = random_layer(seed);
+    count_layer(branches, random);
     SCOPED_TRACE(random.description);
     CLayer layer(random);
     const char* schedule = schedules[seed % std::size(schedules)];
@@ -87,6 +90,7 @@ TEST(CApi, GivesTheBitsOfTheSequentialRun) {
     gather_z(placement.get(), saved.get(), layer, runner.placement());
     ASSERT_EQ(difference(layer.result, run_sequential(random)), "");
   }
+  branches.expect_all_taken();
 }
 
 std::vector<BFloat16> some_rows(int64_t values, unsigned seed) {
@@ -125,8 +129,10 @@ struct ExchangeArrays {
 };
 
 TEST(CApi, DispatchAndCombineGiveTheBitsOfTheCppApi) {
-  for (uint64_t seed = 1; seed <= 20; ++seed) {
+  BranchCounts branches;
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
     const RandomLayer random = random_layer(seed);
+    count_layer(branches, random);
     SCOPED_TRACE(random.description);
     const CLayer layer(random);
     const LayerShape& shape = random.config.shape;
@@ -163,6 +169,7 @@ TEST(CApi, DispatchAndCombineGiveTheBitsOfTheCppApi) {
     combine(cpp_group, random.config, schedule, runner.placement(), cpp_combine);
     for (std::size_t rank = 0; rank < c.size(); ++rank) EXPECT_TRUE(c[rank] == cpp[rank]) << "rank " << rank;
   }
+  branches.expect_all_taken();
 }
 
 class CApiErrors : public testing::Test {

@@ -1,13 +1,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "api/place.h"
 #include "program/checker.h"
+#include "program/schedule_fields.h"
 #include "program/schedule_space.h"
+#include "support/branch_counts.h"
 #include "support/random_layer.h"
 
-// The checker over the legal space: a small layer in full, the large models sampled, up to 64 ranks.
+// The checker over the legal space: a small layer with every pair of values, the large models sampled, up to 64 ranks.
+// (program_test.cpp has the fields that are fixed here.)
 namespace uniep::test {
 namespace {
 
@@ -44,55 +48,153 @@ Batch make_batch(const LayerShape& shape, int ranks, int64_t tokens, uint64_t se
   return batch;
 }
 
+// What the engine chooses beside the Schedule.
+struct Variant {
+  int cluster = 1;
+  int pull_parts = 1;
+};
+
 CheckReport check_schedule(const Batch& batch, const Numerics& numerics, const Schedule& schedule, Direction direction,
-                           const Machine& machine) {
-  const Program program(
-      {batch.shape, numerics, schedule, direction, schedule.save_xg == SaveXg::kRedispatch, machine.workers},
-      batch.placement);
+                           const Machine& machine, Variant variant, BranchCounts* branches = nullptr) {
+  ProgramRequest request{batch.shape, numerics, schedule, direction, false, machine.workers};
+  request.redispatch = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch;
+  request.cluster = variant.cluster;
+  request.pull_parts = variant.pull_parts;
+  const Program program(request, batch.placement);
+  if (branches != nullptr) count_schedule(*branches, program);
   return check_program(program);
 }
 
-// Every legal value of every field that shapes a Program, together.
-TEST(CheckerSpace, SmallLayerInFull) {
-  const Batch batch = make_batch({64, 64, 6, 2}, 2, 40, 1);
-  Machine machine;
-  machine.ranks = 2;
-  machine.workers = 4;
-  SpaceLimits limits;
-  limits.fixed = PartialSchedule::parse(
-      "comm.chunk_bytes=4096,comm.stages=2,tile.k=64,tile.stages=4,tile.cluster=1,tile.pipeline=cooperative,"
-      "order.raster=2,tile.n=128");
-  limits.vary = {"fusion",
-                 "dispatch.transport",
-                 "dispatch.dedup",
-                 "comm.where",
-                 "comm.dispatch_sms",
-                 "comm.combine_sms",
-                 "comm.reduce_sms",
-                 "order.experts_per_wave",
-                 "order.interleave",
-                 "order.source_rotation",
-                 "queue",
-                 "tile.m",
-                 "combine.transport",
-                 "combine.column_chunks"};
-  int64_t checked = 0;
-  for (const int64_t groups : {0, 2}) {
+// Which values of two fields have been together in a case.
+class ValuePairs {
+ public:
+  // A case's values, one a field. True when two of them have not been together yet.
+  bool add(const std::vector<int>& values) {
+    std::vector<std::size_t> ids;
+    for (std::size_t field = 0; field < values.size(); ++field)
+      ids.push_back(id_of(static_cast<int>(field), values[field]));
+    bool is_new = false;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      for (std::size_t j = 0; j <= i; ++j) {
+        char& seen = together_[ids[i] * kMostValues + ids[j]];
+        is_new |= seen == 0;
+        pairs_ += seen == 0 && i != j;
+        seen = 1;
+      }
+    }
+    return is_new;
+  }
+
+  std::size_t pairs() const { return pairs_; }
+  std::size_t values() const { return ids_.size(); }
+  std::size_t values_of(int field) const {
+    return std::count_if(ids_.begin(), ids_.end(), [field](const auto& entry) { return entry.first == field; });
+  }
+
+ private:
+  static constexpr std::size_t kMostValues = 128;
+
+  std::size_t id_of(int field, int value) {
+    const std::pair<int, int> key{field, value};
+    const auto found = std::find(ids_.begin(), ids_.end(), key);
+    if (found != ids_.end()) return found - ids_.begin();
+    if (ids_.size() == kMostValues) throw std::length_error("more values than ValuePairs has room for");
+    ids_.push_back(key);
+    return ids_.size() - 1;
+  }
+
+  std::vector<std::pair<int, int>> ids_;  // (field, value)
+  std::vector<char> together_ = std::vector<char>(kMostValues * kMostValues, 0);
+  std::size_t pairs_ = 0;
+};
+
+const std::vector<std::string> kVaried = {"fusion",           "dispatch.transport",    "dispatch.dedup",
+                                          "comm.where",       "comm.dispatch_sms",     "comm.combine_sms",
+                                          "comm.reduce_sms",  "comm.reserve_sms",      "order.experts_per_wave",
+                                          "order.interleave", "order.source_rotation", "queue",
+                                          "tile.m",           "combine.transport",     "combine.column_chunks"};
+
+// The legal values of every field that shapes a Program, with clusters of one and two and pulls in one part and four:
+// every two values that are legal together, and of all cases every so many.
+class SmallLayer {
+ public:
+  SmallLayer() : batch_(make_batch({64, 64, 6, 2}, 2, 40, 1)) {
+    machine_.ranks = 2;
+    machine_.workers = 4;
+  }
+
+  void check(Direction direction, int64_t groups) {
     Numerics numerics;
     numerics.combine_groups = groups;
-    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-      for_each_legal(
-          direction, batch.shape, numerics, machine,
-          [&](const Schedule& schedule) {
-            const CheckReport report = check_schedule(batch, numerics, schedule, direction, machine);
-            EXPECT_TRUE(report.ok) << to_text(schedule) << "\n" << report.problems.front();
-            ++checked;
-            return report.ok;
-          },
-          limits);
-    }
+    numerics.weight_gradient = groups > 0 ? WeightGradient::kFloat32 : WeightGradient::kBFloat16;
+    SpaceLimits limits;
+    limits.vary = kVaried;
+    const char* const fixed =
+        "comm.chunk_bytes=4096,comm.stages=2,tile.k=64,tile.stages=4,tile.cluster=1,"
+        "tile.pipeline=cooperative,order.raster=2,tile.n=128";
+    if (direction == Direction::kBackward) limits.vary.insert(limits.vary.end(), {"backward.wgrad", "save.xg"});
+    limits.fixed = PartialSchedule::parse(fixed);
+    for_each_legal(
+        direction, batch_.shape, numerics, machine_,
+        [&](const Schedule& schedule) {
+          for (const int cluster : {1, 2}) {
+            if (!comes_in_clusters(schedule, machine_.workers, cluster)) continue;
+            for (const int parts : {1, 4}) {
+              const bool pulls = schedule.dispatch.transport == DispatchTransport::kPull;
+              if (!pulls && parts > 1) continue;
+              if (!check(direction, numerics, schedule, {cluster, parts})) return false;
+            }
+          }
+          return true;
+        },
+        limits);
   }
-  std::printf("%lld schedules checked\n", static_cast<long long>(checked));
+
+  void expect_covered() {
+    std::printf("%lld legal cases, %lld checked: all %zu pairs of %zu values\n", static_cast<long long>(legal_),
+                static_cast<long long>(checked_), pairs_.pairs(), pairs_.values());
+    for (int field = 0; field < fields_; ++field) {
+      EXPECT_GE(pairs_.values_of(field), 2u) << "field " << field << " does not vary";
+    }
+    branches_.expect_all_taken();
+  }
+
+ private:
+  static constexpr int kOneIn = 16, kOneInOfGemmQueues = 4;
+
+  bool check(Direction direction, const Numerics& numerics, const Schedule& schedule, Variant variant) {
+    std::vector<int> values{static_cast<int>(direction), numerics.combine_groups > 0, variant.cluster,
+                            variant.pull_parts};
+    for (const std::string& name : kVaried) values.push_back(descriptor_of(*find_field(name)).get(schedule).value());
+    const bool backward = direction == Direction::kBackward;
+    values.push_back(backward ? static_cast<int>(schedule.wgrad) : -1);
+    values.push_back(backward ? static_cast<int>(schedule.save_xg) : -1);
+    fields_ = static_cast<int>(values.size());
+    const bool queues = schedule.queue == QueueKind::kDynamic && schedule.order.interleave == Interleave::kMixed;
+    const bool sampled = Random(++legal_).one_in(queues ? kOneInOfGemmQueues : kOneIn);
+    if (!pairs_.add(values) && !sampled) return true;
+    const CheckReport report = check_schedule(batch_, numerics, schedule, direction, machine_, variant, &branches_);
+    EXPECT_TRUE(report.ok) << to_text(schedule) << "\ncluster " << variant.cluster << ", " << variant.pull_parts
+                           << " parts\n"
+                           << report.problems.front();
+    ++checked_;
+    return report.ok;
+  }
+
+  const Batch batch_;
+  Machine machine_;
+  ValuePairs pairs_;
+  BranchCounts branches_;
+  int fields_ = 0;
+  int64_t legal_ = 0, checked_ = 0;
+};
+
+TEST(CheckerSpace, SmallLayer) {
+  SmallLayer layer;
+  for (const int64_t groups : {0, 2}) {
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) layer.check(direction, groups);
+  }
+  layer.expect_covered();
 }
 
 struct Model {
@@ -107,6 +209,7 @@ TEST(CheckerSpace, LargeModelsSampled) {
                           {"mixtral", {4096, 14336, 8, 2}}};
   Random random(2);
   int64_t tasks = 0;
+  BranchCounts branches;
   for (const Model& model : models) {
     for (const int ranks : {8, 64}) {
       if (model.shape.experts % ranks != 0) continue;
@@ -116,16 +219,28 @@ TEST(CheckerSpace, LargeModelsSampled) {
       machine.ranks = ranks;
       machine.workers = 132;
       for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-        for (int sample = 0; sample < 3; ++sample) {
-          const Schedule schedule = sample_legal(random.next(), direction, model.shape, {}, machine);
-          const CheckReport report = check_schedule(batch, {}, schedule, direction, machine);
+        for (int sample = 0; sample < 2; ++sample) {
+          const bool queues = sample == 0, pairs = random.one_in(2);
+          PartialSchedule fixed =
+              PartialSchedule::parse(queues ? "fusion=layer,order.interleave=mixed,queue=dynamic" : "auto");
+          if (pairs) fixed.set("tile.cluster", "2");  // then all kinds of workers come in pairs
+          const Schedule schedule = sample_legal(random.next(), direction, model.shape, {}, machine, fixed);
+          const Variant variant{pairs ? 2 : 1, random.one_in(2) ? 1 : 4};
+          const CheckReport report = check_schedule(batch, {}, schedule, direction, machine, variant);
           EXPECT_TRUE(report.ok) << model.name << " " << to_text(schedule) << "\n" << report.problems.front();
           tasks += report.tasks;
+          branches.count("clusters of one", !pairs);
+          branches.count("clusters of two", pairs);
+          branches.count("mixed GEMMs, dynamic queues, clusters of one", queues && !pairs);
+          branches.count("mixed GEMMs, dynamic queues, clusters of two", queues && pairs);
+          branches.count("pull in four parts",
+                         variant.pull_parts == 4 && schedule.dispatch.transport == DispatchTransport::kPull);
         }
       }
     }
   }
   std::printf("%lld tasks checked\n", static_cast<long long>(tasks));
+  branches.expect_all_taken();
 }
 
 }  // namespace

@@ -114,10 +114,13 @@ TEST(Run, OneGlobalBatchGivesTheSameBitsOnAnyNumberOfRanks) {
 
 TEST(Run, SchedulesAndDisturbancesChangeNoBit) {
   const Json plain = run_json({"--backward"});
-  for (const char* schedule : {"fusion=none", "fusion=pairs,dispatch.transport=push", "combine.transport=staged",
-                               "queue=dynamic,dispatch.dedup=off,tile.n=64"}) {
-    const Json other = run_json({"--backward", "--shuffle", "77", "--schedule", schedule});
-    EXPECT_EQ(other["checksum"], plain["checksum"]) << schedule;
+  for (const char* schedule :
+       {"fusion=none", "fusion=pairs,dispatch.transport=push", "combine.transport=staged",
+        "queue=dynamic,dispatch.dedup=off,tile.n=64", "fusion=layer,order.interleave=mixed,queue=dynamic"}) {
+    for (const char* seed : {"77", "78"}) {  // of clusters of one and of two
+      const Json other = run_json({"--backward", "--shuffle", seed, "--schedule", schedule});
+      EXPECT_EQ(other["checksum"], plain["checksum"]) << schedule << " shuffle " << seed;
+    }
   }
 }
 

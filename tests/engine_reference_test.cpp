@@ -2,6 +2,7 @@
 
 #include "program/schedule_space.h"
 #include "reference/check.h"
+#include "support/branch_counts.h"
 #include "support/random_layer.h"
 
 // The engine against the float64 reference, which shares no code with it, within the contract's limits.
@@ -14,8 +15,10 @@ void subtract_start(std::vector<float>& gradient) {
 }
 
 TEST(EngineAgainstReference, RandomLayersAreWithinTheLimits) {
+  BranchCounts branches;
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     const RandomLayer layer = random_layer(seed, {.most_tokens = 40, .most_columns = 160});
+    count_layer(branches, layer);
     const LayerConfig& config = layer.config;
     GroupOptions options;
     options.engine = EngineKind::kCpu;
@@ -54,6 +57,7 @@ TEST(EngineAgainstReference, RandomLayersAreWithinTheLimits) {
       EXPECT_TRUE(comparison.passed) << name << ": " << comparison.message << "\n" << layer.description;
     }
   }
+  branches.expect_all_taken();
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "api/place.h"
+#include "support/branch_counts.h"
 #include "support/random_layer.h"
 
 namespace uniep::test {
@@ -35,8 +36,10 @@ std::string refusal(const std::function<void()>& call) {
 
 // Walks the global batch in order and says where each slot must stand: a second way to the same rows.
 TEST(Placement, RowsStandInGlobalBatchOrder) {
+  BranchCounts branches;
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     const RandomLayer layer = random_layer(seed);
+    count_layer(branches, layer);
     const auto state = place_data(layer.data, layer.ranks);
     const int64_t experts = layer.data.shape.experts, topk = layer.data.shape.topk;
     std::vector<int32_t> next(experts, 0);
@@ -63,6 +66,7 @@ TEST(Placement, RowsStandInGlobalBatchOrder) {
       ASSERT_EQ(state->segment_start[expert] % kRowAlignment, 0);
     }
   }
+  branches.expect_all_taken();
 }
 
 // The local number of a token's last expert, 0 without one.
@@ -101,26 +105,33 @@ TEST(Placement, TokensAreSummedInTheOrderOfTheirLastExperts) {
 }
 
 TEST(Placement, ChunksMayBeCountedAndAssignedApart) {
-  const RandomLayer layer = random_layer(77, {.ranks = {1}, .most_tokens = 48});
-  const LayerShape& shape = layer.data.shape;
-  const int64_t tokens = layer.data.all_tokens();
-  const auto state = place_data(layer.data, 1);
-  const int64_t cut = tokens / 3;
-  std::vector<int32_t> first(shape.experts, 0), second(shape.experts, 0), experts(tokens * shape.topk), rows(experts);
-  const int32_t* ids = layer.data.ids.data();
-  ASSERT_EQ(count_chunk(ids, layer.data.probs.data(), cut, tokens, shape, second.data(), experts.data()).fault,
-            RoutingFault::kNone);
-  ASSERT_EQ(count_chunk(ids, layer.data.probs.data(), 0, cut, shape, first.data(), experts.data()).fault,
-            RoutingFault::kNone);
-  std::vector<int32_t> next = first_rows(*state, 0), next_of_second = next;
-  for (int64_t expert = 0; expert < shape.experts; ++expert) next_of_second[expert] += first[expert];
-  assign_chunk(experts.data(), cut, tokens, shape.topk, next_of_second.data(), rows.data());
-  assign_chunk(experts.data(), 0, cut, shape.topk, next.data(), rows.data());
-  EXPECT_EQ(rows, state->rank[0].row_of_slot);
+  BranchCounts branches;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    const RandomLayer layer = random_layer(seed, {.ranks = {1}, .most_tokens = 48, .fewest_tokens = 30});
+    const LayerShape& shape = layer.data.shape;
+    const int64_t tokens = layer.data.all_tokens();
+    const auto state = place_data(layer.data, 1);
+    const int64_t cut = tokens / 3;
+    std::vector<int32_t> first(shape.experts, 0), second(shape.experts, 0), experts(tokens * shape.topk), rows(experts);
+    const int32_t* ids = layer.data.ids.data();
+    ASSERT_EQ(count_chunk(ids, layer.data.probs.data(), cut, tokens, shape, second.data(), experts.data()).fault,
+              RoutingFault::kNone);
+    ASSERT_EQ(count_chunk(ids, layer.data.probs.data(), 0, cut, shape, first.data(), experts.data()).fault,
+              RoutingFault::kNone);
+    std::vector<int32_t> next = first_rows(*state, 0), next_of_second = next;
+    for (int64_t expert = 0; expert < shape.experts; ++expert) next_of_second[expert] += first[expert];
+    assign_chunk(experts.data(), cut, tokens, shape.topk, next_of_second.data(), rows.data());
+    assign_chunk(experts.data(), 0, cut, shape.topk, next.data(), rows.data());
+    EXPECT_EQ(rows, state->rank[0].row_of_slot);
+    branches.count("several experts", shape.experts > 1);
+    branches.count("several slots a token", shape.topk > 1);
+    branches.count("unused slots", std::find(layer.data.ids.begin(), layer.data.ids.end(), -1) != layer.data.ids.end());
+  }
+  branches.expect_all_taken();
 }
 
 TEST(Placement, Int64IdsGiveTheSameRows) {
-  const RandomLayer layer = random_layer(5, {.ranks = {1}});
+  const RandomLayer layer = random_layer(5, {.ranks = {1}, .fewest_tokens = 8});
   const std::vector<int64_t> wide(layer.data.ids.begin(), layer.data.ids.end());
   const Routing routing{layer.data.tokens[0], wide.data(), IndexType::kInt64, layer.data.probs.data(), {}};
   const auto state = place_on_host(layer.data.shape, 1, std::span(&routing, 1), {});

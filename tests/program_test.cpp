@@ -12,6 +12,7 @@
 #include "program/checker.h"
 #include "program/gemm_queues.h"
 #include "program/schedule_space.h"
+#include "support/branch_counts.h"
 #include "support/random_layer.h"
 
 // The checker over random Programs, and faults that it must notice.
@@ -20,6 +21,7 @@ namespace {
 
 struct BuiltProgram {
   RandomLayer layer;
+  std::shared_ptr<const internal::PlacementState> placement;
   std::unique_ptr<Program> program;
   std::string text;
 };
@@ -46,17 +48,25 @@ BuiltProgram build(uint64_t seed, Direction direction, const RandomLayerLimits& 
   request.cluster = random.one_in(2) && comes_in_clusters(schedule, machine.workers, 2) ? 2 : 1;
   request.pull_parts = static_cast<int>(random.between(1, 20));
   built.text += fmt::format("\ncluster {}, pulled in {} parts", request.cluster, request.pull_parts);
-  built.program = std::make_unique<Program>(request, place_on_host(data.shape, built.layer.ranks, routings, {}));
+  built.placement = place_on_host(data.shape, built.layer.ranks, routings, {});
+  built.program = std::make_unique<Program>(request, built.placement);
   return built;
 }
 
+const char* const kGemmQueues = "fusion=layer,order.interleave=mixed,queue=dynamic";
+
 TEST(Checker, PassesRandomLegalPrograms) {
-  for (uint64_t seed = 1; seed <= 400; ++seed) {
+  BranchCounts branches;
+  for (uint64_t seed = 1; seed <= 600; ++seed) {
     const Direction direction = seed % 2 == 0 ? Direction::kForward : Direction::kBackward;
-    const BuiltProgram built = build(seed, direction);
+    // A random schedule seldom has the two queues of mixed GEMMs.
+    const BuiltProgram built = build(seed, direction, {}, PartialSchedule::parse(seed % 5 == 0 ? kGemmQueues : "auto"));
     const CheckReport report = check_program(*built.program);
     ASSERT_TRUE(report.ok) << built.text << "\n" << report.problems.front();
+    count_layer(branches, built.layer);
+    count_schedule(branches, *built.program);
   }
+  branches.expect_all_taken();
 }
 
 // Tries seeds until the tampering met something to falsify, and says whether the checker noticed each time.
@@ -179,6 +189,116 @@ TEST(Checker, NoticesADeadlock) {
       /*flat_only=*/false, /*workers=*/1);
 }
 
+// A layer with mixed GEMMs in two queues, on workers of which none is reserved.
+BuiltProgram build_with_gemm_queues(uint64_t seed, int workers) {
+  return build(seed, seed % 4 < 2 ? Direction::kForward : Direction::kBackward,
+               {.ranks = {1, 2}, .most_local_experts = 6},
+               PartialSchedule::parse(std::string(kGemmQueues) + ",comm.reserve_sms=0"), workers);
+}
+
+// Several walkers that all prefer the second GEMM: each may wait in it for a tile that nobody has taken.
+TEST(Checker, NoticesThatNobodyIsSureToTakeTheFirstGemm) {
+  BranchCounts branches;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    const BuiltProgram built = build_with_gemm_queues(seed, 4);
+    const RankProgram& p = built.program->rank(0);
+    if (gemm_queues(p, 0).walkers < 2 || gemm_queues(p, 0).first_tickets == 0) continue;
+    const auto report_if_preferring = [&](bool (*prefers)(int walker)) {
+      CheckTampering tampering;
+      tampering.prefers_second = prefers;
+      return check_program(*built.program, tampering);
+    };
+    const CheckReport all = report_if_preferring([](int) { return true; });
+    ASSERT_FALSE(all.ok) << built.text;
+    EXPECT_NE(all.problems.back().find("deadlock"), std::string::npos) << all.problems.back();
+    EXPECT_TRUE(report_if_preferring([](int walker) { return walker != 0; }).ok) << built.text;
+    EXPECT_TRUE(report_if_preferring([](int) { return false; }).ok) << built.text;
+    branches.count("clusters of one", p.cluster == 1);
+    branches.count("clusters of two", p.cluster == 2);
+    branches.count("pull in several parts", !p.push && p.pull_parts > 1);
+  }
+  branches.expect_all_taken();
+}
+
+// A tile of the first GEMM that waits for one of the second before it in the compute list, but in another queue.
+TEST(Checker, NoticesAFirstGemmThatWaitsForTheSecond) {
+  BranchCounts branches;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    const BuiltProgram built = build_with_gemm_queues(seed, 4);
+    const RankProgram& p = built.program->rank(0);
+    if (gemm_queues(p, 0).walkers < 2 || p.wave_experts == p.local_experts || p.block_begin[p.wave_experts] == 0 ||
+        p.block_begin[p.local_experts] == p.block_begin[p.wave_experts]) {
+      continue;
+    }
+    CheckTampering tampering;
+    tampering.wait = [&p](int rank, const Task& task, CounterWait& wait) {
+      if (rank == 0 && task.stage == Stage::kFirstGemm && task.expert >= p.wave_experts) {
+        wait = {CounterSpace::kSecondTiles, second_counter(0, 0), static_cast<uint32_t>(tiles_in_chunk(p, 0))};
+      }
+      return true;
+    };
+    const CheckReport report = check_program(*built.program, tampering);
+    ASSERT_FALSE(report.ok) << built.text;
+    EXPECT_NE(report.problems.back().find("deadlock"), std::string::npos) << report.problems.back();
+    branches.count("clusters of one", p.cluster == 1);
+    branches.count("clusters of two", p.cluster == 2);
+  }
+  branches.expect_all_taken();
+}
+
+// A walker alone waits for ever for a tile that it takes itself, later.
+TEST(Checker, NoticesALoneWalkerThatTakesTheSecondGemmTooEarly) {
+  BranchCounts branches;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    const BuiltProgram built = build_with_gemm_queues(seed, 1 + static_cast<int>(seed / 4 % 2));
+    const RankProgram& p = built.program->rank(0);
+    if (gemm_queues(p, 0).walkers != 1 || gemm_queues(p, 0).first_tickets == 0) continue;
+    CheckTampering tampering;
+    tampering.gemm_queues = [](GemmQueues& queues) { queues.walkers = -1; };  // due with the last tile still missing
+    const CheckReport report = check_program(*built.program, tampering);
+    ASSERT_FALSE(report.ok) << built.text;
+    EXPECT_NE(report.problems.back().find("deadlock"), std::string::npos) << report.problems.back();
+    branches.count("one worker", p.cluster == 1);
+    branches.count("one pair", p.cluster == 2);
+  }
+  branches.expect_all_taken();
+}
+
+TEST(Checker, NoticesATicketThatTheQueuesDoNotGive) {
+  int tried = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    const BuiltProgram built =
+        build(seed, Direction::kForward, {.ranks = {2}, .most_local_experts = 6}, PartialSchedule::parse(kGemmQueues));
+    bool touched = false;
+    CheckTampering tampering;
+    tampering.gemm_queues = [&touched](GemmQueues& queues) {
+      if (queues.second_tickets == 0) return;
+      --queues.second_tickets;
+      touched = true;
+    };
+    const CheckReport report = check_program(*built.program, tampering);
+    tried += touched;
+    EXPECT_EQ(report.ok, !touched) << built.text;
+  }
+  EXPECT_GE(tried, 20);
+}
+
+// Kinds of workers that do not come in clusters, which the rules refuse.
+TEST(Checker, NoticesPairsThatPart) {
+  const BuiltProgram built =
+      build(3, Direction::kForward, {.ranks = {2}},
+            PartialSchedule::parse("fusion=layer,queue=static,comm.where=sms,comm.dispatch_sms=1,comm.combine_sms=0,"
+                                   "comm.reduce_sms=1,comm.reserve_sms=0,order.interleave=phased,"
+                                   "dispatch.transport=pull"),
+            4);
+  ProgramRequest request = built.program->request();
+  request.cluster = 2;
+  const Program program(request, built.placement);
+  const CheckReport report = check_program(program);
+  ASSERT_FALSE(report.ok);
+  EXPECT_NE(report.problems.front().find("without its neighbour"), std::string::npos) << report.problems.front();
+}
+
 TEST(Order, MixedInterleavesInProportion) {
   const PartialSchedule fixed = PartialSchedule::parse("fusion=layer,order.interleave=mixed,queue=static");
   int merged_steps = 0;
@@ -263,7 +383,7 @@ class QueueWalkers {
       : p_(p), queues_(gemm_queues(p, 0)), random_(seed), walkers_(queues_.walkers) {
     for (int walker = 0; walker < queues_.walkers; ++walker) {
       walkers_[walker].walk = begin_walk(p, 0, walker * p.cluster, queues_);
-      walkers_[walker].is_slow = !walkers_[walker].walk.prefers_second && seed / 2 % 2 == 0;
+      walkers_[walker].is_slow = !walkers_[walker].walk.prefers_second && seed / 24 % 2 == 0;
     }
   }
 
@@ -293,6 +413,7 @@ class QueueWalkers {
                        [](const Walker& walker) { return walker.at_the_end && !walker.waits && walker.ready.empty(); });
   }
   const std::multiset<Tile>& tiles_run() const { return tiles_run_; }
+  int32_t count() const { return queues_.walkers; }
   int64_t positions() const { return gemm_positions(p_, queues_); }
   bool were_mixed() const { return seconds_before_the_last_first_ > 0; }
   int64_t taken_early() const { return taken_early_; }  // tickets for tiles that read others that nobody had taken
@@ -367,11 +488,12 @@ class QueueWalkers {
 TEST(GemmQueues, EveryTileRunsOnceAndNobodyWaitsForEver) {
   int mixed = 0;
   int64_t taken_early = 0;
+  BranchCounts branches;
   for (uint64_t seed = 1; seed <= 400; ++seed) {
     const Direction direction = seed % 2 == 0 ? Direction::kForward : Direction::kBackward;
     const std::string waves = seed % 3 == 0 ? "" : ",order.experts_per_wave=1,tile.m=64,combine.column_chunks=1";
     const PartialSchedule fixed = PartialSchedule::parse("fusion=layer,order.interleave=mixed,queue=dynamic" + waves);
-    const int workers = 1 + static_cast<int>(seed % 12);
+    const int workers = 1 + static_cast<int>(seed / 2 % 12);
     const BuiltProgram built =
         build(seed, direction, {.ranks = {1, 2}, .most_local_experts = 5, .most_tokens = 2000, .most_columns = 500},
               fixed, workers);
@@ -390,8 +512,18 @@ TEST(GemmQueues, EveryTileRunsOnceAndNobodyWaitsForEver) {
       ASSERT_EQ(walkers.tiles_run(), listed) << built.text;
       mixed += walkers.were_mixed();
       taken_early += walkers.taken_early();
+      const bool pairs = p.cluster == 2, forward = direction == Direction::kForward;
+      branches.count("several walkers, clusters of one", !pairs && walkers.count() > 1);
+      branches.count("several walkers, clusters of two", pairs && walkers.count() > 1);
+      branches.count("one pair", pairs && walkers.count() == 1);
+      branches.count("clusters of two, forward", pairs && forward);
+      branches.count("clusters of two, backward", pairs && !forward);
+      branches.count("clusters of two, taken early", pairs && walkers.taken_early() > 0);
+      branches.count("taken early, forward", forward && walkers.taken_early() > 0);
+      branches.count("taken early, backward", !forward && walkers.taken_early() > 0);
     }
   }
+  branches.expect_all_taken();
   EXPECT_GT(mixed, 100);
   EXPECT_GT(taken_early, 5);
 }

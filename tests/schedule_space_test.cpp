@@ -46,10 +46,12 @@ bool has_own_tiles(const Schedule& schedule) {
 
 TEST(ScheduleSample, IsLegalOnEveryShapeAndMachine) {
   RandomBits random(1);
+  test::BranchCounts branches;
   int with_own_tiles = 0;
   constexpr int kRounds = 6000;
   for (int round = 0; round < kRounds; ++round) {
     const ScheduleCase c = random_schedule_case(random);
+    count_case(branches, c);
     const Schedule schedule = sample(random(), c);
     const std::vector<std::string> violations = c.violations(schedule);
     ASSERT_TRUE(violations.empty()) << to_text(schedule) << listed(violations);
@@ -57,6 +59,7 @@ TEST(ScheduleSample, IsLegalOnEveryShapeAndMachine) {
   }
   EXPECT_GT(with_own_tiles, kRounds / 20);
   EXPECT_LT(with_own_tiles, kRounds / 3);
+  branches.expect_all_taken();
 }
 
 TEST(ScheduleSample, IsTheSameForASeedAndDiffersBetweenSeeds) {
@@ -121,8 +124,10 @@ TEST(ScheduleSample, KeepsFixedFields) {
 // without any, even if that alone would help.)
 TEST(ScheduleSample, FillCompletesAnyPartOfALegalSchedule) {
   RandomBits random(29);
+  test::BranchCounts branches;
   for (int round = 0; round < 6000; ++round) {
     const ScheduleCase c = random_schedule_case(random);
+    count_case(branches, c);
     const Schedule legal = sample(random(), c);
     const PartialSchedule whole = PartialSchedule::from(legal);
     PartialSchedule given;
@@ -134,6 +139,7 @@ TEST(ScheduleSample, FillCompletesAnyPartOfALegalSchedule) {
     const std::vector<std::string> violations = c.violations(c.filled(given));
     ASSERT_TRUE(violations.empty()) << to_text(c.filled(given)) << listed(violations);
   }
+  branches.expect_all_taken();
 }
 
 // What the enumeration tries, for up to 5 workers and 12 local experts.

@@ -6,6 +6,7 @@
 
 #include "program/build.h"
 #include "program/edges.h"
+#include "program/gemm_queues.h"
 #include "program/order.h"
 
 // Proves of one Program, by going through all tasks of all ranks, that
@@ -13,6 +14,22 @@
 //   - every tile waits for the tiles that write what it reads;
 //   - every wait can be met: the amounts signalled to a counter add up to its threshold, a flag has one writer;
 //   - no queue can deadlock: the edges "next in the queue" and "waits for" of all ranks have no cycle.
+//
+// What is next in a queue. A walker is a worker's agent, or in clusters the compute agents of a pair of workers, which
+// take two neighbouring positions together and begin neither before both can begin. A walker takes nothing before what
+// it took last can begin, and what can begin ends.
+//   Static queues: a walker's next position is behind the one before it, a list behind the walker's list before.
+//   Dynamic queues: a list's next ticket is behind the one before it, the list behind the lists that its walkers walk
+//     before. Take the first task, in an order without cycles, that has not run. All before it in its list have run,
+//     and so have all walkers' earlier lists: somebody takes it. What it waits for has run: it runs.
+//   The two queues of mixed GEMMs (gemm_queues.h): each in the order of its tickets, the second behind the whole first;
+//     then what is left of the compute list. This is the walk of one that does not prefer the second GEMM, and there is
+//     one where there are several walkers (that is checked too). Take again the first task that has not run. If it is
+//     of the first GEMM, this walker holds nothing but tickets before it, which have run, so it is taken. If it is of
+//     the second, the first one's tickets are over, so whoever is not waiting takes it, and who is waiting holds a
+//     later ticket or this one. Walkers that prefer the second GEMM may hold any of its tickets meanwhile: nothing
+//     rests on them, nor on when a ticket is due. A walker alone takes tickets in one order, which is the order proved.
+//     If all of several walkers preferred the second GEMM, they might all wait in it: then it stands before the first.
 namespace uniep {
 
 struct CheckReport {
@@ -29,6 +46,8 @@ struct CheckTampering {
   std::function<bool(int rank, const Task&, CounterSignal&)> signal;  // false drops the signal
   std::function<bool(int rank, const Task&, FlagSignal&)> flag;
   std::function<void(int rank, std::vector<Task>& list)> list;
+  std::function<bool(int walker)> prefers_second;  // in place of gemm_queues.h's
+  std::function<void(GemmQueues&)> gemm_queues;
 };
 
 CheckReport check_program(const Program& program, const CheckTampering& tampering = {});

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "program/ticket_order.h"
+
 namespace uniep {
 namespace {
 constexpr std::size_t kMostProblems = 20;
@@ -30,6 +32,14 @@ TaskGraph::List TaskGraph::list_of(int rank, int launch, ListKind kind) const {
   return {list_begin_[index], list_begin_[index + 1] - list_begin_[index]};
 }
 
+std::vector<Task> TaskGraph::tasks_as_taken(const RankProgram& p, int launch, ListKind kind) const {
+  if (kind == ListKind::kCompute) return compute_tasks_as_taken(p, launch, tampering_);
+  std::vector<Task> list;
+  const int64_t length = list_length(p, launch, kind);
+  for (int64_t i = 0; i < length; ++i) list.push_back(list_task(p, launch, kind, i));
+  return list;
+}
+
 void TaskGraph::list_tasks() {
   std::vector<Task> list;
   for (int rank = 0; rank < program_.ranks(); ++rank) {
@@ -38,9 +48,7 @@ void TaskGraph::list_tasks() {
       for (int kind = 0; kind < kListKinds; ++kind) {
         list_begin_.push_back(static_cast<int64_t>(nodes_.size()));
         if (launch >= p.launches) continue;
-        list.clear();
-        const int64_t length = list_length(p, launch, static_cast<ListKind>(kind));
-        for (int64_t i = 0; i < length; ++i) list.push_back(list_task(p, launch, static_cast<ListKind>(kind), i));
+        list = tasks_as_taken(p, launch, static_cast<ListKind>(kind));
         if (tampering_.list) tampering_.list(rank, list);
         for (std::size_t i = 0; i < list.size(); ++i) {
           nodes_.push_back({rank, launch, static_cast<ListKind>(kind), static_cast<int64_t>(i), list[i]});
@@ -94,12 +102,18 @@ void TaskGraph::chain_agent(int rank, int worker, AgentRole role) {
         continue;
       }
       const Participants who = participants_of(p, launch, list);
+      const bool in_pair = list == ListKind::kCompute && p.cluster == 2;
       for (int64_t index = 0;; ++index) {
         const int64_t position = static_position(p, who, worker, index);
         if (position >= length) break;
+        if (in_pair &&
+            static_position(p, who, static_cast<int32_t>(neighbour_of(worker)), index) != neighbour_of(position)) {
+          problem(fmt::format("{} is taken without its neighbour", describe(begin + position)));
+          break;
+        }
         if (last >= 0) {
           add_edge(last, begin + position);
-          if (list == ListKind::kCompute && p.cluster == 2) add_edge(last, begin + neighbour_of(position));
+          if (in_pair && neighbour_of(position) < length) add_edge(last, begin + neighbour_of(position));
         }
         last = begin + position;
       }
@@ -217,7 +231,8 @@ void TaskGraph::add_wait_edges() {
     };
     require_what_holds_back(node);
     const Node& n = nodes_[node];
-    if (n.list == ListKind::kCompute && program_.rank(n.rank).cluster == 2) {
+    if (n.list == ListKind::kCompute && program_.rank(n.rank).cluster == 2 &&
+        neighbour_of(n.position) < list_of(n.rank, n.launch, n.list).length) {
       require_what_holds_back(node - n.position + neighbour_of(n.position));
     }
   }

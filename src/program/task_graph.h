@@ -44,6 +44,7 @@ class TaskGraph {
 
   template <typename Counter, typename Flag>
   void for_each_signal_awaited(int64_t node, Counter&& counter, Flag&& flag) const;
+  std::vector<Task> tasks_as_taken(const RankProgram& p, int launch, ListKind kind) const;
   void list_tasks();
   void collect_signals();
   void problem(std::string text);

@@ -2,30 +2,82 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+
+#include "engine/cpu/engine.h"
+#include "engine/cpu/run_call.h"
 #include "program/schedule_space.h"
 
 namespace uniep::test {
+namespace {
 
-std::string run_random_combination(uint64_t seed, const RandomLayerLimits& limits, bool disturb) {
-  const RandomLayer layer = random_layer(seed, limits);
+// Which agents that belong together share a thread.
+void count_threads(BranchCounts& branches, const cpu::CpuEngine& engine, const Disturbance& disturbance,
+                   const Program& program) {
+  const int64_t workers = program.rank(0).workers;
+  const auto thread = [&](int64_t worker, AgentRole role) {
+    return cpu::thread_of_agent(disturbance, worker, role, engine.threads());
+  };
+  bool one = false, two = false, one_of_pair = false, two_of_pair = false;
+  for (int64_t worker = 0; worker < workers * program.ranks(); ++worker) {
+    const bool together = thread(worker, AgentRole::kCopy) == thread(worker, AgentRole::kCompute);
+    (together ? one : two) = true;
+    if (program.rank(0).cluster == 1 || worker % 2 != 0) continue;
+    const bool pair_together = thread(worker, AgentRole::kCompute) == thread(worker + 1, AgentRole::kCompute);
+    (pair_together ? one_of_pair : two_of_pair) = true;
+  }
+  branches.count("both agents of a worker on one thread", one);
+  branches.count("the agents of a worker on two threads", two);
+  branches.count("both workers of a pair on one thread", one_of_pair);
+  branches.count("the workers of a pair on two threads", two_of_pair);
+}
+
+// What a random schedule seldom has: mixed GEMMs, and workers that come in pairs. Half of all combinations have it.
+const char* const kSeldom[] = {"fusion=layer,order.interleave=mixed,queue=dynamic",
+                               "fusion=layer,order.interleave=mixed,queue=dynamic,comm.reserve_sms=0,comm.where=warps",
+                               "fusion=layer,order.interleave=mixed,queue=static,comm.reserve_sms=0",
+                               "comm.where=sms,comm.dispatch_sms=2,comm.reserve_sms=0"};
+
+}  // namespace
+
+std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
+  const RandomLayer layer = random_layer(seed);
   Random random(~seed);
   GroupOptions options;
   options.engine = EngineKind::kCpu;
   options.ranks = layer.ranks;
-  options.workers = static_cast<int>(random.between(1, 4));
-  if (disturb) options.disturbance.shuffle_seed = random.next() | 1;
+  const bool seldom = seed % 2 == 0;
+  options.workers = static_cast<int>(seldom ? random.between(2, 7) : random.between(1, 6));
+  options.disturbance.shuffle_seed = std::max<uint64_t>(random.next(), 1);
   Group group(options);
 
+  const PartialSchedule some = PartialSchedule::parse(seldom ? kSeldom[random.next() % std::size(kSeldom)] : "auto");
   const LayerConfig& config = layer.config;
   const Schedule forward =
-      sample_legal(random.next(), Direction::kForward, config.shape, config.numerics, group.machine());
-  PartialSchedule fixed;
+      sample_legal(random.next(), Direction::kForward, config.shape, config.numerics, group.machine(), some);
+  PartialSchedule fixed = some;
   fixed.set("save.xg", forward.save_xg == SaveXg::kKeep && !random.one_in(4) ? "keep" : "redispatch");
   const Schedule backward =
       sample_legal(random.next(), Direction::kBackward, config.shape, config.numerics, group.machine(), fixed);
+
   std::string problem;
   try {
-    problem = difference(run_layer(group, config, layer.data, forward, backward), run_sequential(layer));
+    cli::LayerRunner runner(group, config, layer.data);
+    runner.forward(forward);
+    runner.backward(backward);
+    problem = difference(runner.result(), run_sequential(layer));
+    const auto& engine = dynamic_cast<const cpu::CpuEngine&>(group.implementation());
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      const Schedule& schedule = direction == Direction::kForward ? forward : backward;
+      const bool redispatch = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch;
+      const Program program(engine.request(config, schedule, direction, redispatch), runner.placement().state());
+      count_schedule(branches, program);
+      count_threads(branches, engine, options.disturbance, program);
+    }
+    count_layer(branches, layer);
+    branches.count("an odd shuffle seed", options.disturbance.shuffle_seed % 2 == 1);
+    branches.count("an even shuffle seed", options.disturbance.shuffle_seed % 2 == 0);
   } catch (const std::exception& error) {
     problem = error.what();
   }

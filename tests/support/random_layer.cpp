@@ -97,7 +97,9 @@ RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
   cli::LayerData& data = layer.data;
   data.shape = shape;
   for (int rank = 0; rank < layer.ranks; ++rank) {
-    data.tokens.push_back(random.one_in(5) ? 0 : random.between(1, limits.most_tokens));
+    const bool is_empty = random.one_in(5) && limits.fewest_tokens == 0;
+    data.tokens.push_back(is_empty ? 0
+                                   : random.between(std::max<int64_t>(1, limits.fewest_tokens), limits.most_tokens));
   }
   const int64_t tokens = data.all_tokens();
   const RoutingKind kind = static_cast<RoutingKind>(random.between(0, 3));

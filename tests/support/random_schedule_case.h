@@ -3,6 +3,7 @@
 #include <random>
 
 #include "program/schedule_fields.h"
+#include "support/branch_counts.h"
 
 namespace uniep::test {
 
@@ -50,6 +51,23 @@ inline ScheduleCase random_schedule_case(RandomBits& random) {
     if (below(random, 3) == 0) c.machine.shared_memory_bytes = 1024 * (48 + below(random, 180));
   }
   return c;
+}
+
+inline void count_case(BranchCounts& branches, const ScheduleCase& c) {
+  const bool cuda = c.machine.engine == EngineKind::kCuda;
+  branches.count("forward", c.direction == Direction::kForward);
+  branches.count("backward", c.direction == Direction::kBackward);
+  branches.count("the cpu engine", c.machine.engine == EngineKind::kCpu);
+  branches.count("the engine open", c.machine.engine == EngineKind::kAuto);
+  branches.count("the cuda engine, 132 workers", cuda && c.machine.workers == 132);
+  branches.count("the cuda engine, an odd number of workers", cuda && c.machine.workers % 2 != 0);
+  branches.count("the cuda engine, little shared memory", cuda && c.machine.shared_memory_bytes < 100 * 1024);
+  branches.count("one worker", c.machine.workers == 1);
+  branches.count("one rank", c.machine.ranks == 1);
+  branches.count("64 ranks", c.machine.ranks == 64);
+  branches.count("one expert a rank", c.shape.experts == c.machine.ranks);
+  branches.count("one slot a token", c.shape.topk == 1);
+  branches.count("combine groups", c.numerics.combine_groups > 0);
 }
 
 // Every field at random within its own range, legal as a whole or not.

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <thread>
+#include <utility>
 
 #include "program/signal_names.h"
 
@@ -22,21 +24,17 @@ Agent::Agent(Call& call, int rank, int worker, AgentRole role, uint64_t seed)
 Agent::Progress Agent::step(std::vector<TileEvent>& events) {
   if (finished()) return Progress::kFinished;
   if (delayed()) return Progress::kBlocked;
-  if (!has_task_ && !between_launches_) {
+  if (pending_ == Pending::kNothing) {
     wait_begin_ns_ = call_.now_ns();
     if (!fetch()) {
       finish_launch();
       return finished() ? Progress::kFinished : Progress::kRan;
     }
-    collect_waits();
   }
   if (!waits_hold()) return Progress::kBlocked;
-  if (between_launches_) {
-    between_launches_ = false;
-    return Progress::kRan;
-  }
-  run(events);
-  has_task_ = false;
+  const Pending held = std::exchange(pending_, Pending::kNothing);
+  if (held == Pending::kTile) begin_tile(events);
+  if (held == Pending::kHandedOver) take_handed_over(events);
   return Progress::kRan;
 }
 
@@ -48,11 +46,33 @@ void Agent::enter_list(ListKind kind) {
   list_length_ = walks_list(program_, launch_, worker_, role_, kind) ? list_length(program_, launch_, kind) : 0;
   list_index_ = 0;
   list_begin_ = 0;
-  in_gemm_queues_ = kind == ListKind::kCompute && list_length_ > 0 && has_gemm_queues(program_, launch_);
+  in_gemm_queues_ = false;
+  pair_role_ = PairRole::kNone;
+  if (kind != ListKind::kCompute || list_length_ == 0) return;
+  if (program_.cluster == 2) enter_pair();
+  in_gemm_queues_ = has_gemm_queues(program_, launch_);
   if (!in_gemm_queues_) return;
   queues_ = gemm_queues(program_, launch_);
   queue_walk_ = begin_walk(program_, launch_, worker_, queues_);
   list_begin_ = gemm_positions(program_, queues_);
+}
+
+void Agent::enter_pair() {
+  pair_ = &call_.pair(program_.rank, launch_, worker_);
+  pair_role_ = worker_ % 2 == 0 ? PairRole::kFirst : PairRole::kSecond;
+  if (pair_role_ == PairRole::kFirst) return;
+  pair_->come();
+  call_.wake_up.notify();
+}
+
+void Agent::leave_list() {
+  if (pair_role_ == PairRole::kFirst) {
+    pair_->end();
+    call_.wake_up.notify();
+  }
+  pair_role_ = PairRole::kNone;
+  ++list_;
+  list_length_ = -1;
 }
 
 bool Agent::next_in_gemm_queues() {
@@ -67,49 +87,93 @@ bool Agent::next_in_gemm_queues() {
         call_.layout, call_.epoch, CounterSpace::kTickets, ticket_counter(launch_, queue));
   }
   const GemmTicket ticket = take_gemm_ticket(program_, queues_, queue_walk_, counters);
-  if (ticket.found) task_ = segment_task(program_, ticket.segment, ticket.index);
-  return ticket.found;
+  if (!ticket.found) return false;
+  const int64_t position = ticket.index * program_.cluster;
+  task_ = segment_task(program_, ticket.segment, position);
+  if (pair_role_ == PairRole::kFirst) partners_task_ = segment_task(program_, ticket.segment, position + 1);
+  return true;
 }
 
+// In a pair a ticket is for two positions.
 int64_t Agent::take_position(ListKind kind) {
   if (!program_.dynamic) {
     return static_position(program_, participants_of(program_, launch_, kind), worker_, list_index_++);
   }
-  return list_begin_ + call_.signals[program_.rank]
-                           .counter(call_.layout, call_.epoch, CounterSpace::kTickets, ticket_counter(launch_, kind))
-                           .fetch_add(1, std::memory_order_relaxed);
+  const int64_t ticket = call_.signals[program_.rank]
+                             .counter(call_.layout, call_.epoch, CounterSpace::kTickets, ticket_counter(launch_, kind))
+                             .fetch_add(1, std::memory_order_relaxed);
+  return list_begin_ + ticket * (pair_role_ == PairRole::kFirst ? 2 : 1);
+}
+
+bool Agent::next_position(ListKind kind) {
+  const int64_t position = take_position(kind);
+  if (position >= list_length_) return false;
+  task_ = list_task(program_, launch_, kind, position);
+  if (pair_role_ == PairRole::kFirst) partners_task_ = list_task(program_, launch_, kind, position + 1);
+  return true;
 }
 
 bool Agent::next_in_list(ListKind kind) {
-  if (list_length_ < 0) enter_list(kind);
   if (list_length_ == 0) return false;
   if (in_gemm_queues_) {
     if (next_in_gemm_queues()) return true;
     in_gemm_queues_ = false;
   }
-  const int64_t position = take_position(kind);
-  if (position >= list_length_) return false;
-  task_ = list_task(program_, launch_, kind, position);
-  return true;
+  return next_position(kind);
 }
 
 bool Agent::fetch() {
-  while (list_ < kListKinds) {
-    if (!next_in_list(static_cast<ListKind>(list_))) {
-      ++list_;
-      list_length_ = -1;
-      continue;
+  for (; list_ < kListKinds; leave_list()) {
+    const ListKind kind = static_cast<ListKind>(list_);
+    if (list_length_ < 0) enter_list(kind);
+    if (pair_role_ == PairRole::kSecond) {
+      waits_.assign(1, {&pair_->handed(), pair_->taken() + 1, false, "tiles handed over", worker_ / 2});
+      satisfied_ = 0;
+      pending_ = Pending::kHandedOver;
+      return true;
     }
-    if (!task_.has_tile()) continue;
-    has_task_ = true;
-    return true;
+    while (next_in_list(kind)) {
+      if (!task_.has_tile() && pair_role_ == PairRole::kNone) continue;
+      wait_for_tiles();
+      return true;
+    }
   }
   return false;
 }
 
-void Agent::collect_waits() {
+// Neither worker of a pair begins before the other can.
+void Agent::wait_for_tiles() {
   waits_.clear();
   satisfied_ = 0;
+  collect_waits(task_);
+  if (pair_role_ == PairRole::kFirst) {
+    collect_waits(partners_task_);
+    waits_.push_back({&pair_->room(), pair_->handed().load(std::memory_order_relaxed) + 1, false,
+                      "tiles that may be handed over", worker_ / 2});
+  }
+  pending_ = Pending::kTile;
+}
+
+void Agent::begin_tile(std::vector<TileEvent>& events) {
+  if (pair_role_ == PairRole::kFirst) {
+    pair_->hand_over(partners_task_);
+    call_.wake_up.notify();
+  }
+  if (task_.has_tile()) run(events);
+}
+
+void Agent::take_handed_over(std::vector<TileEvent>& events) {
+  const std::optional<Task> task = pair_->take();
+  call_.wake_up.notify();
+  if (!task) {
+    leave_list();
+    return;
+  }
+  task_ = *task;
+  if (task_.has_tile()) run(events);
+}
+
+void Agent::collect_waits(const Task& task) {
   RankSignals& own = call_.signals[program_.rank];
   struct Collector {
     Agent& agent;
@@ -120,14 +184,14 @@ void Agent::collect_waits() {
       if (agent.call_.fault == Fault::kMissingWait && rows) return;
       if (agent.call_.fault == Fault::kSwappedThreshold && wait.space == CounterSpace::kFirstTiles) threshold = 1;
       agent.waits_.push_back({&own.counter(agent.call_.layout, agent.call_.epoch, wait.space, wait.index), threshold,
-                              false, static_cast<int>(wait.space), wait.index});
+                              false, counter_name(wait.space), wait.index});
     }
     void operator()(const FlagWait& wait) {
       agent.waits_.push_back({&own.flag(agent.call_.layout, wait.space, wait.index), agent.call_.epoch, true,
-                              static_cast<int>(wait.space), wait.index});
+                              flag_name(wait.space), wait.index});
     }
   };
-  for_each_wait(program_, task_, Collector{*this, own});
+  for_each_wait(program_, task, Collector{*this, own});
 }
 
 // A flag holds for exactly this epoch; a counter once it has reached its threshold.
@@ -229,9 +293,9 @@ void Agent::finish_launch() {
   list_ = 0;
   list_length_ = -1;
   if (!finished()) {
-    waits_.assign(1, {&agents, all, false, static_cast<int>(CounterSpace::kAgentsFinished), launch_ - 1});
+    waits_.assign(1, {&agents, all, false, counter_name(CounterSpace::kAgentsFinished), launch_ - 1});
     satisfied_ = 0;
-    between_launches_ = true;
+    pending_ = Pending::kNextLaunch;
   } else if (last) {
     for (int peer = 0; peer < program_.ranks; ++peer) {
       call_.signals[peer]
@@ -244,15 +308,13 @@ void Agent::finish_launch() {
 
 std::string Agent::describe_wait() const {
   const PendingWait& wait = waits_[satisfied_ < waits_.size() ? satisfied_ : 0];
-  const std::string tile =
-      between_launches_ ? fmt::format("start of launch {}", launch_)
-                        : fmt::format("stage {}, tile (expert {}, m {}, n {})",
-                                      stage_name(task_.stage, program_.direction), task_.expert, task_.m, task_.n);
-  return fmt::format("rank {}, worker {}, {} waits for {} {}[{}]: expected {}, seen {}", program_.rank, worker_, tile,
-                     wait.is_flag ? "flag" : "counter",
-                     wait.is_flag ? flag_name(static_cast<FlagSpace>(wait.space))
-                                  : counter_name(static_cast<CounterSpace>(wait.space)),
-                     wait.index, wait.expected, wait.word->load(std::memory_order_relaxed));
+  std::string what = fmt::format("stage {}, tile (expert {}, m {}, n {})", stage_name(task_.stage, program_.direction),
+                                 task_.expert, task_.m, task_.n);
+  if (pending_ == Pending::kHandedOver) what = "the next tile of a pair";
+  if (pending_ == Pending::kNextLaunch) what = fmt::format("start of launch {}", launch_);
+  return fmt::format("rank {}, worker {}, {} waits for {} {}[{}]: expected {}, seen {}", program_.rank, worker_, what,
+                     wait.is_flag ? "flag" : "counter", wait.name, wait.index, wait.expected,
+                     wait.word->load(std::memory_order_relaxed));
 }
 
 }  // namespace uniep::cpu

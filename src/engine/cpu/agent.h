@@ -9,7 +9,8 @@
 namespace uniep::cpu {
 
 // One in-order queue of tiles: the copy agent or the compute agent of one worker of one rank. A thread runs many
-// agents; each call of step() runs at most one tile, and none while the tile's waits do not hold.
+// agents; each call of step() runs at most one tile, and none while the tile's waits do not hold. In clusters the
+// compute agents of two workers are a pair, and go through the compute list together (worker_pair.h).
 class Agent {
  public:
   Agent(Call& call, int rank, int worker, AgentRole role, uint64_t seed);
@@ -18,6 +19,7 @@ class Agent {
   Progress step(std::vector<TileEvent>& events);
 
   bool finished() const { return launch_ == program_.launches; }
+  bool waits_for_tile() const { return pending_ == Pending::kTile; }
   // Says what the agent waits for: rank, stage, tile, counter, expected and seen.
   std::string describe_wait() const;
 
@@ -26,18 +28,34 @@ class Agent {
     std::atomic<uint32_t>* word;
     uint32_t expected;
     bool is_flag;
-    int space;
+    const char* name;
     int64_t index;
   };
+  // What the waits are for.
+  enum class Pending {
+    kNothing,
+    kTile,        // the tile may begin; in a pair's first worker its partner's too
+    kHandedOver,  // the pair's first worker has handed over the next tile
+    kNextLaunch,  // the rank's other agents have left the launch
+  };
+  enum class PairRole { kNone, kFirst, kSecond };
 
-  bool fetch();  // makes the next task of the queue current; false when the launch's lists are walked
+  // Finds the next task of the queue, or whom to ask for it, and what to wait for; false when the launch's lists are
+  // walked.
+  bool fetch();
   void enter_list(ListKind kind);
-  bool next_in_list(ListKind kind);  // the same for one list, which may give a position without a tile
+  void enter_pair();
+  void leave_list();
+  bool next_in_list(ListKind kind);  // the next task of one list, which may be a position without a tile
   bool next_in_gemm_queues();
+  bool next_position(ListKind kind);
   int64_t take_position(ListKind kind);
-  void collect_waits();
+  void wait_for_tiles();
+  void collect_waits(const Task& task);
   bool waits_hold();
   bool delayed();
+  void begin_tile(std::vector<TileEvent>& events);
+  void take_handed_over(std::vector<TileEvent>& events);
   void run(std::vector<TileEvent>& events);
   void signal();
   void store_flags();
@@ -59,10 +77,12 @@ class Agent {
   bool in_gemm_queues_ = false;
   GemmQueues queues_{};
   GemmQueueWalk queue_walk_{};
+  PairRole pair_role_ = PairRole::kNone;  // in the list being walked
+  WorkerPair* pair_ = nullptr;
 
-  bool has_task_ = false;
-  bool between_launches_ = false;  // the pending wait is for the rank's other agents
+  Pending pending_ = Pending::kNothing;
   Task task_{};
+  Task partners_task_{};  // of a pair's first worker: what it hands over
   std::vector<PendingWait> waits_;
   std::size_t satisfied_ = 0;  // waits_ before this one hold
   int64_t wait_begin_ns_ = 0;

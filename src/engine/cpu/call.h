@@ -10,6 +10,7 @@
 #include "engine/cpu/fault.h"
 #include "engine/cpu/kernels.h"
 #include "engine/cpu/signals.h"
+#include "engine/cpu/worker_pair.h"
 #include "program/build.h"
 
 // One call of the CPU engine: what all agents of all ranks share while it runs.
@@ -45,6 +46,7 @@ struct Call {
         schedule(program.request().schedule),
         layout(signal_layout(program.rank(0))),
         ranks(program.ranks()),
+        pairs(static_cast<std::size_t>(program.ranks()) * kMaxLaunches * pairs_of_rank()),
         signals(group_signals),
         wake_up(group_wake_up) {}
 
@@ -57,6 +59,7 @@ struct Call {
   uint32_t epoch = 1;
   int64_t slot_count = 0;  // rows of `slots` a token: K, or the number of combine groups
   std::vector<RankBuffers> ranks;
+  std::vector<WorkerPair> pairs;  // [rank, launch, pair]
   std::vector<RankSignals>& signals;
   WakeUp& wake_up;
   Disturbance disturbance;
@@ -71,6 +74,10 @@ struct Call {
   std::mutex failure_mutex;
   std::exception_ptr failure;
 
+  int pairs_of_rank() const { return program.rank(0).cluster == 2 ? program.rank(0).workers / 2 : 0; }
+  WorkerPair& pair(int rank, int launch, int worker) {
+    return pairs[(static_cast<std::size_t>(rank) * kMaxLaunches + launch) * pairs_of_rank() + worker / 2];
+  }
   int64_t now_ns() const {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
   }

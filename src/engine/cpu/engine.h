@@ -35,6 +35,12 @@ class CpuEngine : public internal::Engine {
   void synchronize() override {}  // a call has ended when it returns
   void recover() override;
 
+  int threads() const { return threads_.count(); }
+
+  // What the Program of a call is built from.
+  ProgramRequest request(const LayerConfig& config, const Schedule& schedule, Direction direction,
+                         bool redispatch) const;
+
   // For tests: a fault to plant, the epoch of the next call, the instruction set of the kernels.
   void plant(Fault fault) { fault_ = fault; }
   void set_next_epoch(uint32_t epoch);
@@ -49,8 +55,6 @@ class CpuEngine : public internal::Engine {
     int64_t prob_elements = 0;
   };
 
-  ProgramRequest request(const LayerConfig& config, const Schedule& schedule, Direction direction,
-                         bool redispatch) const;
   std::unique_ptr<Call> begin_call(const Program& program);
   void finish_call(Call& call, std::vector<TileEvent>* events);
   void reserve_symmetric(Call& call);

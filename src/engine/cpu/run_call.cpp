@@ -22,7 +22,7 @@ class ThreadAgents {
       for (int worker = 0; worker < workers; ++worker) {
         for (const AgentRole role : {AgentRole::kCopy, AgentRole::kCompute}) {
           const int64_t unit = static_cast<int64_t>(rank) * workers + worker;
-          if (thread_of(unit, role, threads) != thread) continue;
+          if (thread_of_agent(call.disturbance, unit, role, threads) != thread) continue;
           agents_.push_back(std::make_unique<Agent>(call, rank, worker, role, random_.next()));
         }
         if (worker == 0 && rank % threads == thread) own_ranks_.push_back(rank);
@@ -43,14 +43,6 @@ class ThreadAgents {
   std::vector<TileEvent>& events() { return events_; }
 
  private:
-  // Every thread deals the agents alike; a shuffled call deals them at random, so that the two agents of a worker meet
-  // on one thread or on two.
-  int thread_of(int64_t unit, AgentRole role, int threads) const {
-    if (call_.disturbance.shuffle_seed == 0) return static_cast<int>(unit % threads);
-    Random deal(call_.disturbance.shuffle_seed ^ (2 * unit + static_cast<int>(role) + 1));
-    return static_cast<int>(deal.below(threads));
-  }
-
   void announce_arrival(int rank) {
     for (int peer = 0; peer < call_.program.ranks(); ++peer) {
       call_.signals[peer].flag(call_.layout, FlagSpace::kArrive, rank).store(call_.epoch, std::memory_order_release);
@@ -79,9 +71,11 @@ class ThreadAgents {
     if (call_.running_tiles.load(std::memory_order_relaxed) > 0) return;
     const int64_t idle_ns = call_.now_ns() - call_.last_progress_ns.load(std::memory_order_relaxed);
     if (idle_ns < static_cast<int64_t>(call_.timeout_seconds * 1e9)) return;
-    call_.fail(
-        std::make_exception_ptr(Error(Status::kTimeout, fmt::format("time-out after {} s: {}", call_.timeout_seconds,
-                                                                    agents_.front()->describe_wait()))));
+    const auto told = std::find_if(agents_.begin(), agents_.end(),
+                                   [](const std::unique_ptr<Agent>& agent) { return agent->waits_for_tile(); });
+    const Agent& agent = told != agents_.end() ? **told : *agents_.front();
+    call_.fail(std::make_exception_ptr(
+        Error(Status::kTimeout, fmt::format("time-out after {} s: {}", call_.timeout_seconds, agent.describe_wait()))));
   }
 
   Call& call_;
@@ -92,6 +86,12 @@ class ThreadAgents {
 };
 
 }  // namespace
+
+int thread_of_agent(const Disturbance& disturbance, int64_t worker, AgentRole role, int threads) {
+  if (disturbance.shuffle_seed == 0) return static_cast<int>(worker % threads);
+  Random deal(disturbance.shuffle_seed ^ (2 * worker + static_cast<int>(role) + 1));
+  return static_cast<int>(deal.below(threads));
+}
 
 void run_call(Call& call, WorkerThreads& threads, std::vector<TileEvent>* events) {
   std::vector<std::vector<TileEvent>> recorded(threads.count());

@@ -230,7 +230,7 @@ void Placer::launch(const LayerShape& shape, std::span<const RankToPlace> ranks,
       rank->chunk_tokens = own_[i].chunk_tokens;
       for (int peer = 0; peer < memory_.ranks(); ++peer) {
         rank->control[peer] = control(own_[i].rank, peer);
-        rank->rows_of[peer] = rows_of(own_[i].rank, peer, ranks);
+        if ((phases & kAssignPhase) != 0) rank->rows_of[peer] = rows_of(own_[i].rank, peer, ranks);
       }
       ++rank;
     }

@@ -117,6 +117,7 @@ PlacedTables::PlacedTables(std::vector<PlacementTables> tables, std::vector<inte
       device_(targets.front().device),
       memory_(std::move(memory)),
       tables_(std::move(tables)) {
+  const ScopedDevice scope(device_);
   if (!is_captured(targets.front().stream)) placed_.record(device_, targets.front().stream);
 }
 

@@ -24,8 +24,8 @@ UploadRing::~UploadRing() {
 
 void UploadRing::copy(void* target, const void* source, std::size_t bytes, CUstream stream) {
   if (bytes == 0) return;
-  if (is_captured(stream)) return SideStream(device_).write(target, source, bytes);
   const ScopedDevice scope(device_);
+  if (is_captured(stream)) return SideStream(device_).write(target, source, bytes);
   Buffer& buffer = buffers_[next_];
   next_ = (next_ + 1) % buffers_.size();
   if (buffer.read == nullptr) {

@@ -1,0 +1,55 @@
+#include "program/ticket_order.h"
+
+namespace uniep {
+namespace {
+
+// The tickets that one walker takes alone.
+class LoneCounters {
+ public:
+  LoneCounters(const GemmQueues& queues, bool always_due) : queues_(queues), always_due_(always_due) {}
+
+  int64_t taken(GemmQueue queue) const {
+    return queue == GemmQueue::kFirst && always_due_ ? queues_.first_tickets : taken_[static_cast<int>(queue)];
+  }
+  int64_t take(GemmQueue queue) { return taken_[static_cast<int>(queue)]++; }
+
+ private:
+  const GemmQueues& queues_;
+  const bool always_due_;
+  int64_t taken_[2] = {0, 0};
+};
+
+}  // namespace
+
+std::vector<Task> compute_tasks_as_taken(const RankProgram& p, int launch, const CheckTampering& tampering) {
+  std::vector<Task> tasks;
+  const int64_t length = list_length(p, launch, ListKind::kCompute);
+  int64_t listed = 0;  // from where on the list has the tasks
+  if (length > 0 && has_gemm_queues(p, launch)) {
+    GemmQueues queues = gemm_queues(p, launch);
+    const int32_t walkers = queues.walkers;
+    listed = gemm_positions(p, queues);
+    if (tampering.gemm_queues) tampering.gemm_queues(queues);
+    const auto prefers = [&](int32_t walker) {
+      return tampering.prefers_second ? tampering.prefers_second(walker) : prefers_second(p, walker, walkers);
+    };
+    int32_t walker = 0;
+    while (walker < walkers - 1 && prefers(walker)) ++walker;
+    GemmQueueWalk walk = begin_walk(p, launch, walker * p.cluster, queues);
+    walk.prefers_second = prefers(walker);
+    LoneCounters counters(queues, walkers > 1 && walk.prefers_second);
+    for (;;) {
+      const GemmTicket ticket = take_gemm_ticket(p, queues, walk, counters);
+      if (!ticket.found) break;
+      for (int32_t i = 0; i < p.cluster; ++i) {
+        tasks.push_back(segment_task(p, ticket.segment, ticket.index * p.cluster + i));
+      }
+    }
+  }
+  for (int64_t i = listed; i < length; ++i) {
+    tasks.push_back(list_task(p, launch, ListKind::kCompute, i));
+  }
+  return tasks;
+}
+
+}  // namespace uniep

@@ -1,0 +1,146 @@
+#include "support/branch_counts.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "program/gemm_queues.h"
+
+namespace uniep::test {
+namespace {
+
+template <typename Holds>
+bool any_rank(const Program& program, const Holds& holds) {
+  for (int rank = 0; rank < program.ranks(); ++rank) {
+    if (holds(program.rank(rank))) return true;
+  }
+  return false;
+}
+
+void count_queues(BranchCounts& branches, const Program& program) {
+  const RankProgram& p = program.rank(0);
+  const bool pairs = p.cluster == 2;
+  const bool queues =
+      any_rank(program, [](const RankProgram& of) { return has_gemm_queues(of, 0) && local_blocks(of) > 0; });
+  const int walkers = queues ? gemm_queues(p, 0).walkers : 0;
+  branches.count("static queues", !p.dynamic);
+  branches.count("dynamic queues", p.dynamic);
+  branches.count("clusters of two", pairs);
+  branches.count("clusters of two, static queues", pairs && !p.dynamic);
+  branches.count("clusters of two, dynamic queues", pairs && p.dynamic);
+  branches.count("clusters of two, positions without a tile", pairs && any_rank(program, [](const RankProgram& of) {
+                                                                return of.first_tiles % 2 != 0 &&
+                                                                       of.odd_blocks[of.local_experts] > 0;
+                                                              }));
+  branches.count("mixed GEMMs, static queues", is_merged(p));
+  branches.count("mixed GEMMs, static queues, clusters of two", is_merged(p) && pairs);
+  branches.count("mixed GEMMs, dynamic queues", queues);
+  branches.count("mixed GEMMs, dynamic queues, one walker", walkers == 1);
+  branches.count("mixed GEMMs, dynamic queues, several walkers", walkers > 1);
+  branches.count("mixed GEMMs, dynamic queues, one pair", walkers == 1 && pairs);
+  branches.count("mixed GEMMs, dynamic queues, several pairs", walkers > 1 && pairs);
+  branches.count("mixed GEMMs, dynamic queues, several waves and chunks", queues && p.waves > 1 && p.chunks > 1);
+}
+
+void count_transports(BranchCounts& branches, const Program& program) {
+  const RankProgram& p = program.rank(0);
+  const bool groups = p.combine_groups > 0;
+  branches.count("push", p.push);
+  branches.count("push with dedup", p.push && p.dedup);
+  branches.count("pull with dedup", !p.push && p.dedup);
+  branches.count("pull without dedup", !p.push && !p.dedup);
+  branches.count("pull in one part", !p.push && p.pull_parts == 1);
+  branches.count("pull in several parts", !p.push && p.pull_parts > 1);
+  branches.count("redispatch", p.operands == 2);
+  branches.count("redispatch by push", p.operands == 2 && p.push);
+  branches.count("combine by the epilogue", p.epilogue_combine);
+  branches.count("combine staged", !p.epilogue_combine && !groups);
+  branches.count("combine by groups", groups);
+  branches.count("copy warps", !p.on_sms);
+  branches.count("copy sms", p.on_sms);
+  branches.count("copy sms, clusters of two", p.on_sms && p.cluster == 2);
+  branches.count("combine sms", p.combine_workers > 0);
+  branches.count("reduce sms", p.reduce_workers > 0);
+  branches.count("reserved sms", p.workers < program.request().workers);
+}
+
+void count_order(BranchCounts& branches, const Program& program) {
+  const RankProgram& p = program.rank(0);
+  const Schedule& schedule = program.request().schedule;
+  const bool backward = p.direction == Direction::kBackward;
+  const bool fill = backward && schedule.wgrad == WgradOrder::kFill;
+  branches.count("column chunks", p.chunks > 1);
+  branches.count("raster", p.raster > 1);
+  branches.count("several waves", p.waves > 1);
+  branches.count("no rotation of sources", !p.source_rotation);
+  branches.count("fusion none", schedule.fusion == Fusion::kNone);
+  branches.count("fusion pairs", schedule.fusion == Fusion::kPairs);
+  branches.count("fusion layer", schedule.fusion == Fusion::kLayer);
+  branches.count("wgrad after", backward && !fill);
+  branches.count("wgrad fills", fill);
+  branches.count("wgrad fills behind mixed GEMMs, static queues", fill && is_merged(p));
+  branches.count("wgrad fills behind mixed GEMMs, dynamic queues", fill && has_gemm_queues(p, 0));
+  branches.count("wgrad fills behind mixed GEMMs, clusters of two", fill && p.mixed && p.cluster == 2);
+}
+
+}  // namespace
+
+void BranchCounts::count(const char* branch, bool taken) {
+  if (next_ >= counts_.size() || counts_[next_].first != branch) {
+    const auto found =
+        std::find_if(counts_.begin(), counts_.end(), [branch](const auto& entry) { return entry.first == branch; });
+    next_ = found - counts_.begin();
+    if (found == counts_.end()) counts_.emplace_back(branch, 0);
+  }
+  counts_[next_].second += taken;
+  next_ = (next_ + 1) % counts_.size();
+}
+
+void BranchCounts::print() const {
+  for (const auto& [branch, taken] : counts_) std::printf("%8lld  %s\n", static_cast<long long>(taken), branch.c_str());
+}
+
+void BranchCounts::expect_all_taken() const {
+  print();
+  EXPECT_FALSE(counts_.empty()) << "no case was counted";
+  for (const auto& [branch, taken] : counts_) EXPECT_GT(taken, 0) << "no case took the branch: " << branch;
+}
+
+void count_layer(BranchCounts& branches, const RandomLayer& layer) {
+  const cli::LayerData& data = layer.data;
+  const WeightGradient gradient = layer.config.numerics.weight_gradient;
+  std::vector<int64_t> rows_of_expert(data.shape.experts, 0), rows_of_rank(layer.ranks, 0);
+  for (const int32_t expert : data.ids) {
+    if (expert < 0) continue;
+    ++rows_of_expert[expert];
+    ++rows_of_rank[expert / (data.shape.experts / layer.ranks)];
+  }
+  const auto any = [](const auto& values, int64_t value) {
+    return std::find(values.begin(), values.end(), value) != values.end();
+  };
+  branches.count("one rank", layer.ranks == 1);
+  branches.count("several ranks", layer.ranks > 1);
+  branches.count("several ranks, all with tokens", layer.ranks > 1 && !any(data.tokens, 0));
+  branches.count("a rank without tokens", any(data.tokens, 0));
+  branches.count("a rank without rows", any(rows_of_rank, 0));
+  branches.count("several experts a rank", data.shape.experts > layer.ranks);
+  branches.count("an expert without rows", any(rows_of_expert, 0));
+  branches.count("an unused slot", any(data.ids, -1));
+  branches.count("several slots a token", data.shape.topk > 1);
+  branches.count("dW in bf16", gradient == WeightGradient::kBFloat16);
+  branches.count("dW in fp32", gradient == WeightGradient::kFloat32);
+  branches.count("dW in main_grad", gradient == WeightGradient::kMainGrad);
+  branches.count("one flat sum", layer.config.numerics.combine_groups == 0);
+  branches.count("combine groups", layer.config.numerics.combine_groups > 0);
+}
+
+void count_schedule(BranchCounts& branches, const Program& program) {
+  branches.count("forward", program.request().direction == Direction::kForward);
+  branches.count("backward", program.request().direction == Direction::kBackward);
+  count_queues(branches, program);
+  count_transports(branches, program);
+  count_order(branches, program);
+}
+
+}  // namespace uniep::test
