@@ -1,6 +1,6 @@
 #!/bin/bash
 # What is to be seen on a machine with several Hopper GPUs, all of them: the tests that need several (symmetric memory
-# over NCCL and in one process, exchanges, layers, in one process and over NCCL, whole models, all-reduces beside them,
+# between processes and in one, exchanges, layers, in one process and a process a GPU, whole models, all-reduces beside them,
 # a process a GPU), then dispatch and combine by SMs and beside NCCL's, layers with given and new placement and with
 # uneven routing, the grouped GEMMs beside torch's (at the power limit, and from idle), and whole layers beside
 # serialized ones (both ways, too).
@@ -20,7 +20,7 @@ if [ -z "${UNIEP_LIBNCCL:-}" ]; then
   [ -e "$torchs" ] && export UNIEP_LIBNCCL=$torchs
 fi
 timeout 300 "$build/tests/cli_bench_test"
-timeout 120 "$tests/uniep_gpu_comm_tests" --ranks "$gpus" --nccl
+timeout 120 "$tests/uniep_gpu_comm_tests" --ranks "$gpus" --processes
 timeout 120 "$tests/uniep_gpu_comm_tests" --ranks "$gpus"
 timeout 300 "$tests/uniep_gpu_exchange_tests"
 timeout 120 "$tests/uniep_gpu_coexistence_tests"

@@ -21,12 +21,13 @@ cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FL
   -DUNIEP_SANITIZE="$sanitizers" -DUNIEP_BUILD_BENCH=OFF -DUNIEP_CUDA_INCLUDE:PATH=OFF >/dev/null
 
 if [ "$sanitizers" = thread ]; then
-  cmake --build "$build" -j "$(nproc)" --target bitwise_test cpu_engine_test fault_test
+  cmake --build "$build" -j "$(nproc)" --target bitwise_test cpu_engine_test fault_test rank_mesh_test
   # Masked vector loads and stores are not instrumented, so only the portable kernels show every access.
   export UNIEP_INSTRUCTION_SET=portable TSAN_OPTIONS=exitcode=66:halt_on_error=1:second_deadlock_stack=1
   "$build/tests/bitwise_test" --gtest_brief=1
   "$build/tests/cpu_engine_test" --gtest_brief=1
   "$build/tests/fault_test" --gtest_brief=1 --gtest_filter='BoundedWait.*:*/ReorderedSum:*/SkippedPadding'
+  "$build/tests/rank_mesh_test" --gtest_brief=1
   tests/tsan_fault_check.sh "$build/tests/fault_test"
 else
   cmake --build "$build" -j "$(nproc)"

@@ -65,10 +65,10 @@ void MeshLink::tell_left() noexcept {
 
 void MeshLink::send(const Message& message) noexcept {
   if (!control_) return;
-  while (::send(control_.number(), &message, offsetof(Message, text) + message.size, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
-         errno == EINTR) {
-    continue;
-  }
+  ssize_t size = 0;
+  do {
+    size = ::send(control_.number(), &message, offsetof(Message, text) + message.size, MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (size < 0 && errno == EINTR);
 }
 
 }  // namespace uniep

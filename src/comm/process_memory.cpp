@@ -17,6 +17,7 @@ using cuda::ScopedDevice;
 
 constexpr CUmemAllocationHandleType kHandleType = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 constexpr double kClearSeconds = 60;
+constexpr double kReportSeconds = 0.5;  // for a rank to say that its own device was not done in time
 
 CUmemLocation location_of(int device) {
   CUmemLocation location{};
@@ -140,8 +141,9 @@ class ProcessMemory final : public SymmetricMemory {
   RankMesh* mesh() const override { return mesh_.get(); }
 
   void barrier() override {
-    wait_for_device(device_, Deadline(mesh_->wait_seconds()), "this rank");
-    mesh_->barrier();
+    const double seconds = mesh_->wait_seconds();
+    mesh_->agree(problem_in([&] { wait_for_device(device_, Deadline(seconds), "this rank"); }),
+                 seconds + kReportSeconds);
   }
 
  private:

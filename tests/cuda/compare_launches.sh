@@ -1,7 +1,7 @@
 #!/bin/bash
 # The same bytes of y and z from ranks in one process and from a process a GPU: started by uniep itself, and each on its
 # own in torchrun's environment. Then what is said when a rank fails.
-# Usage: tests/cuda/compare_launches.sh UNIEP [RANKS]; needs that many Hopper GPUs, and NCCL (UNIEP_LIBNCCL).
+# Usage: tests/cuda/compare_launches.sh UNIEP [RANKS]; needs that many Hopper GPUs.
 set -euo pipefail
 uniep=$1
 ranks=${2:-$(nvidia-smi --list-gpus | wc -l)}

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <thread>
 
-#include "comm/nccl_library.h"
 #include "tests/cuda/group_exchange.h"
+#include "tests/cuda/nccl_communicator.h"
 
 namespace uniep::cuda::test {
 namespace {
@@ -22,8 +22,8 @@ constexpr const char* kReservedSms = "24";
 class AllReduces {
  public:
   explicit AllReduces(const std::vector<int>& devices) {
-    Nccl::UniqueId id;
-    check_nccl(nccl().get_unique_id(&id), "ncclGetUniqueId");
+    NcclCaller::UniqueId id;
+    check_nccl(nccl_caller().get_unique_id(&id), "ncclGetUniqueId");
     for (std::size_t rank = 0; rank < devices.size(); ++rank) {
       threads_.emplace_back([this, id, rank, &devices] { run(id, static_cast<int>(rank), devices); });
     }
@@ -47,11 +47,12 @@ class AllReduces {
   static constexpr int64_t kCount = int64_t{8} << 20;
   static constexpr int kRound = 8;
 
-  void run(const Nccl::UniqueId& id, int rank, const std::vector<int>& devices) {
+  void run(const NcclCaller::UniqueId& id, int rank, const std::vector<int>& devices) {
     try {
       const ScopedDevice scope(devices[static_cast<std::size_t>(rank)]);
       Nccl::Communicator communicator = nullptr;
-      check_nccl(nccl().init_rank(&communicator, static_cast<int>(devices.size()), id, rank), "ncclCommInitRank");
+      check_nccl(nccl_caller().init_rank(&communicator, static_cast<int>(devices.size()), id, rank),
+                 "ncclCommInitRank");
       CUstream stream = nullptr;
       check(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
       const Buffer values(kCount * static_cast<int64_t>(sizeof(int32_t)));
@@ -72,7 +73,7 @@ class AllReduces {
         if (rank == 0) count_round();
       }
       driver().cuStreamDestroy(stream);
-      check_nccl(nccl().destroy(communicator), "ncclCommDestroy");
+      check_nccl(nccl_caller().destroy(communicator), "ncclCommDestroy");
     } catch (const Error& error) {
       std::printf("FAIL all-reduces of rank %d: %s\n", rank, error.what());
       std::fflush(stdout);
@@ -106,7 +107,7 @@ int run(int argc, char** argv) {
     for (auto device = static_cast<int>(devices.size()); device < ranks; ++device) devices.push_back(device);
   }
   try {
-    nccl();
+    nccl_caller();
   } catch (const Error& error) {
     std::printf("skipped: %s\n", error.what());
     return 77;

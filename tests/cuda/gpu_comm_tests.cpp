@@ -1,6 +1,6 @@
-// Symmetric memory on GPUs: local (all GPUs of this process, or virtual ranks on one) and nccl (a process a GPU).
+// Symmetric memory on GPUs: local (all GPUs of this process, or virtual ranks on one) and a process a GPU.
 // Peer stores with flags under load, arrive and done, and recovery after a time-out. Exit status 77 without a GPU.
-// Usage: gpu_comm_tests [--ranks N] [--nccl]
+// Usage: gpu_comm_tests [--ranks N] [--processes]
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,10 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "comm/nccl_library.h"
+#include "comm/bootstrap.h"
+#include "comm/communicator_id.h"
 #include "comm/signals.h"
 #include "tests/cuda/comm_arguments.h"
 #include "tests/cuda/gpu_support.h"
+#include "tests/cuda/nccl_communicator.h"
 
 namespace uniep::cuda::test {
 namespace {
@@ -117,16 +119,30 @@ void run_checks(Results& results, SymmetricMemory& memory, const std::string& na
   exchange.signals().check();
 }
 
-constexpr int64_t kNcclBytes = 16 << 20;
-constexpr int kIds = 2;  // unique ids that rank 0 hands to the others
+constexpr int64_t kBytes = 16 << 20;
+constexpr double kSeconds = 60;
+constexpr int kIds = 2;  // a unique id of ours and, where there is NCCL, one of its
+
+using Pipes = std::vector<std::array<int, 2>>;
+
+bool has_nccl() {
+  try {
+    nccl_caller();
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
 
 // What rank 0 makes the others get, through a pipe a rank.
-std::vector<std::string> exchange_ids(int rank, const std::vector<std::array<int, 2>>& pipes) {
+std::vector<std::string> exchange_ids(int rank, const Pipes& pipes) {
   std::vector<std::string> ids;
   for (int i = 0; i < kIds; ++i) {
-    std::string id(128, '\0');
+    std::string id(kUniqueIdBytes, '\0');
     if (rank == 0) {
-      id = make_nccl_unique_id();
+      NcclCaller::UniqueId of_nccl{};
+      if (i == 1 && has_nccl()) check_nccl(nccl_caller().get_unique_id(&of_nccl), "ncclGetUniqueId");
+      id = i == 0 ? new_unique_id() : std::string(of_nccl.bytes, sizeof(of_nccl.bytes));
       for (size_t peer = 1; peer < pipes.size(); ++peer) {
         if (write(pipes[peer][1], id.data(), id.size()) != static_cast<ssize_t>(id.size())) {
           throw std::runtime_error("a pipe does not take a unique id");
@@ -140,43 +156,62 @@ std::vector<std::string> exchange_ids(int rank, const std::vector<std::array<int
   return ids;
 }
 
-// All three ways into a group; torchrun's last, since it leaves NCCL_COMM_ID set.
-void run_nccl_rank(Results& results, int rank, const std::vector<std::array<int, 2>>& pipes,
-                   const std::string& folder) {
+std::shared_ptr<RankMesh> meet(int rank, int ranks, const std::string& name) {
+  return std::make_shared<RankMesh>(MeshBootstrap{rank, ranks, name}, kSeconds, kSeconds);
+}
+
+void check_in(Results& results, const std::shared_ptr<RankMesh>& mesh, const std::string& name,
+              const std::string& folder) {
+  const auto memory = make_process_memory(mesh, kBytes, mesh->rank(), true);
+  run_checks(results, *memory, "processes, " + name, folder);
+}
+
+// All three ways into a group, and memory that is registered.
+void run_process(Results& results, int rank, const Pipes& pipes, const std::string& folder) {
   const int ranks = static_cast<int>(pipes.size());
   const std::vector<std::string> ids = exchange_ids(rank, pipes);
   {
-    NcclBootstrap bootstrap{.rank = rank, .ranks = ranks, .device = rank, .unique_id = ids[0]};
-    const auto memory = make_nccl_symmetric_memory(bootstrap, kNcclBytes);
-    run_checks(results, *memory, "nccl, unique id", folder);
+    const auto mesh = meet(rank, ranks, name_of_unique_id(ids[0]));
+    check_in(results, mesh, "unique id", folder);
+    const auto memory = make_process_memory(mesh, 2 * kBytes, rank);
+    void* const half = static_cast<std::byte*>(memory->address(rank, rank)) + kBytes;
+    const auto registered = share_memory(mesh, half, kBytes, rank);
+    run_checks(results, *registered, "processes, registered memory", folder);
+    const ScopedDevice scope(rank);
+    const Buffer plain(kBytes);
+    std::string message = "no error";
+    try {
+      share_memory(mesh, plain.as<void>(), kBytes, rank);
+    } catch (const Error& error) {
+      message = error.status() == Status::kInvalidArgument ? error.what() : "another error";
+    }
+    results.record("processes, plain memory is refused", message.find("can not be shared") != std::string::npos,
+                   message);
   }
-  {
-    Nccl::UniqueId id{};
+  if (has_nccl()) {
+    NcclCaller::UniqueId id{};
     std::memcpy(id.bytes, ids[1].data(), sizeof(id.bytes));
     Nccl::Communicator communicator = nullptr;
     const ScopedDevice scope(rank);
-    check_nccl(nccl().init_rank(&communicator, ranks, id, rank), "ncclCommInitRank");
-    {
-      NcclBootstrap bootstrap;
-      bootstrap.device = rank;
-      bootstrap.communicator = communicator;
-      const auto memory = make_nccl_symmetric_memory(bootstrap, kNcclBytes);
-      run_checks(results, *memory, "nccl, given communicator", folder);
-    }
-    check_nccl(nccl().destroy(communicator), "ncclCommDestroy: the caller's communicator lives on");
+    check_nccl(nccl_caller().init_rank(&communicator, ranks, id, rank), "ncclCommInitRank");
+    int own = -1, all = -1;
+    const std::string shared = share_unique_id_over(communicator, rank, own, all, kSeconds);
+    results.record("processes, the communicator's rank", own == rank && all == ranks);
+    check_in(results, meet(own, all, name_of_unique_id(shared)), "given communicator", folder);
+    check_nccl(nccl_caller().destroy(communicator), "ncclCommDestroy: the caller's communicator lives on");
   }
   setenv("RANK", std::to_string(rank).c_str(), 1);
   setenv("LOCAL_RANK", std::to_string(rank).c_str(), 1);
   setenv("WORLD_SIZE", std::to_string(ranks).c_str(), 1);
   setenv("MASTER_ADDR", "127.0.0.1", 0);
   setenv("MASTER_PORT", "29554", 0);
-  const auto memory = make_nccl_symmetric_memory(nccl_bootstrap_from_environment(), kNcclBytes);
-  run_checks(results, *memory, "nccl, torchrun's environment", folder);
+  const RankEnvironment environment = required_rank_environment();
+  check_in(results, meet(environment.rank, environment.ranks, environment.name), "torchrun's environment", folder);
 }
 
 // A process a GPU; returns the worst exit status.
-int run_nccl(int ranks, const std::string& folder) {
-  std::vector<std::array<int, 2>> pipes(static_cast<size_t>(ranks));
+int run_processes(int ranks, const std::string& folder) {
+  Pipes pipes(static_cast<size_t>(ranks));
   for (auto& ends : pipes) {
     if (pipe(ends.data()) != 0) throw std::runtime_error("no pipe to a rank");
   }
@@ -186,10 +221,10 @@ int run_nccl(int ranks, const std::string& folder) {
     try {
       Results results;
       results.verbose = rank == 0;
-      run_nccl_rank(results, rank, pipes, folder);
+      run_process(results, rank, pipes, folder);
       status = results.failed == 0 ? 0 : 1;
     } catch (const std::exception& error) {
-      std::printf("FAIL nccl rank %d: %s\n", rank, error.what());
+      std::printf("FAIL processes, rank %d: %s\n", rank, error.what());
     }
     std::fflush(stdout);
     _exit(status);
@@ -200,18 +235,18 @@ int run_nccl(int ranks, const std::string& folder) {
     wait(&status);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) worst = 1;
   }
-  std::printf("comm tests (nccl, %d ranks): %s\n", ranks, worst == 0 ? "passed" : "failed");
+  std::printf("comm tests (processes, %d ranks): %s\n", ranks, worst == 0 ? "passed" : "failed");
   return worst;
 }
 
 int run(int argc, char** argv, const std::string& folder) {
   int ranks = 4;
-  bool use_nccl = false;
+  bool processes = false;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--ranks") == 0 && i + 1 < argc) ranks = std::atoi(argv[++i]);
-    if (std::strcmp(argv[i], "--nccl") == 0) use_nccl = true;
+    if (std::strcmp(argv[i], "--processes") == 0) processes = true;
   }
-  if (use_nccl) return run_nccl(ranks, folder);
+  if (processes) return run_processes(ranks, folder);
   Results results;
   results.verbose = true;
   const int devices = device_count();
@@ -236,7 +271,7 @@ int main(int argc, char** argv) {
   const char* const given = std::getenv("UNIEP_TEST_KERNELS");
   const std::string folder = given != nullptr ? given : path.substr(0, path.rfind('/'));
   // Not before a fork: a CUDA context does not survive it.
-  const bool forks = argc > 1 && std::strcmp(argv[argc - 1], "--nccl") == 0;
+  const bool forks = argc > 1 && std::strcmp(argv[argc - 1], "--processes") == 0;
   try {
     if (!forks) uniep::cuda::require_hopper(0);
   } catch (const uniep::Error& error) {
