@@ -62,6 +62,7 @@ class UNIEP_API Placement {
 // (docs/hopper.md).
 struct Capacity {
   int64_t rows = 0;
+  int64_t tokens = 0;  // the most tokens of any rank, equal on all ranks; needed with a process a GPU
 };
 
 // Collective. Ids out of range, an expert twice in one token, probs that are not finite: Error(kInvalidArgument).

@@ -252,6 +252,18 @@ void CudaEngine::gather(std::span<const std::byte> own, const Room& room) {
   share_bytes(symmetric_, own, sizes, first_local_rank() == 0 ? room(static_cast<std::size_t>(bytes)) : nullptr);
 }
 
+std::vector<int64_t> CudaEngine::share(int64_t own) {
+  if (options_.launch == uniep::Launch::kThreads) return Engine::share(own);
+  synchronize();
+  return share_sizes(symmetric_, own);
+}
+
+void CudaEngine::meet() {
+  if (options_.launch == uniep::Launch::kThreads) return;
+  synchronize();
+  symmetric_.memory().barrier();
+}
+
 // ---- Calls
 
 void CudaEngine::poison(void* memory, std::size_t bytes, int device, CUstream stream) const {

@@ -47,9 +47,15 @@ class CudaEngine final : public internal::Engine {
   void synchronize() override;
   void recover() override;
   void gather(std::span<const std::byte> own, const Room& room) override;
+  std::vector<int64_t> share(int64_t own) override;
+  void meet() override;
 
   // For tests: so many of each device's last ranks do not run.
   void leave_out(int ranks) { absent_ranks_ = ranks; }
+  // For tests, after a call: as if that had been call number `epoch`.
+  void set_epoch(uint32_t epoch);
+  // For tests: the counter bank of a local rank's last call, in its device's memory.
+  const uint32_t* counters(int rank, const SignalLayout& layout);
 
  private:
   ProgramRequest request(const LayerConfig& config, const Schedule& schedule, Direction direction) const;

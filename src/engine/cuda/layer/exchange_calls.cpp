@@ -5,6 +5,7 @@
 #include "engine/cuda/driver.h"
 #include "engine/cuda/exchange.h"
 #include "engine/cuda/layer/cuda_engine.h"
+#include "engine/cuda/layer/exchange_request.h"
 #include "engine/cuda/layer/stream_capture.h"
 #include "engine/cuda/profiler_range.h"
 #include "uniep/error.h"
@@ -19,24 +20,20 @@ CUstream stream_of(Stream stream) {
   return static_cast<CUstream>(stream.handle);
 }
 
-// Rings as the Schedule says, as large as fit.
 ExchangeConfig exchange_config(const ProgramRequest& asked) {
   const CommSchedule& comm = asked.schedule.comm;
   return asked.part == ProgramPart::kDispatch ? dispatch_config(comm.chunk_bytes, comm.stages)
                                               : combine_config(comm.chunk_bytes, comm.stages);
 }
 
+void copy_word(CUdeviceptr word, uint32_t value) {
+  check(driver().cuMemcpyHtoDAsync(word, &value, sizeof(value), nullptr), "setting an epoch");
+  check(driver().cuCtxSynchronize(), "setting an epoch");
+}
+
 }  // namespace
 
-ProgramRequest CudaEngine::exchange_request(const LayerConfig& config, const Schedule& schedule,
-                                            ProgramPart part) const {
-  const bool dispatches = part == ProgramPart::kDispatch;
-  if (options_.launch == uniep::Launch::kProcesses && dispatches &&
-      schedule.dispatch.transport == DispatchTransport::kPush) {
-    throw Error(Status::kUnsupported,
-                "dispatch.transport: push writes into memory that only the ranks of one process reach; with a process "
-                "a GPU only pull is built");
-  }
+ProgramRequest exchange_program(const LayerConfig& config, const Schedule& schedule, ProgramPart part, int workers) {
   const int64_t slots = std::max<int64_t>(config.shape.topk, config.numerics.combine_groups);
   if (slots > kMostCudaSlots) {
     throw Error(Status::kUnsupported, fmt::format("topk, combine_groups: {}, {}; on cuda each is at most {}",
@@ -46,12 +43,22 @@ ProgramRequest CudaEngine::exchange_request(const LayerConfig& config, const Sch
   request.shape = config.shape;
   request.numerics = config.numerics;
   request.schedule = schedule;
-  const int given = dispatches ? schedule.comm.dispatch_sms : schedule.comm.combine_sms;
-  const int most = options_.workers - schedule.comm.reserve_sms;
-  request.workers = (given > 0 ? std::min(given, most) : most) + schedule.comm.reserve_sms;
+  const int given = part == ProgramPart::kDispatch ? schedule.comm.dispatch_sms : schedule.comm.combine_sms;
+  request.workers = given > 0 ? given + schedule.comm.reserve_sms : workers;
   request.pull_parts = kPullParts;
   request.part = part;
   return request;
+}
+
+ProgramRequest CudaEngine::exchange_request(const LayerConfig& config, const Schedule& schedule,
+                                            ProgramPart part) const {
+  if (options_.launch == uniep::Launch::kProcesses && part == ProgramPart::kDispatch &&
+      schedule.dispatch.transport == DispatchTransport::kPush) {
+    throw Error(Status::kUnsupported,
+                "dispatch.transport: push writes into memory that only the ranks of one process reach; with a process "
+                "a GPU only pull is built");
+  }
+  return exchange_program(config, schedule, part, options_.workers);
 }
 
 void CudaEngine::run_exchange(const ProgramRequest& asked, const Placement& placement,
@@ -89,6 +96,26 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, const Placement& plac
                        .stream = stream},
                       &argument, "launching an exchange");
       });
+}
+
+void CudaEngine::set_epoch(uint32_t epoch) {
+  synchronize();
+  for (int rank = first_local_rank(); rank < first_local_rank() + local_ranks(); ++rank) {
+    const ScopedDevice scope(device(rank));
+    copy_word(reinterpret_cast<CUdeviceptr>(symmetric_.signals().epoch(rank)), epoch);
+  }
+}
+
+const uint32_t* CudaEngine::counters(int rank, const SignalLayout& layout) {
+  synchronize();
+  const ScopedDevice scope(device(rank));
+  uint32_t epoch = 0;
+  check(driver().cuMemcpyDtoHAsync(&epoch, reinterpret_cast<CUdeviceptr>(symmetric_.signals().epoch(rank)),
+                                   sizeof(epoch), nullptr),
+        "reading an epoch");
+  check(driver().cuCtxSynchronize(), "reading an epoch");
+  const std::byte* const banks = counters_[static_cast<std::size_t>(rank - first_local_rank())].data();
+  return reinterpret_cast<const uint32_t*>(banks) + (epoch & 1u) * layout.counter_total;
 }
 
 void CudaEngine::dispatch(const internal::DispatchCall& call) {
