@@ -83,17 +83,31 @@ class Filler {
       complete_exchange();
       return schedule_;
     }
+    const Schedule open = schedule_;
+    const int in_one_kernel = complete();
+    // On cuda the stages of one kernel have one tile; in two launches each may have its own.
+    const bool needs_one = !is_open(kOrderInterleave) && schedule_.order.interleave == Interleave::kMixed;
+    if (in_one_kernel > 0 && is_open(kFusion) && !needs_one) {
+      const Schedule best = schedule_;
+      schedule_ = open;
+      schedule_.fusion = Fusion::kPairs;
+      if (complete() >= in_one_kernel) schedule_ = best;
+    }
+    return schedule_;
+  }
+
+ private:
+  // Returns the number of violated rules about tiles.
+  int complete() {
     complete_launches();
     const bool asks_for_sms =
         schedule_.comm.dispatch_sms > 0 || schedule_.comm.combine_sms > 0 || schedule_.comm.reduce_sms > 0;
     if (is_open(kCommWhere)) schedule_.comm.where = asks_for_sms ? CommWhere::kSms : CommWhere::kWarps;
     complete_workers();
     complete_order();
-    complete_tiles();
-    return schedule_;
+    return complete_tiles();
   }
 
- private:
   bool is_open(FieldId field) const { return (given_ & field_bit(field)) == 0; }
 
   std::vector<const Rule*> rules_reading(FieldMask reading) const {
@@ -101,13 +115,6 @@ class Filler {
     for (const Rule& rule : rules_) {
       if ((rule.reads & reading) != 0) rules.push_back(&rule);
     }
-    return rules;
-  }
-
-  // About a stage's tile; those about several stages belong to the last one, whose tile is completed last.
-  std::vector<const Rule*> rules_of(GemmStage stage) const {
-    std::vector<const Rule*> rules = rules_reading(stage_mask(stage));
-    std::erase_if(rules, [stage](const Rule* rule) { return rule->stage != stage; });
     return rules;
   }
 
@@ -216,51 +223,74 @@ class Filler {
 
   bool has_own_tile(GemmStage stage) const { return (given_ & stage_mask(stage)) != 0; }
 
-  // Values of its own that a stage may get beside those that were given, the smallest last. A stage that was given none
-  // gets none, but for fc1's columns: tile.n may have values that fc1 may not.
+  // Values of its own that a stage may get: beside those that were given, the smallest last; those that another stage
+  // of the same kernel or call was given; and fc1's columns, since tile.n may have values that fc1 may not.
   std::vector<Choice> own_choices(GemmStage stage) const {
-    const auto own = [stage](FieldId field) { return stage_field(stage, field); };
-    const bool is_fc1 = stage == GemmStage::kFc1;
+    const bool has_own = has_own_tile(stage);
     std::vector<Choice> choices;
-    if (has_own_tile(stage)) {
-      const bool is_wgrad = stage == GemmStage::kWgradFc2 || stage == GemmStage::kWgradFc1;
-      if (is_wgrad) choices.push_back({own(kTileM), {std::nullopt, 128}});
-      choices.push_back({own(kTileN), {std::nullopt, 128}});
-      choices.push_back({own(kTilePipeline), {std::nullopt, 0}});
-      choices.push_back({own(kTileK), {std::nullopt, 64}});
-      choices.push_back({own(kTileStages), {std::nullopt, 3, 2}});
-      choices.push_back({own(kTileCluster), {std::nullopt, 1}});
-    } else if (is_fc1) {
-      choices.push_back({own(kTileN), {std::nullopt, 128}});
-    }
+    const auto add = [&](FieldId field, const std::vector<std::optional<int>>& values) {
+      if (!values.empty()) choices.push_back({stage_field(stage, field), {std::nullopt}});
+      for (const std::optional<int> value : values) choices.back().values.push_back(value);
+    };
+    const auto add_shared = [&](FieldId field, bool applies, std::vector<std::optional<int>> values) {
+      if (!applies) values.clear();
+      for (const std::optional<int> value : own_values(field)) values.push_back(value);
+      add(field, values);
+    };
+    if (has_own && (stage == GemmStage::kWgradFc2 || stage == GemmStage::kWgradFc1)) add(kTileM, {128});
+    add_shared(kTileN, has_own || stage == GemmStage::kFc1, {128});
+    if (has_own) add(kTilePipeline, {0});
+    if (has_own) add(kTileK, {64});
+    add_shared(kTileStages, has_own, {3, 2});
+    if (has_own && own_values(kTileCluster).empty()) add(kTileCluster, {1});
     return open_choices(choices);
   }
 
-  // Values of the common tile that stages were given as their own: all of a kernel's stages may have to share them.
-  void add_own_values(Choice& choice) const {
+  // Values of a tile field that stages were given as their own, which the stages of one kernel or call may have to
+  // share.
+  std::vector<std::optional<int>> own_values(FieldId field) const {
+    std::vector<std::optional<int>> values;
     for (const GemmStage stage : stages_of(context_.direction)) {
-      const FieldId own = stage_field(stage, static_cast<FieldId>(choice.field));
-      if (const std::optional<int> value = descriptor_of(own).get(schedule_)) choice.values.push_back(value);
+      const FieldId own = stage_field(stage, field);
+      if (context_.cuda && !is_open(own)) values.push_back(descriptor_of(own).get(schedule_));
+    }
+    return values;
+  }
+
+  // For the common tile: first what stages were given.
+  Choice common_choice(FieldId field, const std::vector<std::optional<int>>& preferred) const {
+    Choice choice{field, own_values(field)};
+    choice.values.insert(choice.values.end(), preferred.begin(), preferred.end());
+    return choice;
+  }
+
+  // Where the common cluster is given, and one stage's is another, the other stages need that, too.
+  void share_cluster() {
+    const std::vector<std::optional<int>> given = own_values(kTileCluster);
+    if (given.empty() || is_open(kTileCluster) || given.front() == schedule_.tile.cluster) return;
+    for (const GemmStage stage : stages_of(context_.direction)) {
+      const FieldId own = stage_field(stage, kTileCluster);
+      if (is_open(own)) descriptor_of(own).set(schedule_, given.front());
     }
   }
 
   // The row block first, then the rest of the common tile, then the ring, which takes what the pipeline leaves, then
   // what single stages need. Values in a list get smaller: where the last one does not fit, no other does.
-  void complete_tiles() {
+  int complete_tiles() {
+    share_cluster();
     const TileShape tile = schedule_.tile;
-    Choice rows{kTileM, {}}, stages_choice{kTileStages, {tile.stages, 3, 2}};
+    Choice rows{kTileM, {}};
     for (const GemmStage stage : {GemmStage::kFc1, GemmStage::kFc2, GemmStage::kDgradFc2, GemmStage::kDgradFc1}) {
       const std::optional<int> own = schedule_.stage_tile[static_cast<int>(stage)].m;
       if (own && !context_.cuda) rows.values.emplace_back(*own);
     }
     rows.values.emplace_back(tile.m);
-    if (context_.cuda) add_own_values(stages_choice);
     const std::vector<Choice> choices = open_choices({rows,
-                                                      {kTileN, {tile.n, 128}},
+                                                      common_choice(kTileN, {tile.n, 128}),
                                                       {kTilePipeline, {0}},
                                                       {kTileK, {tile.k}},
-                                                      stages_choice,
-                                                      {kTileCluster, {tile.cluster, 1}},
+                                                      common_choice(kTileStages, {tile.stages, 3, 2}),
+                                                      common_choice(kTileCluster, {tile.cluster, 1}),
                                                       {kCommChunkBytes, {4096, 2048, 1024, 512}},
                                                       {kCommStages, {4, 3, 2, 1}}});
     struct Stage {
@@ -268,23 +298,21 @@ class Filler {
       std::vector<const Rule*> rules;
     };
     std::vector<Stage> stages;
+    FieldMask all_stages = 0;
     for (const GemmStage stage : stages_of(context_.direction)) {
-      stages.push_back({own_choices(stage), rules_of(stage)});
+      stages.push_back({own_choices(stage), rules_reading(stage_mask(stage))});
+      all_stages |= stage_mask(stage);
     }
+    const std::vector<const Rule*> tile_rules = rules_reading(all_stages);
 
-    int fewest = std::numeric_limits<int>::max();
     const FewestViolations::Count count = [&](Schedule& tried) {
-      int total = 0;
       for (const Stage& stage : stages) {
-        if (total >= fewest) return total;
         const FewestViolations::Count count_stage = [&](Schedule& own) { return violated(stage.rules, own); };
-        total +=
-            stage.choices.empty() ? count_stage(tried) : FewestViolations(stage.choices, count_stage).search(tried);
+        if (!stage.choices.empty()) FewestViolations(stage.choices, count_stage).search(tried);
       }
-      fewest = std::min(fewest, total);
-      return total;
+      return violated(tile_rules, tried);
     };
-    FewestViolations(choices, count).search(schedule_);
+    return FewestViolations(choices, count).search(schedule_);
   }
 
   RuleContext context_;

@@ -63,8 +63,10 @@ constexpr const char* kRules = R"(## What is filled
 - `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
   `comm.dispatch_sms` becomes 1, and so does `comm.combine_sms` with combine.transport=staged where a worker is left for it.
 - `combine.transport` becomes `staged` with combine_groups above 0, or when a positive comm.combine_sms is given.
-- On cuda, open tile and ring fields shrink until the shared memory suffices. Where that is not enough, an open
-  `comm.where` becomes `sms`, whose ring is not counted.
+- On cuda, open ring fields, then open tile fields, shrink until the shared memory suffices: by default the ring has the three
+  stages that the pipeline leaves room for. `fusion` becomes `pairs` where fc1 and fc2 were given tiles that no one kernel has.
+- For dispatch() or combine() alone: `fusion=none`, `combine.transport=staged`, and on cuda chunks of 4096 bytes and as many stages as
+  fit; for a combine of 8192 bytes, with combine.column_chunks 8, or 2 with combine_groups above 0.
 - `tile.m` follows a tile.fc1.m, tile.fc2.m, tile.dgrad_fc2.m or tile.dgrad_fc1.m that is given. `tile.fc1.n` becomes 128
   where tile.n is neither 128 nor 256. A stage with some tile values of its own may get more of them, to be legal.
 

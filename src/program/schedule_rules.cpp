@@ -251,7 +251,8 @@ bool is_common(const Schedule& schedule, const RuleContext& context) {
 
 template <FieldId kField>
 void add_one_kernel_rule(std::vector<Rule>& rules, const RuleContext& context) {
-  rules.push_back({reads_of_stages(context, kField) | reads(kFusion), stages_of(context.direction).back(),
+  rules.push_back({reads_of_stages(context, kField) | reads(kFusion),
+                   {},
                    [](const Schedule& s, const RuleContext& c, GemmStage) {
                      return s.fusion != Fusion::kLayer || is_common<kField>(s, c);
                    },
@@ -262,8 +263,8 @@ void add_one_kernel_rule(std::vector<Rule>& rules, const RuleContext& context) {
 }
 
 void add_cluster_rules(std::vector<Rule>& rules, const RuleContext& context) {
-  const GemmStage last = stages_of(context.direction).back();
-  rules.push_back({reads_of_stages(context, kTileCluster), last,
+  rules.push_back({reads_of_stages(context, kTileCluster),
+                   {},
                    [](const Schedule& s, const RuleContext& c, GemmStage) { return is_common<kTileCluster>(s, c); },
                    [](const Schedule& s, const RuleContext& c, GemmStage) {
                      return given_by_stages(s, c, kTileCluster) +
@@ -271,7 +272,7 @@ void add_cluster_rules(std::vector<Rule>& rules, const RuleContext& context) {
                    }});
   rules.push_back({reads_of_stages(context, kTileCluster) |
                        reads(kCommReserveSms, kCommDispatchSms, kCommCombineSms, kCommReduceSms),
-                   last,
+                   {},
                    [](const Schedule& s, const RuleContext& c, GemmStage) {
                      const CommSchedule& comm = s.comm;
                      const bool even = available(s, c) % 2 == 0 && comm.dispatch_sms % 2 == 0 &&

@@ -25,7 +25,7 @@ RuleContext rule_context(Direction direction, const LayerShape& shape, const Num
 
 struct Rule {
   FieldMask reads = 0;
-  GemmStage stage = GemmStage::kFc1;  // of a rule about one stage's tile; the last one of a rule about several
+  GemmStage stage = GemmStage::kFc1;  // of a rule about one stage's tile
   bool (*holds)(const Schedule&, const RuleContext&, GemmStage) = nullptr;
   std::string (*explain)(const Schedule&, const RuleContext&, GemmStage) = nullptr;  // begins with a field's name
 };
