@@ -2,7 +2,7 @@
 # What is to be seen on a machine with several Hopper GPUs, all of them: the tests that need several (symmetric memory
 # between processes and in one, exchanges, layers, in one process and a process a GPU, whole models, all-reduces beside them,
 # a process a GPU), then dispatch and combine by SMs and beside NCCL's, layers with given and new placement and with
-# uneven routing, the grouped GEMMs beside torch's (at the power limit, and from idle), and whole layers beside
+# uneven routing, in one process and with a process a GPU, the grouped GEMMs beside torch's (at the power limit, and from idle), and whole layers beside
 # serialized ones (both ways, too).
 # Usage: bench/several_gpus.sh BUILD [FOLDER]   (BUILD holds uniep and tests; FOLDER takes the JSON files)
 # Needs python3 with torch, and NCCL where the dynamic linker or torch finds it.
@@ -54,6 +54,7 @@ layer() {
 }
 for shape in dsv3 qwen3-235b qwen3-30b mixtral; do layer "layer_$shape" --shape "$shape"; done
 for shape in dsv3 qwen3-235b; do layer "layer_zipf_$shape" --shape "$shape" --routing zipf:1; done
+timeout 1800 python3 "$here/launch_modes.py" "$uniep" --devices "$devices" --json "$folder/launch_modes.json"
 timeout 900 python3 "$here/compare.py" "$uniep" --repeat 40 --rounds 2 --json "$folder/compare.json"
 timeout 900 python3 "$here/compare.py" "$uniep" --repeat 40 --rounds 2 --warm-up 0 --json "$folder/compare_from_idle.json"
 timeout 420 python3 "$here/compare_layers.py" "$uniep" --repeat 20 --json "$folder/compare_layers.json"

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "support/command.h"
+#include "support/environment.h"
 
 namespace uniep::test {
 namespace {
@@ -40,6 +41,8 @@ TEST(BenchCommand, BadUsageIsRefusedWithTheArgumentsName) {
       {{"--engine", "cpu"}, {"--engine", "'cpu'", "cuda"}},
       {{"--json", "/no/such/folder/a.json"}, {"--json"}},
       {{"--trace", "a.json"}, {"--trace", "'a.json'", "layer"}},
+      {{"--launch", "mpi"}, {"--launch", "'mpi'", "threads|processes"}},
+      {{"--launch", "processes"}, {"--launch", "'processes'", "threads with --op gemm"}},
   };
   for (const auto& [more, named] : cases) {
     expect_failure(join({"bench", "--op", "gemm"}, more), more.front() == "--json" ? 1 : 2, named);
@@ -50,7 +53,37 @@ TEST(BenchCommand, BadUsageIsRefusedWithTheArgumentsName) {
 
 TEST(BenchCommand, AMissingGpuIsAFailureInOneLine) {
   expect_failure(join(kSmall, {"--devices", "1023"}), 1, {"--devices"});
+  for (const char* const operation : {"layer", "dispatch", "combine"}) {
+    Arguments arguments = join(kSmall, {"--devices", "1023"});
+    arguments[2] = operation;
+    expect_failure(arguments, 1, {"--devices", "1023"});
+  }
   if (!has_gpu()) expect_failure(kSmall, 1, {"--devices"});
+}
+
+// Started here or by torchrun, the ranks are checked before anything runs.
+TEST(BenchCommand, ProcessesAreChecked) {
+  Arguments arguments = join(kSmall, {"--launch", "processes"});
+  for (const char* const operation : {"layer", "dispatch", "combine"}) {
+    const ScopedRankVariables none(Variables{});
+    arguments[2] = operation;
+    expect_failure(arguments, 2, {"--launch", "torchrun"});
+  }
+  const ScopedRankVariables first({{"RANK", "0"}, {"WORLD_SIZE", "3"}, {"LOCAL_RANK", "0"}, {"MASTER_PORT", "29500"}});
+  expect_failure(arguments, 2, {"--ranks", "2", "WORLD_SIZE, 3"});
+}
+
+TEST(BenchCommand, EveryOperationSaysHowItWasLaunched) {
+  if (!has_gpu()) GTEST_SKIP() << "no Hopper GPU";
+  for (const char* const operation : {"layer", "dispatch", "combine"}) {
+    Arguments arguments = join(kSmall, {"--json", "-"});
+    arguments[2] = operation;
+    const CommandResult result = run_command(arguments);
+    ASSERT_EQ(result.status, 0) << result.err;
+    EXPECT_EQ(result.json()["launch"], "threads");
+    for (const auto& entry : result.json()["results"]) EXPECT_GT(entry["ms"]["median"].get<double>(), 0.0) << entry;
+    if (arguments[2] == "layer") EXPECT_EQ(result.json()["results"].size(), 10u);
+  }
 }
 
 TEST(BenchCommand, ReportsEveryProduct) {

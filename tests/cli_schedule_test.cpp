@@ -66,6 +66,23 @@ TEST(ScheduleCommand, AllViolationsStandInOneLine) {
   EXPECT_NE(result.err.find("comm.dispatch_sms=9"), std::string::npos) << result.err;
 }
 
+TEST(ScheduleCommand, AnExchangeHasItsOwnDefaults) {
+  const Arguments hopper = {"schedule",  "--engine", "cuda",    "--ranks",   "2",
+                            "--workers", "132",      "--shape", "qwen3-235b"};
+  const Json layer = succeed(hopper).json(), back = succeed(join(hopper, {"--op", "combine"})).json();
+  EXPECT_EQ(layer["comm.stages"], 3);
+  EXPECT_EQ(layer["comm.chunk_bytes"], 4096);
+  EXPECT_EQ(back["comm.stages"], 2);
+  EXPECT_EQ(back["comm.chunk_bytes"], 8192);
+  EXPECT_EQ(back["combine.column_chunks"], 8);
+  EXPECT_EQ(succeed(join(hopper, {"--op", "dispatch"})).json()["queue"], "dynamic");
+  for (const char* const other : {"--count", "--check"}) {
+    const CommandResult result = run_command(join(hopper, {"--op", "dispatch", other}));
+    EXPECT_EQ(result.status, 2);
+    EXPECT_NE(result.err.find("--op"), std::string::npos) << result.err;
+  }
+}
+
 TEST(ScheduleCommand, SamplesAreLegalDifferentAndRepeatable) {
   for (const char* direction : {"forward", "backward"}) {
     const Arguments sample = join(kLayer, {"--sample", "40", "--seed", "3", "--direction", direction});

@@ -225,7 +225,9 @@ UNIEP_API uniep_status uniep_backward(uniep_group* group, const uniep_layer_conf
                                       const uniep_saved* saved, const uniep_backward_arguments* arguments,
                                       int32_t count);
 
-/* ---- Dispatch and combine alone, for those who bring their own GEMM; the schedule is one of UNIEP_FORWARD ---- */
+/* ---- Dispatch and combine alone, for those who bring their own GEMM ---- */
+
+/* The schedule is one of UNIEP_FORWARD; its open fields become what is fastest for the exchange alone. */
 
 /* Arrays may be null on a rank without tokens or rows. */
 typedef struct uniep_dispatch_arguments {

@@ -17,6 +17,9 @@ namespace uniep {
 
 enum class EngineKind : int { kAuto = 0, kCpu = 1, kCuda = 2 };
 
+// What a Schedule is for: forward() or backward(), or dispatch() or combine() alone, which heed few of its fields.
+enum class Operation : int { kLayer = 0, kDispatch = 1, kCombine = 2 };
+
 enum class Fusion : int { kNone = 0, kPairs = 1, kLayer = 2 };
 enum class DispatchTransport : int { kPull = 0, kPush = 1 };
 enum class CommWhere : int { kWarps = 0, kSms = 1 };
@@ -144,17 +147,20 @@ class UNIEP_API PartialSchedule {
 UNIEP_API std::string to_json(const Schedule& schedule);
 UNIEP_API std::string to_text(const Schedule& schedule);
 
-// Completes what is open so that the whole is legal for this shape and machine; what was given stays as given (and may
-// make the whole illegal: validate() says why).
+// Completes what is open so that the whole is legal for this shape, machine and operation; what was given stays as
+// given (and may make the whole illegal: validate() says why). What it says is what runs: on cuda a legal Schedule has
+// a kernel with exactly its rings, tiles and stages. For an exchange (a forward one) the defaults are what measured
+// best alone (docs/exchange_performance.md).
 UNIEP_API Schedule fill(const PartialSchedule& given, Direction direction, const LayerShape& shape,
-                        const Numerics& numerics, const Machine& machine);
+                        const Numerics& numerics, const Machine& machine, Operation operation = Operation::kLayer);
 
 // Every violated rule, in words; empty when the schedule is legal.
 UNIEP_API std::vector<std::string> validate(const Schedule& schedule, Direction direction, const LayerShape& shape,
-                                            const Numerics& numerics, const Machine& machine);
+                                            const Numerics& numerics, const Machine& machine,
+                                            Operation operation = Operation::kLayer);
 
 // fill() then validate(); throws Error(kInvalidArgument) with all violated rules.
 UNIEP_API Schedule resolve(const PartialSchedule& given, Direction direction, const LayerShape& shape,
-                           const Numerics& numerics, const Machine& machine);
+                           const Numerics& numerics, const Machine& machine, Operation operation = Operation::kLayer);
 
 }  // namespace uniep

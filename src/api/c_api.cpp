@@ -64,9 +64,10 @@ LayerConfig layer_config(const uniep_layer_config* config) {
   return {layer_shape(given), layer_numerics(given)};
 }
 
-Schedule resolved(const char* schedule, Direction direction, const LayerConfig& layer, const Group& group) {
+Schedule resolved(const char* schedule, Direction direction, const LayerConfig& layer, const Group& group,
+                  Operation operation = Operation::kLayer) {
   require_pointer(schedule, "schedule");
-  return resolve(PartialSchedule::parse(schedule), direction, layer.shape, layer.numerics, group.machine());
+  return resolve(PartialSchedule::parse(schedule), direction, layer.shape, layer.numerics, group.machine(), operation);
 }
 
 // One entry a rank, each made by `convert`.
@@ -291,7 +292,7 @@ namespace {
 
 // dispatch() or combine(), as `run` is; `convert` makes a rank's arguments of what the caller gave.
 template <typename Given, typename Convert, typename Run>
-uniep_status exchange(uniep_group* group, const uniep_layer_config* config, const char* schedule,
+uniep_status exchange(Operation operation, uniep_group* group, const uniep_layer_config* config, const char* schedule,
                       const uniep_placement* placement, const Given* arguments, int32_t count, Convert&& convert,
                       Run&& run) {
   return guarded([&] {
@@ -300,7 +301,7 @@ uniep_status exchange(uniep_group* group, const uniep_layer_config* config, cons
     Group& own = group->state->group;
     check_count(count, own);
     const LayerConfig layer = layer_config(config);
-    const Schedule whole = resolved(schedule, Direction::kForward, layer, own);
+    const Schedule whole = resolved(schedule, Direction::kForward, layer, own, operation);
     run(own, layer, whole, placement->placement, converted(arguments, count, "arguments", convert));
   });
 }
@@ -310,10 +311,12 @@ uniep_status exchange(uniep_group* group, const uniep_layer_config* config, cons
 uniep_status uniep_dispatch(uniep_group* group, const uniep_layer_config* config, const char* schedule,
                             const uniep_placement* placement, const uniep_dispatch_arguments* arguments,
                             int32_t count) {
-  return exchange(group, config, schedule, placement, arguments, count, dispatch_arguments, dispatch);
+  return exchange(Operation::kDispatch, group, config, schedule, placement, arguments, count, dispatch_arguments,
+                  dispatch);
 }
 
 uniep_status uniep_combine(uniep_group* group, const uniep_layer_config* config, const char* schedule,
                            const uniep_placement* placement, const uniep_combine_arguments* arguments, int32_t count) {
-  return exchange(group, config, schedule, placement, arguments, count, combine_arguments, combine);
+  return exchange(Operation::kCombine, group, config, schedule, placement, arguments, count, combine_arguments,
+                  combine);
 }

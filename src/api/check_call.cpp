@@ -13,7 +13,7 @@ void refuse(const std::string& message) {
 }
 
 void check_call(const Group& group, const LayerConfig& config, const Schedule& schedule, Direction direction,
-                const Placement& placement, std::size_t arguments) {
+                const Placement& placement, std::size_t arguments, Operation operation) {
   check_shape(config.shape, group.ranks());
   if (placement.empty()) refuse("placement: empty; call place() first");
   const internal::PlacementState& placed = *placement.state();
@@ -29,7 +29,7 @@ void check_call(const Group& group, const LayerConfig& config, const Schedule& s
                        group.local_ranks()));
   }
   const std::vector<std::string> violations =
-      validate(schedule, direction, config.shape, config.numerics, group.machine());
+      validate(schedule, direction, config.shape, config.numerics, group.machine(), operation);
   if (!violations.empty()) refuse(fmt::format("schedule: {}", fmt::join(violations, "; ")));
 }
 

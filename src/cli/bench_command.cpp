@@ -9,9 +9,11 @@
 #include "api/place.h"
 #include "cli/bench_operation.h"
 #include "cli/bench_report.h"
+#include "cli/launch_options.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
 #include "cli/trace_file.h"
+#include "comm/rank_environment.h"
 
 namespace uniep::cli {
 namespace {
@@ -21,6 +23,7 @@ constexpr double kMostSeconds = 3600.0;
 
 struct BenchOptions {
   BenchRequest request;
+  LaunchOptions launch;
   std::string operation;
   std::string trace, json;
 };
@@ -57,6 +60,10 @@ void check_request(const BenchOperation& operation, const BenchRequest& request)
   if (request.layer.engine == EngineKind::kCpu) refuse_value("--engine", "cpu", "cuda or auto: this measures GPUs");
   check_shape(request.layer.shape, request.layer.ranks);
   request.layer.tokens();
+  if (request.launch == Launch::kProcesses && !operation.has_group) {
+    refuse_value("--launch", "processes",
+                 std::string("threads with --op ") + operation.name + ", which is no rank's call");
+  }
   for (const std::string& name : request.only) {
     if (std::find(operation.results.begin(), operation.results.end(), name) != operation.results.end()) continue;
     std::string legal;
@@ -65,28 +72,45 @@ void check_request(const BenchOperation& operation, const BenchRequest& request)
   }
 }
 
-int run_bench(BenchOptions options) {
-  const BenchOperation& operation = find_operation(options.operation);
-  check_request(operation, options.request);
-  options.request.traced = !options.trace.empty();
-  if (options.request.traced && !operation.has_timeline) {
-    refuse_value("--trace", options.trace, "for --op layer only; " + options.operation + " has no timeline");
+// With a process a rank: what this one, which is not rank 0's, has to do.
+BenchOptions without_outputs(BenchOptions options) {
+  options.json.clear();
+  options.trace.clear();
+  return options;
+}
+
+void write_report(const BenchOptions& options, const BenchReport& report, OutputFile& json_file) {
+  const std::string json = to_json(options.request, options.operation, report).dump(2) + "\n";
+  if (options.json == "-") {
+    std::cout << json;
+    return;
   }
+  if (!options.json.empty()) json_file.write(json);
+  std::cout << to_table(options.request, options.operation, report);
+}
+
+int run_bench(BenchOptions given) {
+  const BenchOperation& operation = find_operation(given.operation);
+  BenchRequest& request = given.request;
+  request.launch = given.launch.launch;
+  request.traced = !given.trace.empty();
+  if (request.traced && !operation.has_timeline) {
+    refuse_value("--trace", given.trace, "for --op layer only; " + given.operation + " has no timeline");
+  }
+  if (request.launch == Launch::kThreads && request.devices.empty()) request.devices = {0};
+  check_request(operation, request);
+  if (launched_ranks(given.launch, "uniep bench", request.devices, request.layer)) return 0;
+  const bool reports = request.launch == Launch::kThreads || rank_environment()->rank == 0;
+  const BenchOptions options = reports ? given : without_outputs(given);
   OutputFile trace_file("--trace", options.trace);
-  const bool json_to_stdout = options.json == "-";
-  OutputFile json_file("--json", json_to_stdout ? "" : options.json);
+  OutputFile json_file("--json", options.json == "-" ? "" : options.json);
   const BenchReport report = operation.run(options.request);
-  if (options.request.traced) {
+  if (!reports) return 0;
+  if (!options.trace.empty()) {
     const TracedCall call{"forward", report.timeline};
     trace_file.write(trace_json("uniep bench --op " + options.operation + ", " + report.device, {&call, 1}));
   }
-  const std::string json = to_json(options.request, operation.name, report).dump(2) + "\n";
-  if (json_to_stdout) {
-    std::cout << json;
-    return 0;
-  }
-  if (!options.json.empty()) json_file.write(json);
-  std::cout << to_table(options.request, operation.name, report);
+  write_report(options, report, json_file);
   return 0;
 }
 
@@ -114,7 +138,9 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   command.add_option("--op", options.operation, operation_descriptions())->type_name(operation_names())->required();
   add_shape_option(command, request.layer);
   add_layer_options(command, request.layer);
-  add_devices_option(command, request.devices, "GPUs that run at once; the slowest counts (default 0)");
+  add_devices_option(command, request.devices,
+                     "GPUs that run at once; the slowest counts (default 0; with a process a rank: each its own)");
+  add_launch_option(command, options.launch);
   add_integer_option(command, "--repeat", request.repeat, 1, kMostRepeats, "N", "timed calls");
   const auto add_seconds = [&command](const char* name, double& seconds, const char* description) {
     add_text_option(
@@ -135,12 +161,16 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
 
 }  // namespace
 
-void add_bench_command(CLI::App& app, std::function<int()>& action) {
+void add_bench_command(CLI::App& app, std::function<int()>& action, const Command& self) {
   CLI::App* command = app.add_subcommand(
       "bench", "Time an operation on GPUs: device events around all device work, L2 cold, the slowest GPU's median");
   const auto options = std::make_shared<BenchOptions>();
   add_bench_options(*command, *options);
-  command->callback([options, &action] { action = [options] { return run_bench(*options); }; });
+  options->launch.self = self;
+  command->callback([command, options, &action] {
+    options->launch.ranks_given = command->count("--ranks") > 0;
+    action = [options] { return run_bench(*options); };
+  });
 }
 
 }  // namespace uniep::cli

@@ -193,7 +193,7 @@ BenchReport run_gemm(const BenchRequest& request) {
 BenchOperation gemm_operation() {
   std::vector<std::string> names;
   for (const Product& product : products()) names.emplace_back(product.name);
-  return {"gemm", "grouped GEMMs, a rank's rows on each GPU", names, run_gemm};
+  return {"gemm", "grouped GEMMs, a rank's rows on each GPU", names, run_gemm, false, false};
 }
 
 }  // namespace uniep::cli

@@ -4,12 +4,14 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <mutex>
 #include <new>
 #include <random>
 #include <thread>
 
+#include "cli/gathered.h"
 #include "engine/cuda/driver.h"
 #include "model/elementwise.h"
 #include "uniep/error.h"
@@ -166,6 +168,10 @@ BenchGpus::BenchGpus(const std::vector<int>& devices, double warm_up_seconds) : 
 
 BenchGpus::~BenchGpus() = default;
 
+void BenchGpus::require(const std::vector<int>& devices) {
+  for (const int device : devices) require_gpu(device);
+}
+
 std::size_t BenchGpus::count() const {
   return gpus_.size();
 }
@@ -254,9 +260,47 @@ std::vector<double> BenchGpus::time_cold(const std::function<void()>& work, int 
   return time_cold_in_turn({{work, start}}, repeat).front();
 }
 
+void BenchGpus::meet() {
+  if (group_ != nullptr) group_->implementation().meet();
+}
+
+// How often is for rank 0 to say: all processes have to make the same calls, whatever their clocks say.
+void BenchGpus::warm_up(const std::function<void()>& turn, const std::function<void()>& wait) {
+  if (warm_up_seconds_ <= 0.0) return;
+  wait();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int64_t done = 0;;) {
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+    const double left = warm_up_seconds_ - elapsed.count();
+    int64_t more = done == 0 ? 1 : 0;
+    if (done > 0 && left > 0.0) {
+      more = static_cast<int64_t>(std::ceil(left / elapsed.count() * static_cast<double>(done)));
+    }
+    if (group_ != nullptr) more = group_->implementation().share(more).front();
+    if (more == 0) break;
+    for (int64_t i = 0; i < more; ++i) turn();
+    wait();
+    done += more;
+  }
+  turn();  // the pause in which they agreed is over
+}
+
+std::vector<std::vector<double>> BenchGpus::slowest(std::vector<std::vector<double>> own) {
+  if (group_ == nullptr || group_->local_ranks() == group_->ranks()) return own;
+  std::vector<double> flat;
+  for (const std::vector<double>& times : own) flat.insert(flat.end(), times.begin(), times.end());
+  const std::vector<double> all = gathered(*group_, flat);
+  std::size_t next = 0;
+  for (std::vector<double>& times : own) {
+    for (double& time : times) {
+      for (std::size_t at = next; at < all.size(); at += flat.size()) time = std::max(time, all[at]);
+      ++next;
+    }
+  }
+  return own;
+}
+
 std::vector<std::vector<double>> BenchGpus::time_cold_in_turn(const std::vector<Work>& works, int repeat) {
-  auto begin = std::chrono::steady_clock::now();
-  const std::chrono::duration<double> warm_up(warm_up_seconds_);
   std::vector<std::vector<double>> times(works.size());
   struct QueuedCall {
     std::size_t work;
@@ -272,23 +316,43 @@ std::vector<std::vector<double>> BenchGpus::time_cold_in_turn(const std::vector<
       if (call.counts) times[call.work].push_back(taken);
     }
   };
-  for (int turn = 0, counted = 0; counted < repeat; ++turn) {
-    if (turn == kWarmUpCalls && warm_up_seconds_ > 0.0) {  // what is compiled is
-      end_calls(0);
-      begin = std::chrono::steady_clock::now();
-    }
-    const bool counts = turn >= kWarmUpCalls && std::chrono::steady_clock::now() - begin >= warm_up;
+  int turns = 0;
+  const auto run_turn = [&](bool counts) {
     for (std::size_t i = 0; i < works.size(); ++i) {
-      end_calls(works[i].start == Start::kBackToBack ? kCallsUnderWay - 1 : 0);
-      flush_caches(turn);
+      // The first calls compile kernels and take memory, for which they may wait for GPUs.
+      const Start start = turns == 0 ? Start::kAtOnce : works[i].start;
+      end_calls(start == Start::kBackToBack ? kCallsUnderWay - 1 : 0);
+      flush_caches(turns);
+      if (start != Start::kBackToBack) meet();
       calls[queued % kCallsUnderWay] = {i, counts};
-      queue(works[i].run, works[i].start, queued % kCallsUnderWay);
+      queue(works[i].run, start, queued % kCallsUnderWay);
       ++queued;
     }
-    if (counts) ++counted;
-  }
+    ++turns;
+  };
+  for (int call = 0; call < kWarmUpCalls; ++call) run_turn(false);
+  warm_up([&] { run_turn(false); }, [&] { end_calls(0); });
+  for (int call = 0; call < repeat; ++call) run_turn(true);
   end_calls(0);
-  return times;
+  return slowest(std::move(times));
+}
+
+std::vector<std::vector<double>> BenchGpus::time_on_host_in_turn(const std::vector<std::function<void()>>& works,
+                                                                 int repeat) {
+  std::vector<std::vector<double>> times(works.size());
+  const auto run_turn = [&](bool counts) {
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      meet();
+      const auto begin = std::chrono::steady_clock::now();
+      works[i]();
+      const std::chrono::duration<double, std::milli> taken = std::chrono::steady_clock::now() - begin;
+      if (counts) times[i].push_back(taken.count());
+    }
+  };
+  run_turn(false);
+  warm_up([&] { run_turn(false); }, [] {});
+  for (int call = 0; call < repeat; ++call) run_turn(true);
+  return slowest(std::move(times));
 }
 
 }  // namespace uniep::cli

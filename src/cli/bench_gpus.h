@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "uniep/group.h"
+
 namespace uniep::cli {
 
 // The GPUs of a measurement: their memory, and the time that work takes on them. Work is what a function queues on the
@@ -16,8 +18,15 @@ class BenchGpus {
   // is timed, at the least; a few calls in any case.
   explicit BenchGpus(const std::vector<int>& devices, double warm_up_seconds = 0.0);
   ~BenchGpus();
+  // Throws Error(kDevice) unless each is a Hopper GPU of this machine.
+  static void require(const std::vector<int>& devices);
   BenchGpus(const BenchGpus&) = delete;
   BenchGpus& operator=(const BenchGpus&) = delete;
+
+  // The work is that of `group`, which outlives this object. Where its ranks are in several processes, all of them make
+  // the same calls here, begin those that are to begin together together, and rank 0's gets the slowest one's times
+  // (the others their own).
+  void measure_group(Group& group) { group_ = &group; }
 
   std::size_t count() const;
   std::string name() const;  // of the first
@@ -41,6 +50,8 @@ class BenchGpus {
     Start start;
   };
   std::vector<std::vector<double>> time_cold_in_turn(const std::vector<Work>& works, int repeat);
+  // The same by the host's clock, each from its first call to its return, with whatever is in the caches.
+  std::vector<std::vector<double>> time_on_host_in_turn(const std::vector<std::function<void()>>& works, int repeat);
   // Waits until all GPUs are idle.
   void synchronize();
 
@@ -51,9 +62,14 @@ class BenchGpus {
   // Calls under way are told apart by their slot.
   void queue(const std::function<void()>& work, Start start, std::size_t slot);
   double milliseconds(std::size_t slot);
+  // `turn` as often as it takes, the last time right before this returns; `wait` ends what turns have queued.
+  void warm_up(const std::function<void()>& turn, const std::function<void()>& wait);
+  void meet();
+  std::vector<std::vector<double>> slowest(std::vector<std::vector<double>> own);
   std::vector<std::unique_ptr<Gpu>> gpus_;
   std::unique_ptr<Gate> gate_;
   double warm_up_seconds_ = 0.0;
+  Group* group_ = nullptr;
 };
 
 }  // namespace uniep::cli

@@ -20,6 +20,9 @@ BenchGpus::BenchGpus(const std::vector<int>&, double) {
   refuse();
 }
 BenchGpus::~BenchGpus() = default;
+void BenchGpus::require(const std::vector<int>&) {
+  refuse();
+}
 std::size_t BenchGpus::count() const {
   refuse();
 }
@@ -39,6 +42,9 @@ double BenchGpus::time(const std::function<void()>&, Start) {
   refuse();
 }
 std::vector<double> BenchGpus::time_cold(const std::function<void()>&, int, Start) {
+  refuse();
+}
+std::vector<std::vector<double>> BenchGpus::time_on_host_in_turn(const std::vector<std::function<void()>>&, int) {
   refuse();
 }
 std::vector<std::vector<double>> BenchGpus::time_cold_in_turn(const std::vector<Work>&, int) {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <memory>
 
-#include "cli/bench_gpus.h"
 #include "cli/bench_operation.h"
-#include "cli/bytes_moved.h"
+#include "cli/bench_ranks.h"
+#include "cli/gathered.h"
 #include "cli/run_report.h"
 #include "uniep/error.h"
 #include "uniep/grouped_gemm.h"
@@ -15,12 +15,12 @@ namespace {
 
 // Of a GPU and direction: what a probe's stores by all SMs reached on 8 H200.
 constexpr double kLinkBytesPerMillisecond = 347e6;
+constexpr int kLayersOfAModel = 20;
 
 // One rank's tensors on its GPU.
 struct RankTensors {
-  Routing routing;
-  ForwardArguments arguments;
-  ExpertRows rows;  // for the GEMMs alone
+  ExpertRows rows;  // for the GEMMs alone, as all that follows
+  Weights weights;
   void *xg = nullptr, *z = nullptr, *a = nullptr, *out = nullptr;
   float* row_probs = nullptr;
 };
@@ -28,37 +28,43 @@ struct RankTensors {
 class LayerBench {
  public:
   explicit LayerBench(const BenchRequest& request)
-      : request_(request),
-        shape_(request.layer.shape),
-        gpus_(request.devices, request.warm_up_seconds),
-        group_(options(request)) {
+      : request_(request), shape_(request.layer.shape), ranks_(request), group_(ranks_.group()), gpus_(ranks_.gpus()) {
     schedule_ = request.layer.resolved(Direction::kForward, group_.machine());
-    ids_ = make_ids(request.layer);
-    host_placement_ = place_ids(request.layer, ids_);
-    for (int rank = 0; rank < group_.ranks(); ++rank) add_rank(rank);
-    for (const int device : request.devices) gemms_.push_back(std::make_unique<GroupedGemm>(device));
+    capacity_ = {.rows = ranks_.most_padded_rows(), .tokens = ranks_.most_tokens()};
+    for (int rank = ranks_.first_local(); rank < ranks_.end_local(); ++rank) add_rank(rank);
     placement_ = placed();
   }
 
   BenchReport run() {
     BenchReport report;
     report.device = gpus_.name();
-    for (int rank = 0; rank < group_.ranks(); ++rank) report.rows_per_rank.push_back(host_placement_.rows(rank));
+    report.rows_per_rank = ranks_.rows_per_rank();
     const double products =
         6.0 * static_cast<double>(*std::max_element(report.rows_per_rank.begin(), report.rows_per_rank.end())) *
         static_cast<double>(shape_.hidden * shape_.intermediate);
     const double bytes = busiest_link_bytes();
+    measure_calls(report, products, bytes);
+    measure_models(report, products, bytes);
+    add_ratios(report, bytes);
+    if (!request_.traced) return report;
+    forward(schedule_, placement_, {&report.timeline});
+    if (!ranks_.all_local()) report.timeline = gathered_events(group_, report.timeline);
+    return report;
+  }
+
+ private:
+  // Each call by its GPUs' clocks.
+  void measure_calls(BenchReport& report, double products, double bytes) {
     Schedule sequential = schedule_;
     sequential.fusion = Fusion::kNone;
     sequential.order.interleave = Interleave::kPhased;
     sequential.combine.column_chunks = 1;
-    const Capacity capacity{most_padded_rows()};
     // Warm GPUs are to stay so: no idle time between calls, as between the layers of a model.
     constexpr BenchGpus::Start kAtOnce = BenchGpus::Start::kAtOnce;
     const BenchGpus::Start queued =
         request_.warm_up_seconds > 0 ? BenchGpus::Start::kBackToBack : BenchGpus::Start::kTogether;
-
     std::vector<BenchGpus::Work> works;
+    const std::size_t first = report.results.size();
     const auto measure = [&](const char* name, double flops, double link_bytes, BenchGpus::Start start,
                              const std::function<void()>& work) {
       if (!request_.wants(name)) return;
@@ -71,69 +77,68 @@ class LayerBench {
     // A placement by need waits for the GPUs, so these can't be held back until everything is queued.
     measure("layer and placement", products, bytes, kAtOnce, [&] { forward(schedule_, placed()); });
     measure("placement", 0.0, 0.0, kAtOnce, [&] { placed(); });
-    measure("placement in a capacity", 0.0, 0.0, queued, [&] { placed(capacity); });
+    measure("placement in a capacity", 0.0, 0.0, queued, [&] { placed(capacity_); });
     measure("layer and placement in a capacity", products, bytes, queued,
-            [&] { forward(schedule_, placed(capacity)); });
+            [&] { forward(schedule_, placed(capacity_)); });
+    if (works.empty()) return;
     std::vector<std::vector<double>> times = gpus_.time_cold_in_turn(works, request_.repeat);
-    for (std::size_t i = 0; i < times.size(); ++i) report.results[i].milliseconds = std::move(times[i]);
-    add_ratios(report, bytes);
-    if (request_.traced) forward(schedule_, placement_, {&report.timeline});
-    return report;
+    for (std::size_t i = 0; i < times.size(); ++i) report.results[first + i].milliseconds = std::move(times[i]);
   }
 
- private:
-  static GroupOptions options(const BenchRequest& request) {
-    GroupOptions options;
-    options.engine = EngineKind::kCuda;
-    options.ranks = request.layer.ranks;
-    options.workers = request.layer.workers;
-    options.devices = request.devices;
-    return options;
+  // Layers back to back as in a model, by the host's clock until all are done; the share of one.
+  void measure_models(BenchReport& report, double products, double bytes) {
+    std::vector<std::function<void()>> works;
+    const std::size_t first = report.results.size();
+    const auto measure = [&](const char* name, const std::function<void()>& layer) {
+      if (!request_.wants(name)) return;
+      report.results.push_back({.name = name, .milliseconds = {}, .flops = products, .bytes = bytes});
+      works.emplace_back([this, layer] {
+        for (int i = 0; i < kLayersOfAModel; ++i) layer();
+        group_.synchronize();
+      });
+    };
+    measure("20 layers", [&] { forward(schedule_, placement_); });
+    measure("20 layers and placements", [&] { forward(schedule_, placed()); });
+    measure("20 layers and placements in a capacity", [&] { forward(schedule_, placed(capacity_)); });
+    if (works.empty()) return;
+    const std::vector<std::vector<double>> times = gpus_.time_on_host_in_turn(works, request_.repeat);
+    for (std::size_t i = 0; i < times.size(); ++i) {
+      for (const double time : times[i]) report.results[first + i].milliseconds.push_back(time / kLayersOfAModel);
+    }
   }
-
-  int64_t most_padded_rows() const {
-    int64_t most = 0;
-    for (int rank = 0; rank < group_.ranks(); ++rank) most = std::max(most, host_placement_.padded_rows(rank));
-    return most;
-  }
-
-  std::size_t gpu_of(int rank) const { return static_cast<std::size_t>(rank) % gpus_.count(); }
 
   void add_rank(int rank) {
-    const std::size_t gpu = gpu_of(rank);
-    const int64_t h = shape_.hidden, i = shape_.intermediate, k = shape_.topk;
-    const int64_t tokens = host_placement_.tokens(rank), padded = host_placement_.padded_rows(rank);
+    const std::size_t gpu = ranks_.gpu_of(rank);
+    const Placement& on_host = ranks_.on_host();
+    const int64_t h = shape_.hidden, i = shape_.intermediate;
+    const int64_t tokens = on_host.tokens(rank), padded = on_host.padded_rows(rank);
     const int64_t experts = shape_.experts / group_.ranks();
     RankTensors own;
-    own.routing.tokens = tokens;
-    own.routing.topk_ids = gpus_.copy_of(gpu, ids_.data() + first_slot_, tokens * k * 4);
-    const std::vector<float> probs(static_cast<std::size_t>(std::max(tokens * k, padded)),
-                                   1.0f / static_cast<float>(k));
-    own.routing.probs = static_cast<float*>(gpus_.copy_of(gpu, probs.data(), tokens * k * 4));
+    const std::vector<float> probs(static_cast<std::size_t>(padded), 1.0f / static_cast<float>(shape_.topk));
     own.row_probs = static_cast<float*>(gpus_.copy_of(gpu, probs.data(), padded * 4));
-    own.arguments.x = static_cast<BFloat16*>(gpus_.random_bfloat16(gpu, tokens * h));
-    own.arguments.y = static_cast<BFloat16*>(gpus_.zeros(gpu, tokens * h * 2));
-    own.arguments.weights.w1 = static_cast<BFloat16*>(gpus_.random_bfloat16(gpu, experts * 2 * i * h));
-    own.arguments.weights.w2 = static_cast<BFloat16*>(gpus_.random_bfloat16(gpu, experts * i * h));
+    own.weights.w1 = static_cast<BFloat16*>(gpus_.random_bfloat16(gpu, experts * 2 * i * h));
+    own.weights.w2 = static_cast<BFloat16*>(gpus_.random_bfloat16(gpu, experts * i * h));
     own.xg = gpus_.random_bfloat16(gpu, padded * h);
     own.z = gpus_.zeros(gpu, padded * 2 * i * 2);
     own.a = gpus_.zeros(gpu, padded * i * 2);
     own.out = gpus_.zeros(gpu, padded * h * 2);
     std::vector<int32_t> starts, counts;
     for (int64_t expert = rank * experts; expert < (rank + 1) * experts; ++expert) {
-      starts.push_back(static_cast<int32_t>(host_placement_.expert_segment(expert)));
-      counts.push_back(static_cast<int32_t>(host_placement_.expert_rows(expert)));
+      starts.push_back(static_cast<int32_t>(on_host.expert_segment(expert)));
+      counts.push_back(static_cast<int32_t>(on_host.expert_rows(expert)));
     }
     own.rows = {static_cast<int>(experts), padded,
                 static_cast<int32_t*>(gpus_.copy_of(gpu, starts.data(), experts * 4)),
                 static_cast<int32_t*>(gpus_.copy_of(gpu, counts.data(), experts * 4))};
-    first_slot_ += tokens * k;
-    ranks_.push_back(own);
-    arguments_.push_back(own.arguments);
-    routings_.push_back(own.routing);
+    tensors_.push_back(own);
+    gemms_.push_back(std::make_unique<GroupedGemm>(group_.device(rank)));
+    ForwardArguments& arguments = arguments_.emplace_back();
+    arguments.x = static_cast<BFloat16*>(gpus_.random_bfloat16(gpu, tokens * h));
+    arguments.y = static_cast<BFloat16*>(gpus_.zeros(gpu, tokens * h * 2));
+    arguments.weights = own.weights;
   }
 
-  Placement placed(Capacity capacity = {}) { return uniep::place(group_, shape_, routings_, capacity); }
+  Placement placed(Capacity capacity = {}) { return uniep::place(group_, shape_, ranks_.routings(), capacity); }
   void forward(const Schedule& schedule, const Placement& placement, const CallOptions& options = {}) {
     saved_ = Saved();  // gives its memory back for this call
     saved_ = uniep::forward(group_, request_.layer.config(), schedule, placement, arguments_, options);
@@ -142,31 +147,24 @@ class LayerBench {
   // FC1 with SwiGLU, and FC2, on rows that are there already.
   void multiply() {
     const int h = static_cast<int>(shape_.hidden), i = static_cast<int>(shape_.intermediate);
-    for (int rank = 0; rank < group_.ranks(); ++rank) {
-      const RankTensors& own = ranks_[static_cast<std::size_t>(rank)];
-      GroupedGemm& gemm = *gemms_[gpu_of(rank)];
-      const Weights& w = own.arguments.weights;
-      gemm.forward_swiglu(own.rows, own.xg, {w.w1, {}}, own.row_probs, own.z, own.a, i, h, nullptr);
-      gemm.forward(own.rows, own.a, {w.w2, {}}, own.out, h, i, nullptr);
+    for (std::size_t local = 0; local < tensors_.size(); ++local) {
+      const RankTensors& own = tensors_[local];
+      GroupedGemm& gemm = *gemms_[local];
+      gemm.forward_swiglu(own.rows, own.xg, {own.weights.w1, {}}, own.row_probs, own.z, own.a, i, h, nullptr);
+      gemm.forward(own.rows, own.a, {own.weights.w2, {}}, own.out, h, i, nullptr);
     }
   }
 
   // Bytes over the busiest direction of a GPU's links. What virtual ranks of one GPU send each other stays there.
   double busiest_link_bytes() const {
-    const BytesMoved moved = bytes_moved(host_placement_, schedule_, request_.layer.numerics);
-    std::vector<double> sent(gpus_.count()), received(gpus_.count());
-    for (const ByteMatrix& matrix : {moved.dispatch, moved.combine}) {
-      for (int source = 0; source < group_.ranks(); ++source) {
-        for (int destination = 0; destination < group_.ranks(); ++destination) {
-          if (gpu_of(source) == gpu_of(destination)) continue;
-          const auto bytes =
-              static_cast<double>(matrix[static_cast<std::size_t>(source)][static_cast<std::size_t>(destination)]);
-          sent[gpu_of(source)] += bytes;
-          received[gpu_of(destination)] += bytes;
-        }
-      }
+    const BytesMoved moved = bytes_moved(ranks_.on_host(), schedule_, request_.layer.numerics);
+    const std::vector<BenchRanks::Traffic> there = ranks_.traffic(moved.dispatch), back = ranks_.traffic(moved.combine);
+    double most = 0.0;
+    for (std::size_t gpu = 0; gpu < there.size(); ++gpu) {
+      most = std::max(
+          {most, there[gpu].sent_to_others + back[gpu].sent_to_others, there[gpu].from_others + back[gpu].from_others});
     }
-    return std::max(*std::max_element(sent.begin(), sent.end()), *std::max_element(received.begin(), received.end()));
+    return most;
   }
 
   static void add_ratios(BenchReport& report, double bytes) {
@@ -188,16 +186,14 @@ class LayerBench {
 
   const BenchRequest& request_;
   const LayerShape shape_;
-  BenchGpus gpus_;
-  Group group_;
+  BenchRanks ranks_;
+  Group& group_;
+  BenchGpus& gpus_;
   Schedule schedule_;
-  std::vector<int32_t> ids_;
-  Placement host_placement_;
-  int64_t first_slot_ = 0;
-  std::vector<RankTensors> ranks_;
-  std::vector<ForwardArguments> arguments_;
-  std::vector<Routing> routings_;
+  Capacity capacity_;
+  std::vector<RankTensors> tensors_;  // of local ranks, as the next two
   std::vector<std::unique_ptr<GroupedGemm>> gemms_;
+  std::vector<ForwardArguments> arguments_;
   Placement placement_;
   Saved saved_;
 };
@@ -212,7 +208,7 @@ BenchOperation layer_operation() {
   return {"layer",
           "the forward layer, its sequential execution and its GEMMs alone",
           {"layer", "layer and placement", "placement", "placement in a capacity", "layer and placement in a capacity",
-           "sequential", "gemms"},
+           "sequential", "gemms", "20 layers", "20 layers and placements", "20 layers and placements in a capacity"},
           run_layer,
           true};
 }

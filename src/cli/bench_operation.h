@@ -12,7 +12,8 @@ namespace uniep::cli {
 // What `uniep bench` is asked to measure.
 struct BenchRequest {
   LayerOptions layer;
-  std::vector<int> devices = {0};
+  Launch launch = Launch::kThreads;
+  std::vector<int> devices;  // with a process a rank they may be left to the environment
   int repeat = 20;
   double warm_up_seconds = 0.0;    // of the same work before it counts, layers without pauses; 0: a few calls
   double sustained_seconds = 0.0;  // 0: no sustained sequence
@@ -49,6 +50,7 @@ struct BenchOperation {
   std::vector<std::string> results;  // the names that --only takes
   BenchReport (*run)(const BenchRequest& request);
   bool has_timeline = false;  // BenchRequest::traced is heeded
+  bool has_group = true;      // its ranks belong to a Group, and may be processes
 };
 
 BenchOperation gemm_operation();

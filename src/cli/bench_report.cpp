@@ -25,6 +25,17 @@ std::string cell(double value, int digits) {
   return value == 0.0 ? std::string() : fmt::format("{:.{}f}", value, digits);
 }
 
+const char* launch_name(const BenchRequest& request) {
+  return request.launch == Launch::kProcesses ? "processes" : "threads";
+}
+
+// Left to the environment: each rank's own.
+std::vector<int> devices_of(const BenchRequest& request) {
+  std::vector<int> devices = request.devices;
+  for (int rank = 0; request.devices.empty() && rank < request.layer.ranks; ++rank) devices.push_back(rank);
+  return devices;
+}
+
 }  // namespace
 
 Json to_json(const BenchRequest& request, const std::string& operation, const BenchReport& report) {
@@ -32,7 +43,8 @@ Json to_json(const BenchRequest& request, const std::string& operation, const Be
   Json json;
   json["op"] = operation;
   json["device"] = report.device;
-  json["devices"] = request.devices;
+  json["devices"] = devices_of(request);
+  json["launch"] = launch_name(request);
   json["ranks"] = request.layer.ranks;
   json["shape"] = {
       {"hidden", shape.hidden}, {"intermediate", shape.intermediate}, {"experts", shape.experts}, {"topk", shape.topk}};
@@ -56,14 +68,14 @@ Json to_json(const BenchRequest& request, const std::string& operation, const Be
 std::string to_table(const BenchRequest& request, const std::string& operation, const BenchReport& report) {
   const LayerShape& shape = request.layer.shape;
   std::string text =
-      fmt::format("{}: H {}, I {}, E {}, K {}; tokens {} on {} ranks; {} (GPU {})\n", operation, shape.hidden,
+      fmt::format("{}: H {}, I {}, E {}, K {}; tokens {} on {} ranks ({}); {} (GPU {})\n", operation, shape.hidden,
                   shape.intermediate, shape.experts, shape.topk, fmt::join(request.layer.tokens_given, ","),
-                  request.layer.ranks, report.device, fmt::join(request.devices, ","));
-  text += fmt::format("{:<34}{:>11}{:>11}{:>11}{:>9}{:>8}{:>15}\n", "", "median ms", "min", "max", "TFLOP/s", "GB/s",
+                  request.layer.ranks, launch_name(request), report.device, fmt::join(devices_of(request), ","));
+  text += fmt::format("{:<40}{:>11}{:>11}{:>11}{:>9}{:>8}{:>15}\n", "", "median ms", "min", "max", "TFLOP/s", "GB/s",
                       "first call ms");
   for (const BenchResult& result : report.results) {
     const auto [least, most] = std::minmax_element(result.milliseconds.begin(), result.milliseconds.end());
-    text += fmt::format("{:<34}{:>11.4f}{:>11.4f}{:>11.4f}{:>9}{:>8}{:>15}\n", result.name, median(result.milliseconds),
+    text += fmt::format("{:<40}{:>11.4f}{:>11.4f}{:>11.4f}{:>9}{:>8}{:>15}\n", result.name, median(result.milliseconds),
                         *least, *most, cell(tflops(result), 0), cell(gigabytes_per_second(result), 1),
                         cell(result.first_call_ms, 1));
   }

@@ -93,7 +93,7 @@ int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream&
     add_run_command(app, action, {program, arguments});
     add_schedule_command(app, action);
     add_info_command(app, action);
-    add_bench_command(app, action);
+    add_bench_command(app, action, {program, arguments});
     add_trace_command(app, action);
     add_train_command(app, action);
     require_command(app, arguments);

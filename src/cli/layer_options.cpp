@@ -124,10 +124,10 @@ PartialSchedule LayerOptions::given(Direction direction) const {
   return fields;
 }
 
-Schedule LayerOptions::resolved(Direction direction, const Machine& machine) const {
+Schedule LayerOptions::resolved(Direction direction, const Machine& machine, Operation operation) const {
   check_sizes(*this);
   return naming_option(direction == Direction::kForward ? "--schedule (forward)" : "--schedule (backward)",
-                       [&] { return resolve(given(direction), direction, shape, numerics, machine); });
+                       [&] { return resolve(given(direction), direction, shape, numerics, machine, operation); });
 }
 
 void add_layer_options(CLI::App& app, LayerOptions& options) {

@@ -31,7 +31,7 @@ struct LayerOptions {
   PartialSchedule given(Direction direction) const;
   // Each direction's schedule, filled, after the sizes have been checked; Error(kInvalidArgument) lists all violated
   // rules.
-  Schedule resolved(Direction direction, const Machine& machine) const;
+  Schedule resolved(Direction direction, const Machine& machine, Operation operation = Operation::kLayer) const;
 };
 
 void add_layer_options(CLI::App& app, LayerOptions& options);

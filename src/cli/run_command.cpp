@@ -9,18 +9,16 @@
 #include <memory>
 #include <numeric>
 #include <optional>
-#include <set>
 #include <stdexcept>
 
+#include "cli/launch_options.h"
 #include "cli/layer_inputs.h"
 #include "cli/layer_options.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
-#include "cli/rank_launcher.h"
 #include "cli/run_outputs.h"
 #include "cli/run_report.h"
 #include "cli/trace_file.h"
-#include "comm/bootstrap.h"
 
 namespace uniep::cli {
 namespace {
@@ -29,15 +27,13 @@ struct RunOptions {
   LayerOptions layer;
   InputFiles files;
   std::vector<int> devices;
-  Launch launch = Launch::kThreads;
+  LaunchOptions launch;
   bool backward = false;
   int64_t capacity = 0;
   bool check = false;
   int repeat = 0;  // 0: one run and no warm-up
   uint64_t shuffle = 0;
   std::string trace, json, out;
-  bool ranks_given = false;
-  Command self;
 };
 
 constexpr int kMostRepeats = 1'000'000;
@@ -48,7 +44,7 @@ GroupOptions group_options(const RunOptions& options) {
   group.ranks = options.layer.ranks;
   group.workers = options.layer.workers;
   group.devices = options.devices;
-  group.launch = options.launch;
+  group.launch = options.launch.launch;
   group.disturbance.shuffle_seed = options.shuffle;
   return group;
 }
@@ -175,7 +171,9 @@ int run_group(const RunOptions& given) {
 
   const LayerData data = make_layer_data(options.layer, options.files, options.backward, held_ranks(options, group));
   report.tokens = data.tokens;
-  LayerRunner runner(group, report.config, data, {options.capacity});
+  const Capacity capacity{.rows = options.capacity,
+                          .tokens = *std::max_element(data.tokens.begin(), data.tokens.end())};
+  LayerRunner runner(group, report.config, data, options.capacity > 0 ? capacity : Capacity{});
   for (int rank = 0; rank < report.ranks; ++rank) report.rows_per_rank.push_back(runner.placement().rows(rank));
   // On GPUs the slots' experts stay there.
   const Placement on_host =
@@ -209,38 +207,8 @@ int run_group(const RunOptions& given) {
   return 0;
 }
 
-// One process for each rank, on this machine.
-int launch_processes(const RunOptions& options) {
-  const int ranks = options.layer.ranks;
-  if (options.self.program.empty()) {
-    throw Error(Status::kUnsupported,
-                "--launch: processes: RANK and WORLD_SIZE are not set, and this program can not start itself; must run "
-                "under torchrun, or be threads");
-  }
-  const std::set<int> devices(options.devices.begin(), options.devices.end());
-  if (!devices.empty() && (devices.size() != options.devices.size() || static_cast<int>(devices.size()) < ranks)) {
-    throw Error(Status::kInvalidArgument,
-                fmt::format("--devices: {}; must be {} different GPUs, one for each of the processes",
-                            fmt::join(options.devices, ","), ranks));
-  }
-  launch_ranks(options.self, "uniep run", ranks);
-  return 0;
-}
-
 int run(RunOptions options) {
-  if (options.launch == Launch::kThreads) return run_group(options);
-  if (options.layer.engine == EngineKind::kCpu) {
-    throw Error(Status::kUnsupported,
-                "--launch: processes needs the cuda engine; with --engine cpu, whose ranks are in one process, it must "
-                "be threads");
-  }
-  const std::optional<RankEnvironment> environment = rank_environment();
-  if (!environment) return launch_processes(options);
-  if (!options.ranks_given) options.layer.ranks = environment->ranks;
-  if (options.layer.ranks != environment->ranks) {
-    throw Error(Status::kInvalidArgument, fmt::format("--ranks: {}; must be the environment's WORLD_SIZE, {}",
-                                                      options.layer.ranks, environment->ranks));
-  }
+  if (launched_ranks(options.launch, "uniep run", options.devices, options.layer)) return 0;
   return run_group(options);
 }
 
@@ -250,9 +218,7 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   command.add_option("--tensors", options.files.tensors, "any of x, dy, probs, w1 and w2; the rest is synthetic")
       ->type_name("FILE.safetensors");
   add_devices_option(command, options.devices, "GPUs: rank r runs on entry r mod the length");
-  add_word_option<Launch>(
-      command, "--launch", options.launch, {{"threads", Launch::kThreads}, {"processes", Launch::kProcesses}},
-      "all ranks in this process, or a process a GPU: torchrun's, or started here (default threads)");
+  add_launch_option(command, options.launch);
   command.add_flag("--backward", options.backward, "run backward, too");
   add_integer_option(command, "--capacity", options.capacity, 0, std::numeric_limits<int64_t>::max(), "ROWS",
                      "padded rows that a rank has room for; 0: as many as it needs");
@@ -276,9 +242,9 @@ void add_run_command(CLI::App& app, std::function<int()>& action, const Command&
   CLI::App* command = app.add_subcommand("run", "Run one layer: forward, and backward with --backward");
   const auto options = std::make_shared<RunOptions>();
   add_run_options(*command, *options);
-  options->self = self;
+  options->launch.self = self;
   command->callback([command, options, &action] {
-    options->ranks_given = command->count("--ranks") > 0;
+    options->launch.ranks_given = command->count("--ranks") > 0;
     action = [options] { return run(*options); };
   });
 }

@@ -26,6 +26,7 @@ constexpr int kMostSamples = 1'000'000;
 struct ScheduleOptions {
   LayerOptions layer;
   Direction direction = Direction::kForward;
+  Operation operation = Operation::kLayer;
   bool reference = false;
   bool count = false;
   bool check = false;
@@ -65,7 +66,7 @@ CheckReport prove(const ScheduleOptions& options, const Machine& machine, const 
 
 std::vector<Schedule> wanted_schedules(const ScheduleOptions& options, const Machine& machine) {
   const LayerOptions& layer = options.layer;
-  if (options.samples == 0) return {layer.resolved(options.direction, machine)};
+  if (options.samples == 0) return {layer.resolved(options.direction, machine, options.operation)};
   std::vector<Schedule> schedules;
   for (int sample = 0; sample < options.samples; ++sample) {
     schedules.push_back(sample_legal(layer.seed + static_cast<uint64_t>(sample), options.direction, layer.shape,
@@ -78,6 +79,12 @@ int run_schedule(const ScheduleOptions& options) {
   if (options.reference) {
     std::cout << schedule_reference_markdown();
     return 0;
+  }
+  if (options.operation != Operation::kLayer && (options.count || options.samples > 0 || options.check)) {
+    throw Error(Status::kInvalidArgument, "--op: must be layer with --count, --sample and --check");
+  }
+  if (options.operation != Operation::kLayer && options.direction == Direction::kBackward) {
+    throw Error(Status::kInvalidArgument, "--direction: backward; must be forward with --op dispatch and combine");
   }
   const LayerOptions& layer = options.layer;
   const Machine machine = machine_of(layer);
@@ -120,6 +127,10 @@ void add_schedule_command(CLI::App& app, std::function<int()>& action) {
   add_word_option<Direction>(*command, "--direction", options->direction,
                              {{"forward", Direction::kForward}, {"backward", Direction::kBackward}},
                              "direction of the schedule (default forward)");
+  add_word_option<Operation>(
+      *command, "--op", options->operation,
+      {{"layer", Operation::kLayer}, {"dispatch", Operation::kDispatch}, {"combine", Operation::kCombine}},
+      "what the schedule is for (default layer)");
   command->add_flag("--reference", options->reference, "print the reference of all fields (Markdown)");
   command->add_flag("--count", options->count, "print how many schedules are legal, --schedule's fields being fixed");
   add_text_option(

@@ -133,6 +133,10 @@ class Engine {
   virtual void gather(std::span<const std::byte> own, const Room& room) {
     std::copy(own.begin(), own.end(), room(own.size()));
   }
+  // Collective: what each process says, in rank order, to all of them. An engine with all ranks: what was given.
+  virtual std::vector<int64_t> share(int64_t own) { return {own}; }
+  // Collective: returns when every process of the group has called it; an engine with all ranks returns at once.
+  virtual void meet() {}
 };
 
 }  // namespace uniep::internal

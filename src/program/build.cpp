@@ -66,8 +66,23 @@ RankProgram part_of(const RankProgram& layer, ProgramPart part) {
   return p;
 }
 
+namespace {
+
+// An exchange has no GEMMs to share its workers with.
+ProgramRequest with_own_workers(ProgramRequest request) {
+  if (request.part == ProgramPart::kLayer) return request;
+  CommSchedule& comm = request.schedule.comm;
+  comm.where = CommWhere::kWarps;
+  comm.dispatch_sms = comm.combine_sms = comm.reduce_sms = 0;
+  request.schedule.fusion = Fusion::kNone;
+  request.schedule.order.interleave = Interleave::kPhased;
+  return request;
+}
+
+}  // namespace
+
 Program::Program(const ProgramRequest& request, std::shared_ptr<const internal::PlacementState> placement)
-    : request_(request), placement_(std::move(placement)) {
+    : request_(with_own_workers(request)), placement_(std::move(placement)) {
   tables_.resize(placement_->ranks);
   ranks_.resize(placement_->ranks);
   build_shared_tables();

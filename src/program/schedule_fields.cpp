@@ -126,10 +126,10 @@ void add_communication(std::vector<FieldDescriptor>& table) {
                     "Hybrid-EP's chunk pipeline"),
       UNIEP_MEMBER(comm.chunk_bytes)));
   table.push_back(describe(
-      powers_of_two("comm.stages", 1, 16,
-                    "Chunks that a copy's ring holds, and so keeps in flight. The ring takes comm.chunk_bytes * "
-                    "comm.stages bytes.",
-                    "Hybrid-EP's chunk pipeline"),
+      range("comm.stages", 1, 16,
+            "Chunks that a copy's ring holds, and so keeps in flight. The ring takes comm.chunk_bytes * comm.stages "
+            "bytes, on cuda of the memory that the pipeline (tile.n, tile.stages) leaves.",
+            "Hybrid-EP's chunk pipeline"),
       UNIEP_MEMBER(comm.stages)));
   table.push_back(
       describe(range("comm.reserve_sms", 0, kMostWorkersOfAField,

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "program/default_order.h"
+#include "program/kernel_memory.h"
 #include "program/schedule_rules.h"
 
 // Completes a schedule. Each decision looks at what was given and at the decisions before it; none changes what was
@@ -56,6 +57,15 @@ class FewestViolations {
   Schedule best_;
 };
 
+// The most stages of an exchange's rings that the kernel has room for beside as many warps as it should have.
+int exchange_stages(Operation operation, int chunk_bytes) {
+  // Of a combine, one slice is on its way while another is added.
+  const int warps = operation == Operation::kDispatch ? cuda::kExchangeWarps : cuda::combine_warps(chunk_bytes, 2);
+  int stages = cuda::kMostCopyStages;
+  while (stages > 1 && cuda::exchange_kernel_bytes(warps, chunk_bytes, stages) > cuda::kSharedMemoryLimit) --stages;
+  return stages;
+}
+
 class Filler {
  public:
   Filler(const PartialSchedule& given, const RuleContext& context, const DefaultOrder& order)
@@ -69,34 +79,41 @@ class Filler {
   }
 
   Schedule fill() {
+    if (context_.operation != Operation::kLayer) {
+      complete_exchange();
+      return schedule_;
+    }
+    const Schedule open = schedule_;
+    const int in_one_kernel = complete();
+    // On cuda the stages of one kernel have one tile; in two launches each may have its own.
+    const bool needs_one = !is_open(kOrderInterleave) && schedule_.order.interleave == Interleave::kMixed;
+    if (in_one_kernel > 0 && is_open(kFusion) && !needs_one) {
+      const Schedule best = schedule_;
+      schedule_ = open;
+      schedule_.fusion = Fusion::kPairs;
+      if (complete() >= in_one_kernel) schedule_ = best;
+    }
+    return schedule_;
+  }
+
+ private:
+  // Returns the number of violated rules about tiles.
+  int complete() {
     complete_launches();
     const bool asks_for_sms =
         schedule_.comm.dispatch_sms > 0 || schedule_.comm.combine_sms > 0 || schedule_.comm.reduce_sms > 0;
     if (is_open(kCommWhere)) schedule_.comm.where = asks_for_sms ? CommWhere::kSms : CommWhere::kWarps;
     complete_workers();
     complete_order();
-    const Schedule open_tiles = schedule_;
-    const int with_warps = complete_tiles();
-    // Without copy warps the ring needs no shared memory of its own.
-    if (with_warps > 0 && schedule_.comm.where == CommWhere::kWarps && is_open(kCommWhere) &&
-        is_open(kCommDispatchSms)) {
-      const Schedule best_with_warps = schedule_;
-      schedule_ = open_tiles;
-      schedule_.comm.where = CommWhere::kSms;
-      complete_workers();
-      if (complete_tiles() >= with_warps) schedule_ = best_with_warps;
-    }
-    return schedule_;
+    return complete_tiles();
   }
 
- private:
   bool is_open(FieldId field) const { return (given_ & field_bit(field)) == 0; }
 
-  // The rules that read one of these fields, and no field beyond `within`.
-  std::vector<const Rule*> rules_reading(FieldMask reading, FieldMask within = ~FieldMask{0}) const {
+  std::vector<const Rule*> rules_reading(FieldMask reading) const {
     std::vector<const Rule*> rules;
     for (const Rule& rule : rules_) {
-      if ((rule.reads & reading) != 0 && (rule.reads & ~within) == 0) rules.push_back(&rule);
+      if ((rule.reads & reading) != 0) rules.push_back(&rule);
     }
     return rules;
   }
@@ -128,6 +145,34 @@ class Filler {
     if (is_open(kCombineColumnChunks) && schedule_.fusion != Fusion::kNone &&
         schedule_.combine.transport == CombineTransport::kEpilogue) {
       schedule_.combine.column_chunks = order_.column_chunks;
+    }
+  }
+
+  // Dispatch or combine alone.
+  void complete_exchange() {
+    const bool asks_for_sms = schedule_.comm.dispatch_sms > 0 || schedule_.comm.combine_sms > 0;
+    if (is_open(kCommWhere)) schedule_.comm.where = asks_for_sms ? CommWhere::kSms : CommWhere::kWarps;
+    if (is_open(kFusion)) schedule_.fusion = Fusion::kNone;
+    if (is_open(kOrderInterleave)) schedule_.order.interleave = Interleave::kPhased;
+    if (is_open(kCombineTransport)) schedule_.combine.transport = CombineTransport::kStaged;
+    if (is_open(kQueue)) schedule_.queue = order_.queue;
+    complete_order();
+    if (!context_.cuda) return;
+    const bool combines = context_.operation == Operation::kCombine;
+    if (combines && is_open(kCombineColumnChunks))
+      schedule_.combine.column_chunks = context_.combine_groups > 0 ? 2 : 8;
+    complete_exchange_rings(combines ? 8192 : 4096);
+  }
+
+  // The longest chunks up to those preferred that fit.
+  void complete_exchange_rings(int preferred) {
+    CommSchedule& comm = schedule_.comm;
+    const std::vector<const Rule*> ring_rules = rules_reading(field_bit(kCommStages));
+    if (is_open(kCommChunkBytes)) comm.chunk_bytes = preferred;
+    for (;;) {
+      if (is_open(kCommStages)) comm.stages = exchange_stages(context_.operation, comm.chunk_bytes);
+      if (!is_open(kCommChunkBytes) || comm.chunk_bytes <= 512 || violated(ring_rules, schedule_) == 0) return;
+      comm.chunk_bytes /= 2;
     }
   }
 
@@ -178,67 +223,94 @@ class Filler {
 
   bool has_own_tile(GemmStage stage) const { return (given_ & stage_mask(stage)) != 0; }
 
-  // Values of its own that a stage may get beside those that were given, the smallest last. A stage that was given none
-  // gets none, but for fc1's columns: tile.n may have values that fc1 may not.
+  // Values of its own that a stage may get: beside those that were given, the smallest last; those that another stage
+  // of the same kernel or call was given; and fc1's columns, since tile.n may have values that fc1 may not.
   std::vector<Choice> own_choices(GemmStage stage) const {
-    const auto own = [stage](FieldId field) { return stage_field(stage, field); };
-    const bool is_fc1 = stage == GemmStage::kFc1;
+    const bool has_own = has_own_tile(stage);
     std::vector<Choice> choices;
-    if (has_own_tile(stage)) {
-      const bool is_wgrad = stage == GemmStage::kWgradFc2 || stage == GemmStage::kWgradFc1;
-      if (is_wgrad) choices.push_back({own(kTileM), {std::nullopt, 128, 64}});
-      choices.push_back({own(kTileN), {std::nullopt, 128, 64}});
-      if (is_fc1) choices.back().values.pop_back();
-      choices.push_back({own(kTilePipeline), {std::nullopt, 0, 1}});
-      choices.push_back({own(kTileK), {std::nullopt, 64, 32}});
-      choices.push_back({own(kTileStages), {std::nullopt, 3, 2}});
-      choices.push_back({own(kTileCluster), {std::nullopt, 1}});
-    } else if (is_fc1) {
-      choices.push_back({own(kTileN), {std::nullopt, 128}});
-    }
+    const auto add = [&](FieldId field, const std::vector<std::optional<int>>& values) {
+      if (!values.empty()) choices.push_back({stage_field(stage, field), {std::nullopt}});
+      for (const std::optional<int> value : values) choices.back().values.push_back(value);
+    };
+    const auto add_shared = [&](FieldId field, bool applies, std::vector<std::optional<int>> values) {
+      if (!applies) values.clear();
+      for (const std::optional<int> value : own_values(field)) values.push_back(value);
+      add(field, values);
+    };
+    if (has_own && (stage == GemmStage::kWgradFc2 || stage == GemmStage::kWgradFc1)) add(kTileM, {128});
+    add_shared(kTileN, has_own || stage == GemmStage::kFc1, {128});
+    if (has_own) add(kTilePipeline, {0});
+    if (has_own) add(kTileK, {64});
+    add_shared(kTileStages, has_own, {3, 2});
+    if (has_own && own_values(kTileCluster).empty()) add(kTileCluster, {1});
     return open_choices(choices);
   }
 
-  // The ring and the row block first, then the rest of the common tile, then what single stages need. Values in a list
-  // get smaller: where the last one does not fit, no other does. Returns the number of violated rules.
+  // Values of a tile field that stages were given as their own, which the stages of one kernel or call may have to
+  // share.
+  std::vector<std::optional<int>> own_values(FieldId field) const {
+    std::vector<std::optional<int>> values;
+    for (const GemmStage stage : stages_of(context_.direction)) {
+      const FieldId own = stage_field(stage, field);
+      if (context_.cuda && !is_open(own)) values.push_back(descriptor_of(own).get(schedule_));
+    }
+    return values;
+  }
+
+  // For the common tile: first what stages were given.
+  Choice common_choice(FieldId field, const std::vector<std::optional<int>>& preferred) const {
+    Choice choice{field, own_values(field)};
+    choice.values.insert(choice.values.end(), preferred.begin(), preferred.end());
+    return choice;
+  }
+
+  // Where the common cluster is given, and one stage's is another, the other stages need that, too.
+  void share_cluster() {
+    const std::vector<std::optional<int>> given = own_values(kTileCluster);
+    if (given.empty() || is_open(kTileCluster) || given.front() == schedule_.tile.cluster) return;
+    for (const GemmStage stage : stages_of(context_.direction)) {
+      const FieldId own = stage_field(stage, kTileCluster);
+      if (is_open(own)) descriptor_of(own).set(schedule_, given.front());
+    }
+  }
+
+  // The row block first, then the rest of the common tile, then the ring, which takes what the pipeline leaves, then
+  // what single stages need. Values in a list get smaller: where the last one does not fit, no other does.
   int complete_tiles() {
+    share_cluster();
     const TileShape tile = schedule_.tile;
     Choice rows{kTileM, {}};
     for (const GemmStage stage : {GemmStage::kFc1, GemmStage::kFc2, GemmStage::kDgradFc2, GemmStage::kDgradFc1}) {
-      if (const std::optional<int> own = schedule_.stage_tile[static_cast<int>(stage)].m)
-        rows.values.emplace_back(*own);
+      const std::optional<int> own = schedule_.stage_tile[static_cast<int>(stage)].m;
+      if (own && !context_.cuda) rows.values.emplace_back(*own);
     }
-    rows.values.insert(rows.values.end(), {tile.m, 64});
+    rows.values.emplace_back(tile.m);
     const std::vector<Choice> choices = open_choices({rows,
-                                                      {kCommStages, {4, 2, 1}},
+                                                      common_choice(kTileN, {tile.n, 128}),
+                                                      {kTilePipeline, {0}},
+                                                      {kTileK, {tile.k}},
+                                                      common_choice(kTileStages, {tile.stages, 3, 2}),
+                                                      common_choice(kTileCluster, {tile.cluster, 1}),
                                                       {kCommChunkBytes, {4096, 2048, 1024, 512}},
-                                                      {kTileN, {tile.n, 128, 64}},
-                                                      {kTilePipeline, {0, 1}},
-                                                      {kTileK, {tile.k, 32}},
-                                                      {kTileStages, {tile.stages, 3, 2}},
-                                                      {kTileCluster, {tile.cluster, 1}}});
+                                                      {kCommStages, {4, 3, 2, 1}}});
     struct Stage {
       std::vector<Choice> choices;
       std::vector<const Rule*> rules;
     };
     std::vector<Stage> stages;
+    FieldMask all_stages = 0;
     for (const GemmStage stage : stages_of(context_.direction)) {
       stages.push_back({own_choices(stage), rules_reading(stage_mask(stage))});
+      all_stages |= stage_mask(stage);
     }
-    constexpr FieldMask kRing = field_bit(kCommChunkBytes) | field_bit(kCommStages);
-    const std::vector<const Rule*> ring_rules = rules_reading(kRing, kRing);
+    const std::vector<const Rule*> tile_rules = rules_reading(all_stages);
 
-    int fewest = std::numeric_limits<int>::max();
     const FewestViolations::Count count = [&](Schedule& tried) {
-      int total = violated(ring_rules, tried);
       for (const Stage& stage : stages) {
-        if (total >= fewest) return total;
         const FewestViolations::Count count_stage = [&](Schedule& own) { return violated(stage.rules, own); };
-        total +=
-            stage.choices.empty() ? count_stage(tried) : FewestViolations(stage.choices, count_stage).search(tried);
+        if (!stage.choices.empty()) FewestViolations(stage.choices, count_stage).search(tried);
       }
-      fewest = std::min(fewest, total);
-      return total;
+      return violated(tile_rules, tried);
     };
     return FewestViolations(choices, count).search(schedule_);
   }
@@ -253,8 +325,9 @@ class Filler {
 }  // namespace
 
 Schedule fill(const PartialSchedule& given, Direction direction, const LayerShape& shape, const Numerics& numerics,
-              const Machine& machine) {
-  return Filler(given, rule_context(direction, shape, numerics, machine), default_order(shape, machine)).fill();
+              const Machine& machine, Operation operation) {
+  return Filler(given, rule_context(direction, shape, numerics, machine, operation), default_order(shape, machine))
+      .fill();
 }
 
 }  // namespace uniep

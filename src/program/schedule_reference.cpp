@@ -63,8 +63,10 @@ constexpr const char* kRules = R"(## What is filled
 - `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
   `comm.dispatch_sms` becomes 1, and so does `comm.combine_sms` with combine.transport=staged where a worker is left for it.
 - `combine.transport` becomes `staged` with combine_groups above 0, or when a positive comm.combine_sms is given.
-- On cuda, open tile and ring fields shrink until the shared memory suffices. Where that is not enough, an open
-  `comm.where` becomes `sms`, whose ring is not counted.
+- On cuda, open ring fields, then open tile fields, shrink until the shared memory suffices: by default the ring has the three
+  stages that the pipeline leaves room for. `fusion` becomes `pairs` where fc1 and fc2 were given tiles that no one kernel has.
+- For dispatch() or combine() alone: `fusion=none`, `combine.transport=staged`, and on cuda chunks of 4096 bytes and as many stages as
+  fit; for a combine of 8192 bytes, with combine.column_chunks 8, or 2 with combine_groups above 0.
 - `tile.m` follows a tile.fc1.m, tile.fc2.m, tile.dgrad_fc2.m or tile.dgrad_fc1.m that is given. `tile.fc1.n` becomes 128
   where tile.n is neither 128 nor 256. A stage with some tile values of its own may get more of them, to be legal.
 
@@ -84,9 +86,16 @@ constexpr const char* kRules = R"(## What is filled
 - Backward: backward.wgrad=fill needs a fusion other than none.
 - tile.fc1.m, tile.fc2.m, tile.dgrad_fc2.m and tile.dgrad_fc1.m equal tile.m. The two wgrad stages are free.
 - Forward: the columns of fc1's tile are 128 or 256.
-- cuda: comm.chunk_bytes * comm.stages is at most 65536. For every stage of the direction: cooperative needs m of 128 or
-  256 and m * n of at most 32768; pingpong m of 64 or 128 and m * n of at most 16384; stages * (m + n) * k * 2 bytes, the
-  ring (comm.where=warps only) and 8192 bytes fit into the shared memory of an SM; cluster is at most available.
+- cuda, every stage of the direction: built are tile.m=128, tile.k=64, tile.n=128 and 256, tile.pipeline=cooperative. A kernel
+  takes tile.stages * (tile.m + tile.n) * tile.k * 2 bytes, 16384 for staging, (comm.chunk_bytes + 128) * comm.stages for the ring
+  and 6144 beside, rounded up to 1024, which fit into the shared memory of an SM (232448). All stages have the same
+  tile.cluster; it divides available and the comm.*_sms. Forward with fusion=layer: fc1 and fc2 have the same tile.n and
+  tile.stages.
+- dispatch() and combine() alone (`uniep schedule --op`) heed dispatch.*, queue, order.source_rotation, order.experts_per_wave,
+  combine.column_chunks, and of comm: reserve_sms; dispatch_sms (combine: combine_sms), at most available, 0 for all; chunk_bytes and
+  stages. cuda: tile.m=128; each of the 16 warps of dispatch, and of 4 to 16 warps of combine, as many as fit, takes
+  (comm.chunk_bytes + 128) * comm.stages + 512 bytes, and all share 5120. What other fields say changes nothing, and of the rules
+  above only those of reserve_sms and experts_per_wave apply.
 - hidden and intermediate are positive multiples of 8; topk is 1 to experts; ranks are 1 to 64 and divide experts;
   combine_groups is 0, or divides experts and is a multiple of ranks.
 )";

@@ -5,15 +5,12 @@
 #include <algorithm>
 #include <limits>
 
+#include "program/kernel_memory.h"
+
 namespace uniep {
 namespace {
 
 constexpr int64_t kMostRanks = 64;
-constexpr int64_t kMostRingBytes = 64LL * 1024;  // cuda: a copy's ring
-constexpr int64_t kEpilogueBytes = 8LL * 1024;   // cuda: staging, barriers and task records
-constexpr int64_t kElementBytes = 2;             // bf16
-constexpr int64_t kWarpgroupTile = 128LL * 128;  // fp32 accumulators that one math warpgroup holds
-constexpr int64_t kCooperativeTile = 2 * kWarpgroupTile;
 
 template <typename... Fields>
 constexpr FieldMask reads(Fields... fields) {
@@ -38,23 +35,38 @@ int64_t available(const Schedule& schedule, const RuleContext& context) {
   return std::max<int64_t>(1, context.workers - schedule.comm.reserve_sms);
 }
 
-int64_t ring_bytes(const Schedule& schedule) {
-  return static_cast<int64_t>(schedule.comm.chunk_bytes) * schedule.comm.stages;
+// Shared memory of the kernel that runs a GEMM stage.
+int64_t kernel_bytes(const Schedule& schedule, GemmStage stage) {
+  const TileShape tile = schedule.tile_of(stage);
+  return cuda::layer_kernel_bytes(tile.n, tile.stages, schedule.comm.chunk_bytes, schedule.comm.stages);
 }
 
-int64_t copy_bytes(const Schedule& schedule) {
-  return schedule.comm.where == CommWhere::kWarps ? ring_bytes(schedule) : 0;
+int64_t exchange_bytes(const Schedule& schedule, const RuleContext& context) {
+  const int warps = context.operation == Operation::kDispatch ? cuda::kExchangeWarps : cuda::kFewestCombineWarps;
+  return cuda::exchange_kernel_bytes(warps, schedule.comm.chunk_bytes, schedule.comm.stages);
 }
 
-int64_t operand_bytes(const TileShape& tile) {
-  return static_cast<int64_t>(tile.stages) * (static_cast<int64_t>(tile.m) + tile.n) * tile.k * kElementBytes;
+// A tile field as each of the direction's stages has it, without repetition.
+std::string given_by_stages(const Schedule& schedule, const RuleContext& context, FieldId tile_field) {
+  std::string text;
+  for (const GemmStage stage : stages_of(context.direction)) {
+    const std::string one = given(schedule, stage, tile_field);
+    if (text.find(one) == std::string::npos) text += (text.empty() ? "" : " with ") + one;
+  }
+  return text;
+}
+
+FieldMask reads_of_stages(const RuleContext& context, FieldId tile_field) {
+  FieldMask mask = reads(tile_field);
+  for (const GemmStage stage : stages_of(context.direction)) mask |= reads(stage_field(stage, tile_field));
+  return mask;
 }
 
 bool on_sms(const Schedule& schedule) {
   return schedule.comm.where == CommWhere::kSms;
 }
 
-void add_worker_rules(std::vector<Rule>& rules) {
+void add_reserve_rule(std::vector<Rule>& rules) {
   rules.push_back({reads(kCommReserveSms),
                    {},
                    [](const Schedule& s, const RuleContext& c, GemmStage) {
@@ -64,6 +76,9 @@ void add_worker_rules(std::vector<Rule>& rules) {
                      return fmt::format("{}: legal are 0 to {}, one of {} workers must remain",
                                         given(s, kCommReserveSms), std::max<int64_t>(c.workers, 1) - 1, c.workers);
                    }});
+}
+
+void add_worker_rules(std::vector<Rule>& rules) {
   rules.push_back({reads(kCommWhere, kCommDispatchSms),
                    {},
                    [](const Schedule& s, const RuleContext&, GemmStage) {
@@ -137,7 +152,7 @@ void add_combine_rules(std::vector<Rule>& rules) {
                    }});
 }
 
-void add_order_rules(std::vector<Rule>& rules, const RuleContext& context) {
+void add_wave_rule(std::vector<Rule>& rules) {
   rules.push_back(
       {reads(kOrderExpertsPerWave),
        {},
@@ -146,6 +161,9 @@ void add_order_rules(std::vector<Rule>& rules, const RuleContext& context) {
          return fmt::format("{}: legal are 1 to {}, the local experts of a rank", given(s, kOrderExpertsPerWave),
                             c.local_experts);
        }});
+}
+
+void add_order_rules(std::vector<Rule>& rules, const RuleContext& context) {
   rules.push_back({reads(kOrderInterleave, kFusion),
                    {},
                    [](const Schedule& s, const RuleContext&, GemmStage) {
@@ -186,72 +204,161 @@ void add_tile_rules(std::vector<Rule>& rules, const RuleContext& context) {
                    }});
 }
 
-void add_cuda_rules(std::vector<Rule>& rules, const RuleContext& context) {
-  rules.push_back({reads(kCommChunkBytes, kCommStages),
+// The values of a tile field that kernels of the cuda engine are built for; elsewhere all that the field has.
+bool is_built(FieldId tile_field, int value) {
+  switch (tile_field) {
+    case kTileM:
+      return value == cuda::kTileM;
+    case kTileK:
+      return value == cuda::kTileK;
+    case kTileN:
+      return value == 128 || value == 256;
+    case kTilePipeline:
+      return value == static_cast<int>(Pipeline::kCooperative);
+    default:
+      return true;
+  }
+}
+
+template <FieldId kField>
+int tile_value(const Schedule& schedule, GemmStage stage) {
+  return descriptor_of(origin(schedule, stage, kField)).get(schedule).value();
+}
+
+template <FieldId kField>
+void add_built_rule(std::vector<Rule>& rules, GemmStage stage) {
+  rules.push_back(
+      {reads(kField, stage_field(stage, kField)), stage,
+       [](const Schedule& s, const RuleContext&, GemmStage of) { return is_built(kField, tile_value<kField>(s, of)); },
+       [](const Schedule& s, const RuleContext&, GemmStage of) {
+         const ScheduleField& field = descriptor_of(kField).field;
+         std::string built;
+         for (const int value : legal_values(field)) {
+           if (is_built(kField, value)) built += (built.empty() ? "" : " or ") + value_text(field, value);
+         }
+         return fmt::format("{}: not built on cuda; legal is {}", given(s, of, kField), built);
+       }});
+}
+
+// A value that all stages of a direction, or of its one launch, have in common.
+template <FieldId kField>
+bool is_common(const Schedule& schedule, const RuleContext& context) {
+  const std::vector<GemmStage> stages = stages_of(context.direction);
+  return std::all_of(stages.begin(), stages.end(), [&](GemmStage stage) {
+    return tile_value<kField>(schedule, stage) == tile_value<kField>(schedule, stages.front());
+  });
+}
+
+template <FieldId kField>
+void add_one_kernel_rule(std::vector<Rule>& rules, const RuleContext& context) {
+  rules.push_back({reads_of_stages(context, kField) | reads(kFusion),
                    {},
-                   [](const Schedule& s, const RuleContext&, GemmStage) { return ring_bytes(s) <= kMostRingBytes; },
-                   [](const Schedule& s, const RuleContext&, GemmStage) {
-                     return fmt::format("{} with {}: the ring takes {} bytes, at most {} on cuda",
-                                        given(s, kCommChunkBytes), given(s, kCommStages), ring_bytes(s),
-                                        kMostRingBytes);
+                   [](const Schedule& s, const RuleContext& c, GemmStage) {
+                     return s.fusion != Fusion::kLayer || is_common<kField>(s, c);
+                   },
+                   [](const Schedule& s, const RuleContext& c, GemmStage) {
+                     return given_by_stages(s, c, kField) +
+                            ": fusion=layer runs fc1 and fc2 in one kernel, with equal tiles on cuda";
                    }});
+}
+
+void add_cluster_rules(std::vector<Rule>& rules, const RuleContext& context) {
+  rules.push_back({reads_of_stages(context, kTileCluster),
+                   {},
+                   [](const Schedule& s, const RuleContext& c, GemmStage) { return is_common<kTileCluster>(s, c); },
+                   [](const Schedule& s, const RuleContext& c, GemmStage) {
+                     return given_by_stages(s, c, kTileCluster) +
+                            ": a call has the same clusters in all its stages on cuda";
+                   }});
+  rules.push_back({reads_of_stages(context, kTileCluster) |
+                       reads(kCommReserveSms, kCommDispatchSms, kCommCombineSms, kCommReduceSms),
+                   {},
+                   [](const Schedule& s, const RuleContext& c, GemmStage) {
+                     const CommSchedule& comm = s.comm;
+                     const bool even = available(s, c) % 2 == 0 && comm.dispatch_sms % 2 == 0 &&
+                                       comm.combine_sms % 2 == 0 && comm.reduce_sms % 2 == 0;
+                     return even || tile_value<kTileCluster>(s, stages_of(c.direction).front()) == 1;
+                   },
+                   [](const Schedule& s, const RuleContext& c, GemmStage) {
+                     return fmt::format(
+                         "{}: must divide the {} available workers (workers - comm.reserve_sms), {}, {} and {}",
+                         given_by_stages(s, c, kTileCluster), available(s, c), given(s, kCommDispatchSms),
+                         given(s, kCommCombineSms), given(s, kCommReduceSms));
+                   }});
+}
+
+void add_cuda_rules(std::vector<Rule>& rules, const RuleContext& context) {
   for (const GemmStage stage : stages_of(context.direction)) {
-    const FieldMask tile_sizes = (tile_mask() | stage_mask(stage)) & ~reads(kTileCluster, kTilePipeline) &
-                                 ~reads(stage_field(stage, kTileCluster), stage_field(stage, kTilePipeline));
-    rules.push_back({reads(kTileM, kTileN, kTilePipeline, stage_field(stage, kTileM), stage_field(stage, kTileN),
-                           stage_field(stage, kTilePipeline)),
-                     stage,
-                     [](const Schedule& s, const RuleContext&, GemmStage of) {
-                       const TileShape tile = s.tile_of(of);
-                       const bool pingpong = tile.pipeline == Pipeline::kPingpong;
-                       const int64_t accumulators = static_cast<int64_t>(tile.m) * tile.n;
-                       if (pingpong) return tile.m <= 128 && accumulators <= kWarpgroupTile;
-                       return tile.m >= 128 && accumulators <= kCooperativeTile;
-                     },
-                     [](const Schedule& s, const RuleContext&, GemmStage of) {
-                       const bool pingpong = s.tile_of(of).pipeline == Pipeline::kPingpong;
-                       return fmt::format("{} with {} and {}: cuda needs m of {} and m * n of at most {}",
-                                          given(s, of, kTileM), given(s, of, kTileN), given(s, of, kTilePipeline),
-                                          pingpong ? "64 or 128" : "128 or 256",
-                                          pingpong ? kWarpgroupTile : kCooperativeTile);
-                     }});
-    rules.push_back({tile_sizes | reads(kCommWhere, kCommChunkBytes, kCommStages), stage,
-                     [](const Schedule& s, const RuleContext& c, GemmStage of) {
-                       return operand_bytes(s.tile_of(of)) + copy_bytes(s) + kEpilogueBytes <= c.shared_memory_bytes;
-                     },
-                     [](const Schedule& s, const RuleContext& c, GemmStage of) {
-                       const int64_t operands = operand_bytes(s.tile_of(of));
-                       return fmt::format(
-                           "{} with {}, {}, {}: operands {} + copy ring {} (comm.chunk_bytes * comm.stages, "
-                           "comm.where=warps only) + epilogue {} = {} bytes, the machine has shared_memory_bytes={}",
-                           given(s, of, kTileStages), given(s, of, kTileM), given(s, of, kTileN), given(s, of, kTileK),
-                           operands, copy_bytes(s), kEpilogueBytes, operands + copy_bytes(s) + kEpilogueBytes,
-                           c.shared_memory_bytes);
-                     }});
-    rules.push_back({reads(kTileCluster, stage_field(stage, kTileCluster), kCommReserveSms, kCommDispatchSms,
-                           kCommCombineSms, kCommReduceSms),
+    add_built_rule<kTileM>(rules, stage);
+    add_built_rule<kTileN>(rules, stage);
+    add_built_rule<kTileK>(rules, stage);
+    add_built_rule<kTilePipeline>(rules, stage);
+    rules.push_back({reads(kTileN, kTileStages, stage_field(stage, kTileN), stage_field(stage, kTileStages),
+                           kCommChunkBytes, kCommStages),
                      stage,
                      [](const Schedule& s, const RuleContext& c, GemmStage of) {
-                       const int cluster = s.tile_of(of).cluster;
-                       const CommSchedule& comm = s.comm;
-                       return available(s, c) % cluster == 0 && comm.dispatch_sms % cluster == 0 &&
-                              comm.combine_sms % cluster == 0 && comm.reduce_sms % cluster == 0;
+                       return kernel_bytes(s, of) <= c.shared_memory_bytes;
                      },
                      [](const Schedule& s, const RuleContext& c, GemmStage of) {
                        return fmt::format(
-                           "{}: must divide the {} available workers (workers - comm.reserve_sms), {}, {} and {}",
-                           given(s, of, kTileCluster), available(s, c), given(s, kCommDispatchSms),
-                           given(s, kCommCombineSms), given(s, kCommReduceSms));
+                           "{} with {}, {} and {}: the kernel takes {} bytes, the machine has shared_memory_bytes={}",
+                           given(s, of, kTileStages), given(s, of, kTileN), given(s, kCommChunkBytes),
+                           given(s, kCommStages), kernel_bytes(s, of), c.shared_memory_bytes);
                      }});
   }
+  add_cluster_rules(rules, context);
+  if (context.direction == Direction::kBackward) return;
+  add_one_kernel_rule<kTileN>(rules, context);
+  add_one_kernel_rule<kTileStages>(rules, context);
+}
+
+// Dispatch and combine alone heed the SMs that they take, and on cuda the row block and the rings of their warps.
+template <FieldId kSms>
+void add_sms_rule(std::vector<Rule>& rules) {
+  rules.push_back({reads(kSms, kCommReserveSms),
+                   {},
+                   [](const Schedule& s, const RuleContext& c, GemmStage) {
+                     return descriptor_of(kSms).get(s).value() <= available(s, c);
+                   },
+                   [](const Schedule& s, const RuleContext& c, GemmStage) {
+                     return fmt::format(
+                         "{}: legal are 0 (all) to {}, the available workers (workers - comm.reserve_sms)",
+                         given(s, kSms), available(s, c));
+                   }});
+}
+
+void add_exchange_rules(std::vector<Rule>& rules, const RuleContext& context) {
+  if (context.operation == Operation::kDispatch) {
+    add_sms_rule<kCommDispatchSms>(rules);
+  } else {
+    add_sms_rule<kCommCombineSms>(rules);
+  }
+  if (!context.cuda) return;
+  rules.push_back({reads(kTileM),
+                   {},
+                   [](const Schedule& s, const RuleContext&, GemmStage) { return is_built(kTileM, s.tile.m); },
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     return fmt::format("{}: not built on cuda; legal is {}", given(s, kTileM), cuda::kTileM);
+                   }});
+  rules.push_back(
+      {reads(kCommChunkBytes, kCommStages),
+       {},
+       [](const Schedule& s, const RuleContext& c, GemmStage) { return exchange_bytes(s, c) <= c.shared_memory_bytes; },
+       [](const Schedule& s, const RuleContext& c, GemmStage) {
+         return fmt::format("{} with {}: the rings of {} warps take {} bytes, the machine has shared_memory_bytes={}",
+                            given(s, kCommChunkBytes), given(s, kCommStages),
+                            c.operation == Operation::kDispatch ? cuda::kExchangeWarps : cuda::kFewestCombineWarps,
+                            exchange_bytes(s, c), c.shared_memory_bytes);
+       }});
 }
 
 }  // namespace
 
-RuleContext rule_context(Direction direction, const LayerShape& shape, const Numerics& numerics,
-                         const Machine& machine) {
+RuleContext rule_context(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
+                         Operation operation) {
   RuleContext context;
   context.direction = direction;
+  context.operation = operation;
   context.cuda = machine.engine == EngineKind::kCuda;
   const bool divides = shape.experts >= 1 && machine.ranks >= 1 && shape.experts % machine.ranks == 0;
   // An illegal shape is reported for itself; it bounds no wave.
@@ -264,6 +371,12 @@ RuleContext rule_context(Direction direction, const LayerShape& shape, const Num
 
 std::vector<Rule> schedule_rules(const RuleContext& context) {
   std::vector<Rule> rules;
+  add_reserve_rule(rules);
+  add_wave_rule(rules);
+  if (context.operation != Operation::kLayer) {
+    add_exchange_rules(rules, context);
+    return rules;
+  }
   add_worker_rules(rules);
   add_combine_rules(rules);
   add_order_rules(rules, context);

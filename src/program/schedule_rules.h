@@ -13,14 +13,15 @@ namespace uniep {
 // What the rules compare a Schedule with.
 struct RuleContext {
   Direction direction = Direction::kForward;
+  Operation operation = Operation::kLayer;
   bool cuda = false;
   int64_t local_experts = 1;  // El; no bound where the shape is illegal
   int64_t combine_groups = 0;
   int64_t workers = 1;
   int64_t shared_memory_bytes = 0;
 };
-RuleContext rule_context(Direction direction, const LayerShape& shape, const Numerics& numerics,
-                         const Machine& machine);
+RuleContext rule_context(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
+                         Operation operation = Operation::kLayer);
 
 struct Rule {
   FieldMask reads = 0;
@@ -29,7 +30,7 @@ struct Rule {
   std::string (*explain)(const Schedule&, const RuleContext&, GemmStage) = nullptr;  // begins with a field's name
 };
 
-// The rules that apply to a direction and machine.
+// The rules that apply to a direction, machine and operation.
 std::vector<Rule> schedule_rules(const RuleContext& context);
 
 // What is wrong with the shape, the numerics and the machine themselves, in words.

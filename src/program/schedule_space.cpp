@@ -35,6 +35,7 @@ bool is_representative(int field, int value, const RuleContext& context) {
   const bool power_of_two = std::has_single_bit(static_cast<unsigned>(value));
   if (is_worker_count(field)) return value <= 2 || value == 4 || value % 8 == 0;
   if (field == kOrderExpertsPerWave) return value <= 8 || power_of_two || value == context.local_experts;
+  if (field == kCommStages) return power_of_two || value == 3;
   return field != kOrderRaster || power_of_two;
 }
 

@@ -24,9 +24,9 @@ using ScheduleVisitor = std::function<bool(const Schedule&)>;
 
 // Visits the space in lexicographic order of the fields (see schedule_fields()), values ascending. Fields with many
 // values take representative ones: comm.*_sms 0, 1, 2, 4 and multiples of 8; order.experts_per_wave 1 to 8, powers of
-// two and El; order.raster powers of two. The whole space of a large machine is far too large to visit: limit what
-// varies. An illegal shape, or fixed values that admit nothing, give no visit. Throws Error(kInvalidArgument) when
-// `vary` names no field or a fixed one.
+// two and El; order.raster and comm.stages powers of two, and 3 stages. The whole space of a large machine is far too
+// large to visit: limit what varies. An illegal shape, or fixed values that admit nothing, give no visit. Throws
+// Error(kInvalidArgument) when `vary` names no field or a fixed one.
 void for_each_legal(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
                     const ScheduleVisitor& visitor, const SpaceLimits& limits = {});
 

@@ -32,6 +32,18 @@ compare --tokens 700 --hidden 1024 --intermediate 512 --experts $((8 * ranks)) -
   --schedule comm.where=sms,combine.transport=staged,queue=static
 compare --tokens 4096 --hidden 2048 --intermediate 1024 --experts $((8 * ranks)) --topk 8 --capacity 131072
 
+# The names of all that `uniep bench` measures, which both launches print.
+measured() {
+  timeout 300 "$uniep" bench --ranks "$ranks" --tokens 300 --shape 512,256,$((8 * ranks)),4 --repeat 3 --json - "$@" |
+    grep -o '"name": "[^"]*"\|"[^"]*": GB/s[^"]*"\|"[a-z_]*":'
+}
+devices=$(seq -s, 0 $((ranks - 1)))
+for op in layer dispatch combine; do
+  diff <(measured --op "$op" --devices "$devices") <(measured --op "$op" --launch processes)
+done
+diff <(measured --op layer --devices "$devices" --warm-up 0.2) <(measured --op layer --launch processes --warm-up 0.2)
+echo "uniep bench prints the same results with a process a GPU"
+
 layer=(run --engine cuda --tokens 512 --experts $((4 * ranks)) --launch processes)
 port=$((20000 + $$ % 10000))
 for ((rank = 0; rank < ranks; ++rank)); do

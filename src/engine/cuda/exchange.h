@@ -4,25 +4,26 @@
 
 #include "engine/cuda/device/layer_launch.h"
 #include "engine/cuda/run_time_compiler.h"
+#include "program/kernel_memory.h"
 
 // Dispatch and combine without the GEMMs between them: Programs of one launch, and the kernel that runs them
 // (device/exchange.cu; its argument is a LayerLaunch, one CTA an SM, cooperative).
 namespace uniep::cuda {
 
-// How the warps of a CTA share the work. `team_warps` warps send a block of tokens together under combine groups; the
-// last `reduce_warps` warps only sum. Every warp has a ring of `stages` chunks.
+// How the warps of a CTA share the work: the last `reduce_warps` warps only sum. Every warp has a ring of `stages`
+// chunks.
 struct ExchangeConfig {
-  int warps = 16;
-  int reduce_warps = 2;
-  int team_warps = 1;
+  int warps = kExchangeWarps;
+  int reduce_warps = 0;
   int chunk_bytes = 4096;
   int stages = 3;
 };
 
-// As many of `stages` as fit. Throws Error (kInvalidArgument) where not even one does.
+// What the kernel is compiled for: exactly the rings that a Schedule says. Throws Error (kInvalidArgument) where they
+// do not fit.
 ExchangeConfig dispatch_config(int chunk_bytes, int stages);
 ExchangeConfig combine_config(int chunk_bytes, int stages);
-// Of dispatch and of combine.
+// Of dispatch and of combine: resolve()'s, and those with a layer's rings.
 std::vector<ExchangeConfig> default_exchange_configs();
 
 int exchange_threads(const ExchangeConfig& config);

@@ -1,6 +1,5 @@
 #include "engine/cuda/layer_kernels.h"
 
-#include <algorithm>
 #include <string>
 
 namespace uniep::cuda {
@@ -13,14 +12,9 @@ LayerKernelConfig layer_config(const LayerKernelOptions& options) {
   gemm.tile_n = options.tile_n;
   gemm.cluster = options.cluster;
   gemm.copy_chunk_bytes = options.copy_chunk_bytes;
-  gemm.copy_stages = 1;
+  gemm.copy_stages = options.copy_stages;
   gemm.stages = options.stages == 0 ? largest_stages(gemm) : options.stages;
   require_legal(gemm);
-  for (GemmConfig larger = gemm; larger.copy_stages < std::min(options.copy_stages, kMostCopyStages);) {
-    ++larger.copy_stages;
-    if (shared_memory_bytes(larger) > kSharedMemoryLimit) break;
-    gemm = larger;
-  }
   return config;
 }
 

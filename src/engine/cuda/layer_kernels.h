@@ -17,7 +17,7 @@ struct LayerKernelOptions {
   int cluster = 2;
   int stages = 0;  // 0: the most that fit
   int copy_chunk_bytes = 4096;
-  int copy_stages = 4;  // the copy warp's ring has as many of these as fit beside the GEMM's stages
+  int copy_stages = 3;  // of the copy warp's ring
   CombineKind combine = CombineKind::kEpilogue;
   bool on_sms = false;
 };

@@ -5,17 +5,15 @@
 #include "engine/cuda/device/roles/copy_agent.h"
 #include "engine/cuda/device/roles/finish.h"
 #include "engine/cuda/device/roles/reduce.h"
+#include "program/kernel_memory.h"
 
 namespace uniep::cuda {
 
 constexpr uint32_t kWarps = UNIEP_WARPS;
 constexpr uint32_t kReduceWarps = UNIEP_REDUCE_WARPS;
-constexpr uint32_t kTeamWarps = UNIEP_TEAM_WARPS;
 constexpr uint32_t kSendWarps = kWarps - kReduceWarps;
-constexpr uint32_t kTeams = kSendWarps / kTeamWarps;
 static_assert(kWarps <= 32, "a CTA has at most 1024 threads");
-static_assert(kSendWarps > 0 && kSendWarps % kTeamWarps == 0, "the warps that send come in whole teams");
-static_assert(kTeamWarps == 1 || kTeams <= 15, "each team has a named barrier beside that of the CTA");
+static_assert(kReduceWarps < kWarps, "some warps send");
 
 using Copy = CopyStorage<UNIEP_CHUNK_BYTES, UNIEP_COPY_STAGES>;
 using Ring = CopyRing<decltype(Copy::ring)>;
@@ -28,7 +26,9 @@ struct Storage {
   int32_t launch, worker;
   uint32_t reduce_items;  // that the CTA's warps have dealt among themselves
 };
-static_assert(sizeof(Storage) <= UNIEP_SHARED_BYTES, "the host asks for too little shared memory");
+constexpr int kBytes = exchange_kernel_bytes(UNIEP_WARPS, UNIEP_CHUNK_BYTES, UNIEP_COPY_STAGES);
+static_assert(sizeof(Storage) <= kBytes, "the host asks for too little shared memory");
+static_assert(kBytes <= kSharedMemoryLimit, "more shared memory than an SM has");
 
 UNIEP_DEVICE void copy_call(Storage& shared, const RankCall& call) {
   const uint32_t target = ptx::shared_address(&shared.call);
@@ -38,11 +38,11 @@ UNIEP_DEVICE void copy_call(Storage& shared, const RankCall& call) {
   }
 }
 
-// The send list of a combine; without groups every warp is a team of its own.
+// The send list of a combine.
 UNIEP_DEVICE bool run_sends(const RunningCall& running, Ring& ring, Sum& sum, WalkState& walk, uint32_t warp) {
-  if (running.call.program.combine_groups == 0) return run_send(running, ring, walk, Share{warp, kSendWarps});
-  const uint32_t team = warp / kTeamWarps;
-  return run_group_send(running, walk, Share{team, kTeams}, SendTeam{warp % kTeamWarps, kTeamWarps, 1 + team}, sum);
+  const Share share{warp, kSendWarps};
+  if (running.call.program.combine_groups == 0) return run_send(running, ring, walk, share);
+  return run_group_send(running, walk, share, SendTeam{}, sum);
 }
 
 // The rows' probs, for callers that do not read row tables; a thread a row.

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "model/portability.h"
+#include "program/kernel_memory.h"
 
 // What a grouped GEMM kernel is compiled for. Shared by the host, which chooses it, and the device code.
 namespace uniep::cuda {
@@ -23,15 +23,10 @@ enum class Epilogue : int {
   kLayer = 5
 };
 
-constexpr int kTileM = 128;
-constexpr int kTileK = 64;
-constexpr int kMathWarpgroups = 2;
-constexpr int kMathWarps = 4 * kMathWarpgroups;
 constexpr int kGemmThreads = 128 * (1 + kMathWarpgroups);
 constexpr int kTaskSlots = 4;
 // One task running, one being stored, one to come: a dynamic queue should not deal earlier than it must.
 constexpr int kLayerTaskSlots = 3;
-constexpr int kSharedMemoryLimit = 227 * 1024;
 // A CTA is launched with the same number of registers for every thread, a multiple of 8; what the math warps take has
 // to come from the producers, or they wait for it for ever.
 constexpr int kLaunchRegisters = 65536 / kGemmThreads / 8 * 8;
@@ -61,7 +56,6 @@ struct GemmConfig {
 
 // Each math warp's private staging: a block of 16 x 64 bf16 values, or strips of 16 x 16; dSwiGLU has five blocks of 16
 // x kTransferColumns, and one for four fp32 values a thread and its barriers.
-constexpr int kStagingBlockBytes = 16 * 64 * 2;
 constexpr int kTransferColumns = 32;  // that dSwiGLU moves at a time
 UNIEP_HOST_DEVICE constexpr int staging_bytes(const GemmConfig& config) {
   return config.epilogue == Epilogue::kSwigluGradient ? 5 * 16 * kTransferColumns * 2 + 1024 : kStagingBlockBytes;
@@ -90,22 +84,13 @@ UNIEP_HOST_DEVICE constexpr bool split_b_along_k(const GemmConfig& config) {
 }
 
 UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) {
-  return (kTileM + config.tile_n) * kTileK * 2;
+  return pipeline_stage_bytes(config.tile_n);
 }
-
-constexpr int kMostCopyStages = 16;
-constexpr int kCopyNoteBytes = 32 * 4;  // a word a lane, with each stage
-UNIEP_HOST_DEVICE constexpr int copy_ring_bytes(const GemmConfig& config) {
-  return (config.copy_chunk_bytes + kCopyNoteBytes) * config.copy_stages;
-}
-
-constexpr int kBarrierBytes = 1024;    // barriers and task records, and the alignment of the operands
-constexpr int kLayerBytes = 5 * 1024;  // kLayer: the call, and what its roles share
 
 UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
-  const int bytes = config.stages * stage_bytes(config) + kMathWarps * staging_bytes(config) + copy_ring_bytes(config) +
-                    kBarrierBytes + (config.epilogue == Epilogue::kLayer ? kLayerBytes : 0);
-  return (bytes + 1023) / 1024 * 1024;
+  return gemm_kernel_bytes(config.tile_n, config.stages, staging_bytes(config),
+                           copy_ring_bytes(config.copy_chunk_bytes, config.copy_stages),
+                           config.epilogue == Epilogue::kLayer ? kCallBytes : 0);
 }
 
 }  // namespace uniep::cuda

@@ -52,12 +52,16 @@ class CudaEngine final : public internal::Engine {
   void begin_collective() override { ++call_number_; }
   void give_up(const std::exception& why) noexcept override;
   void leave() noexcept override;
-  void meet() override;
   void gather(std::span<const std::byte> own, const Room& room) override;
+  std::vector<int64_t> share(int64_t own) override;
+  void meet() override;
 
-  // For tests: so many of each device's last ranks do not run; the next call's epoch, of whatever calls.
+  // For tests: so many of each device's last ranks do not run.
   void leave_out(int ranks) { absent_ranks_ = ranks; }
-  void set_next_epoch(uint32_t epoch);
+  // For tests, after a call: as if that had been call number `epoch`.
+  void set_epoch(uint32_t epoch);
+  // For tests: the counter bank of a local rank's last call, in its device's memory.
+  const uint32_t* counters(int rank, const SignalLayout& layout);
 
  private:
   bool in_processes() const { return options_.launch == uniep::Launch::kProcesses; }

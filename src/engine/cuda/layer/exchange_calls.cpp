@@ -5,6 +5,7 @@
 #include "engine/cuda/driver.h"
 #include "engine/cuda/exchange.h"
 #include "engine/cuda/layer/cuda_engine.h"
+#include "engine/cuda/layer/exchange_request.h"
 #include "engine/cuda/layer/stream_capture.h"
 #include "engine/cuda/profiler_range.h"
 #include "uniep/error.h"
@@ -19,7 +20,6 @@ CUstream stream_of(Stream stream) {
   return static_cast<CUstream>(stream.handle);
 }
 
-// Rings as the Schedule says, as large as fit.
 ExchangeConfig exchange_config(const ProgramRequest& asked) {
   const CommSchedule& comm = asked.schedule.comm;
   return asked.part == ProgramPart::kDispatch ? dispatch_config(comm.chunk_bytes, comm.stages)
@@ -28,10 +28,7 @@ ExchangeConfig exchange_config(const ProgramRequest& asked) {
 
 }  // namespace
 
-ProgramRequest CudaEngine::exchange_request(const LayerConfig& config, const Schedule& schedule,
-                                            ProgramPart part) const {
-  const bool dispatches = part == ProgramPart::kDispatch;
-  if (in_processes() && dispatches && schedule.dispatch.transport == DispatchTransport::kPush) refuse_push();
+ProgramRequest exchange_program(const LayerConfig& config, const Schedule& schedule, ProgramPart part, int workers) {
   const int64_t slots = std::max<int64_t>(config.shape.topk, config.numerics.combine_groups);
   if (slots > kMostCudaSlots) {
     throw Error(Status::kUnsupported, fmt::format("topk, combine_groups: {}, {}; on cuda each is at most {}",
@@ -41,12 +38,19 @@ ProgramRequest CudaEngine::exchange_request(const LayerConfig& config, const Sch
   request.shape = config.shape;
   request.numerics = config.numerics;
   request.schedule = schedule;
-  const int given = dispatches ? schedule.comm.dispatch_sms : schedule.comm.combine_sms;
-  const int most = options_.workers - schedule.comm.reserve_sms;
-  request.workers = (given > 0 ? std::min(given, most) : most) + schedule.comm.reserve_sms;
+  const int given = part == ProgramPart::kDispatch ? schedule.comm.dispatch_sms : schedule.comm.combine_sms;
+  request.workers = given > 0 ? given + schedule.comm.reserve_sms : workers;
   request.pull_parts = kPullParts;
   request.part = part;
   return request;
+}
+
+ProgramRequest CudaEngine::exchange_request(const LayerConfig& config, const Schedule& schedule,
+                                            ProgramPart part) const {
+  if (in_processes() && part == ProgramPart::kDispatch && schedule.dispatch.transport == DispatchTransport::kPush) {
+    refuse_push();
+  }
+  return exchange_program(config, schedule, part, options_.workers);
 }
 
 void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const Placement& placement,
@@ -94,6 +98,14 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
                        .stream = stream},
                       &argument, "launching an exchange");
       });
+}
+
+const uint32_t* CudaEngine::counters(int rank, const SignalLayout& layout) {
+  synchronize();
+  uint32_t epoch = 0;
+  SideStream(device(rank)).read(&epoch, symmetric_.signals().epoch(rank), sizeof(epoch));
+  const std::byte* const banks = counters_[static_cast<std::size_t>(rank - first_local_rank())].data();
+  return reinterpret_cast<const uint32_t*>(banks) + (epoch & 1u) * layout.counter_total;
 }
 
 void CudaEngine::dispatch(const internal::DispatchCall& call) {

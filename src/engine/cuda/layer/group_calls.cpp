@@ -143,9 +143,9 @@ void CudaEngine::recover() {
   broken_ = false;
 }
 
-void CudaEngine::set_next_epoch(uint32_t epoch) {
-  synchronize_devices();
-  symmetric_.set_epoch(epoch - 1);
+void CudaEngine::set_epoch(uint32_t epoch) {
+  synchronize();
+  symmetric_.set_epoch(epoch);
 }
 
 void CudaEngine::tell_peers(uint32_t failed) noexcept {
@@ -179,6 +179,16 @@ void CudaEngine::leave() noexcept {
 void CudaEngine::meet() {
   synchronize();
   ranks_.meet();
+}
+
+std::vector<int64_t> CudaEngine::share(int64_t own) {
+  if (!in_processes()) return Engine::share(own);
+  synchronize();
+  std::vector<int64_t> values;
+  for (const std::vector<std::byte>& bytes : ranks_.all_gather(std::as_bytes(std::span(&own, 1)))) {
+    std::memcpy(&values.emplace_back(), bytes.data(), sizeof(int64_t));
+  }
+  return values;
 }
 
 void CudaEngine::gather(std::span<const std::byte> own, const Room& room) {

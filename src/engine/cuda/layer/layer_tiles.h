@@ -9,10 +9,10 @@ namespace uniep::cuda {
 // Throws uniep::Error (kUnsupported) where tokens have more slots or groups than the kernels sum.
 void require_summable(const LayerShape& shape, const Numerics& numerics);
 
-// Throws uniep::Error (kUnsupported) that names the field whose value this engine has no kernel for, and what it has.
+// Throws uniep::Error (kUnsupported) for backward, for which this engine has no kernels. A legal forward Schedule has.
 void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction);
 
-// What a launch's kernel is compiled for.
+// What a launch's kernel is compiled for: exactly what a legal Schedule says.
 LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numerics, const LaunchStages& stages);
 
 // CTAs that share tiles of weights, in every launch of a call.

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <vector>
+
+#include "cli/bench_gpus.h"
+#include "cli/bench_operation.h"
+#include "cli/bytes_moved.h"
+
+namespace uniep::cli {
+
+// The ranks of a measurement whose work is a Group's: this process's with their routing on their GPUs, and what the
+// host knows of all of them.
+class BenchRanks {
+ public:
+  explicit BenchRanks(const BenchRequest& request);
+
+  Group& group() { return group_; }
+  BenchGpus& gpus() { return gpus_; }
+  const Placement& on_host() const { return on_host_; }
+  const std::vector<Routing>& routings() const { return routings_; }  // of local ranks
+  int first_local() const { return group_.first_local_rank(); }
+  int end_local() const { return group_.first_local_rank() + group_.local_ranks(); }
+  // The place among gpus() of a local rank's GPU.
+  std::size_t gpu_of(int rank) const { return all_local() ? static_cast<std::size_t>(gpu_of_any(rank)) : 0; }
+  // Of any rank, counted over all processes.
+  int gpu_of_any(int rank) const { return rank % gpu_count(); }
+  int gpu_count() const { return all_local() ? static_cast<int>(gpus_.count()) : group_.ranks(); }
+  bool all_local() const { return group_.local_ranks() == group_.ranks(); }
+
+  int64_t most_padded_rows() const;
+  int64_t most_tokens() const;
+  std::vector<int64_t> rows_per_rank() const;
+
+  // What an exchange of so many bytes between ranks brings to a GPU and takes from it.
+  struct Traffic {
+    double received = 0.0;     // from its own ranks, too
+    double from_others = 0.0;  // over its links
+    double sent_to_others = 0.0;
+  };
+  std::vector<Traffic> traffic(const ByteMatrix& bytes) const;  // of all GPUs
+
+ private:
+  const BenchRequest& request_;
+  Group group_;
+  BenchGpus gpus_;
+  Placement on_host_;
+  std::vector<Routing> routings_;
+};
+
+}  // namespace uniep::cli

@@ -1,0 +1,212 @@
+// A legal Schedule has a kernel, and the kernel has exactly what the Schedule says: nothing is clamped or refused
+// behind the rules. Needs no GPU and compiles nothing.
+#include <gtest/gtest.h>
+
+#include "engine/cuda/exchange.h"
+#include "engine/cuda/layer/exchange_request.h"
+#include "engine/cuda/layer/layer_tiles.h"
+#include "program/build.h"
+#include "program/kernel_memory.h"
+#include "program/schedule_space.h"
+#include "support/random_schedule_case.h"
+#include "uniep/error.h"
+
+namespace uniep::cuda {
+namespace {
+
+using test::below;
+using test::pick;
+using test::RandomBits;
+using test::ScheduleCase;
+
+Machine hopper(int ranks, int workers) {
+  Machine machine;
+  machine.engine = EngineKind::kCuda;
+  machine.ranks = ranks;
+  machine.workers = workers;
+  return machine;
+}
+
+ScheduleCase forward_case(RandomBits& random) {
+  ScheduleCase c;
+  c.machine =
+      hopper(pick(random, std::vector<int>{1, 2, 4, 8}), pick(random, std::vector<int>{1, 2, 5, 8, 66, 131, 132}));
+  c.shape = {8 * (1 + int64_t{below(random, 900)}), 8 * (1 + int64_t{below(random, 900)}),
+             c.machine.ranks * (1 + int64_t{below(random, 20)}), 1};
+  if (below(random, 3) == 0) c.numerics.combine_groups = c.machine.ranks;
+  return c;
+}
+
+// Every launch's kernel, field by field.
+void expect_kernels(const Schedule& schedule, const Numerics& numerics) {
+  SCOPED_TRACE(to_text(schedule));
+  ASSERT_NO_THROW(require_instantiable(schedule, numerics, Direction::kForward));
+  for (const LaunchStages& stages : launch_stages(schedule, Direction::kForward)) {
+    const LayerKernelConfig config = launch_config(schedule, numerics, stages);
+    for (const GemmStage stage : {GemmStage::kFc1, GemmStage::kFc2}) {
+      if (!(stage == GemmStage::kFc1 ? stages.first_gemm : stages.second_gemm)) continue;
+      const TileShape tile = schedule.tile_of(stage);
+      EXPECT_EQ(tile, (TileShape{kTileM, config.gemm.tile_n, kTileK, config.gemm.stages, config.gemm.cluster,
+                                 Pipeline::kCooperative}));
+    }
+    EXPECT_EQ(config.gemm.cluster, cluster_of(schedule));
+    EXPECT_EQ(config.gemm.copy_chunk_bytes, schedule.comm.chunk_bytes);
+    EXPECT_EQ(config.gemm.copy_stages, schedule.comm.stages);
+    EXPECT_EQ(config.on_sms, schedule.comm.where == CommWhere::kSms);
+    EXPECT_EQ(config.combine == CombineKind::kEpilogue, schedule.combine.transport == CombineTransport::kEpilogue);
+    EXPECT_LE(shared_memory_bytes(config.gemm), kSharedMemoryLimit);
+    EXPECT_EQ(shared_memory_bytes(config.gemm), layer_kernel_bytes(config.gemm.tile_n, config.gemm.stages,
+                                                                   schedule.comm.chunk_bytes, schedule.comm.stages));
+  }
+}
+
+TEST(ScheduleKernels, TheDefaultIsWhatIsBuilt) {
+  const LayerShape shape{4096, 1536, 128, 8};
+  const Schedule schedule = resolve({}, Direction::kForward, shape, {}, hopper(2, 132));
+  expect_kernels(schedule, {});
+  const LayerKernelConfig config = launch_config(schedule, {}, launch_stages(schedule, Direction::kForward).front());
+  EXPECT_EQ(layer_request(config).description(), layer_request(default_layer_configs().front()).description());
+  EXPECT_EQ(config.gemm.stages, 4);
+  EXPECT_EQ(config.gemm.copy_stages, 3);
+  EXPECT_EQ(config.gemm.copy_chunk_bytes, 4096);
+}
+
+TEST(ScheduleKernels, SampledLegalSchedulesHaveThem) {
+  RandomBits random(41);
+  int own_tiles = 0, pairs = 0, narrow = 0, deep_rings = 0;
+  for (int round = 0; round < 3000; ++round) {
+    const ScheduleCase c = forward_case(random);
+    const Schedule schedule = sample_legal(random(), Direction::kForward, c.shape, c.numerics, c.machine);
+    expect_kernels(schedule, c.numerics);
+    own_tiles += schedule.stage_tile[0] != TileOverride{} || schedule.stage_tile[1] != TileOverride{};
+    pairs +=
+        schedule.fusion != Fusion::kLayer && schedule.tile_of(GemmStage::kFc1) != schedule.tile_of(GemmStage::kFc2);
+    narrow += schedule.tile.n == 128;
+    deep_rings += schedule.comm.stages > 3;
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(own_tiles, 100);
+  EXPECT_GT(pairs, 20);
+  EXPECT_GT(narrow, 300);
+  EXPECT_GT(deep_rings, 300);
+}
+
+// The fields that decide a kernel, every value of them: legal exactly where the kernel can be built.
+TEST(ScheduleKernels, AreBuildableExactlyWhereTheScheduleIsLegal) {
+  const LayerShape shape{4096, 1536, 128, 8};
+  const Machine machine = hopper(2, 132);
+  Schedule schedule = resolve({}, Direction::kForward, shape, {}, machine);
+  int legal = 0, illegal = 0;
+  for (const int n : {128, 256}) {
+    for (int stages = 2; stages <= 8; ++stages) {
+      for (int chunk_bytes = 512; chunk_bytes <= 65536; chunk_bytes *= 2) {
+        for (int copy_stages = 1; copy_stages <= 16; ++copy_stages) {
+          schedule.tile.n = n;
+          schedule.tile.stages = stages;
+          schedule.comm.chunk_bytes = chunk_bytes;
+          schedule.comm.stages = copy_stages;
+          const bool is_legal = validate(schedule, Direction::kForward, shape, {}, machine).empty();
+          bool is_built = true;
+          try {
+            require_instantiable(schedule, {}, Direction::kForward);
+          } catch (const Error&) {
+            is_built = false;
+          }
+          ASSERT_EQ(is_legal, is_built) << to_text(schedule);
+          (is_legal ? legal : illegal) += 1;
+        }
+      }
+    }
+  }
+  EXPECT_GT(legal, 300);
+  EXPECT_GT(illegal, 300);
+}
+
+ExchangeConfig config_of(const Schedule& schedule, Operation operation) {
+  return operation == Operation::kDispatch ? dispatch_config(schedule.comm.chunk_bytes, schedule.comm.stages)
+                                           : combine_config(schedule.comm.chunk_bytes, schedule.comm.stages);
+}
+
+TEST(ScheduleKernels, AnExchangesDefaultIsWhatMeasuredBest) {
+  const LayerShape shape{7168, 2048, 256, 8};
+  const auto filled = [&](Operation operation, Numerics numerics = {}, const char* given = "") {
+    return resolve(PartialSchedule::parse(given), Direction::kForward, shape, numerics, hopper(4, 132), operation);
+  };
+  const Schedule there = filled(Operation::kDispatch), back = filled(Operation::kCombine);
+  EXPECT_EQ(there.queue, QueueKind::kDynamic);
+  EXPECT_EQ(there.comm.chunk_bytes, 4096);
+  EXPECT_EQ(there.comm.stages, 3);
+  EXPECT_EQ(back.queue, QueueKind::kDynamic);
+  EXPECT_EQ(back.comm.chunk_bytes, 8192);
+  EXPECT_EQ(back.comm.stages, 2);
+  EXPECT_EQ(config_of(back, Operation::kCombine).warps, 13);
+  EXPECT_EQ(back.combine.column_chunks, 8);
+  Numerics groups;
+  groups.combine_groups = 4;
+  EXPECT_EQ(filled(Operation::kCombine, groups).combine.column_chunks, 2);
+  EXPECT_EQ(filled(Operation::kCombine, {}, "comm.chunk_bytes=4096").comm.stages, 3);
+  EXPECT_EQ(filled(Operation::kDispatch, {}, "comm.stages=8").comm.chunk_bytes, 1024);
+  EXPECT_EQ(filled(Operation::kDispatch, {}, "comm.dispatch_sms=132").comm.where, CommWhere::kSms);
+  EXPECT_THROW(filled(Operation::kDispatch, {}, "comm.dispatch_sms=133"), Error);
+  EXPECT_THROW(filled(Operation::kDispatch, {}, "comm.chunk_bytes=16384"), Error);
+  EXPECT_THROW(filled(Operation::kCombine, {}, "tile.m=64"), Error);
+}
+
+TEST(ScheduleKernels, AnExchangeIsBuildableExactlyWhereTheScheduleIsLegal) {
+  const LayerShape shape{4096, 1536, 128, 8};
+  const Machine machine = hopper(2, 132);
+  for (const Operation operation : {Operation::kDispatch, Operation::kCombine}) {
+    Schedule schedule = resolve({}, Direction::kForward, shape, {}, machine, operation);
+    int legal = 0, illegal = 0;
+    for (int chunk_bytes = 512; chunk_bytes <= 65536; chunk_bytes *= 2) {
+      for (int stages = 1; stages <= 16; ++stages) {
+        schedule.comm.chunk_bytes = chunk_bytes;
+        schedule.comm.stages = stages;
+        const bool is_legal = validate(schedule, Direction::kForward, shape, {}, machine, operation).empty();
+        try {
+          const ExchangeConfig config = config_of(schedule, operation);
+          EXPECT_TRUE(is_legal) << to_text(schedule);
+          EXPECT_EQ(config.chunk_bytes, chunk_bytes);
+          EXPECT_EQ(config.stages, stages);
+          EXPECT_LE(exchange_shared_bytes(config), kSharedMemoryLimit);
+        } catch (const Error&) {
+          EXPECT_FALSE(is_legal) << to_text(schedule);
+        }
+        (is_legal ? legal : illegal) += 1;
+      }
+    }
+    EXPECT_GT(legal, 20);
+    EXPECT_GT(illegal, 20);
+  }
+}
+
+// A default layer's Schedule is legal for its exchanges, too.
+TEST(ScheduleKernels, ALayersDefaultSuitsItsExchanges) {
+  RandomBits random(43);
+  for (int round = 0; round < 300; ++round) {
+    const ScheduleCase c = forward_case(random);
+    const Schedule schedule = c.filled();
+    for (const Operation operation : {Operation::kDispatch, Operation::kCombine}) {
+      const std::vector<std::string> violations =
+          validate(schedule, Direction::kForward, c.shape, c.numerics, c.machine, operation);
+      ASSERT_TRUE(violations.empty()) << to_text(schedule) << test::listed(violations);
+      EXPECT_NO_THROW(config_of(schedule, operation));
+    }
+  }
+}
+
+// Whatever a Schedule says of workers, a Program without GEMMs has them all.
+TEST(ScheduleKernels, AnExchangeRunsOnTheWorkersThatItAsksFor) {
+  const LayerConfig config{{256, 128, 8, 2}, {}};
+  Machine machine = hopper(1, 8);
+  for (const char* const given : {"", "comm.combine_sms=8", "comm.combine_sms=3,comm.reserve_sms=2"}) {
+    const Schedule schedule =
+        resolve(PartialSchedule::parse(given), Direction::kForward, config.shape, {}, machine, Operation::kCombine);
+    const int wanted = schedule.comm.combine_sms > 0 ? schedule.comm.combine_sms : 8;
+    const ProgramRequest request = exchange_program(config, schedule, ProgramPart::kCombine, machine.workers);
+    EXPECT_EQ(request.workers - schedule.comm.reserve_sms, wanted) << given;
+  }
+}
+
+}  // namespace
+}  // namespace uniep::cuda
