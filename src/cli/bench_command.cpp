@@ -13,7 +13,7 @@
 #include "cli/options.h"
 #include "cli/output_file.h"
 #include "cli/trace_file.h"
-#include "comm/rank_environment.h"
+#include "comm/bootstrap.h"
 
 namespace uniep::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "cli/options.h"
-#include "comm/rank_environment.h"
+#include "comm/bootstrap.h"
 
 namespace uniep::cli {
 namespace {

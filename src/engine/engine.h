@@ -127,8 +127,6 @@ class Engine {
 
   // Collective where ranks are in several processes, which begin what follows together: copies what each process gives
   // to the one of rank 0, in rank order, to where room(bytes of all) says. An engine with all ranks copies `own`.
-  // Collective: returns when every process of the group has called it.
-  virtual void meet() {}
   using Room = std::function<std::byte*(std::size_t bytes)>;
   virtual void gather(std::span<const std::byte> own, const Room& room) {
     std::copy(own.begin(), own.end(), room(own.size()));

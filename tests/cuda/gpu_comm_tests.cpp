@@ -39,6 +39,7 @@ class Exchange {
       errors_.back().set_bytes(0);
       kernels_.push_back(std::make_unique<Kernels>(memory.device(rank), folder));
     }
+    memory.barrier();  // everybody's signals are clear
   }
 
   Signals& signals() { return signals_; }
@@ -114,7 +115,9 @@ void run_checks(Results& results, SymmetricMemory& memory, const std::string& na
   }
   const bool names_rank = message.find("for rank " + std::to_string(silent) + " to arrive") != std::string::npos;
   results.record(label + " time-out names the silent rank", names_rank, message);
-  exchange.signals().recover();
+  memory.barrier();
+  exchange.signals().clear();
+  memory.barrier();
   results.record(label + " exchange after recovery", exchange.run(50, -1, kLong) == 0);
   exchange.signals().check();
 }
