@@ -79,7 +79,8 @@ std::shared_ptr<internal::PlacementState> begin_placement(const LayerShape& shap
                                                           std::span<const Routing> routings, Capacity capacity) {
   check_shape(shape, ranks);
   if (routings.size() != static_cast<std::size_t>(local.count)) {
-    refuse(fmt::format("routings: {} given; one for each of the {} local ranks is needed", routings.size(), local.count));
+    refuse(
+        fmt::format("routings: {} given; one for each of the {} local ranks is needed", routings.size(), local.count));
   }
   if (capacity.rows < 0) refuse(fmt::format("capacity.rows: {}; must be 0 (by need) or more", capacity.rows));
   if (capacity.tokens < 0) refuse(fmt::format("capacity.tokens: {}; must be 0 (unknown) or more", capacity.tokens));

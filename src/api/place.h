@@ -11,8 +11,8 @@ std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape,
                                                         std::span<const Routing> routings, Capacity capacity);
 
 // Its two halves where the slots are counted elsewhere: checks what the host sees of the `local` ranks' routings and
-// leaves the counts at zero; then, with the counts in place, lays out rows and throws Error(kOverflow) where they do not
-// fit.
+// leaves the counts at zero; then, with the counts in place, lays out rows and throws Error(kOverflow) where they do
+// not fit.
 using internal::RankSpan;
 std::shared_ptr<internal::PlacementState> begin_placement(const LayerShape& shape, int ranks, RankSpan local,
                                                           std::span<const Routing> routings, Capacity capacity);

@@ -58,8 +58,8 @@ std::string call_text(const cuda::CallDescription& call) {
 
 std::string running_text(int rank, const cuda::RunningNote& note) {
   if (note.group == 0) return "";
-  return " (rank " + std::to_string(rank) + "'s GPU began call " + std::to_string(note.call) + " of its process's group " +
-         std::to_string(note.group) + " last)";
+  return " (rank " + std::to_string(rank) + "'s GPU began call " + std::to_string(note.call) +
+         " of its process's group " + std::to_string(note.group) + " last)";
 }
 
 std::string describe(const cuda::WaitReport& report) {

@@ -8,10 +8,10 @@
 #include <set>
 #include <string>
 
-#include "engine/cuda/place_kernels.h"
 #include "engine/cuda/exchange.h"
 #include "engine/cuda/gemm_kernels.h"
 #include "engine/cuda/layer_kernels.h"
+#include "engine/cuda/place_kernels.h"
 #include "uniep/error.h"
 
 namespace {

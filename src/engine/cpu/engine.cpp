@@ -70,7 +70,8 @@ class HostBlock final : public internal::SymmetricBlock {
   HostBlock(std::vector<internal::MemoryBlock> blocks, std::size_t bytes) : blocks_(std::move(blocks)), bytes_(bytes) {
     for (const internal::MemoryBlock& block : blocks_) addresses_.push_back(block.data());
   }
-  HostBlock(std::span<void* const> memory, std::size_t bytes) : addresses_(memory.begin(), memory.end()), bytes_(bytes) {}
+  HostBlock(std::span<void* const> memory, std::size_t bytes)
+      : addresses_(memory.begin(), memory.end()), bytes_(bytes) {}
 
   void* data(int rank) const override { return addresses_.at(static_cast<std::size_t>(rank)); }
   std::size_t bytes() const override { return bytes_; }

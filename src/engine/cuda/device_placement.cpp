@@ -56,12 +56,12 @@ std::string words(const PlaceTerms& terms) {
     case PlaceFault::kOverflow:
       refuse_rows({report.rank, report.rows, report.limit, report.expert, report.expert_rows});
     case PlaceFault::kOtherArguments:
-      throw Error(Status::kInvalidArgument,
-                  "place: rank " + std::to_string(rank) + " gives " + words(report.terms) + "; rank " +
-                      std::to_string(report.rank) + " gives " + words(report.peers_terms) +
-                      "; they must be the same on all ranks");
+      throw Error(Status::kInvalidArgument, "place: rank " + std::to_string(rank) + " gives " + words(report.terms) +
+                                                "; rank " + std::to_string(report.rank) + " gives " +
+                                                words(report.peers_terms) + "; they must be the same on all ranks");
     case PlaceFault::kPeerFailed:
-      throw Error(Status::kTimeout, "rank " + std::to_string(report.rank) + " gave up a placement, or left the group" + hint);
+      throw Error(Status::kTimeout,
+                  "rank " + std::to_string(report.rank) + " gave up a placement, or left the group" + hint);
     case PlaceFault::kPeerGaveUp:
       throw Error(Status::kTimeout, "the placement failed on rank " + std::to_string(report.rank) + hint);
     case PlaceFault::kCountsMissing:

@@ -58,8 +58,8 @@ class Placer {
   // Throws uniep::Error where this engine can not place such a layer.
   static void require_supported(const LayerShape& shape, int ranks);
 
-  // Where peers can not reach tables.rows (a process a GPU): they write into the memory that `inbox(own rank, peer)` says
-  // is the peer's, and the placement copies from its own. None: they write into tables.rows.
+  // Where peers can not reach tables.rows (a process a GPU): they write into the memory that `inbox(own rank, peer)`
+  // says is the peer's, and the placement copies from its own. None: they write into tables.rows.
   using RowInbox = std::function<RowSource*(int own_rank, int peer)>;
   void set_row_inbox(RowInbox inbox) { row_inbox_ = std::move(inbox); }
 
@@ -71,8 +71,8 @@ class Placer {
   PlacementCounts read_counts(const LayerShape& shape, std::span<const RankToPlace> ranks);
   void assign(const LayerShape& shape, std::span<const RankToPlace> ranks);
 
-  // Capacity mode: all of it, within limits. A routing that does not fit or is not legal gives an empty placement and is
-  // thrown by check().
+  // Capacity mode: all of it, within limits. A routing that does not fit or is not legal gives an empty placement and
+  // is thrown by check().
   void place(const LayerShape& shape, std::span<const RankToPlace> ranks, const PlaceLimits& limits);
 
   // Fills row_of_source.

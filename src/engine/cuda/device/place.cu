@@ -68,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads) uniep_place(const __
   if (counts) write_tables(cta, empty, came);
   if (!assigns) return;
 
-  for (int32_t expert = static_cast<int32_t>(threadIdx.x); expert < args.terms.experts && !empty; expert += kPlaceThreads) {
+  for (int32_t expert = static_cast<int32_t>(threadIdx.x); expert < args.terms.experts && !empty;
+       expert += kPlaceThreads) {
     cta.shared.first_row[expert] += cta.shared.own_offset[expert] + cta.segment_start(expert);
   }
   __syncthreads();

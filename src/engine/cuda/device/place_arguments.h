@@ -111,10 +111,10 @@ struct PlaceRank {
   int32_t rank, tokens, wide_ids, unused;
   PlacementTables tables;
   PlaceState* state;
-  int32_t* chunk_counts;                    // [CTAs, E] slots by expert
-  int32_t* chunk_tokens;                    // [CTAs, kTokenClasses] tokens by class
-  GroupControl* control[kMostCudaRanks];    // of every rank, as this one reaches it
-  RowSource* rows_of[kMostCudaRanks];       // where every rank takes rows; own tables.rows, or memory to copy from
+  int32_t* chunk_counts;                  // [CTAs, E] slots by expert
+  int32_t* chunk_tokens;                  // [CTAs, kTokenClasses] tokens by class
+  GroupControl* control[kMostCudaRanks];  // of every rank, as this one reaches it
+  RowSource* rows_of[kMostCudaRanks];     // where every rank takes rows; own tables.rows, or memory to copy from
 };
 
 // Ranks that share a launch are neighbours: CTA b works for rank[b / ctas].

@@ -38,8 +38,8 @@ struct alignas(64) RankCall {
   RankState* state;
   uint32_t* counters;               // [2][layout.counter_total]
   uint32_t* flags[kMostCudaRanks];  // of every rank, as this rank reaches them
-  uint64_t wait_limit_ns;     // for waits inside a rank and for data of peers that have arrived
-  uint64_t arrival_limit_ns;  // for a peer to arrive
+  uint64_t wait_limit_ns;           // for waits inside a rank and for data of peers that have arrived
+  uint64_t arrival_limit_ns;        // for a peer to arrive
 
   // Memory that peers reach.
   const BFloat16* input[kMaxOperands][kMostCudaRanks];  // [T, H] x, or dy and x again

@@ -51,7 +51,8 @@ uint32_t fingerprint(const ProgramRequest& request) {
   };
   add(to_text(request.schedule));
   add(fmt::format(";{};{};{};{};{}", request.workers, static_cast<int>(request.numerics.activation),
-                  static_cast<int>(request.numerics.router_weight), request.numerics.combine_groups, request.redispatch));
+                  static_cast<int>(request.numerics.router_weight), request.numerics.combine_groups,
+                  request.redispatch));
   return hash;
 }
 
@@ -200,10 +201,11 @@ void CudaEngine::prepare(const ProgramRequest& request) {
 
 void CudaEngine::reserve(const SymmetricNeed& need) {
   if (capture_ != 0 && !symmetric_.fits(need)) {
-    throw Error(Status::kInvalidArgument,
-                fmt::format("group: this call needs {} bytes of symmetric memory, more than all before it, and none can "
-                            "be taken in a CUDA graph; make one call of this size first",
-                            need.total()));
+    throw Error(
+        Status::kInvalidArgument,
+        fmt::format("group: this call needs {} bytes of symmetric memory, more than all before it, and none can "
+                    "be taken in a CUDA graph; make one call of this size first",
+                    need.total()));
   }
   if (!symmetric_.fits(need)) {
     synchronize_devices();
@@ -264,7 +266,8 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
   }
   const std::vector<RankTarget> rank_targets = targets(streams);
   const uint32_t number = capture_ != 0 ? kReplayed : call_number_;
-  auto state = own.place({shape, routings, capacity, rank_targets, number, [this](const auto& need) { reserve(need); }});
+  auto state =
+      own.place({shape, routings, capacity, rank_targets, number, [this](const auto& need) { reserve(need); }});
   end_queueing(streams);
   throw_noticed_failures();
   return Placement(std::move(state));
@@ -367,12 +370,13 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   }
   const RankProgram& program = programs.front().program;
   CallBinding binding = bind_call(asked, CallKind::kForward, inputs);
-  run(binding, inputs, bindings, programs, streams, [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
-    for (int launch = 0; launch < program.launches; ++launch) {
-      queue.launch(launch_config(asked.schedule, asked.numerics, program.stages[launch]),
-                   {calls, launch, program.workers}, absent_ranks_, stream);
-    }
-  });
+  run(binding, inputs, bindings, programs, streams,
+      [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
+        for (int launch = 0; launch < program.launches; ++launch) {
+          queue.launch(launch_config(asked.schedule, asked.numerics, program.stages[launch]),
+                       {calls, launch, program.workers}, absent_ranks_, stream);
+        }
+      });
   if (call.options.events != nullptr) read_events(*call.options.events, programs);
   return Saved(saved);
 }
@@ -390,7 +394,8 @@ std::vector<CUstream> CudaEngine::streams_of(const DeviceQueue& queue, const std
 // The stream that a rank's device runs a call in.
 CUstream CudaEngine::leader_of(int rank, const std::vector<CUstream>& streams) const {
   for (const RankDevices::OfDevice& of : ranks_.by_device()) {
-    if (of.device == ranks_.device_of(rank)) return streams[static_cast<std::size_t>(of.ranks.front() - first_local_rank())];
+    if (of.device == ranks_.device_of(rank))
+      return streams[static_cast<std::size_t>(of.ranks.front() - first_local_rank())];
   }
   return nullptr;
 }

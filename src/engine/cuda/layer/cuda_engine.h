@@ -20,10 +20,10 @@ namespace uniep::cuda {
 // The Hopper engine. With uniep::Launch::kThreads this process drives all ranks, each on its GPU or several on one;
 // with kProcesses it drives one, and the others' memory is mapped.
 //
-// A call is queued and returns: the host waits for the device only where it must anyway. In place() by need it reads the
-// counts; a call that records events, and one that needs more symmetric memory than all before, wait too. A wait that
-// ran out on the device is noticed at the next of these places and whenever another call begins after the device has
-// told of it, and thrown there as kTimeout; the group then refuses calls until recover().
+// A call is queued and returns: the host waits for the device only where it must anyway. In place() by need it reads
+// the counts; a call that records events, and one that needs more symmetric memory than all before, wait too. A wait
+// that ran out on the device is noticed at the next of these places and whenever another call begins after the device
+// has told of it, and thrown there as kTimeout; the group then refuses calls until recover().
 class CudaEngine final : public internal::Engine {
  public:
   explicit CudaEngine(const GroupOptions& options);

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "engine/cuda/kernel.h"
 #include "engine/cuda/device/begin_arguments.h"
+#include "engine/cuda/kernel.h"
 #include "engine/cuda/layer/device_block.h"
 #include "engine/cuda/layer/device_order.h"
 #include "engine/cuda/layer/upload_ring.h"

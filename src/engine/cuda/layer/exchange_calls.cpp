@@ -119,8 +119,8 @@ void CudaEngine::dispatch(const internal::DispatchCall& call) {
     binding.gathered[0] = arguments.rows;
     binding.row_probs = arguments.row_probs;
   }
-  run_exchange(exchange_request(call.config, call.schedule, ProgramPart::kDispatch), CallKind::kDispatch, call.placement,
-               streams, std::move(bindings));
+  run_exchange(exchange_request(call.config, call.schedule, ProgramPart::kDispatch), CallKind::kDispatch,
+               call.placement, streams, std::move(bindings));
 }
 
 void CudaEngine::combine(const internal::CombineCall& call) {

@@ -79,8 +79,8 @@ std::shared_ptr<internal::SymmetricBlock> CudaEngine::allocate_symmetric(std::si
 
 std::shared_ptr<internal::SymmetricBlock> CudaEngine::register_symmetric(std::span<void* const> memory,
                                                                          std::size_t bytes) {
-  auto block = std::make_shared<SharedBlock>(ranks_.share_memory(memory, static_cast<int64_t>(bytes)), bytes,
-                                             next_buffer_++);
+  auto block =
+      std::make_shared<SharedBlock>(ranks_.share_memory(memory, static_cast<int64_t>(bytes)), bytes, next_buffer_++);
   std::erase_if(buffers_, [](const auto& buffer) { return buffer.expired(); });
   buffers_.push_back(block);
   return block;
@@ -115,10 +115,11 @@ std::string CudaEngine::details(const WaitReport& report) {
   if (report.awaited.kind == SignalKind::kOtherCall) {
     CallDescription calls[kMostCudaRanks];
     side_.read(calls, symmetric_.board(own, own)->call[report.awaited.expected & 1u], sizeof(calls));
-    return fmt::format(": rank {} makes {}; rank {} makes {}", own, call_text(calls[own]), peer, call_text(calls[peer]));
+    return fmt::format(": rank {} makes {}; rank {} makes {}", own, call_text(calls[own]), peer,
+                       call_text(calls[peer]));
   }
-  const bool arrival = report.awaited.kind == SignalKind::kFlag &&
-                       report.awaited.space == static_cast<int32_t>(FlagSpace::kArrive);
+  const bool arrival =
+      report.awaited.kind == SignalKind::kFlag && report.awaited.space == static_cast<int32_t>(FlagSpace::kArrive);
   if (!arrival) return "";
   RunningNote note{};
   side_.read(&note, &symmetric_.board(own, peer)->running, sizeof(note));

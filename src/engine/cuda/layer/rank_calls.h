@@ -12,7 +12,7 @@ namespace uniep::cuda {
 // What a call gives one of this process's ranks.
 struct RankBinding {
   int rank = 0;
-  int64_t rows = 0;  // that its blocks have room for
+  int64_t rows = 0;                 // that its blocks have room for
   const BFloat16* input = nullptr;  // the caller's
   BFloat16* gathered[kMaxOperands] = {};
   BFloat16* z = nullptr;

@@ -16,8 +16,8 @@ class UploadRing {
   UploadRing(const UploadRing&) = delete;
   UploadRing& operator=(const UploadRing&) = delete;
 
-  // `source` may be reused at once. In a capture the bytes are there at once, and not again at a replay: `target` must be
-  // used by nothing else.
+  // `source` may be reused at once. In a capture the bytes are there at once, and not again at a replay: `target` must
+  // be used by nothing else.
   void copy(void* target, const void* source, std::size_t bytes, CUstream stream);
 
  private:

@@ -29,7 +29,8 @@ UNIEP_DEVICE void count_slots(const PlaceCta& cta, const Id* __restrict__ ids) {
     for (uint32_t line = 0; line < kSlotBatch; ++line) {
       const uint32_t slot = base + line * 32 + ptx::lane_index();
       if (slot >= mine.end) continue;
-      const RoutingFault fault = check_slot(ids, prob[line], slot, static_cast<int32_t>(slot % topk), cta.args.terms.experts);
+      const RoutingFault fault =
+          check_slot(ids, prob[line], slot, static_cast<int32_t>(slot % topk), cta.args.terms.experts);
       if (fault != RoutingFault::kNone) {
         const uint64_t word = problem_word(slot, fault);
         problem = word > problem ? word : problem;

@@ -123,9 +123,9 @@ UNIEP_DEVICE bool wait_for_ranks(const PlaceCta& cta, const uint32_t* flags, uin
     failed = end != WaitEnd::kReached || peer_gave_up;
     if (failed) {
       PlaceReport report{};
-      report.fault = peer_gave_up                      ? PlaceFault::kPeerGaveUp
+      report.fault = peer_gave_up                  ? PlaceFault::kPeerGaveUp
                      : end == WaitEnd::kPeerFailed ? PlaceFault::kPeerFailed
-                                                       : missing;
+                                                   : missing;
       report.rank = peer;
       report_failure(cta, report);
       give_up(cta);

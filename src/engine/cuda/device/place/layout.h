@@ -34,8 +34,8 @@ UNIEP_DEVICE void lay_out(const PlaceCta& cta, bool empty) {
   __syncthreads();
 }
 
-// All threads come to the same answer, the first rank in whose eyes another differs; then the placement has failed here,
-// and in that rank's eyes too.
+// All threads come to the same answer, the first rank in whose eyes another differs; then the placement has failed
+// here, and in that rank's eyes too.
 UNIEP_DEVICE bool has_other_arguments(const PlaceCta& cta) {
   for (int32_t source = 0; source < cta.args.ranks; ++source) {
     const SourceHeader& header = cta.inbox().header[cta.bank()][source];
@@ -80,7 +80,8 @@ UNIEP_DEVICE bool overflows(const PlaceCta& cta) {
     if (cta.padded_rows(rank) <= cta.args.terms.row_limit) continue;
     if (cta.index == 0 && threadIdx.x == 0) {
       int32_t expert = rank * cta.local_experts();
-      while (cta.shared.segment[expert + 1] - cta.shared.segment[rank * cta.local_experts()] <= cta.args.terms.row_limit) {
+      while (cta.shared.segment[expert + 1] - cta.shared.segment[rank * cta.local_experts()] <=
+             cta.args.terms.row_limit) {
         ++expert;
       }
       PlaceReport report{};

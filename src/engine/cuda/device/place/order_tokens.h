@@ -17,8 +17,8 @@ UNIEP_DEVICE void for_each_token_of_warp(const PlaceCta& cta, const Id* ids, Vis
     const uint32_t token = base + ptx::lane_index();
     int32_t class_of_token = -1;
     if (token < mine.end) {
-      class_of_token = token_class(ids + static_cast<int64_t>(token) * cta.args.terms.topk, cta.args.terms.topk, cta.args.terms.experts,
-                                   cta.local_experts());
+      class_of_token = token_class(ids + static_cast<int64_t>(token) * cta.args.terms.topk, cta.args.terms.topk,
+                                   cta.args.terms.experts, cta.local_experts());
     }
     const uint32_t same = __match_any_sync(0xffffffffu, class_of_token);
     if (token < mine.end) visit(static_cast<int32_t>(token), class_of_token, same);
