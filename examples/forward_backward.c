@@ -95,7 +95,7 @@ static void run(uniep_group* group, const char* schedule, rank_results* results)
                                                 .dw1 = out->dw1,
                                                 .dw2 = out->dw2};
   }
-  check(uniep_place(group, &config, routings, RANKS, 0, &placement));
+  check(uniep_place(group, &config, routings, RANKS, NULL, &placement));
   check(uniep_forward(group, &config, schedule, placement, forward, RANKS, &saved));
   check(uniep_backward(group, &config, schedule, saved, backward, RANKS));
   uniep_saved_destroy(saved);

@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "support/branch_counts.h"
@@ -15,30 +17,6 @@
 
 namespace uniep::test {
 namespace {
-
-void expect_failure(uniep_status status, const std::string& text, uniep_status got) {
-  const std::string message = uniep_last_error();
-  EXPECT_EQ(got, status) << message;
-  EXPECT_NE(message.find(text), std::string::npos) << "message: " << message << "\nexpected in it: " << text;
-}
-void expect_ok(uniep_status got) {
-  ASSERT_EQ(got, UNIEP_OK) << uniep_last_error();
-}
-
-uniep_group_options group_options(int ranks, int workers = 2) {
-  uniep_group_options options{};
-  options.size = sizeof(options);
-  options.engine = UNIEP_ENGINE_CPU;
-  options.ranks = ranks;
-  options.workers = workers;
-  return options;
-}
-
-GroupHandle make_group(const uniep_group_options& options) {
-  uniep_group* group = nullptr;
-  EXPECT_EQ(uniep_group_create(&options, &group), UNIEP_OK) << uniep_last_error();
-  return GroupHandle(group);
-}
 
 // z by expert and row without padding, and the rows that the C API gives against those of the C++ API.
 void gather_z(const uniep_placement* placement, const uniep_saved* saved, CLayer& layer, const Placement& expected) {
@@ -180,7 +158,7 @@ class CApiErrors : public testing::Test {
   }
 
   uniep_status place(const uniep_layer_config* config, const uniep_routing* routings, int count = 2,
-                     int64_t capacity = 0) {
+                     const uniep_capacity* capacity = nullptr) {
     uniep_placement* made = placement.get();  // must become null
     const uniep_status status = uniep_place(group.get(), config, routings, count, capacity, &made);
     EXPECT_EQ(made == nullptr, status != UNIEP_OK);
@@ -227,6 +205,21 @@ TEST_F(CApiErrors, EveryNullIsAnInvalidArgumentThatIsNamed) {
   refused("group", uniep_group_create(&options, nullptr));
   refused("group", uniep_group_synchronize(nullptr));
   refused("group", uniep_group_recover(nullptr));
+  uniep_symmetric_buffer* buffer_out = nullptr;
+  int32_t device = 0;
+  void* data = nullptr;
+  void* const memory[2] = {buffer, buffer};
+  refused("out", uniep_make_unique_id(nullptr));
+  refused("group", uniep_group_device(nullptr, 0, &device));
+  refused("device", uniep_group_device(g, 0, nullptr));
+  refused("group", uniep_symmetric_allocate(nullptr, 1, &buffer_out));
+  refused("buffer", uniep_symmetric_allocate(g, 1, nullptr));
+  refused("group", uniep_symmetric_register(nullptr, memory, 2, 1, &buffer_out));
+  refused("memory", uniep_symmetric_register(g, nullptr, 2, 1, &buffer_out));
+  refused("buffer", uniep_symmetric_register(g, memory, 2, 1, nullptr));
+  refused("buffer", uniep_symmetric_data(nullptr, 0, &data));
+  uniep_symmetric_destroy(nullptr);
+  uniep_group_leave(nullptr);
   refused("group", uniep_group_describe(nullptr, &info));
   refused("info", uniep_group_describe(g, nullptr));
   refused("group", uniep_schedule_resolve(nullptr, c, UNIEP_FORWARD, "auto", nullptr, 0, &needed));
@@ -234,10 +227,10 @@ TEST_F(CApiErrors, EveryNullIsAnInvalidArgumentThatIsNamed) {
   refused("schedule", uniep_schedule_resolve(g, c, UNIEP_FORWARD, nullptr, nullptr, 0, &needed));
   refused("buffer", uniep_schedule_resolve(g, c, UNIEP_FORWARD, "auto", nullptr, sizeof(buffer), &needed));
   refused("needed", uniep_schedule_resolve(g, c, UNIEP_FORWARD, "auto", buffer, sizeof(buffer), nullptr));
-  refused("group", uniep_place(nullptr, c, layer.routings.data(), 2, 0, &placement_out));
-  refused("config", uniep_place(g, nullptr, layer.routings.data(), 2, 0, &placement_out));
-  refused("routings", uniep_place(g, c, nullptr, 2, 0, &placement_out));
-  refused("placement", uniep_place(g, c, layer.routings.data(), 2, 0, nullptr));
+  refused("group", uniep_place(nullptr, c, layer.routings.data(), 2, nullptr, &placement_out));
+  refused("config", uniep_place(g, nullptr, layer.routings.data(), 2, nullptr, &placement_out));
+  refused("routings", uniep_place(g, c, nullptr, 2, nullptr, &placement_out));
+  refused("placement", uniep_place(g, c, layer.routings.data(), 2, nullptr, nullptr));
   refused("placement", uniep_placement_rank(nullptr, 0, &rank_rows));
   refused("rows", uniep_placement_rank(p, 0, nullptr));
   refused("placement", uniep_placement_expert(nullptr, 0, &expert_rows));
@@ -286,6 +279,21 @@ TEST_F(CApiErrors, ValuesThatAreNoConstantAreRefused) {
   expect_failure(UNIEP_INVALID_ARGUMENT, "engine: 3", uniep_group_create(&options, &made));
   options = group_options(65);
   expect_failure(UNIEP_INVALID_ARGUMENT, "ranks: 65", uniep_group_create(&options, &made));
+  options = group_options(2);
+  options.launch = 2;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "launch: 2", uniep_group_create(&options, &made));
+  options = group_options(2);
+  options.arrival_timeout_seconds = -1;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "arrival_timeout_seconds: -1", uniep_group_create(&options, &made));
+  options = group_options(2);
+  options.device_count = 1;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "device_count: 1", uniep_group_create(&options, &made));
+  const int32_t devices[] = {0};
+  options.devices = devices;
+  options.device_count = -1;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "device_count: -1", uniep_group_create(&options, &made));
+  options.device_count = 0;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "device_count: 0", uniep_group_create(&options, &made));
   uniep_routing routings[2] = {layer.routings[0], layer.routings[1]};
   routings[1].index_type = -1;
   expect_failure(UNIEP_INVALID_ARGUMENT, "index_type: -1", place(&layer.config, routings));
@@ -311,7 +319,15 @@ TEST_F(CApiErrors, ValuesThatAreNoConstantAreRefused) {
 }
 
 TEST_F(CApiErrors, TheStatusOfTheLibraryIsPassedOn) {
-  expect_failure(UNIEP_OVERFLOW, "capacity", place(&layer.config, layer.routings.data(), 2, 1));
+  uniep_capacity capacity{sizeof(capacity), 1, 0};
+  expect_failure(UNIEP_OVERFLOW, "capacity", place(&layer.config, layer.routings.data(), 2, &capacity));
+  capacity = {sizeof(capacity), 1 << 20, random.data.tokens[0] - 1};
+  expect_failure(UNIEP_INVALID_ARGUMENT, "capacity.tokens", place(&layer.config, layer.routings.data(), 2, &capacity));
+  capacity = {sizeof(capacity), 1 << 20, 1 << 10};
+  expect_ok(place(&layer.config, layer.routings.data(), 2, &capacity));
+  capacity.size = 16;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "capacity.size: 16",
+                 place(&layer.config, layer.routings.data(), 2, &capacity));
   uniep_group_options options = group_options(2);
   options.engine = UNIEP_ENGINE_CUDA;
   uniep_group* made = nullptr;
@@ -484,6 +500,68 @@ TEST_F(CApiErrors, EachCallTakesTheScheduleOfItsDirection) {
   expect_ok(query(UNIEP_FORWARD, only_forward));
   expect_failure(UNIEP_INVALID_ARGUMENT, "illegal schedule: backward.wgrad", backward(only_forward));
   expect_failure(UNIEP_INVALID_ARGUMENT, "illegal schedule: backward.wgrad", query(UNIEP_BACKWARD, only_forward));
+}
+
+// One process holds all ranks on the cpu engine, so what other processes are for is checked and refused.
+TEST_F(CApiErrors, ProcessesAreOfTheCudaEngine) {
+  char id[UNIEP_UNIQUE_ID_BYTES] = {}, other[UNIEP_UNIQUE_ID_BYTES] = {};
+  expect_ok(uniep_make_unique_id(id));
+  expect_ok(uniep_make_unique_id(other));
+  EXPECT_NE(std::memcmp(id, other, sizeof(id)), 0);
+  uniep_group_options options = group_options(2);
+  options.launch = UNIEP_LAUNCH_PROCESSES;
+  options.rank = 1;
+  options.unique_id = id;
+  uniep_group* made = group.get();
+  expect_failure(UNIEP_UNSUPPORTED, "launch: processes", uniep_group_create(&options, &made));
+  EXPECT_EQ(made, nullptr);
+
+  // A caller of the first version has none of the fields behind the allocator.
+  options = group_options(2);
+  options.size = offsetof(uniep_group_options, launch);
+  options.launch = 7;
+  expect_ok(uniep_group_create(&options, &made));
+  int32_t device = 0;
+  expect_ok(uniep_group_device(made, 1, &device));
+  EXPECT_EQ(device, -1);
+  expect_failure(UNIEP_INVALID_ARGUMENT, "rank: 2; legal are 0 to 1", uniep_group_device(made, 2, &device));
+  uniep_group_leave(made);
+  uniep_group_destroy(made);
+}
+
+TEST_F(CApiErrors, AnInputMayLieInASymmetricBuffer) {
+  const std::size_t bytes = 2 * static_cast<std::size_t>(layer.config.hidden * 16);
+  uniep_symmetric_buffer* buffer = nullptr;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "bytes: 0", uniep_symmetric_allocate(group.get(), 0, &buffer));
+  expect_ok(uniep_symmetric_allocate(group.get(), bytes, &buffer));
+  const std::vector<BFloat16> expected = layer.result.y;
+  std::vector<uniep_forward_arguments> arguments = layer.forward_arguments;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    void* data = nullptr;
+    expect_ok(uniep_symmetric_data(buffer, rank, &data));
+    const std::size_t used = static_cast<std::size_t>(layer.routings[rank].tokens * layer.config.hidden) * 2;
+    ASSERT_LE(used, bytes);
+    EXPECT_EQ(std::string_view(static_cast<const char*>(data), bytes), std::string(bytes, '\0'));
+    if (used > 0) std::memcpy(data, arguments[rank].x, used);
+    arguments[rank].x = data;
+  }
+  void* data = nullptr;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "rank: -1", uniep_symmetric_data(buffer, -1, &data));
+  layer.result.y.assign(expected.size(), BFloat16{0xffff});
+  expect_ok(forward("auto", arguments.data()));
+  EXPECT_EQ(std::memcmp(layer.result.y.data(), expected.data(), expected.size() * sizeof(BFloat16)), 0);
+
+  void* const memory[2] = {const_cast<void*>(arguments[0].x), const_cast<void*>(arguments[1].x)};
+  uniep_symmetric_buffer* registered = nullptr;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "count: 1; must be 2",
+                 uniep_symmetric_register(group.get(), memory, 1, bytes, &registered));
+  expect_failure(UNIEP_INVALID_ARGUMENT, "bytes: 0", uniep_symmetric_register(group.get(), memory, 2, 0, &registered));
+  expect_ok(uniep_symmetric_register(group.get(), memory, 2, bytes, &registered));
+  expect_ok(uniep_symmetric_data(registered, 1, &data));
+  EXPECT_EQ(data, memory[1]);
+  group.reset();  // handles go in any order
+  uniep_symmetric_destroy(registered);
+  uniep_symmetric_destroy(buffer);
 }
 
 TEST(CApi, NamesAndVersion) {

@@ -82,7 +82,9 @@ TEST(BenchCommand, EveryOperationSaysHowItWasLaunched) {
     ASSERT_EQ(result.status, 0) << result.err;
     EXPECT_EQ(result.json()["launch"], "threads");
     for (const auto& entry : result.json()["results"]) EXPECT_GT(entry["ms"]["median"].get<double>(), 0.0) << entry;
-    if (arguments[2] == "layer") EXPECT_EQ(result.json()["results"].size(), 10u);
+    if (arguments[2] == "layer") {
+      EXPECT_EQ(result.json()["results"].size(), 10u);
+    }
   }
 }
 

@@ -57,19 +57,37 @@ UNIEP_API const char* uniep_version_string(void);
 typedef struct uniep_group uniep_group;
 
 enum { UNIEP_ENGINE_AUTO = 0, UNIEP_ENGINE_CPU = 1, UNIEP_ENGINE_CUDA = 2 };
+enum { UNIEP_LAUNCH_THREADS = 0, UNIEP_LAUNCH_PROCESSES = 1 };
+
+enum { UNIEP_UNIQUE_ID_BYTES = 128 };
+
+/* The bytes of a new uniep_group_options.unique_id, for one rank to make and to hand to the others by the caller's own
+ * means. Good for one group at a time, on this host. Not a string: any byte may be zero. */
+UNIEP_API uniep_status uniep_make_unique_id(char out[128]);
 
 typedef struct uniep_group_options {
   size_t size;
   int32_t engine;         /* UNIEP_ENGINE_... */
-  int32_t ranks;          /* W, 1 to 64, all held by this process; there is no default */
+  int32_t ranks;          /* W, 1 to 64; there is no default */
   int32_t workers;        /* compute units of a rank; 0: the engine's choice */
-  double timeout_seconds; /* bound of every wait; 0: UNIEP_TIMEOUT_S of the environment, or 60 */
+  double timeout_seconds; /* bound of every wait for a peer that has begun; 0: UNIEP_TIMEOUT_S, or 60 */
   /* The caller's allocator, both functions or neither. allocate returns at least `bytes` bytes aligned to `alignment`
    * on the device of `rank`, usable in the order of `stream`, or NULL when there is no room. Both are called on the
    * thread that calls the library. They must not throw, and must work until the last handle of the group is gone. */
   void* (*allocate)(void* context, size_t bytes, size_t alignment, int32_t rank, void* stream);
   void (*release)(void* context, void* memory, size_t bytes, int32_t rank, void* stream);
   void* allocator_context;
+  int32_t launch; /* UNIEP_LAUNCH_...: this process holds all ranks, or one (cuda only) */
+  int32_t rank;   /* UNIEP_LAUNCH_PROCESSES: this process's rank */
+  /* UNIEP_LAUNCH_PROCESSES: UNIEP_UNIQUE_ID_BYTES bytes that all ranks have and no other group. NULL, and no
+   * communicator: torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) names the group. All
+   * ranks must be processes of one host and one user. */
+  const char* unique_id;
+  void* communicator;     /* UNIEP_LAUNCH_PROCESSES: an ncclComm_t of the ranks that shares a unique id; or NULL */
+  const int32_t* devices; /* rank r runs on devices[r mod device_count]; NULL and 0: all there are (cuda) */
+  int32_t device_count;
+  /* UNIEP_LAUNCH_PROCESSES: bound of every wait for a peer that has not begun; 0: UNIEP_ARRIVAL_TIMEOUT_S, or 600. */
+  double arrival_timeout_seconds;
 } uniep_group_options;
 
 UNIEP_API uniep_status uniep_group_create(const uniep_group_options* options, uniep_group** group);
@@ -79,6 +97,9 @@ UNIEP_API void uniep_group_destroy(uniep_group* group);
 UNIEP_API uniep_status uniep_group_synchronize(uniep_group* group);
 /* After UNIEP_TIMEOUT the group refuses every call until this one. */
 UNIEP_API uniep_status uniep_group_recover(uniep_group* group);
+/* Tells the other ranks that this one makes no more calls: what they wait for of it ends at once, in an error that
+ * names this rank. The end of the group's last handle does so, too. Does not wait. NULL is nobody to leave. */
+UNIEP_API void uniep_group_leave(uniep_group* group);
 
 typedef struct uniep_group_info {
   size_t size;
@@ -90,6 +111,22 @@ typedef struct uniep_group_info {
 } uniep_group_info;
 
 UNIEP_API uniep_status uniep_group_describe(const uniep_group* group, uniep_group_info* info);
+/* The GPU of a local rank; -1 on the cpu engine. */
+UNIEP_API uniep_status uniep_group_device(const uniep_group* group, int32_t rank, int32_t* device);
+
+/* ---- Symmetric memory: an x in it is read there by the other ranks, without a copy (uniep/symmetric_buffer.h) ---- */
+
+typedef struct uniep_symmetric_buffer uniep_symmetric_buffer;
+
+/* Collective. Zeroed memory that all ranks reach, of the same size on each. */
+UNIEP_API uniep_status uniep_symmetric_allocate(uniep_group* group, size_t bytes, uniep_symmetric_buffer** buffer);
+/* Collective. The same of memory that the caller has and keeps: one address a local rank. */
+UNIEP_API uniep_status uniep_symmetric_register(uniep_group* group, void* const* memory, int32_t count, size_t bytes,
+                                                uniep_symmetric_buffer** buffer);
+/* Where a local rank has it. */
+UNIEP_API uniep_status uniep_symmetric_data(const uniep_symmetric_buffer* buffer, int32_t rank, void** data);
+/* Not while a call that reads it is running. NULL is nothing to destroy. */
+UNIEP_API void uniep_symmetric_destroy(uniep_symmetric_buffer* buffer);
 
 /* ---- The layer ---- */
 
@@ -137,10 +174,16 @@ typedef struct uniep_routing {
   void* stream;         /* cudaStream_t; the cpu engine ignores it */
 } uniep_routing;
 
-/* Collective. `capacity_rows`: padded rows per rank, more are UNIEP_OVERFLOW; 0: as many as needed. Of `config` only
- * the shape is used. */
+/* Fixed memory instead of memory by need, equal on all ranks; more is UNIEP_OVERFLOW. */
+typedef struct uniep_capacity {
+  size_t size;
+  int64_t rows;   /* padded rows of any rank, at most; 0: by need */
+  int64_t tokens; /* T of any rank, at most; needed with a process a rank, else 0 stands for any number */
+} uniep_capacity;
+
+/* Collective. `capacity` may be NULL: by need. Of `config` only the shape is used. */
 UNIEP_API uniep_status uniep_place(uniep_group* group, const uniep_layer_config* config, const uniep_routing* routings,
-                                   int32_t count, int64_t capacity_rows, uniep_placement** placement);
+                                   int32_t count, const uniep_capacity* capacity, uniep_placement** placement);
 UNIEP_API void uniep_placement_destroy(uniep_placement* placement);
 
 typedef struct uniep_rank_rows {

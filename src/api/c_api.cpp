@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <memory>
 #include <new>
+#include <span>
 
 #include "api/c_arguments.h"
 #include "api/c_struct.h"
@@ -50,6 +51,10 @@ void check_index(int64_t value, int64_t begin, int64_t end, const char* name) {
   if (value < begin || value >= end) {
     throw Error(Status::kInvalidArgument, fmt::format("{}: {}; legal are {} to {}", name, value, begin, end - 1));
   }
+}
+
+void check_local_rank(int32_t rank, const Group& group) {
+  check_index(rank, group.first_local_rank(), group.first_local_rank() + group.local_ranks(), "rank");
 }
 
 void check_count(int32_t count, const Group& group) {
@@ -103,6 +108,10 @@ struct uniep_saved {
   std::shared_ptr<uniep::GroupState> state;
   uniep::Saved saved;
 };
+struct uniep_symmetric_buffer {
+  std::shared_ptr<uniep::GroupState> state;
+  uniep::SymmetricBuffer buffer;
+};
 
 using namespace uniep;
 
@@ -117,6 +126,15 @@ int uniep_version(void) {
 }
 const char* uniep_version_string(void) {
   return UNIEP_VERSION_STRING;
+}
+
+uniep_status uniep_make_unique_id(char out[128]) {
+  return guarded([&] {
+    require_pointer(out, "out");
+    const std::string id = make_unique_id();
+    if (id.size() != UNIEP_UNIQUE_ID_BYTES) throw Error(Status::kInternal, "a unique id of another size");
+    std::memcpy(out, id.data(), id.size());
+  });
 }
 
 uniep_status uniep_group_create(const uniep_group_options* options, uniep_group** group) {
@@ -146,6 +164,10 @@ uniep_status uniep_group_recover(uniep_group* group) {
   });
 }
 
+void uniep_group_leave(uniep_group* group) {
+  if (group != nullptr) group->state->group.leave();
+}
+
 uniep_status uniep_group_describe(const uniep_group* group, uniep_group_info* info) {
   return guarded([&] {
     require_pointer(group, "group");
@@ -159,6 +181,56 @@ uniep_status uniep_group_describe(const uniep_group* group, uniep_group_info* in
     value.local_ranks = own.local_ranks();
     write_struct(value, info, size);
   });
+}
+
+uniep_status uniep_group_device(const uniep_group* group, int32_t rank, int32_t* device) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    require_pointer(device, "device");
+    check_local_rank(rank, group->state->group);
+    *device = group->state->group.device(rank);
+  });
+}
+
+uniep_status uniep_symmetric_allocate(uniep_group* group, size_t bytes, uniep_symmetric_buffer** buffer) {
+  return guarded([&] {
+    require_pointer(buffer, "buffer");
+    *buffer = nullptr;
+    require_pointer(group, "group");
+    auto handle = std::make_unique<uniep_symmetric_buffer>();
+    handle->state = group->state;
+    handle->buffer = group->state->group.allocate_symmetric(bytes);
+    *buffer = handle.release();
+  });
+}
+
+uniep_status uniep_symmetric_register(uniep_group* group, void* const* memory, int32_t count, size_t bytes,
+                                      uniep_symmetric_buffer** buffer) {
+  return guarded([&] {
+    require_pointer(buffer, "buffer");
+    *buffer = nullptr;
+    require_pointer(group, "group");
+    require_pointer(memory, "memory");
+    Group& own = group->state->group;
+    check_count(count, own);
+    auto handle = std::make_unique<uniep_symmetric_buffer>();
+    handle->state = group->state;
+    handle->buffer = own.register_symmetric(std::span(memory, static_cast<std::size_t>(count)), bytes);
+    *buffer = handle.release();
+  });
+}
+
+uniep_status uniep_symmetric_data(const uniep_symmetric_buffer* buffer, int32_t rank, void** data) {
+  return guarded([&] {
+    require_pointer(buffer, "buffer");
+    require_pointer(data, "data");
+    check_local_rank(rank, buffer->state->group);
+    *data = buffer->buffer.data(rank);
+  });
+}
+
+void uniep_symmetric_destroy(uniep_symmetric_buffer* buffer) {
+  delete buffer;
 }
 
 uniep_status uniep_schedule_resolve(const uniep_group* group, const uniep_layer_config* config, int32_t direction,
@@ -179,18 +251,23 @@ uniep_status uniep_schedule_resolve(const uniep_group* group, const uniep_layer_
 }
 
 uniep_status uniep_place(uniep_group* group, const uniep_layer_config* config, const uniep_routing* routings,
-                         int32_t count, int64_t capacity_rows, uniep_placement** placement) {
+                         int32_t count, const uniep_capacity* capacity, uniep_placement** placement) {
   return guarded([&] {
     require_pointer(placement, "placement");
     *placement = nullptr;
     require_pointer(group, "group");
     const LayerShape shape = layer_shape(read_struct<uniep_layer_config>(config, "config"));
+    Capacity limits;
+    if (capacity != nullptr) {
+      const uniep_capacity given = read_struct<uniep_capacity>(capacity, "capacity");
+      limits = {.rows = given.rows, .tokens = given.tokens};
+    }
     check_count(count, group->state->group);
     const std::vector<Routing> own = converted(routings, count, "routings", routing);
     auto handle = std::make_unique<uniep_placement>();
     handle->state = group->state;
     handle->shape = shape;
-    handle->placement = place(group->state->group, shape, own, {capacity_rows});
+    handle->placement = place(group->state->group, shape, own, limits);
     *placement = handle.release();
   });
 }
@@ -268,8 +345,7 @@ uniep_status uniep_saved_z(const uniep_saved* saved, int32_t rank, const void** 
   return guarded([&] {
     require_pointer(saved, "saved");
     require_pointer(z, "z");
-    const Group& group = saved->state->group;
-    check_index(rank, group.first_local_rank(), group.first_local_rank() + group.local_ranks(), "rank");
+    check_local_rank(rank, saved->state->group);
     *z = saved->saved.z(rank);
   });
 }

@@ -10,6 +10,7 @@ static_assert(UNIEP_ENGINE_CPU == static_cast<int>(EngineKind::kCpu) &&
                   UNIEP_WEIGHT_GRADIENT_FP32 == static_cast<int>(WeightGradient::kFloat32) &&
                   UNIEP_WEIGHT_GRADIENT_MAIN_GRAD == static_cast<int>(WeightGradient::kMainGrad) &&
                   UNIEP_INDEX_INT64 == static_cast<int>(IndexType::kInt64) &&
+                  UNIEP_LAUNCH_PROCESSES == static_cast<int>(Launch::kProcesses) &&
                   UNIEP_BACKWARD == static_cast<int>(Direction::kBackward),
               "the C constants hold the values of the C++ enumerations");
 
@@ -49,7 +50,18 @@ GroupOptions group_options(const uniep_group_options& given, CallerAllocator& al
   options.ranks = given.ranks;
   options.workers = given.workers;
   options.timeout_seconds = given.timeout_seconds;
+  options.arrival_timeout_seconds = given.arrival_timeout_seconds;
   options.allocator = adapted(allocator);
+  options.launch = checked_constant(given.launch, Launch::kProcesses, "launch");
+  options.rank = given.rank;
+  options.communicator = given.communicator;
+  if (given.unique_id != nullptr) options.bootstrap.assign(given.unique_id, UNIEP_UNIQUE_ID_BYTES);
+  if (given.device_count < 0 || (given.device_count > 0) != (given.devices != nullptr)) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("device_count: {}; must be the number of entries of devices, or 0 where devices is null",
+                            given.device_count));
+  }
+  options.devices.assign(given.devices, given.devices + given.device_count);
   return options;
 }
 

@@ -29,6 +29,8 @@ inline constexpr std::size_t kFirstSize<uniep_layer_config> = 64;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_routing> = 48;
 template <>
+inline constexpr std::size_t kFirstSize<uniep_capacity> = 24;
+template <>
 inline constexpr std::size_t kFirstSize<uniep_rank_rows> = 32;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_expert_rows> = 24;

@@ -4,6 +4,30 @@
 
 namespace uniep::test {
 
+void expect_failure(uniep_status status, const std::string& text, uniep_status got) {
+  const std::string message = uniep_last_error();
+  EXPECT_EQ(got, status) << message;
+  EXPECT_NE(message.find(text), std::string::npos) << "message: " << message << "\nexpected in it: " << text;
+}
+void expect_ok(uniep_status got) {
+  ASSERT_EQ(got, UNIEP_OK) << uniep_last_error();
+}
+
+uniep_group_options group_options(int ranks, int workers) {
+  uniep_group_options options{};
+  options.size = sizeof(options);
+  options.engine = UNIEP_ENGINE_CPU;
+  options.ranks = ranks;
+  options.workers = workers;
+  return options;
+}
+
+GroupHandle make_group(const uniep_group_options& options) {
+  uniep_group* group = nullptr;
+  EXPECT_EQ(uniep_group_create(&options, &group), UNIEP_OK) << uniep_last_error();
+  return GroupHandle(group);
+}
+
 // Odd ranks give int64 ids and an address for each expert, even ones int32 ids and one tensor.
 CLayer::CLayer(const RandomLayer& layer) : source(layer) {
   const LayerShape& shape = layer.config.shape;
@@ -79,7 +103,8 @@ CLayer::CLayer(const RandomLayer& layer) : source(layer) {
 
 PlacementHandle CLayer::place(uniep_group* group) const {
   uniep_placement* placement = nullptr;
-  EXPECT_EQ(uniep_place(group, &config, routings.data(), source.ranks, 0, &placement), UNIEP_OK) << uniep_last_error();
+  EXPECT_EQ(uniep_place(group, &config, routings.data(), source.ranks, nullptr, &placement), UNIEP_OK)
+      << uniep_last_error();
   return PlacementHandle(placement);
 }
 

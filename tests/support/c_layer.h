@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "support/random_layer.h"
@@ -18,6 +19,12 @@ struct Destroyer {
 using GroupHandle = std::unique_ptr<uniep_group, Destroyer<uniep_group_destroy>>;
 using PlacementHandle = std::unique_ptr<uniep_placement, Destroyer<uniep_placement_destroy>>;
 using SavedHandle = std::unique_ptr<uniep_saved, Destroyer<uniep_saved_destroy>>;
+
+void expect_failure(uniep_status status, const std::string& text, uniep_status got);
+void expect_ok(uniep_status got);
+
+uniep_group_options group_options(int ranks, int workers = 2);  // on the cpu engine
+GroupHandle make_group(const uniep_group_options& options);
 
 // A layer as a C caller holds it, with room for all results.
 struct CLayer {
