@@ -1,15 +1,18 @@
-// A layer in a CUDA graph: place() within a capacity and forward() are captured once; every replay has other routings
-// and inputs, and gives the bytes of the naive oracle. Then a routing that is not legal, and calls outside of the
-// graph. Usage: gpu_graph_tests [--replays N] [--verbose]; exit status 77 without a Hopper GPU.
+// Layers in CUDA graphs, byte by byte against the naive oracle: a small one that is replayed after a large call has
+// taken more memory (a), many sizes side by side (b), a placement made before the capture (c), a capture that would
+// need more memory (d), and random layers.
+// Usage: gpu_graph_tests [--only a,b,c,d,random] [--replays N] [--processes] [--verbose]
+// On GPU 0 with 1 and 4 virtual ranks; where there are two GPUs on both in one process; with --processes a process a
+// GPU, too. --part P: this process is a rank of those that this program starts. Exit status 77 without a Hopper GPU.
+#include <algorithm>
 #include <cstdlib>
-#include <functional>
+#include <deque>
+#include <optional>
 
-#include "engine/cuda/device_array.h"
+#include "cli/rank_launcher.h"
+#include "comm/bootstrap.h"
 #include "engine/engine.h"
-#include "model/row_table.h"
-#include "support/random_layer.h"
-#include "tests/cuda/graph_functions.h"
-#include "tests/cuda/layer_oracle.h"
+#include "tests/cuda/device_layer.h"
 
 namespace uniep::cuda::test {
 namespace {
@@ -19,181 +22,323 @@ using uniep::test::random_layer;
 using uniep::test::RandomLayer;
 using uniep::test::RandomLayerLimits;
 
-// The same layer with tokens and experts in another order; the numbers of tokens and slots stay.
-cli::LayerData other_batch(const cli::LayerData& data, Random& random) {
-  cli::LayerData other = data;
-  const int64_t shift = random.between(0, data.shape.experts - 1);
-  for (int32_t& id : other.ids) {
-    if (id >= 0) id = static_cast<int32_t>((id + shift) % data.shape.experts);
-  }
-  for (int64_t token = 0; token + 1 < data.all_tokens(); ++token) {
-    const int64_t with = random.between(token, data.all_tokens() - 1);
-    const auto swap_rows = [&](auto& rows, int64_t columns) {
-      std::swap_ranges(rows.begin() + token * columns, rows.begin() + (token + 1) * columns,
-                       rows.begin() + with * columns);
-    };
-    if (with == token) continue;
-    swap_rows(other.ids, data.shape.topk);
-    swap_rows(other.probs, data.shape.topk);
-    if (random.one_in(2)) swap_rows(other.x, data.shape.hidden);
-  }
-  return other;
-}
+constexpr int64_t kSmall = 128, kLarge = 4096;
+constexpr int kNewInputsEvery = 50;
+constexpr int64_t kMostGroups = 32;  // that the engine sums
 
-class GraphTest {
- public:
-  GraphTest(const RandomLayer& layer, const std::vector<int>& devices, Results& results, const std::string& folder)
-      : layer_(layer), results_(results), kernels_(0, folder), group_(options(layer, devices)) {
-    const LayerShape& shape = layer.data.shape;
-    capacity_.rows =
-        round_up(layer.data.all_tokens() * shape.topk, kRowAlignment) + shape.experts / layer.ranks * kRowAlignment;
-    check(driver().cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-    const int64_t weights = shape.experts / layer.ranks * shape.intermediate * shape.hidden;
-    for (int rank = 0; rank < layer.ranks; ++rank) {
-      const int64_t tokens = layer.data.tokens[static_cast<size_t>(rank)];
-      Rank& own = ranks_.emplace_back();
-      own.ids = {0, tokens * shape.topk * 4};
-      own.probs = {0, tokens * shape.topk * 4};
-      own.x = {0, tokens * shape.hidden * 2};
-      own.y = {0, tokens * shape.hidden * 2};
-      own.w1 = {0, layer.data.w1.data() + rank * 2 * weights, 2 * weights * 2};
-      own.w2 = {0, layer.data.w2.data() + rank * weights, weights * 2};
-      routings_.push_back(
-          {tokens, own.ids.data(), IndexType::kInt32, static_cast<const float*>(own.probs.data()), Stream{stream_}});
-      ForwardArguments& arguments = arguments_.emplace_back();
-      arguments.x = static_cast<const BFloat16*>(own.x.data());
-      arguments.y = static_cast<BFloat16*>(own.y.data());
-      arguments.weights.w1 = static_cast<const BFloat16*>(own.w1.data());
-      arguments.weights.w2 = static_cast<const BFloat16*>(own.w2.data());
-      arguments.stream = Stream{stream_};
-    }
-    schedule_ = resolve({}, Direction::kForward, shape, layer.config.numerics, group_.machine());
+struct Options {
+  int replays = 1000;
+  std::vector<std::string> only;
+  bool processes = false;
+  bool part = false;
+  bool verbose = false;
+
+  bool wants(const std::string& name) const {
+    return only.empty() || std::find(only.begin(), only.end(), name) != only.end();
   }
-
-  void run(int replays) {
-    Random random(11);
-    const auto call = [&] { replay_needs_.push_back(call_layer()); };
-    expect("before the graph", layer_.data, call);
-    CUgraph graph = nullptr;
-    CUgraphExec executable = nullptr;
-    check(graphs_.begin_capture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "cuStreamBeginCapture");
-    call();
-    check(graphs_.end_capture(stream_, &graph), "cuStreamEndCapture");
-    check(graphs_.instantiate(&executable, graph, 0), "cuGraphInstantiateWithFlags");
-    const auto replay = [&] { check(graphs_.launch(executable, stream_), "cuGraphLaunch"); };
-    for (int i = 0; i < replays; ++i) {
-      expect("replay " + std::to_string(i), other_batch(layer_.data, random), replay);
-    }
-    cli::LayerData illegal = layer_.data;
-    illegal.ids.front() = static_cast<int32_t>(illegal.shape.experts);
-    upload(illegal);
-    replay();
-    check(driver().cuStreamSynchronize(stream_), "a replay");
-    std::string text = "nothing was thrown";
-    try {
-      call_layer();
-    } catch (const Error& error) {
-      text = error.what();
-    }
-    results_.record("a replay with an illegal routing", text.find("token 0, slot 0 holds") != std::string::npos, text);
-    expect("a replay after it", other_batch(layer_.data, random), replay);
-    expect("outside of the graph", other_batch(layer_.data, random), call);
-  }
-
- private:
-  struct Rank {
-    DeviceArray ids, probs, x, w1, w2, y;
-  };
-  struct Called {
-    Placement placement;
-    Saved saved;
-  };
-
-  static GroupOptions options(const RandomLayer& layer, const std::vector<int>& devices) {
-    GroupOptions options;
-    options.engine = EngineKind::kCuda;
-    options.ranks = layer.ranks;
-    options.devices = devices;
-    return options;
-  }
-
-  Called call_layer() {
-    Called called;
-    called.placement = place(group_, layer_.data.shape, routings_, capacity_);
-    called.saved = forward(group_, layer_.config, schedule_, called.placement, arguments_);
-    return called;
-  }
-
-  void upload(const cli::LayerData& data) {
-    const auto copy = [&](const DeviceArray& target, const void* source, int64_t bytes) {
-      if (bytes == 0) return;
-      check(driver().cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(target.data()), source, static_cast<size_t>(bytes),
-                                       stream_),
-            "uploading a batch");
-    };
-    for (int rank = 0; rank < layer_.ranks; ++rank) {
-      const Rank& own = ranks_[static_cast<size_t>(rank)];
-      const int64_t first = data.first_token(rank), tokens = data.tokens[static_cast<size_t>(rank)];
-      copy(own.ids, data.ids.data() + first * data.shape.topk, tokens * data.shape.topk * 4);
-      copy(own.probs, data.probs.data() + first * data.shape.topk, tokens * data.shape.topk * 4);
-      copy(own.x, data.x.data() + first * data.shape.hidden, tokens * data.shape.hidden * 2);
-    }
-  }
-
-  void expect(const std::string& name, const cli::LayerData& data, const std::function<void()>& action) {
-    upload(data);
-    for (const Rank& own : ranks_) own.y.fill(0xff);
-    action();
-    check(driver().cuStreamSynchronize(stream_), name.c_str());
-    std::vector<BFloat16> y(data.x.size());
-    for (int rank = 0; rank < layer_.ranks; ++rank) {
-      ranks_[static_cast<size_t>(rank)].y.read(y.data() + data.first_token(rank) * data.shape.hidden,
-                                               data.tokens[static_cast<size_t>(rank)] * data.shape.hidden * 2);
-    }
-    const cli::LayerResult expected = naive_layer(kernels_, layer_.config, data);
-    const bool good =
-        y.size() == expected.y.size() && std::memcmp(y.data(), expected.y.data(), y.size() * sizeof(BFloat16)) == 0;
-    results_.record(name, good, good ? "" : "y differs from the oracle's");
-  }
-
-  const RandomLayer& layer_;
-  Results& results_;
-  Kernels kernels_;
-  GraphFunctions graphs_;
-  Group group_;
-  Capacity capacity_;
-  Schedule schedule_;
-  CUstream stream_ = nullptr;
-  std::vector<Rank> ranks_;
-  std::vector<Routing> routings_;
-  std::vector<ForwardArguments> arguments_;
-  std::vector<Called> replay_needs_;  // what the graph works in
 };
 
-int run(int argc, char** argv) {
-  int replays = 20;
-  Results results;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--verbose") == 0) results.verbose = true;
-    if (std::strcmp(argv[i], "--replays") == 0 && i + 1 < argc) replays = std::atoi(argv[++i]);
+LayerConfig config_of(int64_t hidden, int64_t intermediate) {
+  LayerConfig config;
+  config.shape = {.hidden = hidden, .intermediate = intermediate, .experts = 8, .topk = 2};
+  return config;
+}
+
+// (a) Two graphs of a small layer, one with x in a symmetric buffer. A large call in between makes symmetric memory,
+// counters and workspaces grow.
+void small_graph_after_large_call(DeviceLayer& layer, const Options& options) {
+  struct Captured {
+    CallArrays arrays;
+    std::optional<CapturedCalls> calls;
+    cli::LayerData data;
+  };
+  Captured graphs[2];
+  std::vector<DeviceLayer::Called> kept;
+  for (Captured& own : graphs) {
+    own.arrays = layer.arrays(layer.tokens(kSmall), &own == &graphs[1]);
+    own.data = layer.batch(own.arrays.tokens);
+    layer.upload(own.arrays, own.data);
+    layer.call(own.arrays, own.arrays.capacity);
+    layer.expect("a: before the capture", own.arrays, own.data);
+    own.calls.emplace(layer.capture([&] { kept.push_back(layer.call(own.arrays, own.arrays.capacity)); }));
   }
+  const CallArrays large = layer.arrays(layer.tokens(kLarge));
+  const cli::LayerData of_large = layer.batch(large.tokens);
+  const auto call_large = [&](const std::string& name) {
+    layer.upload(large, of_large);
+    layer.call(large);
+    layer.expect(name, large, of_large);
+  };
+  call_large("a: the large call");
+  for (int i = 0; i < options.replays; ++i) {
+    Captured& own = graphs[i / kNewInputsEvery % 2];
+    const bool is_new = i % kNewInputsEvery == 0;
+    const bool compared = is_new || i % kNewInputsEvery == kNewInputsEvery - 1 || i + 1 == options.replays;
+    if (is_new) {
+      own.data = layer.batch(own.arrays.tokens);
+      layer.upload(own.arrays, own.data);
+    } else if (compared) {
+      layer.poison(own.arrays);
+    }
+    layer.replay(*own.calls);
+    if (compared) layer.expect("a: replay " + std::to_string(i), own.arrays, own.data);
+  }
+  call_large("a: the large call after the replays");
+
+  Captured& own = graphs[0];
+  cli::LayerData illegal = own.data;
+  illegal.ids.front() = static_cast<int32_t>(illegal.shape.experts);
+  layer.upload(own.arrays, illegal);
+  layer.replay(*own.calls);
+  layer.synchronize();
+  layer.expect_error("a: a replay with an illegal routing", Status::kInvalidArgument, {"token 0, slot 0 holds"},
+                     [&] { layer.call(large); });
+  own.data = layer.batch(own.arrays.tokens);
+  layer.upload(own.arrays, own.data);
+  layer.replay(*own.calls);
+  layer.expect("a: a replay after it", own.arrays, own.data);
+  call_large("a: the large call after it");
+}
+
+// (b) Graphs of 1, 2, 4, ..., 256 tokens side by side, every second of them with x in a symmetric buffer. Of half of
+// them nobody keeps the Placement and the Saved.
+void many_graphs(DeviceLayer& layer, const Options&) {
+  constexpr int64_t kMost = 256;
+  constexpr int kRounds = 200;
+  struct Captured {
+    CallArrays arrays;
+    CapturedCalls calls;
+  };
+  for (const bool in_buffer : {false, true}) {
+    const CallArrays first = layer.arrays(layer.tokens(kMost), in_buffer);
+    const cli::LayerData data = layer.batch(first.tokens);
+    layer.upload(first, data);
+    layer.call(first, first.capacity);
+    layer.expect("b: before the captures", first, data);
+  }
+  std::vector<Captured> graphs;
+  std::vector<DeviceLayer::Called> kept;
+  for (int64_t tokens = 1; tokens <= kMost; tokens *= 2) {
+    CallArrays arrays = layer.arrays(layer.tokens(tokens), graphs.size() % 2 == 1);
+    layer.upload(arrays, layer.batch(arrays.tokens));
+    CapturedCalls calls = layer.capture([&] { kept.push_back(layer.call(arrays, arrays.capacity)); });
+    if (graphs.size() % 4 < 2) kept.pop_back();
+    graphs.push_back({std::move(arrays), std::move(calls)});
+  }
+  Random random(17);
+  std::deque<DeviceLayer::Called> recent;  // of eager calls
+  for (int round = 0; round < kRounds; ++round) {
+    const Captured& own = graphs[random.next() % graphs.size()];
+    const cli::LayerData data = layer.batch(own.arrays.tokens);
+    layer.upload(own.arrays, data);
+    std::optional<CallArrays> eager;
+    cli::LayerData of_eager;
+    if (random.one_in(2)) {
+      eager.emplace(layer.arrays(layer.tokens(random.between(1, random.one_in(8) ? 1000 : kMost))));
+      of_eager = layer.batch(eager->tokens);
+      layer.upload(*eager, of_eager);
+      recent.push_back(layer.call(*eager, random.one_in(2) ? Capacity{} : eager->capacity));
+      if (recent.size() > 3) recent.pop_front();
+    }
+    layer.replay(own.calls);
+    const std::string name = "b: round " + std::to_string(round);
+    if (eager) layer.expect(name + ", eager", *eager, of_eager);
+    layer.expect(name + ", replay of " + std::to_string(own.arrays.capacity.tokens) + " tokens", own.arrays, data);
+  }
+}
+
+// (c) Two placements by need that were made before the capture. Their Programs' tables are made beside it, the second
+// one's when the first call has given its memory back.
+void placements_before_capture(DeviceLayer& layer, const Options&) {
+  constexpr int kCalls = 50, kReplays = 20;
+  constexpr int64_t kTokens[] = {1, 64};
+  const CallArrays largest = layer.arrays(layer.tokens(kLarge / 8));
+  const cli::LayerData of_largest = layer.batch(largest.tokens);
+  layer.upload(largest, of_largest);
+  layer.call(largest);
+  layer.expect("c: before the capture", largest, of_largest);
+
+  std::vector<CallArrays> arrays;
+  std::vector<cli::LayerData> data;
+  std::vector<Placement> placements;
+  for (const int64_t tokens : kTokens) {
+    arrays.push_back(layer.arrays(layer.tokens(tokens)));
+    data.push_back(layer.batch(arrays.back().tokens));
+    layer.upload(arrays.back(), data.back());
+    placements.push_back(layer.place(arrays.back()));
+  }
+  layer.synchronize();
+  const CapturedCalls calls = layer.capture([&] {
+    for (std::size_t i = 0; i < arrays.size(); ++i) layer.forward(arrays[i], placements[i]);
+  });
+  Random random(23);
+  std::deque<DeviceLayer::Called> recent;
+  for (int i = 0; i < kCalls; ++i) {
+    const CallArrays eager = layer.arrays(layer.tokens(random.between(1, kTokens[1])));
+    const cli::LayerData of_eager = layer.batch(eager.tokens);
+    layer.upload(eager, of_eager);
+    recent.push_back(layer.call(eager));
+    if (recent.size() > 3) recent.pop_front();
+    layer.expect("c: call " + std::to_string(i), eager, of_eager);
+  }
+  for (int i = 0; i < kReplays; ++i) {
+    for (std::size_t of = 0; of < arrays.size(); ++of) {
+      data[of] = layer.with_other_x(data[of]);
+      layer.upload(arrays[of], data[of]);
+    }
+    layer.replay(calls);
+    for (std::size_t of = 0; of < arrays.size(); ++of) {
+      layer.expect("c: replay " + std::to_string(i) + ", call " + std::to_string(of), arrays[of], data[of]);
+    }
+  }
+}
+
+// (d) Symmetric memory can not grow in a capture.
+void growth_in_capture(DeviceLayer& layer, const Options&) {
+  const CallArrays small = layer.arrays(layer.tokens(8)), large = layer.arrays(layer.tokens(kLarge));
+  const cli::LayerData of_small = layer.batch(small.tokens), of_large = layer.batch(large.tokens);
+  const auto call = [&](const std::string& name, const CallArrays& arrays, const cli::LayerData& data) {
+    layer.upload(arrays, data);
+    layer.call(arrays, arrays.capacity);
+    layer.expect(name, arrays, data);
+  };
+  call("d: a small call", small, of_small);
+  layer.begin_capture();
+  layer.expect_error("d: growth in a capture", Status::kInvalidArgument, {"make one call of this size first"},
+                     [&] { layer.call(large, large.capacity); });
+  GraphFunctions().destroy(layer.end_capture());
+  call("d: a small call after it", small, of_small);
+  call("d: the large call", large, of_large);
+  const CapturedCalls captured = layer.capture([&] { layer.call(large, large.capacity); });
+  const cli::LayerData other = layer.batch(large.tokens);
+  layer.upload(large, other);
+  layer.replay(captured);
+  layer.expect("d: a replay of the large call", large, other);
+}
+
+void random_graph(DeviceLayer& layer, int64_t tokens, const std::string& description) {
+  const CallArrays arrays = layer.arrays(layer.tokens(tokens));
+  cli::LayerData data = layer.batch(arrays.tokens);
+  layer.upload(arrays, data);
+  layer.call(arrays, arrays.capacity);
+  layer.expect("random: before the capture: " + description, arrays, data);
+  const CapturedCalls captured = layer.capture([&] { layer.call(arrays, arrays.capacity); });
+  for (int i = 0; i < 20; ++i) {
+    data = layer.batch(arrays.tokens);
+    layer.upload(arrays, data);
+    layer.replay(captured);
+    layer.expect("random: replay " + std::to_string(i) + ": " + description, arrays, data);
+  }
+}
+
+GroupOptions group_options(int ranks, const std::vector<int>& devices) {
+  GroupOptions options;
+  options.engine = EngineKind::kCuda;
+  options.ranks = ranks;
+  options.devices = devices;
+  options.timeout_seconds = 20;
+  return options;
+}
+
+GroupOptions process_options(int ranks) {
+  GroupOptions options = group_options(ranks, {});
+  options.launch = uniep::Launch::kProcesses;
+  options.arrival_timeout_seconds = 120;  // compiling kernels takes long
+  return options;
+}
+
+std::string kernel_folder() {
   const std::string path = __FILE__;
   const char* const given = std::getenv("UNIEP_TEST_KERNELS");
-  const std::string folder = given != nullptr ? given : path.substr(0, path.rfind('/'));
+  return given != nullptr ? given : path.substr(0, path.rfind('/'));
+}
+
+void run_cases(const GroupOptions& group, const std::string& where, const Options& options, Results& results) {
+  using Case = void (*)(DeviceLayer&, const Options&);
+  const struct {
+    const char* name;
+    Case run;
+    int64_t hidden, intermediate;
+  } cases[] = {{"a", small_graph_after_large_call, 256, 128},
+               {"b", many_graphs, 256, 128},
+               {"c", placements_before_capture, 128, 64},
+               {"d", growth_in_capture, 256, 128}};
+  for (const auto& own : cases) {
+    if (!options.wants(own.name)) continue;
+    const int passed = results.passed, failed = results.failed;
+    DeviceLayer layer(group, config_of(own.hidden, own.intermediate), results, kernel_folder());
+    own.run(layer, options);
+    // Where others have ranks: until none of them needs this one's memory.
+    layer.synchronize();
+    layer.group().implementation().meet();
+    std::printf("%s, %s: %d passed, %d failed\n", own.name, where.c_str(), results.passed - passed,
+                results.failed - failed);
+    std::fflush(stdout);
+  }
+}
+
+void run_random(Results& results) {
   for (const int ranks : {1, 4, 8}) {
     RandomLayerLimits limits;
     limits.ranks = {ranks};
-    limits.most_tokens = 200;
     limits.most_columns = 640;
     limits.most_local_experts = 8;
-    uint64_t seed = 1;
-    RandomLayer layer = random_layer(seed, limits);
-    while (layer.data.all_tokens() == 0 || layer.data.tokens[0] == 0) layer = random_layer(++seed, limits);
-    const ScopedDevice scope(0);
-    GraphTest(layer, {0}, results, folder).run(replays);
+    for (uint64_t seed = 1; seed <= 2; ++seed) {
+      const RandomLayer drawn = random_layer(static_cast<uint64_t>(ranks) * 100 + seed, limits);
+      if (drawn.config.numerics.combine_groups > kMostGroups) continue;
+      DeviceLayer layer(group_options(ranks, {0}), drawn.config, results, kernel_folder());
+      random_graph(layer, 200, drawn.description);
+    }
   }
+}
+
+// Each of two processes does all cases on its own GPU.
+void launch(const std::vector<std::string>& given, Results& results) {
+  std::vector<std::string> arguments = given;
+  arguments.emplace_back("--part");
+  std::string text;
+  try {
+    cli::launch_ranks({"/proc/self/exe", arguments}, "gpu_graph_tests", 2);
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  results.record("a process a GPU", text.empty(), text);
+}
+
+Options read_options(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    const auto value = [&]() -> std::string { return i + 1 < argc ? argv[++i] : ""; };
+    if (name == "--verbose") options.verbose = true;
+    if (name == "--processes") options.processes = true;
+    if (name == "--part") options.part = true;
+    if (name == "--replays") options.replays = std::atoi(value().c_str());
+    if (name == "--only") options.only = split(value(), ',');
+  }
+  return options;
+}
+
+int run(int argc, char** argv) {
+  const Options options = read_options(argc, argv);
+  Results results;
+  results.verbose = options.verbose;
+  if (options.part) {
+    const RankEnvironment environment = required_rank_environment();
+    run_cases(process_options(environment.ranks), "rank " + std::to_string(environment.rank), options, results);
+    return results.failed == 0 ? 0 : 1;
+  }
+  const bool two_gpus = device_count() >= 2;
+  // First: the processes' kernels find the whole GPUs free.
+  if (options.processes && two_gpus) launch(std::vector<std::string>(argv + 1, argv + argc), results);
+  if (options.processes && !two_gpus) std::printf("a process a GPU: skipped, there is one GPU\n");
+  for (const int ranks : {1, 4}) {
+    run_cases(group_options(ranks, {0}), std::to_string(ranks) + " ranks on one GPU", options, results);
+  }
+  if (two_gpus) run_cases(group_options(2, {0, 1}), "two GPUs in one process", options, results);
+  if (options.wants("random")) run_random(results);
   std::printf("graph tests: %d passed, %d failed\n", results.passed, results.failed);
-  return results.failed == 0 ? 0 : 1;
+  return results.failed == 0 && results.passed > 0 ? 0 : 1;
 }
 
 }  // namespace

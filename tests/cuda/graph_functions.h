@@ -12,6 +12,8 @@ struct GraphFunctions {
   decltype(&::cuStreamEndCapture) end_capture;
   decltype(&::cuGraphInstantiateWithFlags) instantiate;
   decltype(&::cuGraphLaunch) launch;
+  decltype(&::cuGraphExecDestroy) destroy_executable;
+  decltype(&::cuGraphDestroy) destroy;
 
   GraphFunctions() {
     static const DynamicLibrary library("the CUDA driver", "UNIEP_LIBCUDA", {"libcuda.so.1"});
@@ -19,6 +21,8 @@ struct GraphFunctions {
     library.bind(end_capture, "cuStreamEndCapture");
     library.bind(instantiate, "cuGraphInstantiateWithFlags");
     library.bind(launch, "cuGraphLaunch");
+    library.bind(destroy_executable, "cuGraphExecDestroy");
+    library.bind(destroy, "cuGraphDestroy");
   }
 };
 
