@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -274,7 +275,8 @@ int main(int argc, char** argv) {
   const char* const given = std::getenv("UNIEP_TEST_KERNELS");
   const std::string folder = given != nullptr ? given : path.substr(0, path.rfind('/'));
   // Not before a fork: a CUDA context does not survive it.
-  const bool forks = argc > 1 && std::strcmp(argv[argc - 1], "--processes") == 0;
+  const bool forks =
+      std::any_of(argv + 1, argv + argc, [](const char* word) { return std::strcmp(word, "--processes") == 0; });
   try {
     if (!forks) uniep::cuda::require_hopper(0);
   } catch (const uniep::Error& error) {

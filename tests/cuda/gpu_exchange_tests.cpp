@@ -192,6 +192,7 @@ class Exchange {
     options.workers = c.workers;
     options.devices = devices;
     options.timeout_seconds = timeout_seconds;
+    options.arrival_timeout_seconds = 5 * timeout_seconds;
     return options;
   }
 

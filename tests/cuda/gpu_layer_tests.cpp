@@ -192,6 +192,7 @@ class LayerTests {
     GroupOptions given = group_options(options_.of_cases, 2);
     given.devices = {0};
     given.timeout_seconds = 0.05;
+    given.arrival_timeout_seconds = 0.25;
     Group group(given);
     auto& engine = dynamic_cast<CudaEngine&>(group.implementation());
     cli::LayerRunner runner(group, layer.config, layer.data);
@@ -215,6 +216,7 @@ class LayerTests {
     const RandomLayer layer = layer_of_two();
     GroupOptions given = process_options(2);
     given.timeout_seconds = 1.0;
+    given.arrival_timeout_seconds = 2.0;
     Group group(given);
     cli::LayerRunner runner(group, layer.config, layer.data);
     const Schedule schedule =

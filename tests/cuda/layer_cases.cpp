@@ -28,8 +28,11 @@ int random_workers(const CaseOptions& options, int ranks, Random& random) {
 Capacity random_capacity(const RandomLayer& layer, int ranks, Random& random) {
   if (random.one_in(2)) return {};
   const LayerShape& shape = layer.data.shape;
+  const bool on_one_rank = ranks != layer.ranks;
+  const int64_t most_tokens =
+      on_one_rank ? layer.data.all_tokens() : *std::max_element(layer.data.tokens.begin(), layer.data.tokens.end());
   return {.rows = round_up(layer.data.all_tokens() * shape.topk, kRowAlignment) + shape.experts / ranks * kRowAlignment,
-          .tokens = *std::max_element(layer.data.tokens.begin(), layer.data.tokens.end())};
+          .tokens = std::max<int64_t>(most_tokens, 1)};
 }
 
 PartialSchedule fixed_fields(const CaseOptions& options, Heap heap, Random& random) {
