@@ -44,10 +44,18 @@ Allocator BlockCache::allocator() {
 
 Allocator BlockCache::allocator_of_one() {
   Allocator functions = allocator();
+  functions.allocate = [](void* cache, std::size_t bytes, std::size_t, int rank, Stream) {
+    return static_cast<BlockCache*>(cache)->allocate_unused(bytes, rank);
+  };
   functions.release = [](void* cache, void* memory, std::size_t, int rank, Stream) {
     static_cast<BlockCache*>(cache)->release_for_good(memory, rank);
   };
   return functions;
+}
+
+// What an earlier call of the same capture has given back it writes again at every replay.
+void* BlockCache::allocate_unused(std::size_t bytes, int rank) {
+  return capture_ == 0 ? allocate(bytes, rank) : take(stepped(bytes), device_of(rank));
 }
 
 void* BlockCache::allocate(std::size_t bytes, int rank) {
@@ -61,12 +69,16 @@ void* BlockCache::allocate(std::size_t bytes, int rank) {
     blocks.erase(found);
     return memory;
   }
-  void* memory = take_from_device(wanted, device);
+  return take(wanted, device);
+}
+
+void* BlockCache::take(std::size_t bytes, int device) {
+  void* memory = take_from_device(bytes, device);
   if (memory == nullptr) {
     free_all(free_[{device, 0}], device);
-    memory = take_from_device(wanted, device);
+    memory = take_from_device(bytes, device);
   }
-  if (memory != nullptr) in_use_.emplace(memory, Block{wanted, capture_});
+  if (memory != nullptr) in_use_.emplace(memory, Block{bytes, capture_});
   return memory;
 }
 

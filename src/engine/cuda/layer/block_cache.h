@@ -24,7 +24,7 @@ class BlockCache {
 
   // An allocator that stays valid as long as the cache.
   Allocator allocator();
-  // The same, but nobody else gets what a captured call has taken.
+  // The same, but nobody else has had or gets what a captured call takes.
   Allocator allocator_of_one();
 
   // Which capture the next call goes into; 0: none.
@@ -38,6 +38,8 @@ class BlockCache {
   };
 
   void* allocate(std::size_t bytes, int rank);
+  void* allocate_unused(std::size_t bytes, int rank);
+  void* take(std::size_t bytes, int device);
   void release(void* memory, int rank);
   void release_for_good(void* memory, int rank);
   void* take_from_device(std::size_t bytes, int device);

@@ -6,6 +6,7 @@
 #include "engine/cuda/driver.h"
 #include "engine/cuda/layer/cuda_engine.h"
 #include "engine/cuda/layer/peer_access.h"
+#include "engine/cuda/layer/stream_capture.h"
 #include "engine/cuda/layer/symmetric_block.h"
 
 // What a group does beside its layers: memory that ranks share, failures, recovery, exchanges of hosts.
@@ -152,6 +153,7 @@ void CudaEngine::set_epoch(uint32_t epoch) {
 void CudaEngine::tell_peers(uint32_t failed) noexcept {
   if (!in_processes()) return;
   try {
+    const BesideCapture beside;  // a call that is captured may have failed
     const int own = first_local_rank();
     for (int peer = 0; peer < options_.ranks; ++peer) {
       if (peer != own) side_.store(&symmetric_.board(own, peer)->failed[own], failed);
