@@ -28,7 +28,8 @@ struct Options {
 };
 
 constexpr int64_t kTokens = 200;
-constexpr std::size_t kOffset = 4096 + 16;
+constexpr std::size_t kAlignment = 16;  // of x
+constexpr std::size_t kOffset = 4096 + kAlignment;
 
 LayerConfig small_config() {
   LayerConfig config;
@@ -129,17 +130,23 @@ class InputTests {
     layer_.synchronize();
   }
 
-  // A process a GPU: rank 0 reads where the others have a copy.
-  void mismatch() {
-    const SymmetricBuffer buffer = layer_.group().allocate_symmetric(bytes_);
-    if (layer_.group().first_local_rank() == 0) give([&](int rank) { return buffer.data(rank); });
+  // A process a GPU: not all ranks have x at the same place.
+  void mismatches() {
+    const SymmetricBuffer buffer = layer_.group().allocate_symmetric(bytes_ + kAlignment);
+    const bool first = layer_.group().first_local_rank() == 0;
+    if (first) give([&](int rank) { return buffer.data(rank); });
+    mismatch("x in a buffer on rank 0 only", "x copied");
+    give([&](int rank) { return static_cast<std::byte*>(buffer.data(rank)) + (first ? 0 : kAlignment); });
+    mismatch("x at another offset on rank 1", "x in a symmetric buffer");
+  }
+
+  void mismatch(const std::string& name, const std::string& word) {
     const cli::LayerData data = layer_.batch(arrays_.tokens);
     layer_.upload(arrays_, data);
-    layer_.expect_error("x in a buffer on rank 0 only", Status::kTimeout,
-                        {"rank 0 makes", "rank 1 makes", "x in a symmetric buffer", "x copied"}, [&] {
-                          layer_.call(arrays_);
-                          layer_.group().synchronize();
-                        });
+    layer_.expect_error(name, Status::kTimeout, {"rank 0 makes", "rank 1 makes", "x in a symmetric buffer", word}, [&] {
+      layer_.call(arrays_);
+      layer_.group().synchronize();
+    });
     take_back();
     layer_.group().recover();
     expect("x in memory of cudaMalloc after recover()");
@@ -203,7 +210,7 @@ void run_inputs(const GroupOptions& options, const std::string& where, Results& 
     tests.symmetric();
     tests.registered();
     if (!in_processes) tests.unreachable();
-    if (in_processes && options.ranks == 2) tests.mismatch();
+    if (in_processes && options.ranks == 2) tests.mismatches();
     if (in_processes) tests.refused();
     tests.end();
   }

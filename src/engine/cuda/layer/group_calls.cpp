@@ -39,8 +39,7 @@ CudaEngine::Inputs CudaEngine::find_inputs(const std::vector<RankBinding>& bindi
     const std::ptrdiff_t offset = block != nullptr ? block->offset_of(own) : -1;
     if (offset < 0) continue;
     inputs.block = block;
-    inputs.where = block->number() * 2654435761u ^ static_cast<uint32_t>(offset / 16);
-    inputs.where |= 1;
+    inputs.where = (block->number() * 2654435761u ^ static_cast<uint32_t>(offset / 16)) << 1 | 1;  // not 0
     for (int peer = 0; peer < options_.ranks; ++peer) {
       inputs.addresses[static_cast<std::size_t>(peer)] = static_cast<const BFloat16*>(block->address(peer, offset));
     }
