@@ -1,5 +1,6 @@
 #include "uniep/c_api.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <new>
@@ -133,7 +134,7 @@ uniep_status uniep_make_unique_id(char out[128]) {
     require_pointer(out, "out");
     const std::string id = make_unique_id();
     if (id.size() != UNIEP_UNIQUE_ID_BYTES) throw Error(Status::kInternal, "a unique id of another size");
-    std::memcpy(out, id.data(), id.size());
+    std::copy(id.begin(), id.end(), out);
   });
 }
 
