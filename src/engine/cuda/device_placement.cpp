@@ -328,7 +328,12 @@ void Placer::check(std::span<const RankToPlace> ranks) {
   queue_reports(ranks);
   for (size_t i = 0; i < own_.size(); ++i) {
     const ScopedDevice scope(own_[i].device);
-    cuda::check(driver().cuStreamSynchronize(stream_of(ranks[i].routing.stream)), "placement");
+    const CUstream stream = stream_of(ranks[i].routing.stream);
+    if (wait_for_stream_) {
+      wait_for_stream_(own_[i].device, stream);
+    } else {
+      cuda::check(driver().cuStreamSynchronize(stream), "placement");
+    }
   }
   if (has_noticed_failure()) throw_noticed_failure();
 }

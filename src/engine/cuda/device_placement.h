@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -62,6 +64,10 @@ class Placer {
   // says is the peer's, and the placement copies from its own. None: they write into tables.rows.
   using RowInbox = std::function<RowSource*(int own_rank, int peer)>;
   void set_row_inbox(RowInbox inbox) { row_inbox_ = std::move(inbox); }
+
+  // How the host waits for a stream, which ends; by itself it waits without looking at anything else.
+  using WaitForStream = std::function<void(int device, CUstream stream)>;
+  void set_wait(WaitForStream wait) { wait_for_stream_ = std::move(wait); }
 
   // The number of the running call on this rank; peers' failures are told by it.
   void set_call(uint32_t number) { call_ = number; }
@@ -128,6 +134,7 @@ class Placer {
 
   SymmetricMemory& memory_;
   RowInbox row_inbox_;
+  WaitForStream wait_for_stream_;
   double wait_seconds_, arrival_seconds_;
   uint32_t call_ = kReplayed;
   std::vector<OwnRank> own_;

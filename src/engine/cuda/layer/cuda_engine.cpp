@@ -112,7 +112,12 @@ CudaEngine::~CudaEngine() {
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     for (const int rank : queue->ranks()) queue->order().remove(symmetric_.board(rank, rank));
   }
-  queues_.clear();  // waits for their calls
+  try {
+    synchronize_devices();
+  } catch (const std::exception&) {
+    lost_ = "a device failed";  // its queues say so again
+  }
+  queues_.clear();
   tell_peers(kLeft);
 }
 
@@ -243,6 +248,16 @@ GroupPlacer& CudaEngine::placer() {
   synchronize_devices();
   placer_ = std::make_unique<GroupPlacer>(symmetric_, kernels, cache_, options_.timeout_seconds,
                                           options_.arrival_timeout_seconds, in_processes());
+  if (in_processes()) {
+    placer_->set_wait([this](int device, CUstream stream) {
+      wait_until([&] {
+        const ScopedDevice scope(device);
+        const CUresult result = driver().cuStreamQuery(stream);
+        if (result != CUDA_ERROR_NOT_READY) check(result, "placement");
+        return result == CUDA_SUCCESS;
+      });
+    });
+  }
   return *placer_;
 }
 

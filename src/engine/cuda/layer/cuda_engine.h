@@ -106,6 +106,7 @@ class CudaEngine final : public internal::Engine {
   int failed_rank() const;  // of the local ones, whose wait ran out since recover(); -1: none
   void throw_noticed_failures();
   std::string details(const WaitReport& report);
+  void wait_until(const std::function<bool()>& over);
   void synchronize_devices();
   void tell_peers(uint32_t failed) noexcept;
 
@@ -128,6 +129,7 @@ class CudaEngine final : public internal::Engine {
   uint32_t call_number_ = 0;
   uint64_t capture_ = 0;  // that the running call goes into
   bool ever_captured_ = false;
+  std::string lost_;  // why the ranks can not go on together
   int absent_ranks_ = 0;
   bool broken_ = false;
 };

@@ -95,7 +95,7 @@ std::byte* DeviceQueue::call_memory(std::size_t bytes, CUstream stream) {
     return captured_calls_.back().data();
   }
   if (call_memory_.size() < bytes) {
-    synchronize();
+    if (call_over_) call_over_.wait();
     call_memory_ = DeviceBlock();
     call_memory_ = DeviceBlock(device_, std::max<std::size_t>(2 * bytes, 64 << 10), "the arguments of calls");
   }
@@ -128,9 +128,12 @@ void DeviceQueue::launch(const LayerKernelConfig& config, const LayerLaunch& lau
   launch_kernel(layer_function(config), shape, &argument, "launching the layer");
 }
 
-void DeviceQueue::synchronize() {
+bool DeviceQueue::is_over() const {
+  if (!call_over_) return true;
   const ScopedDevice scope(device_);
-  if (call_over_) call_over_.wait();
+  const CUresult result = driver().cuEventQuery(call_over_.get());
+  if (result != CUDA_ERROR_NOT_READY) check(result, "waiting for a call");
+  return result == CUDA_SUCCESS;
 }
 
 }  // namespace uniep::cuda

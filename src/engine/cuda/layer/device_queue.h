@@ -49,8 +49,8 @@ class DeviceQueue {
   void launch_begin(const BeginArguments& arguments, int absent_ranks, CUstream stream);
   void launch(const LayerKernelConfig& config, const LayerLaunch& launch, int absent_ranks, CUstream stream);
 
-  // Waits until the group's calls are over on this device.
-  void synchronize();
+  // Whether the group's calls are over on this device.
+  bool is_over() const;
 
  private:
   CUfunction layer_function(const LayerKernelConfig& config);

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "engine/cuda/driver.h"
 #include "engine/cuda/layer/cuda_engine.h"
@@ -97,6 +99,7 @@ int CudaEngine::failed_rank() const {
 }
 
 void CudaEngine::throw_noticed_failures() {
+  if (!lost_.empty()) throw Error(Status::kTimeout, "group: " + lost_ + "; the ranks that are left need a new Group");
   if (broken_) {
     throw Error(Status::kTimeout, "group: an earlier call failed half-way; call Group::recover() before the next one");
   }
@@ -131,12 +134,34 @@ void CudaEngine::synchronize() {
   throw_noticed_failures();
 }
 
+// Waits for what was queued. If a peer is known to have died or failed meanwhile, this rank's kernels are told, so that
+// they do not wait for it until their limits.
+void CudaEngine::wait_until(const std::function<bool()>& over) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kSpin{5}, kLook{20};
+  constexpr std::chrono::microseconds kPause{50};
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point look = begin + kLook;
+  while (!over()) {
+    const Clock::time_point now = Clock::now();
+    if (now - begin > kSpin) std::this_thread::sleep_for(kPause);
+    if (now < look || !lost_.empty()) continue;
+    look = now + kLook;
+    lost_ = ranks_.peer_failure();
+    const int own = first_local_rank();
+    for (int peer = 0; peer < options_.ranks && !lost_.empty(); ++peer) {
+      if (peer != own) side_.store(&symmetric_.board(own, own)->failed[peer], kLeft);
+    }
+  }
+}
+
 void CudaEngine::synchronize_devices() {
-  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->synchronize();
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) wait_until([&] { return queue->is_over(); });
 }
 
 void CudaEngine::recover() {
   synchronize_devices();
+  if (!lost_.empty()) throw_noticed_failures();
   symmetric_.recover([this] {
     if (placer_ != nullptr) placer_->clear();
   });

@@ -19,6 +19,8 @@ class GroupPlacer {
   GroupPlacer(SymmetricRegion& symmetric, const std::vector<KernelStore*>& kernels, std::shared_ptr<BlockCache> cache,
               double wait_seconds, double arrival_seconds, bool through_inbox);
 
+  void set_wait(Placer::WaitForStream wait) { placer_.set_wait(std::move(wait)); }
+
   struct Call {
     const LayerShape& shape;
     std::span<const Routing> routings;

@@ -42,6 +42,8 @@ class RankDevices {
   void meet() const;
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> own) const;
   void fail(const std::string& why) const noexcept;
+  // Why the ranks can not go on together; empty: nothing is known. Does not wait.
+  std::string peer_failure() const { return mesh_ != nullptr ? mesh_->peer_failure() : ""; }
 
   // To the other ranks' processes; null where this process drives all ranks.
   const std::shared_ptr<RankMesh>& mesh() const { return mesh_; }
