@@ -145,9 +145,11 @@ class FailingRank {
     std::optional<Group> group;
     group.emplace(options(meeting, generation, 0, 0));  // limits out of the environment
     std::mt19937_64 random(static_cast<uint64_t>(meeting * 1000 + generation));
+    int64_t most = 0;
     for (int turn = 0; turn < kTurns; ++turn) {
       const int64_t tokens = kTokens[turn] + static_cast<int64_t>(random() % 16);
-      run_layers(*group, tokens, turn % 2 == 1, turn == 3 ? kRow : 1, turn % 2 == 0);
+      run_layers(*group, tokens, turn % 2 == 1, turn == 3 ? kRow : 1, tokens > most);
+      most = std::max(most, tokens);
       step(RankPhase::kGather);
       cli::gathered(*group, std::vector<int64_t>{tokens});
     }

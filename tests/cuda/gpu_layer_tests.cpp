@@ -350,8 +350,8 @@ std::string count_branches(const Options& options, const std::vector<Seeds>& all
     });
   }
   branches.print();
-  const bool complete = options.cases >= kEnough && options.of_cases.fixed.empty() && options.of_cases.any_kernel &&
-                        (options.only.empty() || options.only == "random");
+  const bool complete =
+      options.cases >= kEnough && options.of_cases.fixed.empty() && (options.only.empty() || options.only == "random");
   if (!complete) return "";
   std::string text;
   for (const std::string& branch : untaken_branches(branches)) text += (text.empty() ? "" : "; ") + branch;

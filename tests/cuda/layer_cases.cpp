@@ -44,7 +44,7 @@ int random_workers(const CaseOptions& options, int ranks, const Seldom* seldom, 
   const int all = options.processors / ranks_of_device / 2 * 2;
   const int fewest = seldom != nullptr ? seldom->fewest_workers : 2;
   if (seldom != nullptr && seldom->most_workers > 0) {
-    return random.one_in(3) ? fewest : static_cast<int>(2 * random.between(fewest / 2, seldom->most_workers / 2));
+    return random.one_in(2) ? fewest : static_cast<int>(2 * random.between(fewest / 2, seldom->most_workers / 2));
   }
   return random.one_in(2) ? all : static_cast<int>(2 * random.between(fewest / 2, all / 2));
 }
@@ -64,6 +64,7 @@ PartialSchedule fixed_fields(const CaseOptions& options, uniep::Launch launch, c
     if (!fixed.given(name)) fixed.set(name, value);
   };
   if (launch == uniep::Launch::kProcesses) set("dispatch.transport", "pull");
+  if (options.any_kernel && seldom != nullptr && random.one_in(2)) set("tile.cluster", "2");
   if (options.any_kernel) return fixed;
   const std::string& tile = options.tiles[random.next() % options.tiles.size()];
   const std::size_t colon = tile.find(':');
