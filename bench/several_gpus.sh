@@ -1,7 +1,7 @@
 #!/bin/bash
 # What is to be seen on a machine with several Hopper GPUs, all of them: the tests that need several (symmetric memory
 # between processes and in one, exchanges, layers, in one process and a process a GPU, whole models, all-reduces beside them,
-# a process a GPU), then dispatch and combine by SMs and beside NCCL's, layers with given and new placement and with
+# two groups on the same GPUs, ranks that are killed, stopped or fail), then dispatch and combine by SMs and beside NCCL's, layers with given and new placement and with
 # uneven routing, in one process and with a process a GPU, the grouped GEMMs beside torch's (at the power limit, and from idle), and whole layers beside
 # serialized ones (both ways, too).
 # Usage: bench/several_gpus.sh BUILD [FOLDER]   (BUILD holds uniep and tests; FOLDER takes the JSON files)
@@ -24,8 +24,12 @@ timeout 120 "$tests/uniep_gpu_comm_tests" --ranks "$gpus" --processes
 timeout 120 "$tests/uniep_gpu_comm_tests" --ranks "$gpus"
 timeout 300 "$tests/uniep_gpu_exchange_tests"
 timeout 120 "$tests/uniep_gpu_coexistence_tests"
+timeout 300 "$tests/uniep_gpu_place_tests"
+timeout 120 "$tests/uniep_gpu_place_failure_tests"
+timeout 480 "$tests/uniep_gpu_groups_tests"
+timeout 600 "$tests/uniep_gpu_failure_tests"
 timeout 300 "$tests/uniep_gpu_layer_tests" --devices "$gpus"
-layers=(--cases 120 --first 30000 --any-kernel --heap random --devices "$gpus")
+layers=(--cases 120 --first 30000 --any-kernel --launch random --devices "$gpus")
 timeout 900 "$tests/uniep_gpu_layer_tests" "${layers[@]}" --compile "$(nproc)"
 timeout 300 "$tests/uniep_gpu_layer_tests" "${layers[@]}"
 timeout 300 "$tests/uniep_gpu_model_tests" --devices "$gpus"

@@ -1,15 +1,15 @@
 // The forward layer of the cuda engine: y and z against the naive oracle, byte by byte, over random layers, routings,
 // ranks and Schedules, in poisoned memory; against a float64 reference; a rank that stays silent, and recovery.
-// Usage: gpu_layer_tests [--cases N] [--first SEED] [--repeat N] [--devices D] [--heap local|random]
+// Usage: gpu_layer_tests [--cases N] [--first SEED] [--repeat N] [--devices D] [--launch threads|random]
 //                        [--tiles N:C[,N:C...] | --any-kernel] [--fixed key=value,...] [--compile THREADS]
-//                        [--only random|wide|silent|reference] [--verbose]
-// D: how many GPUs the ranks are dealt over (default 1: virtual ranks). --heap random: cases of up to D ranks run in
-// one process or in a process a rank, over NCCL, as their seed says. --tiles: tile.n and tile.cluster that are drawn
-// from.
+//                        [--only random|wide|silent|reference] [--branches] [--verbose]
+// D: how many GPUs the ranks are dealt over (default 1: virtual ranks). --launch random: cases of up to D ranks run in
+// one process or in a process a rank, as their seed says. --tiles: tile.n and tile.cluster that are drawn from.
 // --any-kernel: the fields that are compiled into kernels are drawn, too, where there is a choice; then it is quicker
 // to compile them before: --compile puts the cases' kernels into the cache, needs no GPU, and ends. --part P: this
-// process is a rank of those that this program starts for part P of the cases over NCCL. Exit status 77 without a
-// Hopper GPU.
+// process is a rank of those that this program starts for part P of the cases in processes. --branches: prints how
+// often the cases take each of the engine's branches, needs no GPU, and ends; with 60 cases and more a branch that none
+// takes is a failure. Exit status 77 without a Hopper GPU.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -43,6 +43,7 @@ struct Options {
   std::optional<int> part;
   CaseOptions of_cases;
   std::string only;
+  bool branches = false;
   bool verbose = false;
 };
 
@@ -124,7 +125,7 @@ class LayerTests {
   // The cases in one process.
   void run_local(const Seeds& seeds) {
     each_case(seeds, options_.of_cases, {}, [&](const RandomLayer& layer, const LayerCase& layer_case) {
-      if (layer_case.heap != Heap::kLocal) return;
+      if (layer_case.launch != uniep::Launch::kThreads) return;
       try {
         Group group(with_workers(group_options(options_.of_cases, layer_case.ranks), layer_case.workers));
         run_case(seeds.name, layer, layer_case, group);
@@ -134,14 +135,14 @@ class LayerTests {
     });
   }
 
-  // The cases over NCCL of this process's ranks and part, one Group for all of them; how many. An exception ends the
+  // The cases in processes of this process's ranks and part, one Group for all of them; how many. An exception ends the
   // process, for the others would wait.
   int run_rank(const std::vector<Seeds>& all, const RankEnvironment& environment) {
     std::optional<Group> group;
     int cases = 0;
     for (const Seeds& seeds : all) {
       each_case(seeds, options_.of_cases, options_.part, [&](const RandomLayer& layer, const LayerCase& layer_case) {
-        if (layer_case.heap != Heap::kNccl || layer_case.ranks != environment.ranks) return;
+        if (layer_case.launch != uniep::Launch::kProcesses || layer_case.ranks != environment.ranks) return;
         ++cases;
         try {
           if (!group) group.emplace(with_workers(process_options(environment.ranks), layer_case.workers));
@@ -285,20 +286,20 @@ bool launch(const std::string& name, int ranks, int part, std::vector<std::strin
   return text.empty();
 }
 
-// The cases over NCCL that passed.
+// The cases in processes that passed.
 int launch_all_ranks(const Options& options, const std::vector<Seeds>& all, const std::vector<std::string>& arguments,
                      Results& results) {
-  if (!options.of_cases.random_heap) return 0;
+  if (!options.of_cases.random_launch) return 0;
   std::map<std::pair<int, int>, int> cases;  // by ranks and part
   for (const Seeds& seeds : all) {
     each_case(seeds, options.of_cases, {}, [&](const RandomLayer&, const LayerCase& layer_case) {
-      if (layer_case.heap == Heap::kNccl) ++cases[{layer_case.ranks, layer_case.part}];
+      if (layer_case.launch == uniep::Launch::kProcesses) ++cases[{layer_case.ranks, layer_case.part}];
     });
   }
   int passed = 0;
   for (const auto& [which, count] : cases) {
     const auto [ranks, part] = which;
-    const std::string name = fmt::format("{} cases over NCCL, {} ranks, part {}", count, ranks, part);
+    const std::string name = fmt::format("{} cases in processes, {} ranks, part {}", count, ranks, part);
     if (launch(name, ranks, part, arguments, results)) passed += count;
   }
   return passed;
@@ -314,8 +315,8 @@ int run_part(const Options& options, const std::vector<Seeds>& all, LayerTests& 
     throw Error(Status::kInternal, "no case of this part and number of ranks");
   }
   if (environment->rank == 0) {
-    std::printf("layer tests over NCCL, %d ranks, part %d: %d passed, %d failed\n", environment->ranks, *options.part,
-                results.passed, results.failed);
+    std::printf("layer tests in processes, %d ranks, part %d: %d passed, %d failed\n", environment->ranks,
+                *options.part, results.passed, results.failed);
   }
   return results.failed == 0 ? 0 : 1;
 }
@@ -339,18 +340,37 @@ void compile(const Options& options, const std::vector<Seeds>& all) {
   compile_kernels(kernels, options.compile_threads);
 }
 
+// Empty, or the branches of the engine that no case took where there are cases enough for all of them.
+std::string count_branches(const Options& options, const std::vector<Seeds>& all) {
+  constexpr int kEnough = 60;
+  uniep::test::BranchCounts branches;
+  for (const Seeds& seeds : all) {
+    each_case(seeds, options.of_cases, {}, [&](const RandomLayer& layer, const LayerCase& layer_case) {
+      count_branches(branches, layer, layer_case, options.of_cases);
+    });
+  }
+  branches.print();
+  const bool complete =
+      options.cases >= kEnough && options.of_cases.fixed.empty() && (options.only.empty() || options.only == "random");
+  if (!complete) return "";
+  std::string text;
+  for (const std::string& branch : untaken_branches(branches)) text += (text.empty() ? "" : "; ") + branch;
+  return text;
+}
+
 Options read_options(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     const auto value = [&]() -> std::string { return i + 1 < argc ? argv[++i] : ""; };
     if (name == "--verbose") options.verbose = true;
+    if (name == "--branches") options.branches = true;
     if (name == "--any-kernel") options.of_cases.any_kernel = true;
     if (name == "--cases") options.cases = std::atoi(value().c_str());
     if (name == "--first") options.first = std::strtoull(value().c_str(), nullptr, 10);
     if (name == "--repeat") options.repeat = std::atoi(value().c_str());
     if (name == "--devices") options.of_cases.devices = std::atoi(value().c_str());
-    if (name == "--heap") options.of_cases.random_heap = value() == "random";
+    if (name == "--launch") options.of_cases.random_launch = value() == "random";
     if (name == "--tiles") options.of_cases.tiles = split(value(), ',');
     if (name == "--fixed") options.of_cases.fixed = value();
     if (name == "--compile") options.compile_threads = std::max(1, std::atoi(value().c_str()));
@@ -371,15 +391,17 @@ int run(int argc, char** argv) {
   LayerTests tests(options, results, folder != nullptr ? folder : path.substr(0, path.rfind('/')));
   if (options.part) return run_part(options, all, tests, results);
   const auto wanted = [&](const char* name) { return options.only.empty() || options.only == name; };
-  const int over_nccl = launch_all_ranks(options, all, std::vector<std::string>(argv + 1, argv + argc), results);
+  const int in_processes = launch_all_ranks(options, all, std::vector<std::string>(argv + 1, argv + argc), results);
   for (const Seeds& seeds : all) tests.run_local(seeds);
   if (wanted("reference")) tests.against_reference(options.first);
   if (wanted("silent")) tests.silent_rank();
-  if (wanted("silent") && options.of_cases.random_heap && options.of_cases.devices > 1) {
-    launch("a rank ends over NCCL", 2, 0, {"--only", "silent"}, results);
+  if (wanted("silent") && options.of_cases.random_launch && options.of_cases.devices > 1) {
+    launch("a rank ends", 2, 0, {"--only", "silent"}, results);
   }
-  std::printf("layer tests: %d passed, %d failed; %d cases over NCCL passed\n", results.passed, results.failed,
-              over_nccl);
+  const std::string untaken = count_branches(options, all);
+  results.record("every branch of the engine was taken", untaken.empty(), untaken);
+  std::printf("layer tests: %d passed, %d failed; %d cases in processes passed\n", results.passed, results.failed,
+              in_processes);
   return results.failed == 0 ? 0 : 1;
 }
 
@@ -389,8 +411,13 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   using namespace uniep::cuda::test;
   const Options options = read_options(argc, argv);
-  if (options.compile_threads == 0) return run_on_hopper(run, argc, argv);
+  if (options.compile_threads == 0 && !options.branches) return run_on_hopper(run, argc, argv);
   try {
+    if (options.branches) {
+      const std::string untaken = count_branches(options, seeds_of(options));
+      if (!untaken.empty()) std::printf("FAIL no case takes: %s\n", untaken.c_str());
+      return untaken.empty() ? 0 : 1;
+    }
     compile(options, seeds_of(options));
     return 0;
   } catch (const std::exception& error) {

@@ -298,29 +298,13 @@ void run_overflow(Results& results, PlaceDevices& gpus) {
   }
 }
 
-// A group of two ranks of which this process drives only the first; the other one never comes.
-class HalfMemory final : public SymmetricMemory {
- public:
-  explicit HalfMemory(SymmetricMemory& whole) : whole_(whole) {}
-  int ranks() const override { return whole_.ranks(); }
-  int64_t bytes() const override { return whole_.bytes(); }
-  const std::vector<int>& own_ranks() const override { return own_; }
-  int device(int own_rank) const override { return whole_.device(own_rank); }
-  void* address(int own_rank, int peer) const override { return whole_.address(own_rank, peer); }
-  void barrier() override { whole_.barrier(); }
-
- private:
-  SymmetricMemory& whole_;
-  std::vector<int> own_{0};
-};
-
 void run_missing_rank(Results& results, PlaceDevices& gpus) {
   std::mt19937_64 random(6);
   const PlaceCase c{"", 8, 2, {100, 100}, Spread::kUniform, false, 0};
   const LayerShape shape = PlaceGroup::shape_of(c);
   const std::vector<HostRouting> routings = random_routings(c, random);
   PlaceGroup group(std::vector<int>(2, 0), gpus, true, 16 * 1024 * 16);
-  HalfMemory half(group.memory());
+  HalfMemory half(group.memory(), 0);
   Placer alone(half, {&gpus.kernels(0)}, 0.2, 0.2);
   alone.set_row_inbox(group.inbox());
   PlacedOnDevice placed;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine/cuda/run_time_compiler.h"
+#include "support/branch_counts.h"
 #include "support/random_layer.h"
 #include "uniep/uniep.h"
 
@@ -8,19 +9,16 @@ namespace uniep::cuda::test {
 
 constexpr int64_t kMostGroups = 32;  // that the engine sums
 
-// Where peers' memory comes from: one process that drives all ranks, or a process a rank and NCCL's windows.
-enum class Heap { kLocal, kNccl };
-
-// Ranks of a case over NCCL share their Group, and so their workers, with others of the same part.
+// Ranks of a case in processes share their Group, and so their workers, with others of the same part.
 constexpr int kParts = 3;
 constexpr int part_of(uint64_t seed) {
   return static_cast<int>(seed % kParts);
 }
 
 struct CaseOptions {
-  int devices = 1;                             // local: that the ranks are dealt over; NCCL: at most so many ranks
+  int devices = 1;                             // that ranks are dealt over; in processes: at most so many ranks
   int processors = 132;                        // of a device; as many as an H100 or H200 SXM has
-  bool random_heap = false;                    // else local
+  bool random_launch = false;                  // else in one process
   bool any_kernel = false;                     // whatever the engine has a kernel for; else few different
   std::vector<std::string> tiles = {"256:2"};  // few: tile.n and tile.cluster
   std::string fixed;                           // fields of every Schedule
@@ -29,7 +27,7 @@ struct CaseOptions {
 // How one layer is run.
 struct LayerCase {
   int ranks = 1;
-  Heap heap = Heap::kLocal;
+  uniep::Launch launch = uniep::Launch::kThreads;
   int part = 0;
   int workers = 0;
   Capacity capacity;
@@ -43,6 +41,12 @@ struct LayerCases {
   std::vector<LayerCase> cases;
 };
 LayerCases draw_cases(uint64_t seed, const uniep::test::RandomLayerLimits& limits, const CaseOptions& options);
+
+// What of the engine's branches a case takes; those that the options leave out are not in the table.
+void count_branches(uniep::test::BranchCounts& branches, const uniep::test::RandomLayer& layer,
+                    const LayerCase& layer_case, const CaseOptions& options);
+// Of those that this engine has.
+std::vector<std::string> untaken_branches(const uniep::test::BranchCounts& branches);
 
 std::string to_text(const LayerCase& layer_case);
 

@@ -83,6 +83,22 @@ class PlaceDevices {
   std::map<int, Device> devices_;
 };
 
+// One rank of a group, which this process drives apart from the others.
+class HalfMemory final : public SymmetricMemory {
+ public:
+  HalfMemory(SymmetricMemory& whole, int rank) : whole_(whole), own_{rank} {}
+  int ranks() const override { return whole_.ranks(); }
+  int64_t bytes() const override { return whole_.bytes(); }
+  const std::vector<int>& own_ranks() const override { return own_; }
+  int device(int own_rank) const override { return whole_.device(own_rank); }
+  void* address(int own_rank, int peer) const override { return whole_.address(own_rank, peer); }
+  void barrier() override { whole_.barrier(); }
+
+ private:
+  SymmetricMemory& whole_;
+  std::vector<int> own_;
+};
+
 // All ranks' tables of one placement, with memory for `rows` rows a rank.
 struct PlacedOnDevice {
   std::vector<RankToPlace> ranks;
@@ -213,22 +229,25 @@ class TableComparison {
 
   void expect_placement(const internal::PlacementState& host, const std::vector<RankToPlace>& placed,
                         bool with_row_of_source) {
-    for (size_t rank = 0; rank < placed.size(); ++rank) {
-      const PlacementTables& tables = placed[rank].tables;
-      const internal::RankPlacement& own = host.rank[rank];
-      const std::string at = "rank" + std::to_string(rank) + ".";
-      expect(at + "rank_of_expert", tables.rank_of_expert, host.rank_of_expert);
-      expect(at + "counts", tables.counts, host.counts);
-      expect(at + "source_offset", tables.source_offset, host.source_offset);
-      expect(at + "expert_rows", tables.expert_rows, host.expert_rows);
-      expect(at + "segment_start", tables.segment_start, host.segment_start);
-      expect(at + "source_begin", tables.source_begin, own.source_begin);
-      expect(at + "expert_of_slot", tables.expert_of_slot, own.expert_of_slot);
-      expect(at + "row_of_slot", tables.row_of_slot, own.row_of_slot);
-      expect(at + "token_order", tables.token_order, own.token_order);
-      expect(at + "rows", tables.rows, own.rows);
-      if (with_row_of_source) expect(at + "row_of_source", tables.row_of_source, own.row_of_source);
-    }
+    for (size_t rank = 0; rank < placed.size(); ++rank)
+      expect_rank(host, rank, placed[rank].tables, with_row_of_source);
+  }
+
+  void expect_rank(const internal::PlacementState& host, size_t rank, const PlacementTables& tables,
+                   bool with_row_of_source) {
+    const internal::RankPlacement& own = host.rank[rank];
+    const std::string at = "rank" + std::to_string(rank) + ".";
+    expect(at + "rank_of_expert", tables.rank_of_expert, host.rank_of_expert);
+    expect(at + "counts", tables.counts, host.counts);
+    expect(at + "source_offset", tables.source_offset, host.source_offset);
+    expect(at + "expert_rows", tables.expert_rows, host.expert_rows);
+    expect(at + "segment_start", tables.segment_start, host.segment_start);
+    expect(at + "source_begin", tables.source_begin, own.source_begin);
+    expect(at + "expert_of_slot", tables.expert_of_slot, own.expert_of_slot);
+    expect(at + "row_of_slot", tables.row_of_slot, own.row_of_slot);
+    expect(at + "token_order", tables.token_order, own.token_order);
+    expect(at + "rows", tables.rows, own.rows);
+    if (with_row_of_source) expect(at + "row_of_source", tables.row_of_source, own.row_of_source);
   }
 
   std::string different;

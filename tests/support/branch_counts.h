@@ -18,7 +18,8 @@ class BranchCounts {
   void count(const char* branch, bool taken);
 
   void print() const;
-  // Prints the table and fails for every branch that no case took.
+  std::vector<std::string> never_taken() const;
+  // Prints the table and fails for every branch that no case took, in a program of GoogleTest's.
   void expect_all_taken() const;
 
  private:

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/cuda/device_array.h"
+#include "model/elementwise.h"
+#include "model/row_table.h"
+#include "tests/cuda/gpu_support.h"
+#include "uniep/uniep.h"
+
+namespace uniep::cuda::test {
+
+// One rank's part of a small layer, on its GPU. What a token has depends on the rank and the token alone, so that
+// layers of fewer tokens begin alike.
+class SmallLayer {
+ public:
+  SmallLayer(const LayerShape& shape, int ranks, int rank, int device, int64_t most_tokens, CUstream stream = nullptr)
+      : shape_(shape),
+        ranks_(ranks),
+        device_(device),
+        stream_(stream),
+        y_bytes_(most_tokens * shape.hidden * kElement) {
+    std::mt19937_64 random(static_cast<uint64_t>(rank) + 1);
+    const int64_t experts = shape.experts / ranks, weights = experts * shape.intermediate * shape.hidden;
+    std::vector<int32_t> order(static_cast<std::size_t>(shape.experts)), ids;
+    std::iota(order.begin(), order.end(), 0);
+    std::vector<float> probs;
+    for (int64_t token = 0; token < most_tokens; ++token) {
+      std::shuffle(order.begin(), order.end(), random);
+      ids.insert(ids.end(), order.begin(), order.begin() + shape.topk);
+      for (int64_t slot = 0; slot < shape.topk; ++slot) probs.push_back(static_cast<float>(random() % 1000) / 1000);
+    }
+    ids_ = on_device(ids);
+    probs_ = on_device(probs);
+    x_ = on_device(values(most_tokens * shape.hidden, random));
+    w1_ = on_device(values(2 * weights, random));
+    w2_ = on_device(values(weights, random));
+    y_ = DeviceArray(device, y_bytes_);
+  }
+
+  const LayerShape& shape() const { return shape_; }
+  CUstream stream() const { return stream_; }
+  int device() const { return device_; }
+
+  Routing routing(int64_t tokens) const {
+    return {tokens, ids_.data(), IndexType::kInt32, static_cast<const float*>(probs_.data()), Stream{stream_}};
+  }
+  ForwardArguments arguments() const {
+    ForwardArguments arguments;
+    arguments.x = static_cast<const BFloat16*>(x_.data());
+    arguments.weights.w1 = static_cast<const BFloat16*>(w1_.data());
+    arguments.weights.w2 = static_cast<const BFloat16*>(w2_.data());
+    arguments.y = static_cast<BFloat16*>(y_.data());
+    arguments.stream = Stream{stream_};
+    return arguments;
+  }
+  // Room for any routing of so many tokens a rank.
+  Capacity capacity(int64_t tokens) const {
+    const int64_t slots = ranks_ * tokens * shape_.topk;
+    return {.rows = round_up(slots, kRowAlignment) + shape_.experts / ranks_ * kRowAlignment, .tokens = tokens};
+  }
+
+  // In the order of the stream.
+  void poison() const {
+    const ScopedDevice scope(device_);
+    check(driver().cuMemsetD8Async(address(), 0xff, static_cast<std::size_t>(y_bytes_), stream_), "poisoning y");
+  }
+  // Of y, behind the stream's work; waits for nothing else.
+  uint64_t checksum(int64_t tokens) const {
+    std::vector<unsigned char> bytes(static_cast<std::size_t>(tokens * shape_.hidden * kElement));
+    const ScopedDevice scope(device_);
+    check(driver().cuMemcpyDtoHAsync(bytes.data(), address(), bytes.size(), stream_), "reading y");
+    check(driver().cuStreamSynchronize(stream_), "reading y");
+    uint64_t hash = 14695981039346656037u;
+    for (const unsigned char byte : bytes) hash = (hash ^ byte) * 1099511628211u;
+    return hash;
+  }
+
+ private:
+  static constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));
+
+  static std::vector<BFloat16> values(int64_t count, std::mt19937_64& random) {
+    std::vector<BFloat16> numbers(static_cast<std::size_t>(count));
+    for (BFloat16& number : numbers) {
+      number = to_bfloat16(static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 8000.0f);
+    }
+    return numbers;
+  }
+  template <typename T>
+  DeviceArray on_device(const std::vector<T>& host) const {
+    return {device_, host.data(), static_cast<int64_t>(host.size() * sizeof(T))};
+  }
+  CUdeviceptr address() const { return reinterpret_cast<CUdeviceptr>(y_.data()); }
+
+  LayerShape shape_;
+  int ranks_, device_;
+  CUstream stream_;
+  int64_t y_bytes_;
+  DeviceArray ids_, probs_, x_, w1_, w2_, y_;
+};
+
+}  // namespace uniep::cuda::test
