@@ -285,8 +285,8 @@ TEST(ScheduleValidate, AgreesWithTheRulesWrittenByHand) {
   // Whatever the rules blame, but for fields of the ring and the tile, which stand for each other.
   for (const char* field :
        {"comm.dispatch_sms", "comm.combine_sms", "comm.reduce_sms", "comm.reserve_sms", "combine.transport",
-        "order.interleave", "order.experts_per_wave", "backward.wgrad", "tile.m", "tile.n",
-        "tile.stages", "tile.cluster", "tile.fc2.m", "tile.dgrad_fc2.m", "tile.dgrad_fc1.m"}) {
+        "order.interleave", "order.experts_per_wave", "backward.wgrad", "tile.m", "tile.n", "tile.stages",
+        "tile.cluster", "tile.fc2.m", "tile.dgrad_fc2.m", "tile.dgrad_fc1.m"}) {
     EXPECT_GT(alone[field], 0) << field << " alone was never at fault";
   }
   EXPECT_GT(legal, rounds / 5);
