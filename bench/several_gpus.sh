@@ -1,9 +1,10 @@
 #!/bin/bash
 # What is to be seen on a machine with several Hopper GPUs, all of them: the tests that need several (symmetric memory
-# between processes and in one, exchanges, layers, in one process and a process a GPU, whole models, all-reduces beside them,
-# two groups on the same GPUs, ranks that are killed, stopped or fail), then dispatch and combine by SMs and beside NCCL's, layers with given and new placement and with
-# uneven routing, in one process and with a process a GPU, the grouped GEMMs beside torch's (at the power limit, and from idle), and whole layers beside
-# serialized ones (both ways, too).
+# between processes and in one, exchanges, layers, in one process and a process a GPU, whole models, all-reduces beside
+# them, two groups on the same GPUs, ranks that are killed, stopped or fail), then dispatch and combine by SMs and beside
+# NCCL's, layers with given and new placement and with uneven routing, in one process and with a process a GPU, the
+# grouped GEMMs beside torch's (at the power limit, and from idle), and whole layers beside serialized ones (both ways,
+# too).
 # Usage: bench/several_gpus.sh BUILD [FOLDER]   (BUILD holds uniep and tests; FOLDER takes the JSON files)
 # Needs python3 with torch, and NCCL where the dynamic linker or torch finds it.
 set -euo pipefail

@@ -141,7 +141,7 @@ class FailureTests {
 
   // Empty once the victim was killed, stopped, or has begun to fail.
   std::string disturb(Kind kind, int64_t meeting) {
-    const std::string wrong = meet(meeting);
+    std::string wrong = meet(meeting);
     if (!wrong.empty()) return wrong;
     RankWords& victim = board_->rank[victim_];
     const auto has_come = [&] { return kind == Kind::kFail ? board_->acted_at != 0 : victim.step >= board_->at_step; };
