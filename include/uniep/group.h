@@ -54,7 +54,7 @@ struct GroupOptions {
   void* communicator = nullptr;  // kProcesses: an ncclComm_t of the group's ranks that shares a unique id, no more
   Allocator allocator;           // both functions or neither; neither: the C++ heap (cpu), the device's (cuda)
   double timeout_seconds = 0;    // bound of every wait for a peer that has begun; 0: UNIEP_TIMEOUT_S, or 60
-  // kProcesses: bound of every wait for a peer that has not begun; 0: UNIEP_ARRIVAL_TIMEOUT_S, or 600.
+  // Bound of every wait for a peer that has not begun (cuda); 0: UNIEP_ARRIVAL_TIMEOUT_S, or 600.
   double arrival_timeout_seconds = 0;
   Disturbance disturbance;
 };

@@ -228,6 +228,7 @@ void Placer::launch(const LayerShape& shape, std::span<const RankToPlace> ranks,
       rank->state = own_[i].state;
       rank->chunk_counts = own_[i].chunk_counts;
       rank->chunk_tokens = own_[i].chunk_tokens;
+      rank->call_failed = call_failed_ ? call_failed_(own_[i].rank) : nullptr;
       for (int peer = 0; peer < memory_.ranks(); ++peer) {
         rank->control[peer] = control(own_[i].rank, peer);
         if ((phases & kAssignPhase) != 0) rank->rows_of[peer] = rows_of(own_[i].rank, peer, ranks);

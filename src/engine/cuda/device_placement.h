@@ -69,6 +69,10 @@ class Placer {
   using WaitForStream = std::function<void(int device, CUstream stream)>;
   void set_wait(WaitForStream wait) { wait_for_stream_ = std::move(wait); }
 
+  // Where an own rank's calls report that they have failed; none: nowhere.
+  using CallFailed = std::function<const uint32_t*(int own_rank)>;
+  void set_call_failed(CallFailed call_failed) { call_failed_ = std::move(call_failed); }
+
   // The number of the running call on this rank; peers' failures are told by it.
   void set_call(uint32_t number) { call_ = number; }
 
@@ -135,6 +139,7 @@ class Placer {
   SymmetricMemory& memory_;
   RowInbox row_inbox_;
   WaitForStream wait_for_stream_;
+  CallFailed call_failed_;
   double wait_seconds_, arrival_seconds_;
   uint32_t call_ = kReplayed;
   std::vector<OwnRank> own_;

@@ -35,6 +35,13 @@ void launch_kernel(CUfunction function, const Launch& launch, void* argument, co
   check(driver().cuLaunchKernelEx(&config, function, arguments, nullptr), name);
 }
 
+KernelStore& KernelStore::of_device(int device) {
+  static std::mutex mutex;
+  static auto* const stores = new std::map<int, KernelStore>;  // contexts may be gone before a static ends
+  const std::lock_guard lock(mutex);
+  return stores->try_emplace(device, device).first->second;
+}
+
 void KernelStore::add(const std::string& key, const std::string& cubin) {
   CUmodule module = nullptr;
   check(driver().cuModuleLoadData(&module, cubin.data()), ("loading " + key).c_str());

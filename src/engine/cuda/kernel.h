@@ -28,6 +28,9 @@ void launch_kernel(CUfunction function, const Launch& launch, void* argument, co
 // Kernels of one device, compiled on demand and kept.
 class KernelStore {
  public:
+  // The one that all groups of this process share; it lasts as long as the process.
+  static KernelStore& of_device(int device);
+
   explicit KernelStore(int device) : device_(device) {}
 
   // The function, with its dynamic shared memory allowed. The device's context must be current.

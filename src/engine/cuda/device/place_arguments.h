@@ -113,6 +113,7 @@ struct PlaceRank {
   PlaceState* state;
   int32_t* chunk_counts;                  // [CTAs, E] slots by expert
   int32_t* chunk_tokens;                  // [CTAs, kTokenClasses] tokens by class
+  const uint32_t* call_failed;            // of the rank's WaitReport, or null
   GroupControl* control[kMostCudaRanks];  // of every rank, as this one reaches it
   RowSource* rows_of[kMostCudaRanks];     // where every rank takes rows; own tables.rows, or memory to copy from
 };

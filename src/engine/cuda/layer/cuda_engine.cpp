@@ -157,7 +157,8 @@ SymmetricNeed CudaEngine::symmetric_need(const ProgramRequest& request, const in
   if (request.direction == Direction::kBackward) {
     need.prob_slots = tokens * request.shape.topk * static_cast<int64_t>(sizeof(float));
   }
-  if (copies_inputs) need.inputs = tokens * row_bytes;
+  // With a process a GPU whether a rank copies or not: all ask for the same, whatever each is given.
+  if (copies_inputs || in_processes()) need.inputs = tokens * row_bytes;
   if (in_processes()) need.rows = row_table_bytes(placement);
   return need;
 }
@@ -222,6 +223,11 @@ void CudaEngine::reserve(const SymmetricNeed& need) {
 void CudaEngine::look_for_capture(const std::vector<CUstream>& streams) {
   const ScopedDevice scope(ranks_.devices().front());
   capture_ = capture_of(streams.front());
+  for (CUstream stream : streams) {
+    if (capture_of(stream) == capture_) continue;
+    throw Error(Status::kInvalidArgument,
+                "stream: some ranks' streams are captured into a CUDA graph and others' are not, or into another one");
+  }
   ever_captured_ |= capture_ != 0;
   cache_->set_capture(capture_);
 }
@@ -355,7 +361,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
     bindings[local].rank = first_local_rank() + static_cast<int>(local);
     bindings[local].input = call.arguments[local].x;
   }
-  Inputs inputs = find_inputs(bindings);
+  Inputs inputs = find_inputs(bindings, input_bytes(programs.front(), call.config.shape));
   reserve(symmetric_need(asked, placement, programs.front().layout, inputs.copied));
 
   for (std::size_t local = 0; local < bindings.size(); ++local) {

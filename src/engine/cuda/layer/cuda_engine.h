@@ -87,7 +87,8 @@ class CudaEngine final : public internal::Engine {
     std::shared_ptr<internal::SymmetricBlock> block;
     std::vector<const BFloat16*> addresses;  // of every rank; those of copies once there is room for them
   };
-  Inputs find_inputs(const std::vector<RankBinding>& bindings) const;
+  // `bytes`: of the first local rank's x.
+  Inputs find_inputs(const std::vector<RankBinding>& bindings, std::size_t bytes) const;
   void copy_inputs(Inputs& inputs, const ProgramRequest& request, const std::vector<RankBinding>& bindings,
                    const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams);
   CallBinding bind_call(const ProgramRequest& request, CallKind kind, const Inputs& inputs) const;

@@ -38,7 +38,11 @@ int resident_ctas(CUfunction function, const LayerKernelConfig& config) {
 }  // namespace
 
 DeviceQueue::DeviceQueue(int device, std::vector<int> ranks)
-    : device_(device), ranks_(std::move(ranks)), order_(DeviceOrder::of(device)), kernels_(device), uploads_(device) {}
+    : device_(device),
+      ranks_(std::move(ranks)),
+      order_(DeviceOrder::of(device)),
+      kernels_(KernelStore::of_device(device)),
+      uploads_(device) {}
 
 DeviceQueue::~DeviceQueue() {
   if (call_over_) driver().cuEventSynchronize(call_over_.get());

@@ -58,7 +58,7 @@ class DeviceQueue {
   int device_;
   std::vector<int> ranks_;
   std::shared_ptr<DeviceOrder> order_;
-  KernelStore kernels_;
+  KernelStore& kernels_;
   UploadRing uploads_;
   DeviceBlock call_memory_;
   std::vector<DeviceBlock> captured_calls_;

@@ -76,7 +76,9 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
   }
   Inputs inputs;
   inputs.addresses.resize(static_cast<std::size_t>(options_.ranks));
-  if (asked.part == ProgramPart::kDispatch) inputs = find_inputs(bindings);
+  if (asked.part == ProgramPart::kDispatch) {
+    inputs = find_inputs(bindings, input_bytes(programs.front(), asked.shape));
+  }
   reserve(symmetric_need(asked, *placement.state(), programs.front().layout, inputs.copied));
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     bindings[local].row_table = tables.tables(local).rows;

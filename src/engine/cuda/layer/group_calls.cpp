@@ -23,7 +23,7 @@ CUdeviceptr pointer(const void* address) {
 
 // ---- Inputs
 
-CudaEngine::Inputs CudaEngine::find_inputs(const std::vector<RankBinding>& bindings) const {
+CudaEngine::Inputs CudaEngine::find_inputs(const std::vector<RankBinding>& bindings, std::size_t bytes) const {
   Inputs inputs;
   inputs.addresses.resize(static_cast<std::size_t>(options_.ranks));
   if (!in_processes()) {
@@ -38,7 +38,7 @@ CudaEngine::Inputs CudaEngine::find_inputs(const std::vector<RankBinding>& bindi
   const BFloat16* const own = bindings.front().input;
   for (const std::weak_ptr<internal::SymmetricBlock>& buffer : buffers_) {
     const auto block = std::static_pointer_cast<SharedBlock>(buffer.lock());
-    const std::ptrdiff_t offset = block != nullptr ? block->offset_of(own) : -1;
+    const std::ptrdiff_t offset = block != nullptr ? block->offset_of(own, bytes) : -1;
     if (offset < 0) continue;
     inputs.block = block;
     inputs.where = (block->number() * 2654435761u ^ static_cast<uint32_t>(offset / 16)) << 1 | 1;  // not 0
@@ -61,8 +61,7 @@ void CudaEngine::copy_inputs(Inputs& inputs, const ProgramRequest& request, cons
     inputs.addresses[static_cast<std::size_t>(rank)] = symmetric_.inputs(in_processes() ? first : rank, rank);
   }
   for (std::size_t local = 0; local < bindings.size(); ++local) {
-    const int64_t tokens = programs[local].program.tokens;
-    const auto bytes = static_cast<std::size_t>(tokens * request.shape.hidden) * sizeof(BFloat16);
+    const std::size_t bytes = input_bytes(programs[local], request.shape);
     if (bytes == 0 || bindings[local].input == nullptr) continue;
     const ScopedDevice scope(ranks_.devices()[local]);
     const int rank = bindings[local].rank;
@@ -73,7 +72,9 @@ void CudaEngine::copy_inputs(Inputs& inputs, const ProgramRequest& request, cons
 }
 
 std::shared_ptr<internal::SymmetricBlock> CudaEngine::allocate_symmetric(std::size_t bytes) {
-  auto block = std::make_shared<SharedBlock>(ranks_.make_memory(static_cast<int64_t>(bytes)), bytes, next_buffer_++);
+  const BesideCapture beside;
+  const uint32_t number = next_buffer_++;
+  auto block = std::make_shared<SharedBlock>(ranks_.make_memory(static_cast<int64_t>(bytes)), bytes, number);
   std::erase_if(buffers_, [](const auto& buffer) { return buffer.expired(); });
   buffers_.push_back(block);
   return block;
@@ -81,8 +82,9 @@ std::shared_ptr<internal::SymmetricBlock> CudaEngine::allocate_symmetric(std::si
 
 std::shared_ptr<internal::SymmetricBlock> CudaEngine::register_symmetric(std::span<void* const> memory,
                                                                          std::size_t bytes) {
-  auto block =
-      std::make_shared<SharedBlock>(ranks_.share_memory(memory, static_cast<int64_t>(bytes)), bytes, next_buffer_++);
+  const BesideCapture beside;
+  const uint32_t number = next_buffer_++;
+  auto block = std::make_shared<SharedBlock>(ranks_.share_memory(memory, static_cast<int64_t>(bytes)), bytes, number);
   std::erase_if(buffers_, [](const auto& buffer) { return buffer.expired(); });
   buffers_.push_back(block);
   return block;
@@ -107,9 +109,11 @@ void CudaEngine::throw_noticed_failures() {
   const int failed = failed_rank();
   if (failed < 0) return;
   broken_ = true;
+  lost_ = ranks_.peer_failure();
   WaitReport report{};  // what the host has of it may be half of it still
   side_.read(&report, symmetric_.signals().report(first_local_rank() + failed), sizeof(report));
-  throw Error(Status::kTimeout, describe(report) + details(report) + "; recover() makes the group usable again");
+  const std::string end = lost_.empty() ? "recover() makes the group usable again" : lost_ + ": a new Group is needed";
+  throw Error(Status::kTimeout, describe(report) + details(report) + "; " + end);
 }
 
 // What the ranks have told each other about their calls, where a report is about that.
@@ -188,8 +192,11 @@ void CudaEngine::tell_peers(uint32_t failed) noexcept {
 }
 
 void CudaEngine::give_up(const std::exception& why) noexcept {
-  tell_peers(call_number_);
   const auto* const error = dynamic_cast<const Error*>(&why);
+  // Not what this rank knows of another one: the others come to know it as it did.
+  const bool of_others = error != nullptr && (error->status() == Status::kTimeout || !ranks_.peer_failure().empty());
+  if (of_others) return;
+  tell_peers(call_number_);
   // What the others may not have seen and may be in an exchange of hosts for.
   const bool alone = error == nullptr || error->status() == Status::kOutOfMemory ||
                      error->status() == Status::kDevice || error->status() == Status::kInternal;

@@ -11,6 +11,7 @@ GroupPlacer::GroupPlacer(SymmetricRegion& symmetric, const std::vector<KernelSto
       cache_(std::move(cache)),
       placer_(symmetric.control(), kernels, wait_seconds, arrival_seconds),
       through_inbox_(through_inbox) {
+  placer_.set_call_failed([this](int rank) { return &symmetric_.signals().report(rank)->failed; });
   if (!through_inbox) return;
   placer_.set_row_inbox([this](int own_rank, int peer) { return symmetric_.rows(own_rank, peer); });
 }

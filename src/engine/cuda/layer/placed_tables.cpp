@@ -104,6 +104,10 @@ int64_t row_table_bytes(const internal::PlacementState& placement) {
   return std::max(placement.capacity, most) * static_cast<int64_t>(sizeof(RowSource));
 }
 
+std::size_t input_bytes(const DeviceProgram& program, const LayerShape& shape) {
+  return static_cast<std::size_t>(program.program.tokens * shape.hidden) * sizeof(BFloat16);
+}
+
 RankProgram program_on_host(const Program& program, int rank) {
   RankProgram p = program.rank(rank);
   if (!program.placement().counts_on_devices) return p;

@@ -36,6 +36,9 @@ struct DeviceProgram {
 // Padded rows of any rank, in bytes of a row table.
 int64_t row_table_bytes(const internal::PlacementState& placement);
 
+// Of a rank's x.
+std::size_t input_bytes(const DeviceProgram& program, const LayerShape& shape);
+
 // What the host knows of a rank's Program: all of it, or where the counts are on the devices only, with as many row
 // blocks as can be.
 RankProgram program_on_host(const Program& program, int rank);

@@ -19,11 +19,11 @@ class SharedBlock final : public internal::SymmetricBlock {
   std::size_t bytes() const override { return bytes_; }
   uint32_t number() const { return number_; }
 
-  // Where an address lies in the first local rank's part; -1: not there.
-  std::ptrdiff_t offset_of(const void* address) const {
+  // Where so many bytes lie in the first local rank's part; -1: not there, or not all of them.
+  std::ptrdiff_t offset_of(const void* address, std::size_t bytes) const {
     const auto* const begin = static_cast<const std::byte*>(data(memory_->own_ranks().front()));
     const auto* const place = static_cast<const std::byte*>(address);
-    return place >= begin && place < begin + bytes_ ? place - begin : -1;
+    return place >= begin && place + bytes <= begin + bytes_ ? place - begin : -1;
   }
   // The same place of a peer's part, as the first local rank reaches it.
   const void* address(int peer, std::ptrdiff_t offset) const {

@@ -74,7 +74,7 @@ UNIEP_DEVICE WaitEnd wait_until_reached(const uint32_t* word, uint32_t expected,
   const uint64_t begin = ptx::nanoseconds();
   while (!reached()) {
     const uint32_t failed_call = failed != nullptr ? ptx::load_acquire_system(failed) : 0;
-    if (failed_call == kLeft || (failed_call != 0 && failed_call == call)) {
+    if (failed_call == kLeft || (failed_call == call && call != kReplayed && failed_call != 0)) {
       return reached() ? WaitEnd::kReached : WaitEnd::kPeerFailed;
     }
     if (ptx::nanoseconds() - begin > limit_ns) return WaitEnd::kLate;
@@ -109,6 +109,15 @@ UNIEP_DEVICE void give_up(const PlaceCta& cta) {
   if (cta.own.tables.whole != nullptr) atomicExch(cta.own.tables.whole, 0u);
 }
 
+// Whether an earlier placement or call of this rank has failed, so that the ranks go on only after recover(). What is
+// queued behind it is not to wait a limit each.
+UNIEP_DEVICE bool is_lost(const PlaceCta& cta) {
+  const auto* const fault = reinterpret_cast<const uint32_t*>(&cta.own.state->report.fault);
+  const uint32_t earlier = ptx::load_relaxed_gpu(fault);
+  const bool call_failed = cta.own.call_failed != nullptr && ptx::load_relaxed_gpu(cta.own.call_failed) != 0;
+  return call_failed || earlier >= static_cast<uint32_t>(PlaceFault::kCountsMissing);
+}
+
 // All threads: until every rank's flag has come as far as `expected`. False where one does not, or where `gave_up` says
 // of a flag that its rank gave up: then the placement has failed here.
 template <typename GaveUp>
@@ -118,7 +127,8 @@ UNIEP_DEVICE bool wait_for_ranks(const PlaceCta& cta, const uint32_t* flags, uin
   const int32_t peer = static_cast<int32_t>(threadIdx.x);
   if (peer < cta.args.ranks) {
     const CallBoard& board = cta.own.control[cta.own.rank]->board;
-    const WaitEnd end = wait_until_reached(flags + peer, expected, limit_ns, &board.failed[peer], cta.args.call);
+    const WaitEnd end =
+        wait_until_reached(flags + peer, expected, is_lost(cta) ? 0 : limit_ns, &board.failed[peer], cta.args.call);
     const bool peer_gave_up = end == WaitEnd::kReached && gave_up(ptx::load_acquire_system(flags + peer));
     failed = end != WaitEnd::kReached || peer_gave_up;
     if (failed) {
