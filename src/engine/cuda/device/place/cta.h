@@ -127,8 +127,9 @@ UNIEP_DEVICE bool wait_for_ranks(const PlaceCta& cta, const uint32_t* flags, uin
   const int32_t peer = static_cast<int32_t>(threadIdx.x);
   if (peer < cta.args.ranks) {
     const CallBoard& board = cta.own.control[cta.own.rank]->board;
+    const bool lost = is_lost(cta);
     const WaitEnd end =
-        wait_until_reached(flags + peer, expected, is_lost(cta) ? 0 : limit_ns, &board.failed[peer], cta.args.call);
+        wait_until_reached(flags + peer, expected, lost ? 0 : limit_ns, &board.failed[peer], cta.args.call);
     const bool peer_gave_up = end == WaitEnd::kReached && gave_up(ptx::load_acquire_system(flags + peer));
     failed = end != WaitEnd::kReached || peer_gave_up;
     if (failed) {
@@ -137,7 +138,7 @@ UNIEP_DEVICE bool wait_for_ranks(const PlaceCta& cta, const uint32_t* flags, uin
                      : end == WaitEnd::kPeerFailed ? PlaceFault::kPeerFailed
                                                    : missing;
       report.rank = peer;
-      report_failure(cta, report);
+      if (!lost) report_failure(cta, report);  // what has failed before has a report
       give_up(cta);
     }
   }
