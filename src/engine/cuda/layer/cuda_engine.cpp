@@ -92,10 +92,6 @@ CudaEngine::CudaEngine(const GroupOptions& options)
       group_number_(next_group_number()) {
   options_ = completed(options, ranks_);
   if (options_.allocator.allocate == nullptr) options_.allocator = cache_->allocator();
-  for (const RankDevices::OfDevice& of : ranks_.by_device()) {
-    queues_.push_back(std::make_unique<DeviceQueue>(of.device, of.ranks));
-    for (const int rank : of.ranks) queues_.back()->order().add(symmetric_.board(rank, rank));
-  }
   const int device = ranks_.devices().front();
   const ScopedDevice scope(device);
   void* reports = nullptr;
@@ -106,11 +102,21 @@ CudaEngine::CudaEngine(const GroupOptions& options)
                 driver().cuMemFreeHost(memory);
               }};
   std::memset(reports, 0, sizeof(WaitReport) * kMostCudaRanks);
+  for (const RankDevices::OfDevice& of : ranks_.by_device()) {
+    queues_.push_back(std::make_unique<DeviceQueue>(of.device, of.ranks));
+  }
+  const auto queueing = DeviceOrder::lock();
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    for (const int rank : queue->ranks()) queue->order().add(symmetric_.board(rank, rank));
+  }
 }
 
 CudaEngine::~CudaEngine() {
-  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
-    for (const int rank : queue->ranks()) queue->order().remove(symmetric_.board(rank, rank));
+  {
+    const auto queueing = DeviceOrder::lock();
+    for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+      for (const int rank : queue->ranks()) queue->order().remove(symmetric_.board(rank, rank));
+    }
   }
   try {
     synchronize_devices();

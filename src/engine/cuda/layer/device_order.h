@@ -27,7 +27,7 @@ class DeviceOrder {
   void follow(CUstream stream) const;
   void lead(CUstream stream) { last_.record(device_, stream); }
 
-  // Where groups on this device keep a note of what it runs.
+  // Where groups on this device keep a note of what it runs. Under the lock.
   void add(CallBoard* board) { boards_.push_back(board); }
   void remove(const CallBoard* board) { std::erase(boards_, board); }
   const std::vector<CallBoard*>& boards() const { return boards_; }

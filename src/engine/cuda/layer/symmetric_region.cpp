@@ -41,10 +41,13 @@ bool SymmetricRegion::fits(const SymmetricNeed& need) const {
   return memory_ != nullptr && largest(need, capacity_).total() == capacity_.total();
 }
 
-// New memory is zero, so all flags in it are older than any epoch.
+// What depends on the routing changes from call to call: with room to spare it seldom has to grow. New memory is zero,
+// so all flags in it are older than any epoch.
 void SymmetricRegion::reserve(const SymmetricNeed& need) {
   if (fits(need)) return;
-  const SymmetricNeed wanted = largest(need, capacity_);
+  SymmetricNeed wanted = largest(need, capacity_);
+  if (need.flags > capacity_.flags) wanted.flags += need.flags / 4;
+  if (need.rows > capacity_.rows) wanted.rows += need.rows / 4;
   if (memory_ != nullptr && !kept_) memory_.reset();
   if (memory_ != nullptr) earlier_.push_back({std::move(memory_), piece(capacity_.flags)});
   capacity_ = {};
