@@ -231,28 +231,6 @@ void random_graph(DeviceLayer& layer, int64_t tokens, const std::string& descrip
   }
 }
 
-GroupOptions group_options(int ranks, const std::vector<int>& devices) {
-  GroupOptions options;
-  options.engine = EngineKind::kCuda;
-  options.ranks = ranks;
-  options.devices = devices;
-  options.timeout_seconds = 20;
-  return options;
-}
-
-GroupOptions process_options(int ranks) {
-  GroupOptions options = group_options(ranks, {});
-  options.launch = uniep::Launch::kProcesses;
-  options.arrival_timeout_seconds = 120;  // compiling kernels takes long
-  return options;
-}
-
-std::string kernel_folder() {
-  const std::string path = __FILE__;
-  const char* const given = std::getenv("UNIEP_TEST_KERNELS");
-  return given != nullptr ? given : path.substr(0, path.rfind('/'));
-}
-
 void run_cases(const GroupOptions& group, const std::string& where, const Options& options, Results& results) {
   using Case = void (*)(DeviceLayer&, const Options&);
   const struct {

@@ -37,28 +37,6 @@ LayerConfig small_config() {
   return config;
 }
 
-GroupOptions group_options(int ranks, const std::vector<int>& devices) {
-  GroupOptions options;
-  options.engine = EngineKind::kCuda;
-  options.ranks = ranks;
-  options.devices = devices;
-  options.timeout_seconds = 20;
-  return options;
-}
-
-GroupOptions process_options(int ranks) {
-  GroupOptions options = group_options(ranks, {});
-  options.launch = uniep::Launch::kProcesses;
-  options.arrival_timeout_seconds = 120;  // compiling kernels takes long
-  return options;
-}
-
-std::string kernel_folder() {
-  const std::string path = __FILE__;
-  const char* const given = std::getenv("UNIEP_TEST_KERNELS");
-  return given != nullptr ? given : path.substr(0, path.rfind('/'));
-}
-
 class InputTests {
  public:
   InputTests(const GroupOptions& options, Results& results)
