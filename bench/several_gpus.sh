@@ -29,6 +29,8 @@ timeout 300 "$tests/uniep_gpu_place_tests"
 timeout 120 "$tests/uniep_gpu_place_failure_tests"
 timeout 480 "$tests/uniep_gpu_groups_tests"
 timeout 600 "$tests/uniep_gpu_failure_tests"
+timeout 300 "$tests/uniep_gpu_graph_tests" --processes
+timeout 120 "$tests/uniep_gpu_input_tests" --processes
 timeout 300 "$tests/uniep_gpu_layer_tests" --devices "$gpus"
 layers=(--cases 120 --first 30000 --any-kernel --launch random --devices "$gpus")
 timeout 900 "$tests/uniep_gpu_layer_tests" "${layers[@]}" --compile "$(nproc)"
