@@ -56,7 +56,7 @@ TEST(BenchCommand, AMissingGpuIsAFailureInOneLine) {
   for (const char* const operation : {"layer", "dispatch", "combine"}) {
     Arguments arguments = join(kSmall, {"--devices", "1023"});
     arguments[2] = operation;
-    expect_failure(arguments, 1, {"--devices", "1023"});
+    expect_failure(arguments, 1, {"--devices"});
   }
   if (!has_gpu()) expect_failure(kSmall, 1, {"--devices"});
 }
