@@ -200,7 +200,10 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
     return CUDA_ERROR_INVALID_VALUE;
   }
   const int file = ::fcntl(static_cast<int>(handle), F_DUPFD_CLOEXEC, 0);  // outlives the handle, as a mapping does
-  ::mmap(memory(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED, file, 0);
+  if (::mmap(memory(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) {
+    ::close(file);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   found->second.mapped = static_cast<CUmemGenericAllocationHandle>(file);
   return CUDA_SUCCESS;
 }
@@ -214,7 +217,9 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc*
 CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
   const auto found = state().ranges.find(address);
   if (found == state().ranges.end() || found->second.mapped == 0) return CUDA_ERROR_INVALID_VALUE;
-  ::mmap(memory(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+  void* const reserved =
+      ::mmap(memory(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   ::close(static_cast<int>(found->second.mapped));
   found->second.mapped = 0;
   return CUDA_SUCCESS;
