@@ -43,7 +43,7 @@ namespace uniep::cuda {
   X(cuMemMap)                          \
   X(cuMemUnmap)                        \
   X(cuMemSetAccess)                    \
-  X(cuPointerGetAttribute)             \
+  X(cuPointerGetAttributes)            \
   X(cuStreamWaitValue32)               \
   X(cuMemcpyAsync)                     \
   X(cuMemcpyHtoDAsync)                 \

@@ -13,6 +13,7 @@
 #include "engine/cuda/profiler_range.h"
 #include "engine/event_clocks.h"
 #include "engine/workspace.h"
+#include "program/schedule_fields.h"
 
 namespace uniep::cuda {
 namespace {
@@ -45,14 +46,17 @@ void require_aligned(const void* array, const char* name, int rank) {
 
 // FNV-1a of all that must be equal on all ranks beside what CallDescription spells out.
 uint32_t fingerprint(const ProgramRequest& request) {
+  constexpr int kNoValue = -1;
   uint32_t hash = 2166136261u;
-  const auto add = [&](const std::string& text) {
-    for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;
-  };
-  add(to_text(request.schedule));
-  add(fmt::format(";{};{};{};{};{}", request.workers, static_cast<int>(request.numerics.activation),
-                  static_cast<int>(request.numerics.router_weight), request.numerics.combine_groups,
-                  request.redispatch));
+  const auto add = [&](int64_t value) { hash = (hash ^ static_cast<uint32_t>(value)) * 16777619u; };
+  for (const FieldDescriptor& descriptor : field_descriptors()) {
+    add(descriptor.get(request.schedule).value_or(kNoValue));
+  }
+  add(request.workers);
+  add(static_cast<int>(request.numerics.activation));
+  add(static_cast<int>(request.numerics.router_weight));
+  add(request.numerics.combine_groups);
+  add(request.redispatch ? 1 : 0);
   return hash;
 }
 
