@@ -58,22 +58,21 @@ int count_wrong_limits(GemmConfig config) {
   return wrong;
 }
 
-// A source that compiles if the megakernel's shared memory is as large as the host thinks, whatever a Schedule asks
-// for.
-KernelRequest layer_storage_request(std::size_t& count) {
-  std::set<std::string> sizes;
-  for (const int tile_n : {128, 256}) {
+void add_storage_sizes(LayerProducts products, std::set<std::string>& sizes) {
+  for (const int tile_n : {128, products == LayerProducts::kFirstGradient ? 192 : 256}) {
     for (const int cluster : {1, 2}) {
       for (int stages = 2; stages <= 8; ++stages) {
         for (int chunk_bytes = 512; chunk_bytes <= 65536; chunk_bytes *= 2) {
           for (int copy_stages = 1; copy_stages <= kMostCopyStages; ++copy_stages) {
             try {
-              const LayerKernelConfig config = layer_config({.tile_n = tile_n,
+              const LayerKernelConfig config = layer_config({.products = products,
+                                                             .tile_n = tile_n,
                                                              .cluster = cluster,
                                                              .stages = stages,
                                                              .copy_chunk_bytes = chunk_bytes,
                                                              .copy_stages = copy_stages});
-              sizes.insert(std::to_string(tile_n) + ", " + std::to_string(stages) + ", " + std::to_string(cluster) +
+              sizes.insert("static_cast<LayerProducts>(" + std::to_string(static_cast<int>(products)) + "), " +
+                           std::to_string(tile_n) + ", " + std::to_string(stages) + ", " + std::to_string(cluster) +
                            ", " + std::to_string(chunk_bytes) + ", " + std::to_string(config.gemm.copy_stages));
             } catch (const uniep::Error&) {  // no such kernel
             }
@@ -82,14 +81,25 @@ KernelRequest layer_storage_request(std::size_t& count) {
       }
     }
   }
+}
+
+// A source that compiles if the megakernel's shared memory is as large as the host thinks, whatever a Schedule asks
+// for.
+KernelRequest layer_storage_request(std::size_t& count) {
+  std::set<std::string> sizes;
+  for (const LayerProducts products :
+       {LayerProducts::kForward, LayerProducts::kFirstGradient, LayerProducts::kSecondGradient}) {
+    add_storage_sizes(products, sizes);
+  }
   count = sizes.size();
   std::string text = R"(#include "engine/cuda/device/layer_storage.h"
 namespace uniep::cuda {
-template <int kTileN, int kStages, int kCluster, int kChunkBytes, int kCopyStages>
+template <LayerProducts kProducts, int kTileN, int kStages, int kCluster, int kChunkBytes, int kCopyStages>
 constexpr bool fits() {
-  constexpr LayerKernelConfig kLayer{.gemm = {.layout = Layout::kForward, .epilogue = Epilogue::kLayer,
-                                              .tile_n = kTileN, .stages = kStages, .cluster = kCluster,
-                                              .copy_chunk_bytes = kChunkBytes, .copy_stages = kCopyStages}};
+  constexpr LayerKernelConfig kLayer{
+      .products = kProducts,
+      .gemm = layer_gemm(kProducts, {.tile_n = kTileN, .stages = kStages, .cluster = kCluster,
+                                     .copy_chunk_bytes = kChunkBytes, .copy_stages = kCopyStages})};
   return sizeof(LayerStorage<kLayer>) <= shared_memory_bytes(kLayer.gemm) &&
          shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit;
 }

@@ -141,7 +141,7 @@ void count_branches(uniep::test::BranchCounts& branches, const RandomLayer& laye
   request.numerics = layer.config.numerics;
   request.schedule = layer_case.schedule;
   request.workers = layer_case.workers;
-  request.cluster = cluster_of(layer_case.schedule);
+  request.cluster = cluster_of(layer_case.schedule, Direction::kForward);
   request.pull_parts = pull_parts(data.shape);
   const Program program(request, place_on_host(data.shape, layer_case.ranks, routings, {}));
   uniep::test::count_schedule(branches, program);
@@ -185,7 +185,7 @@ std::string to_text(const LayerCase& layer_case) {
 std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const Numerics& numerics) {
   std::vector<KernelRequest> requests;
   for (const LaunchStages& stages : launch_stages(layer_case.schedule, Direction::kForward)) {
-    requests.push_back(layer_request(launch_config(layer_case.schedule, numerics, stages)));
+    requests.push_back(layer_request(launch_config(layer_case.schedule, numerics, Direction::kForward, stages)));
   }
   return requests;
 }

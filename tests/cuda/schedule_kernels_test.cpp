@@ -42,14 +42,14 @@ void expect_kernels(const Schedule& schedule, const Numerics& numerics) {
   SCOPED_TRACE(to_text(schedule));
   ASSERT_NO_THROW(require_instantiable(schedule, numerics, Direction::kForward));
   for (const LaunchStages& stages : launch_stages(schedule, Direction::kForward)) {
-    const LayerKernelConfig config = launch_config(schedule, numerics, stages);
+    const LayerKernelConfig config = launch_config(schedule, numerics, Direction::kForward, stages);
     for (const GemmStage stage : {GemmStage::kFc1, GemmStage::kFc2}) {
       if (!(stage == GemmStage::kFc1 ? stages.first_gemm : stages.second_gemm)) continue;
       const TileShape tile = schedule.tile_of(stage);
       EXPECT_EQ(tile, (TileShape{kTileM, config.gemm.tile_n, kTileK, config.gemm.stages, config.gemm.cluster,
                                  Pipeline::kCooperative}));
     }
-    EXPECT_EQ(config.gemm.cluster, cluster_of(schedule));
+    EXPECT_EQ(config.gemm.cluster, cluster_of(schedule, Direction::kForward));
     EXPECT_EQ(config.gemm.copy_chunk_bytes, schedule.comm.chunk_bytes);
     EXPECT_EQ(config.gemm.copy_stages, schedule.comm.stages);
     EXPECT_EQ(config.on_sms, schedule.comm.where == CommWhere::kSms);
@@ -64,7 +64,8 @@ TEST(ScheduleKernels, TheDefaultIsWhatIsBuilt) {
   const LayerShape shape{4096, 1536, 128, 8};
   const Schedule schedule = resolve({}, Direction::kForward, shape, {}, hopper(2, 132));
   expect_kernels(schedule, {});
-  const LayerKernelConfig config = launch_config(schedule, {}, launch_stages(schedule, Direction::kForward).front());
+  const LayerKernelConfig config =
+      launch_config(schedule, {}, Direction::kForward, launch_stages(schedule, Direction::kForward).front());
   EXPECT_EQ(layer_request(config).description(), layer_request(default_layer_configs().front()).description());
   EXPECT_EQ(config.gemm.stages, 4);
   EXPECT_EQ(config.gemm.copy_stages, 3);

@@ -6,9 +6,11 @@ namespace uniep::cuda {
 
 LayerKernelConfig layer_config(const LayerKernelOptions& options) {
   LayerKernelConfig config;
+  config.products = options.products;
   config.combine = options.combine;
   config.on_sms = options.on_sms;
   GemmConfig& gemm = config.gemm;
+  gemm = layer_gemm(options.products, {});
   gemm.tile_n = options.tile_n;
   gemm.cluster = options.cluster;
   gemm.copy_chunk_bytes = options.copy_chunk_bytes;
@@ -26,6 +28,14 @@ std::vector<LayerKernelConfig> default_layer_configs() {
                                             layer_config({.combine = CombineKind::kGroups}),
                                             layer_config({.on_sms = true}),
                                             layer_config({.combine = CombineKind::kStaged, .on_sms = true})};
+  constexpr int kGradientColumns = 192;
+  for (const bool on_sms : {false, true}) {
+    configs.push_back(
+        layer_config({.products = LayerProducts::kFirstGradient, .tile_n = kGradientColumns, .on_sms = on_sms}));
+  }
+  for (const CombineKind combine : {CombineKind::kEpilogue, CombineKind::kStaged, CombineKind::kGroups}) {
+    configs.push_back(layer_config({.products = LayerProducts::kSecondGradient, .combine = combine}));
+  }
   return configs;
 }
 
@@ -33,10 +43,16 @@ KernelRequest layer_request(const LayerKernelConfig& config) {
   const auto macro = [](const char* name, int value) { return std::string(name) + "=" + std::to_string(value); };
   return {"engine/cuda/device/megakernel.cu",
           "uniep_layer",
-          {macro("UNIEP_TILE_N", config.gemm.tile_n), macro("UNIEP_STAGES", config.gemm.stages),
-           macro("UNIEP_CLUSTER", config.gemm.cluster), macro("UNIEP_COPY_CHUNK_BYTES", config.gemm.copy_chunk_bytes),
+          {macro("UNIEP_PRODUCTS", static_cast<int>(config.products)), macro("UNIEP_TILE_N", config.gemm.tile_n),
+           macro("UNIEP_STAGES", config.gemm.stages), macro("UNIEP_CLUSTER", config.gemm.cluster),
+           macro("UNIEP_COPY_CHUNK_BYTES", config.gemm.copy_chunk_bytes),
            macro("UNIEP_COPY_STAGES", config.gemm.copy_stages),
            macro("UNIEP_COMBINE", static_cast<int>(config.combine)), macro("UNIEP_ON_SMS", config.on_sms ? 1 : 0)}};
+}
+
+int b_box_rows(const GemmConfig& config) {
+  if (config.layout == Layout::kForward) return config.tile_n / 2;
+  return split_b_along_k(config) ? kTileK / 2 : kTileK;
 }
 
 }  // namespace uniep::cuda

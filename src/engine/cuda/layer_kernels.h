@@ -6,14 +6,15 @@
 #include "engine/cuda/device/layer_launch.h"
 #include "engine/cuda/gemm_kernels.h"
 
-// The kernel that runs the forward layer's launches (device/megakernel.cu): kGemmThreads threads a CTA,
+// The kernel that runs the layer's launches (device/megakernel.cu): kGemmThreads threads a CTA,
 // shared_memory_bytes(config.gemm) of shared memory, cooperative, in clusters of config.gemm.cluster. Its argument is a
-// LayerLaunch. Maps of B have boxes of tile_n / 2 rows.
+// LayerLaunch. Maps of B have boxes of b_box_rows() rows.
 namespace uniep::cuda {
 
 // What of a Schedule is compiled into the kernel.
 struct LayerKernelOptions {
-  int tile_n = 256;  // of both GEMMs; 256: 128 gate and 128 up columns in FC1
+  LayerProducts products = LayerProducts::kForward;
+  int tile_n = 256;  // of all the kernel's GEMMs; 256: 128 gate and 128 up columns in FC1; dSwiGLU: 128 or 192
   int cluster = 2;
   int stages = 0;  // 0: the most that fit
   int copy_chunk_bytes = 4096;
@@ -29,5 +30,8 @@ LayerKernelConfig layer_config(const LayerKernelOptions& options);
 std::vector<LayerKernelConfig> default_layer_configs();
 
 KernelRequest layer_request(const LayerKernelConfig& config);
+
+// Rows of the boxes that B's maps move: weights are [N, K] in forward, [K, N] in backward.
+int b_box_rows(const GemmConfig& config);
 
 }  // namespace uniep::cuda

@@ -13,7 +13,9 @@ enum class Layout : int { kForward = 0, kDgrad = 1, kWgrad = 2 };
 
 // kSwiglu:         D is z (N = 2 I); writes a = silu(z_gate) z_up prob from the rounded z, and z if asked.
 // kSwigluGradient: D is da (N = I); reads z, writes a, dz and the 64-column sums of dprob.
-// kLayer:          the megakernel's: a tile of FC1 is kSwiglu's, a tile of FC2 goes to the slots of its rows' ranks.
+// kLayer:          the megakernel's: a tile of FC1 is kSwiglu's, a tile of FC2 (or of dgrad FC1) goes to the slots of
+// its
+//                  rows' ranks.
 enum class Epilogue : int {
   kBFloat16 = 0,
   kFloat32 = 1,
@@ -52,6 +54,7 @@ struct GemmConfig {
   // The megakernels' copy warp has a ring of chunks; the standalone kernel keeps it free.
   int copy_chunk_bytes = 4096;
   int copy_stages = 3;
+  bool in_layer = false;  // the megakernel's: its records, and room for the call
 };
 
 // Each math warp's private staging: a block of 16 x 64 bf16 values, or strips of 16 x 16; dSwiGLU has five blocks of 16
@@ -90,7 +93,7 @@ UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) {
 UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
   return gemm_kernel_bytes(config.tile_n, config.stages, staging_bytes(config),
                            copy_ring_bytes(config.copy_chunk_bytes, config.copy_stages),
-                           config.epilogue == Epilogue::kLayer ? kCallBytes : 0);
+                           config.in_layer ? kCallBytes : 0);
 }
 
 }  // namespace uniep::cuda

@@ -11,8 +11,23 @@ enum class CombineKind : int {
   kGroups = 2,    // the same, summed by groups of experts before they are sent
 };
 
+// The products of a launch's kernel.
+enum class LayerProducts : int {
+  kForward = 0,         // FC1 with SwiGLU; FC2, whose rows go to their slots
+  kFirstGradient = 1,   // dgrad FC2 with dSwiGLU
+  kSecondGradient = 2,  // dgrad FC1, whose rows go to their slots
+};
+
+constexpr GemmConfig layer_gemm(LayerProducts products, GemmConfig gemm) {
+  gemm.in_layer = true;
+  gemm.layout = products == LayerProducts::kForward ? Layout::kForward : Layout::kDgrad;
+  gemm.epilogue = products == LayerProducts::kFirstGradient ? Epilogue::kSwigluGradient : Epilogue::kLayer;
+  return gemm;
+}
+
 struct LayerKernelConfig {
-  GemmConfig gemm{.epilogue = Epilogue::kLayer};
+  LayerProducts products = LayerProducts::kForward;
+  GemmConfig gemm = layer_gemm(LayerProducts::kForward, {});
   CombineKind combine = CombineKind::kEpilogue;
   bool on_sms = false;  // comm.where
 };

@@ -4,21 +4,21 @@
 
 namespace uniep::cuda {
 
-// The megakernel's task record: a tile of FC1 or FC2, with all that the loader, the math warps and the signal warp need
+// The megakernel's task record: a tile of a row GEMM, with all that the loader, the math warps and the signal warp need
 // to know of it. Widths are multiples of 8 columns.
 struct alignas(16) LayerTask {
   static constexpr uint8_t kEnd = 1;      // no more tasks
   static constexpr uint8_t kSharedB = 2;  // load half of B for both CTAs of the cluster
   static constexpr uint8_t kStore = 4;    // the tile exists: write it
-  static constexpr uint8_t kSecond = 8;   // FC2; else FC1
+  static constexpr uint8_t kSecond = 8;   // FC2, dgrad FC1; else FC1, dgrad FC2
 
   int32_t row;  // the tile's first expert row
   uint16_t m_block;
   uint16_t expert;         // local
-  uint16_t column_eighth;  // first column: of I for FC1, of H for FC2
+  uint16_t column_eighth;  // first column: of I for the first GEMM, of H for the second
   uint16_t k_blocks;
-  uint8_t columns_eighth;  // columns that exist, up to the end of the matrix or of FC2's column chunk
-  uint8_t chunk;           // FC2's column chunk
+  uint8_t columns_eighth;  // columns that exist, up to the end of the matrix or of the second GEMM's column chunk
+  uint8_t chunk;           // the second GEMM's column chunk
   uint8_t valid_rows;      // rows of the tile that exist, 0 to 128
   uint8_t flags;
 

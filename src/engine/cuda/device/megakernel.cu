@@ -1,4 +1,4 @@
-// The forward layer's kernel: a launch runs the stages of RankProgram::stages[launch] for all ranks of the launch.
+// The layer's kernel: a launch runs the stages of RankProgram::stages[launch] for all ranks of the launch.
 // Persistent, one CTA an SM, in clusters of UNIEP_CLUSTER. Compiled at run time with its tile as macros.
 #include "engine/cuda/device/layer_launch.h"
 #include "engine/cuda/device/ptx/warpgroup.h"
@@ -11,19 +11,21 @@
 
 namespace uniep::cuda {
 
-constexpr LayerKernelConfig kLayer{.gemm = {.layout = Layout::kForward,
-                                            .epilogue = Epilogue::kLayer,
-                                            .tile_n = UNIEP_TILE_N,
-                                            .stages = UNIEP_STAGES,
-                                            .cluster = UNIEP_CLUSTER,
-                                            .copy_chunk_bytes = UNIEP_COPY_CHUNK_BYTES,
-                                            .copy_stages = UNIEP_COPY_STAGES},
+constexpr auto kProducts = static_cast<LayerProducts>(UNIEP_PRODUCTS);
+constexpr LayerKernelConfig kLayer{.products = kProducts,
+                                   .gemm = layer_gemm(kProducts, {.tile_n = UNIEP_TILE_N,
+                                                                  .stages = UNIEP_STAGES,
+                                                                  .cluster = UNIEP_CLUSTER,
+                                                                  .copy_chunk_bytes = UNIEP_COPY_CHUNK_BYTES,
+                                                                  .copy_stages = UNIEP_COPY_STAGES}),
                                    .combine = static_cast<CombineKind>(UNIEP_COMBINE),
                                    .on_sms = UNIEP_ON_SMS != 0};
 using Storage = LayerStorage<kLayer>;
 static_assert(sizeof(Storage) <= shared_memory_bytes(kLayer.gemm), "the host asks for too little shared memory");
 static_assert(shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit, "more shared memory than an SM has");
-static_assert(kLayer.gemm.tile_n == 128 || kLayer.gemm.tile_n == 256, "B comes in halves of 64 or 128 columns");
+static_assert(kLayer.gemm.tile_n == 128 ||
+                  kLayer.gemm.tile_n == (kProducts == LayerProducts::kFirstGradient ? 192 : 256),
+              "B comes in halves of 64 or 128 columns; dSwiGLU's may be halved along K");
 static_assert(kLayer.gemm.cluster == 1 || kLayer.gemm.cluster == 2, "B is shared by two CTAs at most");
 
 constexpr uint32_t kLoaderWarp = 0;
@@ -79,6 +81,10 @@ UNIEP_DEVICE void acquire_maps(const RankCall& call) {
   if (lane == 0) {
     ptx::tma_acquire_map(call.first_a);
     ptx::tma_acquire_map(call.second_a);
+  }
+  constexpr int32_t kGradientMaps = 3;
+  if (kProducts == LayerProducts::kFirstGradient && lane < kGradientMaps) {
+    ptx::tma_acquire_map(call.gradient_maps[lane]);
   }
   for (int32_t i = lane; i < (call.first_map_per_expert != 0 ? call.program.local_experts : 1); i += 32) {
     ptx::tma_acquire_map(call.first_b[i]);

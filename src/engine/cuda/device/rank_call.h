@@ -22,11 +22,13 @@ struct TileRecord {
 static_assert(sizeof(TileRecord) == 48, "laid out alike on the host and the device");
 
 struct alignas(64) RankCall {
-  // Operands of the row GEMMs: boxes of kTileM rows (A) or half a tile of columns (B) by 64 of K.
-  TensorMap first_a;          // xg [rows, H]
-  TensorMap second_a;         // a [rows, I]
-  const TensorMap* first_b;   // W1: one map over the local experts, or one an expert
-  const TensorMap* second_b;  // W2
+  // Operands of the row GEMMs: boxes of kTileM rows (A) or half a tile of columns (B) by 64 of K. In backward B's boxes
+  // are 64 columns by 64 of K, or by 32 where a tile is no whole number of them.
+  TensorMap first_a;               // xg [rows, H]; backward: rows of dy
+  TensorMap second_a;              // a [rows, I]; backward: dz [rows, 2 I]
+  const TensorMap* first_b;        // W1: one map over the local experts, or one an expert; backward: W2
+  const TensorMap* second_b;       // W2; backward: W1
+  const TensorMap* gradient_maps;  // backward: z, dz and a, as GemmArguments has them
   int32_t first_map_per_expert, second_map_per_expert;
 
   RankProgram program;  // its tables lie in device memory
@@ -49,13 +51,13 @@ struct alignas(64) RankCall {
   const RowSource* rows_of[kMostCudaRanks];             // row tables; peers' only under push
 
   // Memory of this rank alone. Forward's names; in backward the first GEMM makes dz, the second dxg.
-  BFloat16* z;               // [rows, 2 I]
-  BFloat16* activation;      // [rows, I]
-  BFloat16* output_rows;     // [rows, H] o or dxg, when the combine is staged
-  BFloat16* output;          // [T, H] y or dx
-  float* dprobs;             // [T, K]
-  const float* prob_chunks;  // [rows, prob_chunk_count] 64-column sums of dprob, when the combine is staged
-  int32_t prob_chunk_count;
+  BFloat16* z;            // [rows, 2 I]
+  BFloat16* activation;   // [rows, I]
+  BFloat16* output_rows;  // [rows, H] o or dxg, when the combine is staged
+  BFloat16* output;       // [T, H] y or dx
+  float* dprobs;          // [T, K]
+  float* prob_chunks;     // [prob_chunk_count][prob_stride] sums of 64 columns of dprob
+  int32_t prob_stride, prob_chunk_count;
   float* row_probs;  // [padded rows] or null: what a standalone dispatch writes of the row table
 
   // Profiler: null, or [workers][2 agents: copy, compute][record_capacity], and how many records each has written.

@@ -18,7 +18,7 @@ struct TaskRingOf<true> {
 
 template <GemmConfig kConfig>
 struct alignas(1024) SharedStorage {
-  using Tasks = typename TaskRingOf<kConfig.epilogue == Epilogue::kLayer>::Type;
+  using Tasks = typename TaskRingOf<kConfig.in_layer>::Type;
   static constexpr int kOperandABytes = kTileM * kTileK * 2;
   static constexpr int kOperandBBytes = kConfig.tile_n * kTileK * 2;
 

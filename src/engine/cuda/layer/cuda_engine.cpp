@@ -151,7 +151,7 @@ ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& sc
   request.schedule = schedule;
   request.direction = direction;
   request.workers = options_.workers;
-  request.cluster = cluster_of(schedule);
+  request.cluster = cluster_of(schedule, direction);
   request.pull_parts = pull_parts(config.shape);
   return request;
 }
@@ -207,7 +207,7 @@ void CudaEngine::prepare(const ProgramRequest& request) {
   const ProfilerRange range("kernels");
   std::vector<LayerKernelConfig> configs;
   for (const LaunchStages& stages : launch_stages(request.schedule, request.direction)) {
-    configs.push_back(launch_config(request.schedule, request.numerics, stages));
+    configs.push_back(launch_config(request.schedule, request.numerics, request.direction, stages));
   }
   const int workers = options_.workers - request.schedule.comm.reserve_sms;
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
@@ -404,7 +404,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   run(binding, inputs, bindings, programs, streams,
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
         for (int launch = 0; launch < program.launches; ++launch) {
-          queue.launch(launch_config(asked.schedule, asked.numerics, program.stages[launch]),
+          queue.launch(launch_config(asked.schedule, asked.numerics, asked.direction, program.stages[launch]),
                        {calls, launch, program.workers}, absent_ranks_, stream);
         }
       });

@@ -135,7 +135,8 @@ void CudaEngine::combine(const internal::CombineCall& call) {
     RankBinding& binding = bindings.emplace_back();
     binding.output_rows = const_cast<BFloat16*>(arguments.rows);  // only read
     binding.output = arguments.y;
-    binding.row_dprobs = arguments.row_dprobs;
+    binding.prob_chunks = const_cast<float*>(arguments.row_dprobs);  // read only
+    binding.prob_chunk_count = arguments.row_dprobs != nullptr ? 1 : 0;
     binding.dprobs = arguments.dprobs;
     if (arguments.dprobs != nullptr || arguments.row_dprobs != nullptr) asked.direction = Direction::kBackward;
   }

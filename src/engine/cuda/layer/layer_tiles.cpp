@@ -18,15 +18,27 @@ void require_summable(const LayerShape& shape, const Numerics& numerics) {
 }
 
 void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction) {
-  if (direction == Direction::kBackward) {
-    throw Error(Status::kUnsupported, "cuda: the backward pass is not built; run it with engine cpu");
+  const bool backward = direction == Direction::kBackward;
+  if (backward && schedule.fusion == Fusion::kLayer) {
+    throw Error(Status::kUnsupported, "fusion: layer; on cuda backward is built with none and pairs");
   }
-  for (const LaunchStages& stages : launch_stages(schedule, direction)) launch_config(schedule, numerics, stages);
+  for (const LaunchStages& stages : launch_stages(schedule, direction)) {
+    if (!is_weight_gradients_alone(stages)) launch_config(schedule, numerics, direction, stages);
+  }
 }
 
-LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numerics, const LaunchStages& stages) {
-  const TileShape tile = schedule.tile_of(stages.second_gemm ? GemmStage::kFc2 : GemmStage::kFc1);
+bool is_weight_gradients_alone(const LaunchStages& stages) {
+  return !stages.dispatch && !stages.first_gemm && !stages.second_gemm && !stages.combine;
+}
+
+LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numerics, Direction direction,
+                                const LaunchStages& stages) {
+  const bool backward = direction == Direction::kBackward, second = stages.second_gemm || stages.combine;
+  const GemmStage stage = backward ? (second ? GemmStage::kDgradFc1 : GemmStage::kDgradFc2)
+                                   : (stages.second_gemm ? GemmStage::kFc2 : GemmStage::kFc1);
+  const TileShape tile = schedule.tile_of(stage);
   LayerKernelOptions options;
+  if (backward) options.products = second ? LayerProducts::kSecondGradient : LayerProducts::kFirstGradient;
   options.tile_n = tile.n;
   options.cluster = tile.cluster;
   options.stages = tile.stages;
@@ -39,8 +51,8 @@ LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numeri
   return layer_config(options);
 }
 
-int cluster_of(const Schedule& schedule) {
-  return schedule.tile_of(GemmStage::kFc1).cluster;
+int cluster_of(const Schedule& schedule, Direction direction) {
+  return schedule.tile_of(direction == Direction::kForward ? GemmStage::kFc1 : GemmStage::kDgradFc2).cluster;
 }
 
 int pull_parts(const LayerShape& shape) {

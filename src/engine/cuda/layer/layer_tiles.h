@@ -9,14 +9,18 @@ namespace uniep::cuda {
 // Throws uniep::Error (kUnsupported) where tokens have more slots or groups than the kernels sum.
 void require_summable(const LayerShape& shape, const Numerics& numerics);
 
-// Throws uniep::Error (kUnsupported) for backward, for which this engine has no kernels. A legal forward Schedule has.
+// Throws uniep::Error (kUnsupported) for a backward Schedule that this engine has no kernels for. A legal Schedule has.
 void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction);
 
 // What a launch's kernel is compiled for: exactly what a legal Schedule says.
-LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numerics, const LaunchStages& stages);
+LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numerics, Direction direction,
+                                const LaunchStages& stages);
+
+// Whether a launch has weight gradients alone: they run in kernels of their own (weight_gradients.h).
+bool is_weight_gradients_alone(const LaunchStages& stages);
 
 // CTAs that share tiles of weights, in every launch of a call.
-int cluster_of(const Schedule& schedule);
+int cluster_of(const Schedule& schedule, Direction direction);
 
 // Tiles that a block of rows is pulled in: a part moves a few dozen KiB, so that many copy agents bring a block.
 int pull_parts(const LayerShape& shape);

@@ -75,8 +75,9 @@ RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& r
   rank_call.output = own.output;
   rank_call.row_probs = own.row_probs;
   rank_call.dprobs = own.dprobs;
-  rank_call.prob_chunks = own.row_dprobs;
-  rank_call.prob_chunk_count = own.row_dprobs != nullptr ? 1 : 0;
+  rank_call.prob_chunks = own.prob_chunks;
+  rank_call.prob_stride = static_cast<int32_t>(own.rows);
+  rank_call.prob_chunk_count = own.prob_chunk_count;
   rank_call.records = own.records;
   rank_call.record_counts = own.record_counts;
   rank_call.record_capacity = own.record_capacity;

@@ -19,8 +19,9 @@ struct RankBinding {
   BFloat16* activation = nullptr;
   BFloat16* output_rows = nullptr;
   BFloat16* output = nullptr;
-  float* row_probs = nullptr;         // written by a standalone dispatch
-  const float* row_dprobs = nullptr;  // returned by a standalone combine
+  float* row_probs = nullptr;    // written by a standalone dispatch
+  float* prob_chunks = nullptr;  // of backward's first GEMM; what a standalone combine returns
+  int32_t prob_chunk_count = 0;
   float* dprobs = nullptr;
   Weights weights;  // none where no GEMM runs
   const RowSource* row_table = nullptr;

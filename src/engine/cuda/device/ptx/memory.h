@@ -18,6 +18,14 @@ UNIEP_DEVICE Vector16 load_shared_16(uint32_t address) {
   return v;
 }
 
+UNIEP_DEVICE void load_shared_8(uint32_t address, uint32_t& low, uint32_t& high) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(address) : "memory");
+}
+
+UNIEP_DEVICE void store_shared_8(uint32_t address, uint32_t low, uint32_t high) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(low), "r"(high) : "memory");
+}
+
 UNIEP_DEVICE void store_shared_16(uint32_t address, const Vector16& v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.word[0]), "r"(v.word[1]),
                "r"(v.word[2]), "r"(v.word[3])

@@ -7,6 +7,26 @@
 
 namespace uniep::cuda {
 
+// What dSwiGLU reads and writes in a standalone kernel; the megakernel's is in layer_gradient.h.
+class StandaloneGradient {
+ public:
+  UNIEP_DEVICE StandaloneGradient(const GemmArguments& arguments) : arguments_(arguments) {}
+
+  UNIEP_DEVICE const TensorMap& z() const { return arguments_.z; }
+  UNIEP_DEVICE const TensorMap& dz() const { return arguments_.dz; }
+  UNIEP_DEVICE const TensorMap& activation() const { return arguments_.recomputed; }
+  UNIEP_DEVICE int32_t columns() const { return arguments_.n_extent; }
+  UNIEP_DEVICE float* prob_sums(int32_t chunk) const { return arguments_.prob_chunks + chunk * arguments_.prob_stride; }
+  UNIEP_DEVICE float prob(const WarpTile& tile, int32_t row) const { return row_prob(arguments_, tile, row); }
+  // One lane, before a tile's first transfer: until what the last one stored has left shared memory.
+  UNIEP_DEVICE void begin_tile(uint32_t& /*calls*/) const { ptx::bulk_wait_read<0>(); }
+  // One lane, at the end.
+  UNIEP_DEVICE void end_tiles(uint32_t /*calls*/) const { ptx::bulk_wait_read<0>(); }
+
+ private:
+  const GemmArguments& arguments_;
+};
+
 // FC2's dgrad: from da (fp32, the accumulators) and z: a again, dz, and dprob's sums of 64 columns.
 //
 // All of it is late work, from a copy of the accumulators in registers: chunks of 64 columns, each in four steps of 16
@@ -16,7 +36,7 @@ namespace uniep::cuda {
 //
 // A tile that does not exist lies beyond the last column, where TMA reads zero and writes nothing. A row that does not
 // exist gets z, da and prob of +0, from which every result is +0.
-template <GemmConfig kConfig>
+template <GemmConfig kConfig, typename Gradient>
 class SwigluGradientEpilogue {
  public:
   static constexpr int kCount = kConfig.tile_n / 2;
@@ -27,16 +47,17 @@ class SwigluGradientEpilogue {
   static constexpr bool kRolled = true;
   static constexpr int kStripRegisters = kStripColumns / 2;
   static constexpr int kChunkRegisters = kProbChunkColumns / 2;
-  static constexpr int kParked = 4;
+  static constexpr int kParked = kConfig.in_layer ? 6 : 4;  // the megakernel's math warps have fewer registers
   static constexpr int kHeld = kCount - kParked;
   static_assert(kProbChunkColumns == 2 * kTransferColumns && kTransferColumns == 2 * kStripColumns,
                 "a chunk takes both buffers in turn, two strips each");
 
-  UNIEP_DEVICE SwigluGradientEpilogue(const GemmArguments& arguments, void* const* /*outputs*/, uint32_t staging)
-      : arguments_(arguments), staging_(staging) {
+  UNIEP_DEVICE SwigluGradientEpilogue(const Gradient& gradient, void* const* /*outputs*/, uint32_t staging)
+      : gradient_(gradient), staging_(staging) {
     if (ptx::lane_index() == 0) {
       for (int buffer = 0; buffer < kBuffers; ++buffer) ptx::mbarrier_init(landed(buffer), 1);
       ptx::fence_mbarrier_init();
+      calls() = 0;
       fetch(0, WarpTile::kBeyond, 0);
     }
     __syncwarp();
@@ -72,7 +93,8 @@ class SwigluGradientEpilogue {
       run_transfer<1>(last_z<kConfig>(shared, stage, warp, 1), gate_block(0));
       end_chunk();
     }
-    ptx::bulk_wait_read<0>();  // before the CTA ends
+    if (ptx::lane_index() == 0) gradient_.end_tiles(calls());
+    __syncwarp();
   }
 
   UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount]) {
@@ -81,15 +103,14 @@ class SwigluGradientEpilogue {
     rows_ = tile.rows;
     chunk_ = 0;
     const int32_t row = static_cast<int32_t>(ptx::lane_index()) / 4;
-    prob_[0] = row_prob(arguments_, tile, row);
-    prob_[1] = row_prob(arguments_, tile, row + 8);
+    prob_[0] = gradient_.prob(tile, row);
+    prob_[1] = gradient_.prob(tile, row + 8);
     // This mask is also what makes copies: were the kept values still accumulators for the compiler, the next
     // products would have to wait for the last use of each (ptxas then serialises wgmma, C7520).
     const uint32_t exists[2] = {row < tile.rows ? ~0u : 0u, row + 8 < tile.rows ? ~0u : 0u};
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) da_[i] = float_from_bits(bits_of_float(d[i]) & exists[i / 2 % 2]);
-    ptx::store_shared_16(parked(), {bits_of_float(d[kHeld]) & exists[0], bits_of_float(d[kHeld + 1]) & exists[0],
-                                    bits_of_float(d[kHeld + 2]) & exists[1], bits_of_float(d[kHeld + 3]) & exists[1]});
+    park(d, exists);
   }
 
  private:
@@ -100,7 +121,8 @@ class SwigluGradientEpilogue {
   static constexpr uint32_t kActivationAt = 2 * kBuffers * kTransferBytes;
   static constexpr uint32_t kParkedAt = kActivationAt + kTransferBytes;
   static constexpr uint32_t kBarriersAt = kParkedAt + kParked * 4 * ptx::kThreadsPerWarp;
-  static_assert(kBarriersAt + kBuffers * 8 <= staging_bytes(kConfig), "the staging is too small");
+  static constexpr uint32_t kCallsAt = kBarriersAt + kBuffers * 8;
+  static_assert(kCallsAt + 4 <= staging_bytes(kConfig), "the staging is too small");
   static_assert(staging_bytes(kConfig) % 512 == 0, "the 64-byte swizzle repeats after 512 bytes");
 
   // 16 rows of as many columns: fragments of gate and up, in the end of dz; and of a.
@@ -124,28 +146,48 @@ class SwigluGradientEpilogue {
     return *static_cast<uint64_t*>(__cvta_shared_to_generic(staging_ + kBarriersAt + buffer * 8));
   }
 
-  // The last few values wait in shared memory, for want of registers.
-  UNIEP_DEVICE uint32_t parked() const {
-    return staging_ + kParkedAt + ptx::lane_index() * 16;
+  // Of Gradient::begin_tile(); one lane's.
+  UNIEP_DEVICE uint32_t& calls() const {
+    return *static_cast<uint32_t*>(__cvta_shared_to_generic(staging_ + kCallsAt));
+  }
+
+  // The last few values wait in shared memory, for want of registers: four of each lane, then what is left.
+  UNIEP_DEVICE uint32_t parked(int32_t first) const {
+    return staging_ + kParkedAt + first * 4 * ptx::kThreadsPerWarp + ptx::lane_index() * (first == 0 ? 16 : 8);
+  }
+  UNIEP_DEVICE void park(const float (&d)[kCount], const uint32_t (&exists)[2]) {
+    const auto value = [&](int i) { return bits_of_float(d[kHeld + i]) & exists[(kHeld + i) / 2 % 2]; };
+    ptx::store_shared_16(parked(0), {value(0), value(1), value(2), value(3)});
+    if constexpr (kParked == 6) ptx::store_shared_8(parked(4), value(4), value(5));
   }
   UNIEP_DEVICE void unpark() {
-    const ptx::Vector16 values = ptx::load_shared_16(parked());
+    const ptx::Vector16 values = ptx::load_shared_16(parked(0));
 #pragma unroll
-    for (int i = 0; i < kParked; ++i) da_[kChunkRegisters - kParked + i] = float_from_bits(values.word[i]);
+    for (int i = 0; i < 4; ++i) da_[kChunkRegisters - kParked + i] = float_from_bits(values.word[i]);
+    if constexpr (kParked == 6) {
+      uint32_t low, high;
+      ptx::load_shared_8(parked(4), low, high);
+      da_[kChunkRegisters - 2] = float_from_bits(low);
+      da_[kChunkRegisters - 1] = float_from_bits(high);
+    }
   }
 
   // One lane.
   UNIEP_DEVICE void fetch(int32_t row, int32_t column, int32_t buffer) const {
     uint64_t& barrier = landed(buffer);
     ptx::mbarrier_arrive_expect_bytes(barrier, 2 * kTransferBytes);
-    ptx::tma_load_3d(gate_block(buffer), arguments_.z, barrier, column, row, 0);
+    ptx::tma_load_3d(gate_block(buffer), gradient_.z(), barrier, column, row, 0);
   }
 
   // What the last transfer left from is free when it has been read: then the next one's z comes into its buffer.
   UNIEP_DEVICE void begin_transfer(const WarpTile& next, int32_t buffer) {
     if (ptx::lane_index() == 0) {
-      ptx::bulk_wait_read<0>();
       const bool same_chunk = buffer == 0;
+      if (same_chunk && chunk_ == 0) {
+        gradient_.begin_tile(calls());
+      } else {
+        ptx::bulk_wait_read<0>();
+      }
       const bool same_tile = same_chunk || chunk_ + 1 < kChunks;
       const int32_t column = column_ + (same_chunk ? kTransferColumns : kProbChunkColumns);
       fetch(same_tile ? row_ : next.row, same_tile ? column : next.column, 1 - buffer);
@@ -159,8 +201,8 @@ class SwigluGradientEpilogue {
     __syncwarp();
     if (ptx::lane_index() == 0) {
       const int32_t column = column_ + half * kTransferColumns;
-      ptx::tma_store_3d(arguments_.dz, dz, column, row_, 0);
-      ptx::tma_store_3d(arguments_.recomputed, activation, column, row_, 0);
+      ptx::tma_store_3d(gradient_.dz(), dz, column, row_, 0);
+      ptx::tma_store_3d(gradient_.activation(), activation, column, row_, 0);
       ptx::bulk_commit();
     }
     __syncwarp();
@@ -252,8 +294,8 @@ class SwigluGradientEpilogue {
 
   UNIEP_DEVICE void write_prob_sum() {
     const int32_t lane = static_cast<int32_t>(ptx::lane_index());
-    float* const sums = arguments_.prob_chunks + column_ / kProbChunkColumns * arguments_.prob_stride + row_;
-    const bool exists = column_ < arguments_.n_extent;  // the chunk's first column, if any
+    float* const sums = gradient_.prob_sums(column_ / kProbChunkColumns) + row_;
+    const bool exists = column_ < gradient_.columns();  // the chunk's first column, if any
 #pragma unroll
     for (int32_t half = 0; half < 2; ++half) {
       // Lane q of a quad holds partial q: (p0 + p1) + (p2 + p3).
@@ -264,7 +306,7 @@ class SwigluGradientEpilogue {
     }
   }
 
-  const GemmArguments& arguments_;
+  const Gradient gradient_;
   const uint32_t staging_;
   int32_t row_ = 0;
   int32_t column_ = WarpTile::kBeyond;  // of the chunk

@@ -19,11 +19,10 @@ UNIEP_DEVICE uint32_t last_z(SharedStorage<kConfig>& shared, uint32_t stage, uin
   return ptx::shared_address(half == 0 ? shared.a[stage] : shared.b[stage]) + math_warp * kTransferBoxBytes;
 }
 
-// The loader, after its last task.
+// The loader, after its last task: the tile from `row` and `first_column` on.
 template <GemmConfig kConfig>
-UNIEP_DEVICE void load_last_z(const GemmArguments& arguments, SharedStorage<kConfig>& shared,
-                              StageCursor<kConfig.stages>& cursor, const Task& last) {
-  const int32_t first_column = last.has(Task::kStore) ? last.n_block * kConfig.tile_n : WarpTile::kBeyond;
+UNIEP_DEVICE void load_last_z(const TensorMap& z, SharedStorage<kConfig>& shared, StageCursor<kConfig.stages>& cursor,
+                              int32_t row, int32_t first_column) {
 #pragma unroll 1
   for (int32_t chunk = 0; chunk < kConfig.tile_n / kProbChunkColumns; ++chunk, cursor.advance()) {
     ptx::mbarrier_wait(shared.empty[cursor.stage], cursor.phase ^ 1, "stage empty");
@@ -32,9 +31,8 @@ UNIEP_DEVICE void load_last_z(const GemmArguments& arguments, SharedStorage<kCon
     for (int32_t box = 0; box < 2 * kMathWarps; ++box) {
       const int32_t warp = box / 2;
       const int32_t half = box % 2;
-      ptx::tma_load_3d(last_z<kConfig>(shared, cursor.stage, warp, half), arguments.z, shared.full[cursor.stage],
-                       first_column + chunk * kProbChunkColumns + half * kTransferColumns,
-                       last.m_begin + warp * kBlockRows, 0);
+      ptx::tma_load_3d(last_z<kConfig>(shared, cursor.stage, warp, half), z, shared.full[cursor.stage],
+                       first_column + chunk * kProbChunkColumns + half * kTransferColumns, row + warp * kBlockRows, 0);
     }
   }
 }

@@ -5,10 +5,10 @@
 
 namespace uniep::cuda {
 
-// Both GEMMs' epilogue (see epilogue.h): the accumulators are rounded at once; what is left is late work, and which it
-// is depends on the tile. FC1: strips of 16 columns of gate and up, as SwigluEpilogue. FC2: 32 columns a step, stored
-// in runs of 64: straight into the slots of the ranks that the rows came from, or into output_rows. What a step needs
-// to know lies in shared memory: the registers are full.
+// The epilogue of FC1 and FC2, and of dgrad FC1 (see epilogue.h): the accumulators are rounded at once; what is left is
+// late work, and which it is depends on the tile. FC1: strips of 16 columns of gate and up, as SwigluEpilogue. FC2: 32
+// columns a step, stored in runs of 64: straight into the slots of the ranks that the rows came from, or into
+// output_rows. What a step needs to know lies in shared memory: the registers are full.
 //
 // A tile's late work is done between the K blocks of the next one, or by flush() where the next one is not there yet:
 // it may wait for this very tile. After the last step the warp arrives at the tile's `stored` barrier.
@@ -41,7 +41,7 @@ class LayerEpilogue {
       late().slot = slot;
     }
     steps_left_ = kSteps;
-    if (task.has(LayerTask::kSecond)) {
+    if (is_second(task)) {
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) rounded_[i] = pack_bfloat16(d[2 * i], d[2 * i + 1]);
     } else {  // a step's gate columns, then its up columns
@@ -65,6 +65,9 @@ class LayerEpilogue {
   }
 
  private:
+  UNIEP_DEVICE static bool is_second(const LayerTask& task) {
+    return kLayer.products == LayerProducts::kSecondGradient || task.has(LayerTask::kSecond);
+  }
   UNIEP_DEVICE int32_t row_in_tile() const {
     return math_warp_ * kBlockRows;
   }
@@ -82,7 +85,7 @@ class LayerEpilogue {
     }
     const LayerTask task = __builtin_bit_cast(LayerTask, ptx::load_shared_16(ptx::shared_address(&late().task)));
     if (task.has(LayerTask::kStore)) {
-      if (task.has(LayerTask::kSecond)) {
+      if (is_second(task)) {
         second_step(task);
       } else {
         first_step(task);

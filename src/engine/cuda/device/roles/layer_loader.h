@@ -17,7 +17,8 @@ UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call
   tile.b_matrix = map_per_expert ? 0 : task.expert;
   tile.m_begin = task.row;
   tile.n_low = task.column();
-  tile.n_high = task.column() + (second ? kLayer.gemm.tile_n / 2 : static_cast<int32_t>(call.intermediate));
+  const bool gate_and_up = kLayer.products == LayerProducts::kForward && !second;
+  tile.n_high = task.column() + (gate_and_up ? static_cast<int32_t>(call.intermediate) : kLayer.gemm.tile_n / 2);
   tile.k_begin = 0;
   tile.k_blocks = task.k_blocks;
   tile.shared_b = task.has(LayerTask::kSharedB);
@@ -30,10 +31,16 @@ UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& s
   const int32_t cta = kLayer.gemm.cluster == 1 ? 0 : static_cast<int32_t>(ptx::cluster_rank());
   TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
   StageCursor<kLayer.gemm.stages> cursor;
+  [[maybe_unused]] int32_t last_row = 0, last_column = WarpTile::kBeyond;
   for (LayerTask task = tasks.take(); !task.has(LayerTask::kEnd); task = tasks.take()) {
     // The scheduler has seen the signals of the rows of A; they were written without TMA.
     ptx::fence_proxy_async_global();
     load_tile<kLayer.gemm>(shared, cursor, operands_of<kLayer>(maps, shared.call, task), cta);
+    last_row = task.row;
+    last_column = task.has(LayerTask::kStore) ? task.column() : WarpTile::kBeyond;
+  }
+  if constexpr (kLayer.products == LayerProducts::kFirstGradient) {
+    load_last_z<kLayer.gemm>(shared.call.gradient_maps[0], shared, cursor, last_row, last_column);
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine/cuda/device/roles/layer_epilogue.h"
+#include "engine/cuda/device/roles/layer_gradient.h"
 #include "engine/cuda/device/roles/layer_scheduler.h"
 #include "engine/cuda/device/roles/math.h"
 
@@ -23,6 +24,7 @@ class TileClock {
     shared_.tile_times[slot].begin_ns = ptx::nanoseconds();
   }
   UNIEP_DEVICE void ends(uint32_t slot) const {
+    asm volatile("" : "+r"(slot));  // no register keeps its place in between
     if (is_on_) shared_.tile_times[slot].end_ns = ptx::nanoseconds();
   }
 
@@ -31,9 +33,40 @@ class TileClock {
   const bool is_on_;
 };
 
+// dgrad FC2. No tile of the launch waits for another one of it, so the late work of a tile may wait for the next.
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE void run_first_gradient(LayerStorage<kLayer>& shared, int32_t math_warp) {
+  TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
+  Multiplier<kLayer.gemm> multiplier(shared, math_warp / 4);
+  const LayerGradient<kLayer> gradient(shared);
+  SwigluGradientEpilogue<kLayer.gemm, LayerGradient<kLayer>> epilogue(
+      gradient, nullptr, ptx::uniform_register(ptx::shared_address(shared.staging[math_warp])));
+  const TileClock<kLayer> clock(shared, math_warp);
+  float d[Multiplier<kLayer.gemm>::kCount];
+  for (;;) {
+    clock.wait_begins();
+    const LayerTask task = tasks.read_by_warp();
+    if (__any_sync(0xffffffffu, task.has(LayerTask::kEnd))) break;
+    const int32_t row_in_tile = static_cast<int32_t>(ptx::thread_index() / 32 - 4) * kBlockRows;
+    WarpTile tile;
+    tile.exists = task.has(LayerTask::kStore);
+    tile.row = static_cast<int32_t>(ptx::uniform_register(static_cast<uint32_t>(task.row + row_in_tile)));
+    tile.column = static_cast<int32_t>(
+        ptx::uniform_register(static_cast<uint32_t>(tile.exists ? task.column() : WarpTile::kBeyond)));
+    tile.rows = static_cast<int32_t>(ptx::uniform_register(static_cast<uint32_t>(task.valid_rows - row_in_tile)));
+    clock.begins(tasks.slot());
+    multiplier.multiply(static_cast<int32_t>(ptx::uniform_register(task.k_blocks)), d, epilogue, tile);
+    clock.ends(tasks.slot());
+    epilogue.finish(tile, d);
+    tasks.release_by_warp();
+  }
+  tasks.release_by_warp();
+  epilogue.run_alone(shared, multiplier.cursor());
+}
+
 // Two warpgroups, 64 rows of the tile each.
 template <LayerKernelConfig kLayer>
-UNIEP_DEVICE void run_layer_math(LayerStorage<kLayer>& shared, int32_t math_warp) {
+UNIEP_DEVICE void run_row_products(LayerStorage<kLayer>& shared, int32_t math_warp) {
   TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
   Multiplier<kLayer.gemm> multiplier(shared, math_warp / 4);
   LayerEpilogue<kLayer> epilogue(shared, math_warp);
@@ -53,6 +86,15 @@ UNIEP_DEVICE void run_layer_math(LayerStorage<kLayer>& shared, int32_t math_warp
   }
   tasks.release_by_warp();
   epilogue.flush();
+}
+
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE void run_layer_math(LayerStorage<kLayer>& shared, int32_t math_warp) {
+  if constexpr (kLayer.products == LayerProducts::kFirstGradient) {
+    run_first_gradient<kLayer>(shared, math_warp);
+  } else {
+    run_row_products<kLayer>(shared, math_warp);
+  }
 }
 
 }  // namespace uniep::cuda

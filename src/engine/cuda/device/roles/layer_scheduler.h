@@ -6,16 +6,22 @@
 
 namespace uniep::cuda {
 
+// Columns of a tile of the first GEMM: FC1's tile has as many gate as up columns.
+template <LayerKernelConfig kLayer>
+constexpr int32_t kFirstWidth =
+    kLayer.products == LayerProducts::kForward ? kLayer.gemm.tile_n / 2 : kLayer.gemm.tile_n;
+
 // The record of a tile. `tile` exists.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE LayerTask record_of(const RankCall& call, const uniep::Task& tile, bool shared_b, bool store) {
   const RankProgram& p = call.program;
   const bool second = tile.stage == Stage::kSecondGemm;
   const int32_t chunk = second ? chunk_of_tile(p, tile.n) : 0;
-  const int32_t width = second ? kLayer.gemm.tile_n : kLayer.gemm.tile_n / 2;
+  const int32_t width = second ? kLayer.gemm.tile_n : kFirstWidth<kLayer>;
   const int32_t column = second ? p.chunk_column[chunk] + (tile.n - p.chunk_tile[chunk]) * width : tile.n * width;
   const int32_t columns = (second ? p.chunk_column[chunk + 1] : static_cast<int32_t>(call.intermediate)) - column;
-  const int32_t k = static_cast<int32_t>(second ? call.intermediate : call.hidden);
+  constexpr int32_t kHalves = kLayer.products == LayerProducts::kForward ? 1 : 2;  // dgrad FC1 goes along gate and up
+  const int32_t k = static_cast<int32_t>(second ? kHalves * call.intermediate : call.hidden);
   const int32_t k_blocks = (k + kTileK - 1) / kTileK;
   constexpr int32_t kFewestBlocks = interleaved_blocks(kLayer.gemm);
   const RowRange rows = rows_of_block(p, p.first_expert + tile.expert, tile.m);
@@ -39,7 +45,7 @@ UNIEP_DEVICE uniep::Task tile_of(const RankProgram& p, const LayerTask& task) {
   const bool second = task.has(LayerTask::kSecond);
   const int32_t n = second
                         ? p.chunk_tile[task.chunk] + (task.column() - p.chunk_column[task.chunk]) / kLayer.gemm.tile_n
-                        : task.column() / (kLayer.gemm.tile_n / 2);
+                        : task.column() / kFirstWidth<kLayer>;
   return {second ? Stage::kSecondGemm : Stage::kFirstGemm, task.expert, task.m_block, n};
 }
 

@@ -1,8 +1,19 @@
 #pragma once
 
 #include "engine/cuda/device/roles/layer_scheduler.h"
+#include "engine/cuda/device/roles/send.h"
 
 namespace uniep::cuda {
+
+// A warp. With the combine in the epilogue the first column tile of dgrad FC1 returns its rows' dprobs: they come with
+// the flags of column chunk 0.
+UNIEP_DEVICE void return_prob_gradients(const RankCall& call, const LayerTask& task) {
+  for (int32_t row = static_cast<int32_t>(ptx::lane_index()); row < task.valid_rows; row += ptx::kThreadsPerWarp) {
+    const RowSource source = call.program.rows[task.row + row];
+    return_prob_gradient(call, source.rank, source.token, source.slot, task.row + row);
+  }
+  __syncwarp();
+}
 
 // One warp: tells what waits for a tile that it is stored. A slot of the task ring is handed back only then, so that
 // the math warps are never more than kLayerTaskSlots tiles ahead of the `stored` barriers.
@@ -14,6 +25,9 @@ UNIEP_DEVICE void run_layer_signals(LayerStorage<kLayer>& shared) {
   for (LayerTask task = tasks.read_by_warp(); !task.has(LayerTask::kEnd); task = tasks.read_by_warp()) {
     ptx::mbarrier_wait(shared.stored[tasks.slot()], tasks.phase(), "tile stored");
     if (task.has(LayerTask::kStore)) {
+      constexpr bool kReturnsProbs =
+          kLayer.products == LayerProducts::kSecondGradient && kLayer.combine == CombineKind::kEpilogue;
+      if (kReturnsProbs && task.column() == 0) return_prob_gradients(shared.call, task);
       // The rows in peers' slots were written by other warps: they must lie before a flag that another CTA stores.
       if (kLayer.combine == CombineKind::kEpilogue && task.has(LayerTask::kSecond)) ptx::fence_system();
       signal_task(running, tile_of<kLayer>(p, task));

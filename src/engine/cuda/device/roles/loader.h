@@ -115,7 +115,10 @@ UNIEP_DEVICE void run_loader(const GemmArguments& arguments, const TensorMap* b_
     load_tile<kConfig>(shared, cursor, operands_of<kConfig>(arguments, b_maps, task), cta);
     last = task;
   }
-  if constexpr (kConfig.epilogue == Epilogue::kSwigluGradient) load_last_z<kConfig>(arguments, shared, cursor, last);
+  if constexpr (kConfig.epilogue == Epilogue::kSwigluGradient) {
+    const int32_t column = last.has(Task::kStore) ? last.n_block * kConfig.tile_n : WarpTile::kBeyond;
+    load_last_z<kConfig>(arguments.z, shared, cursor, last.m_begin, column);
+  }
 }
 
 }  // namespace uniep::cuda

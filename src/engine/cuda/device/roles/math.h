@@ -22,7 +22,7 @@ struct EpilogueOf<kConfig, Epilogue::kSwiglu> {
 };
 template <GemmConfig kConfig>
 struct EpilogueOf<kConfig, Epilogue::kSwigluGradient> {
-  using Type = SwigluGradientEpilogue<kConfig>;
+  using Type = SwigluGradientEpilogue<kConfig, StandaloneGradient>;
 };
 
 // Hands a stage back to the loaders that fill it: each math warp tells every CTA of the cluster.
@@ -43,6 +43,10 @@ constexpr bool kHasGroups = requires {
   LateWork::kStepsInGroup;
 };
 
+// Whether a record may have no K blocks: the last one of a standalone kernel, and an expert without rows.
+template <GemmConfig kConfig>
+constexpr bool kMayBeEmpty = !kConfig.in_layer || kConfig.layout == Layout::kWgrad;
+
 // The products of one warpgroup: 64 rows of the tile.
 template <GemmConfig kConfig>
 class Multiplier {
@@ -62,7 +66,7 @@ class Multiplier {
   UNIEP_DEVICE void multiply(int32_t k_blocks, float (&d)[kCount], LateWork& late, const WarpTile& tile) {
     static_assert(LateWork::kSteps == late_steps(kConfig), "the scheduler must know how many K blocks are needed");
     constexpr int kInterleaved = interleaved_blocks(kConfig);
-    if (kConfig.epilogue != Epilogue::kLayer && !kHasGroups<LateWork> && k_blocks == 0) {
+    if (kMayBeEmpty<kConfig> && !kHasGroups<LateWork> && k_blocks == 0) {
       steps<0>(late, tile);
       return;
     }
@@ -90,7 +94,7 @@ class Multiplier {
   // The standalone kernels have it in a uniform register anyway.
   UNIEP_DEVICE static uint32_t base_of(const void* shared) {
     const uint32_t address = ptx::shared_address(shared);
-    return kConfig.epilogue == Epilogue::kLayer ? ptx::uniform_register(address) : address;
+    return kConfig.in_layer ? ptx::uniform_register(address) : address;
   }
 
   // Spreads the steps evenly over the K blocks, the second warpgroup's halfway between the first one's: while one

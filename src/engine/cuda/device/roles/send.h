@@ -10,9 +10,19 @@ namespace uniep::cuda {
 
 // dprob of a row goes where its token's dprobs lie: the sum of its 64-column chunks, ascending.
 UNIEP_DEVICE void return_prob_gradient(const RankCall& call, int32_t rank, int32_t token, int32_t slot, int64_t row) {
+  constexpr int32_t kLoads = 8;  // under way together
+  const float* const sums = call.prob_chunks + row;
   float sum = 0.0f;
-  for (int32_t chunk = 0; chunk < call.prob_chunk_count; ++chunk) {
-    sum = add(sum, call.prob_chunks[row * call.prob_chunk_count + chunk]);
+  for (int32_t first = 0; first < call.prob_chunk_count; first += kLoads) {
+    float values[kLoads];
+#pragma unroll
+    for (int32_t i = 0; i < kLoads; ++i) {
+      values[i] = first + i < call.prob_chunk_count ? sums[static_cast<int64_t>(first + i) * call.prob_stride] : 0.0f;
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kLoads; ++i) {
+      if (first + i < call.prob_chunk_count) sum = add(sum, values[i]);
+    }
   }
   call.prob_slots[rank][static_cast<int64_t>(token) * call.program.topk + slot] = sum;
 }
