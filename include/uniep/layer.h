@@ -33,6 +33,7 @@ struct Routing {
 namespace internal {
 struct PlacementState;
 struct SavedState;
+struct PendingState;
 }  // namespace internal
 
 // Where each (token, slot) pair lands: rows grouped by local expert, inside an expert by (source rank, token, slot),
@@ -90,14 +91,28 @@ struct LayerConfig {
   Numerics numerics;
 };
 
-// What a call will ask the allocator for, per local rank: one block each.
+// When a backward's weight gradients are made. No choice changes a bit of any result.
+enum class WeightGradientTime : int {
+  kNow = 0,    // by backward() itself
+  kLater = 1,  // by weight_gradients(), from what backward() returns
+  kNone = 2,   // never: the experts are frozen
+};
+
+// What a call will ask the allocator for, per local rank: one block each (none for 0 bytes).
 struct MemoryNeed {
   std::size_t saved_bytes = 0;      // lives in the Saved that forward returns
   std::size_t workspace_bytes = 0;  // given back when the call is over
   std::size_t symmetric_bytes = 0;  // held by the group, shared by all layers, grown when a call needs more
+  std::size_t pending_bytes = 0;    // lives in the PendingWeightGradients that backward returns (kLater)
+};
+// The fields of BackwardArguments that decide its memory; a forward ignores them.
+struct BackwardMemoryOptions {
+  WeightGradientTime weight_gradients = WeightGradientTime::kNow;
+  bool last_use = false;
 };
 UNIEP_API std::vector<MemoryNeed> memory_need(const Group& group, const LayerConfig& config, const Schedule& schedule,
-                                              Direction direction, const Placement& placement);
+                                              Direction direction, const Placement& placement,
+                                              const BackwardMemoryOptions& options = {});
 
 // When each tile ran, for timelines and tests. Times are nanoseconds of one steady clock, 0 = the call's start.
 struct TileEvent {
@@ -130,8 +145,8 @@ class UNIEP_API Saved {
   Saved() = default;
   explicit Saved(std::shared_ptr<internal::SavedState> state) : state_(std::move(state)) {}
   bool empty() const { return state_ == nullptr; }
-  // z of a local rank: [padded_rows, 2 I], bf16, gate columns first; rows of padding hold no meaning. Null without
-  // rows.
+  // z of a local rank: [padded_rows, 2 I], bf16, gate columns first; rows of padding hold no meaning, and none does
+  // after a backward with last_use. Null without rows.
   const BFloat16* z(int rank) const;
   const Placement& placement() const;
   internal::SavedState& state() const { return *state_; }
@@ -146,16 +161,52 @@ UNIEP_API Saved forward(Group& group, const LayerConfig& config, const Schedule&
 
 struct BackwardArguments {
   const BFloat16* dy = nullptr;  // [T, H]
-  const BFloat16* x = nullptr;   // [T, H] as in forward; read only when xg was not kept (save.xg = redispatch)
+  // [T, H] as in forward; read only when xg was not kept (save.xg = redispatch) and weight gradients are wanted
+  const BFloat16* x = nullptr;
   Weights weights;
-  BFloat16* dx = nullptr;   // [T, H], written
-  float* dprobs = nullptr;  // [T, K], written; an unused slot's is +0
-  WeightGradients gradients;
+  BFloat16* dx = nullptr;     // [T, H], written
+  float* dprobs = nullptr;    // [T, K], written; an unused slot's is +0
+  WeightGradients gradients;  // kNow only; else ignored and may be null
   Stream stream;
+  WeightGradientTime weight_gradients = WeightGradientTime::kNow;  // equal on all ranks
+  // The last use of `saved`: z becomes dz in its own memory, 4 I bytes a padded row less than else. From the moment
+  // that the call runs the Saved is used up, also if the call fails half-way. Equal on all ranks.
+  bool last_use = false;
 };
 
-// Collective. Uses the Placement of `saved`, which may be used again (a second backward gives the same bits).
-UNIEP_API void backward(Group& group, const LayerConfig& config, const Schedule& schedule, const Saved& saved,
-                        std::span<const BackwardArguments> arguments, const CallOptions& options = {});
+// What weight_gradients() needs, one per backward call with kLater. Several may be outstanding, to be worked off in any
+// order or dropped. Keeps the memory of the Saved alive where xg or dz lies in it. Cheap to copy; copies are the same
+// work. Frees its memory through the group's allocator with the last copy; must not outlive the Group.
+class UNIEP_API PendingWeightGradients {
+ public:
+  PendingWeightGradients() = default;
+  explicit PendingWeightGradients(std::shared_ptr<internal::PendingState> state) : state_(std::move(state)) {}
+  bool empty() const { return state_ == nullptr; }
+  internal::PendingState& state() const { return *state_; }
+
+ private:
+  std::shared_ptr<internal::PendingState> state_;
+};
+
+// Collective. Uses the Placement of `saved`, which may be used again (a second backward gives the same bits) until a
+// call with last_use; after it, Error(kInvalidArgument). Returns an empty work unless weight_gradients is kLater.
+UNIEP_API PendingWeightGradients backward(Group& group, const LayerConfig& config, const Schedule& schedule,
+                                          const Saved& saved, std::span<const BackwardArguments> arguments,
+                                          const CallOptions& options = {});
+
+struct WeightGradientArguments {
+  WeightGradients gradients;
+  Stream stream;  // any; what backward left is waited for
+  int sms = 0;    // compute units (on cuda SMs) that work on it at most, 1 to Group::workers(); 0: all
+};
+
+// Makes the weight gradients that a backward with kLater left, with the bits that kNow gives. Not collective: each
+// process calls it when it likes, of its own local ranks, and peers take no part. Where gradients are added (kMainGrad)
+// the sum is in the order of the calls that write to one address, so that calls on several streams are the caller's to
+// order. Addresses of both gradients, or on all local ranks of dw1 alone or of dw2 alone: then only that one is made,
+// and the other may be made by a later call. Each gradient of a work is made once: a second time is
+// Error(kInvalidArgument). Only memory of the work itself is read, of the weights none.
+UNIEP_API void weight_gradients(Group& group, const PendingWeightGradients& work,
+                                std::span<const WeightGradientArguments> arguments);
 
 }  // namespace uniep

@@ -26,6 +26,39 @@ void check_weights(const Weights& weights, int rank, int64_t local_experts) {
   check_expert_arrays(weights.w2, reinterpret_cast<const void* const*>(weights.w2_experts), "w2", rank, local_experts);
 }
 
+void check_time(WeightGradientTime time) {
+  if (time == WeightGradientTime::kNow || time == WeightGradientTime::kLater || time == WeightGradientTime::kNone)
+    return;
+  refuse(fmt::format("weight_gradients: {}; legal are now (0), later (1) and none (2)", static_cast<int>(time)));
+}
+
+// What all local ranks say alike.
+BackwardMemoryOptions common_use(std::span<const BackwardArguments> arguments, int first_rank) {
+  const BackwardMemoryOptions use{arguments[0].weight_gradients, arguments[0].last_use};
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const BackwardArguments& own = arguments[i];
+    check_time(own.weight_gradients);
+    const int rank = first_rank + static_cast<int>(i);
+    if (own.weight_gradients != use.weight_gradients) {
+      refuse(fmt::format("weight_gradients: {} on rank {}, {} on rank {}; it must be equal on all ranks",
+                         static_cast<int>(own.weight_gradients), rank, static_cast<int>(use.weight_gradients),
+                         first_rank));
+    }
+    if (own.last_use != use.last_use) {
+      refuse(fmt::format("last_use: {} on rank {}, {} on rank {}; it must be equal on all ranks", own.last_use, rank,
+                         use.last_use, first_rank));
+    }
+  }
+  return use;
+}
+
+bool asks_dw1(const WeightGradients& gradients) {
+  return gradients.dw1 != nullptr || gradients.dw1_experts != nullptr;
+}
+bool asks_dw2(const WeightGradients& gradients) {
+  return gradients.dw2 != nullptr || gradients.dw2_experts != nullptr;
+}
+
 }  // namespace
 
 Placement place(Group& group, const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) {
@@ -33,9 +66,11 @@ Placement place(Group& group, const LayerShape& shape, std::span<const Routing> 
 }
 
 std::vector<MemoryNeed> memory_need(const Group& group, const LayerConfig& config, const Schedule& schedule,
-                                    Direction direction, const Placement& placement) {
+                                    Direction direction, const Placement& placement,
+                                    const BackwardMemoryOptions& options) {
   check_call(group, config, schedule, direction, placement, group.local_ranks());
-  return group.implementation().memory_need(config, schedule, direction, placement);
+  check_time(options.weight_gradients);
+  return group.implementation().memory_need(config, schedule, direction, placement, options);
 }
 
 Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,
@@ -53,13 +88,17 @@ Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule,
   });
 }
 
-void backward(Group& group, const LayerConfig& config, const Schedule& schedule, const Saved& saved,
-              std::span<const BackwardArguments> arguments, const CallOptions& options) {
-  collective(group, [&] {
+PendingWeightGradients backward(Group& group, const LayerConfig& config, const Schedule& schedule, const Saved& saved,
+                                std::span<const BackwardArguments> arguments, const CallOptions& options) {
+  return collective(group, [&] {
     if (saved.empty()) refuse("saved: empty; it comes from forward()");
     const internal::SavedState& state = saved.state();
+    if (state.used_up) refuse("saved: used up by an earlier backward with last_use");
     check_call(group, config, schedule, Direction::kBackward, state.placement, arguments.size());
+    const BackwardMemoryOptions use = common_use(arguments, group.first_local_rank());
     const bool keep = schedule.save_xg == SaveXg::kKeep;
+    const bool gradients = use.weight_gradients != WeightGradientTime::kNone;
+    const int64_t local_experts = config.shape.experts / group.ranks();
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const int rank = group.first_local_rank() + static_cast<int>(i);
       const bool has_tokens = state.placement.tokens(rank) > 0;
@@ -68,17 +107,50 @@ void backward(Group& group, const LayerConfig& config, const Schedule& schedule,
         refuse("save.xg: keep in backward needs a forward that kept xg; that one ran with redispatch");
       }
       check_array(own.dy, "dy", rank, has_tokens);
-      check_array(own.x, "x (save.xg = redispatch)", rank, has_tokens && !keep);
+      check_array(own.x, "x (save.xg = redispatch)", rank, has_tokens && !keep && gradients);
       check_array(own.dx, "dx", rank, has_tokens);
       check_array(own.dprobs, "dprobs", rank, has_tokens);
-      check_weights(own.weights, rank, config.shape.experts / group.ranks());
-      check_expert_arrays(own.gradients.dw1, own.gradients.dw1_experts, "dw1", rank,
-                          config.shape.experts / group.ranks());
-      check_expert_arrays(own.gradients.dw2, own.gradients.dw2_experts, "dw2", rank,
-                          config.shape.experts / group.ranks());
+      check_weights(own.weights, rank, local_experts);
+      if (use.weight_gradients != WeightGradientTime::kNow) continue;
+      check_expert_arrays(own.gradients.dw1, own.gradients.dw1_experts, "dw1", rank, local_experts);
+      check_expert_arrays(own.gradients.dw2, own.gradients.dw2_experts, "dw2", rank, local_experts);
     }
-    group.implementation().backward({config, schedule, saved, arguments, options});
+    return PendingWeightGradients(group.implementation().backward({config, schedule, saved, arguments, options, use}));
   });
+}
+
+void weight_gradients(Group& group, const PendingWeightGradients& work,
+                      std::span<const WeightGradientArguments> arguments) {
+  if (work.empty()) refuse("work: empty; it comes from backward() with weight_gradients = later");
+  internal::PendingState& state = work.state();
+  const LayerShape& shape = state.config.shape;
+  if (state.placement.state()->ranks != group.ranks() || state.first_rank != group.first_local_rank() ||
+      state.ranks.size() != static_cast<std::size_t>(group.local_ranks())) {
+    refuse(fmt::format("work: of a group with {} ranks, {} of them local from rank {}; this one has {}, {} and {}",
+                       state.placement.state()->ranks, state.ranks.size(), state.first_rank, group.ranks(),
+                       group.local_ranks(), group.first_local_rank()));
+  }
+  if (arguments.size() != state.ranks.size()) {
+    refuse(fmt::format("arguments: {} given; one for each of the {} local ranks is needed", arguments.size(),
+                       state.ranks.size()));
+  }
+  const bool dw1 = asks_dw1(arguments[0].gradients), dw2 = asks_dw2(arguments[0].gradients);
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const int rank = state.first_rank + static_cast<int>(i);
+    const WeightGradients& own = arguments[i].gradients;
+    if (arguments[i].sms < 0 || arguments[i].sms > group.workers()) {
+      refuse(fmt::format("sms: {} on rank {}; legal are 0 (all) to {}", arguments[i].sms, rank, group.workers()));
+    }
+    if (dw1 || !dw2) check_expert_arrays(own.dw1, own.dw1_experts, "dw1", rank, shape.experts / group.ranks());
+    if (dw2 || !dw1) check_expert_arrays(own.dw2, own.dw2_experts, "dw2", rank, shape.experts / group.ranks());
+    if (asks_dw1(own) != dw1 || asks_dw2(own) != dw2) {
+      refuse(fmt::format("gradients: {} on rank {} and not on rank {}; all local ranks ask for the same ones",
+                         asks_dw1(own) != dw1 ? "dw1" : "dw2", rank, state.first_rank));
+    }
+  }
+  if (dw1 && state.dw1_done) refuse("work: its dw1 has been made; each work is done once");
+  if (dw2 && state.dw2_done) refuse("work: its dw2 has been made; each work is done once");
+  group.implementation().weight_gradients({state, arguments, dw1, dw2});
 }
 
 const BFloat16* Saved::z(int rank) const {

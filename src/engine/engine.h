@@ -25,6 +25,8 @@ class MemoryBlock {
 
   std::byte* data() const { return static_cast<std::byte*>(memory_); }
   std::size_t size() const { return bytes_; }
+  // The block goes back in the order of this stream, the one that used it last.
+  void release_on(Stream stream) { stream_ = stream; }
 
  private:
   Allocator allocator_;
@@ -56,6 +58,26 @@ struct SavedState {
   Placement placement;
   int first_rank = 0;
   std::vector<SavedRank> ranks;  // local ranks
+  bool used_up = false;          // by a backward with last_use, from the moment that it runs
+};
+
+// The operands of a local rank's weight gradients. Rows of padding are zero.
+struct PendingRank {
+  MemoryBlock memory;                    // of what does not lie in the Saved
+  const BFloat16* dyg = nullptr;         // [rows, H]
+  const BFloat16* activation = nullptr;  // [rows, I]
+  const BFloat16* dz = nullptr;          // [rows, 2 I]
+  const BFloat16* xg = nullptr;          // [rows, H]
+};
+
+struct PendingState {
+  LayerConfig config;
+  Schedule schedule;  // of the backward
+  Placement placement;
+  int first_rank = 0;
+  std::shared_ptr<SavedState> saved;  // where it holds xg or dz
+  std::vector<PendingRank> ranks;     // local ranks
+  bool dw1_done = false, dw2_done = false;
 };
 
 struct ForwardCall {
@@ -72,6 +94,14 @@ struct BackwardCall {
   const Saved& saved;
   std::span<const BackwardArguments> arguments;
   const CallOptions& options;
+  BackwardMemoryOptions use;  // what the arguments of all local ranks say
+};
+
+// Of work whose gradients asked for here have not been made.
+struct WeightGradientsCall {
+  PendingState& work;
+  std::span<const WeightGradientArguments> arguments;
+  bool dw1 = true, dw2 = true;
 };
 
 struct DispatchCall {
@@ -109,11 +139,15 @@ class Engine {
   virtual int device(int rank) const = 0;  // the GPU of a local rank; -1 on the cpu engine
   virtual Placement place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) = 0;
   virtual Saved forward(const ForwardCall& call) = 0;
-  virtual void backward(const BackwardCall& call) = 0;
+  // Sets SavedState::used_up before a last use runs. Null unless the weight gradients come later.
+  virtual std::shared_ptr<PendingState> backward(const BackwardCall& call) = 0;
+  // Sets dw1_done and dw2_done before anything runs. Takes no part in the order of collective calls: no epoch, no flag.
+  virtual void weight_gradients(const WeightGradientsCall& call) = 0;
   virtual void dispatch(const DispatchCall& call) = 0;
   virtual void combine(const CombineCall& call) = 0;
   virtual std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
-                                              const Placement& placement) const = 0;
+                                              const Placement& placement,
+                                              const BackwardMemoryOptions& options) const = 0;
   virtual std::shared_ptr<SymmetricBlock> allocate_symmetric(std::size_t bytes) = 0;
   virtual std::shared_ptr<SymmetricBlock> register_symmetric(std::span<void* const> memory, std::size_t bytes) = 0;
   virtual void synchronize() = 0;

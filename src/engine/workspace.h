@@ -1,11 +1,13 @@
 #pragma once
 
 #include "engine/carver.h"
+#include "engine/engine.h"
 #include "model/placement_state.h"
 #include "program/rank_program.h"
 #include "uniep/layer.h"
 
-// How a rank's two blocks of memory are divided: what forward saves, and what a call works in. One function computes
+// How a rank's blocks of memory are divided: what forward saves, what a call works in, and what backward
+// leaves for weight gradients that come later. One function computes
 // sizes (with no memory) and pointers, so they can not disagree.
 namespace uniep::internal {
 
@@ -14,12 +16,16 @@ struct MemoryRequest {
   int64_t rows = 0;     // with padding
   bool staged = false;  // combine rows are kept locally before they are sent
   bool keep_xg = true;
+  BackwardMemoryOptions use;
+
+  bool redispatches_x() const { return !keep_xg && use.weight_gradients != WeightGradientTime::kNone; }
+  bool later() const { return use.weight_gradients == WeightGradientTime::kLater; }
 };
 
 inline MemoryRequest memory_request(const LayerShape& shape, const Schedule& schedule, const PlacementState& placement,
-                                    int rank) {
+                                    int rank, const BackwardMemoryOptions& use = {}) {
   const int64_t rows = placement.capacity > 0 ? placement.capacity : placement.padded_rows[rank];
-  return {shape, rows, schedule.combine.transport == CombineTransport::kStaged, schedule.save_xg == SaveXg::kKeep};
+  return {shape, rows, schedule.combine.transport == CombineTransport::kStaged, schedule.save_xg == SaveXg::kKeep, use};
 }
 
 // Rows that a token takes on its way into the ordered sum.
@@ -47,29 +53,55 @@ struct WorkspacePieces {
   BFloat16* output_rows = nullptr;
 };
 
-inline WorkspacePieces carve_workspace(Carver& carver, const MemoryRequest& request, Direction direction) {
-  const bool backward = direction == Direction::kBackward;
+// What the weight gradients read of a backward, but for what lies in the saved block: xg where it was kept, and dz in
+// the place of z in a last use.
+inline void carve_operands(Carver& carver, const MemoryRequest& request, WorkspacePieces& pieces) {
+  const int64_t rows = request.rows, hidden = request.shape.hidden, intermediate = request.shape.intermediate;
+  pieces.gathered[0] = carver.take<BFloat16>(rows * hidden);
+  if (request.redispatches_x()) pieces.gathered[1] = carver.take<BFloat16>(rows * hidden);
+  pieces.activation = carver.take<BFloat16>(rows * intermediate);
+  if (!request.use.last_use) pieces.dz = carver.take<BFloat16>(rows * 2 * intermediate);
+}
+
+// In backward with `pending` for what outlives the call, where the weight gradients come later.
+inline WorkspacePieces carve_workspace(Carver& carver, Carver& pending, const MemoryRequest& request,
+                                       Direction direction) {
   const int64_t rows = request.rows, hidden = request.shape.hidden, intermediate = request.shape.intermediate;
   WorkspacePieces pieces;
-  if (backward || !request.keep_xg) pieces.gathered[0] = carver.take<BFloat16>(rows * hidden);
-  if (backward && !request.keep_xg) pieces.gathered[1] = carver.take<BFloat16>(rows * hidden);
-  pieces.activation = carver.take<BFloat16>(rows * intermediate);
-  if (backward) {
-    pieces.dz = carver.take<BFloat16>(rows * 2 * intermediate);
+  if (direction == Direction::kBackward) {
+    carve_operands(request.later() ? pending : carver, request, pieces);
     pieces.prob_chunks = carver.take<float>(rows * divide_up(intermediate, 64));
+  } else {
+    if (!request.keep_xg) pieces.gathered[0] = carver.take<BFloat16>(rows * hidden);
+    pieces.activation = carver.take<BFloat16>(rows * intermediate);
   }
   if (request.staged) pieces.output_rows = carver.take<BFloat16>(rows * hidden);
   return pieces;
 }
 
-// The sizes of a rank's two blocks in a call.
+inline WorkspacePieces carve_forward_workspace(Carver& carver, const MemoryRequest& request) {
+  Carver none(nullptr);
+  return carve_workspace(carver, none, request, Direction::kForward);
+}
+
+// A backward's pieces; those that lie in the saved block included.
+inline WorkspacePieces carve_backward(Carver& workspace, Carver& pending, const MemoryRequest& request,
+                                      const SavedRank& saved) {
+  WorkspacePieces pieces = carve_workspace(workspace, pending, request, Direction::kBackward);
+  if (request.keep_xg) pieces.gathered[1] = saved.xg;
+  if (request.use.last_use) pieces.dz = saved.z;
+  return pieces;
+}
+
+// The sizes of a rank's blocks in a call.
 inline MemoryNeed block_sizes(const MemoryRequest& request, Direction direction) {
   MemoryNeed need;
-  Carver saved(nullptr), workspace(nullptr);
+  Carver saved(nullptr), workspace(nullptr), pending(nullptr);
   if (direction == Direction::kForward) carve_saved(saved, request);
-  carve_workspace(workspace, request, direction);
+  carve_workspace(workspace, pending, request, direction);
   need.saved_bytes = saved.used();
   need.workspace_bytes = workspace.used();
+  need.pending_bytes = pending.used();
   return need;
 }
 

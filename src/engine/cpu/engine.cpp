@@ -118,11 +118,11 @@ Placement CpuEngine::place(const LayerShape& shape, std::span<const Routing> rou
 }
 
 std::vector<MemoryNeed> CpuEngine::memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
-                                               const Placement& placement) const {
+                                               const Placement& placement, const BackwardMemoryOptions& options) const {
   std::vector<MemoryNeed> needs;
   for (int rank = 0; rank < options_.ranks; ++rank) {
     MemoryNeed need =
-        internal::block_sizes(memory_request(config.shape, schedule, *placement.state(), rank), direction);
+        internal::block_sizes(memory_request(config.shape, schedule, *placement.state(), rank, options), direction);
     const int64_t tokens = placement.tokens(rank);
     need.symmetric_bytes =
         tokens * slots_per_token(config.shape, config.numerics) * config.shape.hidden * sizeof(BFloat16) +
@@ -220,7 +220,8 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
   saved->config = call.config;
   saved->placement = call.placement;
   std::vector<internal::MemoryBlock> workspaces;
-  const std::vector<MemoryNeed> needs = memory_need(call.config, call.schedule, Direction::kForward, call.placement);
+  const std::vector<MemoryNeed> needs =
+      memory_need(call.config, call.schedule, Direction::kForward, call.placement, {});
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const ForwardArguments& arguments = call.arguments[rank];
     const MemoryRequest request = memory_request(shape, call.schedule, *call.placement.state(), rank);
@@ -235,7 +236,7 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
     kept.xg = pieces.xg;
 
     RankBuffers& buffers = running->ranks[rank];
-    bind_workspace(buffers, internal::carve_workspace(carver, request, Direction::kForward));
+    bind_workspace(buffers, internal::carve_forward_workspace(carver, request));
     if (keep_xg) buffers.gathered[0] = pieces.xg;
     buffers.z = pieces.z;
     buffers.input[0] = arguments.x;
@@ -246,14 +247,15 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
   return Saved(saved);
 }
 
-void CpuEngine::backward(const internal::BackwardCall& call) {
+std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::BackwardCall& call) {
   const internal::SavedState& saved = call.saved.state();
   const LayerShape& shape = call.config.shape;
   const bool keep_xg = call.schedule.save_xg == SaveXg::kKeep;
   const Program program(request(call.config, call.schedule, Direction::kBackward, !keep_xg), saved.placement.state());
   const std::unique_ptr<Call> running = begin_call(program);
   std::vector<internal::MemoryBlock> workspaces;
-  const std::vector<MemoryNeed> needs = memory_need(call.config, call.schedule, Direction::kBackward, saved.placement);
+  const std::vector<MemoryNeed> needs =
+      memory_need(call.config, call.schedule, Direction::kBackward, saved.placement, call.use);
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const BackwardArguments& arguments = call.arguments[rank];
     const MemoryRequest request = memory_request(shape, call.schedule, *saved.placement.state(), rank);
@@ -262,7 +264,7 @@ void CpuEngine::backward(const internal::BackwardCall& call) {
     Carver carver(workspaces.back().data());
 
     RankBuffers& buffers = running->ranks[rank];
-    bind_workspace(buffers, internal::carve_workspace(carver, request, Direction::kBackward));
+    bind_workspace(buffers, internal::carve_backward(carver, carver, request, saved.ranks[rank]));
     buffers.z = saved.ranks[rank].z;
     buffers.xg = keep_xg ? saved.ranks[rank].xg : buffers.gathered[1];
     buffers.input[0] = arguments.dy;
@@ -273,6 +275,11 @@ void CpuEngine::backward(const internal::BackwardCall& call) {
     bind_gradients(buffers, arguments.gradients, call.config, program.rank(rank).local_experts);
   }
   finish_call(*running, call.options.events);
+  return nullptr;
+}
+
+void CpuEngine::weight_gradients(const internal::WeightGradientsCall& /*call*/) {
+  throw Error(Status::kUnsupported, "weight_gradients: not yet on the cpu engine");
 }
 
 void CpuEngine::dispatch(const internal::DispatchCall& call) {

@@ -24,11 +24,12 @@ class CpuEngine : public internal::Engine {
 
   Placement place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) override;
   Saved forward(const internal::ForwardCall& call) override;
-  void backward(const internal::BackwardCall& call) override;
+  std::shared_ptr<internal::PendingState> backward(const internal::BackwardCall& call) override;
+  void weight_gradients(const internal::WeightGradientsCall& call) override;
   void dispatch(const internal::DispatchCall& call) override;
   void combine(const internal::CombineCall& call) override;
   std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
-                                      const Placement& placement) const override;
+                                      const Placement& placement, const BackwardMemoryOptions& options) const override;
   std::shared_ptr<internal::SymmetricBlock> allocate_symmetric(std::size_t bytes) override;
   std::shared_ptr<internal::SymmetricBlock> register_symmetric(std::span<void* const> memory,
                                                                std::size_t bytes) override;

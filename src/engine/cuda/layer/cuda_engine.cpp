@@ -174,15 +174,16 @@ SymmetricNeed CudaEngine::symmetric_need(const ProgramRequest& request, const in
 }
 
 std::vector<MemoryNeed> CudaEngine::memory_need(const LayerConfig& config, const Schedule& schedule,
-                                                Direction direction, const Placement& placement) const {
+                                                Direction direction, const Placement& placement,
+                                                const BackwardMemoryOptions& options) const {
   const ProgramRequest asked = request(config, schedule, direction);
   const Program program(asked, placement.state());
   const SignalLayout layout = signal_layout(program_on_host(program, ranks_.first_local()));
   const SymmetricNeed symmetric = symmetric_need(asked, *placement.state(), layout, in_processes());
   std::vector<MemoryNeed> needs;
   for (int rank = first_local_rank(); rank < first_local_rank() + local_ranks(); ++rank) {
-    MemoryNeed need =
-        internal::block_sizes(internal::memory_request(config.shape, schedule, *placement.state(), rank), direction);
+    MemoryNeed need = internal::block_sizes(
+        internal::memory_request(config.shape, schedule, *placement.state(), rank, options), direction);
     need.symmetric_bytes = static_cast<std::size_t>(symmetric.total());
     needs.push_back(need);
   }
@@ -384,7 +385,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
     poison(workspaces[local].data(), workspaces[local].size(), ranks_.devices()[local], rank_targets[local].stream);
     internal::Carver saved_carver(kept.memory.data()), carver(workspaces[local].data());
     const internal::SavedPieces pieces = internal::carve_saved(saved_carver, memory);
-    const internal::WorkspacePieces work = internal::carve_workspace(carver, memory, Direction::kForward);
+    const internal::WorkspacePieces work = internal::carve_forward_workspace(carver, memory);
     kept.z = pieces.z;
     kept.xg = pieces.xg;
 
@@ -412,8 +413,13 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   return Saved(saved);
 }
 
-void CudaEngine::backward(const internal::BackwardCall& call) {
+std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::BackwardCall& call) {
   require_instantiable(call.schedule, call.config.numerics, Direction::kBackward);
+  return nullptr;
+}
+
+void CudaEngine::weight_gradients(const internal::WeightGradientsCall& /*call*/) {
+  throw Error(Status::kUnsupported, "weight_gradients: not yet on the cuda engine");
 }
 
 std::vector<CUstream> CudaEngine::streams_of(const DeviceQueue& queue, const std::vector<CUstream>& streams) const {
