@@ -11,6 +11,8 @@ namespace uniep {
 
 // Whether every tile waits for the tiles that write what it reads. Who writes what is worked out here from the sizes
 // and the row tables alone, not from the functions of edges.h, so that a wait which is missing there is noticed.
+// FC2's weight gradient may rely on what the tiles that it waits for have waited for themselves: a signal also promises
+// all that was acquired before it.
 class DataFlow {
  public:
   DataFlow(const Program& program, const TaskGraph& graph);
@@ -31,11 +33,13 @@ class DataFlow {
   void add_expert(const RankProgram& p, int32_t expert, int32_t operand, bool rows,
                   std::vector<int64_t>& writers) const;
   void add_summands(const RankProgram& p, const Task& task, std::vector<int64_t>& writers) const;
+  const std::vector<int64_t>& awaited_before(const std::vector<int64_t>& awaited);
 
   const Program& program_;
   const TaskGraph& graph_;
   std::map<Key, int64_t> nodes_;
   std::map<std::pair<int, int>, std::vector<int64_t>> row_writer_;  // (rank, operand) -> the node that completes a row
+  std::vector<int64_t> last_awaited_, last_before_;  // of awaited_before: tiles of one expert wait for the same
 };
 
 }  // namespace uniep
