@@ -6,7 +6,7 @@
 #include "support/branch_counts.h"
 #include "support/built_program.h"
 
-// What backward alone has of edges: counters by expert.
+// What backward alone has of edges: counters by expert, and dprobs on their way back.
 namespace uniep::test {
 namespace {
 
@@ -63,6 +63,37 @@ TEST(Edges, ExpertCountersAreForBackwardOnly) {
       branches.count("backward without x again", backward && p.operands == 1 && rows > 0);
       branches.count("several experts", p.local_experts > 1);
     }
+  }
+  branches.expect_all_taken();
+}
+
+// Who returns a row's dprob must have done so when the flag of column chunk 0 is seen. Here a task of the last chunk
+// does, or nobody.
+TEST(Checker, NoticesADprobStoredBehindItsFlag) {
+  BranchCounts branches;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    const BuiltProgram built = build(seed, Direction::kBackward, {.ranks = {1, 2}, .most_local_experts = 6},
+                                     PartialSchedule::parse("combine.column_chunks=2"));
+    const Program& program = *built.program;
+    const RankProgram& first = program.rank(0);
+    const auto has_rows = [&](int rank) { return local_blocks(program.rank(rank)) > 0; };
+    if (first.chunks < 2 || !(has_rows(0) || has_rows(program.ranks() - 1))) continue;
+    CheckTampering late;
+    late.returns_probs = [&](int rank, const Task& task) {
+      Task in_first = task;
+      const bool gemm = task.stage == Stage::kSecondGemm;
+      if (task.n != (gemm ? program.rank(rank).chunk_tile[1] : 1)) return false;
+      in_first.n = 0;
+      return returns_prob_gradients(program.rank(rank), in_first);
+    };
+    CheckTampering never;
+    never.returns_probs = [](int, const Task&) { return false; };
+    EXPECT_TRUE(check_program(program).ok) << built.text;
+    EXPECT_FALSE(check_program(program, late).ok) << built.text;
+    EXPECT_FALSE(check_program(program, never).ok) << built.text;
+    branches.count("by the epilogue", first.epilogue_combine);
+    branches.count("by sends", !first.epilogue_combine && first.combine_groups == 0);
+    branches.count("by sends of groups", first.combine_groups > 0);
   }
   branches.expect_all_taken();
 }

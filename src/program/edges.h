@@ -342,6 +342,14 @@ UNIEP_HOST_DEVICE void for_each_flag_signal(const RankProgram& p, const Task& ta
   }
 }
 
+// Whether a task returns the dprobs of its rows to their tokens' ranks, before the flag of column chunk 0, behind which
+// they are read. With the epilogue combine the first column tile of a row block does: it has waited for all sums.
+UNIEP_HOST_DEVICE bool returns_prob_gradients(const RankProgram& p, const Task& task) {
+  if (p.direction == Direction::kForward || task.n != 0 || !task.has_tile()) return false;
+  if (task.stage == Stage::kSecondGemm) return p.epilogue_combine;
+  return task.stage == Stage::kSend || task.stage == Stage::kGroupSend;
+}
+
 // Whether a task's flags are stored only by whoever brings its counter to the threshold.
 UNIEP_HOST_DEVICE bool is_flag_guarded(const RankProgram& p, const Task& task) {
   return task.stage == Stage::kSecondGemm && p.epilogue_combine;
