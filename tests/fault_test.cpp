@@ -110,6 +110,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Planted{"SkippedPadding", cpu::Fault::kSkippedPadding, "fusion=layer"},
                     Planted{"StaleEpoch", cpu::Fault::kStaleEpoch, "fusion=layer"},
                     Planted{"EarlyFlag", cpu::Fault::kEarlyFlag, "fusion=layer,combine.transport=staged"},
+                    Planted{"LateProbOfTheEpilogue", cpu::Fault::kLateProb, "combine.transport=epilogue"},
+                    Planted{"LateProbOfASend", cpu::Fault::kLateProb, "combine.transport=staged"},
                     Planted{"SilentWorker", cpu::Fault::kSilentWorker, "fusion=layer,order.interleave=phased"}),
     [](const testing::TestParamInfo<Planted>& planted) { return planted.param.name; });
 

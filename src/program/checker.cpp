@@ -148,7 +148,7 @@ CheckReport check_program(const Program& program, const CheckTampering& tamperin
   CheckReport report;
   report.problems = graph.problems();
   Coverage(program, report.problems).check(graph);
-  DataFlow(program, graph).check(report.problems, kMostProblems);
+  DataFlow(program, graph, tampering).check(report.problems, kMostProblems);
   const std::vector<int64_t> stuck = graph.stuck();
   if (!stuck.empty()) {
     report.problems.push_back(

@@ -46,7 +46,8 @@ struct CheckTampering {
   std::function<bool(int rank, const Task&, CounterSignal&)> signal;  // false drops the signal
   std::function<bool(int rank, const Task&, FlagSignal&)> flag;
   std::function<void(int rank, std::vector<Task>& list)> list;
-  std::function<bool(int walker)> prefers_second;  // in place of gemm_queues.h's
+  std::function<bool(int rank, const Task&)> returns_probs;  // in place of edges.h's returns_prob_gradients()
+  std::function<bool(int walker)> prefers_second;            // in place of gemm_queues.h's
   std::function<void(GemmQueues&)> gemm_queues;
 };
 

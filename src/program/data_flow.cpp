@@ -6,12 +6,26 @@
 
 namespace uniep {
 
-DataFlow::DataFlow(const Program& program, const TaskGraph& graph) : program_(program), graph_(graph) {
+namespace {
+
+// FC2's weight gradient on rows of dy, by way of the first GEMM; what sends dprobs on their sums, by way of the second.
+bool relies_on_earlier_waits(Stage stage) {
+  return stage == Stage::kWgradFc2 || stage == Stage::kSend || stage == Stage::kGroupSend;
+}
+
+}  // namespace
+
+DataFlow::DataFlow(const Program& program, const TaskGraph& graph, const CheckTampering& tampering)
+    : program_(program), graph_(graph) {
+  for (const int64_t rows : program.placement().padded_rows) prob_writer_.emplace_back(rows, -1);
   for (int64_t node = 0; node < static_cast<int64_t>(graph.nodes().size()); ++node) {
     const TaskGraph::Node& n = graph.nodes()[node];
     if (!n.task.has_tile()) continue;
     nodes_[{n.rank, n.task.stage, n.task.expert, n.task.m, n.task.n}] = node;
     if (n.task.stage == Stage::kPull || n.task.stage == Stage::kReceive) fill_writers(node);
+    const bool returns_probs = tampering.returns_probs ? tampering.returns_probs(n.rank, n.task)
+                                                       : returns_prob_gradients(program.rank(n.rank), n.task);
+    if (returns_probs) fill_prob_writers(node);
   }
 }
 
@@ -30,6 +44,34 @@ void DataFlow::fill_writers(int64_t node) {
     if (is_primary_row(p, row)) for_each_filled_row(p, row, [&](int32_t filled) { writer[filled] = node; });
   }
   for (int32_t row = range.end; row < range.padded_end; ++row) writer[row] = node;
+}
+
+void DataFlow::fill_prob_writers(int64_t node) {
+  const TaskGraph::Node& n = graph_.nodes()[node];
+  const RankProgram& p = program_.rank(n.rank);
+  std::vector<int64_t>& writer = prob_writer_[n.rank];
+  if (n.task.stage == Stage::kGroupSend) {
+    for_each_row_of_tokens(p, n.task.expert, n.task.m, [&](int32_t, int32_t, int32_t row) { writer[row] = node; });
+    return;
+  }
+  const RowRange range = rows_of_block(p, p.first_expert + n.task.expert, n.task.m);
+  std::fill(writer.begin() + range.begin, writer.begin() + range.end, node);
+}
+
+// The 64-column sums that a row's dprob is made of.
+void DataFlow::add_prob_sums(const RankProgram& p, const Task& task, std::vector<int64_t>& writers) const {
+  if (p.direction == Direction::kForward || task.n != 0) return;
+  if (task.stage == Stage::kSend) {
+    add_tiles(p.rank, Stage::kFirstGemm, task.expert, task.m, 0, p.first_tiles, writers);
+    return;
+  }
+  for_each_row_of_tokens(p, task.expert, task.m, [&](int32_t, int32_t, int32_t row) {
+    const RowSource source = p.rows[row];
+    const int32_t expert =
+        program_.rank(source.rank).expert_of_slot[static_cast<int64_t>(source.token) * p.topk + source.slot];
+    add_tiles(p.rank, Stage::kFirstGemm, expert - p.first_expert, (row - p.segment_start[expert]) / p.tile_m, 0,
+              p.first_tiles, writers);
+  });
 }
 
 void DataFlow::add_row_writers(const RankProgram& p, int32_t operand, RowRange rows,
@@ -57,7 +99,8 @@ void DataFlow::add_expert(const RankProgram& p, int32_t expert, int32_t operand,
   }
 }
 
-// What a reduce tile adds up: rows or sums that their expert's rank has put into this rank's slots.
+// What a reduce tile adds up: rows or sums that their expert's rank has put into this rank's slots. With the first
+// column chunk it also takes the dprobs that came with them.
 void DataFlow::add_summands(const RankProgram& p, const Task& task, std::vector<int64_t>& writers) const {
   const int64_t begin = static_cast<int64_t>(task.m) * kTokenBlock * p.topk;
   const int64_t end =
@@ -69,6 +112,9 @@ void DataFlow::add_summands(const RankProgram& p, const Task& task, std::vector<
     const int owner = p.rank_of_expert[expert];
     const int32_t local = expert - program_.rank(owner).first_expert;
     const int32_t block = (p.row_of_slot[entry] - p.segment_start[expert]) / p.tile_m;
+    if (p.direction == Direction::kBackward && task.n == 0) {
+      writers.push_back(prob_writer_[owner][p.row_of_slot[entry]]);
+    }
     if (p.combine_groups > 0) {
       const int32_t token_block = static_cast<int32_t>(entry / p.topk / kTokenBlock);
       add_tiles(owner, Stage::kGroupSend, p.rank, token_block, task.n, task.n + 1, writers);
@@ -113,6 +159,7 @@ std::vector<int64_t> DataFlow::writers_of(const TaskGraph::Node& reader) const {
     case Stage::kSend:
       add_tiles(p.rank, Stage::kSecondGemm, task.expert, task.m, p.chunk_tile[task.n], p.chunk_tile[task.n + 1],
                 writers);
+      add_prob_sums(p, task, writers);
       break;
     case Stage::kGroupSend:
       for_each_row_of_tokens(p, task.expert, task.m, [&](int32_t, int32_t, int32_t row) {
@@ -122,6 +169,7 @@ std::vector<int64_t> DataFlow::writers_of(const TaskGraph::Node& reader) const {
         add_tiles(p.rank, Stage::kSecondGemm, expert - p.first_expert, (row - p.segment_start[expert]) / p.tile_m,
                   p.chunk_tile[task.n], p.chunk_tile[task.n + 1], writers);
       });
+      add_prob_sums(p, task, writers);
       break;
     case Stage::kReduce:
       add_summands(p, task, writers);
@@ -130,6 +178,20 @@ std::vector<int64_t> DataFlow::writers_of(const TaskGraph::Node& reader) const {
   std::sort(writers.begin(), writers.end());
   writers.erase(std::unique(writers.begin(), writers.end()), writers.end());
   return writers;
+}
+
+// What the awaited tasks have waited for themselves.
+const std::vector<int64_t>& DataFlow::awaited_before(const std::vector<int64_t>& awaited) {
+  if (awaited == last_awaited_) return last_before_;
+  last_awaited_ = awaited;
+  last_before_.clear();
+  for (const int64_t node : awaited) {
+    const std::vector<int64_t> before = graph_.awaited_by(node);
+    last_before_.insert(last_before_.end(), before.begin(), before.end());
+  }
+  std::sort(last_before_.begin(), last_before_.end());
+  last_before_.erase(std::unique(last_before_.begin(), last_before_.end()), last_before_.end());
+  return last_before_;
 }
 
 void DataFlow::check(std::vector<std::string>& problems, std::size_t most) {
@@ -142,6 +204,10 @@ void DataFlow::check(std::vector<std::string>& problems, std::size_t most) {
     const std::vector<int64_t> awaited = graph_.awaited_by(node);
     for (const int64_t writer : writers_of(n)) {
       if (writer >= 0 && std::binary_search(awaited.begin(), awaited.end(), writer)) continue;
+      if (writer >= 0 && relies_on_earlier_waits(n.task.stage)) {
+        const std::vector<int64_t>& before = awaited_before(awaited);
+        if (std::binary_search(before.begin(), before.end(), writer)) continue;
+      }
       problems.push_back(fmt::format("{} reads what {} writes but does not wait for it", graph_.describe(node),
                                      writer < 0 ? "nobody" : graph_.describe(writer)));
       break;

@@ -10,12 +10,15 @@ namespace uniep {
 // ------------------------------------------------------------------------------------
 
 enum class CounterSpace : int32_t {
-  kRowsLanded = 0,  // [operand, block] rows of the block that are in place, padding included
-  kFirstTiles,      // [block] column tiles of the first GEMM that are done
-  kSecondTiles,     // [block, chunk] column tiles of the second GEMM that are done
-  kAgentsFinished,  // [launch] agents that have walked all their lists
-  kTickets,         // [launch, queue] next position of a dynamic queue
+  kRowsLanded = 0,    // [block] rows of x or dy (operand 0) that are in place, padding included
+  kFirstTiles,        // [block] column tiles of the first GEMM that are done
+  kSecondTiles,       // [block, chunk] column tiles of the second GEMM that are done
+  kAgentsFinished,    // [launch] agents that have walked all their lists
+  kTickets,           // [launch, queue] next position of a dynamic queue
+  kExpertFirstTiles,  // [local expert] backward: column tiles of the first GEMM that are done, of all row blocks
+  kExpertRows,        // [local expert] backward: rows of x again (operand 1) that are in place, padding included
 };
+inline constexpr int kCounterSpaces = 7;
 
 enum class FlagSpace : int32_t {
   kArrive = 0,  // [peer] the peer's inputs are in place and its buffers are free
@@ -23,12 +26,13 @@ enum class FlagSpace : int32_t {
   kPushed,      // [operand, source, block] the source's rows of the block are in place
   kCombined,    // [producer, unit, chunk] its rows (unit = its row block) or sums (unit = my token block) are in place
 };
+inline constexpr int kFlagSpaces = 4;
 
 // Offsets into one rank's counter bank and flag array; flags are laid out alike on all ranks, since peers write them.
 struct SignalLayout {
-  int64_t counters[5];
+  int64_t counters[kCounterSpaces];
   int64_t counter_total;
-  int64_t flags[4];
+  int64_t flags[kFlagSpaces];
   int64_t flag_total;
 };
 
@@ -39,17 +43,18 @@ UNIEP_HOST_DEVICE int32_t combine_units(const RankProgram& p) {
 UNIEP_HOST_DEVICE SignalLayout signal_layout(const RankProgram& p) {
   SignalLayout layout;
   const int64_t blocks = p.most_blocks;
-  const int64_t counter_sizes[5] = {kMaxOperands * blocks, blocks, blocks * kMaxColumnChunks, kMaxLaunches,
-                                    int64_t{kMaxLaunches} * kTicketCounters};
-  const int64_t flag_sizes[4] = {p.ranks, p.ranks, blocks * kMaxOperands * p.ranks,
-                                 static_cast<int64_t>(p.ranks) * combine_units(p) * kMaxColumnChunks};
+  const int64_t counter_sizes[kCounterSpaces] = {
+      blocks,          blocks,         blocks * kMaxColumnChunks, kMaxLaunches, int64_t{kMaxLaunches} * kTicketCounters,
+      p.local_experts, p.local_experts};
+  const int64_t flag_sizes[kFlagSpaces] = {p.ranks, p.ranks, blocks * kMaxOperands * p.ranks,
+                                           static_cast<int64_t>(p.ranks) * combine_units(p) * kMaxColumnChunks};
   layout.counter_total = 0;
-  for (int space = 0; space < 5; ++space) {
+  for (int space = 0; space < kCounterSpaces; ++space) {
     layout.counters[space] = layout.counter_total;
     layout.counter_total += counter_sizes[space];
   }
   layout.flag_total = 0;
-  for (int space = 0; space < 4; ++space) {
+  for (int space = 0; space < kFlagSpaces; ++space) {
     layout.flags[space] = layout.flag_total;
     layout.flag_total += flag_sizes[space];
   }
@@ -62,6 +67,7 @@ UNIEP_HOST_DEVICE int64_t pushed_flag(const RankProgram& p, int32_t operand, int
 UNIEP_HOST_DEVICE int64_t combined_flag(const RankProgram& p, int32_t producer, int32_t unit, int32_t chunk) {
   return (static_cast<int64_t>(producer) * combine_units(p) + unit) * kMaxColumnChunks + chunk;
 }
+// Of operand 0; rows of x again are counted by expert.
 UNIEP_HOST_DEVICE int64_t rows_counter(const RankProgram& p, int32_t operand, int32_t block) {
   return static_cast<int64_t>(operand) * p.most_blocks + block;
 }
@@ -193,13 +199,13 @@ UNIEP_HOST_DEVICE void for_each_wait(const RankProgram& p, const Task& task, Wai
     }
     case Stage::kWgradFc2:
     case Stage::kWgradFc1: {
-      const bool reads_x_again = task.stage == Stage::kWgradFc1 && p.operands == 2;
-      for (int32_t block = p.block_begin[task.expert]; block < p.block_begin[task.expert + 1]; ++block) {
-        const uint32_t rows = static_cast<uint32_t>(block_rows(p, global_expert, block - p.block_begin[task.expert]));
-        wait(CounterWait{CounterSpace::kFirstTiles, block, static_cast<uint32_t>(p.first_tiles)});
-        if (task.stage == Stage::kWgradFc2)
-          wait(CounterWait{CounterSpace::kRowsLanded, rows_counter(p, 0, block), rows});
-        if (reads_x_again) wait(CounterWait{CounterSpace::kRowsLanded, rows_counter(p, 1, block), rows});
+      // Rows of dy landed before: each tile of the first GEMM has waited for those of its block.
+      const int32_t blocks = p.block_begin[task.expert + 1] - p.block_begin[task.expert];
+      if (blocks == 0) break;
+      wait(CounterWait{CounterSpace::kExpertFirstTiles, task.expert, static_cast<uint32_t>(blocks * p.first_tiles)});
+      if (task.stage == Stage::kWgradFc1 && p.operands == 2) {
+        wait(CounterWait{CounterSpace::kExpertRows, task.expert,
+                         static_cast<uint32_t>(round_up(p.expert_rows[global_expert], kRowAlignment))});
       }
       break;
     }
@@ -254,6 +260,19 @@ struct LastArriver {
   uint32_t threshold;
 };
 
+// Rows of a block that are in place: for the first GEMM, which waits by block, or of x again, which only FC1's weight
+// gradient reads.
+UNIEP_HOST_DEVICE CounterSignal landed_rows(const RankProgram& p, int32_t operand, int32_t local_expert, int32_t block,
+                                            uint32_t rows) {
+  if (operand == 0) return {CounterSpace::kRowsLanded, rows_counter(p, operand, block), rows};
+  return {CounterSpace::kExpertRows, local_expert, rows};
+}
+// A row that deduplicated dispatch has filled from another block.
+UNIEP_HOST_DEVICE CounterSignal landed_row(const RankProgram& p, int32_t operand, int32_t row) {
+  if (operand == 0) return landed_rows(p, operand, -1, block_holding(p, row), 1u);
+  return landed_rows(p, operand, local_expert_holding(p, row), -1, 1u);
+}
+
 // Calls count(CounterSignal) for every local counter that the task advances.
 template <typename Count>
 UNIEP_HOST_DEVICE void for_each_counter_signal(const RankProgram& p, const Task& task, Count&& count) {
@@ -272,15 +291,16 @@ UNIEP_HOST_DEVICE void for_each_counter_signal(const RankProgram& p, const Task&
           if (filled >= whole.begin && filled < whole.end) {
             ++own;
           } else {
-            count(CounterSignal{CounterSpace::kRowsLanded, rows_counter(p, operand, block_holding(p, filled)), 1u});
+            count(landed_row(p, operand, filled));
           }
         });
       }
-      if (own > 0) count(CounterSignal{CounterSpace::kRowsLanded, rows_counter(p, operand, block), own});
+      if (own > 0) count(landed_rows(p, operand, task.expert, block, own));
       break;
     }
     case Stage::kFirstGemm:
       count(CounterSignal{CounterSpace::kFirstTiles, p.block_begin[task.expert] + task.m, 1u});
+      if (p.direction == Direction::kBackward) count(CounterSignal{CounterSpace::kExpertFirstTiles, task.expert, 1u});
       break;
     case Stage::kSecondGemm:
       count(CounterSignal{CounterSpace::kSecondTiles,
@@ -320,6 +340,14 @@ UNIEP_HOST_DEVICE void for_each_flag_signal(const RankProgram& p, const Task& ta
     default:
       break;
   }
+}
+
+// Whether a task returns the dprobs of its rows to their tokens' ranks, before the flag of column chunk 0, behind which
+// they are read. With the epilogue combine the first column tile of a row block does: it has waited for all sums.
+UNIEP_HOST_DEVICE bool returns_prob_gradients(const RankProgram& p, const Task& task) {
+  if (p.direction == Direction::kForward || task.n != 0 || !task.has_tile()) return false;
+  if (task.stage == Stage::kSecondGemm) return p.epilogue_combine;
+  return task.stage == Stage::kSend || task.stage == Stage::kGroupSend;
 }
 
 // Whether a task's flags are stored only by whoever brings its counter to the threshold.

@@ -6,12 +6,18 @@
 namespace uniep {
 
 inline const char* counter_name(CounterSpace space) {
-  const char* const names[] = {"rows landed", "first GEMM tiles", "second GEMM tiles", "agents finished", "tickets"};
+  const char* const names[kCounterSpaces] = {"rows landed",
+                                             "first GEMM tiles",
+                                             "second GEMM tiles",
+                                             "agents finished",
+                                             "tickets",
+                                             "first GEMM tiles of the expert",
+                                             "rows of the expert that landed"};
   return names[static_cast<int>(space)];
 }
 
 inline const char* flag_name(FlagSpace space) {
-  const char* const names[] = {"arrive", "done", "pushed", "combined"};
+  const char* const names[kFlagSpaces] = {"arrive", "done", "pushed", "combined"};
   return names[static_cast<int>(space)];
 }
 

@@ -239,8 +239,14 @@ void Agent::run(std::vector<TileEvent>& events) {
       run_combine_tile(call_, program_, task_, scratch_);
       break;
   }
+  const bool returns_probs = returns_prob_gradients(program_, task_), late = call_.fault == Fault::kLateProb;
+  if (returns_probs && !late) return_prob_gradients(call_, program_, task_);
   pause_at_random();
   if (!flags_first) signal();
+  if (returns_probs && late) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    return_prob_gradients(call_, program_, task_);
+  }
   const int64_t end_ns = call_.now_ns();
   call_.last_progress_ns.store(end_ns, std::memory_order_relaxed);
   call_.running_tiles.fetch_sub(1, std::memory_order_relaxed);

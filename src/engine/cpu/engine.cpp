@@ -265,6 +265,7 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
 
     RankBuffers& buffers = running->ranks[rank];
     bind_workspace(buffers, internal::carve_backward(carver, carver, request, saved.ranks[rank]));
+    buffers.prob_stride = request.rows;
     buffers.z = saved.ranks[rank].z;
     buffers.xg = keep_xg ? saved.ranks[rank].xg : buffers.gathered[1];
     buffers.input[0] = arguments.dy;
@@ -317,7 +318,7 @@ void CpuEngine::combine(const internal::CombineCall& call) {
     RankBuffers& buffers = running->ranks[rank];
     buffers.output_rows = const_cast<BFloat16*>(arguments.rows);  // only read
     buffers.output = arguments.y;
-    buffers.prob_chunks = const_cast<float*>(arguments.row_dprobs);
+    buffers.prob_chunks = const_cast<float*>(arguments.row_dprobs);  // one chunk
     buffers.dprobs = arguments.dprobs;
   }
   finish_call(*running, nullptr);

@@ -12,6 +12,7 @@ enum class Fault {
   kSkippedPadding,    // padding rows are left as they were
   kStaleEpoch,        // the combine's reader accepts the flag of an earlier call
   kEarlyFlag,         // a combine flag is stored before its data
+  kLateProb,          // dprobs are returned after the flag that promises them
   kSilentWorker,      // worker 0 of rank 0 never signals its first GEMM tiles
 };
 

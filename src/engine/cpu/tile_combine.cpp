@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "engine/cpu/tile_work.h"
+#include "model/elementwise.h"
 
 // Combine: rows travel back to their token's rank and are summed there, slots ascending.
 namespace uniep::cpu {
@@ -8,9 +9,11 @@ namespace {
 
 void return_prob_gradient(Call& call, const RankProgram& p, int32_t destination, int32_t token, int32_t slot,
                           int64_t row) {
-  if (p.direction == Direction::kForward) return;
-  call.ranks[destination].prob_slots[static_cast<int64_t>(token) * p.topk + slot] =
-      prob_gradient(call, call.ranks[p.rank], row);
+  const RankBuffers& own = call.ranks[p.rank];
+  const int64_t chunks = divide_up(call.shape.intermediate, kProbChunkColumns);
+  float sum = 0.0f;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) sum = add(sum, own.prob_chunks[chunk * own.prob_stride + row]);
+  call.ranks[destination].prob_slots[static_cast<int64_t>(token) * p.topk + slot] = sum;
 }
 
 void send(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch) {
@@ -21,7 +24,6 @@ void send(Call& call, const RankProgram& p, const Task& task, AgentScratch& scra
     const RowSource source = p.rows[row];
     scratch.destinations.assign(1, slot_of(call, source.rank, source.token, source.slot, column));
     scratch.ring.copy(own.output_rows + row * call.shape.hidden + column, scratch.destinations, width);
-    if (task.n == 0) return_prob_gradient(call, p, source.rank, source.token, source.slot, row);
   }
   scratch.ring.drain();
 }
@@ -47,7 +49,6 @@ void group_send(Call& call, const RankProgram& p, const Task& task, AgentScratch
       for (int32_t slot = 0; slot < p.topk; ++slot) {
         if (rows[slot] < first_row || rows[slot] >= end_row) continue;
         scratch.sources.push_back(own.output_rows + static_cast<int64_t>(rows[slot]) * call.shape.hidden + column);
-        if (task.n == 0) return_prob_gradient(call, p, task.expert, token, slot, rows[slot]);
       }
       if (scratch.sources.empty()) continue;
       call.kernels.sum_rows(scratch.sources.data(), static_cast<int64_t>(scratch.sources.size()),
@@ -94,6 +95,20 @@ void reduce(Call& call, const RankProgram& p, const Task& task, AgentScratch& sc
 }
 
 }  // namespace
+
+void return_prob_gradients(Call& call, const RankProgram& p, const Task& task) {
+  if (task.stage == Stage::kGroupSend) {
+    for_each_row_of_tokens(p, task.expert, task.m, [&](int32_t token, int32_t slot, int32_t row) {
+      return_prob_gradient(call, p, task.expert, token, slot, row);
+    });
+    return;
+  }
+  const RowRange range = rows_of_block(p, p.first_expert + task.expert, task.m);
+  for (int32_t row = range.begin; row < range.end; ++row) {
+    const RowSource source = p.rows[row];
+    return_prob_gradient(call, p, source.rank, source.token, source.slot, row);
+  }
+}
 
 void run_combine_tile(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch) {
   switch (task.stage) {

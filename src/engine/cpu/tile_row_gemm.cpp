@@ -70,7 +70,8 @@ void dgrad_fc2(Call& call, const RankProgram& p, const Tile& tile, AgentScratch&
   const GemmOperand weights{own.w2[tile.expert] + tile.column, intermediate, false};
   call.kernels.gemm(dyg, weights, tile.height(), tile.columns, hidden, pipeline_depth(call, GemmStage::kDgradFc2),
                     scratch.accumulators.data(), tile.columns, scratch.gemm);
-  const int64_t chunks = divide_up(intermediate, kProbChunkColumns);
+  const int64_t first_chunk = tile.column / kProbChunkColumns, chunks = divide_up(tile.columns, kProbChunkColumns);
+  scratch.chunk_sums.resize(chunks);
   for (int64_t i = 0; i < tile.height(); ++i) {
     const int64_t row = tile.rows.begin + i;
     const BFloat16* gate = own.z + row * 2 * intermediate + tile.column;
@@ -78,7 +79,10 @@ void dgrad_fc2(Call& call, const RankProgram& p, const Tile& tile, AgentScratch&
     call.kernels.swiglu_gradient_row(gate, gate + intermediate, p.rows[row].prob,
                                      scratch.accumulators.data() + i * tile.columns,
                                      own.activation + row * intermediate + tile.column, dgate, dgate + intermediate,
-                                     own.prob_chunks + row * chunks + tile.column / kProbChunkColumns, tile.columns);
+                                     scratch.chunk_sums.data(), tile.columns);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      own.prob_chunks[(first_chunk + chunk) * own.prob_stride + row] = scratch.chunk_sums[chunk];
+    }
   }
   if (call.fault == Fault::kSkippedPadding) return;
   for (int64_t row = tile.rows.end; row < tile.rows.padded_end; ++row) {  // both operands of the weight gradients
@@ -110,20 +114,10 @@ void second_gemm(Call& call, const RankProgram& p, const Task& task, AgentScratc
     BFloat16* out = p.epilogue_combine ? slot_of(call, source.rank, source.token, source.slot, tile.column)
                                        : own.output_rows + row * hidden + tile.column;
     call.kernels.round_row(scratch.accumulators.data() + i * tile.columns, out, tile.columns);
-    if (p.epilogue_combine && !forward && task.n == 0) {
-      call.ranks[source.rank].prob_slots[source.token * p.topk + source.slot] = prob_gradient(call, own, row);
-    }
   }
 }
 
 }  // namespace
-
-float prob_gradient(const Call& call, const RankBuffers& own, int64_t row) {
-  const int64_t chunks = divide_up(call.shape.intermediate, kProbChunkColumns);
-  float sum = 0.0f;
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) sum = add(sum, own.prob_chunks[row * chunks + chunk]);
-  return sum;
-}
 
 BFloat16* slot_of(Call& call, int32_t destination, int32_t token, int64_t slot, int64_t column) {
   return call.ranks[destination].slots + (token * call.slot_count + slot) * call.shape.hidden + column;

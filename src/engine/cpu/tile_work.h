@@ -10,7 +10,7 @@ namespace uniep::cpu {
 // What one agent keeps from tile to tile.
 struct AgentScratch {
   GemmScratch gemm;
-  std::vector<float> accumulators;
+  std::vector<float> accumulators, chunk_sums;
   CopyRing ring;
   std::vector<BFloat16*> destinations;
   std::vector<const BFloat16*> sources;
@@ -22,8 +22,8 @@ void run_row_gemm_tile(Call& call, const RankProgram& p, const Task& task, Agent
 void run_wgrad_tile(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch);
 void run_combine_tile(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch);
 
-// dprob of a row: the sums of its 64-column chunks, added ascending by the one tile that owns the row's return.
-float prob_gradient(const Call& call, const RankBuffers& own, int64_t row);
+// The dprobs of a task's rows, each the sum of its 64-column chunks, ascending; see returns_prob_gradients().
+void return_prob_gradients(Call& call, const RankProgram& p, const Task& task);
 
 // Where a row goes on its way back: the source rank's slot, from a column on.
 BFloat16* slot_of(Call& call, int32_t destination, int32_t token, int64_t slot, int64_t column);

@@ -68,8 +68,8 @@ UNIEP_DEVICE void count_landed_rows(const RunningCall& running, const uniep::Tas
   const RowRange rows = rows_of_dispatch(p, task);
   const RowRange block = rows_of_block(p, p.first_expert + task.expert, task.m);
   const int32_t operand = operand_of(p, task);
-  const auto add = [&](int32_t of_block, uint32_t amount) {
-    ptx::add_relaxed_gpu(counter_of(running, CounterSpace::kRowsLanded, rows_counter(p, operand, of_block)), amount);
+  const auto add = [&](const CounterSignal& signal) {
+    ptx::add_relaxed_gpu(counter_of(running, signal.space, signal.index), signal.amount);
   };
   __syncwarp();
   ptx::fence_gpu();  // releases what all lanes have written
@@ -81,13 +81,15 @@ UNIEP_DEVICE void count_landed_rows(const RunningCall& running, const uniep::Tas
       if (filled >= block.begin && filled < block.end) {
         ++own;
       } else {
-        add(block_holding(p, filled), 1);
+        add(landed_row(p, operand, filled));
       }
     });
   }
   own =
       __reduce_add_sync(0xffffffffu, own) + static_cast<uint32_t>(rows.padded_end - (p.dedup ? rows.end : rows.begin));
-  if (ptx::lane_index() == 0 && own > 0) add(p.block_begin[task.expert] + task.m, own);
+  if (ptx::lane_index() == 0 && own > 0) {
+    add(landed_rows(p, operand, task.expert, p.block_begin[task.expert] + task.m, own));
+  }
 }
 
 // Pulls one task, whose waits hold; ends when its rows are in place and counted.
