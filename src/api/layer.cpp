@@ -26,9 +26,20 @@ void check_weights(const Weights& weights, int rank, int64_t local_experts) {
   check_expert_arrays(weights.w2, reinterpret_cast<const void* const*>(weights.w2_experts), "w2", rank, local_experts);
 }
 
+const char* name_of(WeightGradientTime time) {
+  switch (time) {
+    case WeightGradientTime::kNow:
+      return "now";
+    case WeightGradientTime::kLater:
+      return "later";
+    case WeightGradientTime::kNone:
+      return "none";
+  }
+  return nullptr;
+}
+
 void check_time(WeightGradientTime time) {
-  if (time == WeightGradientTime::kNow || time == WeightGradientTime::kLater || time == WeightGradientTime::kNone)
-    return;
+  if (name_of(time) != nullptr) return;
   refuse(fmt::format("weight_gradients: {}; legal are now (0), later (1) and none (2)", static_cast<int>(time)));
 }
 
@@ -41,8 +52,7 @@ BackwardMemoryOptions common_use(std::span<const BackwardArguments> arguments, i
     const int rank = first_rank + static_cast<int>(i);
     if (own.weight_gradients != use.weight_gradients) {
       refuse(fmt::format("weight_gradients: {} on rank {}, {} on rank {}; it must be equal on all ranks",
-                         static_cast<int>(own.weight_gradients), rank, static_cast<int>(use.weight_gradients),
-                         first_rank));
+                         name_of(own.weight_gradients), rank, name_of(use.weight_gradients), first_rank));
     }
     if (own.last_use != use.last_use) {
       refuse(fmt::format("last_use: {} on rank {}, {} on rank {}; it must be equal on all ranks", own.last_use, rank,

@@ -53,7 +53,7 @@ struct SavedRank {
   BFloat16* xg = nullptr;  // null when it was not kept
 };
 
-struct SavedState {
+struct SavedState : std::enable_shared_from_this<SavedState> {
   LayerConfig config;
   Placement placement;
   int first_rank = 0;

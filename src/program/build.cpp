@@ -6,14 +6,14 @@
 
 namespace uniep {
 
-std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction direction) {
-  const bool backward = direction == Direction::kBackward;
-  const bool fill = backward && schedule.wgrad == WgradOrder::kFill;
+std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction direction, bool weight_gradients) {
+  const bool wgrad = direction == Direction::kBackward && weight_gradients;
+  const bool fill = wgrad && schedule.wgrad == WgradOrder::kFill;
   std::vector<LaunchStages> launches;
   switch (schedule.fusion) {
     case Fusion::kNone:
       launches = {{.dispatch = true}, {.first_gemm = true}, {.second_gemm = true}, {.combine = true}};
-      if (backward) {
+      if (wgrad) {
         launches.push_back({.wgrad_fc2 = true});
         launches.push_back({.wgrad_fc1 = true});
       }
@@ -27,7 +27,7 @@ std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction dire
   }
   if (fill) {
     launches.back().wgrad_fc2 = launches.back().wgrad_fc1 = true;
-  } else if (backward) {
+  } else if (wgrad) {
     launches.push_back({.wgrad_fc2 = true, .wgrad_fc1 = true});
   }
   return launches;
@@ -158,7 +158,7 @@ void Program::build_rank(int rank) {
     p.chunk_tile[chunk + 1] =
         p.chunk_tile[chunk] + static_cast<int32_t>(divide_up(bounds[chunk + 1] - bounds[chunk], p.second_tile_n));
   }
-  const std::vector<LaunchStages> launches = launch_stages(schedule, request_.direction);
+  const std::vector<LaunchStages> launches = launch_stages(schedule, request_.direction, request_.weight_gradients);
   p.launches = static_cast<int32_t>(launches.size());
   std::copy(launches.begin(), launches.end(), p.stages);
 

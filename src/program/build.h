@@ -22,6 +22,7 @@ struct ProgramRequest {
   int cluster = 1;     // workers that share weight tiles; divides the workers of every kind
   int pull_parts = 1;  // tiles that a row block is pulled in
   ProgramPart part = ProgramPart::kLayer;
+  bool weight_gradients = true;  // backward: made by this Program, not later or never
 };
 
 // The Program of all ranks with the tables that it points to. Keeps the placement alive.
@@ -58,7 +59,7 @@ bool comes_in_clusters(const Schedule& schedule, int workers, int cluster);
 RankProgram part_of(const RankProgram& layer, ProgramPart part);
 
 // The launches of a direction under a schedule, in order.
-std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction direction);
+std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction direction, bool weight_gradients = true);
 
 // Bounds of the second GEMM's column chunks: multiples of 8 columns, empty chunks skipped.
 std::vector<int32_t> column_chunk_bounds(int64_t columns, int chunks);

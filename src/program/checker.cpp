@@ -46,7 +46,7 @@ class Coverage {
 
   // The grid of every stage, written down without the functions of order.h.
   void expect_tiles(const RankProgram& p) {
-    const bool backward = p.direction == Direction::kBackward;
+    const bool wgrad = p.direction == Direction::kBackward && program_.request().weight_gradients;
     for (int32_t expert = 0; expert < p.local_experts; ++expert) {
       const int32_t rows = p.expert_rows[p.first_expert + expert];
       const int32_t blocks = static_cast<int32_t>(divide_up(rows, p.tile_m));
@@ -58,7 +58,7 @@ class Coverage {
         expect(p, Stage::kPull, expert, blocks, p.operands * p.pull_parts);
       }
       if (!p.epilogue_combine && p.combine_groups == 0) expect(p, Stage::kSend, expert, blocks, p.chunks);
-      if (backward) {
+      if (wgrad) {
         expect(p, Stage::kWgradFc2, expert, p.wgrad_fc2.m_tiles(), p.wgrad_fc2.n_tiles());
         expect(p, Stage::kWgradFc1, expert, p.wgrad_fc1.m_tiles(), p.wgrad_fc1.n_tiles());
       }

@@ -9,6 +9,7 @@
 
 #include "api/place.h"
 #include "engine/cpu/run_call.h"
+#include "engine/cpu/tile_work.h"
 #include "engine/workspace.h"
 #include "model/elementwise.h"
 
@@ -31,6 +32,7 @@ uint32_t epoch_after(uint32_t epoch) {
   return epoch == 0xffffffffu ? 2 : epoch + 1;
 }
 
+// Without any address the pointers have no meaning.
 template <typename T>
 std::vector<T> expert_pointers(T whole, T const* experts, int64_t count, int64_t bytes) {
   using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<T>>, const std::byte, std::byte>;
@@ -248,39 +250,106 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
 }
 
 std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::BackwardCall& call) {
-  const internal::SavedState& saved = call.saved.state();
+  internal::SavedState& saved = call.saved.state();
   const LayerShape& shape = call.config.shape;
+  const WeightGradientTime time = call.use.weight_gradients;
   const bool keep_xg = call.schedule.save_xg == SaveXg::kKeep;
-  const Program program(request(call.config, call.schedule, Direction::kBackward, !keep_xg), saved.placement.state());
+  ProgramRequest wanted =
+      request(call.config, call.schedule, Direction::kBackward, !keep_xg && time != WeightGradientTime::kNone);
+  wanted.weight_gradients = time == WeightGradientTime::kNow;
+  const Program program(wanted, saved.placement.state());
   const std::unique_ptr<Call> running = begin_call(program);
+  std::shared_ptr<internal::PendingState> pending;
+  if (time == WeightGradientTime::kLater) {
+    pending = std::make_shared<internal::PendingState>();
+    pending->config = call.config;
+    pending->schedule = call.schedule;
+    pending->placement = saved.placement;
+    if (keep_xg || call.use.last_use) pending->saved = saved.shared_from_this();
+  }
   std::vector<internal::MemoryBlock> workspaces;
   const std::vector<MemoryNeed> needs =
       memory_need(call.config, call.schedule, Direction::kBackward, saved.placement, call.use);
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const BackwardArguments& arguments = call.arguments[rank];
-    const MemoryRequest request = memory_request(shape, call.schedule, *saved.placement.state(), rank);
+    const MemoryRequest request = memory_request(shape, call.schedule, *saved.placement.state(), rank, call.use);
     workspaces.emplace_back(options_.allocator, needs[rank].workspace_bytes, rank, arguments.stream);
+    internal::MemoryBlock left(options_.allocator, needs[rank].pending_bytes, rank, arguments.stream);
     poison(workspaces.back().data(), workspaces.back().size());
-    Carver carver(workspaces.back().data());
+    poison(left.data(), left.size());
+    Carver carver(workspaces.back().data()), left_carver(left.data());
+    const internal::WorkspacePieces pieces = internal::carve_backward(carver, left_carver, request, saved.ranks[rank]);
 
     RankBuffers& buffers = running->ranks[rank];
-    bind_workspace(buffers, internal::carve_backward(carver, carver, request, saved.ranks[rank]));
+    bind_workspace(buffers, pieces);
     buffers.prob_stride = request.rows;
     buffers.z = saved.ranks[rank].z;
-    buffers.xg = keep_xg ? saved.ranks[rank].xg : buffers.gathered[1];
+    buffers.xg = pieces.gathered[1];
     buffers.input[0] = arguments.dy;
     buffers.input[1] = arguments.x;
     buffers.output = arguments.dx;
     buffers.dprobs = arguments.dprobs;
     bind_weights(buffers, arguments.weights, shape, program.rank(rank).local_experts);
-    bind_gradients(buffers, arguments.gradients, call.config, program.rank(rank).local_experts);
+    if (wanted.weight_gradients) {
+      bind_gradients(buffers, arguments.gradients, call.config, program.rank(rank).local_experts);
+    }
+    if (pending != nullptr) {
+      pending->ranks.push_back({std::move(left), pieces.gathered[0], pieces.activation, pieces.dz, pieces.gathered[1]});
+    }
   }
+  if (call.use.last_use) saved.used_up = true;
   finish_call(*running, call.options.events);
-  return nullptr;
+  return pending;
 }
 
-void CpuEngine::weight_gradients(const internal::WeightGradientsCall& /*call*/) {
-  throw Error(Status::kUnsupported, "weight_gradients: not yet on the cpu engine");
+// The tiles of a Program's weight-gradient stages, which wait for nothing here. A rank's unit u takes each units-th
+// tile from the u-th on.
+void CpuEngine::weight_gradients(const internal::WeightGradientsCall& call) {
+  internal::PendingState& work = call.work;
+  const Program program(request(work.config, work.schedule, Direction::kBackward, false), work.placement.state());
+  Call running(program, *kernels_, signals_, wake_up_);
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    internal::PendingRank& left = work.ranks[rank];
+    const WeightGradientArguments& arguments = call.arguments[rank];
+    RankBuffers& buffers = running.ranks[rank];
+    buffers.gathered[0] = const_cast<BFloat16*>(left.dyg);  // only read, as all of them
+    buffers.activation = const_cast<BFloat16*>(left.activation);
+    buffers.dz = const_cast<BFloat16*>(left.dz);
+    buffers.xg = left.xg;
+    bind_gradients(buffers, arguments.gradients, work.config, program.rank(rank).local_experts);
+    left.memory.release_on(arguments.stream);
+    if (work.saved != nullptr) work.saved->ranks[rank].memory.release_on(arguments.stream);
+  }
+  work.dw1_done |= call.dw1;
+  work.dw2_done |= call.dw2;
+
+  const auto run_unit = [&](int rank, int unit, int units, AgentScratch& scratch) {
+    const RankProgram& p = program.rank(rank);
+    for (const Stage stage : {Stage::kWgradFc2, Stage::kWgradFc1}) {
+      if (!(stage == Stage::kWgradFc2 ? call.dw2 : call.dw1)) continue;
+      const Segment all{stage, {0, p.local_experts}, 0};
+      for (int64_t index = unit; index < segment_length(p, all); index += units) {
+        const Task task = segment_task(p, all, index);
+        if (task.has_tile()) run_wgrad_tile(running, p, task, scratch);
+      }
+    }
+  };
+  threads_.run([&](int thread) {
+    try {
+      AgentScratch scratch;
+      for (int rank = 0; rank < options_.ranks; ++rank) {
+        const int sms = call.arguments[rank].sms, units = sms == 0 ? options_.workers : sms;
+        for (int unit = 0; unit < units; ++unit) {
+          const int64_t worker = static_cast<int64_t>(rank) * options_.workers + unit;
+          if (thread_of_agent(options_.disturbance, worker, AgentRole::kCompute, threads_.count()) != thread) continue;
+          run_unit(rank, unit, units, scratch);
+        }
+      }
+    } catch (...) {
+      running.fail(std::current_exception());
+    }
+  });
+  if (running.failure != nullptr) std::rethrow_exception(running.failure);
 }
 
 void CpuEngine::dispatch(const internal::DispatchCall& call) {

@@ -1,0 +1,92 @@
+#include "support/layer_arrays.h"
+
+namespace uniep::test {
+
+LayerArrays::LayerArrays(const RandomLayer& layer) : source(layer) {
+  const LayerShape& shape = layer.config.shape;
+  for (int rank = 0; rank < layer.ranks; ++rank) {
+    const int64_t first = layer.data.first_token(rank) * shape.topk;
+    routings.push_back({layer.data.tokens[rank], layer.data.ids.data() + first, IndexType::kInt32,
+                        layer.data.probs.data() + first, Stream{}});
+  }
+  reset();
+}
+
+void LayerArrays::reset() {
+  const LayerShape& shape = source.config.shape;
+  const int64_t tokens = source.data.all_tokens(), weights = shape.experts * shape.intermediate * shape.hidden;
+  result.y.assign(tokens * shape.hidden, BFloat16{0xffff});
+  result.dx.assign(tokens * shape.hidden, BFloat16{0xffff});
+  result.dprobs.assign(tokens * shape.topk, -1.0f);
+  if (source.config.numerics.weight_gradient == WeightGradient::kBFloat16) {
+    result.dw1_bf16.assign(2 * weights, BFloat16{0xffff});
+    result.dw2_bf16.assign(weights, BFloat16{0xffff});
+    return;
+  }
+  result.dw1_fp32.resize(2 * weights);
+  result.dw2_fp32.resize(weights);
+  for (std::size_t i = 0; i < result.dw1_fp32.size(); ++i) result.dw1_fp32[i] = cli::start_main_grad(i);
+  for (std::size_t i = 0; i < result.dw2_fp32.size(); ++i) result.dw2_fp32[i] = cli::start_main_grad(i);
+}
+
+cli::LayerResult LayerArrays::expected(WeightGradientTime time) {
+  cli::LayerResult expected = run_sequential(source);
+  expected.z.clear();
+  if (time == WeightGradientTime::kNone) {
+    const LayerArrays untouched(source);
+    expected.dw1_bf16 = untouched.result.dw1_bf16;
+    expected.dw2_bf16 = untouched.result.dw2_bf16;
+    expected.dw1_fp32 = untouched.result.dw1_fp32;
+    expected.dw2_fp32 = untouched.result.dw2_fp32;
+  }
+  return expected;
+}
+
+std::vector<ForwardArguments> LayerArrays::forward_arguments() {
+  std::vector<ForwardArguments> arguments(source.ranks);
+  for (int rank = 0; rank < source.ranks; ++rank) {
+    arguments[rank].x = source.data.x_of(rank);
+    arguments[rank].y = result.y.data() + source.data.first_token(rank) * source.config.shape.hidden;
+    arguments[rank].weights.w1 = source.data.w1_of(rank);
+    arguments[rank].weights.w2 = source.data.w2_of(rank);
+  }
+  return arguments;
+}
+
+WeightGradients LayerArrays::gradients(int rank) {
+  const LayerShape& shape = source.config.shape;
+  const int64_t offset = rank * (shape.experts / source.ranks) * shape.intermediate * shape.hidden;
+  if (source.config.numerics.weight_gradient == WeightGradient::kBFloat16) {
+    return {result.dw1_bf16.data() + 2 * offset, result.dw2_bf16.data() + offset, nullptr, nullptr};
+  }
+  return {result.dw1_fp32.data() + 2 * offset, result.dw2_fp32.data() + offset, nullptr, nullptr};
+}
+
+std::vector<BackwardArguments> LayerArrays::backward_arguments(WeightGradientTime time, bool last_use) {
+  const std::vector<ForwardArguments> forward = forward_arguments();
+  std::vector<BackwardArguments> arguments(source.ranks);
+  for (int rank = 0; rank < source.ranks; ++rank) {
+    BackwardArguments& own = arguments[rank];
+    own.dy = source.data.dy_of(rank);
+    if (time != WeightGradientTime::kNone) own.x = forward[rank].x;
+    own.weights = forward[rank].weights;
+    own.dx = result.dx.data() + source.data.first_token(rank) * source.config.shape.hidden;
+    own.dprobs = result.dprobs.data() + source.data.first_token(rank) * source.config.shape.topk;
+    if (time == WeightGradientTime::kNow) own.gradients = gradients(rank);
+    own.weight_gradients = time;
+    own.last_use = last_use;
+  }
+  return arguments;
+}
+
+std::vector<WeightGradientArguments> LayerArrays::weight_gradient_arguments(bool dw1, bool dw2) {
+  std::vector<WeightGradientArguments> arguments(source.ranks);
+  for (int rank = 0; rank < source.ranks; ++rank) {
+    WeightGradients& own = arguments[rank].gradients = gradients(rank);
+    if (!dw1) own.dw1 = nullptr;
+    if (!dw2) own.dw2 = nullptr;
+  }
+  return arguments;
+}
+
+}  // namespace uniep::test

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <vector>
+
+#include "support/random_layer.h"
+
+namespace uniep::test {
+
+// The arguments of a layer on the cpu engine, as a caller of the library holds them, and room for the results.
+// `layer` must outlive it.
+struct LayerArrays {
+  explicit LayerArrays(const RandomLayer& layer);
+
+  std::vector<ForwardArguments> forward_arguments();
+  // With addresses for the weight gradients only where they are made now.
+  std::vector<BackwardArguments> backward_arguments(WeightGradientTime time, bool last_use);
+  std::vector<WeightGradientArguments> weight_gradient_arguments(bool dw1 = true, bool dw2 = true);
+
+  // As before a call: rubbish in what is written, start_main_grad() in what may be added to.
+  void reset();
+  // What the layer gives in a sequential run on one rank, as reset() leaves it where the experts are frozen. z is in
+  // neither.
+  cli::LayerResult expected(WeightGradientTime time);
+
+  const RandomLayer& source;
+  std::vector<Routing> routings;
+  cli::LayerResult result;
+
+ private:
+  WeightGradients gradients(int rank);
+};
+
+}  // namespace uniep::test
