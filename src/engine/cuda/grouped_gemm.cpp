@@ -5,8 +5,7 @@
 
 #include "engine/cuda/device/prob_sum_arguments.h"
 #include "engine/cuda/driver.h"
-#include "engine/cuda/gemm_kernels.h"
-#include "engine/cuda/kernel.h"
+#include "engine/cuda/grouped_launch.h"
 #include "engine/cuda/tensor_maps.h"
 #include "uniep/error.h"
 
@@ -78,32 +77,23 @@ struct GroupedGemm::State {
 
   void start(const GemmConfig& config, GemmArguments arguments, const std::vector<TensorMap>& maps,
              const std::vector<void*>& outputs, const GemmTuning& tuning, void* stream) {
-    arguments.raster = tuning.raster != 0 ? tuning.raster : default_raster(config, arguments.n_extent);
-    require(arguments.raster > 0, "tuning.raster must be positive");
+    arguments.raster = raster(config, arguments.n_extent, tuning);
+    launch_grouped_gemm(kernels, config, arguments, maps, outputs, available(config, tuning),
+                        static_cast<CUstream>(stream));
+  }
+
+  static int raster(const GemmConfig& config, int n_extent, const GemmTuning& tuning) {
+    const int raster = tuning.raster != 0 ? tuning.raster : default_raster(config, n_extent);
+    require(raster > 0, "tuning.raster must be positive");
+    return raster;
+  }
+
+  int available(const GemmConfig& config, const GemmTuning& tuning) const {
     const int available = tuning.sms != 0 ? tuning.sms : sms;
     require(available >= config.cluster && available <= sms, "tuning.sms is " + std::to_string(tuning.sms) +
                                                                  ": it must be " + std::to_string(config.cluster) +
                                                                  " to " + std::to_string(sms));
-    const ArgumentBlock block = argument_block(config, arguments, maps, outputs);
-    const int shared_bytes = shared_memory_bytes(config);
-    CUfunction function = kernels.get(gemm_request(config), shared_bytes);
-    Launch shape;
-    shape.grid_x = available / config.cluster * config.cluster;
-    shape.threads = kGemmThreads;
-    shape.cluster = config.cluster;
-    shape.shared_bytes = shared_bytes;
-    shape.stream = static_cast<CUstream>(stream);
-    launch_kernel(function, shape, block.data(), "launching a grouped GEMM");
-  }
-
-  static GemmArguments common(const ExpertRows& rows, int n, int k) {
-    GemmArguments arguments{};
-    arguments.segment_start = rows.segment_start;
-    arguments.row_count = rows.row_count;
-    arguments.experts = rows.experts;
-    arguments.n_extent = n;
-    arguments.k_extent = k;
-    return arguments;
+    return available;
   }
 
   // B of forward and dgrad: [experts][matrix_rows][columns], as one tensor or as addresses.
@@ -141,7 +131,7 @@ void GroupedGemm::forward(const ExpertRows& rows, const void* x, const ExpertMat
   require_address("out", out);
   const ScopedDevice scope(state_->device);
   const GemmConfig config = state_->configure(Layout::kForward, Epilogue::kBFloat16, w.addresses.size(), 0, tuning);
-  GemmArguments arguments = State::common(rows, n, k);
+  GemmArguments arguments = grouped_arguments(rows, n, k);
   arguments.a = encode_operand_map({x, k, rows.rows, 1}, kTileM, "x");
   arguments.map_per_expert = w.addresses.empty() ? 0 : 1;
   arguments.output_leading = n;
@@ -160,7 +150,7 @@ void GroupedGemm::forward_swiglu(const ExpertRows& rows, const void* x, const Ex
   require(prob != nullptr, "prob must be a device address");
   const ScopedDevice scope(state_->device);
   const GemmConfig config = state_->configure(Layout::kForward, Epilogue::kSwiglu, w1.addresses.size(), 0, tuning);
-  GemmArguments arguments = State::common(rows, i, k);
+  GemmArguments arguments = grouped_arguments(rows, i, k);
   arguments.a = encode_operand_map({x, k, rows.rows, 1}, kTileM, "x");
   arguments.map_per_expert = w1.addresses.empty() ? 0 : 1;
   arguments.output_leading = 2 * static_cast<int64_t>(i);
@@ -180,7 +170,7 @@ void GroupedGemm::input_gradient(const ExpertRows& rows, const void* dy, const E
   require_address("dx", dx);
   const ScopedDevice scope(state_->device);
   const GemmConfig config = state_->configure(Layout::kDgrad, Epilogue::kBFloat16, w.addresses.size(), 0, tuning);
-  GemmArguments arguments = State::common(rows, n, k);
+  GemmArguments arguments = grouped_arguments(rows, n, k);
   arguments.a = encode_operand_map({dy, k, rows.rows, 1}, kTileM, "dy");
   arguments.map_per_expert = w.addresses.empty() ? 0 : 1;
   arguments.output_leading = n;
@@ -207,7 +197,7 @@ void GroupedGemm::input_gradient_swiglu(const ExpertRows& rows, const void* dy, 
   const ScopedDevice scope(state_->device);
   const GemmConfig config =
       state_->configure(Layout::kDgrad, Epilogue::kSwigluGradient, w2.addresses.size(), 0, tuning);
-  GemmArguments arguments = State::common(rows, i, k);
+  GemmArguments arguments = grouped_arguments(rows, i, k);
   arguments.a = encode_operand_map({dy, k, rows.rows, 1}, kTileM, "dy");
   arguments.map_per_expert = w2.addresses.empty() ? 0 : 1;
   constexpr int kWarpRows = kTileM / kMathWarps;
@@ -238,23 +228,10 @@ void GroupedGemm::weight_gradient(const ExpertRows& rows, const void* dy, const 
   require_width("n", n);
   require_matrices("dw", dw, rows.experts);
   const ScopedDevice scope(state_->device);
-  const Epilogue epilogue = mode == WeightGradientMode::kBFloat16  ? Epilogue::kBFloat16
-                            : mode == WeightGradientMode::kFloat32 ? Epilogue::kFloat32
-                                                                   : Epilogue::kAccumulate;
-  const GemmConfig config = state_->configure(Layout::kWgrad, epilogue, 0, dw.addresses.size(), tuning);
-  if (rows.rows == 0 && mode == WeightGradientMode::kAccumulate) return;
-  GemmArguments arguments = State::common(rows, n, 0);
-  // Without rows no operand is read, but TMA wants a real address.
-  const int64_t map_rows = rows.rows == 0 ? kTileM : rows.rows;
-  const void* const any = dw.addresses.empty() ? dw.base : dw.addresses[0];
-  arguments.a = encode_operand_map({rows.rows == 0 ? any : dy, m, map_rows, 1}, kTileK, "dy");
-  const TensorMap b = encode_operand_map({rows.rows == 0 ? any : x, n, map_rows, 1}, kTileK, "x");
-  arguments.m_extent = m;
-  arguments.output_per_expert = dw.addresses.empty() ? 0 : 1;
-  arguments.output_leading = n;
-  arguments.output_expert_stride = static_cast<int64_t>(m) * n;
-  const std::vector<void*> outputs = dw.addresses.empty() ? std::vector<void*>{dw.base} : dw.addresses;
-  state_->start(config, arguments, {b}, outputs, tuning, stream);
+  const GemmConfig config = state_->configure(Layout::kWgrad, epilogue_of(mode), 0, 0, tuning);
+  const int raster = state_->raster(config, n, tuning);
+  launch_weight_gradient(state_->kernels, config, {rows, dy, x, m, n, dw}, raster, state_->available(config, tuning),
+                         static_cast<CUstream>(stream));
 }
 
 void GroupedGemm::prepare(int per_expert_addresses) {

@@ -22,9 +22,10 @@ struct alignas(64) GemmArguments {
   int32_t output_per_expert;  // outputs[]: 0 = one address, experts follow at output_expert_stride
   int64_t output_leading;     // elements from one row of D to the next
   int64_t output_expert_stride;
-  BFloat16* activation;  // kSwiglu: a [rows, I]
-  const float* prob;     // [rows]
-  float* prob_chunks;    // kSwigluGradient: sums of 64 columns [ceil(I / 64)][prob_stride]
+  BFloat16* activation;    // kSwiglu: a [rows, I]
+  const float* prob;       // [rows]
+  const uint32_t* failed;  // or null; another word than 0: nothing is computed. Does not change while the kernel runs
+  float* prob_chunks;      // kSwigluGradient: sums of 64 columns [ceil(I / 64)][prob_stride]
   int64_t prob_stride;
 };
 static_assert(sizeof(GemmArguments) % 64 == 0, "the maps that follow are aligned");

@@ -82,7 +82,6 @@ UNIEP_DEVICE void acquire_maps(const RankCall& call) {
     ptx::tma_acquire_map(call.first_a);
     ptx::tma_acquire_map(call.second_a);
   }
-  constexpr int32_t kGradientMaps = 3;
   if (kProducts == LayerProducts::kFirstGradient && lane < kGradientMaps) {
     ptx::tma_acquire_map(call.gradient_maps[lane]);
   }

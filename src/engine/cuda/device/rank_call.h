@@ -21,6 +21,8 @@ struct TileRecord {
 };
 static_assert(sizeof(TileRecord) == 48, "laid out alike on the host and the device");
 
+constexpr int kGradientMaps = 3;
+
 struct alignas(64) RankCall {
   // Operands of the row GEMMs: boxes of kTileM rows (A) or half a tile of columns (B) by 64 of K. In backward B's boxes
   // are 64 columns by 64 of K, or by 32 where a tile is no whole number of them.

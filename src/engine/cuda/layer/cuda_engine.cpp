@@ -37,13 +37,6 @@ GroupOptions completed(GroupOptions options, const RankDevices& ranks) {
   return options;
 }
 
-void require_aligned(const void* array, const char* name, int rank) {
-  constexpr uintptr_t kAlignment = 16;  // of bulk copies and vector stores
-  if (reinterpret_cast<uintptr_t>(array) % kAlignment == 0) return;
-  throw Error(Status::kInvalidArgument,
-              fmt::format("{}: its address on rank {} must be a multiple of {}", name, rank, kAlignment));
-}
-
 // FNV-1a of all that must be equal on all ranks beside what CallDescription spells out.
 uint32_t fingerprint(const ProgramRequest& request) {
   constexpr int kNoValue = -1;
@@ -66,6 +59,13 @@ uint32_t next_group_number() {
 }
 
 }  // namespace
+
+void require_aligned(const void* array, const char* name, int rank) {
+  constexpr uintptr_t kAlignment = 16;  // of bulk copies and vector stores
+  if (reinterpret_cast<uintptr_t>(array) % kAlignment == 0) return;
+  throw Error(Status::kInvalidArgument,
+              fmt::format("{}: its address on rank {} must be a multiple of {}", name, rank, kAlignment));
+}
 
 std::unique_ptr<internal::Engine> make_engine(const GroupOptions& options) {
   try {
@@ -127,6 +127,9 @@ CudaEngine::~CudaEngine() {
   } catch (const std::exception&) {
     lost_ = "a device failed";  // its queues say so again
   }
+  for (const Reader& reader : readers_) {
+    if (!reader.captured) driver().cuEventSynchronize(reader.over.get());
+  }
   queues_.clear();
   tell_peers(kLeft);
 }
@@ -141,7 +144,8 @@ Machine CudaEngine::machine() const {
 
 // ---- What a call needs
 
-ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& schedule, Direction direction) const {
+ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& schedule, Direction direction,
+                                   const BackwardMemoryOptions& use) const {
   require_summable(config.shape, config.numerics);
   require_instantiable(schedule, config.numerics, direction);
   if (in_processes() && schedule.dispatch.transport == DispatchTransport::kPush) refuse_push();
@@ -152,14 +156,16 @@ ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& sc
   request.direction = direction;
   request.workers = options_.workers;
   request.cluster = cluster_of(schedule, direction);
+  request.weight_gradients = use.weight_gradients == WeightGradientTime::kNow;
+  request.redispatch = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch &&
+                       use.weight_gradients != WeightGradientTime::kNone;
   request.pull_parts = pull_parts(config.shape);
   return request;
 }
 
 SymmetricNeed CudaEngine::symmetric_need(const ProgramRequest& request, const internal::PlacementState& placement,
-                                         const SignalLayout& layout, bool copies_inputs) const {
-  int64_t tokens = 0;
-  for (const internal::RankPlacement& rank : placement.rank) tokens = std::max(tokens, rank.tokens);
+                                         const SignalLayout& layout, int copied_operands) const {
+  const int64_t tokens = most_tokens(placement);
   const int64_t row_bytes = request.shape.hidden * static_cast<int64_t>(sizeof(BFloat16));
   SymmetricNeed need;
   need.flags = layout.flag_total * static_cast<int64_t>(sizeof(uint32_t));
@@ -168,7 +174,8 @@ SymmetricNeed CudaEngine::symmetric_need(const ProgramRequest& request, const in
     need.prob_slots = tokens * request.shape.topk * static_cast<int64_t>(sizeof(float));
   }
   // With a process a GPU whether a rank copies or not: all ask for the same, whatever each is given.
-  if (copies_inputs || in_processes()) need.inputs = tokens * row_bytes;
+  const int operands = request.redispatch ? 2 : 1;
+  need.inputs = (in_processes() ? operands : copied_operands) * tokens * row_bytes;
   if (in_processes()) need.rows = row_table_bytes(placement);
   return need;
 }
@@ -176,10 +183,10 @@ SymmetricNeed CudaEngine::symmetric_need(const ProgramRequest& request, const in
 std::vector<MemoryNeed> CudaEngine::memory_need(const LayerConfig& config, const Schedule& schedule,
                                                 Direction direction, const Placement& placement,
                                                 const BackwardMemoryOptions& options) const {
-  const ProgramRequest asked = request(config, schedule, direction);
+  const ProgramRequest asked = request(config, schedule, direction, options);
   const Program program(asked, placement.state());
   const SignalLayout layout = signal_layout(program_on_host(program, ranks_.first_local()));
-  const SymmetricNeed symmetric = symmetric_need(asked, *placement.state(), layout, in_processes());
+  const SymmetricNeed symmetric = symmetric_need(asked, *placement.state(), layout, 0);
   std::vector<MemoryNeed> needs;
   for (int rank = first_local_rank(); rank < first_local_rank() + local_ranks(); ++rank) {
     MemoryNeed need = internal::block_sizes(
@@ -207,7 +214,8 @@ std::vector<RankTarget> CudaEngine::targets(std::span<const CUstream> streams) {
 void CudaEngine::prepare(const ProgramRequest& request) {
   const ProfilerRange range("kernels");
   std::vector<LayerKernelConfig> configs;
-  for (const LaunchStages& stages : launch_stages(request.schedule, request.direction)) {
+  for (const LaunchStages& stages : launch_stages(request.schedule, request.direction, request.weight_gradients)) {
+    if (is_weight_gradients_alone(stages)) continue;
     configs.push_back(launch_config(request.schedule, request.numerics, request.direction, stages));
   }
   const int workers = options_.workers - request.schedule.comm.reserve_sms;
@@ -370,10 +378,10 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   std::vector<RankBinding> bindings(call.arguments.size());
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     bindings[local].rank = first_local_rank() + static_cast<int>(local);
-    bindings[local].input = call.arguments[local].x;
+    bindings[local].input[0] = call.arguments[local].x;
   }
-  Inputs inputs = find_inputs(bindings, input_bytes(programs.front(), call.config.shape));
-  reserve(symmetric_need(asked, placement, programs.front().layout, inputs.copied));
+  std::vector<Inputs> inputs = find_inputs(bindings, programs.front(), call.config.shape, placement);
+  reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)));
 
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     const ForwardArguments& arguments = call.arguments[local];
@@ -413,15 +421,6 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   return Saved(saved);
 }
 
-std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::BackwardCall& call) {
-  require_instantiable(call.schedule, call.config.numerics, Direction::kBackward);
-  return nullptr;
-}
-
-void CudaEngine::weight_gradients(const internal::WeightGradientsCall& /*call*/) {
-  throw Error(Status::kUnsupported, "weight_gradients: not yet on the cuda engine");
-}
-
 std::vector<CUstream> CudaEngine::streams_of(const DeviceQueue& queue, const std::vector<CUstream>& streams) const {
   std::vector<CUstream> own;
   for (const int rank : queue.ranks()) own.push_back(streams[static_cast<std::size_t>(rank - first_local_rank())]);
@@ -437,7 +436,8 @@ CUstream CudaEngine::leader_of(int rank, const std::vector<CUstream>& streams) c
   return nullptr;
 }
 
-CallBinding CudaEngine::bind_call(const ProgramRequest& request, CallKind kind, const Inputs& inputs) const {
+CallBinding CudaEngine::bind_call(const ProgramRequest& request, CallKind kind,
+                                  const std::vector<Inputs>& inputs) const {
   CallBinding binding{request, symmetric_, {}, {}, options_.timeout_seconds, options_.arrival_timeout_seconds};
   binding.description.number = capture_ != 0 ? kReplayed : call_number_;
   binding.description.kind = kind;
@@ -446,7 +446,7 @@ CallBinding CudaEngine::bind_call(const ProgramRequest& request, CallKind kind, 
   binding.description.experts = static_cast<int32_t>(request.shape.experts);
   binding.description.topk = static_cast<int32_t>(request.shape.topk);
   binding.description.schedule = fingerprint(request);
-  binding.description.input = inputs.where;
+  for (const Inputs& operand : inputs) binding.description.input = binding.description.input * 31 + operand.where;
   return binding;
 }
 
@@ -469,11 +469,11 @@ void CudaEngine::begin(DeviceQueue& queue, const CallBinding& call, RankCall* ca
   queue.launch_begin(arguments, absent_ranks_, stream);
 }
 
-void CudaEngine::run(CallBinding& call, Inputs& inputs, const std::vector<RankBinding>& bindings,
+void CudaEngine::run(CallBinding& call, std::vector<Inputs>& inputs, const std::vector<RankBinding>& bindings,
                      const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams,
                      const LaunchAll& launch) {
   copy_inputs(inputs, call.request, bindings, programs, streams);
-  call.inputs = inputs.addresses;
+  for (std::size_t operand = 0; operand < inputs.size(); ++operand) call.inputs[operand] = inputs[operand].addresses;
   std::vector<RankCall*> calls;
   std::vector<RankCall*> rank_calls(bindings.size());
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {

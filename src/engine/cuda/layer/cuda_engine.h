@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <list>
 #include <memory>
 #include <vector>
 
@@ -16,6 +17,9 @@
 #include "program/build.h"
 
 namespace uniep::cuda {
+
+// Throws Error(kInvalidArgument).
+void require_aligned(const void* array, const char* name, int rank);
 
 // The Hopper engine. With uniep::Launch::kThreads this process drives all ranks, each on its GPU or several on one;
 // with kProcesses it drives one, and the others' memory is mapped.
@@ -66,12 +70,18 @@ class CudaEngine final : public internal::Engine {
 
  private:
   bool in_processes() const { return options_.launch == uniep::Launch::kProcesses; }
-  ProgramRequest request(const LayerConfig& config, const Schedule& schedule, Direction direction) const;
+  ProgramRequest request(const LayerConfig& config, const Schedule& schedule, Direction direction,
+                         const BackwardMemoryOptions& use = {}) const;
   SymmetricNeed symmetric_need(const ProgramRequest& request, const internal::PlacementState& placement,
-                               const SignalLayout& layout, bool copies_inputs) const;
+                               const SignalLayout& layout, int copied_operands) const;
   GroupPlacer& placer();
   std::vector<RankTarget> targets(std::span<const CUstream> streams);
   void prepare(const ProgramRequest& request);
+  void prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address);
+  // Of one rank. `failed`: GemmArguments::failed.
+  void launch_weight_gradient(const ProgramRequest& request, const DeviceProgram& program, int64_t rows,
+                              const internal::PendingRank& operands, const WeightGradients& gradients, GemmStage stage,
+                              int sms, const uint32_t* failed, CUstream stream);
   void reserve(const SymmetricNeed& need);
   void bind_group_memory(RankBinding& binding, std::size_t local, const DeviceProgram& program, bool record,
                          CUstream stream);
@@ -81,22 +91,26 @@ class CudaEngine final : public internal::Engine {
   void begin_queueing(const std::vector<CUstream>& streams);
   void end_queueing(const std::vector<CUstream>& streams);
 
-  // Where the ranks of this process find everybody's x.
+  // Where the ranks of this process find everybody's x, or dy and x again.
   struct Inputs {
     bool copied = false;
     uint32_t where = 0;  // of CallDescription
     std::shared_ptr<internal::SymmetricBlock> block;
     std::vector<const BFloat16*> addresses;  // of every rank; those of copies once there is room for them
+    int64_t copies_at = 0;                   // elements into SymmetricRegion::inputs()
   };
-  // `bytes`: of the first local rank's x.
-  Inputs find_inputs(const std::vector<RankBinding>& bindings, std::size_t bytes) const;
-  void copy_inputs(Inputs& inputs, const ProgramRequest& request, const std::vector<RankBinding>& bindings,
+  // Of each operand that the call dispatches.
+  std::vector<Inputs> find_inputs(const std::vector<RankBinding>& bindings, const DeviceProgram& program,
+                                  const LayerShape& shape, const internal::PlacementState& placement) const;
+  static int copied_operands(const std::vector<Inputs>& inputs);
+  Inputs find_input(const std::vector<RankBinding>& bindings, int operand, std::size_t bytes) const;
+  void copy_inputs(std::vector<Inputs>& inputs, const ProgramRequest& request, const std::vector<RankBinding>& bindings,
                    const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams);
-  CallBinding bind_call(const ProgramRequest& request, CallKind kind, const Inputs& inputs) const;
+  CallBinding bind_call(const ProgramRequest& request, CallKind kind, const std::vector<Inputs>& inputs) const;
 
   // Queues the launches of a call on one device, of so many of its ranks.
   using LaunchAll = std::function<void(DeviceQueue& queue, const RankCall* calls, int ranks, CUstream stream)>;
-  void run(CallBinding& call, Inputs& inputs, const std::vector<RankBinding>& bindings,
+  void run(CallBinding& call, std::vector<Inputs>& inputs, const std::vector<RankBinding>& bindings,
            const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams, const LaunchAll& launch);
   void begin(DeviceQueue& queue, const CallBinding& call, RankCall* calls, const std::vector<RankBinding>& bindings,
              const std::vector<DeviceProgram>& programs, CUstream stream);
@@ -112,6 +126,15 @@ class CudaEngine final : public internal::Engine {
   void synchronize_devices();
   void tell_peers(uint32_t failed) noexcept;
 
+  // A placement whose tables weight gradients read, in a stream that calls do not wait for.
+  struct Reader {
+    Placement placement;
+    DeviceEvent over;
+    bool captured = false;  // into a graph, which may read them whenever it is replayed
+
+    bool is_over() const { return !captured && over.is_over(); }
+  };
+
   GroupOptions options_;
   RankDevices ranks_;
   std::shared_ptr<BlockCache> cache_;
@@ -126,6 +149,7 @@ class CudaEngine final : public internal::Engine {
   uint32_t next_buffer_ = 1;
   // Of local ranks, page-locked: copied there behind every call.
   std::unique_ptr<WaitReport[], std::function<void(WaitReport*)>> reports_;
+  std::list<Reader> readers_;
   SideStream side_;
   const uint32_t group_number_;  // of this process's
   uint32_t call_number_ = 0;

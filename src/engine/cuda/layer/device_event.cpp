@@ -18,4 +18,10 @@ void DeviceEvent::wait() const {
   check(driver().cuEventSynchronize(event_), "waiting for a device");
 }
 
+bool DeviceEvent::is_over() const {
+  const CUresult result = driver().cuEventQuery(event_);
+  if (result != CUDA_ERROR_NOT_READY) check(result, "waiting for a device");
+  return result == CUDA_SUCCESS;
+}
+
 }  // namespace uniep::cuda

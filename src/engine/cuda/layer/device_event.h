@@ -17,6 +17,7 @@ class DeviceEvent {
 
   void record(int device, CUstream stream);
   void wait() const;
+  bool is_over() const;
 
  private:
   CUevent event_ = nullptr;

@@ -74,12 +74,12 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     bindings[local].rank = first_local_rank() + static_cast<int>(local);
   }
-  Inputs inputs;
-  inputs.addresses.resize(static_cast<std::size_t>(options_.ranks));
+  std::vector<Inputs> inputs(1);
+  inputs.front().addresses.resize(static_cast<std::size_t>(options_.ranks));
   if (asked.part == ProgramPart::kDispatch) {
-    inputs = find_inputs(bindings, input_bytes(programs.front(), asked.shape));
+    inputs = find_inputs(bindings, programs.front(), asked.shape, *placement.state());
   }
-  reserve(symmetric_need(asked, *placement.state(), programs.front().layout, inputs.copied));
+  reserve(symmetric_need(asked, *placement.state(), programs.front().layout, copied_operands(inputs)));
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     bindings[local].row_table = tables.tables(local).rows;
     bindings[local].whole = tables.tables(local).whole;
@@ -117,7 +117,7 @@ void CudaEngine::dispatch(const internal::DispatchCall& call) {
   for (const DispatchArguments& arguments : call.arguments) {
     streams.push_back(stream_of(arguments.stream));
     RankBinding& binding = bindings.emplace_back();
-    binding.input = arguments.x;
+    binding.input[0] = arguments.x;
     binding.gathered[0] = arguments.rows;
     binding.row_probs = arguments.row_probs;
   }

@@ -23,19 +23,20 @@ CUdeviceptr pointer(const void* address) {
 
 // ---- Inputs
 
-CudaEngine::Inputs CudaEngine::find_inputs(const std::vector<RankBinding>& bindings, std::size_t bytes) const {
+CudaEngine::Inputs CudaEngine::find_input(const std::vector<RankBinding>& bindings, int operand,
+                                          std::size_t bytes) const {
   Inputs inputs;
   inputs.addresses.resize(static_cast<std::size_t>(options_.ranks));
   if (!in_processes()) {
     for (const RankBinding& own : bindings) {
-      inputs.addresses[static_cast<std::size_t>(own.rank)] = own.input;
+      inputs.addresses[static_cast<std::size_t>(own.rank)] = own.input[operand];
       for (const RankDevices::OfDevice& of : ranks_.by_device()) {
-        inputs.copied |= of.device != ranks_.device_of(own.rank) && !can_read(of.device, own.input);
+        inputs.copied |= of.device != ranks_.device_of(own.rank) && !can_read(of.device, own.input[operand]);
       }
     }
     return inputs;
   }
-  const BFloat16* const own = bindings.front().input;
+  const BFloat16* const own = bindings.front().input[operand];
   for (const std::weak_ptr<internal::SymmetricBlock>& buffer : buffers_) {
     const auto block = std::static_pointer_cast<SharedBlock>(buffer.lock());
     const std::ptrdiff_t offset = block != nullptr ? block->offset_of(own, bytes) : -1;
@@ -51,23 +52,45 @@ CudaEngine::Inputs CudaEngine::find_inputs(const std::vector<RankBinding>& bindi
   return inputs;
 }
 
-// Into symmetric memory, where every rank reaches them.
-void CudaEngine::copy_inputs(Inputs& inputs, const ProgramRequest& request, const std::vector<RankBinding>& bindings,
-                             const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams) {
-  if (capture_ != 0 && inputs.block != nullptr) kept_buffers_.push_back(inputs.block);
-  if (!inputs.copied || request.part == ProgramPart::kCombine) return;
-  const int first = first_local_rank();
-  for (int rank = 0; rank < options_.ranks; ++rank) {
-    inputs.addresses[static_cast<std::size_t>(rank)] = symmetric_.inputs(in_processes() ? first : rank, rank);
+std::vector<CudaEngine::Inputs> CudaEngine::find_inputs(const std::vector<RankBinding>& bindings,
+                                                        const DeviceProgram& program, const LayerShape& shape,
+                                                        const internal::PlacementState& placement) const {
+  std::vector<Inputs> inputs;
+  for (int operand = 0; operand < program.program.operands; ++operand) {
+    Inputs found = find_input(bindings, operand, input_bytes(program, shape));
+    found.copies_at = copied_operands(inputs) * most_tokens(placement) * shape.hidden;  // one behind the other
+    inputs.push_back(std::move(found));
   }
-  for (std::size_t local = 0; local < bindings.size(); ++local) {
-    const std::size_t bytes = input_bytes(programs[local], request.shape);
-    if (bytes == 0 || bindings[local].input == nullptr) continue;
-    const ScopedDevice scope(ranks_.devices()[local]);
-    const int rank = bindings[local].rank;
-    check(driver().cuMemcpyDtoDAsync(pointer(symmetric_.inputs(rank, rank)), pointer(bindings[local].input), bytes,
-                                     leader_of(rank, streams)),
-          "copying x to where peers reach it");
+  return inputs;
+}
+
+int CudaEngine::copied_operands(const std::vector<Inputs>& inputs) {
+  return static_cast<int>(std::count_if(inputs.begin(), inputs.end(), [](const Inputs& each) { return each.copied; }));
+}
+
+// Into symmetric memory, where every rank reaches them.
+void CudaEngine::copy_inputs(std::vector<Inputs>& inputs, const ProgramRequest& request,
+                             const std::vector<RankBinding>& bindings, const std::vector<DeviceProgram>& programs,
+                             const std::vector<CUstream>& streams) {
+  const int first = first_local_rank();
+  for (std::size_t operand = 0; operand < inputs.size(); ++operand) {
+    Inputs& of = inputs[operand];
+    if (capture_ != 0 && of.block != nullptr) kept_buffers_.push_back(of.block);
+    if (!of.copied || request.part == ProgramPart::kCombine) continue;
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+      of.addresses[static_cast<std::size_t>(rank)] =
+          symmetric_.inputs(in_processes() ? first : rank, rank) + of.copies_at;
+    }
+    for (std::size_t local = 0; local < bindings.size(); ++local) {
+      const std::size_t bytes = input_bytes(programs[local], request.shape);
+      const BFloat16* const own = bindings[local].input[operand];
+      if (bytes == 0 || own == nullptr) continue;
+      const ScopedDevice scope(ranks_.devices()[local]);
+      const int rank = bindings[local].rank;
+      check(driver().cuMemcpyDtoDAsync(pointer(symmetric_.inputs(rank, rank) + of.copies_at), pointer(own), bytes,
+                                       leader_of(rank, streams)),
+            "copying x to where peers reach it");
+    }
   }
 }
 

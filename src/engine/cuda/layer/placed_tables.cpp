@@ -104,6 +104,12 @@ int64_t row_table_bytes(const internal::PlacementState& placement) {
   return std::max(placement.capacity, most) * static_cast<int64_t>(sizeof(RowSource));
 }
 
+int64_t most_tokens(const internal::PlacementState& placement) {
+  int64_t tokens = 0;
+  for (const internal::RankPlacement& rank : placement.rank) tokens = std::max(tokens, rank.tokens);
+  return tokens;
+}
+
 std::size_t input_bytes(const DeviceProgram& program, const LayerShape& shape) {
   return static_cast<std::size_t>(program.program.tokens * shape.hidden) * sizeof(BFloat16);
 }

@@ -36,6 +36,9 @@ struct DeviceProgram {
 // Padded rows of any rank, in bytes of a row table.
 int64_t row_table_bytes(const internal::PlacementState& placement);
 
+// T of any rank, at most.
+int64_t most_tokens(const internal::PlacementState& placement);
+
 // Of a rank's x.
 std::size_t input_bytes(const DeviceProgram& program, const LayerShape& shape);
 

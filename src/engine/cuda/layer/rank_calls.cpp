@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "engine/cuda/device/gemm_config.h"
+#include "engine/cuda/layer_kernels.h"
 #include "engine/cuda/tensor_maps.h"
 #include "engine/workspace.h"
 #include "uniep/error.h"
@@ -14,23 +14,58 @@ int64_t local_experts(const CallBinding& call, const DeviceProgram& program) {
   return call.request.shape.experts / program.program.ranks;
 }
 
-// W1 [El, 2 I, H] or W2 [El, H, I], as one tensor or as El of them.
-std::vector<TensorMap> weight_maps(const BFloat16* whole, const BFloat16* const* experts, int64_t count, int64_t rows,
-                                   int64_t columns, int box_rows, const char* name) {
+// What the products of a call read: the weights of its first and second GEMM, [rows, columns] each.
+struct WeightSide {
+  const BFloat16* whole;
+  const BFloat16* const* experts;
+  int64_t rows, columns;
+  GemmStage stage;
+  const char* name;
+
+  int64_t maps(int64_t local_experts) const { return experts == nullptr ? 1 : local_experts; }
+};
+
+bool is_backward(const CallBinding& call) {
+  return call.request.direction == Direction::kBackward;
+}
+
+WeightSide w1_of(const CallBinding& call, const Weights& weights) {
+  const LayerShape& shape = call.request.shape;
+  return {weights.w1,
+          weights.w1_experts,
+          2 * shape.intermediate,
+          shape.hidden,
+          is_backward(call) ? GemmStage::kDgradFc1 : GemmStage::kFc1,
+          "w1"};
+}
+
+WeightSide w2_of(const CallBinding& call, const Weights& weights) {
+  const LayerShape& shape = call.request.shape;
+  return {weights.w2,
+          weights.w2_experts,
+          shape.hidden,
+          shape.intermediate,
+          is_backward(call) ? GemmStage::kDgradFc2 : GemmStage::kFc2,
+          "w2"};
+}
+
+// One tensor over the local experts, or as many as they are.
+std::vector<TensorMap> weight_maps(const CallBinding& call, const WeightSide& side, int64_t local_experts) {
   std::vector<TensorMap> maps;
-  if (whole == nullptr && experts == nullptr) return maps;
-  if (experts == nullptr) {
-    maps.push_back(encode_operand_map({whole, columns, rows, count}, box_rows, name));
+  if (side.whole == nullptr && side.experts == nullptr) return maps;
+  const bool first = (side.stage == GemmStage::kFc1) || (side.stage == GemmStage::kDgradFc2);
+  const LayerProducts products = !is_backward(call) ? LayerProducts::kForward
+                                 : first            ? LayerProducts::kFirstGradient
+                                                    : LayerProducts::kSecondGradient;
+  const int box_rows = b_box_rows(layer_gemm(products, {.tile_n = call.request.schedule.tile_of(side.stage).n}));
+  if (side.experts == nullptr) {
+    maps.push_back(encode_operand_map({side.whole, side.columns, side.rows, local_experts}, box_rows, side.name));
   } else {
-    for (int64_t expert = 0; expert < count; ++expert) {
-      maps.push_back(encode_operand_map({experts[expert], columns, rows, 1}, box_rows, name));
+    for (int64_t expert = 0; expert < local_experts; ++expert) {
+      maps.push_back(encode_operand_map({side.experts[expert], side.columns, side.rows, 1}, box_rows, side.name));
     }
   }
   return maps;
-}
-
-std::size_t map_count(const BFloat16* const* experts, int64_t count) {
-  return experts == nullptr ? 1 : static_cast<std::size_t>(count);
 }
 
 // Without rows no tile reads A.
@@ -43,7 +78,9 @@ void bind_peers(RankCall& rank_call, const CallBinding& call, const std::vector<
     rank_call.flags[peer] = call.symmetric.flags(own, peer);
     rank_call.slots[peer] = call.symmetric.slots(own, peer);
     rank_call.prob_slots[peer] = call.symmetric.prob_slots(own, peer);
-    rank_call.input[0][peer] = call.inputs[static_cast<std::size_t>(peer)];
+    for (int operand = 0; operand < rank_call.program.operands; ++operand) {
+      rank_call.input[operand][peer] = call.inputs[operand][static_cast<std::size_t>(peer)];
+    }
   }
   for (const RankBinding& peer : ranks) {
     for (int operand = 0; operand < kMaxOperands; ++operand) {
@@ -53,12 +90,23 @@ void bind_peers(RankCall& rank_call, const CallBinding& call, const std::vector<
   }
 }
 
+// Of backward: z, dz and a, in the boxes that dSwiGLU moves.
+std::vector<TensorMap> gradient_maps(const CallBinding& call, const RankBinding& own) {
+  constexpr int kWarpRows = kTileM / kMathWarps;
+  const int64_t width = call.request.shape.intermediate;
+  if (own.rows == 0) return std::vector<TensorMap>(kGradientMaps);
+  return {encode_transfer_map(own.z, own.rows, 2, width, kWarpRows, "z"),
+          encode_transfer_map(own.dz, own.rows, 2, width, kWarpRows, "dz"),
+          encode_transfer_map(own.activation, own.rows, 1, width, kWarpRows, "a")};
+}
+
 RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& ranks, const RankBinding& own,
                       const DeviceProgram& program) {
   const LayerShape& shape = call.request.shape;
   RankCall rank_call{};
   rank_call.first_a = row_map(own.gathered[0], own.rows, shape.hidden, "dispatched rows");
-  rank_call.second_a = row_map(own.activation, own.rows, shape.intermediate, "activations");
+  rank_call.second_a = own.dz != nullptr ? row_map(own.dz, own.rows, 2 * shape.intermediate, "dz")
+                                         : row_map(own.activation, own.rows, shape.intermediate, "activations");
   rank_call.program = program.program;
   rank_call.layout = program.layout;
   rank_call.hidden = shape.hidden;
@@ -98,7 +146,8 @@ std::size_t call_image_bytes(const CallBinding& call, const std::vector<RankBind
   std::size_t bytes = locals.size() * sizeof(RankCall);
   for (const std::size_t i : locals) {
     const Weights& weights = ranks[i].weights;
-    bytes += (map_count(weights.w1_experts, experts) + map_count(weights.w2_experts, experts)) * sizeof(TensorMap);
+    const int64_t maps = w1_of(call, weights).maps(experts) + w2_of(call, weights).maps(experts) + kGradientMaps;
+    bytes += static_cast<std::size_t>(maps) * sizeof(TensorMap);
   }
   return bytes;
 }
@@ -107,9 +156,6 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
                                   std::span<const std::size_t> locals, const std::vector<DeviceProgram>& programs,
                                   std::byte* memory) {
   static_assert(sizeof(RankCall) % alignof(TensorMap) == 0, "the maps that follow are aligned");
-  const LayerShape& shape = call.request.shape;
-  const int first_box = call.request.schedule.tile_of(GemmStage::kFc1).n / 2;
-  const int second_box = call.request.schedule.tile_of(GemmStage::kFc2).n / 2;
   std::vector<std::byte> image(locals.size() * sizeof(RankCall));
   const auto append = [&](const std::vector<TensorMap>& maps) {
     const std::size_t offset = image.size();
@@ -122,12 +168,14 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
     const int64_t experts = local_experts(call, programs[i]);
     const Weights& weights = ranks[i].weights;
     RankCall rank_call = rank_call_of(call, ranks, ranks[i], programs[i]);
-    rank_call.first_b = append(
-        weight_maps(weights.w1, weights.w1_experts, experts, 2 * shape.intermediate, shape.hidden, first_box, "w1"));
-    rank_call.second_b = append(
-        weight_maps(weights.w2, weights.w2_experts, experts, shape.hidden, shape.intermediate, second_box, "w2"));
-    rank_call.first_map_per_expert = weights.w1_experts != nullptr ? 1 : 0;
-    rank_call.second_map_per_expert = weights.w2_experts != nullptr ? 1 : 0;
+    const WeightSide w1 = w1_of(call, weights), w2 = w2_of(call, weights);
+    const WeightSide& first = is_backward(call) ? w2 : w1;
+    const WeightSide& second = is_backward(call) ? w1 : w2;
+    rank_call.first_b = append(weight_maps(call, first, experts));
+    rank_call.second_b = append(weight_maps(call, second, experts));
+    rank_call.first_map_per_expert = first.experts != nullptr ? 1 : 0;
+    rank_call.second_map_per_expert = second.experts != nullptr ? 1 : 0;
+    if (ranks[i].dz != nullptr) rank_call.gradient_maps = append(gradient_maps(call, ranks[i]));
     std::memcpy(image.data() + next++ * sizeof(RankCall), &rank_call, sizeof(RankCall));
   }
   return image;

@@ -12,11 +12,12 @@ namespace uniep::cuda {
 // What a call gives one of this process's ranks.
 struct RankBinding {
   int rank = 0;
-  int64_t rows = 0;                 // that its blocks have room for
-  const BFloat16* input = nullptr;  // the caller's
+  int64_t rows = 0;                          // that its blocks have room for
+  const BFloat16* input[kMaxOperands] = {};  // the caller's
   BFloat16* gathered[kMaxOperands] = {};
   BFloat16* z = nullptr;
   BFloat16* activation = nullptr;
+  BFloat16* dz = nullptr;  // of backward alone
   BFloat16* output_rows = nullptr;
   BFloat16* output = nullptr;
   float* row_probs = nullptr;    // written by a standalone dispatch
@@ -36,7 +37,7 @@ struct RankBinding {
 struct CallBinding {
   const ProgramRequest& request;
   const SymmetricRegion& symmetric;
-  std::vector<const BFloat16*> inputs;  // of every rank, as kernels of this process reach them
+  std::vector<const BFloat16*> inputs[kMaxOperands];  // of every rank, as kernels of this process reach them
   CallDescription description;
   double wait_seconds = 60, arrival_seconds = 600;
 };

@@ -81,7 +81,9 @@ UNIEP_DEVICE void run_scheduler(const GemmArguments& arguments, SharedStorage<kC
   const int32_t clusters = static_cast<int32_t>(gridDim.x) / kConfig.cluster;
   ExpertSearch<kConfig> search(arguments, n_blocks);
   TaskCursor cursor(shared.tasks);
-  for (int32_t index = static_cast<int32_t>(blockIdx.x) / kConfig.cluster; search.find(index); index += clusters) {
+  const bool runs = arguments.failed == nullptr || *arguments.failed == 0;
+  for (int32_t index = static_cast<int32_t>(blockIdx.x) / kConfig.cluster; runs && search.find(index);
+       index += clusters) {
     constexpr bool kIsWgrad = kConfig.layout == Layout::kWgrad;
     const int32_t m_rows = kIsWgrad ? arguments.m_extent : search.rows;
     const int32_t m_blocks = (m_rows + kTileM - 1) / kTileM;

@@ -1,0 +1,275 @@
+#include <algorithm>
+
+#include "engine/cuda/driver.h"
+#include "engine/cuda/grouped_launch.h"
+#include "engine/cuda/layer/cuda_engine.h"
+#include "engine/cuda/layer/layer_tiles.h"
+#include "engine/cuda/layer/stream_capture.h"
+#include "engine/cuda/profiler_range.h"
+#include "engine/workspace.h"
+
+// Backward: the two launches that reach peers, and the weight gradients, which run in kernels of their own, behind them
+// or later.
+namespace uniep::cuda {
+namespace {
+
+CUstream stream_of(Stream stream) {
+  return static_cast<CUstream>(stream.handle);
+}
+
+WeightGradientMode mode_of(WeightGradient gradient) {
+  switch (gradient) {
+    case WeightGradient::kBFloat16:
+      return WeightGradientMode::kBFloat16;
+    case WeightGradient::kFloat32:
+      return WeightGradientMode::kFloat32;
+    default:
+      return WeightGradientMode::kAccumulate;
+  }
+}
+
+GemmConfig kernel_of(const ProgramRequest& request, GemmStage stage) {
+  const TileShape tile = request.schedule.tile_of(stage);
+  GemmConfig config = default_config(Layout::kWgrad, epilogue_of(mode_of(request.numerics.weight_gradient)));
+  config.tile_n = tile.n;
+  config.cluster = tile.cluster;
+  config.stages = tile.stages;
+  require_legal(config);
+  return config;
+}
+
+MutableExpertMatrices matrices(void* whole, void* const* experts, int64_t count) {
+  if (experts == nullptr) return {whole, {}};
+  return {nullptr, std::vector<void*>(experts, experts + count)};
+}
+
+bool has_addresses(const WeightGradients& gradients, GemmStage stage) {
+  return (stage == GemmStage::kWgradFc1 ? gradients.dw1_experts : gradients.dw2_experts) != nullptr;
+}
+
+// What a weight gradient multiplies on one rank.
+WeightGradientProduct product_of(const ProgramRequest& request, const DeviceProgram& program, int64_t rows,
+                                 const internal::PendingRank& operands, const WeightGradients& gradients,
+                                 GemmStage stage) {
+  const RankProgram& p = program.program;
+  const int hidden = static_cast<int>(request.shape.hidden), width = static_cast<int>(request.shape.intermediate);
+  WeightGradientProduct product;
+  product.rows = {p.local_experts, rows, p.segment_start + p.first_expert, p.expert_rows + p.first_expert};
+  if (stage == GemmStage::kWgradFc2) {
+    product.a = operands.dyg;
+    product.b = operands.activation;
+    product.m = hidden;
+    product.n = width;
+    product.dw = matrices(gradients.dw2, gradients.dw2_experts, p.local_experts);
+  } else {
+    product.a = operands.dz;
+    product.b = operands.xg;
+    product.m = 2 * width;
+    product.n = hidden;
+    product.dw = matrices(gradients.dw1, gradients.dw1_experts, p.local_experts);
+  }
+  return product;
+}
+
+bool is_captured_on(int device, CUstream stream) {
+  const ScopedDevice scope(device);
+  return is_captured(stream);
+}
+
+// Beside what the CPU engine leaves: where its memory was last written, and the tables that its rows are in.
+struct CudaPending final : internal::PendingState {
+  std::vector<DeviceEvent> made;  // of local ranks
+  std::vector<DeviceProgram> programs;
+  std::vector<int64_t> rows;
+};
+
+}  // namespace
+
+void CudaEngine::prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address) {
+  GemmConfig config = kernel_of(request, stage);
+  config.outputs = addresses_of_launch(by_address ? static_cast<int>(request.shape.experts / options_.ranks) : 0);
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    const ScopedDevice scope(queue->device());
+    queue->kernels().get(gemm_request(config), shared_memory_bytes(config));
+  }
+}
+
+void CudaEngine::launch_weight_gradient(const ProgramRequest& request, const DeviceProgram& program, int64_t rows,
+                                        const internal::PendingRank& operands, const WeightGradients& gradients,
+                                        GemmStage stage, int sms, const uint32_t* failed, CUstream stream) {
+  const ScopedDevice scope(ranks_.device_of(program.program.rank));
+  WeightGradientProduct product = product_of(request, program, rows, operands, gradients, stage);
+  product.failed = failed;
+  const int raster = std::max(1, request.schedule.order.raster / 2);
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    if (queue->device() != ranks_.device_of(program.program.rank)) continue;
+    cuda::launch_weight_gradient(queue->kernels(), kernel_of(request, stage), product, raster, sms, stream);
+  }
+}
+
+std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::BackwardCall& call) {
+  const ProfilerRange range("backward");
+  const BesideCapture beside;
+  const auto queueing = DeviceOrder::lock();
+  throw_noticed_failures();
+  const ProgramRequest asked = request(call.config, call.schedule, Direction::kBackward, call.use);
+  internal::SavedState& saved = call.saved.state();
+  const internal::PlacementState& placement = *saved.placement.state();
+  PlacedTables& tables = tables_of(placement);
+  const bool later = call.use.weight_gradients == WeightGradientTime::kLater;
+  for (std::size_t local = 0; local < call.arguments.size(); ++local) {
+    const BackwardArguments& own = call.arguments[local];
+    const int rank = first_local_rank() + static_cast<int>(local);
+    require_aligned(own.dy, "dy", rank);
+    require_aligned(own.x, "x", rank);
+    require_aligned(own.dx, "dx", rank);
+  }
+  prepare(asked);
+  for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+    if (!asked.weight_gradients) break;
+    for (const bool by_address : {false, true}) {
+      const bool used = std::any_of(call.arguments.begin(), call.arguments.end(), [&](const BackwardArguments& own) {
+        return has_addresses(own.gradients, stage) == by_address;
+      });
+      if (used) prepare_weight_gradients(asked, stage, by_address);
+    }
+  }
+
+  std::vector<CUstream> streams;
+  for (const BackwardArguments& arguments : call.arguments) streams.push_back(stream_of(arguments.stream));
+  look_for_capture(streams);
+  std::shared_ptr<CudaPending> pending;
+  if (later) pending = std::make_shared<CudaPending>();
+  std::vector<internal::MemoryBlock> workspaces;
+  std::vector<internal::PendingRank> operands(streams.size());
+  for (std::size_t local = 0; local < streams.size(); ++local) {
+    const int rank = first_local_rank() + static_cast<int>(local);
+    const MemoryNeed need = internal::block_sizes(
+        internal::memory_request(call.config.shape, call.schedule, placement, rank, call.use), Direction::kBackward);
+    const Stream stream = call.arguments[local].stream;
+    workspaces.emplace_back(options_.allocator, need.workspace_bytes, rank, stream);
+    operands[local].memory = internal::MemoryBlock(options_.allocator, need.pending_bytes, rank, stream);
+  }
+  begin_queueing(streams);
+  const std::vector<RankTarget> rank_targets = targets(streams);
+  const std::vector<DeviceProgram>& programs = tables.programs(asked, saved.placement.state(), rank_targets);
+  std::vector<RankBinding> bindings(call.arguments.size());
+  for (std::size_t local = 0; local < bindings.size(); ++local) {
+    bindings[local].rank = first_local_rank() + static_cast<int>(local);
+    bindings[local].input[0] = call.arguments[local].dy;
+    bindings[local].input[1] = call.arguments[local].x;
+  }
+  std::vector<Inputs> inputs = find_inputs(bindings, programs.front(), call.config.shape, placement);
+  reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)));
+  if (call.use.last_use) saved.used_up = true;
+
+  for (std::size_t local = 0; local < bindings.size(); ++local) {
+    const BackwardArguments& arguments = call.arguments[local];
+    RankBinding& binding = bindings[local];
+    const internal::MemoryRequest memory =
+        internal::memory_request(call.config.shape, call.schedule, placement, binding.rank, call.use);
+    internal::MemoryBlock& left = operands[local].memory;
+    poison(workspaces[local].data(), workspaces[local].size(), ranks_.devices()[local], rank_targets[local].stream);
+    poison(left.data(), left.size(), ranks_.devices()[local], rank_targets[local].stream);
+    internal::Carver carver(workspaces[local].data()), left_carver(left.data());
+    const internal::WorkspacePieces work = internal::carve_backward(carver, left_carver, memory, saved.ranks[local]);
+    operands[local].dyg = work.gathered[0];
+    operands[local].activation = work.activation;
+    operands[local].dz = work.dz;
+    operands[local].xg = work.gathered[1];
+
+    binding.rows = memory.rows;
+    binding.gathered[0] = work.gathered[0];
+    binding.gathered[1] = work.gathered[1];
+    binding.z = saved.ranks[local].z;
+    binding.activation = work.activation;
+    binding.dz = work.dz;
+    binding.prob_chunks = work.prob_chunks;
+    binding.prob_chunk_count = static_cast<int32_t>(divide_up(call.config.shape.intermediate, kProbChunkColumns));
+    binding.output_rows = work.output_rows;
+    binding.output = arguments.dx;
+    binding.dprobs = arguments.dprobs;
+    binding.weights = arguments.weights;
+    binding.row_table = tables.tables(local).rows;
+    binding.whole = tables.tables(local).whole;
+    bind_group_memory(binding, local, programs[local], call.options.events != nullptr, rank_targets[local].stream);
+  }
+  CallBinding binding = bind_call(asked, CallKind::kBackward, inputs);
+  run(binding, inputs, bindings, programs, streams,
+      [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
+        const RankProgram& program = programs.front().program;
+        for (int launch = 0; launch < program.launches; ++launch) {
+          const LaunchStages& stages = program.stages[launch];
+          if (!is_weight_gradients_alone(stages)) {
+            queue.launch(launch_config(asked.schedule, asked.numerics, asked.direction, stages),
+                         {calls, launch, program.workers}, absent_ranks_, stream);
+            continue;
+          }
+          for (const int rank : queue.ranks()) {
+            const auto local = static_cast<std::size_t>(rank - first_local_rank());
+            for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+              if (!(stage == GemmStage::kWgradFc2 ? stages.wgrad_fc2 : stages.wgrad_fc1)) continue;
+              launch_weight_gradient(asked, programs[local], bindings[local].rows, operands[local],
+                                     call.arguments[local].gradients, stage, program.workers,
+                                     &symmetric_.signals().report(rank)->failed, stream);
+            }
+          }
+        }
+      });
+  if (call.options.events != nullptr) read_events(*call.options.events, programs);
+  if (!later) return nullptr;
+
+  const bool in_saved = call.schedule.save_xg == SaveXg::kKeep || call.use.last_use;
+  pending->config = call.config;
+  pending->schedule = call.schedule;
+  pending->placement = saved.placement;
+  pending->first_rank = first_local_rank();
+  if (in_saved) pending->saved = saved.shared_from_this();
+  pending->programs = programs;
+  pending->made = std::vector<DeviceEvent>(operands.size());
+  for (std::size_t local = 0; local < operands.size(); ++local) {
+    pending->rows.push_back(bindings[local].rows);
+    pending->made[local].record(ranks_.devices()[local], streams[local]);
+  }
+  pending->ranks = std::move(operands);
+  return pending;
+}
+
+void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
+  const ProfilerRange range("weight gradients");
+  const BesideCapture beside;
+  throw_noticed_failures();
+  auto& work = static_cast<CudaPending&>(call.work);
+  const ProgramRequest asked = request(work.config, work.schedule, Direction::kBackward);
+  for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+    if (!(stage == GemmStage::kWgradFc2 ? call.dw2 : call.dw1)) continue;
+    for (const WeightGradientArguments& arguments : call.arguments) {
+      prepare_weight_gradients(asked, stage, has_addresses(arguments.gradients, stage));
+    }
+  }
+  std::erase_if(readers_, [](const Reader& reader) { return reader.is_over(); });
+  work.dw1_done |= call.dw1;
+  work.dw2_done |= call.dw2;
+  for (std::size_t local = 0; local < work.ranks.size(); ++local) {
+    const WeightGradientArguments& arguments = call.arguments[local];
+    CUstream stream = stream_of(arguments.stream);
+    {
+      const ScopedDevice scope(ranks_.devices()[local]);
+      if (work.made[local]) check(driver().cuStreamWaitEvent(stream, work.made[local].get(), 0), "cuStreamWaitEvent");
+    }
+    const int sms = arguments.sms == 0 ? options_.workers : arguments.sms;
+    for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+      if (!(stage == GemmStage::kWgradFc2 ? call.dw2 : call.dw1)) continue;
+      launch_weight_gradient(asked, work.programs[local], work.rows[local], work.ranks[local], arguments.gradients,
+                             stage, sms, nullptr, stream);
+    }
+    Reader& reader = readers_.emplace_back();
+    reader.placement = work.placement;
+    reader.captured = is_captured_on(ranks_.devices()[local], stream);
+    if (!reader.captured) reader.over.record(ranks_.devices()[local], stream);
+    work.ranks[local].memory.release_on(arguments.stream);
+    if (work.saved != nullptr) work.saved->ranks[local].memory.release_on(arguments.stream);
+  }
+}
+
+}  // namespace uniep::cuda
