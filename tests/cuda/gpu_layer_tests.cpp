@@ -255,7 +255,7 @@ class LayerTests {
       const ScopedDevice scope(0);
       expected = naive_layer(kernels_, layer.config, data);
     }
-    cli::LayerRunner runner(group, layer.config, data, layer_case.capacity);
+    cli::LayerRunner runner(group, layer.config, data, {.capacity = layer_case.capacity});
     std::string text;
     for (int turn = 0; turn < options_.repeat; ++turn) {
       runner.forward(layer_case.schedule);
