@@ -61,7 +61,7 @@ float start_main_grad(uint64_t index);
 
 // How a batch is handed to the engine. None of it changes a result, but for where main_grad starts.
 struct RunnerOptions {
-  Capacity capacity;
+  Capacity capacity = {};
   bool by_address = false;                               // weights and gradients: a tensor an expert
   float (*main_grad)(uint64_t index) = start_main_grad;  // what gradients in fp32 hold before backward()
 };
