@@ -489,12 +489,6 @@ Options read_options(int argc, char** argv) {
   return options;
 }
 
-std::string kernel_folder() {
-  const std::string path = __FILE__;
-  const char* const folder = std::getenv("UNIEP_TEST_KERNELS");
-  return folder != nullptr ? folder : path.substr(0, path.rfind('/'));
-}
-
 // Says so once where the engine has no backward pass, and leaves it out.
 void look_for_backward(Options& options) {
   if (!options.of_cases.backward) return;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <fstream>
@@ -78,6 +79,13 @@ inline std::string read_text(const std::string& path) {
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
+}
+
+// Where the sources of the tests' kernels lie: UNIEP_TEST_KERNELS, or this folder.
+inline std::string kernel_folder() {
+  const std::string path = __FILE__;
+  const char* const given = std::getenv("UNIEP_TEST_KERNELS");
+  return given != nullptr ? given : path.substr(0, path.rfind('/'));
 }
 
 // Kernels out of a file beside the tests, or out of the embedded sources.
