@@ -53,7 +53,7 @@ TEST(BenchCommand, BadUsageIsRefusedWithTheArgumentsName) {
 
 TEST(BenchCommand, AMissingGpuIsAFailureInOneLine) {
   expect_failure(join(kSmall, {"--devices", "1023"}), 1, {"--devices"});
-  for (const char* const operation : {"layer", "dispatch", "combine"}) {
+  for (const char* const operation : {"layer", "backward", "step", "dispatch", "combine"}) {
     Arguments arguments = join(kSmall, {"--devices", "1023"});
     arguments[2] = operation;
     expect_failure(arguments, 1, {"--devices"});
@@ -64,7 +64,7 @@ TEST(BenchCommand, AMissingGpuIsAFailureInOneLine) {
 // Started here or by torchrun, the ranks are checked before anything runs.
 TEST(BenchCommand, ProcessesAreChecked) {
   Arguments arguments = join(kSmall, {"--launch", "processes"});
-  for (const char* const operation : {"layer", "dispatch", "combine"}) {
+  for (const char* const operation : {"layer", "backward", "step", "dispatch", "combine"}) {
     const ScopedRankVariables none(Variables{});
     arguments[2] = operation;
     expect_failure(arguments, 2, {"--launch", "torchrun"});
@@ -75,16 +75,33 @@ TEST(BenchCommand, ProcessesAreChecked) {
 
 TEST(BenchCommand, EveryOperationSaysHowItWasLaunched) {
   if (!has_gpu()) GTEST_SKIP() << "no Hopper GPU";
-  for (const char* const operation : {"layer", "dispatch", "combine"}) {
+  for (const char* const operation : {"layer", "backward", "step", "dispatch", "combine"}) {
     Arguments arguments = join(kSmall, {"--json", "-"});
     arguments[2] = operation;
     const CommandResult result = run_command(arguments);
+    if (result.err.find("the backward pass is not built") != std::string::npos) continue;
     ASSERT_EQ(result.status, 0) << result.err;
     EXPECT_EQ(result.json()["launch"], "threads");
     for (const auto& entry : result.json()["results"]) EXPECT_GT(entry["ms"]["median"].get<double>(), 0.0) << entry;
     if (arguments[2] == "layer") {
       EXPECT_EQ(result.json()["results"].size(), 10u);
     }
+  }
+}
+
+TEST(BenchCommand, ReportsMemoryAndBothWaysOfTheLinks) {
+  if (!has_gpu()) GTEST_SKIP() << "no Hopper GPU";
+  for (const char* const mode : {"bf16", "fp32", "accumulate"}) {
+    Arguments arguments = join(kSmall, {"--json", "-", "--wgrad", mode});
+    arguments[2] = "step";
+    const CommandResult result = run_command(arguments);
+    if (result.err.find("the backward pass is not built") != std::string::npos) GTEST_SKIP() << result.err;
+    ASSERT_EQ(result.status, 0) << result.err;
+    const nlohmann::json json = result.json();
+    EXPECT_GT(json["memory"]["forward"]["saved_bytes"].get<int64_t>(), 0);
+    EXPECT_GT(json["memory"]["backward"]["workspace_bytes"].get<int64_t>(), 0);
+    EXPECT_GT(json["ratios"]["layer / products"].get<double>(), 0.0);
+    EXPECT_GT(json["ratios"]["sequential / layer"].get<double>(), 0.0);
   }
 }
 

@@ -224,6 +224,53 @@ TEST(Run, OutHoldsTheTensorsOfTheChecksums) {
   }
 }
 
+TEST(Run, BackwardOnAGpuPassesTheCheckAndIsTheSameOnVirtualRanks) {
+  if (run_command({"info", "--json", "-"}).json()["engines"]["cuda"]["available"] != true) {
+    GTEST_SKIP() << "no Hopper GPU";
+  }
+  for (const char* mode : {"bf16", "fp32", "main_grad"}) {
+    Json first;
+    for (const auto& [ranks, schedule] :
+         {std::pair("1", "fusion=none"), {"2", "fusion=pairs"}, {"4", "fusion=pairs,save.xg=redispatch"}}) {
+      const TemporaryFolder folder;
+      const CommandResult result = run_command({"run",
+                                                "--engine",
+                                                "cuda",
+                                                "--hidden",
+                                                "136",
+                                                "--intermediate",
+                                                "200",
+                                                "--experts",
+                                                "8",
+                                                "--topk",
+                                                "3",
+                                                "--ranks",
+                                                ranks,
+                                                "--tokens",
+                                                std::to_string(240 / std::stoi(ranks)),
+                                                "--routing",
+                                                "zipf:0.7",
+                                                "--backward",
+                                                "--wgrad",
+                                                mode,
+                                                "--check",
+                                                "--schedule",
+                                                std::string(schedule) + ",dispatch.transport=pull",
+                                                "--trace",
+                                                (folder / "trace.json").string(),
+                                                "--json",
+                                                "-"});
+      if (result.err.find("the backward pass is not built") != std::string::npos) GTEST_SKIP() << result.err;
+      ASSERT_EQ(result.status, 0) << result.err;
+      const Json json = result.json();
+      if (first.is_null()) first = json;
+      EXPECT_EQ(json["checksum"], first["checksum"]) << ranks << " ranks, " << mode;
+      EXPECT_EQ(keys_of(json["checksum"]), (std::set<std::string>{"y", "z", "dx", "dprobs", "dw1", "dw2"}));
+      EXPECT_NE(io::read_text_file((folder / "trace.json").string()).find("wgrad"), std::string::npos);
+    }
+  }
+}
+
 // What the synthetic generators give, handed in through files instead, must give the same run.
 TEST(Run, FilesGiveTheSameAsSyntheticData) {
   const TemporaryFolder folder;

@@ -186,6 +186,17 @@ TEST(CpuEngine, ThousandsOfCallsAndTheEndOfTheEpochs) {
   }
 }
 
+TEST(CpuEngine, WeightsAndGradientsByAddress) {
+  for (const uint64_t seed : {61, 62, 63, 64}) {
+    const RandomLayer layer = random_layer(seed);
+    Group group(cpu_options(layer.ranks, 2));
+    cli::LayerRunner runner(group, layer.config, layer.data, {.by_address = true});
+    runner.forward(schedule_for(group, layer.config, Direction::kForward, "auto"));
+    runner.backward(schedule_for(group, layer.config, Direction::kBackward, "auto"));
+    EXPECT_EQ(difference(runner.result(), run_sequential(layer)), "") << layer.description;
+  }
+}
+
 TEST(CpuEngine, SeveralForwardsMayBeOutstanding) {
   const RandomLayer a = random_layer(51, {.ranks = {2}, .fewest_tokens = 8});
   const RandomLayer b = random_layer(52, {.ranks = {2}, .fewest_tokens = 8});
@@ -298,7 +309,8 @@ TEST(CpuEngine, CapacityFixesTheMemoryWhateverTheRouting) {
   other.data.ids.assign(other.data.ids.size(), -1);
   Group group(cpu_options(2, 2));
   const Capacity capacity{4096};
-  cli::LayerRunner runner(group, layer.config, layer.data, capacity), idle(group, other.config, other.data, capacity);
+  cli::LayerRunner runner(group, layer.config, layer.data, {.capacity = capacity}),
+      idle(group, other.config, other.data, {.capacity = capacity});
   const Schedule schedule = schedule_for(group, layer.config, Direction::kForward, "auto");
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
     const auto need = memory_need(group, layer.config, schedule, direction, runner.placement());

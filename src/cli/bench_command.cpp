@@ -29,8 +29,8 @@ struct BenchOptions {
 };
 
 const std::vector<BenchOperation>& bench_operations() {
-  static const std::vector<BenchOperation> kOperations = {gemm_operation(), layer_operation(), dispatch_operation(),
-                                                          combine_operation()};
+  static const std::vector<BenchOperation> kOperations = {gemm_operation(), layer_operation(),    backward_operation(),
+                                                          step_operation(), dispatch_operation(), combine_operation()};
   return kOperations;
 }
 
@@ -95,7 +95,7 @@ int run_bench(BenchOptions given) {
   request.launch = given.launch.launch;
   request.traced = !given.trace.empty();
   if (request.traced && !operation.has_timeline) {
-    refuse_value("--trace", given.trace, "for --op layer only; " + given.operation + " has no timeline");
+    refuse_value("--trace", given.trace, "for --op layer, backward and step; " + given.operation + " has no timeline");
   }
   if (request.launch == Launch::kThreads && request.devices.empty()) request.devices = {0};
   check_request(operation, request);
@@ -107,8 +107,7 @@ int run_bench(BenchOptions given) {
   const BenchReport report = operation.run(options.request);
   if (!reports) return 0;
   if (!options.trace.empty()) {
-    const TracedCall call{"forward", report.timeline};
-    trace_file.write(trace_json("uniep bench --op " + options.operation + ", " + report.device, {&call, 1}));
+    trace_file.write(trace_json("uniep bench --op " + options.operation + ", " + report.device, report.timeline));
   }
   write_report(options, report, json_file);
   return 0;

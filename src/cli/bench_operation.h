@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/layer_options.h"
+#include "cli/trace_file.h"
 
 namespace uniep::cli {
 
@@ -29,8 +30,10 @@ struct BenchRequest {
 struct BenchResult {
   std::string name;
   std::vector<double> milliseconds;
-  double flops = 0.0;          // of one GPU
-  double bytes = 0.0;          // that one GPU sends or receives, the larger; 0: nothing
+  double flops = 0.0;  // of one GPU
+  double bytes = 0.0;  // that one GPU sends or receives, the larger; 0: nothing
+  double sent = 0.0;   // of these both, where they are told apart
+  double received = 0.0;
   double first_call_ms = 0.0;  // on the host: compiling or loading kernels, and running once; 0: not measured
 };
 
@@ -39,8 +42,9 @@ struct BenchReport {
   std::vector<int64_t> rows_per_rank;                 // routed rows
   std::vector<std::vector<int32_t>> rows_per_expert;  // the same of each GPU's experts, if it matters
   std::vector<BenchResult> results;
-  std::vector<std::pair<std::string, double>> ratios;  // of results, by name
-  std::vector<TileEvent> timeline;
+  std::vector<std::pair<std::string, double>> ratios;      // of results, by name
+  std::vector<std::pair<std::string, MemoryNeed>> memory;  // by direction: the most that a local rank needs
+  std::vector<TracedCall> timeline;
 };
 
 // An operation of `uniep bench --op`. Each is one file.
@@ -55,6 +59,8 @@ struct BenchOperation {
 
 BenchOperation gemm_operation();
 BenchOperation layer_operation();
+BenchOperation backward_operation();
+BenchOperation step_operation();
 BenchOperation dispatch_operation();
 BenchOperation combine_operation();
 

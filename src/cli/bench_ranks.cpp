@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cli/run_report.h"
+
 namespace uniep::cli {
 namespace {
 
@@ -24,6 +26,44 @@ std::vector<int> measured_devices(const BenchRequest& request, const Group& grou
 }
 
 }  // namespace
+
+BenchResult named(const char* name, double flops, const LinkBytes& bytes) {
+  BenchResult result;
+  result.name = name;
+  result.flops = flops;
+  result.bytes = bytes.most();
+  result.sent = bytes.sent;
+  result.received = bytes.received;
+  return result;
+}
+
+Schedule sequential_schedule(const Schedule& schedule) {
+  Schedule sequential = schedule;
+  sequential.fusion = Fusion::kNone;
+  sequential.order.interleave = Interleave::kPhased;
+  sequential.combine.column_chunks = 1;
+  sequential.wgrad = WgradOrder::kAfter;
+  return sequential;
+}
+
+void add_ratios(BenchReport& report, const char* products, const LinkBytes& bytes) {
+  // Of a GPU and direction: what a probe's stores by all SMs reached on 8 H200.
+  constexpr double kLinkBytesPerMillisecond = 347e6;
+  const auto find = [&](const char* name) {
+    for (const BenchResult& result : report.results) {
+      if (result.name == name) return median(result.milliseconds);
+    }
+    return 0.0;
+  };
+  const double layer = find("layer"), alone = find(products), sequential = find("sequential");
+  if (layer == 0.0) return;
+  if (alone > 0.0) {
+    report.ratios.emplace_back(std::string("layer / ") + products, layer / alone);
+    report.ratios.emplace_back(std::string("limit / layer (max of ") + products + ", bytes at 347 GB/s)",
+                               std::max(alone, bytes.most() / kLinkBytesPerMillisecond) / layer);
+  }
+  if (sequential > 0.0) report.ratios.emplace_back("sequential / layer", sequential / layer);
+}
 
 BenchRanks::BenchRanks(const BenchRequest& request)
     : request_(request),
@@ -63,6 +103,46 @@ std::vector<int64_t> BenchRanks::rows_per_rank() const {
   std::vector<int64_t> rows;
   for (int rank = 0; rank < group_.ranks(); ++rank) rows.push_back(on_host_.rows(rank));
   return rows;
+}
+
+double BenchRanks::forward_flops() const {
+  const std::vector<int64_t> rows = rows_per_rank();
+  const LayerShape& shape = request_.layer.shape;
+  return 6.0 * static_cast<double>(*std::max_element(rows.begin(), rows.end())) *
+         static_cast<double>(shape.hidden * shape.intermediate);
+}
+
+LinkBytes BenchRanks::link_bytes(const Schedule& schedule, const Numerics& numerics, Direction direction) const {
+  const BytesMoved moved = bytes_moved(on_host_, schedule, numerics);
+  // In backward dy travels as x did, and x does again where it was not kept.
+  const bool again = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch;
+  const double times = again ? 2.0 : 1.0;
+  const std::vector<Traffic> there = traffic(moved.dispatch), back = traffic(moved.combine);
+  LinkBytes busiest;
+  for (std::size_t gpu = 0; gpu < there.size(); ++gpu) {
+    const LinkBytes own{times * there[gpu].sent_to_others + back[gpu].sent_to_others,
+                        times * there[gpu].from_others + back[gpu].from_others};
+    if (own.most() > busiest.most()) busiest = own;
+  }
+  return busiest;
+}
+
+MemoryNeed BenchRanks::memory(const LayerConfig& config, const Schedule& schedule, Direction direction,
+                              const Placement& placement) const {
+  MemoryNeed most;
+  for (const MemoryNeed& need : memory_need(group_, config, schedule, direction, placement)) {
+    most.saved_bytes = std::max(most.saved_bytes, need.saved_bytes);
+    most.workspace_bytes = std::max(most.workspace_bytes, need.workspace_bytes);
+    most.symmetric_bytes = std::max(most.symmetric_bytes, need.symmetric_bytes);
+  }
+  return most;
+}
+
+BenchReport BenchRanks::empty_report() const {
+  BenchReport report;
+  report.device = gpus_.name();
+  report.rows_per_rank = rows_per_rank();
+  return report;
 }
 
 std::vector<BenchRanks::Traffic> BenchRanks::traffic(const ByteMatrix& bytes) const {

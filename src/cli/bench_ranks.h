@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "cli/bench_gpus.h"
@@ -7,6 +8,26 @@
 #include "cli/bytes_moved.h"
 
 namespace uniep::cli {
+
+// What a call sends over the links of a GPU and receives: of the GPU whose busier direction has most.
+struct LinkBytes {
+  double sent = 0.0;
+  double received = 0.0;
+
+  double most() const { return std::max(sent, received); }
+  LinkBytes& operator+=(const LinkBytes& other) {
+    sent += other.sent;
+    received += other.received;
+    return *this;
+  }
+};
+
+// A result to be measured.
+BenchResult named(const char* name, double flops, const LinkBytes& bytes);
+// One launch a stage.
+Schedule sequential_schedule(const Schedule& schedule);
+// Of the results "layer", "sequential" and the one of its products alone, those that were measured.
+void add_ratios(BenchReport& report, const char* products, const LinkBytes& bytes);
 
 // The ranks of a measurement whose work is a Group's: this process's with their routing on their GPUs, and what the
 // host knows of all of them.
@@ -30,6 +51,14 @@ class BenchRanks {
   int64_t most_padded_rows() const;
   int64_t most_tokens() const;
   std::vector<int64_t> rows_per_rank() const;
+
+  // Of the rank with most rows.
+  double forward_flops() const;
+  // What a pass brings to a GPU and takes from it; what virtual ranks of one GPU send each other stays there.
+  LinkBytes link_bytes(const Schedule& schedule, const Numerics& numerics, Direction direction) const;
+  MemoryNeed memory(const LayerConfig& config, const Schedule& schedule, Direction direction,
+                    const Placement& placement) const;
+  BenchReport empty_report() const;  // device and rows
 
   // What an exchange of so many bytes between ranks brings to a GPU and takes from it.
   struct Traffic {

@@ -16,8 +16,12 @@ double tflops(const BenchResult& result) {
   return result.flops / (median(result.milliseconds) * 1e9);
 }
 
-double gigabytes_per_second(const BenchResult& result) {
-  return result.bytes / (median(result.milliseconds) * 1e6);
+double gigabytes_per_second(const BenchResult& result, double bytes) {
+  return bytes / (median(result.milliseconds) * 1e6);
+}
+
+double megabytes(std::size_t bytes) {
+  return static_cast<double>(bytes) / 1e6;
 }
 
 // What does not apply is left blank.
@@ -57,11 +61,20 @@ Json to_json(const BenchRequest& request, const std::string& operation, const Be
     entry["name"] = result.name;
     entry["ms"] = {{"median", median(result.milliseconds)}, {"all", result.milliseconds}};
     if (result.flops > 0.0) entry["tflops"] = tflops(result);
-    if (result.bytes > 0.0) entry["gb_per_s"] = gigabytes_per_second(result);
+    if (result.bytes > 0.0) entry["gb_per_s"] = gigabytes_per_second(result, result.bytes);
+    if (result.sent + result.received > 0.0) {
+      entry["gb_per_s_each_way"] = {{"sent", gigabytes_per_second(result, result.sent)},
+                                    {"received", gigabytes_per_second(result, result.received)}};
+    }
     if (result.first_call_ms > 0.0) entry["first_call_ms"] = result.first_call_ms;
     json["results"].push_back(entry);
   }
   for (const auto& [name, value] : report.ratios) json["ratios"][name] = value;
+  for (const auto& [direction, need] : report.memory) {
+    json["memory"][direction] = {{"saved_bytes", need.saved_bytes},
+                                 {"workspace_bytes", need.workspace_bytes},
+                                 {"symmetric_bytes", need.symmetric_bytes}};
+  }
   return json;
 }
 
@@ -76,10 +89,14 @@ std::string to_table(const BenchRequest& request, const std::string& operation, 
   for (const BenchResult& result : report.results) {
     const auto [least, most] = std::minmax_element(result.milliseconds.begin(), result.milliseconds.end());
     text += fmt::format("{:<40}{:>11.4f}{:>11.4f}{:>11.4f}{:>9}{:>8}{:>15}\n", result.name, median(result.milliseconds),
-                        *least, *most, cell(tflops(result), 0), cell(gigabytes_per_second(result), 1),
+                        *least, *most, cell(tflops(result), 0), cell(gigabytes_per_second(result, result.bytes), 1),
                         cell(result.first_call_ms, 1));
   }
   for (const auto& [name, value] : report.ratios) text += fmt::format("{:<48}{:>8.3f}\n", name, value);
+  for (const auto& [direction, need] : report.memory) {
+    text += fmt::format("{} of a rank, MB: saved {:.0f}, workspace {:.0f}, symmetric {:.0f}\n", direction,
+                        megabytes(need.saved_bytes), megabytes(need.workspace_bytes), megabytes(need.symmetric_bytes));
+  }
   return text;
 }
 

@@ -25,7 +25,10 @@ constexpr int kMostDevices = 1024;
 constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
 
 const std::vector<std::pair<std::string, WeightGradient>> kWeightGradients = {
-    {"bf16", WeightGradient::kBFloat16}, {"fp32", WeightGradient::kFloat32}, {"main_grad", WeightGradient::kMainGrad}};
+    {"bf16", WeightGradient::kBFloat16},
+    {"fp32", WeightGradient::kFloat32},
+    {"main_grad", WeightGradient::kMainGrad},
+    {"accumulate", WeightGradient::kMainGrad}};
 
 bool is_file(const std::string& path) {
   std::error_code ignored;

@@ -11,6 +11,7 @@ namespace uniep::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));
 
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -38,16 +39,33 @@ float start_main_grad(uint64_t index) {
   return static_cast<float>(static_cast<int64_t>(index * 2654435761u % 2048) - 1024) / 1024;
 }
 
-LayerRunner::LayerRunner(Group& group, const LayerConfig& config, const LayerData& data, Capacity capacity)
-    : group_(group), config_(config), data_(data), capacity_(capacity) {
+LayerRunner::LayerRunner(Group& group, const LayerConfig& config, const LayerData& data, const RunnerOptions& options)
+    : group_(group),
+      config_(config),
+      data_(data),
+      options_(options),
+      addresses_(static_cast<std::size_t>(group.local_ranks())) {
   if (group_.engine() == EngineKind::kCuda) copy_to_devices();
   place();
 }
 
+// `values` null: memory alone.
+LayerRunner::ExpertArrays LayerRunner::split(int device, const void* values, int64_t bytes) const {
+  const int64_t parts = options_.by_address ? local_experts() : 1, part = bytes / parts;
+  ExpertArrays arrays;
+  for (int64_t i = 0; i < parts; ++i) {
+    if (values == nullptr) {
+      arrays.emplace_back(device, part);
+    } else {
+      arrays.emplace_back(device, static_cast<const char*>(values) + i * part, part);
+    }
+  }
+  return arrays;
+}
+
 void LayerRunner::copy_to_devices() {
   const LayerShape& shape = config_.shape;
-  const int64_t weights = local_experts() * shape.intermediate * shape.hidden;
-  constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));
+  const int64_t weights = local_experts() * expert_elements();
   const auto [first, count] = local_ranks();
   std::vector<int> devices;
   for (int rank = first; rank < first + count; ++rank) {
@@ -58,8 +76,8 @@ void LayerRunner::copy_to_devices() {
     own.ids = {device, data_.ids.data() + slot, slots * 4};
     own.probs = {device, data_.probs.data() + slot, slots * 4};
     own.x = {device, data_.x_of(rank), tokens * row_bytes};
-    own.w1 = {device, data_.w1_of(rank), 2 * weights * kElement};
-    own.w2 = {device, data_.w2_of(rank), weights * kElement};
+    own.w1 = split(device, data_.w1_of(rank), 2 * weights * kElement);
+    own.w2 = split(device, data_.w2_of(rank), weights * kElement);
     own.y = {device, tokens * row_bytes};
     device_ranks_.push_back(std::move(own));
     devices.push_back(device);
@@ -78,24 +96,44 @@ void LayerRunner::place() {
         on_devices() ? static_cast<const float*>(device_ranks_[local].probs.data()) : data_.probs.data() + first;
     routings.push_back({data_.tokens[rank], ids, IndexType::kInt32, probs, {}});
   }
-  placement_ = uniep::place(group_, config_.shape, routings, capacity_);
+  placement_ = uniep::place(group_, config_.shape, routings, options_.capacity);
+}
+
+Weights LayerRunner::weights(int local) {
+  const int rank = local_ranks().first + local;
+  RankAddresses& experts = addresses_[local];
+  experts.w1.clear();
+  experts.w2.clear();
+  Weights weights;
+  if (!on_devices()) {
+    for (int64_t expert = 0; expert < local_experts(); ++expert) {
+      experts.w1.push_back(data_.w1_of(rank) + 2 * expert * expert_elements());
+      experts.w2.push_back(data_.w2_of(rank) + expert * expert_elements());
+    }
+  } else {
+    for (const auto& array : device_ranks_[local].w1) experts.w1.push_back(static_cast<const BFloat16*>(array.data()));
+    for (const auto& array : device_ranks_[local].w2) experts.w2.push_back(static_cast<const BFloat16*>(array.data()));
+  }
+  if (options_.by_address) {
+    weights.w1_experts = experts.w1.data();
+    weights.w2_experts = experts.w2.data();
+  } else {
+    weights.w1 = experts.w1.front();
+    weights.w2 = experts.w2.front();
+  }
+  return weights;
 }
 
 std::vector<ForwardArguments> LayerRunner::forward_arguments() {
   const auto [first, count] = local_ranks();
   std::vector<ForwardArguments> arguments(count);
   for (int local = 0; local < count; ++local) {
-    const int rank = first + local;
-    arguments[local].x = data_.x_of(rank);
+    arguments[local].x = data_.x_of(first + local);
     arguments[local].y = out_.y.data() + data_.tokens_of({first, local}) * config_.shape.hidden;
-    arguments[local].weights.w1 = data_.w1_of(rank);
-    arguments[local].weights.w2 = data_.w2_of(rank);
+    arguments[local].weights = weights(local);
     if (!on_devices()) continue;
-    const DeviceRank& own = device_ranks_[local];
-    arguments[local].x = static_cast<const BFloat16*>(own.x.data());
-    arguments[local].y = static_cast<BFloat16*>(own.y.data());
-    arguments[local].weights.w1 = static_cast<const BFloat16*>(own.w1.data());
-    arguments[local].weights.w2 = static_cast<const BFloat16*>(own.w2.data());
+    arguments[local].x = static_cast<const BFloat16*>(device_ranks_[local].x.data());
+    arguments[local].y = static_cast<BFloat16*>(device_ranks_[local].y.data());
   }
   return arguments;
 }
@@ -124,24 +162,69 @@ void LayerRunner::forward(const Schedule& schedule, std::vector<TileEvent>* even
   if (events != nullptr && !has_all_ranks()) *events = gathered_events(group_, *events);
 }
 
-std::vector<BackwardArguments> LayerRunner::backward_arguments() {
+// What the gradients of a local rank's experts hold before the call, on its device.
+void LayerRunner::start_gradients(int local) {
+  const int rank = local_ranks().first + local, device = group_.device(rank);
+  DeviceRank& own = device_ranks_[local];
+  const auto start = [&](ExpertArrays& arrays, int64_t elements) {
+    arrays.clear();
+    if (has_bf16_gradients()) {
+      arrays = split(device, nullptr, elements * kElement);
+      for (const cuda::DeviceArray& array : arrays) array.fill(0xff);
+      return;
+    }
+    std::vector<float> values(elements);
+    for (int64_t i = 0; i < elements; ++i) values[i] = options_.main_grad(rank * elements + i);
+    arrays = split(device, values.data(), elements * static_cast<int64_t>(sizeof(float)));
+  };
+  start(own.dw1, 2 * local_experts() * expert_elements());
+  start(own.dw2, local_experts() * expert_elements());
+}
+
+WeightGradients LayerRunner::gradients(int local) {
+  RankAddresses& experts = addresses_[local];
+  experts.dw1.clear();
+  experts.dw2.clear();
+  if (on_devices()) {
+    for (const cuda::DeviceArray& array : device_ranks_[local].dw1) experts.dw1.push_back(array.data());
+    for (const cuda::DeviceArray& array : device_ranks_[local].dw2) experts.dw2.push_back(array.data());
+  } else {
+    const bool bf16 = has_bf16_gradients();
+    for (int64_t expert = 0; expert < local_experts(); ++expert) {
+      const int64_t at = (local * local_experts() + expert) * expert_elements();
+      experts.dw1.push_back(bf16 ? static_cast<void*>(out_.dw1_bf16.data() + 2 * at) : out_.dw1_fp32.data() + 2 * at);
+      experts.dw2.push_back(bf16 ? static_cast<void*>(out_.dw2_bf16.data() + at) : out_.dw2_fp32.data() + at);
+    }
+  }
+  WeightGradients gradients;
+  if (options_.by_address) {
+    gradients.dw1_experts = experts.dw1.data();
+    gradients.dw2_experts = experts.dw2.data();
+  } else {
+    gradients.dw1 = experts.dw1.front();
+    gradients.dw2 = experts.dw2.front();
+  }
+  return gradients;
+}
+
+std::vector<BackwardArguments> LayerRunner::backward_arguments(const Schedule& schedule) {
   const LayerShape& shape = config_.shape;
-  const bool bf16 = config_.numerics.weight_gradient == WeightGradient::kBFloat16;
   const auto [first, count] = local_ranks();
   std::vector<BackwardArguments> arguments(count);
   const std::vector<ForwardArguments> forward = forward_arguments();
   for (int local = 0; local < count; ++local) {
     const int64_t token = data_.tokens_of({first, local});
-    const int64_t weights = local * local_experts() * shape.intermediate * shape.hidden;
     BackwardArguments& own = arguments[local];
     own.dy = data_.dy_of(first + local);
-    own.x = forward[local].x;
+    if (schedule.save_xg == SaveXg::kRedispatch) own.x = forward[local].x;
     own.weights = forward[local].weights;
     own.dx = out_.dx.data() + token * shape.hidden;
     own.dprobs = out_.dprobs.data() + token * shape.topk;
-    own.gradients.dw1 =
-        bf16 ? static_cast<void*>(out_.dw1_bf16.data() + 2 * weights) : out_.dw1_fp32.data() + 2 * weights;
-    own.gradients.dw2 = bf16 ? static_cast<void*>(out_.dw2_bf16.data() + weights) : out_.dw2_fp32.data() + weights;
+    own.gradients = gradients(local);
+    if (!on_devices()) continue;
+    own.dy = static_cast<const BFloat16*>(device_ranks_[local].dy.data());
+    own.dx = static_cast<BFloat16*>(device_ranks_[local].dx.data());
+    own.dprobs = static_cast<float*>(device_ranks_[local].dprobs.data());
   }
   return arguments;
 }
@@ -150,22 +233,53 @@ void LayerRunner::backward(const Schedule& schedule, std::vector<TileEvent>* eve
   const LayerShape& shape = config_.shape;
   const auto [first, count] = local_ranks();
   const int64_t tokens = data_.tokens_of({first, count});
-  const int64_t weights_of_rank = local_experts() * shape.intermediate * shape.hidden;
+  const int64_t weights_of_rank = local_experts() * expert_elements();
   const int64_t weights = count * weights_of_rank, before = first * weights_of_rank;
   out_.dx.assign(tokens * shape.hidden, BFloat16{0xffff});
   out_.dprobs.assign(tokens * shape.topk, -1.0f);
-  if (config_.numerics.weight_gradient == WeightGradient::kBFloat16) {
+  if (has_bf16_gradients()) {
     out_.dw1_bf16.assign(2 * weights, BFloat16{0xffff});
     out_.dw2_bf16.assign(weights, BFloat16{0xffff});
   } else {
     out_.dw1_fp32.resize(2 * weights);
     out_.dw2_fp32.resize(weights);
-    for (std::size_t i = 0; i < out_.dw1_fp32.size(); ++i) out_.dw1_fp32[i] = start_main_grad(2 * before + i);
-    for (std::size_t i = 0; i < out_.dw2_fp32.size(); ++i) out_.dw2_fp32[i] = start_main_grad(before + i);
   }
-  const std::vector<BackwardArguments> arguments = backward_arguments();
+  if (!on_devices()) {
+    for (std::size_t i = 0; i < out_.dw1_fp32.size(); ++i) out_.dw1_fp32[i] = options_.main_grad(2 * before + i);
+    for (std::size_t i = 0; i < out_.dw2_fp32.size(); ++i) out_.dw2_fp32[i] = options_.main_grad(before + i);
+  }
+  for (std::size_t local = 0; local < device_ranks_.size(); ++local) {
+    const int rank = first + static_cast<int>(local), device = group_.device(rank);
+    DeviceRank& own = device_ranks_[local];
+    own.dy = {device, data_.dy_of(rank), data_.tokens[rank] * shape.hidden * kElement};
+    own.dx = {device, data_.tokens[rank] * shape.hidden * kElement};
+    own.dprobs = {device, data_.tokens[rank] * shape.topk * static_cast<int64_t>(sizeof(float))};
+    own.dx.fill(0xff);
+    own.dprobs.fill(0xff);
+    start_gradients(static_cast<int>(local));
+  }
+  const std::vector<BackwardArguments> arguments = backward_arguments(schedule);
   timed([&] { uniep::backward(group_, config_, schedule, saved_, arguments, {events}); });
   if (events != nullptr && !has_all_ranks()) *events = gathered_events(group_, *events);
+}
+
+void LayerRunner::read_gradients(int local, LayerResult& result) const {
+  const RankRange before{local_ranks().first, local};
+  const DeviceRank& own = device_ranks_[local];
+  const int64_t token = data_.tokens_of(before), tokens = data_.tokens[before.first + local];
+  own.dx.read(result.dx.data() + token * config_.shape.hidden, tokens * config_.shape.hidden * kElement);
+  own.dprobs.read(result.dprobs.data() + token * config_.shape.topk,
+                  tokens * config_.shape.topk * static_cast<int64_t>(sizeof(float)));
+  const auto read = [&](const ExpertArrays& arrays, int64_t elements, auto& bf16, auto& fp32) {
+    char* const values =
+        has_bf16_gradients() ? reinterpret_cast<char*>(bf16.data()) : reinterpret_cast<char*>(fp32.data());
+    const int64_t bytes = elements * gradient_bytes(), part = bytes / static_cast<int64_t>(arrays.size());
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+      arrays[i].read(values + local * bytes + static_cast<int64_t>(i) * part, part);
+    }
+  };
+  read(own.dw1, 2 * local_experts() * expert_elements(), result.dw1_bf16, result.dw1_fp32);
+  read(own.dw2, local_experts() * expert_elements(), result.dw2_bf16, result.dw2_fp32);
 }
 
 LayerResult LayerRunner::local_result() const {
@@ -173,9 +287,9 @@ LayerResult LayerRunner::local_result() const {
   const auto [first, count] = local_ranks();
   for (std::size_t local = 0; local < device_ranks_.size(); ++local) {
     const RankRange before{first, static_cast<int>(local)};
-    device_ranks_[local].y.read(
-        result.y.data() + data_.tokens_of(before) * config_.shape.hidden,
-        data_.tokens[first + local] * config_.shape.hidden * static_cast<int64_t>(sizeof(BFloat16)));
+    device_ranks_[local].y.read(result.y.data() + data_.tokens_of(before) * config_.shape.hidden,
+                                data_.tokens[first + local] * config_.shape.hidden * kElement);
+    if (!device_ranks_[local].dw1.empty()) read_gradients(static_cast<int>(local), result);
   }
   const int64_t columns = 2 * config_.shape.intermediate;
   for (int64_t expert = first * local_experts(); expert < (first + count) * local_experts(); ++expert) {
@@ -186,8 +300,7 @@ LayerResult LayerRunner::local_result() const {
     const std::size_t end = result.z.size();
     result.z.resize(end + static_cast<std::size_t>(rows * columns));
     if (on_devices()) {
-      cuda::DeviceArray::read_device(group_.device(rank), z, result.z.data() + end,
-                                     rows * columns * static_cast<int64_t>(sizeof(BFloat16)));
+      cuda::DeviceArray::read_device(group_.device(rank), z, result.z.data() + end, rows * columns * kElement);
     } else {
       std::copy(z, z + rows * columns, result.z.begin() + static_cast<std::ptrdiff_t>(end));
     }

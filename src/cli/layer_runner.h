@@ -56,16 +56,26 @@ struct LayerResult {
   bool operator==(const LayerResult& other) const;  // compares bytes
 };
 
+// The main_grad that a synthetic run starts from, by flat element index: small, exact, and different everywhere.
+float start_main_grad(uint64_t index);
+
+// How a batch is handed to the engine. None of it changes a result, but for where main_grad starts.
+struct RunnerOptions {
+  Capacity capacity = {};
+  bool by_address = false;                               // weights and gradients: a tensor an expert
+  float (*main_grad)(uint64_t index) = start_main_grad;  // what gradients in fp32 hold before backward()
+};
+
 // Runs the layer on a global batch with the ranks of a group: forward() as often as wanted, then backward().
 class LayerRunner {
  public:
   // Rank by rank what its engine reads and writes lies on its device; on the cpu engine it is the batch itself.
-  LayerRunner(Group& group, const LayerConfig& config, const LayerData& data, Capacity capacity = {});
+  LayerRunner(Group& group, const LayerConfig& config, const LayerData& data, const RunnerOptions& options = {});
 
   const Placement& placement() const { return placement_; }
   void place();  // again, from the same routing
   void forward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr);
-  // With main_grad the gradients start from start_main_grad(), anew at every call.
+  // With main_grad the gradients start from RunnerOptions::main_grad, anew at every call.
   void backward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr);
   // How long the engine took for the last forward() or backward(): on the slowest rank. In a process that has a few of
   // the ranks, rank 0 is one that knows the others' times and events.
@@ -75,35 +85,51 @@ class LayerRunner {
   LayerResult result() const;
 
  private:
+  // Of a local rank's experts: one tensor, or one an expert.
+  using ExpertArrays = std::vector<cuda::DeviceArray>;
   // A rank's arrays on its GPU.
   struct DeviceRank {
-    cuda::DeviceArray ids, probs, x, w1, w2, y;
+    cuda::DeviceArray ids, probs, x, y;
+    ExpertArrays w1, w2;
+    cuda::DeviceArray dy, dx, dprobs;  // these and the next from backward() on
+    ExpertArrays dw1, dw2;
+  };
+  // What the arguments of a rank point to: its experts' tensors.
+  struct RankAddresses {
+    std::vector<const BFloat16*> w1, w2;
+    std::vector<void*> dw1, dw2;
   };
 
   bool on_devices() const { return !device_ranks_.empty(); }
   RankRange local_ranks() const { return {group_.first_local_rank(), group_.local_ranks()}; }
   bool has_all_ranks() const { return group_.local_ranks() == group_.ranks(); }
   int64_t local_experts() const { return config_.shape.experts / group_.ranks(); }
+  bool has_bf16_gradients() const { return config_.numerics.weight_gradient == WeightGradient::kBFloat16; }
+  int64_t gradient_bytes() const { return has_bf16_gradients() ? sizeof(BFloat16) : sizeof(float); }
+  int64_t expert_elements() const { return config_.shape.intermediate * config_.shape.hidden; }  // of w2; w1: twice
   LayerResult local_result() const;
   void copy_to_devices();
+  ExpertArrays split(int device, const void* values, int64_t bytes) const;
+  Weights weights(int local);
+  void start_gradients(int local);
+  WeightGradients gradients(int local);
+  void read_gradients(int local, LayerResult& result) const;
   template <typename Call>
   void timed(Call&& call);
   std::vector<ForwardArguments> forward_arguments();
-  std::vector<BackwardArguments> backward_arguments();
+  std::vector<BackwardArguments> backward_arguments(const Schedule& schedule);
 
   Group& group_;
   LayerConfig config_;
   const LayerData& data_;
-  Capacity capacity_;
+  RunnerOptions options_;
   Placement placement_;
   Saved saved_;
   LayerResult out_;  // of the local ranks, as all that follows
+  std::vector<RankAddresses> addresses_;
   std::vector<DeviceRank> device_ranks_;
   std::unique_ptr<cuda::DeviceTimer> device_timer_;
   double milliseconds_ = 0;
 };
-
-// The main_grad that a synthetic run starts from, by flat element index: small, exact, and different everywhere.
-float start_main_grad(uint64_t index);
 
 }  // namespace uniep::cli

@@ -173,7 +173,7 @@ int run_group(const RunOptions& given) {
   report.tokens = data.tokens;
   const Capacity capacity{.rows = options.capacity,
                           .tokens = std::max<int64_t>(*std::max_element(data.tokens.begin(), data.tokens.end()), 1)};
-  LayerRunner runner(group, report.config, data, options.capacity > 0 ? capacity : Capacity{});
+  LayerRunner runner(group, report.config, data, {.capacity = options.capacity > 0 ? capacity : Capacity{}});
   for (int rank = 0; rank < report.ranks; ++rank) report.rows_per_rank.push_back(runner.placement().rows(rank));
   // On GPUs the slots' experts stay there.
   const Placement on_host =

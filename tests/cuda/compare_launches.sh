@@ -1,5 +1,5 @@
 #!/bin/bash
-# The same bytes of y and z from ranks in one process and from a process a GPU: started by uniep itself, and each on its
+# The same bytes of y and z, and of the gradients, from ranks in one process and from a process a GPU: started by uniep itself, and each on its
 # own in torchrun's environment. Then what is said when a rank fails.
 # Usage: tests/cuda/compare_launches.sh UNIEP [RANKS]; needs that many Hopper GPUs.
 set -euo pipefail
@@ -32,14 +32,33 @@ compare --tokens 700 --hidden 1024 --intermediate 512 --experts $((8 * ranks)) -
   --schedule comm.where=sms,combine.transport=staged,queue=static
 compare --tokens 4096 --hidden 2048 --intermediate 1024 --experts $((8 * ranks)) --topk 8 --capacity 131072
 
+# Backward, each way that weight gradients leave; left out where the engine has none.
+backward=(--backward --schedule-backward fusion=pairs,dispatch.transport=pull)
+operations="layer dispatch combine"
+if timeout 300 "$uniep" run --engine cuda --ranks "$ranks" --experts $((4 * ranks)) "${backward[@]}" >"$folder/first" 2>&1; then
+  operations="layer backward step dispatch combine"
+  for wgrad in bf16 fp32 main_grad; do
+    compare --tokens "$tokens" --experts $((4 * ranks)) --seed 9 --wgrad "$wgrad" "${backward[@]}"
+  done
+  compare --tokens 4096 --hidden 2048 --intermediate 1024 --experts $((8 * ranks)) --topk 8 --capacity 131072 \
+    --schedule save.xg=redispatch "${backward[@]}"
+  compare --tokens "$tokens" --experts $((4 * ranks)) --routing one --backward \
+    --schedule fusion=none,dispatch.transport=pull
+else
+  grep -q 'the backward pass is not built' "$folder/first"
+  echo "backward left out: $(cat "$folder/first")"
+fi
+
 # The names of all that `uniep bench` measures, which both launches print.
 measured() {
   timeout 300 "$uniep" bench --ranks "$ranks" --tokens 300 --shape 512,256,$((8 * ranks)),4 --repeat 3 --json - "$@" |
     grep -o '"name": "[^"]*"\|"[^"]*": GB/s[^"]*"\|"[a-z_]*":'
 }
 devices=$(seq -s, 0 $((ranks - 1)))
-for op in layer dispatch combine; do
-  diff <(measured --op "$op" --devices "$devices") <(measured --op "$op" --launch processes)
+for op in $operations; do
+  more=()
+  case $op in backward | step) more=(--schedule-backward fusion=pairs,dispatch.transport=pull) ;; esac
+  diff <(measured --op "$op" --devices "$devices" "${more[@]}") <(measured --op "$op" --launch processes "${more[@]}")
 done
 diff <(measured --op layer --devices "$devices" --warm-up 0.2) <(measured --op layer --launch processes --warm-up 0.2)
 echo "uniep bench prints the same results with a process a GPU"

@@ -12,6 +12,7 @@
 #include "engine/cuda/gemm_kernels.h"
 #include "engine/cuda/layer_kernels.h"
 #include "engine/cuda/place_kernels.h"
+#include "tests/cuda/gpu_support.h"
 #include "uniep/error.h"
 
 namespace {
@@ -123,6 +124,12 @@ int run(int samples, unsigned seed) {
   std::vector<KernelRequest> requests = {prob_sum_request(),       naive_request("uniep_naive_gemm"),
                                          place_request(),          row_of_source_request(),
                                          program_tables_request(), begin_call_request()};
+  using Tests = uniep::cuda::test::Kernels;
+  const std::string folder = uniep::cuda::test::kernel_folder();
+  for (const char* const function : {"test_checksum", "test_compare", "test_sample"}) {
+    requests.push_back(Tests::request(folder, "test_kernels.cu", function));
+  }
+  requests.push_back(Tests::request(folder, "layer_oracle_kernels.cu", "oracle_combine"));
   for (const LayerKernelConfig& config : default_layer_configs()) requests.push_back(layer_request(config));
   for (const ExchangeConfig& config : default_exchange_configs()) requests.push_back(exchange_request(config));
   std::set<std::string> seen;

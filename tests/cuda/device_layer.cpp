@@ -320,10 +320,4 @@ GroupOptions process_options(int ranks) {
   return options;
 }
 
-std::string kernel_folder() {
-  const std::string path = __FILE__;
-  const char* const given = std::getenv("UNIEP_TEST_KERNELS");
-  return given != nullptr ? given : path.substr(0, path.rfind('/'));
-}
-
 }  // namespace uniep::cuda::test

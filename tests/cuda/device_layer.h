@@ -44,9 +44,6 @@ class CapturedCalls {
 GroupOptions group_options(int ranks, const std::vector<int>& devices);
 GroupOptions process_options(int ranks);
 
-// Where the sources of the tests' kernels lie: UNIEP_TEST_KERNELS, or this folder.
-std::string kernel_folder();
-
 // One forward layer on a Group, through the public calls, in a stream of each of its devices; eagerly and in graphs.
 // Every process of a group does the same with the same seeds, and compares the bytes of its own ranks with the naive
 // oracle's. Calls and replays of one process follow each other on all its devices.

@@ -24,12 +24,6 @@ constexpr int kRanks = 2;
 constexpr LayerShape kShapes[] = {{.hidden = 256, .intermediate = 128, .experts = 8, .topk = 2},
                                   {.hidden = 512, .intermediate = 192, .experts = 16, .topk = 4}};
 
-std::string kernel_folder() {
-  const char* const given = std::getenv("UNIEP_TEST_KERNELS");
-  const std::string path = __FILE__;
-  return given != nullptr ? given : path.substr(0, path.rfind('/'));
-}
-
 // Streams that do not wait for the default one, and kernels that hold them up.
 class Delays {
  public:

@@ -1,8 +1,12 @@
-// The forward layer of the cuda engine: y and z against the naive oracle, byte by byte, over random layers, routings,
-// ranks and Schedules, in poisoned memory; against a float64 reference; a rank that stays silent, and recovery.
-// Usage: gpu_layer_tests [--cases N] [--first SEED] [--repeat N] [--devices D] [--launch threads|random]
-//                        [--tiles N:C[,N:C...] | --any-kernel] [--fixed key=value,...] [--compile THREADS]
-//                        [--only random|wide|silent|reference] [--branches] [--verbose]
+// The layer of the cuda engine: y and z, and dx, dprobs, dw1 and dw2, against the naive oracle, byte by byte, over
+// random layers, routings, ranks and Schedules, in poisoned memory; oracle and layer against a float64 reference; a
+// rank that stays silent, and recovery. Usage: gpu_layer_tests [--direction forward|backward|both] [--cases N] [--first
+// SEED] [--repeat N] [--devices D]
+//                        [--launch threads|random] [--tiles N:C[,N:C...] | --any-kernel] [--fixed key=value,...]
+//                        [--fixed-backward key=value,...] [--compile THREADS] [--branches] [--verbose]
+//                        [--only random|wide|silent|reference|oracle]
+// --direction (default both): backward leaves y and z alone, forward the gradients; without kernels for backward the
+// program says so and leaves it out.
 // D: how many GPUs the ranks are dealt over (default 1: virtual ranks). --launch random: cases of up to D ranks run in
 // one process or in a process a rank, as their seed says. --tiles: tile.n and tile.cluster that are drawn from.
 // --any-kernel: the fields that are compiled into kernels are drawn, too, where there is a choice; then it is quicker
@@ -67,7 +71,7 @@ std::vector<Seeds> seeds_of(const Options& options) {
   RandomLayerLimits wide;  // tails that models have: 2880, 1408 and 1856 columns
   wide.most_local_experts = 2;
   wide.most_tokens = 400;
-  wide.columns = {{2880, 1408}, {1408, 2880}, {1856, 1408}, {2048, 768}};
+  wide.columns = {{2880, 1408}, {1408, 2880}, {1856, 1408}, {2048, 768}, {1408, 1856}, {768, 2048}};
   if (wanted("wide")) seeds.push_back({"wide", kWideSeeds + options.first, std::max(1, options.cases / 10), wide});
   return seeds;
 }
@@ -159,30 +163,22 @@ class LayerTests {
 
   // The mathematics, not only the bits.
   void against_reference(uint64_t seed) {
-    RandomLayerLimits limits;
-    limits.most_tokens = 200;
-    limits.most_columns = 520;
-    RandomLayer layer = random_layer(seed, limits);
-    while (layer.config.numerics.combine_groups > kMostGroups) layer = random_layer(++seed, limits);
+    const RandomLayer layer = layer_for_reference(seed);
     Group group(group_options(options_.of_cases, layer.ranks));
-    cli::LayerRunner runner(group, layer.config, layer.data);
-    runner.forward(resolve({}, Direction::kForward, layer.config.shape, layer.config.numerics, group.machine()));
-    const cli::LayerResult got = runner.result();
-    reference::LayerInput input;
-    input.shape = layer.data.shape;
-    input.tokens = layer.data.all_tokens();
-    input.x = layer.data.x.data();
-    input.ids = layer.data.ids.data();
-    input.probs = layer.data.probs.data();
-    input.w1 = layer.data.w1.data();
-    input.w2 = layer.data.w2.data();
-    reference::EngineOutput output;
-    output.y = got.y.data();
-    output.z = got.z.data();
-    const reference::CheckReport report = reference::check(input, output);
-    std::string detail = layer.description;
-    for (const auto& [name, comparison] : report.tensors) detail += fmt::format(" {} {:.2e}", name, comparison.error);
-    results_.record("reference", report.passed(), detail);
+    cli::LayerRunner runner(group, layer.config, layer.data, {.main_grad = no_main_grad});
+    runner.forward(whole({}, Direction::kForward, layer, group));
+    if (options_.of_cases.backward) runner.backward(backward_schedule(layer, group));
+    check_result("reference", layer, runner.result());
+  }
+
+  // The oracle's, with and without rows.
+  void oracle_against_reference(uint64_t seed) {
+    for (int i = 0; i < 3; ++i) {
+      RandomLayer layer = layer_for_reference(seed + static_cast<uint64_t>(i));
+      layer.config.numerics.weight_gradient = static_cast<WeightGradient>(i);
+      const ScopedDevice scope(0);
+      check_result("oracle", layer, naive_layer(kernels_, layer.config, layer.data, no_main_grad));
+    }
   }
 
   // A rank that never launches: the others' waits run out, the group recovers and gives the right bytes again.
@@ -210,6 +206,36 @@ class LayerTests {
     runner.forward(schedule);
     const std::string text = difference(runner.result(), expected);
     results_.record("after recover()", text.empty(), text);
+  }
+
+  // The same in backward, after a forward that all ranks ran.
+  void silent_rank_in_backward() {
+    const RandomLayer layer = layer_of_two();
+    cli::LayerResult expected;
+    {
+      const ScopedDevice scope(0);
+      expected = naive_layer(kernels_, layer.config, layer.data, case_main_grad);
+    }
+    GroupOptions given = group_options(options_.of_cases, 2);
+    given.devices = {0};
+    given.timeout_seconds = 0.05;
+    given.arrival_timeout_seconds = 0.25;
+    Group group(given);
+    auto& engine = dynamic_cast<CudaEngine&>(group.implementation());
+    cli::LayerRunner runner(group, layer.config, layer.data, {.main_grad = case_main_grad});
+    const Schedule forward = whole({}, Direction::kForward, layer, group);
+    const Schedule backward = backward_schedule(layer, group);
+    runner.forward(forward);
+    runner.backward(backward);
+    engine.leave_out(1);
+    expect_timeout(
+        "the rank silent in backward is reported", [&] { runner.backward(backward); }, "rank 1 to arrive");
+    engine.leave_out(0);
+    group.recover();
+    runner.forward(forward);
+    runner.backward(backward);
+    const std::string text = difference(runner.result(), expected);
+    results_.record("backward after recover()", text.empty(), text);
   }
 
   // One of two processes ends without a word: the other's wait runs out, and its group goes without waiting for it.
@@ -242,6 +268,75 @@ class LayerTests {
     results_.record(name, good, text);
   }
 
+  static float no_main_grad(uint64_t) { return 0.0f; }
+
+  static RandomLayer layer_for_reference(uint64_t seed) {
+    RandomLayerLimits limits;
+    limits.most_tokens = 200;
+    limits.most_columns = 520;
+    RandomLayer layer = random_layer(seed, limits);
+    while (layer.config.numerics.combine_groups > kMostGroups || layer.data.dy.empty()) {
+      layer = random_layer(++seed, limits);
+    }
+    return layer;
+  }
+
+  static Schedule whole(const PartialSchedule& given, Direction direction, const RandomLayer& layer,
+                        const Group& group) {
+    return resolve(given, direction, layer.config.shape, layer.config.numerics, group.machine());
+  }
+  static Schedule backward_schedule(const RandomLayer& layer, const Group& group) {
+    return whole(PartialSchedule::parse("fusion=pairs,dispatch.transport=pull"), Direction::kBackward, layer, group);
+  }
+
+  void check_result(const char* name, const RandomLayer& layer, const cli::LayerResult& got) {
+    reference::LayerInput input;
+    input.shape = layer.data.shape;
+    input.tokens = layer.data.all_tokens();
+    input.x = layer.data.x.data();
+    input.ids = layer.data.ids.data();
+    input.probs = layer.data.probs.data();
+    input.w1 = layer.data.w1.data();
+    input.w2 = layer.data.w2.data();
+    reference::EngineOutput output;
+    output.y = got.y.data();
+    output.z = got.z.data();
+    const bool bf16 = layer.config.numerics.weight_gradient == WeightGradient::kBFloat16;
+    if (!got.dprobs.empty()) {
+      input.dy = layer.data.dy.data();
+      output.dx = got.dx.data();
+      output.dprobs = got.dprobs.data();
+      output.weight_gradient = layer.config.numerics.weight_gradient;
+      output.dw1 = bf16 ? static_cast<const void*>(got.dw1_bf16.data()) : got.dw1_fp32.data();
+      output.dw2 = bf16 ? static_cast<const void*>(got.dw2_bf16.data()) : got.dw2_fp32.data();
+    }
+    const reference::CheckReport report = reference::check(input, output);
+    std::string detail = layer.description;
+    for (const auto& [tensor, comparison] : report.tensors) {
+      detail += fmt::format(" {} {:.2e}", tensor, comparison.error);
+    }
+    results_.record(name, report.passed(), detail);
+  }
+
+  // Of every tensor that differs.
+  static std::string differences(cli::LayerResult got, const cli::LayerResult& expected) {
+    std::string text;
+    const auto next = [&](auto... members) {
+      const std::string before = difference(got, expected);
+      ((got.*members = expected.*members), ...);
+      if (before == difference(got, expected)) return;
+      text += (text.empty() ? "" : "; ") + before;
+    };
+    using Result = cli::LayerResult;
+    next(&Result::y);
+    next(&Result::z);
+    next(&Result::dx);
+    next(&Result::dprobs);
+    next(&Result::dw1_bf16, &Result::dw1_fp32);
+    next(&Result::dw2_bf16, &Result::dw2_fp32);
+    return text;
+  }
+
   void record(const char* name, const RandomLayer& layer, const LayerCase& layer_case, const std::string& text) {
     results_.record(fmt::format("{} on {} ranks", name, layer_case.ranks), text.empty(),
                     fmt::format("{} | {} | {}", text, layer.description, to_text(layer_case)));
@@ -253,17 +348,21 @@ class LayerTests {
     cli::LayerResult expected;
     if (has_result) {
       const ScopedDevice scope(0);
-      expected = naive_layer(kernels_, layer.config, data);
+      expected = naive_layer(kernels_, layer.config, data, layer_case.backward ? case_main_grad : nullptr);
     }
-    cli::LayerRunner runner(group, layer.config, data, layer_case.capacity);
+    cli::LayerRunner runner(
+        group, layer.config, data,
+        {.capacity = layer_case.capacity, .by_address = layer_case.by_address, .main_grad = case_main_grad});
     std::string text;
     for (int turn = 0; turn < options_.repeat; ++turn) {
       runner.forward(layer_case.schedule);
+      if (layer_case.backward) runner.backward(*layer_case.backward);
+      if (layer_case.backward && layer_case.backward_twice) runner.backward(*layer_case.backward);
       cli::LayerResult got = runner.result();
       if (!has_result || !text.empty()) continue;
-      text = difference(got, expected);
-      got.y = expected.y;
-      if (!text.empty()) text += "; " + difference(got, expected);
+      if (!options_.of_cases.forward) got.y = expected.y;
+      if (!options_.of_cases.forward) got.z = expected.z;
+      text = differences(std::move(got), expected);
     }
     if (has_result) record(name, layer, layer_case, text);
   }
@@ -321,9 +420,10 @@ int run_part(const Options& options, const std::vector<Seeds>& all, LayerTests& 
   return results.failed == 0 ? 0 : 1;
 }
 
-// The kernels of all cases into the cache.
-void compile(const Options& options, const std::vector<Seeds>& all) {
+// The kernels of all cases, and the oracle's, into the cache.
+void compile(const Options& options, const std::vector<Seeds>& all, const std::string& folder) {
   std::map<std::string, KernelRequest> requests;
+  for (const KernelRequest& request : oracle_kernels(folder)) requests.emplace(request.description(), request);
   int cases = 0;
   for (const Seeds& seeds : all) {
     each_case(seeds, options.of_cases, {}, [&](const RandomLayer& layer, const LayerCase& layer_case) {
@@ -343,15 +443,18 @@ void compile(const Options& options, const std::vector<Seeds>& all) {
 // Empty, or the branches of the engine that no case took where there are cases enough for all of them.
 std::string count_branches(const Options& options, const std::vector<Seeds>& all) {
   constexpr int kEnough = 60;
-  uniep::test::BranchCounts branches;
+  Branches branches;
   for (const Seeds& seeds : all) {
     each_case(seeds, options.of_cases, {}, [&](const RandomLayer& layer, const LayerCase& layer_case) {
       count_branches(branches, layer, layer_case, options.of_cases);
     });
   }
-  branches.print();
-  const bool complete =
-      options.cases >= kEnough && options.of_cases.fixed.empty() && (options.only.empty() || options.only == "random");
+  for (const auto& [name, table] : {std::pair("forward", &branches.forward), {"backward", &branches.backward}}) {
+    std::printf("%s\n", name);
+    table->print();
+  }
+  const bool complete = options.cases >= kEnough && options.of_cases.fixed.empty() &&
+                        options.of_cases.fixed_backward.empty() && (options.only.empty() || options.only == "random");
   if (!complete) return "";
   std::string text;
   for (const std::string& branch : untaken_branches(branches)) text += (text.empty() ? "" : "; ") + branch;
@@ -373,6 +476,12 @@ Options read_options(int argc, char** argv) {
     if (name == "--launch") options.of_cases.random_launch = value() == "random";
     if (name == "--tiles") options.of_cases.tiles = split(value(), ',');
     if (name == "--fixed") options.of_cases.fixed = value();
+    if (name == "--fixed-backward") options.of_cases.fixed_backward = value();
+    if (name == "--direction") {
+      const std::string direction = value();
+      options.of_cases.forward = direction != "backward";
+      options.of_cases.backward = direction != "forward";
+    }
     if (name == "--compile") options.compile_threads = std::max(1, std::atoi(value().c_str()));
     if (name == "--part") options.part = std::atoi(value().c_str());
     if (name == "--only") options.only = value();
@@ -380,21 +489,31 @@ Options read_options(int argc, char** argv) {
   return options;
 }
 
+// Says so once where the engine has no backward pass, and leaves it out.
+void look_for_backward(Options& options) {
+  if (!options.of_cases.backward) return;
+  const std::string why = why_no_backward();
+  if (why.empty()) return;
+  options.of_cases.backward = false;
+  if (!options.part) std::printf("backward passes skipped: %s\n", why.c_str());
+}
+
 int run(int argc, char** argv) {
   Options options = read_options(argc, argv);
+  look_for_backward(options);
   options.of_cases.processors = device_attribute(0, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   const std::vector<Seeds> all = seeds_of(options);
   Results results;
   results.verbose = options.verbose;
-  const std::string path = __FILE__;
-  const char* const folder = std::getenv("UNIEP_TEST_KERNELS");
-  LayerTests tests(options, results, folder != nullptr ? folder : path.substr(0, path.rfind('/')));
+  LayerTests tests(options, results, kernel_folder());
   if (options.part) return run_part(options, all, tests, results);
   const auto wanted = [&](const char* name) { return options.only.empty() || options.only == name; };
   const int in_processes = launch_all_ranks(options, all, std::vector<std::string>(argv + 1, argv + argc), results);
   for (const Seeds& seeds : all) tests.run_local(seeds);
   if (wanted("reference")) tests.against_reference(options.first);
+  if (wanted("oracle")) tests.oracle_against_reference(options.first);
   if (wanted("silent")) tests.silent_rank();
+  if (wanted("silent") && options.of_cases.backward) tests.silent_rank_in_backward();
   if (wanted("silent") && options.of_cases.random_launch && options.of_cases.devices > 1) {
     launch("a rank ends", 2, 0, {"--only", "silent"}, results);
   }
@@ -410,7 +529,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace uniep::cuda::test;
-  const Options options = read_options(argc, argv);
+  Options options = read_options(argc, argv);
   if (options.compile_threads == 0 && !options.branches) return run_on_hopper(run, argc, argv);
   try {
     if (options.branches) {
@@ -418,7 +537,8 @@ int main(int argc, char** argv) {
       if (!untaken.empty()) std::printf("FAIL no case takes: %s\n", untaken.c_str());
       return untaken.empty() ? 0 : 1;
     }
-    compile(options, seeds_of(options));
+    look_for_backward(options);
+    compile(options, seeds_of(options), kernel_folder());
     return 0;
   } catch (const std::exception& error) {
     std::printf("FAIL %s\n", error.what());

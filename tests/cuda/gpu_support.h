@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <fstream>
@@ -80,6 +81,13 @@ inline std::string read_text(const std::string& path) {
   return text.str();
 }
 
+// Where the sources of the tests' kernels lie: UNIEP_TEST_KERNELS, or this folder.
+inline std::string kernel_folder() {
+  const std::string path = __FILE__;
+  const char* const given = std::getenv("UNIEP_TEST_KERNELS");
+  return given != nullptr ? given : path.substr(0, path.rfind('/'));
+}
+
 // Kernels out of a file beside the tests, or out of the embedded sources.
 class Kernels {
  public:
@@ -88,18 +96,26 @@ class Kernels {
   template <typename Arguments>
   void run(const std::string& file, const char* function, const Launch& launch, Arguments arguments,
            const std::vector<std::string>& macros = kNoMacros) {
+    launch_kernel(store_.get(request(folder_, file, function, macros), launch.shared_bytes), launch, &arguments,
+                  function);
+  }
+
+  static KernelRequest request(const std::string& folder, const std::string& file, const char* function,
+                               const std::vector<std::string>& macros = kNoMacros) {
     KernelRequest request{file, function, macros};
-    if (file.find('/') == std::string::npos) request.text = with_test_headers(read_text(folder_ + "/" + file));
-    launch_kernel(store_.get(request, launch.shared_bytes), launch, &arguments, function);
+    if (file.find('/') == std::string::npos) {
+      request.text = with_test_headers(folder, read_text(folder + "/" + file));
+    }
+    return request;
   }
 
  private:
   // NVRTC knows the embedded headers only: those of the tests are put in their place.
-  std::string with_test_headers(std::string text) const {
+  static std::string with_test_headers(const std::string& folder, std::string text) {
     const std::string begin = "#include \"tests/cuda/";
     for (size_t at = text.find(begin); at != std::string::npos; at = text.find(begin)) {
       const size_t end = text.find('"', at + begin.size());
-      std::string header = read_text(folder_ + "/" + text.substr(at + begin.size(), end - at - begin.size()));
+      std::string header = read_text(folder + "/" + text.substr(at + begin.size(), end - at - begin.size()));
       header.replace(header.find("#pragma once"), std::strlen("#pragma once"), "");
       text.replace(at, end + 1 - at, header);
     }

@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <iterator>
 
 #include "api/place.h"
 #include "engine/cuda/layer/layer_tiles.h"
 #include "engine/cuda/layer_kernels.h"
+#include "model/elementwise.h"
 #include "program/build.h"
 #include "program/gemm_queues.h"
 #include "program/schedule_space.h"
@@ -16,6 +18,7 @@
 namespace uniep::cuda::test {
 namespace {
 
+using uniep::test::BranchCounts;
 using uniep::test::Random;
 using uniep::test::random_layer;
 using uniep::test::RandomLayer;
@@ -97,6 +100,57 @@ int workers_of_part(const CaseOptions& options, int part, int ranks) {
   return std::max(kFewest, random_workers(options, ranks, nullptr, random));
 }
 
+// Which of them exist: one launch a stage, or pairs of them, and rows that their owner fetches. Of what is compiled
+// into kernels there are few values, unless the options want any.
+PartialSchedule backward_fields(const CaseOptions& options, const LayerConfig& config, const Machine& machine,
+                                const LayerCase& layer_case, Random& random) {
+  PartialSchedule fixed =
+      options.fixed_backward.empty() ? PartialSchedule() : PartialSchedule::parse(options.fixed_backward);
+  const auto set = [&](const std::string& name, const std::string& value) {
+    if (!fixed.given(name)) fixed.set(name, value);
+  };
+  set("fusion", random.one_in(3) ? "none" : "pairs");
+  set("dispatch.transport", "pull");
+  const bool kept = layer_case.schedule.save_xg == SaveXg::kKeep;
+  set("save.xg", random.one_in(3) || !kept ? "redispatch" : "keep");
+  constexpr int kEnoughToCopy = 8;
+  if (random.one_in(4) && layer_case.workers >= kEnoughToCopy) set("comm.where", "sms");
+  if (options.any_kernel) return fixed;
+  const Schedule filled = fill(fixed, Direction::kBackward, config.shape, config.numerics, machine);
+  const PartialSchedule whole = PartialSchedule::from(filled);
+  for (const auto& [name, value] : whole.values()) {
+    if (name.starts_with("tile.") || name == "comm.chunk_bytes" || name == "comm.stages") set(name, value);
+  }
+  return fixed;
+}
+
+// With a stream of random numbers of its own, so that forward passes are the same with and without.
+void draw_backward(const CaseOptions& options, const RandomLayer& layer, uint64_t seed, LayerCase& drawn) {
+  constexpr uint64_t kStream = 0x6261636b77617264;
+  Random random(Random(seed ^ kStream).next() + static_cast<uint64_t>(drawn.ranks));
+  drawn.by_address = random.one_in(2);
+  drawn.backward_twice = random.one_in(8);
+  if (!options.backward) return;
+  Machine machine;
+  machine.engine = EngineKind::kCuda;
+  machine.ranks = drawn.ranks;
+  machine.workers = drawn.workers;
+  const LayerConfig& config = layer.config;
+  const PartialSchedule fixed = backward_fields(options, config, machine, drawn, random);
+  drawn.backward = sample_legal(random.next(), Direction::kBackward, config.shape, config.numerics, machine, fixed);
+}
+
+// Columns of dy that are zero or so small that sums of them are subnormal: what main_grad holds, and bf16, must keep
+// it.
+void make_small_gradients(cli::LayerData& data) {
+  constexpr float kSmall = 0x1p-127f;
+  const auto hidden = static_cast<std::size_t>(data.shape.hidden);
+  for (std::size_t i = 0; i < data.dy.size(); i += hidden) {
+    data.dy[i] = BFloat16{0};
+    data.dy[i + 1] = to_bfloat16(mul(to_float(data.dy[i + 1]), kSmall));
+  }
+}
+
 LayerCase random_case(const CaseOptions& options, const RandomLayer& layer, int ranks, uint64_t seed) {
   Random random(Random(seed).next() + static_cast<uint64_t>(ranks));  // a stream of each seed and number of ranks
   LayerCase drawn;
@@ -111,22 +165,12 @@ LayerCase random_case(const CaseOptions& options, const RandomLayer& layer, int 
   }
   drawn.capacity = random_capacity(layer, ranks, random);
   drawn.schedule = random_schedule(options, layer.config, drawn, seldom, random);
+  draw_backward(options, layer, seed, drawn);
   return drawn;
 }
 
-}  // namespace
-
-LayerCases draw_cases(uint64_t seed, const RandomLayerLimits& limits, const CaseOptions& options) {
-  LayerCases drawn{random_layer(seed, limits), {}};
-  if (drawn.layer.config.numerics.combine_groups > kMostGroups) return drawn;
-  drawn.cases.push_back(random_case(options, drawn.layer, drawn.layer.ranks, seed));
-  if (drawn.layer.ranks > 1) drawn.cases.push_back(random_case(options, drawn.layer, 1, seed));
-  return drawn;
-}
-
-void count_branches(uniep::test::BranchCounts& branches, const RandomLayer& layer, const LayerCase& layer_case,
-                    const CaseOptions& options) {
-  const cli::LayerData data = layer_case.ranks == layer.ranks ? layer.data : uniep::test::on_one_rank(layer.data);
+Program program_of(const cli::LayerData& data, const Numerics& numerics, const LayerCase& layer_case,
+                   Direction direction) {
   std::vector<Routing> routings;
   for (int rank = 0; rank < layer_case.ranks; ++rank) {
     const int64_t slot = data.first_token(rank) * data.shape.topk;
@@ -136,27 +180,40 @@ void count_branches(uniep::test::BranchCounts& branches, const RandomLayer& laye
                         data.probs.data() + slot,
                         {}});
   }
+  const bool backward = direction == Direction::kBackward;
   ProgramRequest request;
   request.shape = data.shape;
-  request.numerics = layer.config.numerics;
-  request.schedule = layer_case.schedule;
+  request.numerics = numerics;
+  request.schedule = backward ? *layer_case.backward : layer_case.schedule;
+  request.direction = direction;
+  request.redispatch = backward && request.schedule.save_xg == SaveXg::kRedispatch;
   request.workers = layer_case.workers;
-  request.cluster = cluster_of(layer_case.schedule, Direction::kForward);
+  request.cluster = cluster_of(request.schedule, direction);
   request.pull_parts = pull_parts(data.shape);
-  const Program program(request, place_on_host(data.shape, layer_case.ranks, routings, {}));
-  uniep::test::count_schedule(branches, program);
-  uniep::test::count_layer(branches, layer);
+  return {request, place_on_host(data.shape, layer_case.ranks, routings, {})};
+}
+
+// How the ranks run.
+void count_launch(BranchCounts& branches, const LayerCase& layer_case, const CaseOptions& options) {
   const bool one = layer_case.launch == uniep::Launch::kThreads;
   const bool within = layer_case.capacity.rows > 0;
   const bool several = std::min(layer_case.ranks, options.devices) > 1;
   branches.count("placed by need", !within);
   branches.count("placed within a capacity", within);
-  branches.count("one process, virtual ranks", one && layer_case.ranks > options.devices);
+  branches.count("tensors of all experts", !layer_case.by_address);
+  branches.count("a tensor an expert", layer_case.by_address);
+  constexpr int kMostRanks = 8;
+  if (options.devices < kMostRanks)
+    branches.count("one process, virtual ranks", one && layer_case.ranks > options.devices);
   if (options.devices > 1) branches.count("one process, several GPUs", one && several);
   if (options.random_launch) branches.count("processes", !one);
   if (options.random_launch) branches.count("processes, within a capacity", !one && within);
   if (options.random_launch && options.devices > 1) branches.count("several processes", !one && several);
-  const bool clusters = request.cluster == 2;
+}
+
+void count_forward(BranchCounts& branches, const Program& program, const CaseOptions& options) {
+  uniep::test::count_schedule(branches, program);
+  const bool clusters = program.request().cluster == 2;
   const bool chooses = options.any_kernel || options.tiles.size() > 1;
   if (chooses) branches.count("no clusters", !clusters);
   if (chooses) branches.count("no clusters, dynamic queues", !clusters && program.rank(0).dynamic);
@@ -164,29 +221,134 @@ void count_branches(uniep::test::BranchCounts& branches, const RandomLayer& laye
   branches.count("mixed GEMMs, dynamic queues, no clusters", !clusters && has_gemm_queues(program.rank(0), 0));
 }
 
-std::vector<std::string> untaken_branches(const uniep::test::BranchCounts& branches) {
-  // The engine has no backward pass, and no layer asks it for gradients.
-  const auto of_backward = [](const std::string& branch) {
-    for (const char* const word : {"backward", "redispatch", "wgrad"}) {
-      if (branch.find(word) != std::string::npos) return true;
-    }
-    return false;
+void count_backward(BranchCounts& branches, const Program& program, const LayerCase& layer_case) {
+  uniep::test::count_schedule(branches, program);
+  const internal::PlacementState& placement = program.placement();
+  const auto any_expert = [&](auto&& holds) {
+    return std::any_of(placement.expert_rows.begin(), placement.expert_rows.end(), holds);
   };
-  std::vector<std::string> untaken = branches.never_taken();
-  std::erase_if(untaken, of_backward);
+  const bool empty = any_expert([](int32_t rows) { return rows == 0; });
+  const bool pairs = program.request().schedule.fusion == Fusion::kPairs;
+  const bool fill = program.request().schedule.wgrad == WgradOrder::kFill;
+  branches.count("xg of a forward that kept it", !program.request().redispatch);
+  branches.count("redispatch after a forward that kept xg",
+                 program.request().redispatch && layer_case.schedule.save_xg == SaveXg::kKeep);
+  branches.count("redispatch after a forward that did not",
+                 program.request().redispatch && layer_case.schedule.save_xg == SaveXg::kRedispatch);
+  branches.count("backward twice", layer_case.backward_twice);
+  branches.count("pairs, wgrad after", pairs && !fill);
+  branches.count("an expert with one row", any_expert([](int32_t rows) { return rows == 1; }));
+  branches.count("an expert with several blocks of rows",
+                 any_expert([](int32_t rows) { return rows > kRowAlignment; }));
+  branches.count("an expert with 600 rows and more", any_expert([](int32_t rows) { return rows >= 600; }));
+  constexpr const char* kEmpty[] = {"dW in bf16 of an expert without rows", "dW in fp32 of an expert without rows",
+                                    "dW in main_grad of an expert without rows"};
+  constexpr const char* kFill[] = {"wgrad fills in bf16", "wgrad fills in fp32", "wgrad fills in main_grad"};
+  for (std::size_t mode = 0; mode < std::size(kFill); ++mode) {
+    const bool holds = program.request().numerics.weight_gradient == static_cast<WeightGradient>(mode);
+    branches.count(kEmpty[mode], holds && empty);
+    branches.count(kFill[mode], holds && fill);
+  }
+}
+
+bool names_any(const std::string& branch, std::initializer_list<const char*> words) {
+  return std::any_of(words.begin(), words.end(),
+                     [&branch](const char* word) { return branch.find(word) != std::string::npos; });
+}
+
+}  // namespace
+
+LayerCases draw_cases(uint64_t seed, const RandomLayerLimits& limits, const CaseOptions& options) {
+  LayerCases drawn{random_layer(seed, limits), {}};
+  if (seed % 3 == 0) make_small_gradients(drawn.layer.data);
+  if (drawn.layer.config.numerics.combine_groups > kMostGroups) return drawn;
+  drawn.cases.push_back(random_case(options, drawn.layer, drawn.layer.ranks, seed));
+  if (drawn.layer.ranks > 1) drawn.cases.push_back(random_case(options, drawn.layer, 1, seed));
+  return drawn;
+}
+
+void count_branches(Branches& branches, const RandomLayer& layer, const LayerCase& layer_case,
+                    const CaseOptions& options) {
+  const cli::LayerData data = layer_case.ranks == layer.ranks ? layer.data : uniep::test::on_one_rank(layer.data);
+  if (options.forward) {
+    count_forward(branches.forward, program_of(data, layer.config.numerics, layer_case, Direction::kForward), options);
+    uniep::test::count_layer(branches.forward, layer);
+    count_launch(branches.forward, layer_case, options);
+  }
+  if (!layer_case.backward) return;
+  const Program program = program_of(data, layer.config.numerics, layer_case, Direction::kBackward);
+  count_backward(branches.backward, program, layer_case);
+  uniep::test::count_layer(branches.backward, layer);
+  count_launch(branches.backward, layer_case, options);
+}
+
+std::vector<std::string> untaken_branches(const Branches& branches) {
+  std::vector<std::string> untaken;
+  for (const std::string& branch : branches.forward.never_taken()) {
+    if (!names_any(branch, {"backward", "redispatch", "wgrad"})) untaken.push_back("forward: " + branch);
+  }
+  // One launch for all of it, and rows that are pushed, are not built.
+  for (const std::string& branch : branches.backward.never_taken()) {
+    if (branch == "forward" || names_any(branch, {"push", "fusion layer", "mixed GEMMs"})) continue;
+    untaken.push_back("backward: " + branch);
+  }
   return untaken;
 }
 
 std::string to_text(const LayerCase& layer_case) {
-  return fmt::format("{} workers {} {}", layer_case.launch == uniep::Launch::kProcesses ? "processes" : "threads",
-                     layer_case.workers, uniep::to_text(layer_case.schedule));
+  std::string text = fmt::format(
+      "{} workers {} {} {}", layer_case.launch == uniep::Launch::kProcesses ? "processes" : "threads",
+      layer_case.workers, layer_case.by_address ? "addresses" : "tensors", uniep::to_text(layer_case.schedule));
+  if (layer_case.backward) text += " | backward " + uniep::to_text(*layer_case.backward);
+  return text;
+}
+
+float case_main_grad(uint64_t index) {
+  const uint64_t bits = Random(index).next();
+  const auto low = static_cast<uint32_t>(bits >> 8);
+  constexpr uint32_t kSign = 0x80000000u, kFraction = 0x007fffffu;
+  switch (bits % 4) {
+    case 0:
+      return -0.0f;
+    case 1:
+      return float_from_bits(low & (kSign | kFraction));
+    case 2:
+      return static_cast<float>(static_cast<int32_t>(low)) * 0x1p-31f;
+    default:
+      return static_cast<float>(static_cast<int32_t>(low)) * 0x1p-20f;
+  }
+}
+
+std::string why_no_backward() {
+  const LayerShape shape{64, 64, 1, 1};
+  Machine machine;
+  machine.engine = EngineKind::kCuda;
+  machine.workers = 8;
+  const PartialSchedule given = PartialSchedule::parse("fusion=pairs,dispatch.transport=pull");
+  try {
+    require_instantiable(fill(given, Direction::kBackward, shape, {}, machine), {}, Direction::kBackward);
+  } catch (const Error& error) {
+    if (error.status() != Status::kUnsupported) throw;
+    return error.what();
+  }
+  return "";
 }
 
 std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const Numerics& numerics) {
   std::vector<KernelRequest> requests;
-  for (const LaunchStages& stages : launch_stages(layer_case.schedule, Direction::kForward)) {
-    requests.push_back(layer_request(launch_config(layer_case.schedule, numerics, Direction::kForward, stages)));
-  }
+  const auto add = [&](const Schedule& schedule, Direction direction) {
+    for (const LaunchStages& stages : launch_stages(schedule, direction)) {
+      if (!is_weight_gradients_alone(stages)) {
+        requests.push_back(layer_request(launch_config(schedule, numerics, direction, stages)));
+        continue;
+      }
+      for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+        requests.push_back(gemm_request(weight_gradient_config(schedule, numerics, stage)));
+      }
+    }
+  };
+  add(layer_case.schedule, Direction::kForward);
+  if (layer_case.backward) add(*layer_case.backward, Direction::kBackward);
   return requests;
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "engine/cuda/run_time_compiler.h"
 #include "support/branch_counts.h"
 #include "support/random_layer.h"
@@ -21,7 +23,10 @@ struct CaseOptions {
   bool random_launch = false;                  // else in one process
   bool any_kernel = false;                     // whatever the engine has a kernel for; else few different
   std::vector<std::string> tiles = {"256:2"};  // few: tile.n and tile.cluster
-  std::string fixed;                           // fields of every Schedule
+  std::string fixed;                           // fields of every forward Schedule
+  std::string fixed_backward;                  // and of every backward one
+  bool forward = true;                         // y and z are looked at
+  bool backward = true;                        // cases have a backward pass
 };
 
 // How one layer is run.
@@ -31,7 +36,10 @@ struct LayerCase {
   int part = 0;
   int workers = 0;
   Capacity capacity;
+  bool by_address = false;  // weights and gradients: a tensor an expert
   Schedule schedule;
+  std::optional<Schedule> backward;
+  bool backward_twice = false;  // of one forward
 };
 
 // A random layer, and two ways to run it: on its own number of ranks, and on one. No ways where the engine refuses the
@@ -42,15 +50,24 @@ struct LayerCases {
 };
 LayerCases draw_cases(uint64_t seed, const uniep::test::RandomLayerLimits& limits, const CaseOptions& options);
 
-// What of the engine's branches a case takes; those that the options leave out are not in the table.
-void count_branches(uniep::test::BranchCounts& branches, const uniep::test::RandomLayer& layer,
-                    const LayerCase& layer_case, const CaseOptions& options);
+// What of the engine's branches a case takes, a table a direction; those that the options leave out are in none.
+struct Branches {
+  uniep::test::BranchCounts forward, backward;
+};
+void count_branches(Branches& branches, const uniep::test::RandomLayer& layer, const LayerCase& layer_case,
+                    const CaseOptions& options);
 // Of those that this engine has.
-std::vector<std::string> untaken_branches(const uniep::test::BranchCounts& branches);
+std::vector<std::string> untaken_branches(const Branches& branches);
 
 std::string to_text(const LayerCase& layer_case);
 
-// The kernels that the megakernel's launches take.
+// What main_grad holds before a case's backward pass: values of all sizes, subnormals and -0.
+float case_main_grad(uint64_t index);
+
+// Why the engine runs no backward pass; empty: it does.
+std::string why_no_backward();
+
+// The kernels that the launches take, of those passes that the engine runs.
 std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const Numerics& numerics);
 
 }  // namespace uniep::cuda::test

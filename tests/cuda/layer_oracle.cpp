@@ -1,6 +1,7 @@
 #include "tests/cuda/layer_oracle.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "api/place.h"
 #include "tests/cuda/layer_oracle_arguments.h"
@@ -12,9 +13,14 @@ namespace {
 constexpr const char* kNaive = "engine/cuda/device/naive_gemm.cu";
 constexpr const char* kMovement = "layer_oracle_kernels.cu";
 constexpr int kThreads = 256;
+constexpr int kNaiveTile = 64;
 
 int blocks_of(int64_t elements) {
   return static_cast<int>((elements + kThreads - 1) / kThreads);
+}
+
+int naive_tiles(int elements) {
+  return (elements + kNaiveTile - 1) / kNaiveTile;
 }
 
 template <typename T>
@@ -24,97 +30,232 @@ Buffer uploaded(const std::vector<T>& values) {
   return buffer;
 }
 
-// Expert rows of a placement on one rank.
-struct Rows {
-  int experts;
-  int64_t rows;
-  int most;
-  Buffer start, count;
+// A matrix an expert or of rows: where it begins and how far apart its elements are.
+struct Operand {
+  const Buffer& values;
+  int64_t row, k;         // strides: of the product's rows or columns, and along the sum
+  int64_t of_expert = 0;  // elements of an expert's matrix
 };
 
-Buffer multiply(Kernels& kernels, const Rows& rows, const Buffer& a, const Buffer& weights, int n, int k) {
-  std::vector<const uint16_t*> addresses;
-  for (int64_t e = 0; e < rows.experts; ++e) addresses.push_back(weights.as<uint16_t>() + e * n * k);
-  const Buffer table = uploaded(addresses);
-  Buffer d(rows.rows * n * 4);
-  kernels.run(kNaive, "uniep_naive_gemm",
-              {.grid_x = (n + 63) / 64, .grid_y = (rows.most + 63) / 64, .grid_z = rows.experts, .threads = 128},
-              NaiveArguments{a.as<uint16_t>(), table.as<const uint16_t*>(), d.as<float>(), rows.start.as<int32_t>(),
-                             rows.count.as<int32_t>(), k, 1, k, 1, 0, n, k, 0});
-  check(driver().cuCtxSynchronize(), "naive GEMM");
-  return d;
-}
+class NaiveLayer {
+ public:
+  NaiveLayer(Kernels& kernels, const LayerConfig& config, const cli::LayerData& data)
+      : kernels_(kernels),
+        config_(config),
+        data_(data),
+        hidden_(static_cast<int>(config.shape.hidden)),
+        width_(static_cast<int>(config.shape.intermediate)),
+        experts_(static_cast<int>(config.shape.experts)),
+        tokens_(data.all_tokens()) {
+    const Routing routing{tokens_, data.ids.data(), IndexType::kInt32, data.probs.data(), {}};
+    placed_ = place_on_host(config.shape, 1, std::span(&routing, 1), {});
+    rows_ = placed_->padded_rows[0];
+    most_ = *std::max_element(placed_->expert_rows.begin(), placed_->expert_rows.end());
+    start_ = uploaded(placed_->segment_start);
+    count_ = uploaded(placed_->expert_rows);
+    std::vector<int32_t> token_of_row;
+    std::vector<float> prob_of_row;
+    for (const RowSource& source : placed_->rank[0].rows) {
+      token_of_row.push_back(source.token);
+      prob_of_row.push_back(source.prob);
+    }
+    token_of_row_ = uploaded(token_of_row);
+    prob_ = uploaded(prob_of_row);
+    row_of_slot_ = uploaded(placed_->rank[0].row_of_slot);
+    expert_of_slot_ = uploaded(placed_->rank[0].expert_of_slot);
+    if (has_rows()) w1_ = uploaded(data.w1);
+    if (has_rows()) w2_ = uploaded(data.w2);
+  }
 
-NaiveEpilogueArguments epilogue_of(const Rows& rows, const Buffer& d, int columns) {
-  NaiveEpilogueArguments arguments;
-  arguments.d = d.as<float>();
-  arguments.segment_start = rows.start.as<int32_t>();
-  arguments.row_count = rows.count.as<int32_t>();
-  arguments.rows = rows.rows;
-  arguments.columns = columns;
-  arguments.experts = rows.experts;
-  arguments.mask_rows = 1;
-  return arguments;
-}
+  void forward(cli::LayerResult& result) {
+    result.y.assign(static_cast<std::size_t>(tokens_ * hidden_), BFloat16{0});
+    if (!has_rows()) return;
+    xg_ = gathered(data_.x);
+    z_ = Buffer(rows_ * 2 * width_ * 2);
+    const Buffer a(rows_ * width_ * 2);
+    {
+      const int64_t of_expert = int64_t{2} * width_ * hidden_;
+      const Buffer d = multiply({xg_, hidden_, 1}, {w1_, hidden_, 1, of_expert}, 2 * width_, hidden_);
+      NaiveEpilogueArguments swiglu = epilogue(d, 2 * width_);
+      swiglu.bf16 = z_.as<BFloat16>();
+      swiglu.activation = a.as<BFloat16>();
+      swiglu.prob = prob_.as<float>();
+      element_wise("uniep_naive_swiglu", rows_ * width_, swiglu);
+    }
+    const Buffer d = multiply({a, width_, 1}, {w2_, width_, 1, int64_t{hidden_} * width_}, hidden_, width_);
+    result.y = combined(rounded(d));
+    const std::vector<BFloat16> padded = z_.download<BFloat16>(static_cast<std::size_t>(rows_ * 2 * width_));
+    for (std::size_t expert = 0; expert < placed_->expert_rows.size(); ++expert) {
+      const auto first = padded.begin() + static_cast<std::ptrdiff_t>(placed_->segment_start[expert]) * 2 * width_;
+      result.z.insert(result.z.end(), first,
+                      first + static_cast<std::ptrdiff_t>(placed_->expert_rows[expert]) * 2 * width_);
+    }
+  }
+
+  // After forward().
+  void backward(cli::LayerResult& result, float (*main_grad)(uint64_t index)) {
+    result.dx.assign(static_cast<std::size_t>(tokens_ * hidden_), BFloat16{0});
+    result.dprobs.assign(data_.ids.size(), 0.0f);
+    const Buffer dyg = gathered(data_.dy), a(rows_ * width_ * 2), dz(rows_ * 2 * width_ * 2);
+    if (has_rows()) {
+      const Buffer da = multiply({dyg, hidden_, 1}, {w2_, 1, width_, int64_t{hidden_} * width_}, width_, hidden_);
+      const Buffer dprob(rows_ * 4);
+      NaiveEpilogueArguments gradient = epilogue(da, width_);
+      gradient.bf16 = dz.as<BFloat16>();
+      gradient.activation = a.as<BFloat16>();
+      gradient.saved = z_.as<BFloat16>();
+      gradient.prob = prob_.as<float>();
+      gradient.dprob = dprob.as<float>();
+      element_wise("uniep_naive_swiglu_gradient", rows_, gradient);
+      const std::vector<float> of_row = dprob.download<float>(static_cast<std::size_t>(rows_));
+      for (std::size_t slot = 0; slot < result.dprobs.size(); ++slot) {
+        const int32_t row = placed_->rank[0].row_of_slot[slot];
+        if (row >= 0) result.dprobs[slot] = of_row[static_cast<std::size_t>(row)];
+      }
+    }
+    add_gradient({dyg, 1, hidden_}, {a, 1, width_}, hidden_, width_, main_grad, result.dw2_bf16, result.dw2_fp32);
+    add_gradient({dz, 1, 2 * width_}, {xg_, 1, hidden_}, 2 * width_, hidden_, main_grad, result.dw1_bf16,
+                 result.dw1_fp32);
+    if (!has_rows()) return;
+    const Operand w1{w1_, 1, hidden_, int64_t{2} * width_ * hidden_};
+    const Buffer dxg = multiply({dz, 2 * width_, 1}, w1, hidden_, 2 * width_);
+    result.dx = combined(rounded(dxg));
+  }
+
+ private:
+  bool has_rows() const { return most_ > 0; }
+
+  // A token's row on every row that it has, padding zero.
+  Buffer gathered(const std::vector<BFloat16>& values) {
+    Buffer rows(rows_ * hidden_ * 2);
+    if (!has_rows()) return rows;
+    const Buffer of_tokens = uploaded(values);
+    kernels_.run(
+        kMovement, "oracle_gather", {.grid_x = blocks_of(rows_ * hidden_), .threads = kThreads},
+        OracleGatherArguments{of_tokens.as<BFloat16>(), token_of_row_.as<int>(), rows.as<BFloat16>(), rows_, hidden_});
+    check(driver().cuCtxSynchronize(), "gathering rows");
+    return rows;
+  }
+
+  // [rows, n] in fp32, sums of k.
+  Buffer multiply(const Operand& a, const Operand& b, int n, int k) {
+    std::vector<const uint16_t*> addresses;
+    for (int64_t e = 0; e < experts_; ++e) addresses.push_back(b.values.as<uint16_t>() + e * b.of_expert);
+    const Buffer table = uploaded(addresses);
+    Buffer d(rows_ * n * 4);
+    kernels_.run(kNaive, "uniep_naive_gemm",
+                 {.grid_x = naive_tiles(n), .grid_y = naive_tiles(most_), .grid_z = experts_, .threads = 128},
+                 NaiveArguments{a.values.as<uint16_t>(), table.as<const uint16_t*>(), d.as<float>(),
+                                start_.as<int32_t>(), count_.as<int32_t>(), a.row, a.k, b.row, b.k, 0, n, k, 0});
+    check(driver().cuCtxSynchronize(), "naive GEMM");
+    return d;
+  }
+
+  // A weight gradient [experts, m, n] of two matrices of rows, stored as Numerics say. Expert by expert: in fp32 all of
+  // them may be more than there is memory.
+  void add_gradient(const Operand& a, const Operand& b, int m, int n, float (*main_grad)(uint64_t index),
+                    std::vector<BFloat16>& bf16, std::vector<float>& fp32) {
+    const WeightGradient mode = config_.numerics.weight_gradient;
+    const auto elements = static_cast<std::size_t>(m) * static_cast<std::size_t>(n);
+    const Buffer d(static_cast<int64_t>(elements) * 4);
+    for (int expert = 0; expert < experts_; ++expert) {
+      const int32_t rows = placed_->expert_rows[static_cast<std::size_t>(expert)];
+      std::vector<float> sums(elements, 0.0f);
+      if (rows > 0) {
+        const std::vector<const uint16_t*> second{b.values.as<uint16_t>()};
+        const Buffer table = uploaded(second);
+        kernels_.run(kNaive, "uniep_naive_gemm",
+                     {.grid_x = naive_tiles(n), .grid_y = naive_tiles(m), .grid_z = 1, .threads = 128},
+                     NaiveArguments{a.values.as<uint16_t>(), table.as<const uint16_t*>(), d.as<float>(),
+                                    start_.as<int32_t>() + expert, count_.as<int32_t>() + expert, a.row, a.k, b.row,
+                                    b.k, m, n, 0, 1});
+        check(driver().cuCtxSynchronize(), "naive weight gradient");
+        sums = d.download<float>(elements);
+      }
+      const std::size_t first = static_cast<std::size_t>(expert) * elements;
+      for (std::size_t i = 0; i < elements; ++i) {
+        if (mode == WeightGradient::kBFloat16) {
+          bf16.push_back(to_bfloat16(sums[i]));
+        } else if (mode == WeightGradient::kFloat32) {
+          fp32.push_back(sums[i]);
+        } else {
+          const float before = main_grad(first + i);
+          fp32.push_back(rows > 0 ? add(before, sums[i]) : before);
+        }
+      }
+    }
+  }
+
+  NaiveEpilogueArguments epilogue(const Buffer& d, int columns) const {
+    NaiveEpilogueArguments arguments;
+    arguments.d = d.as<float>();
+    arguments.segment_start = start_.as<int32_t>();
+    arguments.row_count = count_.as<int32_t>();
+    arguments.rows = rows_;
+    arguments.columns = columns;
+    arguments.experts = experts_;
+    arguments.mask_rows = 1;
+    return arguments;
+  }
+
+  void element_wise(const char* function, int64_t threads, const NaiveEpilogueArguments& arguments) {
+    kernels_.run(kNaive, function, {.grid_x = blocks_of(threads), .threads = kThreads}, arguments);
+    check(driver().cuCtxSynchronize(), function);
+  }
+
+  // [rows, hidden] in bf16.
+  Buffer rounded(const Buffer& d) {
+    Buffer out(rows_ * hidden_ * 2);
+    NaiveEpilogueArguments arguments = epilogue(d, hidden_);
+    arguments.bf16 = out.as<BFloat16>();
+    element_wise("uniep_naive_round", rows_ * hidden_, arguments);
+    return out;
+  }
+
+  // [tokens, hidden] of the rows.
+  std::vector<BFloat16> combined(const Buffer& rows) {
+    const Buffer sums(tokens_ * hidden_ * 2);
+    kernels_.run(kMovement, "oracle_combine", {.grid_x = blocks_of(tokens_ * hidden_), .threads = kThreads},
+                 OracleCombineArguments{rows.as<BFloat16>(), row_of_slot_.as<int>(), expert_of_slot_.as<int>(),
+                                        sums.as<BFloat16>(), tokens_, hidden_, static_cast<int>(config_.shape.topk),
+                                        experts_, static_cast<int>(config_.numerics.combine_groups)});
+    check(driver().cuCtxSynchronize(), "combining rows");
+    return sums.download<BFloat16>(static_cast<std::size_t>(tokens_ * hidden_));
+  }
+
+  Kernels& kernels_;
+  const LayerConfig& config_;
+  const cli::LayerData& data_;
+  int hidden_, width_, experts_;
+  int64_t tokens_;
+  std::shared_ptr<const internal::PlacementState> placed_;
+  int64_t rows_ = 0;
+  int most_ = 0;  // rows of an expert
+  Buffer start_, count_, token_of_row_, prob_, row_of_slot_, expert_of_slot_;
+  Buffer w1_, w2_, xg_, z_;
+};
 
 }  // namespace
 
-cli::LayerResult naive_layer(Kernels& kernels, const LayerConfig& config, const cli::LayerData& data) {
-  const int hidden = static_cast<int>(config.shape.hidden), width = static_cast<int>(config.shape.intermediate);
-  const int64_t tokens = data.all_tokens();
-  const Routing routing{tokens, data.ids.data(), IndexType::kInt32, data.probs.data(), {}};
-  const auto placed = place_on_host(config.shape, 1, std::span(&routing, 1), {});
-  const internal::RankPlacement& own = placed->rank[0];
-
+cli::LayerResult naive_layer(Kernels& kernels, const LayerConfig& config, const cli::LayerData& data,
+                             float (*main_grad)(uint64_t index)) {
   cli::LayerResult result;
-  result.y.assign(static_cast<std::size_t>(tokens * hidden), BFloat16{0});
-  if (placed->rows[0] == 0) return result;
-  const Rows rows{static_cast<int>(config.shape.experts), placed->padded_rows[0],
-                  *std::max_element(placed->expert_rows.begin(), placed->expert_rows.end()),
-                  uploaded(placed->segment_start), uploaded(placed->expert_rows)};
-  std::vector<int32_t> token_of_row;
-  std::vector<float> prob_of_row;
-  for (const RowSource& source : own.rows) {
-    token_of_row.push_back(source.token);
-    prob_of_row.push_back(source.prob);
-  }
-  const Buffer x = uploaded(data.x), tokens_of_rows = uploaded(token_of_row), probs = uploaded(prob_of_row);
-  const Buffer w1 = uploaded(data.w1), w2 = uploaded(data.w2);
-  const Buffer xg(rows.rows * hidden * 2), z(rows.rows * 2 * width * 2), a(rows.rows * width * 2);
-  const Buffer out(rows.rows * hidden * 2), y(tokens * hidden * 2);
-
-  kernels.run(kMovement, "oracle_gather", {.grid_x = blocks_of(rows.rows * hidden), .threads = kThreads},
-              OracleGatherArguments{x.as<BFloat16>(), tokens_of_rows.as<int>(), xg.as<BFloat16>(), rows.rows, hidden});
-  {
-    const Buffer d = multiply(kernels, rows, xg, w1, 2 * width, hidden);
-    NaiveEpilogueArguments swiglu = epilogue_of(rows, d, 2 * width);
-    swiglu.bf16 = z.as<BFloat16>();
-    swiglu.activation = a.as<BFloat16>();
-    swiglu.prob = probs.as<float>();
-    kernels.run(kNaive, "uniep_naive_swiglu", {.grid_x = blocks_of(rows.rows * width), .threads = kThreads}, swiglu);
-    check(driver().cuCtxSynchronize(), "naive FC1");
-  }
-  {
-    const Buffer d = multiply(kernels, rows, a, w2, hidden, width);
-    NaiveEpilogueArguments rounded = epilogue_of(rows, d, hidden);
-    rounded.bf16 = out.as<BFloat16>();
-    kernels.run(kNaive, "uniep_naive_round", {.grid_x = blocks_of(rows.rows * hidden), .threads = kThreads}, rounded);
-    check(driver().cuCtxSynchronize(), "naive FC2");
-  }
-  const Buffer row_of_slot = uploaded(own.row_of_slot), expert_of_slot = uploaded(own.expert_of_slot);
-  kernels.run(
-      kMovement, "oracle_combine", {.grid_x = blocks_of(tokens * hidden), .threads = kThreads},
-      OracleCombineArguments{out.as<BFloat16>(), row_of_slot.as<int>(), expert_of_slot.as<int>(), y.as<BFloat16>(),
-                             tokens, hidden, static_cast<int>(config.shape.topk),
-                             static_cast<int>(config.shape.experts), static_cast<int>(config.numerics.combine_groups)});
-  result.y = y.download<BFloat16>(result.y.size());
-  const std::vector<BFloat16> padded = z.download<BFloat16>(static_cast<std::size_t>(rows.rows * 2 * width));
-  for (std::size_t expert = 0; expert < placed->expert_rows.size(); ++expert) {
-    const auto first = padded.begin() + static_cast<std::ptrdiff_t>(placed->segment_start[expert]) * 2 * width;
-    result.z.insert(result.z.end(), first,
-                    first + static_cast<std::ptrdiff_t>(placed->expert_rows[expert]) * 2 * width);
-  }
+  NaiveLayer layer(kernels, config, data);
+  layer.forward(result);
+  if (main_grad != nullptr) layer.backward(result, main_grad);
   return result;
+}
+
+std::vector<KernelRequest> oracle_kernels(const std::string& folder) {
+  std::vector<KernelRequest> requests;
+  for (const char* const function :
+       {"uniep_naive_gemm", "uniep_naive_round", "uniep_naive_swiglu", "uniep_naive_swiglu_gradient"}) {
+    requests.push_back(Kernels::request(folder, kNaive, function));
+  }
+  for (const char* const function : {"oracle_gather", "oracle_combine"}) {
+    requests.push_back(Kernels::request(folder, kMovement, function));
+  }
+  return requests;
 }
 
 }  // namespace uniep::cuda::test

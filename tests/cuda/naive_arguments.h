@@ -59,6 +59,12 @@ struct CompareArguments {
   unsigned long long* result;
 };
 
+struct ChecksumArguments {
+  const uint16_t* data;
+  int64_t count;
+  unsigned long long* sum;
+};
+
 struct SampleArguments {
   const float* d;
   const uint16_t* a;

@@ -81,6 +81,22 @@ extern "C" __global__ void test_compare(CompareArguments args) {
   }
 }
 
+// The sum of mixed half-words and indices, in whatever order.
+struct ChecksumArguments {
+  const uint16_t* data;
+  int64_t count;
+  unsigned long long* sum;
+};
+
+extern "C" __global__ void test_checksum(ChecksumArguments args) {
+  unsigned long long sum = 0;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    sum += mix(static_cast<uint64_t>(i) << 16 | args.data[i]);
+  }
+  atomicAdd(args.sum, sum);
+}
+
 // Relative error of sampled elements of D against float64: sums of squares of (got - reference) and of reference.
 struct SampleArguments {
   const float* d;

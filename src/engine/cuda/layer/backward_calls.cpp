@@ -17,27 +17,6 @@ CUstream stream_of(Stream stream) {
   return static_cast<CUstream>(stream.handle);
 }
 
-WeightGradientMode mode_of(WeightGradient gradient) {
-  switch (gradient) {
-    case WeightGradient::kBFloat16:
-      return WeightGradientMode::kBFloat16;
-    case WeightGradient::kFloat32:
-      return WeightGradientMode::kFloat32;
-    default:
-      return WeightGradientMode::kAccumulate;
-  }
-}
-
-GemmConfig kernel_of(const ProgramRequest& request, GemmStage stage) {
-  const TileShape tile = request.schedule.tile_of(stage);
-  GemmConfig config = default_config(Layout::kWgrad, epilogue_of(mode_of(request.numerics.weight_gradient)));
-  config.tile_n = tile.n;
-  config.cluster = tile.cluster;
-  config.stages = tile.stages;
-  require_legal(config);
-  return config;
-}
-
 MutableExpertMatrices matrices(void* whole, void* const* experts, int64_t count) {
   if (experts == nullptr) return {whole, {}};
   return {nullptr, std::vector<void*>(experts, experts + count)};
@@ -86,7 +65,7 @@ struct CudaPending final : internal::PendingState {
 }  // namespace
 
 void CudaEngine::prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address) {
-  GemmConfig config = kernel_of(request, stage);
+  GemmConfig config = weight_gradient_config(request.schedule, request.numerics, stage);
   config.outputs = addresses_of_launch(by_address ? static_cast<int>(request.shape.experts / options_.ranks) : 0);
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     const ScopedDevice scope(queue->device());
@@ -103,7 +82,8 @@ void CudaEngine::launch_weight_gradient(const ProgramRequest& request, const Dev
   const int raster = std::max(1, request.schedule.order.raster / 2);
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     if (queue->device() != ranks_.device_of(program.program.rank)) continue;
-    cuda::launch_weight_gradient(queue->kernels(), kernel_of(request, stage), product, raster, sms, stream);
+    cuda::launch_weight_gradient(queue->kernels(), weight_gradient_config(request.schedule, request.numerics, stage),
+                                 product, raster, sms, stream);
   }
 }
 

@@ -31,6 +31,20 @@ bool is_weight_gradients_alone(const LaunchStages& stages) {
   return !stages.dispatch && !stages.first_gemm && !stages.second_gemm && !stages.combine;
 }
 
+GemmConfig weight_gradient_config(const Schedule& schedule, const Numerics& numerics, GemmStage stage) {
+  const TileShape tile = schedule.tile_of(stage);
+  GemmConfig config;
+  config.layout = Layout::kWgrad;
+  config.epilogue = numerics.weight_gradient == WeightGradient::kBFloat16  ? Epilogue::kBFloat16
+                    : numerics.weight_gradient == WeightGradient::kFloat32 ? Epilogue::kFloat32
+                                                                           : Epilogue::kAccumulate;
+  config.tile_n = tile.n;
+  config.cluster = tile.cluster;
+  config.stages = tile.stages;
+  require_legal(config);
+  return config;
+}
+
 LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numerics, Direction direction,
                                 const LaunchStages& stages) {
   const bool backward = direction == Direction::kBackward, second = stages.second_gemm || stages.combine;

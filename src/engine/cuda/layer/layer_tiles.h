@@ -16,8 +16,9 @@ void require_instantiable(const Schedule& schedule, const Numerics& numerics, Di
 LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numerics, Direction direction,
                                 const LaunchStages& stages);
 
-// Whether a launch has weight gradients alone: they run in kernels of their own (weight_gradients.h).
+// Whether a launch has weight gradients alone: they run in kernels of their own (grouped_launch.h).
 bool is_weight_gradients_alone(const LaunchStages& stages);
+GemmConfig weight_gradient_config(const Schedule& schedule, const Numerics& numerics, GemmStage stage);
 
 // CTAs that share tiles of weights, in every launch of a call.
 int cluster_of(const Schedule& schedule, Direction direction);

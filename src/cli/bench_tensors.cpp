@@ -1,0 +1,108 @@
+#include "cli/bench_tensors.h"
+
+namespace uniep::cli {
+namespace {
+
+constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));
+
+WeightGradientMode mode_of(WeightGradient gradient) {
+  switch (gradient) {
+    case WeightGradient::kBFloat16:
+      return WeightGradientMode::kBFloat16;
+    case WeightGradient::kFloat32:
+      return WeightGradientMode::kFloat32;
+    default:
+      return WeightGradientMode::kAccumulate;
+  }
+}
+
+}  // namespace
+
+LayerTensors::LayerTensors(BenchRanks& ranks, const LayerConfig& config, Parts parts) : ranks_(ranks), config_(config) {
+  for (int rank = ranks_.first_local(); rank < ranks_.end_local(); ++rank) {
+    add_arguments(rank, parts.backward);
+    if (parts.products) add_rows(rank, parts.backward);
+  }
+}
+
+void LayerTensors::add_arguments(int rank, bool backward) {
+  const std::size_t gpu = ranks_.gpu_of(rank);
+  BenchGpus& gpus = ranks_.gpus();
+  const int64_t h = config_.shape.hidden, tokens = ranks_.on_host().tokens(rank);
+  const int64_t weights = config_.shape.experts / ranks_.group().ranks() * config_.shape.intermediate * h;
+  ForwardArguments& arguments = forward_.emplace_back();
+  arguments.weights.w1 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, 2 * weights));
+  arguments.weights.w2 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, weights));
+  arguments.x = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, tokens * h));
+  arguments.y = static_cast<BFloat16*>(gpus.zeros(gpu, tokens * h * kElement));
+  if (!backward) return;
+  const bool bf16 = config_.numerics.weight_gradient == WeightGradient::kBFloat16;
+  const int64_t gradient_bytes = bf16 ? kElement : static_cast<int64_t>(sizeof(float));
+  BackwardArguments& gradients = backward_.emplace_back();
+  gradients.dy = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, tokens * h));
+  gradients.x = arguments.x;
+  gradients.weights = arguments.weights;
+  gradients.dx = static_cast<BFloat16*>(gpus.zeros(gpu, tokens * h * kElement));
+  gradients.dprobs = static_cast<float*>(gpus.zeros(gpu, tokens * config_.shape.topk * 4));
+  gradients.gradients.dw1 = gpus.zeros(gpu, 2 * weights * gradient_bytes);
+  gradients.gradients.dw2 = gpus.zeros(gpu, weights * gradient_bytes);
+}
+
+void LayerTensors::add_rows(int rank, bool backward) {
+  const std::size_t gpu = ranks_.gpu_of(rank);
+  BenchGpus& gpus = ranks_.gpus();
+  const Placement& on_host = ranks_.on_host();
+  const int64_t h = config_.shape.hidden, i = config_.shape.intermediate, padded = on_host.padded_rows(rank);
+  const int64_t experts = config_.shape.experts / ranks_.group().ranks();
+  Rank own;
+  const std::vector<float> probs(static_cast<std::size_t>(padded), 1.0f / static_cast<float>(config_.shape.topk));
+  own.probs = static_cast<float*>(gpus.copy_of(gpu, probs.data(), padded * 4));
+  own.xg = gpus.random_bfloat16(gpu, padded * h);
+  own.z = backward ? gpus.random_bfloat16(gpu, padded * 2 * i) : gpus.zeros(gpu, padded * 2 * i * kElement);
+  own.a = gpus.zeros(gpu, padded * i * kElement);
+  own.out = gpus.zeros(gpu, padded * h * kElement);
+  if (backward) {
+    own.dyg = gpus.random_bfloat16(gpu, padded * h);
+    own.dz = gpus.zeros(gpu, padded * 2 * i * kElement);
+    own.dprobs = static_cast<float*>(gpus.zeros(gpu, padded * 4));
+    own.workspace = gpus.zeros(gpu, GroupedGemm::swiglu_gradient_workspace_bytes(padded, static_cast<int>(i)));
+  }
+  std::vector<int32_t> starts, counts;
+  for (int64_t expert = rank * experts; expert < (rank + 1) * experts; ++expert) {
+    starts.push_back(static_cast<int32_t>(on_host.expert_segment(expert)));
+    counts.push_back(static_cast<int32_t>(on_host.expert_rows(expert)));
+  }
+  own.rows = {static_cast<int>(experts), padded, static_cast<int32_t*>(gpus.copy_of(gpu, starts.data(), experts * 4)),
+              static_cast<int32_t*>(gpus.copy_of(gpu, counts.data(), experts * 4))};
+  rows_.push_back(own);
+  gemms_.push_back(std::make_unique<GroupedGemm>(ranks_.group().device(rank)));
+}
+
+void LayerTensors::multiply_forward() {
+  const int h = static_cast<int>(config_.shape.hidden), i = static_cast<int>(config_.shape.intermediate);
+  for (std::size_t local = 0; local < rows_.size(); ++local) {
+    const Rank& own = rows_[local];
+    const Weights& weights = forward_[local].weights;
+    GroupedGemm& gemm = *gemms_[local];
+    gemm.forward_swiglu(own.rows, own.xg, {weights.w1, {}}, own.probs, own.z, own.a, i, h, nullptr);
+    gemm.forward(own.rows, own.a, {weights.w2, {}}, own.out, h, i, nullptr);
+  }
+}
+
+void LayerTensors::multiply_backward() {
+  const int h = static_cast<int>(config_.shape.hidden), i = static_cast<int>(config_.shape.intermediate);
+  const WeightGradientMode mode = mode_of(config_.numerics.weight_gradient);
+  for (std::size_t local = 0; local < rows_.size(); ++local) {
+    const Rank& own = rows_[local];
+    const Weights& weights = forward_[local].weights;
+    const WeightGradients& gradients = backward_[local].gradients;
+    GroupedGemm& gemm = *gemms_[local];
+    gemm.input_gradient_swiglu(own.rows, own.dyg, {weights.w2, {}}, own.z, own.probs, own.a, own.dz, own.dprobs,
+                               own.workspace, i, h, nullptr);
+    gemm.input_gradient(own.rows, own.dz, {weights.w1, {}}, own.out, h, 2 * i, nullptr);
+    gemm.weight_gradient(own.rows, own.dyg, own.a, {gradients.dw2, {}}, h, i, mode, nullptr);
+    gemm.weight_gradient(own.rows, own.dz, own.xg, {gradients.dw1, {}}, 2 * i, h, mode, nullptr);
+  }
+}
+
+}  // namespace uniep::cli
