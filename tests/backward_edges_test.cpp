@@ -6,7 +6,7 @@
 #include "support/branch_counts.h"
 #include "support/built_program.h"
 
-// What backward alone has of edges: counters by expert, and dprobs on their way back.
+// What backward alone has of edges and order: counters by expert, dprobs on their way back, weight gradients.
 namespace uniep::test {
 namespace {
 
@@ -94,6 +94,35 @@ TEST(Checker, NoticesADprobStoredBehindItsFlag) {
     branches.count("by the epilogue", first.epilogue_combine);
     branches.count("by sends", !first.epilogue_combine && first.combine_groups == 0);
     branches.count("by sends of groups", first.combine_groups > 0);
+  }
+  branches.expect_all_taken();
+}
+
+// x again lands last: without fusion=layer all tiles that do not read it come before those that do.
+TEST(Order, WeightGradientsThatReadXAgainComeLast) {
+  BranchCounts branches;
+  for (uint64_t seed = 1; seed <= 150; ++seed) {
+    const BuiltProgram built = build(seed, Direction::kBackward, {.most_local_experts = 8});
+    const RankProgram& p = built.program->rank(0);
+    const bool layer = built.program->request().schedule.fusion == Fusion::kLayer;
+    for (int launch = 0; launch < p.launches; ++launch) {
+      if (!p.stages[launch].wgrad_fc2 || !p.stages[launch].wgrad_fc1) continue;
+      int turns = 0;  // from one of the two to the other
+      Stage last = Stage::kWgradFc2;
+      for (int64_t i = 0; i < list_length(p, launch, ListKind::kCompute); ++i) {
+        const Stage stage = list_task(p, launch, ListKind::kCompute, i).stage;
+        if (stage != Stage::kWgradFc2 && stage != Stage::kWgradFc1) continue;
+        turns += stage != last;
+        last = stage;
+      }
+      const bool in_order = p.operands == 2 && !layer;
+      EXPECT_EQ(turns, in_order ? 1 : 2 * p.waves - 1) << built.text;
+      const bool fill = p.stages[launch].second_gemm, waves = p.waves > 1;
+      branches.count("x again, several waves, pairs, fill", in_order && waves && fill);
+      branches.count("x again, several waves, pairs, after", in_order && waves && !fill);
+      branches.count("x again, several waves, layer", layer && p.operands == 2 && waves);
+      branches.count("x kept, several waves, pairs", !layer && p.operands == 1 && waves);
+    }
   }
   branches.expect_all_taken();
 }

@@ -55,7 +55,9 @@ TEST(ScheduleSample, IsLegalOnEveryShapeAndMachine) {
     const Schedule schedule = sample(random(), c);
     const std::vector<std::string> violations = c.violations(schedule);
     ASSERT_TRUE(violations.empty()) << to_text(schedule) << listed(violations);
-    with_own_tiles += has_own_tiles(schedule);
+    // Nearly always drawn: there dgrad FC2 seldom has the columns of the others.
+    const bool own_columns = c.machine.engine == EngineKind::kCuda && c.direction == Direction::kBackward;
+    with_own_tiles += !own_columns && has_own_tiles(schedule);
   }
   EXPECT_GT(with_own_tiles, kRounds / 20);
   EXPECT_LT(with_own_tiles, kRounds / 3);
@@ -73,9 +75,23 @@ TEST(ScheduleSample, IsTheSameForASeedAndDiffersBetweenSeeds) {
 }
 
 // The values of tile fields that the cuda engine has kernels for.
-const std::map<int, std::set<int>> kBuilt = {{kTileM, {128}},        {kTileN, {128, 256}},
-                                             {kTileK, {64}},         {kTileStages, {2, 3, 4, 5, 6}},
-                                             {kTileCluster, {1, 2}}, {kTilePipeline, {0}}};
+std::set<int> built_values(int tile_field, std::optional<GemmStage> stage) {
+  const bool gradient = stage == GemmStage::kDgradFc2;
+  switch (tile_field) {
+    case kTileM:
+      return {128};
+    case kTileN:
+      return {128, gradient ? 192 : 256};
+    case kTileK:
+      return {64};
+    case kTileStages:
+      return gradient ? std::set<int>{2, 3, 4, 5} : std::set<int>{2, 3, 4, 5, 6};
+    case kTileCluster:
+      return {1, 2};
+    default:
+      return {0};
+  }
+}
 
 int tile_field_of(int id) {
   return id < kCommonFieldCount ? id : kTileM + (id - kCommonFieldCount) % kTileFieldCount;
@@ -113,10 +129,15 @@ TEST(ScheduleSample, ReachesEveryValue) {
                                               {kOrderExpertsPerWave, 6}};
       for (int id = 0; id < kFieldCount; ++id) {
         const auto bound = largest.find(id);
-        const std::vector<int> expected =
+        std::vector<int> expected =
             legal_values(descriptor_of(id).field, bound == largest.end() ? INT64_MAX : bound->second);
+        if (engine == EngineKind::kCuda && direction == Direction::kBackward) {
+          if (id == kFusion) expected = {static_cast<int>(Fusion::kNone), static_cast<int>(Fusion::kPairs)};
+          if (id == kDispatchTransport) expected = {static_cast<int>(DispatchTransport::kPull)};
+          if (id == kOrderInterleave) expected = {static_cast<int>(Interleave::kPhased)};
+        }
         if (engine == EngineKind::kCuda && is_tile_of(id, direction)) {
-          std::set<int> missing = kBuilt.at(tile_field_of(id));
+          std::set<int> missing = built_values(tile_field_of(id), descriptor_of(id).stage);
           for (const int value : seen[id]) {
             // A common value may be another where no stage uses it.
             const bool was_built = missing.erase(value) != 0;

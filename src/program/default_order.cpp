@@ -23,6 +23,8 @@ constexpr DefaultOrder kProducts{.interleave = Interleave::kPhased,
                                  .raster = 16,
                                  .column_chunks = 4};
 
+constexpr int kAllExperts = 65536;  // a rank has no more
+
 // Whether a GPU's links are busy for about as long as its tensor cores. For each row of an expert these do 6 H I
 // operations; those carry some 3.2 H bytes (out once for all of a token's rows on a rank, and every row back), but for
 // the share that stays on its rank. At 740 TFLOP/s and 347 GB/s both take equally long where I W / (W - 1) is about
@@ -42,11 +44,16 @@ int whole_chunks(int64_t hidden, int most) {
 
 }  // namespace
 
-DefaultOrder default_order(const LayerShape& shape, const Machine& machine) {
+DefaultOrder default_order(const LayerShape& shape, const Machine& machine, Direction direction) {
   if (machine.engine != EngineKind::kCuda) return kCpu;
   DefaultOrder order = kProducts;
   if (is_bound_by_links(shape, machine.ranks)) order = kLinks;
   order.column_chunks = whole_chunks(shape.hidden, order.column_chunks);
+  if (direction == Direction::kBackward) {  // not measured yet
+    order.interleave = Interleave::kPhased;
+    order.experts_per_wave = kAllExperts;
+    order.column_chunks = 1;
+  }
   return order;
 }
 

@@ -16,6 +16,6 @@ struct DefaultOrder {
 };
 
 // The machine's row for the shape's class; see the table in default_order.cpp. Any shape has one, illegal ones too.
-DefaultOrder default_order(const LayerShape& shape, const Machine& machine);
+DefaultOrder default_order(const LayerShape& shape, const Machine& machine, Direction direction);
 
 }  // namespace uniep

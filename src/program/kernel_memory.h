@@ -26,8 +26,12 @@ UNIEP_HOST_DEVICE constexpr int copy_ring_bytes(int chunk_bytes, int stages) {
 }
 
 constexpr int kStagingBlockBytes = 16 * 64 * 2;  // of a math warp: a block of 16 x 64 bf16 values
-constexpr int kBarrierBytes = 1024;              // barriers and task records, and the alignment of the operands
-constexpr int kCallBytes = 5 * 1024;             // the call, and what the roles share, where there is one
+// Of a math warp that runs dSwiGLU: five blocks of 16 x kTransferColumns bf16 values, and one for four fp32 values a
+// thread and its barriers.
+constexpr int kTransferColumns = 32;  // that dSwiGLU moves at a time
+constexpr int kGradientStagingBytes = 5 * 16 * kTransferColumns * 2 + 1024;
+constexpr int kBarrierBytes = 1024;   // barriers and task records, and the alignment of the operands
+constexpr int kCallBytes = 5 * 1024;  // the call, and what the roles share, where there is one
 
 UNIEP_HOST_DEVICE constexpr int gemm_kernel_bytes(int tile_n, int stages, int staging_bytes, int ring_bytes,
                                                   int call_bytes) {
@@ -36,9 +40,24 @@ UNIEP_HOST_DEVICE constexpr int gemm_kernel_bytes(int tile_n, int stages, int st
   return (bytes + 1023) / 1024 * 1024;
 }
 
-// The forward layer's kernel, by comm.chunk_bytes and comm.stages.
+// The kernels of forward, and of backward the one with dgrad FC1, which may run the weight gradients too; by
+// comm.chunk_bytes and comm.stages.
 UNIEP_HOST_DEVICE constexpr int layer_kernel_bytes(int tile_n, int stages, int chunk_bytes, int copy_stages) {
   return gemm_kernel_bytes(tile_n, stages, kStagingBlockBytes, copy_ring_bytes(chunk_bytes, copy_stages), kCallBytes);
+}
+
+// The kernel of backward with dgrad FC2.
+UNIEP_HOST_DEVICE constexpr int gradient_kernel_bytes(int tile_n, int stages, int chunk_bytes, int copy_stages) {
+  return gemm_kernel_bytes(tile_n, stages, kGradientStagingBytes, copy_ring_bytes(chunk_bytes, copy_stages),
+                           kCallBytes);
+}
+
+// A weight gradient in a launch of its own. It copies nothing, but keeps the room of this ring free.
+constexpr int kStandaloneChunkBytes = 4096;
+constexpr int kStandaloneCopyStages = 3;
+UNIEP_HOST_DEVICE constexpr int standalone_kernel_bytes(int tile_n, int stages) {
+  return gemm_kernel_bytes(tile_n, stages, kStagingBlockBytes,
+                           copy_ring_bytes(kStandaloneChunkBytes, kStandaloneCopyStages), 0);
 }
 
 // The kernel of dispatch or combine alone: every warp has a ring of its own.

@@ -226,10 +226,17 @@ UNIEP_HOST_DEVICE MergedSegments gemm_step(const RankProgram& p, LaunchStages st
   return {{Stage::kFirstGemm, next, 0}, {Stage::kSecondGemm, previous, 0}};
 }
 
+// Whether all of FC2's weight gradients come before FC1's, which read x again: it lands last. With fusion=layer they
+// alternate all the same.
+UNIEP_HOST_DEVICE bool wgrad_fc1_comes_last(const RankProgram& p) {
+  return p.operands == 2 && !(p.stages[0].dispatch && p.stages[0].second_gemm);
+}
+
 UNIEP_HOST_DEVICE MergedSegments wgrad_step(const RankProgram& p, LaunchStages stages, int32_t step) {
   const ExpertRange all{0, p.local_experts};
   if (!stages.wgrad_fc1) return only({Stage::kWgradFc2, all, 0});
   if (!stages.wgrad_fc2) return only({Stage::kWgradFc1, all, 0});
+  if (wgrad_fc1_comes_last(p)) return only({step == 0 ? Stage::kWgradFc2 : Stage::kWgradFc1, all, 0});
   return only({step % 2 == 0 ? Stage::kWgradFc2 : Stage::kWgradFc1, experts_of_wave(p, step / 2), 0});
 }
 

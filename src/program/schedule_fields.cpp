@@ -144,7 +144,9 @@ void add_order(std::vector<FieldDescriptor>& table) {
           "order.experts_per_wave", 1, kMostLocalExperts,
           "Local experts in a wave, at most El. With fusion=layer the second GEMM of a wave is issued right after (or "
           "beside, see order.interleave) the first GEMM of it; push runs one wave ahead of the receiver; weight "
-          "gradients alternate between FC2 and FC1 wave by wave.",
+          "gradients alternate between FC2 and FC1 wave by wave (with save.xg=redispatch only if fusion=layer; else "
+          "all of "
+          "FC2 come first).",
           "FlashInfer's scheduler groups"),
       UNIEP_MEMBER(order.experts_per_wave)));
   table.push_back(describe(

@@ -83,6 +83,10 @@ class Filler {
       complete_exchange();
       return schedule_;
     }
+    if (is_backward_on_cuda()) {
+      complete_backward_on_cuda();
+      return schedule_;
+    }
     const Schedule open = schedule_;
     const int in_one_kernel = complete();
     // On cuda the stages of one kernel have one tile; in two launches each may have its own.
@@ -108,6 +112,20 @@ class Filler {
     return complete_tiles();
   }
 
+  bool is_backward_on_cuda() const { return context_.cuda && context_.direction == Direction::kBackward; }
+
+  // In launches of their own the weight gradients may have tiles of their own.
+  void complete_backward_on_cuda() {
+    if (is_open(kFusion)) schedule_.fusion = Fusion::kPairs;
+    const Schedule open = schedule_;
+    const int filling = complete();
+    if (filling == 0 || !is_open(kBackwardWgrad) || schedule_.wgrad == WgradOrder::kAfter) return;
+    const Schedule best = schedule_;
+    schedule_ = open;
+    open_wgrad_ = WgradOrder::kAfter;
+    if (complete() >= filling) schedule_ = best;
+  }
+
   bool is_open(FieldId field) const { return (given_ & field_bit(field)) == 0; }
 
   std::vector<const Rule*> rules_reading(FieldMask reading) const {
@@ -128,7 +146,7 @@ class Filler {
       schedule_.order.interleave = schedule_.fusion == Fusion::kLayer ? order_.interleave : Interleave::kPhased;
     }
     if (is_open(kBackwardWgrad)) {
-      schedule_.wgrad = schedule_.fusion == Fusion::kNone ? WgradOrder::kAfter : WgradOrder::kFill;
+      schedule_.wgrad = schedule_.fusion == Fusion::kNone ? WgradOrder::kAfter : open_wgrad_;
     }
     if (is_open(kQueue)) schedule_.queue = order_.queue;
   }
@@ -238,12 +256,28 @@ class Filler {
       add(field, values);
     };
     if (has_own && (stage == GemmStage::kWgradFc2 || stage == GemmStage::kWgradFc1)) add(kTileM, {128});
-    add_shared(kTileN, has_own || stage == GemmStage::kFc1, {128});
+    if (is_backward_on_cuda() && stage == GemmStage::kDgradFc2) {
+      add(kTileStages, {4, 3, 2});
+      add(kTileN, {192, 128});
+      if (is_open(kTileN)) choices.back().values.erase(choices.back().values.begin());
+    } else if (is_backward_on_cuda()) {
+      const bool common = is_open(kTileN) || schedule_.tile.n == 128 || schedule_.tile.n == 256;
+      add_shared(kTileN, has_own || !common, {256, 128});
+      add_shared(kTileStages, has_own, {3, 2});
+    } else {
+      add_shared(kTileN, has_own || stage == GemmStage::kFc1, {128});
+      add_shared(kTileStages, has_own, {3, 2});
+    }
     if (has_own) add(kTilePipeline, {0});
     if (has_own) add(kTileK, {64});
-    add_shared(kTileStages, has_own, {3, 2});
     if (has_own && own_values(kTileCluster).empty()) add(kTileCluster, {1});
     return open_choices(choices);
+  }
+
+  // Whether a stage's own value of a tile field may bind others, of its kernel or call.
+  bool binds_others(GemmStage stage, FieldId field) const {
+    if (!is_backward_on_cuda() || field == kTileCluster) return context_.cuda;
+    return schedule_.wgrad == WgradOrder::kFill && stage != GemmStage::kDgradFc2;
   }
 
   // Values of a tile field that stages were given as their own, which the stages of one kernel or call may have to
@@ -252,7 +286,7 @@ class Filler {
     std::vector<std::optional<int>> values;
     for (const GemmStage stage : stages_of(context_.direction)) {
       const FieldId own = stage_field(stage, field);
-      if (context_.cuda && !is_open(own)) values.push_back(descriptor_of(own).get(schedule_));
+      if (binds_others(stage, field) && !is_open(own)) values.push_back(descriptor_of(own).get(schedule_));
     }
     return values;
   }
@@ -303,6 +337,13 @@ class Filler {
       stages.push_back({own_choices(stage), rules_reading(stage_mask(stage))});
       all_stages |= stage_mask(stage);
     }
+    if (is_backward_on_cuda()) {  // what stages have in common, the later ones take from the earlier ones
+      FieldMask later = 0;
+      for (std::size_t i = stages.size(); i-- > 0;) {
+        std::erase_if(stages[i].rules, [later](const Rule* rule) { return (rule->reads & later) != 0; });
+        later |= stage_mask(stages_of(context_.direction)[i]) & ~given_;
+      }
+    }
     const std::vector<const Rule*> tile_rules = rules_reading(all_stages);
 
     const FewestViolations::Count count = [&](Schedule& tried) {
@@ -320,13 +361,16 @@ class Filler {
   std::vector<Rule> rules_;
   Schedule schedule_;
   FieldMask given_ = 0;
+  WgradOrder open_wgrad_ = WgradOrder::kFill;  // what an open field becomes where it can
 };
 
 }  // namespace
 
 Schedule fill(const PartialSchedule& given, Direction direction, const LayerShape& shape, const Numerics& numerics,
               const Machine& machine, Operation operation) {
-  return Filler(given, rule_context(direction, shape, numerics, machine, operation), default_order(shape, machine))
+  const Direction ordered = operation == Operation::kLayer ? direction : Direction::kForward;
+  return Filler(given, rule_context(direction, shape, numerics, machine, operation),
+                default_order(shape, machine, ordered))
       .fill();
 }
 

@@ -29,11 +29,11 @@ cuda engine and a thread on the cpu engine. El is the number of local experts of
 
 ## Fields
 
-The two columns of defaults show what open fields become for H 7168, I 2048, E 256, K 8 on 8 ranks with 132 workers (cuda)
-and 8 workers (cpu).
+The three columns of defaults show what open fields become for H 7168, I 2048, E 256, K 8 on 8 ranks with 132 workers
+(cuda, forward and backward) and 8 workers (cpu). Backward on cuda runs dgrad FC2 with `tile.dgrad_fc2.n=192`.
 
-| field | values | cuda | cpu | what it does | strategies that it covers |
-|---|---|---|---|---|---|
+| field | values | cuda, forward | cuda, backward | cpu | what it does | strategies that it covers |
+|---|---|---|---|---|---|---|
 )";
 
 constexpr const char* kStages = R"(
@@ -59,7 +59,10 @@ constexpr const char* kRules = R"(## What is filled
   But order.interleave is `phased` without fusion=layer, order.experts_per_wave 1 to El (El / 16 wherever cuda runs mixed
   waves), and combine.column_chunks halved until its chunks are whole tiles of 256 columns, at least four; 1 with
   fusion=none or combine.transport=staged.
-- `backward.wgrad` becomes `fill`, and `after` with fusion=none.
+- Backward on cuda: `fusion` becomes `pairs`, order.experts_per_wave El and combine.column_chunks 1. `tile.dgrad_fc2.n` becomes
+  192 where that fits, else 128 (open, where a given tile.n suits it), and `tile.dgrad_fc2.stages` less where tile.stages do not fit.
+- `backward.wgrad` becomes `fill`, and `after` with fusion=none, or where cuda has no one kernel for the tiles that dgrad_fc1 and
+  the weight gradients were given.
 - `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
   `comm.dispatch_sms` becomes 1, and so does `comm.combine_sms` with combine.transport=staged where a worker is left for it.
 - `combine.transport` becomes `staged` with combine_groups above 0, or when a positive comm.combine_sms is given.
@@ -86,11 +89,14 @@ constexpr const char* kRules = R"(## What is filled
 - Backward: backward.wgrad=fill needs a fusion other than none.
 - tile.fc1.m, tile.fc2.m, tile.dgrad_fc2.m and tile.dgrad_fc1.m equal tile.m. The two wgrad stages are free.
 - Forward: the columns of fc1's tile are 128 or 256.
-- cuda, every stage of the direction: built are tile.m=128, tile.k=64, tile.n=128 and 256, tile.pipeline=cooperative. A kernel
-  takes tile.stages * (tile.m + tile.n) * tile.k * 2 bytes, 16384 for staging, (comm.chunk_bytes + 128) * comm.stages for the ring
-  and 6144 beside, rounded up to 1024, which fit into the shared memory of an SM (232448). All stages have the same
-  tile.cluster; it divides available and the comm.*_sms. Forward with fusion=layer: fc1 and fc2 have the same tile.n and
-  tile.stages.
+- cuda, every stage of the direction: built are tile.m=128, tile.k=64, tile.n=128 and 256 (dgrad_fc2: 128 and 192),
+  tile.pipeline=cooperative. A kernel takes tile.stages * (tile.m + tile.n) * tile.k * 2 bytes, 16384 for staging (dgrad_fc2: 49152),
+  (comm.chunk_bytes + 128) * comm.stages for the ring and 6144 beside, rounded up to 1024, which fit into the shared memory of an
+  SM (232448). All stages have the same tile.cluster; it divides available and the comm.*_sms. Forward with fusion=layer: fc1
+  and fc2 have the same tile.n and tile.stages.
+- cuda, backward: fusion=layer and dispatch.transport=push are not built yet. dgrad_fc2 has a stage for every 64 columns: tile.stages
+  are at least tile.n / 64. With backward.wgrad=fill the weight gradients have the tile.n and tile.stages of dgrad_fc1; with after
+  their kernels have no ring, but take 12672 bytes in its place, and 1024 beside.
 - dispatch() and combine() alone (`uniep schedule --op`) heed dispatch.*, queue, order.source_rotation, order.experts_per_wave,
   combine.column_chunks, and of comm: reserve_sms; dispatch_sms (combine: combine_sms), at most available, 0 for all; chunk_bytes and
   stages. cuda: tile.m=128; each of the 16 warps of dispatch, and of 4 to 16 warps of combine, as many as fit, takes
@@ -103,16 +109,18 @@ constexpr const char* kRules = R"(## What is filled
 std::string table_rows() {
   const LayerShape shape{7168, 2048, 256, 8};
   const PartialSchedule open;
-  const Schedule cuda = fill(open, Direction::kBackward, shape, {}, {EngineKind::kCuda, 8, 132});
+  const Machine gpus{EngineKind::kCuda, 8, 132};
+  const Schedule forward = fill(open, Direction::kForward, shape, {}, gpus);
+  const Schedule backward = fill(open, Direction::kBackward, shape, {}, gpus);
   const Schedule cpu = fill(open, Direction::kBackward, shape, {}, {EngineKind::kCpu, 8, 8});
   std::string rows;
   for (int id = 0; id < kCommonFieldCount; ++id) {
     const FieldDescriptor& descriptor = descriptor_of(id);
     const ScheduleField& field = descriptor.field;
     const std::string legal = id == kOrderExpertsPerWave ? "1 to El" : legal_text(field);
-    rows +=
-        fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", field.name, legal, value_text(field, *descriptor.get(cuda)),
-                    value_text(field, *descriptor.get(cpu)), field.meaning, field.strategy);
+    const auto filled = [&](const Schedule& schedule) { return value_text(field, *descriptor.get(schedule)); };
+    rows += fmt::format("| `{}` | {} | {} | {} | {} | {} | {} |\n", field.name, legal, filled(forward),
+                        filled(backward), filled(cpu), field.meaning, field.strategy);
   }
   return rows;
 }

@@ -35,9 +35,22 @@ int64_t available(const Schedule& schedule, const RuleContext& context) {
   return std::max<int64_t>(1, context.workers - schedule.comm.reserve_sms);
 }
 
+bool is_wgrad(GemmStage stage) {
+  return stage == GemmStage::kWgradFc2 || stage == GemmStage::kWgradFc1;
+}
+
+// Whether a stage runs in launches that only multiply, without a copying warp's ring.
+bool is_standalone(const Schedule& schedule, GemmStage stage) {
+  return is_wgrad(stage) && schedule.wgrad == WgradOrder::kAfter;
+}
+
 // Shared memory of the kernel that runs a GEMM stage.
 int64_t kernel_bytes(const Schedule& schedule, GemmStage stage) {
   const TileShape tile = schedule.tile_of(stage);
+  if (is_standalone(schedule, stage)) return cuda::standalone_kernel_bytes(tile.n, tile.stages);
+  if (stage == GemmStage::kDgradFc2) {
+    return cuda::gradient_kernel_bytes(tile.n, tile.stages, schedule.comm.chunk_bytes, schedule.comm.stages);
+  }
   return cuda::layer_kernel_bytes(tile.n, tile.stages, schedule.comm.chunk_bytes, schedule.comm.stages);
 }
 
@@ -204,15 +217,15 @@ void add_tile_rules(std::vector<Rule>& rules, const RuleContext& context) {
                    }});
 }
 
-// The values of a tile field that kernels of the cuda engine are built for; elsewhere all that the field has.
-bool is_built(FieldId tile_field, int value) {
+// The values of a stage's tile field that kernels of the cuda engine are built for; elsewhere all that the field has.
+bool is_built(FieldId tile_field, GemmStage stage, int value) {
   switch (tile_field) {
     case kTileM:
       return value == cuda::kTileM;
     case kTileK:
       return value == cuda::kTileK;
     case kTileN:
-      return value == 128 || value == 256;
+      return value == 128 || value == (stage == GemmStage::kDgradFc2 ? 192 : 256);
     case kTilePipeline:
       return value == static_cast<int>(Pipeline::kCooperative);
     default:
@@ -227,17 +240,19 @@ int tile_value(const Schedule& schedule, GemmStage stage) {
 
 template <FieldId kField>
 void add_built_rule(std::vector<Rule>& rules, GemmStage stage) {
-  rules.push_back(
-      {reads(kField, stage_field(stage, kField)), stage,
-       [](const Schedule& s, const RuleContext&, GemmStage of) { return is_built(kField, tile_value<kField>(s, of)); },
-       [](const Schedule& s, const RuleContext&, GemmStage of) {
-         const ScheduleField& field = descriptor_of(kField).field;
-         std::string built;
-         for (const int value : legal_values(field)) {
-           if (is_built(kField, value)) built += (built.empty() ? "" : " or ") + value_text(field, value);
-         }
-         return fmt::format("{}: not built on cuda; legal is {}", given(s, of, kField), built);
-       }});
+  rules.push_back({reads(kField, stage_field(stage, kField)), stage,
+                   [](const Schedule& s, const RuleContext&, GemmStage of) {
+                     return is_built(kField, of, tile_value<kField>(s, of));
+                   },
+                   [](const Schedule& s, const RuleContext&, GemmStage of) {
+                     const ScheduleField& field = descriptor_of(kField).field;
+                     std::string built;
+                     for (const int value : legal_values(field)) {
+                       if (is_built(kField, of, value))
+                         built += (built.empty() ? "" : " or ") + value_text(field, value);
+                     }
+                     return fmt::format("{}: not built on cuda; legal is {}", given(s, of, kField), built);
+                   }});
 }
 
 // A value that all stages of a direction, or of its one launch, have in common.
@@ -287,27 +302,83 @@ void add_cluster_rules(std::vector<Rule>& rules, const RuleContext& context) {
                    }});
 }
 
+void add_memory_rule(std::vector<Rule>& rules, GemmStage stage) {
+  const FieldMask wgrad = is_wgrad(stage) ? reads(kBackwardWgrad) : 0;
+  rules.push_back({wgrad | reads(kTileN, kTileStages, stage_field(stage, kTileN), stage_field(stage, kTileStages),
+                                 kCommChunkBytes, kCommStages),
+                   stage,
+                   [](const Schedule& s, const RuleContext& c, GemmStage of) {
+                     return kernel_bytes(s, of) <= c.shared_memory_bytes;
+                   },
+                   [](const Schedule& s, const RuleContext& c, GemmStage of) {
+                     const std::string ring = is_standalone(s, of)
+                                                  ? given(s, of, kTileN)
+                                                  : fmt::format("{}, {} and {}", given(s, of, kTileN),
+                                                                given(s, kCommChunkBytes), given(s, kCommStages));
+                     return fmt::format("{} with {}: the kernel takes {} bytes, the machine has shared_memory_bytes={}",
+                                        given(s, of, kTileStages), ring, kernel_bytes(s, of), c.shared_memory_bytes);
+                   }});
+}
+
+// Weight gradients that fill share the kernel of dgrad FC1.
+template <FieldId kField>
+void add_fill_rule(std::vector<Rule>& rules, GemmStage wgrad) {
+  rules.push_back({reads(kBackwardWgrad, kField, stage_field(GemmStage::kDgradFc1, kField), stage_field(wgrad, kField)),
+                   wgrad,
+                   [](const Schedule& s, const RuleContext&, GemmStage of) {
+                     return s.wgrad == WgradOrder::kAfter ||
+                            tile_value<kField>(s, of) == tile_value<kField>(s, GemmStage::kDgradFc1);
+                   },
+                   [](const Schedule& s, const RuleContext&, GemmStage of) {
+                     return fmt::format(
+                         "{} with {}: backward.wgrad=fill runs dgrad_fc1 and {} in one kernel, with equal tiles on "
+                         "cuda",
+                         given(s, of, kField), given(s, GemmStage::kDgradFc1, kField), stage_label(of));
+                   }});
+}
+
+void add_cuda_backward_rules(std::vector<Rule>& rules) {
+  rules.push_back({reads(kFusion),
+                   {},
+                   [](const Schedule& s, const RuleContext&, GemmStage) { return s.fusion != Fusion::kLayer; },
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     return given(s, kFusion) + ": in backward not built on cuda yet; legal are none, pairs";
+                   }});
+  rules.push_back({reads(kDispatchTransport),
+                   {},
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     return s.dispatch.transport == DispatchTransport::kPull;
+                   },
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     return given(s, kDispatchTransport) + ": in backward not built on cuda yet; legal is pull";
+                   }});
+  const GemmStage gradient = GemmStage::kDgradFc2;
+  rules.push_back(
+      {reads(kTileN, kTileStages, stage_field(gradient, kTileN), stage_field(gradient, kTileStages)), gradient,
+       [](const Schedule& s, const RuleContext&, GemmStage of) { return s.tile_of(of).stages >= s.tile_of(of).n / 64; },
+       [](const Schedule& s, const RuleContext&, GemmStage of) {
+         return fmt::format("{} with {}: dgrad_fc2 needs a stage for every 64 columns, {} at least",
+                            given(s, of, kTileStages), given(s, of, kTileN), s.tile_of(of).n / 64);
+       }});
+  for (const GemmStage wgrad : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+    add_fill_rule<kTileN>(rules, wgrad);
+    add_fill_rule<kTileStages>(rules, wgrad);
+  }
+}
+
 void add_cuda_rules(std::vector<Rule>& rules, const RuleContext& context) {
   for (const GemmStage stage : stages_of(context.direction)) {
     add_built_rule<kTileM>(rules, stage);
     add_built_rule<kTileN>(rules, stage);
     add_built_rule<kTileK>(rules, stage);
     add_built_rule<kTilePipeline>(rules, stage);
-    rules.push_back({reads(kTileN, kTileStages, stage_field(stage, kTileN), stage_field(stage, kTileStages),
-                           kCommChunkBytes, kCommStages),
-                     stage,
-                     [](const Schedule& s, const RuleContext& c, GemmStage of) {
-                       return kernel_bytes(s, of) <= c.shared_memory_bytes;
-                     },
-                     [](const Schedule& s, const RuleContext& c, GemmStage of) {
-                       return fmt::format(
-                           "{} with {}, {} and {}: the kernel takes {} bytes, the machine has shared_memory_bytes={}",
-                           given(s, of, kTileStages), given(s, of, kTileN), given(s, kCommChunkBytes),
-                           given(s, kCommStages), kernel_bytes(s, of), c.shared_memory_bytes);
-                     }});
+    add_memory_rule(rules, stage);
   }
   add_cluster_rules(rules, context);
-  if (context.direction == Direction::kBackward) return;
+  if (context.direction == Direction::kBackward) {
+    add_cuda_backward_rules(rules);
+    return;
+  }
   add_one_kernel_rule<kTileN>(rules, context);
   add_one_kernel_rule<kTileStages>(rules, context);
 }
@@ -336,7 +407,7 @@ void add_exchange_rules(std::vector<Rule>& rules, const RuleContext& context) {
   if (!context.cuda) return;
   rules.push_back({reads(kTileM),
                    {},
-                   [](const Schedule& s, const RuleContext&, GemmStage) { return is_built(kTileM, s.tile.m); },
+                   [](const Schedule& s, const RuleContext&, GemmStage) { return s.tile.m == cuda::kTileM; },
                    [](const Schedule& s, const RuleContext&, GemmStage) {
                      return fmt::format("{}: not built on cuda; legal is {}", given(s, kTileM), cuda::kTileM);
                    }});

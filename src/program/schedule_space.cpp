@@ -205,15 +205,17 @@ class SplitMix64 {
   uint64_t state_;
 };
 
-// Draws the variables in order, each among the values that the rules leave it. False where none is left.
-bool draw(Search& search, SplitMix64& random) {
+// Draws the variables in order, each among the values that the rules leave it. False where none is left. One stage's
+// own field may be always drawn.
+bool draw(Search& search, SplitMix64& random, int always_drawn) {
   constexpr std::size_t kSchedulesPerOwnTiles = 4;  // one in so many gives stages tile values of their own,
   constexpr std::size_t kFieldsPerOwnValue = 8;     // and there one field in so many
   const bool with_own_tiles = random.below(kSchedulesPerOwnTiles) == 0;
   for (std::size_t variable = 0; variable < search.variables().size(); ++variable) {
     const Variable& drawn = search.variables()[variable];
     const bool is_own_tile = descriptor_of(drawn.field).stage.has_value();
-    if (is_own_tile && !(with_own_tiles && random.below(kFieldsPerOwnValue) == 0)) {
+    const bool gets_own = drawn.field == always_drawn || (with_own_tiles && random.below(kFieldsPerOwnValue) == 0);
+    if (is_own_tile && !gets_own) {
       if (!search.assign(variable, std::nullopt)) return false;
       continue;
     }
@@ -261,10 +263,13 @@ Schedule sample_legal(uint64_t seed, Direction direction, const LayerShape& shap
     const int field = (index + kCommonFieldCount) % kFieldCount;
     if (!fixed.given(name_of(field))) variables.push_back({field, possible_values(field, context, false)});
   }
+  // On cuda dgrad FC2's columns are seldom those of the other stages.
+  const bool has_other_columns = context.cuda && direction == Direction::kBackward;
+  const int always_drawn = has_other_columns ? static_cast<int>(stage_field(GemmStage::kDgradFc2, kTileN)) : -1;
   SplitMix64 random(seed);
   Search search(context, fallback, std::move(variables));
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
-    if (draw(search, random)) return search.schedule();
+    if (draw(search, random, always_drawn)) return search.schedule();
   }
   return fallback;
 }

@@ -52,16 +52,14 @@ struct GemmConfig {
   int maps = 1;     // tensor maps of B: 1, or one an expert
   int outputs = 1;  // output addresses: 1, or one an expert (wgrad)
   // The megakernels' copy warp has a ring of chunks; the standalone kernel keeps it free.
-  int copy_chunk_bytes = 4096;
-  int copy_stages = 3;
+  int copy_chunk_bytes = kStandaloneChunkBytes;
+  int copy_stages = kStandaloneCopyStages;
   bool in_layer = false;  // the megakernel's: its records, and room for the call
 };
 
-// Each math warp's private staging: a block of 16 x 64 bf16 values, or strips of 16 x 16; dSwiGLU has five blocks of 16
-// x kTransferColumns, and one for four fp32 values a thread and its barriers.
-constexpr int kTransferColumns = 32;  // that dSwiGLU moves at a time
+// Each math warp's private staging: a block of 16 x 64 bf16 values, or strips of 16 x 16; dSwiGLU has more.
 UNIEP_HOST_DEVICE constexpr int staging_bytes(const GemmConfig& config) {
-  return config.epilogue == Epilogue::kSwigluGradient ? 5 * 16 * kTransferColumns * 2 + 1024 : kStagingBlockBytes;
+  return config.epilogue == Epilogue::kSwigluGradient ? kGradientStagingBytes : kStagingBlockBytes;
 }
 
 // What an epilogue leaves over for between the next tile's K blocks (see roles/epilogue.h): bf16 writes 64 columns
