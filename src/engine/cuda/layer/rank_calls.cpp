@@ -1,5 +1,6 @@
 #include "engine/cuda/layer/rank_calls.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "engine/cuda/layer_kernels.h"
@@ -90,14 +91,15 @@ void bind_peers(RankCall& rank_call, const CallBinding& call, const std::vector<
   }
 }
 
-// Of backward: z, dz and a, in the boxes that dSwiGLU moves.
-std::vector<TensorMap> gradient_maps(const CallBinding& call, const RankBinding& own) {
+// Of backward: z, dz and a, in the boxes that dSwiGLU moves. Without rows too the kernel asks for a box, beyond all
+// columns: `any` is memory that a map may be of.
+std::vector<TensorMap> gradient_maps(const CallBinding& call, const RankBinding& own, const void* any) {
   constexpr int kWarpRows = kTileM / kMathWarps;
-  const int64_t width = call.request.shape.intermediate;
-  if (own.rows == 0) return std::vector<TensorMap>(kGradientMaps);
-  return {encode_transfer_map(own.z, own.rows, 2, width, kWarpRows, "z"),
-          encode_transfer_map(own.dz, own.rows, 2, width, kWarpRows, "dz"),
-          encode_transfer_map(own.activation, own.rows, 1, width, kWarpRows, "a")};
+  const int64_t width = call.request.shape.intermediate, rows = std::max<int64_t>(own.rows, kWarpRows);
+  const auto map = [&](const void* memory, int parts, const char* name) {
+    return encode_transfer_map(own.rows == 0 ? any : memory, rows, parts, width, kWarpRows, name);
+  };
+  return {map(own.z, 2, "z"), map(own.dz, 2, "dz"), map(own.activation, 1, "a")};
 }
 
 RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& ranks, const RankBinding& own,
@@ -175,7 +177,9 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
     rank_call.second_b = append(weight_maps(call, second, experts));
     rank_call.first_map_per_expert = first.experts != nullptr ? 1 : 0;
     rank_call.second_map_per_expert = second.experts != nullptr ? 1 : 0;
-    if (ranks[i].dz != nullptr) rank_call.gradient_maps = append(gradient_maps(call, ranks[i]));
+    if (call.request.part == ProgramPart::kLayer && is_backward(call)) {
+      rank_call.gradient_maps = append(gradient_maps(call, ranks[i], memory));
+    }
     std::memcpy(image.data() + next++ * sizeof(RankCall), &rank_call, sizeof(RankCall));
   }
   return image;
