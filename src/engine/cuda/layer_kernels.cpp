@@ -9,6 +9,7 @@ LayerKernelConfig layer_config(const LayerKernelOptions& options) {
   config.products = options.products;
   config.combine = options.combine;
   config.on_sms = options.on_sms;
+  config.filled = options.filled;
   GemmConfig& gemm = config.gemm;
   gemm = layer_gemm(options.products, {});
   gemm.tile_n = options.tile_n;
@@ -36,18 +37,23 @@ std::vector<LayerKernelConfig> default_layer_configs() {
   for (const CombineKind combine : {CombineKind::kEpilogue, CombineKind::kStaged, CombineKind::kGroups}) {
     configs.push_back(layer_config({.products = LayerProducts::kSecondGradient, .combine = combine}));
   }
+  for (const FilledGradients filled :
+       {FilledGradients::kBFloat16, FilledGradients::kFloat32, FilledGradients::kAccumulate}) {
+    configs.push_back(layer_config({.products = LayerProducts::kSecondGradient, .filled = filled}));
+  }
   return configs;
 }
 
 KernelRequest layer_request(const LayerKernelConfig& config) {
   const auto macro = [](const char* name, int value) { return std::string(name) + "=" + std::to_string(value); };
-  return {"engine/cuda/device/megakernel.cu",
-          "uniep_layer",
-          {macro("UNIEP_PRODUCTS", static_cast<int>(config.products)), macro("UNIEP_TILE_N", config.gemm.tile_n),
-           macro("UNIEP_STAGES", config.gemm.stages), macro("UNIEP_CLUSTER", config.gemm.cluster),
-           macro("UNIEP_COPY_CHUNK_BYTES", config.gemm.copy_chunk_bytes),
-           macro("UNIEP_COPY_STAGES", config.gemm.copy_stages),
-           macro("UNIEP_COMBINE", static_cast<int>(config.combine)), macro("UNIEP_ON_SMS", config.on_sms ? 1 : 0)}};
+  return {
+      "engine/cuda/device/megakernel.cu",
+      "uniep_layer",
+      {macro("UNIEP_PRODUCTS", static_cast<int>(config.products)), macro("UNIEP_TILE_N", config.gemm.tile_n),
+       macro("UNIEP_STAGES", config.gemm.stages), macro("UNIEP_CLUSTER", config.gemm.cluster),
+       macro("UNIEP_COPY_CHUNK_BYTES", config.gemm.copy_chunk_bytes),
+       macro("UNIEP_COPY_STAGES", config.gemm.copy_stages), macro("UNIEP_COMBINE", static_cast<int>(config.combine)),
+       macro("UNIEP_ON_SMS", config.on_sms ? 1 : 0), macro("UNIEP_FILLED", static_cast<int>(config.filled))}};
 }
 
 int b_box_rows(const GemmConfig& config) {

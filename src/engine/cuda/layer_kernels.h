@@ -21,6 +21,7 @@ struct LayerKernelOptions {
   int copy_stages = 3;  // of the copy warp's ring
   CombineKind combine = CombineKind::kEpilogue;
   bool on_sms = false;
+  FilledGradients filled = FilledGradients::kNone;
 };
 
 // Throws uniep::Error (kInvalidArgument) that names the rule that is broken.

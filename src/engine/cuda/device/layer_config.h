@@ -25,11 +25,25 @@ constexpr GemmConfig layer_gemm(LayerProducts products, GemmConfig gemm) {
   return gemm;
 }
 
+// Weight gradients behind the tiles of dgrad FC1, in the same launch.
+enum class FilledGradients : int { kNone = 0, kBFloat16 = 1, kFloat32 = 2, kAccumulate = 3 };
+
 struct LayerKernelConfig {
   LayerProducts products = LayerProducts::kForward;
   GemmConfig gemm = layer_gemm(LayerProducts::kForward, {});
   CombineKind combine = CombineKind::kEpilogue;
   bool on_sms = false;  // comm.where
+  FilledGradients filled = FilledGradients::kNone;
 };
+
+// The weight gradients' products, in the shared memory of dgrad FC1's.
+constexpr GemmConfig filled_gemm(const LayerKernelConfig& config) {
+  GemmConfig gemm = config.gemm;
+  gemm.layout = Layout::kWgrad;
+  gemm.epilogue = config.filled == FilledGradients::kFloat32      ? Epilogue::kFloat32
+                  : config.filled == FilledGradients::kAccumulate ? Epilogue::kAccumulate
+                                                                  : Epilogue::kBFloat16;
+  return gemm;
+}
 
 }  // namespace uniep::cuda

@@ -11,9 +11,10 @@ struct alignas(16) LayerTask {
   static constexpr uint8_t kSharedB = 2;  // load half of B for both CTAs of the cluster
   static constexpr uint8_t kStore = 4;    // the tile exists: write it
   static constexpr uint8_t kSecond = 8;   // FC2, dgrad FC1; else FC1, dgrad FC2
+  static constexpr uint8_t kWgrad = 16;   // dW1 with kSecond, else dW2
 
-  int32_t row;  // the tile's first expert row
-  uint16_t m_block;
+  int32_t row;             // the tile's first expert row; of a weight gradient: row of dW
+  uint16_t m_block;        // weight gradient: the expert's first row / kRowAlignment
   uint16_t expert;         // local
   uint16_t column_eighth;  // first column: of I for the first GEMM, of H for the second
   uint16_t k_blocks;

@@ -19,7 +19,10 @@ constexpr LayerKernelConfig kLayer{.products = kProducts,
                                                                   .copy_chunk_bytes = UNIEP_COPY_CHUNK_BYTES,
                                                                   .copy_stages = UNIEP_COPY_STAGES}),
                                    .combine = static_cast<CombineKind>(UNIEP_COMBINE),
-                                   .on_sms = UNIEP_ON_SMS != 0};
+                                   .on_sms = UNIEP_ON_SMS != 0,
+                                   .filled = static_cast<FilledGradients>(UNIEP_FILLED)};
+static_assert(kLayer.filled == FilledGradients::kNone || kProducts == LayerProducts::kSecondGradient,
+              "weight gradients follow dgrad FC1");
 using Storage = LayerStorage<kLayer>;
 static_assert(sizeof(Storage) <= shared_memory_bytes(kLayer.gemm), "the host asks for too little shared memory");
 static_assert(shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit, "more shared memory than an SM has");
@@ -82,9 +85,7 @@ UNIEP_DEVICE void acquire_maps(const RankCall& call) {
     ptx::tma_acquire_map(call.first_a);
     ptx::tma_acquire_map(call.second_a);
   }
-  if (kProducts == LayerProducts::kFirstGradient && lane < kGradientMaps) {
-    ptx::tma_acquire_map(call.gradient_maps[lane]);
-  }
+  if (kProducts != LayerProducts::kForward && lane < kGradientMaps) ptx::tma_acquire_map(call.gradient_maps[lane]);
   for (int32_t i = lane; i < (call.first_map_per_expert != 0 ? call.program.local_experts : 1); i += 32) {
     ptx::tma_acquire_map(call.first_b[i]);
   }

@@ -21,7 +21,15 @@ struct TileRecord {
 };
 static_assert(sizeof(TileRecord) == 48, "laid out alike on the host and the device");
 
-constexpr int kGradientMaps = 3;
+// z, dz and a as dSwiGLU moves them; then rows of dy and a, dz and x, as dW2 and dW1 multiply them.
+constexpr int kGradientMaps = 7;
+constexpr int kFirstWgradMap = 3;
+
+// dW of this rank's experts: one tensor, or an address an expert.
+struct GradientMatrices {
+  void* base;
+  void* const* addresses;
+};
 
 struct alignas(64) RankCall {
   // Operands of the row GEMMs: boxes of kTileM rows (A) or half a tile of columns (B) by 64 of K. In backward B's boxes
@@ -30,7 +38,7 @@ struct alignas(64) RankCall {
   TensorMap second_a;              // a [rows, I]; backward: dz [rows, 2 I]
   const TensorMap* first_b;        // W1: one map over the local experts, or one an expert; backward: W2
   const TensorMap* second_b;       // W2; backward: W1
-  const TensorMap* gradient_maps;  // backward: z, dz and a, as GemmArguments has them
+  const TensorMap* gradient_maps;  // [kGradientMaps], backward
   int32_t first_map_per_expert, second_map_per_expert;
 
   RankProgram program;  // its tables lie in device memory
@@ -53,12 +61,13 @@ struct alignas(64) RankCall {
   const RowSource* rows_of[kMostCudaRanks];             // row tables; peers' only under push
 
   // Memory of this rank alone. Forward's names; in backward the first GEMM makes dz, the second dxg.
-  BFloat16* z;            // [rows, 2 I]
-  BFloat16* activation;   // [rows, I]
-  BFloat16* output_rows;  // [rows, H] o or dxg, when the combine is staged
-  BFloat16* output;       // [T, H] y or dx
-  float* dprobs;          // [T, K]
-  float* prob_chunks;     // [prob_chunk_count][prob_stride] sums of 64 columns of dprob
+  GradientMatrices gradients[2];  // dW2, dW1, where they are made in the launch of dgrad FC1
+  BFloat16* z;                    // [rows, 2 I]
+  BFloat16* activation;           // [rows, I]
+  BFloat16* output_rows;          // [rows, H] o or dxg, when the combine is staged
+  BFloat16* output;               // [T, H] y or dx
+  float* dprobs;                  // [T, K]
+  float* prob_chunks;             // [prob_chunk_count][prob_stride] sums of 64 columns of dprob
   int32_t prob_stride, prob_chunk_count;
   float* row_probs;  // [padded rows] or null: what a standalone dispatch writes of the row table
 

@@ -55,6 +55,15 @@ bool is_captured_on(int device, CUstream stream) {
   return is_captured(stream);
 }
 
+void require_aligned(const WeightGradients& gradients, int64_t experts, int rank) {
+  cuda::require_aligned(gradients.dw1, "dw1", rank);
+  cuda::require_aligned(gradients.dw2, "dw2", rank);
+  for (int64_t i = 0; i < experts; ++i) {
+    if (gradients.dw1_experts != nullptr) cuda::require_aligned(gradients.dw1_experts[i], "dw1_experts", rank);
+    if (gradients.dw2_experts != nullptr) cuda::require_aligned(gradients.dw2_experts[i], "dw2_experts", rank);
+  }
+}
+
 // Beside what the CPU engine leaves: where its memory was last written, and the tables that its rows are in.
 struct CudaPending final : internal::PendingState {
   std::vector<DeviceEvent> made;  // of local ranks
@@ -96,6 +105,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   internal::SavedState& saved = call.saved.state();
   const internal::PlacementState& placement = *saved.placement.state();
   PlacedTables& tables = tables_of(placement);
+  const int64_t local_experts = call.config.shape.experts / options_.ranks;
   const bool later = call.use.weight_gradients == WeightGradientTime::kLater;
   for (std::size_t local = 0; local < call.arguments.size(); ++local) {
     const BackwardArguments& own = call.arguments[local];
@@ -103,10 +113,13 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
     require_aligned(own.dy, "dy", rank);
     require_aligned(own.x, "x", rank);
     require_aligned(own.dx, "dx", rank);
+    if (asked.weight_gradients) require_aligned(own.gradients, local_experts, rank);
   }
   prepare(asked);
+  const std::vector<LaunchStages> launches = launch_stages(asked.schedule, asked.direction, asked.weight_gradients);
+  const bool alone = std::any_of(launches.begin(), launches.end(), is_weight_gradients_alone);
   for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
-    if (!asked.weight_gradients) break;
+    if (!alone) break;
     for (const bool by_address : {false, true}) {
       const bool used = std::any_of(call.arguments.begin(), call.arguments.end(), [&](const BackwardArguments& own) {
         return has_addresses(own.gradients, stage) == by_address;
@@ -170,6 +183,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
     binding.output = arguments.dx;
     binding.dprobs = arguments.dprobs;
     binding.weights = arguments.weights;
+    if (asked.weight_gradients) binding.gradients = arguments.gradients;
     binding.row_table = tables.tables(local).rows;
     binding.whole = tables.tables(local).whole;
     bind_group_memory(binding, local, programs[local], call.options.events != nullptr, rank_targets[local].stream);
@@ -228,6 +242,10 @@ void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
     }
   }
   std::erase_if(readers_, [](const Reader& reader) { return reader.is_over(); });
+  for (std::size_t local = 0; local < work.ranks.size(); ++local) {
+    require_aligned(call.arguments[local].gradients, work.config.shape.experts / options_.ranks,
+                    first_local_rank() + static_cast<int>(local));
+  }
   work.dw1_done |= call.dw1;
   work.dw2_done |= call.dw2;
   for (std::size_t local = 0; local < work.ranks.size(); ++local) {

@@ -58,10 +58,16 @@ LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numeri
   options.stages = tile.stages;
   options.copy_chunk_bytes = schedule.comm.chunk_bytes;
   options.copy_stages = schedule.comm.stages;
-  if (schedule.combine.transport == CombineTransport::kStaged) {
+  const bool combines = !backward || second;
+  if (combines && schedule.combine.transport == CombineTransport::kStaged) {
     options.combine = numerics.combine_groups > 0 ? CombineKind::kGroups : CombineKind::kStaged;
   }
   options.on_sms = schedule.comm.where == CommWhere::kSms;
+  if (stages.wgrad_fc2 || stages.wgrad_fc1) {
+    options.filled = numerics.weight_gradient == WeightGradient::kBFloat16  ? FilledGradients::kBFloat16
+                     : numerics.weight_gradient == WeightGradient::kFloat32 ? FilledGradients::kFloat32
+                                                                            : FilledGradients::kAccumulate;
+  }
   return layer_config(options);
 }
 

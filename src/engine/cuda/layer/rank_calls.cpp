@@ -26,6 +26,10 @@ struct WeightSide {
   int64_t maps(int64_t local_experts) const { return experts == nullptr ? 1 : local_experts; }
 };
 
+int ranks_of(const CallBinding& call) {
+  return call.symmetric.control().ranks();
+}
+
 bool is_backward(const CallBinding& call) {
   return call.request.direction == Direction::kBackward;
 }
@@ -91,15 +95,31 @@ void bind_peers(RankCall& rank_call, const CallBinding& call, const std::vector<
   }
 }
 
-// Of backward: z, dz and a, in the boxes that dSwiGLU moves. Without rows too the kernel asks for a box, beyond all
-// columns: `any` is memory that a map may be of.
+// RankCall::gradient_maps. Without rows the kernels ask for boxes, too, beyond all columns: `any` is memory that a map
+// may be of.
 std::vector<TensorMap> gradient_maps(const CallBinding& call, const RankBinding& own, const void* any) {
   constexpr int kWarpRows = kTileM / kMathWarps;
-  const int64_t width = call.request.shape.intermediate, rows = std::max<int64_t>(own.rows, kWarpRows);
-  const auto map = [&](const void* memory, int parts, const char* name) {
-    return encode_transfer_map(own.rows == 0 ? any : memory, rows, parts, width, kWarpRows, name);
+  const int64_t hidden = call.request.shape.hidden, width = call.request.shape.intermediate;
+  const int64_t rows = std::max<int64_t>(own.rows, kTileM);
+  const auto of = [&](const void* memory) { return own.rows == 0 || memory == nullptr ? any : memory; };
+  const auto moved = [&](const void* memory, int parts, const char* name) {
+    return encode_transfer_map(of(memory), rows, parts, width, kWarpRows, name);
   };
-  return {map(own.z, 2, "z"), map(own.dz, 2, "dz"), map(own.activation, 1, "a")};
+  const auto multiplied = [&](const void* memory, int64_t columns, const char* name) {
+    return encode_operand_map({of(memory), columns, rows, 1}, kTileK, name);
+  };
+  return {moved(own.z, 2, "z"),
+          moved(own.dz, 2, "dz"),
+          moved(own.activation, 1, "a"),
+          multiplied(own.gathered[0], hidden, "rows of dy"),
+          multiplied(own.activation, width, "a"),
+          multiplied(own.dz, 2 * width, "dz"),
+          multiplied(own.gathered[1], hidden, "rows of x")};
+}
+
+std::size_t address_count(const WeightGradients& gradients, int64_t experts) {
+  return static_cast<std::size_t>(experts) *
+         ((gradients.dw1_experts != nullptr ? 1 : 0) + (gradients.dw2_experts != nullptr ? 1 : 0));
 }
 
 RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& ranks, const RankBinding& own,
@@ -144,12 +164,14 @@ void refuse_push() {
 
 std::size_t call_image_bytes(const CallBinding& call, const std::vector<RankBinding>& ranks,
                              std::span<const std::size_t> locals) {
-  const int64_t experts = call.request.shape.experts / call.symmetric.control().ranks();
+  const int64_t experts = call.request.shape.experts / ranks_of(call);
   std::size_t bytes = locals.size() * sizeof(RankCall);
   for (const std::size_t i : locals) {
     const Weights& weights = ranks[i].weights;
     const int64_t maps = w1_of(call, weights).maps(experts) + w2_of(call, weights).maps(experts) + kGradientMaps;
-    bytes += static_cast<std::size_t>(maps) * sizeof(TensorMap);
+    bytes +=
+        static_cast<std::size_t>(maps) * sizeof(TensorMap) +
+        round_up(static_cast<int64_t>(address_count(ranks[i].gradients, experts) * sizeof(void*)), sizeof(TensorMap));
   }
   return bytes;
 }
@@ -165,6 +187,18 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
     std::memcpy(image.data() + offset, maps.data(), maps.size() * sizeof(TensorMap));
     return reinterpret_cast<const TensorMap*>(memory + offset);
   };
+  // Behind all maps, which are aligned to more.
+  std::vector<void*> addresses;
+  std::size_t addresses_at = call_image_bytes(call, ranks, locals);
+  for (const std::size_t i : locals) {
+    addresses_at -= address_count(ranks[i].gradients, call.request.shape.experts / ranks_of(call)) * sizeof(void*);
+  }
+  const auto matrices = [&](void* whole, void* const* experts, int64_t count) {
+    if (experts == nullptr) return GradientMatrices{whole, nullptr};
+    auto* const table = reinterpret_cast<void* const*>(memory + addresses_at + addresses.size() * sizeof(void*));
+    addresses.insert(addresses.end(), experts, experts + count);
+    return GradientMatrices{nullptr, table};
+  };
   std::size_t next = 0;
   for (const std::size_t i : locals) {
     const int64_t experts = local_experts(call, programs[i]);
@@ -179,8 +213,15 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
     rank_call.second_map_per_expert = second.experts != nullptr ? 1 : 0;
     if (call.request.part == ProgramPart::kLayer && is_backward(call)) {
       rank_call.gradient_maps = append(gradient_maps(call, ranks[i], memory));
+      const WeightGradients& gradients = ranks[i].gradients;
+      rank_call.gradients[0] = matrices(gradients.dw2, gradients.dw2_experts, experts);
+      rank_call.gradients[1] = matrices(gradients.dw1, gradients.dw1_experts, experts);
     }
     std::memcpy(image.data() + next++ * sizeof(RankCall), &rank_call, sizeof(RankCall));
+  }
+  image.resize(addresses_at + addresses.size() * sizeof(void*));
+  if (!addresses.empty()) {
+    std::memcpy(image.data() + addresses_at, addresses.data(), addresses.size() * sizeof(void*));
   }
   return image;
 }

@@ -24,7 +24,8 @@ struct RankBinding {
   float* prob_chunks = nullptr;  // of backward's first GEMM; what a standalone combine returns
   int32_t prob_chunk_count = 0;
   float* dprobs = nullptr;
-  Weights weights;  // none where no GEMM runs
+  Weights weights;            // none where no GEMM runs
+  WeightGradients gradients;  // where the launch of dgrad FC1 makes them
   const RowSource* row_table = nullptr;
   const uint32_t* whole = nullptr;  // PlacementTables
   uint32_t* counters = nullptr;

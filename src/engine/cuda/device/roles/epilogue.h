@@ -20,27 +20,43 @@ struct WarpTile {
   int32_t column = kBeyond;  // absolute first column
   int32_t rows = 0;          // of 16, how many exist; may be <= 0
   int32_t expert = 0;
+  int32_t product = 0;  // of the megakernel's weight gradients: 0 dW2, 1 dW1
   bool exists = false;  // false: nothing is to be read or written, and column is kBeyond
 };
 
+// Where D goes. A standalone kernel's:
 template <GemmConfig kConfig>
-UNIEP_DEVICE void* output_of_expert(const GemmArguments& arguments, void* const* outputs, int32_t expert) {
-  if constexpr (kConfig.layout != Layout::kWgrad) return outputs[0];
-  if (arguments.output_per_expert != 0) return outputs[expert];
-  constexpr int64_t kElementBytes = kConfig.epilogue == Epilogue::kBFloat16 ? 2 : 4;
-  return static_cast<uint8_t*>(outputs[0]) + expert * arguments.output_expert_stride * kElementBytes;
-}
+class StandaloneOutput {
+ public:
+  static constexpr int64_t kElementBytes =
+      kConfig.epilogue == Epilogue::kFloat32 || kConfig.epilogue == Epilogue::kAccumulate ? 4 : 2;
+
+  UNIEP_DEVICE StandaloneOutput(const GemmArguments& arguments, void* const* outputs)
+      : arguments_(arguments), outputs_(outputs) {}
+
+  // Row 0, column 0 of the matrix that a tile belongs to.
+  UNIEP_DEVICE void* matrix(const WarpTile& tile) const {
+    if constexpr (kConfig.layout != Layout::kWgrad) return outputs_[0];
+    if (arguments_.output_per_expert != 0) return outputs_[tile.expert];
+    return static_cast<uint8_t*>(outputs_[0]) + tile.expert * arguments_.output_expert_stride * kElementBytes;
+  }
+  UNIEP_DEVICE int64_t leading(const WarpTile& /*tile*/) const { return arguments_.output_leading; }
+  UNIEP_DEVICE int32_t columns(const WarpTile& /*tile*/) const { return arguments_.n_extent; }
+
+ private:
+  const GemmArguments& arguments_;
+  void* const* outputs_;
+};
 
 // Rounds at once, writes 64 columns a step.
-template <GemmConfig kConfig>
+template <GemmConfig kConfig, typename Output>
 class BFloat16Epilogue {
  public:
   static constexpr int kCount = kConfig.tile_n / 2;
   static constexpr int kSteps = kConfig.tile_n / kBlockColumns;
   static constexpr bool kRolled = false;
 
-  UNIEP_DEVICE BFloat16Epilogue(const GemmArguments& arguments, void* const* outputs, uint32_t staging)
-      : arguments_(arguments), outputs_(outputs), staging_(staging) {}
+  UNIEP_DEVICE BFloat16Epilogue(const Output& output, uint32_t staging) : output_(output), staging_(staging) {}
 
   UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount]) {
     tile_ = tile;
@@ -58,31 +74,29 @@ class BFloat16Epilogue {
     }
     __syncwarp();
     const int32_t column = tile_.column + kStep * kBlockColumns;
-    auto* const output = static_cast<BFloat16*>(output_of_expert<kConfig>(arguments_, outputs_, tile_.expert));
+    auto* const output = static_cast<BFloat16*>(output_.matrix(tile_));
+    const int64_t leading = output_.leading(tile_);
     write_block<kConfig.layout != Layout::kWgrad>(
-        staging_, {output + tile_.row * arguments_.output_leading + column, arguments_.output_leading, tile_.rows,
-                   arguments_.n_extent - column});
+        staging_, {output + tile_.row * leading + column, leading, tile_.rows, output_.columns(tile_) - column});
     __syncwarp();
   }
 
  private:
-  const GemmArguments& arguments_;
-  void* const* outputs_;
+  const Output output_;
   const uint32_t staging_;
   WarpTile tile_;
   uint32_t rounded_[kCount / 2];
 };
 
 // fp32 rows: four neighbouring threads write 32 bytes. kAccumulate adds to what is there, one rounded add an element.
-template <GemmConfig kConfig>
+template <GemmConfig kConfig, typename Output>
 class Float32Epilogue {
  public:
   static constexpr int kCount = kConfig.tile_n / 2;
   static constexpr int kSteps = 0;
   static constexpr bool kRolled = false;
 
-  UNIEP_DEVICE Float32Epilogue(const GemmArguments& arguments, void* const* outputs, uint32_t /*staging*/)
-      : arguments_(arguments), outputs_(outputs) {}
+  UNIEP_DEVICE Float32Epilogue(const Output& output, uint32_t /*staging*/) : output_(output) {}
 
   template <int kStep>
   UNIEP_DEVICE void step(const WarpTile& /*next*/) {}
@@ -91,13 +105,14 @@ class Float32Epilogue {
     if (!tile.exists) return;
     constexpr bool kAccumulate = kConfig.epilogue == Epilogue::kAccumulate;
     constexpr bool kZeroPadding = kConfig.layout != Layout::kWgrad;
-    constexpr int32_t kGroups = 8;  // column groups whose loads are in flight together
+    // Column groups whose loads are in flight together; the megakernel has fewer registers.
+    constexpr int32_t kGroups = kConfig.in_layer ? 4 : 8;
     const int32_t lane = static_cast<int32_t>(ptx::lane_index());
     const int32_t row = lane / 4;
     const int32_t first_column = tile.column + lane % 4 * 2;
-    const int64_t leading = arguments_.output_leading;
-    float* const base = static_cast<float*>(output_of_expert<kConfig>(arguments_, outputs_, tile.expert)) +
-                        (tile.row + row) * leading + first_column;
+    const int64_t leading = output_.leading(tile);
+    const int32_t columns = output_.columns(tile);
+    float* const base = static_cast<float*>(output_.matrix(tile)) + (tile.row + row) * leading + first_column;
 #pragma unroll
     for (int32_t part = 0; part < kConfig.tile_n / 8; part += kGroups) {
       float old[2 * kGroups][2];
@@ -105,7 +120,7 @@ class Float32Epilogue {
 #pragma unroll
         for (int32_t i = 0; i < 2 * kGroups; ++i) {
           const int32_t column = (part + i / 2) * 8;
-          if (row + i % 2 * 8 < tile.rows && first_column + column < arguments_.n_extent) {
+          if (row + i % 2 * 8 < tile.rows && first_column + column < columns) {
             ptx::load_global_float2(base + i % 2 * 8 * leading + column, old[i][0], old[i][1]);
           }
         }
@@ -114,7 +129,7 @@ class Float32Epilogue {
       for (int32_t i = 0; i < 2 * kGroups; ++i) {
         const int32_t column = (part + i / 2) * 8;
         const bool exists = row + i % 2 * 8 < tile.rows;
-        if ((!exists && !kZeroPadding) || first_column + column >= arguments_.n_extent) continue;
+        if ((!exists && !kZeroPadding) || first_column + column >= columns) continue;
         float x = d[(part + i / 2) * 4 + i % 2 * 2];
         float y = d[(part + i / 2) * 4 + i % 2 * 2 + 1];
         if constexpr (kAccumulate) {
@@ -128,8 +143,7 @@ class Float32Epilogue {
   }
 
  private:
-  const GemmArguments& arguments_;
-  void* const* outputs_;
+  const Output output_;
 };
 
 // A row's router weight; +0 where the row does not exist.

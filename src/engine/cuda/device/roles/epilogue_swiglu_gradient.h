@@ -52,7 +52,7 @@ class SwigluGradientEpilogue {
   static_assert(kProbChunkColumns == 2 * kTransferColumns && kTransferColumns == 2 * kStripColumns,
                 "a chunk takes both buffers in turn, two strips each");
 
-  UNIEP_DEVICE SwigluGradientEpilogue(const Gradient& gradient, void* const* /*outputs*/, uint32_t staging)
+  UNIEP_DEVICE SwigluGradientEpilogue(const Gradient& gradient, uint32_t staging)
       : gradient_(gradient), staging_(staging) {
     if (ptx::lane_index() == 0) {
       for (int buffer = 0; buffer < kBuffers; ++buffer) ptx::mbarrier_init(landed(buffer), 1);

@@ -25,6 +25,31 @@ UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call
   return tile;
 }
 
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE TileOperands wgrad_operands_of(const RankCall& call, const LayerTask& task) {
+  const bool of_w1 = task.has(LayerTask::kSecond);
+  const TensorMap* const maps = call.gradient_maps + kFirstWgradMap + (of_w1 ? 2 : 0);
+  TileOperands tile;
+  tile.a = maps;
+  tile.b = maps + 1;
+  tile.b_matrix = 0;
+  tile.m_begin = task.row;
+  tile.n_low = task.column();
+  tile.n_high = task.column() + kLayer.gemm.tile_n / 2;
+  tile.k_begin = task.m_block * kRowAlignment;
+  tile.k_blocks = task.k_blocks;
+  tile.shared_b = task.has(LayerTask::kSharedB);
+  return tile;
+}
+
+// The same memory, as the weight gradients' products see it.
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE auto& filled_storage(LayerStorage<kLayer>& shared) {
+  using Storage = SharedStorage<filled_gemm(kLayer)>;
+  static_assert(sizeof(Storage) == sizeof(SharedStorage<kLayer.gemm>), "all products of a launch share their memory");
+  return reinterpret_cast<Storage&>(shared);
+}
+
 // One thread: keeps the stages full. `maps` is the call in global memory, where TMA finds its maps.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& shared) {
@@ -35,6 +60,13 @@ UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& s
   for (LayerTask task = tasks.take(); !task.has(LayerTask::kEnd); task = tasks.take()) {
     // The scheduler has seen the signals of the rows of A; they were written without TMA.
     ptx::fence_proxy_async_global();
+    if constexpr (kLayer.filled != FilledGradients::kNone) {
+      if (task.has(LayerTask::kWgrad)) {
+        load_tile<filled_gemm(kLayer)>(filled_storage<kLayer>(shared), cursor,
+                                       wgrad_operands_of<kLayer>(shared.call, task), cta);
+        continue;
+      }
+    }
     load_tile<kLayer.gemm>(shared, cursor, operands_of<kLayer>(maps, shared.call, task), cta);
     last_row = task.row;
     last_column = task.has(LayerTask::kStore) ? task.column() : WarpTile::kBeyond;

@@ -40,7 +40,7 @@ UNIEP_DEVICE void run_first_gradient(LayerStorage<kLayer>& shared, int32_t math_
   Multiplier<kLayer.gemm> multiplier(shared, math_warp / 4);
   const LayerGradient<kLayer> gradient(shared);
   SwigluGradientEpilogue<kLayer.gemm, LayerGradient<kLayer>> epilogue(
-      gradient, nullptr, ptx::uniform_register(ptx::shared_address(shared.staging[math_warp])));
+      gradient, ptx::uniform_register(ptx::shared_address(shared.staging[math_warp])));
   const TileClock<kLayer> clock(shared, math_warp);
   float d[Multiplier<kLayer.gemm>::kCount];
   for (;;) {
@@ -64,6 +64,70 @@ UNIEP_DEVICE void run_first_gradient(LayerStorage<kLayer>& shared, int32_t math_
   epilogue.run_alone(shared, multiplier.cursor());
 }
 
+// Where the weight gradients of the launch go.
+template <LayerKernelConfig kLayer>
+class FilledOutput {
+ public:
+  static constexpr int64_t kElementBytes = kLayer.filled == FilledGradients::kBFloat16 ? 2 : 4;
+
+  UNIEP_DEVICE explicit FilledOutput(const LayerStorage<kLayer>& shared) : shared_(shared) {}
+
+  UNIEP_DEVICE void* matrix(const WarpTile& tile) const {
+    const GradientMatrices& gradients = shared_.call.gradients[tile.product];
+    if (gradients.addresses != nullptr) return gradients.addresses[tile.expert];
+    const WgradGrid& grid = grid_of(tile);
+    return static_cast<uint8_t*>(gradients.base) +
+           static_cast<int64_t>(tile.expert) * grid.rows * grid.columns * kElementBytes;
+  }
+  UNIEP_DEVICE int64_t leading(const WarpTile& tile) const { return grid_of(tile).columns; }
+  UNIEP_DEVICE int32_t columns(const WarpTile& tile) const { return grid_of(tile).columns; }
+
+ private:
+  UNIEP_DEVICE const WgradGrid& grid_of(const WarpTile& tile) const {
+    return tile.product != 0 ? shared_.call.program.wgrad_fc1 : shared_.call.program.wgrad_fc2;
+  }
+
+  const LayerStorage<kLayer>& shared_;
+};
+
+// The weight gradients behind the last tile of dgrad FC1, to the end of the list. Nothing waits for them, so a record's
+// slot is handed back as soon as its products are there.
+template <LayerKernelConfig kLayer, typename Tasks>
+UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks, const StageCursor<kLayer.gemm.stages>& cursor,
+                             int32_t math_warp) {
+  constexpr GemmConfig kGemm = filled_gemm(kLayer);
+  using Output = FilledOutput<kLayer>;
+  Multiplier<kGemm> multiplier(filled_storage<kLayer>(shared), math_warp / 4, cursor);
+  const Output output(shared);
+  typename MatrixEpilogueOf<kGemm, Output>::Type epilogue(
+      output, ptx::uniform_register(ptx::shared_address(shared.staging[math_warp])));
+  const TileClock<kLayer> clock(shared, math_warp);
+  float d[Multiplier<kGemm>::kCount];
+  for (bool more = true; more;) {
+    clock.wait_begins();
+    const LayerTask task = tasks.read_by_warp();
+    more = !__any_sync(0xffffffffu, task.has(LayerTask::kEnd));  // the last record has no K blocks
+    WarpTile tile;
+    tile.exists = task.has(LayerTask::kStore);
+    tile.row = task.row + math_warp * kBlockRows;
+    tile.column = tile.exists ? task.column() : WarpTile::kBeyond;
+    tile.rows = task.valid_rows - math_warp * kBlockRows;
+    tile.expert = task.expert;
+    tile.product = task.has(LayerTask::kSecond) ? 1 : 0;
+    const auto k_blocks = static_cast<int32_t>(ptx::uniform_register(task.k_blocks));
+    clock.begins(tasks.slot());
+    multiplier.multiply(k_blocks, d, epilogue, tile);
+    clock.ends(tasks.slot());
+    if (tile.exists && k_blocks == 0) {
+      if (kLayer.filled != FilledGradients::kAccumulate) clear_tile<kGemm>(output, tile);
+      tile.exists = false;
+    }
+    epilogue.finish(tile, d);
+    if (more && ptx::lane_index() == 0) ptx::mbarrier_arrive(shared.stored[tasks.slot()]);
+    tasks.release_by_warp();
+  }
+}
+
 // Two warpgroups, 64 rows of the tile each.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_row_products(LayerStorage<kLayer>& shared, int32_t math_warp) {
@@ -76,7 +140,7 @@ UNIEP_DEVICE void run_row_products(LayerStorage<kLayer>& shared, int32_t math_wa
     clock.wait_begins();
     if (!tasks.ready()) epilogue.flush();
     const LayerTask task = tasks.read_by_warp();
-    if (__any_sync(0xffffffffu, task.has(LayerTask::kEnd))) break;
+    if (__any_sync(0xffffffffu, task.has(LayerTask::kEnd | LayerTask::kWgrad))) break;
     const auto k_blocks = static_cast<int32_t>(ptx::uniform_register(task.k_blocks));
     clock.begins(tasks.slot());
     multiplier.multiply(k_blocks, d, epilogue, WarpTile{});
@@ -84,8 +148,11 @@ UNIEP_DEVICE void run_row_products(LayerStorage<kLayer>& shared, int32_t math_wa
     epilogue.finish(tasks.slot(), d);  // reads the record again, which saves the registers
     tasks.release_by_warp();
   }
-  tasks.release_by_warp();
+  if constexpr (kLayer.filled == FilledGradients::kNone) tasks.release_by_warp();
   epilogue.flush();
+  if constexpr (kLayer.filled != FilledGradients::kNone) {
+    run_filled<kLayer>(shared, tasks, multiplier.cursor(), math_warp);
+  }
 }
 
 template <LayerKernelConfig kLayer>

@@ -11,10 +11,38 @@ template <LayerKernelConfig kLayer>
 constexpr int32_t kFirstWidth =
     kLayer.products == LayerProducts::kForward ? kLayer.gemm.tile_n / 2 : kLayer.gemm.tile_n;
 
+UNIEP_DEVICE bool is_wgrad(Stage stage) {
+  return stage == Stage::kWgradFc2 || stage == Stage::kWgradFc1;
+}
+
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE LayerTask wgrad_record_of(const RankCall& call, const uniep::Task& tile, bool shared_b, bool store) {
+  const RankProgram& p = call.program;
+  const bool of_w1 = tile.stage == Stage::kWgradFc1;
+  const WgradGrid& grid = of_w1 ? p.wgrad_fc1 : p.wgrad_fc2;
+  const int32_t expert = p.first_expert + tile.expert;
+  const int32_t rows = grid.rows - tile.m * kTileM, columns = grid.columns - tile.n * kLayer.gemm.tile_n;
+  LayerTask task;
+  task.row = tile.m * kTileM;
+  task.m_block = static_cast<uint16_t>(p.segment_start[expert] / kRowAlignment);
+  task.expert = static_cast<uint16_t>(tile.expert);
+  task.column_eighth = static_cast<uint16_t>(tile.n * (kLayer.gemm.tile_n / 8));
+  task.k_blocks = static_cast<uint16_t>((p.expert_rows[expert] + kTileK - 1) / kTileK);
+  task.columns_eighth = static_cast<uint8_t>((columns < kLayer.gemm.tile_n ? columns : kLayer.gemm.tile_n) / 8);
+  task.chunk = 0;
+  task.valid_rows = static_cast<uint8_t>(rows < kTileM ? rows : kTileM);
+  task.flags = static_cast<uint8_t>(LayerTask::kWgrad | (shared_b ? LayerTask::kSharedB : 0) |
+                                    (store ? LayerTask::kStore : 0) | (of_w1 ? LayerTask::kSecond : 0));
+  return task;
+}
+
 // The record of a tile. `tile` exists.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE LayerTask record_of(const RankCall& call, const uniep::Task& tile, bool shared_b, bool store) {
   const RankProgram& p = call.program;
+  if constexpr (kLayer.filled != FilledGradients::kNone) {
+    if (is_wgrad(tile.stage)) return wgrad_record_of<kLayer>(call, tile, shared_b, store);
+  }
   const bool second = tile.stage == Stage::kSecondGemm;
   const int32_t chunk = second ? chunk_of_tile(p, tile.n) : 0;
   const int32_t width = second ? kLayer.gemm.tile_n : kFirstWidth<kLayer>;
@@ -43,6 +71,10 @@ UNIEP_DEVICE LayerTask record_of(const RankCall& call, const uniep::Task& tile, 
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE uniep::Task tile_of(const RankProgram& p, const LayerTask& task) {
   const bool second = task.has(LayerTask::kSecond);
+  if (task.has(LayerTask::kWgrad)) {
+    return {second ? Stage::kWgradFc1 : Stage::kWgradFc2, task.expert, task.row / kTileM,
+            task.column() / kLayer.gemm.tile_n};
+  }
   const int32_t n = second
                         ? p.chunk_tile[task.chunk] + (task.column() - p.chunk_column[task.chunk]) / kLayer.gemm.tile_n
                         : task.column() / kFirstWidth<kLayer>;

@@ -27,7 +27,7 @@ UNIEP_DEVICE void run_layer_signals(LayerStorage<kLayer>& shared) {
     if (task.has(LayerTask::kStore)) {
       constexpr bool kReturnsProbs =
           kLayer.products == LayerProducts::kSecondGradient && kLayer.combine == CombineKind::kEpilogue;
-      if (kReturnsProbs && task.column() == 0) return_prob_gradients(shared.call, task);
+      if (kReturnsProbs && task.column() == 0 && !task.has(LayerTask::kWgrad)) return_prob_gradients(shared.call, task);
       // The rows in peers' slots were written by other warps: they must lie before a flag that another CTA stores.
       if (kLayer.combine == CombineKind::kEpilogue && task.has(LayerTask::kSecond)) ptx::fence_system();
       signal_task(running, tile_of<kLayer>(p, task));

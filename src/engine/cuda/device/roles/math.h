@@ -8,22 +8,27 @@
 
 namespace uniep::cuda {
 
-template <GemmConfig kConfig, Epilogue kEpilogue>
-struct EpilogueOf {
-  using Type = Float32Epilogue<kConfig>;
+template <GemmConfig kConfig, typename Output>
+struct MatrixEpilogueOf {
+  using Type = Float32Epilogue<kConfig, Output>;
 };
+template <GemmConfig kConfig, typename Output>
+requires(kConfig.epilogue == Epilogue::kBFloat16) struct MatrixEpilogueOf<kConfig, Output> {
+  using Type = BFloat16Epilogue<kConfig, Output>;
+};
+
+// A standalone kernel's epilogue, as a math warp keeps it.
 template <GemmConfig kConfig>
-struct EpilogueOf<kConfig, Epilogue::kBFloat16> {
-  using Type = BFloat16Epilogue<kConfig>;
-};
-template <GemmConfig kConfig>
-struct EpilogueOf<kConfig, Epilogue::kSwiglu> {
-  using Type = SwigluEpilogue<kConfig>;
-};
-template <GemmConfig kConfig>
-struct EpilogueOf<kConfig, Epilogue::kSwigluGradient> {
-  using Type = SwigluGradientEpilogue<kConfig, StandaloneGradient>;
-};
+UNIEP_DEVICE auto make_epilogue(const GemmArguments& arguments, void* const* outputs, uint32_t staging) {
+  if constexpr (kConfig.epilogue == Epilogue::kSwiglu) {
+    return SwigluEpilogue<kConfig>(arguments, outputs, staging);
+  } else if constexpr (kConfig.epilogue == Epilogue::kSwigluGradient) {
+    return SwigluGradientEpilogue<kConfig, StandaloneGradient>(StandaloneGradient(arguments), staging);
+  } else {
+    using Output = StandaloneOutput<kConfig>;
+    return typename MatrixEpilogueOf<kConfig, Output>::Type(Output(arguments, outputs), staging);
+  }
+}
 
 // Hands a stage back to the loaders that fill it: each math warp tells every CTA of the cluster.
 template <GemmConfig kConfig>
@@ -53,11 +58,13 @@ class Multiplier {
  public:
   static constexpr int kCount = kConfig.tile_n / 2;  // accumulators of a thread: 64 x tile_n / 128
 
-  UNIEP_DEVICE Multiplier(SharedStorage<kConfig>& shared, int32_t warpgroup)
+  UNIEP_DEVICE Multiplier(SharedStorage<kConfig>& shared, int32_t warpgroup,
+                          const StageCursor<kConfig.stages>& cursor = {})
       : shared_(shared),
         warpgroup_(warpgroup),
         a_base_(operand_descriptor<kMajorA<kConfig>>(ptx::shared_address(shared.a[0]) + warpgroup * kBoxBytes)),
-        b_base_(operand_descriptor<kMajorB<kConfig>>(base_of(shared.b[0]))) {}
+        b_base_(operand_descriptor<kMajorB<kConfig>>(base_of(shared.b[0]))),
+        cursor_(cursor) {}
 
   // One chain from zero along K ascending. Unless stages are released first, one group of four wgmma stays in flight
   // while the next stage is awaited.
@@ -213,16 +220,18 @@ class Multiplier {
 };
 
 // The gradient of an expert without rows is zero.
-template <GemmConfig kConfig>
-UNIEP_DEVICE void clear_tile(const GemmArguments& arguments, void* output, const WarpTile& tile) {
+template <GemmConfig kConfig, typename Output>
+UNIEP_DEVICE void clear_tile(const Output& output, const WarpTile& tile) {
   constexpr int32_t kElementBytes = kConfig.epilogue == Epilogue::kBFloat16 ? 2 : 4;
   constexpr int32_t kColumnsPerStore = 16 / kElementBytes;
   const int32_t lane = static_cast<int32_t>(ptx::lane_index());
+  auto* const matrix = static_cast<uint8_t*>(output.matrix(tile));
+  const int32_t columns = output.columns(tile);
   for (int32_t row = 0; row < tile.rows && row < kBlockRows; ++row) {
     for (int32_t column = tile.column + lane * kColumnsPerStore;
-         column < tile.column + kConfig.tile_n && column < arguments.n_extent; column += 32 * kColumnsPerStore) {
-      const int64_t offset = (tile.row + row) * arguments.output_leading + column;
-      ptx::store_global_16(static_cast<uint8_t*>(output) + offset * kElementBytes, ptx::Vector16{});
+         column < tile.column + kConfig.tile_n && column < columns; column += 32 * kColumnsPerStore) {
+      const int64_t offset = (tile.row + row) * output.leading(tile) + column;
+      ptx::store_global_16(matrix + offset * kElementBytes, ptx::Vector16{});
     }
   }
 }
@@ -239,9 +248,8 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, void* const* outputs,
                 "dSwiGLU follows FC2's dgrad");
   TaskCursor tasks(shared.tasks);
   Multiplier<kConfig> multiplier(shared, math_warp / 4);
-  using LateWork = typename EpilogueOf<kConfig, kConfig.epilogue>::Type;
-  constexpr bool kAlone = kHasGroups<LateWork>;
-  LateWork epilogue(arguments, outputs, ptx::shared_address(shared.staging[math_warp]));
+  auto epilogue = make_epilogue<kConfig>(arguments, outputs, ptx::shared_address(shared.staging[math_warp]));
+  constexpr bool kAlone = kHasGroups<decltype(epilogue)>;
   float d[Multiplier<kConfig>::kCount];
   for (bool more = true; more;) {
     const Task task = tasks.take_by_warp();
@@ -257,7 +265,7 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, void* const* outputs,
     multiplier.multiply(task.k_blocks, d, epilogue, tile);
     if constexpr (kConfig.layout == Layout::kWgrad) {
       if (tile.exists && task.k_blocks == 0) {
-        clear_tile<kConfig>(arguments, output_of_expert<kConfig>(arguments, outputs, tile.expert), tile);
+        clear_tile<kConfig>(StandaloneOutput<kConfig>(arguments, outputs), tile);
         tile.exists = false;
       }
     }
