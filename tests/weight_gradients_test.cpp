@@ -328,8 +328,10 @@ TEST(WeightGradientTimes, MemoryIsWhatTheDocumentationSays) {
     const auto saved = memory_need(group, config, forward, Direction::kForward, placement);
     const auto needs =
         memory_need(group, config, backward, Direction::kBackward, placement, {expected.time, expected.last_use});
+    const int64_t more = (expected.schedule == again ? 2 * h : 0) + (expected.schedule == staged ? 2 * h : 0);
     for (int rank = 0; rank < 2; ++rank) {
       const int64_t rows = placement.padded_rows(rank);
+      EXPECT_EQ(saved[rank].workspace_bytes, static_cast<std::size_t>(rows * (2 * i + more)));
       EXPECT_EQ(saved[rank].saved_bytes, static_cast<std::size_t>(rows * expected.saved));
       EXPECT_EQ(saved[rank].pending_bytes, 0u);
       EXPECT_EQ(needs[rank].saved_bytes, 0u);

@@ -72,8 +72,9 @@ typedef struct uniep_group_options {
   int32_t workers;        /* compute units of a rank; 0: the engine's choice */
   double timeout_seconds; /* bound of every wait for a peer that has begun; 0: UNIEP_TIMEOUT_S, or 60 */
   /* The caller's allocator, both functions or neither. allocate returns at least `bytes` bytes aligned to `alignment`
-   * on the device of `rank`, usable in the order of `stream`, or NULL when there is no room. Both are called on the
-   * thread that calls the library. They must not throw, and must work until the last handle of the group is gone. */
+   * on the device of `rank`, usable in the order of `stream`, or NULL when there is no room. release's `stream` is the
+   * one that used the memory last, which may be another than allocate's. Both are called on the thread that calls the
+   * library. They must not throw, and must work until the last handle of the group is gone. */
   void* (*allocate)(void* context, size_t bytes, size_t alignment, int32_t rank, void* stream);
   void (*release)(void* context, void* memory, size_t bytes, int32_t rank, void* stream);
   void* allocator_context;
