@@ -191,7 +191,7 @@ TEST_F(CApiErrors, EveryNullIsAnInvalidArgumentThatIsNamed) {
   uniep_group_info info{sizeof(info), 0, 0, 0, 0, 0};
   uniep_rank_rows rank_rows{sizeof(rank_rows), 0, 0, 0};
   uniep_expert_rows expert_rows{sizeof(expert_rows), 0, 0};
-  uniep_memory_need needs[2] = {{sizeof(needs[0]), 0, 0, 0}, {sizeof(needs[0]), 0, 0, 0}};
+  uniep_memory_need needs[2] = {{sizeof(needs[0]), 0, 0, 0, 0}, {sizeof(needs[0]), 0, 0, 0, 0}};
   uniep_group* group_out = nullptr;
   uniep_placement* placement_out = nullptr;
   uniep_saved* saved_out = nullptr;
@@ -414,7 +414,7 @@ TEST_F(CApiErrors, NoExceptionCrossesTheBorder) {
   allocator.plan = Plan::kWork;
   saved = layer.forward(group.get(), placement.get(), "auto");
   ASSERT_NE(saved, nullptr);
-  uniep_memory_need needs[2] = {{sizeof(needs[0]), 0, 0, 0}, {sizeof(needs[0]), 0, 0, 0}};
+  uniep_memory_need needs[2] = {{sizeof(needs[0]), 0, 0, 0, 0}, {sizeof(needs[0]), 0, 0, 0, 0}};
   expect_ok(uniep_query_memory(group.get(), &layer.config, UNIEP_FORWARD, "auto", placement.get(), needs, 2));
   EXPECT_EQ(allocator.outstanding_bytes, static_cast<int64_t>(needs[0].saved_bytes + needs[1].saved_bytes));
   EXPECT_GT(allocator.outstanding_bytes, 0);
@@ -493,7 +493,7 @@ TEST_F(CApiErrors, EachCallTakesTheScheduleOfItsDirection) {
     return uniep_backward(group.get(), &layer.config, schedule, saved.get(), layer.backward_arguments.data(), 2);
   };
   const auto query = [&](int direction, const char* schedule) {
-    uniep_memory_need needs[2] = {{sizeof(needs[0]), 0, 0, 0}, {sizeof(needs[0]), 0, 0, 0}};
+    uniep_memory_need needs[2] = {{sizeof(needs[0]), 0, 0, 0, 0}, {sizeof(needs[0]), 0, 0, 0, 0}};
     return uniep_query_memory(group.get(), &layer.config, direction, schedule, placement.get(), needs, 2);
   };
   expect_ok(forward(only_forward, layer.forward_arguments.data()));

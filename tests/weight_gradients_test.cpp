@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "engine/cpu/engine.h"
+#include "program/checker.h"
 #include "program/schedule_space.h"
 #include "support/branch_counts.h"
 #include "support/expect_error.h"
@@ -271,6 +272,23 @@ TEST(WeightGradientTimes, MainGradIsTheSumInTheOrderOfTheCalls) {
   EXPECT_NE(difference(sums[0], sums[1]), "") << "the order of the calls must show in these sums";
 }
 
+// Weight gradients are the last thing that anything waits for, so a Program without them is as sound.
+TEST(WeightGradientTimes, ProgramsWithoutWeightGradientsAreSound) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    const Case drawn = random_case(seed);
+    Group group(drawn.options);
+    const LayerConfig& config = drawn.layer.config;
+    LayerArrays arrays(drawn.layer);
+    const Schedule schedule = sample_legal(seed, Direction::kBackward, config.shape, config.numerics, group.machine());
+    const auto& engine = dynamic_cast<const cpu::CpuEngine&>(group.implementation());
+    ProgramRequest request = engine.request(config, schedule, Direction::kBackward, seed % 2 == 0);
+    request.weight_gradients = false;
+    const Program program(request, place(group, config.shape, arrays.routings).state());
+    const CheckReport report = check_program(program);
+    ASSERT_TRUE(report.ok) << drawn.layer.description << "\n" << to_text(schedule) << "\n" << report.problems.front();
+  }
+}
+
 struct Expected {
   WeightGradientTime time;
   bool last_use;
@@ -310,8 +328,10 @@ TEST(WeightGradientTimes, MemoryIsWhatTheDocumentationSays) {
     const auto saved = memory_need(group, config, forward, Direction::kForward, placement);
     const auto needs =
         memory_need(group, config, backward, Direction::kBackward, placement, {expected.time, expected.last_use});
+    const int64_t more = (expected.schedule == again ? 2 * h : 0) + (expected.schedule == staged ? 2 * h : 0);
     for (int rank = 0; rank < 2; ++rank) {
       const int64_t rows = placement.padded_rows(rank);
+      EXPECT_EQ(saved[rank].workspace_bytes, static_cast<std::size_t>(rows * (2 * i + more)));
       EXPECT_EQ(saved[rank].saved_bytes, static_cast<std::size_t>(rows * expected.saved));
       EXPECT_EQ(saved[rank].pending_bytes, 0u);
       EXPECT_EQ(needs[rank].saved_bytes, 0u);

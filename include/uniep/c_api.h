@@ -72,8 +72,9 @@ typedef struct uniep_group_options {
   int32_t workers;        /* compute units of a rank; 0: the engine's choice */
   double timeout_seconds; /* bound of every wait for a peer that has begun; 0: UNIEP_TIMEOUT_S, or 60 */
   /* The caller's allocator, both functions or neither. allocate returns at least `bytes` bytes aligned to `alignment`
-   * on the device of `rank`, usable in the order of `stream`, or NULL when there is no room. Both are called on the
-   * thread that calls the library. They must not throw, and must work until the last handle of the group is gone. */
+   * on the device of `rank`, usable in the order of `stream`, or NULL when there is no room. release's `stream` is the
+   * one that used the memory last, which may be another than allocate's. Both are called on the thread that calls the
+   * library. They must not throw, and must work until the last handle of the group is gone. */
   void* (*allocate)(void* context, size_t bytes, size_t alignment, int32_t rank, void* stream);
   void (*release)(void* context, void* memory, size_t bytes, int32_t rank, void* stream);
   void* allocator_context;
@@ -209,11 +210,25 @@ typedef struct uniep_memory_need {
   size_t saved_bytes;     /* lives in the uniep_saved that forward makes */
   size_t workspace_bytes; /* given back when the call is over */
   size_t symmetric_bytes; /* held by the group, shared by all layers, grown when a call needs more */
+  size_t pending_bytes;   /* lives in the uniep_pending that a backward with UNIEP_WEIGHT_GRADIENTS_LATER makes */
 } uniep_memory_need;
 
 UNIEP_API uniep_status uniep_query_memory(const uniep_group* group, const uniep_layer_config* config, int32_t direction,
                                           const char* schedule, const uniep_placement* placement,
                                           uniep_memory_need* needs, int32_t count);
+
+/* When a backward's weight gradients are made. No choice changes a bit of any result. */
+enum {
+  UNIEP_WEIGHT_GRADIENTS_NOW = 0,   /* by the backward itself */
+  UNIEP_WEIGHT_GRADIENTS_LATER = 1, /* by uniep_weight_gradients(), from what uniep_backward_pending() leaves */
+  UNIEP_WEIGHT_GRADIENTS_NONE = 2   /* never: the experts are frozen */
+};
+
+/* The same of a backward whose arguments say these; uniep_query_memory() is told 0 and 0. */
+UNIEP_API uniep_status uniep_query_backward_memory(const uniep_group* group, const uniep_layer_config* config,
+                                                   const char* schedule, const uniep_placement* placement,
+                                                   int32_t weight_gradients, int32_t last_use, uniep_memory_need* needs,
+                                                   int32_t count);
 
 /* ---- Forward and backward; El = E / W ---- */
 
@@ -239,8 +254,8 @@ UNIEP_API uniep_status uniep_forward(uniep_group* group, const uniep_layer_confi
                                      int32_t count, uniep_saved** saved);
 UNIEP_API void uniep_saved_destroy(uniep_saved* saved);
 
-/* FC1's output on a local rank: [padded_rows, 2 I] bf16, rows of padding hold no meaning; null without rows. It lives
- * as long as `saved`. */
+/* FC1's output on a local rank: [padded_rows, 2 I] bf16, rows of padding hold no meaning, and none does after a
+ * backward with last_use; null without rows. It lives as long as `saved`. */
 UNIEP_API uniep_status uniep_saved_z(const uniep_saved* saved, int32_t rank, const void** z);
 
 /* Gradients of weights are one tensor over the rank's experts or El addresses, as the weights are; bf16 or fp32 as
@@ -248,25 +263,56 @@ UNIEP_API uniep_status uniep_saved_z(const uniep_saved* saved, int32_t rank, con
 typedef struct uniep_backward_arguments {
   size_t size;
   const void* dy; /* [T, H] bf16 */
-  const void* x;  /* as in forward; needed only with save.xg=redispatch */
+  const void* x;  /* as in forward; needed only with save.xg=redispatch and weight gradients */
   const void* w1;
   const void* w2;
   const void* const* w1_experts;
   const void* const* w2_experts;
   void* dx;      /* [T, H] bf16, written */
   float* dprobs; /* [T, K], written; an unused slot's is +0 */
-  void* dw1;
+  void* dw1;     /* this and the next three: with UNIEP_WEIGHT_GRADIENTS_NOW only, else ignored */
   void* dw2;
   void* const* dw1_experts;
   void* const* dw2_experts;
   void* stream;
+  int32_t weight_gradients; /* UNIEP_WEIGHT_GRADIENTS_..., equal on all ranks */
+  int32_t last_use;         /* 0 or 1, equal on all ranks: z becomes dz in its own memory, and `saved` is used up */
 } uniep_backward_arguments;
 
-/* Collective. `saved` may be used again. save.xg of both directions must agree: name it in both schedules or in
- * neither. */
+/* Collective. `saved` may be used again until a call with last_use. save.xg of both directions must agree: name it in
+ * both schedules or in neither. UNIEP_WEIGHT_GRADIENTS_LATER is UNIEP_INVALID_ARGUMENT here. */
 UNIEP_API uniep_status uniep_backward(uniep_group* group, const uniep_layer_config* config, const char* schedule,
                                       const uniep_saved* saved, const uniep_backward_arguments* arguments,
                                       int32_t count);
+
+/* What uniep_weight_gradients() needs, one per backward with UNIEP_WEIGHT_GRADIENTS_LATER. Several may be outstanding,
+ * to be worked off in any order or destroyed. The `saved` may be destroyed before. */
+typedef struct uniep_pending uniep_pending;
+
+/* Collective. uniep_backward() at any of the three times; *pending becomes NULL unless that is later. */
+UNIEP_API uniep_status uniep_backward_pending(uniep_group* group, const uniep_layer_config* config,
+                                              const char* schedule, const uniep_saved* saved,
+                                              const uniep_backward_arguments* arguments, int32_t count,
+                                              uniep_pending** pending);
+/* NULL is nothing to destroy. */
+UNIEP_API void uniep_pending_destroy(uniep_pending* pending);
+
+/* Both gradients, or on all local ranks dw1 alone or dw2 alone: then the addresses of the other are null. */
+typedef struct uniep_weight_gradient_arguments {
+  size_t size;
+  void* dw1;
+  void* dw2;
+  void* const* dw1_experts;
+  void* const* dw2_experts;
+  void* stream; /* any; what the backward left is waited for */
+  int32_t sms;  /* compute units that work on it at most, 1 to workers; 0: all */
+} uniep_weight_gradient_arguments;
+
+/* Makes the weight gradients that a backward left, with the bits of UNIEP_WEIGHT_GRADIENTS_NOW. Not collective. Each
+ * gradient of a `pending` is made once: a second time is UNIEP_INVALID_ARGUMENT. Sums in main_grad are in the order of
+ * the calls. */
+UNIEP_API uniep_status uniep_weight_gradients(uniep_group* group, const uniep_pending* pending,
+                                              const uniep_weight_gradient_arguments* arguments, int32_t count);
 
 /* ---- Dispatch and combine alone, for those who bring their own GEMM ---- */
 

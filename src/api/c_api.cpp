@@ -109,6 +109,10 @@ struct uniep_saved {
   std::shared_ptr<uniep::GroupState> state;
   uniep::Saved saved;
 };
+struct uniep_pending {
+  std::shared_ptr<uniep::GroupState> state;
+  uniep::PendingWeightGradients work;
+};
 struct uniep_symmetric_buffer {
   std::shared_ptr<uniep::GroupState> state;
   uniep::SymmetricBuffer buffer;
@@ -297,24 +301,45 @@ uniep_status uniep_placement_expert(const uniep_placement* placement, int64_t ex
   });
 }
 
+namespace {
+
+void query_memory(const uniep_group* group, const uniep_layer_config* config, int32_t direction, const char* schedule,
+                  const uniep_placement* placement, const BackwardMemoryOptions& options, uniep_memory_need* needs,
+                  int32_t count) {
+  require_pointer(group, "group");
+  require_pointer(placement, "placement");
+  const Group& own = group->state->group;
+  check_count(count, own);
+  const std::size_t stride = checked_stride<uniep_memory_need>(needs, count, "needs");
+  const Direction checked_direction = checked_constant(direction, Direction::kBackward, "direction");
+  const LayerConfig layer = layer_config(config);
+  const std::vector<MemoryNeed> found = memory_need(own, layer, resolved(schedule, checked_direction, layer, own),
+                                                    checked_direction, placement->placement, options);
+  std::byte* out = reinterpret_cast<std::byte*>(needs);
+  for (const MemoryNeed& need : found) {
+    write_struct(uniep_memory_need{0, need.saved_bytes, need.workspace_bytes, need.symmetric_bytes, need.pending_bytes},
+                 out, stride);
+    out += stride;
+  }
+}
+
+}  // namespace
+
 uniep_status uniep_query_memory(const uniep_group* group, const uniep_layer_config* config, int32_t direction,
                                 const char* schedule, const uniep_placement* placement, uniep_memory_need* needs,
                                 int32_t count) {
+  return guarded([&] { query_memory(group, config, direction, schedule, placement, {}, needs, count); });
+}
+
+uniep_status uniep_query_backward_memory(const uniep_group* group, const uniep_layer_config* config,
+                                         const char* schedule, const uniep_placement* placement,
+                                         int32_t weight_gradients, int32_t last_use, uniep_memory_need* needs,
+                                         int32_t count) {
   return guarded([&] {
-    require_pointer(group, "group");
-    require_pointer(placement, "placement");
-    const Group& own = group->state->group;
-    check_count(count, own);
-    const std::size_t stride = checked_stride<uniep_memory_need>(needs, count, "needs");
-    const Direction checked_direction = checked_constant(direction, Direction::kBackward, "direction");
-    const LayerConfig layer = layer_config(config);
-    const std::vector<MemoryNeed> found = memory_need(own, layer, resolved(schedule, checked_direction, layer, own),
-                                                      checked_direction, placement->placement);
-    std::byte* out = reinterpret_cast<std::byte*>(needs);
-    for (const MemoryNeed& need : found) {
-      write_struct(uniep_memory_need{0, need.saved_bytes, need.workspace_bytes, need.symmetric_bytes}, out, stride);
-      out += stride;
-    }
+    const BackwardMemoryOptions options{
+        checked_constant(weight_gradients, WeightGradientTime::kNone, "weight_gradients"),
+        checked_flag(last_use, "last_use")};
+    query_memory(group, config, UNIEP_BACKWARD, schedule, placement, options, needs, count);
   });
 }
 
@@ -351,17 +376,58 @@ uniep_status uniep_saved_z(const uniep_saved* saved, int32_t rank, const void** 
   });
 }
 
+namespace {
+
+PendingWeightGradients run_backward(uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                                    const uniep_saved* saved, const uniep_backward_arguments* arguments, int32_t count,
+                                    bool may_be_later) {
+  require_pointer(group, "group");
+  require_pointer(saved, "saved");
+  Group& own = group->state->group;
+  check_count(count, own);
+  const LayerConfig layer = layer_config(config);
+  const Schedule whole = resolved(schedule, Direction::kBackward, layer, own);
+  const std::vector<BackwardArguments> ranks = converted(arguments, count, "arguments", backward_arguments);
+  for (const BackwardArguments& rank : ranks) {
+    if (may_be_later || rank.weight_gradients != WeightGradientTime::kLater) continue;
+    throw Error(Status::kInvalidArgument, "weight_gradients: later (1) is for uniep_backward_pending()");
+  }
+  return backward(own, layer, whole, saved->saved, ranks);
+}
+
+}  // namespace
+
 uniep_status uniep_backward(uniep_group* group, const uniep_layer_config* config, const char* schedule,
                             const uniep_saved* saved, const uniep_backward_arguments* arguments, int32_t count) {
+  return guarded([&] { run_backward(group, config, schedule, saved, arguments, count, false); });
+}
+
+uniep_status uniep_backward_pending(uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                                    const uniep_saved* saved, const uniep_backward_arguments* arguments, int32_t count,
+                                    uniep_pending** pending) {
+  return guarded([&] {
+    require_pointer(pending, "pending");
+    *pending = nullptr;
+    auto handle = std::make_unique<uniep_pending>();
+    handle->work = run_backward(group, config, schedule, saved, arguments, count, true);
+    if (handle->work.empty()) return;
+    handle->state = group->state;
+    *pending = handle.release();
+  });
+}
+
+void uniep_pending_destroy(uniep_pending* pending) {
+  delete pending;
+}
+
+uniep_status uniep_weight_gradients(uniep_group* group, const uniep_pending* pending,
+                                    const uniep_weight_gradient_arguments* arguments, int32_t count) {
   return guarded([&] {
     require_pointer(group, "group");
-    require_pointer(saved, "saved");
+    require_pointer(pending, "pending");
     Group& own = group->state->group;
     check_count(count, own);
-    const LayerConfig layer = layer_config(config);
-    const Schedule whole = resolved(schedule, Direction::kBackward, layer, own);
-    const std::vector<BackwardArguments> ranks = converted(arguments, count, "arguments", backward_arguments);
-    backward(own, layer, whole, saved->saved, ranks);
+    weight_gradients(own, pending->work, converted(arguments, count, "arguments", weight_gradient_arguments));
   });
 }
 

@@ -9,6 +9,8 @@ static_assert(UNIEP_ENGINE_CPU == static_cast<int>(EngineKind::kCpu) &&
                   UNIEP_ROUTER_WEIGHT_INPUT == static_cast<int>(RouterWeight::kInput) &&
                   UNIEP_WEIGHT_GRADIENT_FP32 == static_cast<int>(WeightGradient::kFloat32) &&
                   UNIEP_WEIGHT_GRADIENT_MAIN_GRAD == static_cast<int>(WeightGradient::kMainGrad) &&
+                  UNIEP_WEIGHT_GRADIENTS_LATER == static_cast<int>(WeightGradientTime::kLater) &&
+                  UNIEP_WEIGHT_GRADIENTS_NONE == static_cast<int>(WeightGradientTime::kNone) &&
                   UNIEP_INDEX_INT64 == static_cast<int>(IndexType::kInt64) &&
                   UNIEP_LAUNCH_PROCESSES == static_cast<int>(Launch::kProcesses) &&
                   UNIEP_BACKWARD == static_cast<int>(Direction::kBackward),
@@ -43,6 +45,13 @@ Weights weights(const Arguments& given) {
 }
 
 }  // namespace
+
+bool checked_flag(int32_t value, const char* name) {
+  if (value != 0 && value != 1) {
+    throw Error(Status::kInvalidArgument, fmt::format("{}: {}; legal are 0 and 1", name, value));
+  }
+  return value == 1;
+}
 
 GroupOptions group_options(const uniep_group_options& given, CallerAllocator& allocator) {
   GroupOptions options;
@@ -106,6 +115,16 @@ BackwardArguments backward_arguments(const uniep_backward_arguments& given) {
   own.dprobs = given.dprobs;
   own.gradients = {given.dw1, given.dw2, given.dw1_experts, given.dw2_experts};
   own.stream.handle = given.stream;
+  own.weight_gradients = checked_constant(given.weight_gradients, WeightGradientTime::kNone, "weight_gradients");
+  own.last_use = checked_flag(given.last_use, "last_use");
+  return own;
+}
+
+WeightGradientArguments weight_gradient_arguments(const uniep_weight_gradient_arguments& given) {
+  WeightGradientArguments own;
+  own.gradients = {given.dw1, given.dw2, given.dw1_experts, given.dw2_experts};
+  own.stream.handle = given.stream;
+  own.sms = given.sms;
   return own;
 }
 

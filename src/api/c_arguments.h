@@ -17,6 +17,9 @@ Enumeration checked_constant(int32_t value, Enumeration last, const char* name) 
   return static_cast<Enumeration>(value);
 }
 
+// 0 or 1.
+bool checked_flag(int32_t value, const char* name);
+
 // The allocator of a C caller. Its address is the context of the C++ allocator, so it must outlive all that is taken.
 struct CallerAllocator {
   decltype(uniep_group_options::allocate) allocate;
@@ -30,6 +33,7 @@ Numerics layer_numerics(const uniep_layer_config& given);
 Routing routing(const uniep_routing& given);
 ForwardArguments forward_arguments(const uniep_forward_arguments& given);
 BackwardArguments backward_arguments(const uniep_backward_arguments& given);
+WeightGradientArguments weight_gradient_arguments(const uniep_weight_gradient_arguments& given);
 DispatchArguments dispatch_arguments(const uniep_dispatch_arguments& given);
 CombineArguments combine_arguments(const uniep_combine_arguments& given);
 

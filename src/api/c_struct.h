@@ -41,6 +41,8 @@ inline constexpr std::size_t kFirstSize<uniep_forward_arguments> = 64;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_backward_arguments> = 112;
 template <>
+inline constexpr std::size_t kFirstSize<uniep_weight_gradient_arguments> = 56;
+template <>
 inline constexpr std::size_t kFirstSize<uniep_dispatch_arguments> = 40;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_combine_arguments> = 48;

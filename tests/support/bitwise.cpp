@@ -8,6 +8,7 @@
 #include "engine/cpu/engine.h"
 #include "engine/cpu/run_call.h"
 #include "program/schedule_space.h"
+#include "support/layer_arrays.h"
 
 namespace uniep::test {
 namespace {
@@ -60,30 +61,45 @@ std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
   fixed.set("save.xg", forward.save_xg == SaveXg::kKeep && !random.one_in(4) ? "keep" : "redispatch");
   const Schedule backward =
       sample_legal(random.next(), Direction::kBackward, config.shape, config.numerics, group.machine(), fixed);
+  const auto time = random.one_in(2) ? WeightGradientTime::kNow : static_cast<WeightGradientTime>(random.between(1, 2));
+  const bool last_use = random.one_in(2);
 
   std::string problem;
   try {
-    cli::LayerRunner runner(group, config, layer.data);
-    runner.forward(forward);
-    runner.backward(backward);
-    problem = difference(runner.result(), run_sequential(layer));
+    LayerArrays arrays(layer);
+    const Placement placement = place(group, config.shape, arrays.routings);
+    Saved saved = uniep::forward(group, config, forward, placement, arrays.forward_arguments());
+    arrays.gather_z(saved);
+    const PendingWeightGradients work =
+        uniep::backward(group, config, backward, saved, arrays.backward_arguments(time, last_use));
+    saved = Saved();
+    if (time == WeightGradientTime::kLater) weight_gradients(group, work, arrays.weight_gradient_arguments());
+    problem = difference(arrays.result, arrays.expected(time));
     const auto& engine = dynamic_cast<const cpu::CpuEngine&>(group.implementation());
     for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
       const Schedule& schedule = direction == Direction::kForward ? forward : backward;
-      const bool redispatch = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch;
-      const Program program(engine.request(config, schedule, direction, redispatch), runner.placement().state());
+      const bool redispatch = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch &&
+                              time != WeightGradientTime::kNone;
+      ProgramRequest request = engine.request(config, schedule, direction, redispatch);
+      request.weight_gradients = time == WeightGradientTime::kNow;
+      const Program program(request, placement.state());
       count_schedule(branches, program);
       count_threads(branches, engine, options.disturbance, program);
     }
     count_layer(branches, layer);
+    branches.count("weight gradients now", time == WeightGradientTime::kNow);
+    branches.count("weight gradients later", time == WeightGradientTime::kLater);
+    branches.count("no weight gradients", time == WeightGradientTime::kNone);
+    branches.count("the last use of a saved state", last_use);
     branches.count("an odd shuffle seed", options.disturbance.shuffle_seed % 2 == 1);
     branches.count("an even shuffle seed", options.disturbance.shuffle_seed % 2 == 0);
   } catch (const std::exception& error) {
     problem = error.what();
   }
   if (problem.empty()) return "";
-  return fmt::format("{}\n  {} workers {} shuffle {}\n  forward  {}\n  backward {}", problem, layer.description,
-                     options.workers, options.disturbance.shuffle_seed, to_text(forward), to_text(backward));
+  return fmt::format("{}\n  {} workers {} shuffle {} weight gradients {}{}\n  forward  {}\n  backward {}", problem,
+                     layer.description, options.workers, options.disturbance.shuffle_seed, static_cast<int>(time),
+                     last_use ? " last use" : "", to_text(forward), to_text(backward));
 }
 
 }  // namespace uniep::test

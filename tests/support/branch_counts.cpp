@@ -69,7 +69,8 @@ void count_order(BranchCounts& branches, const Program& program) {
   const RankProgram& p = program.rank(0);
   const Schedule& schedule = program.request().schedule;
   const bool backward = p.direction == Direction::kBackward;
-  const bool fill = backward && schedule.wgrad == WgradOrder::kFill;
+  const bool wgrad = backward && program.request().weight_gradients;
+  const bool fill = wgrad && schedule.wgrad == WgradOrder::kFill;
   branches.count("column chunks", p.chunks > 1);
   branches.count("raster", p.raster > 1);
   branches.count("several waves", p.waves > 1);
@@ -77,7 +78,7 @@ void count_order(BranchCounts& branches, const Program& program) {
   branches.count("fusion none", schedule.fusion == Fusion::kNone);
   branches.count("fusion pairs", schedule.fusion == Fusion::kPairs);
   branches.count("fusion layer", schedule.fusion == Fusion::kLayer);
-  branches.count("wgrad after", backward && !fill);
+  branches.count("wgrad after", wgrad && !fill);
   branches.count("wgrad fills", fill);
   branches.count("wgrad fills behind mixed GEMMs, static queues", fill && is_merged(p));
   branches.count("wgrad fills behind mixed GEMMs, dynamic queues", fill && has_gemm_queues(p, 0));

@@ -29,9 +29,21 @@ void LayerArrays::reset() {
   for (std::size_t i = 0; i < result.dw2_fp32.size(); ++i) result.dw2_fp32[i] = cli::start_main_grad(i);
 }
 
-cli::LayerResult LayerArrays::expected(WeightGradientTime time) {
+void LayerArrays::gather_z(const Saved& saved) {
+  const LayerShape& shape = source.config.shape;
+  const Placement& placement = saved.placement();
+  for (int64_t expert = 0; expert < shape.experts; ++expert) {
+    const int64_t rows = placement.expert_rows(expert), columns = 2 * shape.intermediate;
+    if (rows == 0) continue;
+    const int rank = static_cast<int>(expert / (shape.experts / source.ranks));
+    const BFloat16* z = saved.z(rank) + placement.expert_segment(expert) * columns;
+    result.z.insert(result.z.end(), z, z + rows * columns);
+  }
+}
+
+cli::LayerResult LayerArrays::expected(WeightGradientTime time) const {
   cli::LayerResult expected = run_sequential(source);
-  expected.z.clear();
+  if (result.z.empty()) expected.z.clear();
   if (time == WeightGradientTime::kNone) {
     const LayerArrays untouched(source);
     expected.dw1_bf16 = untouched.result.dw1_bf16;

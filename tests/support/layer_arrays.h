@@ -18,9 +18,10 @@ struct LayerArrays {
 
   // As before a call: rubbish in what is written, start_main_grad() in what may be added to.
   void reset();
-  // What the layer gives in a sequential run on one rank, as reset() leaves it where the experts are frozen. z is in
-  // neither.
-  cli::LayerResult expected(WeightGradientTime time);
+  void gather_z(const Saved& saved);
+  // What the layer gives in a sequential run on one rank, but weight gradients as reset() leaves them where the experts
+  // are frozen, and z only where it was gathered.
+  cli::LayerResult expected(WeightGradientTime time) const;
 
   const RandomLayer& source;
   std::vector<Routing> routings;

@@ -32,11 +32,12 @@ uint32_t epoch_after(uint32_t epoch) {
   return epoch == 0xffffffffu ? 2 : epoch + 1;
 }
 
-// Without any address the pointers have no meaning.
+// Null where there are no addresses, of a gradient that is not made.
 template <typename T>
 std::vector<T> expert_pointers(T whole, T const* experts, int64_t count, int64_t bytes) {
   using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<T>>, const std::byte, std::byte>;
   std::vector<T> pointers(count);
+  if (whole == nullptr && experts == nullptr) return pointers;
   for (int64_t expert = 0; expert < count; ++expert) {
     pointers[expert] =
         experts != nullptr ? experts[expert] : reinterpret_cast<T>(reinterpret_cast<Byte*>(whole) + expert * bytes);
