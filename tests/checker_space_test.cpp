@@ -10,8 +10,8 @@
 #include "support/branch_counts.h"
 #include "support/random_layer.h"
 
-// The checker over the legal space: a small layer with every pair of values, the large models sampled, up to 64 ranks.
-// (program_test.cpp has the fields that are fixed here.)
+// The checker over the legal space: a small layer with every pair of values, backward on cuda, the large models
+// sampled, up to 64 ranks. (program_test.cpp has the fields that are fixed here.)
 namespace uniep::test {
 namespace {
 
@@ -24,7 +24,7 @@ struct Batch {
 };
 
 // Skewed: half of all slots go to the first quarter of the experts; one rank has no tokens when there are several.
-Batch make_batch(const LayerShape& shape, int ranks, int64_t tokens, uint64_t seed) {
+Batch make_batch(const LayerShape& shape, int ranks, int64_t tokens, uint64_t seed, int32_t unused_expert = -1) {
   Batch batch{shape, ranks, {}, {}, nullptr};
   Random random(seed);
   std::vector<Routing> routings;
@@ -38,6 +38,7 @@ Batch make_batch(const LayerShape& shape, int ranks, int64_t tokens, uint64_t se
       while (static_cast<int64_t>(ids.size() - begin) < shape.topk) {
         const int64_t reach = random.one_in(2) ? std::max<int64_t>(shape.experts / 4, 1) : shape.experts;
         const int32_t expert = static_cast<int32_t>(random.between(0, reach - 1));
+        if (expert == unused_expert) continue;
         if (std::find(ids.begin() + begin, ids.end(), expert) == ids.end()) ids.push_back(expert);
       }
     }
@@ -195,6 +196,110 @@ TEST(CheckerSpace, SmallLayer) {
     for (const Direction direction : {Direction::kForward, Direction::kBackward}) layer.check(direction, groups);
   }
   layer.expect_covered();
+}
+
+// Whether a case is one of those that stand for the others: up to two workers of a kind, one band or several, an expert
+// a wave or all.
+bool is_representative(const Schedule& s) {
+  const CommSchedule& comm = s.comm;
+  for (const int count : {comm.dispatch_sms, comm.combine_sms, comm.reduce_sms, comm.reserve_sms}) {
+    if (count > 2) return false;
+  }
+  const bool waves = s.order.experts_per_wave == 1 || s.order.experts_per_wave == 4;
+  return waves && (s.combine.column_chunks == 1 || s.combine.column_chunks == 3);
+}
+
+void count_backward(BranchCounts& branches, const Schedule& s, const Program& program) {
+  const RankProgram& p = program.rank(0);
+  const bool pairs = s.fusion == Fusion::kPairs, fill = s.wgrad == WgradOrder::kFill, two = p.cluster == 2;
+  const bool again = s.save_xg == SaveXg::kRedispatch, dynamic = s.queue == QueueKind::kDynamic;
+  for (const bool of_two : {false, true}) {
+    for (const bool of_dynamic : {false, true}) {
+      const bool is = two == of_two && dynamic == of_dynamic;
+      const std::string suffix =
+          std::string(of_two ? ", clusters of two" : ", clusters of one") + (of_dynamic ? ", dynamic" : ", static");
+      branches.count(("none" + suffix).c_str(), is && !pairs);
+      branches.count(("pairs, after" + suffix).c_str(), is && pairs && !fill);
+      branches.count(("pairs, fill" + suffix).c_str(), is && pairs && fill);
+      branches.count(("x kept" + suffix).c_str(), is && !again);
+      branches.count(("x again, fill" + suffix).c_str(), is && again && fill);
+      branches.count(("x again, deduplicated, after" + suffix).c_str(), is && again && p.dedup && !fill);
+    }
+  }
+  branches.count("combine by the epilogue", p.epilogue_combine);
+  branches.count("combine staged", !p.epilogue_combine && p.combine_groups == 0);
+  branches.count("combine by groups", p.combine_groups > 0);
+  branches.count("copy warps", !p.on_sms);
+  branches.count("copy sms", p.on_sms);
+  branches.count("combine sms and reduce sms", p.combine_workers > 0 && p.reduce_workers > 0);
+  branches.count("reserved sms", s.comm.reserve_sms > 0);
+  branches.count("several waves", p.waves > 1);
+  branches.count("column chunks", p.chunks > 1);
+  branches.count("pull in several parts", p.pull_parts > 1);
+  branches.count("no rotation of sources", !p.source_rotation);
+  branches.count("an expert with several row blocks", p.expert_rows[p.first_expert] > 2 * p.tile_m);
+  branches.count("an expert without rows", p.expert_rows[p.first_expert + 2] == 0);
+  branches.count("positions without a tile", two && p.first_tiles % 2 != 0 && p.odd_blocks[p.local_experts] > 0);
+  branches.count("three column tiles of dgrad FC2", p.first_tiles == 3);
+  branches.count("two column tiles of dgrad FC2", p.first_tiles == 2);
+}
+
+// Every legal backward Schedule of a small layer on cuda, but for numbers that stand for others. Two shapes of tiles
+// and of pulls take turns.
+TEST(CheckerSpace, BackwardOnCuda) {
+  const Batch batch = make_batch({256, 384, 8, 2}, 2, 600, 3, /*unused_expert=*/2);
+  Machine machine;
+  machine.engine = EngineKind::kCuda;
+  machine.ranks = 2;
+  machine.workers = 8;
+  BranchCounts branches;
+  int64_t checked = 0;
+  for (const int64_t groups : {0, 2}) {
+    Numerics numerics;
+    numerics.combine_groups = groups;
+    SpaceLimits limits;
+    limits.vary = {"fusion",
+                   "dispatch.dedup",
+                   "comm.where",
+                   "comm.dispatch_sms",
+                   "comm.combine_sms",
+                   "comm.reduce_sms",
+                   "comm.reserve_sms",
+                   "order.experts_per_wave",
+                   "queue",
+                   "order.source_rotation",
+                   "tile.cluster",
+                   "combine.transport",
+                   "backward.wgrad",
+                   "combine.column_chunks",
+                   "save.xg"};
+    limits.fixed = PartialSchedule::parse("tile.n=128,tile.dgrad_fc2.n=192,tile.stages=3");
+    for_each_legal(
+        Direction::kBackward, batch.shape, numerics, machine,
+        [&](const Schedule& legal) {
+          if (!is_representative(legal)) return true;
+          Schedule schedule = legal;
+          ++checked;
+          if (Random(checked).one_in(2)) {
+            schedule.tile.n = 256;
+            schedule.stage_tile[static_cast<int>(GemmStage::kDgradFc2)].n = 128;
+          }
+          EXPECT_TRUE(validate(schedule, Direction::kBackward, batch.shape, numerics, machine).empty());
+          ProgramRequest request{batch.shape, numerics, schedule, Direction::kBackward};
+          request.redispatch = schedule.save_xg == SaveXg::kRedispatch;
+          request.workers = machine.workers;
+          request.cluster = schedule.tile_of(GemmStage::kDgradFc1).cluster;
+          request.pull_parts = Random(~checked).one_in(2) ? 1 : 4;
+          const Program program(request, batch.placement);
+          count_backward(branches, schedule, program);
+          const CheckReport report = check_program(program);
+          EXPECT_TRUE(report.ok) << to_text(schedule) << "\n" << report.problems.front();
+          return report.ok;
+        },
+        limits);
+  }
+  std::printf("%lld schedules proved\n", static_cast<long long>(checked));
+  branches.expect_all_taken();
 }
 
 struct Model {
