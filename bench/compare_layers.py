@@ -1,13 +1,17 @@
-"""Whole forward layers on all GPUs of a machine: ours, and serialized ones as a user would put them together without it.
+"""Whole layers on all GPUs of a machine, forward, backward or both: ours, and serialized ones as a user would put them together
+without it.
 
-`nccl` is all_to_all_single, torch._grouped_mm, a compiled SwiGLU and a sum of the slots, one after the other; `deepep` has
-deep_ep's Buffer in NCCL's place, where deep_ep imports (serialized_layer.py); `torch gemms` is FC1 and FC2 of torch._grouped_mm
-alone, on rows that are there already. Each figure is the median over --repeat runs of it alone, of each run the slowest GPU, with
-cold L2 caches; ours and theirs take turns for --rounds. All run for --warm-up seconds before a run counts, and one run follows the
-other: for the first tenth of a second, and after each pause, GPUs run at higher clocks than they can keep. With --warm-up 0 all GPUs
-begin each run together, once the host has launched it (theirs after a millisecond).
+`nccl` is all_to_all_single, torch._grouped_mm, a compiled SwiGLU (backward: its gradient and that of the router weights) and a sum of
+the slots, one after the other; `deepep` has deep_ep's Buffer in NCCL's place, where deep_ep imports (serialized_layer.py); `torch
+products` are the matrix products of torch._grouped_mm alone, two of forward and four of backward, on rows that are there already;
+`products` are ours. Each figure is the median over --repeat runs of it alone, of each run the slowest GPU, with cold L2 caches; ours
+and theirs take turns for --rounds. All run for --warm-up seconds before a run counts, and one run follows the other: for the first
+tenth of a second, and after each pause, GPUs run at higher clocks than they can keep. With --warm-up 0 all GPUs begin each run
+together, once the host has launched it (theirs after a millisecond). Routing is uniform, or that of a file: [GPUs x tokens, K] experts,
+all slots used, as bench/remote_routing.py writes it.
 
-    python3 bench/compare_layers.py build/release/uniep [--shapes dsv3,mixtral] [--tokens 4096,8192] [--json FILE]
+    python3 bench/compare_layers.py build/release/uniep [--op forward|backward|step] [--shapes dsv3,mixtral,4096,1408,128,8]
+        [--tokens 4096,8192] [--routing FILE.npy] [--wgrad bf16|fp32|accumulate] [--schedule ...] [--json FILE]
 """
 
 import argparse
@@ -17,6 +21,7 @@ import statistics
 import subprocess
 import tempfile
 
+import numpy
 import torch
 import torch.multiprocessing as mp
 
@@ -32,13 +37,15 @@ SHAPES = {  # H, I, E, K
 
 def measure_theirs(rank, ranks, options, path):
     buffer, deep_ep = serialized_layer.join(rank, ranks)
+    routing = None if options.routing is None else torch.from_numpy(numpy.load(options.routing))
     results = {}
     for shape in options.shapes:
         for tokens in options.tokens:
-            own = serialized_layer.Rank(rank, ranks, SHAPES[shape], tokens, options.warm_up)
-            times = {"nccl": own.median(own.nccl, options.repeat), "torch gemms": own.median(own.gemms(), options.repeat)}
+            own = serialized_layer.Rank(rank, ranks, sizes_of(shape), tokens, options.warm_up, routing)
+            times = {"nccl": own.median(own.nccl(options.op), options.repeat),
+                     "torch products": own.median(own.products(options.op), options.repeat)}
             if buffer is not None:
-                times["deepep"] = own.median(own.deepep(buffer, deep_ep)[2], options.repeat)
+                times["deepep"] = own.median(own.deepep(buffer, deep_ep, options.op)[2], options.repeat)
             results[f"{shape} {tokens}"] = times
             del own
             torch.cuda.empty_cache()
@@ -51,20 +58,58 @@ def measure_theirs(rank, ranks, options, path):
 def measure_ours(options, ranks, shape, tokens):
     """Milliseconds by name, and the layer's floating-point operations."""
     times, flops = {}, 0.0
-    for name in ("layer", "gemms"):
-        command = [options.uniep, "bench", "--op", "layer", "--shape", shape, "--tokens", str(tokens), "--ranks", str(ranks),
-                   "--devices", ",".join(map(str, range(ranks))), "--repeat", str(options.repeat), "--only", name,
-                   *(["--warm-up", str(options.warm_up)] if options.warm_up else []), "--json", "-"]
+    op, products = ("layer", "gemms") if options.op == "forward" else (options.op, "products")
+    for name in ("layer", products):
+        command = [options.uniep, "bench", "--op", op, "--shape", shape, "--tokens", str(tokens), "--ranks", str(ranks),
+                   "--repeat", str(options.repeat), "--only", name, "--wgrad", options.wgrad, "--json", "-"]
+        command += ["--launch", "processes"] if options.processes else ["--devices", ",".join(map(str, range(ranks)))]
+        for option, value in (("--warm-up", options.warm_up), ("--routing", options.routing), ("--schedule", options.schedule),
+                              ("--schedule-backward", options.schedule_backward)):
+            command += [option, str(value)] if value else []
         report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-        times.update({result["name"]: result["ms"]["median"] for result in report["results"]})
+        result = report["results"][0]
+        times["layer" if name == "layer" else "products"] = result["ms"]["median"]
         if name == "layer":
-            flops = report["results"][0]["tflops"] * times["layer"] * 1e9
+            flops = result["tflops"] * times["layer"] * 1e9
     return times, flops
+
+
+def sizes_of(shape):
+    return SHAPES[shape] if shape in SHAPES else tuple(map(int, shape.split(",")))
+
+
+def split_shapes(text):
+    """Names, and four numbers in a row."""
+    parts, shapes = text.split(","), []
+    while parts:
+        count = 4 if parts[0].isdigit() else 1
+        shapes.append(",".join(parts[:count]))
+        parts = parts[count:]
+    for shape in shapes:
+        if shape not in SHAPES and len(shape.split(",")) != 4:
+            raise SystemExit(f"--shapes: {shape}; must be H,I,E,K or one of {', '.join(SHAPES)}")
+    return shapes
+
+
+def check_routing(options, ranks):
+    ids = numpy.load(options.routing)
+    for shape in options.shapes:
+        experts, topk = sizes_of(shape)[2:]
+        for tokens in options.tokens:
+            if ids.shape != (ranks * tokens, topk) or ids.min() < 0 or ids.max() >= experts:
+                raise SystemExit(f"--routing: {options.routing} holds {ids.shape}, experts {ids.min()} to {ids.max()}; {shape} with "
+                                 f"{tokens} tokens on {ranks} GPUs needs {(ranks * tokens, topk)}, experts 0 to {experts - 1}")
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("uniep", help="the program `uniep`")
+    parser.add_argument("--op", choices=("forward", "backward", "step"), default="forward")
+    parser.add_argument("--routing", metavar="FILE.npy")
+    parser.add_argument("--wgrad", choices=("bf16", "fp32", "accumulate"), default="bf16", help="ours; theirs is bf16")
+    parser.add_argument("--schedule", help="ours")
+    parser.add_argument("--schedule-backward", help="ours")
+    parser.add_argument("--processes", action="store_true", help="ours: a process a GPU, as theirs are")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--tokens", default="4096,8192")
     parser.add_argument("--repeat", type=int, default=15)
@@ -72,9 +117,11 @@ def main():
     parser.add_argument("--warm-up", type=float, default=0.3, metavar="SECONDS")
     parser.add_argument("--json")
     options = parser.parse_args()
-    options.shapes = options.shapes.split(",")
+    options.shapes = split_shapes(options.shapes)
     options.tokens = [int(tokens) for tokens in options.tokens.split(",")]
     ranks = torch.cuda.device_count()
+    if options.routing is not None:
+        check_routing(options, ranks)
     print(f"{ranks} x {torch.cuda.get_device_name()}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}")
     samples, flops = {}, {}
     for _ in range(options.rounds):
@@ -89,18 +136,22 @@ def main():
                 for name, value in {**theirs[f"{shape} {tokens}"], **times}.items():
                     samples.setdefault((shape, tokens), {}).setdefault(name, []).append(value)
     records = []
-    print("shape           T    layer TFLOP/s    gemms  torch gemms     nccl   deepep | layer / torch gemms, nccl / layer, deepep / layer")
+    print(f"{options.op}: milliseconds and ratios")
+    print("shape                 T    layer TFLOP/s products torch products     nccl   deepep | layer / torch products, nccl / layer, "
+          "deepep / layer")
     for (shape, tokens), values in samples.items():
         ms = {name: statistics.median(times) for name, times in values.items()}
         tflops = flops[shape, tokens] / ms["layer"] / 1e9
         records.append(dict(shape=shape, tokens=tokens, ms=ms, tflops=tflops))
-        peer = ms.get("deepep")
-        print(f"{shape:11s} {tokens:5d} {ms['layer']:8.3f} {tflops:7.0f} {ms['gemms']:8.3f} {ms['torch gemms']:12.3f} {ms['nccl']:8.3f} "
-              f"{peer or float('nan'):8.3f} | {ms['layer'] / ms['torch gemms']:.3f} {ms['nccl'] / ms['layer']:.3f} "
-              f"{(peer or float('nan')) / ms['layer']:.3f}", flush=True)
+        peer = ms.get("deepep", float("nan"))
+        print(f"{shape:17s} {tokens:5d} {ms['layer']:8.3f} {tflops:7.0f} {ms['products']:8.3f} {ms['torch products']:14.3f} "
+              f"{ms['nccl']:8.3f} {peer:8.3f} | {ms['layer'] / ms['torch products']:.3f} {ms['nccl'] / ms['layer']:.3f} "
+              f"{peer / ms['layer']:.3f}", flush=True)
     if options.json:
         with open(options.json, "w") as file:
-            json.dump(dict(device=torch.cuda.get_device_name(), gpus=ranks, warm_up=options.warm_up, records=records), file)
+            json.dump(dict(op=options.op, wgrad=options.wgrad, routing=options.routing,
+                           launch="processes" if options.processes else "threads", device=torch.cuda.get_device_name(), gpus=ranks,
+                           warm_up=options.warm_up, records=records), file)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The forward layer as a user would put it together without UniEP, part by part, on one GPU of a process group.
+"""The layer, forward and backward, as a user would put it together without UniEP, part by part, on one GPU of a process group.
 
 NCCL: all_to_all_single of the rows of all slots, in the order of their experts, then indexed into expert order; back the same way and
-a sum of the slots. DeepEP: deep_ep's Buffer on 24 SMs, its chunk tuned. Routing is uniform, and what depends on it alone is made
+a sum of the slots. DeepEP: deep_ep's Buffer on 24 SMs, its chunk tuned. Backward keeps rows, z and a of forward, writes weight
+gradients in bf16 and sends the router weights' gradients back, too. Routing is uniform or given, and what depends on it alone is made
 before.
 """
 
@@ -28,6 +29,23 @@ def swiglu(z, probs):
     return (torch.nn.functional.silu(gate) * up * probs[:, None]).to(BF16)
 
 
+@torch.compile(dynamic=True)
+def swiglu_gradient(z, probs, da):
+    gate, up = z.float().chunk(2, -1)
+    da = da.float()
+    sigmoid = torch.sigmoid(gate)
+    silu = gate * sigmoid
+    dprobs = (da * silu * up).sum(-1)
+    da = da * probs[:, None]
+    dgate = da * up * (sigmoid * (1 + gate * (1 - sigmoid)))
+    return torch.cat([dgate, da * silu], -1).to(BF16), dprobs
+
+
+# How tokens come to their experts' rows and back: dispatch(tokens) and combine(rows), or combine(rows, dprobs) for both gradients; where
+# each expert's rows end, and the rows' router weights.
+Way = collections.namedtuple("Way", "dispatch combine ends probs")
+
+
 @triton.jit
 def sum_rows_kernel(rows, index, sums, hidden, SLOTS: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -52,8 +70,9 @@ def sum_rows(rows, index):
 class Rank:
     """One GPU's share of a layer, and the ways to run it."""
 
-    def __init__(self, rank, ranks, shape, tokens, warm_up=0.0):
-        """`warm_up`: seconds that something runs for before its times count."""
+    def __init__(self, rank, ranks, shape, tokens, warm_up=0.0, routing=None):
+        """`warm_up`: seconds that something runs for before its times count. `routing`: [ranks * tokens, topk] experts of all ranks'
+        tokens, all slots used; else uniform."""
         self.warm_up = warm_up
         self.hidden, inter, experts, self.topk = shape
         local = experts // ranks
@@ -63,7 +82,11 @@ class Rank:
         self.x = rand(tokens, self.hidden)
         self.w1 = rand(local, 2 * inter, self.hidden) * 0.02
         self.w2 = rand(local, self.hidden, inter) * 0.02
-        self.ids = torch.rand(tokens, experts, device="cuda").topk(self.topk, dim=-1).indices
+        self.dy = rand(tokens, self.hidden)
+        if routing is None:
+            self.ids = torch.rand(tokens, experts, device="cuda").topk(self.topk, dim=-1).indices
+        else:
+            self.ids = routing[rank * tokens:(rank + 1) * tokens].to("cuda", torch.long)
         self.probs = torch.full((tokens, self.topk), 1.0 / self.topk, device="cuda")
         self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
         self.experts, self.local = experts, local
@@ -89,35 +112,76 @@ class Rank:
         dist.all_to_all_single(probs, self.probs.flatten()[order].contiguous(), self.receives, self.sends)
         self.row_probs = probs[self.by_expert]
 
-    def multiply(self, xg, ends, probs):
-        z = torch._grouped_mm(xg, self.w1.transpose(1, 2), offs=ends)
-        return torch._grouped_mm(swiglu(z, probs), self.w2.transpose(1, 2), offs=ends)
+    def forward(self, way):
+        xg = way.dispatch(self.x)
+        z = torch._grouped_mm(xg, self.w1.transpose(1, 2), offs=way.ends)
+        a = swiglu(z, way.probs)
+        self.saved = xg, z, a
+        return way.combine(torch._grouped_mm(a, self.w2.transpose(1, 2), offs=way.ends))
 
-    def nccl_dispatch(self):
+    def backward(self, way):
+        """dx, dprobs, dW1 and dW2, after a forward on the same way."""
+        xg, z, a = self.saved
+        dyg = way.dispatch(self.dy)
+        da = torch._grouped_mm(dyg, self.w2, offs=way.ends)
+        dw2 = torch._grouped_mm(dyg.t(), a, offs=way.ends)
+        dz, dprobs = swiglu_gradient(z, way.probs, da)
+        dxg = torch._grouped_mm(dz, self.w1, offs=way.ends)
+        dw1 = torch._grouped_mm(dz.t(), xg, offs=way.ends)
+        return *way.combine(dxg, dprobs), dw1, dw2
+
+    def run_of(self, op, way):
+        """What is timed: "forward", "backward" (of a forward that ran once), or "step", which is both."""
+        def step():
+            self.forward(way)
+            self.backward(way)
+
+        self.forward(way)
+        return {"forward": lambda: self.forward(way), "backward": lambda: self.backward(way), "step": step}[op]
+
+    def nccl_dispatch(self, values=None):
         received = torch.empty(self.rows, self.hidden, device="cuda", dtype=BF16)
-        dist.all_to_all_single(received, self.x[self.token_of_send], self.receives, self.sends)
+        values = self.x if values is None else values
+        dist.all_to_all_single(received, values[self.token_of_send], self.receives, self.sends)
         return received[self.by_expert]
 
-    def nccl_combine(self, rows):
+    def nccl_combine(self, rows, dprobs=None):
         back = torch.empty(self.tokens * self.topk, self.hidden, device="cuda", dtype=BF16)
         dist.all_to_all_single(back, rows[self.by_source], self.sends, self.receives)
-        return sum_rows(back, self.slot_of_token)
+        sums = sum_rows(back, self.slot_of_token)
+        if dprobs is None:
+            return sums
+        of_slots = torch.empty(self.tokens * self.topk, device="cuda")
+        dist.all_to_all_single(of_slots, dprobs[self.by_source], self.sends, self.receives)
+        return sums, of_slots[self.slot_of_token]
 
-    def nccl(self):
-        return self.nccl_combine(self.multiply(self.nccl_dispatch(), self.ends, self.row_probs))
+    def nccl(self, op="forward"):
+        return self.run_of(op, Way(self.nccl_dispatch, self.nccl_combine, self.ends, self.row_probs))
 
-    def gemms(self):
+    def products(self, op="forward"):
+        """The matrix products alone: two of forward, four of backward."""
         inter = self.w2.size(2)
-        xg = self.nccl_dispatch()
-        a = torch.randn(self.rows, inter, device="cuda", dtype=BF16)
+        xg, dyg = self.nccl_dispatch(), self.nccl_dispatch(self.dy) if op != "forward" else None
+        rand = lambda columns: torch.randn(self.rows, columns, device="cuda", dtype=BF16)
+        a, dz = rand(inter), rand(2 * inter) if op != "forward" else None
 
-        def run():
+        def forward():
             torch._grouped_mm(xg, self.w1.transpose(1, 2), offs=self.ends)
             torch._grouped_mm(a, self.w2.transpose(1, 2), offs=self.ends)
 
-        return run
+        def backward():
+            torch._grouped_mm(dyg, self.w2, offs=self.ends)
+            torch._grouped_mm(dz, self.w1, offs=self.ends)
+            torch._grouped_mm(dyg.t(), a, offs=self.ends)
+            torch._grouped_mm(dz.t(), xg, offs=self.ends)
 
-    def deepep(self, buffer, deep_ep):
+        def step():
+            forward()
+            backward()
+
+        return {"forward": forward, "backward": backward, "step": step}[op]
+
+    def deepep(self, buffer, deep_ep, op="forward"):
         """DeepEP v1's dispatch and combine with a handle at hand, and the layer between them; the map from received rows to experts
         is made before."""
         layout = buffer.get_dispatch_layout(self.ids, self.experts)
@@ -137,17 +201,21 @@ class Rank:
         out = fastest(lambda config: buffer.dispatch(self.x, handle=handle, config=config))
         back = fastest(lambda config: buffer.combine(received, handle, config=config))
 
-        def dispatch():
-            return buffer.dispatch(self.x, handle=handle, config=out)[0]
+        def dispatch(values=self.x):
+            return buffer.dispatch(values, handle=handle, config=out)[0]
 
         def combine(sums=received):
             return buffer.combine(sums, handle, config=back)[0]
 
-        def layer():
-            result = self.multiply(dispatch()[rows], ends, probs)
-            return combine(sum_rows(result, place))
+        def combine_rows(result, dprobs=None):
+            sums = sum_rows(result, place)
+            if dprobs is None:
+                return combine(sums)
+            weights = torch.zeros(received.size(0), self.topk, device="cuda")
+            weights[row[order], slot[order]] = dprobs
+            return buffer.combine(sums, handle, topk_weights=weights, config=back)[:2]
 
-        return dispatch, combine, layer
+        return dispatch, combine, self.run_of(op, Way(lambda values: dispatch(values)[rows], combine_rows, ends, probs))
 
     def median(self, run, repeat, warm_up=None):
         """Milliseconds, of each run the slowest GPU's. Without a warm-up all GPUs begin together, once the host has launched all, so

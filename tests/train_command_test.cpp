@@ -116,6 +116,31 @@ TEST_F(TrainCommand, ChecksumsAreThoseOfOneRank) {
   EXPECT_NE(two["weights_checksum"], run_json({"--seed", "2"})["weights_checksum"]);
 }
 
+TEST_F(TrainCommand, DevicesNeedTheirEngine) {
+  refused("--devices", {"--devices", "0"});
+  refused("--engine", {"--engine", "gpu"});
+}
+
+TEST_F(TrainCommand, OnGpusEveryScheduleAndNumberOfRanksGivesTheSameBits) {
+  const std::vector<std::string> more = {
+      "--engine", "cuda",      "--hidden",   "64",         "--intermediate",
+      "72",       "--compare", "sequential", "--schedule", "fusion=pairs,dispatch.transport=pull"};
+  json log;
+  try {
+    log = run_json(more);
+  } catch (const Error& error) {
+    if (error.status() != Status::kUnsupported) throw;
+    GTEST_SKIP() << error.what();
+  }
+  EXPECT_EQ(log["engine"], "cuda");
+  for (const json& comparison : log["comparisons"]) EXPECT_EQ(comparison["equal"], true) << comparison;
+  // The CPU's bits are others, its losses nearly the same.
+  const json on_cpu = run_json({"--hidden", "64", "--intermediate", "72"});
+  for (std::size_t step = 0; step < on_cpu["steps"].size(); ++step) {
+    EXPECT_NEAR(log["steps"][step]["loss"].get<double>(), on_cpu["steps"][step]["loss"].get<double>(), 0.02);
+  }
+}
+
 TEST_F(TrainCommand, ResumesFromACheckpoint) {
   const json whole = run_json({"--steps", "6"});
   run_json({"--steps", "4", "--checkpoint", path("check")});

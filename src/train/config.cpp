@@ -62,6 +62,9 @@ void check(const TrainConfig& config, const ParallelConfig& parallel) {
   check(config);
   check_range("--ranks", parallel.ranks, 1, 64);
   check_range("--workers", parallel.workers, 0, 1024);
+  if (parallel.engine == EngineKind::kCpu && !parallel.devices.empty()) {
+    refuse("--devices: names GPUs, and the engine is cpu; give --engine cuda, too");
+  }
   if (config.model.experts % parallel.ranks != 0) {
     refuse(fmt::format("--experts: {} can not be divided evenly over {} ranks (--ranks)", config.model.experts,
                        parallel.ranks));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "uniep/schedule.h"
 #include "uniep/shape.h"
@@ -21,7 +22,7 @@ struct ModelConfig {
   LayerShape shape() const { return {hidden, intermediate, experts, topk}; }
 };
 
-// What decides the bits of a training run, together with the text. Ranks, workers and Schedules do not.
+// What decides the bits of a training run, together with the text and the engine. Ranks, workers and Schedules do not.
 struct TrainConfig {
   ModelConfig model;
   int64_t batch = 16;  // sequences of a step, over all ranks
@@ -32,6 +33,8 @@ struct TrainConfig {
 
 // How a run is spread over ranks and mapped onto the machine.
 struct ParallelConfig {
+  EngineKind engine = EngineKind::kCpu;  // of the MoE layers; the rest of the model runs on the CPU
+  std::vector<int> devices;              // on cuda: rank r runs on entry r mod the length
   int ranks = 1;
   int workers = 0;  // compute units of a rank; 0: the engine's choice
   PartialSchedule schedule;

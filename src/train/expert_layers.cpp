@@ -6,7 +6,8 @@ namespace {
 GroupOptions group_options(const TrainConfig& config, const ParallelConfig& parallel) {
   check(config, parallel);
   GroupOptions options;
-  options.engine = EngineKind::kCpu;
+  options.engine = parallel.engine;
+  options.devices = parallel.devices;
   options.ranks = parallel.ranks;
   options.workers = parallel.workers;
   return options;
@@ -36,51 +37,65 @@ int64_t ExpertLayers::first_token(int rank) const {
   return batch_ * rank / group_.ranks() * sequence_;
 }
 
-uniep::Weights ExpertLayers::rank_weights(int rank, const Weights& weights) const {
-  const int64_t first_expert = layer_.shape.experts / group_.ranks() * rank;
-  const int64_t w2_elements = layer_.shape.hidden * layer_.shape.intermediate;
+std::vector<RankMemory> ExpertLayers::rank_memory() const {
+  std::vector<RankMemory> memory;
+  for (int rank = 0; rank < group_.ranks(); ++rank) memory.emplace_back(group_.device(rank));
+  return memory;
+}
+
+void ExpertLayers::finish(std::vector<RankMemory>& memory) {
+  group_.synchronize();
+  for (RankMemory& of_rank : memory) of_rank.read_results();
+}
+
+uniep::Weights ExpertLayers::rank_weights(int rank, const Weights& weights, RankMemory& memory) const {
+  const int64_t elements = rank_weight_elements();
   uniep::Weights own;
-  own.w1 = weights.w1 + first_expert * 2 * w2_elements;
-  own.w2 = weights.w2 + first_expert * w2_elements;
+  own.w1 = memory.input(weights.w1 + rank * 2 * elements, 2 * elements);
+  own.w2 = memory.input(weights.w2 + rank * elements, elements);
   return own;
 }
 
 void ExpertLayers::forward(int64_t layer, const BFloat16* x, const int32_t* ids, const float* probs,
                            const Weights& weights, BFloat16* y) {
   const int64_t hidden = layer_.shape.hidden, topk = layer_.shape.topk;
+  std::vector<RankMemory> memory = rank_memory();
   std::vector<Routing> routings(group_.ranks());
   std::vector<ForwardArguments> arguments(group_.ranks());
   for (int rank = 0; rank < group_.ranks(); ++rank) {
-    const int64_t first = first_token(rank);
-    routings[rank].tokens = first_token(rank + 1) - first;
-    routings[rank].topk_ids = ids + first * topk;
-    routings[rank].probs = probs + first * topk;
-    arguments[rank].x = x + first * hidden;
-    arguments[rank].weights = rank_weights(rank, weights);
-    arguments[rank].y = y + first * hidden;
+    const int64_t first = first_token(rank), tokens = first_token(rank + 1) - first;
+    RankMemory& own = memory[rank];
+    routings[rank].tokens = tokens;
+    routings[rank].topk_ids = own.input(ids + first * topk, tokens * topk);
+    routings[rank].probs = own.input(probs + first * topk, tokens * topk);
+    arguments[rank].x = own.input(x + first * hidden, tokens * hidden);
+    arguments[rank].weights = rank_weights(rank, weights, own);
+    arguments[rank].y = own.result(y + first * hidden, tokens * hidden);
   }
   saved_[layer] = Saved();  // gives its memory back first
   const Placement placement = place(group_, layer_.shape, routings);
   saved_[layer] = uniep::forward(group_, layer_, forward_schedule_, placement, arguments);
+  finish(memory);
 }
 
 void ExpertLayers::backward(int64_t layer, const BFloat16* dy, const BFloat16* x, const Weights& weights, BFloat16* dx,
                             float* dprobs, float* dw1, float* dw2) {
-  const int64_t hidden = layer_.shape.hidden, topk = layer_.shape.topk;
+  const int64_t hidden = layer_.shape.hidden, topk = layer_.shape.topk, elements = rank_weight_elements();
+  std::vector<RankMemory> memory = rank_memory();
   std::vector<BackwardArguments> arguments(group_.ranks());
   for (int rank = 0; rank < group_.ranks(); ++rank) {
-    const int64_t first = first_token(rank);
-    const int64_t first_expert = layer_.shape.experts / group_.ranks() * rank;
-    const int64_t w2_elements = hidden * layer_.shape.intermediate;
-    arguments[rank].dy = dy + first * hidden;
-    arguments[rank].x = x + first * hidden;
-    arguments[rank].weights = rank_weights(rank, weights);
-    arguments[rank].dx = dx + first * hidden;
-    arguments[rank].dprobs = dprobs + first * topk;
-    arguments[rank].gradients.dw1 = dw1 + first_expert * 2 * w2_elements;
-    arguments[rank].gradients.dw2 = dw2 + first_expert * w2_elements;
+    const int64_t first = first_token(rank), tokens = first_token(rank + 1) - first;
+    RankMemory& own = memory[rank];
+    arguments[rank].dy = own.input(dy + first * hidden, tokens * hidden);
+    arguments[rank].x = own.input(x + first * hidden, tokens * hidden);
+    arguments[rank].weights = rank_weights(rank, weights, own);
+    arguments[rank].dx = own.result(dx + first * hidden, tokens * hidden);
+    arguments[rank].dprobs = own.result(dprobs + first * topk, tokens * topk);
+    arguments[rank].gradients.dw1 = own.result(dw1 + rank * 2 * elements, 2 * elements);
+    arguments[rank].gradients.dw2 = own.result(dw2 + rank * elements, elements);
   }
   uniep::backward(group_, layer_, backward_schedule_, saved_[layer], arguments);
+  finish(memory);
 }
 
 }  // namespace uniep::train

@@ -4,13 +4,14 @@
 #include <vector>
 
 #include "train/config.h"
+#include "train/rank_memory.h"
 #include "uniep/uniep.h"
 
 namespace uniep::train {
 
 // The model's MoE layers on a group of ranks. Arrays hold the global batch in order, and all experts; the sequences are
 // dealt to the ranks in contiguous runs (not all of one length, some perhaps empty), the experts likewise by the
-// library.
+// library. They lie on the host, whatever the engine.
 class ExpertLayers {
  public:
   ExpertLayers(const TrainConfig& config, const ParallelConfig& parallel);
@@ -33,7 +34,12 @@ class ExpertLayers {
 
  private:
   int64_t first_token(int rank) const;
-  uniep::Weights rank_weights(int rank, const Weights& weights) const;
+  int64_t rank_weight_elements() const {  // of w2; w1: twice
+    return layer_.shape.experts / group_.ranks() * layer_.shape.hidden * layer_.shape.intermediate;
+  }
+  uniep::Weights rank_weights(int rank, const Weights& weights, RankMemory& memory) const;
+  std::vector<RankMemory> rank_memory() const;
+  void finish(std::vector<RankMemory>& memory);
 
   int64_t batch_;
   int64_t sequence_;

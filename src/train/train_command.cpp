@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "cli/layer_options.h"
 #include "cli/options.h"
 #include "io/file.h"
 #include "io/quote.h"
@@ -107,6 +108,8 @@ RunRecord run(const std::string& name, const TrainOptions& options, Trainer& tra
 Comparison compare_sequential(const TrainOptions& options, int ranks, const Text& text, const TrainState& start,
                               const RunRecord& record, const Trainer& trainer) {
   ParallelConfig sequential;
+  sequential.engine = options.parallel.engine;
+  sequential.devices = options.parallel.devices;
   sequential.ranks = ranks;
   sequential.workers = options.parallel.workers;
   sequential.schedule = PartialSchedule::parse("fusion=none");
@@ -187,6 +190,10 @@ void add_model_options(CLI::App& app, TrainConfig& config) {
 }
 
 void add_parallel_options(CLI::App& app, TrainOptions& options) {
+  add_word_option<EngineKind>(app, "--engine", options.parallel.engine,
+                              {{"cpu", EngineKind::kCpu}, {"cuda", EngineKind::kCuda}, {"auto", EngineKind::kAuto}},
+                              "of the MoE layers (default cpu); auto: cuda where a Hopper GPU is, else cpu");
+  add_devices_option(app, options.parallel.devices, "GPUs: rank r runs on entry r mod the length");
   add_integer_option(app, "--ranks", options.parallel.ranks, 1, 64, "R", "ranks that the experts are spread over");
   add_integer_option(app, "--workers", options.parallel.workers, 0, 1024, "N",
                      "compute units of a rank, 0: as many as fit");

@@ -31,7 +31,7 @@ struct TrainState {
 };
 
 // Trains one model on one group of ranks. Two trainers with the same TrainConfig and text give the same bits, whatever
-// their ParallelConfigs.
+// their ParallelConfigs, if their engines are the same.
 class Trainer {
  public:
   Trainer(const TrainConfig& config, const ParallelConfig& parallel, const Text& text);

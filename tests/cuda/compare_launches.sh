@@ -33,7 +33,7 @@ compare --tokens 700 --hidden 1024 --intermediate 512 --experts $((8 * ranks)) -
 compare --tokens 4096 --hidden 2048 --intermediate 1024 --experts $((8 * ranks)) --topk 8 --capacity 131072
 
 # Backward, each way that weight gradients leave; left out where the engine has none.
-backward=(--backward --schedule-backward fusion=pairs,dispatch.transport=pull)
+backward=(--backward --schedule-backward "fusion=pairs,dispatch.transport=pull")
 operations="layer dispatch combine"
 if timeout 300 "$uniep" run --engine cuda --ranks "$ranks" --experts $((4 * ranks)) "${backward[@]}" >"$folder/first" 2>&1; then
   operations="layer backward step dispatch combine"
@@ -57,7 +57,7 @@ measured() {
 devices=$(seq -s, 0 $((ranks - 1)))
 for op in $operations; do
   more=()
-  case $op in backward | step) more=(--schedule-backward fusion=pairs,dispatch.transport=pull) ;; esac
+  case $op in backward | step) more=(--schedule-backward "fusion=pairs,dispatch.transport=pull") ;; esac
   diff <(measured --op "$op" --devices "$devices" "${more[@]}") <(measured --op "$op" --launch processes "${more[@]}")
 done
 diff <(measured --op layer --devices "$devices" --warm-up 0.2) <(measured --op layer --launch processes --warm-up 0.2)

@@ -115,6 +115,7 @@ PartialSchedule backward_fields(const CaseOptions& options, const LayerConfig& c
   set("save.xg", random.one_in(3) || !kept ? "redispatch" : "keep");
   constexpr int kEnoughToCopy = 8;
   if (random.one_in(4) && layer_case.workers >= kEnoughToCopy) set("comm.where", "sms");
+  if (options.any_kernel && random.one_in(2)) set("tile.cluster", "2");
   if (options.any_kernel) return fixed;
   const Schedule filled = fill(fixed, Direction::kBackward, config.shape, config.numerics, machine);
   const PartialSchedule whole = PartialSchedule::from(filled);
