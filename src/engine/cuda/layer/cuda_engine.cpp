@@ -50,6 +50,7 @@ uint32_t fingerprint(const ProgramRequest& request) {
   add(static_cast<int>(request.numerics.router_weight));
   add(request.numerics.combine_groups);
   add(request.redispatch ? 1 : 0);
+  add(request.weight_gradients ? 1 : 0);
   return hash;
 }
 

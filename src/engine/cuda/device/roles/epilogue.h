@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine/cuda/device/gemm_arguments.h"
+#include "engine/cuda/device/ptx/tma.h"
 #include "engine/cuda/device/roles/staging.h"
 #include "engine/cuda/device/shared_storage.h"
 
@@ -100,6 +101,16 @@ class Float32Epilogue {
 
   template <int kStep>
   UNIEP_DEVICE void step(const WarpTile& /*next*/) {}
+
+  // Before the products of a tile, so that what they are added to is near when they end: a lane for each row.
+  UNIEP_DEVICE void prefetch(const WarpTile& tile) const {
+    const int32_t row = static_cast<int32_t>(ptx::lane_index());
+    if (kConfig.epilogue != Epilogue::kAccumulate || !tile.exists || row >= kBlockRows || row >= tile.rows) return;
+    const int32_t left = output_.columns(tile) - tile.column, columns = left < kConfig.tile_n ? left : kConfig.tile_n;
+    ptx::bulk_prefetch(
+        static_cast<const float*>(output_.matrix(tile)) + (tile.row + row) * output_.leading(tile) + tile.column,
+        static_cast<uint32_t>(columns) * 4);
+  }
 
   UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount]) {
     if (!tile.exists) return;
