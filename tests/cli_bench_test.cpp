@@ -79,7 +79,6 @@ TEST(BenchCommand, EveryOperationSaysHowItWasLaunched) {
     Arguments arguments = join(kSmall, {"--json", "-"});
     arguments[2] = operation;
     const CommandResult result = run_command(arguments);
-    if (result.err.find("the backward pass is not built") != std::string::npos) continue;
     ASSERT_EQ(result.status, 0) << result.err;
     EXPECT_EQ(result.json()["launch"], "threads");
     for (const auto& entry : result.json()["results"]) EXPECT_GT(entry["ms"]["median"].get<double>(), 0.0) << entry;
@@ -95,7 +94,6 @@ TEST(BenchCommand, ReportsMemoryAndBothWaysOfTheLinks) {
     Arguments arguments = join(kSmall, {"--json", "-", "--wgrad", mode});
     arguments[2] = "step";
     const CommandResult result = run_command(arguments);
-    if (result.err.find("the backward pass is not built") != std::string::npos) GTEST_SKIP() << result.err;
     ASSERT_EQ(result.status, 0) << result.err;
     const nlohmann::json json = result.json();
     EXPECT_GT(json["memory"]["forward"]["saved_bytes"].get<int64_t>(), 0);

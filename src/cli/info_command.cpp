@@ -69,7 +69,9 @@ void add_layer(const LayerOptions& layer, Json& json) {
   try {
     json["memory"]["backward"] = memory_of(group, layer, placement, Direction::kBackward);
   } catch (const Error& error) {
-    if (error.status() != Status::kUnsupported) throw;  // else the engine has no backward pass
+    // Else forward's schedule is not one of backward's: the memory of forward is still of use.
+    if (error.status() != Status::kUnsupported && error.status() != Status::kInvalidArgument) throw;
+    json["backward_refused"] = error.what();
   }
 }
 
@@ -99,6 +101,9 @@ std::string to_table(const Json& json) {
                           need["saved_bytes"].get<uint64_t>(), need["workspace_bytes"].get<uint64_t>(),
                           need["symmetric_bytes"].get<uint64_t>());
     }
+  }
+  if (json.contains("backward_refused")) {
+    text += fmt::format("{:<10}{}\n", "backward", json["backward_refused"].get<std::string>());
   }
   return text;
 }

@@ -92,6 +92,66 @@ TEST(ScheduleKernels, SampledLegalSchedulesHaveThem) {
   EXPECT_GT(deep_rings, 300);
 }
 
+int bytes_of(const Schedule& schedule, GemmStage stage) {
+  const TileShape tile = schedule.tile_of(stage);
+  const CommSchedule& comm = schedule.comm;
+  return stage == GemmStage::kDgradFc2 ? gradient_kernel_bytes(tile.n, tile.stages, comm.chunk_bytes, comm.stages)
+                                       : layer_kernel_bytes(tile.n, tile.stages, comm.chunk_bytes, comm.stages);
+}
+
+TileShape tile_of(const GemmConfig& gemm) {
+  return {kTileM, gemm.tile_n, kTileK, gemm.stages, gemm.cluster, Pipeline::kCooperative};
+}
+
+// Every launch's kernel of a backward Schedule. Returns how many launches have weight gradients beside dgrad FC1.
+int expect_backward_kernels(const Schedule& schedule, const Numerics& numerics) {
+  SCOPED_TRACE(to_text(schedule));
+  constexpr Direction kBackward = Direction::kBackward;
+  int filled = 0;
+  EXPECT_NO_THROW(require_instantiable(schedule, numerics, kBackward));
+  for (const LaunchStages& stages : launch_stages(schedule, kBackward)) {
+    if (is_weight_gradients_alone(stages)) {
+      for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+        const GemmConfig gemm = weight_gradient_config(schedule, numerics, stage);
+        EXPECT_EQ(tile_of(gemm), schedule.tile_of(stage));
+        EXPECT_EQ(shared_memory_bytes(gemm), standalone_kernel_bytes(gemm.tile_n, gemm.stages));
+      }
+      continue;
+    }
+    const LayerKernelConfig config = launch_config(schedule, numerics, kBackward, stages);
+    const bool first = config.products == LayerProducts::kFirstGradient;
+    const GemmStage stage = first ? GemmStage::kDgradFc2 : GemmStage::kDgradFc1;
+    EXPECT_EQ(first, stages.first_gemm || (stages.dispatch && !stages.second_gemm));
+    EXPECT_EQ(tile_of(config.gemm), schedule.tile_of(stage));
+    EXPECT_EQ(config.gemm.cluster, cluster_of(schedule, kBackward));
+    EXPECT_EQ(shared_memory_bytes(config.gemm), bytes_of(schedule, stage));
+    EXPECT_LE(shared_memory_bytes(config.gemm), kSharedMemoryLimit);
+    EXPECT_EQ(config.filled != FilledGradients::kNone, stages.wgrad_fc1);
+    if (!stages.wgrad_fc1) continue;
+    ++filled;
+    EXPECT_EQ(schedule.tile_of(GemmStage::kWgradFc2).n, config.gemm.tile_n);
+    EXPECT_EQ(schedule.tile_of(GemmStage::kWgradFc1).stages, config.gemm.stages);
+  }
+  return filled;
+}
+
+TEST(ScheduleKernels, SampledBackwardSchedulesHaveThem) {
+  RandomBits random(43);
+  int filled = 0, none = 0, narrow = 0;
+  for (int round = 0; round < 2000; ++round) {
+    ScheduleCase c = forward_case(random);
+    c.numerics.weight_gradient = static_cast<WeightGradient>(below(random, 3));
+    const Schedule schedule = sample_legal(random(), Direction::kBackward, c.shape, c.numerics, c.machine);
+    filled += expect_backward_kernels(schedule, c.numerics);
+    none += schedule.fusion == Fusion::kNone;
+    narrow += schedule.tile_of(GemmStage::kDgradFc2).n == 128;
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(filled, 100);
+  EXPECT_GT(none, 100);
+  EXPECT_GT(narrow, 100);
+}
+
 // The fields that decide a kernel, every value of them: legal exactly where the kernel can be built.
 TEST(ScheduleKernels, AreBuildableExactlyWhereTheScheduleIsLegal) {
   const LayerShape shape{4096, 1536, 128, 8};
