@@ -15,6 +15,7 @@
 namespace uniep::test {
 namespace {
 
+constexpr int64_t kWord = 64;  // bytes that a word takes: whether the backward failed
 constexpr WeightGradientTime kNow = WeightGradientTime::kNow, kLater = WeightGradientTime::kLater,
                              kNone = WeightGradientTime::kNone;
 
@@ -336,7 +337,8 @@ TEST(WeightGradientTimes, MemoryIsWhatTheDocumentationSays) {
       EXPECT_EQ(saved[rank].pending_bytes, 0u);
       EXPECT_EQ(needs[rank].saved_bytes, 0u);
       EXPECT_EQ(needs[rank].workspace_bytes, static_cast<std::size_t>(rows * expected.workspace));
-      EXPECT_EQ(needs[rank].pending_bytes, static_cast<std::size_t>(rows * expected.pending));
+      const int64_t word = expected.time == kLater ? kWord : 0;
+      EXPECT_EQ(needs[rank].pending_bytes, static_cast<std::size_t>(rows * expected.pending + word));
     }
   }
 }
@@ -426,7 +428,7 @@ TEST_F(WeightGradientMisuse, OfAWorkIsNamedAndChangesNothing) {
     refused("sms: " + std::to_string(sms) + " on rank 1; legal are 0 (all) to 3", work, arguments);
   }
   Group other(cpu_options(1, 2));
-  expect_error(Status::kInvalidArgument, "work: of a group with 2 ranks, 2 of them local from rank 0; this one has 1",
+  expect_error(Status::kInvalidArgument, "work: of another group",
                [&] { weight_gradients(other, work, arrays.weight_gradient_arguments()); });
 
   weight_gradients(group, work, arrays.weight_gradient_arguments(false, true));

@@ -133,13 +133,8 @@ void weight_gradients(Group& group, const PendingWeightGradients& work,
                       std::span<const WeightGradientArguments> arguments) {
   if (work.empty()) refuse("work: empty; it comes from backward() with weight_gradients = later");
   internal::PendingState& state = work.state();
+  if (state.owner != &group.implementation()) refuse("work: of another group");
   const LayerShape& shape = state.config.shape;
-  if (state.placement.state()->ranks != group.ranks() || state.first_rank != group.first_local_rank() ||
-      state.ranks.size() != static_cast<std::size_t>(group.local_ranks())) {
-    refuse(fmt::format("work: of a group with {} ranks, {} of them local from rank {}; this one has {}, {} and {}",
-                       state.placement.state()->ranks, state.ranks.size(), state.first_rank, group.ranks(),
-                       group.local_ranks(), group.first_local_rank()));
-  }
   if (arguments.size() != state.ranks.size()) {
     refuse(fmt::format("arguments: {} given; one for each of the {} local ranks is needed", arguments.size(),
                        state.ranks.size()));

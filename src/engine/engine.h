@@ -71,6 +71,7 @@ struct PendingRank {
 };
 
 struct PendingState {
+  const void* owner = nullptr;  // the Engine that it comes from
   LayerConfig config;
   Schedule schedule;  // of the backward
   Placement placement;

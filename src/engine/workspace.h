@@ -6,9 +6,9 @@
 #include "program/rank_program.h"
 #include "uniep/layer.h"
 
-// How a rank's blocks of memory are divided: what forward saves, what a call works in, and what backward
-// leaves for weight gradients that come later. One function computes
-// sizes (with no memory) and pointers, so they can not disagree.
+// How a rank's blocks of memory are divided: what forward saves, what a call works in, and what backward leaves for
+// weight gradients that come later. One function computes sizes (with no memory) and pointers, so they can not
+// disagree.
 namespace uniep::internal {
 
 struct MemoryRequest {
@@ -51,6 +51,7 @@ struct WorkspacePieces {
   BFloat16* dz = nullptr;
   float* prob_chunks = nullptr;
   BFloat16* output_rows = nullptr;
+  uint32_t* failed = nullptr;  // whether the backward failed, for weight gradients that come later
 };
 
 // What the weight gradients read of a backward, but for what lies in the saved block: xg where it was kept, and dz in
@@ -70,6 +71,7 @@ inline WorkspacePieces carve_workspace(Carver& carver, Carver& pending, const Me
   WorkspacePieces pieces;
   if (direction == Direction::kBackward) {
     carve_operands(request.later() ? pending : carver, request, pieces);
+    if (request.later()) pieces.failed = pending.take<uint32_t>(1);
     pieces.prob_chunks = carver.take<float>(rows * divide_up(intermediate, 64));
   } else {
     if (!request.keep_xg) pieces.gathered[0] = carver.take<BFloat16>(rows * hidden);

@@ -67,10 +67,6 @@ UNIEP_HOST_DEVICE int64_t pushed_flag(const RankProgram& p, int32_t operand, int
 UNIEP_HOST_DEVICE int64_t combined_flag(const RankProgram& p, int32_t producer, int32_t unit, int32_t chunk) {
   return (static_cast<int64_t>(producer) * combine_units(p) + unit) * kMaxColumnChunks + chunk;
 }
-// Of operand 0; rows of x again are counted by expert.
-UNIEP_HOST_DEVICE int64_t rows_counter(const RankProgram& p, int32_t operand, int32_t block) {
-  return static_cast<int64_t>(operand) * p.most_blocks + block;
-}
 UNIEP_HOST_DEVICE int64_t second_counter(int32_t block, int32_t chunk) {
   return static_cast<int64_t>(block) * kMaxColumnChunks + chunk;
 }
@@ -187,8 +183,7 @@ UNIEP_HOST_DEVICE void for_each_wait(const RankProgram& p, const Task& task, Wai
     }
     case Stage::kFirstGemm: {
       const int32_t block = p.block_begin[task.expert] + task.m;
-      wait(CounterWait{CounterSpace::kRowsLanded, rows_counter(p, 0, block),
-                       static_cast<uint32_t>(block_rows(p, global_expert, task.m))});
+      wait(CounterWait{CounterSpace::kRowsLanded, block, static_cast<uint32_t>(block_rows(p, global_expert, task.m))});
       break;
     }
     case Stage::kSecondGemm: {
@@ -262,15 +257,14 @@ struct LastArriver {
 
 // Rows of a block that are in place: for the first GEMM, which waits by block, or of x again, which only FC1's weight
 // gradient reads.
-UNIEP_HOST_DEVICE CounterSignal landed_rows(const RankProgram& p, int32_t operand, int32_t local_expert, int32_t block,
-                                            uint32_t rows) {
-  if (operand == 0) return {CounterSpace::kRowsLanded, rows_counter(p, operand, block), rows};
+UNIEP_HOST_DEVICE CounterSignal landed_rows(int32_t operand, int32_t local_expert, int32_t block, uint32_t rows) {
+  if (operand == 0) return {CounterSpace::kRowsLanded, block, rows};
   return {CounterSpace::kExpertRows, local_expert, rows};
 }
 // A row that deduplicated dispatch has filled from another block.
 UNIEP_HOST_DEVICE CounterSignal landed_row(const RankProgram& p, int32_t operand, int32_t row) {
-  if (operand == 0) return landed_rows(p, operand, -1, block_holding(p, row), 1u);
-  return landed_rows(p, operand, local_expert_holding(p, row), -1, 1u);
+  if (operand == 0) return landed_rows(operand, -1, block_holding(p, row), 1u);
+  return landed_rows(operand, local_expert_holding(p, row), -1, 1u);
 }
 
 // Calls count(CounterSignal) for every local counter that the task advances.
@@ -295,7 +289,7 @@ UNIEP_HOST_DEVICE void for_each_counter_signal(const RankProgram& p, const Task&
           }
         });
       }
-      if (own > 0) count(landed_rows(p, operand, task.expert, block, own));
+      if (own > 0) count(landed_rows(operand, task.expert, block, own));
       break;
     }
     case Stage::kFirstGemm:

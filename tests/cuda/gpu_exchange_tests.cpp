@@ -240,7 +240,7 @@ class Exchange {
       for (int32_t block = first; block < p.block_begin[expert + 1]; ++block) {
         const RowRange range = rows_of_block(p, p.first_expert + expert, block - first);
         const uint32_t landed = bank[static_cast<size_t>(layout.counters[static_cast<int>(CounterSpace::kRowsLanded)]) +
-                                     static_cast<size_t>(rows_counter(p, 0, block))];
+                                     static_cast<size_t>(block)];
         if (landed == static_cast<uint32_t>(range.padded_end - range.begin)) continue;
         return "rank " + std::to_string(p.rank) + " block " + std::to_string(block) + " counts " +
                std::to_string(landed) + " of " + std::to_string(range.padded_end - range.begin);

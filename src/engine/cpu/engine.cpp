@@ -263,6 +263,7 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
   std::shared_ptr<internal::PendingState> pending;
   if (time == WeightGradientTime::kLater) {
     pending = std::make_shared<internal::PendingState>();
+    pending->owner = this;
     pending->config = call.config;
     pending->schedule = call.schedule;
     pending->placement = saved.placement;

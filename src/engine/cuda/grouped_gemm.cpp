@@ -227,6 +227,7 @@ void GroupedGemm::weight_gradient(const ExpertRows& rows, const void* dy, const 
   require_width("m", m);
   require_width("n", n);
   require_matrices("dw", dw, rows.experts);
+  for (void* address : dw.addresses) require_address("an address of dw", address);
   const ScopedDevice scope(state_->device);
   const GemmConfig config = state_->configure(Layout::kWgrad, epilogue_of(mode), 0, 0, tuning);
   const int raster = state_->raster(config, n, tuning);

@@ -13,9 +13,7 @@ enum class Layout : int { kForward = 0, kDgrad = 1, kWgrad = 2 };
 
 // kSwiglu:         D is z (N = 2 I); writes a = silu(z_gate) z_up prob from the rounded z, and z if asked.
 // kSwigluGradient: D is da (N = I); reads z, writes a, dz and the 64-column sums of dprob.
-// kLayer:          the megakernel's: a tile of FC1 is kSwiglu's, a tile of FC2 (or of dgrad FC1) goes to the slots of
-// its
-//                  rows' ranks.
+// kLayer:          the megakernel's: a tile of FC1 is kSwiglu's, a tile of FC2 or dgrad FC1 goes to its rows' slots.
 enum class Epilogue : int {
   kBFloat16 = 0,
   kFloat32 = 1,

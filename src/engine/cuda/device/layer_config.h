@@ -28,6 +28,12 @@ constexpr GemmConfig layer_gemm(LayerProducts products, GemmConfig gemm) {
 // Weight gradients behind the tiles of dgrad FC1, in the same launch.
 enum class FilledGradients : int { kNone = 0, kBFloat16 = 1, kFloat32 = 2, kAccumulate = 3 };
 
+constexpr Epilogue epilogue_of(FilledGradients filled) {
+  return filled == FilledGradients::kFloat32      ? Epilogue::kFloat32
+         : filled == FilledGradients::kAccumulate ? Epilogue::kAccumulate
+                                                  : Epilogue::kBFloat16;
+}
+
 struct LayerKernelConfig {
   LayerProducts products = LayerProducts::kForward;
   GemmConfig gemm = layer_gemm(LayerProducts::kForward, {});
@@ -40,9 +46,7 @@ struct LayerKernelConfig {
 constexpr GemmConfig filled_gemm(const LayerKernelConfig& config) {
   GemmConfig gemm = config.gemm;
   gemm.layout = Layout::kWgrad;
-  gemm.epilogue = config.filled == FilledGradients::kFloat32      ? Epilogue::kFloat32
-                  : config.filled == FilledGradients::kAccumulate ? Epilogue::kAccumulate
-                                                                  : Epilogue::kBFloat16;
+  gemm.epilogue = epilogue_of(config.filled);
   return gemm;
 }
 

@@ -50,9 +50,10 @@ WeightGradientProduct product_of(const ProgramRequest& request, const DeviceProg
   return product;
 }
 
-bool is_captured_on(int device, CUstream stream) {
-  const ScopedDevice scope(device);
-  return is_captured(stream);
+GemmConfig config_for(const ProgramRequest& request, GemmStage stage, int sms) {
+  GemmConfig config = weight_gradient_config(request.schedule, request.numerics, stage);
+  config.cluster = std::min(config.cluster, sms);
+  return config;
 }
 
 void require_aligned(const WeightGradients& gradients, int64_t experts, int rank) {
@@ -64,17 +65,20 @@ void require_aligned(const WeightGradients& gradients, int64_t experts, int rank
   }
 }
 
-// Beside what the CPU engine leaves: where its memory was last written, and the tables that its rows are in.
-struct CudaPending final : internal::PendingState {
-  std::vector<DeviceEvent> made;  // of local ranks
+// Beside what the CPU engine leaves: the calls that it was queued among, and what its rows are.
+struct CudaPending final : internal::PendingState, std::enable_shared_from_this<CudaPending> {
+  std::vector<CUstream> streams;  // of local ranks, as all that follows
+  std::vector<DeviceEvent> made;
   std::vector<DeviceProgram> programs;
   std::vector<int64_t> rows;
+  std::vector<const uint32_t*> failed;  // GemmArguments::failed, of the backward
+  uint64_t capture = 0;
 };
 
 }  // namespace
 
-void CudaEngine::prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address) {
-  GemmConfig config = weight_gradient_config(request.schedule, request.numerics, stage);
+void CudaEngine::prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address, int sms) {
+  GemmConfig config = config_for(request, stage, sms);
   config.outputs = addresses_of_launch(by_address ? static_cast<int>(request.shape.experts / options_.ranks) : 0);
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     const ScopedDevice scope(queue->device());
@@ -91,8 +95,7 @@ void CudaEngine::launch_weight_gradient(const ProgramRequest& request, const Dev
   const int raster = std::max(1, request.schedule.order.raster / 2);
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     if (queue->device() != ranks_.device_of(program.program.rank)) continue;
-    cuda::launch_weight_gradient(queue->kernels(), weight_gradient_config(request.schedule, request.numerics, stage),
-                                 product, raster, sms, stream);
+    cuda::launch_weight_gradient(queue->kernels(), config_for(request, stage, sms), product, raster, sms, stream);
   }
 }
 
@@ -124,7 +127,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
       const bool used = std::any_of(call.arguments.begin(), call.arguments.end(), [&](const BackwardArguments& own) {
         return has_addresses(own.gradients, stage) == by_address;
       });
-      if (used) prepare_weight_gradients(asked, stage, by_address);
+      if (used) prepare_weight_gradients(asked, stage, by_address, options_.workers);
     }
   }
 
@@ -135,6 +138,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   if (later) pending = std::make_shared<CudaPending>();
   std::vector<internal::MemoryBlock> workspaces;
   std::vector<internal::PendingRank> operands(streams.size());
+  std::vector<uint32_t*> failed;
   for (std::size_t local = 0; local < streams.size(); ++local) {
     const int rank = first_local_rank() + static_cast<int>(local);
     const MemoryNeed need = internal::block_sizes(
@@ -154,8 +158,6 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   }
   std::vector<Inputs> inputs = find_inputs(bindings, programs.front(), call.config.shape, placement);
   reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)));
-  if (call.use.last_use) saved.used_up = true;
-
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     const BackwardArguments& arguments = call.arguments[local];
     RankBinding& binding = bindings[local];
@@ -170,6 +172,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
     operands[local].activation = work.activation;
     operands[local].dz = work.dz;
     operands[local].xg = work.gathered[1];
+    failed.push_back(work.failed);
 
     binding.rows = memory.rows;
     binding.gathered[0] = work.gathered[0];
@@ -191,6 +194,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   CallBinding binding = bind_call(asked, CallKind::kBackward, inputs);
   run(binding, inputs, bindings, programs, streams,
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
+        saved.used_up |= call.use.last_use;
         const RankProgram& program = programs.front().program;
         for (int launch = 0; launch < program.launches; ++launch) {
           const LaunchStages& stages = program.stages[launch];
@@ -209,11 +213,21 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
             }
           }
         }
+        for (const int rank : queue.ranks()) {
+          if (later) keep_failure(rank, failed[static_cast<std::size_t>(rank - first_local_rank())], stream);
+        }
       });
+  for (std::size_t local = 0; local < streams.size(); ++local) {
+    saved.ranks[local].memory.release_on(call.arguments[local].stream);
+  }
   if (call.options.events != nullptr) read_events(*call.options.events, programs);
   if (!later) return nullptr;
 
   const bool in_saved = call.schedule.save_xg == SaveXg::kKeep || call.use.last_use;
+  pending->owner = this;
+  pending->streams = streams;
+  pending->capture = capture_;
+  pending->failed.assign(failed.begin(), failed.end());
   pending->config = call.config;
   pending->schedule = call.schedule;
   pending->placement = saved.placement;
@@ -229,45 +243,64 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   return pending;
 }
 
+// What the kernels of later weight gradients look at, since the report is the next calls' by then.
+void CudaEngine::keep_failure(int rank, uint32_t* kept, CUstream stream) const {
+  const auto source = reinterpret_cast<CUdeviceptr>(&symmetric_.signals().report(rank)->failed);
+  check(driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(kept), source, sizeof(*kept), stream),
+        "keeping whether a backward failed");
+}
+
+// In the streams of the backward the gradients are among the group's calls, whose memory is used again in their order.
+// In any other stream nothing follows them: what they read is kept until they are over.
 void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
   const ProfilerRange range("weight gradients");
   const BesideCapture beside;
+  const auto queueing = DeviceOrder::lock();
   throw_noticed_failures();
   auto& work = static_cast<CudaPending&>(call.work);
   const ProgramRequest asked = request(work.config, work.schedule, Direction::kBackward);
-  for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
-    if (!(stage == GemmStage::kWgradFc2 ? call.dw2 : call.dw1)) continue;
-    for (const WeightGradientArguments& arguments : call.arguments) {
-      prepare_weight_gradients(asked, stage, has_addresses(arguments.gradients, stage));
+  std::vector<GemmStage> stages;
+  if (call.dw2) stages.push_back(GemmStage::kWgradFc2);
+  if (call.dw1) stages.push_back(GemmStage::kWgradFc1);
+  std::vector<CUstream> streams;
+  std::vector<int> sms;
+  for (const WeightGradientArguments& arguments : call.arguments) {
+    const auto local = static_cast<int>(streams.size());
+    require_aligned(arguments.gradients, work.config.shape.experts / options_.ranks, first_local_rank() + local);
+    streams.push_back(stream_of(arguments.stream));
+    sms.push_back(arguments.sms == 0 ? options_.workers : arguments.sms);
+    for (const GemmStage stage : stages) {
+      prepare_weight_gradients(asked, stage, has_addresses(arguments.gradients, stage), sms.back());
     }
   }
-  std::erase_if(readers_, [](const Reader& reader) { return reader.is_over(); });
-  for (std::size_t local = 0; local < work.ranks.size(); ++local) {
-    require_aligned(call.arguments[local].gradients, work.config.shape.experts / options_.ranks,
-                    first_local_rank() + static_cast<int>(local));
+  look_for_capture(streams);
+  if (capture_ != work.capture) {
+    throw Error(Status::kInvalidArgument,
+                "stream: weight gradients and their backward are captured into one CUDA graph, or neither is");
   }
+  std::erase_if(readers_, [](const Reader& reader) { return reader.is_over(); });
+  const bool among_calls = streams == work.streams;
+  if (among_calls) begin_queueing(streams);
   work.dw1_done |= call.dw1;
   work.dw2_done |= call.dw2;
   for (std::size_t local = 0; local < work.ranks.size(); ++local) {
-    const WeightGradientArguments& arguments = call.arguments[local];
-    CUstream stream = stream_of(arguments.stream);
-    {
-      const ScopedDevice scope(ranks_.devices()[local]);
-      if (work.made[local]) check(driver().cuStreamWaitEvent(stream, work.made[local].get(), 0), "cuStreamWaitEvent");
+    const int rank = first_local_rank() + static_cast<int>(local), device = ranks_.devices()[local];
+    CUstream stream = among_calls ? leader_of(rank, streams) : streams[local];
+    if (!among_calls) {
+      const ScopedDevice scope(device);
+      check(driver().cuStreamWaitEvent(stream, work.made[local].get(), 0), "cuStreamWaitEvent");
     }
-    const int sms = arguments.sms == 0 ? options_.workers : arguments.sms;
-    for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
-      if (!(stage == GemmStage::kWgradFc2 ? call.dw2 : call.dw1)) continue;
-      launch_weight_gradient(asked, work.programs[local], work.rows[local], work.ranks[local], arguments.gradients,
-                             stage, sms, nullptr, stream);
+    for (const GemmStage stage : stages) {
+      launch_weight_gradient(asked, work.programs[local], work.rows[local], work.ranks[local],
+                             call.arguments[local].gradients, stage, sms[local], work.failed[local], stream);
     }
+    if (among_calls) continue;
     Reader& reader = readers_.emplace_back();
-    reader.placement = work.placement;
-    reader.captured = is_captured_on(ranks_.devices()[local], stream);
-    if (!reader.captured) reader.over.record(ranks_.devices()[local], stream);
-    work.ranks[local].memory.release_on(arguments.stream);
-    if (work.saved != nullptr) work.saved->ranks[local].memory.release_on(arguments.stream);
+    reader.work = work.shared_from_this();
+    reader.captured = capture_ != 0;
+    if (!reader.captured) reader.over.record(device, stream);
   }
+  if (among_calls) end_queueing(streams);
 }
 
 }  // namespace uniep::cuda

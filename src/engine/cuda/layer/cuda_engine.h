@@ -77,7 +77,8 @@ class CudaEngine final : public internal::Engine {
   GroupPlacer& placer();
   std::vector<RankTarget> targets(std::span<const CUstream> streams);
   void prepare(const ProgramRequest& request);
-  void prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address);
+  void prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address, int sms);
+  void keep_failure(int rank, uint32_t* kept, CUstream stream) const;
   // Of one rank. `failed`: GemmArguments::failed.
   void launch_weight_gradient(const ProgramRequest& request, const DeviceProgram& program, int64_t rows,
                               const internal::PendingRank& operands, const WeightGradients& gradients, GemmStage stage,
@@ -126,11 +127,12 @@ class CudaEngine final : public internal::Engine {
   void synchronize_devices();
   void tell_peers(uint32_t failed) noexcept;
 
-  // A placement whose tables weight gradients read, in a stream that calls do not wait for.
+  // Weight gradients in a stream that calls do not wait for: what they read must not be used again before they are
+  // over.
   struct Reader {
-    Placement placement;
+    std::shared_ptr<const internal::PendingState> work;
     DeviceEvent over;
-    bool captured = false;  // into a graph, which may read them whenever it is replayed
+    bool captured = false;  // into a graph, which may run them whenever it is replayed
 
     bool is_over() const { return !captured && over.is_over(); }
   };

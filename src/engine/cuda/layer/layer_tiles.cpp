@@ -6,6 +6,21 @@
 #include "uniep/error.h"
 
 namespace uniep::cuda {
+namespace {
+
+FilledGradients filled_by(const Numerics& numerics) {
+  switch (numerics.weight_gradient) {
+    case WeightGradient::kBFloat16:
+      return FilledGradients::kBFloat16;
+    case WeightGradient::kFloat32:
+      return FilledGradients::kFloat32;
+    default:
+      return FilledGradients::kAccumulate;
+  }
+}
+
+}  // namespace
+
 void require_summable(const LayerShape& shape, const Numerics& numerics) {
   constexpr int64_t kMostSummands = 32;  // row_sum.h: a lane of a warp for each
   const auto require = [](const char* name, int64_t value) {
@@ -35,9 +50,7 @@ GemmConfig weight_gradient_config(const Schedule& schedule, const Numerics& nume
   const TileShape tile = schedule.tile_of(stage);
   GemmConfig config;
   config.layout = Layout::kWgrad;
-  config.epilogue = numerics.weight_gradient == WeightGradient::kBFloat16  ? Epilogue::kBFloat16
-                    : numerics.weight_gradient == WeightGradient::kFloat32 ? Epilogue::kFloat32
-                                                                           : Epilogue::kAccumulate;
+  config.epilogue = epilogue_of(filled_by(numerics));
   config.tile_n = tile.n;
   config.cluster = tile.cluster;
   config.stages = tile.stages;
@@ -64,9 +77,7 @@ LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numeri
   }
   options.on_sms = schedule.comm.where == CommWhere::kSms;
   if (stages.wgrad_fc2 || stages.wgrad_fc1) {
-    options.filled = numerics.weight_gradient == WeightGradient::kBFloat16  ? FilledGradients::kBFloat16
-                     : numerics.weight_gradient == WeightGradient::kFloat32 ? FilledGradients::kFloat32
-                                                                            : FilledGradients::kAccumulate;
+    options.filled = filled_by(numerics);
   }
   return layer_config(options);
 }

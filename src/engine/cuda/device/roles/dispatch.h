@@ -88,7 +88,7 @@ UNIEP_DEVICE void count_landed_rows(const RunningCall& running, const uniep::Tas
   own =
       __reduce_add_sync(0xffffffffu, own) + static_cast<uint32_t>(rows.padded_end - (p.dedup ? rows.end : rows.begin));
   if (ptx::lane_index() == 0 && own > 0) {
-    add(landed_rows(p, operand, task.expert, p.block_begin[task.expert] + task.m, own));
+    add(landed_rows(operand, task.expert, p.block_begin[task.expert] + task.m, own));
   }
 }
 

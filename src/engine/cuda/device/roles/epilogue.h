@@ -116,8 +116,7 @@ class Float32Epilogue {
     if (!tile.exists) return;
     constexpr bool kAccumulate = kConfig.epilogue == Epilogue::kAccumulate;
     constexpr bool kZeroPadding = kConfig.layout != Layout::kWgrad;
-    // Column groups whose loads are in flight together; the megakernel has fewer registers.
-    constexpr int32_t kGroups = kConfig.in_layer ? 4 : 8;
+    constexpr int32_t kGroups = kAccumulate ? 4 : 8;  // column groups whose loads are in flight together
     const int32_t lane = static_cast<int32_t>(ptx::lane_index());
     const int32_t row = lane / 4;
     const int32_t first_column = tile.column + lane % 4 * 2;

@@ -93,6 +93,7 @@ class SwigluGradientEpilogue {
       run_transfer<1>(last_z<kConfig>(shared, stage, warp, 1), gate_block(0));
       end_chunk();
     }
+    __syncwarp();  // all lanes have stored their sums
     if (ptx::lane_index() == 0) gradient_.end_tiles(calls());
     __syncwarp();
   }

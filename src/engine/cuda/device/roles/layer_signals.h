@@ -25,11 +25,12 @@ UNIEP_DEVICE void run_layer_signals(LayerStorage<kLayer>& shared) {
   for (LayerTask task = tasks.read_by_warp(); !task.has(LayerTask::kEnd); task = tasks.read_by_warp()) {
     ptx::mbarrier_wait(shared.stored[tasks.slot()], tasks.phase(), "tile stored");
     if (task.has(LayerTask::kStore)) {
+      const bool sent = task.has(LayerTask::kSecond) && !task.has(LayerTask::kWgrad);
       constexpr bool kReturnsProbs =
           kLayer.products == LayerProducts::kSecondGradient && kLayer.combine == CombineKind::kEpilogue;
-      if (kReturnsProbs && task.column() == 0 && !task.has(LayerTask::kWgrad)) return_prob_gradients(shared.call, task);
+      if (kReturnsProbs && sent && task.column() == 0) return_prob_gradients(shared.call, task);
       // The rows in peers' slots were written by other warps: they must lie before a flag that another CTA stores.
-      if (kLayer.combine == CombineKind::kEpilogue && task.has(LayerTask::kSecond)) ptx::fence_system();
+      if (kLayer.combine == CombineKind::kEpilogue && sent) ptx::fence_system();
       signal_task(running, tile_of<kLayer>(p, task));
       if (is_recorded(running.call) && ptx::lane_index() == 0) {
         write_record(running, AgentRole::kCompute, tile_of<kLayer>(p, task), shared.tile_times[tasks.slot()]);
