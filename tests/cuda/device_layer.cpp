@@ -84,6 +84,17 @@ CUstream DeviceLayer::stream_of(std::size_t local) const {
   return of(local).stream;
 }
 
+uniep::Weights DeviceLayer::weights_of(std::size_t local) const {
+  uniep::Weights weights;
+  weights.w1 = static_cast<const BFloat16*>(device_weights_[local].w1.data());
+  weights.w2 = static_cast<const BFloat16*>(device_weights_[local].w2.data());
+  return weights;
+}
+
+void DeviceLayer::use_schedule(const PartialSchedule& given) {
+  schedule_ = resolve(given, Direction::kForward, config_.shape, config_.numerics, group_.machine());
+}
+
 // ---- Data
 
 std::vector<int64_t> DeviceLayer::tokens(int64_t most) const {
@@ -141,6 +152,12 @@ cli::LayerData DeviceLayer::with_other_x(const cli::LayerData& data) {
   return other;
 }
 
+cli::LayerData DeviceLayer::with_dy(const cli::LayerData& data) {
+  cli::LayerData whole = data;
+  whole.dy = random_values(random_, static_cast<int64_t>(data.x.size()), 2.0f);
+  return whole;
+}
+
 void DeviceLayer::upload(const CallArrays& arrays, const cli::LayerData& data) {
   const LayerShape& shape = config_.shape;
   for (std::size_t local = 0; local < arrays.local.size(); ++local) {
@@ -188,8 +205,7 @@ Saved DeviceLayer::forward(const CallArrays& arrays, const Placement& placement)
   for (std::size_t local = 0; local < arrays.local.size(); ++local) {
     ForwardArguments& own = arguments.emplace_back();
     own.x = arrays.local[local].input;
-    own.weights.w1 = static_cast<const BFloat16*>(device_weights_[local].w1.data());
-    own.weights.w2 = static_cast<const BFloat16*>(device_weights_[local].w2.data());
+    own.weights = weights_of(local);
     own.y = static_cast<BFloat16*>(arrays.local[local].y.data());
     own.stream = Stream{stream_of(local)};
   }

@@ -57,8 +57,14 @@ class DeviceLayer {
 
   Group& group() { return group_; }
   const LayerConfig& config() const { return config_; }
+  Results& results() { return results_; }
+  Kernels& kernels() { return kernels_; }
+  int rank_of(std::size_t local) const { return group_.first_local_rank() + static_cast<int>(local); }
   int device_of(std::size_t local) const;
   CUstream stream_of(std::size_t local) const;
+  uniep::Weights weights_of(std::size_t local) const;
+  const Schedule& schedule() const { return schedule_; }
+  void use_schedule(const PartialSchedule& given);  // instead of the default
 
   // About `most` tokens a rank; not the same number on each.
   std::vector<int64_t> tokens(int64_t most) const;
@@ -67,6 +73,9 @@ class DeviceLayer {
   cli::LayerData batch(const std::vector<int64_t>& tokens);
   // The same routing with another x.
   cli::LayerData with_other_x(const cli::LayerData& data);
+
+  // With dy.
+  cli::LayerData with_dy(const cli::LayerData& data);
 
   // In the order of the streams. upload() also poisons y.
   void upload(const CallArrays& arrays, const cli::LayerData& data);
@@ -99,12 +108,11 @@ class DeviceLayer {
     CUstream stream;
     CUevent event;
   };
-  struct Weights {
+  struct WeightArrays {
     DeviceArray w1, w2;
   };
 
   const OfDevice& of(std::size_t local) const { return devices_[device_index_[local]]; }
-  int rank_of(std::size_t local) const { return group_.first_local_rank() + static_cast<int>(local); }
   void fork();  // what the other devices' streams hold from now on follows the first one's
   void join();  // and the other way round
 
@@ -117,8 +125,8 @@ class DeviceLayer {
   uniep::test::Random random_{11};
   cli::LayerData weights_;  // and no tokens
   std::vector<OfDevice> devices_;
-  std::vector<std::size_t> device_index_;  // of each local rank
-  std::vector<Weights> device_weights_;    // of each local rank
+  std::vector<std::size_t> device_index_;     // of each local rank
+  std::vector<WeightArrays> device_weights_;  // of each local rank
 };
 
 }  // namespace uniep::cuda::test

@@ -74,8 +74,12 @@ class FailingRank {
     const ForwardArguments arguments = layer_.arguments();
     layer_.poison();
     const Saved saved = forward(group, {layer_.shape(), {}}, schedule, placement, {&arguments, 1});
-    group.synchronize();
-    const uint64_t result = layer_.checksum(kMeetingTokens);
+    // Both times, so that lives compile nothing.
+    const uint64_t now = gradients_of(group, saved, WeightGradientTime::kNow);
+    const uint64_t later = gradients_of(group, saved, WeightGradientTime::kLater);
+    constexpr uint64_t kOdd = 0x9e3779b97f4a7c15u;
+    const uint64_t result = layer_.checksum(kMeetingTokens) * kOdd + now;
+    if (later != now) ++words_.wrong;
     uint64_t first = 0;
     if (!words_.result.compare_exchange_strong(first, result) && first != result) ++words_.wrong;
     cli::gathered(group, std::vector<uint64_t>{result});
@@ -116,6 +120,22 @@ class FailingRank {
 
   Schedule schedule_of(const Group& group) const {
     return resolve({}, Direction::kForward, layer_.shape(), {}, group.machine());
+  }
+
+  // Of a meeting.
+  uint64_t gradients_of(Group& group, const Saved& saved, WeightGradientTime time) {
+    layer_.poison_gradients();
+    const BackwardArguments arguments = layer_.backward_arguments(time);
+    const PendingWeightGradients work =
+        backward(group, {layer_.shape(), {}}, backward_schedule_of(group), saved, {&arguments, 1});
+    const WeightGradientArguments gradients = layer_.gradient_arguments();
+    if (!work.empty()) weight_gradients(group, work, {&gradients, 1});
+    group.synchronize();
+    return layer_.gradient_checksum(kMeetingTokens);
+  }
+
+  Schedule backward_schedule_of(const Group& group) const {
+    return resolve({}, Direction::kBackward, layer_.shape(), {}, group.machine());
   }
 
   void tell(int64_t meeting, int status, const char* text) {
@@ -181,10 +201,35 @@ class FailingRank {
       if (is_due(RankFault::kForwardArgument)) ++arguments.y;
       if (is_due(RankFault::kOutOfMemory)) memory_.fail_at(1 + static_cast<int>(tokens % 2));
       saved.push_back(forward(group, {layer_.shape(), {}}, schedule, placement, {&arguments, 1}));
-      if (!failing_) continue;
-      std::fprintf(stderr, "rank %d: the planned failure was none\n", rank_);
-      std::_Exit(3);
+      require_failure();
     }
+    for (std::size_t i = saved.size(); i-- > 0;) run_backward(group, saved[i], tokens);
+  }
+
+  // The last that was saved first. Odd numbers of tokens leave their weight gradients for later.
+  void run_backward(Group& group, const Saved& saved, int64_t tokens) {
+    step(RankPhase::kBackward);
+    const bool later = tokens % 2 == 1;
+    BackwardArguments arguments =
+        layer_.backward_arguments(later ? WeightGradientTime::kLater : WeightGradientTime::kNow);
+    arguments.last_use = tokens % 4 < 2;
+    if (is_due(RankFault::kBackwardArgument)) ++arguments.dx;
+    if (is_due(RankFault::kBackwardOutOfMemory)) memory_.fail_at(1);
+    const PendingWeightGradients work =
+        backward(group, {layer_.shape(), {}}, backward_schedule_of(group), saved, {&arguments, 1});
+    require_failure();
+    if (is_due(RankFault::kExceptionAfterBackward)) throw PlannedEnd();
+    if (!later) return;
+    step(RankPhase::kWeightGradients);
+    const WeightGradientArguments gradients = layer_.gradient_arguments();
+    weight_gradients(group, work, {&gradients, 1});
+  }
+
+  // Where a planned failure is behind this rank.
+  void require_failure() const {
+    if (!failing_) return;
+    std::fprintf(stderr, "rank %d: the planned failure was none\n", rank_);
+    std::_Exit(3);
   }
 
   const int rank_, ranks_;
@@ -199,15 +244,22 @@ class FailingRank {
 }  // namespace
 
 const char* phase_name(RankPhase phase) {
-  static constexpr const char* kNames[kRankPhases] = {"meeting",       "constructor", "place by need",   "place within",
-                                                      "growing place", "forward",     "growing forward", "gather",
-                                                      "recover",       "destructor"};
+  static constexpr const char* kNames[kRankPhases] = {
+      "meeting",         "constructor", "place by need",    "place within", "growing place", "forward",
+      "growing forward", "backward",    "weight gradients", "gather",       "recover",       "destructor"};
   return kNames[static_cast<int>(phase)];
 }
 
 const char* fault_name(RankFault fault) {
-  static constexpr const char* kNames[kRankFaults + 1] = {
-      "none", "out of memory", "leave()", "no ids in place", "unaligned y in forward", "exception after place"};
+  static constexpr const char* kNames[kRankFaults + 1] = {"none",
+                                                          "out of memory",
+                                                          "leave()",
+                                                          "no ids in place",
+                                                          "unaligned y in forward",
+                                                          "exception after place",
+                                                          "unaligned dx in backward",
+                                                          "out of memory in backward",
+                                                          "exception after backward"};
   return kNames[static_cast<int>(fault)];
 }
 

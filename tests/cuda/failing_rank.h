@@ -18,23 +18,28 @@ enum class RankPhase : int {
   kGrowingPlace,
   kForward,
   kGrowingForward,
+  kBackward,
+  kWeightGradients,
   kGather,
   kRecover,
   kDestructor,
 };
-constexpr int kRankPhases = 10;
+constexpr int kRankPhases = 12;
 const char* phase_name(RankPhase phase);
 
 // How a rank fails by itself.
 enum class RankFault : int {
   kNone = 0,
-  kOutOfMemory,      // the caller's allocator has none
-  kLeave,            // Group::leave()
-  kPlaceArgument,    // no ids
-  kForwardArgument,  // an address that is not aligned
-  kException,        // the caller throws between place() and forward()
+  kOutOfMemory,       // the caller's allocator has none
+  kLeave,             // Group::leave()
+  kPlaceArgument,     // no ids
+  kForwardArgument,   // an address that is not aligned
+  kException,         // the caller throws between place() and forward()
+  kBackwardArgument,  // an address that is not aligned
+  kBackwardOutOfMemory,
+  kExceptionAfterBackward,  // its weight gradients are not made
 };
-constexpr int kRankFaults = 5;  // but kNone
+constexpr int kRankFaults = 8;  // but kNone
 const char* fault_name(RankFault fault);
 
 // One rank's words. A meeting is a Group with long limits that runs one layer; between two of them ranks make calls on
@@ -44,8 +49,8 @@ struct RankWords {
   std::atomic<int64_t> ended;    // the last meeting behind which the calls ended in an error
   std::atomic<int64_t> step;     // calls behind the meeting
   std::atomic<int> phase;        // RankPhase of that call
-  std::atomic<uint64_t> result;  // checksum of y at the first meeting
-  std::atomic<int> wrong;        // meetings with another y
+  std::atomic<uint64_t> result;  // checksum of y and gradients at the first meeting
+  std::atomic<int> wrong;        // meetings with another one
   // The error, written before `ended`.
   double error_at;
   int status;  // of uniep::Error; -1: another exception

@@ -1,7 +1,7 @@
 // Layers in CUDA graphs, byte by byte against the naive oracle: a small one that is replayed after a large call has
 // taken more memory (a), many sizes side by side (b), a placement made before the capture (c), a capture that would
-// need more memory (d), and random layers.
-// Usage: gpu_graph_tests [--only a,b,c,d,random] [--replays N] [--processes] [--verbose]
+// need more memory (d), whole training steps (e), and random layers.
+// Usage: gpu_graph_tests [--only a,b,c,d,e,random] [--replays N] [--processes] [--verbose]
 // On GPU 0 with 1 and 4 virtual ranks; where there are two GPUs on both in one process; with --processes a process a
 // GPU, too. --part P: this process is a rank of those that this program starts. Exit status 77 without a Hopper GPU.
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include "cli/rank_launcher.h"
 #include "comm/bootstrap.h"
 #include "engine/engine.h"
-#include "tests/cuda/device_layer.h"
+#include "tests/cuda/device_backward.h"
 
 namespace uniep::cuda::test {
 namespace {
@@ -216,6 +216,97 @@ void growth_in_capture(DeviceLayer& layer, const Options&) {
   layer.expect("d: a replay of the large call", large, other);
 }
 
+// (e) place, forward, backward and weight gradients in one graph; in all of them new routings at every replay, and the
+// same calls uncaptured. Of half of the graphs nobody keeps the Placement, the Saved and the work.
+void whole_steps(DeviceLayer& layer, const Options&) {
+  constexpr int kReplays = 20, kGrowth = 10;
+  constexpr WeightGradientTime kNow = WeightGradientTime::kNow, kLater = WeightGradientTime::kLater,
+                               kNone = WeightGradientTime::kNone;
+  const struct {
+    const char *name, *schedule;
+    BackwardMemoryOptions use;
+    GradientCall call;
+    bool in_buffer;
+  } steps[] = {
+      {"one launch a stage", "fusion=none", {kNow, false}, {}, false},
+      {"now, after", "fusion=pairs,backward.wgrad=after", {kNow, false}, {}, true},
+      {"now, fill", "fusion=pairs,backward.wgrad=fill", {kNow, true}, {}, false},
+      {"now, redispatch", "fusion=pairs,backward.wgrad=fill,save.xg=redispatch", {kNow, false}, {}, true},
+      {"later", "auto", {kLater, false}, {}, false},
+      {"later, last use, on another stream", "auto", {kLater, true}, {.sms = 8, .aside = true}, false},
+      {"later, redispatch, on another stream", "save.xg=redispatch", {kLater, false}, {.aside = true}, true},
+      {"none", "auto", {kNone, true}, {}, false},
+  };
+  struct Captured {
+    CallArrays arrays;
+    BackwardArrays back;
+    std::optional<CapturedCalls> calls;
+  };
+  DeviceBackward backward(layer);
+  const GradientArrays gradients = backward.gradients();
+  std::vector<DeviceLayer::Called> kept;
+  std::vector<PendingWeightGradients> works;
+  const auto call = [&](const auto& step, const CallArrays& arrays, const BackwardArrays& back) {
+    kept.push_back(layer.call(arrays, arrays.capacity));
+    works.push_back(backward.backward(arrays, back, kept.back().saved,
+                                      step.use.weight_gradients == kNow ? &gradients : nullptr, step.use));
+    if (step.use.weight_gradients == kLater) backward.make(works.back(), gradients, step.call);
+    if (step.call.aside) backward.join_aside();
+  };
+  const auto drop = [&] {
+    kept.pop_back();
+    works.pop_back();
+  };
+  const auto with_new_batch = [&](const auto& step, const std::string& name, const CallArrays& arrays,
+                                  const BackwardArrays& back, const std::function<void()>& run) {
+    const cli::LayerData data = layer.with_dy(layer.batch(arrays.tokens));
+    layer.upload(arrays, data);
+    backward.upload(back, data);
+    backward.start(gradients);
+    run();
+    const cli::LayerResult expected = backward.oracle(data);
+    backward.expect(name, back, arrays, expected);
+    backward.expect(name, gradients, step.use.weight_gradients == kNone ? backward.started() : expected);
+  };
+  std::vector<Captured> graphs;
+  for (const auto& step : steps) {
+    backward.use_schedule(PartialSchedule::parse(step.schedule));
+    Captured& own = graphs.emplace_back();
+    own.arrays = layer.arrays(layer.tokens(kSmall), step.in_buffer);
+    own.back = backward.arrays(own.arrays.tokens);
+    with_new_batch(step, std::string("e: before the capture, ") + step.name, own.arrays, own.back, [&] {
+      call(step, own.arrays, own.back);
+      drop();
+    });
+    own.calls.emplace(layer.capture([&] { call(step, own.arrays, own.back); }));
+    if (graphs.size() % 2 == 0) drop();
+  }
+  const CallArrays large = layer.arrays(layer.tokens(kLarge / 4));
+  const BackwardArrays back_of_large = backward.arrays(large.tokens);
+  int replays = 0, eager = 0;
+  for (int i = 0; i < kReplays; ++i) {
+    for (std::size_t of = 0; of < graphs.size(); ++of) {
+      const auto& step = steps[of];
+      const Captured& own = graphs[of];
+      backward.use_schedule(PartialSchedule::parse(step.schedule));
+      const std::string name = ", round " + std::to_string(i) + ", " + step.name;
+      const bool grows = i == kGrowth && of == 0;
+      if (i % 4 == 0 || grows) {
+        const CallArrays& arrays = grows ? large : own.arrays;
+        const BackwardArrays& back = grows ? back_of_large : own.back;
+        with_new_batch(step, "e: uncaptured" + name, arrays, back, [&] {
+          call(step, arrays, back);
+          drop();
+        });
+        ++eager;
+      }
+      with_new_batch(step, "e: replay" + name, own.arrays, own.back, [&] { layer.replay(*own.calls); });
+      ++replays;
+    }
+  }
+  std::printf("e: %zu graphs, %d replays and %d uncaptured steps between them\n", graphs.size(), replays, eager);
+}
+
 void random_graph(DeviceLayer& layer, int64_t tokens, const std::string& description) {
   const CallArrays arrays = layer.arrays(layer.tokens(tokens));
   cli::LayerData data = layer.batch(arrays.tokens);
@@ -237,14 +328,19 @@ void run_cases(const GroupOptions& group, const std::string& where, const Option
     const char* name;
     Case run;
     int64_t hidden, intermediate;
+    WeightGradient weight_gradient = WeightGradient::kBFloat16;
   } cases[] = {{"a", small_graph_after_large_call, 256, 128},
                {"b", many_graphs, 256, 128},
                {"c", placements_before_capture, 128, 64},
-               {"d", growth_in_capture, 256, 128}};
+               {"d", growth_in_capture, 256, 128},
+               {"e", whole_steps, 256, 128},
+               {"e", whole_steps, 256, 128, WeightGradient::kMainGrad}};
   for (const auto& own : cases) {
     if (!options.wants(own.name)) continue;
     const int passed = results.passed, failed = results.failed;
-    DeviceLayer layer(group, config_of(own.hidden, own.intermediate), results, kernel_folder());
+    LayerConfig config = config_of(own.hidden, own.intermediate);
+    config.numerics.weight_gradient = own.weight_gradient;
+    DeviceLayer layer(group, config, results, kernel_folder());
     own.run(layer, options);
     // Where others have ranks: until none of them needs this one's memory.
     layer.synchronize();

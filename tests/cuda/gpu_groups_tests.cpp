@@ -62,6 +62,7 @@ class GroupWithLayer {
                  const std::vector<Delays*>& delays)
       : delays_(delays), group_(options), shape_(shape) {
     schedule_ = resolve(given, Direction::kForward, shape, {}, group_.machine());
+    backward_schedule_ = resolve(given, Direction::kBackward, shape, {}, group_.machine());
     for (int local = 0; local < group_.local_ranks(); ++local) {
       const int rank = group_.first_local_rank() + local;
       const auto i = static_cast<std::size_t>(local);
@@ -72,22 +73,42 @@ class GroupWithLayer {
 
   Group& group() { return group_; }
 
-  // Queues both; every stream is held up for a time of its own before each of them.
+  // Queues place, forward and backward; every stream is held up for a time of its own before each of them. Within a
+  // capacity the weight gradients come later.
   void call(bool within, std::mt19937_64& random, int64_t most_microseconds) {
     std::vector<Routing> routings;
     for (const auto& layer : layers_) routings.push_back(layer->routing(kTokens));
     hold_up(random, most_microseconds);
     Placement placement = place(group_, shape_, routings, within ? layers_.front()->capacity(kTokens) : Capacity{});
     hold_up(random, most_microseconds);
-    run_forward(placement, schedule_);
+    const Saved saved = run_forward(placement, schedule_);
+    hold_up(random, most_microseconds);
+    const PendingWeightGradients work =
+        run_backward(saved, within ? WeightGradientTime::kLater : WeightGradientTime::kNow);
+    if (!within) return;
+    hold_up(random, most_microseconds);
+    std::vector<WeightGradientArguments> arguments;
+    for (const auto& layer : layers_) {
+      arguments.push_back(layer->gradient_arguments());
+      arguments.back().sms = group_.workers() - backward_schedule_.comm.reserve_sms;
+    }
+    weight_gradients(group_, work, arguments);
   }
-  void run_forward(const Placement& placement, const Schedule& schedule) {
+  Saved run_forward(const Placement& placement, const Schedule& schedule) {
     std::vector<ForwardArguments> arguments;
     for (const auto& layer : layers_) {
       layer->poison();
       arguments.push_back(layer->arguments());
     }
-    const Saved saved = forward(group_, {shape_, {}}, schedule, placement, arguments);
+    return forward(group_, {shape_, {}}, schedule, placement, arguments);
+  }
+  PendingWeightGradients run_backward(const Saved& saved, WeightGradientTime time) {
+    std::vector<BackwardArguments> arguments;
+    for (const auto& layer : layers_) {
+      layer->poison_gradients();
+      arguments.push_back(layer->backward_arguments(time));
+    }
+    return backward(group_, {shape_, {}}, backward_schedule_, saved, arguments);
   }
   Placement place_by_need() {
     std::vector<Routing> routings;
@@ -100,7 +121,10 @@ class GroupWithLayer {
   std::vector<uint64_t> results() {
     group_.synchronize();
     std::vector<uint64_t> sums;
-    for (const auto& layer : layers_) sums.push_back(layer->checksum(kTokens));
+    for (const auto& layer : layers_) {
+      sums.push_back(layer->checksum(kTokens));
+      sums.push_back(layer->gradient_checksum(kTokens));
+    }
     return sums;
   }
 
@@ -116,7 +140,7 @@ class GroupWithLayer {
   std::vector<std::unique_ptr<SmallLayer>> layers_;  // outlive the group's calls
   Group group_;
   LayerShape shape_;
-  Schedule schedule_;
+  Schedule schedule_, backward_schedule_;
 };
 
 // Calls of two Groups in an order that `order` says, delays that `own` says. Empty, or what was wrong.
@@ -327,6 +351,14 @@ class GroupsRank {
       own->call(false, none, 0);
     });
     works("another hidden size");
+    {
+      const Saved saved = own->run_forward(placement, own->schedule());
+      expect_refused(*own, "backward beside forward", Status::kTimeout, both, [&] {
+        if (rank_ == 1) own->run_backward(saved, WeightGradientTime::kNow);
+        if (rank_ == 0) own->run_forward(placement, own->schedule());
+      });
+    }
+    works("backward beside forward");
     const SmallLayer layer(kShapes[0], kRanks, rank_, group.device(rank_), kTokens);
     Capacity capacity = layer.capacity(kTokens);
     if (rank_ == 1) capacity.rows -= kRowAlignment;

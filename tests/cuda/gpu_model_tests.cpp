@@ -3,14 +3,18 @@
 // models that --oracle names.)
 // Usage: gpu_model_tests [--devices D] [--tokens T] [--models NAME,...] [--schedules key=value,...;key=value,...]
 //                        [--schedules-backward ...|none] [--wgrad bf16|fp32|main_grad] [--oracle NAME,...|none]
-//                        [--repeat N] [--verbose]
+//                        [--op forward|backward|both] [--repeat N] [--verbose]
 // A rank a GPU; T tokens a rank, uniform routing. --repeat: calls of each Schedule, compared. --oracle (default
 // qwen3-30b): models compared with the naive kernels, which have memory for the whole batch on one GPU. Without kernels
-// for backward the program says so and leaves it out. Exit status 77 without a Hopper GPU.
+// for backward the program says so and leaves it out. A model may be sizes, as 256x128x8x2 (hidden, intermediate,
+// experts, top-k). --op backward: nothing but one forward and two backward calls, of the default Schedules unless
+// others are given, as for a sanitizer: --op backward --models 256x128x8x2 --tokens 64 --oracle 256x128x8x2. Exit
+// status 77 without a Hopper GPU.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -45,6 +49,7 @@ struct Options {
   WeightGradient wgrad = WeightGradient::kBFloat16;
   std::vector<std::string> oracle = {"qwen3-30b"};
   int repeat = 1;
+  bool forward = true;  // is compared
 };
 
 // What main_grad holds before: 0x01010101, a small number.
@@ -328,6 +333,12 @@ class ModelTest {
   Saved saved_;
 };
 
+// A model's name, or sizes.
+LayerShape shape_of(std::string model) {
+  if (std::isdigit(static_cast<unsigned char>(model.front())) != 0) std::replace(model.begin(), model.end(), 'x', ',');
+  return cli::parse_shape("--models", model);
+}
+
 // That the bytes are a result at all.
 bool are_numbers(const LayerBytes& bytes) {
   std::size_t zeros = 0;
@@ -345,7 +356,7 @@ std::string why_no_backward(const Options& options) {
   machine.engine = EngineKind::kCuda;
   machine.ranks = options.devices;
   machine.workers = device_attribute(0, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-  const LayerShape shape = cli::parse_shape("--models", options.models.front());
+  const LayerShape shape = shape_of(options.models.front());
   try {
     for (const std::string& fields : options.backward) {
       const Schedule schedule = resolve(PartialSchedule::parse(fields), Direction::kBackward, shape, {}, machine);
@@ -377,10 +388,11 @@ void test_backward(ModelTest& test, const std::string& name, const Options& opti
 void test_model(const std::string& name, const Options& options, Results& results) {
   std::vector<int> devices;
   for (int device = 0; device < options.devices; ++device) devices.push_back(device);
-  ModelTest test(options, cli::parse_shape("--models", name), devices);
+  ModelTest test(options, shape_of(name), devices);
   const LayerBytes expected = test.run(options.schedules.front());
   results.record(name + " gives numbers", are_numbers(expected));
   for (const std::string& schedule : options.schedules) {
+    if (!options.forward) break;
     const LayerBytes got = test.run(schedule);
     results.record(fmt::format("{} {}: y", name, schedule), ModelTest::are_equal(got.y, expected.y));
     results.record(fmt::format("{} {}: z", name, schedule), test.has_equal_z(got, expected));
@@ -398,6 +410,7 @@ void test_model(const std::string& name, const Options& options, Results& result
 int run(int argc, char** argv) {
   Results results;
   Options options;
+  std::string op = "both";
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     const auto value = [&]() -> std::string { return i + 1 < argc ? argv[++i] : ""; };
@@ -408,6 +421,7 @@ int run(int argc, char** argv) {
     if (name == "--schedules") options.schedules = split(value(), ';');
     if (name == "--schedules-backward") options.backward = split(value(), ';');
     if (name == "--oracle") options.oracle = split(value(), ',');
+    if (name == "--op") op = value();
     if (name == "--repeat") options.repeat = std::atoi(value().c_str());
     if (name == "--wgrad") {
       const std::string mode = value();
@@ -416,7 +430,10 @@ int run(int argc, char** argv) {
                                        : WeightGradient::kMainGrad;
     }
   }
-  if (options.backward.front() == "none") options.backward.clear();
+  options.forward = op != "backward";
+  if (op == "backward" && options.schedules == Options().schedules) options.schedules = {"auto"};
+  if (op == "backward" && options.backward == Options().backward) options.backward = {"auto"};
+  if (op == "forward" || options.backward.front() == "none") options.backward.clear();
   if (const std::string why = options.backward.empty() ? "" : why_no_backward(options); !why.empty()) {
     options.backward.clear();
     std::printf("backward passes skipped: %s\n", why.c_str());

@@ -40,6 +40,13 @@ class SmallLayer {
     w1_ = on_device(values(2 * weights, random));
     w2_ = on_device(values(weights, random));
     y_ = DeviceArray(device, y_bytes_);
+    dy_ = on_device(values(most_tokens * shape.hidden, random));
+    dx_ = DeviceArray(device, y_bytes_);
+    dprobs_bytes_ = most_tokens * shape.topk * static_cast<int64_t>(sizeof(float));
+    dprobs_ = DeviceArray(device, dprobs_bytes_);
+    dw2_bytes_ = weights * kElement;
+    dw1_ = DeviceArray(device, 2 * dw2_bytes_);
+    dw2_ = DeviceArray(device, dw2_bytes_);
   }
 
   const LayerShape& shape() const { return shape_; }
@@ -58,6 +65,19 @@ class SmallLayer {
     arguments.stream = Stream{stream_};
     return arguments;
   }
+  BackwardArguments backward_arguments(WeightGradientTime time = WeightGradientTime::kNow) const {
+    BackwardArguments arguments;
+    arguments.dy = static_cast<const BFloat16*>(dy_.data());
+    arguments.x = static_cast<const BFloat16*>(x_.data());
+    arguments.weights = this->arguments().weights;
+    arguments.dx = static_cast<BFloat16*>(dx_.data());
+    arguments.dprobs = static_cast<float*>(dprobs_.data());
+    if (time == WeightGradientTime::kNow) arguments.gradients = gradients();
+    arguments.stream = Stream{stream_};
+    arguments.weight_gradients = time;
+    return arguments;
+  }
+  WeightGradientArguments gradient_arguments() const { return {gradients(), Stream{stream_}, 0}; }
   // Room for any routing of so many tokens a rank.
   Capacity capacity(int64_t tokens) const {
     const int64_t slots = ranks_ * tokens * shape_.topk;
@@ -65,23 +85,44 @@ class SmallLayer {
   }
 
   // In the order of the stream.
-  void poison() const {
-    const ScopedDevice scope(device_);
-    check(driver().cuMemsetD8Async(address(), 0xff, static_cast<std::size_t>(y_bytes_), stream_), "poisoning y");
+  void poison() const { poison(y_, y_bytes_); }
+  void poison_gradients() const {
+    poison(dx_, y_bytes_);
+    poison(dprobs_, dprobs_bytes_);
+    poison(dw1_, 2 * dw2_bytes_);
+    poison(dw2_, dw2_bytes_);
   }
   // Of y, behind the stream's work; waits for nothing else.
-  uint64_t checksum(int64_t tokens) const {
-    std::vector<unsigned char> bytes(static_cast<std::size_t>(tokens * shape_.hidden * kElement));
-    const ScopedDevice scope(device_);
-    check(driver().cuMemcpyDtoHAsync(bytes.data(), address(), bytes.size(), stream_), "reading y");
-    check(driver().cuStreamSynchronize(stream_), "reading y");
-    uint64_t hash = 14695981039346656037u;
-    for (const unsigned char byte : bytes) hash = (hash ^ byte) * 1099511628211u;
-    return hash;
+  uint64_t checksum(int64_t tokens) const { return checksum(y_, tokens * shape_.hidden * kElement, kNothing); }
+  // Of dx, dprobs, dw1 and dw2.
+  uint64_t gradient_checksum(int64_t tokens) const {
+    uint64_t hash = checksum(dx_, tokens * shape_.hidden * kElement, kNothing);
+    hash = checksum(dprobs_, tokens * shape_.topk * static_cast<int64_t>(sizeof(float)), hash);
+    return checksum(dw2_, dw2_bytes_, checksum(dw1_, 2 * dw2_bytes_, hash));
   }
 
  private:
   static constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));
+  static constexpr uint64_t kNothing = 14695981039346656037u;  // the hash of no bytes
+
+  WeightGradients gradients() const {
+    WeightGradients gradients;
+    gradients.dw1 = dw1_.data();
+    gradients.dw2 = dw2_.data();
+    return gradients;
+  }
+  void poison(const DeviceArray& array, int64_t bytes) const {
+    const ScopedDevice scope(device_);
+    check(driver().cuMemsetD8Async(address(array), 0xff, static_cast<std::size_t>(bytes), stream_), "poisoning");
+  }
+  uint64_t checksum(const DeviceArray& array, int64_t count, uint64_t hash) const {
+    std::vector<unsigned char> bytes(static_cast<std::size_t>(count));
+    const ScopedDevice scope(device_);
+    check(driver().cuMemcpyDtoHAsync(bytes.data(), address(array), bytes.size(), stream_), "reading results");
+    check(driver().cuStreamSynchronize(stream_), "reading results");
+    for (const unsigned char byte : bytes) hash = (hash ^ byte) * 1099511628211u;
+    return hash;
+  }
 
   static std::vector<BFloat16> values(int64_t count, std::mt19937_64& random) {
     std::vector<BFloat16> numbers(static_cast<std::size_t>(count));
@@ -94,13 +135,13 @@ class SmallLayer {
   DeviceArray on_device(const std::vector<T>& host) const {
     return {device_, host.data(), static_cast<int64_t>(host.size() * sizeof(T))};
   }
-  CUdeviceptr address() const { return reinterpret_cast<CUdeviceptr>(y_.data()); }
+  static CUdeviceptr address(const DeviceArray& array) { return reinterpret_cast<CUdeviceptr>(array.data()); }
 
   LayerShape shape_;
   int ranks_, device_;
   CUstream stream_;
-  int64_t y_bytes_;
-  DeviceArray ids_, probs_, x_, w1_, w2_, y_;
+  int64_t y_bytes_, dprobs_bytes_ = 0, dw2_bytes_ = 0;
+  DeviceArray ids_, probs_, x_, w1_, w2_, y_, dy_, dx_, dprobs_, dw1_, dw2_;
 };
 
 }  // namespace uniep::cuda::test
