@@ -29,7 +29,9 @@ timeout 300 "$tests/uniep_gpu_place_tests"
 timeout 120 "$tests/uniep_gpu_place_failure_tests"
 timeout 480 "$tests/uniep_gpu_groups_tests"
 timeout 600 "$tests/uniep_gpu_failure_tests"
-timeout 300 "$tests/uniep_gpu_graph_tests" --processes
+timeout 600 "$tests/uniep_gpu_graph_tests" --processes
+timeout 600 "$tests/uniep_gpu_backward_tests" --compile "$(nproc)"
+timeout 1200 "$tests/uniep_gpu_backward_tests" --processes
 timeout 120 "$tests/uniep_gpu_input_tests" --processes
 timeout 300 "$tests/uniep_gpu_layer_tests" --devices "$gpus"
 layers=(--cases 120 --first 30000 --any-kernel --launch random --devices "$gpus")

@@ -20,8 +20,8 @@
 #include "engine/cuda/layer/cuda_engine.h"
 #include "tests/cuda/backward_cases.h"
 #include "tests/cuda/counting_allocator.h"
-#include "tests/cuda/delay_arguments.h"
 #include "tests/cuda/device_backward.h"
+#include "tests/cuda/host_delay.h"
 #include "tests/cuda/layer_oracle.h"
 #include "tests/cuda/traffic.h"
 
@@ -251,26 +251,17 @@ void run_addresses(const Where& where, const Options&, Results& results) {
 // Gradients that another stream makes late, of works and a Saved that nobody holds any more, while the layer's streams
 // run calls of the same size.
 void run_aside(const Where& where, const Options&, Results& results) {
-  constexpr uint64_t kDelay = 20'000'000;
+  constexpr int kMilliseconds = 20;
   LayerConfig config;
   config.shape = {.hidden = 256, .intermediate = 128, .experts = int64_t{4} * where.group.ranks, .topk = 2};
   DeviceLayer layer(where.group, config, results, kernel_folder());
-  std::map<int, std::unique_ptr<Kernels>> kernels;
-  for (std::size_t local = 0; local < static_cast<std::size_t>(layer.group().local_ranks()); ++local) {
-    auto& own = kernels[layer.device_of(local)];
-    if (own == nullptr) own = std::make_unique<Kernels>(layer.device_of(local), kernel_folder());
-  }
   DeviceBackward backward(layer);
-  const auto hold_up = [&](uint64_t nanoseconds) {
+  const auto hold_up = [&] {
     for (std::size_t local = 0; local < static_cast<std::size_t>(layer.group().local_ranks()); ++local) {
       const ScopedDevice scope(layer.device_of(local));
-      Launch launch;
-      launch.threads = 1;
-      launch.stream = backward.aside_of(local);
-      kernels[layer.device_of(local)]->run("delay_kernels.cu", "test_delay", launch, DelayArguments{nanoseconds});
+      hold_up_on_host(backward.aside_of(local), kMilliseconds);
     }
   };
-  hold_up(0);  // loads the kernel
   const GradientArrays gradients = backward.gradients(), of_other = backward.gradients();
   for (const bool last_use : {false, true}) {
     for (int i = 0; i < 3; ++i) {
@@ -282,7 +273,7 @@ void run_aside(const Where& where, const Options&, Results& results) {
           backward.backward(batch.call, batch.back, batch.called.saved, nullptr, {kLater, last_use});
       backward.join_aside();
       layer.synchronize();
-      hold_up(kDelay);
+      hold_up();
       backward.make(work, gradients, {.aside = true});
       work = {};
       batch.called = {};
