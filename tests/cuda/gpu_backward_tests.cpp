@@ -359,6 +359,7 @@ void run_memory(const Where& where, const Options&, Results& results) {
             const cli::LayerResult expected = backward.oracle(data);
             backward.expect("memory: bytes, " + name, back, arrays, expected);
             backward.expect("memory: bytes, " + name, gradients, time == kNone ? backward.started() : expected);
+            layer.group().synchronize();
             results.record("memory: all is given back, " + name, counter.all_live() == 0);
           }
         }

@@ -250,6 +250,10 @@ void CudaEngine::keep_failure(int rank, uint32_t* kept, CUstream stream) const {
         "keeping whether a backward failed");
 }
 
+void CudaEngine::release_readers() {
+  std::erase_if(readers_, [](const Reader& reader) { return reader.is_over(); });
+}
+
 // In the streams of the backward the gradients are among the group's calls, whose memory is used again in their order.
 // In any other stream nothing follows them: what they read is kept until they are over.
 void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
@@ -278,7 +282,6 @@ void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
     throw Error(Status::kInvalidArgument,
                 "stream: weight gradients and their backward are captured into one CUDA graph, or neither is");
   }
-  std::erase_if(readers_, [](const Reader& reader) { return reader.is_over(); });
   const bool among_calls = streams == work.streams;
   if (among_calls) begin_queueing(streams);
   work.dw1_done |= call.dw1;

@@ -254,6 +254,7 @@ void CudaEngine::look_for_capture(const std::vector<CUstream>& streams) {
 
 // Puts a call behind all others on its devices, and behind what its streams hold.
 void CudaEngine::begin_queueing(const std::vector<CUstream>& streams) {
+  release_readers();
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->begin(streams_of(*queue, streams));
 }
 

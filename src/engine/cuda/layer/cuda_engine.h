@@ -78,6 +78,7 @@ class CudaEngine final : public internal::Engine {
   std::vector<RankTarget> targets(std::span<const CUstream> streams);
   void prepare(const ProgramRequest& request);
   void prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address, int sms);
+  void release_readers();
   void keep_failure(int rank, uint32_t* kept, CUstream stream) const;
   // Of one rank. `failed`: GemmArguments::failed.
   void launch_weight_gradient(const ProgramRequest& request, const DeviceProgram& program, int64_t rows,

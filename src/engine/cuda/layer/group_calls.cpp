@@ -158,6 +158,7 @@ std::string CudaEngine::details(const WaitReport& report) {
 
 void CudaEngine::synchronize() {
   synchronize_devices();
+  release_readers();
   throw_noticed_failures();
 }
 

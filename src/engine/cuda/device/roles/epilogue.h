@@ -1,7 +1,6 @@
 #pragma once
 
 #include "engine/cuda/device/gemm_arguments.h"
-#include "engine/cuda/device/ptx/tma.h"
 #include "engine/cuda/device/roles/staging.h"
 #include "engine/cuda/device/shared_storage.h"
 
@@ -102,21 +101,12 @@ class Float32Epilogue {
   template <int kStep>
   UNIEP_DEVICE void step(const WarpTile& /*next*/) {}
 
-  // Before the products of a tile, so that what they are added to is near when they end: a lane for each row.
-  UNIEP_DEVICE void prefetch(const WarpTile& tile) const {
-    const int32_t row = static_cast<int32_t>(ptx::lane_index());
-    if (kConfig.epilogue != Epilogue::kAccumulate || !tile.exists || row >= kBlockRows || row >= tile.rows) return;
-    const int32_t left = output_.columns(tile) - tile.column, columns = left < kConfig.tile_n ? left : kConfig.tile_n;
-    ptx::bulk_prefetch(
-        static_cast<const float*>(output_.matrix(tile)) + (tile.row + row) * output_.leading(tile) + tile.column,
-        static_cast<uint32_t>(columns) * 4);
-  }
-
   UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount]) {
     if (!tile.exists) return;
     constexpr bool kAccumulate = kConfig.epilogue == Epilogue::kAccumulate;
     constexpr bool kZeroPadding = kConfig.layout != Layout::kWgrad;
-    constexpr int32_t kGroups = kAccumulate ? 4 : 8;  // column groups whose loads are in flight together
+    // Column groups whose loads are in flight together; the megakernel has fewer registers.
+    constexpr int32_t kGroups = kConfig.in_layer ? 4 : 8;
     const int32_t lane = static_cast<int32_t>(ptx::lane_index());
     const int32_t row = lane / 4;
     const int32_t first_column = tile.column + lane % 4 * 2;

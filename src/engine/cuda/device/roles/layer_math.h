@@ -116,7 +116,6 @@ UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks, const S
     tile.product = task.has(LayerTask::kSecond) ? 1 : 0;
     const auto k_blocks = static_cast<int32_t>(ptx::uniform_register(task.k_blocks));
     clock.begins(tasks.slot());
-    if constexpr (kLayer.filled == FilledGradients::kAccumulate) epilogue.prefetch(tile);
     multiplier.multiply(k_blocks, d, epilogue, tile);
     clock.ends(tasks.slot());
     if (tile.exists && k_blocks == 0) {

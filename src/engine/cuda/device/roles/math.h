@@ -262,7 +262,6 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, void* const* outputs,
     tile.column = tile.exists ? task.n_block * kColumns : WarpTile::kBeyond;
     tile.rows = task.valid_rows - row_in_tile;
     tile.expert = task.expert;
-    if constexpr (kConfig.epilogue == Epilogue::kAccumulate) epilogue.prefetch(tile);
     multiplier.multiply(task.k_blocks, d, epilogue, tile);
     if constexpr (kConfig.layout == Layout::kWgrad) {
       if (tile.exists && task.k_blocks == 0) {
