@@ -1,15 +1,16 @@
 // Backward, its weight gradients now, later and never, byte by byte against the naive oracle. times: random cases of
 // several outstanding works, with handles that go first, other streams and few SMs; sums: main_grad over eight
 // micro-batches; addresses: more experts than a kernel has arguments for; aside: memory of a work whose gradients
-// another stream still makes; memory: what an allocator is asked for; silent: a rank that never comes; traffic: calls
-// beside copies from and to the host.
-// Usage: gpu_backward_tests [--only times,sums,addresses,aside,memory,silent,traffic] [--cases N] [--calls N]
+// another stream still makes; release: the stream that memory goes back on; memory: what an allocator is asked for;
+// silent: a rank that never comes; traffic: calls beside copies from and to the host. Usage: gpu_backward_tests [--only
+// times,sums,addresses,aside,release,memory,silent,traffic] [--cases N] [--calls N]
 //                           [--processes] [--branches] [--compile THREADS] [--verbose]
 // On GPU 0 with 1 and 4 virtual ranks; where there are two GPUs on both in one process; with --processes a process a
 // GPU, too (--part: one of those that this program starts). Without a GPU: --branches prints what the cases take,
 // --compile puts most kernels into the cache. Exit status 77 without a Hopper GPU.
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -18,10 +19,9 @@
 #include "cli/rank_launcher.h"
 #include "comm/bootstrap.h"
 #include "engine/cuda/layer/cuda_engine.h"
+#include "tests/cuda/backward_batch.h"
 #include "tests/cuda/backward_cases.h"
-#include "tests/cuda/counting_allocator.h"
-#include "tests/cuda/device_backward.h"
-#include "tests/cuda/host_delay.h"
+#include "tests/cuda/backward_memory.h"
 #include "tests/cuda/layer_oracle.h"
 #include "tests/cuda/traffic.h"
 
@@ -32,10 +32,6 @@ using uniep::test::BranchCounts;
 using uniep::test::difference;
 using uniep::test::Random;
 
-constexpr WeightGradientTime kNow = WeightGradientTime::kNow, kLater = WeightGradientTime::kLater,
-                             kNone = WeightGradientTime::kNone;
-constexpr const char* kTimeNames[] = {", now", ", later", ", none"};
-constexpr int kProcessors = 132;
 constexpr uint64_t kFirstCase = 1;
 
 struct Options {
@@ -52,38 +48,6 @@ struct Options {
     return only.empty() || std::find(only.begin(), only.end(), name) != only.end();
   }
 };
-
-// How the ranks run.
-struct Where {
-  std::string name;
-  GroupOptions group;
-  bool in_processes() const { return group.launch == uniep::Launch::kProcesses; }
-  int devices() const { return in_processes() ? group.ranks : static_cast<int>(group.devices.size()); }
-  // Of a GPU like an H100 SXM.
-  int workers() const { return kProcessors / (group.ranks / devices()); }
-};
-
-// One batch: a forward, and what its backward reads and writes.
-struct Batch {
-  cli::LayerData data;
-  CallArrays call;
-  BackwardArrays back;
-  DeviceLayer::Called called;
-  cli::LayerResult expected;
-};
-
-Batch forward_batch(DeviceLayer& layer, DeviceBackward& backward, int64_t most_tokens, bool within,
-                    bool with_oracle = true) {
-  Batch batch;
-  batch.call = layer.arrays(layer.tokens(most_tokens));
-  batch.data = layer.with_dy(layer.batch(batch.call.tokens));
-  batch.back = backward.arrays(batch.call.tokens);
-  layer.upload(batch.call, batch.data);
-  backward.upload(batch.back, batch.data);
-  batch.called = layer.call(batch.call, within ? batch.call.capacity : Capacity{});
-  if (with_oracle) batch.expected = backward.oracle(batch.data);
-  return batch;
-}
 
 // ---- times
 
@@ -170,7 +134,7 @@ void run_times(const Where& where, const Options& options, Results& results) {
 
 // Eight works outstanding, made in four orders; the sums of each are those that the host makes of the oracle's fp32
 // gradients in that order, and those of backward calls that add at once.
-void run_sums(const Where& where, const Options&, Results& results) {
+void run_sums(const Where& where, Results& results) {
   constexpr int kBatches = 8, kOrders = 4;
   LayerConfig config;
   config.shape = {.hidden = 256, .intermediate = 128, .experts = int64_t{4} * where.group.ranks, .topk = 2};
@@ -214,11 +178,12 @@ void run_sums(const Where& where, const Options&, Results& results) {
     sums.push_back(std::move(expected));
   }
   results.record("sums: the order shows in them", !difference(sums[0], sums[1]).empty());
+  layer.group().implementation().meet();
 }
 
 // ---- addresses
 
-void run_addresses(const Where& where, const Options&, Results& results) {
+void run_addresses(const Where& where, Results& results) {
   constexpr int64_t kLocalExperts = 256;  // a kernel has room for 224 addresses
   LayerConfig config;
   config.shape = {.hidden = 64, .intermediate = 64, .experts = kLocalExperts * where.group.ranks, .topk = 4};
@@ -243,139 +208,15 @@ void run_addresses(const Where& where, const Options&, Results& results) {
         backward.expect(name, gradients, batch.expected);
       }
     }
-  }
-}
-
-// ---- aside
-
-// Gradients that another stream makes late, of works and a Saved that nobody holds any more, while the layer's streams
-// run calls of the same size.
-void run_aside(const Where& where, const Options&, Results& results) {
-  constexpr int kMilliseconds = 20;
-  LayerConfig config;
-  config.shape = {.hidden = 256, .intermediate = 128, .experts = int64_t{4} * where.group.ranks, .topk = 2};
-  DeviceLayer layer(where.group, config, results, kernel_folder());
-  DeviceBackward backward(layer);
-  const auto hold_up = [&] {
-    for (std::size_t local = 0; local < static_cast<std::size_t>(layer.group().local_ranks()); ++local) {
-      const ScopedDevice scope(layer.device_of(local));
-      hold_up_on_host(backward.aside_of(local), kMilliseconds);
-    }
-  };
-  const GradientArrays gradients = backward.gradients(), of_other = backward.gradients();
-  for (const bool last_use : {false, true}) {
-    for (int i = 0; i < 3; ++i) {
-      Batch batch = forward_batch(layer, backward, 200, true);
-      Batch other = forward_batch(layer, backward, 200, true);
-      other.called = {};
-      backward.start(gradients);
-      PendingWeightGradients work =
-          backward.backward(batch.call, batch.back, batch.called.saved, nullptr, {kLater, last_use});
-      backward.join_aside();
-      layer.synchronize();
-      hold_up();
-      backward.make(work, gradients, {.aside = true});
-      work = {};
-      batch.called = {};
-      for (int turn = 0; turn < 2; ++turn) {
-        other.called = layer.call(other.call, other.call.capacity);
-        backward.backward(other.call, other.back, other.called.saved, nullptr, {kLater, false});  // its work is dropped
-        backward.backward(other.call, other.back, other.called.saved, &of_other, {kNow, last_use});
-      }
-      const std::string name = std::string("aside: ") + (last_use ? "last use, " : "") + std::to_string(i);
-      backward.expect(name, gradients, batch.expected);
-      backward.expect(name + ", the calls beside it", of_other, other.expected);
-    }
-  }
-}
-
-// ---- memory
-
-void run_memory(const Where& where, const Options&, Results& results) {
-  LayerConfig config;
-  config.shape = {.hidden = 320, .intermediate = 192, .experts = int64_t{4} * where.group.ranks, .topk = 2};
-  CountingAllocator counter(where.group.devices);
-  int calls = 0;
-  {
-    GroupOptions options = where.group;
-    options.allocator = counter.allocator();
-    DeviceLayer layer(options, config, results, kernel_folder());
-    DeviceBackward backward(layer);
-    const int ranks = layer.group().local_ranks();
-    std::vector<std::size_t> requested(static_cast<std::size_t>(ranks)), live(static_cast<std::size_t>(ranks));
-    const auto look = [&] {
-      for (int local = 0; local < ranks; ++local) {
-        const int rank = layer.rank_of(static_cast<std::size_t>(local));
-        requested[static_cast<std::size_t>(local)] = counter.requested(rank);
-        live[static_cast<std::size_t>(local)] = counter.live(rank);
-      }
-    };
-    const auto compare = [&](const std::string& name, const std::vector<MemoryNeed>& needs) {
-      std::string wrong;
-      for (int local = 0; local < ranks; ++local) {
-        const auto i = static_cast<std::size_t>(local);
-        const int rank = layer.rank_of(i);
-        const std::size_t stays = needs[i].saved_bytes + needs[i].pending_bytes;
-        const std::size_t asked = counter.requested(rank) - requested[i], kept = counter.live(rank) - live[i];
-        if (asked == stays + needs[i].workspace_bytes && kept == stays) continue;
-        wrong += "rank " + std::to_string(rank) + ": asked for " + std::to_string(asked) + " and kept " +
-                 std::to_string(kept) + " bytes, not " + std::to_string(stays + needs[i].workspace_bytes) + " and " +
-                 std::to_string(stays) + "; ";
-      }
-      results.record("memory: " + name, wrong.empty(), wrong);
-      ++calls;
-    };
-    const GradientArrays gradients = backward.gradients();
-    for (const bool within : {false, true}) {
-      for (const std::string& schedule : kBackwardSchedules) {
-        const bool again = schedule.find("redispatch") != std::string::npos;
-        const bool staged = schedule.find("staged") != std::string::npos;
-        layer.use_schedule(PartialSchedule::parse(std::string("save.xg=") + (again ? "redispatch" : "keep") +
-                                                  (staged ? ",combine.transport=staged" : "")));
-        backward.use_schedule(PartialSchedule::parse(schedule));
-        for (const WeightGradientTime time : {kNow, kLater, kNone}) {
-          for (const bool last_use : {false, true}) {
-            CallArrays arrays = layer.arrays(layer.tokens(150));
-            const cli::LayerData data = layer.with_dy(layer.batch(arrays.tokens));
-            const BackwardArrays back = backward.arrays(arrays.tokens);
-            layer.upload(arrays, data);
-            backward.upload(back, data);
-            backward.start(gradients);
-            Placement placement = layer.place(arrays, within ? arrays.capacity : Capacity{});
-            const std::string name = schedule + (within ? ", within" : ", by need") +
-                                     kTimeNames[static_cast<int>(time)] + (last_use ? ", last use" : "");
-            look();
-            Saved saved = layer.forward(arrays, placement);
-            compare("forward, " + name,
-                    memory_need(layer.group(), config, layer.schedule(), Direction::kForward, placement));
-            look();
-            PendingWeightGradients work = backward.backward(arrays, back, saved, &gradients, {time, last_use});
-            compare(name, memory_need(layer.group(), config, backward.schedule(), Direction::kBackward, placement,
-                                      {time, last_use}));
-            saved = Saved();
-            placement = Placement();
-            if (time == kLater) backward.make(work, gradients, {.aside = true});
-            work = {};
-            const cli::LayerResult expected = backward.oracle(data);
-            backward.expect("memory: bytes, " + name, back, arrays, expected);
-            backward.expect("memory: bytes, " + name, gradients, time == kNone ? backward.started() : expected);
-            layer.group().synchronize();
-            results.record("memory: all is given back, " + name, counter.all_live() == 0);
-          }
-        }
-      }
-    }
-    layer.synchronize();
     layer.group().implementation().meet();
   }
-  std::printf("memory, %s: %d calls counted\n", where.name.c_str(), calls);
 }
 
 // ---- silent
 
 // The last rank does not come to a backward call. The others' waits run out and name it; after recover() Saved states
 // and works of before are good.
-void run_silent(const Where& where, const Options&, Results& results) {
+void run_silent(const Where& where, Results& results) {
   if (where.group.ranks < 2 || (!where.in_processes() && where.devices() > 1)) return;
   LayerConfig config;
   config.shape = {.hidden = 256, .intermediate = 128, .experts = int64_t{4} * where.group.ranks, .topk = 2};
@@ -468,14 +309,27 @@ void run_traffic(const Where& where, const Options& options, Results& results) {
 }
 
 void run_tests(const Where& where, const Options& options, Results& results) {
-  using Test = void (*)(const Where&, const Options&, Results&);
-  const std::pair<const char*, Test> tests[] = {
-      {"times", run_times},   {"sums", run_sums},     {"addresses", run_addresses}, {"aside", run_aside},
-      {"memory", run_memory}, {"silent", run_silent}, {"traffic", run_traffic}};
+  using Test = std::function<void(const Where&, Results&)>;
+  const auto with_options = [&](void (*test)(const Where&, const Options&, Results&)) {
+    return [&options, test](const Where& of, Results& to) { test(of, options, to); };
+  };
+  const std::pair<const char*, Test> tests[] = {{"times", with_options(run_times)},
+                                                {"sums", run_sums},
+                                                {"addresses", run_addresses},
+                                                {"aside", run_aside},
+                                                {"release", run_release},
+                                                {"memory", run_memory},
+                                                {"silent", run_silent},
+                                                {"traffic", with_options(run_traffic)}};
   for (const auto& [name, test] : tests) {
     if (!options.wants(name)) continue;
     const int passed = results.passed, failed = results.failed;
-    test(where, options, results);
+    try {
+      test(where, results);
+    } catch (const Error& error) {
+      if (where.in_processes()) throw;  // the others would wait
+      results.record(std::string(name) + ", " + where.name, false, error.what());
+    }
     std::printf("%s, %s: %d passed, %d failed\n", name, where.name.c_str(), results.passed - passed,
                 results.failed - failed);
     std::fflush(stdout);

@@ -245,6 +245,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
 
 // What the kernels of later weight gradients look at, since the report is the next calls' by then.
 void CudaEngine::keep_failure(int rank, uint32_t* kept, CUstream stream) const {
+  const ScopedDevice scope(ranks_.device_of(rank));
   const auto source = reinterpret_cast<CUdeviceptr>(&symmetric_.signals().report(rank)->failed);
   check(driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(kept), source, sizeof(*kept), stream),
         "keeping whether a backward failed");

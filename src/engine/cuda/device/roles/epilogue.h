@@ -111,7 +111,6 @@ class Float32Epilogue {
     const int32_t row = lane / 4;
     const int32_t first_column = tile.column + lane % 4 * 2;
     const int64_t leading = output_.leading(tile);
-    const int32_t columns = output_.columns(tile);
     float* const base = static_cast<float*>(output_.matrix(tile)) + (tile.row + row) * leading + first_column;
 #pragma unroll
     for (int32_t part = 0; part < kConfig.tile_n / 8; part += kGroups) {
@@ -120,7 +119,7 @@ class Float32Epilogue {
 #pragma unroll
         for (int32_t i = 0; i < 2 * kGroups; ++i) {
           const int32_t column = (part + i / 2) * 8;
-          if (row + i % 2 * 8 < tile.rows && first_column + column < columns) {
+          if (row + i % 2 * 8 < tile.rows && first_column + column < output_.columns(tile)) {
             ptx::load_global_float2(base + i % 2 * 8 * leading + column, old[i][0], old[i][1]);
           }
         }
@@ -129,7 +128,7 @@ class Float32Epilogue {
       for (int32_t i = 0; i < 2 * kGroups; ++i) {
         const int32_t column = (part + i / 2) * 8;
         const bool exists = row + i % 2 * 8 < tile.rows;
-        if ((!exists && !kZeroPadding) || first_column + column >= columns) continue;
+        if ((!exists && !kZeroPadding) || first_column + column >= output_.columns(tile)) continue;
         float x = d[(part + i / 2) * 4 + i % 2 * 2];
         float y = d[(part + i / 2) * 4 + i % 2 * 2 + 1];
         if constexpr (kAccumulate) {
