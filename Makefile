@@ -2,7 +2,7 @@
 BUILD ?= build/release
 JOBS ?= $(shell nproc)
 
-.PHONY: all setup build demo test soak tsan asan fuzz tidy format check-format install portable clean
+.PHONY: all setup build demo test test-python soak tsan asan fuzz tidy format check-format install portable clean
 
 all: build
 
@@ -22,6 +22,11 @@ demo: build
 
 test: build
 	ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure
+	scripts/python_tests.sh $(BUILD)
+
+# The Python package's tests alone: docs/pytorch.md
+test-python: build
+	scripts/python_tests.sh $(BUILD)
 
 # As many random combinations as one likes: make soak COMBINATIONS=100000 SEED=1
 COMBINATIONS ?= 2000

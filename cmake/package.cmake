@@ -77,6 +77,13 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/uniepConfigVersion.cmake 
 install(FILES ${PROJECT_BINARY_DIR}/uniepConfig.cmake ${PROJECT_BINARY_DIR}/uniepConfigVersion.cmake
         DESTINATION ${UNIEP_CMAKE_FOLDER})
 
+# The Python package: pyproject.toml builds uniep_shared and installs this component beside python/uniep. A wheel holds no
+# links, so the file has one name.
+if(SKBUILD)
+  set_target_properties(uniep_shared PROPERTIES VERSION "" SOVERSION "" NO_SONAME ON)
+  install(TARGETS uniep_shared LIBRARY DESTINATION uniep COMPONENT python)
+endif()
+
 if(UNIEP_BUILD_TESTS AND NOT UNIEP_SANITIZE)
   add_test(NAME exported_symbols
            COMMAND ${PROJECT_SOURCE_DIR}/tests/packaging/exported_symbols.sh $<TARGET_FILE:uniep_shared>

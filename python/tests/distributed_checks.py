@@ -1,0 +1,209 @@
+"""What test_distributed.py starts with torchrun: every check is run by all ranks, and compares with one process."""
+
+import sys
+import traceback
+
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+import uniep
+from layers import Layer, Result, assert_same, make_layer, random_layer, run_moe, same_bits
+
+
+def alone():
+    """A group of this process."""
+    if not hasattr(alone, "group"):
+        alone.group = uniep.Group(dist.new_subgroups(group_size=1)[0])
+        assert alone.group.transport == "native"
+    return alone.group
+
+
+def expected_of_rank(layer: Layer, rank: int, ranks: int) -> Result:
+    """The rank's part of what one process gives for the whole batch."""
+    whole = run_moe(layer.joined(), 0, (layer.w1, layer.w2), group=alone())
+    first = sum(len(x) for x in layer.x[:rank])
+    tokens = slice(first, first + len(layer.x[rank]))
+    experts = slice(rank * layer.experts // ranks, (rank + 1) * layer.experts // ranks)
+    return Result(whole.y[tokens], whole.dx[tokens], whole.dprobs[tokens], whole.dw1[experts], whole.dw2[experts])
+
+
+def check_bits_of_one_process(rank: int, ranks: int) -> None:
+    for seed in range(25):
+        layer = random_layer(seed, ranks)
+        expected = expected_of_rank(layer, rank, ranks)
+        save = ("keep", "redispatch", "recompute")[seed % 3]
+        capacity = (1 << 16, 64) if seed % 2 else None
+        assert_same(run_moe(layer, rank, layer.local(rank, ranks), save=save, capacity=capacity), expected)
+
+
+def check_checkpointing(rank: int, ranks: int) -> None:
+    layer = random_layer(101, ranks)
+    expected = expected_of_rank(layer, rank, ranks)
+    for reentrant in (False, True):
+        x, probs = layer.x[rank].clone().requires_grad_(), layer.probs[rank].clone().requires_grad_()
+        w1, w2 = (weight.requires_grad_() for weight in layer.local(rank, ranks))
+        y = checkpoint(uniep.moe, x, layer.ids[rank], probs, w1, w2, use_reentrant=reentrant)
+        y.backward(layer.dy[rank])
+        assert_same(Result(y.detach(), x.grad, probs.grad, w1.grad, w2.grad), expected)
+
+
+def check_interleaved_micro_batches(rank: int, ranks: int) -> None:
+    layers = [make_layer([20 + r for r in range(ranks)], seed=seed) for seed in (1, 2)]
+    pairs = []
+    for layer in layers:
+        x = layer.x[rank].clone().requires_grad_()
+        pairs.append((x, uniep.moe(x, layer.ids[rank], layer.probs[rank], *layer.local(rank, ranks))))
+    for layer, (x, y) in zip(layers, pairs, strict=True):
+        y.backward(layer.dy[rank])
+        assert same_bits(x.grad, expected_of_rank(layer, rank, ranks).dx)
+
+
+def check_main_grad(rank: int, ranks: int) -> None:
+    layer = make_layer([30] * ranks)
+    whole = [torch.zeros(layer.w1.shape), torch.zeros(layer.w2.shape)]
+    joined = layer.joined()
+    w1, w2 = layer.w1.clone().requires_grad_(), layer.w2.clone().requires_grad_()
+    y = uniep.moe(joined.x[0], joined.ids[0], joined.probs[0], w1, w2, group=alone(), main_grad=tuple(whole))
+    y.backward(joined.dy[0])
+    weights = [torch.nn.Parameter(weight) for weight in layer.local(rank, ranks)]
+    for weight in weights:
+        weight.main_grad = torch.zeros(weight.shape)
+    y = uniep.moe(layer.x[rank], layer.ids[rank], layer.probs[rank], *weights, main_grad="param")
+    y.backward(layer.dy[rank])
+    experts = slice(rank * layer.experts // ranks, (rank + 1) * layer.experts // ranks)
+    for weight, total in zip(weights, whole, strict=True):
+        assert same_bits(weight.main_grad, total[experts])
+
+
+def check_exchange(rank: int, ranks: int) -> None:
+    for seed in range(10):
+        layer = random_layer(seed, ranks)
+        joined, hidden = layer.joined(), layer.w1.shape[2]
+        results = []
+        for batch, own, group in ((layer, rank, None), (joined, 0, alone())):
+            x, probs = batch.x[own].clone().requires_grad_(), batch.probs[own].clone().requires_grad_()
+            plan = uniep.place(batch.ids[own], probs, layer.experts, hidden, group=group)
+            rows, row_probs = uniep.dispatch(x, plan)
+            y = uniep.combine((rows.float() * (1 + row_probs[:, None])).bfloat16(), plan)
+            y.backward(batch.dy[own])
+            results.append((plan, rows.detach(), row_probs.detach(), y.detach(), x.grad, probs.grad))
+        (plan, rows, row_probs, *tokens), (whole_plan, whole_rows, whole_probs, *whole_tokens) = results
+        first = sum(len(x) for x in layer.x[:rank])
+        for got, expected in zip(tokens, whole_tokens, strict=True):
+            assert same_bits(got, expected[first : first + len(got)])
+        local = layer.experts // ranks
+        experts = slice(rank * local, (rank + 1) * local)
+        assert torch.equal(plan.counts, whole_plan.counts[experts])
+        begin = int(whole_plan.offsets[rank * local - 1]) if rank else 0
+        assert torch.equal(plan.offsets, whole_plan.offsets[experts] - begin)
+        assert same_bits(rows, whole_rows[begin : begin + plan.rows])
+        assert same_bits(row_probs, whole_probs[begin : begin + plan.rows])
+
+
+def check_modules_do_not_depend_on_the_number_of_ranks(rank: int, ranks: int) -> None:
+    torch.manual_seed(5)
+    own = uniep.MoELayer(32, 16, 8, 2)
+    torch.manual_seed(5)
+    whole = uniep.MoELayer(32, 16, 8, 2, group=alone())
+    local = 8 // ranks
+    assert same_bits(
+        own.experts.down_proj.detach(), whole.experts.down_proj.detach()[rank * local : (rank + 1) * local]
+    )
+    x = torch.randn(ranks, 12, 32).bfloat16()
+    assert same_bits(own(x[rank]).detach(), whole(x).detach()[rank])
+
+
+def check_torch_transport_of_one_rank(rank: int, ranks: int) -> None:
+    group = uniep.Group(alone().process_group, "torch")
+    assert group.transport == "torch"
+    layer = random_layer(7, 1)
+    expected = run_moe(layer, 0, layer.local(0, 1), group=alone())
+    assert_same(run_moe(layer, 0, layer.local(0, 1), group=group), expected)
+
+
+def check_groups(rank: int, ranks: int) -> None:
+    group = uniep.Group()
+    assert (group.size, group.rank) == (ranks, rank)
+    assert group is uniep.Group(dist.group.WORLD)
+    if ranks == 1:
+        assert (group.transport, group.why) == ("native", "one rank")
+        return
+    assert (group.transport, group.why) == ("torch", "not every rank has a Hopper GPU")
+    text = "transport: 'native' can not be had: not every rank has a Hopper GPU; legal are 'auto' and 'torch'"
+    expect_error(ValueError, text, lambda: uniep.Group(transport="native"))
+    expect_error(ValueError, "num_experts: 3; must be a multiple of", lambda: uniep.Experts(3, 8, 8))
+
+
+def expect_error(kind: type[Exception], text: str, call) -> None:
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no error: {text}")
+
+
+def check_errors_of_one_rank_are_all_ranks(rank: int, ranks: int) -> None:
+    last = ranks - 1
+    group = uniep.Group(transport="torch")
+
+    def run(change, capacity=None, hidden=64):
+        layer = make_layer([8] * ranks, experts=4 * ranks, hidden=hidden)
+        if rank == last:
+            change(layer)
+        uniep.moe(
+            layer.x[rank], layer.ids[rank], layer.probs[rank], *layer.local(rank, ranks), group=group, capacity=capacity
+        )
+
+    def set_id(value, slot=1):
+        def change(layer):
+            layer.ids[last][5, slot] = value
+
+        return change
+
+    def same_ids(layer):
+        layer.ids[last][5] = 1
+
+    def set_prob(layer):
+        layer.probs[last][2, 1] = torch.nan
+
+    legal = f"legal are -1 (unused) and 0 to {4 * ranks - 1}"
+    text = f"topk_ids: 99 at token 5, slot 1 of rank {last}; {legal}"
+    expect_error(ValueError, text, lambda: run(set_id(99)))
+    expect_error(ValueError, f"topk_ids: -2 at token 5, slot 1 of rank {last}; {legal}", lambda: run(set_id(-2)))
+    expect_error(ValueError, f"topk_ids: 1 twice in token 5 of rank {last}", lambda: run(same_ids))
+    expect_error(ValueError, f"probs: not finite at token 2, slot 1 of rank {last}", lambda: run(set_prob))
+    expect_error(uniep.CapacityError, "capacity: 128 rows; rank 0 needs 512", lambda: run(lambda layer: None, (128, 8)))
+    expect_error(
+        uniep.CapacityError, "tokens: 8 on rank 0; the capacity allows 7", lambda: run(lambda _: None, (512, 7))
+    )
+    if ranks > 1:
+        text = f"hidden: 72 on rank {last}, 64 on rank 0; must be equal on all ranks"
+        expect_error(ValueError, text, lambda: run(lambda _: None, hidden=72 if rank == last else 64))
+    check_checkpointing(rank, ranks)  # the group goes on
+
+
+def run_checks(names: dict, set_up=lambda: None) -> int:
+    """Runs every check_... of a module; the exit status is 1 where one fails."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    set_up()
+    checks = {name: value for name, value in names.items() if name.startswith("check_")}
+    for name, check in checks.items():
+        try:
+            check(rank, ranks)
+        except Exception:
+            traceback.print_exc()
+            print(f"rank {rank}: {name} failed", flush=True)
+            return 1
+    if rank == 0:
+        print(f"{len(checks)} checks passed on {ranks} ranks", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_checks(globals()))

@@ -1,0 +1,102 @@
+"""A wrong argument is a ValueError that names it, its value and what is legal."""
+
+import pytest
+import torch
+
+import uniep
+from layers import make_layer
+
+
+def call(**changes):
+    layer = make_layer([8])
+    given = {"x": layer.x[0], "topk_ids": layer.ids[0], "probs": layer.probs[0], "w1": layer.w1, "w2": layer.w2}
+    return uniep.moe(**{**given, **changes})
+
+
+def tensor(*shape, dtype=torch.bfloat16):
+    return torch.zeros(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": tensor(8, 64, dtype=torch.float32)}, r"x: torch.float32; must be torch.bfloat16"),
+        ({"x": tensor(9, 64)}, r"topk_ids: shape \[8, 2\]; must be \[9, 'K'\], as x has \[9, 64\]"),
+        ({"x": tensor(8, 72)}, r"w1: shape \[8, 64, 64\]; must be \[8, 64, 72\]"),
+        ({"topk_ids": tensor(8, 2, dtype=torch.int16)}, r"topk_ids: torch.int16; must be torch.int32 or torch.int64"),
+        ({"topk_ids": torch.full((8, 2), 8)}, r"topk_ids: 8 at token 0, slot 0|topk_ids.*8"),
+        ({"topk_ids": torch.full((8, 2), 3)}, r"topk_ids.*3|3.*twice"),
+        ({"topk_ids": tensor(8, 9, dtype=torch.int32), "probs": torch.ones(8, 9)}, r"topk_ids: 9 slots.*1 to.*8"),
+        ({"probs": tensor(8, 2)}, r"probs: torch.bfloat16; must be torch.float32"),
+        ({"probs": torch.ones(8, 3)}, r"probs: shape \[8, 3\]; must be that of topk_ids, \[8, 2\]"),
+        ({"probs": torch.full((8, 2), torch.nan)}, r"prob"),
+        ({"w1": tensor(8, 64, 64).transpose(1, 2)}, r"w1: strides .*; must be contiguous"),
+        ({"w1": tensor(8, 64)}, r"w1: shape \[8, 64\]; must have 3 dimensions"),
+        ({"w1": []}, r"w1: must be a tensor with 3 dimensions, or a list"),
+        ({"w1": (tensor(8, 32, 64), tensor(8, 32, 64))}, r"w1: must be a tensor with 3 dimensions, or a list"),
+        ({"w2": [tensor(64, 32)] * 7}, r"w2: 7 tensors; must be 8, one for each expert, as in w1"),
+        ({"w2": tensor(8, 64, 32, dtype=torch.float16)}, r"w2: torch.float16; must be torch.bfloat16"),
+        ({"w1": tensor(8, 24, 64), "w2": tensor(8, 64, 12)}, r"intermediate: 12; must be a multiple of 8"),
+        ({"schedule": "fusion=some"}, r"fusion"),
+        ({"schedule": ("auto", "auto", "auto")}, r"schedule: .*; legal is a text, or two"),
+        ({"save": "all"}, r"save: 'all'; legal are keep, redispatch, recompute"),
+        ({"capacity": (0, 8)}, r"capacity: \(0, 8\); must be \(rows, tokens\), both above 0"),
+        ({"capacity": (4096, 7)}, r"tokens: 8.*7"),
+        (
+            {"w1": [tensor(64, 64).requires_grad_(), *[tensor(64, 64)] * 7]},
+            r"w1: some experts require a gradient and others do not",
+        ),
+    ],
+)
+def test_arguments_of_moe(changes, message):
+    with pytest.raises(ValueError, match=message):
+        call(**changes)
+
+
+def test_overflow():
+    with pytest.raises(uniep.CapacityError, match="128"):
+        call(capacity=(128, 8))
+
+
+def test_arguments_of_group():
+    for arguments, message in [
+        ({"transport": "nccl"}, "transport: 'nccl'; legal are auto, native, torch"),
+        ({"transport": "torch"}, "transport: 'torch' needs torch.distributed"),
+        ({"device": "meta"}, "device: meta; legal are cpu and cuda"),
+        ({"workers": -1}, "workers: -1; must be 0"),
+        ({"timeout_s": 0}, "timeout_s: 0; must be above 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            uniep.Group(**arguments)
+
+
+def test_arguments_of_modules():
+    with pytest.raises(ValueError, match="topk: 5; must be 1 to num_experts, 4"):
+        uniep.MoELayer(8, 8, 4, 5)
+    with pytest.raises(ValueError, match="options: sav; legal are schedule, capacity, main_grad and save"):
+        uniep.Experts(4, 8, 8, sav="keep")
+
+
+def test_an_error_leaves_the_group_usable():
+    expected = call()
+    with pytest.raises(ValueError):
+        call(probs=torch.full((8, 2), torch.inf))
+    assert torch.equal(call(), expected)
+
+
+def test_memory_that_torch_has_not_is_torchs_error(monkeypatch):
+    """The library's allocations are torch's, so is their error."""
+    from uniep import engine
+
+    real = torch.empty
+
+    def empty(*sizes, **options):
+        if options.get("dtype") == torch.uint8 and "device" in options:
+            raise torch.OutOfMemoryError("none left")
+        return real(*sizes, **options)
+
+    monkeypatch.setattr(engine.torch, "empty", empty)
+    with pytest.raises(torch.OutOfMemoryError, match="none left"):
+        call()
+    monkeypatch.undo()
+    call()

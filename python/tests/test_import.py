@@ -1,0 +1,81 @@
+"""The package without torch, its version and its library."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import uniep
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NO_TORCH = "import sys; sys.modules['torch'] = None\n"
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
+
+
+def test_import_needs_no_torch():
+    done = run_python(NO_TORCH + "import uniep; uniep.show_config()")
+    assert done.returncode == 0, done.stderr
+    assert "not installed; Group, moe and the modules need it: pip install 'uniep[torch]'" in done.stdout
+    assert "libuniep.so" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["Group", "moe", "Experts", "MoELayer", "place", "dispatch", "combine"])
+def test_what_needs_torch_says_so(name):
+    done = run_python(NO_TORCH + f"import uniep; uniep.{name}")
+    assert done.returncode != 0
+    assert f"ImportError: uniep.{name} needs torch, which is not installed" in done.stderr
+
+
+def test_import_loads_neither_torch_nor_the_library():
+    done = run_python("import sys, uniep; print('torch' in sys.modules, 'uniep.library' in sys.modules)")
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_version_is_the_headers():
+    header = (ROOT / "include" / "uniep" / "version.h").read_text()
+    assert uniep.__version__ == re.search(r'UNIEP_VERSION_STRING "(.*)"', header)[1]
+
+
+def test_unknown_names():
+    with pytest.raises(AttributeError, match="no attribute 'mo'"):
+        uniep.mo  # noqa: B018
+    assert set(uniep.__all__) <= set(dir(uniep))
+
+
+def test_missing_library_is_named():
+    code = "import uniep.library; uniep.library.load()"
+    done = run_python(code, UNIEP_LIBRARY="/nowhere/libuniep.so")
+    assert "ImportError: UNIEP_LIBRARY or the package's library can not be opened: /nowhere/libuniep.so" in done.stderr
+
+
+def test_other_version_is_refused():
+    code = "import uniep; uniep.__version__ = '0.0.9'; import uniep.library; uniep.library.load()"
+    assert "is version 0.1.0; the package is 0.0.9" in run_python(code).stderr
+
+
+def test_structures_are_the_headers():
+    """Names and order of all fields, as include/uniep/c_api.h has them."""
+    from uniep import library
+
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / "include" / "uniep" / "c_api.h").read_text(), flags=re.DOTALL)
+    found = {}
+    for body, name in re.findall(r"typedef struct uniep_\w+ \{(.*?)\} uniep_(\w+);", text, flags=re.DOTALL):
+        fields = re.findall(r"(?:\(\*(\w+)\)\([^;]*\)|(\w+));", body)
+        found["".join(part.title() for part in name.split("_"))] = [a or b for a, b in fields]
+    ours = {
+        name: [field for field, _ in value._fields_]
+        for name, value in vars(library).items()
+        if isinstance(value, type) and hasattr(value, "make") and hasattr(value, "_fields_")
+    }
+    assert ours
+    for name, fields in ours.items():
+        assert fields == found[name], name

@@ -1,0 +1,96 @@
+"""Gradients of weights that are added to fp32 memory of the caller."""
+
+import pytest
+import torch
+
+import uniep
+from layers import make_layer, same_bits
+
+
+def exact(layer):
+    """The fp32 gradients, by adding to zeros."""
+    zeros = torch.zeros(layer.w1.shape), torch.zeros(layer.w2.shape)
+    w1, w2 = (weight.requires_grad_() for weight in layer.local(0, 1))
+    y = uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], w1, w2, main_grad=zeros)
+    y.backward(layer.dy[0])
+    assert w1.grad is None and w2.grad is None
+    return zeros
+
+
+def test_tensors():
+    layer = make_layer([64])
+    expected = exact(layer)
+    bf16 = [torch.nn.Parameter(weight) for weight in layer.local(0, 1)]
+    uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], *bf16).backward(layer.dy[0])
+    for sums, weight in zip(expected, bf16, strict=True):
+        assert same_bits(sums.bfloat16(), weight.grad)
+    start = torch.randn(layer.w1.shape), torch.randn(layer.w2.shape)
+    sums = start[0].clone(), start[1].clone()
+    uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], *bf16, main_grad=sums).backward(layer.dy[0])
+    for before, after, added in zip(start, sums, expected, strict=True):
+        assert same_bits(after, before + added)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("getter", [True, False])
+def test_param(stacked, getter):
+    layer = make_layer([64])
+    expected = exact(layer)
+    weights = [torch.nn.Parameter(w) for w in layer.local(0, 1)] if stacked else [
+        torch.nn.Parameter(one.clone()) for w in layer.local(0, 1) for one in w]  # fmt: skip
+    hooks, sums = [], []
+    for weight in weights:
+        total = torch.zeros(weight.shape)
+        sums.append(total)
+        if getter:
+            weight.get_main_grad = lambda total=total: total
+        else:
+            weight.main_grad = total
+        weight.register_post_accumulate_grad_hook(lambda weight: hooks.append(weight.grad_added_to_main_grad))
+    half = len(weights) // 2
+    w1, w2 = (weights[0], weights[1]) if stacked else (weights[:half], weights[half:])
+    for _ in range(2):
+        y = uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], w1, w2, main_grad="param")
+        y.backward(layer.dy[0])
+    assert hooks == [True] * 2 * len(weights)
+    assert all(not weight.grad.any() for weight in weights)
+    both = (sums[0], sums[1]) if stacked else (torch.stack(sums[:half]), torch.stack(sums[half:]))
+    for total, once in zip(both, expected, strict=True):
+        assert same_bits(total, once + once)
+
+
+def test_zero_gradients_take_the_memory_of_one_weight():
+    layer = make_layer([8], experts=4)
+    weights = [torch.nn.Parameter(one.clone()) for one in layer.w1]
+    for weight in weights:
+        weight.main_grad = torch.zeros(weight.shape)
+    y = uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], weights, list(layer.w2), main_grad="param")
+    y.backward(layer.dy[0])
+    assert len({weight.grad.untyped_storage().data_ptr() for weight in weights}) == 1
+
+
+def test_one_frozen_weight():
+    layer = make_layer([64])
+    expected = exact(layer)
+    w2 = layer.w2.clone().requires_grad_()
+    w2.main_grad = torch.zeros(w2.shape)
+    uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], layer.w1, w2, main_grad="param").backward(layer.dy[0])
+    assert same_bits(w2.main_grad, expected[1])
+
+
+def test_errors():
+    layer = make_layer([8])
+    w1, w2 = (weight.requires_grad_() for weight in layer.local(0, 1))
+    zeros = torch.zeros(layer.w1.shape), torch.zeros(layer.w2.shape)
+
+    def call(main_grad):
+        return uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], w1, w2, main_grad=main_grad)
+
+    with pytest.raises(ValueError, match="main_grad: 'params'; legal are None, 'param'"):
+        call("params")
+    with pytest.raises(ValueError, match="main_grad: torch.bfloat16 for w1; must be torch.float32"):
+        call((zeros[0].bfloat16(), zeros[1]))
+    with pytest.raises(ValueError, match=r"main_grad: shape \[8, 64, 64\].* for w2; must be \[8, 64, 32\]"):
+        call((zeros[0], zeros[0]))
+    with pytest.raises(ValueError, match="w1: main_grad='param', but a weight has no main_grad"):
+        call("param").backward(layer.dy[0])

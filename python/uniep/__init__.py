@@ -1,0 +1,66 @@
+"""Expert-parallel mixture-of-experts layers: one result, whatever the schedule, transport or number of ranks.
+
+`import uniep` needs neither torch nor a GPU; what needs torch imports it when it is first used. docs/pytorch.md is the
+page to begin with.
+"""
+
+from __future__ import annotations
+
+import importlib
+import typing
+
+from uniep.errors import CapacityError, DeviceError, Unsupported
+
+if typing.TYPE_CHECKING:
+    from uniep.exchange import Plan, combine, dispatch, place
+    from uniep.group import Group
+    from uniep.layer import moe
+    from uniep.modules import Experts, MoELayer
+    from uniep.show import show_config
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CapacityError",
+    "DeviceError",
+    "Experts",
+    "Group",
+    "MoELayer",
+    "Plan",
+    "Unsupported",
+    "combine",
+    "dispatch",
+    "moe",
+    "place",
+    "show_config",
+]
+
+_MODULE_OF_NAME = {
+    "Experts": "modules",
+    "Group": "group",
+    "MoELayer": "modules",
+    "Plan": "exchange",
+    "combine": "exchange",
+    "dispatch": "exchange",
+    "moe": "layer",
+    "place": "exchange",
+    "show_config": "show",
+}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name not in _MODULE_OF_NAME:
+        raise AttributeError(f"module 'uniep' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"uniep.{_MODULE_OF_NAME[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(f"uniep.{name} needs torch, which is not installed: pip install 'uniep[torch]'") from error
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE_OF_NAME])

@@ -1,0 +1,207 @@
+"""Group: the ranks that run a layer together."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import logging
+import pathlib
+import socket
+import typing
+
+import torch
+import torch.distributed as dist
+
+from uniep import library
+from uniep.engine import Engine
+
+_log = logging.getLogger("uniep")
+_TRANSPORTS = ("auto", "native", "torch")
+_MOST_NATIVE_RANKS = 8
+
+
+class _Cached(type):
+    """Equal arguments give the same Group until it is closed."""
+
+    groups: typing.ClassVar[dict[typing.Any, Group]] = {}
+
+    def __call__(
+        cls,
+        pg: dist.ProcessGroup | None = None,
+        transport: str = "auto",
+        *,
+        device: torch.device | str | int | None = None,
+        workers: int = 0,
+        timeout_s: float | None = None,
+    ) -> typing.Any:
+        if pg is None and dist.is_available() and dist.is_initialized():
+            pg = dist.group.WORLD
+        device = _device(device)
+        key = (pg, transport, device, workers, timeout_s)
+        if key not in cls.groups:
+            cls.groups[key] = super().__call__(pg, transport, device=device, workers=workers, timeout_s=timeout_s)
+        return cls.groups[key]
+
+
+def _device(device: torch.device | str | int | None) -> torch.device:
+    if device is None:
+        device = "cuda" if _has_hopper() else "cpu"
+    found = torch.device(device)
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(f"device: {found}; legal are cpu and cuda")
+    if found.type == "cuda" and found.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu") if found.type == "cpu" else found
+
+
+def _has_hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+
+class Group(metaclass=_Cached):
+    """The ranks of a process group, one process each, that hold the experts of a layer between them.
+
+    Rank r of W holds the experts [r E / W, (r + 1) E / W). Making a Group is collective. Equal arguments give the same
+    Group; copies of modules share it.
+
+    Args:
+        pg: a torch.distributed process group; None: the default one, or this process alone where there is none.
+        transport: "native", the library's own; "torch", all_to_all_single of `pg` around a rank of the library, which
+            works with every backend, on CPUs too, and between hosts; "auto", native where it can be had. The bits of
+            all results are equal. `group.transport` and `group.why` say what it became.
+        device: of all tensors; None: this process's current GPU where that is a Hopper GPU, else the CPU.
+        workers: threads of the CPU engine (0: its choice); on a GPU the number of SMs.
+        timeout_s: bound of a wait for a peer that has begun a call (native); None: UNIEP_TIMEOUT_S, or 60.
+
+    Raises:
+        ValueError: an argument is wrong, or native was asked for where it can not be had.
+    """
+
+    def __init__(
+        self,
+        pg: dist.ProcessGroup | None = None,
+        transport: str = "auto",
+        *,
+        device: torch.device | str | int | None = None,
+        workers: int = 0,
+        timeout_s: float | None = None,
+    ) -> None:
+        if transport not in _TRANSPORTS:
+            raise ValueError(f"transport: {transport!r}; legal are {', '.join(_TRANSPORTS)}")
+        if workers < 0:
+            raise ValueError(f"workers: {workers}; must be 0 (the engine's choice) or more")
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(f"timeout_s: {timeout_s}; must be above 0, or None")
+        self.process_group = pg
+        self.device = _device(device)
+        self.rank, self.size = (0, 1) if pg is None else (dist.get_rank(pg), dist.get_world_size(pg))
+        if self.rank < 0:
+            raise ValueError("pg: this process is not a member of it")
+        self.transport, self.why = self._choose(transport)
+        options: dict[str, typing.Any] = {"ranks": 1, "workers": workers, "timeout_seconds": timeout_s or 0}
+        keep: list[typing.Any] = []
+        if self.device.type == "cuda":
+            _load_nvrtc()
+            keep.append((ctypes.c_int32 * 1)(self.device.index))
+            options |= {"devices": keep[0], "device_count": 1}
+        if self.transport == "native" and self.size > 1:
+            keep.append(ctypes.create_string_buffer(self._unique_id(), library.UNIQUE_ID_BYTES))
+            options |= {
+                "ranks": self.size,
+                "rank": self.rank,
+                "launch": library.LAUNCH_PROCESSES,
+                "unique_id": ctypes.addressof(keep[1]),
+            }
+        self.engine = Engine(self.device, options)
+        if self.rank == 0 and self.size > 1:
+            _log.info("transport %s: %s", self.transport, self.why)
+
+    def _choose(self, transport: str) -> tuple[str, str]:
+        if transport == "torch":
+            if self.process_group is None:
+                raise ValueError("transport: 'torch' needs torch.distributed; legal are 'auto' and 'native' without it")
+            return "torch", "asked for"
+        if self.size == 1:
+            return "native", "one rank"
+        hindrance = self._hindrance()
+        if hindrance is None:
+            return "native", "asked for" if transport == "native" else "Hopper GPUs of one host"
+        if transport == "native":
+            raise ValueError(f"transport: 'native' can not be had: {hindrance}; legal are 'auto' and 'torch'")
+        return "torch", hindrance
+
+    def _hindrance(self) -> str | None:
+        """Why the ranks have no native transport, equal on all of them. Collective."""
+        fine = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device)[0] == 9
+        own = (socket.gethostname(), _boot_id(), fine)
+        ranks: list[typing.Any] = [None] * self.size
+        dist.all_gather_object(ranks, own, group=self.process_group)
+        if not all(rank[2] for rank in ranks):
+            return "not every rank has a Hopper GPU"
+        if len({rank[:2] for rank in ranks}) > 1:
+            return "the ranks are on several hosts"
+        if self.size > _MOST_NATIVE_RANKS:
+            return f"{self.size} ranks; native serves {_MOST_NATIVE_RANKS}"
+        return None
+
+    def _unique_id(self) -> bytes:
+        shared: list[bytes | None] = [None]
+        if self.rank == 0:
+            made = ctypes.create_string_buffer(library.UNIQUE_ID_BYTES)
+            library.check(library.load().uniep_make_unique_id(made))
+            shared = [made.raw]
+        dist.broadcast_object_list(shared, group=self.process_group, group_src=0)
+        assert shared[0] is not None
+        return shared[0]
+
+    def synchronize(self) -> None:
+        """Waits until the calls so far are over, and raises the error of one that failed half-way."""
+        self.engine.synchronize()
+
+    def recover(self) -> None:
+        """Makes the group usable again after TimeoutError. Collective."""
+        self.engine.recover()
+
+    def close(self) -> None:
+        """Ends the group; a later call with it is a ValueError. Waits for no peer."""
+        for key in [key for key, group in _Cached.groups.items() if group is self]:
+            del _Cached.groups[key]
+        self.engine.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __copy__(self) -> Group:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Group:
+        return self
+
+    def __reduce__(self) -> typing.NoReturn:
+        raise TypeError("a uniep.Group can not be pickled; save the module's state_dict() instead of the module")
+
+    def __repr__(self) -> str:
+        return (
+            f"uniep.Group(rank {self.rank} of {self.size}, {self.device}, transport {self.transport}: {self.why}"
+            f"{', closed' if self.engine.closed else ''})"
+        )
+
+
+def _boot_id() -> str:
+    file = pathlib.Path("/proc/sys/kernel/random/boot_id")
+    return file.read_text().strip() if file.exists() else ""
+
+
+@functools.cache
+def _load_nvrtc() -> None:
+    """Opens the NVRTC that torch brings, so that the library finds it by its name."""
+    major = (torch.version.cuda or "").split(".")[0]
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for file in sorted(pathlib.Path(folder).glob(f"*/lib/libnvrtc.so.{major}")):
+            ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+            return

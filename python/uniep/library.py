@@ -1,0 +1,192 @@
+"""The shared library: where it lies, its structures and its errors. Needs no torch.
+
+Each class below mirrors the structure of the same name in include/uniep/c_api.h; `make()` fills in the size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pathlib
+import typing
+
+import uniep
+from uniep.errors import CapacityError, DeviceError, Unsupported
+
+_POINTER, _INT32, _INT64, _SIZE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t
+Handle = ctypes.c_void_p
+
+ALLOCATE = ctypes.CFUNCTYPE(_POINTER, _POINTER, _SIZE, _SIZE, _INT32, _POINTER)
+RELEASE = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _SIZE, _INT32, _POINTER)
+
+ENGINE_CPU, ENGINE_CUDA = 1, 2
+LAUNCH_THREADS, LAUNCH_PROCESSES = 0, 1
+INDEX_INT32, INDEX_INT64 = 0, 1
+WEIGHT_GRADIENT_BF16, WEIGHT_GRADIENT_MAIN_GRAD = 0, 2
+WEIGHT_GRADIENTS_NOW, WEIGHT_GRADIENTS_LATER, WEIGHT_GRADIENTS_NONE = 0, 1, 2
+UNIQUE_ID_BYTES = 128
+FORWARD, BACKWARD = 0, 1
+
+
+class _Sized(ctypes.Structure):
+    """A structure that begins with its own size."""
+
+    @classmethod
+    def make(cls, **fields: typing.Any) -> typing.Any:
+        return cls(size=ctypes.sizeof(cls), **fields)
+
+
+def _structure(name: str, **fields: typing.Any) -> type[_Sized]:
+    return type(name, (_Sized,), {"_fields_": [("size", _SIZE), *fields.items()]})
+
+
+GroupOptions = _structure(
+    "GroupOptions",
+    engine=_INT32,
+    ranks=_INT32,
+    workers=_INT32,
+    timeout_seconds=ctypes.c_double,
+    allocate=ALLOCATE,
+    release=RELEASE,
+    allocator_context=_POINTER,
+    launch=_INT32,
+    rank=_INT32,
+    unique_id=_POINTER,
+    communicator=_POINTER,
+    devices=ctypes.POINTER(_INT32),
+    device_count=_INT32,
+    arrival_timeout_seconds=ctypes.c_double,
+)
+GroupInfo = _structure(
+    "GroupInfo", engine=_INT32, ranks=_INT32, workers=_INT32, first_local_rank=_INT32, local_ranks=_INT32
+)
+LayerConfig = _structure(
+    "LayerConfig",
+    hidden=_INT64,
+    intermediate=_INT64,
+    experts=_INT64,
+    topk=_INT64,
+    activation=_INT32,
+    router_weight=_INT32,
+    weight_gradient=_INT32,
+    combine_groups=_INT64,
+)
+Routing = _structure("Routing", tokens=_INT64, topk_ids=_POINTER, index_type=_INT32, probs=_POINTER, stream=_POINTER)
+Capacity = _structure("Capacity", rows=_INT64, tokens=_INT64)
+RankRows = _structure("RankRows", tokens=_INT64, rows=_INT64, padded_rows=_INT64)
+ExpertRows = _structure("ExpertRows", rows=_INT64, first_row=_INT64)
+ForwardArguments = _structure(
+    "ForwardArguments",
+    x=_POINTER,
+    w1=_POINTER,
+    w2=_POINTER,
+    w1_experts=_POINTER,
+    w2_experts=_POINTER,
+    y=_POINTER,
+    stream=_POINTER,
+)
+BackwardArguments = _structure(
+    "BackwardArguments",
+    dy=_POINTER,
+    x=_POINTER,
+    w1=_POINTER,
+    w2=_POINTER,
+    w1_experts=_POINTER,
+    w2_experts=_POINTER,
+    dx=_POINTER,
+    dprobs=_POINTER,
+    dw1=_POINTER,
+    dw2=_POINTER,
+    dw1_experts=_POINTER,
+    dw2_experts=_POINTER,
+    stream=_POINTER,
+    weight_gradients=_INT32,
+    last_use=_INT32,
+)
+WeightGradientArguments = _structure(
+    "WeightGradientArguments",
+    dw1=_POINTER,
+    dw2=_POINTER,
+    dw1_experts=_POINTER,
+    dw2_experts=_POINTER,
+    stream=_POINTER,
+    sms=_INT32,
+)
+DispatchArguments = _structure("DispatchArguments", x=_POINTER, rows=_POINTER, row_probs=_POINTER, stream=_POINTER)
+CombineArguments = _structure(
+    "CombineArguments", rows=_POINTER, y=_POINTER, row_dprobs=_POINTER, dprobs=_POINTER, stream=_POINTER
+)
+
+_FUNCTIONS: dict[str, list[typing.Any]] = {
+    "uniep_make_unique_id": [ctypes.c_char_p],
+    "uniep_group_create": [_POINTER, _POINTER],
+    "uniep_group_synchronize": [Handle],
+    "uniep_group_recover": [Handle],
+    "uniep_group_describe": [Handle, _POINTER],
+    "uniep_schedule_resolve": [Handle, _POINTER, _INT32, ctypes.c_char_p, ctypes.c_char_p, _SIZE, _POINTER],
+    "uniep_place": [Handle, _POINTER, _POINTER, _INT32, _POINTER, _POINTER],
+    "uniep_placement_rank": [Handle, _INT32, _POINTER],
+    "uniep_placement_expert": [Handle, _INT64, _POINTER],
+    "uniep_forward": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32, _POINTER],
+    "uniep_backward_pending": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32, _POINTER],
+    "uniep_weight_gradients": [Handle, Handle, _POINTER, _INT32],
+    "uniep_dispatch": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32],
+    "uniep_combine": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32],
+}
+_DESTROYERS = ("group", "placement", "saved", "pending")
+
+
+def path() -> pathlib.Path:
+    """The file: UNIEP_LIBRARY where that is set, else the one that was installed with the package."""
+    named = os.environ.get("UNIEP_LIBRARY")
+    if named:
+        return pathlib.Path(named)
+    for folder in uniep.__path__:
+        file = pathlib.Path(folder) / "libuniep.so"
+        if file.exists():
+            return file
+    raise ImportError(
+        f"libuniep.so is not beside the package ({', '.join(uniep.__path__)}); install it with `pip install .`, or let "
+        "UNIEP_LIBRARY name one that you built"
+    )
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library, opened on first use; ImportError where it is missing or of another version than the package."""
+    file = path()
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:
+        raise ImportError(f"UNIEP_LIBRARY or the package's library can not be opened: {error}") from error
+    library.uniep_last_error.restype = ctypes.c_char_p
+    library.uniep_version_string.restype = ctypes.c_char_p
+    version = library.uniep_version_string().decode()
+    if version != uniep.__version__:
+        raise ImportError(f"{file} is version {version}; the package is {uniep.__version__}")
+    for name, arguments in _FUNCTIONS.items():
+        getattr(library, name).argtypes = arguments
+    for name in _DESTROYERS:
+        function = getattr(library, f"uniep_{name}_destroy")
+        function.argtypes, function.restype = [Handle], None
+    library.uniep_group_leave.argtypes, library.uniep_group_leave.restype = [Handle], None
+    return library
+
+
+_ERRORS: dict[int, type[Exception]] = {
+    1: ValueError,
+    2: Unsupported,
+    3: CapacityError,
+    4: TimeoutError,
+    5: OSError,
+    6: MemoryError,
+    7: DeviceError,
+}
+
+
+def check(status: int) -> None:
+    """Raises what a uniep_status stands for, with the library's message."""
+    if status != 0:
+        message = load().uniep_last_error().decode(errors="replace")
+        raise _ERRORS.get(status, RuntimeError)(message)

@@ -1,0 +1,115 @@
+"""Experts and MoELayer: modules around moe()."""
+
+from __future__ import annotations
+
+import typing
+
+import torch
+
+from uniep.group import Group
+from uniep.layer import moe
+
+
+class Experts(torch.nn.Module):
+    """The experts of one rank; the parameters are this rank's E / W experts of the group.
+
+    Initial values do not depend on the number of ranks where all ranks have the same seed.
+
+    Args:
+        num_experts: E, of all ranks, a multiple of their number.
+        hidden: H, a multiple of 8.
+        intermediate: I, a multiple of 8.
+        group: None is Group().
+        options: `schedule`, `capacity`, `main_grad` and `save` of moe().
+        dtype: of the parameters: bf16, or another one that autocast casts.
+
+    Attributes:
+        gate_up_proj: [El, 2 I, H], gate rows before up rows.
+        down_proj: [El, H, I].
+
+    Raises:
+        ValueError: num_experts is not a multiple of the number of ranks.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden: int,
+        intermediate: int,
+        *,
+        group: Group | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        **options: typing.Any,
+    ) -> None:
+        super().__init__()
+        self.group = Group() if group is None else group
+        if num_experts < 1 or num_experts % self.group.size != 0:
+            raise ValueError(
+                f"num_experts: {num_experts}; must be a multiple of the number of ranks, {self.group.size}"
+            )
+        unknown = set(options) - {"schedule", "capacity", "main_grad", "save"}
+        if unknown:
+            raise ValueError(f"options: {', '.join(sorted(unknown))}; legal are schedule, capacity, main_grad and save")
+        self.num_experts, self.options = num_experts, options
+        local = num_experts // self.group.size
+        device = self.group.device
+        self.gate_up_proj = torch.nn.Parameter(torch.empty(local, 2 * intermediate, hidden, device=device, dtype=dtype))
+        self.down_proj = torch.nn.Parameter(torch.empty(local, hidden, intermediate, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws every expert's weights from a generator of its own: uniform in +-1 / sqrt(columns)."""
+        seed = int(torch.randint(2**48, ()).item())
+        first = self.group.rank * len(self.gate_up_proj)
+        for local in range(len(self.gate_up_proj)):
+            generator = torch.Generator(device=self.gate_up_proj.device).manual_seed(seed + first + local)
+            for weight in (self.gate_up_proj, self.down_proj):
+                bound = weight.shape[-1] ** -0.5
+                weight[local].uniform_(-bound, bound, generator=generator)
+
+    def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
+        """x [..., H] bf16, topk_ids [..., K] int32 or int64, probs [..., K] fp32 to y [..., H] bf16, as moe()."""
+        return moe(x, topk_ids, probs, self.gate_up_proj, self.down_proj, group=self.group, **self.options)
+
+    def extra_repr(self) -> str:
+        return f"num_experts={self.num_experts}, {self.group!r}"
+
+
+class MoELayer(torch.nn.Module):
+    """A router and its experts: the best K of a softmax in fp32, whose probabilities are scaled to a sum of 1.
+
+    Args:
+        hidden: H. intermediate: I. num_experts: E. topk: K, 1 to E.
+        options: those of Experts.
+
+    Attributes:
+        router: fp32 Linear [E, H]; its parameters are meant to be equal on all ranks.
+        experts: Experts.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        intermediate: int,
+        num_experts: int,
+        topk: int,
+        *,
+        group: Group | None = None,
+        **options: typing.Any,
+    ) -> None:
+        super().__init__()
+        if not 1 <= topk <= num_experts:
+            raise ValueError(f"topk: {topk}; must be 1 to num_experts, {num_experts}")
+        self.topk = topk
+        group = Group() if group is None else group
+        self.router = torch.nn.Linear(hidden, num_experts, bias=False, device=group.device, dtype=torch.float32)
+        self.experts = Experts(num_experts, hidden, intermediate, group=group, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., H] bf16 to y [..., H] bf16."""
+        with torch.autocast(x.device.type, enabled=False):
+            logits = torch.nn.functional.linear(x.float(), self.router.weight.float())
+            probs, ids = torch.topk(torch.softmax(logits, -1), self.topk)
+            probs = probs / probs.sum(-1, keepdim=True)
+        return typing.cast(torch.Tensor, self.experts(x, ids, probs))

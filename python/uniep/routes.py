@@ -1,0 +1,196 @@
+"""Where rows go: from the ranks that have tokens to the rank of the library that computes, and back.
+
+With the native transport both are the same and the library moves rows itself. With the transport "torch" a row travels
+by all_to_all_single to its expert's owner, where a group of one rank takes it as a token with one slot. Rows arrive
+ordered by (source rank, token, slot), the order of the library's own placement, and the sum over a token's slots is the
+same chain of fp32 additions; so all results are the same bits.
+"""
+
+from __future__ import annotations
+
+import typing
+
+import torch
+import torch.distributed as dist
+
+from uniep import library
+from uniep.errors import CapacityError
+
+if typing.TYPE_CHECKING:
+    from uniep.group import Group
+
+_ROW_ALIGNMENT = 128
+_FAULTS = {
+    1: "topk_ids: {value} at token {token}, slot {slot} of rank {rank}; legal are -1 (unused) and 0 to {last}",
+    2: "topk_ids: {value} twice in token {token} of rank {rank}; an expert may be in one slot of a token only",
+    3: "probs: not finite at token {token}, slot {slot} of rank {rank}",
+}
+
+
+class Route:
+    """One routing, placed: ids [T, K], probs [T, K] of this rank. The native transport."""
+
+    def __init__(
+        self,
+        group: Group,
+        shape: tuple[int, int, int],
+        ids: torch.Tensor,
+        probs: torch.Tensor,
+        capacity: tuple[int, int] | None,
+    ) -> None:
+        self.hidden, self.intermediate, self.experts = shape
+        self.tokens, self.topk = ids.shape
+        self.placement = group.engine.place(self.config(), ids, probs, capacity)
+
+    def config(self, weight_gradient: int = library.WEIGHT_GRADIENT_BF16) -> typing.Any:
+        """The layer as the engine sees it."""
+        return library.LayerConfig.make(
+            hidden=self.hidden,
+            intermediate=self.intermediate,
+            experts=self.experts,
+            topk=self.topk,
+            weight_gradient=weight_gradient,
+        )
+
+    @property
+    def engine_tokens(self) -> tuple[int, int]:
+        """The shape of dprobs as the engine writes it."""
+        return self.tokens, self.topk
+
+    def send(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, H] as the engine takes it. Collective, as the next two."""
+        return x
+
+    def sum_slots(self, y: torch.Tensor) -> torch.Tensor:
+        """y of the engine as y [T, H]."""
+        return y
+
+    def gather_probs(self, dprobs: torch.Tensor) -> torch.Tensor:
+        """dprobs of the engine as dprobs [T, K]."""
+        return dprobs
+
+
+class TorchRoute(Route):
+    """The same by all_to_all_single of the group's process group. Collective."""
+
+    def __init__(
+        self,
+        group: Group,
+        shape: tuple[int, int, int],
+        ids: torch.Tensor,
+        probs: torch.Tensor,
+        capacity: tuple[int, int] | None,
+    ) -> None:
+        self._pg = group.process_group
+        self._size = group.size
+        self._rank = group.rank
+        hidden, intermediate, experts = shape
+        tokens, topk = ids.shape
+        self._shape = (tokens, topk)
+        flat = ids.reshape(-1).long()
+        fault = _find_fault(ids, probs, experts)
+        self._agree(ids.device, [*fault, hidden, intermediate, experts, topk, *(capacity or (0, 0)), tokens])
+
+        self._used = flat >= 0
+        own = torch.where(self._used, flat, experts)
+        counts = self._gather(torch.bincount(own, minlength=experts + 1)[:experts])
+        local = experts // self._size
+        if capacity is not None:
+            _check_capacity(counts, local, capacity)
+        by_rank = counts.view(self._size, self._size, local).sum(2)
+        self._sent = by_rank[self._rank].tolist()
+        self._received = by_rank[:, self._rank].tolist()
+        self._order = torch.argsort(own // local, stable=True)[: sum(self._sent)]
+        self._token = self._order // topk
+
+        received_ids = self._to_owner((flat[self._order] % local).int()).view(-1, 1)
+        received_probs = self._to_owner(probs.reshape(-1)[self._order]).view(-1, 1)
+        super().__init__(group, (hidden, intermediate, local), received_ids, received_probs, None)
+
+    def _gather(self, values: torch.Tensor) -> torch.Tensor:
+        gathered = [torch.empty_like(values) for _ in range(self._size)]
+        dist.all_gather(gathered, values.contiguous(), group=self._pg)
+        return torch.stack(gathered).cpu()
+
+    def _agree(self, device: torch.device, own: list[int]) -> None:
+        """Raises the same ValueError on all ranks where a routing is wrong, or calls differ."""
+        ranks = self._gather(torch.tensor(own, dtype=torch.int64, device=device)).tolist()
+        for rank, (fault, token, slot, value, *_) in enumerate(ranks):
+            if fault:
+                text = _FAULTS[fault]
+                raise ValueError(text.format(value=value, token=token, slot=slot, rank=rank, last=ranks[0][6] - 1))
+        names = ("hidden", "intermediate", "experts", "topk", "capacity rows", "capacity tokens")
+        for rank, values in enumerate(ranks):
+            for name, expected, value in zip(names, ranks[0][4:10], values[4:10], strict=True):
+                if value != expected:
+                    raise ValueError(
+                        f"{name}: {value} on rank {rank}, {expected} on rank 0; must be equal on all ranks"
+                    )
+            if values[9] and values[10] > values[9]:
+                raise CapacityError(f"tokens: {values[10]} on rank {rank}; the capacity allows {values[9]}")
+
+    def _to_owner(self, rows: torch.Tensor) -> torch.Tensor:
+        received = rows.new_empty((sum(self._received), *rows.shape[1:]))
+        dist.all_to_all_single(received, rows, self._received, self._sent, group=self._pg)
+        return received
+
+    def _from_owner(self, rows: torch.Tensor) -> torch.Tensor:
+        received = rows.new_empty((sum(self._sent), *rows.shape[1:]))
+        dist.all_to_all_single(received, rows, self._sent, self._received, group=self._pg)
+        return received
+
+    def send(self, x: torch.Tensor) -> torch.Tensor:
+        return self._to_owner(x[self._token])
+
+    def sum_slots(self, y: torch.Tensor) -> torch.Tensor:
+        tokens, topk = self._shape
+        # Adding -0 changes no value, so unused slots need no select.
+        slots = y.new_full((tokens * topk, y.shape[1]), -0.0)
+        slots[self._order] = self._from_owner(y)
+        slots = slots.view(tokens, topk, y.shape[1])
+        total = slots[:, 0].float()
+        for slot in range(1, topk):
+            total += slots[:, slot]
+        total[~self._used.view(tokens, topk).any(1)] = 0.0
+        return total.to(y.dtype)
+
+    def gather_probs(self, dprobs: torch.Tensor) -> torch.Tensor:
+        gathered = dprobs.new_zeros(self._used.numel())
+        gathered[self._order] = self._from_owner(dprobs.reshape(-1))
+        return gathered.view(self._shape)
+
+
+def place_routing(
+    group: Group,
+    shape: tuple[int, int, int],
+    ids: torch.Tensor,
+    probs: torch.Tensor,
+    capacity: tuple[int, int] | None,
+) -> Route:
+    """Places a routing of a layer of shape (H, I, E) on the group's transport. Collective."""
+    kind = TorchRoute if group.transport == "torch" else Route
+    return kind(group, shape, ids, probs, capacity)
+
+
+def _find_fault(ids: torch.Tensor, probs: torch.Tensor, experts: int) -> list[int]:
+    """[fault, token, slot, value] of the first wrong slot of ids [T, K]; zeros where all are right."""
+    ordered, slots = ids.sort(dim=1, stable=True)
+    twice = torch.zeros_like(ids, dtype=torch.bool)
+    if ids.shape[1] > 1:
+        twice.scatter_(1, slots[:, 1:], (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0))
+    wrong = [(ids < -1) | (ids >= experts), twice, (ids >= 0) & ~torch.isfinite(probs)]
+    if not torch.stack([fault.any() for fault in wrong]).any():
+        return [0, 0, 0, 0]
+    for number, fault in enumerate(wrong, 1):
+        if fault.any():
+            token, slot = fault.nonzero()[0].tolist()
+            return [number, token, slot, int(ids[token, slot])]
+    raise AssertionError
+
+
+def _check_capacity(counts: torch.Tensor, local: int, capacity: tuple[int, int]) -> None:
+    """counts [W, E] on the CPU: rows of every source for every expert."""
+    padded = -(-counts.sum(0) // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+    for rank, need in enumerate(padded.view(-1, local).sum(1).tolist()):
+        if need > capacity[0]:
+            raise CapacityError(f"capacity: {capacity[0]} rows; rank {rank} needs {need}. Nothing was dropped")

@@ -1,0 +1,49 @@
+"""show_config(): versions and files of everything that takes part."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+
+import uniep
+from uniep import library
+
+
+def show_config() -> None:
+    """Prints versions and files of the package, the library, torch, CUDA, NCCL and the GPUs, and what a Group would be.
+
+    Needs neither torch nor a GPU.
+    """
+    lines = {"uniep": f"{uniep.__version__} ({', '.join(uniep.__path__)})", "library": _library()}
+    lines["python"] = f"{platform.python_version()} ({sys.executable})"
+    if importlib.util.find_spec("torch") is None:
+        lines["torch"] = "not installed; Group, moe and the modules need it: pip install 'uniep[torch]'"
+    else:
+        lines |= _torch()
+    for name, text in lines.items():
+        print(f"{name + ':':<11}{text}")
+
+
+def _library() -> str:
+    try:
+        library.load()
+    except ImportError as error:
+        return f"missing: {error}"
+    return str(library.path())
+
+
+def _torch() -> dict[str, str]:
+    import torch
+
+    lines = {"torch": f"{torch.__version__} (CUDA {torch.version.cuda or 'none'})"}
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus == 0:
+        return lines | {"GPUs": "none", "engine": "cpu", "transport": "native alone, torch with more ranks"}
+    lines["NCCL"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    names = [torch.cuda.get_device_name(gpu) for gpu in range(gpus)]
+    lines["GPUs"] = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    hopper = all(torch.cuda.get_device_capability(gpu)[0] == 9 for gpu in range(gpus))
+    lines["engine"] = "cuda" if hopper else "cpu: the cuda engine needs Hopper GPUs (compute capability 9.0)"
+    lines["transport"] = "native on one host, torch between hosts" if hopper else "native alone, torch with more ranks"
+    return lines
