@@ -195,6 +195,8 @@ void CudaEngine::recover() {
   });
   std::memset(reports_.get(), 0, sizeof(WaitReport) * kMostCudaRanks);
   broken_ = false;
+  // A rank may have left out a call.
+  for (const int64_t number : share(call_number_)) call_number_ = std::max(call_number_, static_cast<uint32_t>(number));
 }
 
 void CudaEngine::set_epoch(uint32_t epoch) {
