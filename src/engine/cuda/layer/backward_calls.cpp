@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "engine/cuda/driver.h"
@@ -54,6 +56,14 @@ GemmConfig config_for(const ProgramRequest& request, GemmStage stage, int sms) {
   GemmConfig config = weight_gradient_config(request.schedule, request.numerics, stage);
   config.cluster = std::min(config.cluster, sms);
   return config;
+}
+
+// A record has 16 bits for the K blocks of a weight gradient.
+void require_countable(int64_t rows, int rank) {
+  constexpr int64_t kMost = int64_t{UINT16_MAX} * kTileK;
+  if (rows <= kMost) return;
+  throw Error(Status::kUnsupported,
+              fmt::format("rows: {} on rank {}; on cuda backward takes up to {} rows of a rank", rows, rank, kMost));
 }
 
 void require_aligned(const WeightGradients& gradients, int64_t experts, int rank) {
@@ -141,8 +151,10 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   std::vector<uint32_t*> failed;
   for (std::size_t local = 0; local < streams.size(); ++local) {
     const int rank = first_local_rank() + static_cast<int>(local);
-    const MemoryNeed need = internal::block_sizes(
-        internal::memory_request(call.config.shape, call.schedule, placement, rank, call.use), Direction::kBackward);
+    const internal::MemoryRequest memory =
+        internal::memory_request(call.config.shape, call.schedule, placement, rank, call.use);
+    require_countable(memory.rows, rank);
+    const MemoryNeed need = internal::block_sizes(memory, Direction::kBackward);
     const Stream stream = call.arguments[local].stream;
     workspaces.emplace_back(options_.allocator, need.workspace_bytes, rank, stream);
     operands[local].memory = internal::MemoryBlock(options_.allocator, need.pending_bytes, rank, stream);
