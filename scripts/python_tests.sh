@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of the Python package against the library of a build:
+# Checks the Python package with ruff and mypy, and runs its tests against the library of a build:
 #   scripts/python_tests.sh [BUILD_DIR] [pytest's arguments]
 # They run in an environment with python/requirements-test.txt, made on first use in build/python (or in
 # UNIEP_PYTHON_ENVIRONMENT) by the first of UNIEP_PYTHON, python3.12, python3 and pyenv's that is Python 3.10 or newer.
@@ -19,8 +19,8 @@ skip() {
 # A shim on PATH may be there and fail.
 find_python() {
   local candidate
-  for candidate in "${UNIEP_PYTHON:-}" python3.12 "$HOME"/.pyenv/versions/3.12*/bin/python python3 python3.13 python3.11 \
-    "$HOME"/.pyenv/versions/3.1[0-9]*/bin/python; do
+  for candidate in "${UNIEP_PYTHON:-}" python3.12 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python python3 python3.13 python3.11 \
+    "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[0-9]*/bin/python; do
     if [ -n "$candidate" ] && "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' \
       >/dev/null 2>&1; then
       echo "$candidate"
@@ -41,5 +41,8 @@ if [ "$(cat "$environment/installed" 2>/dev/null)" != "$wanted" ]; then
     skip "$(grep -m 1 '^ERROR' "$environment/install.log" || echo "pip fails: see $environment/install.log")"
   echo "$wanted" >"$environment/installed"
 fi
+"$environment/bin/ruff" check --no-cache
+"$environment/bin/ruff" format --no-cache --check --quiet
+"$environment/bin/mypy" --cache-dir "$environment/mypy"
 UNIEP_BUILD=$build UNIEP_LIBRARY=$build/libuniep.so PYTHONPATH=$PWD/python PYTHONDONTWRITEBYTECODE=1 \
   "$environment/bin/python" -m pytest -q -p no:cacheprovider python/tests "$@"

@@ -297,3 +297,21 @@ def test_group():
     del other, y
     gc.collect()
     assert dead() is None
+
+
+def test_torch_compile_leaves_the_layer_alone(recwarn):
+    layer = make_layer([40])
+    w1, w2 = (weight.requires_grad_() for weight in layer.local(0, 1))
+
+    def block(x, probs):
+        return uniep.moe(x * 2, layer.ids[0], probs, w1, w2) + 1
+
+    results = []
+    for function in (block, torch.compile(block, backend="eager")):
+        x, probs = layer.x[0].clone().requires_grad_(), layer.probs[0].clone().requires_grad_()
+        y = function(x, probs)
+        y.backward(layer.dy[0])
+        results.append((y.detach(), x.grad, probs.grad))
+    for eager, compiled in zip(*results, strict=True):
+        assert same_bits(eager, compiled)
+    assert not [warning for warning in recwarn if "Dynamo" in str(warning.message)]

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from uniep.group import Group
-from uniep.layer import check_probs, check_topk, checked_capacity
+from uniep.layer import check_probs, check_topk, checked_capacity, outside_of_graphs
 from uniep.routes import Route, place_routing
 
 _ROW_ALIGNMENT = 128
@@ -40,6 +40,7 @@ class Plan:
     route: Route
 
 
+@outside_of_graphs
 def place(
     topk_ids: torch.Tensor,
     probs: torch.Tensor,
@@ -103,6 +104,7 @@ def place(
     )
 
 
+@outside_of_graphs
 def dispatch(x: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     """Sends tokens to the ranks of their experts. Collective, its backward as well; differentiable in x and plan.probs.
 
@@ -122,6 +124,7 @@ def dispatch(x: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     return rows, row_probs
 
 
+@outside_of_graphs
 def combine(rows: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Sums every token's rows, slots ascending in fp32. Collective, its backward as well; differentiable in rows.
 

@@ -19,7 +19,15 @@ MainGrad = typing.Literal["param"] | tuple[Tensors, Tensors]
 
 _SAVES = ("keep", "redispatch", "recompute")
 
+_Function = typing.TypeVar("_Function", bound=typing.Callable[..., typing.Any])
 
+
+def outside_of_graphs(function: _Function) -> _Function:
+    """A function that torch.compile leaves alone: it runs between two compiled graphs."""
+    return typing.cast(_Function, torch._disable_dynamo(function))  # type: ignore[attr-defined]
+
+
+@outside_of_graphs
 def moe(
     x: torch.Tensor,
     topk_ids: torch.Tensor,

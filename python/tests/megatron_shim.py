@@ -1,0 +1,50 @@
+"""Makes a released Megatron-core run on a CPU: stands in for what it asks torch.cuda for. Import it first."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+
+
+class _Nothing:
+    """A stream or an event where there are none."""
+
+    def __init__(self, *_arguments, **_options):
+        pass
+
+    def __getattr__(self, _name):
+        return lambda *_arguments, **_options: self
+
+
+torch.cuda.current_device = lambda: torch.device("cpu")
+torch.cuda.Stream = torch.cuda.Event = _Nothing
+torch.cuda.current_stream = lambda *_: _Nothing()
+torch.cuda.stream = lambda _: contextlib.nullcontext()
+torch.cuda.synchronize = lambda *_: None
+torch.cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
+torch.Tensor.record_stream = lambda *_: None
+
+_all_to_all_single = dist.all_to_all_single
+
+
+def _lists(sizes):
+    return sizes.tolist() if isinstance(sizes, torch.Tensor) else sizes
+
+
+def _all_to_all(output, values, output_split_sizes=None, input_split_sizes=None, **options):
+    return _all_to_all_single(output, values, _lists(output_split_sizes), _lists(input_split_sizes), **options)
+
+
+dist.all_to_all_single = _all_to_all
+
+import megatron.core.tensor_parallel.random as megatron_random  # noqa: E402
+
+
+@contextlib.contextmanager
+def _fork(self, name=None):
+    yield
+
+
+megatron_random.CudaRNGStatesTracker.fork = _fork
+megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+megatron_random._set_cuda_rng_state = lambda *_, **__: None
