@@ -166,7 +166,8 @@ void CudaEngine::synchronize() {
 // they do not wait for it until their limits.
 void CudaEngine::wait_until(const std::function<bool()>& over) {
   using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::milliseconds kSpin{5}, kLook{20};
+  // Layers take up to tens of milliseconds; waking up from a sleep would add its own share to each placement by need.
+  constexpr std::chrono::milliseconds kSpin{200}, kLook{20};
   constexpr std::chrono::microseconds kPause{50};
   const Clock::time_point begin = Clock::now();
   Clock::time_point look = begin + kLook;
