@@ -3,8 +3,8 @@
 # between processes and in one, exchanges, layers, in one process and a process a GPU, whole models, all-reduces beside
 # them, two groups on the same GPUs, ranks that are killed, stopped or fail), then dispatch and combine by SMs and beside
 # NCCL's, layers with given and new placement and with uneven routing, in one process and with a process a GPU, the
-# grouped GEMMs beside torch's (at the power limit, and from idle), and whole layers beside serialized ones (both ways,
-# too).
+# grouped GEMMs beside torch's (at the power limit, and from idle), and whole layers beside serialized ones, forward,
+# backward and both (both ways, too).
 # Usage: bench/several_gpus.sh BUILD [FOLDER]   (BUILD holds uniep and tests; FOLDER takes the JSON files)
 # Needs python3 with torch, and NCCL where the dynamic linker or torch finds it.
 set -euo pipefail
@@ -68,3 +68,17 @@ timeout 900 python3 "$here/compare.py" "$uniep" --repeat 40 --rounds 2 --json "$
 timeout 900 python3 "$here/compare.py" "$uniep" --repeat 40 --rounds 2 --warm-up 0 --json "$folder/compare_from_idle.json"
 timeout 420 python3 "$here/compare_layers.py" "$uniep" --repeat 20 --json "$folder/compare_layers.json"
 timeout 420 python3 "$here/compare_layers.py" "$uniep" --repeat 12 --warm-up 0 --json "$folder/compare_layers_after_pauses.json"
+for op in backward step; do
+  for shape in dsv3 qwen3-235b qwen3-30b mixtral; do
+    timeout 180 "$uniep" bench --op "$op" --ranks "$gpus" --devices "$devices" --tokens 8192 --warm-up 0.3 --shape "$shape" \
+      --json "$folder/${op}_$shape.json"
+  done
+  timeout 600 python3 "$here/compare_layers.py" "$uniep" --op "$op" --repeat 15 --json "$folder/compare_layers_$op.json"
+  timeout 600 python3 "$here/compare_layers.py" "$uniep" --op "$op" --repeat 12 --warm-up 0 \
+    --json "$folder/compare_layers_${op}_after_pauses.json"
+done
+for more in "--wgrad accumulate" "--schedule save.xg=redispatch" "--launch processes"; do
+  # shellcheck disable=SC2086
+  timeout 180 "$uniep" bench --op backward --ranks "$gpus" --devices "$devices" --tokens 8192 --warm-up 0.3 --shape dsv3 \
+    --only layer $more
+done
