@@ -5,8 +5,7 @@
 //                        [--launch threads|random] [--tiles N:C[,N:C...] | --any-kernel] [--fixed key=value,...]
 //                        [--fixed-backward key=value,...] [--compile THREADS] [--branches] [--verbose]
 //                        [--only random|wide|silent|reference|oracle]
-// --direction (default both): backward leaves y and z alone, forward the gradients; without kernels for backward the
-// program says so and leaves it out.
+// --direction (default both): backward leaves y and z alone, forward the gradients.
 // D: how many GPUs the ranks are dealt over (default 1: virtual ranks). --launch random: cases of up to D ranks run in
 // one process or in a process a rank, as their seed says. --tiles: tile.n and tile.cluster that are drawn from.
 // --any-kernel: the fields that are compiled into kernels are drawn, too, where there is a choice; then it is quicker
@@ -489,20 +488,8 @@ Options read_options(int argc, char** argv) {
   return options;
 }
 
-// Says so once where the engine has no backward pass, and leaves it out.
-void look_for_backward(Options& options) {
-  if (!options.of_cases.backward) return;
-  const std::string why = why_no_backward();
-  if (why.empty()) return;
-  options.of_cases.backward = false;
-  if (!options.part) std::printf("backward passes skipped: %s\n", why.c_str());
-}
-
 int run(int argc, char** argv) {
   Options options = read_options(argc, argv);
-  look_for_backward(options);
-  constexpr int kSkipped = 77;
-  if (!options.of_cases.forward && !options.of_cases.backward) return kSkipped;
   options.of_cases.processors = device_attribute(0, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   const std::vector<Seeds> all = seeds_of(options);
   Results results;
@@ -539,7 +526,6 @@ int main(int argc, char** argv) {
       if (!untaken.empty()) std::printf("FAIL no case takes: %s\n", untaken.c_str());
       return untaken.empty() ? 0 : 1;
     }
-    look_for_backward(options);
     compile(options, seeds_of(options), kernel_folder());
     return 0;
   } catch (const std::exception& error) {

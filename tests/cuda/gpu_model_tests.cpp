@@ -351,24 +351,6 @@ bool are_numbers(const LayerBytes& bytes) {
   return zeros < bytes.y.front().size() / 100;
 }
 
-std::string why_no_backward(const Options& options) {
-  Machine machine;
-  machine.engine = EngineKind::kCuda;
-  machine.ranks = options.devices;
-  machine.workers = device_attribute(0, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-  const LayerShape shape = shape_of(options.models.front());
-  try {
-    for (const std::string& fields : options.backward) {
-      const Schedule schedule = resolve(PartialSchedule::parse(fields), Direction::kBackward, shape, {}, machine);
-      require_instantiable(schedule, {}, Direction::kBackward);
-    }
-  } catch (const Error& error) {
-    if (error.status() != Status::kUnsupported) throw;
-    return error.what();
-  }
-  return "";
-}
-
 void test_backward(ModelTest& test, const std::string& name, const Options& options, Results& results) {
   const GradientSums expected = test.run_backward(options.backward.front());
   for (const std::string& schedule : options.backward) {
@@ -434,10 +416,6 @@ int run(int argc, char** argv) {
   if (op == "backward" && options.schedules == Options().schedules) options.schedules = {"auto"};
   if (op == "backward" && options.backward == Options().backward) options.backward = {"auto"};
   if (op == "forward" || options.backward.front() == "none") options.backward.clear();
-  if (const std::string why = options.backward.empty() ? "" : why_no_backward(options); !why.empty()) {
-    options.backward.clear();
-    std::printf("backward passes skipped: %s\n", why.c_str());
-  }
   for (const std::string& model : options.models) test_model(model, options, results);
   std::printf("model tests: %d passed, %d failed\n", results.passed, results.failed);
   return results.failed == 0 ? 0 : 1;

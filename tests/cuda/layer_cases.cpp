@@ -320,21 +320,6 @@ float case_main_grad(uint64_t index) {
   }
 }
 
-std::string why_no_backward() {
-  const LayerShape shape{64, 64, 1, 1};
-  Machine machine;
-  machine.engine = EngineKind::kCuda;
-  machine.workers = 8;
-  const PartialSchedule given = PartialSchedule::parse("fusion=pairs,dispatch.transport=pull");
-  try {
-    require_instantiable(fill(given, Direction::kBackward, shape, {}, machine), {}, Direction::kBackward);
-  } catch (const Error& error) {
-    if (error.status() != Status::kUnsupported) throw;
-    return error.what();
-  }
-  return "";
-}
-
 std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const Numerics& numerics) {
   std::vector<KernelRequest> requests;
   const auto add = [&](const Schedule& schedule, Direction direction) {

@@ -64,10 +64,7 @@ std::string to_text(const LayerCase& layer_case);
 // What main_grad holds before a case's backward pass: values of all sizes, subnormals and -0.
 float case_main_grad(uint64_t index);
 
-// Why the engine runs no backward pass; empty: it does.
-std::string why_no_backward();
-
-// The kernels that the launches take, of those passes that the engine runs.
+// The kernels that the launches take.
 std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const Numerics& numerics);
 
 }  // namespace uniep::cuda::test
