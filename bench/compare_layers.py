@@ -11,7 +11,10 @@ together, once the host has launched it (theirs after a millisecond). Routing is
 all slots used, as bench/remote_routing.py writes it.
 
     python3 bench/compare_layers.py build/release/uniep [--op forward|backward|step] [--shapes dsv3,mixtral,4096,1408,128,8]
-        [--tokens 4096,8192] [--routing FILE.npy] [--wgrad bf16|fp32|accumulate] [--schedule ...] [--json FILE]
+        [--tokens 4096,8192] [--routing FILE.npy | --as-eight] [--wgrad bf16|fp32|accumulate] [--schedule ...] [--json FILE]
+
+--op takes several, separated by commas. --as-eight loads fewer GPUs as eight would be: the experts of as many of eight ranks, and a
+routing that sends seven slots in eight to other ranks (remote_routing.py), each of them as a row of its own (dispatch.dedup=off).
 """
 
 import argparse
@@ -25,6 +28,7 @@ import numpy
 import torch
 import torch.multiprocessing as mp
 
+import remote_routing
 import serialized_layer
 
 SHAPES = {  # H, I, E, K
@@ -41,12 +45,14 @@ def measure_theirs(rank, ranks, options, path):
     results = {}
     for shape in options.shapes:
         for tokens in options.tokens:
-            own = serialized_layer.Rank(rank, ranks, sizes_of(shape), tokens, options.warm_up, routing)
-            times = {"nccl": own.median(own.nccl(options.op), options.repeat),
-                     "torch products": own.median(own.products(options.op), options.repeat)}
-            if buffer is not None:
-                times["deepep"] = own.median(own.deepep(buffer, deep_ep, options.op)[2], options.repeat)
-            results[f"{shape} {tokens}"] = times
+            ids = torch.from_numpy(as_eight_ids(options, ranks, shape, tokens)) if options.as_eight else routing
+            own = serialized_layer.Rank(rank, ranks, sizes_of(shape, options, ranks), tokens, options.warm_up, ids)
+            for op in options.op:
+                times = {"nccl": own.median(own.nccl(op), options.repeat),
+                         "torch products": own.median(own.products(op), options.repeat)}
+                if buffer is not None:
+                    times["deepep"] = own.median(own.deepep(buffer, deep_ep, op)[2], options.repeat)
+                results[f"{op} {shape} {tokens}"] = times
             del own
             torch.cuda.empty_cache()
     if rank == 0:
@@ -55,27 +61,42 @@ def measure_theirs(rank, ranks, options, path):
     serialized_layer.leave()
 
 
-def measure_ours(options, ranks, shape, tokens):
+def measure_ours(options, op, ranks, shape, tokens):
     """Milliseconds by name, and the layer's floating-point operations."""
     times, flops = {}, 0.0
-    op, products = ("layer", "gemms") if options.op == "forward" else (options.op, "products")
-    for name in ("layer", products):
-        command = [options.uniep, "bench", "--op", op, "--shape", shape, "--tokens", str(tokens), "--ranks", str(ranks),
-                   "--repeat", str(options.repeat), "--only", name, "--wgrad", options.wgrad, "--json", "-"]
-        command += ["--launch", "processes"] if options.processes else ["--devices", ",".join(map(str, range(ranks)))]
-        for option, value in (("--warm-up", options.warm_up), ("--routing", options.routing), ("--schedule", options.schedule),
-                              ("--schedule-backward", options.schedule_backward)):
-            command += [option, str(value)] if value else []
-        report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-        result = report["results"][0]
-        times["layer" if name == "layer" else "products"] = result["ms"]["median"]
-        if name == "layer":
-            flops = result["tflops"] * times["layer"] * 1e9
+    bench_op, products = ("layer", "gemms") if op == "forward" else (op, "products")
+    sizes = ",".join(map(str, sizes_of(shape, options, ranks)))
+    with tempfile.TemporaryDirectory() as folder:
+        routing, schedule, schedule_backward = options.routing, options.schedule, options.schedule_backward
+        if options.as_eight:
+            routing = os.path.join(folder, "routing.npy")
+            numpy.save(routing, as_eight_ids(options, ranks, shape, tokens))
+            schedule = ",".join(filter(None, ["dispatch.dedup=off", schedule]))
+            schedule_backward = schedule_backward and f"dispatch.dedup=off,{schedule_backward}"
+        for name in ("layer", products):
+            command = [options.uniep, "bench", "--op", bench_op, "--shape", sizes, "--tokens", str(tokens), "--ranks", str(ranks),
+                       "--repeat", str(options.repeat), "--only", name, "--wgrad", options.wgrad, "--json", "-"]
+            command += ["--launch", "processes"] if options.processes else ["--devices", ",".join(map(str, range(ranks)))]
+            for option, value in (("--warm-up", options.warm_up), ("--routing", routing), ("--schedule", schedule),
+                                  ("--schedule-backward", schedule_backward)):
+                command += [option, str(value)] if value else []
+            report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+            result = report["results"][0]
+            times["layer" if name == "layer" else "products"] = result["ms"]["median"]
+            if name == "layer":
+                flops = result["tflops"] * times["layer"] * 1e9
     return times, flops
 
 
-def sizes_of(shape):
-    return SHAPES[shape] if shape in SHAPES else tuple(map(int, shape.split(",")))
+def as_eight_ids(options, ranks, shape, tokens):
+    _, _, experts, topk = sizes_of(shape, options, ranks)
+    return remote_routing.remote_ids(experts, ranks, tokens, topk)
+
+
+def sizes_of(shape, options, ranks):
+    """H, I, E, K of what is measured: with --as-eight the experts of as many of eight ranks as there are GPUs."""
+    hidden, intermediate, experts, topk = SHAPES[shape] if shape in SHAPES else tuple(map(int, shape.split(",")))
+    return hidden, intermediate, experts * ranks // 8 if options.as_eight else experts, topk
 
 
 def split_shapes(text):
@@ -94,7 +115,7 @@ def split_shapes(text):
 def check_routing(options, ranks):
     ids = numpy.load(options.routing)
     for shape in options.shapes:
-        experts, topk = sizes_of(shape)[2:]
+        experts, topk = sizes_of(shape, options, ranks)[2:]
         for tokens in options.tokens:
             if ids.shape != (ranks * tokens, topk) or ids.min() < 0 or ids.max() >= experts:
                 raise SystemExit(f"--routing: {options.routing} holds {ids.shape}, experts {ids.min()} to {ids.max()}; {shape} with "
@@ -104,8 +125,9 @@ def check_routing(options, ranks):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("uniep", help="the program `uniep`")
-    parser.add_argument("--op", choices=("forward", "backward", "step"), default="forward")
+    parser.add_argument("--op", default="forward", help="of forward, backward, step (default forward)")
     parser.add_argument("--routing", metavar="FILE.npy")
+    parser.add_argument("--as-eight", action="store_true", help="load fewer GPUs as eight would be")
     parser.add_argument("--wgrad", choices=("bf16", "fp32", "accumulate"), default="bf16", help="ours; theirs is bf16")
     parser.add_argument("--schedule", help="ours")
     parser.add_argument("--schedule-backward", help="ours")
@@ -117,6 +139,11 @@ def main():
     parser.add_argument("--warm-up", type=float, default=0.3, metavar="SECONDS")
     parser.add_argument("--json")
     options = parser.parse_args()
+    options.op = options.op.split(",")
+    if not set(options.op) <= {"forward", "backward", "step"}:
+        parser.error(f"--op: {','.join(options.op)}; must be some of forward, backward, step")
+    if options.as_eight and options.routing is not None:
+        parser.error("--as-eight: has a routing of its own; leave --routing out")
     options.shapes = split_shapes(options.shapes)
     options.tokens = [int(tokens) for tokens in options.tokens.split(",")]
     ranks = torch.cuda.device_count()
@@ -132,24 +159,25 @@ def main():
                 theirs = json.load(file)
         for shape in options.shapes:
             for tokens in options.tokens:
-                times, flops[shape, tokens] = measure_ours(options, ranks, shape, tokens)
-                for name, value in {**theirs[f"{shape} {tokens}"], **times}.items():
-                    samples.setdefault((shape, tokens), {}).setdefault(name, []).append(value)
+                for op in options.op:
+                    key = (op, shape, tokens)
+                    times, flops[key] = measure_ours(options, op, ranks, shape, tokens)
+                    for name, value in {**theirs[f"{op} {shape} {tokens}"], **times}.items():
+                        samples.setdefault(key, {}).setdefault(name, []).append(value)
     records = []
-    print(f"{options.op}: milliseconds and ratios")
-    print("shape                 T    layer TFLOP/s products torch products     nccl   deepep | layer / torch products, nccl / layer, "
-          "deepep / layer")
-    for (shape, tokens), values in samples.items():
+    print("op       shape                 T    layer TFLOP/s products torch products     nccl   deepep | layer / torch products, "
+          "nccl / layer, deepep / layer")
+    for (op, shape, tokens), values in samples.items():
         ms = {name: statistics.median(times) for name, times in values.items()}
-        tflops = flops[shape, tokens] / ms["layer"] / 1e9
-        records.append(dict(shape=shape, tokens=tokens, ms=ms, tflops=tflops))
+        tflops = flops[op, shape, tokens] / ms["layer"] / 1e9
+        records.append(dict(op=op, shape=shape, tokens=tokens, ms=ms, tflops=tflops))
         peer = ms.get("deepep", float("nan"))
-        print(f"{shape:17s} {tokens:5d} {ms['layer']:8.3f} {tflops:7.0f} {ms['products']:8.3f} {ms['torch products']:14.3f} "
+        print(f"{op:8s} {shape:17s} {tokens:5d} {ms['layer']:8.3f} {tflops:7.0f} {ms['products']:8.3f} {ms['torch products']:14.3f} "
               f"{ms['nccl']:8.3f} {peer:8.3f} | {ms['layer'] / ms['torch products']:.3f} {ms['nccl'] / ms['layer']:.3f} "
               f"{peer / ms['layer']:.3f}", flush=True)
     if options.json:
         with open(options.json, "w") as file:
-            json.dump(dict(op=options.op, wgrad=options.wgrad, routing=options.routing,
+            json.dump(dict(op=options.op, wgrad=options.wgrad, routing="as eight" if options.as_eight else options.routing,
                            launch="processes" if options.processes else "threads", device=torch.cuda.get_device_name(), gpus=ranks,
                            warm_up=options.warm_up, records=records), file)
 

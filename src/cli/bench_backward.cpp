@@ -60,6 +60,7 @@ class BackwardBench {
       if (is_step_) forward(sequential_forward, placement_);
       backward(sequential);
     });
+    if (!is_step_) turns.add(named("layer and weight gradients later", flops, bytes), queued, [&] { backward_later(); });
     if (is_step_) {
       turns.add(named("layer and placement in a capacity", flops, bytes), queued, [&] {
         forward(forward_schedule_, placed(capacity));
@@ -92,6 +93,16 @@ class BackwardBench {
   void backward(const Schedule& schedule, const CallOptions& options = {}) {
     uniep::backward(group_, config_, schedule, saved_, tensors_.backward(), options);
   }
+  // Weight gradients at once behind the backward, in its stream.
+  void backward_later() {
+    std::vector<BackwardArguments> arguments = tensors_.backward();
+    std::vector<WeightGradientArguments> later;
+    for (BackwardArguments& own : arguments) {
+      later.push_back({.gradients = own.gradients, .stream = own.stream});
+      own.weight_gradients = WeightGradientTime::kLater;
+    }
+    weight_gradients(group_, uniep::backward(group_, config_, schedule_, saved_, arguments), later);
+  }
 
   const BenchRequest& request_;
   const bool is_step_;
@@ -116,7 +127,7 @@ BenchReport run_step(const BenchRequest& request) {
 BenchOperation backward_operation() {
   return {"backward",
           "the backward layer, its sequential execution and its four products alone",
-          {"layer", "products", "sequential"},
+          {"layer", "products", "sequential", "layer and weight gradients later"},
           run_backward,
           true};
 }
