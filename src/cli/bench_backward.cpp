@@ -60,7 +60,8 @@ class BackwardBench {
       if (is_step_) forward(sequential_forward, placement_);
       backward(sequential);
     });
-    if (!is_step_) turns.add(named("layer and weight gradients later", flops, bytes), queued, [&] { backward_later(); });
+    if (!is_step_)
+      turns.add(named("layer and weight gradients later", flops, bytes), queued, [&] { backward_later(); });
     if (is_step_) {
       turns.add(named("layer and placement in a capacity", flops, bytes), queued, [&] {
         forward(forward_schedule_, placed(capacity));

@@ -85,7 +85,7 @@ KernelRequest naive_request(const char* function) {
 ArgumentBlock argument_block(const GemmConfig& config, const GemmArguments& arguments,
                              const std::vector<TensorMap>& maps, const std::vector<void*>& outputs) {
   const size_t maps_at = sizeof(GemmArguments);
-  const size_t outputs_at = maps_at + static_cast<size_t>(config.maps) * sizeof(TensorMap);
+  const size_t outputs_at = maps_at + static_cast<size_t>(config.maps + output_maps(config)) * sizeof(TensorMap);
   ArgumentBlock block(outputs_at + static_cast<size_t>(config.outputs) * sizeof(void*));
   auto* const bytes = static_cast<unsigned char*>(block.data());
   std::memcpy(bytes, &arguments, sizeof(arguments));

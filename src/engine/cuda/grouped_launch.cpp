@@ -25,8 +25,15 @@ void launch_part(KernelStore& kernels, const GemmConfig& config, const WeightGra
   arguments.output_leading = product.n;
   arguments.output_expert_stride = static_cast<int64_t>(product.m) * product.n;
   arguments.failed = product.failed;
-  launch_grouped_gemm(kernels, config, arguments, {b}, addresses.empty() ? std::vector{product.dw.base} : addresses,
-                      sms, stream);
+  std::vector<TensorMap> maps{b};
+  const std::vector<void*> outputs = addresses.empty() ? std::vector{product.dw.base} : addresses;
+  if (lends_stages(config)) {
+    const int64_t matrices = addresses.empty() ? product.rows.experts : 1;
+    for (const void* output : outputs) {
+      maps.push_back(encode_gradient_map({output, product.n, product.m, matrices}, kTileM / kMathWarps, "dw"));
+    }
+  }
+  launch_grouped_gemm(kernels, config, arguments, maps, outputs, sms, stream);
 }
 
 }  // namespace

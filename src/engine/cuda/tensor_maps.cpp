@@ -18,6 +18,7 @@ struct BoxedTensor {
   cuuint32_t box[3];
   CUtensorMapSwizzle swizzle;
   CUtensorMapL2promotion promotion;
+  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 };
 
 TensorMap encode(const void* address, const BoxedTensor& tensor, const char* name) {
@@ -28,8 +29,8 @@ TensorMap encode(const void* address, const BoxedTensor& tensor, const char* nam
   CUtensorMap map;
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUresult result = driver().cuTensorMapEncodeTiled(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(address), tensor.sizes, tensor.strides, tensor.box,
-      steps, CU_TENSOR_MAP_INTERLEAVE_NONE, tensor.swizzle, tensor.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      &map, tensor.type, 3, const_cast<void*>(address), tensor.sizes, tensor.strides, tensor.box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, tensor.swizzle, tensor.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(result, (std::string("describing ") + name + " to TMA, " + std::to_string(tensor.sizes[0]) + " columns, " +
                  std::to_string(tensor.sizes[1]) + " rows, " + std::to_string(tensor.sizes[2]) + " matrices")
                     .c_str());
@@ -62,6 +63,19 @@ TensorMap encode_transfer_map(const void* address, int64_t rows, int parts, int6
                  {kTransferColumns, static_cast<cuuint32_t>(box_rows), count},
                  CU_TENSOR_MAP_SWIZZLE_64B,
                  CU_TENSOR_MAP_L2_PROMOTION_L2_64B},
+                name);
+}
+
+TensorMap encode_gradient_map(const MatrixView& view, int box_rows, const char* name) {
+  const auto columns = static_cast<cuuint64_t>(view.columns);
+  const auto rows = static_cast<cuuint64_t>(view.rows);
+  return encode(view.address,
+                {{columns, rows, static_cast<cuuint64_t>(view.depth)},
+                 {columns * 4, rows * columns * 4},
+                 {kLentColumns, static_cast<cuuint32_t>(box_rows), 1},
+                 CU_TENSOR_MAP_SWIZZLE_128B,
+                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                 CU_TENSOR_MAP_DATA_TYPE_FLOAT32},
                 name);
 }
 

@@ -23,4 +23,7 @@ TensorMap encode_operand_map(const MatrixView& view, int box_rows, const char* n
 TensorMap encode_transfer_map(const void* address, int64_t rows, int parts, int64_t columns, int box_rows,
                               const char* name);
 
+// fp32 weight gradients [depth][rows][columns] in boxes of `box_rows` rows of kLentColumns, with the 128-byte swizzle.
+TensorMap encode_gradient_map(const MatrixView& view, int box_rows, const char* name);
+
 }  // namespace uniep::cuda

@@ -30,10 +30,11 @@ struct alignas(64) GemmArguments {
 };
 static_assert(sizeof(GemmArguments) % 64 == 0, "the maps that follow are aligned");
 
+// output_maps() of the configuration are among kMaps.
 template <int kMaps, int kOutputs>
 struct alignas(64) GemmKernelArguments {
   GemmArguments common;
-  TensorMap b[kMaps];
+  TensorMap b[kMaps];       // B's, and behind them D's
   void* outputs[kOutputs];  // kSwiglu: z, may be null
 };
 

@@ -14,7 +14,7 @@ constexpr GemmConfig kConfig{.layout = static_cast<Layout>(UNIEP_LAYOUT),
                              .maps = UNIEP_MAPS,
                              .outputs = UNIEP_OUTPUTS};
 using Storage = SharedStorage<kConfig>;
-using Arguments = GemmKernelArguments<kConfig.maps, kConfig.outputs>;
+using Arguments = GemmKernelArguments<kConfig.maps + output_maps(kConfig), kConfig.outputs>;
 static_assert(sizeof(Storage) <= shared_memory_bytes(kConfig), "the host asks for too little shared memory");
 static_assert(shared_memory_bytes(kConfig) <= kSharedMemoryLimit, "more shared memory than an SM has");
 static_assert(!split_b_along_k(kConfig) || kConfig.layout == Layout::kDgrad,
@@ -66,7 +66,8 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
     }
   } else {
     ptx::raise_registers<kGemmMathRegisters>();
-    run_math<kConfig>(arguments.common, arguments.outputs, shared, static_cast<int32_t>(warp) - 4);
+    run_math<kConfig>(arguments.common, {arguments.outputs, arguments.b + kConfig.maps}, shared,
+                      static_cast<int32_t>(warp) - 4);
   }
   __syncwarp();
   // No CTA leaves while its neighbour may still arrive at its barriers.

@@ -35,6 +35,7 @@ struct LayerStorage : SharedStorage<kLayer.gemm> {
   int32_t launch, worker;
   ComputeList compute;
   LateTile late[kMathWarps];
+  uint64_t deal;                          // of each task: the loader is about to need the next
   uint64_t stored[kLayerTaskSlots];       // of the task in each slot: the math warps that have stored their part
   WalkState walk;                         // of the copy warp
   uint32_t reduce_items;                  // that the CTA's warps have dealt among themselves

@@ -47,6 +47,7 @@ UNIEP_DEVICE void initialise_barriers(Storage& shared) {
     ptx::mbarrier_init(shared.tasks.empty[slot], kLayerTaskReaders * kLayer.gemm.cluster);
     ptx::mbarrier_init(shared.stored[slot], kMathWarps);
   }
+  ptx::mbarrier_init(shared.deal, 1);
   init_copy_ring(shared.copy_ring);
   ptx::fence_mbarrier_init();
 }
@@ -91,6 +92,13 @@ UNIEP_DEVICE void acquire_maps(const RankCall& call) {
   }
   for (int32_t i = lane; i < (call.second_map_per_expert != 0 ? call.program.local_experts : 1); i += 32) {
     ptx::tma_acquire_map(call.second_b[i]);
+  }
+  if constexpr (lends_stages(filled_gemm(kLayer))) {
+    for (const GradientMatrices& gradients : call.gradients) {
+      for (int32_t i = lane; i < (gradients.addresses != nullptr ? call.program.local_experts : 1); i += 32) {
+        ptx::tma_acquire_map(gradients.maps[i]);
+      }
+    }
   }
   __syncwarp();
 }

@@ -29,6 +29,7 @@ constexpr int kFirstWgradMap = 3;
 struct GradientMatrices {
   void* base;
   void* const* addresses;
+  const TensorMap* maps;  // fp32, for TMA: one over the experts, or one an expert; else null
 };
 
 struct alignas(64) RankCall {

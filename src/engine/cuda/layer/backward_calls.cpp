@@ -198,7 +198,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
     binding.output = arguments.dx;
     binding.dprobs = arguments.dprobs;
     binding.weights = arguments.weights;
-    if (asked.weight_gradients) binding.gradients = arguments.gradients;
+    if (asked.weight_gradients && !alone) binding.gradients = arguments.gradients;
     binding.row_table = tables.tables(local).rows;
     binding.whole = tables.tables(local).whole;
     bind_group_memory(binding, local, programs[local], call.options.events != nullptr, rank_targets[local].stream);

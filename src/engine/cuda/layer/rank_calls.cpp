@@ -117,6 +117,39 @@ std::vector<TensorMap> gradient_maps(const CallBinding& call, const RankBinding&
           multiplied(own.gathered[1], hidden, "rows of x")};
 }
 
+// Of fp32 gradients [rows, columns] of an expert, which TMA writes: one tensor, or as many as experts.
+struct GradientSide {
+  void* whole;
+  void* const* experts;
+  int64_t rows, columns;
+  const char* name;
+};
+
+GradientSide dw1_of(const CallBinding& call, const WeightGradients& gradients) {
+  return {gradients.dw1, gradients.dw1_experts, 2 * call.request.shape.intermediate, call.request.shape.hidden, "dw1"};
+}
+
+GradientSide dw2_of(const CallBinding& call, const WeightGradients& gradients) {
+  return {gradients.dw2, gradients.dw2_experts, call.request.shape.hidden, call.request.shape.intermediate, "dw2"};
+}
+
+int64_t output_map_count(const CallBinding& call, const GradientSide& side, int64_t experts) {
+  if (call.request.numerics.weight_gradient == WeightGradient::kBFloat16) return 0;
+  return side.experts != nullptr ? experts : int64_t{side.whole != nullptr};
+}
+
+std::vector<TensorMap> output_maps(const CallBinding& call, const GradientSide& side, int64_t experts) {
+  constexpr int kWarpRows = kTileM / kMathWarps;
+  std::vector<TensorMap> maps;
+  const int64_t count = output_map_count(call, side, experts);
+  for (int64_t i = 0; i < count; ++i) {
+    const MatrixView view = side.experts != nullptr ? MatrixView{side.experts[i], side.columns, side.rows, 1}
+                                                    : MatrixView{side.whole, side.columns, side.rows, experts};
+    maps.push_back(encode_gradient_map(view, kWarpRows, side.name));
+  }
+  return maps;
+}
+
 std::size_t address_count(const WeightGradients& gradients, int64_t experts) {
   return static_cast<std::size_t>(experts) *
          ((gradients.dw1_experts != nullptr ? 1 : 0) + (gradients.dw2_experts != nullptr ? 1 : 0));
@@ -168,7 +201,9 @@ std::size_t call_image_bytes(const CallBinding& call, const std::vector<RankBind
   std::size_t bytes = locals.size() * sizeof(RankCall);
   for (const std::size_t i : locals) {
     const Weights& weights = ranks[i].weights;
-    const int64_t maps = w1_of(call, weights).maps(experts) + w2_of(call, weights).maps(experts) + kGradientMaps;
+    const int64_t maps = w1_of(call, weights).maps(experts) + w2_of(call, weights).maps(experts) + kGradientMaps +
+                         output_map_count(call, dw1_of(call, ranks[i].gradients), experts) +
+                         output_map_count(call, dw2_of(call, ranks[i].gradients), experts);
     bytes +=
         static_cast<std::size_t>(maps) * sizeof(TensorMap) +
         round_up(static_cast<int64_t>(address_count(ranks[i].gradients, experts) * sizeof(void*)), sizeof(TensorMap));
@@ -193,11 +228,11 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
   for (const std::size_t i : locals) {
     addresses_at -= address_count(ranks[i].gradients, call.request.shape.experts / ranks_of(call)) * sizeof(void*);
   }
-  const auto matrices = [&](void* whole, void* const* experts, int64_t count) {
-    if (experts == nullptr) return GradientMatrices{whole, nullptr};
+  const auto matrices = [&](void* whole, void* const* experts, int64_t count, const TensorMap* maps) {
+    if (experts == nullptr) return GradientMatrices{whole, nullptr, maps};
     auto* const table = reinterpret_cast<void* const*>(memory + addresses_at + addresses.size() * sizeof(void*));
     addresses.insert(addresses.end(), experts, experts + count);
-    return GradientMatrices{nullptr, table};
+    return GradientMatrices{nullptr, table, maps};
   };
   std::size_t next = 0;
   for (const std::size_t i : locals) {
@@ -214,8 +249,10 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
     if (call.request.part == ProgramPart::kLayer && is_backward(call)) {
       rank_call.gradient_maps = append(gradient_maps(call, ranks[i], memory));
       const WeightGradients& gradients = ranks[i].gradients;
-      rank_call.gradients[0] = matrices(gradients.dw2, gradients.dw2_experts, experts);
-      rank_call.gradients[1] = matrices(gradients.dw1, gradients.dw1_experts, experts);
+      const TensorMap* const dw2_maps = append(output_maps(call, dw2_of(call, gradients), experts));
+      const TensorMap* const dw1_maps = append(output_maps(call, dw1_of(call, gradients), experts));
+      rank_call.gradients[0] = matrices(gradients.dw2, gradients.dw2_experts, experts, dw2_maps);
+      rank_call.gradients[1] = matrices(gradients.dw1, gradients.dw1_experts, experts, dw1_maps);
     }
     std::memcpy(image.data() + next++ * sizeof(RankCall), &rank_call, sizeof(RankCall));
   }

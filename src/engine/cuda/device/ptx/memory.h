@@ -65,10 +65,6 @@ UNIEP_DEVICE Vector16 load_global_16_once(const void* pointer) {
   return v;
 }
 
-UNIEP_DEVICE void store_global_float2(float* pointer, float x, float y) {
-  asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(pointer), "f"(x), "f"(y) : "memory");
-}
-
 // Without a branch, which would make the compiler doubt that the warp stays together.
 UNIEP_DEVICE void store_global_float_if(bool condition, float* pointer, float value) {
   asm volatile(
@@ -79,10 +75,6 @@ UNIEP_DEVICE void store_global_float_if(bool condition, float* pointer, float va
       "}\n" ::"r"(static_cast<uint32_t>(condition)),
       "l"(pointer), "f"(value)
       : "memory");
-}
-
-UNIEP_DEVICE void load_global_float2(const float* pointer, float& x, float& y) {
-  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "l"(pointer) : "memory");
 }
 
 // Copies 16 bytes from global to shared memory in the background; writes zeros when `valid` is false.

@@ -24,28 +24,40 @@ struct WarpTile {
   bool exists = false;  // false: nothing is to be read or written, and column is kBeyond
 };
 
-// Where D goes. A standalone kernel's:
+// Where D goes in a standalone kernel: addresses, and maps where TMA writes.
+struct OutputTable {
+  void* const* addresses;
+  const TensorMap* maps;
+};
+
 template <GemmConfig kConfig>
 class StandaloneOutput {
  public:
   static constexpr int64_t kElementBytes =
       kConfig.epilogue == Epilogue::kFloat32 || kConfig.epilogue == Epilogue::kAccumulate ? 4 : 2;
 
-  UNIEP_DEVICE StandaloneOutput(const GemmArguments& arguments, void* const* outputs)
+  UNIEP_DEVICE StandaloneOutput(const GemmArguments& arguments, const OutputTable& outputs)
       : arguments_(arguments), outputs_(outputs) {}
 
   // Row 0, column 0 of the matrix that a tile belongs to.
   UNIEP_DEVICE void* matrix(const WarpTile& tile) const {
-    if constexpr (kConfig.layout != Layout::kWgrad) return outputs_[0];
-    if (arguments_.output_per_expert != 0) return outputs_[tile.expert];
-    return static_cast<uint8_t*>(outputs_[0]) + tile.expert * arguments_.output_expert_stride * kElementBytes;
+    if constexpr (kConfig.layout != Layout::kWgrad) return outputs_.addresses[0];
+    if (arguments_.output_per_expert != 0) return outputs_.addresses[tile.expert];
+    return static_cast<uint8_t*>(outputs_.addresses[0]) + tile.expert * arguments_.output_expert_stride * kElementBytes;
   }
   UNIEP_DEVICE int64_t leading(const WarpTile& /*tile*/) const { return arguments_.output_leading; }
   UNIEP_DEVICE int32_t columns(const WarpTile& /*tile*/) const { return arguments_.n_extent; }
+  // The map that an expert's matrix is in, and which one of the map's it is.
+  UNIEP_DEVICE const TensorMap& map(const WarpTile& tile) const {
+    return outputs_.maps[arguments_.output_per_expert != 0 ? tile.expert : 0];
+  }
+  UNIEP_DEVICE int32_t matrix_in_map(const WarpTile& tile) const {
+    return arguments_.output_per_expert != 0 ? 0 : tile.expert;
+  }
 
  private:
   const GemmArguments& arguments_;
-  void* const* outputs_;
+  const OutputTable outputs_;
 };
 
 // Rounds at once, writes 64 columns a step.
@@ -86,63 +98,6 @@ class BFloat16Epilogue {
   const uint32_t staging_;
   WarpTile tile_;
   uint32_t rounded_[kCount / 2];
-};
-
-// fp32 rows: four neighbouring threads write 32 bytes. kAccumulate adds to what is there, one rounded add an element.
-template <GemmConfig kConfig, typename Output>
-class Float32Epilogue {
- public:
-  static constexpr int kCount = kConfig.tile_n / 2;
-  static constexpr int kSteps = 0;
-  static constexpr bool kRolled = false;
-
-  UNIEP_DEVICE Float32Epilogue(const Output& output, uint32_t /*staging*/) : output_(output) {}
-
-  template <int kStep>
-  UNIEP_DEVICE void step(const WarpTile& /*next*/) {}
-
-  UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount]) {
-    if (!tile.exists) return;
-    constexpr bool kAccumulate = kConfig.epilogue == Epilogue::kAccumulate;
-    constexpr bool kZeroPadding = kConfig.layout != Layout::kWgrad;
-    // Column groups whose loads are in flight together; the megakernel has fewer registers.
-    constexpr int32_t kGroups = kConfig.in_layer ? 4 : 8;
-    const int32_t lane = static_cast<int32_t>(ptx::lane_index());
-    const int32_t row = lane / 4;
-    const int32_t first_column = tile.column + lane % 4 * 2;
-    const int64_t leading = output_.leading(tile);
-    float* const base = static_cast<float*>(output_.matrix(tile)) + (tile.row + row) * leading + first_column;
-#pragma unroll
-    for (int32_t part = 0; part < kConfig.tile_n / 8; part += kGroups) {
-      float old[2 * kGroups][2];
-      if constexpr (kAccumulate) {
-#pragma unroll
-        for (int32_t i = 0; i < 2 * kGroups; ++i) {
-          const int32_t column = (part + i / 2) * 8;
-          if (row + i % 2 * 8 < tile.rows && first_column + column < output_.columns(tile)) {
-            ptx::load_global_float2(base + i % 2 * 8 * leading + column, old[i][0], old[i][1]);
-          }
-        }
-      }
-#pragma unroll
-      for (int32_t i = 0; i < 2 * kGroups; ++i) {
-        const int32_t column = (part + i / 2) * 8;
-        const bool exists = row + i % 2 * 8 < tile.rows;
-        if ((!exists && !kZeroPadding) || first_column + column >= output_.columns(tile)) continue;
-        float x = d[(part + i / 2) * 4 + i % 2 * 2];
-        float y = d[(part + i / 2) * 4 + i % 2 * 2 + 1];
-        if constexpr (kAccumulate) {
-          x = add(old[i][0], x);
-          y = add(old[i][1], y);
-        }
-        if (kZeroPadding && !exists) x = y = 0.0f;
-        ptx::store_global_float2(base + i % 2 * 8 * leading + column, x, y);
-      }
-    }
-  }
-
- private:
-  const Output output_;
 };
 
 // A row's router weight; +0 where the row does not exist.

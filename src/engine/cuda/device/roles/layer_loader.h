@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine/cuda/device/layer_storage.h"
+#include "engine/cuda/device/roles/filled_output.h"
 #include "engine/cuda/device/roles/loader.h"
 
 namespace uniep::cuda {
@@ -50,6 +51,10 @@ UNIEP_DEVICE auto& filled_storage(LayerStorage<kLayer>& shared) {
   return reinterpret_cast<Storage&>(shared);
 }
 
+// K blocks before a tile's last one at which the next tile is dealt: so long may its ticket and its waits take, and as
+// long as the stages last.
+constexpr int32_t kBlocksToDeal = 16;
+
 // One thread: keeps the stages full. `maps` is the call in global memory, where TMA finds its maps.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& shared) {
@@ -58,16 +63,34 @@ UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& s
   StageCursor<kLayer.gemm.stages> cursor;
   [[maybe_unused]] int32_t last_row = 0, last_column = WarpTile::kBeyond;
   for (LayerTask task = tasks.take(); !task.has(LayerTask::kEnd); task = tasks.take()) {
+    // The scheduler may deal the next tile. No earlier than it must: of the last tiles of a list others would get too
+    // few.
+    const int32_t deals_at = task.k_blocks > kBlocksToDeal ? task.k_blocks - kBlocksToDeal : 0;
+    const auto before = [&](int32_t block) {
+      if (block == deals_at) ptx::mbarrier_arrive(shared.deal);
+    };
+    if (task.k_blocks == 0) before(0);
     // The scheduler has seen the signals of the rows of A; they were written without TMA.
     ptx::fence_proxy_async_global();
     if constexpr (kLayer.filled != FilledGradients::kNone) {
       if (task.has(LayerTask::kWgrad)) {
-        load_tile<filled_gemm(kLayer)>(filled_storage<kLayer>(shared), cursor,
-                                       wgrad_operands_of<kLayer>(shared.call, task), cta);
+        constexpr GemmConfig kGemm = filled_gemm(kLayer);
+        load_tile<kGemm>(filled_storage<kLayer>(shared), cursor, wgrad_operands_of<kLayer>(shared.call, task), cta,
+                         before);
+        if constexpr (lends_stages(kGemm)) {
+          if (task.k_blocks > 0) {
+            lend_stages(filled_storage<kLayer>(shared), cursor, FilledOutput<kLayer>(shared),
+                        task.has(LayerTask::kStore),
+                        {.row = task.row,
+                         .column = task.column(),
+                         .expert = task.expert,
+                         .product = task.has(LayerTask::kSecond) ? 1 : 0});
+          }
+        }
         continue;
       }
     }
-    load_tile<kLayer.gemm>(shared, cursor, operands_of<kLayer>(maps, shared.call, task), cta);
+    load_tile<kLayer.gemm>(shared, cursor, operands_of<kLayer>(maps, shared.call, task), cta, before);
     last_row = task.row;
     last_column = task.has(LayerTask::kStore) ? task.column() : WarpTile::kBeyond;
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "engine/cuda/device/roles/filled_output.h"
 #include "engine/cuda/device/roles/layer_epilogue.h"
 #include "engine/cuda/device/roles/layer_gradient.h"
 #include "engine/cuda/device/roles/layer_scheduler.h"
@@ -64,43 +65,15 @@ UNIEP_DEVICE void run_first_gradient(LayerStorage<kLayer>& shared, int32_t math_
   epilogue.run_alone(shared, multiplier.cursor());
 }
 
-// Where the weight gradients of the launch go.
-template <LayerKernelConfig kLayer>
-class FilledOutput {
- public:
-  static constexpr int64_t kElementBytes = kLayer.filled == FilledGradients::kBFloat16 ? 2 : 4;
-
-  UNIEP_DEVICE explicit FilledOutput(const LayerStorage<kLayer>& shared) : shared_(shared) {}
-
-  UNIEP_DEVICE void* matrix(const WarpTile& tile) const {
-    const GradientMatrices& gradients = shared_.call.gradients[tile.product];
-    if (gradients.addresses != nullptr) return gradients.addresses[tile.expert];
-    const WgradGrid& grid = grid_of(tile);
-    return static_cast<uint8_t*>(gradients.base) +
-           static_cast<int64_t>(tile.expert) * grid.rows * grid.columns * kElementBytes;
-  }
-  UNIEP_DEVICE int64_t leading(const WarpTile& tile) const { return grid_of(tile).columns; }
-  UNIEP_DEVICE int32_t columns(const WarpTile& tile) const { return grid_of(tile).columns; }
-
- private:
-  UNIEP_DEVICE const WgradGrid& grid_of(const WarpTile& tile) const {
-    return tile.product != 0 ? shared_.call.program.wgrad_fc1 : shared_.call.program.wgrad_fc2;
-  }
-
-  const LayerStorage<kLayer>& shared_;
-};
-
 // The weight gradients behind the last tile of dgrad FC1, to the end of the list. Nothing waits for them, so a record's
 // slot is handed back as soon as its products are there.
 template <LayerKernelConfig kLayer, typename Tasks>
 UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks, const StageCursor<kLayer.gemm.stages>& cursor,
                              int32_t math_warp) {
   constexpr GemmConfig kGemm = filled_gemm(kLayer);
-  using Output = FilledOutput<kLayer>;
   Multiplier<kGemm> multiplier(filled_storage<kLayer>(shared), math_warp / 4, cursor);
-  const Output output(shared);
-  typename MatrixEpilogueOf<kGemm, Output>::Type epilogue(
-      output, ptx::uniform_register(ptx::shared_address(shared.staging[math_warp])));
+  const FilledOutput<kLayer> output(shared);
+  auto epilogue = make_matrix_epilogue<kGemm>(output, filled_storage<kLayer>(shared), math_warp);
   const TileClock<kLayer> clock(shared, math_warp);
   float d[Multiplier<kGemm>::kCount];
   for (bool more = true; more;) {
@@ -122,7 +95,11 @@ UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks, const S
       if (kLayer.filled != FilledGradients::kAccumulate) clear_tile<kGemm>(output, tile);
       tile.exists = false;
     }
-    epilogue.finish(tile, d);
+    if constexpr (lends_stages(kGemm)) {
+      if (k_blocks > 0) epilogue.finish(tile, d, multiplier.cursor());
+    } else {
+      epilogue.finish(tile, d);
+    }
     if (more && ptx::lane_index() == 0) ptx::mbarrier_arrive(shared.stored[tasks.slot()]);
     tasks.release_by_warp();
   }

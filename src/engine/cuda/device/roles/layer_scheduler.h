@@ -161,8 +161,9 @@ UNIEP_DEVICE bool next_tile(LayerStorage<kLayer>& shared, int32_t cta, int32_t i
   return true;
 }
 
-// One warp of a cluster: decides what its CTAs do next, up to kLayerTaskSlots tasks ahead, and waits until they can: a
-// lane for each CTA. Neither CTA begins a tile of B that the other can not begin too. No other role evaluates order.
+// One warp of a cluster: decides what its CTAs do next, one task ahead of the first CTA's loader, and waits until they
+// can: a lane for each CTA. Neither CTA begins a tile of B that the other can not begin too. No other role evaluates
+// order.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
   constexpr int32_t kCtas = kLayer.gemm.cluster;
@@ -172,6 +173,7 @@ UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
   TaskCursor<typename LayerStorage<kLayer>::Tasks, kCtas> ring(shared.tasks);
   // A worker that does not walk the list takes no ticket of it.
   for (int32_t index = 0; shared.compute.length > 0; ++index) {
+    if (index > 0) ptx::mbarrier_wait(shared.deal, (index - 1) & 1, "next task to deal");
     uniep::Task tile{};
     if (!next_tile<kLayer>(shared, cta, index, tile)) break;
     __syncwarp();

@@ -5,6 +5,7 @@
 #include "engine/cuda/device/ptx/cluster.h"
 #include "engine/cuda/device/ptx/tma.h"
 #include "engine/cuda/device/roles/last_z.h"
+#include "engine/cuda/device/roles/lent_stages.h"
 #include "engine/cuda/device/shared_storage.h"
 
 namespace uniep::cuda {
@@ -67,11 +68,12 @@ UNIEP_DEVICE void load_a(SharedStorage<kConfig>& shared, const TileOperands& til
   }
 }
 
-// Every stage of every CTA receives the same number of bytes, whoever sends them.
-template <GemmConfig kConfig>
+// Every stage of every CTA receives the same number of bytes, whoever sends them. before(block) runs before each block.
+template <GemmConfig kConfig, typename Before>
 UNIEP_DEVICE void load_tile(SharedStorage<kConfig>& shared, StageCursor<kConfig.stages>& cursor,
-                            const TileOperands& tile, int32_t cta) {
+                            const TileOperands& tile, int32_t cta, const Before& before) {
   for (int32_t block = 0; block < tile.k_blocks; ++block, cursor.advance()) {
+    before(block);
     const int32_t k = tile.k_begin + block * kTileK;
     ptx::mbarrier_wait(shared.empty[cursor.stage], cursor.phase ^ 1, "stage empty");
     ptx::mbarrier_arrive_expect_bytes(shared.full[cursor.stage], stage_bytes(kConfig));
@@ -112,7 +114,14 @@ UNIEP_DEVICE void run_loader(const GemmArguments& arguments, const TensorMap* b_
   StageCursor<kConfig.stages> cursor;
   [[maybe_unused]] Task last{};
   for (Task task = tasks.take(); !task.has(Task::kEnd); task = tasks.take()) {
-    load_tile<kConfig>(shared, cursor, operands_of<kConfig>(arguments, b_maps, task), cta);
+    load_tile<kConfig>(shared, cursor, operands_of<kConfig>(arguments, b_maps, task), cta, [](int32_t /*block*/) {});
+    if constexpr (lends_stages(kConfig)) {
+      const StandaloneOutput<kConfig> output(arguments, {nullptr, b_maps + kConfig.maps});
+      if (task.k_blocks > 0) {
+        lend_stages(shared, cursor, output, task.has(Task::kStore),
+                    {.row = task.m_begin, .column = task.n_block * kConfig.tile_n, .expert = task.expert});
+      }
+    }
     last = task;
   }
   if constexpr (kConfig.epilogue == Epilogue::kSwigluGradient) {

@@ -5,39 +5,33 @@
 #include "engine/cuda/device/roles/epilogue_swiglu.h"
 #include "engine/cuda/device/roles/epilogue_swiglu_gradient.h"
 #include "engine/cuda/device/roles/loader.h"
+#include "engine/cuda/device/roles/release_stage.h"
 
 namespace uniep::cuda {
 
+// Of a matrix D, as a math warp keeps it.
 template <GemmConfig kConfig, typename Output>
-struct MatrixEpilogueOf {
-  using Type = Float32Epilogue<kConfig, Output>;
-};
-template <GemmConfig kConfig, typename Output>
-requires(kConfig.epilogue == Epilogue::kBFloat16) struct MatrixEpilogueOf<kConfig, Output> {
-  using Type = BFloat16Epilogue<kConfig, Output>;
-};
-
-// A standalone kernel's epilogue, as a math warp keeps it.
-template <GemmConfig kConfig>
-UNIEP_DEVICE auto make_epilogue(const GemmArguments& arguments, void* const* outputs, uint32_t staging) {
-  if constexpr (kConfig.epilogue == Epilogue::kSwiglu) {
-    return SwigluEpilogue<kConfig>(arguments, outputs, staging);
-  } else if constexpr (kConfig.epilogue == Epilogue::kSwigluGradient) {
-    return SwigluGradientEpilogue<kConfig, StandaloneGradient>(StandaloneGradient(arguments), staging);
+UNIEP_DEVICE auto make_matrix_epilogue(const Output& output, SharedStorage<kConfig>& shared, int32_t math_warp) {
+  if constexpr (lends_stages(kConfig)) {
+    return GradientEpilogue<kConfig, Output>(output, shared, math_warp);
   } else {
-    using Output = StandaloneOutput<kConfig>;
-    return typename MatrixEpilogueOf<kConfig, Output>::Type(Output(arguments, outputs), staging);
+    uint32_t staging = ptx::shared_address(shared.staging[math_warp]);
+    if (kConfig.in_layer) staging = ptx::uniform_register(staging);
+    return BFloat16Epilogue<kConfig, Output>(output, staging);
   }
 }
 
-// Hands a stage back to the loaders that fill it: each math warp tells every CTA of the cluster.
+// A standalone kernel's epilogue.
 template <GemmConfig kConfig>
-UNIEP_DEVICE void release_stage(SharedStorage<kConfig>& shared, uint32_t stage) {
-  const uint32_t lane = ptx::lane_index();
-  if constexpr (kConfig.cluster == 1) {
-    if (lane == 0) ptx::mbarrier_arrive(shared.empty[stage]);
+UNIEP_DEVICE auto make_epilogue(const GemmArguments& arguments, const OutputTable& outputs,
+                                SharedStorage<kConfig>& shared, int32_t math_warp) {
+  const uint32_t staging = ptx::shared_address(shared.staging[math_warp]);
+  if constexpr (kConfig.epilogue == Epilogue::kSwiglu) {
+    return SwigluEpilogue<kConfig>(arguments, outputs.addresses, staging);
+  } else if constexpr (kConfig.epilogue == Epilogue::kSwigluGradient) {
+    return SwigluGradientEpilogue<kConfig, StandaloneGradient>(StandaloneGradient(arguments), staging);
   } else {
-    if (lane < static_cast<uint32_t>(kConfig.cluster)) ptx::mbarrier_arrive_remote(shared.empty[stage], lane);
+    return make_matrix_epilogue<kConfig>(StandaloneOutput<kConfig>(arguments, outputs), shared, math_warp);
   }
 }
 
@@ -95,7 +89,7 @@ class Multiplier {
     release_stage<kConfig>(shared_, previous_);
   }
 
-  const StageCursor<kConfig.stages>& cursor() const { return cursor_; }
+  StageCursor<kConfig.stages>& cursor() { return cursor_; }
 
  private:
   // The standalone kernels have it in a uniform register anyway.
@@ -238,17 +232,18 @@ UNIEP_DEVICE void clear_tile(const Output& output, const WarpTile& tile) {
 
 // Two warpgroups, 64 rows of the tile each.
 template <GemmConfig kConfig>
-UNIEP_DEVICE void run_math(const GemmArguments& arguments, void* const* outputs, SharedStorage<kConfig>& shared,
+UNIEP_DEVICE void run_math(const GemmArguments& arguments, const OutputTable& outputs, SharedStorage<kConfig>& shared,
                            int32_t math_warp) {
   constexpr int32_t kColumns = kConfig.epilogue == Epilogue::kSwiglu ? kConfig.tile_n / 2 : kConfig.tile_n;
-  static_assert(kConfig.epilogue != Epilogue::kAccumulate || kConfig.layout == Layout::kWgrad,
-                "only weight gradients are accumulated");
+  static_assert((kConfig.epilogue != Epilogue::kAccumulate && kConfig.epilogue != Epilogue::kFloat32) ||
+                    kConfig.layout == Layout::kWgrad,
+                "only weight gradients are fp32");
   static_assert(kConfig.epilogue != Epilogue::kSwiglu || kConfig.layout == Layout::kForward, "SwiGLU follows FC1");
   static_assert(kConfig.epilogue != Epilogue::kSwigluGradient || kConfig.layout == Layout::kDgrad,
                 "dSwiGLU follows FC2's dgrad");
   TaskCursor tasks(shared.tasks);
   Multiplier<kConfig> multiplier(shared, math_warp / 4);
-  auto epilogue = make_epilogue<kConfig>(arguments, outputs, ptx::shared_address(shared.staging[math_warp]));
+  auto epilogue = make_epilogue<kConfig>(arguments, outputs, shared, math_warp);
   constexpr bool kAlone = kHasGroups<decltype(epilogue)>;
   float d[Multiplier<kConfig>::kCount];
   for (bool more = true; more;) {
@@ -269,7 +264,11 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, void* const* outputs,
         tile.exists = false;
       }
     }
-    epilogue.finish(tile, d);
+    if constexpr (lends_stages(kConfig)) {
+      if (task.k_blocks > 0) epilogue.finish(tile, d, multiplier.cursor());
+    } else {
+      epilogue.finish(tile, d);
+    }
   }
   if constexpr (kAlone) epilogue.run_alone(shared, multiplier.cursor());
 }

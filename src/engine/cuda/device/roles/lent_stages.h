@@ -1,0 +1,169 @@
+#pragma once
+
+#include "engine/cuda/device/ptx/tma.h"
+#include "engine/cuda/device/roles/epilogue.h"
+#include "engine/cuda/device/roles/release_stage.h"
+
+// fp32 weight gradients, on their way out and, where they are added to what is there, in. A tile of them is as large as
+// the stages, and with no registers to keep it in while the next tile is multiplied, the tensor cores would wait for
+// memory. So behind a tile's last K block the loader lends the next stages: it loads the old values while the last K
+// blocks are multiplied; the math warps put their sums in place of them, TMA writes them, and a stage goes back to the
+// loader as soon as it has been read.
+namespace uniep::cuda {
+
+constexpr uint32_t kLentWarpBytes = kLentBoxBytes / kMathWarps;  // 16 rows of 128 bytes
+constexpr uint32_t kLentRowBytes = kLentColumns * 4;
+
+// A math warp's part of box `box` of a stage; 16-byte chunk c of row r lies at chunk c ^ (r % 8).
+template <GemmConfig kConfig>
+UNIEP_DEVICE uint32_t lent_box(SharedStorage<kConfig>& shared, uint32_t stage, int32_t box, uint32_t math_warp) {
+  constexpr int32_t kInB = lent_boxes_of_stage(kConfig) - 1;
+  static_assert(kConfig.stages >= 2, "a stage goes back when the next one is done");
+  static_assert(kLentBoxBytes <= SharedStorage<kConfig>::kOperandABytes &&
+                    kInB * kLentBoxBytes <= SharedStorage<kConfig>::kOperandBBytes,
+                "each operand's place holds its boxes");
+  const uint32_t place =
+      box < kInB ? ptx::shared_address(shared.b[stage]) + box * kLentBoxBytes : ptx::shared_address(shared.a[stage]);
+  return place + math_warp * kLentWarpBytes;
+}
+
+// The loader, behind the last K block of the CTA's tile. Both CTAs of a cluster walk the same stages, also one whose
+// tile does not exist.
+template <GemmConfig kConfig, typename Output>
+UNIEP_DEVICE void lend_stages(SharedStorage<kConfig>& shared, StageCursor<kConfig.stages>& cursor, const Output& output,
+                              bool exists, const WarpTile& tile) {
+  constexpr int32_t kBoxes = kConfig.tile_n / kLentColumns;
+  constexpr int32_t kOfStage = lent_boxes_of_stage(kConfig);
+#pragma unroll 1
+  for (int32_t first = 0; first < kBoxes; first += kOfStage, cursor.advance()) {
+    ptx::mbarrier_wait(shared.empty[cursor.stage], cursor.phase ^ 1, "stage empty");
+    if (kConfig.epilogue != Epilogue::kAccumulate || !exists) {
+      ptx::mbarrier_arrive(shared.full[cursor.stage]);
+      continue;
+    }
+    const int32_t count = first + kOfStage < kBoxes ? kOfStage : kBoxes - first;
+    ptx::mbarrier_arrive_expect_bytes(shared.full[cursor.stage], count * kLentBoxBytes);
+#pragma unroll 1
+    for (int32_t box = 0; box < count; ++box) {
+#pragma unroll 1
+      for (int32_t warp = 0; warp < kMathWarps; ++warp) {
+        ptx::tma_load_3d(lent_box<kConfig>(shared, cursor.stage, box, warp), output.map(tile),
+                         shared.full[cursor.stage], tile.column + (first + box) * kLentColumns,
+                         tile.row + warp * kBlockRows, output.matrix_in_map(tile));
+      }
+    }
+  }
+}
+
+// A math warp's.
+template <GemmConfig kConfig, typename Output>
+class GradientEpilogue {
+ public:
+  static constexpr int kCount = kConfig.tile_n / 2;
+  static constexpr int kSteps = 1;
+  static constexpr bool kRolled = false;
+
+  UNIEP_DEVICE GradientEpilogue(const Output& output, SharedStorage<kConfig>& shared, int32_t math_warp)
+      : output_(output), shared_(shared), math_warp_(math_warp) {}
+
+  // Of a tile that has K blocks.
+  UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount], StageCursor<kConfig.stages>& cursor) {
+    walk<0>(tile, d, cursor);
+    lent_ = true;
+  }
+
+  template <int kStep>
+  UNIEP_DEVICE void step(const WarpTile& /*next*/) {
+    if (lent_) give_back<0>();
+    lent_ = false;
+  }
+
+ private:
+  static constexpr int32_t kOfStage = lent_boxes_of_stage(kConfig);
+
+  template <int kStage>
+  UNIEP_DEVICE void walk(const WarpTile& tile, const float (&d)[kCount], StageCursor<kConfig.stages>& cursor) {
+    if constexpr (kStage < lent_stages(kConfig)) {
+      const uint32_t stage = ptx::warp_uniform(cursor.stage);
+      ptx::mbarrier_wait(shared_.full[stage], cursor.phase, "stage lent");
+      if (tile.exists) {
+        put<kStage, 0>(d, stage);
+        ptx::fence_proxy_async_shared();
+        __syncwarp();
+        if (ptx::lane_index() == 0) store<kStage, 0>(tile, stage);
+      }
+      if constexpr (kStage > 0) give_back<1>();
+      previous_ = cursor.stage;
+      cursor.advance();
+      walk<kStage + 1>(tile, d, cursor);
+    }
+  }
+
+  template <int kStage, int kBox>
+  static constexpr bool kExists = kBox < kOfStage && (kStage * kOfStage + kBox) * kLentColumns < kConfig.tile_n;
+
+  // A thread has two neighbouring columns of rows lane / 4 and 8 below, in each group of eight columns. Odd rows take
+  // groups 0 and 2, 1 and 3 in the other order: so 16 lanes, whose 8 bytes pass together, meet 16 banks each once.
+  template <int kStage, int kBox>
+  UNIEP_DEVICE void put(const float (&d)[kCount], uint32_t stage) {
+    if constexpr (kExists<kStage, kBox>) {
+      constexpr int32_t kFirst = (kStage * kOfStage + kBox) * kLentColumns / 2;
+      const uint32_t lane = ptx::lane_index(), row = lane / 4;
+      const bool is_odd = row % 2 != 0;
+      const uint32_t key = ((is_odd ? 4u : 0u) + (lane >> 1 & 1u)) ^ row;
+      const uint32_t first =
+          lent_box<kConfig>(shared_, stage, kBox, math_warp_) + row * kLentRowBytes + (key << 4) + lane % 2 * 8;
+      const auto address = [&](int32_t group, int32_t half) {
+        return (first + half * 8 * kLentRowBytes) ^ static_cast<uint32_t>(group << 5);
+      };
+      uint32_t old[4][2][2];
+      if constexpr (kConfig.epilogue == Epilogue::kAccumulate) {
+#pragma unroll
+        for (int32_t i = 0; i < 8; ++i) {
+          ptx::load_shared_8(address(i / 2, i % 2), old[i / 2][i % 2][0], old[i / 2][i % 2][1]);
+        }
+      }
+#pragma unroll
+      for (int32_t i = 0; i < 8; ++i) {
+        const int32_t group = i / 2, half = i % 2;
+        const float* const even = d + kFirst + group * 4 + half * 2;
+        const float* const odd = d + kFirst + (group ^ 2) * 4 + half * 2;
+        float x = is_odd ? odd[0] : even[0];
+        float y = is_odd ? odd[1] : even[1];
+        if constexpr (kConfig.epilogue == Epilogue::kAccumulate) {
+          x = add(float_from_bits(old[group][half][0]), x);  // one rounded add an element
+          y = add(float_from_bits(old[group][half][1]), y);
+        }
+        ptx::store_shared_8(address(group, half), bits_of_float(x), bits_of_float(y));
+      }
+      put<kStage, kBox + 1>(d, stage);
+    }
+  }
+
+  template <int kStage, int kBox>
+  UNIEP_DEVICE void store(const WarpTile& tile, uint32_t stage) {
+    if constexpr (kExists<kStage, kBox>) {
+      ptx::tma_store_3d(output_.map(tile), lent_box<kConfig>(shared_, stage, kBox, math_warp_),
+                        tile.column + (kStage * kOfStage + kBox) * kLentColumns, tile.row, output_.matrix_in_map(tile));
+      store<kStage, kBox + 1>(tile, stage);
+    } else {
+      ptx::bulk_commit();
+    }
+  }
+
+  // The stage lent last, or with kNewer = 1 the one before: once TMA has read it.
+  template <int kNewer>
+  UNIEP_DEVICE void give_back() {
+    if (ptx::lane_index() == 0) ptx::bulk_wait_read<kNewer>();
+    __syncwarp();
+    release_stage<kConfig>(shared_, previous_);
+  }
+
+  const Output output_;
+  SharedStorage<kConfig>& shared_;
+  const uint32_t math_warp_;
+  uint32_t previous_ = 0;
+  bool lent_ = false;
+};
+
+}  // namespace uniep::cuda

@@ -1,0 +1,19 @@
+#pragma once
+
+#include "engine/cuda/device/ptx/cluster.h"
+#include "engine/cuda/device/shared_storage.h"
+
+namespace uniep::cuda {
+
+// Hands a stage back to the loaders that fill it: each math warp tells every CTA of the cluster.
+template <GemmConfig kConfig>
+UNIEP_DEVICE void release_stage(SharedStorage<kConfig>& shared, uint32_t stage) {
+  const uint32_t lane = ptx::lane_index();
+  if constexpr (kConfig.cluster == 1) {
+    if (lane == 0) ptx::mbarrier_arrive(shared.empty[stage]);
+  } else {
+    if (lane < static_cast<uint32_t>(kConfig.cluster)) ptx::mbarrier_arrive_remote(shared.empty[stage], lane);
+  }
+}
+
+}  // namespace uniep::cuda
