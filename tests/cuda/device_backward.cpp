@@ -185,7 +185,7 @@ WeightGradients DeviceBackward::addresses(const GradientArrays& gradients, std::
 
 PendingWeightGradients DeviceBackward::backward(const CallArrays& call, const BackwardArrays& arrays,
                                                 const Saved& saved, const GradientArrays* gradients,
-                                                const BackwardMemoryOptions& use) {
+                                                const MemoryOptions& use) {
   std::vector<BackwardArguments> arguments;
   for (std::size_t local = 0; local < local_ranks(); ++local) {
     BackwardArguments& own = arguments.emplace_back();

@@ -58,7 +58,7 @@ class DeviceBackward {
 
   // `gradients` null: no addresses.
   PendingWeightGradients backward(const CallArrays& call, const BackwardArrays& arrays, const Saved& saved,
-                                  const GradientArrays* gradients, const BackwardMemoryOptions& use = {});
+                                  const GradientArrays* gradients, const MemoryOptions& use = {});
   // What is aside follows the layer's streams.
   void make(const PendingWeightGradients& work, const GradientArrays& gradients, const GradientCall& call = {});
   // The layer's streams follow what is aside.
