@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import itertools
 import logging
 import pathlib
 import socket
 import typing
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,16 @@ from uniep.engine import Engine
 _log = logging.getLogger("uniep")
 _TRANSPORTS = ("auto", "native", "torch")
 _MOST_NATIVE_RANKS = 8
+_numbers = itertools.count()
+_by_name: weakref.WeakValueDictionary[str, Group] = weakref.WeakValueDictionary()
+
+
+def find_group(name: str) -> Group:
+    """The group of a name, which custom ops have in its place."""
+    group = _by_name.get(name)
+    if group is None:
+        raise ValueError(f"group: there is none of the name '{name}' any more; compile again with one that is open")
+    return group
 
 
 class _Cached(type):
@@ -95,6 +107,7 @@ class Group(metaclass=_Cached):
             raise ValueError(f"timeout_s: {timeout_s}; must be above 0, or None")
         self.process_group = pg
         self.device = _device(device)
+        self.name = f"uniep{next(_numbers)}"
         self.rank, self.size = (0, 1) if pg is None else (dist.get_rank(pg), dist.get_world_size(pg))
         if self.rank < 0:
             raise ValueError("pg: this process is not a member of it")
@@ -114,6 +127,7 @@ class Group(metaclass=_Cached):
                 "unique_id": ctypes.addressof(keep[1]),
             }
         self.engine = Engine(self.device, options)
+        _by_name[self.name] = self
         if self.rank == 0 and self.size > 1:
             _log.info("transport %s: %s", self.transport, self.why)
 
