@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import importlib.util
 import itertools
 import logging
 import pathlib
@@ -15,7 +13,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from uniep import library
+from uniep import cuda_libraries, library
 from uniep.engine import Engine
 
 _log = logging.getLogger("uniep")
@@ -115,7 +113,7 @@ class Group(metaclass=_Cached):
         options: dict[str, typing.Any] = {"ranks": 1, "workers": workers, "timeout_seconds": timeout_s or 0}
         keep: list[typing.Any] = []
         if self.device.type == "cuda":
-            _load_nvrtc()
+            cuda_libraries.use_torchs()
             keep.append((ctypes.c_int32 * 1)(self.device.index))
             options |= {"devices": keep[0], "device_count": 1}
         if self.transport == "native" and self.size > 1:
@@ -208,14 +206,3 @@ class Group(metaclass=_Cached):
 def _boot_id() -> str:
     file = pathlib.Path("/proc/sys/kernel/random/boot_id")
     return file.read_text().strip() if file.exists() else ""
-
-
-@functools.cache
-def _load_nvrtc() -> None:
-    """Opens the NVRTC that torch brings, so that the library finds it by its name."""
-    major = (torch.version.cuda or "").split(".")[0]
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for file in sorted(pathlib.Path(folder).glob(f"*/lib/libnvrtc.so.{major}")):
-            ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
-            return

@@ -129,6 +129,7 @@ CombineArguments = _structure(
 
 _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_make_unique_id": [ctypes.c_char_p],
+    "uniep_use_library": [ctypes.c_char_p, ctypes.c_char_p],
     "uniep_group_create": [_POINTER, _POINTER],
     "uniep_group_synchronize": [Handle],
     "uniep_group_recover": [Handle],
