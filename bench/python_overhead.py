@@ -4,7 +4,9 @@
     PYTHONPATH=python UNIEP_LIBRARY=build/release/libuniep.so python bench/python_overhead.py [--calls N] [--json]
 
 The layer is small and has one worker, so that little but the calls is measured. Both sides take turns in short runs;
-each figure is the difference of their medians. "further tensor" compares 8 experts with 128, one tensor an expert.
+each figure is the difference of their medians. "forward and backward" is a graph of one layer, with the start of
+autograd's engine; "of a further layer" is a layer more in a graph of several. "further tensor" compares 8 experts with
+128, one tensor an expert. "autograd alone" is a Function with these tensors that calls nothing.
 """
 
 from __future__ import annotations
@@ -50,6 +52,17 @@ class Layer:
     def python_both(self) -> None:
         """Gradients go to torch.autograd.grad(), so that no adding to .grad is measured."""
         torch.autograd.grad(self.python_forward(), (self.x, self.probs, *self.w1, *self.w2), self.dy)
+
+    def python_stack(self, layers: int) -> None:
+        """As many layers behind each other in one graph, as a model has them."""
+        x = self.x
+        for _ in range(layers):
+            x = uniep.moe(x, self.ids, self.probs, *self.given, group=self.group)
+        torch.autograd.grad(x, (self.x, self.probs, *self.w1, *self.w2), self.dy)
+
+    def c_stack(self, layers: int) -> None:
+        for _ in range(layers):
+            self.c_both()
 
     def _prepare_calls(self, stacked: bool) -> None:
         functions = library.load()
@@ -126,6 +139,27 @@ class Layer:
         self.c_forward, self.c_both = run_forward_alone, run_both
 
 
+class Nothing(torch.autograd.Function):
+    """What torch itself costs: as many tensors in, saved and given back."""
+
+    @staticmethod
+    def forward(ctx: typing.Any, x: torch.Tensor, ids: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*others)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return dy, None, *(torch.empty_like(other) for other in ctx.saved_tensors)
+
+
+def autograd_alone(layer: Layer) -> Callable[[], object]:
+    def run() -> None:
+        y = Nothing.apply(layer.x, layer.ids, layer.probs, *layer.w1, *layer.w2)
+        torch.autograd.grad(y, (layer.x, layer.probs, *layer.w1, *layer.w2), layer.dy)
+
+    return run
+
+
 def difference(python: Callable[[], object], c: Callable[[], object], calls: int) -> tuple[float, float]:
     """Medians of a call, in microseconds: of the difference, and of the C side."""
     samples: tuple[list[int], list[int]] = ([], [])
@@ -159,11 +193,17 @@ def main() -> None:
         found[name], found[f"{name}, C"] = difference(getattr(stacked, python), getattr(stacked, c), given.calls)
         ends = [difference(getattr(own, python), getattr(own, c), given.calls // 4)[0] for own in (few, many)]
         found[f"{name}, further tensor"] = (ends[1] - ends[0]) / (2 * (many.experts - few.experts))
+    first = difference(lambda: stacked.python_stack(1), lambda: stacked.c_stack(1), given.calls // 4)[0]
+    fourth = difference(lambda: stacked.python_stack(4), lambda: stacked.c_stack(4), given.calls // 4)[0]
+    found["forward and backward, of a further layer"] = (fourth - first) / 3
+    alone = [difference(autograd_alone(own), lambda: None, given.calls // 4)[0] for own in (stacked, few, many)]
+    found["autograd alone"] = alone[0]
+    found["autograd alone, further tensor"] = (alone[2] - alone[1]) / (2 * (many.experts - few.experts))
     if given.json:
         print(json.dumps(found))
         return
     for name, value in found.items():
-        print(f"{name + ':':<40}{value:8.2f} us")
+        print(f"{name + ':':<44}{value:8.2f} us")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """torch.compile with the layer inside of the graph: one graph, the bits of eager, and torch's own checks of each op."""
 
+import functools
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 import uniep
+import uniep.call
 import uniep.exchange_ops
 import uniep.ops
 from layers import Layer, Result, assert_same, make_layer, run_moe, same_bits
@@ -72,6 +75,38 @@ def test_inside_of_checkpoint(save, capacity, backend):
         return checkpoint(inner, x, ids, probs, w1, w2, use_reentrant=False) * 1
 
     assert_same(run_compiled(layer, block, backend), run_moe(layer, 0, layer.local(0, 1)))
+
+
+def test_selective_checkpointing_keeps_the_op():
+    """A policy that names uniep::forward: it runs once, and twice where the policy does not."""
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    layer = make_layer([40])
+    expected = run_moe(layer, 0, layer.local(0, 1))
+    calls = []
+    run = uniep.call.Call.run
+
+    def counted(self, *arguments, **options):
+        calls.append(1)
+        return run(self, *arguments, **options)
+
+    def inner(x, ids, probs, w1, w2):
+        return uniep.moe(torch.sin(x), ids, probs, w1, w2) * 1
+
+    for saved, times in (([torch.ops.uniep.forward.default], 1), ([], 2)):
+        torch._dynamo.reset()
+        contexts = functools.partial(create_selective_checkpoint_contexts, saved)
+
+        def block(x, ids, probs, w1, w2, contexts=contexts):
+            return checkpoint(inner, x, ids, probs, w1, w2, use_reentrant=False, context_fn=contexts)
+
+        calls.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(uniep.call.Call, "run", counted)
+            got = run_compiled(layer, block)
+        assert len(calls) == times
+        assert same_bits(got.dw2, run_compiled(layer, inner).dw2)
+        assert got.y.shape == expected.y.shape
 
 
 def test_modules_and_an_own_group():

@@ -57,7 +57,7 @@ class Call(typing.NamedTuple):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """dx in the shape of dy and dprobs [T, K]; writes dw1 and dw2. Needs x with save="redispatch"."""
         w1, w2 = self.split(weights)
-        dprobs = torch.empty(route.engine_tokens, dtype=torch.float32, device=dy.device)
+        dprobs = dy.new_empty(route.engine_tokens, dtype=torch.float32)
         dx = self.group.engine.backward(
             route.config(library.WEIGHT_GRADIENT_BF16 if self.main_grad is None else library.WEIGHT_GRADIENT_MAIN_GRAD),
             self.schedules,
@@ -83,7 +83,7 @@ def rows_of(tensor: torch.Tensor) -> torch.Tensor:
     """[..., columns] as contiguous [T, columns]."""
     if tensor.dim() != 2:
         tensor = tensor.reshape(-1, tensor.shape[-1])
-    return tensor.contiguous()
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def shaped(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -75,6 +75,10 @@ class Engine:
         self._handle = library.Handle()
         self._configs: dict[tuple[int, ...], typing.Any] = {}
         self._byte = torch.empty(1, dtype=torch.uint8, device=device)
+        # What calls fill in and read again, under the lock.
+        self._out, self._saved, self._saved_bytes = library.Handle(), ctypes.c_void_p(), ctypes.c_size_t()
+        self._out_address = ctypes.byref(self._out)
+        self._saved_arguments = ctypes.byref(self._saved), ctypes.byref(self._saved_bytes), 1, self._out_address
         self._routing = _Reused(library.Routing)
         self._need = _Reused(library.MemoryNeed)
         self._forward = _Reused(library.ForwardArguments)
@@ -234,20 +238,12 @@ class Engine:
             given.stream = self._stream()
             given.saved_memory, given.saved_bytes = saved.data_ptr(), need.saved_bytes
             given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
-            handle = library.Handle()
+            out = self._out_address if keep else None
             library.check(
-                functions.uniep_forward(
-                    self._handle,
-                    config,
-                    schedule,
-                    placement.handle,
-                    self._forward.address,
-                    1,
-                    ctypes.byref(handle) if keep else None,
-                )
+                functions.uniep_forward(self._handle, config, schedule, placement.handle, self._forward.address, 1, out)
             )
             if keep:
-                functions.uniep_saved_destroy(handle)
+                functions.uniep_saved_destroy(self._out)
         return y, saved
 
     def backward(
@@ -269,17 +265,16 @@ class Engine:
         Takes the bytes of a forward with these schedules, of forward and of backward. Writes dprobs [T, K] and the
         gradients that have addresses; gives back dx [T, H].
         """
-        wanted = [weights is not _NO_WEIGHTS for weights in (dw1, dw2)]
-        if all(wanted):
-            time = library.WEIGHT_GRADIENTS_NOW
+        if dw1 is _NO_WEIGHTS or dw2 is _NO_WEIGHTS:
+            time = library.WEIGHT_GRADIENTS_NONE if dw1 is dw2 else library.WEIGHT_GRADIENTS_LATER
         else:
-            time = library.WEIGHT_GRADIENTS_LATER if any(wanted) else library.WEIGHT_GRADIENTS_NONE
+            time = library.WEIGHT_GRADIENTS_NOW
         if saved.data_ptr() % library.MEMORY_ALIGNMENT != 0:  # a copy that a hook has made
             saved = saved.clone()
         dx = torch.empty_like(dy)
         stream = self._stream()
         functions, need, given = self._library, self._need.fields, self._backward.fields
-        attached, pending = library.Handle(), library.Handle()
+        attached, pending = self._out, library.Handle()
         with self._lock:
             self._begin()
             library.check(
@@ -298,16 +293,14 @@ class Engine:
             given.stream, given.weight_gradients = stream, time
             given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
             given.pending_memory, given.pending_bytes = None if left is None else left.data_ptr(), need.pending_bytes
+            self._saved.value, self._saved_bytes.value = saved.data_ptr(), saved.numel()
             library.check(
                 functions.uniep_saved_attach(
                     self._handle,
                     config,
                     schedules[0],
                     placement.handle,
-                    ctypes.byref(ctypes.c_void_p(saved.data_ptr())),
-                    ctypes.byref(ctypes.c_size_t(saved.numel())),
-                    1,
-                    ctypes.byref(attached),
+                    *self._saved_arguments,
                 )
             )
             try:
@@ -328,7 +321,8 @@ class Engine:
                     )
                     library.check(functions.uniep_weight_gradients(self._handle, pending, ctypes.byref(work), 1))
             finally:
-                functions.uniep_pending_destroy(pending)
+                if pending:
+                    functions.uniep_pending_destroy(pending)
                 functions.uniep_saved_destroy(attached)
         return dx
 

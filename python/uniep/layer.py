@@ -95,8 +95,8 @@ def moe(
     call = Call(group, (hidden, intermediate, experts), schedules, limits, save, first, second, added)
     if not torch.is_grad_enabled():
         return call.run(x, topk_ids, probs, (*first, *second), keep=False)[0]
-    y = _Moe.apply(call, x, topk_ids, probs, *first, *second)  # type: ignore[no-untyped-call]
-    return typing.cast(torch.Tensor, y)
+    apply = _apply_moe if not torch._C._are_functorch_transforms_active() else _Moe.apply
+    return typing.cast(torch.Tensor, apply(call, x, topk_ids, probs, *first, *second))
 
 
 _moe_outside_of_graphs = outside_of_graphs(moe)
@@ -153,6 +153,8 @@ def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, .
 
 
 _backward_once = once_differentiable(_backward)
+# What _Moe.apply() calls behind a look at every argument, for transforms of torch.func alone.
+_apply_moe: typing.Callable[..., typing.Any] = super(torch.autograd.Function, _Moe).apply
 
 
 def _gradients(call: Call, which: int, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -222,7 +224,8 @@ def _check_tensors(x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> N
         raise ValueError(f"x: {x.dtype}; must be torch.bfloat16")
     if x.dim() < 1:
         raise ValueError("x: no dimension; must be [..., hidden]")
-    if ids.dim() < 1 or ids.shape[:-1] != x.shape[:-1]:
+    sizes, leading = ids.shape, x.shape
+    if len(sizes) != len(leading) or (sizes[0] != leading[0] if len(sizes) == 2 else sizes[:-1] != leading[:-1]):
         raise ValueError(f"topk_ids: shape {list(ids.shape)}; must be {[*x.shape[:-1], 'K']}, as x has {list(x.shape)}")
     check_probs(ids, probs)
     device = x.device

@@ -185,8 +185,7 @@ std::vector<MemoryNeed> CudaEngine::memory_need(const LayerConfig& config, const
                                                 Direction direction, const Placement& placement,
                                                 const MemoryOptions& options) const {
   const ProgramRequest asked = request(config, schedule, direction, options);
-  const Program program(asked, placement.state());
-  const SignalLayout layout = signal_layout(program_on_host(program, ranks_.first_local()));
+  const SignalLayout layout = tables_of(*placement.state()).layout(asked, *placement.state(), ranks_.first_local());
   const SymmetricNeed symmetric = symmetric_need(asked, *placement.state(), layout, 0);
   std::vector<MemoryNeed> needs;
   for (int rank = first_local_rank(); rank < first_local_rank() + local_ranks(); ++rank) {
