@@ -309,9 +309,8 @@ typedef struct uniep_backward_arguments {
   int32_t last_use;         /* 0 or 1, equal on all ranks: z becomes dz in its own memory, and `saved` is used up */
   void* workspace_memory;   /* free behind the call, or NULL */
   size_t workspace_bytes;
-  void*
-      pending_memory; /* UNIEP_WEIGHT_GRADIENTS_LATER: free behind the last uniep_weight_gradients(), or NULL; so is */
-  size_t pending_bytes; /* the saved_memory of a forward, where save.xg=keep or last_use */
+  void* pending_memory; /* with UNIEP_WEIGHT_GRADIENTS_LATER: of the uniep_pending, or NULL */
+  size_t pending_bytes;
 } uniep_backward_arguments;
 
 /* Collective. `saved` may be used again until a call with last_use. save.xg of both directions must agree: name it in
@@ -321,7 +320,8 @@ UNIEP_API uniep_status uniep_backward(uniep_group* group, const uniep_layer_conf
                                       int32_t count);
 
 /* What uniep_weight_gradients() needs, one per backward with UNIEP_WEIGHT_GRADIENTS_LATER. Several may be outstanding,
- * to be worked off in any order or destroyed. The `saved` may be destroyed before. */
+ * to be worked off in any order or destroyed. The `saved` may be destroyed before. A caller's pending_memory, and with
+ * save.xg=keep or last_use its saved_memory, is free behind the last uniep_weight_gradients(). */
 typedef struct uniep_pending uniep_pending;
 
 /* Collective. uniep_backward() at any of the three times; *pending becomes NULL unless that is later. */
