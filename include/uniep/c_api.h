@@ -52,6 +52,11 @@ UNIEP_API const char* uniep_last_error(void);
 UNIEP_API int uniep_version(void);
 UNIEP_API const char* uniep_version_string(void);
 
+/* The file that this process opens as "nccl" or "nvrtc" at first use; without it they are searched for by name. Behind
+ * the first use another file is UNIEP_INVALID_ARGUMENT. UNIEP_LIBNCCL and UNIEP_LIBNVRTC in the environment go before.
+ */
+UNIEP_API uniep_status uniep_use_library(const char* library, const char* path);
+
 /* ---- Group: the ranks that run layers together ---- */
 
 typedef struct uniep_group uniep_group;
@@ -204,18 +209,30 @@ UNIEP_API uniep_status uniep_placement_rank(const uniep_placement* placement, in
 UNIEP_API uniep_status uniep_placement_expert(const uniep_placement* placement, int64_t expert,
                                               uniep_expert_rows* rows);
 
-/* What a call will ask the allocator for, one entry per local rank. */
+/* What a call needs, one entry per local rank: it asks the allocator for it, but for what its arguments give. */
 typedef struct uniep_memory_need {
   size_t size;
-  size_t saved_bytes;     /* lives in the uniep_saved that forward makes */
-  size_t workspace_bytes; /* given back when the call is over */
+  size_t saved_bytes;     /* lives in the uniep_saved that forward makes; saved_memory */
+  size_t workspace_bytes; /* given back when the call is over; workspace_memory */
   size_t symmetric_bytes; /* held by the group, shared by all layers, grown when a call needs more */
   size_t pending_bytes;   /* lives in the uniep_pending that a backward with UNIEP_WEIGHT_GRADIENTS_LATER makes */
 } uniep_memory_need;
 
+/* The caller's own memory for a call. Arguments have pairs of fields for it, `..._memory` and `..._bytes`. NULL: the
+ * allocator's. Else an address on the rank's device that is a multiple of UNIEP_MEMORY_ALIGNMENT, with as many bytes as
+ * uniep_query_memory() says, or more; what is not so is UNIEP_INVALID_ARGUMENT that says what is needed. It is written
+ * and read in the order of the call's stream, is never given back, and may hold anything before. */
+enum { UNIEP_MEMORY_ALIGNMENT = 64 };
+
 UNIEP_API uniep_status uniep_query_memory(const uniep_group* group, const uniep_layer_config* config, int32_t direction,
                                           const char* schedule, const uniep_placement* placement,
                                           uniep_memory_need* needs, int32_t count);
+
+/* The same of a forward that keeps something for backward (keep_saved 1, as uniep_query_memory() says) or nothing (0).
+ */
+UNIEP_API uniep_status uniep_query_forward_memory(const uniep_group* group, const uniep_layer_config* config,
+                                                  const char* schedule, const uniep_placement* placement,
+                                                  int32_t keep_saved, uniep_memory_need* needs, int32_t count);
 
 /* When a backward's weight gradients are made. No choice changes a bit of any result. */
 enum {
@@ -246,13 +263,26 @@ typedef struct uniep_forward_arguments {
   const void* const* w2_experts; /* or El tensors [H, I] */
   void* y;                       /* [T, H] bf16, written */
   void* stream;
+  void* saved_memory; /* what backward needs, or NULL; see uniep_saved_attach() */
+  size_t saved_bytes;
+  void* workspace_memory; /* free behind the call, or NULL */
+  size_t workspace_bytes;
 } uniep_forward_arguments;
 
-/* Collective. y[t] = sum over slots k of W2[e] (silu(gate) * up * prob), with [gate, up] = W1[e] x[t]. */
+/* Collective. y[t] = sum over slots k of W2[e] (silu(gate) * up * prob), with [gate, up] = W1[e] x[t]. `saved` may be
+ * NULL: then nothing is kept (uniep_query_forward_memory() with keep_saved 0), and no backward can follow. */
 UNIEP_API uniep_status uniep_forward(uniep_group* group, const uniep_layer_config* config, const char* schedule,
                                      const uniep_placement* placement, const uniep_forward_arguments* arguments,
                                      int32_t count, uniep_saved** saved);
 UNIEP_API void uniep_saved_destroy(uniep_saved* saved);
+
+/* A uniep_saved of what a forward wrote into its saved_memory, one address and size a local rank, owning neither it nor
+ * the placement. The forward had the same group, shape, save.xg and routing; the placement may be another one of that
+ * routing, and the bytes may have been copied. Not collective. NULL is legal on a rank that needs no bytes. That an
+ * earlier backward with last_use has used the bytes up is not noticed. */
+UNIEP_API uniep_status uniep_saved_attach(uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                                          const uniep_placement* placement, void* const* memory, const size_t* bytes,
+                                          int32_t count, uniep_saved** saved);
 
 /* FC1's output on a local rank: [padded_rows, 2 I] bf16, rows of padding hold no meaning, and none does after a
  * backward with last_use; null without rows. It lives as long as `saved`. */
@@ -277,6 +307,10 @@ typedef struct uniep_backward_arguments {
   void* stream;
   int32_t weight_gradients; /* UNIEP_WEIGHT_GRADIENTS_..., equal on all ranks */
   int32_t last_use;         /* 0 or 1, equal on all ranks: z becomes dz in its own memory, and `saved` is used up */
+  void* workspace_memory;   /* free behind the call, or NULL */
+  size_t workspace_bytes;
+  void* pending_memory; /* with UNIEP_WEIGHT_GRADIENTS_LATER: of the uniep_pending, or NULL */
+  size_t pending_bytes;
 } uniep_backward_arguments;
 
 /* Collective. `saved` may be used again until a call with last_use. save.xg of both directions must agree: name it in
@@ -286,7 +320,8 @@ UNIEP_API uniep_status uniep_backward(uniep_group* group, const uniep_layer_conf
                                       int32_t count);
 
 /* What uniep_weight_gradients() needs, one per backward with UNIEP_WEIGHT_GRADIENTS_LATER. Several may be outstanding,
- * to be worked off in any order or destroyed. The `saved` may be destroyed before. */
+ * to be worked off in any order or destroyed. The `saved` may be destroyed before. A caller's pending_memory, and with
+ * save.xg=keep or last_use its saved_memory, is free behind the last uniep_weight_gradients(). */
 typedef struct uniep_pending uniep_pending;
 
 /* Collective. uniep_backward() at any of the three times; *pending becomes NULL unless that is later. */

@@ -98,6 +98,15 @@ enum class WeightGradientTime : int {
   kNone = 2,   // never: the experts are frozen
 };
 
+// Memory that the caller has for a call and keeps: at an address that is a multiple of kMemoryAlignment, on the rank's
+// device, used in the order of the call's stream. Null: the allocator's. Less than memory_need() says, or another
+// alignment: Error(kInvalidArgument).
+struct CallerMemory {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+inline constexpr std::size_t kMemoryAlignment = 64;
+
 // What a call will ask the allocator for, per local rank: one block each (none for 0 bytes).
 struct MemoryNeed {
   std::size_t saved_bytes = 0;      // lives in the Saved that forward returns
@@ -105,14 +114,15 @@ struct MemoryNeed {
   std::size_t symmetric_bytes = 0;  // held by the group, shared by all layers, grown when a call needs more
   std::size_t pending_bytes = 0;    // lives in the PendingWeightGradients that backward returns (kLater)
 };
-// The fields of BackwardArguments that decide its memory; a forward ignores them.
-struct BackwardMemoryOptions {
-  WeightGradientTime weight_gradients = WeightGradientTime::kNow;
-  bool last_use = false;
+// What decides a call's memory beside its schedule.
+struct MemoryOptions {
+  WeightGradientTime weight_gradients = WeightGradientTime::kNow;  // of a backward, as in BackwardArguments
+  bool last_use = false;                                           // of a backward, as in BackwardArguments
+  bool keep_saved = true;                                          // of a forward, as in CallOptions
 };
 UNIEP_API std::vector<MemoryNeed> memory_need(const Group& group, const LayerConfig& config, const Schedule& schedule,
                                               Direction direction, const Placement& placement,
-                                              const BackwardMemoryOptions& options = {});
+                                              const MemoryOptions& options = {});
 
 // When each tile ran, for timelines and tests. Times are nanoseconds of one steady clock, 0 = the call's start.
 struct TileEvent {
@@ -129,6 +139,8 @@ struct TileEvent {
 
 struct CallOptions {
   std::vector<TileEvent>* events = nullptr;  // filled with the call's events, in no particular order
+  // Of a forward that no backward follows: false leaves nothing behind, and the Saved is empty. z is then workspace.
+  bool keep_saved = true;
 };
 
 struct ForwardArguments {
@@ -136,6 +148,9 @@ struct ForwardArguments {
   Weights weights;
   BFloat16* y = nullptr;  // [T, H], written
   Stream stream;
+  CallerMemory
+      saved_memory;  // stays as it is until the Saved's last use; then attach_saved() makes another Saved of it
+  CallerMemory workspace_memory;  // free behind the call
 };
 
 // What backward needs, one per forward call; several may be outstanding, in any order. Frees its memory through the
@@ -159,6 +174,12 @@ class UNIEP_API Saved {
 UNIEP_API Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,
                         std::span<const ForwardArguments> arguments, const CallOptions& options = {});
 
+// A Saved of what a forward left in `saved_memory`, one entry a local rank: of a forward with this shape, save.xg and
+// routing, also where `placement` is another one of that routing, and the bytes have been copied since. The memory
+// stays the caller's. What a backward with last_use has used up gives no error here, and no gradients. Not collective.
+UNIEP_API Saved attach_saved(Group& group, const LayerConfig& config, const Schedule& schedule,
+                             const Placement& placement, std::span<const CallerMemory> memory);
+
 struct BackwardArguments {
   const BFloat16* dy = nullptr;  // [T, H]
   // [T, H] as in forward; read only when xg was not kept (save.xg = redispatch) and weight gradients are wanted
@@ -172,6 +193,8 @@ struct BackwardArguments {
   // The last use of `saved`: z becomes dz in its own memory, 4 I bytes a padded row less than else. From the moment
   // that the call runs the Saved is used up, also if the call fails half-way. Equal on all ranks.
   bool last_use = false;
+  CallerMemory workspace_memory;  // free behind the call
+  CallerMemory pending_memory;    // kLater: free when the PendingWeightGradients' last weight_gradients() is over
 };
 
 // What weight_gradients() needs, one per backward call with kLater. Several may be outstanding, to be worked off in any

@@ -22,6 +22,7 @@ struct Numerics {
   // 0: y is one fp32 sum over the slots, ascending. G > 0: slots are summed inside each of G equal groups of experts,
   // rounded to bf16, and the groups summed ascending. E must be a multiple of G, and G of the number of ranks.
   int64_t combine_groups = 0;
+  bool operator==(const Numerics&) const = default;
 };
 
 }  // namespace uniep

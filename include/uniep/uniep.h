@@ -6,6 +6,7 @@
 #include "uniep/exchange.h"
 #include "uniep/group.h"
 #include "uniep/layer.h"
+#include "uniep/libraries.h"
 #include "uniep/numerics.h"
 #include "uniep/schedule.h"
 #include "uniep/shape.h"

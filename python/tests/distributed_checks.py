@@ -48,6 +48,27 @@ def check_checkpointing(rank: int, ranks: int) -> None:
         assert_same(Result(y.detach(), x.grad, probs.grad, w1.grad, w2.grad), expected)
 
 
+def check_compiled(rank: int, ranks: int) -> None:
+    """One graph, in which backward places again; also inside of checkpoint, which runs forward again."""
+
+    def block(x, ids, probs, w1, w2):
+        return uniep.moe(x * 1, ids, probs, w1, w2) * 1
+
+    def checkpointed(*arguments):
+        return checkpoint(block, *arguments, use_reentrant=False) * 1
+
+    layer = make_layer([20 + 3 * r for r in range(ranks)], unused=0.1)
+    expected = expected_of_rank(layer, rank, ranks)
+    for function in (block, checkpointed):
+        torch._dynamo.reset()
+        x, probs = layer.x[rank].clone().requires_grad_(), layer.probs[rank].clone().requires_grad_()
+        w1, w2 = (weight.requires_grad_() for weight in layer.local(rank, ranks))
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        y = compiled(x, layer.ids[rank], probs, w1, w2)
+        y.backward(layer.dy[rank])
+        assert_same(Result(y.detach(), x.grad, probs.grad, w1.grad, w2.grad), expected)
+
+
 def check_interleaved_micro_batches(rank: int, ranks: int) -> None:
     layers = [make_layer([20 + r for r in range(ranks)], seed=seed) for seed in (1, 2)]
     pairs = []

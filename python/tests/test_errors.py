@@ -86,16 +86,12 @@ def test_an_error_leaves_the_group_usable():
 
 def test_memory_that_torch_has_not_is_torchs_error(monkeypatch):
     """The library's allocations are torch's, so is their error."""
-    from uniep import engine
+    from uniep.engine import Engine
 
-    real = torch.empty
+    def no_room(engine, count):
+        raise torch.OutOfMemoryError("none left")
 
-    def empty(*sizes, **options):
-        if options.get("dtype") == torch.uint8 and "device" in options:
-            raise torch.OutOfMemoryError("none left")
-        return real(*sizes, **options)
-
-    monkeypatch.setattr(engine.torch, "empty", empty)
+    monkeypatch.setattr(Engine, "_bytes", no_room)
     with pytest.raises(torch.OutOfMemoryError, match="none left"):
         call()
     monkeypatch.undo()

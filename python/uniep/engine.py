@@ -1,7 +1,7 @@
 """One rank of the library's group, by addresses and sizes, with memory from torch.
 
-Everything that the library asks for while it runs is a torch tensor of the stream that the call was made on, so torch's
-caching allocator and memory statistics hold it.
+Before a call the library says how many bytes it needs, and gets them as torch tensors of the current stream. What
+backward needs of forward is such a tensor and nothing else.
 """
 
 from __future__ import annotations
@@ -17,47 +17,18 @@ import torch
 
 from uniep import library
 
-_SLACK = 64  # torch aligns its memory on a CPU to 64 bytes, on a GPU to 512
-
-
-class _Memory:
-    """The library's allocator callbacks. What can not be had is remembered, and raised behind the call."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._held: dict[int, tuple[torch.Tensor, int]] = {}
-        self.error: BaseException | None = None
-        self.allocate = library.ALLOCATE(self._allocate)
-        self.release = library.RELEASE(self._release)
-
-    def _allocate(self, _context: int, size: int, alignment: int, _rank: int, stream: int | None) -> int | None:
-        try:
-            extra = alignment if alignment > _SLACK else 0
-            tensor = torch.empty(size + extra, dtype=torch.uint8, device=self._device)
-            address = tensor.data_ptr()
-            address += -address % alignment
-            self._held[address] = (tensor, stream or 0)
-            return address
-        except BaseException as error:  # nothing may leave a callback
-            self.error = error
-            return None
-
-    def _release(self, _context: int, address: int, _size: int, _rank: int, stream: int | None) -> None:
-        tensor, taken_on = self._held.pop(address)
-        if self._device.type == "cuda" and (stream or 0) != taken_on:
-            last = torch.cuda.ExternalStream(stream or 0, device=self._device)  # type: ignore[no-untyped-call]
-            tensor.record_stream(last)
-
 
 class Owned:
     """A handle of the library that is destroyed with its last reference, between two calls of its engine."""
 
-    def __init__(self, engine: Engine, kind: str, handle: ctypes.c_void_p) -> None:
-        self.engine, self.kind, self.handle = engine, kind, handle
+    __slots__ = ("destroy", "engine", "handle")
+
+    def __init__(self, engine: Engine, destroy: Callable[[ctypes.c_void_p], None], handle: ctypes.c_void_p) -> None:
+        self.engine, self.destroy, self.handle = engine, destroy, handle
 
     def __del__(self) -> None:
-        if self.handle and not sys.is_finalizing():
-            self.engine.destroy_later(self.kind, self.handle)
+        if not sys.is_finalizing():
+            self.engine.destroy_later(self.destroy, self.handle)
 
 
 class Weights(typing.NamedTuple):
@@ -69,7 +40,7 @@ class Weights(typing.NamedTuple):
     @staticmethod
     def of(tensors: Sequence[torch.Tensor] | None) -> Weights:
         if tensors is None:
-            return Weights(None, None)
+            return _NO_WEIGHTS
         if len(tensors) == 1 and tensors[0].dim() == 3:
             return Weights(tensors[0].data_ptr(), None)
         addresses = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
@@ -80,23 +51,42 @@ class Weights(typing.NamedTuple):
         return None if self.experts is None else ctypes.addressof(self.experts)
 
 
+_NO_WEIGHTS = Weights(None, None)
+
+
+class _Reused:
+    """A structure that each call fills in again, under the engine's lock, and its address as an argument."""
+
+    __slots__ = ("address", "fields")
+
+    def __init__(self, structure: typing.Any) -> None:
+        self.fields = structure.make()
+        self.address = ctypes.byref(self.fields)
+
+
 class Engine:
     """A group of the library that this process has one rank of. Calls come from any thread, one at a time."""
 
     def __init__(self, device: torch.device, options: dict[str, typing.Any]) -> None:
         self.device = device
         self._library = library.load()
-        self._memory = _Memory(device)
         self._lock = threading.Lock()
-        self._dead: collections.deque[tuple[str, ctypes.c_void_p]] = collections.deque()
+        self._dead: collections.deque[tuple[Callable[[ctypes.c_void_p], None], ctypes.c_void_p]] = collections.deque()
         self._handle = library.Handle()
+        self._configs: dict[tuple[int, ...], typing.Any] = {}
+        self._byte = torch.empty(1, dtype=torch.uint8, device=device)
+        # What calls fill in and read again, under the lock.
+        self._out, self._saved, self._saved_bytes = library.Handle(), ctypes.c_void_p(), ctypes.c_size_t()
+        self._out_address = ctypes.byref(self._out)
+        self._saved_arguments = ctypes.byref(self._saved), ctypes.byref(self._saved_bytes), 1, self._out_address
+        self._routing = _Reused(library.Routing)
+        self._need = _Reused(library.MemoryNeed)
+        self._forward = _Reused(library.ForwardArguments)
+        self._backward = _Reused(library.BackwardArguments)
         given = library.GroupOptions.make(
-            allocate=self._memory.allocate,
-            release=self._memory.release,
-            engine=library.ENGINE_CUDA if device.type == "cuda" else library.ENGINE_CPU,
-            **options,
+            engine=library.ENGINE_CUDA if device.type == "cuda" else library.ENGINE_CPU, **options
         )
-        self._call(self._library.uniep_group_create, ctypes.byref(given), ctypes.byref(self._handle), needs_group=False)
+        library.check(self._library.uniep_group_create(ctypes.byref(given), ctypes.byref(self._handle)))
         info = library.GroupInfo.make()
         self._call(self._library.uniep_group_describe, self._handle, ctypes.byref(info))
         self.rank, self.ranks, self.workers = info.first_local_rank, info.ranks, info.workers
@@ -106,43 +96,69 @@ class Engine:
         handle, self._handle = self._handle, library.Handle()
         if handle:
             self._library.uniep_group_leave(handle)
-            self.destroy_later("group", handle)
+            self.destroy_later(self._library.uniep_group_destroy, handle)
 
     @property
     def closed(self) -> bool:
         return not self._handle
 
-    def destroy_later(self, kind: str, handle: ctypes.c_void_p) -> None:
+    def destroy_later(self, destroy: Callable[[ctypes.c_void_p], None], handle: ctypes.c_void_p) -> None:
         """Destroys a handle now, or behind the call that runs: this may be the garbage collector inside of one."""
-        self._dead.append((kind, handle))
         if self._lock.acquire(blocking=False):
             try:
-                self._bury()
+                destroy(handle)
             finally:
                 self._lock.release()
+        else:
+            self._dead.append((destroy, handle))
 
     def _bury(self) -> None:
         while self._dead:
-            kind, handle = self._dead.popleft()
-            getattr(self._library, f"uniep_{kind}_destroy")(handle)
+            destroy, handle = self._dead.popleft()
+            destroy(handle)
 
-    def _call(self, function: Callable[..., int], *arguments: typing.Any, needs_group: bool = True) -> None:
-        if needs_group and self.closed:
+    def _begin(self) -> None:
+        """What every call begins with, under the lock."""
+        if not self._handle:
             raise ValueError("group: closed; make another one")
-        with self._lock:
+        if self._dead:
             self._bury()
-            self._memory.error = None
-            status = function(*arguments)
-            error, self._memory.error = self._memory.error, None
-            try:
-                library.check(status)
-            except MemoryError:
-                if error is None:
-                    raise
-                raise error from None
+
+    def _call(self, function: Callable[..., int], *arguments: typing.Any) -> None:
+        with self._lock:
+            self._begin()
+            library.check(function(*arguments))
 
     def _stream(self) -> int | None:
-        return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else None
+        if self.device.type == "cpu":
+            return None
+        return torch._C._cuda_getCurrentRawStream(self.device.index)
+
+    def _bytes(self, count: int) -> torch.Tensor:
+        return self._byte.new_empty(count)
+
+    def config(
+        self,
+        hidden: int,
+        intermediate: int,
+        experts: int,
+        topk: int,
+        weight_gradient: int = library.WEIGHT_GRADIENT_BF16,
+    ) -> typing.Any:
+        """A layer as an argument of the calls below."""
+        key = (hidden, intermediate, experts, topk, weight_gradient)
+        found = self._configs.get(key)
+        if found is None:
+            found = self._configs[key] = ctypes.byref(
+                library.LayerConfig.make(
+                    hidden=hidden,
+                    intermediate=intermediate,
+                    experts=experts,
+                    topk=topk,
+                    weight_gradient=weight_gradient,
+                )
+            )
+        return found
 
     def synchronize(self) -> None:
         """Waits until the calls so far are over; raises the error of one that failed half-way."""
@@ -155,7 +171,7 @@ class Engine:
     def resolve(self, config: typing.Any, direction: int, schedule: bytes) -> str:
         """The whole schedule that a text stands for, as JSON."""
         needed = ctypes.c_size_t()
-        arguments = (self._handle, ctypes.byref(config), direction, schedule)
+        arguments = (self._handle, config, direction, schedule)
         self._call(self._library.uniep_schedule_resolve, *arguments, None, 0, ctypes.byref(needed))
         text = ctypes.create_string_buffer(needed.value)
         self._call(self._library.uniep_schedule_resolve, *arguments, text, needed, ctypes.byref(needed))
@@ -165,27 +181,22 @@ class Engine:
         self, config: typing.Any, ids: torch.Tensor, probs: torch.Tensor, capacity: tuple[int, int] | None
     ) -> Owned:
         """uniep_place() of ids [T, K] (int32 or int64) and probs [T, K] fp32, both contiguous."""
-        routing = library.Routing.make(
-            tokens=ids.shape[0],
-            topk_ids=ids.data_ptr(),
-            index_type=library.INDEX_INT64 if ids.dtype == torch.int64 else library.INDEX_INT32,
-            probs=probs.data_ptr(),
-            stream=self._stream(),
-        )
         limits = None
         if capacity is not None:
             limits = ctypes.byref(library.Capacity.make(rows=capacity[0], tokens=capacity[1]))
         handle = library.Handle()
-        self._call(
-            self._library.uniep_place,
-            self._handle,
-            ctypes.byref(config),
-            ctypes.byref(routing),
-            1,
-            limits,
-            ctypes.byref(handle),
-        )
-        return Owned(self, "placement", handle)
+        routing = self._routing.fields
+        with self._lock:
+            self._begin()
+            routing.tokens = ids.shape[0]
+            routing.topk_ids = ids.data_ptr()
+            routing.index_type = library.INDEX_INT64 if ids.dtype == torch.int64 else library.INDEX_INT32
+            routing.probs = probs.data_ptr()
+            routing.stream = self._stream()
+            library.check(
+                self._library.uniep_place(self._handle, config, self._routing.address, 1, limits, ctypes.byref(handle))
+            )
+        return Owned(self, self._library.uniep_placement_destroy, handle)
 
     def rank_rows(self, placement: Owned) -> int:
         """Padded rows of this rank. Waits for the placement."""
@@ -200,37 +211,47 @@ class Engine:
         return rows.rows, rows.first_row
 
     def forward(
-        self, config: typing.Any, schedule: bytes, placement: Owned, x: torch.Tensor, w1: Weights, w2: Weights
-    ) -> tuple[torch.Tensor, Owned]:
-        """uniep_forward(): y [T, H] and the saved state."""
+        self,
+        config: typing.Any,
+        schedule: bytes,
+        placement: Owned,
+        x: torch.Tensor,
+        w1: Weights,
+        w2: Weights,
+        keep: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """uniep_forward(): y [T, H] and, to be kept for backward, bytes; none where `keep` is false."""
         y = torch.empty_like(x)
-        arguments = library.ForwardArguments.make(
-            x=x.data_ptr(),
-            w1=w1.stacked,
-            w2=w2.stacked,
-            w1_experts=w1.array,
-            w2_experts=w2.array,
-            y=y.data_ptr(),
-            stream=self._stream(),
-        )
-        handle = library.Handle()
-        self._call(
-            self._library.uniep_forward,
-            self._handle,
-            ctypes.byref(config),
-            schedule,
-            placement.handle,
-            ctypes.byref(arguments),
-            1,
-            ctypes.byref(handle),
-        )
-        return y, Owned(self, "saved", handle)
+        functions, need, given = self._library, self._need.fields, self._forward.fields
+        with self._lock:
+            self._begin()
+            library.check(
+                functions.uniep_query_forward_memory(
+                    self._handle, config, schedule, placement.handle, keep, self._need.address, 1
+                )
+            )
+            saved, workspace = self._bytes(need.saved_bytes), self._bytes(need.workspace_bytes)
+            given.x = x.data_ptr()
+            given.w1, given.w2 = w1.stacked, w2.stacked
+            given.w1_experts, given.w2_experts = w1.array, w2.array
+            given.y = y.data_ptr()
+            given.stream = self._stream()
+            given.saved_memory, given.saved_bytes = saved.data_ptr(), need.saved_bytes
+            given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
+            out = self._out_address if keep else None
+            library.check(
+                functions.uniep_forward(self._handle, config, schedule, placement.handle, self._forward.address, 1, out)
+            )
+            if keep:
+                functions.uniep_saved_destroy(self._out)
+        return y, saved
 
     def backward(
         self,
         config: typing.Any,
-        schedule: bytes,
-        saved: Owned,
+        schedules: tuple[bytes, bytes],
+        placement: Owned,
+        saved: torch.Tensor,
         dy: torch.Tensor,
         x: torch.Tensor | None,
         w1: Weights,
@@ -241,48 +262,68 @@ class Engine:
     ) -> torch.Tensor:
         """uniep_backward_pending() and, where one gradient of the two is asked for, uniep_weight_gradients().
 
-        Writes dprobs [T, K] and the gradients that have addresses; gives back dx [T, H].
+        Takes the bytes of a forward with these schedules, of forward and of backward. Writes dprobs [T, K] and the
+        gradients that have addresses; gives back dx [T, H].
         """
-        wanted = [weights.stacked is not None or weights.experts is not None for weights in (dw1, dw2)]
-        if all(wanted):
-            time = library.WEIGHT_GRADIENTS_NOW
+        if dw1 is _NO_WEIGHTS or dw2 is _NO_WEIGHTS:
+            time = library.WEIGHT_GRADIENTS_NONE if dw1 is dw2 else library.WEIGHT_GRADIENTS_LATER
         else:
-            time = library.WEIGHT_GRADIENTS_LATER if any(wanted) else library.WEIGHT_GRADIENTS_NONE
+            time = library.WEIGHT_GRADIENTS_NOW
+        if saved.data_ptr() % library.MEMORY_ALIGNMENT != 0:  # a copy that a hook has made
+            saved = saved.clone()
         dx = torch.empty_like(dy)
         stream = self._stream()
-        arguments = library.BackwardArguments.make(
-            dy=dy.data_ptr(),
-            x=None if x is None else x.data_ptr(),
-            w1=w1.stacked,
-            w2=w2.stacked,
-            w1_experts=w1.array,
-            w2_experts=w2.array,
-            dx=dx.data_ptr(),
-            dprobs=dprobs.data_ptr(),
-            dw1=dw1.stacked,
-            dw2=dw2.stacked,
-            dw1_experts=dw1.array,
-            dw2_experts=dw2.array,
-            stream=stream,
-            weight_gradients=time,
-        )
-        handle = library.Handle()
-        self._call(
-            self._library.uniep_backward_pending,
-            self._handle,
-            ctypes.byref(config),
-            schedule,
-            saved.handle,
-            ctypes.byref(arguments),
-            1,
-            ctypes.byref(handle),
-        )
-        if time == library.WEIGHT_GRADIENTS_LATER:
-            pending = Owned(self, "pending", handle)
-            work = library.WeightGradientArguments.make(
-                dw1=dw1.stacked, dw2=dw2.stacked, dw1_experts=dw1.array, dw2_experts=dw2.array, stream=stream
+        functions, need, given = self._library, self._need.fields, self._backward.fields
+        attached, pending = self._out, library.Handle()
+        with self._lock:
+            self._begin()
+            library.check(
+                functions.uniep_query_backward_memory(
+                    self._handle, config, schedules[1], placement.handle, time, 0, self._need.address, 1
+                )
             )
-            self._call(self._library.uniep_weight_gradients, self._handle, pending.handle, ctypes.byref(work), 1)
+            workspace = self._bytes(need.workspace_bytes)
+            left = self._bytes(need.pending_bytes) if need.pending_bytes else None
+            given.dy, given.x = dy.data_ptr(), None if x is None else x.data_ptr()
+            given.w1, given.w2 = w1.stacked, w2.stacked
+            given.w1_experts, given.w2_experts = w1.array, w2.array
+            given.dx, given.dprobs = dx.data_ptr(), dprobs.data_ptr()
+            given.dw1, given.dw2 = dw1.stacked, dw2.stacked
+            given.dw1_experts, given.dw2_experts = dw1.array, dw2.array
+            given.stream, given.weight_gradients = stream, time
+            given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
+            given.pending_memory, given.pending_bytes = None if left is None else left.data_ptr(), need.pending_bytes
+            self._saved.value, self._saved_bytes.value = saved.data_ptr(), saved.numel()
+            library.check(
+                functions.uniep_saved_attach(
+                    self._handle,
+                    config,
+                    schedules[0],
+                    placement.handle,
+                    *self._saved_arguments,
+                )
+            )
+            try:
+                library.check(
+                    functions.uniep_backward_pending(
+                        self._handle,
+                        config,
+                        schedules[1],
+                        attached,
+                        self._backward.address,
+                        1,
+                        ctypes.byref(pending),
+                    )
+                )
+                if time == library.WEIGHT_GRADIENTS_LATER:
+                    work = library.WeightGradientArguments.make(
+                        dw1=dw1.stacked, dw2=dw2.stacked, dw1_experts=dw1.array, dw2_experts=dw2.array, stream=stream
+                    )
+                    library.check(functions.uniep_weight_gradients(self._handle, pending, ctypes.byref(work), 1))
+            finally:
+                if pending:
+                    functions.uniep_pending_destroy(pending)
+                functions.uniep_saved_destroy(attached)
         return dx
 
     def dispatch(
@@ -301,7 +342,7 @@ class Engine:
         self._call(
             self._library.uniep_dispatch,
             self._handle,
-            ctypes.byref(config),
+            config,
             b"auto",
             placement.handle,
             ctypes.byref(arguments),
@@ -313,13 +354,13 @@ class Engine:
         self,
         config: typing.Any,
         placement: Owned,
-        tokens: int,
+        shape: tuple[int, int],
         rows: torch.Tensor,
         row_dprobs: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """uniep_combine(): y [T, H] bf16 and, with row_dprobs [R] fp32, dprobs [T, K] fp32."""
-        y = rows.new_empty((tokens, rows.shape[1]))
-        dprobs = None if row_dprobs is None else row_dprobs.new_empty((tokens, config.topk))
+        """uniep_combine() for `shape` (T, K): y [T, H] bf16 and, with row_dprobs [R] fp32, dprobs [T, K] fp32."""
+        y = rows.new_empty((shape[0], rows.shape[1]))
+        dprobs = None if row_dprobs is None else row_dprobs.new_empty(shape)
         # A null address says that there are none; without rows there still are.
         given = None if row_dprobs is None else row_dprobs.new_zeros(1) if row_dprobs.numel() == 0 else row_dprobs
         arguments = library.CombineArguments.make(
@@ -332,7 +373,7 @@ class Engine:
         self._call(
             self._library.uniep_combine,
             self._handle,
-            ctypes.byref(config),
+            config,
             b"auto",
             placement.handle,
             ctypes.byref(arguments),

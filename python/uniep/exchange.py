@@ -8,12 +8,10 @@ import typing
 import torch
 from torch.autograd.function import once_differentiable
 
+from uniep.exchange_ops import describe, place_exchange, to_rows, to_tokens
 from uniep.group import Group
-from uniep.layer import check_probs, check_topk, checked_capacity, outside_of_graphs
-from uniep.routes import Route, place_routing
-
-_ROW_ALIGNMENT = 128
-_NO_INTERMEDIATE = 8  # a legal one: the exchange has none
+from uniep.layer import check_probs, check_topk, checked_capacity, default_group
+from uniep.routes import Route
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +35,24 @@ class Plan:
     offsets: torch.Tensor
     probs: torch.Tensor
     leading: tuple[int, ...]
-    route: Route
+    ids: torch.Tensor
+    hidden: int
+    num_experts: int
+    capacity: tuple[int, int] | None
+    placed: Route | None  # None: made in a compiled graph, and placed anew where it is used
+
+    @property
+    def route(self) -> Route:
+        if self.placed is not None:
+            return self.placed
+        return place_exchange(self.group, self.hidden, self.num_experts, self.ids, self.probs, self.capacity)
 
 
-@outside_of_graphs
+def _arguments(plan: Plan) -> tuple[int, str, int, int]:
+    """What the custom ops have in the place of a plan, beside tensors."""
+    return (plan.num_experts, plan.group.name, *(plan.capacity or (0, 0)))
+
+
 def place(
     topk_ids: torch.Tensor,
     probs: torch.Tensor,
@@ -67,8 +79,9 @@ def place(
     if topk_ids.dim() < 1:
         raise ValueError("topk_ids: no dimension; must be [..., K]")
     check_probs(topk_ids, probs)
+    compiling = torch.compiler.is_compiling()
     if group is None:
-        group = Group(device=topk_ids.device)
+        group = default_group(topk_ids.device) if compiling else Group(device=topk_ids.device)
     for name, tensor in (("topk_ids", topk_ids), ("probs", probs)):
         if tensor.device != group.device:
             raise ValueError(f"{name}: on {tensor.device}; must be on the group's device, {group.device}")
@@ -79,32 +92,31 @@ def place(
     check_topk(topk_ids, num_experts)
     ids = topk_ids.reshape(-1, topk_ids.shape[-1]).contiguous()
     flat_probs = probs.reshape(ids.shape)
-    route = place_routing(
-        group,
-        (hidden, _NO_INTERMEDIATE, num_experts),
-        ids,
-        flat_probs.detach().contiguous(),
-        checked_capacity(capacity),
-    )
-    local = num_experts // group.size
-    first = group.engine.rank * local  # 0 with the transport "torch", whose engine has the local experts alone
-    counts, ends = [], []
-    for expert in range(first, first + local):
-        count, begin = group.engine.expert_rows(route.placement, expert)
-        counts.append(count)
-        ends.append(begin + -(-count // _ROW_ALIGNMENT) * _ROW_ALIGNMENT)
+    limits = checked_capacity(capacity)
+    placed = None
+    if compiling:
+        counts, offsets, all_rows = torch.ops.uniep.place(
+            ids, flat_probs.detach(), hidden, num_experts, group.name, *(limits or (0, 0))
+        )
+        rows = all_rows.shape[0]
+    else:
+        placed = place_exchange(group, hidden, num_experts, ids, flat_probs, limits)
+        rows, counts, offsets = describe(group, placed, num_experts)
     return Plan(
         group=group,
-        rows=group.engine.rank_rows(route.placement),
-        counts=torch.tensor(counts, dtype=torch.int64),
-        offsets=torch.tensor(ends, dtype=torch.int32, device=group.device),
+        rows=rows,
+        counts=counts,
+        offsets=offsets,
         probs=flat_probs,
         leading=tuple(topk_ids.shape[:-1]),
-        route=route,
+        ids=ids,
+        hidden=hidden,
+        num_experts=num_experts,
+        capacity=limits,
+        placed=placed,
     )
 
 
-@outside_of_graphs
 def dispatch(x: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     """Sends tokens to the ranks of their experts. Collective, its backward as well; differentiable in x and plan.probs.
 
@@ -117,14 +129,17 @@ def dispatch(x: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         ValueError: x has another type, shape or device.
     """
-    expected = [*plan.leading, plan.route.hidden]
+    expected = [*plan.leading, plan.hidden]
     _check_rows(x, "x", expected, plan)
-    flat = x.reshape(-1, plan.route.hidden)
+    flat = x.reshape(-1, plan.hidden)
+    if torch.compiler.is_compiling():
+        arguments = _arguments(plan)
+        rows, row_probs = torch.ops.uniep.dispatch(flat, plan.ids, plan.probs, plan.rows, *arguments)
+        return rows, row_probs
     rows, row_probs = _Dispatch.apply(plan, flat, plan.probs)  # type: ignore[no-untyped-call]
     return rows, row_probs
 
 
-@outside_of_graphs
 def combine(rows: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Sums every token's rows, slots ascending in fp32. Collective, its backward as well; differentiable in rows.
 
@@ -137,9 +152,12 @@ def combine(rows: torch.Tensor, plan: Plan) -> torch.Tensor:
     Raises:
         ValueError: rows has another type, shape or device.
     """
-    _check_rows(rows, "rows", [plan.rows, plan.route.hidden], plan)
-    y = typing.cast(torch.Tensor, _Combine.apply(plan, rows))  # type: ignore[no-untyped-call]
-    return y.view(*plan.leading, plan.route.hidden)
+    _check_rows(rows, "rows", [plan.rows, plan.hidden], plan)
+    if torch.compiler.is_compiling():
+        y, _ = torch.ops.uniep.combine(rows, plan.ids, plan.probs.detach(), None, *_arguments(plan))
+    else:
+        y = _Combine.apply(plan, rows)  # type: ignore[no-untyped-call]
+    return typing.cast(torch.Tensor, y.view(*plan.leading, plan.hidden))
 
 
 def _check_rows(tensor: torch.Tensor, name: str, shape: list[int], plan: Plan) -> None:
@@ -151,32 +169,16 @@ def _check_rows(tensor: torch.Tensor, name: str, shape: list[int], plan: Plan) -
         raise ValueError(f"{name}: on {tensor.device}; must be on the group's device, {plan.group.device}")
 
 
-def _to_rows(plan: Plan, x: torch.Tensor, with_probs: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    route = plan.route
-    return plan.group.engine.dispatch(route.config(), route.placement, route.send(x.contiguous()), with_probs)
-
-
-def _to_tokens(
-    plan: Plan, rows: torch.Tensor, row_dprobs: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    route = plan.route
-    given = None if row_dprobs is None else row_dprobs.contiguous()
-    y, dprobs = plan.group.engine.combine(
-        route.config(), route.placement, route.engine_tokens[0], rows.contiguous(), given
-    )
-    return route.sum_slots(y), None if dprobs is None else route.gather_probs(dprobs)
-
-
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: typing.Any, plan: Plan, x: torch.Tensor, probs: torch.Tensor):  # type: ignore[no-untyped-def]
         ctx.plan = plan
-        return _to_rows(plan, x, with_probs=True)
+        return to_rows(plan.group, plan.route, x, with_probs=True)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: typing.Any, drows: torch.Tensor, drow_probs: torch.Tensor):  # type: ignore[no-untyped-def]
-        dx, dprobs = _to_tokens(ctx.plan, drows, drow_probs)
+        dx, dprobs = to_tokens(ctx.plan.group, ctx.plan.route, drows, drow_probs)
         return None, dx if ctx.needs_input_grad[1] else None, dprobs if ctx.needs_input_grad[2] else None
 
 
@@ -184,9 +186,9 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: typing.Any, plan: Plan, rows: torch.Tensor):  # type: ignore[no-untyped-def]
         ctx.plan = plan
-        return _to_tokens(plan, rows, None)[0]
+        return to_tokens(plan.group, plan.route, rows, None)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: typing.Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
-        return None, _to_rows(ctx.plan, dy, with_probs=False)[0]
+        return None, to_rows(ctx.plan.group, ctx.plan.route, dy, with_probs=False)[0]

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import importlib.util
+import itertools
 import logging
 import pathlib
 import socket
 import typing
+import weakref
 
 import torch
 import torch.distributed as dist
 
-from uniep import library
+from uniep import cuda_libraries, library
 from uniep.engine import Engine
 
 _log = logging.getLogger("uniep")
 _TRANSPORTS = ("auto", "native", "torch")
 _MOST_NATIVE_RANKS = 8
+_numbers = itertools.count()
+_by_name: weakref.WeakValueDictionary[str, Group] = weakref.WeakValueDictionary()
+
+
+def find_group(name: str) -> Group:
+    """The group of a name, which custom ops have in its place."""
+    group = _by_name.get(name)
+    if group is None:
+        raise ValueError(f"group: there is none of the name '{name}' any more; compile again with one that is open")
+    return group
 
 
 class _Cached(type):
@@ -95,6 +105,7 @@ class Group(metaclass=_Cached):
             raise ValueError(f"timeout_s: {timeout_s}; must be above 0, or None")
         self.process_group = pg
         self.device = _device(device)
+        self.name = f"uniep{next(_numbers)}"
         self.rank, self.size = (0, 1) if pg is None else (dist.get_rank(pg), dist.get_world_size(pg))
         if self.rank < 0:
             raise ValueError("pg: this process is not a member of it")
@@ -102,7 +113,7 @@ class Group(metaclass=_Cached):
         options: dict[str, typing.Any] = {"ranks": 1, "workers": workers, "timeout_seconds": timeout_s or 0}
         keep: list[typing.Any] = []
         if self.device.type == "cuda":
-            _load_nvrtc()
+            cuda_libraries.use_torchs()
             keep.append((ctypes.c_int32 * 1)(self.device.index))
             options |= {"devices": keep[0], "device_count": 1}
         if self.transport == "native" and self.size > 1:
@@ -114,6 +125,7 @@ class Group(metaclass=_Cached):
                 "unique_id": ctypes.addressof(keep[1]),
             }
         self.engine = Engine(self.device, options)
+        _by_name[self.name] = self
         if self.rank == 0 and self.size > 1:
             _log.info("transport %s: %s", self.transport, self.why)
 
@@ -194,14 +206,3 @@ class Group(metaclass=_Cached):
 def _boot_id() -> str:
     file = pathlib.Path("/proc/sys/kernel/random/boot_id")
     return file.read_text().strip() if file.exists() else ""
-
-
-@functools.cache
-def _load_nvrtc() -> None:
-    """Opens the NVRTC that torch brings, so that the library finds it by its name."""
-    major = (torch.version.cuda or "").split(".")[0]
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for file in sorted(pathlib.Path(folder).glob(f"*/lib/libnvrtc.so.{major}")):
-            ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
-            return

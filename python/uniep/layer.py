@@ -1,18 +1,17 @@
-"""moe(): the layer as an autograd.Function."""
+"""moe(): the layer as an autograd.Function, and inside of compiled graphs as custom ops (ops.py)."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import typing
 from collections.abc import Sequence
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from uniep import library
-from uniep.engine import Owned, Weights
+from uniep import ops
+from uniep.call import Call, shaped
 from uniep.group import Group
-from uniep.routes import Route, place_routing
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
 MainGrad = typing.Literal["param"] | tuple[Tensors, Tensors]
@@ -27,7 +26,6 @@ def outside_of_graphs(function: _Function) -> _Function:
     return typing.cast(_Function, torch._disable_dynamo(function))  # type: ignore[attr-defined]
 
 
-@outside_of_graphs
 def moe(
     x: torch.Tensor,
     topk_ids: torch.Tensor,
@@ -69,6 +67,10 @@ def moe(
         ValueError: an argument is wrong; the message names it, its value and what is legal.
         CapacityError: the routing does not fit. Nothing is dropped.
     """
+    compiling = torch.compiler.is_compiling()
+    if compiling and main_grad is not None:
+        options: dict[str, typing.Any] = {"group": group, "schedule": schedule, "capacity": capacity, "save": save}
+        return _moe_outside_of_graphs(x, topk_ids, probs, w1, w2, main_grad=main_grad, **options)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.bfloat16)
         w1, w2 = _cast(w1), _cast(w2)
@@ -76,141 +78,86 @@ def moe(
     _check_tensors(x, topk_ids, probs)
     local, hidden, intermediate = _check_weights(x, first, second)
     if group is None:
-        group = Group(device=x.device)
+        group = default_group(x.device) if compiling else Group(device=x.device)
     if x.device != group.device:
         raise ValueError(f"x: on {x.device}; must be on the group's device, {group.device}")
-    check_topk(topk_ids, local * group.size)
-    call = _Call(
-        group,
-        (hidden, intermediate, local * group.size),
-        _schedules(schedule, save),
-        checked_capacity(capacity),
-        save,
-        first,
-        second,
-        _main_grad(main_grad, first, second),
-    )
-    weights_need = {tensor.requires_grad for tensor in first}, {tensor.requires_grad for tensor in second}
-    for name, need in zip(("w1", "w2"), weights_need, strict=True):
-        if len(need) > 1:
-            raise ValueError(f"{name}: some experts require a gradient and others do not; must be all or none")
-    ids = topk_ids.reshape(-1, topk_ids.shape[-1]).contiguous()
-    routing = ids, probs.reshape(ids.shape)
-    y = _Moe.apply(call, x.reshape(-1, hidden), *routing, *first, *second)  # type: ignore[no-untyped-call]
-    return typing.cast(torch.Tensor, y).view(x.shape)
+    experts = local * group.size
+    check_topk(topk_ids, experts)
+    _check_frozen(first, "w1")
+    _check_frozen(second, "w2")
+    limits = checked_capacity(capacity)
+    if compiling:
+        texts = _read_schedules(schedule if isinstance(schedule, str) else tuple(schedule), save)
+        keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, probs, first[0], second[0]))
+        return ops.run_forward(x, topk_ids, probs, first, second, group.name, texts, limits, save, keep)
+    schedules = _schedules(schedule if isinstance(schedule, str) else tuple(schedule), save)
+    added = None if main_grad is None else _main_grad(main_grad, first, second)
+    call = Call(group, (hidden, intermediate, experts), schedules, limits, save, first, second, added)
+    if not torch.is_grad_enabled():
+        return call.run(x, topk_ids, probs, (*first, *second), keep=False)[0]
+    apply = _apply_moe if not torch._C._are_functorch_transforms_active() else _Moe.apply
+    return typing.cast(torch.Tensor, apply(call, x, topk_ids, probs, *first, *second))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """What one call was asked for, beside its tensors."""
-
-    group: Group
-    shape: tuple[int, int, int]  # H, I, E
-    schedules: tuple[bytes, bytes]
-    capacity: tuple[int, int] | None
-    save: str
-    w1: list[torch.Tensor]
-    w2: list[torch.Tensor]
-    main_grad: typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]] | None
-
-    def run(
-        self, x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, weights: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, _State]:
-        route = place_routing(self.group, self.shape, ids, probs, self.capacity)
-        w1, w2 = self.split(weights)
-        rows = route.send(x)
-        y, saved = self.group.engine.forward(
-            route.config(), self.schedules[0], route.placement, rows, Weights.of(w1), Weights.of(w2)
-        )
-        return route.sum_slots(y), _State(route, saved)
-
-    def split(self, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        return weights[: len(self.w1)], weights[len(self.w1) :]
+_moe_outside_of_graphs = outside_of_graphs(moe)
 
 
-class _State(typing.NamedTuple):
-    """What a forward leaves for its backward."""
-
-    route: Route
-    saved: Owned
-
-
-def _hold(state: _State) -> torch.Tensor:
-    """A tensor of one byte, to be saved for backward, with whose storage the state lives and dies."""
-    holder = torch.empty(1, dtype=torch.uint8)
-    holder.untyped_storage().uniep_state = state  # type: ignore[attr-defined]
-    return holder
-
-
-def _held(holder: torch.Tensor) -> _State:
-    state = getattr(holder.untyped_storage(), "uniep_state", None)
-    if state is None:
-        raise RuntimeError(
-            "a hook on saved tensors has copied what uniep.moe() saved, and copies hold no state; use save='recompute'"
-        )
-    return typing.cast(_State, state)
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def default_group(device: torch.device) -> Group:
+    """Group(device=device), made while a graph is compiled."""
+    return Group(device=device)
 
 
 class _Moe(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: typing.Any, call: _Call, x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, *weights):  # type: ignore[no-untyped-def]
-        x, probs = x.contiguous(), probs.contiguous()
-        y, state = call.run(x, ids, probs, weights)
-        if any(ctx.needs_input_grad):
-            ctx.call = call
-            if call.save == "recompute":
+    def forward(ctx: typing.Any, call: Call, x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, *weights):  # type: ignore[no-untyped-def]
+        keep = True in ctx.needs_input_grad
+        recompute = call.save == "recompute"
+        y, saved, route = call.run(x, ids, probs, weights, keep and not recompute)
+        if keep:
+            ctx.call, ctx.probs_shape = call, probs.shape
+            if recompute:
                 ctx.save_for_backward(x, ids, probs, *weights)
             else:
-                kept = (x,) if call.save == "redispatch" else ()
-                ctx.save_for_backward(_hold(state), *kept, *weights)
+                ctx.route = route
+                ctx.save_for_backward(x if call.save == "redispatch" else None, saved, *weights)
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: typing.Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
-        call: _Call = ctx.call
-        saved = list(ctx.saved_tensors)
+        return _backward_once(ctx, dy) if torch.is_grad_enabled() else _backward(ctx, dy)
+
+
+def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    call: Call = ctx.call
+    if call.save == "recompute":
+        x, ids, probs, *weights = ctx.saved_tensors
+        _, saved, route = call.run(x, ids, probs, weights, keep=True)
         x = None
-        if call.save == "recompute":
-            x, ids, probs = saved[:3]
-            weights = saved[3:]
-            state = call.run(x, ids, probs, weights)[1]
-        else:
-            state = _held(saved[0])
-            x = saved[1] if call.save == "redispatch" else None
-            weights = saved[2:] if call.save == "redispatch" else saved[1:]
-        route = state.route
-        w1, w2 = call.split(weights)
-        need1, need2 = ctx.needs_input_grad[4], ctx.needs_input_grad[4 + len(w1)]
-        dw1 = _gradients(call, 0, w1) if need1 else None
-        dw2 = _gradients(call, 1, w2) if need2 else None
-        dprobs = torch.empty(route.engine_tokens, dtype=torch.float32, device=dy.device)
-        accumulates = call.main_grad is not None
-        dx = call.group.engine.backward(
-            route.config(library.WEIGHT_GRADIENT_MAIN_GRAD if accumulates else library.WEIGHT_GRADIENT_BF16),
-            call.schedules[1],
-            state.saved,
-            route.send(dy.contiguous()),
-            route.send(x) if call.save == "redispatch" and x is not None else None,
-            Weights.of(w1),
-            Weights.of(w2),
-            dprobs,
-            Weights.of(dw1),
-            Weights.of(dw2),
-        )
-        # Collective, so whoever needs them.
-        dx, dprobs = route.sum_slots(dx), route.gather_probs(dprobs)
-        return (
-            None,
-            dx if ctx.needs_input_grad[1] else None,
-            None,
-            dprobs if ctx.needs_input_grad[3] else None,
-            *_returned(call, call.w1, dw1),
-            *_returned(call, call.w2, dw2),
-        )
+    else:
+        x, saved, *weights = ctx.saved_tensors
+        route = ctx.route
+    w1, w2 = call.split(weights)
+    need = ctx.needs_input_grad
+    dw1 = _gradients(call, 0, w1) if need[4] else None
+    dw2 = _gradients(call, 1, w2) if need[4 + len(w1)] else None
+    dx, dprobs = call.run_backward(route, saved, x, dy, weights, dw1, dw2)
+    return (
+        None,
+        dx if need[1] else None,
+        None,
+        shaped(dprobs, ctx.probs_shape) if need[3] else None,
+        *_returned(call, call.w1, dw1),
+        *_returned(call, call.w2, dw2),
+    )
 
 
-def _gradients(call: _Call, which: int, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+_backward_once = once_differentiable(_backward)
+# What _Moe.apply() calls behind a look at every argument, for transforms of torch.func alone.
+_apply_moe: typing.Callable[..., typing.Any] = super(torch.autograd.Function, _Moe).apply
+
+
+def _gradients(call: Call, which: int, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Memory for the gradients of w1 (0) or w2 (1)."""
     if call.main_grad is None:
         return [torch.empty_like(weight) for weight in weights]
@@ -234,7 +181,7 @@ _zeros: dict[typing.Any, torch.Tensor] = {}
 
 
 def _returned(
-    call: _Call, weights: Sequence[torch.Tensor], gradients: list[torch.Tensor] | None
+    call: Call, weights: Sequence[torch.Tensor], gradients: list[torch.Tensor] | None
 ) -> Sequence[torch.Tensor | None]:
     """What autograd gets for the weights."""
     if gradients is None or (call.main_grad is not None and call.main_grad != "param"):
@@ -277,12 +224,14 @@ def _check_tensors(x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> N
         raise ValueError(f"x: {x.dtype}; must be torch.bfloat16")
     if x.dim() < 1:
         raise ValueError("x: no dimension; must be [..., hidden]")
-    if ids.dim() < 1 or ids.shape[:-1] != x.shape[:-1]:
+    sizes, leading = ids.shape, x.shape
+    if len(sizes) != len(leading) or (sizes[0] != leading[0] if len(sizes) == 2 else sizes[:-1] != leading[:-1]):
         raise ValueError(f"topk_ids: shape {list(ids.shape)}; must be {[*x.shape[:-1], 'K']}, as x has {list(x.shape)}")
     check_probs(ids, probs)
-    for name, tensor in (("topk_ids", ids), ("probs", probs)):
-        if tensor.device != x.device:
-            raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {x.device}")
+    device = x.device
+    if ids.device != device or probs.device != device:
+        name, tensor = ("topk_ids", ids) if ids.device != device else ("probs", probs)
+        raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {device}")
 
 
 def check_probs(ids: torch.Tensor, probs: torch.Tensor) -> None:
@@ -305,44 +254,66 @@ def _check_weights(x: torch.Tensor, w1: list[torch.Tensor], w2: list[torch.Tenso
     """Local experts, H and I."""
     hidden, intermediate = x.shape[-1], w2[0].shape[-1]
     local = w1[0].shape[0] if w1[0].dim() == 3 else len(w1)
-    for name, tensors, columns in (("w1", w1, (2 * intermediate, hidden)), ("w2", w2, (hidden, intermediate))):
-        stacked = tensors[0].dim() == 3
-        if not stacked and len(tensors) != local:
-            raise ValueError(f"{name}: {len(tensors)} tensors; must be {local}, one for each expert, as in w1")
-        expected = [local, *columns] if stacked else list(columns)
-        for tensor in tensors:
-            if list(tensor.shape) != expected:
-                raise ValueError(
-                    f"{name}: shape {list(tensor.shape)}; must be {expected}, as x has hidden {hidden}, w1 {local} "
-                    f"experts and w2 intermediate {intermediate}"
-                )
-            if tensor.dtype != torch.bfloat16:
-                raise ValueError(f"{name}: {tensor.dtype}; must be torch.bfloat16")
-            if not tensor.is_contiguous():
-                raise ValueError(f"{name}: strides {tensor.stride()}; must be contiguous")
-            if tensor.device != x.device:
-                raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {x.device}")
-    for name, size in (("hidden", hidden), ("intermediate", intermediate)):
-        if size < 8 or size % 8 != 0:
-            raise ValueError(f"{name}: {size}; must be a multiple of 8, 8 or more")
+    _check_weight(w1, "w1", local, (2 * intermediate, hidden), x)
+    _check_weight(w2, "w2", local, (hidden, intermediate), x)
+    if hidden < 8 or hidden % 8 != 0:
+        raise ValueError(f"hidden: {hidden}; must be a multiple of 8, 8 or more")
+    if intermediate < 8 or intermediate % 8 != 0:
+        raise ValueError(f"intermediate: {intermediate}; must be a multiple of 8, 8 or more")
     if local < 1:
         raise ValueError("w1: no expert; must be one or more on every rank")
     return local, hidden, intermediate
 
 
-def _schedules(schedule: str | tuple[str, str], save: str) -> tuple[bytes, bytes]:
+def _check_weight(
+    tensors: list[torch.Tensor], name: str, local: int, columns: tuple[int, int], x: torch.Tensor
+) -> None:
+    """Each of the tensors is fine, and there are as many as there must be."""
+    stacked = tensors[0].dim() == 3
+    if not stacked and len(tensors) != local:
+        raise ValueError(f"{name}: {len(tensors)} tensors; must be {local}, one for each expert, as in w1")
+    expected = (local, *columns) if stacked else columns
+    dtype, device = torch.bfloat16, x.device
+    for tensor in tensors:
+        if tensor.shape == expected and tensor.dtype is dtype and tensor.is_contiguous() and tensor.device == device:
+            continue
+        if tensor.shape != expected:
+            raise ValueError(
+                f"{name}: shape {list(tensor.shape)}; must be {list(expected)}, as x has hidden {x.shape[-1]}, w1 "
+                f"{local} experts and w2 intermediate {columns[0] // 2 if name == 'w1' else columns[1]}"
+            )
+        if tensor.dtype != dtype:
+            raise ValueError(f"{name}: {tensor.dtype}; must be torch.bfloat16")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name}: strides {tensor.stride()}; must be contiguous")
+        raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {device}")
+
+
+def _check_frozen(weights: list[torch.Tensor], name: str) -> None:
+    need = weights[0].requires_grad
+    if len(weights) > 1 and any(weight.requires_grad != need for weight in weights):
+        raise ValueError(f"{name}: some experts require a gradient and others do not; must be all or none")
+
+
+@functools.lru_cache(maxsize=256)
+def _schedules(schedule: str | tuple[str, ...], save: str) -> tuple[bytes, bytes]:
+    forward, backward = _read_schedules(schedule, save)
+    return forward.encode(), backward.encode()
+
+
+def _read_schedules(schedule: str | tuple[str, ...], save: str) -> tuple[str, str]:
     if save not in _SAVES:
         raise ValueError(f"save: {save!r}; legal are {', '.join(_SAVES)}")
-    texts = (schedule, schedule) if isinstance(schedule, str) else tuple(schedule)
+    texts = (schedule, schedule) if isinstance(schedule, str) else schedule
     if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"schedule: {schedule!r}; legal is a text, or two: of forward and of backward")
     if save != "redispatch":
-        return texts[0].encode(), texts[1].encode()
+        return texts[0], texts[1]
     for text in texts:
         if text.lstrip().startswith("{"):
             raise ValueError("schedule: JSON beside save='redispatch'; legal are 'auto' and key=value,...")
     first, second = ("save.xg=redispatch" if text in ("", "auto") else f"{text},save.xg=redispatch" for text in texts)
-    return first.encode(), second.encode()
+    return first, second
 
 
 def checked_capacity(capacity: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -356,9 +327,9 @@ def checked_capacity(capacity: tuple[int, int] | None) -> tuple[int, int] | None
 
 
 def _main_grad(
-    given: MainGrad | None, w1: list[torch.Tensor], w2: list[torch.Tensor]
-) -> typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]] | None:
-    if given is None or (isinstance(given, str) and given == "param"):
+    given: MainGrad, w1: list[torch.Tensor], w2: list[torch.Tensor]
+) -> typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]]:
+    if isinstance(given, str) and given == "param":
         return given
     if isinstance(given, str) or len(given) != 2:
         raise ValueError(f"main_grad: {given!r}; legal are None, 'param' and (of w1, of w2)")

@@ -17,15 +17,13 @@ from uniep.errors import CapacityError, DeviceError, Unsupported
 _POINTER, _INT32, _INT64, _SIZE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t
 Handle = ctypes.c_void_p
 
-ALLOCATE = ctypes.CFUNCTYPE(_POINTER, _POINTER, _SIZE, _SIZE, _INT32, _POINTER)
-RELEASE = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _SIZE, _INT32, _POINTER)
-
 ENGINE_CPU, ENGINE_CUDA = 1, 2
 LAUNCH_THREADS, LAUNCH_PROCESSES = 0, 1
 INDEX_INT32, INDEX_INT64 = 0, 1
 WEIGHT_GRADIENT_BF16, WEIGHT_GRADIENT_MAIN_GRAD = 0, 2
 WEIGHT_GRADIENTS_NOW, WEIGHT_GRADIENTS_LATER, WEIGHT_GRADIENTS_NONE = 0, 1, 2
 UNIQUE_ID_BYTES = 128
+MEMORY_ALIGNMENT = 64
 FORWARD, BACKWARD = 0, 1
 
 
@@ -47,8 +45,8 @@ GroupOptions = _structure(
     ranks=_INT32,
     workers=_INT32,
     timeout_seconds=ctypes.c_double,
-    allocate=ALLOCATE,
-    release=RELEASE,
+    allocate=_POINTER,
+    release=_POINTER,
     allocator_context=_POINTER,
     launch=_INT32,
     rank=_INT32,
@@ -76,6 +74,9 @@ Routing = _structure("Routing", tokens=_INT64, topk_ids=_POINTER, index_type=_IN
 Capacity = _structure("Capacity", rows=_INT64, tokens=_INT64)
 RankRows = _structure("RankRows", tokens=_INT64, rows=_INT64, padded_rows=_INT64)
 ExpertRows = _structure("ExpertRows", rows=_INT64, first_row=_INT64)
+MemoryNeed = _structure(
+    "MemoryNeed", saved_bytes=_SIZE, workspace_bytes=_SIZE, symmetric_bytes=_SIZE, pending_bytes=_SIZE
+)
 ForwardArguments = _structure(
     "ForwardArguments",
     x=_POINTER,
@@ -85,6 +86,10 @@ ForwardArguments = _structure(
     w2_experts=_POINTER,
     y=_POINTER,
     stream=_POINTER,
+    saved_memory=_POINTER,
+    saved_bytes=_SIZE,
+    workspace_memory=_POINTER,
+    workspace_bytes=_SIZE,
 )
 BackwardArguments = _structure(
     "BackwardArguments",
@@ -103,6 +108,10 @@ BackwardArguments = _structure(
     stream=_POINTER,
     weight_gradients=_INT32,
     last_use=_INT32,
+    workspace_memory=_POINTER,
+    workspace_bytes=_SIZE,
+    pending_memory=_POINTER,
+    pending_bytes=_SIZE,
 )
 WeightGradientArguments = _structure(
     "WeightGradientArguments",
@@ -120,6 +129,7 @@ CombineArguments = _structure(
 
 _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_make_unique_id": [ctypes.c_char_p],
+    "uniep_use_library": [ctypes.c_char_p, ctypes.c_char_p],
     "uniep_group_create": [_POINTER, _POINTER],
     "uniep_group_synchronize": [Handle],
     "uniep_group_recover": [Handle],
@@ -128,7 +138,10 @@ _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_place": [Handle, _POINTER, _POINTER, _INT32, _POINTER, _POINTER],
     "uniep_placement_rank": [Handle, _INT32, _POINTER],
     "uniep_placement_expert": [Handle, _INT64, _POINTER],
+    "uniep_query_forward_memory": [Handle, _POINTER, ctypes.c_char_p, Handle, _INT32, _POINTER, _INT32],
+    "uniep_query_backward_memory": [Handle, _POINTER, ctypes.c_char_p, Handle, _INT32, _INT32, _POINTER, _INT32],
     "uniep_forward": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32, _POINTER],
+    "uniep_saved_attach": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _POINTER, _INT32, _POINTER],
     "uniep_backward_pending": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32, _POINTER],
     "uniep_weight_gradients": [Handle, Handle, _POINTER, _INT32],
     "uniep_dispatch": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32],

@@ -40,17 +40,12 @@ class Route:
     ) -> None:
         self.hidden, self.intermediate, self.experts = shape
         self.tokens, self.topk = ids.shape
-        self.placement = group.engine.place(self.config(), ids, probs, capacity)
+        self._engine = group.engine
+        self.placement = self._engine.place(self.config(), ids, probs, capacity)
 
     def config(self, weight_gradient: int = library.WEIGHT_GRADIENT_BF16) -> typing.Any:
         """The layer as the engine sees it."""
-        return library.LayerConfig.make(
-            hidden=self.hidden,
-            intermediate=self.intermediate,
-            experts=self.experts,
-            topk=self.topk,
-            weight_gradient=weight_gradient,
-        )
+        return self._engine.config(self.hidden, self.intermediate, self.experts, self.topk, weight_gradient)
 
     @property
     def engine_tokens(self) -> tuple[int, int]:

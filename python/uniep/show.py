@@ -27,20 +27,22 @@ def show_config() -> None:
 
 def _library() -> str:
     try:
-        library.load()
+        loaded = library.load()
     except ImportError as error:
         return f"missing: {error}"
-    return str(library.path())
+    return f"{loaded.uniep_version_string().decode()} ({library.path()})"
 
 
 def _torch() -> dict[str, str]:
     import torch
 
+    from uniep import cuda_libraries
+
     lines = {"torch": f"{torch.__version__} (CUDA {torch.version.cuda or 'none'})"}
+    lines |= {"NCCL": cuda_libraries.describe("nccl"), "NVRTC": cuda_libraries.describe("nvrtc")}
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus == 0:
         return lines | {"GPUs": "none", "engine": "cpu", "transport": "native alone, torch with more ranks"}
-    lines["NCCL"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     names = [torch.cuda.get_device_name(gpu) for gpu in range(gpus)]
     lines["GPUs"] = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     hopper = all(torch.cuda.get_device_capability(gpu)[0] == 9 for gpu in range(gpus))

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "api/c_arguments.h"
+#include "api/c_schedules.h"
 #include "api/c_struct.h"
 #include "uniep/uniep.h"
 
@@ -70,12 +71,6 @@ LayerConfig layer_config(const uniep_layer_config* config) {
   return {layer_shape(given), layer_numerics(given)};
 }
 
-Schedule resolved(const char* schedule, Direction direction, const LayerConfig& layer, const Group& group,
-                  Operation operation = Operation::kLayer) {
-  require_pointer(schedule, "schedule");
-  return resolve(PartialSchedule::parse(schedule), direction, layer.shape, layer.numerics, group.machine(), operation);
-}
-
 // One entry a rank, each made by `convert`.
 template <typename Given, typename Convert>
 auto converted(const Given* given, int32_t count, const char* name, Convert&& convert) {
@@ -91,7 +86,14 @@ struct GroupState {
 
   CallerAllocator allocator;
   Group group;
+  ResolvedSchedules schedules;
 };
+
+const Schedule& resolved(const char* schedule, Direction direction, const LayerConfig& layer, GroupState& state,
+                         Operation operation = Operation::kLayer) {
+  require_pointer(schedule, "schedule");
+  return state.schedules.find(schedule, direction, operation, layer, state.group.machine());
+}
 
 }  // namespace
 }  // namespace uniep
@@ -139,6 +141,14 @@ uniep_status uniep_make_unique_id(char out[128]) {
     const std::string id = make_unique_id();
     if (id.size() != UNIEP_UNIQUE_ID_BYTES) throw Error(Status::kInternal, "a unique id of another size");
     std::copy(id.begin(), id.end(), out);
+  });
+}
+
+uniep_status uniep_use_library(const char* library, const char* path) {
+  return guarded([&] {
+    require_pointer(library, "library");
+    require_pointer(path, "path");
+    use_library(library, path);
   });
 }
 
@@ -245,7 +255,7 @@ uniep_status uniep_schedule_resolve(const uniep_group* group, const uniep_layer_
     require_pointer(needed, "needed");
     if (capacity > 0) require_pointer(buffer, "buffer");
     const Direction checked_direction = checked_constant(direction, Direction::kBackward, "direction");
-    const std::string json = to_json(resolved(schedule, checked_direction, layer_config(config), group->state->group));
+    const std::string json = to_json(resolved(schedule, checked_direction, layer_config(config), *group->state));
     *needed = json.size() + 1;
     if (buffer == nullptr) return;
     if (capacity < *needed) {
@@ -304,7 +314,7 @@ uniep_status uniep_placement_expert(const uniep_placement* placement, int64_t ex
 namespace {
 
 void query_memory(const uniep_group* group, const uniep_layer_config* config, int32_t direction, const char* schedule,
-                  const uniep_placement* placement, const BackwardMemoryOptions& options, uniep_memory_need* needs,
+                  const uniep_placement* placement, const MemoryOptions& options, uniep_memory_need* needs,
                   int32_t count) {
   require_pointer(group, "group");
   require_pointer(placement, "placement");
@@ -313,8 +323,9 @@ void query_memory(const uniep_group* group, const uniep_layer_config* config, in
   const std::size_t stride = checked_stride<uniep_memory_need>(needs, count, "needs");
   const Direction checked_direction = checked_constant(direction, Direction::kBackward, "direction");
   const LayerConfig layer = layer_config(config);
-  const std::vector<MemoryNeed> found = memory_need(own, layer, resolved(schedule, checked_direction, layer, own),
-                                                    checked_direction, placement->placement, options);
+  const Schedule& whole = resolved(schedule, checked_direction, layer, *group->state);
+  const std::vector<MemoryNeed> found =
+      memory_need(own, layer, whole, checked_direction, placement->placement, options);
   std::byte* out = reinterpret_cast<std::byte*>(needs);
   for (const MemoryNeed& need : found) {
     write_struct(uniep_memory_need{0, need.saved_bytes, need.workspace_bytes, need.symmetric_bytes, need.pending_bytes},
@@ -331,14 +342,24 @@ uniep_status uniep_query_memory(const uniep_group* group, const uniep_layer_conf
   return guarded([&] { query_memory(group, config, direction, schedule, placement, {}, needs, count); });
 }
 
+uniep_status uniep_query_forward_memory(const uniep_group* group, const uniep_layer_config* config,
+                                        const char* schedule, const uniep_placement* placement, int32_t keep_saved,
+                                        uniep_memory_need* needs, int32_t count) {
+  return guarded([&] {
+    MemoryOptions options;
+    options.keep_saved = checked_flag(keep_saved, "keep_saved");
+    query_memory(group, config, UNIEP_FORWARD, schedule, placement, options, needs, count);
+  });
+}
+
 uniep_status uniep_query_backward_memory(const uniep_group* group, const uniep_layer_config* config,
                                          const char* schedule, const uniep_placement* placement,
                                          int32_t weight_gradients, int32_t last_use, uniep_memory_need* needs,
                                          int32_t count) {
   return guarded([&] {
-    const BackwardMemoryOptions options{
-        checked_constant(weight_gradients, WeightGradientTime::kNone, "weight_gradients"),
-        checked_flag(last_use, "last_use")};
+    MemoryOptions options;
+    options.weight_gradients = checked_constant(weight_gradients, WeightGradientTime::kNone, "weight_gradients");
+    options.last_use = checked_flag(last_use, "last_use");
     query_memory(group, config, UNIEP_BACKWARD, schedule, placement, options, needs, count);
   });
 }
@@ -347,18 +368,45 @@ uniep_status uniep_forward(uniep_group* group, const uniep_layer_config* config,
                            const uniep_placement* placement, const uniep_forward_arguments* arguments, int32_t count,
                            uniep_saved** saved) {
   return guarded([&] {
-    require_pointer(saved, "saved");
-    *saved = nullptr;
+    if (saved != nullptr) *saved = nullptr;
     require_pointer(group, "group");
     require_pointer(placement, "placement");
     Group& own = group->state->group;
     check_count(count, own);
     const LayerConfig layer = layer_config(config);
-    const Schedule whole = resolved(schedule, Direction::kForward, layer, own);
+    const Schedule& whole = resolved(schedule, Direction::kForward, layer, *group->state);
     const std::vector<ForwardArguments> ranks = converted(arguments, count, "arguments", forward_arguments);
+    std::unique_ptr<uniep_saved> handle;
+    if (saved != nullptr) handle = std::make_unique<uniep_saved>();
+    CallOptions options;
+    options.keep_saved = saved != nullptr;
+    Saved kept = forward(own, layer, whole, placement->placement, ranks, options);
+    if (saved == nullptr) return;
+    handle->state = group->state;
+    handle->saved = std::move(kept);
+    *saved = handle.release();
+  });
+}
+
+uniep_status uniep_saved_attach(uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                                const uniep_placement* placement, void* const* memory, const size_t* bytes,
+                                int32_t count, uniep_saved** saved) {
+  return guarded([&] {
+    require_pointer(saved, "saved");
+    *saved = nullptr;
+    require_pointer(group, "group");
+    require_pointer(placement, "placement");
+    require_pointer(memory, "memory");
+    require_pointer(bytes, "bytes");
+    Group& own = group->state->group;
+    check_count(count, own);
+    const LayerConfig layer = layer_config(config);
+    const Schedule& whole = resolved(schedule, Direction::kForward, layer, *group->state);
+    std::vector<CallerMemory> ranks;
+    for (int32_t i = 0; i < count; ++i) ranks.push_back({memory[i], bytes[i]});
     auto handle = std::make_unique<uniep_saved>();
     handle->state = group->state;
-    handle->saved = forward(own, layer, whole, placement->placement, ranks);
+    handle->saved = attach_saved(own, layer, whole, placement->placement, ranks);
     *saved = handle.release();
   });
 }
@@ -386,7 +434,7 @@ PendingWeightGradients run_backward(uniep_group* group, const uniep_layer_config
   Group& own = group->state->group;
   check_count(count, own);
   const LayerConfig layer = layer_config(config);
-  const Schedule whole = resolved(schedule, Direction::kBackward, layer, own);
+  const Schedule& whole = resolved(schedule, Direction::kBackward, layer, *group->state);
   const std::vector<BackwardArguments> ranks = converted(arguments, count, "arguments", backward_arguments);
   for (const BackwardArguments& rank : ranks) {
     if (may_be_later || rank.weight_gradients != WeightGradientTime::kLater) continue;
@@ -444,7 +492,7 @@ uniep_status exchange(Operation operation, uniep_group* group, const uniep_layer
     Group& own = group->state->group;
     check_count(count, own);
     const LayerConfig layer = layer_config(config);
-    const Schedule whole = resolved(schedule, Direction::kForward, layer, own, operation);
+    const Schedule& whole = resolved(schedule, Direction::kForward, layer, *group->state, operation);
     run(own, layer, whole, placement->placement, converted(arguments, count, "arguments", convert));
   });
 }

@@ -103,6 +103,8 @@ ForwardArguments forward_arguments(const uniep_forward_arguments& given) {
   own.weights = weights(given);
   own.y = static_cast<BFloat16*>(given.y);
   own.stream.handle = given.stream;
+  own.saved_memory = {given.saved_memory, given.saved_bytes};
+  own.workspace_memory = {given.workspace_memory, given.workspace_bytes};
   return own;
 }
 
@@ -117,6 +119,8 @@ BackwardArguments backward_arguments(const uniep_backward_arguments& given) {
   own.stream.handle = given.stream;
   own.weight_gradients = checked_constant(given.weight_gradients, WeightGradientTime::kNone, "weight_gradients");
   own.last_use = checked_flag(given.last_use, "last_use");
+  own.workspace_memory = {given.workspace_memory, given.workspace_bytes};
+  own.pending_memory = {given.pending_memory, given.pending_bytes};
   return own;
 }
 

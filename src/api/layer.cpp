@@ -4,6 +4,7 @@
 
 #include "api/check_call.h"
 #include "engine/engine.h"
+#include "engine/workspace.h"
 
 namespace uniep {
 
@@ -44,8 +45,8 @@ void check_time(WeightGradientTime time) {
 }
 
 // What all local ranks say alike.
-BackwardMemoryOptions common_use(std::span<const BackwardArguments> arguments, int first_rank) {
-  const BackwardMemoryOptions use{arguments[0].weight_gradients, arguments[0].last_use};
+MemoryOptions common_use(std::span<const BackwardArguments> arguments, int first_rank) {
+  const MemoryOptions use{arguments[0].weight_gradients, arguments[0].last_use};
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const BackwardArguments& own = arguments[i];
     check_time(own.weight_gradients);
@@ -76,8 +77,7 @@ Placement place(Group& group, const LayerShape& shape, std::span<const Routing> 
 }
 
 std::vector<MemoryNeed> memory_need(const Group& group, const LayerConfig& config, const Schedule& schedule,
-                                    Direction direction, const Placement& placement,
-                                    const BackwardMemoryOptions& options) {
+                                    Direction direction, const Placement& placement, const MemoryOptions& options) {
   check_call(group, config, schedule, direction, placement, group.local_ranks());
   check_time(options.weight_gradients);
   return group.implementation().memory_need(config, schedule, direction, placement, options);
@@ -98,6 +98,28 @@ Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule,
   });
 }
 
+Saved attach_saved(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,
+                   std::span<const CallerMemory> memory) {
+  check_call(group, config, schedule, Direction::kForward, placement, memory.size());
+  auto saved = std::make_shared<internal::SavedState>();
+  saved->config = config;
+  saved->placement = placement;
+  saved->first_rank = group.first_local_rank();
+  for (const CallerMemory& given : memory) {
+    const int rank = saved->first_rank + static_cast<int>(saved->ranks.size());
+    const internal::MemoryRequest request = internal::memory_request(config.shape, schedule, *placement.state(), rank);
+    const std::size_t bytes = internal::block_sizes(request, Direction::kForward).saved_bytes;
+    if (bytes > 0) check_array(given.data, "memory", rank, true);
+    internal::SavedRank& kept = saved->ranks.emplace_back();
+    kept.memory = internal::MemoryBlock(given, "memory", {}, bytes, rank, {});
+    internal::Carver carver(kept.memory.data());
+    const internal::SavedPieces pieces = internal::carve_saved(carver, request);
+    kept.z = pieces.z;
+    kept.xg = pieces.xg;
+  }
+  return Saved(saved);
+}
+
 PendingWeightGradients backward(Group& group, const LayerConfig& config, const Schedule& schedule, const Saved& saved,
                                 std::span<const BackwardArguments> arguments, const CallOptions& options) {
   return collective(group, [&] {
@@ -105,7 +127,7 @@ PendingWeightGradients backward(Group& group, const LayerConfig& config, const S
     const internal::SavedState& state = saved.state();
     if (state.used_up) refuse("saved: used up by an earlier backward with last_use");
     check_call(group, config, schedule, Direction::kBackward, state.placement, arguments.size());
-    const BackwardMemoryOptions use = common_use(arguments, group.first_local_rank());
+    const MemoryOptions use = common_use(arguments, group.first_local_rank());
     const bool keep = schedule.save_xg == SaveXg::kKeep;
     const bool gradients = use.weight_gradients != WeightGradientTime::kNone;
     const int64_t local_experts = config.shape.experts / group.ranks();

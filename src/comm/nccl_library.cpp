@@ -19,7 +19,7 @@ Nccl load_nccl() {
 }  // namespace
 
 const cuda::DynamicLibrary& nccl_library() {
-  static const cuda::DynamicLibrary library("NCCL", "UNIEP_LIBNCCL", {"libnccl.so.2", "libnccl.so"});
+  static const cuda::DynamicLibrary library("NCCL", "UNIEP_LIBNCCL", {"libnccl.so.2", "libnccl.so"}, "nccl");
   return library;
 }
 

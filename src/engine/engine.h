@@ -19,6 +19,10 @@ class MemoryBlock {
   MemoryBlock() = default;
   // Throws Error(kOutOfMemory) that names rank and bytes.
   MemoryBlock(const Allocator& allocator, std::size_t bytes, int rank, Stream stream);
+  // The caller's memory where it gives some, which is not given back, and else the allocator's. Throws
+  // Error(kInvalidArgument) that names `name` and what is needed.
+  MemoryBlock(const CallerMemory& given, const char* name, const Allocator& allocator, std::size_t bytes, int rank,
+              Stream stream);
   ~MemoryBlock();
   MemoryBlock(MemoryBlock&& other) noexcept;
   MemoryBlock& operator=(MemoryBlock&& other) noexcept;
@@ -95,7 +99,7 @@ struct BackwardCall {
   const Saved& saved;
   std::span<const BackwardArguments> arguments;
   const CallOptions& options;
-  BackwardMemoryOptions use;  // what the arguments of all local ranks say
+  MemoryOptions use;  // what the arguments of all local ranks say
 };
 
 // Of work whose gradients asked for here have not been made.
@@ -147,8 +151,7 @@ class Engine {
   virtual void dispatch(const DispatchCall& call) = 0;
   virtual void combine(const CombineCall& call) = 0;
   virtual std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
-                                              const Placement& placement,
-                                              const BackwardMemoryOptions& options) const = 0;
+                                              const Placement& placement, const MemoryOptions& options) const = 0;
   virtual std::shared_ptr<SymmetricBlock> allocate_symmetric(std::size_t bytes) = 0;
   virtual std::shared_ptr<SymmetricBlock> register_symmetric(std::span<void* const> memory, std::size_t bytes) = 0;
   virtual void synchronize() = 0;

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <utility>
 
 #include "engine/engine.h"
@@ -19,8 +20,26 @@ MemoryBlock::MemoryBlock(const Allocator& allocator, std::size_t bytes, int rank
   }
 }
 
+MemoryBlock::MemoryBlock(const CallerMemory& given, const char* name, const Allocator& allocator, std::size_t bytes,
+                         int rank, Stream stream)
+    : MemoryBlock(allocator, given.data == nullptr ? bytes : 0, rank, stream) {
+  if (given.data == nullptr || bytes == 0) return;
+  if (given.bytes < bytes) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("{}: {} bytes on rank {}; must be {} or more", name, given.bytes, rank, bytes));
+  }
+  if (reinterpret_cast<std::uintptr_t>(given.data) % kMemoryAlignment != 0) {
+    throw Error(Status::kInvalidArgument, fmt::format("{}: its address on rank {} is {}; must be a multiple of {}",
+                                                      name, rank, given.data, kMemoryAlignment));
+  }
+  memory_ = given.data;
+  bytes_ = bytes;
+  allocator_ = {};
+}
+
 MemoryBlock::~MemoryBlock() {
-  if (memory_ != nullptr) allocator_.release(allocator_.context, memory_, bytes_, rank_, stream_);
+  if (memory_ != nullptr && allocator_.release != nullptr)
+    allocator_.release(allocator_.context, memory_, bytes_, rank_, stream_);
 }
 
 MemoryBlock::MemoryBlock(MemoryBlock&& other) noexcept {

@@ -16,14 +16,14 @@ struct MemoryRequest {
   int64_t rows = 0;     // with padding
   bool staged = false;  // combine rows are kept locally before they are sent
   bool keep_xg = true;
-  BackwardMemoryOptions use;
+  MemoryOptions use;
 
   bool redispatches_x() const { return !keep_xg && use.weight_gradients != WeightGradientTime::kNone; }
   bool later() const { return use.weight_gradients == WeightGradientTime::kLater; }
 };
 
 inline MemoryRequest memory_request(const LayerShape& shape, const Schedule& schedule, const PlacementState& placement,
-                                    int rank, const BackwardMemoryOptions& use = {}) {
+                                    int rank, const MemoryOptions& use = {}) {
   const int64_t rows = placement.capacity > 0 ? placement.capacity : placement.padded_rows[rank];
   return {shape, rows, schedule.combine.transport == CombineTransport::kStaged, schedule.save_xg == SaveXg::kKeep, use};
 }
@@ -43,6 +43,11 @@ inline SavedPieces carve_saved(Carver& carver, const MemoryRequest& request) {
   pieces.z = carver.take<BFloat16>(request.rows * 2 * request.shape.intermediate);
   if (request.keep_xg) pieces.xg = carver.take<BFloat16>(request.rows * request.shape.hidden);
   return pieces;
+}
+
+// Where nothing is kept, the first pieces of the workspace.
+inline SavedPieces carve_saved(Carver& saved, Carver& workspace, const MemoryRequest& request) {
+  return carve_saved(request.use.keep_saved ? saved : workspace, request);
 }
 
 struct WorkspacePieces {
@@ -99,7 +104,7 @@ inline WorkspacePieces carve_backward(Carver& workspace, Carver& pending, const 
 inline MemoryNeed block_sizes(const MemoryRequest& request, Direction direction) {
   MemoryNeed need;
   Carver saved(nullptr), workspace(nullptr), pending(nullptr);
-  if (direction == Direction::kForward) carve_saved(saved, request);
+  if (direction == Direction::kForward) carve_saved(saved, workspace, request);
   carve_workspace(workspace, pending, request, direction);
   need.saved_bytes = saved.used();
   need.workspace_bytes = workspace.used();

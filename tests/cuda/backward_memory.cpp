@@ -163,4 +163,108 @@ void run_memory(const Where& where, Results& results) {
   std::printf("memory, %s: %d calls counted\n", where.name.c_str(), calls);
 }
 
+namespace {
+
+// Blocks of a caller, of exactly as many bytes, for the calls' arguments.
+std::vector<DeviceArray> blocks_of(const DeviceLayer& layer, const std::vector<MemoryNeed>& needs,
+                                   std::size_t MemoryNeed::*bytes) {
+  std::vector<DeviceArray> blocks;
+  for (std::size_t local = 0; local < needs.size(); ++local) {
+    blocks.emplace_back(layer.device_of(local), static_cast<int64_t>(needs[local].*bytes));
+    blocks.back().fill(0xff);
+  }
+  return blocks;
+}
+
+std::vector<CallerMemory> memory_of(const std::vector<DeviceArray>& blocks, const std::vector<MemoryNeed>& needs,
+                                    std::size_t MemoryNeed::*bytes) {
+  std::vector<CallerMemory> memory;
+  for (std::size_t local = 0; local < needs.size(); ++local) {
+    memory.push_back({blocks[local].data(), needs[local].*bytes});
+  }
+  return memory;
+}
+
+}  // namespace
+
+void run_own_memory(const Where& where, Results& results) {
+  LayerConfig config;
+  config.shape = {.hidden = 320, .intermediate = 192, .experts = int64_t{4} * where.group.ranks, .topk = 2};
+  CountingAllocator counter(where.group.devices);
+  GroupOptions options = where.group;
+  options.allocator = counter.allocator();
+  DeviceLayer layer(options, config, results, kernel_folder());
+  DeviceBackward backward(layer);
+  Group& group = layer.group();
+  const std::size_t ranks = static_cast<std::size_t>(group.local_ranks());
+  const GradientArrays gradients = backward.gradients();
+  for (const bool within : {false, true}) {
+    for (const char* save : {"save.xg=keep", "save.xg=redispatch"}) {
+      for (const WeightGradientTime time : {kNow, kLater}) {
+        layer.use_schedule(PartialSchedule::parse(save));
+        backward.use_schedule(PartialSchedule::parse(save));
+        const CallArrays arrays = layer.arrays(layer.tokens(150));
+        const cli::LayerData data = layer.with_dy(layer.batch(arrays.tokens));
+        const BackwardArrays back = backward.arrays(arrays.tokens);
+        layer.upload(arrays, data);
+        backward.upload(back, data);
+        backward.start(gradients);
+        const Capacity capacity = within ? arrays.capacity : Capacity{};
+        Placement placement = layer.place(arrays, capacity);
+        const std::string name = std::string("own memory: ") + save + (within ? ", within" : ", by need") +
+                                 kTimeNames[static_cast<int>(time)];
+
+        std::vector<DeviceArray> kept_blocks;
+        std::vector<CallerMemory> kept;
+        for (const bool keep : {true, false}) {  // the second gives the same y and leaves what the first has kept
+          const std::vector<MemoryNeed> needs =
+              memory_need(group, config, layer.schedule(), Direction::kForward, placement, {.keep_saved = keep});
+          const std::vector<DeviceArray> work = blocks_of(layer, needs, &MemoryNeed::workspace_bytes);
+          const std::vector<CallerMemory> work_memory = memory_of(work, needs, &MemoryNeed::workspace_bytes);
+          if (keep) {
+            kept_blocks = blocks_of(layer, needs, &MemoryNeed::saved_bytes);
+            kept = memory_of(kept_blocks, needs, &MemoryNeed::saved_bytes);
+          }
+          std::vector<ForwardArguments> arguments(ranks);
+          for (std::size_t local = 0; local < ranks; ++local) {
+            arguments[local].x = arrays.local[local].input;
+            arguments[local].weights = layer.weights_of(local);
+            arguments[local].y = static_cast<BFloat16*>(arrays.local[local].y.data());
+            arguments[local].stream = Stream{layer.stream_of(local)};
+            arguments[local].workspace_memory = work_memory[local];
+            if (keep) arguments[local].saved_memory = kept[local];
+          }
+          CallOptions call;
+          call.keep_saved = keep;
+          const Saved saved = forward(group, config, layer.schedule(), placement, arguments, call);
+          results.record(name + ", a Saved where one is kept", saved.empty() != keep);
+          layer.synchronize();
+        }
+
+        placement = layer.place(arrays, capacity);
+        const Saved saved = attach_saved(group, config, layer.schedule(), placement, kept);
+        const MemoryOptions use{.weight_gradients = time};
+        const std::vector<MemoryNeed> needs =
+            memory_need(group, config, backward.schedule(), Direction::kBackward, placement, use);
+        const std::vector<DeviceArray> work = blocks_of(layer, needs, &MemoryNeed::workspace_bytes);
+        const std::vector<DeviceArray> left = blocks_of(layer, needs, &MemoryNeed::pending_bytes);
+        const PendingWeightGradients pending = backward.backward(
+            arrays, back, saved, &gradients, use,
+            {memory_of(work, needs, &MemoryNeed::workspace_bytes), memory_of(left, needs, &MemoryNeed::pending_bytes)});
+        if (time == kLater) backward.make(pending, gradients);
+        const cli::LayerResult expected = backward.oracle(data);
+        backward.expect(name, back, arrays, expected);
+        backward.expect(name, gradients, expected);
+        layer.synchronize();
+      }
+    }
+  }
+  for (std::size_t local = 0; local < ranks; ++local) {
+    const int rank = layer.rank_of(local);
+    results.record("own memory: the allocator is asked for nothing on rank " + std::to_string(rank),
+                   counter.requested(rank) == 0, std::to_string(counter.requested(rank)) + " bytes");
+  }
+  group.implementation().meet();
+}
+
 }  // namespace uniep::cuda::test

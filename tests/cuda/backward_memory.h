@@ -12,5 +12,8 @@ void run_aside(const Where& where, Results& results);
 void run_release(const Where& where, Results& results);
 // Every call asks for what memory_need() says, keeps what that says, and gives it back.
 void run_memory(const Where& where, Results& results);
+// All memory given by the calls' arguments: the allocator is asked for nothing, and the bytes that forward leaves serve
+// a backward on another placement of the routing. A forward that keeps nothing gives the same y.
+void run_own_memory(const Where& where, Results& results);
 
 }  // namespace uniep::cuda::test

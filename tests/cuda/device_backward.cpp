@@ -185,7 +185,7 @@ WeightGradients DeviceBackward::addresses(const GradientArrays& gradients, std::
 
 PendingWeightGradients DeviceBackward::backward(const CallArrays& call, const BackwardArrays& arrays,
                                                 const Saved& saved, const GradientArrays* gradients,
-                                                const BackwardMemoryOptions& use) {
+                                                const MemoryOptions& use, const OwnMemory& memory) {
   std::vector<BackwardArguments> arguments;
   for (std::size_t local = 0; local < local_ranks(); ++local) {
     BackwardArguments& own = arguments.emplace_back();
@@ -200,6 +200,8 @@ PendingWeightGradients DeviceBackward::backward(const CallArrays& call, const Ba
     own.stream = Stream{layer_.stream_of(local)};
     own.weight_gradients = use.weight_gradients;
     own.last_use = use.last_use;
+    if (!memory.workspace.empty()) own.workspace_memory = memory.workspace[local];
+    if (!memory.pending.empty()) own.pending_memory = memory.pending[local];
   }
   return uniep::backward(layer_.group(), layer_.config(), schedule_, saved, arguments);
 }

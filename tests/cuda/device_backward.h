@@ -33,6 +33,11 @@ struct GradientCall {
   bool aside = false;  // on streams of their own
 };
 
+// Of local ranks, or none: the allocator's.
+struct OwnMemory {
+  std::vector<CallerMemory> workspace, pending;
+};
+
 // Backward of a DeviceLayer, in the same streams. main_grad begins with cli::start_main_grad.
 class DeviceBackward {
  public:
@@ -58,7 +63,8 @@ class DeviceBackward {
 
   // `gradients` null: no addresses.
   PendingWeightGradients backward(const CallArrays& call, const BackwardArrays& arrays, const Saved& saved,
-                                  const GradientArrays* gradients, const BackwardMemoryOptions& use = {});
+                                  const GradientArrays* gradients, const MemoryOptions& use = {},
+                                  const OwnMemory& memory = {});
   // What is aside follows the layer's streams.
   void make(const PendingWeightGradients& work, const GradientArrays& gradients, const GradientCall& call = {});
   // The layer's streams follow what is aside.

@@ -319,6 +319,7 @@ void run_tests(const Where& where, const Options& options, Results& results) {
                                                 {"aside", run_aside},
                                                 {"release", run_release},
                                                 {"memory", run_memory},
+                                                {"own memory", run_own_memory},
                                                 {"silent", run_silent},
                                                 {"traffic", with_options(run_traffic)}};
   for (const auto& [name, test] : tests) {

@@ -224,7 +224,7 @@ void whole_steps(DeviceLayer& layer, const Options&) {
                                kNone = WeightGradientTime::kNone;
   const struct {
     const char *name, *schedule;
-    BackwardMemoryOptions use;
+    MemoryOptions use;
     GradientCall call;
     bool in_buffer;
   } steps[] = {

@@ -121,7 +121,7 @@ Placement CpuEngine::place(const LayerShape& shape, std::span<const Routing> rou
 }
 
 std::vector<MemoryNeed> CpuEngine::memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
-                                               const Placement& placement, const BackwardMemoryOptions& options) const {
+                                               const Placement& placement, const MemoryOptions& options) const {
   std::vector<MemoryNeed> needs;
   for (int rank = 0; rank < options_.ranks; ++rank) {
     MemoryNeed need =
@@ -223,18 +223,21 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
   saved->config = call.config;
   saved->placement = call.placement;
   std::vector<internal::MemoryBlock> workspaces;
+  const MemoryOptions use{.keep_saved = call.options.keep_saved};
   const std::vector<MemoryNeed> needs =
-      memory_need(call.config, call.schedule, Direction::kForward, call.placement, {});
+      memory_need(call.config, call.schedule, Direction::kForward, call.placement, use);
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const ForwardArguments& arguments = call.arguments[rank];
-    const MemoryRequest request = memory_request(shape, call.schedule, *call.placement.state(), rank);
+    const MemoryRequest request = memory_request(shape, call.schedule, *call.placement.state(), rank, use);
     internal::SavedRank& kept = saved->ranks.emplace_back();
-    kept.memory = internal::MemoryBlock(options_.allocator, needs[rank].saved_bytes, rank, arguments.stream);
-    workspaces.emplace_back(options_.allocator, needs[rank].workspace_bytes, rank, arguments.stream);
+    kept.memory = internal::MemoryBlock(arguments.saved_memory, "saved_memory", options_.allocator,
+                                        needs[rank].saved_bytes, rank, arguments.stream);
+    workspaces.emplace_back(arguments.workspace_memory, "workspace_memory", options_.allocator,
+                            needs[rank].workspace_bytes, rank, arguments.stream);
     poison(kept.memory.data(), kept.memory.size());
     poison(workspaces.back().data(), workspaces.back().size());
     Carver saved_carver(kept.memory.data()), carver(workspaces.back().data());
-    const internal::SavedPieces pieces = internal::carve_saved(saved_carver, request);
+    const internal::SavedPieces pieces = internal::carve_saved(saved_carver, carver, request);
     kept.z = pieces.z;
     kept.xg = pieces.xg;
 
@@ -247,7 +250,7 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
     bind_weights(buffers, arguments.weights, shape, program.rank(rank).local_experts);
   }
   finish_call(*running, call.options.events);
-  return Saved(saved);
+  return call.options.keep_saved ? Saved(saved) : Saved();
 }
 
 std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::BackwardCall& call) {
@@ -275,8 +278,10 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const BackwardArguments& arguments = call.arguments[rank];
     const MemoryRequest request = memory_request(shape, call.schedule, *saved.placement.state(), rank, call.use);
-    workspaces.emplace_back(options_.allocator, needs[rank].workspace_bytes, rank, arguments.stream);
-    internal::MemoryBlock left(options_.allocator, needs[rank].pending_bytes, rank, arguments.stream);
+    workspaces.emplace_back(arguments.workspace_memory, "workspace_memory", options_.allocator,
+                            needs[rank].workspace_bytes, rank, arguments.stream);
+    internal::MemoryBlock left(arguments.pending_memory, "pending_memory", options_.allocator,
+                               needs[rank].pending_bytes, rank, arguments.stream);
     poison(workspaces.back().data(), workspaces.back().size());
     poison(left.data(), left.size());
     Carver carver(workspaces.back().data()), left_carver(left.data());

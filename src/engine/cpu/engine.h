@@ -29,7 +29,7 @@ class CpuEngine : public internal::Engine {
   void dispatch(const internal::DispatchCall& call) override;
   void combine(const internal::CombineCall& call) override;
   std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
-                                      const Placement& placement, const BackwardMemoryOptions& options) const override;
+                                      const Placement& placement, const MemoryOptions& options) const override;
   std::shared_ptr<internal::SymmetricBlock> allocate_symmetric(std::size_t bytes) override;
   std::shared_ptr<internal::SymmetricBlock> register_symmetric(std::span<void* const> memory,
                                                                std::size_t bytes) override;

@@ -8,8 +8,10 @@ namespace uniep::cuda {
 // A shared library that is opened at run time and stays open.
 class DynamicLibrary {
  public:
-  // Opens the first name that exists. `variable`, if set in the environment, is tried before all others.
-  DynamicLibrary(const char* purpose, const char* variable, std::initializer_list<const char*> names);
+  // Opens what `variable` names, if it is set in the environment; else what use_library() was told for `library`, if
+  // anything; else the first name that exists.
+  DynamicLibrary(const char* purpose, const char* variable, std::initializer_list<const char*> names,
+                 const char* library = nullptr);
 
   // Throws uniep::Error (kUnsupported) when the library or the symbol is missing.
   template <typename Function>

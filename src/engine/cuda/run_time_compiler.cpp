@@ -35,7 +35,7 @@ const Nvrtc& nvrtc() {
   static const Nvrtc table = [] {
     static const DynamicLibrary library(
         "NVRTC (CUDA's run-time compiler)", "UNIEP_LIBNVRTC",
-        {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"});
+        {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"}, "nvrtc");
     Nvrtc t{};
     library.bind(t.version, "nvrtcVersion");
     library.bind(t.error_string, "nvrtcGetErrorString");

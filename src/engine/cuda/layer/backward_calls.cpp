@@ -155,9 +155,11 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
         internal::memory_request(call.config.shape, call.schedule, placement, rank, call.use);
     require_countable(memory.rows, rank);
     const MemoryNeed need = internal::block_sizes(memory, Direction::kBackward);
-    const Stream stream = call.arguments[local].stream;
-    workspaces.emplace_back(options_.allocator, need.workspace_bytes, rank, stream);
-    operands[local].memory = internal::MemoryBlock(options_.allocator, need.pending_bytes, rank, stream);
+    const BackwardArguments& own = call.arguments[local];
+    workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes, rank,
+                            own.stream);
+    operands[local].memory = internal::MemoryBlock(own.pending_memory, "pending_memory", options_.allocator,
+                                                   need.pending_bytes, rank, own.stream);
   }
   begin_queueing(streams);
   const std::vector<RankTarget> rank_targets = targets(streams);

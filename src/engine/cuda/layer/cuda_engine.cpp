@@ -146,7 +146,7 @@ Machine CudaEngine::machine() const {
 // ---- What a call needs
 
 ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& schedule, Direction direction,
-                                   const BackwardMemoryOptions& use) const {
+                                   const MemoryOptions& use) const {
   require_summable(config.shape, config.numerics);
   require_instantiable(schedule, config.numerics, direction);
   if (in_processes() && schedule.dispatch.transport == DispatchTransport::kPush) refuse_push();
@@ -183,10 +183,9 @@ SymmetricNeed CudaEngine::symmetric_need(const ProgramRequest& request, const in
 
 std::vector<MemoryNeed> CudaEngine::memory_need(const LayerConfig& config, const Schedule& schedule,
                                                 Direction direction, const Placement& placement,
-                                                const BackwardMemoryOptions& options) const {
+                                                const MemoryOptions& options) const {
   const ProgramRequest asked = request(config, schedule, direction, options);
-  const Program program(asked, placement.state());
-  const SignalLayout layout = signal_layout(program_on_host(program, ranks_.first_local()));
+  const SignalLayout layout = tables_of(*placement.state()).layout(asked, *placement.state(), ranks_.first_local());
   const SymmetricNeed symmetric = symmetric_need(asked, *placement.state(), layout, 0);
   std::vector<MemoryNeed> needs;
   for (int rank = first_local_rank(); rank < first_local_rank() + local_ranks(); ++rank) {
@@ -365,14 +364,17 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   saved->config = call.config;
   saved->placement = call.placement;
   saved->first_rank = first_local_rank();
+  const MemoryOptions use{.keep_saved = call.options.keep_saved};
   std::vector<internal::MemoryBlock> workspaces;
   for (std::size_t local = 0; local < streams.size(); ++local) {
     const int rank = first_local_rank() + static_cast<int>(local);
     const MemoryNeed need = internal::block_sizes(
-        internal::memory_request(call.config.shape, call.schedule, placement, rank), Direction::kForward);
-    const Stream stream = call.arguments[local].stream;
-    saved->ranks.emplace_back().memory = internal::MemoryBlock(options_.allocator, need.saved_bytes, rank, stream);
-    workspaces.emplace_back(options_.allocator, need.workspace_bytes, rank, stream);
+        internal::memory_request(call.config.shape, call.schedule, placement, rank, use), Direction::kForward);
+    const ForwardArguments& own = call.arguments[local];
+    saved->ranks.emplace_back().memory =
+        internal::MemoryBlock(own.saved_memory, "saved_memory", options_.allocator, need.saved_bytes, rank, own.stream);
+    workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes, rank,
+                            own.stream);
   }
   begin_queueing(streams);
   const std::vector<RankTarget> rank_targets = targets(streams);
@@ -389,12 +391,12 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
     const ForwardArguments& arguments = call.arguments[local];
     RankBinding& binding = bindings[local];
     const internal::MemoryRequest memory =
-        internal::memory_request(call.config.shape, call.schedule, placement, binding.rank);
+        internal::memory_request(call.config.shape, call.schedule, placement, binding.rank, use);
     internal::SavedRank& kept = saved->ranks[local];
     poison(kept.memory.data(), kept.memory.size(), ranks_.devices()[local], rank_targets[local].stream);
     poison(workspaces[local].data(), workspaces[local].size(), ranks_.devices()[local], rank_targets[local].stream);
     internal::Carver saved_carver(kept.memory.data()), carver(workspaces[local].data());
-    const internal::SavedPieces pieces = internal::carve_saved(saved_carver, memory);
+    const internal::SavedPieces pieces = internal::carve_saved(saved_carver, carver, memory);
     const internal::WorkspacePieces work = internal::carve_forward_workspace(carver, memory);
     kept.z = pieces.z;
     kept.xg = pieces.xg;
@@ -420,7 +422,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
         }
       });
   if (call.options.events != nullptr) read_events(*call.options.events, programs);
-  return Saved(saved);
+  return call.options.keep_saved ? Saved(saved) : Saved();
 }
 
 std::vector<CUstream> CudaEngine::streams_of(const DeviceQueue& queue, const std::vector<CUstream>& streams) const {

@@ -48,7 +48,7 @@ class CudaEngine final : public internal::Engine {
   void dispatch(const internal::DispatchCall& call) override;
   void combine(const internal::CombineCall& call) override;
   std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
-                                      const Placement& placement, const BackwardMemoryOptions& options) const override;
+                                      const Placement& placement, const MemoryOptions& options) const override;
   std::shared_ptr<internal::SymmetricBlock> allocate_symmetric(std::size_t bytes) override;
   std::shared_ptr<internal::SymmetricBlock> register_symmetric(std::span<void* const> memory,
                                                                std::size_t bytes) override;
@@ -71,7 +71,7 @@ class CudaEngine final : public internal::Engine {
  private:
   bool in_processes() const { return options_.launch == uniep::Launch::kProcesses; }
   ProgramRequest request(const LayerConfig& config, const Schedule& schedule, Direction direction,
-                         const BackwardMemoryOptions& use = {}) const;
+                         const MemoryOptions& use = {}) const;
   SymmetricNeed symmetric_need(const ProgramRequest& request, const internal::PlacementState& placement,
                                const SignalLayout& layout, int copied_operands) const;
   GroupPlacer& placer();

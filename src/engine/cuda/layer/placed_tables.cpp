@@ -149,19 +149,34 @@ internal::PlacementState PlacedTables::with_counts(const internal::PlacementStat
   return counted;
 }
 
+SignalLayout PlacedTables::layout(const ProgramRequest& request, const internal::PlacementState& placement, int rank) {
+  for (const std::unique_ptr<Made>& made : made_) {
+    if (same_program(made->request, request)) return made->programs.front().layout;
+  }
+  if (asked_ == nullptr || !same_program(asked_->request(), request)) {
+    // It must not keep the placement alive, which keeps these tables.
+    const std::shared_ptr<const internal::PlacementState> not_owned(std::shared_ptr<void>(), &placement);
+    asked_ = std::make_unique<const Program>(request, not_owned);
+  }
+  return signal_layout(program_on_host(*asked_, rank));
+}
+
 const std::vector<DeviceProgram>& PlacedTables::programs(
     const ProgramRequest& request, const std::shared_ptr<const internal::PlacementState>& placement,
     const std::vector<RankTarget>& targets) {
   for (const std::unique_ptr<Made>& made : made_) {
     if (same_program(made->request, request)) return made->programs;
   }
-  const Program program(request, placement);
+  if (asked_ == nullptr || !same_program(asked_->request(), request)) {
+    asked_ = std::make_unique<const Program>(request, placement);
+  }
+  const std::unique_ptr<const Program> program = std::move(asked_);
   auto made = std::make_unique<Made>();
   made->request = request;
   for (std::size_t local = 0; local < targets.size(); ++local) {
     const RankTarget& target = targets[local];
     DeviceProgram own;
-    own.program = program_on_host(program, target.rank);
+    own.program = program_on_host(*program, target.rank);
     own.layout = signal_layout(own.program);
     own.made_on_device = placement->counts_on_devices;
     if (own.made_on_device) {

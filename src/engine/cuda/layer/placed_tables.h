@@ -58,6 +58,9 @@ class PlacedTables final : public internal::EngineTables {
 
   const PlacementTables& tables(std::size_t local_rank) const { return tables_[local_rank]; }
 
+  // The layout of a rank's signals under a request. What is built for it serves the call that follows.
+  SignalLayout layout(const ProgramRequest& request, const internal::PlacementState& placement, int rank);
+
   // The Programs of this process's ranks under a request; their tables are uploaded at the first call.
   const std::vector<DeviceProgram>& programs(const ProgramRequest& request,
                                              const std::shared_ptr<const internal::PlacementState>& placement,
@@ -76,6 +79,7 @@ class PlacedTables final : public internal::EngineTables {
   std::vector<internal::MemoryBlock> memory_;
   std::vector<PlacementTables> tables_;  // of local ranks
   std::vector<std::unique_ptr<Made>> made_;
+  std::unique_ptr<const Program> asked_;  // for layout() alone, so far
 };
 
 // Throws Error(kInvalidArgument) for a placement of another engine.

@@ -1,0 +1,312 @@
+"""torch.compile with the layer inside of the graph: one graph, the bits of eager, and torch's own checks of each op."""
+
+import functools
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import uniep
+import uniep.call
+import uniep.exchange_ops
+import uniep.ops
+from layers import Layer, Result, assert_same, make_layer, run_moe, same_bits
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def run_compiled(layer: Layer, block, backend: str = "aot_eager", **compile_options) -> Result:
+    """Forward and backward of block(x, ids, probs, w1, w2) as one graph."""
+    x, probs = layer.x[0].clone().requires_grad_(), layer.probs[0].clone().requires_grad_()
+    w1, w2 = (weight.requires_grad_() for weight in layer.local(0, 1))
+    compiled = torch.compile(block, backend=backend, fullgraph=True, **compile_options)
+    y = compiled(x, layer.ids[0], probs, w1, w2)
+    y.backward(layer.dy[0].view(y.shape))
+    return Result(y.detach(), x.grad, probs.grad, w1.grad, w2.grad)
+
+
+OPTIONS = [
+    {},
+    {"save": "redispatch"},
+    {"save": "recompute"},
+    {"capacity": (4096, 64)},
+    {"capacity": (4096, 64), "save": "redispatch"},
+    {"schedule": ("fusion=none", "fusion=pairs")},
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "backend"),
+    [*((options, "aot_eager") for options in OPTIONS), (OPTIONS[0], "eager"), *((o, "inductor") for o in OPTIONS[:3])],
+    ids=str,
+)
+def test_one_graph_with_the_bits_of_eager(options, backend, recwarn):
+    layer = make_layer([40], unused=0.1)
+
+    def block(x, ids, probs, w1, w2):
+        return uniep.moe(x * 1, ids, probs, w1, w2, **options) * 1
+
+    assert_same(run_compiled(layer, block, backend), run_moe(layer, 0, layer.local(0, 1)))
+    assert not [warning for warning in recwarn if "Dynamo" in str(warning.message)]
+
+
+@pytest.mark.parametrize(
+    ("save", "capacity", "backend"),
+    [
+        ("keep", None, "aot_eager"),
+        ("redispatch", None, "aot_eager"),
+        ("recompute", None, "aot_eager"),
+        ("keep", (4096, 64), "aot_eager"),
+        ("keep", None, "inductor"),
+    ],
+)
+def test_inside_of_checkpoint(save, capacity, backend):
+    layer = make_layer([40])
+
+    def inner(x, ids, probs, w1, w2):
+        return uniep.moe(x * 1, ids, probs, w1, w2, save=save, capacity=capacity) * 1
+
+    def block(x, ids, probs, w1, w2):
+        return checkpoint(inner, x, ids, probs, w1, w2, use_reentrant=False) * 1
+
+    assert_same(run_compiled(layer, block, backend), run_moe(layer, 0, layer.local(0, 1)))
+
+
+def test_selective_checkpointing_keeps_the_op():
+    """A policy that names uniep::forward: it runs once, and twice where the policy does not."""
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    layer = make_layer([40])
+    expected = run_moe(layer, 0, layer.local(0, 1))
+    calls = []
+    run = uniep.call.Call.run
+
+    def counted(self, *arguments, **options):
+        calls.append(1)
+        return run(self, *arguments, **options)
+
+    def inner(x, ids, probs, w1, w2):
+        return uniep.moe(torch.sin(x), ids, probs, w1, w2) * 1
+
+    for saved, times in (([torch.ops.uniep.forward.default], 1), ([], 2)):
+        torch._dynamo.reset()
+        contexts = functools.partial(create_selective_checkpoint_contexts, saved)
+
+        def block(x, ids, probs, w1, w2, contexts=contexts):
+            return checkpoint(inner, x, ids, probs, w1, w2, use_reentrant=False, context_fn=contexts)
+
+        calls.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(uniep.call.Call, "run", counted)
+            got = run_compiled(layer, block)
+        assert len(calls) == times
+        assert same_bits(got.dw2, run_compiled(layer, inner).dw2)
+        assert got.y.shape == expected.y.shape
+
+
+def test_modules_and_an_own_group():
+    torch.manual_seed(1)
+    with uniep.Group(workers=3) as group:
+        layer = uniep.MoELayer(64, 32, num_experts=8, topk=2, group=group)
+        x = torch.randn(3, 16, 64).bfloat16()
+        results = []
+        # Inductor's own kernels would give the router other bits.
+        for module in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+            module.zero_grad()
+            given = x.clone().requires_grad_()
+            y = module(given)
+            y.backward(torch.ones_like(y))
+            grads = [parameter.grad.clone() for parameter in layer.parameters()]
+            results.append([y.detach(), given.grad, *grads])
+        for eager, compiled in zip(*results, strict=True):
+            assert same_bits(eager, compiled)
+        with torch.no_grad():
+            assert same_bits(module(x), results[0][0])
+    with pytest.raises(Exception, match="group: closed"), torch.no_grad():
+        module(x)
+
+
+def test_number_of_tokens_may_change():
+    """One graph serves any T, also none."""
+
+    def block(x, ids, probs, w1, w2):
+        return uniep.moe(x * 1, ids, probs, w1, w2) * 1
+
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    for tokens in (40, 24, 56, 7):
+        layer = make_layer([tokens])
+        assert_same(run_compiled(layer, block, counter, dynamic=True), run_moe(layer, 0, layer.local(0, 1)))
+    assert counter.frame_count == 1
+    layer = make_layer([0])
+    assert_same(run_compiled(layer, block, counter, dynamic=True), run_moe(layer, 0, layer.local(0, 1)))
+
+
+@pytest.mark.parametrize("frozen", [("w1",), ("w2",), ("w1", "w2"), ("x", "probs")])
+def test_frozen_tensors_have_no_gradient(frozen):
+    layer = make_layer([40])
+    expected = run_moe(layer, 0, layer.local(0, 1))
+    given = {"x": layer.x[0], "probs": layer.probs[0], "w1": layer.w1, "w2": layer.w2}
+    leaves = {name: value.clone().requires_grad_(name not in frozen) for name, value in given.items()}
+    compiled = torch.compile(uniep.moe, fullgraph=True, backend="aot_eager")
+    compiled(leaves["x"], layer.ids[0], leaves["probs"], leaves["w1"], leaves["w2"]).backward(layer.dy[0])
+    for name, leaf in leaves.items():
+        if name in frozen:
+            assert leaf.grad is None
+        else:
+            assert same_bits(leaf.grad, getattr(expected, f"d{name}")), name
+
+
+def test_one_tensor_an_expert():
+    layer = make_layer([40])
+    expected = run_moe(layer, 0, layer.local(0, 1))
+    w1, w2 = ([one.clone().requires_grad_() for one in weight] for weight in layer.local(0, 1))
+    compiled = torch.compile(uniep.moe, fullgraph=True, backend="aot_eager")
+    y = compiled(layer.x[0], layer.ids[0], layer.probs[0], w1, w2)
+    y.backward(layer.dy[0])
+    assert same_bits(y.detach(), expected.y)
+    assert same_bits(torch.stack([one.grad for one in w1]), expected.dw1)
+    assert same_bits(torch.stack([one.grad for one in w2]), expected.dw2)
+
+
+def test_main_grad_is_between_two_graphs():
+    layer = make_layer([40])
+    w1, w2 = (weight.requires_grad_() for weight in layer.local(0, 1))
+    added = torch.zeros_like(w1, dtype=torch.float32), torch.zeros_like(w2, dtype=torch.float32)
+
+    def block(x):
+        return uniep.moe(x * 1, layer.ids[0], layer.probs[0], w1, w2, main_grad=added) * 1
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(block, fullgraph=True, backend="aot_eager")(layer.x[0])
+    torch.compile(block, backend="aot_eager")(layer.x[0]).backward(layer.dy[0])
+    expected = run_moe(layer, 0, layer.local(0, 1))
+    assert same_bits(added[0].bfloat16(), expected.dw1)
+    assert same_bits(added[1].bfloat16(), expected.dw2)
+
+
+def test_a_wrong_argument_is_named():
+    layer = make_layer([8])
+    compiled = torch.compile(uniep.moe, backend="aot_eager")
+    with pytest.raises(ValueError, match="probs: torch.bfloat16; must be torch.float32"):
+        compiled(layer.x[0], layer.ids[0], layer.probs[0].bfloat16(), layer.w1, layer.w2)
+    with pytest.raises(ValueError, match="topk_ids.*9"):
+        compiled(layer.x[0], torch.full_like(layer.ids[0], 9), layer.probs[0], layer.w1, layer.w2)
+
+
+@pytest.mark.parametrize("inside", ["all", "exchange"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_exchange(inside, backend):
+    """place(), dispatch() and combine() in one graph; and the last two with a plan from outside.
+
+    Between them is what Inductor computes with eager's bits: one product.
+    """
+    layer = make_layer([40], unused=0.1)
+    factor = torch.randn(64).bfloat16()
+
+    def exchange(x, plan):
+        rows, row_probs = uniep.dispatch(x * 1, plan)
+        return uniep.combine(rows * factor, plan) * 1, row_probs * 2
+
+    def block(x, ids, probs):
+        plan = uniep.place(ids, probs, num_experts=8, hidden=64)
+        return exchange(x, plan), plan.counts, plan.offsets
+
+    results = []
+    for compiling in (False, True):
+        x, probs = layer.x[0].clone().requires_grad_(), layer.probs[0].clone().requires_grad_()
+        if inside == "all":
+            run = torch.compile(block, fullgraph=True, backend=backend) if compiling else block
+            (y, row_probs), counts, offsets = run(x, layer.ids[0], probs)
+        else:
+            plan = uniep.place(layer.ids[0], probs, num_experts=8, hidden=64)
+            run = torch.compile(exchange, fullgraph=True, backend=backend) if compiling else exchange
+            (y, row_probs), counts, offsets = run(x, plan), plan.counts, plan.offsets
+        torch.autograd.backward((y, row_probs), (layer.dy[0], torch.full_like(row_probs, 0.5)))
+        results.append((y.detach(), row_probs.detach(), counts, offsets, x.grad, probs.grad))
+    for eager, compiled in zip(*results, strict=True):
+        assert same_bits(eager, compiled)
+
+
+def test_a_plan_from_a_graph_serves_outside():
+    layer = make_layer([40])
+    made = torch.compile(uniep.place, fullgraph=True, backend="aot_eager")(layer.ids[0], layer.probs[0], 8, 64)
+    plan = uniep.place(layer.ids[0], layer.probs[0], 8, 64)
+    assert made.rows == plan.rows
+    rows, row_probs = uniep.dispatch(layer.x[0], made)
+    expected, expected_probs = uniep.dispatch(layer.x[0], plan)
+    assert same_bits(rows, expected)
+    assert same_bits(row_probs, expected_probs)
+    assert same_bits(uniep.combine(rows, made), uniep.combine(rows, plan))
+
+
+# ---- torch's own checks: schema, fake kernels, autograd, and graphs with changing shapes
+
+
+@pytest.fixture
+def filled_memory():
+    """They compare bytes of what is kept for backward, also of rows of padding, which hold what memory held before."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def op_arguments(save="keep", capacity=(0, 0), stacked=True):
+    layer = make_layer([40])
+    weights = layer.local(0, 1) if stacked else [list(weight.clone().unbind()) for weight in layer.local(0, 1)]
+    first, second = ([weight] if stacked else [one.clone() for one in weight] for weight in weights)
+    options = (uniep.Group().name, "auto", "auto", *capacity, save)
+    if save == "redispatch":
+        options = (options[0], "save.xg=redispatch", "save.xg=redispatch", *capacity, save)
+    return layer, [layer.x[0], layer.ids[0], layer.probs[0]], first, second, options
+
+
+@pytest.mark.parametrize(
+    ("save", "capacity", "stacked"),
+    [
+        ("keep", (0, 0), True),
+        ("keep", (4096, 64), True),
+        ("keep", (0, 0), False),
+        ("redispatch", (0, 0), True),
+        ("redispatch", (4096, 64), True),
+        ("recompute", (0, 0), True),
+    ],
+)
+def test_opcheck_forward(save, capacity, stacked, filled_memory):
+    _, (x, ids, probs), w1, w2, options = op_arguments(save, capacity, stacked)
+    for tensor in (x, probs, *w1, *w2):
+        tensor.requires_grad_()
+    torch.library.opcheck(torch.ops.uniep.forward, (x, ids, probs, w1, w2, *options, True))
+
+
+@pytest.mark.parametrize("save", ["keep", "redispatch"])
+@pytest.mark.parametrize("need", [(True, True), (True, False), (False, True), (False, False)])
+def test_opcheck_backward(save, need):
+    layer, (x, ids, probs), w1, w2, options = op_arguments(save)
+    _, saved = torch.ops.uniep.forward(x, ids, probs, w1, w2, *options, True)
+    given = x if save == "redispatch" else None
+    arguments = (layer.dy[0], given, ids, probs, w1, w2, saved, *options, *need)
+    torch.library.opcheck(torch.ops.uniep.backward, arguments)
+
+
+def test_opcheck_exchange():
+    layer = make_layer([40])
+    x, ids, probs = layer.x[0].requires_grad_(), layer.ids[0], layer.probs[0].requires_grad_()
+    options = (8, uniep.Group().name, 0, 0)
+    torch.library.opcheck(torch.ops.uniep.place, (ids, probs.detach(), 64, *options))
+    count = torch.ops.uniep.place(ids, probs.detach(), 64, *options)[2].shape[0]
+    torch.library.opcheck(torch.ops.uniep.dispatch, (x, ids, probs, count, *options))
+    rows = torch.ops.uniep.dispatch(x, ids, probs, count, *options)[0].detach()
+    row_dprobs = torch.rand(count)
+    torch.library.opcheck(torch.ops.uniep.combine, (rows, ids, probs.detach(), row_dprobs, *options))
+    torch.library.opcheck(torch.ops.uniep.combine, (rows.requires_grad_(), ids, probs.detach(), None, *options))
+
+
+def test_a_group_that_is_gone_is_named():
+    _, (x, ids, probs), w1, w2, options = op_arguments()
+    with pytest.raises(ValueError, match="group: there is none of the name 'nobody'"):
+        torch.ops.uniep.forward(x, ids, probs, w1, w2, "nobody", *options[1:], True)

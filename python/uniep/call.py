@@ -1,0 +1,91 @@
+"""One call of the layer, as its autograd.Function and the custom ops both run it."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+
+import torch
+
+from uniep import library
+from uniep.engine import Weights
+from uniep.group import Group
+from uniep.routes import Route, place_routing
+
+
+class Call(typing.NamedTuple):
+    """What one call was asked for, beside its tensors."""
+
+    group: Group
+    shape: tuple[int, int, int]  # H, I, E
+    schedules: tuple[bytes, bytes]
+    capacity: tuple[int, int] | None
+    save: str
+    w1: list[torch.Tensor]
+    w2: list[torch.Tensor]
+    main_grad: typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]] | None
+
+    def run(
+        self, x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, weights: Sequence[torch.Tensor], keep: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, Route]:
+        """y in the shape of x, what is kept for backward (nothing unless `keep`), and the placed routing."""
+        route = self.place(ids, probs)
+        w1, w2 = self.split(weights)
+        y, saved = self.group.engine.forward(
+            route.config(),
+            self.schedules[0],
+            route.placement,
+            route.send(rows_of(x)),
+            Weights.of(w1),
+            Weights.of(w2),
+            keep,
+        )
+        return shaped(route.sum_slots(y), x.shape), saved, route
+
+    def place(self, ids: torch.Tensor, probs: torch.Tensor) -> Route:
+        return place_routing(self.group, self.shape, rows_of(ids), rows_of(probs), self.capacity)
+
+    def run_backward(
+        self,
+        route: Route,
+        saved: torch.Tensor,
+        x: torch.Tensor | None,
+        dy: torch.Tensor,
+        weights: Sequence[torch.Tensor],
+        dw1: Sequence[torch.Tensor] | None,
+        dw2: Sequence[torch.Tensor] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """dx in the shape of dy and dprobs [T, K]; writes dw1 and dw2. Needs x with save="redispatch"."""
+        w1, w2 = self.split(weights)
+        dprobs = dy.new_empty(route.engine_tokens, dtype=torch.float32)
+        dx = self.group.engine.backward(
+            route.config(library.WEIGHT_GRADIENT_BF16 if self.main_grad is None else library.WEIGHT_GRADIENT_MAIN_GRAD),
+            self.schedules,
+            route.placement,
+            saved,
+            route.send(rows_of(dy)),
+            None if x is None else route.send(rows_of(x)),
+            Weights.of(w1),
+            Weights.of(w2),
+            dprobs,
+            Weights.of(dw1),
+            Weights.of(dw2),
+        )
+        # Collective, so whoever needs them.
+        return shaped(route.sum_slots(dx), dy.shape), route.gather_probs(dprobs)
+
+    def split(self, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        count = len(self.w1)
+        return weights[:count], weights[count:]
+
+
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """[..., columns] as contiguous [T, columns]."""
+    if tensor.dim() != 2:
+        tensor = tensor.reshape(-1, tensor.shape[-1])
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def shaped(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The tensor [T, columns] with the leading sizes that a shape has."""
+    return tensor if len(shape) == 2 else tensor.view(shape)

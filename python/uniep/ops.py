@@ -1,0 +1,160 @@
+"""The layer and its exchange as custom ops, which graphs of torch.compile hold.
+
+An op is a pure function of tensors. So groups and schedules are strings, what forward keeps is one of its outputs, and
+whatever needs a placement places anew: that is a function of the routing, and collective as the op itself. Results are
+those of the functions that run outside of graphs, bit for bit.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+
+import torch
+from torch._library.fake_impl import allocate_size
+
+from uniep.call import Call
+from uniep.group import find_group
+
+
+def run_forward(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    probs: torch.Tensor,
+    w1: list[torch.Tensor],
+    w2: list[torch.Tensor],
+    group: str,
+    schedules: tuple[str, str],
+    capacity: tuple[int, int] | None,
+    save: str,
+    keep: bool,
+) -> torch.Tensor:
+    """y of uniep::forward."""
+    limits = (0, 0) if capacity is None else capacity
+    y, _ = torch.ops.uniep.forward(x, ids, probs, w1, w2, group, *schedules, *limits, save, keep)
+    return typing.cast(torch.Tensor, y)
+
+
+def _call(
+    x: torch.Tensor,
+    w1: Sequence[torch.Tensor],
+    w2: Sequence[torch.Tensor],
+    group: str,
+    schedules: tuple[str, str],
+    capacity: tuple[int, int],
+    save: str,
+) -> Call:
+    own = find_group(group)
+    local = len(w1) if w1[0].dim() == 2 else w1[0].shape[0]
+    shape = x.shape[-1], w2[0].shape[-1], local * own.size
+    texts = schedules[0].encode(), schedules[1].encode()
+    return Call(own, shape, texts, capacity if capacity[0] > 0 else None, save, list(w1), list(w2), None)
+
+
+@torch.library.custom_op("uniep::forward", mutates_args=())
+def forward(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    probs: torch.Tensor,
+    w1: Sequence[torch.Tensor],
+    w2: Sequence[torch.Tensor],
+    group: str,
+    schedule: str,
+    backward_schedule: str,
+    rows: int,
+    tokens: int,
+    save: str,
+    keep: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """y, and the bytes that backward needs: none unless `keep`, and with save="recompute".
+
+    `rows` and `tokens` are the capacity, both 0 where there is none.
+    """
+    call = _call(x, w1, w2, group, (schedule, backward_schedule), (rows, tokens), save)
+    y, saved, _ = call.run(x, ids, probs, (*w1, *w2), keep and save != "recompute")
+    return y, saved if keep and save != "recompute" else x.new_empty(0, dtype=torch.uint8)
+
+
+@forward.register_fake
+def _(x, ids, probs, w1, w2, group, schedule, backward_schedule, rows, tokens, save, keep):  # type: ignore[no-untyped-def]
+    if not keep or save == "recompute":
+        size: int | torch.SymInt = 0
+    elif rows > 0 and find_group(group).transport == "native":
+        size = _saved_bytes(rows, x.shape[-1], w2[0].shape[-1], save)
+    else:
+        size = new_size()
+    return x.new_empty(x.shape), x.new_empty(size, dtype=torch.uint8)
+
+
+def new_size() -> torch.SymInt:
+    """A size that depends on the routing, which new_dynamic_size() refuses to make in torch's default configuration."""
+    context = torch.library.get_ctx()
+    shapes = getattr(context, "_shape_env", None)
+    if shapes is None or shapes.allow_dynamic_output_shape_ops:
+        return context.new_dynamic_size()
+    return typing.cast(torch.SymInt, allocate_size(shapes))  # type: ignore[no-untyped-call]
+
+
+def _saved_bytes(rows: int, hidden: int, intermediate: int, save: str) -> int:
+    """Bytes that forward keeps of so many rows, in pieces of 64."""
+    pieces = [rows * 2 * intermediate * 2] + ([rows * hidden * 2] if save == "keep" else [])
+    return sum(-(-piece // 64) * 64 for piece in pieces)
+
+
+@torch.library.custom_op("uniep::backward", mutates_args=())
+def backward(
+    dy: torch.Tensor,
+    x: torch.Tensor | None,
+    ids: torch.Tensor,
+    probs: torch.Tensor,
+    w1: Sequence[torch.Tensor],
+    w2: Sequence[torch.Tensor],
+    saved: torch.Tensor,
+    group: str,
+    schedule: str,
+    backward_schedule: str,
+    rows: int,
+    tokens: int,
+    save: str,
+    need_w1: bool,
+    need_w2: bool,
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    """dx, dprobs, dw1 and dw2, the last two without entries where they are not needed; x with save="redispatch"."""
+    call = _call(dy, w1, w2, group, (schedule, backward_schedule), (rows, tokens), save)
+    dw1 = [torch.empty_like(weight) for weight in w1] if need_w1 else []
+    dw2 = [torch.empty_like(weight) for weight in w2] if need_w2 else []
+    route = call.place(ids, probs)
+    dx, dprobs = call.run_backward(route, saved, x, dy, (*w1, *w2), dw1 or None, dw2 or None)
+    return dx, dprobs.view(probs.shape), dw1, dw2
+
+
+@backward.register_fake
+def _(dy, x, ids, probs, w1, w2, saved, group, schedule, backward_schedule, rows, tokens, save, need_w1, need_w2):  # type: ignore[no-untyped-def]
+    dw1 = [torch.empty_like(weight) for weight in w1] if need_w1 else []
+    dw2 = [torch.empty_like(weight) for weight in w2] if need_w2 else []
+    return dy.new_empty(dy.shape), probs.new_empty(probs.shape), dw1, dw2
+
+
+def _keep_for_backward(
+    ctx: typing.Any, inputs: tuple[typing.Any, ...], output: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    x, ids, probs, w1, w2, *ctx.options = inputs
+    save = ctx.options[5]
+    ctx.experts = len(w1)
+    ctx.save_for_backward(None if save == "keep" else x, ids, probs, output[1], *w1, *w2)
+
+
+def _differentiate(ctx: typing.Any, dy: torch.Tensor, _: torch.Tensor | None) -> tuple[typing.Any, ...]:
+    x, ids, probs, saved, *weights = ctx.saved_tensors
+    w1, w2 = weights[: ctx.experts], weights[ctx.experts :]
+    options = ctx.options[:6]
+    if options[5] == "recompute":
+        _, saved = torch.ops.uniep.forward(x, ids, probs, w1, w2, *options[:5], "keep", True)
+        x = None
+    need = ctx.needs_input_grad
+    need1, need2 = any(need[3]), any(need[4])
+    dx, dprobs, dw1, dw2 = torch.ops.uniep.backward(dy, x, ids, probs, w1, w2, saved, *options, need1, need2)
+    return dx, None, dprobs, dw1 if need1 else [None] * len(w1), dw2 if need2 else [None] * len(w2), *[None] * 7
+
+
+forward.register_autograd(_differentiate, setup_context=_keep_for_backward)
