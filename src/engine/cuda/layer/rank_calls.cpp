@@ -16,14 +16,23 @@ int64_t local_experts(const CallBinding& call, const DeviceProgram& program) {
 }
 
 // What the products of a call read: the weights of its first and second GEMM, [rows, columns] each.
+// Gate and up apart: rows of each, and `up` is the second.
 struct WeightSide {
   const BFloat16* whole;
   const BFloat16* const* experts;
   int64_t rows, columns;
   GemmStage stage;
   const char* name;
+  const BFloat16* up = nullptr;
+  const BFloat16* const* up_experts = nullptr;
 
-  int64_t maps(int64_t local_experts) const { return experts == nullptr ? 1 : local_experts; }
+  bool apart() const { return up != nullptr || up_experts != nullptr; }
+  // Of dgrad FC1 a K block may hold the last gate rows and the first up rows.
+  bool straddles() const { return apart() && stage == GemmStage::kDgradFc1 && rows % kTileK != 0; }
+  int64_t maps_of_tensor(int64_t local_experts) const { return experts == nullptr ? 1 : local_experts; }
+  int64_t maps(int64_t local_experts) const {
+    return maps_of_tensor(local_experts) * (straddles() ? 4 : apart() ? 2 : 1);
+  }
 };
 
 int ranks_of(const CallBinding& call) {
@@ -36,12 +45,16 @@ bool is_backward(const CallBinding& call) {
 
 WeightSide w1_of(const CallBinding& call, const Weights& weights) {
   const LayerShape& shape = call.request.shape;
-  return {weights.w1,
-          weights.w1_experts,
-          2 * shape.intermediate,
-          shape.hidden,
-          is_backward(call) ? GemmStage::kDgradFc1 : GemmStage::kFc1,
-          "w1"};
+  WeightSide side{weights.w1,
+                  weights.w1_experts,
+                  2 * shape.intermediate,
+                  shape.hidden,
+                  is_backward(call) ? GemmStage::kDgradFc1 : GemmStage::kFc1,
+                  "w1",
+                  weights.w1_up,
+                  weights.w1_up_experts};
+  if (side.apart()) side.rows = shape.intermediate;
+  return side;
 }
 
 WeightSide w2_of(const CallBinding& call, const Weights& weights) {
@@ -54,7 +67,7 @@ WeightSide w2_of(const CallBinding& call, const Weights& weights) {
           "w2"};
 }
 
-// One tensor over the local experts, or as many as they are.
+// One tensor over the local experts, or as many as they are; then the same of the up, and of both in small boxes.
 std::vector<TensorMap> weight_maps(const CallBinding& call, const WeightSide& side, int64_t local_experts) {
   std::vector<TensorMap> maps;
   if (side.whole == nullptr && side.experts == nullptr) return maps;
@@ -63,12 +76,20 @@ std::vector<TensorMap> weight_maps(const CallBinding& call, const WeightSide& si
                                  : first            ? LayerProducts::kFirstGradient
                                                     : LayerProducts::kSecondGradient;
   const int box_rows = b_box_rows(layer_gemm(products, {.tile_n = call.request.schedule.tile_of(side.stage).n}));
-  if (side.experts == nullptr) {
-    maps.push_back(encode_operand_map({side.whole, side.columns, side.rows, local_experts}, box_rows, side.name));
-  } else {
-    for (int64_t expert = 0; expert < local_experts; ++expert) {
-      maps.push_back(encode_operand_map({side.experts[expert], side.columns, side.rows, 1}, box_rows, side.name));
+  const auto add = [&](const BFloat16* whole, const BFloat16* const* experts, int rows, const char* name) {
+    if (experts == nullptr) {
+      maps.push_back(encode_operand_map({whole, side.columns, side.rows, local_experts}, rows, name));
+      return;
     }
+    for (int64_t expert = 0; expert < local_experts; ++expert) {
+      maps.push_back(encode_operand_map({experts[expert], side.columns, side.rows, 1}, rows, name));
+    }
+  };
+  add(side.whole, side.experts, box_rows, side.name);
+  if (side.apart()) add(side.up, side.up_experts, box_rows, "w1_up");
+  if (side.straddles()) {
+    add(side.whole, side.experts, kFewDepthRows, side.name);
+    add(side.up, side.up_experts, kFewDepthRows, "w1_up");
   }
   return maps;
 }
@@ -119,7 +140,19 @@ std::vector<TensorMap> gradient_maps(const CallBinding& call, const RankBinding&
 
 std::size_t address_count(const WeightGradients& gradients, int64_t experts) {
   return static_cast<std::size_t>(experts) *
-         ((gradients.dw1_experts != nullptr ? 1 : 0) + (gradients.dw2_experts != nullptr ? 1 : 0));
+         ((gradients.dw1_experts != nullptr ? 1 : 0) + (gradients.dw2_experts != nullptr ? 1 : 0) +
+          (gradients.dw1_up_experts != nullptr ? 1 : 0));
+}
+
+// How W1's maps are told apart, and dW1's rows.
+void bind_gate_and_up(RankCall& rank_call, const WeightSide& w1, int64_t local_experts, int64_t intermediate,
+                      const WeightGradients& gradients) {
+  constexpr int32_t kNoEnd = 1 << 30;
+  const auto width = static_cast<int32_t>(intermediate);
+  rank_call.up_maps = w1.apart() ? static_cast<int32_t>(w1.maps_of_tensor(local_experts)) : 0;
+  rank_call.up_row = w1.apart() ? 0 : width;
+  rank_call.gate_depth = w1.apart() ? width : kNoEnd;
+  rank_call.gate_rows = is_apart(gradients) ? width : kNoEnd;
 }
 
 RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& ranks, const RankBinding& own,
@@ -144,7 +177,8 @@ RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& r
   rank_call.output_rows = own.output_rows;
   rank_call.output = own.output;
   rank_call.row_probs = own.row_probs;
-  rank_call.dprobs = own.dprobs;
+  // Dense ones are made of what peers have stored, which nobody touches before the group's next call.
+  rank_call.dprobs = own.dense_dprobs != nullptr ? call.symmetric.prob_slots(own.rank, own.rank) : own.dprobs;
   rank_call.prob_chunks = own.prob_chunks;
   rank_call.prob_stride = static_cast<int32_t>(own.rows);
   rank_call.prob_chunk_count = own.prob_chunk_count;
@@ -155,6 +189,10 @@ RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& r
 }
 
 }  // namespace
+
+bool is_apart(const WeightGradients& gradients) {
+  return gradients.dw1_up != nullptr || gradients.dw1_up_experts != nullptr;
+}
 
 void refuse_push() {
   throw Error(Status::kUnsupported,
@@ -193,11 +231,12 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
   for (const std::size_t i : locals) {
     addresses_at -= address_count(ranks[i].gradients, call.request.shape.experts / ranks_of(call)) * sizeof(void*);
   }
-  const auto matrices = [&](void* whole, void* const* experts, int64_t count) {
-    if (experts == nullptr) return GradientMatrices{whole, nullptr};
+  // `before`: bytes of rows that the kernels count and that are elsewhere.
+  const auto matrices = [&](void* whole, void* const* experts, int64_t count, int64_t bytes, int64_t before) {
+    if (experts == nullptr) return GradientMatrices{static_cast<std::byte*>(whole) - before, nullptr, bytes};
     auto* const table = reinterpret_cast<void* const*>(memory + addresses_at + addresses.size() * sizeof(void*));
-    addresses.insert(addresses.end(), experts, experts + count);
-    return GradientMatrices{nullptr, table};
+    for (int64_t i = 0; i < count; ++i) addresses.push_back(static_cast<std::byte*>(experts[i]) - before);
+    return GradientMatrices{nullptr, table, 0};
   };
   std::size_t next = 0;
   for (const std::size_t i : locals) {
@@ -211,11 +250,21 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
     rank_call.second_b = append(weight_maps(call, second, experts));
     rank_call.first_map_per_expert = first.experts != nullptr ? 1 : 0;
     rank_call.second_map_per_expert = second.experts != nullptr ? 1 : 0;
+    const bool has_weights = call.request.part == ProgramPart::kLayer;
+    rank_call.first_maps = has_weights ? static_cast<int32_t>(first.maps(experts)) : 0;
+    rank_call.second_maps = has_weights ? static_cast<int32_t>(second.maps(experts)) : 0;
+    bind_gate_and_up(rank_call, w1, experts, call.request.shape.intermediate, ranks[i].gradients);
     if (call.request.part == ProgramPart::kLayer && is_backward(call)) {
       rank_call.gradient_maps = append(gradient_maps(call, ranks[i], memory));
       const WeightGradients& gradients = ranks[i].gradients;
-      rank_call.gradients[0] = matrices(gradients.dw2, gradients.dw2_experts, experts);
-      rank_call.gradients[1] = matrices(gradients.dw1, gradients.dw1_experts, experts);
+      const bool apart = is_apart(gradients);
+      const int64_t element = call.request.numerics.weight_gradient == WeightGradient::kBFloat16 ? 2 : 4;
+      const int64_t bytes = call.request.shape.intermediate * call.request.shape.hidden * element;
+      rank_call.gradients[0] = matrices(gradients.dw2, gradients.dw2_experts, experts, bytes, 0);
+      rank_call.gradients[1] = matrices(gradients.dw1, gradients.dw1_experts, experts, apart ? bytes : 2 * bytes, 0);
+      if (apart) {
+        rank_call.gradients[2] = matrices(gradients.dw1_up, gradients.dw1_up_experts, experts, bytes, bytes);
+      }
     }
     std::memcpy(image.data() + next++ * sizeof(RankCall), &rank_call, sizeof(RankCall));
   }

@@ -68,16 +68,14 @@ UNIEP_DEVICE void run_first_gradient(LayerStorage<kLayer>& shared, int32_t math_
 template <LayerKernelConfig kLayer>
 class FilledOutput {
  public:
-  static constexpr int64_t kElementBytes = kLayer.filled == FilledGradients::kBFloat16 ? 2 : 4;
-
   UNIEP_DEVICE explicit FilledOutput(const LayerStorage<kLayer>& shared) : shared_(shared) {}
 
   UNIEP_DEVICE void* matrix(const WarpTile& tile) const {
-    const GradientMatrices& gradients = shared_.call.gradients[tile.product];
+    // A warp's 16 rows are all of the gate or all of the up: the host sees to it.
+    const bool is_up = tile.product != 0 && tile.row >= shared_.call.gate_rows;
+    const GradientMatrices& gradients = shared_.call.gradients[tile.product + (is_up ? 1 : 0)];
     if (gradients.addresses != nullptr) return gradients.addresses[tile.expert];
-    const WgradGrid& grid = grid_of(tile);
-    return static_cast<uint8_t*>(gradients.base) +
-           static_cast<int64_t>(tile.expert) * grid.rows * grid.columns * kElementBytes;
+    return static_cast<uint8_t*>(gradients.base) + tile.expert * gradients.expert_stride;
   }
   UNIEP_DEVICE int64_t leading(const WarpTile& tile) const { return grid_of(tile).columns; }
   UNIEP_DEVICE int32_t columns(const WarpTile& tile) const { return grid_of(tile).columns; }
