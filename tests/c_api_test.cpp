@@ -434,10 +434,13 @@ TEST_F(CApiErrors, StructuresFromOtherVersions) {
   future[0].known.size = future[1].known.size = sizeof(FutureArguments);
   expect_ok(forward("auto", &future[0].known));
   future[1].added = 1;
-  expect_failure(UNIEP_UNSUPPORTED, "arguments: byte 96", forward("auto", &future[0].known));
+  const std::string known = std::to_string(sizeof(uniep_forward_arguments));
+  expect_failure(UNIEP_UNSUPPORTED, "arguments: byte " + known, forward("auto", &future[0].known));
   future[1] = {layer.forward_arguments[1], 0};
-  expect_failure(UNIEP_INVALID_ARGUMENT, "arguments[1].size: 96; must be that of the first entry, 104",
-                 forward("auto", &future[0].known));
+  expect_failure(
+      UNIEP_INVALID_ARGUMENT,
+      "arguments[1].size: " + known + "; must be that of the first entry, " + std::to_string(sizeof(FutureArguments)),
+      forward("auto", &future[0].known));
   uniep_layer_config config = layer.config;
   config.size = sizeof(config) - 1;
   expect_failure(UNIEP_INVALID_ARGUMENT, "config.size: 63", place(&config, layer.routings.data()));

@@ -141,7 +141,7 @@ struct OwnMemory {
     std::vector<uniep_weight_gradient_arguments> gradients;
     for (const uniep_backward_arguments& given : layer.backward_arguments) {
       gradients.push_back({sizeof(uniep_weight_gradient_arguments), given.dw1, given.dw2, given.dw1_experts,
-                           given.dw2_experts, nullptr, 0});
+                           given.dw2_experts, nullptr, 0, nullptr, nullptr});
     }
     return uniep_weight_gradients(group.get(), pending.get(), gradients.data(), ranks);
   }

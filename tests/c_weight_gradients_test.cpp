@@ -25,7 +25,11 @@ class CWeightGradients : public testing::Test {
     expected.z.clear();
     for (const uniep_backward_arguments& given : layer.backward_arguments) {
       uniep_weight_gradient_arguments& own = gradients.emplace_back();
-      own = {sizeof(own), given.dw1, given.dw2, given.dw1_experts, given.dw2_experts, nullptr, 0};
+      own.size = sizeof(own);
+      own.dw1 = given.dw1;
+      own.dw2 = given.dw2;
+      own.dw1_experts = given.dw1_experts;
+      own.dw2_experts = given.dw2_experts;
     }
   }
 

@@ -178,6 +178,10 @@ typedef struct uniep_routing {
   int32_t index_type;   /* UNIEP_INDEX_... */
   const float* probs;   /* [T, K], finite; an unused slot's is ignored */
   void* stream;         /* cudaStream_t; the cpu engine ignores it */
+  /* Dense routing, with topk_ids NULL: [T, E], a byte for each expert, not 0 where the token goes to it. probs is then
+   * [T, E], too, and ignored where the map is 0. A token's slots are its experts, ascending; more than K are refused.
+   * uniep_backward() and uniep_combine() with such a placement write dprobs [T, E], +0 where the map is 0. */
+  const uint8_t* routing_map;
 } uniep_routing;
 
 /* Fixed memory instead of memory by need, equal on all ranks; more is UNIEP_OVERFLOW. */
@@ -252,8 +256,9 @@ UNIEP_API uniep_status uniep_query_backward_memory(const uniep_group* group, con
 /* What backward needs, one per forward call. */
 typedef struct uniep_saved uniep_saved;
 
-/* Weights are one tensor over the rank's experts or, where the array of addresses is given, El tensors. x and y may be
- * null on a rank without tokens. */
+/* Weights are one tensor over the rank's experts or, where the array of addresses is given, El tensors. Gate and up may
+ * lie apart: with w1_up (or w1_up_experts) w1 (or w1_experts) is the gate alone, and both are one tensor, or both are
+ * addresses. x and y may be null on a rank without tokens. */
 typedef struct uniep_forward_arguments {
   size_t size;
   const void* x;                 /* [T, H] bf16 */
@@ -267,6 +272,8 @@ typedef struct uniep_forward_arguments {
   size_t saved_bytes;
   void* workspace_memory; /* free behind the call, or NULL */
   size_t workspace_bytes;
+  const void* w1_up;                /* [El, I, H] bf16, and w1 [El, I, H]; NULL: w1 holds both */
+  const void* const* w1_up_experts; /* or El tensors [I, H], and w1_experts the same */
 } uniep_forward_arguments;
 
 /* Collective. y[t] = sum over slots k of W2[e] (silu(gate) * up * prob), with [gate, up] = W1[e] x[t]. `saved` may be
@@ -288,8 +295,9 @@ UNIEP_API uniep_status uniep_saved_attach(uniep_group* group, const uniep_layer_
  * backward with last_use; null without rows. It lives as long as `saved`. */
 UNIEP_API uniep_status uniep_saved_z(const uniep_saved* saved, int32_t rank, const void** z);
 
-/* Gradients of weights are one tensor over the rank's experts or El addresses, as the weights are; bf16 or fp32 as
- * weight_gradient says. */
+/* Gradients of weights are one tensor over the rank's experts or El addresses, gate and up in one or apart, as the
+ * weights are; bf16 or fp32 as weight_gradient says. On cuda gate and up apart are UNIEP_UNSUPPORTED where I is no
+ * multiple of 16 and weight gradients are in the launch of dgrad FC1 (fusion=pairs, backward.wgrad=fill). */
 typedef struct uniep_backward_arguments {
   size_t size;
   const void* dy; /* [T, H] bf16 */
@@ -299,7 +307,7 @@ typedef struct uniep_backward_arguments {
   const void* const* w1_experts;
   const void* const* w2_experts;
   void* dx;      /* [T, H] bf16, written */
-  float* dprobs; /* [T, K], written; an unused slot's is +0 */
+  float* dprobs; /* [T, K], written; an unused slot's is +0; of a dense routing [T, E] */
   void* dw1;     /* this and the next three: with UNIEP_WEIGHT_GRADIENTS_NOW only, else ignored */
   void* dw2;
   void* const* dw1_experts;
@@ -311,6 +319,10 @@ typedef struct uniep_backward_arguments {
   size_t workspace_bytes;
   void* pending_memory; /* with UNIEP_WEIGHT_GRADIENTS_LATER: of the uniep_pending, or NULL */
   size_t pending_bytes;
+  const void* w1_up; /* as in forward */
+  const void* const* w1_up_experts;
+  void* dw1_up; /* [El, I, H], and dw1 [El, I, H]; NULL: dw1 holds both */
+  void* const* dw1_up_experts;
 } uniep_backward_arguments;
 
 /* Collective. `saved` may be used again until a call with last_use. save.xg of both directions must agree: name it in
@@ -341,6 +353,8 @@ typedef struct uniep_weight_gradient_arguments {
   void* const* dw2_experts;
   void* stream; /* any; what the backward left is waited for */
   int32_t sms;  /* compute units that work on it at most, 1 to workers; 0: all */
+  void* dw1_up; /* as in uniep_backward_arguments */
+  void* const* dw1_up_experts;
 } uniep_weight_gradient_arguments;
 
 /* Makes the weight gradients that a backward left, with the bits of UNIEP_WEIGHT_GRADIENTS_NOW. Not collective. Each
@@ -372,7 +386,7 @@ typedef struct uniep_combine_arguments {
   const void* rows;        /* [padded_rows, H] bf16 */
   void* y;                 /* [T, H] bf16, written: the sum of a token's rows, as combine_groups says */
   const float* row_dprobs; /* [padded_rows], or NULL on all ranks */
-  float* dprobs;           /* [T, K], written with row_dprobs: each slot's, +0 for an unused one */
+  float* dprobs; /* [T, K], written with row_dprobs: each slot's, +0 for an unused one; of a dense routing [T, E] */
   void* stream;
 } uniep_combine_arguments;
 

@@ -29,7 +29,7 @@ struct CombineArguments {
   const BFloat16* rows = nullptr;     // [padded_rows, H]
   BFloat16* y = nullptr;              // [T, H] written: the sum of a token's rows, as Numerics::combine_groups says
   const float* row_dprobs = nullptr;  // [padded_rows], or null on all ranks
-  float* dprobs = nullptr;            // [T, K] written with row_dprobs: each slot's, +0 for an unused one
+  float* dprobs = nullptr;  // [T, K] written with row_dprobs: each slot's, +0 for an unused one; or [T, E] (Routing)
   Stream stream;
 };
 

@@ -28,6 +28,11 @@ struct Routing {
   IndexType index_type = IndexType::kInt32;
   const float* probs = nullptr;  // [T, K] fp32, finite; an unused slot's is ignored
   Stream stream;
+  // Dense routing, with topk_ids null: [T, E], a byte for each expert, not 0 where the token goes to it. probs is then
+  // [T, E], too, and ignored where the map is 0. A token's slots are its experts, ascending, the slots behind them
+  // unused; more than K experts are refused. backward() and combine() with such a placement write dprobs [T, E], +0
+  // where the map is 0.
+  const uint8_t* routing_map = nullptr;
 };
 
 namespace internal {
@@ -47,6 +52,7 @@ class UNIEP_API Placement {
   int64_t rows(int rank) const;                           // routed rows that the rank's experts receive
   int64_t padded_rows(int rank) const;                    // with every segment padded to a multiple of 128
   int64_t tokens(int rank) const;                         // T of the rank
+  bool dense(int rank) const;                             // of a local rank: its dprobs are [T, E]
   int64_t expert_rows(int64_t expert) const;              // routed rows of a global expert
   int64_t expert_segment(int64_t expert) const;           // first row of the expert's segment on its owner
   int64_t routed(int source_rank, int64_t expert) const;  // rows that a rank sends to an expert
@@ -65,25 +71,35 @@ struct Capacity {
   int64_t tokens = 0;  // T of any rank, at most; needed with a process a rank, else 0 stands for any number
 };
 
-// Collective. Ids out of range, an expert twice in one token, probs that are not finite: Error(kInvalidArgument).
+// Collective. Ids out of range, an expert twice in one token, a map with more than K experts in one token, probs that
+// are not finite: Error(kInvalidArgument).
 UNIEP_API Placement place(Group& group, const LayerShape& shape, std::span<const Routing> routings,
                           Capacity capacity = {});
 
-// A rank's expert weights: one tensor over its El local experts, or El addresses.
+// A rank's expert weights: one tensor over its El local experts, or El addresses. Gate and up may lie apart: with w1_up
+// (or w1_up_experts) w1 (or w1_experts) is the gate alone. Both are then one tensor, or both are addresses. How weights
+// are given changes no bit.
 struct Weights {
-  const BFloat16* w1 = nullptr;                 // [El, 2 I, H]: gate rows, then up rows
-  const BFloat16* w2 = nullptr;                 // [El, H, I]
-  const BFloat16* const* w1_experts = nullptr;  // or El tensors [2 I, H]; takes precedence over w1
-  const BFloat16* const* w2_experts = nullptr;  // or El tensors [H, I]
+  const BFloat16* w1 = nullptr;                    // [El, 2 I, H]: gate rows, then up rows; with w1_up [El, I, H]
+  const BFloat16* w2 = nullptr;                    // [El, H, I]
+  const BFloat16* const* w1_experts = nullptr;     // or El tensors [2 I, H] or [I, H]; takes precedence over w1
+  const BFloat16* const* w2_experts = nullptr;     // or El tensors [H, I]
+  const BFloat16* w1_up = nullptr;                 // [El, I, H], or null: w1 holds both
+  const BFloat16* const* w1_up_experts = nullptr;  // or El tensors [I, H]
 };
 
-// Where weight gradients go: bf16 or fp32, as Numerics::weight_gradient says; one tensor or El addresses as in Weights.
-// A rank without gradients to make (all null) is refused: every local expert gets one, zero rows give zeros.
+// Where weight gradients go: bf16 or fp32, as Numerics::weight_gradient says; one tensor or El addresses, gate and up
+// in one or apart, as in Weights, but not necessarily as the weights of the same call are. A rank without gradients to
+// make (all null) is refused: every local expert gets one, zero rows give zeros. On cuda gate and up apart, with I no
+// multiple of 16 and weight gradients in the launch of dgrad FC1 (fusion = pairs, backward.wgrad = fill), is
+// Error(kUnsupported).
 struct WeightGradients {
   void* dw1 = nullptr;
   void* dw2 = nullptr;
   void* const* dw1_experts = nullptr;
   void* const* dw2_experts = nullptr;
+  void* dw1_up = nullptr;
+  void* const* dw1_up_experts = nullptr;
 };
 
 struct LayerConfig {
@@ -186,7 +202,7 @@ struct BackwardArguments {
   const BFloat16* x = nullptr;
   Weights weights;
   BFloat16* dx = nullptr;     // [T, H], written
-  float* dprobs = nullptr;    // [T, K], written; an unused slot's is +0
+  float* dprobs = nullptr;    // [T, K], written; an unused slot's is +0; of a dense routing [T, E]
   WeightGradients gradients;  // kNow only; else ignored and may be null
   Stream stream;
   WeightGradientTime weight_gradients = WeightGradientTime::kNow;  // equal on all ranks

@@ -41,7 +41,14 @@ Weights weights(const Arguments& given) {
   own.w2 = static_cast<const BFloat16*>(given.w2);
   own.w1_experts = reinterpret_cast<const BFloat16* const*>(given.w1_experts);
   own.w2_experts = reinterpret_cast<const BFloat16* const*>(given.w2_experts);
+  own.w1_up = static_cast<const BFloat16*>(given.w1_up);
+  own.w1_up_experts = reinterpret_cast<const BFloat16* const*>(given.w1_up_experts);
   return own;
+}
+
+template <typename Arguments>
+WeightGradients weight_gradients_of(const Arguments& given) {
+  return {given.dw1, given.dw2, given.dw1_experts, given.dw2_experts, given.dw1_up, given.dw1_up_experts};
 }
 
 }  // namespace
@@ -94,6 +101,7 @@ Routing routing(const uniep_routing& given) {
   own.index_type = checked_constant(given.index_type, IndexType::kInt64, "index_type");
   own.probs = given.probs;
   own.stream.handle = given.stream;
+  own.routing_map = given.routing_map;
   return own;
 }
 
@@ -115,7 +123,7 @@ BackwardArguments backward_arguments(const uniep_backward_arguments& given) {
   own.weights = weights(given);
   own.dx = static_cast<BFloat16*>(given.dx);
   own.dprobs = given.dprobs;
-  own.gradients = {given.dw1, given.dw2, given.dw1_experts, given.dw2_experts};
+  own.gradients = weight_gradients_of(given);
   own.stream.handle = given.stream;
   own.weight_gradients = checked_constant(given.weight_gradients, WeightGradientTime::kNone, "weight_gradients");
   own.last_use = checked_flag(given.last_use, "last_use");
@@ -126,7 +134,7 @@ BackwardArguments backward_arguments(const uniep_backward_arguments& given) {
 
 WeightGradientArguments weight_gradient_arguments(const uniep_weight_gradient_arguments& given) {
   WeightGradientArguments own;
-  own.gradients = {given.dw1, given.dw2, given.dw1_experts, given.dw2_experts};
+  own.gradients = weight_gradients_of(given);
   own.stream.handle = given.stream;
   own.sms = given.sms;
   return own;

@@ -22,8 +22,27 @@ void check_expert_arrays(const void* whole, const void* const* experts, const ch
   }
 }
 
+// Of gate and up: both in `gate`, or each in its own, given alike.
+void check_gate_and_up(const void* gate, const void* const* gate_experts, const void* up, const void* const* up_experts,
+                       const char* name, int rank, int64_t count) {
+  check_expert_arrays(gate, gate_experts, name, rank, count);
+  if (up == nullptr && up_experts == nullptr) return;
+  if ((up_experts != nullptr) != (gate_experts != nullptr)) {
+    const auto form = [](bool addresses) { return addresses ? "addresses" : "one tensor"; };
+    refuse(fmt::format("{0}_up: {1} on rank {2}, and {0} {3}; gate and up are both one tensor or both addresses", name,
+                       form(up_experts != nullptr), rank, form(gate_experts != nullptr)));
+  }
+  check_expert_arrays(up, up_experts, fmt::format("{}_up", name).c_str(), rank, count);
+}
+
+void check_dw1(const WeightGradients& gradients, int rank, int64_t local_experts) {
+  check_gate_and_up(gradients.dw1, gradients.dw1_experts, gradients.dw1_up, gradients.dw1_up_experts, "dw1", rank,
+                    local_experts);
+}
+
 void check_weights(const Weights& weights, int rank, int64_t local_experts) {
-  check_expert_arrays(weights.w1, reinterpret_cast<const void* const*>(weights.w1_experts), "w1", rank, local_experts);
+  check_gate_and_up(weights.w1, reinterpret_cast<const void* const*>(weights.w1_experts), weights.w1_up,
+                    reinterpret_cast<const void* const*>(weights.w1_up_experts), "w1", rank, local_experts);
   check_expert_arrays(weights.w2, reinterpret_cast<const void* const*>(weights.w2_experts), "w2", rank, local_experts);
 }
 
@@ -64,7 +83,8 @@ MemoryOptions common_use(std::span<const BackwardArguments> arguments, int first
 }
 
 bool asks_dw1(const WeightGradients& gradients) {
-  return gradients.dw1 != nullptr || gradients.dw1_experts != nullptr;
+  return gradients.dw1 != nullptr || gradients.dw1_experts != nullptr || gradients.dw1_up != nullptr ||
+         gradients.dw1_up_experts != nullptr;
 }
 bool asks_dw2(const WeightGradients& gradients) {
   return gradients.dw2 != nullptr || gradients.dw2_experts != nullptr;
@@ -144,7 +164,7 @@ PendingWeightGradients backward(Group& group, const LayerConfig& config, const S
       check_array(own.dprobs, "dprobs", rank, has_tokens);
       check_weights(own.weights, rank, local_experts);
       if (use.weight_gradients != WeightGradientTime::kNow) continue;
-      check_expert_arrays(own.gradients.dw1, own.gradients.dw1_experts, "dw1", rank, local_experts);
+      check_dw1(own.gradients, rank, local_experts);
       check_expert_arrays(own.gradients.dw2, own.gradients.dw2_experts, "dw2", rank, local_experts);
     }
     return PendingWeightGradients(group.implementation().backward({config, schedule, saved, arguments, options, use}));
@@ -168,7 +188,7 @@ void weight_gradients(Group& group, const PendingWeightGradients& work,
     if (arguments[i].sms < 0 || arguments[i].sms > group.workers()) {
       refuse(fmt::format("sms: {} on rank {}; legal are 0 (all) to {}", arguments[i].sms, rank, group.workers()));
     }
-    if (dw1 || !dw2) check_expert_arrays(own.dw1, own.dw1_experts, "dw1", rank, shape.experts / group.ranks());
+    if (dw1 || !dw2) check_dw1(own, rank, shape.experts / group.ranks());
     if (dw2 || !dw1) check_expert_arrays(own.dw2, own.dw2_experts, "dw2", rank, shape.experts / group.ranks());
     if (asks_dw1(own) != dw1 || asks_dw2(own) != dw2) {
       refuse(fmt::format("gradients: {} on rank {} and not on rank {}; all local ranks ask for the same ones",

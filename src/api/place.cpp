@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "model/dense_routing.h"
 #include "model/placement.h"
 #include "model/placement_errors.h"
 
@@ -24,8 +25,40 @@ int64_t id_at(const Routing& routing, int64_t entry) {
 
 [[noreturn]] void report(const RoutingProblem& problem, const Routing& routing, int rank, const LayerShape& shape) {
   const int64_t entry = problem.token * shape.topk + problem.slot;
-  refuse_slot({problem.fault, rank, problem.token, problem.slot, id_at(routing, entry), routing.probs[entry]},
-              shape.experts);
+  refuse_slot({problem.fault, rank, problem.token, problem.slot, id_at(routing, entry), routing.probs[entry],
+               routing.routing_map != nullptr},
+              shape.experts, shape.topk);
+}
+
+// A routing as slots. Of a dense one they are made here; routing_map still says that it was.
+struct SlotRouting {
+  Routing routing;
+  std::vector<int32_t> ids;
+  std::vector<float> probs;
+};
+
+SlotRouting slots_of(const Routing& given, const LayerShape& shape) {
+  SlotRouting slots{given, {}, {}};
+  if (given.routing_map == nullptr) return slots;
+  slots.ids.assign(given.tokens * shape.topk, -1);
+  slots.probs.assign(given.tokens * shape.topk, 0.0f);
+  for (int64_t token = 0; token < given.tokens; ++token) {
+    int32_t count = 0;
+    for (int64_t expert = 0; expert < shape.experts; ++expert) {
+      const int64_t entry = token * shape.experts + expert;
+      if (given.routing_map[entry] == 0) continue;
+      if (count < shape.topk) {
+        slots.ids[token * shape.topk + count] = static_cast<int32_t>(expert);
+        slots.probs[token * shape.topk + count] = given.probs[entry];
+      }
+      ++count;
+    }
+    if (count > shape.topk) slots.ids[token * shape.topk] = id_of_too_many(count);
+  }
+  slots.routing.topk_ids = slots.ids.data();
+  slots.routing.index_type = IndexType::kInt32;
+  slots.routing.probs = slots.probs.data();
+  return slots;
 }
 
 void count_rank(internal::PlacementState& state, const Routing& routing, int rank) {
@@ -48,7 +81,12 @@ void check_routing(const Routing& routing, int rank, const LayerShape& shape) {
     refuse(fmt::format("tokens: {} on rank {} with top-k {} exceed {} slots", routing.tokens, rank, shape.topk,
                        kLargestRowCount));
   }
-  if (routing.tokens > 0 && routing.topk_ids == nullptr) refuse(fmt::format("topk_ids: null on rank {}", rank));
+  if (routing.topk_ids != nullptr && routing.routing_map != nullptr) {
+    refuse(fmt::format("routing_map: given beside topk_ids on rank {}; a routing is one of the two", rank));
+  }
+  if (routing.tokens > 0 && routing.topk_ids == nullptr && routing.routing_map == nullptr) {
+    refuse(fmt::format("topk_ids: null on rank {}", rank));
+  }
   if (routing.tokens > 0 && routing.probs == nullptr) refuse(fmt::format("probs: null on rank {}", rank));
 }
 
@@ -108,6 +146,7 @@ std::shared_ptr<internal::PlacementState> begin_placement(const LayerShape& shap
                          capacity.tokens));
     }
     state->rank[rank].tokens = routings[i].tokens;
+    state->rank[rank].dense = routings[i].routing_map != nullptr;
     slots += routings[i].tokens * shape.topk;
   }
   require_slots(slots);
@@ -130,7 +169,9 @@ void lay_out_counts(internal::PlacementState& state) {
 std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape, int ranks,
                                                         std::span<const Routing> routings, Capacity capacity) {
   std::shared_ptr<internal::PlacementState> state = begin_placement(shape, ranks, {0, ranks}, routings, capacity);
-  for (int rank = 0; rank < ranks; ++rank) count_rank(*state, routings[rank], rank);
+  std::vector<SlotRouting> slots;
+  for (const Routing& routing : routings) slots.push_back(slots_of(routing, shape));
+  for (int rank = 0; rank < ranks; ++rank) count_rank(*state, slots[rank].routing, rank);
   lay_out_counts(*state);
 
   for (int rank = 0; rank < ranks; ++rank) {
@@ -146,7 +187,7 @@ std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape,
     assign_chunk(own.expert_of_slot.data(), 0, own.tokens, shape.topk, next_row.data(), own.row_of_slot.data());
     own.token_order = order_by_last_expert(own.expert_of_slot, own.tokens, shape, ranks);
   }
-  for (int source = 0; source < ranks; ++source) write_row_tables(*state, source, routings[source].probs);
+  for (int source = 0; source < ranks; ++source) write_row_tables(*state, source, slots[source].routing.probs);
   return state;
 }
 
@@ -169,6 +210,9 @@ int64_t Placement::padded_rows(int rank) const {
 int64_t Placement::tokens(int rank) const {
   const auto tokens = [rank](const internal::PlacementState& state) { return state.rank.at(rank).tokens; };
   return state_->local.contains(rank) ? tokens(*state_) : with_counts(*state_, tokens);
+}
+bool Placement::dense(int rank) const {
+  return state_->rank.at(rank).dense;
 }
 int64_t Placement::expert_rows(int64_t expert) const {
   return with_counts(*state_, [&](const auto& state) { return state.expert_rows.at(expert); });

@@ -3,9 +3,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <numeric>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 
 #include "cli/gathered.h"
+#include "uniep/error.h"
 
 namespace uniep::cli {
 namespace {
@@ -20,6 +25,34 @@ double milliseconds_since(Clock::time_point start) {
 template <typename T>
 bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+using Halves = std::pair<std::vector<std::byte>, std::vector<std::byte>>;
+
+// From [experts, 2, half_bytes] to two of [experts, half_bytes], and back.
+Halves split_halves(const void* whole, int64_t experts, int64_t half_bytes) {
+  const auto* const from = static_cast<const std::byte*>(whole);
+  Halves halves;
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    const std::byte* const gate = from + 2 * expert * half_bytes;
+    halves.first.insert(halves.first.end(), gate, gate + half_bytes);
+    halves.second.insert(halves.second.end(), gate + half_bytes, gate + 2 * half_bytes);
+  }
+  return halves;
+}
+void join_halves(const std::byte* gate, const std::byte* up, int64_t experts, int64_t half_bytes, std::byte* whole) {
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    std::copy_n(gate + expert * half_bytes, half_bytes, whole + 2 * expert * half_bytes);
+    std::copy_n(up + expert * half_bytes, half_bytes, whole + (2 * expert + 1) * half_bytes);
+  }
+}
+
+template <typename T>
+std::vector<T> addresses(T first, int64_t count, int64_t bytes) {
+  using Byte = std::conditional_t<std::is_same_v<T, void*>, std::byte, const std::byte>;
+  std::vector<T> each;
+  for (int64_t i = 0; i < count; ++i) each.push_back(reinterpret_cast<T>(reinterpret_cast<Byte*>(first) + i * bytes));
+  return each;
 }
 
 }  // namespace
@@ -45,8 +78,29 @@ LayerRunner::LayerRunner(Group& group, const LayerConfig& config, const LayerDat
       data_(data),
       options_(options),
       addresses_(static_cast<std::size_t>(group.local_ranks())) {
+  host_ranks_.resize(addresses_.size());
+  for (int local = 0; local < group.local_ranks(); ++local) make_host_rank(local);
   if (group_.engine() == EngineKind::kCuda) copy_to_devices();
   place();
+}
+
+void LayerRunner::make_host_rank(int local) {
+  const LayerShape& shape = config_.shape;
+  const int rank = local_ranks().first + local;
+  HostRank& own = host_ranks_[local];
+  if (options_.apart) {
+    std::tie(own.gate, own.up) = split_halves(data_.w1_of(rank), local_experts(), expert_elements() * kElement);
+  }
+  if (!options_.dense) return;
+  const int64_t first = data_.first_token(rank), tokens = data_.tokens[rank];
+  own.map.assign(tokens * shape.experts, 0);
+  own.dense_probs.assign(own.map.size(), std::numeric_limits<float>::quiet_NaN());
+  for (int64_t entry = first * shape.topk; entry < (first + tokens) * shape.topk; ++entry) {
+    if (data_.ids[entry] < 0) continue;
+    const int64_t at = (entry / shape.topk - first) * shape.experts + data_.ids[entry];
+    own.map[at] = 1;
+    own.dense_probs[at] = data_.probs[entry];
+  }
 }
 
 // `values` null: memory alone.
@@ -73,10 +127,21 @@ void LayerRunner::copy_to_devices() {
     const int64_t slot = data_.first_token(rank) * shape.topk, tokens = data_.tokens[rank];
     const int64_t slots = tokens * shape.topk, row_bytes = shape.hidden * kElement;
     DeviceRank own;
-    own.ids = {device, data_.ids.data() + slot, slots * 4};
-    own.probs = {device, data_.probs.data() + slot, slots * 4};
+    const HostRank& host = host_ranks_[rank - first];
+    if (options_.dense) {
+      own.ids = {device, host.map.data(), tokens * shape.experts};
+      own.probs = {device, host.dense_probs.data(), tokens * shape.experts * 4};
+    } else {
+      own.ids = {device, data_.ids.data() + slot, slots * 4};
+      own.probs = {device, data_.probs.data() + slot, slots * 4};
+    }
     own.x = {device, data_.x_of(rank), tokens * row_bytes};
-    own.w1 = split(device, data_.w1_of(rank), 2 * weights * kElement);
+    if (options_.apart) {
+      own.w1 = split(device, host.gate.data(), weights * kElement);
+      own.w1_up = split(device, host.up.data(), weights * kElement);
+    } else {
+      own.w1 = split(device, data_.w1_of(rank), 2 * weights * kElement);
+    }
     own.w2 = split(device, data_.w2_of(rank), weights * kElement);
     own.y = {device, tokens * row_bytes};
     device_ranks_.push_back(std::move(own));
@@ -85,41 +150,58 @@ void LayerRunner::copy_to_devices() {
   device_timer_ = std::make_unique<cuda::DeviceTimer>(devices);
 }
 
+Routing LayerRunner::routing(int local) {
+  const int rank = local_ranks().first + local;
+  const int64_t first = data_.first_token(rank) * data_.shape.topk;
+  const HostRank& host = host_ranks_[local];
+  const void* ids = options_.dense ? static_cast<const void*>(host.map.data()) : data_.ids.data() + first;
+  const float* probs = options_.dense ? host.dense_probs.data() : data_.probs.data() + first;
+  if (on_devices()) ids = device_ranks_[local].ids.data();
+  if (on_devices()) probs = static_cast<const float*>(device_ranks_[local].probs.data());
+  if (!options_.dense) return {data_.tokens[rank], ids, IndexType::kInt32, probs, {}};
+  // A map of no tokens is a map all the same.
+  static constexpr uint8_t kNoTokens = 0;
+  const auto* const map = static_cast<const uint8_t*>(ids);
+  return {data_.tokens[rank], nullptr, IndexType::kInt32, probs, {}, map != nullptr ? map : &kNoTokens};
+}
+
 void LayerRunner::place() {
   std::vector<Routing> routings;
-  const auto [first_rank, count] = local_ranks();
-  for (int local = 0; local < count; ++local) {
-    const int rank = first_rank + local;
-    const int64_t first = data_.first_token(rank) * data_.shape.topk;
-    const void* ids = on_devices() ? device_ranks_[local].ids.data() : data_.ids.data() + first;
-    const auto* probs =
-        on_devices() ? static_cast<const float*>(device_ranks_[local].probs.data()) : data_.probs.data() + first;
-    routings.push_back({data_.tokens[rank], ids, IndexType::kInt32, probs, {}});
-  }
+  for (int local = 0; local < local_ranks().count; ++local) routings.push_back(routing(local));
   placement_ = uniep::place(group_, config_.shape, routings, options_.capacity);
 }
 
 Weights LayerRunner::weights(int local) {
   const int rank = local_ranks().first + local;
   RankAddresses& experts = addresses_[local];
-  experts.w1.clear();
-  experts.w2.clear();
   Weights weights;
   if (!on_devices()) {
-    for (int64_t expert = 0; expert < local_experts(); ++expert) {
-      experts.w1.push_back(data_.w1_of(rank) + 2 * expert * expert_elements());
-      experts.w2.push_back(data_.w2_of(rank) + expert * expert_elements());
-    }
+    const int64_t bytes = expert_elements() * kElement;
+    const HostRank& host = host_ranks_[local];
+    const auto half = [&](const std::vector<std::byte>& values) {
+      return addresses(reinterpret_cast<const BFloat16*>(values.data()), local_experts(), bytes);
+    };
+    experts.w1 = options_.apart ? half(host.gate) : addresses(data_.w1_of(rank), local_experts(), 2 * bytes);
+    if (options_.apart) experts.w1_up = half(host.up);
+    experts.w2 = addresses(data_.w2_of(rank), local_experts(), bytes);
   } else {
-    for (const auto& array : device_ranks_[local].w1) experts.w1.push_back(static_cast<const BFloat16*>(array.data()));
-    for (const auto& array : device_ranks_[local].w2) experts.w2.push_back(static_cast<const BFloat16*>(array.data()));
+    const auto collect = [](const ExpertArrays& arrays) {
+      std::vector<const BFloat16*> each;
+      for (const auto& array : arrays) each.push_back(static_cast<const BFloat16*>(array.data()));
+      return each;
+    };
+    experts.w1 = collect(device_ranks_[local].w1);
+    experts.w1_up = collect(device_ranks_[local].w1_up);
+    experts.w2 = collect(device_ranks_[local].w2);
   }
   if (options_.by_address) {
     weights.w1_experts = experts.w1.data();
     weights.w2_experts = experts.w2.data();
+    if (options_.apart) weights.w1_up_experts = experts.w1_up.data();
   } else {
     weights.w1 = experts.w1.front();
     weights.w2 = experts.w2.front();
+    if (options_.apart) weights.w1_up = experts.w1_up.front();
   }
   return weights;
 }
@@ -177,32 +259,81 @@ void LayerRunner::start_gradients(int local) {
     for (int64_t i = 0; i < elements; ++i) values[i] = options_.main_grad(rank * elements + i);
     arrays = split(device, values.data(), elements * static_cast<int64_t>(sizeof(float)));
   };
-  start(own.dw1, 2 * local_experts() * expert_elements());
-  start(own.dw2, local_experts() * expert_elements());
+  const int64_t elements = local_experts() * expert_elements();
+  start(own.dw2, elements);
+  if (!options_.apart) return start(own.dw1, 2 * elements);
+  // What the results hold is what gradients start from.
+  split_gradients(local);
+  own.dw1 = split(device, host_ranks_[local].dgate.data(), elements * gradient_bytes());
+  own.dw1_up = split(device, host_ranks_[local].dup.data(), elements * gradient_bytes());
+}
+
+std::byte* LayerRunner::dw1_of(LayerResult& result, int local) const {
+  std::byte* const all = has_bf16_gradients() ? reinterpret_cast<std::byte*>(result.dw1_bf16.data())
+                                              : reinterpret_cast<std::byte*>(result.dw1_fp32.data());
+  return all + local * (2 * local_experts() * expert_elements() * gradient_bytes());
+}
+
+void LayerRunner::split_gradients(int local) {
+  HostRank& own = host_ranks_[local];
+  std::tie(own.dgate, own.dup) =
+      split_halves(dw1_of(out_, local), local_experts(), expert_elements() * gradient_bytes());
+}
+
+void LayerRunner::join_gradients(int local) {
+  const HostRank& own = host_ranks_[local];
+  join_halves(own.dgate.data(), own.dup.data(), local_experts(), expert_elements() * gradient_bytes(),
+              dw1_of(out_, local));
+}
+
+// From [T, E] to the batch's slots. Throws Error(kInternal) where a prob without a row has a gradient.
+void LayerRunner::gather_dense_dprobs(int local, const std::vector<float>& dense, LayerResult& result) const {
+  const LayerShape& shape = config_.shape;
+  const RankRange before{local_ranks().first, local};
+  const int64_t first = data_.first_token(before.first + local), at = data_.tokens_of(before);
+  std::vector<float> left = dense;
+  for (int64_t entry = 0; entry < data_.tokens[before.first + local] * shape.topk; ++entry) {
+    const int32_t expert = data_.ids[first * shape.topk + entry];
+    float& to = result.dprobs[at * shape.topk + entry];
+    to = expert < 0 ? 0.0f : std::exchange(left[entry / shape.topk * shape.experts + expert], 0.0f);
+  }
+  const std::vector<float> zeros(left.size(), 0.0f);
+  if (!same_bytes(left, zeros)) throw Error(Status::kInternal, "dprobs: not +0 where the map is 0");
 }
 
 WeightGradients LayerRunner::gradients(int local) {
   RankAddresses& experts = addresses_[local];
-  experts.dw1.clear();
-  experts.dw2.clear();
   if (on_devices()) {
-    for (const cuda::DeviceArray& array : device_ranks_[local].dw1) experts.dw1.push_back(array.data());
-    for (const cuda::DeviceArray& array : device_ranks_[local].dw2) experts.dw2.push_back(array.data());
+    const auto collect = [](const ExpertArrays& arrays) {
+      std::vector<void*> each;
+      for (const cuda::DeviceArray& array : arrays) each.push_back(array.data());
+      return each;
+    };
+    experts.dw1 = collect(device_ranks_[local].dw1);
+    experts.dw1_up = collect(device_ranks_[local].dw1_up);
+    experts.dw2 = collect(device_ranks_[local].dw2);
   } else {
-    const bool bf16 = has_bf16_gradients();
-    for (int64_t expert = 0; expert < local_experts(); ++expert) {
-      const int64_t at = (local * local_experts() + expert) * expert_elements();
-      experts.dw1.push_back(bf16 ? static_cast<void*>(out_.dw1_bf16.data() + 2 * at) : out_.dw1_fp32.data() + 2 * at);
-      experts.dw2.push_back(bf16 ? static_cast<void*>(out_.dw2_bf16.data() + at) : out_.dw2_fp32.data() + at);
+    const int64_t bytes = expert_elements() * gradient_bytes(), experts_here = local_experts();
+    std::byte* const dw2 = has_bf16_gradients() ? reinterpret_cast<std::byte*>(out_.dw2_bf16.data())
+                                                : reinterpret_cast<std::byte*>(out_.dw2_fp32.data());
+    experts.dw2 = addresses(static_cast<void*>(dw2 + local * experts_here * bytes), experts_here, bytes);
+    if (options_.apart) {
+      split_gradients(local);
+      experts.dw1 = addresses(static_cast<void*>(host_ranks_[local].dgate.data()), experts_here, bytes);
+      experts.dw1_up = addresses(static_cast<void*>(host_ranks_[local].dup.data()), experts_here, bytes);
+    } else {
+      experts.dw1 = addresses(static_cast<void*>(dw1_of(out_, local)), experts_here, 2 * bytes);
     }
   }
   WeightGradients gradients;
   if (options_.by_address) {
     gradients.dw1_experts = experts.dw1.data();
     gradients.dw2_experts = experts.dw2.data();
+    if (options_.apart) gradients.dw1_up_experts = experts.dw1_up.data();
   } else {
     gradients.dw1 = experts.dw1.front();
     gradients.dw2 = experts.dw2.front();
+    if (options_.apart) gradients.dw1_up = experts.dw1_up.front();
   }
   return gradients;
 }
@@ -221,6 +352,11 @@ std::vector<BackwardArguments> LayerRunner::backward_arguments(const Schedule& s
     own.dx = out_.dx.data() + token * shape.hidden;
     own.dprobs = out_.dprobs.data() + token * shape.topk;
     own.gradients = gradients(local);
+    own.weight_gradients = options_.later ? WeightGradientTime::kLater : WeightGradientTime::kNow;
+    if (options_.dense) {
+      host_ranks_[local].dense_dprobs.assign(host_ranks_[local].map.size(), -1.0f);
+      own.dprobs = host_ranks_[local].dense_dprobs.data();
+    }
     if (!on_devices()) continue;
     own.dy = static_cast<const BFloat16*>(device_ranks_[local].dy.data());
     own.dx = static_cast<BFloat16*>(device_ranks_[local].dx.data());
@@ -244,7 +380,7 @@ void LayerRunner::backward(const Schedule& schedule, std::vector<TileEvent>* eve
     out_.dw1_fp32.resize(2 * weights);
     out_.dw2_fp32.resize(weights);
   }
-  if (!on_devices()) {
+  if (!on_devices() || options_.apart) {
     for (std::size_t i = 0; i < out_.dw1_fp32.size(); ++i) out_.dw1_fp32[i] = options_.main_grad(2 * before + i);
     for (std::size_t i = 0; i < out_.dw2_fp32.size(); ++i) out_.dw2_fp32[i] = options_.main_grad(before + i);
   }
@@ -253,13 +389,23 @@ void LayerRunner::backward(const Schedule& schedule, std::vector<TileEvent>* eve
     DeviceRank& own = device_ranks_[local];
     own.dy = {device, data_.dy_of(rank), data_.tokens[rank] * shape.hidden * kElement};
     own.dx = {device, data_.tokens[rank] * shape.hidden * kElement};
-    own.dprobs = {device, data_.tokens[rank] * shape.topk * static_cast<int64_t>(sizeof(float))};
+    own.dprobs = {device, data_.tokens[rank] * dprobs_of_token() * static_cast<int64_t>(sizeof(float))};
     own.dx.fill(0xff);
     own.dprobs.fill(0xff);
     start_gradients(static_cast<int>(local));
   }
   const std::vector<BackwardArguments> arguments = backward_arguments(schedule);
-  timed([&] { uniep::backward(group_, config_, schedule, saved_, arguments, {events}); });
+  timed([&] {
+    const PendingWeightGradients work = uniep::backward(group_, config_, schedule, saved_, arguments, {events});
+    if (!options_.later) return;
+    std::vector<WeightGradientArguments> own;
+    for (const BackwardArguments& given : arguments) own.push_back({given.gradients, given.stream, 0});
+    weight_gradients(group_, work, own);
+  });
+  for (int local = 0; local < count && !on_devices(); ++local) {
+    if (options_.apart) join_gradients(local);
+    if (options_.dense) gather_dense_dprobs(local, host_ranks_[local].dense_dprobs, out_);
+  }
   if (events != nullptr && !has_all_ranks()) *events = gathered_events(group_, *events);
 }
 
@@ -268,8 +414,14 @@ void LayerRunner::read_gradients(int local, LayerResult& result) const {
   const DeviceRank& own = device_ranks_[local];
   const int64_t token = data_.tokens_of(before), tokens = data_.tokens[before.first + local];
   own.dx.read(result.dx.data() + token * config_.shape.hidden, tokens * config_.shape.hidden * kElement);
-  own.dprobs.read(result.dprobs.data() + token * config_.shape.topk,
-                  tokens * config_.shape.topk * static_cast<int64_t>(sizeof(float)));
+  const int64_t dprobs_bytes = tokens * dprobs_of_token() * static_cast<int64_t>(sizeof(float));
+  if (options_.dense) {
+    std::vector<float> dense(tokens * dprobs_of_token());
+    own.dprobs.read(dense.data(), dprobs_bytes);
+    gather_dense_dprobs(local, dense, result);
+  } else {
+    own.dprobs.read(result.dprobs.data() + token * config_.shape.topk, dprobs_bytes);
+  }
   const auto read = [&](const ExpertArrays& arrays, int64_t elements, auto& bf16, auto& fp32) {
     char* const values =
         has_bf16_gradients() ? reinterpret_cast<char*>(bf16.data()) : reinterpret_cast<char*>(fp32.data());
@@ -278,7 +430,18 @@ void LayerRunner::read_gradients(int local, LayerResult& result) const {
       arrays[i].read(values + local * bytes + static_cast<int64_t>(i) * part, part);
     }
   };
-  read(own.dw1, 2 * local_experts() * expert_elements(), result.dw1_bf16, result.dw1_fp32);
+  if (options_.apart) {
+    const int64_t half = expert_elements() * gradient_bytes();
+    const auto whole = [&](const ExpertArrays& arrays) {
+      std::vector<std::byte> values(local_experts() * half);
+      const int64_t part = static_cast<int64_t>(values.size() / arrays.size());
+      for (std::size_t i = 0; i < arrays.size(); ++i) arrays[i].read(values.data() + i * part, part);
+      return values;
+    };
+    join_halves(whole(own.dw1).data(), whole(own.dw1_up).data(), local_experts(), half, dw1_of(result, local));
+  } else {
+    read(own.dw1, 2 * local_experts() * expert_elements(), result.dw1_bf16, result.dw1_fp32);
+  }
   read(own.dw2, local_experts() * expert_elements(), result.dw2_bf16, result.dw2_fp32);
 }
 

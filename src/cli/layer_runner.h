@@ -62,7 +62,11 @@ float start_main_grad(uint64_t index);
 // How a batch is handed to the engine. None of it changes a result, but for where main_grad starts.
 struct RunnerOptions {
   Capacity capacity = {};
-  bool by_address = false;                               // weights and gradients: a tensor an expert
+  bool by_address = false;  // weights and gradients: a tensor an expert
+  bool apart = false;       // gate and up of W1 and of its gradient: a tensor each
+  bool later = false;       // weight gradients by a call of their own
+  // The routing as a map of experts. The batch's slots must be those of a map: ids ascending, unused slots last.
+  bool dense = false;
   float (*main_grad)(uint64_t index) = start_main_grad;  // what gradients in fp32 hold before backward()
 };
 
@@ -89,15 +93,21 @@ class LayerRunner {
   using ExpertArrays = std::vector<cuda::DeviceArray>;
   // A rank's arrays on its GPU.
   struct DeviceRank {
-    cuda::DeviceArray ids, probs, x, y;
-    ExpertArrays w1, w2;
+    cuda::DeviceArray ids, probs, x, y;  // ids: of a dense routing the map
+    ExpertArrays w1, w1_up, w2;
     cuda::DeviceArray dy, dx, dprobs;  // these and the next from backward() on
-    ExpertArrays dw1, dw2;
+    ExpertArrays dw1, dw1_up, dw2;
   };
   // What the arguments of a rank point to: its experts' tensors.
   struct RankAddresses {
-    std::vector<const BFloat16*> w1, w2;
-    std::vector<void*> dw1, dw2;
+    std::vector<const BFloat16*> w1, w1_up, w2;
+    std::vector<void*> dw1, dw1_up, dw2;
+  };
+  // On the cpu engine, what the batch and the results do not hold as it is given.
+  struct HostRank {
+    std::vector<std::byte> gate, up, dgate, dup;
+    std::vector<uint8_t> map;
+    std::vector<float> dense_probs, dense_dprobs;
   };
 
   bool on_devices() const { return !device_ranks_.empty(); }
@@ -110,6 +120,13 @@ class LayerRunner {
   LayerResult local_result() const;
   void copy_to_devices();
   ExpertArrays split(int device, const void* values, int64_t bytes) const;
+  void make_host_rank(int local);
+  Routing routing(int local);
+  std::byte* dw1_of(LayerResult& result, int local) const;
+  void split_gradients(int local);
+  void join_gradients(int local);
+  void gather_dense_dprobs(int local, const std::vector<float>& dense, LayerResult& result) const;
+  int64_t dprobs_of_token() const { return options_.dense ? config_.shape.experts : config_.shape.topk; }
   Weights weights(int local);
   void start_gradients(int local);
   WeightGradients gradients(int local);
@@ -127,6 +144,7 @@ class LayerRunner {
   Saved saved_;
   LayerResult out_;  // of the local ranks, as all that follows
   std::vector<RankAddresses> addresses_;
+  std::vector<HostRank> host_ranks_;
   std::vector<DeviceRank> device_ranks_;
   std::unique_ptr<cuda::DeviceTimer> device_timer_;
   double milliseconds_ = 0;

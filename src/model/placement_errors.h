@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "model/dense_routing.h"
 #include "model/routing_check.h"
 #include "model/row_table.h"
 #include "uniep/error.h"
@@ -15,9 +16,22 @@ struct SlotProblem {
   int64_t token = 0, slot = 0;
   int64_t id = 0;
   float prob = 0.0f;
+  bool dense = false;  // the slots are those of a map
 };
 
-[[noreturn]] inline void refuse_slot(const SlotProblem& problem, int64_t experts) {
+[[noreturn]] inline void refuse_dense(const SlotProblem& problem, int64_t topk) {
+  const std::string where = "rank " + std::to_string(problem.rank) + ", token " + std::to_string(problem.token);
+  if (problem.fault == RoutingFault::kProbNotFinite) {
+    throw Error(Status::kInvalidArgument, "probs: " + where + ", expert " + std::to_string(problem.id) + " is " +
+                                              std::to_string(problem.prob) + "; probs must be finite");
+  }
+  throw Error(Status::kInvalidArgument, "routing_map: " + where + " has " +
+                                            std::to_string(experts_of_token(problem.id)) +
+                                            " experts; a token has at most topk, " + std::to_string(topk));
+}
+
+[[noreturn]] inline void refuse_slot(const SlotProblem& problem, int64_t experts, int64_t topk) {
+  if (problem.dense) refuse_dense(problem, topk);
   const std::string where = "rank " + std::to_string(problem.rank) + ", token " + std::to_string(problem.token) +
                             ", slot " + std::to_string(problem.slot);
   switch (problem.fault) {

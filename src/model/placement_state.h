@@ -13,6 +13,7 @@ namespace uniep::internal {
 // What a rank knows of the placement beyond the counts.
 struct RankPlacement {
   int64_t tokens = 0;
+  bool dense = false;                   // of a local rank: it gave a map, and gets dprobs [T, E]
   std::vector<int32_t> expert_of_slot;  // [T, K] global expert, -1 = unused
   std::vector<int32_t> row_of_slot;     // [T, K] row on the expert's rank, -1 = unused
   std::vector<int32_t> token_order;     // [T] the tokens in the order of their sums (token_order.h)

@@ -123,7 +123,8 @@ int run(int samples, unsigned seed) {
   if (!has_sizes) ++failures;
   std::vector<KernelRequest> requests = {prob_sum_request(),       naive_request("uniep_naive_gemm"),
                                          place_request(),          row_of_source_request(),
-                                         program_tables_request(), begin_call_request()};
+                                         program_tables_request(), begin_call_request(),
+                                         slots_of_map_request(),   dense_dprobs_request()};
   using Tests = uniep::cuda::test::Kernels;
   const std::string folder = uniep::cuda::test::kernel_folder();
   for (const char* const function : {"test_checksum", "test_compare", "test_sample"}) {

@@ -52,12 +52,14 @@ void DeviceBackward::use_schedule(const PartialSchedule& given) {
       resolve(given, Direction::kBackward, layer_.config().shape, layer_.config().numerics, layer_.group().machine());
 }
 
-void DeviceBackward::give_weights_by_address() {
+void DeviceBackward::give_weights_by_address(bool apart) {
+  weight_addresses_.clear();
   for (std::size_t local = 0; local < local_ranks(); ++local) {
     const Weights whole = layer_.weights_of(local);
     WeightAddresses& own = weight_addresses_.emplace_back();
     for (int64_t expert = 0; expert < local_experts(); ++expert) {
       own.w1.push_back(whole.w1 + expert * 2 * expert_elements());
+      if (apart) own.w1_up.push_back(own.w1.back() + expert_elements());
       own.w2.push_back(whole.w2 + expert * expert_elements());
     }
   }
@@ -73,14 +75,30 @@ BackwardArrays DeviceBackward::arrays(const std::vector<int64_t>& tokens) const 
     const int64_t own = tokens[static_cast<std::size_t>(layer_.rank_of(local))];
     made.local.push_back({DeviceArray(device, own * shape.hidden * kElement),
                           DeviceArray(device, own * shape.hidden * kElement),
-                          DeviceArray(device, own * shape.topk * static_cast<int64_t>(sizeof(float)))});
+                          DeviceArray(device, own * dprobs_of_token() * static_cast<int64_t>(sizeof(float)))});
   }
   return made;
 }
 
-GradientArrays DeviceBackward::gradients(bool by_address) const {
+// A half of an expert's dW1: the gate rows, or the up rows.
+void* DeviceBackward::half_of_dw1(const GradientArrays& gradients, std::size_t local, int64_t expert,
+                                  int64_t half) const {
+  const GradientArrays::OfRank& own = gradients.local[local];
+  const int64_t bytes = expert_elements() * element_bytes();
+  if (gradients.by_address && gradients.apart) {
+    return (half == 0 ? own.dw1_experts : own.dw1_up_experts)[static_cast<std::size_t>(expert)];
+  }
+  if (gradients.by_address) {
+    return static_cast<std::byte*>(own.dw1_experts[static_cast<std::size_t>(expert)]) + half * bytes;
+  }
+  const int64_t place = gradients.apart ? half * local_experts() + expert : 2 * expert + half;
+  return static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(own.dw1.data()))) + place * bytes;
+}
+
+GradientArrays DeviceBackward::gradients(bool by_address, bool apart) const {
   GradientArrays made;
   made.by_address = by_address;
+  made.apart = apart;
   const int64_t bytes = expert_elements() * element_bytes(), experts = local_experts();
   for (std::size_t local = 0; local < local_ranks(); ++local) {
     const int device = layer_.device_of(local);
@@ -88,7 +106,9 @@ GradientArrays DeviceBackward::gradients(bool by_address) const {
     own.dw1 = DeviceArray(device, experts * 2 * bytes);
     own.dw2 = DeviceArray(device, experts * bytes);
     for (int64_t expert = experts; expert-- > 0;) {
-      own.dw1_experts.push_back(static_cast<std::byte*>(own.dw1.data()) + expert * 2 * bytes);
+      auto* const dw1 = static_cast<std::byte*>(own.dw1.data());
+      own.dw1_experts.push_back(dw1 + expert * (apart ? 1 : 2) * bytes);
+      if (apart) own.dw1_up_experts.push_back(dw1 + (experts + expert) * bytes);
       own.dw2_experts.push_back(static_cast<std::byte*>(own.dw2.data()) + expert * bytes);
     }
   }
@@ -108,7 +128,7 @@ void DeviceBackward::upload(const BackwardArrays& arrays, const cli::LayerData& 
                                    static_cast<std::size_t>(tokens * shape.hidden * kElement), layer_.stream_of(local)),
         "uploading dy");
     poison(own.dx, tokens * shape.hidden * kElement, layer_.stream_of(local));
-    poison(own.dprobs, tokens * shape.topk * static_cast<int64_t>(sizeof(float)), layer_.stream_of(local));
+    poison(own.dprobs, tokens * dprobs_of_token() * static_cast<int64_t>(sizeof(float)), layer_.stream_of(local));
   }
 }
 
@@ -162,7 +182,14 @@ void DeviceBackward::start(const GradientArrays& gradients) const {
       }
     };
     const GradientArrays::OfRank& own = gradients.local[local];
-    copy(own.dw1, own.dw1_experts, values.dw1_fp32, 2 * expert_elements());
+    for (int64_t half = 0; half < 2 * experts; ++half) {
+      const float* const first =
+          values.dw1_fp32.data() + (static_cast<int64_t>(local) * 2 * experts + half) * expert_elements();
+      check(driver().cuMemcpyHtoDAsync(pointer(half_of_dw1(gradients, local, half / 2, half % 2)), first,
+                                       static_cast<std::size_t>(expert_elements()) * sizeof(float),
+                                       layer_.stream_of(local)),
+            "starting main_grad");
+    }
     copy(own.dw2, own.dw2_experts, values.dw2_fp32, expert_elements());
   }
 }
@@ -175,9 +202,11 @@ WeightGradients DeviceBackward::addresses(const GradientArrays& gradients, std::
   WeightGradients to;
   if (gradients.by_address) {
     if (dw1) to.dw1_experts = own.dw1_experts.data();
+    if (dw1 && gradients.apart) to.dw1_up_experts = own.dw1_up_experts.data();
     if (dw2) to.dw2_experts = own.dw2_experts.data();
   } else {
-    if (dw1) to.dw1 = own.dw1.data();
+    if (dw1) to.dw1 = half_of_dw1(gradients, local, 0, 0);
+    if (dw1 && gradients.apart) to.dw1_up = half_of_dw1(gradients, local, 0, 1);
     if (dw2) to.dw2 = own.dw2.data();
   }
   return to;
@@ -194,6 +223,9 @@ PendingWeightGradients DeviceBackward::backward(const CallArrays& call, const Ba
     own.weights = layer_.weights_of(local);
     if (!weight_addresses_.empty()) own.weights.w1_experts = weight_addresses_[local].w1.data();
     if (!weight_addresses_.empty()) own.weights.w2_experts = weight_addresses_[local].w2.data();
+    if (!weight_addresses_.empty() && !weight_addresses_[local].w1_up.empty()) {
+      own.weights.w1_up_experts = weight_addresses_[local].w1_up.data();
+    }
     own.dx = static_cast<BFloat16*>(arrays.local[local].dx.data());
     own.dprobs = static_cast<float*>(arrays.local[local].dprobs.data());
     if (gradients != nullptr) own.gradients = addresses(*gradients, local, true, true);
@@ -246,7 +278,7 @@ cli::LayerResult DeviceBackward::read(const BackwardArrays& arrays, const CallAr
     const int64_t tokens = call.tokens[static_cast<std::size_t>(layer_.rank_of(local))];
     add(result.y, call.local[local].y, tokens * shape.hidden);
     add(result.dx, arrays.local[local].dx, tokens * shape.hidden);
-    add(result.dprobs, arrays.local[local].dprobs, tokens * shape.topk);
+    add(result.dprobs, arrays.local[local].dprobs, tokens * dprobs_of_token());
   }
   return result;
 }
@@ -267,13 +299,21 @@ cli::LayerResult DeviceBackward::read(const GradientArrays& gradients) const {
                                elements * static_cast<int64_t>(sizeof(T)));
     }
   };
+  const auto add_dw1 = [&](auto& values, std::size_t local) {
+    for (int64_t half = 0; half < 2 * local_experts(); ++half) {
+      const std::size_t end = values.size();
+      values.resize(end + static_cast<std::size_t>(expert_elements()));
+      DeviceArray::read_device(layer_.device_of(local), half_of_dw1(gradients, local, half / 2, half % 2),
+                               values.data() + end, expert_elements() * element_bytes());
+    }
+  };
   for (std::size_t local = 0; local < local_ranks(); ++local) {
     const GradientArrays::OfRank& own = gradients.local[local];
     if (is_bf16()) {
-      add(result.dw1_bf16, own.dw1, own.dw1_experts, local, 2 * expert_elements());
+      add_dw1(result.dw1_bf16, local);
       add(result.dw2_bf16, own.dw2, own.dw2_experts, local, expert_elements());
     } else {
-      add(result.dw1_fp32, own.dw1, own.dw1_experts, local, 2 * expert_elements());
+      add_dw1(result.dw1_fp32, local);
       add(result.dw2_fp32, own.dw2, own.dw2_experts, local, expert_elements());
     }
   }
@@ -297,6 +337,15 @@ cli::LayerResult DeviceBackward::oracle(const cli::LayerData& data, const Numeri
   keep_part(result.y, token * shape.hidden, tokens * shape.hidden);
   keep_part(result.dx, token * shape.hidden, tokens * shape.hidden);
   keep_part(result.dprobs, token * shape.topk, tokens * shape.topk);
+  if (layer_.gives_maps()) {
+    std::vector<float> dense(static_cast<std::size_t>(tokens * shape.experts), 0.0f);
+    for (std::size_t slot = 0; slot < result.dprobs.size(); ++slot) {
+      const int32_t expert = data.ids[static_cast<std::size_t>(token * shape.topk) + slot];
+      const auto row = static_cast<int64_t>(slot) / shape.topk;
+      if (expert >= 0) dense[static_cast<std::size_t>(row * shape.experts + expert)] = result.dprobs[slot];
+    }
+    result.dprobs = std::move(dense);
+  }
   keep_part(result.dw1_bf16, first * 2 * of_rank, count * 2 * of_rank);
   keep_part(result.dw1_fp32, first * 2 * of_rank, count * 2 * of_rank);
   keep_part(result.dw2_bf16, first * of_rank, count * of_rank);

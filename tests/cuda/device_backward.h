@@ -19,10 +19,11 @@ struct BackwardArrays {
 // order, so that only who uses the addresses finds them.
 struct GradientArrays {
   struct OfRank {
-    DeviceArray dw1, dw2;
-    std::vector<void*> dw1_experts, dw2_experts;
+    DeviceArray dw1, dw2;  // apart: dw1 holds all gates, then all ups
+    std::vector<void*> dw1_experts, dw1_up_experts, dw2_experts;
   };
   bool by_address = false;
+  bool apart = false;
   std::vector<OfRank> local;
 };
 
@@ -50,11 +51,11 @@ class DeviceBackward {
   void use_schedule(const PartialSchedule& given);
   CUstream aside_of(std::size_t local) const { return asides_[local]; }
 
-  // Of backward calls from now on: a tensor an expert.
-  void give_weights_by_address();
+  // Of backward calls from now on: a tensor an expert, or two.
+  void give_weights_by_address(bool apart = false);
 
   BackwardArrays arrays(const std::vector<int64_t>& tokens) const;
-  GradientArrays gradients(bool by_address = false) const;
+  GradientArrays gradients(bool by_address = false, bool apart = false) const;
 
   // In the order of the layer's streams. upload() also poisons dx and dprobs; start() writes what gradients hold
   // before, which is poison unless they are added to.
@@ -88,12 +89,16 @@ class DeviceBackward {
 
  private:
   std::size_t local_ranks() const { return asides_.size(); }
+  int64_t dprobs_of_token() const {
+    return layer_.gives_maps() ? layer_.config().shape.experts : layer_.config().shape.topk;
+  }
   bool is_bf16() const { return layer_.config().numerics.weight_gradient == WeightGradient::kBFloat16; }
   int64_t element_bytes() const { return is_bf16() ? sizeof(BFloat16) : sizeof(float); }
   int64_t local_experts() const { return layer_.config().shape.experts / layer_.group().ranks(); }
   int64_t expert_elements() const {  // of dw2; dw1: twice
     return layer_.config().shape.intermediate * layer_.config().shape.hidden;
   }
+  void* half_of_dw1(const GradientArrays& gradients, std::size_t local, int64_t expert, int64_t half) const;
   WeightGradients addresses(const GradientArrays& gradients, std::size_t local, bool dw1, bool dw2) const;
   bool record(const std::string& name, const cli::LayerResult& got, const cli::LayerResult& expected);
 
@@ -102,7 +107,7 @@ class DeviceBackward {
   std::vector<CUstream> asides_;  // of each local rank
   std::vector<CUevent> events_;
   struct WeightAddresses {
-    std::vector<const BFloat16*> w1, w2;
+    std::vector<const BFloat16*> w1, w1_up, w2;
   };
   std::vector<WeightAddresses> weight_addresses_;  // of each local rank; empty: whole tensors
 };

@@ -119,8 +119,8 @@ CallArrays DeviceLayer::arrays(const std::vector<int64_t>& tokens, bool in_symme
     const int rank = rank_of(local), device = device_of(local);
     const int64_t own = tokens[static_cast<std::size_t>(rank)];
     CallArrays::OfRank& of_rank = made.local.emplace_back();
-    of_rank.ids = {device, own * shape.topk * 4};
-    of_rank.probs = {device, own * shape.topk * 4};
+    of_rank.ids = {device, maps_ ? own * shape.experts : own * shape.topk * 4};
+    of_rank.probs = {device, own * (maps_ ? shape.experts : shape.topk) * 4};
     of_rank.x = {device, own * row_bytes};
     of_rank.y = {device, own * row_bytes};
     of_rank.input = static_cast<const BFloat16*>(in_symmetric_buffer ? made.buffer.data(rank) : of_rank.x.data());
@@ -143,7 +143,7 @@ cli::LayerData DeviceLayer::batch(const std::vector<int64_t>& tokens) {
     }
   }
   data.x = random_values(random_, data.all_tokens() * shape.hidden, 2.0f);
-  return data;
+  return maps_ ? uniep::test::with_ascending_slots(data) : data;
 }
 
 cli::LayerData DeviceLayer::with_other_x(const cli::LayerData& data) {
@@ -170,8 +170,22 @@ void DeviceLayer::upload(const CallArrays& arrays, const cli::LayerData& data) {
     };
     const int rank = rank_of(local);
     const int64_t first = data.first_token(rank), count = data.tokens[static_cast<std::size_t>(rank)];
-    copy(own.ids.data(), data.ids.data() + first * shape.topk, count * shape.topk * 4);
-    copy(own.probs.data(), data.probs.data() + first * shape.topk, count * shape.topk * 4);
+    if (maps_) {
+      std::vector<uint8_t> map(static_cast<std::size_t>(count * shape.experts), 0);
+      std::vector<float> probs(map.size(), std::nanf(""));
+      for (int64_t slot = 0; slot < count * shape.topk; ++slot) {
+        const auto entry = static_cast<std::size_t>(first * shape.topk + slot);
+        if (data.ids[entry] < 0) continue;
+        const auto at = static_cast<std::size_t>(slot / shape.topk * shape.experts + data.ids[entry]);
+        map[at] = 1;
+        probs[at] = data.probs[entry];
+      }
+      copy(own.ids.data(), map.data(), static_cast<int64_t>(map.size()));
+      copy(own.probs.data(), probs.data(), static_cast<int64_t>(probs.size()) * 4);
+    } else {
+      copy(own.ids.data(), data.ids.data() + first * shape.topk, count * shape.topk * 4);
+      copy(own.probs.data(), data.probs.data() + first * shape.topk, count * shape.topk * 4);
+    }
     copy(own.input, data.x.data() + first * shape.hidden, count * shape.hidden * kElement);
   }
   poison(arrays);
@@ -196,6 +210,9 @@ Placement DeviceLayer::place(const CallArrays& arrays, Capacity capacity) {
     const CallArrays::OfRank& own = arrays.local[local];
     routings.push_back({arrays.tokens[static_cast<std::size_t>(rank_of(local))], own.ids.data(), IndexType::kInt32,
                         static_cast<const float*>(own.probs.data()), Stream{stream_of(local)}});
+    if (!maps_) continue;
+    routings.back().topk_ids = nullptr;
+    routings.back().routing_map = static_cast<const uint8_t*>(own.ids.data());
   }
   return uniep::place(group_, config_.shape, routings, capacity);
 }

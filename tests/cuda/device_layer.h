@@ -17,8 +17,8 @@ namespace uniep::cuda::test {
 // Where the arguments of one call lie: of this process's ranks, on their devices.
 struct CallArrays {
   struct OfRank {
-    DeviceArray ids, probs, x, y;
-    const BFloat16* input;  // what the call is given as x: `x`, or memory of a test's own
+    DeviceArray ids, probs, x, y;  // ids: of a dense routing the map
+    const BFloat16* input;         // what the call is given as x: `x`, or memory of a test's own
   };
   std::vector<int64_t> tokens;  // of every rank
   Capacity capacity;            // room for any routing of them
@@ -65,6 +65,9 @@ class DeviceLayer {
   uniep::Weights weights_of(std::size_t local) const;
   const Schedule& schedule() const { return schedule_; }
   void use_schedule(const PartialSchedule& given);  // instead of the default
+  // Routings from now on, of all arrays and batches: maps of experts.
+  void give_maps() { maps_ = true; }
+  bool gives_maps() const { return maps_; }
 
   // About `most` tokens a rank; not the same number on each.
   std::vector<int64_t> tokens(int64_t most) const;
@@ -117,6 +120,7 @@ class DeviceLayer {
   void join();  // and the other way round
 
   LayerConfig config_;
+  bool maps_ = false;
   Results& results_;
   Group group_;
   Schedule schedule_;

@@ -183,32 +183,51 @@ void run_sums(const Where& where, Results& results) {
 
 // ---- addresses
 
+// Gate and up in one, and apart: also where a K block, a tile of dW1 and a step of 16 rows hold rows of both.
+void run_addresses_of(const Where& where, Results& results, const LayerConfig& config, bool apart) {
+  DeviceLayer layer(where.group, config, results, kernel_folder());
+  DeviceBackward backward(layer);
+  backward.give_weights_by_address(apart);
+  const Batch batch = forward_batch(layer, backward, 200, false);
+  const GradientArrays addresses = backward.gradients(true, apart), tensor = backward.gradients(false, apart);
+  for (const std::string& schedule : kBackwardSchedules) {
+    if (schedule.find("redispatch") != std::string::npos) continue;
+    backward.use_schedule(PartialSchedule::parse(schedule));
+    const bool fills = backward.schedule().wgrad == WgradOrder::kFill;
+    for (const WeightGradientTime time : {kNow, kLater}) {
+      const GradientArrays& gradients = apart && time == kLater ? tensor : addresses;
+      const std::string name = "addresses: " + schedule + (time == kLater ? ", later" : ", now") +
+                               (apart ? ", apart, I " + std::to_string(config.shape.intermediate) : "");
+      backward.upload(batch.back, batch.data);
+      backward.start(gradients);
+      const auto run = [&] {
+        return backward.backward(batch.call, batch.back, batch.called.saved, &gradients, {time});
+      };
+      if (apart && fills && time == kNow && config.shape.intermediate % 16 != 0) {
+        layer.expect_error(name + " is refused", Status::kUnsupported, {"dw1_up", "backward.wgrad=after"}, run);
+        continue;
+      }
+      const PendingWeightGradients work = run();
+      if (time == kLater) backward.make(work, gradients, {.sms = 8, .aside = true});
+      backward.expect(name, batch.back, batch.call, batch.expected);
+      backward.expect(name, gradients, batch.expected);
+    }
+  }
+  layer.group().implementation().meet();
+}
+
 void run_addresses(const Where& where, Results& results) {
   constexpr int64_t kLocalExperts = 256;  // a kernel has room for 224 addresses
   LayerConfig config;
   config.shape = {.hidden = 64, .intermediate = 64, .experts = kLocalExperts * where.group.ranks, .topk = 4};
   for (const WeightGradient mode : {WeightGradient::kBFloat16, WeightGradient::kMainGrad}) {
     config.numerics.weight_gradient = mode;
-    DeviceLayer layer(where.group, config, results, kernel_folder());
-    DeviceBackward backward(layer);
-    backward.give_weights_by_address();
-    const Batch batch = forward_batch(layer, backward, 200, false);
-    const GradientArrays gradients = backward.gradients(true);
-    for (const std::string& schedule : kBackwardSchedules) {
-      if (schedule.find("redispatch") != std::string::npos) continue;
-      backward.use_schedule(PartialSchedule::parse(schedule));
-      for (const WeightGradientTime time : {kNow, kLater}) {
-        backward.upload(batch.back, batch.data);
-        backward.start(gradients);
-        const PendingWeightGradients work =
-            backward.backward(batch.call, batch.back, batch.called.saved, &gradients, {time});
-        if (time == kLater) backward.make(work, gradients, {.sms = 8, .aside = true});
-        const std::string name = "addresses: " + schedule + (time == kLater ? ", later" : ", now");
-        backward.expect(name, batch.back, batch.call, batch.expected);
-        backward.expect(name, gradients, batch.expected);
-      }
+    config.shape.intermediate = 64;
+    run_addresses_of(where, results, config, false);
+    for (const int64_t intermediate : {64, 80, 24}) {
+      config.shape.intermediate = intermediate;
+      run_addresses_of(where, results, config, true);
     }
-    layer.group().implementation().meet();
   }
 }
 

@@ -1,7 +1,7 @@
 // Layers in CUDA graphs, byte by byte against the naive oracle: a small one that is replayed after a large call has
 // taken more memory (a), many sizes side by side (b), a placement made before the capture (c), a capture that would
-// need more memory (d), whole training steps (e), and random layers.
-// Usage: gpu_graph_tests [--only a,b,c,d,e,random] [--replays N] [--processes] [--verbose]
+// need more memory (d), whole training steps (e), the same with dense routing (f), and random layers.
+// Usage: gpu_graph_tests [--only a,b,c,d,e,f,random] [--replays N] [--processes] [--verbose]
 // On GPU 0 with 1 and 4 virtual ranks; where there are two GPUs on both in one process; with --processes a process a
 // GPU, too. --part P: this process is a rank of those that this program starts. Exit status 77 without a Hopper GPU.
 #include <algorithm>
@@ -11,6 +11,7 @@
 
 #include "cli/rank_launcher.h"
 #include "comm/bootstrap.h"
+#include "engine/cuda/driver.h"
 #include "engine/engine.h"
 #include "tests/cuda/device_backward.h"
 
@@ -307,6 +308,22 @@ void whole_steps(DeviceLayer& layer, const Options&) {
   std::printf("e: %zu graphs, %d replays and %d uncaptured steps between them\n", graphs.size(), replays, eager);
 }
 
+// (f) Whole steps with maps of experts; and a map with too many, which the devices notice.
+void dense_steps(DeviceLayer& layer, const Options& options) {
+  layer.give_maps();
+  const CallArrays arrays = layer.arrays(layer.tokens(kSmall));
+  layer.upload(arrays, layer.batch(arrays.tokens));
+  if (layer.rank_of(0) == 0) {
+    const ScopedDevice scope(layer.device_of(0));
+    check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(arrays.local[0].ids.data()), 1,
+                                   static_cast<std::size_t>(layer.config().shape.experts), layer.stream_of(0)),
+          "filling a map");
+  }
+  layer.expect_error("f: a map with too many experts is named", Status::kInvalidArgument,
+                     {"routing_map: rank 0, token 0 has 8 experts", "topk, 2"}, [&] { layer.place(arrays); });
+  whole_steps(layer, options);
+}
+
 void random_graph(DeviceLayer& layer, int64_t tokens, const std::string& description) {
   const CallArrays arrays = layer.arrays(layer.tokens(tokens));
   cli::LayerData data = layer.batch(arrays.tokens);
@@ -334,7 +351,8 @@ void run_cases(const GroupOptions& group, const std::string& where, const Option
                {"c", placements_before_capture, 128, 64},
                {"d", growth_in_capture, 256, 128},
                {"e", whole_steps, 256, 128},
-               {"e", whole_steps, 256, 128, WeightGradient::kMainGrad}};
+               {"e", whole_steps, 256, 128, WeightGradient::kMainGrad},
+               {"f", dense_steps, 256, 128}};
   for (const auto& own : cases) {
     if (!options.wants(own.name)) continue;
     const int passed = results.passed, failed = results.failed;

@@ -349,9 +349,12 @@ class LayerTests {
       const ScopedDevice scope(0);
       expected = naive_layer(kernels_, layer.config, data, layer_case.backward ? case_main_grad : nullptr);
     }
-    cli::LayerRunner runner(
-        group, layer.config, data,
-        {.capacity = layer_case.capacity, .by_address = layer_case.by_address, .main_grad = case_main_grad});
+    cli::LayerRunner runner(group, layer.config, data,
+                            {.capacity = layer_case.capacity,
+                             .by_address = layer_case.by_address,
+                             .apart = layer_case.apart,
+                             .dense = layer_case.dense,
+                             .main_grad = case_main_grad});
     std::string text;
     for (int turn = 0; turn < options_.repeat; ++turn) {
       runner.forward(layer_case.schedule);

@@ -125,12 +125,20 @@ PartialSchedule backward_fields(const CaseOptions& options, const LayerConfig& c
   return fixed;
 }
 
+// Whether a layer's routing may be given as a map.
+bool has_slots_of_a_map(uint64_t seed) {
+  return seed % 3 == 1;
+}
+
 // With a stream of random numbers of its own, so that forward passes are the same with and without.
 void draw_backward(const CaseOptions& options, const RandomLayer& layer, uint64_t seed, LayerCase& drawn) {
   constexpr uint64_t kStream = 0x6261636b77617264;
   Random random(Random(seed ^ kStream).next() + static_cast<uint64_t>(drawn.ranks));
   drawn.by_address = random.one_in(2);
   drawn.backward_twice = random.one_in(8);
+  Random of_forms(random.next());
+  drawn.apart = of_forms.one_in(2);
+  drawn.dense = has_slots_of_a_map(seed) && !of_forms.one_in(4);
   if (!options.backward) return;
   Machine machine;
   machine.engine = EngineKind::kCuda;
@@ -139,6 +147,8 @@ void draw_backward(const CaseOptions& options, const RandomLayer& layer, uint64_
   const LayerConfig& config = layer.config;
   const PartialSchedule fixed = backward_fields(options, config, machine, drawn, random);
   drawn.backward = sample_legal(random.next(), Direction::kBackward, config.shape, config.numerics, machine, fixed);
+  // Not built where a warp would store rows of both.
+  if (drawn.backward->wgrad == WgradOrder::kFill && config.shape.intermediate % 16 != 0) drawn.apart = false;
 }
 
 // Columns of dy that are zero or so small that sums of them are subnormal: what main_grad holds, and bf16, must keep
@@ -203,6 +213,10 @@ void count_launch(BranchCounts& branches, const LayerCase& layer_case, const Cas
   branches.count("placed within a capacity", within);
   branches.count("tensors of all experts", !layer_case.by_address);
   branches.count("a tensor an expert", layer_case.by_address);
+  branches.count("gate and up apart, one tensor", layer_case.apart && !layer_case.by_address);
+  branches.count("gate and up apart, a tensor an expert", layer_case.apart && layer_case.by_address);
+  branches.count("dense routing, by need", layer_case.dense && !within);
+  branches.count("dense routing, within a capacity", layer_case.dense && within);
   constexpr int kMostRanks = 8;
   if (options.devices < kMostRanks)
     branches.count("one process, virtual ranks", one && layer_case.ranks > options.devices);
@@ -238,6 +252,11 @@ void count_backward(BranchCounts& branches, const Program& program, const LayerC
                  program.request().redispatch && layer_case.schedule.save_xg == SaveXg::kRedispatch);
   branches.count("backward twice", layer_case.backward_twice);
   branches.count("pairs, wgrad after", pairs && !fill);
+  const int64_t intermediate = program.request().shape.intermediate;
+  branches.count("apart, wgrad fills", layer_case.apart && fill);
+  branches.count("apart, wgrad after", layer_case.apart && !fill);
+  branches.count("apart, a K block of gate and up rows", layer_case.apart && intermediate % 64 != 0);
+  branches.count("apart, K in steps of 16 of gate and up rows", layer_case.apart && intermediate % 16 != 0);
   branches.count("an expert with one row", any_expert([](int32_t rows) { return rows == 1; }));
   branches.count("an expert with several blocks of rows",
                  any_expert([](int32_t rows) { return rows > kRowAlignment; }));
@@ -262,6 +281,7 @@ bool names_any(const std::string& branch, std::initializer_list<const char*> wor
 LayerCases draw_cases(uint64_t seed, const RandomLayerLimits& limits, const CaseOptions& options) {
   LayerCases drawn{random_layer(seed, limits), {}};
   if (seed % 3 == 0) make_small_gradients(drawn.layer.data);
+  if (has_slots_of_a_map(seed)) drawn.layer.data = uniep::test::with_ascending_slots(drawn.layer.data);
   if (drawn.layer.config.numerics.combine_groups > kMostGroups) return drawn;
   drawn.cases.push_back(random_case(options, drawn.layer, drawn.layer.ranks, seed));
   if (drawn.layer.ranks > 1) drawn.cases.push_back(random_case(options, drawn.layer, 1, seed));

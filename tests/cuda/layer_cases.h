@@ -37,6 +37,8 @@ struct LayerCase {
   int workers = 0;
   Capacity capacity;
   bool by_address = false;  // weights and gradients: a tensor an expert
+  bool apart = false;       // gate and up: a tensor each
+  bool dense = false;       // routing
   Schedule schedule;
   std::optional<Schedule> backward;
   bool backward_twice = false;  // of one forward

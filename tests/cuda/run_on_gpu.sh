@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 mkdir -p "${1:-build-gpu}"
 build=$(cd "${1:-build-gpu}" && pwd)
 cuda=${CUDA_HOME:-/usr/local/cuda}
-names=$(cd src && ls -1 model/{portability,elementwise,row_table,routing_check,token_order}.h \
+names=$(cd src && ls -1 model/{dense_routing,portability,elementwise,row_table,routing_check,token_order}.h \
   program/{stage,tile_order,rank_program,gemm_queues,kernel_memory,order,edges,program_tables}.h engine/cuda/device/*.{h,cu} engine/cuda/device/*/*.h | tr '\n' ';')
 names+="uniep/bfloat16.h;uniep/direction.h"
 cmake "-DROOT=$PWD" "-DOUTPUT=$build/embedded_sources.cpp" "-DFILES=$names" -P src/engine/cuda/embed_sources.cmake

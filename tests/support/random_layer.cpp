@@ -125,6 +125,22 @@ RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
   return layer;
 }
 
+cli::LayerData with_ascending_slots(const cli::LayerData& data) {
+  cli::LayerData ascending = data;
+  const auto topk = static_cast<std::size_t>(data.shape.topk);
+  std::vector<std::pair<uint32_t, float>> slots(topk);  // -1 is the largest as an unsigned number
+  for (std::size_t first = 0; first < data.ids.size(); first += topk) {
+    for (std::size_t k = 0; k < topk; ++k)
+      slots[k] = {static_cast<uint32_t>(data.ids[first + k]), data.probs[first + k]};
+    std::sort(slots.begin(), slots.end());
+    for (std::size_t k = 0; k < topk; ++k) {
+      ascending.ids[first + k] = static_cast<int32_t>(slots[k].first);
+      ascending.probs[first + k] = slots[k].second;
+    }
+  }
+  return ascending;
+}
+
 cli::LayerData on_one_rank(const cli::LayerData& data) {
   cli::LayerData one = data;
   one.tokens = {data.all_tokens()};

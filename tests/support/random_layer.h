@@ -41,6 +41,9 @@ struct RandomLayerLimits {
 
 RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits = {});
 
+// The same batch with the slots that a map of its experts has: ids ascending in each token, unused slots last.
+cli::LayerData with_ascending_slots(const cli::LayerData& data);
+
 // The same batch as the tokens of one rank.
 cli::LayerData on_one_rank(const cli::LayerData& data);
 

@@ -24,17 +24,18 @@ struct RankBuffers {
   BFloat16* slots = nullptr;                 // [T, slot_count, H] rows on their way into the ordered sum
   float* prob_slots = nullptr;               // [T, K] dprobs on their way
   // Used by this rank alone.
-  BFloat16* z = nullptr;                // [rows, 2 I]
-  BFloat16* activation = nullptr;       // [rows, I]
-  BFloat16* dz = nullptr;               // [rows, 2 I]
-  const BFloat16* xg = nullptr;         // [rows, H] for dW1
-  float* prob_chunks = nullptr;         // [ceil(I / 64), prob_stride] each row's sums of 64 columns
-  int64_t prob_stride = 0;              // rows that there is room for
-  BFloat16* output_rows = nullptr;      // [rows, H] o or dxg, when the combine is staged
-  BFloat16* output = nullptr;           // [T, H] y or dx
-  float* dprobs = nullptr;              // [T, K]
-  std::vector<const BFloat16*> w1, w2;  // [El]
-  std::vector<void*> dw1, dw2;          // [El]
+  BFloat16* z = nullptr;            // [rows, 2 I]
+  BFloat16* activation = nullptr;   // [rows, I]
+  BFloat16* dz = nullptr;           // [rows, 2 I]
+  const BFloat16* xg = nullptr;     // [rows, H] for dW1
+  float* prob_chunks = nullptr;     // [ceil(I / 64), prob_stride] each row's sums of 64 columns
+  int64_t prob_stride = 0;          // rows that there is room for
+  BFloat16* output_rows = nullptr;  // [rows, H] o or dxg, when the combine is staged
+  BFloat16* output = nullptr;       // [T, H] y or dx
+  float* dprobs = nullptr;          // [T, K], or [T, E]
+  bool dense_dprobs = false;
+  std::vector<const BFloat16*> w1, w1_up, w2;  // [El]; w1: the gate rows
+  std::vector<void*> dw1, dw1_up, dw2;         // [El]
 };
 
 struct Call {

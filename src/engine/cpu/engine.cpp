@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstring>
 #include <thread>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "api/place.h"
 #include "engine/cpu/run_call.h"
@@ -32,17 +34,33 @@ uint32_t epoch_after(uint32_t epoch) {
   return epoch == 0xffffffffu ? 2 : epoch + 1;
 }
 
+template <typename T>
+T moved(T pointer, int64_t bytes) {
+  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<T>>, const std::byte, std::byte>;
+  return reinterpret_cast<T>(reinterpret_cast<Byte*>(pointer) + bytes);
+}
+
 // Null where there are no addresses, of a gradient that is not made.
 template <typename T>
 std::vector<T> expert_pointers(T whole, T const* experts, int64_t count, int64_t bytes) {
-  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<T>>, const std::byte, std::byte>;
   std::vector<T> pointers(count);
   if (whole == nullptr && experts == nullptr) return pointers;
   for (int64_t expert = 0; expert < count; ++expert) {
-    pointers[expert] =
-        experts != nullptr ? experts[expert] : reinterpret_cast<T>(reinterpret_cast<Byte*>(whole) + expert * bytes);
+    pointers[expert] = experts != nullptr ? experts[expert] : moved(whole, expert * bytes);
   }
   return pointers;
+}
+
+// Of matrices of two halves, `half_bytes` each: in one, or each half in its own.
+template <typename T>
+std::pair<std::vector<T>, std::vector<T>> half_pointers(T gate, T const* gate_experts, T up, T const* up_experts,
+                                                        int64_t count, int64_t half_bytes) {
+  if (up != nullptr || up_experts != nullptr) {
+    return {expert_pointers(gate, gate_experts, count, half_bytes), expert_pointers(up, up_experts, count, half_bytes)};
+  }
+  std::vector<T> gates = expert_pointers(gate, gate_experts, count, 2 * half_bytes), ups;
+  for (T half : gates) ups.push_back(half == nullptr ? nullptr : moved(half, half_bytes));
+  return {std::move(gates), std::move(ups)};
 }
 
 void bind_workspace(RankBuffers& buffers, const internal::WorkspacePieces& pieces) {
@@ -54,17 +72,19 @@ void bind_workspace(RankBuffers& buffers, const internal::WorkspacePieces& piece
 }
 
 void bind_weights(RankBuffers& buffers, const Weights& weights, const LayerShape& shape, int64_t local_experts) {
-  const int64_t w1_bytes = 2 * shape.intermediate * shape.hidden * static_cast<int64_t>(sizeof(BFloat16));
-  buffers.w1 = expert_pointers(weights.w1, weights.w1_experts, local_experts, w1_bytes);
-  buffers.w2 = expert_pointers(weights.w2, weights.w2_experts, local_experts, w1_bytes / 2);
+  const int64_t bytes = shape.intermediate * shape.hidden * static_cast<int64_t>(sizeof(BFloat16));
+  std::tie(buffers.w1, buffers.w1_up) =
+      half_pointers(weights.w1, weights.w1_experts, weights.w1_up, weights.w1_up_experts, local_experts, bytes);
+  buffers.w2 = expert_pointers(weights.w2, weights.w2_experts, local_experts, bytes);
 }
 
 void bind_gradients(RankBuffers& buffers, const WeightGradients& gradients, const LayerConfig& config,
                     int64_t local_experts) {
   const int64_t element = config.numerics.weight_gradient == WeightGradient::kBFloat16 ? 2 : 4;
-  const int64_t dw1_bytes = 2 * config.shape.intermediate * config.shape.hidden * element;
-  buffers.dw1 = expert_pointers(gradients.dw1, gradients.dw1_experts, local_experts, dw1_bytes);
-  buffers.dw2 = expert_pointers(gradients.dw2, gradients.dw2_experts, local_experts, dw1_bytes / 2);
+  const int64_t bytes = config.shape.intermediate * config.shape.hidden * element;
+  std::tie(buffers.dw1, buffers.dw1_up) = half_pointers(gradients.dw1, gradients.dw1_experts, gradients.dw1_up,
+                                                        gradients.dw1_up_experts, local_experts, bytes);
+  buffers.dw2 = expert_pointers(gradients.dw2, gradients.dw2_experts, local_experts, bytes);
 }
 
 // Every rank reaches all memory of the process.
@@ -296,6 +316,7 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
     buffers.input[1] = arguments.x;
     buffers.output = arguments.dx;
     buffers.dprobs = arguments.dprobs;
+    buffers.dense_dprobs = saved.placement.dense(rank);
     bind_weights(buffers, arguments.weights, shape, program.rank(rank).local_experts);
     if (wanted.weight_gradients) {
       bind_gradients(buffers, arguments.gradients, call.config, program.rank(rank).local_experts);
@@ -396,6 +417,7 @@ void CpuEngine::combine(const internal::CombineCall& call) {
     buffers.output = arguments.y;
     buffers.prob_chunks = const_cast<float*>(arguments.row_dprobs);  // one chunk
     buffers.dprobs = arguments.dprobs;
+    buffers.dense_dprobs = call.placement.dense(rank);
   }
   finish_call(*running, nullptr);
 }

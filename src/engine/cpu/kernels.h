@@ -21,11 +21,14 @@ bool is_supported(InstructionSet set);
 // Error: kInvalidArgument for another word, kUnsupported for a set that this CPU lacks.
 InstructionSet best_instruction_set();
 
-// A matrix that gemm multiplies: element (i, k) is k_major ? data[i * stride + k] : data[k * stride + i].
+// A matrix that gemm multiplies: element (i, k) is k_major ? data[i * stride + k] : data[k * stride + i]. One that is
+// not k_major may go on elsewhere: from k = rest_begin on element (i, k) is rest[(k - rest_begin) * stride + i].
 struct GemmOperand {
   const BFloat16* data;
   int64_t stride;
   bool k_major;
+  const BFloat16* rest = nullptr;
+  int64_t rest_begin = 0;
 };
 
 // Packing buffers of gemm, grown on demand. One a thread.

@@ -96,6 +96,10 @@ class Gemm {
       pack_k_major(operand, begin, extent, k_begin, depth, panel, panel_width);
       return;
     }
+    if (operand.rest != nullptr) {
+      pack_parts(operand, begin, extent, k_begin, depth, panel, panel_width);
+      return;
+    }
     const BFloat16* source = operand.data + k_begin * operand.stride + begin;
     if (begin + kLanes <= extent) {
       for (int64_t k = 0; k < depth; ++k) {
@@ -108,6 +112,19 @@ class Gemm {
         panel[k * panel_width + l] = begin + l < extent ? to_float(source[k * operand.stride + l]) : 0.0f;
       }
     }
+  }
+
+  // What lies before rest_begin, then the rest.
+  static void pack_parts(const GemmOperand& operand, int64_t begin, int64_t extent, int64_t k_begin, int64_t depth,
+                         float* panel, int64_t panel_width) {
+    const int64_t left = operand.rest_begin - k_begin;
+    const int64_t before = left < 0 ? 0 : smaller(left, depth);
+    if (before > 0) {
+      pack({operand.data, operand.stride, false}, begin, extent, k_begin, before, panel, panel_width);
+    }
+    if (before == depth) return;
+    pack({operand.rest, operand.stride, false}, begin, extent, k_begin + before - operand.rest_begin, depth - before,
+         panel + before * panel_width, panel_width);
   }
 
   static void pack_k_major(const GemmOperand& operand, int64_t begin, int64_t extent, int64_t k_begin, int64_t depth,

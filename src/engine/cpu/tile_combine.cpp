@@ -76,6 +76,18 @@ void list_summands(Call& call, const RankProgram& p, int32_t token, int64_t colu
   if (call.fault == Fault::kReorderedSum) std::reverse(scratch.sources.begin(), scratch.sources.end());
 }
 
+// dprobs of one token.
+void store_dprobs(const RankBuffers& own, const RankProgram& p, int32_t token) {
+  const int32_t* const experts = p.expert_of_slot + static_cast<int64_t>(token) * p.topk;
+  const float* const slots = own.prob_slots + static_cast<int64_t>(token) * p.topk;
+  const int64_t width = own.dense_dprobs ? p.experts : p.topk;
+  float* const dprobs = own.dprobs + token * width;
+  std::fill_n(dprobs, width, 0.0f);
+  for (int32_t slot = 0; slot < p.topk; ++slot) {
+    if (experts[slot] >= 0) dprobs[own.dense_dprobs ? experts[slot] : slot] = slots[slot];
+  }
+}
+
 void reduce(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch) {
   RankBuffers& own = call.ranks[p.rank];
   const int64_t column = p.chunk_column[task.n], width = p.chunk_column[task.n + 1] - column;
@@ -87,10 +99,7 @@ void reduce(Call& call, const RankProgram& p, const Task& task, AgentScratch& sc
     list_summands(call, p, token, column, scratch);
     call.kernels.sum_rows(scratch.sources.data(), static_cast<int64_t>(scratch.sources.size()),
                           own.output + token * call.shape.hidden + column, width);
-    const int64_t first = static_cast<int64_t>(token) * p.topk;
-    for (int64_t entry = first; with_probs && entry < first + p.topk; ++entry) {
-      own.dprobs[entry] = p.expert_of_slot[entry] < 0 ? 0.0f : own.prob_slots[entry];
-    }
+    if (with_probs) store_dprobs(own, p, token);
   }
 }
 

@@ -43,9 +43,9 @@ void fc1(Call& call, const RankProgram& p, const Tile& tile, AgentScratch& scrat
   const int64_t width = 2 * tile.columns;
   scratch.accumulators.resize(tile.height() * width);
   const GemmOperand xg{own.gathered[0] + tile.rows.begin * hidden, hidden, true};
-  const BFloat16* w1 = own.w1[tile.expert];
+  const BFloat16* const halves[2] = {own.w1[tile.expert], own.w1_up[tile.expert]};
   for (int half = 0; half < 2; ++half) {
-    const GemmOperand weights{w1 + (half * intermediate + tile.column) * hidden, hidden, true};
+    const GemmOperand weights{halves[half] + tile.column * hidden, hidden, true};
     call.kernels.gemm(xg, weights, tile.height(), tile.columns, hidden, pipeline_depth(call, GemmStage::kFc1),
                       scratch.accumulators.data() + half * tile.columns, width, scratch.gemm);
   }
@@ -104,7 +104,8 @@ void second_gemm(Call& call, const RankProgram& p, const Task& task, AgentScratc
   const GemmOperand rows{(forward ? own.activation : own.dz) + tile.rows.begin * depth, depth, true};
   const GemmOperand weights = forward
                                   ? GemmOperand{own.w2[tile.expert] + tile.column * intermediate, intermediate, true}
-                                  : GemmOperand{own.w1[tile.expert] + tile.column, hidden, false};
+                                  : GemmOperand{own.w1[tile.expert] + tile.column, hidden, false,
+                                                own.w1_up[tile.expert] + tile.column, intermediate};
   call.kernels.gemm(rows, weights, tile.height(), tile.columns, depth,
                     pipeline_depth(call, forward ? GemmStage::kFc2 : GemmStage::kDgradFc1), scratch.accumulators.data(),
                     tile.columns, scratch.gemm);

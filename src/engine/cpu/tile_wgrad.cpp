@@ -44,9 +44,11 @@ void run_wgrad_tile(Call& call, const RankProgram& p, const Task& task, AgentScr
   call.kernels.gemm({left + first * grid.rows + row, grid.rows, false},
                     {right + first * grid.columns + column, grid.columns, false}, height, width, depth,
                     static_cast<int64_t>(tile.k) * tile.stages, scratch.accumulators.data(), width, scratch.gemm);
-  void* gradient = fc2 ? own.dw2[task.expert] : own.dw1[task.expert];
   for (int64_t i = 0; i < height; ++i) {
-    write_row(call, scratch.accumulators.data() + i * width, gradient, (row + i) * grid.columns + column, width);
+    const bool up = !fc2 && row + i >= call.shape.intermediate;
+    void* const gradient = fc2 ? own.dw2[task.expert] : up ? own.dw1_up[task.expert] : own.dw1[task.expert];
+    const int64_t line = row + i - (up ? call.shape.intermediate : 0);
+    write_row(call, scratch.accumulators.data() + i * width, gradient, line * grid.columns + column, width);
   }
 }
 

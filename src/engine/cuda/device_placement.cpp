@@ -28,6 +28,12 @@ void require_ranks(int ranks) {
                                         std::to_string(kMostCudaRanks));
 }
 
+// CTAs of a kernel that has a warp for each token, and walks on where there are more.
+int dense_blocks(int64_t tokens) {
+  constexpr int64_t kMostBlocks = 1024, kTokens = kDenseThreads / 32;
+  return static_cast<int>(std::min(kMostBlocks, (tokens + kTokens - 1) / kTokens));
+}
+
 uint64_t nanoseconds(double seconds) {
   return static_cast<uint64_t>(seconds * 1e9);
 }
@@ -51,8 +57,8 @@ std::string words(const PlaceTerms& terms) {
   switch (report.fault) {
     case PlaceFault::kRouting:
       refuse_slot({report.routing_fault, report.rank, report.entry / report.topk, report.entry % report.topk, report.id,
-                   report.prob},
-                  report.experts);
+                   report.prob, report.dense != 0},
+                  report.experts, report.topk);
     case PlaceFault::kOverflow:
       refuse_rows({report.rank, report.rows, report.limit, report.expert, report.expert_rows});
     case PlaceFault::kOtherArguments:
@@ -129,10 +135,13 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
     const int processors = device_attribute(of.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     of.ctas = std::clamp(processors / static_cast<int>(of.index.size()), 1, kMostCtasOfRank);
     // Loaded now: loading may wait for kernels that run, and those may wait for a peer.
-    of.kernels->prepare(std::vector<KernelRequest>{place_request(), program_tables_request()});
+    of.kernels->prepare(std::vector<KernelRequest>{place_request(), program_tables_request(), slots_of_map_request(),
+                                                   dense_dprobs_request()});
     of.kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts));
     of.kernels->get(row_of_source_request(), 0);
     of.kernels->get(program_tables_request(), 0);
+    of.kernels->get(slots_of_map_request(), 0);
+    of.kernels->get(dense_dprobs_request(), 0);
     for (const size_t i : of.index) {
       const size_t counts = static_cast<size_t>(of.ctas) * kMostPlaceExperts;
       const size_t counts_bytes = (counts + static_cast<size_t>(of.ctas) * kTokenClasses) * sizeof(int32_t);
@@ -224,6 +233,7 @@ void Placer::launch(const LayerShape& shape, std::span<const RankToPlace> ranks,
       rank->rank = own_[i].rank;
       rank->tokens = static_cast<int32_t>(routing.tokens);
       rank->wide_ids = routing.index_type == IndexType::kInt64 ? 1 : 0;
+      rank->dense = routing.routing_map != nullptr ? 1 : 0;
       rank->tables = ranks[i].tables;
       rank->state = own_[i].state;
       rank->chunk_counts = own_[i].chunk_counts;
@@ -243,6 +253,39 @@ void Placer::launch(const LayerShape& shape, std::span<const RankToPlace> ranks,
                    .stream = stream_of(ranks[of.index.front()].routing.stream)},
                   &args, "placement");
   }
+}
+
+void Placer::make_slots(const LayerShape& shape, std::span<RankToPlace> ranks) {
+  for (const DeviceRanks& of : devices_) {
+    const ScopedDevice scope(of.device);
+    for (const size_t i : of.index) {
+      Routing& routing = ranks[i].routing;
+      if (routing.routing_map == nullptr) continue;
+      SlotsOfMapArguments args{routing.routing_map,
+                               routing.probs,
+                               ranks[i].slot_ids,
+                               ranks[i].slot_probs,
+                               static_cast<int32_t>(routing.tokens),
+                               static_cast<int32_t>(shape.experts),
+                               static_cast<int32_t>(shape.topk)};
+      routing.topk_ids = ranks[i].slot_ids;
+      routing.index_type = IndexType::kInt32;
+      routing.probs = ranks[i].slot_probs;
+      if (routing.tokens == 0) continue;
+      launch_kernel(of.kernels->get(slots_of_map_request(), 0),
+                    {.grid_x = dense_blocks(routing.tokens),
+                     .threads = kDenseThreads,
+                     .stream = stream_of(ranks[of.index.front()].routing.stream)},
+                    &args, "the slots of a routing map");
+    }
+  }
+}
+
+void launch_dense_dprobs(KernelStore& kernels, DenseDprobsArguments args, CUstream stream) {
+  if (args.tokens == 0) return;
+  launch_kernel(kernels.get(dense_dprobs_request(), 0),
+                {.grid_x = dense_blocks(args.tokens), .threads = kDenseThreads, .stream = stream}, &args,
+                "dense dprobs");
 }
 
 void Placer::count(const LayerShape& shape, std::span<const RankToPlace> ranks) {

@@ -9,6 +9,7 @@
 
 #include "comm/symmetric_memory.h"
 #include "engine/carver.h"
+#include "engine/cuda/device/dense_arguments.h"
 #include "engine/cuda/device/place_arguments.h"
 #include "engine/cuda/kernel.h"
 #include "engine/cuda/place_kernels.h"
@@ -24,11 +25,17 @@ PlacementTables carve_placement(internal::Carver& carver, const LayerShape& shap
 void carve_rows(internal::Carver& carver, PlacementTables& tables, int64_t rows, int64_t sources);
 ProgramTables carve_program(internal::Carver& carver, const LayerShape& shape, int ranks);
 
+// From the dprobs of a rank's slots to dense ones. The device's context must be current.
+void launch_dense_dprobs(KernelStore& kernels, DenseDprobsArguments args, CUstream stream);
+
 // What an own rank has to place, and where to.
 struct RankToPlace {
   Routing routing;
   PlacementTables tables;  // `rows` may be null while only counts are made
   int64_t sources = 0;     // entries of tables.row_of_source
+  // Of a dense routing, whose slots make_slots() writes here: [T, K] each.
+  int32_t* slot_ids = nullptr;
+  float* slot_probs = nullptr;
 };
 
 // What all ranks must be given alike; it is checked on the devices.
@@ -75,6 +82,9 @@ class Placer {
 
   // The number of the running call on this rank; peers' failures are told by it.
   void set_call(uint32_t number) { call_ = number; }
+
+  // First of all, where routings are dense: their slots become the routings.
+  void make_slots(const LayerShape& shape, std::span<RankToPlace> ranks);
 
   // Exact mode: count(); read_counts(), which throws as the cpu engine does; then memory for the rows; assign().
   void count(const LayerShape& shape, std::span<const RankToPlace> ranks);

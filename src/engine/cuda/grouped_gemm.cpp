@@ -231,7 +231,7 @@ void GroupedGemm::weight_gradient(const ExpertRows& rows, const void* dy, const 
   const ScopedDevice scope(state_->device);
   const GemmConfig config = state_->configure(Layout::kWgrad, epilogue_of(mode), 0, 0, tuning);
   const int raster = state_->raster(config, n, tuning);
-  launch_weight_gradient(state_->kernels, config, {rows, dy, x, m, n, dw}, raster, state_->available(config, tuning),
+  launch_weight_gradient(state_->kernels, config, {rows, dy, x, m, n, 0, dw}, raster, state_->available(config, tuning),
                          static_cast<CUstream>(stream));
 }
 

@@ -17,7 +17,8 @@ void launch_part(KernelStore& kernels, const GemmConfig& config, const WeightGra
   const int64_t map_rows = empty ? kTileM : product.rows.rows;
   const std::vector<void*>& addresses = product.dw.addresses;
   const void* const any = addresses.empty() ? product.dw.base : addresses[0];
-  arguments.a = encode_operand_map({empty ? any : product.a, product.m, map_rows, 1}, kTileK, "dy");
+  arguments.a =
+      encode_operand_map({empty ? any : product.a, product.m, map_rows, 1, empty ? 0 : product.a_stride}, kTileK, "dy");
   const TensorMap b = encode_operand_map({empty ? any : product.b, product.n, map_rows, 1}, kTileK, "x");
   arguments.m_extent = product.m;
   arguments.raster = raster;

@@ -25,6 +25,7 @@ struct WeightGradientProduct {
   const void* a = nullptr;
   const void* b = nullptr;
   int m = 0, n = 0;
+  int a_stride = 0;  // elements from one row of a to the next; 0: m
   MutableExpertMatrices dw;
   const uint32_t* failed = nullptr;  // GemmArguments::failed
 };

@@ -8,5 +8,8 @@ namespace uniep::cuda {
 KernelRequest place_request();
 KernelRequest row_of_source_request();
 KernelRequest program_tables_request();
+// Between dense routing and slots (device/dense.cu).
+KernelRequest slots_of_map_request();
+KernelRequest dense_dprobs_request();
 
 }  // namespace uniep::cuda

@@ -44,9 +44,10 @@ TensorMap encode(const void* address, const BoxedTensor& tensor, const char* nam
 TensorMap encode_operand_map(const MatrixView& view, int box_rows, const char* name) {
   const auto columns = static_cast<cuuint64_t>(view.columns);
   const auto rows = static_cast<cuuint64_t>(view.rows);
+  const cuuint64_t row_bytes = 2 * (view.row_stride != 0 ? static_cast<cuuint64_t>(view.row_stride) : columns);
   return encode(view.address,
                 {{columns, rows, static_cast<cuuint64_t>(view.depth)},
-                 {columns * 2, rows * columns * 2},
+                 {row_bytes, rows * row_bytes},
                  {64, static_cast<cuuint32_t>(box_rows), 1},
                  CU_TENSOR_MAP_SWIZZLE_128B,
                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B},

@@ -13,6 +13,7 @@ struct MatrixView {
   int64_t columns = 0;
   int64_t rows = 0;
   int64_t depth = 1;
+  int64_t row_stride = 0;  // elements; 0: `columns`
 };
 
 TensorMap encode_operand_map(const MatrixView& view, int box_rows, const char* name);

@@ -104,6 +104,10 @@ UNIEP_HOST_DEVICE constexpr bool split_b_along_k(const GemmConfig& config) {
   return config.tile_n % 128 != 0;
 }
 
+// K rows of the boxes that make up a K block in which W1's gate rows end and its up rows begin, where they lie apart. I
+// is a multiple of it, and it is a swizzle's period.
+constexpr int kFewDepthRows = 8;
+
 UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) {
   return pipeline_stage_bytes(config.tile_n);
 }

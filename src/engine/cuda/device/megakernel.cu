@@ -87,14 +87,11 @@ UNIEP_DEVICE void acquire_maps(const RankCall& call) {
     ptx::tma_acquire_map(call.second_a);
   }
   if (kProducts != LayerProducts::kForward && lane < kGradientMaps) ptx::tma_acquire_map(call.gradient_maps[lane]);
-  for (int32_t i = lane; i < (call.first_map_per_expert != 0 ? call.program.local_experts : 1); i += 32) {
-    ptx::tma_acquire_map(call.first_b[i]);
-  }
-  for (int32_t i = lane; i < (call.second_map_per_expert != 0 ? call.program.local_experts : 1); i += 32) {
-    ptx::tma_acquire_map(call.second_b[i]);
-  }
+  for (int32_t i = lane; i < call.first_maps; i += 32) ptx::tma_acquire_map(call.first_b[i]);
+  for (int32_t i = lane; i < call.second_maps; i += 32) ptx::tma_acquire_map(call.second_b[i]);
   if constexpr (lends_stages(filled_gemm(kLayer))) {
     for (const GradientMatrices& gradients : call.gradients) {
+      if (gradients.maps == nullptr) continue;
       for (int32_t i = lane; i < (gradients.addresses != nullptr ? call.program.local_experts : 1); i += 32) {
         ptx::tma_acquire_map(gradients.maps[i]);
       }

@@ -52,6 +52,7 @@ struct PlaceReport {
   int32_t expert_rows;
   int64_t rows, limit;
   PlaceTerms terms, peers_terms;  // kOtherArguments
+  int32_t dense, unused;          // kRouting: of the rank's routing
 };
 
 // What a source tells of itself beside its counts.
@@ -60,7 +61,7 @@ struct SourceHeader {
   uint64_t problem;  // see problem_word(); 0: none
   int64_t id;        // of the slot with the problem
   float prob;
-  int32_t unused;
+  int32_t dense;  // the slots are those of a map
   PlaceTerms terms;
 };
 
@@ -108,7 +109,7 @@ struct PlaceState {
 struct PlaceRank {
   const void* topk_ids;
   const float* probs;
-  int32_t rank, tokens, wide_ids, unused;
+  int32_t rank, tokens, wide_ids, dense;
   PlacementTables tables;
   PlaceState* state;
   int32_t* chunk_counts;                  // [CTAs, E] slots by expert

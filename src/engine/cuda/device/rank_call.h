@@ -29,6 +29,7 @@ constexpr int kFirstWgradMap = 3;
 struct GradientMatrices {
   void* base;
   void* const* addresses;
+  int64_t expert_stride;  // bytes, of one tensor
   const TensorMap* maps;  // fp32, for TMA: one over the experts, or one an expert; else null
 };
 
@@ -41,6 +42,13 @@ struct alignas(64) RankCall {
   const TensorMap* second_b;       // W2; backward: W1
   const TensorMap* gradient_maps;  // [kGradientMaps], backward
   int32_t first_map_per_expert, second_map_per_expert;
+  int32_t first_maps, second_maps;  // of B, in all
+  // W1, gate and up apart: behind the gate's maps come as many of the up, and in backward of both again, with boxes of
+  // kFewDepthRows. 0: one map holds both.
+  int32_t up_maps;
+  int32_t up_row;      // of the map that holds the up rows, where they begin: 0 apart, else I
+  int32_t gate_depth;  // backward: K of the gate's map, without end where it holds both
+  int32_t gate_rows;   // of dW1 in gradients[1]; the others are in gradients[2]
 
   RankProgram program;  // its tables lie in device memory
   SignalLayout layout;
@@ -62,13 +70,15 @@ struct alignas(64) RankCall {
   const RowSource* rows_of[kMostCudaRanks];             // row tables; peers' only under push
 
   // Memory of this rank alone. Forward's names; in backward the first GEMM makes dz, the second dxg.
-  GradientMatrices gradients[2];  // dW2, dW1, where they are made in the launch of dgrad FC1
-  BFloat16* z;                    // [rows, 2 I]
-  BFloat16* activation;           // [rows, I]
-  BFloat16* output_rows;          // [rows, H] o or dxg, when the combine is staged
-  BFloat16* output;               // [T, H] y or dx
-  float* dprobs;                  // [T, K]
-  float* prob_chunks;             // [prob_chunk_count][prob_stride] sums of 64 columns of dprob
+  // dW2, dW1, and dW1's up rows where they lie apart (as if its gate rows stood before them); where they are made in
+  // the launch of dgrad FC1.
+  GradientMatrices gradients[3];
+  BFloat16* z;            // [rows, 2 I]
+  BFloat16* activation;   // [rows, I]
+  BFloat16* output_rows;  // [rows, H] o or dxg, when the combine is staged
+  BFloat16* output;       // [T, H] y or dx
+  float* dprobs;          // [T, K]
+  float* prob_chunks;     // [prob_chunk_count][prob_stride] sums of 64 columns of dprob
   int32_t prob_stride, prob_chunk_count;
   float* row_probs;  // [padded rows] or null: what a standalone dispatch writes of the row table
 

@@ -15,6 +15,8 @@
 namespace uniep::cuda {
 namespace {
 
+constexpr int64_t kStoredRows = 16;
+
 CUstream stream_of(Stream stream) {
   return static_cast<CUstream>(stream.handle);
 }
@@ -28,10 +30,12 @@ bool has_addresses(const WeightGradients& gradients, GemmStage stage) {
   return (stage == GemmStage::kWgradFc1 ? gradients.dw1_experts : gradients.dw2_experts) != nullptr;
 }
 
-// What a weight gradient multiplies on one rank.
+enum class Half { kBoth, kGate, kUp };
+
+// What a weight gradient multiplies on one rank. Of dW1 `half` may be one of its halves.
 WeightGradientProduct product_of(const ProgramRequest& request, const DeviceProgram& program, int64_t rows,
                                  const internal::PendingRank& operands, const WeightGradients& gradients,
-                                 GemmStage stage) {
+                                 GemmStage stage, Half half) {
   const RankProgram& p = program.program;
   const int hidden = static_cast<int>(request.shape.hidden), width = static_cast<int>(request.shape.intermediate);
   WeightGradientProduct product;
@@ -43,11 +47,13 @@ WeightGradientProduct product_of(const ProgramRequest& request, const DeviceProg
     product.n = width;
     product.dw = matrices(gradients.dw2, gradients.dw2_experts, p.local_experts);
   } else {
-    product.a = operands.dz;
+    product.a = operands.dz + (half == Half::kUp ? width : 0);
+    product.a_stride = 2 * width;
     product.b = operands.xg;
-    product.m = 2 * width;
+    product.m = half == Half::kBoth ? 2 * width : width;
     product.n = hidden;
-    product.dw = matrices(gradients.dw1, gradients.dw1_experts, p.local_experts);
+    product.dw = half == Half::kUp ? matrices(gradients.dw1_up, gradients.dw1_up_experts, p.local_experts)
+                                   : matrices(gradients.dw1, gradients.dw1_experts, p.local_experts);
   }
   return product;
 }
@@ -69,10 +75,21 @@ void require_countable(int64_t rows, int rank) {
 void require_aligned(const WeightGradients& gradients, int64_t experts, int rank) {
   cuda::require_aligned(gradients.dw1, "dw1", rank);
   cuda::require_aligned(gradients.dw2, "dw2", rank);
+  cuda::require_aligned(gradients.dw1_up, "dw1_up", rank);
   for (int64_t i = 0; i < experts; ++i) {
+    if (gradients.dw1_up_experts != nullptr) cuda::require_aligned(gradients.dw1_up_experts[i], "dw1_up_experts", rank);
     if (gradients.dw1_experts != nullptr) cuda::require_aligned(gradients.dw1_experts[i], "dw1_experts", rank);
     if (gradients.dw2_experts != nullptr) cuda::require_aligned(gradients.dw2_experts[i], "dw2_experts", rank);
   }
+}
+
+// In the launch of dgrad FC1 a warp stores 16 rows of dW1 to one place.
+void require_storable(const WeightGradients& gradients, int64_t intermediate, int rank) {
+  if (!is_apart(gradients) || intermediate % kStoredRows == 0) return;
+  throw Error(Status::kUnsupported,
+              fmt::format("dw1_up: given on rank {} with intermediate {}; on cuda gate and up apart in the launch of "
+                          "dgrad FC1 need a multiple of {}: set backward.wgrad=after, or give dw1 as one",
+                          rank, intermediate, kStoredRows));
 }
 
 // Beside what the CPU engine leaves: the calls that it was queued among, and what its rows are.
@@ -100,12 +117,15 @@ void CudaEngine::launch_weight_gradient(const ProgramRequest& request, const Dev
                                         const internal::PendingRank& operands, const WeightGradients& gradients,
                                         GemmStage stage, int sms, const uint32_t* failed, CUstream stream) {
   const ScopedDevice scope(ranks_.device_of(program.program.rank));
-  WeightGradientProduct product = product_of(request, program, rows, operands, gradients, stage);
-  product.failed = failed;
+  const bool apart = stage == GemmStage::kWgradFc1 && is_apart(gradients);
   const int raster = std::max(1, request.schedule.order.raster / 2);
-  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
-    if (queue->device() != ranks_.device_of(program.program.rank)) continue;
-    cuda::launch_weight_gradient(queue->kernels(), config_for(request, stage, sms), product, raster, sms, stream);
+  for (const Half half : apart ? std::vector{Half::kGate, Half::kUp} : std::vector{Half::kBoth}) {
+    WeightGradientProduct product = product_of(request, program, rows, operands, gradients, stage, half);
+    product.failed = failed;
+    for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+      if (queue->device() != ranks_.device_of(program.program.rank)) continue;
+      cuda::launch_weight_gradient(queue->kernels(), config_for(request, stage, sms), product, raster, sms, stream);
+    }
   }
 }
 
@@ -128,8 +148,15 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
     require_aligned(own.dx, "dx", rank);
     if (asked.weight_gradients) require_aligned(own.gradients, local_experts, rank);
   }
-  prepare(asked);
   const std::vector<LaunchStages> launches = launch_stages(asked.schedule, asked.direction, asked.weight_gradients);
+  const bool filled = std::any_of(launches.begin(), launches.end(), [](const LaunchStages& stages) {
+    return stages.wgrad_fc1 && !is_weight_gradients_alone(stages);
+  });
+  for (std::size_t local = 0; filled && local < call.arguments.size(); ++local) {
+    require_storable(call.arguments[local].gradients, call.config.shape.intermediate,
+                     first_local_rank() + static_cast<int>(local));
+  }
+  prepare(asked);
   const bool alone = std::any_of(launches.begin(), launches.end(), is_weight_gradients_alone);
   for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
     if (!alone) break;
@@ -198,7 +225,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
     binding.prob_chunk_count = static_cast<int32_t>(divide_up(call.config.shape.intermediate, kProbChunkColumns));
     binding.output_rows = work.output_rows;
     binding.output = arguments.dx;
-    binding.dprobs = arguments.dprobs;
+    (saved.placement.dense(binding.rank) ? binding.dense_dprobs : binding.dprobs) = arguments.dprobs;
     binding.weights = arguments.weights;
     if (asked.weight_gradients && !alone) binding.gradients = arguments.gradients;
     binding.row_table = tables.tables(local).rows;
@@ -227,6 +254,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
             }
           }
         }
+        make_dense_dprobs(queue, bindings, programs, stream);
         for (const int rank : queue.ranks()) {
           if (later) keep_failure(rank, failed[static_cast<std::size_t>(rank - first_local_rank())], stream);
         }

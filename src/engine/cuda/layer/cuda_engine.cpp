@@ -507,6 +507,20 @@ void CudaEngine::run(CallBinding& call, std::vector<Inputs>& inputs, const std::
   end_queueing(streams);
 }
 
+void CudaEngine::make_dense_dprobs(DeviceQueue& queue, const std::vector<RankBinding>& bindings,
+                                   const std::vector<DeviceProgram>& programs, CUstream stream) const {
+  const ScopedDevice scope(queue.device());
+  for (const int rank : queue.ranks()) {
+    const auto local = static_cast<std::size_t>(rank - first_local_rank());
+    if (bindings[local].dense_dprobs == nullptr) continue;
+    const RankProgram& p = programs[local].program;
+    launch_dense_dprobs(queue.kernels(),
+                        {p.expert_of_slot, symmetric_.prob_slots(rank, rank), bindings[local].dense_dprobs, p.tokens,
+                         p.experts, p.topk},
+                        stream);
+  }
+}
+
 void CudaEngine::read_events(std::vector<TileEvent>& events, const std::vector<DeviceProgram>& programs) {
   synchronize();
   events.clear();

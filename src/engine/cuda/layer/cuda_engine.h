@@ -119,6 +119,9 @@ class CudaEngine final : public internal::Engine {
   ProgramRequest exchange_request(const LayerConfig& config, const Schedule& schedule, ProgramPart part) const;
   void run_exchange(const ProgramRequest& asked, CallKind kind, const Placement& placement,
                     const std::vector<CUstream>& streams, std::vector<RankBinding> bindings);
+  // Behind a call's launches on one device.
+  void make_dense_dprobs(DeviceQueue& queue, const std::vector<RankBinding>& bindings,
+                         const std::vector<DeviceProgram>& programs, CUstream stream) const;
   void read_events(std::vector<TileEvent>& events, const std::vector<DeviceProgram>& programs);
   void poison(void* memory, std::size_t bytes, int device, CUstream stream) const;
   int failed_rank() const;  // of the local ones, whose wait ran out since recover(); -1: none

@@ -99,6 +99,7 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
                        .cooperative = true,
                        .stream = stream},
                       &argument, "launching an exchange");
+        make_dense_dprobs(queue, bindings, programs, stream);
       });
 }
 
@@ -137,7 +138,8 @@ void CudaEngine::combine(const internal::CombineCall& call) {
     binding.output = arguments.y;
     binding.prob_chunks = const_cast<float*>(arguments.row_dprobs);  // read only
     binding.prob_chunk_count = arguments.row_dprobs != nullptr ? 1 : 0;
-    binding.dprobs = arguments.dprobs;
+    const int rank = first_local_rank() + static_cast<int>(bindings.size()) - 1;
+    (call.placement.dense(rank) ? binding.dense_dprobs : binding.dprobs) = arguments.dprobs;
     if (arguments.dprobs != nullptr || arguments.row_dprobs != nullptr) asked.direction = Direction::kBackward;
   }
   run_exchange(asked, CallKind::kCombine, call.placement, streams, std::move(bindings));

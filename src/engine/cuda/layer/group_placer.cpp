@@ -52,6 +52,9 @@ std::shared_ptr<internal::PlacementState> GroupPlacer::place(const Call& call) {
     ranks[i].routing.stream = Stream{call.targets[i].stream};
     take(i, [&](internal::Carver& carver) {
       ranks[i].tables = carve_placement(carver, call.shape, state->ranks, call.routings[i].tokens);
+      if (call.routings[i].routing_map == nullptr) return;
+      ranks[i].slot_ids = carver.take<int32_t>(call.routings[i].tokens * call.shape.topk);
+      ranks[i].slot_probs = carver.take<float>(call.routings[i].tokens * call.shape.topk);
     });
   }
   const auto take_rows = [&] {
@@ -67,6 +70,7 @@ std::shared_ptr<internal::PlacementState> GroupPlacer::place(const Call& call) {
   };
   placer_.set_call(call.number);
   lay_out_counts(*state);
+  placer_.make_slots(call.shape, ranks);
   if (call.capacity.rows > 0) {
     take_rows();
     call.reserve(need_of(*state));

@@ -16,14 +16,23 @@ int64_t local_experts(const CallBinding& call, const DeviceProgram& program) {
 }
 
 // What the products of a call read: the weights of its first and second GEMM, [rows, columns] each.
+// Gate and up apart: rows of each, and `up` is the second.
 struct WeightSide {
   const BFloat16* whole;
   const BFloat16* const* experts;
   int64_t rows, columns;
   GemmStage stage;
   const char* name;
+  const BFloat16* up = nullptr;
+  const BFloat16* const* up_experts = nullptr;
 
-  int64_t maps(int64_t local_experts) const { return experts == nullptr ? 1 : local_experts; }
+  bool apart() const { return up != nullptr || up_experts != nullptr; }
+  // Of dgrad FC1 a K block may hold the last gate rows and the first up rows.
+  bool straddles() const { return apart() && stage == GemmStage::kDgradFc1 && rows % kTileK != 0; }
+  int64_t maps_of_tensor(int64_t local_experts) const { return experts == nullptr ? 1 : local_experts; }
+  int64_t maps(int64_t local_experts) const {
+    return maps_of_tensor(local_experts) * (straddles() ? 4 : apart() ? 2 : 1);
+  }
 };
 
 int ranks_of(const CallBinding& call) {
@@ -36,12 +45,16 @@ bool is_backward(const CallBinding& call) {
 
 WeightSide w1_of(const CallBinding& call, const Weights& weights) {
   const LayerShape& shape = call.request.shape;
-  return {weights.w1,
-          weights.w1_experts,
-          2 * shape.intermediate,
-          shape.hidden,
-          is_backward(call) ? GemmStage::kDgradFc1 : GemmStage::kFc1,
-          "w1"};
+  WeightSide side{weights.w1,
+                  weights.w1_experts,
+                  2 * shape.intermediate,
+                  shape.hidden,
+                  is_backward(call) ? GemmStage::kDgradFc1 : GemmStage::kFc1,
+                  "w1",
+                  weights.w1_up,
+                  weights.w1_up_experts};
+  if (side.apart()) side.rows = shape.intermediate;
+  return side;
 }
 
 WeightSide w2_of(const CallBinding& call, const Weights& weights) {
@@ -54,7 +67,7 @@ WeightSide w2_of(const CallBinding& call, const Weights& weights) {
           "w2"};
 }
 
-// One tensor over the local experts, or as many as they are.
+// One tensor over the local experts, or as many as they are; then the same of the up, and of both in small boxes.
 std::vector<TensorMap> weight_maps(const CallBinding& call, const WeightSide& side, int64_t local_experts) {
   std::vector<TensorMap> maps;
   if (side.whole == nullptr && side.experts == nullptr) return maps;
@@ -63,12 +76,20 @@ std::vector<TensorMap> weight_maps(const CallBinding& call, const WeightSide& si
                                  : first            ? LayerProducts::kFirstGradient
                                                     : LayerProducts::kSecondGradient;
   const int box_rows = b_box_rows(layer_gemm(products, {.tile_n = call.request.schedule.tile_of(side.stage).n}));
-  if (side.experts == nullptr) {
-    maps.push_back(encode_operand_map({side.whole, side.columns, side.rows, local_experts}, box_rows, side.name));
-  } else {
-    for (int64_t expert = 0; expert < local_experts; ++expert) {
-      maps.push_back(encode_operand_map({side.experts[expert], side.columns, side.rows, 1}, box_rows, side.name));
+  const auto add = [&](const BFloat16* whole, const BFloat16* const* experts, int rows, const char* name) {
+    if (experts == nullptr) {
+      maps.push_back(encode_operand_map({whole, side.columns, side.rows, local_experts}, rows, name));
+      return;
     }
+    for (int64_t expert = 0; expert < local_experts; ++expert) {
+      maps.push_back(encode_operand_map({experts[expert], side.columns, side.rows, 1}, rows, name));
+    }
+  };
+  add(side.whole, side.experts, box_rows, side.name);
+  if (side.apart()) add(side.up, side.up_experts, box_rows, "w1_up");
+  if (side.straddles()) {
+    add(side.whole, side.experts, kFewDepthRows, side.name);
+    add(side.up, side.up_experts, kFewDepthRows, "w1_up");
   }
   return maps;
 }
@@ -117,7 +138,7 @@ std::vector<TensorMap> gradient_maps(const CallBinding& call, const RankBinding&
           multiplied(own.gathered[1], hidden, "rows of x")};
 }
 
-// Of fp32 gradients [rows, columns] of an expert, which TMA writes: one tensor, or as many as experts.
+// Gradients [rows, columns] of an expert: one tensor, or as many as experts.
 struct GradientSide {
   void* whole;
   void* const* experts;
@@ -126,13 +147,25 @@ struct GradientSide {
 };
 
 GradientSide dw1_of(const CallBinding& call, const WeightGradients& gradients) {
-  return {gradients.dw1, gradients.dw1_experts, 2 * call.request.shape.intermediate, call.request.shape.hidden, "dw1"};
+  const int64_t parts = is_apart(gradients) ? 1 : 2;
+  return {gradients.dw1, gradients.dw1_experts, parts * call.request.shape.intermediate, call.request.shape.hidden,
+          "dw1"};
+}
+
+GradientSide dw1_up_of(const CallBinding& call, const WeightGradients& gradients) {
+  return {gradients.dw1_up, gradients.dw1_up_experts, call.request.shape.intermediate, call.request.shape.hidden,
+          "dw1_up"};
 }
 
 GradientSide dw2_of(const CallBinding& call, const WeightGradients& gradients) {
   return {gradients.dw2, gradients.dw2_experts, call.request.shape.hidden, call.request.shape.intermediate, "dw2"};
 }
 
+int64_t element_bytes(const CallBinding& call) {
+  return call.request.numerics.weight_gradient == WeightGradient::kBFloat16 ? 2 : 4;
+}
+
+// TMA writes those in fp32.
 int64_t output_map_count(const CallBinding& call, const GradientSide& side, int64_t experts) {
   if (call.request.numerics.weight_gradient == WeightGradient::kBFloat16) return 0;
   return side.experts != nullptr ? experts : int64_t{side.whole != nullptr};
@@ -152,7 +185,19 @@ std::vector<TensorMap> output_maps(const CallBinding& call, const GradientSide& 
 
 std::size_t address_count(const WeightGradients& gradients, int64_t experts) {
   return static_cast<std::size_t>(experts) *
-         ((gradients.dw1_experts != nullptr ? 1 : 0) + (gradients.dw2_experts != nullptr ? 1 : 0));
+         ((gradients.dw1_experts != nullptr ? 1 : 0) + (gradients.dw2_experts != nullptr ? 1 : 0) +
+          (gradients.dw1_up_experts != nullptr ? 1 : 0));
+}
+
+// How W1's maps are told apart, and dW1's rows.
+void bind_gate_and_up(RankCall& rank_call, const WeightSide& w1, int64_t local_experts, int64_t intermediate,
+                      const WeightGradients& gradients) {
+  constexpr int32_t kNoEnd = 1 << 30;
+  const auto width = static_cast<int32_t>(intermediate);
+  rank_call.up_maps = w1.apart() ? static_cast<int32_t>(w1.maps_of_tensor(local_experts)) : 0;
+  rank_call.up_row = w1.apart() ? 0 : width;
+  rank_call.gate_depth = w1.apart() ? width : kNoEnd;
+  rank_call.gate_rows = is_apart(gradients) ? width : kNoEnd;
 }
 
 RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& ranks, const RankBinding& own,
@@ -177,7 +222,8 @@ RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& r
   rank_call.output_rows = own.output_rows;
   rank_call.output = own.output;
   rank_call.row_probs = own.row_probs;
-  rank_call.dprobs = own.dprobs;
+  // Dense ones are made of what peers have stored, which nobody touches before the group's next call.
+  rank_call.dprobs = own.dense_dprobs != nullptr ? call.symmetric.prob_slots(own.rank, own.rank) : own.dprobs;
   rank_call.prob_chunks = own.prob_chunks;
   rank_call.prob_stride = static_cast<int32_t>(own.rows);
   rank_call.prob_chunk_count = own.prob_chunk_count;
@@ -188,6 +234,10 @@ RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& r
 }
 
 }  // namespace
+
+bool is_apart(const WeightGradients& gradients) {
+  return gradients.dw1_up != nullptr || gradients.dw1_up_experts != nullptr;
+}
 
 void refuse_push() {
   throw Error(Status::kUnsupported,
@@ -201,9 +251,11 @@ std::size_t call_image_bytes(const CallBinding& call, const std::vector<RankBind
   std::size_t bytes = locals.size() * sizeof(RankCall);
   for (const std::size_t i : locals) {
     const Weights& weights = ranks[i].weights;
-    const int64_t maps = w1_of(call, weights).maps(experts) + w2_of(call, weights).maps(experts) + kGradientMaps +
-                         output_map_count(call, dw1_of(call, ranks[i].gradients), experts) +
-                         output_map_count(call, dw2_of(call, ranks[i].gradients), experts);
+    int64_t maps = w1_of(call, weights).maps(experts) + w2_of(call, weights).maps(experts) + kGradientMaps;
+    for (const GradientSide& side :
+         {dw1_of(call, ranks[i].gradients), dw1_up_of(call, ranks[i].gradients), dw2_of(call, ranks[i].gradients)}) {
+      maps += output_map_count(call, side, experts);
+    }
     bytes +=
         static_cast<std::size_t>(maps) * sizeof(TensorMap) +
         round_up(static_cast<int64_t>(address_count(ranks[i].gradients, experts) * sizeof(void*)), sizeof(TensorMap));
@@ -228,11 +280,16 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
   for (const std::size_t i : locals) {
     addresses_at -= address_count(ranks[i].gradients, call.request.shape.experts / ranks_of(call)) * sizeof(void*);
   }
-  const auto matrices = [&](void* whole, void* const* experts, int64_t count, const TensorMap* maps) {
-    if (experts == nullptr) return GradientMatrices{whole, nullptr, maps};
+  // `before`: bytes of rows that the kernels count and that are elsewhere. Maps know no such rows.
+  const auto matrices = [&](const GradientSide& side, int64_t count, int64_t before) {
+    const int64_t bytes = side.rows * side.columns * element_bytes(call);
+    const TensorMap* const maps =
+        output_map_count(call, side, count) > 0 ? append(output_maps(call, side, count)) : nullptr;
+    if (side.experts == nullptr)
+      return GradientMatrices{static_cast<std::byte*>(side.whole) - before, nullptr, bytes, maps};
     auto* const table = reinterpret_cast<void* const*>(memory + addresses_at + addresses.size() * sizeof(void*));
-    addresses.insert(addresses.end(), experts, experts + count);
-    return GradientMatrices{nullptr, table, maps};
+    for (int64_t i = 0; i < count; ++i) addresses.push_back(static_cast<std::byte*>(side.experts[i]) - before);
+    return GradientMatrices{nullptr, table, 0, maps};
   };
   std::size_t next = 0;
   for (const std::size_t i : locals) {
@@ -246,13 +303,17 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
     rank_call.second_b = append(weight_maps(call, second, experts));
     rank_call.first_map_per_expert = first.experts != nullptr ? 1 : 0;
     rank_call.second_map_per_expert = second.experts != nullptr ? 1 : 0;
+    const bool has_weights = call.request.part == ProgramPart::kLayer;
+    rank_call.first_maps = has_weights ? static_cast<int32_t>(first.maps(experts)) : 0;
+    rank_call.second_maps = has_weights ? static_cast<int32_t>(second.maps(experts)) : 0;
+    bind_gate_and_up(rank_call, w1, experts, call.request.shape.intermediate, ranks[i].gradients);
     if (call.request.part == ProgramPart::kLayer && is_backward(call)) {
       rank_call.gradient_maps = append(gradient_maps(call, ranks[i], memory));
       const WeightGradients& gradients = ranks[i].gradients;
-      const TensorMap* const dw2_maps = append(output_maps(call, dw2_of(call, gradients), experts));
-      const TensorMap* const dw1_maps = append(output_maps(call, dw1_of(call, gradients), experts));
-      rank_call.gradients[0] = matrices(gradients.dw2, gradients.dw2_experts, experts, dw2_maps);
-      rank_call.gradients[1] = matrices(gradients.dw1, gradients.dw1_experts, experts, dw1_maps);
+      const int64_t gate_bytes = call.request.shape.intermediate * call.request.shape.hidden * element_bytes(call);
+      rank_call.gradients[0] = matrices(dw2_of(call, gradients), experts, 0);
+      rank_call.gradients[1] = matrices(dw1_of(call, gradients), experts, 0);
+      if (is_apart(gradients)) rank_call.gradients[2] = matrices(dw1_up_of(call, gradients), experts, gate_bytes);
     }
     std::memcpy(image.data() + next++ * sizeof(RankCall), &rank_call, sizeof(RankCall));
   }

@@ -24,8 +24,9 @@ struct RankBinding {
   float* prob_chunks = nullptr;  // of backward's first GEMM; what a standalone combine returns
   int32_t prob_chunk_count = 0;
   float* dprobs = nullptr;
-  Weights weights;            // none where no GEMM runs
-  WeightGradients gradients;  // where the launch of dgrad FC1 makes them
+  float* dense_dprobs = nullptr;  // [T, E], made of the slots' behind the call; `dprobs` is not used then
+  Weights weights;                // none where no GEMM runs
+  WeightGradients gradients;      // where the launch of dgrad FC1 makes them
   const RowSource* row_table = nullptr;
   const uint32_t* whole = nullptr;  // PlacementTables
   uint32_t* counters = nullptr;
@@ -42,6 +43,9 @@ struct CallBinding {
   CallDescription description;
   double wait_seconds = 60, arrival_seconds = 600;
 };
+
+// Whether dW1's gate and up lie apart.
+bool is_apart(const WeightGradients& gradients);
 
 // Throws Error(kUnsupported).
 [[noreturn]] void refuse_push();

@@ -111,7 +111,7 @@ UNIEP_DEVICE void send_counts(const PlaceCta& cta) {
     }
     if (threadIdx.x == 0) {
       const uint64_t problem = own.state->problem[cta.bank()];
-      SourceHeader header{own.tokens, problem, 0, 0.0f, 0, cta.args.terms};
+      SourceHeader header{own.tokens, problem, 0, 0.0f, own.dense, cta.args.terms};
       if (problem != 0) {
         const int64_t entry = problem_entry(problem);
         header.id = own.wide_ids != 0 ? static_cast<const int64_t*>(own.topk_ids)[entry]

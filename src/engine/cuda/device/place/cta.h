@@ -95,6 +95,7 @@ UNIEP_DEVICE void report_failure(const PlaceCta& cta, const PlaceReport& report)
     kept.entry = report.entry;
     kept.id = report.id;
     kept.prob = report.prob;
+    kept.dense = report.dense;
     kept.expert_rows = report.expert_rows;
     kept.rows = report.rows;
     kept.limit = report.limit;

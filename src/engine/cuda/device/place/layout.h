@@ -67,6 +67,7 @@ UNIEP_DEVICE bool has_routing_problem(const PlaceCta& cta) {
       report.entry = problem_entry(header.problem);
       report.id = header.id;
       report.prob = header.prob;
+      report.dense = header.dense;
       report_failure(cta, report);
     }
     return true;

@@ -47,13 +47,14 @@ class StandaloneOutput {
   }
   UNIEP_DEVICE int64_t leading(const WarpTile& /*tile*/) const { return arguments_.output_leading; }
   UNIEP_DEVICE int32_t columns(const WarpTile& /*tile*/) const { return arguments_.n_extent; }
-  // The map that an expert's matrix is in, and which one of the map's it is.
+  // The map that an expert's matrix is in, which one of the map's it is, and the tile's first row there.
   UNIEP_DEVICE const TensorMap& map(const WarpTile& tile) const {
     return outputs_.maps[arguments_.output_per_expert != 0 ? tile.expert : 0];
   }
   UNIEP_DEVICE int32_t matrix_in_map(const WarpTile& tile) const {
     return arguments_.output_per_expert != 0 ? 0 : tile.expert;
   }
+  UNIEP_DEVICE int32_t row_in_map(const WarpTile& tile) const { return tile.row; }
 
  private:
   const GemmArguments& arguments_;

@@ -9,30 +9,35 @@ namespace uniep::cuda {
 template <LayerKernelConfig kLayer>
 class FilledOutput {
  public:
-  static constexpr int64_t kElementBytes = kLayer.filled == FilledGradients::kBFloat16 ? 2 : 4;
-
   UNIEP_DEVICE explicit FilledOutput(const LayerStorage<kLayer>& shared) : shared_(shared) {}
 
   UNIEP_DEVICE void* matrix(const WarpTile& tile) const {
-    const GradientMatrices& gradients = shared_.call.gradients[tile.product];
+    const GradientMatrices& gradients = gradients_of(tile);
     if (gradients.addresses != nullptr) return gradients.addresses[tile.expert];
-    const WgradGrid& grid = grid_of(tile);
-    return static_cast<uint8_t*>(gradients.base) +
-           static_cast<int64_t>(tile.expert) * grid.rows * grid.columns * kElementBytes;
+    return static_cast<uint8_t*>(gradients.base) + tile.expert * gradients.expert_stride;
   }
   UNIEP_DEVICE int64_t leading(const WarpTile& tile) const { return grid_of(tile).columns; }
   UNIEP_DEVICE int32_t columns(const WarpTile& tile) const { return grid_of(tile).columns; }
-
-  // The map that an expert's matrix is in, and which one of the map's it is.
+  // The map that an expert's matrix is in, which one of the map's it is, and the tile's first row there.
   UNIEP_DEVICE const TensorMap& map(const WarpTile& tile) const {
-    const GradientMatrices& gradients = shared_.call.gradients[tile.product];
+    const GradientMatrices& gradients = gradients_of(tile);
     return gradients.maps[gradients.addresses != nullptr ? tile.expert : 0];
   }
   UNIEP_DEVICE int32_t matrix_in_map(const WarpTile& tile) const {
-    return shared_.call.gradients[tile.product].addresses != nullptr ? 0 : tile.expert;
+    return gradients_of(tile).addresses != nullptr ? 0 : tile.expert;
+  }
+  UNIEP_DEVICE int32_t row_in_map(const WarpTile& tile) const {
+    return tile.row - (is_up(tile) ? shared_.call.gate_rows : 0);
   }
 
  private:
+  // A warp's 16 rows are all of the gate or all of the up: the host sees to it.
+  UNIEP_DEVICE bool is_up(const WarpTile& tile) const {
+    return tile.product != 0 && tile.row >= shared_.call.gate_rows;
+  }
+  UNIEP_DEVICE const GradientMatrices& gradients_of(const WarpTile& tile) const {
+    return shared_.call.gradients[tile.product + (is_up(tile) ? 1 : 0)];
+  }
   UNIEP_DEVICE const WgradGrid& grid_of(const WarpTile& tile) const {
     return tile.product != 0 ? shared_.call.program.wgrad_fc1 : shared_.call.program.wgrad_fc2;
   }

@@ -6,7 +6,8 @@
 
 namespace uniep::cuda {
 
-// FC1: the first half of a tile of B is gate rows, the second the matching up rows.
+// FC1: the first half of a tile of B is gate rows, the second the matching up rows. dgrad FC1: K is gate rows, then up
+// rows.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call, const LayerTask& task) {
   const bool second = task.has(LayerTask::kSecond);
@@ -19,7 +20,12 @@ UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call
   tile.m_begin = task.row;
   tile.n_low = task.column();
   const bool gate_and_up = kLayer.products == LayerProducts::kForward && !second;
-  tile.n_high = task.column() + (gate_and_up ? static_cast<int32_t>(call.intermediate) : kLayer.gemm.tile_n / 2);
+  tile.n_high = task.column() + (gate_and_up ? call.up_row : kLayer.gemm.tile_n / 2);
+  if (gate_and_up) tile.up_maps = call.up_maps;
+  if constexpr (kLayer.products == LayerProducts::kSecondGradient) {
+    tile.up_maps = call.up_maps;
+    tile.gate_depth = call.gate_depth;
+  }
   tile.k_begin = 0;
   tile.k_blocks = task.k_blocks;
   tile.shared_b = task.has(LayerTask::kSharedB);

@@ -47,9 +47,11 @@ UNIEP_DEVICE void lend_stages(SharedStorage<kConfig>& shared, StageCursor<kConfi
     for (int32_t box = 0; box < count; ++box) {
 #pragma unroll 1
       for (int32_t warp = 0; warp < kMathWarps; ++warp) {
-        ptx::tma_load_3d(lent_box<kConfig>(shared, cursor.stage, box, warp), output.map(tile),
-                         shared.full[cursor.stage], tile.column + (first + box) * kLentColumns,
-                         tile.row + warp * kBlockRows, output.matrix_in_map(tile));
+        WarpTile part = tile;
+        part.row += warp * kBlockRows;
+        ptx::tma_load_3d(lent_box<kConfig>(shared, cursor.stage, box, warp), output.map(part),
+                         shared.full[cursor.stage], tile.column + (first + box) * kLentColumns, output.row_in_map(part),
+                         output.matrix_in_map(part));
       }
     }
   }
@@ -144,7 +146,8 @@ class GradientEpilogue {
   UNIEP_DEVICE void store(const WarpTile& tile, uint32_t stage) {
     if constexpr (kExists<kStage, kBox>) {
       ptx::tma_store_3d(output_.map(tile), lent_box<kConfig>(shared_, stage, kBox, math_warp_),
-                        tile.column + (kStage * kOfStage + kBox) * kLentColumns, tile.row, output_.matrix_in_map(tile));
+                        tile.column + (kStage * kOfStage + kBox) * kLentColumns, output_.row_in_map(tile),
+                        output_.matrix_in_map(tile));
       store<kStage, kBox + 1>(tile, stage);
     } else {
       ptx::bulk_commit();

@@ -15,17 +15,46 @@ constexpr Major kMajorA = kConfig.layout == Layout::kWgrad ? Major::kMN : Major:
 template <GemmConfig kConfig>
 constexpr Major kMajorB = kConfig.layout == Layout::kForward ? Major::kK : Major::kMN;
 
+// The layer's W1, whose gate and up may lie apart: the halves of a tile's columns are then of two maps (FC1), or its K
+// blocks are (dgrad FC1).
+template <GemmConfig kConfig>
+constexpr bool kHalvesApart = (kConfig.epilogue == Epilogue::kLayer) && (kConfig.layout == Layout::kForward);
+template <GemmConfig kConfig>
+constexpr bool kDepthApart = (kConfig.epilogue == Epilogue::kLayer) && (kConfig.layout == Layout::kDgrad);
+
+constexpr int32_t kDepthTogether = 1 << 30;
+
 // Where a tile's operands are.
 struct TileOperands {
   const TensorMap* a;
   const TensorMap* b;
-  int32_t b_matrix;       // B's third coordinate
-  int32_t m_begin;        // A's first row; MN-major: column
-  int32_t n_low, n_high;  // the same of B, for each half of the tile
+  int32_t up_maps = 0;                  // from B's map of gate rows to that of up rows; 0: one map holds both
+  int32_t gate_depth = kDepthTogether;  // kDepthApart: K of the gate rows
+  int32_t b_matrix;                     // B's third coordinate
+  int32_t m_begin;                      // A's first row; MN-major: column
+  int32_t n_low, n_high;                // the same of B, for each half of the tile
   int32_t k_begin;
   int32_t k_blocks;
   bool shared_b;  // the CTAs of the cluster load half of B each, for both
 };
+
+// A K block in which the gate rows end and the up rows begin, in groups of 8 rows of K: what the joined matrix has
+// there. The maps of such boxes follow those of whole ones.
+template <GemmConfig kConfig, typename Load>
+UNIEP_DEVICE void load_straddling_block(const TileOperands& tile, uint32_t target, int32_t k, int32_t n_begin,
+                                        Load&& load) {
+  constexpr int32_t kBoxes = kConfig.tile_n / 2 / static_cast<int32_t>(kBoxColumns);
+#pragma unroll 1
+  for (int32_t row = 0; row < kTileK; row += kFewDepthRows) {
+    const bool is_up = k + row >= tile.gate_depth;
+    const TensorMap& map = tile.b[(is_up ? 3 : 2) * tile.up_maps];
+#pragma unroll 1
+    for (int32_t box = 0; box < kBoxes; ++box) {
+      load(map, target + box * kBoxBytes + row * kSwizzleRowBytes, n_begin + box * static_cast<int32_t>(kBoxColumns),
+           k + row - (is_up ? tile.gate_depth : 0));
+    }
+  }
+}
 
 template <GemmConfig kConfig, bool kMulticast>
 UNIEP_DEVICE void load_b_half(SharedStorage<kConfig>& shared, const TileOperands& tile, uint32_t stage, int32_t k,
@@ -33,13 +62,23 @@ UNIEP_DEVICE void load_b_half(SharedStorage<kConfig>& shared, const TileOperands
   constexpr int32_t kHalfColumns = kConfig.tile_n / 2;
   constexpr uint16_t kBothCtas = 3;
   const uint32_t target = ptx::shared_address(shared.b[stage]) + half * (SharedStorage<kConfig>::kOperandBBytes / 2);
-  const auto load = [&](uint32_t address, int32_t c0, int32_t c1) {
+  const auto load_from = [&](const TensorMap& map, uint32_t address, int32_t c0, int32_t c1) {
     if constexpr (kMulticast) {
-      ptx::tma_load_3d_multicast(address, *tile.b, shared.full[stage], kBothCtas, c0, c1, tile.b_matrix);
+      ptx::tma_load_3d_multicast(address, map, shared.full[stage], kBothCtas, c0, c1, tile.b_matrix);
     } else {
-      ptx::tma_load_3d(address, *tile.b, shared.full[stage], c0, c1, tile.b_matrix);
+      ptx::tma_load_3d(address, map, shared.full[stage], c0, c1, tile.b_matrix);
     }
   };
+  const TensorMap* b = tile.b;
+  if constexpr (kHalvesApart<kConfig>) b += half * tile.up_maps;
+  if constexpr (kDepthApart<kConfig>) {
+    if (k + kTileK > tile.gate_depth) {
+      if (k < tile.gate_depth) return load_straddling_block<kConfig>(tile, target, k, n_begin, load_from);
+      b += tile.up_maps;
+      k -= tile.gate_depth;
+    }
+  }
+  const auto load = [&](uint32_t address, int32_t c0, int32_t c1) { load_from(*b, address, c0, c1); };
   if constexpr (kMajorB<kConfig> == Major::kK) {
     load(target, k, n_begin);
   } else {
