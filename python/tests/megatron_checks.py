@@ -184,7 +184,7 @@ def train(ours, steps=15, **changes):
     wrapped = DistributedDataParallel(
         given, DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=True), model
     )
-    fused = [module for module in model.modules() if isinstance(module, uniep.megatron._Experts)]
+    fused = [module for module in model.modules() if isinstance(module, uniep.megatron.Experts)]
     for module in fused:
         module.main_grad = "param"  # what gradient_accumulation_fusion does; Megatron's own layers need CUDA for it
     text = torch.randint(0, 128, (2, 32), generator=torch.Generator().manual_seed(7 + dist.get_rank()))
@@ -225,7 +225,6 @@ def check_refusals(rank, ranks):
         ("moe_pad_expert_input_to_capacity", True, "moe_pad_expert_input_to_capacity: True; UniEP's layer needs False"),
         ("moe_apply_probs_on_input", True, "moe_apply_probs_on_input: True"),
         ("moe_shared_expert_overlap", True, "moe_shared_expert_overlap: True"),
-        ("moe_expert_rank_capacity_factor", 1.5, "moe_expert_rank_capacity_factor: 1.5; UniEP's layer needs None"),
         ("moe_single_grouped_weight", True, "moe_single_grouped_weight: True"),
         ("overlap_moe_expert_parallel_comm", True, "overlap_moe_expert_parallel_comm: True"),
         ("delay_wgrad_compute", True, "delay_wgrad_compute: True"),
