@@ -137,8 +137,8 @@ def block_spec(config, ours, stage=None):
 
 @contextlib.contextmanager
 def parallelism(setting):
-    """Megatron's process groups; those that were there before, which the caller has to know, are gone afterwards."""
-    parallel_state.destroy_model_parallel()
+    """Megatron's process groups and random states; groups that were there before are ended."""
+    end_groups()
     parallel_state.initialize_model_parallel(
         setting.tensor,
         setting.pipeline,
@@ -156,13 +156,18 @@ def parallelism(setting):
     finally:
         torch.use_deterministic_algorithms(False)
         gc.collect()
-        close_groups()
-        parallel_state.destroy_model_parallel()
+        end_groups()
 
 
-def close_groups():
+def end_groups():
+    """Ends UniEP's groups and Megatron's: communicators that pile up take memory of the GPU."""
     for group in list(type(uniep.Group).groups.values()):
         group.close()
+    groups = parallel_state._global_process_group_list or []
+    parallel_state.destroy_model_parallel()
+    for group in dict.fromkeys(groups):
+        if group is not dist.group.WORLD and group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(group)
 
 
 def build_chunks(setting, ours, config):
