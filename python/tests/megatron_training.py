@@ -21,6 +21,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.moe.moe_layer import MoELayer  # noqa: F401
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -51,6 +52,7 @@ class Setting:
     micro_batches: int = 1
     distributed_optimizer: bool = False
     deterministic: bool = False
+    seed: int = 1234
     learning_rate: float = 3e-3
     main_grad: bool = True  # what gradient_accumulation_fusion does; Megatron's own layers need a CUDA extension for it
     changes: dict = dataclasses.field(default_factory=dict)
@@ -149,6 +151,7 @@ def parallelism(setting):
         distributed_timeout_minutes=3,
     )
     torch.use_deterministic_algorithms(setting.deterministic, warn_only=torch.cuda.is_available())
+    MoEAuxLossAutoScaler.main_loss_backward_scale = None
     tensor_parallel.random.initialize_rng_tracker(force_reset=True)
     model_parallel_cuda_manual_seed(123)
     try:
@@ -178,7 +181,7 @@ def build_chunks(setting, ours, config):
     first, last = parallel_state.is_pipeline_first_stage, parallel_state.is_pipeline_last_stage
     for stage in range(stages):
         given = {"vp_stage": stage} if setting.virtual else {}
-        torch.manual_seed(1234 + 100 * parallel_state.get_pipeline_model_parallel_rank() + stage)
+        torch.manual_seed(setting.seed + 100 * parallel_state.get_pipeline_model_parallel_rank() + stage)
         model = GPTModel(
             config,
             block_spec(config, ours, given.get("vp_stage")),

@@ -14,14 +14,16 @@ import typing
 
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
+from uniep.megatron.backend import UniEPBackend
 from uniep.megatron.experts import Experts
 from uniep.megatron.flags import FLAGS, refuse
-from uniep.megatron.layer import UniEPMoELayer
+from uniep.megatron.layer import UniEPMoELayer, without_dispatcher
 from uniep.megatron.routing import expert_weights, slots_of_map
 
 __all__ = [
     "FLAGS",
     "Experts",
+    "UniEPBackend",
     "UniEPMoELayer",
     "enable",
     "expert_weights",
@@ -75,13 +77,14 @@ def patch(*, schedule: str | tuple[str, str] = "auto", save: str = "keep") -> No
 
     @functools.wraps(_original_init)
     def init(self: typing.Any, config: typing.Any, *arguments: typing.Any, **keywords: typing.Any) -> None:
-        replaced = type(self) is MoELayer
-        if replaced:
-            refuse(config)
-        _original_init(self, config, *arguments, **keywords)
-        if replaced:
-            self.__class__ = UniEPMoELayer
-            self._take_over(options)
+        if type(self) is not MoELayer:
+            _original_init(self, config, *arguments, **keywords)
+            return
+        refuse(config)
+        with without_dispatcher(config):
+            _original_init(self, config, *arguments, **keywords)
+        self.__class__ = UniEPMoELayer
+        self._take_over(options)
 
     MoELayer.__init__ = init
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections.abc
+import contextlib
 import typing
 
 import torch
@@ -38,6 +40,16 @@ class _PassThrough:
         return hidden_states.view(self.hidden_shape)
 
 
+@contextlib.contextmanager
+def without_dispatcher(config: typing.Any) -> collections.abc.Iterator[None]:
+    """Lets MoELayer build a dispatcher that needs no package, instead of one that is thrown away behind it."""
+    named, config.moe_token_dispatcher_type = config.moe_token_dispatcher_type, "alltoall"
+    try:
+        yield
+    finally:
+        config.moe_token_dispatcher_type = named
+
+
 class UniEPMoELayer(MoELayer):  # type: ignore[misc]
     """MoELayer whose routed experts run in UniEP.
 
@@ -59,7 +71,8 @@ class UniEPMoELayer(MoELayer):  # type: ignore[misc]
         **options: typing.Any,
     ) -> None:
         refuse(config)
-        super().__init__(config, *arguments, **options)
+        with without_dispatcher(config):
+            super().__init__(config, *arguments, **options)
         self._take_over(uniep_options or {})
 
     def _take_over(self, uniep_options: dict[str, typing.Any]) -> None:
