@@ -16,7 +16,7 @@ class _Nothing:
         return lambda *_arguments, **_options: self
 
 
-torch.cuda.current_device = lambda: torch.device("cpu")
+torch.cuda.current_device = lambda: 0
 torch.cuda.Stream = torch.cuda.Event = _Nothing
 torch.cuda.current_stream = lambda *_: _Nothing()
 torch.cuda.stream = lambda _: contextlib.nullcontext()
@@ -28,7 +28,7 @@ torch.Tensor.cuda = lambda self, *_, **__: self
 
 
 def _is_cuda(device):
-    return isinstance(device, (str, torch.device)) and str(device).startswith("cuda")
+    return isinstance(device, (int, str, torch.device)) and (isinstance(device, int) or str(device).startswith("cuda"))
 
 
 class _OnCpu(torch.overrides.TorchFunctionMode):
@@ -38,6 +38,10 @@ class _OnCpu(torch.overrides.TorchFunctionMode):
         options = options or {}
         if _is_cuda(options.get("device")):
             options = {**options, "device": "cpu"}
+        if function is torch.device and arguments and _is_cuda(arguments[0]):
+            return torch.device("cpu")
+        if function is torch.Tensor.to and len(arguments) > 1 and _is_cuda(arguments[1]):
+            arguments = (arguments[0], "cpu", *arguments[2:])
         if function is torch.Tensor.type and len(arguments) == 1 and not options:
             return function(*arguments).replace("torch.", "torch.cuda.", 1)
         return function(*arguments, **options)

@@ -247,10 +247,10 @@ class Training:
         self.config = make_config(setting)
         chunks = build_chunks(setting, ours, self.config)
         self.device = next(chunks[0].parameters()).device
-        make = wrap or (lambda chunk, index: DistributedDataParallel(
+        make = wrap or (lambda config, chunk, index: DistributedDataParallel(
             self.config, ddp_config(setting), chunk, disable_bucketing=index > 0
         ))  # fmt: skip
-        self.chunks = [make(chunk, index) for index, chunk in enumerate(chunks)]
+        self.chunks = [make(self.config, chunk, index) for index, chunk in enumerate(chunks)]
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",

@@ -28,7 +28,14 @@ def megatron():
 
 @pytest.mark.parametrize(
     ("script", "ranks"),
-    [("checks", 1), ("checks", 4), ("option_checks", 2), ("parallel_checks", 4), ("training_checks", 2)],
+    [
+        ("checks", 1),
+        ("checks", 4),
+        ("option_checks", 2),
+        ("parallel_checks", 4),
+        ("training_checks", 2),
+        ("fsdp_checks", 2),
+    ],
 )
 def test_megatron(megatron, script, ranks):
     assert f"checks passed on {ranks} ranks" in torchrun(ranks, HERE / f"megatron_{script}.py")
