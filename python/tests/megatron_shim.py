@@ -16,7 +16,7 @@ class _Nothing:
         return lambda *_arguments, **_options: self
 
 
-torch.cuda.current_device = lambda: 0
+torch.cuda.current_device = lambda: torch.device("cpu")
 torch.cuda.Stream = torch.cuda.Event = _Nothing
 torch.cuda.current_stream = lambda *_: _Nothing()
 torch.cuda.stream = lambda _: contextlib.nullcontext()
@@ -28,7 +28,7 @@ torch.Tensor.cuda = lambda self, *_, **__: self
 
 
 def _is_cuda(device):
-    return isinstance(device, (int, str, torch.device)) and (isinstance(device, int) or str(device).startswith("cuda"))
+    return isinstance(device, (str, torch.device)) and str(device).startswith("cuda")
 
 
 class _OnCpu(torch.overrides.TorchFunctionMode):

@@ -26,17 +26,11 @@ def megatron():
     need(importlib.util.find_spec("megatron") is not None, "megatron-core")
 
 
-@pytest.mark.parametrize(
-    ("script", "ranks"),
-    [
-        ("checks", 1),
-        ("checks", 4),
-        ("option_checks", 2),
-        ("parallel_checks", 4),
-        ("training_checks", 2),
-        ("fsdp_checks", 2),
-    ],
-)
+RUNS = [("checks", 1), ("checks", 4), ("option_checks", 2), ("parallel_checks", 4), ("training_checks", 2)]
+RUNS += [("fsdp_checks", 2)]
+
+
+@pytest.mark.parametrize(("script", "ranks"), RUNS)
 def test_megatron(megatron, script, ranks):
     assert f"checks passed on {ranks} ranks" in torchrun(ranks, HERE / f"megatron_{script}.py")
 
