@@ -45,7 +45,7 @@ if [ "$(cat "$environment/installed" 2>/dev/null)" != "$wanted" ]; then
   rm -rf "$environment"
   "$python" -m venv "$environment"
   pip() {
-    "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >>"$environment/install.log" 2>&1 ||
+    "$environment/bin/python" -I -m pip install --quiet --disable-pip-version-check "$@" >>"$environment/install.log" 2>&1 ||
       skip "$(grep -m 1 '^ERROR' "$environment/install.log" || echo "pip fails: see $environment/install.log")"
   }
   pip -r "$requirements"

@@ -176,7 +176,7 @@ def parse():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeat", type=int, default=20, help="of a layer alone")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--only", help="names of runs up to their first comma, with commas: EP2,PP2x2")
     parser.add_argument("--fuse", action=argparse.BooleanOptionalAction, help="Megatron's compiled SwiGLU: on GPUs")
     parser.add_argument("--schedule", help="default: comm.reserve_sms=24 on GPUs, else auto")
