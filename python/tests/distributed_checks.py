@@ -126,6 +126,10 @@ def check_groups(rank: int, ranks: int) -> None:
     group = uniep.Group()
     assert (group.size, group.rank) == (ranks, rank)
     assert group is uniep.Group(dist.group.WORLD)
+    own = uniep.Group("self")
+    assert (own.size, own.rank, own.transport, own.why) == (1, 0, "native", "one rank")
+    assert own is not group
+    expect_error(ValueError, "pg: 'all'; legal are a process group, 'self' and None", lambda: uniep.Group("all"))
     if ranks == 1:
         assert (group.transport, group.why) == ("native", "one rank")
         return
