@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from uniep.group import Group
-from uniep.layer import check_probs, check_topk, checked_capacity, outside_of_graphs
+from uniep.layer import Capacity, check_probs, check_topk, checked_capacity, outside_of_graphs
 from uniep.routes import Route, place_routing
 
 _ROW_ALIGNMENT = 128
@@ -48,7 +48,7 @@ def place(
     hidden: int,
     *,
     group: Group | None = None,
-    capacity: tuple[int, int] | None = None,
+    capacity: Capacity | None = None,
 ) -> Plan:
     """Places a routing. Collective; waits until the number of rows is known.
 
@@ -84,7 +84,7 @@ def place(
         (hidden, _NO_INTERMEDIATE, num_experts),
         ids,
         flat_probs.detach().contiguous(),
-        checked_capacity(capacity),
+        checked_capacity(capacity, ids.shape[1], num_experts // group.size),
     )
     local = num_experts // group.size
     first = group.engine.rank * local  # 0 with the transport "torch", whose engine has the local experts alone

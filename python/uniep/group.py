@@ -13,7 +13,7 @@ import typing
 import torch
 import torch.distributed as dist
 
-from uniep import library
+from uniep import library, tuning
 from uniep.engine import Engine
 
 _log = logging.getLogger("uniep")
@@ -121,6 +121,7 @@ class Group(metaclass=_Cached):
                 "unique_id": ctypes.addressof(keep[1]),
             }
         self.engine = Engine(self.device, options)
+        self.tuned = tuning.agreed(self)
         if self.rank == 0 and self.size > 1:
             _log.info("transport %s: %s", self.transport, self.why)
 

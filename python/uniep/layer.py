@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Sequence
 
@@ -13,10 +14,13 @@ from uniep import library
 from uniep.engine import Owned, Weights
 from uniep.group import Group
 from uniep.routes import Route, place_routing
+from uniep.tuning import choose
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
+Capacity = tuple[int | float, int]
 MainGrad = typing.Literal["param"] | tuple[Tensors, Tensors]
 
+_ROW_ALIGNMENT = 128
 _SAVES = ("keep", "redispatch", "recompute")
 
 _Function = typing.TypeVar("_Function", bound=typing.Callable[..., typing.Any])
@@ -37,7 +41,7 @@ def moe(
     *,
     group: Group | None = None,
     schedule: str | tuple[str, str] = "auto",
-    capacity: tuple[int, int] | None = None,
+    capacity: Capacity | None = None,
     main_grad: MainGrad | None = None,
     save: str = "keep",
 ) -> torch.Tensor:
@@ -54,7 +58,9 @@ def moe(
         w2: [El, H, I] bf16, or El tensors [H, I]. I is a multiple of 8.
         group: None is Group(device=x.device).
         schedule: text as in docs/schedule.md, or two, for forward and for backward. Changes no bit.
-        capacity: (padded rows of a rank, tokens of a rank), at most and equal on all ranks; more is CapacityError.
+        capacity: (padded rows of a rank, tokens of a rank), at most and equal on all ranks; more is CapacityError. A
+            float in the place of the rows is a factor of tokens K, the rows of a rank under even routing; padding of
+            experts comes on top of it.
         main_grad: where gradients of weights are added, in fp32: two entries shaped as w1 and w2 (their gradients
             become None), or "param": `weight.main_grad`, or `weight.get_main_grad()`, of each weight. Then
             `weight.grad_added_to_main_grad` becomes True and the gradient that autograd sees is zero, so that hooks
@@ -80,11 +86,13 @@ def moe(
     if x.device != group.device:
         raise ValueError(f"x: on {x.device}; must be on the group's device, {group.device}")
     check_topk(topk_ids, local * group.size)
+    if schedule == "auto":
+        schedule = choose(group, (hidden, intermediate, local * group.size), topk_ids.shape[-1])
     call = _Call(
         group,
         (hidden, intermediate, local * group.size),
         _schedules(schedule, save),
-        checked_capacity(capacity),
+        checked_capacity(capacity, topk_ids.shape[-1], local),
         save,
         first,
         second,
@@ -345,14 +353,21 @@ def _schedules(schedule: str | tuple[str, str], save: str) -> tuple[bytes, bytes
     return first.encode(), second.encode()
 
 
-def checked_capacity(capacity: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The capacity; ValueError where it is not (rows, tokens)."""
+def checked_capacity(capacity: Capacity | None, topk: int, local: int) -> tuple[int, int] | None:
+    """The capacity as (rows, tokens) for K slots a token and El experts; ValueError where it is wrong."""
     if capacity is None:
         return None
     values = tuple(capacity)
-    if len(values) != 2 or not all(isinstance(value, int) and value > 0 for value in values):
-        raise ValueError(f"capacity: {capacity!r}; must be (rows, tokens), both above 0, or None")
-    return values
+    wrong = f"capacity: {capacity!r}; must be (rows or a factor, tokens), both above 0, or None"
+    if len(values) != 2 or not isinstance(values[1], int) or not isinstance(values[0], (int, float)):
+        raise ValueError(wrong)
+    rows, tokens = values
+    if not 0 < rows < float("inf") or tokens <= 0:
+        raise ValueError(wrong)
+    if isinstance(rows, int):
+        return rows, tokens
+    routed = math.ceil(rows * tokens * topk)
+    return (-(-routed // _ROW_ALIGNMENT) + local) * _ROW_ALIGNMENT, tokens
 
 
 def _main_grad(
