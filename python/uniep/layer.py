@@ -361,7 +361,7 @@ def checked_capacity(capacity: Capacity | None, topk: int, local: int) -> tuple[
     wrong = f"capacity: {capacity!r}; must be (rows or a factor, tokens), both above 0, or None"
     if len(values) != 2 or not isinstance(values[1], int) or not isinstance(values[0], (int, float)):
         raise ValueError(wrong)
-    rows, tokens = values
+    rows, tokens = capacity
     if not 0 < rows < float("inf") or tokens <= 0:
         raise ValueError(wrong)
     if isinstance(rows, int):
