@@ -67,6 +67,7 @@ python -m venv "$work/bare"
 library=$(echo "$work"/bare/lib/python*/site-packages/uniep/libuniep.so)
 others=$(nm -D --defined-only "$library" | awk '$3 !~ /^uniep_[a-z0-9_]+$/' | head -5)
 [ -z "$others" ] || fail "exported beside the C API: $others"
+echo "python wheel: needs $(objdump -T "$library" | grep -o 'GLIBC_2\.[0-9.]*' | sort -Vu | tail -1) or newer"
 
 if "$tested" -c 'import torch' 2>/dev/null; then
   tested=$(realpath -s "$tested")
