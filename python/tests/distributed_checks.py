@@ -1,6 +1,10 @@
 """What test_distributed.py starts with torchrun: every check is run by all ranks, and compares with one process."""
 
+import os
+import pathlib
+import shutil
 import sys
+import tempfile
 import traceback
 
 import torch
@@ -9,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import uniep
 from layers import Layer, Result, assert_same, make_layer, random_layer, run_moe, same_bits
+from uniep import tuning
 
 
 def alone():
@@ -147,6 +152,10 @@ def check_groups(rank: int, ranks: int) -> None:
     group = uniep.Group()
     assert (group.size, group.rank) == (ranks, rank)
     assert group is uniep.Group(dist.group.WORLD)
+    own = uniep.Group("self")
+    assert (own.size, own.rank, own.transport, own.why) == (1, 0, "native", "one rank")
+    assert own is not group
+    expect_error(ValueError, "pg: 'all'; legal are a process group, 'self' and None", lambda: uniep.Group("all"))
     if ranks == 1:
         assert (group.transport, group.why) == ("native", "one rank")
         return
@@ -203,6 +212,33 @@ def check_errors_of_one_rank_are_all_ranks(rank: int, ranks: int) -> None:
         text = f"hidden: 72 on rank {last}, 64 on rank 0; must be equal on all ranks"
         expect_error(ValueError, text, lambda: run(lambda _: None, hidden=72 if rank == last else 64))
     check_checkpointing(rank, ranks)  # the group goes on
+
+
+def check_ranks_agree_on_tuned_schedules(rank: int, ranks: int) -> None:
+    """The slowest rank decides, and rank 0's file is everybody's."""
+    folder = pathlib.Path(tempfile.gettempdir()) / f"uniep_tuning_{os.getppid()}_{rank}"
+    before = os.environ.get("UNIEP_CACHE_DIR")
+    os.environ["UNIEP_CACHE_DIR"] = str(folder)
+    slow_here = {"queue=dynamic": 0.1 if rank == 0 else 5.0, "fusion=none": 0.5}
+    measure = tuning._Measurement._time
+    tuning._Measurement._time = lambda self, pair: tuple(slow_here.get(text, 1.0) for text in pair)
+    try:
+        with uniep.Group(workers=3) as group:
+            layer = uniep.MoELayer(32, 16, 8, 2, group=group)
+            expected = "queue=dynamic" if ranks == 1 else "fusion=none"
+            assert uniep.autotune(layer, tokens=16, seconds=0.1) == (expected, expected)
+            tuning._Measurement._time = measure
+            uniep.autotune(uniep.MoELayer(32, 16, 8, 3, group=group), tokens=16, seconds=0.01)
+        assert (folder / "schedules.json").exists() == (rank == 0)
+        with uniep.Group(workers=3) as group:
+            assert tuning.choose(group, (32, 16, 8), 2) == (expected, expected)
+            assert len(group.tuned) == 2
+    finally:
+        tuning._Measurement._time = measure
+        os.environ.pop("UNIEP_CACHE_DIR")
+        if before is not None:
+            os.environ["UNIEP_CACHE_DIR"] = before
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_checks(names: dict, set_up=lambda: None) -> int:

@@ -10,6 +10,7 @@ import uniep
 import uniep.call
 import uniep.exchange_ops
 import uniep.ops
+import uniep.tuning
 from layers import Layer, Result, assert_same, make_layer, run_moe, same_bits
 
 
@@ -310,3 +311,26 @@ def test_a_group_that_is_gone_is_named():
     _, (x, ids, probs), w1, w2, options = op_arguments()
     with pytest.raises(ValueError, match="group: there is none of the name 'nobody'"):
         torch.ops.uniep.forward(x, ids, probs, w1, w2, "nobody", *options[1:], True)
+
+
+def test_a_graph_keeps_the_tuned_schedules_of_its_compilation():
+    """So that its backward has the schedules of its forward, whatever is tuned later."""
+    layer = make_layer([40])
+    seen = []
+    run = uniep.call.Call.run
+
+    def noted(self, *arguments, **options):
+        seen.append(self.schedules)
+        return run(self, *arguments, **options)
+
+    with uniep.Group(workers=2) as group, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uniep.call.Call, "run", noted)
+        group.tuned[uniep.tuning.key(64, 32, 8, 2)] = ("fusion=none", "fusion=pairs")
+        compiled = torch.compile(
+            lambda *tensors: uniep.moe(*tensors, group=group) * 1, fullgraph=True, backend="aot_eager"
+        )
+        given = layer.x[0], layer.ids[0], layer.probs[0], *layer.local(0, 1)
+        first = compiled(*given)
+        group.tuned.clear()
+        assert same_bits(compiled(*given), first)
+    assert seen == [(b"fusion=none", b"fusion=pairs")] * 2

@@ -40,7 +40,7 @@ def tensor(*shape, dtype=torch.bfloat16):
         ({"schedule": "fusion=some"}, r"fusion"),
         ({"schedule": ("auto", "auto", "auto")}, r"schedule: .*; legal is a text, or two"),
         ({"save": "all"}, r"save: 'all'; legal are keep, redispatch, recompute"),
-        ({"capacity": (0, 8)}, r"capacity: \(0, 8\); must be \(rows, tokens\), both above 0"),
+        ({"capacity": (0, 8)}, r"capacity: \(0, 8\); must be \(rows or a factor, tokens\), both above 0"),
         ({"capacity": (4096, 7)}, r"tokens: 8.*7"),
         (
             {"w1": [tensor(64, 64).requires_grad_(), *[tensor(64, 64)] * 7]},

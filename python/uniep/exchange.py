@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from uniep.exchange_ops import describe, place_exchange, to_rows, to_tokens
 from uniep.group import Group
-from uniep.layer import check_probs, check_topk, checked_capacity, default_group
+from uniep.layer import Capacity, check_probs, check_topk, checked_capacity, default_group
 from uniep.routes import Route
 
 
@@ -60,7 +60,7 @@ def place(
     hidden: int,
     *,
     group: Group | None = None,
-    capacity: tuple[int, int] | None = None,
+    capacity: Capacity | None = None,
 ) -> Plan:
     """Places a routing. Collective; waits until the number of rows is known.
 
@@ -92,7 +92,7 @@ def place(
     check_topk(topk_ids, num_experts)
     ids = topk_ids.reshape(-1, topk_ids.shape[-1]).contiguous()
     flat_probs = probs.reshape(ids.shape)
-    limits = checked_capacity(capacity)
+    limits = checked_capacity(capacity, ids.shape[1], num_experts // group.size)
     placed = None
     if compiling:
         counts, offsets, all_rows = torch.ops.uniep.place(

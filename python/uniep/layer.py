@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import typing
 from collections.abc import Sequence
 
@@ -11,11 +12,14 @@ from torch.autograd.function import once_differentiable
 
 from uniep import ops
 from uniep.call import Call, shaped
-from uniep.group import Group
+from uniep.group import Group, find_group
+from uniep.tuning import choose, tuned_sizes
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
+Capacity = tuple[int | float, int]
 MainGrad = typing.Literal["param"] | tuple[Tensors, Tensors]
 
+_ROW_ALIGNMENT = 128
 _SAVES = ("keep", "redispatch", "recompute")
 
 _Function = typing.TypeVar("_Function", bound=typing.Callable[..., typing.Any])
@@ -35,7 +39,7 @@ def moe(
     *,
     group: Group | None = None,
     schedule: str | tuple[str, str] = "auto",
-    capacity: tuple[int, int] | None = None,
+    capacity: Capacity | None = None,
     main_grad: MainGrad | None = None,
     save: str = "keep",
 ) -> torch.Tensor:
@@ -52,7 +56,9 @@ def moe(
         w2: [El, H, I] bf16, or El tensors [H, I]. I is a multiple of 8.
         group: None is Group(device=x.device).
         schedule: text as in docs/schedule.md, or two, for forward and for backward. Changes no bit.
-        capacity: (padded rows of a rank, tokens of a rank), at most and equal on all ranks; more is CapacityError.
+        capacity: (padded rows of a rank, tokens of a rank), at most and equal on all ranks; more is CapacityError. A
+            float in the place of the rows is a factor of tokens K, the rows of a rank under even routing; padding of
+            experts comes on top of it.
         main_grad: where gradients of weights are added, in fp32: two entries shaped as w1 and w2 (their gradients
             become None), or "param": `weight.main_grad`, or `weight.get_main_grad()`, of each weight. Then
             `weight.grad_added_to_main_grad` becomes True and the gradient that autograd sees is zero, so that hooks
@@ -85,7 +91,13 @@ def moe(
     check_topk(topk_ids, experts)
     _check_frozen(first, "w1")
     _check_frozen(second, "w2")
-    limits = checked_capacity(capacity)
+    limits = checked_capacity(capacity, topk_ids.shape[-1], local)
+    if schedule == "auto" and compiling:
+        for sizes, pair in _tuned(group.name):
+            if sizes == (hidden, intermediate, experts, topk_ids.shape[-1]):
+                schedule = pair
+    elif schedule == "auto":
+        schedule = choose(group, hidden, intermediate, experts, topk_ids.shape[-1])
     if compiling:
         texts = _read_schedules(schedule if isinstance(schedule, str) else tuple(schedule), save)
         keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, probs, first[0], second[0]))
@@ -106,6 +118,12 @@ _moe_outside_of_graphs = outside_of_graphs(moe)
 def default_group(device: torch.device) -> Group:
     """Group(device=device), made while a graph is compiled."""
     return Group(device=device)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _tuned(group: str) -> tuple[tuple[tuple[int, ...], tuple[str, str]], ...]:
+    """What "auto" stands for, as a graph keeps it: a later autotune() changes no graph."""
+    return tuned_sizes(find_group(group))
 
 
 class _Moe(torch.autograd.Function):
@@ -320,14 +338,21 @@ def _read_schedules(schedule: str | tuple[str, ...], save: str) -> tuple[str, st
     return first, second
 
 
-def checked_capacity(capacity: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The capacity; ValueError where it is not (rows, tokens)."""
+def checked_capacity(capacity: Capacity | None, topk: int, local: int) -> tuple[int, int] | None:
+    """The capacity as (rows, tokens) for K slots a token and El experts; ValueError where it is wrong."""
     if capacity is None:
         return None
     values = tuple(capacity)
-    if len(values) != 2 or not all(isinstance(value, int) and value > 0 for value in values):
-        raise ValueError(f"capacity: {capacity!r}; must be (rows, tokens), both above 0, or None")
-    return values
+    wrong = f"capacity: {capacity!r}; must be (rows or a factor, tokens), both above 0, or None"
+    if len(values) != 2 or not isinstance(values[1], int) or not isinstance(values[0], (int, float)):
+        raise ValueError(wrong)
+    rows, tokens = capacity
+    if not 0 < rows < float("inf") or tokens <= 0:
+        raise ValueError(wrong)
+    if isinstance(rows, int):
+        return rows, tokens
+    routed = math.ceil(rows * tokens * topk)
+    return (-(-routed // _ROW_ALIGNMENT) + local) * _ROW_ALIGNMENT, tokens
 
 
 def _main_grad(
