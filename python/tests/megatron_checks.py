@@ -16,7 +16,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 import uniep.megatron
 from distributed_checks import expect_error, run_checks
-from layers import Layer, reference, relative_error, same_bits
+from layers import Layer, reference, relative_error, same_bits, slots_of_map
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK = 64, 32, 8, 2
 
@@ -100,7 +100,8 @@ def check_layer_beside_megatron_and_float64(rank, ranks):
     x = torch.randn(48, 1, HIDDEN, generator=generator).bfloat16()
     dy = torch.randn(48, 1, HIDDEN, generator=generator).bfloat16()
     with torch.no_grad():
-        ids, probs = uniep.megatron.slots_of_map(*layer.route(x), TOPK)
+        probs, routing_map = layer.route(x)
+        ids, probs = slots_of_map(routing_map, probs, TOPK)
     experts = layer.experts.local_experts
     weights = [
         torch.cat(gathered(torch.stack([getattr(one, name).weight.detach() for one in experts])))

@@ -24,4 +24,4 @@ def test_program(number, scratch):
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 4
+    assert len(PROGRAMS) == 5

@@ -61,23 +61,32 @@ class Owned:
 
 
 class Weights(typing.NamedTuple):
-    """Addresses of the experts' tensors: one tensor (`stacked`), or one an expert."""
+    """Addresses of the experts' tensors: one tensor (`stacked`), or one an expert; of gate and up apart the gates'."""
 
-    stacked: int | None
-    experts: typing.Any
+    stacked: int | None = None
+    experts: typing.Any = None
+    up: Weights | None = None
 
     @staticmethod
-    def of(tensors: Sequence[torch.Tensor] | None) -> Weights:
+    def of(tensors: Sequence[torch.Tensor] | None, apart: bool = False) -> Weights:
+        """`apart`: the first half of the tensors are gates, the second the matching ups."""
         if tensors is None:
-            return Weights(None, None)
+            return Weights()
+        if apart:
+            half = len(tensors) // 2
+            return Weights.of(tensors[:half])._replace(up=Weights.of(tensors[half:]))
         if len(tensors) == 1 and tensors[0].dim() == 3:
-            return Weights(tensors[0].data_ptr(), None)
+            return Weights(tensors[0].data_ptr())
         addresses = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
         return Weights(None, addresses)
 
     @property
     def array(self) -> int | None:
         return None if self.experts is None else ctypes.addressof(self.experts)
+
+    def up_fields(self, name: str) -> dict[str, int | None]:
+        """The fields of the ups, where they lie apart: `name` is w1 or dw1."""
+        return {} if self.up is None else {f"{name}_up": self.up.stacked, f"{name}_up_experts": self.up.array}
 
 
 class Engine:
@@ -164,10 +173,13 @@ class Engine:
     def place(
         self, config: typing.Any, ids: torch.Tensor, probs: torch.Tensor, capacity: tuple[int, int] | None
     ) -> Owned:
-        """uniep_place() of ids [T, K] (int32 or int64) and probs [T, K] fp32, both contiguous."""
+        """uniep_place() of ids [T, K] (int32 or int64) and probs [T, K] fp32, or of a map [T, E] (bool) and
+        probs [T, E]; contiguous."""
+        is_map = ids.dtype == torch.bool
         routing = library.Routing.make(
             tokens=ids.shape[0],
-            topk_ids=ids.data_ptr(),
+            topk_ids=None if is_map else ids.data_ptr(),
+            routing_map=ids.data_ptr() if is_map else None,
             index_type=library.INDEX_INT64 if ids.dtype == torch.int64 else library.INDEX_INT32,
             probs=probs.data_ptr(),
             stream=self._stream(),
@@ -212,6 +224,7 @@ class Engine:
             w2_experts=w2.array,
             y=y.data_ptr(),
             stream=self._stream(),
+            **w1.up_fields("w1"),
         )
         handle = library.Handle()
         self._call(
@@ -241,7 +254,7 @@ class Engine:
     ) -> torch.Tensor:
         """uniep_backward_pending() and, where one gradient of the two is asked for, uniep_weight_gradients().
 
-        Writes dprobs [T, K] and the gradients that have addresses; gives back dx [T, H].
+        Writes dprobs [T, K], of a map [T, E], and the gradients that have addresses; gives back dx [T, H].
         """
         wanted = [weights.stacked is not None or weights.experts is not None for weights in (dw1, dw2)]
         if all(wanted):
@@ -265,6 +278,8 @@ class Engine:
             dw2_experts=dw2.array,
             stream=stream,
             weight_gradients=time,
+            **w1.up_fields("w1"),
+            **dw1.up_fields("dw1"),
         )
         handle = library.Handle()
         self._call(
@@ -280,7 +295,12 @@ class Engine:
         if time == library.WEIGHT_GRADIENTS_LATER:
             pending = Owned(self, "pending", handle)
             work = library.WeightGradientArguments.make(
-                dw1=dw1.stacked, dw2=dw2.stacked, dw1_experts=dw1.array, dw2_experts=dw2.array, stream=stream
+                dw1=dw1.stacked,
+                dw2=dw2.stacked,
+                dw1_experts=dw1.array,
+                dw2_experts=dw2.array,
+                stream=stream,
+                **dw1.up_fields("dw1"),
             )
             self._call(self._library.uniep_weight_gradients, self._handle, pending.handle, ctypes.byref(work), 1)
         return dx
@@ -313,13 +333,13 @@ class Engine:
         self,
         config: typing.Any,
         placement: Owned,
-        tokens: int,
+        probs_shape: tuple[int, int],
         rows: torch.Tensor,
         row_dprobs: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """uniep_combine(): y [T, H] bf16 and, with row_dprobs [R] fp32, dprobs [T, K] fp32."""
-        y = rows.new_empty((tokens, rows.shape[1]))
-        dprobs = None if row_dprobs is None else row_dprobs.new_empty((tokens, config.topk))
+        """uniep_combine(): y [T, H] bf16 and, with row_dprobs [R] fp32, dprobs [T, K] fp32, of a map [T, E]."""
+        y = rows.new_empty((probs_shape[0], rows.shape[1]))
+        dprobs = None if row_dprobs is None else row_dprobs.new_empty(probs_shape)
         # A null address says that there are none; without rows there still are.
         given = None if row_dprobs is None else row_dprobs.new_zeros(1) if row_dprobs.numel() == 0 else row_dprobs
         arguments = library.CombineArguments.make(

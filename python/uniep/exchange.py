@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from uniep.group import Group
-from uniep.layer import check_probs, check_topk, checked_capacity, outside_of_graphs
+from uniep.layer import check_probs, checked_capacity, checked_topk, outside_of_graphs
 from uniep.routes import Route, place_routing
 
 _ROW_ALIGNMENT = 128
@@ -28,7 +28,7 @@ class Plan:
         counts: [El] int64 on the CPU, rows of each local expert without padding.
         offsets: [El] int32 on the group's device, where each local expert's rows end with padding: `offs` of
             torch's grouped_mm.
-        probs: [T, K] fp32, as given to place().
+        probs: [T, K] fp32, or [T, E] with a map, as given to place().
     """
 
     group: Group
@@ -47,16 +47,19 @@ def place(
     num_experts: int,
     hidden: int,
     *,
+    topk: int | None = None,
     group: Group | None = None,
     capacity: tuple[int, int] | None = None,
 ) -> Plan:
     """Places a routing. Collective; waits until the number of rows is known.
 
     Args:
-        topk_ids: [..., K] int32 or int64, global experts; -1 is an unused slot. No expert twice in a token.
-        probs: [..., K] fp32, finite; dispatch() is differentiable in it.
+        topk_ids: [..., K] int32 or int64, global experts; -1 is an unused slot. No expert twice in a token. Or a
+            routing map [..., E] of bool, as in moe().
+        probs: [..., K] fp32, finite, or [..., E] with a map; dispatch() is differentiable in it.
         num_experts: E, of all ranks, a multiple of their number.
         hidden: H of the rows to come, a multiple of 8.
+        topk: K of a routing map.
         group: None is Group(device=topk_ids.device).
         capacity: as in moe().
 
@@ -76,7 +79,7 @@ def place(
         raise ValueError(f"num_experts: {num_experts}; must be a multiple of the number of ranks, {group.size}")
     if hidden < 8 or hidden % 8 != 0:
         raise ValueError(f"hidden: {hidden}; must be a multiple of 8, 8 or more")
-    check_topk(topk_ids, num_experts)
+    slots = checked_topk(topk_ids, num_experts, topk)
     ids = topk_ids.reshape(-1, topk_ids.shape[-1]).contiguous()
     flat_probs = probs.reshape(ids.shape)
     route = place_routing(
@@ -84,6 +87,7 @@ def place(
         (hidden, _NO_INTERMEDIATE, num_experts),
         ids,
         flat_probs.detach().contiguous(),
+        slots,
         checked_capacity(capacity),
     )
     local = num_experts // group.size
@@ -162,7 +166,7 @@ def _to_tokens(
     route = plan.route
     given = None if row_dprobs is None else row_dprobs.contiguous()
     y, dprobs = plan.group.engine.combine(
-        route.config(), route.placement, route.engine_tokens[0], rows.contiguous(), given
+        route.config(), route.placement, route.engine_tokens, rows.contiguous(), given
     )
     return route.sum_slots(y), None if dprobs is None else route.gather_probs(dprobs)
 

@@ -15,7 +15,8 @@ from uniep.group import Group
 from uniep.routes import Route, place_routing
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
-MainGrad = typing.Literal["param"] | tuple[Tensors, Tensors]
+GateAndUp = Tensors | tuple[Tensors, Tensors] | Sequence[tuple[torch.Tensor, torch.Tensor]]
+MainGrad = typing.Literal["param"] | tuple[GateAndUp, Tensors]
 
 _SAVES = ("keep", "redispatch", "recompute")
 
@@ -32,9 +33,10 @@ def moe(
     x: torch.Tensor,
     topk_ids: torch.Tensor,
     probs: torch.Tensor,
-    w1: Tensors,
+    w1: GateAndUp,
     w2: Tensors,
     *,
+    topk: int | None = None,
     group: Group | None = None,
     schedule: str | tuple[str, str] = "auto",
     capacity: tuple[int, int] | None = None,
@@ -48,10 +50,15 @@ def moe(
 
     Args:
         x: [..., H] bf16; H is a multiple of 8. T, the product of the leading sizes, may differ by rank and be 0.
-        topk_ids: [..., K] int32 or int64, global experts; -1 is an unused slot. No expert twice in a token.
-        probs: [..., K] fp32, finite.
-        w1: [El, 2 I, H] bf16, gate rows before up rows, of this rank's El = E / W experts; or El tensors [2 I, H].
+        topk_ids: [..., K] int32 or int64, global experts; -1 is an unused slot. No expert twice in a token. Or a
+            routing map [..., E] of bool, with at most `topk` experts a token: its slots are these, ascending.
+        probs: [..., K] fp32, finite; with a map [..., E], read where the map is True, and with a gradient of zero
+            elsewhere.
+        w1: [El, 2 I, H] bf16, gate rows before up rows, of this rank's El = E / W experts; or El tensors [2 I, H]. Or
+            gate and up apart: (gate, up) of [El, I, H] each, (gates, ups) of El tensors [I, H] each, or a list of El
+            pairs (gate, up). Changes no bit.
         w2: [El, H, I] bf16, or El tensors [H, I]. I is a multiple of 8.
+        topk: K of a routing map, equal on all ranks; not needed with ids.
         group: None is Group(device=x.device).
         schedule: text as in docs/schedule.md, or two, for forward and for backward. Changes no bit.
         capacity: (padded rows of a rank, tokens of a rank), at most and equal on all ranks; more is CapacityError.
@@ -72,23 +79,25 @@ def moe(
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.bfloat16)
         w1, w2 = _cast(w1), _cast(w2)
-    first, second = _tensors(w1, "w1"), _tensors(w2, "w2")
+    (first, apart), second = _gate_and_up(w1, "w1"), _tensors(w2, "w2")
     _check_tensors(x, topk_ids, probs)
-    local, hidden, intermediate = _check_weights(x, first, second)
+    local, hidden, intermediate = _check_weights(x, first, second, apart)
     if group is None:
         group = Group(device=x.device)
     if x.device != group.device:
         raise ValueError(f"x: on {x.device}; must be on the group's device, {group.device}")
-    check_topk(topk_ids, local * group.size)
+    slots = checked_topk(topk_ids, local * group.size, topk)
     call = _Call(
         group,
         (hidden, intermediate, local * group.size),
         _schedules(schedule, save),
+        slots,
         checked_capacity(capacity),
         save,
+        apart,
         first,
         second,
-        _main_grad(main_grad, first, second),
+        _main_grad(main_grad, first, second, apart),
     )
     weights_need = {tensor.requires_grad for tensor in first}, {tensor.requires_grad for tensor in second}
     for name, need in zip(("w1", "w2"), weights_need, strict=True):
@@ -107,8 +116,10 @@ class _Call:
     group: Group
     shape: tuple[int, int, int]  # H, I, E
     schedules: tuple[bytes, bytes]
+    topk: int
     capacity: tuple[int, int] | None
     save: str
+    apart: bool  # w1 is all gates, then all ups
     w1: list[torch.Tensor]
     w2: list[torch.Tensor]
     main_grad: typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]] | None
@@ -116,11 +127,11 @@ class _Call:
     def run(
         self, x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, weights: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, _State]:
-        route = place_routing(self.group, self.shape, ids, probs, self.capacity)
+        route = place_routing(self.group, self.shape, ids, probs, self.topk, self.capacity)
         w1, w2 = self.split(weights)
         rows = route.send(x)
         y, saved = self.group.engine.forward(
-            route.config(), self.schedules[0], route.placement, rows, Weights.of(w1), Weights.of(w2)
+            route.config(), self.schedules[0], route.placement, rows, Weights.of(w1, self.apart), Weights.of(w2)
         )
         return route.sum_slots(y), _State(route, saved)
 
@@ -192,10 +203,10 @@ class _Moe(torch.autograd.Function):
             state.saved,
             route.send(dy.contiguous()),
             route.send(x) if call.save == "redispatch" and x is not None else None,
-            Weights.of(w1),
+            Weights.of(w1, call.apart),
             Weights.of(w2),
             dprobs,
-            Weights.of(dw1),
+            Weights.of(dw1, call.apart),
             Weights.of(dw2),
         )
         # Collective, so whoever needs them.
@@ -255,8 +266,25 @@ def _is_tensor(value: object) -> typing.TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor)
 
 
-def _cast(given: Tensors) -> Tensors:
-    return given.to(torch.bfloat16) if _is_tensor(given) else [one.to(torch.bfloat16) for one in given]
+def _cast(given: typing.Any) -> typing.Any:
+    if _is_tensor(given):
+        return given.to(torch.bfloat16)
+    return tuple(map(_cast, given)) if isinstance(given, tuple) else [_cast(one) for one in given]
+
+
+def _gate_and_up(given: GateAndUp, name: str) -> tuple[list[torch.Tensor], bool]:
+    """The tensors of w1, and whether gate and up lie apart: then all gates, and behind them all ups."""
+    if _is_tensor(given):
+        return _tensors(given, name), False
+    parts: list[typing.Any] = list(given)
+    if parts and isinstance(given, list) and all(isinstance(one, tuple) and len(one) == 2 for one in parts):
+        parts = [[gate for gate, _ in parts], [up for _, up in parts]]
+    elif len(parts) != 2 or any(_is_tensor(one) and one.dim() != 3 for one in parts):
+        return _tensors(typing.cast(Tensors, given), name), False
+    gate, up = (_tensors(half, f"{name}, {of}") for half, of in zip(parts, ("gate", "up"), strict=True))
+    if len(gate) != len(up) or gate[0].dim() != up[0].dim():
+        raise ValueError(f"{name}: {len(gate)} tensors of gates and {len(up)} of ups; must be alike")
+    return [*gate, *up], True
 
 
 def _tensors(given: Tensors, name: str) -> list[torch.Tensor]:
@@ -277,35 +305,54 @@ def _check_tensors(x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> N
         raise ValueError(f"x: {x.dtype}; must be torch.bfloat16")
     if x.dim() < 1:
         raise ValueError("x: no dimension; must be [..., hidden]")
+    routing, width = ("routing_map", "E") if ids.dtype == torch.bool else ("topk_ids", "K")
     if ids.dim() < 1 or ids.shape[:-1] != x.shape[:-1]:
-        raise ValueError(f"topk_ids: shape {list(ids.shape)}; must be {[*x.shape[:-1], 'K']}, as x has {list(x.shape)}")
+        expected = [*x.shape[:-1], width]
+        raise ValueError(f"{routing}: shape {list(ids.shape)}; must be {expected}, as x has {list(x.shape)}")
     check_probs(ids, probs)
-    for name, tensor in (("topk_ids", ids), ("probs", probs)):
+    for name, tensor in ((routing, ids), ("probs", probs)):
         if tensor.device != x.device:
             raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {x.device}")
 
 
 def check_probs(ids: torch.Tensor, probs: torch.Tensor) -> None:
-    """Raises ValueError unless ids has a type for ids, and probs is fp32 in the shape of ids."""
-    if ids.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"topk_ids: {ids.dtype}; must be torch.int32 or torch.int64")
+    """Raises ValueError unless ids has a type for ids or for a map, and probs is fp32 in the shape of ids."""
+    if ids.dtype not in (torch.int32, torch.int64, torch.bool):
+        raise ValueError(f"topk_ids: {ids.dtype}; must be torch.int32 or torch.int64, or torch.bool for a map")
     if probs.dtype != torch.float32:
         raise ValueError(f"probs: {probs.dtype}; must be torch.float32")
     if probs.shape != ids.shape:
         raise ValueError(f"probs: shape {list(probs.shape)}; must be that of topk_ids, {list(ids.shape)}")
 
 
-def check_topk(ids: torch.Tensor, experts: int) -> None:
-    """Raises ValueError unless a token has 1 to E slots."""
-    if not 1 <= ids.shape[-1] <= experts:
-        raise ValueError(f"topk_ids: {ids.shape[-1]} slots a token; must be 1 to the number of experts, {experts}")
+def checked_topk(ids: torch.Tensor, experts: int, topk: int | None) -> int:
+    """K of ids [..., K] or of a map [..., E]; ValueError unless it is 1 to E, and the sizes agree."""
+    slots = ids.shape[-1]
+    if ids.dtype == torch.bool:
+        if slots != experts:
+            raise ValueError(f"routing_map: {slots} experts; must be the number of experts, {experts}")
+        if not isinstance(topk, int) or not 1 <= topk <= experts:
+            raise ValueError(f"topk: {topk}; of a routing map it must be 1 to the number of experts, {experts}")
+        return topk
+    if not 1 <= slots <= experts:
+        raise ValueError(f"topk_ids: {slots} slots a token; must be 1 to the number of experts, {experts}")
+    if topk is not None and topk != slots:
+        raise ValueError(f"topk: {topk}; must be None or that of topk_ids, {slots}")
+    return slots
 
 
-def _check_weights(x: torch.Tensor, w1: list[torch.Tensor], w2: list[torch.Tensor]) -> tuple[int, int, int]:
+def _check_weights(
+    x: torch.Tensor, w1: list[torch.Tensor], w2: list[torch.Tensor], apart: bool
+) -> tuple[int, int, int]:
     """Local experts, H and I."""
     hidden, intermediate = x.shape[-1], w2[0].shape[-1]
-    local = w1[0].shape[0] if w1[0].dim() == 3 else len(w1)
-    for name, tensors, columns in (("w1", w1, (2 * intermediate, hidden)), ("w2", w2, (hidden, intermediate))):
+    half = len(w1) // 2 if apart else len(w1)
+    local = w1[0].shape[0] if w1[0].dim() == 3 else half
+    rows = intermediate if apart else 2 * intermediate
+    checked = [("w1", w1[:half], (rows, hidden)), ("w2", w2, (hidden, intermediate))]
+    if apart:
+        checked.insert(1, ("w1, up", w1[half:], (rows, hidden)))
+    for name, tensors, columns in checked:
         stacked = tensors[0].dim() == 3
         if not stacked and len(tensors) != local:
             raise ValueError(f"{name}: {len(tensors)} tensors; must be {local}, one for each expert, as in w1")
@@ -356,13 +403,14 @@ def checked_capacity(capacity: tuple[int, int] | None) -> tuple[int, int] | None
 
 
 def _main_grad(
-    given: MainGrad | None, w1: list[torch.Tensor], w2: list[torch.Tensor]
+    given: MainGrad | None, w1: list[torch.Tensor], w2: list[torch.Tensor], apart: bool
 ) -> typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]] | None:
     if given is None or (isinstance(given, str) and given == "param"):
         return given
     if isinstance(given, str) or len(given) != 2:
         raise ValueError(f"main_grad: {given!r}; legal are None, 'param' and (of w1, of w2)")
-    first, second = ([one] if _is_tensor(one) else list(one) for one in given)
+    second = [given[1]] if _is_tensor(given[1]) else list(given[1])
+    first = _gate_and_up(given[0], "main_grad")[0] if apart else [given[0]] if _is_tensor(given[0]) else list(given[0])
     _check_main_grad(first, w1, "w1")
     _check_main_grad(second, w2, "w2")
     return first, second

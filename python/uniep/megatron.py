@@ -66,13 +66,13 @@ class _Experts(torch.nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> torch.Tensor:
         """hidden_states [T, H] bf16, probs [T, E], routing_map [T, E] bool to [T, H] bf16."""
-        ids, slot_probs = slots_of_map(probs, routing_map, self.topk)
         return moe(
             hidden_states,
-            ids,
-            slot_probs,
+            routing_map,
+            probs.float(),
             [getattr(self, f"w1_{expert}") for expert in range(self.count)],
             [getattr(self, f"w2_{expert}") for expert in range(self.count)],
+            topk=self.topk,
             group=Group(self.ep_group, device=hidden_states.device),
             schedule=self.schedule,
             main_grad=typing.cast(typing.Any, self.main_grad),
@@ -108,19 +108,6 @@ class UniEPMoELayer(MoELayer):  # type: ignore[misc]
         assert self.token_dispatcher.routing_map is not None
         routing_map = self.token_dispatcher.routing_map.view(len(hidden_states), -1)
         return self.uniep_experts(hidden_states, probs.view(routing_map.shape), routing_map), None
-
-
-def slots_of_map(probs: torch.Tensor, routing_map: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """ids [T, K] int32 and probs [T, K] fp32 of a routing as a map [T, E] with at most K experts set in a row.
-
-    A row's slots are its experts ascending, then unused ones. Differentiable in probs [T, E].
-    """
-    experts = routing_map.shape[1]
-    numbers = torch.arange(experts, device=routing_map.device).expand_as(routing_map)
-    ids = torch.where(routing_map, numbers, experts).topk(topk, dim=1, largest=False, sorted=True).values
-    used = ids < experts
-    slot_probs = torch.where(used, probs.gather(1, ids.clamp(max=experts - 1)).float(), 0.0)
-    return torch.where(used, ids, -1).int(), slot_probs
 
 
 def expert_weights(experts: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
