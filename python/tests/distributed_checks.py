@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -12,7 +13,17 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 import uniep
-from layers import Layer, Result, assert_same, make_layer, random_layer, run_moe, same_bits
+from layers import (
+    Layer,
+    Result,
+    assert_same,
+    dense_gradient,
+    make_dense,
+    make_layer,
+    random_layer,
+    run_moe,
+    same_bits,
+)
 from uniep import tuning
 
 
@@ -40,6 +51,43 @@ def check_bits_of_one_process(rank: int, ranks: int) -> None:
         save = ("keep", "redispatch", "recompute")[seed % 3]
         capacity = (1 << 16, 64) if seed % 2 else None
         assert_same(run_moe(layer, rank, layer.local(rank, ranks), save=save, capacity=capacity), expected)
+
+
+def check_gate_and_up_apart_and_dense_routing(rank: int, ranks: int) -> None:
+    for seed in range(10):
+        layer, dense = make_dense(random_layer(seed, ranks))
+        expected = expected_of_rank(layer, rank, ranks)
+        topk = layer.ids[rank].shape[1]
+        x, probs = layer.x[rank].clone().requires_grad_(), dense[rank].probs.clone().requires_grad_()
+        w1, w2 = layer.local(rank, ranks)
+        gate, up = (half.contiguous().requires_grad_() for half in w1.chunk(2, 1))
+        w2.requires_grad_()
+        y = uniep.moe(x, dense[rank].routing_map, probs, (gate, up), w2, topk=topk)
+        y.backward(layer.dy[rank])
+        assert same_bits(probs.grad, dense_gradient(layer.ids[rank], expected.dprobs, layer.experts))
+        dw1 = torch.cat([gate.grad, up.grad], 1)
+        assert_same(Result(y.detach(), x.grad, expected.dprobs, dw1, w2.grad), expected)
+
+
+def check_bad_maps(rank: int, ranks: int) -> None:
+    """All ranks get the error of the rank whose map is wrong."""
+    layer = make_layer([6] * ranks, experts=8)
+    bad = ranks - 1
+    for change, message in (
+        (lambda routing_map, probs: routing_map[2].fill_(True), f"routing_map: .*8 experts.*token 2.*rank {bad}"),
+        (lambda routing_map, probs: probs[3, 4:5].fill_(torch.nan), f"probs: .*token 3, expert 4.*rank {bad}"),
+    ):
+        routing_map = torch.zeros(6, 8, dtype=torch.bool)
+        routing_map[:, 4] = True
+        probs = torch.ones(6, 8)
+        if rank == bad:
+            change(routing_map, probs)
+        try:
+            uniep.moe(layer.x[rank], routing_map, probs, *layer.local(rank, ranks), topk=2)
+        except ValueError as error:
+            assert ranks == 1 or re.search(message, str(error)), error
+        else:
+            raise AssertionError("a wrong map was taken")
 
 
 def check_checkpointing(rank: int, ranks: int) -> None:

@@ -12,7 +12,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
 import uniep.megatron
 from distributed_checks import expect_error, run_checks
-from layers import Layer, reference, relative_error, same_bits
+from layers import Layer, reference, relative_error, same_bits, slots_of_map
 from megatron_layers import EXPERTS, HIDDEN, TOPK, assert_close, assert_same, config, gathered, moe_layer, run_layer
 
 
@@ -30,7 +30,8 @@ def check_layer_beside_megatron_and_float64(rank, ranks):
     x = torch.randn(48, 1, HIDDEN, generator=generator).bfloat16()
     dy = torch.randn(48, 1, HIDDEN, generator=generator).bfloat16()
     with torch.no_grad():
-        ids, probs = uniep.megatron.slots_of_map(*layer.route(x), TOPK)
+        probs, routing_map = layer.route(x)
+        ids, probs = slots_of_map(routing_map, probs, TOPK)
     experts = layer.experts.local_experts
     weights = [
         torch.cat(gathered(torch.stack([getattr(one, name).weight.detach() for one in experts])))

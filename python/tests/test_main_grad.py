@@ -78,6 +78,23 @@ def test_memory_of_megatron_fsdp():
             assert same_bits(weight.main_grad, once if sharded else once + once)
 
 
+def test_gate_and_up_apart():
+    layer = make_layer([64])
+    expected = exact(layer)
+    gate, up = (torch.nn.Parameter(half.contiguous()) for half in layer.w1.chunk(2, 1))
+    w2 = torch.nn.Parameter(layer.w2.clone())
+    sums = (torch.zeros(gate.shape), torch.zeros(up.shape)), torch.zeros(w2.shape)
+    uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], (gate, up), w2, main_grad=sums).backward(layer.dy[0])
+    assert same_bits(torch.cat(sums[0], 1), expected[0])
+    assert same_bits(sums[1], expected[1])
+    for weight in (gate, up, w2):
+        weight.main_grad = torch.zeros(weight.shape)
+    uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], (gate, up), w2, main_grad="param").backward(layer.dy[0])
+    assert same_bits(torch.cat([gate.main_grad, up.main_grad], 1), expected[0])
+    with pytest.raises(ValueError, match="main_grad: 1 tensors for w1; must be 2"):
+        uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], (gate, up), w2, main_grad=(sums[1], sums[1]))
+
+
 def test_zero_gradients_take_the_memory_of_one_weight():
     layer = make_layer([8], experts=4)
     weights = [torch.nn.Parameter(one.clone()) for one in layer.w1]

@@ -44,17 +44,12 @@ class UniEPGroupedExperts(GroupedExperts):  # type: ignore[misc]
     ) -> torch.Tensor:
         """x [T, D], topk_scores and topk_expert_ids [T, K] to [T, D] of x's type."""
         gate, down, up = (_local(weight).bfloat16() for weight in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
-        y = moe(x.bfloat16(), topk_expert_ids, topk_scores.float(), joined(gate, up), down, group=group, **options)
+        y = moe(x.bfloat16(), topk_expert_ids, topk_scores.float(), (gate, up), down, group=group, **options)
         return y.type_as(x)
 
 
 def _local(weight: torch.Tensor) -> torch.Tensor:
     return weight.to_local() if isinstance(weight, DTensor) else weight
-
-
-def joined(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """w1 of moe(). Where moe() takes (gate, up) as it is, `return gate, up` saves this copy."""
-    return torch.cat((gate, up), dim=1)
 
 
 class UniEPRoutedExperts(RoutedExperts):  # type: ignore[misc]

@@ -18,7 +18,7 @@ from uniep.megatron.backend import UniEPBackend
 from uniep.megatron.experts import Experts
 from uniep.megatron.flags import FLAGS, refuse
 from uniep.megatron.layer import UniEPMoELayer, without_dispatcher
-from uniep.megatron.routing import expert_weights, slots_of_map
+from uniep.megatron.routing import expert_weights
 
 __all__ = [
     "FLAGS",
@@ -29,7 +29,6 @@ __all__ = [
     "expert_weights",
     "patch",
     "refuse",
-    "slots_of_map",
     "unpatch",
 ]
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from uniep.group import Group
 from uniep.layer import moe
-from uniep.megatron.routing import capacity_of_factor, expert_weights, slots_of_map
+from uniep.megatron.routing import capacity_of_factor, expert_weights
 
 
 class Experts(torch.nn.Module):
@@ -49,16 +49,16 @@ class Experts(torch.nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> torch.Tensor:
         """hidden_states [T, H] bf16, probs [T, E], routing_map [T, E] bool to [T, H] bf16."""
-        ids, slot_probs = slots_of_map(probs, routing_map, self.topk)
         return moe(
             hidden_states,
-            ids,
-            slot_probs,
+            routing_map,
+            probs.float(),
             [getattr(self, f"w1_{expert}") for expert in range(self.count)],
             [getattr(self, f"w2_{expert}") for expert in range(self.count)],
+            topk=self.topk,
             group=Group(self.ep_group, device=hidden_states.device),
             schedule=self.schedule,
-            capacity=capacity_of_factor(self.capacity_factor, len(ids), self.topk, self.count),
+            capacity=capacity_of_factor(self.capacity_factor, len(hidden_states), self.topk, self.count),
             main_grad=typing.cast(typing.Any, self.main_grad),
             save=self.save,
         )

@@ -9,19 +9,6 @@ import torch
 _ROW_ALIGNMENT = 128
 
 
-def slots_of_map(probs: torch.Tensor, routing_map: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """ids [T, K] int32 and probs [T, K] fp32 of a routing as a map [T, E] with at most K experts set in a row.
-
-    A row's slots are its experts ascending, then unused ones. Differentiable in probs [T, E].
-    """
-    experts = routing_map.shape[1]
-    numbers = torch.arange(experts, device=routing_map.device).expand_as(routing_map)
-    ids = torch.where(routing_map, numbers, experts).topk(topk, dim=1, largest=False, sorted=True).values
-    used = ids < experts
-    slot_probs = torch.where(used, probs.gather(1, ids.clamp(max=experts - 1)).float(), 0.0)
-    return torch.where(used, ids, -1).int(), slot_probs
-
-
 def capacity_of_factor(factor: float | None, tokens: int, topk: int, local_experts: int) -> tuple[int, int] | None:
     """moe()'s capacity of Megatron's moe_expert_rank_capacity_factor, which counts rows without padding."""
     if factor is None:
