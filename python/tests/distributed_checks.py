@@ -279,7 +279,7 @@ def check_ranks_agree_on_tuned_schedules(rank: int, ranks: int) -> None:
             uniep.autotune(uniep.MoELayer(32, 16, 8, 3, group=group), tokens=16, seconds=0.01)
         assert (folder / "schedules.json").exists() == (rank == 0)
         with uniep.Group(workers=3) as group:
-            assert tuning.choose(group, (32, 16, 8), 2) == (expected, expected)
+            assert tuning.choose(group, 32, 16, 8, 2) == (expected, expected)
             assert len(group.tuned) == 2
     finally:
         tuning._Measurement._time = measure

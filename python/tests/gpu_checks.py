@@ -174,6 +174,7 @@ def check_capacity(world):
         except uniep.CapacityError as error:
             raised = str(error)
         world.expect(raised, f"{group.transport}: no CapacityError")
+        group.recover()
         world.expect_same(world.run(layer, group), expected, f"behind an overflow, {group.transport}")
 
 
@@ -273,6 +274,35 @@ def check_one_tensor_an_expert(world):
     y.backward(layer.dy[world.rank])
     gradients = [torch.stack([one.grad for one in weight]) for weight in (w1, w2)]
     world.expect_same(Result(y.detach(), x.grad, probs.grad, *gradients), expected, "lists")
+
+
+def check_gate_and_up_apart_and_dense_routing(world):
+    layer = world.medium()
+    expected = world.run(layer)
+    x, ids, probs, w1, w2 = world.leaves(layer)
+    used = ids >= 0
+    dense = torch.zeros(len(ids), layer.experts, device=world.device)
+    dense[used.nonzero()[:, 0], ids[used].long()] = probs.detach()[used]
+    routing_map = torch.zeros(dense.shape, dtype=torch.bool, device=world.device)
+    routing_map[used.nonzero()[:, 0], ids[used].long()] = True
+    gate, up = (half.detach().clone().requires_grad_() for half in w1.chunk(2, 1))
+    for group in (world.native, world.torch):
+        x, ids, probs, _, w2 = world.leaves(layer)
+        gate.grad = up.grad = None
+        y = uniep.moe(x, ids, probs, (gate, up), w2, group=group)
+        y.backward(layer.dy[world.rank])
+        got = Result(y.detach(), x.grad, probs.grad, torch.cat([gate.grad, up.grad], 1), w2.grad)
+        world.expect_same(got, expected, f"gate and up apart, {group.transport}")
+    results = []
+    for group in (world.native, world.torch):
+        x, _, _, *weights = world.leaves(layer)
+        given = dense.clone().requires_grad_()
+        y = uniep.moe(x, routing_map, given, *weights, topk=ids.shape[1], group=group)
+        y.backward(layer.dy[world.rank])
+        results.append(Result(y.detach(), x.grad, given.grad, *(one.grad for one in weights)))
+        unused = given.grad[~routing_map]
+        world.expect(same_bits(unused, torch.zeros_like(unused)), f"dprobs of unused experts, {group.transport}")
+    world.expect_same(*results, "dense routing")
 
 
 def check_uninitialized_memory_may_hold_anything(world):

@@ -9,6 +9,11 @@ python/ and megatron-core: `pip install --no-deps --target DIR` of its wheel wil
 side is its alltoall dispatcher with SequentialMLP, the experts that it has without Transformer Engine: so a step time
 says what a user of these gains, and nothing about grouped GEMMs.
 
+Training is chaotic: runs that differ in one rounding drift apart, Megatron's own too. So UniEP's losses may differ from
+Megatron's by 0.5 %, or by twice what Megatron's differ from its own when the last bits of the experts' weights change.
+In the first step they may differ by 0.1 %. Bits of UniEP's runs with and without recomputation must be equal where
+those of Megatron's are.
+
 With NCCL's collectives beside a layer of several ranks, the layer must leave NCCL its SMs: so NCCL_MAX_CTAS (8 where it
 is not set) and --schedule go together. --cpu runs over gloo, with megatron_shim.py. Each check prints a line with PASS
 or FAIL; the exit status is 1 where one fails.
@@ -134,23 +139,42 @@ def report(passed, name, text, rank):
     return passed
 
 
-def compare(one, results, options, rank):
+def differences(losses, others):
+    """Relative, step by step."""
+    return [abs(one - other) / abs(other) for one, other in zip(losses, others, strict=True)]
+
+
+def compare(one, results, spreads, options, rank):
     """Runs a setting both ways and prints what came out; whether it passed."""
     theirs = results[one.same_as]["megatron"] if one.alone else run(one.setting, False, options)
     ours = run(one.setting, True, options)
-    results[one.name] = {"megatron": theirs, "uniep": ours}
-    worst = max(abs(a - b) / abs(b) for a, b in zip(ours["losses"], theirs["losses"], strict=True))
+    setting = one.setting
+    layout = setting.tensor, setting.pipeline, setting.context, setting.expert, setting.layers, setting.micro_batches
+    if layout not in spreads:
+        nudged = run(dataclasses.replace(setting, nudged=True), False, options)
+        spreads[layout] = max(differences(nudged["losses"], theirs["losses"]))
+    results[one.name] = {"megatron": theirs, "uniep": ours, "spread": spreads[layout]}
+    found = differences(ours["losses"], theirs["losses"])
+    limit = max(0.005, 2 * spreads[layout])
     falls = ours["losses"][-1] < ours["losses"][0]
     passed = report(
-        worst <= 0.005 and falls,
+        found[0] <= 0.001 and max(found) <= limit and falls,
         f"{one.name}, losses",
-        f"{ours['losses'][0]:.4f} to {ours['losses'][-1]:.4f}, at most {100 * worst:.3f} % from Megatron's (0.5 %)",
+        f"{ours['losses'][0]:.4f} to {ours['losses'][-1]:.4f}, {100 * found[0]:.4f} % from Megatron's in the first "
+        f"step (0.1 %), at most {100 * max(found):.3f} % ({100 * limit:.3f} %; Megatron's from its own "
+        f"{100 * spreads[layout]:.3f} %)",
         rank,
     )
     if one.same_as:
-        same = ours["losses"] == results[one.same_as]["uniep"]["losses"]
-        text = f"the losses of {one.same_as} " + ("in every digit" if same else "differ")
-        passed = report(same, f"{one.name}, bits", text, rank) and passed
+        before = results[one.same_as]
+        same, theirs_same = (
+            now["losses"] == before[side]["losses"] for now, side in ((ours, "uniep"), (theirs, "megatron"))
+        )
+        words = {True: "in every digit", False: "differ"}
+        text = f"UniEP's losses of {one.same_as} {words[same]}"
+        if not one.alone:
+            text += f", Megatron's {words[theirs_same]}"
+        passed = report(same or not theirs_same, f"{one.name}, bits", text, rank) and passed
     return passed
 
 
@@ -202,13 +226,13 @@ def main():
         device = "CPU" if options.cpu else torch.cuda.get_device_name()
         print(f"{ranks} x {device}, torch {torch.__version__}, Megatron-core {megatron_training.VERSION}, {sizes}, "
               f"schedule {options.schedule}", flush=True)  # fmt: skip
-    failed, results = [], {}
+    failed, results, spreads = [], {}, {}
     runs = settings(sizes, ranks, options.fuse)
     wanted = options.only.split(",") if options.only else [one.name for one in runs]
     runs = [one for one in runs if one.name in wanted or one.name.split(",")[0] in wanted]
     for one in runs:
         try:
-            passed = compare(one, results, options, rank)
+            passed = compare(one, results, spreads, options, rank)
         except Exception:
             # The other ranks may be in any collective by now, so nothing more can be run.
             traceback.print_exc()

@@ -78,7 +78,7 @@ def place(
 
     Raises:
         ValueError: an argument is wrong; the message names it, its value and what is legal.
-        CapacityError: the routing does not fit.
+        CapacityError: the routing does not fit; as in moe().
     """
     if topk_ids.dim() < 1:
         raise ValueError("topk_ids: no dimension; must be [..., K]")

@@ -180,7 +180,7 @@ class Group(metaclass=_Cached):
         self.engine.synchronize()
 
     def recover(self) -> None:
-        """Makes the group usable again after TimeoutError. Collective."""
+        """Makes the group usable again after TimeoutError, and after CapacityError on several GPUs. Collective."""
         self.engine.recover()
 
     def close(self) -> None:
