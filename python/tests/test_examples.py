@@ -5,8 +5,6 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from test_distributed import torchrun
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
@@ -22,16 +20,14 @@ def test_train_moe_compares():
         assert len(losses) == 5 and losses[-1] < 0.6 * losses[0], text
 
 
-@pytest.mark.parametrize("layer", ["uniep", "torch"])
-def test_train_moe_alone(layer):
-    program = [sys.executable, str(EXAMPLES / "train_moe.py"), "--layer", layer, "--steps", "2"]
+def test_train_moe_alone():
+    program = [sys.executable, str(EXAMPLES / "train_moe.py"), "--layer", "uniep", "--steps", "2"]
     text = subprocess.run(program, check=True, capture_output=True, text=True).stdout
     assert "1 ranks on cpu, transport native" in text
-    assert len(re.findall(rf"^{layer} +step", text, re.MULTILINE)) == 2
+    assert len(re.findall(r"^uniep +step", text, re.MULTILINE)) == 2
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_own_gemm(ranks):
-    text = torchrun(ranks, EXAMPLES / "own_gemm.py")
+def test_own_gemm():
+    text = torchrun(2, EXAMPLES / "own_gemm.py")
     apart = [float(number) for number in re.findall(r"([\d.]+) apart", text)]
-    assert len(apart) == 5 * ranks and max(apart) < 0.01, text
+    assert len(apart) == 5 * 2 and max(apart) < 0.01, text
