@@ -2,7 +2,7 @@
 BUILD ?= build/release
 JOBS ?= $(shell nproc)
 
-.PHONY: all setup build demo test test-python soak tsan asan fuzz tidy format check-format install portable clean
+.PHONY: all setup build demo test test-python python soak tsan asan fuzz tidy format check-format install portable clean
 
 all: build
 
@@ -27,6 +27,10 @@ test: build
 # The Python package's tests alone: docs/pytorch.md
 test-python: build
 	scripts/python_tests.sh $(BUILD)
+
+# The Python package's source distribution and wheel, in build/dist, built and checked: docs/pytorch.md
+python: setup
+	scripts/python_wheel.sh
 
 # As many random combinations as one likes: make soak COMBINATIONS=100000 SEED=1
 COMBINATIONS ?= 2000

@@ -1,6 +1,11 @@
 """What test_distributed.py starts with torchrun: every check is run by all ranks, and compares with one process."""
 
+import os
+import pathlib
+import re
+import shutil
 import sys
+import tempfile
 import traceback
 
 import torch
@@ -8,7 +13,18 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 import uniep
-from layers import Layer, Result, assert_same, make_layer, random_layer, run_moe, same_bits
+from layers import (
+    Layer,
+    Result,
+    assert_same,
+    dense_gradient,
+    make_dense,
+    make_layer,
+    random_layer,
+    run_moe,
+    same_bits,
+)
+from uniep import tuning
 
 
 def alone():
@@ -35,6 +51,43 @@ def check_bits_of_one_process(rank: int, ranks: int) -> None:
         save = ("keep", "redispatch", "recompute")[seed % 3]
         capacity = (1 << 16, 64) if seed % 2 else None
         assert_same(run_moe(layer, rank, layer.local(rank, ranks), save=save, capacity=capacity), expected)
+
+
+def check_gate_and_up_apart_and_dense_routing(rank: int, ranks: int) -> None:
+    for seed in range(10):
+        layer, dense = make_dense(random_layer(seed, ranks))
+        expected = expected_of_rank(layer, rank, ranks)
+        topk = layer.ids[rank].shape[1]
+        x, probs = layer.x[rank].clone().requires_grad_(), dense[rank].probs.clone().requires_grad_()
+        w1, w2 = layer.local(rank, ranks)
+        gate, up = (half.contiguous().requires_grad_() for half in w1.chunk(2, 1))
+        w2.requires_grad_()
+        y = uniep.moe(x, dense[rank].routing_map, probs, (gate, up), w2, topk=topk)
+        y.backward(layer.dy[rank])
+        assert same_bits(probs.grad, dense_gradient(layer.ids[rank], expected.dprobs, layer.experts))
+        dw1 = torch.cat([gate.grad, up.grad], 1)
+        assert_same(Result(y.detach(), x.grad, expected.dprobs, dw1, w2.grad), expected)
+
+
+def check_bad_maps(rank: int, ranks: int) -> None:
+    """All ranks get the error of the rank whose map is wrong."""
+    layer = make_layer([6] * ranks, experts=8)
+    bad = ranks - 1
+    for change, message in (
+        (lambda routing_map, probs: routing_map[2].fill_(True), f"routing_map: .*8 experts.*token 2.*rank {bad}"),
+        (lambda routing_map, probs: probs[3, 4:5].fill_(torch.nan), f"probs: .*token 3, expert 4.*rank {bad}"),
+    ):
+        routing_map = torch.zeros(6, 8, dtype=torch.bool)
+        routing_map[:, 4] = True
+        probs = torch.ones(6, 8)
+        if rank == bad:
+            change(routing_map, probs)
+        try:
+            uniep.moe(layer.x[rank], routing_map, probs, *layer.local(rank, ranks), topk=2)
+        except ValueError as error:
+            assert ranks == 1 or re.search(message, str(error)), error
+        else:
+            raise AssertionError("a wrong map was taken")
 
 
 def check_checkpointing(rank: int, ranks: int) -> None:
@@ -147,6 +200,10 @@ def check_groups(rank: int, ranks: int) -> None:
     group = uniep.Group()
     assert (group.size, group.rank) == (ranks, rank)
     assert group is uniep.Group(dist.group.WORLD)
+    own = uniep.Group("self")
+    assert (own.size, own.rank, own.transport, own.why) == (1, 0, "native", "one rank")
+    assert own is not group
+    expect_error(ValueError, "pg: 'all'; legal are a process group, 'self' and None", lambda: uniep.Group("all"))
     if ranks == 1:
         assert (group.transport, group.why) == ("native", "one rank")
         return
@@ -203,6 +260,33 @@ def check_errors_of_one_rank_are_all_ranks(rank: int, ranks: int) -> None:
         text = f"hidden: 72 on rank {last}, 64 on rank 0; must be equal on all ranks"
         expect_error(ValueError, text, lambda: run(lambda _: None, hidden=72 if rank == last else 64))
     check_checkpointing(rank, ranks)  # the group goes on
+
+
+def check_ranks_agree_on_tuned_schedules(rank: int, ranks: int) -> None:
+    """The slowest rank decides, and rank 0's file is everybody's."""
+    folder = pathlib.Path(tempfile.gettempdir()) / f"uniep_tuning_{os.getppid()}_{rank}"
+    before = os.environ.get("UNIEP_CACHE_DIR")
+    os.environ["UNIEP_CACHE_DIR"] = str(folder)
+    slow_here = {"queue=dynamic": 0.1 if rank == 0 else 5.0, "fusion=none": 0.5}
+    measure = tuning._Measurement._time
+    tuning._Measurement._time = lambda self, pair: tuple(slow_here.get(text, 1.0) for text in pair)
+    try:
+        with uniep.Group(workers=3) as group:
+            layer = uniep.MoELayer(32, 16, 8, 2, group=group)
+            expected = "queue=dynamic" if ranks == 1 else "fusion=none"
+            assert uniep.autotune(layer, tokens=16, seconds=0.1) == (expected, expected)
+            tuning._Measurement._time = measure
+            uniep.autotune(uniep.MoELayer(32, 16, 8, 3, group=group), tokens=16, seconds=0.01)
+        assert (folder / "schedules.json").exists() == (rank == 0)
+        with uniep.Group(workers=3) as group:
+            assert tuning.choose(group, 32, 16, 8, 2) == (expected, expected)
+            assert len(group.tuned) == 2
+    finally:
+        tuning._Measurement._time = measure
+        os.environ.pop("UNIEP_CACHE_DIR")
+        if before is not None:
+            os.environ["UNIEP_CACHE_DIR"] = before
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_checks(names: dict, set_up=lambda: None) -> int:

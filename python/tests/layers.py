@@ -65,6 +65,49 @@ def make_layer(
     )
 
 
+def slots_of_map(routing_map: torch.Tensor, probs: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """ids [T, K] and probs [T, K] of a map [T, E]: a token's experts ascending, then unused slots."""
+    ids = torch.full((len(routing_map), topk), -1, dtype=torch.int32)
+    slot_probs = torch.zeros(ids.shape)
+    for token, row in enumerate(routing_map):
+        for slot, expert in enumerate(row.nonzero()[:, 0].tolist()):
+            ids[token, slot], slot_probs[token, slot] = expert, probs[token, expert]
+    return ids, slot_probs
+
+
+@dataclasses.dataclass
+class DenseRouting:
+    """A rank's routing of a Layer, by maps."""
+
+    routing_map: torch.Tensor
+    probs: torch.Tensor
+
+
+def make_dense(layer: Layer) -> tuple[Layer, list[DenseRouting]]:
+    """The layer with the slots that maps of its experts have, and the maps; probs are NaN where the map is False."""
+    ids, probs, dense = [], [], []
+    for own_ids, own_probs in zip(layer.ids, layer.probs, strict=True):
+        routing_map = torch.zeros(len(own_ids), layer.experts, dtype=torch.bool)
+        dense_probs = torch.full(routing_map.shape, torch.nan)
+        token, slot = (own_ids >= 0).nonzero(as_tuple=True)
+        expert = own_ids[token, slot].long()
+        routing_map[token, expert] = True
+        dense_probs[token, expert] = own_probs[token, slot]
+        dense.append(DenseRouting(routing_map, dense_probs))
+        slots = slots_of_map(routing_map, dense_probs, own_ids.shape[1])
+        ids.append(slots[0])
+        probs.append(slots[1])
+    return Layer(layer.x, ids, probs, layer.dy, layer.w1, layer.w2), dense
+
+
+def dense_gradient(ids: torch.Tensor, dprobs: torch.Tensor, experts: int) -> torch.Tensor:
+    """dprobs [T, K] as [T, E], +0 elsewhere."""
+    dense = torch.zeros(len(ids), experts)
+    token, slot = (ids >= 0).nonzero(as_tuple=True)
+    dense[token, ids[token, slot].long()] = dprobs[token, slot]
+    return dense
+
+
 def random_layer(seed: int, ranks: int) -> Layer:
     draw = random.Random(seed)
     experts = ranks * draw.choice([1, 2, 3])

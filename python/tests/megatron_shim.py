@@ -22,7 +22,32 @@ torch.cuda.current_stream = lambda *_: _Nothing()
 torch.cuda.stream = lambda _: contextlib.nullcontext()
 torch.cuda.synchronize = lambda *_: None
 torch.cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
+torch.cuda.set_device = lambda *_: None
 torch.Tensor.record_stream = lambda *_: None
+torch.Tensor.cuda = lambda self, *_, **__: self
+
+
+def _is_cuda(device):
+    return isinstance(device, (str, torch.device)) and str(device).startswith("cuda")
+
+
+class _OnCpu(torch.overrides.TorchFunctionMode):
+    """Makes on the CPU what is asked for on a GPU, and gives types their names of CUDA, which Megatron tests."""
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        options = options or {}
+        if _is_cuda(options.get("device")):
+            options = {**options, "device": "cpu"}
+        if function is torch.device and arguments and _is_cuda(arguments[0]):
+            return torch.device("cpu")
+        if function is torch.Tensor.to and len(arguments) > 1 and _is_cuda(arguments[1]):
+            arguments = (arguments[0], "cpu", *arguments[2:])
+        if function is torch.Tensor.type and len(arguments) == 1 and not options:
+            return function(*arguments).replace("torch.", "torch.cuda.", 1)
+        return function(*arguments, **options)
+
+
+_OnCpu().__enter__()
 
 _all_to_all_single = dist.all_to_all_single
 

@@ -10,7 +10,8 @@ import uniep
 import uniep.call
 import uniep.exchange_ops
 import uniep.ops
-from layers import Layer, Result, assert_same, make_layer, run_moe, same_bits
+import uniep.tuning
+from layers import Layer, Result, assert_same, dense_gradient, make_dense, make_layer, run_moe, same_bits
 
 
 @pytest.fixture(autouse=True)
@@ -173,6 +174,46 @@ def test_one_tensor_an_expert():
     assert same_bits(torch.stack([one.grad for one in w2]), expected.dw2)
 
 
+@pytest.mark.parametrize("form", ["tensors", "lists", "pairs"])
+@pytest.mark.parametrize("save", ["keep", "redispatch", "recompute"])
+def test_gate_and_up_apart_and_dense_routing(form, save):
+    layer, dense, halves = apart_and_dense()
+    expected = run_moe(layer, 0, layer.local(0, 1))
+    gates, ups = ([half] if form == "tensors" else [one.clone() for one in half] for half in halves)
+    for one in (*gates, *ups):
+        one.requires_grad_()
+    w1 = {"tensors": (gates[0], ups[0]), "lists": (gates, ups), "pairs": list(zip(gates, ups, strict=True))}[form]
+    x, probs, w2 = (one.clone().requires_grad_() for one in (layer.x[0], dense.probs, layer.w2))
+
+    def block(x, routing_map, probs, w1, w2):
+        return uniep.moe(x * 1, routing_map, probs, w1, w2, topk=2, save=save) * 1
+
+    y = torch.compile(block, fullgraph=True, backend="aot_eager")(x, dense.routing_map, probs, w1, w2)
+    y.backward(layer.dy[0])
+    stack = torch.cat if form == "tensors" else torch.stack
+    dw1 = torch.cat([stack([one.grad for one in half]) for half in (gates, ups)], 1)
+    assert same_bits(probs.grad, dense_gradient(layer.ids[0], expected.dprobs, layer.experts))
+    assert_same(Result(y.detach(), x.grad, expected.dprobs, dw1, w2.grad), expected)
+
+
+def test_exchange_of_dense_routing():
+    layer, dense, _ = apart_and_dense()
+
+    def block(x, routing_map, probs):
+        plan = uniep.place(routing_map, probs, num_experts=8, hidden=64, topk=2)
+        rows, row_probs = uniep.dispatch(x * 1, plan)
+        return uniep.combine(rows * 1, plan) * 1, row_probs * 2
+
+    results = []
+    for run in (block, torch.compile(block, fullgraph=True, backend="aot_eager")):
+        x, probs = layer.x[0].clone().requires_grad_(), dense.probs.clone().requires_grad_()
+        y, row_probs = run(x, dense.routing_map, probs)
+        torch.autograd.backward((y, row_probs), (layer.dy[0], torch.full_like(row_probs, 0.5)))
+        results.append((y.detach(), row_probs.detach(), x.grad, probs.grad))
+    for eager, compiled in zip(*results, strict=True):
+        assert same_bits(eager, compiled)
+
+
 def test_main_grad_is_between_two_graphs():
     layer = make_layer([40])
     w1, w2 = (weight.requires_grad_() for weight in layer.local(0, 1))
@@ -259,10 +300,15 @@ def op_arguments(save="keep", capacity=(0, 0), stacked=True):
     layer = make_layer([40])
     weights = layer.local(0, 1) if stacked else [list(weight.clone().unbind()) for weight in layer.local(0, 1)]
     first, second = ([weight] if stacked else [one.clone() for one in weight] for weight in weights)
-    options = (uniep.Group().name, "auto", "auto", *capacity, save)
-    if save == "redispatch":
-        options = (options[0], "save.xg=redispatch", "save.xg=redispatch", *capacity, save)
+    schedule = "save.xg=redispatch" if save == "redispatch" else "auto"
+    options = (uniep.Group().name, schedule, schedule, *capacity, save, 2, False)
     return layer, [layer.x[0], layer.ids[0], layer.probs[0]], first, second, options
+
+
+def apart_and_dense():
+    """A layer, its map and probs [T, E], and w1 as the ops take it with gate and up apart."""
+    layer, (dense,) = make_dense(make_layer([40], unused=0.1))
+    return layer, dense, [half.contiguous() for half in layer.w1.chunk(2, 1)]
 
 
 @pytest.mark.parametrize(
@@ -283,6 +329,21 @@ def test_opcheck_forward(save, capacity, stacked, filled_memory):
     torch.library.opcheck(torch.ops.uniep.forward, (x, ids, probs, w1, w2, *options, True))
 
 
+def test_opcheck_gate_and_up_apart_and_dense_routing(filled_memory):
+    layer, dense, w1 = apart_and_dense()
+    probs = dense.probs.nan_to_num()
+    options = (uniep.Group().name, "auto", "auto", 0, 0, "keep", 2, True)
+    leaves = [one.requires_grad_() for one in (layer.x[0], probs, *w1, layer.w2)]
+    torch.library.opcheck(
+        torch.ops.uniep.forward, (leaves[0], dense.routing_map, probs, w1, [layer.w2], *options, True)
+    )
+    given = [one.detach() for one in w1]
+    with torch.no_grad():
+        _, saved = torch.ops.uniep.forward(layer.x[0], dense.routing_map, probs, given, [layer.w2], *options, True)
+    arguments = (layer.dy[0], None, dense.routing_map, probs.detach(), given, [layer.w2.detach()], saved, *options)
+    torch.library.opcheck(torch.ops.uniep.backward, (*arguments, True, True))
+
+
 @pytest.mark.parametrize("save", ["keep", "redispatch"])
 @pytest.mark.parametrize("need", [(True, True), (True, False), (False, True), (False, False)])
 def test_opcheck_backward(save, need):
@@ -296,7 +357,7 @@ def test_opcheck_backward(save, need):
 def test_opcheck_exchange():
     layer = make_layer([40])
     x, ids, probs = layer.x[0].requires_grad_(), layer.ids[0], layer.probs[0].requires_grad_()
-    options = (8, uniep.Group().name, 0, 0)
+    options = (8, 2, uniep.Group().name, 0, 0)
     torch.library.opcheck(torch.ops.uniep.place, (ids, probs.detach(), 64, *options))
     count = torch.ops.uniep.place(ids, probs.detach(), 64, *options)[2].shape[0]
     torch.library.opcheck(torch.ops.uniep.dispatch, (x, ids, probs, count, *options))
@@ -310,3 +371,26 @@ def test_a_group_that_is_gone_is_named():
     _, (x, ids, probs), w1, w2, options = op_arguments()
     with pytest.raises(ValueError, match="group: there is none of the name 'nobody'"):
         torch.ops.uniep.forward(x, ids, probs, w1, w2, "nobody", *options[1:], True)
+
+
+def test_a_graph_keeps_the_tuned_schedules_of_its_compilation():
+    """So that its backward has the schedules of its forward, whatever is tuned later."""
+    layer = make_layer([40])
+    seen = []
+    run = uniep.call.Call.run
+
+    def noted(self, *arguments, **options):
+        seen.append(self.schedules)
+        return run(self, *arguments, **options)
+
+    with uniep.Group(workers=2) as group, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uniep.call.Call, "run", noted)
+        group.tuned[uniep.tuning.key(64, 32, 8, 2)] = ("fusion=none", "fusion=pairs")
+        compiled = torch.compile(
+            lambda *tensors: uniep.moe(*tensors, group=group) * 1, fullgraph=True, backend="aot_eager"
+        )
+        given = layer.x[0], layer.ids[0], layer.probs[0], *layer.local(0, 1)
+        first = compiled(*given)
+        group.tuned.clear()
+        assert same_bits(compiled(*given), first)
+    assert seen == [(b"fusion=none", b"fusion=pairs")] * 2

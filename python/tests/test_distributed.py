@@ -30,3 +30,7 @@ def torchrun(ranks: int, script: pathlib.Path, *arguments: str, timeout: int = 2
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_processes(ranks):
     assert f"checks passed on {ranks} ranks" in torchrun(ranks, HERE / "distributed_checks.py")
+
+
+def test_checks_for_gpus():
+    assert "20 of 20 checks passed" in torchrun(2, HERE / "gpu_checks.py", "--cpu")

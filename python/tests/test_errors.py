@@ -17,6 +17,10 @@ def tensor(*shape, dtype=torch.bfloat16):
     return torch.zeros(shape, dtype=dtype)
 
 
+MAP = torch.arange(8)[:, None].expand(8, 8) == 5
+MAP = MAP & (torch.arange(8) < 3)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -24,6 +28,19 @@ def tensor(*shape, dtype=torch.bfloat16):
         ({"x": tensor(9, 64)}, r"topk_ids: shape \[8, 2\]; must be \[9, 'K'\], as x has \[9, 64\]"),
         ({"x": tensor(8, 72)}, r"w1: shape \[8, 64, 64\]; must be \[8, 64, 72\]"),
         ({"topk_ids": tensor(8, 2, dtype=torch.int16)}, r"topk_ids: torch.int16; must be torch.int32 or torch.int64"),
+        ({"topk": 3}, r"topk: 3; must be None or that of topk_ids, 2"),
+        ({"topk_ids": MAP, "probs": torch.ones(8, 8)}, r"topk: None; of a routing map it must be 1 to .*, 8"),
+        ({"topk_ids": MAP, "probs": torch.ones(8, 8), "topk": 9}, r"topk: 9; of a routing map it must be 1 to .*, 8"),
+        ({"topk_ids": MAP[:, :7], "probs": torch.ones(8, 7), "topk": 2}, r"routing_map: 7 experts; must be .*, 8"),
+        ({"topk_ids": MAP[:7], "topk": 2}, r"routing_map: shape \[7, 8\]; must be \[8, 'E'\]"),
+        (
+            {"topk_ids": MAP, "probs": torch.ones(8, 8), "topk": 2},
+            r"routing_map: rank 0, token 5 has 3 experts; a token has at most topk, 2",
+        ),
+        (
+            {"topk_ids": MAP, "probs": torch.full((8, 8), torch.inf), "topk": 3},
+            r"probs: rank 0, token 5, expert 0 is inf; probs must be finite",
+        ),
         ({"topk_ids": torch.full((8, 2), 8)}, r"topk_ids: 8 at token 0, slot 0|topk_ids.*8"),
         ({"topk_ids": torch.full((8, 2), 3)}, r"topk_ids.*3|3.*twice"),
         ({"topk_ids": tensor(8, 9, dtype=torch.int32), "probs": torch.ones(8, 9)}, r"topk_ids: 9 slots.*1 to.*8"),
@@ -33,14 +50,17 @@ def tensor(*shape, dtype=torch.bfloat16):
         ({"w1": tensor(8, 64, 64).transpose(1, 2)}, r"w1: strides .*; must be contiguous"),
         ({"w1": tensor(8, 64)}, r"w1: shape \[8, 64\]; must have 3 dimensions"),
         ({"w1": []}, r"w1: must be a tensor with 3 dimensions, or a list"),
-        ({"w1": (tensor(8, 32, 64), tensor(8, 32, 64))}, r"w1: must be a tensor with 3 dimensions, or a list"),
+        ({"w1": (tensor(8, 64, 64), tensor(8, 64, 64))}, r"w1: shape \[8, 64, 64\]; must be \[8, 32, 64\]"),
+        ({"w1": (tensor(8, 32, 64), tensor(8, 24, 64))}, r"w1, up: shape \[8, 24, 64\]; must be \[8, 32, 64\]"),
+        ({"w1": ([tensor(32, 64)] * 8, [tensor(32, 64)] * 7)}, r"w1: 8 tensors of gates and 7 of ups; must be alike"),
+        ({"w1": [(tensor(32, 64), 1)] * 8}, r"w1, up: must be a tensor with 3 dimensions, or a list"),
         ({"w2": [tensor(64, 32)] * 7}, r"w2: 7 tensors; must be 8, one for each expert, as in w1"),
         ({"w2": tensor(8, 64, 32, dtype=torch.float16)}, r"w2: torch.float16; must be torch.bfloat16"),
         ({"w1": tensor(8, 24, 64), "w2": tensor(8, 64, 12)}, r"intermediate: 12; must be a multiple of 8"),
         ({"schedule": "fusion=some"}, r"fusion"),
         ({"schedule": ("auto", "auto", "auto")}, r"schedule: .*; legal is a text, or two"),
         ({"save": "all"}, r"save: 'all'; legal are keep, redispatch, recompute"),
-        ({"capacity": (0, 8)}, r"capacity: \(0, 8\); must be \(rows, tokens\), both above 0"),
+        ({"capacity": (0, 8)}, r"capacity: \(0, 8\); must be \(rows or a factor, tokens\), both above 0"),
         ({"capacity": (4096, 7)}, r"tokens: 8.*7"),
         (
             {"w1": [tensor(64, 64).requires_grad_(), *[tensor(64, 64)] * 7]},

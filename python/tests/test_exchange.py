@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import uniep
-from layers import make_layer, same_bits
+from layers import dense_gradient, make_dense, make_layer, same_bits
 
 
 def own_gemms(x, plan, w1, w2):
@@ -54,6 +54,23 @@ def test_rows():
         begin = end
     assert begin == plan.rows
     assert uniep.combine(rows, plan).shape == (3, 100, 64)
+
+
+@pytest.mark.parametrize("tokens", [0, 40])
+def test_dense_routing(tokens):
+    layer, (dense,) = make_dense(make_layer([tokens], experts=6, topk=3, unused=0.2))
+    results = []
+    for ids, given, topk in ((layer.ids[0], layer.probs[0], None), (dense.routing_map, dense.probs, 3)):
+        x, probs = layer.x[0].clone().requires_grad_(), given.clone().requires_grad_()
+        plan = uniep.place(ids, probs, 6, 64, topk=topk)
+        rows, row_probs = uniep.dispatch(x, plan)
+        y = uniep.combine((rows.float() * row_probs[:, None]).bfloat16(), plan)
+        y.backward(layer.dy[0])
+        results.append((rows.detach(), row_probs.detach(), y.detach(), x.grad, probs.grad))
+    (*expected, dprobs), (*got, dense_dprobs) = results
+    for one, other in zip(got, expected, strict=True):
+        assert same_bits(one, other)
+    assert same_bits(dense_dprobs, dense_gradient(layer.ids[0], dprobs, 6))
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 40])

@@ -15,7 +15,18 @@ import torch
 import torch.utils._python_dispatch
 
 import uniep
-from layers import Layer, assert_same, make_layer, random_layer, reference, relative_error, run_moe, same_bits
+from layers import (
+    Layer,
+    assert_same,
+    dense_gradient,
+    make_dense,
+    make_layer,
+    random_layer,
+    reference,
+    relative_error,
+    run_moe,
+    same_bits,
+)
 
 
 def write_safetensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -123,6 +134,57 @@ def test_one_tensor_an_expert():
     assert same_bits(y.detach(), expected.y)
     assert same_bits(torch.stack([one.grad for one in w1]), expected.dw1)
     assert same_bits(torch.stack([one.grad for one in w2]), expected.dw2)
+
+
+def gate_and_up(w1, form):
+    """w1 [El, 2 I, H] with gate and up apart: what moe() takes, and the gates and ups in it."""
+    gate, up = (half.contiguous() for half in w1.chunk(2, 1))
+    if form == "tensors":
+        leaves = [gate.requires_grad_()], [up.requires_grad_()]
+        return (leaves[0][0], leaves[1][0]), *leaves
+    gates, ups = ([one.clone().requires_grad_() for one in half] for half in (gate, up))
+    return ((gates, ups) if form == "lists" else list(zip(gates, ups, strict=True))), gates, ups
+
+
+@pytest.mark.parametrize("form", ["tensors", "lists", "pairs"])
+@pytest.mark.parametrize("seed", range(8))
+def test_gate_and_up_apart(form, seed):
+    layer = random_layer(seed, 1)
+    expected = run_moe(layer, 0, layer.local(0, 1))
+    for save in ("keep", "redispatch", "recompute"):
+        w1, gates, ups = gate_and_up(layer.w1, form)
+        x, probs = layer.x[0].clone().requires_grad_(), layer.probs[0].clone().requires_grad_()
+        w2 = layer.w2.clone().requires_grad_()
+        y = uniep.moe(x, layer.ids[0], probs, w1, w2, save=save)
+        y.backward(layer.dy[0])
+        stack = torch.cat if form == "tensors" else torch.stack
+        dw1 = torch.cat([stack([one.grad for one in half]) for half in (gates, ups)], 1)
+        assert_same(type(expected)(y.detach(), x.grad, probs.grad, dw1, w2.grad), expected)
+
+
+def test_gate_and_up_apart_frozen_and_cast():
+    layer = make_layer([40])
+    expected = run_moe(layer, 0, layer.local(0, 1))
+    w1, (gate,), (up,) = gate_and_up(layer.w1, "tensors")
+    uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], w1, layer.w2).backward(layer.dy[0])
+    assert same_bits(torch.cat([gate.grad, up.grad], 1), expected.dw1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wide = [(one.detach().float(), other.detach().float()) for one, other in zip(gate, up, strict=True)]
+        assert same_bits(uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], wide, layer.w2), expected.y)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_dense_routing(seed):
+    layer, (dense,) = make_dense(random_layer(seed, 1))
+    expected = run_moe(layer, 0, layer.local(0, 1))
+    topk = layer.ids[0].shape[1]
+    for save in ("keep", "redispatch", "recompute"):
+        x, probs = layer.x[0].clone().requires_grad_(), dense.probs.clone().requires_grad_()
+        w1, w2 = (weight.requires_grad_() for weight in layer.local(0, 1))
+        y = uniep.moe(x, dense.routing_map, probs, w1, w2, topk=topk, save=save)
+        y.backward(layer.dy[0])
+        assert same_bits(probs.grad, dense_gradient(layer.ids[0], expected.dprobs, layer.experts))
+        assert_same(type(expected)(y.detach(), x.grad, expected.dprobs, w1.grad, w2.grad), expected)
 
 
 @pytest.mark.parametrize("frozen", [("w1",), ("w2",), ("w1", "w2"), ("x",), ("probs",), ("x", "probs")])

@@ -1,5 +1,7 @@
 """Gradients of weights that are added to fp32 memory of the caller."""
 
+import types
+
 import pytest
 import torch
 
@@ -57,6 +59,40 @@ def test_param(stacked, getter):
     both = (sums[0], sums[1]) if stacked else (torch.stack(sums[:half]), torch.stack(sums[half:]))
     for total, once in zip(both, expected, strict=True):
         assert same_bits(total, once + once)
+
+
+def test_memory_of_megatron_fsdp():
+    """overwrite_main_grad: what main_grad holds is no sum of earlier calls, but where its buffer is not sharded."""
+    layer = make_layer([64])
+    expected = exact(layer)
+    for sharded in (True, False):
+        weights = [torch.nn.Parameter(w) for w in layer.local(0, 1)]
+        for weight in weights:
+            weight.main_grad = torch.full(weight.shape, torch.nan if sharded else 0.0)
+            weight.overwrite_main_grad = True
+            weight._gbuf = types.SimpleNamespace(is_data_distributed=sharded)
+        for _ in range(2):
+            y = uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], *weights, main_grad="param")
+            y.backward(layer.dy[0])
+        for weight, once in zip(weights, expected, strict=True):
+            assert same_bits(weight.main_grad, once if sharded else once + once)
+
+
+def test_gate_and_up_apart():
+    layer = make_layer([64])
+    expected = exact(layer)
+    gate, up = (torch.nn.Parameter(half.contiguous()) for half in layer.w1.chunk(2, 1))
+    w2 = torch.nn.Parameter(layer.w2.clone())
+    sums = (torch.zeros(gate.shape), torch.zeros(up.shape)), torch.zeros(w2.shape)
+    uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], (gate, up), w2, main_grad=sums).backward(layer.dy[0])
+    assert same_bits(torch.cat(sums[0], 1), expected[0])
+    assert same_bits(sums[1], expected[1])
+    for weight in (gate, up, w2):
+        weight.main_grad = torch.zeros(weight.shape)
+    uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], (gate, up), w2, main_grad="param").backward(layer.dy[0])
+    assert same_bits(torch.cat([gate.main_grad, up.main_grad], 1), expected[0])
+    with pytest.raises(ValueError, match="main_grad: 1 tensors for w1; must be 2"):
+        uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], (gate, up), w2, main_grad=(sums[1], sums[1]))
 
 
 def test_zero_gradients_take_the_memory_of_one_weight():

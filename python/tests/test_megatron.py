@@ -1,16 +1,48 @@
-"""The plugin beside a released Megatron-core, on a CPU: one torchrun a size."""
+"""The plugin beside released versions of Megatron-core, on a CPU: one torchrun a line.
+
+UNIEP_MEGATRON_VERSIONS names a folder with a folder for each other version, named as it, as scripts/python_tests.sh
+makes it; UNIEP_REQUIRE_MEGATRON=1 makes failures of what would be skipped.
+"""
 
 import importlib.util
+import os
 import pathlib
 
 import pytest
 
-from test_distributed import torchrun
+from test_distributed import HERE, torchrun
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed")
+REQUIRED = os.environ.get("UNIEP_REQUIRE_MEGATRON") == "1"
+OTHER_VERSIONS = ["0.17.1", "0.18.2"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_megatron(ranks):
-    script = pathlib.Path(__file__).resolve().parent / "megatron_checks.py"
-    assert f"checks passed on {ranks} ranks" in torchrun(ranks, script)
+def need(found, what):
+    if not found:
+        (pytest.fail if REQUIRED else pytest.skip)(f"{what} is not installed")
+
+
+@pytest.fixture
+def megatron():
+    need(importlib.util.find_spec("megatron") is not None, "megatron-core")
+
+
+RUNS = [("checks", 1), ("checks", 4), ("option_checks", 2), ("parallel_checks", 4), ("training_checks", 2)]
+RUNS += [("fsdp_checks", 2)]
+
+
+@pytest.mark.parametrize(("script", "ranks"), RUNS)
+def test_megatron(megatron, script, ranks):
+    assert f"checks passed on {ranks} ranks" in torchrun(ranks, HERE / f"megatron_{script}.py")
+
+
+@pytest.mark.parametrize("version", OTHER_VERSIONS)
+def test_other_versions(megatron, version, monkeypatch):
+    folder = pathlib.Path(os.environ.get("UNIEP_MEGATRON_VERSIONS", "none")) / version
+    need((folder / "megatron").is_dir(), f"megatron-core {version}")
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
+    assert "checks passed on 2 ranks" in torchrun(2, HERE / "megatron_version_checks.py", version)
+
+
+def test_program_for_gpus(megatron):
+    options = ["--cpu", "--tiny", "--steps", "2", "--repeat", "2", "--only", "EP1"]
+    assert "6 of 6 runs passed" in torchrun(1, HERE / "gpu_megatron.py", *options)

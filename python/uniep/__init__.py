@@ -17,6 +17,7 @@ if typing.TYPE_CHECKING:
     from uniep.layer import moe
     from uniep.modules import Experts, MoELayer
     from uniep.show import show_config
+    from uniep.tuning import autotune
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ __all__ = [
     "MoELayer",
     "Plan",
     "Unsupported",
+    "autotune",
     "combine",
     "dispatch",
     "moe",
@@ -40,6 +42,7 @@ _MODULE_OF_NAME = {
     "Group": "group",
     "MoELayer": "modules",
     "Plan": "exchange",
+    "autotune": "tuning",
     "combine": "exchange",
     "dispatch": "exchange",
     "moe": "layer",

@@ -19,8 +19,10 @@ class Call(typing.NamedTuple):
     group: Group
     shape: tuple[int, int, int]  # H, I, E
     schedules: tuple[bytes, bytes]
+    topk: int
     capacity: tuple[int, int] | None
     save: str
+    apart: bool  # w1 is all gates, then all ups
     w1: list[torch.Tensor]
     w2: list[torch.Tensor]
     main_grad: typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]] | None
@@ -36,14 +38,14 @@ class Call(typing.NamedTuple):
             self.schedules[0],
             route.placement,
             route.send(rows_of(x)),
-            Weights.of(w1),
+            Weights.of(w1, self.apart),
             Weights.of(w2),
             keep,
         )
         return shaped(route.sum_slots(y), x.shape), saved, route
 
     def place(self, ids: torch.Tensor, probs: torch.Tensor) -> Route:
-        return place_routing(self.group, self.shape, rows_of(ids), rows_of(probs), self.capacity)
+        return place_routing(self.group, self.shape, rows_of(ids), rows_of(probs), self.topk, self.capacity)
 
     def run_backward(
         self,
@@ -55,7 +57,10 @@ class Call(typing.NamedTuple):
         dw1: Sequence[torch.Tensor] | None,
         dw2: Sequence[torch.Tensor] | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """dx in the shape of dy and dprobs [T, K]; writes dw1 and dw2. Needs x with save="redispatch"."""
+        """dx in the shape of dy, and dprobs [T, K] or of a map [T, E]; writes dw1 and dw2.
+
+        Needs x with save="redispatch".
+        """
         w1, w2 = self.split(weights)
         dprobs = dy.new_empty(route.engine_tokens, dtype=torch.float32)
         dx = self.group.engine.backward(
@@ -65,10 +70,10 @@ class Call(typing.NamedTuple):
             saved,
             route.send(rows_of(dy)),
             None if x is None else route.send(rows_of(x)),
-            Weights.of(w1),
+            Weights.of(w1, self.apart),
             Weights.of(w2),
             dprobs,
-            Weights.of(dw1),
+            Weights.of(dw1, self.apart),
             Weights.of(dw2),
         )
         # Collective, so whoever needs them.

@@ -32,17 +32,22 @@ class Owned:
 
 
 class Weights(typing.NamedTuple):
-    """Addresses of the experts' tensors: one tensor (`stacked`), or one an expert."""
+    """Addresses of the experts' tensors: one tensor (`stacked`), or one an expert; of gate and up apart the gates'."""
 
-    stacked: int | None
-    experts: typing.Any
+    stacked: int | None = None
+    experts: typing.Any = None
+    up: Weights | None = None
 
     @staticmethod
-    def of(tensors: Sequence[torch.Tensor] | None) -> Weights:
+    def of(tensors: Sequence[torch.Tensor] | None, apart: bool = False) -> Weights:
+        """`apart`: the first half of the tensors are gates, the second the matching ups."""
         if tensors is None:
             return _NO_WEIGHTS
+        if apart:
+            half = len(tensors) // 2
+            return Weights.of(tensors[:half])._replace(up=Weights.of(tensors[half:]))
         if len(tensors) == 1 and tensors[0].dim() == 3:
-            return Weights(tensors[0].data_ptr(), None)
+            return Weights(tensors[0].data_ptr())
         addresses = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
         return Weights(None, addresses)
 
@@ -50,8 +55,13 @@ class Weights(typing.NamedTuple):
     def array(self) -> int | None:
         return None if self.experts is None else ctypes.addressof(self.experts)
 
+    @property
+    def ups(self) -> tuple[int | None, int | None]:
+        """The addresses of the ups, where they lie apart: one tensor, or an array."""
+        return (None, None) if self.up is None else (self.up.stacked, self.up.array)
 
-_NO_WEIGHTS = Weights(None, None)
+
+_NO_WEIGHTS = Weights()
 
 
 class _Reused:
@@ -180,7 +190,8 @@ class Engine:
     def place(
         self, config: typing.Any, ids: torch.Tensor, probs: torch.Tensor, capacity: tuple[int, int] | None
     ) -> Owned:
-        """uniep_place() of ids [T, K] (int32 or int64) and probs [T, K] fp32, both contiguous."""
+        """uniep_place() of ids [T, K] (int32 or int64) and probs [T, K] fp32, or of a map [T, E] (bool) and
+        probs [T, E]; contiguous."""
         limits = None
         if capacity is not None:
             limits = ctypes.byref(library.Capacity.make(rows=capacity[0], tokens=capacity[1]))
@@ -189,7 +200,9 @@ class Engine:
         with self._lock:
             self._begin()
             routing.tokens = ids.shape[0]
-            routing.topk_ids = ids.data_ptr()
+            is_map = ids.dtype == torch.bool
+            routing.topk_ids = None if is_map else ids.data_ptr()
+            routing.routing_map = ids.data_ptr() if is_map else None
             routing.index_type = library.INDEX_INT64 if ids.dtype == torch.int64 else library.INDEX_INT32
             routing.probs = probs.data_ptr()
             routing.stream = self._stream()
@@ -234,6 +247,7 @@ class Engine:
             given.x = x.data_ptr()
             given.w1, given.w2 = w1.stacked, w2.stacked
             given.w1_experts, given.w2_experts = w1.array, w2.array
+            given.w1_up, given.w1_up_experts = w1.ups
             given.y = y.data_ptr()
             given.stream = self._stream()
             given.saved_memory, given.saved_bytes = saved.data_ptr(), need.saved_bytes
@@ -262,8 +276,8 @@ class Engine:
     ) -> torch.Tensor:
         """uniep_backward_pending() and, where one gradient of the two is asked for, uniep_weight_gradients().
 
-        Takes the bytes of a forward with these schedules, of forward and of backward. Writes dprobs [T, K] and the
-        gradients that have addresses; gives back dx [T, H].
+        Takes the bytes of a forward with these schedules, of forward and of backward. Writes dprobs [T, K],
+        of a map [T, E], and the gradients that have addresses; gives back dx [T, H].
         """
         if dw1 is _NO_WEIGHTS or dw2 is _NO_WEIGHTS:
             time = library.WEIGHT_GRADIENTS_NONE if dw1 is dw2 else library.WEIGHT_GRADIENTS_LATER
@@ -287,9 +301,11 @@ class Engine:
             given.dy, given.x = dy.data_ptr(), None if x is None else x.data_ptr()
             given.w1, given.w2 = w1.stacked, w2.stacked
             given.w1_experts, given.w2_experts = w1.array, w2.array
+            given.w1_up, given.w1_up_experts = w1.ups
             given.dx, given.dprobs = dx.data_ptr(), dprobs.data_ptr()
             given.dw1, given.dw2 = dw1.stacked, dw2.stacked
             given.dw1_experts, given.dw2_experts = dw1.array, dw2.array
+            given.dw1_up, given.dw1_up_experts = dw1.ups
             given.stream, given.weight_gradients = stream, time
             given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
             given.pending_memory, given.pending_bytes = None if left is None else left.data_ptr(), need.pending_bytes
@@ -319,6 +335,7 @@ class Engine:
                     work = library.WeightGradientArguments.make(
                         dw1=dw1.stacked, dw2=dw2.stacked, dw1_experts=dw1.array, dw2_experts=dw2.array, stream=stream
                     )
+                    work.dw1_up, work.dw1_up_experts = dw1.ups
                     library.check(functions.uniep_weight_gradients(self._handle, pending, ctypes.byref(work), 1))
             finally:
                 if pending:
@@ -358,7 +375,7 @@ class Engine:
         rows: torch.Tensor,
         row_dprobs: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """uniep_combine() for `shape` (T, K): y [T, H] bf16 and, with row_dprobs [R] fp32, dprobs [T, K] fp32."""
+        """uniep_combine() for probs of a shape: y [T, H] bf16 and, with row_dprobs [R] fp32, dprobs fp32."""
         y = rows.new_empty((shape[0], rows.shape[1]))
         dprobs = None if row_dprobs is None else row_dprobs.new_empty(shape)
         # A null address says that there are none; without rows there still are.

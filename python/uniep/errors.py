@@ -9,7 +9,11 @@ class Unsupported(NotImplementedError):
 
 
 class CapacityError(RuntimeError):
-    """A fixed capacity was too small. Nothing was dropped; the message says what is needed."""
+    """A fixed capacity was too small. Nothing was dropped; the message says what is needed.
+
+    All ranks get it. With the native transport of several ranks each gets it where its host comes to see it: from the
+    call, or from a later one or synchronize(). All ranks then call group.recover().
+    """
 
 
 class DeviceError(RuntimeError):

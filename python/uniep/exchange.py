@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from uniep.exchange_ops import describe, place_exchange, to_rows, to_tokens
 from uniep.group import Group
-from uniep.layer import check_probs, check_topk, checked_capacity, default_group
+from uniep.layer import Capacity, check_probs, checked_capacity, checked_topk, default_group
 from uniep.routes import Route
 
 
@@ -26,7 +26,7 @@ class Plan:
         counts: [El] int64 on the CPU, rows of each local expert without padding.
         offsets: [El] int32 on the group's device, where each local expert's rows end with padding: `offs` of
             torch's grouped_mm.
-        probs: [T, K] fp32, as given to place().
+        probs: [T, K] fp32, or [T, E] with a map, as given to place().
     """
 
     group: Group
@@ -36,6 +36,7 @@ class Plan:
     probs: torch.Tensor
     leading: tuple[int, ...]
     ids: torch.Tensor
+    topk: int
     hidden: int
     num_experts: int
     capacity: tuple[int, int] | None
@@ -45,12 +46,12 @@ class Plan:
     def route(self) -> Route:
         if self.placed is not None:
             return self.placed
-        return place_exchange(self.group, self.hidden, self.num_experts, self.ids, self.probs, self.capacity)
+        return place_exchange(self.group, self.hidden, self.num_experts, self.ids, self.probs, self.topk, self.capacity)
 
 
-def _arguments(plan: Plan) -> tuple[int, str, int, int]:
+def _arguments(plan: Plan) -> tuple[int, int, str, int, int]:
     """What the custom ops have in the place of a plan, beside tensors."""
-    return (plan.num_experts, plan.group.name, *(plan.capacity or (0, 0)))
+    return (plan.num_experts, plan.topk, plan.group.name, *(plan.capacity or (0, 0)))
 
 
 def place(
@@ -59,22 +60,25 @@ def place(
     num_experts: int,
     hidden: int,
     *,
+    topk: int | None = None,
     group: Group | None = None,
-    capacity: tuple[int, int] | None = None,
+    capacity: Capacity | None = None,
 ) -> Plan:
     """Places a routing. Collective; waits until the number of rows is known.
 
     Args:
-        topk_ids: [..., K] int32 or int64, global experts; -1 is an unused slot. No expert twice in a token.
-        probs: [..., K] fp32, finite; dispatch() is differentiable in it.
+        topk_ids: [..., K] int32 or int64, global experts; -1 is an unused slot. No expert twice in a token. Or a
+            routing map [..., E] of bool, as in moe().
+        probs: [..., K] fp32, finite, or [..., E] with a map; dispatch() is differentiable in it.
         num_experts: E, of all ranks, a multiple of their number.
         hidden: H of the rows to come, a multiple of 8.
+        topk: K of a routing map.
         group: None is Group(device=topk_ids.device).
         capacity: as in moe().
 
     Raises:
         ValueError: an argument is wrong; the message names it, its value and what is legal.
-        CapacityError: the routing does not fit.
+        CapacityError: the routing does not fit; as in moe().
     """
     if topk_ids.dim() < 1:
         raise ValueError("topk_ids: no dimension; must be [..., K]")
@@ -89,18 +93,18 @@ def place(
         raise ValueError(f"num_experts: {num_experts}; must be a multiple of the number of ranks, {group.size}")
     if hidden < 8 or hidden % 8 != 0:
         raise ValueError(f"hidden: {hidden}; must be a multiple of 8, 8 or more")
-    check_topk(topk_ids, num_experts)
+    slots = checked_topk(topk_ids, num_experts, topk)
     ids = topk_ids.reshape(-1, topk_ids.shape[-1]).contiguous()
     flat_probs = probs.reshape(ids.shape)
-    limits = checked_capacity(capacity)
+    limits = checked_capacity(capacity, slots, num_experts // group.size)
     placed = None
     if compiling:
         counts, offsets, all_rows = torch.ops.uniep.place(
-            ids, flat_probs.detach(), hidden, num_experts, group.name, *(limits or (0, 0))
+            ids, flat_probs.detach(), hidden, num_experts, slots, group.name, *(limits or (0, 0))
         )
         rows = all_rows.shape[0]
     else:
-        placed = place_exchange(group, hidden, num_experts, ids, flat_probs, limits)
+        placed = place_exchange(group, hidden, num_experts, ids, flat_probs, slots, limits)
         rows, counts, offsets = describe(group, placed, num_experts)
     return Plan(
         group=group,
@@ -110,6 +114,7 @@ def place(
         probs=flat_probs,
         leading=tuple(topk_ids.shape[:-1]),
         ids=ids,
+        topk=slots,
         hidden=hidden,
         num_experts=num_experts,
         capacity=limits,

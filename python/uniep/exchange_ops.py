@@ -20,11 +20,12 @@ def place_exchange(
     experts: int,
     ids: torch.Tensor,
     probs: torch.Tensor,
+    topk: int,
     capacity: tuple[int, int] | None,
 ) -> Route:
-    """Places ids [T, K] and probs [T, K] for rows of `hidden` columns. Collective."""
+    """Places ids [T, K] and probs [T, K], or a map and probs [T, E], for rows of `hidden` columns. Collective."""
     shape = hidden, _NO_INTERMEDIATE, experts
-    return place_routing(group, shape, ids, probs.detach().contiguous(), capacity)
+    return place_routing(group, shape, ids, probs.detach().contiguous(), topk, capacity)
 
 
 def describe(group: Group, route: Route, experts: int) -> tuple[int, torch.Tensor, torch.Tensor]:
@@ -52,31 +53,38 @@ def to_rows(group: Group, route: Route, x: torch.Tensor, with_probs: bool) -> tu
 def to_tokens(
     group: Group, route: Route, rows: torch.Tensor, row_dprobs: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """rows [R, H] as sums [T, H] and, with row_dprobs [R], dprobs [T, K]. Collective."""
+    """rows [R, H] as sums [T, H] and, with row_dprobs [R], dprobs in the shape of probs. Collective."""
     given = None if row_dprobs is None else row_dprobs.contiguous()
     y, dprobs = group.engine.combine(route.config(), route.placement, route.engine_tokens, rows.contiguous(), given)
     return route.sum_slots(y), None if dprobs is None else route.gather_probs(dprobs)
 
 
 def _placed(
-    ids: torch.Tensor, probs: torch.Tensor, hidden: int, experts: int, group: str, limits: tuple[int, int]
+    ids: torch.Tensor, probs: torch.Tensor, hidden: int, experts: int, topk: int, group: str, limits: tuple[int, int]
 ) -> tuple[Group, Route]:
     own = find_group(group)
-    return own, place_exchange(own, hidden, experts, ids, probs, limits if limits[0] > 0 else None)
+    return own, place_exchange(own, hidden, experts, ids, probs, topk, limits if limits[0] > 0 else None)
 
 
 @torch.library.custom_op("uniep::place", mutates_args=())
 def place(
-    ids: torch.Tensor, probs: torch.Tensor, hidden: int, experts: int, group: str, most_rows: int, most_tokens: int
+    ids: torch.Tensor,
+    probs: torch.Tensor,
+    hidden: int,
+    experts: int,
+    topk: int,
+    group: str,
+    most_rows: int,
+    most_tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Plan.counts, Plan.offsets, and a tensor [Plan.rows, 0]. The capacity is 0, 0 where there is none."""
-    own, route = _placed(ids, probs, hidden, experts, group, (most_rows, most_tokens))
+    own, route = _placed(ids, probs, hidden, experts, topk, group, (most_rows, most_tokens))
     rows, counts, offsets = describe(own, route, experts)
     return counts, offsets, probs.new_empty((rows, 0))
 
 
 @place.register_fake
-def _(ids, probs, hidden, experts, group, most_rows, most_tokens):  # type: ignore[no-untyped-def]
+def _(ids, probs, hidden, experts, topk, group, most_rows, most_tokens):  # type: ignore[no-untyped-def]
     local = experts // find_group(group).size
     counts = torch.empty(local, dtype=torch.int64, device="cpu")
     return counts, probs.new_empty(local, dtype=torch.int32), probs.new_empty((new_size(), 0))
@@ -89,12 +97,13 @@ def dispatch(
     probs: torch.Tensor,
     rows: int,
     experts: int,
+    topk: int,
     group: str,
     most_rows: int,
     most_tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """rows [R, H] and row_probs [R], with R as place() says."""
-    own, route = _placed(ids, probs, x.shape[1], experts, group, (most_rows, most_tokens))
+    own, route = _placed(ids, probs, x.shape[1], experts, topk, group, (most_rows, most_tokens))
     out, row_probs = to_rows(own, route, x, with_probs=True)
     if row_probs is None or out.shape[0] != rows:
         raise RuntimeError(f"rows: {rows}; the routing has {out.shape[0]}")
@@ -102,7 +111,7 @@ def dispatch(
 
 
 @dispatch.register_fake
-def _(x, ids, probs, rows, experts, group, most_rows, most_tokens):  # type: ignore[no-untyped-def]
+def _(x, ids, probs, rows, experts, topk, group, most_rows, most_tokens):  # type: ignore[no-untyped-def]
     return x.new_empty((rows, x.shape[1])), probs.new_empty(rows)
 
 
@@ -113,18 +122,19 @@ def combine(
     probs: torch.Tensor,
     row_dprobs: torch.Tensor | None,
     experts: int,
+    topk: int,
     group: str,
     most_rows: int,
     most_tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """y [T, H] and, with row_dprobs [R], dprobs [T, K]; else no elements."""
-    own, route = _placed(ids, probs, rows.shape[1], experts, group, (most_rows, most_tokens))
+    """y [T, H] and, with row_dprobs [R], dprobs in the shape of probs; else no elements."""
+    own, route = _placed(ids, probs, rows.shape[1], experts, topk, group, (most_rows, most_tokens))
     y, dprobs = to_tokens(own, route, rows, row_dprobs)
     return y, probs.new_empty(0) if dprobs is None else dprobs
 
 
 @combine.register_fake
-def _(rows, ids, probs, row_dprobs, experts, group, most_rows, most_tokens):  # type: ignore[no-untyped-def]
+def _(rows, ids, probs, row_dprobs, experts, topk, group, most_rows, most_tokens):  # type: ignore[no-untyped-def]
     dprobs = probs.new_empty(0 if row_dprobs is None else probs.shape)
     return rows.new_empty((ids.shape[0], rows.shape[1])), dprobs
 
@@ -137,7 +147,7 @@ def _keep_for_dispatch(ctx: typing.Any, inputs: tuple[typing.Any, ...], output: 
 def _differentiate_dispatch(ctx: typing.Any, drows: torch.Tensor, drow_probs: torch.Tensor) -> tuple[typing.Any, ...]:
     ids, probs = ctx.saved_tensors
     dx, dprobs = torch.ops.uniep.combine(drows, ids, probs, drow_probs, *ctx.options)
-    return dx, None, dprobs, *[None] * 5
+    return dx, None, dprobs, *[None] * (1 + len(ctx.options))
 
 
 def _keep_for_combine(ctx: typing.Any, inputs: tuple[typing.Any, ...], output: object) -> None:
@@ -149,7 +159,7 @@ def _keep_for_combine(ctx: typing.Any, inputs: tuple[typing.Any, ...], output: o
 def _differentiate_combine(ctx: typing.Any, dy: torch.Tensor, _: object) -> tuple[typing.Any, ...]:
     ids, probs = ctx.saved_tensors
     drows, _ = torch.ops.uniep.dispatch(dy, ids, probs, ctx.count, *ctx.options)
-    return drows, *[None] * 7
+    return drows, *[None] * (3 + len(ctx.options))
 
 
 dispatch.register_autograd(_differentiate_dispatch, setup_context=_keep_for_dispatch)

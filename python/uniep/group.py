@@ -13,7 +13,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from uniep import cuda_libraries, library
+from uniep import cuda_libraries, library, tuning
 from uniep.engine import Engine
 
 _log = logging.getLogger("uniep")
@@ -38,7 +38,7 @@ class _Cached(type):
 
     def __call__(
         cls,
-        pg: dist.ProcessGroup | None = None,
+        pg: dist.ProcessGroup | typing.Literal["self"] | None = None,
         transport: str = "auto",
         *,
         device: torch.device | str | int | None = None,
@@ -47,6 +47,10 @@ class _Cached(type):
     ) -> typing.Any:
         if pg is None and dist.is_available() and dist.is_initialized():
             pg = dist.group.WORLD
+        elif pg == "self":
+            pg = None
+        elif isinstance(pg, str):
+            raise ValueError(f"pg: {pg!r}; legal are a process group, 'self' and None")
         device = _device(device)
         key = (pg, transport, device, workers, timeout_s)
         if key not in cls.groups:
@@ -76,7 +80,8 @@ class Group(metaclass=_Cached):
     Group; copies of modules share it.
 
     Args:
-        pg: a torch.distributed process group; None: the default one, or this process alone where there is none.
+        pg: a torch.distributed process group; "self": this process alone; None: the default process group, or this
+            process alone where there is none.
         transport: "native", the library's own; "torch", all_to_all_single of `pg` around a rank of the library, which
             works with every backend, on CPUs too, and between hosts; "auto", native where it can be had. The bits of
             all results are equal. `group.transport` and `group.why` say what it became.
@@ -90,7 +95,7 @@ class Group(metaclass=_Cached):
 
     def __init__(
         self,
-        pg: dist.ProcessGroup | None = None,
+        pg: dist.ProcessGroup | typing.Literal["self"] | None = None,
         transport: str = "auto",
         *,
         device: torch.device | str | int | None = None,
@@ -103,10 +108,12 @@ class Group(metaclass=_Cached):
             raise ValueError(f"workers: {workers}; must be 0 (the engine's choice) or more")
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s: {timeout_s}; must be above 0, or None")
-        self.process_group = pg
+        self.process_group = None if pg == "self" else pg
         self.device = _device(device)
         self.name = f"uniep{next(_numbers)}"
-        self.rank, self.size = (0, 1) if pg is None else (dist.get_rank(pg), dist.get_world_size(pg))
+        self.rank, self.size = 0, 1
+        if self.process_group is not None:
+            self.rank, self.size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
         if self.rank < 0:
             raise ValueError("pg: this process is not a member of it")
         self.transport, self.why = self._choose(transport)
@@ -126,6 +133,7 @@ class Group(metaclass=_Cached):
             }
         self.engine = Engine(self.device, options)
         _by_name[self.name] = self
+        self.tuned = tuning.agreed(self)
         if self.rank == 0 and self.size > 1:
             _log.info("transport %s: %s", self.transport, self.why)
 
@@ -172,7 +180,7 @@ class Group(metaclass=_Cached):
         self.engine.synchronize()
 
     def recover(self) -> None:
-        """Makes the group usable again after TimeoutError. Collective."""
+        """Makes the group usable again after TimeoutError, and after CapacityError on several GPUs. Collective."""
         self.engine.recover()
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import typing
 from collections.abc import Sequence
 
@@ -11,11 +12,15 @@ from torch.autograd.function import once_differentiable
 
 from uniep import ops
 from uniep.call import Call, shaped
-from uniep.group import Group
+from uniep.group import Group, find_group
+from uniep.tuning import choose, tuned_sizes
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
-MainGrad = typing.Literal["param"] | tuple[Tensors, Tensors]
+Capacity = tuple[int | float, int]
+GateAndUp = Tensors | tuple[Tensors, Tensors] | Sequence[tuple[torch.Tensor, torch.Tensor]]
+MainGrad = typing.Literal["param"] | tuple[GateAndUp, Tensors]
 
+_ROW_ALIGNMENT = 128
 _SAVES = ("keep", "redispatch", "recompute")
 
 _Function = typing.TypeVar("_Function", bound=typing.Callable[..., typing.Any])
@@ -30,12 +35,13 @@ def moe(
     x: torch.Tensor,
     topk_ids: torch.Tensor,
     probs: torch.Tensor,
-    w1: Tensors,
+    w1: GateAndUp,
     w2: Tensors,
     *,
+    topk: int | None = None,
     group: Group | None = None,
     schedule: str | tuple[str, str] = "auto",
-    capacity: tuple[int, int] | None = None,
+    capacity: Capacity | None = None,
     main_grad: MainGrad | None = None,
     save: str = "keep",
 ) -> torch.Tensor:
@@ -46,13 +52,20 @@ def moe(
 
     Args:
         x: [..., H] bf16; H is a multiple of 8. T, the product of the leading sizes, may differ by rank and be 0.
-        topk_ids: [..., K] int32 or int64, global experts; -1 is an unused slot. No expert twice in a token.
-        probs: [..., K] fp32, finite.
-        w1: [El, 2 I, H] bf16, gate rows before up rows, of this rank's El = E / W experts; or El tensors [2 I, H].
+        topk_ids: [..., K] int32 or int64, global experts; -1 is an unused slot. No expert twice in a token. Or a
+            routing map [..., E] of bool, with at most `topk` experts a token: its slots are these, ascending.
+        probs: [..., K] fp32, finite; with a map [..., E], read where the map is True, and with a gradient of zero
+            elsewhere.
+        w1: [El, 2 I, H] bf16, gate rows before up rows, of this rank's El = E / W experts; or El tensors [2 I, H]. Or
+            gate and up apart: (gate, up) of [El, I, H] each, (gates, ups) of El tensors [I, H] each, or a list of El
+            pairs (gate, up). Changes no bit.
         w2: [El, H, I] bf16, or El tensors [H, I]. I is a multiple of 8.
+        topk: K of a routing map, equal on all ranks; not needed with ids.
         group: None is Group(device=x.device).
         schedule: text as in docs/schedule.md, or two, for forward and for backward. Changes no bit.
-        capacity: (padded rows of a rank, tokens of a rank), at most and equal on all ranks; more is CapacityError.
+        capacity: (padded rows of a rank, tokens of a rank), at most and equal on all ranks; more is CapacityError. A
+            float in the place of the rows is a factor of tokens K, the rows of a rank under even routing; padding of
+            experts comes on top of it.
         main_grad: where gradients of weights are added, in fp32: two entries shaped as w1 and w2 (their gradients
             become None), or "param": `weight.main_grad`, or `weight.get_main_grad()`, of each weight. Then
             `weight.grad_added_to_main_grad` becomes True and the gradient that autograd sees is zero, so that hooks
@@ -65,34 +78,43 @@ def moe(
 
     Raises:
         ValueError: an argument is wrong; the message names it, its value and what is legal.
-        CapacityError: the routing does not fit. Nothing is dropped.
+        CapacityError: the routing does not fit. Nothing is dropped. With the native transport of several ranks it may
+            come from a later call, and all ranks call group.recover() after it.
     """
     compiling = torch.compiler.is_compiling()
     if compiling and main_grad is not None:
         options: dict[str, typing.Any] = {"group": group, "schedule": schedule, "capacity": capacity, "save": save}
+        options["topk"] = topk
         return _moe_outside_of_graphs(x, topk_ids, probs, w1, w2, main_grad=main_grad, **options)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.bfloat16)
         w1, w2 = _cast(w1), _cast(w2)
-    first, second = _tensors(w1, "w1"), _tensors(w2, "w2")
+    (first, apart), second = _gate_and_up(w1, "w1"), _tensors(w2, "w2")
     _check_tensors(x, topk_ids, probs)
-    local, hidden, intermediate = _check_weights(x, first, second)
+    local, hidden, intermediate = _check_weights(x, first, second, apart)
     if group is None:
         group = default_group(x.device) if compiling else Group(device=x.device)
     if x.device != group.device:
         raise ValueError(f"x: on {x.device}; must be on the group's device, {group.device}")
     experts = local * group.size
-    check_topk(topk_ids, experts)
+    slots = checked_topk(topk_ids, experts, topk)
     _check_frozen(first, "w1")
     _check_frozen(second, "w2")
-    limits = checked_capacity(capacity)
+    limits = checked_capacity(capacity, slots, local)
+    if schedule == "auto" and compiling:
+        for sizes, pair in _tuned(group.name):
+            if sizes == (hidden, intermediate, experts, slots):
+                schedule = pair
+    elif schedule == "auto":
+        schedule = choose(group, hidden, intermediate, experts, slots)
     if compiling:
         texts = _read_schedules(schedule if isinstance(schedule, str) else tuple(schedule), save)
         keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, probs, first[0], second[0]))
-        return ops.run_forward(x, topk_ids, probs, first, second, group.name, texts, limits, save, keep)
+        return ops.run_forward(x, topk_ids, probs, first, second, group.name, texts, limits, save, slots, apart, keep)
     schedules = _schedules(schedule if isinstance(schedule, str) else tuple(schedule), save)
-    added = None if main_grad is None else _main_grad(main_grad, first, second)
-    call = Call(group, (hidden, intermediate, experts), schedules, limits, save, first, second, added)
+    added = None if main_grad is None else _main_grad(main_grad, first, second, apart)
+    shape = hidden, intermediate, experts
+    call = Call(group, shape, schedules, slots, limits, save, apart, first, second, added)
     if not torch.is_grad_enabled():
         return call.run(x, topk_ids, probs, (*first, *second), keep=False)[0]
     apply = _apply_moe if not torch._C._are_functorch_transforms_active() else _Moe.apply
@@ -106,6 +128,12 @@ _moe_outside_of_graphs = outside_of_graphs(moe)
 def default_group(device: torch.device) -> Group:
     """Group(device=device), made while a graph is compiled."""
     return Group(device=device)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _tuned(group: str) -> tuple[tuple[tuple[int, ...], tuple[str, str]], ...]:
+    """What "auto" stands for, as a graph keeps it: a later autotune() changes no graph."""
+    return tuned_sizes(find_group(group))
 
 
 class _Moe(torch.autograd.Function):
@@ -174,6 +202,10 @@ def _main_grad_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
     found = getter() if callable(getter) else getattr(parameter, "main_grad", None)
     if not isinstance(found, torch.Tensor):
         raise ValueError(f"{name}: main_grad='param', but a weight has no main_grad; legal is an fp32 tensor there")
+    # Megatron-FSDP's memory is not initialized where it goes to other ranks; else it sums micro-batches.
+    sharded = getattr(getattr(parameter, "_gbuf", None), "is_data_distributed", True)
+    if getattr(parameter, "overwrite_main_grad", False) and sharded:
+        found.zero_()
     return found
 
 
@@ -202,8 +234,26 @@ def _is_tensor(value: object) -> typing.TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor)
 
 
-def _cast(given: Tensors) -> Tensors:
-    return given.to(torch.bfloat16) if _is_tensor(given) else [one.to(torch.bfloat16) for one in given]
+def _cast(given: typing.Any) -> typing.Any:
+    if _is_tensor(given):
+        return given.to(torch.bfloat16)
+    cast = [_cast(one) for one in given]
+    return tuple(cast) if isinstance(given, tuple) else cast
+
+
+def _gate_and_up(given: GateAndUp, name: str) -> tuple[list[torch.Tensor], bool]:
+    """The tensors of w1, and whether gate and up lie apart: then all gates, and behind them all ups."""
+    if _is_tensor(given):
+        return _tensors(given, name), False
+    parts: list[typing.Any] = list(given)
+    if parts and isinstance(given, list) and all(isinstance(one, tuple) and len(one) == 2 for one in parts):
+        parts = [[gate for gate, _ in parts], [up for _, up in parts]]
+    elif len(parts) != 2 or any(_is_tensor(one) and one.dim() != 3 for one in parts):
+        return _tensors(typing.cast(Tensors, given), name), False
+    gate, up = _tensors(parts[0], f"{name}, gate"), _tensors(parts[1], f"{name}, up")
+    if len(gate) != len(up) or gate[0].dim() != up[0].dim():
+        raise ValueError(f"{name}: {len(gate)} tensors of gates and {len(up)} of ups; must be alike")
+    return [*gate, *up], True
 
 
 def _tensors(given: Tensors, name: str) -> list[torch.Tensor]:
@@ -226,36 +276,57 @@ def _check_tensors(x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> N
         raise ValueError("x: no dimension; must be [..., hidden]")
     sizes, leading = ids.shape, x.shape
     if len(sizes) != len(leading) or (sizes[0] != leading[0] if len(sizes) == 2 else sizes[:-1] != leading[:-1]):
-        raise ValueError(f"topk_ids: shape {list(ids.shape)}; must be {[*x.shape[:-1], 'K']}, as x has {list(x.shape)}")
+        expected = [*x.shape[:-1], "E" if ids.dtype == torch.bool else "K"]
+        raise ValueError(f"{_routing(ids)}: shape {list(ids.shape)}; must be {expected}, as x has {list(x.shape)}")
     check_probs(ids, probs)
     device = x.device
     if ids.device != device or probs.device != device:
-        name, tensor = ("topk_ids", ids) if ids.device != device else ("probs", probs)
+        name, tensor = (_routing(ids), ids) if ids.device != device else ("probs", probs)
         raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {device}")
 
 
+def _routing(ids: torch.Tensor) -> str:
+    return "routing_map" if ids.dtype == torch.bool else "topk_ids"
+
+
 def check_probs(ids: torch.Tensor, probs: torch.Tensor) -> None:
-    """Raises ValueError unless ids has a type for ids, and probs is fp32 in the shape of ids."""
-    if ids.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"topk_ids: {ids.dtype}; must be torch.int32 or torch.int64")
+    """Raises ValueError unless ids has a type for ids or for a map, and probs is fp32 in the shape of ids."""
+    if ids.dtype not in (torch.int32, torch.int64, torch.bool):
+        raise ValueError(f"topk_ids: {ids.dtype}; must be torch.int32 or torch.int64, or torch.bool for a map")
     if probs.dtype != torch.float32:
         raise ValueError(f"probs: {probs.dtype}; must be torch.float32")
     if probs.shape != ids.shape:
-        raise ValueError(f"probs: shape {list(probs.shape)}; must be that of topk_ids, {list(ids.shape)}")
+        raise ValueError(f"probs: shape {list(probs.shape)}; must be that of {_routing(ids)}, {list(ids.shape)}")
 
 
-def check_topk(ids: torch.Tensor, experts: int) -> None:
-    """Raises ValueError unless a token has 1 to E slots."""
-    if not 1 <= ids.shape[-1] <= experts:
-        raise ValueError(f"topk_ids: {ids.shape[-1]} slots a token; must be 1 to the number of experts, {experts}")
+def checked_topk(ids: torch.Tensor, experts: int, topk: int | None) -> int:
+    """K of ids [..., K] or of a map [..., E]; ValueError unless it is 1 to E, and the sizes agree."""
+    slots = ids.shape[-1]
+    if ids.dtype == torch.bool:
+        if slots != experts:
+            raise ValueError(f"routing_map: {slots} experts; must be the number of experts, {experts}")
+        if topk is None or not 1 <= topk <= experts:
+            raise ValueError(f"topk: {topk}; of a routing map it must be 1 to the number of experts, {experts}")
+        return topk
+    if not 1 <= slots <= experts:
+        raise ValueError(f"topk_ids: {slots} slots a token; must be 1 to the number of experts, {experts}")
+    if topk is not None and topk != slots:
+        raise ValueError(f"topk: {topk}; must be None or that of topk_ids, {slots}")
+    return slots
 
 
-def _check_weights(x: torch.Tensor, w1: list[torch.Tensor], w2: list[torch.Tensor]) -> tuple[int, int, int]:
+def _check_weights(
+    x: torch.Tensor, w1: list[torch.Tensor], w2: list[torch.Tensor], apart: bool
+) -> tuple[int, int, int]:
     """Local experts, H and I."""
     hidden, intermediate = x.shape[-1], w2[0].shape[-1]
-    local = w1[0].shape[0] if w1[0].dim() == 3 else len(w1)
-    _check_weight(w1, "w1", local, (2 * intermediate, hidden), x)
-    _check_weight(w2, "w2", local, (hidden, intermediate), x)
+    half = len(w1) // 2 if apart else len(w1)
+    local = w1[0].shape[0] if w1[0].dim() == 3 else half
+    rows = intermediate if apart else 2 * intermediate
+    _check_weight(w1[:half], "w1", local, (rows, hidden), intermediate, x)
+    if apart:
+        _check_weight(w1[half:], "w1, up", local, (rows, hidden), intermediate, x)
+    _check_weight(w2, "w2", local, (hidden, intermediate), intermediate, x)
     if hidden < 8 or hidden % 8 != 0:
         raise ValueError(f"hidden: {hidden}; must be a multiple of 8, 8 or more")
     if intermediate < 8 or intermediate % 8 != 0:
@@ -266,7 +337,7 @@ def _check_weights(x: torch.Tensor, w1: list[torch.Tensor], w2: list[torch.Tenso
 
 
 def _check_weight(
-    tensors: list[torch.Tensor], name: str, local: int, columns: tuple[int, int], x: torch.Tensor
+    tensors: list[torch.Tensor], name: str, local: int, columns: tuple[int, int], intermediate: int, x: torch.Tensor
 ) -> None:
     """Each of the tensors is fine, and there are as many as there must be."""
     stacked = tensors[0].dim() == 3
@@ -280,7 +351,7 @@ def _check_weight(
         if tensor.shape != expected:
             raise ValueError(
                 f"{name}: shape {list(tensor.shape)}; must be {list(expected)}, as x has hidden {x.shape[-1]}, w1 "
-                f"{local} experts and w2 intermediate {columns[0] // 2 if name == 'w1' else columns[1]}"
+                f"{local} experts and w2 intermediate {intermediate}"
             )
         if tensor.dtype != dtype:
             raise ValueError(f"{name}: {tensor.dtype}; must be torch.bfloat16")
@@ -316,24 +387,35 @@ def _read_schedules(schedule: str | tuple[str, ...], save: str) -> tuple[str, st
     return first, second
 
 
-def checked_capacity(capacity: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The capacity; ValueError where it is not (rows, tokens)."""
+def checked_capacity(capacity: Capacity | None, topk: int, local: int) -> tuple[int, int] | None:
+    """The capacity as (rows, tokens) for K slots a token and El experts; ValueError where it is wrong."""
     if capacity is None:
         return None
     values = tuple(capacity)
-    if len(values) != 2 or not all(isinstance(value, int) and value > 0 for value in values):
-        raise ValueError(f"capacity: {capacity!r}; must be (rows, tokens), both above 0, or None")
-    return values
+    wrong = f"capacity: {capacity!r}; must be (rows or a factor, tokens), both above 0, or None"
+    if len(values) != 2 or not isinstance(values[1], int) or not isinstance(values[0], (int, float)):
+        raise ValueError(wrong)
+    rows, tokens = capacity
+    if not 0 < rows < float("inf") or tokens <= 0:
+        raise ValueError(wrong)
+    if isinstance(rows, int):
+        return rows, tokens
+    routed = math.ceil(rows * tokens * topk)
+    return (-(-routed // _ROW_ALIGNMENT) + local) * _ROW_ALIGNMENT, tokens
 
 
 def _main_grad(
-    given: MainGrad, w1: list[torch.Tensor], w2: list[torch.Tensor]
+    given: MainGrad, w1: list[torch.Tensor], w2: list[torch.Tensor], apart: bool
 ) -> typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]]:
     if isinstance(given, str) and given == "param":
         return given
     if isinstance(given, str) or len(given) != 2:
         raise ValueError(f"main_grad: {given!r}; legal are None, 'param' and (of w1, of w2)")
-    first, second = ([one] if _is_tensor(one) else list(one) for one in given)
+    second = [given[1]] if _is_tensor(given[1]) else list(given[1])
+    if apart:
+        first = _gate_and_up(given[0], "main_grad")[0]
+    else:
+        first = typing.cast(list[torch.Tensor], [given[0]] if _is_tensor(given[0]) else list(given[0]))
     _check_main_grad(first, w1, "w1")
     _check_main_grad(second, w2, "w2")
     return first, second

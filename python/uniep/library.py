@@ -70,7 +70,15 @@ LayerConfig = _structure(
     weight_gradient=_INT32,
     combine_groups=_INT64,
 )
-Routing = _structure("Routing", tokens=_INT64, topk_ids=_POINTER, index_type=_INT32, probs=_POINTER, stream=_POINTER)
+Routing = _structure(
+    "Routing",
+    tokens=_INT64,
+    topk_ids=_POINTER,
+    index_type=_INT32,
+    probs=_POINTER,
+    stream=_POINTER,
+    routing_map=_POINTER,
+)
 Capacity = _structure("Capacity", rows=_INT64, tokens=_INT64)
 RankRows = _structure("RankRows", tokens=_INT64, rows=_INT64, padded_rows=_INT64)
 ExpertRows = _structure("ExpertRows", rows=_INT64, first_row=_INT64)
@@ -90,6 +98,8 @@ ForwardArguments = _structure(
     saved_bytes=_SIZE,
     workspace_memory=_POINTER,
     workspace_bytes=_SIZE,
+    w1_up=_POINTER,
+    w1_up_experts=_POINTER,
 )
 BackwardArguments = _structure(
     "BackwardArguments",
@@ -112,6 +122,10 @@ BackwardArguments = _structure(
     workspace_bytes=_SIZE,
     pending_memory=_POINTER,
     pending_bytes=_SIZE,
+    w1_up=_POINTER,
+    w1_up_experts=_POINTER,
+    dw1_up=_POINTER,
+    dw1_up_experts=_POINTER,
 )
 WeightGradientArguments = _structure(
     "WeightGradientArguments",
@@ -121,6 +135,8 @@ WeightGradientArguments = _structure(
     dw2_experts=_POINTER,
     stream=_POINTER,
     sms=_INT32,
+    dw1_up=_POINTER,
+    dw1_up_experts=_POINTER,
 )
 DispatchArguments = _structure("DispatchArguments", x=_POINTER, rows=_POINTER, row_probs=_POINTER, stream=_POINTER)
 CombineArguments = _structure(

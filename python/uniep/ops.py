@@ -27,11 +27,13 @@ def run_forward(
     schedules: tuple[str, str],
     capacity: tuple[int, int] | None,
     save: str,
+    topk: int,
+    apart: bool,
     keep: bool,
 ) -> torch.Tensor:
     """y of uniep::forward."""
     limits = (0, 0) if capacity is None else capacity
-    y, _ = torch.ops.uniep.forward(x, ids, probs, w1, w2, group, *schedules, *limits, save, keep)
+    y, _ = torch.ops.uniep.forward(x, ids, probs, w1, w2, group, *schedules, *limits, save, topk, apart, keep)
     return typing.cast(torch.Tensor, y)
 
 
@@ -43,12 +45,15 @@ def _call(
     schedules: tuple[str, str],
     capacity: tuple[int, int],
     save: str,
+    topk: int,
+    apart: bool,
 ) -> Call:
     own = find_group(group)
-    local = len(w1) if w1[0].dim() == 2 else w1[0].shape[0]
+    local = w1[0].shape[0] if w1[0].dim() == 3 else len(w1) // 2 if apart else len(w1)
     shape = x.shape[-1], w2[0].shape[-1], local * own.size
     texts = schedules[0].encode(), schedules[1].encode()
-    return Call(own, shape, texts, capacity if capacity[0] > 0 else None, save, list(w1), list(w2), None)
+    limits = capacity if capacity[0] > 0 else None
+    return Call(own, shape, texts, topk, limits, save, apart, list(w1), list(w2), None)
 
 
 @torch.library.custom_op("uniep::forward", mutates_args=())
@@ -64,19 +69,21 @@ def forward(
     rows: int,
     tokens: int,
     save: str,
+    topk: int,
+    apart: bool,
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """y, and the bytes that backward needs: none unless `keep`, and with save="recompute".
 
-    `rows` and `tokens` are the capacity, both 0 where there is none.
+    `rows` and `tokens` are the capacity, both 0 where there is none. `apart`: w1 is all gates, then all ups.
     """
-    call = _call(x, w1, w2, group, (schedule, backward_schedule), (rows, tokens), save)
+    call = _call(x, w1, w2, group, (schedule, backward_schedule), (rows, tokens), save, topk, apart)
     y, saved, _ = call.run(x, ids, probs, (*w1, *w2), keep and save != "recompute")
     return y, saved if keep and save != "recompute" else x.new_empty(0, dtype=torch.uint8)
 
 
 @forward.register_fake
-def _(x, ids, probs, w1, w2, group, schedule, backward_schedule, rows, tokens, save, keep):  # type: ignore[no-untyped-def]
+def _(x, ids, probs, w1, w2, group, schedule, backward_schedule, rows, tokens, save, topk, apart, keep):  # type: ignore[no-untyped-def]
     if not keep or save == "recompute":
         size: int | torch.SymInt = 0
     elif rows > 0 and find_group(group).transport == "native":
@@ -116,11 +123,13 @@ def backward(
     rows: int,
     tokens: int,
     save: str,
+    topk: int,
+    apart: bool,
     need_w1: bool,
     need_w2: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
     """dx, dprobs, dw1 and dw2, the last two without entries where they are not needed; x with save="redispatch"."""
-    call = _call(dy, w1, w2, group, (schedule, backward_schedule), (rows, tokens), save)
+    call = _call(dy, w1, w2, group, (schedule, backward_schedule), (rows, tokens), save, topk, apart)
     dw1 = [torch.empty_like(weight) for weight in w1] if need_w1 else []
     dw2 = [torch.empty_like(weight) for weight in w2] if need_w2 else []
     route = call.place(ids, probs)
@@ -129,7 +138,25 @@ def backward(
 
 
 @backward.register_fake
-def _(dy, x, ids, probs, w1, w2, saved, group, schedule, backward_schedule, rows, tokens, save, need_w1, need_w2):  # type: ignore[no-untyped-def]
+def _(  # type: ignore[no-untyped-def]
+    dy,
+    x,
+    ids,
+    probs,
+    w1,
+    w2,
+    saved,
+    group,
+    schedule,
+    backward_schedule,
+    rows,
+    tokens,
+    save,
+    topk,
+    apart,
+    need_w1,
+    need_w2,
+):
     dw1 = [torch.empty_like(weight) for weight in w1] if need_w1 else []
     dw2 = [torch.empty_like(weight) for weight in w2] if need_w2 else []
     return dy.new_empty(dy.shape), probs.new_empty(probs.shape), dw1, dw2
@@ -147,14 +174,21 @@ def _keep_for_backward(
 def _differentiate(ctx: typing.Any, dy: torch.Tensor, _: torch.Tensor | None) -> tuple[typing.Any, ...]:
     x, ids, probs, saved, *weights = ctx.saved_tensors
     w1, w2 = weights[: ctx.experts], weights[ctx.experts :]
-    options = ctx.options[:6]
+    options = ctx.options[:-1]
     if options[5] == "recompute":
-        _, saved = torch.ops.uniep.forward(x, ids, probs, w1, w2, *options[:5], "keep", True)
+        _, saved = torch.ops.uniep.forward(x, ids, probs, w1, w2, *options[:5], "keep", *options[6:], True)
         x = None
     need = ctx.needs_input_grad
     need1, need2 = any(need[3]), any(need[4])
     dx, dprobs, dw1, dw2 = torch.ops.uniep.backward(dy, x, ids, probs, w1, w2, saved, *options, need1, need2)
-    return dx, None, dprobs, dw1 if need1 else [None] * len(w1), dw2 if need2 else [None] * len(w2), *[None] * 7
+    return (
+        dx,
+        None,
+        dprobs,
+        dw1 if need1 else [None] * len(w1),
+        dw2 if need2 else [None] * len(w2),
+        *[None] * len(ctx.options),
+    )
 
 
 forward.register_autograd(_differentiate, setup_context=_keep_for_backward)

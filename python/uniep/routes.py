@@ -24,11 +24,13 @@ _FAULTS = {
     1: "topk_ids: {value} at token {token}, slot {slot} of rank {rank}; legal are -1 (unused) and 0 to {last}",
     2: "topk_ids: {value} twice in token {token} of rank {rank}; an expert may be in one slot of a token only",
     3: "probs: not finite at token {token}, slot {slot} of rank {rank}",
+    4: "routing_map: {value} experts at token {token} of rank {rank}; a token has at most topk, {topk}",
+    5: "probs: not finite at token {token}, expert {value} of rank {rank}",
 }
 
 
 class Route:
-    """One routing, placed: ids [T, K], probs [T, K] of this rank. The native transport."""
+    """One routing, placed: ids [T, K], or a map [T, E] of bool, and probs of that shape. The native transport."""
 
     def __init__(
         self,
@@ -36,10 +38,12 @@ class Route:
         shape: tuple[int, int, int],
         ids: torch.Tensor,
         probs: torch.Tensor,
+        topk: int,
         capacity: tuple[int, int] | None,
     ) -> None:
         self.hidden, self.intermediate, self.experts = shape
-        self.tokens, self.topk = ids.shape
+        self.tokens, self.probs_width = ids.shape
+        self.topk = topk
         self._engine = group.engine
         self.placement = self._engine.place(self.config(), ids, probs, capacity)
 
@@ -50,7 +54,7 @@ class Route:
     @property
     def engine_tokens(self) -> tuple[int, int]:
         """The shape of dprobs as the engine writes it."""
-        return self.tokens, self.topk
+        return self.tokens, self.probs_width
 
     def send(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, H] as the engine takes it. Collective, as the next two."""
@@ -61,7 +65,7 @@ class Route:
         return y
 
     def gather_probs(self, dprobs: torch.Tensor) -> torch.Tensor:
-        """dprobs of the engine as dprobs [T, K]."""
+        """dprobs of the engine as dprobs [T, K], of a map [T, E]."""
         return dprobs
 
 
@@ -74,16 +78,23 @@ class TorchRoute(Route):
         shape: tuple[int, int, int],
         ids: torch.Tensor,
         probs: torch.Tensor,
+        topk: int,
         capacity: tuple[int, int] | None,
     ) -> None:
         self._pg = group.process_group
         self._size = group.size
         self._rank = group.rank
+        self._is_map = ids.dtype == torch.bool
         hidden, intermediate, experts = shape
-        tokens, topk = ids.shape
+        if self._is_map:
+            fault = _find_map_fault(ids, probs, topk)
+            ids, probs = _slots_of_map(ids, probs, topk)
+        else:
+            fault = _find_fault(ids, probs, experts)
+        self._all_experts = experts
+        tokens = len(ids)
         self._shape = (tokens, topk)
         flat = ids.reshape(-1).long()
-        fault = _find_fault(ids, probs, experts)
         self._agree(ids.device, [*fault, hidden, intermediate, experts, topk, *(capacity or (0, 0)), tokens])
 
         self._used = flat >= 0
@@ -100,7 +111,8 @@ class TorchRoute(Route):
 
         received_ids = self._to_owner((flat[self._order] % local).int()).view(-1, 1)
         received_probs = self._to_owner(probs.reshape(-1)[self._order]).view(-1, 1)
-        super().__init__(group, (hidden, intermediate, local), received_ids, received_probs, None)
+        super().__init__(group, (hidden, intermediate, local), received_ids, received_probs, 1, None)
+        self._flat_ids = flat if self._is_map else None
 
     def _gather(self, values: torch.Tensor) -> torch.Tensor:
         gathered = [torch.empty_like(values) for _ in range(self._size)]
@@ -113,7 +125,8 @@ class TorchRoute(Route):
         for rank, (fault, token, slot, value, *_) in enumerate(ranks):
             if fault:
                 text = _FAULTS[fault]
-                raise ValueError(text.format(value=value, token=token, slot=slot, rank=rank, last=ranks[0][6] - 1))
+                last, topk = ranks[0][6] - 1, ranks[0][7]
+                raise ValueError(text.format(value=value, token=token, slot=slot, rank=rank, last=last, topk=topk))
         names = ("hidden", "intermediate", "experts", "topk", "capacity rows", "capacity tokens")
         for rank, values in enumerate(ranks):
             for name, expected, value in zip(names, ranks[0][4:10], values[4:10], strict=True):
@@ -152,7 +165,12 @@ class TorchRoute(Route):
     def gather_probs(self, dprobs: torch.Tensor) -> torch.Tensor:
         gathered = dprobs.new_zeros(self._used.numel())
         gathered[self._order] = self._from_owner(dprobs.reshape(-1))
-        return gathered.view(self._shape)
+        if self._flat_ids is None:
+            return gathered.view(self._shape)
+        dense = dprobs.new_zeros((self._shape[0], self._all_experts))
+        token = torch.arange(self._used.numel(), device=dprobs.device)[self._used] // self._shape[1]
+        dense[token, self._flat_ids[self._used]] = gathered[self._used]
+        return dense
 
 
 def place_routing(
@@ -160,11 +178,35 @@ def place_routing(
     shape: tuple[int, int, int],
     ids: torch.Tensor,
     probs: torch.Tensor,
+    topk: int,
     capacity: tuple[int, int] | None,
 ) -> Route:
-    """Places a routing of a layer of shape (H, I, E) on the group's transport. Collective."""
+    """Places a routing of a layer of shape (H, I, E) on the group's transport: ids or a map, and K. Collective."""
     kind = TorchRoute if group.transport == "torch" else Route
-    return kind(group, shape, ids, probs, capacity)
+    return kind(group, shape, ids, probs, topk, capacity)
+
+
+def _slots_of_map(routing_map: torch.Tensor, probs: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """ids [T, K] int64 and probs [T, K]: a token's slots are its experts ascending, then unused ones."""
+    experts = routing_map.shape[1]
+    numbers = torch.arange(experts, device=routing_map.device).expand_as(routing_map)
+    ids = torch.where(routing_map, numbers, experts).topk(topk, dim=1, largest=False, sorted=True).values
+    used = ids < experts
+    slot_probs = torch.where(used, probs.gather(1, ids.clamp(max=experts - 1)), 0.0)
+    return torch.where(used, ids, -1), slot_probs
+
+
+def _find_map_fault(routing_map: torch.Tensor, probs: torch.Tensor, topk: int) -> list[int]:
+    """[fault, token, 0, value] of the first wrong token; zeros where all are right."""
+    counts = routing_map.sum(1)
+    too_many, not_finite = counts > topk, routing_map & ~torch.isfinite(probs)
+    if not (too_many.any() | not_finite.any()):
+        return [0, 0, 0, 0]
+    if too_many.any():
+        token = int(too_many.nonzero()[0])
+        return [4, token, 0, int(counts[token])]
+    token, expert = not_finite.nonzero()[0].tolist()
+    return [5, token, 0, expert]
 
 
 def _find_fault(ids: torch.Tensor, probs: torch.Tensor, experts: int) -> list[int]:

@@ -1,0 +1,175 @@
+"""What test_megatron.py starts with torchrun: options of Megatron-core's MoE layer that UniEP serves."""
+
+import dataclasses
+import math
+import sys
+
+import megatron_shim  # noqa: F401
+
+# isort: split
+import megatron.core.transformer.moe.moe_layer as megatron_moe_layer
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+import uniep
+from distributed_checks import expect_error, run_checks
+from layers import same_bits
+from megatron_layers import EXPERTS, HIDDEN, TOPK, assert_close, assert_same, moe_layer, run_layer
+
+RECOMPUTE = {"recompute_granularity": "selective"}
+
+
+def check_router_options(rank, ranks):
+    for changes in (
+        {"moe_router_score_function": "sigmoid", "moe_router_pre_softmax": True, "moe_router_topk_scaling_factor": 2.5},
+        {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True},
+        {"moe_router_num_groups": 4, "moe_router_group_topk": 2, "moe_router_pre_softmax": True},
+        {"moe_router_load_balancing_type": "sinkhorn", "moe_aux_loss_coeff": 0.0},
+        {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.01, "moe_z_loss_coeff": 0.001},
+        {"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.01},
+        {"moe_expert_capacity_factor": 0.5},
+        {"moe_expert_capacity_factor": 0.5, "moe_token_drop_policy": "position"},
+    ):
+        assert_close(run_layer(moe_layer(True, **changes)), run_layer(moe_layer(False, **changes)), changes)
+
+
+def check_probs_in_bf16(rank, ranks):
+    """A router without moe_router_dtype gives its probabilities in the type of x."""
+    theirs, got = (run_layer(moe_layer(ours, moe_router_dtype=None)) for ours in (False, True))
+    assert_close(got, theirs)
+
+
+def check_shared_experts_and_recomputation(rank, ranks):
+    shared = {"moe_shared_expert_intermediate_size": 64}
+    expected = run_layer(moe_layer(True, **shared))
+    assert_close(expected, run_layer(moe_layer(False, **shared)))
+    for modules in (["moe"], ["shared_experts"], ["moe_act"]):
+        changes = {**shared, **RECOMPUTE, "recompute_modules": modules, "moe_grouped_gemm": True}
+        assert_same(run_layer(moe_layer(True, **changes)), expected, modules)
+
+
+def check_router_replay(rank, ranks):
+    RouterReplay.clear_global_router_replay_instances()
+    given = {"moe_enable_routing_replay": True}
+    for changes in (given, {**given, **RECOMPUTE, "recompute_modules": ["moe"]}):
+        layer = moe_layer(True, **changes)
+        RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
+        with torch.no_grad():
+            recorded = run_forward(layer)
+        indices = RouterReplay.get_recorded_data()
+        with torch.no_grad():  # another router, which would choose other experts
+            layer.router.weight.copy_(layer.router.weight.flip(0))
+            assert not torch.equal(run_forward(layer), recorded)
+        RouterReplay.set_replay_data(indices)
+        RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+        got = run_layer(layer, before_backward=replay_backward)
+        assert torch.equal(layer.token_dispatcher.routing_map, recorded)
+        RouterReplay.clear_global_router_replay_instances()
+
+        theirs = moe_layer(False, **given)
+        with torch.no_grad():
+            theirs.router.weight.copy_(layer.router.weight)
+        RouterReplay.set_replay_data(indices)
+        RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+        assert_close(got, run_layer(theirs))
+        RouterReplay.clear_global_router_replay_instances()
+
+
+def replay_backward():
+    RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
+
+
+def run_forward(layer):
+    """The routing of a forward of run_layer()'s batch."""
+    generator = torch.Generator().manual_seed(5 + dist.get_rank())
+    layer(torch.randn(48, 1, HIDDEN, generator=generator).bfloat16())
+    return layer.token_dispatcher.routing_map.clone()
+
+
+class Linear(torch.nn.Linear):
+    """What Megatron takes from Transformer Engine for latent projections."""
+
+    def __init__(self, size_in, size_out, *, config, init_method, bias, **_options):
+        super().__init__(size_in, size_out, bias=bias, dtype=config.params_dtype)
+        init_method(self.weight)
+
+    def forward(self, x):
+        return super().forward(x), None
+
+
+def check_latent_moe(rank, ranks):
+    before = megatron_moe_layer.HAVE_TE, megatron_moe_layer.TELinear
+    megatron_moe_layer.HAVE_TE, megatron_moe_layer.TELinear = True, Linear
+    try:
+        for changes in ({}, {"moe_shared_expert_intermediate_size": 64}):
+            theirs, ours = (moe_layer(ours, moe_latent_size=32, **changes) for ours in (False, True))
+            assert ours.uniep_experts.w1_0.shape[1] == 32
+            assert_close(run_layer(ours), run_layer(theirs), changes)
+            pairs = ((ours.fc1_latent_proj, theirs.fc1_latent_proj), (ours.fc2_latent_proj, theirs.fc2_latent_proj))
+            assert_close(*({str(i): pair[side].weight.grad for i, pair in enumerate(pairs)} for side in (0, 1)))
+    finally:
+        megatron_moe_layer.HAVE_TE, megatron_moe_layer.TELinear = before
+
+
+def check_padding_mask(rank, ranks):
+    """Megatron leaves padding tokens out of the router's losses."""
+    changes = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 1.0, "moe_z_loss_coeff": 0.1}
+    mask = torch.arange(48)[None] >= 30
+    theirs, got = (run_layer(moe_layer(ours, **changes), padding_mask=mask) for ours in (False, True))
+    assert_close(got, theirs)
+    assert not same_bits(run_layer(moe_layer(True, **changes))["router"], got["router"])
+
+
+def check_uneven_sequence_lengths(rank, ranks):
+    for lengths in ([48 + 16 * one for one in range(ranks)], [80] + [17] * (ranks - 1)):
+        theirs, got = (run_layer(moe_layer(ours), tokens=lengths[rank]) for ours in (False, True))
+        assert_close(got, theirs, lengths)
+    # Megatron's router takes no empty sequence; the experts do.
+    experts = moe_layer(True).uniep_experts
+    x = torch.randn(0 if rank == 0 else 40, HIDDEN).bfloat16().requires_grad_()
+    routing_map = torch.arange(EXPERTS).expand(len(x), -1) < TOPK
+    experts(x, routing_map.float() / TOPK, routing_map).sum().backward()
+    assert x.grad.shape == x.shape
+    assert bool(experts.w1_0.grad.any()) == (rank == 0 and ranks > 1)
+
+
+def check_rank_capacity_factor_is_a_capacity(rank, ranks):
+    if "moe_expert_rank_capacity_factor" not in {field.name for field in dataclasses.fields(TransformerConfig)}:
+        return
+    given = {
+        "moe_token_dispatcher_type": "flex",
+        "moe_flex_dispatcher_backend": "hybridep",
+        "use_transformer_engine_op_fuser": True,
+    }
+    expected = run_layer(moe_layer(True))
+    generous = {**given, "moe_expert_rank_capacity_factor": float(ranks)}
+    assert_same(run_layer(moe_layer(True, **generous)), expected)
+    tight = moe_layer(True, **given, moe_expert_rank_capacity_factor=0.25)
+    local = EXPERTS // ranks
+    rows = math.ceil(4000 * TOPK * 0.25 / 128) * 128 + 128 * local
+    expect_error(uniep.CapacityError, f"capacity: {rows} rows", lambda: run_layer(tight, tokens=4000))
+    assert_same(run_layer(tight), expected)  # the group goes on
+    text = "capacity rows: "
+    if ranks > 1:
+        expect_error(ValueError, text, lambda: run_layer(tight, tokens=4000 if rank == 0 else 2000))
+
+
+def check_deterministic_mode(rank, ranks):
+    expected = run_layer(moe_layer(True))
+    torch.use_deterministic_algorithms(True)  # which also fills memory with NaN
+    try:
+        for changes in ({}, {**RECOMPUTE, "recompute_modules": ["moe"]}):
+            assert_same(run_layer(moe_layer(True, deterministic_mode=True, **changes)), expected)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def set_up():
+    parallel_state.initialize_model_parallel(1, 1, expert_model_parallel_size=dist.get_world_size())
+
+
+if __name__ == "__main__":
+    sys.exit(run_checks(globals(), set_up))

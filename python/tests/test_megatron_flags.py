@@ -1,0 +1,115 @@
+"""What the plugin for Megatron-core refuses: every message, and the table of docs/megatron.md."""
+
+import dataclasses
+import importlib.util
+import pathlib
+import re
+
+import pytest
+import torch
+
+if importlib.util.find_spec("megatron") is None:  # test_megatron.py fails then where it has to be there
+    pytest.skip("megatron-core is not installed", allow_module_level=True)
+
+# Values that are refused, and fields that they need beside them.
+WRONG = {
+    "expert_tensor_parallel_size": [2],
+    "params_dtype": [torch.float16, torch.float32],
+    "fp8": ["hybrid"],
+    "fp4": ["e2m1"],
+    "add_bias_linear": [True],
+    "gated_linear_unit": [False],
+    "activation_func": [torch.nn.functional.gelu],
+    "activation_func_clamp_value": [7.0],
+    "glu_linear_offset": [1.0],
+    "moe_mlp_glu_interleave_size": [32],
+    "moe_pad_expert_input_to_capacity": [True],
+    "moe_apply_probs_on_input": [True],
+    "moe_shared_expert_overlap": [True],
+    "moe_single_grouped_weight": [True],
+    "moe_paged_stash": [True],
+    "overlap_moe_expert_parallel_comm": [True],
+    "delay_wgrad_compute": [True],
+    "overlap_dispatch_backward_with_experts_wgrad": [True],
+    "transformer_impl": ["inference_optimized"],
+    "offload_modules": [["core_attn", "moe_act"], ["expert_fc1"], ["fused_group_mlp"]],
+    "cuda_graph_impl": ["full_iteration"],
+    "cuda_graph_modules": [["attn", "moe_router"], ["moe_preprocess"], "moe", ([], "local"), ("full", "local")],
+    "cuda_graph_scope": [["attn", "moe_router"], ([], "transformer_engine")],
+}
+SERVED = {
+    "expert_tensor_parallel_size": [None, 1],
+    "offload_modules": [None, ["core_attn"]],
+    "cuda_graph_impl": ["none"],
+    "cuda_graph_modules": [[], "full", (["attn"], "local")],
+    "cuda_graph_scope": [None, (None, "local"), (["attn"], "transformer_engine")],
+    "transformer_impl": ["local", "transformer_engine"],
+}
+
+
+def config(name, value):
+    """A configuration that is served, but for this field; a pair is its value and that of cuda_graph_impl."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    found = TransformerConfig(
+        num_layers=1,
+        hidden_size=64,
+        num_attention_heads=4,
+        num_moe_experts=8,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+    )
+    value, graphs = value if isinstance(value, tuple) else (value, None)
+    if graphs is not None:
+        found.cuda_graph_impl, found.cuda_graph_modules = graphs, ["attn"]
+    setattr(found, name, value)
+    return found, value
+
+
+def fields():
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    return {field.name for field in dataclasses.fields(TransformerConfig)}
+
+
+def test_every_flag_is_refused_with_the_value_that_works():
+    import uniep.megatron
+
+    assert list(WRONG) == [flag.name for flag in uniep.megatron.FLAGS]
+    for flag in uniep.megatron.FLAGS:
+        for value in WRONG[flag.name] if flag.name in fields() else ():
+            wrong, shown = config(flag.name, value)
+            text = re.escape(f"{flag.name}: {shown!r}; UniEP's layer needs {flag.legal}")
+            with pytest.raises(ValueError, match=f"^{text}$"):
+                uniep.megatron.UniEPMoELayer(wrong)
+
+
+def test_values_that_are_served():
+    import uniep.megatron
+
+    for name, values in SERVED.items():
+        for value in values if name in fields() else ():
+            uniep.megatron.refuse(config(name, value)[0])
+
+
+def test_the_newest_version_has_every_field():
+    """A field that Megatron renames is not refused any more, and nobody would see it."""
+    import megatron.core
+
+    import uniep.megatron
+
+    if tuple(map(int, megatron.core.__version__.split(".")[:2])) < (0, 18):
+        pytest.skip("some fields came with 0.18")
+    assert not [flag.name for flag in uniep.megatron.FLAGS if flag.name not in fields()]
+
+
+def test_the_table_of_the_documentation():
+    import uniep.megatron
+
+    text = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "megatron.md").read_text()
+    section = text.split("## What is refused")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
+    assert rows == [(flag.name, flag.legal) for flag in uniep.megatron.FLAGS]

@@ -1,0 +1,241 @@
+"""What test_torchtitan.py starts with torchrun: UniEP's routed experts beside torchtitan's."""
+
+import titan_cpu  # isort: skip  (torchtitan looks for its device when it is imported)
+
+import dataclasses
+import logging
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torchtitan.config.override import OverrideConfig, apply_overrides
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed import utils as titan_utils
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.models.common.moe import MoE
+from torchtitan.models.common.moe_sharding import set_moe_sharding_config
+from torchtitan.models.gpt_oss import model_registry as gpt_oss_registry
+from torchtitan.models.qwen3.sharding import _GROUPED_EXPERTS_PARAM_LAYOUT
+from torchtitan.protocols.module import Module
+
+import uniep
+import uniep.torchtitan
+from distributed_checks import expect_error, run_checks
+from layers import relative_error, same_bits
+
+EXPERTS, TOPK, DIM = 16, 8, 256
+OVERRIDE = "uniep.torchtitan.routed_experts"
+
+
+def set_up() -> None:
+    titan_utils.set_spmd_backend("partial_dtensor")
+
+
+def moe_config(options: dict | None, ranks: int, seed: int = 0) -> MoE.Config:
+    """The MoE layer of Qwen3's debug model; with options, UniEP's."""
+    spec = titan_cpu.qwen3_moe().model_spec
+    spec.model.layers = spec.model.layers[:1]
+    if options is not None:
+        apply_overrides(OverrideConfig(imports=[(OVERRIDE, options)]), spec.model)
+    config = spec.model.layers[0].moe
+    enable_ep = ranks > 1
+    set_moe_sharding_config(
+        config, enable_ep=enable_ep, enable_sp=False, expert_param_layout=_GROUPED_EXPERTS_PARAM_LAYOUT
+    )
+    return config
+
+
+def dims(ranks: int, ep: int, tp: int = 1) -> ParallelDims:
+    found = ParallelDims(
+        dp_replicate=1,
+        dp_shard=ranks // tp,
+        cp=1,
+        tp=tp,
+        pp=1,
+        ep=ep,
+        world_size=ranks,
+        spmd_backend="partial_dtensor",
+    )
+    found.build_mesh()
+    return found
+
+
+def make_moe(options: dict | None, ranks: int, parallel: bool = True) -> MoE:
+    """The layer on all ranks, with weights that depend on nothing; expert-parallel over them."""
+    torch.manual_seed(3)
+    layer = moe_config(options, ranks).build()
+    layer.init_states()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(2.0)
+    layer = layer.bfloat16()
+    if parallel and ranks > 1:
+        layer.parallelize(dims(ranks, ep=ranks))
+    return layer
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def run(layer: torch.nn.Module, rank: int) -> dict[str, torch.Tensor]:
+    """Output and gradients of one step."""
+    generator = torch.Generator().manual_seed(10 + rank)
+    x = torch.randn(2, 24 + 8 * rank, DIM, generator=generator).bfloat16().requires_grad_()
+    dy = torch.randn(x.shape, generator=generator).bfloat16()
+    y = layer(x)
+    y.backward(dy)
+    found = {"y": y.detach(), "x": x.grad}
+    found |= {
+        name.replace("_checkpoint_wrapped_module.", ""): local(one.grad) for name, one in layer.named_parameters()
+    }
+    return found
+
+
+def in_float64(layer: MoE, rank: int, ranks: int) -> dict[str, torch.Tensor]:
+    """What run() gives in float64, for the routing that the layer's router chooses; by plain loops."""
+    layer = make_moe(None, 1)
+    weights = {name: one.detach().double().requires_grad_() for name, one in layer.named_parameters()}
+    w1, w2, w3 = (weights[f"routed_experts.inner_experts.{name}"] for name in ("w1_EFD", "w2_EDF", "w3_EFD"))
+    found: dict[str, torch.Tensor] = {}
+    for source in range(ranks):
+        generator = torch.Generator().manual_seed(10 + source)
+        data = torch.randn(2, 24 + 8 * source, DIM, generator=generator).bfloat16()
+        dy = torch.randn(data.shape, generator=generator).bfloat16().double().reshape(-1, DIM)
+        with torch.no_grad():
+            ids = layer.router(data, layer.expert_bias_E)[1].reshape(-1, TOPK)
+        x = data.double().reshape(-1, DIM).requires_grad_()
+        scores = torch.softmax(x @ weights["router.gate.weight"].T, -1).gather(1, ids)
+        scores = scores / scores.sum(-1, keepdim=True)
+        y = torch.zeros_like(x)
+        for expert in range(EXPERTS):
+            token, slot = (ids == expert).nonzero(as_tuple=True)
+            rows = torch.nn.functional.silu(x[token] @ w1[expert].T) * (x[token] @ w3[expert].T)
+            y = y.index_add(0, token, rows @ w2[expert].T * scores[token, slot, None])
+        y.backward(dy)
+        if source == rank:
+            found = {"y": y.detach().view(data.shape), "x": x.grad.view(data.shape)}
+    part = slice(rank * EXPERTS // ranks, (rank + 1) * EXPERTS // ranks)
+    for name in ("w1_EFD", "w2_EDF", "w3_EFD"):
+        name = f"routed_experts.inner_experts.{name}"
+        found[name] = weights[name].grad[part]
+    return found
+
+
+def check_layer_beside_torchtitans(rank: int, ranks: int) -> None:
+    stock, ours = make_moe(None, ranks), make_moe({}, ranks)
+    assert type(ours.routed_experts).__name__ == "UniEPRoutedExperts"
+    assert ours.routed_experts.group.size == ranks
+    expected = in_float64(ours, rank, ranks)
+    found = {"torchtitan": run(stock, rank), "UniEP": run(ours, rank)}
+    for name, want in expected.items():
+        theirs, own = (relative_error(result[name], want) for result in found.values())
+        if rank == 0:
+            print(f"{name}: torchtitan {theirs:.5f}, UniEP {own:.5f}", flush=True)
+        assert own <= 1.05 * theirs, (name, own, theirs)
+        assert own < 0.02, (name, own)
+
+
+def check_bits_do_not_depend_on_options(rank: int, ranks: int) -> None:
+    expected = run(make_moe({}, ranks), rank)
+    for options in ({"save": "redispatch"}, {"save": "recompute"}, {"schedule": "fusion=none"}):
+        found = run(make_moe(options, ranks), rank)
+        assert all(same_bits(found[name], expected[name]) for name in expected), options
+
+
+def check_activation_checkpointing(rank: int, ranks: int) -> None:
+    expected = run(make_moe({}, ranks), rank)
+    for policy in (SelectiveAC.Config(force_recompute_mm_shapes_by_fqns=["router.gate"]), FullAC.Config()):
+        wrapped = policy.build()._wrap_block(make_moe({}, ranks))
+        found = run(wrapped, rank)
+        assert all(same_bits(found[name], expected[name]) for name in expected), policy
+
+
+def check_state_dicts_are_torchtitans(rank: int, ranks: int) -> None:
+    stock, ours = make_moe(None, ranks), make_moe({}, ranks)
+    theirs, own = stock.state_dict(), ours.state_dict()
+    assert list(theirs) == list(own)
+    assert all(same_bits(local(theirs[name]), local(own[name])) for name in own)
+    with torch.no_grad():
+        for parameter in stock.parameters():
+            parameter.add_(1.0)
+    ours.load_state_dict(stock.state_dict())
+    pairs = zip(ours.parameters(), stock.parameters(), strict=True)
+    assert all(same_bits(local(one), local(other)) for one, other in pairs)
+    stock.load_state_dict(own)
+
+
+def check_fsdp_of_the_experts(rank: int, ranks: int) -> None:
+    """Sharded by themselves, the experts are gathered by the hooks of their own forward."""
+    plain, sharded = make_moe({}, ranks, parallel=False), make_moe({}, ranks, parallel=False)
+    fully_shard(sharded.routed_experts.inner_experts)
+    titan_cpu.plain_sums(sharded)
+    expected, found = run(plain, rank), run(sharded, rank)
+    assert same_bits(found["y"], expected["y"]) and same_bits(found["x"], expected["x"])
+    for name, gradient in expected.items():
+        if "inner_experts" in name:
+            dist.all_reduce(gradient)
+            assert same_bits(found[name], gradient.chunk(ranks)[rank]), name
+
+
+def check_both_shapes(rank: int, ranks: int) -> None:
+    """[B, L, ...] as torchtitan 0.3 has it, and [T, ...]."""
+    experts = make_moe({}, ranks, parallel=False).routed_experts
+    x = torch.randn(2, 8, DIM).bfloat16()
+    scores, ids = torch.rand(2, 8, EXPERTS).topk(TOPK)
+    counts = torch.bincount(ids.flatten(), minlength=EXPERTS)
+    flat = experts(x.flatten(0, 1), scores.flatten(0, 1), ids.flatten(0, 1), counts)
+    assert same_bits(experts(x, scores, ids, counts), flat.view(x.shape))
+
+
+def check_a_whole_model_is_one_line(rank: int, ranks: int) -> None:
+    config = titan_cpu.qwen3_moe()
+    told = apply_overrides(OverrideConfig(imports=[OVERRIDE]), config)
+    assert len(told) == titan_cpu.LAYERS and all("UniEPRoutedExperts" in line for line in told)
+    model = config.model_spec.model.build()
+    model.verify_module_protocol()
+    stock = titan_cpu.qwen3_moe().model_spec.model.build()
+    assert list(model.state_dict()) == list(stock.state_dict())
+
+
+def check_refusals(rank: int, ranks: int) -> None:
+    text = "inner_experts: GptOssGroupedExperts; UniEP serves GroupedExperts"
+    spec = gpt_oss_registry("debugmodel")
+    expect_error(ValueError, text, lambda: apply_overrides(OverrideConfig(imports=[OVERRIDE]), spec.model))
+
+    config = moe_config(None, 1).routed_experts
+
+    class Other(Module):
+        @dataclasses.dataclass(kw_only=True, slots=True)
+        class Config(type(config)):
+            pass
+
+    other = Other.Config(inner_experts=config.inner_experts, token_dispatcher=config.token_dispatcher)
+    expect_error(ValueError, "Other; UniEP replaces torchtitan's own", lambda: uniep.torchtitan.refuse(other))
+    config.inner_experts.hidden_dim = 36
+    expect_error(ValueError, "inner_experts.hidden_dim: 36; must be a", lambda: uniep.torchtitan.routed_experts(config))
+    if ranks > 1:
+        layer = moe_config({}, 1).build()
+        text = f"parallelism.tensor_parallel_degree: {ranks} without expert parallelism"
+        expect_error(ValueError, text, lambda: layer.parallelize(dims(ranks, ep=1, tp=ranks)))
+
+
+def check_what_the_log_says(rank: int, ranks: int) -> None:
+    lines: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    uniep.torchtitan._told.clear()
+    handler = Handler()
+    logging.getLogger("uniep").addHandler(handler)
+    for _ in range(2):
+        moe_config({}, 1)
+    logging.getLogger("uniep").removeHandler(handler)
+    assert [line for line in lines if "router scores behind w2" in line] == lines and len(lines) == 1, lines
+
+
+if __name__ == "__main__":
+    sys.exit(run_checks(globals(), set_up))

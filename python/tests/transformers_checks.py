@@ -1,0 +1,174 @@
+"""What test_transformers.py starts with torchrun: a tiny Qwen3-MoE made from a configuration, on 1 and 2 ranks."""
+
+import sys
+
+import torch
+from transformers import GptOssConfig, GptOssForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+import uniep
+import uniep.transformers
+from distributed_checks import expect_error, run_checks
+from layers import relative_error, same_bits
+
+EXPERTS = 8
+
+
+def tiny(implementation: str, **changes) -> Qwen3MoeForCausalLM:
+    """The same model each time."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "vocab_size": 96, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    torch.manual_seed(1)
+    config = Qwen3MoeConfig(
+        **(sizes | heads | {"num_experts": EXPERTS, "num_experts_per_tok": 3, "norm_topk_prob": True} | changes),
+        initializer_range=0.1,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    model = Qwen3MoeForCausalLM._from_config(config, dtype=torch.bfloat16, experts_implementation=implementation)
+    assert model.config._experts_implementation == implementation
+    return model
+
+
+def batch(rank: int) -> torch.Tensor:
+    return torch.randint(1, 96, (2, 24 + 8 * rank), generator=torch.Generator().manual_seed(5 + rank))
+
+
+def step(model: Qwen3MoeForCausalLM, rank: int) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients."""
+    tokens = batch(rank)
+    loss = model(tokens, labels=tokens).loss
+    loss.backward()
+    return loss.item(), {name: one.grad for name, one in model.named_parameters()}
+
+
+def check_loss_and_gradients_beside_eager(rank: int, ranks: int) -> None:
+    exact = tiny("eager").double()
+    expected_loss, expected = step(exact, rank)
+    (eager_loss, eager), (loss, found) = (step(tiny(name), rank) for name in ("eager", "uniep"))
+    assert abs(loss - expected_loss) < 0.01 * expected_loss
+    assert abs(loss - eager_loss) < 0.01 * eager_loss
+    for name, want in expected.items():
+        own, theirs = (relative_error(gradients[name], want) for gradients in (found, eager))
+        assert own <= 1.25 * theirs + 0.01, (name, own, theirs)
+
+
+def check_training(rank: int, ranks: int) -> None:
+    """Twenty steps on one text, in fp32 under autocast: the losses of eager and UniEP stay together."""
+    losses: dict[str, list[float]] = {}
+    for implementation in ("eager", "uniep"):
+        model = tiny(implementation).float()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+        losses[implementation] = []
+        for _ in range(20):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(batch(0), labels=batch(0)).loss
+            loss.backward()
+            optimizer.step()
+            losses[implementation].append(loss.item())
+        assert model.model.layers[0].mlp.experts.down_proj.grad.dtype == torch.float32
+    assert losses["uniep"][-1] < 0.3 * losses["uniep"][0]
+    for eager, own in zip(losses["eager"], losses["uniep"], strict=True):
+        assert abs(own - eager) < 0.02 * eager, losses
+
+
+def generate(model: Qwen3MoeForCausalLM, tokens: torch.Tensor, synced: bool = False):
+    return model.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=12,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        synced_gpus=synced,
+    )
+
+
+def check_generation_beside_eager(rank: int, ranks: int) -> None:
+    """The same tokens, up to where eager's best two are as near as bf16 rounds."""
+    tokens = batch(0)[:, :10]
+    eager, own = (generate(tiny(name), tokens) for name in ("eager", "uniep"))
+    for row in range(len(tokens)):
+        for position in range(12):
+            logits, ours = eager.logits[position][row].float(), own.logits[position][row].float()
+            assert (logits - ours).abs().max() < 0.05 * logits.abs().max()
+            if eager.sequences[row, 10 + position] != own.sequences[row, 10 + position]:
+                best = logits.topk(2).values
+                assert best[0] - best[1] < 0.05 * logits.abs().max()
+                break
+
+
+def check_sharded_experts_have_the_bits_of_whole_ones(rank: int, ranks: int) -> None:
+    whole, sharded = tiny("uniep"), tiny("eager")
+    group = uniep.Group()
+    assert uniep.transformers.shard_experts(sharded, group) == 2
+    assert sharded.config._experts_implementation == "uniep"
+    local = EXPERTS // ranks
+    assert sharded.model.layers[0].mlp.experts.gate_up_proj.shape == (local, 64, 64)
+    assert list(sharded.state_dict()) == list(whole.state_dict())
+    loss, gradients = step(sharded, rank)
+    own_loss, own = step(whole, rank)
+    assert loss == own_loss
+    for name, gradient in gradients.items():
+        if ".experts." not in name:
+            assert same_bits(gradient, own[name]), name
+    # Weight gradients are sums over all ranks' tokens, so one rank's are compared where the others have the same.
+    for other in (whole, sharded):
+        other.zero_grad()
+    twice = dict(step(whole, 0)[1])
+    for name, gradient in step(sharded, 0)[1].items():
+        if ".experts." in name:
+            part = twice[name].chunk(ranks)[rank].double() * ranks
+            assert relative_error(gradient, part) < 0.01, name
+
+
+def check_sharded_generation(rank: int, ranks: int) -> None:
+    sharded, whole = tiny("eager"), tiny("uniep")
+    uniep.transformers.shard_experts(sharded, uniep.Group())
+    tokens = batch(rank)[:, :10]
+    assert torch.equal(generate(sharded, tokens, synced=ranks > 1).sequences, generate(whole, tokens).sequences)
+
+
+def check_gathering(rank: int, ranks: int) -> None:
+    model, before = tiny("uniep"), tiny("uniep").state_dict()
+    expect_error(ValueError, "its experts are not sharded", lambda: uniep.transformers.gather_experts(model))
+    uniep.transformers.shard_experts(model, uniep.Group())
+    text = "its experts are sharded already"
+    expect_error(ValueError, text, lambda: uniep.transformers.shard_experts(model, uniep.Group()))
+    uniep.transformers.gather_experts(model)
+    after = model.state_dict()
+    assert list(after) == list(before) and all(same_bits(after[name], before[name]) for name in before)
+    assert step(model, rank)[0] == step(tiny("uniep"), rank)[0]
+
+
+def check_options(rank: int, ranks: int) -> None:
+    expected = step(tiny("uniep"), 0)[1]
+    model = tiny("uniep")
+    uniep.transformers.shard_experts(model, uniep.Group("self"), save="recompute", schedule="fusion=none")
+    found = step(model, 0)[1]
+    assert all(same_bits(found[name], expected[name]) for name in expected)
+
+
+def check_refusals(rank: int, ranks: int) -> None:
+    model = tiny("uniep", hidden_act="gelu")
+    text = "Qwen3MoeExperts.act_fn: GELUActivation; experts_implementation='uniep' serves silu(gate) * up"
+    expect_error(ValueError, text, lambda: model(batch(0)))
+    expect_error(ValueError, text, lambda: uniep.transformers.shard_experts(model, uniep.Group("self")))
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 96, "head_dim": 16, "num_hidden_layers": 1}
+    config = GptOssConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4)
+    oss = GptOssForCausalLM._from_config(config, dtype=torch.bfloat16, experts_implementation="uniep")
+    text = "GptOssExperts.has_bias: True; experts_implementation='uniep' serves False"
+    expect_error(ValueError, text, lambda: oss(batch(0)))
+    text = "gate_up_proj: torch.float32; load the model with dtype=torch.bfloat16"
+    expect_error(ValueError, text, lambda: tiny("uniep").float()(batch(0)))
+    dense = torch.nn.Linear(8, 8)
+    text = "model: Linear has no experts"
+    expect_error(ValueError, text, lambda: uniep.transformers.shard_experts(dense, uniep.Group("self")))
+    if ranks > 1:
+        odd = tiny("uniep", num_experts=5)
+        text = f"group: {ranks} ranks; must divide the 5 experts of Qwen3MoeExperts"
+        expect_error(ValueError, text, lambda: uniep.transformers.shard_experts(odd, uniep.Group()))
+
+
+if __name__ == "__main__":
+    sys.exit(run_checks(globals()))

@@ -1,0 +1,93 @@
+"""Megatron-core's MoELayer with its experts run by UniEP.
+
+Router, losses, shared experts, recomputation, parameters, optimizer and checkpoints stay Megatron's. Either
+
+    spec = uniep.megatron.enable(get_gpt_layer_local_spec(...))
+
+or, before the model is built, `uniep.megatron.patch()`.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+
+from megatron.core.transformer.moe.moe_layer import MoELayer
+
+from uniep.megatron.backend import UniEPBackend
+from uniep.megatron.experts import Experts
+from uniep.megatron.flags import FLAGS, refuse
+from uniep.megatron.layer import UniEPMoELayer, without_dispatcher
+from uniep.megatron.routing import expert_weights
+
+__all__ = [
+    "FLAGS",
+    "Experts",
+    "UniEPBackend",
+    "UniEPMoELayer",
+    "enable",
+    "expert_weights",
+    "patch",
+    "refuse",
+    "unpatch",
+]
+
+
+def enable(spec: typing.Any, *, schedule: str | tuple[str, str] = "auto", save: str = "keep") -> typing.Any:
+    """Replaces MoELayer in the spec of a layer or of a block, in place, and gives it back.
+
+    Args:
+        spec: a layer's ModuleSpec, or a block's TransformerBlockSubmodules.
+        schedule, save: of uniep.moe().
+
+    Raises:
+        ValueError: there is no MoELayer in it.
+    """
+    options = {"schedule": schedule, "save": save}
+    if not sum([_enable_layer(layer, options) for layer in getattr(spec, "layer_specs", None) or [spec]]):
+        raise ValueError(
+            f"spec: {type(spec).__name__} without a MoELayer; legal is the spec of a layer or a block with one"
+        )
+    return spec
+
+
+def _enable_layer(spec: typing.Any, options: dict[str, typing.Any]) -> bool:
+    submodules: typing.Any = getattr(spec, "submodules", None)
+    mlp: typing.Any = getattr(submodules, "mlp", None)
+    if isinstance(mlp, functools.partial) and mlp.func in (MoELayer, UniEPMoELayer):
+        submodules.mlp = functools.partial(UniEPMoELayer, *mlp.args, **{**mlp.keywords, "uniep_options": options})
+        return True
+    if getattr(mlp, "module", None) in (MoELayer, UniEPMoELayer):
+        mlp.module, mlp.params = UniEPMoELayer, {**mlp.params, "uniep_options": options}
+        return True
+    return False
+
+
+_original_init = MoELayer.__init__
+
+
+def patch(*, schedule: str | tuple[str, str] = "auto", save: str = "keep") -> None:
+    """From now on every MoELayer that is built becomes a UniEPMoELayer, whoever imported the class.
+
+    Args:
+        schedule, save: of uniep.moe().
+    """
+    options = {"schedule": schedule, "save": save}
+
+    @functools.wraps(_original_init)
+    def init(self: typing.Any, config: typing.Any, *arguments: typing.Any, **keywords: typing.Any) -> None:
+        if type(self) is not MoELayer:
+            _original_init(self, config, *arguments, **keywords)
+            return
+        refuse(config)
+        with without_dispatcher(config):
+            _original_init(self, config, *arguments, **keywords)
+        self.__class__ = UniEPMoELayer
+        self._take_over(options)
+
+    MoELayer.__init__ = init
+
+
+def unpatch() -> None:
+    """Undoes patch() for layers that are built later."""
+    MoELayer.__init__ = _original_init

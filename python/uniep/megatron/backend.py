@@ -1,0 +1,55 @@
+"""The plugin for `MegakernelBackend`, which is on Megatron-LM's main branch and in no release.
+
+There a layer whose configuration names a megakernel gives the routing's result to a module with
+`forward(hidden_states, probs, routing_map)`. Megatron's factory, build_megakernel_backend(), knows the names of its own
+backends only; UniEPBackend takes its arguments, so it can stand in the factory's place.
+"""
+
+from __future__ import annotations
+
+import typing
+
+import torch
+import torch.distributed as dist
+
+from uniep.megatron.experts import Experts
+from uniep.megatron.flags import refuse
+
+
+class UniEPBackend(Experts):
+    """Routed experts by UniEP, and what Megatron's shared experts give added to it.
+
+    The shared experts are called as a module, and stay the layer's: they are no child of this one.
+
+    Args:
+        config, ep_group, routed_experts, shared_experts, num_local_experts: those of build_megakernel_backend().
+        schedule, save: of uniep.moe().
+
+    Raises:
+        ValueError: the configuration asks for what UniEP does not serve, or routed_experts are not num_local_experts.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: typing.Any,
+        ep_group: dist.ProcessGroup,
+        routed_experts: torch.nn.Module,
+        shared_experts: torch.nn.Module | None,
+        num_local_experts: int,
+        schedule: str | tuple[str, str] = "auto",
+        save: str = "keep",
+    ) -> None:
+        refuse(config)
+        super().__init__(config, ep_group, routed_experts, schedule, save)
+        if self.count != num_local_experts:
+            raise ValueError(f"num_local_experts: {num_local_experts}; routed_experts have {self.count}")
+        self._shared = (shared_experts,)  # a tuple, so that it is not registered
+
+    def forward(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> torch.Tensor:
+        """hidden_states [..., H] bf16, probs [T, E], routing_map [T, E] bool to [..., H] bf16."""
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        routing_map = routing_map.view(len(rows), -1)
+        y = super().forward(rows, probs.view(routing_map.shape), routing_map).view(hidden_states.shape)
+        shared = self._shared[0]
+        return y if shared is None else y + shared(hidden_states)

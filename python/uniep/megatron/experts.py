@@ -1,0 +1,73 @@
+"""The module that calls moe() with the parameters of Megatron's experts."""
+
+from __future__ import annotations
+
+import typing
+
+import torch
+import torch.distributed as dist
+
+from uniep.group import Group
+from uniep.layer import moe
+from uniep.megatron.routing import capacity_of_factor, expert_weights
+
+
+class Experts(torch.nn.Module):
+    """Calls moe() with the parameters of Megatron's experts.
+
+    The parameters are registered here once more, so that what Megatron hangs on a module's forward happens, as waiting
+    for gathered parameters; the experts' own forward is never called. State dicts have them once, by Megatron's names.
+
+    Args:
+        config: TransformerConfig.
+        ep_group: the expert-parallel process group.
+        experts: Megatron's SequentialMLP or TEGroupedMLP.
+        schedule, save: of moe(); attributes too, to be changed between steps.
+
+    Attributes:
+        main_grad: of moe(): "param" with gradient_accumulation_fusion, else None.
+    """
+
+    def __init__(
+        self,
+        config: typing.Any,
+        ep_group: dist.ProcessGroup,
+        experts: torch.nn.Module,
+        schedule: str | tuple[str, str] = "auto",
+        save: str = "keep",
+    ) -> None:
+        super().__init__()
+        self.ep_group, self.topk = ep_group, config.moe_router_topk
+        self.main_grad = "param" if config.gradient_accumulation_fusion else None
+        self.capacity_factor: float | None = getattr(config, "moe_expert_rank_capacity_factor", None)
+        self.schedule, self.save = schedule, save
+        first, second = expert_weights(experts)
+        self.count = len(first)
+        for expert, (w1, w2) in enumerate(zip(first, second, strict=True)):
+            self.register_parameter(f"w1_{expert}", w1)
+            self.register_parameter(f"w2_{expert}", w2)
+
+    def forward(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> torch.Tensor:
+        """hidden_states [T, H] bf16, probs [T, E], routing_map [T, E] bool to [T, H] bf16."""
+        return moe(
+            hidden_states,
+            routing_map,
+            probs.float(),
+            [getattr(self, f"w1_{expert}") for expert in range(self.count)],
+            [getattr(self, f"w2_{expert}") for expert in range(self.count)],
+            topk=self.topk,
+            group=Group(self.ep_group, device=hidden_states.device),
+            schedule=self.schedule,
+            capacity=capacity_of_factor(self.capacity_factor, len(hidden_states), self.topk, self.count),
+            main_grad=typing.cast(typing.Any, self.main_grad),
+            save=self.save,
+        )
+
+    def _save_to_state_dict(self, *_: typing.Any) -> None:
+        pass
+
+    def _load_from_state_dict(self, *_: typing.Any) -> None:
+        pass
+
+    def sharded_state_dict(self, *_: typing.Any, **__: typing.Any) -> dict[str, typing.Any]:
+        return {}

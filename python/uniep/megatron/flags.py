@@ -1,0 +1,79 @@
+"""Which of Megatron-core's flags UniEP's layer does not serve. docs/megatron.md has the same table; a test compares."""
+
+from __future__ import annotations
+
+import typing
+
+import torch
+
+
+class Flag(typing.NamedTuple):
+    """A field of TransformerConfig that is refused for some values. Not every version of Megatron-core has it."""
+
+    name: str
+    is_served: typing.Callable[[typing.Any, typing.Any], bool]  # of the value and the configuration
+    legal: str  # what to set
+
+
+def _is_off(value: typing.Any, _config: typing.Any) -> bool:
+    return not value
+
+
+def _is_unset(value: typing.Any, _config: typing.Any) -> bool:
+    return value is None
+
+
+_EXPERTS_MODULES = {"expert_fc1", "moe_act", "fused_group_mlp"}
+
+
+def _graphs_leave_moe_out(modules: typing.Any, config: typing.Any) -> bool:
+    """Whether no graph is captured of the MoE layer or a part of it. No modules: the whole layer."""
+    if modules is None:  # another version's name of the field
+        return True
+    names = [str(one) for one in ([modules] if isinstance(modules, str) else modules)]
+    if any("moe" in name for name in names):
+        return False
+    if getattr(config, "cuda_graph_impl", None) not in ("local", "transformer_engine"):
+        return True
+    return bool(names) and not any("full" in name for name in names)
+
+
+FLAGS = [
+    Flag("expert_tensor_parallel_size", lambda value, _: value in (None, 1), "1"),
+    Flag("params_dtype", lambda value, _: value == torch.bfloat16, "torch.bfloat16 (bf16=True)"),
+    Flag("fp8", _is_off, "None"),
+    Flag("fp4", _is_off, "None"),
+    Flag("add_bias_linear", _is_off, "False"),
+    Flag("gated_linear_unit", lambda value, _: bool(value), "True"),
+    Flag("activation_func", lambda value, _: value is torch.nn.functional.silu, "torch.nn.functional.silu"),
+    Flag("activation_func_clamp_value", _is_unset, "None"),
+    Flag("glu_linear_offset", _is_off, "0.0"),
+    Flag("moe_mlp_glu_interleave_size", _is_unset, "None"),
+    Flag("moe_pad_expert_input_to_capacity", _is_off, "False"),
+    Flag("moe_apply_probs_on_input", _is_off, "False"),
+    Flag("moe_shared_expert_overlap", _is_off, "False"),
+    Flag("moe_single_grouped_weight", _is_off, "False"),
+    Flag("moe_paged_stash", _is_off, "False"),
+    Flag("overlap_moe_expert_parallel_comm", _is_off, "False"),
+    Flag("delay_wgrad_compute", _is_off, "False"),
+    Flag("overlap_dispatch_backward_with_experts_wgrad", _is_off, "False"),
+    Flag("transformer_impl", lambda value, _: value != "inference_optimized", "'local' or 'transformer_engine'"),
+    Flag(
+        "offload_modules",
+        lambda value, _: not _EXPERTS_MODULES & set(value or ()),
+        "modules without expert_fc1, moe_act and fused_group_mlp",
+    ),
+    Flag("cuda_graph_impl", lambda value, _: value != "full_iteration", "'none', 'local' or 'transformer_engine'"),
+    Flag("cuda_graph_modules", _graphs_leave_moe_out, "modules without the MoE layer, such as attn"),
+    Flag("cuda_graph_scope", _graphs_leave_moe_out, "modules without the MoE layer, such as attn"),
+]
+
+
+def refuse(config: typing.Any) -> None:
+    """Raises ValueError for a TransformerConfig that asks for what UniEP does not serve."""
+    for flag in FLAGS:
+        if not hasattr(config, flag.name):
+            continue
+        value = getattr(config, flag.name)
+        if not flag.is_served(value, config):
+            raise ValueError(f"{flag.name}: {value!r}; UniEP's layer needs {flag.legal}")

@@ -1,0 +1,85 @@
+"""UniEPMoELayer: Megatron-core's MoELayer with its routed experts run by UniEP."""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import typing
+
+import torch
+from megatron.core.transformer.moe.moe_layer import MoELayer
+
+from uniep.megatron.experts import Experts
+from uniep.megatron.flags import refuse
+
+
+class _PassThrough:
+    """In the place of the token dispatcher: rows stay where they are, and the routing is kept for the experts."""
+
+    shared_experts = None
+
+    def __init__(self, config: typing.Any) -> None:
+        self.config = config
+        self.routing_map: torch.Tensor | None = None
+        self.hidden_shape: torch.Size | None = None
+
+    def dispatch_preprocess(
+        self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.hidden_shape, self.routing_map = hidden_states.shape, routing_map
+        return hidden_states.reshape(-1, hidden_states.shape[-1]), probs
+
+    def token_dispatch(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return hidden_states, probs
+
+    def token_combine(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states
+
+    def combine_postprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        assert self.hidden_shape is not None
+        return hidden_states.view(self.hidden_shape)
+
+
+@contextlib.contextmanager
+def without_dispatcher(config: typing.Any) -> collections.abc.Iterator[None]:
+    """Lets MoELayer build a dispatcher that needs no package, instead of one that is thrown away behind it."""
+    named, config.moe_token_dispatcher_type = config.moe_token_dispatcher_type, "alltoall"
+    try:
+        yield
+    finally:
+        config.moe_token_dispatcher_type = named
+
+
+class UniEPMoELayer(MoELayer):  # type: ignore[misc]
+    """MoELayer whose routed experts run in UniEP.
+
+    Args:
+        uniep_options: `schedule` and `save` of moe(). The others are MoELayer's.
+
+    Attributes:
+        uniep_experts: Experts.
+
+    Raises:
+        ValueError: the configuration asks for what UniEP does not serve; the message says what to set.
+    """
+
+    def __init__(
+        self,
+        config: typing.Any,
+        *arguments: typing.Any,
+        uniep_options: dict[str, typing.Any] | None = None,
+        **options: typing.Any,
+    ) -> None:
+        refuse(config)
+        with without_dispatcher(config):
+            super().__init__(config, *arguments, **options)
+        self._take_over(uniep_options or {})
+
+    def _take_over(self, uniep_options: dict[str, typing.Any]) -> None:
+        self.token_dispatcher = _PassThrough(self.config)
+        self.uniep_experts = Experts(self.config, self.ep_group, self.experts, **uniep_options)
+
+    def routed_experts_compute(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> tuple[torch.Tensor, None]:
+        assert self.token_dispatcher.routing_map is not None
+        routing_map = self.token_dispatcher.routing_map.view(len(hidden_states), -1)
+        return self.uniep_experts(hidden_states, probs.view(routing_map.shape), routing_map), None

@@ -1,0 +1,164 @@
+"""torchtitan's routed experts run by UniEP: --override.imports uniep.torchtitan.routed_experts
+
+Router, load balancing, shared experts, parameters, optimizer and checkpoints stay torchtitan's. docs/torchtitan.md has
+the flags and the limits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import typing
+
+import torch
+from torch.distributed.tensor import DTensor
+from torchtitan.config import derive, override
+from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
+
+from uniep.group import Group
+from uniep.layer import moe
+
+_log = logging.getLogger("uniep")
+_told: set[str] = set()
+
+
+class UniEPGroupedExperts(GroupedExperts):  # type: ignore[misc]
+    """torchtitan's parameters w1_EFD (gate), w2_EDF (down) and w3_EFD (up), and the whole layer as its forward.
+
+    So what hangs on this module's forward, such as FSDP's gathering of parameters, happens.
+    """
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):  # type: ignore[misc]
+        pass
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        topk_scores: torch.Tensor,
+        topk_expert_ids: torch.Tensor,
+        group: Group,
+        options: dict[str, typing.Any],
+    ) -> torch.Tensor:
+        """x [T, D], topk_scores and topk_expert_ids [T, K] to [T, D] of x's type."""
+        gate, down, up = (_local(weight).bfloat16() for weight in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
+        y = moe(x.bfloat16(), topk_expert_ids, topk_scores.float(), (gate, up), down, group=group, **options)
+        return y.type_as(x)
+
+
+def _local(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+class UniEPRoutedExperts(RoutedExperts):  # type: ignore[misc]
+    """RoutedExperts whose dispatch, experts and combine are one call of uniep.moe().
+
+    Raises:
+        ValueError: the number of experts or the parallelism is not served; the message says what to set.
+    """
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(RoutedExperts.Config):  # type: ignore[misc]
+        schedule: str = "auto"
+        save: str = "keep"
+        capacity: tuple[int, int] | None = None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.group = Group("self")
+        self.options = {"schedule": config.schedule, "save": config.save, "capacity": config.capacity}
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        topk_scores: torch.Tensor,
+        topk_expert_ids: torch.Tensor,
+        num_local_tokens_per_expert: torch.Tensor,
+    ) -> torch.Tensor:
+        """x [..., D], topk_scores and topk_expert_ids [..., K] to [..., D]; the leading sizes are [B, L] or [T]."""
+        topk = topk_scores.shape[-1]
+        y = self.inner_experts(
+            x.reshape(-1, x.shape[-1]),
+            topk_scores.reshape(-1, topk),
+            topk_expert_ids.reshape(-1, topk),
+            self.group,
+            self.options,
+        )
+        return typing.cast(torch.Tensor, y).view(x.shape)
+
+    # torchtitan looks up placements by the names of the arguments, which differ between its versions.
+    forward.__signature__ = inspect.signature(RoutedExperts.forward)  # type: ignore[attr-defined]
+
+    def parallelize(self, parallel_dims: typing.Any) -> None:
+        """Shards the parameters as torchtitan does, and makes the group of the expert-parallel ranks."""
+        if parallel_dims.tp_enabled and not parallel_dims.ep_enabled:
+            raise ValueError(
+                f"parallelism.tensor_parallel_degree: {parallel_dims.tp} without expert parallelism splits every "
+                "expert; UniEP's layer needs whole experts: set parallelism.expert_parallel_degree to a multiple of it"
+            )
+        experts = self.inner_experts.num_experts
+        if experts % parallel_dims.ep != 0:
+            raise ValueError(f"parallelism.expert_parallel_degree: {parallel_dims.ep}; must divide {experts} experts")
+        super().parallelize(parallel_dims)
+        mesh = parallel_dims.get_optional_mesh("ep")
+        if mesh is not None:
+            self.group = Group(mesh.get_group(), device=None if mesh.device_type == "cuda" else mesh.device_type)
+
+
+@override(  # type: ignore[untyped-decorator]
+    target=RoutedExperts.Config,
+    description="Dispatch, experts and combine of routed experts in one call of UniEP",
+)
+def routed_experts(
+    cfg: RoutedExperts.Config,
+    *,
+    schedule: str = "auto",
+    save: str = "keep",
+    capacity: tuple[int, int] | None = None,
+) -> UniEPRoutedExperts.Config:
+    """The replacement of a RoutedExperts.Config. The options are those of uniep.moe().
+
+    Raises:
+        ValueError: experts that UniEP does not serve; the message says which, and what it serves.
+    """
+    refuse(cfg)
+    text = "torchtitan multiplies router scores behind w2, UniEP before it: same mathematics, other rounding"
+    if text not in _told:
+        _told.add(text)
+        _log.warning(text)
+    inner, dispatcher = cfg.inner_experts, cfg.token_dispatcher
+    replacement = derive(
+        cfg,
+        UniEPRoutedExperts.Config,
+        inner_experts=derive(inner, UniEPGroupedExperts.Config),
+        token_dispatcher=LocalTokenDispatcher.Config(num_experts=dispatcher.num_experts, top_k=dispatcher.top_k),
+        schedule=schedule,
+        save=save,
+        capacity=None if capacity is None else (capacity[0], capacity[1]),
+    )
+    return typing.cast(UniEPRoutedExperts.Config, replacement)
+
+
+_KNOWN_FIELDS = {"dim", "hidden_dim", "num_experts", "param_init", "sharding_config"}
+
+
+def refuse(cfg: typing.Any) -> None:
+    """Raises ValueError for a RoutedExperts.Config that UniEP does not serve."""
+    owner = type(cfg).__qualname__.removesuffix(".Config")
+    if type(cfg) is not RoutedExperts.Config:
+        raise ValueError(f"routed_experts: {owner}; UniEP replaces torchtitan's own RoutedExperts only")
+    inner = cfg.inner_experts
+    if type(inner) is not GroupedExperts.Config:
+        name = type(inner).__qualname__.removesuffix(".Config")
+        raise ValueError(
+            f"inner_experts: {name}; UniEP serves GroupedExperts: SwiGLU in bf16 without bias, so neither gpt-oss's "
+            "experts nor low-precision converters nor other overrides of the experts"
+        )
+    for field in dataclasses.fields(inner):
+        if field.name not in _KNOWN_FIELDS and getattr(inner, field.name) != field.default:
+            raise ValueError(f"inner_experts.{field.name}: {getattr(inner, field.name)!r}; must be {field.default!r}")
+    for name, size in (("dim", inner.dim), ("hidden_dim", inner.hidden_dim)):
+        if size % 8 != 0:
+            raise ValueError(f"inner_experts.{name}: {size}; must be a multiple of 8")

@@ -1,0 +1,141 @@
+"""Transformers' mixture-of-experts models with their experts run by UniEP.
+
+    import uniep.transformers
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16, experts_implementation="uniep")
+
+Router, losses, parameters and checkpoints stay the model's. docs/transformers.md has the flags and the limits.
+"""
+
+from __future__ import annotations
+
+import typing
+
+import torch
+import torch.distributed as dist
+from transformers.activations import ACT2FN
+from transformers.integrations import moe as _integration
+
+from uniep.group import Group
+from uniep.layer import moe
+
+NAME = "uniep"
+_SILU = (torch.nn.SiLU, type(ACT2FN["silu"]), type(ACT2FN["swish"]))
+_PARAMETERS = ("gate_up_proj", "down_proj")
+# Attribute of Transformers' experts, the value that is served.
+_SERVED = {
+    "has_gate": True,
+    "has_bias": False,
+    "is_transposed": False,
+    "is_concatenated": True,
+    "has_post_expert_norm": False,
+    "_is_expert_parallel": False,
+}
+
+
+def experts_forward(
+    self: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """The forward of a Transformers experts module: hidden_states [T, H] bf16, both others [T, K], to [T, H].
+
+    Raises:
+        ValueError: the experts are not served; the message says why.
+    """
+    refuse(self)
+    weight = typing.cast(torch.Tensor, self.gate_up_proj)
+    if weight.dtype != torch.bfloat16 and not torch.is_autocast_enabled(weight.device.type):
+        raise ValueError(
+            f"gate_up_proj: {weight.dtype}; load the model with dtype=torch.bfloat16, or run it under torch.autocast"
+        )
+    group = getattr(self, "uniep_group", None) or Group("self", device=hidden_states.device)
+    return moe(
+        hidden_states,
+        top_k_index,
+        top_k_weights.float(),
+        weight,
+        typing.cast(torch.Tensor, self.down_proj),
+        group=group,
+        **getattr(self, "uniep_options", {}),
+    ).type_as(hidden_states)
+
+
+_integration.ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+
+
+def refuse(experts: torch.nn.Module) -> None:
+    """Raises ValueError for an experts module that UniEP does not serve."""
+    kind = type(experts).__name__
+    for name, served in _SERVED.items():
+        if getattr(experts, name, served) != served:
+            raise ValueError(
+                f"{kind}.{name}: {getattr(experts, name)}; experts_implementation='uniep' serves {served}: SwiGLU "
+                "without bias, gate_up_proj [E, 2 I, H] and down_proj [E, H, I]"
+            )
+    activation = getattr(experts, "act_fn", None)
+    own_gate = getattr(type(experts), "_apply_gate", None) is not _integration._default_apply_gate
+    if own_gate or not (activation is torch.nn.functional.silu or isinstance(activation, _SILU)):
+        what = "a gate of its own" if own_gate else type(activation).__name__
+        raise ValueError(f"{kind}.act_fn: {what}; experts_implementation='uniep' serves silu(gate) * up")
+
+
+def shard_experts(model: torch.nn.Module, group: Group, **options: typing.Any) -> int:
+    """Leaves every rank of `group` its E / W experts of each layer, and runs them expert-parallel.
+
+    Call it on all ranks, on models with equal weights, before the optimizer is made. Parameters keep their names and
+    become [E / W, ...]: do not average their gradients over the group.
+
+    Args:
+        model: a Transformers model with mixture-of-experts layers.
+        group: who shares the experts.
+        options: `schedule`, `capacity`, `main_grad` and `save` of moe(), for all layers.
+
+    Returns:
+        The number of layers.
+
+    Raises:
+        ValueError: no layer has such experts, or UniEP does not serve them, or W does not divide their number.
+    """
+    layers = _layers(model)
+    for experts in layers:
+        refuse(experts)
+        count = len(typing.cast(torch.Tensor, experts.gate_up_proj))
+        if getattr(experts, "uniep_group", None) is not None:
+            raise ValueError("model: its experts are sharded already; gather_experts() undoes it")
+        if count % group.size != 0:
+            raise ValueError(f"group: {group.size} ranks; must divide the {count} experts of {type(experts).__name__}")
+    for experts in layers:
+        for name in _PARAMETERS:
+            whole = typing.cast(torch.nn.Parameter, getattr(experts, name))
+            part = whole.detach().chunk(group.size)[group.rank].clone()
+            setattr(experts, name, torch.nn.Parameter(part, requires_grad=whole.requires_grad))
+        experts.uniep_group = group  # type: ignore[assignment]
+        experts.uniep_options = options  # type: ignore[assignment]
+        experts.config._experts_implementation = NAME  # type: ignore[union-attr]
+    return len(layers)
+
+
+def gather_experts(model: torch.nn.Module) -> None:
+    """Undoes shard_experts(), for save_pretrained(): every rank has all experts again. Collective.
+
+    Raises:
+        ValueError: the experts are not sharded.
+    """
+    for experts in _layers(model):
+        group = typing.cast("Group | None", getattr(experts, "uniep_group", None))
+        if group is None:
+            raise ValueError("model: its experts are not sharded; shard_experts() does it")
+        for name in _PARAMETERS:
+            part = typing.cast(torch.nn.Parameter, getattr(experts, name))
+            parts = [part.detach()]
+            if group.size > 1:
+                parts = [torch.empty_like(part) for _ in range(group.size)]
+                dist.all_gather(parts, part.detach().contiguous(), group=group.process_group)
+            setattr(experts, name, torch.nn.Parameter(torch.cat(parts), requires_grad=part.requires_grad))
+        experts.uniep_group = None  # type: ignore[assignment]
+
+
+def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The modules that Transformers runs through its experts' interface."""
+    found = [one for one in model.modules() if hasattr(one, "_apply_gate") and hasattr(one, "config")]
+    if not found:
+        raise ValueError(f"model: {type(model).__name__} has no experts that Transformers' experts_implementation runs")
+    return found

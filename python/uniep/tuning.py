@@ -1,0 +1,239 @@
+"""autotune(): which schedules are fastest for a layer on this machine, kept in a file that "auto" reads.
+
+Schedules change no bit of a result, so what is found here changes speed alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pathlib
+import platform
+import re
+import tempfile
+import time
+import typing
+
+import torch
+import torch.distributed as dist
+
+import uniep
+
+if typing.TYPE_CHECKING:
+    from uniep.group import Group
+    from uniep.modules import Experts, MoELayer
+
+_log = logging.getLogger("uniep")
+_FILE = "schedules.json"
+_FORMAT = 1
+Pair = tuple[str, str]  # forward and backward
+_AUTO: Pair = ("auto", "auto")
+
+# What layer_tuning.md found worth a try, beside what "auto" fills in.
+_FORWARD = {
+    "cpu": ["fusion=none", "queue=dynamic", "order.interleave=phased", "tile.m=128", "order.raster=2"],
+    "cuda": [
+        "fusion=pairs",
+        "order.interleave=mixed,combine.column_chunks=1",
+        "order.interleave=phased,combine.column_chunks=4",
+        "order.interleave=phased,combine.column_chunks=1",
+        "comm.where=sms,comm.dispatch_sms=16",
+    ],
+}
+_BACKWARD = {
+    "cpu": ["fusion=none", "queue=dynamic", "backward.wgrad=after", "tile.m=128", "order.raster=2"],
+    "cuda": ["backward.wgrad=after", "fusion=none", "order.raster=8", "tile.cluster=1"],
+}
+
+
+def folder() -> pathlib.Path | None:
+    """Where the file lies: UNIEP_CACHE_DIR, else $XDG_CACHE_HOME/uniep, else ~/.cache/uniep; None: nowhere."""
+    given = os.environ.get("UNIEP_CACHE_DIR")
+    if given is not None:
+        return pathlib.Path(given) if given else None
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    home = os.environ.get("HOME", "")
+    if base.startswith("/"):
+        return pathlib.Path(base) / "uniep"
+    return pathlib.Path(home) / ".cache" / "uniep" if home else None
+
+
+def machine(group: Group) -> str:
+    """What else a schedule's speed depends on, as the file's key of the first level."""
+    on_gpu = group.device.type == "cuda"
+    device = torch.cuda.get_device_name(group.device) if on_gpu else f"cpu {platform.machine()}"
+    parts = (uniep.__version__, device, f"{group.engine.workers} workers", f"{group.size} ranks", group.transport)
+    return ", ".join(parts)
+
+
+def key(hidden: int, intermediate: int, experts: int, topk: int) -> str:
+    return f"H {hidden}, I {intermediate}, E {experts}, K {topk}"
+
+
+def agreed(group: Group) -> dict[str, Pair]:
+    """What the file has for the group's machine, on rank 0. Collective with more ranks than one."""
+    found = [_read().get(machine(group), {}) if group.rank == 0 else {}]
+    if group.size > 1:
+        dist.broadcast_object_list(found, group=group.process_group, group_src=0)
+    return {name: (entry["forward"], entry["backward"]) for name, entry in found[0].items()}
+
+
+def choose(group: Group, hidden: int, intermediate: int, experts: int, topk: int) -> Pair:
+    """What "auto" stands for: schedules of forward and backward."""
+    if not group.tuned:
+        return _AUTO
+    return group.tuned.get(key(hidden, intermediate, experts, topk), _AUTO)
+
+
+def tuned_sizes(group: Group) -> tuple[tuple[tuple[int, ...], Pair], ...]:
+    """What choose() looks up, as ((H, I, E, K), schedules)."""
+    return tuple((tuple(map(int, re.findall(r"\d+", name))), pair) for name, pair in group.tuned.items())
+
+
+def _read() -> dict[str, typing.Any]:
+    place = folder()
+    if place is None or not (place / _FILE).exists():
+        return {}
+    try:
+        content = json.loads((place / _FILE).read_text())
+        return dict(content["schedules"]) if content["format"] == _FORMAT else {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("%s is not read: %s", place / _FILE, error)
+        return {}
+
+
+def _write(group: Group, name: str, entry: dict[str, typing.Any]) -> None:
+    place = folder()
+    if place is None:
+        return
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        content = _read()
+        content.setdefault(machine(group), {})[name] = entry
+        with tempfile.NamedTemporaryFile("w", dir=place, suffix=".json", delete=False) as file:
+            json.dump({"format": _FORMAT, "schedules": content}, file, indent=2)
+        os.replace(file.name, place / _FILE)  # whole or not at all, for other processes
+    except OSError as error:
+        _log.warning("%s is not written: %s", place / _FILE, error)
+
+
+def autotune(layer: Experts | MoELayer, tokens: int = 8192, seconds: float = 60, *, topk: int | None = None) -> Pair:
+    """Measures a short list of schedules on all ranks, and keeps the pair whose slowest rank is fastest. Collective.
+
+    "auto" stands for that pair from now on, for layers of this shape in this group, and in later programs: it is kept
+    in schedules.json in UNIEP_CACHE_DIR (else $XDG_CACHE_HOME/uniep, else ~/.cache/uniep; an empty name keeps nothing).
+    Rank 0's file counts when a group is made. Parameters and their gradients are left as they are.
+
+    Args:
+        layer: whose shape, group and `save` are meant.
+        tokens: T of each rank, with uniform routing.
+        seconds: about how long it may take; every schedule is run at least twice all the same.
+        topk: K; needed for Experts, MoELayer has its own.
+
+    Returns:
+        The schedules of forward and backward.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
+    experts = typing.cast("Experts", getattr(layer, "experts", layer))
+    topk = getattr(layer, "topk", None) if topk is None else topk
+    if topk is None or not 1 <= topk <= experts.num_experts:
+        raise ValueError(f"topk: {topk}; must be 1 to num_experts, {experts.num_experts}")
+    if tokens < 1:
+        raise ValueError(f"tokens: {tokens}; must be 1 or more")
+    if not seconds > 0:
+        raise ValueError(f"seconds: {seconds}; must be above 0")
+    return _Measurement(experts, tokens, topk).best(seconds)
+
+
+class _Measurement:
+    def __init__(self, experts: Experts, tokens: int, topk: int) -> None:
+        self.group, self.experts = experts.group, experts
+        self.hidden, self.intermediate = experts.down_proj.shape[1], experts.down_proj.shape[2]
+        self.key = key(self.hidden, self.intermediate, experts.num_experts, topk)
+        device = self.group.device
+        generator = torch.Generator(device=device).manual_seed(self.group.rank)
+        scores = torch.rand(tokens, experts.num_experts, device=device, generator=generator)
+        self.probs, self.ids = scores.topk(topk)
+        x = torch.randn(tokens, self.hidden, device=device, generator=generator)
+        self.x = x.bfloat16().requires_grad_()
+        self.dy = torch.randn(x.shape, device=device, generator=generator).bfloat16()
+        self.weights = [
+            weight.detach().bfloat16().contiguous().requires_grad_()
+            for weight in (experts.gate_up_proj, experts.down_proj)
+        ]
+
+    def best(self, seconds: float) -> Pair:
+        kind = self.group.device.type
+        lists = [["auto", *_FORWARD[kind]], ["auto", *_BACKWARD[kind]]]
+        before = self.group.tuned.pop(self.key, None)  # "auto" means the engine's own choice here
+        try:
+            first = max(self._agree(sum(self._time(("auto", "auto")))), 1e-6)
+            repeats = max(1, min(50, int(seconds / first / (len(lists[0]) + len(lists[1])) - 1)))
+            chosen, times = [], []
+            for direction in (0, 1):
+                slowest = []
+                for text in lists[direction]:
+                    pair = (text, "auto") if direction == 0 else ("auto", text)
+                    slowest.append(self._slowest(pair, direction, repeats))
+                # The engine's own choice stays unless something is at least 2 % faster.
+                least = min(range(len(slowest)), key=slowest.__getitem__)
+                take = least if slowest[least] < 0.98 * slowest[0] else 0
+                chosen.append(lists[direction][take])
+                times.append(slowest[take])
+        except BaseException:
+            if before is not None:
+                self.group.tuned[self.key] = before
+            raise
+        pair = chosen[0], chosen[1]
+        self.group.tuned[self.key] = pair
+        if self.group.rank == 0:
+            entry = {"forward": pair[0], "backward": pair[1], "tokens": len(self.x)}
+            _write(self.group, self.key, entry | {"seconds": [round(one, 6) for one in times]})
+            _log.info("autotune: %s: forward %s, backward %s", self.key, *pair)
+        return pair
+
+    def _slowest(self, pair: Pair, direction: int, repeats: int) -> float:
+        """The median time of the slowest rank, infinite where a rank's engine refuses the schedule."""
+        try:
+            self.group.engine.resolve(self._config(), direction, pair[direction].encode())
+            legal = 0.0
+        except (ValueError, NotImplementedError):
+            legal = float("inf")
+        if self._agree(legal) > 0:
+            return float("inf")
+        self._time(pair)
+        times = sorted(self._time(pair)[direction] for _ in range(repeats))
+        return self._agree(times[len(times) // 2])
+
+    def _config(self) -> typing.Any:
+        native = self.group.transport == "native"
+        experts = self.experts.num_experts if native else len(self.experts.down_proj)
+        topk = self.ids.shape[1] if native else 1
+        return self.group.engine.config(self.hidden, self.intermediate, experts, topk)
+
+    def _time(self, pair: Pair) -> tuple[float, float]:
+        """Seconds of a forward and of a backward."""
+        from uniep.layer import moe
+
+        options = {"schedule": pair, "save": self.experts.options.get("save", "keep")}
+        begin = self._now()
+        y = moe(self.x, self.ids, self.probs, *self.weights, group=self.group, **options)
+        middle = self._now()
+        torch.autograd.grad(y, [self.x, *self.weights], self.dy)
+        return middle - begin, self._now() - middle
+
+    def _now(self) -> float:
+        if self.group.device.type == "cuda":
+            torch.cuda.synchronize(self.group.device)
+        return time.perf_counter()
+
+    def _agree(self, value: float) -> float:
+        """The largest of all ranks'."""
+        if self.group.size == 1:
+            return value
+        values: list[typing.Any] = [None] * self.group.size
+        dist.all_gather_object(values, value, group=self.group.process_group)
+        return float(max(values))
