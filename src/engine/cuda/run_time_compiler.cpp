@@ -150,9 +150,10 @@ CompiledKernel compile_kernel(const KernelRequest& request) {
   while (!log.empty() && (log.back() == '\0' || log.back() == '\n')) log.pop_back();
   if (result != 0) {
     nvrtc().destroy_program(&program);
-    std::string message = "device kernel " + request.description() + " does not compile with options";
-    for (const std::string& option : options) message += " " + option;
-    throw Error(Status::kInternal, message + ": " + nvrtc().error_string(result) + "\n" + log);
+    std::string given;
+    for (const std::string& option : options) given += " " + option;
+    throw Error(Status::kInternal, "device kernel " + request.description() + " does not compile with options" + given +
+                                       ": " + nvrtc().error_string(result) + "\n" + log);
   }
   CompiledKernel kernel;
   size_t size = 0;
