@@ -92,7 +92,7 @@ std::string make_unique_id() {
   return new_unique_id();
 }
 
-Group::Group(const GroupOptions& options) : engine_(make_engine(options)) {}
+Group::Group(const GroupOptions& options) : engine_(api::with_heap([&] { return make_engine(options); })) {}
 Group::~Group() = default;
 Group::Group(Group&&) noexcept = default;
 Group& Group::operator=(Group&&) noexcept = default;
@@ -143,7 +143,7 @@ void Group::synchronize() {
   engine_->synchronize();
 }
 void Group::recover() {
-  engine_->recover();
+  api::with_heap([&] { engine_->recover(); });
 }
 
 }  // namespace uniep
