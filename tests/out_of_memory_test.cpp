@@ -93,10 +93,11 @@ RandomLayer layer_of(uint64_t seed, int64_t tokens) {
 // A group, and what one step on it reads and writes.
 class Run {
  public:
-  Run(FailingAllocator& allocator, const RandomLayer& layer) : layer_(layer), group_(options(allocator, layer)) {
+  Run(FailingAllocator& allocator, const RandomLayer& layer, bool grows)
+      : layer_(layer), group_(options(allocator, layer)) {
     forward_ = resolve({}, Direction::kForward, layer.config.shape, layer.config.numerics, group_.machine());
     backward_ = resolve({}, Direction::kBackward, layer.config.shape, layer.config.numerics, group_.machine());
-    grow_from_small();
+    if (grows) run_small();
   }
 
   Group& group() { return group_; }
@@ -197,8 +198,8 @@ class Run {
     return options;
   }
 
-  // The group has had a smaller layer, so that the step makes its memory grow.
-  void grow_from_small() {
+  // So that the step makes memory grow that is there.
+  void run_small() {
     const RandomLayer small = layer_of(3, 2);
     LayerArrays arrays(small);
     const Placement placement = place(group_, small.config.shape, arrays.routings);
@@ -231,9 +232,9 @@ void arm(Failing failing, FailingAllocator& allocator, int64_t n) {
 
 // True where the n-th request of `step` was made, and so failed. The step must then have thrown Error(kOutOfMemory) and
 // kept nothing, and the next one, after recover() where the group asks for it, must write `expected`.
-bool fails_well(Failing failing, Step step, int64_t n, const RandomLayer& layer, const std::string& expected,
-                FailingAllocator& allocator, int64_t& recoveries) {
-  Run run(allocator, layer);
+bool fails_well(Failing failing, Step step, bool grows, int64_t n, const RandomLayer& layer,
+                const std::string& expected, FailingAllocator& allocator, int64_t& recoveries) {
+  Run run(allocator, layer, grows);
   run.prepare(step);
   const int64_t live = allocator.live;
   bool thrown = false;
@@ -270,7 +271,7 @@ bool fails_well(Failing failing, Step step, int64_t n, const RandomLayer& layer,
 
 std::string written_without_failure(Step step, const RandomLayer& layer) {
   FailingAllocator allocator;
-  Run run(allocator, layer);
+  Run run(allocator, layer, false);
   run.prepare(step);
   run.run(step);
   return run.written(step);
@@ -284,7 +285,7 @@ struct Named {
 
 class FailingRequests : public testing::TestWithParam<Named> {};
 
-void fail_at_each(Failing failing, const Named& named, const char* what) {
+void fail_at_each(Failing failing, const Named& named, bool grows, const char* what) {
   const RandomLayer layer = layer_of(5, 40);
   const std::string expected = written_without_failure(named.step, layer);
   ASSERT_EQ(expected.empty(), named.step == Step::kSymmetric);
@@ -292,26 +293,30 @@ void fail_at_each(Failing failing, const Named& named, const char* what) {
   int64_t tried = 0, recoveries = 0, heap_before = -1;
   for (bool failed = true; failed && !testing::Test::HasFailure();) {
     SCOPED_TRACE("request " + std::to_string(tried + 1));
-    failed = fails_well(failing, named.step, tried + 1, layer, expected, allocator, recoveries);
+    failed = fails_well(failing, named.step, grows, tried + 1, layer, expected, allocator, recoveries);
     EXPECT_EQ(allocator.live, 0) << "the group has left memory of its allocator";
     if (failed) ++tried;
     if (heap_before < 0) heap_before = heap_live;  // what the first group makes once for the process is there
     EXPECT_EQ(heap_live, heap_before) << "the heap has other blocks than after the first group";
   }
-  std::printf("%s: %lld requests of the %s failed, %lld times recover() was needed\n", named.name,
-              static_cast<long long>(tried), what, static_cast<long long>(recoveries));
+  std::printf("%s%s: %lld requests of the %s failed, %lld times recover() was needed\n", named.name,
+              grows ? " after a smaller layer" : "", static_cast<long long>(tried), what,
+              static_cast<long long>(recoveries));
   EXPECT_GT(tried, 0);
 }
 
 TEST_P(FailingRequests, OfTheAllocatorAtEachRequest) {
-  if (GetParam().allocates) return fail_at_each(Failing::kAllocator, GetParam(), "allocator");
+  if (GetParam().allocates) {
+    for (const bool grows : {false, true}) fail_at_each(Failing::kAllocator, GetParam(), grows, "allocator");
+    return;
+  }
   FailingAllocator allocator;  // then the step must not ask it
   int64_t recoveries = 0;
-  EXPECT_FALSE(fails_well(Failing::kAllocator, GetParam().step, 1, layer_of(5, 40), "", allocator, recoveries));
+  EXPECT_FALSE(fails_well(Failing::kAllocator, GetParam().step, true, 1, layer_of(5, 40), "", allocator, recoveries));
 }
 
 TEST_P(FailingRequests, OfTheHeapAtEachRequest) {
-  fail_at_each(Failing::kHeap, GetParam(), "heap");
+  for (const bool grows : {false, true}) fail_at_each(Failing::kHeap, GetParam(), grows, "heap");
 }
 
 INSTANTIATE_TEST_SUITE_P(Steps, FailingRequests,
