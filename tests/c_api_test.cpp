@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -284,6 +285,11 @@ TEST_F(CApiErrors, ValuesThatAreNoConstantAreRefused) {
   options = group_options(2);
   options.arrival_timeout_seconds = -1;
   expect_failure(UNIEP_INVALID_ARGUMENT, "arrival_timeout_seconds: -1", uniep_group_create(&options, &made));
+  for (const double seconds : {-1.0, 1e10, std::numeric_limits<double>::quiet_NaN()}) {
+    options = group_options(2);
+    options.timeout_seconds = seconds;
+    expect_failure(UNIEP_INVALID_ARGUMENT, "at most 1000000 seconds", uniep_group_create(&options, &made));
+  }
   options = group_options(2);
   options.device_count = 1;
   expect_failure(UNIEP_INVALID_ARGUMENT, "device_count: 1", uniep_group_create(&options, &made));

@@ -75,7 +75,8 @@ typedef struct uniep_group_options {
   int32_t engine;         /* UNIEP_ENGINE_... */
   int32_t ranks;          /* W, 1 to 64; there is no default */
   int32_t workers;        /* compute units of a rank; 0: the engine's choice */
-  double timeout_seconds; /* bound of every wait for a peer that has begun; 0: UNIEP_TIMEOUT_S, or 60 */
+  /* Bound of every wait for a peer that has begun, up to 1e6; 0: UNIEP_TIMEOUT_S, or 60. */
+  double timeout_seconds;
   /* The caller's allocator, both functions or neither. allocate returns at least `bytes` bytes aligned to `alignment`
    * on the device of `rank`, usable in the order of `stream`, or NULL when there is no room. release's `stream` is the
    * one that used the memory last, which may be another than allocate's. Both are called on the thread that calls the
@@ -92,7 +93,8 @@ typedef struct uniep_group_options {
   void* communicator;     /* UNIEP_LAUNCH_PROCESSES: an ncclComm_t of the ranks that shares a unique id; or NULL */
   const int32_t* devices; /* rank r runs on devices[r mod device_count]; NULL and 0: all there are (cuda) */
   int32_t device_count;
-  /* UNIEP_LAUNCH_PROCESSES: bound of every wait for a peer that has not begun; 0: UNIEP_ARRIVAL_TIMEOUT_S, or 600. */
+  /* UNIEP_LAUNCH_PROCESSES: bound of every wait for a peer that has not begun, up to 1e6; 0: UNIEP_ARRIVAL_TIMEOUT_S,
+   * or 600. */
   double arrival_timeout_seconds;
 } uniep_group_options;
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <new>
 #include <string>
 
 #include "engine/engine.h"
@@ -16,13 +17,23 @@ void check_call(const Group& group, const LayerConfig& config, const Schedule& s
 
 void check_array(const void* array, const char* name, int rank, bool needed);
 
+// Runs a call. Where the C++ heap has no room it throws an Error, as for any other memory.
+template <typename Run>
+auto with_heap(Run&& run) {
+  try {
+    return run();
+  } catch (const std::bad_alloc&) {
+    throw Error(Status::kOutOfMemory, "the C++ heap has no room");
+  }
+}
+
 // Runs a collective call. What it throws the other ranks hear of, too.
 template <typename Run>
 auto collective(Group& group, Run&& run) {
   internal::Engine& engine = group.implementation();
   engine.begin_collective();
   try {
-    return run();
+    return with_heap(run);
   } catch (const std::exception& error) {
     engine.give_up(error);
     throw;

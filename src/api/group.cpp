@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
 #include <cstdlib>
 #include <new>
 #include <thread>
@@ -31,19 +30,26 @@ void heap_release(void*, void* memory, std::size_t, int, Stream) {
   ::operator delete(memory, std::align_val_t(256));
 }
 
+bool is_timeout(double seconds) {
+  return seconds > 0 && seconds <= kMostTimeoutSeconds;  // and no NaN
+}
+
 // A limit that was given, or `variable`'s, or `otherwise`.
 double limit_of(double given, const char* name, const char* variable, double otherwise) {
-  double seconds = given;
-  if (seconds == 0) {
-    const char* text = std::getenv(variable);
-    if (text == nullptr || *text == 0) return otherwise;
-    char* end = nullptr;
-    seconds = std::strtod(text, &end);
-    if (*end != 0 || !(seconds > 0) || !std::isfinite(seconds)) {
-      refuse(fmt::format("{}: '{}'; must be a positive number of seconds", variable, text));
+  if (given != 0) {
+    if (!is_timeout(given)) {
+      refuse(fmt::format("{}: {}; must be above 0 and at most {:.0f} seconds, or 0 for {}'s", name, given,
+                         kMostTimeoutSeconds, variable));
     }
+    return given;
   }
-  if (!(seconds > 0) || !std::isfinite(seconds)) refuse(fmt::format("{}: {}; must be positive", name, seconds));
+  const char* text = std::getenv(variable);
+  if (text == nullptr || *text == 0) return otherwise;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  if (*end != 0 || !is_timeout(seconds)) {
+    refuse(fmt::format("{}: '{}'; must be above 0 and at most {:.0f} seconds", variable, text, kMostTimeoutSeconds));
+  }
   return seconds;
 }
 
@@ -92,7 +98,7 @@ std::string make_unique_id() {
   return new_unique_id();
 }
 
-Group::Group(const GroupOptions& options) : engine_(make_engine(options)) {}
+Group::Group(const GroupOptions& options) : engine_(api::with_heap([&] { return make_engine(options); })) {}
 Group::~Group() = default;
 Group::Group(Group&&) noexcept = default;
 Group& Group::operator=(Group&&) noexcept = default;
@@ -143,7 +149,7 @@ void Group::synchronize() {
   engine_->synchronize();
 }
 void Group::recover() {
-  engine_->recover();
+  api::with_heap([&] { engine_->recover(); });
 }
 
 }  // namespace uniep

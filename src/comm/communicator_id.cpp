@@ -4,6 +4,7 @@
 #include <cstring>
 #include <future>
 #include <memory>
+#include <system_error>
 #include <thread>
 
 #include "comm/bootstrap.h"
@@ -50,13 +51,18 @@ std::string share_unique_id_over(void* communicator, int device, int& rank, int&
   // that can be left behind.
   auto result = std::make_shared<std::promise<std::string>>();
   std::future<std::string> id = result->get_future();
-  std::thread([=, own_rank = rank] {
+  const auto share = [=, own_rank = rank] {
     try {
       result->set_value(shared_id(communicator, device, own_rank, seconds));
     } catch (...) {
       result->set_exception(std::current_exception());
     }
-  }).detach();
+  };
+  try {
+    std::thread(share).detach();
+  } catch (const std::system_error& error) {
+    throw Error(Status::kOutOfMemory, std::string("communicator: no thread for its first call: ") + error.what());
+  }
   const auto limit = std::chrono::duration<double>(std::min(seconds, 1e8));
   if (id.wait_for(limit) != std::future_status::ready) {
     throw Error(Status::kTimeout, "communicator: not all of its " + std::to_string(ranks) + " ranks came within " +

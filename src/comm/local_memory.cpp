@@ -77,7 +77,7 @@ class LocalMemory final : public SymmetricMemory {
   }
   void release() {
     for (size_t rank = 0; rank < addresses_.size(); ++rank) {
-      const ScopedDevice scope(devices_[rank]);
+      const ScopedDevice scope(devices_[rank], std::nothrow);
       driver().cuMemFree(addresses_[rank]);
     }
     addresses_.clear();

@@ -95,7 +95,7 @@ Signals::Signals(SymmetricMemory& memory, int64_t signal_bytes) : memory_(memory
 
 Signals::~Signals() {
   for (const OwnRank& own : own_) {
-    const ScopedDevice scope(memory_.device(own.rank));
+    const ScopedDevice scope(memory_.device(own.rank), std::nothrow);
     driver().cuMemFree(reinterpret_cast<CUdeviceptr>(own.state));
   }
 }

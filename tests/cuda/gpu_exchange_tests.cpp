@@ -463,6 +463,8 @@ void run_time_out(Results& results, bool spread) {
 void run_group(Results& results, const std::vector<int>& devices) {
   GroupExchange exchange({100, 0, 77, 31}, devices, {.hidden = 520, .intermediate = 192, .experts = 16, .topk = 4},
                          {.workers = 8});
+  const std::string taken = exchange.taken_unaligned();
+  results.record("arrays that are not aligned are refused", taken.empty(), taken);
   exchange.call();
   const std::string wrong = exchange.difference();
   results.record("dispatch and combine of a group", wrong.empty(), wrong);

@@ -34,6 +34,37 @@ class GroupExchange {
     combine(group_, config_, schedule_, placement_, back_);
   }
 
+  // Empty, or which array of the last rank was taken at 8 bytes behind a multiple of 16.
+  std::string taken_unaligned() {
+    std::string taken;
+    const auto expect_refused = [&](const std::string& name, const auto& call) {
+      std::string message = "no error";
+      try {
+        call();
+      } catch (const Error& error) {
+        message = error.what();
+      }
+      const bool refused =
+          message.starts_with(name + ": its address on rank ") && message.ends_with("must be a multiple of 16");
+      if (!refused) taken += name + ": " + message + "; ";
+    };
+    const auto dispatched = [&](auto DispatchArguments::*array) {
+      std::vector<DispatchArguments> arguments = there_;
+      arguments.back().*array += 4;
+      dispatch(group_, config_, schedule_, placement_, arguments);
+    };
+    const auto combined = [&](auto CombineArguments::*array) {
+      std::vector<CombineArguments> arguments = back_;
+      arguments.back().*array += 4;
+      combine(group_, config_, schedule_, placement_, arguments);
+    };
+    expect_refused("x", [&] { dispatched(&DispatchArguments::x); });
+    expect_refused("rows", [&] { dispatched(&DispatchArguments::rows); });
+    expect_refused("rows", [&] { combined(&CombineArguments::rows); });
+    expect_refused("y", [&] { combined(&CombineArguments::y); });
+    return taken;
+  }
+
   void poison_results() {
     group_.synchronize();
     for (std::size_t rank = 0; rank < devices_.size(); ++rank) {

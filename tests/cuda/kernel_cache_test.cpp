@@ -1,15 +1,20 @@
 // The disk cache of compiled kernels: damaged, short and foreign files count as absent; processes may share a folder; a
-// folder that can not be written does no harm; the key changes with options. And what the compiler's log says is read.
+// folder that can not be written and a full disk do no harm; folders and files that others may write are refused; the
+// key changes with options. And what the compiler's log says is read.
 #include "engine/cuda/kernel_cache.h"
 
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "uniep/error.h"
 
@@ -57,10 +62,88 @@ void check_files(const std::string& folder) {
   expect(!nowhere.load("a", found), "a folder that can not be written does no harm");
 }
 
+std::string refusal(const KernelCache& cache, const std::string& key) {
+  try {
+    std::string found;
+    cache.load(key, found);
+    return "";
+  } catch (const uniep::Error& error) {
+    return error.what();
+  }
+}
+
+// Code that others could have put there is not run.
+void check_trust(const std::string& folder) {
+  const mode_t before = ::umask(0);
+  const KernelCache cache(folder);
+  cache.store("mine", "content");
+  ::umask(before);
+  expect(holds(cache, "mine", "content"), "a cache made under umask 0 is nobody else's to write");
+  const auto refused = [&](const std::string& path, const char* mode, const char* name) {
+    const std::string text = refusal(cache, "mine");
+    expect(text.find("UNIEP_CACHE_DIR: others may write '" + path + "'") == 0 && text.find(mode) != std::string::npos,
+           name);
+  };
+  for (const auto& [path, mode] : {std::pair{folder, 0755u}, {cache.path("mine"), 0644u}}) {
+    for (const unsigned write : {0020u, 0002u}) {
+      ::chmod(path.c_str(), mode | write);
+      char text[16];
+      std::snprintf(text, sizeof(text), "mode %04o)", mode | write);
+      refused(path, text, path == folder ? "a folder that others may write is refused" : "and such a file");
+      if (path == folder) {
+        bool told = false;
+        try {
+          cache.store("other", "content");
+        } catch (const uniep::Error&) {
+          told = true;
+        }
+        expect(told && !fs::exists(cache.path("other")), "nothing is stored there");
+      }
+    }
+    ::chmod(path.c_str(), mode);
+    expect(holds(cache, "mine", "content"), "and taken again when only this user may");
+    if (::geteuid() != 0) {
+      std::printf("not tested: another owner (only root can give files away)\n");
+      continue;
+    }
+    const bool given = ::chown(path.c_str(), 12345, static_cast<gid_t>(-1)) == 0;
+    if (given) refused(path, "(user 12345, ", "another user's is refused");
+    expect(given && ::chown(path.c_str(), 0, static_cast<gid_t>(-1)) == 0, "files can be given away and back");
+  }
+  fs::rename(cache.path("mine"), folder + "/elsewhere");
+  fs::create_symlink(folder + "/elsewhere", cache.path("mine"));
+  std::string found;
+  expect(!cache.load("mine", found), "a link counts as absent");
+}
+
+// A write that ends half-way, as on a full disk: by a limit of file sizes, in a child.
+void check_full_disk(const std::string& folder) {
+  const KernelCache cache(folder);
+  cache.store("kept", std::string(1000, 'k'));
+  const pid_t child = fork();
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{2000, 2000};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(2);
+    cache.store("large", std::string(5000, 'x'));
+    cache.store("kept", std::string(5000, 'x'));
+    cache.store("small", std::string(500, 's'));
+    std::string found;
+    _exit(!cache.load("large", found) && holds(cache, "kept", std::string(1000, 'k')) ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a disk without room does no harm");
+  expect(holds(cache, "small", std::string(500, 's')), "what still fits is stored");
+  int left = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) left += entry.path().extension() == ".new";
+  expect(left == 0, "nothing half-written is left");
+}
+
 // Several processes write and read the same key; nobody may ever see anything but a whole file.
 void check_processes(const std::string& folder) {
-  constexpr int kProcesses = 4;
-  constexpr int kTurns = 300;
+  constexpr int kProcesses = 64;
+  constexpr int kTurns = 60;
   for (int process = 0; process < kProcesses; ++process) {
     if (fork() != 0) continue;
     const KernelCache cache(folder);
@@ -81,7 +164,10 @@ void check_processes(const std::string& folder) {
     wait(&status);
     good = good && WIFEXITED(status) && WEXITSTATUS(status) == 0;
   }
-  expect(good, "processes that share a folder see whole files");
+  expect(good, "64 processes that make and share a folder see whole files");
+  int64_t files = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) files += entry.is_regular_file() ? 1 : 0;
+  expect(files == 1, "and leave one file");
 }
 
 void check_log() {
@@ -102,6 +188,11 @@ void check_log() {
 int main() {
   const std::string folder = fs::temp_directory_path() / ("uniep_cache_test_" + std::to_string(getpid()));
   check_files(folder);
+  fs::remove_all(folder);
+  check_trust(folder);
+  fs::remove_all(folder);
+  check_full_disk(folder);
+  fs::remove_all(folder);
   check_processes(folder);
   fs::remove_all(folder);
   check_log();

@@ -11,12 +11,14 @@ namespace uniep::cpu {
 
 void RankSignals::reserve(const SignalLayout& layout) {
   if (layout.counter_total > counter_count_) {
-    counter_count_ = layout.counter_total + layout.counter_total / 2;
-    for (Words& bank : banks_) bank = std::make_unique<std::atomic<uint32_t>[]>(counter_count_);
+    const int64_t count = layout.counter_total + layout.counter_total / 2;
+    for (Words& bank : banks_) bank = std::make_unique<std::atomic<uint32_t>[]>(count);
+    counter_count_ = count;  // when all banks have it
   }
   if (layout.flag_total > flag_count_) {
-    flag_count_ = layout.flag_total + layout.flag_total / 2;
-    flags_ = std::make_unique<std::atomic<uint32_t>[]>(flag_count_);
+    const int64_t count = layout.flag_total + layout.flag_total / 2;
+    flags_ = std::make_unique<std::atomic<uint32_t>[]>(count);
+    flag_count_ = count;
   }
 }
 

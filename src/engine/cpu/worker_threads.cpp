@@ -1,14 +1,33 @@
 #include "engine/cpu/worker_threads.h"
 
+#include <fmt/format.h>
+
+#include <system_error>
+
 #include "engine/cpu/kernels.h"
+#include "uniep/error.h"
 
 namespace uniep::cpu {
 
 WorkerThreads::WorkerThreads(int count) {
-  for (int thread = 0; thread < count; ++thread) threads_.emplace_back([this, thread] { loop(thread); });
+  threads_.reserve(static_cast<std::size_t>(count));
+  try {
+    for (int thread = 0; thread < count; ++thread) threads_.emplace_back([this, thread] { loop(thread); });
+  } catch (const std::system_error& error) {
+    stop();
+    throw Error(Status::kOutOfMemory,
+                fmt::format("workers: the system made {} of {} threads: {}", this->count(), count, error.what()));
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
 WorkerThreads::~WorkerThreads() {
+  stop();
+}
+
+void WorkerThreads::stop() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;

@@ -11,6 +11,7 @@ namespace uniep::cpu {
 // Threads that live as long as the group and sleep between calls.
 class WorkerThreads {
  public:
+  // Throws Error(kOutOfMemory) where the system makes no more threads; none is left running then.
   explicit WorkerThreads(int count);
   ~WorkerThreads();
   WorkerThreads(const WorkerThreads&) = delete;
@@ -22,6 +23,7 @@ class WorkerThreads {
 
  private:
   void loop(int thread);
+  void stop();
 
   std::mutex mutex_;
   std::condition_variable changed_;

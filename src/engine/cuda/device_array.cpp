@@ -32,7 +32,7 @@ DeviceArray::DeviceArray(int device, const void* values, int64_t bytes) : Device
 
 DeviceArray::~DeviceArray() {
   if (memory_ == nullptr) return;
-  const ScopedDevice scope(device_);
+  const ScopedDevice scope(device_, std::nothrow);
   driver().cuMemFree(pointer(memory_));
 }
 
@@ -73,7 +73,7 @@ DeviceTimer::DeviceTimer(const std::vector<int>& devices) {
 
 DeviceTimer::~DeviceTimer() {
   for (const Device& of : devices_) {
-    const ScopedDevice scope(of.device);
+    const ScopedDevice scope(of.device, std::nothrow);
     driver().cuEventDestroy(static_cast<CUevent>(of.begin));
     driver().cuEventDestroy(static_cast<CUevent>(of.end));
   }

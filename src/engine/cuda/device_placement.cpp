@@ -163,7 +163,7 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
 
 Placer::~Placer() {
   for (const OwnRank& own : own_) {
-    const ScopedDevice scope(own.device);
+    const ScopedDevice scope(own.device, std::nothrow);
     driver().cuMemFree(pointer(own.state));
   }
   driver().cuMemFreeHost(host_);

@@ -61,8 +61,16 @@ ScopedDevice::ScopedDevice(int device) {
   check(driver().cuCtxSetCurrent(primary_context(device)), "cuCtxSetCurrent");
 }
 
+ScopedDevice::ScopedDevice(int device, const std::nothrow_t&) noexcept : entered_(false) {
+  try {
+    entered_ = driver().cuCtxGetCurrent(&previous_) == CUDA_SUCCESS &&
+               driver().cuCtxSetCurrent(primary_context(device)) == CUDA_SUCCESS;
+  } catch (const std::exception&) {  // of primary_context(): nothing was entered
+  }
+}
+
 ScopedDevice::~ScopedDevice() {
-  driver().cuCtxSetCurrent(previous_);
+  if (entered_) driver().cuCtxSetCurrent(previous_);
 }
 
 int device_count() {

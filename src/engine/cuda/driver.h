@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include <new>
 #include <string>
 
 namespace uniep::cuda {
@@ -84,12 +85,16 @@ void check(CUresult result, const char* action);
 class ScopedDevice {
  public:
   explicit ScopedDevice(int device);
+  // For destructors: where the driver refuses (its device failed, the process ends) the caller's context stays, and
+  // what is to be given back goes with the device's.
+  ScopedDevice(int device, const std::nothrow_t&) noexcept;
   ~ScopedDevice();
   ScopedDevice(const ScopedDevice&) = delete;
   ScopedDevice& operator=(const ScopedDevice&) = delete;
 
  private:
   CUcontext previous_ = nullptr;
+  bool entered_ = true;
 };
 
 int device_count();

@@ -1,18 +1,22 @@
 #include "engine/cuda/kernel_cache.h"
 
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string_view>
 #include <system_error>
 
+#include "comm/descriptor.h"
 #include "engine/cuda/embedded_sources.h"
+#include "uniep/error.h"
 
 namespace uniep::cuda {
 namespace {
@@ -45,6 +49,10 @@ FileHeader header_of(const std::string& key, std::string_view cubin) {
   return header;
 }
 
+std::string name_of(const std::string& key) {
+  return key + ".cubin";
+}
+
 std::string default_directory() {
   if (const char* given = std::getenv("UNIEP_CACHE_DIR")) return given;
   if (const char* base = std::getenv("XDG_CACHE_HOME"); base != nullptr && base[0] == '/') {
@@ -70,7 +78,7 @@ std::string cache_key(const KernelRequest& request) {
     }
     return hashes;
   }();
-  std::string text = "nvrtc " + compiler_version() + " " + request.description();
+  std::string text = "nvrtc " + compiler_version() + " " + compiler_build() + " " + request.description();
   for (const std::string& option : common_options()) text += " " + option;
   text += request.text;
   char name[40];
@@ -82,19 +90,81 @@ std::string cache_key(const KernelRequest& request) {
 KernelCache::KernelCache() : directory_(default_directory()) {}
 
 std::string KernelCache::path(const std::string& key) const {
-  return directory_ + "/" + key + ".cubin";
+  return directory_ + "/" + name_of(key);
 }
+
+namespace {
+
+// Root may write everywhere.
+void require_own(const Descriptor& opened, const std::string& path) {
+  struct stat found {};
+  const bool seen = ::fstat(opened.number(), &found) == 0;
+  const bool own = seen && (found.st_uid == ::geteuid() || found.st_uid == 0);
+  if (own && (found.st_mode & (S_IWGRP | S_IWOTH)) == 0) return;
+  char mode[8];
+  std::snprintf(mode, sizeof(mode), "%04o", static_cast<unsigned>(found.st_mode) & 07777u);
+  throw Error(Status::kInvalidArgument,
+              "UNIEP_CACHE_DIR: others may write '" + path + "' (user " + std::to_string(found.st_uid) + ", mode " +
+                  mode + "); compiled kernels are only taken from folders and files of this user or root that nobody " +
+                  "else may write: chmod -R go-w, or name another folder");
+}
+
+// None where there is no such folder.
+Descriptor open_folder(const std::string& path) {
+  Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder) require_own(folder, path);
+  return folder;
+}
+
+bool read_all(int file, void* to, std::size_t bytes) {
+  auto* next = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t size = ::read(file, next, bytes);
+    if (size < 0 && errno == EINTR) continue;
+    if (size <= 0) return false;
+    next += size;
+    bytes -= static_cast<std::size_t>(size);
+  }
+  return true;
+}
+
+bool write_all(int file, const void* from, std::size_t bytes) {
+  const auto* next = static_cast<const char*>(from);
+  while (bytes > 0) {
+    const ssize_t size = ::write(file, next, bytes);
+    if (size < 0 && errno == EINTR) continue;
+    if (size <= 0) return false;
+    next += size;
+    bytes -= static_cast<std::size_t>(size);
+  }
+  return true;
+}
+
+// Another one in each process, also where containers with the same process ids share a folder.
+std::string name_aside(const std::string& name) {
+  uint64_t number = 0;
+  if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) return {};
+  char digits[20];
+  std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(number));
+  return name + "." + digits + ".new";
+}
+
+}  // namespace
 
 bool KernelCache::load(const std::string& key, std::string& cubin) const {
   if (directory_.empty()) return false;
-  std::ifstream file(path(key), std::ios::binary);
+  const Descriptor folder = open_folder(directory_);
+  if (!folder) return false;
+  const Descriptor file(::openat(folder.number(), name_of(key).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  if (!file) return false;
+  require_own(file, path(key));
   FileHeader header{};
-  if (!file.read(reinterpret_cast<char*>(&header), sizeof(header))) return false;
-  std::error_code error;
-  const auto size = fs::file_size(path(key), error);
-  if (error || size < sizeof(header) || header.size != size - sizeof(header)) return false;
+  struct stat found {};
+  if (!read_all(file.number(), &header, sizeof(header)) || ::fstat(file.number(), &found) != 0) return false;
+  const auto size = static_cast<uint64_t>(found.st_size);
+  if (size < sizeof(header) || header.size != size - sizeof(header)) return false;
   std::string content(header.size, '\0');
-  if (!file.read(content.data(), static_cast<std::streamsize>(content.size()))) return false;
+  if (!read_all(file.number(), content.data(), content.size())) return false;
   const FileHeader expected = header_of(key, content);
   if (std::memcmp(&header, &expected, sizeof(header)) != 0) return false;
   cubin = std::move(content);
@@ -103,24 +173,23 @@ bool KernelCache::load(const std::string& key, std::string& cubin) const {
 
 void KernelCache::store(const std::string& key, const std::string& cubin) const {
   if (directory_.empty()) return;
-  static std::atomic<unsigned> counter{0};
   std::error_code error;
-  fs::create_directories(directory_, error);
-  const std::string aside = path(key) + "." + std::to_string(getpid()) + "." + std::to_string(counter++) + ".new";
+  fs::create_directories(fs::path(directory_).parent_path(), error);
+  ::mkdir(directory_.c_str(), 0755);  // whatever the process's umask allows others
+  const Descriptor folder = open_folder(directory_);
+  const std::string aside = name_aside(name_of(key));
+  if (!folder || aside.empty()) return;
   const FileHeader header = header_of(key, cubin);
+  bool written = false;
   {
-    std::ofstream file(aside, std::ios::binary | std::ios::trunc);
-    file.write(reinterpret_cast<const char*>(&header), sizeof(header));
-    file.write(cubin.data(), static_cast<std::streamsize>(cubin.size()));
-    file.flush();
-    if (!file) {
-      file.close();
-      fs::remove(aside, error);
-      return;
-    }
+    const Descriptor file(
+        ::openat(folder.number(), aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+    if (!file) return;
+    written = write_all(file.number(), &header, sizeof(header)) && write_all(file.number(), cubin.data(), cubin.size());
   }
-  fs::rename(aside, path(key), error);
-  if (error) fs::remove(aside, error);
+  if (!written || ::renameat(folder.number(), aside.c_str(), folder.number(), name_of(key).c_str()) != 0) {
+    ::unlinkat(folder.number(), aside.c_str(), 0);
+  }
 }
 
 }  // namespace uniep::cuda

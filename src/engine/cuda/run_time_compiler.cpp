@@ -1,12 +1,16 @@
 #include "engine/cuda/run_time_compiler.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <mutex>
 #include <sstream>
+#include <system_error>
 #include <thread>
 
 #include "engine/cuda/dynamic_library.h"
@@ -113,6 +117,15 @@ std::string compiler_version() {
   return std::to_string(major) + "." + std::to_string(minor);
 }
 
+std::string compiler_build() {
+  Dl_info loaded{};
+  if (::dladdr(reinterpret_cast<const void*>(nvrtc().version), &loaded) == 0 || loaded.dli_fname == nullptr) return "";
+  std::error_code error;
+  const std::filesystem::path file = std::filesystem::canonical(loaded.dli_fname, error);
+  const std::uintmax_t bytes = error ? 0 : std::filesystem::file_size(file, error);
+  return file.filename().string() + " " + std::to_string(bytes);
+}
+
 const std::vector<std::string>& common_options() {
   // -fmad=false: the compiler must have no freedom that changes bits.
   static const std::vector<std::string> options = [] {
@@ -150,9 +163,10 @@ CompiledKernel compile_kernel(const KernelRequest& request) {
   while (!log.empty() && (log.back() == '\0' || log.back() == '\n')) log.pop_back();
   if (result != 0) {
     nvrtc().destroy_program(&program);
-    std::string message = "device kernel " + request.description() + " does not compile with options";
-    for (const std::string& option : options) message += " " + option;
-    throw Error(Status::kInternal, message + ": " + nvrtc().error_string(result) + "\n" + log);
+    std::string given;
+    for (const std::string& option : options) given += " " + option;
+    throw Error(Status::kInternal, "device kernel " + request.description() + " does not compile with options" + given +
+                                       ": " + nvrtc().error_string(result) + "\n" + log);
   }
   CompiledKernel kernel;
   size_t size = 0;
@@ -187,10 +201,15 @@ std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& re
     }
   };
   const int limit = threads > 0 ? threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  std::vector<std::thread> workers;
-  for (int i = 1; i < limit && i < static_cast<int>(requests.size()); ++i) workers.emplace_back(work);
-  work();
-  for (std::thread& worker : workers) worker.join();
+  {
+    std::vector<std::jthread> others;
+    others.reserve(requests.size());
+    try {
+      for (int i = 1; i < limit && i < static_cast<int>(requests.size()); ++i) others.emplace_back(work);
+    } catch (const std::system_error&) {  // those that there are compile all
+    }
+    work();
+  }
   if (failure) std::rethrow_exception(failure);
   return kernels;
 }

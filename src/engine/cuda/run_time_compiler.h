@@ -35,6 +35,8 @@ ResourceUse parse_resource_use(const std::string& log, const std::string& functi
 
 // The compiler's version, as part of cache keys: "13.0". Throws uniep::Error (kUnsupported) where there is none.
 std::string compiler_version();
+// What tells builds of one version apart: the name and the size of the file that NVRTC was loaded from.
+std::string compiler_build();
 
 // The options that every kernel is compiled with.
 const std::vector<std::string>& common_options();

@@ -27,7 +27,7 @@ SideStream::SideStream(int device) : device_(device) {
 
 SideStream::~SideStream() {
   if (stream_ == nullptr) return;
-  const ScopedDevice scope(device_);
+  const ScopedDevice scope(device_, std::nothrow);
   driver().cuStreamDestroy(stream_);
 }
 

@@ -25,7 +25,7 @@ bool suits(std::size_t block, std::size_t wanted) {
 BlockCache::~BlockCache() {
   for (auto& [of, blocks] : free_) free_all(blocks, of.first);
   for (const auto& [device, memory] : unused_) {
-    const ScopedDevice scope(device);
+    const ScopedDevice scope(device, std::nothrow);
     driver().cuMemFree(reinterpret_cast<CUdeviceptr>(memory));
   }
 }
@@ -82,17 +82,24 @@ void* BlockCache::take(std::size_t bytes, int device) {
   return memory;
 }
 
-void BlockCache::release(void* memory, int rank) {
-  const auto found = in_use_.find(memory);
-  free_[{device_of(rank), found->second.capture}].emplace(found->second.bytes, memory);
-  in_use_.erase(found);
+// Both are called by destructors: without host memory to note it the block stays in use.
+void BlockCache::release(void* memory, int rank) noexcept {
+  try {
+    const auto found = in_use_.find(memory);
+    free_[{device_of(rank), found->second.capture}].emplace(found->second.bytes, memory);
+    in_use_.erase(found);
+  } catch (const std::bad_alloc&) {
+  }
 }
 
-void BlockCache::release_for_good(void* memory, int rank) {
+void BlockCache::release_for_good(void* memory, int rank) noexcept {
   const auto found = in_use_.find(memory);
   if (found->second.capture == 0) return release(memory, rank);
-  unused_.emplace(device_of(rank), memory);
-  in_use_.erase(found);
+  try {
+    unused_.emplace(device_of(rank), memory);
+    in_use_.erase(found);
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 void* BlockCache::take_from_device(std::size_t bytes, int device) {
@@ -102,7 +109,7 @@ void* BlockCache::take_from_device(std::size_t bytes, int device) {
 }
 
 void BlockCache::free_all(FreeBlocks& blocks, int device) {
-  const ScopedDevice scope(device);
+  const ScopedDevice scope(device, std::nothrow);
   for (const auto& [bytes, memory] : blocks) driver().cuMemFree(reinterpret_cast<CUdeviceptr>(memory));
   blocks.clear();
 }

@@ -40,8 +40,8 @@ class BlockCache {
   void* allocate(std::size_t bytes, int rank);
   void* allocate_unused(std::size_t bytes, int rank);
   void* take(std::size_t bytes, int device);
-  void release(void* memory, int rank);
-  void release_for_good(void* memory, int rank);
+  void release(void* memory, int rank) noexcept;
+  void release_for_good(void* memory, int rank) noexcept;
   void* take_from_device(std::size_t bytes, int device);
   void free_all(FreeBlocks& blocks, int device);
 

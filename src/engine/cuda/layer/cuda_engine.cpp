@@ -103,7 +103,7 @@ CudaEngine::CudaEngine(const GroupOptions& options)
   check(driver().cuMemHostAlloc(&reports, sizeof(WaitReport) * kMostCudaRanks, CU_MEMHOSTALLOC_PORTABLE),
         "taking pinned memory");
   reports_ = {static_cast<WaitReport*>(reports), [device](WaitReport* memory) {
-                const ScopedDevice of_memory(device);
+                const ScopedDevice of_memory(device, std::nothrow);
                 driver().cuMemFreeHost(memory);
               }};
   std::memset(reports, 0, sizeof(WaitReport) * kMostCudaRanks);

@@ -18,7 +18,7 @@ DeviceBlock::DeviceBlock(int device, std::size_t bytes, const char* purpose) : d
 
 DeviceBlock::~DeviceBlock() {
   if (memory_ == nullptr) return;
-  const ScopedDevice scope(device_);
+  const ScopedDevice scope(device_, std::nothrow);
   driver().cuMemFree(reinterpret_cast<CUdeviceptr>(memory_));
 }
 

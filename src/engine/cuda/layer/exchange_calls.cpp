@@ -116,6 +116,9 @@ void CudaEngine::dispatch(const internal::DispatchCall& call) {
   std::vector<CUstream> streams;
   std::vector<RankBinding> bindings;
   for (const DispatchArguments& arguments : call.arguments) {
+    const int rank = first_local_rank() + static_cast<int>(bindings.size());
+    require_aligned(arguments.x, "x", rank);
+    require_aligned(arguments.rows, "rows", rank);
     streams.push_back(stream_of(arguments.stream));
     RankBinding& binding = bindings.emplace_back();
     binding.input[0] = arguments.x;
@@ -132,13 +135,15 @@ void CudaEngine::combine(const internal::CombineCall& call) {
   std::vector<RankBinding> bindings;
   ProgramRequest asked = exchange_request(call.config, call.schedule, ProgramPart::kCombine);
   for (const CombineArguments& arguments : call.arguments) {
+    const int rank = first_local_rank() + static_cast<int>(bindings.size());
+    require_aligned(arguments.rows, "rows", rank);
+    require_aligned(arguments.y, "y", rank);
     streams.push_back(stream_of(arguments.stream));
     RankBinding& binding = bindings.emplace_back();
     binding.output_rows = const_cast<BFloat16*>(arguments.rows);  // only read
     binding.output = arguments.y;
     binding.prob_chunks = const_cast<float*>(arguments.row_dprobs);  // read only
     binding.prob_chunk_count = arguments.row_dprobs != nullptr ? 1 : 0;
-    const int rank = first_local_rank() + static_cast<int>(bindings.size()) - 1;
     (call.placement.dense(rank) ? binding.dense_dprobs : binding.dprobs) = arguments.dprobs;
     if (arguments.dprobs != nullptr || arguments.row_dprobs != nullptr) asked.direction = Direction::kBackward;
   }

@@ -13,7 +13,7 @@ constexpr std::size_t kSmallestBuffer = 64 << 10;
 }
 
 UploadRing::~UploadRing() {
-  const ScopedDevice scope(device_);
+  const ScopedDevice scope(device_, std::nothrow);
   for (const Buffer& buffer : buffers_) {
     if (buffer.read == nullptr) continue;
     driver().cuEventSynchronize(buffer.read);

@@ -1,0 +1,86 @@
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "support/environment.h"
+#include "support/expect_error.h"
+#include "support/random_layer.h"
+
+// Which limits of time a Group takes: of its options and of the environment.
+namespace uniep::test {
+namespace {
+
+struct Limit {
+  const char* name;
+  const char* variable;
+  double GroupOptions::*option;
+};
+
+const Limit kLimits[] = {
+    {"timeout_seconds", "UNIEP_TIMEOUT_S", &GroupOptions::timeout_seconds},
+    {"arrival_timeout_seconds", "UNIEP_ARRIVAL_TIMEOUT_S", &GroupOptions::arrival_timeout_seconds},
+};
+
+GroupOptions options_with(const Limit& limit, double seconds) {
+  GroupOptions options;
+  options.engine = EngineKind::kCpu;
+  options.ranks = 2;
+  options.workers = 2;
+  options.*limit.option = seconds;
+  return options;
+}
+
+TEST(TimeoutLimits, OthersAreRefused) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const Limit& limit : kLimits) {
+    const ScopedVariable none(limit.variable, std::nullopt);
+    for (const auto& [seconds, text] :
+         std::initializer_list<std::pair<double, const char*>>{{-1, "-1"},
+                                                               {1e10, "10000000000"},
+                                                               {1'000'001, "1000001"},
+                                                               {kInfinity, "inf"},
+                                                               {-kInfinity, "-inf"},
+                                                               {std::numeric_limits<double>::quiet_NaN(), "nan"}}) {
+      expect_error(Status::kInvalidArgument,
+                   std::string(limit.name) + ": " + text + "; must be above 0 and at most 1000000 seconds",
+                   [&] { const Group group(options_with(limit, seconds)); });
+    }
+  }
+}
+
+TEST(TimeoutLimits, OtherVariablesAreRefused) {
+  for (const Limit& limit : kLimits) {
+    for (const char* text : {"-1", "0", "1e10", "1000001", "inf", "nan", "soon", "60 s"}) {
+      const ScopedVariable variable(limit.variable, text);
+      expect_error(Status::kInvalidArgument,
+                   std::string(limit.variable) + ": '" + text + "'; must be above 0 and at most 1000000 seconds",
+                   [&] { const Group group(options_with(limit, 0)); });
+      const Group given(options_with(limit, 60));  // goes before the variable
+    }
+  }
+}
+
+TEST(TimeoutLimits, TheLargestIsNoTimeOutAtOnce) {
+  const RandomLayer layer = random_layer(4, {.ranks = {2}, .fewest_tokens = 8});
+  const cli::LayerResult expected = run_sequential(layer);
+  for (const Limit& limit : kLimits) {
+    const auto run = [&](const GroupOptions& options) {
+      Group group(options);
+      const auto schedule = [&](Direction direction) {
+        return resolve({}, direction, layer.config.shape, layer.config.numerics, group.machine());
+      };
+      return difference(
+          run_layer(group, layer.config, layer.data, schedule(Direction::kForward), schedule(Direction::kBackward)),
+          expected);
+    };
+    GroupOptions options = options_with(limit, kMostTimeoutSeconds);
+    options.disturbance = {.delayed_rank = 1, .delay_microseconds = 200};  // the other one waits
+    EXPECT_EQ(run(options), "");
+    const ScopedVariable variable(limit.variable, "1000000");
+    options.*limit.option = 0;
+    EXPECT_EQ(run(options), "");
+  }
+}
+
+}  // namespace
+}  // namespace uniep::test
