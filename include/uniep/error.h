@@ -15,7 +15,7 @@ enum class Status : int {
   kOverflow = 3,         // a fixed capacity was too small; nothing was dropped silently
   kTimeout = 4,          // a bounded wait ran out; Group::recover() makes the group usable again
   kIo = 5,               // a file could not be read or written
-  kOutOfMemory = 6,      // the caller's allocator or a device had no room
+  kOutOfMemory = 6,      // the allocator, the C++ heap, a device or the system (threads, files) had no room
   kDevice = 7,           // a CUDA, NVRTC or NCCL call failed
   kInternal = 8,         // a broken invariant of the library itself
 };
