@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
 import logging
@@ -209,6 +210,14 @@ class Group(metaclass=_Cached):
             f"uniep.Group(rank {self.rank} of {self.size}, {self.device}, transport {self.transport}: {self.why}"
             f"{', closed' if self.engine.closed else ''})"
         )
+
+
+@atexit.register
+def _forget_process_groups() -> None:
+    """With torch 2.12 a process aborts where it still refers to a destroyed gloo process group as it ends."""
+    for group in list(_by_name.values()):
+        group.process_group = None
+    _Cached.groups.clear()
 
 
 def _boot_id() -> str:

@@ -81,7 +81,7 @@ class TorchRoute(Route):
         topk: int,
         capacity: tuple[int, int] | None,
     ) -> None:
-        self._pg = group.process_group
+        self._group = group
         self._size = group.size
         self._rank = group.rank
         self._is_map = ids.dtype == torch.bool
@@ -116,7 +116,7 @@ class TorchRoute(Route):
 
     def _gather(self, values: torch.Tensor) -> torch.Tensor:
         gathered = [torch.empty_like(values) for _ in range(self._size)]
-        dist.all_gather(gathered, values.contiguous(), group=self._pg)
+        dist.all_gather(gathered, values.contiguous(), group=self._group.process_group)
         return torch.stack(gathered).cpu()
 
     def _agree(self, device: torch.device, own: list[int]) -> None:
@@ -139,12 +139,12 @@ class TorchRoute(Route):
 
     def _to_owner(self, rows: torch.Tensor) -> torch.Tensor:
         received = rows.new_empty((sum(self._received), *rows.shape[1:]))
-        dist.all_to_all_single(received, rows, self._received, self._sent, group=self._pg)
+        dist.all_to_all_single(received, rows, self._received, self._sent, group=self._group.process_group)
         return received
 
     def _from_owner(self, rows: torch.Tensor) -> torch.Tensor:
         received = rows.new_empty((sum(self._sent), *rows.shape[1:]))
-        dist.all_to_all_single(received, rows, self._sent, self._received, group=self._pg)
+        dist.all_to_all_single(received, rows, self._sent, self._received, group=self._group.process_group)
         return received
 
     def send(self, x: torch.Tensor) -> torch.Tensor:
