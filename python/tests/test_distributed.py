@@ -16,7 +16,7 @@ def torchrun(ranks: int, script: pathlib.Path, *arguments: str, timeout: int = 2
         port = free.getsockname()[1]
     line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
     done = subprocess.run(
-        [*line, str(script), *arguments],
+        [*line, str(HERE / "run_and_leave.py"), str(script), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
