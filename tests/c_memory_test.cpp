@@ -238,7 +238,7 @@ TEST_F(CMemoryErrors, SayWhatIsNeeded) {
   const std::size_t needed = own.needs(1)[1].saved_bytes, work = own.needs(1)[0].workspace_bytes;
   expect_ok(forward());
   forward_arguments[1].saved_bytes = needed - 1;
-  expect_failure(UNIEP_INVALID_ARGUMENT,
+  expect_failure(UNIEP_OUT_OF_MEMORY,
                  "saved_memory: " + std::to_string(needed - 1) + " bytes on rank 1; must be " + std::to_string(needed),
                  forward());
   forward_arguments[1].saved_bytes = needed + 1;
@@ -248,7 +248,7 @@ TEST_F(CMemoryErrors, SayWhatIsNeeded) {
   expect_failure(UNIEP_INVALID_ARGUMENT, "workspace_memory: its address on rank 0", forward());
   forward_arguments[0].workspace_memory = aligned;
   forward_arguments[0].workspace_bytes = 0;
-  expect_failure(UNIEP_INVALID_ARGUMENT, "must be " + std::to_string(work) + " or more", forward());
+  expect_failure(UNIEP_OUT_OF_MEMORY, "must be " + std::to_string(work) + " or more", forward());
   forward_arguments[0].workspace_memory = nullptr;  // the allocator's, which has no room
   expect_failure(UNIEP_OUT_OF_MEMORY, "no room for " + std::to_string(work) + " bytes on rank 0", forward());
 
@@ -270,10 +270,10 @@ TEST_F(CMemoryErrors, SayWhatIsNeeded) {
   };
   expect_ok(run());
   backward[1].pending_bytes -= 1;
-  expect_failure(UNIEP_INVALID_ARGUMENT, "pending_memory: ", run());
+  expect_failure(UNIEP_OUT_OF_MEMORY, "pending_memory: ", run());
   backward[1].pending_bytes += 1;
   backward[0].workspace_bytes -= 1;
-  expect_failure(UNIEP_INVALID_ARGUMENT, "workspace_memory: ", run());
+  expect_failure(UNIEP_OUT_OF_MEMORY, "workspace_memory: ", run());
 }
 
 TEST_F(CMemoryErrors, OfAttachedStates) {

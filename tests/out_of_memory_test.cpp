@@ -44,6 +44,21 @@ void* operator new(std::size_t bytes) {
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
   return heap_request(bytes, static_cast<std::size_t>(alignment));
 }
+// Sanitizers have these of their own.
+void* operator new(std::size_t bytes, const std::nothrow_t& /*tag*/) noexcept {
+  try {
+    return heap_request(bytes, alignof(std::max_align_t));
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t& /*tag*/) noexcept {
+  try {
+    return heap_request(bytes, static_cast<std::size_t>(alignment));
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void operator delete(void* memory) noexcept {
   heap_return(memory);
 }

@@ -270,7 +270,9 @@ typedef struct uniep_forward_arguments {
   const void* const* w2_experts; /* or El tensors [H, I] */
   void* y;                       /* [T, H] bf16, written */
   void* stream;
-  void* saved_memory; /* what backward needs, or NULL; see uniep_saved_attach() */
+  /* What backward needs, or NULL; see uniep_saved_attach(). This or a workspace that is too small is
+   * UNIEP_OUT_OF_MEMORY, of which the other ranks are told. */
+  void* saved_memory;
   size_t saved_bytes;
   void* workspace_memory; /* free behind the call, or NULL */
   size_t workspace_bytes;
@@ -286,8 +288,8 @@ UNIEP_API uniep_status uniep_forward(uniep_group* group, const uniep_layer_confi
 UNIEP_API void uniep_saved_destroy(uniep_saved* saved);
 
 /* A uniep_saved of what a forward wrote into its saved_memory, one address and size a local rank, owning neither it nor
- * the placement. The forward had the same group, shape, save.xg and routing; the placement may be another one of that
- * routing, and the bytes may have been copied. Not collective. NULL is legal on a rank that needs no bytes. That an
+ * the placement; just the bytes that uniep_query_forward_memory() says. The forward had the same group, shape, save.xg,
+ * routing and capacity; the placement may be another one of these, and the bytes may have been copied. Not collective. NULL is legal on a rank that needs no bytes. That an
  * earlier backward with last_use has used the bytes up is not noticed. */
 UNIEP_API uniep_status uniep_saved_attach(uniep_group* group, const uniep_layer_config* config, const char* schedule,
                                           const uniep_placement* placement, void* const* memory, const size_t* bytes,

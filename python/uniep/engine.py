@@ -243,16 +243,22 @@ class Engine:
                     self._handle, config, schedule, placement.handle, keep, self._need.address, 1
                 )
             )
-            saved, workspace = self._bytes(need.saved_bytes), self._bytes(need.workspace_bytes)
             given.x = x.data_ptr()
             given.w1, given.w2 = w1.stacked, w2.stacked
             given.w1_experts, given.w2_experts = w1.array, w2.array
             given.w1_up, given.w1_up_experts = w1.ups
             given.y = y.data_ptr()
             given.stream = self._stream()
+            out = self._out_address if keep else None
+            try:
+                saved, workspace = self._bytes(need.saved_bytes), self._bytes(need.workspace_bytes)
+            except torch.OutOfMemoryError:
+                given.saved_memory = given.workspace_memory = self._byte.data_ptr()
+                given.saved_bytes = given.workspace_bytes = 0  # a call without room tells the other ranks
+                functions.uniep_forward(self._handle, config, schedule, placement.handle, self._forward.address, 1, out)
+                raise
             given.saved_memory, given.saved_bytes = saved.data_ptr(), need.saved_bytes
             given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
-            out = self._out_address if keep else None
             library.check(
                 functions.uniep_forward(self._handle, config, schedule, placement.handle, self._forward.address, 1, out)
             )
@@ -296,8 +302,13 @@ class Engine:
                     self._handle, config, schedules[1], placement.handle, time, 0, self._need.address, 1
                 )
             )
-            workspace = self._bytes(need.workspace_bytes)
-            left = self._bytes(need.pending_bytes) if need.pending_bytes else None
+            lacking = None
+            try:
+                workspace = self._bytes(need.workspace_bytes)
+                left = self._bytes(need.pending_bytes) if need.pending_bytes else None
+            except torch.OutOfMemoryError as error:
+                lacking, workspace, left = error, self._byte, self._byte
+                need.workspace_bytes = need.pending_bytes = 0  # a call without room tells the other ranks
             given.dy, given.x = dy.data_ptr(), None if x is None else x.data_ptr()
             given.w1, given.w2 = w1.stacked, w2.stacked
             given.w1_experts, given.w2_experts = w1.array, w2.array
@@ -320,17 +331,12 @@ class Engine:
                 )
             )
             try:
-                library.check(
-                    functions.uniep_backward_pending(
-                        self._handle,
-                        config,
-                        schedules[1],
-                        attached,
-                        self._backward.address,
-                        1,
-                        ctypes.byref(pending),
-                    )
+                status = functions.uniep_backward_pending(
+                    self._handle, config, schedules[1], attached, self._backward.address, 1, ctypes.byref(pending)
                 )
+                if lacking is not None:
+                    raise lacking
+                library.check(status)
                 if time == library.WEIGHT_GRADIENTS_LATER:
                     work = library.WeightGradientArguments.make(
                         dw1=dw1.stacked, dw2=dw2.stacked, dw1_experts=dw1.array, dw2_experts=dw2.array, stream=stream

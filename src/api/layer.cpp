@@ -131,6 +131,10 @@ Saved attach_saved(Group& group, const LayerConfig& config, const Schedule& sche
     const internal::MemoryRequest request = internal::memory_request(config.shape, schedule, *placement.state(), rank);
     const std::size_t bytes = internal::block_sizes(request, Direction::kForward).saved_bytes;
     if (bytes > 0) check_array(given.data, "memory", rank, true);
+    if (given.bytes != bytes) {  // pieces lie elsewhere in another size
+      throw Error(Status::kInvalidArgument,
+                  fmt::format("memory: {} bytes on rank {}; must be {}, as forward needed", given.bytes, rank, bytes));
+    }
     internal::SavedRank& kept = saved->ranks.emplace_back();
     kept.memory = internal::MemoryBlock(given, "memory", {}, bytes, rank, {});
     internal::Carver carver(kept.memory.data());

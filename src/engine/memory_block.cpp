@@ -25,7 +25,7 @@ MemoryBlock::MemoryBlock(const CallerMemory& given, const char* name, const Allo
     : MemoryBlock(allocator, given.data == nullptr ? bytes : 0, rank, stream) {
   if (given.data == nullptr || bytes == 0) return;
   if (given.bytes < bytes) {
-    throw Error(Status::kInvalidArgument,
+    throw Error(Status::kOutOfMemory,  // one rank's alone: the others have to be told
                 fmt::format("{}: {} bytes on rank {}; must be {} or more", name, given.bytes, rank, bytes));
   }
   if (reinterpret_cast<std::uintptr_t>(given.data) % kMemoryAlignment != 0) {

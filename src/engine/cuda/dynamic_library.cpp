@@ -50,7 +50,7 @@ void use_library(const std::string& library, const std::string& path) {
   const std::lock_guard lock(choices_mutex);
   Choice& choice = choice_of(library);
   if (path.empty()) throw Error(Status::kInvalidArgument, "path: empty; must be that of a shared library");
-  if (choice.opened.has_value() && !same_file(*choice.opened, path)) {
+  if (choice.opened.has_value() && path != choice.named && !same_file(*choice.opened, path)) {
     throw Error(Status::kInvalidArgument,
                 fmt::format("path: '{}' for {}, which is in use from {}; legal is a path before the first use, or that "
                             "file",

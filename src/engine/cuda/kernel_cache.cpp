@@ -87,7 +87,9 @@ std::string cache_key(const KernelRequest& request) {
   return name;
 }
 
-KernelCache::KernelCache() : directory_(default_directory()) {}
+KernelCache::KernelCache() : directory_(default_directory()) {
+  while (directory_.size() > 1 && directory_.back() == '/') directory_.pop_back();
+}
 
 std::string KernelCache::path(const std::string& key) const {
   return directory_ + "/" + name_of(key);
