@@ -191,9 +191,9 @@ UNIEP_API Saved forward(Group& group, const LayerConfig& config, const Schedule&
                         std::span<const ForwardArguments> arguments, const CallOptions& options = {});
 
 // A Saved of what a forward left in `saved_memory`, one entry a local rank, of just the bytes that memory_need() says:
-// of a forward with this shape, save.xg, routing and capacity, also where `placement` is another one of that routing and
-// capacity, and the bytes have been copied since. The memory
-// stays the caller's. What a backward with last_use has used up gives no error here, and no gradients. Not collective.
+// of a forward with this shape, save.xg, routing and capacity, also where `placement` is another one of that routing
+// and capacity, and the bytes have been copied since. The memory stays the caller's. What a backward with last_use has
+// used up gives no error here, and no gradients. Not collective.
 UNIEP_API Saved attach_saved(Group& group, const LayerConfig& config, const Schedule& schedule,
                              const Placement& placement, std::span<const CallerMemory> memory);
 
