@@ -21,7 +21,11 @@ if [ ! -x "$work/tools/bin/pip" ]; then
   mkdir -p "$work"
   "$python" -m venv "$work/tools"
   "$work/tools/bin/pip" install --quiet --disable-pip-version-check build "scikit-build-core>=0.10" \
-    "nvidia-cuda-runtime>=13,<14"
+    "nvidia-cuda-runtime>=13,<14" || {
+    rm -rf "$work/tools"
+    echo "python wheel: skipped: no package index"
+    exit 0
+  }
 fi
 PATH=$work/tools/bin:$PATH
 rm -rf "$dist" "$work/source" "$work/bare"
