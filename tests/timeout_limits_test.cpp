@@ -43,7 +43,7 @@ TEST(TimeoutLimits, OthersAreRefused) {
                                                                {std::numeric_limits<double>::quiet_NaN(), "nan"}}) {
       expect_error(Status::kInvalidArgument,
                    std::string(limit.name) + ": " + text + "; must be above 0 and at most 1000000 seconds",
-                   [&] { const Group group(options_with(limit, seconds)); });
+                   [&, value = seconds] { const Group group(options_with(limit, value)); });
     }
   }
 }
