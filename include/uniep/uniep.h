@@ -2,6 +2,7 @@
 
 // The whole public interface.
 #include "uniep/bfloat16.h"
+#include "uniep/compile.h"
 #include "uniep/error.h"
 #include "uniep/exchange.h"
 #include "uniep/group.h"

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "cli/bench_command.h"
+#include "cli/compile_command.h"
 #include "cli/info_command.h"
 #include "cli/run_command.h"
 #include "cli/schedule_command.h"
@@ -93,6 +94,7 @@ int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream&
     add_run_command(app, action, {program, arguments});
     add_schedule_command(app, action);
     add_info_command(app, action);
+    add_compile_command(app, action);
     add_bench_command(app, action, {program, arguments});
     add_trace_command(app, action);
     add_train_command(app, action);

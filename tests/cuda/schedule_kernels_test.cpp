@@ -2,7 +2,11 @@
 // behind the rules. Needs no GPU and compiles nothing.
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
+
 #include "engine/cuda/exchange.h"
+#include "engine/cuda/layer/call_kernels.h"
 #include "engine/cuda/layer/exchange_request.h"
 #include "engine/cuda/layer/layer_tiles.h"
 #include "program/build.h"
@@ -267,6 +271,56 @@ TEST(ScheduleKernels, AnExchangeRunsOnTheWorkersThatItAsksFor) {
     const ProgramRequest request = exchange_program(config, schedule, ProgramPart::kCombine, machine.workers);
     EXPECT_EQ(request.workers - schedule.comm.reserve_sms, wanted) << given;
   }
+}
+
+std::set<std::string> names_of(const std::vector<KernelRequest>& requests) {
+  std::set<std::string> names;
+  for (const KernelRequest& request : requests) names.insert(request.function + " " + request.description());
+  return names;
+}
+
+// Whatever a job calls under its Schedules is compiled before it: each launch of now, later and none, and weight
+// gradients on any number of SMs that are whole clusters, in both forms.
+TEST(ScheduleKernels, AJobsListHasEachLaunchsKernel) {
+  RandomBits random(44);
+  int filled = 0, alone = 0, apart = 0;
+  for (int round = 0; round < 500; ++round) {
+    ScheduleCase c = forward_case(random);
+    c.machine.workers = 132;
+    const Schedule forward = sample_legal(random(), Direction::kForward, c.shape, c.numerics, c.machine);
+    const Schedule backward = sample_legal(random(), Direction::kBackward, c.shape, c.numerics, c.machine);
+    if (backward.fusion == Fusion::kLayer) continue;
+    SCOPED_TRACE(to_text(backward));
+    const std::set<std::string> listed =
+        names_of(layer_kernels(c.shape, c.numerics, c.machine.ranks, c.machine.workers, forward, backward));
+    const auto expect_listed = [&](const KernelRequest& request) {
+      EXPECT_TRUE(listed.contains(request.function + " " + request.description())) << request.description();
+    };
+    for (const LaunchStages& stages : launch_stages(forward, Direction::kForward)) {
+      expect_listed(layer_request(launch_config(forward, c.numerics, Direction::kForward, stages)));
+    }
+    for (const bool now : {true, false}) {
+      for (const LaunchStages& stages : launch_stages(backward, Direction::kBackward, now)) {
+        if (is_weight_gradients_alone(stages)) {
+          ++alone;
+          continue;
+        }
+        filled += stages.wgrad_fc1;
+        apart += !now;
+        expect_listed(layer_request(launch_config(backward, c.numerics, Direction::kBackward, stages)));
+      }
+    }
+    for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+      for (const bool by_address : {false, true}) {
+        expect_listed(gemm_request(
+            weight_gradient_kernel(backward, c.numerics, stage, c.shape.experts / c.machine.ranks, by_address, 16)));
+      }
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(filled, 50);
+  EXPECT_GT(alone, 50);
+  EXPECT_GT(apart, 100);
 }
 
 }  // namespace

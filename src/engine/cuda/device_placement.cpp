@@ -6,6 +6,7 @@
 
 #include "comm/signals.h"
 #include "engine/cuda/driver.h"
+#include "engine/cuda/layer/call_kernels.h"
 #include "model/placement_errors.h"
 
 namespace uniep::cuda {
@@ -135,8 +136,7 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
     const int processors = device_attribute(of.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     of.ctas = std::clamp(processors / static_cast<int>(of.index.size()), 1, kMostCtasOfRank);
     // Loaded now: loading may wait for kernels that run, and those may wait for a peer.
-    of.kernels->prepare(std::vector<KernelRequest>{place_request(), program_tables_request(), slots_of_map_request(),
-                                                   dense_dprobs_request()});
+    of.kernels->prepare(placement_kernels());
     of.kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts));
     of.kernels->get(row_of_source_request(), 0);
     of.kernels->get(program_tables_request(), 0);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -140,6 +141,7 @@ const std::vector<std::string>& common_options() {
 }
 
 CompiledKernel compile_kernel(const KernelRequest& request) {
+  const auto begin = std::chrono::steady_clock::now();
   std::vector<const char*> header_texts;
   std::vector<const char*> header_names;
   for (const EmbeddedSource& source : embedded_sources()) {
@@ -169,6 +171,7 @@ CompiledKernel compile_kernel(const KernelRequest& request) {
                                        ": " + nvrtc().error_string(result) + "\n" + log);
   }
   CompiledKernel kernel;
+  kernel.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   size_t size = 0;
   nvrtc().cubin_size(program, &size);
   kernel.cubin.resize(size);
@@ -178,9 +181,9 @@ CompiledKernel compile_kernel(const KernelRequest& request) {
   return kernel;
 }
 
-std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& requests, int threads) {
+std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& requests, const KernelCache& cache,
+                                            int threads) {
   std::vector<CompiledKernel> kernels(requests.size());
-  KernelCache cache;
   std::atomic<size_t> next{0};
   std::exception_ptr failure;
   std::mutex failure_mutex;
@@ -212,6 +215,10 @@ std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& re
   }
   if (failure) std::rethrow_exception(failure);
   return kernels;
+}
+
+std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& requests) {
+  return compile_kernels(requests, KernelCache());
 }
 
 }  // namespace uniep::cuda

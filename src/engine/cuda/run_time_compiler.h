@@ -28,6 +28,7 @@ struct CompiledKernel {
   std::string cubin;
   ResourceUse use;
   bool from_cache = false;
+  double seconds = 0;  // that compiling took
 };
 
 // Reads registers, stack, spills and advisories of `function` out of a compiler log.
@@ -44,7 +45,12 @@ const std::vector<std::string>& common_options();
 // Compiles without looking at the cache. Throws uniep::Error (kInternal) with the kernel's name, options and the log.
 CompiledKernel compile_kernel(const KernelRequest& request);
 
+class KernelCache;
+
 // Takes kernels from the cache or compiles them, several at once (`threads` <= 0: one a processor). Same order.
-std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& requests, int threads = 0);
+std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& requests, const KernelCache& cache,
+                                            int threads = 0);
+// With the process's own cache.
+std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& requests);
 
 }  // namespace uniep::cuda

@@ -1,6 +1,7 @@
 // The public functions of a library that was built without cuda.h.
 #include "engine/cuda/device_array.h"
 #include "engine/cuda/engine.h"
+#include "uniep/compile.h"
 #include "uniep/error.h"
 #include "uniep/grouped_gemm.h"
 
@@ -20,6 +21,10 @@ std::unique_ptr<internal::Engine> cuda::make_engine(const GroupOptions& /*option
 }
 bool cuda::has_hopper_gpu() {
   return false;
+}
+std::vector<KernelFile> compile_kernels(const CompileRequest& /*request*/, const std::string& /*folder*/,
+                                        int /*threads*/) {
+  refuse();
 }
 
 // No group is on a device, so nobody has one of these.

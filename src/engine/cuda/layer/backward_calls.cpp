@@ -4,6 +4,7 @@
 
 #include "engine/cuda/driver.h"
 #include "engine/cuda/grouped_launch.h"
+#include "engine/cuda/layer/call_kernels.h"
 #include "engine/cuda/layer/cuda_engine.h"
 #include "engine/cuda/layer/layer_tiles.h"
 #include "engine/cuda/layer/stream_capture.h"
@@ -58,12 +59,6 @@ WeightGradientProduct product_of(const ProgramRequest& request, const DeviceProg
   return product;
 }
 
-GemmConfig config_for(const ProgramRequest& request, GemmStage stage, int sms) {
-  GemmConfig config = weight_gradient_config(request.schedule, request.numerics, stage);
-  config.cluster = std::min(config.cluster, sms);
-  return config;
-}
-
 // A record has 16 bits for the K blocks of a weight gradient.
 void require_countable(int64_t rows, int rank) {
   constexpr int64_t kMost = int64_t{UINT16_MAX} * kTileK;
@@ -105,8 +100,8 @@ struct CudaPending final : internal::PendingState, std::enable_shared_from_this<
 }  // namespace
 
 void CudaEngine::prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address, int sms) {
-  GemmConfig config = config_for(request, stage, sms);
-  config.outputs = addresses_of_launch(by_address ? static_cast<int>(request.shape.experts / options_.ranks) : 0);
+  const GemmConfig config = weight_gradient_kernel(request.schedule, request.numerics, stage,
+                                                   request.shape.experts / options_.ranks, by_address, sms);
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     const ScopedDevice scope(queue->device());
     queue->kernels().get(gemm_request(config), shared_memory_bytes(config));
@@ -119,12 +114,15 @@ void CudaEngine::launch_weight_gradient(const ProgramRequest& request, const Dev
   const ScopedDevice scope(ranks_.device_of(program.program.rank));
   const bool apart = stage == GemmStage::kWgradFc1 && is_apart(gradients);
   const int raster = std::max(1, request.schedule.order.raster / 2);
+  const GemmConfig config =
+      weight_gradient_kernel(request.schedule, request.numerics, stage, request.shape.experts / options_.ranks,
+                             has_addresses(gradients, stage), sms);
   for (const Half half : apart ? std::vector{Half::kGate, Half::kUp} : std::vector{Half::kBoth}) {
     WeightGradientProduct product = product_of(request, program, rows, operands, gradients, stage, half);
     product.failed = failed;
     for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
       if (queue->device() != ranks_.device_of(program.program.rank)) continue;
-      cuda::launch_weight_gradient(queue->kernels(), config_for(request, stage, sms), product, raster, sms, stream);
+      cuda::launch_weight_gradient(queue->kernels(), config, product, raster, sms, stream);
     }
   }
 }

@@ -8,6 +8,7 @@
 
 #include "engine/cuda/driver.h"
 #include "engine/cuda/engine.h"
+#include "engine/cuda/layer/call_kernels.h"
 #include "engine/cuda/layer/layer_tiles.h"
 #include "engine/cuda/layer/stream_capture.h"
 #include "engine/cuda/profiler_range.h"
@@ -213,11 +214,8 @@ std::vector<RankTarget> CudaEngine::targets(std::span<const CUstream> streams) {
 // Compiles and loads all kernels of a call, before anything that waits for a peer is queued.
 void CudaEngine::prepare(const ProgramRequest& request) {
   const ProfilerRange range("kernels");
-  std::vector<LayerKernelConfig> configs;
-  for (const LaunchStages& stages : launch_stages(request.schedule, request.direction, request.weight_gradients)) {
-    if (is_weight_gradients_alone(stages)) continue;
-    configs.push_back(launch_config(request.schedule, request.numerics, request.direction, stages));
-  }
+  const std::vector<LayerKernelConfig> configs =
+      launch_kernels(request.schedule, request.numerics, request.direction, request.weight_gradients);
   const int workers = options_.workers - request.schedule.comm.reserve_sms;
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     queue->prepare(configs, workers * static_cast<int>(queue->ranks().size()));

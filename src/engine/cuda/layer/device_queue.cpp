@@ -4,6 +4,7 @@
 #include <string>
 
 #include "engine/cuda/driver.h"
+#include "engine/cuda/exchange.h"
 #include "engine/cuda/layer/stream_capture.h"
 #include "engine/cuda/layer_kernels.h"
 #include "uniep/error.h"
@@ -12,11 +13,6 @@ namespace uniep::cuda {
 namespace {
 
 constexpr int kBeginThreads = 1024;
-
-const KernelRequest& begin_request() {
-  static const KernelRequest request{"engine/cuda/device/begin_call.cu", "uniep_begin_call", {}};
-  return request;
-}
 
 int resident_ctas(CUfunction function, const LayerKernelConfig& config) {
   CUlaunchAttribute attribute = {};
@@ -54,10 +50,10 @@ CUfunction DeviceQueue::layer_function(const LayerKernelConfig& config) {
 
 void DeviceQueue::prepare(std::span<const LayerKernelConfig> configs, int ctas) {
   const ScopedDevice scope(device_);
-  std::vector<KernelRequest> requests = {begin_request()};
+  std::vector<KernelRequest> requests = {begin_call_request()};
   for (const LayerKernelConfig& config : configs) requests.push_back(layer_request(config));
   kernels_.prepare(requests);
-  kernels_.get(begin_request(), 0);
+  kernels_.get(begin_call_request(), 0);
   for (const LayerKernelConfig& config : configs) {
     CUfunction function = layer_function(config);
     if (!resident_.contains(function)) resident_[function] = resident_ctas(function, config);
@@ -114,7 +110,7 @@ void DeviceQueue::launch_begin(const BeginArguments& arguments, int absent_ranks
   shape.threads = kBeginThreads;
   shape.stream = stream;
   BeginArguments argument = arguments;
-  launch_kernel(kernels_.get(begin_request(), 0), shape, &argument, "launching the begin of a call");
+  launch_kernel(kernels_.get(begin_call_request(), 0), shape, &argument, "launching the begin of a call");
 }
 
 void DeviceQueue::launch(const LayerKernelConfig& config, const LayerLaunch& launch, int absent_ranks,

@@ -20,13 +20,13 @@ CUstream stream_of(Stream stream) {
   return static_cast<CUstream>(stream.handle);
 }
 
+}  // namespace
+
 ExchangeConfig exchange_config(const ProgramRequest& asked) {
   const CommSchedule& comm = asked.schedule.comm;
   return asked.part == ProgramPart::kDispatch ? dispatch_config(comm.chunk_bytes, comm.stages)
                                               : combine_config(comm.chunk_bytes, comm.stages);
 }
-
-}  // namespace
 
 ProgramRequest exchange_program(const LayerConfig& config, const Schedule& schedule, ProgramPart part, int workers) {
   const int64_t slots = std::max<int64_t>(config.shape.topk, config.numerics.combine_groups);

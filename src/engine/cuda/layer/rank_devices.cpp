@@ -92,12 +92,14 @@ class CallersMemory final : public SymmetricMemory {
 
 }  // namespace
 
+void require_ranks_of_group(int ranks) {
+  if (ranks >= 1 && ranks <= kMostCudaRanks) return;
+  throw Error(Status::kUnsupported, fmt::format("ranks: {}; the cuda engine runs 1 to {}", ranks, kMostCudaRanks));
+}
+
 RankDevices::RankDevices(const GroupOptions& options)
     : launch_(options.launch), wait_seconds_(options.arrival_timeout_seconds) {
-  if (options.ranks > kMostCudaRanks) {
-    throw Error(Status::kUnsupported,
-                fmt::format("ranks: {}; the cuda engine runs 1 to {}", options.ranks, kMostCudaRanks));
-  }
+  require_ranks_of_group(options.ranks);
   const std::vector<int> devices = usable_devices(options);
   if (launch_ == uniep::Launch::kProcesses) {
     if (options.rank < 0 || options.rank >= options.ranks) {

@@ -12,6 +12,9 @@
 
 namespace uniep::cuda {
 
+// Throws uniep::Error (kUnsupported) where a group can not have so many ranks.
+void require_ranks_of_group(int ranks);
+
 // Which ranks this process drives, and the device of each.
 class RankDevices {
  public:
