@@ -4,6 +4,7 @@
 #include "cli/bench_ranks.h"
 #include "cli/bench_tensors.h"
 #include "cli/bench_turns.h"
+#include "cli/chosen_schedule.h"
 #include "cli/gathered.h"
 
 namespace uniep::cli {
@@ -20,8 +21,8 @@ class BackwardBench {
         config_(request.layer.config()),
         ranks_(request),
         group_(ranks_.group()),
-        forward_schedule_(request.layer.resolved(Direction::kForward, group_.machine())),
-        schedule_(request.layer.resolved(Direction::kBackward, group_.machine())),
+        forward_schedule_(chosen_schedule(request.layer, Direction::kForward, group_)),
+        schedule_(chosen_schedule(request.layer, Direction::kBackward, group_)),
         tensors_(ranks_, config_, {.backward = true, .products = request.wants("products")}),
         placement_(placed()) {}
 

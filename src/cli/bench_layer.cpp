@@ -4,6 +4,7 @@
 #include "cli/bench_ranks.h"
 #include "cli/bench_tensors.h"
 #include "cli/bench_turns.h"
+#include "cli/chosen_schedule.h"
 #include "cli/gathered.h"
 
 namespace uniep::cli {
@@ -17,7 +18,7 @@ class LayerBench {
       : request_(request),
         ranks_(request),
         group_(ranks_.group()),
-        schedule_(request.layer.resolved(Direction::kForward, group_.machine())),
+        schedule_(chosen_schedule(request.layer, Direction::kForward, group_)),
         capacity_{.rows = ranks_.most_padded_rows(), .tokens = ranks_.most_tokens()},
         tensors_(ranks_, request.layer.config(), {}),
         placement_(placed()) {}

@@ -13,6 +13,7 @@
 #include "cli/run_command.h"
 #include "cli/schedule_command.h"
 #include "cli/trace_command.h"
+#include "cli/tune_command.h"
 #include "io/quote.h"
 #include "train/train_command.h"
 #include "uniep/error.h"
@@ -96,6 +97,7 @@ int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream&
     add_info_command(app, action);
     add_compile_command(app, action);
     add_bench_command(app, action, {program, arguments});
+    add_tune_command(app, action, {program, arguments});
     add_trace_command(app, action);
     add_train_command(app, action);
     require_command(app, arguments);

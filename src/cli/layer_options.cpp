@@ -52,6 +52,9 @@ void add_schedule_options(CLI::App& app, LayerOptions& options) {
       app, "--schedule-backward",
       [&options](const std::string& text) { options.schedule_backward = read_schedule("--schedule-backward", text); },
       "auto|FILE|key=value,...", "fields that backward has instead of --schedule's");
+  app.add_option("--tuned", options.tuned, "schedules that `uniep tune --export` wrote, before those of its cache")
+      ->type_name("FILE");
+  app.add_flag("--tuned-strict", options.tuned_strict, "an error where --tuned has none for this layer and machine");
 }
 
 void check_sizes(const LayerOptions& options) {

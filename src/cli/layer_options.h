@@ -21,6 +21,8 @@ struct LayerOptions {
   Numerics numerics;
   PartialSchedule schedule;
   PartialSchedule schedule_backward;  // what differs from `schedule`
+  std::string tuned;                  // a file of `uniep tune`, or empty
+  bool tuned_strict = false;          // it has to have an entry for this layer
 
   // T of each rank. Throws Error(kInvalidArgument) where the list has another length than there are ranks.
   std::vector<int64_t> tokens() const;

@@ -11,6 +11,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "cli/chosen_schedule.h"
 #include "cli/launch_options.h"
 #include "cli/layer_inputs.h"
 #include "cli/layer_options.h"
@@ -166,8 +167,8 @@ int run_group(const RunOptions& given) {
   report.ranks = group.ranks();
   report.workers = group.workers();
   report.config = options.layer.config();
-  report.schedule = options.layer.resolved(Direction::kForward, group.machine());
-  if (options.backward) report.schedule_backward = options.layer.resolved(Direction::kBackward, group.machine());
+  report.schedule = chosen_schedule(options.layer, Direction::kForward, group);
+  if (options.backward) report.schedule_backward = chosen_schedule(options.layer, Direction::kBackward, group);
 
   const LayerData data = make_layer_data(options.layer, options.files, options.backward, held_ranks(options, group));
   report.tokens = data.tokens;

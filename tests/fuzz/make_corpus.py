@@ -131,8 +131,17 @@ def write_trace():
     write("trace", "ids", json.dumps([tile("fc1", -2**63, 2**63 - 1, 0, 1)]))
 
 
+def write_tuned():
+    seeds = CORPUS / "tuned"
+    # two_entries is what `uniep tune --ranks 2 --workers 2 --shape 64,32,8,2 --tokens 64 --export FILE` wrote.
+    write("tuned", "empty", json.dumps({"format": 1, "schedules": []}))
+    write("tuned", "truncated", (seeds / "two_entries").read_text()[:700])
+    write("tuned", "later_format", json.dumps({"format": 2, "schedules": []}))
+
+
 if __name__ == "__main__":
     write_npy()
     write_safetensors()
     write_schedule()
     write_trace()
+    write_tuned()

@@ -8,13 +8,13 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <string_view>
 #include <system_error>
 
 #include "comm/descriptor.h"
+#include "engine/cache_folder.h"
 #include "engine/cuda/embedded_sources.h"
 #include "uniep/error.h"
 
@@ -53,17 +53,6 @@ std::string name_of(const std::string& key) {
   return key + ".cubin";
 }
 
-std::string default_directory() {
-  if (const char* given = std::getenv("UNIEP_CACHE_DIR")) return given;
-  if (const char* base = std::getenv("XDG_CACHE_HOME"); base != nullptr && base[0] == '/') {
-    return std::string(base) + "/uniep";
-  }
-  if (const char* home = std::getenv("HOME"); home != nullptr && home[0] == '/') {
-    return std::string(home) + "/.cache/uniep";
-  }
-  return {};
-}
-
 }  // namespace
 
 std::string cache_key(const KernelRequest& request) {
@@ -87,9 +76,7 @@ std::string cache_key(const KernelRequest& request) {
   return name;
 }
 
-KernelCache::KernelCache() : directory_(default_directory()) {
-  while (directory_.size() > 1 && directory_.back() == '/') directory_.pop_back();
-}
+KernelCache::KernelCache() : directory_(cache_folder()) {}
 
 std::string KernelCache::path(const std::string& key) const {
   return directory_ + "/" + name_of(key);

@@ -10,11 +10,11 @@ namespace uniep::cuda {
 // name and size, in which builds of one version differ.
 std::string cache_key(const KernelRequest& request);
 
-// Compiled kernels on disk, one file each, in UNIEP_CACHE_DIR, else $XDG_CACHE_HOME/uniep, else ~/.cache/uniep. An
-// empty UNIEP_CACHE_DIR turns it off. Files appear whole (written aside, then renamed), so processes may share a
-// directory; a file that is short, damaged or of another format counts as absent and is written anew. A directory
-// that can not be written, or a full disk, makes kernels compile again, nothing worse. A folder or a file that another
-// user but root owns, or may write, is refused by load() and store(): Error(kInvalidArgument).
+// Compiled kernels on disk, one file each, in cache_folder(). An empty UNIEP_CACHE_DIR turns it off. Files appear whole
+// (written aside, then renamed), so processes may share a directory; a file that is short, damaged or of another format
+// counts as absent and is written anew. A directory that can not be written, or a full disk, makes kernels compile
+// again, nothing worse. A folder or a file that another user but root owns, or may write, is refused by load() and
+// store(): Error(kInvalidArgument).
 class KernelCache {
  public:
   KernelCache();

@@ -19,6 +19,9 @@ namespace {
 std::unique_ptr<internal::Engine> cuda::make_engine(const GroupOptions& /*options*/) {
   refuse();
 }
+std::string cuda::device_label(int /*device*/) {
+  refuse();
+}
 bool cuda::has_hopper_gpu() {
   return false;
 }

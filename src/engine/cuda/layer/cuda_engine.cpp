@@ -77,6 +77,10 @@ std::unique_ptr<internal::Engine> make_engine(const GroupOptions& options) {
   }
 }
 
+std::string device_label(int device) {
+  return device_name(device);
+}
+
 bool has_hopper_gpu() {
   try {
     if (device_count() == 0) return false;

@@ -1,0 +1,139 @@
+#include "cli/chosen_schedule.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <optional>
+#include <thread>
+
+#include "cli/options.h"
+#include "engine/cache_folder.h"
+#include "engine/cpu/kernels.h"
+#include "engine/cuda/engine.h"
+#include "engine/engine.h"
+#include "io/file.h"
+#include "io/quote.h"
+#include "uniep/version.h"
+
+namespace uniep::cli {
+namespace {
+
+struct Choice {
+  std::optional<Schedule> schedule;
+  std::string source;                // of the schedule
+  std::vector<std::string> remarks;  // on what was looked at and is not taken
+};
+
+std::string machine_name(const Group& group) {
+  const bool gpu = group.engine() == EngineKind::kCuda;
+  const std::string device =
+      gpu ? cuda::device_label(group.device(group.first_local_rank()))
+          : fmt::format("cpu {}, {} cores", cpu::instruction_set_name(cpu::best_instruction_set()),
+                        std::thread::hardware_concurrency());
+  const char* const launch = group.local_ranks() == group.ranks() ? "threads" : "processes";
+  return fmt::format("{}, {} workers, {}, uniep {}", device, group.workers(), launch, UNIEP_VERSION_STRING);
+}
+
+// Given fields over an entry's, where the whole is legal.
+std::optional<Schedule> overlaid(const LayerOptions& options, Direction direction, const Group& group,
+                                 const tune::TunedSchedule& tuned, std::string& why) {
+  PartialSchedule fields = PartialSchedule::from(tuned.schedule);
+  for (const auto& [name, value] : options.given(direction).values()) fields.set(name, value);
+  try {
+    return resolve(fields, direction, options.shape, options.numerics, group.machine());
+  } catch (const Error& error) {
+    why = error.what();
+    return std::nullopt;
+  }
+}
+
+std::optional<tune::TunedSchedule> entry_of_file(const LayerOptions& options, const tune::TunedKey& key,
+                                                 std::string& why) {
+  const std::vector<tune::TunedSchedule> all =
+      naming_option("--tuned", [&] { return tune::parse_tuned(io::read_text_file(options.tuned)); });
+  const auto found =
+      std::find_if(all.begin(), all.end(), [&](const tune::TunedSchedule& one) { return one.key == key; });
+  if (found != all.end()) return *found;
+  why = fmt::format("--tuned: {} has no entry for this layer on '{}', {} ranks and about {} tokens",
+                    io::quote_path(options.tuned), key.machine, key.ranks, key.tokens);
+  return std::nullopt;
+}
+
+Choice look(const LayerOptions& options, Direction direction, const Group& group) {
+  const tune::TunedKey key = tuned_key(options, direction, group);
+  Choice choice;
+  const auto take = [&](const std::optional<tune::TunedSchedule>& entry, const std::string& source, std::string why) {
+    if (entry) choice.schedule = overlaid(options, direction, group, *entry, why);
+    if (choice.schedule) {
+      choice.source = source;
+    } else if (!why.empty()) {
+      choice.remarks.push_back(std::move(why));
+    }
+  };
+  if (!options.tuned.empty()) {
+    std::string why;
+    const std::optional<tune::TunedSchedule> entry = entry_of_file(options, key, why);
+    if (!entry && options.tuned_strict) throw Error(Status::kInvalidArgument, why);
+    take(entry, "--tuned " + options.tuned, why);
+  }
+  if (choice.schedule) return choice;
+  std::string why;
+  const tune::TunedFolder folder = tuned_folder();
+  const std::optional<tune::TunedSchedule> entry = folder.find(key, &why);
+  take(entry, folder.path(key).string(), why);
+  return choice;
+}
+
+bool logs() {
+  const char* const given = std::getenv("UNIEP_SCHEDULE_LOG");
+  return given != nullptr && std::string(given) == "1";
+}
+
+}  // namespace
+
+tune::TunedKey tuned_key(const LayerOptions& options, Direction direction, const Group& group) {
+  const std::vector<int64_t> tokens = options.tokens();
+  return {machine_name(group), group.ranks(), options.shape,
+          options.numerics,    direction,     tune::token_bucket(*std::max_element(tokens.begin(), tokens.end()))};
+}
+
+tune::TunedFolder tuned_folder() {
+  return tune::TunedFolder(cache_folder());
+}
+
+std::string text_of_first_rank(Group& group, const std::string& own) {
+  if (group.local_ranks() == group.ranks()) return own;
+  internal::Engine& engine = group.implementation();
+  const auto bytes = static_cast<std::size_t>(engine.share(static_cast<int64_t>(own.size())).front());
+  std::string text(bytes, '\0');
+  for (std::size_t first = 0; first < bytes; first += sizeof(int64_t)) {
+    int64_t word = 0;
+    if (first < own.size()) std::memcpy(&word, own.data() + first, std::min(sizeof(word), own.size() - first));
+    word = engine.share(word).front();
+    std::memcpy(text.data() + first, &word, std::min(sizeof(word), bytes - first));
+  }
+  return text;
+}
+
+Schedule chosen_schedule(const LayerOptions& options, Direction direction, Group& group) {
+  const Schedule built_in = options.resolved(direction, group.machine());
+  const Choice choice = look(options, direction, group);
+  const bool first = group.first_local_rank() == 0;
+  if (first) {
+    for (const std::string& remark : choice.remarks) std::cerr << "uniep: " << remark << "; it is left out\n";
+  }
+  const Schedule own = choice.schedule.value_or(built_in);
+  const std::string text = text_of_first_rank(group, to_text(own));
+  if (first && logs()) {
+    std::cerr << fmt::format("uniep: schedule ({}) from {}: {}\n",
+                             direction == Direction::kForward ? "forward" : "backward",
+                             choice.schedule ? choice.source : "the built-in defaults", text);
+  }
+  if (text == to_text(own)) return own;
+  return resolve(PartialSchedule::parse(text), direction, options.shape, options.numerics, group.machine());
+}
+
+}  // namespace uniep::cli

@@ -1,0 +1,235 @@
+#include "cli/tune_command.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/chosen_schedule.h"
+#include "cli/launch_options.h"
+#include "cli/layer_inputs.h"
+#include "cli/options.h"
+#include "cli/output_file.h"
+#include "cli/run_report.h"
+#include "cli/tune_trial.h"
+#include "io/file.h"
+#include "tune/journal.h"
+#include "tune/neighbours.h"
+
+namespace uniep::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kMostCandidates = 63;  // beside the default; known verdicts go between processes as bits of a number
+constexpr int kMostSeconds = 86400;
+
+struct TuneOptions {
+  LayerOptions layer;
+  std::vector<int> devices;
+  LaunchOptions launch;
+  std::vector<Direction> directions = {Direction::kForward, Direction::kBackward};
+  int candidates = 16;
+  int budget = 60;
+  bool again = false;
+  std::string exported, json;
+};
+
+struct Tuned {
+  tune::TunedSchedule entry;
+  tune::SearchResult search;
+  bool is_default = false;
+};
+
+std::string changes(const Schedule& schedule, const Schedule& base) {
+  const PartialSchedule own = PartialSchedule::from(schedule), other = PartialSchedule::from(base);
+  std::vector<std::string> fields;
+  for (const auto& field : own.values()) {
+    const auto others = other.values();
+    if (std::find(others.begin(), others.end(), field) == others.end())
+      fields.push_back(field.first + "=" + field.second);
+  }
+  return fields.empty() ? "the default" : fmt::format("{}", fmt::join(fields, ","));
+}
+
+// The built-in choice first, then what is near it. Equal on all ranks.
+std::vector<tune::Tried> candidates_of(const TuneOptions& options, Direction direction, const Group& group) {
+  const LayerOptions& layer = options.layer;
+  const Schedule start = layer.resolved(direction, group.machine());
+  std::vector<tune::Tried> all(1);
+  all[0].schedule = start;
+  for (const Schedule& schedule :
+       tune::neighbours(start, layer.given(direction), direction, layer.shape, layer.numerics, group.machine(),
+                        static_cast<std::size_t>(options.candidates))) {
+    all.push_back({.schedule = schedule});
+  }
+  return all;
+}
+
+// What rank 0's journal knows counts.
+void mark_known(Group& group, const tune::Journal& journal, std::vector<tune::Tried>& candidates) {
+  if (group.first_local_rank() == 0) journal.mark(candidates);
+  std::string known;
+  for (const tune::Tried& tried : candidates) known += static_cast<char>('0' + static_cast<int>(tried.verdict));
+  known = text_of_first_rank(group, known);
+  for (std::size_t i = 0; i < candidates.size(); ++i)
+    candidates[i].verdict = static_cast<tune::Verdict>(known[i] - '0');
+}
+
+Tuned tune_direction(const TuneOptions& options, Direction direction, Group& group, LayerRunner& runner,
+                     const Schedule& forward) {
+  const bool reports = group.first_local_rank() == 0;
+  const tune::TunedFolder folder = tuned_folder();
+  Tuned tuned;
+  tuned.entry.key = tuned_key(options.layer, direction, group);
+  std::filesystem::path journal_file;
+  if (reports && folder.keeps()) journal_file = folder.path(tuned.entry.key).replace_extension(".tried");
+  if (options.again && !journal_file.empty()) std::filesystem::remove(journal_file);
+  tune::Journal journal(journal_file);
+  std::vector<tune::Tried> candidates = candidates_of(options, direction, group);
+  const Schedule base = candidates.front().schedule;
+  mark_known(group, journal, candidates);
+
+  std::size_t decided = 0;
+  const std::size_t count = candidates.size();
+  tune::SearchOptions search;
+  search.budget_milliseconds = options.budget * 1e3;
+  search.progress = [&](const tune::Tried& tried) {
+    if (!reports) return;
+    journal.note(tried);
+    if (tried.verdict == tune::Verdict::kUntried) return;
+    decided += tried.verdict != tune::Verdict::kInTheRunning;
+    std::cerr << fmt::format("uniep tune: {}: {} of {} decided; {}: {}{}\n",
+                             direction == Direction::kForward ? "forward" : "backward", decided, count,
+                             tune::verdict_name(tried.verdict), changes(tried.schedule, base),
+                             tried.reason.empty() ? "" : " (" + tried.reason + ")");
+  };
+  LayerTrial trial(group, runner, direction, forward);
+  tuned.search = tune::search(std::move(candidates), trial, search);
+  journal.finish();
+  const tune::Tried& best = tuned.search.tried[tuned.search.best];
+  tuned.is_default = tuned.search.best == 0;
+  tuned.entry.schedule = best.schedule;
+  tuned.entry.milliseconds = median(best.milliseconds);
+  tuned.entry.default_milliseconds = median(tuned.search.tried.front().milliseconds);
+  return tuned;
+}
+
+Json json_of(const Tuned& tuned) {
+  Json json;
+  const Schedule& base = tuned.search.tried.front().schedule;
+  json["direction"] = tuned.entry.key.direction == Direction::kForward ? "forward" : "backward";
+  json["machine"] = tuned.entry.key.machine;
+  json["schedule"] = Json::parse(to_json(tuned.entry.schedule));
+  json["changes"] = changes(tuned.entry.schedule, base);
+  json["ms"] = tuned.entry.milliseconds;
+  json["default_ms"] = tuned.entry.default_milliseconds;
+  json["budget_ended"] = tuned.search.budget_ended;
+  json["tried"] = Json::array();
+  for (const tune::Tried& tried : tuned.search.tried) {
+    Json one = {{"changes", changes(tried.schedule, base)}, {"verdict", tune::verdict_name(tried.verdict)}};
+    if (!tried.reason.empty()) one["reason"] = tried.reason;
+    one["calls"] = tried.milliseconds.size();
+    if (!tried.milliseconds.empty()) {
+      one["ms"] = median(tried.milliseconds);
+      one["ratio"] = tried.ratio;
+    }
+    json["tried"].push_back(std::move(one));
+  }
+  return json;
+}
+
+std::string table_of(const Tuned& tuned) {
+  const Schedule& base = tuned.search.tried.front().schedule;
+  const tune::Tried& best = tuned.search.tried[tuned.search.best];
+  std::string text = fmt::format("{:<9} {:>9} {:>7} {:>6}  {}\n",
+                                 tuned.entry.key.direction == Direction::kForward ? "forward" : "backward", "ms",
+                                 "ratio", "calls", "schedule");
+  for (const tune::Tried& tried : tuned.search.tried) {
+    const bool timed = !tried.milliseconds.empty();
+    text += fmt::format("{:<9} {:>9} {:>7} {:>6}  {}\n", &tried == &best ? "taken" : tune::verdict_name(tried.verdict),
+                        timed ? fmt::format("{:.3f}", median(tried.milliseconds)) : "-",
+                        timed ? fmt::format("{:.3f}", tried.ratio) : "-", tried.milliseconds.size(),
+                        changes(tried.schedule, base));
+  }
+  return text;
+}
+
+int tune_group(const TuneOptions& options) {
+  GroupOptions wanted;
+  wanted.engine = options.layer.engine;
+  wanted.ranks = options.layer.ranks;
+  wanted.workers = options.layer.workers;
+  wanted.devices = options.devices;
+  wanted.launch = options.launch.launch;
+  Group group(wanted);
+  const bool reports = group.first_local_rank() == 0;
+  OutputFile json_file("--json", reports && options.json != "-" ? options.json : "");
+  OutputFile export_file("--export", reports ? options.exported : "");
+  const bool backward =
+      std::find(options.directions.begin(), options.directions.end(), Direction::kBackward) != options.directions.end();
+  const LayerData data = make_layer_data(options.layer, {}, backward, {group.first_local_rank(), group.local_ranks()});
+  LayerRunner runner(group, options.layer.config(), data);
+  Json json = Json::array();
+  std::string table;
+  std::vector<tune::TunedSchedule> entries;
+  Schedule forward = options.layer.resolved(Direction::kForward, group.machine());
+  for (const Direction direction : options.directions) {
+    const Tuned tuned = tune_direction(options, direction, group, runner, forward);
+    if (!reports) continue;
+    tuned_folder().store(tuned.entry);
+    entries.push_back(tuned.entry);
+    json.push_back(json_of(tuned));
+    table += table_of(tuned);
+  }
+  if (!reports) return 0;
+  if (!options.exported.empty()) export_file.write(tune::to_json(entries));
+  const std::string text = Json({{"tuned", json}}).dump(2) + "\n";
+  if (options.json == "-") {
+    std::cout << text;
+  } else if (!options.json.empty()) {
+    json_file.write(text);
+  } else {
+    std::cout << table;
+  }
+  return 0;
+}
+
+int run_tune(TuneOptions options) {
+  if (launched_ranks(options.launch, "uniep tune", options.devices, options.layer)) return 0;
+  return tune_group(options);
+}
+
+}  // namespace
+
+void add_tune_command(CLI::App& app, std::function<int()>& action, const Command& self) {
+  CLI::App* command = app.add_subcommand("tune", "Measure which schedules are fastest for a layer; auto takes them");
+  const auto options = std::make_shared<TuneOptions>();
+  add_shape_option(*command, options->layer);
+  add_layer_options(*command, options->layer);
+  add_devices_option(*command, options->devices, "GPUs: rank r runs on entry r mod the length");
+  add_launch_option(*command, options->launch);
+  options->launch.self = self;
+  add_word_option<std::vector<Direction>>(*command, "--direction", options->directions,
+                                          {{"forward", {Direction::kForward}},
+                                           {"backward", {Direction::kBackward}},
+                                           {"both", {Direction::kForward, Direction::kBackward}}},
+                                          "what is tuned (default both)");
+  add_integer_option(*command, "--candidates", options->candidates, 1, kMostCandidates, "N",
+                     "schedules that are tried beside the default, a direction");
+  add_integer_option(*command, "--budget", options->budget, 1, kMostSeconds, "SECONDS",
+                     "of calls that are timed, a direction");
+  command->add_flag("--again", options->again, "try again what failed or was left behind in an earlier run");
+  command->add_option("--export", options->exported, "what was found, for --tuned on machines that are alike")
+      ->type_name("FILE");
+  command->add_option("--json", options->json, "report as JSON; -: on standard output")->type_name("FILE|-");
+  command->callback([command, options, &action] {
+    options->launch.ranks_given = command->count("--ranks") > 0;
+    action = [options] { return run_tune(*options); };
+  });
+}
+
+}  // namespace uniep::cli

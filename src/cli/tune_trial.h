@@ -1,0 +1,29 @@
+#pragma once
+
+#include "cli/layer_runner.h"
+#include "tune/search.h"
+
+namespace uniep::cli {
+
+// Calls of one direction of a layer through the public functions, in either launch mode. Rank 0 knows the times and the
+// results of all ranks, and tells the others.
+class LayerTrial : public tune::Trial {
+ public:
+  // Backward begins from what a forward under `forward` has saved.
+  LayerTrial(Group& group, LayerRunner& runner, Direction direction, const Schedule& forward);
+
+  double milliseconds(const Schedule& schedule) override;
+  uint64_t checksum(const Schedule& schedule) override;
+  void recover() override;
+
+ private:
+  void call(const Schedule& schedule);
+  int64_t of_first_rank(int64_t own);
+
+  Group& group_;
+  LayerRunner& runner_;
+  Direction direction_;
+  Schedule forward_;
+};
+
+}  // namespace uniep::cli

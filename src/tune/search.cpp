@@ -1,0 +1,190 @@
+#include "tune/search.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "uniep/error.h"
+
+namespace uniep::tune {
+namespace {
+
+constexpr std::size_t kDefault = 0;
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 != 0) return *middle;
+  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+class Search {
+ public:
+  Search(std::vector<Tried> schedules, Trial& trial, const SearchOptions& options)
+      : trial_(trial), options_(options), rounds_of_(schedules.size()) {
+    result_.tried = std::move(schedules);
+  }
+
+  SearchResult run() {
+    compare_bits();
+    for (int rounds = options_.rounds; running().size() > 2 && measure(running(), rounds); rounds *= 2) leave_half();
+    const std::vector<std::size_t> last = running();
+    if (last.size() == 2) measure(last, options_.final_rounds);
+    choose();
+    return std::move(result_);
+  }
+
+ private:
+  Tried& at(std::size_t i) { return result_.tried[i]; }
+
+  std::vector<std::size_t> running() {
+    std::vector<std::size_t> all;
+    for (std::size_t i = 0; i < result_.tried.size(); ++i) {
+      if (at(i).verdict == Verdict::kInTheRunning) all.push_back(i);
+    }
+    return all;
+  }
+
+  void tell(std::size_t i) {
+    if (options_.progress) options_.progress(at(i));
+  }
+
+  void decide(std::size_t i, Verdict verdict, const std::string& reason = {}) {
+    at(i).verdict = verdict;
+    at(i).reason = reason;
+    tell(i);
+  }
+
+  // A Schedule that fails is out; the default has to work.
+  template <typename Call>
+  bool tried(std::size_t i, Call&& call) {
+    try {
+      call();
+      return true;
+    } catch (const Error& error) {
+      if (i == kDefault) throw;
+      decide(i, Verdict::kFailed, error.what());
+      trial_.recover();
+      return false;
+    }
+  }
+
+  void compare_bits() {
+    uint64_t expected = 0;
+    for (std::size_t i = 0; i < result_.tried.size(); ++i) {
+      if (i != kDefault && at(i).verdict != Verdict::kUntried) continue;
+      tell(i);
+      uint64_t seen = 0;
+      if (!tried(i, [&] { seen = trial_.checksum(at(i).schedule); })) continue;
+      if (i == kDefault) expected = seen;
+      decide(i, seen == expected ? Verdict::kInTheRunning : Verdict::kWrong);
+    }
+  }
+
+  // Returns whether there was time for all rounds.
+  bool measure(std::vector<std::size_t> schedules, int rounds) {
+    for (int round = 0; round < rounds; ++round) {
+      if (spent_ >= options_.budget_milliseconds) {
+        result_.budget_ended = true;
+        return false;
+      }
+      for (const std::size_t i : schedules) {
+        if (at(i).verdict != Verdict::kInTheRunning) continue;
+        double time = 0;
+        if (!tried(i, [&] { time = trial_.milliseconds(at(i).schedule); })) continue;
+        at(i).milliseconds.push_back(time);
+        rounds_of_[i].push_back(rounds_begun_);
+        spent_ += time;
+      }
+      std::reverse(schedules.begin(), schedules.end());
+      ++rounds_begun_;
+    }
+    return true;
+  }
+
+  // A Schedule's times over the default's of the same rounds.
+  std::vector<double> ratios(std::size_t i) const {
+    std::vector<double> all;
+    const Tried& own = result_.tried[i];
+    const Tried& base = result_.tried[kDefault];
+    for (std::size_t call = 0; call < own.milliseconds.size(); ++call) {
+      const std::vector<int>& rounds = rounds_of_[kDefault];
+      const auto same = std::lower_bound(rounds.begin(), rounds.end(), rounds_of_[i][call]);
+      if (same == rounds.end() || *same != rounds_of_[i][call]) continue;
+      all.push_back(own.milliseconds[call] / base.milliseconds[static_cast<std::size_t>(same - rounds.begin())]);
+    }
+    return all;
+  }
+
+  void rate() {
+    for (std::size_t i = 0; i < result_.tried.size(); ++i) {
+      const std::vector<double> all = ratios(i);
+      if (!all.empty()) at(i).ratio = median(all);
+    }
+  }
+
+  // The default stays, to be compared with.
+  void leave_half() {
+    rate();
+    std::vector<std::size_t> others = running();
+    others.erase(others.begin());
+    std::stable_sort(others.begin(), others.end(), [&](auto a, auto b) { return at(a).ratio < at(b).ratio; });
+    for (std::size_t place = (others.size() + 1) / 2; place < others.size(); ++place) {
+      decide(others[place], Verdict::kSlower);
+    }
+  }
+
+  // Whether a Schedule is surely faster: the upper end of the 95 % interval of its ratios' median, which delayed calls
+  // do not move. (Of n values it is the one about sqrt(n) places above the middle, whatever their distribution.)
+  bool is_faster(std::size_t i) const {
+    std::vector<double> all = ratios(i);
+    const auto count = static_cast<double>(all.size());
+    const auto upper = static_cast<std::size_t>(std::ceil(count / 2 + 0.98 * std::sqrt(count)));
+    if (upper >= all.size()) return false;
+    std::nth_element(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(upper), all.end());
+    return all[upper] < 1 - options_.least_gain;
+  }
+
+  void choose() {
+    rate();
+    for (const std::size_t i : running()) {
+      if (i == kDefault) continue;
+      const bool better = result_.best == kDefault || at(i).ratio < at(result_.best).ratio;
+      if (better && is_faster(i)) result_.best = i;
+    }
+    for (const std::size_t i : running()) {
+      if (i != result_.best) decide(i, Verdict::kSlower);
+    }
+  }
+
+  Trial& trial_;
+  const SearchOptions& options_;
+  SearchResult result_;
+  std::vector<std::vector<int>> rounds_of_;  // the round of each call
+  int rounds_begun_ = 0;
+  double spent_ = 0;
+};
+
+}  // namespace
+
+const char* verdict_name(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kUntried:
+      return "untried";
+    case Verdict::kInTheRunning:
+      return "in the running";
+    case Verdict::kSlower:
+      return "slower";
+    case Verdict::kFailed:
+      return "failed";
+    case Verdict::kWrong:
+      return "wrong";
+  }
+  return "unknown";
+}
+
+SearchResult search(std::vector<Tried> schedules, Trial& trial, const SearchOptions& options) {
+  if (schedules.empty()) throw Error(Status::kInvalidArgument, "schedules: none; the default must be among them");
+  return Search(std::move(schedules), trial, options).run();
+}
+
+}  // namespace uniep::tune

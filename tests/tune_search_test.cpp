@@ -1,0 +1,221 @@
+// Searches among Schedules whose times are made up, so that it is known which one has to be found.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "io/file.h"
+#include "program/schedule_space.h"
+#include "support/random_schedule_case.h"
+#include "support/temporary_folder.h"
+#include "tune/journal.h"
+#include "tune/neighbours.h"
+#include "tune/search.h"
+#include "uniep/error.h"
+
+namespace uniep::test {
+namespace {
+
+using tune::SearchOptions;
+using tune::SearchResult;
+using tune::Tried;
+using tune::Verdict;
+
+constexpr uint64_t kBits = 7;
+
+Schedule numbered(int i) {
+  Schedule schedule;
+  schedule.order.raster = 1 + i;
+  return schedule;
+}
+
+std::vector<Tried> numbered_schedules(int count) {
+  std::vector<Tried> all;
+  for (int i = 0; i < count; ++i) all.push_back({.schedule = numbered(i)});
+  return all;
+}
+
+// Schedule i takes base * factor[i]; the clock drifts, and every call has some noise.
+class MadeUp : public tune::Trial {
+ public:
+  explicit MadeUp(std::vector<double> factors, uint64_t seed = 1) : factors_(std::move(factors)), random_(seed) {}
+
+  double milliseconds(const Schedule& schedule) override {
+    const int i = begin(schedule);
+    if (throws_later_.contains(i)) throw Error(Status::kTimeout, "time-out");
+    const double noise = 1 + 0.02 * (static_cast<double>(below(random_, 1000)) / 1000 - 0.5);
+    const double spike = below(random_, 20) == 0 ? 1.5 : 1;
+    return 10 * factors_[static_cast<std::size_t>(i)] * noise * spike * (1 + 0.002 * calls_);
+  }
+  uint64_t checksum(const Schedule& schedule) override {
+    const int i = begin(schedule);
+    if (throws_.contains(i)) throw Error(Status::kTimeout, "rank 1 waits for rank 0");
+    return wrong_.contains(i) ? kBits + 1 : kBits;
+  }
+  void recover() override { ++recoveries_; }
+
+  std::set<int> throws_, throws_later_, wrong_;
+  int recoveries_ = 0, calls_ = 0;
+  std::map<int, int> calls_of_;
+
+ private:
+  int begin(const Schedule& schedule) {
+    ++calls_;
+    ++calls_of_[schedule.order.raster - 1];
+    return schedule.order.raster - 1;
+  }
+
+  std::vector<double> factors_;
+  RandomBits random_;
+};
+
+TEST(TuneSearch, FindsTheFastestThoughClocksDriftAndCallsAreDelayed) {
+  int with_spikes = 0;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    RandomBits random(seed);
+    std::vector<double> factors = {1.0};
+    const int others = 2 + static_cast<int>(below(random, 20));
+    for (int i = 0; i < others; ++i) factors.push_back(1.0 + static_cast<double>(below(random, 400)) / 1000);
+    const std::size_t fastest = 1 + below(random, static_cast<uint64_t>(others));
+    factors[fastest] = 0.95;
+    MadeUp trial(factors, seed);
+    const SearchResult result = tune::search(numbered_schedules(others + 1), trial);
+    EXPECT_EQ(result.best, fastest) << "seed " << seed;
+    EXPECT_EQ(result.tried[fastest].verdict, Verdict::kInTheRunning);
+    EXPECT_NEAR(result.tried[fastest].ratio, 0.95, 0.02);
+    EXPECT_FALSE(result.budget_ended);
+    with_spikes += *std::max_element(result.tried[0].milliseconds.begin(), result.tried[0].milliseconds.end()) > 14;
+  }
+  EXPECT_GT(with_spikes, 20);
+}
+
+TEST(TuneSearch, TheDefaultStaysWhereNothingIsSurelyFaster) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    MadeUp trial({1.0, 0.999, 1.001, 0.998, 1.0, 1.002}, seed);
+    EXPECT_EQ(tune::search(numbered_schedules(6), trial).best, 0u) << "seed " << seed;
+  }
+}
+
+TEST(TuneSearch, WhatFailsOrGivesOtherBitsIsOutAndTheRestGoesOn) {
+  MadeUp trial({1.0, 0.5, 0.5, 0.5, 0.9});
+  trial.throws_ = {1};
+  trial.wrong_ = {2};
+  trial.throws_later_ = {3};
+  std::vector<std::string> told;
+  SearchOptions options;
+  options.progress = [&](const Tried& tried) { told.push_back(tune::verdict_name(tried.verdict)); };
+  const SearchResult result = tune::search(numbered_schedules(5), trial, options);
+  EXPECT_EQ(result.best, 4u);
+  EXPECT_EQ(result.tried[1].verdict, Verdict::kFailed);
+  EXPECT_EQ(result.tried[1].reason, "rank 1 waits for rank 0");
+  EXPECT_EQ(result.tried[2].verdict, Verdict::kWrong);
+  EXPECT_EQ(result.tried[3].verdict, Verdict::kFailed);
+  EXPECT_EQ(result.tried[0].verdict, Verdict::kSlower);
+  EXPECT_EQ(trial.recoveries_, 2);
+  EXPECT_EQ(told.front(), "untried");
+  EXPECT_EQ(std::count(told.begin(), told.end(), "failed"), 2);
+}
+
+TEST(TuneSearch, AFailingDefaultIsTheCallersError) {
+  MadeUp trial({1.0, 0.5});
+  trial.throws_ = {0};
+  EXPECT_THROW(tune::search(numbered_schedules(2), trial), Error);
+  EXPECT_THROW(tune::search({}, trial), Error);
+}
+
+TEST(TuneSearch, WhatIsKnownToFailIsNotCalled) {
+  MadeUp trial({1.0, 0.5, 0.9});
+  std::vector<Tried> schedules = numbered_schedules(3);
+  schedules[1].verdict = Verdict::kFailed;
+  EXPECT_EQ(tune::search(schedules, trial).best, 2u);
+  EXPECT_EQ(trial.calls_of_[1], 0);
+}
+
+TEST(TuneSearch, EndsWithItsBudget) {
+  MadeUp trial(std::vector<double>(20, 1.0));
+  SearchOptions options;
+  options.budget_milliseconds = 500;  // two rounds and a half of 20 calls of 10 ms
+  const SearchResult result = tune::search(numbered_schedules(20), trial, options);
+  EXPECT_TRUE(result.budget_ended);
+  EXPECT_EQ(result.tried[7].milliseconds.size(), 3u);
+  EXPECT_EQ(result.best, 0u);
+}
+
+TEST(TuneSearch, SlowSchedulesAreLeftBehindEarly) {
+  MadeUp trial({1.0, 2, 2, 2, 2, 2, 2, 2, 0.9});
+  tune::search(numbered_schedules(9), trial);
+  EXPECT_LT(trial.calls_of_[3], 20);
+  EXPECT_GT(trial.calls_of_[8], 30);
+}
+
+TEST(Neighbours, AreLegalDifferentAndKeepWhatIsGiven) {
+  RandomBits random(5);
+  std::size_t most = 0;
+  for (int round = 0; round < 40; ++round) {
+    const LayerShape shape{8 * (4 + int64_t{below(random, 90)}), 8 * (4 + int64_t{below(random, 90)}), 16, 2};
+    const Machine machine{below(random, 2) == 0 ? EngineKind::kCpu : EngineKind::kCuda, 4, 66};
+    const Direction direction = below(random, 2) == 0 ? Direction::kForward : Direction::kBackward;
+    const PartialSchedule given = PartialSchedule::parse("comm.where=warps,order.raster=4");
+    const Schedule start = resolve(given, direction, shape, {}, machine);
+    const std::vector<Schedule> found = tune::neighbours(start, given, direction, shape, {}, machine, 500);
+    std::set<std::string> texts = {to_text(start)};
+    for (const Schedule& schedule : found) {
+      EXPECT_TRUE(validate(schedule, direction, shape, {}, machine).empty()) << to_text(schedule);
+      EXPECT_TRUE(texts.insert(to_text(schedule)).second) << to_text(schedule);
+      EXPECT_EQ(schedule.comm.where, CommWhere::kWarps);
+      EXPECT_EQ(schedule.order.raster, 4);
+    }
+    EXPECT_GT(found.size(), 5u);
+    most = std::max(most, found.size());
+    const std::vector<Schedule> few = tune::neighbours(start, given, direction, shape, {}, machine, 3);
+    EXPECT_EQ(few, std::vector<Schedule>(found.begin(), found.begin() + 3));
+  }
+  EXPECT_GT(most, 15u);
+}
+
+TEST(Journal, ASearchThatWasKilledGoesOnWithoutWhatKilledIt) {
+  const TemporaryFolder folder;
+  const auto file = folder / "made" / "a.tried";
+  std::vector<Tried> schedules = numbered_schedules(5);
+  {
+    tune::Journal journal(file);
+    schedules[1].verdict = Verdict::kSlower;
+    schedules[2].verdict = Verdict::kWrong;
+    schedules[3].verdict = Verdict::kInTheRunning;
+    for (const std::size_t i : {1, 2, 3, 4}) journal.note(schedules[i]);  // 4 was about to be tried
+  }
+  std::vector<Tried> again = numbered_schedules(5);
+  tune::Journal journal(file);
+  journal.mark(again);
+  EXPECT_EQ(again[0].verdict, Verdict::kUntried);
+  EXPECT_EQ(again[1].verdict, Verdict::kSlower);
+  EXPECT_EQ(again[2].verdict, Verdict::kWrong);
+  EXPECT_EQ(again[3].verdict, Verdict::kUntried);
+  EXPECT_EQ(again[4].verdict, Verdict::kFailed);
+  EXPECT_EQ(again[4].reason, "the program ended while this was tried");
+
+  // Over: slower ones may be tried anew, the others stay out.
+  journal.note(again[4]);
+  journal.finish();
+  std::vector<Tried> next = numbered_schedules(5);
+  tune::Journal(file).mark(next);
+  EXPECT_EQ(next[1].verdict, Verdict::kUntried);
+  EXPECT_EQ(next[2].verdict, Verdict::kWrong);
+  EXPECT_EQ(next[4].verdict, Verdict::kFailed);
+}
+
+TEST(Journal, WhatMakesNoSenseCountsAsAbsent) {
+  const TemporaryFolder folder;
+  const auto file = folder / "a.tried";
+  io::write_file(file, "failed\nwonderful\tfusion=layer\t\n\t\t\nfailed\t" + to_text(numbered(1)) + "\twhy\n");
+  std::vector<Tried> schedules = numbered_schedules(2);
+  tune::Journal(file).mark(schedules);
+  EXPECT_EQ(schedules[0].verdict, Verdict::kUntried);
+  EXPECT_EQ(schedules[1].reason, "why");
+  tune::Journal nowhere{std::filesystem::path()};
+  nowhere.note(schedules[1]);
+  nowhere.finish();
+}
+
+}  // namespace
+}  // namespace uniep::test

@@ -1,0 +1,208 @@
+// Files of tuned Schedules, and the command that writes them.
+#include "tune/tuned.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "io/file.h"
+#include "support/command.h"
+#include "support/environment.h"
+#include "support/random_schedule_case.h"
+#include "support/temporary_folder.h"
+#include "uniep/error.h"
+
+namespace uniep::test {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using tune::TunedKey;
+using tune::TunedSchedule;
+
+TunedSchedule an_entry() {
+  const LayerShape shape{64, 32, 8, 2};
+  TunedSchedule tuned;
+  tuned.key = {"cpu avx2, 2 cores", 2, shape, {}, Direction::kBackward, 64};
+  tuned.key.numerics.weight_gradient = WeightGradient::kMainGrad;
+  tuned.schedule = resolve(PartialSchedule::parse("tile.dgrad_fc1.n=128,fusion=pairs"), Direction::kBackward, shape,
+                           tuned.key.numerics, {EngineKind::kCpu, 2, 2});
+  tuned.milliseconds = 1.25;
+  tuned.default_milliseconds = 1.5;
+  return tuned;
+}
+
+TEST(TunedFile, IsReadAsItWasWritten) {
+  const std::vector<TunedSchedule> one = {an_entry()};
+  EXPECT_EQ(tune::parse_tuned(tune::to_json(one)), one);
+  EXPECT_TRUE(tune::parse_tuned(tune::to_json({})).empty());
+}
+
+TEST(TunedFile, WhatIsWrongIsNamed) {
+  const auto refusal = [](const std::string& text) {
+    try {
+      tune::parse_tuned(text);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), Status::kInvalidArgument);
+      EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  const auto with = [&](const std::string& pointer, const Json& value) {
+    Json json = Json::parse(tune::to_json({an_entry()}));
+    json[Json::json_pointer(pointer)] = value;
+    return refusal(json.dump());
+  };
+  EXPECT_EQ(refusal("{"), "no JSON");
+  EXPECT_EQ(refusal("[]"), "file: must be an object");
+  EXPECT_EQ(with("/format", 2), "file.format: '2'; this version reads 1");
+  EXPECT_EQ(with("/schedules", 2), "file.schedules: must be a list");
+  EXPECT_EQ(with("/more", 2), "file: 'more' is no key of it; must be one of format, schedules");
+  EXPECT_EQ(with("/schedules/0/ranks", 65), "schedules[0].ranks: '65'; must be a whole number from 1 to 64");
+  EXPECT_EQ(with("/schedules/0/ranks", 1.5), "schedules[0].ranks: '1.5'; must be a whole number from 1 to 64");
+  EXPECT_EQ(with("/schedules/0/ms", -1), "schedules[0].ms: '-1'; must be a time above 0");
+  EXPECT_EQ(with("/schedules/0/ms", nullptr), "schedules[0].ms: 'null'; must be a time above 0");
+  EXPECT_EQ(with("/schedules/0/direction", "up"), "schedules[0].direction: 'up'; must be one of forward, backward");
+  EXPECT_EQ(with("/schedules/0/shape", Json::array()), "schedules[0].shape: must be an object");
+  EXPECT_EQ(with("/schedules/0/schedule", Json::array()),
+            "schedules[0].schedule: must be an object of words and numbers");
+  EXPECT_NE(with("/schedules/0/schedule/fusion", "all").find("schedules[0].schedule: fusion"), std::string::npos);
+  Json lacking = Json::parse(tune::to_json({an_entry()}));
+  lacking["schedules"][0]["schedule"].erase("queue");
+  EXPECT_EQ(refusal(lacking.dump()), "schedules[0].schedule: queue is missing");
+  const std::string deep(200'000, '[');
+  EXPECT_EQ(refusal(deep), "no JSON");
+  EXPECT_EQ(refusal(R"({"format": )" + deep + std::string(deep.size(), ']') + R"(, "schedules": []})"),
+            "file.format: a array; this version reads 1");
+}
+
+TEST(TunedFile, DamageIsNeverMoreThanARefusal) {
+  const std::string whole = tune::to_json({an_entry()});
+  RandomBits random(3);
+  int accepted = 0, refused = 0;
+  for (int round = 0; round < 4000; ++round) {
+    std::string text = whole.substr(0, round % 2 == 0 ? whole.size() : below(random, whole.size()));
+    for (uint64_t i = below(random, 3); i > 0 && !text.empty(); --i) {
+      text[below(random, text.size())] = static_cast<char>(below(random, 256));
+    }
+    try {
+      tune::parse_tuned(text);
+      ++accepted;
+    } catch (const Error&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(accepted, 300);
+  EXPECT_GT(refused, 1500);
+}
+
+TEST(TunedFolder, FindsTheEntryOfItsKeyAlone) {
+  const TemporaryFolder temporary;
+  const tune::TunedFolder folder(temporary / "made");
+  const TunedSchedule tuned = an_entry();
+  EXPECT_FALSE(folder.find(tuned.key));
+  folder.store(tuned);
+  EXPECT_EQ(folder.find(tuned.key), tuned);
+  std::vector<TunedKey> others(6, tuned.key);
+  others[0].machine = "cpu avx512, 2 cores";
+  others[1].ranks = 4;
+  others[2].shape.topk = 1;
+  others[3].numerics.combine_groups = 2;
+  others[4].direction = Direction::kForward;
+  others[5].tokens = 128;
+  for (const TunedKey& other : others) EXPECT_FALSE(folder.find(other));
+
+  // Another's entry under this name, and a file that was cut off: a line, and it stays.
+  std::string problem;
+  std::filesystem::copy_file(folder.path(tuned.key), folder.path(others[1]));
+  EXPECT_FALSE(folder.find(others[1], &problem));
+  EXPECT_NE(problem.find("not the entry of its name"), std::string::npos) << problem;
+  std::filesystem::resize_file(folder.path(tuned.key), 100);
+  EXPECT_FALSE(folder.find(tuned.key, &problem));
+  EXPECT_NE(problem.find("no JSON"), std::string::npos) << problem;
+  EXPECT_EQ(std::filesystem::file_size(folder.path(tuned.key)), 100u);
+  folder.store(tuned);
+  EXPECT_EQ(folder.find(tuned.key), tuned);
+  const tune::TunedFolder nowhere{std::filesystem::path()};
+  nowhere.store(tuned);
+  EXPECT_FALSE(nowhere.find(tuned.key));
+}
+
+TEST(TunedFolder, BatchesOfAboutASizeShareAnEntry) {
+  EXPECT_EQ(tune::token_bucket(0), 1);
+  EXPECT_EQ(tune::token_bucket(1), 1);
+  EXPECT_EQ(tune::token_bucket(65), 128);
+  EXPECT_EQ(tune::token_bucket(4096), 4096);
+  EXPECT_EQ(tune::token_bucket(4097), 8192);
+  EXPECT_EQ(tune::token_bucket(12289), 16384);
+}
+
+const std::vector<std::string> kLayer = {"--engine", "cpu",     "--ranks",   "2",        "--workers",
+                                         "2",        "--shape", "64,32,8,2", "--tokens", "60,33"};
+const std::vector<std::string> kLayerOfRun = {
+    "run", "--engine",  "cpu", "--ranks", "2", "--workers", "2",     "--hidden", "64", "--intermediate",
+    "32",  "--experts", "8",   "--topk",  "2", "--tokens",  "60,33", "--json",   "-"};
+
+TEST(TuneCommand, WhatItFindsIsWhatAutoTakesAndTheBitsStay) {
+  const TemporaryFolder folder;
+  const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());
+  const std::string file = (folder / "tuned.json").string();
+  const CommandResult before = run_command(join(kLayerOfRun, {"--backward"}));
+  ASSERT_EQ(before.status, 0) << before.err;
+  const CommandResult tuned = run_command(
+      join(join({"tune"}, kLayer), {"--budget", "1", "--candidates", "8", "--export", file, "--json", "-"}));
+  ASSERT_EQ(tuned.status, 0) << tuned.err;
+  const Json report = Json::parse(tuned.out)["tuned"];
+  ASSERT_EQ(report.size(), 2u);
+  for (const Json& direction : report) {
+    EXPECT_EQ(direction["tried"].size(), 9u);
+    for (const Json& one : direction["tried"]) EXPECT_NE(one["verdict"], "untried");
+  }
+  // Whatever won by the clock of the day, a Schedule of our own in its place shows that the file is heeded.
+  std::vector<TunedSchedule> entries = tune::parse_tuned(io::read_text_file(file));
+  ASSERT_EQ(entries.size(), 2u);
+  const tune::TunedFolder found(folder / "cache");
+  for (TunedSchedule& entry : entries) {
+    EXPECT_EQ(found.find(entry.key), entry);
+    entry.schedule = resolve(PartialSchedule::parse("fusion=pairs,order.raster=3"), entry.key.direction,
+                             entry.key.shape, entry.key.numerics, {EngineKind::kCpu, 2, 2});
+    found.store(entry);
+  }
+  const CommandResult after = run_command(join(kLayerOfRun, {"--backward"}));
+  EXPECT_EQ(after.json()["schedule"]["order.raster"], 3);
+  EXPECT_EQ(after.json()["schedule_backward"]["order.raster"], 3);
+  EXPECT_EQ(after.json()["checksum"], before.json()["checksum"]);
+  EXPECT_NE(before.json()["schedule"]["order.raster"], 3);
+  // Given fields stay, and --tuned goes before the cache.
+  const CommandResult given = run_command(join(kLayerOfRun, {"--schedule", "order.raster=5"}));
+  EXPECT_EQ(given.json()["schedule"]["order.raster"], 5);
+  EXPECT_EQ(given.json()["schedule"]["fusion"], "pairs");
+  const CommandResult exported = run_command(join(kLayerOfRun, {"--tuned", file, "--tuned-strict"}));
+  EXPECT_EQ(exported.json()["schedule"], Json::parse(tuned.out)["tuned"][0]["schedule"]);
+}
+
+TEST(TuneCommand, OtherLayersAndDamagedEntriesAreSaidInALine) {
+  const TemporaryFolder folder;
+  const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());
+  const std::string file = (folder / "tuned.json").string();
+  io::write_file(file, tune::to_json({an_entry()}));
+  testing::internal::CaptureStderr();
+  const CommandResult other = run_command(join(kLayerOfRun, {"--tuned", file}));
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(other.status, 0) << other.err;
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+  EXPECT_NE(said.find("has no entry for this layer"), std::string::npos) << said;
+  const CommandResult strict = run_command(join(kLayerOfRun, {"--tuned", file, "--tuned-strict"}));
+  EXPECT_EQ(strict.status, 2);
+  EXPECT_TRUE(strict.one_line_error()) << strict.err;
+  io::write_file(file, "{}");
+  const CommandResult damaged = run_command(join(kLayerOfRun, {"--tuned", file}));
+  EXPECT_EQ(damaged.status, 2);
+  EXPECT_NE(damaged.err.find("--tuned: file: format is missing"), std::string::npos) << damaged.err;
+  const CommandResult none = run_command({"tune", "--engine", "cpu", "--candidates", "64"});
+  EXPECT_EQ(none.status, 2);
+  EXPECT_NE(none.err.find("--candidates"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace uniep::test
