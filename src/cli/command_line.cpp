@@ -11,6 +11,7 @@
 #include "cli/info_command.h"
 #include "cli/run_command.h"
 #include "cli/schedule_command.h"
+#include "cli/simulate_command.h"
 #include "cli/trace_command.h"
 #include "io/quote.h"
 #include "train/train_command.h"
@@ -92,6 +93,7 @@ int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream&
     std::function<int()> action;
     add_run_command(app, action, {program, arguments});
     add_schedule_command(app, action);
+    add_simulate_command(app, action);
     add_info_command(app, action);
     add_bench_command(app, action, {program, arguments});
     add_trace_command(app, action);
