@@ -12,6 +12,7 @@
 #include "cli/run_command.h"
 #include "cli/schedule_command.h"
 #include "cli/simulate_command.h"
+#include "cli/solve_command.h"
 #include "cli/trace_command.h"
 #include "io/quote.h"
 #include "train/train_command.h"
@@ -94,6 +95,7 @@ int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream&
     add_run_command(app, action, {program, arguments});
     add_schedule_command(app, action);
     add_simulate_command(app, action);
+    add_solve_command(app, action);
     add_info_command(app, action);
     add_bench_command(app, action, {program, arguments});
     add_trace_command(app, action);

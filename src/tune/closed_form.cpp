@@ -20,6 +20,7 @@ constexpr double kLaunchesApart = 30;   // us more when each stage is a launch
 constexpr double kDispatchAlone = 0.8;  // of its time beside tiles
 constexpr double kSumsBeside = 0.6;     // the share of sums that are complete before the last tile, in one chunk
 constexpr double kTimeForSums = 0.25;   // the share of the call in which they are
+constexpr double kWaveStall = 0.25;     // of a tile: what each further phased wave costs
 constexpr double kFirstByWorkers = 20;  // us until rows come where whole workers copy
 
 double row_bytes(const Problem& problem) {
@@ -100,8 +101,8 @@ GemmPart gemm_part(const Problem& problem, const Schedule& schedule) {
   part.slowdown = factor;
   const double intermediate = static_cast<double>(problem.shape.intermediate);
   const double column_tiles = std::ceil(intermediate / (first.n / 2.0));
-  part.plain_cycles =
-      problem.load.blocks * column_tiles * machine.tile_cycles(sim::Work::kFc1, 128, first.n, problem.shape.hidden);
+  part.first_tile = machine.tile_cycles(sim::Work::kFc1, 128, first.n, problem.shape.hidden);
+  part.plain_cycles = problem.load.blocks * column_tiles * part.first_tile;
   part.first_cycles = part.plain_cycles * factor;
   part.second_tile = machine.tile_cycles(sim::Work::kFc2, 128, second.n, problem.shape.intermediate);
   part.columns = second.n;
@@ -158,11 +159,16 @@ CombinePart combine_part(const Problem& problem, const Schedule& schedule) {
   const auto returned = [](const LevelRows& rows) { return rows.returned; };
   part.link = slowest_level(problem, returned, [](const sim::LinkRate& rate) { return rate.write; });
   part.link_both = slowest_level(problem, returned, [](const sim::LinkRate& rate) { return rate.both; });
-  if (part.staged) part.send = problem.load.rows * pieces * machine.copy.send;
+  part.by_warps = schedule.comm.where == CommWhere::kWarps;
+  part.senders = schedule.comm.combine_sms;
+  if (part.staged && part.by_warps) part.send = problem.load.rows * pieces * machine.copy.send;
+  if (part.staged && !part.by_warps) {
+    const sim::PortCopies& port = machine.port;
+    part.send = problem.load.rows * row_bytes(problem) * (port.in + port.out) * 1e-6 * (1 + port.overhead);
+  }
   part.sum = sum_bytes(problem) * 1e-3;
   const double all = problem.workers;
-  part.sum_beside = schedule.comm.where == CommWhere::kWarps ? machine.sums.beside
-                                                             : machine.sums.alone * schedule.comm.reduce_sms / all;
+  part.sum_beside = part.by_warps ? machine.sums.beside : machine.sums.alone * schedule.comm.reduce_sms / all;
   return part;
 }
 
@@ -174,8 +180,7 @@ Estimate estimate(const Problem& problem, const GemmPart& gemm, const DispatchPa
   const double second_cycles = problem.load.blocks * combine.tiles * gemm.second_tile;
   const double copiers = dispatch.by_warps ? available : dispatch.workers;
   const double copy = std::max(dispatch.copy / copiers, dispatch.link);
-  const double senders = combine.staged && !dispatch.by_warps && combine.workers > 0 ? combine.workers : available;
-  const double send = combine.send / senders;
+  const double send = combine.send / (combine.senders > 0 ? combine.senders : computing);
   const double result_link = combine.staged ? 0 : combine.link;
   const double sent = std::max(send, combine.staged ? combine.link : 0);
   const double sum_beside = combine.sum_beside * (dispatch.by_warps ? available / all : 1);
@@ -201,26 +206,30 @@ Estimate estimate(const Problem& problem, const GemmPart& gemm, const DispatchPa
       const double slowed =
           dispatch.by_warps ? machine.slowdown.copies * std::min(copy, both) : copy * dispatch.workers / computing;
       const double share = 1 / gemm.waves;
-      const double work = both + slowed;
+      const double stalls = gemm.mixed ? 0 : kWaveStall * gemm.first_tile * us_of_cycle * computing * (gemm.waves - 1);
+      const double work = both + slowed + stalls;
       double links = 0, rows = 0;
       if (gemm.mixed) {
         links = dispatch.link * combine.link_both / std::max(combine.link, 1e-9) + combine.link_both;
         if (combine.link <= 0) links = dispatch.link;
-        rows = std::max(first, copy) + second * share;
-      } else if (gemm.waves > 1) {
-        rows = copy * share + std::max(result_link, second) + dispatch.link * (1 - share);
+        // Behind the first GEMM come the last wave, and the column chunks after the first.
+        rows = std::max(first, copy) + std::max(second, result_link) * (1 - (1 - share) / combine.chunks);
       } else {
-        rows = std::max(first, copy) + std::max(second, result_link);
+        rows = std::max(first, copy) + std::max(second, result_link) + stalls;
       }
       double body = std::max({work, links, rows});
       result.limits = body == work ? "gemm" : (body == links ? "links" : "rows");
-      if (combine.staged) body = std::max(body, copy + sent);
-      const double ramp = std::max(0.0, std::min(copy * dispatch.early, copy) * 0.5 - first * 0.25) * 0.5;
+      // Computing workers that copy send when their tiles are done.
+      const bool sends_after = !combine.by_warps && combine.senders == 0;
+      if (combine.staged) body = std::max(body, (sends_after ? body : copy) + sent);
+      const double ramp =
+          body == links ? 0 : std::max(0.0, std::min(copy * dispatch.early, copy) * 0.5 - first * 0.25) * 0.5;
       const double last = 1.0 / combine.chunks;
       const bool by_chunks = combine.chunks > 1;
       const double can = combine.sum * (by_chunks ? 1 - last : kSumsBeside);
-      const double window = by_chunks ? second * (1 - last) : body * kTimeForSums;
-      const double summed = std::min(can, sum_beside * std::min(window, std::max(0.0, body - copy)));
+      const double window = by_chunks ? body * second / both * (1 - last) : body * kTimeForSums;
+      const double summed =
+          std::min(can, sum_beside * std::min(window, std::max(0.0, body - copy - (combine.by_warps ? sent : 0))));
       result.left = (combine.sum - summed) / sum_after;
       result.us = begin + body + ramp + result.left + time.end + kDrain + (gemm.one_launch ? 0 : time.launch);
     }

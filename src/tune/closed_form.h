@@ -1,5 +1,6 @@
 #pragma once
 
+#include "sim/simulate.h"
 #include "tune/load.h"
 
 // The time of a layer's forward pass by closed form: what a solver can evaluate a million times a second. It is a sum
@@ -7,7 +8,7 @@
 // the GEMMs, of the dispatch, and of the combine. Times are in us, work of tensor cores in cycles.
 namespace uniep::tune {
 
-enum class State : int { kSustained = 0, kPaused = 1 };  // at the power limit, or after a pause
+using sim::State;
 
 // What does not depend on the Schedule.
 struct Problem {
@@ -27,6 +28,7 @@ struct GemmPart {
   bool one_launch = true;  // fusion=layer
   bool mixed = false;
   double waves = 1;         // as they count for both GEMMs
+  double first_tile = 0;    // cycles of a tile of the first GEMM
   double first_cycles = 0;  // of all tiles of the first GEMM
   double second_tile = 0;   // of a tile of the second GEMM
   double columns = 256;     // of such a tile
@@ -46,7 +48,8 @@ struct DispatchPart {
 
 // By combine.*, comm.combine_sms, comm.reduce_sms.
 struct CombinePart {
-  bool staged = false;
+  bool staged = false, by_warps = true;
+  double senders = 0;  // workers that only send
   int chunks = 1;
   double workers = 0;     // that compute nothing
   double tiles = 0;       // column tiles of the second GEMM
