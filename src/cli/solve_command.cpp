@@ -120,6 +120,7 @@ void print(const SolveOptions& options, const tune::Solution& solution, const Ch
   std::cout << fmt::format("bound {:.3f} ms by {} (gemm {:.3f}, links {:.3f}, memory {:.3f}), gap {:.1f} %\n", bound_ms,
                            solution.bound.limits(), solution.bound.products * 1e-3, solution.bound.links * 1e-3,
                            solution.bound.memory * 1e-3, 100 * (choice.ms / bound_ms - 1));
+  std::cout << fmt::format("most of the best by closed form goes by {}\n", solution.estimate.limits);
   std::cout << "what a field buys over its next best value, all else equal, by closed form:\n";
   for (const tune::FieldGain& gain : solution.gains) {
     std::cout << fmt::format("  {:<24} {:<9} over {:<9} {:+8.4f} ms\n", gain.field, gain.value, gain.other,

@@ -73,7 +73,17 @@ double sum_bytes(const Problem& problem) {
 
 Problem make_problem(const LayerShape& shape, int ranks, const RankLoad& load, const sim::MachineDescription& machine,
                      State state) {
-  return {shape, ranks, load, &machine, state, machine.class_of(sim::Work::kFc1).count};
+  const double hidden = static_cast<double>(shape.hidden), intermediate = static_cast<double>(shape.intermediate);
+  // x and y, the rows and z, which backward reads, and the weights.
+  const double elements = (2 * load.tokens + load.rows) * hidden + load.rows * 2 * intermediate +
+                          load.local_experts * 3 * hidden * intermediate;
+  return {shape,
+          ranks,
+          load,
+          &machine,
+          state,
+          machine.class_of(sim::Work::kFc1).count,
+          us_of_bytes(elements * kElement, machine.memory.bandwidth)};
 }
 
 GemmPart gemm_part(const Problem& problem, const Schedule& schedule) {
@@ -104,6 +114,8 @@ GemmPart gemm_part(const Problem& problem, const Schedule& schedule) {
   part.first_tile = machine.tile_cycles(sim::Work::kFc1, 128, first.n, problem.shape.hidden);
   part.plain_cycles = problem.load.blocks * column_tiles * part.first_tile;
   part.first_cycles = part.plain_cycles * factor;
+  part.wide_cycles = problem.load.blocks * std::ceil(intermediate / 128) *
+                     machine.tile_cycles(sim::Work::kFc1, 128, 256, problem.shape.hidden);
   part.second_tile = machine.tile_cycles(sim::Work::kFc2, 128, second.n, problem.shape.intermediate);
   part.columns = second.n;
   return part;
@@ -200,8 +212,8 @@ Estimate estimate(const Problem& problem, const GemmPart& gemm, const DispatchPa
     if (!gemm.fused) {
       result.left = combine.sum / sum_after;
       result.limits = "gemm";
-      result.us = time.begin + kDispatchAlone * copy + first + std::max(second, result_link) + sent + result.left +
-                  time.end + 3 * time.launch + kLaunchesApart;
+      result.us = time.begin + kDispatchAlone * copy + std::max(first + std::max(second, result_link), problem.memory) +
+                  sent + result.left + time.end + 3 * time.launch + kLaunchesApart;
     } else {
       const double slowed =
           dispatch.by_warps ? machine.slowdown.copies * std::min(copy, both) : copy * dispatch.workers / computing;
@@ -217,13 +229,17 @@ Estimate estimate(const Problem& problem, const GemmPart& gemm, const DispatchPa
       } else {
         rows = std::max(first, copy) + std::max(second, result_link) + stalls;
       }
-      double body = std::max({work, links, rows});
-      result.limits = body == work ? "gemm" : (body == links ? "links" : "rows");
+      double body = std::max({work, links, rows, problem.memory});
+      result.limits = body == work ? "gemm" : (body == links ? "links" : (body == rows ? "rows" : "memory"));
       // Computing workers that copy send when their tiles are done.
       const bool sends_after = !combine.by_warps && combine.senders == 0;
       if (combine.staged) body = std::max(body, (sends_after ? body : copy) + sent);
+      // Rows come later than tiles could take them; slower tiles would not make that better.
       const double ramp =
-          body == links ? 0 : std::max(0.0, std::min(copy * dispatch.early, copy) * 0.5 - first * 0.25) * 0.5;
+          body == links
+              ? 0
+              : std::max(0.0, std::min(copy * dispatch.early, copy) * 0.5 - gemm.wide_cycles * us_of_cycle * 0.25) *
+                    0.5;
       const double last = 1.0 / combine.chunks;
       const bool by_chunks = combine.chunks > 1;
       const double can = combine.sum * (by_chunks ? 1 - last : kSumsBeside);
@@ -269,6 +285,11 @@ Bound lower_bound(const Problem& problem) {
     const double cycles = tile.cycles_per_k / (static_cast<double>(tile.rows) * tile.columns);
     cycles_per_product = cycles_per_product == 0 ? cycles : std::min(cycles_per_product, cycles);
   }
+  const sim::Slowdowns& slow = machine.slowdown;
+  for (const double share : {slow.mixed_list, slow.mixed_list_pause, slow.mixed_queues, slow.raster_8, slow.raster_4,
+                             slow.cluster_1, slow.static_queue, slow.fused}) {
+    cycles_per_product *= 1 + std::min(share, 0.0);  // a gain, as of tiles that find their operands in L2
+  }
   const double cycles = 3 * load.rows * hidden * intermediate * cycles_per_product / problem.workers;
   double clock = machine.clock.highest;
   for (int round = 0; round < 4 && cycles > 0; ++round) {
@@ -281,10 +302,7 @@ Bound lower_bound(const Problem& problem) {
   const double out = slowest_level(
       problem, [](const LevelRows& rows) { return rows.returned + rows.sent_once; }, best_rate);
   bound.links = std::max(in, out);
-  // What no cache saves: x and y, the rows and z, which backward reads, and the weights.
-  const double elements = (2 * load.tokens + load.rows) * hidden + load.rows * 2 * intermediate +
-                          load.local_experts * 3 * hidden * intermediate;
-  bound.memory = us_of_bytes(elements * kElement, machine.memory.bandwidth);
+  bound.memory = problem.memory;
   const double tile = machine.tile_cycles(sim::Work::kFc1, 128, 128, problem.shape.hidden) +
                       machine.tile_cycles(sim::Work::kFc2, 128, 128, problem.shape.intermediate);
   bound.path = machine.time.begin + machine.time.end + tile * kMicrosecondsPerCycle / machine.clock.highest;

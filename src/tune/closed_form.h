@@ -18,6 +18,7 @@ struct Problem {
   const sim::MachineDescription* machine = nullptr;
   State state = State::kSustained;
   double workers = 1;
+  double memory = 0;  // us in which the memory carries what no cache saves
 };
 Problem make_problem(const LayerShape& shape, int ranks, const RankLoad& load, const sim::MachineDescription& machine,
                      State state);
@@ -33,6 +34,7 @@ struct GemmPart {
   double second_tile = 0;   // of a tile of the second GEMM
   double columns = 256;     // of such a tile
   double plain_cycles = 0;  // of the first GEMM without what slows it
+  double wide_cycles = 0;   // and with tiles of 256 columns
   double slowdown = 1;      // the ratio of both
 };
 
