@@ -384,6 +384,22 @@ double EventRun::reduce_end(Agent& agent, double now) {
   return std::max(now + rows * width / (rate * 1e3), take_memory(state, now, rows * width));
 }
 
+// What a tile is the first to read: weights with an expert's first row block, rows with a block's first column tile.
+// Others find both in L2.
+double EventRun::operand_bytes(const RankProgram& p, const Task& task) const {
+  if (!task.has_tile()) return 0;
+  const double hidden = p.wgrad_fc2.rows, intermediate = p.wgrad_fc2.columns;
+  const bool forward = p.direction == Direction::kForward, first = task.stage == Stage::kFirstGemm;
+  if (task.stage >= Stage::kWgradFc2) {
+    const WgradGrid& grid = task.stage == Stage::kWgradFc2 ? p.wgrad_fc2 : p.wgrad_fc1;
+    const double rows = p.expert_rows[p.first_expert + task.expert];
+    return 2 * rows * ((task.n == 0 ? grid.tile_m : 0) + (task.m == 0 ? grid.tile_n : 0));
+  }
+  const double depth = first ? hidden : (forward ? 1 : 2) * intermediate;
+  const double columns = first ? (forward ? 2 : 1) * intermediate / p.first_tiles : p.second_tile_n;
+  return 2 * depth * ((task.n == 0 ? p.tile_m : 0) + (task.m == 0 ? columns : 0));
+}
+
 double EventRun::gemm_end(Agent& agent, double now) {
   const RankProgram& p = program(agent.rank);
   RankState& state = ranks_[agent.rank];
@@ -397,7 +413,8 @@ double EventRun::gemm_end(Agent& agent, double now) {
     if (state.copies_left > 0) takes *= 1 + machine_.slowdown.copies;
     takes *= 1 + machine_.slowdown.sums * state.summing / p.workers;
   }
-  double end = now + takes;
+  double end =
+      std::max(now + takes, take_memory(state, now, operand_bytes(p, agent.task) + operand_bytes(p, agent.partner)));
   // Results leave through a tile's next one: it can not end before they have.
   if (task.stage == Stage::kSecondGemm && p.epilogue_combine) end = std::max(end, agent.sent);
   return end;

@@ -105,6 +105,7 @@ class EventRun {
   double send_end(Agent& agent, double now);
   double reduce_end(Agent& agent, double now);
   double gemm_end(Agent& agent, double now);
+  double operand_bytes(const RankProgram& p, const Task& task) const;
   double results_sent(const Agent& agent, const Task& task, double now);
   double take_memory(RankState& state, double now, double bytes);
   void end(int32_t agent, double now);
