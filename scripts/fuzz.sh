@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 
 seconds=${1:-10}
 build=${2:-build/fuzz}
-targets=(npy safetensors schedule trace tuned)
+targets=(machine npy safetensors schedule trace tuned)
 case $seconds in
   '' | *[!0-9]* | 0*) echo "usage: scripts/fuzz.sh [SECONDS_PER_TARGET [BUILD_DIR]], not '$seconds' seconds" >&2; exit 2 ;;
 esac
@@ -23,7 +23,7 @@ cmake --build "$build" -j "$(nproc)" --target "${targets[@]/#/fuzz_}"
 fuzz() {
   local target=$1 log=$2/fuzz/$1.log
   mkdir -p "$2/fuzz/$1"
-  if "$2/tests/fuzz/fuzz_$1" -max_total_time="$3" -max_len=4096 -timeout=20 -rss_limit_mb=1024 -malloc_limit_mb=64 \
+  if "$2/tests/fuzz/fuzz_$1" -max_total_time="$3" -max_len=8192 -timeout=20 -rss_limit_mb=1024 -malloc_limit_mb=64 \
     -print_final_stats=1 -artifact_prefix="$2/fuzz/$1-" "$2/fuzz/$1" "tests/fuzz/corpus/$1" >"$log" 2>&1; then
     echo "fuzz_$target: clean, $(grep -o 'number_of_executed_units: .*' "$log"), $(grep -o 'cov: [0-9]*' "$log" | tail -1)"
   else

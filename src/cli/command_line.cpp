@@ -12,6 +12,8 @@
 #include "cli/info_command.h"
 #include "cli/run_command.h"
 #include "cli/schedule_command.h"
+#include "cli/simulate_command.h"
+#include "cli/solve_command.h"
 #include "cli/trace_command.h"
 #include "cli/tune_command.h"
 #include "io/quote.h"
@@ -94,6 +96,8 @@ int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream&
     std::function<int()> action;
     add_run_command(app, action, {program, arguments});
     add_schedule_command(app, action);
+    add_simulate_command(app, action);
+    add_solve_command(app, action);
     add_info_command(app, action);
     add_compile_command(app, action);
     add_bench_command(app, action, {program, arguments});

@@ -75,6 +75,22 @@ std::vector<Schedule> wanted_schedules(const ScheduleOptions& options, const Mac
   return schedules;
 }
 
+void print_counts(const ScheduleOptions& options, const Machine& machine) {
+  const LayerOptions& layer = options.layer;
+  const SpaceLimits limits{layer.given(options.direction), options.vary};
+  const SpaceCounts counts = count_space(options.direction, layer.shape, layer.numerics, machine, limits);
+  std::cout << "legal     " << counts.legal << "\nbuildable " << counts.buildable << "\ndistinct  ";
+  if (counts.distinct) {
+    std::cout << *counts.distinct << '\n';
+  } else {
+    std::cout << "not counted: stages' own tiles vary, and there are too many to go through one by one\n";
+  }
+  std::cout << "of these values:\n";
+  for (const std::string& line : space_values(options.direction, layer.shape, layer.numerics, machine, limits)) {
+    std::cout << "  " << line << '\n';
+  }
+}
+
 int run_schedule(const ScheduleOptions& options) {
   if (options.reference) {
     std::cout << schedule_reference_markdown();
@@ -90,9 +106,7 @@ int run_schedule(const ScheduleOptions& options) {
   const Machine machine = machine_of(layer);
   if (options.count) {
     layer.resolved(options.direction, machine);  // says what is wrong where nothing is legal
-    std::cout << count_legal(options.direction, layer.shape, layer.numerics, machine,
-                             {layer.given(options.direction), options.vary})
-              << '\n';
+    print_counts(options, machine);
     return 0;
   }
   const std::vector<Schedule> schedules = wanted_schedules(options, machine);
@@ -132,7 +146,9 @@ void add_schedule_command(CLI::App& app, std::function<int()>& action) {
       {{"layer", Operation::kLayer}, {"dispatch", Operation::kDispatch}, {"combine", Operation::kCombine}},
       "what the schedule is for (default layer)");
   command->add_flag("--reference", options->reference, "print the reference of all fields (Markdown)");
-  command->add_flag("--count", options->count, "print how many schedules are legal, --schedule's fields being fixed");
+  command->add_flag(
+      "--count", options->count,
+      "print how many schedules are legal, have a kernel, and run differently, --schedule's fields being fixed");
   add_text_option(
       *command, "--vary",
       [options](const std::string& text) {

@@ -104,6 +104,37 @@ constexpr const char* kRules = R"(## What is filled
   above only those of reserve_sms and experts_per_wave apply.
 - hidden and intermediate are positive multiples of 8; topk is 1 to experts; ranks are 1 to 64 and divide experts;
   combine_groups is 0, or divides experts and is a multiple of ranks.
+
+## How many there are
+
+`uniep schedule --count` (with `--shape`, `--ranks`, `--engine`, `--direction`, and `--vary FIELD,...` for a part of the
+space) prints three exact numbers, and the values that they are over. Fields with many values take the representative ones
+that it prints.
+
+- **legal**: what the rules of every engine allow.
+- **buildable**: of those, what the engine has kernels for. It needs no GPU. The cpu engine runs all that is legal. Beside the
+  rules above that begin with cuda, the cuda engine runs up to 8 ranks, 2048 experts, and 32 slots of a token or combine groups;
+  above that nothing is buildable. With a process a GPU there is no push.
+- **distinct**: of those, how many run differently. Schedules with one canonical name do the same tasks in the same order with the
+  same waits, by the same kernels. The name has
+
+  | field | canonical value | where |
+  |---|---|---|
+  | `dispatch.dedup` | on | topk is 1, or a rank has one expert |
+  | `comm.chunk_bytes` | the power of two that holds a row | where it is more |
+  | `order.experts_per_wave` | El | without fusion=layer, push, or weight gradients of both GEMMs in one launch with save.xg=keep |
+  | `order.interleave` | phased | there is one wave |
+  | `order.source_rotation` | on | on one rank |
+  | `order.raster` | whole clusters | clusters of two (1 is 2) |
+  | `queue` | static | one worker is available and GEMMs are not mixed |
+  | `combine.column_chunks` | the chunks that are not empty | H is less than 8 columns a chunk |
+  | `backward.wgrad`, `save.xg` | after, keep | forward (what is kept costs memory, not time) |
+  | `tile.cluster`, `tile.pipeline` | 1, cooperative | the cpu engine |
+  | tiles by stage | in `tile.*` what the first stage has, and the others' where theirs differ | |
+
+  Two schedules with different names may still run alike for a given routing; the number says so much and no more. Where stages'
+  own tile fields vary (`--vary tile.fc1.n`) up to a million schedules are gone through one by one, and above that
+  `distinct` is not counted.
 )";
 
 std::string table_rows() {

@@ -404,7 +404,9 @@ void add_exchange_rules(std::vector<Rule>& rules, const RuleContext& context) {
   } else {
     add_sms_rule<kCommCombineSms>(rules);
   }
-  if (!context.cuda) return;
+}
+
+void add_cuda_exchange_rules(std::vector<Rule>& rules) {
   rules.push_back({reads(kTileM),
                    {},
                    [](const Schedule& s, const RuleContext&, GemmStage) { return s.tile.m == cuda::kTileM; },
@@ -433,6 +435,9 @@ RuleContext rule_context(Direction direction, const LayerShape& shape, const Num
   context.cuda = machine.engine == EngineKind::kCuda;
   const bool divides = shape.experts >= 1 && machine.ranks >= 1 && shape.experts % machine.ranks == 0;
   // An illegal shape is reported for itself; it bounds no wave.
+  context.hidden = shape.hidden;
+  context.topk = shape.topk;
+  context.ranks = machine.ranks;
   context.local_experts = divides ? shape.experts / machine.ranks : std::numeric_limits<int64_t>::max();
   context.combine_groups = numerics.combine_groups;
   context.workers = machine.workers;
@@ -440,19 +445,30 @@ RuleContext rule_context(Direction direction, const LayerShape& shape, const Num
   return context;
 }
 
+std::vector<Rule> kernel_rules(const RuleContext& context) {
+  std::vector<Rule> rules;
+  if (!context.cuda) return rules;
+  if (context.operation == Operation::kLayer) {
+    add_cuda_rules(rules, context);
+  } else {
+    add_cuda_exchange_rules(rules);
+  }
+  return rules;
+}
+
 std::vector<Rule> schedule_rules(const RuleContext& context) {
   std::vector<Rule> rules;
   add_reserve_rule(rules);
   add_wave_rule(rules);
-  if (context.operation != Operation::kLayer) {
+  if (context.operation == Operation::kLayer) {
+    add_worker_rules(rules);
+    add_combine_rules(rules);
+    add_order_rules(rules, context);
+    add_tile_rules(rules, context);
+  } else {
     add_exchange_rules(rules, context);
-    return rules;
   }
-  add_worker_rules(rules);
-  add_combine_rules(rules);
-  add_order_rules(rules, context);
-  add_tile_rules(rules, context);
-  if (context.cuda) add_cuda_rules(rules, context);
+  for (const Rule& rule : kernel_rules(context)) rules.push_back(rule);
   return rules;
 }
 

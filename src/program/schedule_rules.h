@@ -15,6 +15,9 @@ struct RuleContext {
   Direction direction = Direction::kForward;
   Operation operation = Operation::kLayer;
   bool cuda = false;
+  int64_t hidden = 8;
+  int64_t topk = 1;
+  int64_t ranks = 1;
   int64_t local_experts = 1;  // El; no bound where the shape is illegal
   int64_t combine_groups = 0;
   int64_t workers = 1;
@@ -30,8 +33,10 @@ struct Rule {
   std::string (*explain)(const Schedule&, const RuleContext&, GemmStage) = nullptr;  // begins with a field's name
 };
 
-// The rules that apply to a direction, machine and operation.
+// The rules that apply to a direction, machine and operation: those of every engine, and behind them those of the
+// kernels that are built.
 std::vector<Rule> schedule_rules(const RuleContext& context);
+std::vector<Rule> kernel_rules(const RuleContext& context);  // none for the cpu engine, which runs all that is legal
 
 // What is wrong with the shape, the numerics and the machine themselves, in words.
 std::vector<std::string> shape_violations(const LayerShape& shape, const Numerics& numerics, const Machine& machine);

@@ -7,7 +7,8 @@
 #include <limits>
 #include <set>
 
-#include "program/schedule_rules.h"
+#include "program/buildable.h"
+#include "program/canonical.h"
 #include "uniep/error.h"
 
 namespace uniep {
@@ -52,7 +53,9 @@ Values possible_values(int field, const RuleContext& context, bool representativ
 class Search {
  public:
   Search(const RuleContext& context, const Schedule& base, std::vector<Variable> variables)
-      : context_(context), rules_(schedule_rules(context)), schedule_(base), variables_(std::move(variables)) {
+      : Search(context, schedule_rules(context), base, std::move(variables)) {}
+  Search(const RuleContext& context, std::vector<Rule> rules, const Schedule& base, std::vector<Variable> variables)
+      : context_(context), rules_(std::move(rules)), schedule_(base), variables_(std::move(variables)) {
     FieldMask open = 0;
     for (const Variable& variable : variables_) open |= field_bit(variable.field);
     for (Rule& rule : rules_) rule.reads &= open;
@@ -250,6 +253,59 @@ uint64_t count_legal(Direction direction, const LayerShape& shape, const Numeric
   if (!shape_violations(shape, numerics, machine).empty()) return 0;
   Search search(context, fill(limits.fixed, direction, shape, numerics, machine), std::move(variables));
   return search.base_holds() ? search.count() : 0;
+}
+
+SpaceCounts count_space(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
+                        const SpaceLimits& limits, uint64_t most_visits) {
+  const RuleContext context = rule_context(direction, shape, numerics, machine);
+  const std::vector<Variable> variables = variables_of(limits, context);
+  SpaceCounts counts;
+  if (!shape_violations(shape, numerics, machine).empty()) return {0, 0, 0};
+  const Schedule base = fill(limits.fixed, direction, shape, numerics, machine);
+  const auto count = [&](const RuleContext& of, std::vector<Rule> rules) {
+    Search search(of, std::move(rules), base, variables);
+    return search.base_holds() ? search.count() : 0;
+  };
+  RuleContext any_engine = context;
+  any_engine.cuda = false;
+  counts.legal = count(any_engine, schedule_rules(any_engine));
+  if (!engine_limits(shape, numerics, machine).empty()) return {counts.legal, 0, 0};
+  counts.buildable = count(context, schedule_rules(context));
+  const bool own_tiles_vary = std::any_of(variables.begin(), variables.end(), [](const Variable& variable) {
+    return descriptor_of(variable.field).stage.has_value();
+  });
+  if (!own_tiles_vary) {
+    FieldMask varied = 0;
+    for (const Variable& variable : variables) varied |= field_bit(variable.field);
+    std::vector<Rule> rules = schedule_rules(context);
+    for (const Rule& rule : canonical_rules(varied, base, context)) rules.push_back(rule);
+    counts.distinct = count(context, std::move(rules));
+  } else if (counts.buildable <= most_visits) {
+    std::set<std::string> names;
+    for_each_legal(
+        direction, shape, numerics, machine,
+        [&](const Schedule& schedule) {
+          names.insert(to_text(canonical(schedule, direction, shape, numerics, machine)));
+          return true;
+        },
+        limits);
+    counts.distinct = names.size();
+  }
+  return counts;
+}
+
+std::vector<std::string> space_values(Direction direction, const LayerShape& shape, const Numerics& numerics,
+                                      const Machine& machine, const SpaceLimits& limits) {
+  std::vector<std::string> lines;
+  for (const Variable& variable : variables_of(limits, rule_context(direction, shape, numerics, machine))) {
+    std::string line = name_of(variable.field) + ":";
+    for (const std::optional<int> value : variable.values) {
+      line += (line.back() == ':' ? " " : ", ") +
+              (value ? value_text(descriptor_of(variable.field).field, *value) : std::string("none of its own"));
+    }
+    lines.push_back(std::move(line));
+  }
+  return lines;
 }
 
 Schedule sample_legal(uint64_t seed, Direction direction, const LayerShape& shape, const Numerics& numerics,

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,22 @@ void for_each_legal(Direction direction, const LayerShape& shape, const Numerics
 // How many visits for_each_legal() makes, without making them; 2^64 - 1 stands for that many or more.
 uint64_t count_legal(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
                      const SpaceLimits& limits = {});
+
+// Three sizes of the same space.
+struct SpaceCounts {
+  uint64_t legal = 0;                // by the rules of every engine
+  uint64_t buildable = 0;            // legal on this machine's engine, which has a kernel: all that run
+  std::optional<uint64_t> distinct;  // of those, how many differ in their canonical() ones
+};
+
+// Counts without visiting, where it can: exact, not an estimate; 2^64 - 1 stands for that many or more. Where stages'
+// own tile fields vary, `distinct` is counted by visiting all that are buildable, and left out above `most_visits`.
+SpaceCounts count_space(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
+                        const SpaceLimits& limits = {}, uint64_t most_visits = 1'000'000);
+
+// The values that the fields of the space take, as "field: value, value, ...", a line each.
+std::vector<std::string> space_values(Direction direction, const LayerShape& shape, const Numerics& numerics,
+                                      const Machine& machine, const SpaceLimits& limits = {});
 
 // One legal schedule, the same for the same arguments everywhere. Every value of every field that can be legal here is
 // drawn by some seed, also those that for_each_legal() leaves out; a stage's own tile fields are given in a small share

@@ -139,7 +139,29 @@ def write_tuned():
     write("tuned", "later_format", json.dumps({"format": 2, "schedules": []}))
 
 
+def write_machine():
+    machine = json.loads((CORPUS.parent.parent.parent / "machines" / "h200.json").read_text())
+
+    def shorten(value):  # below the longest input of scripts/fuzz.sh
+        if isinstance(value, dict):
+            return {key: "x" if key == "from" else shorten(one) for key, one in value.items()}
+        return [shorten(one) for one in value] if isinstance(value, list) else value
+
+    machine = shorten(machine)
+    machine["links"][0]["rates"] = machine["links"][0]["rates"][:1]
+    text = json.dumps(machine, separators=(",", ":"))
+    write("machine", "whole", text)
+    write("machine", "truncated", text[:1000])
+    write("machine", "tomorrow", text.replace('"version":1', '"version":2'))
+    write("machine", "negative", text.replace('"value":132', '"value":-132'))
+    write("machine", "huge", text.replace('"value":132', '"value":1e400'))
+    write("machine", "unknown_stage", text.replace('"reduce"', '"lunch"'))
+    write("machine", "twice", '{"name":"a",' + text[1:])
+    write("machine", "deep", "[" * 4000)
+
+
 if __name__ == "__main__":
+    write_machine()
     write_npy()
     write_safetensors()
     write_schedule()

@@ -17,7 +17,12 @@ constexpr int64_t kLongestRandomDelayNs = 200'000;
 }  // namespace
 
 Agent::Agent(Call& call, int rank, int worker, AgentRole role, uint64_t seed)
-    : call_(call), program_(call.program.rank(rank)), worker_(worker), role_(role), random_(seed) {
+    : call_(call),
+      program_(call.program.rank(rank)),
+      worker_(worker),
+      role_(role),
+      random_(seed),
+      walk_(program_, worker, role) {
   scratch_.ring.configure(call.schedule.comm.chunk_bytes, call.schedule.comm.stages);
 }
 
@@ -42,103 +47,41 @@ bool Agent::delayed() {
   return delayed_until_ns_ > 0 && call_.now_ns() < delayed_until_ns_;
 }
 
-void Agent::enter_list(ListKind kind) {
-  list_length_ = walks_list(program_, launch_, worker_, role_, kind) ? list_length(program_, launch_, kind) : 0;
-  list_index_ = 0;
-  list_begin_ = 0;
-  in_gemm_queues_ = false;
-  pair_role_ = PairRole::kNone;
-  if (kind != ListKind::kCompute || list_length_ == 0) return;
-  if (program_.cluster == 2) enter_pair();
-  in_gemm_queues_ = has_gemm_queues(program_, launch_);
-  if (!in_gemm_queues_) return;
-  queues_ = gemm_queues(program_, launch_);
-  queue_walk_ = begin_walk(program_, launch_, worker_, queues_);
-  list_begin_ = gemm_positions(program_, queues_);
-}
-
-void Agent::enter_pair() {
-  pair_ = &call_.pair(program_.rank, launch_, worker_);
-  pair_role_ = worker_ % 2 == 0 ? PairRole::kFirst : PairRole::kSecond;
-  if (pair_role_ == PairRole::kFirst) return;
-  pair_->come();
-  call_.wake_up.notify();
-}
-
-void Agent::leave_list() {
-  if (pair_role_ == PairRole::kFirst) {
-    pair_->end();
-    call_.wake_up.notify();
-  }
-  pair_role_ = PairRole::kNone;
-  ++list_;
-  list_length_ = -1;
-}
-
-bool Agent::next_in_gemm_queues() {
-  struct Counters {
-    std::atomic<uint32_t>* of_queue[2];
-    std::atomic<uint32_t>& of(GemmQueue queue) const { return *of_queue[static_cast<int>(queue)]; }
-    int64_t taken(GemmQueue queue) const { return of(queue).load(std::memory_order_relaxed); }
-    int64_t take(GemmQueue queue) { return of(queue).fetch_add(1, std::memory_order_relaxed); }
-  } counters{};
-  for (const GemmQueue queue : {GemmQueue::kFirst, GemmQueue::kSecond}) {
-    counters.of_queue[static_cast<int>(queue)] = &call_.signals[program_.rank].counter(
-        call_.layout, call_.epoch, CounterSpace::kTickets, ticket_counter(launch_, queue));
-  }
-  const GemmTicket ticket = take_gemm_ticket(program_, queues_, queue_walk_, counters);
-  if (!ticket.found) return false;
-  const int64_t position = ticket.index * program_.cluster;
-  task_ = segment_task(program_, ticket.segment, position);
-  if (pair_role_ == PairRole::kFirst) partners_task_ = segment_task(program_, ticket.segment, position + 1);
-  return true;
-}
-
-// In a pair a ticket is for two positions.
-int64_t Agent::take_position(ListKind kind) {
-  if (!program_.dynamic) {
-    return static_position(program_, participants_of(program_, launch_, kind), worker_, list_index_++);
-  }
-  const int64_t ticket = call_.signals[program_.rank]
-                             .counter(call_.layout, call_.epoch, CounterSpace::kTickets, ticket_counter(launch_, kind))
-                             .fetch_add(1, std::memory_order_relaxed);
-  return list_begin_ + ticket * (pair_role_ == PairRole::kFirst ? 2 : 1);
-}
-
-bool Agent::next_position(ListKind kind) {
-  const int64_t position = take_position(kind);
-  if (position >= list_length_) return false;
-  task_ = list_task(program_, launch_, kind, position);
-  if (pair_role_ == PairRole::kFirst) partners_task_ = list_task(program_, launch_, kind, position + 1);
-  return true;
-}
-
-bool Agent::next_in_list(ListKind kind) {
-  if (list_length_ == 0) return false;
-  if (in_gemm_queues_) {
-    if (next_in_gemm_queues()) return true;
-    in_gemm_queues_ = false;
-  }
-  return next_position(kind);
-}
-
 bool Agent::fetch() {
-  for (; list_ < kListKinds; leave_list()) {
-    const ListKind kind = static_cast<ListKind>(list_);
-    if (list_length_ < 0) enter_list(kind);
-    if (pair_role_ == PairRole::kSecond) {
-      waits_.assign(1, {&pair_->handed(), pair_->taken() + 1, false, "tiles handed over", worker_ / 2});
-      satisfied_ = 0;
-      pending_ = Pending::kHandedOver;
-      return true;
+  struct Counters {
+    Agent& agent;
+    std::atomic<uint32_t>& of(int64_t counter) const {
+      Call& call = agent.call_;
+      return call.signals[agent.program_.rank].counter(call.layout, call.epoch, CounterSpace::kTickets, counter);
     }
-    while (next_in_list(kind)) {
-      if (!task_.has_tile() && pair_role_ == PairRole::kNone) continue;
-      wait_for_tiles();
-      return true;
+    int64_t taken(int64_t counter) const { return of(counter).load(std::memory_order_relaxed); }
+    int64_t take(int64_t counter) { return of(counter).fetch_add(1, std::memory_order_relaxed); }
+  };
+  for (;;) {
+    switch (walk_.next(Counters{*this})) {
+      case AgentWalk::Step::kTask:
+        task_ = walk_.task();
+        if (walk_.leads_pair()) pair_ = &call_.pair(program_.rank, walk_.launch(), worker_);
+        wait_for_tiles();
+        return true;
+      case AgentWalk::Step::kPairBegins:
+        pair_ = &call_.pair(program_.rank, walk_.launch(), worker_);
+        pair_->come();
+        call_.wake_up.notify();
+        break;
+      case AgentWalk::Step::kHandedOver:
+        waits_.assign(1, {&pair_->handed(), pair_->taken() + 1, false, "tiles handed over", worker_ / 2});
+        satisfied_ = 0;
+        pending_ = Pending::kHandedOver;
+        return true;
+      case AgentWalk::Step::kPairEnds:
+        call_.pair(program_.rank, walk_.launch(), worker_).end();
+        call_.wake_up.notify();
+        break;
+      case AgentWalk::Step::kLaunchEnds:
+        return false;
     }
   }
-  return false;
 }
 
 // Neither worker of a pair begins before the other can.
@@ -146,8 +89,8 @@ void Agent::wait_for_tiles() {
   waits_.clear();
   satisfied_ = 0;
   collect_waits(task_);
-  if (pair_role_ == PairRole::kFirst) {
-    collect_waits(partners_task_);
+  if (walk_.leads_pair()) {
+    collect_waits(walk_.partners_task());
     waits_.push_back({&pair_->room(), pair_->handed().load(std::memory_order_relaxed) + 1, false,
                       "tiles that may be handed over", worker_ / 2});
   }
@@ -155,8 +98,8 @@ void Agent::wait_for_tiles() {
 }
 
 void Agent::begin_tile(std::vector<TileEvent>& events) {
-  if (pair_role_ == PairRole::kFirst) {
-    pair_->hand_over(partners_task_);
+  if (walk_.leads_pair()) {
+    pair_->hand_over(walk_.partners_task());
     call_.wake_up.notify();
   }
   if (task_.has_tile()) run(events);
@@ -166,7 +109,7 @@ void Agent::take_handed_over(std::vector<TileEvent>& events) {
   const std::optional<Task> task = pair_->take();
   call_.wake_up.notify();
   if (!task) {
-    leave_list();
+    walk_.leave_pair();
     return;
   }
   task_ = *task;
@@ -292,14 +235,12 @@ void Agent::store_flags() {
 // The last agent of a rank that leaves the last launch tells all peers that the rank is done with their memory.
 void Agent::finish_launch() {
   RankSignals& own = call_.signals[program_.rank];
-  std::atomic<uint32_t>& agents = own.counter(call_.layout, call_.epoch, CounterSpace::kAgentsFinished, launch_);
+  std::atomic<uint32_t>& agents = own.counter(call_.layout, call_.epoch, CounterSpace::kAgentsFinished, walk_.launch());
   const uint32_t all = static_cast<uint32_t>(program_.workers * kAgentRoles);
   const bool last = agents.fetch_add(1, std::memory_order_acq_rel) + 1 == all;
-  ++launch_;
-  list_ = 0;
-  list_length_ = -1;
+  walk_.next_launch();
   if (!finished()) {
-    waits_.assign(1, {&agents, all, false, counter_name(CounterSpace::kAgentsFinished), launch_ - 1});
+    waits_.assign(1, {&agents, all, false, counter_name(CounterSpace::kAgentsFinished), walk_.launch() - 1});
     satisfied_ = 0;
     pending_ = Pending::kNextLaunch;
   } else if (last) {
@@ -317,7 +258,7 @@ std::string Agent::describe_wait() const {
   std::string what = fmt::format("stage {}, tile (expert {}, m {}, n {})", stage_name(task_.stage, program_.direction),
                                  task_.expert, task_.m, task_.n);
   if (pending_ == Pending::kHandedOver) what = "the next tile of a pair";
-  if (pending_ == Pending::kNextLaunch) what = fmt::format("start of launch {}", launch_);
+  if (pending_ == Pending::kNextLaunch) what = fmt::format("start of launch {}", walk_.launch());
   return fmt::format("rank {}, worker {}, {} waits for {} {}[{}]: expected {}, seen {}", program_.rank, worker_, what,
                      wait.is_flag ? "flag" : "counter", wait.name, wait.index, wait.expected,
                      wait.word->load(std::memory_order_relaxed));

@@ -4,7 +4,7 @@
 
 #include "engine/cpu/random.h"
 #include "engine/cpu/tile_work.h"
-#include "program/gemm_queues.h"
+#include "program/walk.h"
 
 namespace uniep::cpu {
 
@@ -18,7 +18,7 @@ class Agent {
   enum class Progress { kRan, kBlocked, kFinished };
   Progress step(std::vector<TileEvent>& events);
 
-  bool finished() const { return launch_ == program_.launches; }
+  bool finished() const { return walk_.finished(); }
   bool waits_for_tile() const { return pending_ == Pending::kTile; }
   // Says what the agent waits for: rank, stage, tile, counter, expected and seen.
   std::string describe_wait() const;
@@ -38,18 +38,10 @@ class Agent {
     kHandedOver,  // the pair's first worker has handed over the next tile
     kNextLaunch,  // the rank's other agents have left the launch
   };
-  enum class PairRole { kNone, kFirst, kSecond };
 
   // Finds the next task of the queue, or whom to ask for it, and what to wait for; false when the launch's lists are
   // walked.
   bool fetch();
-  void enter_list(ListKind kind);
-  void enter_pair();
-  void leave_list();
-  bool next_in_list(ListKind kind);  // the next task of one list, which may be a position without a tile
-  bool next_in_gemm_queues();
-  bool next_position(ListKind kind);
-  int64_t take_position(ListKind kind);
   void wait_for_tiles();
   void collect_waits(const Task& task);
   bool waits_hold();
@@ -69,20 +61,11 @@ class Agent {
   Random random_;
   AgentScratch scratch_;
 
-  int launch_ = 0;
-  int list_ = 0;              // the list being walked
-  int64_t list_index_ = 0;    // static queues: how many of its tiles this agent has had
-  int64_t list_length_ = -1;  // of the current list; -1: not entered yet
-  int64_t list_begin_ = 0;    // dynamic: positions before this one are those of the GEMM queues
-  bool in_gemm_queues_ = false;
-  GemmQueues queues_{};
-  GemmQueueWalk queue_walk_{};
-  PairRole pair_role_ = PairRole::kNone;  // in the list being walked
+  AgentWalk walk_;
   WorkerPair* pair_ = nullptr;
 
   Pending pending_ = Pending::kNothing;
   Task task_{};
-  Task partners_task_{};  // of a pair's first worker: what it hands over
   std::vector<PendingWait> waits_;
   std::size_t satisfied_ = 0;  // waits_ before this one hold
   int64_t wait_begin_ns_ = 0;

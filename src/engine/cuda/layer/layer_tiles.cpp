@@ -2,10 +2,18 @@
 
 #include <string>
 
+#include "engine/cuda/device/placement_tables.h"
+#include "engine/cuda/device/rank_call.h"
+#include "engine/cuda/device/signals.h"
 #include "program/build.h"
+#include "program/buildable.h"
 #include "uniep/error.h"
 
 namespace uniep::cuda {
+
+static_assert(kMostBuiltRanks == kMostCudaRanks && kMostBuiltSlots == kMostCudaSlots &&
+              kMostBuiltExperts == kMostPlaceExperts);
+
 namespace {
 
 FilledGradients filled_by(const Numerics& numerics) {

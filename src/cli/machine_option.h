@@ -1,0 +1,16 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "sim/machine.h"
+
+namespace uniep::cli {
+
+// --machine NAME|FILE into `name`.
+void add_machine_option(CLI::App& app, std::string& name);
+
+// A machine that is in the library, or the description in a file. Throws Error that names the option.
+sim::MachineDescription load_machine(const std::string& name);
+
+}  // namespace uniep::cli

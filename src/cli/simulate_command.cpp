@@ -1,0 +1,197 @@
+#include "cli/simulate_command.h"
+
+#include <fmt/format.h>
+
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "cli/layer_options.h"
+#include "cli/machine_option.h"
+#include "cli/options.h"
+#include "cli/output_file.h"
+#include "cli/trace_compare.h"
+#include "cli/trace_file.h"
+#include "io/file.h"
+#include "io/quote.h"
+#include "sim/simulate.h"
+
+namespace uniep::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct SimulateCommandOptions {
+  LayerOptions layer;
+  Direction direction = Direction::kForward;
+  std::string machine = sim::kDefaultMachine;
+  sim::State state = sim::State::kSustained;
+  bool one_rank = false;
+  std::string trace, against, json;
+};
+
+const char* direction_name(Direction direction) {
+  return direction == Direction::kForward ? "forward" : "backward";
+}
+
+double rounded(double value) {
+  return std::stod(fmt::format("{:.6g}", value));
+}
+
+Json summary_json(const TraceSummary& summary) {
+  Json json;
+  json["begin_ms"] = rounded(summary.begin_ms);
+  json["waits_ms"] = rounded(summary.waits_ms);
+  json["end_ms"] = rounded(summary.end_ms);
+  json["stages"] = Json::object();
+  for (const auto& [name, stage] : summary.stages) {
+    json["stages"][name] = {{"tiles", stage.tiles},
+                            {"tile_us", rounded(stage.mean_us)},
+                            {"begin_ms", rounded(stage.begin_ms)},
+                            {"end_ms", rounded(stage.end_ms)}};
+  }
+  return json;
+}
+
+Json report_json(const SimulateCommandOptions& options, const Schedule& schedule, const sim::Simulated& result) {
+  Json json;
+  json["ms"] = rounded(result.ms);
+  json["ms_per_rank"] = Json::array();
+  for (const double ms : result.ms_per_rank) json["ms_per_rank"].push_back(rounded(ms));
+  json["bound_ms"] = rounded(result.limits.bound_ms());
+  json["limits"] = result.limits.name();
+  json["limits_ms"] = {{"gemm", rounded(result.limits.gemm_ms)},
+                       {"links", rounded(result.limits.links_ms)},
+                       {"memory", rounded(result.limits.memory_ms)},
+                       {"begin and end", rounded(result.limits.begin_end_ms)}};
+  json["clock_ghz"] = rounded(result.clock_ghz);
+  json["stages"] = Json::object();
+  for (const auto& [name, stage] : result.stages) {
+    json["stages"][name] = {
+        {"begin_ms", rounded(stage.begin_ms)}, {"end_ms", rounded(stage.end_ms)}, {"busy_ms", rounded(stage.busy_ms)}};
+  }
+  json["direction"] = direction_name(options.direction);
+  json["schedule"] = Json::parse(to_json(schedule));
+  json["machine"] = options.machine;
+  return json;
+}
+
+std::string side_by_side(const TraceSummary& measured, const TraceSummary& simulated) {
+  std::string text = fmt::format("\n{:<24}{:>12}{:>12}{:>10}\n", "", "timeline", "simulated", "ratio");
+  const auto line = [&](const std::string& what, double a, double b) {
+    text += fmt::format("{:<24}{:>12.4g}{:>12.4g}{:>10}\n", what, a, b, a > 0 ? fmt::format("{:.3f}", b / a) : "-");
+  };
+  line("first GEMM tile, ms", measured.begin_ms, simulated.begin_ms);
+  for (const auto& [name, stage] : measured.stages) {
+    const TracedStage& other = simulated.stages.at(name);
+    line(name + ": tiles", static_cast<double>(stage.tiles), static_cast<double>(other.tiles));
+    line(name + ": a tile, us", stage.mean_us, other.mean_us);
+    line(name + ": end, ms", stage.end_ms, other.end_ms);
+  }
+  line("waits of a worker, ms", measured.waits_ms, simulated.waits_ms);
+  line("end, ms", measured.end_ms, simulated.end_ms);
+  return text;
+}
+
+void print(const SimulateCommandOptions& options, const sim::Simulated& result) {
+  std::cout << fmt::format("{} on {}: {:.3f} ms at {:.2f} GHz; bound {:.3f} ms by {}\n",
+                           direction_name(options.direction), options.machine, result.ms, result.clock_ghz,
+                           result.limits.bound_ms(), result.limits.name());
+  for (const auto& [name, stage] : result.stages) {
+    std::cout << fmt::format("  {:<10} {:8.3f} to {:8.3f} ms, a worker busy {:8.3f} ms\n", name, stage.begin_ms,
+                             stage.end_ms, stage.busy_ms);
+  }
+}
+
+int run_simulate(const SimulateCommandOptions& options) {
+  const sim::MachineDescription machine = load_machine(options.machine);
+  const LayerOptions& layer = options.layer;
+  if (layer.engine == EngineKind::kCpu) refuse_value("--engine", "cpu", "cuda or auto: the machine's engine is timed");
+  if (layer.ranks > machine.most_ranks()) {
+    refuse_value("--ranks", std::to_string(layer.ranks),
+                 fmt::format("at most {}, which {} links", machine.most_ranks(), machine.name));
+  }
+  Machine target = sim::schedule_machine(machine, layer.ranks);
+  if (layer.workers > target.workers) {
+    refuse_value("--workers", std::to_string(layer.workers), fmt::format("at most {}", target.workers));
+  }
+  if (layer.workers > 0) target.workers = layer.workers;
+  const Schedule schedule = layer.resolved(options.direction, target);
+  std::optional<Trace> other;
+  if (!options.against.empty()) {
+    other =
+        naming_option("--against", [&] { return parse_trace(io::read_text_file(options.against), options.against); });
+  }
+  OutputFile trace_file("--trace", options.trace);
+  const bool json_to_stdout = options.json == "-";
+  OutputFile json_file("--json", json_to_stdout ? "" : options.json);
+
+  const Placement placement = place_ids(layer, make_ids(layer));
+  ProgramRequest request = sim::simulated_request(layer.shape, layer.numerics, schedule, options.direction, machine);
+  request.workers = target.workers;
+  const Program program(request, placement.state());
+  sim::SimulateOptions how;
+  how.state = options.state;
+  how.one_rank = options.one_rank;
+  how.record = !options.trace.empty() || other.has_value();
+  const sim::Simulated result = sim::simulate(program, machine, how);
+
+  Json json = report_json(options, schedule, result);
+  std::string compared;
+  const std::string call = direction_name(options.direction);
+  if (how.record) {
+    const TracedCall traced{call, sim::tile_events(program, result.timeline)};
+    const std::string title = fmt::format("simulated: {}, {} ranks, {}", machine.title, layer.ranks, to_text(schedule));
+    const std::string text = trace_json(title, std::span(&traced, 1));
+    if (other) {
+      const TraceSummary simulated = summarize(parse_trace(text, "simulated"), call, "simulated");
+      const TraceSummary measured = naming_option("--against", [&] {
+        const TraceSummary read = summarize(*other, call, options.against);
+        const std::string differs = differing_program(read, simulated);
+        if (!differs.empty()) {
+          throw Error(Status::kInvalidArgument,
+                      fmt::format("{} is of something else: {}", io::quote_path(options.against), differs));
+        }
+        return read;
+      });
+      json["against"] = {{"timeline", summary_json(measured)}, {"simulated", summary_json(simulated)}};
+      compared = side_by_side(measured, simulated);
+    }
+    if (!options.trace.empty()) trace_file.write(text);
+  }
+  if (json_to_stdout) {
+    std::cout << json.dump(2) << '\n';
+    return 0;
+  }
+  if (!options.json.empty()) json_file.write(json.dump(2) + "\n");
+  print(options, result);
+  std::cout << compared;
+  return 0;
+}
+
+}  // namespace
+
+void add_simulate_command(CLI::App& app, std::function<int()>& action) {
+  CLI::App* command = app.add_subcommand("simulate", "Time a layer's schedule on a machine without running it");
+  const auto options = std::make_shared<SimulateCommandOptions>();
+  add_shape_option(*command, options->layer);
+  add_layer_options(*command, options->layer);
+  add_machine_option(*command, options->machine);
+  add_word_option<Direction>(*command, "--direction", options->direction,
+                             {{"forward", Direction::kForward}, {"backward", Direction::kBackward}},
+                             "direction that is simulated (default forward)");
+  add_word_option<sim::State>(*command, "--state", options->state,
+                              {{"sustained", sim::State::kSustained}, {"paused", sim::State::kPaused}},
+                              "clocks: one call after the other, or after pauses (default sustained)");
+  command->add_flag("--one-rank", options->one_rank, "one rank stands for all: many times faster, for uniform routing");
+  command->add_option("--trace", options->trace, "timeline as Perfetto JSON")->type_name("FILE");
+  command->add_option("--against", options->against, "timeline of an engine to lay beside the simulated one")
+      ->type_name("TRACE");
+  command->add_option("--json", options->json, "report as JSON; -: on standard output")->type_name("FILE|-");
+  command->callback([options, &action] { action = [options] { return run_simulate(*options); }; });
+}
+
+}  // namespace uniep::cli

@@ -1,0 +1,40 @@
+#include "program/buildable.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "program/schedule_rules.h"
+
+namespace uniep {
+
+std::vector<std::string> engine_limits(const LayerShape& shape, const Numerics& numerics, const Machine& machine) {
+  std::vector<std::string> reasons;
+  if (machine.engine != EngineKind::kCuda) return reasons;
+  const auto require = [&](const char* name, int64_t value, int64_t most, const char* does) {
+    if (value > most) reasons.push_back(fmt::format("{}={}: the cuda engine {} up to {}", name, value, does, most));
+  };
+  require("ranks", machine.ranks, kMostBuiltRanks, "runs");
+  require("experts", shape.experts, kMostBuiltExperts, "places");
+  require("topk", shape.topk, kMostBuiltSlots, "sums");
+  require("combine_groups", numerics.combine_groups, kMostBuiltSlots, "sums");
+  return reasons;
+}
+
+std::vector<std::string> buildable(const Schedule& schedule, Direction direction, const LayerShape& shape,
+                                   const Numerics& numerics, const Machine& machine, bool processes) {
+  std::vector<std::string> reasons = engine_limits(shape, numerics, machine);
+  const RuleContext context = rule_context(direction, shape, numerics, machine);
+  for (const Rule& rule : kernel_rules(context)) {
+    if (rule.holds(schedule, context, rule.stage)) continue;
+    std::string reason = rule.explain(schedule, context, rule.stage);
+    if (std::find(reasons.begin(), reasons.end(), reason) == reasons.end()) reasons.push_back(std::move(reason));
+  }
+  if (context.cuda && processes && schedule.dispatch.transport == DispatchTransport::kPush) {
+    reasons.emplace_back(
+        "dispatch.transport=push: with a process a rank no peer reaches a rank's expert rows; legal is pull");
+  }
+  return reasons;
+}
+
+}  // namespace uniep

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "uniep/schedule.h"
+
+namespace uniep {
+
+// What the cuda engine runs at most.
+inline constexpr int kMostBuiltRanks = 8;
+inline constexpr int kMostBuiltSlots = 32;      // of a token, or combine groups
+inline constexpr int kMostBuiltExperts = 2048;  // of all ranks
+
+// Why an engine has no kernel for a legal Schedule, in words as validate() has them; empty when it has. Needs no GPU.
+// With `processes` a rank is a process, whose expert rows no peer reaches. On the cpu engine everything legal runs.
+// What depends on a call's routing or memory is refused by the call: rows of a rank, and gradients that are given
+// apart.
+std::vector<std::string> buildable(const Schedule& schedule, Direction direction, const LayerShape& shape,
+                                   const Numerics& numerics, const Machine& machine, bool processes = false);
+
+// The part of it that no field of a Schedule changes.
+std::vector<std::string> engine_limits(const LayerShape& shape, const Numerics& numerics, const Machine& machine);
+
+}  // namespace uniep

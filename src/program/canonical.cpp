@@ -1,0 +1,235 @@
+#include "program/canonical.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <utility>
+
+#include "program/build.h"
+
+namespace uniep {
+namespace {
+
+bool is_backward(const RuleContext& c) {
+  return c.direction == Direction::kBackward;
+}
+
+int64_t available(const Schedule& s, const RuleContext& c) {
+  return c.workers - s.comm.reserve_sms;
+}
+
+// Workers that go together: as the engine has it, whatever the field says.
+int cluster_of(const Schedule& s, const RuleContext& c) {
+  return c.cuda ? s.tile_of(stages_of(c.direction).front()).cluster : 1;
+}
+
+// Whether the order of anything depends on waves: both GEMMs in one launch; pushes, which are one wave ahead of the
+// receiver; or both weight gradients in one launch, which alternate.
+bool goes_by_waves(const Schedule& s, const RuleContext& c) {
+  if (s.fusion == Fusion::kLayer || s.dispatch.transport == DispatchTransport::kPush) return true;
+  return is_backward(c) && s.fusion != Fusion::kNone && s.save_xg == SaveXg::kKeep;
+}
+
+bool mixes(const Schedule& s, const RuleContext& c) {
+  return s.fusion == Fusion::kLayer && s.order.interleave == Interleave::kMixed &&
+         s.order.experts_per_wave < c.local_experts;
+}
+
+int waves(const Schedule& s, const RuleContext& c) {
+  return goes_by_waves(s, c) ? s.order.experts_per_wave : static_cast<int>(c.local_experts);
+}
+int interleave(const Schedule& s, const RuleContext& c) {
+  return static_cast<int>(mixes(s, c) ? Interleave::kMixed : Interleave::kPhased);
+}
+int queue(const Schedule& s, const RuleContext& c) {
+  const bool alone = available(s, c) == 1 && !mixes(s, c);
+  return static_cast<int>(alone ? QueueKind::kStatic : s.queue);
+}
+int source_rotation(const Schedule& s, const RuleContext& c) {
+  return s.order.source_rotation || c.ranks == 1 ? 1 : 0;
+}
+int dedup(const Schedule& s, const RuleContext& c) {
+  return s.dispatch.dedup || c.topk == 1 || c.local_experts == 1 ? 1 : 0;
+}
+int raster(const Schedule& s, const RuleContext& c) {
+  const int cluster = cluster_of(s, c);
+  return std::max(1, s.order.raster / cluster) * cluster;
+}
+int chunk_bytes(const Schedule& s, const RuleContext& c) {
+  constexpr int64_t kSmallest = 512;
+  const auto row = static_cast<uint64_t>(std::max(kSmallest, c.hidden * 2));
+  return static_cast<int>(std::min<uint64_t>(s.comm.chunk_bytes, std::bit_ceil(row)));
+}
+int column_chunks(const Schedule& s, const RuleContext& c) {
+  const int given = s.combine.column_chunks;
+  return std::min<int>(given, static_cast<int>(column_chunk_bounds(c.hidden, given).size()) - 1);
+}
+int wgrad(const Schedule& s, const RuleContext& c) {
+  return static_cast<int>(is_backward(c) ? s.wgrad : WgradOrder::kAfter);
+}
+int save_xg(const Schedule& s, const RuleContext& c) {
+  return static_cast<int>(is_backward(c) ? s.save_xg : SaveXg::kKeep);
+}
+int cluster(const Schedule& s, const RuleContext& c) {
+  return c.cuda ? s.tile.cluster : 1;
+}
+int pipeline(const Schedule& s, const RuleContext& c) {
+  return static_cast<int>(c.cuda ? s.tile.pipeline : Pipeline::kCooperative);
+}
+
+constexpr FieldMask bits(std::initializer_list<FieldId> fields) {
+  FieldMask mask = 0;
+  for (const FieldId field : fields) mask |= field_bit(field);
+  return mask;
+}
+
+// The value that a field gets, by what the Schedule says, not by what other fields get.
+struct Step {
+  FieldId field;
+  FieldMask reads;  // beside the field
+  int (*value)(const Schedule&, const RuleContext&);
+  const char* why;
+};
+
+constexpr std::array kSteps{
+    Step{kDispatchDedup, 0, dedup, "no token has two experts on a rank"},
+    Step{kCommChunkBytes, 0, chunk_bytes, "a row is no longer than that"},
+    Step{kOrderExpertsPerWave, bits({kFusion, kDispatchTransport, kSaveXg}), waves,
+         "nothing goes by waves without fusion=layer, push or weight gradients that alternate"},
+    Step{kOrderInterleave, bits({kFusion, kOrderExpertsPerWave}), interleave, "there is one wave"},
+    Step{kOrderSourceRotation, 0, source_rotation, "there is one rank"},
+    Step{kOrderRaster, bits({kTileCluster}), raster, "row blocks go in whole clusters"},
+    Step{kQueue, bits({kFusion, kOrderInterleave, kOrderExpertsPerWave, kCommReserveSms}), queue,
+         "one worker takes everything in order"},
+    Step{kTileCluster, 0, cluster, "the cpu engine ignores it"},
+    Step{kTilePipeline, 0, pipeline, "the cpu engine ignores it"},
+    Step{kCombineColumnChunks, 0, column_chunks, "the other chunks would be empty"},
+    Step{kBackwardWgrad, 0, wgrad, "forward ignores it"},
+    Step{kSaveXg, 0, save_xg, "forward takes as long either way"},
+};
+
+bool is_tile_field_ignored(FieldId field, const RuleContext& c) {
+  return !c.cuda && (field == kTileCluster || field == kTilePipeline);
+}
+
+// The common tile is the first stage's; the others have a value of their own where theirs differs.
+void unite_tiles(Schedule& schedule, const RuleContext& c) {
+  const std::vector<GemmStage> stages = stages_of(c.direction);
+  const Schedule given = schedule;
+  const auto own = [](GemmStage stage, int tile_field) { return stage_field(stage, static_cast<FieldId>(tile_field)); };
+  for (int field = kTileM; field <= kTilePipeline; ++field) {
+    const auto value_of = [&](GemmStage stage) {
+      const std::optional<int> value = descriptor_of(own(stage, field)).get(given);
+      return value ? *value : descriptor_of(field).get(given).value();
+    };
+    for (int stage = 0; stage < kGemmStageCount; ++stage) {
+      descriptor_of(own(static_cast<GemmStage>(stage), field)).set(schedule, std::nullopt);
+    }
+    if (is_tile_field_ignored(static_cast<FieldId>(field), c)) continue;
+    const int common = value_of(stages.front());
+    descriptor_of(field).set(schedule, common);
+    for (const GemmStage stage : stages) {
+      if (value_of(stage) != common) descriptor_of(own(stage, field)).set(schedule, value_of(stage));
+    }
+  }
+}
+
+std::string with_value(int field, const Schedule& schedule) {
+  const std::optional<int> value = descriptor_of(field).get(schedule);
+  return name_of(field) + "=" + (value ? value_text(descriptor_of(field).field, *value) : "(none)");
+}
+
+Schedule canonical_in(const Schedule& schedule, const RuleContext& c) {
+  Schedule result = schedule;
+  unite_tiles(result, c);
+  for (const Step& step : kSteps) {
+    const bool is_tile = (field_bit(step.field) & tile_mask()) != 0;
+    if (!is_tile || is_tile_field_ignored(step.field, c)) {
+      descriptor_of(step.field).set(result, step.value(schedule, c));
+    }
+  }
+  return result;
+}
+
+template <std::size_t kStep>
+bool keeps(const Schedule& s, const RuleContext& c, GemmStage) {
+  constexpr const Step& step = kSteps[kStep];
+  return descriptor_of(step.field).get(s) == step.value(s, c);
+}
+
+template <std::size_t... kStep>
+void add_rules(std::vector<Rule>& rules, FieldMask varied, std::index_sequence<kStep...>) {
+  const auto add = [&](const Step& step, bool (*holds)(const Schedule&, const RuleContext&, GemmStage)) {
+    if ((varied & field_bit(step.field)) != 0) rules.push_back({field_bit(step.field) | step.reads, {}, holds, {}});
+  };
+  (add(kSteps[kStep], keeps<kStep>), ...);
+}
+
+// A common tile field that no stage reads: its first value stands for all.
+template <int kField>
+bool is_first_value(const Schedule& s, const RuleContext&, GemmStage) {
+  return descriptor_of(kField).get(s) == legal_values(descriptor_of(kField).field).front();
+}
+
+template <int kField>
+void add_unread_rule(std::vector<Rule>& rules, FieldMask varied, const Schedule& base, const RuleContext& c) {
+  const std::vector<GemmStage> stages = stages_of(c.direction);
+  const bool is_read = std::any_of(stages.begin(), stages.end(), [&](GemmStage stage) {
+    return !descriptor_of(stage_field(stage, static_cast<FieldId>(kField))).get(base);
+  });
+  if (is_read || (varied & field_bit(kField)) == 0 || is_tile_field_ignored(static_cast<FieldId>(kField), c)) return;
+  rules.push_back({field_bit(kField), {}, is_first_value<kField>, {}});
+}
+
+}  // namespace
+
+Schedule canonical(const Schedule& schedule, Direction direction, const LayerShape& shape, const Numerics& numerics,
+                   const Machine& machine) {
+  return canonical_in(schedule, rule_context(direction, shape, numerics, machine));
+}
+
+std::vector<std::string> canonical_reasons(const Schedule& schedule, Direction direction, const LayerShape& shape,
+                                           const Numerics& numerics, const Machine& machine) {
+  const Schedule result = canonical(schedule, direction, shape, numerics, machine);
+  std::vector<std::string> reasons;
+  for (int field = 0; field < kFieldCount; ++field) {
+    const FieldDescriptor& descriptor = descriptor_of(field);
+    if (descriptor.get(schedule) == descriptor.get(result)) continue;
+    const auto step =
+        std::find_if(kSteps.begin(), kSteps.end(), [field](const Step& candidate) { return candidate.field == field; });
+    const bool is_tile = descriptor.stage || (field_bit(field) & tile_mask()) != 0;
+    const char* const why = is_tile ? "the stages have these tiles either way" : step->why;
+    reasons.push_back(fmt::format("{} is {}: {}", with_value(field, schedule), with_value(field, result), why));
+  }
+  return reasons;
+}
+
+std::vector<std::string> canonical_differences(const Schedule& one, const Schedule& other, Direction direction,
+                                               const LayerShape& shape, const Numerics& numerics,
+                                               const Machine& machine) {
+  const Schedule a = canonical(one, direction, shape, numerics, machine);
+  const Schedule b = canonical(other, direction, shape, numerics, machine);
+  std::vector<std::string> differences;
+  for (int field = 0; field < kFieldCount; ++field) {
+    if (descriptor_of(field).get(a) == descriptor_of(field).get(b)) continue;
+    differences.push_back(with_value(field, a) + " against " + with_value(field, b));
+  }
+  return differences;
+}
+
+std::vector<Rule> canonical_rules(FieldMask varied, const Schedule& base, const RuleContext& context) {
+  std::vector<Rule> rules;
+  FieldMask steps = varied;
+  if (context.cuda) steps &= ~(field_bit(kTileCluster) | field_bit(kTilePipeline));
+  add_rules(rules, steps, std::make_index_sequence<kSteps.size()>());
+  add_unread_rule<kTileN>(rules, varied, base, context);
+  add_unread_rule<kTileK>(rules, varied, base, context);
+  add_unread_rule<kTileStages>(rules, varied, base, context);
+  add_unread_rule<kTileCluster>(rules, varied, base, context);
+  add_unread_rule<kTilePipeline>(rules, varied, base, context);
+  return rules;
+}
+
+}  // namespace uniep

@@ -1,0 +1,11 @@
+# Writes OUTPUT, a C++ file that holds the machine descriptions FILES, whose names are those of the machines, as text.
+set(text "// Written by embed_machines.cmake.\n#include \"sim/embedded_machines.h\"\n\nnamespace uniep::sim {\n")
+string(APPEND text "\nconst std::vector<EmbeddedMachine>& embedded_machines() {\n  static const std::vector<EmbeddedMachine> machines = {\n")
+foreach(file IN LISTS FILES)
+  get_filename_component(name ${file} NAME_WE)
+  file(READ "${file}" content)
+  string(APPEND text "      {\"${name}\", R\"uniep_machine(${content})uniep_machine\"},\n")
+endforeach()
+string(APPEND text "  };\n  return machines;\n}\n\n}  // namespace uniep::sim\n")
+file(WRITE "${OUTPUT}.new" "${text}")
+file(RENAME "${OUTPUT}.new" "${OUTPUT}")

@@ -1,0 +1,34 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "program/schedule_fields.h"
+#include "sim/embedded_machines.h"
+#include "sim/machine.h"
+#include "uniep/error.h"
+
+namespace uniep::sim {
+
+std::vector<std::string> shipped_machine_names() {
+  std::vector<std::string> names;
+  for (const EmbeddedMachine& machine : embedded_machines()) names.emplace_back(machine.name);
+  return names;
+}
+
+const MachineDescription& shipped_machine(std::string_view name) {
+  static const std::vector<MachineDescription> machines = [] {
+    std::vector<MachineDescription> all;
+    for (const EmbeddedMachine& one : embedded_machines()) all.push_back(parse_machine(one.text, one.name));
+    return all;
+  }();
+  const std::vector<std::string> names = shipped_machine_names();
+  const auto at = std::find(names.begin(), names.end(), name);
+  if (at == names.end()) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("machine: '{}'; must be one of {}, or a file", printable(name), fmt::join(names, ", ")));
+  }
+  return machines[static_cast<std::size_t>(at - names.begin())];
+}
+
+}  // namespace uniep::sim

@@ -1,0 +1,189 @@
+#include "sim/simulate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "sim/event_run.h"
+#include "uniep/error.h"
+
+namespace uniep::sim {
+namespace {
+
+constexpr int kMostRuns = 4;
+constexpr double kCloseEnough = 0.002;  // of a clock
+constexpr double kLeastLoad = 0.3;
+
+// GHz at a call's load, which is the share of the time in which all workers run tiles.
+double clock_of(const Clock& clock, State state, double load, double us) {
+  load = std::clamp(load, kLeastLoad, 1.0);
+  if (state == State::kSustained) {
+    const double sustained = std::max(load * us / (us + clock.rest), 1e-3);
+    return std::min(clock.highest, clock.limit * std::pow(sustained, -clock.limit_exponent));
+  }
+  const double left = std::max(clock.pause_lowest, clock.pause - clock.pause_drop * us * 1e-3);
+  return std::min(clock.highest, left * std::pow(load, -clock.limit_exponent));
+}
+
+// Bytes that go in and out of each rank by links, [level][rank].
+double links_ms(const Program& program, const MachineDescription& machine, const std::vector<RankCosts>& costs,
+                double relayed) {
+  const int ranks = program.ranks();
+  if (ranks == 1) return 0;
+  const bool one = costs.size() == 1;
+  const double row = 2.0 * static_cast<double>(program.request().shape.hidden);
+  std::vector<double> in(machine.links.size() * ranks), out(in.size());
+  for (std::size_t rank = 0; rank < costs.size(); ++rank) {
+    const RankProgram& p = program.rank(static_cast<int>(rank));
+    bool dispatches = false, combines = false;
+    for (int launch = 0; launch < p.launches; ++launch) {
+      dispatches |= p.stages[launch].dispatch;
+      combines |= p.stages[launch].combine;
+    }
+    const auto carry = [&](int from, int to, double bytes) {
+      if (from == to) return;
+      const std::size_t level = machine.level_between(from, to), begin = level * ranks;
+      const LinkRate rate = machine.link_rate(static_cast<int>(level), std::min(ranks, machine.links[level].ranks));
+      const double ms = bytes / (std::max({rate.read, rate.write, rate.both}) * 1e6);
+      in[begin + (one ? 0 : to)] += ms;
+      if (!one) out[begin + from] += ms;
+    };
+    for (int32_t expert = 0; expert < p.local_experts; ++expert) {
+      for (int32_t block = p.block_begin[expert]; block < p.block_begin[expert + 1]; ++block) {
+        const RankCosts::Sources sources = costs[rank].sources(block);
+        for (const PeerRows* source = sources.begin; combines && source != sources.end; ++source) {
+          // With groups a token's rows of one group come back as one.
+          const double share = p.combine_groups > 0 ? 1.0 / p.topk : 1.0;
+          carry(p.rank, source->peer, share * row * source->rows);
+        }
+      }
+    }
+    for (int32_t local = 0; local < p.local_experts && dispatches; ++local) {
+      const RowRange all{p.segment_start[p.first_expert + local],
+                         p.segment_start[p.first_expert + local] + p.expert_rows[p.first_expert + local], 0};
+      for (int32_t at = all.begin; at < all.end; ++at) {
+        if (!is_primary_row(p, at)) continue;
+        const int32_t source = p.rows[at].rank;
+        const bool far = source != p.rank && machine.level_between(source, p.rank) > 0;
+        carry(source, p.rank, p.operands * row * (far ? relayed : 1.0));
+      }
+    }
+  }
+  return std::max(*std::max_element(in.begin(), in.end()), *std::max_element(out.begin(), out.end()));
+}
+
+}  // namespace
+
+double Limits::bound_ms() const {
+  return std::max({gemm_ms, links_ms, memory_ms}) + begin_end_ms;
+}
+
+const char* Limits::name() const {
+  const double most = std::max({gemm_ms, links_ms, memory_ms, begin_end_ms});
+  return most == gemm_ms ? "gemm" : most == links_ms ? "links" : most == memory_ms ? "memory" : "begin and end";
+}
+
+ProgramRequest simulated_request(const LayerShape& shape, const Numerics& numerics, const Schedule& schedule,
+                                 Direction direction, const MachineDescription& machine) {
+  // As the engine of the GPU cuts a row block: parts of at least 64 KiB.
+  constexpr int64_t kPartBytes = 64 << 10, kBlockRows = 128;
+  constexpr int kMostParts = 16;
+  ProgramRequest request;
+  request.shape = shape;
+  request.numerics = numerics;
+  request.schedule = schedule;
+  request.direction = direction;
+  request.redispatch = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch;
+  request.workers = static_cast<int>(machine.class_of(Work::kFc1).count);
+  const GemmStage stage = direction == Direction::kForward ? GemmStage::kFc1 : GemmStage::kDgradFc2;
+  request.cluster = schedule.tile_of(stage).cluster;
+  while (request.pull_parts < kMostParts && kBlockRows * shape.hidden * 2 / (2 * request.pull_parts) >= kPartBytes) {
+    request.pull_parts *= 2;
+  }
+  return request;
+}
+
+std::vector<TileEvent> tile_events(const Program& program, const std::vector<TimedTask>& timeline) {
+  std::vector<TileEvent> events;
+  events.reserve(timeline.size());
+  const auto nanoseconds = [](double us) { return static_cast<int64_t>(us * 1e3); };
+  for (const TimedTask& timed : timeline) {
+    const RankProgram& p = program.rank(timed.rank);
+    const Task& task = timed.task;
+    const bool global = task.stage == Stage::kPush, none = task.stage == Stage::kGroupSend || task.expert < 0;
+    events.push_back({timed.rank, timed.worker, timed.copy_agent, stage_name(task.stage, p.direction),
+                      none     ? -1
+                      : global ? task.expert
+                               : p.first_expert + task.expert,
+                      task.m, task.n, nanoseconds(timed.wait_begin), nanoseconds(timed.begin), nanoseconds(timed.end)});
+  }
+  return events;
+}
+
+Simulated simulate(const Program& program, const MachineDescription& machine, const SimulateOptions& options) {
+  if (program.ranks() > machine.most_ranks()) {
+    throw Error(Status::kInvalidArgument, fmt::format("ranks: {}; machine {} links at most {}", program.ranks(),
+                                                      machine.name, machine.most_ranks()));
+  }
+  for (int rank = 1; options.one_rank && rank < program.ranks(); ++rank) {
+    if (program.rank(rank).tokens == program.rank(0).tokens) continue;
+    throw Error(Status::kInvalidArgument,
+                fmt::format("one rank for all: rank {} has {} tokens and rank 0 {}; must be as many on all ranks", rank,
+                            program.rank(rank).tokens, program.rank(0).tokens));
+  }
+  std::vector<RankCosts> costs;
+  const SignalLayout layout = signal_layout(program.rank(0));
+  const int simulated = options.one_rank ? 1 : program.ranks();
+  costs.reserve(simulated);
+  for (int rank = 0; rank < simulated; ++rank) costs.emplace_back(program.rank(rank), layout);
+  double relayed = 1;
+  if (machine.links.size() > 1 && machine.links[1].relay && program.ranks() > machine.links[0].ranks) {
+    relayed = relayed_share(program, machine.links[0].ranks);
+  }
+
+  // The clock follows from the load, and the load from the clock.
+  const double all_workers = machine.class_of(Work::kFc1).count * simulated;
+  double clock = options.state == State::kSustained ? machine.clock.limit : machine.clock.pause;
+  EventRun::Result run;
+  Simulated simulated_call;
+  for (int i = 0; i < kMostRuns; ++i) {
+    run = EventRun(program, machine, options, costs, relayed, clock).run();
+    const double us = *std::max_element(run.end_us.begin(), run.end_us.end());
+    simulated_call.clock_ghz = clock;
+    // Tiles follow the clock, the rest does not: where the two agree.
+    const double cycles = run.gemm_us * clock / all_workers, rest = std::max(us - run.gemm_us / all_workers, 0.0);
+    double next = clock;
+    for (int step = 0; step < 20; ++step) {
+      const double then = cycles / next + rest;
+      next = 0.5 * (next + clock_of(machine.clock, options.state, cycles / next / then, then));
+    }
+    if (std::abs(next - clock) < kCloseEnough * clock) break;
+    if (i + 1 < kMostRuns) clock = next;
+  }
+
+  simulated_call.tasks = run.tasks;
+  simulated_call.timeline = std::move(run.timeline);
+  for (const double us : run.end_us) simulated_call.ms_per_rank.push_back(us * 1e-3);
+  simulated_call.ms = *std::max_element(simulated_call.ms_per_rank.begin(), simulated_call.ms_per_rank.end());
+  Limits& limits = simulated_call.limits;
+  const double workers = program.rank(0).workers;
+  limits.gemm_ms = *std::max_element(run.gemm_us_of_rank.begin(), run.gemm_us_of_rank.end()) * 1e-3 / workers;
+  limits.memory_ms =
+      *std::max_element(run.memory_bytes.begin(), run.memory_bytes.end()) / (machine.memory.bandwidth * 1e6);
+  limits.links_ms = links_ms(program, machine, costs, relayed);
+  limits.begin_end_ms = (machine.time.begin + machine.time.end) * 1e-3;
+  for (int i = 0; i < kStageCount; ++i) {
+    const EventRun::Totals& totals = run.stage[i];
+    if (totals.begin_us < 0) continue;
+    const char* name = stage_name(static_cast<Stage>(i), program.request().direction);
+    StageTime& stage = simulated_call.stages[name];
+    const bool first = stage.busy_ms == 0;
+    stage.begin_ms = first ? totals.begin_us * 1e-3 : std::min(stage.begin_ms, totals.begin_us * 1e-3);
+    stage.end_ms = std::max(stage.end_ms, totals.end_us * 1e-3);
+    stage.busy_ms += totals.busy_us * 1e-3 / (workers * simulated);
+  }
+  return simulated_call;
+}
+
+}  // namespace uniep::sim

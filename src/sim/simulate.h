@@ -1,0 +1,71 @@
+#pragma once
+
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "program/build.h"
+#include "sim/machine.h"
+#include "uniep/layer.h"
+
+// How long a Program takes on a machine: discrete events over the very walks, waits and signals that the engines run
+// (walk.h, edges.h), with the machine's times for tiles, copies, sums and links. Nothing is computed.
+namespace uniep::sim {
+
+// The clocks at which calls run.
+enum class State : int { kSustained = 0, kPaused };
+
+struct SimulateOptions {
+  State state = State::kSustained;
+  bool record = false;  // all tiles' begin and end
+  // Rank 0 stands for all: its peers do at the same time what it does. For uniform routing and ranks with as many
+  // tokens; as many times faster as there are ranks.
+  bool one_rank = false;
+};
+
+struct StageTime {
+  double begin_ms = 0, end_ms = 0;  // of its first and last tile on any rank
+  double busy_ms = 0;               // of a worker, in the mean
+};
+
+// Lower bounds of the slowest rank's time, each by itself, at the clock of the call.
+struct Limits {
+  double gemm_ms = 0;        // the busiest rank's tiles on all its workers
+  double links_ms = 0;       // the busiest way in or out of a rank
+  double memory_ms = 0;      // bytes read and written
+  double begin_end_ms = 0;   // begin and end, which nothing hides
+  double bound_ms() const;   // the greatest of the first three, and begin and end
+  const char* name() const;  // of the greatest
+};
+
+// One task that ran, in microseconds from the call on. A sum is of two tokens; its task names their 32.
+struct TimedTask {
+  int rank = 0, worker = 0;
+  bool copy_agent = false;
+  Task task{};
+  int32_t token_begin = 0, token_end = 0;  // of a sum: positions of summed_token()
+  double wait_begin = 0, begin = 0, end = 0;
+};
+
+struct Simulated {
+  double ms = 0;  // of the slowest rank
+  std::vector<double> ms_per_rank;
+  double clock_ghz = 0;
+  Limits limits;
+  std::map<std::string, StageTime> stages;  // by stage_name()
+  int64_t tasks = 0;                        // that ran
+  std::vector<TimedTask> timeline;          // where recorded
+};
+
+// Throws Error(kInvalidArgument) for more ranks than the machine links, and for one rank for all where tokens differ.
+Simulated simulate(const Program& program, const MachineDescription& machine, const SimulateOptions& options = {});
+
+// A timeline as the engines record theirs.
+std::vector<TileEvent> tile_events(const Program& program, const std::vector<TimedTask>& timeline);
+
+// The Program that the GPU's engine runs, for a machine. `schedule` must be legal for schedule_machine().
+ProgramRequest simulated_request(const LayerShape& shape, const Numerics& numerics, const Schedule& schedule,
+                                 Direction direction, const MachineDescription& machine);
+
+}  // namespace uniep::sim

@@ -1,0 +1,312 @@
+#include "tune/closed_form.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "program/build.h"
+
+namespace uniep::tune {
+namespace {
+
+constexpr double kBlockRows = 128;
+constexpr double kElement = 2;                  // bytes of a bf16
+constexpr double kMicrosecondsPerCycle = 1e-3;  // at 1 GHz
+constexpr double kFullChunk = 4096;             // bytes that copy.chunk_in and copy.chunk_out are for
+
+// What the forms leave open, fitted to tests/data/measured_layers.csv.
+constexpr double kFill = 25;            // us from the first rows to full speed
+constexpr double kDrain = 14;           // us of results under way when the last tile is done
+constexpr double kLaunchesApart = 30;   // us more when each stage is a launch
+constexpr double kDispatchAlone = 0.8;  // of its time beside tiles
+constexpr double kSumsBeside = 0.6;     // the share of sums that are complete before the last tile, in one chunk
+constexpr double kTimeForSums = 0.25;   // the share of the call in which they are
+constexpr double kWaveStall = 0.25;     // of a tile: what each further phased wave costs
+constexpr double kFirstByWorkers = 20;  // us until rows come where whole workers copy
+
+double row_bytes(const Problem& problem) {
+  return static_cast<double>(problem.shape.hidden) * kElement;
+}
+
+// As the cuda engine cuts a row block.
+double pull_parts(const Problem& problem) {
+  double parts = 1;
+  while (parts < 16 && kBlockRows * row_bytes(problem) / (2 * parts) >= 65536) parts *= 2;
+  return parts;
+}
+
+double us_of_bytes(double bytes, double gigabytes_per_second) {
+  return bytes > 0 ? bytes * 1e-3 / gigabytes_per_second : 0;
+}
+
+template <typename Rows, typename Rate>
+double slowest_level(const Problem& problem, Rows&& rows, Rate&& rate) {
+  double slowest = 0;
+  const sim::MachineDescription& machine = *problem.machine;
+  for (std::size_t level = 0; level < problem.load.levels.size(); ++level) {
+    const int reach = std::min(machine.links[level].ranks, problem.ranks);
+    const double bytes = rows(problem.load.levels[level]) * row_bytes(problem);
+    slowest = std::max(slowest, us_of_bytes(bytes, rate(machine.link_rate(static_cast<int>(level), reach))));
+  }
+  return slowest;
+}
+
+double clock_of(const Problem& problem, double load, double us) {
+  const sim::Clock& clock = problem.machine->clock;
+  if (problem.state == State::kSustained) {
+    const double duty = std::max(load, 0.3) * us / (us + clock.rest);
+    return std::min(clock.highest, clock.limit * std::pow(duty, -clock.limit_exponent));
+  }
+  const double paused = std::max(clock.pause_lowest, clock.pause - clock.pause_drop * us * 1e-3);
+  return std::min(clock.highest, paused * std::pow(std::max(load, 0.3), -clock.limit_exponent));
+}
+
+double raster_slowdown(const sim::Slowdowns& slowdown, int raster, bool mixed) {
+  if (raster <= 4) return slowdown.raster_4;
+  return raster <= 8 && !mixed ? slowdown.raster_8 : 0;
+}
+
+double sum_bytes(const Problem& problem) {
+  return (problem.load.used_slots + problem.load.tokens) * row_bytes(problem);
+}
+
+}  // namespace
+
+Problem make_problem(const LayerShape& shape, int ranks, const RankLoad& load, const sim::MachineDescription& machine,
+                     State state) {
+  const double hidden = static_cast<double>(shape.hidden), intermediate = static_cast<double>(shape.intermediate);
+  // x and y, the rows and z, which backward reads, and the weights.
+  const double elements = (2 * load.tokens + load.rows) * hidden + load.rows * 2 * intermediate +
+                          load.local_experts * 3 * hidden * intermediate;
+  return {shape,
+          ranks,
+          load,
+          &machine,
+          state,
+          machine.class_of(sim::Work::kFc1).count,
+          us_of_bytes(elements * kElement, machine.memory.bandwidth)};
+}
+
+GemmPart gemm_part(const Problem& problem, const Schedule& schedule) {
+  const sim::MachineDescription& machine = *problem.machine;
+  const sim::Slowdowns& slow = machine.slowdown;
+  const TileShape first = schedule.tile_of(GemmStage::kFc1), second = schedule.tile_of(GemmStage::kFc2);
+  const double experts = problem.load.local_experts;
+  GemmPart part;
+  part.fused = schedule.fusion != Fusion::kNone;
+  part.one_launch = schedule.fusion == Fusion::kLayer;
+  const double by_wave = std::min<double>(schedule.order.experts_per_wave, experts);
+  part.waves = part.one_launch ? std::ceil(experts / by_wave) : 1;
+  part.mixed = part.one_launch && schedule.order.interleave == Interleave::kMixed && part.waves > 1;
+  const bool is_static = schedule.queue == QueueKind::kStatic;
+  double factor = 1;
+  if (part.mixed && is_static) {
+    factor *= 1 + (problem.state == State::kSustained ? slow.mixed_list : slow.mixed_list_pause);
+  } else if (part.mixed) {
+    factor *= 1 + slow.mixed_queues;
+  }
+  factor *= 1 + raster_slowdown(slow, schedule.order.raster, part.mixed);
+  if (first.cluster == 1) factor *= 1 + slow.cluster_1;
+  if (is_static) factor *= 1 + slow.static_queue;
+  if (part.fused) factor *= 1 + slow.fused;
+  part.slowdown = factor;
+  const double intermediate = static_cast<double>(problem.shape.intermediate);
+  const double column_tiles = std::ceil(intermediate / (first.n / 2.0));
+  part.first_tile = machine.tile_cycles(sim::Work::kFc1, 128, first.n, problem.shape.hidden);
+  part.plain_cycles = problem.load.blocks * column_tiles * part.first_tile;
+  part.first_cycles = part.plain_cycles * factor;
+  part.wide_cycles = problem.load.blocks * std::ceil(intermediate / 128) *
+                     machine.tile_cycles(sim::Work::kFc1, 128, 256, problem.shape.hidden);
+  part.second_tile = machine.tile_cycles(sim::Work::kFc2, 128, second.n, problem.shape.intermediate);
+  part.columns = second.n;
+  return part;
+}
+
+DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule) {
+  const sim::MachineDescription& machine = *problem.machine;
+  const RankLoad& load = problem.load;
+  const sim::WarpCopies& copy = machine.copy;
+  const bool push = schedule.dispatch.transport == DispatchTransport::kPush;
+  const double taken = schedule.dispatch.dedup ? load.rows_once : load.rows;
+  const double parts = pull_parts(problem), tasks = load.blocks * parts;
+  const double bytes = row_bytes(problem);
+  DispatchPart part;
+  part.by_warps = schedule.comm.where == CommWhere::kWarps;
+  part.early = taken > 0 ? load.rows / taken : 1;
+  if (part.by_warps) {
+    const double chunk = std::min<double>(schedule.comm.chunk_bytes, bytes);
+    const double scale = copy.chunk_fixed + (1 - copy.chunk_fixed) * chunk / kFullChunk;
+    const double pieces = std::ceil(bytes / schedule.comm.chunk_bytes);
+    const double task = copy.task + (push ? copy.push : 0);
+    part.copy = tasks * task + scale * pieces * (copy.chunk_in * taken + copy.chunk_out * load.rows);
+    part.first = copy.alone *
+                 (copy.task + scale * pieces * (kBlockRows / parts) * (copy.chunk_in + copy.chunk_out * part.early));
+  } else {
+    const sim::PortCopies& port = machine.port;
+    part.workers = schedule.comm.dispatch_sms;
+    part.copy = (taken * port.in + load.rows * port.out) * bytes * 1e-6 * (1 + port.overhead) +
+                tasks * (copy.task / 2 + (push ? copy.push : 0)) / port.warps;
+    part.first = kFirstByWorkers;
+  }
+  const bool once = schedule.dispatch.dedup;
+  part.link = slowest_level(
+      problem, [&](const LevelRows& rows) { return once ? rows.dispatched_once : rows.dispatched; },
+      [&](const sim::LinkRate& rate) { return push ? rate.write : rate.read; });
+  return part;
+}
+
+CombinePart combine_part(const Problem& problem, const Schedule& schedule) {
+  const sim::MachineDescription& machine = *problem.machine;
+  CombinePart part;
+  part.staged = schedule.combine.transport == CombineTransport::kStaged;
+  part.workers = schedule.comm.combine_sms + schedule.comm.reduce_sms;
+  const std::vector<int32_t> bounds = column_chunk_bounds(problem.shape.hidden, schedule.combine.column_chunks);
+  part.chunks = static_cast<int>(bounds.size()) - 1;
+  const int width = schedule.tile_of(GemmStage::kFc2).n;
+  double pieces = 0;  // of a row, sent by chunks
+  for (int chunk = 0; chunk < part.chunks; ++chunk) {
+    const int columns = bounds[chunk + 1] - bounds[chunk];
+    part.tiles += std::ceil(static_cast<double>(columns) / width);
+    pieces += std::ceil(columns * kElement / schedule.comm.chunk_bytes);
+  }
+  const auto returned = [](const LevelRows& rows) { return rows.returned; };
+  part.link = slowest_level(problem, returned, [](const sim::LinkRate& rate) { return rate.write; });
+  part.link_both = slowest_level(problem, returned, [](const sim::LinkRate& rate) { return rate.both; });
+  part.by_warps = schedule.comm.where == CommWhere::kWarps;
+  part.senders = schedule.comm.combine_sms;
+  if (part.staged && part.by_warps) part.send = problem.load.rows * pieces * machine.copy.send;
+  if (part.staged && !part.by_warps) {
+    const sim::PortCopies& port = machine.port;
+    part.send = problem.load.rows * row_bytes(problem) * (port.in + port.out) * 1e-6 * (1 + port.overhead);
+  }
+  part.sum = sum_bytes(problem) * 1e-3;
+  const double all = problem.workers;
+  part.sum_beside = part.by_warps ? machine.sums.beside : machine.sums.alone * schedule.comm.reduce_sms / all;
+  return part;
+}
+
+Estimate estimate(const Problem& problem, const GemmPart& gemm, const DispatchPart& dispatch,
+                  const CombinePart& combine, double reserved, int rounds) {
+  const sim::MachineDescription& machine = *problem.machine;
+  const sim::Times& time = machine.time;
+  const double all = problem.workers, available = all - reserved, computing = available - combine.workers;
+  const double second_cycles = problem.load.blocks * combine.tiles * gemm.second_tile;
+  const double copiers = dispatch.by_warps ? available : dispatch.workers;
+  const double copy = std::max(dispatch.copy / copiers, dispatch.link);
+  const double send = combine.send / (combine.senders > 0 ? combine.senders : computing);
+  const double result_link = combine.staged ? 0 : combine.link;
+  const double sent = std::max(send, combine.staged ? combine.link : 0);
+  const double sum_beside = combine.sum_beside * (dispatch.by_warps ? available / all : 1);
+  const double sum_after = machine.sums.alone * available / all;
+  const double begin = time.begin + dispatch.first + kFill;
+
+  Estimate result;
+  result.clock = machine.clock.limit * 1.03;
+  result.dispatch = copy;
+  for (int round = 0; round < rounds; ++round) {
+    const double us_of_cycle = kMicrosecondsPerCycle / (result.clock * computing);
+    const double first = gemm.first_cycles * us_of_cycle;
+    const double second = second_cycles * gemm.slowdown * us_of_cycle;
+    const double both = first + second;
+    result.first = first;
+    result.second = second;
+    if (!gemm.fused) {
+      result.left = combine.sum / sum_after;
+      result.limits = "gemm";
+      result.us = time.begin + kDispatchAlone * copy + std::max(first + std::max(second, result_link), problem.memory) +
+                  sent + result.left + time.end + 3 * time.launch + kLaunchesApart;
+    } else {
+      const double slowed =
+          dispatch.by_warps ? machine.slowdown.copies * std::min(copy, both) : copy * dispatch.workers / computing;
+      const double share = 1 / gemm.waves;
+      const double stalls = gemm.mixed ? 0 : kWaveStall * gemm.first_tile * us_of_cycle * computing * (gemm.waves - 1);
+      const double work = both + slowed + stalls;
+      double links = 0, rows = 0;
+      if (gemm.mixed) {
+        links = dispatch.link * combine.link_both / std::max(combine.link, 1e-9) + combine.link_both;
+        if (combine.link <= 0) links = dispatch.link;
+        // Behind the first GEMM come the last wave, and the column chunks after the first.
+        rows = std::max(first, copy) + std::max(second, result_link) * (1 - (1 - share) / combine.chunks);
+      } else {
+        rows = std::max(first, copy) + std::max(second, result_link) + stalls;
+      }
+      double body = std::max({work, links, rows, problem.memory});
+      result.limits = body == work ? "gemm" : (body == links ? "links" : (body == rows ? "rows" : "memory"));
+      // Computing workers that copy send when their tiles are done.
+      const bool sends_after = !combine.by_warps && combine.senders == 0;
+      if (combine.staged) body = std::max(body, (sends_after ? body : copy) + sent);
+      // Rows come later than tiles could take them; slower tiles would not make that better.
+      const double ramp =
+          body == links
+              ? 0
+              : std::max(0.0, std::min(copy * dispatch.early, copy) * 0.5 - gemm.wide_cycles * us_of_cycle * 0.25) *
+                    0.5;
+      const double last = 1.0 / combine.chunks;
+      const bool by_chunks = combine.chunks > 1;
+      const double can = combine.sum * (by_chunks ? 1 - last : kSumsBeside);
+      const double window = by_chunks ? body * second / both * (1 - last) : body * kTimeForSums;
+      const double summed =
+          std::min(can, sum_beside * std::min(window, std::max(0.0, body - copy - (combine.by_warps ? sent : 0))));
+      result.left = (combine.sum - summed) / sum_after;
+      result.us = begin + body + ramp + result.left + time.end + kDrain + (gemm.one_launch ? 0 : time.launch);
+    }
+    if (round + 1 == rounds) break;
+    const double busy = (gemm.plain_cycles + second_cycles) * us_of_cycle / result.us;
+    result.clock = clock_of(problem, std::min(1.0, busy) * computing / all, result.us);
+  }
+  return result;
+}
+
+Estimate estimate(const Problem& problem, const Schedule& schedule) {
+  return estimate(problem, gemm_part(problem, schedule), dispatch_part(problem, schedule),
+                  combine_part(problem, schedule), schedule.comm.reserve_sms);
+}
+
+double Bound::us() const {
+  return std::max({products, links, memory, path});
+}
+
+const char* Bound::limits() const {
+  const double most = us();
+  if (most == products) return "gemm";
+  if (most == links) return "links";
+  return most == memory ? "memory" : "begin and end";
+}
+
+Bound lower_bound(const Problem& problem) {
+  const sim::MachineDescription& machine = *problem.machine;
+  const RankLoad& load = problem.load;
+  const double hidden = static_cast<double>(problem.shape.hidden);
+  const double intermediate = static_cast<double>(problem.shape.intermediate);
+  Bound bound;
+  // The rate of the best tile, without what a tile costs beside.
+  double cycles_per_product = 0;
+  for (const sim::TileCost& tile : machine.tiles) {
+    if (!tile.work.has(sim::Work::kFc1) && !tile.work.has(sim::Work::kFc2)) continue;
+    const double cycles = tile.cycles_per_k / (static_cast<double>(tile.rows) * tile.columns);
+    cycles_per_product = cycles_per_product == 0 ? cycles : std::min(cycles_per_product, cycles);
+  }
+  const sim::Slowdowns& slow = machine.slowdown;
+  for (const double share : {slow.mixed_list, slow.mixed_list_pause, slow.mixed_queues, slow.raster_8, slow.raster_4,
+                             slow.cluster_1, slow.static_queue, slow.fused}) {
+    cycles_per_product *= 1 + std::min(share, 0.0);  // a gain, as of tiles that find their operands in L2
+  }
+  const double cycles = 3 * load.rows * hidden * intermediate * cycles_per_product / problem.workers;
+  double clock = machine.clock.highest;
+  for (int round = 0; round < 4 && cycles > 0; ++round) {
+    bound.products = cycles * kMicrosecondsPerCycle / clock;
+    clock = clock_of(problem, 1, bound.products);
+  }
+  const auto best_rate = [](const sim::LinkRate& rate) { return std::max(rate.read, rate.write); };
+  const double in = slowest_level(
+      problem, [](const LevelRows& rows) { return rows.dispatched_once + rows.sent; }, best_rate);
+  const double out = slowest_level(
+      problem, [](const LevelRows& rows) { return rows.returned + rows.sent_once; }, best_rate);
+  bound.links = std::max(in, out);
+  bound.memory = problem.memory;
+  const double tile = machine.tile_cycles(sim::Work::kFc1, 128, 128, problem.shape.hidden) +
+                      machine.tile_cycles(sim::Work::kFc2, 128, 128, problem.shape.intermediate);
+  bound.path = machine.time.begin + machine.time.end + tile * kMicrosecondsPerCycle / machine.clock.highest;
+  return bound;
+}
+
+}  // namespace uniep::tune

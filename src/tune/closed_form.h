@@ -1,0 +1,92 @@
+#pragma once
+
+#include "sim/simulate.h"
+#include "tune/load.h"
+
+// The time of a layer's forward pass by closed form: what a solver can evaluate a million times a second. It is a sum
+// of maxima over a few numbers of three groups of fields, each of which is worked out once for many Schedules: those of
+// the GEMMs, of the dispatch, and of the combine. Times are in us, work of tensor cores in cycles.
+namespace uniep::tune {
+
+using sim::State;
+
+// What does not depend on the Schedule.
+struct Problem {
+  LayerShape shape;
+  int ranks = 1;
+  RankLoad load;  // of the busiest rank
+  const sim::MachineDescription* machine = nullptr;
+  State state = State::kSustained;
+  double workers = 1;
+  double memory = 0;  // us in which the memory carries what no cache saves
+};
+Problem make_problem(const LayerShape& shape, int ranks, const RankLoad& load, const sim::MachineDescription& machine,
+                     State state);
+
+// By fusion, order.*, queue, tile.*.
+struct GemmPart {
+  bool fused = true;       // not one launch a stage
+  bool one_launch = true;  // fusion=layer
+  bool mixed = false;
+  double waves = 1;         // as they count for both GEMMs
+  double first_tile = 0;    // cycles of a tile of the first GEMM
+  double first_cycles = 0;  // of all tiles of the first GEMM
+  double second_tile = 0;   // of a tile of the second GEMM
+  double columns = 256;     // of such a tile
+  double plain_cycles = 0;  // of the first GEMM without what slows it
+  double wide_cycles = 0;   // and with tiles of 256 columns
+  double slowdown = 1;      // the ratio of both
+};
+
+// By dispatch.*, comm.where, comm.dispatch_sms, comm.chunk_bytes.
+struct DispatchPart {
+  bool by_warps = true;
+  double workers = 0;  // that do nothing else meanwhile; by warps 0
+  double copy = 0;     // us of work, of one worker
+  double first = 0;    // us until the first rows are there
+  double link = 0;     // us in which links carry it alone
+  double early = 1;    // how much more rows are taken at the begin than in the mean
+};
+
+// By combine.*, comm.combine_sms, comm.reduce_sms.
+struct CombinePart {
+  bool staged = false, by_warps = true;
+  double senders = 0;  // workers that only send
+  int chunks = 1;
+  double workers = 0;     // that compute nothing
+  double tiles = 0;       // column tiles of the second GEMM
+  double link = 0;        // us in which links carry it alone
+  double link_both = 0;   // and while they carry the dispatch too, those of the dispatch not counted
+  double send = 0;        // us of work of one worker
+  double sum = 0;         // KB
+  double sum_beside = 0;  // KB/us, while there are tiles
+};
+
+struct Estimate {
+  double us = 0;
+  double clock = 0;                                      // GHz
+  double first = 0, second = 0, dispatch = 0, left = 0;  // us: the GEMMs, the rows' copies, sums after the last tile
+  const char* limits = "";                               // what bounds the middle of the call
+};
+
+GemmPart gemm_part(const Problem& problem, const Schedule& schedule);
+DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule);
+CombinePart combine_part(const Problem& problem, const Schedule& schedule);
+
+// `rounds` of the clock, which follows the load: 2 are within a tenth of a percent.
+Estimate estimate(const Problem& problem, const GemmPart& gemm, const DispatchPart& dispatch,
+                  const CombinePart& combine, double reserved, int rounds = 3);
+Estimate estimate(const Problem& problem, const Schedule& schedule);
+
+// What no Schedule can beat on this machine, each by itself, in us.
+struct Bound {
+  double products = 0;  // multiplications alone, all workers busy
+  double links = 0;     // the busier way
+  double memory = 0;
+  double path = 0;  // begin, first row, a tile of each GEMM, its sum, end
+  double us() const;
+  const char* limits() const;  // "gemm", "links", "memory", "begin and end"
+};
+Bound lower_bound(const Problem& problem);
+
+}  // namespace uniep::tune

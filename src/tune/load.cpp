@@ -1,0 +1,106 @@
+#include "tune/load.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace uniep::tune {
+namespace {
+
+constexpr int kBlockRows = 128;
+
+// That none of a token's K experts is among so many of E.
+double miss(const LayerShape& shape, double experts) {
+  double probability = 1;
+  for (int64_t slot = 0; slot < shape.topk; ++slot) {
+    const double left = static_cast<double>(shape.experts - slot);
+    probability *= std::max(0.0, left - experts) / left;
+  }
+  return probability;
+}
+
+// The mean number of blocks of a number of rows that is nearly normal.
+double mean_blocks(double mean, double variance) {
+  const double deviation = std::sqrt(std::max(variance, 1e-9));
+  double blocks = 0;
+  for (double rows = 0;; rows += kBlockRows) {
+    const double beyond = 0.5 * std::erfc((rows - mean) / deviation * M_SQRT1_2);
+    blocks += beyond;
+    if (rows > mean && beyond < 1e-6) return blocks;
+  }
+}
+
+}  // namespace
+
+RankLoad uniform_load(const LayerShape& shape, int ranks, double tokens, const sim::MachineDescription& machine) {
+  RankLoad load;
+  const double topk = static_cast<double>(shape.topk), experts = static_cast<double>(shape.experts);
+  load.tokens = tokens;
+  load.local_experts = experts / ranks;
+  load.rows = tokens * topk;
+  load.used_slots = tokens * topk;
+  const double share = topk / experts, batch = tokens * ranks;
+  load.blocks = load.local_experts * mean_blocks(batch * share, batch * share * (1 - share));
+  load.rows_once = batch * (1 - miss(shape, load.local_experts));
+  int inside = 1;  // ranks that a level's predecessor reaches
+  for (std::size_t level = 0; level < machine.links.size(); ++level) {
+    const sim::LinkLevel& link = machine.links[level];
+    const int reach = std::min(link.ranks, ranks);
+    const double others = static_cast<double>(reach - inside) / ranks;
+    LevelRows rows;
+    rows.dispatched = rows.returned = rows.sent = load.rows * others;
+    rows.dispatched_once = load.rows_once * others;
+    if (link.relay) {
+      rows.dispatched_once = batch * (1 - miss(shape, load.local_experts * inside)) / inside * others;
+    }
+    rows.sent_once = rows.dispatched_once;
+    load.levels.push_back(rows);
+    inside = reach;
+  }
+  return load;
+}
+
+RankLoad load_of(const internal::PlacementState& placement, int rank, const sim::MachineDescription& machine) {
+  RankLoad load;
+  const LayerShape& shape = placement.shape;
+  load.levels.resize(machine.links.size());
+  load.tokens = static_cast<double>(placement.rank[rank].tokens);
+  load.rows = static_cast<double>(placement.rows[rank]);
+  const int32_t first = placement.expert_begin[rank], end = placement.expert_begin[rank + 1];
+  load.local_experts = end - first;
+  for (int32_t expert = first; expert < end; ++expert) {
+    load.blocks += static_cast<double>((placement.expert_rows[expert] + kBlockRows - 1) / kBlockRows);
+  }
+  std::vector<int32_t> seen;
+  for (int source = 0; source < placement.ranks; ++source) {
+    const internal::RankPlacement& from = placement.rank[source];
+    const bool remote = source != rank && !load.levels.empty();
+    LevelRows* const rows = remote ? &load.levels[machine.level_between(source, rank)] : nullptr;
+    for (int64_t token = 0; token < from.tokens; ++token) {
+      bool here = false;
+      seen.clear();
+      for (int64_t slot = 0; slot < shape.topk; ++slot) {
+        const int32_t expert = from.expert_of_slot[token * shape.topk + slot];
+        if (expert < 0) continue;
+        const int32_t owner = placement.rank_of_expert[expert];
+        if (owner == rank) {
+          here = true;
+          if (rows != nullptr) ++rows->dispatched, ++rows->returned;
+        }
+        if (source != rank) continue;
+        ++load.used_slots;
+        if (owner == rank || load.levels.empty()) continue;
+        LevelRows& out = load.levels[machine.level_between(rank, owner)];
+        ++out.sent;
+        if (std::find(seen.begin(), seen.end(), owner) != seen.end()) continue;
+        seen.push_back(owner);
+        ++out.sent_once;
+      }
+      if (!here) continue;
+      ++load.rows_once;
+      if (rows != nullptr) ++rows->dispatched_once;
+    }
+  }
+  return load;
+}
+
+}  // namespace uniep::tune

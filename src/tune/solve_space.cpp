@@ -1,0 +1,313 @@
+#include "tune/solve_space.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "program/canonical.h"
+#include "uniep/error.h"
+
+namespace uniep::tune {
+namespace {
+
+constexpr uint64_t kMostPoints = 300'000;  // of the densest values that are tried
+constexpr int kDensities = 3;
+constexpr int kLargestChunk = 4096;  // above it the ring of a 256 column kernel keeps one chunk in flight
+constexpr int kFewestColumns = 64;   // of a column chunk
+
+std::vector<int> worker_counts(int field, int density) {
+  static const std::vector<int> kDispatch[kDensities] = {
+      {8, 16, 24, 32}, {4, 8, 16, 24, 32, 40, 48}, {2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96}};
+  static const std::vector<int> kReduce[kDensities] = {{0, 8}, {0, 4, 8, 16}, {0, 2, 4, 8, 16, 24, 32}};
+  static const std::vector<int> kCombine[kDensities] = {{0}, {0, 8, 16}, {0, 4, 8, 16, 24, 32}};
+  if (field == kCommDispatchSms) return kDispatch[density];
+  return field == kCommReduceSms ? kReduce[density] : kCombine[density];
+}
+
+}  // namespace
+
+SolveSpace::SolveSpace(const SolveRequest& request) : fixed_(request.fixed) {
+  const Machine machine = sim::schedule_machine(*request.machine, request.ranks);
+  const std::vector<std::string> wrong = shape_violations(request.shape, request.numerics, machine);
+  if (!wrong.empty()) throw Error(Status::kInvalidArgument, wrong.front());
+  if (request.numerics.combine_groups > 0) {
+    throw Error(Status::kInvalidArgument, fmt::format("combine_groups={}: the closed form knows no groups; legal is 0",
+                                                      request.numerics.combine_groups));
+  }
+  base_ = resolve(request.fixed, Direction::kForward, request.shape, request.numerics, machine);
+  problem_ = make_problem(request.shape, request.ranks, busiest(request, base_), *request.machine, request.state);
+  local_experts_ = static_cast<int>(request.shape.experts / request.ranks);
+  available_ = machine.workers - base_.comm.reserve_sms;
+  for (int density = kDensities - 1; density >= 0; --density) {
+    list_values(density);
+    find_fits(request);
+    list_gemms();
+    list_dispatches();
+    list_combines();
+    size_ = count();
+    if (size_ <= kMostPoints) break;
+  }
+  if (size_ == 0) {
+    throw Error(Status::kInvalidArgument, "--schedule: nothing with these values is legal: " + to_text(base_));
+  }
+}
+
+// A field's values, the preferred ones first: what is fixed, else those given, where the field may have them.
+std::vector<int> SolveSpace::allowed(int field, std::vector<int> values) {
+  const FieldDescriptor& descriptor = descriptor_of(field);
+  bool is_given = fixed_.given(descriptor.field.name);
+  if (field == kTileN || field == kTileCluster) {
+    for (const GemmStage stage : {GemmStage::kFc1, GemmStage::kFc2}) {
+      is_given = is_given || fixed_.given(name_of(stage_field(stage, static_cast<FieldId>(field))));
+    }
+  }
+  if (is_given) values = {descriptor.get(base_).value()};
+  std::string line = descriptor.field.name + ":";
+  for (const int value : values) {
+    line += (line.back() == ':' ? " " : ", ") + value_text(descriptor.field, value);
+  }
+  values_.push_back(line);
+  fields_.emplace_back(field, values);
+  return values;
+}
+
+void SolveSpace::list_values(int density) {
+  values_.clear();
+  fields_.clear();
+  fusions_ = allowed(kFusion, {2, 1, 0});
+  transports_ = allowed(kDispatchTransport, {0, 1});
+  const bool dedup_matters = local_experts_ > 1 && problem_.shape.topk > 1;
+  dedups_ = allowed(kDispatchDedup, dedup_matters ? std::vector<int>{1, 0} : std::vector<int>{1});
+  wheres_ = allowed(kCommWhere, {0, 1});
+  const auto workers = [&](int field) {
+    std::vector<int> values = worker_counts(field, density);
+    std::erase_if(values, [&](int value) { return value > 0 && value >= available_; });
+    return allowed(field, values);
+  };
+  dispatch_sms_ = workers(kCommDispatchSms);
+  combine_sms_ = workers(kCommCombineSms);
+  reduce_sms_ = workers(kCommReduceSms);
+  std::vector<int> chunks;
+  const auto row = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(problem_.shape.hidden * 2)));
+  for (int bytes = kLargestChunk; bytes >= 512; bytes /= 2) {
+    if (bytes <= std::max<int64_t>(row, 512)) chunks.push_back(bytes);
+  }
+  chunks_ = allowed(kCommChunkBytes, chunks);
+  std::vector<int> waves;
+  for (int experts = 1; experts <= local_experts_; ++experts) {
+    if (experts <= 8 || std::has_single_bit(static_cast<unsigned>(experts)) || experts == local_experts_) {
+      waves.push_back(experts);
+    }
+  }
+  waves_ = allowed(kOrderExpertsPerWave, waves);
+  interleaves_ = allowed(kOrderInterleave, {0, 1});
+  rasters_ = allowed(kOrderRaster, {16, 8, 4, 2, 1});
+  queues_ = allowed(kQueue, available_ > 1 ? std::vector<int>{1, 0} : std::vector<int>{0});
+  widths_ = allowed(kTileN, {256, 128});
+  clusters_ = allowed(kTileCluster, {2, 1});
+  combine_transports_ = allowed(kCombineTransport, {0, 1});
+  std::vector<int> column_chunks;
+  for (int count = 1; count <= 8; ++count) {
+    if (count == 1 || problem_.shape.hidden / count >= kFewestColumns) column_chunks.push_back(count);
+  }
+  column_chunks_ = allowed(kCombineColumnChunks, column_chunks);
+}
+
+// Pipeline stages, then the ring's, as many as there is room for.
+void SolveSpace::find_fits(const SolveRequest& request) {
+  const Machine machine = sim::schedule_machine(*request.machine, request.ranks);
+  const RuleContext context = rule_context(Direction::kForward, request.shape, request.numerics, machine);
+  const std::vector<Rule> rules = schedule_rules(context);
+  const auto choices = [&](int field, std::vector<int> values) {
+    if (fixed_.given(name_of(field))) values = {descriptor_of(field).get(base_).value()};
+    return values;
+  };
+  fits_.assign(widths_.size() * chunks_.size() * 4, {});
+  for (std::size_t width = 0; width < widths_.size(); ++width) {
+    for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+      for (const int cluster : clusters_) {
+        for (const int where : wheres_) {
+          Fit& fit =
+              fits_[index(static_cast<int>(width), cluster, static_cast<int>(chunk), static_cast<CommWhere>(where))];
+          Schedule probe = base_;
+          probe.fusion = static_cast<Fusion>(fusions_.front());
+          probe.order.interleave = Interleave::kPhased;
+          probe.order.experts_per_wave = 1;
+          probe.tile.n = widths_[width];
+          probe.tile.cluster = cluster;
+          probe.comm.chunk_bytes = chunks_[chunk];
+          probe.comm.where = static_cast<CommWhere>(where);
+          probe.comm.dispatch_sms = where == 0 ? 0 : cluster;
+          probe.comm.combine_sms = probe.comm.reduce_sms = 0;
+          probe.combine.transport = CombineTransport::kEpilogue;
+          for (const int stages : choices(kTileStages, {4, 3, 2})) {
+            for (const int ring : choices(kCommStages, {4, 3, 2, 1})) {
+              if (fit.fits) continue;
+              probe.tile.stages = stages;
+              probe.comm.stages = ring;
+              const bool legal = std::all_of(rules.begin(), rules.end(),
+                                             [&](const Rule& rule) { return rule.holds(probe, context, rule.stage); });
+              if (legal) fit = {true, stages, ring};
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+void SolveSpace::list_gemms() {
+  gemms_.clear();
+  const bool waves_are_fixed = fixed_.given(name_of(kOrderExpertsPerWave));
+  const bool mixed_is_fixed = interleaves_.size() == 1 && interleaves_.front() == 1;
+  for (const int fusion : fusions_) {
+    const bool layer = static_cast<Fusion>(fusion) == Fusion::kLayer;
+    if (!layer && mixed_is_fixed) continue;
+    const std::vector<int> waves = layer || waves_are_fixed ? waves_ : std::vector<int>{local_experts_};
+    for (const int experts : waves) {
+      for (const int interleave : interleaves_) {
+        const bool mixed = static_cast<Interleave>(interleave) == Interleave::kMixed;
+        if (mixed && (!layer || (experts >= local_experts_ && interleaves_.size() > 1))) continue;
+        for (const int cluster : clusters_) {
+          for (const int raster : rasters_) {
+            if (cluster == 2 && raster % 2 != 0 && rasters_.size() > 1) continue;
+            for (const int queue : queues_) {
+              for (std::size_t width = 0; width < widths_.size(); ++width) {
+                GemmChoice choice{static_cast<Fusion>(fusion),
+                                  experts,
+                                  static_cast<Interleave>(interleave),
+                                  raster,
+                                  static_cast<QueueKind>(queue),
+                                  static_cast<int>(width),
+                                  cluster,
+                                  {}};
+                Schedule schedule = base_;
+                schedule.fusion = choice.fusion;
+                schedule.order.experts_per_wave = experts;
+                schedule.order.interleave = choice.interleave;
+                schedule.order.raster = raster;
+                schedule.queue = choice.queue;
+                schedule.tile.n = widths_[width];
+                schedule.tile.cluster = cluster;
+                choice.part = gemm_part(problem_, schedule);
+                gemms_.push_back(choice);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+void SolveSpace::list_dispatches() {
+  dispatches_.clear();
+  for (const int where : wheres_) {
+    const bool by_warps = static_cast<CommWhere>(where) == CommWhere::kWarps;
+    const std::vector<int> sms = by_warps ? std::vector<int>{0} : dispatch_sms_;
+    for (const int transport : transports_) {
+      for (const int dedup : dedups_) {
+        for (const int count : sms) {
+          for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+            // Whole workers copy by their port, whatever the chunk.
+            if (!by_warps && chunk > 0) continue;
+            if (!by_warps && count < 1) continue;
+            DispatchChoice choice{static_cast<DispatchTransport>(transport),
+                                  dedup != 0,
+                                  static_cast<CommWhere>(where),
+                                  count,
+                                  static_cast<int>(chunk),
+                                  {}};
+            Schedule schedule = base_;
+            schedule.dispatch = {choice.transport, choice.dedup};
+            schedule.comm.where = choice.where;
+            schedule.comm.dispatch_sms = count;
+            schedule.comm.chunk_bytes = chunks_[chunk];
+            choice.part = dispatch_part(problem_, schedule);
+            dispatches_.push_back(choice);
+          }
+        }
+      }
+    }
+  }
+}
+
+void SolveSpace::list_combines() {
+  combines_.assign(fits_.size(), {});
+  for (std::size_t width = 0; width < widths_.size(); ++width) {
+    for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+      for (const int where : wheres_) {
+        const bool by_warps = static_cast<CommWhere>(where) == CommWhere::kWarps;
+        std::vector<CombineChoice>& list =
+            combines_[index(static_cast<int>(width), 1, static_cast<int>(chunk), static_cast<CommWhere>(where))];
+        for (const int transport : combine_transports_) {
+          const bool staged = static_cast<CombineTransport>(transport) == CombineTransport::kStaged;
+          for (const int column_chunks : column_chunks_) {
+            for (const int combine_sms : by_warps || !staged ? std::vector<int>{0} : combine_sms_) {
+              for (const int reduce_sms : by_warps ? std::vector<int>{0} : reduce_sms_) {
+                CombineChoice choice{
+                    static_cast<CombineTransport>(transport), column_chunks, combine_sms, reduce_sms, {}};
+                Schedule schedule = base_;
+                schedule.combine = {choice.transport, column_chunks};
+                schedule.comm.where = static_cast<CommWhere>(where);
+                schedule.comm.combine_sms = combine_sms;
+                schedule.comm.reduce_sms = reduce_sms;
+                schedule.comm.chunk_bytes = chunks_[chunk];
+                schedule.tile.n = widths_[width];
+                choice.part = combine_part(problem_, schedule);
+                list.push_back(choice);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+uint64_t SolveSpace::count() const {
+  // How many choices of the GEMMs there are of a width and cluster is all that matters.
+  std::vector<uint64_t> alike(widths_.size() * 2, 0);
+  std::vector<const GemmChoice*> first(alike.size(), nullptr);
+  for (const GemmChoice& gemm : gemms_) {
+    const std::size_t at = static_cast<std::size_t>(gemm.width) * 2 + gemm.cluster - 1;
+    ++alike[at];
+    first[at] = &gemm;
+  }
+  uint64_t total = 0;
+  for (std::size_t at = 0; at < alike.size(); ++at) {
+    for (const DispatchChoice& dispatch : dispatches_) {
+      if (first[at] == nullptr || !fit(*first[at], dispatch).fits) continue;
+      for (const CombineChoice& combine : combines(*first[at], dispatch)) {
+        total += goes_together(*first[at], dispatch, combine) ? alike[at] : 0;
+      }
+    }
+  }
+  return total;
+}
+
+Schedule SolveSpace::schedule(const GemmChoice& gemm, const DispatchChoice& dispatch,
+                              const CombineChoice& combine) const {
+  Schedule schedule = base_;
+  schedule.fusion = gemm.fusion;
+  schedule.order.experts_per_wave = gemm.experts_per_wave;
+  schedule.order.interleave = gemm.interleave;
+  schedule.order.raster = gemm.raster;
+  schedule.queue = gemm.queue;
+  schedule.tile.n = widths_[gemm.width];
+  schedule.tile.cluster = gemm.cluster;
+  const Fit& room = fit(gemm, dispatch);
+  schedule.tile.stages = room.stages;
+  schedule.comm.stages = room.ring;
+  schedule.dispatch = {dispatch.transport, dispatch.dedup};
+  schedule.comm.where = dispatch.where;
+  schedule.comm.dispatch_sms = dispatch.sms;
+  schedule.comm.chunk_bytes = chunks_[dispatch.chunk];
+  schedule.combine = {combine.transport, combine.column_chunks};
+  schedule.comm.combine_sms = combine.combine_sms;
+  schedule.comm.reduce_sms = combine.reduce_sms;
+  return schedule;
+}
+
+}  // namespace uniep::tune

@@ -1,0 +1,181 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/trace_file.h"
+#include "io/file.h"
+#include "sim/machine.h"
+#include "support/command.h"
+#include "support/temporary_folder.h"
+
+namespace uniep::cli {
+namespace {
+
+using test::CommandResult;
+using test::join;
+using test::run_command;
+using test::TemporaryFolder;
+
+const std::vector<std::string> kSmall = {"simulate", "--shape", "512,256,16,2", "--ranks", "2", "--tokens", "256"};
+
+void expect_bad_usage(const std::vector<std::string>& arguments, const std::string& text) {
+  const CommandResult result = run_command(arguments);
+  EXPECT_EQ(result.status, 2) << result.err;
+  EXPECT_TRUE(result.one_line_error()) << result.err;
+  EXPECT_NE(result.err.find(text), std::string::npos) << result.err;
+  EXPECT_EQ(result.out, "");
+}
+
+TEST(CliSimulate, ReportsAsJson) {
+  const CommandResult result = run_command(join(kSmall, {"--json", "-"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  const nlohmann::json json = result.json();
+  EXPECT_GT(json.at("ms").get<double>(), json.at("bound_ms").get<double>());
+  ASSERT_EQ(json.at("ms_per_rank").size(), 2u);
+  EXPECT_EQ(json.at("ms"), std::max(json["ms_per_rank"][0], json["ms_per_rank"][1]));
+  EXPECT_TRUE(json.at("limits_ms").contains(json.at("limits").get<std::string>()));
+  EXPECT_EQ(json.at("machine"), "h200");
+  EXPECT_EQ(json.at("schedule").at("fusion"), "layer");
+  for (const char* stage : {"dispatch", "fc1", "fc2", "reduce"}) {
+    const nlohmann::json& times = json.at("stages").at(stage);
+    EXPECT_LT(times.at("begin_ms"), times.at("end_ms")) << stage;
+    EXPECT_GT(times.at("busy_ms"), 0) << stage;
+    EXPECT_LE(times.at("end_ms"), json.at("ms")) << stage;
+  }
+}
+
+TEST(CliSimulate, ReportsInWords) {
+  const CommandResult result =
+      run_command(join(kSmall, {"--direction", "backward", "--one-rank", "--state", "paused"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.out.rfind("backward on h200: ", 0), 0u) << result.out;
+  EXPECT_NE(result.out.find("wgrad_fc1"), std::string::npos) << result.out;
+}
+
+TEST(CliSimulate, FollowsScheduleMachineStateAndWorkers) {
+  const auto ms = [](const std::vector<std::string>& more) {
+    const std::vector<std::string> layer = {"simulate", "--shape", "4096,1536,16,8", "--ranks", "2",
+                                            "--tokens", "4096"};
+    const CommandResult result = run_command(join(join(layer, more), {"--json", "-"}));
+    EXPECT_EQ(result.status, 0) << result.err;
+    return result.json().at("ms").get<double>();
+  };
+  const double usual = ms({});
+  EXPECT_GT(ms({"--schedule", "fusion=none"}), usual);
+  EXPECT_GT(ms({"--machine", "h800"}), usual);
+  EXPECT_GT(ms({"--workers", "16"}), usual);
+  EXPECT_NE(ms({"--state", "paused"}), usual);
+}
+
+TEST(CliSimulate, WritesATimelineThatItsOwnReaderTakes) {
+  const TemporaryFolder folder;
+  const std::string trace = (folder.path() / "t.json").string();
+  const CommandResult result = run_command(join(kSmall, {"--trace", trace, "--json", "-"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  const Trace read = parse_trace(io::read_text_file(trace), trace);
+  ASSERT_EQ(read.marks.size(), 1u);
+  EXPECT_EQ(read.marks[0].name, "forward");
+  EXPECT_EQ(read.lanes.front().process, "rank 0");
+  EXPECT_EQ(read.lanes.back().process, "rank 1");
+}
+
+TEST(CliSimulate, LaysATimelineBesideItsOwn) {
+  const TemporaryFolder folder;
+  const std::string trace = (folder.path() / "t.json").string();
+  ASSERT_EQ(run_command(join(kSmall, {"--trace", trace, "--schedule", "queue=static"})).status, 0);
+  const CommandResult same =
+      run_command(join(kSmall, {"--against", trace, "--json", "-", "--schedule", "queue=static"}));
+  ASSERT_EQ(same.status, 0) << same.err;
+  const nlohmann::json against = same.json().at("against");
+  EXPECT_EQ(against.at("timeline"), against.at("simulated"));
+  EXPECT_GT(against["timeline"].at("stages").at("fc1").at("tiles"), 0);
+  const CommandResult words = run_command(join(kSmall, {"--against", trace}));
+  ASSERT_EQ(words.status, 0) << words.err;
+  EXPECT_NE(words.out.find("first GEMM tile, ms"), std::string::npos);
+  EXPECT_NE(words.out.find("fc2: a tile, us"), std::string::npos);
+}
+
+// The engines' own timelines are of the same tiles.
+TEST(CliSimulate, TakesTheTimelineOfAnEngine) {
+  const TemporaryFolder folder;
+  const std::string trace = (folder.path() / "t.json").string();
+  const std::vector<std::string> layer = {"--shape", "64,64,8,2", "--ranks", "2", "--tokens", "64"};
+  const std::string tiles =
+      "tile.m=128,tile.n=256,tile.k=64,tile.cluster=2,fusion=layer,order.interleave=phased,"
+      "comm.chunk_bytes=4096,comm.stages=3";
+  const CommandResult ran = run_command(join({"run",
+                                              "--engine",
+                                              "cpu",
+                                              "--workers",
+                                              "4",
+                                              "--backward",
+                                              "--trace",
+                                              trace,
+                                              "--hidden",
+                                              "64",
+                                              "--intermediate",
+                                              "64",
+                                              "--experts",
+                                              "8",
+                                              "--topk",
+                                              "2",
+                                              "--ranks",
+                                              "2",
+                                              "--tokens",
+                                              "64",
+                                              "--schedule",
+                                              tiles},
+                                             {}));
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const CommandResult result = run_command(
+      join(join({"simulate"}, layer), {"--against", trace, "--workers", "4", "--schedule", tiles, "--json", "-"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.json().at("against").at("timeline").at("stages").at("fc1").at("tiles"),
+            result.json().at("against").at("simulated").at("stages").at("fc1").at("tiles"));
+}
+
+TEST(CliSimulate, RefusesTimelinesOfSomethingElse) {
+  const TemporaryFolder folder;
+  const std::string trace = (folder.path() / "t.json").string(), other = (folder.path() / "o.json").string();
+  ASSERT_EQ(run_command(join(kSmall, {"--trace", trace})).status, 0);
+  expect_bad_usage({"simulate", "--shape", "512,256,16,2", "--ranks", "4", "--tokens", "256", "--against", trace},
+                   "is of something else: it has 2 ranks, not 4");
+  expect_bad_usage({"simulate", "--shape", "512,512,16,2", "--ranks", "2", "--tokens", "256", "--against", trace},
+                   "is of something else: it has ");
+  expect_bad_usage(join(kSmall, {"--against", trace, "--direction", "backward"}), "is of something else: ");
+  std::ofstream(other) << "{\"traceEvents\": 3}";
+  expect_bad_usage(join(kSmall, {"--against", other}), "--against: ");
+  std::ofstream(other, std::ios::trunc) << "not a trace";
+  expect_bad_usage(join(kSmall, {"--against", other}), "is not valid JSON");
+}
+
+TEST(CliSimulate, RefusesBadMachines) {
+  const TemporaryFolder folder;
+  const std::string file = (folder.path() / "m.json").string();
+  expect_bad_usage(join(kSmall, {"--machine", "h300"}), "--machine: 'h300' is neither a file nor one of ascend_a3, ");
+  const std::string good = sim::machine_json(sim::shipped_machine("h200"));
+  const auto write = [&](const std::string& text) { std::ofstream(file, std::ios::trunc) << text; };
+  write(good);
+  EXPECT_EQ(run_command(join(kSmall, {"--machine", file})).status, 0);
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(good);
+  json["clock"]["limit"]["unit"] = "MHz";
+  write(json.dump());
+  expect_bad_usage(join(kSmall, {"--machine", file}), file + ": clock.limit.unit: \"MHz\"; must be \"GHz\"");
+  write(good.substr(0, good.size() / 2));
+  expect_bad_usage(join(kSmall, {"--machine", file}), "is not valid JSON");
+}
+
+TEST(CliSimulate, RefusesWhatTheMachineCanNot) {
+  expect_bad_usage({"simulate", "--ranks", "16"}, "--ranks: '16'; must be at most 8, which h200 links");
+  expect_bad_usage(join(kSmall, {"--workers", "500"}), "--workers: '500'; must be at most 132");
+  expect_bad_usage(join(kSmall, {"--engine", "cpu"}), "--engine: 'cpu'; must be cuda or auto");
+  expect_bad_usage(join(kSmall, {"--schedule", "tile.m=64"}), "tile.m");
+  expect_bad_usage({"simulate", "--ranks", "2", "--tokens", "3,4", "--one-rank"},
+                   "one rank for all: rank 1 has 4 tokens and rank 0 3");
+  expect_bad_usage(join(kSmall, {"--state", "cold"}), "--state: 'cold'; must be sustained|paused");
+}
+
+}  // namespace
+}  // namespace uniep::cli

@@ -1,0 +1,129 @@
+#include "tune/closed_form.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "program/schedule_space.h"
+#include "support/built_program.h"
+
+// The closed form against measured layers (tests/data/measured_layers.csv: H200, one to eight GPUs).
+namespace uniep::test {
+namespace {
+
+using tune::RankLoad;
+
+struct Measured {
+  std::string run, code, routing;
+  LayerShape shape;
+  int ranks = 1;
+  double tokens = 0;
+  tune::State state = tune::State::kSustained;
+  Schedule schedule;
+  double ms = 0;
+};
+
+std::vector<Measured> measured_layers() {
+  std::ifstream file(std::string(UNIEP_TEST_DATA) + "/measured_layers.csv");
+  std::vector<Measured> rows;
+  std::string line;
+  std::getline(file, line);
+  while (std::getline(file, line)) {
+    std::vector<std::string> cells;
+    std::stringstream stream(line);
+    for (std::string cell; std::getline(stream, cell, ',');) cells.push_back(cell);
+    Measured row;
+    row.run = cells[0];
+    row.shape = {std::stoll(cells[1]), std::stoll(cells[2]), std::stoll(cells[3]), std::stoll(cells[4])};
+    row.ranks = std::stoi(cells[5]);
+    row.tokens = std::stod(cells[6]);
+    row.state = cells[7] == "paused" ? tune::State::kPaused : tune::State::kSustained;
+    row.routing = cells[8];
+    row.code = cells[9];
+    std::replace(cells[10].begin(), cells[10].end(), ' ', ',');
+    const Machine machine = sim::schedule_machine(sim::shipped_machine("h200"), row.ranks);
+    row.schedule = fill(PartialSchedule::parse(cells[10]), Direction::kForward, row.shape, {}, machine);
+    row.ms = std::stod(cells[11]);
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+// bench/remote_routing.py: seven slots of eight go to other ranks.
+RankLoad remote_load(const Measured& row) {
+  RankLoad load = tune::uniform_load(row.shape, row.ranks, row.tokens, sim::shipped_machine("h200"));
+  if (row.ranks != 2) return load;
+  const double experts = load.local_experts, per_expert = load.rows / experts;
+  const auto choose = [](double n, int k) {
+    double ways = 1;
+    for (int i = 0; i < k; ++i) ways *= (n - i) / (i + 1);
+    return n < k ? 0 : ways;
+  };
+  load.rows_once = 0;
+  for (int expert = 0; expert < experts; ++expert) {
+    load.rows_once += per_expert * (7.0 / 8 * choose(experts - 1 - expert, 6) / choose(experts - 1, 6) + 1.0 / 8);
+  }
+  tune::LevelRows& rows = load.levels[0];
+  rows.dispatched = rows.returned = rows.sent = load.rows * 7 / 8;
+  rows.dispatched_once = rows.sent_once = load.rows_once - load.rows / 8;
+  return load;
+}
+
+tune::Problem problem_of(const Measured& row) {
+  const sim::MachineDescription& machine = sim::shipped_machine("h200");
+  const RankLoad load =
+      row.routing == "remote" ? remote_load(row) : tune::uniform_load(row.shape, row.ranks, row.tokens, machine);
+  return tune::make_problem(row.shape, row.ranks, load, machine, row.state);
+}
+
+struct Errors {
+  std::vector<double> errors;
+  double mean() const {
+    double sum = 0;
+    for (const double error : errors) sum += error;
+    return sum / static_cast<double>(errors.size());
+  }
+  double ninety() {
+    std::sort(errors.begin(), errors.end());
+    return errors[errors.size() * 9 / 10];
+  }
+};
+
+TEST(ClosedForm, PredictsMeasuredLayers) {
+  Errors all;
+  std::map<std::string, std::vector<std::pair<double, double>>> runs;
+  for (const Measured& row : measured_layers()) {
+    if (row.code == "mixed-list") continue;  // dynamic queues had another order of mixed waves then
+    const double ms = tune::estimate(problem_of(row), row.schedule).us * 1e-3;
+    all.errors.push_back(std::abs(ms / row.ms - 1));
+    runs[row.run].push_back({ms, row.ms});
+    if (std::getenv("UNIEP_TEST_VERBOSE") != nullptr) {
+      std::printf("%+6.1f %% %7.3f -> %7.3f %s %ld %d %s\n", 100 * (ms / row.ms - 1), row.ms, ms, row.run.c_str(),
+                  static_cast<long>(row.shape.hidden), row.ranks, to_text(row.schedule).c_str());
+    }
+  }
+  ASSERT_GE(all.errors.size(), 280U);
+  // Schedules measured one after the other, their common factor taken out.
+  Errors ratios;
+  for (const auto& [run, points] : runs) {
+    double scale = 0;
+    for (const auto& [predicted, ms] : points) scale += std::log(ms / predicted);
+    scale = std::exp(scale / static_cast<double>(points.size()));
+    for (const auto& [predicted, ms] : points) {
+      if (points.size() > 1) ratios.errors.push_back(std::abs(predicted * scale / ms - 1));
+    }
+  }
+  std::printf("%zu layers: mean error %.2f %%, nine of ten within %.1f %%; inside a run %.2f %%, %.1f %%\n",
+              all.errors.size(), 100 * all.mean(), 100 * all.ninety(), 100 * ratios.mean(), 100 * ratios.ninety());
+  EXPECT_LT(all.mean(), 0.040);
+  EXPECT_LT(all.ninety(), 0.080);
+  EXPECT_LT(ratios.mean(), 0.030);
+}
+
+}  // namespace
+}  // namespace uniep::test

@@ -1,0 +1,279 @@
+#include "sim/simulate.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "cli/layer_options.h"
+#include "program/walk.h"
+#include "support/branch_counts.h"
+#include "support/built_program.h"
+#include "support/expect_error.h"
+
+namespace uniep::sim {
+namespace {
+
+using test::BuiltProgram;
+using TaskKey = std::tuple<int, int, int32_t, int32_t, int32_t>;  // rank, stage, expert, m, n
+
+TaskKey key_of(int rank, const Task& task) {
+  return {rank, static_cast<int>(task.stage), task.expert, task.m, task.n};
+}
+
+// All tasks of the lists, and how often each is to run: sums once for every two tokens.
+std::map<TaskKey, int> listed_tasks(const Program& program) {
+  std::map<TaskKey, int> tasks;
+  for (int rank = 0; rank < program.ranks(); ++rank) {
+    const RankProgram& p = program.rank(rank);
+    for (int launch = 0; launch < p.launches; ++launch) {
+      for (int kind = 0; kind < kListKinds; ++kind) {
+        const ListKind list = static_cast<ListKind>(kind);
+        for (int64_t position = 0; position < list_length(p, launch, list); ++position) {
+          const Task task = list_task(p, launch, list, position);
+          if (!task.has_tile()) continue;
+          const int32_t tokens = std::min(kTokenBlock, p.tokens - task.m * kTokenBlock);
+          tasks[key_of(rank, task)] += list == ListKind::kReduce ? (tokens + kCudaSumTokens - 1) / kCudaSumTokens : 1;
+        }
+      }
+    }
+  }
+  return tasks;
+}
+
+// When each counter got how much, and each flag was stored, at the earliest, by what the tasks of a timeline signal.
+class Signals {
+ public:
+  Signals(const Program& program, const std::vector<TimedTask>& timeline) : program_(program) {
+    std::map<std::tuple<int, int, int64_t>, uint32_t> counted;
+    std::vector<const TimedTask*> ordered;
+    for (const TimedTask& timed : timeline) ordered.push_back(&timed);
+    std::stable_sort(ordered.begin(), ordered.end(), [](const auto* a, const auto* b) { return a->end < b->end; });
+    for (const TimedTask* timed : ordered) {
+      const RankProgram& p = program.rank(timed->rank);
+      bool stores = !is_flag_guarded(p, timed->task);
+      for_each_counter_signal(p, timed->task, [&](const CounterSignal& signal) {
+        const std::tuple<int, int, int64_t> at{timed->rank, static_cast<int>(signal.space), signal.index};
+        counters_[at].emplace_back(timed->end, signal.amount);
+        counted[at] += signal.amount;
+        if (is_flag_guarded(p, timed->task)) stores = counted[at] == flag_guard(p, timed->task).threshold;
+      });
+      if (!stores) continue;
+      for_each_flag_signal(p, timed->task, [&](const FlagSignal& signal) {
+        flags_[{signal.peer, static_cast<int>(signal.space), signal.index}] = timed->end;
+      });
+    }
+  }
+
+  bool held(int rank, const CounterWait& wait, double time) const {
+    const auto at = counters_.find({rank, static_cast<int>(wait.space), wait.index});
+    uint64_t seen = 0;
+    if (at != counters_.end()) {
+      for (const auto& [end, amount] : at->second) seen += end <= time ? amount : 0;
+    }
+    return seen >= wait.threshold;
+  }
+  bool held(int rank, const FlagWait& wait, double time) const {
+    if (wait.space == FlagSpace::kArrive) return true;
+    const auto at = flags_.find({rank, static_cast<int>(wait.space), wait.index});
+    return at != flags_.end() && at->second <= time;
+  }
+
+ private:
+  const Program& program_;
+  std::map<std::tuple<int, int, int64_t>, std::vector<std::pair<double, uint32_t>>> counters_;
+  std::map<std::tuple<int, int, int64_t>, double> flags_;
+};
+
+// Waits of the two tokens of a sum alone, as the GPU's warps have them.
+template <typename Wait>
+void for_each_wait_of(const RankProgram& p, const TimedTask& timed, Wait&& wait) {
+  if (timed.task.stage != Stage::kReduce) {
+    for_each_wait(p, timed.task, wait);
+    return;
+  }
+  std::set<int64_t> wanted;
+  for (int32_t position = timed.token_begin; position < timed.token_end; ++position) {
+    const int64_t first = static_cast<int64_t>(summed_token(p, position)) * p.topk;
+    for (int64_t entry = first; entry < first + p.topk; ++entry) {
+      const int32_t expert = p.expert_of_slot[entry];
+      if (expert < 0) continue;
+      const int32_t unit = p.combine_groups > 0 ? timed.task.m : block_of_row(p, expert, p.row_of_slot[entry]);
+      wait(FlagWait{FlagSpace::kCombined, combined_flag(p, p.rank_of_expert[expert], unit, timed.task.n)});
+    }
+  }
+}
+
+void expect_right(const BuiltProgram& built, const Simulated& simulated) {
+  const Program& program = *built.program;
+  std::map<TaskKey, int> left = listed_tasks(program);
+  const Signals signals(program, simulated.timeline);
+  for (const TimedTask& timed : simulated.timeline) {
+    ASSERT_GE(--left[key_of(timed.rank, timed.task)], 0) << built.text;
+    ASSERT_LE(timed.wait_begin, timed.begin) << built.text;
+    ASSERT_LE(timed.begin, timed.end) << built.text;
+    bool held = true;
+    for_each_wait_of(program.rank(timed.rank), timed,
+                     [&](const auto& wait) { held &= signals.held(timed.rank, wait, timed.begin); });
+    ASSERT_TRUE(held) << built.text << ": " << stage_name(timed.task.stage, program.rank(timed.rank).direction);
+  }
+  for (const auto& [key, count] : left) ASSERT_EQ(count, 0) << built.text;
+  EXPECT_EQ(simulated.tasks, static_cast<int64_t>(simulated.timeline.size()));
+  double last = 0, busy = 0;
+  for (const TimedTask& timed : simulated.timeline) {
+    last = std::max(last, timed.end);
+    busy += timed.end - timed.begin;
+  }
+  EXPECT_GE(simulated.ms * 1e3, last);
+  double told = 0;
+  for (const auto& [name, stage] : simulated.stages) told += stage.busy_ms;
+  const double workers = static_cast<double>(program.rank(0).workers) * program.ranks();
+  EXPECT_NEAR(told * 1e3 * workers, busy, 1e-6 * busy + 1e-6);
+  EXPECT_EQ(simulated.ms_per_rank.size(), static_cast<std::size_t>(program.ranks()));
+}
+
+// One worker runs one tile at a time, in each of its two agents; math warps that sum run beside the copy agent.
+void expect_one_at_a_time(const BuiltProgram& built, const Simulated& simulated) {
+  std::map<std::tuple<int, int, bool>, std::vector<std::pair<double, double>>> agents;
+  for (const TimedTask& timed : simulated.timeline) {
+    agents[{timed.rank, timed.worker, timed.copy_agent}].emplace_back(timed.begin, timed.end);
+  }
+  for (auto& [agent, spans] : agents) {
+    std::sort(spans.begin(), spans.end());
+    for (std::size_t i = 1; i < spans.size(); ++i) ASSERT_LE(spans[i - 1].second, spans[i].first + 1e-9) << built.text;
+  }
+}
+
+TEST(Simulate, RunsEveryTaskOnceAfterItsWaits) {
+  test::BranchCounts branches;
+  const MachineDescription& machine = shipped_machine("h200");
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    for (uint64_t seed = 1; seed <= 400; ++seed) {
+      const BuiltProgram built = test::build(seed, direction);
+      const Simulated simulated = simulate(*built.program, machine, {.record = true});
+      expect_right(built, simulated);
+      expect_one_at_a_time(built, simulated);
+      if (::testing::Test::HasFatalFailure()) return;
+      EXPECT_GE(simulated.ms * 1.0000001, simulated.limits.gemm_ms) << built.text;
+      test::count_layer(branches, built.layer);
+      test::count_schedule(branches, *built.program);
+    }
+  }
+  branches.expect_all_taken();
+}
+
+TEST(Simulate, OneRankForAllEndsWhereTokensAreAsMany) {
+  test::BranchCounts branches;
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    for (uint64_t seed = 1; seed <= 400; ++seed) {
+      const BuiltProgram built = test::build(seed, direction);
+      const auto& ranks = built.placement->rank;
+      const bool even = std::all_of(ranks.begin(), ranks.end(),
+                                    [&](const auto& rank) { return rank.tokens == ranks.front().tokens; });
+      branches.count("as many tokens on several ranks", even && ranks.size() > 1);
+      branches.count("others", !even);
+      branches.count("push", even && ranks.size() > 1 && built.program->rank(0).push);
+      branches.count("combine groups", even && ranks.size() > 1 && built.program->rank(0).combine_groups > 0);
+      const auto run = [&] { return simulate(*built.program, shipped_machine("h200"), {.one_rank = true}); };
+      if (even) {
+        EXPECT_EQ(run().ms_per_rank.size(), 1u) << built.text;
+      } else {
+        test::expect_error(Status::kInvalidArgument, "one rank for all: rank ", run);
+      }
+    }
+  }
+  branches.expect_all_taken();
+}
+
+// A layer of full size on a machine.
+struct SizedLayer {
+  explicit SizedLayer(const LayerShape& shape, int ranks, int64_t tokens, const std::string& routing = "uniform") {
+    options.shape = shape;
+    options.ranks = ranks;
+    options.tokens_given = {tokens};
+    options.routing = routing;
+    placement = cli::place_ids(options, cli::make_ids(options));
+  }
+  Simulated run(const MachineDescription& machine, const std::string& schedule = "auto", SimulateOptions how = {},
+                Direction direction = Direction::kForward) const {
+    const Machine target = schedule_machine(machine, options.ranks);
+    const Schedule resolved =
+        resolve(PartialSchedule::parse(schedule), direction, options.shape, options.numerics, target);
+    const Program program(simulated_request(options.shape, options.numerics, resolved, direction, machine),
+                          placement.state());
+    return simulate(program, machine, how);
+  }
+  cli::LayerOptions options;
+  Placement placement;
+};
+
+const LayerShape kQwen{2048, 768, 128, 8};
+
+TEST(Simulate, OneRankStandsForAllWhereRoutingIsUniform) {
+  const SizedLayer layer(kQwen, 8, 4096);
+  const MachineDescription& machine = shipped_machine("h200");
+  for (const char* schedule : {"auto", "dispatch.transport=push", "comm.where=sms,comm.dispatch_sms=16",
+                               "combine.transport=staged", "fusion=none", "order.interleave=phased"}) {
+    const double all = layer.run(machine, schedule).ms, one = layer.run(machine, schedule, {.one_rank = true}).ms;
+    EXPECT_NEAR(one / all, 1, 0.06) << schedule;
+  }
+}
+
+TEST(Simulate, IsTheSameEachTime) {
+  const SizedLayer layer(kQwen, 4, 512);
+  const Simulated first = layer.run(shipped_machine("h200")), second = layer.run(shipped_machine("h200"));
+  EXPECT_EQ(first.ms_per_rank, second.ms_per_rank);
+  EXPECT_EQ(first.clock_ghz, second.clock_ghz);
+}
+
+TEST(Simulate, WaitsForTheBusiestRank) {
+  const SizedLayer even(kQwen, 4, 2048), uneven(kQwen, 4, 2048, "zipf:1");
+  const Simulated first = even.run(shipped_machine("h200")), second = uneven.run(shipped_machine("h200"));
+  EXPECT_GT(second.ms, 1.2 * first.ms);
+  EXPECT_GT(second.limits.gemm_ms, 1.2 * first.limits.gemm_ms);
+}
+
+TEST(Simulate, FollowsTheMachine) {
+  const SizedLayer layer(kQwen, 8, 4096);
+  MachineDescription machine = shipped_machine("h200");
+  const double as_is = layer.run(machine).ms;
+  for (LinkRate& rate : machine.links[0].rates) rate.read /= 4, rate.write /= 4, rate.both /= 4;
+  const Simulated slow_links = layer.run(machine);
+  EXPECT_GT(slow_links.ms, 2 * as_is);
+  EXPECT_STREQ(slow_links.limits.name(), "links");
+  machine = shipped_machine("h200");
+  for (TileCost& tile : machine.tiles) tile.cycles_per_k *= 4, tile.cycles *= 4;
+  EXPECT_STREQ(layer.run(machine).limits.name(), "gemm");
+  EXPECT_GT(layer.run(machine).ms, 2 * as_is);
+  EXPECT_LT(layer.run(shipped_machine("gb200_nvl72")).ms, as_is);
+  EXPECT_GT(layer.run(shipped_machine("h800")).ms, as_is);
+}
+
+TEST(Simulate, AllShippedMachinesRunBothDirections) {
+  const SizedLayer layer({1024, 512, 64, 4}, 4, 512);
+  for (const std::string& name : shipped_machine_names()) {
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      EXPECT_GT(layer.run(shipped_machine(name), "auto", {}, direction).ms, 0) << name;
+    }
+  }
+}
+
+TEST(Simulate, RefusesMoreRanksThanTheMachineLinks) {
+  const SizedLayer layer(kQwen, 16, 64);
+  test::expect_error(Status::kInvalidArgument, "ranks: 16; machine h200 links at most 8",
+                     [&] { layer.run(shipped_machine("h200")); });
+}
+
+// Nodes that are linked by less than what is inside them: rows cross once a node.
+TEST(Simulate, LinksBetweenNodesCost) {
+  const SizedLayer layer(kQwen, 16, 512);
+  EXPECT_GT(layer.run(shipped_machine("h100_ib2")).ms, 1.5 * layer.run(shipped_machine("gb200_nvl72")).ms);
+  MachineDescription without = shipped_machine("h100_ib2");
+  without.links[1].relay = false;
+  EXPECT_GT(layer.run(without).limits.links_ms, layer.run(shipped_machine("h100_ib2")).limits.links_ms);
+}
+
+}  // namespace
+}  // namespace uniep::sim

@@ -1,0 +1,246 @@
+#include "tune/solve.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <unordered_set>
+
+#include "api/place.h"
+#include "cli/bytes_moved.h"
+#include "program/buildable.h"
+#include "program/canonical.h"
+#include "program/schedule_space.h"
+#include "support/built_program.h"
+#include "support/command.h"
+#include "support/expect_error.h"
+#include "support/random_schedule_case.h"
+
+namespace uniep::test {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using tune::Ranked;
+using tune::Solution;
+using tune::SolveRequest;
+
+constexpr LayerShape kModels[] = {{7168, 2048, 256, 8}, {4096, 1536, 128, 8}, {2048, 768, 128, 8}, {4096, 14336, 8, 2}};
+
+SolveRequest request_for(const LayerShape& shape, int ranks = 8, const std::string& fixed = "auto",
+                         const std::string& machine = "h200", double tokens = 8192) {
+  SolveRequest request;
+  request.shape = shape;
+  request.ranks = ranks;
+  request.machine = &sim::shipped_machine(machine);
+  request.loads = {tune::uniform_load(shape, ranks, tokens, *request.machine)};
+  request.fixed = PartialSchedule::parse(fixed);
+  return request;
+}
+
+tune::Problem problem_of(const SolveRequest& request) {
+  return tune::make_problem(request.shape, request.ranks, request.loads.front(), *request.machine, request.state);
+}
+
+#if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+constexpr bool kTimed = true;
+#else
+constexpr bool kTimed = false;
+#endif
+
+TEST(Solve, LooksAtAHundredThousandDistinctSchedulesInTime) {
+  for (const LayerShape& shape : kModels) {
+    const SolveRequest request = request_for(shape);
+    double ms = 1e9;
+    Solution solution;
+    for (int attempt = 0; attempt < 3; ++attempt) {  // another program may have had the core's caches
+      solution = tune::solve(request);
+      ms = std::min(ms, solution.solve_ms);
+    }
+    EXPECT_GE(solution.points, 100'000U);
+    if (kTimed) {
+      EXPECT_LT(ms, 144.0);
+    }
+    std::printf("H %ld: %lu schedules in %.0f ms\n", static_cast<long>(shape.hidden),
+                static_cast<unsigned long>(solution.points), ms);
+    ASSERT_FALSE(solution.best.empty());
+    EXPECT_LE(solution.best.front().us, solution.default_us);
+    EXPECT_GT(solution.best.front().us, solution.bound.us());
+    EXPECT_FALSE(solution.gains.empty());
+  }
+}
+
+TEST(Solve, PointsAreLegalBuildableAndRunDifferently) {
+  for (const LayerShape& shape : kModels) {
+    const SolveRequest request = request_for(shape);
+    const Machine machine = sim::schedule_machine(*request.machine, request.ranks);
+    const bool all = shape.topk == 2;  // the smallest space
+    std::unordered_set<uint64_t> names;
+    uint64_t points = 0, looked_at = 0;
+    tune::for_each_point(request, [&](const Schedule& schedule) {
+      ++points;
+      if (!all && points % 61 != 0) return true;
+      ++looked_at;
+      names.insert(std::hash<std::string>()(to_text(canonical(schedule, Direction::kForward, shape, {}, machine))));
+      if (points % 61 != 0) return true;
+      const auto violations = validate(schedule, Direction::kForward, shape, {}, machine);
+      EXPECT_TRUE(violations.empty()) << to_text(schedule) << listed(violations);
+      EXPECT_TRUE(buildable(schedule, Direction::kForward, shape, {}, machine).empty());
+      return !HasFailure();
+    });
+    EXPECT_EQ(names.size(), looked_at);
+    EXPECT_EQ(points, tune::solve(request).points);
+  }
+}
+
+// The groups' parts, worked out once each, are those of the Schedule, and nothing better was passed over.
+TEST(Solve, FindsWhatLookingAtEachAloneFinds) {
+  for (const char* const fixed :
+       {"comm.where=warps,queue=dynamic,dispatch.transport=pull", "comm.where=sms,order.raster=16,fusion=layer",
+        "order.interleave=mixed,tile.cluster=2,comm.where=warps", "tile.n=128,tile.stages=3,comm.reserve_sms=4"}) {
+    const SolveRequest request = request_for(kModels[2], 4, fixed);
+    const tune::Problem problem = problem_of(request);
+    double best = 1e18;
+    uint64_t points = 0;
+    tune::for_each_point(request, [&](const Schedule& schedule) {
+      ++points;
+      best = std::min(best, tune::estimate(problem, schedule).us);
+      return true;
+    });
+    const Solution solution = tune::solve(request);
+    EXPECT_EQ(solution.points, points);
+    EXPECT_NEAR(solution.best.front().us, best, best * 1e-3) << fixed;
+    for (const auto& [name, value] : request.fixed.values()) {
+      for (const Ranked& ranked : solution.best) {
+        EXPECT_NE(to_text(ranked.schedule).find(name + "=" + value), std::string::npos) << name;
+      }
+    }
+  }
+}
+
+TEST(Solve, NothingBeatsTheBound) {
+  RandomBits random(3);
+  int64_t compared = 0;
+  for (const std::string& name : sim::shipped_machine_names()) {
+    const sim::MachineDescription& machine = sim::shipped_machine(name);
+    for (int i = 0; i < 40; ++i) {
+      const LayerShape shape = kModels[below(random, 4)];
+      const int ranks = std::min(machine.most_ranks(), pick(random, std::vector<int>{1, 2, 4, 8}));
+      SolveRequest request = request_for(shape, ranks, "auto", name, 256 << below(random, 7));
+      request.state = below(random, 2) == 0 ? sim::State::kSustained : sim::State::kPaused;
+      const tune::Problem problem = problem_of(request);
+      const double bound = tune::lower_bound(problem).us();
+      const Machine target = sim::schedule_machine(machine, ranks);
+      for (int j = 0; j < 50; ++j) {
+        const Schedule schedule = sample_legal(random(), Direction::kForward, shape, {}, target);
+        const tune::Estimate estimate = tune::estimate(problem, schedule);
+        ASSERT_TRUE(std::isfinite(estimate.us)) << name << " " << to_text(schedule);
+        ASSERT_GE(estimate.us, bound) << name << " " << to_text(schedule);
+        ++compared;
+      }
+    }
+  }
+  EXPECT_GT(compared, 5000);
+}
+
+TEST(Load, OfAPlacementIsWhatItsTokensSend) {
+  const sim::MachineDescription& machine = sim::shipped_machine("h200");
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    const BuiltProgram built = build(seed, Direction::kForward, {.ranks = {1, 2, 4, 8}});
+    const internal::PlacementState& state = *built.placement;
+    Schedule schedule = built.program->request().schedule;
+    const double row = static_cast<double>(state.shape.hidden) * 2;
+    for (const bool dedup : {true, false}) {
+      schedule.dispatch.dedup = dedup;
+      const cli::BytesMoved moved = cli::bytes_moved(Placement(built.placement), schedule, Numerics{});
+      for (int rank = 0; rank < state.ranks; ++rank) {
+        const tune::RankLoad load = tune::load_of(state, rank, machine);
+        double in = 0, out = 0, back_out = 0, all = 0;
+        for (int peer = 0; peer < state.ranks; ++peer) {
+          all += static_cast<double>(moved.dispatch[peer][rank]);
+          if (peer == rank) continue;
+          in += static_cast<double>(moved.dispatch[peer][rank]);
+          out += static_cast<double>(moved.dispatch[rank][peer]);
+          back_out += static_cast<double>(moved.combine[rank][peer]);
+        }
+        const tune::LevelRows& rows = load.levels.at(0);
+        ASSERT_EQ((dedup ? rows.dispatched_once : rows.dispatched) * row, in) << built.text;
+        ASSERT_EQ((dedup ? rows.sent_once : rows.sent) * row, out) << built.text;
+        ASSERT_EQ(rows.returned * row, back_out) << built.text;
+        ASSERT_EQ((dedup ? load.rows_once : load.rows) * row, all) << built.text;
+      }
+    }
+  }
+}
+
+TEST(Load, UniformIsTheMeanOfDrawnRoutings) {
+  const LayerShape shape{64, 64, 64, 6};
+  constexpr int kRanks = 4, kTokens = 2000;
+  std::vector<std::vector<int32_t>> ids(kRanks);
+  std::vector<std::vector<float>> probs(kRanks);
+  RandomBits random(5);
+  std::vector<Routing> routings;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    for (int token = 0; token < kTokens; ++token) {
+      std::set<int> drawn;
+      while (static_cast<int64_t>(drawn.size()) < shape.topk) drawn.insert(below(random, shape.experts));
+      ids[rank].insert(ids[rank].end(), drawn.begin(), drawn.end());
+    }
+    probs[rank].assign(ids[rank].size(), 1.0f);
+    routings.push_back({kTokens, ids[rank].data(), IndexType::kInt32, probs[rank].data(), {}});
+  }
+  const auto placement = place_on_host(shape, kRanks, routings, {});
+  const sim::MachineDescription& machine = sim::shipped_machine("h200");
+  const tune::RankLoad mean = tune::uniform_load(shape, kRanks, kTokens, machine);
+  const tune::RankLoad drawn = tune::load_of(*placement, 1, machine);
+  EXPECT_NEAR(drawn.rows, mean.rows, mean.rows * 0.02);
+  EXPECT_NEAR(drawn.rows_once, mean.rows_once, mean.rows_once * 0.02);
+  EXPECT_NEAR(drawn.blocks, mean.blocks, mean.blocks * 0.03);
+  EXPECT_NEAR(drawn.levels[0].dispatched, mean.levels[0].dispatched, mean.levels[0].dispatched * 0.02);
+  EXPECT_NEAR(drawn.levels[0].dispatched_once, mean.levels[0].dispatched_once, mean.rows_once * 0.02);
+  EXPECT_NEAR(drawn.levels[0].sent_once, mean.levels[0].sent_once, mean.rows_once * 0.02);
+}
+
+TEST(SolveCommand, ReportsTheChoiceTheBoundAndTheGap) {
+  const CommandResult result =
+      run_command({"solve", "--shape", "qwen3-30b", "--ranks", "2", "--tokens", "1024", "--json", "-"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const Json json = Json::parse(result.out);
+  for (const char* const key : {"points", "solve_ms", "schedule", "predicted_ms", "default_ms", "predicted_by",
+                                "bound_ms", "gap", "limits", "limits_ms", "fields", "best", "values", "machine"}) {
+    EXPECT_TRUE(json.contains(key)) << key;
+  }
+  const double predicted = json["predicted_ms"], bound = json["bound_ms"], gap = json["gap"];
+  EXPECT_LE(predicted, json["default_ms"].get<double>());
+  EXPECT_NEAR(gap, predicted / bound - 1, 1e-3);
+  EXPECT_EQ(json["predicted_by"], "simulator");
+  EXPECT_EQ(json["best"].size(), 8U);
+  // What is chosen is the fastest that was simulated.
+  double fastest = json["default_ms"];
+  for (const Json& one : json["best"]) fastest = std::min(fastest, one["simulated_ms"].get<double>());
+  EXPECT_EQ(predicted, fastest);
+  const CommandResult skewed =
+      run_command({"solve", "--shape", "qwen3-30b", "--ranks", "4", "--tokens", "128,0,64,700", "--routing", "zipf:1",
+                   "--simulate", "0", "--schedule", "fusion=layer,order.interleave=mixed", "--json", "-"});
+  ASSERT_EQ(skewed.status, 0) << skewed.err;
+  EXPECT_EQ(Json::parse(skewed.out)["schedule"]["order.interleave"], "mixed");
+  EXPECT_EQ(Json::parse(skewed.out)["predicted_by"], "closed form");
+}
+
+TEST(SolveCommand, SaysWhatIsWrong) {
+  const auto refused = [](std::vector<std::string> more, const std::string& words) {
+    std::vector<std::string> arguments{"solve", "--shape", "qwen3-30b", "--ranks", "2", "--simulate", "0"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const CommandResult result = run_command(arguments);
+    EXPECT_EQ(result.status, 2) << words;
+    EXPECT_NE(result.err.find(words), std::string::npos) << result.err;
+  };
+  refused({"--direction", "backward"}, "--direction");
+  refused({"--machine", "h9000"}, "--machine");
+  refused({"--engine", "cpu"}, "--engine");
+  refused({"--schedule", "tile.m=64"}, "tile.m=64");
+  refused({"--combine-groups", "2"}, "combine_groups=2");
+  refused({"--workers", "8"}, "--workers");
+}
+
+}  // namespace
+}  // namespace uniep::test
