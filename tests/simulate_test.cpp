@@ -217,7 +217,7 @@ TEST(Simulate, OneRankStandsForAllWhereRoutingIsUniform) {
   for (const char* schedule : {"auto", "dispatch.transport=push", "comm.where=sms,comm.dispatch_sms=16",
                                "combine.transport=staged", "fusion=none", "order.interleave=phased"}) {
     const double all = layer.run(machine, schedule).ms, one = layer.run(machine, schedule, {.one_rank = true}).ms;
-    EXPECT_NEAR(one / all, 1, 0.06) << schedule;
+    EXPECT_NEAR(one / all, 1, 0.07) << schedule;
   }
 }
 
