@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <tuple>
 
 #include "cli/layer_options.h"
@@ -94,7 +93,6 @@ void for_each_wait_of(const RankProgram& p, const TimedTask& timed, Wait&& wait)
     for_each_wait(p, timed.task, wait);
     return;
   }
-  std::set<int64_t> wanted;
   for (int32_t position = timed.token_begin; position < timed.token_end; ++position) {
     const int64_t first = static_cast<int64_t>(summed_token(p, position)) * p.topk;
     for (int64_t entry = first; entry < first + p.topk; ++entry) {
