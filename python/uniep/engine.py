@@ -174,6 +174,16 @@ class Engine:
         """Waits until the calls so far are over; raises the error of one that failed half-way."""
         self._call(self._library.uniep_group_synchronize, self._handle)
 
+    def check(self) -> None:
+        """Raises the error of a call so far that is known to have failed half-way; waits for none."""
+        self._call(self._library.uniep_group_check, self._handle)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of symmetric memory, and of what else the library holds for this rank."""
+        held = library.GroupBytes.make()
+        self._call(self._library.uniep_group_memory, self._handle, self.rank, ctypes.byref(held))
+        return held.symmetric_bytes, held.workspace_bytes
+
     def recover(self) -> None:
         """Makes the group usable again after TimeoutError. Collective."""
         self._call(self._library.uniep_group_recover, self._handle)
