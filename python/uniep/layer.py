@@ -200,12 +200,13 @@ def _gradients(call: Call, which: int, weights: Sequence[torch.Tensor]) -> list[
     if call.main_grad != "param":
         return call.main_grad[which]
     name = ("w1", "w2")[which]
-    found = [_main_grad_of(parameter, name) for parameter in (call.w1, call.w2)[which]]
+    found = [main_grad_of(parameter, name) for parameter in (call.w1, call.w2)[which]]
     _check_main_grad(found, weights, name)
     return found
 
 
-def _main_grad_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
+def main_grad_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
+    """What the gradient of a parameter is added to with main_grad="param"; ValueError where it has none."""
     getter = getattr(parameter, "get_main_grad", None)
     found = getter() if callable(getter) else getattr(parameter, "main_grad", None)
     if not isinstance(found, torch.Tensor):
