@@ -45,8 +45,8 @@ class Owned:
     def __init__(self, engine: Engine, destroy: Callable[[ctypes.c_void_p], None], handle: ctypes.c_void_p) -> None:
         self.engine, self.destroy, self.handle = engine, destroy, handle
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # an argument: `sys` may be gone by then
             self.engine.destroy_later(self.destroy, self.handle)
 
 
