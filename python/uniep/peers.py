@@ -91,10 +91,22 @@ def _described(group: Group, what: str, error: RuntimeError) -> str:
         known = find_gone(group)
     if known is None:
         others = ", ".join(str(rank) for rank in range(group.size) if rank != group.rank)
-        known = f"it waited for ranks {others}, and none is known to be gone; group.recover() allows new calls"
+        known = f"it waited for ranks {others}, and none is known to be gone{_elsewhere(group)}"
+        known += "; group.recover() allows new calls"
     backend = dist.get_backend(group.process_group)
     reason = " ".join(str(error).split())
     return f"group: rank {group.rank} of {group.size} did not get {what}: {known}. {backend} says: {reason}"
+
+
+def _elsewhere(group: Group) -> str:
+    """The ranks that are not seen from here."""
+    own = own_process()
+    hosts: dict[str, list[str]] = {}
+    for rank, process in enumerate(group.processes):
+        if process.host != own.host:
+            hosts.setdefault(process.host[0], []).append(str(rank))
+    places = "; ".join(f"{name}: ranks {', '.join(ranks)}" for name, ranks in hosts.items())
+    return f" (not seen from here are {places})" if places else ""
 
 
 def _is_gone(pid: int) -> bool:
