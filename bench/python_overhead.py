@@ -111,16 +111,19 @@ class Layer:
                 **own,
             )
         )
-        need = ctypes.byref(library.MemoryNeed.make())
+        needed = library.MemoryNeed.make()
+        need = ctypes.byref(needed)
         placement, handle = library.Handle(), library.Handle()
         saved_address = ctypes.byref(ctypes.c_void_p(saved.data_ptr()))
-        saved_bytes = ctypes.byref(ctypes.c_size_t(saved.numel()))
+        used = ctypes.c_size_t()  # just what forward needed
+        saved_bytes = ctypes.byref(used)
         placed, made = ctypes.byref(placement), ctypes.byref(handle)
         check = library.check
 
         def run_forward() -> None:
             check(functions.uniep_place(group, config, routing, 1, None, placed))
             check(functions.uniep_query_forward_memory(group, config, b"auto", placement, 1, need, 1))
+            used.value = needed.saved_bytes
             check(functions.uniep_forward(group, config, b"auto", placement, forward, 1, made))
             functions.uniep_saved_destroy(handle)
 

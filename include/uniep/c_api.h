@@ -103,6 +103,8 @@ UNIEP_API uniep_status uniep_group_create(const uniep_group_options* options, un
 UNIEP_API void uniep_group_destroy(uniep_group* group);
 /* Waits until the group's calls are over; tells of one that failed half-way. On the cpu engine they are. */
 UNIEP_API uniep_status uniep_group_synchronize(uniep_group* group);
+/* Tells of a call so far that is known to have failed half-way, as the next call would; waits for none. */
+UNIEP_API uniep_status uniep_group_check(uniep_group* group);
 /* After UNIEP_TIMEOUT the group refuses every call until this one. */
 UNIEP_API uniep_status uniep_group_recover(uniep_group* group);
 /* Tells the other ranks that this one makes no more calls: what they wait for of it ends at once, in an error that
@@ -121,6 +123,15 @@ typedef struct uniep_group_info {
 UNIEP_API uniep_status uniep_group_describe(const uniep_group* group, uniep_group_info* info);
 /* The GPU of a local rank; -1 on the cpu engine. */
 UNIEP_API uniep_status uniep_group_device(const uniep_group* group, int32_t rank, int32_t* device);
+
+/* Device memory that a group holds between its calls (cpu engine: the host's), of one local rank. */
+typedef struct uniep_group_bytes {
+  size_t size;
+  size_t symmetric_bytes; /* what peers reach, without that of uniep_symmetric_buffers */
+  size_t workspace_bytes; /* what else it has taken itself; ranks that share a GPU share it. Never the caller's */
+} uniep_group_bytes;
+
+UNIEP_API uniep_status uniep_group_memory(const uniep_group* group, int32_t rank, uniep_group_bytes* bytes);
 
 /* ---- Symmetric memory: an x in it is read there by the other ranks, without a copy (uniep/symmetric_buffer.h) ---- */
 
@@ -399,6 +410,16 @@ typedef struct uniep_combine_arguments {
 UNIEP_API uniep_status uniep_combine(uniep_group* group, const uniep_layer_config* config, const char* schedule,
                                      const uniep_placement* placement, const uniep_combine_arguments* arguments,
                                      int32_t count);
+
+/* ---- Timelines ---- */
+
+/* From here to uniep_trace_end() the group keeps when every tile of its forwards and backwards runs, on the local
+ * ranks. Such a call waits for the device, and can not be captured into a graph. Not collective: each process may trace
+ * or not. What an earlier uniep_trace_begin() has kept is dropped. */
+UNIEP_API uniep_status uniep_trace_begin(uniep_group* group);
+/* Writes the calls that ended well, one after the other, as a timeline for Perfetto, chrome://tracing and `uniep
+ * trace`. Nothing is kept any more, also where the file can not be written (UNIEP_IO). */
+UNIEP_API uniep_status uniep_trace_end(uniep_group* group, const char* path);
 
 #ifdef __cplusplus
 }

@@ -68,6 +68,12 @@ struct GroupOptions {
 // means. Good for one group at a time, on this host. Throws Error(kDevice) where the system has no random numbers.
 UNIEP_API std::string make_unique_id();
 
+// Device memory that a Group holds between its calls (cpu: the host's), of one local rank.
+struct GroupMemory {
+  std::size_t symmetric_bytes = 0;  // what peers reach, without that of SymmetricBuffers
+  std::size_t workspace_bytes = 0;  // what else it has taken itself; ranks on one GPU share it. Never the Allocator's
+};
+
 namespace internal {
 class Engine;
 }
@@ -109,6 +115,12 @@ class UNIEP_API Group {
   // Waits until the group's calls are over. Throws Error(kTimeout) if one of them failed half-way; other calls throw
   // it, too, but notice it as late as their own begin.
   void synchronize();
+
+  // Throws what a call so far is known to have failed with half-way, as the next call would. Waits for none.
+  void check();
+
+  // Of a local rank.
+  GroupMemory memory(int rank) const;
 
   // After Error(kTimeout) the group refuses every call until recover(), which agrees on a new generation. Saved states
   // of earlier calls stay valid.

@@ -150,6 +150,23 @@ def check_main_grad(rank: int, ranks: int) -> None:
         assert same_bits(weight.main_grad, total[experts])
 
 
+def check_fp32_gradients(rank: int, ranks: int) -> None:
+    layer = make_layer([30 + rank for rank in range(ranks)])
+    whole = torch.zeros(layer.w1.shape), torch.zeros(layer.w2.shape)
+    joined = layer.joined()
+    w1, w2 = layer.w1.clone().requires_grad_(), layer.w2.clone().requires_grad_()
+    y = uniep.moe(joined.x[0], joined.ids[0], joined.probs[0], w1, w2, group=alone(), main_grad=whole)
+    y.backward(joined.dy[0])
+    weights = [torch.nn.Parameter(weight) for weight in layer.local(rank, ranks)]
+    for weight in weights:
+        weight.grad_dtype = torch.float32
+    y = uniep.moe(layer.x[rank], layer.ids[rank], layer.probs[rank], *weights, grad_dtype=torch.float32)
+    y.backward(layer.dy[rank])
+    experts = slice(rank * layer.experts // ranks, (rank + 1) * layer.experts // ranks)
+    for weight, total in zip(weights, whole, strict=True):
+        assert same_bits(weight.grad, total[experts])
+
+
 def check_exchange(rank: int, ranks: int) -> None:
     for seed in range(10):
         layer = random_layer(seed, ranks)

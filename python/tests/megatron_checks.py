@@ -14,6 +14,7 @@ import uniep.megatron
 from distributed_checks import expect_error, run_checks
 from layers import Layer, reference, relative_error, same_bits, slots_of_map
 from megatron_layers import EXPERTS, HIDDEN, TOPK, assert_close, assert_same, config, gathered, moe_layer, run_layer
+from uniep.megatron.experts import Experts
 
 
 def check_layer_beside_megatron_and_float64(rank, ranks):
@@ -149,6 +150,67 @@ def check_names_of_transformer_engine(rank, ranks):
     assert first == [experts.linear_fc1.weight0, experts.linear_fc1.weight1]
     assert second == [experts.linear_fc2.weight0, experts.linear_fc2.weight1]
     expect_error(ValueError, "experts: Module; UniEP serves", lambda: uniep.megatron.expert_weights(torch.nn.Module()))
+
+
+class GroupedTensor(torch.Tensor):
+    """A stand-in for Transformer Engine's: without memory of its own, around `rowwise_data`."""
+
+    @staticmethod
+    def __new__(cls, rowwise_data, shape):
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=rowwise_data.dtype, device=rowwise_data.device)
+
+    def __init__(self, rowwise_data, shape):
+        self.rowwise_data = rowwise_data
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].rowwise_data, args[0].shape)
+        raise NotImplementedError(f"{function} of a grouped weight")
+
+
+def check_single_grouped_weight(rank, ranks):
+    """One parameter of all experts, a plain one and a stand-in for Transformer Engine's, has the bits of one each."""
+    for main_grad in (False, True):
+        layer = moe_layer(True)
+        layer.config.gradient_accumulation_fusion = main_grad  # Megatron's own layers need a CUDA extension for it
+        local = layer.experts.local_experts
+        parameters = [[getattr(one, name).weight for one in local] for name in ("linear_fc1", "linear_fc2")]
+        results = []
+        for kind in ("each", "plain", "grouped"):
+            experts = torch.nn.Module()
+            experts.num_local_experts = len(local)
+            made = []
+            for name, weights in zip(("linear_fc1", "linear_fc2"), parameters, strict=True):
+                linear = torch.nn.Module()
+                values = torch.stack([weight.detach() for weight in weights])
+                if kind == "each":
+                    own = [torch.nn.Parameter(value.clone()) for value in values]
+                    for expert, weight in enumerate(own):
+                        linear.register_parameter(f"weight{expert}", weight)
+                else:
+                    whole = values if kind == "plain" else GroupedTensor(values.view(-1), values.shape)
+                    own = [torch.nn.Parameter(whole)]
+                    linear.register_parameter("weight", own[0])
+                setattr(experts, name, linear)
+                made.append(own)
+            for weight in (*made[0], *made[1]):
+                weight.main_grad = torch.zeros(weight.shape)
+            module = Experts(layer.config, layer.ep_group, experts)
+            assert module.count == len(local)
+            generator = torch.Generator().manual_seed(9 + rank)
+            x = torch.randn(40, HIDDEN, generator=generator).bfloat16().requires_grad_()
+            probs = torch.rand(40, EXPERTS, generator=generator)
+            y = module(x, probs, probs >= probs.topk(TOPK).values[:, -1:])
+            y.backward(torch.ones_like(y))
+            for weight in (*made[0], *made[1]):
+                assert getattr(weight, "grad_added_to_main_grad", False) is main_grad
+                assert main_grad is (not weight.grad.any())
+            sums = [[one.main_grad if main_grad else one.grad for one in own] for own in made]
+            sums = [torch.stack(own) if kind == "each" else own[0] for own in sums]
+            results.append((y.detach(), x.grad, *sums))
+        for result in results[1:]:
+            assert all(same_bits(got, expected) for got, expected in zip(result, results[0], strict=True))
 
 
 def set_up():

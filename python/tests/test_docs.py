@@ -34,11 +34,11 @@ def test_program(text, scratch):
     if "init_process_group" in text:
         assert "uniep.Group(rank 1 of 2, cpu, transport torch" in torchrun(2, program)
     else:
-        subprocess.run([sys.executable, str(program)], check=True)
+        subprocess.run([sys.executable, str(program)], check=True, cwd=scratch)
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 9
+    assert len(PROGRAMS) == 10
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")

@@ -26,7 +26,6 @@ WRONG = {
     "moe_pad_expert_input_to_capacity": [True],
     "moe_apply_probs_on_input": [True],
     "moe_shared_expert_overlap": [True],
-    "moe_single_grouped_weight": [True],
     "moe_paged_stash": [True],
     "overlap_moe_expert_parallel_comm": [True],
     "delay_wgrad_compute": [True],

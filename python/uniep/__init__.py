@@ -17,6 +17,7 @@ if typing.TYPE_CHECKING:
     from uniep.layer import moe
     from uniep.modules import Experts, MoELayer
     from uniep.show import show_config
+    from uniep.tracing import trace
     from uniep.tuning import autotune
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "moe",
     "place",
     "show_config",
+    "trace",
 ]
 
 _MODULE_OF_NAME = {
@@ -48,6 +50,7 @@ _MODULE_OF_NAME = {
     "moe": "layer",
     "place": "exchange",
     "show_config": "show",
+    "trace": "tracing",
 }
 
 

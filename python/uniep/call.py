@@ -25,7 +25,15 @@ class Call(typing.NamedTuple):
     apart: bool  # w1 is all gates, then all ups
     w1: list[torch.Tensor]
     w2: list[torch.Tensor]
-    main_grad: typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]] | None
+    main_grad: typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+    grad_dtype: torch.dtype = torch.bfloat16  # of gradients of weights, without main_grad
+
+    @property
+    def weight_gradient(self) -> int:
+        """UNIEP_WEIGHT_GRADIENT_..."""
+        if self.main_grad is not None:
+            return library.WEIGHT_GRADIENT_MAIN_GRAD
+        return library.WEIGHT_GRADIENT_BF16 if self.grad_dtype is torch.bfloat16 else library.WEIGHT_GRADIENT_FP32
 
     def run(
         self, x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, weights: Sequence[torch.Tensor], keep: bool
@@ -64,7 +72,7 @@ class Call(typing.NamedTuple):
         w1, w2 = self.split(weights)
         dprobs = dy.new_empty(route.engine_tokens, dtype=torch.float32)
         dx = self.group.engine.backward(
-            route.config(library.WEIGHT_GRADIENT_BF16 if self.main_grad is None else library.WEIGHT_GRADIENT_MAIN_GRAD),
+            route.config(self.weight_gradient),
             self.schedules,
             route.placement,
             saved,

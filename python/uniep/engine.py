@@ -8,14 +8,33 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
+import os
 import sys
 import threading
 import typing
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.autograd import profiler
 
 from uniep import library
+
+_Function = typing.TypeVar("_Function", bound=Callable[..., typing.Any])
+
+
+def _named(function: _Function) -> _Function:
+    """Shows calls of a function as `uniep.<its name>` where a profiler of torch runs; else next to free."""
+    name = f"uniep.{function.__name__}"
+
+    @functools.wraps(function)
+    def call(*arguments: typing.Any, **named: typing.Any) -> typing.Any:
+        if not profiler._is_profiler_enabled:
+            return function(*arguments, **named)
+        with profiler.record_function(name):
+            return function(*arguments, **named)
+
+    return typing.cast(_Function, call)
 
 
 class Owned:
@@ -26,8 +45,8 @@ class Owned:
     def __init__(self, engine: Engine, destroy: Callable[[ctypes.c_void_p], None], handle: ctypes.c_void_p) -> None:
         self.engine, self.destroy, self.handle = engine, destroy, handle
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # an argument: `sys` may be gone by then
             self.engine.destroy_later(self.destroy, self.handle)
 
 
@@ -83,6 +102,7 @@ class Engine:
         self._lock = threading.Lock()
         self._dead: collections.deque[tuple[Callable[[ctypes.c_void_p], None], ctypes.c_void_p]] = collections.deque()
         self._handle = library.Handle()
+        self._is_traced = False
         self._configs: dict[tuple[int, ...], typing.Any] = {}
         self._byte = torch.empty(1, dtype=torch.uint8, device=device)
         # What calls fill in and read again, under the lock.
@@ -174,6 +194,28 @@ class Engine:
         """Waits until the calls so far are over; raises the error of one that failed half-way."""
         self._call(self._library.uniep_group_synchronize, self._handle)
 
+    def check(self) -> None:
+        """Raises the error of a call so far that is known to have failed half-way; waits for none."""
+        self._call(self._library.uniep_group_check, self._handle)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of symmetric memory, and of what else the library holds for this rank."""
+        held = library.GroupBytes.make()
+        self._call(self._library.uniep_group_memory, self._handle, self.rank, ctypes.byref(held))
+        return held.symmetric_bytes, held.workspace_bytes
+
+    def begin_trace(self) -> None:
+        """From here to end_trace() the library keeps when tiles of forwards and backwards run."""
+        if self._is_traced:
+            raise ValueError("group: it is traced already; a trace must end before the next one")
+        self._call(self._library.uniep_trace_begin, self._handle)
+        self._is_traced = True
+
+    def end_trace(self, path: str) -> None:
+        """Writes the calls since begin_trace() to a file."""
+        self._is_traced = False
+        self._call(self._library.uniep_trace_end, self._handle, os.fsencode(path))
+
     def recover(self) -> None:
         """Makes the group usable again after TimeoutError. Collective."""
         self._call(self._library.uniep_group_recover, self._handle)
@@ -187,6 +229,7 @@ class Engine:
         self._call(self._library.uniep_schedule_resolve, *arguments, text, needed, ctypes.byref(needed))
         return text.value.decode()
 
+    @_named
     def place(
         self, config: typing.Any, ids: torch.Tensor, probs: torch.Tensor, capacity: tuple[int, int] | None
     ) -> Owned:
@@ -223,6 +266,7 @@ class Engine:
         self._call(self._library.uniep_placement_expert, placement.handle, expert, ctypes.byref(rows))
         return rows.rows, rows.first_row
 
+    @_named
     def forward(
         self,
         config: typing.Any,
@@ -266,6 +310,7 @@ class Engine:
                 functions.uniep_saved_destroy(self._out)
         return y, saved
 
+    @_named
     def backward(
         self,
         config: typing.Any,
@@ -349,6 +394,7 @@ class Engine:
                 functions.uniep_saved_destroy(attached)
         return dx
 
+    @_named
     def dispatch(
         self, config: typing.Any, placement: Owned, x: torch.Tensor, with_probs: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -373,6 +419,7 @@ class Engine:
         )
         return rows, row_probs
 
+    @_named
     def combine(
         self,
         config: typing.Any,

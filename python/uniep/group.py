@@ -6,15 +6,13 @@ import atexit
 import ctypes
 import itertools
 import logging
-import pathlib
-import socket
 import typing
 import weakref
 
 import torch
 import torch.distributed as dist
 
-from uniep import cuda_libraries, library, tuning
+from uniep import cuda_libraries, library, peers, tuning
 from uniep.engine import Engine
 
 _log = logging.getLogger("uniep")
@@ -74,6 +72,13 @@ def _has_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
+class GroupMemory(typing.NamedTuple):
+    """Bytes on the group's device."""
+
+    symmetric: int  # what peers reach: rows and sums on their way, flags. Grows with the largest call
+    workspace: int  # what else the library has taken itself, placements with it; ranks that share a GPU share it
+
+
 class Group(metaclass=_Cached):
     """The ranks of a process group, one process each, that hold the experts of a layer between them.
 
@@ -117,6 +122,10 @@ class Group(metaclass=_Cached):
             self.rank, self.size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
         if self.rank < 0:
             raise ValueError("pg: this process is not a member of it")
+        self.failure: str | None = None  # of a collective of torch's; the group refuses calls until recover()
+        self.processes: list[peers.Process] = []
+        if self.size > 1:
+            self.processes = peers.gather_objects(self, peers.own_process(), "what the ranks say of themselves")
         self.transport, self.why = self._choose(transport)
         options: dict[str, typing.Any] = {"ranks": 1, "workers": workers, "timeout_seconds": timeout_s or 0}
         keep: list[typing.Any] = []
@@ -155,34 +164,55 @@ class Group(metaclass=_Cached):
     def _hindrance(self) -> str | None:
         """Why the ranks have no native transport, equal on all of them. Collective."""
         fine = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device)[0] == 9
-        own = (socket.gethostname(), _boot_id(), fine)
-        ranks: list[typing.Any] = [None] * self.size
-        dist.all_gather_object(ranks, own, group=self.process_group)
-        if not all(rank[2] for rank in ranks):
+        if not all(peers.gather_objects(self, fine, "which ranks have a Hopper GPU")):
             return "not every rank has a Hopper GPU"
-        if len({rank[:2] for rank in ranks}) > 1:
+        if len({process.host[:2] for process in self.processes}) > 1:
             return "the ranks are on several hosts"
         if self.size > _MOST_NATIVE_RANKS:
             return f"{self.size} ranks; native serves {_MOST_NATIVE_RANKS}"
         return None
 
     def _unique_id(self) -> bytes:
-        shared: list[bytes | None] = [None]
-        if self.rank == 0:
+
+        def make() -> bytes:
             made = ctypes.create_string_buffer(library.UNIQUE_ID_BYTES)
             library.check(library.load().uniep_make_unique_id(made))
-            shared = [made.raw]
-        dist.broadcast_object_list(shared, group=self.process_group, group_src=0)
-        assert shared[0] is not None
-        return shared[0]
+            return made.raw
+
+        return typing.cast(bytes, peers.broadcast_object(self, make, "the group's id of rank 0"))
+
+    def check(self) -> None:
+        """Raises the error of a call so far that is known to have failed, as the next call would; waits for none.
+
+        Raises:
+            CapacityError: the routing of a call did not fit (native, with a capacity: the call itself did not wait).
+            TimeoutError: a peer did not come or is gone. As CapacityError it is raised until recover().
+            ValueError: the group is closed.
+        """
+        self.engine.check()
+        if self.failure is not None:
+            raise TimeoutError(self.failure)
 
     def synchronize(self) -> None:
         """Waits until the calls so far are over, and raises the error of one that failed half-way."""
         self.engine.synchronize()
+        self.check()
+
+    def memory(self) -> GroupMemory:
+        """Bytes that the library holds for this rank between calls; torch's statistics have none of them."""
+        return GroupMemory(*self.engine.memory())
 
     def recover(self) -> None:
-        """Makes the group usable again after TimeoutError, and after CapacityError on several GPUs. Collective."""
+        """Makes the group usable again after TimeoutError, and after CapacityError on several GPUs. Collective.
+
+        Raises:
+            TimeoutError: a rank is gone: the others need a new process group and a new Group.
+        """
+        gone = peers.find_gone(self) if self.failure is not None else None
+        if gone is not None:
+            raise TimeoutError(f"group: {gone}")
         self.engine.recover()
+        self.failure = None
 
     def close(self) -> None:
         """Ends the group; a later call with it is a ValueError. Waits for no peer."""
@@ -218,8 +248,3 @@ def _forget_process_groups() -> None:
     for group in list(_by_name.values()):
         group.process_group = None
     _Cached.groups.clear()
-
-
-def _boot_id() -> str:
-    file = pathlib.Path("/proc/sys/kernel/random/boot_id")
-    return file.read_text().strip() if file.exists() else ""

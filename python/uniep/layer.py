@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from uniep import ops
 from uniep.call import Call, shaped
+from uniep.errors import Unsupported
 from uniep.group import Group, find_group
 from uniep.tuning import choose, tuned_sizes
 
@@ -21,6 +22,7 @@ GateAndUp = Tensors | tuple[Tensors, Tensors] | Sequence[tuple[torch.Tensor, tor
 MainGrad = typing.Literal["param"] | tuple[GateAndUp, Tensors]
 
 _ROW_ALIGNMENT = 128
+HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")  # from PyTorch 2.10 on
 _SAVES = ("keep", "redispatch", "recompute")
 
 _Function = typing.TypeVar("_Function", bound=typing.Callable[..., typing.Any])
@@ -43,6 +45,7 @@ def moe(
     schedule: str | tuple[str, str] = "auto",
     capacity: Capacity | None = None,
     main_grad: MainGrad | None = None,
+    grad_dtype: torch.dtype = torch.bfloat16,
     save: str = "keep",
 ) -> torch.Tensor:
     """The experts of a mixture-of-experts layer: y[t] = sum over slots k of w2[e] (silu(gate) * up * probs[t, k]).
@@ -69,7 +72,10 @@ def moe(
         main_grad: where gradients of weights are added, in fp32: two entries shaped as w1 and w2 (their gradients
             become None), or "param": `weight.main_grad`, or `weight.get_main_grad()`, of each weight. Then
             `weight.grad_added_to_main_grad` becomes True and the gradient that autograd sees is zero, so that hooks
-            run. None: bf16 gradients.
+            run. None: gradients of grad_dtype.
+        grad_dtype: torch.bfloat16, or torch.float32: gradients of w1 and w2 before that rounding. Autograd keeps it
+            only in leaves with `weight.grad_dtype = torch.float32`, which PyTorch has from 2.10 on. Breaks
+            compiled graphs, as main_grad does.
         save: "keep" FC1's output and the dispatched rows for backward; "redispatch": keep x, and dispatch it again for
             the weight gradients; "recompute": keep the arguments only. Changes no bit.
 
@@ -82,9 +88,9 @@ def moe(
             come from a later call, and all ranks call group.recover() after it.
     """
     compiling = torch.compiler.is_compiling()
-    if compiling and main_grad is not None:
+    if compiling and (main_grad is not None or grad_dtype is not torch.bfloat16):
         options: dict[str, typing.Any] = {"group": group, "schedule": schedule, "capacity": capacity, "save": save}
-        options["topk"] = topk
+        options |= {"topk": topk, "grad_dtype": grad_dtype}
         return _moe_outside_of_graphs(x, topk_ids, probs, w1, w2, main_grad=main_grad, **options)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.bfloat16)
@@ -113,8 +119,10 @@ def moe(
         return ops.run_forward(x, topk_ids, probs, first, second, group.name, texts, limits, save, slots, apart, keep)
     schedules = _schedules(schedule if isinstance(schedule, str) else tuple(schedule), save)
     added = None if main_grad is None else _main_grad(main_grad, first, second, apart)
+    if grad_dtype is not torch.bfloat16:
+        _check_grad_dtype(grad_dtype, first, second, added is not None)
     shape = hidden, intermediate, experts
-    call = Call(group, shape, schedules, slots, limits, save, apart, first, second, added)
+    call = Call(group, shape, schedules, slots, limits, save, apart, first, second, added, grad_dtype)
     if not torch.is_grad_enabled():
         return call.run(x, topk_ids, probs, (*first, *second), keep=False)[0]
     apply = _apply_moe if not torch._C._are_functorch_transforms_active() else _Moe.apply
@@ -188,16 +196,17 @@ _apply_moe: typing.Callable[..., typing.Any] = super(torch.autograd.Function, _M
 def _gradients(call: Call, which: int, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Memory for the gradients of w1 (0) or w2 (1)."""
     if call.main_grad is None:
-        return [torch.empty_like(weight) for weight in weights]
+        return [torch.empty_like(weight, dtype=call.grad_dtype) for weight in weights]
     if call.main_grad != "param":
         return call.main_grad[which]
     name = ("w1", "w2")[which]
-    found = [_main_grad_of(parameter, name) for parameter in (call.w1, call.w2)[which]]
+    found = [main_grad_of(parameter, name) for parameter in (call.w1, call.w2)[which]]
     _check_main_grad(found, weights, name)
     return found
 
 
-def _main_grad_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
+def main_grad_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
+    """What the gradient of a parameter is added to with main_grad="param"; ValueError where it has none."""
     getter = getattr(parameter, "get_main_grad", None)
     found = getter() if callable(getter) else getattr(parameter, "main_grad", None)
     if not isinstance(found, torch.Tensor):
@@ -402,6 +411,29 @@ def checked_capacity(capacity: Capacity | None, topk: int, local: int) -> tuple[
         return rows, tokens
     routed = math.ceil(rows * tokens * topk)
     return (-(-routed // _ROW_ALIGNMENT) + local) * _ROW_ALIGNMENT, tokens
+
+
+def _check_grad_dtype(
+    grad_dtype: object, w1: Sequence[torch.Tensor], w2: Sequence[torch.Tensor], has_main_grad: bool
+) -> None:
+    """Of another one than bf16."""
+    if grad_dtype is not torch.float32:
+        raise ValueError(f"grad_dtype: {grad_dtype}; legal are torch.bfloat16 and torch.float32")
+    if has_main_grad:
+        raise ValueError("grad_dtype: torch.float32 beside main_grad, which is fp32 anyway; give one of the two")
+    if not torch.is_grad_enabled():
+        return
+    if not HAS_GRAD_DTYPE:
+        raise Unsupported(f"grad_dtype: torch.float32 needs PyTorch 2.10 or newer; this is {torch.__version__}")
+    for name, weights in (("w1", w1), ("w2", w2)):
+        for weight in weights:
+            kept = weight.grad_dtype if weight.is_leaf else weight.dtype
+            if weight.requires_grad and kept not in (torch.float32, None):
+                why = f"its grad_dtype is {kept}" if weight.is_leaf else "it is no leaf"
+                raise ValueError(
+                    f"{name}: autograd would round a gradient of torch.float32, since {why}; with grad_dtype="
+                    "torch.float32 it must be a leaf whose grad_dtype is torch.float32 or None"
+                )
 
 
 def _main_grad(

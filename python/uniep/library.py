@@ -20,7 +20,7 @@ Handle = ctypes.c_void_p
 ENGINE_CPU, ENGINE_CUDA = 1, 2
 LAUNCH_THREADS, LAUNCH_PROCESSES = 0, 1
 INDEX_INT32, INDEX_INT64 = 0, 1
-WEIGHT_GRADIENT_BF16, WEIGHT_GRADIENT_MAIN_GRAD = 0, 2
+WEIGHT_GRADIENT_BF16, WEIGHT_GRADIENT_FP32, WEIGHT_GRADIENT_MAIN_GRAD = 0, 1, 2
 WEIGHT_GRADIENTS_NOW, WEIGHT_GRADIENTS_LATER, WEIGHT_GRADIENTS_NONE = 0, 1, 2
 UNIQUE_ID_BYTES = 128
 MEMORY_ALIGNMENT = 64
@@ -59,6 +59,7 @@ GroupOptions = _structure(
 GroupInfo = _structure(
     "GroupInfo", engine=_INT32, ranks=_INT32, workers=_INT32, first_local_rank=_INT32, local_ranks=_INT32
 )
+GroupBytes = _structure("GroupBytes", symmetric_bytes=_SIZE, workspace_bytes=_SIZE)
 LayerConfig = _structure(
     "LayerConfig",
     hidden=_INT64,
@@ -148,6 +149,8 @@ _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_use_library": [ctypes.c_char_p, ctypes.c_char_p],
     "uniep_group_create": [_POINTER, _POINTER],
     "uniep_group_synchronize": [Handle],
+    "uniep_group_check": [Handle],
+    "uniep_group_memory": [Handle, _INT32, _POINTER],
     "uniep_group_recover": [Handle],
     "uniep_group_describe": [Handle, _POINTER],
     "uniep_schedule_resolve": [Handle, _POINTER, _INT32, ctypes.c_char_p, ctypes.c_char_p, _SIZE, _POINTER],
@@ -162,6 +165,8 @@ _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_weight_gradients": [Handle, Handle, _POINTER, _INT32],
     "uniep_dispatch": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32],
     "uniep_combine": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32],
+    "uniep_trace_begin": [Handle],
+    "uniep_trace_end": [Handle, ctypes.c_char_p],
 }
 _DESTROYERS = ("group", "placement", "saved", "pending")
 

@@ -7,7 +7,9 @@ import typing
 import torch
 
 from uniep.group import Group
-from uniep.layer import moe
+from uniep.layer import HAS_GRAD_DTYPE, moe
+
+_OPTIONS = {"schedule", "capacity", "main_grad", "grad_dtype", "save"}
 
 
 class Experts(torch.nn.Module):
@@ -20,7 +22,7 @@ class Experts(torch.nn.Module):
         hidden: H, a multiple of 8.
         intermediate: I, a multiple of 8.
         group: None is Group().
-        options: `schedule`, `capacity`, `main_grad` and `save` of moe().
+        options: `schedule`, `capacity`, `main_grad`, `grad_dtype` and `save` of moe().
         dtype: of the parameters: bf16, or another one that autocast casts.
 
     Attributes:
@@ -47,14 +49,16 @@ class Experts(torch.nn.Module):
             raise ValueError(
                 f"num_experts: {num_experts}; must be a multiple of the number of ranks, {self.group.size}"
             )
-        unknown = set(options) - {"schedule", "capacity", "main_grad", "save"}
+        unknown = set(options) - _OPTIONS
         if unknown:
-            raise ValueError(f"options: {', '.join(sorted(unknown))}; legal are schedule, capacity, main_grad and save")
+            raise ValueError(f"options: {', '.join(sorted(unknown))}; legal are {', '.join(sorted(_OPTIONS))}")
         self.num_experts, self.options = num_experts, options
         local = num_experts // self.group.size
         device = self.group.device
         self.gate_up_proj = torch.nn.Parameter(torch.empty(local, 2 * intermediate, hidden, device=device, dtype=dtype))
         self.down_proj = torch.nn.Parameter(torch.empty(local, hidden, intermediate, device=device, dtype=dtype))
+        if options.get("grad_dtype") is torch.float32 and HAS_GRAD_DTYPE:
+            self.gate_up_proj.grad_dtype = self.down_proj.grad_dtype = torch.float32
         self.reset_parameters()
 
     @torch.no_grad()

@@ -53,7 +53,7 @@ def _call(
     shape = x.shape[-1], w2[0].shape[-1], local * own.size
     texts = schedules[0].encode(), schedules[1].encode()
     limits = capacity if capacity[0] > 0 else None
-    return Call(own, shape, texts, topk, limits, save, apart, list(w1), list(w2), None)
+    return Call(own, shape, texts, topk, limits, save, apart, list(w1), list(w2))
 
 
 @torch.library.custom_op("uniep::forward", mutates_args=())

@@ -13,7 +13,7 @@ import typing
 import torch
 import torch.distributed as dist
 
-from uniep import library
+from uniep import library, peers
 from uniep.errors import CapacityError
 
 if typing.TYPE_CHECKING:
@@ -99,7 +99,7 @@ class TorchRoute(Route):
 
         self._used = flat >= 0
         own = torch.where(self._used, flat, experts)
-        counts = self._gather(torch.bincount(own, minlength=experts + 1)[:experts])
+        counts = self._gather(torch.bincount(own, minlength=experts + 1)[:experts], "how many rows the ranks send")
         local = experts // self._size
         if capacity is not None:
             _check_capacity(counts, local, capacity)
@@ -109,19 +109,21 @@ class TorchRoute(Route):
         self._order = torch.argsort(own // local, stable=True)[: sum(self._sent)]
         self._token = self._order // topk
 
-        received_ids = self._to_owner((flat[self._order] % local).int()).view(-1, 1)
-        received_probs = self._to_owner(probs.reshape(-1)[self._order]).view(-1, 1)
+        received_ids = self._to_owner((flat[self._order] % local).int(), "the experts of rows").view(-1, 1)
+        received_probs = self._to_owner(probs.reshape(-1)[self._order], "the probs of rows").view(-1, 1)
         super().__init__(group, (hidden, intermediate, local), received_ids, received_probs, 1, None)
         self._flat_ids = flat if self._is_map else None
 
-    def _gather(self, values: torch.Tensor) -> torch.Tensor:
+    def _gather(self, values: torch.Tensor, what: str) -> torch.Tensor:
         gathered = [torch.empty_like(values) for _ in range(self._size)]
-        dist.all_gather(gathered, values.contiguous(), group=self._group.process_group)
-        return torch.stack(gathered).cpu()
+        with peers.waiting(self._group, what):
+            dist.all_gather(gathered, values.contiguous(), group=self._group.process_group)
+            return torch.stack(gathered).cpu()
 
     def _agree(self, device: torch.device, own: list[int]) -> None:
         """Raises the same ValueError on all ranks where a routing is wrong, or calls differ."""
-        ranks = self._gather(torch.tensor(own, dtype=torch.int64, device=device)).tolist()
+        described = torch.tensor(own, dtype=torch.int64, device=device)
+        ranks = self._gather(described, "what the ranks are about to call").tolist()
         for rank, (fault, token, slot, value, *_) in enumerate(ranks):
             if fault:
                 text = _FAULTS[fault]
@@ -137,24 +139,26 @@ class TorchRoute(Route):
             if values[9] and values[10] > values[9]:
                 raise CapacityError(f"tokens: {values[10]} on rank {rank}; the capacity allows {values[9]}")
 
-    def _to_owner(self, rows: torch.Tensor) -> torch.Tensor:
+    def _to_owner(self, rows: torch.Tensor, what: str) -> torch.Tensor:
         received = rows.new_empty((sum(self._received), *rows.shape[1:]))
-        dist.all_to_all_single(received, rows, self._received, self._sent, group=self._group.process_group)
+        with peers.waiting(self._group, what):
+            dist.all_to_all_single(received, rows, self._received, self._sent, group=self._group.process_group)
         return received
 
-    def _from_owner(self, rows: torch.Tensor) -> torch.Tensor:
+    def _from_owner(self, rows: torch.Tensor, what: str) -> torch.Tensor:
         received = rows.new_empty((sum(self._sent), *rows.shape[1:]))
-        dist.all_to_all_single(received, rows, self._sent, self._received, group=self._group.process_group)
+        with peers.waiting(self._group, what):
+            dist.all_to_all_single(received, rows, self._sent, self._received, group=self._group.process_group)
         return received
 
     def send(self, x: torch.Tensor) -> torch.Tensor:
-        return self._to_owner(x[self._token])
+        return self._to_owner(x[self._token], "rows for its experts")
 
     def sum_slots(self, y: torch.Tensor) -> torch.Tensor:
         tokens, topk = self._shape
         # Adding -0 changes no value, so unused slots need no select.
         slots = y.new_full((tokens * topk, y.shape[1]), -0.0)
-        slots[self._order] = self._from_owner(y)
+        slots[self._order] = self._from_owner(y, "the rows of its tokens")
         slots = slots.view(tokens, topk, y.shape[1])
         total = slots[:, 0].float()
         for slot in range(1, topk):
@@ -164,7 +168,7 @@ class TorchRoute(Route):
 
     def gather_probs(self, dprobs: torch.Tensor) -> torch.Tensor:
         gathered = dprobs.new_zeros(self._used.numel())
-        gathered[self._order] = self._from_owner(dprobs.reshape(-1))
+        gathered[self._order] = self._from_owner(dprobs.reshape(-1), "the gradients of its probs")
         if self._flat_ids is None:
             return gathered.view(self._shape)
         dense = dprobs.new_zeros((self._shape[0], self._all_experts))

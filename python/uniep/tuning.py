@@ -16,9 +16,9 @@ import time
 import typing
 
 import torch
-import torch.distributed as dist
 
 import uniep
+from uniep import peers
 
 if typing.TYPE_CHECKING:
     from uniep.group import Group
@@ -73,10 +73,12 @@ def key(hidden: int, intermediate: int, experts: int, topk: int) -> str:
 
 def agreed(group: Group) -> dict[str, Pair]:
     """What the file has for the group's machine, on rank 0. Collective with more ranks than one."""
-    found = [_read().get(machine(group), {}) if group.rank == 0 else {}]
-    if group.size > 1:
-        dist.broadcast_object_list(found, group=group.process_group, group_src=0)
-    return {name: (entry["forward"], entry["backward"]) for name, entry in found[0].items()}
+
+    def read() -> dict[str, typing.Any]:
+        return dict(_read().get(machine(group), {}))
+
+    found = peers.broadcast_object(group, read, "the tuned schedules of rank 0") if group.size > 1 else read()
+    return {name: (entry["forward"], entry["backward"]) for name, entry in found.items()}
 
 
 def choose(group: Group, hidden: int, intermediate: int, experts: int, topk: int) -> Pair:
@@ -234,6 +236,4 @@ class _Measurement:
         """The largest of all ranks'."""
         if self.group.size == 1:
             return value
-        values: list[typing.Any] = [None] * self.group.size
-        dist.all_gather_object(values, value, group=self.group.process_group)
-        return float(max(values))
+        return float(max(peers.gather_objects(self.group, value, "the times of the ranks")))

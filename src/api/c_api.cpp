@@ -4,11 +4,13 @@
 #include <cstdio>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 
 #include "api/c_arguments.h"
 #include "api/c_schedules.h"
 #include "api/c_struct.h"
+#include "api/recording.h"
 #include "uniep/uniep.h"
 
 namespace uniep {
@@ -87,6 +89,7 @@ struct GroupState {
   CallerAllocator allocator;
   Group group;
   ResolvedSchedules schedules;
+  std::optional<api::Recording> recording;
 };
 
 const Schedule& resolved(const char* schedule, Direction direction, const LayerConfig& layer, GroupState& state,
@@ -169,6 +172,22 @@ uniep_status uniep_group_synchronize(uniep_group* group) {
   return guarded([&] {
     require_pointer(group, "group");
     group->state->group.synchronize();
+  });
+}
+
+uniep_status uniep_group_check(uniep_group* group) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    group->state->group.check();
+  });
+}
+
+uniep_status uniep_group_memory(const uniep_group* group, int32_t rank, uniep_group_bytes* bytes) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    const std::size_t size = checked_size<uniep_group_bytes>(bytes, "bytes");
+    const GroupMemory memory = group->state->group.memory(rank);
+    write_struct(uniep_group_bytes{size, memory.symmetric_bytes, memory.workspace_bytes}, bytes, size);
   });
 }
 
@@ -380,7 +399,9 @@ uniep_status uniep_forward(uniep_group* group, const uniep_layer_config* config,
     if (saved != nullptr) handle = std::make_unique<uniep_saved>();
     CallOptions options;
     options.keep_saved = saved != nullptr;
+    api::RecordedCall recorded(group->state->recording, "forward", options);
     Saved kept = forward(own, layer, whole, placement->placement, ranks, options);
+    recorded.keep();
     if (saved == nullptr) return;
     handle->state = group->state;
     handle->saved = std::move(kept);
@@ -440,7 +461,11 @@ PendingWeightGradients run_backward(uniep_group* group, const uniep_layer_config
     if (may_be_later || rank.weight_gradients != WeightGradientTime::kLater) continue;
     throw Error(Status::kInvalidArgument, "weight_gradients: later (1) is for uniep_backward_pending()");
   }
-  return backward(own, layer, whole, saved->saved, ranks);
+  CallOptions options;
+  api::RecordedCall recorded(group->state->recording, "backward", options);
+  PendingWeightGradients left = backward(own, layer, whole, saved->saved, ranks, options);
+  recorded.keep();
+  return left;
 }
 
 }  // namespace
@@ -510,4 +535,25 @@ uniep_status uniep_combine(uniep_group* group, const uniep_layer_config* config,
                            const uniep_placement* placement, const uniep_combine_arguments* arguments, int32_t count) {
   return exchange(Operation::kCombine, group, config, schedule, placement, arguments, count, combine_arguments,
                   combine);
+}
+
+uniep_status uniep_trace_begin(uniep_group* group) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    group->state->recording.emplace();
+  });
+}
+
+uniep_status uniep_trace_end(uniep_group* group, const char* path) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    require_pointer(path, "path");
+    std::optional<api::Recording>& recording = group->state->recording;
+    if (!recording.has_value()) {
+      throw Error(Status::kInvalidArgument, "group: nothing is recorded; call uniep_trace_begin() first");
+    }
+    const api::Recording ended = std::move(*recording);
+    recording.reset();
+    api::write_recording(ended, path);
+  });
 }

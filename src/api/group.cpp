@@ -148,6 +148,16 @@ std::size_t SymmetricBuffer::bytes() const {
 void Group::synchronize() {
   engine_->synchronize();
 }
+void Group::check() {
+  engine_->throw_failures();
+}
+GroupMemory Group::memory(int rank) const {
+  if (rank < first_local_rank() || rank >= first_local_rank() + local_ranks()) {
+    refuse(
+        fmt::format("rank: {}; legal are {} to {}", rank, first_local_rank(), first_local_rank() + local_ranks() - 1));
+  }
+  return engine_->memory(rank);
+}
 void Group::recover() {
   api::with_heap([&] { engine_->recover(); });
 }

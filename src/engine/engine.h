@@ -155,6 +155,8 @@ class Engine {
   virtual std::shared_ptr<SymmetricBlock> allocate_symmetric(std::size_t bytes) = 0;
   virtual std::shared_ptr<SymmetricBlock> register_symmetric(std::span<void* const> memory, std::size_t bytes) = 0;
   virtual void synchronize() = 0;
+  virtual void throw_failures() = 0;               // of calls so far, as far as they are known
+  virtual GroupMemory memory(int rank) const = 0;  // of a local rank
   virtual void recover() = 0;
 
   // A collective call begins, before its arguments are checked; and if it throws, so that ranks in other processes need

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from uniep.group import Group
 from uniep.layer import moe
+from uniep.megatron.grouped import plain_weight
 from uniep.megatron.routing import capacity_of_factor, expert_weights
 
 
@@ -42,7 +43,8 @@ class Experts(torch.nn.Module):
         self.capacity_factor: float | None = getattr(config, "moe_expert_rank_capacity_factor", None)
         self.schedule, self.save = schedule, save
         first, second = expert_weights(experts)
-        self.count = len(first)
+        self.single = first[0].dim() == 3
+        self.count = len(first[0]) if self.single else len(first)
         for expert, (w1, w2) in enumerate(zip(first, second, strict=True)):
             self.register_parameter(f"w1_{expert}", w1)
             self.register_parameter(f"w2_{expert}", w2)
@@ -53,8 +55,8 @@ class Experts(torch.nn.Module):
             hidden_states,
             routing_map,
             probs.float(),
-            [getattr(self, f"w1_{expert}") for expert in range(self.count)],
-            [getattr(self, f"w2_{expert}") for expert in range(self.count)],
+            self._weights("w1"),
+            self._weights("w2"),
             topk=self.topk,
             group=Group(self.ep_group, device=hidden_states.device),
             schedule=self.schedule,
@@ -62,6 +64,11 @@ class Experts(torch.nn.Module):
             main_grad=typing.cast(typing.Any, self.main_grad),
             save=self.save,
         )
+
+    def _weights(self, name: str) -> torch.Tensor | list[torch.Tensor]:
+        if self.single:
+            return plain_weight(getattr(self, f"{name}_0"), name, self.main_grad is not None)
+        return [getattr(self, f"{name}_{expert}") for expert in range(self.count)]
 
     def _save_to_state_dict(self, *_: typing.Any) -> None:
         pass

@@ -52,7 +52,6 @@ FLAGS = [
     Flag("moe_pad_expert_input_to_capacity", _is_off, "False"),
     Flag("moe_apply_probs_on_input", _is_off, "False"),
     Flag("moe_shared_expert_overlap", _is_off, "False"),
-    Flag("moe_single_grouped_weight", _is_off, "False"),
     Flag("moe_paged_stash", _is_off, "False"),
     Flag("overlap_moe_expert_parallel_comm", _is_off, "False"),
     Flag("delay_wgrad_compute", _is_off, "False"),

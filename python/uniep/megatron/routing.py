@@ -19,7 +19,8 @@ def capacity_of_factor(factor: float | None, tokens: int, topk: int, local_exper
 
 
 def expert_weights(experts: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
-    """The parameters [2 I, H] and [H, I] of Megatron's experts, in order: SequentialMLP's or TEGroupedMLP's."""
+    """The parameters of Megatron's experts: [2 I, H] and [H, I] of each in order, of SequentialMLP or TEGroupedMLP; or
+    one [El, 2 I, H] and one [El, H, I], of TEGroupedMLP with moe_single_grouped_weight."""
     local = getattr(experts, "local_experts", None)
     if local is not None:
         return [one.linear_fc1.weight for one in local], [one.linear_fc2.weight for one in local]
@@ -28,6 +29,11 @@ def expert_weights(experts: torch.nn.Module) -> tuple[list[torch.nn.Parameter], 
         layers = experts.linear_fc1, experts.linear_fc2
         first, second = ([getattr(layer, f"weight{expert}") for expert in range(count)] for layer in layers)
         return first, second
+    found = (getattr(getattr(experts, name, None), "weight", None) for name in ("linear_fc1", "linear_fc2"))
+    single = [one for one in found if isinstance(one, torch.nn.Parameter) and one.shape[:1] == (count,)]
+    if count and len(single) == 2:
+        return single[:1], single[1:]
     raise ValueError(
-        f"experts: {type(experts).__name__}; UniEP serves SequentialMLP, and TEGroupedMLP with weight{{i}}"
+        f"experts: {type(experts).__name__}; UniEP serves SequentialMLP, and TEGroupedMLP with weight{{i}} or with one "
+        "weight of all experts"
     )

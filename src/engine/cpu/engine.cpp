@@ -160,6 +160,20 @@ void CpuEngine::set_next_epoch(uint32_t epoch) {
   for (RankSignals& signals : signals_) signals.clear_all();
 }
 
+void CpuEngine::throw_failures() {
+  if (broken_) {
+    throw Error(Status::kTimeout, "group: an earlier call failed half-way; call Group::recover() before the next one");
+  }
+}
+
+GroupMemory CpuEngine::memory(int rank) const {
+  const Symmetric& own = symmetric_[rank];
+  GroupMemory memory;
+  memory.symmetric_bytes =
+      own.slot_elements * sizeof(BFloat16) + own.prob_elements * sizeof(float) + signals_[rank].bytes();
+  return memory;
+}
+
 void CpuEngine::recover() {
   for (RankSignals& signals : signals_) signals.clear_all();
   broken_ = false;
@@ -202,9 +216,7 @@ ProgramRequest CpuEngine::request(const LayerConfig& config, const Schedule& sch
 }
 
 std::unique_ptr<Call> CpuEngine::begin_call(const Program& program) {
-  if (broken_) {
-    throw Error(Status::kTimeout, "group: an earlier call failed half-way; call Group::recover() before the next one");
-  }
+  throw_failures();
   auto call = std::make_unique<Call>(program, *kernels_, signals_, wake_up_);
   call->epoch = next_epoch_;
   call->slot_count = slots_per_token(call->shape, call->numerics);

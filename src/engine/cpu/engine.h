@@ -34,6 +34,8 @@ class CpuEngine : public internal::Engine {
   std::shared_ptr<internal::SymmetricBlock> register_symmetric(std::span<void* const> memory,
                                                                std::size_t bytes) override;
   void synchronize() override {}  // a call has ended when it returns
+  void throw_failures() override;
+  GroupMemory memory(int rank) const override;
   void recover() override;
 
   int threads() const { return threads_.count(); }

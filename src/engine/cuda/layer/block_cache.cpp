@@ -53,6 +53,11 @@ Allocator BlockCache::allocator_of_one() {
   return functions;
 }
 
+std::size_t BlockCache::bytes(int device) const {
+  const auto found = taken_.find(device);
+  return found == taken_.end() ? 0 : found->second;
+}
+
 // What an earlier call of the same capture has given back it writes again at every replay.
 void* BlockCache::allocate_unused(std::size_t bytes, int rank) {
   return capture_ == 0 ? allocate(bytes, rank) : take(stepped(bytes), device_of(rank));
@@ -78,7 +83,10 @@ void* BlockCache::take(std::size_t bytes, int device) {
     free_all(free_[{device, 0}], device);
     memory = take_from_device(bytes, device);
   }
-  if (memory != nullptr) in_use_.emplace(memory, Block{bytes, capture_});
+  if (memory != nullptr) {
+    in_use_.emplace(memory, Block{bytes, capture_});
+    taken_[device] += bytes;
+  }
   return memory;
 }
 
@@ -110,7 +118,10 @@ void* BlockCache::take_from_device(std::size_t bytes, int device) {
 
 void BlockCache::free_all(FreeBlocks& blocks, int device) {
   const ScopedDevice scope(device, std::nothrow);
-  for (const auto& [bytes, memory] : blocks) driver().cuMemFree(reinterpret_cast<CUdeviceptr>(memory));
+  for (const auto& [bytes, memory] : blocks) {
+    driver().cuMemFree(reinterpret_cast<CUdeviceptr>(memory));
+    taken_[device] -= bytes;
+  }
   blocks.clear();
 }
 

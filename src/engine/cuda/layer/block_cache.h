@@ -27,6 +27,9 @@ class BlockCache {
   // The same, but nobody else has had or gets what a captured call takes.
   Allocator allocator_of_one();
 
+  // Of a device, handed out or kept for later.
+  std::size_t bytes(int device) const;
+
   // Which capture the next call goes into; 0: none.
   void set_capture(uint64_t capture) { capture_ = capture; }
 
@@ -53,6 +56,7 @@ class BlockCache {
   std::map<std::pair<int, uint64_t>, FreeBlocks> free_;  // by device and capture
   std::multimap<int, void*> unused_;                     // by device: of captured calls, not to be handed out again
   std::map<void*, Block> in_use_;
+  std::map<int, std::size_t> taken_;  // by device
 };
 
 }  // namespace uniep::cuda

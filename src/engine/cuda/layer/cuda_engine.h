@@ -53,6 +53,8 @@ class CudaEngine final : public internal::Engine {
   std::shared_ptr<internal::SymmetricBlock> register_symmetric(std::span<void* const> memory,
                                                                std::size_t bytes) override;
   void synchronize() override;
+  void throw_failures() override { throw_noticed_failures(); }
+  GroupMemory memory(int rank) const override;
   void recover() override;
   void begin_collective() override { ++call_number_; }
   void give_up(const std::exception& why) noexcept override;

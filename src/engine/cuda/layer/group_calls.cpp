@@ -184,6 +184,15 @@ void CudaEngine::wait_until(const std::function<bool()>& over) {
   }
 }
 
+GroupMemory CudaEngine::memory(int rank) const {
+  const auto local = static_cast<std::size_t>(rank - first_local_rank());
+  const int device = ranks_.devices()[local];
+  GroupMemory memory;
+  memory.symmetric_bytes = static_cast<std::size_t>(symmetric_.bytes());
+  memory.workspace_bytes = cache_->bytes(device) + counters_[local].size() + records_[local].bytes();
+  return memory;
+}
+
 void CudaEngine::synchronize_devices() {
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) wait_until([&] { return queue->is_over(); });
 }

@@ -56,6 +56,12 @@ void SymmetricRegion::reserve(const SymmetricNeed& need) {
   capacity_ = wanted;
 }
 
+int64_t SymmetricRegion::bytes() const {
+  int64_t bytes = control_->bytes() + (memory_ != nullptr ? memory_->bytes() : 0);
+  for (const Kept& kept : earlier_) bytes += kept.memory->bytes();
+  return bytes;
+}
+
 void SymmetricRegion::recover(const std::function<void()>& clear) {
   control_->barrier();  // nobody's kernel runs any more
   signals_->clear();

@@ -45,6 +45,9 @@ class SymmetricRegion {
   BFloat16* inputs(int own_rank, int peer) const;
   RowSource* rows(int own_rank, int peer) const;
 
+  // Of one rank, all that the region holds.
+  int64_t bytes() const;
+
   CallBoard* board(int own_rank, int peer) const {
     return &static_cast<GroupControl*>(control_->address(own_rank, peer))->board;
   }

@@ -16,6 +16,8 @@ class TileRecords {
   // Queues that no agent has written a record yet.
   void clear(void* stream) const;
 
+  std::size_t bytes() const { return memory_.size(); }
+
   static constexpr uint32_t kCapacity = 1024;
   TileRecord* records() const { return reinterpret_cast<TileRecord*>(memory_.data() + counts_bytes()); }
   uint32_t* counts() const { return reinterpret_cast<uint32_t*>(memory_.data()); }
