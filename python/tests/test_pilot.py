@@ -16,6 +16,7 @@ import pytest
 if importlib.util.find_spec("megatron") is None:  # test_megatron.py fails then where it has to be there
     pytest.skip("megatron-core is not installed", allow_module_level=True)
 
+from test_distributed import HERE, torchrun
 from uniep.pilot import arms, drawing, options, sizes, summary, text
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -163,6 +164,17 @@ def test_a_timeline_has_every_part_of_a_step(run):
         assert all(0 <= span["begin_ms"] <= span["end_ms"] for span in spans)
 
 
+def test_layers_say_what_they_do(run):
+    _, report, _ = run
+    assert [(one["layer"], one["direction"]) for one in report["stats"]] == [
+        ("layer 1", "forward"),
+        ("layer 2", "forward"),
+        ("layer 2", "backward"),
+        ("layer 1", "backward"),
+    ]
+    assert all(one["rows"] > 0 and one["ms"] > 0 and one["calls"] == 3 for one in report["stats"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -186,6 +198,10 @@ def test_what_can_not_be_had_ends_before_anything_runs(scratch):
     output = run_pilot(["--cpu", "--text", "short"], scratch, ranks=1, expected=2)
     assert "uniep.pilot: --text: 9 bytes; must be 66 or more" in output
     assert not (scratch / "pilot").exists()
+
+
+def test_small_models_and_bits_that_differ():
+    assert "3 checks passed on 2 ranks" in torchrun(2, HERE / "pilot_checks.py")
 
 
 def test_layers():

@@ -103,6 +103,7 @@ def run(options: typing.Any) -> dict[str, typing.Any]:
         blocks = turns.take_turns(setting, arms, options.turns, options.warm, options.steps, tell)
         report["table"] = summary.table(blocks, size, ranks)
         report["timeline"] = {block.arm: [span._asdict() for span in block.timeline] for block in blocks[: len(arms)]}
+        report["stats"] = [one._asdict() for block in blocks[: len(arms)] for one in block.stats]
         report["bits"] = {name: [one._asdict()] for name, one in bits.of_blocks(blocks).items()}
     if "deterministic" in parts:
         found = dataclasses.replace(setting, deterministic=True)

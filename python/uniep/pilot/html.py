@@ -158,6 +158,18 @@ def _timeline(report: Report) -> list[str]:
     return parts
 
 
+def _stats(report: Report) -> list[str]:
+    if not report["stats"]:
+        return []
+    rows = [[_Number("not known") if value is None else value for value in one.values()] for one in report["stats"]]
+    shown = [[_Number(f"{one:.3f}") if isinstance(one, float) else one for one in row] for row in rows]
+    return [
+        "<h2>What UniEP's layers say of themselves</h2>",
+        _table([name.replace("_", " ") for name in report["stats"][0]], shown),
+        '<p class="note">uniep.stats() of rank 0, behind the traced steps.</p>',
+    ]
+
+
 def _preflight(report: Report) -> list[str]:
     found = report["preflight"]
     parts = ["<h2>Preflight</h2>", _table(["", ""], [*found["versions"].items(), *found["fused"].items()])]
@@ -188,6 +200,7 @@ _SECTIONS = {
     "kill": _kill,
     "curves": _curves,
     "timeline": _timeline,
+    "stats": _stats,
     "preflight": _preflight,
 }
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from uniep.layer_stats import LayerStats, record_stats, stats
 from uniep.pilot.arms import Arm
 from uniep.pilot.trace import Span, moe_ms, traced
 from uniep.pilot.training import Setting, Training, mean_of_ranks
@@ -35,6 +36,7 @@ class Block:
     driver_mib: float | None  # what the driver counts more than before the block: NCCL's and UniEP's memory, too
     rows_max_over_mean: dict[str, float]
     timeline: list[Span]  # of rank 0
+    stats: list[LayerStats]  # of this rank, of UniEP's layers alone
 
 
 def _synchronize(device: torch.device) -> None:
@@ -77,6 +79,7 @@ def run_block(setting: Setting, arm: Arm, turn: int, warm: int, steps: int) -> B
             peak, driver = slowest([torch.cuda.max_memory_allocated() / 2**20, (whole - free - used) / 2**20])
         ends_with = training.digest()
         in_moe, spans, rows = [], [], {}
+        record_stats(arm.schedule is not None)
         for _ in range(TRACED_STEPS):
             with traced(training) as trace:
                 training.step()
@@ -96,8 +99,10 @@ def run_block(setting: Setting, arm: Arm, turn: int, warm: int, steps: int) -> B
             driver_mib=driver,
             rows_max_over_mean=rows,
             timeline=spans,
+            stats=stats(),
         )
     finally:
+        record_stats(False)
         training.close()
 
 
