@@ -113,7 +113,7 @@ def check_uniep_disable_gives_megatrons_layer(rank, ranks):
 
 
 def check_stats_are_megatrons_metrics(rank, ranks):
-    layers = [moe_layer(True) for _ in range(2)]
+    layers = [moe_layer(True, schedule="fusion=layer") for _ in range(2)]
     layers[1].set_layer_number(2)
     uniep.record_stats()
     try:
@@ -130,7 +130,7 @@ def check_stats_are_megatrons_metrics(rank, ranks):
     for one, rows in zip(found, shares, strict=True):
         assert one.rows_max_over_mean == (rows.max() / rows.mean()).item()
         assert one.ms > 0 and one.wait_ms is one.exposed_dispatch_ms is one.sum_ms is None
-        assert one.fused == (ranks == 1) and one.fusion == "layer" and one.schedule == "auto" and one.calls == 1
+        assert one.fused == (ranks == 1) and one.fusion == "layer" and one.schedule == "fusion=layer" and one.calls == 1
     tracker = moe_utils.get_moe_layer_wise_logging_tracker()
     logged = tracker["uniep_rows_max_over_mean"]["values"]
     assert logged[0] == torch.tensor(2 * found[0].rows_max_over_mean).float() and logged[2] == 0

@@ -182,6 +182,7 @@ def test_layers_say_what_they_do(run):
         (["--arms", "stock,theirs"], "--arms: theirs; legal are stock"),
         (["--arms", "uniep,uniep"], "--arms: uniep,uniep; each may be there once"),
         (["--arms", "stock"], "--parts: bits and kill need the arm uniep"),
+        (["--reserve-sms", "eight"], "--reserve-sms: eight; must be numbers with commas"),
         (["--steps", "0"], "--steps: 0; must be 1 or more"),
         (["--bit-steps", "3"], "--bit-steps: 3; must be 4 or more"),
     ],
@@ -221,6 +222,13 @@ def test_text_is_a_function_of_seed_step_and_replica():
 def test_missing_arms_are_named():
     found, missing = arms.find(["stock", "deepep"], "auto")
     assert [arm.name for arm in found] == ["stock"] and missing == {"deepep": "needs GPUs, and torch finds none"}
+
+
+def test_reserved_sms_are_arms():
+    arm = arms.find(["uniep"], "fusion=pairs,comm.reserve_sms=24")[0][0]
+    other = arms.with_reserved_sms(arm, 8)
+    assert (other.name, other.schedule) == ("uniep, reserve_sms=8", "fusion=pairs,comm.reserve_sms=8")
+    assert arms.with_reserved_sms(arm._replace(schedule="auto"), 0).schedule == "comm.reserve_sms=0"
 
 
 def test_drawings_escape_names():

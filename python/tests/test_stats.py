@@ -31,7 +31,7 @@ def test_nothing_is_kept_unless_asked_for():
 
 
 def test_one_rank(recording):
-    module = layer(schedule=("fusion=pairs", "auto"))
+    module = layer(schedule=("fusion=pairs", "fusion=layer"))
     name_layer(module.experts.down_proj, "the first")
     step(module)
     step(module, tokens=30)
@@ -42,7 +42,7 @@ def test_one_rank(recording):
     assert forward.rows == backward.rows == 30 * TOPK  # of the newest call
     assert forward.rows_max_over_mean == 1.0
     assert (forward.schedule, forward.fusion, forward.fused) == ("fusion=pairs", "pairs", True)
-    assert (backward.schedule, backward.fusion, backward.fused) == ("auto", "layer", True)
+    assert (backward.schedule, backward.fusion, backward.fused) == ("fusion=layer", "layer", True)
     assert forward.ms > 0 and backward.ms > 0
     assert forward.wait_ms is forward.exposed_dispatch_ms is forward.sum_ms is None
 

@@ -56,6 +56,9 @@ def run(options: typing.Any) -> dict[str, typing.Any]:
         raise ValueError(f"--nproc-per-node: {ranks}; must divide the {size.experts} experts of {options.model}")
     data, what = text.read(options.text)
     arms, missing = arms_module.find(options.arms, options.schedule)
+    in_turns = list(arms)
+    for count in dict.fromkeys(options.reserve_sms):
+        in_turns.append(arms_module.with_reserved_sms(next(arm for arm in arms if arm.name == "uniep"), count))
     setting = Setting(size, text.Text(data, size.sequence, size.batch, options.seed), device, options.seed)
     set_up_parallelism(ranks)
     report: dict[str, typing.Any] = {
@@ -75,7 +78,7 @@ def run(options: typing.Any) -> dict[str, typing.Any]:
             "timed_steps_an_arm": options.turns * options.steps,
             "transformer_engine": arms_module.has_transformer_engine(),
         },
-        "arms": {arm.name: arm.what for arm in arms},
+        "arms": {arm.name: arm.what for arm in in_turns},
         "missing_arms": missing,
         "missing_parts": [part for part in command_line.PARTS if part not in parts],
     }
@@ -100,10 +103,14 @@ def run(options: typing.Any) -> dict[str, typing.Any]:
             tell(line)
     blocks = []
     if "turns" in parts:
-        blocks = turns.take_turns(setting, arms, options.turns, options.warm, options.steps, tell)
+        blocks = turns.take_turns(setting, in_turns, options.turns, options.warm, options.steps, tell)
         report["table"] = summary.table(blocks, size, ranks)
-        report["timeline"] = {block.arm: [span._asdict() for span in block.timeline] for block in blocks[: len(arms)]}
-        report["stats"] = [one._asdict() for block in blocks[: len(arms)] for one in block.stats]
+        report["timeline"] = {
+            block.arm: [span._asdict() for span in block.timeline] for block in blocks[: len(in_turns)]
+        }
+        report["stats"] = [
+            one._asdict() for block in blocks[: len(in_turns)] for one in block.stats if block.arm == "uniep"
+        ]
         report["bits"] = {name: [one._asdict()] for name, one in bits.of_blocks(blocks).items()}
     if "deterministic" in parts:
         found = dataclasses.replace(setting, deterministic=True)

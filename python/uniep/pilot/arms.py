@@ -42,6 +42,14 @@ def _why_not(name: str) -> str | None:
     return None if hasattr(module, needed) else f"deep_ep is there, but has no {needed}"
 
 
+def with_reserved_sms(arm: Arm, count: int) -> Arm:
+    """UniEP's arm with another number of SMs left alone, all else of its schedule as it is."""
+    fields = [one for one in (arm.schedule or "").split(",") if not one.startswith("comm.reserve_sms=")]
+    kept = [one for one in fields if one not in ("", "auto")]
+    schedule = ",".join([*kept, f"comm.reserve_sms={count}"])
+    return arm._replace(name=f"uniep, reserve_sms={count}", what=f"UniEP, schedule {schedule}", schedule=schedule)
+
+
 def find(wanted: typing.Sequence[str], schedule: str) -> tuple[list[Arm], dict[str, str]]:
     """The arms that are here, and for each missing one why it is.
 

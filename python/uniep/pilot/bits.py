@@ -27,10 +27,12 @@ class Equality(typing.NamedTuple):
 
 
 def of_blocks(blocks: Sequence[Block]) -> dict[str, Equality]:
-    """By arm: whether all its turns gave the same losses and ended with the same parameters."""
+    """By arm: whether all its turns gave the same losses and ended with the same parameters. Not of a single turn."""
     found = {}
     for name in dict.fromkeys(block.arm for block in blocks):
         own = [block for block in blocks if block.arm == name]
+        if len(own) < 2:
+            continue
         digests = [block.ends_with for block in own]
         equal = len(set(digests)) == 1 and all(block.losses == own[0].losses for block in own)
         steps = len(own[0].losses)

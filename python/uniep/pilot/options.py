@@ -28,6 +28,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--text", metavar="FILE", help="bytes to train on; without it the documentation of the clone")
     parser.add_argument("--config", metavar="FILE", help="flags of your job for the preflight: JSON or a command line")
     parser.add_argument("--schedule", help="of UniEP's arm; docs/schedule.md")
+    parser.add_argument(
+        "--reserve-sms", default="", metavar="N,N", help="more arms of UniEP in the turns, one a number"
+    )
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--turns", type=int, help="blocks of each arm")
     parser.add_argument("--steps", type=int, help="timed steps of a block")
@@ -48,6 +51,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     options.arms = _list(parser, "--arms", options.arms, NAMES)
     options.parts = _list(parser, "--parts", options.parts, PARTS)
     options.schedule = options.schedule or default_schedule(options.cpu)
+    try:
+        options.reserve_sms = [int(one) for one in options.reserve_sms.split(",") if one]
+    except ValueError:
+        parser.error(f"--reserve-sms: {options.reserve_sms}; must be numbers with commas, as 0,8,16")
+    if options.reserve_sms and "uniep" not in options.arms:
+        parser.error("--reserve-sms: needs the arm uniep")
     if options.model not in SIZES:
         parser.error(f"--model: {options.model}; legal are {', '.join(SIZES)}")
     if "uniep" not in options.arms and {"bits", "kill"} & set(options.parts):
