@@ -201,6 +201,12 @@ def test_what_can_not_be_had_ends_before_anything_runs(scratch):
     assert not (scratch / "pilot").exists()
 
 
+def test_uniep_disable_is_refused(scratch, monkeypatch):
+    monkeypatch.setenv("UNIEP_DISABLE", "1")
+    output = run_pilot(["--cpu"], scratch, ranks=1, expected=2)
+    assert "UNIEP_DISABLE: 1; the arm uniep would be Megatron-core's own layer" in output
+
+
 def test_small_models_and_bits_that_differ():
     assert "3 checks passed on 2 ranks" in torchrun(2, HERE / "pilot_checks.py")
 
@@ -233,4 +239,4 @@ def test_reserved_sms_are_arms():
 
 def test_drawings_escape_names():
     Page(drawing.curves({"<a>": [1.0, 2.0], "b": [2.0]}))
-    Page(drawing.bars([{"name": "<a>", "lane": "forward", "begin_ms": 0.0, "end_ms": 1.0}]))
+    Page(drawing.bars([{"name": "<a>", "lane": "forward", "begin_ms": 0.0, "end_ms": 1.0}], 2.0))

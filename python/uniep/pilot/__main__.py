@@ -47,11 +47,16 @@ def run(options: typing.Any) -> dict[str, typing.Any]:
     from uniep.pilot import bits, curves, forecast, kill, preflight, sizes, summary, text, turns
     from uniep.pilot.job import Job
     from uniep.pilot.training import Setting, set_up_parallelism
+    from uniep.switch import is_disabled
 
     device, ranks = begin(options.cpu, datetime.timedelta(minutes=30))
     rank, parts = dist.get_rank(), set(options.parts)
     tell = _tell(rank)
     size = sizes.of_model(options.model, options.layers)
+    if "uniep" in options.arms and is_disabled("the pilot can not run UniEP's arm"):
+        raise ValueError(
+            "UNIEP_DISABLE: 1; the arm uniep would be Megatron-core's own layer: unset it, or leave it out"
+        )
     if size.experts % ranks != 0:
         raise ValueError(f"--nproc-per-node: {ranks}; must divide the {size.experts} experts of {options.model}")
     data, what = text.read(options.text)

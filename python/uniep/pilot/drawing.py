@@ -63,12 +63,11 @@ def curves(losses: Mapping[str, Sequence[float]]) -> str:
     return _svg(height, content, "loss by step")
 
 
-def bars(spans: Sequence[Mapping[str, typing.Any]]) -> str:
-    """Spans of a step: forward, backward and update below each other."""
+def bars(spans: Sequence[Mapping[str, typing.Any]], end: float) -> str:
+    """Spans of a step, forward, backward and update below each other, on an axis to `end` milliseconds."""
     lanes = ["forward", "backward", "update"]
     left, top, lane_height = 70, 8, 34
-    height = top + lane_height * len(lanes) + 26
-    end = max((span["end_ms"] for span in spans), default=1.0)
+    height = top + lane_height * len(lanes) + 44
 
     def x(milliseconds: float) -> float:
         return left + (_WIDTH - left - 30) * milliseconds / end
@@ -91,5 +90,9 @@ def bars(spans: Sequence[Mapping[str, typing.Any]]) -> str:
                 f'<text x="{x(span["begin_ms"]) + 4:.1f}" y="{row + 17}" fill="#fff">{html.escape(span["name"])}</text>'
             )
     for tick in _ticks(0, end):
-        content.append(f'<text x="{x(tick):.1f}" y="{height - 6}" text-anchor="middle">{tick:g} ms</text>')
+        content.append(f'<text x="{x(tick):.1f}" y="{height - 24}" text-anchor="middle">{tick:g} ms</text>')
+    for place, kind in enumerate(kinds):
+        words = kind if kind != "gradients'" else "gradients' sums"
+        colour = _COLOURS[place % len(_COLOURS)]
+        content.append(f'<text x="{left + 130 * place}" y="{height - 6}" fill="{colour}">{html.escape(words)}</text>')
     return _svg(height, content, "timeline of a step")

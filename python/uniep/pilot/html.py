@@ -152,9 +152,11 @@ def _curves(report: Report) -> list[str]:
 
 
 def _timeline(report: Report) -> list[str]:
-    parts = ["<h2>A step</h2>", '<p class="note">Rank 0, one step with hooks. Backward runs below forward.</p>']
+    note = "Rank 0, one step with hooks; all arms on one scale. Backward runs below forward."
+    parts = ["<h2>A step</h2>", f'<p class="note">{note}</p>']
+    end = max(span["end_ms"] for spans in report["timeline"].values() for span in spans)
     for arm, spans in report["timeline"].items():
-        parts += [f"<h3>{_escape(arm)}</h3>", bars(spans)]
+        parts += [f"<h3>{_escape(arm)}</h3>", bars(spans, end)]
     return parts
 
 
