@@ -1,5 +1,6 @@
 """What test_distributed.py starts with torchrun: every check is run by all ranks, and compares with one process."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -304,6 +305,16 @@ def check_ranks_agree_on_tuned_schedules(rank: int, ranks: int) -> None:
         if before is not None:
             os.environ["UNIEP_CACHE_DIR"] = before
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def disabled(value: str = "1"):
+    """With UNIEP_DISABLE."""
+    os.environ["UNIEP_DISABLE"] = value
+    try:
+        yield
+    finally:
+        del os.environ["UNIEP_DISABLE"]
 
 
 def run_checks(names: dict, set_up=lambda: None) -> int:

@@ -9,11 +9,23 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.moe import moe_utils
 
 import uniep.megatron
-from distributed_checks import expect_error, run_checks
+from distributed_checks import disabled, expect_error, run_checks
 from layers import Layer, reference, relative_error, same_bits, slots_of_map
-from megatron_layers import EXPERTS, HIDDEN, TOPK, assert_close, assert_same, config, gathered, moe_layer, run_layer
+from megatron_layers import (
+    EXPERTS,
+    HIDDEN,
+    TOPK,
+    assert_close,
+    assert_same,
+    config,
+    gathered,
+    moe_layer,
+    run_layer,
+    spec,
+)
 from uniep.megatron.experts import Experts
 
 
@@ -73,6 +85,58 @@ def check_patch(rank, ranks):
     for name, value in run_layer(layer).items():
         assert same_bits(value, expected[name]), name
     assert not isinstance(moe_layer(False), uniep.megatron.UniEPMoELayer)
+
+
+def check_uniep_disable_gives_megatrons_layer(rank, ranks):
+    """With the same names, parameters and results; and what UniEP would refuse is built."""
+    theirs = moe_layer(False)
+    expected = run_layer(theirs)
+    ours, make = moe_layer(True), spec(True).submodules.mlp
+    with disabled():
+        layers = [moe_layer(True), make(config(), layer_number=1)]
+        uniep.megatron.patch()
+        try:
+            layers.append(moe_layer(False))
+        finally:
+            uniep.megatron.unpatch()
+        assert [isinstance(layer, uniep.megatron.UniEPMoELayer) for layer in layers] == [False, True, False]
+        for layer in layers:
+            assert list(layer.state_dict()) == list(ours.state_dict())
+            layer.load_state_dict(ours.state_dict())
+            layer.set_layer_number(1)
+            assert_same(run_layer(layer), expected)
+        moe_layer(True, moe_apply_probs_on_input=True, moe_router_topk=1, moe_router_pre_softmax=True)
+        expect_error(ValueError, "UNIEP_DISABLE: 1; there is no layer of Megatron's", lambda: BackendLayer(theirs))
+    ours.load_state_dict(layers[0].state_dict())
+    assert isinstance(ours, uniep.megatron.UniEPMoELayer)
+    with disabled("yes"):
+        expect_error(ValueError, "UNIEP_DISABLE: 'yes'; legal are 1, 0 and empty", lambda: moe_layer(True))
+
+
+def check_stats_are_megatrons_metrics(rank, ranks):
+    layers = [moe_layer(True, schedule="fusion=layer") for _ in range(2)]
+    layers[1].set_layer_number(2)
+    uniep.record_stats()
+    try:
+        for layer in layers:
+            run_layer(layer)
+        found = uniep.stats()
+        uniep.megatron.log_stats(num_layers=3, micro_batches=2, device="cpu")
+    finally:
+        uniep.record_stats(False)
+    names = [(one.layer, one.direction) for one in found]
+    assert names == [(f"layer {n}", direction) for n in (1, 2) for direction in ("forward", "backward")]
+    shares = torch.tensor([gathered(one.rows) for one in found]).double()
+    assert (shares.sum(1) == 48 * TOPK * ranks).all()  # every token has its K experts
+    for one, rows in zip(found, shares, strict=True):
+        assert one.rows_max_over_mean == (rows.max() / rows.mean()).item()
+        assert one.ms > 0 and one.wait_ms is one.exposed_dispatch_ms is one.sum_ms is None
+        assert one.fused == (ranks == 1) and one.fusion == "layer" and one.schedule == "fusion=layer" and one.calls == 1
+    tracker = moe_utils.get_moe_layer_wise_logging_tracker()
+    logged = tracker["uniep_rows_max_over_mean"]["values"]
+    assert logged[0] == torch.tensor(2 * found[0].rows_max_over_mean).float() and logged[2] == 0
+    assert tracker["uniep_backward_ms"]["values"][1] == torch.tensor(2 * found[3].ms).float()
+    moe_utils.clear_aux_losses_tracker()
 
 
 def check_checkpoints_are_megatrons(rank, ranks):

@@ -18,17 +18,15 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.moe.moe_layer import MoELayer  # noqa: F401
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import uniep.megatron
+from uniep.pilot.stand_ins import Attention, Norm
 
 VERSION = megatron.core.__version__
-_KINDS = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,36 +55,6 @@ class Setting:
     nudged: bool = False  # every other last bit of the experts' weights is another one
     main_grad: bool = True  # what gradient_accumulation_fusion does; Megatron's own layers need a CUDA extension for it
     changes: dict = dataclasses.field(default_factory=dict)
-
-
-class Norm(torch.nn.RMSNorm):
-    """RMSNorm whose gradients Megatron sums over the tensor-parallel ranks where it splits the sequence."""
-
-    def __init__(self, config, hidden_size, eps=1e-5, **_options):
-        super().__init__(hidden_size, eps)
-        for parameter in self.parameters():
-            parameter.sequence_parallel = config.sequence_parallel
-
-
-class Attention(torch.nn.Module):
-    """Causal attention; context-parallel ranks hold contiguous parts of the sequence and gather keys and values."""
-
-    def __init__(self, config, *_arguments, pg_collection=None, **_options):
-        super().__init__()
-        self.group = parallel_state.get_context_parallel_group() if config.context_parallel_size > 1 else None
-
-    def forward(self, query, key, value, *_arguments, **_options):
-        begin = 0
-        if self.group is not None:
-            begin = dist.get_rank(self.group) * len(query)
-            key, value = (gather_from_sequence_parallel_region(one, group=self.group) for one in (key, value))
-        steps = torch.arange(begin, begin + len(query), device=query.device)
-        mask = torch.arange(len(key), device=query.device) <= steps[:, None]
-        heads = (one.permute(1, 2, 0, 3) for one in (query, key, value))
-        kinds = [SDPBackend.MATH] if torch.are_deterministic_algorithms_enabled() else list(_KINDS)
-        with sdpa_kernel(kinds):
-            y = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask)
-        return y.permute(2, 0, 1, 3).flatten(2)
 
 
 def make_config(setting, **changes):

@@ -21,7 +21,7 @@ from torchtitan.protocols.module import Module
 
 import uniep
 import uniep.torchtitan
-from distributed_checks import expect_error, run_checks
+from distributed_checks import disabled, expect_error, run_checks
 from layers import relative_error, same_bits
 
 EXPERTS, TOPK, DIM = 16, 8, 256
@@ -177,6 +177,16 @@ def check_fsdp_of_the_experts(rank: int, ranks: int) -> None:
         if "inner_experts" in name:
             dist.all_reduce(gradient)
             assert same_bits(found[name], gradient.chunk(ranks)[rank]), name
+
+
+def check_uniep_disable_is_torchtitans_layer(rank: int, ranks: int) -> None:
+    stock = make_moe(None, ranks)
+    with disabled():
+        layer = make_moe({}, ranks)
+    assert type(layer.routed_experts) is type(stock.routed_experts)
+    assert list(layer.state_dict()) == list(stock.state_dict())
+    expected, found = run(stock, rank), run(layer, rank)
+    assert all(same_bits(found[name], expected[name]) for name in expected)
 
 
 def check_both_shapes(rank: int, ranks: int) -> None:

@@ -7,7 +7,7 @@ from transformers import GptOssConfig, GptOssForCausalLM, Qwen3MoeConfig, Qwen3M
 
 import uniep
 import uniep.transformers
-from distributed_checks import expect_error, run_checks
+from distributed_checks import disabled, expect_error, run_checks
 from layers import relative_error, same_bits
 
 EXPERTS = 8
@@ -50,6 +50,20 @@ def check_loss_and_gradients_beside_eager(rank: int, ranks: int) -> None:
     for name, want in expected.items():
         own, theirs = (relative_error(gradients[name], want) for gradients in (found, eager))
         assert own <= 1.25 * theirs + 0.01, (name, own, theirs)
+
+
+def check_uniep_disable_is_eager(rank: int, ranks: int) -> None:
+    expected_loss, expected = step(tiny("eager"), rank)
+    with disabled():
+        loss, found = step(tiny("uniep"), rank)
+        text = f"UNIEP_DISABLE: 1; Transformers has no layer of its own for experts on {ranks} ranks"
+        shard = lambda: uniep.transformers.shard_experts(tiny("uniep"), uniep.Group())  # noqa: E731
+        if ranks > 1:
+            expect_error(ValueError, text, shard)
+        else:
+            assert shard() == 2
+    assert loss == expected_loss
+    assert all(same_bits(found[name], one) for name, one in expected.items())
 
 
 def check_training(rank: int, ranks: int) -> None:

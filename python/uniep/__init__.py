@@ -15,6 +15,7 @@ if typing.TYPE_CHECKING:
     from uniep.exchange import Plan, combine, dispatch, place
     from uniep.group import Group
     from uniep.layer import moe
+    from uniep.layer_stats import record_stats, stats
     from uniep.modules import Experts, MoELayer
     from uniep.show import show_config
     from uniep.tracing import trace
@@ -35,7 +36,9 @@ __all__ = [
     "dispatch",
     "moe",
     "place",
+    "record_stats",
     "show_config",
+    "stats",
     "trace",
 ]
 
@@ -49,7 +52,9 @@ _MODULE_OF_NAME = {
     "dispatch": "exchange",
     "moe": "layer",
     "place": "exchange",
+    "record_stats": "layer_stats",
     "show_config": "show",
+    "stats": "layer_stats",
     "trace": "tracing",
 }
 

@@ -10,6 +10,7 @@ import torch
 from uniep import library
 from uniep.engine import Weights
 from uniep.group import Group
+from uniep.layer_stats import watch
 from uniep.routes import Route, place_routing
 
 
@@ -41,15 +42,17 @@ class Call(typing.NamedTuple):
         """y in the shape of x, what is kept for backward (nothing unless `keep`), and the placed routing."""
         route = self.place(ids, probs)
         w1, w2 = self.split(weights)
-        y, saved = self.group.engine.forward(
-            route.config(),
-            self.schedules[0],
-            route.placement,
-            route.send(rows_of(x)),
-            Weights.of(w1, self.apart),
-            Weights.of(w2),
-            keep,
-        )
+        rows = route.send(rows_of(x))
+        with watch(self, "forward", route):
+            y, saved = self.group.engine.forward(
+                route.config(),
+                self.schedules[0],
+                route.placement,
+                rows,
+                Weights.of(w1, self.apart),
+                Weights.of(w2),
+                keep,
+            )
         return shaped(route.sum_slots(y), x.shape), saved, route
 
     def place(self, ids: torch.Tensor, probs: torch.Tensor) -> Route:
@@ -71,19 +74,21 @@ class Call(typing.NamedTuple):
         """
         w1, w2 = self.split(weights)
         dprobs = dy.new_empty(route.engine_tokens, dtype=torch.float32)
-        dx = self.group.engine.backward(
-            route.config(self.weight_gradient),
-            self.schedules,
-            route.placement,
-            saved,
-            route.send(rows_of(dy)),
-            None if x is None else route.send(rows_of(x)),
-            Weights.of(w1, self.apart),
-            Weights.of(w2),
-            dprobs,
-            Weights.of(dw1, self.apart),
-            Weights.of(dw2),
-        )
+        rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
+        with watch(self, "backward", route):
+            dx = self.group.engine.backward(
+                route.config(self.weight_gradient),
+                self.schedules,
+                route.placement,
+                saved,
+                rows,
+                x_rows,
+                Weights.of(w1, self.apart),
+                Weights.of(w2),
+                dprobs,
+                Weights.of(dw1, self.apart),
+                Weights.of(dw2),
+            )
         # Collective, so whoever needs them.
         return shaped(route.sum_slots(dx), dy.shape), route.gather_probs(dprobs)
 

@@ -260,6 +260,12 @@ class Engine:
         self._call(self._library.uniep_placement_rank, placement.handle, self.rank, ctypes.byref(rows))
         return int(rows.padded_rows)
 
+    def routed_rows(self, placement: Owned, rank: int) -> int:
+        """Rows that a rank's experts receive, without padding. Waits for the placement."""
+        rows = library.RankRows.make()
+        self._call(self._library.uniep_placement_rank, placement.handle, rank, ctypes.byref(rows))
+        return int(rows.rows)
+
     def expert_rows(self, placement: Owned, expert: int) -> tuple[int, int]:
         """Rows of an expert, and where they begin on its rank. Waits for the placement."""
         rows = library.ExpertRows.make()

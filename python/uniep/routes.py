@@ -51,6 +51,10 @@ class Route:
         """The layer as the engine sees it."""
         return self._engine.config(self.hidden, self.intermediate, self.experts, self.topk, weight_gradient)
 
+    def rows_of_ranks(self) -> list[int]:
+        """Routed rows that each rank's experts receive. Waits for the placement."""
+        return [self._engine.routed_rows(self.placement, rank) for rank in range(self._engine.ranks)]
+
     @property
     def engine_tokens(self) -> tuple[int, int]:
         """The shape of dprobs as the engine writes it."""
@@ -106,6 +110,7 @@ class TorchRoute(Route):
         by_rank = counts.view(self._size, self._size, local).sum(2)
         self._sent = by_rank[self._rank].tolist()
         self._received = by_rank[:, self._rank].tolist()
+        self._rows_of_ranks: list[int] = by_rank.sum(0).tolist()
         self._order = torch.argsort(own // local, stable=True)[: sum(self._sent)]
         self._token = self._order // topk
 
@@ -113,6 +118,9 @@ class TorchRoute(Route):
         received_probs = self._to_owner(probs.reshape(-1)[self._order], "the probs of rows").view(-1, 1)
         super().__init__(group, (hidden, intermediate, local), received_ids, received_probs, 1, None)
         self._flat_ids = flat if self._is_map else None
+
+    def rows_of_ranks(self) -> list[int]:
+        return self._rows_of_ranks
 
     def _gather(self, values: torch.Tensor, what: str) -> torch.Tensor:
         gathered = [torch.empty_like(values) for _ in range(self._size)]

@@ -15,14 +15,19 @@ def show_config() -> None:
 
     Needs neither torch nor a GPU.
     """
+    for name, text in describe().items():
+        print(f"{name + ':':<11}{text}")
+
+
+def describe() -> dict[str, str]:
+    """What show_config() prints, by name."""
     lines = {"uniep": f"{uniep.__version__} ({', '.join(uniep.__path__)})", "library": _library()}
     lines["python"] = f"{platform.python_version()} ({sys.executable})"
     if importlib.util.find_spec("torch") is None:
         lines["torch"] = "not installed; Group, moe and the modules need it: pip install 'uniep[torch]'"
     else:
         lines |= _torch()
-    for name, text in lines.items():
-        print(f"{name + ':':<11}{text}")
+    return lines
 
 
 def _library() -> str:

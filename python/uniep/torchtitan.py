@@ -19,6 +19,7 @@ from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 
 from uniep.group import Group
 from uniep.layer import moe
+from uniep.switch import is_disabled
 
 _log = logging.getLogger("uniep")
 _told: set[str] = set()
@@ -117,12 +118,14 @@ def routed_experts(
     schedule: str = "auto",
     save: str = "keep",
     capacity: tuple[int, int] | None = None,
-) -> UniEPRoutedExperts.Config:
-    """The replacement of a RoutedExperts.Config. The options are those of uniep.moe().
+) -> RoutedExperts.Config:
+    """The replacement of a RoutedExperts.Config, with UNIEP_DISABLE=1 itself. The options are those of uniep.moe().
 
     Raises:
         ValueError: experts that UniEP does not serve; the message says which, and what it serves.
     """
+    if is_disabled("torchtitan's own routed experts run"):
+        return cfg
     refuse(cfg)
     text = "torchtitan multiplies router scores behind w2, UniEP before it: same mathematics, other rounding"
     if text not in _told:

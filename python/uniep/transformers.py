@@ -17,6 +17,7 @@ from transformers.integrations import moe as _integration
 
 from uniep.group import Group
 from uniep.layer import moe
+from uniep.switch import is_disabled
 
 NAME = "uniep"
 _SILU = (torch.nn.SiLU, type(ACT2FN["silu"]), type(ACT2FN["swish"]))
@@ -40,6 +41,9 @@ def experts_forward(
     Raises:
         ValueError: the experts are not served; the message says why.
     """
+    if getattr(self, "uniep_group", None) is None and is_disabled("Transformers' own experts run"):
+        y = _own_forward(self)(self, hidden_states, top_k_index, top_k_weights)
+        return typing.cast(torch.Tensor, y)
     refuse(self)
     weight = typing.cast(torch.Tensor, self.gate_up_proj)
     if weight.dtype != torch.bfloat16 and not torch.is_autocast_enabled(weight.device.type):
@@ -56,6 +60,11 @@ def experts_forward(
         group=group,
         **getattr(self, "uniep_options", {}),
     ).type_as(hidden_states)
+
+
+def _own_forward(experts: torch.nn.Module) -> typing.Any:
+    """What experts_implementation="eager" runs: the forward behind Transformers' decorator."""
+    return type(experts).forward.__wrapped__  # type: ignore[attr-defined]
 
 
 _integration.ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
@@ -94,6 +103,11 @@ def shard_experts(model: torch.nn.Module, group: Group, **options: typing.Any) -
     Raises:
         ValueError: no layer has such experts, or UniEP does not serve them, or W does not divide their number.
     """
+    if group.size > 1 and is_disabled("experts can not be sharded"):
+        raise ValueError(
+            f"UNIEP_DISABLE: 1; Transformers has no layer of its own for experts on {group.size} ranks of a group: do "
+            "not shard them, or give a group of one rank"
+        )
     layers = _layers(model)
     for experts in layers:
         refuse(experts)

@@ -4,7 +4,7 @@ Router, losses, shared experts, recomputation, parameters, optimizer and checkpo
 
     spec = uniep.megatron.enable(get_gpt_layer_local_spec(...))
 
-or, before the model is built, `uniep.megatron.patch()`.
+or, before the model is built, `uniep.megatron.patch()`. With UNIEP_DISABLE=1 both change nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from uniep.megatron.backend import UniEPBackend
 from uniep.megatron.experts import Experts
 from uniep.megatron.flags import FLAGS, refuse
-from uniep.megatron.layer import UniEPMoELayer, without_dispatcher
+from uniep.megatron.layer import STAYS, UniEPMoELayer, without_dispatcher
+from uniep.megatron.metrics import log_stats
 from uniep.megatron.routing import expert_weights
+from uniep.switch import is_disabled
 
 __all__ = [
     "FLAGS",
@@ -27,6 +29,7 @@ __all__ = [
     "UniEPMoELayer",
     "enable",
     "expert_weights",
+    "log_stats",
     "patch",
     "refuse",
     "unpatch",
@@ -54,10 +57,13 @@ def enable(spec: typing.Any, *, schedule: str | tuple[str, str] = "auto", save: 
 def _enable_layer(spec: typing.Any, options: dict[str, typing.Any]) -> bool:
     submodules: typing.Any = getattr(spec, "submodules", None)
     mlp: typing.Any = getattr(submodules, "mlp", None)
-    if isinstance(mlp, functools.partial) and mlp.func in (MoELayer, UniEPMoELayer):
+    is_moe = getattr(mlp, "func", getattr(mlp, "module", None)) in (MoELayer, UniEPMoELayer)
+    if is_moe and is_disabled(STAYS):
+        return True
+    if isinstance(mlp, functools.partial) and is_moe:
         submodules.mlp = functools.partial(UniEPMoELayer, *mlp.args, **{**mlp.keywords, "uniep_options": options})
         return True
-    if getattr(mlp, "module", None) in (MoELayer, UniEPMoELayer):
+    if is_moe:
         mlp.module, mlp.params = UniEPMoELayer, {**mlp.params, "uniep_options": options}
         return True
     return False
@@ -76,7 +82,7 @@ def patch(*, schedule: str | tuple[str, str] = "auto", save: str = "keep") -> No
 
     @functools.wraps(_original_init)
     def init(self: typing.Any, config: typing.Any, *arguments: typing.Any, **keywords: typing.Any) -> None:
-        if type(self) is not MoELayer:
+        if type(self) is not MoELayer or is_disabled(STAYS):
             _original_init(self, config, *arguments, **keywords)
             return
         refuse(config)

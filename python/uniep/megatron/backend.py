@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from uniep.megatron.experts import Experts
 from uniep.megatron.flags import refuse
+from uniep.switch import is_disabled
 
 
 class UniEPBackend(Experts):
@@ -40,6 +41,11 @@ class UniEPBackend(Experts):
         schedule: str | tuple[str, str] = "auto",
         save: str = "keep",
     ) -> None:
+        if is_disabled("UniEPBackend can not be built"):
+            raise ValueError(
+                "UNIEP_DISABLE: 1; there is no layer of Megatron's behind UniEPBackend: let the configuration name no "
+                "megakernel"
+            )
         refuse(config)
         super().__init__(config, ep_group, routed_experts, schedule, save)
         if self.count != num_local_experts:

@@ -68,11 +68,13 @@ FLAGS = [
 ]
 
 
+def refused(config: typing.Any) -> list[tuple[Flag, typing.Any]]:
+    """The flags of a TransformerConfig whose values UniEP does not serve, with these values."""
+    found = [(flag, getattr(config, flag.name)) for flag in FLAGS if hasattr(config, flag.name)]
+    return [(flag, value) for flag, value in found if not flag.is_served(value, config)]
+
+
 def refuse(config: typing.Any) -> None:
     """Raises ValueError for a TransformerConfig that asks for what UniEP does not serve."""
-    for flag in FLAGS:
-        if not hasattr(config, flag.name):
-            continue
-        value = getattr(config, flag.name)
-        if not flag.is_served(value, config):
-            raise ValueError(f"{flag.name}: {value!r}; UniEP's layer needs {flag.legal}")
+    for flag, value in refused(config):
+        raise ValueError(f"{flag.name}: {value!r}; UniEP's layer needs {flag.legal}")

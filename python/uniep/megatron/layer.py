@@ -9,8 +9,12 @@ import typing
 import torch
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
+from uniep.layer_stats import name_layer
 from uniep.megatron.experts import Experts
 from uniep.megatron.flags import refuse
+from uniep.switch import is_disabled
+
+STAYS = "Megatron-core's own MoE layers run"
 
 
 class _PassThrough:
@@ -51,13 +55,13 @@ def without_dispatcher(config: typing.Any) -> collections.abc.Iterator[None]:
 
 
 class UniEPMoELayer(MoELayer):  # type: ignore[misc]
-    """MoELayer whose routed experts run in UniEP.
+    """MoELayer whose routed experts run in UniEP; with UNIEP_DISABLE=1 as it is built, in Megatron-core.
 
     Args:
         uniep_options: `schedule` and `save` of moe(). The others are MoELayer's.
 
     Attributes:
-        uniep_experts: Experts.
+        uniep_experts: Experts; None with UNIEP_DISABLE=1.
 
     Raises:
         ValueError: the configuration asks for what UniEP does not serve; the message says what to set.
@@ -70,6 +74,10 @@ class UniEPMoELayer(MoELayer):  # type: ignore[misc]
         uniep_options: dict[str, typing.Any] | None = None,
         **options: typing.Any,
     ) -> None:
+        self.uniep_experts: Experts | None = None
+        if is_disabled(STAYS):
+            super().__init__(config, *arguments, **options)
+            return
         refuse(config)
         with without_dispatcher(config):
             super().__init__(config, *arguments, **options)
@@ -79,7 +87,14 @@ class UniEPMoELayer(MoELayer):  # type: ignore[misc]
         self.token_dispatcher = _PassThrough(self.config)
         self.uniep_experts = Experts(self.config, self.ep_group, self.experts, **uniep_options)
 
-    def routed_experts_compute(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def set_layer_number(self, layer_number: int) -> None:
+        super().set_layer_number(layer_number)
+        if self.uniep_experts is not None:
+            name_layer(typing.cast(torch.Tensor, self.uniep_experts.w2_0), f"layer {layer_number}")
+
+    def routed_experts_compute(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> typing.Any:
+        if self.uniep_experts is None:
+            return super().routed_experts_compute(hidden_states, probs)
         assert self.token_dispatcher.routing_map is not None
         routing_map = self.token_dispatcher.routing_map.view(len(hidden_states), -1)
         return self.uniep_experts(hidden_states, probs.view(routing_map.shape), routing_map), None

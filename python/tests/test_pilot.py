@@ -1,0 +1,242 @@
+"""The pilot as a user runs it on a laptop, its report, and its parts that need no ranks."""
+
+import html.parser
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shlex
+import socket
+import subprocess
+import sys
+
+import pytest
+
+if importlib.util.find_spec("megatron") is None:  # test_megatron.py fails then where it has to be there
+    pytest.skip("megatron-core is not installed", allow_module_level=True)
+
+from test_distributed import HERE, torchrun
+from uniep.pilot import arms, drawing, options, sizes, summary, text
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def run_pilot(words, folder, ranks=2, expected=0):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
+    done = subprocess.run(
+        [*line, "-m", "uniep.pilot", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert (done.returncode == 0) == (expected == 0), done.stdout[-8000:]
+    return done.stdout
+
+
+class Page(html.parser.HTMLParser):
+    """Every tag is closed, and nothing is fetched from anywhere."""
+
+    VOID = {"meta"}
+
+    def __init__(self, content):
+        super().__init__()
+        self.open, self.tags, self.texts = [], [], []
+        self.feed(content)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        for name, value in attributes:
+            assert name not in ("src", "href", "srcset", "data", "xlink:href"), (tag, name, value)
+        assert tag not in ("script", "link", "iframe", "img", "object")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The first command of docs/pilot.md, with the flags of a job that need a change."""
+    folder = tmp_path_factory.mktemp("pilot")
+    command = re.search(r"^    torchrun (.*--cpu.*)$", (ROOT / "docs" / "pilot.md").read_text(), re.MULTILINE)[1]
+    words = shlex.split(command)
+    assert words[:4] == ["--nproc-per-node", "2", "-m", "uniep.pilot"]
+    flags = folder / "flags.sh"
+    flags.write_text("--swiglu --disable-bias-linear --bf16 \\\n --moe-shared-expert-overlap --fp8-format hybrid \\\n")
+    output = run_pilot([*words[4:], "--config", str(flags)], folder)
+    return output, json.loads((folder / "pilot" / "report.json").read_text()), folder / "pilot" / "report.html"
+
+
+def test_every_part_is_in_the_report(run):
+    output, report, _ = run
+    assert report["missing_parts"] == []
+    assert list(report["missing_arms"]) == ["deepep", "hybridep"]
+    assert all("needs GPUs" in why for why in report["missing_arms"].values())
+    assert [row["arm"] for row in report["table"]] == ["stock", "uniep"]
+    for row in report["table"]:
+        assert row["step_ms"]["low"] <= row["step_ms"]["median"] <= row["step_ms"]["high"]
+        assert row["step_ms"]["steps"] == report["setting"]["timed_steps_an_arm"]
+        assert row["moe_ms"]["median"] > 0
+        assert row["peak_mib"] is None  # torch counts a CPU's memory nowhere
+        assert 1.0 <= row["rows_max_over_mean"] <= 2.0
+    assert "missing: deepep" in output
+
+
+def test_bits_and_losses(run):
+    _, report, _ = run
+    what = [one["what"].split(":")[0] for one in report["bits"]["uniep"]]
+    assert what == [
+        "the same again",
+        "another Schedule",
+        "a restart from the checkpoint of step 3",
+        "another batch on the other ranks",
+    ]
+    assert all(one["equal"] for arm, one in summary.all_bits(report) if arm.startswith("uniep"))
+    assert set(report["deterministic"]) == {"stock", "uniep"}
+    losses = report["curves"]["losses"]
+    assert list(losses) == ["stock", "uniep", "stock, another seed"]
+    assert losses["stock"] != losses["uniep"]  # else it were the same layer twice
+    assert all(one[-1] < 0.8 * one[0] for one in losses.values())
+
+
+def test_the_killed_rank_is_noticed_and_the_job_resumes(run):
+    _, report, _ = run
+    kill = report["kill"]
+    assert kill["killed_rank"] == 1 and kill["silent"] == []
+    (noticed,) = kill["noticed"]
+    assert noticed["rank"] == 0 and 0 <= noticed["seconds"] < 60
+    assert re.search(r"[Cc]onnection|peer", noticed["words"]), noticed
+    assert kill["resumed"] and kill["same_bits"]
+
+
+def test_preflight(run):
+    _, report, _ = run
+    found = report["preflight"]
+    assert found["flags"] == [
+        "-fp8 = 'hybrid'",
+        "+fp8 = None",
+        "-moe_shared_expert_overlap = True",
+        "+moe_shared_expert_overlap = False",
+    ]
+    assert found["fused"]["transport"].startswith("torch: ")
+    needs = {one["save"]: one for one in found["memory_mib_a_layer"]}
+    assert needs["keep"]["saved"] > needs["redispatch"]["saved"] > needs["recompute"]["saved"] == 0
+    assert found["versions"]["Transformer Engine"] and found["versions"]["Megatron-core"]
+
+
+def test_the_page_is_one_valid_file(run):
+    _, report, file = run
+    content = file.read_text()
+    page = Page(content)
+    assert not re.search(r"https?://|url\(|@import", content)
+    assert page.tags.count("svg") == 1 + len(report["timeline"])
+    titles = " ".join(page.texts)
+    for title in ("Results", "What is missing", "Bits", "A rank is killed", "Loss", "A step", "Preflight"):
+        assert title in titles
+    assert "its times say nothing about GPUs" in titles
+    assert {"polyline", "rect"} <= set(page.tags)
+
+
+def test_a_timeline_has_every_part_of_a_step(run):
+    _, report, _ = run
+    for spans in report["timeline"].values():
+        names = {(span["name"], span["lane"]) for span in spans}
+        for part in ("attention 1", "MoE 1", "attention 2", "MoE 2"):
+            assert {(part, "forward"), (part, "backward")} <= names
+        assert {("optimizer", "update"), ("gradients' sums", "update")} <= names
+        assert all(0 <= span["begin_ms"] <= span["end_ms"] for span in spans)
+
+
+def test_layers_say_what_they_do(run):
+    _, report, _ = run
+    assert [(one["layer"], one["direction"]) for one in report["stats"]] == [
+        ("layer 1", "forward"),
+        ("layer 2", "forward"),
+        ("layer 2", "backward"),
+        ("layer 1", "backward"),
+    ]
+    assert all(one["rows"] > 0 and one["ms"] > 0 and one["calls"] == 3 for one in report["stats"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "gpt"], "--model: gpt; legal are tiny"),
+        (["--arms", "stock,theirs"], "--arms: theirs; legal are stock"),
+        (["--arms", "uniep,uniep"], "--arms: uniep,uniep; each may be there once"),
+        (["--arms", "stock"], "--parts: bits and kill need the arm uniep"),
+        (["--reserve-sms", "eight"], "--reserve-sms: eight; must be numbers with commas"),
+        (["--steps", "0"], "--steps: 0; must be 1 or more"),
+        (["--bit-steps", "3"], "--bit-steps: 3; must be 4 or more"),
+    ],
+)
+def test_mistakes_are_named(words, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        options.parse(["--cpu", *words])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_can_not_be_had_ends_before_anything_runs(scratch):
+    (scratch / "short").write_text("too short")
+    output = run_pilot(["--cpu", "--text", "short"], scratch, ranks=1, expected=2)
+    assert "uniep.pilot: --text: 9 bytes; must be 66 or more" in output
+    assert not (scratch / "pilot").exists()
+
+
+def test_uniep_disable_is_refused(scratch, monkeypatch):
+    monkeypatch.setenv("UNIEP_DISABLE", "1")
+    output = run_pilot(["--cpu"], scratch, ranks=1, expected=2)
+    assert "UNIEP_DISABLE: 1; the arm uniep would be Megatron-core's own layer" in output
+
+
+def test_small_models_and_bits_that_differ():
+    assert "3 checks passed on 2 ranks" in torchrun(2, HERE / "pilot_checks.py")
+
+
+def test_layers():
+    assert sizes.of_model("qwen3-30b", 4).layers == 4
+    with pytest.raises(ValueError, match="--layers: 1; deepseek-v2-lite has 27, and at least 2"):
+        sizes.of_model("deepseek-v2-lite", 1)
+
+
+def test_text_is_a_function_of_seed_step_and_replica():
+    data = text.Text(bytes(range(256)) * 20, 32, 2, 7)
+    tokens, labels = data.batch(3, 1)
+    assert tokens.shape == (2, 32) and (tokens[:, 1:] == labels[:, :-1]).all()
+    assert (data.batch(3, 1)[0] == tokens).all()
+    assert not (data.batch(4, 1)[0] == tokens).all() and not (data.batch(3, 0)[0] == tokens).all()
+
+
+def test_missing_arms_are_named():
+    found, missing = arms.find(["stock", "deepep"], "auto")
+    assert [arm.name for arm in found] == ["stock"] and missing == {"deepep": "needs GPUs, and torch finds none"}
+
+
+def test_reserved_sms_are_arms():
+    arm = arms.find(["uniep"], "fusion=pairs,comm.reserve_sms=24")[0][0]
+    other = arms.with_reserved_sms(arm, 8)
+    assert (other.name, other.schedule) == ("uniep, reserve_sms=8", "fusion=pairs,comm.reserve_sms=8")
+    assert arms.with_reserved_sms(arm._replace(schedule="auto"), 0).schedule == "comm.reserve_sms=0"
+
+
+def test_drawings_escape_names():
+    Page(drawing.curves({"<a>": [1.0, 2.0], "b": [2.0]}))
+    Page(drawing.bars([{"name": "<a>", "lane": "forward", "begin_ms": 0.0, "end_ms": 1.0}], 2.0))

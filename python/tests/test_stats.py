@@ -1,0 +1,93 @@
+"""uniep.stats(), and the ranges in torch's profiler."""
+
+import pytest
+import torch
+
+import uniep
+from uniep.layer_stats import name_layer
+
+EXPERTS, TOPK = 8, 2
+
+
+@pytest.fixture
+def recording():
+    uniep.record_stats()
+    yield
+    uniep.record_stats(False)
+
+
+def layer(schedule="auto"):
+    return uniep.MoELayer(64, 32, EXPERTS, TOPK, group=uniep.Group("self", device="cpu"), schedule=schedule)
+
+
+def step(module, tokens=40):
+    x = torch.randn(tokens, 64).bfloat16().requires_grad_()
+    module(x).float().sum().backward()
+
+
+def test_nothing_is_kept_unless_asked_for():
+    step(layer())
+    assert uniep.stats() == []
+
+
+def test_one_rank(recording):
+    module = layer(schedule=("fusion=pairs", "fusion=layer"))
+    name_layer(module.experts.down_proj, "the first")
+    step(module)
+    step(module, tokens=30)
+    forward, backward = uniep.stats()
+    assert forward.layer == backward.layer == "the first"
+    assert (forward.direction, backward.direction) == ("forward", "backward")
+    assert forward.calls == backward.calls == 2
+    assert forward.rows == backward.rows == 30 * TOPK  # of the newest call
+    assert forward.rows_max_over_mean == 1.0
+    assert (forward.schedule, forward.fusion, forward.fused) == ("fusion=pairs", "pairs", True)
+    assert (backward.schedule, backward.fusion, backward.fused) == ("fusion=layer", "layer", True)
+    assert forward.ms > 0 and backward.ms > 0
+    assert forward.wait_ms is forward.exposed_dispatch_ms is forward.sum_ms is None
+
+
+def test_layers_without_a_name_share_the_entry_of_their_shape(recording):
+    for module in (layer(schedule="fusion=none"), layer(schedule="fusion=none")):
+        step(module)
+    forward, _ = uniep.stats()
+    assert forward.layer == "H 64, I 32, E 8, K 2"
+    assert forward.calls == 2 and forward.fused is False
+
+
+def test_no_tokens(recording):
+    step(layer(), tokens=0)
+    forward, _ = uniep.stats()
+    assert forward.rows == 0 and forward.rows_max_over_mean is None
+
+
+def test_beginning_again_forgets(recording):
+    step(layer())
+    uniep.record_stats()
+    assert uniep.stats() == []
+
+
+def test_a_call_that_the_device_has_not_finished_is_not_looked_at(recording, monkeypatch):
+    from uniep import layer_stats
+
+    module = layer()
+    step(module)
+    finished = uniep.stats()[0]
+    monkeypatch.setattr(layer_stats._Finished, "is_over", lambda self: False)
+    step(module, tokens=8)
+    step(module, tokens=9)
+    step(module, tokens=10)
+    waiting = uniep.stats()[0]
+    assert waiting.calls == 4 and waiting.rows == finished.rows
+    monkeypatch.undo()
+    assert uniep.stats()[0].rows == 10 * TOPK
+
+
+def test_ranges_of_the_profiler():
+    module = layer()
+    name_layer(module.experts.down_proj, "mine")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step(module)
+    names = {event.key for event in profile.key_averages()}
+    assert {"uniep.forward (mine)", "uniep.backward (mine)"} <= names
+    assert uniep.stats() == []

@@ -1,0 +1,81 @@
+"""The arms: Megatron-core's layer with each dispatcher that is here, and UniEP's."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import typing
+
+import torch
+
+NAMES = ("stock", "deepep", "hybridep", "uniep")
+
+
+class Arm(typing.NamedTuple):
+    """One way to run the MoE layers. `changes` are fields of Megatron's configuration."""
+
+    name: str
+    what: str
+    changes: dict[str, typing.Any]
+    schedule: str | None = None  # of UniEP; None: Megatron's own layer
+
+
+def has_transformer_engine() -> bool:
+    return importlib.util.find_spec("transformer_engine") is not None
+
+
+def _experts() -> tuple[dict[str, typing.Any], str]:
+    if has_transformer_engine():
+        return {"moe_grouped_gemm": True, "moe_permute_fusion": True}, "Transformer Engine's grouped GEMM"
+    return {"moe_grouped_gemm": False}, "SequentialMLP, without Transformer Engine"
+
+
+def _why_not(name: str) -> str | None:
+    """Why DeepEP's or Hybrid-EP's dispatcher can not be had here."""
+    needed = "Buffer" if name == "deepep" else "HybridEPBuffer"
+    if not torch.cuda.is_available():
+        return "needs GPUs, and torch finds none"
+    try:
+        module = importlib.import_module("deep_ep")
+    except ImportError as error:
+        return f"deep_ep does not import: {error}"
+    return None if hasattr(module, needed) else f"deep_ep is there, but has no {needed}"
+
+
+def with_reserved_sms(arm: Arm, count: int) -> Arm:
+    """UniEP's arm with another number of SMs left alone, all else of its schedule as it is."""
+    fields = [one for one in (arm.schedule or "").split(",") if not one.startswith("comm.reserve_sms=")]
+    kept = [one for one in fields if one not in ("", "auto")]
+    schedule = ",".join([*kept, f"comm.reserve_sms={count}"])
+    return arm._replace(name=f"uniep, reserve_sms={count}", what=f"UniEP, schedule {schedule}", schedule=schedule)
+
+
+def find(wanted: typing.Sequence[str], schedule: str) -> tuple[list[Arm], dict[str, str]]:
+    """The arms that are here, and for each missing one why it is.
+
+    Raises:
+        ValueError: an arm is unknown, or is there twice.
+    """
+    for name in wanted:
+        if name not in NAMES:
+            raise ValueError(f"--arms: {name}; legal are {', '.join(NAMES)}")
+        if wanted.count(name) > 1:
+            raise ValueError(f"--arms: {name} twice; each may be there once")
+    shared, experts = _experts()
+    found, missing = [], {}
+    for name in wanted:
+        if name == "stock":
+            changes = {**shared, "moe_token_dispatcher_type": "alltoall"}
+            found.append(Arm(name, f"Megatron-core's all-to-all, {experts}", changes))
+        elif name == "uniep":
+            changes = {**shared, "moe_token_dispatcher_type": "alltoall"}
+            found.append(Arm(name, f"UniEP, schedule {schedule}", changes, schedule))
+        else:
+            reason = _why_not(name)
+            if reason is not None:
+                missing[name] = reason
+                continue
+            changes = {**shared, "moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": name}
+            words = {"deepep": "DeepEP", "hybridep": "Hybrid-EP"}[name]
+            found.append(Arm(name, f"Megatron-core's flex dispatcher with {words}, {experts}", changes))
+    return found, missing

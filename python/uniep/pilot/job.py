@@ -1,0 +1,100 @@
+"""One rank of the job that loses a rank: trains UniEP's arm, and is started by kill.py.
+
+It leaves a file that says how it ended. The rank that is to die writes down when, and sends itself SIGKILL in the
+middle of a backward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+import typing
+
+
+@dataclasses.dataclass
+class Job:
+    """What to train, from which step to which, and who dies where."""
+
+    model: str
+    layers: int | None
+    text: str | None
+    seed: int
+    schedule: str
+    cpu: bool
+    end: int  # steps
+    folder: str  # of the checkpoint and of what the ranks leave
+    begin: int = 0  # 0: from the seed; else from the checkpoint
+    save_at: int | None = None
+    kill_rank: int | None = None
+    kill_step: int | None = None
+
+
+def _write(file: pathlib.Path, content: dict[str, typing.Any]) -> None:
+    file.write_text(json.dumps(content))
+
+
+def _die_in_backward(training: typing.Any, file: pathlib.Path) -> None:
+    from megatron.core.transformer.moe.moe_layer import MoELayer
+
+    def die(*_: typing.Any) -> None:
+        _write(file, {"died_at": time.time()})
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    layers = [module for module in training.model.modules() if isinstance(module, MoELayer)]
+    layers[0].register_full_backward_hook(die)
+
+
+def _train(job: Job, rank: int) -> dict[str, typing.Any]:
+    from uniep.pilot.arms import find
+    from uniep.pilot.sizes import of_model
+    from uniep.pilot.text import Text, read
+    from uniep.pilot.training import Setting, Training, mean_of_ranks, set_up_parallelism
+    from uniep.pilot.world import begin
+
+    device, ranks = begin(job.cpu, datetime.timedelta(seconds=120))
+    set_up_parallelism(ranks)
+    size = of_model(job.model, job.layers)
+    text = Text(read(job.text)[0], size.sequence, size.batch, job.seed)
+    arm = find(["uniep"], job.schedule)[0][0]
+    training = Training(Setting(size, text, device, job.seed), arm)
+    folder = pathlib.Path(job.folder)
+    if job.begin:
+        training.load(folder / "checkpoint")
+    losses = []
+    while training.step_number < job.end:
+        if training.step_number == job.kill_step and rank == job.kill_rank:
+            _die_in_backward(training, folder / f"died{rank}.json")
+        losses += mean_of_ranks([training.step()])
+        if training.step_number == job.save_at:
+            training.save(folder / "checkpoint")
+    return {"losses": losses, "digest": training.digest()}
+
+
+def main() -> None:
+    job = Job(**json.loads(pathlib.Path(sys.argv[1]).read_text()))
+    rank = int(os.environ["RANK"])
+    file = pathlib.Path(job.folder) / f"ended{rank}.json"
+    try:
+        if job.cpu:
+            from uniep.pilot.cpu import stand_in_for_cuda
+
+            stand_in_for_cuda()
+        _write(file, _train(job, rank))
+        status = 0
+    except BaseException as error:
+        words = " ".join(str(error).split())
+        _write(file, {"noticed_at": time.time(), "kind": type(error).__name__, "words": words})
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a process group whose peer is gone may wait for it at the interpreter's end
+
+
+if __name__ == "__main__":
+    main()

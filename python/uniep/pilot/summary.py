@@ -1,0 +1,97 @@
+"""The table, and the report in words."""
+
+from __future__ import annotations
+
+import statistics
+import typing
+from collections.abc import Sequence
+
+from uniep.pilot.sizes import Size
+
+if typing.TYPE_CHECKING:
+    from uniep.pilot.turns import Block
+
+Report = dict[str, typing.Any]
+
+
+def times_by_arm(blocks: Sequence[Block]) -> dict[str, list[float]]:
+    """Step times of all turns."""
+    found: dict[str, list[float]] = {}
+    for block in blocks:
+        found.setdefault(block.arm, []).extend(block.step_ms)
+    return found
+
+
+def table(blocks: Sequence[Block], size: Size, ranks: int) -> list[Report]:
+    """A row an arm. What could not be measured here is None."""
+    from uniep.pilot.turns import interval
+
+    rows = []
+    by_turn = {(block.arm, block.turn): statistics.median(block.step_ms) for block in blocks}
+    for name, times in times_by_arm(blocks).items():
+        own = [block for block in blocks if block.arm == name]
+        step = interval(times)
+        moe = interval([one for block in own for one in block.moe_ms])
+        ratios = None
+        if ("stock", 0) in by_turn:
+            ratios = [by_turn["stock", block.turn] / by_turn[name, block.turn] for block in own]
+        peaks = [block.peak_mib for block in own if block.peak_mib is not None]
+        drivers = [block.driver_mib for block in own if block.driver_mib is not None]
+        spread = [one for block in own for one in block.rows_max_over_mean.values()]
+        rows.append(
+            {
+                "arm": name,
+                "step_ms": step._asdict(),
+                "moe_ms": moe._asdict(),
+                "tokens_per_second_a_rank": 1e3 * size.sequence * size.batch / step.median,
+                "speed_beside_stock": None if ratios is None else [min(ratios), max(ratios)],
+                "peak_mib": max(peaks) if peaks else None,
+                "driver_mib": max(drivers) if drivers else None,
+                "last_loss": own[-1].losses[-1],
+                "rows_max_over_mean": max(spread) if spread else None,
+            }
+        )
+    return rows
+
+
+def all_bits(report: Report) -> list[tuple[str, Report]]:
+    """(arm, comparison) of every comparison of bits, deterministic mode's too."""
+    found = [(arm, one) for arm, some in report.get("bits", {}).items() for one in some]
+    return found + [(f"{arm}, deterministic", one["bits"]) for arm, one in report.get("deterministic", {}).items()]
+
+
+def passed(report: Report) -> bool:
+    """Whether everything holds that UniEP promises; other arms' bits and all times are only told."""
+    ours = [one["equal"] for arm, one in all_bits(report) if arm.startswith("uniep")]
+    kill = report.get("kill")
+    return all(ours) and (kill is None or (kill["resumed"] and kill["same_bits"] and not kill["silent"]))
+
+
+def words_of_kill(kill: Report) -> str:
+    """What happened when a rank was killed."""
+    text = f"rank {kill['killed_rank']} was killed in step {kill['killed_in_step']}"
+    for one in kill["noticed"]:
+        text += f"; rank {one['rank']} noticed after {one['seconds']:.2f} s: {one['kind']}: {one['words']}"
+    for rank in kill["silent"]:
+        text += f"; rank {rank} noticed nothing"
+    if not kill["resumed"]:
+        return f"{text}; the job did not resume: {kill['words']}"
+    same = "the same bits as" if kill["same_bits"] else "OTHER BITS than"
+    return f"{text}; resumed from step {kill['checkpoint_of_step']} to {kill['steps']} with {same} without the kill"
+
+
+def words(report: Report) -> str:
+    """The report for a terminal."""
+    lines = []
+    for row in report.get("table", []):
+        step, moe = row["step_ms"], row["moe_ms"]
+        lines.append(
+            f"{row['arm']:<9} {step['median']:9.2f} ms a step ({step['low']:.2f} to {step['high']:.2f}), "
+            f"{moe['median']:.2f} ms in MoE layers, {row['tokens_per_second_a_rank']:.0f} tokens/s a rank, "
+            f"loss {row['last_loss']:.4f}"
+        )
+    for arm, one in all_bits(report):
+        lines.append(f"{arm}: {one['what']}: {'equal bits' if one['equal'] else 'other bits'}")
+    for name, why in report["missing_arms"].items():
+        lines.append(f"missing: {name}: {why}")
+    return "\n".join(lines)

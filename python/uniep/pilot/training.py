@@ -1,0 +1,260 @@
+"""A GPT of Megatron-core's, trained with one arm's MoE layers: everything but these is equal in all arms."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import pathlib
+import typing
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+import uniep.megatron
+from uniep.pilot.arms import Arm, has_transformer_engine
+from uniep.pilot.sizes import Size
+from uniep.pilot.stand_ins import Attention, Norm
+from uniep.pilot.text import Text
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all arms share."""
+
+    size: Size
+    text: Text
+    device: torch.device
+    seed: int
+    deterministic: bool = False
+
+
+def make_config(size: Size, arm: Arm, ranks: int, deterministic: bool = False) -> typing.Any:
+    """Megatron's configuration of a model and an arm."""
+    given = {
+        "num_layers": size.layers,
+        "hidden_size": size.hidden,
+        "num_attention_heads": size.heads,
+        "num_moe_experts": size.experts,
+        "moe_ffn_hidden_size": size.intermediate,
+        "moe_router_topk": size.topk,
+        "moe_layer_freq": [int(layer >= size.dense_layers) for layer in range(size.layers)],
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": 1e-3,
+        "expert_model_parallel_size": ranks,
+        "expert_tensor_parallel_size": 1,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "add_bias_linear": False,
+        "normalization": "RMSNorm",
+        "use_cpu_initialization": not torch.cuda.is_available(),
+        "bf16": True,
+        "params_dtype": torch.bfloat16,
+        "bias_activation_fusion": torch.cuda.is_available(),
+        "bias_dropout_fusion": False,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "masked_softmax_fusion": False,
+        "persist_layer_norm": False,
+        "apply_rope_fusion": False,
+        "gradient_accumulation_fusion": has_transformer_engine(),
+        "init_method_std": 0.02,
+        "deterministic_mode": deterministic,
+        **size.changes,
+        **arm.changes,
+    }
+    return (MLATransformerConfig if size.latent_attention else TransformerConfig)(**given)
+
+
+def _block_spec(config: typing.Any, arm: Arm) -> typing.Any:
+    with_engine = has_transformer_engine()
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=with_engine)
+    if not with_engine:
+        spec.layer_norm = Norm
+        for layer in spec.layer_specs:
+            parts = layer.submodules
+            parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+            attention = parts.self_attention.submodules
+            attention.core_attention = Attention
+            for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
+                if hasattr(attention, name) and config.qk_layernorm:
+                    setattr(attention, name, Norm)
+    return spec if arm.schedule is None else uniep.megatron.enable(spec, schedule=arm.schedule)
+
+
+def set_up_parallelism(ranks: int) -> None:
+    """Megatron's process groups, for the whole run: expert parallelism over all ranks."""
+    parallel_state.initialize_model_parallel(1, 1, expert_model_parallel_size=ranks, expert_tensor_parallel_size=1)
+
+
+class Training:
+    """Model, DDP and distributed optimizer of one arm, with parameters drawn from the setting's seed.
+
+    Attributes:
+        step_number: how many steps its parameters have seen.
+    """
+
+    def __init__(self, setting: Setting, arm: Arm) -> None:
+        self.setting, self.arm, self.step_number = setting, arm, 0
+        ranks = dist.get_world_size()
+        torch.use_deterministic_algorithms(setting.deterministic, warn_only=torch.cuda.is_available())
+        MoEAuxLossAutoScaler.main_loss_backward_scale = None
+        tensor_parallel.random.initialize_rng_tracker(force_reset=True)
+        model_parallel_cuda_manual_seed(setting.seed)
+        torch.manual_seed(setting.seed)
+        self.config = make_config(setting.size, arm, ranks, setting.deterministic)
+        model = GPTModel(
+            self.config,
+            _block_spec(self.config, arm),
+            vocab_size=setting.size.vocabulary,
+            max_sequence_length=setting.size.sequence,
+            position_embedding_type="rope",
+        )
+        self.model = model.bfloat16().to(setting.device)
+        for module in self.model.modules():
+            if isinstance(module, uniep.megatron.Experts):
+                module.main_grad = "param"
+        ddp = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=True,
+            overlap_param_gather=True,
+            use_distributed_optimizer=True,
+            bucket_size=20000 if setting.size.hidden < 256 else None,
+        )
+        self.ddp = DistributedDataParallel(self.config, ddp, self.model)
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=setting.size.learning_rate,
+                weight_decay=0.0,
+                bf16=True,
+                params_dtype=torch.bfloat16,
+                clip_grad=1.0,
+                use_distributed_optimizer=True,
+                overlap_param_gather=True,
+            ),
+            [self.ddp],
+        )
+        self.config.no_sync_func = self.ddp.no_sync
+        self.config.grad_scale_func = self.optimizer.scale_loss
+        self.config.finalize_model_grads_func = finalize_model_grads
+
+    def _batches(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        replica = parallel_state.get_data_parallel_rank()
+        device = self.setting.device
+        tokens, labels = (one.to(device) for one in self.setting.text.batch(self.step_number, replica))
+        yield tokens, labels, torch.arange(tokens.shape[1], device=device).expand_as(tokens)
+
+    def step(self) -> torch.Tensor:
+        """One step; this rank's mean loss, on its device."""
+        size = self.setting.size
+        self.ddp.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        losses = get_forward_backward_func()(
+            forward_step_func=_forward_step,
+            data_iterator=self._batches(),
+            model=self.ddp,
+            num_microbatches=1,
+            seq_length=size.sequence,
+            micro_batch_size=size.batch,
+            forward_only=False,
+        )
+        worked, _, _ = self.optimizer.step()
+        if not worked:
+            raise RuntimeError(f"arm {self.arm.name}, step {self.step_number}: the optimizer found no finite gradient")
+        self.step_number += 1
+        return typing.cast(torch.Tensor, losses[0]["loss"]).float()
+
+    def run(self, steps: int) -> list[float]:
+        """Steps without a look at the clock; the mean losses of all ranks."""
+        return mean_of_ranks([self.step() for _ in range(steps)])
+
+    def finish_parameters(self) -> None:
+        """Waits for parameters that the optimizer still gathers."""
+        self.ddp.disable_forward_pre_hook()
+        self.ddp.enable_forward_pre_hook()
+
+    def digest(self) -> str:
+        """SHA-256 of the parameters of all ranks, in hexadecimal digits. Collective."""
+        self.finish_parameters()
+        found = hashlib.sha256()
+        for name, parameter in sorted(self.model.named_parameters()):
+            found.update(name.encode())
+            found.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        parts: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(parts, found.hexdigest())
+        return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+    def _optimizers(self) -> list[typing.Any]:
+        chained = getattr(self.optimizer, "chained_optimizers", None) or [self.optimizer]
+        return [one.optimizer for one in chained]
+
+    def save(self, folder: pathlib.Path) -> None:
+        """This rank's part of model, optimizer and step, as a file of its own in the folder. Collective."""
+        self.finish_parameters()
+        folder.mkdir(parents=True, exist_ok=True)
+        masters = [[one.data for group in opt.param_groups for one in group["params"]] for opt in self._optimizers()]
+        content = {
+            "step": self.step_number,
+            "model": {name: one.data for name, one in self.model.named_parameters()},
+            "masters": masters,
+            "optimizers": [one.state_dict() for one in self._optimizers()],
+        }
+        torch.save(content, folder / f"rank{dist.get_rank()}.pt")
+        dist.barrier()
+
+    def load(self, folder: pathlib.Path) -> None:
+        """What save() has left, of the same number of ranks. Collective."""
+        if self.step_number == 0:
+            self.step()  # without one the optimizer has no state to load into
+        self.finish_parameters()
+        found = torch.load(folder / f"rank{dist.get_rank()}.pt", map_location=self.setting.device, weights_only=True)
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(found["model"][name])
+            for optimizer, masters, state in zip(
+                self._optimizers(), found["masters"], found["optimizers"], strict=True
+            ):
+                own = [one for group in optimizer.param_groups for one in group["params"]]
+                for parameter, master in zip(own, masters, strict=True):
+                    parameter.copy_(master)
+                optimizer.load_state_dict(state)
+        self.step_number = found["step"]
+
+    def close(self) -> None:
+        """Gives all memory back, and ends UniEP's groups."""
+        for group in list(type(uniep.Group).groups.values()):
+            group.close()
+        del self.model, self.ddp, self.optimizer, self.config
+        torch.use_deterministic_algorithms(False)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _forward_step(iterator: Iterator[tuple[torch.Tensor, ...]], model: typing.Any) -> tuple[typing.Any, typing.Any]:
+    tokens, labels, positions = next(iterator)
+
+    def loss_of(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss = output.float().mean()
+        return loss, {"loss": loss.detach().clone()}
+
+    return model(tokens, positions, None, labels=labels), loss_of
+
+
+def mean_of_ranks(values: list[torch.Tensor]) -> list[float]:
+    """Scalars of this rank as means of all ranks. Collective."""
+    total = torch.stack(values).double()
+    dist.all_reduce(total)
+    return [float(one) for one in (total / dist.get_world_size()).tolist()]

@@ -1,0 +1,39 @@
+"""The ranks of torchrun, on GPUs or on CPUs."""
+
+from __future__ import annotations
+
+import datetime
+import os
+
+import torch
+import torch.distributed as dist
+
+_ENVIRONMENT = {
+    # A kernel of UniEP's on all SMs must not wait for a peer that waits in NCCL for an SM: docs/megatron.md
+    "NCCL_MAX_CTAS": "8",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+
+
+def prepare_environment() -> None:
+    """Variables that must be there before CUDA begins; what the user has set stays."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def default_schedule(cpu: bool) -> str:
+    """Of UniEP's arm: on GPUs with SMs left to NCCL's collectives, three times as many as NCCL_MAX_CTAS allows one."""
+    return "auto" if cpu else "comm.reserve_sms=24"
+
+
+def begin(cpu: bool, timeout: datetime.timedelta) -> tuple[torch.device, int]:
+    """The default process group; this rank's device and the number of ranks."""
+    if cpu:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", timeout=timeout)
+        return torch.device("cpu"), dist.get_world_size()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", timeout=timeout)
+    return device, dist.get_world_size()
