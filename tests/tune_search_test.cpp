@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include "cli/machine_option.h"
+#include "cli/tune_candidates.h"
 #include "io/file.h"
 #include "program/schedule_space.h"
 #include "support/random_schedule_case.h"
@@ -171,6 +173,30 @@ TEST(Neighbours, AreLegalDifferentAndKeepWhatIsGiven) {
     EXPECT_EQ(few, std::vector<Schedule>(found.begin(), found.begin() + 3));
   }
   EXPECT_GT(most, 15u);
+}
+
+TEST(Candidates, OfAForwardLayerOnGpusAreTheSolversAndNeighbours) {
+  cli::LayerOptions layer;
+  layer.engine = EngineKind::kCuda;
+  layer.shape = {2048, 768, 128, 8};
+  layer.ranks = 8;
+  layer.tokens_given = {8192};
+  const Machine machine{EngineKind::kCuda, 8, 132};
+  const sim::MachineDescription h200 = cli::load_machine(sim::kDefaultMachine);
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const std::vector<Schedule> all = cli::tune_candidates(layer, direction, machine, h200, 16);
+    ASSERT_EQ(all.size(), 17u);
+    EXPECT_EQ(all.front(), layer.resolved(direction, machine));
+    int far = 0;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      EXPECT_TRUE(validate(all[i], direction, layer.shape, layer.numerics, machine).empty());
+      EXPECT_EQ(std::count(all.begin(), all.end(), all[i]), 1);
+      const auto near = tune::neighbours(all.front(), {}, direction, layer.shape, layer.numerics, machine, 500);
+      far += i > 0 && std::find(near.begin(), near.end(), all[i]) == near.end();
+    }
+    EXPECT_EQ(far > 2, direction == Direction::kForward) << far;
+    EXPECT_EQ(cli::tune_candidates(layer, direction, machine, h200, 16), all);
+  }
 }
 
 TEST(Journal, ASearchThatWasKilledGoesOnWithoutWhatKilledIt) {

@@ -13,6 +13,7 @@
 #include "cli/machine_option.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
+#include "cli/solve_request.h"
 #include "sim/simulate.h"
 #include "tune/solve.h"
 
@@ -39,12 +40,6 @@ struct Choice {
   bool simulated = false;
   std::vector<double> simulated_ms;  // of Solution::best, as many as were simulated
 };
-
-bool is_uniform(const LayerOptions& layer) {
-  const std::vector<int64_t> tokens = layer.tokens();
-  return layer.routing == "uniform" &&
-         std::all_of(tokens.begin(), tokens.end(), [&](int64_t count) { return count == tokens.front(); });
-}
 
 double rounded(double value) {
   return std::stod(fmt::format("{:.6g}", value));
@@ -145,26 +140,12 @@ int run_solve(const SolveOptions& options) {
   const bool json_to_stdout = options.json == "-";
   OutputFile json_file("--json", json_to_stdout ? "" : options.json);
 
-  tune::SolveRequest request;
-  request.shape = layer.shape;
-  request.numerics = layer.numerics;
-  request.ranks = layer.ranks;
-  request.machine = &machine;
-  request.state = options.state;
-  request.fixed = layer.given(options.direction);
   const int candidates = options.simulate >= 0 ? options.simulate : (layer.ranks <= kMostSimulatedRanks ? 8 : 0);
-  request.best = std::max(candidates, 8);
   layer.resolved(options.direction, sim::schedule_machine(machine, layer.ranks));  // says what is wrong with sizes
   std::optional<Placement> placement;
   if (candidates > 0 || !is_uniform(layer)) placement = place_ids(layer, make_ids(layer));
-  if (is_uniform(layer)) {
-    request.loads = {
-        tune::uniform_load(layer.shape, layer.ranks, static_cast<double>(layer.tokens().front()), machine)};
-  } else {
-    for (int rank = 0; rank < layer.ranks; ++rank) {
-      request.loads.push_back(tune::load_of(*placement->state(), rank, machine));
-    }
-  }
+  tune::SolveRequest request = solve_request(layer, machine, options.state, placement.value_or(Placement()));
+  request.best = std::max(candidates, 8);
   if (candidates == 0) placement.reset();
   tune::Solution solution = tune::solve(request);
   if (candidates > 0) solution.best.resize(std::min<std::size_t>(solution.best.size(), candidates));

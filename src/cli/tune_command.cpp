@@ -11,13 +11,14 @@
 #include "cli/chosen_schedule.h"
 #include "cli/launch_options.h"
 #include "cli/layer_inputs.h"
+#include "cli/machine_option.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
 #include "cli/run_report.h"
+#include "cli/tune_candidates.h"
 #include "cli/tune_trial.h"
 #include "io/file.h"
 #include "tune/journal.h"
-#include "tune/neighbours.h"
 
 namespace uniep::cli {
 namespace {
@@ -34,6 +35,7 @@ struct TuneOptions {
   std::vector<Direction> directions = {Direction::kForward, Direction::kBackward};
   int candidates = 16;
   int budget = 60;
+  std::string machine = sim::kDefaultMachine;
   bool again = false;
   std::string exported, json;
 };
@@ -55,15 +57,10 @@ std::string changes(const Schedule& schedule, const Schedule& base) {
   return fields.empty() ? "the default" : fmt::format("{}", fmt::join(fields, ","));
 }
 
-// The built-in choice first, then what is near it. Equal on all ranks.
 std::vector<tune::Tried> candidates_of(const TuneOptions& options, Direction direction, const Group& group) {
-  const LayerOptions& layer = options.layer;
-  const Schedule start = layer.resolved(direction, group.machine());
-  std::vector<tune::Tried> all(1);
-  all[0].schedule = start;
+  std::vector<tune::Tried> all;
   for (const Schedule& schedule :
-       tune::neighbours(start, layer.given(direction), direction, layer.shape, layer.numerics, group.machine(),
-                        static_cast<std::size_t>(options.candidates))) {
+       tune_candidates(options.layer, direction, group.machine(), load_machine(options.machine), options.candidates)) {
     all.push_back({.schedule = schedule});
   }
   return all;
@@ -222,6 +219,7 @@ void add_tune_command(CLI::App& app, std::function<int()>& action, const Command
                      "schedules that are tried beside the default, a direction");
   add_integer_option(*command, "--budget", options->budget, 1, kMostSeconds, "SECONDS",
                      "of calls that are timed, a direction");
+  add_machine_option(*command, options->machine);
   command->add_flag("--again", options->again, "try again what failed or was left behind in an earlier run");
   command->add_option("--export", options->exported, "what was found, for --tuned on machines that are alike")
       ->type_name("FILE");

@@ -1,0 +1,16 @@
+#pragma once
+
+#include "cli/layer_options.h"
+#include "tune/solve.h"
+
+namespace uniep::cli {
+
+// Whether all ranks have as many tokens, and routing is uniform, so that one rank stands for all.
+bool is_uniform(const LayerOptions& layer);
+
+// What the solver is asked for a forward layer on a machine, which has to outlive it. With uneven routing the loads are
+// those of `placement`, which is then needed.
+tune::SolveRequest solve_request(const LayerOptions& layer, const sim::MachineDescription& machine, tune::State state,
+                                 const Placement& placement);
+
+}  // namespace uniep::cli

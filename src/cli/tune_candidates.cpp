@@ -1,0 +1,45 @@
+#include "cli/tune_candidates.h"
+
+#include <algorithm>
+
+#include "cli/solve_request.h"
+#include "tune/neighbours.h"
+
+namespace uniep::cli {
+namespace {
+
+std::vector<Schedule> solved(const LayerOptions& layer, const Machine& machine,
+                             const sim::MachineDescription& description, int count) {
+  const Placement placement = is_uniform(layer) ? Placement() : place_ids(layer, make_ids(layer));
+  tune::SolveRequest request = solve_request(layer, description, tune::State::kSustained, placement);
+  request.best = count;
+  std::vector<Schedule> best;
+  for (const tune::Ranked& ranked : tune::solve(request).best) {
+    // This GPU may have fewer SMs than the description's.
+    if (!validate(ranked.schedule, Direction::kForward, layer.shape, layer.numerics, machine).empty()) continue;
+    best.push_back(ranked.schedule);
+  }
+  return best;
+}
+
+}  // namespace
+
+std::vector<Schedule> tune_candidates(const LayerOptions& layer, Direction direction, const Machine& machine,
+                                      const sim::MachineDescription& description, int others) {
+  std::vector<Schedule> all = {layer.resolved(direction, machine)};
+  const std::size_t most = 1 + static_cast<std::size_t>(others);
+  const auto add = [&](const std::vector<Schedule>& schedules, std::size_t limit) {
+    for (const Schedule& schedule : schedules) {
+      if (all.size() < limit && std::find(all.begin(), all.end(), schedule) == all.end()) all.push_back(schedule);
+    }
+  };
+  const bool known = machine.engine == EngineKind::kCuda && direction == Direction::kForward &&
+                     layer.ranks <= description.most_ranks();
+  if (known) add(solved(layer, machine, description, others), 1 + static_cast<std::size_t>(others + 1) / 2);
+  add(tune::neighbours(all.front(), layer.given(direction), direction, layer.shape, layer.numerics, machine,
+                       most + all.size()),
+      most);
+  return all;
+}
+
+}  // namespace uniep::cli

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <vector>
+
+#include "cli/layer_options.h"
+#include "sim/machine.h"
+
+namespace uniep::cli {
+
+// Schedules that are worth measuring for a layer, each once: the built-in choice first; on cuda the solver's best of a
+// forward layer for half of the rest; then what differs from the built-in choice in one field. Equal on all ranks,
+// since nothing but the arguments decides.
+std::vector<Schedule> tune_candidates(const LayerOptions& layer, Direction direction, const Machine& machine,
+                                      const sim::MachineDescription& description, int others);
+
+}  // namespace uniep::cli
