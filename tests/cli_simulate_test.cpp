@@ -64,7 +64,7 @@ TEST(CliSimulate, FollowsScheduleMachineStateAndWorkers) {
   };
   const double usual = ms({});
   EXPECT_GT(ms({"--schedule", "fusion=none"}), usual);
-  EXPECT_GT(ms({"--machine", "h800"}), usual);
+  EXPECT_LT(ms({"--machine", "gb200_nvl72"}), usual);
   EXPECT_GT(ms({"--workers", "16"}), usual);
   EXPECT_NE(ms({"--state", "paused"}), usual);
 }
