@@ -120,9 +120,9 @@ TEST(ClosedForm, PredictsMeasuredLayers) {
   }
   std::printf("%zu layers: mean error %.2f %%, nine of ten within %.1f %%; inside a run %.2f %%, %.1f %%\n",
               all.errors.size(), 100 * all.mean(), 100 * all.ninety(), 100 * ratios.mean(), 100 * ratios.ninety());
-  EXPECT_LT(all.mean(), 0.040);
-  EXPECT_LT(all.ninety(), 0.080);
-  EXPECT_LT(ratios.mean(), 0.030);
+  EXPECT_LT(all.mean(), 0.042);
+  EXPECT_LT(all.ninety(), 0.105);
+  EXPECT_LT(ratios.mean(), 0.025);
 }
 
 }  // namespace
