@@ -5,58 +5,22 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <map>
-#include <sstream>
 
 #include "program/schedule_space.h"
 #include "support/built_program.h"
+#include "support/measured_layers.h"
 
-// The closed form against measured layers (tests/data/measured_layers.csv: H200, one to eight GPUs).
+// The closed form against measured layers (tests/data/measured_layers.json: H200, one to eight GPUs).
 namespace uniep::test {
 namespace {
 
 using tune::RankLoad;
 
-struct Measured {
-  std::string run, code, routing;
-  LayerShape shape;
-  int ranks = 1;
-  double tokens = 0;
-  tune::State state = tune::State::kSustained;
-  Schedule schedule;
-  double ms = 0;
-};
-
-std::vector<Measured> measured_layers() {
-  std::ifstream file(std::string(UNIEP_TEST_DATA) + "/measured_layers.csv");
-  std::vector<Measured> rows;
-  std::string line;
-  std::getline(file, line);
-  while (std::getline(file, line)) {
-    std::vector<std::string> cells;
-    std::stringstream stream(line);
-    for (std::string cell; std::getline(stream, cell, ',');) cells.push_back(cell);
-    Measured row;
-    row.run = cells[0];
-    row.shape = {std::stoll(cells[1]), std::stoll(cells[2]), std::stoll(cells[3]), std::stoll(cells[4])};
-    row.ranks = std::stoi(cells[5]);
-    row.tokens = std::stod(cells[6]);
-    row.state = cells[7] == "paused" ? tune::State::kPaused : tune::State::kSustained;
-    row.routing = cells[8];
-    row.code = cells[9];
-    std::replace(cells[10].begin(), cells[10].end(), ' ', ',');
-    const Machine machine = sim::schedule_machine(sim::shipped_machine("h200"), row.ranks);
-    row.schedule = fill(PartialSchedule::parse(cells[10]), Direction::kForward, row.shape, {}, machine);
-    row.ms = std::stod(cells[11]);
-    rows.push_back(row);
-  }
-  return rows;
-}
-
 // bench/remote_routing.py: seven slots of eight go to other ranks.
-RankLoad remote_load(const Measured& row) {
-  RankLoad load = tune::uniform_load(row.shape, row.ranks, row.tokens, sim::shipped_machine("h200"));
+RankLoad remote_load(const MeasuredLayer& row) {
+  RankLoad load =
+      tune::uniform_load(row.shape, row.ranks, static_cast<double>(row.tokens), sim::shipped_machine("h200"));
   if (row.ranks != 2) return load;
   const double experts = load.local_experts, per_expert = load.rows / experts;
   const auto choose = [](double n, int k) {
@@ -74,10 +38,11 @@ RankLoad remote_load(const Measured& row) {
   return load;
 }
 
-tune::Problem problem_of(const Measured& row) {
+tune::Problem problem_of(const MeasuredLayer& row) {
   const sim::MachineDescription& machine = sim::shipped_machine("h200");
-  const RankLoad load =
-      row.routing == "remote" ? remote_load(row) : tune::uniform_load(row.shape, row.ranks, row.tokens, machine);
+  const RankLoad load = row.routing == "seven_eighths_remote"
+                            ? remote_load(row)
+                            : tune::uniform_load(row.shape, row.ranks, static_cast<double>(row.tokens), machine);
   return tune::make_problem(row.shape, row.ranks, load, machine, row.state);
 }
 
@@ -97,14 +62,14 @@ struct Errors {
 TEST(ClosedForm, PredictsMeasuredLayers) {
   Errors all;
   std::map<std::string, std::vector<std::pair<double, double>>> runs;
-  for (const Measured& row : measured_layers()) {
+  for (const MeasuredLayer& row : measured_layers()) {
     if (row.code == "mixed-list") continue;  // dynamic queues had another order of mixed waves then
     const double ms = tune::estimate(problem_of(row), row.schedule).us * 1e-3;
     all.errors.push_back(std::abs(ms / row.ms - 1));
     runs[row.run].push_back({ms, row.ms});
     if (std::getenv("UNIEP_TEST_VERBOSE") != nullptr) {
-      std::printf("%+6.1f %% %7.3f -> %7.3f %s %ld %d %s\n", 100 * (ms / row.ms - 1), row.ms, ms, row.run.c_str(),
-                  static_cast<long>(row.shape.hidden), row.ranks, to_text(row.schedule).c_str());
+      std::printf("%+6.1f %% %7.3f -> %7.3f %s %ld %d %s\n", 100 * (ms / row.ms - 1), row.ms, ms, row.session.c_str(),
+                  static_cast<long>(row.shape.hidden), row.ranks, to_text(schedule).c_str());
     }
   }
   ASSERT_GE(all.errors.size(), 280U);

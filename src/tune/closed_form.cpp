@@ -13,7 +13,7 @@ constexpr double kElement = 2;                  // bytes of a bf16
 constexpr double kMicrosecondsPerCycle = 1e-3;  // at 1 GHz
 constexpr double kFullChunk = 4096;             // bytes that copy.chunk_in and copy.chunk_out are for
 
-// What the forms leave open, fitted to tests/data/measured_layers.csv.
+// What the forms leave open, fitted to tests/data/measured_layers.json.
 constexpr double kFill = 25;            // us from the first rows to full speed
 constexpr double kDrain = 14;           // us of results under way when the last tile is done
 constexpr double kLaunchesApart = 30;   // us more when each stage is a launch
