@@ -217,8 +217,8 @@ std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& re
   return kernels;
 }
 
-std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& requests) {
-  return compile_kernels(requests, KernelCache());
+std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& requests, int threads) {
+  return compile_kernels(requests, KernelCache(), threads);
 }
 
 }  // namespace uniep::cuda

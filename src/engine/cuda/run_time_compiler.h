@@ -49,8 +49,8 @@ class KernelCache;
 
 // Takes kernels from the cache or compiles them, several at once (`threads` <= 0: one a processor). Same order.
 std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& requests, const KernelCache& cache,
-                                            int threads = 0);
+                                            int threads);
 // With the process's own cache.
-std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& requests);
+std::vector<CompiledKernel> compile_kernels(const std::vector<KernelRequest>& requests, int threads = 0);
 
 }  // namespace uniep::cuda
