@@ -62,11 +62,13 @@ struct Errors {
 TEST(ClosedForm, PredictsMeasuredLayers) {
   Errors all;
   std::map<std::string, std::vector<std::pair<double, double>>> runs;
-  for (const MeasuredLayer& row : measured_layers()) {
-    if (row.code == "mixed-list") continue;  // dynamic queues had another order of mixed waves then
-    const double ms = tune::estimate(problem_of(row), row.schedule).us * 1e-3;
+  for (const MeasuredLayer& row : read_measured_layers(UNIEP_TEST_DATA "/measured_layers.json")) {
+    if (row.direction != Direction::kForward || row.machine != "h200") continue;
+    const Machine machine = sim::schedule_machine(sim::shipped_machine("h200"), row.ranks);
+    const Schedule schedule = fill(PartialSchedule::parse(row.schedule), Direction::kForward, row.shape, {}, machine);
+    const double ms = tune::estimate(problem_of(row), schedule).us * 1e-3;
     all.errors.push_back(std::abs(ms / row.ms - 1));
-    runs[row.run].push_back({ms, row.ms});
+    runs[row.session].push_back({ms, row.ms});
     if (std::getenv("UNIEP_TEST_VERBOSE") != nullptr) {
       std::printf("%+6.1f %% %7.3f -> %7.3f %s %ld %d %s\n", 100 * (ms / row.ms - 1), row.ms, ms, row.session.c_str(),
                   static_cast<long>(row.shape.hidden), row.ranks, to_text(schedule).c_str());
