@@ -1,0 +1,85 @@
+#!/bin/bash
+# Every GPU test once, in about ten minutes on two Hopper GPUs (five on one): a line a test with its result and seconds,
+# and it goes on after a failure. Exit status 1 where one failed. What takes longer: bench/several_gpus.sh.
+# Usage: bench/check_gpus.sh BUILD [FOLDER [NAME...]]
+#   BUILD   holds uniep, libuniep.so and tests (or the programs themselves, all in one folder)
+#   FOLDER  takes a log a test; default: a new one in /tmp
+#   NAME    of the tests that are wanted; default: all that so many GPUs can run
+# Python's tests run where python3 has torch, Megatron's where it has megatron-core.
+set -uo pipefail
+build=$(realpath "$1")
+folder=${2:-$(mktemp -d)}
+shift $(($# < 2 ? $# : 2))
+here=$(cd "$(dirname "$0")" && pwd)
+gpus=$(nvidia-smi --list-gpus | wc -l)
+[ "$gpus" -gt 2 ] && gpus=2
+devices=$(seq -s, 0 $((gpus - 1)))
+export UNIEP_TEST_KERNELS=${UNIEP_TEST_KERNELS:-$here/../tests/cuda} UNIEP_TIMEOUT_S=${UNIEP_TIMEOUT_S:-8}
+if [ -z "${UNIEP_LIBNCCL:-}" ]; then
+  torchs=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/lib/libnccl.so.2")' 2>/dev/null || true)
+  [ -e "$torchs" ] && export UNIEP_LIBNCCL=$torchs
+fi
+mkdir -p "$folder"
+wanted=("$@")
+failed=0
+
+program() {
+  local file=$build/tests/cuda/uniep_gpu_$1_tests
+  [ -e "$file" ] || file=$build/uniep_gpu_$1_tests
+  echo "$file"
+}
+
+is_wanted() { [ ${#wanted[@]} -eq 0 ] || [[ " ${wanted[*]} " == *" $1 "* ]]; }
+
+# check NAME SECONDS COMMAND...
+check() {
+  local name=$1 limit=$2 begin=$SECONDS status=0
+  shift 2
+  is_wanted "$name" || return
+  timeout "$limit" "$@" >"$folder/$name.log" 2>&1 || status=$?
+  case $status in
+    0) printf 'ok      %4d s  %-22s %s\n' $((SECONDS - begin)) "$name" "$(tail -n 1 "$folder/$name.log" | cut -c1-160)" ;;
+    77) printf 'skipped %4d s  %s\n' $((SECONDS - begin)) "$name" ;;
+    *)
+      failed=1
+      printf 'FAIL    %4d s  %s (status %d)\n' $((SECONDS - begin)) "$name" "$status"
+      grep -E '^FAIL|Error|error:' "$folder/$name.log" | head -n 6 | cut -c1-300
+      tail -n 3 "$folder/$name.log" | cut -c1-300
+      ;;
+  esac
+}
+layers=(--direction both --cases 24 --first 3000 --devices "$gpus" --launch random)
+processes=()
+[ "$gpus" -gt 1 ] && processes=(--processes)
+# Beside the tests that need few kernels.
+if is_wanted backward; then "$(program backward)" --compile "$(nproc)" >"$folder/compile_backward.log" 2>&1 & fi
+if is_wanted layer; then "$(program layer)" "${layers[@]}" --compile "$(nproc)" >"$folder/compile_layer.log" 2>&1 & fi
+check ptx 60 "$(program ptx)"
+check gemm 120 "$(program gemm)"
+check place 120 "$(program place)"
+check place_failure 60 "$(program place_failure)"
+check exchange 120 "$(program exchange)"
+wait
+check addresses 60 "$(program backward)" --only addresses
+check memory 60 "$(program backward)" --only memory
+check backward 150 "$(program backward)" "${processes[@]}"
+check layer 150 "$(program layer)" "${layers[@]}"
+check routing_maps 60 "$(program graph)" --only f
+check graph 150 "$(program graph)" "${processes[@]}"
+check input 60 "$(program input)" "${processes[@]}"
+check model 90 "$(program model)" --models qwen3-30b --tokens 2048 --devices "$gpus"
+check coexistence 60 "$(program coexistence)"
+check groups 120 "$(program groups)"
+if [ "$gpus" -gt 1 ]; then check failure 180 "$(program failure)"; fi
+check tune 90 env UNIEP_CACHE_DIR="$folder/tuned" "$build/uniep" tune --engine cuda --ranks "$gpus" --devices "$devices" \
+  --shape 2048,768,32,8 --tokens 4096 --candidates 6 --budget 10
+if python3 -c 'import torch' 2>/dev/null; then
+  library=$build/libuniep.so
+  export PYTHONPATH="$here/../python:${PYTHONPATH:-}" UNIEP_LIBRARY=$library PYTHONDONTWRITEBYTECODE=1
+  check python 120 torchrun --nproc-per-node "$gpus" "$here/../python/tests/gpu_checks.py"
+  if python3 -c 'import megatron.core' 2>/dev/null; then
+    check megatron 120 torchrun --nproc-per-node "$gpus" "$here/../python/tests/gpu_megatron.py" --steps 12
+  fi
+fi
+echo "logs in $folder"
+exit $failed
