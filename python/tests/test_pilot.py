@@ -172,7 +172,9 @@ def test_layers_say_what_they_do(run):
         ("layer 2", "backward"),
         ("layer 1", "backward"),
     ]
-    assert all(one["rows"] > 0 and one["ms"] > 0 and one["calls"] == 3 for one in report["stats"])
+    assert all(one["ms"] > 0 and one["calls"] == 3 for one in report["stats"])
+    assert all(one["rows_max_over_mean"] >= 1 for one in report["stats"])
+    assert any(one["rows"] > 0 for one in report["stats"])  # the router may send a batch to one rank
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,11 @@ def test_names_in_the_profiler():
         run_moe(layer, 0, layer.local(0, 1))
         plan = uniep.place(layer.ids[0], layer.probs[0], 8, 64)
         uniep.combine(uniep.dispatch(layer.x[0], plan)[0], plan)
-    counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("uniep.")}
+    counts = {
+        event.key: event.count
+        for event in profile.key_averages()
+        if event.key.startswith("uniep.") and "(" not in event.key
+    }
     assert counts == {
         "uniep.place": 2,
         "uniep.forward": 1,

@@ -77,7 +77,7 @@ CUfunction KernelStore::get(const KernelRequest& request, int shared_bytes) {
 void KernelStore::prepare(std::span<const KernelRequest> requests) {
   const std::lock_guard lock(mutex_);
   std::vector<KernelRequest> missing;
-  for (const KernelRequest& request : requests) {
+  for (const KernelRequest& request : distinct_modules(requests)) {
     if (!modules_.contains(request.description())) missing.push_back(request);
   }
   const std::vector<CompiledKernel> kernels = compile_kernels(missing);

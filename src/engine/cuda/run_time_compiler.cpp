@@ -10,6 +10,7 @@
 #include <exception>
 #include <filesystem>
 #include <mutex>
+#include <set>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -87,6 +88,15 @@ std::string KernelRequest::description() const {
   std::string words = source;
   for (const std::string& macro : macros) words += " " + macro;
   return words;
+}
+
+std::vector<KernelRequest> distinct_modules(std::span<const KernelRequest> requests) {
+  std::vector<KernelRequest> distinct;
+  std::set<std::string> seen;
+  for (const KernelRequest& request : requests) {
+    if (seen.insert(request.description()).second) distinct.push_back(request);
+  }
+  return distinct;
 }
 
 ResourceUse parse_resource_use(const std::string& log, const std::string& function) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ struct KernelRequest {
   // For messages: source and macros.
   std::string description() const;
 };
+
+// Without those that another one's module has: functions of one source with the same macros share it.
+std::vector<KernelRequest> distinct_modules(std::span<const KernelRequest> requests);
 
 // What ptxas said about one function.
 struct ResourceUse {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <set>
 #include <system_error>
 
 #include "api/place.h"
@@ -70,12 +69,7 @@ std::vector<KernelFile> compile_kernels(const CompileRequest& request, const std
     const std::vector<cuda::KernelRequest> more = kernels_of(request, operation);
     wanted.insert(wanted.end(), more.begin(), more.end());
   }
-  // Functions of one source share a file.
-  std::vector<cuda::KernelRequest> requests;
-  std::set<std::string> seen;
-  for (const cuda::KernelRequest& kernel : wanted) {
-    if (seen.insert(kernel.description()).second) requests.push_back(kernel);
-  }
+  const std::vector<cuda::KernelRequest> requests = cuda::distinct_modules(wanted);
   const cuda::KernelCache cache(folder);
   require_room(cache, requests);
   const std::vector<cuda::CompiledKernel> kernels = cuda::compile_kernels(requests, cache, threads);
