@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "io/file.h"
 #include "support/command.h"
@@ -134,7 +135,9 @@ TEST(TunedFolder, BatchesOfAboutASizeShareAnEntry) {
   EXPECT_EQ(tune::token_bucket(65), 128);
   EXPECT_EQ(tune::token_bucket(4096), 4096);
   EXPECT_EQ(tune::token_bucket(4097), 8192);
+  EXPECT_EQ(tune::token_bucket(8192), 8192);
   EXPECT_EQ(tune::token_bucket(12289), 16384);
+  EXPECT_EQ(tune::token_bucket(std::numeric_limits<int64_t>::max()), int64_t{1} << 40);
 }
 
 const std::vector<std::string> kLayer = {"--engine", "cpu",     "--ranks",   "2",        "--workers",

@@ -149,7 +149,7 @@ int run_simulate(const SimulateCommandOptions& options) {
     if (other) {
       const TraceSummary simulated = summarize(parse_trace(text, "simulated"), call, "simulated");
       const TraceSummary measured = naming_option("--against", [&] {
-        const TraceSummary read = summarize(*other, call, options.against);
+        TraceSummary read = summarize(*other, call, options.against);
         const std::string differs = differing_program(read, simulated);
         if (!differs.empty()) {
           throw Error(Status::kInvalidArgument,

@@ -158,7 +158,7 @@ TunedSchedule read_entry(const Parsed& json, const std::string& where) {
 int64_t token_bucket(int64_t tokens) {
   if (tokens <= 1) return 1;
   if (tokens <= kBucket) return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens)));
-  return (tokens + kBucket - 1) / kBucket * kBucket;
+  return std::min((tokens - 1) / kBucket, kLargest / kBucket - 1) * kBucket + kBucket;
 }
 
 std::vector<TunedSchedule> parse_tuned(std::string_view text) {
