@@ -188,7 +188,7 @@ TEST(Canonical, KeepsApartWhatRunsOtherwise) {
 
 TEST(CountSpace, DistinctIsTheNumberOfCanonicalSchedules) {
   BranchCounts branches;
-  for (uint64_t seed = 1; branches.never_taken().size() > 0 || seed <= 300; ++seed) {
+  for (uint64_t seed = 1; !branches.never_taken().empty() || seed <= 300; ++seed) {
     ASSERT_LT(seed, 2000U);
     RandomBits random(seed);
     const ScheduleCase c = random_schedule_case(random);
@@ -230,9 +230,9 @@ TEST(CountSpace, DistinctIsTheNumberOfCanonicalSchedules) {
     ASSERT_EQ(*counts.distinct, over_limits ? 0 : names.size()) << text;
     branches.count("something runs alike", names.size() < built);
     branches.count("nothing does", names.size() == built && built > 1);
-    branches.count("own tiles vary", vary.size() > 0 && std::any_of(vary.begin(), vary.end(), [](const auto& field) {
-                                       return find_field(field).value() >= kCommonFieldCount;
-                                     }));
+    branches.count("own tiles vary", !vary.empty() && std::any_of(vary.begin(), vary.end(), [](const auto& field) {
+                     return find_field(field).value() >= kCommonFieldCount;
+                   }));
     branches.count("cuda", c.machine.engine == EngineKind::kCuda && built > 1);
     branches.count("backward on cuda",
                    c.machine.engine == EngineKind::kCuda && c.direction == Direction::kBackward && built > 1);

@@ -50,7 +50,7 @@ std::string changes(const Schedule& schedule, const Schedule& base) {
   const PartialSchedule own = PartialSchedule::from(schedule), other = PartialSchedule::from(base);
   std::vector<std::string> fields;
   for (const auto& field : own.values()) {
-    const auto others = other.values();
+    const auto& others = other.values();
     if (std::find(others.begin(), others.end(), field) == others.end())
       fields.push_back(field.first + "=" + field.second);
   }

@@ -155,8 +155,8 @@ Schedule canonical_in(const Schedule& schedule, const RuleContext& c) {
 
 template <std::size_t kStep>
 bool keeps(const Schedule& s, const RuleContext& c, GemmStage) {
-  constexpr const Step& step = kSteps[kStep];
-  return descriptor_of(step.field).get(s) == step.value(s, c);
+  constexpr const Step& kOwn = kSteps[kStep];
+  return descriptor_of(kOwn.field).get(s) == kOwn.value(s, c);
 }
 
 template <std::size_t... kStep>

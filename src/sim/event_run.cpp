@@ -325,7 +325,7 @@ double EventRun::send_end(Agent& agent, double now) {
   const RankProgram& p = program(agent.rank);
   RankState& state = ranks_[agent.rank];
   const Task& task = agent.task;
-  const int64_t width = 2 * (p.chunk_column[task.n + 1] - p.chunk_column[task.n]);
+  const int64_t width = int64_t{2} * (p.chunk_column[task.n + 1] - p.chunk_column[task.n]);
   const int64_t pieces =
       (width + program_.request().schedule.comm.chunk_bytes - 1) / program_.request().schedule.comm.chunk_bytes;
   int64_t in = 0, out = 0;
@@ -348,7 +348,8 @@ double EventRun::send_end(Agent& agent, double now) {
     int64_t last = -1;
     for_each_row_of_tokens(p, task.expert, task.m, [&](int32_t token, int32_t, int32_t row) {
       ++in;
-      const int64_t sum = token * p.combine_groups + (p.first_expert + local_expert_holding(p, row)) / per_group;
+      const int64_t sum =
+          int64_t{token} * p.combine_groups + (p.first_expert + local_expert_holding(p, row)) / per_group;
       out += sum != last;
       last = sum;
     });

@@ -98,7 +98,8 @@ ProgramRequest simulated_request(const LayerShape& shape, const Numerics& numeri
   request.workers = static_cast<int>(machine.class_of(Work::kFc1).count);
   const GemmStage stage = direction == Direction::kForward ? GemmStage::kFc1 : GemmStage::kDgradFc2;
   request.cluster = schedule.tile_of(stage).cluster;
-  while (request.pull_parts < kMostParts && kBlockRows * shape.hidden * 2 / (2 * request.pull_parts) >= kPartBytes) {
+  while (request.pull_parts < kMostParts &&
+         kBlockRows * shape.hidden * 2 / (int64_t{2} * request.pull_parts) >= kPartBytes) {
     request.pull_parts *= 2;
   }
   return request;

@@ -42,8 +42,7 @@ RankLoad uniform_load(const LayerShape& shape, int ranks, double tokens, const s
   load.blocks = load.local_experts * mean_blocks(batch * share, batch * share * (1 - share));
   load.rows_once = batch * (1 - miss(shape, load.local_experts));
   int inside = 1;  // ranks that a level's predecessor reaches
-  for (std::size_t level = 0; level < machine.links.size(); ++level) {
-    const sim::LinkLevel& link = machine.links[level];
+  for (const sim::LinkLevel& link : machine.links) {
     const int reach = std::min(link.ranks, ranks);
     const double others = static_cast<double>(reach - inside) / ranks;
     LevelRows rows;
@@ -68,7 +67,8 @@ RankLoad load_of(const internal::PlacementState& placement, int rank, const sim:
   const int32_t first = placement.expert_begin[rank], end = placement.expert_begin[rank + 1];
   load.local_experts = end - first;
   for (int32_t expert = first; expert < end; ++expert) {
-    load.blocks += static_cast<double>((placement.expert_rows[expert] + kBlockRows - 1) / kBlockRows);
+    const auto blocks = (placement.expert_rows[expert] + kBlockRows - 1) / kBlockRows;
+    load.blocks += static_cast<double>(blocks);
   }
   std::vector<int32_t> seen;
   for (int source = 0; source < placement.ranks; ++source) {

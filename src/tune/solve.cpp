@@ -1,8 +1,7 @@
 #include "tune/solve.h"
 
-#include <time.h>
-
 #include <algorithm>
+#include <ctime>
 #include <optional>
 #include <span>
 

@@ -38,7 +38,8 @@ std::string shown(const Parsed& value) {
 // The fields of an object, each of which has to be there and no other.
 class Fields {
  public:
-  Fields(const Parsed& json, std::string where, const std::vector<std::string>& names) : json_(json), where_(where) {
+  Fields(const Parsed& json, std::string where, const std::vector<std::string>& names)
+      : json_(json), where_(std::move(where)) {
     if (!json.is_object()) refuse(fmt::format("{}: must be an object", where_));
     for (const auto& [name, value] : json.items()) {
       if (std::find(names.begin(), names.end(), name) == names.end()) {
