@@ -43,7 +43,7 @@ const Predicted& predictions() {
 }
 
 PredictionErrors report(const char* name, const std::vector<double>& predicted, bool held_out) {
-  const PredictionErrors errors = prediction_errors(predictions().layers, predicted, held_out);
+  PredictionErrors errors = prediction_errors(predictions().layers, predicted, held_out);
   fmt::print("{:<34} {:<9} ratios: {:3} mean {:.2f} % median {:.2f} 90 % {:.2f}; absolute: {:3} mean {:.2f} %\n", name,
              held_out ? "held out" : "fitted", errors.ratio.size(), 100 * PredictionErrors::mean(errors.ratio),
              100 * PredictionErrors::quantile(errors.ratio, 0.5), 100 * PredictionErrors::quantile(errors.ratio, 0.9),

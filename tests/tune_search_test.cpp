@@ -44,26 +44,26 @@ class MadeUp : public tune::Trial {
 
   double milliseconds(const Schedule& schedule) override {
     const int i = begin(schedule);
-    if (throws_later_.contains(i)) throw Error(Status::kTimeout, "time-out");
+    if (fails_when_timed.contains(i)) throw Error(Status::kTimeout, "time-out");
     const double noise = 1 + 0.02 * (static_cast<double>(below(random_, 1000)) / 1000 - 0.5);
     const double spike = below(random_, 20) == 0 ? 1.5 : 1;
-    return 10 * factors_[static_cast<std::size_t>(i)] * noise * spike * (1 + 0.002 * calls_);
+    return 10 * factors_[static_cast<std::size_t>(i)] * noise * spike * (1 + 0.002 * calls);
   }
   uint64_t checksum(const Schedule& schedule) override {
     const int i = begin(schedule);
-    if (throws_.contains(i)) throw Error(Status::kTimeout, "rank 1 waits for rank 0");
-    return wrong_.contains(i) ? kBits + 1 : kBits;
+    if (fails.contains(i)) throw Error(Status::kTimeout, "rank 1 waits for rank 0");
+    return wrong.contains(i) ? kBits + 1 : kBits;
   }
-  void recover() override { ++recoveries_; }
+  void recover() override { ++recoveries; }
 
-  std::set<int> throws_, throws_later_, wrong_;
-  int recoveries_ = 0, calls_ = 0;
-  std::map<int, int> calls_of_;
+  std::set<int> fails, fails_when_timed, wrong;
+  int recoveries = 0, calls = 0;
+  std::map<int, int> calls_of;
 
  private:
   int begin(const Schedule& schedule) {
-    ++calls_;
-    ++calls_of_[schedule.order.raster - 1];
+    ++calls;
+    ++calls_of[schedule.order.raster - 1];
     return schedule.order.raster - 1;
   }
 
@@ -100,12 +100,12 @@ TEST(TuneSearch, TheDefaultStaysWhereNothingIsSurelyFaster) {
 
 TEST(TuneSearch, WhatFailsOrGivesOtherBitsIsOutAndTheRestGoesOn) {
   MadeUp trial({1.0, 0.5, 0.5, 0.5, 0.9});
-  trial.throws_ = {1};
-  trial.wrong_ = {2};
-  trial.throws_later_ = {3};
+  trial.fails = {1};
+  trial.wrong = {2};
+  trial.fails_when_timed = {3};
   std::vector<std::string> told;
   SearchOptions options;
-  options.progress = [&](const Tried& tried) { told.push_back(tune::verdict_name(tried.verdict)); };
+  options.progress = [&](const Tried& tried) { told.emplace_back(tune::verdict_name(tried.verdict)); };
   const SearchResult result = tune::search(numbered_schedules(5), trial, options);
   EXPECT_EQ(result.best, 4u);
   EXPECT_EQ(result.tried[1].verdict, Verdict::kFailed);
@@ -113,14 +113,14 @@ TEST(TuneSearch, WhatFailsOrGivesOtherBitsIsOutAndTheRestGoesOn) {
   EXPECT_EQ(result.tried[2].verdict, Verdict::kWrong);
   EXPECT_EQ(result.tried[3].verdict, Verdict::kFailed);
   EXPECT_EQ(result.tried[0].verdict, Verdict::kSlower);
-  EXPECT_EQ(trial.recoveries_, 2);
+  EXPECT_EQ(trial.recoveries, 2);
   EXPECT_EQ(told.front(), "untried");
   EXPECT_EQ(std::count(told.begin(), told.end(), "failed"), 2);
 }
 
 TEST(TuneSearch, AFailingDefaultIsTheCallersError) {
   MadeUp trial({1.0, 0.5});
-  trial.throws_ = {0};
+  trial.fails = {0};
   EXPECT_THROW(tune::search(numbered_schedules(2), trial), Error);
   EXPECT_THROW(tune::search({}, trial), Error);
 }
@@ -130,7 +130,7 @@ TEST(TuneSearch, WhatIsKnownToFailIsNotCalled) {
   std::vector<Tried> schedules = numbered_schedules(3);
   schedules[1].verdict = Verdict::kFailed;
   EXPECT_EQ(tune::search(schedules, trial).best, 2u);
-  EXPECT_EQ(trial.calls_of_[1], 0);
+  EXPECT_EQ(trial.calls_of[1], 0);
 }
 
 TEST(TuneSearch, EndsWithItsBudget) {
@@ -146,8 +146,8 @@ TEST(TuneSearch, EndsWithItsBudget) {
 TEST(TuneSearch, SlowSchedulesAreLeftBehindEarly) {
   MadeUp trial({1.0, 2, 2, 2, 2, 2, 2, 2, 0.9});
   tune::search(numbered_schedules(9), trial);
-  EXPECT_LT(trial.calls_of_[3], 20);
-  EXPECT_GT(trial.calls_of_[8], 30);
+  EXPECT_LT(trial.calls_of[3], 20);
+  EXPECT_GT(trial.calls_of[8], 30);
 }
 
 TEST(Neighbours, AreLegalDifferentAndKeepWhatIsGiven) {

@@ -16,7 +16,7 @@
 namespace uniep::test {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 using tune::TunedKey;
 using tune::TunedSchedule;
 
@@ -181,7 +181,7 @@ TEST(TuneCommand, WhatItFindsIsWhatAutoTakesAndTheBitsStay) {
   EXPECT_EQ(given.json()["schedule"]["order.raster"], 5);
   EXPECT_EQ(given.json()["schedule"]["fusion"], "pairs");
   const CommandResult exported = run_command(join(kLayerOfRun, {"--tuned", file, "--tuned-strict"}));
-  EXPECT_EQ(exported.json()["schedule"], Json::parse(tuned.out)["tuned"][0]["schedule"]);
+  EXPECT_EQ(exported.json()["schedule"], tuned.json()["tuned"][0]["schedule"]);
 }
 
 TEST(TuneCommand, OtherLayersAndDamagedEntriesAreSaidInALine) {
