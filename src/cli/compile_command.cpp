@@ -9,7 +9,7 @@
 
 #include "cli/layer_options.h"
 #include "cli/options.h"
-#include "io/file.h"
+#include "cli/output_file.h"
 #include "uniep/compile.h"
 
 namespace uniep::cli {
@@ -30,6 +30,7 @@ struct CompileOptions {
 int run_compile(const CompileOptions& options) {
   const LayerOptions& layer = options.layer;
   if (layer.engine == EngineKind::kCpu) refuse_value("--engine", "cpu", "cuda, whose kernels are compiled");
+  OutputFile json_file("--json", options.json == "-" ? "" : options.json);
   CompileRequest request;
   request.layer = layer.config();
   request.ranks = layer.ranks;
@@ -53,13 +54,7 @@ int run_compile(const CompileOptions& options) {
   }
   table += fmt::format("{} kernels in {}, {} of them compiled now; jobs read them with UNIEP_CACHE_DIR={}\n",
                        kernels.size(), options.folder, compiled, options.folder);
-  if (options.json.empty()) {
-    std::cout << table;
-  } else if (options.json == "-") {
-    std::cout << json.dump(2) << '\n';
-  } else {
-    io::write_file(options.json, json.dump(2) + "\n");
-  }
+  write_report(options.json, json_file, json.dump(2) + "\n", table);
   return 0;
 }
 

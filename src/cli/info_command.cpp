@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "cli/layer_options.h"
+#include "cli/output_file.h"
 #include "engine/cpu/kernels.h"
-#include "io/file.h"
 #include "uniep/version.h"
 
 namespace uniep::cli {
@@ -109,17 +109,12 @@ std::string to_table(const Json& json) {
 }
 
 int run_info(const InfoOptions& options, bool with_layer) {
+  OutputFile json_file("--json", options.json == "-" ? "" : options.json);
   Json json;
   json["version"] = UNIEP_VERSION_STRING;
   json["engines"] = engines();
   if (with_layer) add_layer(options.layer, json);
-  if (options.json.empty()) {
-    std::cout << to_table(json);
-  } else if (options.json == "-") {
-    std::cout << json.dump(2) << '\n';
-  } else {
-    io::write_file(options.json, json.dump(2) + "\n");
-  }
+  write_report(options.json, json_file, json.dump(2) + "\n", to_table(json));
   return 0;
 }
 

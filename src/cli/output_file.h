@@ -1,5 +1,6 @@
 #pragma once
 
+#include <iostream>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,5 +27,16 @@ class OutputFile {
   std::string option_;
   std::optional<io::AtomicFile> file_;
 };
+
+// A report where --json says: "" is a table on standard output, "-" JSON there, else JSON in the file, which was opened
+// before.
+inline void write_report(const std::string& where, OutputFile& file, const std::string& json,
+                         const std::string& table) {
+  if (where.empty() || where == "-") {
+    std::cout << (where.empty() ? table : json);
+  } else {
+    file.write(json);
+  }
+}
 
 }  // namespace uniep::cli

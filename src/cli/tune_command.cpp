@@ -185,13 +185,7 @@ int tune_group(const TuneOptions& options) {
   if (!reports) return 0;
   if (!options.exported.empty()) export_file.write(tune::to_json(entries));
   const std::string text = Json({{"tuned", json}}).dump(2) + "\n";
-  if (options.json == "-") {
-    std::cout << text;
-  } else if (!options.json.empty()) {
-    json_file.write(text);
-  } else {
-    std::cout << table;
-  }
+  write_report(options.json, json_file, text, table);
   return 0;
 }
 

@@ -37,4 +37,12 @@ std::vector<std::string> buildable(const Schedule& schedule, Direction direction
   return reasons;
 }
 
+int pull_parts(const LayerShape& shape) {
+  constexpr int64_t kPartBytes = 64 << 10, kBlockRows = 128;
+  constexpr int kMostParts = 16;
+  int parts = 1;
+  while (parts < kMostParts && kBlockRows * shape.hidden * 2 / (int64_t{2} * parts) >= kPartBytes) parts *= 2;
+  return parts;
+}
+
 }  // namespace uniep

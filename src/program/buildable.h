@@ -22,4 +22,8 @@ std::vector<std::string> buildable(const Schedule& schedule, Direction direction
 // The part of it that no field of a Schedule changes.
 std::vector<std::string> engine_limits(const LayerShape& shape, const Numerics& numerics, const Machine& machine);
 
+// Tiles that the CUDA engine pulls a block of rows in: a part moves a few dozen KiB, so that many copy agents bring a
+// block.
+int pull_parts(const LayerShape& shape);
+
 }  // namespace uniep

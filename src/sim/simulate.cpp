@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "program/buildable.h"
 #include "sim/event_run.h"
 #include "uniep/error.h"
 
@@ -86,9 +87,6 @@ const char* Limits::name() const {
 
 ProgramRequest simulated_request(const LayerShape& shape, const Numerics& numerics, const Schedule& schedule,
                                  Direction direction, const MachineDescription& machine) {
-  // As the engine of the GPU cuts a row block: parts of at least 64 KiB.
-  constexpr int64_t kPartBytes = 64 << 10, kBlockRows = 128;
-  constexpr int kMostParts = 16;
   ProgramRequest request;
   request.shape = shape;
   request.numerics = numerics;
@@ -98,10 +96,7 @@ ProgramRequest simulated_request(const LayerShape& shape, const Numerics& numeri
   request.workers = static_cast<int>(machine.class_of(Work::kFc1).count);
   const GemmStage stage = direction == Direction::kForward ? GemmStage::kFc1 : GemmStage::kDgradFc2;
   request.cluster = schedule.tile_of(stage).cluster;
-  while (request.pull_parts < kMostParts &&
-         kBlockRows * shape.hidden * 2 / (int64_t{2} * request.pull_parts) >= kPartBytes) {
-    request.pull_parts *= 2;
-  }
+  request.pull_parts = pull_parts(shape);
   return request;
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "program/build.h"
+#include "program/buildable.h"
 
 namespace uniep::tune {
 namespace {
@@ -25,13 +26,6 @@ constexpr double kFirstByWorkers = 20;  // us until rows come where whole worker
 
 double row_bytes(const Problem& problem) {
   return static_cast<double>(problem.shape.hidden) * kElement;
-}
-
-// As the cuda engine cuts a row block.
-double pull_parts(const Problem& problem) {
-  double parts = 1;
-  while (parts < 16 && kBlockRows * row_bytes(problem) / (2 * parts) >= 65536) parts *= 2;
-  return parts;
 }
 
 double us_of_bytes(double bytes, double gigabytes_per_second) {
@@ -127,7 +121,7 @@ DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule) {
   const sim::WarpCopies& copy = machine.copy;
   const bool push = schedule.dispatch.transport == DispatchTransport::kPush;
   const double taken = schedule.dispatch.dedup ? load.rows_once : load.rows;
-  const double parts = pull_parts(problem), tasks = load.blocks * parts;
+  const double parts = pull_parts(problem.shape), tasks = load.blocks * parts;
   const double bytes = row_bytes(problem);
   DispatchPart part;
   part.by_warps = schedule.comm.where == CommWhere::kWarps;

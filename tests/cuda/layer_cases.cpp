@@ -11,6 +11,7 @@
 #include "engine/cuda/layer_kernels.h"
 #include "model/elementwise.h"
 #include "program/build.h"
+#include "program/buildable.h"
 #include "program/gemm_queues.h"
 #include "program/schedule_space.h"
 #include "uniep/error.h"

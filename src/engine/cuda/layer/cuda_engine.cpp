@@ -14,6 +14,7 @@
 #include "engine/cuda/profiler_range.h"
 #include "engine/event_clocks.h"
 #include "engine/workspace.h"
+#include "program/buildable.h"
 #include "program/schedule_fields.h"
 
 namespace uniep::cuda {

@@ -94,12 +94,4 @@ int cluster_of(const Schedule& schedule, Direction direction) {
   return schedule.tile_of(direction == Direction::kForward ? GemmStage::kFc1 : GemmStage::kDgradFc2).cluster;
 }
 
-int pull_parts(const LayerShape& shape) {
-  constexpr int64_t kPartBytes = 64 << 10;
-  constexpr int kMostParts = 16;
-  int parts = 1;
-  while (parts < kMostParts && kTileM * shape.hidden * 2 / (int64_t{2} * parts) >= kPartBytes) parts *= 2;
-  return parts;
-}
-
 }  // namespace uniep::cuda

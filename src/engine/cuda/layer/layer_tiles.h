@@ -23,7 +23,4 @@ GemmConfig weight_gradient_config(const Schedule& schedule, const Numerics& nume
 // CTAs that share tiles of weights, in every launch of a call.
 int cluster_of(const Schedule& schedule, Direction direction);
 
-// Tiles that a block of rows is pulled in: a part moves a few dozen KiB, so that many copy agents bring a block.
-int pull_parts(const LayerShape& shape);
-
 }  // namespace uniep::cuda
