@@ -22,6 +22,7 @@ or FAIL; the exit status is 1 where one fails.
 import argparse
 import dataclasses
 import datetime
+import gc
 import json
 import os
 import statistics
@@ -130,7 +131,15 @@ def run(setting, ours, options):
             result["layer_ms"] = layer_times(training, setting, options.repeat)
         result["transport"] = "" if not ours else training.transport()
         del training
+    release_memory()
     return result
+
+
+def release_memory():
+    """Of a training that has ended: Megatron's modules and hooks refer to each other."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def report(passed, name, text, rank):
