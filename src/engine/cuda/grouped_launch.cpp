@@ -31,7 +31,7 @@ void launch_part(KernelStore& kernels, const GemmConfig& config, const WeightGra
   if (lends_stages(config)) {
     const int64_t matrices = addresses.empty() ? product.rows.experts : 1;
     for (const void* output : outputs) {
-      maps.push_back(encode_gradient_map({output, product.n, product.m, matrices}, kTileM / kMathWarps, "dw"));
+      maps.push_back(encode_gradient_map({output, product.n, product.m, matrices}, kTileM, "dw"));
     }
   }
   launch_grouped_gemm(kernels, config, arguments, maps, outputs, sms, stream);

@@ -75,6 +75,7 @@ UNIEP_HOST_DEVICE constexpr int lent_boxes_of_stage(const GemmConfig& config) {
 UNIEP_HOST_DEVICE constexpr int lent_stages(const GemmConfig& config) {
   return (config.tile_n / kLentColumns + lent_boxes_of_stage(config) - 1) / lent_boxes_of_stage(config);
 }
+constexpr int kMostLentStages = 3;
 // Tensor maps of D, for TMA: as many as there are outputs.
 UNIEP_HOST_DEVICE constexpr int output_maps(const GemmConfig& config) {
   return lends_stages(config) ? config.outputs : 0;
@@ -82,19 +83,17 @@ UNIEP_HOST_DEVICE constexpr int output_maps(const GemmConfig& config) {
 
 // What an epilogue leaves over for between the next tile's K blocks (see roles/epilogue.h): bf16 writes 64 columns
 // after each of the first K blocks; SwiGLU and dSwiGLU do 16 columns a step, spread over all K blocks, dSwiGLU with a
-// fifth step for every 64; the layer does 16 columns of gate and up, or 32 of FC2. fp32 weight gradients hand back the
-// last stage that they were lent.
+// fifth step for every 64; the layer does 16 columns of gate and up, or 32 of FC2.
 UNIEP_HOST_DEVICE constexpr int late_steps(const GemmConfig& config) {
   if (config.epilogue == Epilogue::kBFloat16) return config.tile_n / 64;
   if (config.epilogue == Epilogue::kSwiglu || config.epilogue == Epilogue::kLayer) return config.tile_n / 2 / 16;
-  if (lends_stages(config)) return 1;
   return config.epilogue == Epilogue::kSwigluGradient ? config.tile_n / 64 * 5 : 0;
 }
 constexpr int kLayerSpacing = 4;  // K blocks between two steps at most: other tiles wait for what they store
 // The fewest K blocks that this takes. Forward and dgrad run at least that many: beyond K both operands are read as
 // zero.
 UNIEP_HOST_DEVICE constexpr int interleaved_blocks(const GemmConfig& config) {
-  if (config.epilogue == Epilogue::kBFloat16 || lends_stages(config)) return late_steps(config);
+  if (config.epilogue == Epilogue::kBFloat16) return late_steps(config);
   return 1 + late_steps(config);
 }
 

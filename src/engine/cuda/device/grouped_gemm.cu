@@ -20,9 +20,10 @@ static_assert(shared_memory_bytes(kConfig) <= kSharedMemoryLimit, "more shared m
 static_assert(!split_b_along_k(kConfig) || kConfig.layout == Layout::kDgrad,
               "only MN-major boxes can be halved along K");
 
-// Warps of the first warpgroup; the fourth is the megakernels' copy warp.
+// Warps of the first warpgroup; the fourth has nothing to do.
 constexpr uint32_t kLoaderWarp = 0;
 constexpr uint32_t kSchedulerWarp = 1;
+constexpr uint32_t kStoreWarp = 2;
 
 UNIEP_DEVICE void initialise_barriers(Storage& shared) {
   for (int stage = 0; stage < kConfig.stages; ++stage) {
@@ -31,8 +32,9 @@ UNIEP_DEVICE void initialise_barriers(Storage& shared) {
   }
   for (int slot = 0; slot < kTaskSlots; ++slot) {
     ptx::mbarrier_init(shared.tasks.full[slot], 1);
-    ptx::mbarrier_init(shared.tasks.empty[slot], kTaskReaders);
+    ptx::mbarrier_init(shared.tasks.empty[slot], kTaskReaders + (lends_stages(kConfig) ? 1 : 0));
   }
+  for (uint64_t& put : shared.put) ptx::mbarrier_init(put, kMathWarps);
   ptx::fence_mbarrier_init();
 }
 
@@ -63,6 +65,8 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
       if (ptx::lane_index() == 0) run_loader<kConfig>(arguments.common, arguments.b, shared);
     } else if (warp == kSchedulerWarp) {
       run_scheduler<kConfig>(arguments.common, shared);
+    } else if (lends_stages(kConfig) && warp == kStoreWarp) {
+      run_lent_store<kConfig>(arguments.common, {arguments.outputs, arguments.b + kConfig.maps}, shared);
     }
   } else {
     ptx::raise_registers<kGemmMathRegisters>();

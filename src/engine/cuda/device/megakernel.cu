@@ -48,6 +48,7 @@ UNIEP_DEVICE void initialise_barriers(Storage& shared) {
     ptx::mbarrier_init(shared.stored[slot], kMathWarps);
   }
   ptx::mbarrier_init(shared.deal, 1);
+  for (uint64_t& put : shared.put) ptx::mbarrier_init(put, kMathWarps);
   init_copy_ring(shared.copy_ring);
   ptx::fence_mbarrier_init();
 }

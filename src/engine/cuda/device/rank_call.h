@@ -31,6 +31,7 @@ struct GradientMatrices {
   void* const* addresses;
   int64_t expert_stride;  // bytes, of one tensor
   const TensorMap* maps;  // fp32, for TMA: one over the experts, or one an expert; else null
+  int32_t box_rows;       // of the maps
 };
 
 struct alignas(64) RankCall {

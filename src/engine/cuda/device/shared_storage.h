@@ -28,6 +28,7 @@ struct alignas(1024) SharedStorage {
   alignas(128) CopyRingStorage<kConfig.copy_chunk_bytes, kConfig.copy_stages> copy_ring;
   uint64_t full[kConfig.stages];
   uint64_t empty[kConfig.stages];
+  uint64_t put[kMostLentStages];  // of the stages lent behind a tile: the math warps have put their part
   Tasks tasks;
 };
 

@@ -143,22 +143,31 @@ struct GradientSide {
   void* whole;
   void* const* experts;
   int64_t rows, columns;
+  int box_rows;  // that TMA moves at once: no box may hold both gate and up where they lie apart
   const char* name;
 };
 
+constexpr int kWarpRows = kTileM / kMathWarps;
+
 GradientSide dw1_of(const CallBinding& call, const WeightGradients& gradients) {
-  const int64_t parts = is_apart(gradients) ? 1 : 2;
-  return {gradients.dw1, gradients.dw1_experts, parts * call.request.shape.intermediate, call.request.shape.hidden,
+  const bool apart = is_apart(gradients);
+  return {gradients.dw1,
+          gradients.dw1_experts,
+          (apart ? 1 : 2) * call.request.shape.intermediate,
+          call.request.shape.hidden,
+          apart ? kWarpRows : kTileM,
           "dw1"};
 }
 
 GradientSide dw1_up_of(const CallBinding& call, const WeightGradients& gradients) {
-  return {gradients.dw1_up, gradients.dw1_up_experts, call.request.shape.intermediate, call.request.shape.hidden,
-          "dw1_up"};
+  return {
+      gradients.dw1_up, gradients.dw1_up_experts, call.request.shape.intermediate, call.request.shape.hidden, kWarpRows,
+      "dw1_up"};
 }
 
 GradientSide dw2_of(const CallBinding& call, const WeightGradients& gradients) {
-  return {gradients.dw2, gradients.dw2_experts, call.request.shape.hidden, call.request.shape.intermediate, "dw2"};
+  return {gradients.dw2, gradients.dw2_experts, call.request.shape.hidden, call.request.shape.intermediate, kTileM,
+          "dw2"};
 }
 
 int64_t element_bytes(const CallBinding& call) {
@@ -172,13 +181,12 @@ int64_t output_map_count(const CallBinding& call, const GradientSide& side, int6
 }
 
 std::vector<TensorMap> output_maps(const CallBinding& call, const GradientSide& side, int64_t experts) {
-  constexpr int kWarpRows = kTileM / kMathWarps;
   std::vector<TensorMap> maps;
   const int64_t count = output_map_count(call, side, experts);
   for (int64_t i = 0; i < count; ++i) {
     const MatrixView view = side.experts != nullptr ? MatrixView{side.experts[i], side.columns, side.rows, 1}
                                                     : MatrixView{side.whole, side.columns, side.rows, experts};
-    maps.push_back(encode_gradient_map(view, kWarpRows, side.name));
+    maps.push_back(encode_gradient_map(view, side.box_rows, side.name));
   }
   return maps;
 }
@@ -285,11 +293,12 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
     const int64_t bytes = side.rows * side.columns * element_bytes(call);
     const TensorMap* const maps =
         output_map_count(call, side, count) > 0 ? append(output_maps(call, side, count)) : nullptr;
-    if (side.experts == nullptr)
-      return GradientMatrices{static_cast<std::byte*>(side.whole) - before, nullptr, bytes, maps};
+    if (side.experts == nullptr) {
+      return GradientMatrices{static_cast<std::byte*>(side.whole) - before, nullptr, bytes, maps, side.box_rows};
+    }
     auto* const table = reinterpret_cast<void* const*>(memory + addresses_at + addresses.size() * sizeof(void*));
     for (int64_t i = 0; i < count; ++i) addresses.push_back(static_cast<std::byte*>(side.experts[i]) - before);
-    return GradientMatrices{nullptr, table, 0, maps};
+    return GradientMatrices{nullptr, table, 0, maps, side.box_rows};
   };
   std::size_t next = 0;
   for (const std::size_t i : locals) {

@@ -36,6 +36,22 @@ UNIEP_DEVICE void mbarrier_arrive_remote(uint64_t& barrier, uint32_t cta) {
       : "memory");
 }
 
+// As many arrivals at once.
+UNIEP_DEVICE void mbarrier_arrive_times(uint64_t& barrier, uint32_t times) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(times) : "memory");
+}
+
+UNIEP_DEVICE void mbarrier_arrive_remote_times(uint64_t& barrier, uint32_t cta, uint32_t times) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote], %2;\n"
+      "}\n" ::"r"(shared_address(&barrier)),
+      "r"(cta), "r"(times)
+      : "memory");
+}
+
 UNIEP_DEVICE void mbarrier_arrive_expect_bytes(uint64_t& barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
                : "memory");

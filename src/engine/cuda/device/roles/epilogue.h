@@ -55,6 +55,7 @@ class StandaloneOutput {
     return arguments_.output_per_expert != 0 ? 0 : tile.expert;
   }
   UNIEP_DEVICE int32_t row_in_map(const WarpTile& tile) const { return tile.row; }
+  UNIEP_DEVICE static constexpr int32_t box_rows(const WarpTile& /*tile*/) { return kTileM; }
 
  private:
   const GemmArguments& arguments_;

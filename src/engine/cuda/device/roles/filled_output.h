@@ -30,6 +30,9 @@ class FilledOutput {
     return tile.row - (is_up(tile) ? shared_.call.gate_rows : 0);
   }
 
+  // Of the map's boxes: a tile, or where gate and up lie apart 16, so that none holds both.
+  UNIEP_DEVICE int32_t box_rows(const WarpTile& tile) const { return gradients_of(tile).box_rows; }
+
  private:
   // A warp's 16 rows are all of the gate or all of the up: the host sees to it.
   UNIEP_DEVICE bool is_up(const WarpTile& tile) const {
@@ -44,5 +47,19 @@ class FilledOutput {
 
   const LayerStorage<kLayer>& shared_;
 };
+
+// The CTA's tile of a record.
+UNIEP_DEVICE WarpTile filled_tile(const LayerTask& task) {
+  return {
+      .row = task.row, .column = task.column(), .expert = task.expert, .product = task.has(LayerTask::kSecond) ? 1 : 0};
+}
+
+// The same memory, as the weight gradients' products see it.
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE auto& filled_storage(LayerStorage<kLayer>& shared) {
+  using Storage = SharedStorage<filled_gemm(kLayer)>;
+  static_assert(sizeof(Storage) == sizeof(SharedStorage<kLayer.gemm>), "all products of a launch share their memory");
+  return reinterpret_cast<Storage&>(shared);
+}
 
 }  // namespace uniep::cuda

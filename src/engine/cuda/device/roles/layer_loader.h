@@ -49,14 +49,6 @@ UNIEP_DEVICE TileOperands wgrad_operands_of(const RankCall& call, const LayerTas
   return tile;
 }
 
-// The same memory, as the weight gradients' products see it.
-template <LayerKernelConfig kLayer>
-UNIEP_DEVICE auto& filled_storage(LayerStorage<kLayer>& shared) {
-  using Storage = SharedStorage<filled_gemm(kLayer)>;
-  static_assert(sizeof(Storage) == sizeof(SharedStorage<kLayer.gemm>), "all products of a launch share their memory");
-  return reinterpret_cast<Storage&>(shared);
-}
-
 // K blocks before a tile's last one at which the next tile is dealt: so long may its ticket and its waits take, and as
 // long as the stages last.
 constexpr int32_t kBlocksToDeal = 16;
@@ -86,11 +78,7 @@ UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& s
         if constexpr (lends_stages(kGemm)) {
           if (task.k_blocks > 0) {
             lend_stages(filled_storage<kLayer>(shared), cursor, FilledOutput<kLayer>(shared),
-                        task.has(LayerTask::kStore),
-                        {.row = task.row,
-                         .column = task.column(),
-                         .expert = task.expert,
-                         .product = task.has(LayerTask::kSecond) ? 1 : 0});
+                        task.has(LayerTask::kStore), filled_tile(task));
           }
         }
         continue;

@@ -103,6 +103,8 @@ UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks, const S
     if (more && ptx::lane_index() == 0) ptx::mbarrier_arrive(shared.stored[tasks.slot()]);
     tasks.release_by_warp();
   }
+  // The signal warp stores the last tile from stages whose memory the sums take now.
+  if constexpr (lends_stages(kGemm)) wait_for_free_stages<kGemm>(filled_storage<kLayer>(shared), multiplier.cursor());
 }
 
 // Two warpgroups, 64 rows of the tile each.

@@ -1,6 +1,8 @@
 #pragma once
 
+#include "engine/cuda/device/roles/filled_output.h"
 #include "engine/cuda/device/roles/layer_scheduler.h"
+#include "engine/cuda/device/roles/lent_stages.h"
 #include "engine/cuda/device/roles/send.h"
 
 namespace uniep::cuda {
@@ -15,6 +17,19 @@ UNIEP_DEVICE void return_prob_gradients(const RankCall& call, const LayerTask& t
   __syncwarp();
 }
 
+struct NothingLent {};
+
+// Stores the launch's fp32 weight gradients, where it has any.
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE auto make_lent_store(LayerStorage<kLayer>& shared) {
+  if constexpr (lends_stages(filled_gemm(kLayer))) {
+    return LentStore<filled_gemm(kLayer), FilledOutput<kLayer>>(filled_storage<kLayer>(shared),
+                                                                FilledOutput<kLayer>(shared));
+  } else {
+    return NothingLent();
+  }
+}
+
 // One warp: tells what waits for a tile that it is stored. A slot of the task ring is handed back only then, so that
 // the math warps are never more than kLayerTaskSlots tiles ahead of the `stored` barriers.
 template <LayerKernelConfig kLayer>
@@ -22,7 +37,15 @@ UNIEP_DEVICE void run_layer_signals(LayerStorage<kLayer>& shared) {
   const RunningCall running = running_call(shared);
   const RankProgram& p = running.call.program;
   TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
+  [[maybe_unused]] auto lent = make_lent_store<kLayer>(shared);
   for (LayerTask task = tasks.read_by_warp(); !task.has(LayerTask::kEnd); task = tasks.read_by_warp()) {
+    if constexpr (lends_stages(filled_gemm(kLayer))) {
+      if (task.has(LayerTask::kWgrad)) {
+        lent.run(task.k_blocks, task.has(LayerTask::kStore), filled_tile(task));
+      } else {
+        lent.pass(task.k_blocks);
+      }
+    }
     ptx::mbarrier_wait(shared.stored[tasks.slot()], tasks.phase(), "tile stored");
     if (task.has(LayerTask::kStore)) {
       const bool sent = task.has(LayerTask::kSecond) && !task.has(LayerTask::kWgrad);

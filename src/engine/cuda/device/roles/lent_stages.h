@@ -5,10 +5,10 @@
 #include "engine/cuda/device/roles/release_stage.h"
 
 // fp32 weight gradients, on their way out and, where they are added to what is there, in. A tile of them is as large as
-// the stages, and with no registers to keep it in while the next tile is multiplied, the tensor cores would wait for
-// memory. So behind a tile's last K block the loader lends the next stages: it loads the old values while the last K
-// blocks are multiplied; the math warps put their sums in place of them, TMA writes them, and a stage goes back to the
-// loader as soon as it has been read.
+// the stages, there are no registers to keep it in while the next tile is multiplied, and an SM takes 4,096 clocks to
+// give it out. So behind a tile's last K block the loader lends the next stages, and loads the old values into them
+// while the last K blocks are multiplied; the math warps put their sums in place of them and go on; a warp that has
+// time stores them, and hands each stage back for the math warps as soon as TMA has read it.
 namespace uniep::cuda {
 
 constexpr uint32_t kLentWarpBytes = kLentBoxBytes / kMathWarps;  // 16 rows of 128 bytes
@@ -46,10 +46,10 @@ UNIEP_DEVICE void lend_stages(SharedStorage<kConfig>& shared, StageCursor<kConfi
 #pragma unroll 1
     for (int32_t box = 0; box < count; ++box) {
 #pragma unroll 1
-      for (int32_t warp = 0; warp < kMathWarps; ++warp) {
+      for (int32_t row = 0; row < kTileM; row += output.box_rows(tile)) {
         WarpTile part = tile;
-        part.row += warp * kBlockRows;
-        ptx::tma_load_3d(lent_box<kConfig>(shared, cursor.stage, box, warp), output.map(part),
+        part.row += row;
+        ptx::tma_load_3d(lent_box<kConfig>(shared, cursor.stage, box, row / kBlockRows), output.map(part),
                          shared.full[cursor.stage], tile.column + (first + box) * kLentColumns, output.row_in_map(part),
                          output.matrix_in_map(part));
       }
@@ -58,26 +58,19 @@ UNIEP_DEVICE void lend_stages(SharedStorage<kConfig>& shared, StageCursor<kConfi
 }
 
 // A math warp's.
-template <GemmConfig kConfig, typename Output>
+template <GemmConfig kConfig>
 class GradientEpilogue {
  public:
   static constexpr int kCount = kConfig.tile_n / 2;
-  static constexpr int kSteps = 1;
+  static constexpr int kSteps = 0;
   static constexpr bool kRolled = false;
 
-  UNIEP_DEVICE GradientEpilogue(const Output& output, SharedStorage<kConfig>& shared, int32_t math_warp)
-      : output_(output), shared_(shared), math_warp_(math_warp) {}
+  UNIEP_DEVICE GradientEpilogue(SharedStorage<kConfig>& shared, int32_t math_warp)
+      : shared_(shared), math_warp_(math_warp) {}
 
   // Of a tile that has K blocks.
   UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount], StageCursor<kConfig.stages>& cursor) {
     walk<0>(tile, d, cursor);
-    lent_ = true;
-  }
-
-  template <int kStep>
-  UNIEP_DEVICE void step(const WarpTile& /*next*/) {
-    if (lent_) give_back<0>();
-    lent_ = false;
   }
 
  private:
@@ -91,11 +84,9 @@ class GradientEpilogue {
       if (tile.exists) {
         put<kStage, 0>(d, stage);
         ptx::fence_proxy_async_shared();
-        __syncwarp();
-        if (ptx::lane_index() == 0) store<kStage, 0>(tile, stage);
       }
-      if constexpr (kStage > 0) give_back<1>();
-      previous_ = cursor.stage;
+      __syncwarp();
+      if (ptx::lane_index() == 0) ptx::mbarrier_arrive(shared_.put[kStage]);
       cursor.advance();
       walk<kStage + 1>(tile, d, cursor);
     }
@@ -142,31 +133,76 @@ class GradientEpilogue {
     }
   }
 
-  template <int kStage, int kBox>
-  UNIEP_DEVICE void store(const WarpTile& tile, uint32_t stage) {
-    if constexpr (kExists<kStage, kBox>) {
-      ptx::tma_store_3d(output_.map(tile), lent_box<kConfig>(shared_, stage, kBox, math_warp_),
-                        tile.column + (kStage * kOfStage + kBox) * kLentColumns, output_.row_in_map(tile),
-                        output_.matrix_in_map(tile));
-      store<kStage, kBox + 1>(tile, stage);
-    } else {
-      ptx::bulk_commit();
-    }
-  }
-
-  // The stage lent last, or with kNewer = 1 the one before: once TMA has read it.
-  template <int kNewer>
-  UNIEP_DEVICE void give_back() {
-    if (ptx::lane_index() == 0) ptx::bulk_wait_read<kNewer>();
-    __syncwarp();
-    release_stage<kConfig>(shared_, previous_);
-  }
-
-  const Output output_;
   SharedStorage<kConfig>& shared_;
   const uint32_t math_warp_;
-  uint32_t previous_ = 0;
-  bool lent_ = false;
 };
+
+// One warp's: stores what was put into lent stages. It is told of every tile of the launch, in order.
+template <GemmConfig kConfig, typename Output>
+class LentStore {
+ public:
+  UNIEP_DEVICE LentStore(SharedStorage<kConfig>& shared, const Output& output) : shared_(shared), output_(output) {}
+
+  // A tile that is lent nothing.
+  UNIEP_DEVICE void pass(int32_t k_blocks) { stage_ = (stage_ + k_blocks) % kConfig.stages; }
+
+  // `tile`: the CTA's.
+  UNIEP_DEVICE void run(int32_t k_blocks, bool exists, const WarpTile& tile) {
+    pass(k_blocks);
+    if (k_blocks == 0) return;
+#pragma unroll 1
+    for (int32_t i = 0; i < kLent; ++i) {
+      ptx::mbarrier_wait(shared_.put[i], parity_, "stage put");
+      if (exists && ptx::lane_index() == 0) store(i, tile);
+      if (i > 0) hand_back<1>();
+      previous_ = stage_;
+      pass(1);
+    }
+    hand_back<0>();
+    parity_ ^= 1;
+  }
+
+ private:
+  static constexpr int32_t kLent = lent_stages(kConfig);
+  static_assert(kLent <= kMostLentStages, "each of a tile's stages has a barrier");
+
+  UNIEP_DEVICE void store(int32_t i, const WarpTile& tile) const {
+    constexpr int32_t kOfStage = lent_boxes_of_stage(kConfig), kBoxes = kConfig.tile_n / kLentColumns;
+#pragma unroll 1
+    for (int32_t box = 0; box < kOfStage && i * kOfStage + box < kBoxes; ++box) {
+#pragma unroll 1
+      for (int32_t row = 0; row < kTileM; row += output_.box_rows(tile)) {
+        WarpTile part = tile;
+        part.row += row;
+        ptx::tma_store_3d(output_.map(part), lent_box<kConfig>(shared_, stage_, box, row / kBlockRows),
+                          tile.column + (i * kOfStage + box) * kLentColumns, output_.row_in_map(part),
+                          output_.matrix_in_map(part));
+      }
+    }
+    ptx::bulk_commit();
+  }
+
+  // The stage before this one, or with kNewer 0 the last: once TMA has read it.
+  template <int kNewer>
+  UNIEP_DEVICE void hand_back() const {
+    if (ptx::lane_index() == 0) ptx::bulk_wait_read<kNewer>();
+    __syncwarp();
+    release_stage_for_all<kConfig>(shared_, previous_);
+  }
+
+  SharedStorage<kConfig>& shared_;
+  const Output output_;
+  uint32_t stage_ = 0;
+  uint32_t previous_ = 0;
+  uint32_t parity_ = 0;
+};
+
+// Until all stages are free, behind the last tile: for who uses their memory next. `cursor`: where the loader goes on.
+template <GemmConfig kConfig>
+UNIEP_DEVICE void wait_for_free_stages(SharedStorage<kConfig>& shared, StageCursor<kConfig.stages> cursor) {
+  for (int32_t i = 0; i < kConfig.stages; ++i, cursor.advance()) {
+    ptx::mbarrier_wait(shared.empty[cursor.stage], cursor.phase ^ 1, "stage empty");
+  }
+}
 
 }  // namespace uniep::cuda

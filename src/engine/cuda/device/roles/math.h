@@ -13,7 +13,7 @@ namespace uniep::cuda {
 template <GemmConfig kConfig, typename Output>
 UNIEP_DEVICE auto make_matrix_epilogue(const Output& output, SharedStorage<kConfig>& shared, int32_t math_warp) {
   if constexpr (lends_stages(kConfig)) {
-    return GradientEpilogue<kConfig, Output>(output, shared, math_warp);
+    return GradientEpilogue<kConfig>(shared, math_warp);
   } else {
     uint32_t staging = ptx::shared_address(shared.staging[math_warp]);
     if (kConfig.in_layer) staging = ptx::uniform_register(staging);
@@ -271,6 +271,18 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, const OutputTable& ou
     }
   }
   if constexpr (kAlone) epilogue.run_alone(shared, multiplier.cursor());
+}
+
+// A warp: fp32 weight gradients, on their way from lent stages to memory.
+template <GemmConfig kConfig>
+UNIEP_DEVICE void run_lent_store(const GemmArguments& arguments, const OutputTable& outputs,
+                                 SharedStorage<kConfig>& shared) {
+  TaskCursor tasks(shared.tasks);
+  LentStore<kConfig, StandaloneOutput<kConfig>> store(shared, {arguments, outputs});
+  for (Task task = tasks.take_by_warp(); !task.has(Task::kEnd); task = tasks.take_by_warp()) {
+    store.run(task.k_blocks, task.has(Task::kStore),
+              {.row = task.m_begin, .column = task.n_block * kConfig.tile_n, .expert = task.expert});
+  }
 }
 
 }  // namespace uniep::cuda

@@ -16,4 +16,17 @@ UNIEP_DEVICE void release_stage(SharedStorage<kConfig>& shared, uint32_t stage) 
   }
 }
 
+// The same for all math warps, by one warp.
+template <GemmConfig kConfig>
+UNIEP_DEVICE void release_stage_for_all(SharedStorage<kConfig>& shared, uint32_t stage) {
+  const uint32_t lane = ptx::lane_index();
+  if constexpr (kConfig.cluster == 1) {
+    if (lane == 0) ptx::mbarrier_arrive_times(shared.empty[stage], kMathWarps);
+  } else {
+    if (lane < static_cast<uint32_t>(kConfig.cluster)) {
+      ptx::mbarrier_arrive_remote_times(shared.empty[stage], lane, kMathWarps);
+    }
+  }
+}
+
 }  // namespace uniep::cuda
