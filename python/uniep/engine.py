@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.autograd import profiler
 
-from uniep import library
+from uniep import library, reserved_sms
 
 _Function = typing.TypeVar("_Function", bound=Callable[..., typing.Any])
 
@@ -103,6 +103,7 @@ class Engine:
         self._dead: collections.deque[tuple[Callable[[ctypes.c_void_p], None], ctypes.c_void_p]] = collections.deque()
         self._handle = library.Handle()
         self._is_traced = False
+        self.reserved: int | None = 0  # SMs that exchanges leave, as reserved_sms.leave() takes it
         self._configs: dict[tuple[int, ...], typing.Any] = {}
         self._byte = torch.empty(1, dtype=torch.uint8, device=device)
         # What calls fill in and read again, under the lock.
@@ -418,7 +419,7 @@ class Engine:
             self._library.uniep_dispatch,
             self._handle,
             config,
-            b"auto",
+            reserved_sms.leave("auto", self.reserved).encode(),
             placement.handle,
             ctypes.byref(arguments),
             1,
@@ -450,7 +451,7 @@ class Engine:
             self._library.uniep_combine,
             self._handle,
             config,
-            b"auto",
+            reserved_sms.leave("auto", self.reserved).encode(),
             placement.handle,
             ctypes.byref(arguments),
             1,

@@ -12,7 +12,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from uniep import cuda_libraries, library, peers, tuning
+from uniep import cuda_libraries, library, peers, reserved_sms, tuning
 from uniep.engine import Engine
 
 _log = logging.getLogger("uniep")
@@ -43,6 +43,7 @@ class _Cached(type):
         device: torch.device | str | int | None = None,
         workers: int = 0,
         timeout_s: float | None = None,
+        reserve_sms: int | str = "auto",
     ) -> typing.Any:
         if pg is None and dist.is_available() and dist.is_initialized():
             pg = dist.group.WORLD
@@ -51,9 +52,10 @@ class _Cached(type):
         elif isinstance(pg, str):
             raise ValueError(f"pg: {pg!r}; legal are a process group, 'self' and None")
         device = _device(device)
-        key = (pg, transport, device, workers, timeout_s)
+        options = {"device": device, "workers": workers, "timeout_s": timeout_s, "reserve_sms": reserve_sms}
+        key = (pg, transport, *options.values())
         if key not in cls.groups:
-            cls.groups[key] = super().__call__(pg, transport, device=device, workers=workers, timeout_s=timeout_s)
+            cls.groups[key] = super().__call__(pg, transport, **options)
         return cls.groups[key]
 
 
@@ -94,6 +96,11 @@ class Group(metaclass=_Cached):
         device: of all tensors; None: this process's current GPU where that is a Hopper GPU, else the CPU.
         workers: threads of the CPU engine (0: its choice); on a GPU the number of SMs.
         timeout_s: bound of a wait for a peer that has begun a call (native); None: UNIEP_TIMEOUT_S, or 60.
+        reserve_sms: SMs that calls of several ranks leave to NCCL's collectives beside them (native, on GPUs), where a
+            schedule does not say it by comm.reserve_sms; "auto": what collectives of run_beside()'s groups can take.
+
+    Attributes:
+        reserved: SMs that calls leave, 0 where no kernel waits for a peer; None: not known, so that calls are refused.
 
     Raises:
         ValueError: an argument is wrong, or native was asked for where it can not be had.
@@ -107,6 +114,7 @@ class Group(metaclass=_Cached):
         device: torch.device | str | int | None = None,
         workers: int = 0,
         timeout_s: float | None = None,
+        reserve_sms: int | str = "auto",
     ) -> None:
         if transport not in _TRANSPORTS:
             raise ValueError(f"transport: {transport!r}; legal are {', '.join(_TRANSPORTS)}")
@@ -114,6 +122,7 @@ class Group(metaclass=_Cached):
             raise ValueError(f"workers: {workers}; must be 0 (the engine's choice) or more")
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s: {timeout_s}; must be above 0, or None")
+        reserved_sms.checked(reserve_sms)
         self.process_group = None if pg == "self" else pg
         self.device = _device(device)
         self.name = f"uniep{next(_numbers)}"
@@ -142,6 +151,9 @@ class Group(metaclass=_Cached):
                 "unique_id": ctypes.addressof(keep[1]),
             }
         self.engine = Engine(self.device, options)
+        self.reserve_sms, self._beside = reserve_sms, dict[str, int | None]()  # by names: groups end before this one
+        self.reserved: int | None = 0
+        self.run_beside()
         _by_name[self.name] = self
         self.tuned = tuning.agreed(self)
         if self.rank == 0 and self.size > 1:
@@ -180,6 +192,21 @@ class Group(metaclass=_Cached):
             return made.raw
 
         return typing.cast(bytes, peers.broadcast_object(self, make, "the group's id of rank 0"))
+
+    def run_beside(self, *groups: dist.ProcessGroup | None) -> None:
+        """Says that collectives of these process groups, too, may run at the same time as calls of this group.
+
+        Each group counts once, since its collectives follow each other. None, and this process alone, is no group.
+        """
+        self._beside.update((one.group_name, reserved_sms.most_ctas(one)) for one in groups if one is not None)
+        waits_in_kernels = self.transport == "native" and self.size > 1
+        if not waits_in_kernels:
+            self.reserved = 0
+        elif isinstance(self.reserve_sms, int):
+            self.reserved = self.reserve_sms
+        else:
+            self.reserved = reserved_sms.total(self._beside.values())
+        self.engine.reserved = self.reserved
 
     def check(self) -> None:
         """Raises the error of a call so far that is known to have failed, as the next call would; waits for none.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.autograd.function import once_differentiable
 
-from uniep import ops
+from uniep import ops, reserved_sms
 from uniep.call import Call, shaped
 from uniep.errors import Unsupported
 from uniep.group import Group, find_group
@@ -114,10 +114,10 @@ def moe(
     elif schedule == "auto":
         schedule = choose(group, hidden, intermediate, experts, slots)
     if compiling:
-        texts = _read_schedules(schedule if isinstance(schedule, str) else tuple(schedule), save)
+        texts = _read_schedules(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
         keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, probs, first[0], second[0]))
         return ops.run_forward(x, topk_ids, probs, first, second, group.name, texts, limits, save, slots, apart, keep)
-    schedules = _schedules(schedule if isinstance(schedule, str) else tuple(schedule), save)
+    schedules = _schedules(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
     added = None if main_grad is None else _main_grad(main_grad, first, second, apart)
     if grad_dtype is not torch.bfloat16:
         _check_grad_dtype(grad_dtype, first, second, added is not None)
@@ -376,17 +376,18 @@ def _check_frozen(weights: list[torch.Tensor], name: str) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _schedules(schedule: str | tuple[str, ...], save: str) -> tuple[bytes, bytes]:
-    forward, backward = _read_schedules(schedule, save)
+def _schedules(schedule: str | tuple[str, ...], save: str, reserve: int | None) -> tuple[bytes, bytes]:
+    forward, backward = _read_schedules(schedule, save, reserve)
     return forward.encode(), backward.encode()
 
 
-def _read_schedules(schedule: str | tuple[str, ...], save: str) -> tuple[str, str]:
+def _read_schedules(schedule: str | tuple[str, ...], save: str, reserve: int | None) -> tuple[str, str]:
     if save not in _SAVES:
         raise ValueError(f"save: {save!r}; legal are {', '.join(_SAVES)}")
     texts = (schedule, schedule) if isinstance(schedule, str) else schedule
     if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"schedule: {schedule!r}; legal is a text, or two: of forward and of backward")
+    texts = reserved_sms.leave(texts[0], reserve), reserved_sms.leave(texts[1], reserve)
     if save != "redispatch":
         return texts[0], texts[1]
     for text in texts:

@@ -17,6 +17,7 @@ from torchtitan.config import derive, override
 from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 
+from uniep import reserved_sms
 from uniep.group import Group
 from uniep.layer import moe
 from uniep.switch import is_disabled
@@ -65,10 +66,11 @@ class UniEPRoutedExperts(RoutedExperts):  # type: ignore[misc]
         schedule: str = "auto"
         save: str = "keep"
         capacity: tuple[int, int] | None = None
+        reserve_sms: int | str = "auto"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.group = Group("self")
+        self.group, self.reserve_sms = Group("self"), config.reserve_sms
         self.options = {"schedule": config.schedule, "save": config.save, "capacity": config.capacity}
 
     def forward(
@@ -105,7 +107,10 @@ class UniEPRoutedExperts(RoutedExperts):  # type: ignore[misc]
         super().parallelize(parallel_dims)
         mesh = parallel_dims.get_optional_mesh("ep")
         if mesh is not None:
-            self.group = Group(mesh.get_group(), device=None if mesh.device_type == "cuda" else mesh.device_type)
+            device = None if mesh.device_type == "cuda" else mesh.device_type
+            self.group = Group(mesh.get_group(), device=device, reserve_sms=self.reserve_sms)
+            beside = [parallel_dims.get_optional_mesh(name) for name in ("fsdp", "efsdp", "dp_replicate", "pp")]
+            self.group.run_beside(*(one.get_group() for one in beside if one is not None))
 
 
 @override(  # type: ignore[untyped-decorator]
@@ -118,8 +123,11 @@ def routed_experts(
     schedule: str = "auto",
     save: str = "keep",
     capacity: tuple[int, int] | None = None,
+    reserve_sms: int | str = "auto",
 ) -> RoutedExperts.Config:
     """The replacement of a RoutedExperts.Config, with UNIEP_DISABLE=1 itself. The options are those of uniep.moe().
+
+    reserve_sms is that of uniep.Group; "auto" leaves what collectives of FSDP and of pipelines can take.
 
     Raises:
         ValueError: experts that UniEP does not serve; the message says which, and what it serves.
@@ -140,6 +148,7 @@ def routed_experts(
         schedule=schedule,
         save=save,
         capacity=None if capacity is None else (capacity[0], capacity[1]),
+        reserve_sms=reserved_sms.checked(reserve_sms),
     )
     return typing.cast(UniEPRoutedExperts.Config, replacement)
 

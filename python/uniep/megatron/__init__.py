@@ -14,6 +14,7 @@ import typing
 
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
+from uniep import reserved_sms
 from uniep.megatron.backend import UniEPBackend
 from uniep.megatron.experts import Experts
 from uniep.megatron.flags import FLAGS, refuse
@@ -36,17 +37,24 @@ __all__ = [
 ]
 
 
-def enable(spec: typing.Any, *, schedule: str | tuple[str, str] = "auto", save: str = "keep") -> typing.Any:
+def enable(
+    spec: typing.Any,
+    *,
+    schedule: str | tuple[str, str] = "auto",
+    save: str = "keep",
+    reserve_sms: int | str = "auto",
+) -> typing.Any:
     """Replaces MoELayer in the spec of a layer or of a block, in place, and gives it back.
 
     Args:
         spec: a layer's ModuleSpec, or a block's TransformerBlockSubmodules.
         schedule, save: of uniep.moe().
+        reserve_sms: of uniep.Group; "auto" leaves what collectives of gradients, parameters and pipelines can take.
 
     Raises:
         ValueError: there is no MoELayer in it.
     """
-    options = {"schedule": schedule, "save": save}
+    options = {"schedule": schedule, "save": save, "reserve_sms": reserved_sms.checked(reserve_sms)}
     if not sum([_enable_layer(layer, options) for layer in getattr(spec, "layer_specs", None) or [spec]]):
         raise ValueError(
             f"spec: {type(spec).__name__} without a MoELayer; legal is the spec of a layer or a block with one"
@@ -72,13 +80,14 @@ def _enable_layer(spec: typing.Any, options: dict[str, typing.Any]) -> bool:
 _original_init = MoELayer.__init__
 
 
-def patch(*, schedule: str | tuple[str, str] = "auto", save: str = "keep") -> None:
+def patch(*, schedule: str | tuple[str, str] = "auto", save: str = "keep", reserve_sms: int | str = "auto") -> None:
     """From now on every MoELayer that is built becomes a UniEPMoELayer, whoever imported the class.
 
     Args:
         schedule, save: of uniep.moe().
+        reserve_sms: of uniep.Group; "auto" leaves what collectives of gradients, parameters and pipelines can take.
     """
-    options = {"schedule": schedule, "save": save}
+    options = {"schedule": schedule, "save": save, "reserve_sms": reserved_sms.checked(reserve_sms)}
 
     @functools.wraps(_original_init)
     def init(self: typing.Any, config: typing.Any, *arguments: typing.Any, **keywords: typing.Any) -> None:

@@ -24,7 +24,7 @@ class UniEPBackend(Experts):
 
     Args:
         config, ep_group, routed_experts, shared_experts, num_local_experts: those of build_megakernel_backend().
-        schedule, save: of uniep.moe().
+        schedule, save: of uniep.moe(). reserve_sms: of uniep.Group.
 
     Raises:
         ValueError: the configuration asks for what UniEP does not serve, or routed_experts are not num_local_experts.
@@ -40,6 +40,7 @@ class UniEPBackend(Experts):
         num_local_experts: int,
         schedule: str | tuple[str, str] = "auto",
         save: str = "keep",
+        reserve_sms: int | str = "auto",
     ) -> None:
         if is_disabled("UniEPBackend can not be built"):
             raise ValueError(
@@ -47,7 +48,7 @@ class UniEPBackend(Experts):
                 "megakernel"
             )
         refuse(config)
-        super().__init__(config, ep_group, routed_experts, schedule, save)
+        super().__init__(config, ep_group, routed_experts, schedule, save, reserve_sms)
         if self.count != num_local_experts:
             raise ValueError(f"num_local_experts: {num_local_experts}; routed_experts have {self.count}")
         self._shared = (shared_experts,)  # a tuple, so that it is not registered

@@ -6,11 +6,24 @@ import typing
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 
+from uniep import reserved_sms
 from uniep.group import Group
 from uniep.layer import moe
 from uniep.megatron.grouped import plain_weight
 from uniep.megatron.routing import capacity_of_factor, expert_weights
+
+
+def overlapped_groups() -> list[dist.ProcessGroup | None]:
+    """Process groups whose collectives Megatron may run beside a layer: of gradients, parameters and pipelines."""
+    if not parallel_state.is_initialized():
+        return []
+    return [
+        parallel_state.get_data_parallel_group(with_context_parallel=True),
+        parallel_state.get_expert_data_parallel_group(check_initialized=False),
+        parallel_state.get_pipeline_model_parallel_group(check_initialized=False),
+    ]
 
 
 class Experts(torch.nn.Module):
@@ -24,6 +37,7 @@ class Experts(torch.nn.Module):
         ep_group: the expert-parallel process group.
         experts: Megatron's SequentialMLP or TEGroupedMLP.
         schedule, save: of moe(); attributes too, to be changed between steps.
+        reserve_sms: of the Group; "auto" is beside overlapped_groups().
 
     Attributes:
         main_grad: of moe(): "param" with gradient_accumulation_fusion, else None.
@@ -36,13 +50,16 @@ class Experts(torch.nn.Module):
         experts: torch.nn.Module,
         schedule: str | tuple[str, str] = "auto",
         save: str = "keep",
+        reserve_sms: int | str = "auto",
     ) -> None:
         super().__init__()
         self.ep_group, self.topk = ep_group, config.moe_router_topk
+        self.reserve_sms = reserved_sms.checked(reserve_sms)
         self.main_grad = "param" if config.gradient_accumulation_fusion else None
         self.capacity_factor: float | None = getattr(config, "moe_expert_rank_capacity_factor", None)
         self.schedule, self.save = schedule, save
         first, second = expert_weights(experts)
+        self.told: Group | None = None  # of overlapped_groups()
         self.single = first[0].dim() == 3
         self.count = len(first[0]) if self.single else len(first)
         for expert, (w1, w2) in enumerate(zip(first, second, strict=True)):
@@ -58,12 +75,19 @@ class Experts(torch.nn.Module):
             self._weights("w1"),
             self._weights("w2"),
             topk=self.topk,
-            group=Group(self.ep_group, device=hidden_states.device),
+            group=self._group(hidden_states.device),
             schedule=self.schedule,
             capacity=capacity_of_factor(self.capacity_factor, len(hidden_states), self.topk, self.count),
             main_grad=typing.cast(typing.Any, self.main_grad),
             save=self.save,
         )
+
+    def _group(self, device: torch.device) -> Group:
+        group = Group(self.ep_group, device=device, reserve_sms=self.reserve_sms)
+        if group is not self.told:
+            group.run_beside(*overlapped_groups())
+            self.told = group
+        return group
 
     def _weights(self, name: str) -> torch.Tensor | list[torch.Tensor]:
         if self.single:

@@ -58,7 +58,7 @@ class UniEPMoELayer(MoELayer):  # type: ignore[misc]
     """MoELayer whose routed experts run in UniEP; with UNIEP_DISABLE=1 as it is built, in Megatron-core.
 
     Args:
-        uniep_options: `schedule` and `save` of moe(). The others are MoELayer's.
+        uniep_options: `schedule` and `save` of moe(), `reserve_sms` of Group. The others are MoELayer's.
 
     Attributes:
         uniep_experts: Experts; None with UNIEP_DISABLE=1.

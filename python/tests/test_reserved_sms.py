@@ -1,0 +1,94 @@
+"""SMs that calls leave to NCCL: how many, and in which schedules. Kernels that really share a GPU: gpu_checks.py."""
+
+import itertools
+import types
+
+import pytest
+import torch.distributed as dist
+
+import uniep
+from uniep import reserved_sms
+from uniep.layer import _schedules
+
+
+@pytest.fixture
+def nccl(monkeypatch):
+    """Makes process groups of so many ranks and CTAs, as far as taken_by() looks at them."""
+    monkeypatch.delenv("NCCL_MAX_CTAS", raising=False)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: group.ranks)
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: group.backend)
+
+    numbers = itertools.count()
+
+    def make(ranks=2, ctas=-(2**31), backend="cpu:gloo,cuda:nccl"):
+        config = types.SimpleNamespace(max_ctas=ctas)
+        made = types.SimpleNamespace(options=types.SimpleNamespace(config=config))
+        name = f"group {next(numbers)}"
+        return types.SimpleNamespace(ranks=ranks, backend=backend, group_name=name, _get_backend=lambda device: made)
+
+    return make
+
+
+def test_a_collective_takes_what_nccl_is_told(nccl, monkeypatch):
+    assert reserved_sms.most_ctas(nccl(ctas=16)) == 16
+    assert reserved_sms.most_ctas(nccl()) is None
+    assert reserved_sms.most_ctas(nccl(ctas=16, ranks=1)) == 0
+    assert reserved_sms.most_ctas(nccl(backend="cpu:gloo")) == 0
+    monkeypatch.setenv("NCCL_MAX_CTAS", "4")
+    assert reserved_sms.most_ctas(nccl(ctas=16)) == reserved_sms.most_ctas(nccl()) == 4
+
+
+def test_collectives_of_several_groups_run_side_by_side():
+    assert (reserved_sms.total([]), reserved_sms.total([8, 0, 16]), reserved_sms.total([8, None])) == (0, 24, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("auto", "comm.reserve_sms=8"),
+        ("", "comm.reserve_sms=8"),
+        ("fusion=pairs", "fusion=pairs,comm.reserve_sms=8"),
+        ("comm.reserve_sms=3,fusion=pairs", "comm.reserve_sms=3,fusion=pairs"),
+        ('{"fusion": "pairs"}', '{"fusion": "pairs"}'),
+    ],
+)
+def test_a_schedule_that_names_no_number_gets_it(text, left):
+    assert reserved_sms.leave(text, 8) == left
+    assert reserved_sms.leave(text, 0) == text
+
+
+def test_redispatch_and_reserved_sms_meet_in_one_text():
+    forward, backward = _schedules(("auto", "queue=static"), "redispatch", 8)
+    assert forward == b"comm.reserve_sms=8,save.xg=redispatch"
+    assert backward == b"queue=static,comm.reserve_sms=8,save.xg=redispatch"
+
+
+def test_an_unknown_number_is_refused_where_it_is_needed():
+    with pytest.raises(ValueError, match="set NCCL_MAX_CTAS"):
+        _schedules("auto", "keep", None)
+    assert _schedules("comm.reserve_sms=16", "keep", None) == (b"comm.reserve_sms=16",) * 2
+
+
+def test_a_group_of_several_native_ranks_leaves_them(nccl):
+    """As a Group on GPUs does; here there is none, so that it is told to be one."""
+    with uniep.Group("self", workers=1) as group:
+        group.run_beside(nccl(ctas=8), None)
+        assert group.reserved == 0, "one rank waits for nobody"
+        group.size = 2
+        group.run_beside(nccl(ctas=16))
+        assert group.reserved == 24 and group.engine.reserved == 24
+        group.run_beside(nccl())
+        assert group.reserved is None
+        group.reserve_sms = 12
+        group.run_beside()
+        assert group.reserved == 12
+        group.transport = "torch"
+        group.run_beside()
+        assert group.reserved == 0, "kernels of transport torch wait for nobody"
+        group.size = 1
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, "8", None])
+def test_wrong_numbers_are_refused(wrong):
+    with pytest.raises(ValueError, match="reserve_sms: .*; legal are 'auto' and numbers from 0"):
+        uniep.Group("self", workers=1, reserve_sms=wrong)
