@@ -78,7 +78,7 @@ if python3 -c 'import torch' 2>/dev/null; then
   export PYTHONPATH="$here/../python:${PYTHONPATH:-}" UNIEP_LIBRARY=$library PYTHONDONTWRITEBYTECODE=1
   check python 120 torchrun --nproc-per-node "$gpus" "$here/../python/tests/gpu_checks.py"
   if python3 -c 'import megatron.core' 2>/dev/null; then
-    check megatron 120 torchrun --nproc-per-node "$gpus" "$here/../python/tests/gpu_megatron.py" --steps 12
+    check megatron 150 torchrun --nproc-per-node "$gpus" "$here/../python/tests/gpu_megatron.py" --layers 2 --steps 10 --repeat 5
   fi
 fi
 echo "logs in $folder"
