@@ -177,7 +177,6 @@ int run_simulate(const SimulateCommandOptions& options) {
 void add_simulate_command(CLI::App& app, std::function<int()>& action) {
   CLI::App* command = app.add_subcommand("simulate", "Time a layer's schedule on a machine without running it");
   const auto options = std::make_shared<SimulateCommandOptions>();
-  add_shape_option(*command, options->layer);
   add_layer_options(*command, options->layer);
   add_machine_option(*command, options->machine);
   add_word_option<Direction>(*command, "--direction", options->direction,
