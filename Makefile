@@ -17,7 +17,8 @@ build: $(BUILD)/build.ninja
 	cmake --build $(BUILD) -j $(JOBS)
 
 # A small MoE language model, trained on real text by four ranks, overlapped and sequentially, with the same bits.
-demo: build
+demo: $(BUILD)/build.ninja
+	cmake --build $(BUILD) -j $(JOBS) --target uniep_command
 	$(BUILD)/uniep train --ranks 4 --compare sequential
 
 test: build
