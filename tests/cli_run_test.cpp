@@ -436,35 +436,12 @@ TEST(CommandLine, HelpAndVersion) {
     EXPECT_NE(help.out.find("Usage: uniep"), std::string::npos) << help.out;
   }
   const CommandResult run_help = run_command({"run", "--help"});
-  for (const char* option : {"--engine",
-                             "--ranks",
-                             "--tokens",
-                             "--shape",
-                             "--hidden",
-                             "--intermediate",
-                             "--experts",
-                             "--topk",
-                             "--routing",
-                             "--probs",
-                             "--tensors",
-                             "--seed",
-                             "--schedule",
-                             "--schedule-backward",
-                             "--workers",
-                             "--devices",
-                             "--launch",
-                             "--backward",
-                             "--wgrad",
-                             "--combine-groups",
-                             "--capacity",
-                             "--check",
-                             "--compare",
-                             "--verbose",
-                             "--repeat",
-                             "--shuffle",
-                             "--trace",
-                             "--json",
-                             "--out"}) {
+  for (const char* option :
+       {"--engine",  "--ranks",   "--tokens",  "--shape",    "--hidden",  "--intermediate",   "--experts",
+        "--topk",    "--routing", "--probs",   "--tensors",  "--seed",    "--schedule",       "--schedule-backward",
+        "--workers", "--devices", "--launch",  "--backward", "--wgrad",   "--combine-groups", "--capacity",
+        "--check",   "--compare", "--verbose", "--repeat",   "--shuffle", "--trace",          "--json",
+        "--out"}) {
     EXPECT_NE(run_help.out.find(option), std::string::npos) << option;
   }
   const CommandResult version = run_command({"--version"});
