@@ -2,7 +2,7 @@
 BUILD ?= build/release
 JOBS ?= $(shell nproc)
 
-.PHONY: all setup build demo test test-python python soak tsan asan fuzz tidy format check-format install portable clean
+.PHONY: all setup build demo test test-cpu test-compile test-performance test-gpu test-two-gpus test-python python soak tsan asan fuzz tidy format check-format install portable clean
 
 all: build
 
@@ -17,12 +17,24 @@ build: $(BUILD)/build.ninja
 	cmake --build $(BUILD) -j $(JOBS)
 
 # A small MoE language model, trained on real text by four ranks, overlapped and sequentially, with the same bits.
-demo: build
+demo: $(BUILD)/build.ninja
+	cmake --build $(BUILD) -j $(JOBS) --target uniep_command
 	$(BUILD)/uniep train --ranks 4 --compare sequential
 
 test: build
 	ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure
 	scripts/python_tests.sh $(BUILD)
+
+# The lanes of the C++ tests, and what each is for: CONTRIBUTING.md
+test-cpu test-compile: test-%: build
+	ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure -L '^$*$$'
+
+# One after the other: they have the processors, or the GPUs, to themselves.
+test-performance test-gpu: test-%: build
+	ctest --test-dir $(BUILD) --output-on-failure -L '^$*$$'
+
+test-two-gpus: build
+	ctest --test-dir $(BUILD) --output-on-failure -L '^two_gpus$$'
 
 # The Python package's tests alone: docs/pytorch.md
 test-python: build

@@ -91,6 +91,7 @@ if(UNIEP_BUILD_TESTS AND NOT UNIEP_SANITIZE)
   add_test(NAME find_package
            COMMAND ${PROJECT_SOURCE_DIR}/tests/packaging/find_package.sh ${CMAKE_COMMAND} ${PROJECT_BINARY_DIR}
                    ${PROJECT_SOURCE_DIR}/examples/find_package)
+  set_tests_properties(exported_symbols find_package PROPERTIES LABELS cpu)
   set_tests_properties(find_package PROPERTIES TIMEOUT 600
                        ENVIRONMENT "CC=${CMAKE_C_COMPILER};CXX=${CMAKE_CXX_COMPILER};CMAKE_GENERATOR=${CMAKE_GENERATOR}")
 endif()

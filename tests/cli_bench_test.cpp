@@ -58,7 +58,9 @@ TEST(BenchCommand, AMissingGpuIsAFailureInOneLine) {
     arguments[2] = operation;
     expect_failure(arguments, 1, {"--devices"});
   }
-  if (!has_gpu()) expect_failure(kSmall, 1, {"--devices"});
+  if (has_gpu()) return;
+  expect_failure(kSmall, 1, {"no Hopper GPU to measure", "uniep simulate"});
+  EXPECT_EQ(run_command(kSmall).err.find("--devices"), std::string::npos);
 }
 
 // Started here or by torchrun, the ranks are checked before anything runs.

@@ -99,7 +99,6 @@ TEST(BadUsage, IsRefusedWithTheArgumentsName) {
 }
 
 TEST(BadUsage, OfTheProgramItself) {
-  expect_failure({}, 2, {"run", "schedule", "info", "trace"});
   expect_failure({"fly"}, 2, {"fly", "run"});
   expect_failure({"trace"}, 2, {"file"});
   expect_failure({"trace", "a.json"}, 2, {"--svg"});
@@ -108,6 +107,9 @@ TEST(BadUsage, OfTheProgramItself) {
   expect_failure({"schedule", "--count", "--vary", "nonsense"}, 2, {"nonsense"});
   expect_failure({"info", "--shape", "unknown-model"}, 2, {"--shape", "unknown-model", "deepseek-v3"});
   expect_failure({"info", "--shape", "1,2,3"}, 2, {"--shape", "1,2,3"});
+  expect_failure({"run", "--shape", "1,2,3"}, 2, {"--shape", "1,2,3"});
+  expect_failure({"run", "--compare", "nothing"}, 2, {"--compare", "'nothing'", "sequential"});
+  expect_failure({"help", "fly"}, 2, {"fly", "run"});
 }
 
 TEST(BadUsage, CudaWhereThereIsNone) {

@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 
+#include "cli/layer_runner.h"
 #include "io/checksum.h"
 #include "io/file.h"
 #include "io/npy.h"
@@ -366,6 +367,66 @@ TEST(Run, JsonGoesIntoAFileAndTheTableStaysAway) {
   EXPECT_EQ(Json::parse(io::read_text_file((folder / "report.json").string()))["ranks"], 4);
 }
 
+TEST(Run, AShapeGivesAllSizesAndSingleOnesOverrideIt) {
+  const Arguments small = {"run", "--engine", "cpu", "--tokens", "8", "--json", "-", "--experts", "4"};
+  EXPECT_EQ(run_command(join(small, {"--shape", "40,24,8,3"})).json()["shape"],
+            Json::parse(R"({"hidden": 40, "intermediate": 24, "experts": 4, "topk": 3})"));
+}
+
+TEST(Run, TheTableSaysHowRowsSpreadAndWholeSchedulesWhenAsked) {
+  const Arguments one = {"run",      "--shape", "40,24,8,3", "--tokens", "13,0,29,6",  "--ranks",  "4",
+                         "--engine", "cpu",     "--routing", "one",      "--schedule", "tile.n=64"};
+  const CommandResult brief = run_command(one);
+  EXPECT_NE(brief.out.find("12 a rank on average, 48 at most: max / mean 4.000"), std::string::npos) << brief.out;
+  EXPECT_NE(brief.out.find("tile.n=64; --verbose"), std::string::npos) << brief.out;
+  EXPECT_EQ(brief.out.find("order.raster"), std::string::npos) << brief.out;
+  EXPECT_NE(run_command(join(one, {"--verbose"})).out.find("order.raster"), std::string::npos);
+}
+
+TEST(Run, ComparesWithTheSequentialRun) {
+  const Arguments compare = {"--backward", "--compare", "sequential", "--wgrad", "main_grad"};
+  const Json json = run_json(compare);
+  const Json& sequential = json["sequential"];
+  EXPECT_EQ(keys_of(sequential),
+            (std::set<std::string>{"schedule", "schedule_backward", "forward_ms", "backward_ms", "same_bits"}));
+  EXPECT_EQ(sequential["schedule"]["fusion"], "none");
+  EXPECT_EQ(sequential["schedule_backward"]["fusion"], "none");
+  EXPECT_EQ(sequential["same_bits"], true);
+  EXPECT_EQ(sequential["forward_ms"]["all"].size(), 5u);
+  EXPECT_EQ(json["backward_ms"]["all"].size(), 5u);
+  EXPECT_EQ(json["checksum"], run_json({"--backward", "--wgrad", "main_grad"})["checksum"]);
+
+  const Arguments forward =
+      join(kSmall, {"--compare", "sequential", "--repeat", "2", "--schedule", "save.xg=redispatch"});
+  const CommandResult table = run_command(forward);
+  EXPECT_EQ(table.status, 0) << table.err;
+  EXPECT_NE(table.out.find("\nsequential forward"), std::string::npos) << table.out;
+  EXPECT_NE(table.out.find("same bits; forward "), std::string::npos) << table.out;
+  EXPECT_EQ(table.out.find("backward"), std::string::npos) << table.out;
+}
+
+TEST(Run, ResultsDifferWhereASingleBitDoes) {
+  cli::LayerResult one;
+  one.y.resize(3);
+  one.dprobs = {0.0f};
+  cli::LayerResult other = one;
+  EXPECT_TRUE(one == other);
+  other.y[2].bits ^= 1;
+  other.dprobs[0] = -0.0f;
+  EXPECT_EQ(one.differences(other), (Arguments{"y", "dprobs"}));
+}
+
+TEST(CommandLine, HelpWithoutACommand) {
+  const CommandResult help = run_command({"--help"});
+  for (const Arguments& arguments : {Arguments{}, Arguments{"help"}}) {
+    const CommandResult shown = run_command(arguments);
+    EXPECT_EQ(shown.status, 0);
+    EXPECT_EQ(shown.err, "");
+    EXPECT_EQ(shown.out, help.out);
+  }
+  EXPECT_EQ(run_command({"help", "bench"}).out, run_command({"bench", "--help"}).out);
+}
+
 TEST(CommandLine, HelpAndVersion) {
   for (const Arguments& arguments : std::vector<Arguments>{
            {"--help"}, {"run", "--help"}, {"schedule", "--help"}, {"info", "--help"}, {"trace", "--help"}}) {
@@ -375,32 +436,12 @@ TEST(CommandLine, HelpAndVersion) {
     EXPECT_NE(help.out.find("Usage: uniep"), std::string::npos) << help.out;
   }
   const CommandResult run_help = run_command({"run", "--help"});
-  for (const char* option : {"--engine",
-                             "--ranks",
-                             "--tokens",
-                             "--hidden",
-                             "--intermediate",
-                             "--experts",
-                             "--topk",
-                             "--routing",
-                             "--probs",
-                             "--tensors",
-                             "--seed",
-                             "--schedule",
-                             "--schedule-backward",
-                             "--workers",
-                             "--devices",
-                             "--launch",
-                             "--backward",
-                             "--wgrad",
-                             "--combine-groups",
-                             "--capacity",
-                             "--check",
-                             "--repeat",
-                             "--shuffle",
-                             "--trace",
-                             "--json",
-                             "--out"}) {
+  for (const char* option :
+       {"--engine",  "--ranks",   "--tokens",  "--shape",    "--hidden",  "--intermediate",   "--experts",
+        "--topk",    "--routing", "--probs",   "--tensors",  "--seed",    "--schedule",       "--schedule-backward",
+        "--workers", "--devices", "--launch",  "--backward", "--wgrad",   "--combine-groups", "--capacity",
+        "--check",   "--compare", "--verbose", "--repeat",   "--shuffle", "--trace",          "--json",
+        "--out"}) {
     EXPECT_NE(run_help.out.find(option), std::string::npos) << option;
   }
   const CommandResult version = run_command({"--version"});

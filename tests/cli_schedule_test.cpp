@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -152,7 +153,7 @@ TEST(ScheduleCommand, CudaSchedulesNeedNoGpu) {
 TEST(InfoCommand, NamesVersionAndEngines) {
   const CommandResult text = succeed({"info"});
   EXPECT_NE(text.out.find(UNIEP_VERSION_STRING), std::string::npos);
-  EXPECT_EQ(text.out.find("bytes"), std::string::npos);
+  EXPECT_EQ(text.out.find("GiB"), std::string::npos);
   const Json json = succeed({"info", "--json", "-"}).json();
   EXPECT_EQ(json["version"], UNIEP_VERSION_STRING);
   EXPECT_EQ(json["engines"]["cpu"]["available"], true);
@@ -179,6 +180,39 @@ TEST(InfoCommand, TellsTheMemoryOfALayer) {
 
   const CommandResult text = succeed({"info", "--engine", "cpu", "--shape", "qwen3-30b-a3b", "--tokens", "64"});
   EXPECT_NE(text.out.find("H 2048, I 768, E 128, K 8"), std::string::npos) << text.out;
+}
+
+TEST(InfoCommand, SaysWhatEachKindOfMemoryIsAndSumsItUp) {
+  const Arguments layer = {"info", "--engine", "cpu", "--ranks", "2", "--shape", "2048,1024,8,2", "--tokens", "2000"};
+  const Json memory = succeed(join(layer, {"--json", "-"})).json()["memory"];
+  const auto most = [&](const char* kind) {
+    double bytes = 0;
+    for (const Json& ranks : memory) {
+      for (const Json& need : ranks) bytes = std::max(bytes, need[kind].get<double>());
+    }
+    return bytes / (1024.0 * 1024 * 1024);
+  };
+  const std::string text = succeed(layer).out;
+  const std::string line =
+      fmt::format("a rank    {:.3f} GiB for each forward whose backward is to come, {:.3f} GiB once",
+                  most("saved_bytes"), most("workspace_bytes") + most("symmetric_bytes"));
+  EXPECT_NE(text.find(line), std::string::npos) << line << '\n' << text;
+  for (const char* kind : {"\nsaved: ", "\nworkspace: ", "\nsymmetric: "}) {
+    EXPECT_NE(text.find(kind), std::string::npos) << kind;
+  }
+}
+
+TEST(InfoCommand, ForecastsForNoEngineInParticularOnlyWhatGpusRun) {
+  const Arguments ranks = {"info", "--ranks", "64", "--shape", "deepseek-v3", "--tokens", "8"};
+  const Arguments shape = {"info", "--ranks", "1", "--shape", "8,8,2,1", "--schedule", "tile.stages=8,tile.n=256"};
+  for (const Arguments& refused : {ranks, shape}) {
+    const CommandResult result = run_command(refused);
+    EXPECT_EQ(result.status, 2) << result.out;
+    EXPECT_TRUE(result.one_line_error());
+    EXPECT_NE(result.err.find("--engine cpu"), std::string::npos) << result.err;
+  }
+  EXPECT_NE(run_command(ranks).err.find("--ranks: 64; GPUs run 1 to 8"), std::string::npos);
+  succeed(join(ranks, {"--engine", "cpu"}));
 }
 
 }  // namespace

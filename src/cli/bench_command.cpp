@@ -1,5 +1,7 @@
 #include "cli/bench_command.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <iostream>
@@ -7,6 +9,7 @@
 #include <sstream>
 
 #include "api/place.h"
+#include "cli/bench_gpus.h"
 #include "cli/bench_operation.h"
 #include "cli/bench_report.h"
 #include "cli/launch_options.h"
@@ -89,6 +92,18 @@ void write_report(const BenchOptions& options, const BenchReport& report, Output
   std::cout << to_table(options.request, options.operation, report);
 }
 
+// Where --devices was not given it is no option that is wrong.
+void require_gpus(const BenchRequest& request, bool devices_given) {
+  if (devices_given) return naming_option("--devices", [&] { BenchGpus::require(request.devices); });
+  try {
+    BenchGpus::require(request.devices);
+  } catch (const Error& error) {
+    throw Error(Status::kDevice, fmt::format("no Hopper GPU to measure: {}; `uniep run --repeat N` times the cpu "
+                                             "engine, `uniep simulate` a GPU that is not there",
+                                             error.what()));
+  }
+}
+
 int run_bench(BenchOptions given) {
   const BenchOperation& operation = find_operation(given.operation);
   BenchRequest& request = given.request;
@@ -97,13 +112,15 @@ int run_bench(BenchOptions given) {
   if (request.traced && !operation.has_timeline) {
     refuse_value("--trace", given.trace, "for --op layer, backward and step; " + given.operation + " has no timeline");
   }
-  if (request.launch == Launch::kThreads && request.devices.empty()) request.devices = {0};
   check_request(operation, request);
   if (launched_ranks(given.launch, "uniep bench", request.devices, request.layer)) return 0;
+  const bool devices_given = !request.devices.empty();
+  if (request.launch == Launch::kThreads && !devices_given) request.devices = {0};
   const bool reports = request.launch == Launch::kThreads || rank_environment()->rank == 0;
   const BenchOptions options = reports ? given : without_outputs(given);
   OutputFile trace_file("--trace", options.trace);
   OutputFile json_file("--json", options.json == "-" ? "" : options.json);
+  require_gpus(request, devices_given);
   const BenchReport report = operation.run(options.request);
   if (!reports) return 0;
   if (!options.trace.empty()) {
@@ -135,7 +152,6 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   request.layer.tokens_given = {8192};
   request.layer.shape = {7168, 2048, 256, 8};
   command.add_option("--op", options.operation, operation_descriptions())->type_name(operation_names())->required();
-  add_shape_option(command, request.layer);
   add_layer_options(command, request.layer);
   add_devices_option(command, request.devices,
                      "GPUs that run at once; the slowest counts (default 0; with a process a rank: each its own)");

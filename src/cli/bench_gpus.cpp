@@ -46,7 +46,7 @@ void require_gpu(int device) {
   try {
     require_hopper(device);
   } catch (const Error& error) {
-    throw Error(Status::kDevice, "--devices: GPU " + std::to_string(device) + ": " + error.what());
+    throw Error(Status::kDevice, "GPU " + std::to_string(device) + ": " + error.what());
   }
 }
 

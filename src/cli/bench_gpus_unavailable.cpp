@@ -7,7 +7,7 @@ namespace {
 
 [[noreturn]] void refuse() {
   throw Error(Status::kDevice,
-              "--devices: this program was built without the CUDA headers (cuda.h), so it has no cuda engine; install "
+              "this program was built without the CUDA headers (cuda.h), so it has no cuda engine; install "
               "the CUDA toolkit's headers and build again");
 }
 

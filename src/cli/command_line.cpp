@@ -56,13 +56,20 @@ bool is_bad_usage(Status status) {
   return status == Status::kInvalidArgument || status == Status::kUnsupported;
 }
 
+// `uniep` alone, `uniep help` and `uniep help COMMAND` as --help takes them.
+void ask_for_help(std::vector<std::string>& arguments) {
+  if (arguments.empty()) arguments = {"--help"};
+  if (arguments.front() != "help") return;
+  arguments.erase(arguments.begin());
+  arguments.emplace_back("--help");
+}
+
 void require_command(const CLI::App& app, const std::vector<std::string>& arguments) {
   std::string names;
   for (const CLI::App* command : app.get_subcommands(nullptr)) {
-    if (!arguments.empty() && arguments.front() == command->get_name()) return;
+    if (arguments.front() == command->get_name()) return;
     names += (names.empty() ? "" : ", ") + command->get_name();
   }
-  if (arguments.empty()) throw Error(Status::kInvalidArgument, "a command is missing; must be one of " + names);
   if (arguments.front().starts_with("-")) return;
   throw Error(Status::kInvalidArgument, io::quote_text(arguments.front()) + " is no command; must be one of " + names);
 }
@@ -104,6 +111,7 @@ int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream&
     add_tune_command(app, action, {program, arguments});
     add_trace_command(app, action);
     add_train_command(app, action);
+    ask_for_help(arguments);
     require_command(app, arguments);
     std::reverse(arguments.begin(), arguments.end());  // the order in which CLI11 takes a vector
     int status = 0;

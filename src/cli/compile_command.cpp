@@ -64,7 +64,6 @@ void add_compile_command(CLI::App& app, std::function<int()>& action) {
   CLI::App* command =
       app.add_subcommand("compile", "Compile a layer's GPU kernels before a job, with or without a GPU");
   const auto options = std::make_shared<CompileOptions>();
-  add_shape_option(*command, options->layer);
   add_layer_options(*command, options->layer);
   add_text_option(
       *command, "--op",

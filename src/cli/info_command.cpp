@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include "cli/layer_options.h"
 #include "cli/output_file.h"
 #include "engine/cpu/kernels.h"
+#include "engine/cuda/device/signals.h"
 #include "uniep/version.h"
 
 namespace uniep::cli {
@@ -49,11 +51,28 @@ Json memory_of(const Group& group, const LayerOptions& layer, const Placement& p
   return ranks;
 }
 
+// Where no engine was named and there is no GPU the forecast is the cpu engine's. It would mislead whoever has GPUs
+// elsewhere if they refused the layer.
+void require_for_gpus(const LayerOptions& layer) {
+  const auto refuse = [](const std::string& why) {
+    throw Error(Status::kInvalidArgument, why + "; --engine cpu tells what the cpu engine needs");
+  };
+  if (layer.ranks > cuda::kMostCudaRanks) {
+    refuse(fmt::format("--ranks: {}; GPUs run 1 to {}", layer.ranks, cuda::kMostCudaRanks));
+  }
+  try {
+    layer.resolved(Direction::kForward, absent_gpu(layer));
+  } catch (const Error& error) {
+    refuse(std::string("GPUs refuse this layer: ") + error.what());
+  }
+}
+
 void add_layer(const LayerOptions& layer, Json& json) {
   GroupOptions options;
   options.engine = layer.engine;
   options.ranks = layer.ranks;
   options.workers = layer.workers;
+  if (layer.engine == EngineKind::kAuto) require_for_gpus(layer);
   const Group group(options);
   const Placement placement = place_ids(layer, make_ids(layer));
   json["engine"] = engine_name(group.engine());
@@ -81,27 +100,68 @@ std::string engine_line(const Json& engine) {
   return fmt::format("{}, {} cores", engine["instruction_set"].get<std::string>(), engine["cores"].get<int>());
 }
 
+const char* const kKinds[] = {"saved", "workspace", "symmetric"};
+
+double gib(uint64_t bytes) {
+  return static_cast<double>(bytes) / (1024.0 * 1024.0 * 1024.0);
+}
+
+uint64_t bytes_of(const Json& need, const std::string& kind) {
+  return need[kind + "_bytes"].get<uint64_t>();
+}
+
+// Of the rank that needs most, in whichever direction.
+uint64_t most_bytes(const Json& memory, const std::string& kind) {
+  uint64_t most = 0;
+  for (const Json& ranks : memory) {
+    for (const Json& need : ranks) most = std::max(most, bytes_of(need, kind));
+  }
+  return most;
+}
+
+std::string summary(const Json& json) {
+  const Json& memory = json["memory"];
+  const uint64_t saved = most_bytes(memory, "saved");
+  const uint64_t shared = most_bytes(memory, "workspace") + most_bytes(memory, "symmetric");
+  return fmt::format(
+      "{:<10}{:.3f} GiB for each forward whose backward is to come, {:.3f} GiB once for all layers "
+      "(the {} engine; weights, gradients and tokens not counted)\n",
+      "a rank", gib(saved), gib(shared), json["engine"].get<std::string>());
+}
+
+std::string memory_table(const Json& json) {
+  std::string text = fmt::format("{:<10}{:<6}{:>8}{:>10}", "GiB", "rank", "tokens", "rows");
+  for (const char* kind : kKinds) text += fmt::format("{:>11}", kind);
+  text += '\n';
+  for (const auto& [direction, ranks] : json["memory"].items()) {
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      text += fmt::format("{:<10}{:<6}{:>8}{:>10}", direction, rank, json["tokens"][rank].get<int64_t>(),
+                          json["rows_per_rank"][rank].get<int64_t>());
+      for (const char* kind : kKinds) text += fmt::format("{:>11.3f}", gib(bytes_of(ranks[rank], kind)));
+      text += '\n';
+    }
+  }
+  return text;
+}
+
+constexpr const char* kKindsExplained =
+    "saved: z, and unless save.xg=redispatch the dispatched rows, which a forward keeps for its backward\n"
+    "workspace: between the stages of one call, given back when it ends\n"
+    "symmetric: what other ranks reach; the group holds it, all its layers share it\n";
+
+std::string layer_line(const Json& json) {
+  const auto size = [&](const char* name) { return json["shape"][name].get<int64_t>(); };
+  return fmt::format("{:<10}H {}, I {}, E {}, K {}; {} on {} ranks x {} workers\n", "layer", size("hidden"),
+                     size("intermediate"), size("experts"), size("topk"), json["engine"].get<std::string>(),
+                     json["ranks"].get<int>(), json["workers"].get<int>());
+}
+
 std::string to_table(const Json& json) {
   std::string text = fmt::format("{:<10}{}\n", "uniep", json["version"].get<std::string>());
   for (const auto& [name, engine] : json["engines"].items())
     text += fmt::format("{:<10}{}\n", name, engine_line(engine));
   if (!json.contains("memory")) return text;
-  const Json& shape = json["shape"];
-  text += fmt::format("{:<10}H {}, I {}, E {}, K {}; {} on {} ranks x {} workers\n", "layer",
-                      shape["hidden"].get<int64_t>(), shape["intermediate"].get<int64_t>(),
-                      shape["experts"].get<int64_t>(), shape["topk"].get<int64_t>(), json["engine"].get<std::string>(),
-                      json["ranks"].get<int>(), json["workers"].get<int>());
-  text += fmt::format("{:<10}{:<6}{:>8}{:>10}{:>16}{:>16}{:>16}\n", "bytes", "rank", "tokens", "rows", "saved",
-                      "workspace", "symmetric");
-  for (const auto& [direction, ranks] : json["memory"].items()) {
-    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      const Json& need = ranks[rank];
-      text += fmt::format("{:<10}{:<6}{:>8}{:>10}{:>16}{:>16}{:>16}\n", direction, rank,
-                          json["tokens"][rank].get<int64_t>(), json["rows_per_rank"][rank].get<int64_t>(),
-                          need["saved_bytes"].get<uint64_t>(), need["workspace_bytes"].get<uint64_t>(),
-                          need["symmetric_bytes"].get<uint64_t>());
-    }
-  }
+  text += layer_line(json) + summary(json) + memory_table(json) + kKindsExplained;
   if (json.contains("backward_refused")) {
     text += fmt::format("{:<10}{}\n", "backward", json["backward_refused"].get<std::string>());
   }
@@ -125,7 +185,6 @@ void add_info_command(CLI::App& app, std::function<int()>& action) {
   const auto options = std::make_shared<InfoOptions>();
   command->add_option("--json", options->json, "report as JSON; -: on standard output")->type_name("FILE|-");
   const std::size_t own_options = command->get_options().size();
-  add_shape_option(*command, options->layer);
   add_layer_options(*command, options->layer);
   command->callback([options, command, own_options, &action] {
     // Any option about a layer asks for what it needs.

@@ -145,6 +145,10 @@ void add_layer_options(CLI::App& app, LayerOptions& options) {
       app, "--tokens",
       [&options](const std::string& text) { options.tokens_given = parse_integers("--tokens", text, 0, kLargest); },
       "T|T0,T1,...", fmt::format("tokens of every rank, or of each (default {})", options.tokens_given.front()));
+  // Before the four sizes, which CLI11 reads in this order: one of them overrides the shape's.
+  add_text_option(
+      app, "--shape", [&options](const std::string& text) { options.shape = parse_shape("--shape", text); },
+      "NAME|H,I,E,K", "all four sizes; names: " + shape_names());
   add_integer_option(app, "--hidden", options.shape.hidden, 1, kLargest, "H", "columns of x and y, a multiple of 8");
   add_integer_option(app, "--intermediate", options.shape.intermediate, 1, kLargest, "I",
                      "columns of an expert's activation, a multiple of 8");
@@ -162,12 +166,6 @@ void add_layer_options(CLI::App& app, LayerOptions& options) {
   add_integer_option(app, "--combine-groups", options.numerics.combine_groups, 0, kLargest, "G",
                      "0: one flat sum over the slots; G: sums inside G groups of experts first");
   add_schedule_options(app, options);
-}
-
-void add_shape_option(CLI::App& app, LayerOptions& options) {
-  add_text_option(
-      app, "--shape", [&options](const std::string& text) { options.shape = parse_shape("--shape", text); },
-      "NAME|H,I,E,K", "all four sizes; names: " + shape_names());
 }
 
 void add_devices_option(CLI::App& app, std::vector<int>& devices, const std::string& description) {
@@ -188,6 +186,15 @@ const char* engine_name(EngineKind engine) {
 
 const char* weight_gradient_name(WeightGradient mode) {
   return kWeightGradients.at(static_cast<std::size_t>(mode)).first.c_str();
+}
+
+Machine absent_gpu(const LayerOptions& options) {
+  constexpr int kHopperSms = 132;
+  Machine machine;
+  machine.engine = EngineKind::kCuda;
+  machine.ranks = options.ranks;
+  machine.workers = options.workers > 0 ? options.workers : kHopperSms;
+  return machine;
 }
 
 std::vector<int32_t> make_ids(const LayerOptions& options) {

@@ -37,14 +37,15 @@ struct LayerOptions {
 };
 
 void add_layer_options(CLI::App& app, LayerOptions& options);
-// --shape, which sets all four sizes.
-void add_shape_option(CLI::App& app, LayerOptions& options);
 // --devices, a list of GPUs.
 void add_devices_option(CLI::App& app, std::vector<int>& devices, const std::string& description);
 
 // "cpu", "cuda" or "auto"; "bf16", "fp32" or "main_grad".
 const char* engine_name(EngineKind engine);
 const char* weight_gradient_name(WeightGradient mode);
+
+// A Hopper GPU for each rank, as a schedule sees it, for what is asked where there is none.
+Machine absent_gpu(const LayerOptions& options);
 
 // The ids of the global batch, [sum T, K]: synthetic, or from the file that --routing names, whose every id is checked.
 std::vector<int32_t> make_ids(const LayerOptions& options);

@@ -61,11 +61,18 @@ int64_t LayerData::first_token(int rank) const {
   return std::accumulate(tokens.begin(), tokens.begin() + rank, int64_t{0});
 }
 
-bool LayerResult::operator==(const LayerResult& other) const {
-  return same_bytes(y, other.y) && same_bytes(z, other.z) && same_bytes(dx, other.dx) &&
-         same_bytes(dprobs, other.dprobs) && same_bytes(dw1_bf16, other.dw1_bf16) &&
-         same_bytes(dw2_bf16, other.dw2_bf16) && same_bytes(dw1_fp32, other.dw1_fp32) &&
-         same_bytes(dw2_fp32, other.dw2_fp32);
+std::vector<std::string> LayerResult::differences(const LayerResult& other) const {
+  std::vector<std::string> names;
+  const auto note = [&names](const char* name, bool same) {
+    if (!same) names.emplace_back(name);
+  };
+  note("y", same_bytes(y, other.y));
+  note("z", same_bytes(z, other.z));
+  note("dx", same_bytes(dx, other.dx));
+  note("dprobs", same_bytes(dprobs, other.dprobs));
+  note("dw1", same_bytes(dw1_bf16, other.dw1_bf16) && same_bytes(dw1_fp32, other.dw1_fp32));
+  note("dw2", same_bytes(dw2_bf16, other.dw2_bf16) && same_bytes(dw2_fp32, other.dw2_fp32));
+  return names;
 }
 
 float start_main_grad(uint64_t index) {

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/cuda/device_array.h"
@@ -53,7 +54,8 @@ struct LayerResult {
   std::vector<float> dprobs;                 // [sum T, K]
   std::vector<BFloat16> dw1_bf16, dw2_bf16;  // as Numerics::weight_gradient says, one pair is filled
   std::vector<float> dw1_fp32, dw2_fp32;
-  bool operator==(const LayerResult& other) const;  // compares bytes
+  std::vector<std::string> differences(const LayerResult& other) const;  // names of tensors whose bytes differ
+  bool operator==(const LayerResult& other) const { return differences(other).empty(); }
 };
 
 // The main_grad that a synthetic run starts from, by flat element index: small, exact, and different everywhere.

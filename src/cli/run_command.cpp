@@ -19,6 +19,7 @@
 #include "cli/output_file.h"
 #include "cli/run_outputs.h"
 #include "cli/run_report.h"
+#include "cli/sequential_run.h"
 #include "cli/trace_file.h"
 
 namespace uniep::cli {
@@ -32,12 +33,15 @@ struct RunOptions {
   bool backward = false;
   int64_t capacity = 0;
   bool check = false;
+  bool compare = false;  // with the sequential run
+  bool verbose = false;
   int repeat = 0;  // 0: one run and no warm-up
   uint64_t shuffle = 0;
   std::string trace, json, out;
 };
 
 constexpr int kMostRepeats = 1'000'000;
+constexpr int kComparedCalls = 5;
 
 GroupOptions group_options(const RunOptions& options) {
   GroupOptions group;
@@ -64,18 +68,6 @@ Group make_group(const RunOptions& options) {
 RankRange held_ranks(const RunOptions& options, const Group& group) {
   if (options.check) return {0, group.ranks()};
   return {group.first_local_rank(), group.local_ranks()};
-}
-
-// One run, or a warm-up and `repeat` runs. Only the last one records its events.
-template <typename Run>
-std::vector<double> timed(const LayerRunner& runner, int repeat, std::vector<TileEvent>* events, Run&& run) {
-  if (repeat > 0) run(nullptr);
-  std::vector<double> milliseconds;
-  for (int left = std::max(repeat, 1); left > 0; --left) {
-    run(left == 1 ? events : nullptr);
-    milliseconds.push_back(runner.milliseconds());
-  }
-  return milliseconds;
 }
 
 // main_grad without what it held before the call: what the check compares.
@@ -128,22 +120,24 @@ std::string trace_title(const RunReport& report) {
   const char* const kFusions[] = {"none", "pairs", "layer"};
   return fmt::format("uniep {}: {} ranks x {} workers, H {}, I {}, E {}, K {}, fusion={}", engine_name(report.engine),
                      report.ranks, report.workers, shape.hidden, shape.intermediate, shape.experts, shape.topk,
-                     kFusions[static_cast<int>(report.schedule.fusion)]);
+                     kFusions[static_cast<int>(report.schedules.forward.fusion)]);
 }
 
-// Runs what is asked for and notes the times.
-std::vector<TracedCall> run_calls(const RunOptions& options, LayerRunner& runner, RunReport& report) {
-  const bool traced = !options.trace.empty();
-  std::vector<TracedCall> calls(options.backward ? 2 : 1);
-  calls[0].name = "forward";
-  report.forward_ms = timed(runner, options.repeat, traced ? &calls[0].events : nullptr,
-                            [&](std::vector<TileEvent>* events) { runner.forward(report.schedule, events); });
-  if (!options.backward) return calls;
-  calls[1].name = "backward";
-  report.backward_ms =
-      timed(runner, options.repeat, traced ? &calls[1].events : nullptr,
-            [&](std::vector<TileEvent>* events) { runner.backward(*report.schedule_backward, events); });
-  return calls;
+// The same calls once more, sequentially: their times, and which tensors got other bits.
+SequentialReport run_sequentially(const RunOptions& options, const Group& group, LayerRunner& runner,
+                                  const LayerSchedules& schedules, const LayerResult& result) {
+  SequentialReport report;
+  report.schedules = sequential_schedules(schedules, options.layer.config(), group.machine());
+  report.times = time_calls(runner, report.schedules, options.repeat);
+  report.differing = result.differences(runner.result());
+  return report;
+}
+
+void throw_failures(const RunReport& report) {
+  if (report.check && !report.check->passed()) throw std::runtime_error("--check: " + failed_checks(*report.check));
+  if (!report.sequential || report.sequential->differing.empty()) return;
+  throw std::runtime_error(
+      fmt::format("--compare: {} of the sequential run differ", fmt::join(report.sequential->differing, ", ")));
 }
 
 // With a process a rank: what this one, which is not rank 0's, has to do. The results are rank 0's to write.
@@ -154,62 +148,73 @@ RunOptions without_outputs(RunOptions options) {
   return options;
 }
 
-int run_group(const RunOptions& given) {
-  Group group = make_group(given);
-  const bool reports = group.first_local_rank() == 0;
-  const RunOptions options = reports ? given : without_outputs(given);
-  const bool json_to_stdout = options.json == "-";
-  OutputFile trace_file("--trace", reports ? options.trace : "");
-  OutputFile json_file("--json", json_to_stdout ? "" : options.json);
-
+RunReport new_report(const RunOptions& options, Group& group) {
   RunReport report;
   report.engine = group.engine();
   report.ranks = group.ranks();
   report.workers = group.workers();
   report.config = options.layer.config();
-  report.schedule = chosen_schedule(options.layer, Direction::kForward, group);
-  if (options.backward) report.schedule_backward = chosen_schedule(options.layer, Direction::kBackward, group);
-
-  const LayerData data = make_layer_data(options.layer, options.files, options.backward, held_ranks(options, group));
-  report.tokens = data.tokens;
-  const Capacity capacity{.rows = options.capacity,
-                          .tokens = std::max<int64_t>(*std::max_element(data.tokens.begin(), data.tokens.end()), 1)};
-  LayerRunner runner(group, report.config, data, {.capacity = options.capacity > 0 ? capacity : Capacity{}});
-  for (int rank = 0; rank < report.ranks; ++rank) report.rows_per_rank.push_back(runner.placement().rows(rank));
-  // On GPUs the slots' experts stay there.
-  const Placement on_host =
-      group.engine() == EngineKind::kCuda ? place_ids(options.layer, data.ids) : runner.placement();
-  report.bytes = bytes_moved(on_host, report.schedule, report.config.numerics);
-
-  std::optional<OutputTensors> out_file;
-  if (!options.out.empty()) {
-    const int64_t rows = std::accumulate(report.rows_per_rank.begin(), report.rows_per_rank.end(), int64_t{0});
-    naming_option("--out",
-                  [&] { out_file.emplace(options.out, report.config, data.all_tokens(), rows, options.backward); });
+  report.schedules.forward = chosen_schedule(options.layer, Direction::kForward, group);
+  if (options.backward) report.schedules.backward = chosen_schedule(options.layer, Direction::kBackward, group);
+  for (const auto& [name, value] : options.layer.schedule.values()) {
+    report.given_fields += fmt::format("{}{}={}", report.given_fields.empty() ? "" : ",", name, value);
   }
+  return report;
+}
 
-  const std::vector<TracedCall> calls = run_calls(options, runner, report);
+RunnerOptions runner_options(const RunOptions& options, const LayerData& data) {
+  if (options.capacity == 0) return {};
+  const int64_t most_tokens = *std::max_element(data.tokens.begin(), data.tokens.end());
+  return {.capacity = {.rows = options.capacity, .tokens = std::max<int64_t>(most_tokens, 1)}};
+}
+
+void note_placement(const RunOptions& options, const LayerData& data, const Group& group, const Placement& placement,
+                    RunReport& report) {
+  report.tokens = data.tokens;
+  for (int rank = 0; rank < report.ranks; ++rank) report.rows_per_rank.push_back(placement.rows(rank));
+  // On GPUs the slots' experts stay there.
+  const Placement on_host = group.engine() == EngineKind::kCuda ? place_ids(options.layer, data.ids) : placement;
+  report.bytes = bytes_moved(on_host, report.schedules.forward, report.config.numerics);
+}
+
+void open_tensors(const RunOptions& options, const RunReport& report, const LayerData& data,
+                  std::optional<OutputTensors>& file) {
+  if (options.out.empty()) return;
+  const int64_t rows = std::accumulate(report.rows_per_rank.begin(), report.rows_per_rank.end(), int64_t{0});
+  naming_option("--out", [&] { file.emplace(options.out, report.config, data.all_tokens(), rows, options.backward); });
+}
+
+int run_group(const RunOptions& given) {
+  Group group = make_group(given);
+  const bool reports = group.first_local_rank() == 0;
+  const RunOptions options = reports ? given : without_outputs(given);
+  OutputFile trace_file("--trace", reports ? options.trace : "");
+  OutputFile json_file("--json", options.json == "-" ? "" : options.json);
+
+  RunReport report = new_report(options, group);
+  const LayerData data = make_layer_data(options.layer, options.files, options.backward, held_ranks(options, group));
+  LayerRunner runner(group, report.config, data, runner_options(options, data));
+  note_placement(options, data, group, runner.placement(), report);
+  std::optional<OutputTensors> out_file;
+  open_tensors(options, report, data, out_file);
+
+  std::vector<TracedCall> traced;
+  report.times = time_calls(runner, report.schedules, options.repeat, options.trace.empty() ? nullptr : &traced);
   const LayerResult result = runner.result();
+  if (options.compare) report.sequential = run_sequentially(options, group, runner, report.schedules, result);
   if (!reports) return 0;
   report.checksums = checksums_of(result, options.backward);
   if (out_file) naming_option("--out", [&] { out_file->write(result); });
-  if (!options.trace.empty()) trace_file.write(trace_json(trace_title(report), calls));
+  if (!options.trace.empty()) trace_file.write(trace_json(trace_title(report), traced));
   if (options.check) report.check = check_result(options, data, result);
-
-  const std::string json = to_json(report).dump(2) + "\n";
-  if (json_to_stdout) {
-    std::cout << json;
-  } else if (!options.json.empty()) {
-    json_file.write(json);
-  } else {
-    std::cout << to_table(report);
-  }
-  if (report.check && !report.check->passed()) throw std::runtime_error("--check: " + failed_checks(*report.check));
+  write_report(options.json, json_file, to_json(report).dump(2) + "\n", to_table(report, options.verbose));
+  throw_failures(report);
   return 0;
 }
 
 int run(RunOptions options) {
   if (launched_ranks(options.launch, "uniep run", options.devices, options.layer)) return 0;
+  if (options.compare && options.repeat == 0) options.repeat = kComparedCalls;
   return run_group(options);
 }
 
@@ -224,12 +229,22 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   add_integer_option(command, "--capacity", options.capacity, 0, std::numeric_limits<int64_t>::max(), "ROWS",
                      "padded rows that a rank has room for; 0: as many as it needs");
   command.add_flag("--check", options.check, "compare with a float64 reference; a failure is exit status 1");
+  add_text_option(
+      command, "--compare",
+      [&options](const std::string& text) {
+        if (text != "sequential") refuse_value("--compare", text, "sequential");
+        options.compare = true;
+      },
+      "sequential",
+      "run it again with fusion=none: both times (of 5 calls, unless --repeat says how many), and whether the bits are "
+      "the same");
   add_integer_option(command, "--repeat", options.repeat, 1, kMostRepeats, "N",
                      "timed runs after a warm-up; 0: one run without a warm-up");
   add_text_option(
       command, "--shuffle",
       [&options](const std::string& text) { options.shuffle = parse_unsigned("--shuffle", text, 1); }, "SEED",
       "disturb the order and timing of tiles; changes no result");
+  command.add_flag("--verbose", options.verbose, "print whole schedules");
   command.add_option("--trace", options.trace, "timeline of the last run, for Perfetto and `uniep trace`")
       ->type_name("FILE");
   command.add_option("--json", options.json, "report as JSON; -: on standard output")->type_name("FILE|-");

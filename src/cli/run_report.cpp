@@ -48,6 +48,13 @@ Json numerics_json(const Numerics& numerics) {
           {"combine_groups", numerics.combine_groups}};
 }
 
+void add_calls(Json& json, const LayerSchedules& schedules, const CallTimes& calls) {
+  json["schedule"] = Json::parse(uniep::to_json(schedules.forward));
+  json["schedule_backward"] = schedules.backward ? Json::parse(uniep::to_json(*schedules.backward)) : Json(nullptr);
+  json["forward_ms"] = times(calls.forward_ms);
+  json["backward_ms"] = times(calls.backward_ms);
+}
+
 void add_check(Json& json, const std::optional<reference::CheckReport>& check) {
   if (!check) {
     json["check"] = nullptr;
@@ -78,6 +85,29 @@ std::string time_line(const RunReport& report, const std::vector<double>& millis
 std::string range(const std::vector<int64_t>& values) {
   const auto [least, most] = std::minmax_element(values.begin(), values.end());
   return *least == *most ? fmt::format("{}", *least) : fmt::format("{} to {}", *least, *most);
+}
+
+// The rank with the most rows ends last: by how much it is above the mean is lost on the others.
+std::string rows_line(const std::vector<int64_t>& rows) {
+  const int64_t most = *std::max_element(rows.begin(), rows.end());
+  const double mean_rows =
+      static_cast<double>(std::accumulate(rows.begin(), rows.end(), int64_t{0})) / static_cast<double>(rows.size());
+  if (most == 0) return "none";
+  return fmt::format("{:.0f} a rank on average, {} at most: max / mean {:.3f}", mean_rows, most,
+                     static_cast<double>(most) / mean_rows);
+}
+
+std::string comparison_line(const RunReport& report) {
+  const SequentialReport& sequential = *report.sequential;
+  std::string text = sequential.differing.empty()
+                         ? std::string("same bits")
+                         : fmt::format("DIFFERENT bits in {}", fmt::join(sequential.differing, ", "));
+  const auto add = [&text](const char* direction, const std::vector<double>& own, const std::vector<double>& other) {
+    if (!own.empty()) text += fmt::format("; {} {:.2f} times as fast", direction, median(other) / median(own));
+  };
+  add("forward", report.times.forward_ms, sequential.times.forward_ms);
+  add("backward", report.times.backward_ms, sequential.times.backward_ms);
+  return text;
 }
 
 int64_t between_ranks(const ByteMatrix& bytes) {
@@ -117,35 +147,49 @@ Json to_json(const RunReport& report) {
       {"hidden", shape.hidden}, {"intermediate", shape.intermediate}, {"experts", shape.experts}, {"topk", shape.topk}};
   json["tokens"] = report.tokens;
   json["numerics"] = numerics_json(report.config.numerics);
-  json["schedule"] = Json::parse(uniep::to_json(report.schedule));
-  json["schedule_backward"] =
-      report.schedule_backward ? Json::parse(uniep::to_json(*report.schedule_backward)) : Json(nullptr);
-  json["forward_ms"] = times(report.forward_ms);
-  json["backward_ms"] = times(report.backward_ms);
+  add_calls(json, report.schedules, report.times);
   Json& speed = json["tflops"];
-  speed["forward"] = tflops(report, kForwardFlopsPerRow, report.forward_ms);
+  speed["forward"] = tflops(report, kForwardFlopsPerRow, report.times.forward_ms);
   speed["backward"] = nullptr;
-  if (!report.backward_ms.empty()) speed["backward"] = tflops(report, kBackwardFlopsPerRow, report.backward_ms);
+  const std::vector<double>& backward_ms = report.times.backward_ms;
+  if (!backward_ms.empty()) speed["backward"] = tflops(report, kBackwardFlopsPerRow, backward_ms);
   json["rows_per_rank"] = report.rows_per_rank;
   json["bytes_moved"] = {{"dispatch", report.bytes.dispatch}, {"combine", report.bytes.combine}};
   for (const auto& [name, sum] : report.checksums) json["checksum"][name] = sum;
   add_check(json, report.check);
+  if (!report.sequential) return json;
+  add_calls(json["sequential"], report.sequential->schedules, report.sequential->times);
+  json["sequential"]["same_bits"] = report.sequential->differing.empty();
   return json;
 }
 
-std::string to_table(const RunReport& report) {
+std::string to_table(const RunReport& report, bool verbose) {
   const LayerShape& shape = report.config.shape;
   std::string text;
   const auto line = [&text](const char* name, const std::string& value) {
-    text += fmt::format("{:<18}{}\n", name, value);
+    text += fmt::format("{:<20}{}\n", name, value);
   };
   line("engine", fmt::format("{}, {} ranks x {} workers", engine_name(report.engine), report.ranks, report.workers));
   line("shape", fmt::format("H {}, I {}, E {}, K {}", shape.hidden, shape.intermediate, shape.experts, shape.topk));
-  line("tokens", fmt::format("{} a rank; {} expert rows a rank", range(report.tokens), range(report.rows_per_rank)));
-  line("schedule", to_text(report.schedule));
-  if (report.schedule_backward) line("schedule backward", to_text(*report.schedule_backward));
-  line("forward", time_line(report, report.forward_ms, kForwardFlopsPerRow));
-  if (!report.backward_ms.empty()) line("backward", time_line(report, report.backward_ms, kBackwardFlopsPerRow));
+  line("tokens", fmt::format("{} a rank", range(report.tokens)));
+  line("expert rows", rows_line(report.rows_per_rank));
+  if (verbose) {
+    line("schedule", to_text(report.schedules.forward));
+    if (report.schedules.backward) line("schedule backward", to_text(*report.schedules.backward));
+  } else {
+    const std::string& given = report.given_fields;
+    line("schedule", (given.empty() ? "auto" : given) + "; --verbose prints every field");
+  }
+  const auto calls = [&](const std::string& prefix, const CallTimes& times) {
+    line((prefix + "forward").c_str(), time_line(report, times.forward_ms, kForwardFlopsPerRow));
+    if (times.backward_ms.empty()) return;
+    line((prefix + "backward").c_str(), time_line(report, times.backward_ms, kBackwardFlopsPerRow));
+  };
+  calls("", report.times);
+  if (report.sequential) {
+    calls("sequential ", report.sequential->times);
+    line("compared", comparison_line(report));
+  }
   line("between ranks", fmt::format("dispatch {} bytes, combine {} bytes", between_ranks(report.bytes.dispatch),
                                     between_ranks(report.bytes.combine)));
   for (const auto& [name, sum] : report.checksums) line("checksum", fmt::format("{:<7}{}", name, sum));

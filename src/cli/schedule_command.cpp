@@ -20,7 +20,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kHopperSms = 132;  // of a GPU that is not there
 constexpr int kMostSamples = 1'000'000;
 
 struct ScheduleOptions {
@@ -45,11 +44,7 @@ Machine machine_of(const LayerOptions& options) {
   } catch (const Error& error) {
     if (options.engine != EngineKind::kCuda || error.status() != Status::kUnsupported) throw;
   }
-  Machine machine;
-  machine.engine = EngineKind::kCuda;
-  machine.ranks = options.ranks;
-  machine.workers = options.workers > 0 ? options.workers : kHopperSms;
-  return machine;
+  return absent_gpu(options);
 }
 
 CheckReport prove(const ScheduleOptions& options, const Machine& machine, const Placement& placement,
@@ -136,7 +131,6 @@ void add_schedule_command(CLI::App& app, std::function<int()>& action) {
   CLI::App* command =
       app.add_subcommand("schedule", "Print the filled schedule of a layer as JSON; count, sample and prove schedules");
   const auto options = std::make_shared<ScheduleOptions>();
-  add_shape_option(*command, options->layer);
   add_layer_options(*command, options->layer);
   add_word_option<Direction>(*command, "--direction", options->direction,
                              {{"forward", Direction::kForward}, {"backward", Direction::kBackward}},

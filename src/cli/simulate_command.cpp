@@ -106,9 +106,8 @@ void print(const SimulateCommandOptions& options, const sim::Simulated& result) 
   }
 }
 
-int run_simulate(const SimulateCommandOptions& options) {
-  const sim::MachineDescription machine = load_machine(options.machine);
-  const LayerOptions& layer = options.layer;
+// What a schedule sees of `machine`, as far as the options use it. Throws Error for what it has not.
+Machine target_machine(const LayerOptions& layer, const sim::MachineDescription& machine) {
   if (layer.engine == EngineKind::kCpu) refuse_value("--engine", "cpu", "cuda or auto: the machine's engine is timed");
   if (layer.ranks > machine.most_ranks()) {
     refuse_value("--ranks", std::to_string(layer.ranks),
@@ -119,6 +118,32 @@ int run_simulate(const SimulateCommandOptions& options) {
     refuse_value("--workers", std::to_string(layer.workers), fmt::format("at most {}", target.workers));
   }
   if (layer.workers > 0) target.workers = layer.workers;
+  return target;
+}
+
+struct TracePair {
+  TraceSummary measured, simulated;
+};
+
+// Throws Error where the timeline `other` of --against is of another Program than the simulated one.
+TracePair compare_traces(const SimulateCommandOptions& options, const Trace& other, const std::string& simulated_json) {
+  const std::string call = direction_name(options.direction);
+  TracePair pair;
+  pair.simulated = summarize(parse_trace(simulated_json, "simulated"), call, "simulated");
+  naming_option("--against", [&] {
+    pair.measured = summarize(other, call, options.against);
+    const std::string differs = differing_program(pair.measured, pair.simulated);
+    if (differs.empty()) return;
+    throw Error(Status::kInvalidArgument,
+                fmt::format("{} is of something else: {}", io::quote_path(options.against), differs));
+  });
+  return pair;
+}
+
+int run_simulate(const SimulateCommandOptions& options) {
+  const sim::MachineDescription machine = load_machine(options.machine);
+  const LayerOptions& layer = options.layer;
+  const Machine target = target_machine(layer, machine);
   const Schedule schedule = layer.resolved(options.direction, target);
   std::optional<Trace> other;
   if (!options.against.empty()) {
@@ -141,24 +166,14 @@ int run_simulate(const SimulateCommandOptions& options) {
 
   Json json = report_json(options, schedule, result);
   std::string compared;
-  const std::string call = direction_name(options.direction);
   if (how.record) {
-    const TracedCall traced{call, sim::tile_events(program, result.timeline)};
+    const TracedCall traced{direction_name(options.direction), sim::tile_events(program, result.timeline)};
     const std::string title = fmt::format("simulated: {}, {} ranks, {}", machine.title, layer.ranks, to_text(schedule));
     const std::string text = trace_json(title, std::span(&traced, 1));
     if (other) {
-      const TraceSummary simulated = summarize(parse_trace(text, "simulated"), call, "simulated");
-      const TraceSummary measured = naming_option("--against", [&] {
-        TraceSummary read = summarize(*other, call, options.against);
-        const std::string differs = differing_program(read, simulated);
-        if (!differs.empty()) {
-          throw Error(Status::kInvalidArgument,
-                      fmt::format("{} is of something else: {}", io::quote_path(options.against), differs));
-        }
-        return read;
-      });
-      json["against"] = {{"timeline", summary_json(measured)}, {"simulated", summary_json(simulated)}};
-      compared = side_by_side(measured, simulated);
+      const TracePair pair = compare_traces(options, *other, text);
+      json["against"] = {{"timeline", summary_json(pair.measured)}, {"simulated", summary_json(pair.simulated)}};
+      compared = side_by_side(pair.measured, pair.simulated);
     }
     if (!options.trace.empty()) trace_file.write(text);
   }
@@ -177,7 +192,6 @@ int run_simulate(const SimulateCommandOptions& options) {
 void add_simulate_command(CLI::App& app, std::function<int()>& action) {
   CLI::App* command = app.add_subcommand("simulate", "Time a layer's schedule on a machine without running it");
   const auto options = std::make_shared<SimulateCommandOptions>();
-  add_shape_option(*command, options->layer);
   add_layer_options(*command, options->layer);
   add_machine_option(*command, options->machine);
   add_word_option<Direction>(*command, "--direction", options->direction,

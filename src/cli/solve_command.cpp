@@ -165,7 +165,6 @@ int run_solve(const SolveOptions& options) {
 void add_solve_command(CLI::App& app, std::function<int()>& action) {
   CLI::App* command = app.add_subcommand("solve", "Find the best schedule of a layer on a machine without measuring");
   const auto options = std::make_shared<SolveOptions>();
-  add_shape_option(*command, options->layer);
   add_layer_options(*command, options->layer);
   add_machine_option(*command, options->machine);
   add_word_option<Direction>(*command, "--direction", options->direction,

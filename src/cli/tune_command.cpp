@@ -199,7 +199,6 @@ int run_tune(TuneOptions options) {
 void add_tune_command(CLI::App& app, std::function<int()>& action, const Command& self) {
   CLI::App* command = app.add_subcommand("tune", "Measure which schedules are fastest for a layer; auto takes them");
   const auto options = std::make_shared<TuneOptions>();
-  add_shape_option(*command, options->layer);
   add_layer_options(*command, options->layer);
   add_devices_option(*command, options->devices, "GPUs: rank r runs on entry r mod the length");
   add_launch_option(*command, options->launch);

@@ -1,0 +1,114 @@
+"""What holds for the sources as files: which folder includes which, and the lane of every test."""
+
+import collections
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from conftest import BUILD
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCES = {".h", ".cpp", ".cu", ".c"}
+LANES = {("cpu",), ("compile",), ("performance",), ("gpu",), ("two_gpus",), ("gpu", "two_gpus")}
+PUBLIC = "include/uniep"
+Edges = dict[tuple[str, str], set[str]]
+
+
+def drawn() -> tuple[list[str], Edges]:
+    """The rooms of docs/architecture.md in their order, and the arrows between them: (from, to) -> marks."""
+    section = (ROOT / "docs/architecture.md").read_text().split("\n## Rooms\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \|[^|]*\|([^|]*)\|$", section, re.MULTILINE)
+    edges: Edges = {}
+    for room, cell in rows:
+        for upward, target in re.findall(r"(↑ )?`([^`]+)`", cell):
+            edges[room, target] = {upward.strip()}
+    return [room for room, _ in rows], edges
+
+
+def room_of(path: pathlib.Path, rooms: list[str]) -> str:
+    """The innermost room that a file below src/ or include/ is in."""
+    name = path.relative_to(ROOT).as_posix().removeprefix("src/")
+    return max((room for room in rooms if name.startswith(room + "/")), key=len, default="")
+
+
+def included(source: pathlib.Path) -> list[pathlib.Path]:
+    """The project's headers that a file includes."""
+    found = []
+    for name in re.findall(r'^\s*#\s*include\s*["<]([^">]+)[">]', source.read_text(), re.MULTILINE):
+        found += [
+            path for path in (ROOT / "src" / name, ROOT / "include" / name, source.parent / name) if path.exists()
+        ][:1]
+    return found
+
+
+def real(rooms: list[str]) -> Edges:
+    """The arrows that the files make: (from, to) -> the files that make it."""
+    edges: Edges = collections.defaultdict(set)
+    for folder in ("src", "include"):
+        for source in sorted((ROOT / folder).rglob("*")):
+            if source.suffix not in SOURCES:
+                continue
+            own = room_of(source, rooms)
+            assert own, f"{source.relative_to(ROOT)} is in none of the rooms of docs/architecture.md"
+            for header in included(source):
+                other = room_of(header, rooms)
+                assert other, f"{source.relative_to(ROOT)} includes {header}, which is in no room"
+                if other != own:
+                    edges[own, other].add(f"{source.relative_to(ROOT)} includes {header.relative_to(ROOT)}")
+    return edges
+
+
+def test_arrows_are_those_that_are_drawn():
+    rooms, arrows = drawn()
+    edges = real(rooms)
+    assert len(rooms) > 10 and len(edges) > 30
+    everywhere = {edge for edge in edges if edge[1] == PUBLIC}
+    missing = sorted(text for edge in edges.keys() - arrows.keys() - everywhere for text in edges[edge])
+    assert not missing, "docs/architecture.md does not draw:\n" + "\n".join(missing)
+    stale = sorted(arrows.keys() - edges.keys())
+    assert not stale, f"docs/architecture.md draws what no file does: {stale}"
+
+
+def test_arrows_point_down_but_for_those_that_are_marked():
+    rooms, arrows = drawn()
+    for (own, other), marks in arrows.items():
+        upward = rooms.index(other) < rooms.index(own)
+        assert marks == ({"↑"} if upward else {""}), f"{own} -> {other}"
+
+
+def test_public_headers_and_examples_need_nothing_inside():
+    for folder in (PUBLIC, "examples"):
+        for source in (ROOT / folder).rglob("*"):
+            inside = (
+                [header for header in included(source) if "src" in header.parts] if source.suffix in SOURCES else []
+            )
+            assert not inside, f"{source} includes {inside}"
+
+
+def test_no_file_is_longer_than_600_lines():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    sources = [name for name in tracked if pathlib.Path(name).suffix in SOURCES | {".py", ".sh"}]
+    assert len(sources) > 300
+    long = [name for name in sources if (ROOT / name).exists() and len((ROOT / name).read_text().splitlines()) > 600]
+    assert not long
+
+
+@pytest.mark.skipif(shutil.which("ctest") is None, reason="ctest is not installed")
+def test_every_test_of_ctest_has_a_lane():
+    listed = subprocess.run(
+        ["ctest", "--test-dir", str(BUILD), "--show-only=json-v1"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    tests = json.loads(listed.stdout)["tests"]
+    assert len(tests) > 100
+    for test in tests:
+        labels = [one["value"] for one in test["properties"] if one["name"] == "LABELS"]
+        assert labels and tuple(labels[0]) in LANES, test["name"]
