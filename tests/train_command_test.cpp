@@ -86,6 +86,35 @@ class TrainCommand : public testing::Test {
   TemporaryFolder folder_;
 };
 
+// A tuner that tries all the time changes what runs, and no bit of what is learnt.
+TEST_F(TrainCommand, TuningOnlineChangesNoBit) {
+  const std::vector<std::string> plain = {"--steps", "30", "--layers", "4", "--evaluate-every", "10"};
+  std::vector<std::string> tuned = plain;
+  tuned.insert(tuned.end(), {"--tune", "online", "--tune-budget", "1"});
+  const json without = run_json(plain), with = run_json(tuned);
+  EXPECT_EQ(with["weights_checksum"], without["weights_checksum"]);
+  EXPECT_EQ(with["evaluations"], without["evaluations"]);
+  ASSERT_EQ(with["steps"].size(), 30u);
+  for (std::size_t i = 0; i < with["steps"].size(); ++i) {
+    EXPECT_EQ(with["steps"][i]["loss"], without["steps"][i]["loss"]) << "step " << i + 1;
+    EXPECT_EQ(with["steps"][i]["balance_loss"], without["steps"][i]["balance_loss"]) << "step " << i + 1;
+    EXPECT_GT(with["steps"][i]["layer_ms"], 0);
+  }
+  EXPECT_FALSE(without.contains("tuning"));
+  // Something else did run: what that found is this machine's.
+  EXPECT_GT(with["tuning"]["tried_calls"], 0);
+  EXPECT_GT(with["tuning"]["layers_ms"], with["tuning"]["lost_ms"]);
+}
+
+TEST_F(TrainCommand, TuningOptionsAreChecked) {
+  const auto refused = [&](const std::vector<std::string>& more, const std::string& text) {
+    expect_error(Status::kInvalidArgument, text, [&] { run_train(tiny(more)); });
+  };
+  refused({"--tune-until", "5"}, "--tune-until: without --tune online");
+  refused({"--tune-budget", "0.1"}, "--tune-budget: without --tune online");
+  refused({"--tune", "online", "--tune-budget", "2"}, "--tune-budget: 2; legal are 0 to 1");
+}
+
 TEST_F(TrainCommand, WritesTheWholeLogAsJson) {
   const json log = run_json({"--compare", "sequential", "--evaluate-every", "2", "--schedule", "fusion=pairs",
                              "--schedule-backward", "backward.wgrad=after"});

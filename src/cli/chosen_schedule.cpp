@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "cli/options.h"
+#include "cli/solver_choice.h"
 #include "engine/cache_folder.h"
 #include "engine/cpu/kernels.h"
 #include "engine/cuda/engine.h"
@@ -26,16 +27,6 @@ struct Choice {
   std::string source;                // of the schedule
   std::vector<std::string> remarks;  // on what was looked at and is not taken
 };
-
-std::string machine_name(const Group& group) {
-  const bool gpu = group.engine() == EngineKind::kCuda;
-  const std::string device =
-      gpu ? cuda::device_label(group.device(group.first_local_rank()))
-          : fmt::format("cpu {}, {} cores", cpu::instruction_set_name(cpu::best_instruction_set()),
-                        std::thread::hardware_concurrency());
-  const char* const launch = group.local_ranks() == group.ranks() ? "threads" : "processes";
-  return fmt::format("{}, {} workers, {}, uniep {}", device, group.workers(), launch, UNIEP_VERSION_STRING);
-}
 
 // Given fields over an entry's, where the whole is legal.
 std::optional<Schedule> overlaid(const LayerOptions& options, Direction direction, const Group& group,
@@ -84,6 +75,17 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
   const tune::TunedFolder folder = tuned_folder();
   const std::optional<tune::TunedSchedule> entry = folder.find(key, &why);
   take(entry, folder.path(key).string(), why);
+  if (choice.schedule || direction != Direction::kForward || group.engine() != EngineKind::kCuda) return choice;
+  const sim::MachineDescription* const description = description_of_device(key.machine);
+  if (description == nullptr) return choice;
+  if (const std::optional<SolverChoice> solved = solver_choice(options, group.machine(), *description)) {
+    choice.schedule = solved->schedule;
+    choice.source =
+        fmt::format("the solver, {:.3f} of the default's time on {} as simulated", solved->ratio, description->name);
+  } else {
+    choice.source =
+        fmt::format("the built-in defaults, which the solver does not surely beat on {}", description->name);
+  }
   return choice;
 }
 
@@ -93,6 +95,16 @@ bool logs() {
 }
 
 }  // namespace
+
+std::string machine_name(const Group& group) {
+  const bool gpu = group.engine() == EngineKind::kCuda;
+  const std::string device =
+      gpu ? cuda::device_label(group.device(group.first_local_rank()))
+          : fmt::format("cpu {}, {} cores", cpu::instruction_set_name(cpu::best_instruction_set()),
+                        std::thread::hardware_concurrency());
+  const char* const launch = group.local_ranks() == group.ranks() ? "threads" : "processes";
+  return fmt::format("{}, {} workers, {}, uniep {}", device, group.workers(), launch, UNIEP_VERSION_STRING);
+}
 
 tune::TunedKey tuned_key(const LayerOptions& options, Direction direction, const Group& group) {
   const std::vector<int64_t> tokens = options.tokens();
@@ -130,7 +142,7 @@ Schedule chosen_schedule(const LayerOptions& options, Direction direction, Group
   if (first && logs()) {
     std::cerr << fmt::format("uniep: schedule ({}) from {}: {}\n",
                              direction == Direction::kForward ? "forward" : "backward",
-                             choice.schedule ? choice.source : "the built-in defaults", text);
+                             choice.source.empty() ? "the built-in defaults" : choice.source, text);
   }
   if (text == to_text(own)) return own;
   return resolve(PartialSchedule::parse(text), direction, options.shape, options.numerics, group.machine());

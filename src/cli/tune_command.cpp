@@ -1,7 +1,6 @@
 #include "cli/tune_command.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iostream>
@@ -18,6 +17,7 @@
 #include "cli/tune_candidates.h"
 #include "cli/tune_trial.h"
 #include "io/file.h"
+#include "tune/changed_fields.h"
 #include "tune/journal.h"
 
 namespace uniep::cli {
@@ -47,14 +47,8 @@ struct Tuned {
 };
 
 std::string changes(const Schedule& schedule, const Schedule& base) {
-  const PartialSchedule own = PartialSchedule::from(schedule), other = PartialSchedule::from(base);
-  std::vector<std::string> fields;
-  for (const auto& field : own.values()) {
-    const auto& others = other.values();
-    if (std::find(others.begin(), others.end(), field) == others.end())
-      fields.push_back(field.first + "=" + field.second);
-  }
-  return fields.empty() ? "the default" : fmt::format("{}", fmt::join(fields, ","));
+  const std::string fields = tune::changed_fields(schedule, base);
+  return fields.empty() ? "the default" : fields;
 }
 
 std::vector<tune::Tried> candidates_of(const TuneOptions& options, Direction direction, const Group& group) {

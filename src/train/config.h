@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <vector>
 
+#include "uniep/group.h"
 #include "uniep/schedule.h"
 #include "uniep/shape.h"
 
@@ -31,6 +34,15 @@ struct TrainConfig {
   uint64_t seed = 1;
 };
 
+// Tuning while the model trains. It changes no bit.
+struct TuneConfig {
+  bool online = false;
+  double budget = 0.005;  // time lost to trying, as a share of the time in the MoE layers
+  int64_t until = 0;      // the step after which Schedules stay; 0: none
+  std::string folder;     // where what was found is kept; empty: nowhere
+  std::function<std::string(const Group&)> machine_name;  // of the folder's entries
+};
+
 // How a run is spread over ranks and mapped onto the machine.
 struct ParallelConfig {
   EngineKind engine = EngineKind::kCpu;  // of the MoE layers; the rest of the model runs on the CPU
@@ -39,6 +51,7 @@ struct ParallelConfig {
   int workers = 0;  // compute units of a rank; 0: the engine's choice
   PartialSchedule schedule;
   PartialSchedule schedule_backward;
+  TuneConfig tune;
 };
 
 // Throws Error(kInvalidArgument) that names the first option that is not legal.

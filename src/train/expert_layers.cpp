@@ -1,5 +1,9 @@
 #include "train/expert_layers.h"
 
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+
 namespace uniep::train {
 namespace {
 
@@ -31,7 +35,75 @@ ExpertLayers::ExpertLayers(const TrainConfig& config, const ParallelConfig& para
           resolve(parallel.schedule, Direction::kForward, layer_.shape, layer_.numerics, group_.machine())),
       backward_schedule_(
           resolve(parallel.schedule_backward, Direction::kBackward, layer_.shape, layer_.numerics, group_.machine())),
-      saved_(config.model.layers) {}
+      saved_(config.model.layers) {
+  if (parallel.tune.online) start_tuner(parallel);
+}
+
+void ExpertLayers::start_tuner(const ParallelConfig& parallel) {
+  const int64_t tokens = (batch_ + group_.ranks() - 1) / group_.ranks() * sequence_;
+  check_ = std::make_unique<CandidateCheck>(group_, layer_, tokens);
+  TunerOptions options;
+  options.machine = group_.machine();
+  options.layers = {{.config = layer_,
+                     .tokens = tokens,
+                     .forward = forward_schedule_,
+                     .backward = backward_schedule_,
+                     .fixed_forward = parallel.schedule,
+                     .fixed_backward = parallel.schedule_backward}};
+  options.budget = parallel.tune.budget;
+  options.until = parallel.tune.until;
+  options.folder = parallel.tune.folder;
+  if (parallel.tune.machine_name) options.machine_name = parallel.tune.machine_name(group_);
+  options.check = [this](int, Direction direction, const Schedule& candidate, const Schedule&) {
+    return check_->check(direction, candidate, schedule(), schedule_backward());
+  };
+  options.log = [this](const std::string& line) {
+    tuning_log_.push_back(line);
+    std::cerr << line << '\n';
+  };
+  tuner_ = std::make_unique<Tuner>(std::move(options));
+}
+
+void ExpertLayers::begin_step() {
+  layer_milliseconds_ = 0;
+  if (tuner_ && tuner_->wants_round()) tuner_->begin_round();
+}
+
+void ExpertLayers::end_step() {
+  if (tuner_) tuner_->step();
+}
+
+template <typename Call>
+void ExpertLayers::timed(Direction direction, const Placement& placement, const Call& call) {
+  const auto run = [&](const Schedule& schedule) {
+    const auto begin = std::chrono::steady_clock::now();
+    call(schedule);
+    group_.synchronize();
+    const std::chrono::duration<double, std::milli> passed = std::chrono::steady_clock::now() - begin;
+    layer_milliseconds_ += passed.count();
+    return passed.count();
+  };
+  if (!tuner_) {
+    run(direction == Direction::kForward ? forward_schedule_ : backward_schedule_);
+    return;
+  }
+  const TunerCall planned = tuner_->schedule(0, direction);
+  try {
+    CallTime time{run(planned.schedule)};
+    for (int rank = 0; rank < group_.ranks(); ++rank) {
+      const double rows = static_cast<double>(placement.rows(rank));
+      time.busiest_rows = std::max(time.busiest_rows, rows);
+      time.mean_rows += rows / group_.ranks();
+    }
+    tuner_->measured(planned, time);
+  } catch (const Error& error) {
+    const Schedule& incumbent = tuner_->incumbent(0, direction);
+    tuner_->failed(planned, error.what());
+    if (planned.schedule == incumbent) throw;
+    group_.recover();
+    run(incumbent);
+  }
+}
 
 int64_t ExpertLayers::first_token(int rank) const {
   return batch_ * rank / group_.ranks() * sequence_;
@@ -74,7 +146,9 @@ void ExpertLayers::forward(int64_t layer, const BFloat16* x, const int32_t* ids,
   }
   saved_[layer] = Saved();  // gives its memory back first
   const Placement placement = place(group_, layer_.shape, routings);
-  saved_[layer] = uniep::forward(group_, layer_, forward_schedule_, placement, arguments);
+  timed(Direction::kForward, placement, [&](const Schedule& schedule) {
+    saved_[layer] = uniep::forward(group_, layer_, schedule, placement, arguments);
+  });
   finish(memory);
 }
 
@@ -94,7 +168,8 @@ void ExpertLayers::backward(int64_t layer, const BFloat16* dy, const BFloat16* x
     arguments[rank].gradients.dw1 = own.result(dw1 + rank * (2 * elements), 2 * elements);
     arguments[rank].gradients.dw2 = own.result(dw2 + rank * elements, elements);
   }
-  uniep::backward(group_, layer_, backward_schedule_, saved_[layer], arguments);
+  timed(Direction::kBackward, saved_[layer].placement(),
+        [&](const Schedule& schedule) { uniep::backward(group_, layer_, schedule, saved_[layer], arguments); });
   finish(memory);
 }
 

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "train/candidate_check.h"
 #include "train/config.h"
 #include "train/rank_memory.h"
 #include "uniep/uniep.h"
@@ -28,9 +31,19 @@ class ExpertLayers {
   void backward(int64_t layer, const BFloat16* dy, const BFloat16* x, const Weights& weights, BFloat16* dx,
                 float* dprobs, float* dw1, float* dw2);
 
+  // Around each step of the training.
+  void begin_step();
+  void end_step();
+
   const Group& group() const { return group_; }
-  const Schedule& schedule() const { return forward_schedule_; }
-  const Schedule& schedule_backward() const { return backward_schedule_; }
+  // What runs now; without tuning what was asked for, all the time.
+  const Schedule& schedule() const { return tuner_ ? tuner_->incumbent(0, Direction::kForward) : forward_schedule_; }
+  const Schedule& schedule_backward() const {
+    return tuner_ ? tuner_->incumbent(0, Direction::kBackward) : backward_schedule_;
+  }
+  double layer_milliseconds() const { return layer_milliseconds_; }  // of all calls since begin_step()
+  const Tuner* tuner() const { return tuner_.get(); }                // null: nothing is tuned
+  const std::vector<std::string>& tuning_log() const { return tuning_log_; }
 
  private:
   int64_t first_token(int rank) const;
@@ -40,6 +53,10 @@ class ExpertLayers {
   uniep::Weights rank_weights(int rank, const Weights& weights, RankMemory& memory) const;
   std::vector<RankMemory> rank_memory() const;
   void finish(std::vector<RankMemory>& memory);
+  void start_tuner(const ParallelConfig& parallel);
+  // Runs call(schedule) and takes its time. What a candidate fails at runs again under the incumbent.
+  template <typename Call>
+  void timed(Direction direction, const Placement& placement, const Call& call);
 
   int64_t batch_;
   int64_t sequence_;
@@ -48,6 +65,10 @@ class ExpertLayers {
   Schedule forward_schedule_;
   Schedule backward_schedule_;
   std::vector<Saved> saved_;  // of each layer
+  std::vector<std::string> tuning_log_;
+  std::unique_ptr<CandidateCheck> check_;
+  std::unique_ptr<Tuner> tuner_;
+  double layer_milliseconds_ = 0;
 };
 
 }  // namespace uniep::train

@@ -13,6 +13,24 @@ nlohmann::ordered_json schedule_json(const Schedule& schedule) {
   return nlohmann::ordered_json::parse(uniep::to_json(schedule));
 }
 
+nlohmann::ordered_json tuning_json(const Tuner& tuner) {
+  const TunerSpent spent = tuner.spent();
+  nlohmann::ordered_json json = {{"layers_ms", spent.layers_milliseconds},
+                                 {"lost_ms", spent.lost_milliseconds},
+                                 {"tried_calls", spent.tried_calls}};
+  json["decisions"] = nlohmann::ordered_json::array();
+  for (const TunerDecision& decision : tuner.decisions()) {
+    json["decisions"].push_back({{"step", decision.step},
+                                 {"direction", decision.direction == Direction::kForward ? "forward" : "backward"},
+                                 {"verdict", decision.verdict},
+                                 {"schedule", uniep::to_text(decision.schedule)},
+                                 {"ratio", decision.ratio},
+                                 {"pairs", decision.pairs},
+                                 {"reason", decision.reason}});
+  }
+  return json;
+}
+
 std::string checksum_of(const Trainer& trainer) {
   return io::to_hex16(weights_checksum(trainer.parameters()));
 }
@@ -48,12 +66,14 @@ nlohmann::ordered_json to_json(const Report& report, const Trainer& trainer, con
     json["steps"].push_back({{"step", step.step},
                              {"loss", step.loss},
                              {"balance_loss", step.balance_loss},
-                             {"tokens_per_second", step.tokens_per_second}});
+                             {"tokens_per_second", step.tokens_per_second},
+                             {"layer_ms", step.layer_milliseconds}});
   }
   json["evaluations"] = nlohmann::ordered_json::array();
   for (const EvaluationRecord& evaluation : report.record.evaluations) {
     json["evaluations"].push_back({{"step", evaluation.step}, {"held_out_loss", evaluation.loss}});
   }
+  if (const Tuner* const tuner = trainer.experts().tuner()) json["tuning"] = tuning_json(*tuner);
   json["weights_checksum"] = checksum_of(trainer);
   json["comparisons"] = nlohmann::ordered_json::array();
   for (const Comparison& comparison : report.comparisons) {
@@ -76,6 +96,14 @@ std::string to_text(const Report& report, const Trainer& trainer, const Text& te
   out += record.evaluations.size() > 1 ? fmt::format("; held-out {:.4f} -> {:.4f}\n", record.evaluations.front().loss,
                                                      record.evaluations.back().loss)
                                        : fmt::format("; held-out {:.4f}\n", record.evaluations.back().loss);
+  if (const Tuner* const tuner = trainer.experts().tuner()) {
+    const TunerSpent spent = tuner->spent();
+    out +=
+        fmt::format("tuning: {} decisions, {:.2f} % of the time in layers lost to trying\n", tuner->decisions().size(),
+                    100 * spent.lost_milliseconds / std::max(spent.layers_milliseconds, 1e-9));
+    out += fmt::format("forward: {}\nbackward: {}\n", uniep::to_text(trainer.experts().schedule()),
+                       uniep::to_text(trainer.experts().schedule_backward()));
+  }
   out += fmt::format("weights: checksum {}\n", checksum_of(trainer));
   for (const Comparison& comparison : report.comparisons) {
     out += fmt::format("compared with {}: ", comparison.name);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "cli/chosen_schedule.h"
 #include "cli/layer_options.h"
 #include "cli/options.h"
 #include "io/file.h"
@@ -34,6 +35,7 @@ struct TrainOptions {
   std::string checkpoint;
   int64_t checkpoint_every = 0;
   std::string resume;
+  bool budget_given = false;
 };
 
 [[noreturn]] void refuse(const std::string& message) {
@@ -71,6 +73,11 @@ void check_folder(const char* option, const std::string& file) {
 }
 
 void check_options(const TrainOptions& options) {
+  const TuneConfig& tune = options.parallel.tune;
+  if (!tune.online && (tune.until > 0 || options.budget_given)) {
+    refuse(fmt::format("{}: without --tune online", tune.until > 0 ? "--tune-until" : "--tune-budget"));
+  }
+  if (!(tune.budget >= 0) || tune.budget > 1) refuse(fmt::format("--tune-budget: {}; legal are 0 to 1", tune.budget));
   check(options.config, options.parallel);
   check_folder("--json", options.json);
   check_folder("--checkpoint", options.checkpoint);
@@ -207,6 +214,23 @@ void add_parallel_options(CLI::App& app, TrainOptions& options) {
       "auto|FILE|key=value,...", "fields that backward has instead of --schedule's");
 }
 
+void add_tuning_options(CLI::App& app, TrainOptions& options) {
+  TuneConfig& tune = options.parallel.tune;
+  tune.folder = tuned_folder().path().string();
+  tune.machine_name = machine_name;
+  add_word_option<bool>(app, "--tune", tune.online, {{"off", false}, {"online", true}},
+                        "online: try other schedules of the MoE layers while training (default off)");
+  add_text_option(
+      app, "--tune-budget",
+      [&options](const std::string& text) {
+        options.parallel.tune.budget = parse_number("--tune-budget", text);
+        options.budget_given = true;
+      },
+      "X", fmt::format("time lost to trying, as a share of the time in the layers (default {})", tune.budget));
+  add_integer_option(app, "--tune-until", tune.until, 0, int64_t{1} << 31, "STEP",
+                     "the schedules of this step stay, 0: of none");
+}
+
 }  // namespace
 
 void add_train_command(CLI::App& app, std::function<int()>& action) {
@@ -221,6 +245,7 @@ void add_train_command(CLI::App& app, std::function<int()>& action) {
                      "steps between evaluations on the held-out text, 0: at both ends only");
   add_model_options(*command, options->config);
   add_parallel_options(*command, *options);
+  add_tuning_options(*command, *options);
   add_text_option(
       *command, "--compare",
       [options](const std::string& text) {

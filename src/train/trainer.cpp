@@ -35,8 +35,10 @@ StepRecord Trainer::step() {
   for (int64_t sequence = 0; sequence < config_.batch; ++sequence) {
     windows[sequence] = text_.training_window(config_.model.sequence, config_.seed, number, sequence);
   }
+  experts_.begin_step();
   const BatchLoss loss = model_.forward(parameters_, windows, experts_);
   model_.backward(parameters_, experts_, gradients_);
+  experts_.end_step();
   const double rate = learning_rate_at(number, config_.learning_rate);
   const double norm = optimizer_.update(number, rate, gradients_, parameters_.values());
   if (!std::isfinite(loss.cross_entropy) || !std::isfinite(norm)) {
@@ -48,7 +50,7 @@ StepRecord Trainer::step() {
   steps_done_ = number;
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   const double tokens = static_cast<double>(config_.batch * config_.model.sequence);
-  return {number, loss.cross_entropy, loss.balance, tokens / seconds.count()};
+  return {number, loss.cross_entropy, loss.balance, tokens / seconds.count(), experts_.layer_milliseconds()};
 }
 
 EvaluationRecord Trainer::evaluate() {

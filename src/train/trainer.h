@@ -17,6 +17,7 @@ struct StepRecord {
   double loss = 0;   // cross entropy before the step's update, nats a byte
   double balance_loss = 0;
   double tokens_per_second = 0;
+  double layer_milliseconds = 0;  // of all calls of the MoE layers
 };
 
 struct EvaluationRecord {

@@ -1,21 +1,14 @@
 #include "tune/search.h"
 
 #include <algorithm>
-#include <cmath>
 
+#include "tune/median.h"
 #include "uniep/error.h"
 
 namespace uniep::tune {
 namespace {
 
 constexpr std::size_t kDefault = 0;
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 != 0) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
 
 class Search {
  public:
@@ -133,16 +126,8 @@ class Search {
     }
   }
 
-  // Whether a Schedule is surely faster: the upper end of the 95 % interval of its ratios' median, which delayed calls
-  // do not move. (Of n values it is the one about sqrt(n) places above the middle, whatever their distribution.)
-  bool is_faster(std::size_t i) const {
-    std::vector<double> all = ratios(i);
-    const auto count = static_cast<double>(all.size());
-    const auto upper = static_cast<std::size_t>(std::ceil(count / 2 + 0.98 * std::sqrt(count)));
-    if (upper >= all.size()) return false;
-    std::nth_element(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(upper), all.end());
-    return all[upper] < 1 - options_.least_gain;
-  }
+  // Whether a Schedule is surely faster: the upper end of the 95 % interval of its ratios' median.
+  bool is_faster(std::size_t i) const { return median_interval(ratios(i), 1.96).high < 1 - options_.least_gain; }
 
   void choose() {
     rate();

@@ -54,6 +54,7 @@ class TunedFolder {
   void store(const TunedSchedule& tuned) const;
   bool keeps() const { return !folder_.empty(); }
   std::filesystem::path path(const TunedKey& key) const;
+  const std::filesystem::path& path() const { return folder_; }
 
  private:
   std::filesystem::path folder_;

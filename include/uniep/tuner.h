@@ -1,0 +1,171 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "uniep/direction.h"
+#include "uniep/export.h"
+#include "uniep/layer.h"
+#include "uniep/schedule.h"
+
+// Tuning inside a running job. No Schedule changes a bit of the result, so a job may try others while it trains:
+//
+//   Tuner tuner(options);                       // collective
+//   for each step:
+//     if (tuner.wants_round()) tuner.begin_round();   // collective; where the device is idle
+//     for each call of a layer:
+//       const TunerCall call = tuner.schedule(layer, Direction::kForward);
+//       ... forward(group, config, call.schedule, ...) ...
+//       tuner.measured(call, {milliseconds, busiest_rows, mean_rows});
+//     tuner.step();                             // collective
+//
+// A plan gives candidates by the number of the call, so all ranks agree without talking. At step() n ranks decide on
+// what was measured up to step n - 2 and has been exchanged meanwhile, and on nothing else: all take the same decision.
+// A Tuner is not thread-safe: one call at a time.
+namespace uniep {
+
+// How the processes that call a layer together tell each other what they measured. The framework has one, or the
+// engine. Bytes that come back are equal on all ranks.
+class UNIEP_API TunerExchange {
+ public:
+  virtual ~TunerExchange() = default;
+  // Gives `own` to all ranks and does not wait. `number` counts 0, 1, 2, ... on all ranks alike; of one number ranks
+  // may give different amounts, up to kMostExchangedBytes.
+  virtual void give(int64_t number, std::span<const std::byte> own) = 0;
+  // What all ranks gave under that number, in rank order. Waits for those that have not yet, but not for ever: throws
+  // Error(kTimeout) that names them.
+  virtual std::vector<std::vector<std::byte>> take(int64_t number) = 0;
+};
+inline constexpr std::size_t kMostExchangedBytes = std::size_t{1} << 20;
+
+// Layers that are alike: all calls of one are compared with each other.
+struct TunerLayer {
+  LayerConfig config;
+  int64_t tokens = 0;                             // the largest T of any rank, about
+  Schedule forward, backward;                     // legal; what the job would run without a tuner
+  PartialSchedule fixed_forward, fixed_backward;  // fields that stay as they are
+};
+
+// What a candidate's first call has shown, on inputs that are not the job's.
+struct TunerCheck {
+  bool equal = false;        // all bytes are those of the incumbent
+  double milliseconds = 0;   // that the check took
+  std::string refused = {};  // why it is not a candidate here: it needs more memory, say; empty: it is one
+};
+
+struct TunerOptions {
+  // Processes that call the layers together, and which one this is. One where a process holds all ranks of a group.
+  int rank = 0, ranks = 1;
+  Machine machine;           // Group::machine()
+  std::string machine_name;  // what entries of the folder are for: device, launch, version
+  std::vector<TunerLayer> layers;
+  std::shared_ptr<TunerExchange> exchange;  // needed with several ranks
+
+  // Runs a candidate and the incumbent once on the layer's own shapes, on inputs and into outputs of its own (an eighth
+  // of the tokens will do), and compares all bytes. Collective, in begin_round(). May throw Error: the candidate is
+  // out.
+  std::function<TunerCheck(int layer, Direction direction, const Schedule& candidate, const Schedule& incumbent)> check;
+  // Candidates beside an incumbent, the most promising first; null: the library's own. Rank 0's count.
+  std::function<std::vector<Schedule>(int layer, Direction direction, const Schedule& incumbent)> candidates;
+  // How long a call takes in proportion to others of its layer, by the rows of the busiest rank and of the mean; null:
+  // the closed form of docs/solver.md on cuda, the rows of all ranks on cpu.
+  std::function<double(int layer, Direction direction, double busiest_rows, double mean_rows)> forecast;
+  std::function<void(const std::string& line)> log;  // each decision, on rank 0; warnings, on the ranks that have them
+
+  std::string folder;     // where rank 0 keeps what was found and what failed; empty: nowhere
+  double budget = 0.005;  // time lost to trying, as a share of the time in layers
+  int64_t until = 0;      // the step after which nothing changes; 0: no such step
+  int batch = 4;          // candidates of a round
+  // Groups of one job that call layers of the same kind, to try different candidates at the same time.
+  int group = 0, groups = 1;
+};
+
+// One call: what it runs under, and its number.
+struct TunerCall {
+  int layer = 0;
+  Direction direction = Direction::kForward;
+  uint64_t number = 0;
+  Schedule schedule;
+};
+
+struct CallTime {
+  double milliseconds = 0;  // of the call, on this process's ranks
+  // Routed rows of the busiest rank and in the mean over ranks; 0 where the host does not know them.
+  double busiest_rows = 0, mean_rows = 0;
+};
+
+// A line of the tuner's log.
+struct TunerDecision {
+  int64_t step = 0;
+  int layer = 0;
+  Direction direction = Direction::kForward;
+  std::string verdict;  // "taken", "slower", "failed", "wrong", "refused"
+  Schedule schedule;
+  double ratio = 0;  // its time over the incumbent's, the median of pairs; 0: none was measured
+  int pairs = 0;
+  std::string reason;
+};
+
+struct TunerSpent {
+  double layers_milliseconds = 0;  // of all calls
+  double lost_milliseconds = 0;    // by candidates that were slower, and by their checks
+  int64_t tried_calls = 0;         // that ran under a candidate
+};
+
+class UNIEP_API Tuner {
+ public:
+  // Collective. Begins with what the folder has, else with what `options` gives; rank 0's count, and so do its budget
+  // and its other settings. Throws Error(kInvalidArgument) that names the option, or the ranks whose layers, machine or
+  // library differ from rank 0's; and what the exchange throws.
+  explicit Tuner(TunerOptions options);
+  ~Tuner();
+  Tuner(Tuner&&) noexcept;
+  Tuner& operator=(Tuner&&) noexcept;
+
+  // What the next call of a layer runs under. All ranks make the same calls in the same order.
+  TunerCall schedule(int layer, Direction direction);
+  // For a call that is captured into a graph and keeps its Schedule: the incumbent's. Not counted; the log says so
+  // once.
+  const Schedule& schedule_to_keep(int layer, Direction direction);
+
+  // The time of a call, up to the end of the step after its own. A call that nobody reports counts as hung: its
+  // candidate is out.
+  void measured(const TunerCall& call, const CallTime& time);
+  // It ended in an Error. The candidate is out on all ranks, two steps later.
+  void failed(const TunerCall& call, const std::string& reason);
+
+  // Collective: a step ends. Never loads or compiles anything. Throws what the exchange throws, and
+  // Error(kInvalidArgument) that names the ranks that made other calls than rank 0; the tuner is then frozen.
+  void step();
+
+  // Whether there are candidates to be checked, equal on all ranks.
+  bool wants_round() const;
+  // Collective: picks the next candidates and checks each. Compiles and loads their kernels, by way of the check.
+  void begin_round();
+
+  // From here on the incumbents stay. Collective.
+  void freeze();
+  bool frozen() const;
+
+  const Schedule& incumbent(int layer, Direction direction) const;
+  const std::vector<TunerDecision>& decisions() const;
+  TunerSpent spent() const;
+  int64_t steps() const;  // that have ended
+
+  // What this group has measured, for the job's other groups: bytes that the framework gathers now and then.
+  std::vector<std::byte> results() const;
+  // What another group has measured. Counts once all ranks of this group are known to have been given the same, two
+  // steps later; where they differ, it is left out with a line. Throws Error(kInvalidArgument) for what is no result.
+  void add_results(std::span<const std::byte> bytes);
+
+ private:
+  class Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace uniep

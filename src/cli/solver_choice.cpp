@@ -1,0 +1,65 @@
+#include "cli/solver_choice.h"
+
+#include <algorithm>
+
+#include "cli/solve_request.h"
+#include "program/buildable.h"
+#include "sim/simulate.h"
+#include "tune/solve.h"
+#include "uniep/error.h"
+
+namespace uniep::cli {
+namespace {
+
+constexpr int kSimulated = 8;
+constexpr double kModelError =
+    0.043;  // nine of ten ratios of one measuring run are predicted better (docs/simulator.md)
+constexpr int64_t kMostTokens = 8192;  // that are simulated; more take as long in proportion
+
+}  // namespace
+
+std::optional<SolverChoice> solver_choice(const LayerOptions& layer, const Machine& machine,
+                                          const sim::MachineDescription& description) {
+  if (machine.engine != EngineKind::kCuda || layer.numerics.combine_groups > 0) return std::nullopt;
+  if (machine.ranks > std::min(description.most_ranks(), kMostBuiltRanks)) return std::nullopt;
+  LayerOptions uniform = layer;
+  const std::vector<int64_t> tokens = layer.tokens();
+  uniform.routing = "uniform";
+  uniform.tokens_given = {std::min(*std::max_element(tokens.begin(), tokens.end()), kMostTokens)};
+  if (uniform.tokens_given.front() == 0) return std::nullopt;
+  tune::SolveRequest request = solve_request(uniform, description, tune::State::kSustained, Placement());
+  request.best = kSimulated;
+  tune::Solution solution;
+  try {
+    solution = tune::solve(request);
+  } catch (const Error&) {
+    return std::nullopt;  // what was given leaves nothing that the solver knows
+  }
+  const Placement placement = place_ids(uniform, make_ids(uniform));
+  sim::SimulateOptions how;
+  how.one_rank = true;
+  const auto milliseconds = [&](const Schedule& schedule) {
+    const Program program(
+        sim::simulated_request(request.shape, request.numerics, schedule, Direction::kForward, description),
+        placement.state());
+    return sim::simulate(program, description, how).ms;
+  };
+  const double base = milliseconds(solution.default_schedule);
+  std::optional<SolverChoice> best;
+  for (const tune::Ranked& ranked : solution.best) {
+    // This GPU may have fewer SMs than the description's.
+    if (!validate(ranked.schedule, Direction::kForward, layer.shape, layer.numerics, machine).empty()) continue;
+    if (!buildable(ranked.schedule, Direction::kForward, layer.shape, layer.numerics, machine).empty()) continue;
+    const double ratio = milliseconds(ranked.schedule) / base;
+    if (ratio < 1 - kModelError && (!best || ratio < best->ratio)) best = SolverChoice{ranked.schedule, ratio};
+  }
+  return best;
+}
+
+const sim::MachineDescription* description_of_device(const std::string& device) {
+  if (device.find("H200") != std::string::npos) return &sim::shipped_machine("h200");
+  if (device.find("H100") != std::string::npos) return &sim::shipped_machine("dgx_h100");
+  return nullptr;
+}
+
+}  // namespace uniep::cli

@@ -1,0 +1,113 @@
+#include "train/candidate_check.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "io/synthetic_value.h"
+#include "train/rank_memory.h"
+
+namespace uniep::train {
+namespace {
+
+constexpr int64_t kShare = 8;  // of the tokens
+constexpr uint64_t kSeed = 17;
+
+std::vector<BFloat16> values(io::SyntheticTensor tensor, int64_t count, float scale) {
+  std::vector<BFloat16> all(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = io::synthetic_value(kSeed, tensor, i, scale);
+  return all;
+}
+
+// Memory of each kind that a call asks for, at most that of another.
+bool needs_more(const std::vector<MemoryNeed>& one, const std::vector<MemoryNeed>& other) {
+  for (std::size_t rank = 0; rank < one.size(); ++rank) {
+    const MemoryNeed &a = one[rank], &b = other[rank];
+    if (a.saved_bytes > b.saved_bytes || a.workspace_bytes > b.workspace_bytes || a.symmetric_bytes > b.symmetric_bytes)
+      return true;
+  }
+  return false;
+}
+
+template <typename T>
+T* room(std::vector<std::vector<std::byte>>& tensors, int64_t count) {
+  tensors.emplace_back(static_cast<std::size_t>(count) * sizeof(T));
+  return reinterpret_cast<T*>(tensors.back().data());
+}
+
+}  // namespace
+
+CandidateCheck::CandidateCheck(Group& group, const LayerConfig& layer, int64_t tokens)
+    : group_(group), layer_(layer), tokens_(std::max<int64_t>(1, tokens / kShare)) {
+  const LayerShape& shape = layer.shape;
+  const int64_t weights = shape.experts / group.ranks() * shape.hidden * shape.intermediate;
+  x_ = values(io::SyntheticTensor::kX, tokens_ * shape.hidden, io::kUnitScale);
+  dy_ = values(io::SyntheticTensor::kDy, tokens_ * shape.hidden, io::kUnitScale);
+  w1_ = values(io::SyntheticTensor::kW1, 2 * weights, io::weight_scale(shape.hidden));
+  w2_ = values(io::SyntheticTensor::kW2, weights, io::weight_scale(shape.intermediate));
+  const uint64_t experts = static_cast<uint64_t>(shape.experts);
+  for (int64_t token = 0; token < tokens_; ++token) {
+    const uint64_t first = io::synthetic_hash(kSeed, io::SyntheticTensor::kRouting, static_cast<uint64_t>(token));
+    for (int64_t slot = 0; slot < shape.topk; ++slot) {
+      ids_.push_back(static_cast<int32_t>((first + static_cast<uint64_t>(slot)) % experts));
+      probs_.push_back(io::synthetic_prob(kSeed, static_cast<uint64_t>(token * shape.topk + slot)));
+    }
+  }
+}
+
+CandidateCheck::Results CandidateCheck::run(Direction direction, const Schedule& forward, const Schedule& backward) {
+  const LayerShape& shape = layer_.shape;
+  const int ranks = group_.ranks();
+  std::vector<RankMemory> memory;
+  memory.reserve(static_cast<std::size_t>(ranks));
+  std::vector<Routing> routings(static_cast<std::size_t>(ranks));
+  std::vector<ForwardArguments> forwards(routings.size());
+  std::vector<BackwardArguments> backwards(routings.size());
+  Results results;
+  for (std::size_t rank = 0; rank < routings.size(); ++rank) {
+    RankMemory& own = memory.emplace_back(group_.device(static_cast<int>(rank)));
+    const auto read = [&own](const auto& all) { return own.input(all.data(), static_cast<int64_t>(all.size())); };
+    routings[rank] = {tokens_, read(ids_), IndexType::kInt32, read(probs_), {}};
+    forwards[rank].x = read(x_);
+    forwards[rank].weights.w1 = read(w1_);
+    forwards[rank].weights.w2 = read(w2_);
+    const auto write = [&]<typename T>(T, int64_t count) { return own.result(room<T>(results.tensors, count), count); };
+    forwards[rank].y = write(BFloat16{}, tokens_ * shape.hidden);
+    if (direction == Direction::kForward) continue;
+    BackwardArguments& back = backwards[rank];
+    back.dy = read(dy_);
+    back.x = forwards[rank].x;
+    back.weights = forwards[rank].weights;
+    back.dx = write(BFloat16{}, tokens_ * shape.hidden);
+    back.dprobs = write(float{}, tokens_ * shape.topk);
+    back.gradients.dw1 = write(float{}, static_cast<int64_t>(w1_.size()));
+    back.gradients.dw2 = write(float{}, static_cast<int64_t>(w2_.size()));
+  }
+  const Placement placement = place(group_, shape, routings);
+  const Saved saved = uniep::forward(group_, layer_, forward, placement, forwards);
+  if (direction == Direction::kBackward) uniep::backward(group_, layer_, backward, saved, backwards);
+  group_.synchronize();
+  for (RankMemory& own : memory) own.read_results();
+  results.need =
+      memory_need(group_, layer_, direction == Direction::kForward ? forward : backward, direction, placement);
+  return results;
+}
+
+TunerCheck CandidateCheck::check(Direction direction, const Schedule& candidate, const Schedule& forward,
+                                 const Schedule& backward) {
+  const auto begin = std::chrono::steady_clock::now();
+  const bool is_forward = direction == Direction::kForward;
+  const Results expected = run(direction, forward, backward);
+  TunerCheck check;
+  try {
+    const Results seen = run(direction, is_forward ? candidate : forward, is_forward ? backward : candidate);
+    check.equal = seen == expected;
+    if (needs_more(seen.need, expected.need)) check.refused = "it needs more memory";
+  } catch (const Error&) {
+    group_.recover();
+    throw;
+  }
+  check.milliseconds = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  return check;
+}
+
+}  // namespace uniep::train

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "uniep/uniep.h"
+
+namespace uniep::train {
+
+// Calls of the expert layers' own shape on inputs of their own, an eighth of the tokens, to see whether a Schedule
+// gives the bytes that another one gives. Nothing of the training is touched.
+class CandidateCheck {
+ public:
+  CandidateCheck(Group& group, const LayerConfig& layer, int64_t tokens);  // of a rank
+
+  // `forward` and `backward` are what runs now.
+  TunerCheck check(Direction direction, const Schedule& candidate, const Schedule& forward, const Schedule& backward);
+
+ private:
+  struct Results {
+    std::vector<std::vector<std::byte>> tensors;
+    std::vector<MemoryNeed> need;
+    bool operator==(const Results& other) const { return tensors == other.tensors; }
+  };
+  Results run(Direction direction, const Schedule& forward, const Schedule& backward);
+
+  Group& group_;
+  LayerConfig layer_;
+  int64_t tokens_;
+  std::vector<BFloat16> x_, dy_, w1_, w2_;  // of one rank: all ranks have the same
+  std::vector<int32_t> ids_;
+  std::vector<float> probs_;
+};
+
+}  // namespace uniep::train

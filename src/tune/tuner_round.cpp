@@ -1,0 +1,189 @@
+// A tuner's rounds: which candidates may run in the job.
+#include <algorithm>
+
+#include "tune/changed_fields.h"
+#include "tune/online_candidates.h"
+#include "tune/rank_names.h"
+#include "tune/tuner_state.h"
+#include "uniep/error.h"
+
+namespace uniep {
+
+using tune::ByteReader;
+using tune::ByteWriter;
+using tune::Candidate;
+using tune::Verdict;
+
+namespace {
+
+enum class Outcome : uint8_t { kEqual = 0, kRefused, kWrong, kFailed };
+
+constexpr double kCheckShare = 0.25;  // of a call: what a check of an eighth of the tokens takes for both Schedules
+constexpr std::size_t kMostText = 4096;
+
+}  // namespace
+
+bool Tuner::Implementation::affordable(const Slot& slot) const {
+  if (slot.rounds == 0) return true;
+  const TunerSpent so_far = spent();
+  const double left = options_.budget * so_far.layers_milliseconds - so_far.lost_milliseconds;
+  return left >= options_.batch * kCheckShare * slot.milliseconds;
+}
+
+bool Tuner::Implementation::wants_round() const {
+  if (frozen) return false;
+  return std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) { return wants_round(slot); });
+}
+
+bool Tuner::Implementation::wants_round(const Slot& slot) const {
+  return slot.search.wants_round() && slot.calls > 0 && affordable(slot);
+}
+
+std::vector<Schedule> Tuner::Implementation::own_candidates(Slot& slot) {
+  const TunerLayer& layer = options_.layers[static_cast<std::size_t>(slot.layer)];
+  const Schedule& incumbent = slot.search.incumbent();
+  std::vector<Schedule> all = options_.candidates
+                                  ? options_.candidates(slot.layer, slot.direction, incumbent)
+                                  : tune::online_candidates(layer, slot.direction, options_.machine, incumbent);
+  // Another group of the job begins elsewhere.
+  if (!all.empty()) {
+    const std::size_t first = all.size() * static_cast<std::size_t>(options_.group) / options_.groups;
+    std::rotate(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(first), all.end());
+  }
+  // What was faster there comes first.
+  const std::vector<Schedule> suggested = suggestions(slot);
+  all.insert(all.begin(), suggested.begin(), suggested.end());
+  std::vector<tune::Tried> known;
+  for (const Schedule& schedule : all) known.push_back({.schedule = schedule});
+  if (slot.journal != nullptr) slot.journal->mark(known);
+  std::vector<Schedule> kept;
+  for (const tune::Tried& one : known) {
+    const std::string text = to_text(one.schedule);
+    if (static_cast<int>(kept.size()) == options_.batch) break;
+    if (text == slot.search.incumbent_text() || slot.tried.contains(text) || slot.out_for_good.contains(text)) continue;
+    slot.tried.insert(text);
+    if (one.verdict == Verdict::kFailed || one.verdict == Verdict::kWrong) {
+      say(place(slot) + "left out: " + tune::changed_fields(one.schedule, slot.base) + "; " + one.reason);
+      continue;
+    }
+    if (one.verdict == Verdict::kUntried && tune::is_proven(layer, slot.direction, options_.machine, one.schedule)) {
+      kept.push_back(one.schedule);
+    }
+  }
+  return kept;
+}
+
+std::vector<Tuner::Implementation::Round> Tuner::Implementation::first_ranks_round() {
+  ByteWriter writer;
+  std::vector<std::size_t> wanting;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (!wants_round(slots_[i])) continue;
+    wanting.push_back(i);
+    std::vector<Schedule> own;
+    if (options_.rank == 0) own = own_candidates(slots_[i]);
+    writer.number(static_cast<uint32_t>(own.size()));
+    for (const Schedule& schedule : own) writer.text(to_text(schedule));
+  }
+  const std::vector<std::vector<std::byte>> all = swap(writer.bytes());
+  ByteReader reader(all.front());
+  std::vector<Round> rounds;
+  for (const std::size_t i : wanting) {
+    Round round{i, {}};
+    const uint32_t count = reader.count(sizeof(uint32_t));
+    for (uint32_t k = 0; k < count; ++k) {
+      const std::string text = reader.text();
+      const TunerLayer& layer = options_.layers[static_cast<std::size_t>(slots_[i].layer)];
+      round.schedules.push_back(resolve(PartialSchedule::parse(text), slots_[i].direction, layer.config.shape,
+                                        layer.config.numerics, options_.machine));
+      slots_[i].tried.insert(text);
+    }
+    rounds.push_back(std::move(round));
+  }
+  reader.end();
+  return rounds;
+}
+
+void Tuner::Implementation::begin_round() {
+  if (!wants_round()) return;
+  try {
+    const std::vector<Round> rounds = first_ranks_round();
+    ByteWriter writer;
+    std::vector<std::string> reasons;
+    for (const Round& round : rounds) {
+      for (const Schedule& schedule : round.schedules) {
+        Slot& slot = slots_[round.slot];
+        note(slot, schedule, Verdict::kUntried);
+        Outcome outcome = Outcome::kEqual;
+        TunerCheck check;
+        std::string reason;
+        try {
+          check = options_.check(slot.layer, slot.direction, schedule, slot.search.incumbent());
+          reason = check.refused;
+          outcome = !check.refused.empty() ? Outcome::kRefused : (check.equal ? Outcome::kEqual : Outcome::kWrong);
+        } catch (const Error& error) {
+          outcome = Outcome::kFailed;
+          reason = error.what();
+        }
+        reasons.push_back(reason);
+        writer.number(static_cast<uint8_t>(outcome));
+        writer.number(static_cast<float>(check.milliseconds));
+      }
+    }
+    const std::vector<std::vector<std::byte>> all = swap(writer.bytes());
+    std::vector<ByteReader> readers(all.begin(), all.end());
+    std::size_t next = 0;
+    for (const Round& round : rounds) {
+      Slot& slot = slots_[round.slot];
+      std::vector<Schedule> kept;
+      for (const Schedule& schedule : round.schedules) {
+        Outcome worst = Outcome::kEqual;
+        std::vector<int> ranks;  // that say so
+        double milliseconds = 0;
+        for (std::size_t rank = 0; rank < readers.size(); ++rank) {
+          const auto outcome = static_cast<Outcome>(std::min<uint8_t>(readers[rank].number<uint8_t>(), 3));
+          const double of_rank = readers[rank].number<float>();
+          milliseconds = rank == 0 ? of_rank : std::min(milliseconds, of_rank);
+          if (outcome > worst) {
+            worst = outcome;
+            ranks.clear();
+          }
+          if (outcome == worst) ranks.push_back(static_cast<int>(rank));
+        }
+        if (milliseconds > 0) checks_milliseconds_ += milliseconds;
+        const std::string own_reason = reasons[next++];
+        if (worst == Outcome::kEqual) {
+          note(slot, schedule, Verdict::kInTheRunning);
+          kept.push_back(schedule);
+          continue;
+        }
+        end_checked(slot, schedule,
+                    worst == Outcome::kFailed  ? Verdict::kFailed
+                    : worst == Outcome::kWrong ? Verdict::kWrong
+                                               : Verdict::kSlower,
+                    own_reason.empty() ? "on " + tune::rank_names(ranks, "", "") : own_reason);
+      }
+      ++slot.rounds;
+      slot.search.begin_round(std::move(kept), round.schedules.empty());
+      if (round.schedules.empty()) {
+        if (options_.rank == 0) say(place(slot) + "nothing is left to try");
+        if (slot.journal != nullptr) write_or_go_on([&] { slot.journal->finish(); });
+      }
+    }
+  } catch (...) {
+    frozen = true;
+    throw;
+  }
+}
+
+void Tuner::Implementation::end_checked(Slot& slot, const Schedule& schedule, Verdict verdict,
+                                        const std::string& reason) {
+  Candidate candidate{.schedule = schedule, .text = to_text(schedule), .verdict = verdict, .reason = reason};
+  if (verdict != Verdict::kSlower) {
+    slot.out_for_good.insert(candidate.text);
+    keep_result(slot, candidate);
+  }
+  note(slot, schedule, verdict, reason);
+  record(slot, verdict == Verdict::kSlower ? "refused" : tune::verdict_name(verdict), candidate, reason);
+}
+
+}  // namespace uniep

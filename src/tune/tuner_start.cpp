@@ -1,0 +1,207 @@
+// A tuner's begin: options, the folder, and that all ranks begin with the same.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "tune/rank_names.h"
+#include "tune/tuner_state.h"
+#include "uniep/error.h"
+#include "uniep/version.h"
+
+namespace uniep {
+
+using tune::ByteReader;
+using tune::ByteWriter;
+using tune::hash_of;
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(Status::kInvalidArgument, what);
+}
+
+uint64_t identity_of(const TunerOptions& options) {
+  ByteWriter writer;
+  writer.text(UNIEP_VERSION_STRING);
+  writer.number(static_cast<int32_t>(options.machine.engine));
+  writer.number(options.machine.ranks);
+  writer.number(options.machine.workers);
+  writer.number(options.machine.shared_memory_bytes);
+  for (const TunerLayer& layer : options.layers) {
+    const LayerShape& shape = layer.config.shape;
+    for (const int64_t value : {shape.hidden, shape.intermediate, shape.experts, shape.topk,
+                                layer.config.numerics.combine_groups, tune::token_bucket(layer.tokens)}) {
+      writer.number(value);
+    }
+    writer.number(static_cast<int32_t>(layer.config.numerics.weight_gradient));
+  }
+  return hash_of(writer.bytes());
+}
+
+}  // namespace
+
+Tuner::Implementation::Implementation(TunerOptions options) : options_(std::move(options)), folder_(options_.folder) {
+  check_options();
+  identity_ = identity_of(options_);
+  make_slots();
+  find_kept();
+  agree_on_start();
+  for (Slot& slot : slots_) {
+    slot.base = slot.search.incumbent();
+    slot.base_text = slot.search.incumbent_text();
+  }
+  if (options_.rank != 0 || !folder_.keeps()) return;
+  for (Slot& slot : slots_) {
+    tune::TunedKey key = key_of(slot);
+    slot.journal = std::make_unique<tune::Journal>(folder_.path(key).replace_extension(".online"));
+  }
+}
+
+Tuner::Implementation::~Implementation() {
+  // An end in the middle of a trial is no fault of the candidate, unless its call has failed.
+  for (Slot& slot : slots_) {
+    const std::vector<tune::Candidate>& candidates = slot.search.candidates();
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+      if (!candidates[i].is_first_used()) continue;
+      const bool failed = std::any_of(slot.open.begin(), slot.open.end(), [&](const tune::OpenCall& call) {
+        return call.failed && call.planned.of_candidate && call.planned.epoch == slot.search.epoch() &&
+               call.planned.candidate == static_cast<int>(i);
+      });
+      note(slot, candidates[i].schedule, failed ? tune::Verdict::kFailed : tune::Verdict::kInTheRunning,
+           failed ? "its call failed" : "");
+    }
+  }
+}
+
+void Tuner::Implementation::check_options() const {
+  const TunerOptions& o = options_;
+  if (o.ranks < 1) refuse(fmt::format("ranks: {}; must be 1 or more", o.ranks));
+  if (o.rank < 0 || o.rank >= o.ranks) refuse(fmt::format("rank: {}; must be 0 to {}", o.rank, o.ranks - 1));
+  if (o.ranks > 1 && o.exchange == nullptr) refuse(fmt::format("exchange: null; {} ranks need one", o.ranks));
+  if (!o.check) refuse("check: null; no candidate may run in the job that has not shown its bits before");
+  if (o.layers.empty()) refuse("layers: none; at least one is needed");
+  if (!(o.budget >= 0) || o.budget > 1) refuse(fmt::format("budget: {}; must be 0 to 1", o.budget));
+  if (o.until < 0) refuse(fmt::format("until: {}; must be a step, or 0 for none", o.until));
+  if (o.batch < 1 || o.batch > 64) refuse(fmt::format("batch: {}; must be 1 to 64", o.batch));
+  if (o.groups < 1) refuse(fmt::format("groups: {}; must be 1 or more", o.groups));
+  if (o.group < 0 || o.group >= o.groups) refuse(fmt::format("group: {}; must be 0 to {}", o.group, o.groups - 1));
+  if (!o.folder.empty() && o.machine_name.empty()) refuse("machine_name: empty; entries of the folder need one");
+  for (std::size_t layer = 0; layer < o.layers.size(); ++layer) {
+    const TunerLayer& own = o.layers[layer];
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      const bool forward = direction == Direction::kForward;
+      const std::vector<std::string> broken =
+          validate(forward ? own.forward : own.backward, direction, own.config.shape, own.config.numerics, o.machine);
+      if (!broken.empty()) {
+        refuse(fmt::format("layers[{}].{}: {}", layer, forward ? "forward" : "backward", broken.front()));
+      }
+    }
+  }
+}
+
+void Tuner::Implementation::make_slots() {
+  slots_.reserve(options_.layers.size() * 2);
+  for (int layer = 0; layer < static_cast<int>(options_.layers.size()); ++layer) {
+    const TunerLayer& own = options_.layers[static_cast<std::size_t>(layer)];
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      const Schedule given = direction == Direction::kForward ? own.forward : own.backward;
+      slots_.push_back({.layer = layer,
+                        .direction = direction,
+                        .search = tune::OnlineSearch(given),
+                        .forecast = tune::Forecast(own.config, options_.machine, own.forward, own.tokens),
+                        .given = given});
+      slots_.back().calls_of_step.push_back(0);
+    }
+  }
+}
+
+tune::TunedKey Tuner::Implementation::key_of(const Slot& slot) const {
+  const TunerLayer& layer = options_.layers[static_cast<std::size_t>(slot.layer)];
+  return {options_.machine_name, options_.machine.ranks, layer.config.shape,
+          layer.config.numerics, slot.direction,         tune::token_bucket(layer.tokens)};
+}
+
+std::optional<Schedule> Tuner::Implementation::legal(const Slot& slot, PartialSchedule fields) const {
+  const TunerLayer& layer = options_.layers[static_cast<std::size_t>(slot.layer)];
+  const PartialSchedule& fixed = slot.direction == Direction::kForward ? layer.fixed_forward : layer.fixed_backward;
+  for (const auto& [name, value] : fixed.values()) fields.set(name, value);
+  // Forward and backward agree on it.
+  fields.set("save.xg", slot.given.save_xg == SaveXg::kKeep ? "keep" : "redispatch");
+  try {
+    return resolve(fields, slot.direction, layer.config.shape, layer.config.numerics, options_.machine);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+void Tuner::Implementation::find_kept() {
+  if (!folder_.keeps()) return;
+  for (Slot& slot : slots_) {
+    std::string problem;
+    const std::optional<tune::TunedSchedule> entry = folder_.find(key_of(slot), &problem);
+    if (!problem.empty()) say(problem + "; it is left out");
+    if (!entry) continue;
+    const std::optional<Schedule> schedule = legal(slot, PartialSchedule::from(entry->schedule));
+    if (schedule) slot.search = tune::OnlineSearch(*schedule);
+  }
+}
+
+void Tuner::Implementation::agree_on_start() {
+  ByteWriter writer;
+  writer.number(identity_);
+  ByteWriter settings;
+  settings.number(options_.budget);
+  settings.number(options_.until);
+  settings.number(static_cast<int32_t>(options_.batch));
+  settings.number(static_cast<int32_t>(options_.group));
+  settings.number(static_cast<int32_t>(options_.groups));
+  for (const Slot& slot : slots_) settings.text(slot.search.incumbent_text());
+  writer.number(hash_of(settings.bytes()));
+  std::vector<std::byte> own = writer.bytes();
+  own.insert(own.end(), settings.bytes().begin(), settings.bytes().end());
+
+  const std::vector<std::vector<std::byte>> all = swap(own);
+  std::vector<int> strangers, others;
+  uint64_t identity = 0, chosen = 0;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    uint64_t of_rank = ~identity, settings_of_rank = 0;
+    try {
+      ByteReader reader(all[rank]);
+      of_rank = reader.number<uint64_t>();
+      settings_of_rank = reader.number<uint64_t>();
+    } catch (const Error&) {
+      strangers.push_back(static_cast<int>(rank));
+      continue;
+    }
+    if (rank == 0) identity = of_rank, chosen = settings_of_rank;
+    if (of_rank != identity) {
+      strangers.push_back(static_cast<int>(rank));
+    } else if (settings_of_rank != chosen) {
+      others.push_back(static_cast<int>(rank));
+    }
+  }
+  if (!strangers.empty()) {
+    refuse(fmt::format("{} other layers, another machine or another library than rank 0",
+                       tune::rank_names(strangers, "has", "have")));
+  }
+  if (!others.empty() && options_.rank == 0) {
+    say(fmt::format("{} another cache, schedule or budget; rank 0's counts", tune::rank_names(others, "has", "have")));
+  }
+  ByteReader reader(std::span<const std::byte>(all.front()).subspan(2 * sizeof(uint64_t)));
+  options_.budget = reader.number<double>();
+  options_.until = reader.number<int64_t>();
+  options_.batch = reader.number<int32_t>();
+  options_.group = reader.number<int32_t>();
+  options_.groups = reader.number<int32_t>();
+  for (Slot& slot : slots_) {
+    const std::string text = reader.text();
+    if (text == slot.search.incumbent_text()) continue;
+    const TunerLayer& layer = options_.layers[static_cast<std::size_t>(slot.layer)];
+    slot.search = tune::OnlineSearch(resolve(PartialSchedule::parse(text), slot.direction, layer.config.shape,
+                                             layer.config.numerics, options_.machine));
+  }
+}
+
+}  // namespace uniep

@@ -1,0 +1,164 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tune/bytes.h"
+#include "tune/forecast.h"
+#include "tune/journal.h"
+#include "tune/online_search.h"
+#include "tune/tuned.h"
+#include "uniep/tuner.h"
+
+namespace uniep::tune {
+
+// A call whose time is asked for.
+struct OpenCall {
+  uint64_t number = 0;
+  int64_t step = 0;  // in which it was made: 1, 2, ...
+  PlannedCall planned;
+  bool measured = false, failed = false;
+  CallTime time = {};
+};
+
+// What was measured of a candidate beside an incumbent, for other groups of the job.
+struct Result {
+  std::string base, schedule;
+  Verdict verdict = Verdict::kInTheRunning;
+  std::vector<float> ratios;
+};
+
+// A layer and direction.
+struct TunerSlot {
+  int layer = 0;
+  Direction direction = Direction::kForward;
+  OnlineSearch search;
+  Forecast forecast;
+  Schedule given;      // what the job would run without a tuner
+  Schedule base = {};  // the incumbent, as of the last log line
+  std::string base_text = {};
+  uint64_t calls = 0;                       // so far
+  std::deque<uint64_t> calls_of_step = {};  // of steps that are not yet agreed on; the last is the one that runs
+  int unplanned = 0;                        // calls of no pair in this step that are asked for
+  std::deque<OpenCall> open = {};
+  std::set<std::string> tried = {};                 // Schedules as text that are not tried again until times drift
+  std::set<std::string> out_for_good = {};          // failed or wrong
+  std::vector<Result> ended = {};                   // of earlier rounds and incumbents
+  std::map<int, std::vector<Result>> others = {};   // by group
+  double milliseconds = 0, first_milliseconds = 0;  // of the incumbent, the last that is known; of the first one
+  int rounds = 0;
+  std::unique_ptr<Journal> journal = {};  // of rank 0
+  bool said_kept = false;
+};
+
+}  // namespace uniep::tune
+
+namespace uniep {
+
+class Tuner::Implementation {
+ public:
+  explicit Implementation(TunerOptions options);
+  ~Implementation();
+
+  TunerCall schedule(int layer, Direction direction);
+  const Schedule& schedule_to_keep(int layer, Direction direction);
+  void measured(const TunerCall& call, const CallTime& time);
+  void failed(const TunerCall& call, const std::string& reason);
+  void step();
+  bool wants_round() const;
+  void begin_round();
+  void freeze(const std::string& why);
+  std::vector<std::byte> results() const;
+  void add_results(std::span<const std::byte> bytes);
+
+  tune::TunerSlot& slot(int layer, Direction direction);
+  TunerSpent spent() const;
+
+  bool frozen = false;
+  int64_t steps = 0;
+  std::vector<TunerDecision> decisions;
+
+ private:
+  using Slot = tune::TunerSlot;
+  // What a rank has said of one call.
+  struct Report {
+    float milliseconds = 0, busiest_rows = 0, mean_rows = 0;
+  };
+  struct StepMessage {
+    int64_t covered = 0;  // the step whose calls it is about
+    uint64_t state = 0, results = 0;
+    struct OfSlot {
+      uint64_t calls = 0;
+      std::vector<Report> reports;
+    };
+    std::vector<OfSlot> slots;
+    // Of the same calls, after the same decisions.
+    bool is_like(const StepMessage& other) const;
+  };
+  struct Round {
+    std::size_t slot = 0;
+    std::vector<Schedule> schedules;
+  };
+
+  void check_options() const;
+  void make_slots();
+  void find_kept();  // what the folder has, as incumbents
+  void agree_on_start();
+  tune::TunedKey key_of(const Slot& slot) const;
+  // Fields, with those that are fixed in place of theirs, as a whole Schedule; none where that is not legal.
+  std::optional<Schedule> legal(const Slot& slot, PartialSchedule fields) const;
+  std::vector<std::vector<std::byte>> swap(std::span<const std::byte> own);
+  std::vector<std::vector<std::byte>> take(int64_t number);
+
+  std::vector<std::byte> step_bytes(int64_t covered) const;
+  StepMessage parse_step(std::span<const std::byte> bytes) const;
+  void apply_step(int64_t covered, const std::vector<std::vector<std::byte>>& agreed);
+  void apply_calls(std::size_t slot, int64_t covered, const std::vector<StepMessage>& messages);
+  void decide();
+  void handle(Slot& slot, const tune::OnlineEvent& event);
+  void record(Slot& slot, const std::string& verdict, const tune::Candidate& candidate, const std::string& reason);
+  void taken(Slot& slot, const tune::Candidate& candidate);
+  // Into the journal. A disk that is full ends the folder's use, not the tuner's.
+  void note(Slot& slot, const Schedule& schedule, tune::Verdict verdict, const std::string& reason = {});
+  void write_or_go_on(const std::function<void()>& write);
+  uint64_t state_hash() const;
+
+  // Candidates of a round (tuner_round.cpp).
+  bool wants_round(const Slot& slot) const;
+  bool affordable(const Slot& slot) const;
+  std::vector<Schedule> own_candidates(Slot& slot);
+  std::vector<Round> first_ranks_round();
+  void end_checked(Slot& slot, const Schedule& schedule, tune::Verdict verdict, const std::string& reason);
+
+  // Results of other groups (tuner_results.cpp).
+  void keep_result(Slot& slot, const tune::Candidate& candidate);
+  void pool_results(int64_t step, bool all_have_them);
+  void use_results(Slot& slot);
+  std::vector<Schedule> suggestions(const Slot& slot) const;
+
+  void say(const std::string& line) const;
+  std::string place(const Slot& slot) const;
+
+  TunerOptions options_;
+  uint64_t identity_ = 0;  // of library, layers and machine
+  tune::TunedFolder folder_;
+  std::vector<Slot> slots_;
+  int64_t next_number_ = 0;            // of the exchange
+  std::optional<int64_t> last_given_;  // the step message that is on its way
+  std::vector<std::byte> own_last_;    // the same, of a rank that is alone
+  int64_t tried_calls_ = 0;
+  double layers_milliseconds_ = 0, checks_milliseconds_ = 0;
+  struct Pending {
+    std::vector<std::byte> bytes;
+    int64_t step = 0;  // whose message names it first
+  };
+  std::deque<Pending> pending_;  // results that were given and not yet agreed on
+};
+
+}  // namespace uniep

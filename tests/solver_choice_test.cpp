@@ -1,0 +1,63 @@
+// What "auto" stands for where nothing was measured.
+#include "cli/solver_choice.h"
+
+#include <gtest/gtest.h>
+
+#include <ctime>
+
+#include "support/branch_counts.h"
+
+namespace uniep::test {
+namespace {
+
+cli::LayerOptions layer_of(const LayerShape& shape, int ranks, int64_t tokens) {
+  cli::LayerOptions layer;
+  layer.engine = EngineKind::kCuda;
+  layer.shape = shape;
+  layer.ranks = ranks;
+  layer.tokens_given = {tokens};
+  return layer;
+}
+
+TEST(SolverChoice, IsLegalAFunctionOfItsArgumentsAndSurelyBetterOrNone) {
+  BranchCounts branches;
+  const sim::MachineDescription& h200 = sim::shipped_machine("h200");
+  for (const LayerShape& shape : {LayerShape{2048, 768, 128, 8}, LayerShape{4096, 1536, 128, 8}}) {
+    for (const int64_t tokens : {1024, 4096}) {
+      for (const char* const given : {"", "fusion=none"}) {
+        cli::LayerOptions layer = layer_of(shape, 8, tokens);
+        layer.schedule = PartialSchedule::parse(*given == 0 ? "auto" : given);
+        const Machine machine = sim::schedule_machine(h200, 8);
+        const std::clock_t begin = std::clock();
+        const std::optional<cli::SolverChoice> choice = cli::solver_choice(layer, machine, h200);
+        EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 5);
+        branches.count("the default stays", !choice);
+        branches.count("the solver's choice", choice.has_value());
+        if (!choice) continue;
+        EXPECT_LT(choice->ratio, 0.957);
+        EXPECT_GT(choice->ratio, 0.3);
+        EXPECT_TRUE(validate(choice->schedule, Direction::kForward, shape, layer.numerics, machine).empty());
+        EXPECT_TRUE(*given == 0 || choice->schedule.fusion == Fusion::kNone);
+        // T of the other ranks, the routing and the seed do not count.
+        cli::LayerOptions other = layer;
+        other.tokens_given = {tokens, 1, 2, 3, 4, 5, 6, 7};
+        other.routing = "zipf:1";
+        EXPECT_EQ(cli::solver_choice(other, machine, h200)->schedule, choice->schedule);
+      }
+    }
+  }
+  branches.expect_all_taken();
+  EXPECT_FALSE(cli::solver_choice(layer_of({2048, 768, 128, 8}, 8, 0), sim::schedule_machine(h200, 8), h200));
+  Machine cpu = sim::schedule_machine(h200, 8);
+  cpu.engine = EngineKind::kCpu;
+  EXPECT_FALSE(cli::solver_choice(layer_of({2048, 768, 128, 8}, 8, 1024), cpu, h200));
+}
+
+TEST(SolverChoice, OnlyMachinesThatWereMeasuredHaveADescription) {
+  EXPECT_EQ(cli::description_of_device("NVIDIA H200")->name, sim::shipped_machine("h200").name);
+  EXPECT_EQ(cli::description_of_device("NVIDIA H100 80GB HBM3")->name, sim::shipped_machine("dgx_h100").name);
+  EXPECT_EQ(cli::description_of_device("NVIDIA GH20"), nullptr);
+}
+
+}  // namespace
+}  // namespace uniep::test
