@@ -126,7 +126,7 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
     const int device = memory.device(rank);
     auto found = std::find_if(devices_.begin(), devices_.end(), [&](const auto& of) { return of.device == device; });
     if (found == devices_.end()) {
-      found = devices_.insert(devices_.end(), {device, kernels.at(own_.size()), 0, {}});
+      found = devices_.insert(devices_.end(), {device, kernels.at(own_.size()), 0, 0, {}});
     }
     found->index.push_back(own_.size());
     own_.push_back({rank, device, nullptr, nullptr, nullptr, SideStream(device)});
@@ -135,13 +135,7 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
     const ScopedDevice scope(of.device);
     const int processors = device_attribute(of.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     of.ctas = std::clamp(processors / static_cast<int>(of.index.size()), 1, kMostCtasOfRank);
-    // Loaded now: loading may wait for kernels that run, and those may wait for a peer.
-    of.kernels->prepare(placement_kernels());
-    of.kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts));
-    of.kernels->get(row_of_source_request(), 0);
-    of.kernels->get(program_tables_request(), 0);
-    of.kernels->get(slots_of_map_request(), 0);
-    of.kernels->get(dense_dprobs_request(), 0);
+    load(of);
     for (const size_t i : of.index) {
       const size_t counts = static_cast<size_t>(of.ctas) * kMostPlaceExperts;
       const size_t counts_bytes = (counts + static_cast<size_t>(of.ctas) * kTokenClasses) * sizeof(int32_t);
@@ -159,6 +153,25 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
               "allocating page-locked memory");
   host_ = static_cast<HostMemory*>(host);
   clear_own();
+}
+
+// At once: loading may wait for kernels that run, and those may wait for a peer.
+void Placer::load(DeviceRanks& of) {
+  const ScopedDevice scope(of.device);
+  const uint64_t generation = of.kernels->generation();
+  of.kernels->prepare(placement_kernels());
+  of.kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts));
+  of.kernels->get(row_of_source_request(), 0);
+  of.kernels->get(program_tables_request(), 0);
+  of.kernels->get(slots_of_map_request(), 0);
+  of.kernels->get(dense_dprobs_request(), 0);
+  of.generation = generation;
+}
+
+void Placer::load_again() {
+  for (DeviceRanks& of : devices_) {
+    if (of.generation != of.kernels->generation()) load(of);
+  }
 }
 
 Placer::~Placer() {

@@ -123,22 +123,23 @@ CudaEngine::CudaEngine(const GroupOptions& options)
 }
 
 CudaEngine::~CudaEngine() {
-  {
-    const auto queueing = DeviceOrder::lock();
-    for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
-      for (const int rank : queue->ranks()) queue->order().remove(symmetric_.board(rank, rank));
+  const bool aborted = gate().closed();
+  if (closing_.joinable()) closing_.join();
+  if (aborted) {
+    close_down();  // what is left of it
+  } else {
+    leave_order();
+    try {
+      synchronize_devices();
+    } catch (const std::exception&) {
+      lost_ = "a device failed";  // its queues say so again
     }
-  }
-  try {
-    synchronize_devices();
-  } catch (const std::exception&) {
-    lost_ = "a device failed";  // its queues say so again
   }
   for (const Reader& reader : readers_) {
     if (!reader.captured) driver().cuEventSynchronize(reader.over.get());
   }
   queues_.clear();
-  tell_peers(kLeft);
+  if (!aborted) tell_peers(kLeft);
 }
 
 Machine CudaEngine::machine() const {
@@ -251,6 +252,9 @@ void CudaEngine::look_for_capture(const std::vector<CUstream>& streams) {
                 "stream: some ranks' streams are captured into a CUDA graph and others' are not, or into another one");
   }
   ever_captured_ |= capture_ != 0;
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    if (capture_ != 0) queue->kernels().keep();
+  }
   cache_->set_capture(capture_);
 }
 
@@ -303,6 +307,7 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
   std::vector<CUstream> streams;
   for (const Routing& routing : routings) streams.push_back(stream_of(routing.stream));
   GroupPlacer& own = placer();
+  own.load_again();
   look_for_capture(streams);
   begin_queueing(streams);
   if (capture_ != 0 && capacity.rows == 0) {

@@ -3,6 +3,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "engine/cuda/layer/block_cache.h"
@@ -56,9 +57,11 @@ class CudaEngine final : public internal::Engine {
   void throw_failures() override { throw_noticed_failures(); }
   GroupMemory memory(int rank) const override;
   void recover() override;
+  void trim() override;
   void begin_collective() override { ++call_number_; }
   void give_up(const std::exception& why) noexcept override;
   void leave() noexcept override;
+  void end_calls() noexcept override;
   void gather(std::span<const std::byte> own, const Room& room) override;
   std::vector<int64_t> share(int64_t own) override;
   void meet() override;
@@ -132,6 +135,8 @@ class CudaEngine final : public internal::Engine {
   void wait_until(const std::function<bool()>& over);
   void synchronize_devices();
   void tell_peers(uint32_t failed) noexcept;
+  void leave_order() noexcept;
+  void close_down() noexcept;
 
   // Weight gradients in a stream that calls do not wait for: what they read must not be used again before they are
   // over.
@@ -166,6 +171,7 @@ class CudaEngine final : public internal::Engine {
   std::string lost_;  // why the ranks can not go on together
   int absent_ranks_ = 0;
   bool broken_ = false;
+  std::thread closing_;  // after an abort
 };
 
 }  // namespace uniep::cuda

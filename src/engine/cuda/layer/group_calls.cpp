@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <system_error>
 #include <thread>
 
 #include "engine/cuda/driver.h"
@@ -172,6 +173,7 @@ void CudaEngine::wait_until(const std::function<bool()>& over) {
   const Clock::time_point begin = Clock::now();
   Clock::time_point look = begin + kLook;
   while (!over()) {
+    if (gate().closed()) internal::CallGate::throw_closed();
     const Clock::time_point now = Clock::now();
     if (now - begin > kSpin) std::this_thread::sleep_for(kPause);
     if (now < look || !lost_.empty()) continue;
@@ -242,6 +244,64 @@ void CudaEngine::give_up(const std::exception& why) noexcept {
 void CudaEngine::leave() noexcept {
   tell_peers(kLeft);
   ranks_.fail("it has left the group");
+}
+
+// ---- The end of a group
+
+void CudaEngine::leave_order() noexcept {
+  const auto queueing = DeviceOrder::lock();
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    for (const int rank : queue->ranks()) queue->order().remove(symmetric_.board(rank, rank));
+  }
+}
+
+void CudaEngine::end_calls() noexcept {
+  if (ranks_.mesh() != nullptr) ranks_.mesh()->interrupt();
+  try {
+    closing_ = std::thread([this] { close_down(); });
+  } catch (const std::system_error&) {  // then the destructor does it
+  }
+}
+
+// After an abort: ends the waits of this rank's kernels and of the others for it, and when nobody uses the symmetric
+// memory any more it goes.
+void CudaEngine::close_down() noexcept {
+  if (symmetric_.bytes() == 0) return;
+  constexpr std::chrono::milliseconds kPause{1};
+  try {
+    for (int own = first_local_rank(); own < first_local_rank() + local_ranks(); ++own) {
+      for (int peer = 0; peer < options_.ranks; ++peer) {
+        if (peer != own) side_.store(&symmetric_.board(own, own)->failed[peer], kLeft);
+      }
+    }
+  } catch (const std::exception&) {  // then their waits run out
+  }
+  tell_peers(kLeft);
+  while (!gate().is_released()) std::this_thread::sleep_for(kPause);
+  ranks_.fail("it has aborted the group");
+  try {
+    for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+      while (!queue->is_over()) std::this_thread::sleep_for(kPause);
+    }
+  } catch (const std::exception&) {  // a device failed: none of its kernels runs any more
+  }
+  leave_order();
+  placer_.reset();
+  kept_buffers_.clear();
+  symmetric_.release();
+}
+
+void CudaEngine::trim() {
+  const BesideCapture beside;
+  const auto queueing = DeviceOrder::lock();
+  synchronize_devices();
+  release_readers();
+  cache_->trim();
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->trim();
+  for (std::size_t local = 0; local < counters_.size() && !ever_captured_; ++local) {
+    counters_[local] = DeviceBlock();
+    records_[local] = TileRecords();
+  }
 }
 
 // ---- Exchanges of hosts
