@@ -122,8 +122,18 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
                double arrival_seconds)
     : memory_(memory), wait_seconds_(wait_seconds), arrival_seconds_(arrival_seconds) {
   require_ranks(memory.ranks());
-  for (const int rank : memory.own_ranks()) {
-    const int device = memory.device(rank);
+  try {
+    take(kernels);
+    clear_own();
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+void Placer::take(const std::vector<KernelStore*>& kernels) {
+  for (const int rank : memory_.own_ranks()) {
+    const int device = memory_.device(rank);
     auto found = std::find_if(devices_.begin(), devices_.end(), [&](const auto& of) { return of.device == device; });
     if (found == devices_.end()) {
       found = devices_.insert(devices_.end(), {device, kernels.at(own_.size()), 0, 0, {}});
@@ -152,7 +162,6 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
   cuda::check(driver().cuMemHostAlloc(&host, sizeof(HostMemory), CU_MEMHOSTALLOC_PORTABLE),
               "allocating page-locked memory");
   host_ = static_cast<HostMemory*>(host);
-  clear_own();
 }
 
 // At once: loading may wait for kernels that run, and those may wait for a peer.
@@ -175,11 +184,16 @@ void Placer::load_again() {
 }
 
 Placer::~Placer() {
+  release();
+}
+
+void Placer::release() noexcept {
   for (const OwnRank& own : own_) {
+    if (own.state == nullptr) continue;
     const ScopedDevice scope(own.device, std::nothrow);
     driver().cuMemFree(pointer(own.state));
   }
-  driver().cuMemFreeHost(host_);
+  if (host_ != nullptr) driver().cuMemFreeHost(host_);
 }
 
 void Placer::clear() {

@@ -137,6 +137,8 @@ class Placer {
     std::vector<size_t> index;  // of own ranks
   };
 
+  void take(const std::vector<KernelStore*>& kernels);
+  void release() noexcept;
   static void load(DeviceRanks& of);
   void clear_own();
   void launch(const LayerShape& shape, std::span<const RankToPlace> ranks, uint32_t phases, const PlaceLimits& limits);

@@ -43,11 +43,11 @@ KernelStore& KernelStore::of_device(int device) {
 }
 
 void KernelStore::add(const std::string& key, const std::string& cubin) {
-  const auto added = modules_.emplace(key, Module{}).first;
-  const CUresult result = driver().cuModuleLoadData(&added->second.module, cubin.data());
-  if (result == CUDA_SUCCESS) return;
-  modules_.erase(added);
-  check(result, ("loading " + key).c_str());
+  const std::string action = "loading " + key;
+  std::map<std::string, Module> own;  // all the memory that noting it takes
+  Module& added = own[key];
+  check(driver().cuModuleLoadData(&added.module, cubin.data()), action.c_str());
+  modules_.merge(own);
 }
 
 KernelStore::Module& KernelStore::module(const KernelRequest& request) {
