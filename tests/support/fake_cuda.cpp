@@ -25,7 +25,8 @@ struct State {
   std::map<CUmemGenericAllocationHandle, size_t> handles;  // descriptors of memfds, and their sizes
   std::map<CUdeviceptr, size_t> plain;                     // cuMemAlloc's
   std::map<CUmodule, std::map<std::string, int>> modules;  // and their functions
-  int objects = 0;                                         // streams, events and page-locked memory
+  int failures = 0;
+  int objects = 0;  // streams, events and page-locked memory
 };
 State& state() {
   static State own;
@@ -39,11 +40,15 @@ CUresult planned(const char* function) {
   const char* const stall = std::getenv("FAKE_CUDA_STALL");
   while (stall != nullptr && stall == name + ":" + std::to_string(call)) ::pause();
   const char* const fail = std::getenv("FAKE_CUDA_FAIL");
-  const std::string prefix = name + ":" + std::to_string(call) + ":";
-  if (fail != nullptr && std::strncmp(fail, prefix.c_str(), prefix.size()) == 0) {
-    return static_cast<CUresult>(std::atoi(fail + prefix.size()));
-  }
-  return CUDA_SUCCESS;
+  const std::string plan = fail != nullptr ? fail : "";
+  if (!plan.starts_with(name + ":")) return CUDA_SUCCESS;
+  static std::string counted;  // a plan with a +, and the call behind which it began
+  static int before = 0;
+  const bool from_now = plan[name.size() + 1] == '+';
+  if (from_now && plan != counted) counted = plan, before = call - 1;
+  if (call - (from_now ? before : 0) != std::atoi(plan.c_str() + name.size() + 1)) return CUDA_SUCCESS;
+  ++state().failures;
+  return static_cast<CUresult>(std::atoi(plan.c_str() + plan.rfind(':') + 1));
 }
 #define PLANNED(name) \
   if (const CUresult result = planned(name); result != CUDA_SUCCESS) return result
@@ -72,6 +77,9 @@ int fake_cuda_live() {
 }
 void fake_cuda_reset() {
   state().calls.clear();
+}
+int fake_cuda_failures() {
+  return state().failures;
 }
 int fake_cuda_modules() {
   return static_cast<int>(state().modules.size());

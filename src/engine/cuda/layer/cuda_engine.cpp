@@ -236,11 +236,36 @@ void CudaEngine::reserve(const SymmetricNeed& need) {
                     "be taken in a CUDA graph; make one call of this size first",
                     need.total()));
   }
+  exchange_ahead_ = false;  // what fails in it all ranks agree on
   if (!symmetric_.fits(need)) {
+    if (in_processes()) agree({});
     synchronize_devices();
-    symmetric_.reserve(need);
+    try {
+      symmetric_.reserve(need);
+    } catch (const std::bad_alloc&) {
+      ranks_.fail("the C++ heap has no room");
+      throw;
+    }
   }
   if (capture_ != 0) symmetric_.keep();
+}
+
+void CudaEngine::agree(const Problem& problem) {
+  try {
+    ranks_.mesh()->agree(problem);
+  } catch (const Error&) {
+    agreed_ = ranks_.peer_failure().empty();
+    throw;
+  }
+}
+
+void CudaEngine::refuse_growth(const ProgramRequest& request, const internal::PlacementState& placement) {
+  if (!in_processes() || !exchange_ahead_) return;
+  const Problem problem = problem_in([] { throw; });
+  if (problem.status == Status::kTimeout) return;  // the others know
+  const SignalLayout layout = tables_of(placement).layout(request, placement, first_local_rank());
+  exchange_ahead_ = false;
+  if (!symmetric_.fits(symmetric_need(request, placement, layout, 0))) agree(problem);
 }
 
 void CudaEngine::look_for_capture(const std::vector<CUstream>& streams) {
@@ -357,14 +382,6 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   const ProgramRequest asked = request(call.config, call.schedule, Direction::kForward);
   const internal::PlacementState& placement = *call.placement.state();
   PlacedTables& tables = tables_of(placement);
-  for (std::size_t local = 0; local < call.arguments.size(); ++local) {
-    const int rank = first_local_rank() + static_cast<int>(local);
-    require_aligned(call.arguments[local].x, "x", rank);
-    require_aligned(call.arguments[local].y, "y", rank);
-  }
-  prepare(asked);
-
-  // Memory first: an allocator may hand it out in the order of a rank's own stream.
   std::vector<CUstream> streams;
   for (const ForwardArguments& arguments : call.arguments) streams.push_back(stream_of(arguments.stream));
   look_for_capture(streams);
@@ -374,25 +391,38 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   saved->first_rank = first_local_rank();
   const MemoryOptions use{.keep_saved = call.options.keep_saved};
   std::vector<internal::MemoryBlock> workspaces;
-  for (std::size_t local = 0; local < streams.size(); ++local) {
-    const int rank = first_local_rank() + static_cast<int>(local);
-    const MemoryNeed need = internal::block_sizes(
-        internal::memory_request(call.config.shape, call.schedule, placement, rank, use), Direction::kForward);
-    const ForwardArguments& own = call.arguments[local];
-    saved->ranks.emplace_back().memory =
-        internal::MemoryBlock(own.saved_memory, "saved_memory", options_.allocator, need.saved_bytes, rank, own.stream);
-    workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes, rank,
-                            own.stream);
-  }
-  begin_queueing(streams);
-  const std::vector<RankTarget> rank_targets = targets(streams);
-  const std::vector<DeviceProgram>& programs = tables.programs(asked, call.placement.state(), rank_targets);
+  std::vector<RankTarget> rank_targets;
   std::vector<RankBinding> bindings(call.arguments.size());
-  for (std::size_t local = 0; local < bindings.size(); ++local) {
-    bindings[local].rank = first_local_rank() + static_cast<int>(local);
-    bindings[local].input[0] = call.arguments[local].x;
-  }
-  std::vector<Inputs> inputs = find_inputs(bindings, programs.front(), call.config.shape, placement);
+  std::vector<Inputs> inputs;
+  const std::vector<DeviceProgram>* made = nullptr;
+  before_growth(asked, placement, [&] {
+    for (std::size_t local = 0; local < call.arguments.size(); ++local) {
+      const int rank = first_local_rank() + static_cast<int>(local);
+      require_aligned(call.arguments[local].x, "x", rank);
+      require_aligned(call.arguments[local].y, "y", rank);
+    }
+    prepare(asked);
+    // Memory first: an allocator may hand it out in the order of a rank's own stream.
+    for (std::size_t local = 0; local < streams.size(); ++local) {
+      const int rank = first_local_rank() + static_cast<int>(local);
+      const MemoryNeed need = internal::block_sizes(
+          internal::memory_request(call.config.shape, call.schedule, placement, rank, use), Direction::kForward);
+      const ForwardArguments& own = call.arguments[local];
+      saved->ranks.emplace_back().memory = internal::MemoryBlock(own.saved_memory, "saved_memory", options_.allocator,
+                                                                 need.saved_bytes, rank, own.stream);
+      workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes, rank,
+                              own.stream);
+    }
+    begin_queueing(streams);
+    rank_targets = targets(streams);
+    made = &tables.programs(asked, call.placement.state(), rank_targets);
+    for (std::size_t local = 0; local < bindings.size(); ++local) {
+      bindings[local].rank = first_local_rank() + static_cast<int>(local);
+      bindings[local].input[0] = call.arguments[local].x;
+    }
+    inputs = find_inputs(bindings, made->front(), call.config.shape, placement);
+  });
+  const std::vector<DeviceProgram>& programs = *made;
   reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)));
 
   for (std::size_t local = 0; local < bindings.size(); ++local) {

@@ -58,7 +58,11 @@ class CudaEngine final : public internal::Engine {
   GroupMemory memory(int rank) const override;
   void recover() override;
   void trim() override;
-  void begin_collective() override { ++call_number_; }
+  void begin_collective() override {
+    ++call_number_;
+    exchange_ahead_ = true;
+    agreed_ = false;
+  }
   void give_up(const std::exception& why) noexcept override;
   void leave() noexcept override;
   void end_calls() noexcept override;
@@ -90,6 +94,19 @@ class CudaEngine final : public internal::Engine {
                               const internal::PendingRank& operands, const WeightGradients& gradients, GemmStage stage,
                               int sms, const uint32_t* failed, CUstream stream);
   void reserve(const SymmetricNeed& need);
+  void agree(const Problem& problem);
+  // In a handler of what this rank alone fails with before a call's reserve(): where the others are to grow their
+  // memory there it throws on all ranks, and no rank runs the call.
+  void refuse_growth(const ProgramRequest& request, const internal::PlacementState& placement);
+  template <typename Prepare>
+  void before_growth(const ProgramRequest& request, const internal::PlacementState& placement, Prepare&& prepare) {
+    try {
+      prepare();
+    } catch (...) {
+      refuse_growth(request, placement);
+      throw;
+    }
+  }
   void bind_group_memory(RankBinding& binding, std::size_t local, const DeviceProgram& program, bool record,
                          CUstream stream);
   CUstream leader_of(int rank, const std::vector<CUstream>& streams) const;
@@ -171,7 +188,9 @@ class CudaEngine final : public internal::Engine {
   std::string lost_;  // why the ranks can not go on together
   int absent_ranks_ = 0;
   bool broken_ = false;
-  std::thread closing_;  // after an abort
+  bool exchange_ahead_ = false;  // of hosts, in the running call, of which the others may be in by now
+  bool agreed_ = false;          // that the running call fails, on all ranks
+  std::thread closing_;          // after an abort
 };
 
 }  // namespace uniep::cuda

@@ -98,6 +98,7 @@ void CudaEngine::copy_inputs(std::vector<Inputs>& inputs, const ProgramRequest& 
 std::shared_ptr<internal::SymmetricBlock> CudaEngine::allocate_symmetric(std::size_t bytes) {
   const BesideCapture beside;
   const uint32_t number = next_buffer_++;
+  exchange_ahead_ = false;  // what fails in it all ranks agree on
   auto block = std::make_shared<SharedBlock>(ranks_.make_memory(static_cast<int64_t>(bytes)), bytes, number);
   std::erase_if(buffers_, [](const auto& buffer) { return buffer.expired(); });
   buffers_.push_back(block);
@@ -108,6 +109,7 @@ std::shared_ptr<internal::SymmetricBlock> CudaEngine::register_symmetric(std::sp
                                                                          std::size_t bytes) {
   const BesideCapture beside;
   const uint32_t number = next_buffer_++;
+  exchange_ahead_ = false;  // what fails in it all ranks agree on
   auto block = std::make_shared<SharedBlock>(ranks_.share_memory(memory, static_cast<int64_t>(bytes)), bytes, number);
   std::erase_if(buffers_, [](const auto& buffer) { return buffer.expired(); });
   buffers_.push_back(block);
@@ -233,10 +235,10 @@ void CudaEngine::give_up(const std::exception& why) noexcept {
   const auto* const error = dynamic_cast<const Error*>(&why);
   // Not what this rank knows of another one: the others come to know it as it did.
   const bool of_others = error != nullptr && (error->status() == Status::kTimeout || !ranks_.peer_failure().empty());
-  if (of_others) return;
+  if (of_others || agreed_) return;
   tell_peers(call_number_);
   // What the others may not have seen and may be in an exchange of hosts for.
-  const bool alone = error == nullptr || error->status() == Status::kOutOfMemory ||
+  const bool alone = error == nullptr || (error->status() == Status::kOutOfMemory && exchange_ahead_) ||
                      error->status() == Status::kDevice || error->status() == Status::kInternal;
   if (alone) ranks_.fail(why.what());
 }
