@@ -310,6 +310,35 @@ TEST(CudaGroup, TrimGivesBackModulesAndCachedMemory) {
   }
 }
 
+TEST(CudaGroup, RefusesWhatItsRecordsCanNotCount) {
+  fake();
+  const RandomLayer layer = layer_of(40);
+  Group group(options_of(layer));
+  LayerArrays arrays(layer);
+  const auto memory_of = [&](int64_t hidden, int64_t intermediate) {
+    LayerConfig config = layer.config;
+    config.shape.hidden = hidden;
+    config.shape.intermediate = intermediate;
+    const Schedule schedule = resolve({}, Direction::kForward, config.shape, config.numerics, group.machine());
+    const Placement placement = place(group, config.shape, arrays.routings, {4096, 128});
+    return memory_need(group, config, schedule, Direction::kForward, placement).size();
+  };
+  EXPECT_EQ(memory_of(524280, 524280), 2u);
+  expect_error(Status::kUnsupported, "hidden: 524288; on cuda a layer has up to 524280 columns",
+               [&] { memory_of(524288, 64); });
+  expect_error(Status::kUnsupported, "intermediate: 524288; on cuda a layer has up to 524280 columns",
+               [&] { memory_of(64, 524288); });
+  const auto forward_of = [&](int64_t rows) {
+    const LayerConfig& config = layer.config;
+    const Schedule schedule = resolve({}, Direction::kForward, config.shape, config.numerics, group.machine());
+    const Placement placement = place(group, config.shape, arrays.routings, {rows, 128});
+    forward(group, config, schedule, placement, arrays.forward_arguments());
+  };
+  forward_of(65535 * 128);
+  expect_error(Status::kUnsupported, "rows: 8388608 on rank 0; on cuda forward takes up to 8388480 rows of a rank",
+               [&] { forward_of(65536 * 128); });
+}
+
 TEST(BlockCache, KeepsAtMostTwiceWhatWasHandedOutAtOneTime) {
   fake();
   cuda::BlockCache cache(0, {0});

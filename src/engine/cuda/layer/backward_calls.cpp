@@ -59,14 +59,6 @@ WeightGradientProduct product_of(const ProgramRequest& request, const DeviceProg
   return product;
 }
 
-// A record has 16 bits for the K blocks of a weight gradient.
-void require_countable(int64_t rows, int rank) {
-  constexpr int64_t kMost = int64_t{UINT16_MAX} * kTileK;
-  if (rows <= kMost) return;
-  throw Error(Status::kUnsupported,
-              fmt::format("rows: {} on rank {}; on cuda backward takes up to {} rows of a rank", rows, rank, kMost));
-}
-
 void require_aligned(const WeightGradients& gradients, int64_t experts, int rank) {
   cuda::require_aligned(gradients.dw1, "dw1", rank);
   cuda::require_aligned(gradients.dw2, "dw2", rank);
@@ -182,7 +174,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
       const int rank = first_local_rank() + static_cast<int>(local);
       const internal::MemoryRequest memory =
           internal::memory_request(call.config.shape, call.schedule, placement, rank, call.use);
-      require_countable(memory.rows, rank);
+      require_countable_rows(memory.rows, rank, Direction::kBackward);
       const MemoryNeed need = internal::block_sizes(memory, Direction::kBackward);
       const BackwardArguments& own = call.arguments[local];
       workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes, rank,

@@ -155,6 +155,7 @@ Machine CudaEngine::machine() const {
 ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& schedule, Direction direction,
                                    const MemoryOptions& use) const {
   require_summable(config.shape, config.numerics);
+  require_countable(config.shape);
   require_instantiable(schedule, config.numerics, direction);
   if (in_processes() && schedule.dispatch.transport == DispatchTransport::kPush) refuse_push();
   ProgramRequest request;
@@ -405,8 +406,10 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
     // Memory first: an allocator may hand it out in the order of a rank's own stream.
     for (std::size_t local = 0; local < streams.size(); ++local) {
       const int rank = first_local_rank() + static_cast<int>(local);
-      const MemoryNeed need = internal::block_sizes(
-          internal::memory_request(call.config.shape, call.schedule, placement, rank, use), Direction::kForward);
+      const internal::MemoryRequest memory =
+          internal::memory_request(call.config.shape, call.schedule, placement, rank, use);
+      require_countable_rows(memory.rows, rank, Direction::kForward);
+      const MemoryNeed need = internal::block_sizes(memory, Direction::kForward);
       const ForwardArguments& own = call.arguments[local];
       saved->ranks.emplace_back().memory = internal::MemoryBlock(own.saved_memory, "saved_memory", options_.allocator,
                                                                  need.saved_bytes, rank, own.stream);
