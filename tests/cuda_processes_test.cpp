@@ -28,7 +28,7 @@ enum class Failing { kDriver, kHeap };
 // One rank's group and calls.
 class Rank {
  public:
-  Rank(int rank, const std::string& id) {
+  Rank(int rank, const std::string& id, int64_t hidden = 64) {
     GroupOptions options;
     options.engine = EngineKind::kCuda;
     options.launch = Launch::kProcesses;
@@ -38,7 +38,8 @@ class Rank {
     options.devices = {0, 1};
     options.arrival_timeout_seconds = 20;
     group_.emplace(options);
-    const LayerConfig& config = layer_.config;
+    LayerConfig& config = layer_.config;
+    config.shape.hidden = hidden;
     schedule_ = resolve({}, Direction::kForward, config.shape, config.numerics, group_->machine());
     arguments_ = {arrays_.forward_arguments()[static_cast<std::size_t>(rank)]};
     placement_ = place(*group_, config.shape, std::vector{arrays_.routings[static_cast<std::size_t>(rank)]}, kCapacity);
@@ -60,7 +61,7 @@ class Rank {
     ~Restore() { address -= moved ? 1 : 0; }
   };
 
-  const RandomLayer layer_ = random_layer(
+  RandomLayer layer_ = random_layer(
       5, {.ranks = {kRanks}, .most_local_experts = 3, .most_tokens = 40, .columns = {{64, 32}}, .fewest_tokens = 40});
   LayerArrays arrays_{layer_};
   std::optional<Group> group_;
@@ -174,6 +175,25 @@ TEST(OneRank, GivesAnArrayThatIsNotAligned) {
   EXPECT_EQ(processes[0].line(), "none");  // its kernels, which do nothing here, hear of it
   EXPECT_NE(processes[1].line().find(refused), std::string::npos);
   for (Process& process : processes) EXPECT_EQ(process.line(), "end: none");
+}
+
+TEST(OneRank, MakesAnotherCallThanTheOther) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    Rank own(rank, id, rank == 0 ? 64 : 32);
+    for (int again = 0; again < 2; ++again) reporter.line(reporter.error_of([&] { own.forward(); }));
+  });
+  for (Process& process : processes) {
+    for (const char* call : {"2", "3"}) {
+      const std::string line = process.line();
+      for (const char* part : {"rank 0 makes call ", ", forward of hidden 64, ", "; rank 1 makes call ",
+                               ", forward of hidden 32, ", "; all ranks must make the same calls in the same order"}) {
+        EXPECT_NE(line.find(part), std::string::npos) << "call " << call << ": " << line;
+      }
+      EXPECT_NE(line.find(std::string("makes call ") + call), std::string::npos) << line;
+    }
+    EXPECT_EQ(process.line(), "end: none");
+  }
 }
 
 TEST(OneRank, AbortsWhileTheOtherWaitsForItInAnExchangeOfHosts) {

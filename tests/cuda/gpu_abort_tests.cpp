@@ -2,13 +2,14 @@
 // kernels wait for a rank that does not come, while calls run, or while none does. abort() must not wait, every call
 // must end long before its limit, the device's free memory must stay as it is, and all bytes be equal. Exit status 77
 // without a Hopper GPU.
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "engine/cuda/driver.h"
 #include "engine/cuda/layer/cuda_engine.h"
@@ -35,6 +36,16 @@ std::size_t free_bytes() {
   std::size_t free = 0, total = 0;
   check(driver().cuMemGetInfo(&free, &total), "cuMemGetInfo");
   return free;
+}
+
+RandomLayer layer_of_two_ranks() {
+  uniep::test::RandomLayerLimits limits;
+  limits.ranks = {2};
+  limits.most_local_experts = 8;
+  limits.fewest_tokens = 200;
+  limits.most_tokens = 300;
+  limits.columns = {{512, 256}};
+  return random_layer(4, limits);
 }
 
 class AbortTests {
@@ -114,8 +125,7 @@ class AbortTests {
 
   Results& results_;
   std::vector<int> devices_;
-  const RandomLayer layer_ = random_layer(
-      4, {.ranks = {2}, .most_local_experts = 8, .most_tokens = 300, .columns = {{512, 256}}, .fewest_tokens = 200});
+  const RandomLayer layer_ = layer_of_two_ranks();
 };
 
 int run(int argc, char** argv) {

@@ -2,8 +2,9 @@
 
 #include <cuda.h>
 
-// A stand-in for the CUDA driver and NVRTC (libfake_cuda.so, for UNIEP_LIBCUDA and UNIEP_LIBNVRTC). Kernels do nothing: "device" memory is the host's, allocations that
-// processes share are memfds, and work is done at once. Calls fail or stall where the environment says so:
+// A stand-in for the CUDA driver and NVRTC (libfake_cuda.so, for UNIEP_LIBCUDA and UNIEP_LIBNVRTC). Kernels do nothing:
+// "device" memory is the host's, allocations that processes share are memfds, and work is done at once. Calls fail or
+// stall where the environment says so:
 //   FAKE_CUDA_FAIL="cuMemCreate:2:2"     the second cuMemCreate of this process returns CUresult 2
 //   FAKE_CUDA_FAIL="request:7:2"         so does the seventh call that takes memory, an event, a stream or a module
 //   FAKE_CUDA_FAIL="request:+7:2"        the seventh from now on

@@ -142,7 +142,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   std::vector<RankBinding> bindings(call.arguments.size());
   std::vector<Inputs> inputs;
   const std::vector<DeviceProgram>* made = nullptr;
-  before_growth(asked, placement, [&] {
+  before_growth(asked, CallKind::kBackward, placement, [&] {
     for (std::size_t local = 0; local < call.arguments.size(); ++local) {
       const BackwardArguments& own = call.arguments[local];
       const int rank = first_local_rank() + static_cast<int>(local);
@@ -193,7 +193,8 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
     inputs = find_inputs(bindings, made->front(), call.config.shape, placement);
   });
   const std::vector<DeviceProgram>& programs = *made;
-  reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)));
+  reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)),
+          [&] { return text_of(asked, CallKind::kBackward); });
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     const BackwardArguments& arguments = call.arguments[local];
     RankBinding& binding = bindings[local];

@@ -229,46 +229,6 @@ void CudaEngine::prepare(const ProgramRequest& request) {
   }
 }
 
-void CudaEngine::reserve(const SymmetricNeed& need) {
-  if (capture_ != 0 && !symmetric_.fits(need)) {
-    throw Error(
-        Status::kInvalidArgument,
-        fmt::format("group: this call needs {} bytes of symmetric memory, more than all before it, and none can "
-                    "be taken in a CUDA graph; make one call of this size first",
-                    need.total()));
-  }
-  exchange_ahead_ = false;  // what fails in it all ranks agree on
-  if (!symmetric_.fits(need)) {
-    if (in_processes()) agree({});
-    synchronize_devices();
-    try {
-      symmetric_.reserve(need);
-    } catch (const std::bad_alloc&) {
-      ranks_.fail("the C++ heap has no room");
-      throw;
-    }
-  }
-  if (capture_ != 0) symmetric_.keep();
-}
-
-void CudaEngine::agree(const Problem& problem) {
-  try {
-    ranks_.mesh()->agree(problem);
-  } catch (const Error&) {
-    agreed_ = ranks_.peer_failure().empty();
-    throw;
-  }
-}
-
-void CudaEngine::refuse_growth(const ProgramRequest& request, const internal::PlacementState& placement) {
-  if (!in_processes() || !exchange_ahead_) return;
-  const Problem problem = problem_in([] { throw; });
-  if (problem.status == Status::kTimeout) return;  // the others know
-  const SignalLayout layout = tables_of(placement).layout(request, placement, first_local_rank());
-  exchange_ahead_ = false;
-  if (!symmetric_.fits(symmetric_need(request, placement, layout, 0))) agree(problem);
-}
-
 void CudaEngine::look_for_capture(const std::vector<CUstream>& streams) {
   const ScopedDevice scope(ranks_.devices().front());
   capture_ = capture_of(streams.front());
@@ -341,8 +301,11 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
   }
   const std::vector<RankTarget> rank_targets = targets(streams);
   const uint32_t number = capture_ != 0 ? kReplayed : call_number_;
+  const auto call_name = [&] {
+    return fmt::format("call {}, place of {} experts, top-k {}", call_number_, shape.experts, shape.topk);
+  };
   auto state =
-      own.place({shape, routings, capacity, rank_targets, number, [this](const auto& need) { reserve(need); }});
+      own.place({shape, routings, capacity, rank_targets, number, [&](const auto& need) { reserve(need, call_name); }});
   end_queueing(streams);
   throw_noticed_failures();
   return Placement(std::move(state));
@@ -396,7 +359,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   std::vector<RankBinding> bindings(call.arguments.size());
   std::vector<Inputs> inputs;
   const std::vector<DeviceProgram>* made = nullptr;
-  before_growth(asked, placement, [&] {
+  before_growth(asked, CallKind::kForward, placement, [&] {
     for (std::size_t local = 0; local < call.arguments.size(); ++local) {
       const int rank = first_local_rank() + static_cast<int>(local);
       require_aligned(call.arguments[local].x, "x", rank);
@@ -426,7 +389,8 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
     inputs = find_inputs(bindings, made->front(), call.config.shape, placement);
   });
   const std::vector<DeviceProgram>& programs = *made;
-  reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)));
+  reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)),
+          [&] { return text_of(asked, CallKind::kForward); });
 
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     const ForwardArguments& arguments = call.arguments[local];

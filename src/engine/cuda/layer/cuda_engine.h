@@ -3,6 +3,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -93,17 +94,20 @@ class CudaEngine final : public internal::Engine {
   void launch_weight_gradient(const ProgramRequest& request, const DeviceProgram& program, int64_t rows,
                               const internal::PendingRank& operands, const WeightGradients& gradients, GemmStage stage,
                               int sms, const uint32_t* failed, CUstream stream);
-  void reserve(const SymmetricNeed& need);
-  void agree(const Problem& problem);
+  // `call`: for other ranks' processes, which must be in the same one.
+  void reserve(const SymmetricNeed& need, const std::function<std::string()>& call);
+  void agree(const std::string& call, const Problem& problem);
+  std::string text_of(const ProgramRequest& request, CallKind kind) const;
   // In a handler of what this rank alone fails with before a call's reserve(): where the others are to grow their
   // memory there it throws on all ranks, and no rank runs the call.
-  void refuse_growth(const ProgramRequest& request, const internal::PlacementState& placement);
+  void refuse_growth(const ProgramRequest& request, CallKind kind, const internal::PlacementState& placement);
   template <typename Prepare>
-  void before_growth(const ProgramRequest& request, const internal::PlacementState& placement, Prepare&& prepare) {
+  void before_growth(const ProgramRequest& request, CallKind kind, const internal::PlacementState& placement,
+                     Prepare&& prepare) {
     try {
       prepare();
     } catch (...) {
-      refuse_growth(request, placement);
+      refuse_growth(request, kind, placement);
       throw;
     }
   }

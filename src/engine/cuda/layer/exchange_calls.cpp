@@ -65,7 +65,7 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
   std::vector<RankTarget> rank_targets;
   std::vector<Inputs> inputs(1);
   const std::vector<DeviceProgram>* made = nullptr;
-  before_growth(asked, *placement.state(), [&] {
+  before_growth(asked, kind, *placement.state(), [&] {
     for (std::size_t local = 0; local < bindings.size(); ++local) {
       bindings[local].rank = first_local_rank() + static_cast<int>(local);
       const bool dispatches = asked.part == ProgramPart::kDispatch;
@@ -89,7 +89,8 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
     }
   });
   const std::vector<DeviceProgram>& programs = *made;
-  reserve(symmetric_need(asked, *placement.state(), programs.front().layout, copied_operands(inputs)));
+  reserve(symmetric_need(asked, *placement.state(), programs.front().layout, copied_operands(inputs)),
+          [&] { return text_of(asked, kind); });
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     bindings[local].row_table = tables.tables(local).rows;
     bindings[local].whole = tables.tables(local).whole;
