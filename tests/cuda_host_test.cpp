@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -373,6 +374,30 @@ TEST(BlockCache, KeepsAtMostTwiceWhatWasHandedOutAtOneTime) {
   cache.trim();
   EXPECT_EQ(cache.bytes(0), 0u);
   branches.expect_all_taken();
+}
+
+TEST(BlockCache, TakesBlocksBackOnAnyThread) {
+  fake();
+  cuda::BlockCache cache(0, {0});
+  const Allocator allocator = cache.allocator();
+  constexpr int kBlocks = 64, kRounds = 200;
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 2; ++thread) {
+      std::vector<void*> blocks;
+      for (int i = 0; i < kBlocks / 2; ++i) {  // while the other thread gives its own back
+        blocks.push_back(allocator.allocate(allocator.context, static_cast<std::size_t>(1000 * (i + 1)), 64, 0, {}));
+      }
+      threads.emplace_back([&allocator, blocks] {
+        for (void* block : blocks) allocator.release(allocator.context, block, 0, 0, {});
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  EXPECT_GT(cache.bytes(0), 0u);
+  EXPECT_LE(cache.bytes(0), 2 * kBlocks * std::size_t{64 << 10});
+  cache.trim();
+  EXPECT_EQ(cache.bytes(0), 0u);
 }
 
 }  // namespace
