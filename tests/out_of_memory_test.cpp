@@ -1,77 +1,16 @@
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <new>
 #include <string>
 #include <vector>
 
+#include "support/failing_heap.h"
 #include "support/layer_arrays.h"
 #include "uniep/exchange.h"
 
 // Memory that runs out at the n-th request, for each n until none fails, on the cpu engine: of the Group's Allocator,
 // and of the C++ heap.
-namespace {
-
-// The heap of this program, the library's requests included: the k-th request from now on fails where k is not 0.
-std::atomic<int64_t> heap_countdown{0};
-std::atomic<int64_t> heap_live{0};
-std::atomic<bool> heap_failed{false};
-
-void* heap_request(std::size_t bytes, std::size_t alignment) {
-  if (heap_countdown.load(std::memory_order_relaxed) > 0 &&
-      heap_countdown.fetch_sub(1, std::memory_order_relaxed) == 1) {
-    heap_failed.store(true);
-    throw std::bad_alloc();
-  }
-  void* const memory = std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
-  if (memory == nullptr) throw std::bad_alloc();
-  heap_live.fetch_add(1, std::memory_order_relaxed);
-  return memory;
-}
-void heap_return(void* memory) {
-  if (memory == nullptr) return;
-  heap_live.fetch_sub(1, std::memory_order_relaxed);
-  std::free(memory);
-}
-
-}  // namespace
-
-void* operator new(std::size_t bytes) {
-  return heap_request(bytes, alignof(std::max_align_t));
-}
-void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return heap_request(bytes, static_cast<std::size_t>(alignment));
-}
-// Sanitizers have these of their own.
-void* operator new(std::size_t bytes, const std::nothrow_t& /*tag*/) noexcept {
-  try {
-    return heap_request(bytes, alignof(std::max_align_t));
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-}
-void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t& /*tag*/) noexcept {
-  try {
-    return heap_request(bytes, static_cast<std::size_t>(alignment));
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-}
-void operator delete(void* memory) noexcept {
-  heap_return(memory);
-}
-void operator delete(void* memory, std::size_t) noexcept {
-  heap_return(memory);
-}
-void operator delete(void* memory, std::align_val_t) noexcept {
-  heap_return(memory);
-}
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  heap_return(memory);
-}
-
 namespace uniep::test {
 namespace {
 

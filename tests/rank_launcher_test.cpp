@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <set>
 #include <sstream>
 
@@ -69,6 +70,26 @@ TEST(RankLauncher, TheFailureOfOneEndsTheOthers) {
   for (const char* rank : {"0", "2"}) {
     EXPECT_EQ(kill(std::stoi(io::read_text_file(folder / rank)), 0), -1) << rank;
   }
+}
+
+TEST(RankLauncher, AGrandchildThatHoldsStandardErrorIsNotWaitedFor) {
+  const TemporaryFolder folder;
+  const auto start = std::chrono::steady_clock::now();
+  launch_script(R"(sleep 1000 & echo $! > "$0/$RANK")", folder, 2);
+  expect_error(Status::kDevice, "rank 1: out of luck", [&] {
+    launch_script(R"(sleep 1000 & echo $! > "$0/again$RANK"
+                     [ $RANK = 0 ] || { echo "uniep run: out of luck" >&2; exit 1; })",
+                  folder, 2);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+  EXPECT_FALSE(has_children());
+  int grandchildren = 0;
+  for (const char* file : {"0", "1", "again0", "again1"}) {
+    if (std::filesystem::exists(folder / file)) {
+      grandchildren += kill(std::stoi(io::read_text_file(folder / file)), SIGKILL) == 0 ? 1 : 0;
+    }
+  }
+  EXPECT_GE(grandchildren, 3);
 }
 
 TEST(RankLauncher, BadUsageIsNoRanksOwn) {

@@ -110,6 +110,12 @@ UNIEP_API uniep_status uniep_group_recover(uniep_group* group);
 /* Tells the other ranks that this one makes no more calls: what they wait for of it ends at once, in an error that
  * names this rank. The end of the group's last handle does so, too. Does not wait. NULL is nobody to leave. */
 UNIEP_API void uniep_group_leave(uniep_group* group);
+/* Ends the group on this rank, from any thread, and waits for nothing: calls inside of the group and later ones are
+ * UNIEP_TIMEOUT, and its symmetric memory goes (uniep/group.h). All handles are still to be destroyed, this one not
+ * before the call returns. NULL is nobody to abort. */
+UNIEP_API void uniep_group_abort(uniep_group* group);
+/* Gives back what the group keeps for later calls alone: cached blocks and loaded kernels. Not collective. */
+UNIEP_API uniep_status uniep_group_trim(uniep_group* group);
 
 typedef struct uniep_group_info {
   size_t size;

@@ -112,6 +112,18 @@ class UNIEP_API Group {
   // names this rank. So does the end of a Group, and an exception that leaves a collective call. Does not wait.
   void leave() noexcept;
 
+  // Ends the group on this rank, at once and for good, for one whose peers may be gone. From any thread, also while
+  // others are inside of its calls, which then end in Error(kTimeout) as later ones do; it waits for nothing. Symmetric
+  // memory goes when the last of them has left and the rank's GPU has ended their kernels, in the background; that of
+  // SymmetricBuffers with these. The other ranks hear of it as of leave(). No graph with calls of this group may be
+  // replayed any more. What calls write is unknown then; Saved states may still be dropped, and the Group ended.
+  void abort() noexcept;
+
+  // Gives back what the group keeps for later calls alone: cached blocks, on the cpu engine symmetric memory too, and
+  // on a GPU the loaded kernels that all groups of this process share, but for those that captured graphs may launch.
+  // Waits for the rank's GPUs. Not collective. Later calls take and load again what they need, with the same results.
+  void trim();
+
   // Waits until the group's calls are over. Throws Error(kTimeout) if one of them failed half-way; other calls throw
   // it, too, but notice it as late as their own begin.
   void synchronize();

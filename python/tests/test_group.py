@@ -1,10 +1,13 @@
-"""What a Group tells of itself: errors so far, and the memory that it holds."""
+"""What a Group tells of itself: errors so far, and the memory that it holds; how it ends."""
+
+import threading
+import time
 
 import pytest
 import torch
 
 import uniep
-from layers import make_layer, run_moe
+from layers import make_layer, run_moe, same_bits
 
 
 def test_check_and_synchronize_after_calls_that_went_well_or_were_refused():
@@ -44,3 +47,59 @@ def test_memory():
         kept = torch.empty(1 << 20)
         assert group.memory() == (sizes[1], 0)
         del kept
+
+
+def same(a, b):
+    return all(same_bits(tensor, vars(b)[name]) for name, tensor in vars(a).items())
+
+
+def test_trim_gives_memory_back_and_changes_no_bit():
+    layer = make_layer([16])
+    with uniep.Group(workers=2) as group:
+        before = run_moe(layer, 0, layer.local(0, 1), group=group)
+        assert group.memory().symmetric > 0
+        group.trim()
+        assert group.memory() == (0, 0)
+        assert same(before, run_moe(layer, 0, layer.local(0, 1), group=group))
+
+
+def test_abort_ends_calls_of_other_threads_and_a_new_group_gives_the_same_bits():
+    layer = make_layer([64])
+    expected = run_moe(layer, 0, layer.local(0, 1))
+    for _ in range(20):
+        group, caught, calls = uniep.Group(workers=2), [], []
+
+        def call(group=group, caught=caught, calls=calls):
+            try:
+                while True:
+                    run_moe(layer, 0, layer.local(0, 1), group=group)
+                    calls.append(1)
+            except TimeoutError as error:
+                caught.append(str(error))
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        while not calls:
+            time.sleep(0.001)
+        group.abort()
+        caller.join(timeout=60)
+        assert not caller.is_alive()
+        assert caught == ["group: aborted; the ranks need a new Group"]
+        for refused in (group.check, group.recover, group.trim):
+            with pytest.raises(TimeoutError, match="group: aborted"):
+                refused()
+        again = uniep.Group(workers=2)
+        assert again is not group
+        assert same(expected, run_moe(layer, 0, layer.local(0, 1), group=again))
+        group.close()
+        group.abort()
+        again.close()
+
+
+def test_abort_of_all_groups():
+    groups = [uniep.Group(workers=workers) for workers in (2, 3)]
+    uniep.abort()
+    for group in groups:
+        with pytest.raises(TimeoutError, match="group: aborted"):
+            group.check()
+        group.close()

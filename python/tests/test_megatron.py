@@ -7,6 +7,8 @@ makes it; UNIEP_REQUIRE_MEGATRON=1 makes failures of what would be skipped.
 import importlib.util
 import os
 import pathlib
+import sys
+import types
 
 import pytest
 
@@ -46,3 +48,25 @@ def test_other_versions(megatron, version, monkeypatch):
 def test_program_for_gpus(megatron):
     options = ["--cpu", "--tiny", "--steps", "2", "--repeat", "2", "--only", "EP1"]
     assert "6 of 6 runs passed" in torchrun(1, HERE / "gpu_megatron.py", *options)
+
+
+def test_the_hook_of_an_in_process_restart_ends_all_groups(megatron, monkeypatch):
+    import uniep.megatron
+
+    with pytest.raises(ImportError, match="nvidia_resiliency_ext"):
+        uniep.megatron.abort_hook()
+
+    class Abort:
+        pass
+
+    inprocess = types.ModuleType("nvidia_resiliency_ext.inprocess")
+    inprocess.abort = types.SimpleNamespace(Abort=Abort)
+    monkeypatch.setitem(sys.modules, "nvidia_resiliency_ext", types.ModuleType("nvidia_resiliency_ext"))
+    monkeypatch.setitem(sys.modules, "nvidia_resiliency_ext.inprocess", inprocess)
+    group, state = uniep.Group(workers=3), object()
+    hook = uniep.megatron.abort_hook()
+    assert isinstance(hook, Abort)
+    assert hook(state) is state
+    with pytest.raises(TimeoutError, match="group: aborted"):
+        group.check()
+    group.close()

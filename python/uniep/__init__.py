@@ -13,7 +13,7 @@ from uniep.errors import CapacityError, DeviceError, Unsupported
 
 if typing.TYPE_CHECKING:
     from uniep.exchange import Plan, combine, dispatch, place
-    from uniep.group import Group
+    from uniep.group import Group, abort
     from uniep.layer import moe
     from uniep.layer_stats import record_stats, stats
     from uniep.modules import Experts, MoELayer
@@ -31,6 +31,7 @@ __all__ = [
     "MoELayer",
     "Plan",
     "Unsupported",
+    "abort",
     "autotune",
     "combine",
     "dispatch",
@@ -47,6 +48,7 @@ _MODULE_OF_NAME = {
     "Group": "group",
     "MoELayer": "modules",
     "Plan": "exchange",
+    "abort": "group",
     "autotune": "tuning",
     "combine": "exchange",
     "dispatch": "exchange",

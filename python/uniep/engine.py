@@ -100,6 +100,7 @@ class Engine:
         self.device = device
         self._library = library.load()
         self._lock = threading.Lock()
+        self._handle_lock = threading.Lock()  # held for no longer than an abort(): keeps the handle alive for it
         self._dead: collections.deque[tuple[Callable[[ctypes.c_void_p], None], ctypes.c_void_p]] = collections.deque()
         self._handle = library.Handle()
         self._is_traced = False
@@ -124,10 +125,17 @@ class Engine:
 
     def close(self) -> None:
         """Ends the group. States of its calls may be dropped later; every other call is an error."""
-        handle, self._handle = self._handle, library.Handle()
+        with self._handle_lock:
+            handle, self._handle = self._handle, library.Handle()
         if handle:
             self._library.uniep_group_leave(handle)
             self.destroy_later(self._library.uniep_group_destroy, handle)
+
+    def abort(self) -> None:
+        """Ends the group's calls in whatever thread they are, and all later ones; waits for nothing."""
+        with self._handle_lock:
+            if self._handle:
+                self._library.uniep_group_abort(self._handle)
 
     @property
     def closed(self) -> bool:
@@ -220,6 +228,10 @@ class Engine:
     def recover(self) -> None:
         """Makes the group usable again after TimeoutError. Collective."""
         self._call(self._library.uniep_group_recover, self._handle)
+
+    def trim(self) -> None:
+        """Gives back what is kept for later calls alone."""
+        self._call(self._library.uniep_group_trim, self._handle)
 
     def resolve(self, config: typing.Any, direction: int, schedule: bytes) -> str:
         """The whole schedule that a text stands for, as JSON."""

@@ -241,11 +241,31 @@ class Group(metaclass=_Cached):
         self.engine.recover()
         self.failure = None
 
+    def trim(self) -> None:
+        """Gives back the memory and, on a GPU, the loaded kernels that are kept for later calls alone.
+
+        Waits for the GPU; not collective. Later calls take them again.
+        """
+        self.engine.trim()
+
     def close(self) -> None:
         """Ends the group; a later call with it is a ValueError. Waits for no peer."""
-        for key in [key for key, group in _Cached.groups.items() if group is self]:
-            del _Cached.groups[key]
+        self._forget()
         self.engine.close()
+
+    def abort(self) -> None:
+        """Ends the group at once, from any thread, also while another one is inside of its calls: these and later ones
+        are a TimeoutError. Waits for nothing. Native transport's memory that peers reach is given back.
+
+        Waits in collectives of `pg` (transport "torch") are the process group's: abort that, too. Another Group of
+        the same arguments is a new one. What calls were writing is unknown.
+        """
+        self._forget()
+        self.engine.abort()
+
+    def _forget(self) -> None:
+        for key in [key for key, group in list(_Cached.groups.items()) if group is self]:
+            _Cached.groups.pop(key, None)
 
     def __enter__(self) -> Group:
         return self
@@ -267,6 +287,12 @@ class Group(metaclass=_Cached):
             f"uniep.Group(rank {self.rank} of {self.size}, {self.device}, transport {self.transport}: {self.why}"
             f"{', closed' if self.engine.closed else ''})"
         )
+
+
+def abort() -> None:
+    """Group.abort() of every group of this process, for a restart in it."""
+    for group in list(_by_name.values()):
+        group.abort()
 
 
 @atexit.register

@@ -152,6 +152,7 @@ _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_group_check": [Handle],
     "uniep_group_memory": [Handle, _INT32, _POINTER],
     "uniep_group_recover": [Handle],
+    "uniep_group_trim": [Handle],
     "uniep_group_describe": [Handle, _POINTER],
     "uniep_schedule_resolve": [Handle, _POINTER, _INT32, ctypes.c_char_p, ctypes.c_char_p, _SIZE, _POINTER],
     "uniep_place": [Handle, _POINTER, _POINTER, _INT32, _POINTER, _POINTER],
@@ -204,7 +205,8 @@ def load() -> ctypes.CDLL:
     for name in _DESTROYERS:
         function = getattr(library, f"uniep_{name}_destroy")
         function.argtypes, function.restype = [Handle], None
-    library.uniep_group_leave.argtypes, library.uniep_group_leave.restype = [Handle], None
+    for ending in (library.uniep_group_leave, library.uniep_group_abort):
+        ending.argtypes, ending.restype = [Handle], None
     return library
 
 

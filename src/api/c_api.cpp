@@ -202,6 +202,17 @@ void uniep_group_leave(uniep_group* group) {
   if (group != nullptr) group->state->group.leave();
 }
 
+void uniep_group_abort(uniep_group* group) {
+  if (group != nullptr) group->state->group.abort();
+}
+
+uniep_status uniep_group_trim(uniep_group* group) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    group->state->group.trim();
+  });
+}
+
 uniep_status uniep_group_describe(const uniep_group* group, uniep_group_info* info) {
   return guarded([&] {
     require_pointer(group, "group");

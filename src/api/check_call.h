@@ -27,10 +27,18 @@ auto with_heap(Run&& run) {
   }
 }
 
+// Runs a call that is not collective, inside of the group's gate.
+template <typename Run>
+auto inside(const Group& group, Run&& run) {
+  const internal::CallGate::Inside inside(group.implementation().gate());
+  return with_heap(run);
+}
+
 // Runs a collective call. What it throws the other ranks hear of, too.
 template <typename Run>
 auto collective(Group& group, Run&& run) {
   internal::Engine& engine = group.implementation();
+  const internal::CallGate::Inside inside(engine.gate());
   engine.begin_collective();
   try {
     return with_heap(run);

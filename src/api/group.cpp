@@ -137,7 +137,16 @@ SymmetricBuffer Group::register_symmetric(std::span<void* const> memory, std::si
   return api::collective(*this, [&] { return SymmetricBuffer(engine_->register_symmetric(memory, bytes)); });
 }
 void Group::leave() noexcept {
-  engine_->leave();
+  try {
+    api::inside(*this, [&] { engine_->leave(); });
+  } catch (const Error&) {  // aborted: that has told the others
+  }
+}
+void Group::abort() noexcept {
+  if (engine_->gate().close()) engine_->end_calls();
+}
+void Group::trim() {
+  api::inside(*this, [&] { engine_->trim(); });
 }
 void* SymmetricBuffer::data(int rank) const {
   return block_->data(rank);
@@ -146,20 +155,20 @@ std::size_t SymmetricBuffer::bytes() const {
   return block_->bytes();
 }
 void Group::synchronize() {
-  engine_->synchronize();
+  api::inside(*this, [&] { engine_->synchronize(); });
 }
 void Group::check() {
-  engine_->throw_failures();
+  api::inside(*this, [&] { engine_->throw_failures(); });
 }
 GroupMemory Group::memory(int rank) const {
   if (rank < first_local_rank() || rank >= first_local_rank() + local_ranks()) {
     refuse(
         fmt::format("rank: {}; legal are {} to {}", rank, first_local_rank(), first_local_rank() + local_ranks() - 1));
   }
-  return engine_->memory(rank);
+  return api::inside(*this, [&] { return engine_->memory(rank); });
 }
 void Group::recover() {
-  api::with_heap([&] { engine_->recover(); });
+  api::inside(*this, [&] { engine_->recover(); });
 }
 
 }  // namespace uniep

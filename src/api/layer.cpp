@@ -11,8 +11,8 @@ namespace uniep {
 using api::check_array;
 using api::check_call;
 using api::collective;
+using api::inside;
 using api::refuse;
-using api::with_heap;
 
 namespace {
 
@@ -101,7 +101,8 @@ std::vector<MemoryNeed> memory_need(const Group& group, const LayerConfig& confi
                                     Direction direction, const Placement& placement, const MemoryOptions& options) {
   check_call(group, config, schedule, direction, placement, group.local_ranks());
   check_time(options.weight_gradients);
-  return with_heap([&] { return group.implementation().memory_need(config, schedule, direction, placement, options); });
+  return inside(group,
+                [&] { return group.implementation().memory_need(config, schedule, direction, placement, options); });
 }
 
 Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,
@@ -202,7 +203,7 @@ void weight_gradients(Group& group, const PendingWeightGradients& work,
   }
   if (dw1 && state.dw1_done) refuse("work: its dw1 has been made; each work is done once");
   if (dw2 && state.dw2_done) refuse("work: its dw2 has been made; each work is done once");
-  with_heap([&] { group.implementation().weight_gradients({state, arguments, dw1, dw2}); });
+  inside(group, [&] { group.implementation().weight_gradients({state, arguments, dw1, dw2}); });
 }
 
 const BFloat16* Saved::z(int rank) const {

@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +28,7 @@ namespace {
 
 constexpr int kBadUsage = 2;
 constexpr int kNotStarted = 127;
+constexpr int kMostReads = 1000;  // of what a process has left in its pipe, which others may fill for ever
 
 [[noreturn]] void fail(const char* action, int error_number) {
   throw Error(Status::kDevice, fmt::format("--launch: processes: {}: {}", action, std::strerror(error_number)));
@@ -95,7 +97,10 @@ class RankProcess {
     const pid_t parent = ::getpid();
     id_ = ::fork();
     if (id_ < 0) fail("starting a process", errno);
-    if (id_ > 0) return;
+    if (id_ > 0) {
+      watch();
+      return;
+    }
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives the one that started it
     if (::getppid() != parent || ::dup2(writer.number(), STDERR_FILENO) < 0) ::_exit(kNotStarted);
     ::execve(command.program.c_str(), values.data(), variables.data());
@@ -108,13 +113,18 @@ class RankProcess {
     while (::waitpid(id_, nullptr, 0) < 0 && errno == EINTR) continue;
   }
   RankProcess(RankProcess&& other) noexcept
-      : id_(std::exchange(other.id_, -1)), messages_(std::move(other.messages_)), text_(std::move(other.text_)) {}
+      : id_(std::exchange(other.id_, -1)),
+        messages_(std::move(other.messages_)),
+        end_(std::move(other.end_)),
+        text_(std::move(other.text_)) {}
   RankProcess& operator=(RankProcess&&) = delete;
 
   int messages() const { return messages_.number(); }
+  // Readable when the process itself has ended.
+  int end() const { return end_.number(); }
   const std::string& text() const { return text_; }
 
-  // Takes what it has written to standard error. False when there will be no more.
+  // Takes what it has written to standard error. False when there will be no more, or now is none.
   bool read_messages() {
     std::array<char, 4096> bytes{};
     const ssize_t count = ::read(messages_.number(), bytes.data(), bytes.size());
@@ -134,8 +144,14 @@ class RankProcess {
   }
 
  private:
+  void watch() {
+    ::fcntl(messages_.number(), F_SETFL, O_NONBLOCK);  // the writing end keeps its own mode
+    end_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, id_, 0)));
+    if (end_.number() < 0) fail("watching a process", errno);
+  }
+
   pid_t id_ = -1;
-  Descriptor messages_;
+  Descriptor messages_, end_;
   std::string text_;
 };
 
@@ -166,8 +182,11 @@ void launch_ranks(const Command& command, const std::string& name, int ranks) {
   const int port = meeting_port();
   std::vector<RankProcess> processes;
   for (int rank = 0; rank < ranks; ++rank) processes.emplace_back(command, environment_of(rank, ranks, port));
-  std::vector<pollfd> open;
-  for (const RankProcess& process : processes) open.push_back({process.messages(), POLLIN, 0});
+  std::vector<pollfd> open;  // two a rank: its messages and its end, which a process of its own may outlive
+  for (const RankProcess& process : processes) {
+    open.push_back({process.messages(), POLLIN, 0});
+    open.push_back({process.end(), POLLIN, 0});
+  }
   for (int running = ranks; running > 0;) {
     if (::poll(open.data(), open.size(), -1) < 0) {
       if (errno == EINTR) continue;
@@ -175,9 +194,13 @@ void launch_ranks(const Command& command, const std::string& name, int ranks) {
     }
     for (int rank = 0; rank < ranks; ++rank) {
       RankProcess& process = processes[static_cast<std::size_t>(rank)];
-      pollfd& of = open[static_cast<std::size_t>(rank)];
-      if (of.fd < 0 || of.revents == 0 || process.read_messages()) continue;
-      of.fd = -1;
+      pollfd& messages = open[2 * static_cast<std::size_t>(rank)];
+      pollfd& end = open[2 * static_cast<std::size_t>(rank) + 1];
+      const bool ended = end.fd >= 0 && end.revents != 0;
+      if (messages.fd >= 0 && messages.revents != 0 && !process.read_messages()) messages.fd = -1;
+      if (!ended) continue;
+      for (int more = kMostReads; more > 0 && messages.fd >= 0 && process.read_messages();) --more;
+      messages.fd = end.fd = -1;
       --running;
       const int status = process.wait();
       if (status != 0) report(rank, status, process.text(), name);

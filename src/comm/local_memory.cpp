@@ -66,6 +66,7 @@ class LocalMemory final : public SymmetricMemory {
 
  private:
   void take() {
+    addresses_.reserve(devices_.size());
     for (const int device : devices_) {
       const ScopedDevice scope(device);
       CUdeviceptr address = 0;

@@ -185,6 +185,7 @@ void RankMesh::wait(std::vector<Transfer>& transfers, const Deadline& deadline) 
   std::vector<pollfd> open;
   bool over = false, asked = false;
   for (;;) {
+    if (interrupted_) throw Error(Status::kTimeout, "rank " + std::to_string(rank_) + " aborted the group");
     const std::optional<MeshFailure> failure = failure_of_peers();
     open.clear();
     std::vector<int> awaited;
@@ -220,7 +221,7 @@ void RankMesh::wait(std::vector<Transfer>& transfers, const Deadline& deadline) 
       throw Error(Status::kTimeout,
                   rank_names(awaited) + " did not take part in " + name_of(header) + " within " + deadline.text());
     }
-    if (::poll(open.data(), open.size(), deadline.milliseconds()) < 0 && errno != EINTR) {
+    if (::poll(open.data(), open.size(), deadline.milliseconds(kAskMilliseconds)) < 0 && errno != EINTR) {
       throw Error(Status::kDevice, std::string("waiting for other ranks: poll: ") + std::strerror(errno));
     }
     over = deadline.passed();  // and then one more look: this process itself may have been stopped

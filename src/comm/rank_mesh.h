@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -47,7 +48,8 @@ Problem problem_in(Action&& action) {
 // other goes through here and ends. All functions but fail() and peer_failure() are collective: every rank calls the
 // same ones in the same order. They throw Error that names the rank at fault: kTimeout if it did not come in time,
 // kDevice if it failed, left or died (noticed at once), kInvalidArgument if it called another one. The mesh is broken
-// then, all ranks hear of it, and every later call throws the same. Not thread-safe. A fork()ed child must not use it.
+// then, all ranks hear of it, and every later call throws the same. Not thread-safe, but for interrupt(). A fork()ed
+// child must not use it.
 class RankMesh {
  public:
   static constexpr int kMostRanks = 64;
@@ -77,6 +79,9 @@ class RankMesh {
 
   // Tells all ranks that this one can not go on: what they wait for ends with "rank R failed: why". Does not wait.
   void fail(const std::string& why) noexcept;
+
+  // From any thread: a wait that this rank is in, or begins, ends soon, and the mesh is broken by that.
+  void interrupt() noexcept { interrupted_ = true; }
 
   // Why the mesh is broken, or a peer has failed or died; empty if it is not known to be. Does not wait.
   std::string peer_failure();
@@ -110,6 +115,7 @@ class RankMesh {
   uint64_t sequence_ = 0;
   std::vector<MeshLink> links_;  // by rank; none to this one
   std::optional<MeshFailure> broken_;
+  std::atomic<bool> interrupted_{false};
 };
 
 }  // namespace uniep

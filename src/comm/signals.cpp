@@ -84,17 +84,28 @@ Signals::Signals(SymmetricMemory& memory, int64_t signal_bytes) : memory_(memory
                                               " bytes of symmetric memory; the group has " +
                                               std::to_string(memory.bytes()));
   }
-  for (const int rank : memory.own_ranks()) {
-    const ScopedDevice scope(memory.device(rank));
-    CUdeviceptr address = 0;
-    cuda::check(driver().cuMemAlloc(&address, sizeof(cuda::RankState)), "allocating a rank's state");
-    own_.push_back({rank, reinterpret_cast<cuda::RankState*>(address), cuda::SideStream(memory.device(rank))});
+  try {
+    for (const int rank : memory.own_ranks()) {
+      const ScopedDevice scope(memory.device(rank));
+      OwnRank& own = own_.emplace_back(OwnRank{rank, nullptr, cuda::SideStream(memory.device(rank))});
+      CUdeviceptr address = 0;
+      cuda::check(driver().cuMemAlloc(&address, sizeof(cuda::RankState)), "allocating a rank's state");
+      own.state = reinterpret_cast<cuda::RankState*>(address);
+    }
+    clear();
+  } catch (...) {
+    free_states();
+    throw;
   }
-  clear();
 }
 
 Signals::~Signals() {
+  free_states();
+}
+
+void Signals::free_states() noexcept {
   for (const OwnRank& own : own_) {
+    if (own.state == nullptr) continue;
     const ScopedDevice scope(memory_.device(own.rank), std::nothrow);
     driver().cuMemFree(reinterpret_cast<CUdeviceptr>(own.state));
   }

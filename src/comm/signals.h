@@ -38,6 +38,7 @@ class Signals {
     cuda::SideStream stream;
   };
   const OwnRank& of(int own_rank) const;
+  void free_states() noexcept;
 
   SymmetricMemory& memory_;
   int64_t signal_bytes_;

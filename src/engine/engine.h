@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include "engine/call_gate.h"
 #include "engine/carver.h"
 #include "model/placement_state.h"
 #include "program/rank_program.h"
@@ -158,12 +159,17 @@ class Engine {
   virtual void throw_failures() = 0;               // of calls so far, as far as they are known
   virtual GroupMemory memory(int rank) const = 0;  // of a local rank
   virtual void recover() = 0;
+  virtual void trim() = 0;
 
   // A collective call begins, before its arguments are checked; and if it throws, so that ranks in other processes need
   // not wait for this one.
   virtual void begin_collective() {}
   virtual void give_up(const std::exception& /*why*/) noexcept {}
   virtual void leave() noexcept {}
+
+  // Behind the gate's close(), from any thread, once: what runs or waits inside is to end. Waits for nothing.
+  virtual void end_calls() noexcept {}
+  CallGate& gate() { return gate_; }
 
   // Collective where ranks are in several processes, which begin what follows together: copies what each process gives
   // to the one of rank 0, in rank order, to where room(bytes of all) says. An engine with all ranks copies `own`.
@@ -175,6 +181,9 @@ class Engine {
   virtual std::vector<int64_t> share(int64_t own) { return {own}; }
   // Collective: returns when every process of the group has called it; an engine with all ranks returns at once.
   virtual void meet() {}
+
+ private:
+  CallGate gate_;
 };
 
 }  // namespace uniep::internal

@@ -24,7 +24,9 @@ struct State {
   std::map<CUdeviceptr, Range> ranges;
   std::map<CUmemGenericAllocationHandle, size_t> handles;  // descriptors of memfds, and their sizes
   std::map<CUdeviceptr, size_t> plain;                     // cuMemAlloc's
-  int objects = 0;                                         // streams and events
+  std::map<CUmodule, std::map<std::string, int>> modules;  // and their functions
+  int failures = 0;
+  int objects = 0;  // streams, events and page-locked memory
 };
 State& state() {
   static State own;
@@ -38,14 +40,22 @@ CUresult planned(const char* function) {
   const char* const stall = std::getenv("FAKE_CUDA_STALL");
   while (stall != nullptr && stall == name + ":" + std::to_string(call)) ::pause();
   const char* const fail = std::getenv("FAKE_CUDA_FAIL");
-  const std::string prefix = name + ":" + std::to_string(call) + ":";
-  if (fail != nullptr && std::strncmp(fail, prefix.c_str(), prefix.size()) == 0) {
-    return static_cast<CUresult>(std::atoi(fail + prefix.size()));
-  }
-  return CUDA_SUCCESS;
+  const std::string plan = fail != nullptr ? fail : "";
+  if (!plan.starts_with(name + ":")) return CUDA_SUCCESS;
+  static std::string counted;  // a plan with a +, and the call behind which it began
+  static int before = 0;
+  const bool from_now = plan[name.size() + 1] == '+';
+  if (from_now && plan != counted) counted = plan, before = call - 1;
+  if (call - (from_now ? before : 0) != std::atoi(plan.c_str() + name.size() + 1)) return CUDA_SUCCESS;
+  ++state().failures;
+  return static_cast<CUresult>(std::atoi(plan.c_str() + plan.rfind(':') + 1));
 }
 #define PLANNED(name) \
   if (const CUresult result = planned(name); result != CUDA_SUCCESS) return result
+// Of a call that takes something that may run out.
+#define REQUEST(name) \
+  PLANNED(name);      \
+  PLANNED("request")
 
 CUresult done() {
   const char* const busy = std::getenv("FAKE_CUDA_BUSY");
@@ -67,6 +77,12 @@ int fake_cuda_live() {
 }
 void fake_cuda_reset() {
   state().calls.clear();
+}
+int fake_cuda_failures() {
+  return state().failures;
+}
+int fake_cuda_modules() {
+  return static_cast<int>(state().modules.size());
 }
 
 CUresult cuInit(unsigned int) {
@@ -97,14 +113,14 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
 }
 
 CUresult cuMemAlloc(CUdeviceptr* address, size_t size) {
-  PLANNED("cuMemAlloc");
-  *address = reinterpret_cast<CUdeviceptr>(std::malloc(size));
+  REQUEST("cuMemAlloc");
+  *address = reinterpret_cast<CUdeviceptr>(std::calloc(size, 1));
   state().plain[*address] = size;
   return CUDA_SUCCESS;
 }
 CUresult cuMemFree(CUdeviceptr address) {
+  if (state().plain.erase(address) == 0) return CUDA_ERROR_INVALID_VALUE;
   std::free(memory(address));
-  state().plain.erase(address);
   return CUDA_SUCCESS;
 }
 
@@ -115,7 +131,7 @@ CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocatio
 }
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp*,
                      unsigned long long) {
-  PLANNED("cuMemCreate");
+  REQUEST("cuMemCreate");
   const int file = ::memfd_create("fake_cuda", MFD_CLOEXEC);
   if (file < 0 || size % kGranularity != 0 || ::ftruncate(file, static_cast<off_t>(size)) != 0) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -239,6 +255,7 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t size, CUstr
   return CUDA_SUCCESS;
 }
 CUresult cuStreamCreate(CUstream* stream, unsigned int) {
+  REQUEST("cuStreamCreate");
   ++state().objects;
   *stream = reinterpret_cast<CUstream>(uintptr_t{16});
   return CUDA_SUCCESS;
@@ -251,6 +268,7 @@ CUresult cuStreamQuery(CUstream) {
   return done();
 }
 CUresult cuEventCreate(CUevent* event, unsigned int) {
+  REQUEST("cuEventCreate");
   ++state().objects;
   *event = reinterpret_cast<CUevent>(uintptr_t{16});
   return CUDA_SUCCESS;
@@ -264,6 +282,153 @@ CUresult cuEventRecord(CUevent, CUstream) {
 }
 CUresult cuEventQuery(CUevent) {
   return done();
+}
+CUresult cuEventSynchronize(CUevent) {
+  return CUDA_SUCCESS;
+}
+
+// ---- What runs layers: kernels do nothing
+
+CUresult cuDeviceGetName(char* name, int length, CUdevice) {
+  std::strncpy(name, "stand-in", static_cast<size_t>(length));
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  const bool major = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+  const bool minor = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+  *value = major ? 9 : minor ? 0 : 8;
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceCanAccessPeer(int* can, CUdevice, CUdevice) {
+  *can = 1;
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxEnablePeerAccess(CUcontext, unsigned int) {
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxSynchronize() {
+  return CUDA_SUCCESS;
+}
+CUresult cuModuleLoadData(CUmodule* module, const void*) {
+  REQUEST("cuModuleLoadData");
+  *module = reinterpret_cast<CUmodule>(std::malloc(1));
+  state().modules[*module];
+  return CUDA_SUCCESS;
+}
+CUresult cuModuleUnload(CUmodule module) {
+  if (state().modules.erase(module) == 0) return CUDA_ERROR_INVALID_VALUE;
+  std::free(module);
+  return CUDA_SUCCESS;
+}
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+  *function = reinterpret_cast<CUfunction>(&state().modules.at(module)[name]);
+  return CUDA_SUCCESS;
+}
+CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) {
+  return CUDA_SUCCESS;
+}
+CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchConfig*) {
+  *clusters = 1000;
+  return CUDA_SUCCESS;
+}
+CUresult cuLaunchKernelEx(const CUlaunchConfig*, CUfunction function, void**, void**) {
+  PLANNED("cuLaunchKernelEx");
+  for (auto& [module, functions] : state().modules) {
+    for (auto& [name, launches] : functions) {
+      if (reinterpret_cast<CUfunction>(&launches) != function) continue;
+      ++launches;
+      return CUDA_SUCCESS;
+    }
+  }
+  return CUDA_ERROR_INVALID_HANDLE;  // of a module that was unloaded
+}
+CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                                CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  return CUDA_SUCCESS;
+}
+CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attributes, void** values, CUdeviceptr) {
+  for (unsigned int i = 0; i < count; ++i) {
+    if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *static_cast<int*>(values[i]) = 0;
+    if (attributes[i] == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE) *static_cast<void**>(values[i]) = nullptr;
+    if (attributes[i] == CU_POINTER_ATTRIBUTE_ACCESS_FLAGS) *static_cast<unsigned int*>(values[i]) = 3;
+  }
+  return CUDA_SUCCESS;
+}
+CUresult cuMemHostAlloc(void** address, size_t size, unsigned int) {
+  REQUEST("cuMemHostAlloc");
+  *address = std::calloc(size, 1);
+  ++state().objects;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemFreeHost(void* address) {
+  if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::free(address);
+  --state().objects;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream) {
+  std::memcpy(memory(to), memory(from), size);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream) {
+  for (size_t i = 0; i < count; ++i) static_cast<unsigned int*>(memory(to))[i] = value;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamSynchronize(CUstream) {
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int) {
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamGetCaptureInfo(CUstream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph*, const CUgraphNode**,
+                                const CUgraphEdgeData**, size_t*) {
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  *id = 0;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*) {
+  return CUDA_SUCCESS;
+}
+
+// ---- NVRTC, for UNIEP_LIBNVRTC: all sources compile to the same few bytes
+
+int nvrtcVersion(int* major, int* minor) {
+  *major = 13;
+  *minor = 0;
+  return 0;
+}
+const char* nvrtcGetErrorString(int) {
+  return "planned";
+}
+int nvrtcCreateProgram(void** program, const char*, const char*, int, const char* const*, const char* const*) {
+  *program = nullptr;
+  return 0;
+}
+int nvrtcCompileProgram(void*, int, const char* const*) {
+  return 0;
+}
+int nvrtcDestroyProgram(void**) {
+  return 0;
+}
+int nvrtcGetCUBINSize(void*, size_t* size) {
+  *size = 4;
+  return 0;
+}
+int nvrtcGetCUBIN(void*, char* cubin) {
+  std::memcpy(cubin, "none", 4);
+  return 0;
+}
+int nvrtcGetProgramLogSize(void*, size_t* size) {
+  *size = 0;
+  return 0;
+}
+int nvrtcGetProgramLog(void*, char*) {
+  return 0;
 }
 
 }  // extern "C"

@@ -2,9 +2,12 @@
 
 #include <cuda.h>
 
-// A stand-in for the CUDA driver (libfake_cuda.so, for UNIEP_LIBCUDA): "device" memory is the host's, allocations that
-// processes share are memfds, and work is done at once. Calls fail or stall where the environment says so:
+// A stand-in for the CUDA driver and NVRTC (libfake_cuda.so, for UNIEP_LIBCUDA and UNIEP_LIBNVRTC). Kernels do nothing:
+// "device" memory is the host's, allocations that processes share are memfds, and work is done at once. Calls fail or
+// stall where the environment says so:
 //   FAKE_CUDA_FAIL="cuMemCreate:2:2"     the second cuMemCreate of this process returns CUresult 2
+//   FAKE_CUDA_FAIL="request:7:2"         so does the seventh call that takes memory, an event, a stream or a module
+//   FAKE_CUDA_FAIL="request:+7:2"        the seventh from now on
 //   FAKE_CUDA_STALL="cuMemMap:3"         the third cuMemMap of this process does not return
 //   FAKE_CUDA_BUSY=1                     events and streams are never done
 // It is read at each call, so that a test sets it when it likes; the count is from the last fake_cuda_reset().
@@ -13,4 +16,8 @@ extern "C" {
 // streams and events that are not destroyed; 0 if nothing has leaked.
 int fake_cuda_live();
 void fake_cuda_reset();
+// Calls so far that have failed as planned.
+int fake_cuda_failures();
+// Modules that are loaded, which are a process's for good.
+int fake_cuda_modules();
 }

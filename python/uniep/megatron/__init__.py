@@ -20,6 +20,7 @@ from uniep.megatron.experts import Experts
 from uniep.megatron.flags import FLAGS, refuse
 from uniep.megatron.layer import STAYS, UniEPMoELayer, without_dispatcher
 from uniep.megatron.metrics import log_stats
+from uniep.megatron.restart import abort_hook
 from uniep.megatron.routing import expert_weights
 from uniep.switch import is_disabled
 
@@ -28,6 +29,7 @@ __all__ = [
     "Experts",
     "UniEPBackend",
     "UniEPMoELayer",
+    "abort_hook",
     "enable",
     "expert_weights",
     "log_stats",

@@ -40,7 +40,7 @@ struct RankBuffers {
 
 struct Call {
   Call(const Program& called_program, const Kernels& called_kernels, std::vector<RankSignals>& group_signals,
-       WakeUp& group_wake_up)
+       WakeUp& group_wake_up, const std::atomic<bool>& group_aborted)
       : program(called_program),
         kernels(called_kernels),
         shape(program.request().shape),
@@ -50,7 +50,8 @@ struct Call {
         ranks(program.ranks()),
         pairs(static_cast<std::size_t>(program.ranks()) * kMaxLaunches * pairs_of_rank()),
         signals(group_signals),
-        wake_up(group_wake_up) {}
+        wake_up(group_wake_up),
+        aborted(group_aborted) {}
 
   const Program& program;
   const Kernels& kernels;
@@ -64,6 +65,7 @@ struct Call {
   std::vector<WorkerPair> pairs;  // [rank, launch, pair]
   std::vector<RankSignals>& signals;
   WakeUp& wake_up;
+  const std::atomic<bool>& aborted;
   Disturbance disturbance;
   Fault fault = Fault::kNone;
   double timeout_seconds = 60;

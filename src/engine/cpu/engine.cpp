@@ -112,7 +112,9 @@ CpuEngine::CpuEngine(const GroupOptions& options)
       kernels_(&kernels(best_instruction_set())),
       threads_(thread_count(options)),
       signals_(options.ranks),
-      symmetric_(options.ranks) {}
+      symmetric_(options.ranks) {
+  gate().set_release([this] { release_symmetric(); });
+}
 
 Machine CpuEngine::machine() const {
   Machine machine;
@@ -174,6 +176,12 @@ GroupMemory CpuEngine::memory(int rank) const {
   return memory;
 }
 
+// New flags hold no epoch, so what a later call takes is as good as what was there.
+void CpuEngine::release_symmetric() noexcept {
+  for (RankSignals& signals : signals_) signals = RankSignals();
+  for (Symmetric& own : symmetric_) own = Symmetric();
+}
+
 void CpuEngine::recover() {
   for (RankSignals& signals : signals_) signals.clear_all();
   broken_ = false;
@@ -217,7 +225,7 @@ ProgramRequest CpuEngine::request(const LayerConfig& config, const Schedule& sch
 
 std::unique_ptr<Call> CpuEngine::begin_call(const Program& program) {
   throw_failures();
-  auto call = std::make_unique<Call>(program, *kernels_, signals_, wake_up_);
+  auto call = std::make_unique<Call>(program, *kernels_, signals_, wake_up_, gate().closed());
   call->epoch = next_epoch_;
   call->slot_count = slots_per_token(call->shape, call->numerics);
   call->disturbance = options_.disturbance;
@@ -347,7 +355,7 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
 void CpuEngine::weight_gradients(const internal::WeightGradientsCall& call) {
   internal::PendingState& work = call.work;
   const Program program(request(work.config, work.schedule, Direction::kBackward, false), work.placement.state());
-  Call running(program, *kernels_, signals_, wake_up_);
+  Call running(program, *kernels_, signals_, wake_up_, gate().closed());
   for (int rank = 0; rank < options_.ranks; ++rank) {
     internal::PendingRank& left = work.ranks[rank];
     const WeightGradientArguments& arguments = call.arguments[rank];
@@ -369,6 +377,7 @@ void CpuEngine::weight_gradients(const internal::WeightGradientsCall& call) {
       if (!(stage == Stage::kWgradFc2 ? call.dw2 : call.dw1)) continue;
       const Segment all{stage, {0, p.local_experts}, 0};
       for (int64_t index = unit; index < segment_length(p, all); index += units) {
+        if (running.aborted.load(std::memory_order_relaxed)) internal::CallGate::throw_closed();
         const Task task = segment_task(p, all, index);
         if (task.has_tile()) run_wgrad_tile(running, p, task, scratch);
       }

@@ -37,6 +37,7 @@ class CpuEngine : public internal::Engine {
   void throw_failures() override;
   GroupMemory memory(int rank) const override;
   void recover() override;
+  void trim() override { release_symmetric(); }
 
   int threads() const { return threads_.count(); }
 
@@ -61,6 +62,7 @@ class CpuEngine : public internal::Engine {
   std::unique_ptr<Call> begin_call(const Program& program);
   void finish_call(Call& call, std::vector<TileEvent>* events);
   void reserve_symmetric(Call& call);
+  void release_symmetric() noexcept;
   void poison(void* memory, std::size_t bytes) const;
 
   GroupOptions options_;

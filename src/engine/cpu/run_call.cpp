@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "engine/call_gate.h"
 #include "engine/cpu/agent.h"
 
 namespace uniep::cpu {
@@ -33,6 +34,7 @@ class ThreadAgents {
   void run() {
     for (const int rank : own_ranks_) announce_arrival(rank);
     while (!agents_.empty() && !call_.stopped.load(std::memory_order_relaxed)) {
+      if (call_.aborted.load(std::memory_order_relaxed)) internal::CallGate::throw_closed();
       const uint32_t seen = call_.wake_up.seen();
       if (run_round()) continue;
       check_time();

@@ -122,11 +122,21 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
                double arrival_seconds)
     : memory_(memory), wait_seconds_(wait_seconds), arrival_seconds_(arrival_seconds) {
   require_ranks(memory.ranks());
-  for (const int rank : memory.own_ranks()) {
-    const int device = memory.device(rank);
+  try {
+    take(kernels);
+    clear_own();
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+void Placer::take(const std::vector<KernelStore*>& kernels) {
+  for (const int rank : memory_.own_ranks()) {
+    const int device = memory_.device(rank);
     auto found = std::find_if(devices_.begin(), devices_.end(), [&](const auto& of) { return of.device == device; });
     if (found == devices_.end()) {
-      found = devices_.insert(devices_.end(), {device, kernels.at(own_.size()), 0, {}});
+      found = devices_.insert(devices_.end(), {device, kernels.at(own_.size()), 0, 0, {}});
     }
     found->index.push_back(own_.size());
     own_.push_back({rank, device, nullptr, nullptr, nullptr, SideStream(device)});
@@ -135,13 +145,7 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
     const ScopedDevice scope(of.device);
     const int processors = device_attribute(of.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     of.ctas = std::clamp(processors / static_cast<int>(of.index.size()), 1, kMostCtasOfRank);
-    // Loaded now: loading may wait for kernels that run, and those may wait for a peer.
-    of.kernels->prepare(placement_kernels());
-    of.kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts));
-    of.kernels->get(row_of_source_request(), 0);
-    of.kernels->get(program_tables_request(), 0);
-    of.kernels->get(slots_of_map_request(), 0);
-    of.kernels->get(dense_dprobs_request(), 0);
+    load(of);
     for (const size_t i : of.index) {
       const size_t counts = static_cast<size_t>(of.ctas) * kMostPlaceExperts;
       const size_t counts_bytes = (counts + static_cast<size_t>(of.ctas) * kTokenClasses) * sizeof(int32_t);
@@ -158,15 +162,38 @@ Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels
   cuda::check(driver().cuMemHostAlloc(&host, sizeof(HostMemory), CU_MEMHOSTALLOC_PORTABLE),
               "allocating page-locked memory");
   host_ = static_cast<HostMemory*>(host);
-  clear_own();
+}
+
+// At once: loading may wait for kernels that run, and those may wait for a peer.
+void Placer::load(DeviceRanks& of) {
+  const ScopedDevice scope(of.device);
+  const uint64_t generation = of.kernels->generation();
+  of.kernels->prepare(placement_kernels());
+  of.kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts));
+  of.kernels->get(row_of_source_request(), 0);
+  of.kernels->get(program_tables_request(), 0);
+  of.kernels->get(slots_of_map_request(), 0);
+  of.kernels->get(dense_dprobs_request(), 0);
+  of.generation = generation;
+}
+
+void Placer::load_again() {
+  for (DeviceRanks& of : devices_) {
+    if (of.generation != of.kernels->generation()) load(of);
+  }
 }
 
 Placer::~Placer() {
+  release();
+}
+
+void Placer::release() noexcept {
   for (const OwnRank& own : own_) {
+    if (own.state == nullptr) continue;
     const ScopedDevice scope(own.device, std::nothrow);
     driver().cuMemFree(pointer(own.state));
   }
-  driver().cuMemFreeHost(host_);
+  if (host_ != nullptr) driver().cuMemFreeHost(host_);
 }
 
 void Placer::clear() {

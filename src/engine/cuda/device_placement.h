@@ -83,6 +83,9 @@ class Placer {
   // The number of the running call on this rank; peers' failures are told by it.
   void set_call(uint32_t number) { call_ = number; }
 
+  // Loads what will be launched, where KernelStore::trim() has unloaded it.
+  void load_again();
+
   // First of all, where routings are dense: their slots become the routings.
   void make_slots(const LayerShape& shape, std::span<RankToPlace> ranks);
 
@@ -130,9 +133,13 @@ class Placer {
     int device = 0;
     KernelStore* kernels = nullptr;
     int ctas = 0;               // a rank
+    uint64_t generation = 0;    // of the kernels that are loaded
     std::vector<size_t> index;  // of own ranks
   };
 
+  void take(const std::vector<KernelStore*>& kernels);
+  void release() noexcept;
+  static void load(DeviceRanks& of);
   void clear_own();
   void launch(const LayerShape& shape, std::span<const RankToPlace> ranks, uint32_t phases, const PlaceLimits& limits);
   void clear_rows(std::span<const RankToPlace> ranks);

@@ -22,6 +22,7 @@ namespace uniep::cuda {
   X(cuCtxEnablePeerAccess)             \
   X(cuCtxSynchronize)                  \
   X(cuModuleLoadData)                  \
+  X(cuModuleUnload)                    \
   X(cuModuleGetFunction)               \
   X(cuFuncSetAttribute)                \
   X(cuLaunchKernelEx)                  \

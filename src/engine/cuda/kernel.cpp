@@ -43,12 +43,14 @@ KernelStore& KernelStore::of_device(int device) {
 }
 
 void KernelStore::add(const std::string& key, const std::string& cubin) {
-  CUmodule module = nullptr;
-  check(driver().cuModuleLoadData(&module, cubin.data()), ("loading " + key).c_str());
-  modules_.emplace(key, module);
+  const std::string action = "loading " + key;
+  std::map<std::string, Module> own;  // all the memory that noting it takes
+  Module& added = own[key];
+  check(driver().cuModuleLoadData(&added.module, cubin.data()), action.c_str());
+  modules_.merge(own);
 }
 
-CUmodule KernelStore::module(const KernelRequest& request) {
+KernelStore::Module& KernelStore::module(const KernelRequest& request) {
   const std::string key = request.description();
   auto found = modules_.find(key);
   if (found == modules_.end()) {
@@ -60,18 +62,34 @@ CUmodule KernelStore::module(const KernelRequest& request) {
 
 CUfunction KernelStore::get(const KernelRequest& request, int shared_bytes) {
   const std::lock_guard lock(mutex_);
-  const std::string key = request.function + " " + request.description();
-  const auto found = functions_.find(key);
-  if (found != functions_.end()) return found->second;
+  Module& loaded = module(request);
+  const auto found = loaded.functions.find(request.function);
+  if (found != loaded.functions.end()) return found->second;
   CUfunction function = nullptr;
-  check(driver().cuModuleGetFunction(&function, module(request), request.function.c_str()), "cuModuleGetFunction");
+  check(driver().cuModuleGetFunction(&function, loaded.module, request.function.c_str()), "cuModuleGetFunction");
   constexpr int kAlwaysAllowed = 48 * 1024;
   if (shared_bytes > kAlwaysAllowed) {
     check(driver().cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
           "cuFuncSetAttribute (dynamic shared memory)");
   }
-  functions_.emplace(key, function);
+  loaded.functions.emplace(request.function, function);
   return function;
+}
+
+void KernelStore::keep() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [key, loaded] : modules_) loaded.kept = true;
+}
+
+void KernelStore::trim() {
+  const std::lock_guard lock(mutex_);
+  const ScopedDevice scope(device_);
+  check(driver().cuCtxSynchronize(), "waiting for a device");
+  ++generation_;
+  for (auto loaded = modules_.begin(); loaded != modules_.end();) {
+    if (!loaded->second.kept) driver().cuModuleUnload(loaded->second.module);
+    loaded = loaded->second.kept ? std::next(loaded) : modules_.erase(loaded);
+  }
 }
 
 void KernelStore::prepare(std::span<const KernelRequest> requests) {

@@ -2,6 +2,8 @@
 
 #include <cuda.h>
 
+#include <atomic>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <span>
@@ -39,16 +41,31 @@ class KernelStore {
   // Compiles and loads several at once.
   void prepare(std::span<const KernelRequest> requests);
 
+  // What is loaded now stays loaded: graphs may launch it.
+  void keep();
+
+  // Unloads all but what keep() has kept. Waits for the device; nobody may launch meanwhile, and functions that get()
+  // gave before are void.
+  void trim();
+  // How often trim() has unloaded.
+  uint64_t generation() const { return generation_; }
+
   int device() const { return device_; }
 
  private:
-  CUmodule module(const KernelRequest& request);
+  struct Module {
+    CUmodule module;
+    bool kept = false;
+    std::map<std::string, CUfunction> functions;
+  };
+
+  Module& module(const KernelRequest& request);
   void add(const std::string& key, const std::string& cubin);
 
   int device_;
   std::mutex mutex_;
-  std::map<std::string, CUmodule> modules_;
-  std::map<std::string, CUfunction> functions_;
+  std::map<std::string, Module> modules_;
+  std::atomic<uint64_t> generation_{0};
 };
 
 }  // namespace uniep::cuda

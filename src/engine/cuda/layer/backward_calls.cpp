@@ -59,14 +59,6 @@ WeightGradientProduct product_of(const ProgramRequest& request, const DeviceProg
   return product;
 }
 
-// A record has 16 bits for the K blocks of a weight gradient.
-void require_countable(int64_t rows, int rank) {
-  constexpr int64_t kMost = int64_t{UINT16_MAX} * kTileK;
-  if (rows <= kMost) return;
-  throw Error(Status::kUnsupported,
-              fmt::format("rows: {} on rank {}; on cuda backward takes up to {} rows of a rank", rows, rank, kMost));
-}
-
 void require_aligned(const WeightGradients& gradients, int64_t experts, int rank) {
   cuda::require_aligned(gradients.dw1, "dw1", rank);
   cuda::require_aligned(gradients.dw2, "dw2", rank);
@@ -138,65 +130,71 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   PlacedTables& tables = tables_of(placement);
   const int64_t local_experts = call.config.shape.experts / options_.ranks;
   const bool later = call.use.weight_gradients == WeightGradientTime::kLater;
-  for (std::size_t local = 0; local < call.arguments.size(); ++local) {
-    const BackwardArguments& own = call.arguments[local];
-    const int rank = first_local_rank() + static_cast<int>(local);
-    require_aligned(own.dy, "dy", rank);
-    require_aligned(own.x, "x", rank);
-    require_aligned(own.dx, "dx", rank);
-    if (asked.weight_gradients) require_aligned(own.gradients, local_experts, rank);
-  }
   const std::vector<LaunchStages> launches = launch_stages(asked.schedule, asked.direction, asked.weight_gradients);
-  const bool filled = std::any_of(launches.begin(), launches.end(), [](const LaunchStages& stages) {
-    return stages.wgrad_fc1 && !is_weight_gradients_alone(stages);
-  });
-  for (std::size_t local = 0; filled && local < call.arguments.size(); ++local) {
-    require_storable(call.arguments[local].gradients, call.config.shape.intermediate,
-                     first_local_rank() + static_cast<int>(local));
-  }
-  prepare(asked);
   const bool alone = std::any_of(launches.begin(), launches.end(), is_weight_gradients_alone);
-  for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
-    if (!alone) break;
-    for (const bool by_address : {false, true}) {
-      const bool used = std::any_of(call.arguments.begin(), call.arguments.end(), [&](const BackwardArguments& own) {
-        return has_addresses(own.gradients, stage) == by_address;
-      });
-      if (used) prepare_weight_gradients(asked, stage, by_address, options_.workers);
-    }
-  }
-
   std::vector<CUstream> streams;
   for (const BackwardArguments& arguments : call.arguments) streams.push_back(stream_of(arguments.stream));
-  look_for_capture(streams);
   std::shared_ptr<CudaPending> pending;
-  if (later) pending = std::make_shared<CudaPending>();
   std::vector<internal::MemoryBlock> workspaces;
   std::vector<internal::PendingRank> operands(streams.size());
   std::vector<uint32_t*> failed;
-  for (std::size_t local = 0; local < streams.size(); ++local) {
-    const int rank = first_local_rank() + static_cast<int>(local);
-    const internal::MemoryRequest memory =
-        internal::memory_request(call.config.shape, call.schedule, placement, rank, call.use);
-    require_countable(memory.rows, rank);
-    const MemoryNeed need = internal::block_sizes(memory, Direction::kBackward);
-    const BackwardArguments& own = call.arguments[local];
-    workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes, rank,
-                            own.stream);
-    operands[local].memory = internal::MemoryBlock(own.pending_memory, "pending_memory", options_.allocator,
-                                                   need.pending_bytes, rank, own.stream);
-  }
-  begin_queueing(streams);
-  const std::vector<RankTarget> rank_targets = targets(streams);
-  const std::vector<DeviceProgram>& programs = tables.programs(asked, saved.placement.state(), rank_targets);
+  std::vector<RankTarget> rank_targets;
   std::vector<RankBinding> bindings(call.arguments.size());
-  for (std::size_t local = 0; local < bindings.size(); ++local) {
-    bindings[local].rank = first_local_rank() + static_cast<int>(local);
-    bindings[local].input[0] = call.arguments[local].dy;
-    bindings[local].input[1] = call.arguments[local].x;
-  }
-  std::vector<Inputs> inputs = find_inputs(bindings, programs.front(), call.config.shape, placement);
-  reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)));
+  std::vector<Inputs> inputs;
+  const std::vector<DeviceProgram>* made = nullptr;
+  before_growth(asked, CallKind::kBackward, placement, [&] {
+    for (std::size_t local = 0; local < call.arguments.size(); ++local) {
+      const BackwardArguments& own = call.arguments[local];
+      const int rank = first_local_rank() + static_cast<int>(local);
+      require_aligned(own.dy, "dy", rank);
+      require_aligned(own.x, "x", rank);
+      require_aligned(own.dx, "dx", rank);
+      if (asked.weight_gradients) require_aligned(own.gradients, local_experts, rank);
+    }
+    const bool filled = std::any_of(launches.begin(), launches.end(), [](const LaunchStages& stages) {
+      return stages.wgrad_fc1 && !is_weight_gradients_alone(stages);
+    });
+    for (std::size_t local = 0; filled && local < call.arguments.size(); ++local) {
+      require_storable(call.arguments[local].gradients, call.config.shape.intermediate,
+                       first_local_rank() + static_cast<int>(local));
+    }
+    prepare(asked);
+    for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+      if (!alone) break;
+      for (const bool by_address : {false, true}) {
+        const bool used = std::any_of(call.arguments.begin(), call.arguments.end(), [&](const BackwardArguments& own) {
+          return has_addresses(own.gradients, stage) == by_address;
+        });
+        if (used) prepare_weight_gradients(asked, stage, by_address, options_.workers);
+      }
+    }
+    look_for_capture(streams);
+    if (later) pending = std::make_shared<CudaPending>();
+    for (std::size_t local = 0; local < streams.size(); ++local) {
+      const int rank = first_local_rank() + static_cast<int>(local);
+      const internal::MemoryRequest memory =
+          internal::memory_request(call.config.shape, call.schedule, placement, rank, call.use);
+      require_countable_rows(memory.rows, rank, Direction::kBackward);
+      const MemoryNeed need = internal::block_sizes(memory, Direction::kBackward);
+      const BackwardArguments& own = call.arguments[local];
+      workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes, rank,
+                              own.stream);
+      operands[local].memory = internal::MemoryBlock(own.pending_memory, "pending_memory", options_.allocator,
+                                                     need.pending_bytes, rank, own.stream);
+    }
+    begin_queueing(streams);
+    rank_targets = targets(streams);
+    made = &tables.programs(asked, saved.placement.state(), rank_targets);
+    for (std::size_t local = 0; local < bindings.size(); ++local) {
+      bindings[local].rank = first_local_rank() + static_cast<int>(local);
+      bindings[local].input[0] = call.arguments[local].dy;
+      bindings[local].input[1] = call.arguments[local].x;
+    }
+    inputs = find_inputs(bindings, made->front(), call.config.shape, placement);
+  });
+  const std::vector<DeviceProgram>& programs = *made;
+  reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)),
+          [&] { return text_of(asked, CallKind::kBackward); });
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     const BackwardArguments& arguments = call.arguments[local];
     RankBinding& binding = bindings[local];

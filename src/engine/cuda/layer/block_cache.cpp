@@ -1,5 +1,8 @@
 #include "engine/cuda/layer/block_cache.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "engine/cuda/driver.h"
 #include "model/row_table.h"
 
@@ -20,23 +23,31 @@ bool suits(std::size_t block, std::size_t wanted) {
   return block - wanted <= block / 8 + kSmallStep;
 }
 
+// Null where the device has no room.
+void* take_from_device(std::size_t bytes, int device) {
+  const ScopedDevice scope(device);
+  CUdeviceptr address = 0;
+  return driver().cuMemAlloc(&address, bytes) == CUDA_SUCCESS ? reinterpret_cast<void*>(address) : nullptr;
+}
+
+void free_on_device(void* memory, int device) noexcept {
+  const ScopedDevice scope(device, std::nothrow);
+  driver().cuMemFree(reinterpret_cast<CUdeviceptr>(memory));
+}
+
 }  // namespace
 
 BlockCache::~BlockCache() {
-  for (auto& [of, blocks] : free_) free_all(blocks, of.first);
-  for (const auto& [device, memory] : unused_) {
-    const ScopedDevice scope(device, std::nothrow);
-    driver().cuMemFree(reinterpret_cast<CUdeviceptr>(memory));
-  }
+  for (const auto& [memory, block] : blocks_) free_on_device(memory, block.device);
 }
 
 Allocator BlockCache::allocator() {
   Allocator functions;
   functions.allocate = [](void* cache, std::size_t bytes, std::size_t, int rank, Stream) {
-    return static_cast<BlockCache*>(cache)->allocate(bytes, rank);
+    return static_cast<BlockCache*>(cache)->allocate(bytes, rank, false);
   };
-  functions.release = [](void* cache, void* memory, std::size_t, int rank, Stream) {
-    static_cast<BlockCache*>(cache)->release(memory, rank);
+  functions.release = [](void* cache, void* memory, std::size_t, int, Stream) {
+    static_cast<BlockCache*>(cache)->release(memory, false);
   };
   functions.context = this;
   return functions;
@@ -45,84 +56,96 @@ Allocator BlockCache::allocator() {
 Allocator BlockCache::allocator_of_one() {
   Allocator functions = allocator();
   functions.allocate = [](void* cache, std::size_t bytes, std::size_t, int rank, Stream) {
-    return static_cast<BlockCache*>(cache)->allocate_unused(bytes, rank);
+    return static_cast<BlockCache*>(cache)->allocate(bytes, rank, true);
   };
-  functions.release = [](void* cache, void* memory, std::size_t, int rank, Stream) {
-    static_cast<BlockCache*>(cache)->release_for_good(memory, rank);
+  functions.release = [](void* cache, void* memory, std::size_t, int, Stream) {
+    static_cast<BlockCache*>(cache)->release(memory, true);
   };
   return functions;
 }
 
 std::size_t BlockCache::bytes(int device) const {
-  const auto found = taken_.find(device);
-  return found == taken_.end() ? 0 : found->second;
+  const std::lock_guard lock(mutex_);
+  const auto found = use_.find(device);
+  return found == use_.end() ? 0 : found->second.taken;
 }
 
-// What an earlier call of the same capture has given back it writes again at every replay.
-void* BlockCache::allocate_unused(std::size_t bytes, int rank) {
-  return capture_ == 0 ? allocate(bytes, rank) : take(stepped(bytes), device_of(rank));
+void BlockCache::set_capture(uint64_t capture) {
+  const std::lock_guard lock(mutex_);
+  capture_ = capture;
 }
 
-void* BlockCache::allocate(std::size_t bytes, int rank) {
+void BlockCache::trim() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (auto& [of, blocks] : free_) {
+    if (of.second == 0) free_all(blocks);
+  }
+}
+
+// `unused`: what an earlier call of the same capture has given back it writes again at every replay.
+void* BlockCache::allocate(std::size_t bytes, int rank, bool unused) {
+  const std::lock_guard lock(mutex_);
   const int device = device_of(rank);
-  FreeBlocks& blocks = free_[{device, capture_}];
   const std::size_t wanted = stepped(bytes);
+  if (unused && capture_ != 0) return take(wanted, device);
+  FreeBlocks& blocks = free_[{device, capture_}];
   const auto found = blocks.lower_bound(wanted);
-  if (found != blocks.end() && suits(found->first, wanted)) {
-    void* const memory = found->second;
-    in_use_.emplace(memory, Block{found->first, capture_});
-    blocks.erase(found);
-    return memory;
-  }
-  return take(wanted, device);
+  return found != blocks.end() && suits(found->first, wanted) ? hand_out(blocks, found, device) : take(wanted, device);
 }
 
-void* BlockCache::take(std::size_t bytes, int device) {
-  void* memory = take_from_device(bytes, device);
-  if (memory == nullptr) {
-    free_all(free_[{device, 0}], device);
-    memory = take_from_device(bytes, device);
-  }
-  if (memory != nullptr) {
-    in_use_.emplace(memory, Block{bytes, capture_});
-    taken_[device] += bytes;
-  }
+void* BlockCache::hand_out(FreeBlocks& blocks, FreeBlocks::iterator found, int device) {
+  void* const memory = found->second;
+  Use& use = use_[device];
+  use.handed_out += found->first;
+  use.most_handed_out = std::max(use.most_handed_out, use.handed_out);
+  blocks_.find(memory)->second.node = blocks.extract(found);
   return memory;
 }
 
-// Both are called by destructors: without host memory to note it the block stays in use.
-void BlockCache::release(void* memory, int rank) noexcept {
-  try {
-    const auto found = in_use_.find(memory);
-    free_[{device_of(rank), found->second.capture}].emplace(found->second.bytes, memory);
-    in_use_.erase(found);
-  } catch (const std::bad_alloc&) {
+void* BlockCache::take(std::size_t bytes, int device) {
+  Use& use = use_[device];
+  FreeBlocks& kept = free_[{device, 0}];
+  FreeBlocks own;  // all that giving it back will need
+  own.emplace(bytes, nullptr);
+  const auto block = blocks_.emplace(nullptr, Block{bytes, device, capture_, own.extract(own.begin())}).first;
+  free_[{device, capture_}];
+  auto node = blocks_.extract(block);
+  const std::size_t limit = 2 * std::max(use.most_handed_out, use.handed_out + bytes);
+  while (!kept.empty() && use.taken + bytes > limit) free_one(kept, std::prev(kept.end()));
+  void* memory = take_from_device(bytes, device);
+  if (memory == nullptr) {
+    free_all(kept);
+    memory = take_from_device(bytes, device);
   }
+  if (memory == nullptr) return nullptr;
+  node.key() = memory;
+  node.mapped().node.mapped() = memory;
+  blocks_.insert(std::move(node));
+  use.taken += bytes;
+  use.handed_out += bytes;
+  use.most_handed_out = std::max(use.most_handed_out, use.handed_out);
+  return memory;
 }
 
-void BlockCache::release_for_good(void* memory, int rank) noexcept {
-  const auto found = in_use_.find(memory);
-  if (found->second.capture == 0) return release(memory, rank);
-  try {
-    unused_.emplace(device_of(rank), memory);
-    in_use_.erase(found);
-  } catch (const std::bad_alloc&) {
-  }
+void BlockCache::release(void* memory, bool for_good) noexcept {
+  const std::lock_guard lock(mutex_);
+  Block& block = blocks_.find(memory)->second;
+  use_.find(block.device)->second.handed_out -= block.bytes;
+  if (for_good && block.capture != 0) return;  // not to be handed out again
+  free_.find({block.device, block.capture})->second.insert(std::move(block.node));
 }
 
-void* BlockCache::take_from_device(std::size_t bytes, int device) {
-  const ScopedDevice scope(device);
-  CUdeviceptr address = 0;
-  return driver().cuMemAlloc(&address, bytes) == CUDA_SUCCESS ? reinterpret_cast<void*>(address) : nullptr;
+void BlockCache::free_one(FreeBlocks& blocks, FreeBlocks::iterator found) noexcept {
+  void* const memory = found->second;
+  const auto block = blocks_.find(memory);
+  use_.find(block->second.device)->second.taken -= found->first;
+  free_on_device(memory, block->second.device);
+  blocks.erase(found);
+  blocks_.erase(block);
 }
 
-void BlockCache::free_all(FreeBlocks& blocks, int device) {
-  const ScopedDevice scope(device, std::nothrow);
-  for (const auto& [bytes, memory] : blocks) {
-    driver().cuMemFree(reinterpret_cast<CUdeviceptr>(memory));
-    taken_[device] -= bytes;
-  }
-  blocks.clear();
+void BlockCache::free_all(FreeBlocks& blocks) noexcept {
+  while (!blocks.empty()) free_one(blocks, blocks.begin());
 }
 
 }  // namespace uniep::cuda

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -11,9 +12,10 @@
 namespace uniep::cuda {
 
 // Where a group takes memory from when its caller gives no allocator. Blocks are kept for the next call that wants
-// about as much, so that calls allocate nothing once they repeat. All calls of a group follow one another, so a block
-// may be handed out while the kernels of an earlier call still use it. What a captured call has taken stays with the
-// calls of that capture as long as the cache, since replays use it at any time.
+// about as much, so that calls allocate nothing once they repeat; of a device at most twice what was handed out at one
+// time. All calls of a group follow one another, so a block may be handed out while the kernels of an earlier call
+// still use it. What a captured call has taken stays with the calls of that capture as long as the cache, since replays
+// use it at any time. Blocks may be given back on any thread, which takes no memory.
 class BlockCache {
  public:
   // `devices`: of the ranks from `first_rank` on.
@@ -31,32 +33,39 @@ class BlockCache {
   std::size_t bytes(int device) const;
 
   // Which capture the next call goes into; 0: none.
-  void set_capture(uint64_t capture) { capture_ = capture; }
+  void set_capture(uint64_t capture);
+
+  // Frees what nobody has and no graph uses. No kernel may use it any more.
+  void trim() noexcept;
 
  private:
   using FreeBlocks = std::multimap<std::size_t, void*>;  // by size
   struct Block {
     std::size_t bytes;  // as it was taken
+    int device;
     uint64_t capture;
+    FreeBlocks::node_type node;  // its own among the free ones; empty while it is there
+  };
+  struct Use {
+    std::size_t taken = 0, handed_out = 0, most_handed_out = 0;
   };
 
-  void* allocate(std::size_t bytes, int rank);
-  void* allocate_unused(std::size_t bytes, int rank);
+  void* allocate(std::size_t bytes, int rank, bool unused);
+  void* hand_out(FreeBlocks& blocks, FreeBlocks::iterator found, int device);
   void* take(std::size_t bytes, int device);
-  void release(void* memory, int rank) noexcept;
-  void release_for_good(void* memory, int rank) noexcept;
-  void* take_from_device(std::size_t bytes, int device);
-  void free_all(FreeBlocks& blocks, int device);
+  void release(void* memory, bool for_good) noexcept;
+  void free_one(FreeBlocks& blocks, FreeBlocks::iterator block) noexcept;
+  void free_all(FreeBlocks& blocks) noexcept;
 
   int device_of(int rank) const { return devices_.at(static_cast<std::size_t>(rank - first_rank_)); }
 
   int first_rank_;
   std::vector<int> devices_;
+  mutable std::mutex mutex_;
   uint64_t capture_ = 0;
+  std::map<void*, Block> blocks_;
   std::map<std::pair<int, uint64_t>, FreeBlocks> free_;  // by device and capture
-  std::multimap<int, void*> unused_;                     // by device: of captured calls, not to be handed out again
-  std::map<void*, Block> in_use_;
-  std::map<int, std::size_t> taken_;  // by device
+  std::map<int, Use> use_;                               // by device
 };
 
 }  // namespace uniep::cuda

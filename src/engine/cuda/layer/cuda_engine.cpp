@@ -123,22 +123,23 @@ CudaEngine::CudaEngine(const GroupOptions& options)
 }
 
 CudaEngine::~CudaEngine() {
-  {
-    const auto queueing = DeviceOrder::lock();
-    for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
-      for (const int rank : queue->ranks()) queue->order().remove(symmetric_.board(rank, rank));
+  const bool aborted = gate().closed();
+  if (closing_.joinable()) closing_.join();
+  if (aborted) {
+    close_down();  // what is left of it
+  } else {
+    leave_order();
+    try {
+      synchronize_devices();
+    } catch (const std::exception&) {
+      lost_ = "a device failed";  // its queues say so again
     }
-  }
-  try {
-    synchronize_devices();
-  } catch (const std::exception&) {
-    lost_ = "a device failed";  // its queues say so again
   }
   for (const Reader& reader : readers_) {
     if (!reader.captured) driver().cuEventSynchronize(reader.over.get());
   }
   queues_.clear();
-  tell_peers(kLeft);
+  if (!aborted) tell_peers(kLeft);
 }
 
 Machine CudaEngine::machine() const {
@@ -154,6 +155,7 @@ Machine CudaEngine::machine() const {
 ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& schedule, Direction direction,
                                    const MemoryOptions& use) const {
   require_summable(config.shape, config.numerics);
+  require_countable(config.shape);
   require_instantiable(schedule, config.numerics, direction);
   if (in_processes() && schedule.dispatch.transport == DispatchTransport::kPush) refuse_push();
   ProgramRequest request;
@@ -227,21 +229,6 @@ void CudaEngine::prepare(const ProgramRequest& request) {
   }
 }
 
-void CudaEngine::reserve(const SymmetricNeed& need) {
-  if (capture_ != 0 && !symmetric_.fits(need)) {
-    throw Error(
-        Status::kInvalidArgument,
-        fmt::format("group: this call needs {} bytes of symmetric memory, more than all before it, and none can "
-                    "be taken in a CUDA graph; make one call of this size first",
-                    need.total()));
-  }
-  if (!symmetric_.fits(need)) {
-    synchronize_devices();
-    symmetric_.reserve(need);
-  }
-  if (capture_ != 0) symmetric_.keep();
-}
-
 void CudaEngine::look_for_capture(const std::vector<CUstream>& streams) {
   const ScopedDevice scope(ranks_.devices().front());
   capture_ = capture_of(streams.front());
@@ -251,6 +238,9 @@ void CudaEngine::look_for_capture(const std::vector<CUstream>& streams) {
                 "stream: some ranks' streams are captured into a CUDA graph and others' are not, or into another one");
   }
   ever_captured_ |= capture_ != 0;
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    if (capture_ != 0) queue->kernels().keep();
+  }
   cache_->set_capture(capture_);
 }
 
@@ -303,6 +293,7 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
   std::vector<CUstream> streams;
   for (const Routing& routing : routings) streams.push_back(stream_of(routing.stream));
   GroupPlacer& own = placer();
+  own.load_again();
   look_for_capture(streams);
   begin_queueing(streams);
   if (capture_ != 0 && capacity.rows == 0) {
@@ -310,8 +301,11 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
   }
   const std::vector<RankTarget> rank_targets = targets(streams);
   const uint32_t number = capture_ != 0 ? kReplayed : call_number_;
+  const auto call_name = [&] {
+    return fmt::format("call {}, place of {} experts, top-k {}", call_number_, shape.experts, shape.topk);
+  };
   auto state =
-      own.place({shape, routings, capacity, rank_targets, number, [this](const auto& need) { reserve(need); }});
+      own.place({shape, routings, capacity, rank_targets, number, [&](const auto& need) { reserve(need, call_name); }});
   end_queueing(streams);
   throw_noticed_failures();
   return Placement(std::move(state));
@@ -352,14 +346,6 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   const ProgramRequest asked = request(call.config, call.schedule, Direction::kForward);
   const internal::PlacementState& placement = *call.placement.state();
   PlacedTables& tables = tables_of(placement);
-  for (std::size_t local = 0; local < call.arguments.size(); ++local) {
-    const int rank = first_local_rank() + static_cast<int>(local);
-    require_aligned(call.arguments[local].x, "x", rank);
-    require_aligned(call.arguments[local].y, "y", rank);
-  }
-  prepare(asked);
-
-  // Memory first: an allocator may hand it out in the order of a rank's own stream.
   std::vector<CUstream> streams;
   for (const ForwardArguments& arguments : call.arguments) streams.push_back(stream_of(arguments.stream));
   look_for_capture(streams);
@@ -369,26 +355,42 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   saved->first_rank = first_local_rank();
   const MemoryOptions use{.keep_saved = call.options.keep_saved};
   std::vector<internal::MemoryBlock> workspaces;
-  for (std::size_t local = 0; local < streams.size(); ++local) {
-    const int rank = first_local_rank() + static_cast<int>(local);
-    const MemoryNeed need = internal::block_sizes(
-        internal::memory_request(call.config.shape, call.schedule, placement, rank, use), Direction::kForward);
-    const ForwardArguments& own = call.arguments[local];
-    saved->ranks.emplace_back().memory =
-        internal::MemoryBlock(own.saved_memory, "saved_memory", options_.allocator, need.saved_bytes, rank, own.stream);
-    workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes, rank,
-                            own.stream);
-  }
-  begin_queueing(streams);
-  const std::vector<RankTarget> rank_targets = targets(streams);
-  const std::vector<DeviceProgram>& programs = tables.programs(asked, call.placement.state(), rank_targets);
+  std::vector<RankTarget> rank_targets;
   std::vector<RankBinding> bindings(call.arguments.size());
-  for (std::size_t local = 0; local < bindings.size(); ++local) {
-    bindings[local].rank = first_local_rank() + static_cast<int>(local);
-    bindings[local].input[0] = call.arguments[local].x;
-  }
-  std::vector<Inputs> inputs = find_inputs(bindings, programs.front(), call.config.shape, placement);
-  reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)));
+  std::vector<Inputs> inputs;
+  const std::vector<DeviceProgram>* made = nullptr;
+  before_growth(asked, CallKind::kForward, placement, [&] {
+    for (std::size_t local = 0; local < call.arguments.size(); ++local) {
+      const int rank = first_local_rank() + static_cast<int>(local);
+      require_aligned(call.arguments[local].x, "x", rank);
+      require_aligned(call.arguments[local].y, "y", rank);
+    }
+    prepare(asked);
+    // Memory first: an allocator may hand it out in the order of a rank's own stream.
+    for (std::size_t local = 0; local < streams.size(); ++local) {
+      const int rank = first_local_rank() + static_cast<int>(local);
+      const internal::MemoryRequest memory =
+          internal::memory_request(call.config.shape, call.schedule, placement, rank, use);
+      require_countable_rows(memory.rows, rank, Direction::kForward);
+      const MemoryNeed need = internal::block_sizes(memory, Direction::kForward);
+      const ForwardArguments& own = call.arguments[local];
+      saved->ranks.emplace_back().memory = internal::MemoryBlock(own.saved_memory, "saved_memory", options_.allocator,
+                                                                 need.saved_bytes, rank, own.stream);
+      workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes, rank,
+                              own.stream);
+    }
+    begin_queueing(streams);
+    rank_targets = targets(streams);
+    made = &tables.programs(asked, call.placement.state(), rank_targets);
+    for (std::size_t local = 0; local < bindings.size(); ++local) {
+      bindings[local].rank = first_local_rank() + static_cast<int>(local);
+      bindings[local].input[0] = call.arguments[local].x;
+    }
+    inputs = find_inputs(bindings, made->front(), call.config.shape, placement);
+  });
+  const std::vector<DeviceProgram>& programs = *made;
+  reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)),
+          [&] { return text_of(asked, CallKind::kForward); });
 
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     const ForwardArguments& arguments = call.arguments[local];

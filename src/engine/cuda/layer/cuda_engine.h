@@ -3,6 +3,8 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/cuda/layer/block_cache.h"
@@ -56,9 +58,15 @@ class CudaEngine final : public internal::Engine {
   void throw_failures() override { throw_noticed_failures(); }
   GroupMemory memory(int rank) const override;
   void recover() override;
-  void begin_collective() override { ++call_number_; }
+  void trim() override;
+  void begin_collective() override {
+    ++call_number_;
+    exchange_ahead_ = true;
+    agreed_ = false;
+  }
   void give_up(const std::exception& why) noexcept override;
   void leave() noexcept override;
+  void end_calls() noexcept override;
   void gather(std::span<const std::byte> own, const Room& room) override;
   std::vector<int64_t> share(int64_t own) override;
   void meet() override;
@@ -86,7 +94,23 @@ class CudaEngine final : public internal::Engine {
   void launch_weight_gradient(const ProgramRequest& request, const DeviceProgram& program, int64_t rows,
                               const internal::PendingRank& operands, const WeightGradients& gradients, GemmStage stage,
                               int sms, const uint32_t* failed, CUstream stream);
-  void reserve(const SymmetricNeed& need);
+  // `call`: for other ranks' processes, which must be in the same one.
+  void reserve(const SymmetricNeed& need, const std::function<std::string()>& call);
+  void agree(const std::string& call, const Problem& problem);
+  std::string text_of(const ProgramRequest& request, CallKind kind) const;
+  // In a handler of what this rank alone fails with before a call's reserve(): where the others are to grow their
+  // memory there it throws on all ranks, and no rank runs the call.
+  void refuse_growth(const ProgramRequest& request, CallKind kind, const internal::PlacementState& placement);
+  template <typename Prepare>
+  void before_growth(const ProgramRequest& request, CallKind kind, const internal::PlacementState& placement,
+                     Prepare&& prepare) {
+    try {
+      prepare();
+    } catch (...) {
+      refuse_growth(request, kind, placement);
+      throw;
+    }
+  }
   void bind_group_memory(RankBinding& binding, std::size_t local, const DeviceProgram& program, bool record,
                          CUstream stream);
   CUstream leader_of(int rank, const std::vector<CUstream>& streams) const;
@@ -132,6 +156,8 @@ class CudaEngine final : public internal::Engine {
   void wait_until(const std::function<bool()>& over);
   void synchronize_devices();
   void tell_peers(uint32_t failed) noexcept;
+  void leave_order() noexcept;
+  void close_down() noexcept;
 
   // Weight gradients in a stream that calls do not wait for: what they read must not be used again before they are
   // over.
@@ -166,6 +192,9 @@ class CudaEngine final : public internal::Engine {
   std::string lost_;  // why the ranks can not go on together
   int absent_ranks_ = 0;
   bool broken_ = false;
+  bool exchange_ahead_ = false;  // of hosts, in the running call, of which the others may be in by now
+  bool agreed_ = false;          // that the running call fails, on all ranks
+  std::thread closing_;          // after an abort
 };
 
 }  // namespace uniep::cuda

@@ -11,8 +11,12 @@ DeviceBlock::DeviceBlock(int device, std::size_t bytes, const char* purpose) : d
   if (bytes == 0) return;
   const ScopedDevice scope(device);
   CUdeviceptr address = 0;
-  check(driver().cuMemAlloc(&address, bytes),
+  const CUresult result = driver().cuMemAlloc(&address, bytes);
+  if (result != CUDA_SUCCESS) {  // the text takes memory, too
+    check(
+        result,
         ("taking " + std::to_string(bytes) + " bytes of device " + std::to_string(device) + " for " + purpose).c_str());
+  }
   memory_ = reinterpret_cast<std::byte*>(address);
 }
 

@@ -53,6 +53,8 @@ void DeviceQueue::prepare(std::span<const LayerKernelConfig> configs, int ctas) 
   std::vector<KernelRequest> requests = {begin_call_request()};
   for (const LayerKernelConfig& config : configs) requests.push_back(layer_request(config));
   kernels_.prepare(requests);
+  if (generation_ != kernels_.generation()) resident_.clear();
+  generation_ = kernels_.generation();
   kernels_.get(begin_call_request(), 0);
   for (const LayerKernelConfig& config : configs) {
     CUfunction function = layer_function(config);
@@ -126,6 +128,11 @@ void DeviceQueue::launch(const LayerKernelConfig& config, const LayerLaunch& lau
   shape.stream = stream;
   LayerLaunch argument = launch;
   launch_kernel(layer_function(config), shape, &argument, "launching the layer");
+}
+
+void DeviceQueue::trim() {
+  call_memory_ = DeviceBlock();
+  kernels_.trim();
 }
 
 bool DeviceQueue::is_over() const {

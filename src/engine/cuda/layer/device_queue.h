@@ -49,6 +49,9 @@ class DeviceQueue {
   void launch_begin(const BeginArguments& arguments, int absent_ranks, CUstream stream);
   void launch(const LayerKernelConfig& config, const LayerLaunch& launch, int absent_ranks, CUstream stream);
 
+  // Gives back kernels and the memory of arguments. The device's order must be locked, and the group's calls over.
+  void trim();
+
   // Whether the group's calls are over on this device.
   bool is_over() const;
 
@@ -64,7 +67,8 @@ class DeviceQueue {
   std::vector<DeviceBlock> captured_calls_;
   DeviceEvent call_over_;
   DeviceEvent rank_ready_;
-  std::map<CUfunction, int> resident_;  // CTAs that fit at once
+  std::map<CUfunction, int> resident_;  // CTAs that fit at once, of functions of this generation
+  uint64_t generation_ = 0;
 };
 
 }  // namespace uniep::cuda

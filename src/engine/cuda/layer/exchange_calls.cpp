@@ -61,25 +61,36 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
   const ExchangeConfig config = exchange_config(asked);
   const KernelRequest kernel = cuda::exchange_request(config);
   const int bytes = exchange_shared_bytes(config);
-  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
-    queue->prepare({}, 0);
-    const ScopedDevice scope(queue->device());
-    queue->kernels().get(kernel, bytes);
-  }
-  look_for_capture(streams);
-  begin_queueing(streams);
-  const std::vector<RankTarget> rank_targets = targets(streams);
   PlacedTables& tables = tables_of(*placement.state());
-  const std::vector<DeviceProgram>& programs = tables.programs(asked, placement.state(), rank_targets);
-  for (std::size_t local = 0; local < bindings.size(); ++local) {
-    bindings[local].rank = first_local_rank() + static_cast<int>(local);
-  }
+  std::vector<RankTarget> rank_targets;
   std::vector<Inputs> inputs(1);
-  inputs.front().addresses.resize(static_cast<std::size_t>(options_.ranks));
-  if (asked.part == ProgramPart::kDispatch) {
-    inputs = find_inputs(bindings, programs.front(), asked.shape, *placement.state());
-  }
-  reserve(symmetric_need(asked, *placement.state(), programs.front().layout, copied_operands(inputs)));
+  const std::vector<DeviceProgram>* made = nullptr;
+  before_growth(asked, kind, *placement.state(), [&] {
+    for (std::size_t local = 0; local < bindings.size(); ++local) {
+      bindings[local].rank = first_local_rank() + static_cast<int>(local);
+      const bool dispatches = asked.part == ProgramPart::kDispatch;
+      require_aligned(bindings[local].input[0], "x", bindings[local].rank);
+      require_aligned(dispatches ? bindings[local].gathered[0] : bindings[local].output_rows, "rows",
+                      bindings[local].rank);
+      require_aligned(bindings[local].output, "y", bindings[local].rank);
+    }
+    for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+      queue->prepare({}, 0);
+      const ScopedDevice scope(queue->device());
+      queue->kernels().get(kernel, bytes);
+    }
+    look_for_capture(streams);
+    begin_queueing(streams);
+    rank_targets = targets(streams);
+    made = &tables.programs(asked, placement.state(), rank_targets);
+    inputs.front().addresses.resize(static_cast<std::size_t>(options_.ranks));
+    if (asked.part == ProgramPart::kDispatch) {
+      inputs = find_inputs(bindings, made->front(), asked.shape, *placement.state());
+    }
+  });
+  const std::vector<DeviceProgram>& programs = *made;
+  reserve(symmetric_need(asked, *placement.state(), programs.front().layout, copied_operands(inputs)),
+          [&] { return text_of(asked, kind); });
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     bindings[local].row_table = tables.tables(local).rows;
     bindings[local].whole = tables.tables(local).whole;
@@ -116,9 +127,6 @@ void CudaEngine::dispatch(const internal::DispatchCall& call) {
   std::vector<CUstream> streams;
   std::vector<RankBinding> bindings;
   for (const DispatchArguments& arguments : call.arguments) {
-    const int rank = first_local_rank() + static_cast<int>(bindings.size());
-    require_aligned(arguments.x, "x", rank);
-    require_aligned(arguments.rows, "rows", rank);
     streams.push_back(stream_of(arguments.stream));
     RankBinding& binding = bindings.emplace_back();
     binding.input[0] = arguments.x;
@@ -136,8 +144,6 @@ void CudaEngine::combine(const internal::CombineCall& call) {
   ProgramRequest asked = exchange_request(call.config, call.schedule, ProgramPart::kCombine);
   for (const CombineArguments& arguments : call.arguments) {
     const int rank = first_local_rank() + static_cast<int>(bindings.size());
-    require_aligned(arguments.rows, "rows", rank);
-    require_aligned(arguments.y, "y", rank);
     streams.push_back(stream_of(arguments.stream));
     RankBinding& binding = bindings.emplace_back();
     binding.output_rows = const_cast<BFloat16*>(arguments.rows);  // only read

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <system_error>
 #include <thread>
 
 #include "engine/cuda/driver.h"
@@ -97,6 +98,7 @@ void CudaEngine::copy_inputs(std::vector<Inputs>& inputs, const ProgramRequest& 
 std::shared_ptr<internal::SymmetricBlock> CudaEngine::allocate_symmetric(std::size_t bytes) {
   const BesideCapture beside;
   const uint32_t number = next_buffer_++;
+  exchange_ahead_ = false;  // what fails in it all ranks agree on
   auto block = std::make_shared<SharedBlock>(ranks_.make_memory(static_cast<int64_t>(bytes)), bytes, number);
   std::erase_if(buffers_, [](const auto& buffer) { return buffer.expired(); });
   buffers_.push_back(block);
@@ -107,6 +109,7 @@ std::shared_ptr<internal::SymmetricBlock> CudaEngine::register_symmetric(std::sp
                                                                          std::size_t bytes) {
   const BesideCapture beside;
   const uint32_t number = next_buffer_++;
+  exchange_ahead_ = false;  // what fails in it all ranks agree on
   auto block = std::make_shared<SharedBlock>(ranks_.share_memory(memory, static_cast<int64_t>(bytes)), bytes, number);
   std::erase_if(buffers_, [](const auto& buffer) { return buffer.expired(); });
   buffers_.push_back(block);
@@ -172,6 +175,7 @@ void CudaEngine::wait_until(const std::function<bool()>& over) {
   const Clock::time_point begin = Clock::now();
   Clock::time_point look = begin + kLook;
   while (!over()) {
+    if (gate().closed()) internal::CallGate::throw_closed();
     const Clock::time_point now = Clock::now();
     if (now - begin > kSpin) std::this_thread::sleep_for(kPause);
     if (now < look || !lost_.empty()) continue;
@@ -231,10 +235,10 @@ void CudaEngine::give_up(const std::exception& why) noexcept {
   const auto* const error = dynamic_cast<const Error*>(&why);
   // Not what this rank knows of another one: the others come to know it as it did.
   const bool of_others = error != nullptr && (error->status() == Status::kTimeout || !ranks_.peer_failure().empty());
-  if (of_others) return;
+  if (of_others || agreed_) return;
   tell_peers(call_number_);
   // What the others may not have seen and may be in an exchange of hosts for.
-  const bool alone = error == nullptr || error->status() == Status::kOutOfMemory ||
+  const bool alone = error == nullptr || (error->status() == Status::kOutOfMemory && exchange_ahead_) ||
                      error->status() == Status::kDevice || error->status() == Status::kInternal;
   if (alone) ranks_.fail(why.what());
 }
@@ -242,6 +246,64 @@ void CudaEngine::give_up(const std::exception& why) noexcept {
 void CudaEngine::leave() noexcept {
   tell_peers(kLeft);
   ranks_.fail("it has left the group");
+}
+
+// ---- The end of a group
+
+void CudaEngine::leave_order() noexcept {
+  const auto queueing = DeviceOrder::lock();
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    for (const int rank : queue->ranks()) queue->order().remove(symmetric_.board(rank, rank));
+  }
+}
+
+void CudaEngine::end_calls() noexcept {
+  if (ranks_.mesh() != nullptr) ranks_.mesh()->interrupt();
+  try {
+    closing_ = std::thread([this] { close_down(); });
+  } catch (const std::system_error&) {  // then the destructor does it
+  }
+}
+
+// After an abort: ends the waits of this rank's kernels and of the others for it, and when nobody uses the symmetric
+// memory any more it goes.
+void CudaEngine::close_down() noexcept {
+  if (symmetric_.bytes() == 0) return;
+  constexpr std::chrono::milliseconds kPause{1};
+  try {
+    for (int own = first_local_rank(); own < first_local_rank() + local_ranks(); ++own) {
+      for (int peer = 0; peer < options_.ranks; ++peer) {
+        if (peer != own) side_.store(&symmetric_.board(own, own)->failed[peer], kLeft);
+      }
+    }
+  } catch (const std::exception&) {  // then their waits run out
+  }
+  tell_peers(kLeft);
+  while (!gate().is_released()) std::this_thread::sleep_for(kPause);
+  ranks_.fail("it has aborted the group");
+  try {
+    for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+      while (!queue->is_over()) std::this_thread::sleep_for(kPause);
+    }
+  } catch (const std::exception&) {  // a device failed: none of its kernels runs any more
+  }
+  leave_order();
+  placer_.reset();
+  kept_buffers_.clear();
+  symmetric_.release();
+}
+
+void CudaEngine::trim() {
+  const BesideCapture beside;
+  const auto queueing = DeviceOrder::lock();
+  synchronize_devices();
+  release_readers();
+  cache_->trim();
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->trim();
+  for (std::size_t local = 0; local < counters_.size() && !ever_captured_; ++local) {
+    counters_[local] = DeviceBlock();
+    records_[local] = TileRecords();
+  }
 }
 
 // ---- Exchanges of hosts

@@ -31,6 +31,8 @@ class GroupPlacer {
     std::function<void(const SymmetricNeed& need)> reserve;
   };
 
+  void load_again() { placer_.load_again(); }
+
   // From routings on the devices to tables there. By need: the host waits for the counts, and throws as place_on_host()
   // does. Within a capacity: it does not wait, and what is wrong is noticed later.
   std::shared_ptr<internal::PlacementState> place(const Call& call);

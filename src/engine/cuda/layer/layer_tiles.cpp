@@ -1,10 +1,13 @@
 #include "engine/cuda/layer/layer_tiles.h"
 
+#include <cstdint>
 #include <string>
 
+#include "engine/cuda/device/gemm_config.h"
 #include "engine/cuda/device/placement_tables.h"
 #include "engine/cuda/device/rank_call.h"
 #include "engine/cuda/device/signals.h"
+#include "model/row_table.h"
 #include "program/build.h"
 #include "program/buildable.h"
 #include "uniep/error.h"
@@ -38,6 +41,28 @@ void require_summable(const LayerShape& shape, const Numerics& numerics) {
   };
   require("topk", shape.topk);
   require("combine_groups", numerics.combine_groups);
+}
+
+void require_countable(const LayerShape& shape) {
+  constexpr int64_t kMost = int64_t{UINT16_MAX} * 8;  // LayerTask::column_eighth
+  static_assert(kMostPlaceExperts <= UINT16_MAX, "LayerTask::expert");
+  const auto require = [](const char* name, int64_t value) {
+    if (value <= kMost) return;
+    throw Error(Status::kUnsupported, std::string(name) + ": " + std::to_string(value) +
+                                          "; on cuda a layer has up to " + std::to_string(kMost) + " columns");
+  };
+  require("hidden", shape.hidden);
+  require("intermediate", shape.intermediate);
+}
+
+void require_countable_rows(int64_t rows, int rank, Direction direction) {
+  const bool backward = direction == Direction::kBackward;
+  // K blocks of a weight gradient; row blocks of an expert.
+  const int64_t most = int64_t{UINT16_MAX} * (backward ? kTileK : kRowAlignment);
+  if (rows <= most) return;
+  throw Error(Status::kUnsupported, "rows: " + std::to_string(rows) + " on rank " + std::to_string(rank) +
+                                        "; on cuda " + (backward ? "backward" : "forward") + " takes up to " +
+                                        std::to_string(most) + " rows of a rank");
 }
 
 void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction) {

@@ -9,6 +9,10 @@ namespace uniep::cuda {
 // Throws uniep::Error (kUnsupported) where tokens have more slots or groups than the kernels sum.
 void require_summable(const LayerShape& shape, const Numerics& numerics);
 
+// Throws uniep::Error (kUnsupported) where a task's record, which has 16 bits for each count, has no room.
+void require_countable(const LayerShape& shape);
+void require_countable_rows(int64_t rows, int rank, Direction direction);
+
 // Throws uniep::Error (kUnsupported) for a backward Schedule that this engine has no kernels for. A legal Schedule has.
 void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction);
 

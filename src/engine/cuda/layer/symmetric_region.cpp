@@ -56,7 +56,16 @@ void SymmetricRegion::reserve(const SymmetricNeed& need) {
   capacity_ = wanted;
 }
 
+void SymmetricRegion::release() noexcept {
+  memory_.reset();
+  earlier_.clear();
+  signals_.reset();
+  control_.reset();
+  capacity_ = {};
+}
+
 int64_t SymmetricRegion::bytes() const {
+  if (control_ == nullptr) return 0;
   int64_t bytes = control_->bytes() + (memory_ != nullptr ? memory_->bytes() : 0);
   for (const Kept& kept : earlier_) bytes += kept.memory->bytes();
   return bytes;

@@ -57,6 +57,9 @@ class SymmetricRegion {
   // For tests: every own rank's epoch. Nothing may run, and all ranks do the same.
   void set_epoch(uint32_t epoch);
 
+  // Frees all of it; nothing but bytes() may be asked any more. Nothing may run that uses it.
+  void release() noexcept;
+
   // Collective: all signals and epochs start again, and what `clear` clears with them. Nothing of this process's that
   // uses the region may run.
   void recover(const std::function<void()>& clear);

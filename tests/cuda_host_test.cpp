@@ -1,0 +1,404 @@
+// The host side of the cuda engine on a stand-in for the CUDA driver and NVRTC, on which kernels do nothing: what it
+// takes, gives back and says when requests fail, when a group is aborted and when it is trimmed. No result is looked
+// at: that needs a GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/cuda/dynamic_library.h"
+#include "engine/cuda/layer/block_cache.h"
+#include "support/branch_counts.h"
+#include "support/expect_error.h"
+#include "support/failing_heap.h"
+#include "support/fake_cuda.h"
+#include "support/layer_arrays.h"
+#include "uniep/exchange.h"
+
+namespace uniep::test {
+namespace {
+
+struct FakeCuda {
+  FakeCuda() {
+    ::setenv("UNIEP_LIBCUDA", UNIEP_FAKE_CUDA, 1);
+    ::setenv("UNIEP_LIBNVRTC", UNIEP_FAKE_CUDA, 1);
+    const cuda::DynamicLibrary library("the stand-in", "UNIEP_LIBCUDA", {});
+    library.bind(live, "fake_cuda_live");
+    library.bind(modules, "fake_cuda_modules");
+    library.bind(failures, "fake_cuda_failures");
+    library.bind(reset, "fake_cuda_reset");
+  }
+  int (*live)() = nullptr;
+  int (*modules)() = nullptr;
+  int (*failures)() = nullptr;
+  void (*reset)() = nullptr;
+};
+
+const FakeCuda& fake() {
+  static const FakeCuda loaded;
+  return loaded;
+}
+
+enum class Step {
+  kConstruct,
+  kPlace,
+  kPlaceByNeed,
+  kForward,
+  kBackwardNow,
+  kBackwardLater,
+  kDispatch,
+  kCombine,
+  kBuffer
+};
+enum class Failing { kDriver, kHeap };
+
+RandomLayer layer_of(int64_t tokens) {
+  return random_layer(
+      5,
+      {.ranks = {2}, .most_local_experts = 3, .most_tokens = tokens, .columns = {{64, 32}}, .fewest_tokens = tokens});
+}
+
+GroupOptions options_of(const RandomLayer& layer) {
+  GroupOptions options;
+  options.engine = EngineKind::kCuda;
+  options.ranks = layer.ranks;
+  options.devices = {0, 1};
+  return options;
+}
+
+// Two ranks on two devices, and a call of each kind.
+class Calls {
+ public:
+  explicit Calls(const RandomLayer& layer) : layer_(layer), options_(options_of(layer)) {}
+
+  bool is_constructed() const { return group_.has_value(); }
+  Group& group() { return *group_; }
+
+  // What a step needs of others, and its arguments.
+  void prepare(Step step) {
+    if (step == Step::kConstruct) return;
+    if (!group_) group_.emplace(options_);
+    const LayerConfig& config = layer_.config;
+    forward_ = resolve({}, Direction::kForward, config.shape, config.numerics, group_->machine());
+    backward_ = resolve({}, Direction::kBackward, config.shape, config.numerics, group_->machine());
+    forwards_ = arrays_.forward_arguments();
+    now_ = arrays_.backward_arguments(WeightGradientTime::kNow, false);
+    later_ = arrays_.backward_arguments(WeightGradientTime::kLater, false);
+    gradients_ = arrays_.weight_gradient_arguments();
+    dispatches_.assign(static_cast<std::size_t>(layer_.ranks), {});
+    combines_.assign(static_cast<std::size_t>(layer_.ranks), {});
+    for (int rank = 0; rank < layer_.ranks; ++rank) {
+      const auto of = static_cast<std::size_t>(rank);
+      rows_[of].resize(static_cast<std::size_t>(kCapacity.rows * config.shape.hidden));
+      dispatches_[of].x = layer_.data.x_of(rank);
+      dispatches_[of].rows = rows_[of].data();
+      combines_[of].rows = rows_[of].data();
+      combines_[of].y = arrays_.result.y.data() + layer_.data.first_token(rank) * config.shape.hidden;
+    }
+    if (step == Step::kPlace || step == Step::kPlaceByNeed || step == Step::kBuffer) return;
+    run(Step::kPlace);
+    if (step == Step::kBackwardNow || step == Step::kBackwardLater) run(Step::kForward);
+  }
+
+  void run(Step step) {
+    const LayerConfig& config = layer_.config;
+    switch (step) {
+      case Step::kConstruct:
+        group_.emplace(options_);
+        return;
+      case Step::kPlace:
+      case Step::kPlaceByNeed:
+        placement_ = place(*group_, config.shape, arrays_.routings, step == Step::kPlace ? kCapacity : Capacity{});
+        return;
+      case Step::kForward:
+        saved_ = forward(*group_, config, forward_, placement_, forwards_);
+        return;
+      case Step::kBackwardNow:
+        backward(*group_, config, backward_, saved_, now_);
+        return;
+      case Step::kBackwardLater:
+        weight_gradients(*group_, backward(*group_, config, backward_, saved_, later_), gradients_);
+        return;
+      case Step::kDispatch:
+        dispatch(*group_, config, forward_, placement_, dispatches_);
+        return;
+      case Step::kCombine:
+        combine(*group_, config, forward_, placement_, combines_);
+        return;
+      case Step::kBuffer:
+        group_->allocate_symmetric(4096);
+        return;
+    }
+  }
+
+ private:
+  static constexpr Capacity kCapacity{4096, 128};
+
+  const RandomLayer& layer_;
+  const GroupOptions options_;
+  LayerArrays arrays_{layer_};
+  std::optional<Group> group_;
+  Schedule forward_, backward_;
+  std::vector<std::vector<BFloat16>> rows_{static_cast<std::size_t>(layer_.ranks)};
+  Placement placement_;
+  Saved saved_;
+  std::vector<ForwardArguments> forwards_;
+  std::vector<BackwardArguments> now_, later_;
+  std::vector<WeightGradientArguments> gradients_;
+  std::vector<DispatchArguments> dispatches_;
+  std::vector<CombineArguments> combines_;
+};
+
+void arm(Failing failing, int64_t n) {
+  heap_failed = false;
+  fake().reset();
+  if (failing == Failing::kDriver && n > 0) {
+    ::setenv("FAKE_CUDA_FAIL", ("request:" + std::to_string(n) + ":2").c_str(), 1);
+  } else {
+    ::unsetenv("FAKE_CUDA_FAIL");
+  }
+  heap_countdown = failing == Failing::kHeap ? n : 0;
+}
+
+struct Seen {
+  int64_t thrown = 0, borne = 0, recoveries = 0;
+};
+
+// True where the step made an n-th request, which failed: then the step has borne it, or thrown Error(kOutOfMemory),
+// and the next one, after recover() where the group asks for it, must end well.
+bool fails_well(Failing failing, Step step, bool grows, int64_t n, Seen& seen) {
+  const RandomLayer layer = layer_of(40);
+  Calls calls(layer);
+  calls.prepare(step);
+  bool thrown = false;
+  const int before = fake().failures();
+  if (calls.is_constructed() && grows) calls.group().trim();
+  arm(failing, n);
+  try {
+    calls.run(step);
+  } catch (const Error& error) {
+    thrown = true;
+    heap_countdown = 0;
+    EXPECT_EQ(error.status(), Status::kOutOfMemory) << error.what();
+  } catch (const std::exception& error) {
+    thrown = true;
+    heap_countdown = 0;
+    ADD_FAILURE() << "not a uniep::Error: " << error.what();
+  }
+  const bool failed = fake().failures() > before || heap_failed;
+  arm(failing, 0);
+  EXPECT_TRUE(failed || !thrown) << "an error without a request that failed";
+  if (!failed) return false;
+  ++(thrown ? seen.thrown : seen.borne);
+  try {
+    calls.prepare(step);
+    calls.run(step);
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("recover()"), std::string::npos) << error.what();
+    ++seen.recoveries;
+    calls.group().recover();
+    calls.prepare(step);
+    calls.run(step);
+  }
+  return true;
+}
+
+struct Named {
+  const char* name;
+  Step step;
+};
+
+class FailingRequests : public testing::TestWithParam<Named> {};
+
+// `grows`: kernels and cached memory are gone, so the step loads and takes what earlier calls had.
+void fail_at_each(Failing failing, const Named& named, bool grows, const char* what) {
+  int64_t tried = 0;
+  Seen seen;
+  int live = -1;
+  const int64_t stride =
+      grows && failing == Failing::kHeap ? 25 : 1;  // loading makes many short requests that are alike
+  for (bool failed = true; failed && !testing::Test::HasFailure();) {
+    SCOPED_TRACE("request " + std::to_string(stride * tried + 1));
+    failed = fails_well(failing, named.step, grows, stride * tried + 1, seen);
+    if (failed) ++tried;
+    if (live < 0) live = fake().live();  // what the process keeps is there
+    EXPECT_EQ(fake().live(), live) << "something of the device's is left";
+  }
+  std::printf("%s%s: %lld requests of the %s failed: %lld errors, %lld borne, %lld times recover() was needed\n",
+              named.name, grows ? " after trim()" : "", static_cast<long long>(tried), what,
+              static_cast<long long>(seen.thrown), static_cast<long long>(seen.borne),
+              static_cast<long long>(seen.recoveries));
+  EXPECT_GT(seen.thrown, 0);
+  EXPECT_GT(tried, 0);
+}
+
+TEST_P(FailingRequests, OfTheDriverAtEachRequest) {
+  fake();
+  fail_at_each(Failing::kDriver, GetParam(), true, "driver");
+}
+
+TEST_P(FailingRequests, OfTheHeapAtEachRequest) {
+  fake();
+  for (const bool grows : {false, true}) fail_at_each(Failing::kHeap, GetParam(), grows, "heap");
+}
+
+INSTANTIATE_TEST_SUITE_P(Steps, FailingRequests,
+                         testing::Values(Named{"Construct", Step::kConstruct}, Named{"Place", Step::kPlace},
+                                         Named{"PlaceByNeed", Step::kPlaceByNeed}, Named{"Forward", Step::kForward},
+                                         Named{"BackwardNow", Step::kBackwardNow},
+                                         Named{"BackwardLater", Step::kBackwardLater},
+                                         Named{"Dispatch", Step::kDispatch}, Named{"Combine", Step::kCombine},
+                                         Named{"Buffer", Step::kBuffer}),
+                         [](const testing::TestParamInfo<Named>& named) { return named.param.name; });
+
+constexpr Step kAllSteps[] = {Step::kPlace,         Step::kForward,  Step::kBackwardNow,
+                              Step::kBackwardLater, Step::kDispatch, Step::kCombine};
+
+TEST(CudaGroup, TwentyAbortsAndRestartsLeaveNothing) {
+  fake();
+  const RandomLayer layer = layer_of(40);
+  int live = -1;
+  for (int round = 0; round < 21; ++round) {
+    {
+      Calls calls(layer);
+      for (const Step step : kAllSteps) {
+        calls.prepare(step);
+        calls.run(step);
+      }
+      EXPECT_GT(calls.group().memory(1).symmetric_bytes, 0u);
+      calls.group().abort();
+      calls.group().abort();
+      for (const Step step : kAllSteps) {
+        expect_error(Status::kTimeout, "group: aborted", [&] { calls.run(step); });
+      }
+      expect_error(Status::kTimeout, "group: aborted", [&] { calls.group().recover(); });
+      calls.group().leave();
+    }
+    if (live < 0) live = fake().live();
+    EXPECT_EQ(fake().live(), live);
+  }
+}
+
+TEST(CudaGroup, TrimGivesBackModulesAndCachedMemory) {
+  fake();
+  const RandomLayer layer = layer_of(40);
+  std::size_t held = 0;
+  for (int round = 0; round < 3; ++round) {
+    Calls calls(layer), others(layer);
+    others.prepare(Step::kForward);
+    others.run(Step::kForward);  // its functions are void after the other's trim()
+    for (const Step step : kAllSteps) {
+      calls.prepare(step);
+      calls.run(step);
+    }
+    const std::size_t before = calls.group().memory(0).workspace_bytes;
+    EXPECT_GT(fake().modules(), 0);
+    calls.group().trim();
+    EXPECT_EQ(fake().modules(), 0);
+    EXPECT_LT(calls.group().memory(0).workspace_bytes, before);
+    if (round > 0) {
+      EXPECT_EQ(calls.group().memory(0).workspace_bytes, held);
+    }
+    held = calls.group().memory(0).workspace_bytes;
+    others.run(Step::kForward);
+    for (const Step step : kAllSteps) calls.run(step);
+  }
+}
+
+TEST(CudaGroup, RefusesWhatItsRecordsCanNotCount) {
+  fake();
+  const RandomLayer layer = layer_of(40);
+  Group group(options_of(layer));
+  LayerArrays arrays(layer);
+  const auto memory_of = [&](int64_t hidden, int64_t intermediate) {
+    LayerConfig config = layer.config;
+    config.shape.hidden = hidden;
+    config.shape.intermediate = intermediate;
+    const Schedule schedule = resolve({}, Direction::kForward, config.shape, config.numerics, group.machine());
+    const Placement placement = place(group, config.shape, arrays.routings, {4096, 128});
+    return memory_need(group, config, schedule, Direction::kForward, placement).size();
+  };
+  EXPECT_EQ(memory_of(524280, 524280), 2u);
+  expect_error(Status::kUnsupported, "hidden: 524288; on cuda a layer has up to 524280 columns",
+               [&] { memory_of(524288, 64); });
+  expect_error(Status::kUnsupported, "intermediate: 524288; on cuda a layer has up to 524280 columns",
+               [&] { memory_of(64, 524288); });
+  const auto forward_of = [&](int64_t rows) {
+    const LayerConfig& config = layer.config;
+    const Schedule schedule = resolve({}, Direction::kForward, config.shape, config.numerics, group.machine());
+    const Placement placement = place(group, config.shape, arrays.routings, {rows, 128});
+    forward(group, config, schedule, placement, arrays.forward_arguments());
+  };
+  forward_of(65535 * 128);
+  expect_error(Status::kUnsupported, "rows: 8388608 on rank 0; on cuda forward takes up to 8388480 rows of a rank",
+               [&] { forward_of(65536 * 128); });
+}
+
+TEST(BlockCache, KeepsAtMostTwiceWhatWasHandedOutAtOneTime) {
+  fake();
+  cuda::BlockCache cache(0, {0});
+  const Allocator allocator = cache.allocator();
+  BranchCounts branches;
+  Random random(3);
+  std::vector<std::pair<void*, std::size_t>> held;
+  std::size_t out = 0, most = 0;
+  for (int i = 0; i < 4000; ++i) {
+    const bool give_back = !held.empty() && (random.one_in(2) || held.size() > 12);
+    const std::size_t before = cache.bytes(0);
+    if (give_back) {
+      const auto at = held.begin() + random.between(0, static_cast<int64_t>(held.size()) - 1);
+      out -= at->second;
+      allocator.release(allocator.context, at->first, 0, 0, {});
+      held.erase(at);
+      EXPECT_EQ(cache.bytes(0), before);
+    } else {
+      const auto bytes = static_cast<std::size_t>(random.between(1, 1 << random.between(10, 24)));
+      held.emplace_back(allocator.allocate(allocator.context, bytes, 64, 0, {}), bytes);
+      out += bytes;
+    }
+    most = std::max(most, out);
+    const std::size_t now = cache.bytes(0);
+    // A block may be an eighth and a step or two larger than what was asked for.
+    EXPECT_LE(now, 2 * (most + most / 7 + 13 * (256 << 10)));
+    branches.count("a block is used again", !give_back && now == before);
+    branches.count("one is taken", now > before);
+    branches.count("kept ones go", now < before);
+  }
+  for (const auto& [memory, bytes] : held) allocator.release(allocator.context, memory, bytes, 0, {});
+  cache.trim();
+  EXPECT_EQ(cache.bytes(0), 0u);
+  branches.expect_all_taken();
+}
+
+TEST(BlockCache, TakesBlocksBackOnAnyThread) {
+  fake();
+  cuda::BlockCache cache(0, {0});
+  const Allocator allocator = cache.allocator();
+  constexpr int kBlocks = 64, kRounds = 200;
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 2; ++thread) {
+      std::vector<void*> blocks;
+      for (int i = 0; i < kBlocks / 2; ++i) {  // while the other thread gives its own back
+        blocks.push_back(allocator.allocate(allocator.context, static_cast<std::size_t>(1000 * (i + 1)), 64, 0, {}));
+      }
+      threads.emplace_back([&allocator, blocks] {
+        for (void* block : blocks) allocator.release(allocator.context, block, 0, 0, {});
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  EXPECT_GT(cache.bytes(0), 0u);
+  EXPECT_LE(cache.bytes(0), 2 * kBlocks * std::size_t{64 << 10});
+  cache.trim();
+  EXPECT_EQ(cache.bytes(0), 0u);
+}
+
+}  // namespace
+}  // namespace uniep::test

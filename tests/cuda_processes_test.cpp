@@ -1,0 +1,237 @@
+// A process a GPU on a stand-in for the CUDA driver, on which kernels do nothing: what one rank alone fails with before
+// the ranks would grow their memory together is the same Error on all of them, and the group goes on.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/cuda/dynamic_library.h"
+#include "engine/engine.h"
+#include "support/failing_heap.h"
+#include "support/layer_arrays.h"
+#include "support/processes.h"
+
+namespace uniep::test {
+namespace {
+
+constexpr int kRanks = 2;
+constexpr Capacity kCapacity{4096, 128};
+
+enum class Failing { kDriver, kHeap };
+
+// One rank's group and calls.
+class Rank {
+ public:
+  Rank(int rank, const std::string& id, int64_t hidden = 64) {
+    GroupOptions options;
+    options.engine = EngineKind::kCuda;
+    options.launch = Launch::kProcesses;
+    options.ranks = kRanks;
+    options.rank = rank;
+    options.bootstrap = id;
+    options.devices = {0, 1};
+    options.arrival_timeout_seconds = 20;
+    group_.emplace(options);
+    LayerConfig& config = layer_.config;
+    config.shape.hidden = hidden;
+    schedule_ = resolve({}, Direction::kForward, config.shape, config.numerics, group_->machine());
+    arguments_ = {arrays_.forward_arguments()[static_cast<std::size_t>(rank)]};
+    placement_ = place(*group_, config.shape, std::vector{arrays_.routings[static_cast<std::size_t>(rank)]}, kCapacity);
+  }
+
+  Group& group() { return *group_; }
+  void forward(bool misaligned = false) {
+    if (misaligned) ++arguments_[0].x;
+    const Restore restore{arguments_[0].x, misaligned};
+    uniep::forward(*group_, layer_.config, schedule_, placement_, arguments_);
+  }
+  // What each rank says.
+  std::vector<int64_t> share(int64_t own) { return group_->implementation().share(own); }
+
+ private:
+  struct Restore {
+    const BFloat16*& address;
+    bool moved;
+    ~Restore() { address -= moved ? 1 : 0; }
+  };
+
+  RandomLayer layer_ = random_layer(
+      5, {.ranks = {kRanks}, .most_local_experts = 3, .most_tokens = 40, .columns = {{64, 32}}, .fewest_tokens = 40});
+  LayerArrays arrays_{layer_};
+  std::optional<Group> group_;
+  Schedule schedule_;
+  std::vector<ForwardArguments> arguments_;
+  Placement placement_;
+};
+
+void arm(Failing failing, int64_t n) {
+  heap_countdown = 0;
+  ::unsetenv("FAKE_CUDA_FAIL");
+  if (n == 0) return;
+  if (failing == Failing::kDriver) ::setenv("FAKE_CUDA_FAIL", ("request:+" + std::to_string(n) + ":2").c_str(), 1);
+  if (failing == Failing::kHeap) heap_countdown = n;
+}
+
+std::vector<Process> start(const std::function<void(int rank, const Reporter&)>& body) {
+  std::vector<Process> processes;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    processes.emplace_back([&, rank](const Reporter& reporter) {
+      ::setenv("UNIEP_LIBCUDA", UNIEP_FAKE_CUDA, 1);
+      ::setenv("UNIEP_LIBNVRTC", UNIEP_FAKE_CUDA, 1);
+      const std::string problem = reporter.error_of([&] { body(rank, reporter); });
+      reporter.line("end: " + problem);
+    });
+  }
+  return processes;
+}
+
+class OneRankFails : public testing::TestWithParam<Failing> {};
+
+TEST_P(OneRankFails, AtEachRequestOfACallThatGrowsMemory) {
+  const Failing failing = GetParam();
+  const int stride = failing == Failing::kHeap ? 7 : 1;
+  std::vector<std::string> ids;
+  for (int i = 0; i < 200; ++i) ids.push_back(make_unique_id());
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    int (*failures)() = nullptr;
+    cuda::DynamicLibrary("the stand-in", "UNIEP_LIBCUDA", {}).bind(failures, "fake_cuda_failures");
+    for (int i = 0;; ++i) {
+      Rank own(rank, ids.at(static_cast<std::size_t>(i)));
+      if (rank == 1) arm(failing, stride * i + 1);
+      const int before = failures();
+      heap_failed = false;
+      std::optional<Error> thrown;
+      try {
+        own.forward();
+      } catch (const Error& error) {
+        heap_countdown = 0;
+        thrown = error;
+      }
+      arm(failing, 0);
+      const bool hit = rank == 1 && (failures() > before || heap_failed);
+      const std::string text = !thrown ? "none" : std::string(status_name(thrown->status())) + " " + thrown->what();
+      bool failed = true;
+      try {
+        failed = own.share(hit ? 1 : 0)[1] != 0;
+      } catch (const Error&) {  // the ranks can not go on together
+        reporter.line(text);
+        continue;
+      }
+      reporter.line(failed ? text : "over");
+      own.group().recover();
+      own.forward();
+      own.forward();
+      if (!failed) return;
+    }
+  });
+  int agreed = 0, alone = 0, borne = 0, broken = 0;
+  for (;;) {
+    const std::string first = processes[0].line(60), second = processes[1].line(60);
+    SCOPED_TRACE("request " + std::to_string(stride * (agreed + alone + borne + broken) + 1) + ": rank 0 " + first +
+                 "; rank 1 " + second);
+    if (first == "over" && second == "over") break;
+    ASSERT_TRUE(second.starts_with("out of memory") || second == "none");
+    const bool told = first == "device error rank 1 failed: the C++ heap has no room";
+    // Behind the growth the others' kernels are told, which do nothing here.
+    ASSERT_TRUE(first == second || first == "none" || (told && failing == Failing::kHeap));
+    ++(second == "none" ? borne : told ? broken : first == second ? agreed : alone);
+  }
+  for (Process& process : processes) EXPECT_EQ(process.line(), "end: none");
+  std::printf(
+      "%d failures of rank 1 were agreed on by both ranks, %d came behind the growth, %d were borne, %d ended the "
+      "group on both\n",
+      agreed, alone, borne, broken);
+  EXPECT_GT(agreed, 0);
+  EXPECT_GT(alone, 0);
+  EXPECT_EQ(broken > 0, failing == Failing::kHeap);
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, OneRankFails, testing::Values(Failing::kDriver, Failing::kHeap),
+                         [](const testing::TestParamInfo<Failing>& of) {
+                           return of.param == Failing::kDriver ? "TheDriver" : "TheHeap";
+                         });
+
+TEST(OneRank, GivesAnArrayThatIsNotAligned) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    Rank own(rank, id);
+    reporter.line(reporter.error_of([&] { own.forward(rank == 1); }));  // memory is to grow
+    own.forward();
+    reporter.line(reporter.error_of([&] { own.forward(rank == 1); }));
+    own.group().recover();
+    own.forward();
+  });
+  const std::string refused = "x: its address on rank 1 must be a multiple of 16";
+  for (Process& process : processes) {
+    const std::string line = process.line();
+    EXPECT_NE(line.find("rank 1: " + refused), std::string::npos) << line;
+  }
+  EXPECT_EQ(processes[0].line(), "none");  // its kernels, which do nothing here, hear of it
+  EXPECT_NE(processes[1].line().find(refused), std::string::npos);
+  for (Process& process : processes) EXPECT_EQ(process.line(), "end: none");
+}
+
+TEST(OneRank, MakesAnotherCallThanTheOther) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    Rank own(rank, id, rank == 0 ? 64 : 32);
+    for (int again = 0; again < 2; ++again) reporter.line(reporter.error_of([&] { own.forward(); }));
+  });
+  for (Process& process : processes) {
+    for (const char* call : {"2", "3"}) {
+      const std::string line = process.line();
+      for (const char* part : {"rank 0 makes call ", ", forward of hidden 64, ", "; rank 1 makes call ",
+                               ", forward of hidden 32, ", "; all ranks must make the same calls in the same order"}) {
+        EXPECT_NE(line.find(part), std::string::npos) << "call " << call << ": " << line;
+      }
+      EXPECT_NE(line.find(std::string("makes call ") + call), std::string::npos) << line;
+    }
+    EXPECT_EQ(process.line(), "end: none");
+  }
+}
+
+TEST(OneRank, AbortsWhileTheOtherWaitsForItInAnExchangeOfHosts) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    Rank own(rank, id);
+    if (rank == 1) own.group().abort();
+    reporter.line(reporter.error_of([&] { own.forward(); }));
+  });
+  const std::string first = processes[0].line(), second = processes[1].line();
+  EXPECT_NE(first.find("rank 1 failed: it has aborted the group"), std::string::npos) << first;
+  EXPECT_NE(second.find("group: aborted; the ranks need a new Group"), std::string::npos) << second;
+  for (Process& process : processes) EXPECT_EQ(process.line(), "end: none");
+}
+
+TEST(OneRank, IsAbortedWhileItWaitsInAnExchangeOfHosts) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    Rank own(rank, id);
+    std::optional<std::thread> other;
+    if (rank == 0) {
+      other.emplace([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        own.group().abort();
+      });
+      reporter.line(reporter.error_of([&] { own.forward(); }));
+      other->join();
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+      reporter.line(reporter.error_of([&] { own.forward(); }));
+    }
+  });
+  for (Process& process : processes) {
+    const std::string line = process.line();
+    EXPECT_NE(line.find("rank 0 aborted the group"), std::string::npos) << line;
+    EXPECT_EQ(process.line(), "end: none");
+  }
+}
+
+}  // namespace
+}  // namespace uniep::test
