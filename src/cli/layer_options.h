@@ -37,6 +37,8 @@ struct LayerOptions {
 };
 
 void add_layer_options(CLI::App& app, LayerOptions& options);
+// --activation and --router-weight; add_layer_options() has them.
+void add_activation_options(CLI::App& app, Numerics& numerics);
 // --shape, which sets all four sizes.
 void add_shape_option(CLI::App& app, LayerOptions& options);
 // --devices, a list of GPUs.

@@ -14,8 +14,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kForwardFlopsPerRow = 6;  // times H I
-constexpr double kBackwardFlopsPerRow = 12;
+// Times H I.
+double forward_flops_per_row(const LayerConfig& config) {
+  return is_gated(config.numerics.activation) ? 6 : 4;
+}
+double backward_flops_per_row(const LayerConfig& config) {
+  return 2 * forward_flops_per_row(config);
+}
 
 template <typename T>
 std::string checksum_text(const std::vector<T>& values) {
@@ -42,8 +47,8 @@ Json times(const std::vector<double>& milliseconds) {
 }
 
 Json numerics_json(const Numerics& numerics) {
-  return {{"activation", "swiglu"},
-          {"router_weight", "activation"},
+  return {{"activation", activation_text(numerics)},
+          {"router_weight", router_weight_text(numerics.router_weight)},
           {"weight_gradient", weight_gradient_name(numerics.weight_gradient)},
           {"combine_groups", numerics.combine_groups}};
 }
@@ -123,9 +128,10 @@ Json to_json(const RunReport& report) {
   json["forward_ms"] = times(report.forward_ms);
   json["backward_ms"] = times(report.backward_ms);
   Json& speed = json["tflops"];
-  speed["forward"] = tflops(report, kForwardFlopsPerRow, report.forward_ms);
+  speed["forward"] = tflops(report, forward_flops_per_row(report.config), report.forward_ms);
   speed["backward"] = nullptr;
-  if (!report.backward_ms.empty()) speed["backward"] = tflops(report, kBackwardFlopsPerRow, report.backward_ms);
+  if (!report.backward_ms.empty())
+    speed["backward"] = tflops(report, backward_flops_per_row(report.config), report.backward_ms);
   json["rows_per_rank"] = report.rows_per_rank;
   json["bytes_moved"] = {{"dispatch", report.bytes.dispatch}, {"combine", report.bytes.combine}};
   for (const auto& [name, sum] : report.checksums) json["checksum"][name] = sum;
@@ -144,8 +150,9 @@ std::string to_table(const RunReport& report) {
   line("tokens", fmt::format("{} a rank; {} expert rows a rank", range(report.tokens), range(report.rows_per_rank)));
   line("schedule", to_text(report.schedule));
   if (report.schedule_backward) line("schedule backward", to_text(*report.schedule_backward));
-  line("forward", time_line(report, report.forward_ms, kForwardFlopsPerRow));
-  if (!report.backward_ms.empty()) line("backward", time_line(report, report.backward_ms, kBackwardFlopsPerRow));
+  line("forward", time_line(report, report.forward_ms, forward_flops_per_row(report.config)));
+  if (!report.backward_ms.empty())
+    line("backward", time_line(report, report.backward_ms, backward_flops_per_row(report.config)));
   line("between ranks", fmt::format("dispatch {} bytes, combine {} bytes", between_ranks(report.bytes.dispatch),
                                     between_ranks(report.bytes.combine)));
   for (const auto& [name, sum] : report.checksums) line("checksum", fmt::format("{:<7}{}", name, sum));

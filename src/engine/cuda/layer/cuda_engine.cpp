@@ -50,6 +50,10 @@ uint32_t fingerprint(const ProgramRequest& request) {
   add(request.workers);
   add(static_cast<int>(request.numerics.activation));
   add(static_cast<int>(request.numerics.router_weight));
+  for (const float value :
+       {request.numerics.alpha, request.numerics.gate_limit, request.numerics.up_limit, request.numerics.up_offset}) {
+    add(bits_of_float(value));
+  }
   add(request.numerics.combine_groups);
   add(request.redispatch ? 1 : 0);
   add(request.weight_gradients ? 1 : 0);
@@ -195,8 +199,8 @@ std::vector<MemoryNeed> CudaEngine::memory_need(const LayerConfig& config, const
   const SymmetricNeed symmetric = symmetric_need(asked, *placement.state(), layout, 0);
   std::vector<MemoryNeed> needs;
   for (int rank = first_local_rank(); rank < first_local_rank() + local_ranks(); ++rank) {
-    MemoryNeed need = internal::block_sizes(
-        internal::memory_request(config.shape, schedule, *placement.state(), rank, options), direction);
+    MemoryNeed need =
+        internal::block_sizes(internal::memory_request(config, schedule, *placement.state(), rank, options), direction);
     need.symmetric_bytes = static_cast<std::size_t>(symmetric.total());
     needs.push_back(need);
   }
@@ -372,7 +376,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   for (std::size_t local = 0; local < streams.size(); ++local) {
     const int rank = first_local_rank() + static_cast<int>(local);
     const MemoryNeed need = internal::block_sizes(
-        internal::memory_request(call.config.shape, call.schedule, placement, rank, use), Direction::kForward);
+        internal::memory_request(call.config, call.schedule, placement, rank, use), Direction::kForward);
     const ForwardArguments& own = call.arguments[local];
     saved->ranks.emplace_back().memory =
         internal::MemoryBlock(own.saved_memory, "saved_memory", options_.allocator, need.saved_bytes, rank, own.stream);
@@ -394,7 +398,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
     const ForwardArguments& arguments = call.arguments[local];
     RankBinding& binding = bindings[local];
     const internal::MemoryRequest memory =
-        internal::memory_request(call.config.shape, call.schedule, placement, binding.rank, use);
+        internal::memory_request(call.config, call.schedule, placement, binding.rank, use);
     internal::SavedRank& kept = saved->ranks[local];
     poison(kept.memory.data(), kept.memory.size(), ranks_.devices()[local], rank_targets[local].stream);
     poison(workspaces[local].data(), workspaces[local].size(), ranks_.devices()[local], rank_targets[local].stream);
