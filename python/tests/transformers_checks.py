@@ -52,6 +52,26 @@ def check_loss_and_gradients_beside_eager(rank: int, ranks: int) -> None:
         assert own <= 1.25 * theirs + 0.01, (name, own, theirs)
 
 
+def check_activations_and_the_weight_behind_w2(rank: int, ranks: int) -> None:
+    for act in ("gelu", "gelu_pytorch_tanh"):
+        want = step(tiny("eager", hidden_act=act).double(), rank)[1]
+        for options in ({}, {"router_weight": "output"}):
+            model = tiny("eager", hidden_act=act)
+            uniep.transformers.shard_experts(model, uniep.Group("self"), **options)
+            found, eager = step(model, rank)[1], step(tiny("eager", hidden_act=act), rank)[1]
+            for name, one in want.items():
+                own, theirs = (relative_error(gradients[name], one) for gradients in (found, eager))
+                assert own <= 1.25 * theirs + 0.01, (act, options, name, own, theirs)
+
+
+def check_gates_that_are_served(rank: int, ranks: int) -> None:
+    """moe()'s activation of experts with a gate of their own, or none: what it computes is in test_activations.py."""
+    from test_activations import MODELS
+
+    served = {name: uniep.transformers.activation_of(make()) for name, (make, _) in MODELS.items()}
+    assert served == {name: text if name != "gpt-oss" else None for name, (_, text) in MODELS.items()}
+
+
 def check_uniep_disable_is_eager(rank: int, ranks: int) -> None:
     expected_loss, expected = step(tiny("eager"), rank)
     with disabled():
@@ -164,8 +184,8 @@ def check_options(rank: int, ranks: int) -> None:
 
 
 def check_refusals(rank: int, ranks: int) -> None:
-    model = tiny("uniep", hidden_act="gelu")
-    text = "Qwen3MoeExperts.act_fn: GELUActivation; experts_implementation='uniep' serves silu(gate) * up"
+    model = tiny("uniep", hidden_act="relu")
+    text = "Qwen3MoeExperts.act_fn: ReLU; experts_implementation='uniep' serves silu(gate) * up"
     expect_error(ValueError, text, lambda: model(batch(0)))
     expect_error(ValueError, text, lambda: uniep.transformers.shard_experts(model, uniep.Group("self")))
     sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 96, "head_dim": 16, "num_hidden_layers": 1}

@@ -19,6 +19,7 @@ import torch
 from torch.autograd import profiler
 
 from uniep import library
+from uniep.numerics import PLAIN, Numerics
 
 _Function = typing.TypeVar("_Function", bound=Callable[..., typing.Any])
 
@@ -103,7 +104,7 @@ class Engine:
         self._dead: collections.deque[tuple[Callable[[ctypes.c_void_p], None], ctypes.c_void_p]] = collections.deque()
         self._handle = library.Handle()
         self._is_traced = False
-        self._configs: dict[tuple[int, ...], typing.Any] = {}
+        self._configs: dict[tuple[typing.Any, ...], typing.Any] = {}
         self._byte = torch.empty(1, dtype=torch.uint8, device=device)
         # What calls fill in and read again, under the lock.
         self._out, self._saved, self._saved_bytes = library.Handle(), ctypes.c_void_p(), ctypes.c_size_t()
@@ -174,9 +175,10 @@ class Engine:
         experts: int,
         topk: int,
         weight_gradient: int = library.WEIGHT_GRADIENT_BF16,
+        numerics: Numerics = PLAIN,
     ) -> typing.Any:
         """A layer as an argument of the calls below."""
-        key = (hidden, intermediate, experts, topk, weight_gradient)
+        key = (hidden, intermediate, experts, topk, weight_gradient, numerics)
         found = self._configs.get(key)
         if found is None:
             found = self._configs[key] = ctypes.byref(
@@ -186,6 +188,7 @@ class Engine:
                     experts=experts,
                     topk=topk,
                     weight_gradient=weight_gradient,
+                    **numerics._asdict(),
                 )
             )
         return found

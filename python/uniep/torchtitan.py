@@ -65,11 +65,13 @@ class UniEPRoutedExperts(RoutedExperts):  # type: ignore[misc]
         schedule: str = "auto"
         save: str = "keep"
         capacity: tuple[int, int] | None = None
+        router_weight: str = "activation"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.group = Group("self")
-        self.options = {"schedule": config.schedule, "save": config.save, "capacity": config.capacity}
+        names = ("schedule", "save", "capacity", "router_weight")
+        self.options = {name: getattr(config, name) for name in names}
 
     def forward(
         self,
@@ -118,6 +120,7 @@ def routed_experts(
     schedule: str = "auto",
     save: str = "keep",
     capacity: tuple[int, int] | None = None,
+    router_weight: str = "activation",
 ) -> RoutedExperts.Config:
     """The replacement of a RoutedExperts.Config, with UNIEP_DISABLE=1 itself. The options are those of uniep.moe().
 
@@ -127,8 +130,11 @@ def routed_experts(
     if is_disabled("torchtitan's own routed experts run"):
         return cfg
     refuse(cfg)
-    text = "torchtitan multiplies router scores behind w2, UniEP before it: same mathematics, other rounding"
-    if text not in _told:
+    text = (
+        "torchtitan multiplies router scores behind w2, UniEP before it: same mathematics, other rounding; "
+        "router_weight='output' multiplies behind w2"
+    )
+    if router_weight == "activation" and text not in _told:
         _told.add(text)
         _log.warning(text)
     inner, dispatcher = cfg.inner_experts, cfg.token_dispatcher
@@ -140,6 +146,7 @@ def routed_experts(
         schedule=schedule,
         save=save,
         capacity=None if capacity is None else (capacity[0], capacity[1]),
+        router_weight=router_weight,
     )
     return typing.cast(UniEPRoutedExperts.Config, replacement)
 

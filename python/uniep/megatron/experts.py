@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from uniep.group import Group
 from uniep.layer import moe
+from uniep.megatron.flags import activation_of
 from uniep.megatron.grouped import plain_weight
 from uniep.megatron.routing import capacity_of_factor, expert_weights
 
@@ -42,6 +43,8 @@ class Experts(torch.nn.Module):
         self.main_grad = "param" if config.gradient_accumulation_fusion else None
         self.capacity_factor: float | None = getattr(config, "moe_expert_rank_capacity_factor", None)
         self.schedule, self.save = schedule, save
+        self.activation = typing.cast(str, activation_of(config))
+        self.router_weight = "input" if getattr(config, "moe_apply_probs_on_input", False) else "activation"
         first, second = expert_weights(experts)
         self.single = first[0].dim() == 3
         self.count = len(first[0]) if self.single else len(first)
@@ -63,6 +66,8 @@ class Experts(torch.nn.Module):
             capacity=capacity_of_factor(self.capacity_factor, len(hidden_states), self.topk, self.count),
             main_grad=typing.cast(typing.Any, self.main_grad),
             save=self.save,
+            activation=self.activation,
+            router_weight=self.router_weight,
         )
 
     def _weights(self, name: str) -> torch.Tensor | list[torch.Tensor]:
