@@ -494,9 +494,14 @@ std::vector<std::string> shape_violations(const LayerShape& shape, const Numeric
             fmt::format("must be a multiple of the number of ranks, {}", machine.ranks));
   }
   for (std::string& violation : activation_violations(numerics)) violations.push_back(std::move(violation));
-  if (machine.engine == EngineKind::kCuda && !is_gated(numerics.activation)) {
-    violations.push_back(fmt::format("activation={}: the cuda engine has no kernels for it; the cpu engine has",
-                                     activation_name(numerics.activation)));
+  if (machine.engine == EngineKind::kCuda && violations.empty() &&
+      activation_kind(numerics) != ActivationKind::kSwiglu) {
+    violations.push_back(
+        fmt::format("activation={}: the cuda engine has kernels for swiglu alone; the cpu engine has all",
+                    activation_text(numerics)));
+  }
+  if (machine.engine == EngineKind::kCuda && numerics.router_weight == RouterWeight::kInput) {
+    violations.emplace_back("router_weight=input: the cuda engine has no kernels for it; the cpu engine has");
   }
   const int weight_gradient = static_cast<int>(numerics.weight_gradient);
   require(weight_gradient >= 0 && weight_gradient <= static_cast<int>(WeightGradient::kMainGrad), "weight_gradient",
