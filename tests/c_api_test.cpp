@@ -310,8 +310,8 @@ TEST_F(CApiErrors, ValuesThatAreNoConstantAreRefused) {
   };
   expect_failure(UNIEP_INVALID_ARGUMENT, "direction: 2", resolve_for(layer.config, 2));
   uniep_layer_config config = layer.config;
-  config.activation = 1;
-  expect_failure(UNIEP_INVALID_ARGUMENT, "activation: 1", resolve_for(config, UNIEP_FORWARD));
+  config.activation = 5;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "activation: 5", resolve_for(config, UNIEP_FORWARD));
   config = layer.config;
   config.weight_gradient = 3;
   expect_failure(UNIEP_INVALID_ARGUMENT, "weight_gradient: 3", resolve_for(config, UNIEP_BACKWARD));
