@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "engine/cpu/kernels.h"
-#include "model/elementwise.h"
+#include "model/activation.h"
 #include "support/expect_error.h"
 
 #ifdef __x86_64__
@@ -281,9 +281,9 @@ TEST(Rows, SwigluEqualsTheScalarFunction) {
     const float prob = random_floats(generator, values, 1)[0];
     std::vector<BFloat16> a(n), expected;
     for (int64_t j = 0; j < n; ++j) expected.push_back(rounded(swiglu(to_float(gate[j]), to_float(up[j]), prob)));
-    table.swiglu_row(gate.data(), up.data(), prob, a.data(), n);
+    table.activations[0][0].activate({}, gate.data(), up.data(), prob, a.data(), n);
     expect_same_bytes(a, expected, "swiglu_row");
-    table.swiglu_row(gate.data(), up.data(), prob, gate.data(), n);
+    table.activations[0][0].activate({}, gate.data(), up.data(), prob, gate.data(), n);
     expect_same_bytes(gate, expected, "swiglu_row in place");
   });
 }
@@ -296,7 +296,7 @@ TEST(Rows, SwigluOfEveryGate) {
     expected.push_back(rounded(swiglu(to_float(gate[bits]), 1.5f, 0.75f)));
   }
   for (const InstructionSet set : supported_sets()) {
-    kernels(set).swiglu_row(gate.data(), up.data(), 0.75f, a.data(), 65536);
+    kernels(set).activations[0][0].activate({}, gate.data(), up.data(), 0.75f, a.data(), 65536);
     expect_same_bytes(a, expected, instruction_set_name(set));
   }
 }
@@ -335,12 +335,12 @@ TEST(Rows, SwigluGradientEqualsTheScalarFunction) {
     std::vector<BFloat16> a, dgate, dup;
     std::vector<float> sums, chunk_da, unweighted;
     for (int64_t j = 0; j < n; ++j) {
-      const SwigluGradient gradient = swiglu_gradient(to_float(gate[j]), to_float(up[j]), prob, da[j]);
+      const ActivationGradient gradient = swiglu_gradient(to_float(gate[j]), to_float(up[j]), prob, da[j]);
       a.push_back(rounded(gradient.activation));
       dgate.push_back(rounded(gradient.gate));
       dup.push_back(rounded(gradient.up));
       chunk_da.push_back(da[j]);
-      unweighted.push_back(gradient.unweighted);
+      unweighted.push_back(gradient.prob_term);
       if (unweighted.size() == 64 || j == n - 1) {
         sums.push_back(chunk_sum(chunk_da, unweighted));
         chunk_da.clear();
@@ -349,21 +349,90 @@ TEST(Rows, SwigluGradientEqualsTheScalarFunction) {
     }
     std::vector<BFloat16> got_a(n), got_dgate(n), got_dup(n);
     std::vector<float> got_sums(sums.size());
-    table.swiglu_gradient_row(gate.data(), up.data(), prob, da.data(), got_a.data(), got_dgate.data(), got_dup.data(),
-                              got_sums.data(), n);
+    table.activations[0][0].gradient({}, gate.data(), up.data(), prob, da.data(), got_a.data(), got_dgate.data(),
+                                     got_dup.data(), got_sums.data(), n);
     expect_same_bytes(got_a, a, "a");
     expect_same_bytes(got_dgate, dgate, "dgate");
     expect_same_bytes(got_dup, dup, "dup");
     expect_same_bytes(got_sums, sums, "chunk sums");
     std::vector<BFloat16> forward(n);
-    table.swiglu_row(gate.data(), up.data(), prob, forward.data(), n);
+    table.activations[0][0].activate({}, gate.data(), up.data(), prob, forward.data(), n);
     expect_same_bytes(got_a, forward, "a of backward against forward");
 
-    table.swiglu_gradient_row(gate.data(), up.data(), prob, da.data(), got_a.data(), gate.data(), up.data(),
-                              got_sums.data(), n);
+    table.activations[0][0].gradient({}, gate.data(), up.data(), prob, da.data(), got_a.data(), gate.data(), up.data(),
+                                     got_sums.data(), n);
     expect_same_bytes(gate, dgate, "dgate in place");
     expect_same_bytes(up, dup, "dup in place");
     expect_same_bytes(got_sums, sums, "chunk sums in place");
+  });
+}
+
+// Every kind and place of the weight, on every instruction set, beside the scalar functions.
+template <ActivationKind kKind, bool kWeighsZ>
+void check_activation_rows() {
+  using Expert = ExpertActivation<kKind, kWeighsZ>;
+  const ActivationParameters parameters{1.702f, 0.75f, 1.25f, 1.0f};
+  const Expert expert(parameters);
+  for_all_rows(16 + static_cast<int>(kKind), [&](const Kernels& table, Values values, int64_t n, Generator& generator) {
+    const ActivationRows& rows = table.activations[static_cast<int>(kKind)][kWeighsZ ? 1 : 0];
+    const std::vector<BFloat16> gate = random_bfloat16(generator, values, n),
+                                up = random_bfloat16(generator, values, n);
+    const std::vector<float> da = random_floats(generator, values, n);
+    const float prob = random_floats(generator, values, 1)[0];
+    const int64_t chunks = (n + 63) / 64;
+    std::vector<BFloat16> a, dgate, dup;
+    std::vector<float> partials(4 * static_cast<std::size_t>(chunks), 0.0f), sums;
+    for (int64_t j = 0; j < n; ++j) {
+      const float own_up = Expert::kGated ? to_float(up[j]) : 0.0f;
+      const ActivationGradient gradient = expert.gradient(to_float(gate[j]), own_up, prob, da[j]);
+      a.push_back(rounded(gradient.activation));
+      ASSERT_EQ(a.back().bits, rounded(expert.activate(to_float(gate[j]), own_up, prob)).bits);
+      dgate.push_back(rounded(gradient.gate));
+      dup.push_back(rounded(gradient.up));
+      float& partial = partials[static_cast<std::size_t>(j / 64 * 4 + j % 8 / 2)];
+      partial = Expert::add_prob(partial, da[j], gradient.prob_term);
+    }
+    for (std::size_t chunk = 0; chunk < static_cast<std::size_t>(chunks); ++chunk) {
+      const float* const own = &partials[4 * chunk];
+      sums.push_back(canonical(join_prob_partials(own[0], own[1], own[2], own[3])));
+    }
+    std::vector<BFloat16> got_a(n), got_dgate(n), got_dup(n), forward(n);
+    std::vector<float> got_sums(sums.size());
+    const BFloat16* const given_up = Expert::kGated ? up.data() : nullptr;
+    rows.activate(parameters, gate.data(), given_up, prob, forward.data(), n);
+    rows.gradient(parameters, gate.data(), given_up, prob, da.data(), got_a.data(), got_dgate.data(),
+                  Expert::kGated ? got_dup.data() : nullptr, got_sums.data(), n);
+    expect_same_bytes(forward, a, "a of forward");
+    expect_same_bytes(got_a, a, "a");
+    expect_same_bytes(got_dgate, dgate, "dgate");
+    if (Expert::kGated) expect_same_bytes(got_dup, dup, "dup");
+    expect_same_bytes(got_sums, sums, "chunk sums");
+  });
+}
+
+template <ActivationKind kKind>
+void check_activation_kind() {
+  check_activation_rows<kKind, false>();
+  check_activation_rows<kKind, true>();
+}
+
+TEST(Rows, ActivationsEqualTheScalarFunctions) {
+  check_activation_kind<ActivationKind::kSwiglu>();
+  check_activation_kind<ActivationKind::kGegluTanh>();
+  check_activation_kind<ActivationKind::kGegluErf>();
+  check_activation_kind<ActivationKind::kRelu2>();
+  check_activation_kind<ActivationKind::kSilu>();
+  check_activation_kind<ActivationKind::kShapedSwiglu>();
+}
+
+TEST(Rows, WeighingRoundsTwice) {
+  for_all_rows(17, [](const Kernels& table, Values values, int64_t n, Generator& generator) {
+    const std::vector<float> in = random_floats(generator, values, n);
+    const float weight = random_floats(generator, values, 1)[0];
+    std::vector<BFloat16> out(n), expected;
+    for (const float value : in) expected.push_back(rounded(mul(weight, to_float(to_bfloat16(value)))));
+    table.weigh_row(in.data(), weight, out.data(), n);
+    expect_same_bytes(out, expected, "weigh_row");
   });
 }
 

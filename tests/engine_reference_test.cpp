@@ -16,9 +16,10 @@ void subtract_start(std::vector<float>& gradient) {
 
 TEST(EngineAgainstReference, RandomLayersAreWithinTheLimits) {
   BranchCounts branches;
-  for (uint64_t seed = 1; seed <= 60; ++seed) {
-    const RandomLayer layer = random_layer(seed, {.most_tokens = 40, .most_columns = 160});
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    const RandomLayer layer = random_layer(seed, {.most_tokens = 40, .most_columns = 160, .any_activation = true});
     count_layer(branches, layer);
+    count_activation(branches, layer.config.numerics);
     const LayerConfig& config = layer.config;
     GroupOptions options;
     options.engine = EngineKind::kCpu;
@@ -46,6 +47,7 @@ TEST(EngineAgainstReference, RandomLayersAreWithinTheLimits) {
     got.dw2 = bf16 ? static_cast<const void*>(result.dw2_bf16.data()) : result.dw2_fp32.data();
     reference::LayerInput input;
     input.shape = config.shape;
+    input.numerics = config.numerics;
     input.tokens = layer.data.all_tokens();
     input.x = layer.data.x.data();
     input.dy = layer.data.dy.data();

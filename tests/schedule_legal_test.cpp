@@ -57,8 +57,8 @@ const std::vector<Planted>& planted_violations() {
       {"intermediate=0:", [](ScheduleCase& c, Schedule&) { c.shape.intermediate = 0; }},
       {"topk=9:", [](ScheduleCase& c, Schedule&) { c.shape.topk = 9; }},
       {"combine_groups=-1:", [](ScheduleCase& c, Schedule&) { c.numerics.combine_groups = -1; }},
-      {"router_weight=1: not built",
-       [](ScheduleCase& c, Schedule&) { c.numerics.router_weight = RouterWeight::kOutput; }},
+      {"router_weight=3: legal are activation (0)",
+       [](ScheduleCase& c, Schedule&) { c.numerics.router_weight = static_cast<RouterWeight>(3); }},
       {"weight_gradient=3:",
        [](ScheduleCase& c, Schedule&) { c.numerics.weight_gradient = static_cast<WeightGradient>(3); }},
       {"queue=2: legal are static or dynamic", [](ScheduleCase&, Schedule& s) { s.queue = static_cast<QueueKind>(2); }},
@@ -223,8 +223,8 @@ TEST(ScheduleValidate, ChecksGroupsShapeAndMachine) {
   EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.machine.ranks = 65; }), "ranks=65:"));
   EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.machine.workers = 0; }), "workers=0:"));
   EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.shape.topk = 0; }), "topk=0:"));
-  EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.numerics.activation = static_cast<Activation>(1); }),
-                      "activation=1:"));
+  EXPECT_TRUE(reports(violations_with([](ScheduleCase& c) { c.numerics.activation = static_cast<Activation>(5); }),
+                      "activation=5:"));
 
   ScheduleCase grouped;
   grouped.numerics.combine_groups = 2;

@@ -155,7 +155,14 @@ UNIEP_API void uniep_symmetric_destroy(uniep_symmetric_buffer* buffer);
 
 /* ---- The layer ---- */
 
-enum { UNIEP_ACTIVATION_SWIGLU = 0 };
+/* uniep/numerics.h says what each computes. RELU2 and SILU have no gate: there w1 and dw1 are [.., I, H]. */
+enum {
+  UNIEP_ACTIVATION_SWIGLU = 0,
+  UNIEP_ACTIVATION_GEGLU_TANH = 1,
+  UNIEP_ACTIVATION_GEGLU_ERF = 2,
+  UNIEP_ACTIVATION_RELU2 = 3,
+  UNIEP_ACTIVATION_SILU = 4
+};
 enum { UNIEP_ROUTER_WEIGHT_ACTIVATION = 0, UNIEP_ROUTER_WEIGHT_OUTPUT = 1, UNIEP_ROUTER_WEIGHT_INPUT = 2 };
 enum { UNIEP_WEIGHT_GRADIENT_BF16 = 0, UNIEP_WEIGHT_GRADIENT_FP32 = 1, UNIEP_WEIGHT_GRADIENT_MAIN_GRAD = 2 };
 
@@ -170,7 +177,17 @@ typedef struct uniep_layer_config {
   int32_t router_weight;   /* UNIEP_ROUTER_WEIGHT_... */
   int32_t weight_gradient; /* UNIEP_WEIGHT_GRADIENT_...: written as bf16, as fp32, or added to fp32 */
   int64_t combine_groups;  /* 0: one sum over the slots; G > 0: see uniep/numerics.h */
+  /* Of UNIEP_ACTIVATION_SWIGLU: gate' sigmoid(alpha gate') (up' + up_offset). All 0: silu(gate) up. */
+  float alpha;      /* above 0; 0: 1 */
+  float gate_limit; /* gate' is at most this; 0: no limit */
+  float up_limit;   /* up' is between -up_limit and this; 0: no limit */
+  float up_offset;
 } uniep_layer_config;
+
+/* Sets activation, alpha, the limits and up_offset from a text: swiglu, geglu_tanh, geglu_erf, relu2, silu, or SwiGLU
+ * with parameters, as swiglu:alpha=1.702,limit=7,up_offset=1 (uniep/numerics.h). Nothing else of config is looked at
+ * but its size, which must reach to up_offset. */
+UNIEP_API uniep_status uniep_set_activation(uniep_layer_config* config, const char* text);
 
 /* Schedules are text: "auto", "key=value,key=value" or flat JSON, with the fields of docs/schedule.md; what is left out
  * is filled for the layer and the group. A Schedule describes one direction. It changes no bit of a result. */

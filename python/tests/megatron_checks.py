@@ -105,7 +105,7 @@ def check_uniep_disable_gives_megatrons_layer(rank, ranks):
             layer.load_state_dict(ours.state_dict())
             layer.set_layer_number(1)
             assert_same(run_layer(layer), expected)
-        moe_layer(True, moe_apply_probs_on_input=True, moe_router_topk=1, moe_router_pre_softmax=True)
+        moe_layer(True, add_bias_linear=True)
         expect_error(ValueError, "UNIEP_DISABLE: 1; there is no layer of Megatron's", lambda: BackendLayer(theirs))
     ours.load_state_dict(layers[0].state_dict())
     assert isinstance(ours, uniep.megatron.UniEPMoELayer)
@@ -193,10 +193,12 @@ def check_megakernel_backend(rank, ranks):
             assert_close(got, expected, changes)
         else:
             assert_same(got, expected)
-    wrong = config(moe_apply_probs_on_input=False)
-    wrong.moe_apply_probs_on_input = True
+    wrong = config(moe_pad_expert_input_to_capacity=False)
+    wrong.moe_pad_expert_input_to_capacity = True
     inner.config = wrong
-    expect_error(ValueError, "moe_apply_probs_on_input: True; UniEP's layer needs False", lambda: BackendLayer(inner))
+    expect_error(
+        ValueError, "moe_pad_expert_input_to_capacity: True; UniEP's layer needs False", lambda: BackendLayer(inner)
+    )
 
 
 def check_enable_needs_a_moe_layer(rank, ranks):

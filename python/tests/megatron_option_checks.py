@@ -11,6 +11,7 @@ import megatron.core.transformer.moe.moe_layer as megatron_moe_layer
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -34,6 +35,19 @@ def check_router_options(rank, ranks):
         {"moe_expert_capacity_factor": 0.5, "moe_token_drop_policy": "position"},
     ):
         assert_close(run_layer(moe_layer(True, **changes)), run_layer(moe_layer(False, **changes)), changes)
+
+
+def check_activations(rank, ranks):
+    top1 = {"moe_apply_probs_on_input": True, "moe_router_topk": 1, "moe_router_pre_softmax": True}
+    for changes in (
+        {"activation_func": quick_gelu, "glu_linear_offset": 1.0, "activation_func_clamp_value": 0.5},
+        {"activation_func": torch.nn.functional.gelu},
+        {"activation_func": squared_relu, "gated_linear_unit": False},
+        {"gated_linear_unit": False},
+        top1,
+    ):
+        theirs, ours = (run_layer(moe_layer(ours, **changes)) for ours in (False, True))
+        assert_close(ours, theirs, changes)
 
 
 def check_probs_in_bf16(rank, ranks):

@@ -93,7 +93,10 @@ def test_arguments_of_group():
 def test_arguments_of_modules():
     with pytest.raises(ValueError, match="topk: 5; must be 1 to num_experts, 4"):
         uniep.MoELayer(8, 8, 4, 5)
-    with pytest.raises(ValueError, match="options: sav; legal are capacity, grad_dtype, main_grad, save, schedule"):
+    with pytest.raises(
+        ValueError,
+        match="options: sav; legal are activation, capacity, grad_dtype, main_grad, router_weight, save, schedule",
+    ):
         uniep.Experts(4, 8, 8, sav="keep")
 
 

@@ -18,13 +18,9 @@ WRONG = {
     "fp8": ["hybrid"],
     "fp4": ["e2m1"],
     "add_bias_linear": [True],
-    "gated_linear_unit": [False],
-    "activation_func": [torch.nn.functional.gelu],
-    "activation_func_clamp_value": [7.0],
-    "glu_linear_offset": [1.0],
+    "activation_func": [torch.tanh, torch.nn.functional.relu],
     "moe_mlp_glu_interleave_size": [32],
     "moe_pad_expert_input_to_capacity": [True],
-    "moe_apply_probs_on_input": [True],
     "moe_shared_expert_overlap": [True],
     "moe_paged_stash": [True],
     "overlap_moe_expert_parallel_comm": [True],
@@ -92,6 +88,30 @@ def test_values_that_are_served():
     for name, values in SERVED.items():
         for value in values if name in fields() else ():
             uniep.megatron.refuse(config(name, value)[0])
+
+
+def test_activations_as_moe_takes_them():
+    from megatron.core.activations import quick_gelu, squared_relu
+
+    from uniep.megatron.flags import activation_of
+
+    gelu, silu = torch.nn.functional.gelu, torch.nn.functional.silu
+    found = config("activation_func", silu)[0]
+    for function, gated, limit, offset, expected in (
+        (silu, True, None, 0.0, "swiglu"),
+        (quick_gelu, True, 7.0, 1.0, "swiglu:alpha=1.702,limit=7.0,up_offset=1.0"),
+        (quick_gelu, True, None, 0.0, "swiglu:alpha=1.702,limit=0.0,up_offset=0.0"),
+        (gelu, True, None, 0.0, "geglu_erf"),
+        (squared_relu, False, None, 0.0, "relu2"),
+        (silu, False, None, 0.0, "silu"),
+        (silu, True, 7.0, 0.0, None),
+        (gelu, True, None, 1.0, None),
+        (gelu, False, None, 0.0, None),
+        (squared_relu, True, None, 0.0, None),
+    ):
+        found.activation_func, found.gated_linear_unit = function, gated
+        found.activation_func_clamp_value, found.glu_linear_offset = limit, offset
+        assert activation_of(found) == expected
 
 
 def test_the_newest_version_has_every_field():

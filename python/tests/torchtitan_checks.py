@@ -137,6 +137,17 @@ def check_layer_beside_torchtitans(rank: int, ranks: int) -> None:
         assert own < 0.02, (name, own)
 
 
+def check_scores_behind_w2(rank: int, ranks: int) -> None:
+    """As torchtitan multiplies them: the output differs, gradients of the experts do not."""
+    before, behind = (run(make_moe(options, ranks), rank) for options in ({}, {"router_weight": "output"}))
+    assert not same_bits(before["y"], behind["y"])
+    assert relative_error(behind["y"], before["y"].double()) < 0.01
+    assert all(same_bits(behind[name], before[name]) for name in before if "inner_experts" in name)
+    expected = in_float64(make_moe({}, ranks), rank, ranks)
+    theirs, own = (relative_error(found["y"], expected["y"]) for found in (run(make_moe(None, ranks), rank), behind))
+    assert own <= 1.05 * theirs, (own, theirs)
+
+
 def check_bits_do_not_depend_on_options(rank: int, ranks: int) -> None:
     expected = run(make_moe({}, ranks), rank)
     for options in ({"save": "redispatch"}, {"save": "recompute"}, {"schedule": "fusion=none"}):

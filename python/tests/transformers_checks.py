@@ -9,6 +9,7 @@ import uniep
 import uniep.transformers
 from distributed_checks import disabled, expect_error, run_checks
 from layers import relative_error, same_bits
+from uniep.numerics import read_numerics
 
 EXPERTS = 8
 
@@ -50,6 +51,30 @@ def check_loss_and_gradients_beside_eager(rank: int, ranks: int) -> None:
     for name, want in expected.items():
         own, theirs = (relative_error(gradients[name], want) for gradients in (found, eager))
         assert own <= 1.25 * theirs + 0.01, (name, own, theirs)
+
+
+def check_activations_and_the_weight_behind_w2(rank: int, ranks: int) -> None:
+    for act in ("gelu", "gelu_pytorch_tanh"):
+        want = step(tiny("eager", hidden_act=act).double(), rank)[1]
+        for options in ({}, {"router_weight": "output"}):
+            model = tiny("eager", hidden_act=act)
+            uniep.transformers.shard_experts(model, uniep.Group("self"), **options)
+            found, eager = step(model, rank)[1], step(tiny("eager", hidden_act=act), rank)[1]
+            for name, one in want.items():
+                own, theirs = (relative_error(gradients[name], one) for gradients in (found, eager))
+                assert own <= 1.25 * theirs + 0.01, (act, options, name, own, theirs)
+
+
+def check_gates_that_are_served(rank: int, ranks: int) -> None:
+    """moe()'s activation of experts with a gate of their own, or none: what it computes is in test_activations.py."""
+    from test_activations import MODELS
+
+    for name, (make, text) in MODELS.items():
+        served = uniep.transformers.activation_of(make())
+        if name == "gpt-oss":
+            assert served is None
+        else:
+            assert served is not None and read_numerics(served, "output") == read_numerics(text, "output"), name
 
 
 def check_uniep_disable_is_eager(rank: int, ranks: int) -> None:
@@ -164,8 +189,8 @@ def check_options(rank: int, ranks: int) -> None:
 
 
 def check_refusals(rank: int, ranks: int) -> None:
-    model = tiny("uniep", hidden_act="gelu")
-    text = "Qwen3MoeExperts.act_fn: GELUActivation; experts_implementation='uniep' serves silu(gate) * up"
+    model = tiny("uniep", hidden_act="relu")
+    text = "Qwen3MoeExperts.act_fn: ReLU; experts_implementation='uniep' serves silu(gate) * up"
     expect_error(ValueError, text, lambda: model(batch(0)))
     expect_error(ValueError, text, lambda: uniep.transformers.shard_experts(model, uniep.Group("self")))
     sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 96, "head_dim": 16, "num_hidden_layers": 1}

@@ -11,6 +11,7 @@ from uniep import library
 from uniep.engine import Weights
 from uniep.group import Group
 from uniep.layer_stats import watch
+from uniep.numerics import PLAIN, Numerics
 from uniep.routes import Route, place_routing
 
 
@@ -28,6 +29,7 @@ class Call(typing.NamedTuple):
     w2: list[torch.Tensor]
     main_grad: typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
     grad_dtype: torch.dtype = torch.bfloat16  # of gradients of weights, without main_grad
+    numerics: Numerics = PLAIN
 
     @property
     def weight_gradient(self) -> int:
@@ -45,7 +47,7 @@ class Call(typing.NamedTuple):
         rows = route.send(rows_of(x))
         with watch(self, "forward", route):
             y, saved = self.group.engine.forward(
-                route.config(),
+                route.config(numerics=self.numerics),
                 self.schedules[0],
                 route.placement,
                 rows,
@@ -77,7 +79,7 @@ class Call(typing.NamedTuple):
         rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
         with watch(self, "backward", route):
             dx = self.group.engine.backward(
-                route.config(self.weight_gradient),
+                route.config(self.weight_gradient, self.numerics),
                 self.schedules,
                 route.placement,
                 saved,

@@ -19,6 +19,7 @@ import torch
 from torch.autograd import profiler
 
 from uniep import library, reserved_sms
+from uniep.numerics import PLAIN, Numerics
 
 _Function = typing.TypeVar("_Function", bound=Callable[..., typing.Any])
 
@@ -105,7 +106,7 @@ class Engine:
         self._handle = library.Handle()
         self._is_traced = False
         self.reserved: int | None = 0  # SMs that exchanges leave, as reserved_sms.leave() takes it
-        self._configs: dict[tuple[int, ...], typing.Any] = {}
+        self._configs: dict[tuple[typing.Any, ...], typing.Any] = {}
         self._byte = torch.empty(1, dtype=torch.uint8, device=device)
         # What calls fill in and read again, under the lock.
         self._out, self._saved, self._saved_bytes = library.Handle(), ctypes.c_void_p(), ctypes.c_size_t()
@@ -183,9 +184,10 @@ class Engine:
         experts: int,
         topk: int,
         weight_gradient: int = library.WEIGHT_GRADIENT_BF16,
+        numerics: Numerics = PLAIN,
     ) -> typing.Any:
         """A layer as an argument of the calls below."""
-        key = (hidden, intermediate, experts, topk, weight_gradient)
+        key = (hidden, intermediate, experts, topk, weight_gradient, numerics)
         found = self._configs.get(key)
         if found is None:
             found = self._configs[key] = ctypes.byref(
@@ -195,6 +197,7 @@ class Engine:
                     experts=experts,
                     topk=topk,
                     weight_gradient=weight_gradient,
+                    **numerics._asdict(),
                 )
             )
         return found

@@ -14,6 +14,7 @@ from uniep import ops, reserved_sms
 from uniep.call import Call, shaped
 from uniep.errors import Unsupported
 from uniep.group import Group, find_group
+from uniep.numerics import is_gated, read_numerics
 from uniep.tuning import choose, tuned_sizes
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
@@ -47,6 +48,8 @@ def moe(
     main_grad: MainGrad | None = None,
     grad_dtype: torch.dtype = torch.bfloat16,
     save: str = "keep",
+    activation: str = "swiglu",
+    router_weight: str = "activation",
 ) -> torch.Tensor:
     """The experts of a mixture-of-experts layer: y[t] = sum over slots k of w2[e] (silu(gate) * up * probs[t, k]).
 
@@ -78,6 +81,11 @@ def moe(
             compiled graphs, as main_grad does.
         save: "keep" FC1's output and the dispatched rows for backward; "redispatch": keep x, and dispatch it again for
             the weight gradients; "recompute": keep the arguments only. Changes no bit.
+        activation: "swiglu"; "geglu_tanh" or "geglu_erf": gelu(gate) * up; "relu2" or "silu", without a gate: w1 is
+            [El, I, H]. Or "swiglu:alpha=1.702,limit=7,up_offset=1": gate * sigmoid(alpha * gate) * (up + up_offset)
+            of a gate of at most `limit` and an up between -limit and limit; `gate_limit` and `up_limit` are one each.
+        router_weight: what probs multiply: "activation", before w2; "output", the expert's rounded output, behind it;
+            "input": x, before w1.
 
     Returns:
         [..., H] bf16.
@@ -90,14 +98,14 @@ def moe(
     compiling = torch.compiler.is_compiling()
     if compiling and (main_grad is not None or grad_dtype is not torch.bfloat16):
         options: dict[str, typing.Any] = {"group": group, "schedule": schedule, "capacity": capacity, "save": save}
-        options |= {"topk": topk, "grad_dtype": grad_dtype}
+        options |= {"topk": topk, "grad_dtype": grad_dtype, "activation": activation, "router_weight": router_weight}
         return _moe_outside_of_graphs(x, topk_ids, probs, w1, w2, main_grad=main_grad, **options)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.bfloat16)
         w1, w2 = _cast(w1), _cast(w2)
     (first, apart), second = _gate_and_up(w1, "w1"), _tensors(w2, "w2")
     _check_tensors(x, topk_ids, probs)
-    local, hidden, intermediate = _check_weights(x, first, second, apart)
+    local, hidden, intermediate = _check_weights(x, first, second, apart, activation)
     if group is None:
         group = default_group(x.device) if compiling else Group(device=x.device)
     if x.device != group.device:
@@ -116,13 +124,15 @@ def moe(
     if compiling:
         texts = _read_schedules(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
         keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, probs, first[0], second[0]))
-        return ops.run_forward(x, topk_ids, probs, first, second, group.name, texts, limits, save, slots, apart, keep)
+        given = save, slots, apart, activation, router_weight
+        return ops.run_forward(x, topk_ids, probs, first, second, group.name, texts, limits, *given, keep)
     schedules = _schedules(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
     added = None if main_grad is None else _main_grad(main_grad, first, second, apart)
     if grad_dtype is not torch.bfloat16:
         _check_grad_dtype(grad_dtype, first, second, added is not None)
     shape = hidden, intermediate, experts
-    call = Call(group, shape, schedules, slots, limits, save, apart, first, second, added, grad_dtype)
+    numerics = read_numerics(activation, router_weight)
+    call = Call(group, shape, schedules, slots, limits, save, apart, first, second, added, grad_dtype, numerics)
     if not torch.is_grad_enabled():
         return call.run(x, topk_ids, probs, (*first, *second), keep=False)[0]
     apply = _apply_moe if not torch._C._are_functorch_transforms_active() else _Moe.apply
@@ -325,13 +335,16 @@ def checked_topk(ids: torch.Tensor, experts: int, topk: int | None) -> int:
 
 
 def _check_weights(
-    x: torch.Tensor, w1: list[torch.Tensor], w2: list[torch.Tensor], apart: bool
+    x: torch.Tensor, w1: list[torch.Tensor], w2: list[torch.Tensor], apart: bool, activation: str
 ) -> tuple[int, int, int]:
     """Local experts, H and I."""
     hidden, intermediate = x.shape[-1], w2[0].shape[-1]
     half = len(w1) // 2 if apart else len(w1)
     local = w1[0].shape[0] if w1[0].dim() == 3 else half
-    rows = intermediate if apart else 2 * intermediate
+    gated = is_gated(activation)
+    if apart and not gated:
+        raise ValueError(f"w1: gate and up; activation {activation!r} has no gate, so that w1 is [El, I, H]")
+    rows = intermediate if apart or not gated else 2 * intermediate
     _check_weight(w1[:half], "w1", local, (rows, hidden), intermediate, x)
     if apart:
         _check_weight(w1[half:], "w1, up", local, (rows, hidden), intermediate, x)

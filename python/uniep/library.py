@@ -70,6 +70,10 @@ LayerConfig = _structure(
     router_weight=_INT32,
     weight_gradient=_INT32,
     combine_groups=_INT64,
+    alpha=ctypes.c_float,
+    gate_limit=ctypes.c_float,
+    up_limit=ctypes.c_float,
+    up_offset=ctypes.c_float,
 )
 Routing = _structure(
     "Routing",
@@ -147,6 +151,7 @@ CombineArguments = _structure(
 _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_make_unique_id": [ctypes.c_char_p],
     "uniep_use_library": [ctypes.c_char_p, ctypes.c_char_p],
+    "uniep_set_activation": [_POINTER, ctypes.c_char_p],
     "uniep_group_create": [_POINTER, _POINTER],
     "uniep_group_synchronize": [Handle],
     "uniep_group_check": [Handle],

@@ -8,8 +8,9 @@ import torch
 
 from uniep.group import Group
 from uniep.layer import HAS_GRAD_DTYPE, moe
+from uniep.numerics import is_gated
 
-_OPTIONS = {"schedule", "capacity", "main_grad", "grad_dtype", "save"}
+_OPTIONS = {"schedule", "capacity", "main_grad", "grad_dtype", "save", "activation", "router_weight"}
 
 
 class Experts(torch.nn.Module):
@@ -22,11 +23,11 @@ class Experts(torch.nn.Module):
         hidden: H, a multiple of 8.
         intermediate: I, a multiple of 8.
         group: None is Group().
-        options: `schedule`, `capacity`, `main_grad`, `grad_dtype` and `save` of moe().
+        options: `schedule`, `capacity`, `main_grad`, `grad_dtype`, `save`, `activation` and `router_weight` of moe().
         dtype: of the parameters: bf16, or another one that autocast casts.
 
     Attributes:
-        gate_up_proj: [El, 2 I, H], gate rows before up rows.
+        gate_up_proj: [El, 2 I, H], gate rows before up rows; of an activation without a gate [El, I, H].
         down_proj: [El, H, I].
 
     Raises:
@@ -55,7 +56,8 @@ class Experts(torch.nn.Module):
         self.num_experts, self.options = num_experts, options
         local = num_experts // self.group.size
         device = self.group.device
-        self.gate_up_proj = torch.nn.Parameter(torch.empty(local, 2 * intermediate, hidden, device=device, dtype=dtype))
+        rows = (2 if is_gated(options.get("activation", "swiglu")) else 1) * intermediate
+        self.gate_up_proj = torch.nn.Parameter(torch.empty(local, rows, hidden, device=device, dtype=dtype))
         self.down_proj = torch.nn.Parameter(torch.empty(local, hidden, intermediate, device=device, dtype=dtype))
         if options.get("grad_dtype") is torch.float32 and HAS_GRAD_DTYPE:
             self.gate_up_proj.grad_dtype = self.down_proj.grad_dtype = torch.float32

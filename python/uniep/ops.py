@@ -15,6 +15,7 @@ from torch._library.fake_impl import allocate_size
 
 from uniep.call import Call
 from uniep.group import find_group
+from uniep.numerics import is_gated, read_numerics
 
 
 def run_forward(
@@ -29,11 +30,14 @@ def run_forward(
     save: str,
     topk: int,
     apart: bool,
+    activation: str,
+    router_weight: str,
     keep: bool,
 ) -> torch.Tensor:
     """y of uniep::forward."""
     limits = (0, 0) if capacity is None else capacity
-    y, _ = torch.ops.uniep.forward(x, ids, probs, w1, w2, group, *schedules, *limits, save, topk, apart, keep)
+    options = group, *schedules, *limits, save, topk, apart, activation, router_weight
+    y, _ = torch.ops.uniep.forward(x, ids, probs, w1, w2, *options, keep)
     return typing.cast(torch.Tensor, y)
 
 
@@ -47,13 +51,16 @@ def _call(
     save: str,
     topk: int,
     apart: bool,
+    activation: str,
+    router_weight: str,
 ) -> Call:
     own = find_group(group)
     local = w1[0].shape[0] if w1[0].dim() == 3 else len(w1) // 2 if apart else len(w1)
     shape = x.shape[-1], w2[0].shape[-1], local * own.size
     texts = schedules[0].encode(), schedules[1].encode()
     limits = capacity if capacity[0] > 0 else None
-    return Call(own, shape, texts, topk, limits, save, apart, list(w1), list(w2))
+    numerics = read_numerics(activation, router_weight)
+    return Call(own, shape, texts, topk, limits, save, apart, list(w1), list(w2), numerics=numerics)
 
 
 @torch.library.custom_op("uniep::forward", mutates_args=())
@@ -71,23 +78,43 @@ def forward(
     save: str,
     topk: int,
     apart: bool,
+    activation: str,
+    router_weight: str,
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """y, and the bytes that backward needs: none unless `keep`, and with save="recompute".
 
     `rows` and `tokens` are the capacity, both 0 where there is none. `apart`: w1 is all gates, then all ups.
     """
-    call = _call(x, w1, w2, group, (schedule, backward_schedule), (rows, tokens), save, topk, apart)
+    schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
+    call = _call(x, w1, w2, group, schedules, limits, save, topk, apart, *numerics)
     y, saved, _ = call.run(x, ids, probs, (*w1, *w2), keep and save != "recompute")
     return y, saved if keep and save != "recompute" else x.new_empty(0, dtype=torch.uint8)
 
 
 @forward.register_fake
-def _(x, ids, probs, w1, w2, group, schedule, backward_schedule, rows, tokens, save, topk, apart, keep):  # type: ignore[no-untyped-def]
+def _(  # type: ignore[no-untyped-def]
+    x,
+    ids,
+    probs,
+    w1,
+    w2,
+    group,
+    schedule,
+    backward_schedule,
+    rows,
+    tokens,
+    save,
+    topk,
+    apart,
+    activation,
+    router_weight,
+    keep,
+):
     if not keep or save == "recompute":
         size: int | torch.SymInt = 0
     elif rows > 0 and find_group(group).transport == "native":
-        size = _saved_bytes(rows, x.shape[-1], w2[0].shape[-1], save)
+        size = _saved_bytes(rows, x.shape[-1], (2 if is_gated(activation) else 1) * w2[0].shape[-1], save)
     else:
         size = new_size()
     return x.new_empty(x.shape), x.new_empty(size, dtype=torch.uint8)
@@ -102,9 +129,9 @@ def new_size() -> torch.SymInt:
     return typing.cast(torch.SymInt, allocate_size(shapes))  # type: ignore[no-untyped-call]
 
 
-def _saved_bytes(rows: int, hidden: int, intermediate: int, save: str) -> int:
+def _saved_bytes(rows: int, hidden: int, z_columns: int, save: str) -> int:
     """Bytes that forward keeps of so many rows, in pieces of 64."""
-    pieces = [rows * 2 * intermediate * 2] + ([rows * hidden * 2] if save == "keep" else [])
+    pieces = [rows * z_columns * 2] + ([rows * hidden * 2] if save == "keep" else [])
     return sum(-(-piece // 64) * 64 for piece in pieces)
 
 
@@ -125,11 +152,14 @@ def backward(
     save: str,
     topk: int,
     apart: bool,
+    activation: str,
+    router_weight: str,
     need_w1: bool,
     need_w2: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
     """dx, dprobs, dw1 and dw2, the last two without entries where they are not needed; x with save="redispatch"."""
-    call = _call(dy, w1, w2, group, (schedule, backward_schedule), (rows, tokens), save, topk, apart)
+    schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
+    call = _call(dy, w1, w2, group, schedules, limits, save, topk, apart, *numerics)
     dw1 = [torch.empty_like(weight) for weight in w1] if need_w1 else []
     dw2 = [torch.empty_like(weight) for weight in w2] if need_w2 else []
     route = call.place(ids, probs)
@@ -154,6 +184,8 @@ def _(  # type: ignore[no-untyped-def]
     save,
     topk,
     apart,
+    activation,
+    router_weight,
     need_w1,
     need_w2,
 ):

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from uniep import library, peers
 from uniep.errors import CapacityError
+from uniep.numerics import PLAIN, Numerics
 
 if typing.TYPE_CHECKING:
     from uniep.group import Group
@@ -47,9 +48,9 @@ class Route:
         self._engine = group.engine
         self.placement = self._engine.place(self.config(), ids, probs, capacity)
 
-    def config(self, weight_gradient: int = library.WEIGHT_GRADIENT_BF16) -> typing.Any:
+    def config(self, weight_gradient: int = library.WEIGHT_GRADIENT_BF16, numerics: Numerics = PLAIN) -> typing.Any:
         """The layer as the engine sees it."""
-        return self._engine.config(self.hidden, self.intermediate, self.experts, self.topk, weight_gradient)
+        return self._engine.config(self.hidden, self.intermediate, self.experts, self.topk, weight_gradient, numerics)
 
     def rows_of_ranks(self) -> list[int]:
         """Routed rows that each rank's experts receive. Waits for the placement."""

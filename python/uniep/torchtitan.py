@@ -67,11 +67,13 @@ class UniEPRoutedExperts(RoutedExperts):  # type: ignore[misc]
         save: str = "keep"
         capacity: tuple[int, int] | None = None
         reserve_sms: int | str = "auto"
+        router_weight: str = "activation"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.group, self.reserve_sms = Group("self"), config.reserve_sms
-        self.options = {"schedule": config.schedule, "save": config.save, "capacity": config.capacity}
+        names = ("schedule", "save", "capacity", "router_weight")
+        self.options = {name: getattr(config, name) for name in names}
 
     def forward(
         self,
@@ -124,6 +126,7 @@ def routed_experts(
     save: str = "keep",
     capacity: tuple[int, int] | None = None,
     reserve_sms: int | str = "auto",
+    router_weight: str = "activation",
 ) -> RoutedExperts.Config:
     """The replacement of a RoutedExperts.Config, with UNIEP_DISABLE=1 itself. The options are those of uniep.moe().
 
@@ -135,8 +138,11 @@ def routed_experts(
     if is_disabled("torchtitan's own routed experts run"):
         return cfg
     refuse(cfg)
-    text = "torchtitan multiplies router scores behind w2, UniEP before it: same mathematics, other rounding"
-    if text not in _told:
+    text = (
+        "torchtitan multiplies router scores behind w2, UniEP before it: same mathematics, other rounding; "
+        "router_weight='output' multiplies behind w2"
+    )
+    if router_weight == "activation" and text not in _told:
         _told.add(text)
         _log.warning(text)
     inner, dispatcher = cfg.inner_experts, cfg.token_dispatcher
@@ -149,6 +155,7 @@ def routed_experts(
         save=save,
         capacity=None if capacity is None else (capacity[0], capacity[1]),
         reserve_sms=reserved_sms.checked(reserve_sms),
+        router_weight=router_weight,
     )
     return typing.cast(UniEPRoutedExperts.Config, replacement)
 

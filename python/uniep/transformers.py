@@ -21,10 +21,14 @@ from uniep.switch import is_disabled
 
 NAME = "uniep"
 _SILU = (torch.nn.SiLU, type(ACT2FN["silu"]), type(ACT2FN["swish"]))
-_PARAMETERS = ("gate_up_proj", "down_proj")
+_GELU_TANH = (type(ACT2FN["gelu_pytorch_tanh"]), type(ACT2FN["gelu_new"]))
+# Experts with a gate of their own, and moe()'s activation of what that computes.
+_OWN_GATES: dict[str, typing.Callable[[typing.Any], str]] = {
+    "DeepseekV4Experts": lambda own: f"swiglu:limit={own.limit}",
+    "MiniMaxM3VLExperts": lambda own: f"swiglu:alpha={own.swiglu_alpha},limit={own.swiglu_limit},up_offset=1",
+}
 # Attribute of Transformers' experts, the value that is served.
 _SERVED = {
-    "has_gate": True,
     "has_bias": False,
     "is_transposed": False,
     "is_concatenated": True,
@@ -45,10 +49,11 @@ def experts_forward(
         y = _own_forward(self)(self, hidden_states, top_k_index, top_k_weights)
         return typing.cast(torch.Tensor, y)
     refuse(self)
-    weight = typing.cast(torch.Tensor, self.gate_up_proj)
+    name = _parameters(self)[0]
+    weight = typing.cast(torch.Tensor, getattr(self, name))
     if weight.dtype != torch.bfloat16 and not torch.is_autocast_enabled(weight.device.type):
         raise ValueError(
-            f"gate_up_proj: {weight.dtype}; load the model with dtype=torch.bfloat16, or run it under torch.autocast"
+            f"{name}: {weight.dtype}; load the model with dtype=torch.bfloat16, or run it under torch.autocast"
         )
     group = getattr(self, "uniep_group", None) or Group("self", device=hidden_states.device)
     return moe(
@@ -58,6 +63,7 @@ def experts_forward(
         weight,
         typing.cast(torch.Tensor, self.down_proj),
         group=group,
+        activation=typing.cast(str, activation_of(self)),
         **getattr(self, "uniep_options", {}),
     ).type_as(hidden_states)
 
@@ -76,14 +82,39 @@ def refuse(experts: torch.nn.Module) -> None:
     for name, served in _SERVED.items():
         if getattr(experts, name, served) != served:
             raise ValueError(
-                f"{kind}.{name}: {getattr(experts, name)}; experts_implementation='uniep' serves {served}: SwiGLU "
-                "without bias, gate_up_proj [E, 2 I, H] and down_proj [E, H, I]"
+                f"{kind}.{name}: {getattr(experts, name)}; experts_implementation='uniep' serves {served}: no "
+                "bias, gate_up_proj [E, 2 I, H] (without a gate up_proj [E, I, H]) and down_proj [E, H, I]"
             )
-    activation = getattr(experts, "act_fn", None)
-    own_gate = getattr(type(experts), "_apply_gate", None) is not _integration._default_apply_gate
-    if own_gate or not (activation is torch.nn.functional.silu or isinstance(activation, _SILU)):
-        what = "a gate of its own" if own_gate else type(activation).__name__
-        raise ValueError(f"{kind}.act_fn: {what}; experts_implementation='uniep' serves silu(gate) * up")
+    if activation_of(experts) is None:
+        what = "a gate of its own" if _has_own_gate(experts) else type(getattr(experts, "act_fn", None)).__name__
+        raise ValueError(
+            f"{kind}.act_fn: {what}; experts_implementation='uniep' serves silu(gate) * up and gelu(gate) * up, the "
+            f"gates of {' and '.join(_OWN_GATES)}, and without a gate relu2 and silu"
+        )
+
+
+def _parameters(experts: torch.nn.Module) -> tuple[str, str]:
+    return ("gate_up_proj" if getattr(experts, "has_gate", True) else "up_proj"), "down_proj"
+
+
+def _has_own_gate(experts: torch.nn.Module) -> bool:
+    return getattr(type(experts), "_apply_gate", None) is not _integration._default_apply_gate
+
+
+def activation_of(experts: torch.nn.Module) -> str | None:
+    """moe()'s activation of an experts module; None where UniEP has no such one."""
+    function = getattr(experts, "act_fn", None)
+    is_silu = function is torch.nn.functional.silu or isinstance(function, _SILU)
+    if not getattr(experts, "has_gate", True):
+        return "silu" if is_silu else "relu2" if isinstance(function, type(ACT2FN["relu2"])) else None
+    if _has_own_gate(experts):
+        own = _OWN_GATES.get(type(experts).__name__)
+        return own(experts) if own is not None else None
+    if is_silu:
+        return "swiglu"
+    if isinstance(function, _GELU_TANH):
+        return "geglu_tanh"
+    return "geglu_erf" if isinstance(function, type(ACT2FN["gelu"])) else None
 
 
 def shard_experts(model: torch.nn.Module, group: Group, **options: typing.Any) -> int:
@@ -95,7 +126,7 @@ def shard_experts(model: torch.nn.Module, group: Group, **options: typing.Any) -
     Args:
         model: a Transformers model with mixture-of-experts layers.
         group: who shares the experts.
-        options: `schedule`, `capacity`, `main_grad` and `save` of moe(), for all layers.
+        options: `schedule`, `capacity`, `main_grad`, `save` and `router_weight` of moe(), for all layers.
 
     Returns:
         The number of layers.
@@ -111,13 +142,13 @@ def shard_experts(model: torch.nn.Module, group: Group, **options: typing.Any) -
     layers = _layers(model)
     for experts in layers:
         refuse(experts)
-        count = len(typing.cast(torch.Tensor, experts.gate_up_proj))
+        count = len(typing.cast(torch.Tensor, experts.down_proj))
         if getattr(experts, "uniep_group", None) is not None:
             raise ValueError("model: its experts are sharded already; gather_experts() undoes it")
         if count % group.size != 0:
             raise ValueError(f"group: {group.size} ranks; must divide the {count} experts of {type(experts).__name__}")
     for experts in layers:
-        for name in _PARAMETERS:
+        for name in _parameters(experts):
             whole = typing.cast(torch.nn.Parameter, getattr(experts, name))
             part = whole.detach().chunk(group.size)[group.rank].clone()
             setattr(experts, name, torch.nn.Parameter(part, requires_grad=whole.requires_grad))
@@ -137,7 +168,7 @@ def gather_experts(model: torch.nn.Module) -> None:
         group = typing.cast("Group | None", getattr(experts, "uniep_group", None))
         if group is None:
             raise ValueError("model: its experts are not sharded; shard_experts() does it")
-        for name in _PARAMETERS:
+        for name in _parameters(experts):
             part = typing.cast(torch.nn.Parameter, getattr(experts, name))
             parts = [part.detach()]
             if group.size > 1:

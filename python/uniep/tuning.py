@@ -220,7 +220,8 @@ class _Measurement:
         """Seconds of a forward and of a backward."""
         from uniep.layer import moe
 
-        options = {"schedule": pair, "save": self.experts.options.get("save", "keep")}
+        own = ("save", "activation", "router_weight")
+        options = {"schedule": pair} | {name: value for name, value in self.experts.options.items() if name in own}
         begin = self._now()
         y = moe(self.x, self.ids, self.probs, *self.weights, group=self.group, **options)
         middle = self._now()

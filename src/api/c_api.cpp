@@ -278,6 +278,24 @@ void uniep_symmetric_destroy(uniep_symmetric_buffer* buffer) {
   delete buffer;
 }
 
+uniep_status uniep_set_activation(uniep_layer_config* config, const char* text) {
+  return guarded([&] {
+    const std::size_t size = checked_size<uniep_layer_config>(config, "config");
+    require_pointer(text, "text");
+    constexpr std::size_t kNeeded = offsetof(uniep_layer_config, up_offset) + sizeof(float);
+    if (size < kNeeded) {
+      throw Error(Status::kInvalidArgument, fmt::format("config.size: {}; must be {} or more", size, kNeeded));
+    }
+    Numerics numerics;
+    set_activation(numerics, text);
+    config->activation = static_cast<int32_t>(numerics.activation);
+    config->alpha = numerics.alpha;
+    config->gate_limit = numerics.gate_limit;
+    config->up_limit = numerics.up_limit;
+    config->up_offset = numerics.up_offset;
+  });
+}
+
 uniep_status uniep_schedule_resolve(const uniep_group* group, const uniep_layer_config* config, int32_t direction,
                                     const char* schedule, char* buffer, size_t capacity, size_t* needed) {
   return guarded([&] {

@@ -5,6 +5,10 @@ namespace {
 
 static_assert(UNIEP_ENGINE_CPU == static_cast<int>(EngineKind::kCpu) &&
                   UNIEP_ENGINE_CUDA == static_cast<int>(EngineKind::kCuda) &&
+                  UNIEP_ACTIVATION_GEGLU_TANH == static_cast<int>(Activation::kGegluTanh) &&
+                  UNIEP_ACTIVATION_GEGLU_ERF == static_cast<int>(Activation::kGegluErf) &&
+                  UNIEP_ACTIVATION_RELU2 == static_cast<int>(Activation::kRelu2) &&
+                  UNIEP_ACTIVATION_SILU == static_cast<int>(Activation::kSilu) &&
                   UNIEP_ROUTER_WEIGHT_OUTPUT == static_cast<int>(RouterWeight::kOutput) &&
                   UNIEP_ROUTER_WEIGHT_INPUT == static_cast<int>(RouterWeight::kInput) &&
                   UNIEP_WEIGHT_GRADIENT_FP32 == static_cast<int>(WeightGradient::kFloat32) &&
@@ -87,10 +91,14 @@ LayerShape layer_shape(const uniep_layer_config& given) {
 
 Numerics layer_numerics(const uniep_layer_config& given) {
   Numerics numerics;
-  numerics.activation = checked_constant(given.activation, Activation::kSwiglu, "activation");
+  numerics.activation = checked_constant(given.activation, Activation::kSilu, "activation");
   numerics.router_weight = checked_constant(given.router_weight, RouterWeight::kInput, "router_weight");
   numerics.weight_gradient = checked_constant(given.weight_gradient, WeightGradient::kMainGrad, "weight_gradient");
   numerics.combine_groups = given.combine_groups;
+  if (given.alpha != 0) numerics.alpha = given.alpha;
+  numerics.gate_limit = given.gate_limit;
+  numerics.up_limit = given.up_limit;
+  numerics.up_offset = given.up_offset;
   return numerics;
 }
 

@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
+
 #include "api/check_call.h"
 #include "engine/engine.h"
 #include "engine/workspace.h"
+#include "model/activation_choice.h"
 
 namespace uniep {
 
@@ -36,12 +39,30 @@ void check_gate_and_up(const void* gate, const void* const* gate_experts, const 
   check_expert_arrays(up, up_experts, fmt::format("{}_up", name).c_str(), rank, count);
 }
 
-void check_dw1(const WeightGradients& gradients, int rank, int64_t local_experts) {
+// Where there is no gate w1 is one matrix.
+void check_no_up(const void* up, const void* up_experts, const char* name, int rank, const LayerConfig& config) {
+  if (is_gated(config.numerics.activation) || (up == nullptr && up_experts == nullptr)) return;
+  refuse(fmt::format("{}: given on rank {}; activation {} has no gate, so that {} is one matrix", name, rank,
+                     activation_name(config.numerics.activation), std::string(name).substr(0, std::strlen(name) - 3)));
+}
+
+// Forward's activation and backward's; the weight gradients may leave in another way.
+void check_same_numerics(const Numerics& saved, const Numerics& given) {
+  const std::string was = activation_text(saved), is = activation_text(given);
+  if (was != is) refuse(fmt::format("activation: {} in backward; that forward ran with {}", is, was));
+  if (saved.router_weight == given.router_weight) return;
+  refuse(fmt::format("router_weight: {} in backward; that forward ran with {}", router_weight_text(given.router_weight),
+                     router_weight_text(saved.router_weight)));
+}
+
+void check_dw1(const WeightGradients& gradients, const LayerConfig& config, int rank, int64_t local_experts) {
+  check_no_up(gradients.dw1_up, gradients.dw1_up_experts, "dw1_up", rank, config);
   check_gate_and_up(gradients.dw1, gradients.dw1_experts, gradients.dw1_up, gradients.dw1_up_experts, "dw1", rank,
                     local_experts);
 }
 
-void check_weights(const Weights& weights, int rank, int64_t local_experts) {
+void check_weights(const Weights& weights, const LayerConfig& config, int rank, int64_t local_experts) {
+  check_no_up(weights.w1_up, weights.w1_up_experts, "w1_up", rank, config);
   check_gate_and_up(weights.w1, reinterpret_cast<const void* const*>(weights.w1_experts), weights.w1_up,
                     reinterpret_cast<const void* const*>(weights.w1_up_experts), "w1", rank, local_experts);
   check_expert_arrays(weights.w2, reinterpret_cast<const void* const*>(weights.w2_experts), "w2", rank, local_experts);
@@ -114,7 +135,7 @@ Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule,
       const bool has_tokens = placement.tokens(rank) > 0;
       check_array(arguments[i].x, "x", rank, has_tokens);
       check_array(arguments[i].y, "y", rank, has_tokens);
-      check_weights(arguments[i].weights, rank, config.shape.experts / group.ranks());
+      check_weights(arguments[i].weights, config, rank, config.shape.experts / group.ranks());
     }
     return group.implementation().forward({config, schedule, placement, arguments, options});
   });
@@ -129,7 +150,7 @@ Saved attach_saved(Group& group, const LayerConfig& config, const Schedule& sche
   saved->first_rank = group.first_local_rank();
   for (const CallerMemory& given : memory) {
     const int rank = saved->first_rank + static_cast<int>(saved->ranks.size());
-    const internal::MemoryRequest request = internal::memory_request(config.shape, schedule, *placement.state(), rank);
+    const internal::MemoryRequest request = internal::memory_request(config, schedule, *placement.state(), rank);
     const std::size_t bytes = internal::block_sizes(request, Direction::kForward).saved_bytes;
     if (bytes > 0) check_array(given.data, "memory", rank, true);
     if (given.bytes != bytes) {  // pieces lie elsewhere in another size
@@ -153,6 +174,7 @@ PendingWeightGradients backward(Group& group, const LayerConfig& config, const S
     const internal::SavedState& state = saved.state();
     if (state.used_up) refuse("saved: used up by an earlier backward with last_use");
     check_call(group, config, schedule, Direction::kBackward, state.placement, arguments.size());
+    check_same_numerics(state.config.numerics, config.numerics);
     const MemoryOptions use = common_use(arguments, group.first_local_rank());
     const bool keep = schedule.save_xg == SaveXg::kKeep;
     const bool gradients = use.weight_gradients != WeightGradientTime::kNone;
@@ -168,9 +190,9 @@ PendingWeightGradients backward(Group& group, const LayerConfig& config, const S
       check_array(own.x, "x (save.xg = redispatch)", rank, has_tokens && !keep && gradients);
       check_array(own.dx, "dx", rank, has_tokens);
       check_array(own.dprobs, "dprobs", rank, has_tokens);
-      check_weights(own.weights, rank, local_experts);
+      check_weights(own.weights, config, rank, local_experts);
       if (use.weight_gradients != WeightGradientTime::kNow) continue;
-      check_dw1(own.gradients, rank, local_experts);
+      check_dw1(own.gradients, config, rank, local_experts);
       check_expert_arrays(own.gradients.dw2, own.gradients.dw2_experts, "dw2", rank, local_experts);
     }
     return PendingWeightGradients(group.implementation().backward({config, schedule, saved, arguments, options, use}));
@@ -194,7 +216,7 @@ void weight_gradients(Group& group, const PendingWeightGradients& work,
     if (arguments[i].sms < 0 || arguments[i].sms > group.workers()) {
       refuse(fmt::format("sms: {} on rank {}; legal are 0 (all) to {}", arguments[i].sms, rank, group.workers()));
     }
-    if (dw1 || !dw2) check_dw1(own, rank, shape.experts / group.ranks());
+    if (dw1 || !dw2) check_dw1(own, state.config, rank, shape.experts / group.ranks());
     if (dw2 || !dw1) check_expert_arrays(own.dw2, own.dw2_experts, "dw2", rank, shape.experts / group.ranks());
     if (asks_dw1(own) != dw1 || asks_dw2(own) != dw2) {
       refuse(fmt::format("gradients: {} on rank {} and not on rank {}; all local ranks ask for the same ones",

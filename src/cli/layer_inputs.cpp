@@ -11,6 +11,7 @@
 #include "io/npy.h"
 #include "io/quote.h"
 #include "io/safetensors.h"
+#include "model/activation_choice.h"
 #include "model/placement.h"
 
 namespace uniep::cli {
@@ -26,10 +27,11 @@ struct TensorShapes {
   std::vector<int64_t> w1, w2;
 };
 
-TensorShapes shapes_of(const LayerShape& shape, int64_t tokens) {
+TensorShapes shapes_of(const LayerConfig& config, int64_t tokens) {
+  const LayerShape& shape = config.shape;
   return {{tokens, shape.hidden},
           {tokens, shape.topk},
-          {shape.experts, 2 * shape.intermediate, shape.hidden},
+          {shape.experts, z_columns(shape, config.numerics), shape.hidden},
           {shape.experts, shape.hidden, shape.intermediate}};
 }
 
@@ -130,7 +132,8 @@ LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, 
   data.tokens = options.tokens();
   data.first_rank = held.first;
   data.ids = make_ids(options);
-  const TensorShapes shapes = shapes_of(shape, data.all_tokens());
+  data.halves = is_gated(options.numerics.activation) ? 2 : 1;
+  const TensorShapes shapes = shapes_of(options.config(), data.all_tokens());
   require_memory(run_bytes(options, shapes, static_cast<int64_t>(data.ids.size()), backward), "tensors of this shape");
 
   const TensorFile tensors(files.tensors);
@@ -152,7 +155,8 @@ LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, 
     const int64_t elements_of_expert = extents[1] * extents[2];
     out.resize(experts * elements_of_expert);
     if (tensors.read(name, extents, first_expert * elements_of_expert, out)) return;
-    io::fill_weights(tensor, options.seed, first_expert, experts, shape.hidden, shape.intermediate, out.data());
+    io::fill_weights(tensor, options.seed, first_expert, experts, shape.hidden, shape.intermediate, out.data(),
+                     data.halves);
   };
   make_weights("w1", io::SyntheticTensor::kW1, shapes.w1, data.w1);
   make_weights("w2", io::SyntheticTensor::kW2, shapes.w2, data.w2);

@@ -165,7 +165,24 @@ void add_layer_options(CLI::App& app, LayerOptions& options) {
                   "how weight gradients leave (default bf16)");
   add_integer_option(app, "--combine-groups", options.numerics.combine_groups, 0, kLargest, "G",
                      "0: one flat sum over the slots; G: sums inside G groups of experts first");
+  add_activation_options(app, options.numerics);
   add_schedule_options(app, options);
+}
+
+void add_activation_options(CLI::App& app, Numerics& numerics) {
+  add_text_option(
+      app, "--activation",
+      [&numerics](const std::string& text) {
+        naming_option("--activation", [&] {
+          set_activation(numerics, text);
+          return 0;
+        });
+      },
+      "NAME", "swiglu, geglu_tanh, geglu_erf, relu2, silu, or swiglu:alpha=A,limit=L,up_offset=B (default swiglu)");
+  add_word_option<RouterWeight>(
+      app, "--router-weight", numerics.router_weight,
+      {{"activation", RouterWeight::kActivation}, {"output", RouterWeight::kOutput}, {"input", RouterWeight::kInput}},
+      "what the router's weight multiplies (default activation)");
 }
 
 void add_devices_option(CLI::App& app, std::vector<int>& devices, const std::string& description) {

@@ -147,7 +147,7 @@ void LayerRunner::copy_to_devices() {
       own.w1 = split(device, host.gate.data(), weights * kElement);
       own.w1_up = split(device, host.up.data(), weights * kElement);
     } else {
-      own.w1 = split(device, data_.w1_of(rank), 2 * weights * kElement);
+      own.w1 = split(device, data_.w1_of(rank), halves() * weights * kElement);
     }
     own.w2 = split(device, data_.w2_of(rank), weights * kElement);
     own.y = {device, tokens * row_bytes};
@@ -188,7 +188,7 @@ Weights LayerRunner::weights(int local) {
     const auto half = [&](const std::vector<std::byte>& values) {
       return addresses(reinterpret_cast<const BFloat16*>(values.data()), local_experts(), bytes);
     };
-    experts.w1 = options_.apart ? half(host.gate) : addresses(data_.w1_of(rank), local_experts(), 2 * bytes);
+    experts.w1 = options_.apart ? half(host.gate) : addresses(data_.w1_of(rank), local_experts(), halves() * bytes);
     if (options_.apart) experts.w1_up = half(host.up);
     experts.w2 = addresses(data_.w2_of(rank), local_experts(), bytes);
   } else {
@@ -268,7 +268,7 @@ void LayerRunner::start_gradients(int local) {
   };
   const int64_t elements = local_experts() * expert_elements();
   start(own.dw2, elements);
-  if (!options_.apart) return start(own.dw1, 2 * elements);
+  if (!options_.apart) return start(own.dw1, halves() * elements);
   // What the results hold is what gradients start from.
   split_gradients(local);
   own.dw1 = split(device, host_ranks_[local].dgate.data(), elements * gradient_bytes());
@@ -278,7 +278,7 @@ void LayerRunner::start_gradients(int local) {
 std::byte* LayerRunner::dw1_of(LayerResult& result, int local) const {
   std::byte* const all = has_bf16_gradients() ? reinterpret_cast<std::byte*>(result.dw1_bf16.data())
                                               : reinterpret_cast<std::byte*>(result.dw1_fp32.data());
-  return all + local * (2 * local_experts() * expert_elements() * gradient_bytes());
+  return all + local * (halves() * local_experts() * expert_elements() * gradient_bytes());
 }
 
 void LayerRunner::split_gradients(int local) {
@@ -329,7 +329,7 @@ WeightGradients LayerRunner::gradients(int local) {
       experts.dw1 = addresses(static_cast<void*>(host_ranks_[local].dgate.data()), experts_here, bytes);
       experts.dw1_up = addresses(static_cast<void*>(host_ranks_[local].dup.data()), experts_here, bytes);
     } else {
-      experts.dw1 = addresses(static_cast<void*>(dw1_of(out_, local)), experts_here, 2 * bytes);
+      experts.dw1 = addresses(static_cast<void*>(dw1_of(out_, local)), experts_here, halves() * bytes);
     }
   }
   WeightGradients gradients;
@@ -381,14 +381,14 @@ void LayerRunner::backward(const Schedule& schedule, std::vector<TileEvent>* eve
   out_.dx.assign(tokens * shape.hidden, BFloat16{0xffff});
   out_.dprobs.assign(tokens * shape.topk, -1.0f);
   if (has_bf16_gradients()) {
-    out_.dw1_bf16.assign(2 * weights, BFloat16{0xffff});
+    out_.dw1_bf16.assign(halves() * weights, BFloat16{0xffff});
     out_.dw2_bf16.assign(weights, BFloat16{0xffff});
   } else {
-    out_.dw1_fp32.resize(2 * weights);
+    out_.dw1_fp32.resize(halves() * weights);
     out_.dw2_fp32.resize(weights);
   }
   if (!on_devices() || options_.apart) {
-    for (std::size_t i = 0; i < out_.dw1_fp32.size(); ++i) out_.dw1_fp32[i] = options_.main_grad(2 * before + i);
+    for (std::size_t i = 0; i < out_.dw1_fp32.size(); ++i) out_.dw1_fp32[i] = options_.main_grad(halves() * before + i);
     for (std::size_t i = 0; i < out_.dw2_fp32.size(); ++i) out_.dw2_fp32[i] = options_.main_grad(before + i);
   }
   for (std::size_t local = 0; local < device_ranks_.size(); ++local) {
@@ -447,7 +447,7 @@ void LayerRunner::read_gradients(int local, LayerResult& result) const {
     };
     join_halves(whole(own.dw1).data(), whole(own.dw1_up).data(), local_experts(), half, dw1_of(result, local));
   } else {
-    read(own.dw1, 2 * local_experts() * expert_elements(), result.dw1_bf16, result.dw1_fp32);
+    read(own.dw1, halves() * local_experts() * expert_elements(), result.dw1_bf16, result.dw1_fp32);
   }
   read(own.dw2, local_experts() * expert_elements(), result.dw2_bf16, result.dw2_fp32);
 }
@@ -461,7 +461,7 @@ LayerResult LayerRunner::local_result() const {
                                 data_.tokens[first + local] * config_.shape.hidden * kElement);
     if (!device_ranks_[local].dw1.empty()) read_gradients(static_cast<int>(local), result);
   }
-  const int64_t columns = 2 * config_.shape.intermediate;
+  const int64_t columns = halves() * config_.shape.intermediate;
   for (int64_t expert = first * local_experts(); expert < (first + count) * local_experts(); ++expert) {
     const int rank = static_cast<int>(expert / local_experts());
     const int64_t rows = placement_.expert_rows(expert);

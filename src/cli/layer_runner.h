@@ -26,8 +26,9 @@ struct LayerData {
   std::vector<BFloat16> dy;     // [sum T, H], empty without backward
   std::vector<int32_t> ids;     // [sum T, K]
   std::vector<float> probs;     // [sum T, K]
-  std::vector<BFloat16> w1;     // [E, 2 I, H]
+  std::vector<BFloat16> w1;     // [E, halves I, H]
   std::vector<BFloat16> w2;     // [E, H, I]
+  int64_t halves = 2;           // of w1: gate and up, or 1 where there is no gate
 
   int64_t all_tokens() const { return first_token(static_cast<int>(tokens.size())); }
   int64_t first_token(int rank) const;  // in global order
@@ -35,7 +36,7 @@ struct LayerData {
   // What a rank has.
   const BFloat16* x_of(int rank) const { return x.data() + token_offset(rank); }
   const BFloat16* dy_of(int rank) const { return dy.data() + token_offset(rank); }
-  const BFloat16* w1_of(int rank) const { return w1.data() + 2 * expert_offset(rank); }
+  const BFloat16* w1_of(int rank) const { return w1.data() + halves * expert_offset(rank); }
   const BFloat16* w2_of(int rank) const { return w2.data() + expert_offset(rank); }
 
  private:
@@ -49,7 +50,7 @@ struct LayerData {
 // What the layer gives, in global order: of all ranks, or of a few.
 struct LayerResult {
   std::vector<BFloat16> y;                   // [sum T, H]
-  std::vector<BFloat16> z;                   // [rows, 2 I] by expert and row, without padding
+  std::vector<BFloat16> z;                   // [rows, halves I] by expert and row, without padding
   std::vector<BFloat16> dx;                  // [sum T, H]
   std::vector<float> dprobs;                 // [sum T, K]
   std::vector<BFloat16> dw1_bf16, dw2_bf16;  // as Numerics::weight_gradient says, one pair is filled
@@ -118,7 +119,8 @@ class LayerRunner {
   int64_t local_experts() const { return config_.shape.experts / group_.ranks(); }
   bool has_bf16_gradients() const { return config_.numerics.weight_gradient == WeightGradient::kBFloat16; }
   int64_t gradient_bytes() const { return has_bf16_gradients() ? sizeof(BFloat16) : sizeof(float); }
-  int64_t expert_elements() const { return config_.shape.intermediate * config_.shape.hidden; }  // of w2; w1: twice
+  int64_t expert_elements() const { return config_.shape.intermediate * config_.shape.hidden; }  // of w2
+  int64_t halves() const { return data_.halves; }                                                // times that: of w1
   LayerResult local_result() const;
   void copy_to_devices();
   ExpertArrays split(int device, const void* values, int64_t bytes) const;

@@ -82,6 +82,7 @@ reference::CheckReport check_result(const RunOptions& options, const LayerData& 
   const BFloat16 no_rows{};
   reference::LayerInput input;
   input.shape = data.shape;
+  input.numerics = options.layer.numerics;
   input.tokens = data.all_tokens();
   input.x = data.x.data();
   if (options.backward) input.dy = data.dy.empty() ? &no_rows : data.dy.data();

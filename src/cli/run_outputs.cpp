@@ -4,6 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "model/activation_choice.h"
+
 namespace uniep::cli {
 namespace {
 
@@ -12,12 +14,12 @@ static_assert(std::endian::native == std::endian::little, "safetensors hold litt
 std::vector<io::TensorSpec> specs_of(const LayerConfig& config, int64_t tokens, int64_t rows, bool backward) {
   const LayerShape& shape = config.shape;
   std::vector<io::TensorSpec> specs = {{"y", "BF16", {tokens, shape.hidden}},
-                                       {"z", "BF16", {rows, 2 * shape.intermediate}}};
+                                       {"z", "BF16", {rows, z_columns(shape, config.numerics)}}};
   if (!backward) return specs;
   const bool bf16 = config.numerics.weight_gradient == WeightGradient::kBFloat16;
   specs.push_back({"dx", "BF16", {tokens, shape.hidden}});
   specs.push_back({"dprobs", "F32", {tokens, shape.topk}});
-  specs.push_back({"dw1", bf16 ? "BF16" : "F32", {shape.experts, 2 * shape.intermediate, shape.hidden}});
+  specs.push_back({"dw1", bf16 ? "BF16" : "F32", {shape.experts, z_columns(shape, config.numerics), shape.hidden}});
   specs.push_back({"dw2", bf16 ? "BF16" : "F32", {shape.experts, shape.hidden, shape.intermediate}});
   return specs;
 }

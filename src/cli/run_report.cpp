@@ -14,8 +14,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kForwardFlopsPerRow = 6;  // times H I
-constexpr double kBackwardFlopsPerRow = 12;
+// Times H I.
+double forward_flops_per_row(const LayerConfig& config) {
+  return is_gated(config.numerics.activation) ? 6 : 4;
+}
+double backward_flops_per_row(const LayerConfig& config) {
+  return 2 * forward_flops_per_row(config);
+}
 
 template <typename T>
 std::string checksum_text(const std::vector<T>& values) {
@@ -42,8 +47,8 @@ Json times(const std::vector<double>& milliseconds) {
 }
 
 Json numerics_json(const Numerics& numerics) {
-  return {{"activation", "swiglu"},
-          {"router_weight", "activation"},
+  return {{"activation", activation_text(numerics)},
+          {"router_weight", router_weight_text(numerics.router_weight)},
           {"weight_gradient", weight_gradient_name(numerics.weight_gradient)},
           {"combine_groups", numerics.combine_groups}};
 }
@@ -149,10 +154,10 @@ Json to_json(const RunReport& report) {
   json["numerics"] = numerics_json(report.config.numerics);
   add_calls(json, report.schedules, report.times);
   Json& speed = json["tflops"];
-  speed["forward"] = tflops(report, kForwardFlopsPerRow, report.times.forward_ms);
+  speed["forward"] = tflops(report, forward_flops_per_row(report.config), report.times.forward_ms);
   speed["backward"] = nullptr;
   const std::vector<double>& backward_ms = report.times.backward_ms;
-  if (!backward_ms.empty()) speed["backward"] = tflops(report, kBackwardFlopsPerRow, backward_ms);
+  if (!backward_ms.empty()) speed["backward"] = tflops(report, backward_flops_per_row(report.config), backward_ms);
   json["rows_per_rank"] = report.rows_per_rank;
   json["bytes_moved"] = {{"dispatch", report.bytes.dispatch}, {"combine", report.bytes.combine}};
   for (const auto& [name, sum] : report.checksums) json["checksum"][name] = sum;
@@ -181,9 +186,9 @@ std::string to_table(const RunReport& report, bool verbose) {
     line("schedule", (given.empty() ? "auto" : given) + "; --verbose prints every field");
   }
   const auto calls = [&](const std::string& prefix, const CallTimes& times) {
-    line((prefix + "forward").c_str(), time_line(report, times.forward_ms, kForwardFlopsPerRow));
+    line((prefix + "forward").c_str(), time_line(report, times.forward_ms, forward_flops_per_row(report.config)));
     if (times.backward_ms.empty()) return;
-    line((prefix + "backward").c_str(), time_line(report, times.backward_ms, kBackwardFlopsPerRow));
+    line((prefix + "backward").c_str(), time_line(report, times.backward_ms, backward_flops_per_row(report.config)));
   };
   calls("", report.times);
   if (report.sequential) {

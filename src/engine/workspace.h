@@ -2,6 +2,7 @@
 
 #include "engine/carver.h"
 #include "engine/engine.h"
+#include "model/activation_choice.h"
 #include "model/placement_state.h"
 #include "program/rank_program.h"
 #include "uniep/layer.h"
@@ -13,8 +14,9 @@ namespace uniep::internal {
 
 struct MemoryRequest {
   LayerShape shape;
-  int64_t rows = 0;     // with padding
-  bool staged = false;  // combine rows are kept locally before they are sent
+  int64_t z_columns = 0;  // 2 I, or I
+  int64_t rows = 0;       // with padding
+  bool staged = false;    // combine rows are kept locally before they are sent
   bool keep_xg = true;
   MemoryOptions use;
 
@@ -22,10 +24,16 @@ struct MemoryRequest {
   bool later() const { return use.weight_gradients == WeightGradientTime::kLater; }
 };
 
-inline MemoryRequest memory_request(const LayerShape& shape, const Schedule& schedule, const PlacementState& placement,
-                                    int rank, const MemoryOptions& use = {}) {
+inline MemoryRequest memory_request(const LayerConfig& config, const Schedule& schedule,
+                                    const PlacementState& placement, int rank, const MemoryOptions& use = {}) {
   const int64_t rows = placement.capacity > 0 ? placement.capacity : placement.padded_rows[rank];
-  return {shape, rows, schedule.combine.transport == CombineTransport::kStaged, schedule.save_xg == SaveXg::kKeep, use};
+  const LayerShape& shape = config.shape;
+  return {shape,
+          z_columns(shape, config.numerics),
+          rows,
+          schedule.combine.transport == CombineTransport::kStaged,
+          schedule.save_xg == SaveXg::kKeep,
+          use};
 }
 
 // Rows that a token takes on its way into the ordered sum.
@@ -40,7 +48,7 @@ struct SavedPieces {
 
 inline SavedPieces carve_saved(Carver& carver, const MemoryRequest& request) {
   SavedPieces pieces;
-  pieces.z = carver.take<BFloat16>(request.rows * 2 * request.shape.intermediate);
+  pieces.z = carver.take<BFloat16>(request.rows * request.z_columns);
   if (request.keep_xg) pieces.xg = carver.take<BFloat16>(request.rows * request.shape.hidden);
   return pieces;
 }
@@ -66,7 +74,7 @@ inline void carve_operands(Carver& carver, const MemoryRequest& request, Workspa
   pieces.gathered[0] = carver.take<BFloat16>(rows * hidden);
   if (request.redispatches_x()) pieces.gathered[1] = carver.take<BFloat16>(rows * hidden);
   pieces.activation = carver.take<BFloat16>(rows * intermediate);
-  if (!request.use.last_use) pieces.dz = carver.take<BFloat16>(rows * 2 * intermediate);
+  if (!request.use.last_use) pieces.dz = carver.take<BFloat16>(rows * request.z_columns);
 }
 
 // In backward with `pending` for what outlives the call, where the weight gradients come later.

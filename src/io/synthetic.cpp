@@ -55,7 +55,7 @@ void fill_tokens(SyntheticTensor tensor, uint64_t seed, int64_t first_global_tok
 }
 
 void fill_weights(SyntheticTensor tensor, uint64_t seed, int64_t first_global_expert, int64_t experts, int64_t hidden,
-                  int64_t intermediate, BFloat16* out) {
+                  int64_t intermediate, BFloat16* out, int64_t halves) {
   if (tensor != SyntheticTensor::kW1 && tensor != SyntheticTensor::kW2)
     throw_invalid("fill_weights fills w1 and w2 only");
   require_not_negative("first_global_expert", first_global_expert);
@@ -63,7 +63,7 @@ void fill_weights(SyntheticTensor tensor, uint64_t seed, int64_t first_global_ex
   require_positive("hidden", hidden);
   require_positive("intermediate", intermediate);
   const bool first_layer = tensor == SyntheticTensor::kW1;
-  const int64_t per_expert = (first_layer ? 2 : 1) * hidden * intermediate;
+  const int64_t per_expert = (first_layer ? halves : 1) * hidden * intermediate;
   fill(tensor, seed, static_cast<uint64_t>(first_global_expert * per_expert), experts * per_expert,
        weight_scale(first_layer ? hidden : intermediate), out);
 }

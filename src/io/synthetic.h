@@ -15,9 +15,10 @@ namespace uniep::io {
 void fill_tokens(SyntheticTensor tensor, uint64_t seed, int64_t first_global_token, int64_t tokens, int64_t hidden,
                  BFloat16* out);
 
-// Experts [first_global_expert, first_global_expert + experts) into out: kW1 [experts, 2 I, H], kW2 [experts, H, I].
+// Experts [first_global_expert, first_global_expert + experts) into out: kW1 [experts, halves I, H], kW2 [experts, H,
+// I]. halves: 2, or 1 where there is no gate.
 void fill_weights(SyntheticTensor tensor, uint64_t seed, int64_t first_global_expert, int64_t experts, int64_t hidden,
-                  int64_t intermediate, BFloat16* out);
+                  int64_t intermediate, BFloat16* out, int64_t halves = 2);
 
 // Router weights [tokens, topk]: positive and summing to about one over a token's used slots, +0 in an unused slot
 // (ids -1). `ids` [tokens, topk] are the same tokens' experts.

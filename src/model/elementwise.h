@@ -61,17 +61,22 @@ UNIEP_HOST_DEVICE BFloat16 to_bfloat16(float value) {
   return BFloat16{static_cast<uint16_t>(is_nan ? quiet_nan : rounded)};
 }
 
-// 1 / (1 + exp(-x)), relative error below 1e-5: a two-hundredth of what rounding to bf16 adds. Each engine has its own,
-// with the same bits wherever it runs.
+// sigmoid(x) = 1 / (1 + exp(-x)), relative error below 1e-5: a two-hundredth of what rounding to bf16 adds. In two
+// steps, since what needs 1 - sigmoid(x) = exp(-x) sigmoid(x) to the last digits takes the power, too. Each engine has
+// its own, with the same bits wherever it runs.
 #ifdef __CUDA_ARCH__
 // The GPU's own 2^x and 1 / x: four instructions where the other way takes 15, and next to products each instruction
 // costs the tensor cores half a cycle, whichever warp issues it. 0 where the value is below 2^-126.
-UNIEP_HOST_DEVICE float sigmoid(float x) {
+UNIEP_HOST_DEVICE float exp_of_minus(float x) {
   const float kMinusLog2E = -1.44269504f;
   float power;
-  float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(mul(x, kMinusLog2E)));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(add(1.0f, power)));
+  return power;
+}
+// Of any d from 1 on.
+UNIEP_HOST_DEVICE float reciprocal(float d) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(d));
   return result;
 }
 #else
@@ -88,19 +93,19 @@ UNIEP_HOST_DEVICE float saturated_multiply_add(float a, float b, float c) {
 // 1 / d for d in [1, 1e36], relative error below 3e-6: a linear seed through the exponent field (error below 5.5 %), a
 // Newton step whose constant spreads its error evenly (1.5e-3), and one that squares that. Written out, since a loop
 // keeps GCC from vectorising.
-UNIEP_HOST_DEVICE float reciprocal_bounded(float d) {
+UNIEP_HOST_DEVICE float reciprocal(float d) {
   const float kTwoEvenly = 2.0015f;
   const float seed = float_from_bits(0x7ef23000u - bits_of_float(d));
   const float y = mul(seed, fused_multiply_add(-d, seed, kTwoEvenly));
   return fused_multiply_add(y, fused_multiply_add(-d, y, 1.0f), y);
 }
 
-// Beyond |x| = 44.3 the value is that at the bound: 0.999998, or 5.4e-20 where the true value is smaller.
+// Relative error below 4e-6 for |x| <= 44.3, beyond which the value is that at the bound: 2^64 or 2^-64.
 //
 // exp(-x) = 2^t with t = -x log2(e), |t| <= 64 = n + f, n a whole number and |f| <= 1/2: a polynomial of degree 4 in f
 // (minimax but for 2^0 = 1, error below 3e-6), scaled by 2^n through the exponent field. t travels as t / 128 + 1/2,
 // which saturates for nothing.
-UNIEP_HOST_DEVICE float sigmoid(float x) {
+UNIEP_HOST_DEVICE float exp_of_minus(float x) {
   const float kMinusLog2EOver128 = -0.0112710550f;
   const float kRoundToInteger =
       12582912.0f - 64.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
@@ -113,36 +118,13 @@ UNIEP_HOST_DEVICE float sigmoid(float x) {
   p = fused_multiply_add(p, f, 0.693124175f);
   p = fused_multiply_add(p, f, 1.0f);
   // The low 9 bits of `shifted` are n's; the shift drops the others.
-  const float power = float_from_bits(bits_of_float(p) + (bits_of_float(shifted) << 23));
-  return reciprocal_bounded(add(1.0f, power));
+  return float_from_bits(bits_of_float(p) + (bits_of_float(shifted) << 23));
 }
 #endif
 
-// a = silu(gate) * up * prob, products from left to right.
-UNIEP_HOST_DEVICE float swiglu(float gate, float up, float prob) {
-  return mul(mul(mul(gate, sigmoid(gate)), up), prob);
-}
-
-struct SwigluGradient {
-  float activation;  // silu(gate) * up * prob: the same bits as swiglu()
-  float gate;        // d loss / d gate
-  float up;          // d loss / d up
-  float unweighted;  // silu(gate) * up: times d loss / d a it is this column's term of d loss / d prob
-};
-
-// The derivative for an incoming d loss / d a: silu'(g) = s + g s (1 - s) with s = sigmoid(g).
-UNIEP_HOST_DEVICE SwigluGradient swiglu_gradient(float gate, float up, float prob, float activation_gradient) {
-  const float s = sigmoid(gate);
-  const float silu = mul(gate, s);
-  const float silu_up = mul(silu, up);
-  const float silu_derivative = fused_multiply_add(silu, add(1.0f, -s), s);
-  const float weighted = mul(prob, activation_gradient);
-  SwigluGradient gradient;
-  gradient.activation = mul(silu_up, prob);
-  gradient.gate = mul(mul(weighted, up), silu_derivative);
-  gradient.up = mul(weighted, silu);
-  gradient.unweighted = silu_up;
-  return gradient;
+// On a CPU beyond |x| = 44.3 the value is that at the bound: 0.999998, or 5.4e-20 where the true value is smaller.
+UNIEP_HOST_DEVICE float sigmoid(float x) {
+  return reciprocal(add(1.0f, exp_of_minus(x)));
 }
 
 // dprob: the columns of I are summed in chunks of 64, each chunk by a fixed tree: four partial sums, partial q over the

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/activation_choice.h"
 #include "program/program_tables.h"
 
 namespace uniep {
@@ -130,7 +131,7 @@ void Program::build_rank(int rank) {
   const TileShape wgrad_fc2 = schedule.tile_of(GemmStage::kWgradFc2);
   const TileShape wgrad_fc1 = schedule.tile_of(GemmStage::kWgradFc1);
   p.wgrad_fc2 = {hidden, intermediate, wgrad_fc2.m, wgrad_fc2.n};
-  p.wgrad_fc1 = {2 * intermediate, hidden, wgrad_fc1.m, wgrad_fc1.n};
+  p.wgrad_fc1 = {static_cast<int32_t>(z_columns(state.shape, request_.numerics)), hidden, wgrad_fc1.m, wgrad_fc1.n};
 
   p.push = schedule.dispatch.transport == DispatchTransport::kPush;
   p.dedup = schedule.dispatch.dedup;

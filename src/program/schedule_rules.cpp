@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "model/activation_choice.h"
 #include "program/kernel_memory.h"
 
 namespace uniep {
@@ -492,10 +493,16 @@ std::vector<std::string> shape_violations(const LayerShape& shape, const Numeric
     require(shape.experts % machine.ranks == 0, "experts", shape.experts,
             fmt::format("must be a multiple of the number of ranks, {}", machine.ranks));
   }
-  require(numerics.activation == Activation::kSwiglu, "activation", static_cast<int>(numerics.activation),
-          "not built; legal is swiglu (0)");
-  require(numerics.router_weight == RouterWeight::kActivation, "router_weight",
-          static_cast<int>(numerics.router_weight), "not built; legal is activation (0)");
+  for (std::string& violation : activation_violations(numerics)) violations.push_back(std::move(violation));
+  if (machine.engine == EngineKind::kCuda && violations.empty() &&
+      activation_kind(numerics) != ActivationKind::kSwiglu) {
+    violations.push_back(
+        fmt::format("activation={}: the cuda engine has kernels for swiglu alone; the cpu engine has all",
+                    activation_text(numerics)));
+  }
+  if (machine.engine == EngineKind::kCuda && numerics.router_weight == RouterWeight::kInput) {
+    violations.emplace_back("router_weight=input: the cuda engine has no kernels for it; the cpu engine has");
+  }
   const int weight_gradient = static_cast<int>(numerics.weight_gradient);
   require(weight_gradient >= 0 && weight_gradient <= static_cast<int>(WeightGradient::kMainGrad), "weight_gradient",
           weight_gradient, "legal are bf16 (0), fp32 (1) and main_grad (2)");

@@ -21,6 +21,7 @@ class Tally {
         moves_(moves),
         hidden_(p.wgrad_fc2.rows),
         intermediate_(p.wgrad_fc2.columns),
+        halves_(p.wgrad_fc1.rows / p.wgrad_fc2.columns),
         forward_(p.direction == Direction::kForward) {
     if (moves_ != nullptr) moves_->clear();
   }
@@ -151,14 +152,15 @@ class Tally {
     const int64_t rows = range.end - range.begin;
     const int64_t width = first_tile_columns(program_.request().schedule, p_.direction);
     const int64_t columns = std::min(width, intermediate_ - task_.n * width);
-    multiply(rows, forward_ ? 2 * columns : columns, hidden_);
+    multiply(rows, forward_ ? halves_ * columns : columns, hidden_);
     if (forward_) {  // z and a
-      work_.written_bytes = rows * 3 * columns * kElement;
+      work_.written_bytes = rows * (halves_ + 1) * columns * kElement;
       return;
     }
-    const int64_t padded = range.padded_end - range.begin;  // a and dz are operands of the weight gradients
-    work_.read_bytes += rows * 2 * columns * kElement;      // z
-    work_.written_bytes = padded * 3 * columns * kElement + rows * divide_up(columns, kProbChunkColumns) * kProb;
+    const int64_t padded = range.padded_end - range.begin;    // a and dz are operands of the weight gradients
+    work_.read_bytes += rows * halves_ * columns * kElement;  // z
+    work_.written_bytes =
+        padded * (halves_ + 1) * columns * kElement + rows * divide_up(columns, kProbChunkColumns) * kProb;
   }
 
   void second_gemm() {
@@ -166,7 +168,7 @@ class Tally {
     const int32_t chunk = chunk_of_tile(p_, task_.n);
     const int64_t before = static_cast<int64_t>(task_.n - p_.chunk_tile[chunk]) * p_.second_tile_n;
     const int64_t columns = std::min<int64_t>(p_.second_tile_n, chunk_columns(chunk) - before);
-    multiply(range.end - range.begin, columns, forward_ ? intermediate_ : 2 * intermediate_);
+    multiply(range.end - range.begin, columns, forward_ ? intermediate_ : halves_ * intermediate_);
     if (!p_.epilogue_combine) {
       work_.written_bytes = work_.product.m * columns * kElement;
       return;
@@ -263,7 +265,7 @@ class Tally {
   const RankProgram& p_;
   const Task& task_;
   std::vector<Move>* moves_;
-  const int64_t hidden_, intermediate_;
+  const int64_t hidden_, intermediate_, halves_;  // halves of z: 2, or 1 where there is no gate
   const bool forward_;
   TaskWork work_;
 };

@@ -52,9 +52,9 @@ class GradientTensor {
 };
 
 struct Comparers {
-  explicit Comparers(const LayerShape& shape, bool sampled)
+  Comparers(const LayerShape& shape, int64_t halves, bool sampled)
       : y(shape.hidden),
-        z(2 * shape.intermediate),
+        z(halves * shape.intermediate),
         dx(shape.hidden),
         dprobs(shape.topk),
         dw1(shape.hidden),
@@ -63,13 +63,14 @@ struct Comparers {
 };
 
 void compare_whole(const LayerInput& input, const EngineOutput& got, Comparers* comparers) {
+  const int64_t halves = halves_of(input.numerics);
   const int64_t expert_size = input.shape.hidden * input.shape.intermediate;
   const GradientTensor dw1(got.dw1, got.weight_gradient);
   const GradientTensor dw2(got.dw2, got.weight_gradient);
   WeightGradientSink sink;
   if (dw1.given() || dw2.given()) {
     sink = [&](int64_t expert, std::span<const double> expert_dw1, std::span<const double> expert_dw2) {
-      if (dw1.given()) dw1.compare_at(expert * 2 * expert_size, expert_dw1, &comparers->dw1);
+      if (dw1.given()) dw1.compare_at(expert * halves * expert_size, expert_dw1, &comparers->dw1);
       if (dw2.given()) dw2.compare_at(expert * expert_size, expert_dw2, &comparers->dw2);
     };
   }
@@ -95,9 +96,10 @@ void compare_sample(const LayerInput& input, const EngineOutput& got, const Rout
                     Comparers* comparers) {
   const int64_t hidden = input.shape.hidden;
   const int64_t intermediate = input.shape.intermediate;
+  const int64_t halves = halves_of(input.numerics);
   const SampleOutput output = evaluate_sample(input, routed, sample);
   compare_rows(got.y, sample.tokens, output.y, hidden, &comparers->y);
-  compare_rows(got.z, output.z_rows, output.z, 2 * intermediate, &comparers->z);
+  compare_rows(got.z, output.z_rows, output.z, halves * intermediate, &comparers->z);
   compare_rows(got.dx, sample.tokens, output.dx, hidden, &comparers->dx);
   compare_rows(got.dprobs, sample.tokens, output.dprobs, input.shape.topk, &comparers->dprobs);
 
@@ -107,16 +109,15 @@ void compare_sample(const LayerInput& input, const EngineOutput& got, const Rout
   std::span<const double> dw2_reference(output.dw2);
   const size_t line = static_cast<size_t>(hidden);
   for (const WeightColumn& chosen : sample.weight_columns) {
-    const int64_t gate_line = chosen.expert * 2 * intermediate + chosen.column;
-    if (dw1.given()) {
-      dw1.compare_at(gate_line * hidden, dw1_reference.first(line), &comparers->dw1);
-      dw1.compare_at((gate_line + intermediate) * hidden, dw1_reference.subspan(line, line), &comparers->dw1);
+    for (int64_t half = 0; half < halves && dw1.given(); ++half) {
+      const int64_t own = chosen.expert * halves * intermediate + half * intermediate + chosen.column;
+      dw1.compare_at(own * hidden, dw1_reference.subspan(static_cast<size_t>(half) * line, line), &comparers->dw1);
     }
     if (dw2.given()) {
       dw2.compare_strided(chosen.expert * hidden * intermediate + chosen.column, intermediate,
                           dw2_reference.first(line), &comparers->dw2);
     }
-    dw1_reference = dw1_reference.subspan(2 * line);
+    dw1_reference = dw1_reference.subspan(static_cast<size_t>(halves) * line);
     dw2_reference = dw2_reference.subspan(line);
   }
 }
@@ -144,7 +145,7 @@ CheckReport check(const LayerInput& input, const EngineOutput& got, const CheckO
   const RoutedRows routed = route(input.shape, input.tokens, input.ids);
   CheckReport report;
   report.sampled = layer_flops(input, routed) > options.whole_flops;
-  Comparers comparers(input.shape, report.sampled);
+  Comparers comparers(input.shape, halves_of(input.numerics), report.sampled);
   if (report.sampled) {
     const Sample sample = choose_sample(input, routed, options.seed, options.sample_flops);
     report.sampled_tokens = static_cast<int64_t>(sample.tokens.size());

@@ -14,12 +14,11 @@ namespace uniep::reference {
 // What an engine made of a LayerInput, in global order. A null pointer leaves its tensor out of the check.
 struct EngineOutput {
   const BFloat16* y = nullptr;    // [T, H]
-  const BFloat16* z = nullptr;    // [rows, 2 I], rows as in RoutedRows: no padding
+  const BFloat16* z = nullptr;    // [rows, Z], rows as in RoutedRows: no padding
   const BFloat16* dx = nullptr;   // [T, H]; this and all below: without dy not looked at
   const float* dprobs = nullptr;  // [T, K]
   WeightGradient weight_gradient = WeightGradient::kBFloat16;
-  const void* dw1 =
-      nullptr;  // [E, 2 I, H], bf16 or fp32 as weight_gradient says; kMainGrad: it was zero before the call
+  const void* dw1 = nullptr;  // [E, Z, H], bf16 or fp32 as weight_gradient says; kMainGrad: it was zero before the call
   const void* dw2 = nullptr;  // [E, H, I]
 };
 

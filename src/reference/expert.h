@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "reference/activation.h"
 #include "reference/layer.h"
 #include "reference/multiply.h"
 
@@ -33,9 +34,10 @@ inline double rounded_to_bf16(double value) {
 // One expert's rows, restricted to n of its I activation columns. Everything that is element-wise in the columns is
 // here, so the whole layer (n = I) and a sample of columns run the same arithmetic.
 struct ExpertColumns {
-  std::vector<double> z;           // [rows, 2 n]: gate columns, then up columns; not rounded
-  std::vector<double> activation;  // [rows, n]: silu(gate) * up * prob, as stored
-  std::vector<double> dz;          // [rows, 2 n], as stored; empty without dy
+  std::vector<double> z;           // [rows, halves n]: gate columns, then up columns; not rounded
+  std::vector<double> activation;  // [rows, n]: what FC2 multiplies, as stored
+  std::vector<double> weighted;    // [rows, n]: what dW2 multiplies, as stored; empty without dy
+  std::vector<double> dz;          // [rows, halves n], as stored; empty without dy
   std::vector<double> dprob;       // [rows]: these columns' part; empty without dy
 };
 
@@ -46,9 +48,10 @@ class Expert {
       : input_(input),
         hidden_(input.shape.hidden),
         intermediate_(input.shape.intermediate),
+        halves_(halves_of(input.numerics)),
         rows_(routed.rows_of(index)),
         slots_(routed.slots.data() + routed.expert_begin[index]),
-        w1_(input.w1 + index * 2 * intermediate_ * hidden_),
+        w1_(input.w1 + index * halves_ * intermediate_ * hidden_),
         w2_(input.w2 + index * intermediate_ * hidden_) {
     tokens_.reserve(rows_);
     for (int64_t row = 0; row < rows_; ++row) tokens_.push_back(slots_[row] / input.shape.topk);
@@ -61,9 +64,9 @@ class Expert {
   ExpertColumns columns(std::span<const int64_t> columns) const {
     const int64_t n = static_cast<int64_t>(columns.size());
     ExpertColumns result;
-    result.z.resize(rows_ * 2 * n);
+    result.z.resize(rows_ * halves_ * n);
     multiply(
-        rows_, 2 * n, hidden_, [&](int64_t m, int64_t h) { return x(m, h); },
+        rows_, halves_ * n, hidden_, [&](int64_t m, int64_t h) { return x(m, h); },
         [&](int64_t h, int64_t j) { return w1(j < n ? columns[j] : intermediate_ + columns[j - n], h); },
         result.z.data());
     std::vector<double> da;
@@ -85,13 +88,17 @@ class Expert {
     return value;
   }
 
-  // o = W2 a, as stored: [rows, H]. All columns.
+  // o = W2 a, as stored, and times the router's weight where that is its place, as stored: [rows, H]. All columns.
   std::vector<double> output(const ExpertColumns& all) const {
     std::vector<double> o(rows_ * hidden_);
     multiply(
         rows_, hidden_, intermediate_, [&](int64_t m, int64_t i) { return all.activation[m * intermediate_ + i]; },
         [&](int64_t i, int64_t h) { return w2(h, i); }, o.data());
     for (double& value : o) value = stored(value);
+    if (input_.numerics.router_weight != RouterWeight::kOutput) return o;
+    for (int64_t m = 0; m < rows_; ++m) {
+      for (int64_t h = 0; h < hidden_; ++h) o[m * hidden_ + h] = stored(prob(m) * o[m * hidden_ + h]);
+    }
     return o;
   }
 
@@ -99,17 +106,18 @@ class Expert {
   std::vector<double> input_gradient(const ExpertColumns& all) const {
     std::vector<double> dxg(rows_ * hidden_);
     multiply(
-        rows_, hidden_, 2 * intermediate_, [&](int64_t m, int64_t j) { return all.dz[m * 2 * intermediate_ + j]; },
+        rows_, hidden_, halves_ * intermediate_,
+        [&](int64_t m, int64_t j) { return all.dz[m * halves_ * intermediate_ + j]; },
         [&](int64_t j, int64_t h) { return w1(j, h); }, dxg.data());
     for (double& value : dxg) value = stored(value);
     return dxg;
   }
 
-  // The lines of dW1 that belong to n columns: [2 n, H], gate lines, then up lines.
+  // The lines of dW1 that belong to n columns: [halves n, H], gate lines, then up lines.
   std::vector<double> dw1(const ExpertColumns& some, int64_t n) const {
-    std::vector<double> result(2 * n * hidden_);
+    std::vector<double> result(halves_ * n * hidden_);
     multiply(
-        2 * n, hidden_, rows_, [&](int64_t j, int64_t m) { return some.dz[m * 2 * n + j]; },
+        halves_ * n, hidden_, rows_, [&](int64_t j, int64_t m) { return some.dz[m * halves_ * n + j]; },
         [&](int64_t m, int64_t h) { return x(m, h); }, result.data());
     return result;
   }
@@ -119,37 +127,43 @@ class Expert {
     std::vector<double> result(hidden_ * n);
     multiply(
         hidden_, n, rows_, [&](int64_t h, int64_t m) { return dy(m, h); },
-        [&](int64_t m, int64_t j) { return some.activation[m * n + j]; }, result.data());
+        [&](int64_t m, int64_t j) { return some.weighted[m * n + j]; }, result.data());
     return result;
   }
 
  private:
   double x(int64_t row, int64_t h) const { return to_double(input_.x[token(row) * hidden_ + h]); }
   double dy(int64_t row, int64_t h) const { return to_double(input_.dy[token(row) * hidden_ + h]); }
+  double prob(int64_t row) const { return to_double(input_.probs[slots_[row]]); }
   double w1(int64_t line, int64_t h) const { return to_double(w1_[line * hidden_ + h]); }
   double w2(int64_t h, int64_t i) const { return to_double(w2_[h * intermediate_ + i]); }
 
-  // With s = sigmoid(gate): silu = gate s, silu' = s (1 + gate (1 - s)).
+  // act(z) p, or act(p z); with `output` p waits, and dW2 = (p dy)^T a is dy^T (p a).
   void apply_activation(int64_t n, const std::vector<double>& da, ExpertColumns* result) const {
     const bool backward = input_.dy != nullptr;
+    const RouterWeight place = input_.numerics.router_weight;
     result->activation.resize(rows_ * n);
     if (backward) {
-      result->dz.resize(rows_ * 2 * n);
+      result->weighted.resize(rows_ * n);
+      result->dz.resize(rows_ * halves_ * n);
       result->dprob.assign(rows_, 0.0);
     }
     for (int64_t m = 0; m < rows_; ++m) {
-      const double prob = to_double(input_.probs[slots_[m]]);
+      const double p = prob(m);
+      const double inside = place == RouterWeight::kInput ? p : 1.0, outside = place == RouterWeight::kInput ? 1.0 : p;
       for (int64_t j = 0; j < n; ++j) {
-        const double gate = stored(result->z[m * 2 * n + j]);
-        const double up = stored(result->z[m * 2 * n + n + j]);
-        const double s = 1.0 / (1.0 + std::exp(-gate));
-        const double silu = gate * s;
-        result->activation[m * n + j] = stored(silu * up * prob);
+        double* const row = result->z.data() + m * halves_ * n;
+        const double gate = stored(row[j]), up = halves_ == 2 ? stored(row[n + j]) : 0.0;
+        const Activated act = activated(input_.numerics, inside * gate, inside * up);
+        const double weighted = stored(act.value * outside);
+        result->activation[m * n + j] = place == RouterWeight::kOutput ? stored(act.value) : weighted;
         if (!backward) continue;
         const double incoming = da[m * n + j];
-        result->dz[m * 2 * n + j] = stored(incoming * prob * up * s * (1.0 + gate * (1.0 - s)));
-        result->dz[m * 2 * n + n + j] = stored(incoming * prob * silu);
-        result->dprob[m] += incoming * silu * up;
+        const double by_gate = incoming * outside * act.by_gate, by_up = incoming * outside * act.by_up;
+        result->weighted[m * n + j] = weighted;
+        result->dz[m * halves_ * n + j] = stored(by_gate * inside);
+        if (halves_ == 2) result->dz[m * halves_ * n + n + j] = stored(by_up * inside);
+        result->dprob[m] += place == RouterWeight::kInput ? by_gate * gate + by_up * up : incoming * act.value;
       }
     }
   }
@@ -157,6 +171,7 @@ class Expert {
   const BasicLayerInput<Value, Prob>& input_;
   int64_t hidden_;
   int64_t intermediate_;
+  int64_t halves_;
   int64_t rows_;
   const int64_t* slots_;
   std::vector<int64_t> tokens_;

@@ -57,7 +57,8 @@ LayerOutput evaluate(const BasicLayerInput<Value, Prob>& input, const WeightGrad
   const bool backward = input.dy != nullptr;
   LayerOutput output;
   output.y.assign(input.tokens * hidden, 0.0);
-  output.z.resize(routed.rows() * 2 * intermediate);
+  const int64_t z_columns = halves_of(input.numerics) * intermediate;
+  output.z.resize(routed.rows() * z_columns);
   if (backward) {
     output.dx.assign(input.tokens * hidden, 0.0);
     output.dprobs.assign(input.tokens * input.shape.topk, 0.0);
@@ -68,7 +69,7 @@ LayerOutput evaluate(const BasicLayerInput<Value, Prob>& input, const WeightGrad
   for (int64_t index = 0; index < input.shape.experts; ++index) {
     const Expert<Value, Prob> expert(input, routed, index);
     const ExpertColumns columns = expert.columns(all_columns);
-    std::copy(columns.z.begin(), columns.z.end(), output.z.begin() + routed.expert_begin[index] * 2 * intermediate);
+    std::copy(columns.z.begin(), columns.z.end(), output.z.begin() + routed.expert_begin[index] * z_columns);
     const auto combine = [&](const std::vector<double>& rows, std::vector<double>* tokens) {
       for (int64_t m = 0; m < expert.rows(); ++m) {
         double* target = tokens->data() + expert.token(m) * hidden;
@@ -99,7 +100,9 @@ LayerOutput evaluate(const BasicLayerInput<Value, Prob>& input) {
 }
 
 double layer_flops(const LayerInput& input, const RoutedRows& routed) {
-  const double per_row = 6.0 * static_cast<double>(input.shape.hidden) * static_cast<double>(input.shape.intermediate);
+  const double products = static_cast<double>(2 * (halves_of(input.numerics) + 1));
+  const double per_row =
+      products * static_cast<double>(input.shape.hidden) * static_cast<double>(input.shape.intermediate);
   return per_row * static_cast<double>(routed.rows()) * (input.dy ? 3.0 : 1.0);
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "uniep/bfloat16.h"
+#include "uniep/numerics.h"
 #include "uniep/shape.h"
 
 // The MoE layer in float64, written from its formulas alone: it shares no code with the engines. It knows no ranks: it
@@ -22,9 +23,16 @@ struct BasicLayerInput {
   const Value* dy = nullptr;     // [T, H]; nullptr: forward only (give backward of T = 0 any address)
   const int32_t* ids = nullptr;  // [T, K] expert of a slot, -1 = unused
   const Prob* probs = nullptr;   // [T, K]; an unused slot's is not read
-  const Value* w1 = nullptr;     // [E, 2 I, H]: gate rows, then up rows
+  const Value* w1 = nullptr;     // [E, Z, H]: gate rows, then up rows, Z = 2 I; not gated: Z = I
   const Value* w2 = nullptr;     // [E, H, I]
+  Numerics numerics;             // activation and router_weight
 };
+
+// Of z and W1: gate and up, or one.
+constexpr int64_t halves_of(const Numerics& numerics) {
+  return is_gated(numerics.activation) ? 2 : 1;
+}
+
 using LayerInput = BasicLayerInput<BFloat16, float>;
 using DoubleLayerInput = BasicLayerInput<double, double>;
 
@@ -40,14 +48,14 @@ RoutedRows route(const LayerShape& shape, int64_t tokens, const int32_t* ids);
 
 struct LayerOutput {
   std::vector<double> y;       // [T, H]
-  std::vector<double> z;       // [rows, 2 I], rows as in RoutedRows
+  std::vector<double> z;       // [rows, Z], rows as in RoutedRows
   std::vector<double> dx;      // [T, H]; this and all below: empty without dy
   std::vector<double> dprobs;  // [T, K]; an unused slot's is 0
-  std::vector<double> dw1;     // [E, 2 I, H]
+  std::vector<double> dw1;     // [E, Z, H]
   std::vector<double> dw2;     // [E, H, I]
 };
 
-// Takes dW1[expert] ([2 I, H]) and dW2[expert] ([H, I]), which are valid during the call only.
+// Takes dW1[expert] ([Z, H]) and dW2[expert] ([H, I]), which are valid during the call only.
 using WeightGradientSink =
     std::function<void(int64_t expert, std::span<const double> dw1, std::span<const double> dw2)>;
 
@@ -60,7 +68,8 @@ LayerOutput evaluate(const BasicLayerInput<Value, Prob>& input);
 template <typename Value, typename Prob>
 LayerOutput evaluate(const BasicLayerInput<Value, Prob>& input, const WeightGradientSink& sink);
 
-// Floating-point operations of the whole layer: 6 H I per row forward, and twice that backward when there is a dy.
+// Floating-point operations of the whole layer: 6 H I per row forward (not gated: 4), and twice that backward when
+// there is a dy.
 double layer_flops(const LayerInput& input, const RoutedRows& routed);
 
 }  // namespace uniep::reference

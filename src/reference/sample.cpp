@@ -135,7 +135,7 @@ void evaluate_columns(const LayerInput& input, const RoutedRows& routed, const s
     const std::vector<double> dw1 = expert.dw1(some, n);
     const std::vector<double> dw2 = expert.dw2(some, n);
     for (int64_t j = 0; j < n; ++j) {
-      for (const int64_t line : {j, n + j}) {
+      for (int64_t line = j; line < halves_of(input.numerics) * n; line += n) {
         output->dw1.insert(output->dw1.end(), dw1.begin() + line * hidden, dw1.begin() + (line + 1) * hidden);
       }
       for (int64_t h = 0; h < hidden; ++h) output->dw2.push_back(dw2[h * n + j]);

@@ -389,15 +389,15 @@ double EventRun::reduce_end(Agent& agent, double now) {
 // Others find both in L2.
 double EventRun::operand_bytes(const RankProgram& p, const Task& task) const {
   if (!task.has_tile()) return 0;
-  const double hidden = p.wgrad_fc2.rows, intermediate = p.wgrad_fc2.columns;
+  const double hidden = p.wgrad_fc2.rows, intermediate = p.wgrad_fc2.columns, z_columns = p.wgrad_fc1.rows;
   const bool forward = p.direction == Direction::kForward, first = task.stage == Stage::kFirstGemm;
   if (task.stage >= Stage::kWgradFc2) {
     const WgradGrid& grid = task.stage == Stage::kWgradFc2 ? p.wgrad_fc2 : p.wgrad_fc1;
     const double rows = p.expert_rows[p.first_expert + task.expert];
     return 2 * rows * ((task.n == 0 ? grid.tile_m : 0) + (task.m == 0 ? grid.tile_n : 0));
   }
-  const double depth = first ? hidden : (forward ? 1 : 2) * intermediate;
-  const double columns = first ? (forward ? 2 : 1) * intermediate / p.first_tiles : p.second_tile_n;
+  const double depth = first ? hidden : (forward ? intermediate : z_columns);
+  const double columns = first ? (forward ? z_columns : intermediate) / p.first_tiles : p.second_tile_n;
   return 2 * depth * ((task.n == 0 ? p.tile_m : 0) + (task.m == 0 ? columns : 0));
 }
 

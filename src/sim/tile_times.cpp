@@ -39,7 +39,7 @@ TileTimes::TileTimes(const ProgramRequest& request, const RankProgram& p, const 
   const GemmStage stages[2] = {forward ? GemmStage::kFc1 : GemmStage::kDgradFc2,
                                forward ? GemmStage::kFc2 : GemmStage::kDgradFc1};
   const int64_t hidden = request.shape.hidden, intermediate = request.shape.intermediate;
-  const int64_t depth[2] = {hidden, forward ? intermediate : 2 * intermediate};
+  const int64_t depth[2] = {hidden, forward ? intermediate : p.wgrad_fc1.rows};
   us_of_cycle = 1e-3 / clock_ghz;
   const double task = schedule.queue == QueueKind::kStatic ? machine.time.task_static : machine.time.task_dynamic;
   double tile[2], late[2];

@@ -26,6 +26,8 @@ std::map<std::string, std::string> configuration(const TrainConfig& config, cons
           {"intermediate", std::to_string(model.intermediate)},
           {"experts", std::to_string(model.experts)},
           {"topk", std::to_string(model.topk)},
+          {"activation", activation_text(model.numerics)},
+          {"router-weight", router_weight_text(model.numerics.router_weight)},
           {"layers", std::to_string(model.layers)},
           {"sequence", std::to_string(model.sequence)},
           {"batch", std::to_string(config.batch)},
@@ -61,6 +63,9 @@ io::Safetensors open_file(const std::filesystem::path& path) {
 
 std::string metadata_value(const io::Safetensors& file, const std::filesystem::path& path, const std::string& key) {
   const auto found = file.metadata().find(key);
+  // What came later than the first checkpoints, which were made with what is the default.
+  if (found == file.metadata().end() && key == "activation") return activation_text({});
+  if (found == file.metadata().end() && key == "router-weight") return router_weight_text({});
   if (found == file.metadata().end()) refuse(path, "is no whole checkpoint: its metadata lacks " + key);
   return found->second;
 }

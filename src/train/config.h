@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "uniep/group.h"
+#include "uniep/numerics.h"
 #include "uniep/schedule.h"
 #include "uniep/shape.h"
 
@@ -22,7 +23,10 @@ struct ModelConfig {
   int64_t layers = 2;
   int64_t sequence = 128;  // bytes that one prediction may look at, at most
 
+  Numerics numerics;  // activation and router_weight; weight gradients are fp32
+
   LayerShape shape() const { return {hidden, intermediate, experts, topk}; }
+  int64_t w1_rows() const { return (is_gated(numerics.activation) ? 2 : 1) * intermediate; }
 };
 
 // What decides the bits of a training run, together with the text and the engine. Ranks, workers and Schedules do not.

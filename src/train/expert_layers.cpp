@@ -20,6 +20,7 @@ GroupOptions group_options(const TrainConfig& config, const ParallelConfig& para
 LayerConfig layer_config(const TrainConfig& config) {
   LayerConfig layer;
   layer.shape = config.model.shape();
+  layer.numerics = config.model.numerics;
   layer.numerics.weight_gradient = WeightGradient::kFloat32;
   return layer;
 }
@@ -123,7 +124,7 @@ void ExpertLayers::finish(std::vector<RankMemory>& memory) {
 uniep::Weights ExpertLayers::rank_weights(int rank, const Weights& weights, RankMemory& memory) const {
   const int64_t elements = rank_weight_elements();
   uniep::Weights own;
-  own.w1 = memory.input(weights.w1 + rank * (2 * elements), 2 * elements);
+  own.w1 = memory.input(weights.w1 + rank * rank_w1_elements(), rank_w1_elements());
   own.w2 = memory.input(weights.w2 + rank * elements, elements);
   return own;
 }
@@ -165,7 +166,7 @@ void ExpertLayers::backward(int64_t layer, const BFloat16* dy, const BFloat16* x
     arguments[rank].weights = rank_weights(rank, weights, own);
     arguments[rank].dx = own.result(dx + first * hidden, tokens * hidden);
     arguments[rank].dprobs = own.result(dprobs + first * topk, tokens * topk);
-    arguments[rank].gradients.dw1 = own.result(dw1 + rank * (2 * elements), 2 * elements);
+    arguments[rank].gradients.dw1 = own.result(dw1 + rank * rank_w1_elements(), rank_w1_elements());
     arguments[rank].gradients.dw2 = own.result(dw2 + rank * elements, elements);
   }
   timed(Direction::kBackward, saved_[layer].placement(),

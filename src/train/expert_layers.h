@@ -47,9 +47,10 @@ class ExpertLayers {
 
  private:
   int64_t first_token(int rank) const;
-  int64_t rank_weight_elements() const {  // of w2; w1: twice
+  int64_t rank_weight_elements() const {  // of w2
     return layer_.shape.experts / group_.ranks() * layer_.shape.hidden * layer_.shape.intermediate;
   }
+  int64_t rank_w1_elements() const { return (is_gated(layer_.numerics.activation) ? 2 : 1) * rank_weight_elements(); }
   uniep::Weights rank_weights(int rank, const Weights& weights, RankMemory& memory) const;
   std::vector<RankMemory> rank_memory() const;
   void finish(std::vector<RankMemory>& memory);

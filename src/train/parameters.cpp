@@ -43,7 +43,7 @@ ParameterLayout::ParameterLayout(const ModelConfig& model) {
   for (int64_t layer = 0; layer < model.layers; ++layer) {
     const std::string prefix = fmt::format("blocks.{}.moe.", layer);
     const double deviation = residual / std::sqrt(static_cast<double>(intermediate));
-    blocks_[layer].w1 = add(prefix + "w1", {experts, 2 * intermediate, hidden}, hidden_deviation);
+    blocks_[layer].w1 = add(prefix + "w1", {experts, model.w1_rows(), hidden}, hidden_deviation);
     blocks_[layer].w2 = add(prefix + "w2", {experts, hidden, intermediate}, deviation);
   }
 }

@@ -24,7 +24,7 @@ class ParameterLayout {
  public:
   struct Block {
     int64_t mixer_norm, mixer_in, mixer_filter, mixer_out, moe_norm, router;  // dense
-    int64_t w1, w2;  // experts [E, 2 I, H] and [E, H, I], as the library takes them
+    int64_t w1, w2;  // experts [E, w1_rows(), H] and [E, H, I], as the library takes them
   };
 
   explicit ParameterLayout(const ModelConfig& model);

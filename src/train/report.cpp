@@ -51,7 +51,11 @@ nlohmann::ordered_json to_json(const Report& report, const Trainer& trainer, con
   json["workers"] = group.workers();
   json["shape"] = {
       {"hidden", model.hidden}, {"intermediate", model.intermediate}, {"experts", model.experts}, {"topk", model.topk}};
-  json["model"] = {{"layers", model.layers}, {"sequence", model.sequence}, {"parameters", trainer.layout().count()}};
+  json["model"] = {{"activation", activation_text(model.numerics)},
+                   {"router_weight", router_weight_text(model.numerics.router_weight)},
+                   {"layers", model.layers},
+                   {"sequence", model.sequence},
+                   {"parameters", trainer.layout().count()}};
   json["training"] = {
       {"batch", config.batch}, {"learning_rate", config.learning_rate},   {"balance_weight", config.balance_weight},
       {"seed", config.seed},   {"resumed_after_step", report.first_step}, {"last_step", report.last_step}};

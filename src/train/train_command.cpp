@@ -183,6 +183,7 @@ void add_model_options(CLI::App& app, TrainConfig& config) {
                      "width of an expert, a multiple of 8");
   add_integer_option(app, "--experts", model.experts, 1, kLargest, "E", "experts of a layer, over all ranks");
   add_integer_option(app, "--topk", model.topk, 1, kLargest, "K", "experts that a byte goes to");
+  add_activation_options(app, model.numerics);
   add_integer_option(app, "--layers", model.layers, 1, kLargest, "L", "blocks of mixer and MoE layer");
   const auto add_number = [&app](const std::string& name, double& value, const std::string& description) {
     add_text_option(

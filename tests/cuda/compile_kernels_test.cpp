@@ -132,6 +132,7 @@ int run(int samples, unsigned seed) {
   }
   requests.push_back(Tests::request(folder, "layer_oracle_kernels.cu", "oracle_combine"));
   for (const LayerKernelConfig& config : default_layer_configs()) requests.push_back(layer_request(config));
+  requests.push_back(layer_request(layer_config({.expert = {.weighs_output = true}})));
   for (const ExchangeConfig& config : default_exchange_configs()) requests.push_back(exchange_request(config));
   std::set<std::string> seen;
   for (const GemmConfig& config : configs) {

@@ -43,7 +43,7 @@ const char* const kSeldom[] = {"fusion=layer,order.interleave=mixed,queue=dynami
 }  // namespace
 
 std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
-  const RandomLayer layer = random_layer(seed);
+  const RandomLayer layer = random_layer(seed, {.any_activation = true});
   Random random(~seed);
   GroupOptions options;
   options.engine = EngineKind::kCpu;
@@ -87,6 +87,7 @@ std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
       count_threads(branches, engine, options.disturbance, program);
     }
     count_layer(branches, layer);
+    count_activation(branches, config.numerics);
     branches.count("weight gradients now", time == WeightGradientTime::kNow);
     branches.count("weight gradients later", time == WeightGradientTime::kLater);
     branches.count("no weight gradients", time == WeightGradientTime::kNone);

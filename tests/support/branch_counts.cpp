@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "model/activation_choice.h"
 #include "program/gemm_queues.h"
 
 namespace uniep::test {
@@ -142,6 +143,32 @@ void count_layer(BranchCounts& branches, const RandomLayer& layer) {
   branches.count("dW in main_grad", gradient == WeightGradient::kMainGrad);
   branches.count("one flat sum", layer.config.numerics.combine_groups == 0);
   branches.count("combine groups", layer.config.numerics.combine_groups > 0);
+}
+
+void count_activation(BranchCounts& branches, const Numerics& numerics) {
+  const auto count = [&](const char* branch, Activation activation, bool parameters, RouterWeight weight) {
+    const bool taken = numerics.activation == activation && numerics.router_weight == weight &&
+                       parameters == (activation_kind(numerics) == ActivationKind::kShapedSwiglu);
+    branches.count(branch, taken);
+  };
+  count("swiglu, weight on the activation", Activation::kSwiglu, false, RouterWeight::kActivation);
+  count("swiglu, weight on the output", Activation::kSwiglu, false, RouterWeight::kOutput);
+  count("swiglu, weight on the input", Activation::kSwiglu, false, RouterWeight::kInput);
+  count("swiglu with parameters, weight on the activation", Activation::kSwiglu, true, RouterWeight::kActivation);
+  count("swiglu with parameters, weight on the output", Activation::kSwiglu, true, RouterWeight::kOutput);
+  count("swiglu with parameters, weight on the input", Activation::kSwiglu, true, RouterWeight::kInput);
+  count("geglu_tanh, weight on the activation", Activation::kGegluTanh, false, RouterWeight::kActivation);
+  count("geglu_tanh, weight on the output", Activation::kGegluTanh, false, RouterWeight::kOutput);
+  count("geglu_tanh, weight on the input", Activation::kGegluTanh, false, RouterWeight::kInput);
+  count("geglu_erf, weight on the activation", Activation::kGegluErf, false, RouterWeight::kActivation);
+  count("geglu_erf, weight on the output", Activation::kGegluErf, false, RouterWeight::kOutput);
+  count("geglu_erf, weight on the input", Activation::kGegluErf, false, RouterWeight::kInput);
+  count("relu2, weight on the activation", Activation::kRelu2, false, RouterWeight::kActivation);
+  count("relu2, weight on the output", Activation::kRelu2, false, RouterWeight::kOutput);
+  count("relu2, weight on the input", Activation::kRelu2, false, RouterWeight::kInput);
+  count("silu, weight on the activation", Activation::kSilu, false, RouterWeight::kActivation);
+  count("silu, weight on the output", Activation::kSilu, false, RouterWeight::kOutput);
+  count("silu, weight on the input", Activation::kSilu, false, RouterWeight::kInput);
 }
 
 void count_schedule(BranchCounts& branches, const Program& program) {

@@ -29,6 +29,8 @@ class BranchCounts {
 
 // What a layer is: ranks, routing and numerics.
 void count_layer(BranchCounts& branches, const RandomLayer& layer);
+// Every activation, with its parameters, at every place of the router's weight.
+void count_activation(BranchCounts& branches, const Numerics& numerics);
 // What a Program of the whole layer is made of: Schedule, cluster and parts of a pull.
 void count_schedule(BranchCounts& branches, const Program& program);
 

@@ -19,11 +19,11 @@ void LayerArrays::reset() {
   result.dx.assign(tokens * shape.hidden, BFloat16{0xffff});
   result.dprobs.assign(tokens * shape.topk, -1.0f);
   if (source.config.numerics.weight_gradient == WeightGradient::kBFloat16) {
-    result.dw1_bf16.assign(2 * weights, BFloat16{0xffff});
+    result.dw1_bf16.assign(source.data.halves * weights, BFloat16{0xffff});
     result.dw2_bf16.assign(weights, BFloat16{0xffff});
     return;
   }
-  result.dw1_fp32.resize(2 * weights);
+  result.dw1_fp32.resize(source.data.halves * weights);
   result.dw2_fp32.resize(weights);
   for (std::size_t i = 0; i < result.dw1_fp32.size(); ++i) result.dw1_fp32[i] = cli::start_main_grad(i);
   for (std::size_t i = 0; i < result.dw2_fp32.size(); ++i) result.dw2_fp32[i] = cli::start_main_grad(i);
@@ -33,7 +33,7 @@ void LayerArrays::gather_z(const Saved& saved) {
   const LayerShape& shape = source.config.shape;
   const Placement& placement = saved.placement();
   for (int64_t expert = 0; expert < shape.experts; ++expert) {
-    const int64_t rows = placement.expert_rows(expert), columns = 2 * shape.intermediate;
+    const int64_t rows = placement.expert_rows(expert), columns = source.data.halves * shape.intermediate;
     if (rows == 0) continue;
     const int rank = static_cast<int>(expert / (shape.experts / source.ranks));
     const BFloat16* z = saved.z(rank) + placement.expert_segment(expert) * columns;
@@ -69,9 +69,9 @@ WeightGradients LayerArrays::gradients(int rank) {
   const LayerShape& shape = source.config.shape;
   const int64_t offset = rank * (shape.experts / source.ranks) * shape.intermediate * shape.hidden;
   if (source.config.numerics.weight_gradient == WeightGradient::kBFloat16) {
-    return {result.dw1_bf16.data() + 2 * offset, result.dw2_bf16.data() + offset, nullptr, nullptr};
+    return {result.dw1_bf16.data() + source.data.halves * offset, result.dw2_bf16.data() + offset, nullptr, nullptr};
   }
-  return {result.dw1_fp32.data() + 2 * offset, result.dw2_fp32.data() + offset, nullptr, nullptr};
+  return {result.dw1_fp32.data() + source.data.halves * offset, result.dw2_fp32.data() + offset, nullptr, nullptr};
 }
 
 std::vector<BackwardArguments> LayerArrays::backward_arguments(WeightGradientTime time, bool last_use) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 #include <tuple>
 
@@ -62,6 +63,19 @@ std::string difference_of(const char* name, const std::vector<T>& got, const std
                      first, got_bits, expected_bits);
 }
 
+void draw_activation(Random& random, Numerics& numerics) {
+  const char* const kTexts[] = {"swiglu",
+                                "swiglu:alpha=1.702,limit=1,up_offset=1",
+                                "swiglu:gate_limit=0.5",
+                                "swiglu:up_limit=0.75,up_offset=-0.25",
+                                "geglu_tanh",
+                                "geglu_erf",
+                                "relu2",
+                                "silu"};
+  set_activation(numerics, kTexts[random.next() % std::size(kTexts)]);
+  numerics.router_weight = static_cast<RouterWeight>(random.between(0, 2));
+}
+
 }  // namespace
 
 uint64_t Random::next() {
@@ -93,6 +107,7 @@ RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
     }
     layer.config.numerics.combine_groups = legal[random.next() % legal.size()];
   }
+  if (limits.any_activation) draw_activation(random, layer.config.numerics);
 
   cli::LayerData& data = layer.data;
   data.shape = shape;
@@ -113,15 +128,17 @@ RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
   data.x = random_values(random, tokens * shape.hidden, 2.0f);
   data.dy = random_values(random, tokens * shape.hidden, 2.0f);
   // Weights of variance 1 / fan-in keep z and o of order one.
-  data.w1 = random_values(random, shape.experts * 2 * shape.intermediate * shape.hidden,
+  data.halves = is_gated(layer.config.numerics.activation) ? 2 : 1;
+  data.w1 = random_values(random, shape.experts * data.halves * shape.intermediate * shape.hidden,
                           std::sqrt(3.0f / static_cast<float>(shape.hidden)));
   data.w2 = random_values(random, shape.experts * shape.hidden * shape.intermediate,
                           std::sqrt(3.0f / static_cast<float>(shape.intermediate)));
   layer.description =
-      fmt::format("seed {}: R {} E {} K {} H {} I {} T {} {} groups {} wgrad {}{}", seed, layer.ranks, shape.experts,
-                  shape.topk, shape.hidden, shape.intermediate, tokens, kRoutingNames[static_cast<int>(kind)],
-                  layer.config.numerics.combine_groups, static_cast<int>(layer.config.numerics.weight_gradient),
-                  unused_slots ? " unused slots" : "");
+      fmt::format("seed {}: R {} E {} K {} H {} I {} T {} {} groups {} wgrad {} {} weight on {}{}", seed, layer.ranks,
+                  shape.experts, shape.topk, shape.hidden, shape.intermediate, tokens,
+                  kRoutingNames[static_cast<int>(kind)], layer.config.numerics.combine_groups,
+                  static_cast<int>(layer.config.numerics.weight_gradient), activation_text(layer.config.numerics),
+                  router_weight_text(layer.config.numerics.router_weight), unused_slots ? " unused slots" : "");
   return layer;
 }
 

@@ -11,6 +11,7 @@ from megatron.core import parallel_state
 from uniep import reserved_sms
 from uniep.group import Group
 from uniep.layer import moe
+from uniep.megatron.flags import activation_of
 from uniep.megatron.grouped import plain_weight
 from uniep.megatron.routing import capacity_of_factor, expert_weights
 
@@ -58,6 +59,8 @@ class Experts(torch.nn.Module):
         self.main_grad = "param" if config.gradient_accumulation_fusion else None
         self.capacity_factor: float | None = getattr(config, "moe_expert_rank_capacity_factor", None)
         self.schedule, self.save = schedule, save
+        self.activation = typing.cast(str, activation_of(config))
+        self.router_weight = "input" if getattr(config, "moe_apply_probs_on_input", False) else "activation"
         first, second = expert_weights(experts)
         self.told: Group | None = None  # of overlapped_groups()
         self.single = first[0].dim() == 3
@@ -80,6 +83,8 @@ class Experts(torch.nn.Module):
             capacity=capacity_of_factor(self.capacity_factor, len(hidden_states), self.topk, self.count),
             main_grad=typing.cast(typing.Any, self.main_grad),
             save=self.save,
+            activation=self.activation,
+            router_weight=self.router_weight,
         )
 
     def _group(self, device: torch.device) -> Group:

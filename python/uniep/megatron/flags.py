@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 
 import torch
+from megatron.core.activations import quick_gelu, squared_relu
 
 
 class Flag(typing.NamedTuple):
@@ -38,19 +39,38 @@ def _graphs_leave_moe_out(modules: typing.Any, config: typing.Any) -> bool:
     return bool(names) and not any("full" in name for name in names)
 
 
+def activation_of(config: typing.Any) -> str | None:
+    """moe()'s activation of a TransformerConfig; None where UniEP has no such one."""
+    function, gated = config.activation_func, config.gated_linear_unit
+    limit = getattr(config, "activation_func_clamp_value", None) or 0.0
+    offset = getattr(config, "glu_linear_offset", None) or 0.0
+    if not gated:
+        plain = {squared_relu: "relu2", torch.nn.functional.silu: "silu"}
+        return None if limit or offset else plain.get(function)
+    if function is quick_gelu:
+        return f"swiglu:alpha=1.702,limit={limit},up_offset={offset}"
+    plain = {torch.nn.functional.silu: "swiglu", torch.nn.functional.gelu: "geglu_erf"}
+    return None if limit or offset else plain.get(function)
+
+
+def _is_activation(_value: typing.Any, config: typing.Any) -> bool:
+    return activation_of(config) is not None
+
+
 FLAGS = [
     Flag("expert_tensor_parallel_size", lambda value, _: value in (None, 1), "1"),
     Flag("params_dtype", lambda value, _: value == torch.bfloat16, "torch.bfloat16 (bf16=True)"),
     Flag("fp8", _is_off, "None"),
     Flag("fp4", _is_off, "None"),
     Flag("add_bias_linear", _is_off, "False"),
-    Flag("gated_linear_unit", lambda value, _: bool(value), "True"),
-    Flag("activation_func", lambda value, _: value is torch.nn.functional.silu, "torch.nn.functional.silu"),
-    Flag("activation_func_clamp_value", _is_unset, "None"),
-    Flag("glu_linear_offset", _is_off, "0.0"),
+    Flag(
+        "activation_func",
+        _is_activation,
+        "silu, quick_gelu or gelu with gated_linear_unit, or squared_relu or silu without it; a clamp and an offset "
+        "with quick_gelu alone",
+    ),
     Flag("moe_mlp_glu_interleave_size", _is_unset, "None"),
     Flag("moe_pad_expert_input_to_capacity", _is_off, "False"),
-    Flag("moe_apply_probs_on_input", _is_off, "False"),
     Flag("moe_shared_expert_overlap", _is_off, "False"),
     Flag("moe_paged_stash", _is_off, "False"),
     Flag("overlap_moe_expert_parallel_comm", _is_off, "False"),

@@ -11,6 +11,7 @@
 #include "engine/cpu/kernels.h"
 #include "engine/cpu/signals.h"
 #include "engine/cpu/worker_pair.h"
+#include "model/activation_choice.h"
 #include "program/build.h"
 
 // One call of the CPU engine: what all agents of all ranks share while it runs.
@@ -24,9 +25,9 @@ struct RankBuffers {
   BFloat16* slots = nullptr;                 // [T, slot_count, H] rows on their way into the ordered sum
   float* prob_slots = nullptr;               // [T, K] dprobs on their way
   // Used by this rank alone.
-  BFloat16* z = nullptr;            // [rows, 2 I]
+  BFloat16* z = nullptr;            // [rows, z columns]: 2 I, or I where there is no gate
   BFloat16* activation = nullptr;   // [rows, I]
-  BFloat16* dz = nullptr;           // [rows, 2 I]
+  BFloat16* dz = nullptr;           // [rows, z columns]
   const BFloat16* xg = nullptr;     // [rows, H] for dW1
   float* prob_chunks = nullptr;     // [ceil(I / 64), prob_stride] each row's sums of 64 columns
   int64_t prob_stride = 0;          // rows that there is room for
@@ -34,7 +35,7 @@ struct RankBuffers {
   BFloat16* output = nullptr;       // [T, H] y or dx
   float* dprobs = nullptr;          // [T, K], or [T, E]
   bool dense_dprobs = false;
-  std::vector<const BFloat16*> w1, w1_up, w2;  // [El]; w1: the gate rows
+  std::vector<const BFloat16*> w1, w1_up, w2;  // [El]; w1: the gate rows, or all; w1_up: null where there are none
   std::vector<void*> dw1, dw1_up, dw2;         // [El]
 };
 
@@ -45,6 +46,11 @@ struct Call {
         kernels(called_kernels),
         shape(program.request().shape),
         numerics(program.request().numerics),
+        gated(is_gated(numerics.activation)),
+        z_columns(uniep::z_columns(shape, numerics)),
+        activation(called_kernels.activations[static_cast<int>(activation_kind(numerics))]
+                                             [numerics.router_weight == RouterWeight::kInput ? 1 : 0]),
+        activation_parameters(uniep::activation_parameters(numerics)),
         schedule(program.request().schedule),
         layout(signal_layout(program.rank(0))),
         ranks(program.ranks()),
@@ -57,6 +63,10 @@ struct Call {
   const Kernels& kernels;
   LayerShape shape;
   Numerics numerics;
+  bool gated;
+  int64_t z_columns;
+  ActivationRows activation;
+  ActivationParameters activation_parameters;
   Schedule schedule;
   SignalLayout layout;
   uint32_t epoch = 1;

@@ -71,10 +71,15 @@ void bind_workspace(RankBuffers& buffers, const internal::WorkspacePieces& piece
   buffers.output_rows = pieces.output_rows;
 }
 
-void bind_weights(RankBuffers& buffers, const Weights& weights, const LayerShape& shape, int64_t local_experts) {
-  const int64_t bytes = shape.intermediate * shape.hidden * static_cast<int64_t>(sizeof(BFloat16));
-  std::tie(buffers.w1, buffers.w1_up) =
-      half_pointers(weights.w1, weights.w1_experts, weights.w1_up, weights.w1_up_experts, local_experts, bytes);
+void bind_weights(RankBuffers& buffers, const Weights& weights, const LayerConfig& config, int64_t local_experts) {
+  const int64_t bytes = config.shape.intermediate * config.shape.hidden * static_cast<int64_t>(sizeof(BFloat16));
+  if (is_gated(config.numerics.activation)) {
+    std::tie(buffers.w1, buffers.w1_up) =
+        half_pointers(weights.w1, weights.w1_experts, weights.w1_up, weights.w1_up_experts, local_experts, bytes);
+  } else {
+    buffers.w1 = expert_pointers(weights.w1, weights.w1_experts, local_experts, bytes);
+    buffers.w1_up.assign(buffers.w1.size(), nullptr);
+  }
   buffers.w2 = expert_pointers(weights.w2, weights.w2_experts, local_experts, bytes);
 }
 
@@ -82,8 +87,12 @@ void bind_gradients(RankBuffers& buffers, const WeightGradients& gradients, cons
                     int64_t local_experts) {
   const int64_t element = config.numerics.weight_gradient == WeightGradient::kBFloat16 ? 2 : 4;
   const int64_t bytes = config.shape.intermediate * config.shape.hidden * element;
-  std::tie(buffers.dw1, buffers.dw1_up) = half_pointers(gradients.dw1, gradients.dw1_experts, gradients.dw1_up,
-                                                        gradients.dw1_up_experts, local_experts, bytes);
+  if (is_gated(config.numerics.activation)) {
+    std::tie(buffers.dw1, buffers.dw1_up) = half_pointers(gradients.dw1, gradients.dw1_experts, gradients.dw1_up,
+                                                          gradients.dw1_up_experts, local_experts, bytes);
+  } else {
+    buffers.dw1 = expert_pointers(gradients.dw1, gradients.dw1_experts, local_experts, bytes);
+  }
   buffers.dw2 = expert_pointers(gradients.dw2, gradients.dw2_experts, local_experts, bytes);
 }
 
@@ -147,7 +156,7 @@ std::vector<MemoryNeed> CpuEngine::memory_need(const LayerConfig& config, const 
   std::vector<MemoryNeed> needs;
   for (int rank = 0; rank < options_.ranks; ++rank) {
     MemoryNeed need =
-        internal::block_sizes(memory_request(config.shape, schedule, *placement.state(), rank, options), direction);
+        internal::block_sizes(memory_request(config, schedule, *placement.state(), rank, options), direction);
     const int64_t tokens = placement.tokens(rank);
     need.symmetric_bytes =
         tokens * slots_per_token(config.shape, config.numerics) * config.shape.hidden * sizeof(BFloat16) +
@@ -255,7 +264,6 @@ void CpuEngine::finish_call(Call& call, std::vector<TileEvent>* events) {
 }
 
 Saved CpuEngine::forward(const internal::ForwardCall& call) {
-  const LayerShape& shape = call.config.shape;
   const bool keep_xg = call.schedule.save_xg == SaveXg::kKeep;
   const Program program(request(call.config, call.schedule, Direction::kForward, false), call.placement.state());
   const std::unique_ptr<Call> running = begin_call(program);
@@ -268,7 +276,7 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
       memory_need(call.config, call.schedule, Direction::kForward, call.placement, use);
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const ForwardArguments& arguments = call.arguments[rank];
-    const MemoryRequest request = memory_request(shape, call.schedule, *call.placement.state(), rank, use);
+    const MemoryRequest request = memory_request(call.config, call.schedule, *call.placement.state(), rank, use);
     internal::SavedRank& kept = saved->ranks.emplace_back();
     kept.memory = internal::MemoryBlock(arguments.saved_memory, "saved_memory", options_.allocator,
                                         needs[rank].saved_bytes, rank, arguments.stream);
@@ -287,7 +295,7 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
     buffers.z = pieces.z;
     buffers.input[0] = arguments.x;
     buffers.output = arguments.y;
-    bind_weights(buffers, arguments.weights, shape, program.rank(rank).local_experts);
+    bind_weights(buffers, arguments.weights, call.config, program.rank(rank).local_experts);
   }
   finish_call(*running, call.options.events);
   return call.options.keep_saved ? Saved(saved) : Saved();
@@ -295,7 +303,6 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
 
 std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::BackwardCall& call) {
   internal::SavedState& saved = call.saved.state();
-  const LayerShape& shape = call.config.shape;
   const WeightGradientTime time = call.use.weight_gradients;
   const bool keep_xg = call.schedule.save_xg == SaveXg::kKeep;
   ProgramRequest wanted =
@@ -317,7 +324,7 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
       memory_need(call.config, call.schedule, Direction::kBackward, saved.placement, call.use);
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const BackwardArguments& arguments = call.arguments[rank];
-    const MemoryRequest request = memory_request(shape, call.schedule, *saved.placement.state(), rank, call.use);
+    const MemoryRequest request = memory_request(call.config, call.schedule, *saved.placement.state(), rank, call.use);
     workspaces.emplace_back(arguments.workspace_memory, "workspace_memory", options_.allocator,
                             needs[rank].workspace_bytes, rank, arguments.stream);
     internal::MemoryBlock left(arguments.pending_memory, "pending_memory", options_.allocator,
@@ -337,7 +344,7 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
     buffers.output = arguments.dx;
     buffers.dprobs = arguments.dprobs;
     buffers.dense_dprobs = saved.placement.dense(rank);
-    bind_weights(buffers, arguments.weights, shape, program.rank(rank).local_experts);
+    bind_weights(buffers, arguments.weights, call.config, program.rank(rank).local_experts);
     if (wanted.weight_gradients) {
       bind_gradients(buffers, arguments.gradients, call.config, program.rank(rank).local_experts);
     }

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "uniep/bfloat16.h"
+#include "model/activation.h"
 
 // The arithmetic of the CPU engine: one table of kernels an instruction set, chosen at run time. All tables give the
 // same bits; the differences are speed only. A result that is NaN is the quiet NaN 0x7fc00000 (bf16: 0x7fc0), because
@@ -45,6 +45,20 @@ class GemmScratch {
   int64_t count_ = 0;
 };
 
+// The element-wise work between FC1 and FC2, of n columns of a row. Not gated: up and dup are not looked at.
+struct ActivationRows {
+  // a[j] = bf16(activate(gate[j], up[j], prob)). a may be gate or up itself.
+  void (*activate)(const ActivationParameters& parameters, const BFloat16* gate, const BFloat16* up, float prob,
+                   BFloat16* a, int64_t n);
+
+  // The gradient of it for da = d loss / d a: a (recomputed), dgate and dup, rounded to bf16, which may be gate and up
+  // themselves; and chunk_sums[ceil(n / 64)], the fp32 sums of the dprob terms over 64 columns each, the last over what
+  // is left. Inside a chunk four partial sums start at +0, partial q adds columns 8 j + 2 q and then 8 j + 2 q + 1 for
+  // j ascending (missing columns are +0), and join_prob_partials joins them.
+  void (*gradient)(const ActivationParameters& parameters, const BFloat16* gate, const BFloat16* up, float prob,
+                   const float* da, BFloat16* a, BFloat16* dgate, BFloat16* dup, float* chunk_sums, int64_t n);
+};
+
 struct Kernels {
   // c[i * ldc + j] = sum over k of a(i, k) * b(j, k) for i < m, j < n: per element one fp32 chain from +0, k ascending,
   // a fused multiply-add a step. Any m, n, k >= 0; k = 0 gives +0. k_block: the depth that is packed at once (0: the
@@ -55,15 +69,11 @@ struct Kernels {
   // out[j] = bf16(in[j]).
   void (*round_row)(const float* in, BFloat16* out, int64_t n);
 
-  // a[j] = bf16(swiglu(gate[j], up[j], prob)). a may be gate or up itself.
-  void (*swiglu_row)(const BFloat16* gate, const BFloat16* up, float prob, BFloat16* a, int64_t n);
+  // out[j] = bf16(weight * bf16(in[j])).
+  void (*weigh_row)(const float* in, float weight, BFloat16* out, int64_t n);
 
-  // The gradient of swiglu_row for da = d loss / d a: a (recomputed), dgate and dup, rounded to bf16, which may be gate
-  // and up themselves; and chunk_sums[ceil(n / 64)], the fp32 sums of the dprob terms over 64 columns each, the last
-  // over what is left. Inside a chunk four partial sums start at +0, partial q adds columns 8 j + 2 q and then
-  // 8 j + 2 q + 1 for j ascending (missing columns are +0), and join_prob_partials joins them.
-  void (*swiglu_gradient_row)(const BFloat16* gate, const BFloat16* up, float prob, const float* da, BFloat16* a,
-                              BFloat16* dgate, BFloat16* dup, float* chunk_sums, int64_t n);
+  // By kind, and by whether the router's weight multiplies z.
+  ActivationRows activations[kActivationKinds][2];
 
   // y[j] = bf16(sum over i of rows[i][j]): fp32, from +0, i ascending, rounded once. No row may overlap y.
   void (*sum_rows)(const BFloat16* const* rows, int64_t count, BFloat16* y, int64_t n);

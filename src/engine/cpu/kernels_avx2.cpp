@@ -78,9 +78,7 @@ struct Avx2Vector {
 
 }  // namespace
 
-const Kernels kAvx2Kernels = {
-    Gemm<Avx2Vector>::run, round_row, swiglu_row, swiglu_gradient_row, sum_rows, add_row,
-};
+constinit const Kernels kAvx2Kernels = table_of(Gemm<Avx2Vector>::run);
 
 }  // namespace uniep::cpu
 

@@ -87,9 +87,7 @@ struct Avx512Vector {
 
 }  // namespace
 
-const Kernels kAvx512Kernels = {
-    Gemm<Avx512Vector>::run, round_row, swiglu_row, swiglu_gradient_row, sum_rows, add_row,
-};
+constinit const Kernels kAvx512Kernels = table_of(Gemm<Avx512Vector>::run);
 
 }  // namespace uniep::cpu
 

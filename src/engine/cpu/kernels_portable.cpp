@@ -47,8 +47,6 @@ struct PortableVector {
 
 }  // namespace
 
-const Kernels kPortableKernels = {
-    Gemm<PortableVector>::run, round_row, swiglu_row, swiglu_gradient_row, sum_rows, add_row,
-};
+constinit const Kernels kPortableKernels = table_of(Gemm<PortableVector>::run);
 
 }  // namespace uniep::cpu

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "engine/cpu/kernels.h"
-#include "model/elementwise.h"
+#include "model/activation.h"
 
 // The row kernels: plain loops over the scalar functions of elementwise.h, which the compiler vectorises for the
 // instruction set at hand. Internal linkage for the reason that kernels_gemm.h gives.
@@ -59,48 +59,71 @@ void round_row(const float* in, BFloat16* out, int64_t n) {
   }
 }
 
-void swiglu_row(const BFloat16* gate, const BFloat16* up, float prob, BFloat16* a, int64_t n) {
+void weigh_row(const float* in, float weight, BFloat16* out, int64_t n) {
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t count = block_size(n - begin);
-    BFloat16 g[kBlock], u[kBlock], result[kBlock];
-    load_block(gate + begin, count, g);
-    load_block(up + begin, count, u);
-    for (int j = 0; j < kBlock; ++j) result[j] = round_result(swiglu(to_float(g[j]), to_float(u[j]), prob));
-    store_block(result, count, a + begin);
+    float values[kBlock];
+    BFloat16 weighted[kBlock];
+    load_block(in + begin, count, values);
+    for (int j = 0; j < kBlock; ++j) weighted[j] = round_result(mul(weight, to_float(to_bfloat16(values[j]))));
+    store_block(weighted, count, out + begin);
   }
 }
 
-float sum_prob_terms(const float (&da)[kBlock], const float (&unweighted)[kBlock]) {
-  float partial[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (int j = 0; j < kBlock; j += 8) {
-    for (int q = 0; q < 4; ++q) partial[q] = add_prob_term(partial[q], da[j + 2 * q], unweighted[j + 2 * q]);
-    for (int q = 0; q < 4; ++q) partial[q] = add_prob_term(partial[q], da[j + 2 * q + 1], unweighted[j + 2 * q + 1]);
-  }
-  return canonical_nan(join_prob_partials(partial[0], partial[1], partial[2], partial[3]));
-}
+template <ActivationKind kKind, bool kWeighsZ>
+struct RowsOf {
+  using Expert = ExpertActivation<kKind, kWeighsZ>;
 
-void swiglu_gradient_row(const BFloat16* gate, const BFloat16* up, float prob, const float* da, BFloat16* a,
-                         BFloat16* dgate, BFloat16* dup, float* chunk_sums, int64_t n) {
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t count = block_size(n - begin);
-    BFloat16 g[kBlock], u[kBlock], activation[kBlock], gate_gradient[kBlock], up_gradient[kBlock];
-    float incoming[kBlock], unweighted[kBlock];
-    load_block(gate + begin, count, g);
-    load_block(up + begin, count, u);
-    load_block(da + begin, count, incoming);
-    for (int j = 0; j < kBlock; ++j) {
-      const SwigluGradient gradient = swiglu_gradient(to_float(g[j]), to_float(u[j]), prob, incoming[j]);
-      activation[j] = round_result(gradient.activation);
-      gate_gradient[j] = round_result(gradient.gate);
-      up_gradient[j] = round_result(gradient.up);
-      unweighted[j] = gradient.unweighted;
+  static void activate(const ActivationParameters& parameters, const BFloat16* gate, const BFloat16* up, float prob,
+                       BFloat16* a, int64_t n) {
+    const Expert expert(parameters);
+    for (int64_t begin = 0; begin < n; begin += kBlock) {
+      const int64_t count = block_size(n - begin);
+      BFloat16 g[kBlock], u[kBlock] = {}, result[kBlock];
+      load_block(gate + begin, count, g);
+      if constexpr (Expert::kGated) load_block(up + begin, count, u);
+      for (int j = 0; j < kBlock; ++j) result[j] = round_result(expert.activate(to_float(g[j]), to_float(u[j]), prob));
+      store_block(result, count, a + begin);
     }
-    store_block(activation, count, a + begin);
-    store_block(gate_gradient, count, dgate + begin);
-    store_block(up_gradient, count, dup + begin);
-    chunk_sums[begin / kBlock] = sum_prob_terms(incoming, unweighted);
   }
-}
+
+  static void gradient(const ActivationParameters& parameters, const BFloat16* gate, const BFloat16* up, float prob,
+                       const float* da, BFloat16* a, BFloat16* dgate, BFloat16* dup, float* chunk_sums, int64_t n) {
+    const Expert expert(parameters);
+    for (int64_t begin = 0; begin < n; begin += kBlock) {
+      const int64_t count = block_size(n - begin);
+      BFloat16 g[kBlock], u[kBlock] = {}, activation[kBlock], gate_gradient[kBlock], up_gradient[kBlock];
+      float incoming[kBlock], terms[kBlock];
+      load_block(gate + begin, count, g);
+      if constexpr (Expert::kGated) load_block(up + begin, count, u);
+      load_block(da + begin, count, incoming);
+      for (int j = 0; j < kBlock; ++j) {
+        const ActivationGradient own = expert.gradient(to_float(g[j]), to_float(u[j]), prob, incoming[j]);
+        activation[j] = round_result(own.activation);
+        gate_gradient[j] = round_result(own.gate);
+        if constexpr (Expert::kGated) up_gradient[j] = round_result(own.up);
+        terms[j] = own.prob_term;
+      }
+      for (int64_t j = count; j < kBlock; ++j) terms[j] = 0.0f;  // a weight that is infinite makes them NaN
+      store_block(activation, count, a + begin);
+      store_block(gate_gradient, count, dgate + begin);
+      if constexpr (Expert::kGated) store_block(up_gradient, count, dup + begin);
+      chunk_sums[begin / kBlock] = sum_prob_terms(incoming, terms);
+    }
+  }
+
+  static constexpr ActivationRows kRows = {activate, gradient};
+
+ private:
+  static float sum_prob_terms(const float (&da)[kBlock], const float (&terms)[kBlock]) {
+    float partial[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int j = 0; j < kBlock; j += 8) {
+      for (int q = 0; q < 4; ++q) partial[q] = Expert::add_prob(partial[q], da[j + 2 * q], terms[j + 2 * q]);
+      for (int q = 0; q < 4; ++q) partial[q] = Expert::add_prob(partial[q], da[j + 2 * q + 1], terms[j + 2 * q + 1]);
+    }
+    return canonical_nan(join_prob_partials(partial[0], partial[1], partial[2], partial[3]));
+  }
+};
 
 void sum_rows(const BFloat16* const* rows, int64_t count, BFloat16* y, int64_t n) {
   for (int64_t begin = 0; begin < n; begin += kBlock) {
@@ -125,6 +148,22 @@ void add_row(const float* c, float* main_grad, int64_t n) {
     for (int j = 0; j < kBlock; ++j) value[j] = canonical_nan(add(value[j], increment[j]));
     store_block(value, count, main_grad + begin);
   }
+}
+
+// The table of an instruction set, whose gemm is its own.
+constexpr Kernels table_of(decltype(Kernels::gemm) gemm) {
+  Kernels table{gemm, round_row, weigh_row, {}, sum_rows, add_row};
+  const auto add = [&]<ActivationKind kKind>() {
+    table.activations[static_cast<int>(kKind)][0] = RowsOf<kKind, false>::kRows;
+    table.activations[static_cast<int>(kKind)][1] = RowsOf<kKind, true>::kRows;
+  };
+  add.template operator()<ActivationKind::kSwiglu>();
+  add.template operator()<ActivationKind::kGegluTanh>();
+  add.template operator()<ActivationKind::kGegluErf>();
+  add.template operator()<ActivationKind::kRelu2>();
+  add.template operator()<ActivationKind::kSilu>();
+  add.template operator()<ActivationKind::kShapedSwiglu>();
+  return table;
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "engine/cpu/tile_work.h"
-#include "model/elementwise.h"
 
-// The GEMMs over rows, with their epilogues: FC1 + SwiGLU, FC2, dgrad FC2 + dSwiGLU, dgrad FC1.
+// The GEMMs over rows, with their epilogues: FC1 and the activation, FC2, dgrad FC2 and the activation's gradient,
+// dgrad FC1.
 namespace uniep::cpu {
 namespace {
 
@@ -36,28 +36,30 @@ Tile second_tile(const RankProgram& p, const Task& task) {
           std::min<int64_t>(p.second_tile_n, p.chunk_column[chunk + 1] - column)};
 }
 
-// z = W1 xg for the gate columns and the matching up columns; then a = silu(gate) up prob from the rounded z.
+// z = W1 xg for the gate columns and the matching up columns, if any; then a from the rounded z.
 void fc1(Call& call, const RankProgram& p, const Tile& tile, AgentScratch& scratch) {
   const int64_t hidden = call.shape.hidden, intermediate = call.shape.intermediate;
   RankBuffers& own = call.ranks[p.rank];
-  const int64_t width = 2 * tile.columns;
+  const int halves = call.gated ? 2 : 1;
+  const int64_t width = halves * tile.columns;
   scratch.accumulators.resize(tile.height() * width);
   const GemmOperand xg{own.gathered[0] + tile.rows.begin * hidden, hidden, true};
-  const BFloat16* const halves[2] = {own.w1[tile.expert], own.w1_up[tile.expert]};
-  for (int half = 0; half < 2; ++half) {
-    const GemmOperand weights{halves[half] + tile.column * hidden, hidden, true};
+  const BFloat16* const w1[2] = {own.w1[tile.expert], own.w1_up[tile.expert]};
+  for (int half = 0; half < halves; ++half) {
+    const GemmOperand weights{w1[half] + tile.column * hidden, hidden, true};
     call.kernels.gemm(xg, weights, tile.height(), tile.columns, hidden, pipeline_depth(call, GemmStage::kFc1),
                       scratch.accumulators.data() + half * tile.columns, width, scratch.gemm);
   }
+  const bool weighs_output = call.numerics.router_weight == RouterWeight::kOutput;
   for (int64_t i = 0; i < tile.height(); ++i) {
     const int64_t row = tile.rows.begin + i;
-    BFloat16* gate = own.z + row * 2 * intermediate + tile.column;
-    BFloat16* up = gate + intermediate;
+    BFloat16* gate = own.z + row * call.z_columns + tile.column;
+    BFloat16* up = call.gated ? gate + intermediate : nullptr;
     const float* sums = scratch.accumulators.data() + i * width;
     call.kernels.round_row(sums, gate, tile.columns);
-    call.kernels.round_row(sums + tile.columns, up, tile.columns);
-    call.kernels.swiglu_row(gate, up, p.rows[row].prob, own.activation + row * intermediate + tile.column,
-                            tile.columns);
+    if (call.gated) call.kernels.round_row(sums + tile.columns, up, tile.columns);
+    call.activation.activate(call.activation_parameters, gate, up, weighs_output ? 1.0f : p.rows[row].prob,
+                             own.activation + row * intermediate + tile.column, tile.columns);
   }
 }
 
@@ -74,47 +76,54 @@ void dgrad_fc2(Call& call, const RankProgram& p, const Tile& tile, AgentScratch&
   scratch.chunk_sums.resize(chunks);
   for (int64_t i = 0; i < tile.height(); ++i) {
     const int64_t row = tile.rows.begin + i;
-    const BFloat16* gate = own.z + row * 2 * intermediate + tile.column;
-    BFloat16* dgate = own.dz + row * 2 * intermediate + tile.column;
-    call.kernels.swiglu_gradient_row(gate, gate + intermediate, p.rows[row].prob,
-                                     scratch.accumulators.data() + i * tile.columns,
-                                     own.activation + row * intermediate + tile.column, dgate, dgate + intermediate,
-                                     scratch.chunk_sums.data(), tile.columns);
+    const BFloat16* gate = own.z + row * call.z_columns + tile.column;
+    BFloat16* dgate = own.dz + row * call.z_columns + tile.column;
+    call.activation.gradient(call.activation_parameters, gate, call.gated ? gate + intermediate : nullptr,
+                             p.rows[row].prob, scratch.accumulators.data() + i * tile.columns,
+                             own.activation + row * intermediate + tile.column, dgate,
+                             call.gated ? dgate + intermediate : nullptr, scratch.chunk_sums.data(), tile.columns);
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       own.prob_chunks[(first_chunk + chunk) * own.prob_stride + row] = scratch.chunk_sums[chunk];
     }
   }
   if (call.fault == Fault::kSkippedPadding) return;
   for (int64_t row = tile.rows.end; row < tile.rows.padded_end; ++row) {  // both operands of the weight gradients
-    BFloat16* dgate = own.dz + row * 2 * intermediate + tile.column;
+    BFloat16* dgate = own.dz + row * call.z_columns + tile.column;
     std::fill_n(own.activation + row * intermediate + tile.column, tile.columns, BFloat16{0});
     std::fill_n(dgate, tile.columns, BFloat16{0});
-    std::fill_n(dgate + intermediate, tile.columns, BFloat16{0});
+    if (call.gated) std::fill_n(dgate + intermediate, tile.columns, BFloat16{0});
   }
 }
 
-// o = W2 a, or dxg = dz W1; rounded into local rows (staged) or straight into the source rank's slots.
+// o = W2 a, then times the router's weight where that is its place, or dxg = dz W1; rounded into local rows (staged) or
+// straight into the source rank's slots.
 void second_gemm(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch) {
   const int64_t hidden = call.shape.hidden, intermediate = call.shape.intermediate;
   const bool forward = p.direction == Direction::kForward;
   const Tile tile = second_tile(p, task);
   RankBuffers& own = call.ranks[p.rank];
   scratch.accumulators.resize(tile.height() * tile.columns);
-  const int64_t depth = forward ? intermediate : 2 * intermediate;
+  const int64_t depth = forward ? intermediate : call.z_columns;
   const GemmOperand rows{(forward ? own.activation : own.dz) + tile.rows.begin * depth, depth, true};
-  const GemmOperand weights = forward
-                                  ? GemmOperand{own.w2[tile.expert] + tile.column * intermediate, intermediate, true}
-                                  : GemmOperand{own.w1[tile.expert] + tile.column, hidden, false,
-                                                own.w1_up[tile.expert] + tile.column, intermediate};
+  const GemmOperand weights =
+      forward ? GemmOperand{own.w2[tile.expert] + tile.column * intermediate, intermediate, true}
+              : GemmOperand{own.w1[tile.expert] + tile.column, hidden, false,
+                            call.gated ? own.w1_up[tile.expert] + tile.column : nullptr, call.gated ? intermediate : 0};
   call.kernels.gemm(rows, weights, tile.height(), tile.columns, depth,
                     pipeline_depth(call, forward ? GemmStage::kFc2 : GemmStage::kDgradFc1), scratch.accumulators.data(),
                     tile.columns, scratch.gemm);
+  const bool weighs_output = forward && call.numerics.router_weight == RouterWeight::kOutput;
   for (int64_t i = 0; i < tile.height(); ++i) {
     const int64_t row = tile.rows.begin + i;
     const RowSource source = p.rows[row];
+    const float* sums = scratch.accumulators.data() + i * tile.columns;
     BFloat16* out = p.epilogue_combine ? slot_of(call, source.rank, source.token, source.slot, tile.column)
                                        : own.output_rows + row * hidden + tile.column;
-    call.kernels.round_row(scratch.accumulators.data() + i * tile.columns, out, tile.columns);
+    if (weighs_output) {
+      call.kernels.weigh_row(sums, source.prob, out, tile.columns);
+    } else {
+      call.kernels.round_row(sums, out, tile.columns);
+    }
   }
 }
 

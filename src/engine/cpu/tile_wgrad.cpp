@@ -45,7 +45,7 @@ void run_wgrad_tile(Call& call, const RankProgram& p, const Task& task, AgentScr
                     {right + first * grid.columns + column, grid.columns, false}, height, width, depth,
                     static_cast<int64_t>(tile.k) * tile.stages, scratch.accumulators.data(), width, scratch.gemm);
   for (int64_t i = 0; i < height; ++i) {
-    const bool up = !fc2 && row + i >= call.shape.intermediate;
+    const bool up = !fc2 && row + i >= call.shape.intermediate;  // only where there is a gate
     void* const gradient = fc2 ? own.dw2[task.expert] : up ? own.dw1_up[task.expert] : own.dw1[task.expert];
     const int64_t line = row + i - (up ? call.shape.intermediate : 0);
     write_row(call, scratch.accumulators.data() + i * width, gradient, line * grid.columns + column, width);

@@ -16,6 +16,7 @@ LayerKernelConfig layer_config(const LayerKernelOptions& options) {
   gemm.cluster = options.cluster;
   gemm.copy_chunk_bytes = options.copy_chunk_bytes;
   gemm.copy_stages = options.copy_stages;
+  if (options.products != LayerProducts::kSecondGradient) gemm.expert = options.expert;
   gemm.stages = options.stages == 0 ? largest_stages(gemm) : options.stages;
   require_legal(gemm);
   return config;
@@ -45,6 +46,10 @@ std::vector<LayerKernelConfig> default_layer_configs() {
 }
 
 KernelRequest layer_request(const LayerKernelConfig& config) {
+  const ExpertConfig& expert = config.gemm.expert;
+  const auto bits = [](const char* name, uint32_t value) {
+    return std::string(name) + "=" + std::to_string(value) + "u";
+  };
   const auto macro = [](const char* name, int value) { return std::string(name) + "=" + std::to_string(value); };
   return {
       "engine/cuda/device/megakernel.cu",
@@ -53,7 +58,11 @@ KernelRequest layer_request(const LayerKernelConfig& config) {
        macro("UNIEP_STAGES", config.gemm.stages), macro("UNIEP_CLUSTER", config.gemm.cluster),
        macro("UNIEP_COPY_CHUNK_BYTES", config.gemm.copy_chunk_bytes),
        macro("UNIEP_COPY_STAGES", config.gemm.copy_stages), macro("UNIEP_COMBINE", static_cast<int>(config.combine)),
-       macro("UNIEP_ON_SMS", config.on_sms ? 1 : 0), macro("UNIEP_FILLED", static_cast<int>(config.filled))}};
+       macro("UNIEP_ON_SMS", config.on_sms ? 1 : 0), macro("UNIEP_FILLED", static_cast<int>(config.filled)),
+       macro("UNIEP_ACTIVATION", static_cast<int>(expert.activation)), macro("UNIEP_WEIGHS_Z", expert.weighs_z ? 1 : 0),
+       macro("UNIEP_WEIGHS_OUTPUT", expert.weighs_output ? 1 : 0), bits("UNIEP_ALPHA", expert.alpha),
+       bits("UNIEP_GATE_LIMIT", expert.gate_limit), bits("UNIEP_UP_LIMIT", expert.up_limit),
+       bits("UNIEP_UP_OFFSET", expert.up_offset)}};
 }
 
 int b_box_rows(const GemmConfig& config) {

@@ -22,6 +22,7 @@ struct LayerKernelOptions {
   CombineKind combine = CombineKind::kEpilogue;
   bool on_sms = false;
   FilledGradients filled = FilledGradients::kNone;
+  ExpertConfig expert = {};  // dgrad FC1's kernels do not look at it
 };
 
 // Throws uniep::Error (kInvalidArgument) that names the rule that is broken.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "model/activation.h"
 #include "program/kernel_memory.h"
 
 // What a grouped GEMM kernel is compiled for. Shared by the host, which chooses it, and the device code.
@@ -41,6 +42,17 @@ static_assert(registers_are_there(kProducerRegisters, kMathRegisters) &&
                   registers_are_there(kGemmProducerRegisters, kGemmMathRegisters),
               "the math warps would wait for registers that the CTA does not have");
 
+// What the layer's epilogues compute between FC1 and FC2. Parameters as bits, which may be template arguments.
+struct ExpertConfig {
+  ActivationKind activation = ActivationKind::kSwiglu;
+  bool weighs_z = false;       // the router's weight multiplies z,
+  bool weighs_output = false;  // or o: FC1 leaves it out, FC2 has it
+  uint32_t alpha = 0;
+  uint32_t gate_limit = 0;
+  uint32_t up_limit = 0;
+  uint32_t up_offset = 0;
+};
+
 struct GemmConfig {
   Layout layout = Layout::kForward;
   Epilogue epilogue = Epilogue::kBFloat16;
@@ -53,6 +65,7 @@ struct GemmConfig {
   int copy_chunk_bytes = kStandaloneChunkBytes;
   int copy_stages = kStandaloneCopyStages;
   bool in_layer = false;  // the megakernel's: its records, and room for the call
+  ExpertConfig expert = {};
 };
 
 // Each math warp's private staging: a block of 16 x 64 bf16 values, or strips of 16 x 16; dSwiGLU has more.

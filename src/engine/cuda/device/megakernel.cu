@@ -12,12 +12,20 @@
 namespace uniep::cuda {
 
 constexpr auto kProducts = static_cast<LayerProducts>(UNIEP_PRODUCTS);
+constexpr ExpertConfig kExpert{.activation = static_cast<ActivationKind>(UNIEP_ACTIVATION),
+                               .weighs_z = UNIEP_WEIGHS_Z != 0,
+                               .weighs_output = UNIEP_WEIGHS_OUTPUT != 0,
+                               .alpha = UNIEP_ALPHA,
+                               .gate_limit = UNIEP_GATE_LIMIT,
+                               .up_limit = UNIEP_UP_LIMIT,
+                               .up_offset = UNIEP_UP_OFFSET};
 constexpr LayerKernelConfig kLayer{.products = kProducts,
                                    .gemm = layer_gemm(kProducts, {.tile_n = UNIEP_TILE_N,
                                                                   .stages = UNIEP_STAGES,
                                                                   .cluster = UNIEP_CLUSTER,
                                                                   .copy_chunk_bytes = UNIEP_COPY_CHUNK_BYTES,
-                                                                  .copy_stages = UNIEP_COPY_STAGES}),
+                                                                  .copy_stages = UNIEP_COPY_STAGES,
+                                                                  .expert = kExpert}),
                                    .combine = static_cast<CombineKind>(UNIEP_COMBINE),
                                    .on_sms = UNIEP_ON_SMS != 0,
                                    .filled = static_cast<FilledGradients>(UNIEP_FILLED)};

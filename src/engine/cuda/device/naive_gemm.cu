@@ -4,7 +4,7 @@
 #include "engine/cuda/device/gemm_config.h"
 #include "engine/cuda/device/mma/wgmma.h"
 #include "engine/cuda/device/ptx/memory.h"
-#include "model/elementwise.h"
+#include "model/activation.h"
 
 namespace uniep::cuda {
 
@@ -134,7 +134,7 @@ extern "C" __global__ void uniep_naive_swiglu_gradient(NaiveEpilogueArguments ar
     float partial[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int64_t c = 0; c < kProbChunkColumns && chunk + c < width; ++c) {
       const int64_t column = chunk + c;
-      SwigluGradient g{};
+      ActivationGradient g{};
       float da = 0.0f;
       if (exists) {
         const float gate = to_float(args.saved[row * 2 * width + column]);
@@ -146,7 +146,7 @@ extern "C" __global__ void uniep_naive_swiglu_gradient(NaiveEpilogueArguments ar
       args.bf16[row * 2 * width + column] = to_bfloat16(g.gate);
       args.bf16[row * 2 * width + width + column] = to_bfloat16(g.up);
       float& p = partial[c % 8 / 2];
-      p = add_prob_term(p, da, g.unweighted);
+      p = add_prob_term(p, da, g.prob_term);
     }
     dprob = add(dprob, join_prob_partials(partial[0], partial[1], partial[2], partial[3]));
   }

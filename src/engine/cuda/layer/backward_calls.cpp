@@ -173,7 +173,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
     for (std::size_t local = 0; local < streams.size(); ++local) {
       const int rank = first_local_rank() + static_cast<int>(local);
       const internal::MemoryRequest memory =
-          internal::memory_request(call.config.shape, call.schedule, placement, rank, call.use);
+          internal::memory_request(call.config, call.schedule, placement, rank, call.use);
       require_countable_rows(memory.rows, rank, Direction::kBackward);
       const MemoryNeed need = internal::block_sizes(memory, Direction::kBackward);
       const BackwardArguments& own = call.arguments[local];
@@ -199,7 +199,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
     const BackwardArguments& arguments = call.arguments[local];
     RankBinding& binding = bindings[local];
     const internal::MemoryRequest memory =
-        internal::memory_request(call.config.shape, call.schedule, placement, binding.rank, call.use);
+        internal::memory_request(call.config, call.schedule, placement, binding.rank, call.use);
     internal::MemoryBlock& left = operands[local].memory;
     poison(workspaces[local].data(), workspaces[local].size(), ranks_.devices()[local], rank_targets[local].stream);
     poison(left.data(), left.size(), ranks_.devices()[local], rank_targets[local].stream);

@@ -50,6 +50,10 @@ uint32_t fingerprint(const ProgramRequest& request) {
   add(request.workers);
   add(static_cast<int>(request.numerics.activation));
   add(static_cast<int>(request.numerics.router_weight));
+  for (const float value :
+       {request.numerics.alpha, request.numerics.gate_limit, request.numerics.up_limit, request.numerics.up_offset}) {
+    add(bits_of_float(value));
+  }
   add(request.numerics.combine_groups);
   add(request.redispatch ? 1 : 0);
   add(request.weight_gradients ? 1 : 0);
@@ -197,8 +201,8 @@ std::vector<MemoryNeed> CudaEngine::memory_need(const LayerConfig& config, const
   const SymmetricNeed symmetric = symmetric_need(asked, *placement.state(), layout, 0);
   std::vector<MemoryNeed> needs;
   for (int rank = first_local_rank(); rank < first_local_rank() + local_ranks(); ++rank) {
-    MemoryNeed need = internal::block_sizes(
-        internal::memory_request(config.shape, schedule, *placement.state(), rank, options), direction);
+    MemoryNeed need =
+        internal::block_sizes(internal::memory_request(config, schedule, *placement.state(), rank, options), direction);
     need.symmetric_bytes = static_cast<std::size_t>(symmetric.total());
     needs.push_back(need);
   }
@@ -369,8 +373,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
     // Memory first: an allocator may hand it out in the order of a rank's own stream.
     for (std::size_t local = 0; local < streams.size(); ++local) {
       const int rank = first_local_rank() + static_cast<int>(local);
-      const internal::MemoryRequest memory =
-          internal::memory_request(call.config.shape, call.schedule, placement, rank, use);
+      const internal::MemoryRequest memory = internal::memory_request(call.config, call.schedule, placement, rank, use);
       require_countable_rows(memory.rows, rank, Direction::kForward);
       const MemoryNeed need = internal::block_sizes(memory, Direction::kForward);
       const ForwardArguments& own = call.arguments[local];
@@ -396,7 +399,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
     const ForwardArguments& arguments = call.arguments[local];
     RankBinding& binding = bindings[local];
     const internal::MemoryRequest memory =
-        internal::memory_request(call.config.shape, call.schedule, placement, binding.rank, use);
+        internal::memory_request(call.config, call.schedule, placement, binding.rank, use);
     internal::SavedRank& kept = saved->ranks[local];
     poison(kept.memory.data(), kept.memory.size(), ranks_.devices()[local], rank_targets[local].stream);
     poison(workspaces[local].data(), workspaces[local].size(), ranks_.devices()[local], rank_targets[local].stream);

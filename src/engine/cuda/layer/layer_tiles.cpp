@@ -7,6 +7,7 @@
 #include "engine/cuda/device/placement_tables.h"
 #include "engine/cuda/device/rank_call.h"
 #include "engine/cuda/device/signals.h"
+#include "model/activation_choice.h"
 #include "model/row_table.h"
 #include "program/build.h"
 #include "program/buildable.h"
@@ -28,6 +29,21 @@ FilledGradients filled_by(const Numerics& numerics) {
     default:
       return FilledGradients::kAccumulate;
   }
+}
+
+// In backward `output` is as `activation`: da . a is dy . o.
+ExpertConfig expert_config(const Numerics& numerics, Direction direction) {
+  ExpertConfig config;
+  config.activation = activation_kind(numerics);
+  config.weighs_z = numerics.router_weight == RouterWeight::kInput;
+  config.weighs_output = numerics.router_weight == RouterWeight::kOutput && direction == Direction::kForward;
+  if (config.activation != ActivationKind::kShapedSwiglu) return config;
+  const ActivationParameters parameters = activation_parameters(numerics);
+  config.alpha = bits_of_float(parameters.alpha);
+  config.gate_limit = bits_of_float(parameters.gate_limit);
+  config.up_limit = bits_of_float(parameters.up_limit);
+  config.up_offset = bits_of_float(parameters.up_offset);
+  return config;
 }
 
 }  // namespace
@@ -108,6 +124,7 @@ LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numeri
   if (combines && schedule.combine.transport == CombineTransport::kStaged) {
     options.combine = numerics.combine_groups > 0 ? CombineKind::kGroups : CombineKind::kStaged;
   }
+  options.expert = expert_config(numerics, direction);
   options.on_sms = schedule.comm.where == CommWhere::kSms;
   if (stages.wgrad_fc2 || stages.wgrad_fc1) {
     options.filled = filled_by(numerics);

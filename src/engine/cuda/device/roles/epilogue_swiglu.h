@@ -7,16 +7,26 @@ namespace uniep::cuda {
 // A warp's strip of 16 columns of z's two halves and the same columns of a, staged side by side.
 static_assert(3 * kStripBytes <= kStagingBlockBytes, "gate, up and a are staged side by side");
 
-// Stages the rounded z and a = silu(gate) up prob from it.
+template <ExpertConfig kExpert>
+UNIEP_DEVICE auto expert_activation() {
+  return ExpertActivation<kExpert.activation, kExpert.weighs_z>(
+      {float_from_bits(kExpert.alpha), float_from_bits(kExpert.gate_limit), float_from_bits(kExpert.up_limit),
+       float_from_bits(kExpert.up_offset)});
+}
+
+// Stages the rounded z and a from it.
+template <ExpertConfig kExpert>
 UNIEP_DEVICE void stage_swiglu_strip(uint32_t staging, const uint32_t* gate, const uint32_t* up,
                                      const float (&prob)[2]) {
   put_strip(staging, gate[0], gate[1], gate[2], gate[3]);
   put_strip(staging + kStripBytes, up[0], up[1], up[2], up[3]);
+  const auto expert = expert_activation<kExpert>();
   uint32_t a[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    a[i] = pack_bfloat16(swiglu(unpack_low(gate[i]), unpack_low(up[i]), prob[i % 2]),
-                         swiglu(unpack_high(gate[i]), unpack_high(up[i]), prob[i % 2]));
+    const float weight = kExpert.weighs_output ? 1.0f : prob[i % 2];
+    a[i] = pack_bfloat16(expert.activate(unpack_low(gate[i]), unpack_low(up[i]), weight),
+                         expert.activate(unpack_high(gate[i]), unpack_high(up[i]), weight));
   }
   put_strip(staging + 2 * kStripBytes, a[0], a[1], a[2], a[3]);
   __syncwarp();
@@ -63,7 +73,7 @@ class SwigluEpilogue {
 
   UNIEP_DEVICE void step(const WarpTile& /*next*/) {
     if (columns_left_ > 0) {
-      stage_swiglu_strip(staging_, gate_, up_, prob_);
+      stage_swiglu_strip<kConfig.expert>(staging_, gate_, up_, prob_);
       const int32_t lane = static_cast<int32_t>(ptx::lane_index());
       if (lane % 2 * kChunkColumns < columns_left_) {
         write_swiglu_strip(staging_, lane / 2 < rows_, z_ == nullptr ? nullptr : z_ + z_offset_, arguments_.n_extent,

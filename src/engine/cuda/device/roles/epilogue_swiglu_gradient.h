@@ -3,6 +3,7 @@
 #include "engine/cuda/device/ptx/mbarrier.h"
 #include "engine/cuda/device/ptx/tma.h"
 #include "engine/cuda/device/roles/epilogue.h"
+#include "engine/cuda/device/roles/epilogue_swiglu.h"
 #include "engine/cuda/device/roles/last_z.h"
 
 namespace uniep::cuda {
@@ -250,18 +251,19 @@ class SwigluGradientEpilogue {
   template <int kStrip>
   UNIEP_DEVICE void compute_strip(Strip& s) {
     constexpr int kValues = kStrip * kStripRegisters;
+    const auto expert = expert_activation<kConfig.expert>();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float prob = prob_[i % 2];
       const float da_low = da_[kValues + 2 * i];
       const float da_high = da_[kValues + 2 * i + 1];
-      const SwigluGradient low = swiglu_gradient(unpack_low(s.gate[i]), unpack_low(s.up[i]), prob, da_low);
-      const SwigluGradient high = swiglu_gradient(unpack_high(s.gate[i]), unpack_high(s.up[i]), prob, da_high);
+      const ActivationGradient low = expert.gradient(unpack_low(s.gate[i]), unpack_low(s.up[i]), prob, da_low);
+      const ActivationGradient high = expert.gradient(unpack_high(s.gate[i]), unpack_high(s.up[i]), prob, da_high);
       s.a[i] = pack_bfloat16(low.activation, high.activation);
       s.gate[i] = pack_bfloat16(low.gate, high.gate);
       s.up[i] = pack_bfloat16(low.up, high.up);
-      prob_sum_[i % 2] = add_prob_term(prob_sum_[i % 2], da_low, low.unweighted);
-      prob_sum_[i % 2] = add_prob_term(prob_sum_[i % 2], da_high, high.unweighted);
+      prob_sum_[i % 2] = expert.add_prob(prob_sum_[i % 2], da_low, low.prob_term);
+      prob_sum_[i % 2] = expert.add_prob(prob_sum_[i % 2], da_high, high.prob_term);
     }
   }
 

@@ -101,7 +101,7 @@ class LayerEpilogue {
     if (done >= task.columns()) return;
     const int32_t lane = static_cast<int32_t>(ptx::lane_index());
     const float prob[2] = {late().rows[lane / 4].prob, late().rows[lane / 4 + 8].prob};
-    stage_swiglu_strip(staging(), rounded_, rounded_ + 4, prob);
+    stage_swiglu_strip<kLayer.gemm.expert>(staging(), rounded_, rounded_ + 4, prob);
     const int32_t column = done + lane % 2 * kChunkColumns;
     if (column < task.columns()) {
       const RankCall& call = shared_.call;
@@ -145,12 +145,22 @@ class LayerEpilogue {
         const int32_t row = step * 4 + lane / 8;
         BFloat16* const target = target_of(task, row);
         if (target != nullptr) {
-          ptx::store_global_16(target + task.column() + column,
-                               ptx::load_shared_16(block_chunk(staging(), row, lane % 8)));
+          ptx::Vector16 values = ptx::load_shared_16(block_chunk(staging(), row, lane % 8));
+          if constexpr (kLayer.gemm.expert.weighs_output) weigh(values, late().rows[row].prob);
+          ptx::store_global_16(target + task.column() + column, values);
         }
       }
     }
     __syncwarp();
+  }
+
+  // p o from the rounded o, rounded again.
+  UNIEP_DEVICE static void weigh(ptx::Vector16& values, float prob) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t o = values.word[i];
+      values.word[i] = pack_bfloat16(mul(prob, unpack_low(o)), mul(prob, unpack_high(o)));
+    }
   }
 
   LayerStorage<kLayer>& shared_;
