@@ -11,4 +11,5 @@
 #include "uniep/numerics.h"
 #include "uniep/schedule.h"
 #include "uniep/shape.h"
+#include "uniep/verifier.h"
 #include "uniep/version.h"

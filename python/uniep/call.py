@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from uniep import library
+from uniep import library, rerun
 from uniep.engine import Weights
 from uniep.group import Group
 from uniep.layer_stats import watch
@@ -53,7 +53,15 @@ class Call(typing.NamedTuple):
                 Weights.of(w2),
                 keep,
             )
-        return shaped(route.sum_slots(y), x.shape), saved, route
+        total = shaped(route.sum_slots(y), x.shape)
+        verifier = rerun.watcher
+        if verifier is not None:
+            inputs = rows_of(x), rows_of(ids), rows_of(probs)
+            if verifier.due(self, "forward"):
+                verifier.after_forward(self, *inputs, weights, route, rows_of(total))
+            route.verified = inputs if verifier.due(self, "backward") else None
+            route.arrived = None
+        return total, saved, route
 
     def place(self, ids: torch.Tensor, probs: torch.Tensor) -> Route:
         return place_routing(self.group, self.shape, rows_of(ids), rows_of(probs), self.topk, self.capacity)
@@ -72,6 +80,9 @@ class Call(typing.NamedTuple):
 
         Needs x with save="redispatch".
         """
+        verifier = rerun.watcher
+        if verifier is not None and route.verified is not None and verifier.due(self, "backward"):
+            verifier.before_backward(self, dw1, dw2)
         w1, w2 = self.split(weights)
         dprobs = dy.new_empty(route.engine_tokens, dtype=torch.float32)
         rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
@@ -90,7 +101,16 @@ class Call(typing.NamedTuple):
                 Weights.of(dw2),
             )
         # Collective, so whoever needs them.
-        return shaped(route.sum_slots(dx), dy.shape), route.gather_probs(dprobs)
+        total, all_dprobs = shaped(route.sum_slots(dx), dy.shape), route.gather_probs(dprobs)
+        if verifier is not None and route.verified is not None and verifier.due(self, "backward"):
+            given = rows_of(dy), *route.verified[1:]
+            verifier.after_backward(
+                self, route.verified[0], *given, weights, route, rows_of(total), all_dprobs, dw1, dw2
+            )
+        route.verified = None
+        if verifier is not None:
+            route.arrived = None
+        return total, all_dprobs
 
     def split(self, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         count = len(self.w1)
