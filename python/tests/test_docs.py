@@ -13,7 +13,7 @@ from test_distributed import torchrun
 from titan_assets import write_assets
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
-NEEDS = {"pytorch": "torch", "transformers": "transformers"}
+NEEDS = {"pytorch": "torch", "transformers": "transformers", "verifier": "torch"}
 PROGRAMS = [
     pytest.param(
         program,

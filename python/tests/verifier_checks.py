@@ -1,14 +1,20 @@
-"""What test_verifier.py starts with torchrun: wrong ranks are found and named, and no others."""
+"""Wrong ranks are found and named, and no others. distributed_checks.py runs these, too."""
 
 import contextlib
+import json
+import pathlib
+import shutil
+import subprocess
 import sys
+import tempfile
 
 import torch
 import torch.distributed as dist
 
 import uniep
+from conftest import BUILD
 from distributed_checks import run_checks
-from layers import Layer, assert_same, make_dense, make_layer, random_layer, run_moe
+from layers import Layer, assert_same, make_dense, make_layer, random_layer, run_moe, same_bits
 from uniep import rerun, routes
 from uniep.engine import Engine
 
@@ -196,6 +202,39 @@ def check_nan_is_no_wrong_rank(rank: int, ranks: int) -> None:
     with uniep.Verifier(every=1, budget=1) as verifier:
         finding = the_only(step(verifier, layer, rank, ranks))
         assert finding.kind == "not finite" and finding.rank == -1, finding
+
+
+def check_inputs_are_replayed(rank: int, ranks: int) -> None:
+    """By `uniep run`, on one rank and on as many as there were."""
+    if not (BUILD / "uniep").exists():
+        print(f"check_inputs_are_replayed: skipped, {BUILD}/uniep is not built")
+        return
+    layer = make_layer([5 + each for each in range(ranks)], experts=2 * ranks, topk=2, unused=0.2)
+    expected = run_moe(layer, rank, layer.local(rank, ranks))
+    shared = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(shared)
+    folder = pathlib.Path(shared[0])
+    try:
+        with uniep.Verifier(every=1, budget=1, folder=folder) as verifier:
+            assert not step(verifier, layer, rank, ranks)
+            with wrong(Engine, "backward", rank == 0):
+                finding = the_only(step(verifier, layer, rank, ranks))
+        parts = [None] * ranks
+        dist.all_gather_object(parts, expected.dx)
+        if rank == 0:
+            content = pathlib.Path(finding.file).read_bytes()
+            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            line = [f"{BUILD}/uniep", *header["__metadata__"]["replay"].split()[1:]]
+            subprocess.run([*line, "--engine", "cpu", "--out", f"{folder}/out.safetensors", "--json", "-"], check=True)
+            out = (folder / "out.safetensors").read_bytes()
+            begin = 8 + int.from_bytes(out[:8], "little")
+            first, last = json.loads(out[8:begin])["dx"]["data_offsets"]
+            got = torch.frombuffer(bytearray(out[begin + first : begin + last]), dtype=torch.bfloat16)
+            assert same_bits(got, torch.cat(parts).view(-1))
+    finally:
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(folder)
 
 
 def check_turns_and_budget(rank: int, ranks: int) -> None:

@@ -53,14 +53,16 @@ class Call(typing.NamedTuple):
                 Weights.of(w2),
                 keep,
             )
-        total = shaped(route.sum_slots(y), x.shape)
         verifier = rerun.watcher
+        is_due = verifier is not None and verifier.due(self, "forward")
+        route.keeps_arrived = is_due or rerun.running
+        total = shaped(route.sum_slots(y), x.shape)
         if verifier is not None:
             inputs = rows_of(x), rows_of(ids), rows_of(probs)
-            if verifier.due(self, "forward"):
+            if is_due:
                 verifier.after_forward(self, *inputs, weights, route, rows_of(total))
+                route.arrived = None
             route.verified = inputs if verifier.due(self, "backward") else None
-            route.arrived = None
         return total, saved, route
 
     def place(self, ids: torch.Tensor, probs: torch.Tensor) -> Route:
@@ -80,8 +82,9 @@ class Call(typing.NamedTuple):
 
         Needs x with save="redispatch".
         """
-        verifier = rerun.watcher
-        if verifier is not None and route.verified is not None and verifier.due(self, "backward"):
+        verifier, inputs = rerun.watcher, route.verified
+        is_due = verifier is not None and inputs is not None and verifier.due(self, "backward")
+        if verifier is not None and is_due:
             verifier.before_backward(self, dw1, dw2)
         w1, w2 = self.split(weights)
         dprobs = dy.new_empty(route.engine_tokens, dtype=torch.float32)
@@ -101,15 +104,13 @@ class Call(typing.NamedTuple):
                 Weights.of(dw2),
             )
         # Collective, so whoever needs them.
+        route.keeps_arrived = is_due or rerun.running
         total, all_dprobs = shaped(route.sum_slots(dx), dy.shape), route.gather_probs(dprobs)
-        if verifier is not None and route.verified is not None and verifier.due(self, "backward"):
-            given = rows_of(dy), *route.verified[1:]
-            verifier.after_backward(
-                self, route.verified[0], *given, weights, route, rows_of(total), all_dprobs, dw1, dw2
-            )
-        route.verified = None
-        if verifier is not None:
+        if verifier is not None and inputs is not None and is_due:
+            given = inputs[0], rows_of(dy), *inputs[1:]
+            verifier.after_backward(self, *given, weights, route, rows_of(total), all_dprobs, dw1, dw2)
             route.arrived = None
+        route.verified = None
         return total, all_dprobs
 
     def split(self, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import json
+import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
@@ -26,19 +28,19 @@ _ROWS_AT_ONCE = 4096
 _MIX, _GOLDEN = -0x40A7B892E31B1A47, -0x61C8864680B583EB  # splitmix64's, as signed numbers
 
 watcher: Verifier | None = None  # of all calls of this process
-keeps_arrived = False  # routes keep the rows that they sum
+running = False  # a call again
 
 _Function = typing.TypeVar("_Function", bound=Callable[..., typing.Any])
 
 
 @contextlib.contextmanager
 def _without_watcher() -> Iterator[None]:
-    global watcher
-    kept, watcher = watcher, None
+    global watcher, running
+    kept, watcher, running = watcher, None, True
     try:
         yield
     finally:
-        watcher = kept
+        watcher, running = kept, False
 
 
 def unwatched(function: _Function) -> _Function:
@@ -363,19 +365,70 @@ def different_tiles(runs: Sequence[Sums], name: str) -> Iterator[tuple[int, int,
         yield row, tile, typing.cast(tuple[int, int, int], tuple(int(run[name][row, tile]) for run in runs))
 
 
-def write_inputs(noted: Noted, file: str) -> None:
-    """What this process gave to the call, by torch.save: a dictionary of tensors, ids and probs by slot."""
+def write_inputs(noted: Noted, stem: str) -> str:
+    """Writes STEM.safetensors and STEM.npy for `uniep run`, whose command line is in the metadata.
+
+    Collective: each rank writes its part, into a folder that all of them see. Gives the first one's name back.
+    """
+    group, call = noted.call.group, noted.call
+    hidden, intermediate, experts = call.shape
     ids, probs = _slots(noted)
-    first, second = noted.call.split(noted.weights)
-    tensors = {
-        "x": noted.x,
-        "dy": noted.dy,
-        "topk_ids": ids,
-        "probs": probs,
-        "w1": torch.stack([_one_expert(noted.call, first, each, noted.call.apart) for each in range(noted.local)]),
-        "w2": torch.stack([_one_expert(noted.call, second, each, False) for each in range(noted.local)]),
+    counts = peers.gather_objects(group, len(noted.x), "the tokens of ranks") if group.size > 1 else [len(noted.x)]
+    tokens, first = sum(counts), sum(counts[: group.rank])
+    weights = [
+        torch.stack([_one_expert(call, part, each, apart) for each in range(noted.local)])
+        for part, apart in zip(call.split(noted.weights), (call.apart, False), strict=True)
+    ]
+    expert = group.rank * noted.local
+    parts = {"x": ("BF16", [tokens, hidden], first, noted.x)}
+    if noted.dy is not None:
+        parts["dy"] = "BF16", [tokens, hidden], first, noted.dy
+    parts["w1"] = "BF16", [experts, 2 * intermediate, hidden], expert, weights[0]
+    parts["w2"] = "BF16", [experts, hidden, intermediate], expert, weights[1]
+    parts["probs"] = "F32", [tokens, call.topk], first, probs
+    header: dict[str, typing.Any] = {"__metadata__": {"replay": _replay(noted, counts, stem)}}
+    end = 0
+    for name, (dtype, shape, _, _) in parts.items():
+        begin, end = end, end + math.prod(shape) * (2 if dtype == "BF16" else 4)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    numpy = f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({tokens}, {call.topk}), }}".encode()
+    numpy += b" " * (-(len(numpy) + 11) % 64) + b"\n"
+    files = {
+        f"{stem}.safetensors": (len(text).to_bytes(8, "little") + text, end),
+        f"{stem}.npy": (b"\x93NUMPY\x01\x00" + len(numpy).to_bytes(2, "little") + numpy, tokens * call.topk * 4),
     }
-    torch.save(tensors, file)
+    if group.rank == 0:
+        for file, (begin_bytes, size) in files.items():
+            with open(file, "wb") as out:
+                out.write(begin_bytes)
+                out.truncate(len(begin_bytes) + size)
+    if group.size > 1:
+        peers.gather_objects(group, None, "that the file is there")
+    with open(f"{stem}.safetensors", "r+b") as out:
+        for name, (_, _, row, values) in parts.items():
+            out.seek(len(text) + 8 + header[name]["data_offsets"][0] + row * values[:1].nbytes)
+            out.write(_bytes(values))
+    with open(f"{stem}.npy", "r+b") as out:
+        out.seek(len(numpy) + 10 + first * call.topk * 4)
+        out.write(_bytes(ids.int()))
+    if group.size > 1:
+        peers.gather_objects(group, None, "that the file is whole")
+    return f"{stem}.safetensors"
+
+
+def _bytes(values: torch.Tensor) -> bytes:
+    plain = values.contiguous().cpu().view(-1).view(torch.uint8)
+    return ctypes.string_at(plain.data_ptr(), plain.numel())
+
+
+def _replay(noted: Noted, tokens: Sequence[int], stem: str) -> str:
+    hidden, intermediate, experts = noted.call.shape
+    shape = f"--hidden {hidden} --intermediate {intermediate} --experts {experts} --topk {noted.call.topk}"
+    files = f"--routing {stem}.npy --tensors {stem}.safetensors"
+    backward = " --backward" if noted.direction == "backward" else ""
+    return f"uniep run --ranks {len(tokens)} --tokens {','.join(map(str, tokens))} {shape} {files}{backward}"
 
 
 def serial_number(uuid: str) -> str:

@@ -13,7 +13,7 @@ import typing
 import torch
 import torch.distributed as dist
 
-from uniep import library, peers, rerun
+from uniep import library, peers
 from uniep.errors import CapacityError
 
 if typing.TYPE_CHECKING:
@@ -33,10 +33,11 @@ class Route:
     """One routing, placed: ids [T, K], or a map [T, E] of bool, and probs of that shape. The native transport.
 
     Attributes:
-        arrived: while there is a Verifier, the slots (t K + k) and rows of the newest sum; None: not seen.
+        keeps_arrived: `arrived` becomes the slots (t K + k) and rows of the next sum, where this transport sees them.
         verified: x, ids and probs of a call whose backward is checked.
     """
 
+    keeps_arrived = False
     arrived: tuple[torch.Tensor, torch.Tensor] | None = None
     verified: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
@@ -175,7 +176,7 @@ class TorchRoute(Route):
         # Adding -0 changes no value, so unused slots need no select.
         slots = y.new_full((tokens * topk, y.shape[1]), -0.0)
         rows = self._from_owner(y, "the rows of its tokens")
-        self.arrived = (self._order, rows) if rerun.keeps_arrived else None
+        self.arrived = (self._order, rows) if self.keeps_arrived else None
         slots[self._order] = rows
         slots = slots.view(tokens, topk, y.shape[1])
         total = slots[:, 0].float()

@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from uniep import peers, rerun
 from uniep.rerun import Noted, Sums
@@ -44,7 +45,7 @@ class Finding(typing.NamedTuple):
         expert: global; -1: none, as of the sum of a token's slots.
         row, column: of the first wrong tile, a row and 128 columns.
         message: one line that says all of this, with the GPU and its host.
-        file: inputs of this process, by torch.save; or empty.
+        file: the inputs of all ranks, for `uniep run --tensors`; its ids beside it with .npy; or empty.
     """
 
     kind: str
@@ -83,7 +84,9 @@ class Verifier:
         every: steps from one check to the next, at least.
         layers: names of layers that are checked (those of `uniep.stats()`); None: all.
         budget: of the time of all steps that checks may take; 1 or more: no bound. The first check is always made.
-        folder: where each process writes the inputs of a call that was found wrong; None: nowhere.
+        folder: where the inputs of a call that was found wrong are written; all ranks see it. None: nowhere.
+        before_optimizer: step() is called by the first optimizer of torch's that begins a step behind calls of moe(),
+            on all ranks; for frameworks whose training loop is not yours.
         on_finding: called with each Finding on every rank; None: rank 0 of the group logs the message as an error.
 
     Attributes:
@@ -101,6 +104,7 @@ class Verifier:
         budget: float = 0.001,
         folder: str | os.PathLike[str] | None = None,
         on_finding: Callable[[Finding], None] | None = None,
+        before_optimizer: bool = False,
     ) -> None:
         if every < 1:
             raise ValueError(f"every: {every}; must be 1 or more")
@@ -124,13 +128,21 @@ class Verifier:
         self._told: set[typing.Any] = set()
         self._undecided: list[set[int]] = []
         self._begin = time.perf_counter()
-        rerun.watcher, rerun.keeps_arrived = self, True
+        self._called = False
+        self._hook = register_optimizer_step_pre_hook(self._before_optimizer) if before_optimizer else None
+        rerun.watcher = self
 
     def close(self) -> None:
         """Ends it; another one may be made."""
         if rerun.watcher is self:
-            rerun.watcher, rerun.keeps_arrived = None, False
-        self._noted = None
+            rerun.watcher = None
+        if self._hook is not None:
+            self._hook.remove()
+        self._noted = self._hook = None
+
+    def _before_optimizer(self, *_: object) -> None:
+        if self._called:
+            self.step()
 
     def __enter__(self) -> Verifier:
         return self
@@ -149,6 +161,7 @@ class Verifier:
     # What calls of moe() tell.
 
     def due(self, call: Call, direction: str) -> bool:
+        self._called = True
         name = rerun.layer_name(call)
         if self.layers is not None and name not in self.layers:
             return False
@@ -222,6 +235,7 @@ class Verifier:
         Call it while the step's inputs and weights are as they were: before the optimizer's step.
         """
         self.steps += 1
+        self._called = False
         now = time.perf_counter()
         self.step_seconds += now - self._begin
         self._begin = now
@@ -347,8 +361,8 @@ class Verifier:
         finding = finding._replace(message=text + (f"{who}: " if who else "") + finding.message)
         if self.folder is not None and finding.kind not in ("inputs changed", "not finite"):
             name = "".join(letter if letter.isalnum() else "_" for letter in noted.layer)
-            file = os.path.join(self.folder, f"uniep-{name}-{noted.direction}-step{self.steps}-rank{group.rank}.pt")
-            rerun.write_inputs(noted, file)
+            stem = os.path.join(self.folder, f"uniep-{name}-{noted.direction}-step{self.steps}")
+            file = rerun.write_inputs(noted, stem)
             finding = finding._replace(file=file, message=f"{finding.message}; inputs: {file}")
         if self.on_finding is not None:
             self.on_finding(finding)

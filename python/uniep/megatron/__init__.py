@@ -14,6 +14,7 @@ import typing
 
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
+from uniep import rerun
 from uniep.megatron.backend import UniEPBackend
 from uniep.megatron.experts import Experts
 from uniep.megatron.flags import FLAGS, refuse
@@ -21,6 +22,7 @@ from uniep.megatron.layer import STAYS, UniEPMoELayer, without_dispatcher
 from uniep.megatron.metrics import log_stats
 from uniep.megatron.routing import expert_weights
 from uniep.switch import is_disabled
+from uniep.verifier import Verifier
 
 __all__ = [
     "FLAGS",
@@ -36,16 +38,20 @@ __all__ = [
 ]
 
 
-def enable(spec: typing.Any, *, schedule: str | tuple[str, str] = "auto", save: str = "keep") -> typing.Any:
+def enable(
+    spec: typing.Any, *, schedule: str | tuple[str, str] = "auto", save: str = "keep", verify: int = 0
+) -> typing.Any:
     """Replaces MoELayer in the spec of a layer or of a block, in place, and gives it back.
 
     Args:
         spec: a layer's ModuleSpec, or a block's TransformerBlockSubmodules.
         schedule, save: of uniep.moe().
+        verify: check a layer every so many steps, before the optimizer's (uniep.Verifier); 0: never.
 
     Raises:
         ValueError: there is no MoELayer in it.
     """
+    _begin_to_verify(verify)
     options = {"schedule": schedule, "save": save}
     if not sum([_enable_layer(layer, options) for layer in getattr(spec, "layer_specs", None) or [spec]]):
         raise ValueError(
@@ -69,15 +75,24 @@ def _enable_layer(spec: typing.Any, options: dict[str, typing.Any]) -> bool:
     return False
 
 
+def _begin_to_verify(every: int) -> None:
+    if every < 0:
+        raise ValueError(f"verify: {every}; must be 0 (never) or more")
+    if every > 0 and rerun.watcher is None and not is_disabled(STAYS):
+        Verifier(every, before_optimizer=True)
+
+
 _original_init = MoELayer.__init__
 
 
-def patch(*, schedule: str | tuple[str, str] = "auto", save: str = "keep") -> None:
+def patch(*, schedule: str | tuple[str, str] = "auto", save: str = "keep", verify: int = 0) -> None:
     """From now on every MoELayer that is built becomes a UniEPMoELayer, whoever imported the class.
 
     Args:
         schedule, save: of uniep.moe().
+        verify: check a layer every so many steps, before the optimizer's (uniep.Verifier); 0: never.
     """
+    _begin_to_verify(verify)
     options = {"schedule": schedule, "save": save}
 
     @functools.wraps(_original_init)
