@@ -47,10 +47,10 @@ struct VerifierOptions {
   int64_t every = 100;    // steps from one check to the next, at least; 1 or more
   double budget = 0.001;  // of the time of all steps that checks may take, above 0; the first is made anyway; 1 or
                           // more: no bound
-  std::vector<std::string> layers;      // names of those that are checked; empty: all
-  std::string folder;                   // where a finding's inputs are written; empty: nowhere
-  std::vector<std::string> rank_names;  // what messages call a rank, one each; empty: serial number or id, and host
-  uint64_t seed = 1;                    // of the order of layers, experts and Schedules
+  std::vector<std::string> layers{};      // names of those that are checked; empty: all
+  std::string folder{};                   // where a finding's inputs are written; empty: nowhere
+  std::vector<std::string> rank_names{};  // what messages call a rank, one each; empty: serial number or id, and host
+  uint64_t seed = 1;                      // of the order of layers, experts and Schedules
 };
 
 struct VerifierCounts {

@@ -159,16 +159,16 @@ def _input_sums(noted: Noted) -> Sums:
     return sums
 
 
-def changed_inputs(noted: Noted) -> list[tuple[str, int, int, int]]:
-    """(tensor, expert or -1, row, column) of tiles that are not what they were; at most a hundred."""
-    found: list[tuple[str, int, int, int]] = []
+def changed_inputs(noted: Noted) -> list[tuple[str, int, int, int, int]]:
+    """(tensor, expert or -1, row, column, tiles of the tensor) of tiles that changed; at most a hundred."""
+    found: list[tuple[str, int, int, int, int]] = []
     for name, now in _input_sums(noted).items():
         places = (now != noted.read[name]).nonzero()[:100].tolist()
         for row, tile in places:
             expert, line = -1, row
             if name in ("w1", "w2"):
                 expert, line = _expert_of_row(noted, name, row)
-            found.append((name, expert, line, tile * COLUMNS))
+            found.append((name, expert, line, tile * COLUMNS, now.numel()))
     return found[:100]
 
 

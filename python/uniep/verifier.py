@@ -291,11 +291,12 @@ class Verifier:
         runs.append(rerun.run_again(noted, schedules[(self._turn + 1) % len(schedules)], shifts[2]))
         return self._tell(noted, self._judge(noted, runs, shifts, schedules))
 
-    def _inputs_finding(self, noted: Noted, changed: Sequence[list[tuple[str, int, int, int]]]) -> Finding:
+    def _inputs_finding(self, noted: Noted, changed: Sequence[list[tuple[str, int, int, int, int]]]) -> Finding:
         ranks = [rank for rank, places in enumerate(changed) if places]
         places = changed[ranks[0]]
-        tensor, expert, row, column = places[0]
-        alone = len(ranks) == 1 and len(places) <= _FEW_TILES and len({place[:2] for place in places}) == 1
+        tensor, expert, row, column, tiles = places[0]
+        few = len(places) <= min(_FEW_TILES, tiles // 8)
+        alone = few and len(ranks) == 1 and len({place[:2] for place in places}) == 1
         where = f"{tensor}{f' of expert {expert}' if expert >= 0 else ''}, row {row}, columns from {column} on"
         if alone:
             text = f"{where} changed in memory behind the call, where nothing may write"
@@ -376,8 +377,9 @@ def _gathered(group: Group, own: typing.Any) -> list[typing.Any]:
 
 
 def _where(one: _Evidence) -> str:
-    expert = f" of expert {one.expert}" if one.expert >= 0 else f" of rank {one.unit}"
-    return f"{one.tensor}{expert}, row {one.row}, columns from {one.column} on"
+    expert = f" of expert {one.expert}" if one.expert >= 0 else ""
+    row = f"row {one.row}" if one.tensor in ("dw1", "dw2") else f"token {one.row} of rank {one.unit}"
+    return f"{one.tensor}{expert}, {row}, columns from {one.column} on"
 
 
 def _own_name(group: Group) -> str:

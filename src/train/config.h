@@ -39,6 +39,7 @@ struct ParallelConfig {
   int workers = 0;  // compute units of a rank; 0: the engine's choice
   PartialSchedule schedule;
   PartialSchedule schedule_backward;
+  int64_t verify_every = 0;  // steps from one check of a layer to the next; 0: none is checked
 };
 
 // Throws Error(kInvalidArgument) that names the first option that is not legal.

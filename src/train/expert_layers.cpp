@@ -1,5 +1,7 @@
 #include "train/expert_layers.h"
 
+#include <utility>
+
 namespace uniep::train {
 namespace {
 
@@ -31,7 +33,14 @@ ExpertLayers::ExpertLayers(const TrainConfig& config, const ParallelConfig& para
           resolve(parallel.schedule, Direction::kForward, layer_.shape, layer_.numerics, group_.machine())),
       backward_schedule_(
           resolve(parallel.schedule_backward, Direction::kBackward, layer_.shape, layer_.numerics, group_.machine())),
-      saved_(config.model.layers) {}
+      saved_(config.model.layers),
+      routing_of_layer_(config.model.layers) {
+  if (parallel.verify_every == 0) return;
+  VerifierOptions options;
+  options.every = parallel.verify_every;
+  options.budget = 1;
+  verifier_ = std::make_unique<Verifier>(group_, options);
+}
 
 int64_t ExpertLayers::first_token(int rank) const {
   return batch_ * rank / group_.ranks() * sequence_;
@@ -48,6 +57,37 @@ void ExpertLayers::finish(std::vector<RankMemory>& memory) {
   for (RankMemory& of_rank : memory) of_rank.read_results();
 }
 
+bool ExpertLayers::is_verified(int64_t layer, Direction direction) const {
+  return verifier_ != nullptr && verifier_->due(std::to_string(layer), direction);
+}
+
+std::vector<std::string> ExpertLayers::end_step() {
+  std::vector<std::string> messages;
+  if (verifier_ == nullptr) return messages;
+  for (const Finding& finding : verifier_->end_step()) messages.push_back(finding.message);
+  kept_.clear();
+  return messages;
+}
+
+int64_t ExpertLayers::checks() const {
+  if (verifier_ == nullptr) return 0;
+  const VerifierCounts counts = verifier_->counts();
+  return counts.forward_checks + counts.backward_checks;
+}
+
+std::vector<Routing> ExpertLayers::routings(const int32_t* ids, const float* probs,
+                                            std::vector<RankMemory>& memory) const {
+  const int64_t topk = layer_.shape.topk;
+  std::vector<Routing> of_ranks(group_.ranks());
+  for (int rank = 0; rank < group_.ranks(); ++rank) {
+    const int64_t first = first_token(rank), tokens = first_token(rank + 1) - first;
+    of_ranks[rank].tokens = tokens;
+    of_ranks[rank].topk_ids = memory[rank].input(ids + first * topk, tokens * topk);
+    of_ranks[rank].probs = memory[rank].input(probs + first * topk, tokens * topk);
+  }
+  return of_ranks;
+}
+
 uniep::Weights ExpertLayers::rank_weights(int rank, const Weights& weights, RankMemory& memory) const {
   const int64_t elements = rank_weight_elements();
   uniep::Weights own;
@@ -58,29 +98,48 @@ uniep::Weights ExpertLayers::rank_weights(int rank, const Weights& weights, Rank
 
 void ExpertLayers::forward(int64_t layer, const BFloat16* x, const int32_t* ids, const float* probs,
                            const Weights& weights, BFloat16* y) {
-  const int64_t hidden = layer_.shape.hidden, topk = layer_.shape.topk;
+  const int64_t hidden = layer_.shape.hidden;
+  const bool verified = is_verified(layer, Direction::kForward);
+  routing_of_layer_[layer] = {ids, probs};
+  if (verified) {  // the model uses its memory again
+    const int64_t tokens = first_token(group_.ranks()), slots = tokens * layer_.shape.topk;
+    kept_x_.assign(x, x + tokens * hidden);
+    kept_ids_.assign(ids, ids + slots);
+    kept_probs_.assign(probs, probs + slots);
+    x = kept_x_.data();
+    ids = kept_ids_.data();
+    probs = kept_probs_.data();
+  }
   std::vector<RankMemory> memory = rank_memory();
-  std::vector<Routing> routings(group_.ranks());
+  const std::vector<Routing> placed = routings(ids, probs, memory);
   std::vector<ForwardArguments> arguments(group_.ranks());
   for (int rank = 0; rank < group_.ranks(); ++rank) {
     const int64_t first = first_token(rank), tokens = first_token(rank + 1) - first;
     RankMemory& own = memory[rank];
-    routings[rank].tokens = tokens;
-    routings[rank].topk_ids = own.input(ids + first * topk, tokens * topk);
-    routings[rank].probs = own.input(probs + first * topk, tokens * topk);
     arguments[rank].x = own.input(x + first * hidden, tokens * hidden);
     arguments[rank].weights = rank_weights(rank, weights, own);
     arguments[rank].y = own.result(y + first * hidden, tokens * hidden);
   }
   saved_[layer] = Saved();  // gives its memory back first
-  const Placement placement = place(group_, layer_.shape, routings);
+  const Placement placement = place(group_, layer_.shape, placed);
   saved_[layer] = uniep::forward(group_, layer_, forward_schedule_, placement, arguments);
+  if (verifier_ != nullptr) {
+    verifier_->after_forward(std::to_string(layer), layer_, forward_schedule_, placed, arguments, saved_[layer]);
+  }
   finish(memory);
+  if (verified) kept_ = std::move(memory);
 }
 
 void ExpertLayers::backward(int64_t layer, const BFloat16* dy, const BFloat16* x, const Weights& weights, BFloat16* dx,
                             float* dprobs, float* dw1, float* dw2) {
   const int64_t hidden = layer_.shape.hidden, topk = layer_.shape.topk, elements = rank_weight_elements();
+  const bool verified = is_verified(layer, Direction::kBackward);
+  if (verified) {
+    kept_x_.assign(x, x + first_token(group_.ranks()) * hidden);
+    kept_dy_.assign(dy, dy + first_token(group_.ranks()) * hidden);
+    x = kept_x_.data();
+    dy = kept_dy_.data();
+  }
   std::vector<RankMemory> memory = rank_memory();
   std::vector<BackwardArguments> arguments(group_.ranks());
   for (int rank = 0; rank < group_.ranks(); ++rank) {
@@ -95,7 +154,13 @@ void ExpertLayers::backward(int64_t layer, const BFloat16* dy, const BFloat16* x
     arguments[rank].gradients.dw2 = own.result(dw2 + rank * elements, elements);
   }
   uniep::backward(group_, layer_, backward_schedule_, saved_[layer], arguments);
+  if (verifier_ != nullptr) {
+    const auto [ids, probs] = routing_of_layer_[layer];
+    verifier_->after_backward(std::to_string(layer), layer_, backward_schedule_, routings(ids, probs, memory),
+                              arguments);
+  }
   finish(memory);
+  if (verified) kept_ = std::move(memory);
 }
 
 }  // namespace uniep::train

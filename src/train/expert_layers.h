@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "train/config.h"
@@ -28,6 +30,10 @@ class ExpertLayers {
   void backward(int64_t layer, const BFloat16* dy, const BFloat16* x, const Weights& weights, BFloat16* dx,
                 float* dprobs, float* dw1, float* dw2);
 
+  // The end of a step, before the weights change: what a verifier found, in words; nothing without one.
+  std::vector<std::string> end_step();
+  int64_t checks() const;  // of layers, so far
+
   const Group& group() const { return group_; }
   const Schedule& schedule() const { return forward_schedule_; }
   const Schedule& schedule_backward() const { return backward_schedule_; }
@@ -40,6 +46,8 @@ class ExpertLayers {
   uniep::Weights rank_weights(int rank, const Weights& weights, RankMemory& memory) const;
   std::vector<RankMemory> rank_memory() const;
   void finish(std::vector<RankMemory>& memory);
+  bool is_verified(int64_t layer, Direction direction) const;
+  std::vector<Routing> routings(const int32_t* ids, const float* probs, std::vector<RankMemory>& memory) const;
 
   int64_t batch_;
   int64_t sequence_;
@@ -48,6 +56,18 @@ class ExpertLayers {
   Schedule forward_schedule_;
   Schedule backward_schedule_;
   std::vector<Saved> saved_;  // of each layer
+
+  struct RoutingArrays {
+    const int32_t* ids;
+    const float* probs;
+  };
+  std::vector<RoutingArrays> routing_of_layer_;
+  std::unique_ptr<Verifier> verifier_;
+  // Of the call that is checked at the end of the step.
+  std::vector<BFloat16> kept_x_, kept_dy_;
+  std::vector<int32_t> kept_ids_;
+  std::vector<float> kept_probs_;
+  std::vector<RankMemory> kept_;
 };
 
 }  // namespace uniep::train

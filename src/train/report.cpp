@@ -55,6 +55,9 @@ nlohmann::ordered_json to_json(const Report& report, const Trainer& trainer, con
     json["evaluations"].push_back({{"step", evaluation.step}, {"held_out_loss", evaluation.loss}});
   }
   json["weights_checksum"] = checksum_of(trainer);
+  if (trainer.experts().checks() > 0) {
+    json["verify"] = {{"checks", trainer.experts().checks()}, {"findings", trainer.findings()}};
+  }
   json["comparisons"] = nlohmann::ordered_json::array();
   for (const Comparison& comparison : report.comparisons) {
     nlohmann::ordered_json entry = {

@@ -168,12 +168,13 @@ std::optional<Finding> VerifierState::inputs_finding(const NotedCall& call) cons
   const bool alone = std::all_of(changed.begin(), changed.end(), [&](const Place& place) {
     return place.tensor == first.tensor && place.unit == first.unit;
   });
-  if (alone && changed.size() <= kFewTiles) {
+  const std::size_t tiles = call.read.of(first.tensor)[first.unit].sums.size();
+  if (alone && changed.size() <= std::min(kFewTiles, tiles / 8)) {
     Finding finding = finding_of(call, FindingKind::kChangedMemory, &first);
     finding.tiles = static_cast<int64_t>(changed.size());
     const int64_t local = call.inputs.local_experts();
     finding.rank = static_cast<int>(is_by_expert(first.tensor) ? first.unit / local : first.unit);
-    describe(finding, "changed in memory behind the call, where nothing may write");
+    describe(finding, &first, "changed in memory behind the call, where nothing may write");
     return finding;
   }
   Sums now;
@@ -187,9 +188,10 @@ std::optional<Finding> VerifierState::inputs_finding(const NotedCall& call) cons
   const bool replayed = !differences(call.made, now, static_cast<int>(result), static_cast<int>(result) + 1).empty();
   Finding finding = finding_of(call, replayed ? FindingKind::kReplayed : FindingKind::kChangedInputs, &first);
   finding.tiles = static_cast<int64_t>(changed.size());
-  describe(finding, replayed ? "and the results were written behind the call (was a graph replayed, or memory used "
-                               "again?); the call can not be checked"
-                             : "was written behind the call (an optimizer before end_step()?); it can not be checked");
+  describe(finding, &first,
+           replayed ? "and the results were written behind the call (was a graph replayed, or memory used "
+                      "again?); the call can not be checked"
+                    : "was written behind the call (an optimizer before end_step()?); it can not be checked");
   return finding;
 }
 
@@ -224,9 +226,10 @@ std::vector<Finding> VerifierState::check(const NotedCall& call) {
     if (differences(runs[0], runs[1], 0, kFirstInput).empty()) {
       if (not_finite(runs[0]) > 0) {
         finding = finding_of(call, FindingKind::kNotFinite, nullptr);
-        describe(*finding, fmt::format("{} values of the result are NaN or infinite, the same in all runs; no rank is "
-                                       "wrong",
-                                       not_finite(runs[0])));
+        describe(*finding, nullptr,
+                 fmt::format("{} values of the result are NaN or infinite, the same in all runs; no rank is "
+                             "wrong",
+                             not_finite(runs[0])));
       }
     } else {
       // Yet another placement; of two ranks home is the only one.
@@ -283,10 +286,11 @@ std::optional<Finding> VerifierState::judge(const NotedCall& call, std::vector<S
   Finding finding = finding_of(call, FindingKind::kOwnBug, first);
   finding.tiles = found.tiles;
   if (candidates.empty()) {
-    describe(finding, found.evidence.empty() ? "has no two runs that agree; a fault of the library, or of more ranks "
-                                               "than one"
-                                             : "and others are wrong on several ranks; a fault of the library, or of "
-                                               "more ranks than one");
+    describe(finding, first,
+             found.evidence.empty() ? "has no two runs that agree; a fault of the library, or of more ranks "
+                                      "than one"
+                                    : "and others are wrong on several ranks; a fault of the library, or of "
+                                      "more ranks than one");
     return finding;
   }
   if (candidates.size() > 1) {
@@ -303,7 +307,7 @@ std::optional<Finding> VerifierState::judge(const NotedCall& call, std::vector<S
     const auto moved = std::find_if(found.evidence.begin(), found.evidence.end(),
                                     [](const Evidence& evidence) { return evidence.expert >= 0; });
     if (moved != found.evidence.end() && repeats_by_schedule(call, schedules, *moved, candidates[0])) {
-      describe(finding, "is wrong on another rank, too, under the same Schedule; a fault of the library");
+      describe(finding, first, "is wrong on another rank, too, under the same Schedule; a fault of the library");
       return finding;
     }
   }
@@ -316,13 +320,14 @@ std::optional<Finding> VerifierState::judge(const NotedCall& call, std::vector<S
   finding.tiles = found.tiles;
   if (candidates.size() == 1) {
     finding.rank = candidates[0];
-    describe(finding, "is wrong; two other runs agree against it");
+    describe(finding, &named->place, "is wrong; two other runs agree against it");
     return finding;
   }
   finding.kind = FindingKind::kUndecided;
   finding.suspects = candidates;
-  describe(finding, persistent ? "differs by rank; two ranks are too few to say which one is wrong"
-                               : "is wrong; later findings may say which one of them it is");
+  describe(finding, &named->place,
+           persistent ? "differs by rank; two ranks are too few to say which one is wrong"
+                      : "is wrong; later findings may say which one of them it is");
   return finding;
 }
 
@@ -368,13 +373,14 @@ Finding VerifierState::finding_of(const NotedCall& call, FindingKind kind, const
   if (is_by_expert(place->tensor)) finding.expert = place->unit;
   const Sums& sums = static_cast<int>(place->tensor) >= kFirstInput ? call.read : call.made;
   const int64_t tiles = std::max<int64_t>(sums.of(place->tensor)[place->unit].tiles_of_row, 1);
-  finding.row = place->index / tiles;
-  finding.column = place->index % tiles * kVerifiedColumns;
-  if (!is_by_expert(place->tensor)) finding.rank = static_cast<int>(place->unit);  // until the rank is known
+  const bool by_slot =
+      place->tensor == Tensor::kRows || place->tensor == Tensor::kDxRows || place->tensor == Tensor::kDprobs;
+  finding.row = place->index / tiles / (by_slot ? call.inputs.config.shape.topk : 1);
+  finding.column = place->tensor == Tensor::kDprobs ? 0 : place->index % tiles * kVerifiedColumns;
   return finding;
 }
 
-void VerifierState::describe(Finding& finding, const std::string& what) const {
+void VerifierState::describe(Finding& finding, const Place* place, const std::string& what) const {
   const bool by_rank = finding.kind == FindingKind::kWrongRank || finding.kind == FindingKind::kChangedMemory;
   std::string who;
   if (by_rank) who = fmt::format("rank {} ({}): ", finding.rank, names_[finding.rank]);
@@ -384,11 +390,14 @@ void VerifierState::describe(Finding& finding, const std::string& what) const {
     who = fmt::format("one of the ranks {}: ", fmt::join(names, " and "));
   }
   if (!by_rank) finding.rank = -1;
-  const std::string expert = finding.expert >= 0 ? fmt::format(" of expert {}", finding.expert) : "";
-  const std::string tile = finding.kind == FindingKind::kNotFinite
-                               ? ""
-                               : fmt::format("{}{}, row {}, columns from {} on ({} tiles in all) ", finding.tensor,
-                                             expert, finding.row, finding.column, finding.tiles);
+  std::string tile;
+  if (place != nullptr) {
+    const std::string expert = finding.expert >= 0 ? fmt::format(" of expert {}", finding.expert) : "";
+    const std::string row = is_by_expert(place->tensor) ? fmt::format("row {}", finding.row)
+                                                        : fmt::format("token {} of rank {}", finding.row, place->unit);
+    tile = fmt::format("{}{}, {}, columns from {} on ({} tiles in all) ", finding.tensor, expert, row, finding.column,
+                       finding.tiles);
+  }
   finding.message = fmt::format("layer {}, {}, step {}: {}: {}{}{}", finding.layer, direction_name(finding.direction),
                                 counts.steps, finding_name(finding.kind), who, tile, what);
 }

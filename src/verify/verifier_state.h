@@ -76,7 +76,7 @@ class VerifierState {
   bool repeats_by_schedule(const verify::NotedCall& call, const std::vector<std::string>& used,
                            const verify::Evidence& evidence, int moved_shift);
   Finding finding_of(const verify::NotedCall& call, FindingKind kind, const verify::Place* place) const;
-  void describe(Finding& finding, const std::string& what) const;
+  void describe(Finding& finding, const verify::Place* place, const std::string& what) const;
 
   std::vector<std::string> layers_;  // seen so far, of those that are checked
   std::optional<Turn> turn_;         // nothing: the first layer that comes

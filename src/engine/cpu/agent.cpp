@@ -1,13 +1,12 @@
 #include "engine/cpu/agent.h"
 
-#include "engine/cpu/bit_fault.h"
-
 #include <fmt/format.h>
 
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include "engine/cpu/bit_fault.h"
 #include "program/signal_names.h"
 
 namespace uniep::cpu {
