@@ -38,7 +38,7 @@ def test_program(text, scratch):
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 11
+    assert len(PROGRAMS) == 12
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")
