@@ -46,9 +46,11 @@ python: setup
 
 # As many random combinations as one likes: make soak COMBINATIONS=100000 SEED=1
 COMBINATIONS ?= 2000
+CHECKS ?= 10000
 SEED ?= 1
 soak: build
 	UNIEP_TEST_COMBINATIONS=$(COMBINATIONS) UNIEP_TEST_SEED=$(SEED) $(BUILD)/tests/bitwise_test
+	UNIEP_TEST_CHECKS=$(CHECKS) UNIEP_CACHE_DIR= $(BUILD)/tests/verifier_test --gtest_filter='Verifier.HasNoFalseAlarm*'
 
 tsan:
 	scripts/sanitize.sh thread

@@ -146,6 +146,18 @@ TEST_F(TrainCommand, ChecksumsAreThoseOfOneRank) {
   EXPECT_NE(two["weights_checksum"], run_json({"--seed", "2"})["weights_checksum"]);
 }
 
+TEST_F(TrainCommand, VerifyingChangesNoLoss) {
+  const json with = run_json({"--verify", "1", "--evaluate-every", "2"}), without = run_json({"--evaluate-every", "2"});
+  EXPECT_EQ(with["verify"]["checks"], 4);
+  EXPECT_TRUE(with["verify"]["findings"].empty());
+  EXPECT_FALSE(without.contains("verify"));
+  EXPECT_EQ(with["weights_checksum"], without["weights_checksum"]);
+  for (std::size_t step = 0; step < with["steps"].size(); ++step) {
+    EXPECT_EQ(with["steps"][step]["loss"], without["steps"][step]["loss"]);
+  }
+  refused("--verify: '-1'", {"--verify", "-1"});
+}
+
 TEST_F(TrainCommand, DevicesNeedTheirEngine) {
   refused("--devices", {"--devices", "0"});
   refused("--engine", {"--engine", "gpu"});

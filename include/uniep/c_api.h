@@ -444,6 +444,71 @@ UNIEP_API uniep_status uniep_trace_begin(uniep_group* group);
  * trace`. Nothing is kept any more, also where the file can not be written (UNIEP_IO). */
 UNIEP_API uniep_status uniep_trace_end(uniep_group* group, const char* path);
 
+/* ---- Verifier: a GPU that computes wrongly is found (uniep/verifier.h). Groups with all ranks in this process ---- */
+
+typedef struct uniep_verifier uniep_verifier;
+
+typedef struct uniep_verifier_options {
+  size_t size;
+  int64_t every;             /* steps from one check to the next, at least; 0: 100 */
+  double budget;             /* of the time of all steps that checks may take; 0: 0.001; 1 or more: no bound */
+  const char* folder;        /* where a finding's inputs are written; NULL: nowhere */
+  uint64_t seed;             /* of the order of experts and Schedules; 0: 1 */
+  const char* const* layers; /* names of those that are checked; NULL: all */
+  int32_t layer_count;
+} uniep_verifier_options;
+
+/* The values of uniep::FindingKind. */
+enum {
+  UNIEP_FINDING_WRONG_RANK = 0,
+  UNIEP_FINDING_UNDECIDED = 1,
+  UNIEP_FINDING_CHANGED_MEMORY = 2,
+  UNIEP_FINDING_CHANGED_INPUTS = 3,
+  UNIEP_FINDING_REPLAYED = 4,
+  UNIEP_FINDING_NOT_FINITE = 5,
+  UNIEP_FINDING_OWN_BUG = 6
+};
+
+/* Texts are valid until the next uniep_verifier_end_step(). */
+typedef struct uniep_finding {
+  size_t size;
+  int32_t kind;      /* UNIEP_FINDING_... */
+  int32_t direction; /* UNIEP_FORWARD, UNIEP_BACKWARD */
+  int32_t rank;      /* -1: none, or not known */
+  int64_t expert;    /* global; -1: none */
+  int64_t row, column, tiles;
+  const char* layer;
+  const char* tensor;
+  const char* file;    /* "": none */
+  const char* message; /* one line that says all of this */
+} uniep_finding;
+
+/* `options` may be NULL: the defaults. The verifier keeps the group. */
+UNIEP_API uniep_status uniep_verifier_create(uniep_group* group, const uniep_verifier_options* options,
+                                             uniep_verifier** verifier);
+/* NULL is nothing to destroy. */
+UNIEP_API void uniep_verifier_destroy(uniep_verifier* verifier);
+/* Directly behind uniep_forward(), with what it was given; `saved` may be NULL. Where the call is the one to check, the
+ * arrays stay as they are until uniep_verifier_end_step(). */
+UNIEP_API uniep_status uniep_verifier_after_forward(uniep_verifier* verifier, const char* layer,
+                                                    const uniep_layer_config* config, const char* schedule,
+                                                    const uniep_routing* routings,
+                                                    const uniep_forward_arguments* arguments, int32_t count,
+                                                    const uniep_saved* saved);
+/* Before uniep_backward() with UNIEP_WEIGHT_GRADIENT_MAIN_GRAD. */
+UNIEP_API uniep_status uniep_verifier_before_backward(uniep_verifier* verifier, const char* layer,
+                                                      const uniep_layer_config* config,
+                                                      const uniep_backward_arguments* arguments, int32_t count);
+/* Directly behind uniep_backward(); x has to be there. */
+UNIEP_API uniep_status uniep_verifier_after_backward(uniep_verifier* verifier, const char* layer,
+                                                     const uniep_layer_config* config, const char* schedule,
+                                                     const uniep_routing* routings,
+                                                     const uniep_backward_arguments* arguments, int32_t count);
+/* Ends a step, and makes the check that is due. *findings: how many there are. */
+UNIEP_API uniep_status uniep_verifier_end_step(uniep_verifier* verifier, int32_t* findings);
+/* Of the latest step: index 0 to findings - 1. */
+UNIEP_API uniep_status uniep_verifier_finding(const uniep_verifier* verifier, int32_t index, uniep_finding* finding);
+
 #ifdef __cplusplus
 }
 #endif

@@ -12,4 +12,5 @@
 #include "uniep/schedule.h"
 #include "uniep/shape.h"
 #include "uniep/tuner.h"
+#include "uniep/verifier.h"
 #include "uniep/version.h"

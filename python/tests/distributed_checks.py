@@ -339,4 +339,6 @@ def run_checks(names: dict, set_up=lambda: None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(globals()))
+    import verifier_checks  # which imports this file
+
+    sys.exit(run_checks(globals() | vars(verifier_checks)))

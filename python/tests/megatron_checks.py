@@ -26,6 +26,7 @@ from megatron_layers import (
     run_layer,
     spec,
 )
+from uniep import rerun
 from uniep.megatron.experts import Experts
 
 
@@ -85,6 +86,40 @@ def check_patch(rank, ranks):
     for name, value in run_layer(layer).items():
         assert same_bits(value, expected[name]), name
     assert not isinstance(moe_layer(False), uniep.megatron.UniEPMoELayer)
+
+
+def check_one_flag_verifies(rank, ranks):
+    """Before an optimizer's first step behind the layers, and with the same results."""
+
+    def weights_after_steps():
+        layer = moe_layer(False)
+        layer.set_layer_number(7)
+        optimizers = [torch.optim.SGD(part, lr=0.1) for part in ([*layer.experts.parameters()], [layer.router.weight])]
+        for _ in range(3):
+            run_layer(layer)
+            for optimizer in optimizers:
+                optimizer.step()
+        return [weight.detach().clone() for weight in layer.parameters()]
+
+    results = []
+    for verify in (0, 1):
+        uniep.megatron.patch(verify=verify)
+        if verify:
+            rerun.watcher.budget = 1
+        try:
+            results.append(weights_after_steps())
+            verifier = rerun.watcher
+            assert (verifier is not None) is bool(verify)
+        finally:
+            uniep.megatron.unpatch()
+    try:
+        assert (verifier.steps, verifier.checks, verifier.findings) == (3, 3, 0)
+        assert verifier._seen == ["layer 7"]
+    finally:
+        verifier.close()
+    for one, other in zip(*results, strict=True):
+        assert same_bits(one, other)
+    expect_error(ValueError, "verify: -1", lambda: uniep.megatron.patch(verify=-1))
 
 
 def check_uniep_disable_gives_megatrons_layer(rank, ranks):

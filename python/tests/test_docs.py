@@ -13,7 +13,7 @@ from test_distributed import torchrun
 from titan_assets import write_assets
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
-NEEDS = {"pytorch": "torch", "transformers": "transformers"}
+NEEDS = {"pytorch": "torch", "transformers": "transformers", "verifier": "torch"}
 PROGRAMS = [
     pytest.param(
         program,
@@ -38,7 +38,7 @@ def test_program(text, scratch):
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 11
+    assert len(PROGRAMS) == 12
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")

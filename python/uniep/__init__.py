@@ -20,6 +20,7 @@ if typing.TYPE_CHECKING:
     from uniep.show import show_config
     from uniep.tracing import trace
     from uniep.tuning import autotune
+    from uniep.verifier import Finding, Verifier
 
 __version__ = "0.1.0"
 
@@ -27,10 +28,12 @@ __all__ = [
     "CapacityError",
     "DeviceError",
     "Experts",
+    "Finding",
     "Group",
     "MoELayer",
     "Plan",
     "Unsupported",
+    "Verifier",
     "abort",
     "autotune",
     "combine",
@@ -45,9 +48,11 @@ __all__ = [
 
 _MODULE_OF_NAME = {
     "Experts": "modules",
+    "Finding": "verifier",
     "Group": "group",
     "MoELayer": "modules",
     "Plan": "exchange",
+    "Verifier": "verifier",
     "abort": "group",
     "autotune": "tuning",
     "combine": "exchange",

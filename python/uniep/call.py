@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from uniep import library
+from uniep import library, rerun
 from uniep.engine import Weights
 from uniep.group import Group
 from uniep.layer_stats import watch
@@ -55,7 +55,17 @@ class Call(typing.NamedTuple):
                 Weights.of(w2),
                 keep,
             )
-        return shaped(route.sum_slots(y), x.shape), saved, route
+        verifier = rerun.watcher
+        is_due = verifier is not None and verifier.due(self, "forward")
+        route.keeps_arrived = is_due or rerun.running
+        total = shaped(route.sum_slots(y), x.shape)
+        if verifier is not None:
+            inputs = rows_of(x), rows_of(ids), rows_of(probs)
+            if is_due:
+                verifier.after_forward(self, *inputs, weights, route, rows_of(total))
+                route.arrived = None
+            route.verified = inputs if verifier.due(self, "backward") else None
+        return total, saved, route
 
     def place(self, ids: torch.Tensor, probs: torch.Tensor) -> Route:
         return place_routing(self.group, self.shape, rows_of(ids), rows_of(probs), self.topk, self.capacity)
@@ -74,6 +84,10 @@ class Call(typing.NamedTuple):
 
         Needs x with save="redispatch".
         """
+        verifier, inputs = rerun.watcher, route.verified
+        is_due = verifier is not None and inputs is not None and verifier.due(self, "backward")
+        if verifier is not None and is_due:
+            verifier.before_backward(self, dw1, dw2)
         w1, w2 = self.split(weights)
         dprobs = dy.new_empty(route.engine_tokens, dtype=torch.float32)
         rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
@@ -92,7 +106,14 @@ class Call(typing.NamedTuple):
                 Weights.of(dw2),
             )
         # Collective, so whoever needs them.
-        return shaped(route.sum_slots(dx), dy.shape), route.gather_probs(dprobs)
+        route.keeps_arrived = is_due or rerun.running
+        total, all_dprobs = shaped(route.sum_slots(dx), dy.shape), route.gather_probs(dprobs)
+        if verifier is not None and inputs is not None and is_due:
+            given = inputs[0], rows_of(dy), *inputs[1:]
+            verifier.after_backward(self, *given, weights, route, rows_of(total), all_dprobs, dw1, dw2)
+            route.arrived = None
+        route.verified = None
+        return total, all_dprobs
 
     def split(self, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         count = len(self.w1)

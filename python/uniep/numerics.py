@@ -8,6 +8,7 @@ import typing
 
 from uniep import library
 
+_ACTIVATIONS = ("swiglu", "geglu_tanh", "geglu_erf", "relu2", "silu")  # UNIEP_ACTIVATION_...
 NOT_GATED = ("relu2", "silu")
 _ROUTER_WEIGHTS = ("activation", "output", "input")
 
@@ -21,6 +22,20 @@ class Numerics(typing.NamedTuple):
     gate_limit: float = 0.0
     up_limit: float = 0.0
     up_offset: float = 0.0
+
+    @property
+    def gated(self) -> bool:
+        return _ACTIVATIONS[self.activation] not in NOT_GATED
+
+    def options(self) -> str:
+        """Those of `uniep run`, each with a blank before it, where they are not its own."""
+        text = _ACTIVATIONS[self.activation]
+        if self.alpha not in (0, 1) or self.gate_limit or self.up_limit or self.up_offset:
+            names = ("alpha", "gate_limit", "up_limit", "up_offset")
+            text += ":" + ",".join(f"{name}={getattr(self, name)!r}" for name in names)
+        activation = "" if text == _ACTIVATIONS[0] else f" --activation {text}"
+        weight = _ROUTER_WEIGHTS[self.router_weight]
+        return activation + ("" if weight == _ROUTER_WEIGHTS[0] else f" --router-weight {weight}")
 
 
 PLAIN = Numerics()  # SwiGLU, weighted before w2

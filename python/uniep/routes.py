@@ -31,7 +31,16 @@ _FAULTS = {
 
 
 class Route:
-    """One routing, placed: ids [T, K], or a map [T, E] of bool, and probs of that shape. The native transport."""
+    """One routing, placed: ids [T, K], or a map [T, E] of bool, and probs of that shape. The native transport.
+
+    Attributes:
+        keeps_arrived: `arrived` becomes the slots (t K + k) and rows of the next sum, where this transport sees them.
+        verified: x, ids and probs of a call whose backward is checked.
+    """
+
+    keeps_arrived = False
+    arrived: tuple[torch.Tensor, torch.Tensor] | None = None
+    verified: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
     def __init__(
         self,
@@ -167,7 +176,9 @@ class TorchRoute(Route):
         tokens, topk = self._shape
         # Adding -0 changes no value, so unused slots need no select.
         slots = y.new_full((tokens * topk, y.shape[1]), -0.0)
-        slots[self._order] = self._from_owner(y, "the rows of its tokens")
+        rows = self._from_owner(y, "the rows of its tokens")
+        self.arrived = (self._order, rows) if self.keeps_arrived else None
+        slots[self._order] = rows
         slots = slots.view(tokens, topk, y.shape[1])
         total = slots[:, 0].float()
         for slot in range(1, topk):

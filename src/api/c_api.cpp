@@ -8,6 +8,7 @@
 #include <span>
 
 #include "api/c_arguments.h"
+#include "api/c_handles.h"
 #include "api/c_schedules.h"
 #include "api/c_struct.h"
 #include "api/recording.h"
@@ -586,3 +587,17 @@ uniep_status uniep_trace_end(uniep_group* group, const char* path) {
     api::write_recording(ended, path);
   });
 }
+
+namespace uniep {
+
+std::shared_ptr<Group> group_of(const uniep_group& handle) {
+  return {handle.state, &handle.state->group};
+}
+const Saved& saved_of(const uniep_saved& handle) {
+  return handle.saved;
+}
+uniep_status guarded_call(const std::function<void()>& call) noexcept {
+  return guarded(call);
+}
+
+}  // namespace uniep

@@ -48,6 +48,10 @@ template <>
 inline constexpr std::size_t kFirstSize<uniep_dispatch_arguments> = 40;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_combine_arguments> = 48;
+template <>
+inline constexpr std::size_t kFirstSize<uniep_verifier_options> = 56;
+template <>
+inline constexpr std::size_t kFirstSize<uniep_finding> = 88;
 
 template <typename Pointer>
 void require_pointer(Pointer pointer, const char* name) {

@@ -155,6 +155,9 @@ class Engine {
                                               const Placement& placement, const MemoryOptions& options) const = 0;
   virtual std::shared_ptr<SymmetricBlock> allocate_symmetric(std::size_t bytes) = 0;
   virtual std::shared_ptr<SymmetricBlock> register_symmetric(std::span<void* const> memory, std::size_t bytes) = 0;
+  // Where the rows of a local rank's slots arrived in the call that just ended, [T, K or G, H], as they were summed;
+  // null where the engine does not tell.
+  virtual const BFloat16* arrived_rows(int /*rank*/) const { return nullptr; }
   virtual void synchronize() = 0;
   virtual void throw_failures() = 0;               // of calls so far, as far as they are known
   virtual GroupMemory memory(int rank) const = 0;  // of a local rank

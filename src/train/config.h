@@ -56,6 +56,7 @@ struct ParallelConfig {
   PartialSchedule schedule;
   PartialSchedule schedule_backward;
   TuneConfig tune;
+  int64_t verify_every = 0;  // steps from one check of a layer to the next; 0: none is checked
 };
 
 // Throws Error(kInvalidArgument) that names the first option that is not legal.

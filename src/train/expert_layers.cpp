@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iostream>
+#include <utility>
 
 namespace uniep::train {
 namespace {
@@ -36,8 +37,17 @@ ExpertLayers::ExpertLayers(const TrainConfig& config, const ParallelConfig& para
           resolve(parallel.schedule, Direction::kForward, layer_.shape, layer_.numerics, group_.machine())),
       backward_schedule_(
           resolve(parallel.schedule_backward, Direction::kBackward, layer_.shape, layer_.numerics, group_.machine())),
-      saved_(config.model.layers) {
+      saved_(config.model.layers),
+      routing_of_layer_(config.model.layers) {
   if (parallel.tune.online) start_tuner(parallel);
+  if (parallel.verify_every > 0) start_verifier(parallel.verify_every);
+}
+
+void ExpertLayers::start_verifier(int64_t every) {
+  VerifierOptions options;
+  options.every = every;
+  options.budget = 1;
+  verifier_ = std::make_unique<Verifier>(group_, options);
 }
 
 void ExpertLayers::start_tuner(const ParallelConfig& parallel) {
@@ -68,10 +78,6 @@ void ExpertLayers::start_tuner(const ParallelConfig& parallel) {
 void ExpertLayers::begin_step() {
   layer_milliseconds_ = 0;
   if (tuner_ && tuner_->wants_round()) tuner_->begin_round();
-}
-
-void ExpertLayers::end_step() {
-  if (tuner_) tuner_->step();
 }
 
 template <typename Call>
@@ -121,6 +127,38 @@ void ExpertLayers::finish(std::vector<RankMemory>& memory) {
   for (RankMemory& of_rank : memory) of_rank.read_results();
 }
 
+bool ExpertLayers::is_verified(int64_t layer, Direction direction) const {
+  return verifier_ != nullptr && verifier_->due(std::to_string(layer), direction);
+}
+
+std::vector<std::string> ExpertLayers::end_step() {
+  if (tuner_) tuner_->step();
+  std::vector<std::string> messages;
+  if (verifier_ == nullptr) return messages;
+  for (const Finding& finding : verifier_->end_step()) messages.push_back(finding.message);
+  kept_.clear();
+  return messages;
+}
+
+int64_t ExpertLayers::checks() const {
+  if (verifier_ == nullptr) return 0;
+  const VerifierCounts counts = verifier_->counts();
+  return counts.forward_checks + counts.backward_checks;
+}
+
+std::vector<Routing> ExpertLayers::routings(const int32_t* ids, const float* probs,
+                                            std::vector<RankMemory>& memory) const {
+  const int64_t topk = layer_.shape.topk;
+  std::vector<Routing> of_ranks(group_.ranks());
+  for (int rank = 0; rank < group_.ranks(); ++rank) {
+    const int64_t first = first_token(rank), tokens = first_token(rank + 1) - first;
+    of_ranks[rank].tokens = tokens;
+    of_ranks[rank].topk_ids = memory[rank].input(ids + first * topk, tokens * topk);
+    of_ranks[rank].probs = memory[rank].input(probs + first * topk, tokens * topk);
+  }
+  return of_ranks;
+}
+
 uniep::Weights ExpertLayers::rank_weights(int rank, const Weights& weights, RankMemory& memory) const {
   const int64_t elements = rank_weight_elements();
   uniep::Weights own;
@@ -131,31 +169,51 @@ uniep::Weights ExpertLayers::rank_weights(int rank, const Weights& weights, Rank
 
 void ExpertLayers::forward(int64_t layer, const BFloat16* x, const int32_t* ids, const float* probs,
                            const Weights& weights, BFloat16* y) {
-  const int64_t hidden = layer_.shape.hidden, topk = layer_.shape.topk;
+  const int64_t hidden = layer_.shape.hidden;
+  const bool verified = is_verified(layer, Direction::kForward);
+  routing_of_layer_[layer] = {ids, probs};
+  if (verified) {  // the model uses its memory again
+    const int64_t tokens = first_token(group_.ranks()), slots = tokens * layer_.shape.topk;
+    kept_x_.assign(x, x + tokens * hidden);
+    kept_ids_.assign(ids, ids + slots);
+    kept_probs_.assign(probs, probs + slots);
+    x = kept_x_.data();
+    ids = kept_ids_.data();
+    probs = kept_probs_.data();
+  }
   std::vector<RankMemory> memory = rank_memory();
-  std::vector<Routing> routings(group_.ranks());
+  const std::vector<Routing> placed = routings(ids, probs, memory);
   std::vector<ForwardArguments> arguments(group_.ranks());
   for (int rank = 0; rank < group_.ranks(); ++rank) {
     const int64_t first = first_token(rank), tokens = first_token(rank + 1) - first;
     RankMemory& own = memory[rank];
-    routings[rank].tokens = tokens;
-    routings[rank].topk_ids = own.input(ids + first * topk, tokens * topk);
-    routings[rank].probs = own.input(probs + first * topk, tokens * topk);
     arguments[rank].x = own.input(x + first * hidden, tokens * hidden);
     arguments[rank].weights = rank_weights(rank, weights, own);
     arguments[rank].y = own.result(y + first * hidden, tokens * hidden);
   }
   saved_[layer] = Saved();  // gives its memory back first
-  const Placement placement = place(group_, layer_.shape, routings);
+  const Placement placement = place(group_, layer_.shape, placed);
+  const Schedule used = schedule();
   timed(Direction::kForward, placement, [&](const Schedule& schedule) {
     saved_[layer] = uniep::forward(group_, layer_, schedule, placement, arguments);
   });
+  if (verifier_ != nullptr) {
+    verifier_->after_forward(std::to_string(layer), layer_, used, placed, arguments, saved_[layer]);
+  }
   finish(memory);
+  if (verified) kept_ = std::move(memory);
 }
 
 void ExpertLayers::backward(int64_t layer, const BFloat16* dy, const BFloat16* x, const Weights& weights, BFloat16* dx,
                             float* dprobs, float* dw1, float* dw2) {
   const int64_t hidden = layer_.shape.hidden, topk = layer_.shape.topk, elements = rank_weight_elements();
+  const bool verified = is_verified(layer, Direction::kBackward);
+  if (verified) {
+    kept_x_.assign(x, x + first_token(group_.ranks()) * hidden);
+    kept_dy_.assign(dy, dy + first_token(group_.ranks()) * hidden);
+    x = kept_x_.data();
+    dy = kept_dy_.data();
+  }
   std::vector<RankMemory> memory = rank_memory();
   std::vector<BackwardArguments> arguments(group_.ranks());
   for (int rank = 0; rank < group_.ranks(); ++rank) {
@@ -169,9 +227,15 @@ void ExpertLayers::backward(int64_t layer, const BFloat16* dy, const BFloat16* x
     arguments[rank].gradients.dw1 = own.result(dw1 + rank * rank_w1_elements(), rank_w1_elements());
     arguments[rank].gradients.dw2 = own.result(dw2 + rank * elements, elements);
   }
+  const Schedule used = schedule_backward();
   timed(Direction::kBackward, saved_[layer].placement(),
         [&](const Schedule& schedule) { uniep::backward(group_, layer_, schedule, saved_[layer], arguments); });
+  if (verifier_ != nullptr) {
+    const auto [ids, probs] = routing_of_layer_[layer];
+    verifier_->after_backward(std::to_string(layer), layer_, used, routings(ids, probs, memory), arguments);
+  }
   finish(memory);
+  if (verified) kept_ = std::move(memory);
 }
 
 }  // namespace uniep::train

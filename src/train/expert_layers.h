@@ -31,9 +31,10 @@ class ExpertLayers {
   void backward(int64_t layer, const BFloat16* dy, const BFloat16* x, const Weights& weights, BFloat16* dx,
                 float* dprobs, float* dw1, float* dw2);
 
-  // Around each step of the training.
+  // Around each step of the training, before the weights change: what a verifier found, in words; nothing without one.
   void begin_step();
-  void end_step();
+  std::vector<std::string> end_step();
+  int64_t checks() const;  // of layers, so far
 
   const Group& group() const { return group_; }
   // What runs now; without tuning what was asked for, all the time.
@@ -55,9 +56,12 @@ class ExpertLayers {
   std::vector<RankMemory> rank_memory() const;
   void finish(std::vector<RankMemory>& memory);
   void start_tuner(const ParallelConfig& parallel);
+  void start_verifier(int64_t every);
   // Runs call(schedule) and takes its time. What a candidate fails at runs again under the incumbent.
   template <typename Call>
   void timed(Direction direction, const Placement& placement, const Call& call);
+  bool is_verified(int64_t layer, Direction direction) const;
+  std::vector<Routing> routings(const int32_t* ids, const float* probs, std::vector<RankMemory>& memory) const;
 
   int64_t batch_;
   int64_t sequence_;
@@ -70,6 +74,18 @@ class ExpertLayers {
   std::unique_ptr<CandidateCheck> check_;
   std::unique_ptr<Tuner> tuner_;
   double layer_milliseconds_ = 0;
+
+  struct RoutingArrays {
+    const int32_t* ids;
+    const float* probs;
+  };
+  std::vector<RoutingArrays> routing_of_layer_;
+  std::unique_ptr<Verifier> verifier_;
+  // Of the call that is checked at the end of the step.
+  std::vector<BFloat16> kept_x_, kept_dy_;
+  std::vector<int32_t> kept_ids_;
+  std::vector<float> kept_probs_;
+  std::vector<RankMemory> kept_;
 };
 
 }  // namespace uniep::train

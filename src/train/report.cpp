@@ -79,6 +79,9 @@ nlohmann::ordered_json to_json(const Report& report, const Trainer& trainer, con
   }
   if (const Tuner* const tuner = trainer.experts().tuner()) json["tuning"] = tuning_json(*tuner);
   json["weights_checksum"] = checksum_of(trainer);
+  if (trainer.experts().checks() > 0) {
+    json["verify"] = {{"checks", trainer.experts().checks()}, {"findings", trainer.findings()}};
+  }
   json["comparisons"] = nlohmann::ordered_json::array();
   for (const Comparison& comparison : report.comparisons) {
     nlohmann::ordered_json entry = {

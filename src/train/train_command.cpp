@@ -170,6 +170,12 @@ int run_training(TrainOptions options) {
     }
   }
   write_outputs(options, report, trainer, text);
+  if (options.parallel.verify_every > 0) {
+    std::cerr << fmt::format("--verify: {} checks, {} findings\n", trainer.experts().checks(),
+                             trainer.findings().size());
+    for (const std::string& message : trainer.findings()) std::cerr << message << "\n";
+    if (!trainer.findings().empty()) return 1;
+  }
   return report.all_equal() ? 0 : 1;
 }
 
@@ -198,6 +204,8 @@ void add_model_options(CLI::App& app, TrainConfig& config) {
 }
 
 void add_parallel_options(CLI::App& app, TrainOptions& options) {
+  add_integer_option(app, "--verify", options.parallel.verify_every, 0, int64_t{1} << 31, "N",
+                     "check a layer every N steps, 0: none; a finding is exit status 1");
   add_word_option<EngineKind>(app, "--engine", options.parallel.engine,
                               {{"cpu", EngineKind::kCpu}, {"cuda", EngineKind::kCuda}, {"auto", EngineKind::kAuto}},
                               "of the MoE layers (default cpu); auto: cuda where a Hopper GPU is, else cpu");

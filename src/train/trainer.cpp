@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 
 #include "io/checksum.h"
 
@@ -38,7 +39,7 @@ StepRecord Trainer::step() {
   experts_.begin_step();
   const BatchLoss loss = model_.forward(parameters_, windows, experts_);
   model_.backward(parameters_, experts_, gradients_);
-  experts_.end_step();
+  for (std::string& message : experts_.end_step()) findings_.push_back(std::move(message));
   const double rate = learning_rate_at(number, config_.learning_rate);
   const double norm = optimizer_.update(number, rate, gradients_, parameters_.values());
   if (!std::isfinite(loss.cross_entropy) || !std::isfinite(norm)) {

@@ -49,6 +49,8 @@ class Trainer {
 
   const Parameters& parameters() const { return parameters_; }
   const TrainConfig& config() const { return config_; }
+  // What checks of the layers found, in words, once.
+  const std::vector<std::string>& findings() const { return findings_; }
   const ExpertLayers& experts() const { return experts_; }
   const ParameterLayout& layout() const { return layout_; }
 
@@ -61,6 +63,7 @@ class Trainer {
   AdamW optimizer_;
   Model model_;
   std::vector<float> gradients_;
+  std::vector<std::string> findings_;
   int64_t steps_done_ = 0;
 };
 

@@ -14,7 +14,7 @@ import typing
 
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
-from uniep import reserved_sms
+from uniep import rerun, reserved_sms
 from uniep.megatron.backend import UniEPBackend
 from uniep.megatron.experts import Experts
 from uniep.megatron.flags import FLAGS, refuse
@@ -23,6 +23,7 @@ from uniep.megatron.metrics import log_stats
 from uniep.megatron.restart import abort_hook
 from uniep.megatron.routing import expert_weights
 from uniep.switch import is_disabled
+from uniep.verifier import Verifier
 
 __all__ = [
     "FLAGS",
@@ -45,6 +46,7 @@ def enable(
     schedule: str | tuple[str, str] = "auto",
     save: str = "keep",
     reserve_sms: int | str = "auto",
+    verify: int = 0,
 ) -> typing.Any:
     """Replaces MoELayer in the spec of a layer or of a block, in place, and gives it back.
 
@@ -52,10 +54,12 @@ def enable(
         spec: a layer's ModuleSpec, or a block's TransformerBlockSubmodules.
         schedule, save: of uniep.moe().
         reserve_sms: of uniep.Group; "auto" leaves what collectives of gradients, parameters and pipelines can take.
+        verify: check a layer every so many steps, before the optimizer's (uniep.Verifier); 0: never.
 
     Raises:
         ValueError: there is no MoELayer in it.
     """
+    _begin_to_verify(verify)
     options = {"schedule": schedule, "save": save, "reserve_sms": reserved_sms.checked(reserve_sms)}
     if not sum([_enable_layer(layer, options) for layer in getattr(spec, "layer_specs", None) or [spec]]):
         raise ValueError(
@@ -79,16 +83,31 @@ def _enable_layer(spec: typing.Any, options: dict[str, typing.Any]) -> bool:
     return False
 
 
+def _begin_to_verify(every: int) -> None:
+    if every < 0:
+        raise ValueError(f"verify: {every}; must be 0 (never) or more")
+    if every > 0 and rerun.watcher is None and not is_disabled(STAYS):
+        Verifier(every, before_optimizer=True)
+
+
 _original_init = MoELayer.__init__
 
 
-def patch(*, schedule: str | tuple[str, str] = "auto", save: str = "keep", reserve_sms: int | str = "auto") -> None:
+def patch(
+    *,
+    schedule: str | tuple[str, str] = "auto",
+    save: str = "keep",
+    reserve_sms: int | str = "auto",
+    verify: int = 0,
+) -> None:
     """From now on every MoELayer that is built becomes a UniEPMoELayer, whoever imported the class.
 
     Args:
         schedule, save: of uniep.moe().
         reserve_sms: of uniep.Group; "auto" leaves what collectives of gradients, parameters and pipelines can take.
+        verify: check a layer every so many steps, before the optimizer's (uniep.Verifier); 0: never.
     """
+    _begin_to_verify(verify)
     options = {"schedule": schedule, "save": save, "reserve_sms": reserved_sms.checked(reserve_sms)}
 
     @functools.wraps(_original_init)

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/cpu/bit_fault.h"
 #include "program/signal_names.h"
 
 namespace uniep::cpu {
@@ -182,6 +183,7 @@ void Agent::run(std::vector<TileEvent>& events) {
       run_combine_tile(call_, program_, task_, scratch_);
       break;
   }
+  if (call_.bit_fault != nullptr) flip_bit(call_, *call_.bit_fault, program_, worker_, task_);
   const bool returns_probs = returns_prob_gradients(program_, task_), late = call_.fault == Fault::kLateProb;
   if (returns_probs && !late) return_prob_gradients(call_, program_, task_);
   pause_at_random();

@@ -17,6 +17,8 @@
 // One call of the CPU engine: what all agents of all ranks share while it runs.
 namespace uniep::cpu {
 
+struct BitFault;
+
 // A rank's memory in a call. Names follow the forward direction; in backward the first GEMM makes dz, the second dxg.
 struct RankBuffers {
   // Read by peers, or written by them.
@@ -78,6 +80,7 @@ struct Call {
   const std::atomic<bool>& aborted;
   Disturbance disturbance;
   Fault fault = Fault::kNone;
+  BitFault* bit_fault = nullptr;
   double timeout_seconds = 60;
   bool record = false;
 

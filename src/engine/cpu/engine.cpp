@@ -239,6 +239,7 @@ std::unique_ptr<Call> CpuEngine::begin_call(const Program& program) {
   call->slot_count = slots_per_token(call->shape, call->numerics);
   call->disturbance = options_.disturbance;
   call->fault = fault_;
+  call->bit_fault = bit_fault_;
   call->timeout_seconds = options_.timeout_seconds;
   for (RankSignals& signals : signals_) {
     signals.reserve(call->layout);

@@ -33,6 +33,7 @@ class CpuEngine : public internal::Engine {
   std::shared_ptr<internal::SymmetricBlock> allocate_symmetric(std::size_t bytes) override;
   std::shared_ptr<internal::SymmetricBlock> register_symmetric(std::span<void* const> memory,
                                                                std::size_t bytes) override;
+  const BFloat16* arrived_rows(int rank) const override { return symmetric_[rank].slots.get(); }
   void synchronize() override {}  // a call has ended when it returns
   void throw_failures() override;
   GroupMemory memory(int rank) const override;
@@ -45,8 +46,9 @@ class CpuEngine : public internal::Engine {
   ProgramRequest request(const LayerConfig& config, const Schedule& schedule, Direction direction,
                          bool redispatch) const;
 
-  // For tests: a fault to plant, the epoch of the next call, the instruction set of the kernels.
+  // For tests: faults to plant, the epoch of the next call, the instruction set of the kernels.
   void plant(Fault fault) { fault_ = fault; }
+  void plant(BitFault* fault) { bit_fault_ = fault; }
   void set_next_epoch(uint32_t epoch);
   void set_instruction_set(InstructionSet set) { kernels_ = &kernels(set); }
 
@@ -74,6 +76,7 @@ class CpuEngine : public internal::Engine {
   uint32_t next_epoch_ = 1;
   bool broken_ = false;
   Fault fault_ = Fault::kNone;
+  BitFault* bit_fault_ = nullptr;
 };
 
 }  // namespace uniep::cpu

@@ -1,0 +1,270 @@
+"""Wrong ranks are found and named, and no others. distributed_checks.py runs these, too."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+
+import uniep
+from conftest import BUILD
+from distributed_checks import run_checks
+from layers import Layer, assert_same, make_dense, make_layer, random_layer, run_moe, same_bits
+from uniep import rerun, routes
+from uniep.engine import Engine
+
+BIT = 1 << 12  # of a bf16's exponent
+
+
+def flip(tensor: torch.Tensor) -> None:
+    if tensor.numel():
+        tensor.view(-1)[:1].view(torch.int16).bitwise_xor_(BIT)
+
+
+@contextlib.contextmanager
+def wrong(owner, name: str, is_here: bool, pick=lambda result: result, always: bool = False):
+    """A function whose result has one wrong bit on one rank: in the job's own calls, or also in the verifier's."""
+    original = getattr(owner, name)
+    calls = []
+
+    def changed(*arguments, **named):
+        result = original(*arguments, **named)
+        if is_here and (always or rerun.watcher is not None):
+            calls.append(name)
+            flip(pick(result))
+        return result
+
+    setattr(owner, name, changed)
+    try:
+        yield calls
+    finally:
+        setattr(owner, name, original)
+
+
+def step(verifier: uniep.Verifier, layer: Layer, rank: int, ranks: int, **options) -> list[uniep.Finding]:
+    run_moe(layer, rank, layer.local(rank, ranks), **options)
+    return verifier.step()
+
+
+def gathered(found: list[uniep.Finding]) -> list[list[uniep.Finding]]:
+    everywhere = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, found)
+    return everywhere
+
+
+def the_only(found: list[uniep.Finding]) -> uniep.Finding:
+    everywhere = gathered(found)
+    assert all(each == found for each in everywhere)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def check_no_false_alarm(rank: int, ranks: int) -> None:
+    counts = {"forward": 0, "backward": 0, "main_grad": 0, "redispatch": 0, "recompute": 0}
+    for seed in range(12):
+        layer = random_layer(seed, ranks)
+        weights = layer.local(rank, ranks)
+        save = ("keep", "redispatch", "recompute")[seed % 3]
+        without = run_moe(layer, rank, weights, save=save)
+        with uniep.Verifier(every=1, budget=1) as verifier:
+            for direction in ("forward", "backward"):
+                assert_same(run_moe(layer, rank, weights, save=save), without)
+                assert verifier._noted is not None and verifier._noted.direction == direction
+                assert not verifier.step()
+                counts[direction] += 1
+                counts[save] = counts.get(save, 0) + 1
+            assert verifier.checks == 2
+    for seed in range(6):
+        layer = random_layer(seed, ranks)
+        x, probs = layer.x[rank].clone().requires_grad_(), layer.probs[rank].clone().requires_grad_()
+        w1, w2 = (weight.requires_grad_() for weight in layer.local(rank, ranks))
+        added = tuple(torch.rand(weight.shape) for weight in (w1, w2))
+        with uniep.Verifier(every=1, budget=1) as verifier:
+            for _ in range(4):  # two backward checks
+                uniep.moe(x, layer.ids[rank], probs, w1, w2, main_grad=added).backward(layer.dy[rank])
+                if verifier._noted.direction == "backward":
+                    assert verifier._noted.gradients
+                    counts["main_grad"] += 1
+                assert not verifier.step()
+    assert all(counts.values()), counts
+
+
+def check_maps_and_halves(rank: int, ranks: int) -> None:
+    for seed in range(6):
+        layer, dense = make_dense(random_layer(seed, ranks))
+        w1, w2 = layer.local(rank, ranks)
+        gate, up = (half.contiguous().requires_grad_() for half in w1.chunk(2, 1))
+        w2.requires_grad_()
+        x, probs = layer.x[rank].clone().requires_grad_(), dense[rank].probs.clone().requires_grad_()
+        with uniep.Verifier(every=1, budget=1) as verifier:
+            for _ in range(2):
+                y = uniep.moe(x, dense[rank].routing_map, probs, (gate, up), w2, topk=layer.ids[rank].shape[1])
+                y.backward(layer.dy[rank])
+                assert not verifier.step()
+            assert verifier.checks == 2
+
+
+def check_wrong_rows_sums_and_gradients(rank: int, ranks: int) -> None:
+    layer = make_layer([24] * ranks, experts=ranks, topk=min(2, ranks))
+    places = [
+        (Engine, "forward", lambda result: result[0], 0),
+        (routes.Route if ranks == 1 else routes.TorchRoute, "sum_slots", lambda result: result, 0),
+        (Engine, "backward", lambda result: result, 1),
+        (routes.Route if ranks == 1 else routes.TorchRoute, "sum_slots", lambda result: result, 1),
+    ]
+    for bad in range(ranks):
+        for owner, name, pick, turn in places:
+            with uniep.Verifier(every=1, budget=1) as verifier:
+                if turn == 1:
+                    assert not step(verifier, layer, rank, ranks)
+                with wrong(owner, name, rank == bad, pick) as calls:
+                    finding = the_only(step(verifier, layer, rank, ranks))
+                assert bool(calls) == (rank == bad)
+                assert finding.kind == "wrong rank" and finding.rank == bad, finding
+                assert finding.direction == ("forward", "backward")[turn]
+                assert f"rank {bad} (cpu engine, host " in finding.message
+
+
+def check_wrong_weight_gradient(rank: int, ranks: int) -> None:
+    layer = make_layer([24] * ranks, experts=ranks, topk=min(2, ranks))
+    original = Engine.backward
+    here: list[torch.Tensor] = []
+
+    def backward(*arguments, **named):
+        dx = original(*arguments, **named)
+        if rerun.watcher is not None:
+            for values in here:
+                flip(values)
+        return dx
+
+    for bad in range(ranks):
+        with uniep.Verifier(every=1, budget=1) as verifier:
+            assert not step(verifier, layer, rank, ranks)
+            x, probs = layer.x[rank].clone().requires_grad_(), layer.probs[rank].clone().requires_grad_()
+            w1, w2 = (weight.requires_grad_() for weight in layer.local(rank, ranks))
+            added = tuple(torch.zeros(weight.shape) for weight in (w1, w2))
+            half = added[1].view(-1)[:1].view(torch.bfloat16)[1:]  # the upper one of an fp32
+            here[:] = [half] if rank == bad else []
+            Engine.backward = backward
+            try:
+                uniep.moe(x, layer.ids[rank], probs, w1, w2, main_grad=added).backward(layer.dy[rank])
+            finally:
+                Engine.backward = original
+            finding = the_only(verifier.step())
+            assert finding.kind == "wrong rank" and finding.rank == bad and finding.tensor == "dw2", finding
+            assert finding.expert == bad
+
+
+def check_a_rank_that_is_always_wrong(rank: int, ranks: int) -> None:
+    layer = make_layer([40] * ranks, experts=2 * ranks, topk=2)
+    with uniep.Verifier(every=1, budget=1) as verifier, wrong(Engine, "forward", rank == 0, lambda y: y[0], True):
+        found = step(verifier, layer, rank, ranks)
+        if ranks == 4:
+            finding = the_only(found)
+            assert finding.kind == "wrong rank" and finding.rank == 0, finding
+        elif found:  # of two ranks nobody can tell, and one rank agrees with itself
+            assert ranks == 2 and finding_names(found) <= {0, 1}, found
+
+
+def finding_names(found: list[uniep.Finding]) -> set[int]:
+    return {rank for one in found for rank in (one.suspects or (one.rank,))}
+
+
+def check_memory_and_inputs(rank: int, ranks: int) -> None:
+    layer = make_layer([24] * ranks, experts=2 * ranks, topk=2)
+    bad = ranks - 1
+    for everywhere in (False, True):
+        weights = layer.local(rank, ranks)
+        with uniep.Verifier(every=1, budget=1) as verifier:
+            w1, w2 = (weight.requires_grad_() for weight in weights)
+            uniep.moe(layer.x[rank].clone().requires_grad_(), layer.ids[rank], layer.probs[rank], w1, w2)
+            with torch.no_grad():
+                if everywhere:
+                    w1.mul_(0.5)
+                elif rank == bad:
+                    flip(w1.view(-1)[-1:])
+            finding = the_only(verifier.step())
+            if everywhere:
+                assert finding.kind == "inputs changed" and finding.rank == -1, finding
+            else:
+                assert finding.kind == "memory changed" and finding.rank == bad and finding.tensor == "w1", finding
+                assert finding.expert == 2 * ranks - 1 and finding.row == len(w1[0]) - 1, finding
+
+
+def check_nan_is_no_wrong_rank(rank: int, ranks: int) -> None:
+    layer = make_layer([24] * ranks, experts=2 * ranks, topk=2)
+    layer.x[0][3, 5] = torch.nan
+    with uniep.Verifier(every=1, budget=1) as verifier:
+        finding = the_only(step(verifier, layer, rank, ranks))
+        assert finding.kind == "not finite" and finding.rank == -1, finding
+
+
+def check_inputs_are_replayed(rank: int, ranks: int) -> None:
+    """By `uniep run`, on one rank and on as many as there were."""
+    if not (BUILD / "uniep").exists():
+        print(f"check_inputs_are_replayed: skipped, {BUILD}/uniep is not built")
+        return
+    layer = make_layer([5 + each for each in range(ranks)], experts=2 * ranks, topk=2, unused=0.2)
+    expected = run_moe(layer, rank, layer.local(rank, ranks))
+    shared = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(shared)
+    folder = pathlib.Path(shared[0])
+    try:
+        with uniep.Verifier(every=1, budget=1, folder=folder) as verifier:
+            assert not step(verifier, layer, rank, ranks)
+            with wrong(Engine, "backward", rank == 0):
+                finding = the_only(step(verifier, layer, rank, ranks))
+        parts = [None] * ranks
+        dist.all_gather_object(parts, expected.dx)
+        if rank == 0:
+            content = pathlib.Path(finding.file).read_bytes()
+            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            line = [f"{BUILD}/uniep", *header["__metadata__"]["replay"].split()[1:]]
+            subprocess.run([*line, "--engine", "cpu", "--out", f"{folder}/out.safetensors", "--json", "-"], check=True)
+            out = (folder / "out.safetensors").read_bytes()
+            begin = 8 + int.from_bytes(out[:8], "little")
+            first, last = json.loads(out[8:begin])["dx"]["data_offsets"]
+            got = torch.frombuffer(bytearray(out[begin + first : begin + last]), dtype=torch.bfloat16)
+            assert same_bits(got, torch.cat(parts).view(-1))
+    finally:
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(folder)
+
+
+def check_turns_and_budget(rank: int, ranks: int) -> None:
+    layer = make_layer([8] * ranks, experts=ranks, topk=1)
+    with uniep.Verifier(every=3, budget=1) as verifier:
+        for number in range(1, 8):
+            step(verifier, layer, rank, ranks)
+            assert verifier.checks == number // 3
+    with uniep.Verifier(every=1, budget=1e-9) as verifier:
+        for _ in range(5):
+            step(verifier, layer, rank, ranks)
+        assert verifier.checks == 1
+
+
+def check_refusals(rank: int, ranks: int) -> None:
+    for wrong_argument in ({"every": 0}, {"budget": 0}, {"budget": float("nan")}, {"folder": "/nowhere"}):
+        try:
+            uniep.Verifier(**wrong_argument)
+        except ValueError as error:
+            assert next(iter(wrong_argument)) in str(error)
+        else:
+            raise AssertionError(wrong_argument)
+    with uniep.Verifier():
+        try:
+            uniep.Verifier()
+        except ValueError as error:
+            assert "close()" in str(error)
+        else:
+            raise AssertionError("two verifiers")
+
+
+if __name__ == "__main__":
+    sys.exit(run_checks(globals()))

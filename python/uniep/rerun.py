@@ -1,0 +1,447 @@
+"""What Verifier does with one call: notes checksums of what it read and made, and runs it again elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import math
+import typing
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from uniep import library, peers
+
+if typing.TYPE_CHECKING:
+    from uniep.call import Call
+    from uniep.group import Group
+    from uniep.routes import Route
+    from uniep.verifier import Verifier
+
+Sums = dict[str, torch.Tensor]  # by tensor: int64 [rows, tiles of a row]
+
+COLUMNS = 128  # of a tile, which is one row high
+_ROWS_AT_ONCE = 4096
+_MIX, _GOLDEN = -0x40A7B892E31B1A47, -0x61C8864680B583EB  # splitmix64's, as signed numbers
+
+watcher: Verifier | None = None  # of all calls of this process
+running = False  # a call again
+
+_Function = typing.TypeVar("_Function", bound=Callable[..., typing.Any])
+
+
+@contextlib.contextmanager
+def _without_watcher() -> Iterator[None]:
+    global watcher, running
+    kept, watcher, running = watcher, None, True
+    try:
+        yield
+    finally:
+        watcher, running = kept, False
+
+
+def unwatched(function: _Function) -> _Function:
+    """Runs a function without gradients and without being told of its own calls."""
+
+    @functools.wraps(function)
+    def call(*arguments: typing.Any, **named: typing.Any) -> typing.Any:
+        with torch.no_grad(), _without_watcher():
+            return function(*arguments, **named)
+
+    return typing.cast(_Function, call)
+
+
+def layer_name(call: Call) -> str:
+    """As stats() has it."""
+    hidden, intermediate, experts = call.shape
+    shape = f"H {hidden}, I {intermediate}, E {experts}, K {call.topk}"
+    return str(getattr(call.w2[0], "uniep_layer", shape))
+
+
+def tile_sums(tensor: torch.Tensor) -> torch.Tensor:
+    """Checksums [rows, tiles] of a tensor [rows, columns], bf16, fp32 or of integers. All NaNs are alike."""
+    rows, columns = tensor.shape
+    tiles = -(-columns // COLUMNS)
+    sums = torch.empty((rows, tiles), dtype=torch.int64, device=tensor.device)
+    index = torch.arange(columns, device=tensor.device) * _GOLDEN
+    for begin in range(0, rows, _ROWS_AT_ONCE):
+        part = tensor[begin : begin + _ROWS_AT_ONCE]
+        if part.is_floating_point():
+            bits = part.view(torch.int16 if part.dtype == torch.bfloat16 else torch.int32).long()
+            bits = torch.where(part.isnan(), 1 << 40, bits)
+        else:
+            bits = part.long()
+        mixed = (bits + index) * _MIX
+        mixed = (mixed ^ (mixed >> 29)) * _GOLDEN
+        mixed ^= mixed >> 32
+        padded = torch.nn.functional.pad(mixed, (0, tiles * COLUMNS - columns))
+        sums[begin : begin + _ROWS_AT_ONCE] = padded.view(-1, tiles, COLUMNS).sum(2)
+    return sums
+
+
+class Noted:
+    """A call that is checked at the end of the step: its inputs, held, and checksums of them and of its results."""
+
+    def __init__(self, call: Call, direction: str, expert: int) -> None:
+        self.call, self.direction, self.expert = call, direction, expert
+        self.layer = layer_name(call)
+        self.gradients = False
+        self.start: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.x = self.ids = self.probs = torch.empty(0)
+        self.dy: torch.Tensor | None = None
+        self.weights: Sequence[torch.Tensor] = ()
+        self.made: Sums = {}
+        self.read: Sums = {}
+        self.not_finite = torch.zeros(())
+        self.slots: list[list[int]] = []  # [T, K] on the host, where something differs
+
+    @property
+    def local(self) -> int:
+        return self.call.shape[2] // self.call.group.size
+
+    def host(self, expert: int, shift: int) -> int:
+        """Which rank computes a global expert where one of each rank is moved."""
+        return (expert // self.local + (shift if expert % self.local == self.expert else 0)) % self.call.group.size
+
+    def host_slots(self) -> list[list[int]]:
+        if not self.slots and len(self.x):
+            self.slots = _slots(self)[0].tolist()
+        return self.slots
+
+    def expert_of(self, tensor: str, row: int) -> int:
+        if tensor in ("o", "dprobs"):
+            return self.host_slots()[row // self.call.topk][row % self.call.topk]
+        if tensor in ("dw1", "dw2"):
+            return self.call.group.rank * self.local + self.expert
+        return -1
+
+    def place_of(self, tensor: str, row: int) -> int:
+        """The token of a row by slots, else the row itself."""
+        return row // self.call.topk if tensor in ("o", "dprobs") else row
+
+    def hosts_of_token(self, token: int, shift: int) -> set[int]:
+        return {self.host(expert, shift) for expert in self.host_slots()[token] if expert >= 0}
+
+
+def note(
+    call: Call,
+    direction: str,
+    x: torch.Tensor,
+    dy: torch.Tensor | None,
+    ids: torch.Tensor,
+    probs: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    made: Sums,
+    expert: int,
+) -> Noted:
+    """Holds the inputs of a call, with their checksums."""
+    noted = Noted(call, direction, expert)
+    noted.x, noted.ids, noted.probs = x.detach(), ids.detach(), probs.detach()
+    noted.dy = None if dy is None else dy.detach()
+    noted.weights = [weight.detach() for weight in weights]
+    noted.not_finite = made.pop("not finite")
+    noted.made = made
+    noted.read = _input_sums(noted)
+    return noted
+
+
+def _input_sums(noted: Noted) -> Sums:
+    sums = {"x": tile_sums(noted.x), "topk_ids": tile_sums(noted.ids), "probs": tile_sums(noted.probs)}
+    if noted.dy is not None:
+        sums["dy"] = tile_sums(noted.dy)
+    first, second = noted.call.split(noted.weights)
+    for name, tensors in (("w1", first), ("w2", second)):
+        rows = [tile_sums(weight.reshape(-1, weight.shape[-1])) for weight in tensors]
+        sums[name] = torch.cat(rows)
+    return sums
+
+
+def changed_inputs(noted: Noted) -> list[tuple[str, int, int, int, int]]:
+    """(tensor, expert or -1, row, column, tiles of the tensor) of tiles that changed; at most a hundred."""
+    found: list[tuple[str, int, int, int, int]] = []
+    for name, now in _input_sums(noted).items():
+        places = (now != noted.read[name]).nonzero()[:100].tolist()
+        for row, tile in places:
+            expert, line = -1, row
+            if name in ("w1", "w2"):
+                expert, line = _expert_of_row(noted, name, row)
+            found.append((name, expert, line, tile * COLUMNS, now.numel()))
+    return found[:100]
+
+
+def _expert_of_row(noted: Noted, name: str, row: int) -> tuple[int, int]:
+    first, second = noted.call.split(noted.weights)
+    tensors = first if name == "w1" else second
+    parts = 2 if noted.call.apart and name == "w1" else 1  # all gates, then all ups
+    rows = sum(weight.shape[:-1].numel() for weight in tensors) // parts
+    height = rows // noted.local
+    local, line = row % rows // height, row % rows % height + row // rows * height
+    return noted.call.group.rank * noted.local + local, line
+
+
+def _result_sums(call: Call, name: str, result: torch.Tensor, route: Route) -> Sums:
+    sums = {name: tile_sums(result.reshape(-1, result.shape[-1]))}
+    sums["not finite"] = (~result.isfinite()).sum()
+    if route.arrived is not None:
+        order, rows = route.arrived
+        by_slot = sums[name].new_zeros((len(sums[name]) * call.topk, sums[name].shape[1]))
+        by_slot[order] = tile_sums(rows)
+        sums["o"] = by_slot
+    return sums
+
+
+def forward_sums(call: Call, route: Route, y: torch.Tensor) -> Sums:
+    """Of y, and of its rows as they arrived where the transport tells them."""
+    return _result_sums(call, "y", y, route)
+
+
+def backward_sums(call: Call, route: Route, ids: torch.Tensor, dx: torch.Tensor, dprobs: torch.Tensor) -> Sums:
+    """Of dx, of its rows, and of dprobs [T, K] or of a map [T, E], slot by slot."""
+    if ids.dtype == torch.bool:
+        slots, used = _map_slots(ids, call.topk)
+        dprobs = torch.where(used, dprobs.reshape(ids.shape).gather(1, slots.clamp(max=ids.shape[1] - 1)), 0.0)
+    return _result_sums(call, "dx", dx, route) | {"dprobs": tile_sums(dprobs.reshape(-1, 1))}
+
+
+def gradient_sums(dw1: torch.Tensor, dw2: torch.Tensor) -> Sums:
+    return {"dw1": tile_sums(dw1), "dw2": tile_sums(dw2)}
+
+
+def _one_expert(call: Call, tensors: Sequence[torch.Tensor], expert: int, apart: bool) -> torch.Tensor:
+    """[rows, columns] of a local expert; of gate and up apart both, gate first."""
+    parts = [tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]] if apart else [tensors]
+    found = [part[0][expert] if part[0].dim() == 3 else part[expert] for part in parts]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def expert_gradients(
+    call: Call, dw1: Sequence[torch.Tensor], dw2: Sequence[torch.Tensor], expert: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies of one local expert's gradients: [2 I, H] and [H, I]."""
+    return _one_expert(call, dw1, expert, call.apart).clone(), _one_expert(call, dw2, expert, False).clone()
+
+
+def _map_slots(routing_map: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+    experts = routing_map.shape[1]
+    numbers = torch.arange(experts, device=routing_map.device).expand_as(routing_map)
+    ids = torch.where(routing_map, numbers, experts).topk(topk, dim=1, largest=False, sorted=True).values
+    return ids, ids < experts
+
+
+def _slots(noted: Noted) -> tuple[torch.Tensor, torch.Tensor]:
+    """ids [T, K] int64 and probs [T, K], a map as the slots that it stands for."""
+    ids, probs = noted.ids, noted.probs
+    if ids.dtype != torch.bool:
+        return ids.long(), torch.where(ids >= 0, probs, 0.0)
+    slots, used = _map_slots(ids, noted.call.topk)
+    found = torch.where(used, probs.gather(1, slots.clamp(max=ids.shape[1] - 1)), 0.0)
+    return torch.where(used, slots, -1), found
+
+
+def _shifted(group: Group, tensor: torch.Tensor, shift: int) -> torch.Tensor:
+    """The tensor of the rank `shift` before this one; shapes are equal. Collective."""
+    size = group.size
+    if shift % size == 0:
+        return tensor
+    sent, received = [0] * size, [0] * size
+    sent[(group.rank + shift) % size] = received[(group.rank - shift) % size] = tensor.numel()
+    flat, out = tensor.contiguous().view(-1), torch.empty_like(tensor).view(-1)
+    with peers.waiting(group, "an expert to verify"):
+        dist.all_to_all_single(out, flat, received, sent, group=group.process_group)
+    return out.view(tensor.shape)
+
+
+def other_schedules(noted: Noted) -> list[tuple[bytes, bytes]]:
+    """Schedules of both directions that are legal here and not the call's own; at least one."""
+    texts = ("fusion=none", "auto", "queue=dynamic", "fusion=pairs", "tile.m=64", "order.raster=1")
+    call = noted.call
+    engine = call.group.engine
+    native = call.group.transport == "native"
+    config = engine.config(
+        call.shape[0], call.shape[1], call.shape[2] if native else noted.local, call.topk if native else 1
+    )
+    direction = library.FORWARD if noted.direction == "forward" else library.BACKWARD
+    own = engine.resolve(config, direction, call.schedules[direction])
+    found = []
+    for text in texts:
+        try:
+            resolved = [engine.resolve(config, each, text.encode()) for each in (library.FORWARD, library.BACKWARD)]
+        except (ValueError, NotImplementedError):
+            continue
+        if resolved[direction] != own:
+            found.append((text.encode(), text.encode()))
+    return found or [call.schedules]
+
+
+def run_again(noted: Noted, schedules: tuple[bytes, bytes], shift: int) -> Sums:
+    """The call again, with one local expert of each rank `shift` ranks further on. Collective.
+
+    Weight gradients are made of the moved experts alone: in a layer of one expert a rank.
+    """
+    call, group, size = noted.call, noted.call.group, noted.call.group.size
+    first, second = call.split(noted.weights)
+    w1 = _shifted(group, _one_expert(call, first, noted.expert, call.apart), shift)
+    w2 = _shifted(group, _one_expert(call, second, noted.expert, False), shift)
+    ids, probs = _slots(noted)
+    is_moved = (ids >= 0) & (ids % noted.local == noted.expert)
+    target = (ids // noted.local + shift) % size
+    experts_w1 = [_one_expert(call, first, expert, call.apart) for expert in range(noted.local)]
+    experts_w2 = [_one_expert(call, second, expert, False) for expert in range(noted.local)]
+    experts_w1[noted.expert], experts_w2[noted.expert] = w1, w2
+    again = call._replace(
+        schedules=schedules,
+        capacity=None,
+        save="keep",
+        apart=False,
+        w1=experts_w1,
+        w2=experts_w2,
+        main_grad=None,
+    )
+    moved_ids = torch.where(is_moved, target * noted.local + noted.expert, ids)
+    backward = noted.direction == "backward"
+    weights = [*experts_w1, *experts_w2]
+    y, saved, route = again.run(noted.x, moved_ids, probs, weights, backward)
+    if not backward:
+        return _without_count(forward_sums(again, route, y))
+    assert noted.dy is not None
+    dx, dprobs = again.run_backward(route, saved, None, noted.dy, weights, None, None)
+    sums = _without_count(backward_sums(again, route, moved_ids, dx, dprobs))
+    return sums | _gradients_again(noted, again, w1, w2, is_moved, target, probs, shift) if noted.gradients else sums
+
+
+def _without_count(sums: Sums) -> Sums:
+    del sums["not finite"]
+    return sums
+
+
+def _gradients_again(
+    noted: Noted,
+    again: Call,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    is_moved: torch.Tensor,
+    target: torch.Tensor,
+    probs: torch.Tensor,
+    shift: int,
+) -> Sums:
+    call, group = noted.call, noted.call.group
+    topk = min(call.topk, group.size)
+    order = torch.argsort(~is_moved, dim=1, stable=True)[:, :topk]
+    ids = torch.where(is_moved, target, -1).gather(1, order)
+    kept = torch.where(is_moved, probs, 0.0).gather(1, order)
+    added = noted.start if call.main_grad is not None else None
+    if added is not None:
+        dw1, dw2 = (_shifted(group, start, shift).clone() for start in added)
+    else:
+        dtype = torch.float32 if call.main_grad is not None else call.grad_dtype
+        dw1, dw2 = torch.empty_like(w1, dtype=dtype), torch.empty_like(w2, dtype=dtype)
+    main_grad = None if added is None else ([dw1], [dw2])
+    small = again._replace(
+        shape=(call.shape[0], call.shape[1], group.size), topk=topk, w1=[w1], w2=[w2], main_grad=main_grad
+    )
+    assert noted.dy is not None
+    _, saved, route = small.run(noted.x, ids, kept, [w1, w2], True)
+    small.run_backward(route, saved, None, noted.dy, [w1, w2], [dw1], [dw2])
+    return {name: _shifted(group, sums, -shift) for name, sums in gradient_sums(dw1, dw2).items()}
+
+
+def differ(one: Sums, other: Sums) -> int:
+    """Tiles that differ, but for rows on their way, which only explain others."""
+    return sum(int((one[name] != other[name]).sum()) for name in one if name in other and name != "o")
+
+
+def wrong_rows(runs: Sequence[Sums], name: str) -> set[int]:
+    wrong = (runs[0][name] != runs[1][name]) | (runs[0][name] != runs[2][name])
+    return set(wrong.any(1).nonzero().view(-1).tolist())
+
+
+def different_tiles(runs: Sequence[Sums], name: str) -> Iterator[tuple[int, int, tuple[int, int, int]]]:
+    """(row, tile, its checksum in each of three runs) where they are not all equal."""
+    wrong = (runs[0][name] != runs[1][name]) | (runs[0][name] != runs[2][name])
+    for row, tile in wrong.nonzero().tolist():
+        yield row, tile, typing.cast(tuple[int, int, int], tuple(int(run[name][row, tile]) for run in runs))
+
+
+def write_inputs(noted: Noted, stem: str) -> str:
+    """Writes STEM.safetensors and STEM.npy for `uniep run`, whose command line is in the metadata.
+
+    Collective: each rank writes its part, into a folder that all of them see. Gives the first one's name back.
+    """
+    group, call = noted.call.group, noted.call
+    hidden, intermediate, experts = call.shape
+    ids, probs = _slots(noted)
+    counts = peers.gather_objects(group, len(noted.x), "the tokens of ranks") if group.size > 1 else [len(noted.x)]
+    tokens, first = sum(counts), sum(counts[: group.rank])
+    weights = [
+        torch.stack([_one_expert(call, part, each, apart) for each in range(noted.local)])
+        for part, apart in zip(call.split(noted.weights), (call.apart, False), strict=True)
+    ]
+    expert = group.rank * noted.local
+    parts = {"x": ("BF16", [tokens, hidden], first, noted.x)}
+    if noted.dy is not None:
+        parts["dy"] = "BF16", [tokens, hidden], first, noted.dy
+    parts["w1"] = "BF16", [experts, 2 * intermediate, hidden], expert, weights[0]
+    parts["w2"] = "BF16", [experts, hidden, intermediate], expert, weights[1]
+    parts["probs"] = "F32", [tokens, call.topk], first, probs
+    header: dict[str, typing.Any] = {"__metadata__": {"replay": _replay(noted, counts, stem)}}
+    end = 0
+    for name, (dtype, shape, _, _) in parts.items():
+        begin, end = end, end + math.prod(shape) * (2 if dtype == "BF16" else 4)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    numpy = f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({tokens}, {call.topk}), }}".encode()
+    numpy += b" " * (-(len(numpy) + 11) % 64) + b"\n"
+    files = {
+        f"{stem}.safetensors": (len(text).to_bytes(8, "little") + text, end),
+        f"{stem}.npy": (b"\x93NUMPY\x01\x00" + len(numpy).to_bytes(2, "little") + numpy, tokens * call.topk * 4),
+    }
+    if group.rank == 0:
+        for file, (begin_bytes, size) in files.items():
+            with open(file, "wb") as out:
+                out.write(begin_bytes)
+                out.truncate(len(begin_bytes) + size)
+    if group.size > 1:
+        peers.gather_objects(group, None, "that the file is there")
+    with open(f"{stem}.safetensors", "r+b") as out:
+        for name, (_, _, row, values) in parts.items():
+            out.seek(len(text) + 8 + header[name]["data_offsets"][0] + row * values[:1].nbytes)
+            out.write(_bytes(values))
+    with open(f"{stem}.npy", "r+b") as out:
+        out.seek(len(numpy) + 10 + first * call.topk * 4)
+        out.write(_bytes(ids.int()))
+    if group.size > 1:
+        peers.gather_objects(group, None, "that the file is whole")
+    return f"{stem}.safetensors"
+
+
+def _bytes(values: torch.Tensor) -> bytes:
+    plain = values.contiguous().cpu().view(-1).view(torch.uint8)
+    return ctypes.string_at(plain.data_ptr(), plain.numel())
+
+
+def _replay(noted: Noted, tokens: Sequence[int], stem: str) -> str:
+    hidden, intermediate, experts = noted.call.shape
+    shape = f"--hidden {hidden} --intermediate {intermediate} --experts {experts} --topk {noted.call.topk}"
+    files = f"--routing {stem}.npy --tensors {stem}.safetensors"
+    options = noted.call.numerics.options()
+    backward = " --backward" if noted.direction == "backward" else ""
+    return f"uniep run --ranks {len(tokens)} --tokens {','.join(map(str, tokens))} {shape} {files}{options}{backward}"
+
+
+def serial_number(uuid: str) -> str:
+    """A GPU's serial number by NVML; its id where that tells none."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return uuid
+    device, text = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+    name = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+    if nvml.nvmlInit_v2() != 0 or nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device)) != 0:
+        return uuid
+    if nvml.nvmlDeviceGetSerial(device, text, 96) != 0:
+        return uuid
+    return f"serial number {text.value.decode()}"

@@ -1,0 +1,77 @@
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "support/c_layer.h"
+#include "uniep/c_api.h"
+
+// The verifier through the C API: what it finds is the C++ API's (verifier_test).
+namespace uniep::test {
+namespace {
+
+using VerifierHandle = std::unique_ptr<uniep_verifier, Destroyer<uniep_verifier_destroy>>;
+
+VerifierHandle make_verifier(uniep_group* group, int64_t every = 1) {
+  uniep_verifier_options options{};
+  options.size = sizeof(options);
+  options.every = every;
+  options.budget = 1;
+  uniep_verifier* verifier = nullptr;
+  expect_ok(uniep_verifier_create(group, &options, &verifier));
+  return VerifierHandle(verifier);
+}
+
+TEST(CVerifier, ChecksBothDirectionsAndNamesAWeightThatChanged) {
+  RandomLayer random = random_layer(3, {.ranks = {2}, .most_local_experts = 3, .fewest_tokens = 4});
+  CLayer layer(random);
+  const GroupHandle group = make_group(group_options(random.ranks));
+  const VerifierHandle verifier = make_verifier(group.get());
+  for (int step = 0; step < 3; ++step) {
+    const PlacementHandle placement = layer.place(group.get());
+    const SavedHandle saved = layer.forward(group.get(), placement.get(), "auto");
+    expect_ok(uniep_verifier_after_forward(verifier.get(), "first", &layer.config, "auto", layer.routings.data(),
+                                           layer.forward_arguments.data(), random.ranks, saved.get()));
+    expect_ok(uniep_verifier_before_backward(verifier.get(), "first", &layer.config, layer.backward_arguments.data(),
+                                             random.ranks));
+    for (int rank = 0; rank < random.ranks; ++rank) {
+      layer.backward_arguments[rank].x = layer.forward_arguments[rank].x;
+    }
+    expect_ok(
+        uniep_backward(group.get(), &layer.config, "auto", saved.get(), layer.backward_arguments.data(), random.ranks));
+    expect_ok(uniep_verifier_after_backward(verifier.get(), "first", &layer.config, "auto", layer.routings.data(),
+                                            layer.backward_arguments.data(), random.ranks));
+    if (step == 2) random.data.w1[0].bits ^= 1u;
+    int32_t findings = -1;
+    expect_ok(uniep_verifier_end_step(verifier.get(), &findings));
+    EXPECT_EQ(findings, step == 2 ? 1 : 0);
+  }
+  uniep_finding finding{};
+  finding.size = sizeof(finding);
+  expect_ok(uniep_verifier_finding(verifier.get(), 0, &finding));
+  EXPECT_EQ(finding.size, sizeof(finding));
+  EXPECT_EQ(finding.kind, UNIEP_FINDING_CHANGED_MEMORY);
+  EXPECT_EQ(finding.rank, 0);
+  EXPECT_EQ(finding.expert, 0);
+  EXPECT_EQ(std::string(finding.layer), "first");
+  EXPECT_EQ(std::string(finding.tensor), "w1");
+  EXPECT_NE(std::string(finding.message).find("rank 0"), std::string::npos) << finding.message;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "index: 1", uniep_verifier_finding(verifier.get(), 1, &finding));
+}
+
+TEST(CVerifier, RefusesWhatIsWrong) {
+  const GroupHandle group = make_group(group_options(1));
+  uniep_verifier* verifier = nullptr;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "group: null", uniep_verifier_create(nullptr, nullptr, &verifier));
+  EXPECT_EQ(verifier, nullptr);
+  uniep_verifier_options options{};
+  options.size = sizeof(options);
+  options.every = -1;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "every: -1", uniep_verifier_create(group.get(), &options, &verifier));
+  const VerifierHandle made = make_verifier(group.get());
+  expect_failure(UNIEP_INVALID_ARGUMENT, "findings: null", uniep_verifier_end_step(made.get(), nullptr));
+  uniep_verifier_destroy(nullptr);
+}
+
+}  // namespace
+}  // namespace uniep::test
