@@ -2,29 +2,17 @@
 #include <string>
 #include <vector>
 
-#include "api/c_arguments.h"
 #include "api/c_handles.h"
-#include "api/c_schedules.h"
-#include "api/c_struct.h"
 #include "uniep/verifier.h"
 
 namespace uniep {
 namespace {
 
-LayerConfig verified_config(const uniep_layer_config* config) {
-  const uniep_layer_config given = read_struct<uniep_layer_config>(config, "config");
-  return {layer_shape(given), layer_numerics(given)};
-}
-
+// One entry a local rank, each made by `convert`.
 template <typename Given, typename Convert>
 auto of_ranks(const Given* given, int32_t count, const Group& group, const char* name, Convert&& convert) {
-  if (count != group.local_ranks()) {
-    throw Error(Status::kInvalidArgument,
-                fmt::format("count: {}; must be {}, one for each local rank", count, group.local_ranks()));
-  }
-  std::vector<decltype(convert(Given{}))> ranks;
-  for (const Given& own : read_structs<Given>(given, count, name)) ranks.push_back(convert(own));
-  return ranks;
+  check_count(count, group);
+  return converted(given, count, name, convert);
 }
 
 VerifierOptions verifier_options(const uniep_verifier_options* options) {
@@ -57,11 +45,11 @@ using namespace uniep;
 
 uniep_status uniep_verifier_create(uniep_group* group, const uniep_verifier_options* options,
                                    uniep_verifier** verifier) {
-  return guarded_call([&] {
+  return guarded([&] {
     require_pointer(verifier, "verifier");
     *verifier = nullptr;
     require_pointer(group, "group");
-    const std::shared_ptr<Group> own = group_of(*group);
+    const std::shared_ptr<Group> own(group->state, &group->state->group);
     *verifier = new uniep_verifier{own, {*own, verifier_options(options)}, {}, {}};
   });
 }
@@ -74,28 +62,27 @@ uniep_status uniep_verifier_after_forward(uniep_verifier* verifier, const char* 
                                           const char* schedule, const uniep_routing* routings,
                                           const uniep_forward_arguments* arguments, int32_t count,
                                           const uniep_saved* saved) {
-  return guarded_call([&] {
+  return guarded([&] {
     require_pointer(verifier, "verifier");
     require_pointer(layer, "layer");
     require_pointer(schedule, "schedule");
     const Group& group = *verifier->group;
-    const LayerConfig whole = verified_config(config);
+    const LayerConfig whole = layer_config(config);
     verifier->verifier.after_forward(
         layer, whole,
         verifier->schedules.find(schedule, Direction::kForward, Operation::kLayer, whole, group.machine()),
         of_ranks(routings, count, group, "routings", routing),
-        of_ranks(arguments, count, group, "arguments", forward_arguments),
-        saved == nullptr ? Saved() : saved_of(*saved));
+        of_ranks(arguments, count, group, "arguments", forward_arguments), saved == nullptr ? Saved() : saved->saved);
   });
 }
 
 uniep_status uniep_verifier_before_backward(uniep_verifier* verifier, const char* layer,
                                             const uniep_layer_config* config, const uniep_backward_arguments* arguments,
                                             int32_t count) {
-  return guarded_call([&] {
+  return guarded([&] {
     require_pointer(verifier, "verifier");
     require_pointer(layer, "layer");
-    verifier->verifier.before_backward(layer, verified_config(config),
+    verifier->verifier.before_backward(layer, layer_config(config),
                                        of_ranks(arguments, count, *verifier->group, "arguments", backward_arguments));
   });
 }
@@ -104,12 +91,12 @@ uniep_status uniep_verifier_after_backward(uniep_verifier* verifier, const char*
                                            const uniep_layer_config* config, const char* schedule,
                                            const uniep_routing* routings, const uniep_backward_arguments* arguments,
                                            int32_t count) {
-  return guarded_call([&] {
+  return guarded([&] {
     require_pointer(verifier, "verifier");
     require_pointer(layer, "layer");
     require_pointer(schedule, "schedule");
     const Group& group = *verifier->group;
-    const LayerConfig whole = verified_config(config);
+    const LayerConfig whole = layer_config(config);
     verifier->verifier.after_backward(
         layer, whole,
         verifier->schedules.find(schedule, Direction::kBackward, Operation::kLayer, whole, group.machine()),
@@ -119,7 +106,7 @@ uniep_status uniep_verifier_after_backward(uniep_verifier* verifier, const char*
 }
 
 uniep_status uniep_verifier_end_step(uniep_verifier* verifier, int32_t* findings) {
-  return guarded_call([&] {
+  return guarded([&] {
     require_pointer(verifier, "verifier");
     require_pointer(findings, "findings");
     verifier->findings = verifier->verifier.end_step();
@@ -128,7 +115,7 @@ uniep_status uniep_verifier_end_step(uniep_verifier* verifier, int32_t* findings
 }
 
 uniep_status uniep_verifier_finding(const uniep_verifier* verifier, int32_t index, uniep_finding* finding) {
-  return guarded_call([&] {
+  return guarded([&] {
     require_pointer(verifier, "verifier");
     const std::size_t size = checked_size<uniep_finding>(finding, "finding");
     if (index < 0 || static_cast<std::size_t>(index) >= verifier->findings.size()) {
