@@ -42,7 +42,7 @@ inline void check_index(int64_t value, int64_t begin, int64_t end, const char* n
   }
 }
 
-void check_local_rank(int32_t rank, const Group& group) {
+inline void check_local_rank(int32_t rank, const Group& group) {
   check_index(rank, group.first_local_rank(), group.first_local_rank() + group.local_ranks(), "rank");
 }
 
