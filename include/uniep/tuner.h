@@ -164,7 +164,7 @@ class UNIEP_API Tuner {
   void add_results(std::span<const std::byte> bytes);
 
  private:
-  class Implementation;
+  class [[gnu::visibility("hidden")]] Implementation;
   std::unique_ptr<Implementation> implementation_;
 };
 

@@ -371,10 +371,6 @@ CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstre
   std::memcpy(memory(to), memory(from), size);
   return CUDA_SUCCESS;
 }
-CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream) {
-  for (size_t i = 0; i < count; ++i) static_cast<unsigned int*>(memory(to))[i] = value;
-  return CUDA_SUCCESS;
-}
 CUresult cuStreamSynchronize(CUstream) {
   return CUDA_SUCCESS;
 }

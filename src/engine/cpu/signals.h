@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -29,7 +30,7 @@ class RankSignals {
  private:
   static constexpr int kBanks = 2;
   using Words = std::unique_ptr<std::atomic<uint32_t>[]>;
-  Words banks_[kBanks];
+  std::array<Words, kBanks> banks_;
   Words flags_;
   int64_t counter_count_ = 0;
   int64_t flag_count_ = 0;

@@ -52,7 +52,6 @@ namespace uniep::cuda {
   X(cuMemcpyDtoHAsync)                 \
   X(cuMemcpyDtoDAsync)                 \
   X(cuMemsetD8Async)                   \
-  X(cuMemsetD32Async)                  \
   X(cuMemGetAccess)                    \
   X(cuMemPoolGetAccess)                \
   X(cuStreamCreate)                    \

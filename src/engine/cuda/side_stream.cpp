@@ -40,10 +40,9 @@ void SideStream::clear(void* memory, std::size_t bytes) {
   wait();
 }
 
+// No memset: that is a kernel, and beside one of ours on all SMs, whose wait this may end, it would not begin.
 void SideStream::store(uint32_t* word, uint32_t value) {
-  const ScopedDevice scope(device_);
-  check(driver().cuMemsetD32Async(pointer(word), value, 1, stream_), "storing a word");
-  wait();
+  write(word, &value, sizeof(value));
 }
 
 void SideStream::read(void* host, const void* memory, std::size_t bytes) {
