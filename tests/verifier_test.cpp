@@ -349,7 +349,7 @@ TEST(Verifier, WritesInputsThatRunReplays) {
                                           findings[0].file,
                                           "--json",
                                           "-"};
-    if (direction == Direction::kBackward) arguments.push_back("--backward");
+    if (direction == Direction::kBackward) arguments.emplace_back("--backward");
     const CommandResult replayed = run_command(arguments);
     ASSERT_EQ(replayed.status, 0) << replayed.err;
     const cli::LayerResult expected = job.arrays.expected(WeightGradientTime::kNow);

@@ -301,7 +301,7 @@ def op_arguments(save="keep", capacity=(0, 0), stacked=True):
     weights = layer.local(0, 1) if stacked else [list(weight.clone().unbind()) for weight in layer.local(0, 1)]
     first, second = ([weight] if stacked else [one.clone() for one in weight] for weight in weights)
     schedule = "save.xg=redispatch" if save == "redispatch" else "auto"
-    options = (uniep.Group().name, schedule, schedule, *capacity, save, 2, False)
+    options = (uniep.Group().name, schedule, schedule, *capacity, save, 2, False, "swiglu", "activation")
     return layer, [layer.x[0], layer.ids[0], layer.probs[0]], first, second, options
 
 
@@ -332,7 +332,7 @@ def test_opcheck_forward(save, capacity, stacked, filled_memory):
 def test_opcheck_gate_and_up_apart_and_dense_routing(filled_memory):
     layer, dense, w1 = apart_and_dense()
     probs = dense.probs.nan_to_num()
-    options = (uniep.Group().name, "auto", "auto", 0, 0, "keep", 2, True)
+    options = (uniep.Group().name, "auto", "auto", 0, 0, "keep", 2, True, "swiglu", "activation")
     leaves = [one.requires_grad_() for one in (layer.x[0], probs, *w1, layer.w2)]
     torch.library.opcheck(
         torch.ops.uniep.forward, (leaves[0], dense.routing_map, probs, w1, [layer.w2], *options, True)

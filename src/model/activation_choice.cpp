@@ -74,9 +74,13 @@ ActivationKind activation_kind(const Numerics& numerics) {
 }
 
 ActivationParameters activation_parameters(const Numerics& numerics) {
-  constexpr float kNone = std::numeric_limits<float>::infinity();
-  return {numerics.alpha, numerics.gate_limit > 0 ? numerics.gate_limit : kNone,
-          numerics.up_limit > 0 ? numerics.up_limit : kNone, numerics.up_offset};
+  ActivationParameters made;
+  made.alpha = numerics.alpha;
+  made.gate_limit = made.up_limit = std::numeric_limits<float>::infinity();
+  if (numerics.gate_limit > 0) made.gate_limit = numerics.gate_limit;
+  if (numerics.up_limit > 0) made.up_limit = numerics.up_limit;
+  made.up_offset = numerics.up_offset;
+  return made;
 }
 
 const char* activation_name(Activation activation) {

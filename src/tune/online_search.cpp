@@ -34,8 +34,8 @@ std::vector<double> Candidate::pooled() const {
   return all;
 }
 
-OnlineSearch::OnlineSearch(Schedule incumbent, const OnlineLimits& limits)
-    : limits_(limits), incumbent_(std::move(incumbent)), incumbent_text_(to_text(incumbent_)) {}
+OnlineSearch::OnlineSearch(const Schedule& incumbent, const OnlineLimits& limits)
+    : limits_(limits), incumbent_(incumbent), incumbent_text_(to_text(incumbent_)) {}
 
 PlannedCall OnlineSearch::next_call() {
   PlannedCall call;
@@ -241,14 +241,14 @@ std::vector<OnlineEvent> OnlineSearch::decide(double& allowed, uint64_t calls, b
   return events;
 }
 
-void OnlineSearch::begin_round(std::vector<Schedule> candidates, bool last) {
+void OnlineSearch::begin_round(const std::vector<Schedule>& candidates, bool last) {
   lost_before_ = lost();
   exhausted_ = last;
   candidates_.clear();
   plan_.clear();
   half_.reset();
   ++epoch_;
-  for (Schedule& schedule : candidates) candidates_.push_back({schedule, to_text(schedule)});
+  for (const Schedule& schedule : candidates) candidates_.push_back({schedule, to_text(schedule)});
 }
 
 void OnlineSearch::stop() {

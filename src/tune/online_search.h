@@ -67,7 +67,7 @@ struct OnlineEvent {
 
 class OnlineSearch {
  public:
-  OnlineSearch(Schedule incumbent, const OnlineLimits& limits = {});
+  explicit OnlineSearch(const Schedule& incumbent, const OnlineLimits& limits = {});
 
   const Schedule& incumbent() const { return incumbent_; }
   const std::string& incumbent_text() const { return incumbent_text_; }
@@ -89,7 +89,7 @@ class OnlineSearch {
   std::vector<OnlineEvent> decide(double& allowed, uint64_t calls, bool& first_use);
 
   // Candidates that are checked. With `last` there are no others, until times drift.
-  void begin_round(std::vector<Schedule> candidates, bool last);
+  void begin_round(const std::vector<Schedule>& candidates, bool last);
   // A candidate is out, for what is known of it from elsewhere.
   void drop(std::size_t i, Verdict verdict, const std::string& reason);
   bool wants_round() const { return !exhausted_ && !is_trying(); }

@@ -84,7 +84,7 @@ std::vector<Tuner::Implementation::Round> Tuner::Implementation::first_ranks_rou
     writer.number(static_cast<uint32_t>(own.size()));
     for (const Schedule& schedule : own) writer.text(to_text(schedule));
   }
-  const std::vector<std::vector<std::byte>> all = swap(writer.bytes());
+  const std::vector<std::vector<std::byte>> all = exchanged(writer.bytes());
   ByteReader reader(all.front());
   std::vector<Round> rounds;
   for (const std::size_t i : wanting) {
@@ -129,7 +129,7 @@ void Tuner::Implementation::begin_round() {
         writer.number(static_cast<float>(check.milliseconds));
       }
     }
-    const std::vector<std::vector<std::byte>> all = swap(writer.bytes());
+    const std::vector<std::vector<std::byte>> all = exchanged(writer.bytes());
     std::vector<ByteReader> readers(all.begin(), all.end());
     std::size_t next = 0;
     for (const Round& round : rounds) {
@@ -163,7 +163,7 @@ void Tuner::Implementation::begin_round() {
                     own_reason.empty() ? "on " + tune::rank_names(ranks, "", "") : own_reason);
       }
       ++slot.rounds;
-      slot.search.begin_round(std::move(kept), round.schedules.empty());
+      slot.search.begin_round(kept, round.schedules.empty());
       if (round.schedules.empty()) {
         if (options_.rank == 0) say(place(slot) + "nothing is left to try");
         if (slot.journal != nullptr) write_or_go_on([&] { slot.journal->finish(); });

@@ -162,7 +162,7 @@ void Tuner::Implementation::agree_on_start() {
   std::vector<std::byte> own = writer.bytes();
   own.insert(own.end(), settings.bytes().begin(), settings.bytes().end());
 
-  const std::vector<std::vector<std::byte>> all = swap(own);
+  const std::vector<std::vector<std::byte>> all = exchanged(own);
   std::vector<int> strangers, others;
   uint64_t identity = 0, chosen = 0;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {

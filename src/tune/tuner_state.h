@@ -113,7 +113,7 @@ class Tuner::Implementation {
   tune::TunedKey key_of(const Slot& slot) const;
   // Fields, with those that are fixed in place of theirs, as a whole Schedule; none where that is not legal.
   std::optional<Schedule> legal(const Slot& slot, PartialSchedule fields) const;
-  std::vector<std::vector<std::byte>> swap(std::span<const std::byte> own);
+  std::vector<std::vector<std::byte>> exchanged(std::span<const std::byte> own);
   std::vector<std::vector<std::byte>> take(int64_t number);
 
   std::vector<std::byte> step_bytes(int64_t covered) const;

@@ -89,7 +89,7 @@ std::vector<std::vector<std::byte>> Tuner::Implementation::take(int64_t number) 
               fmt::format("exchange: gave the bytes of {} ranks; there are {}", all.size(), options_.ranks));
 }
 
-std::vector<std::vector<std::byte>> Tuner::Implementation::swap(std::span<const std::byte> own) {
+std::vector<std::vector<std::byte>> Tuner::Implementation::exchanged(std::span<const std::byte> own) {
   if (options_.exchange == nullptr) return {{own.begin(), own.end()}};
   const int64_t number = next_number_++;
   options_.exchange->give(number, own);

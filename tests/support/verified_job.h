@@ -14,7 +14,7 @@ class VerifiedJob {
  public:
   // `first` is where its turns begin: an even one with a forward.
   VerifiedJob(const RandomLayer& of_layer, const std::string& schedule,
-              VerifierOptions options = {.every = 1, .budget = 1})
+              const VerifierOptions& options = {.every = 1, .budget = 1})
       : layer(of_layer), arrays(layer) {
     GroupOptions group_options;
     group_options.engine = EngineKind::kCpu;
