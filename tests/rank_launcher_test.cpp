@@ -75,9 +75,14 @@ TEST(RankLauncher, TheFailureOfOneEndsTheOthers) {
 TEST(RankLauncher, AGrandchildThatHoldsStandardErrorIsNotWaitedFor) {
   const TemporaryFolder folder;
   const auto start = std::chrono::steady_clock::now();
-  launch_script(R"(sleep 1000 & echo $! > "$0/$RANK")", folder, 2);
+  // Grandchildren note themselves before they stand still, and hold nothing of this program's but standard error: one
+  // that begins after its rank was killed may be left over.
+  launch_script(R"(sh -c 'echo $$ > "$0/$RANK"; exec sleep 100' "$0" >/dev/null &
+                   until [ -s "$0/$RANK" ]; do sleep 0.01; done)",
+                folder, 2);
   expect_error(Status::kDevice, "rank 1: out of luck", [&] {
-    launch_script(R"(sleep 1000 & echo $! > "$0/again$RANK"
+    launch_script(R"(sh -c 'echo $$ > "$0/again$RANK"; exec sleep 100' "$0" >/dev/null &
+                     [ $RANK = 0 ] || until [ -s "$0/again$RANK" ]; do sleep 0.01; done
                      [ $RANK = 0 ] || { echo "uniep run: out of luck" >&2; exit 1; })",
                   folder, 2);
   });
@@ -85,9 +90,8 @@ TEST(RankLauncher, AGrandchildThatHoldsStandardErrorIsNotWaitedFor) {
   EXPECT_FALSE(has_children());
   int grandchildren = 0;
   for (const char* file : {"0", "1", "again0", "again1"}) {
-    if (std::filesystem::exists(folder / file)) {
-      grandchildren += kill(std::stoi(io::read_text_file(folder / file)), SIGKILL) == 0 ? 1 : 0;
-    }
+    const std::string id = std::filesystem::exists(folder / file) ? io::read_text_file(folder / file) : "";
+    if (!id.empty()) grandchildren += kill(std::stoi(id), SIGKILL) == 0 ? 1 : 0;
   }
   EXPECT_GE(grandchildren, 3);
 }
