@@ -15,7 +15,7 @@ struct WalkStyle {
   int32_t share = 0, shares = 1;     // of the agents that share a worker's copies this one takes every shares-th
 };
 
-// The CUDA engine's warps sum so many tokens at a time (roles/reduce.h).
+// The CUDA engine's warps sum so many tokens at a time (transfer/reduce.h).
 inline constexpr int32_t kCudaSumTokens = 2;
 
 // Tokens of a rank, as positions of summed_token().

@@ -7,9 +7,9 @@
 #include <memory>
 #include <random>
 
-#include "api/place.h"
 #include "comm/symmetric_memory.h"
-#include "engine/cuda/device_placement.h"
+#include "engine/cuda/place/device_placement.h"
+#include "model/place.h"
 #include "model/placement_state.h"
 #include "tests/cuda/gpu_support.h"
 

@@ -1,0 +1,15 @@
+# Writes OUTPUT, a C++ file that holds device sources and headers as text. FILES: names as #include writes them, found
+# under ROOT/src or ROOT/include.
+set(text "// Written by embed_sources.cmake.\n#include \"engine/cuda/runtime/embedded_sources.h\"\n\nnamespace uniep::cuda {\n")
+string(APPEND text "\nconst std::vector<EmbeddedSource>& embedded_sources() {\n  static const std::vector<EmbeddedSource> sources = {\n")
+foreach(file IN LISTS FILES)
+  set(path "${ROOT}/src/${file}")
+  if(NOT EXISTS "${path}")
+    set(path "${ROOT}/include/${file}")
+  endif()
+  file(READ "${path}" content)
+  string(APPEND text "      {\"${file}\", R\"uniep_source(${content})uniep_source\"},\n")
+endforeach()
+string(APPEND text "  };\n  return sources;\n}\n\n}  // namespace uniep::cuda\n")
+file(WRITE "${OUTPUT}.new" "${text}")
+file(RENAME "${OUTPUT}.new" "${OUTPUT}")
