@@ -68,7 +68,7 @@ TEST(ClosedForm, PredictsMeasuredLayers) {
     const Schedule schedule = fill(PartialSchedule::parse(row.schedule), Direction::kForward, row.shape, {}, machine);
     const double ms = tune::estimate(problem_of(row), schedule).us * 1e-3;
     all.errors.push_back(std::abs(ms / row.ms - 1));
-    runs[row.session].push_back({ms, row.ms});
+    runs[row.session].emplace_back(ms, row.ms);
     if (std::getenv("UNIEP_TEST_VERBOSE") != nullptr) {
       std::printf("%+6.1f %% %7.3f -> %7.3f %s %ld %d %s\n", 100 * (ms / row.ms - 1), row.ms, ms, row.session.c_str(),
                   static_cast<long>(row.shape.hidden), row.ranks, to_text(schedule).c_str());

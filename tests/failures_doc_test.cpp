@@ -117,7 +117,7 @@ void add_returned(const char* file, std::string_view signature, const std::strin
   const std::string code = code_of(kRoot / file);
   std::size_t at = code.find(signature);
   ASSERT_NE(at, std::string::npos) << file << " has no " << signature;
-  const std::size_t end = code.find("\n" + std::string(signature.starts_with(" ") ? "  " : "") + "}", at);
+  const std::size_t end = code.find("\n" + std::string(signature.starts_with(' ') ? "  " : "") + "}", at);
   while ((at = code.find("return ", at)) < end) {
     at += 7;
     const std::string message = message_at(code, at);
@@ -150,7 +150,7 @@ bool of_run_time(const Thrown& thrown) {
   if (kComposed.contains(thrown.message)) return false;
   if (thrown.status != "kInvalidArgument") return true;
   return kAgreements.contains(thrown.file) &&
-         (thrown.message.find("rank *") != std::string::npos || thrown.message.starts_with("*"));
+         (thrown.message.find("rank *") != std::string::npos || thrown.message.starts_with('*'));
 }
 
 // Messages are the code in the first cell of tables, with <...> for values.

@@ -84,7 +84,7 @@ class TraceWriter {
   void line(const std::string& members) {
     text_ += text_.empty() ? "{" : ",\n{";
     text_ += members;
-    text_ += "}";
+    text_ += '}';
   }
   void metadata(const char* what, int rank, int thread, const std::string& args) {
     line(fmt::format("\"ph\": \"M\", \"name\": \"{}\", \"pid\": {}, \"tid\": {}, \"args\": {{{}}}", what, rank + 1,

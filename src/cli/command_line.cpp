@@ -70,7 +70,7 @@ void require_command(const CLI::App& app, const std::vector<std::string>& argume
     if (arguments.front() == command->get_name()) return;
     names += (names.empty() ? "" : ", ") + command->get_name();
   }
-  if (arguments.front().starts_with("-")) return;
+  if (arguments.front().starts_with('-')) return;
   throw Error(Status::kInvalidArgument, io::quote_text(arguments.front()) + " is no command; must be one of " + names);
 }
 

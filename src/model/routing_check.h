@@ -15,6 +15,7 @@ UNIEP_HOST_DEVICE RoutingFault check_slot(const Id* topk_ids, float prob, int64_
   const int64_t id = static_cast<int64_t>(topk_ids[entry]);
   if (id == -1) return RoutingFault::kNone;
   if (id < 0 || id >= experts) return RoutingFault::kIdOutOfRange;
+  // NOLINTNEXTLINE(misc-redundant-expression): not 0 for what is not finite
   if (!(prob - prob == 0.0f)) return RoutingFault::kProbNotFinite;
   for (int32_t back = 1; back <= slot; ++back) {
     if (static_cast<int64_t>(topk_ids[entry - back]) == id) return RoutingFault::kExpertTwice;

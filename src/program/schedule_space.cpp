@@ -42,9 +42,9 @@ bool is_representative(int field, int value, const RuleContext& context) {
 
 Values possible_values(int field, const RuleContext& context, bool representative_only) {
   Values values;
-  if (descriptor_of(field).stage) values.push_back(std::nullopt);
+  if (descriptor_of(field).stage) values.emplace_back(std::nullopt);
   for (const int value : legal_values(descriptor_of(field).field, most_of(field, context))) {
-    if (!representative_only || is_representative(field, value, context)) values.push_back(value);
+    if (!representative_only || is_representative(field, value, context)) values.emplace_back(value);
   }
   return values;
 }

@@ -83,8 +83,9 @@ int parse_value(const ScheduleField& field, std::string_view text) {
     if (field.words[word] == text) return static_cast<int>(word);
   }
   int value = 0;
-  const char* const end = text.data() + text.size();
-  const std::from_chars_result result = std::from_chars(text.data(), end, value);
+  const char* const begin = text.data();
+  const char* const end = begin + text.size();
+  const std::from_chars_result result = std::from_chars(begin, end, value);
   const bool is_number = result.ec == std::errc() && result.ptr == end && field.words.empty();
   if (!is_number || !is_legal_value(field, value)) {
     throw Error(Status::kInvalidArgument,

@@ -150,7 +150,7 @@ void Tuner::Implementation::begin_round() {
           if (outcome == worst) ranks.push_back(static_cast<int>(rank));
         }
         if (milliseconds > 0) checks_milliseconds_ += milliseconds;
-        const std::string own_reason = reasons[next++];
+        const std::string& own_reason = reasons[next++];
         if (worst == Outcome::kEqual) {
           note(slot, schedule, Verdict::kInTheRunning);
           kept.push_back(schedule);

@@ -302,10 +302,10 @@ std::optional<Finding> VerifierState::judge(const NotedCall& call, std::vector<S
     for (const std::vector<int>& earlier : undecided_) {
       std::vector<int> both;
       std::set_intersection(narrowed.begin(), narrowed.end(), earlier.begin(), earlier.end(), std::back_inserter(both));
-      if (!both.empty()) narrowed = both;
+      if (!both.empty()) narrowed = std::move(both);
     }
     undecided_.push_back(candidates);
-    if (narrowed.size() == 1) candidates = narrowed;
+    if (narrowed.size() == 1) candidates = std::move(narrowed);
   }
   if (candidates.size() == 1 && ranks > 1) {
     const auto moved = std::find_if(found.evidence.begin(), found.evidence.end(),
@@ -328,7 +328,7 @@ std::optional<Finding> VerifierState::judge(const NotedCall& call, std::vector<S
     return finding;
   }
   finding.kind = FindingKind::kUndecided;
-  finding.suspects = candidates;
+  finding.suspects = std::move(candidates);
   describe(finding, &named->place,
            persistent ? "differs by rank; two ranks are too few to say which one is wrong"
                       : "is wrong; later findings may say which one of them it is");

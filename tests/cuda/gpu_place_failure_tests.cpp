@@ -151,7 +151,7 @@ class TwoRanks {
   const LayerShape shape_ = PlaceGroup::shape_of(case_);
   Kernels kernels_;
   PlaceGroup group_;
-  HalfMemory halves_[2];
+  HalfMemory halves_[2] = {HalfMemory(group_.memory(), 0), HalfMemory(group_.memory(), 1)};
   std::unique_ptr<Placer> placers_[2];
   CUstream streams_[2] = {};
   PlacedOnDevice placed_;
@@ -179,7 +179,6 @@ void run_around(Results& results, TwoRanks& ranks, const std::string& deadline, 
       }
     }
   }
-  std::string text;
   int failures = 0;
   for (const auto& [kind, count] : kinds) {
     std::printf("%-24s %-14s %d times\n", deadline.c_str(), kind.c_str(), count);

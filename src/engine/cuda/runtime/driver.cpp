@@ -69,6 +69,7 @@ ScopedDevice::ScopedDevice(int device, const std::nothrow_t&) noexcept : entered
   }
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): what was entered has a driver
 ScopedDevice::~ScopedDevice() {
   if (entered_) driver().cuCtxSetCurrent(previous_);
 }
