@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from uniep import library, rerun
-from uniep.engine import Weights
+from uniep.engine import addresses
 from uniep.group import Group
 from uniep.layer_stats import watch
 from uniep.numerics import PLAIN, Numerics
@@ -51,8 +51,8 @@ class Call(typing.NamedTuple):
                 self.schedules[0],
                 route.placement,
                 rows,
-                Weights.of(w1, self.apart),
-                Weights.of(w2),
+                addresses(w1, self.apart),
+                addresses(w2),
                 keep,
             )
         verifier = rerun.watcher
@@ -89,7 +89,7 @@ class Call(typing.NamedTuple):
         if verifier is not None and is_due:
             verifier.before_backward(self, dw1, dw2)
         w1, w2 = self.split(weights)
-        dprobs = dy.new_empty(route.engine_tokens, dtype=torch.float32)
+        dprobs = self.group.engine.probs_gradient(route.engine_tokens)
         rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
         with watch(self, "backward", route):
             dx = self.group.engine.backward(
@@ -99,11 +99,11 @@ class Call(typing.NamedTuple):
                 saved,
                 rows,
                 x_rows,
-                Weights.of(w1, self.apart),
-                Weights.of(w2),
+                addresses(w1, self.apart),
+                addresses(w2),
                 dprobs,
-                Weights.of(dw1, self.apart),
-                Weights.of(dw2),
+                addresses(dw1, self.apart),
+                addresses(dw2),
             )
         # Collective, so whoever needs them.
         route.keeps_arrived = is_due or rerun.running

@@ -100,7 +100,7 @@ def moe(
         options: dict[str, typing.Any] = {"group": group, "schedule": schedule, "capacity": capacity, "save": save}
         options |= {"topk": topk, "grad_dtype": grad_dtype, "activation": activation, "router_weight": router_weight}
         return _moe_outside_of_graphs(x, topk_ids, probs, w1, w2, main_grad=main_grad, **options)
-    if torch.is_autocast_enabled(x.device.type):
+    if (compiling or torch._C._is_any_autocast_enabled()) and torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.bfloat16)
         w1, w2 = _cast(w1), _cast(w2)
     (first, apart), second = _gate_and_up(w1, "w1"), _tensors(w2, "w2")
@@ -207,6 +207,8 @@ _apply_moe: typing.Callable[..., typing.Any] = super(torch.autograd.Function, _M
 def _gradients(call: Call, which: int, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Memory for the gradients of w1 (0) or w2 (1)."""
     if call.main_grad is None:
+        if call.grad_dtype is torch.bfloat16:
+            return [torch.empty_like(weight) for weight in weights]
         return [torch.empty_like(weight, dtype=call.grad_dtype) for weight in weights]
     if call.main_grad != "param":
         return call.main_grad[which]
