@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.autograd.function import once_differentiable
 
-from uniep import ops, reserved_sms
+from uniep import capture, ops, reserved_sms
 from uniep.call import Call, shaped
 from uniep.errors import Unsupported
 from uniep.group import Group, find_group
@@ -277,11 +277,18 @@ def _returned(
     zeros = []
     for weight in weights:
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-        key = (weight.shape, weight.dtype, weight.device)
-        if key not in _zeros:
-            _zeros[key] = torch.zeros_like(weight, requires_grad=False)
-        zeros.append(_zeros[key].detach())
+        zeros.append(_zeros_of(weight))
     return zeros
+
+
+def _zeros_of(weight: torch.Tensor) -> torch.Tensor:
+    key = (weight.shape, weight.dtype, weight.device)
+    found = _zeros.get(key)
+    if found is None:
+        found = torch.zeros_like(weight, requires_grad=False)
+        if not capture.is_capturing():  # memory of a graph is the graph's, and zero in its replays
+            _zeros[key] = found
+    return found.detach()
 
 
 def _is_tensor(value: object) -> typing.TypeGuard[torch.Tensor]:

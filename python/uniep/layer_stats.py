@@ -10,7 +10,7 @@ import typing
 
 import torch
 
-from uniep import library
+from uniep import capture, library
 
 if typing.TYPE_CHECKING:
     from uniep.call import Call
@@ -141,6 +141,8 @@ _nothing = contextlib.nullcontext()
 def watch(call: Call, direction: str, route: Route) -> contextlib.AbstractContextManager[None]:
     """Around one call of the library: a range of torch's profiler where that runs, and an entry of stats()."""
     if not _recording and not torch.autograd.profiler._is_profiler_enabled:
+        return _nothing
+    if capture.is_capturing():  # events of a graph have no time, and replays pass by here
         return _nothing
     return _watch(call, direction, route)
 

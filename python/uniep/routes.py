@@ -13,7 +13,7 @@ import typing
 import torch
 import torch.distributed as dist
 
-from uniep import library, peers
+from uniep import capture, library, peers
 from uniep.errors import CapacityError
 from uniep.numerics import PLAIN, Numerics
 
@@ -205,7 +205,11 @@ def place_routing(
     topk: int,
     capacity: tuple[int, int] | None,
 ) -> Route:
-    """Places a routing of a layer of shape (H, I, E) on the group's transport: ids or a map, and K. Collective."""
+    """Places a routing of a layer of shape (H, I, E) on the group's transport: ids or a map, and K. Collective.
+
+    Raises ValueError where a CUDA graph is captured that can not hold it.
+    """
+    capture.check_call(group, capacity)
     kind = TorchRoute if group.transport == "torch" else Route
     return kind(group, shape, ids, probs, topk, capacity)
 
