@@ -33,4 +33,4 @@ def test_processes(ranks):
 
 
 def test_checks_for_gpus():
-    assert "20 of 20 checks passed" in torchrun(2, HERE / "gpu_checks.py", "--cpu")
+    assert "22 of 22 checks passed" in torchrun(2, HERE / "gpu_checks.py", "--cpu")

@@ -80,7 +80,7 @@ def run(tmp_path_factory):
     assert words[:4] == ["--nproc-per-node", "2", "-m", "uniep.pilot"]
     flags = folder / "flags.sh"
     flags.write_text("--swiglu --disable-bias-linear --bf16 \\\n --moe-shared-expert-overlap --fp8-format hybrid \\\n")
-    output = run_pilot([*words[4:], "--config", str(flags)], folder)
+    output = run_pilot([*words[4:], "--config", str(flags), "--reserve-sms", "8"], folder)
     return output, json.loads((folder / "pilot" / "report.json").read_text()), folder / "pilot" / "report.html"
 
 
@@ -97,6 +97,7 @@ def test_every_part_is_in_the_report(run):
         assert row["peak_mib"] is None  # torch counts a CPU's memory nowhere
         assert 1.0 <= row["rows_max_over_mean"] <= 2.0
     assert "missing: deepep" in output
+    assert [row["arm"] for row in report["reserve_sms"]] == ["uniep", "uniep, reserve_sms=8"]
 
 
 def test_bits_and_losses(run):
@@ -234,9 +235,19 @@ def test_missing_arms_are_named():
 
 def test_reserved_sms_are_arms():
     arm = arms.find(["uniep"], "fusion=pairs,comm.reserve_sms=24")[0][0]
+    assert arm.reserve_sms == "auto"
     other = arms.with_reserved_sms(arm, 8)
-    assert (other.name, other.schedule) == ("uniep, reserve_sms=8", "fusion=pairs,comm.reserve_sms=8")
-    assert arms.with_reserved_sms(arm._replace(schedule="auto"), 0).schedule == "comm.reserve_sms=0"
+    assert (other.name, other.schedule, other.reserve_sms) == ("uniep, reserve_sms=8", "fusion=pairs", 8)
+    other = arms.with_reserved_sms(arm._replace(schedule="auto"), 0)
+    assert (other.schedule, other.reserve_sms) == ("auto", 0)
+
+
+def test_numbers_of_reserved_sms_where_there_are_several_gpus(monkeypatch):
+    assert options.parse(["--cpu"]).reserve_sms == options.parse([]).reserve_sms == []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert options.parse([]).reserve_sms == [0, 8, 16]
+    assert options.parse(["--reserve-sms", "4"]).reserve_sms == [4]
+    assert options.parse(["--reserve-sms", ""]).reserve_sms == options.parse(["--cpu"]).reserve_sms == []
 
 
 def test_drawings_escape_names():
