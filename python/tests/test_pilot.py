@@ -16,7 +16,7 @@ import pytest
 if importlib.util.find_spec("megatron") is None:  # test_megatron.py fails then where it has to be there
     pytest.skip("megatron-core is not installed", allow_module_level=True)
 
-from test_distributed import HERE, torchrun
+from ranks import HERE, run_ranks
 from uniep.pilot import arms, drawing, options, sizes, summary, text
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -26,11 +26,17 @@ def run_pilot(words, folder, ranks=2, expected=0):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{os.environ.get('PYTHONPATH', '')}"}
+    line = [sys.executable]
+    if ranks > 1:
+        line += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
+    else:  # without torchrun's own seconds
+        environment |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = subprocess.run(
         [*line, "-m", "uniep.pilot", *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{os.environ.get('PYTHONPATH', '')}"},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -211,7 +217,7 @@ def test_uniep_disable_is_refused(scratch, monkeypatch):
 
 
 def test_small_models_and_bits_that_differ():
-    assert "3 checks passed on 2 ranks" in torchrun(2, HERE / "pilot_checks.py")
+    assert "3 checks passed on 2 ranks" in run_ranks(2, HERE / "pilot_checks.py")
 
 
 def test_layers():

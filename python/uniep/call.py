@@ -10,7 +10,7 @@ import torch
 from uniep import library, rerun
 from uniep.engine import addresses
 from uniep.group import Group
-from uniep.layer_stats import watch
+from uniep.layer_stats import spans, watch
 from uniep.numerics import PLAIN, Numerics
 from uniep.routes import Route, place_routing
 
@@ -43,6 +43,7 @@ class Call(typing.NamedTuple):
     ) -> tuple[torch.Tensor, torch.Tensor, Route]:
         """y in the shape of x, what is kept for backward (nothing unless `keep`), and the placed routing."""
         route = self.place(ids, probs)
+        route.spans = spans()
         w1, w2 = self.split(weights)
         rows = route.send(rows_of(x))
         with watch(self, "forward", route):
@@ -90,6 +91,7 @@ class Call(typing.NamedTuple):
             verifier.before_backward(self, dw1, dw2)
         w1, w2 = self.split(weights)
         dprobs = self.group.engine.probs_gradient(route.engine_tokens)
+        route.spans = spans()
         rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
         with watch(self, "backward", route):
             dx = self.group.engine.backward(
