@@ -34,8 +34,8 @@ def ended(tmp_path_factory):
             files[name].parent.mkdir()
             files[name].write_text(program)
     runner = [sys.executable, str(HERE / "run_programs.py"), *map(str, files.values())]
-    lines = subprocess.run(runner, check=True, capture_output=True, text=True).stdout.splitlines()
-    statuses = dict(line.rsplit(maxsplit=1) for line in lines)
+    done = subprocess.run(runner, check=True, capture_output=True, text=True, timeout=500)
+    statuses = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines())
     return {name: (statuses[str(file)], pathlib.Path(f"{file}.log").read_text()) for name, file in files.items()}
 
 
