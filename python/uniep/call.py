@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from uniep import library, rerun
-from uniep.engine import Weights
+from uniep.engine import addresses
 from uniep.group import Group
-from uniep.layer_stats import watch
+from uniep.layer_stats import spans, watch
 from uniep.numerics import PLAIN, Numerics
 from uniep.routes import Route, place_routing
 
@@ -43,6 +43,7 @@ class Call(typing.NamedTuple):
     ) -> tuple[torch.Tensor, torch.Tensor, Route]:
         """y in the shape of x, what is kept for backward (nothing unless `keep`), and the placed routing."""
         route = self.place(ids, probs)
+        route.spans = spans()
         w1, w2 = self.split(weights)
         rows = route.send(rows_of(x))
         with watch(self, "forward", route):
@@ -51,8 +52,8 @@ class Call(typing.NamedTuple):
                 self.schedules[0],
                 route.placement,
                 rows,
-                Weights.of(w1, self.apart),
-                Weights.of(w2),
+                addresses(w1, self.apart),
+                addresses(w2),
                 keep,
             )
         verifier = rerun.watcher
@@ -89,7 +90,8 @@ class Call(typing.NamedTuple):
         if verifier is not None and is_due:
             verifier.before_backward(self, dw1, dw2)
         w1, w2 = self.split(weights)
-        dprobs = dy.new_empty(route.engine_tokens, dtype=torch.float32)
+        dprobs = self.group.engine.probs_gradient(route.engine_tokens)
+        route.spans = spans()
         rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
         with watch(self, "backward", route):
             dx = self.group.engine.backward(
@@ -99,11 +101,11 @@ class Call(typing.NamedTuple):
                 saved,
                 rows,
                 x_rows,
-                Weights.of(w1, self.apart),
-                Weights.of(w2),
+                addresses(w1, self.apart),
+                addresses(w2),
                 dprobs,
-                Weights.of(dw1, self.apart),
-                Weights.of(dw2),
+                addresses(dw1, self.apart),
+                addresses(dw2),
             )
         # Collective, so whoever needs them.
         route.keeps_arrived = is_due or rerun.running
