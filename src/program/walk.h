@@ -7,7 +7,7 @@
 // plain numbers where one thread plays all of them. They have
 //   int64_t taken(int64_t counter) const   how many tickets have been asked for; see ticket_counter()
 //   int64_t take(int64_t counter)          asks for the next one
-namespace uniep {
+namespace uniep::program {
 
 // What engines are free to choose.
 struct WalkStyle {
@@ -193,4 +193,4 @@ class AgentWalk {
   ListWalk walk_;
 };
 
-}  // namespace uniep
+}  // namespace uniep::program

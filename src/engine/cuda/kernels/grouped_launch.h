@@ -8,7 +8,8 @@
 #include "engine/cuda/runtime/kernel.h"
 #include "uniep/grouped_gemm.h"
 
-// Launches of the grouped GEMM kernel (device/kernels/grouped_gemm.cu), for GroupedGemm and for the layer's weight gradients.
+// Launches of the grouped GEMM kernel (device/kernels/grouped_gemm.cu), for GroupedGemm and for the layer's weight
+// gradients.
 namespace uniep::cuda {
 
 // Extents and rows; operands and outputs are the caller's to add.

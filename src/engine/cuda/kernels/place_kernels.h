@@ -4,7 +4,8 @@
 
 #include "engine/cuda/runtime/run_time_compiler.h"
 
-// The kernels that place tokens (device/kernels/place.cu) and build Programs' tables (device/kernels/program_tables.cu).
+// The kernels that place tokens (device/kernels/place.cu) and build Programs' tables
+// (device/kernels/program_tables.cu).
 namespace uniep::cuda {
 
 KernelRequest place_request();

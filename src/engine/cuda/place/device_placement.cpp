@@ -81,19 +81,14 @@ std::string words(const PlaceTerms& terms) {
 
 }  // namespace
 
+#define UNIEP_TABLE(type, name, entries) tables.name = carver.take<type>(entries);
+
 PlacementTables carve_placement(internal::Carver& carver, const LayerShape& shape, int ranks, int64_t tokens) {
+  const TableSizes s{.experts = shape.experts, .ranks = ranks, .tokens = tokens, .topk = shape.topk};
   PlacementTables tables{};
-  tables.rank_of_expert = carver.take<int32_t>(shape.experts);
-  tables.counts = carver.take<int32_t>(ranks * shape.experts);
-  tables.source_offset = carver.take<int32_t>(ranks * shape.experts);
-  tables.expert_rows = carver.take<int32_t>(shape.experts);
-  tables.segment_start = carver.take<int32_t>(shape.experts);
-  tables.tokens_of_rank = carver.take<int32_t>(ranks);
-  tables.token_block_begin = carver.take<int32_t>(ranks + 1);
-  tables.source_begin = carver.take<int64_t>(ranks + 1);
-  tables.expert_of_slot = carver.take<int32_t>(tokens * shape.topk);
-  tables.row_of_slot = carver.take<int32_t>(tokens * shape.topk);
-  tables.token_order = carver.take<int32_t>(tokens);
+  UNIEP_PLACEMENT_TABLES(UNIEP_TABLE)
+  tables.rows = nullptr;  // carve_rows()
+  tables.row_of_source = nullptr;
   return tables;
 }
 
@@ -105,17 +100,13 @@ void carve_rows(internal::Carver& carver, PlacementTables& tables, int64_t rows,
 }
 
 ProgramTables carve_program(internal::Carver& carver, const LayerShape& shape, int ranks) {
-  const int64_t local_experts = shape.experts / ranks;
+  const TableSizes s{.experts = shape.experts, .ranks = ranks, .local_experts = shape.experts / ranks};
   ProgramTables tables{};
-  tables.block_begin = carver.take<int32_t>(local_experts + 1);
-  tables.odd_blocks = carver.take<int32_t>(local_experts + 1);
-  tables.rotation = carver.take<int32_t>(local_experts);
-  tables.expert_block = carver.take<int32_t>(shape.experts);
-  tables.blocks_of_rank = carver.take<int32_t>(ranks);
-  tables.push_begin = carver.take<int32_t>(shape.experts + 1);
-  tables.push_block = carver.take<int32_t>(shape.experts);
+  UNIEP_SCHEDULE_TABLES(UNIEP_TABLE)
   return tables;
 }
+
+#undef UNIEP_TABLE
 
 Placer::Placer(SymmetricMemory& memory, const std::vector<KernelStore*>& kernels, double wait_seconds,
                double arrival_seconds)

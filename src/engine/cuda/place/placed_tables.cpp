@@ -43,15 +43,11 @@ class TableWriter {
 };
 
 ProgramTables write_program(TableWriter& writer, const RankProgram& p) {
-  const auto local = static_cast<std::size_t>(p.local_experts), ranks = static_cast<std::size_t>(p.ranks);
+  const TableSizes s{.experts = p.experts, .ranks = p.ranks, .local_experts = p.local_experts};
   ProgramTables tables;
-  tables.block_begin = writer.put(p.block_begin, local + 1);
-  tables.odd_blocks = writer.put(p.odd_blocks, local + 1);
-  tables.rotation = writer.put(p.rotation, local);
-  tables.expert_block = writer.put(p.expert_block, static_cast<std::size_t>(p.experts));
-  tables.blocks_of_rank = writer.put(p.blocks_of_rank, ranks);
-  tables.push_begin = writer.put(p.push_begin, local * ranks + 1);
-  tables.push_block = writer.put(p.push_block, local * ranks);
+#define UNIEP_TABLE(type, name, entries) tables.name = writer.put(p.name, static_cast<std::size_t>(entries));
+  UNIEP_SCHEDULE_TABLES(UNIEP_TABLE)
+#undef UNIEP_TABLE
   return tables;
 }
 
@@ -75,26 +71,12 @@ bool same_program(const ProgramRequest& a, const ProgramRequest& b) {
 }
 
 void point_to_device(RankProgram& p, const PlacementTables& placed, const ProgramTables& tables) {
-  p.rank_of_expert = placed.rank_of_expert;
-  p.counts = placed.counts;
-  p.source_offset = placed.source_offset;
-  p.expert_rows = placed.expert_rows;
-  p.segment_start = placed.segment_start;
-  p.tokens_of_rank = placed.tokens_of_rank;
-  p.token_block_begin = placed.token_block_begin;
-  p.source_begin = placed.source_begin;
-  p.expert_of_slot = placed.expert_of_slot;
-  p.row_of_slot = placed.row_of_slot;
-  p.token_order = placed.token_order;
-  p.rows = placed.rows;
-  p.row_of_source = placed.row_of_source;
-  p.block_begin = tables.block_begin;
-  p.odd_blocks = tables.odd_blocks;
-  p.rotation = tables.rotation;
-  p.expert_block = tables.expert_block;
-  p.blocks_of_rank = tables.blocks_of_rank;
-  p.push_begin = tables.push_begin;
-  p.push_block = tables.push_block;
+#define UNIEP_TABLE(type, name, entries) p.name = placed.name;
+  UNIEP_PLACEMENT_TABLES(UNIEP_TABLE)
+#undef UNIEP_TABLE
+#define UNIEP_TABLE(type, name, entries) p.name = tables.name;
+  UNIEP_SCHEDULE_TABLES(UNIEP_TABLE)
+#undef UNIEP_TABLE
 }
 
 }  // namespace
