@@ -26,7 +26,7 @@ from megatron_layers import (
     run_layer,
     spec,
 )
-from uniep import rerun
+from uniep import rerun, trials
 from uniep.megatron.experts import Experts
 
 
@@ -120,6 +120,33 @@ def check_one_flag_verifies(rank, ranks):
     for one, other in zip(*results, strict=True):
         assert same_bits(one, other)
     expect_error(ValueError, "verify: -1", lambda: uniep.megatron.patch(verify=-1))
+
+
+def check_one_flag_tunes(rank, ranks):
+    """Up to a step, by the optimizer's, and with the same weights."""
+
+    def weights_after_steps():
+        layer = moe_layer(False)
+        optimizers = [torch.optim.SGD(part, lr=0.1) for part in ([*layer.experts.parameters()], [layer.router.weight])]
+        for _ in range(6):
+            run_layer(layer)
+            for optimizer in optimizers:
+                optimizer.step()
+        return [weight.detach().clone() for weight in layer.parameters()]
+
+    results = []
+    for until in (0, 6):
+        uniep.megatron.patch(tune_until=until)
+        try:
+            results.append(weights_after_steps())
+        finally:
+            uniep.megatron.unpatch()
+    with trials.active as tuner:
+        assert tuner.frozen and tuner._groups[0].steps == 6
+        assert tuner.spent.tried_calls > 0
+    for one, other in zip(*results, strict=True):
+        assert same_bits(one, other)
+    expect_error(ValueError, "tune_until: -1", lambda: uniep.megatron.patch(tune_until=-1))
 
 
 def check_uniep_disable_gives_megatrons_layer(rank, ranks):

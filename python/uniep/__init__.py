@@ -19,6 +19,7 @@ if typing.TYPE_CHECKING:
     from uniep.modules import Experts, MoELayer
     from uniep.show import show_config
     from uniep.tracing import trace
+    from uniep.tuner import Tuner
     from uniep.tuning import autotune
     from uniep.verifier import Finding, Verifier
 
@@ -32,6 +33,7 @@ __all__ = [
     "Group",
     "MoELayer",
     "Plan",
+    "Tuner",
     "Unsupported",
     "Verifier",
     "abort",
@@ -52,6 +54,7 @@ _MODULE_OF_NAME = {
     "Group": "group",
     "MoELayer": "modules",
     "Plan": "exchange",
+    "Tuner": "tuner",
     "Verifier": "verifier",
     "abort": "group",
     "autotune": "tuning",

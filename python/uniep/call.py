@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from uniep import library, rerun
+from uniep import library, rerun, trials
 from uniep.engine import addresses
 from uniep.group import Group
 from uniep.layer_stats import spans, watch
@@ -46,10 +46,11 @@ class Call(typing.NamedTuple):
         route.spans = spans()
         w1, w2 = self.split(weights)
         rows = route.send(rows_of(x))
-        with watch(self, "forward", route):
+        trial = trials.plan(self, "forward", route)
+        with watch(self, "forward", route), trial:
             y, saved = self.group.engine.forward(
                 route.config(numerics=self.numerics),
-                self.schedules[0],
+                trial.schedule or self.schedules[0],
                 route.placement,
                 rows,
                 addresses(w1, self.apart),
@@ -93,10 +94,12 @@ class Call(typing.NamedTuple):
         dprobs = self.group.engine.probs_gradient(route.engine_tokens)
         route.spans = spans()
         rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
-        with watch(self, "backward", route):
+        trial = trials.plan(self, "backward", route)
+        schedules = self.schedules if trial.schedule is None else (self.schedules[0], trial.schedule)
+        with watch(self, "backward", route), trial:
             dx = self.group.engine.backward(
                 route.config(self.weight_gradient, self.numerics),
-                self.schedules,
+                schedules,
                 route.placement,
                 saved,
                 rows,

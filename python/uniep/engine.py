@@ -233,6 +233,23 @@ class Engine:
         self._call(self._library.uniep_schedule_resolve, *arguments, text, needed, ctypes.byref(needed))
         return text.value.decode()
 
+    def memory_need(self, config: typing.Any, direction: int, schedule: bytes, placement: Owned) -> tuple[int, ...]:
+        """Bytes that a call needs: saved (as its forward keeps it), workspace, symmetric."""
+        need = library.MemoryNeed.make()
+        arguments = self._handle, config, schedule, placement.handle
+        address = ctypes.byref(need)
+        if direction == library.FORWARD:
+            self._call(self._library.uniep_query_forward_memory, *arguments, 1, address, 1)
+        else:
+            self._call(self._library.uniep_query_backward_memory, *arguments, 0, 0, address, 1)
+        return need.saved_bytes, need.workspace_bytes, need.symmetric_bytes
+
+    def make_tuner(self, options: typing.Any) -> ctypes.c_void_p:
+        """A handle of uniep_tuner_create(); its functions are called back outside of the engine's lock."""
+        handle = library.Handle()
+        library.check(self._library.uniep_tuner_create(self._handle, ctypes.byref(options), ctypes.byref(handle)))
+        return handle
+
     @_named
     def place(
         self, config: typing.Any, ids: torch.Tensor, probs: torch.Tensor, capacity: tuple[int, int] | None

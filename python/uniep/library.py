@@ -147,6 +147,56 @@ DispatchArguments = _structure("DispatchArguments", x=_POINTER, rows=_POINTER, r
 CombineArguments = _structure(
     "CombineArguments", rows=_POINTER, y=_POINTER, row_dprobs=_POINTER, dprobs=_POINTER, stream=_POINTER
 )
+TunerLayer = _structure("TunerLayer", config=_POINTER, tokens=_INT64, forward=ctypes.c_char_p, backward=ctypes.c_char_p)
+TunerCheck = _structure("TunerCheck", equal=_INT32, milliseconds=ctypes.c_double, refused=ctypes.c_char_p)
+TunerPut = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _SIZE)
+TunerCheckFunction = ctypes.CFUNCTYPE(
+    ctypes.c_int, _POINTER, _INT32, _INT32, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(TunerCheck)
+)
+TunerGiveFunction = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _INT64, _POINTER, _SIZE)
+TunerTakeFunction = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _INT64, _POINTER, TunerPut)
+TunerLogFunction = ctypes.CFUNCTYPE(None, _POINTER, ctypes.c_char_p)
+TunerOptions = _structure(
+    "TunerOptions",
+    layers=_POINTER,
+    layer_count=_INT32,
+    rank=_INT32,
+    ranks=_INT32,
+    context=_POINTER,
+    check=TunerCheckFunction,
+    give=TunerGiveFunction,
+    take=TunerTakeFunction,
+    log=TunerLogFunction,
+    folder=ctypes.c_char_p,
+    machine_name=ctypes.c_char_p,
+    budget=ctypes.c_double,
+    until=_INT64,
+    batch=_INT32,
+    job_group=_INT32,
+    job_groups=_INT32,
+)
+TunerCall = _structure("TunerCall", schedule=ctypes.c_char_p, number=ctypes.c_uint64, layer=_INT32, direction=_INT32)
+TunerState = _structure(
+    "TunerState",
+    steps=_INT64,
+    frozen=_INT32,
+    wants_round=_INT32,
+    decisions=_INT32,
+    layers_milliseconds=ctypes.c_double,
+    lost_milliseconds=ctypes.c_double,
+    tried_calls=_INT64,
+)
+TunerDecision = _structure(
+    "TunerDecision",
+    step=_INT64,
+    layer=_INT32,
+    direction=_INT32,
+    pairs=_INT32,
+    ratio=ctypes.c_double,
+    verdict=ctypes.c_char_p,
+    schedule=ctypes.c_char_p,
+    reason=ctypes.c_char_p,
+)
 
 _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_make_unique_id": [ctypes.c_char_p],
@@ -174,8 +224,21 @@ _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_combine": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32],
     "uniep_trace_begin": [Handle],
     "uniep_trace_end": [Handle, ctypes.c_char_p],
+    "uniep_tuner_create": [Handle, _POINTER, _POINTER],
+    "uniep_tuner_schedule": [Handle, _INT32, _INT32, _POINTER],
+    "uniep_tuner_schedule_to_keep": [Handle, _INT32, _INT32, _POINTER],
+    "uniep_tuner_measured": [Handle, _POINTER, ctypes.c_double, ctypes.c_double, ctypes.c_double],
+    "uniep_tuner_failed": [Handle, _POINTER, ctypes.c_char_p],
+    "uniep_tuner_step": [Handle],
+    "uniep_tuner_begin_round": [Handle],
+    "uniep_tuner_freeze": [Handle],
+    "uniep_tuner_describe": [Handle, _POINTER],
+    "uniep_tuner_incumbent": [Handle, _INT32, _INT32, _POINTER],
+    "uniep_tuner_get_decision": [Handle, _INT32, _POINTER],
+    "uniep_tuner_results": [Handle, _POINTER, _SIZE, _POINTER],
+    "uniep_tuner_add_results": [Handle, ctypes.c_char_p, _SIZE],
 }
-_DESTROYERS = ("group", "placement", "saved", "pending")
+_DESTROYERS = ("group", "placement", "saved", "pending", "tuner")
 
 
 def path() -> pathlib.Path:

@@ -38,6 +38,7 @@ class Route:
         keeps_arrived: `arrived` becomes the slots (t K + k) and rows of the next sum, where this transport sees them.
         spans: takes what this transport does itself in a call, in the order of time.
         verified: x, ids and probs of a call whose backward is checked.
+        tokens: those of the library's rank. rank_tokens: T, those that this rank gave.
     """
 
     keeps_arrived = False
@@ -56,6 +57,7 @@ class Route:
     ) -> None:
         self.hidden, self.intermediate, self.experts = shape
         self.tokens, self.probs_width = ids.shape
+        self.rank_tokens = self.tokens
         self.topk = topk
         self._engine = group.engine
         self.placement = self._engine.place(self.config(), ids, probs, capacity)
@@ -130,6 +132,7 @@ class TorchRoute(Route):
         received_ids = self._to_owner((flat[self._order] % local).int(), "the experts of rows").view(-1, 1)
         received_probs = self._to_owner(probs.reshape(-1)[self._order], "the probs of rows").view(-1, 1)
         super().__init__(group, (hidden, intermediate, local), received_ids, received_probs, 1, None)
+        self.rank_tokens = tokens
         self._flat_ids = flat if self._is_map else None
 
     def rows_of_ranks(self) -> list[int]:

@@ -52,6 +52,18 @@ template <>
 inline constexpr std::size_t kFirstSize<uniep_verifier_options> = 56;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_finding> = 88;
+template <>
+inline constexpr std::size_t kFirstSize<uniep_tuner_layer> = 40;
+template <>
+inline constexpr std::size_t kFirstSize<uniep_tuner_check> = 32;
+template <>
+inline constexpr std::size_t kFirstSize<uniep_tuner_options> = 120;
+template <>
+inline constexpr std::size_t kFirstSize<uniep_tuner_call> = 32;
+template <>
+inline constexpr std::size_t kFirstSize<uniep_tuner_state> = 56;
+template <>
+inline constexpr std::size_t kFirstSize<uniep_tuner_decision> = 64;
 
 template <typename Pointer>
 void require_pointer(Pointer pointer, const char* name) {

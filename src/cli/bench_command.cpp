@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "cli/bench_gpus.h"
+#include "cli/bench_online.h"
 #include "cli/bench_operation.h"
 #include "cli/bench_report.h"
 #include "cli/launch_options.h"
@@ -29,6 +30,8 @@ struct BenchOptions {
   LaunchOptions launch;
   std::string operation;
   std::string trace, json;
+  OnlineBench online;
+  std::string online_only;  // an option that was given and is for --tune online alone
 };
 
 const std::vector<BenchOperation>& bench_operations() {
@@ -104,7 +107,30 @@ void require_gpus(const BenchRequest& request, bool devices_given) {
   }
 }
 
+// On the cpu engine too, and on GPUs with all ranks in this process.
+int run_online(const BenchOptions& options) {
+  if (options.operation != "layer") refuse_value("--op", options.operation, "layer with --tune online");
+  if (options.launch.launch == Launch::kProcesses) {
+    refuse_value("--launch", "processes", "threads with --tune online");
+  }
+  if (!options.trace.empty()) refuse_value("--trace", options.trace, "no timeline with --tune online");
+  check_shape(options.request.layer.shape, options.request.layer.ranks);
+  if (options.request.layer.routing_is_file()) {
+    refuse_value("--routing", options.request.layer.routing, "a kind with --tune online: each call has another one");
+  }
+  OutputFile json_file("--json", options.json == "-" ? "" : options.json);
+  const OnlineReport report = bench_online(options.request, options.online);
+  write_report(options.json, json_file, report.json, report.table);
+  if (report.differing == 0) return 0;
+  throw std::runtime_error(
+      fmt::format("--tune online: {} calls have other bytes than sequential execution", report.differing));
+}
+
 int run_bench(BenchOptions given) {
+  if (given.online.wanted) return run_online(given);
+  if (!given.online_only.empty()) {
+    throw Error(Status::kInvalidArgument, given.online_only + ": without --tune online");
+  }
   const BenchOperation& operation = find_operation(given.operation);
   BenchRequest& request = given.request;
   request.launch = given.launch.launch;
@@ -170,6 +196,26 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   add_text_option(
       command, "--only", [&request](const std::string& text) { request.only = split(text); }, "NAME,...",
       "measure these results only");
+  OnlineBench& online = options.online;
+  add_word_option<bool>(command, "--tune", online.wanted, {{"off", false}, {"online", true}},
+                        "online: steps of layers, each with another routing, that tune themselves; every call is "
+                        "compared with sequential execution. On the cpu engine, too (default off)");
+  add_integer_option(command, "--steps", online.steps, 1, int64_t{1} << 31, "N", "of --tune online");
+  add_integer_option(command, "--calls", online.calls, 1, 100'000, "N", "layers of such a step");
+  add_text_option(
+      command, "--tune-budget",
+      [&online](const std::string& text) {
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), online.budget);
+        const bool whole = error == std::errc() && end == text.data() + text.size();
+        if (!whole || !(online.budget >= 0) || online.budget > 1) refuse_value("--tune-budget", text, "0 to 1");
+      },
+      "X", "time lost to trying, as a share of the time in the layers (default 0.005)");
+  add_text_option(
+      command, "--begin",
+      [&online](const std::string& text) {
+        online.begin = naming_option("--begin", [&] { return PartialSchedule::parse(text); });
+      },
+      "KEY=VALUE,...", "what --tune online begins with and may leave, unlike --schedule");
   command.add_option("--trace", options.trace, "timeline of one more layer, for Perfetto and `uniep trace`");
   command.add_option("--json", options.json, "report as JSON; -: on standard output")->type_name("FILE|-");
 }
@@ -184,6 +230,9 @@ void add_bench_command(CLI::App& app, std::function<int()>& action, const Comman
   options->launch.self = self;
   command->callback([command, options, &action] {
     options->launch.ranks_given = command->count("--ranks") > 0;
+    for (const char* name : {"--steps", "--calls", "--tune-budget", "--begin"}) {
+      if (command->count(name) > 0) options->online_only = name;
+    }
     action = [options] { return run_bench(*options); };
   });
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,7 @@
 #include "cli/output_file.h"
 #include "cli/run_report.h"
 #include "cli/tune_candidates.h"
+#include "cli/tune_report.h"
 #include "cli/tune_trial.h"
 #include "io/file.h"
 #include "tune/changed_fields.h"
@@ -37,18 +39,20 @@ struct TuneOptions {
   int budget = 60;
   std::string machine = sim::kDefaultMachine;
   bool again = false;
-  std::string exported, json;
-};
-
-struct Tuned {
-  tune::TunedSchedule entry;
-  tune::SearchResult search;
-  bool is_default = false;
+  std::string exported, json, report;
 };
 
 std::string changes(const Schedule& schedule, const Schedule& base) {
   const std::string fields = tune::changed_fields(schedule, base);
   return fields.empty() ? "the default" : fields;
+}
+
+// One more call of a Schedule, with its timeline.
+TracedCall traced_call(LayerRunner& runner, Direction direction, const Schedule& schedule) {
+  const bool forward = direction == Direction::kForward;
+  TracedCall call{forward ? "forward" : "backward", {}};
+  forward ? runner.forward(schedule, &call.events) : runner.backward(schedule, &call.events);
+  return call;
 }
 
 std::vector<tune::Tried> candidates_of(const TuneOptions& options, Direction direction, const Group& group) {
@@ -70,11 +74,11 @@ void mark_known(Group& group, const tune::Journal& journal, std::vector<tune::Tr
     candidates[i].verdict = static_cast<tune::Verdict>(known[i] - '0');
 }
 
-Tuned tune_direction(const TuneOptions& options, Direction direction, Group& group, LayerRunner& runner,
-                     const Schedule& forward) {
+TunedDirection tune_direction(const TuneOptions& options, Direction direction, Group& group, LayerRunner& runner,
+                              const Schedule& forward) {
   const bool reports = group.first_local_rank() == 0;
   const tune::TunedFolder folder = tuned_folder();
-  Tuned tuned;
+  TunedDirection tuned;
   tuned.entry.key = tuned_key(options.layer, direction, group);
   std::filesystem::path journal_file;
   if (reports && folder.keeps()) journal_file = folder.path(tuned.entry.key).replace_extension(".tried");
@@ -102,14 +106,16 @@ Tuned tune_direction(const TuneOptions& options, Direction direction, Group& gro
   tuned.search = tune::search(std::move(candidates), trial, search);
   journal.finish();
   const tune::Tried& best = tuned.search.tried[tuned.search.best];
-  tuned.is_default = tuned.search.best == 0;
   tuned.entry.schedule = best.schedule;
   tuned.entry.milliseconds = median(best.milliseconds);
   tuned.entry.default_milliseconds = median(tuned.search.tried.front().milliseconds);
+  if (options.report.empty()) return tuned;
+  tuned.default_call = traced_call(runner, direction, base);
+  tuned.chosen_call = traced_call(runner, direction, best.schedule);
   return tuned;
 }
 
-Json json_of(const Tuned& tuned) {
+Json json_of(const TunedDirection& tuned) {
   Json json;
   const Schedule& base = tuned.search.tried.front().schedule;
   json["direction"] = tuned.entry.key.direction == Direction::kForward ? "forward" : "backward";
@@ -127,13 +133,14 @@ Json json_of(const Tuned& tuned) {
     if (!tried.milliseconds.empty()) {
       one["ms"] = median(tried.milliseconds);
       one["ratio"] = tried.ratio;
+      if (std::isfinite(tried.ratio_low)) one["ratio_95"] = {tried.ratio_low, tried.ratio_high};
     }
     json["tried"].push_back(std::move(one));
   }
   return json;
 }
 
-std::string table_of(const Tuned& tuned) {
+std::string table_of(const TunedDirection& tuned) {
   const Schedule& base = tuned.search.tried.front().schedule;
   const tune::Tried& best = tuned.search.tried[tuned.search.best];
   std::string text = fmt::format("{:<9} {:>9} {:>7} {:>6}  {}\n",
@@ -160,6 +167,7 @@ int tune_group(const TuneOptions& options) {
   const bool reports = group.first_local_rank() == 0;
   OutputFile json_file("--json", reports && options.json != "-" ? options.json : "");
   OutputFile export_file("--export", reports ? options.exported : "");
+  OutputFile report_file("--report", reports ? options.report : "");
   const bool backward =
       std::find(options.directions.begin(), options.directions.end(), Direction::kBackward) != options.directions.end();
   const LayerData data = make_layer_data(options.layer, {}, backward, {group.first_local_rank(), group.local_ranks()});
@@ -167,17 +175,22 @@ int tune_group(const TuneOptions& options) {
   Json json = Json::array();
   std::string table;
   std::vector<tune::TunedSchedule> entries;
+  std::vector<TunedDirection> directions;
   Schedule forward = options.layer.resolved(Direction::kForward, group.machine());
   for (const Direction direction : options.directions) {
-    const Tuned tuned = tune_direction(options, direction, group, runner, forward);
+    TunedDirection tuned = tune_direction(options, direction, group, runner, forward);
     if (!reports) continue;
     tuned_folder().store(tuned.entry);
     entries.push_back(tuned.entry);
     json.push_back(json_of(tuned));
     table += table_of(tuned);
+    directions.push_back(std::move(tuned));
   }
   if (!reports) return 0;
   if (!options.exported.empty()) export_file.write(tune::to_json(entries));
+  if (!options.report.empty()) {
+    report_file.write(tune_report(options.layer, load_machine(options.machine), machine_name(group), directions));
+  }
   const std::string text = Json({{"tuned", json}}).dump(2) + "\n";
   write_report(options.json, json_file, text, table);
   return 0;
@@ -210,6 +223,10 @@ void add_tune_command(CLI::App& app, std::function<int()>& action, const Command
   command->add_flag("--again", options->again, "try again what failed or was left behind in an earlier run");
   command->add_option("--export", options->exported, "what was found, for --tuned on machines that are alike")
       ->type_name("FILE");
+  command
+      ->add_option("--report", options->report,
+                   "a page with the schedules, timelines, the bound, and predictions for other machines and sizes")
+      ->type_name("FILE.html");
   command->add_option("--json", options->json, "report as JSON; -: on standard output")->type_name("FILE|-");
   command->callback([command, options, &action] {
     options->launch.ranks_given = command->count("--ranks") > 0;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <sstream>
 #include <string_view>
 #include <system_error>
 
@@ -24,6 +23,29 @@ std::optional<Verdict> verdict_of(std::string_view name) {
 
 }  // namespace
 
+std::vector<JournalLine> parse_journal(std::string_view text) {
+  std::vector<JournalLine> lines;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const std::string line(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const std::size_t first = line.find('\t');
+    const std::size_t second = first == std::string::npos ? first : line.find('\t', first + 1);
+    if (second == std::string::npos) continue;
+    const std::optional<Verdict> verdict = verdict_of(std::string_view(line).substr(0, first));
+    if (verdict) lines.push_back({*verdict, line.substr(first + 1, second - first - 1), line.substr(second + 1)});
+  }
+  return lines;
+}
+
+std::string to_text(const std::vector<JournalLine>& lines) {
+  std::string text;
+  for (const JournalLine& line : lines) {
+    text += std::string(verdict_name(line.verdict)) + "\t" + line.schedule + "\t" + line.reason + "\n";
+  }
+  return text;
+}
+
 Journal::Journal(std::filesystem::path file) : file_(std::move(file)) {
   std::error_code ignored;
   if (file_.empty() || !std::filesystem::exists(file_, ignored)) return;
@@ -33,26 +55,19 @@ Journal::Journal(std::filesystem::path file) : file_(std::move(file)) {
   } catch (const Error&) {
     return;
   }
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) {
-    const std::size_t first = line.find('\t');
-    const std::size_t second = first == std::string::npos ? first : line.find('\t', first + 1);
-    if (second == std::string::npos) continue;
-    const std::optional<Verdict> verdict = verdict_of(std::string_view(line).substr(0, first));
-    if (verdict) lines_.push_back({*verdict, line.substr(first + 1, second - first - 1), line.substr(second + 1)});
-  }
+  lines_ = parse_journal(text);
 }
 
-Journal::Line* Journal::find(const std::string& schedule) {
+JournalLine* Journal::find(const std::string& schedule) {
   const auto found =
-      std::find_if(lines_.begin(), lines_.end(), [&](const Line& line) { return line.schedule == schedule; });
+      std::find_if(lines_.begin(), lines_.end(), [&](const JournalLine& line) { return line.schedule == schedule; });
   return found == lines_.end() ? nullptr : &*found;
 }
 
 void Journal::mark(std::vector<Tried>& schedules) const {
   for (Tried& tried : schedules) {
     const std::string text = to_text(tried.schedule);
-    for (const Line& line : lines_) {
+    for (const JournalLine& line : lines_) {
       if (line.schedule != text || line.verdict == Verdict::kInTheRunning) continue;
       const bool ended = line.verdict == Verdict::kUntried;  // noted before it was tried, and nothing after
       tried.verdict = ended ? Verdict::kFailed : line.verdict;
@@ -64,10 +79,10 @@ void Journal::mark(std::vector<Tried>& schedules) const {
 void Journal::note(const Tried& tried) {
   if (file_.empty()) return;
   const std::string text = to_text(tried.schedule);
-  Line line{tried.verdict, text, tried.reason};
+  JournalLine line{tried.verdict, text, tried.reason};
   std::replace_if(
       line.reason.begin(), line.reason.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
-  if (Line* const known = find(text)) {
+  if (JournalLine* const known = find(text)) {
     *known = std::move(line);
   } else {
     lines_.push_back(std::move(line));
@@ -77,8 +92,9 @@ void Journal::note(const Tried& tried) {
 
 void Journal::finish() {
   if (file_.empty()) return;
-  std::erase_if(lines_,
-                [](const Line& line) { return line.verdict != Verdict::kFailed && line.verdict != Verdict::kWrong; });
+  std::erase_if(lines_, [](const JournalLine& line) {
+    return line.verdict != Verdict::kFailed && line.verdict != Verdict::kWrong;
+  });
   std::error_code ignored;
   if (lines_.empty()) {
     std::filesystem::remove(file_, ignored);
@@ -88,13 +104,9 @@ void Journal::finish() {
 }
 
 void Journal::write() const {
-  std::string text;
-  for (const Line& line : lines_) {
-    text += std::string(verdict_name(line.verdict)) + "\t" + line.schedule + "\t" + line.reason + "\n";
-  }
   std::error_code ignored;
   std::filesystem::create_directories(file_.parent_path(), ignored);
-  io::write_file(file_, text);
+  io::write_file(file_, to_text(lines_));
 }
 
 }  // namespace uniep::tune

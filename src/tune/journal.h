@@ -2,11 +2,22 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tune/search.h"
 
 namespace uniep::tune {
+
+struct JournalLine {
+  Verdict verdict = Verdict::kUntried;
+  std::string schedule, reason;
+  bool operator==(const JournalLine&) const = default;
+};
+
+// The lines of such a file; those that make no sense are left out.
+std::vector<JournalLine> parse_journal(std::string_view text);
+std::string to_text(const std::vector<JournalLine>& lines);
 
 // What a search has found so far, on disk, a line a step: so that one that was ended goes on where it was, and a
 // Schedule that ended the program is not tried again. Failed and wrong Schedules stay in it for good.
@@ -23,15 +34,11 @@ class Journal {
   void finish();
 
  private:
-  struct Line {
-    Verdict verdict;
-    std::string schedule, reason;
-  };
   void write() const;
-  Line* find(const std::string& schedule);
+  JournalLine* find(const std::string& schedule);
 
   std::filesystem::path file_;
-  std::vector<Line> lines_;  // one a Schedule
+  std::vector<JournalLine> lines_;  // one a Schedule
 };
 
 }  // namespace uniep::tune

@@ -9,6 +9,7 @@ namespace uniep::tune {
 namespace {
 
 constexpr std::size_t kDefault = 0;
+constexpr double kSure = 1.96;  // standard deviations: 95 %
 
 class Search {
  public:
@@ -111,7 +112,11 @@ class Search {
   void rate() {
     for (std::size_t i = 0; i < result_.tried.size(); ++i) {
       const std::vector<double> all = ratios(i);
-      if (!all.empty()) at(i).ratio = median(all);
+      if (all.empty()) continue;
+      const Interval interval = median_interval(all, kSure);
+      at(i).ratio = median(all);
+      at(i).ratio_low = interval.low;
+      at(i).ratio_high = interval.high;
     }
   }
 
@@ -127,7 +132,7 @@ class Search {
   }
 
   // Whether a Schedule is surely faster: the upper end of the 95 % interval of its ratios' median.
-  bool is_faster(std::size_t i) const { return median_interval(ratios(i), 1.96).high < 1 - options_.least_gain; }
+  bool is_faster(std::size_t i) const { return result_.tried[i].ratio_high < 1 - options_.least_gain; }
 
   void choose() {
     rate();

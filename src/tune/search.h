@@ -39,6 +39,8 @@ struct Tried {
   std::string reason = {};                                  // of kFailed
   std::vector<double> milliseconds = {};                    // each call
   double ratio = std::numeric_limits<double>::quiet_NaN();  // median over rounds of its time to the default's
+  // The 95 % interval of that median; infinite ends where there are too few rounds.
+  double ratio_low = -std::numeric_limits<double>::infinity(), ratio_high = std::numeric_limits<double>::infinity();
 };
 
 struct SearchOptions {

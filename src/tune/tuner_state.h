@@ -11,6 +11,7 @@
 
 #include "tune/bytes.h"
 #include "tune/forecast.h"
+#include "tune/group_results.h"
 #include "tune/journal.h"
 #include "tune/online_search.h"
 #include "tune/tuned.h"
@@ -25,13 +26,6 @@ struct OpenCall {
   PlannedCall planned;
   bool measured = false, failed = false;
   CallTime time = {};
-};
-
-// What was measured of a candidate beside an incumbent, for other groups of the job.
-struct Result {
-  std::string base, schedule;
-  Verdict verdict = Verdict::kInTheRunning;
-  std::vector<float> ratios;
 };
 
 // A layer and direction.

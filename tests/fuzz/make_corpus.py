@@ -139,6 +139,31 @@ def write_tuned():
     write("tuned", "later_format", json.dumps({"format": 2, "schedules": []}))
 
 
+def write_tuner():
+    def text(value):
+        return struct.pack("<I", len(value)) + value
+
+    def result(base, schedule, verdict, *ratios):
+        return text(base) + text(schedule) + struct.pack(f"<BI{len(ratios)}f", verdict, len(ratios), *ratios)
+
+    head = struct.pack("<IQi", 1, 0x0123456789ABCDEF, 3)
+    slot = struct.pack("<I", 2) + result(b"fusion=layer", b"fusion=pairs", 1, 0.5, 1.25) + result(b"", b"x", 4)
+    whole = head + slot + struct.pack("<I", 0)
+    write("tuner", "results", whole)
+    write("tuner", "truncated", whole[:-5])
+    write("tuner", "left_over", whole + b"x")
+    write("tuner", "later_format", struct.pack("<I", 2) + whole[4:])
+    write("tuner", "many", head + struct.pack("<I", 2**32 - 1) + slot)
+    write("tuner", "long_text", head + struct.pack("<II", 1, 2**31) + slot)
+    write("tuner", "ratio", head + struct.pack("<I", 1) + result(b"a", b"b", 1, float("nan")))
+    write("tuner", "verdict", head + struct.pack("<I", 1) + result(b"a", b"b", 5))
+    lines = [("untried", "fusion=pairs", ""), ("failed", "order.raster=2", "rank 1 waits"), ("wrong", "", "a\tb")]
+    journal = "".join("\t".join(line) + "\n" for line in lines)
+    write("tuner", "journal", journal)
+    write("tuner", "journal_torn", "in the running\tx\n" + journal[:-6])
+    write("tuner", "journal_other", "\n\nbest\ta\tb\nslower\t\t")
+
+
 def write_machine():
     machine = json.loads((CORPUS.parent.parent.parent / "machines" / "h200.json").read_text())
 
@@ -167,3 +192,4 @@ if __name__ == "__main__":
     write_schedule()
     write_trace()
     write_tuned()
+    write_tuner()

@@ -14,7 +14,7 @@ import typing
 
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
-from uniep import rerun, reserved_sms
+from uniep import rerun, reserved_sms, trials
 from uniep.megatron.backend import UniEPBackend
 from uniep.megatron.experts import Experts
 from uniep.megatron.flags import FLAGS, refuse
@@ -23,6 +23,7 @@ from uniep.megatron.metrics import log_stats
 from uniep.megatron.restart import abort_hook
 from uniep.megatron.routing import expert_weights
 from uniep.switch import is_disabled
+from uniep.tuner import Tuner
 from uniep.verifier import Verifier
 
 __all__ = [
@@ -47,6 +48,7 @@ def enable(
     save: str = "keep",
     reserve_sms: int | str = "auto",
     verify: int = 0,
+    tune_until: int = 0,
 ) -> typing.Any:
     """Replaces MoELayer in the spec of a layer or of a block, in place, and gives it back.
 
@@ -55,11 +57,13 @@ def enable(
         schedule, save: of uniep.moe().
         reserve_sms: of uniep.Group; "auto" leaves what collectives of gradients, parameters and pipelines can take.
         verify: check a layer every so many steps, before the optimizer's (uniep.Verifier); 0: never.
+        tune_until: try other schedules up to this step, which changes no bit (uniep.Tuner); 0: never.
 
     Raises:
         ValueError: there is no MoELayer in it.
     """
     _begin_to_verify(verify)
+    _begin_to_tune(tune_until)
     options = {"schedule": schedule, "save": save, "reserve_sms": reserved_sms.checked(reserve_sms)}
     if not sum([_enable_layer(layer, options) for layer in getattr(spec, "layer_specs", None) or [spec]]):
         raise ValueError(
@@ -90,6 +94,13 @@ def _begin_to_verify(every: int) -> None:
         Verifier(every, before_optimizer=True)
 
 
+def _begin_to_tune(until: int) -> None:
+    if until < 0:
+        raise ValueError(f"tune_until: {until}; must be a step, or 0 (never)")
+    if until > 0 and trials.active is None and not is_disabled(STAYS):
+        Tuner(until=until, before_optimizer=True)
+
+
 _original_init = MoELayer.__init__
 
 
@@ -99,6 +110,7 @@ def patch(
     save: str = "keep",
     reserve_sms: int | str = "auto",
     verify: int = 0,
+    tune_until: int = 0,
 ) -> None:
     """From now on every MoELayer that is built becomes a UniEPMoELayer, whoever imported the class.
 
@@ -106,8 +118,10 @@ def patch(
         schedule, save: of uniep.moe().
         reserve_sms: of uniep.Group; "auto" leaves what collectives of gradients, parameters and pipelines can take.
         verify: check a layer every so many steps, before the optimizer's (uniep.Verifier); 0: never.
+        tune_until: try other schedules up to this step, which changes no bit (uniep.Tuner); 0: never.
     """
     _begin_to_verify(verify)
+    _begin_to_tune(tune_until)
     options = {"schedule": schedule, "save": save, "reserve_sms": reserved_sms.checked(reserve_sms)}
 
     @functools.wraps(_original_init)

@@ -1,0 +1,205 @@
+"""What test_tuner.py starts with torchrun: a training with uniep.Tuner beside one without it, on all ranks."""
+
+import os
+import sys
+import tempfile
+import zlib
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import uniep
+import uniep.tuner
+from uniep import candidate_check, peers, tuner_exchange
+
+_STEPS, _CALLS = 16, 3
+_check = candidate_check.CandidateCheck.check
+
+
+def cheap_check(self, *arguments):
+    """Checks weigh more than the calls of so small a layer; here they are not to use up the budget."""
+    return *_check(self, *arguments)[:2], 1e-3
+
+
+candidate_check.CandidateCheck.check = cheap_check
+# Times of so small calls are the machine's mood; these are made up, by the schedule.
+uniep.tuner._Timed.milliseconds = lambda self: 1 + zlib.crc32(self.schedule) % 8 / 10
+
+
+def train(tuner=None, *, steps=_STEPS, by_optimizer=False, after_step=None, **options):
+    """Losses of all micro-batches and the last weights, as bytes."""
+    torch.manual_seed(3)
+    layer = uniep.MoELayer(64, 32, 8, 2, **options)
+    rank = layer.experts.group.rank
+    if options.get("main_grad") == "param":
+        for weight in layer.experts.parameters():
+            weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        for _ in range(_CALLS):
+            x = torch.randn(24 + 8 * rank, 64, generator=generator).bfloat16()
+            loss = layer(x).float().square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+        for weight in layer.experts.parameters():
+            if hasattr(weight, "main_grad"):
+                weight.grad = weight.main_grad.bfloat16()
+                weight.main_grad.zero_()
+        optimizer.step()
+        optimizer.zero_grad()
+        if tuner is not None and not by_optimizer:
+            tuner.step()
+            tuner.begin_round()
+        if after_step is not None:
+            after_step(layer.experts.group)
+    return [torch.stack(losses), *[weight.detach().clone() for weight in layer.parameters()]]
+
+
+def assert_same_bytes(one, other):
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def agreed(value):
+    """What all ranks have, which must be the same."""
+    group = uniep.Group()
+    ranks = peers.gather_objects(group, value, "a test's values") if group.size > 1 else [value]
+    assert all(one == ranks[0] for one in ranks), ranks
+    return value
+
+
+def check_losses_and_weights(folder):
+    decided = 0
+    for options in ({}, {"save": "redispatch", "main_grad": "param"}, {"save": "recompute", "activation": "relu2"}):
+        expected = train(**options)
+        lines = []
+        with uniep.Tuner(budget=1, folder="", on_line=lines.append) as tuner:
+            assert_same_bytes(train(tuner, **options), expected)
+            spent, decisions = tuner.spent, agreed([one._replace(reason="") for one in tuner.decisions])
+            assert agreed(spent.tried_calls) > 4 and spent.layers_ms > 0, spent
+            decided += len(decisions)
+            assert all(one.verdict in ("taken", "slower", "refused") for one in decisions), decisions
+            agreed(tuner.incumbents())
+            assert bool(lines) == (uniep.Group().rank == 0)
+            assert not tuner.frozen
+    assert decided > 0
+
+
+def check_until_and_optimizer(folder):
+    expected = train(steps=12)
+    with uniep.Tuner(budget=1, folder="", until=6, before_optimizer=True) as tuner:
+        assert_same_bytes(train(tuner, steps=12, by_optimizer=True), expected)
+        assert tuner.frozen
+        tried = tuner.spent.tried_calls
+        assert tried > 0
+        train(tuner, steps=3, by_optimizer=True)
+        assert tuner.spent.tried_calls == tried
+
+
+def check_results_of_another_group(folder):
+    kept = {}
+    with uniep.Tuner(budget=1, folder="", job_groups=2) as tuner:
+        train(tuner, steps=12, after_step=lambda group: kept.update(bytes=tuner.results(group)))
+    assert len(kept["bytes"]) > 100
+    shared = agreed(kept["bytes"]) if uniep.Group().size == 1 else kept["bytes"]
+    group = uniep.Group()
+    if group.size > 1:
+        shared = peers.broadcast_object(group, lambda: shared, "a test's results")
+    given = []
+
+    def give(group):
+        if not given and tuner.results(group):
+            tuner.add_results(group, shared)
+            with pytest.raises(ValueError, match="results that can not be used"):
+                tuner.add_results(group, shared[:-1])
+            given.append(True)
+
+    expected = train(steps=10)
+    with uniep.Tuner(budget=1, folder="", job_group=1, job_groups=2) as tuner:
+        assert_same_bytes(train(tuner, steps=10, after_step=give), expected)
+    assert given
+
+
+def check_kept_in_a_folder(folder):
+    with uniep.Tuner(budget=1, folder=folder) as tuner:
+        train(tuner, steps=8)
+        assert tuner.spent.tried_calls > 0
+    group = uniep.Group()
+    if group.size > 1:
+        peers.gather_objects(group, None, "the end of a test")
+    assert (group.rank != 0) or os.listdir(folder)
+
+
+def check_faulty_candidates(folder):
+    """A candidate with other bytes, and one that fails, on one rank only: neither runs in the job."""
+    whole = candidate_check.CandidateCheck.check
+    for fault in ("wrong", "fails"):
+        seen = []
+
+        def check(self, direction, candidate, incumbent, fault=fault, seen=seen):
+            result = whole(self, direction, candidate, incumbent)
+            seen.append(candidate)
+            if len(seen) == 1 and self.call.group.rank == self.call.group.size - 1:
+                if fault == "fails":
+                    raise RuntimeError("planted")
+                return False, "", 1e-3
+            return result
+
+        candidate_check.CandidateCheck.check = check
+        try:
+            with uniep.Tuner(budget=1, folder="") as tuner:
+                train(tuner, steps=8)
+                first = agreed([one._replace(reason="") for one in tuner.decisions])[0]
+        finally:
+            candidate_check.CandidateCheck.check = whole
+        assert first.verdict == ("wrong" if fault == "wrong" else "failed"), first
+        assert first.pairs == 0 and first.schedule.encode() == seen[0]
+
+
+def check_other_layers(folder):
+    group = uniep.Group()
+    if group.size == 1:
+        return
+    with uniep.Tuner(budget=1, folder="") as tuner:
+        option = {"schedule": "order.raster=2"} if group.rank == 0 else {}
+        torch.manual_seed(3)
+        uniep.MoELayer(64, 32, 8, 2, **option)(torch.zeros(4, 64, dtype=torch.bfloat16))
+        with pytest.raises(ValueError, match="called other layers than rank"):
+            tuner.step()
+
+
+def check_long_messages(folder):
+    group = uniep.Group()
+    if group.size == 1:
+        return
+    exchange = tuner_exchange.Exchange(group)
+    own = [bytes([group.rank]) * count for count in (0, 5, 20_000 * group.rank)]
+    for number, text in enumerate(own):
+        exchange.give(number, text)
+    for number in range(3):
+        expected = [
+            bytes([rank]) * len(own[number]) if number < 2 else bytes([rank]) * 20_000 * rank
+            for rank in range(group.size)
+        ]
+        assert exchange.take(number) == expected
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.set_num_threads(1)
+    checks = [check for name, check in sorted(globals().items()) if name.startswith("check_")]
+    with tempfile.TemporaryDirectory() as folder:
+        for check in checks:
+            check(folder)
+    if rank == 0:
+        print(f"{len(checks)} checks passed on {ranks} ranks")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
