@@ -357,6 +357,7 @@ class _OfGroup:
                 forward=forward,
                 backward=backward,
             )
+        until = self.settings["until"]
         options = library.TunerOptions.make(
             layers=ctypes.addressof(structures),
             layer_count=len(own),
@@ -367,7 +368,7 @@ class _OfGroup:
             take=library.TunerTakeFunction(self._take),
             log=library.TunerLogFunction(self._say),
             machine_name=f"python, {tuning.machine(self.group)}".encode(),
-            **self.settings,
+            **self.settings | {"until": max(until - 1, 1) if until > 0 else 0},  # the first step is over
         )
         self.keep += [structures, options]
         try:
@@ -402,7 +403,7 @@ class _OfGroup:
         for i in range(self.state().decisions):
             one = library.TunerDecision.make()
             self._call(self.library.uniep_tuner_get_decision, i, ctypes.byref(one))
-            where = one.step, self.layers[one.layer].name, _DIRECTIONS[one.direction]
+            where = one.step + 1, self.layers[one.layer].name, _DIRECTIONS[one.direction]
             verdict, schedule, reason = (text.decode() for text in (one.verdict, one.schedule, one.reason))
             found.append(Decision(*where, verdict, schedule, one.ratio, one.pairs, reason))
         return found
