@@ -108,17 +108,13 @@ void Program::build_shared_tables() {
   }
 }
 
-void Program::build_rank(int rank) {
-  const internal::PlacementState& state = *placement_;
-  const Schedule& schedule = request_.schedule;
-  const bool forward = request_.direction == Direction::kForward;
-  const int32_t hidden = static_cast<int32_t>(state.shape.hidden);
-  const int32_t intermediate = static_cast<int32_t>(state.shape.intermediate);
-  RankTables& tables = tables_[rank];
-  RankProgram& p = ranks_[rank];
-  p = RankProgram{};
+namespace {
 
-  p.direction = request_.direction;
+// What is computed, of which rank.
+void set_sizes(RankProgram& p, const ProgramRequest& request, const internal::PlacementState& state, int rank) {
+  const auto hidden = static_cast<int32_t>(state.shape.hidden);
+  const auto intermediate = static_cast<int32_t>(state.shape.intermediate);
+  p.direction = request.direction;
   p.rank = rank;
   p.ranks = state.ranks;
   p.experts = static_cast<int32_t>(state.shape.experts);
@@ -126,13 +122,17 @@ void Program::build_rank(int rank) {
   p.tokens = static_cast<int32_t>(state.rank[rank].tokens);
   p.first_expert = state.expert_begin[rank];
   p.local_experts = state.expert_begin[rank + 1] - p.first_expert;
-  p.operands = !forward && request_.redispatch ? 2 : 1;
-  p.combine_groups = static_cast<int32_t>(request_.numerics.combine_groups);
-  const TileShape wgrad_fc2 = schedule.tile_of(GemmStage::kWgradFc2);
-  const TileShape wgrad_fc1 = schedule.tile_of(GemmStage::kWgradFc1);
+  p.operands = request.direction == Direction::kBackward && request.redispatch ? 2 : 1;
+  p.combine_groups = static_cast<int32_t>(request.numerics.combine_groups);
+  const TileShape wgrad_fc2 = request.schedule.tile_of(GemmStage::kWgradFc2);
+  const TileShape wgrad_fc1 = request.schedule.tile_of(GemmStage::kWgradFc1);
   p.wgrad_fc2 = {hidden, intermediate, wgrad_fc2.m, wgrad_fc2.n};
-  p.wgrad_fc1 = {static_cast<int32_t>(z_columns(state.shape, request_.numerics)), hidden, wgrad_fc1.m, wgrad_fc1.n};
+  p.wgrad_fc1 = {static_cast<int32_t>(z_columns(state.shape, request.numerics)), hidden, wgrad_fc1.m, wgrad_fc1.n};
+}
 
+// What the Schedule says, but for the bands of columns.
+void set_schedule(RankProgram& p, const ProgramRequest& request) {
+  const Schedule& schedule = request.schedule;
   p.push = schedule.dispatch.transport == DispatchTransport::kPush;
   p.dedup = schedule.dispatch.dedup;
   p.epilogue_combine = schedule.combine.transport == CombineTransport::kEpilogue;
@@ -140,50 +140,53 @@ void Program::build_rank(int rank) {
   p.dynamic = schedule.queue == QueueKind::kDynamic;
   p.mixed = schedule.order.interleave == Interleave::kMixed;
   p.source_rotation = schedule.order.source_rotation;
-  p.workers = request_.workers - schedule.comm.reserve_sms;
+  p.workers = request.workers - schedule.comm.reserve_sms;
   p.dispatch_workers = schedule.comm.dispatch_sms;
   p.combine_workers = schedule.comm.combine_sms;
   p.reduce_workers = schedule.comm.reduce_sms;
   p.wave_experts = schedule.order.experts_per_wave;
   p.waves = static_cast<int32_t>(divide_up(p.local_experts, p.wave_experts));
   p.raster = schedule.order.raster;
-  p.cluster = request_.cluster;
-  p.pull_parts = request_.pull_parts;
+  p.cluster = request.cluster;
+  p.pull_parts = request.pull_parts;
   p.tile_m = schedule.tile.m;
-  p.first_tiles = static_cast<int32_t>(divide_up(intermediate, first_tile_columns(schedule, request_.direction)));
+  const std::vector<LaunchStages> launches = launch_stages(schedule, request.direction, request.weight_gradients);
+  p.launches = static_cast<int32_t>(launches.size());
+  std::copy(launches.begin(), launches.end(), p.stages);
+}
+
+// The column tiles of both row GEMMs, and the column chunks.
+void set_columns(RankProgram& p, const ProgramRequest& request, const LayerShape& shape) {
+  const Schedule& schedule = request.schedule;
+  const bool forward = request.direction == Direction::kForward;
+  p.first_tiles = static_cast<int32_t>(divide_up(shape.intermediate, first_tile_columns(schedule, request.direction)));
   p.second_tile_n = schedule.tile_of(forward ? GemmStage::kFc2 : GemmStage::kDgradFc1).n;
-  const std::vector<int32_t> bounds = column_chunk_bounds(hidden, schedule.combine.column_chunks);
+  const std::vector<int32_t> bounds = column_chunk_bounds(shape.hidden, schedule.combine.column_chunks);
   p.chunks = static_cast<int32_t>(bounds.size()) - 1;
   for (int chunk = 0; chunk <= p.chunks; ++chunk) p.chunk_column[chunk] = bounds[chunk];
   for (int chunk = 0; chunk < p.chunks; ++chunk) {
     p.chunk_tile[chunk + 1] =
         p.chunk_tile[chunk] + static_cast<int32_t>(divide_up(bounds[chunk + 1] - bounds[chunk], p.second_tile_n));
   }
-  const std::vector<LaunchStages> launches = launch_stages(schedule, request_.direction, request_.weight_gradients);
-  p.launches = static_cast<int32_t>(launches.size());
-  std::copy(launches.begin(), launches.end(), p.stages);
+}
 
+void point_to_placement(RankProgram& p, const internal::PlacementState& state) {
+  const auto& own = state.rank[p.rank];
   p.rank_of_expert = state.rank_of_expert.data();
   p.counts = state.counts.data();
   p.source_offset = state.source_offset.data();
   p.expert_rows = state.expert_rows.data();
   p.segment_start = state.segment_start.data();
-  p.expert_block = expert_block_.data();
-  p.blocks_of_rank = blocks_of_rank_.data();
-  p.token_block_begin = token_block_begin_.data();
-  p.tokens_of_rank = tokens_of_rank_.data();
-  p.most_blocks = *std::max_element(blocks_of_rank_.begin(), blocks_of_rank_.end());
-  p.most_token_blocks = 0;
-  for (int r = 0; r < state.ranks; ++r) {
-    p.most_token_blocks = std::max(p.most_token_blocks, token_block_begin_[r + 1] - token_block_begin_[r]);
-  }
-  p.expert_of_slot = state.rank[rank].expert_of_slot.data();
-  p.row_of_slot = state.rank[rank].row_of_slot.data();
-  p.token_order = state.rank[rank].token_order.data();
-  p.rows = state.rank[rank].rows.data();
-  p.source_begin = state.rank[rank].source_begin.data();
-  p.row_of_source = state.rank[rank].row_of_source.data();
+  p.expert_of_slot = own.expert_of_slot.data();
+  p.row_of_slot = own.row_of_slot.data();
+  p.token_order = own.token_order.data();
+  p.rows = own.rows.data();
+  p.source_begin = own.source_begin.data();
+  p.row_of_source = own.row_of_source.data();
+}
 
+template <typename Tables>
+void build_own_tables(RankProgram& p, Tables& tables) {
   tables.block_begin.assign(1, 0);
   tables.odd_blocks.assign(1, 0);
   for (int32_t local = 0; local < p.local_experts; ++local) {
@@ -206,7 +209,30 @@ void Program::build_rank(int rank) {
   p.rotation = tables.rotation.data();
   p.push_begin = tables.push_begin.data();
   p.push_block = tables.push_block.data();
-  p.late_position = late_position_of(p, state.rows[rank], hidden, intermediate);
+}
+
+}  // namespace
+
+void Program::build_rank(int rank) {
+  const internal::PlacementState& state = *placement_;
+  RankProgram& p = ranks_[rank];
+  p = RankProgram{};
+  set_sizes(p, request_, state, rank);
+  set_schedule(p, request_);
+  set_columns(p, request_, state.shape);
+  point_to_placement(p, state);
+  p.expert_block = expert_block_.data();
+  p.blocks_of_rank = blocks_of_rank_.data();
+  p.token_block_begin = token_block_begin_.data();
+  p.tokens_of_rank = tokens_of_rank_.data();
+  p.most_blocks = *std::max_element(blocks_of_rank_.begin(), blocks_of_rank_.end());
+  p.most_token_blocks = 0;
+  for (int r = 0; r < p.ranks; ++r) {
+    p.most_token_blocks = std::max(p.most_token_blocks, token_block_begin_[r + 1] - token_block_begin_[r]);
+  }
+  build_own_tables(p, tables_[rank]);
+  p.late_position = late_position_of(p, state.rows[rank], static_cast<int32_t>(state.shape.hidden),
+                                     static_cast<int32_t>(state.shape.intermediate));
   p = part_of(p, request_.part);
 }
 
