@@ -59,15 +59,16 @@ struct Results {
 // `before` is what memory holds before the run: other bits in every run, so that what is never written shows.
 std::vector<Results> run(uniep::Group& group, const std::vector<Rank>& ranks, const char* schedule,
                          unsigned short before) {
-  uniep::LayerConfig config;
-  config.shape = kShape;
+  // A Schedule describes one direction; fields that the text leaves open are filled for this shape and machine.
+  const uniep::PartialSchedule given = uniep::PartialSchedule::parse(schedule);
+  const uniep::Layer layer(group, kShape, {.forward = given, .backward = given});
 
   // Where each (token, slot) pair goes: once a batch, for both directions.
   std::vector<uniep::Routing> routings;
   for (const Rank& own : ranks) {
-    routings.push_back({.tokens = kTokens, .topk_ids = own.topk_ids.data(), .probs = own.probs.data(), .stream = {}});
+    routings.push_back({.tokens = kTokens, .topk_ids = own.topk_ids.data(), .probs = own.probs.data()});
   }
-  const uniep::Placement placement = uniep::place(group, config.shape, routings);
+  const uniep::Placement placement = layer.place(routings);
 
   std::vector<Results> results(kRanks);
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -78,31 +79,21 @@ std::vector<Results> run(uniep::Group& group, const std::vector<Rank>& ranks, co
     results[rank].dprobs.assign(ranks[rank].probs.size(), before);
   }
 
-  // A Schedule describes one direction; fields that the text leaves open are filled for this shape and machine.
-  const auto resolved = [&](uniep::Direction direction) {
-    return uniep::resolve(uniep::PartialSchedule::parse(schedule), direction, config.shape, config.numerics,
-                          group.machine());
-  };
-
-  std::vector<uniep::ForwardArguments> forward(kRanks);
+  std::vector<uniep::ForwardArguments> forward;
+  std::vector<uniep::BackwardArguments> backward;
   for (int rank = 0; rank < kRanks; ++rank) {
-    forward[rank].x = ranks[rank].x.data();
-    forward[rank].weights.w1 = ranks[rank].w1.data();
-    forward[rank].weights.w2 = ranks[rank].w2.data();
-    forward[rank].y = results[rank].y.data();
+    const Rank& own = ranks[rank];
+    Results& result = results[rank];
+    const uniep::Weights weights{.w1 = own.w1.data(), .w2 = own.w2.data()};
+    forward.push_back({.x = own.x.data(), .weights = weights, .y = result.y.data()});
+    backward.push_back({.dy = own.dy.data(),
+                        .weights = weights,
+                        .dx = result.dx.data(),
+                        .dprobs = result.dprobs.data(),
+                        .gradients = {.dw1 = result.dw1.data(), .dw2 = result.dw2.data()}});
   }
-  const uniep::Saved saved = uniep::forward(group, config, resolved(uniep::Direction::kForward), placement, forward);
-
-  std::vector<uniep::BackwardArguments> backward(kRanks);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    backward[rank].dy = ranks[rank].dy.data();
-    backward[rank].weights = forward[rank].weights;
-    backward[rank].dx = results[rank].dx.data();
-    backward[rank].dprobs = results[rank].dprobs.data();
-    backward[rank].gradients.dw1 = results[rank].dw1.data();
-    backward[rank].gradients.dw2 = results[rank].dw2.data();
-  }
-  uniep::backward(group, config, resolved(uniep::Direction::kBackward), saved, backward);
+  const uniep::Saved saved = layer.forward(placement, forward);
+  layer.backward(saved, backward);
   return results;
 }
 

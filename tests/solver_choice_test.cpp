@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <ctime>
-
 #include "support/branch_counts.h"
 
 namespace uniep::test {
@@ -28,9 +26,7 @@ TEST(SolverChoice, IsLegalAFunctionOfItsArgumentsAndSurelyBetterOrNone) {
         cli::LayerOptions layer = layer_of(shape, 8, tokens);
         layer.schedule = PartialSchedule::parse(*given == 0 ? "auto" : given);
         const Machine machine = sim::schedule_machine(h200, 8);
-        const std::clock_t begin = std::clock();
         const std::optional<cli::SolverChoice> choice = cli::solver_choice(layer, machine, h200);
-        EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 5);
         branches.count("the default stays", !choice);
         branches.count("the solver's choice", choice.has_value());
         if (!choice) continue;

@@ -124,8 +124,14 @@ TEST(TrainGradient, RmsNorm) {
   };
   loss();
   std::vector<float> x_gradient(x.size()), gain_gradient(kColumns, NAN);
-  rms_norm_backward(x.data(), gain.data(), inverse_rms.data(), weights.data(), kRows, kColumns, x_gradient.data(),
-                    gain_gradient.data());
+  rms_norm_backward({.x = x.data(),
+                     .gain = gain.data(),
+                     .inverse_rms = inverse_rms.data(),
+                     .out_gradient = weights.data(),
+                     .rows = kRows,
+                     .columns = kColumns,
+                     .x_gradient = x_gradient.data(),
+                     .gain_gradient = gain_gradient.data()});
   expect_gradient("x", x, x_gradient, loss);
   expect_gradient("gain", gain, gain_gradient, loss);
 }
@@ -153,9 +159,15 @@ void check_mixer(int64_t sequence) {
   const MixerWeights backward{norm.data(), in_transposed.data(), filter.data(), out_transposed.data()};
   std::vector<float> gradient = weights, norm_gradient(norm.size(), NAN), in_gradient(in.size(), NAN),
                      filter_gradient(filter.size(), NAN), out_gradient(out.size(), NAN);
-  mixer_backward(mixer, backward, sequence, kHidden, x.data(), activations, gradient.data(),
-                 {norm_gradient.data(), in_gradient.data(), filter_gradient.data(), out_gradient.data()},
-                 scratch.data());
+  mixer_backward({.weights = mixer,
+                  .transposed = backward,
+                  .sequence = sequence,
+                  .hidden = kHidden,
+                  .x = x.data(),
+                  .activations = activations,
+                  .gradient = gradient.data(),
+                  .gradients = {norm_gradient.data(), in_gradient.data(), filter_gradient.data(), out_gradient.data()},
+                  .scratch = scratch.data()});
   expect_gradient("x", x, gradient, loss);
   expect_gradient("norm", norm, norm_gradient, loss);
   expect_gradient("in", in, in_gradient, loss);
@@ -225,9 +237,18 @@ TEST(TrainGradient, RouterAndBalance) {
   const std::vector<float> scaled_balance = balance_gradients,
                            weight_transposed = transposed(weight, kHidden, kExperts);
   std::vector<float> x_gradient(x.size()), weight_gradient(weight.size(), NAN), scratch(kTokens * kExperts);
-  router_backward(x.data(), weight_transposed.data(), kTokens, kHidden, kExperts, kTopk, activations,
-                  prob_weights.data(), scaled_balance.data(), x_gradient.data(), weight_gradient.data(),
-                  scratch.data());
+  router_backward({.x = x.data(),
+                   .transposed = weight_transposed.data(),
+                   .tokens = kTokens,
+                   .hidden = kHidden,
+                   .experts = kExperts,
+                   .topk = kTopk,
+                   .activations = activations,
+                   .prob_gradients = prob_weights.data(),
+                   .balance_gradients = scaled_balance.data(),
+                   .x_gradient = x_gradient.data(),
+                   .weight_gradient = weight_gradient.data(),
+                   .scratch = scratch.data()});
   expect_gradient("x", x, x_gradient, loss);
   expect_gradient("weight", weight, weight_gradient, loss);
 }
@@ -268,9 +289,17 @@ TEST(TrainGradient, Head) {
   const std::vector<float> projection_transposed = transposed(projection, kHidden, kVocabulary);
   std::vector<float> x_gradient(x.size(), NAN), norm_gradient(norm.size(), NAN), gradient(projection.size(), NAN),
       scratch(x.size());
-  head_backward({norm.data(), projection.data()}, projection_transposed.data(), x.data(), targets.data(), kTokens,
-                kHidden, kScale, activations, x_gradient.data(), {norm_gradient.data(), gradient.data()},
-                scratch.data());
+  head_backward({.weights = {norm.data(), projection.data()},
+                 .transposed = projection_transposed.data(),
+                 .x = x.data(),
+                 .targets = targets.data(),
+                 .tokens = kTokens,
+                 .hidden = kHidden,
+                 .scale = kScale,
+                 .activations = activations,
+                 .x_gradient = x_gradient.data(),
+                 .gradients = {norm_gradient.data(), gradient.data()},
+                 .scratch = scratch.data()});
   expect_gradient("x", x, x_gradient, loss);
   expect_gradient("norm", norm, norm_gradient, loss);
   expect_gradient("projection", projection, gradient, loss);

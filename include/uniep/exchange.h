@@ -18,7 +18,7 @@ struct DispatchArguments {
   const BFloat16* x = nullptr;  // [T, H], or dy
   BFloat16* rows = nullptr;     // [padded_rows, H] written: every row's copy of its token, padding as zero
   float* row_probs = nullptr;   // [padded_rows] or null: each row's prob, 0 for padding
-  Stream stream;
+  Stream stream{};
 };
 
 // Throws as forward() does.
@@ -30,7 +30,7 @@ struct CombineArguments {
   BFloat16* y = nullptr;              // [T, H] written: the sum of a token's rows, as Numerics::combine_groups says
   const float* row_dprobs = nullptr;  // [padded_rows], or null on all ranks
   float* dprobs = nullptr;  // [T, K] written with row_dprobs: each slot's, +0 for an unused one; or [T, E] (Routing)
-  Stream stream;
+  Stream stream{};
 };
 
 UNIEP_API void combine(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "uniep/export.h"
+#include "uniep/numerics.h"
 
 // Grouped matrix products over expert rows on a Hopper GPU: the three products of a mixture-of-experts layer's forward
 // and backward, with the layer's element-wise work in their epilogues.
@@ -37,12 +38,6 @@ struct MutableExpertMatrices {
   std::vector<void*> addresses;
 };
 
-enum class WeightGradientMode {
-  kBFloat16,    // written as bf16
-  kFloat32,     // written as fp32
-  kAccumulate,  // fp32, += : one rounded add an element; experts without rows are left as they are
-};
-
 // How a product is mapped onto the GPU. No field changes a bit of the result. 0 = the library's choice.
 struct GemmTuning {
   int tile_n = 0;   // 128 or 256; input_gradient_swiglu: 128 or 192
@@ -50,6 +45,72 @@ struct GemmTuning {
   int cluster = 0;  // CTAs that share a tile of the weights: 1 or 2
   int raster = 0;   // pairs of m tiles that run side by side
   int sms = 0;      // SMs to use
+};
+
+// What each function of GroupedGemm takes. Streams are CUstream (cudaStream_t); null is the legacy default stream.
+
+// out[rows, n] = x[rows, k] w[e][n, k]^T
+struct ForwardGemm {
+  ExpertRows rows;
+  const void* x = nullptr;
+  ExpertMatrices w{};
+  void* out = nullptr;
+  int n = 0, k = 0;
+  void* stream = nullptr;
+  GemmTuning tuning{};
+};
+
+// z[rows, 2 i] = x[rows, k] w1[e][2 i, k]^T (gate rows, then up rows), rounded; a[rows, i] = silu(z_gate) z_up prob.
+struct ForwardSwigluGemm {
+  ExpertRows rows;
+  const void* x = nullptr;
+  ExpertMatrices w1{};
+  const float* prob = nullptr;  // fp32 [rows]
+  void* z = nullptr;            // null: z is not written
+  void* a = nullptr;
+  int i = 0, k = 0;
+  void* stream = nullptr;
+  GemmTuning tuning{};
+};
+
+// dx[rows, n] = dy[rows, k] w[e][k, n]
+struct InputGradientGemm {
+  ExpertRows rows;
+  const void* dy = nullptr;
+  ExpertMatrices w{};
+  void* dx = nullptr;
+  int n = 0, k = 0;
+  void* stream = nullptr;
+  GemmTuning tuning{};
+};
+
+// da = dy[rows, k] w2[e][k, i], kept in fp32; from it and the saved z[rows, 2 i]: a[rows, i] again, dz[rows, 2 i] and
+// dprob[rows].
+struct InputGradientSwigluGemm {
+  ExpertRows rows;
+  const void* dy = nullptr;
+  ExpertMatrices w2{};
+  const void* z = nullptr;
+  const float* prob = nullptr;  // fp32 [rows]
+  void* a = nullptr;
+  void* dz = nullptr;
+  float* dprob = nullptr;     // fp32 [rows]
+  void* workspace = nullptr;  // GroupedGemm::swiglu_gradient_workspace_bytes(rows.rows, i) bytes
+  int i = 0, k = 0;
+  void* stream = nullptr;
+  GemmTuning tuning{};
+};
+
+// dw[e][m, n] = dy[rows of e, m]^T x[rows of e, n], summed along the expert's rows in their order.
+struct WeightGradientGemm {
+  ExpertRows rows;
+  const void* dy = nullptr;
+  const void* x = nullptr;
+  MutableExpertMatrices dw{};
+  int m = 0, n = 0;
+  WeightGradient weight_gradient = WeightGradient::kBFloat16;  // kMainGrad leaves experts without rows as they are
+  void* stream = nullptr;
+  GemmTuning tuning{};
 };
 
 class UNIEP_API GroupedGemm {
@@ -60,31 +121,12 @@ class UNIEP_API GroupedGemm {
   GroupedGemm(const GroupedGemm&) = delete;
   GroupedGemm& operator=(const GroupedGemm&) = delete;
 
-  // Streams are CUstream (cudaStream_t); null is the legacy default stream.
-
-  // out[rows, n] = x[rows, k] w[e][n, k]^T
-  void forward(const ExpertRows& rows, const void* x, const ExpertMatrices& w, void* out, int n, int k, void* stream,
-               const GemmTuning& tuning = {});
-
-  // z[rows, 2 i] = x[rows, k] w1[e][2 i, k]^T (gate rows, then up rows), rounded; a[rows, i] = silu(z_gate) z_up prob.
-  // `z` may be null: then it is not written. prob: fp32 [rows].
-  void forward_swiglu(const ExpertRows& rows, const void* x, const ExpertMatrices& w1, const float* prob, void* z,
-                      void* a, int i, int k, void* stream, const GemmTuning& tuning = {});
-
-  // dx[rows, n] = dy[rows, k] w[e][k, n]
-  void input_gradient(const ExpertRows& rows, const void* dy, const ExpertMatrices& w, void* dx, int n, int k,
-                      void* stream, const GemmTuning& tuning = {});
-
-  // da = dy[rows, k] w2[e][k, i], kept in fp32; from it and the saved z[rows, 2 i]: a[rows, i] again, dz[rows, 2 i] and
-  // dprob[rows] (fp32). `workspace`: swiglu_gradient_workspace_bytes(rows.rows, i) bytes.
-  void input_gradient_swiglu(const ExpertRows& rows, const void* dy, const ExpertMatrices& w2, const void* z,
-                             const float* prob, void* a, void* dz, float* dprob, void* workspace, int i, int k,
-                             void* stream, const GemmTuning& tuning = {});
+  void forward(const ForwardGemm& gemm);
+  void forward_swiglu(const ForwardSwigluGemm& gemm);
+  void input_gradient(const InputGradientGemm& gemm);
+  void input_gradient_swiglu(const InputGradientSwigluGemm& gemm);
   static int64_t swiglu_gradient_workspace_bytes(int64_t rows, int i);
-
-  // dw[e][m, n] = dy[rows of e, m]^T x[rows of e, n], summed along the expert's rows in their order.
-  void weight_gradient(const ExpertRows& rows, const void* dy, const void* x, const MutableExpertMatrices& dw, int m,
-                       int n, WeightGradientMode mode, void* stream, const GemmTuning& tuning = {});
+  void weight_gradient(const WeightGradientGemm& gemm);
 
   // Compiles (or takes from the cache) all kernels that the functions above use with default tuning, in parallel.
   // Without it each is compiled at its first use. `per_expert_addresses`: weights come as addresses, of this many.

@@ -27,7 +27,7 @@ struct Routing {
   const void* topk_ids = nullptr;  // [T, K] global expert of a slot, -1 = unused; no expert twice in a row
   IndexType index_type = IndexType::kInt32;
   const float* probs = nullptr;  // [T, K] fp32, finite; an unused slot's is ignored
-  Stream stream;
+  Stream stream{};
   // Dense routing, with topk_ids null: [T, E], a byte for each expert, not 0 where the token goes to it. probs is then
   // [T, E], too, and ignored where the map is 0. A token's slots are its experts, ascending, the slots behind them
   // unused; more than K experts are refused. backward() and combine() with such a placement write dprobs [T, E], +0
@@ -103,8 +103,8 @@ struct WeightGradients {
 };
 
 struct LayerConfig {
-  LayerShape shape;
-  Numerics numerics;
+  LayerShape shape{};
+  Numerics numerics{};
 };
 
 // When a backward's weight gradients are made. No choice changes a bit of any result.
@@ -161,12 +161,12 @@ struct CallOptions {
 
 struct ForwardArguments {
   const BFloat16* x = nullptr;  // [T, H]
-  Weights weights;
+  Weights weights{};
   BFloat16* y = nullptr;  // [T, H], written
-  Stream stream;
-  CallerMemory
-      saved_memory;  // stays as it is until the Saved's last use; then attach_saved() makes another Saved of it
-  CallerMemory workspace_memory;  // free behind the call
+  Stream stream{};
+  // Stays as it is until the Saved's last use; then attach_saved() makes another Saved of it.
+  CallerMemory saved_memory{};
+  CallerMemory workspace_memory{};  // free behind the call
 };
 
 // What backward needs, one per forward call; several may be outstanding, in any order. Frees its memory through the
@@ -201,17 +201,17 @@ struct BackwardArguments {
   const BFloat16* dy = nullptr;  // [T, H]
   // [T, H] as in forward; read only when xg was not kept (save.xg = redispatch) and weight gradients are wanted
   const BFloat16* x = nullptr;
-  Weights weights;
-  BFloat16* dx = nullptr;     // [T, H], written
-  float* dprobs = nullptr;    // [T, K], written; an unused slot's is +0; of a dense routing [T, E]
-  WeightGradients gradients;  // kNow only; else ignored and may be null
-  Stream stream;
+  Weights weights{};
+  BFloat16* dx = nullptr;       // [T, H], written
+  float* dprobs = nullptr;      // [T, K], written; an unused slot's is +0; of a dense routing [T, E]
+  WeightGradients gradients{};  // kNow only; else ignored and may be null
+  Stream stream{};
   WeightGradientTime weight_gradients = WeightGradientTime::kNow;  // equal on all ranks
   // The last use of `saved`: z becomes dz in its own memory, 4 I bytes a padded row less than else. From the moment
   // that the call runs the Saved is used up, also if the call fails half-way. Equal on all ranks.
   bool last_use = false;
-  CallerMemory workspace_memory;  // free behind the call
-  CallerMemory pending_memory;    // kLater: free when the PendingWeightGradients' last weight_gradients() is over
+  CallerMemory workspace_memory{};  // free behind the call
+  CallerMemory pending_memory{};    // kLater: free when the PendingWeightGradients' last weight_gradients() is over
 };
 
 // What weight_gradients() needs, one per backward call with kLater. Several may be outstanding, to be worked off in any
@@ -235,9 +235,9 @@ UNIEP_API PendingWeightGradients backward(Group& group, const LayerConfig& confi
                                           const CallOptions& options = {});
 
 struct WeightGradientArguments {
-  WeightGradients gradients;
-  Stream stream;  // any; what backward left is waited for
-  int sms = 0;    // compute units (on cuda SMs) that work on it at most, 1 to Group::workers(); 0: all
+  WeightGradients gradients{};
+  Stream stream{};  // any; what backward left is waited for
+  int sms = 0;      // compute units (on cuda SMs) that work on it at most, 1 to Group::workers(); 0: all
 };
 
 // Makes the weight gradients that a backward with kLater left, with the bits that kNow gives. Not collective: each

@@ -86,6 +86,13 @@ def test_public_headers_and_examples_need_nothing_inside():
             assert not inside, f"{source} includes {inside}"
 
 
+def test_the_header_of_all_includes_the_whole_public_interface():
+    folder = ROOT / "include/uniep"
+    whole = {path.name for path in included(folder / "uniep.h")}
+    inside = {"export.h", "c_api.h", "uniep.h"}  # a macro of the others, and C
+    assert {path.name for path in folder.glob("*.h")} - inside == whole
+
+
 def test_no_file_is_longer_than_600_lines():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
         "\n"

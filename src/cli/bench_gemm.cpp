@@ -35,40 +35,56 @@ const std::vector<Product>& products() {
   static const std::vector<Product> kProducts = {
       {"fc1", 2,
        [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
-         gemm.forward(p.rows, p.x, {p.w1, {}}, p.out_z, 2 * i, h, nullptr);
+         gemm.forward({.rows = p.rows, .x = p.x, .w = {p.w1, {}}, .out = p.out_z, .n = 2 * i, .k = h});
        }},
       {"fc1+swiglu", 2,
        [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
-         gemm.forward_swiglu(p.rows, p.x, {p.w1, {}}, p.prob, p.out_z, p.a, i, h, nullptr);
+         gemm.forward_swiglu(
+             {.rows = p.rows, .x = p.x, .w1 = {p.w1, {}}, .prob = p.prob, .z = p.out_z, .a = p.a, .i = i, .k = h});
        }},
       {"fc2", 1,
        [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
-         gemm.forward(p.rows, p.a, {p.w2, {}}, p.out_h, h, i, nullptr);
+         gemm.forward({.rows = p.rows, .x = p.a, .w = {p.w2, {}}, .out = p.out_h, .n = h, .k = i});
        }},
       {"dgrad2", 1,
        [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
-         gemm.input_gradient(p.rows, p.dy, {p.w2, {}}, p.a, i, h, nullptr);
+         gemm.input_gradient({.rows = p.rows, .dy = p.dy, .w = {p.w2, {}}, .dx = p.a, .n = i, .k = h});
        }},
       {"dgrad2+dswiglu", 1,
        [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
-         gemm.input_gradient_swiglu(p.rows, p.dy, {p.w2, {}}, p.z, p.prob, p.a, p.out_z, p.dprob, p.workspace, i, h,
-                                    nullptr);
+         gemm.input_gradient_swiglu({.rows = p.rows,
+                                     .dy = p.dy,
+                                     .w2 = {p.w2, {}},
+                                     .z = p.z,
+                                     .prob = p.prob,
+                                     .a = p.a,
+                                     .dz = p.out_z,
+                                     .dprob = p.dprob,
+                                     .workspace = p.workspace,
+                                     .i = i,
+                                     .k = h});
        }},
       {"dgrad1", 2,
        [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
-         gemm.input_gradient(p.rows, p.z, {p.w1, {}}, p.out_h, h, 2 * i, nullptr);
+         gemm.input_gradient({.rows = p.rows, .dy = p.z, .w = {p.w1, {}}, .dx = p.out_h, .n = h, .k = 2 * i});
        }},
       {"wgrad2", 1,
        [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
-         gemm.weight_gradient(p.rows, p.dy, p.a, {p.dw, {}}, h, i, WeightGradientMode::kBFloat16, nullptr);
+         gemm.weight_gradient({.rows = p.rows, .dy = p.dy, .x = p.a, .dw = {p.dw, {}}, .m = h, .n = i});
        }},
       {"wgrad1", 2,
        [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
-         gemm.weight_gradient(p.rows, p.z, p.x, {p.dw, {}}, 2 * i, h, WeightGradientMode::kBFloat16, nullptr);
+         gemm.weight_gradient({.rows = p.rows, .dy = p.z, .x = p.x, .dw = {p.dw, {}}, .m = 2 * i, .n = h});
        }},
       {"wgrad1+=", 2,
        [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
-         gemm.weight_gradient(p.rows, p.z, p.x, {p.main_grad, {}}, 2 * i, h, WeightGradientMode::kAccumulate, nullptr);
+         gemm.weight_gradient({.rows = p.rows,
+                               .dy = p.z,
+                               .x = p.x,
+                               .dw = {p.main_grad, {}},
+                               .m = 2 * i,
+                               .n = h,
+                               .weight_gradient = WeightGradient::kMainGrad});
        }},
   };
   return kProducts;

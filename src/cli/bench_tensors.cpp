@@ -5,17 +5,6 @@ namespace {
 
 constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));
 
-WeightGradientMode mode_of(WeightGradient gradient) {
-  switch (gradient) {
-    case WeightGradient::kBFloat16:
-      return WeightGradientMode::kBFloat16;
-    case WeightGradient::kFloat32:
-      return WeightGradientMode::kFloat32;
-    default:
-      return WeightGradientMode::kAccumulate;
-  }
-}
-
 }  // namespace
 
 LayerTensors::LayerTensors(BenchRanks& ranks, const LayerConfig& config, Parts parts) : ranks_(ranks), config_(config) {
@@ -84,24 +73,52 @@ void LayerTensors::multiply_forward() {
     const Rank& own = rows_[local];
     const Weights& weights = forward_[local].weights;
     GroupedGemm& gemm = *gemms_[local];
-    gemm.forward_swiglu(own.rows, own.xg, {weights.w1, {}}, own.probs, own.z, own.a, i, h, nullptr);
-    gemm.forward(own.rows, own.a, {weights.w2, {}}, own.out, h, i, nullptr);
+    gemm.forward_swiglu({.rows = own.rows,
+                         .x = own.xg,
+                         .w1 = {weights.w1, {}},
+                         .prob = own.probs,
+                         .z = own.z,
+                         .a = own.a,
+                         .i = i,
+                         .k = h});
+    gemm.forward({.rows = own.rows, .x = own.a, .w = {weights.w2, {}}, .out = own.out, .n = h, .k = i});
   }
 }
 
 void LayerTensors::multiply_backward() {
   const int h = static_cast<int>(config_.shape.hidden), i = static_cast<int>(config_.shape.intermediate);
-  const WeightGradientMode mode = mode_of(config_.numerics.weight_gradient);
+  const WeightGradient form = config_.numerics.weight_gradient;
   for (std::size_t local = 0; local < rows_.size(); ++local) {
     const Rank& own = rows_[local];
     const Weights& weights = forward_[local].weights;
     const WeightGradients& gradients = backward_[local].gradients;
     GroupedGemm& gemm = *gemms_[local];
-    gemm.input_gradient_swiglu(own.rows, own.dyg, {weights.w2, {}}, own.z, own.probs, own.a, own.dz, own.dprobs,
-                               own.workspace, i, h, nullptr);
-    gemm.input_gradient(own.rows, own.dz, {weights.w1, {}}, own.out, h, 2 * i, nullptr);
-    gemm.weight_gradient(own.rows, own.dyg, own.a, {gradients.dw2, {}}, h, i, mode, nullptr);
-    gemm.weight_gradient(own.rows, own.dz, own.xg, {gradients.dw1, {}}, 2 * i, h, mode, nullptr);
+    gemm.input_gradient_swiglu({.rows = own.rows,
+                                .dy = own.dyg,
+                                .w2 = {weights.w2, {}},
+                                .z = own.z,
+                                .prob = own.probs,
+                                .a = own.a,
+                                .dz = own.dz,
+                                .dprob = own.dprobs,
+                                .workspace = own.workspace,
+                                .i = i,
+                                .k = h});
+    gemm.input_gradient({.rows = own.rows, .dy = own.dz, .w = {weights.w1, {}}, .dx = own.out, .n = h, .k = 2 * i});
+    gemm.weight_gradient({.rows = own.rows,
+                          .dy = own.dyg,
+                          .x = own.a,
+                          .dw = {gradients.dw2, {}},
+                          .m = h,
+                          .n = i,
+                          .weight_gradient = form});
+    gemm.weight_gradient({.rows = own.rows,
+                          .dy = own.dz,
+                          .x = own.xg,
+                          .dw = {gradients.dw1, {}},
+                          .m = 2 * i,
+                          .n = h,
+                          .weight_gradient = form});
   }
 }
 

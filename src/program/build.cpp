@@ -108,18 +108,13 @@ void Program::build_shared_tables() {
   }
 }
 
-void Program::build_rank(int rank) {
-  const internal::PlacementState& state = *placement_;
-  const Schedule& schedule = request_.schedule;
-  const bool forward = request_.direction == Direction::kForward;
-  const int32_t hidden = static_cast<int32_t>(state.shape.hidden);
-  const int32_t intermediate = static_cast<int32_t>(state.shape.intermediate);
-  RankTables& tables = tables_[rank];
-  tables = shared_;
-  RankProgram& p = ranks_[rank];
-  p = RankProgram{};
+namespace {
 
-  p.direction = request_.direction;
+// What is computed, of which rank.
+void set_sizes(RankProgram& p, const ProgramRequest& request, const internal::PlacementState& state, int rank) {
+  const auto hidden = static_cast<int32_t>(state.shape.hidden);
+  const auto intermediate = static_cast<int32_t>(state.shape.intermediate);
+  p.direction = request.direction;
   p.rank = rank;
   p.ranks = state.ranks;
   p.experts = static_cast<int32_t>(state.shape.experts);
@@ -127,13 +122,17 @@ void Program::build_rank(int rank) {
   p.tokens = static_cast<int32_t>(state.rank[rank].tokens);
   p.first_expert = state.expert_begin[rank];
   p.local_experts = state.expert_begin[rank + 1] - p.first_expert;
-  p.operands = !forward && request_.redispatch ? 2 : 1;
-  p.combine_groups = static_cast<int32_t>(request_.numerics.combine_groups);
-  const TileShape wgrad_fc2 = schedule.tile_of(GemmStage::kWgradFc2);
-  const TileShape wgrad_fc1 = schedule.tile_of(GemmStage::kWgradFc1);
+  p.operands = request.direction == Direction::kBackward && request.redispatch ? 2 : 1;
+  p.combine_groups = static_cast<int32_t>(request.numerics.combine_groups);
+  const TileShape wgrad_fc2 = request.schedule.tile_of(GemmStage::kWgradFc2);
+  const TileShape wgrad_fc1 = request.schedule.tile_of(GemmStage::kWgradFc1);
   p.wgrad_fc2 = {hidden, intermediate, wgrad_fc2.m, wgrad_fc2.n};
-  p.wgrad_fc1 = {static_cast<int32_t>(z_columns(state.shape, request_.numerics)), hidden, wgrad_fc1.m, wgrad_fc1.n};
+  p.wgrad_fc1 = {static_cast<int32_t>(z_columns(state.shape, request.numerics)), hidden, wgrad_fc1.m, wgrad_fc1.n};
+}
 
+// What the Schedule says, but for the bands of columns.
+void set_schedule(RankProgram& p, const ProgramRequest& request) {
+  const Schedule& schedule = request.schedule;
   p.push = schedule.dispatch.transport == DispatchTransport::kPush;
   p.dedup = schedule.dispatch.dedup;
   p.epilogue_combine = schedule.combine.transport == CombineTransport::kEpilogue;
@@ -141,41 +140,52 @@ void Program::build_rank(int rank) {
   p.dynamic = schedule.queue == QueueKind::kDynamic;
   p.mixed = schedule.order.interleave == Interleave::kMixed;
   p.source_rotation = schedule.order.source_rotation;
-  p.workers = request_.workers - schedule.comm.reserve_sms;
+  p.workers = request.workers - schedule.comm.reserve_sms;
   p.dispatch_workers = schedule.comm.dispatch_sms;
   p.combine_workers = schedule.comm.combine_sms;
   p.reduce_workers = schedule.comm.reduce_sms;
   p.wave_experts = schedule.order.experts_per_wave;
   p.waves = static_cast<int32_t>(divide_up(p.local_experts, p.wave_experts));
   p.raster = schedule.order.raster;
-  p.cluster = request_.cluster;
-  p.pull_parts = request_.pull_parts;
+  p.cluster = request.cluster;
+  p.pull_parts = request.pull_parts;
   p.tile_m = schedule.tile.m;
-  p.first_tiles = static_cast<int32_t>(divide_up(intermediate, first_tile_columns(schedule, request_.direction)));
+  const std::vector<LaunchStages> launches = launch_stages(schedule, request.direction, request.weight_gradients);
+  p.launches = static_cast<int32_t>(launches.size());
+  std::copy(launches.begin(), launches.end(), p.stages);
+}
+
+// The column tiles of both row GEMMs, and the column chunks.
+void set_columns(RankProgram& p, const ProgramRequest& request, const LayerShape& shape) {
+  const Schedule& schedule = request.schedule;
+  const bool forward = request.direction == Direction::kForward;
+  p.first_tiles = static_cast<int32_t>(divide_up(shape.intermediate, first_tile_columns(schedule, request.direction)));
   p.second_tile_n = schedule.tile_of(forward ? GemmStage::kFc2 : GemmStage::kDgradFc1).n;
-  const std::vector<int32_t> bounds = column_chunk_bounds(hidden, schedule.combine.column_chunks);
+  const std::vector<int32_t> bounds = column_chunk_bounds(shape.hidden, schedule.combine.column_chunks);
   p.chunks = static_cast<int32_t>(bounds.size()) - 1;
   for (int chunk = 0; chunk <= p.chunks; ++chunk) p.chunk_column[chunk] = bounds[chunk];
   for (int chunk = 0; chunk < p.chunks; ++chunk) {
     p.chunk_tile[chunk + 1] =
         p.chunk_tile[chunk] + static_cast<int32_t>(divide_up(bounds[chunk + 1] - bounds[chunk], p.second_tile_n));
   }
-  const std::vector<LaunchStages> launches = launch_stages(schedule, request_.direction, request_.weight_gradients);
-  p.launches = static_cast<int32_t>(launches.size());
-  std::copy(launches.begin(), launches.end(), p.stages);
+}
 
+template <typename Tables>
+void point_to_tables(RankProgram& p, const internal::PlacementState& state, const Tables& tables) {
 #define UNIEP_TABLE(type, name, entries) p.name = state.name.data();
   UNIEP_EXPERT_TABLES(UNIEP_TABLE)
 #undef UNIEP_TABLE
-#define UNIEP_TABLE(type, name, entries) p.name = state.rank[rank].name.data();
+#define UNIEP_TABLE(type, name, entries) p.name = state.rank[p.rank].name.data();
   UNIEP_SLOT_TABLES(UNIEP_TABLE)
 #undef UNIEP_TABLE
-  p.most_blocks = *std::max_element(tables.blocks_of_rank.begin(), tables.blocks_of_rank.end());
-  p.most_token_blocks = 0;
-  for (int r = 0; r < state.ranks; ++r) {
-    p.most_token_blocks = std::max(p.most_token_blocks, tables.token_block_begin[r + 1] - tables.token_block_begin[r]);
-  }
+#define UNIEP_TABLE(type, name, entries) p.name = tables.name.data();
+  UNIEP_SCHEDULE_TABLES(UNIEP_TABLE)
+  UNIEP_RANK_TABLES(UNIEP_TABLE)
+#undef UNIEP_TABLE
+}
 
+template <typename Tables>
+void build_own_tables(RankProgram& p, Tables& tables) {
   tables.block_begin.assign(1, 0);
   tables.odd_blocks.assign(1, 0);
   for (int32_t local = 0; local < p.local_experts; ++local) {
@@ -193,11 +203,29 @@ void Program::build_rank(int rank) {
       tables.push_begin.push_back(tables.push_begin.back() + run.blocks);
     }
   }
-#define UNIEP_TABLE(type, name, entries) p.name = tables.name.data();
-  UNIEP_SCHEDULE_TABLES(UNIEP_TABLE)
-  UNIEP_RANK_TABLES(UNIEP_TABLE)
-#undef UNIEP_TABLE
-  p.late_position = late_position_of(p, state.rows[rank], hidden, intermediate);
+}
+
+}  // namespace
+
+void Program::build_rank(int rank) {
+  const internal::PlacementState& state = *placement_;
+  RankTables& tables = tables_[rank];
+  tables = shared_;
+  RankProgram& p = ranks_[rank];
+  p = RankProgram{};
+  set_sizes(p, request_, state, rank);
+  set_schedule(p, request_);
+  set_columns(p, request_, state.shape);
+  point_to_tables(p, state, tables);  // what the tables of this rank are made with
+  p.most_blocks = *std::max_element(tables.blocks_of_rank.begin(), tables.blocks_of_rank.end());
+  p.most_token_blocks = 0;
+  for (int r = 0; r < p.ranks; ++r) {
+    p.most_token_blocks = std::max(p.most_token_blocks, tables.token_block_begin[r + 1] - tables.token_block_begin[r]);
+  }
+  build_own_tables(p, tables);
+  point_to_tables(p, state, tables);
+  p.late_position = late_position_of(p, state.rows[rank], static_cast<int32_t>(state.shape.hidden),
+                                     static_cast<int32_t>(state.shape.intermediate));
   p = part_of(p, request_.part);
 }
 

@@ -117,7 +117,9 @@ std::vector<TileEvent> tile_events(const Program& program, const std::vector<Tim
   return events;
 }
 
-Simulated simulate(const Program& program, const MachineDescription& machine, const SimulateOptions& options) {
+namespace {
+
+void require_simulable(const Program& program, const MachineDescription& machine, const SimulateOptions& options) {
   if (program.ranks() > machine.most_ranks()) {
     throw Error(Status::kInvalidArgument, fmt::format("ranks: {}; machine {} links at most {}", program.ranks(),
                                                       machine.name, machine.most_ranks()));
@@ -128,6 +130,39 @@ Simulated simulate(const Program& program, const MachineDescription& machine, co
                 fmt::format("one rank for all: rank {} has {} tokens and rank 0 {}; must be as many on all ranks", rank,
                             program.rank(rank).tokens, program.rank(0).tokens));
   }
+}
+
+// Tiles follow the clock, the rest does not: where the two agree, after a run of `us` at `clock`.
+// `clock_at`: the clock under a share of busy tensor cores, for so long.
+template <typename ClockAt>
+double agreed_clock(const EventRun::Result& run, double us, double clock, double all_workers, ClockAt&& clock_at) {
+  const double cycles = run.gemm_us * clock / all_workers, rest = std::max(us - run.gemm_us / all_workers, 0.0);
+  double next = clock;
+  for (int step = 0; step < 20; ++step) {
+    const double then = cycles / next + rest;
+    next = 0.5 * (next + clock_at(cycles / next / then, then));
+  }
+  return next;
+}
+
+std::map<std::string, StageTime> stage_times(const EventRun::Result& run, Direction direction, double workers) {
+  std::map<std::string, StageTime> times;
+  for (int i = 0; i < kStageCount; ++i) {
+    const EventRun::Totals& totals = run.stage[i];
+    if (totals.begin_us < 0) continue;
+    StageTime& stage = times[stage_name(static_cast<Stage>(i), direction)];
+    const bool first = stage.busy_ms == 0;
+    stage.begin_ms = first ? totals.begin_us * 1e-3 : std::min(stage.begin_ms, totals.begin_us * 1e-3);
+    stage.end_ms = std::max(stage.end_ms, totals.end_us * 1e-3);
+    stage.busy_ms += totals.busy_us * 1e-3 / workers;
+  }
+  return times;
+}
+
+}  // namespace
+
+Simulated simulate(const Program& program, const MachineDescription& machine, const SimulateOptions& options) {
+  require_simulable(program, machine, options);
   std::vector<RankCosts> costs;
   const SignalLayout layout = signal_layout(program.rank(0));
   const int simulated = options.one_rank ? 1 : program.ranks();
@@ -147,13 +182,9 @@ Simulated simulate(const Program& program, const MachineDescription& machine, co
     run = EventRun(program, machine, options, costs, relayed, clock).run();
     const double us = *std::max_element(run.end_us.begin(), run.end_us.end());
     simulated_call.clock_ghz = clock;
-    // Tiles follow the clock, the rest does not: where the two agree.
-    const double cycles = run.gemm_us * clock / all_workers, rest = std::max(us - run.gemm_us / all_workers, 0.0);
-    double next = clock;
-    for (int step = 0; step < 20; ++step) {
-      const double then = cycles / next + rest;
-      next = 0.5 * (next + clock_of(machine.clock, options.state, cycles / next / then, then));
-    }
+    const double next = agreed_clock(run, us, clock, all_workers, [&](double share, double call_us) {
+      return clock_of(machine.clock, options.state, share, call_us);
+    });
     if (std::abs(next - clock) < kCloseEnough * clock) break;
     if (i + 1 < kMostRuns) clock = next;
   }
@@ -169,16 +200,7 @@ Simulated simulate(const Program& program, const MachineDescription& machine, co
       *std::max_element(run.memory_bytes.begin(), run.memory_bytes.end()) / (machine.memory.bandwidth * 1e6);
   limits.links_ms = links_ms(program, machine, costs, relayed);
   limits.begin_end_ms = (machine.time.begin + machine.time.end) * 1e-3;
-  for (int i = 0; i < kStageCount; ++i) {
-    const EventRun::Totals& totals = run.stage[i];
-    if (totals.begin_us < 0) continue;
-    const char* name = stage_name(static_cast<Stage>(i), program.request().direction);
-    StageTime& stage = simulated_call.stages[name];
-    const bool first = stage.busy_ms == 0;
-    stage.begin_ms = first ? totals.begin_us * 1e-3 : std::min(stage.begin_ms, totals.begin_us * 1e-3);
-    stage.end_ms = std::max(stage.end_ms, totals.end_us * 1e-3);
-    stage.busy_ms += totals.busy_us * 1e-3 / (workers * simulated);
-  }
+  simulated_call.stages = stage_times(run, program.request().direction, workers * simulated);
   return simulated_call;
 }
 

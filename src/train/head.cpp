@@ -36,19 +36,25 @@ double head_forward(const HeadWeights& weights, const float* x, const uint8_t* t
   return loss;
 }
 
-void head_backward(const HeadWeights& weights, const float* transposed, const float* x, const uint8_t* targets,
-                   int64_t tokens, int64_t hidden, float scale, const HeadActivations& activations, float* x_gradient,
-                   const HeadGradients& gradients, float* scratch) {
-  float* logit_gradients = activations.probabilities;
-  for (int64_t token = 0; token < tokens; ++token) {
+void head_backward(const HeadBackward& call) {
+  float* logit_gradients = call.activations.probabilities;
+  for (int64_t token = 0; token < call.tokens; ++token) {
     float* row = logit_gradients + token * kVocabulary;
-    row[targets[token]] -= 1.0f;
-    for (int64_t column = 0; column < kVocabulary; ++column) row[column] *= scale;
+    row[call.targets[token]] -= 1.0f;
+    for (int64_t column = 0; column < kVocabulary; ++column) row[column] *= call.scale;
   }
-  multiply_transposed(activations.normed, logit_gradients, gradients.projection, hidden, kVocabulary, tokens);
-  multiply(logit_gradients, transposed, scratch, tokens, hidden, kVocabulary);
-  std::fill_n(x_gradient, tokens * hidden, 0.0f);
-  rms_norm_backward(x, weights.norm, activations.inverse_rms, scratch, tokens, hidden, x_gradient, gradients.norm);
+  multiply_transposed(call.activations.normed, logit_gradients, call.gradients.projection, call.hidden, kVocabulary,
+                      call.tokens);
+  multiply(logit_gradients, call.transposed, call.scratch, call.tokens, call.hidden, kVocabulary);
+  std::fill_n(call.x_gradient, call.tokens * call.hidden, 0.0f);
+  rms_norm_backward({.x = call.x,
+                     .gain = call.weights.norm,
+                     .inverse_rms = call.activations.inverse_rms,
+                     .out_gradient = call.scratch,
+                     .rows = call.tokens,
+                     .columns = call.hidden,
+                     .x_gradient = call.x_gradient,
+                     .gain_gradient = call.gradients.norm});
 }
 
 }  // namespace uniep::train

@@ -30,10 +30,19 @@ struct HeadActivations {
 double head_forward(const HeadWeights& weights, const float* x, const uint8_t* targets, int64_t tokens, int64_t hidden,
                     const HeadActivations& activations);
 
-// For the loss times `scale`. Overwrites the probabilities with the logits' gradients, writes x_gradient [T, H] and the
-// weights' gradients. `transposed` is the projection as [256, H]; scratch: T * H floats.
-void head_backward(const HeadWeights& weights, const float* transposed, const float* x, const uint8_t* targets,
-                   int64_t tokens, int64_t hidden, float scale, const HeadActivations& activations, float* x_gradient,
-                   const HeadGradients& gradients, float* scratch);
+// For the loss times `scale`.
+struct HeadBackward {
+  HeadWeights weights;
+  const float* transposed;  // the projection as [256, H]
+  const float* x;           // [T, H]
+  const uint8_t* targets;   // [T]
+  int64_t tokens, hidden;
+  float scale;
+  HeadActivations activations;  // the logits' gradients overwrite the probabilities
+  float* x_gradient;            // [T, H], written
+  HeadGradients gradients;      // written
+  float* scratch;               // [T, H]
+};
+void head_backward(const HeadBackward& call);
 
 }  // namespace uniep::train

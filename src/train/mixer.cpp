@@ -34,38 +34,47 @@ void mixer_forward(const MixerWeights& weights, int64_t sequence, int64_t hidden
   multiply(activations.gated, weights.out, out, sequence, hidden, hidden, Store::kAdd);
 }
 
-void mixer_backward(const MixerWeights& weights, const MixerWeights& transposed, int64_t sequence, int64_t hidden,
-                    const float* x, const MixerActivations& activations, float* gradient,
-                    const MixerGradients& gradients, float* scratch) {
-  const int64_t elements = sequence * hidden;
-  float* gated_gradient = scratch;
-  float* convolved_gradient = scratch + elements;
-  float* gate_gradient = scratch + 2 * elements;
-  float* projected_gradient = scratch + 3 * elements;  // [S, 2 H]
-  float* normed_gradient = gated_gradient;             // gated_gradient is read no more by then
-  float* value_gradient = scratch;                     // likewise
+void mixer_backward(const MixerBackward& call) {
+  const int64_t elements = call.sequence * call.hidden;
+  float* gated_gradient = call.scratch;
+  float* convolved_gradient = call.scratch + elements;
+  float* gate_gradient = call.scratch + 2 * elements;
+  float* projected_gradient = call.scratch + 3 * elements;  // [S, 2 H]
+  float* normed_gradient = gated_gradient;                  // gated_gradient is read no more by then
+  float* value_gradient = call.scratch;                     // likewise
 
-  multiply_transposed(activations.gated, gradient, gradients.out, hidden, hidden, sequence);
-  multiply(gradient, transposed.out, gated_gradient, sequence, hidden, hidden);
-  gate_backward(activations.convolved, activations.gate, gated_gradient, convolved_gradient, gate_gradient, elements);
+  multiply_transposed(call.activations.gated, call.gradient, call.gradients.out, call.hidden, call.hidden,
+                      call.sequence);
+  multiply(call.gradient, call.transposed.out, gated_gradient, call.sequence, call.hidden, call.hidden);
+  gate_backward(call.activations.convolved, call.activations.gate, gated_gradient, convolved_gradient, gate_gradient,
+                elements);
 
   std::fill_n(value_gradient, elements, 0.0f);
-  std::fill_n(gradients.filter, kMixerTaps * hidden, 0.0f);
-  for (int64_t tap = 0; tap < std::min(kMixerTaps, sequence); ++tap) {
-    for (int64_t t = tap; t < sequence; ++t) {
-      const float* incoming = convolved_gradient + t * hidden;
-      add_product(weights.filter + tap * hidden, incoming, value_gradient + (t - tap) * hidden, hidden);
-      add_product(activations.value + (t - tap) * hidden, incoming, gradients.filter + tap * hidden, hidden);
+  std::fill_n(call.gradients.filter, kMixerTaps * call.hidden, 0.0f);
+  for (int64_t tap = 0; tap < std::min(kMixerTaps, call.sequence); ++tap) {
+    for (int64_t t = tap; t < call.sequence; ++t) {
+      const float* incoming = convolved_gradient + t * call.hidden;
+      add_product(call.weights.filter + tap * call.hidden, incoming, value_gradient + (t - tap) * call.hidden,
+                  call.hidden);
+      add_product(call.activations.value + (t - tap) * call.hidden, incoming, call.gradients.filter + tap * call.hidden,
+                  call.hidden);
     }
   }
-  for (int64_t t = 0; t < sequence; ++t) {
-    std::copy_n(value_gradient + t * hidden, hidden, projected_gradient + t * 2 * hidden);
-    std::copy_n(gate_gradient + t * hidden, hidden, projected_gradient + t * 2 * hidden + hidden);
+  for (int64_t t = 0; t < call.sequence; ++t) {
+    std::copy_n(value_gradient + t * call.hidden, call.hidden, projected_gradient + t * 2 * call.hidden);
+    std::copy_n(gate_gradient + t * call.hidden, call.hidden, projected_gradient + t * 2 * call.hidden + call.hidden);
   }
-  multiply_transposed(activations.normed, projected_gradient, gradients.in, hidden, 2 * hidden, sequence);
-  multiply(projected_gradient, transposed.in, normed_gradient, sequence, hidden, 2 * hidden);
-  rms_norm_backward(x, weights.norm, activations.inverse_rms, normed_gradient, sequence, hidden, gradient,
-                    gradients.norm);
+  multiply_transposed(call.activations.normed, projected_gradient, call.gradients.in, call.hidden, 2 * call.hidden,
+                      call.sequence);
+  multiply(projected_gradient, call.transposed.in, normed_gradient, call.sequence, call.hidden, 2 * call.hidden);
+  rms_norm_backward({.x = call.x,
+                     .gain = call.weights.norm,
+                     .inverse_rms = call.activations.inverse_rms,
+                     .out_gradient = normed_gradient,
+                     .rows = call.sequence,
+                     .columns = call.hidden,
+                     .x_gradient = call.gradient,
+                     .gain_gradient = call.gradients.norm});
 }
 
 }  // namespace uniep::train

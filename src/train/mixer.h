@@ -38,10 +38,16 @@ int64_t mixer_scratch(int64_t sequence, int64_t hidden);
 void mixer_forward(const MixerWeights& weights, int64_t sequence, int64_t hidden, const float* x,
                    const MixerActivations& activations, float* out, float* scratch);
 
-// `gradient` [S, H] is that of `out` and becomes that of x. `transposed` holds in [2 H, H] and out [H, H] transposed.
-// Writes the weights' gradients.
-void mixer_backward(const MixerWeights& weights, const MixerWeights& transposed, int64_t sequence, int64_t hidden,
-                    const float* x, const MixerActivations& activations, float* gradient,
-                    const MixerGradients& gradients, float* scratch);
+struct MixerBackward {
+  MixerWeights weights;
+  MixerWeights transposed;  // in as [2 H, H], out as [H, H]
+  int64_t sequence, hidden;
+  const float* x;  // [S, H]
+  MixerActivations activations;
+  float* gradient;           // [S, H] that of `out`, becomes that of x
+  MixerGradients gradients;  // written
+  float* scratch;            // mixer_scratch() floats
+};
+void mixer_backward(const MixerBackward& call);
 
 }  // namespace uniep::train

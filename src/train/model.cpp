@@ -153,12 +153,18 @@ void Model::head_backward(const Parameters& parameters, int64_t sequence) {
   const ModelConfig& model = config_.model;
   const int64_t first = sequence * model.sequence, offset = first * model.hidden;
   float* gradients = sequence_gradients(sequence);
-  train::head_backward(
-      {parameters.dense(layout_.final_norm()), parameters.dense(layout_.head())}, parameters.transposed(layout_.head()),
-      hidden_.data() + offset, windows_[sequence] + 1, model.sequence, model.hidden, 1.0f / static_cast<float>(tokens_),
-      {head_normed_.data() + offset, head_inverse_rms_.data() + first,
-       head_probabilities_.data() + first * kVocabulary},
-      gradient_.data() + offset, {gradients + layout_.final_norm(), gradients + layout_.head()}, scratch(sequence));
+  train::head_backward({.weights = {parameters.dense(layout_.final_norm()), parameters.dense(layout_.head())},
+                        .transposed = parameters.transposed(layout_.head()),
+                        .x = hidden_.data() + offset,
+                        .targets = windows_[sequence] + 1,
+                        .tokens = model.sequence,
+                        .hidden = model.hidden,
+                        .scale = 1.0f / static_cast<float>(tokens_),
+                        .activations = {head_normed_.data() + offset, head_inverse_rms_.data() + first,
+                                        head_probabilities_.data() + first * kVocabulary},
+                        .x_gradient = gradient_.data() + offset,
+                        .gradients = {gradients + layout_.final_norm(), gradients + layout_.head()},
+                        .scratch = scratch(sequence)});
   round_row(gradient_.data() + offset, moe_out_gradient_.data() + offset, model.sequence * model.hidden);
 }
 
@@ -173,17 +179,36 @@ void Model::block_backward(const Parameters& parameters, int64_t layer, int64_t 
 
   float* normed_gradient = scratch(sequence);
   for (int64_t i = 0; i < elements; ++i) normed_gradient[i] = to_float(moe_in_gradient_[offset + i]);
-  router_backward(block.moe_normed.data() + offset, parameters.transposed(at.router), model.sequence, model.hidden,
-                  model.experts, model.topk, router_activations(block, sequence),
-                  prob_gradients_.data() + first * model.topk, block.balance_gradients.data(), normed_gradient,
-                  gradients + at.router, normed_gradient + elements);
-  rms_norm_backward(block.mixed.data() + offset, parameters.dense(at.moe_norm), block.moe_inverse_rms.data() + first,
-                    normed_gradient, model.sequence, model.hidden, gradient, gradients + at.moe_norm);
-  mixer_backward(
-      mixer_weights(parameters.dense(0), at), mixer_weights(parameters.transposed(0), at), model.sequence, model.hidden,
-      block.input.data() + offset, mixer_activations(block, sequence), gradient,
-      {gradients + at.mixer_norm, gradients + at.mixer_in, gradients + at.mixer_filter, gradients + at.mixer_out},
-      scratch(sequence));
+  router_backward({.x = block.moe_normed.data() + offset,
+                   .transposed = parameters.transposed(at.router),
+                   .tokens = model.sequence,
+                   .hidden = model.hidden,
+                   .experts = model.experts,
+                   .topk = model.topk,
+                   .activations = router_activations(block, sequence),
+                   .prob_gradients = prob_gradients_.data() + first * model.topk,
+                   .balance_gradients = block.balance_gradients.data(),
+                   .x_gradient = normed_gradient,
+                   .weight_gradient = gradients + at.router,
+                   .scratch = normed_gradient + elements});
+  rms_norm_backward({.x = block.mixed.data() + offset,
+                     .gain = parameters.dense(at.moe_norm),
+                     .inverse_rms = block.moe_inverse_rms.data() + first,
+                     .out_gradient = normed_gradient,
+                     .rows = model.sequence,
+                     .columns = model.hidden,
+                     .x_gradient = gradient,
+                     .gain_gradient = gradients + at.moe_norm});
+  mixer_backward({.weights = mixer_weights(parameters.dense(0), at),
+                  .transposed = mixer_weights(parameters.transposed(0), at),
+                  .sequence = model.sequence,
+                  .hidden = model.hidden,
+                  .x = block.input.data() + offset,
+                  .activations = mixer_activations(block, sequence),
+                  .gradient = gradient,
+                  .gradients = {gradients + at.mixer_norm, gradients + at.mixer_in, gradients + at.mixer_filter,
+                                gradients + at.mixer_out},
+                  .scratch = scratch(sequence)});
   if (layer > 0) {
     round_row(gradient, moe_out_gradient_.data() + offset, elements);
   } else {

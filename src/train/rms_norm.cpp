@@ -26,21 +26,20 @@ void rms_norm_forward(const float* x, const float* gain, int64_t rows, int64_t c
   }
 }
 
-void rms_norm_backward(const float* x, const float* gain, const float* inverse_rms, const float* out_gradient,
-                       int64_t rows, int64_t columns, float* x_gradient, float* gain_gradient) {
-  std::fill_n(gain_gradient, columns, 0.0f);
-  std::vector<float> weighted(columns);  // the gradient of the normalised row
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* in = x + row * columns;
-    const float* incoming = out_gradient + row * columns;
-    float* outgoing = x_gradient + row * columns;
-    const float inverse = inverse_rms[row];
-    for (int64_t column = 0; column < columns; ++column) {
-      weighted[column] = incoming[column] * gain[column];
-      gain_gradient[column] += incoming[column] * in[column] * inverse;
+void rms_norm_backward(const RmsNormBackward& call) {
+  std::fill_n(call.gain_gradient, call.columns, 0.0f);
+  std::vector<float> weighted(call.columns);  // the gradient of the normalised row
+  for (int64_t row = 0; row < call.rows; ++row) {
+    const float* in = call.x + row * call.columns;
+    const float* incoming = call.out_gradient + row * call.columns;
+    float* outgoing = call.x_gradient + row * call.columns;
+    const float inverse = call.inverse_rms[row];
+    for (int64_t column = 0; column < call.columns; ++column) {
+      weighted[column] = incoming[column] * call.gain[column];
+      call.gain_gradient[column] += incoming[column] * in[column] * inverse;
     }
-    const float along = dot(weighted.data(), in, columns) * inverse * inverse / static_cast<float>(columns);
-    for (int64_t column = 0; column < columns; ++column) {
+    const float along = dot(weighted.data(), in, call.columns) * inverse * inverse / static_cast<float>(call.columns);
+    for (int64_t column = 0; column < call.columns; ++column) {
       outgoing[column] += inverse * (weighted[column] - in[column] * along);
     }
   }

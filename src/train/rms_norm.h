@@ -8,8 +8,15 @@ namespace uniep::train {
 // inverse_rms [rows] is kept for backward.
 void rms_norm_forward(const float* x, const float* gain, int64_t rows, int64_t columns, float* out, float* inverse_rms);
 
-// Adds to x_gradient [rows, columns]; writes gain_gradient [columns].
-void rms_norm_backward(const float* x, const float* gain, const float* inverse_rms, const float* out_gradient,
-                       int64_t rows, int64_t columns, float* x_gradient, float* gain_gradient);
+struct RmsNormBackward {
+  const float* x;             // [rows, columns]
+  const float* gain;          // [columns]
+  const float* inverse_rms;   // [rows]
+  const float* out_gradient;  // [rows, columns]
+  int64_t rows, columns;
+  float* x_gradient;     // [rows, columns], added to
+  float* gain_gradient;  // [columns], written
+};
+void rms_norm_backward(const RmsNormBackward& call);
 
 }  // namespace uniep::train

@@ -36,21 +36,20 @@ void router_forward(const float* x, const float* weight, int64_t tokens, int64_t
   }
 }
 
-void router_backward(const float* x, const float* transposed, int64_t tokens, int64_t hidden, int64_t experts,
-                     int64_t topk, const RouterActivations& activations, const float* prob_gradients,
-                     const float* balance_gradients, float* x_gradient, float* weight_gradient, float* scratch) {
-  for (int64_t token = 0; token < tokens; ++token) {
-    const float* row = activations.probabilities + token * experts;
-    float* gradient = scratch + token * experts;
-    for (int64_t expert = 0; expert < experts; ++expert) gradient[expert] = balance_gradients[expert];
-    for (int64_t slot = 0; slot < topk; ++slot) {
-      gradient[activations.ids[token * topk + slot]] += prob_gradients[token * topk + slot];
+void router_backward(const RouterBackward& call) {
+  for (int64_t token = 0; token < call.tokens; ++token) {
+    const float* row = call.activations.probabilities + token * call.experts;
+    float* gradient = call.scratch + token * call.experts;
+    for (int64_t expert = 0; expert < call.experts; ++expert) gradient[expert] = call.balance_gradients[expert];
+    for (int64_t slot = 0; slot < call.topk; ++slot) {
+      gradient[call.activations.ids[token * call.topk + slot]] += call.prob_gradients[token * call.topk + slot];
     }
-    const float mean = dot(row, gradient, experts);
-    for (int64_t expert = 0; expert < experts; ++expert) gradient[expert] = row[expert] * (gradient[expert] - mean);
+    const float mean = dot(row, gradient, call.experts);
+    for (int64_t expert = 0; expert < call.experts; ++expert)
+      gradient[expert] = row[expert] * (gradient[expert] - mean);
   }
-  multiply_transposed(x, scratch, weight_gradient, hidden, experts, tokens);
-  multiply(scratch, transposed, x_gradient, tokens, hidden, experts, Store::kAdd);
+  multiply_transposed(call.x, call.scratch, call.weight_gradient, call.hidden, call.experts, call.tokens);
+  multiply(call.scratch, call.transposed, call.x_gradient, call.tokens, call.hidden, call.experts, Store::kAdd);
 }
 
 void add_router_load(const RouterActivations& activations, int64_t tokens, int64_t experts, int64_t topk,

@@ -18,12 +18,18 @@ struct RouterActivations {
 void router_forward(const float* x, const float* weight, int64_t tokens, int64_t hidden, int64_t experts, int64_t topk,
                     const RouterActivations& activations);
 
-// Adds to x_gradient [tokens, hidden] and writes weight_gradient [hidden, experts]. prob_gradients [tokens, topk] are
-// those of the slots' weights; balance_gradients [experts] those of every token's softmax values, from the balancing
-// loss. `transposed` is the weight as [experts, hidden]; scratch: tokens * experts floats.
-void router_backward(const float* x, const float* transposed, int64_t tokens, int64_t hidden, int64_t experts,
-                     int64_t topk, const RouterActivations& activations, const float* prob_gradients,
-                     const float* balance_gradients, float* x_gradient, float* weight_gradient, float* scratch);
+struct RouterBackward {
+  const float* x;           // [tokens, hidden]
+  const float* transposed;  // the weight as [experts, hidden]
+  int64_t tokens, hidden, experts, topk;
+  RouterActivations activations;
+  const float* prob_gradients;     // [tokens, topk] of the slots' weights
+  const float* balance_gradients;  // [experts] of every token's softmax values, from the balancing loss
+  float* x_gradient;               // [tokens, hidden], added to
+  float* weight_gradient;          // [hidden, experts], written
+  float* scratch;                  // [tokens, experts]
+};
+void router_backward(const RouterBackward& call);
 
 // What the balancing loss needs of some tokens, to be summed over the global batch.
 struct RouterLoad {

@@ -183,8 +183,13 @@ class GemmTests {
     for (const Variant& v : kVariants) {
       const Buffer out(rows_ * n * 2);
       out.set_bytes(0xff);
-      gemm_.forward(expert_rows_, x.as<void>(), matrices(w, static_cast<int64_t>(n) * k, v.addresses), out.as<void>(),
-                    n, k, nullptr, v.tuning);
+      gemm_.forward({.rows = expert_rows_,
+                     .x = x.as<void>(),
+                     .w = matrices(w, static_cast<int64_t>(n) * k, v.addresses),
+                     .out = out.as<void>(),
+                     .n = n,
+                     .k = k,
+                     .tuning = v.tuning});
       expect_equal("forward " + variant_name(v), out, expected, out.bytes());
     }
   }
@@ -208,8 +213,13 @@ class GemmTests {
     for (const Variant& v : kVariants) {
       const Buffer out(rows_ * n * 2);
       out.set_bytes(0xff);
-      gemm_.input_gradient(expert_rows_, dy.as<void>(), matrices(w, static_cast<int64_t>(n) * k, v.addresses),
-                           out.as<void>(), n, k, nullptr, v.tuning);
+      gemm_.input_gradient({.rows = expert_rows_,
+                            .dy = dy.as<void>(),
+                            .w = matrices(w, static_cast<int64_t>(n) * k, v.addresses),
+                            .dx = out.as<void>(),
+                            .n = n,
+                            .k = k,
+                            .tuning = v.tuning});
       expect_equal("dgrad " + variant_name(v), out, expected, out.bytes());
     }
   }
@@ -239,9 +249,15 @@ class GemmTests {
       got_z.set_bytes(0xff);
       got_a.set_bytes(0xff);
       const bool save = v.tuning.cluster != 1;
-      gemm_.forward_swiglu(expert_rows_, x.as<void>(), matrices(w1, static_cast<int64_t>(2) * i * k, v.addresses),
-                           prob_.as<float>(), save ? got_z.as<void>() : nullptr, got_a.as<void>(), i, k, nullptr,
-                           v.tuning);
+      gemm_.forward_swiglu({.rows = expert_rows_,
+                            .x = x.as<void>(),
+                            .w1 = matrices(w1, static_cast<int64_t>(2) * i * k, v.addresses),
+                            .prob = prob_.as<float>(),
+                            .z = save ? got_z.as<void>() : nullptr,
+                            .a = got_a.as<void>(),
+                            .i = i,
+                            .k = k,
+                            .tuning = v.tuning});
       if (save) expect_equal("swiglu z " + variant_name(v), got_z, z, z.bytes());
       expect_equal("swiglu a " + variant_name(v), got_a, a, a.bytes());
     }
@@ -280,9 +296,18 @@ class GemmTests {
       got_a.set_bytes(0xff);
       got_dz.set_bytes(0xff);
       got_dprob.set_bytes(0xff);
-      gemm_.input_gradient_swiglu(expert_rows_, dy.as<void>(), matrices(w2, static_cast<int64_t>(i) * k, v.addresses),
-                                  z.as<void>(), prob_.as<float>(), got_a.as<void>(), got_dz.as<void>(),
-                                  got_dprob.as<float>(), workspace.as<void>(), i, k, nullptr, v.tuning);
+      gemm_.input_gradient_swiglu({.rows = expert_rows_,
+                                   .dy = dy.as<void>(),
+                                   .w2 = matrices(w2, static_cast<int64_t>(i) * k, v.addresses),
+                                   .z = z.as<void>(),
+                                   .prob = prob_.as<float>(),
+                                   .a = got_a.as<void>(),
+                                   .dz = got_dz.as<void>(),
+                                   .dprob = got_dprob.as<float>(),
+                                   .workspace = workspace.as<void>(),
+                                   .i = i,
+                                   .k = k,
+                                   .tuning = v.tuning});
       expect_equal("gradient a " + variant_name(v), got_a, a, a.bytes());
       expect_equal("gradient dz " + variant_name(v), got_dz, dz, dz.bytes());
       expect_equal("gradient dprob " + variant_name(v), got_dprob, dprob, dprob.bytes());
@@ -314,20 +339,20 @@ class GemmTests {
     for (const Variant& v : kVariants) {
       const Buffer out(elements * 2);
       out.set_bytes(0xff);
-      gradient(v, dy, x, out, 2, WeightGradientMode::kBFloat16);
+      gradient(v, dy, x, out, 2, WeightGradient::kBFloat16);
       expect_equal("wgrad bf16 " + variant_name(v), out, rounded, out.bytes());
       const Buffer out32(elements * 4);
       out32.set_bytes(0xff);
-      gradient(v, dy, x, out32, 4, WeightGradientMode::kFloat32);
+      gradient(v, dy, x, out32, 4, WeightGradient::kFloat32);
       expect_equal("wgrad fp32 " + variant_name(v), out32, d, out32.bytes());
       copy(out32, start);
-      gradient(v, dy, x, out32, 4, WeightGradientMode::kAccumulate);
-      expect_equal("wgrad accumulate " + variant_name(v), out32, sum, out32.bytes());
+      gradient(v, dy, x, out32, 4, WeightGradient::kMainGrad);
+      expect_equal("wgrad main_grad " + variant_name(v), out32, sum, out32.bytes());
     }
   }
 
   void gradient(const Variant& v, const Buffer& dy, const Buffer& x, const Buffer& out, int element_bytes,
-                WeightGradientMode mode) {
+                WeightGradient form) {
     const int64_t bytes = static_cast<int64_t>(shape_.k) * shape_.n * element_bytes;
     MutableExpertMatrices dw;
     if (!v.addresses) {
@@ -335,7 +360,14 @@ class GemmTests {
     } else {
       for (int e = 0; e < experts_; ++e) dw.addresses.push_back(out.as<char>() + e * bytes);
     }
-    gemm_.weight_gradient(expert_rows_, dy.as<void>(), x.as<void>(), dw, shape_.k, shape_.n, mode, nullptr, v.tuning);
+    gemm_.weight_gradient({.rows = expert_rows_,
+                           .dy = dy.as<void>(),
+                           .x = x.as<void>(),
+                           .dw = dw,
+                           .m = shape_.k,
+                           .n = shape_.n,
+                           .weight_gradient = form,
+                           .tuning = v.tuning});
   }
 
   static void copy(const Buffer& to, const Buffer& from) {

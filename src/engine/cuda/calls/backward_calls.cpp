@@ -34,14 +34,14 @@ bool has_addresses(const WeightGradients& gradients, GemmStage stage) {
 enum class Half { kBoth, kGate, kUp };
 
 // What a weight gradient multiplies on one rank. Of dW1 `half` may be one of its halves.
-WeightGradientProduct product_of(const ProgramRequest& request, const DeviceProgram& program, int64_t rows,
-                                 const internal::PendingRank& operands, const WeightGradients& gradients,
-                                 GemmStage stage, Half half) {
-  const RankProgram& p = program.program;
+WeightGradientProduct product_of(const ProgramRequest& request, const WeightGradientLaunch& launch, Half half) {
+  const RankProgram& p = launch.program.program;
+  const internal::PendingRank& operands = launch.operands;
+  const WeightGradients& gradients = launch.gradients;
   const int hidden = static_cast<int>(request.shape.hidden), width = static_cast<int>(request.shape.intermediate);
   WeightGradientProduct product;
-  product.rows = {p.local_experts, rows, p.segment_start + p.first_expert, p.expert_rows + p.first_expert};
-  if (stage == GemmStage::kWgradFc2) {
+  product.rows = {p.local_experts, launch.rows, p.segment_start + p.first_expert, p.expert_rows + p.first_expert};
+  if (launch.stage == GemmStage::kWgradFc2) {
     product.a = operands.dyg;
     product.b = operands.activation;
     product.m = hidden;
@@ -79,8 +79,10 @@ void require_storable(const WeightGradients& gradients, int64_t intermediate, in
                           rank, intermediate, kStoredRows));
 }
 
+}  // namespace
+
 // Beside what the CPU engine leaves: the calls that it was queued among, and what its rows are.
-struct CudaPending final : internal::PendingState, std::enable_shared_from_this<CudaPending> {
+struct CudaEngine::CudaPending final : internal::PendingState, std::enable_shared_from_this<CudaPending> {
   std::vector<CUstream> streams;  // of local ranks, as all that follows
   std::vector<DeviceEvent> made;
   std::vector<DeviceProgram> programs;
@@ -88,8 +90,6 @@ struct CudaPending final : internal::PendingState, std::enable_shared_from_this<
   std::vector<const uint32_t*> failed;  // GemmArguments::failed, of the backward
   uint64_t capture = 0;
 };
-
-}  // namespace
 
 void CudaEngine::prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address, int sms) {
   const GemmConfig config = weight_gradient_kernel(request.schedule, request.numerics, stage,
@@ -100,23 +100,214 @@ void CudaEngine::prepare_weight_gradients(const ProgramRequest& request, GemmSta
   }
 }
 
-void CudaEngine::launch_weight_gradient(const ProgramRequest& request, const DeviceProgram& program, int64_t rows,
-                                        const internal::PendingRank& operands, const WeightGradients& gradients,
-                                        GemmStage stage, int sms, const uint32_t* failed, CUstream stream) {
-  const ScopedDevice scope(ranks_.device_of(program.program.rank));
-  const bool apart = stage == GemmStage::kWgradFc1 && is_apart(gradients);
-  const int raster = std::max(1, request.schedule.order.raster / 2);
+void CudaEngine::launch_weight_gradient(const ProgramRequest& request, const WeightGradientLaunch& launch) {
+  const int device = ranks_.device_of(launch.program.program.rank);
+  const ScopedDevice scope(device);
+  const bool apart = launch.stage == GemmStage::kWgradFc1 && is_apart(launch.gradients);
   const GemmConfig config =
-      weight_gradient_kernel(request.schedule, request.numerics, stage, request.shape.experts / options_.ranks,
-                             has_addresses(gradients, stage), sms);
+      weight_gradient_kernel(request.schedule, request.numerics, launch.stage, request.shape.experts / options_.ranks,
+                             has_addresses(launch.gradients, launch.stage), launch.sms);
   for (const Half half : apart ? std::vector{Half::kGate, Half::kUp} : std::vector{Half::kBoth}) {
-    WeightGradientProduct product = product_of(request, program, rows, operands, gradients, stage, half);
-    product.failed = failed;
+    WeightGradientProduct product = product_of(request, launch, half);
+    product.failed = launch.failed;
+    product.raster = std::max(1, request.schedule.order.raster / 2);
     for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
-      if (queue->device() != ranks_.device_of(program.program.rank)) continue;
-      cuda::launch_weight_gradient(queue->kernels(), config, product, raster, sms, stream);
+      if (queue->device() != device) continue;
+      cuda::launch_weight_gradient(queue->kernels(), config, product, {launch.sms, launch.stream});
     }
   }
+}
+
+// A backward on its way: what all its steps share. Vectors have an entry a local rank.
+struct CudaEngine::BackwardState {
+  BackwardState(const internal::BackwardCall& given, const ProgramRequest& request, PlacedTables& placed)
+      : call(given),
+        asked(request),
+        saved(given.saved.state()),
+        placement(*saved.placement.state()),
+        tables(placed),
+        launches(launch_stages(request.schedule, request.direction, request.weight_gradients)),
+        alone(std::any_of(launches.begin(), launches.end(), is_weight_gradients_alone)),
+        operands(given.arguments.size()),
+        bindings(given.arguments.size()) {
+    for (const BackwardArguments& arguments : call.arguments) streams.push_back(stream_of(arguments.stream));
+  }
+
+  const internal::BackwardCall& call;
+  ProgramRequest asked;
+  internal::SavedState& saved;
+  const internal::PlacementState& placement;
+  PlacedTables& tables;
+  std::vector<LaunchStages> launches;
+  bool alone;  // weight gradients have launches of their own
+  std::vector<CUstream> streams;
+  std::vector<internal::MemoryBlock> workspaces;
+  std::vector<internal::PendingRank> operands;  // of weight gradients
+  std::vector<uint32_t*> failed;
+  std::vector<RankTarget> targets;
+  std::vector<RankBinding> bindings;
+  std::vector<Inputs> inputs;
+  const std::vector<DeviceProgram>* programs = nullptr;
+
+  bool later() const { return call.use.weight_gradients == WeightGradientTime::kLater; }
+  internal::MemoryRequest memory(int rank) const {
+    return internal::memory_request(call.config, call.schedule, placement, rank, call.use);
+  }
+};
+
+void CudaEngine::require_legal(const BackwardState& state) const {
+  const internal::BackwardCall& call = state.call;
+  for (std::size_t local = 0; local < call.arguments.size(); ++local) {
+    const BackwardArguments& own = call.arguments[local];
+    const int rank = first_local_rank() + static_cast<int>(local);
+    require_aligned(own.dy, "dy", rank);
+    require_aligned(own.x, "x", rank);
+    require_aligned(own.dx, "dx", rank);
+    if (state.asked.weight_gradients) {
+      require_aligned(own.gradients, call.config.shape.experts / options_.ranks, rank);
+    }
+  }
+  const bool filled = std::any_of(state.launches.begin(), state.launches.end(), [](const LaunchStages& stages) {
+    return stages.wgrad_fc1 && !is_weight_gradients_alone(stages);
+  });
+  for (std::size_t local = 0; filled && local < call.arguments.size(); ++local) {
+    require_storable(call.arguments[local].gradients, call.config.shape.intermediate,
+                     first_local_rank() + static_cast<int>(local));
+  }
+}
+
+void CudaEngine::prepare_kernels(const BackwardState& state) {
+  prepare(state.asked);
+  if (!state.alone) return;
+  for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+    for (const bool by_address : {false, true}) {
+      const auto& arguments = state.call.arguments;
+      const bool used = std::any_of(arguments.begin(), arguments.end(), [&](const BackwardArguments& own) {
+        return has_addresses(own.gradients, stage) == by_address;
+      });
+      if (used) prepare_weight_gradients(state.asked, stage, by_address, options_.workers);
+    }
+  }
+}
+
+void CudaEngine::take_memory(BackwardState& state) const {
+  for (std::size_t local = 0; local < state.streams.size(); ++local) {
+    const int rank = first_local_rank() + static_cast<int>(local);
+    const internal::MemoryRequest memory = state.memory(rank);
+    require_countable_rows(memory.rows, rank, Direction::kBackward);
+    const MemoryNeed need = internal::block_sizes(memory, Direction::kBackward);
+    const BackwardArguments& own = state.call.arguments[local];
+    state.workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes,
+                                  rank, own.stream);
+    state.operands[local].memory = internal::MemoryBlock(own.pending_memory, "pending_memory", options_.allocator,
+                                                         need.pending_bytes, rank, own.stream);
+  }
+}
+
+void CudaEngine::make_programs(BackwardState& state) {
+  begin_queueing(state.streams);
+  state.targets = targets(state.streams);
+  state.programs = &state.tables.programs(state.asked, state.saved.placement.state(), state.targets);
+  for (std::size_t local = 0; local < state.bindings.size(); ++local) {
+    state.bindings[local].rank = first_local_rank() + static_cast<int>(local);
+    state.bindings[local].input[0] = state.call.arguments[local].dy;
+    state.bindings[local].input[1] = state.call.arguments[local].x;
+  }
+  state.inputs = find_inputs(state.bindings, state.programs->front(), state.call.config.shape, state.placement);
+}
+
+void CudaEngine::bind(BackwardState& state, std::size_t local) {
+  const internal::BackwardCall& call = state.call;
+  const BackwardArguments& arguments = call.arguments[local];
+  RankBinding& binding = state.bindings[local];
+  internal::PendingRank& operands = state.operands[local];
+  const internal::MemoryRequest memory = state.memory(binding.rank);
+  const internal::MemoryBlock& workspace = state.workspaces[local];
+  const int device = ranks_.devices()[local];
+  CUstream stream = state.targets[local].stream;
+  poison(workspace.data(), workspace.size(), device, stream);
+  poison(operands.memory.data(), operands.memory.size(), device, stream);
+  internal::Carver carver(workspace.data()), left_carver(operands.memory.data());
+  const internal::WorkspacePieces work =
+      internal::carve_backward(carver, left_carver, memory, state.saved.ranks[local]);
+  operands.dyg = work.gathered[0];
+  operands.activation = work.activation;
+  operands.dz = work.dz;
+  operands.xg = work.gathered[1];
+  state.failed.push_back(work.failed);
+
+  binding.rows = memory.rows;
+  binding.gathered[0] = work.gathered[0];
+  binding.gathered[1] = work.gathered[1];
+  binding.z = state.saved.ranks[local].z;
+  binding.activation = work.activation;
+  binding.dz = work.dz;
+  binding.prob_chunks = work.prob_chunks;
+  binding.prob_chunk_count = static_cast<int32_t>(divide_up(call.config.shape.intermediate, kProbChunkColumns));
+  binding.output_rows = work.output_rows;
+  binding.output = arguments.dx;
+  (state.saved.placement.dense(binding.rank) ? binding.dense_dprobs : binding.dprobs) = arguments.dprobs;
+  binding.weights = arguments.weights;
+  if (state.asked.weight_gradients && !state.alone) binding.gradients = arguments.gradients;
+  binding.row_table = state.tables.tables(local).rows;
+  binding.whole = state.tables.tables(local).whole;
+  bind_group_memory(binding, local, (*state.programs)[local], call.options.events != nullptr, stream);
+}
+
+void CudaEngine::launch_weight_gradients(const BackwardState& state, const DeviceQueue& queue,
+                                         const LaunchStages& stages, CUstream stream) {
+  for (const int rank : queue.ranks()) {
+    const auto local = static_cast<std::size_t>(rank - first_local_rank());
+    for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+      if (!(stage == GemmStage::kWgradFc2 ? stages.wgrad_fc2 : stages.wgrad_fc1)) continue;
+      launch_weight_gradient(state.asked, {.program = (*state.programs)[local],
+                                           .rows = state.bindings[local].rows,
+                                           .operands = state.operands[local],
+                                           .gradients = state.call.arguments[local].gradients,
+                                           .stage = stage,
+                                           .sms = state.programs->front().program.workers,
+                                           .failed = &symmetric_.signals().report(rank)->failed,
+                                           .stream = stream});
+    }
+  }
+}
+
+void CudaEngine::launch(const BackwardState& state, DeviceQueue& queue, const RankCall* calls, CUstream stream) {
+  const RankProgram& program = state.programs->front().program;
+  for (int launch = 0; launch < program.launches; ++launch) {
+    const LaunchStages& stages = program.stages[launch];
+    if (is_weight_gradients_alone(stages)) {
+      launch_weight_gradients(state, queue, stages, stream);
+    } else {
+      queue.launch(launch_config(state.asked.schedule, state.asked.numerics, state.asked.direction, stages),
+                   {calls, launch, program.workers}, absent_ranks_, stream);
+    }
+  }
+  make_dense_dprobs(queue, state.bindings, *state.programs, stream);
+  for (const int rank : queue.ranks()) {
+    if (state.later()) keep_failure(rank, state.failed[static_cast<std::size_t>(rank - first_local_rank())], stream);
+  }
+}
+
+void CudaEngine::keep_for_later(BackwardState& state, CudaPending& pending) {
+  const internal::BackwardCall& call = state.call;
+  pending.owner = this;
+  pending.streams = state.streams;
+  pending.capture = capture_;
+  pending.failed.assign(state.failed.begin(), state.failed.end());
+  pending.config = call.config;
+  pending.schedule = call.schedule;
+  pending.placement = state.saved.placement;
+  pending.first_rank = first_local_rank();
+  const bool in_saved = call.schedule.save_xg == SaveXg::kKeep || call.use.last_use;
+  if (in_saved) pending.saved = state.saved.shared_from_this();
+  pending.programs = *state.programs;
+  pending.made = std::vector<DeviceEvent>(state.operands.size());
+  for (std::size_t local = 0; local < state.operands.size(); ++local) {
+    pending.rows.push_back(state.bindings[local].rows);
+    pending.made[local].record(ranks_.devices()[local], state.streams[local]);
+  }
+  pending.ranks = std::move(state.operands);
 }
 
 std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::BackwardCall& call) {
@@ -124,160 +315,31 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   const BesideCapture beside;
   const auto queueing = DeviceOrder::lock();
   throw_noticed_failures();
-  const ProgramRequest asked = request(call.config, call.schedule, Direction::kBackward, call.use);
-  internal::SavedState& saved = call.saved.state();
-  const internal::PlacementState& placement = *saved.placement.state();
-  PlacedTables& tables = tables_of(placement);
-  const int64_t local_experts = call.config.shape.experts / options_.ranks;
-  const bool later = call.use.weight_gradients == WeightGradientTime::kLater;
-  const std::vector<LaunchStages> launches = launch_stages(asked.schedule, asked.direction, asked.weight_gradients);
-  const bool alone = std::any_of(launches.begin(), launches.end(), is_weight_gradients_alone);
-  std::vector<CUstream> streams;
-  for (const BackwardArguments& arguments : call.arguments) streams.push_back(stream_of(arguments.stream));
+  BackwardState state(call, request(call.config, call.schedule, Direction::kBackward, call.use),
+                      tables_of(*call.saved.state().placement.state()));
   std::shared_ptr<CudaPending> pending;
-  std::vector<internal::MemoryBlock> workspaces;
-  std::vector<internal::PendingRank> operands(streams.size());
-  std::vector<uint32_t*> failed;
-  std::vector<RankTarget> rank_targets;
-  std::vector<RankBinding> bindings(call.arguments.size());
-  std::vector<Inputs> inputs;
-  const std::vector<DeviceProgram>* made = nullptr;
-  before_growth(asked, CallKind::kBackward, placement, [&] {
-    for (std::size_t local = 0; local < call.arguments.size(); ++local) {
-      const BackwardArguments& own = call.arguments[local];
-      const int rank = first_local_rank() + static_cast<int>(local);
-      require_aligned(own.dy, "dy", rank);
-      require_aligned(own.x, "x", rank);
-      require_aligned(own.dx, "dx", rank);
-      if (asked.weight_gradients) require_aligned(own.gradients, local_experts, rank);
-    }
-    const bool filled = std::any_of(launches.begin(), launches.end(), [](const LaunchStages& stages) {
-      return stages.wgrad_fc1 && !is_weight_gradients_alone(stages);
-    });
-    for (std::size_t local = 0; filled && local < call.arguments.size(); ++local) {
-      require_storable(call.arguments[local].gradients, call.config.shape.intermediate,
-                       first_local_rank() + static_cast<int>(local));
-    }
-    prepare(asked);
-    for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
-      if (!alone) break;
-      for (const bool by_address : {false, true}) {
-        const bool used = std::any_of(call.arguments.begin(), call.arguments.end(), [&](const BackwardArguments& own) {
-          return has_addresses(own.gradients, stage) == by_address;
-        });
-        if (used) prepare_weight_gradients(asked, stage, by_address, options_.workers);
-      }
-    }
-    look_for_capture(streams);
-    if (later) pending = std::make_shared<CudaPending>();
-    for (std::size_t local = 0; local < streams.size(); ++local) {
-      const int rank = first_local_rank() + static_cast<int>(local);
-      const internal::MemoryRequest memory =
-          internal::memory_request(call.config, call.schedule, placement, rank, call.use);
-      require_countable_rows(memory.rows, rank, Direction::kBackward);
-      const MemoryNeed need = internal::block_sizes(memory, Direction::kBackward);
-      const BackwardArguments& own = call.arguments[local];
-      workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes, rank,
-                              own.stream);
-      operands[local].memory = internal::MemoryBlock(own.pending_memory, "pending_memory", options_.allocator,
-                                                     need.pending_bytes, rank, own.stream);
-    }
-    begin_queueing(streams);
-    rank_targets = targets(streams);
-    made = &tables.programs(asked, saved.placement.state(), rank_targets);
-    for (std::size_t local = 0; local < bindings.size(); ++local) {
-      bindings[local].rank = first_local_rank() + static_cast<int>(local);
-      bindings[local].input[0] = call.arguments[local].dy;
-      bindings[local].input[1] = call.arguments[local].x;
-    }
-    inputs = find_inputs(bindings, made->front(), call.config.shape, placement);
+  before_growth(state.asked, CallKind::kBackward, state.placement, [&] {
+    require_legal(state);
+    prepare_kernels(state);
+    look_for_capture(state.streams);
+    if (state.later()) pending = std::make_shared<CudaPending>();
+    take_memory(state);
+    make_programs(state);
   });
-  const std::vector<DeviceProgram>& programs = *made;
-  reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)),
-          [&] { return text_of(asked, CallKind::kBackward); });
-  for (std::size_t local = 0; local < bindings.size(); ++local) {
-    const BackwardArguments& arguments = call.arguments[local];
-    RankBinding& binding = bindings[local];
-    const internal::MemoryRequest memory =
-        internal::memory_request(call.config, call.schedule, placement, binding.rank, call.use);
-    internal::MemoryBlock& left = operands[local].memory;
-    poison(workspaces[local].data(), workspaces[local].size(), ranks_.devices()[local], rank_targets[local].stream);
-    poison(left.data(), left.size(), ranks_.devices()[local], rank_targets[local].stream);
-    internal::Carver carver(workspaces[local].data()), left_carver(left.data());
-    const internal::WorkspacePieces work = internal::carve_backward(carver, left_carver, memory, saved.ranks[local]);
-    operands[local].dyg = work.gathered[0];
-    operands[local].activation = work.activation;
-    operands[local].dz = work.dz;
-    operands[local].xg = work.gathered[1];
-    failed.push_back(work.failed);
-
-    binding.rows = memory.rows;
-    binding.gathered[0] = work.gathered[0];
-    binding.gathered[1] = work.gathered[1];
-    binding.z = saved.ranks[local].z;
-    binding.activation = work.activation;
-    binding.dz = work.dz;
-    binding.prob_chunks = work.prob_chunks;
-    binding.prob_chunk_count = static_cast<int32_t>(divide_up(call.config.shape.intermediate, kProbChunkColumns));
-    binding.output_rows = work.output_rows;
-    binding.output = arguments.dx;
-    (saved.placement.dense(binding.rank) ? binding.dense_dprobs : binding.dprobs) = arguments.dprobs;
-    binding.weights = arguments.weights;
-    if (asked.weight_gradients && !alone) binding.gradients = arguments.gradients;
-    binding.row_table = tables.tables(local).rows;
-    binding.whole = tables.tables(local).whole;
-    bind_group_memory(binding, local, programs[local], call.options.events != nullptr, rank_targets[local].stream);
-  }
-  CallBinding binding = bind_call(asked, CallKind::kBackward, inputs);
-  run(binding, inputs, bindings, programs, streams,
+  reserve(symmetric_need(state.asked, state.placement, state.programs->front().layout, copied_operands(state.inputs)),
+          [&] { return text_of(state.asked, CallKind::kBackward); });
+  for (std::size_t local = 0; local < state.bindings.size(); ++local) bind(state, local);
+  CallBinding binding = bind_call(state.asked, CallKind::kBackward, state.inputs);
+  run(binding, state.inputs, state.bindings, *state.programs, state.streams,
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
-        saved.used_up |= call.use.last_use;
-        const RankProgram& program = programs.front().program;
-        for (int launch = 0; launch < program.launches; ++launch) {
-          const LaunchStages& stages = program.stages[launch];
-          if (!is_weight_gradients_alone(stages)) {
-            queue.launch(launch_config(asked.schedule, asked.numerics, asked.direction, stages),
-                         {calls, launch, program.workers}, absent_ranks_, stream);
-            continue;
-          }
-          for (const int rank : queue.ranks()) {
-            const auto local = static_cast<std::size_t>(rank - first_local_rank());
-            for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
-              if (!(stage == GemmStage::kWgradFc2 ? stages.wgrad_fc2 : stages.wgrad_fc1)) continue;
-              launch_weight_gradient(asked, programs[local], bindings[local].rows, operands[local],
-                                     call.arguments[local].gradients, stage, program.workers,
-                                     &symmetric_.signals().report(rank)->failed, stream);
-            }
-          }
-        }
-        make_dense_dprobs(queue, bindings, programs, stream);
-        for (const int rank : queue.ranks()) {
-          if (later) keep_failure(rank, failed[static_cast<std::size_t>(rank - first_local_rank())], stream);
-        }
+        state.saved.used_up |= call.use.last_use;
+        launch(state, queue, calls, stream);
       });
-  for (std::size_t local = 0; local < streams.size(); ++local) {
-    saved.ranks[local].memory.release_on(call.arguments[local].stream);
+  for (std::size_t local = 0; local < state.streams.size(); ++local) {
+    state.saved.ranks[local].memory.release_on(call.arguments[local].stream);
   }
-  if (call.options.events != nullptr) read_events(*call.options.events, programs);
-  if (!later) return nullptr;
-
-  const bool in_saved = call.schedule.save_xg == SaveXg::kKeep || call.use.last_use;
-  pending->owner = this;
-  pending->streams = streams;
-  pending->capture = capture_;
-  pending->failed.assign(failed.begin(), failed.end());
-  pending->config = call.config;
-  pending->schedule = call.schedule;
-  pending->placement = saved.placement;
-  pending->first_rank = first_local_rank();
-  if (in_saved) pending->saved = saved.shared_from_this();
-  pending->programs = programs;
-  pending->made = std::vector<DeviceEvent>(operands.size());
-  for (std::size_t local = 0; local < operands.size(); ++local) {
-    pending->rows.push_back(bindings[local].rows);
-    pending->made[local].record(ranks_.devices()[local], streams[local]);
-  }
-  pending->ranks = std::move(operands);
+  if (call.options.events != nullptr) read_events(*call.options.events, *state.programs);
+  if (pending != nullptr) keep_for_later(state, *pending);
   return pending;
 }
 
@@ -333,8 +395,14 @@ void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
       check(driver().cuStreamWaitEvent(stream, work.made[local].get(), 0), "cuStreamWaitEvent");
     }
     for (const GemmStage stage : stages) {
-      launch_weight_gradient(asked, work.programs[local], work.rows[local], work.ranks[local],
-                             call.arguments[local].gradients, stage, sms[local], work.failed[local], stream);
+      launch_weight_gradient(asked, {.program = work.programs[local],
+                                     .rows = work.rows[local],
+                                     .operands = work.ranks[local],
+                                     .gradients = call.arguments[local].gradients,
+                                     .stage = stage,
+                                     .sms = sms[local],
+                                     .failed = work.failed[local],
+                                     .stream = stream});
     }
     if (among_calls) continue;
     Reader& reader = readers_.emplace_back();

@@ -342,95 +342,125 @@ void CudaEngine::bind_group_memory(RankBinding& binding, std::size_t local, cons
   binding.record_capacity = TileRecords::kCapacity;
 }
 
+// A forward on its way: what all its steps share. Vectors have an entry a local rank.
+struct CudaEngine::ForwardState {
+  ForwardState(const internal::ForwardCall& given, const ProgramRequest& request, PlacedTables& placed, int first_rank)
+      : call(given),
+        asked(request),
+        placement(*given.placement.state()),
+        tables(placed),
+        saved(std::make_shared<internal::SavedState>()),
+        bindings(given.arguments.size()) {
+    for (const ForwardArguments& arguments : call.arguments) streams.push_back(stream_of(arguments.stream));
+    saved->config = call.config;
+    saved->placement = call.placement;
+    saved->first_rank = first_rank;
+  }
+
+  const internal::ForwardCall& call;
+  ProgramRequest asked;
+  const internal::PlacementState& placement;
+  PlacedTables& tables;
+  std::shared_ptr<internal::SavedState> saved;
+  std::vector<CUstream> streams;
+  std::vector<internal::MemoryBlock> workspaces;
+  std::vector<RankTarget> targets;
+  std::vector<RankBinding> bindings;
+  std::vector<Inputs> inputs;
+  const std::vector<DeviceProgram>* programs = nullptr;
+
+  internal::MemoryRequest memory(int rank) const {
+    return internal::memory_request(call.config, call.schedule, placement, rank,
+                                    {.keep_saved = call.options.keep_saved});
+  }
+};
+
+void CudaEngine::take_memory(ForwardState& state) const {
+  for (std::size_t local = 0; local < state.streams.size(); ++local) {
+    const int rank = first_local_rank() + static_cast<int>(local);
+    const internal::MemoryRequest memory = state.memory(rank);
+    require_countable_rows(memory.rows, rank, Direction::kForward);
+    const MemoryNeed need = internal::block_sizes(memory, Direction::kForward);
+    const ForwardArguments& own = state.call.arguments[local];
+    state.saved->ranks.emplace_back().memory =
+        internal::MemoryBlock(own.saved_memory, "saved_memory", options_.allocator, need.saved_bytes, rank, own.stream);
+    state.workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes,
+                                  rank, own.stream);
+  }
+}
+
+void CudaEngine::make_programs(ForwardState& state) {
+  begin_queueing(state.streams);
+  state.targets = targets(state.streams);
+  state.programs = &state.tables.programs(state.asked, state.call.placement.state(), state.targets);
+  for (std::size_t local = 0; local < state.bindings.size(); ++local) {
+    state.bindings[local].rank = first_local_rank() + static_cast<int>(local);
+    state.bindings[local].input[0] = state.call.arguments[local].x;
+  }
+  state.inputs = find_inputs(state.bindings, state.programs->front(), state.call.config.shape, state.placement);
+}
+
+void CudaEngine::bind(ForwardState& state, std::size_t local) {
+  const ForwardArguments& arguments = state.call.arguments[local];
+  RankBinding& binding = state.bindings[local];
+  const internal::MemoryRequest memory = state.memory(binding.rank);
+  internal::SavedRank& kept = state.saved->ranks[local];
+  const internal::MemoryBlock& workspace = state.workspaces[local];
+  const int device = ranks_.devices()[local];
+  CUstream stream = state.targets[local].stream;
+  poison(kept.memory.data(), kept.memory.size(), device, stream);
+  poison(workspace.data(), workspace.size(), device, stream);
+  internal::Carver saved_carver(kept.memory.data()), carver(workspace.data());
+  const internal::SavedPieces pieces = internal::carve_saved(saved_carver, carver, memory);
+  const internal::WorkspacePieces work = internal::carve_forward_workspace(carver, memory);
+  kept.z = pieces.z;
+  kept.xg = pieces.xg;
+
+  binding.rows = memory.rows;
+  binding.gathered[0] = memory.keep_xg ? pieces.xg : work.gathered[0];
+  binding.z = pieces.z;
+  binding.activation = work.activation;
+  binding.output_rows = work.output_rows;
+  binding.output = arguments.y;
+  binding.weights = arguments.weights;
+  binding.row_table = state.tables.tables(local).rows;
+  binding.whole = state.tables.tables(local).whole;
+  bind_group_memory(binding, local, (*state.programs)[local], state.call.options.events != nullptr, stream);
+}
+
 Saved CudaEngine::forward(const internal::ForwardCall& call) {
   const ProfilerRange range("forward");
   const BesideCapture beside;
   const auto queueing = DeviceOrder::lock();
   throw_noticed_failures();
-  const ProgramRequest asked = request(call.config, call.schedule, Direction::kForward);
-  const internal::PlacementState& placement = *call.placement.state();
-  PlacedTables& tables = tables_of(placement);
-  std::vector<CUstream> streams;
-  for (const ForwardArguments& arguments : call.arguments) streams.push_back(stream_of(arguments.stream));
-  look_for_capture(streams);
-  auto saved = std::make_shared<internal::SavedState>();
-  saved->config = call.config;
-  saved->placement = call.placement;
-  saved->first_rank = first_local_rank();
-  const MemoryOptions use{.keep_saved = call.options.keep_saved};
-  std::vector<internal::MemoryBlock> workspaces;
-  std::vector<RankTarget> rank_targets;
-  std::vector<RankBinding> bindings(call.arguments.size());
-  std::vector<Inputs> inputs;
-  const std::vector<DeviceProgram>* made = nullptr;
-  before_growth(asked, CallKind::kForward, placement, [&] {
+  ForwardState state(call, request(call.config, call.schedule, Direction::kForward), tables_of(*call.placement.state()),
+                     first_local_rank());
+  look_for_capture(state.streams);
+  before_growth(state.asked, CallKind::kForward, state.placement, [&] {
     for (std::size_t local = 0; local < call.arguments.size(); ++local) {
       const int rank = first_local_rank() + static_cast<int>(local);
       require_aligned(call.arguments[local].x, "x", rank);
       require_aligned(call.arguments[local].y, "y", rank);
     }
-    prepare(asked);
-    // Memory first: an allocator may hand it out in the order of a rank's own stream.
-    for (std::size_t local = 0; local < streams.size(); ++local) {
-      const int rank = first_local_rank() + static_cast<int>(local);
-      const internal::MemoryRequest memory = internal::memory_request(call.config, call.schedule, placement, rank, use);
-      require_countable_rows(memory.rows, rank, Direction::kForward);
-      const MemoryNeed need = internal::block_sizes(memory, Direction::kForward);
-      const ForwardArguments& own = call.arguments[local];
-      saved->ranks.emplace_back().memory = internal::MemoryBlock(own.saved_memory, "saved_memory", options_.allocator,
-                                                                 need.saved_bytes, rank, own.stream);
-      workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes, rank,
-                              own.stream);
-    }
-    begin_queueing(streams);
-    rank_targets = targets(streams);
-    made = &tables.programs(asked, call.placement.state(), rank_targets);
-    for (std::size_t local = 0; local < bindings.size(); ++local) {
-      bindings[local].rank = first_local_rank() + static_cast<int>(local);
-      bindings[local].input[0] = call.arguments[local].x;
-    }
-    inputs = find_inputs(bindings, made->front(), call.config.shape, placement);
+    prepare(state.asked);
+    take_memory(state);  // first: an allocator may hand it out in the order of a rank's own stream
+    make_programs(state);
   });
-  const std::vector<DeviceProgram>& programs = *made;
-  reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)),
-          [&] { return text_of(asked, CallKind::kForward); });
-
-  for (std::size_t local = 0; local < bindings.size(); ++local) {
-    const ForwardArguments& arguments = call.arguments[local];
-    RankBinding& binding = bindings[local];
-    const internal::MemoryRequest memory =
-        internal::memory_request(call.config, call.schedule, placement, binding.rank, use);
-    internal::SavedRank& kept = saved->ranks[local];
-    poison(kept.memory.data(), kept.memory.size(), ranks_.devices()[local], rank_targets[local].stream);
-    poison(workspaces[local].data(), workspaces[local].size(), ranks_.devices()[local], rank_targets[local].stream);
-    internal::Carver saved_carver(kept.memory.data()), carver(workspaces[local].data());
-    const internal::SavedPieces pieces = internal::carve_saved(saved_carver, carver, memory);
-    const internal::WorkspacePieces work = internal::carve_forward_workspace(carver, memory);
-    kept.z = pieces.z;
-    kept.xg = pieces.xg;
-
-    binding.rows = memory.rows;
-    binding.gathered[0] = memory.keep_xg ? pieces.xg : work.gathered[0];
-    binding.z = pieces.z;
-    binding.activation = work.activation;
-    binding.output_rows = work.output_rows;
-    binding.output = arguments.y;
-    binding.weights = arguments.weights;
-    binding.row_table = tables.tables(local).rows;
-    binding.whole = tables.tables(local).whole;
-    bind_group_memory(binding, local, programs[local], call.options.events != nullptr, rank_targets[local].stream);
-  }
-  const RankProgram& program = programs.front().program;
-  CallBinding binding = bind_call(asked, CallKind::kForward, inputs);
-  run(binding, inputs, bindings, programs, streams,
+  reserve(symmetric_need(state.asked, state.placement, state.programs->front().layout, copied_operands(state.inputs)),
+          [&] { return text_of(state.asked, CallKind::kForward); });
+  for (std::size_t local = 0; local < state.bindings.size(); ++local) bind(state, local);
+  const RankProgram& program = state.programs->front().program;
+  CallBinding binding = bind_call(state.asked, CallKind::kForward, state.inputs);
+  run(binding, state.inputs, state.bindings, *state.programs, state.streams,
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
         for (int launch = 0; launch < program.launches; ++launch) {
-          queue.launch(launch_config(asked.schedule, asked.numerics, asked.direction, program.stages[launch]),
+          const LaunchStages& stages = program.stages[launch];
+          queue.launch(launch_config(state.asked.schedule, state.asked.numerics, state.asked.direction, stages),
                        {calls, launch, program.workers}, absent_ranks_, stream);
         }
       });
-  if (call.options.events != nullptr) read_events(*call.options.events, programs);
-  return call.options.keep_saved ? Saved(saved) : Saved();
+  if (call.options.events != nullptr) read_events(*call.options.events, *state.programs);
+  return call.options.keep_saved ? Saved(state.saved) : Saved();
 }
 
 std::vector<CUstream> CudaEngine::streams_of(const DeviceQueue& queue, const std::vector<CUstream>& streams) const {

@@ -23,6 +23,18 @@ namespace uniep::cuda {
 // Throws Error(kInvalidArgument).
 void require_aligned(const void* array, const char* name, int rank);
 
+// One weight gradient of one rank, by the grouped GEMM's kernel.
+struct WeightGradientLaunch {
+  const DeviceProgram& program;
+  int64_t rows = 0;
+  const internal::PendingRank& operands;
+  const WeightGradients& gradients;
+  GemmStage stage = GemmStage::kWgradFc2;
+  int sms = 0;
+  const uint32_t* failed = nullptr;  // GemmArguments::failed
+  CUstream stream = nullptr;
+};
+
 // The Hopper engine. With uniep::Launch::kThreads this process drives all ranks, each on its GPU or several on one;
 // with kProcesses it drives one, and the others' memory is mapped.
 //
@@ -90,10 +102,25 @@ class CudaEngine final : public internal::Engine {
   void prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address, int sms);
   void release_readers();
   void keep_failure(int rank, uint32_t* kept, CUstream stream) const;
-  // Of one rank. `failed`: GemmArguments::failed.
-  void launch_weight_gradient(const ProgramRequest& request, const DeviceProgram& program, int64_t rows,
-                              const internal::PendingRank& operands, const WeightGradients& gradients, GemmStage stage,
-                              int sms, const uint32_t* failed, CUstream stream);
+  void launch_weight_gradient(const ProgramRequest& request, const WeightGradientLaunch& launch);
+
+  // Forward's and backward's steps, in their order.
+  struct ForwardState;
+  struct BackwardState;
+  struct CudaPending;
+  void require_legal(const BackwardState& state) const;
+  void prepare_kernels(const BackwardState& state);
+  void take_memory(ForwardState& state) const;
+  void take_memory(BackwardState& state) const;
+  void make_programs(ForwardState& state);
+  void make_programs(BackwardState& state);
+  void bind(ForwardState& state, std::size_t local);
+  void bind(BackwardState& state, std::size_t local);
+  void launch(const BackwardState& state, DeviceQueue& queue, const RankCall* calls, CUstream stream);
+  void launch_weight_gradients(const BackwardState& state, const DeviceQueue& queue, const LaunchStages& stages,
+                               CUstream stream);
+  void keep_for_later(BackwardState& state, CudaPending& pending);
+
   // `call`: for other ranks' processes, which must be in the same one.
   void reserve(const SymmetricNeed& need, const std::function<std::string()>& call);
   void agree(const std::string& call, const Problem& problem);

@@ -73,27 +73,22 @@ GroupedGemm::~GroupedGemm() = default;
 int GroupedGemm::sms() const {
   refuse();
 }
-void GroupedGemm::forward(const ExpertRows&, const void*, const ExpertMatrices&, void*, int, int, void*,
-                          const GemmTuning&) {
+void GroupedGemm::forward(const ForwardGemm&) {
   refuse();
 }
-void GroupedGemm::forward_swiglu(const ExpertRows&, const void*, const ExpertMatrices&, const float*, void*, void*, int,
-                                 int, void*, const GemmTuning&) {
+void GroupedGemm::forward_swiglu(const ForwardSwigluGemm&) {
   refuse();
 }
-void GroupedGemm::input_gradient(const ExpertRows&, const void*, const ExpertMatrices&, void*, int, int, void*,
-                                 const GemmTuning&) {
+void GroupedGemm::input_gradient(const InputGradientGemm&) {
   refuse();
 }
 int64_t GroupedGemm::swiglu_gradient_workspace_bytes(int64_t, int) {
   refuse();
 }
-void GroupedGemm::input_gradient_swiglu(const ExpertRows&, const void*, const ExpertMatrices&, const void*,
-                                        const float*, void*, void*, float*, void*, int, int, void*, const GemmTuning&) {
+void GroupedGemm::input_gradient_swiglu(const InputGradientSwigluGemm&) {
   refuse();
 }
-void GroupedGemm::weight_gradient(const ExpertRows&, const void*, const void*, const MutableExpertMatrices&, int, int,
-                                  WeightGradientMode, void*, const GemmTuning&) {
+void GroupedGemm::weight_gradient(const WeightGradientGemm&) {
   refuse();
 }
 void GroupedGemm::prepare(int) {

@@ -75,11 +75,21 @@ struct GroupedGemm::State {
     return config;
   }
 
-  void start(const GemmConfig& config, GemmArguments arguments, const std::vector<TensorMap>& maps,
-             const std::vector<void*>& outputs, const GemmTuning& tuning, void* stream) {
-    arguments.raster = raster(config, arguments.n_extent, tuning);
-    launch_grouped_gemm(kernels, config, arguments, maps, outputs, available(config, tuning),
-                        static_cast<CUstream>(stream));
+  void start(const GemmConfig& config, GemmOperands operands, const GemmTuning& tuning, void* stream) {
+    operands.arguments.raster = raster(config, operands.arguments.n_extent, tuning);
+    launch_grouped_gemm(kernels, config, operands, {available(config, tuning), static_cast<CUstream>(stream)});
+  }
+
+  // dprob of a row: the sum of its chunks.
+  void sum_probs(const InputGradientSwigluGemm& gemm) {
+    const int64_t rows = gemm.rows.rows;
+    const int32_t chunks = (gemm.i + kProbChunkColumns - 1) / kProbChunkColumns;
+    ProbSumArguments sum{static_cast<float*>(gemm.workspace), rows, rows, gemm.dprob, chunks};
+    Launch shape;
+    shape.threads = 128;
+    shape.grid_x = static_cast<int>((rows + shape.threads - 1) / shape.threads);
+    shape.stream = static_cast<CUstream>(gemm.stream);
+    launch_kernel(kernels.get(prob_sum_request(), 0), shape, &sum, "launching dprob's sum");
   }
 
   static int raster(const GemmConfig& config, int n_extent, const GemmTuning& tuning) {
@@ -121,118 +131,119 @@ int GroupedGemm::sms() const {
   return state_->sms;
 }
 
-void GroupedGemm::forward(const ExpertRows& rows, const void* x, const ExpertMatrices& w, void* out, int n, int k,
-                          void* stream, const GemmTuning& tuning) {
-  require_rows(rows);
-  require_width("n", n);
-  require_width("k", k);
-  require_matrices("w", w, rows.experts);
-  if (rows.rows == 0) return;
-  require_address("out", out);
+void GroupedGemm::forward(const ForwardGemm& gemm) {
+  require_rows(gemm.rows);
+  require_width("n", gemm.n);
+  require_width("k", gemm.k);
+  require_matrices("w", gemm.w, gemm.rows.experts);
+  if (gemm.rows.rows == 0) return;
+  require_address("out", gemm.out);
   const ScopedDevice scope(state_->device);
-  const GemmConfig config = state_->configure(Layout::kForward, Epilogue::kBFloat16, w.addresses.size(), 0, tuning);
-  GemmArguments arguments = grouped_arguments(rows, n, k);
-  arguments.a = encode_operand_map({x, k, rows.rows, 1}, kTileM, "x");
-  arguments.map_per_expert = w.addresses.empty() ? 0 : 1;
-  arguments.output_leading = n;
-  state_->start(config, arguments, State::weight_maps(w, rows.experts, n, k, config.tile_n / 2), {out}, tuning, stream);
+  const GemmConfig config =
+      state_->configure(Layout::kForward, Epilogue::kBFloat16, gemm.w.addresses.size(), 0, gemm.tuning);
+  GemmArguments arguments = grouped_arguments(gemm.rows, gemm.n, gemm.k);
+  arguments.a = encode_operand_map({gemm.x, gemm.k, gemm.rows.rows, 1}, kTileM, "x");
+  arguments.map_per_expert = gemm.w.addresses.empty() ? 0 : 1;
+  arguments.output_leading = gemm.n;
+  state_->start(
+      config, {arguments, State::weight_maps(gemm.w, gemm.rows.experts, gemm.n, gemm.k, config.tile_n / 2), {gemm.out}},
+      gemm.tuning, gemm.stream);
 }
 
-void GroupedGemm::forward_swiglu(const ExpertRows& rows, const void* x, const ExpertMatrices& w1, const float* prob,
-                                 void* z, void* a, int i, int k, void* stream, const GemmTuning& tuning) {
-  require_rows(rows);
-  require_width("i", i);
-  require_width("k", k);
-  require_matrices("w1", w1, rows.experts);
-  if (rows.rows == 0) return;
-  require_address("a", a);
-  if (z != nullptr) require_address("z", z);
-  require(prob != nullptr, "prob must be a device address");
+void GroupedGemm::forward_swiglu(const ForwardSwigluGemm& gemm) {
+  require_rows(gemm.rows);
+  require_width("i", gemm.i);
+  require_width("k", gemm.k);
+  require_matrices("w1", gemm.w1, gemm.rows.experts);
+  if (gemm.rows.rows == 0) return;
+  require_address("a", gemm.a);
+  if (gemm.z != nullptr) require_address("z", gemm.z);
+  require(gemm.prob != nullptr, "prob must be a device address");
   const ScopedDevice scope(state_->device);
-  const GemmConfig config = state_->configure(Layout::kForward, Epilogue::kSwiglu, w1.addresses.size(), 0, tuning);
-  GemmArguments arguments = grouped_arguments(rows, i, k);
-  arguments.a = encode_operand_map({x, k, rows.rows, 1}, kTileM, "x");
-  arguments.map_per_expert = w1.addresses.empty() ? 0 : 1;
-  arguments.output_leading = 2 * static_cast<int64_t>(i);
-  arguments.activation = static_cast<BFloat16*>(a);
-  arguments.prob = prob;
-  state_->start(config, arguments, State::weight_maps(w1, rows.experts, 2 * i, k, config.tile_n / 2), {z}, tuning,
-                stream);
+  const GemmConfig config =
+      state_->configure(Layout::kForward, Epilogue::kSwiglu, gemm.w1.addresses.size(), 0, gemm.tuning);
+  GemmArguments arguments = grouped_arguments(gemm.rows, gemm.i, gemm.k);
+  arguments.a = encode_operand_map({gemm.x, gemm.k, gemm.rows.rows, 1}, kTileM, "x");
+  arguments.map_per_expert = gemm.w1.addresses.empty() ? 0 : 1;
+  arguments.output_leading = 2 * static_cast<int64_t>(gemm.i);
+  arguments.activation = static_cast<BFloat16*>(gemm.a);
+  arguments.prob = gemm.prob;
+  state_->start(
+      config,
+      {arguments, State::weight_maps(gemm.w1, gemm.rows.experts, 2 * gemm.i, gemm.k, config.tile_n / 2), {gemm.z}},
+      gemm.tuning, gemm.stream);
 }
 
-void GroupedGemm::input_gradient(const ExpertRows& rows, const void* dy, const ExpertMatrices& w, void* dx, int n,
-                                 int k, void* stream, const GemmTuning& tuning) {
-  require_rows(rows);
-  require_width("n", n);
-  require_width("k", k);
-  require_matrices("w", w, rows.experts);
-  if (rows.rows == 0) return;
-  require_address("dx", dx);
+void GroupedGemm::input_gradient(const InputGradientGemm& gemm) {
+  require_rows(gemm.rows);
+  require_width("n", gemm.n);
+  require_width("k", gemm.k);
+  require_matrices("w", gemm.w, gemm.rows.experts);
+  if (gemm.rows.rows == 0) return;
+  require_address("dx", gemm.dx);
   const ScopedDevice scope(state_->device);
-  const GemmConfig config = state_->configure(Layout::kDgrad, Epilogue::kBFloat16, w.addresses.size(), 0, tuning);
-  GemmArguments arguments = grouped_arguments(rows, n, k);
-  arguments.a = encode_operand_map({dy, k, rows.rows, 1}, kTileM, "dy");
-  arguments.map_per_expert = w.addresses.empty() ? 0 : 1;
-  arguments.output_leading = n;
-  state_->start(config, arguments, State::weight_maps(w, rows.experts, k, n, kTileK), {dx}, tuning, stream);
+  const GemmConfig config =
+      state_->configure(Layout::kDgrad, Epilogue::kBFloat16, gemm.w.addresses.size(), 0, gemm.tuning);
+  GemmArguments arguments = grouped_arguments(gemm.rows, gemm.n, gemm.k);
+  arguments.a = encode_operand_map({gemm.dy, gemm.k, gemm.rows.rows, 1}, kTileM, "dy");
+  arguments.map_per_expert = gemm.w.addresses.empty() ? 0 : 1;
+  arguments.output_leading = gemm.n;
+  state_->start(config, {arguments, State::weight_maps(gemm.w, gemm.rows.experts, gemm.k, gemm.n, kTileK), {gemm.dx}},
+                gemm.tuning, gemm.stream);
 }
 
 int64_t GroupedGemm::swiglu_gradient_workspace_bytes(int64_t rows, int i) {
   return (i + kProbChunkColumns - 1) / kProbChunkColumns * rows * static_cast<int64_t>(sizeof(float));
 }
 
-void GroupedGemm::input_gradient_swiglu(const ExpertRows& rows, const void* dy, const ExpertMatrices& w2, const void* z,
-                                        const float* prob, void* a, void* dz, float* dprob, void* workspace, int i,
-                                        int k, void* stream, const GemmTuning& tuning) {
-  require_rows(rows);
-  require_width("i", i);
-  require_width("k", k);
-  require_matrices("w2", w2, rows.experts);
-  if (rows.rows == 0) return;
-  require_address("z", z);
-  require_address("a", a);
-  require_address("dz", dz);
-  require_address("workspace", workspace);
-  require(prob != nullptr && dprob != nullptr, "prob and dprob must be device addresses");
+void GroupedGemm::input_gradient_swiglu(const InputGradientSwigluGemm& gemm) {
+  require_rows(gemm.rows);
+  require_width("i", gemm.i);
+  require_width("k", gemm.k);
+  require_matrices("w2", gemm.w2, gemm.rows.experts);
+  if (gemm.rows.rows == 0) return;
+  require_address("z", gemm.z);
+  require_address("a", gemm.a);
+  require_address("dz", gemm.dz);
+  require_address("workspace", gemm.workspace);
+  require(gemm.prob != nullptr && gemm.dprob != nullptr, "prob and dprob must be device addresses");
   const ScopedDevice scope(state_->device);
   const GemmConfig config =
-      state_->configure(Layout::kDgrad, Epilogue::kSwigluGradient, w2.addresses.size(), 0, tuning);
-  GemmArguments arguments = grouped_arguments(rows, i, k);
-  arguments.a = encode_operand_map({dy, k, rows.rows, 1}, kTileM, "dy");
-  arguments.map_per_expert = w2.addresses.empty() ? 0 : 1;
+      state_->configure(Layout::kDgrad, Epilogue::kSwigluGradient, gemm.w2.addresses.size(), 0, gemm.tuning);
+  GemmArguments arguments = grouped_arguments(gemm.rows, gemm.i, gemm.k);
+  arguments.a = encode_operand_map({gemm.dy, gemm.k, gemm.rows.rows, 1}, kTileM, "dy");
+  arguments.map_per_expert = gemm.w2.addresses.empty() ? 0 : 1;
   constexpr int kWarpRows = kTileM / kMathWarps;
-  arguments.z = encode_transfer_map(z, rows.rows, 2, i, kWarpRows, "z");
-  arguments.dz = encode_transfer_map(dz, rows.rows, 2, i, kWarpRows, "dz");
-  arguments.recomputed = encode_transfer_map(a, rows.rows, 1, i, kWarpRows, "a");
-  arguments.prob = prob;
-  arguments.prob_chunks = static_cast<float*>(workspace);
-  arguments.prob_stride = rows.rows;
-  state_->start(config, arguments,
-                State::weight_maps(w2, rows.experts, k, i, split_b_along_k(config) ? kTileK / 2 : kTileK), {nullptr},
-                tuning, stream);
-
-  const int32_t chunks = (i + kProbChunkColumns - 1) / kProbChunkColumns;
-  ProbSumArguments sum{arguments.prob_chunks, rows.rows, rows.rows, dprob, chunks};
-  Launch shape;
-  shape.threads = 128;
-  shape.grid_x = static_cast<int>((rows.rows + shape.threads - 1) / shape.threads);
-  shape.stream = static_cast<CUstream>(stream);
-  launch_kernel(state_->kernels.get(prob_sum_request(), 0), shape, &sum, "launching dprob's sum");
+  arguments.z = encode_transfer_map(gemm.z, gemm.rows.rows, 2, gemm.i, kWarpRows, "z");
+  arguments.dz = encode_transfer_map(gemm.dz, gemm.rows.rows, 2, gemm.i, kWarpRows, "dz");
+  arguments.recomputed = encode_transfer_map(gemm.a, gemm.rows.rows, 1, gemm.i, kWarpRows, "a");
+  arguments.prob = gemm.prob;
+  arguments.prob_chunks = static_cast<float*>(gemm.workspace);
+  arguments.prob_stride = gemm.rows.rows;
+  const int box_rows = split_b_along_k(config) ? kTileK / 2 : kTileK;
+  state_->start(config,
+                {arguments, State::weight_maps(gemm.w2, gemm.rows.experts, gemm.k, gemm.i, box_rows), {nullptr}},
+                gemm.tuning, gemm.stream);
+  state_->sum_probs(gemm);
 }
 
-void GroupedGemm::weight_gradient(const ExpertRows& rows, const void* dy, const void* x,
-                                  const MutableExpertMatrices& dw, int m, int n, WeightGradientMode mode, void* stream,
-                                  const GemmTuning& tuning) {
-  require_rows(rows);
-  require_width("m", m);
-  require_width("n", n);
-  require_matrices("dw", dw, rows.experts);
-  for (void* address : dw.addresses) require_address("an address of dw", address);
+void GroupedGemm::weight_gradient(const WeightGradientGemm& gemm) {
+  require_rows(gemm.rows);
+  require_width("m", gemm.m);
+  require_width("n", gemm.n);
+  require_matrices("dw", gemm.dw, gemm.rows.experts);
+  for (void* address : gemm.dw.addresses) require_address("an address of dw", address);
   const ScopedDevice scope(state_->device);
-  const GemmConfig config = state_->configure(Layout::kWgrad, epilogue_of(mode), 0, 0, tuning);
-  const int raster = state_->raster(config, n, tuning);
-  launch_weight_gradient(state_->kernels, config, {rows, dy, x, m, n, 0, dw}, raster, state_->available(config, tuning),
-                         static_cast<CUstream>(stream));
+  const GemmConfig config = state_->configure(Layout::kWgrad, epilogue_of(gemm.weight_gradient), 0, 0, gemm.tuning);
+  launch_weight_gradient(state_->kernels, config,
+                         {.rows = gemm.rows,
+                          .a = gemm.dy,
+                          .b = gemm.x,
+                          .m = gemm.m,
+                          .n = gemm.n,
+                          .dw = gemm.dw,
+                          .raster = state_->raster(config, gemm.n, gemm.tuning)},
+                         {state_->available(config, gemm.tuning), static_cast<CUstream>(gemm.stream)});
 }
 
 void GroupedGemm::prepare(int per_expert_addresses) {

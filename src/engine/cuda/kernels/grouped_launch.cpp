@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kMostAddresses = 224;  // that table_capacity() has room for
 
-void launch_part(KernelStore& kernels, const GemmConfig& config, const WeightGradientProduct& product, int raster,
-                 int sms, CUstream stream) {
+void launch_part(KernelStore& kernels, const GemmConfig& config, const WeightGradientProduct& product,
+                 const GemmPlace& place) {
   GemmArguments arguments = grouped_arguments(product.rows, product.n, 0);
   // Without rows no operand is read, but TMA wants a real address.
   const bool empty = product.rows.rows == 0;
@@ -21,20 +21,19 @@ void launch_part(KernelStore& kernels, const GemmConfig& config, const WeightGra
       encode_operand_map({empty ? any : product.a, product.m, map_rows, 1, empty ? 0 : product.a_stride}, kTileK, "dy");
   const TensorMap b = encode_operand_map({empty ? any : product.b, product.n, map_rows, 1}, kTileK, "x");
   arguments.m_extent = product.m;
-  arguments.raster = raster;
+  arguments.raster = product.raster;
   arguments.output_per_expert = addresses.empty() ? 0 : 1;
   arguments.output_leading = product.n;
   arguments.output_expert_stride = static_cast<int64_t>(product.m) * product.n;
   arguments.failed = product.failed;
-  std::vector<TensorMap> maps{b};
-  const std::vector<void*> outputs = addresses.empty() ? std::vector{product.dw.base} : addresses;
+  GemmOperands operands{arguments, {b}, addresses.empty() ? std::vector{product.dw.base} : addresses};
   if (lends_stages(config)) {
     const int64_t matrices = addresses.empty() ? product.rows.experts : 1;
-    for (const void* output : outputs) {
-      maps.push_back(encode_gradient_map({output, product.n, product.m, matrices}, kTileM, "dw"));
+    for (const void* output : operands.outputs) {
+      operands.maps.push_back(encode_gradient_map({output, product.n, product.m, matrices}, kTileM, "dw"));
     }
   }
-  launch_grouped_gemm(kernels, config, arguments, maps, outputs, sms, stream);
+  launch_grouped_gemm(kernels, config, operands, place);
 }
 
 }  // namespace
@@ -49,26 +48,25 @@ GemmArguments grouped_arguments(const ExpertRows& rows, int n, int k) {
   return arguments;
 }
 
-void launch_grouped_gemm(KernelStore& kernels, const GemmConfig& config, const GemmArguments& arguments,
-                         const std::vector<TensorMap>& maps, const std::vector<void*>& outputs, int sms,
-                         CUstream stream) {
-  const ArgumentBlock block = argument_block(config, arguments, maps, outputs);
+void launch_grouped_gemm(KernelStore& kernels, const GemmConfig& config, const GemmOperands& operands,
+                         const GemmPlace& place) {
+  const ArgumentBlock block = argument_block(config, operands.arguments, operands.maps, operands.outputs);
   const int shared_bytes = shared_memory_bytes(config);
   CUfunction function = kernels.get(gemm_request(config), shared_bytes);
   Launch shape;
-  shape.grid_x = sms / config.cluster * config.cluster;
+  shape.grid_x = place.sms / config.cluster * config.cluster;
   shape.threads = kGemmThreads;
   shape.cluster = config.cluster;
   shape.shared_bytes = shared_bytes;
-  shape.stream = stream;
+  shape.stream = place.stream;
   launch_kernel(function, shape, block.data(), "launching a grouped GEMM");
 }
 
-Epilogue epilogue_of(WeightGradientMode mode) {
-  switch (mode) {
-    case WeightGradientMode::kBFloat16:
+Epilogue epilogue_of(WeightGradient gradient) {
+  switch (gradient) {
+    case WeightGradient::kBFloat16:
       return Epilogue::kBFloat16;
-    case WeightGradientMode::kFloat32:
+    case WeightGradient::kFloat32:
       return Epilogue::kFloat32;
     default:
       return Epilogue::kAccumulate;
@@ -79,13 +77,13 @@ int addresses_of_launch(int experts) {
   return table_capacity(std::min(experts, kMostAddresses));
 }
 
-void launch_weight_gradient(KernelStore& kernels, GemmConfig config, const WeightGradientProduct& product, int raster,
-                            int sms, CUstream stream) {
+void launch_weight_gradient(KernelStore& kernels, GemmConfig config, const WeightGradientProduct& product,
+                            const GemmPlace& place) {
   const int experts = product.rows.experts;
   if (product.rows.rows == 0 && config.epilogue == Epilogue::kAccumulate) return;
   const bool by_address = !product.dw.addresses.empty();
   config.outputs = addresses_of_launch(by_address ? experts : 0);
-  if (!by_address) return launch_part(kernels, config, product, raster, sms, stream);
+  if (!by_address) return launch_part(kernels, config, product, place);
   for (int first = 0; first < experts; first += kMostAddresses) {
     WeightGradientProduct part = product;
     part.rows.experts = std::min(kMostAddresses, experts - first);
@@ -93,7 +91,7 @@ void launch_weight_gradient(KernelStore& kernels, GemmConfig config, const Weigh
     part.rows.row_count += first;
     const auto begin = product.dw.addresses.begin() + first;
     part.dw.addresses.assign(begin, begin + part.rows.experts);
-    launch_part(kernels, config, part, raster, sms, stream);
+    launch_part(kernels, config, part, place);
   }
 }
 

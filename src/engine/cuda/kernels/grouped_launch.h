@@ -15,10 +15,22 @@ namespace uniep::cuda {
 // Extents and rows; operands and outputs are the caller's to add.
 GemmArguments grouped_arguments(const ExpertRows& rows, int n, int k);
 
-// `sms`: CTAs, rounded down to whole clusters. The device's context must be current.
-void launch_grouped_gemm(KernelStore& kernels, const GemmConfig& config, const GemmArguments& arguments,
-                         const std::vector<TensorMap>& maps, const std::vector<void*>& outputs, int sms,
-                         CUstream stream);
+// What a launch is given beside its arguments: maps of B, and where matrices of results begin.
+struct GemmOperands {
+  GemmArguments arguments;
+  std::vector<TensorMap> maps;
+  std::vector<void*> outputs;
+};
+
+// Where a launch runs.
+struct GemmPlace {
+  int sms = 0;  // CTAs, rounded down to whole clusters
+  CUstream stream = nullptr;
+};
+
+// The device's context must be current.
+void launch_grouped_gemm(KernelStore& kernels, const GemmConfig& config, const GemmOperands& operands,
+                         const GemmPlace& place);
 
 // dw[e][m, n] = a[rows of e, m]^T b[rows of e, n], as GroupedGemm::weight_gradient.
 struct WeightGradientProduct {
@@ -29,14 +41,15 @@ struct WeightGradientProduct {
   int a_stride = 0;  // elements from one row of a to the next; 0: m
   MutableExpertMatrices dw;
   const uint32_t* failed = nullptr;  // GemmArguments::failed
+  int raster = 1;                    // GemmArguments::raster
 };
 
-Epilogue epilogue_of(WeightGradientMode mode);
+Epilogue epilogue_of(WeightGradient gradient);
 
 // For gradients by this many addresses; 0: as one tensor. More than fit into one launch take several.
 int addresses_of_launch(int experts);
 
-void launch_weight_gradient(KernelStore& kernels, GemmConfig config, const WeightGradientProduct& product, int raster,
-                            int sms, CUstream stream);
+void launch_weight_gradient(KernelStore& kernels, GemmConfig config, const WeightGradientProduct& product,
+                            const GemmPlace& place);
 
 }  // namespace uniep::cuda
