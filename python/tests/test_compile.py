@@ -326,7 +326,7 @@ def test_opcheck_forward(save, capacity, stacked, filled_memory):
     _, (x, ids, probs), w1, w2, options = op_arguments(save, capacity, stacked)
     for tensor in (x, probs, *w1, *w2):
         tensor.requires_grad_()
-    torch.library.opcheck(torch.ops.uniep.forward, (x, ids, probs, w1, w2, *options, True))
+    torch.library.opcheck(torch.ops.uniep.forward, (x, ids, probs, w1, w2, [], [], *options, True))
 
 
 def test_opcheck_gate_and_up_apart_and_dense_routing(filled_memory):
@@ -335,12 +335,25 @@ def test_opcheck_gate_and_up_apart_and_dense_routing(filled_memory):
     options = (uniep.Group().name, "auto", "auto", 0, 0, "keep", 2, True, "swiglu", "activation")
     leaves = [one.requires_grad_() for one in (layer.x[0], probs, *w1, layer.w2)]
     torch.library.opcheck(
-        torch.ops.uniep.forward, (leaves[0], dense.routing_map, probs, w1, [layer.w2], *options, True)
+        torch.ops.uniep.forward, (leaves[0], dense.routing_map, probs, w1, [layer.w2], [], [], *options, True)
     )
     given = [one.detach() for one in w1]
     with torch.no_grad():
-        _, saved = torch.ops.uniep.forward(layer.x[0], dense.routing_map, probs, given, [layer.w2], *options, True)
-    arguments = (layer.dy[0], None, dense.routing_map, probs.detach(), given, [layer.w2.detach()], saved, *options)
+        _, saved = torch.ops.uniep.forward(
+            layer.x[0], dense.routing_map, probs, given, [layer.w2], [], [], *options, True
+        )
+    arguments = (
+        layer.dy[0],
+        None,
+        dense.routing_map,
+        probs.detach(),
+        given,
+        [layer.w2.detach()],
+        [],
+        [],
+        saved,
+        *options,
+    )
     torch.library.opcheck(torch.ops.uniep.backward, (*arguments, True, True))
 
 
@@ -348,10 +361,23 @@ def test_opcheck_gate_and_up_apart_and_dense_routing(filled_memory):
 @pytest.mark.parametrize("need", [(True, True), (True, False), (False, True), (False, False)])
 def test_opcheck_backward(save, need):
     layer, (x, ids, probs), w1, w2, options = op_arguments(save)
-    _, saved = torch.ops.uniep.forward(x, ids, probs, w1, w2, *options, True)
+    _, saved = torch.ops.uniep.forward(x, ids, probs, w1, w2, [], [], *options, True)
     given = x if save == "redispatch" else None
-    arguments = (layer.dy[0], given, ids, probs, w1, w2, saved, *options, *need)
+    arguments = (layer.dy[0], given, ids, probs, w1, w2, [], [], saved, *options, *need)
     torch.library.opcheck(torch.ops.uniep.backward, arguments)
+
+
+def test_opcheck_biases(filled_memory):
+    layer, (x, ids, probs), w1, w2, options = op_arguments()
+    b1, b2 = [torch.ones(w1[0].shape[:2]).bfloat16()], [torch.ones(w2[0].shape[:2]).bfloat16()]
+    arguments = (x, ids, probs, w1, w2, b1, b2, *options, True)
+    _, saved = torch.ops.uniep.forward(*arguments)
+    for tensor in (x, probs, *w1, *b2):
+        tensor.requires_grad_()
+    torch.library.opcheck(torch.ops.uniep.forward, arguments)
+    given = [one.detach() for one in (probs, *w1, *w2, *b1, *b2)]
+    own = (ids, given[0], *([one] for one in given[1:]), saved)
+    torch.library.opcheck(torch.ops.uniep.backward, (layer.dy[0], None, *own, *options, True, True))
 
 
 def test_opcheck_exchange():
@@ -370,7 +396,7 @@ def test_opcheck_exchange():
 def test_a_group_that_is_gone_is_named():
     _, (x, ids, probs), w1, w2, options = op_arguments()
     with pytest.raises(ValueError, match="group: there is none of the name 'nobody'"):
-        torch.ops.uniep.forward(x, ids, probs, w1, w2, "nobody", *options[1:], True)
+        torch.ops.uniep.forward(x, ids, probs, w1, w2, [], [], "nobody", *options[1:], True)
 
 
 def test_a_graph_keeps_the_tuned_schedules_of_its_compilation():

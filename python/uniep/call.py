@@ -27,9 +27,11 @@ class Call(typing.NamedTuple):
     apart: bool  # w1 is all gates, then all ups
     w1: list[torch.Tensor]
     w2: list[torch.Tensor]
-    main_grad: typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+    main_grad: typing.Literal["param"] | tuple[list[torch.Tensor], ...] | None = None
     grad_dtype: torch.dtype = torch.bfloat16  # of gradients of weights, without main_grad
     numerics: Numerics = PLAIN
+    b1: Sequence[torch.Tensor] = ()  # both without entries where there are no biases
+    b2: Sequence[torch.Tensor] = ()
 
     @property
     def weight_gradient(self) -> int:
@@ -43,7 +45,7 @@ class Call(typing.NamedTuple):
     ) -> tuple[torch.Tensor, torch.Tensor, Route]:
         """y in the shape of x, what is kept for backward (nothing unless `keep`), and the placed routing."""
         route = self.place(ids, probs)
-        w1, w2 = self.split(weights)
+        w1, w2, b1, b2 = self.parts(weights)
         rows = route.send(rows_of(x))
         with watch(self, "forward", route):
             y, saved = self.group.engine.forward(
@@ -54,6 +56,8 @@ class Call(typing.NamedTuple):
                 Weights.of(w1, self.apart),
                 Weights.of(w2),
                 keep,
+                Weights.of_biases(b1),
+                Weights.of_biases(b2),
             )
         verifier = rerun.watcher
         is_due = verifier is not None and verifier.due(self, "forward")
@@ -79,8 +83,10 @@ class Call(typing.NamedTuple):
         weights: Sequence[torch.Tensor],
         dw1: Sequence[torch.Tensor] | None,
         dw2: Sequence[torch.Tensor] | None,
+        db1: Sequence[torch.Tensor] | None = None,
+        db2: Sequence[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """dx in the shape of dy, and dprobs [T, K] or of a map [T, E]; writes dw1 and dw2.
+        """dx in the shape of dy, and dprobs [T, K] or of a map [T, E]; writes dw1 and dw2, and with them db1 and db2.
 
         Needs x with save="redispatch".
         """
@@ -88,7 +94,7 @@ class Call(typing.NamedTuple):
         is_due = verifier is not None and inputs is not None and verifier.due(self, "backward")
         if verifier is not None and is_due:
             verifier.before_backward(self, dw1, dw2)
-        w1, w2 = self.split(weights)
+        w1, w2, _, b2 = self.parts(weights)
         dprobs = dy.new_empty(route.engine_tokens, dtype=torch.float32)
         rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
         with watch(self, "backward", route):
@@ -104,6 +110,9 @@ class Call(typing.NamedTuple):
                 dprobs,
                 Weights.of(dw1, self.apart),
                 Weights.of(dw2),
+                Weights.of_biases(b2),
+                Weights.of_biases(db1),
+                Weights.of_biases(db2),
             )
         # Collective, so whoever needs them.
         route.keeps_arrived = is_due or rerun.running
@@ -116,8 +125,15 @@ class Call(typing.NamedTuple):
         return total, all_dprobs
 
     def split(self, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        count = len(self.w1)
-        return weights[:count], weights[count:]
+        """w1 and w2."""
+        first, second, *_ = self.parts(weights)
+        return first, second
+
+    def parts(self, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], ...]:
+        """w1, w2, b1 and b2; no entries in the last two where there are no biases."""
+        first, second = len(self.w1), len(self.w1) + len(self.w2)
+        third = second + len(self.b1)
+        return weights[:first], weights[first:second], weights[second:third], weights[third:]
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:

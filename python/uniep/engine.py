@@ -59,17 +59,22 @@ class Weights(typing.NamedTuple):
     up: Weights | None = None
 
     @staticmethod
-    def of(tensors: Sequence[torch.Tensor] | None, apart: bool = False) -> Weights:
-        """`apart`: the first half of the tensors are gates, the second the matching ups."""
+    def of(tensors: Sequence[torch.Tensor] | None, apart: bool = False, dimensions: int = 3) -> Weights:
+        """`apart`: the first half of the tensors are gates, the second the matching ups. `dimensions`: of a tensor over
+        all experts."""
         if tensors is None:
             return _NO_WEIGHTS
         if apart:
             half = len(tensors) // 2
             return Weights.of(tensors[:half])._replace(up=Weights.of(tensors[half:]))
-        if len(tensors) == 1 and tensors[0].dim() == 3:
+        if len(tensors) == 1 and tensors[0].dim() == dimensions:
             return Weights(tensors[0].data_ptr())
         addresses = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
         return Weights(None, addresses)
+
+    @staticmethod
+    def of_biases(tensors: Sequence[torch.Tensor] | None) -> Weights:
+        return Weights.of(tensors, dimensions=2) if tensors else _NO_WEIGHTS
 
     @property
     def array(self) -> int | None:
@@ -298,6 +303,8 @@ class Engine:
         w1: Weights,
         w2: Weights,
         keep: bool,
+        b1: Weights = _NO_WEIGHTS,
+        b2: Weights = _NO_WEIGHTS,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """uniep_forward(): y [T, H] and, to be kept for backward, bytes; none where `keep` is false."""
         y = torch.empty_like(x)
@@ -313,6 +320,8 @@ class Engine:
             given.w1, given.w2 = w1.stacked, w2.stacked
             given.w1_experts, given.w2_experts = w1.array, w2.array
             given.w1_up, given.w1_up_experts = w1.ups
+            given.b1, given.b2 = b1.stacked, b2.stacked
+            given.b1_experts, given.b2_experts = b1.array, b2.array
             given.y = y.data_ptr()
             given.stream = self._stream()
             out = self._out_address if keep else None
@@ -346,11 +355,15 @@ class Engine:
         dprobs: torch.Tensor,
         dw1: Weights,
         dw2: Weights,
+        b2: Weights = _NO_WEIGHTS,
+        db1: Weights = _NO_WEIGHTS,
+        db2: Weights = _NO_WEIGHTS,
     ) -> torch.Tensor:
         """uniep_backward_pending() and, where one gradient of the two is asked for, uniep_weight_gradients().
 
         Takes the bytes of a forward with these schedules, of forward and of backward. Writes dprobs [T, K],
-        of a map [T, E], and the gradients that have addresses; gives back dx [T, H].
+        of a map [T, E], and the gradients that have addresses, those of biases with their weights'; gives back dx
+        [T, H].
         """
         if dw1 is _NO_WEIGHTS or dw2 is _NO_WEIGHTS:
             time = library.WEIGHT_GRADIENTS_NONE if dw1 is dw2 else library.WEIGHT_GRADIENTS_LATER
@@ -384,6 +397,9 @@ class Engine:
             given.dw1, given.dw2 = dw1.stacked, dw2.stacked
             given.dw1_experts, given.dw2_experts = dw1.array, dw2.array
             given.dw1_up, given.dw1_up_experts = dw1.ups
+            given.b2, given.b2_experts = b2.stacked, b2.array
+            given.db1, given.db2 = db1.stacked, db2.stacked
+            given.db1_experts, given.db2_experts = db1.array, db2.array
             given.stream, given.weight_gradients = stream, time
             given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
             given.pending_memory, given.pending_bytes = None if left is None else left.data_ptr(), need.pending_bytes
@@ -409,6 +425,8 @@ class Engine:
                         dw1=dw1.stacked, dw2=dw2.stacked, dw1_experts=dw1.array, dw2_experts=dw2.array, stream=stream
                     )
                     work.dw1_up, work.dw1_up_experts = dw1.ups
+                    work.db1, work.db2 = db1.stacked, db2.stacked
+                    work.db1_experts, work.db2_experts = db1.array, db2.array
                     library.check(functions.uniep_weight_gradients(self._handle, pending, ctypes.byref(work), 1))
             finally:
                 if pending:

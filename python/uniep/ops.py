@@ -24,6 +24,8 @@ def run_forward(
     probs: torch.Tensor,
     w1: list[torch.Tensor],
     w2: list[torch.Tensor],
+    b1: list[torch.Tensor],
+    b2: list[torch.Tensor],
     group: str,
     schedules: tuple[str, str],
     capacity: tuple[int, int] | None,
@@ -37,7 +39,7 @@ def run_forward(
     """y of uniep::forward."""
     limits = (0, 0) if capacity is None else capacity
     options = group, *schedules, *limits, save, topk, apart, activation, router_weight
-    y, _ = torch.ops.uniep.forward(x, ids, probs, w1, w2, *options, keep)
+    y, _ = torch.ops.uniep.forward(x, ids, probs, w1, w2, b1, b2, *options, keep)
     return typing.cast(torch.Tensor, y)
 
 
@@ -45,6 +47,8 @@ def _call(
     x: torch.Tensor,
     w1: Sequence[torch.Tensor],
     w2: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor],
     group: str,
     schedules: tuple[str, str],
     capacity: tuple[int, int],
@@ -59,8 +63,9 @@ def _call(
     shape = x.shape[-1], w2[0].shape[-1], local * own.size
     texts = schedules[0].encode(), schedules[1].encode()
     limits = capacity if capacity[0] > 0 else None
-    numerics = read_numerics(activation, router_weight)
-    return Call(own, shape, texts, topk, limits, save, apart, list(w1), list(w2), numerics=numerics)
+    numerics = read_numerics(activation, router_weight, len(b1) > 0)
+    options = texts, topk, limits, save, apart
+    return Call(own, shape, *options, list(w1), list(w2), numerics=numerics, b1=list(b1), b2=list(b2))
 
 
 @torch.library.custom_op("uniep::forward", mutates_args=())
@@ -70,6 +75,8 @@ def forward(
     probs: torch.Tensor,
     w1: Sequence[torch.Tensor],
     w2: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor],
     group: str,
     schedule: str,
     backward_schedule: str,
@@ -87,8 +94,8 @@ def forward(
     `rows` and `tokens` are the capacity, both 0 where there is none. `apart`: w1 is all gates, then all ups.
     """
     schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
-    call = _call(x, w1, w2, group, schedules, limits, save, topk, apart, *numerics)
-    y, saved, _ = call.run(x, ids, probs, (*w1, *w2), keep and save != "recompute")
+    call = _call(x, w1, w2, b1, b2, group, schedules, limits, save, topk, apart, *numerics)
+    y, saved, _ = call.run(x, ids, probs, (*w1, *w2, *b1, *b2), keep and save != "recompute")
     return y, saved if keep and save != "recompute" else x.new_empty(0, dtype=torch.uint8)
 
 
@@ -99,6 +106,8 @@ def _(  # type: ignore[no-untyped-def]
     probs,
     w1,
     w2,
+    b1,
+    b2,
     group,
     schedule,
     backward_schedule,
@@ -135,6 +144,20 @@ def _saved_bytes(rows: int, hidden: int, z_columns: int, save: str) -> int:
     return sum(-(-piece // 64) * 64 for piece in pieces)
 
 
+def _gradients(
+    w1: Sequence[torch.Tensor],
+    w2: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor],
+    need_w1: bool,
+    need_w2: bool,
+) -> list[list[torch.Tensor]]:
+    """Memory for the gradients of each; no entries where they are not made."""
+    needs = need_w1, need_w2, need_w1, need_w2
+    parts = zip((w1, w2, b1, b2), needs, strict=True)
+    return [[torch.empty_like(one) for one in part] if need else [] for part, need in parts]
+
+
 @torch.library.custom_op("uniep::backward", mutates_args=())
 def backward(
     dy: torch.Tensor,
@@ -143,6 +166,8 @@ def backward(
     probs: torch.Tensor,
     w1: Sequence[torch.Tensor],
     w2: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor],
     saved: torch.Tensor,
     group: str,
     schedule: str,
@@ -156,15 +181,17 @@ def backward(
     router_weight: str,
     need_w1: bool,
     need_w2: bool,
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-    """dx, dprobs, dw1 and dw2, the last two without entries where they are not needed; x with save="redispatch"."""
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    """dx, dprobs, dw1, dw2, db1 and db2; x with save="redispatch".
+
+    Those of w1 and b1 have no entries where neither is needed, those of w2 and b2 likewise.
+    """
     schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
-    call = _call(dy, w1, w2, group, schedules, limits, save, topk, apart, *numerics)
-    dw1 = [torch.empty_like(weight) for weight in w1] if need_w1 else []
-    dw2 = [torch.empty_like(weight) for weight in w2] if need_w2 else []
+    call = _call(dy, w1, w2, b1, b2, group, schedules, limits, save, topk, apart, *numerics)
+    dw1, dw2, db1, db2 = _gradients(w1, w2, b1, b2, need_w1, need_w2)
     route = call.place(ids, probs)
-    dx, dprobs = call.run_backward(route, saved, x, dy, (*w1, *w2), dw1 or None, dw2 or None)
-    return dx, dprobs.view(probs.shape), dw1, dw2
+    dx, dprobs = call.run_backward(route, saved, x, dy, (*w1, *w2, *b1, *b2), dw1 or None, dw2 or None, db1, db2)
+    return dx, dprobs.view(probs.shape), dw1, dw2, db1, db2
 
 
 @backward.register_fake
@@ -175,6 +202,8 @@ def _(  # type: ignore[no-untyped-def]
     probs,
     w1,
     w2,
+    b1,
+    b2,
     saved,
     group,
     schedule,
@@ -189,38 +218,34 @@ def _(  # type: ignore[no-untyped-def]
     need_w1,
     need_w2,
 ):
-    dw1 = [torch.empty_like(weight) for weight in w1] if need_w1 else []
-    dw2 = [torch.empty_like(weight) for weight in w2] if need_w2 else []
-    return dy.new_empty(dy.shape), probs.new_empty(probs.shape), dw1, dw2
+    dw1, dw2, db1, db2 = _gradients(w1, w2, b1, b2, need_w1, need_w2)
+    return dy.new_empty(dy.shape), probs.new_empty(probs.shape), dw1, dw2, db1, db2
 
 
 def _keep_for_backward(
     ctx: typing.Any, inputs: tuple[typing.Any, ...], output: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    x, ids, probs, w1, w2, *ctx.options = inputs
+    x, ids, probs, w1, w2, b1, b2, *ctx.options = inputs
     save = ctx.options[5]
-    ctx.experts = len(w1)
-    ctx.save_for_backward(None if save == "keep" else x, ids, probs, output[1], *w1, *w2)
+    ctx.counts = len(w1), len(w2), len(b1), len(b2)
+    ctx.save_for_backward(None if save == "keep" else x, ids, probs, output[1], *w1, *w2, *b1, *b2)
 
 
 def _differentiate(ctx: typing.Any, dy: torch.Tensor, _: torch.Tensor | None) -> tuple[typing.Any, ...]:
     x, ids, probs, saved, *weights = ctx.saved_tensors
-    w1, w2 = weights[: ctx.experts], weights[ctx.experts :]
+    parts = [[weights.pop(0) for _ in range(count)] for count in ctx.counts]
     options = ctx.options[:-1]
     if options[5] == "recompute":
-        _, saved = torch.ops.uniep.forward(x, ids, probs, w1, w2, *options[:5], "keep", *options[6:], True)
+        _, saved = torch.ops.uniep.forward(x, ids, probs, *parts, *options[:5], "keep", *options[6:], True)
         x = None
-    need = ctx.needs_input_grad
-    need1, need2 = any(need[3]), any(need[4])
-    dx, dprobs, dw1, dw2 = torch.ops.uniep.backward(dy, x, ids, probs, w1, w2, saved, *options, need1, need2)
-    return (
-        dx,
-        None,
-        dprobs,
-        dw1 if need1 else [None] * len(w1),
-        dw2 if need2 else [None] * len(w2),
-        *[None] * len(ctx.options),
-    )
+    need = [any(one) for one in ctx.needs_input_grad[3:7]]
+    made = need[0] or need[2], need[1] or need[3]  # those of w1 and b1 together, and those of w2 and b2
+    dx, dprobs, *gradients = torch.ops.uniep.backward(dy, x, ids, probs, *parts, saved, *options, *made)
+    returned = [
+        gradient if wanted else [None] * count
+        for gradient, wanted, count in zip(gradients, need, ctx.counts, strict=True)
+    ]
+    return dx, None, dprobs, *returned, *[None] * len(ctx.options)
 
 
 forward.register_autograd(_differentiate, setup_context=_keep_for_backward)

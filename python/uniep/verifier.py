@@ -163,7 +163,7 @@ class Verifier:
     def due(self, call: Call, direction: str) -> bool:
         self._called = True
         name = rerun.layer_name(call)
-        if (self.layers is not None and name not in self.layers) or not call.numerics.gated:
+        if (self.layers is not None and name not in self.layers) or not call.numerics.gated or call.numerics.bias:
             return False
         if name not in self._seen:
             self._seen.append(name)
