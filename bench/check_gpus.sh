@@ -56,6 +56,7 @@ if is_wanted backward; then "$(program backward)" --compile "$(nproc)" >"$folder
 if is_wanted layer; then "$(program layer)" "${layers[@]}" --compile "$(nproc)" >"$folder/compile_layer.log" 2>&1 & fi
 check ptx 60 "$(program ptx)"
 check gemm 120 "$(program gemm)"
+check comm 120 "$(program comm)"
 check place 120 "$(program place)"
 check place_failure 60 "$(program place_failure)"
 check exchange 120 "$(program exchange)"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "api/place.h"
+#include "model/place.h"
 #include "program/checker.h"
 #include "program/schedule_fields.h"
 #include "program/schedule_space.h"

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/cuda/dynamic_library.h"
-#include "engine/cuda/layer/block_cache.h"
+#include "engine/cuda/memory/block_cache.h"
+#include "engine/cuda/runtime/dynamic_library.h"
 #include "support/branch_counts.h"
 #include "support/expect_error.h"
 #include "support/failing_heap.h"

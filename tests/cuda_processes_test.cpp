@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/cuda/dynamic_library.h"
+#include "engine/cuda/runtime/dynamic_library.h"
 #include "engine/engine.h"
 #include "support/failing_heap.h"
 #include "support/layer_arrays.h"

@@ -138,7 +138,7 @@ std::vector<Thrown> all_thrown() {
   }
   add_errors(kRoot / "src/model/placement_errors.h", all);
   add_errors(kRoot / "src/api/check_call.h", all);
-  add_returned("src/comm/signals.cpp", "std::string describe(", "kTimeout", all);
+  add_returned("src/engine/cuda/memory/signals.cpp", "std::string describe(", "kTimeout", all);
   add_returned("src/comm/mesh_join.cpp", "  std::string fault_of(", "kInvalidArgument", all);
   return all;
 }

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "engine/cuda/dynamic_library.h"
+#include "engine/cuda/runtime/dynamic_library.h"
 #include "support/c_layer.h"
 #include "uniep/error.h"
 

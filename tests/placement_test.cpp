@@ -8,7 +8,7 @@
 #include <limits>
 #include <numeric>
 
-#include "api/place.h"
+#include "model/place.h"
 #include "support/branch_counts.h"
 #include "support/random_layer.h"
 

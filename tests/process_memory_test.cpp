@@ -10,8 +10,8 @@
 #include <random>
 
 #include "comm/symmetric_memory.h"
-#include "engine/cuda/driver.h"
-#include "engine/cuda/dynamic_library.h"
+#include "engine/cuda/runtime/driver.h"
+#include "engine/cuda/runtime/dynamic_library.h"
 #include "support/environment.h"
 #include "support/expect_error.h"
 #include "support/fake_cuda.h"

@@ -13,7 +13,7 @@
 
 #include "cli/gathered.h"
 #include "cli/layer_inputs.h"
-#include "engine/cuda/engine.h"
+#include "engine/cuda/calls/engine.h"
 #include "io/file.h"
 #include "support/command.h"
 #include "support/environment.h"

@@ -6,8 +6,8 @@
 #include <set>
 #include <unordered_set>
 
-#include "api/place.h"
 #include "cli/bytes_moved.h"
+#include "model/place.h"
 #include "program/buildable.h"
 #include "program/canonical.h"
 #include "program/schedule_space.h"

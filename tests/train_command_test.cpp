@@ -1,4 +1,4 @@
-#include "train/train_command.h"
+#include "cli/train_command.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/cuda/engine.h"
+#include "engine/cuda/calls/engine.h"
 #include "io/file.h"
 #include "support/expect_error.h"
 #include "support/temporary_folder.h"

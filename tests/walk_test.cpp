@@ -72,8 +72,8 @@ TEST(Walk, EveryTaskIsTakenOnceByWhoeverComes) {
   branches.expect_all_taken();
 }
 
-// As roles/copy_agent.h and roles/layer_scheduler.h go through static queues: even_position() for copies and sums, and
-// static_position() with a cursor a CTA for products.
+// As transfer/copy_agent.h and schedule/layer_scheduler.h go through static queues: even_position() for copies and
+// sums, and static_position() with a cursor a CTA for products.
 TEST(Walk, StaticSharesAreThoseOfTheCudaEngine) {
   std::mt19937_64 random(7);
   int64_t compared = 0;

@@ -18,15 +18,13 @@ PUBLIC = "include/uniep"
 Edges = dict[tuple[str, str], set[str]]
 
 
-def drawn() -> tuple[list[str], Edges]:
-    """The rooms of docs/architecture.md in their order, and the arrows between them: (from, to) -> marks."""
+def drawn() -> tuple[list[str], set[tuple[str, str]]]:
+    """The rooms of docs/architecture.md in their order, and the arrows between them: (from, to)."""
     section = (ROOT / "docs/architecture.md").read_text().split("\n## Rooms\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([^`]+)` \|[^|]*\|([^|]*)\|$", section, re.MULTILINE)
-    edges: Edges = {}
-    for room, cell in rows:
-        for upward, target in re.findall(r"(↑ )?`([^`]+)`", cell):
-            edges[room, target] = {upward.strip()}
-    return [room for room, _ in rows], edges
+    return [room for room, _ in rows], {
+        (room, target) for room, cell in rows for target in re.findall(r"`([^`]+)`", cell)
+    }
 
 
 def room_of(path: pathlib.Path, rooms: list[str]) -> str:
@@ -67,17 +65,16 @@ def test_arrows_are_those_that_are_drawn():
     edges = real(rooms)
     assert len(rooms) > 10 and len(edges) > 30
     everywhere = {edge for edge in edges if edge[1] == PUBLIC}
-    missing = sorted(text for edge in edges.keys() - arrows.keys() - everywhere for text in edges[edge])
+    missing = sorted(text for edge in edges.keys() - arrows - everywhere for text in edges[edge])
     assert not missing, "docs/architecture.md does not draw:\n" + "\n".join(missing)
-    stale = sorted(arrows.keys() - edges.keys())
+    stale = sorted(arrows - edges.keys())
     assert not stale, f"docs/architecture.md draws what no file does: {stale}"
 
 
-def test_arrows_point_down_but_for_those_that_are_marked():
-    rooms, arrows = drawn()
-    for (own, other), marks in arrows.items():
-        upward = rooms.index(other) < rooms.index(own)
-        assert marks == ({"↑"} if upward else {""}), f"{own} -> {other}"
+def test_arrows_point_down():
+    rooms, _ = drawn()
+    upward = {edge: sorted(files) for edge, files in real(rooms).items() if rooms.index(edge[1]) < rooms.index(edge[0])}
+    assert not upward
 
 
 def test_public_headers_and_examples_need_nothing_inside():

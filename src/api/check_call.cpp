@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "api/place.h"
 #include "engine/engine.h"
+#include "model/place.h"
 
 namespace uniep::api {
 

@@ -9,7 +9,7 @@
 #include "api/check_call.h"
 #include "comm/bootstrap.h"
 #include "engine/cpu/engine.h"
-#include "engine/cuda/engine.h"
+#include "engine/cuda/calls/engine.h"
 
 namespace uniep {
 namespace {

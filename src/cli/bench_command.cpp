@@ -8,7 +8,6 @@
 #include <memory>
 #include <sstream>
 
-#include "api/place.h"
 #include "cli/bench_gpus.h"
 #include "cli/bench_operation.h"
 #include "cli/bench_report.h"
@@ -17,6 +16,7 @@
 #include "cli/output_file.h"
 #include "cli/trace_file.h"
 #include "comm/bootstrap.h"
+#include "model/place.h"
 
 namespace uniep::cli {
 namespace {

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "cli/gathered.h"
-#include "engine/cuda/driver.h"
+#include "engine/cuda/runtime/driver.h"
 #include "model/elementwise.h"
 #include "uniep/error.h"
 

@@ -11,10 +11,10 @@
 
 #include "cli/options.h"
 #include "cli/solver_choice.h"
-#include "engine/cache_folder.h"
 #include "engine/cpu/kernels.h"
-#include "engine/cuda/engine.h"
+#include "engine/cuda/calls/engine.h"
 #include "engine/engine.h"
+#include "io/cache_folder.h"
 #include "io/file.h"
 #include "io/quote.h"
 #include "uniep/version.h"

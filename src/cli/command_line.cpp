@@ -15,9 +15,9 @@
 #include "cli/simulate_command.h"
 #include "cli/solve_command.h"
 #include "cli/trace_command.h"
+#include "cli/train_command.h"
 #include "cli/tune_command.h"
 #include "io/quote.h"
-#include "train/train_command.h"
 #include "uniep/error.h"
 #include "uniep/version.h"
 

@@ -11,7 +11,7 @@
 #include "cli/layer_options.h"
 #include "cli/output_file.h"
 #include "engine/cpu/kernels.h"
-#include "engine/cuda/device/signals.h"
+#include "engine/cuda/device/arguments/signals.h"
 #include "uniep/version.h"
 
 namespace uniep::cli {

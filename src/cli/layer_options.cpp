@@ -6,7 +6,6 @@
 #include <limits>
 #include <numeric>
 
-#include "api/place.h"
 #include "cli/memory_limit.h"
 #include "cli/options.h"
 #include "cli/shapes.h"
@@ -14,6 +13,7 @@
 #include "io/file.h"
 #include "io/npy.h"
 #include "io/quote.h"
+#include "model/place.h"
 #include "model/placement.h"
 
 namespace uniep::cli {

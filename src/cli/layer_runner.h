@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/cuda/device_array.h"
+#include "engine/cuda/runtime/device_array.h"
 #include "uniep/uniep.h"
 
 namespace uniep::cli {

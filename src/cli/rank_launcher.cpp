@@ -20,7 +20,7 @@
 #include <string_view>
 #include <utility>
 
-#include "comm/descriptor.h"
+#include "io/descriptor.h"
 #include "uniep/error.h"
 
 namespace uniep::cli {

@@ -11,8 +11,8 @@
 #include <cstring>
 #include <string_view>
 
-#include "comm/descriptor.h"
 #include "comm/name_hash.h"
+#include "io/descriptor.h"
 
 namespace uniep {
 namespace {

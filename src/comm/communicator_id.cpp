@@ -10,7 +10,7 @@
 #include "comm/bootstrap.h"
 #include "comm/device_wait.h"
 #include "comm/nccl_library.h"
-#include "engine/cuda/driver.h"
+#include "engine/cuda/runtime/driver.h"
 #include "uniep/error.h"
 
 namespace uniep {

@@ -5,7 +5,7 @@
 #include <string>
 #include <thread>
 
-#include "engine/cuda/driver.h"
+#include "engine/cuda/runtime/driver.h"
 #include "uniep/error.h"
 
 namespace uniep {

@@ -4,7 +4,7 @@
 
 #include "comm/device_wait.h"
 #include "comm/symmetric_memory.h"
-#include "engine/cuda/driver.h"
+#include "engine/cuda/runtime/driver.h"
 #include "uniep/error.h"
 
 namespace uniep {

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/descriptor.h"
+#include "io/descriptor.h"
 #include "uniep/error.h"
 
 namespace uniep {

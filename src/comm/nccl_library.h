@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "engine/cuda/dynamic_library.h"
+#include "engine/cuda/runtime/dynamic_library.h"
 
 namespace uniep {
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <span>
 
-#include "comm/descriptor.h"
+#include "io/descriptor.h"
 
 namespace uniep {
 

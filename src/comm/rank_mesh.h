@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "comm/deadline.h"
-#include "comm/descriptor.h"
 #include "comm/mesh_link.h"
+#include "io/descriptor.h"
 #include "uniep/error.h"
 
 namespace uniep {

@@ -5,7 +5,7 @@
 #include "model/activation_choice.h"
 #include "program/program_tables.h"
 
-namespace uniep {
+namespace uniep::program {
 
 std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction direction, bool weight_gradients) {
   const bool wgrad = direction == Direction::kBackward && weight_gradients;
@@ -92,19 +92,19 @@ Program::Program(const ProgramRequest& request, std::shared_ptr<const internal::
 
 void Program::build_shared_tables() {
   const internal::PlacementState& state = *placement_;
-  expert_block_.resize(state.shape.experts);
-  blocks_of_rank_.resize(state.ranks);
-  token_block_begin_.assign(1, 0);
+  shared_.expert_block.resize(state.shape.experts);
+  shared_.blocks_of_rank.resize(state.ranks);
+  shared_.token_block_begin.assign(1, 0);
   for (int rank = 0; rank < state.ranks; ++rank) {
     int32_t blocks = 0;
     for (int32_t expert = state.expert_begin[rank]; expert < state.expert_begin[rank + 1]; ++expert) {
-      expert_block_[expert] = blocks;
+      shared_.expert_block[expert] = blocks;
       blocks += blocks_of_rows(state.expert_rows[expert], request_.schedule.tile.m);
     }
-    blocks_of_rank_[rank] = blocks;
-    tokens_of_rank_.push_back(static_cast<int32_t>(state.rank[rank].tokens));
-    token_block_begin_.push_back(token_block_begin_.back() +
-                                 static_cast<int32_t>(divide_up(state.rank[rank].tokens, kTokenBlock)));
+    shared_.blocks_of_rank[rank] = blocks;
+    shared_.tokens_of_rank.push_back(static_cast<int32_t>(state.rank[rank].tokens));
+    shared_.token_block_begin.push_back(shared_.token_block_begin.back() +
+                                        static_cast<int32_t>(divide_up(state.rank[rank].tokens, kTokenBlock)));
   }
 }
 
@@ -115,6 +115,7 @@ void Program::build_rank(int rank) {
   const int32_t hidden = static_cast<int32_t>(state.shape.hidden);
   const int32_t intermediate = static_cast<int32_t>(state.shape.intermediate);
   RankTables& tables = tables_[rank];
+  tables = shared_;
   RankProgram& p = ranks_[rank];
   p = RankProgram{};
 
@@ -163,26 +164,17 @@ void Program::build_rank(int rank) {
   p.launches = static_cast<int32_t>(launches.size());
   std::copy(launches.begin(), launches.end(), p.stages);
 
-  p.rank_of_expert = state.rank_of_expert.data();
-  p.counts = state.counts.data();
-  p.source_offset = state.source_offset.data();
-  p.expert_rows = state.expert_rows.data();
-  p.segment_start = state.segment_start.data();
-  p.expert_block = expert_block_.data();
-  p.blocks_of_rank = blocks_of_rank_.data();
-  p.token_block_begin = token_block_begin_.data();
-  p.tokens_of_rank = tokens_of_rank_.data();
-  p.most_blocks = *std::max_element(blocks_of_rank_.begin(), blocks_of_rank_.end());
+#define UNIEP_TABLE(type, name, entries) p.name = state.name.data();
+  UNIEP_EXPERT_TABLES(UNIEP_TABLE)
+#undef UNIEP_TABLE
+#define UNIEP_TABLE(type, name, entries) p.name = state.rank[rank].name.data();
+  UNIEP_SLOT_TABLES(UNIEP_TABLE)
+#undef UNIEP_TABLE
+  p.most_blocks = *std::max_element(tables.blocks_of_rank.begin(), tables.blocks_of_rank.end());
   p.most_token_blocks = 0;
   for (int r = 0; r < state.ranks; ++r) {
-    p.most_token_blocks = std::max(p.most_token_blocks, token_block_begin_[r + 1] - token_block_begin_[r]);
+    p.most_token_blocks = std::max(p.most_token_blocks, tables.token_block_begin[r + 1] - tables.token_block_begin[r]);
   }
-  p.expert_of_slot = state.rank[rank].expert_of_slot.data();
-  p.row_of_slot = state.rank[rank].row_of_slot.data();
-  p.token_order = state.rank[rank].token_order.data();
-  p.rows = state.rank[rank].rows.data();
-  p.source_begin = state.rank[rank].source_begin.data();
-  p.row_of_source = state.rank[rank].row_of_source.data();
 
   tables.block_begin.assign(1, 0);
   tables.odd_blocks.assign(1, 0);
@@ -201,13 +193,12 @@ void Program::build_rank(int rank) {
       tables.push_begin.push_back(tables.push_begin.back() + run.blocks);
     }
   }
-  p.block_begin = tables.block_begin.data();
-  p.odd_blocks = tables.odd_blocks.data();
-  p.rotation = tables.rotation.data();
-  p.push_begin = tables.push_begin.data();
-  p.push_block = tables.push_block.data();
+#define UNIEP_TABLE(type, name, entries) p.name = tables.name.data();
+  UNIEP_SCHEDULE_TABLES(UNIEP_TABLE)
+  UNIEP_RANK_TABLES(UNIEP_TABLE)
+#undef UNIEP_TABLE
   p.late_position = late_position_of(p, state.rows[rank], hidden, intermediate);
   p = part_of(p, request_.part);
 }
 
-}  // namespace uniep
+}  // namespace uniep::program

@@ -6,7 +6,7 @@
 #include "model/placement_state.h"
 #include "program/rank_program.h"
 
-namespace uniep {
+namespace uniep::program {
 
 // A Program is a layer's, or its rows' way to their experts or back alone, in one launch.
 enum class ProgramPart { kLayer, kDispatch, kCombine };
@@ -39,7 +39,10 @@ class Program {
 
  private:
   struct RankTables {
-    std::vector<int32_t> block_begin, odd_blocks, rotation, push_begin, push_block;
+#define UNIEP_TABLE(type, name, entries) std::vector<type> name;
+    UNIEP_SCHEDULE_TABLES(UNIEP_TABLE)
+    UNIEP_RANK_TABLES(UNIEP_TABLE)
+#undef UNIEP_TABLE
   };
 
   void build_shared_tables();
@@ -47,7 +50,7 @@ class Program {
 
   ProgramRequest request_;
   std::shared_ptr<const internal::PlacementState> placement_;
-  std::vector<int32_t> expert_block_, blocks_of_rank_, token_block_begin_, tokens_of_rank_;
+  RankTables shared_;  // those that are equal on all ranks
   std::vector<RankTables> tables_;
   std::vector<RankProgram> ranks_;
 };
@@ -67,4 +70,4 @@ std::vector<int32_t> column_chunk_bounds(int64_t columns, int chunks);
 // Column tiles of the first GEMM are counted in columns of I: fc1's tile holds gate and up columns, half each.
 int first_tile_columns(const Schedule& schedule, Direction direction);
 
-}  // namespace uniep
+}  // namespace uniep::program

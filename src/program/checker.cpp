@@ -9,7 +9,7 @@
 #include "program/data_flow.h"
 #include "program/task_graph.h"
 
-namespace uniep {
+namespace uniep::program {
 namespace {
 
 constexpr std::size_t kMostProblems = 20;
@@ -160,4 +160,4 @@ CheckReport check_program(const Program& program, const CheckTampering& tamperin
   return report;
 }
 
-}  // namespace uniep
+}  // namespace uniep::program

@@ -30,7 +30,7 @@
 //     later ticket or this one. Walkers that prefer the second GEMM may hold any of its tickets meanwhile: nothing
 //     rests on them, nor on when a ticket is due. A walker alone takes tickets in one order, which is the order proved.
 //     If all of several walkers preferred the second GEMM, they might all wait in it: then it stands before the first.
-namespace uniep {
+namespace uniep::program {
 
 struct CheckReport {
   bool ok = true;
@@ -53,4 +53,4 @@ struct CheckTampering {
 
 CheckReport check_program(const Program& program, const CheckTampering& tampering = {});
 
-}  // namespace uniep
+}  // namespace uniep::program

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace uniep {
+namespace uniep::program {
 
 namespace {
 
@@ -215,4 +215,4 @@ void DataFlow::check(std::vector<std::string>& problems, std::size_t most) {
   }
 }
 
-}  // namespace uniep
+}  // namespace uniep::program

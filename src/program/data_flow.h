@@ -7,7 +7,7 @@
 
 #include "program/task_graph.h"
 
-namespace uniep {
+namespace uniep::program {
 
 // Whether every tile waits for the tiles that write what it reads. Who writes what is worked out here from the sizes
 // and the row tables alone, not from the functions of edges.h, so that a wait which is missing there is noticed.
@@ -45,4 +45,4 @@ class DataFlow {
   std::vector<int64_t> last_awaited_, last_before_;  // of awaited_before: tiles of one expert wait for the same
 };
 
-}  // namespace uniep
+}  // namespace uniep::program

@@ -4,7 +4,7 @@
 
 // The edges between tiles: what a task waits for, and what it signals when its data is in place. Counters are local to
 // a rank and count tiles or rows; flags go between ranks, have one writer each and hold the call's epoch.
-namespace uniep {
+namespace uniep::program {
 
 // ---- Where counters and flags lie
 // ------------------------------------------------------------------------------------
@@ -353,4 +353,4 @@ UNIEP_HOST_DEVICE LastArriver flag_guard(const RankProgram& p, const Task& task)
   return {second_counter(p.block_begin[task.expert] + task.m, chunk), static_cast<uint32_t>(tiles_in_chunk(p, chunk))};
 }
 
-}  // namespace uniep
+}  // namespace uniep::program

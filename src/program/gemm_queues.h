@@ -12,7 +12,7 @@
 // waits for ever, if walkers take no ticket before what the last one waits for has come: then whatever stands before a
 // ticket of the first GEMM can run, so all that are taken are run; and all are taken, for who does not prefer the
 // second GEMM takes nothing else before. (A walker alone gets no ticket of the second GEMM but what is due.)
-namespace uniep {
+namespace uniep::program {
 
 UNIEP_HOST_DEVICE bool has_gemm_queues(const RankProgram& p, int32_t launch) {
   return p.mixed && p.dynamic && p.stages[launch].first_gemm && p.stages[launch].second_gemm;
@@ -141,4 +141,4 @@ UNIEP_HOST_DEVICE GemmTicket take_gemm_ticket(const RankProgram& p, const GemmQu
   return {true, of_all_experts(p, Stage::kSecondGemm, walk.chunk), second - walk.chunk_begin};
 }
 
-}  // namespace uniep
+}  // namespace uniep::program

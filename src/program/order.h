@@ -5,7 +5,7 @@
 
 // The order of tiles. A launch has up to four lists; every list is a closed-form sequence of tasks, and every agent
 // walks its lists one after the other, in order. Host and device run these very functions.
-namespace uniep {
+namespace uniep::program {
 
 enum class ListKind : int32_t { kDispatch = 0, kCompute = 1, kSend = 2, kReduce = 3 };
 inline constexpr int kListKinds = 4;
@@ -431,4 +431,4 @@ UNIEP_HOST_DEVICE int64_t static_position(const RankProgram& p, const Participan
   return p.late_position + (index - early_share) * size + (worker - who.begin);
 }
 
-}  // namespace uniep
+}  // namespace uniep::program

@@ -3,7 +3,7 @@
 #include "program/order.h"
 
 // The entries of a Program's tables, one by one: the host adds them up in loops, the device by prefix sums.
-namespace uniep {
+namespace uniep::program {
 
 // The block of a local expert that comes first in order: the one where this rank's own rows begin.
 UNIEP_HOST_DEVICE int32_t first_block_in_order(const RankProgram& p, int32_t local_expert) {
@@ -46,4 +46,4 @@ UNIEP_HOST_DEVICE int64_t late_position_of(const RankProgram& p, int64_t rows, i
   return position / p.cluster * p.cluster;
 }
 
-}  // namespace uniep
+}  // namespace uniep::program

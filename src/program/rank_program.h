@@ -2,10 +2,11 @@
 
 #include "model/row_table.h"
 #include "program/stage.h"
+#include "program/table_list.h"
 
 // The Program of one rank, for one call: everything that the order of tiles and the edges between them depend on, as
 // plain numbers and tables, so that the functions of order.h and edges.h run on the host and on the device alike.
-namespace uniep {
+namespace uniep::program {
 
 inline constexpr int kMaxColumnChunks = 8;
 inline constexpr int kMaxLaunches = 6;
@@ -58,28 +59,14 @@ struct RankProgram {
   int64_t late_position;  // GEMM tiles before this position are not for the workers that dispatch first
 
   // Tables, all from the Placement.
-  const int32_t* rank_of_expert;     // [E]
-  const int32_t* counts;             // [W, E]
-  const int32_t* source_offset;      // [W, E]
-  const int32_t* expert_rows;        // [E]
-  const int32_t* segment_start;      // [E]
-  const int32_t* block_begin;        // [El + 1] first row block of a local expert
-  const int32_t* odd_blocks;         // [El + 1] experts before this one with an odd number of row blocks
-  const int32_t* rotation;           // [El] the block that comes first in order
-  const int32_t* expert_block;       // [E] first row block of an expert on its own rank
-  const int32_t* blocks_of_rank;     // [W]
-  const int32_t* push_begin;         // [El * W + 1] first push tile by (local expert of the destination, turn)
-  const int32_t* push_block;         // [El * W] first block of that run
-  const int32_t* token_block_begin;  // [W + 1] token blocks of all ranks
-  const int32_t* tokens_of_rank;     // [W]
-  const int32_t* expert_of_slot;     // [T, K]
-  const int32_t* row_of_slot;        // [T, K]
-  const int32_t* token_order;        // [T] see summed_token()
-  const RowSource* rows;             // [padded rows]
-  const int64_t* source_begin;       // [W + 1]
-  const int32_t* row_of_source;      // [sum T, K]
-  int32_t most_blocks;               // of any rank
-  int32_t most_token_blocks;         // of any rank
+#define UNIEP_TABLE(type, name, entries) const type* name;
+  UNIEP_EXPERT_TABLES(UNIEP_TABLE)
+  UNIEP_SCHEDULE_TABLES(UNIEP_TABLE)
+  UNIEP_RANK_TABLES(UNIEP_TABLE)
+  UNIEP_SLOT_TABLES(UNIEP_TABLE)
+#undef UNIEP_TABLE
+  int32_t most_blocks;        // of any rank
+  int32_t most_token_blocks;  // of any rank
 };
 
 // Row blocks. A block holds tile_m rows of one expert; the last one of an expert reaches to the end of the padding.
@@ -186,4 +173,4 @@ UNIEP_HOST_DEVICE bool is_primary_slot(const RankProgram& p, int32_t token, int3
   return true;
 }
 
-}  // namespace uniep
+}  // namespace uniep::program

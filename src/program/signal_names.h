@@ -3,7 +3,7 @@
 #include "program/edges.h"
 
 // How messages call counters and flags.
-namespace uniep {
+namespace uniep::program {
 
 inline const char* counter_name(CounterSpace space) {
   const char* const names[kCounterSpaces] = {"rows landed",
@@ -21,4 +21,4 @@ inline const char* flag_name(FlagSpace space) {
   return names[static_cast<int>(space)];
 }
 
-}  // namespace uniep
+}  // namespace uniep::program

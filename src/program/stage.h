@@ -1,9 +1,10 @@
 #pragma once
 
 #include "model/portability.h"
+#include "program/namespace.h"
 #include "uniep/direction.h"
 
-namespace uniep {
+namespace uniep::program {
 
 // What one tile of work does. The two row GEMMs have a name a direction: first = fc1 or dgrad_fc2, second = fc2 or
 // dgrad_fc1.
@@ -70,4 +71,4 @@ inline const char* stage_name(Stage stage, Direction direction) {
 }
 #endif
 
-}  // namespace uniep
+}  // namespace uniep::program

@@ -6,7 +6,7 @@
 
 #include "program/ticket_order.h"
 
-namespace uniep {
+namespace uniep::program {
 namespace {
 constexpr std::size_t kMostProblems = 20;
 }
@@ -282,4 +282,4 @@ std::vector<int64_t> TaskGraph::stuck() const {
   return stuck;
 }
 
-}  // namespace uniep
+}  // namespace uniep::program

@@ -7,7 +7,7 @@
 
 #include "program/checker.h"
 
-namespace uniep {
+namespace uniep::program {
 
 // All tasks of all ranks in the order of their lists, and the edges between them.
 class TaskGraph {
@@ -75,4 +75,4 @@ class TaskGraph {
   std::vector<std::string> problems_;
 };
 
-}  // namespace uniep
+}  // namespace uniep::program

@@ -5,7 +5,7 @@
 #include "model/elementwise.h"
 #include "program/edges.h"
 
-namespace uniep {
+namespace uniep::program {
 namespace {
 
 constexpr int64_t kElement = sizeof(BFloat16);
@@ -286,4 +286,4 @@ void add_moves(const Program& program, const RankProgram& p, int launch, ListKin
   }
 }
 
-}  // namespace uniep
+}  // namespace uniep::program

@@ -7,7 +7,7 @@
 
 // What a task does, in numbers: what it multiplies, what it reads and writes in its rank's memory, and what it carries
 // from which rank to which. Every byte counts once where it is read and once where it is written.
-namespace uniep {
+namespace uniep::program {
 
 // An m x k matrix times a k x n one. Rows of padding do not count.
 struct Product {
@@ -44,4 +44,4 @@ TaskWork task_work(const Program& program, const RankProgram& p, const Task& tas
 using ByteMatrix = std::vector<std::vector<int64_t>>;
 void add_moves(const Program& program, const RankProgram& p, int launch, ListKind list, ByteMatrix& bytes);
 
-}  // namespace uniep
+}  // namespace uniep::program

@@ -1,6 +1,6 @@
 #include "program/ticket_order.h"
 
-namespace uniep {
+namespace uniep::program {
 namespace {
 
 // The tickets that one walker takes alone.
@@ -52,4 +52,4 @@ std::vector<Task> compute_tasks_as_taken(const RankProgram& p, int launch, const
   return tasks;
 }
 
-}  // namespace uniep
+}  // namespace uniep::program

@@ -4,10 +4,10 @@
 
 #include "program/checker.h"
 
-namespace uniep {
+namespace uniep::program {
 
 // The tasks of a launch's compute list in the order in which the checker has them taken (checker.h says why): as the
 // list has them, but for the two queues of mixed GEMMs.
 std::vector<Task> compute_tasks_as_taken(const RankProgram& p, int launch, const CheckTampering& tampering);
 
-}  // namespace uniep
+}  // namespace uniep::program

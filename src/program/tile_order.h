@@ -1,10 +1,11 @@
 #pragma once
 
 #include "model/portability.h"
+#include "program/namespace.h"
 
 // The order of a grid of tiles. A task is what one cluster does at a time; the CTAs of a cluster always have the same
 // number of K blocks to run, so that they can share tiles of B.
-namespace uniep {
+namespace uniep::program {
 
 struct TilePosition {
   int32_t m_block;
@@ -51,4 +52,4 @@ UNIEP_HOST_DEVICE TilePosition tile_of_task(int32_t task, int32_t m_blocks, int3
   return tile;
 }
 
-}  // namespace uniep
+}  // namespace uniep::program

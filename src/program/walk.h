@@ -7,7 +7,7 @@
 // plain numbers where one thread plays all of them. They have
 //   int64_t taken(int64_t counter) const   how many tickets have been asked for; see ticket_counter()
 //   int64_t take(int64_t counter)          asks for the next one
-namespace uniep {
+namespace uniep::program {
 
 // What engines are free to choose.
 struct WalkStyle {
@@ -15,7 +15,7 @@ struct WalkStyle {
   int32_t share = 0, shares = 1;     // of the agents that share a worker's copies this one takes every shares-th
 };
 
-// The CUDA engine's warps sum so many tokens at a time (roles/reduce.h).
+// The CUDA engine's warps sum so many tokens at a time (transfer/reduce.h).
 inline constexpr int32_t kCudaSumTokens = 2;
 
 // Tokens of a rank, as positions of summed_token().
@@ -193,4 +193,4 @@ class AgentWalk {
   ListWalk walk_;
 };
 
-}  // namespace uniep
+}  // namespace uniep::program

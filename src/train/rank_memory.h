@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/cuda/device_array.h"
+#include "engine/cuda/runtime/device_array.h"
 
 namespace uniep::train {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "engine/cuda/device_array.h"
+#include "engine/cuda/runtime/device_array.h"
 #include "uniep/group.h"
 
 // Memory of a rank, on its device: the host's on the cpu engine. Each function waits until it is done.

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "engine/cuda/layer/layer_tiles.h"
+#include "engine/cuda/calls/layer_tiles.h"
 #include "program/build.h"
 
 namespace uniep::cuda::test {

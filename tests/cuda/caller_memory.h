@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "engine/cuda/driver.h"
-#include "engine/cuda/dynamic_library.h"
+#include "engine/cuda/runtime/driver.h"
+#include "engine/cuda/runtime/dynamic_library.h"
 
 // Memory that a caller may have its inputs in, beside cuMemAlloc's.
 namespace uniep::cuda::test {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "engine/cuda/device/signals.h"
+#include "engine/cuda/device/arguments/signals.h"
 
 // Arguments of comm_kernels.cu, for host and device.
 namespace uniep::cuda::test {

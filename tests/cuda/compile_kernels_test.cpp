@@ -8,10 +8,10 @@
 #include <set>
 #include <string>
 
-#include "engine/cuda/exchange.h"
-#include "engine/cuda/gemm_kernels.h"
-#include "engine/cuda/layer_kernels.h"
-#include "engine/cuda/place_kernels.h"
+#include "engine/cuda/kernels/exchange.h"
+#include "engine/cuda/kernels/gemm_kernels.h"
+#include "engine/cuda/kernels/layer_kernels.h"
+#include "engine/cuda/kernels/place_kernels.h"
 #include "tests/cuda/gpu_support.h"
 #include "uniep/error.h"
 
@@ -93,7 +93,7 @@ KernelRequest layer_storage_request(std::size_t& count) {
     add_storage_sizes(products, sizes);
   }
   count = sizes.size();
-  std::string text = R"(#include "engine/cuda/device/layer_storage.h"
+  std::string text = R"(#include "engine/cuda/device/shared_memory/layer_storage.h"
 namespace uniep::cuda {
 template <LayerProducts kProducts, int kTileN, int kStages, int kCluster, int kChunkBytes, int kCopyStages>
 constexpr bool fits() {

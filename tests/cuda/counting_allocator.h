@@ -3,8 +3,8 @@
 #include <map>
 #include <vector>
 
-#include "engine/cuda/device_array.h"
-#include "engine/cuda/driver.h"
+#include "engine/cuda/runtime/device_array.h"
+#include "engine/cuda/runtime/driver.h"
 #include "uniep/group.h"
 
 namespace uniep::cuda::test {

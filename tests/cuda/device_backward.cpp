@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine/cuda/driver.h"
+#include "engine/cuda/runtime/driver.h"
 #include "tests/cuda/layer_oracle.h"
 
 namespace uniep::cuda::test {

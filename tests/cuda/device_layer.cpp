@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "engine/cuda/driver.h"
+#include "engine/cuda/runtime/driver.h"
 #include "engine/engine.h"
 #include "model/elementwise.h"
 #include "model/row_table.h"

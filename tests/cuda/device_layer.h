@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/cuda/device_array.h"
+#include "engine/cuda/runtime/device_array.h"
 #include "support/random_layer.h"
 #include "tests/cuda/gpu_support.h"
 #include "tests/cuda/graph_functions.h"

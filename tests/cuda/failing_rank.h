@@ -3,7 +3,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "engine/cuda/device/signals.h"
+#include "engine/cuda/device/arguments/signals.h"
 
 // What the ranks of gpu_failure_tests do, each in a process of its own, and what they and the test tell each other.
 namespace uniep::cuda::test {

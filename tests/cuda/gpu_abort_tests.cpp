@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/cuda/driver.h"
-#include "engine/cuda/layer/cuda_engine.h"
+#include "engine/cuda/calls/cuda_engine.h"
+#include "engine/cuda/runtime/driver.h"
 #include "support/random_layer.h"
 #include "tests/cuda/gpu_support.h"
 

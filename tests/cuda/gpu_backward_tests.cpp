@@ -18,7 +18,7 @@
 
 #include "cli/rank_launcher.h"
 #include "comm/bootstrap.h"
-#include "engine/cuda/layer/cuda_engine.h"
+#include "engine/cuda/calls/cuda_engine.h"
 #include "tests/cuda/backward_batch.h"
 #include "tests/cuda/backward_cases.h"
 #include "tests/cuda/backward_memory.h"

@@ -15,7 +15,7 @@
 
 #include "comm/bootstrap.h"
 #include "comm/communicator_id.h"
-#include "comm/signals.h"
+#include "engine/cuda/memory/signals.h"
 #include "tests/cuda/comm_arguments.h"
 #include "tests/cuda/gpu_support.h"
 #include "tests/cuda/nccl_communicator.h"

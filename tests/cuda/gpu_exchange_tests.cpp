@@ -6,11 +6,11 @@
 #include <cstdlib>
 #include <random>
 
-#include "api/place.h"
-#include "engine/cuda/exchange.h"
-#include "engine/cuda/layer/cuda_engine.h"
-#include "engine/cuda/layer/exchange_request.h"
+#include "engine/cuda/calls/cuda_engine.h"
+#include "engine/cuda/calls/exchange_request.h"
+#include "engine/cuda/kernels/exchange.h"
 #include "model/elementwise.h"
+#include "model/place.h"
 #include "program/build.h"
 #include "program/edges.h"
 #include "tests/cuda/device_values.h"

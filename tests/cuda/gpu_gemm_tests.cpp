@@ -4,7 +4,7 @@
 #include <cstring>
 #include <functional>
 
-#include "engine/cuda/device/gemm_config.h"
+#include "engine/cuda/device/arguments/gemm_config.h"
 #include "model/elementwise.h"
 #include "tests/cuda/gpu_support.h"
 #include "tests/cuda/naive_arguments.h"
@@ -51,7 +51,7 @@ class GemmTests {
   }
 
  private:
-  static constexpr const char* kNaive = "engine/cuda/device/naive_gemm.cu";
+  static constexpr const char* kNaive = "engine/cuda/device/kernels/naive_gemm.cu";
   static constexpr uint16_t kNan = 0x7fc0;
 
   void prepare(const Shape& shape) {

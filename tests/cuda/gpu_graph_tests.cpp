@@ -11,7 +11,7 @@
 
 #include "cli/rank_launcher.h"
 #include "comm/bootstrap.h"
-#include "engine/cuda/driver.h"
+#include "engine/cuda/runtime/driver.h"
 #include "engine/engine.h"
 #include "tests/cuda/device_backward.h"
 

@@ -24,7 +24,7 @@
 
 #include "cli/rank_launcher.h"
 #include "comm/bootstrap.h"
-#include "engine/cuda/layer/cuda_engine.h"
+#include "engine/cuda/calls/cuda_engine.h"
 #include "reference/check.h"
 #include "tests/cuda/layer_cases.h"
 #include "tests/cuda/layer_oracle.h"

@@ -22,8 +22,8 @@
 
 #include "cli/bench_gpus.h"
 #include "cli/shapes.h"
-#include "engine/cuda/device_array.h"
-#include "engine/cuda/layer/layer_tiles.h"
+#include "engine/cuda/calls/layer_tiles.h"
+#include "engine/cuda/runtime/device_array.h"
 #include "model/elementwise.h"
 #include "support/random_layer.h"
 #include "tests/cuda/gpu_support.h"

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "engine/cuda/tensor_maps.h"
+#include "engine/cuda/kernels/tensor_maps.h"
 #include "model/elementwise.h"
 #include "tests/cuda/gpu_support.h"
 #include "tests/cuda/ptx_arguments.h"

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/cuda/driver.h"
-#include "engine/cuda/kernel.h"
+#include "engine/cuda/runtime/driver.h"
+#include "engine/cuda/runtime/kernel.h"
 #include "uniep/error.h"
 
 // What the GPU tests share: device memory, kernels by file, comparison of bytes, and a table of results.

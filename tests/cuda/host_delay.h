@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <thread>
 
-#include "engine/cuda/driver.h"
-#include "engine/cuda/dynamic_library.h"
+#include "engine/cuda/runtime/driver.h"
+#include "engine/cuda/runtime/dynamic_library.h"
 
 namespace uniep::cuda::test {
 

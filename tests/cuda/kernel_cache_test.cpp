@@ -1,7 +1,7 @@
 // The disk cache of compiled kernels: damaged, short and foreign files count as absent; processes may share a folder; a
 // folder that can not be written and a full disk do no harm; folders and files that others may write are refused; the
 // key changes with options. And what the compiler's log says is read.
-#include "engine/cuda/kernel_cache.h"
+#include "engine/cuda/runtime/kernel_cache.h"
 
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -202,7 +202,7 @@ int main() {
     expect(cache_key(one) != cache_key(two) && cache_key(one) == cache_key(one), "the key changes with the options");
     bool told = false;
     try {
-      compile_kernel({"engine/cuda/device/prob_sum.cu", "f", {"uniep=1 2"}});
+      compile_kernel({"engine/cuda/device/kernels/prob_sum.cu", "f", {"uniep=1 2"}});
     } catch (const uniep::Error& error) {
       told = std::string(error.what()).find("prob_sum.cu uniep=1 2") != std::string::npos &&
              std::string(error.what()).find("sm_90a") != std::string::npos;

@@ -6,10 +6,10 @@
 #include <initializer_list>
 #include <iterator>
 
-#include "api/place.h"
-#include "engine/cuda/layer/layer_tiles.h"
-#include "engine/cuda/layer_kernels.h"
+#include "engine/cuda/calls/layer_tiles.h"
+#include "engine/cuda/kernels/layer_kernels.h"
 #include "model/elementwise.h"
+#include "model/place.h"
 #include "program/build.h"
 #include "program/buildable.h"
 #include "program/gemm_queues.h"

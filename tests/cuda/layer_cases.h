@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "engine/cuda/run_time_compiler.h"
+#include "engine/cuda/runtime/run_time_compiler.h"
 #include "support/branch_counts.h"
 #include "support/random_layer.h"
 #include "uniep/uniep.h"

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <memory>
 
-#include "api/place.h"
+#include "model/place.h"
 #include "tests/cuda/layer_oracle_arguments.h"
 #include "tests/cuda/naive_arguments.h"
 
 namespace uniep::cuda::test {
 namespace {
 
-constexpr const char* kNaive = "engine/cuda/device/naive_gemm.cu";
+constexpr const char* kNaive = "engine/cuda/device/kernels/naive_gemm.cu";
 constexpr const char* kMovement = "layer_oracle_kernels.cu";
 constexpr int kThreads = 256;
 constexpr int kNaiveTile = 64;

@@ -7,9 +7,9 @@
 #include <memory>
 #include <random>
 
-#include "api/place.h"
 #include "comm/symmetric_memory.h"
-#include "engine/cuda/device_placement.h"
+#include "engine/cuda/place/device_placement.h"
+#include "model/place.h"
 #include "model/placement_state.h"
 #include "tests/cuda/gpu_support.h"
 
@@ -237,17 +237,13 @@ class TableComparison {
                    bool with_row_of_source) {
     const internal::RankPlacement& own = host.rank[rank];
     const std::string at = "rank" + std::to_string(rank) + ".";
-    expect(at + "rank_of_expert", tables.rank_of_expert, host.rank_of_expert);
-    expect(at + "counts", tables.counts, host.counts);
-    expect(at + "source_offset", tables.source_offset, host.source_offset);
-    expect(at + "expert_rows", tables.expert_rows, host.expert_rows);
-    expect(at + "segment_start", tables.segment_start, host.segment_start);
-    expect(at + "source_begin", tables.source_begin, own.source_begin);
-    expect(at + "expert_of_slot", tables.expert_of_slot, own.expert_of_slot);
-    expect(at + "row_of_slot", tables.row_of_slot, own.row_of_slot);
-    expect(at + "token_order", tables.token_order, own.token_order);
-    expect(at + "rows", tables.rows, own.rows);
-    if (with_row_of_source) expect(at + "row_of_source", tables.row_of_source, own.row_of_source);
+#define UNIEP_TABLE(type, name, entries) expect(at + #name, tables.name, host.name);
+    UNIEP_EXPERT_TABLES(UNIEP_TABLE)
+#undef UNIEP_TABLE
+#define UNIEP_TABLE(type, name, entries) \
+  if (with_row_of_source || std::string(#name) != "row_of_source") expect(at + #name, tables.name, own.name);
+    UNIEP_SLOT_TABLES(UNIEP_TABLE)
+#undef UNIEP_TABLE
   }
 
   std::string different;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "engine/cuda/device/tensor_map.h"
+#include "engine/cuda/device/ptx/tensor_map.h"
 
 namespace uniep::cuda::test {
 

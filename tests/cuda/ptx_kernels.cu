@@ -1,5 +1,5 @@
 // One small kernel for each group of PTX wrappers.
-#include "engine/cuda/device/mma/wgmma.h"
+#include "engine/cuda/device/mainloop/wgmma.h"
 #include "engine/cuda/device/ptx/cluster.h"
 #include "engine/cuda/device/ptx/matrix.h"
 #include "engine/cuda/device/ptx/mbarrier.h"

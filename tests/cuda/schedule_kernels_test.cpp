@@ -5,10 +5,10 @@
 #include <set>
 #include <string>
 
-#include "engine/cuda/exchange.h"
-#include "engine/cuda/layer/call_kernels.h"
-#include "engine/cuda/layer/exchange_request.h"
-#include "engine/cuda/layer/layer_tiles.h"
+#include "engine/cuda/calls/call_kernels.h"
+#include "engine/cuda/calls/exchange_request.h"
+#include "engine/cuda/calls/layer_tiles.h"
+#include "engine/cuda/kernels/exchange.h"
 #include "program/build.h"
 #include "program/kernel_memory.h"
 #include "program/schedule_space.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/cuda/device_array.h"
+#include "engine/cuda/runtime/device_array.h"
 #include "model/elementwise.h"
 #include "model/row_table.h"
 #include "tests/cuda/gpu_support.h"

@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "engine/cuda/device_array.h"
-#include "engine/cuda/driver.h"
+#include "engine/cuda/runtime/device_array.h"
+#include "engine/cuda/runtime/driver.h"
 
 namespace uniep::cuda::test {
 

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "api/place.h"
+#include "model/place.h"
 #include "program/schedule_space.h"
 
 namespace uniep::test {

@@ -1,5 +1,5 @@
 // The driver's functions that the stand-in does not have: found, and not supported.
-#include "engine/cuda/driver.h"
+#include "engine/cuda/runtime/driver.h"
 
 extern "C" CUresult fake_cuda_not_supported() {
   return CUDA_ERROR_NOT_SUPPORTED;

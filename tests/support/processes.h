@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "comm/descriptor.h"
+#include "io/descriptor.h"
 
 namespace uniep::test {
 

@@ -3,10 +3,12 @@
 #include <atomic>
 #include <cstdint>
 
-namespace uniep {
+#include "program/namespace.h"
+
+namespace uniep::program {
 struct RankProgram;
 struct Task;
-}  // namespace uniep
+}  // namespace uniep::program
 
 namespace uniep::cpu {
 

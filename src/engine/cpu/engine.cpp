@@ -9,11 +9,11 @@
 #include <type_traits>
 #include <utility>
 
-#include "api/place.h"
 #include "engine/cpu/run_call.h"
 #include "engine/cpu/tile_work.h"
 #include "engine/workspace.h"
 #include "model/elementwise.h"
+#include "model/place.h"
 
 namespace uniep::cpu {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "engine/cuda/device/place_arguments.h"
+#include "engine/cuda/device/arguments/place_arguments.h"
 #include "engine/cuda/device/ptx/memory.h"
 
 // One CTA's part in a placement: which slots are its own, what it keeps in shared memory, and its waits.

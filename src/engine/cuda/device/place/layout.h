@@ -1,6 +1,6 @@
 #pragma once
 
-#include "engine/cuda/device/block_sum.h"
+#include "engine/cuda/device/place/block_sum.h"
 #include "engine/cuda/device/place/cta.h"
 #include "program/rank_program.h"
 

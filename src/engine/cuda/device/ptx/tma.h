@@ -1,7 +1,7 @@
 #pragma once
 
 #include "engine/cuda/device/ptx/common.h"
-#include "engine/cuda/device/tensor_map.h"
+#include "engine/cuda/device/ptx/tensor_map.h"
 
 // The tensor memory accelerator: boxes of 2-D and 3-D tensors through a descriptor, and plain runs of bytes (bulk).
 // Loads report to an mbarrier; stores and reductions belong to the issuing thread's bulk group. Coordinate 0 is the

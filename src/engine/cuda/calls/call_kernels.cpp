@@ -1,0 +1,49 @@
+#include "engine/cuda/calls/call_kernels.h"
+
+#include <algorithm>
+
+#include "engine/cuda/calls/layer_tiles.h"
+#include "engine/cuda/kernels/grouped_launch.h"
+
+namespace uniep::cuda {
+
+std::vector<LayerKernelConfig> launch_kernels(const Schedule& schedule, const Numerics& numerics, Direction direction,
+                                              bool weight_gradients) {
+  std::vector<LayerKernelConfig> configs;
+  for (const LaunchStages& stages : launch_stages(schedule, direction, weight_gradients)) {
+    if (is_weight_gradients_alone(stages)) continue;
+    configs.push_back(launch_config(schedule, numerics, direction, stages));
+  }
+  return configs;
+}
+
+GemmConfig weight_gradient_kernel(const Schedule& schedule, const Numerics& numerics, GemmStage stage,
+                                  int64_t local_experts, bool by_address, int sms) {
+  GemmConfig config = weight_gradient_config(schedule, numerics, stage);
+  config.cluster = std::min(config.cluster, sms);
+  config.outputs = addresses_of_launch(by_address ? static_cast<int>(local_experts) : 0);
+  return config;
+}
+
+std::vector<KernelRequest> layer_kernels(const LayerShape& shape, const Numerics& numerics, int ranks, int workers,
+                                         const Schedule& forward, const Schedule& backward) {
+  require_summable(shape, numerics);
+  require_instantiable(forward, numerics, Direction::kForward);
+  require_instantiable(backward, numerics, Direction::kBackward);
+  std::vector<LayerKernelConfig> launches = launch_kernels(forward, numerics, Direction::kForward, true);
+  for (const bool now : {true, false}) {
+    const std::vector<LayerKernelConfig> more = launch_kernels(backward, numerics, Direction::kBackward, now);
+    launches.insert(launches.end(), more.begin(), more.end());
+  }
+  std::vector<KernelRequest> requests;
+  for (const LayerKernelConfig& config : launches) requests.push_back(layer_request(config));
+  for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+    for (const bool by_address : {false, true}) {
+      requests.push_back(
+          gemm_request(weight_gradient_kernel(backward, numerics, stage, shape.experts / ranks, by_address, workers)));
+    }
+  }
+  return requests;
+}
+
+}  // namespace uniep::cuda

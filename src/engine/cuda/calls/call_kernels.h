@@ -1,0 +1,24 @@
+#pragma once
+
+#include <vector>
+
+#include "engine/cuda/kernels/layer_kernels.h"
+#include "program/build.h"
+
+// Which kernels calls launch. The engine prepares exactly these before a call; compile_kernels() before a job.
+namespace uniep::cuda {
+
+// Of a call's launches, but for those of weight gradients alone.
+std::vector<LayerKernelConfig> launch_kernels(const Schedule& schedule, const Numerics& numerics, Direction direction,
+                                              bool weight_gradients);
+
+// Of weight gradients alone on so many SMs, into matrices behind each other, or into those that addresses name.
+GemmConfig weight_gradient_kernel(const Schedule& schedule, const Numerics& numerics, GemmStage stage,
+                                  int64_t local_experts, bool by_address, int sms);
+
+// Of forward and backward, of weight gradients made now or later, in both forms. Throws uniep::Error (kUnsupported)
+// where the engine has none.
+std::vector<KernelRequest> layer_kernels(const LayerShape& shape, const Numerics& numerics, int ranks, int workers,
+                                         const Schedule& forward, const Schedule& backward);
+
+}  // namespace uniep::cuda

@@ -1,0 +1,547 @@
+#include "engine/cuda/calls/cuda_engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "engine/cuda/calls/call_kernels.h"
+#include "engine/cuda/calls/engine.h"
+#include "engine/cuda/calls/layer_tiles.h"
+#include "engine/cuda/runtime/driver.h"
+#include "engine/cuda/runtime/profiler_range.h"
+#include "engine/cuda/runtime/stream_capture.h"
+#include "engine/event_clocks.h"
+#include "engine/workspace.h"
+#include "program/buildable.h"
+#include "program/schedule_fields.h"
+
+namespace uniep::cuda {
+namespace {
+
+CUstream stream_of(Stream stream) {
+  return static_cast<CUstream>(stream.handle);
+}
+
+CUdeviceptr pointer(const void* address) {
+  return reinterpret_cast<CUdeviceptr>(address);
+}
+
+// What was given, and this machine's share for a rank where nothing was.
+GroupOptions completed(GroupOptions options, const RankDevices& ranks) {
+  const int most = ranks.most_workers();
+  if (options.workers > most) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("workers: {}; a rank has at most {} SMs here", options.workers, most));
+  }
+  if (options.workers == 0) options.workers = most;
+  return options;
+}
+
+// FNV-1a of all that must be equal on all ranks beside what CallDescription spells out.
+uint32_t fingerprint(const ProgramRequest& request) {
+  constexpr int kNoValue = -1;
+  uint32_t hash = 2166136261u;
+  const auto add = [&](int64_t value) { hash = (hash ^ static_cast<uint32_t>(value)) * 16777619u; };
+  for (const FieldDescriptor& descriptor : field_descriptors()) {
+    add(descriptor.get(request.schedule).value_or(kNoValue));
+  }
+  add(request.workers);
+  add(static_cast<int>(request.numerics.activation));
+  add(static_cast<int>(request.numerics.router_weight));
+  add(request.numerics.bias ? 1 : 0);
+  for (const float value :
+       {request.numerics.alpha, request.numerics.gate_limit, request.numerics.up_limit, request.numerics.up_offset}) {
+    add(bits_of_float(value));
+  }
+  add(request.numerics.combine_groups);
+  add(request.redispatch ? 1 : 0);
+  add(request.weight_gradients ? 1 : 0);
+  return hash;
+}
+
+uint32_t next_group_number() {
+  static std::atomic<uint32_t> groups = 0;
+  return ++groups;
+}
+
+}  // namespace
+
+void require_aligned(const void* array, const char* name, int rank) {
+  constexpr uintptr_t kAlignment = 16;  // of bulk copies and vector stores
+  if (reinterpret_cast<uintptr_t>(array) % kAlignment == 0) return;
+  throw Error(Status::kInvalidArgument,
+              fmt::format("{}: its address on rank {} must be a multiple of {}", name, rank, kAlignment));
+}
+
+std::unique_ptr<internal::Engine> make_engine(const GroupOptions& options) {
+  try {
+    return std::make_unique<CudaEngine>(options);
+  } catch (const Error& error) {
+    throw Error(error.status(), std::string("engine cuda: ") + error.what());
+  }
+}
+
+std::string device_label(int device) {
+  return device_name(device);
+}
+
+bool has_hopper_gpu() {
+  try {
+    if (device_count() == 0) return false;
+    require_hopper(0);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+CudaEngine::CudaEngine(const GroupOptions& options)
+    : options_(options),
+      ranks_(options),
+      cache_(std::make_shared<BlockCache>(ranks_.first_local(), ranks_.devices())),
+      symmetric_([this](int64_t bytes) { return ranks_.make_memory(bytes); }),
+      counters_(ranks_.devices().size()),
+      records_(ranks_.devices().size()),
+      side_(ranks_.devices().front()),
+      group_number_(next_group_number()) {
+  options_ = completed(options, ranks_);
+  if (options_.allocator.allocate == nullptr) options_.allocator = cache_->allocator();
+  const int device = ranks_.devices().front();
+  const ScopedDevice scope(device);
+  void* reports = nullptr;
+  check(driver().cuMemHostAlloc(&reports, sizeof(WaitReport) * kMostCudaRanks, CU_MEMHOSTALLOC_PORTABLE),
+        "taking pinned memory");
+  reports_ = {static_cast<WaitReport*>(reports), [device](WaitReport* memory) {
+                const ScopedDevice of_memory(device, std::nothrow);
+                driver().cuMemFreeHost(memory);
+              }};
+  std::memset(reports, 0, sizeof(WaitReport) * kMostCudaRanks);
+  for (const RankDevices::OfDevice& of : ranks_.by_device()) {
+    queues_.push_back(std::make_unique<DeviceQueue>(of.device, of.ranks));
+  }
+  const auto queueing = DeviceOrder::lock();
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    for (const int rank : queue->ranks()) queue->order().add(symmetric_.board(rank, rank));
+  }
+}
+
+CudaEngine::~CudaEngine() {
+  const bool aborted = gate().closed();
+  if (closing_.joinable()) closing_.join();
+  if (aborted) {
+    close_down();  // what is left of it
+  } else {
+    leave_order();
+    try {
+      synchronize_devices();
+    } catch (const std::exception&) {
+      lost_ = "a device failed";  // its queues say so again
+    }
+  }
+  for (const Reader& reader : readers_) {
+    if (!reader.captured) driver().cuEventSynchronize(reader.over.get());
+  }
+  queues_.clear();
+  if (!aborted) tell_peers(kLeft);
+}
+
+Machine CudaEngine::machine() const {
+  Machine machine;
+  machine.engine = EngineKind::kCuda;
+  machine.ranks = options_.ranks;
+  machine.workers = options_.workers;
+  return machine;
+}
+
+// ---- What a call needs
+
+ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& schedule, Direction direction,
+                                   const MemoryOptions& use) const {
+  require_summable(config.shape, config.numerics);
+  require_countable(config.shape);
+  require_instantiable(schedule, config.numerics, direction);
+  if (in_processes() && schedule.dispatch.transport == DispatchTransport::kPush) refuse_push();
+  ProgramRequest request;
+  request.shape = config.shape;
+  request.numerics = config.numerics;
+  request.schedule = schedule;
+  request.direction = direction;
+  request.workers = options_.workers;
+  request.cluster = cluster_of(schedule, direction);
+  request.weight_gradients = use.weight_gradients == WeightGradientTime::kNow;
+  request.redispatch = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch &&
+                       use.weight_gradients != WeightGradientTime::kNone;
+  request.pull_parts = pull_parts(config.shape);
+  return request;
+}
+
+SymmetricNeed CudaEngine::symmetric_need(const ProgramRequest& request, const internal::PlacementState& placement,
+                                         const SignalLayout& layout, int copied_operands) const {
+  const int64_t tokens = most_tokens(placement);
+  const int64_t row_bytes = request.shape.hidden * static_cast<int64_t>(sizeof(BFloat16));
+  SymmetricNeed need;
+  need.flags = layout.flag_total * static_cast<int64_t>(sizeof(uint32_t));
+  need.slots = tokens * internal::slots_per_token(request.shape, request.numerics) * row_bytes;
+  if (request.direction == Direction::kBackward) {
+    need.prob_slots = tokens * request.shape.topk * static_cast<int64_t>(sizeof(float));
+  }
+  // With a process a GPU whether a rank copies or not: all ask for the same, whatever each is given.
+  const int operands = request.redispatch ? 2 : 1;
+  need.inputs = (in_processes() ? operands : copied_operands) * tokens * row_bytes;
+  if (in_processes()) need.rows = row_table_bytes(placement);
+  return need;
+}
+
+std::vector<MemoryNeed> CudaEngine::memory_need(const LayerConfig& config, const Schedule& schedule,
+                                                Direction direction, const Placement& placement,
+                                                const MemoryOptions& options) const {
+  const ProgramRequest asked = request(config, schedule, direction, options);
+  const SignalLayout layout = tables_of(*placement.state()).layout(asked, *placement.state(), ranks_.first_local());
+  const SymmetricNeed symmetric = symmetric_need(asked, *placement.state(), layout, 0);
+  std::vector<MemoryNeed> needs;
+  for (int rank = first_local_rank(); rank < first_local_rank() + local_ranks(); ++rank) {
+    MemoryNeed need =
+        internal::block_sizes(internal::memory_request(config, schedule, *placement.state(), rank, options), direction);
+    need.symmetric_bytes = static_cast<std::size_t>(symmetric.total());
+    needs.push_back(need);
+  }
+  return needs;
+}
+
+// Each local rank, its tables to be written in the order of its device's calls.
+std::vector<RankTarget> CudaEngine::targets(std::span<const CUstream> streams) {
+  std::vector<RankTarget> targets(ranks_.devices().size());
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    for (const int rank : queue->ranks()) {
+      const auto local = static_cast<std::size_t>(rank - first_local_rank());
+      const auto leader = static_cast<std::size_t>(queue->ranks().front() - first_local_rank());
+      targets[local] = {rank, queue->device(), streams[leader], &queue->uploads()};
+    }
+  }
+  return targets;
+}
+
+// Compiles and loads all kernels of a call, before anything that waits for a peer is queued.
+void CudaEngine::prepare(const ProgramRequest& request) {
+  const ProfilerRange range("kernels");
+  const std::vector<LayerKernelConfig> configs =
+      launch_kernels(request.schedule, request.numerics, request.direction, request.weight_gradients);
+  const int workers = options_.workers - request.schedule.comm.reserve_sms;
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    queue->prepare(configs, workers * static_cast<int>(queue->ranks().size()));
+  }
+}
+
+void CudaEngine::look_for_capture(const std::vector<CUstream>& streams) {
+  const ScopedDevice scope(ranks_.devices().front());
+  capture_ = capture_of(streams.front());
+  for (CUstream stream : streams) {
+    if (capture_of(stream) == capture_) continue;
+    throw Error(Status::kInvalidArgument,
+                "stream: some ranks' streams are captured into a CUDA graph and others' are not, or into another one");
+  }
+  ever_captured_ |= capture_ != 0;
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    if (capture_ != 0) queue->kernels().keep();
+  }
+  cache_->set_capture(capture_);
+}
+
+// Puts a call behind all others on its devices, and behind what its streams hold.
+void CudaEngine::begin_queueing(const std::vector<CUstream>& streams) {
+  release_readers();
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->begin(streams_of(*queue, streams));
+}
+
+void CudaEngine::end_queueing(const std::vector<CUstream>& streams) {
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->end(streams_of(*queue, streams));
+}
+
+// ---- Placement
+
+GroupPlacer& CudaEngine::placer() {
+  if (placer_ != nullptr) return *placer_;
+  std::vector<KernelStore*> kernels(ranks_.devices().size());
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    for (const int rank : queue->ranks()) {
+      kernels[static_cast<std::size_t>(rank - first_local_rank())] = &queue->kernels();
+    }
+  }
+  synchronize_devices();
+  placer_ = std::make_unique<GroupPlacer>(symmetric_, kernels, cache_, options_.timeout_seconds,
+                                          options_.arrival_timeout_seconds, in_processes());
+  if (in_processes()) {
+    placer_->set_wait([this](int device, CUstream stream) {
+      wait_until([&] {
+        const ScopedDevice scope(device);
+        const CUresult result = driver().cuStreamQuery(stream);
+        if (result != CUDA_ERROR_NOT_READY) check(result, "placement");
+        return result == CUDA_SUCCESS;
+      });
+    });
+  }
+  return *placer_;
+}
+
+Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) {
+  const ProfilerRange range("place");
+  const BesideCapture beside;
+  const auto queueing = DeviceOrder::lock();
+  throw_noticed_failures();
+  if (routings.size() != static_cast<std::size_t>(local_ranks())) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("routings: {} given; one for each of the {} local ranks is needed", routings.size(),
+                            local_ranks()));
+  }
+  std::vector<CUstream> streams;
+  for (const Routing& routing : routings) streams.push_back(stream_of(routing.stream));
+  GroupPlacer& own = placer();
+  own.load_again();
+  look_for_capture(streams);
+  begin_queueing(streams);
+  if (capture_ != 0 && capacity.rows == 0) {
+    throw Error(Status::kInvalidArgument, "capacity.rows: 0; in a CUDA graph rows need a fixed capacity");
+  }
+  const std::vector<RankTarget> rank_targets = targets(streams);
+  const uint32_t number = capture_ != 0 ? kReplayed : call_number_;
+  const auto call_name = [&] {
+    return fmt::format("call {}, place of {} experts, top-k {}", call_number_, shape.experts, shape.topk);
+  };
+  auto state =
+      own.place({shape, routings, capacity, rank_targets, number, [&](const auto& need) { reserve(need, call_name); }});
+  end_queueing(streams);
+  throw_noticed_failures();
+  return Placement(std::move(state));
+}
+
+// ---- Calls
+
+void CudaEngine::poison(void* memory, std::size_t bytes, int device, CUstream stream) const {
+  if (options_.disturbance.shuffle_seed == 0 || bytes == 0) return;
+  const ScopedDevice scope(device);
+  check(driver().cuMemsetD8Async(pointer(memory), 0xff, bytes, stream), "poisoning memory");  // NaN, bf16 and fp32
+}
+
+void CudaEngine::bind_group_memory(RankBinding& binding, std::size_t local, const DeviceProgram& program, bool record,
+                                   CUstream stream) {
+  const int device = ranks_.devices()[local];
+  const std::size_t bytes = 2 * static_cast<std::size_t>(program.layout.counter_total) * sizeof(uint32_t);
+  if (counters_[local].size() < bytes) {
+    synchronize_devices();
+    if (ever_captured_) kept_.push_back(std::move(counters_[local]));
+    counters_[local] = DeviceBlock();
+    counters_[local] = DeviceBlock(device, bytes + bytes / 2, "counters");
+  }
+  binding.counters = reinterpret_cast<uint32_t*>(counters_[local].data());
+  if (!record) return;
+  records_[local].reserve(device, options_.workers);
+  records_[local].clear(stream);
+  binding.records = records_[local].records();
+  binding.record_counts = records_[local].counts();
+  binding.record_capacity = TileRecords::kCapacity;
+}
+
+Saved CudaEngine::forward(const internal::ForwardCall& call) {
+  const ProfilerRange range("forward");
+  const BesideCapture beside;
+  const auto queueing = DeviceOrder::lock();
+  throw_noticed_failures();
+  const ProgramRequest asked = request(call.config, call.schedule, Direction::kForward);
+  const internal::PlacementState& placement = *call.placement.state();
+  PlacedTables& tables = tables_of(placement);
+  std::vector<CUstream> streams;
+  for (const ForwardArguments& arguments : call.arguments) streams.push_back(stream_of(arguments.stream));
+  look_for_capture(streams);
+  auto saved = std::make_shared<internal::SavedState>();
+  saved->config = call.config;
+  saved->placement = call.placement;
+  saved->first_rank = first_local_rank();
+  const MemoryOptions use{.keep_saved = call.options.keep_saved};
+  std::vector<internal::MemoryBlock> workspaces;
+  std::vector<RankTarget> rank_targets;
+  std::vector<RankBinding> bindings(call.arguments.size());
+  std::vector<Inputs> inputs;
+  const std::vector<DeviceProgram>* made = nullptr;
+  before_growth(asked, CallKind::kForward, placement, [&] {
+    for (std::size_t local = 0; local < call.arguments.size(); ++local) {
+      const int rank = first_local_rank() + static_cast<int>(local);
+      require_aligned(call.arguments[local].x, "x", rank);
+      require_aligned(call.arguments[local].y, "y", rank);
+    }
+    prepare(asked);
+    // Memory first: an allocator may hand it out in the order of a rank's own stream.
+    for (std::size_t local = 0; local < streams.size(); ++local) {
+      const int rank = first_local_rank() + static_cast<int>(local);
+      const internal::MemoryRequest memory = internal::memory_request(call.config, call.schedule, placement, rank, use);
+      require_countable_rows(memory.rows, rank, Direction::kForward);
+      const MemoryNeed need = internal::block_sizes(memory, Direction::kForward);
+      const ForwardArguments& own = call.arguments[local];
+      saved->ranks.emplace_back().memory = internal::MemoryBlock(own.saved_memory, "saved_memory", options_.allocator,
+                                                                 need.saved_bytes, rank, own.stream);
+      workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes, rank,
+                              own.stream);
+    }
+    begin_queueing(streams);
+    rank_targets = targets(streams);
+    made = &tables.programs(asked, call.placement.state(), rank_targets);
+    for (std::size_t local = 0; local < bindings.size(); ++local) {
+      bindings[local].rank = first_local_rank() + static_cast<int>(local);
+      bindings[local].input[0] = call.arguments[local].x;
+    }
+    inputs = find_inputs(bindings, made->front(), call.config.shape, placement);
+  });
+  const std::vector<DeviceProgram>& programs = *made;
+  reserve(symmetric_need(asked, placement, programs.front().layout, copied_operands(inputs)),
+          [&] { return text_of(asked, CallKind::kForward); });
+
+  for (std::size_t local = 0; local < bindings.size(); ++local) {
+    const ForwardArguments& arguments = call.arguments[local];
+    RankBinding& binding = bindings[local];
+    const internal::MemoryRequest memory =
+        internal::memory_request(call.config, call.schedule, placement, binding.rank, use);
+    internal::SavedRank& kept = saved->ranks[local];
+    poison(kept.memory.data(), kept.memory.size(), ranks_.devices()[local], rank_targets[local].stream);
+    poison(workspaces[local].data(), workspaces[local].size(), ranks_.devices()[local], rank_targets[local].stream);
+    internal::Carver saved_carver(kept.memory.data()), carver(workspaces[local].data());
+    const internal::SavedPieces pieces = internal::carve_saved(saved_carver, carver, memory);
+    const internal::WorkspacePieces work = internal::carve_forward_workspace(carver, memory);
+    kept.z = pieces.z;
+    kept.xg = pieces.xg;
+
+    binding.rows = memory.rows;
+    binding.gathered[0] = memory.keep_xg ? pieces.xg : work.gathered[0];
+    binding.z = pieces.z;
+    binding.activation = work.activation;
+    binding.output_rows = work.output_rows;
+    binding.output = arguments.y;
+    binding.weights = arguments.weights;
+    binding.row_table = tables.tables(local).rows;
+    binding.whole = tables.tables(local).whole;
+    bind_group_memory(binding, local, programs[local], call.options.events != nullptr, rank_targets[local].stream);
+  }
+  const RankProgram& program = programs.front().program;
+  CallBinding binding = bind_call(asked, CallKind::kForward, inputs);
+  run(binding, inputs, bindings, programs, streams,
+      [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
+        for (int launch = 0; launch < program.launches; ++launch) {
+          queue.launch(launch_config(asked.schedule, asked.numerics, asked.direction, program.stages[launch]),
+                       {calls, launch, program.workers}, absent_ranks_, stream);
+        }
+      });
+  if (call.options.events != nullptr) read_events(*call.options.events, programs);
+  return call.options.keep_saved ? Saved(saved) : Saved();
+}
+
+std::vector<CUstream> CudaEngine::streams_of(const DeviceQueue& queue, const std::vector<CUstream>& streams) const {
+  std::vector<CUstream> own;
+  for (const int rank : queue.ranks()) own.push_back(streams[static_cast<std::size_t>(rank - first_local_rank())]);
+  return own;
+}
+
+// The stream that a rank's device runs a call in.
+CUstream CudaEngine::leader_of(int rank, const std::vector<CUstream>& streams) const {
+  for (const RankDevices::OfDevice& of : ranks_.by_device()) {
+    if (of.device == ranks_.device_of(rank))
+      return streams[static_cast<std::size_t>(of.ranks.front() - first_local_rank())];
+  }
+  return nullptr;
+}
+
+CallBinding CudaEngine::bind_call(const ProgramRequest& request, CallKind kind,
+                                  const std::vector<Inputs>& inputs) const {
+  CallBinding binding{request, symmetric_, {}, {}, options_.timeout_seconds, options_.arrival_timeout_seconds};
+  binding.description.number = capture_ != 0 ? kReplayed : call_number_;
+  binding.description.kind = kind;
+  binding.description.hidden = static_cast<int32_t>(request.shape.hidden);
+  binding.description.intermediate = static_cast<int32_t>(request.shape.intermediate);
+  binding.description.experts = static_cast<int32_t>(request.shape.experts);
+  binding.description.topk = static_cast<int32_t>(request.shape.topk);
+  binding.description.schedule = fingerprint(request);
+  for (const Inputs& operand : inputs) binding.description.input = binding.description.input * 31 + operand.where;
+  return binding;
+}
+
+void CudaEngine::begin(DeviceQueue& queue, const CallBinding& call, RankCall* calls,
+                       const std::vector<RankBinding>& bindings, const std::vector<DeviceProgram>& programs,
+                       CUstream stream) {
+  BeginArguments arguments{};
+  arguments.calls = calls;
+  std::copy_n(programs.front().program.stages, kMaxLaunches, arguments.stages);
+  arguments.description = call.description;
+  arguments.running = {group_number_, call_number_};
+  // Another group may be gone when a graph is replayed.
+  const std::vector<CallBoard*>& boards = queue.order().boards();
+  const std::size_t noted = capture_ != 0 ? 0 : std::min<std::size_t>(boards.size(), kMostNotedGroups);
+  arguments.groups = static_cast<int32_t>(noted);
+  std::copy_n(boards.begin(), noted, arguments.boards);
+  for (std::size_t i = 0; i < queue.ranks().size(); ++i) {
+    arguments.whole[i] = bindings[static_cast<std::size_t>(queue.ranks()[i] - first_local_rank())].whole;
+  }
+  queue.launch_begin(arguments, absent_ranks_, stream);
+}
+
+void CudaEngine::run(CallBinding& call, std::vector<Inputs>& inputs, const std::vector<RankBinding>& bindings,
+                     const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams,
+                     const LaunchAll& launch) {
+  copy_inputs(inputs, call.request, bindings, programs, streams);
+  for (std::size_t operand = 0; operand < inputs.size(); ++operand) call.inputs[operand] = inputs[operand].addresses;
+  std::vector<RankCall*> calls;
+  std::vector<RankCall*> rank_calls(bindings.size());
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    std::vector<std::size_t> locals;
+    for (const int rank : queue->ranks()) locals.push_back(static_cast<std::size_t>(rank - first_local_rank()));
+    CUstream stream = streams[locals.front()];
+    const ScopedDevice scope(queue->device());
+    std::byte* const memory = queue->call_memory(call_image_bytes(call, bindings, locals), stream);
+    const std::vector<std::byte> image = call_image(call, bindings, locals, programs, memory);
+    queue->uploads().copy(memory, image.data(), image.size(), stream);
+    calls.push_back(reinterpret_cast<RankCall*>(memory));
+    for (std::size_t i = 0; i < locals.size(); ++i) rank_calls[locals[i]] = reinterpret_cast<RankCall*>(memory) + i;
+  }
+  if (programs.front().made_on_device) placer_->build_programs(rank_calls, programs, streams);
+  for (std::size_t i = 0; i < queues_.size(); ++i) {
+    DeviceQueue& queue = *queues_[i];
+    CUstream stream = streams_of(queue, streams).front();
+    begin(queue, call, calls[i], bindings, programs, stream);
+    launch(queue, calls[i], static_cast<int>(queue.ranks().size()) - absent_ranks_, stream);
+    const ScopedDevice scope(queue.device());
+    for (const int rank : queue.ranks()) {
+      check(driver().cuMemcpyDtoHAsync(&reports_[rank - first_local_rank()], pointer(symmetric_.signals().report(rank)),
+                                       sizeof(WaitReport), stream),
+            "queueing the report of a call");
+    }
+  }
+  end_queueing(streams);
+}
+
+void CudaEngine::make_dense_dprobs(DeviceQueue& queue, const std::vector<RankBinding>& bindings,
+                                   const std::vector<DeviceProgram>& programs, CUstream stream) const {
+  const ScopedDevice scope(queue.device());
+  for (const int rank : queue.ranks()) {
+    const auto local = static_cast<std::size_t>(rank - first_local_rank());
+    if (bindings[local].dense_dprobs == nullptr) continue;
+    const RankProgram& p = programs[local].program;
+    launch_dense_dprobs(queue.kernels(),
+                        {p.expert_of_slot, symmetric_.prob_slots(rank, rank), bindings[local].dense_dprobs, p.tokens,
+                         p.experts, p.topk},
+                        stream);
+  }
+}
+
+void CudaEngine::read_events(std::vector<TileEvent>& events, const std::vector<DeviceProgram>& programs) {
+  synchronize();
+  events.clear();
+  for (std::size_t local = 0; local < programs.size(); ++local) {
+    const RankProgram& program = programs[local].program;
+    records_[local].append_to(events, program.rank, program.first_expert, program.direction);
+  }
+  std::vector<int> clocks(static_cast<std::size_t>(options_.ranks));  // a GPU has one, whichever ranks it stands for
+  for (std::size_t local = 0; local < programs.size(); ++local) {
+    clocks[static_cast<std::size_t>(first_local_rank()) + local] = ranks_.devices()[local];
+  }
+  internal::bring_clocks_together(events, clocks);
+}
+
+}  // namespace uniep::cuda

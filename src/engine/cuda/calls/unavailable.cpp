@@ -1,0 +1,103 @@
+// The public functions of a library that was built without cuda.h.
+#include "engine/cuda/calls/engine.h"
+#include "engine/cuda/runtime/device_array.h"
+#include "uniep/compile.h"
+#include "uniep/error.h"
+#include "uniep/grouped_gemm.h"
+
+namespace uniep {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error(Status::kUnsupported,
+              "this library was built without the CUDA headers (cuda.h), so it has no cuda engine; install the CUDA "
+              "toolkit's headers and build again");
+}
+
+}  // namespace
+
+std::unique_ptr<internal::Engine> cuda::make_engine(const GroupOptions& /*options*/) {
+  refuse();
+}
+std::string cuda::device_label(int /*device*/) {
+  refuse();
+}
+bool cuda::has_hopper_gpu() {
+  return false;
+}
+std::vector<KernelFile> compile_kernels(const CompileRequest& /*request*/, const std::string& /*folder*/,
+                                        int /*threads*/) {
+  refuse();
+}
+
+// No group is on a device, so nobody has one of these.
+namespace cuda {
+
+DeviceArray::DeviceArray(int, int64_t) {
+  refuse();
+}
+DeviceArray::DeviceArray(int, const void*, int64_t) {
+  refuse();
+}
+DeviceArray::~DeviceArray() = default;
+DeviceArray::DeviceArray(DeviceArray&&) noexcept = default;
+DeviceArray& DeviceArray::operator=(DeviceArray&&) noexcept = default;
+void DeviceArray::fill(unsigned char) const {
+  refuse();
+}
+void DeviceArray::read_device(int, const void*, void*, int64_t) {
+  refuse();
+}
+DeviceTimer::DeviceTimer(const std::vector<int>&) {
+  refuse();
+}
+DeviceTimer::~DeviceTimer() = default;
+void DeviceTimer::start() {
+  refuse();
+}
+void DeviceTimer::stop() {
+  refuse();
+}
+double DeviceTimer::milliseconds() {
+  refuse();
+}
+
+}  // namespace cuda
+
+struct GroupedGemm::State {};
+
+GroupedGemm::GroupedGemm(int /*device*/) {
+  refuse();
+}
+GroupedGemm::~GroupedGemm() = default;
+int GroupedGemm::sms() const {
+  refuse();
+}
+void GroupedGemm::forward(const ExpertRows&, const void*, const ExpertMatrices&, void*, int, int, void*,
+                          const GemmTuning&) {
+  refuse();
+}
+void GroupedGemm::forward_swiglu(const ExpertRows&, const void*, const ExpertMatrices&, const float*, void*, void*, int,
+                                 int, void*, const GemmTuning&) {
+  refuse();
+}
+void GroupedGemm::input_gradient(const ExpertRows&, const void*, const ExpertMatrices&, void*, int, int, void*,
+                                 const GemmTuning&) {
+  refuse();
+}
+int64_t GroupedGemm::swiglu_gradient_workspace_bytes(int64_t, int) {
+  refuse();
+}
+void GroupedGemm::input_gradient_swiglu(const ExpertRows&, const void*, const ExpertMatrices&, const void*,
+                                        const float*, void*, void*, float*, void*, int, int, void*, const GemmTuning&) {
+  refuse();
+}
+void GroupedGemm::weight_gradient(const ExpertRows&, const void*, const void*, const MutableExpertMatrices&, int, int,
+                                  WeightGradientMode, void*, const GemmTuning&) {
+  refuse();
+}
+void GroupedGemm::prepare(int) {
+  refuse();
+}
+
+}  // namespace uniep

@@ -1,0 +1,47 @@
+#pragma once
+
+#include "engine/cuda/device/arguments/gemm_config.h"
+#include "engine/cuda/device/shared_memory/layer_task.h"
+#include "engine/cuda/device/shared_memory/task.h"
+#include "engine/cuda/device/transfer/copy_ring.h"
+
+namespace uniep::cuda {
+
+template <bool kIsLayer>
+struct TaskRingOf {
+  using Type = TaskRing<Task, kTaskSlots>;
+};
+template <>
+struct TaskRingOf<true> {
+  using Type = TaskRing<LayerTask, kLayerTaskSlots>;
+};
+
+template <GemmConfig kConfig>
+struct alignas(1024) SharedStorage {
+  using Tasks = typename TaskRingOf<kConfig.in_layer>::Type;
+  static constexpr int kOperandABytes = kTileM * kTileK * 2;
+  static constexpr int kOperandBBytes = kConfig.tile_n * kTileK * 2;
+
+  alignas(1024) uint8_t a[kConfig.stages][kOperandABytes];
+  alignas(1024) uint8_t b[kConfig.stages][kOperandBBytes];
+  alignas(1024) uint8_t staging[kMathWarps][staging_bytes(kConfig)];
+  alignas(128) CopyRingStorage<kConfig.copy_chunk_bytes, kConfig.copy_stages> copy_ring;
+  uint64_t full[kConfig.stages];
+  uint64_t empty[kConfig.stages];
+  uint64_t put[kMostLentStages];  // of the stages lent behind a tile: the math warps have put their part
+  Tasks tasks;
+};
+
+// A stage index and the parity of its current use; every role walks the stages in the same order.
+template <int kStages>
+struct StageCursor {
+  uint32_t stage = 0;
+  uint32_t phase = 0;
+
+  UNIEP_DEVICE void advance() {
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+
+}  // namespace uniep::cuda

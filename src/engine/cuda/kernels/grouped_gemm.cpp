@@ -1,0 +1,253 @@
+#include "uniep/grouped_gemm.h"
+
+#include <cstring>
+#include <string>
+
+#include "engine/cuda/device/arguments/prob_sum_arguments.h"
+#include "engine/cuda/kernels/grouped_launch.h"
+#include "engine/cuda/kernels/tensor_maps.h"
+#include "engine/cuda/runtime/driver.h"
+#include "uniep/error.h"
+
+namespace uniep {
+namespace {
+
+using namespace cuda;
+
+void require(bool holds, const std::string& message) {
+  if (!holds) throw Error(Status::kInvalidArgument, message);
+}
+
+void require_width(const char* name, int value) {
+  require(value > 0 && value % 8 == 0,
+          std::string(name) + " is " + std::to_string(value) + ": it must be a positive multiple of 8");
+}
+
+void require_address(const char* name, const void* address) {
+  require(address != nullptr && reinterpret_cast<uintptr_t>(address) % 16 == 0,
+          std::string(name) + " must be a device address that is a multiple of 16");
+}
+
+void require_rows(const ExpertRows& rows) {
+  require(rows.experts >= 1 && rows.experts <= 65535,
+          "rows.experts is " + std::to_string(rows.experts) + ": it must be 1 to 65535");
+  require(rows.rows >= 0 && rows.rows % kTileM == 0 && rows.rows < (int64_t{1} << 31),
+          "rows.rows is " + std::to_string(rows.rows) + ": it must be a multiple of 128 below 2^31");
+  require(rows.segment_start != nullptr && rows.row_count != nullptr,
+          "rows.segment_start and rows.row_count must be device addresses");
+}
+
+template <typename Matrices>
+void require_matrices(const char* name, const Matrices& matrices, int experts) {
+  if (matrices.addresses.empty()) {
+    require_address(name, matrices.base);
+    return;
+  }
+  require(static_cast<int>(matrices.addresses.size()) == experts,
+          std::string(name) + " has " + std::to_string(matrices.addresses.size()) + " addresses for " +
+              std::to_string(experts) + " experts");
+}
+
+// Bands of fewer pairs end together more often, so that what they share is read from memory once; but each reads all
+// weights. (Measured: docs/performance.md.)
+int default_raster(const GemmConfig& config, int n_extent) {
+  const int n_blocks = (n_extent + config.tile_n - 1) / config.tile_n;
+  return config.epilogue == Epilogue::kSwigluGradient && n_blocks <= 8 ? 4 : 8;
+}
+
+}  // namespace
+
+struct GroupedGemm::State {
+  explicit State(int device_index) : device(device_index), kernels(device_index) {}
+
+  int device;
+  int sms = 0;
+  KernelStore kernels;
+
+  GemmConfig configure(Layout layout, Epilogue epilogue, size_t maps, size_t outputs, const GemmTuning& tuning) const {
+    GemmConfig config = default_config(layout, epilogue);
+    if (tuning.tile_n != 0) config.tile_n = tuning.tile_n;
+    if (tuning.cluster != 0) config.cluster = tuning.cluster;
+    config.stages = tuning.stages != 0 ? tuning.stages : largest_stages(config);
+    config.maps = table_capacity(static_cast<int>(maps));
+    config.outputs = table_capacity(static_cast<int>(outputs));
+    require_legal(config);
+    return config;
+  }
+
+  void start(const GemmConfig& config, GemmArguments arguments, const std::vector<TensorMap>& maps,
+             const std::vector<void*>& outputs, const GemmTuning& tuning, void* stream) {
+    arguments.raster = raster(config, arguments.n_extent, tuning);
+    launch_grouped_gemm(kernels, config, arguments, maps, outputs, available(config, tuning),
+                        static_cast<CUstream>(stream));
+  }
+
+  static int raster(const GemmConfig& config, int n_extent, const GemmTuning& tuning) {
+    const int raster = tuning.raster != 0 ? tuning.raster : default_raster(config, n_extent);
+    require(raster > 0, "tuning.raster must be positive");
+    return raster;
+  }
+
+  int available(const GemmConfig& config, const GemmTuning& tuning) const {
+    const int available = tuning.sms != 0 ? tuning.sms : sms;
+    require(available >= config.cluster && available <= sms, "tuning.sms is " + std::to_string(tuning.sms) +
+                                                                 ": it must be " + std::to_string(config.cluster) +
+                                                                 " to " + std::to_string(sms));
+    return available;
+  }
+
+  // B of forward and dgrad: [experts][matrix_rows][columns], as one tensor or as addresses.
+  static std::vector<TensorMap> weight_maps(const ExpertMatrices& w, int experts, int matrix_rows, int columns,
+                                            int box_rows) {
+    std::vector<TensorMap> maps;
+    if (w.addresses.empty()) {
+      maps.push_back(encode_operand_map({w.base, columns, matrix_rows, experts}, box_rows, "weights"));
+    }
+    for (const void* address : w.addresses) {
+      maps.push_back(encode_operand_map({address, columns, matrix_rows, 1}, box_rows, "an expert's weights"));
+    }
+    return maps;
+  }
+};
+
+GroupedGemm::GroupedGemm(int device) : state_(std::make_unique<State>(device)) {
+  require_hopper(device);
+  state_->sms = device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+}
+
+GroupedGemm::~GroupedGemm() = default;
+
+int GroupedGemm::sms() const {
+  return state_->sms;
+}
+
+void GroupedGemm::forward(const ExpertRows& rows, const void* x, const ExpertMatrices& w, void* out, int n, int k,
+                          void* stream, const GemmTuning& tuning) {
+  require_rows(rows);
+  require_width("n", n);
+  require_width("k", k);
+  require_matrices("w", w, rows.experts);
+  if (rows.rows == 0) return;
+  require_address("out", out);
+  const ScopedDevice scope(state_->device);
+  const GemmConfig config = state_->configure(Layout::kForward, Epilogue::kBFloat16, w.addresses.size(), 0, tuning);
+  GemmArguments arguments = grouped_arguments(rows, n, k);
+  arguments.a = encode_operand_map({x, k, rows.rows, 1}, kTileM, "x");
+  arguments.map_per_expert = w.addresses.empty() ? 0 : 1;
+  arguments.output_leading = n;
+  state_->start(config, arguments, State::weight_maps(w, rows.experts, n, k, config.tile_n / 2), {out}, tuning, stream);
+}
+
+void GroupedGemm::forward_swiglu(const ExpertRows& rows, const void* x, const ExpertMatrices& w1, const float* prob,
+                                 void* z, void* a, int i, int k, void* stream, const GemmTuning& tuning) {
+  require_rows(rows);
+  require_width("i", i);
+  require_width("k", k);
+  require_matrices("w1", w1, rows.experts);
+  if (rows.rows == 0) return;
+  require_address("a", a);
+  if (z != nullptr) require_address("z", z);
+  require(prob != nullptr, "prob must be a device address");
+  const ScopedDevice scope(state_->device);
+  const GemmConfig config = state_->configure(Layout::kForward, Epilogue::kSwiglu, w1.addresses.size(), 0, tuning);
+  GemmArguments arguments = grouped_arguments(rows, i, k);
+  arguments.a = encode_operand_map({x, k, rows.rows, 1}, kTileM, "x");
+  arguments.map_per_expert = w1.addresses.empty() ? 0 : 1;
+  arguments.output_leading = 2 * static_cast<int64_t>(i);
+  arguments.activation = static_cast<BFloat16*>(a);
+  arguments.prob = prob;
+  state_->start(config, arguments, State::weight_maps(w1, rows.experts, 2 * i, k, config.tile_n / 2), {z}, tuning,
+                stream);
+}
+
+void GroupedGemm::input_gradient(const ExpertRows& rows, const void* dy, const ExpertMatrices& w, void* dx, int n,
+                                 int k, void* stream, const GemmTuning& tuning) {
+  require_rows(rows);
+  require_width("n", n);
+  require_width("k", k);
+  require_matrices("w", w, rows.experts);
+  if (rows.rows == 0) return;
+  require_address("dx", dx);
+  const ScopedDevice scope(state_->device);
+  const GemmConfig config = state_->configure(Layout::kDgrad, Epilogue::kBFloat16, w.addresses.size(), 0, tuning);
+  GemmArguments arguments = grouped_arguments(rows, n, k);
+  arguments.a = encode_operand_map({dy, k, rows.rows, 1}, kTileM, "dy");
+  arguments.map_per_expert = w.addresses.empty() ? 0 : 1;
+  arguments.output_leading = n;
+  state_->start(config, arguments, State::weight_maps(w, rows.experts, k, n, kTileK), {dx}, tuning, stream);
+}
+
+int64_t GroupedGemm::swiglu_gradient_workspace_bytes(int64_t rows, int i) {
+  return (i + kProbChunkColumns - 1) / kProbChunkColumns * rows * static_cast<int64_t>(sizeof(float));
+}
+
+void GroupedGemm::input_gradient_swiglu(const ExpertRows& rows, const void* dy, const ExpertMatrices& w2, const void* z,
+                                        const float* prob, void* a, void* dz, float* dprob, void* workspace, int i,
+                                        int k, void* stream, const GemmTuning& tuning) {
+  require_rows(rows);
+  require_width("i", i);
+  require_width("k", k);
+  require_matrices("w2", w2, rows.experts);
+  if (rows.rows == 0) return;
+  require_address("z", z);
+  require_address("a", a);
+  require_address("dz", dz);
+  require_address("workspace", workspace);
+  require(prob != nullptr && dprob != nullptr, "prob and dprob must be device addresses");
+  const ScopedDevice scope(state_->device);
+  const GemmConfig config =
+      state_->configure(Layout::kDgrad, Epilogue::kSwigluGradient, w2.addresses.size(), 0, tuning);
+  GemmArguments arguments = grouped_arguments(rows, i, k);
+  arguments.a = encode_operand_map({dy, k, rows.rows, 1}, kTileM, "dy");
+  arguments.map_per_expert = w2.addresses.empty() ? 0 : 1;
+  constexpr int kWarpRows = kTileM / kMathWarps;
+  arguments.z = encode_transfer_map(z, rows.rows, 2, i, kWarpRows, "z");
+  arguments.dz = encode_transfer_map(dz, rows.rows, 2, i, kWarpRows, "dz");
+  arguments.recomputed = encode_transfer_map(a, rows.rows, 1, i, kWarpRows, "a");
+  arguments.prob = prob;
+  arguments.prob_chunks = static_cast<float*>(workspace);
+  arguments.prob_stride = rows.rows;
+  state_->start(config, arguments,
+                State::weight_maps(w2, rows.experts, k, i, split_b_along_k(config) ? kTileK / 2 : kTileK), {nullptr},
+                tuning, stream);
+
+  const int32_t chunks = (i + kProbChunkColumns - 1) / kProbChunkColumns;
+  ProbSumArguments sum{arguments.prob_chunks, rows.rows, rows.rows, dprob, chunks};
+  Launch shape;
+  shape.threads = 128;
+  shape.grid_x = static_cast<int>((rows.rows + shape.threads - 1) / shape.threads);
+  shape.stream = static_cast<CUstream>(stream);
+  launch_kernel(state_->kernels.get(prob_sum_request(), 0), shape, &sum, "launching dprob's sum");
+}
+
+void GroupedGemm::weight_gradient(const ExpertRows& rows, const void* dy, const void* x,
+                                  const MutableExpertMatrices& dw, int m, int n, WeightGradientMode mode, void* stream,
+                                  const GemmTuning& tuning) {
+  require_rows(rows);
+  require_width("m", m);
+  require_width("n", n);
+  require_matrices("dw", dw, rows.experts);
+  for (void* address : dw.addresses) require_address("an address of dw", address);
+  const ScopedDevice scope(state_->device);
+  const GemmConfig config = state_->configure(Layout::kWgrad, epilogue_of(mode), 0, 0, tuning);
+  const int raster = state_->raster(config, n, tuning);
+  launch_weight_gradient(state_->kernels, config, {rows, dy, x, m, n, 0, dw}, raster, state_->available(config, tuning),
+                         static_cast<CUstream>(stream));
+}
+
+void GroupedGemm::prepare(int per_expert_addresses) {
+  const ScopedDevice scope(state_->device);
+  std::vector<KernelRequest> requests;
+  for (GemmConfig config : default_configs()) {
+    if (config.layout == Layout::kWgrad) {
+      config.outputs = table_capacity(per_expert_addresses);
+    } else {
+      config.maps = table_capacity(per_expert_addresses);
+    }
+    requests.push_back(gemm_request(config));
+  }
+  requests.push_back(prob_sum_request());
+  state_->kernels.prepare(requests);
+}
+
+}  // namespace uniep

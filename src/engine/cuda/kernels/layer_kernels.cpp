@@ -1,0 +1,73 @@
+#include "engine/cuda/kernels/layer_kernels.h"
+
+#include <string>
+
+namespace uniep::cuda {
+
+LayerKernelConfig layer_config(const LayerKernelOptions& options) {
+  LayerKernelConfig config;
+  config.products = options.products;
+  config.combine = options.combine;
+  config.on_sms = options.on_sms;
+  config.filled = options.filled;
+  GemmConfig& gemm = config.gemm;
+  gemm = layer_gemm(options.products, {});
+  gemm.tile_n = options.tile_n;
+  gemm.cluster = options.cluster;
+  gemm.copy_chunk_bytes = options.copy_chunk_bytes;
+  gemm.copy_stages = options.copy_stages;
+  if (options.products != LayerProducts::kSecondGradient) gemm.expert = options.expert;
+  gemm.stages = options.stages == 0 ? largest_stages(gemm) : options.stages;
+  require_legal(gemm);
+  return config;
+}
+
+std::vector<LayerKernelConfig> default_layer_configs() {
+  std::vector<LayerKernelConfig> configs = {layer_config({}),
+                                            layer_config({.cluster = 1}),
+                                            layer_config({.tile_n = 128}),
+                                            layer_config({.combine = CombineKind::kStaged}),
+                                            layer_config({.combine = CombineKind::kGroups}),
+                                            layer_config({.on_sms = true}),
+                                            layer_config({.combine = CombineKind::kStaged, .on_sms = true})};
+  constexpr int kGradientColumns = 192;
+  for (const bool on_sms : {false, true}) {
+    configs.push_back(
+        layer_config({.products = LayerProducts::kFirstGradient, .tile_n = kGradientColumns, .on_sms = on_sms}));
+  }
+  for (const CombineKind combine : {CombineKind::kEpilogue, CombineKind::kStaged, CombineKind::kGroups}) {
+    configs.push_back(layer_config({.products = LayerProducts::kSecondGradient, .combine = combine}));
+  }
+  for (const FilledGradients filled :
+       {FilledGradients::kBFloat16, FilledGradients::kFloat32, FilledGradients::kAccumulate}) {
+    configs.push_back(layer_config({.products = LayerProducts::kSecondGradient, .filled = filled}));
+  }
+  return configs;
+}
+
+KernelRequest layer_request(const LayerKernelConfig& config) {
+  const ExpertConfig& expert = config.gemm.expert;
+  const auto bits = [](const char* name, uint32_t value) {
+    return std::string(name) + "=" + std::to_string(value) + "u";
+  };
+  const auto macro = [](const char* name, int value) { return std::string(name) + "=" + std::to_string(value); };
+  return {
+      "engine/cuda/device/kernels/megakernel.cu",
+      "uniep_layer",
+      {macro("UNIEP_PRODUCTS", static_cast<int>(config.products)), macro("UNIEP_TILE_N", config.gemm.tile_n),
+       macro("UNIEP_STAGES", config.gemm.stages), macro("UNIEP_CLUSTER", config.gemm.cluster),
+       macro("UNIEP_COPY_CHUNK_BYTES", config.gemm.copy_chunk_bytes),
+       macro("UNIEP_COPY_STAGES", config.gemm.copy_stages), macro("UNIEP_COMBINE", static_cast<int>(config.combine)),
+       macro("UNIEP_ON_SMS", config.on_sms ? 1 : 0), macro("UNIEP_FILLED", static_cast<int>(config.filled)),
+       macro("UNIEP_ACTIVATION", static_cast<int>(expert.activation)), macro("UNIEP_WEIGHS_Z", expert.weighs_z ? 1 : 0),
+       macro("UNIEP_WEIGHS_OUTPUT", expert.weighs_output ? 1 : 0), bits("UNIEP_ALPHA", expert.alpha),
+       bits("UNIEP_GATE_LIMIT", expert.gate_limit), bits("UNIEP_UP_LIMIT", expert.up_limit),
+       bits("UNIEP_UP_OFFSET", expert.up_offset)}};
+}
+
+int b_box_rows(const GemmConfig& config) {
+  if (config.layout == Layout::kForward) return config.tile_n / 2;
+  return split_b_along_k(config) ? kTileK / 2 : kTileK;
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <vector>
+
+#include "engine/cuda/device/arguments/layer_config.h"
+#include "engine/cuda/device/arguments/layer_launch.h"
+#include "engine/cuda/kernels/gemm_kernels.h"
+
+// The kernel that runs the layer's launches (device/kernels/megakernel.cu): kGemmThreads threads a CTA,
+// shared_memory_bytes(config.gemm) of shared memory, cooperative, in clusters of config.gemm.cluster. Its argument is a
+// LayerLaunch. Maps of B have boxes of b_box_rows() rows.
+namespace uniep::cuda {
+
+// What of a Schedule is compiled into the kernel.
+struct LayerKernelOptions {
+  LayerProducts products = LayerProducts::kForward;
+  int tile_n = 256;  // of all the kernel's GEMMs; 256: 128 gate and 128 up columns in FC1; dSwiGLU: 128 or 192
+  int cluster = 2;
+  int stages = 0;  // 0: the most that fit
+  int copy_chunk_bytes = 4096;
+  int copy_stages = 3;  // of the copy warp's ring
+  CombineKind combine = CombineKind::kEpilogue;
+  bool on_sms = false;
+  FilledGradients filled = FilledGradients::kNone;
+  ExpertConfig expert = {};  // dgrad FC1's kernels do not look at it
+};
+
+// Throws uniep::Error (kInvalidArgument) that names the rule that is broken.
+LayerKernelConfig layer_config(const LayerKernelOptions& options);
+
+// What the library uses by default, and the other kinds of copies and combines.
+std::vector<LayerKernelConfig> default_layer_configs();
+
+KernelRequest layer_request(const LayerKernelConfig& config);
+
+// Rows of the boxes that B's maps move: weights are [N, K] in forward, [K, N] in backward.
+int b_box_rows(const GemmConfig& config);
+
+}  // namespace uniep::cuda

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <vector>
+
+#include "engine/cuda/runtime/run_time_compiler.h"
+
+// The kernels that place tokens (device/kernels/place.cu) and build Programs' tables
+// (device/kernels/program_tables.cu).
+namespace uniep::cuda {
+
+KernelRequest place_request();
+KernelRequest row_of_source_request();
+KernelRequest program_tables_request();
+// Between dense routing and slots (device/kernels/dense.cu).
+KernelRequest slots_of_map_request();
+KernelRequest dense_dprobs_request();
+
+// All that place() and every call's begin launch.
+std::vector<KernelRequest> placement_kernels();
+
+}  // namespace uniep::cuda

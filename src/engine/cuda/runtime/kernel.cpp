@@ -1,0 +1,107 @@
+#include "engine/cuda/runtime/kernel.h"
+
+#include <vector>
+
+#include "engine/cuda/runtime/driver.h"
+#include "uniep/error.h"
+
+namespace uniep::cuda {
+
+void launch_kernel(CUfunction function, const Launch& launch, void* argument, const char* name) {
+  CUlaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (launch.cluster > 1) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attributes[count].value.clusterDim = {static_cast<unsigned>(launch.cluster), 1, 1};
+    ++count;
+  }
+  if (launch.cooperative) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    attributes[count].value.cooperative = 1;
+    ++count;
+  }
+  CUlaunchConfig config = {};
+  config.gridDimX = static_cast<unsigned>(launch.grid_x);
+  config.gridDimY = static_cast<unsigned>(launch.grid_y);
+  config.gridDimZ = static_cast<unsigned>(launch.grid_z);
+  config.blockDimX = static_cast<unsigned>(launch.threads);
+  config.blockDimY = 1;
+  config.blockDimZ = 1;
+  config.sharedMemBytes = static_cast<unsigned>(launch.shared_bytes);
+  config.hStream = launch.stream;
+  config.attrs = attributes;
+  config.numAttrs = count;
+  void* arguments[] = {argument};
+  check(driver().cuLaunchKernelEx(&config, function, arguments, nullptr), name);
+}
+
+KernelStore& KernelStore::of_device(int device) {
+  static std::mutex mutex;
+  static auto* const stores = new std::map<int, KernelStore>;  // contexts may be gone before a static ends
+  const std::lock_guard lock(mutex);
+  return stores->try_emplace(device, device).first->second;
+}
+
+void KernelStore::add(const std::string& key, const std::string& cubin) {
+  const std::string action = "loading " + key;
+  std::map<std::string, Module> own;  // all the memory that noting it takes
+  Module& added = own[key];
+  check(driver().cuModuleLoadData(&added.module, cubin.data()), action.c_str());
+  modules_.merge(own);
+}
+
+KernelStore::Module& KernelStore::module(const KernelRequest& request) {
+  const std::string key = request.description();
+  auto found = modules_.find(key);
+  if (found == modules_.end()) {
+    add(key, compile_kernels({request})[0].cubin);
+    found = modules_.find(key);
+  }
+  return found->second;
+}
+
+CUfunction KernelStore::get(const KernelRequest& request, int shared_bytes) {
+  const std::lock_guard lock(mutex_);
+  Module& loaded = module(request);
+  const auto found = loaded.functions.find(request.function);
+  if (found != loaded.functions.end()) return found->second;
+  CUfunction function = nullptr;
+  check(driver().cuModuleGetFunction(&function, loaded.module, request.function.c_str()), "cuModuleGetFunction");
+  constexpr int kAlwaysAllowed = 48 * 1024;
+  if (shared_bytes > kAlwaysAllowed) {
+    check(driver().cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
+          "cuFuncSetAttribute (dynamic shared memory)");
+  }
+  loaded.functions.emplace(request.function, function);
+  return function;
+}
+
+void KernelStore::keep() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [key, loaded] : modules_) loaded.kept = true;
+}
+
+void KernelStore::trim() {
+  const std::lock_guard lock(mutex_);
+  const ScopedDevice scope(device_);
+  check(driver().cuCtxSynchronize(), "waiting for a device");
+  ++generation_;
+  for (auto loaded = modules_.begin(); loaded != modules_.end();) {
+    if (!loaded->second.kept) driver().cuModuleUnload(loaded->second.module);
+    loaded = loaded->second.kept ? std::next(loaded) : modules_.erase(loaded);
+  }
+}
+
+void KernelStore::prepare(std::span<const KernelRequest> requests) {
+  const std::lock_guard lock(mutex_);
+  std::vector<KernelRequest> missing;
+  for (const KernelRequest& request : distinct_modules(requests)) {
+    if (!modules_.contains(request.description())) missing.push_back(request);
+  }
+  const std::vector<CompiledKernel> kernels = compile_kernels(missing);
+  for (size_t i = 0; i < missing.size(); ++i) {
+    if (!modules_.contains(missing[i].description())) add(missing[i].description(), kernels[i].cubin);
+  }
+}
+
+}  // namespace uniep::cuda

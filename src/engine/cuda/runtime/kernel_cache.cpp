@@ -1,0 +1,184 @@
+#include "engine/cuda/runtime/kernel_cache.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+
+#include "engine/cuda/runtime/embedded_sources.h"
+#include "io/cache_folder.h"
+#include "io/descriptor.h"
+#include "uniep/error.h"
+
+namespace uniep::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+// FNV-1a, from two different starts: 128 bits of key.
+uint64_t hash_text(std::string_view text, uint64_t hash) {
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return hash;
+}
+
+constexpr uint64_t kHashStart = 0xcbf29ce484222325ull;
+constexpr uint64_t kOtherStart = 0x84222325cbf29ce4ull;
+
+struct FileHeader {
+  char magic[8];
+  uint64_t key_check;
+  uint64_t size;
+  uint64_t check;
+};
+constexpr char kMagic[8] = {'U', 'N', 'I', 'E', 'P', 'K', '0', '1'};
+
+FileHeader header_of(const std::string& key, std::string_view cubin) {
+  FileHeader header{};
+  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  header.key_check = hash_text(key, kHashStart);
+  header.size = cubin.size();
+  header.check = hash_text(cubin, kHashStart);
+  return header;
+}
+
+std::string name_of(const std::string& key) {
+  return key + ".cubin";
+}
+
+}  // namespace
+
+std::string cache_key(const KernelRequest& request) {
+  // All sources count, so that a changed header can not be missed.
+  static const std::pair<uint64_t, uint64_t> sources = [] {
+    std::pair<uint64_t, uint64_t> hashes{kHashStart, kOtherStart};
+    for (const EmbeddedSource& source : embedded_sources()) {
+      for (const std::string_view text : {std::string_view(source.name), std::string_view(source.text)}) {
+        hashes.first = hash_text(std::string_view("\0", 1), hash_text(text, hashes.first));
+        hashes.second = hash_text(std::string_view("\0", 1), hash_text(text, hashes.second));
+      }
+    }
+    return hashes;
+  }();
+  std::string text = "nvrtc " + compiler_version() + " " + compiler_build() + " " + request.description();
+  for (const std::string& option : common_options()) text += " " + option;
+  text += request.text;
+  char name[40];
+  std::snprintf(name, sizeof(name), "%016llx%016llx", static_cast<unsigned long long>(hash_text(text, sources.first)),
+                static_cast<unsigned long long>(hash_text(text, sources.second)));
+  return name;
+}
+
+KernelCache::KernelCache() : directory_(cache_folder()) {}
+
+std::string KernelCache::path(const std::string& key) const {
+  return directory_ + "/" + name_of(key);
+}
+
+namespace {
+
+// Root may write everywhere.
+void require_own(const Descriptor& opened, const std::string& path) {
+  struct stat found {};
+  const bool seen = ::fstat(opened.number(), &found) == 0;
+  const bool own = seen && (found.st_uid == ::geteuid() || found.st_uid == 0);
+  if (own && (found.st_mode & (S_IWGRP | S_IWOTH)) == 0) return;
+  char mode[8];
+  std::snprintf(mode, sizeof(mode), "%04o", static_cast<unsigned>(found.st_mode) & 07777u);
+  throw Error(Status::kInvalidArgument,
+              "UNIEP_CACHE_DIR: others may write '" + path + "' (user " + std::to_string(found.st_uid) + ", mode " +
+                  mode + "); compiled kernels are only taken from folders and files of this user or root that nobody " +
+                  "else may write: chmod -R go-w, or name another folder");
+}
+
+// None where there is no such folder.
+Descriptor open_folder(const std::string& path) {
+  Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder) require_own(folder, path);
+  return folder;
+}
+
+bool read_all(int file, void* to, std::size_t bytes) {
+  auto* next = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t size = ::read(file, next, bytes);
+    if (size < 0 && errno == EINTR) continue;
+    if (size <= 0) return false;
+    next += size;
+    bytes -= static_cast<std::size_t>(size);
+  }
+  return true;
+}
+
+bool write_all(int file, const void* from, std::size_t bytes) {
+  const auto* next = static_cast<const char*>(from);
+  while (bytes > 0) {
+    const ssize_t size = ::write(file, next, bytes);
+    if (size < 0 && errno == EINTR) continue;
+    if (size <= 0) return false;
+    next += size;
+    bytes -= static_cast<std::size_t>(size);
+  }
+  return true;
+}
+
+// Another one in each process, also where containers with the same process ids share a folder.
+std::string name_aside(const std::string& name) {
+  uint64_t number = 0;
+  if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) return {};
+  char digits[20];
+  std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(number));
+  return name + "." + digits + ".new";
+}
+
+}  // namespace
+
+bool KernelCache::load(const std::string& key, std::string& cubin) const {
+  if (directory_.empty()) return false;
+  const Descriptor folder = open_folder(directory_);
+  if (!folder) return false;
+  const Descriptor file(::openat(folder.number(), name_of(key).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  if (!file) return false;
+  require_own(file, path(key));
+  FileHeader header{};
+  struct stat found {};
+  if (!read_all(file.number(), &header, sizeof(header)) || ::fstat(file.number(), &found) != 0) return false;
+  const auto size = static_cast<uint64_t>(found.st_size);
+  if (size < sizeof(header) || header.size != size - sizeof(header)) return false;
+  std::string content(header.size, '\0');
+  if (!read_all(file.number(), content.data(), content.size())) return false;
+  const FileHeader expected = header_of(key, content);
+  if (std::memcmp(&header, &expected, sizeof(header)) != 0) return false;
+  cubin = std::move(content);
+  return true;
+}
+
+void KernelCache::store(const std::string& key, const std::string& cubin) const {
+  if (directory_.empty()) return;
+  std::error_code error;
+  fs::create_directories(fs::path(directory_).parent_path(), error);
+  ::mkdir(directory_.c_str(), 0755);  // whatever the process's umask allows others
+  const Descriptor folder = open_folder(directory_);
+  const std::string aside = name_aside(name_of(key));
+  if (!folder || aside.empty()) return;
+  const FileHeader header = header_of(key, cubin);
+  bool written = false;
+  {
+    const Descriptor file(
+        ::openat(folder.number(), aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+    if (!file) return;
+    written = write_all(file.number(), &header, sizeof(header)) && write_all(file.number(), cubin.data(), cubin.size());
+  }
+  if (!written || ::renameat(folder.number(), aside.c_str(), folder.number(), name_of(key).c_str()) != 0) {
+    ::unlinkat(folder.number(), aside.c_str(), 0);
+  }
+}
+
+}  // namespace uniep::cuda

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+
+#include "engine/cuda/runtime/run_time_compiler.h"
+
+namespace uniep::cuda {
+
+// Identifies a compiled kernel: all embedded sources, the options, the target, the compiler's version and its file's
+// name and size, in which builds of one version differ.
+std::string cache_key(const KernelRequest& request);
+
+// Compiled kernels on disk, one file each, in cache_folder(). An empty UNIEP_CACHE_DIR turns it off. Files appear whole
+// (written aside, then renamed), so processes may share a directory; a file that is short, damaged or of another format
+// counts as absent and is written anew. A directory that can not be written, or a full disk, makes kernels compile
+// again, nothing worse. A folder or a file that another user but root owns, or may write, is refused by load() and
+// store(): Error(kInvalidArgument).
+class KernelCache {
+ public:
+  KernelCache();
+  explicit KernelCache(std::string directory) : directory_(std::move(directory)) {}
+
+  bool load(const std::string& key, std::string& cubin) const;
+  void store(const std::string& key, const std::string& cubin) const;
+  std::string path(const std::string& key) const;
+  const std::string& directory() const { return directory_; }
+
+ private:
+  std::string directory_;
+};
+
+}  // namespace uniep::cuda
