@@ -1,4 +1,4 @@
-"""What test_distributed.py starts with torchrun: every check is run by all ranks, and compares with one process."""
+"""What test_distributed.py starts: every check is run by all ranks, and compares with one process."""
 
 import contextlib
 import os
@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 
 import torch
@@ -26,6 +27,7 @@ from layers import (
     same_bits,
 )
 from uniep import tuning
+from uniep.routes import TorchRoute
 
 
 def alone():
@@ -238,6 +240,31 @@ def expect_error(kind: type[Exception], text: str, call) -> None:
         assert text in str(error), error
     else:
         raise AssertionError(f"no error: {text}")
+
+
+def check_stats_of_a_rank_that_waits(rank: int, ranks: int) -> None:
+    """Rank 0 sends its rows late, forward and backward; the others see that they wait, and where."""
+    group = uniep.Group(transport="torch")
+    layer = make_layer([16] * ranks, experts=4 * ranks, topk=2)
+    send, late = TorchRoute.send, 0.1
+
+    def send_late(self, x):
+        time.sleep(late if rank == 0 else 0)
+        return send(self, x)
+
+    uniep.record_stats()
+    TorchRoute.send = send_late
+    try:
+        run_moe(layer, rank, layer.local(rank, ranks), group=group)
+        found = uniep.stats()
+    finally:
+        TorchRoute.send = send
+        uniep.record_stats(False)
+    assert [one.direction for one in found] == ["forward", "backward"]
+    for one in found:
+        assert one.wait_ms > one.exposed_dispatch_ms > 0 and one.sum_ms > 0 and one.ms > 0
+        if rank > 0:
+            assert one.exposed_dispatch_ms > 1e3 * late / 2, one
 
 
 def check_errors_of_one_rank_are_all_ranks(rank: int, ranks: int) -> None:

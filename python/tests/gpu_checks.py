@@ -400,6 +400,66 @@ def check_groups(world):
     other.close()
 
 
+def check_borrowed_communicator(world):
+    """A Group whose id went over the NCCL communicator of torch; over gloo, and with one rank, nothing is borrowed."""
+    layer = world.medium()
+    with uniep.Group(device=world.device, communicator="borrow") as group:
+        world.expect(group.transport == world.native.transport, f"transport {group.transport}")
+        world.expect_same(world.run(layer, group), world.run(layer), "a borrowed communicator")
+        dist.barrier()  # the process group's communicator still serves it
+
+
+def check_cuda_graphs(world):
+    """Forward and backward in a graph, replayed with other routings; and what a graph can not hold is refused."""
+    if world.cpu:
+        return
+    batches = [world.medium(seed, tokens=200) for seed in (1, 2, 3)]
+    tokens = max(len(x) for x in batches[0].x)
+    capacity = (4.0, tokens)
+    expected = [world.run(Layer(one.x, one.ids, one.probs, one.dy, batches[0].w1, batches[0].w2)) for one in batches]
+    x, ids, probs, w1, w2 = world.leaves(batches[0])
+    ids, dy = ids.clone(), batches[0].dy[world.rank].clone()
+    sums = [torch.zeros(one.shape, device=world.device) for one in (w1, w2)]
+
+    def step(main_grad=None):
+        y = uniep.moe(x, ids, probs, w1, w2, group=world.native, capacity=capacity, main_grad=main_grad)
+        needed = (x, probs) if main_grad else (x, probs, w1, w2)
+        return y.detach(), *torch.autograd.grad(y, needed, dy)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(), step(tuple(sums))
+    torch.cuda.current_stream().wait_stream(side)
+    graph, adding = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+        for options, words in (({"group": world.native}, "capacity: None"), ({"group": world.torch}, "transport")):
+            try:
+                uniep.moe(x, ids, probs, w1, w2, **options)
+                world.expect(False, f"captured with {options}")
+            except ValueError as error:
+                world.expect(words in str(error), f"refused with {error}")
+    with torch.cuda.graph(adding):
+        step(tuple(sums))
+    for turn in (0, 1, 2, 0):
+        batch = batches[turn]
+        with torch.no_grad():
+            for static, new in ((x, batch.x), (ids, batch.ids), (probs, batch.probs), (dy, batch.dy)):
+                static.copy_(new[world.rank])
+        graph.replay()
+        world.synchronize()
+        world.expect_same(Result(*results), expected[turn], f"replay with batch {turn}")
+        for one in sums:
+            one.zero_()
+        adding.replay()
+        world.synchronize()
+        for name, one in zip(("dw1", "dw2"), sums, strict=True):
+            world.expect(same_bits(one.bfloat16(), getattr(expected[turn], name)), f"main_grad {name}, batch {turn}")
+    world.native.synchronize()
+    world.expect_same(world.run(batches[1]), world.run(batches[1], world.torch), "a call behind replays")
+
+
 def check_large_layer(world):
     """Qwen3-30B's shape: bits of both transports, and milliseconds."""
     if world.cpu:

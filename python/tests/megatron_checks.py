@@ -1,4 +1,4 @@
-"""What test_megatron.py starts with torchrun: Megatron-core's layers beside UniEP's, with expert parallelism."""
+"""What test_megatron.py starts: Megatron-core's layers beside UniEP's, with expert parallelism."""
 
 import sys
 
@@ -165,7 +165,7 @@ def check_stats_are_megatrons_metrics(rank, ranks):
     assert (shares.sum(1) == 48 * TOPK * ranks).all()  # every token has its K experts
     for one, rows in zip(found, shares, strict=True):
         assert one.rows_max_over_mean == (rows.max() / rows.mean()).item()
-        assert one.ms > 0 and one.wait_ms is one.exposed_dispatch_ms is one.sum_ms is None
+        assert one.ms > 0 and one.wait_ms >= one.exposed_dispatch_ms >= 0
         assert one.fused == (ranks == 1) and one.fusion == "layer" and one.schedule == "fusion=layer" and one.calls == 1
     tracker = moe_utils.get_moe_layer_wise_logging_tracker()
     logged = tracker["uniep_rows_max_over_mean"]["values"]

@@ -1,4 +1,4 @@
-"""What test_megatron.py starts with torchrun: training under Megatron-FSDP, whose weights have get_main_grad()."""
+"""What test_megatron.py starts: training under Megatron-FSDP, whose weights have get_main_grad()."""
 
 import sys
 

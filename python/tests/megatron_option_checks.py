@@ -1,4 +1,4 @@
-"""What test_megatron.py starts with torchrun: options of Megatron-core's MoE layer that UniEP serves."""
+"""What test_megatron.py starts: options of Megatron-core's MoE layer that UniEP serves."""
 
 import dataclasses
 import math

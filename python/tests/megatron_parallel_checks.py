@@ -1,4 +1,4 @@
-"""What test_megatron.py starts with torchrun: training under Megatron-core's parallelisms, and checkpoints.
+"""What test_megatron.py starts: training under Megatron-core's parallelisms, and checkpoints.
 
 For two processes or four.
 """

@@ -1,4 +1,4 @@
-"""What test_megatron.py starts with torchrun: training with recomputation, deterministic algorithms, and for long."""
+"""What test_megatron.py starts: training with recomputation, deterministic algorithms, and for long."""
 
 import dataclasses
 import sys

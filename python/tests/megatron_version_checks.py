@@ -1,4 +1,4 @@
-"""What test_megatron.py starts with torchrun for each other version of Megatron-core: most checks, in one go.
+"""What test_megatron.py starts for each other version of Megatron-core: most checks, in one go.
 
 megatron_version_checks.py VERSION
 """

@@ -1,4 +1,4 @@
-"""What test_pilot.py starts with torchrun: its large models in small, and comparisons of bits that differ."""
+"""What test_pilot.py starts: its large models in small, and comparisons of bits that differ."""
 
 import dataclasses
 import sys

@@ -144,6 +144,61 @@ def test_compiled_graphs_have_the_bits():
     assert all(same_bits(found[name], expected[name]) for name in NAMES)
 
 
+@pytest.mark.parametrize("given", ["param", "tensors"])
+@pytest.mark.parametrize("save", ["keep", "recompute"])
+@pytest.mark.parametrize("trained", [(0, 1, 2, 3), (0, 3), (2,)], ids=str)
+def test_main_grad_in_compiled_graphs_has_the_bits(given, save, trained):
+    """Two calls each, so that the second adds to what the first left."""
+    torch._dynamo.reset()  # a limit of compilations counts those of all cases
+    layer, group = batch(), uniep.Group("self")
+    results = []
+    for compiling in (False, True):
+        weights = [torch.nn.Parameter(one, which in trained) for which, one in enumerate(parameters())]
+        sums = [torch.ones(weight.shape) for weight in weights]
+        for weight, one in zip(weights, sums, strict=True):
+            weight.main_grad = one
+
+        def layer_of(x, probs, weights=weights, sums=sums):
+            w1, w2, b1, b2 = weights
+            added = "param" if given == "param" else tuple(sums)
+            options = {"main_grad": added, "save": save, "group": group, **OSS}
+            return uniep.moe(x, layer.ids[0], probs, w1, w2, b1=b1, b2=b2, **options)
+
+        run_once = torch.compile(layer_of, fullgraph=True, backend="aot_eager") if compiling else layer_of
+        for _ in range(2):
+            x, probs = (one.detach().requires_grad_() for one in (layer.x[0], layer.probs[0]))
+            y = run_once(x, probs)
+            y.backward(layer.dy[0])
+        for which, weight in enumerate(weights):
+            marked = given == "param" and which in trained
+            assert getattr(weight, "grad_added_to_main_grad", False) == marked
+            assert weight.grad is None if not marked else not weight.grad.any()
+            assert (sums[which] != 1).any() == (which in trained)
+        results.append([y.detach(), x.grad, probs.grad, *sums])
+    for eager, compiled in zip(*results, strict=True):
+        assert same_bits(eager, compiled)
+
+
+def test_a_bias_whose_main_grad_is_fetched_breaks_the_graph():
+    layer, group = batch(), uniep.Group("self")
+    w1, w2, b1, b2 = weights = [torch.nn.Parameter(one) for one in parameters()]
+    for weight in weights:
+        weight.main_grad = torch.zeros(weight.shape)
+    b2.get_main_grad = lambda: b2.main_grad
+
+    def layer_of(x):
+        return uniep.moe(
+            x * 1, layer.ids[0], layer.probs[0], w1, w2, b1=b1, b2=b2, main_grad="param", group=group, **OSS
+        )
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(layer_of, fullgraph=True, backend="aot_eager")(layer.x[0])
+    torch.compile(layer_of, backend="aot_eager")(layer.x[0]).backward(layer.dy[0])
+    expected = run(**OSS)
+    for name, weight in zip(NAMES[3:], weights, strict=True):
+        assert same_bits(weight.main_grad.bfloat16(), expected[name]), name
+
+
 def test_module():
     layer = batch()
     experts = uniep.Experts(EXPERTS, HIDDEN, INTERMEDIATE, group=uniep.Group("self"), bias=True, **OSS)

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch.utils.checkpoint import checkpoint
 
 import uniep
@@ -214,18 +215,98 @@ def test_exchange_of_dense_routing():
         assert same_bits(eager, compiled)
 
 
-def test_main_grad_is_between_two_graphs():
+def graph_breaks():
+    return sum(torch._dynamo.utils.counters["graph_break"].values())
+
+
+def main_grad_weights(layer, form):
+    """w1 and w2 as given to moe(), and all of them in a list; each with main_grad, of ones."""
+    w1, w2 = layer.local(0, 1)
+    if form == "apart":
+        w1 = [half.contiguous() for half in w1.chunk(2, 1)]
+    elif form == "lists":
+        w1, w2 = list(w1.clone().unbind()), list(w2.clone().unbind())
+    first, second = ([torch.nn.Parameter(one) for one in (w if isinstance(w, list) else [w])] for w in (w1, w2))
+    for weight in (*first, *second):
+        weight.main_grad = torch.ones(weight.shape)
+    given = {"stacked": (first[0], second[0]), "apart": (tuple(first), second[0]), "lists": (first, second)}[form]
+    return given, [*first, *second]
+
+
+@pytest.mark.parametrize(
+    ("form", "save", "frozen"),
+    [("stacked", "keep", ()), ("lists", "redispatch", ()), ("apart", "recompute", ()), ("stacked", "keep", (0,))],
+    ids=str,
+)
+def test_main_grad_is_in_the_graph(form, save, frozen):
+    """Two micro-batches, both forwards before both backwards, so that main_grad changes between those of the second."""
+    layers = [make_layer([40], seed=seed, unused=0.1) for seed in (1, 2)]
+    results = []
+    for compiling in (False, True):
+        (w1, w2), weights = main_grad_weights(layers[0], form)
+        told = []
+        for number, weight in enumerate(weights):
+            if number in frozen:
+                weight.requires_grad_(False)
+                continue
+            weight.register_post_accumulate_grad_hook(
+                lambda weight, told=told: told.append(weight.grad_added_to_main_grad)
+            )
+
+        def block(x, ids, probs, w1=w1, w2=w2):
+            return uniep.moe(x * 1, ids, probs, w1, w2, main_grad="param", save=save) * 1
+
+        torch._dynamo.utils.counters.clear()
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        run = torch.compile(block, fullgraph=True, backend=counter) if compiling else block
+        leaves = [(one.x[0].requires_grad_(), one.ids[0], one.probs[0].requires_grad_()) for one in layers]
+        ys = [run(*one) for one in leaves]
+        for y, one in zip(ys, layers, strict=True):
+            y.backward(one.dy[0])
+        assert told == [True] * 2 * (len(weights) - len(frozen))
+        assert not any(weight.grad.any() for weight in weights if weight.requires_grad)
+        assert (counter.frame_count, graph_breaks()) == (1 if compiling else 0, 0)
+        gradients = [leaf.grad for x, _, probs in leaves for leaf in (x, probs)]
+        results.append([*[y.detach() for y in ys], *gradients, *[weight.main_grad for weight in weights]])
+        for x, _, probs in leaves:
+            x.grad = probs.grad = None
+    for eager, compiled in zip(*results, strict=True):
+        assert same_bits(eager, compiled)
+    for number in frozen:
+        assert (results[1][number - len(weights)] == 1).all()
+
+
+def test_main_grad_of_tensors_in_the_graph():
     layer = make_layer([40])
+    expected = run_moe(layer, 0, layer.local(0, 1))
     w1, w2 = (weight.requires_grad_() for weight in layer.local(0, 1))
     added = torch.zeros_like(w1, dtype=torch.float32), torch.zeros_like(w2, dtype=torch.float32)
+    compiled = torch.compile(
+        lambda x: uniep.moe(x * 1, layer.ids[0], layer.probs[0], w1, w2, main_grad=added) * 1,
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    compiled(layer.x[0]).backward(layer.dy[0])
+    assert w1.grad is None and w2.grad is None
+    assert same_bits(added[0].bfloat16(), expected.dw1)
+    assert same_bits(added[1].bfloat16(), expected.dw2)
+
+
+def test_main_grad_that_is_fetched_is_between_two_graphs():
+    """As of Megatron-FSDP: what get_main_grad() gives is known in backward alone."""
+    layer = make_layer([40])
+    expected = run_moe(layer, 0, layer.local(0, 1))
+    weights = [torch.nn.Parameter(one) for one in layer.local(0, 1)]
+    added = [torch.zeros(one.shape) for one in weights]
+    for weight, one in zip(weights, added, strict=True):
+        weight.get_main_grad = lambda one=one: one
 
     def block(x):
-        return uniep.moe(x * 1, layer.ids[0], layer.probs[0], w1, w2, main_grad=added) * 1
+        return uniep.moe(x * 1, layer.ids[0], layer.probs[0], *weights, main_grad="param") * 1
 
     with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.compile(block, fullgraph=True, backend="aot_eager")(layer.x[0])
     torch.compile(block, backend="aot_eager")(layer.x[0]).backward(layer.dy[0])
-    expected = run_moe(layer, 0, layer.local(0, 1))
     assert same_bits(added[0].bfloat16(), expected.dw1)
     assert same_bits(added[1].bfloat16(), expected.dw2)
 
@@ -326,7 +407,7 @@ def test_opcheck_forward(save, capacity, stacked, filled_memory):
     _, (x, ids, probs), w1, w2, options = op_arguments(save, capacity, stacked)
     for tensor in (x, probs, *w1, *w2):
         tensor.requires_grad_()
-    torch.library.opcheck(torch.ops.uniep.forward, (x, ids, probs, w1, w2, [], [], *options, True))
+    torch.library.opcheck(torch.ops.uniep.forward, (x, ids, probs, w1, w2, [], [], [], *options, False, True))
 
 
 def test_opcheck_gate_and_up_apart_and_dense_routing(filled_memory):
@@ -335,25 +416,15 @@ def test_opcheck_gate_and_up_apart_and_dense_routing(filled_memory):
     options = (uniep.Group().name, "auto", "auto", 0, 0, "keep", 2, True, "swiglu", "activation")
     leaves = [one.requires_grad_() for one in (layer.x[0], probs, *w1, layer.w2)]
     torch.library.opcheck(
-        torch.ops.uniep.forward, (leaves[0], dense.routing_map, probs, w1, [layer.w2], [], [], *options, True)
+        torch.ops.uniep.forward,
+        (leaves[0], dense.routing_map, probs, w1, [layer.w2], [], [], [], *options, False, True),
     )
     given = [one.detach() for one in w1]
     with torch.no_grad():
-        _, saved = torch.ops.uniep.forward(
-            layer.x[0], dense.routing_map, probs, given, [layer.w2], [], [], *options, True
-        )
-    arguments = (
-        layer.dy[0],
-        None,
-        dense.routing_map,
-        probs.detach(),
-        given,
-        [layer.w2.detach()],
-        [],
-        [],
-        saved,
-        *options,
-    )
+        inputs = layer.x[0], dense.routing_map, probs, given, [layer.w2], [], [], []
+        _, saved = torch.ops.uniep.forward(*inputs, *options, False, True)
+    weights = given, [layer.w2.detach()], [], []
+    arguments = (layer.dy[0], None, dense.routing_map, probs.detach(), *weights, saved, *options)
     torch.library.opcheck(torch.ops.uniep.backward, (*arguments, True, True))
 
 
@@ -361,16 +432,20 @@ def test_opcheck_gate_and_up_apart_and_dense_routing(filled_memory):
 @pytest.mark.parametrize("need", [(True, True), (True, False), (False, True), (False, False)])
 def test_opcheck_backward(save, need):
     layer, (x, ids, probs), w1, w2, options = op_arguments(save)
-    _, saved = torch.ops.uniep.forward(x, ids, probs, w1, w2, [], [], *options, True)
+    _, saved = torch.ops.uniep.forward(x, ids, probs, w1, w2, [], [], [], *options, False, True)
     given = x if save == "redispatch" else None
     arguments = (layer.dy[0], given, ids, probs, w1, w2, [], [], saved, *options, *need)
     torch.library.opcheck(torch.ops.uniep.backward, arguments)
 
 
+def op_biases(w1, w2):
+    return [torch.ones(w1[0].shape[:2]).bfloat16()], [torch.ones(w2[0].shape[:2]).bfloat16()]
+
+
 def test_opcheck_biases(filled_memory):
     layer, (x, ids, probs), w1, w2, options = op_arguments()
-    b1, b2 = [torch.ones(w1[0].shape[:2]).bfloat16()], [torch.ones(w2[0].shape[:2]).bfloat16()]
-    arguments = (x, ids, probs, w1, w2, b1, b2, *options, True)
+    b1, b2 = op_biases(w1, w2)
+    arguments = (x, ids, probs, w1, w2, b1, b2, [], *options, False, True)
     _, saved = torch.ops.uniep.forward(*arguments)
     for tensor in (x, probs, *w1, *b2):
         tensor.requires_grad_()
@@ -378,6 +453,27 @@ def test_opcheck_biases(filled_memory):
     given = [one.detach() for one in (probs, *w1, *w2, *b1, *b2)]
     own = (ids, given[0], *([one] for one in given[1:]), saved)
     torch.library.opcheck(torch.ops.uniep.backward, (layer.dy[0], None, *own, *options, True, True))
+
+
+@pytest.mark.parametrize(
+    ("has_biases", "need"),
+    [
+        (False, (True, True, False, False)),
+        (False, (False, True, False, False)),
+        (True, (True, True, True, True)),
+        (True, (False, True, True, False)),
+    ],
+)
+def test_opcheck_backward_into(has_biases, need):
+    layer, (x, ids, probs), w1, w2, options = op_arguments()
+    parts = w1, w2, *(op_biases(w1, w2) if has_biases else ([], []))
+    _, saved = torch.ops.uniep.forward(x, ids, probs, *parts, [], *options, False, True)
+    sums = [
+        [torch.ones(one.shape) for one in weights] if needed else []
+        for needed, weights in zip(need, parts, strict=True)
+    ]
+    arguments = (layer.dy[0], None, ids, probs, *parts, saved, *sums, *options, True)
+    torch.library.opcheck(torch.ops.uniep.backward_into, arguments)
 
 
 def test_opcheck_exchange():
@@ -396,7 +492,7 @@ def test_opcheck_exchange():
 def test_a_group_that_is_gone_is_named():
     _, (x, ids, probs), w1, w2, options = op_arguments()
     with pytest.raises(ValueError, match="group: there is none of the name 'nobody'"):
-        torch.ops.uniep.forward(x, ids, probs, w1, w2, [], [], "nobody", *options[1:], True)
+        torch.ops.uniep.forward(x, ids, probs, w1, w2, [], [], [], "nobody", *options[1:], False, True)
 
 
 def test_a_graph_keeps_the_tuned_schedules_of_its_compilation():

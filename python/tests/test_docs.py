@@ -9,32 +9,48 @@ import sys
 
 import pytest
 
-from test_distributed import torchrun
+from ranks import HERE, run_ranks
 from titan_assets import write_assets
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 NEEDS = {"pytorch": "torch", "transformers": "transformers", "verifier": "torch"}
-PROGRAMS = [
-    pytest.param(
-        program,
-        id=f"{page}-{number}",
-        marks=pytest.mark.skipif(importlib.util.find_spec(needs) is None, reason=f"{needs} is not installed"),
-    )
+PROGRAMS = {
+    f"{page}-{number}": (needs, program)
     for page, needs in NEEDS.items()
     for number, program in enumerate(
         re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), flags=re.DOTALL)
     )
-]
+}
 
 
-@pytest.mark.parametrize("text", PROGRAMS)
-def test_program(text, scratch):
-    program = scratch / "program.py"
-    program.write_text(text)
-    if "init_process_group" in text:
-        assert "uniep.Group(rank 1 of 2, cpu, transport torch" in torchrun(2, program)
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """What the programs of one process ended with and printed, by name."""
+    folder = tmp_path_factory.mktemp("programs")
+    files = {}
+    for name, (needs, program) in PROGRAMS.items():
+        if "init_process_group" not in program and importlib.util.find_spec(needs) is not None:
+            files[name] = folder / name / "program.py"
+            files[name].parent.mkdir()
+            files[name].write_text(program)
+    runner = [sys.executable, str(HERE / "run_programs.py"), *map(str, files.values())]
+    done = subprocess.run(runner, check=True, capture_output=True, text=True, timeout=500)
+    statuses = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines())
+    return {name: (statuses[str(file)], pathlib.Path(f"{file}.log").read_text()) for name, file in files.items()}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name, request, scratch):
+    needs, program = PROGRAMS[name]
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
+    if "init_process_group" in program:
+        file = scratch / "program.py"
+        file.write_text(program)
+        assert "uniep.Group(rank 1 of 2, cpu, transport torch" in run_ranks(2, file)
     else:
-        subprocess.run([sys.executable, str(program)], check=True, cwd=scratch)
+        status, printed = request.getfixturevalue("ended")[name]
+        assert status == "0", printed
 
 
 def test_there_are_programs():
@@ -55,5 +71,5 @@ def test_torchtitans_command(scratch, monkeypatch):
     flags += ["--training.seq_len", "32", "--training.local_batch_size", "1"]
     write_assets(scratch)
     monkeypatch.chdir(scratch)
-    text = torchrun(2, pathlib.Path(__file__).resolve().parent / "titan_cpu.py", *flags)
+    text = run_ranks(2, HERE / "titan_cpu.py", *flags)
     assert "UniEPRoutedExperts" in text and re.search(r"step: *3.*loss:", text), text[-3000:]

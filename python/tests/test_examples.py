@@ -5,13 +5,13 @@ import re
 import subprocess
 import sys
 
-from test_distributed import torchrun
+from ranks import run_ranks
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
 
 
 def test_train_moe_compares():
-    text = torchrun(4, EXAMPLES / "train_moe.py", "--compare", "--steps", "40")
+    text = run_ranks(4, EXAMPLES / "train_moe.py", "--compare", "--steps", "40")
     assert "4 ranks on cpu, transport torch" in text
     apart = float(re.search(r"losses at most ([\d.]+) % apart", text)[1])
     assert 0 < apart < 1.0, text  # 0 would be the same layer twice
@@ -28,6 +28,6 @@ def test_train_moe_alone():
 
 
 def test_own_gemm():
-    text = torchrun(2, EXAMPLES / "own_gemm.py")
+    text = run_ranks(2, EXAMPLES / "own_gemm.py")
     apart = [float(number) for number in re.findall(r"([\d.]+) apart", text)]
     assert len(apart) == 5 * 2 and max(apart) < 0.01, text

@@ -1,4 +1,4 @@
-"""The plugin beside released versions of Megatron-core, on a CPU: one torchrun a line.
+"""The plugin beside released versions of Megatron-core, on a CPU: one start a line.
 
 UNIEP_MEGATRON_VERSIONS names a folder with a folder for each other version, named as it, as scripts/python_tests.sh
 makes it; UNIEP_REQUIRE_MEGATRON=1 makes failures of what would be skipped.
@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from test_distributed import HERE, torchrun
+from ranks import HERE, run_ranks
 
 REQUIRED = os.environ.get("UNIEP_REQUIRE_MEGATRON") == "1"
 OTHER_VERSIONS = ["0.17.1", "0.18.2"]
@@ -34,7 +34,7 @@ RUNS += [("fsdp_checks", 2)]
 
 @pytest.mark.parametrize(("script", "ranks"), RUNS)
 def test_megatron(megatron, script, ranks):
-    assert f"checks passed on {ranks} ranks" in torchrun(ranks, HERE / f"megatron_{script}.py")
+    assert f"checks passed on {ranks} ranks" in run_ranks(ranks, HERE / f"megatron_{script}.py")
 
 
 @pytest.mark.parametrize("version", OTHER_VERSIONS)
@@ -42,12 +42,12 @@ def test_other_versions(megatron, version, monkeypatch):
     folder = pathlib.Path(os.environ.get("UNIEP_MEGATRON_VERSIONS", "none")) / version
     need((folder / "megatron").is_dir(), f"megatron-core {version}")
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
-    assert "checks passed on 2 ranks" in torchrun(2, HERE / "megatron_version_checks.py", version)
+    assert "checks passed on 2 ranks" in run_ranks(2, HERE / "megatron_version_checks.py", version)
 
 
 def test_program_for_gpus(megatron):
     options = ["--cpu", "--tiny", "--steps", "2", "--repeat", "2", "--only", "EP1"]
-    assert "6 of 6 runs passed" in torchrun(1, HERE / "gpu_megatron.py", *options)
+    assert "6 of 6 runs passed" in run_ranks(1, HERE / "gpu_megatron.py", *options)
 
 
 def test_the_hook_of_an_in_process_restart_ends_all_groups(megatron, monkeypatch):

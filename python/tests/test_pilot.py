@@ -16,7 +16,7 @@ import pytest
 if importlib.util.find_spec("megatron") is None:  # test_megatron.py fails then where it has to be there
     pytest.skip("megatron-core is not installed", allow_module_level=True)
 
-from test_distributed import HERE, torchrun
+from ranks import HERE, run_ranks
 from uniep.pilot import arms, drawing, options, sizes, summary, text
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -26,11 +26,17 @@ def run_pilot(words, folder, ranks=2, expected=0):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{os.environ.get('PYTHONPATH', '')}"}
+    line = [sys.executable]
+    if ranks > 1:
+        line += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
+    else:  # without torchrun's own seconds
+        environment |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = subprocess.run(
         [*line, "-m", "uniep.pilot", *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{os.environ.get('PYTHONPATH', '')}"},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -80,7 +86,7 @@ def run(tmp_path_factory):
     assert words[:4] == ["--nproc-per-node", "2", "-m", "uniep.pilot"]
     flags = folder / "flags.sh"
     flags.write_text("--swiglu --disable-bias-linear --bf16 \\\n --moe-shared-expert-overlap --fp8-format hybrid \\\n")
-    output = run_pilot([*words[4:], "--config", str(flags)], folder)
+    output = run_pilot([*words[4:], "--config", str(flags), "--reserve-sms", "8"], folder)
     return output, json.loads((folder / "pilot" / "report.json").read_text()), folder / "pilot" / "report.html"
 
 
@@ -97,6 +103,7 @@ def test_every_part_is_in_the_report(run):
         assert row["peak_mib"] is None  # torch counts a CPU's memory nowhere
         assert 1.0 <= row["rows_max_over_mean"] <= 2.0
     assert "missing: deepep" in output
+    assert [row["arm"] for row in report["reserve_sms"]] == ["uniep", "uniep, reserve_sms=8"]
 
 
 def test_bits_and_losses(run):
@@ -210,7 +217,7 @@ def test_uniep_disable_is_refused(scratch, monkeypatch):
 
 
 def test_small_models_and_bits_that_differ():
-    assert "3 checks passed on 2 ranks" in torchrun(2, HERE / "pilot_checks.py")
+    assert "3 checks passed on 2 ranks" in run_ranks(2, HERE / "pilot_checks.py")
 
 
 def test_layers():
@@ -234,9 +241,19 @@ def test_missing_arms_are_named():
 
 def test_reserved_sms_are_arms():
     arm = arms.find(["uniep"], "fusion=pairs,comm.reserve_sms=24")[0][0]
+    assert arm.reserve_sms == "auto"
     other = arms.with_reserved_sms(arm, 8)
-    assert (other.name, other.schedule) == ("uniep, reserve_sms=8", "fusion=pairs,comm.reserve_sms=8")
-    assert arms.with_reserved_sms(arm._replace(schedule="auto"), 0).schedule == "comm.reserve_sms=0"
+    assert (other.name, other.schedule, other.reserve_sms) == ("uniep, reserve_sms=8", "fusion=pairs", 8)
+    other = arms.with_reserved_sms(arm._replace(schedule="auto"), 0)
+    assert (other.schedule, other.reserve_sms) == ("auto", 0)
+
+
+def test_numbers_of_reserved_sms_where_there_are_several_gpus(monkeypatch):
+    assert options.parse(["--cpu"]).reserve_sms == options.parse([]).reserve_sms == []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert options.parse([]).reserve_sms == [0, 8, 16]
+    assert options.parse(["--reserve-sms", "4"]).reserve_sms == [4]
+    assert options.parse(["--reserve-sms", ""]).reserve_sms == options.parse(["--cpu"]).reserve_sms == []
 
 
 def test_drawings_escape_names():

@@ -1,4 +1,4 @@
-"""The plugin beside a released torchtitan, on a CPU: one torchrun a size, and torchtitan's own trainer."""
+"""The plugin beside a released torchtitan, on a CPU: one start a size, and torchtitan's own trainer."""
 
 import importlib.util
 import pathlib
@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from test_distributed import torchrun
+from ranks import run_ranks
 from titan_assets import write_assets
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")
@@ -15,12 +15,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_layers(ranks):
-    assert f"checks passed on {ranks} ranks" in torchrun(ranks, HERE / "torchtitan_checks.py")
+    assert f"checks passed on {ranks} ranks" in run_ranks(ranks, HERE / "torchtitan_checks.py")
 
 
 def train(*flags: str) -> list[float]:
     """The losses of 30 steps of Qwen3's debug model on two ranks, expert-parallel, with the current folder's assets."""
-    text = torchrun(
+    text = run_ranks(
         2,
         HERE / "titan_cpu.py",
         *["--module", "titan_cpu", "--config", "qwen3_moe", "--training.steps", "30", "--training.seq_len", "64"],

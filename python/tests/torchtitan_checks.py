@@ -1,4 +1,4 @@
-"""What test_torchtitan.py starts with torchrun: UniEP's routed experts beside torchtitan's."""
+"""What test_torchtitan.py starts: UniEP's routed experts beside torchtitan's."""
 
 import titan_cpu  # isort: skip  (torchtitan looks for its device when it is imported)
 

@@ -1,4 +1,4 @@
-"""What test_transformers.py starts with torchrun: a tiny Qwen3-MoE made from a configuration, on 1 and 2 ranks."""
+"""What test_transformers.py starts: a tiny Qwen3-MoE made from a configuration, on 1 and 2 ranks."""
 
 import sys
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from uniep import library, rerun
-from uniep.engine import Weights
+from uniep.engine import addresses
 from uniep.group import Group
-from uniep.layer_stats import watch
+from uniep.layer_stats import spans, watch
 from uniep.numerics import PLAIN, Numerics
 from uniep.routes import Route, place_routing
 
@@ -45,6 +45,7 @@ class Call(typing.NamedTuple):
     ) -> tuple[torch.Tensor, torch.Tensor, Route]:
         """y in the shape of x, what is kept for backward (nothing unless `keep`), and the placed routing."""
         route = self.place(ids, probs)
+        route.spans = spans()
         w1, w2, b1, b2 = self.parts(weights)
         rows = route.send(rows_of(x))
         with watch(self, "forward", route):
@@ -53,11 +54,11 @@ class Call(typing.NamedTuple):
                 self.schedules[0],
                 route.placement,
                 rows,
-                Weights.of(w1, self.apart),
-                Weights.of(w2),
+                addresses(w1, self.apart),
+                addresses(w2),
                 keep,
-                Weights.of_biases(b1),
-                Weights.of_biases(b2),
+                addresses(b1, dimensions=2),
+                addresses(b2, dimensions=2),
             )
         verifier = rerun.watcher
         is_due = verifier is not None and verifier.due(self, "forward")
@@ -95,7 +96,8 @@ class Call(typing.NamedTuple):
         if verifier is not None and is_due:
             verifier.before_backward(self, dw1, dw2)
         w1, w2, _, b2 = self.parts(weights)
-        dprobs = dy.new_empty(route.engine_tokens, dtype=torch.float32)
+        dprobs = self.group.engine.probs_gradient(route.engine_tokens)
+        route.spans = spans()
         rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
         with watch(self, "backward", route):
             dx = self.group.engine.backward(
@@ -105,14 +107,14 @@ class Call(typing.NamedTuple):
                 saved,
                 rows,
                 x_rows,
-                Weights.of(w1, self.apart),
-                Weights.of(w2),
+                addresses(w1, self.apart),
+                addresses(w2),
                 dprobs,
-                Weights.of(dw1, self.apart),
-                Weights.of(dw2),
-                Weights.of_biases(b2),
-                Weights.of_biases(db1),
-                Weights.of_biases(db2),
+                addresses(dw1, self.apart),
+                addresses(dw2),
+                addresses(b2, dimensions=2),
+                addresses(db1, dimensions=2),
+                addresses(db2, dimensions=2),
             )
         # Collective, so whoever needs them.
         route.keeps_arrived = is_due or rerun.running

@@ -51,42 +51,25 @@ class Owned:
             self.engine.destroy_later(self.destroy, self.handle)
 
 
-class Weights(typing.NamedTuple):
-    """Addresses of the experts' tensors: one tensor (`stacked`), or one an expert; of gate and up apart the gates'."""
-
-    stacked: int | None = None
-    experts: typing.Any = None
-    up: Weights | None = None
-
-    @staticmethod
-    def of(tensors: Sequence[torch.Tensor] | None, apart: bool = False, dimensions: int = 3) -> Weights:
-        """`apart`: the first half of the tensors are gates, the second the matching ups. `dimensions`: of a tensor over
-        all experts."""
-        if tensors is None:
-            return _NO_WEIGHTS
-        if apart:
-            half = len(tensors) // 2
-            return Weights.of(tensors[:half])._replace(up=Weights.of(tensors[half:]))
-        if len(tensors) == 1 and tensors[0].dim() == dimensions:
-            return Weights(tensors[0].data_ptr())
-        addresses = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
-        return Weights(None, addresses)
-
-    @staticmethod
-    def of_biases(tensors: Sequence[torch.Tensor] | None) -> Weights:
-        return Weights.of(tensors, dimensions=2) if tensors else _NO_WEIGHTS
-
-    @property
-    def array(self) -> int | None:
-        return None if self.experts is None else ctypes.addressof(self.experts)
-
-    @property
-    def ups(self) -> tuple[int | None, int | None]:
-        """The addresses of the ups, where they lie apart: one tensor, or an array."""
-        return (None, None) if self.up is None else (self.up.stacked, self.up.array)
+# Addresses of the experts' tensors: one tensor, or an array with one an expert; the same of ups that lie apart from
+# their gates; and what keeps the arrays.
+Weights = tuple[int | None, int | None, int | None, int | None, typing.Any]
+_NO_WEIGHTS: Weights = (None, None, None, None, None)
 
 
-_NO_WEIGHTS = Weights()
+def addresses(tensors: Sequence[torch.Tensor] | None, apart: bool = False, dimensions: int = 3) -> Weights:
+    """`apart`: the first half of the tensors are gates, the second the matching ups. `dimensions`: of a tensor over all
+    experts; 2 of biases."""
+    if not tensors:
+        return _NO_WEIGHTS
+    if not apart and len(tensors) == 1 and tensors[0].dim() == dimensions:
+        return tensors[0].data_ptr(), None, None, None, None
+    if apart:
+        half = len(tensors) // 2
+        gate, up = addresses(tensors[:half]), addresses(tensors[half:])
+        return gate[0], gate[1], up[0], up[1], (gate[4], up[4])
+    array = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+    return None, ctypes.addressof(array), None, None, array
 
 
 class _Reused:
@@ -113,6 +96,7 @@ class Engine:
         self.reserved: int | None = 0  # SMs that exchanges leave, as reserved_sms.leave() takes it
         self._configs: dict[tuple[typing.Any, ...], typing.Any] = {}
         self._byte = torch.empty(1, dtype=torch.uint8, device=device)
+        self._float = torch.empty(1, dtype=torch.float32, device=device)
         # What calls fill in and read again, under the lock.
         self._out, self._saved, self._saved_bytes = library.Handle(), ctypes.c_void_p(), ctypes.c_size_t()
         self._out_address = ctypes.byref(self._out)
@@ -317,11 +301,10 @@ class Engine:
                 )
             )
             given.x = x.data_ptr()
-            given.w1, given.w2 = w1.stacked, w2.stacked
-            given.w1_experts, given.w2_experts = w1.array, w2.array
-            given.w1_up, given.w1_up_experts = w1.ups
-            given.b1, given.b2 = b1.stacked, b2.stacked
-            given.b1_experts, given.b2_experts = b1.array, b2.array
+            given.w1, given.w1_experts, given.w1_up, given.w1_up_experts, _ = w1
+            given.w2, given.w2_experts, _, _, _ = w2
+            given.b1, given.b1_experts, _, _, _ = b1
+            given.b2, given.b2_experts, _, _, _ = b2
             given.y = y.data_ptr()
             given.stream = self._stream()
             out = self._out_address if keep else None
@@ -359,7 +342,7 @@ class Engine:
         db1: Weights = _NO_WEIGHTS,
         db2: Weights = _NO_WEIGHTS,
     ) -> torch.Tensor:
-        """uniep_backward_pending() and, where one gradient of the two is asked for, uniep_weight_gradients().
+        """uniep_backward(); where one gradient of the two is asked for, uniep_weight_gradients() behind it.
 
         Takes the bytes of a forward with these schedules, of forward and of backward. Writes dprobs [T, K],
         of a map [T, E], and the gradients that have addresses, those of biases with their weights'; gives back dx
@@ -374,7 +357,7 @@ class Engine:
         dx = torch.empty_like(dy)
         stream = self._stream()
         functions, need, given = self._library, self._need.fields, self._backward.fields
-        attached, pending = self._out, library.Handle()
+        attached = self._out
         with self._lock:
             self._begin()
             library.check(
@@ -390,16 +373,14 @@ class Engine:
                 lacking, workspace, left = error, self._byte, self._byte
                 need.workspace_bytes = need.pending_bytes = 0  # a call without room tells the other ranks
             given.dy, given.x = dy.data_ptr(), None if x is None else x.data_ptr()
-            given.w1, given.w2 = w1.stacked, w2.stacked
-            given.w1_experts, given.w2_experts = w1.array, w2.array
-            given.w1_up, given.w1_up_experts = w1.ups
+            given.w1, given.w1_experts, given.w1_up, given.w1_up_experts, _ = w1
+            given.w2, given.w2_experts, _, _, _ = w2
             given.dx, given.dprobs = dx.data_ptr(), dprobs.data_ptr()
-            given.dw1, given.dw2 = dw1.stacked, dw2.stacked
-            given.dw1_experts, given.dw2_experts = dw1.array, dw2.array
-            given.dw1_up, given.dw1_up_experts = dw1.ups
-            given.b2, given.b2_experts = b2.stacked, b2.array
-            given.db1, given.db2 = db1.stacked, db2.stacked
-            given.db1_experts, given.db2_experts = db1.array, db2.array
+            given.dw1, given.dw1_experts, given.dw1_up, given.dw1_up_experts, _ = dw1
+            given.dw2, given.dw2_experts, _, _, _ = dw2
+            given.b2, given.b2_experts, _, _, _ = b2
+            given.db1, given.db1_experts, _, _, _ = db1
+            given.db2, given.db2_experts, _, _, _ = db2
             given.stream, given.weight_gradients = stream, time
             given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
             given.pending_memory, given.pending_bytes = None if left is None else left.data_ptr(), need.pending_bytes
@@ -413,26 +394,47 @@ class Engine:
                     *self._saved_arguments,
                 )
             )
+            call = self._handle, config, schedules[1], attached, self._backward.address, 1
             try:
-                status = functions.uniep_backward_pending(
-                    self._handle, config, schedules[1], attached, self._backward.address, 1, ctypes.byref(pending)
-                )
+                if time == library.WEIGHT_GRADIENTS_LATER:
+                    status = self._backward_in_two(call, dw1, dw2, db1, db2, stream)
+                else:
+                    status = functions.uniep_backward(*call)
                 if lacking is not None:
                     raise lacking
                 library.check(status)
-                if time == library.WEIGHT_GRADIENTS_LATER:
-                    work = library.WeightGradientArguments.make(
-                        dw1=dw1.stacked, dw2=dw2.stacked, dw1_experts=dw1.array, dw2_experts=dw2.array, stream=stream
-                    )
-                    work.dw1_up, work.dw1_up_experts = dw1.ups
-                    work.db1, work.db2 = db1.stacked, db2.stacked
-                    work.db1_experts, work.db2_experts = db1.array, db2.array
-                    library.check(functions.uniep_weight_gradients(self._handle, pending, ctypes.byref(work), 1))
             finally:
-                if pending:
-                    functions.uniep_pending_destroy(pending)
                 functions.uniep_saved_destroy(attached)
         return dx
+
+    def _backward_in_two(
+        self,
+        call: tuple[typing.Any, ...],
+        dw1: Weights,
+        dw2: Weights,
+        db1: Weights,
+        db2: Weights,
+        stream: int | None,
+    ) -> int:
+        """uniep_backward_pending(), and uniep_weight_gradients() of one of the two; the status of the first."""
+        functions, pending = self._library, library.Handle()
+        status: int = functions.uniep_backward_pending(*call, ctypes.byref(pending))
+        if status != 0:
+            return status
+        try:
+            work = library.WeightGradientArguments.make(stream=stream)
+            work.dw1, work.dw1_experts, work.dw1_up, work.dw1_up_experts, _ = dw1
+            work.dw2, work.dw2_experts, _, _, _ = dw2
+            work.db1, work.db1_experts, _, _, _ = db1
+            work.db2, work.db2_experts, _, _, _ = db2
+            library.check(functions.uniep_weight_gradients(self._handle, pending, ctypes.byref(work), 1))
+        finally:
+            functions.uniep_pending_destroy(pending)
+        return status
+
+    def probs_gradient(self, shape: tuple[int, int]) -> torch.Tensor:
+        """Memory for dprobs."""
+        return self._float.new_empty(shape)
 
     @_named
     def dispatch(

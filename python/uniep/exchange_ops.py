@@ -6,6 +6,7 @@ import typing
 
 import torch
 
+from uniep import capture
 from uniep.group import Group, find_group
 from uniep.ops import new_size
 from uniep.routes import Route, place_routing
@@ -24,6 +25,7 @@ def place_exchange(
     capacity: tuple[int, int] | None,
 ) -> Route:
     """Places ids [T, K] and probs [T, K], or a map and probs [T, E], for rows of `hidden` columns. Collective."""
+    capture.refuse("place: it waits for the number of rows, and a CUDA graph is captured; legal there is moe()")
     shape = hidden, _NO_INTERMEDIATE, experts
     return place_routing(group, shape, ids, probs.detach().contiguous(), topk, capacity)
 

@@ -12,7 +12,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from uniep import cuda_libraries, library, peers, reserved_sms, tuning
+from uniep import capture, communicators, cuda_libraries, library, peers, reserved_sms, tuning
 from uniep.engine import Engine
 
 _log = logging.getLogger("uniep")
@@ -44,6 +44,7 @@ class _Cached(type):
         workers: int = 0,
         timeout_s: float | None = None,
         reserve_sms: int | str = "auto",
+        communicator: str = "own",
     ) -> typing.Any:
         if pg is None and dist.is_available() and dist.is_initialized():
             pg = dist.group.WORLD
@@ -53,6 +54,7 @@ class _Cached(type):
             raise ValueError(f"pg: {pg!r}; legal are a process group, 'self' and None")
         device = _device(device)
         options = {"device": device, "workers": workers, "timeout_s": timeout_s, "reserve_sms": reserve_sms}
+        options["communicator"] = communicator
         key = (pg, transport, *options.values())
         if key not in cls.groups:
             cls.groups[key] = super().__call__(pg, transport, **options)
@@ -98,6 +100,9 @@ class Group(metaclass=_Cached):
         timeout_s: bound of a wait for a peer that has begun a call (native); None: UNIEP_TIMEOUT_S, or 60.
         reserve_sms: SMs that calls of several ranks leave to NCCL's collectives beside them (native, on GPUs), where a
             schedule does not say it by comm.reserve_sms; "auto": what collectives of run_beside()'s groups can take.
+        communicator: how native ranks find each other. "own": by an id that rank 0 broadcasts over `pg`, of whatever
+            backend. "borrow": by one that the library itself shares over the NCCL communicator of `pg`, which it uses
+            for nothing else, and no longer than this constructor. The transport "torch" always runs over `pg`.
 
     Attributes:
         reserved: SMs that calls leave, 0 where no kernel waits for a peer; None: not known, so that calls are refused.
@@ -115,6 +120,7 @@ class Group(metaclass=_Cached):
         workers: int = 0,
         timeout_s: float | None = None,
         reserve_sms: int | str = "auto",
+        communicator: str = "own",
     ) -> None:
         if transport not in _TRANSPORTS:
             raise ValueError(f"transport: {transport!r}; legal are {', '.join(_TRANSPORTS)}")
@@ -123,6 +129,8 @@ class Group(metaclass=_Cached):
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s: {timeout_s}; must be above 0, or None")
         reserved_sms.checked(reserve_sms)
+        communicators.checked(communicator)
+        capture.refuse("group: a CUDA graph is captured; make the Group before, and one call with it")
         self.process_group = None if pg == "self" else pg
         self.device = _device(device)
         self.name = f"uniep{next(_numbers)}"
@@ -143,13 +151,13 @@ class Group(metaclass=_Cached):
             keep.append((ctypes.c_int32 * 1)(self.device.index))
             options |= {"devices": keep[0], "device_count": 1}
         if self.transport == "native" and self.size > 1:
-            keep.append(ctypes.create_string_buffer(self._unique_id(), library.UNIQUE_ID_BYTES))
-            options |= {
-                "ranks": self.size,
-                "rank": self.rank,
-                "launch": library.LAUNCH_PROCESSES,
-                "unique_id": ctypes.addressof(keep[1]),
-            }
+            options |= {"ranks": self.size, "rank": self.rank, "launch": library.LAUNCH_PROCESSES}
+            if communicator == "borrow":
+                process_group = typing.cast(dist.ProcessGroup, self.process_group)
+                options["communicator"] = communicators.borrowed(process_group, self.device)
+            else:
+                keep.append(ctypes.create_string_buffer(self._unique_id(), library.UNIQUE_ID_BYTES))
+                options["unique_id"] = ctypes.addressof(keep[-1])
         self.engine = Engine(self.device, options)
         self.reserve_sms, self._beside = reserve_sms, dict[str, int | None]()  # by names: groups end before this one
         self.reserved: int | None = 0

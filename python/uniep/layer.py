@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.autograd.function import once_differentiable
 
-from uniep import ops, reserved_sms
+from uniep import capture, ops, reserved_sms
 from uniep.call import Call, shaped
 from uniep.errors import Unsupported
 from uniep.group import Group, find_group
@@ -85,7 +85,7 @@ def moe(
             that hooks run. None: gradients of grad_dtype.
         grad_dtype: torch.bfloat16, or torch.float32: gradients of weights and biases before that rounding. Autograd
             keeps it only in leaves with `weight.grad_dtype = torch.float32`, which PyTorch has from 2.10 on. Breaks
-            compiled graphs, as main_grad does.
+            compiled graphs, as `weight.get_main_grad` does.
         save: "keep" FC1's output and the dispatched rows for backward; "redispatch": keep x, and dispatch it again for
             the weight gradients; "recompute": keep the arguments only. Changes no bit.
         activation: "swiglu"; "geglu_tanh" or "geglu_erf": gelu(gate) * up; "relu2" or "silu", without a gate: w1 is
@@ -103,11 +103,11 @@ def moe(
             come from a later call, and all ranks call group.recover() after it.
     """
     compiling = torch.compiler.is_compiling()
-    if compiling and (main_grad is not None or grad_dtype is not torch.bfloat16):
+    if compiling and (grad_dtype is not torch.bfloat16 or (main_grad == "param" and _is_fetched(w1, w2, b1, b2))):
         options: dict[str, typing.Any] = {"group": group, "schedule": schedule, "capacity": capacity, "save": save}
         options |= {"topk": topk, "grad_dtype": grad_dtype, "activation": activation, "router_weight": router_weight}
         return _moe_outside_of_graphs(x, topk_ids, probs, w1, w2, b1=b1, b2=b2, main_grad=main_grad, **options)
-    if torch.is_autocast_enabled(x.device.type):
+    if (compiling or torch._C._is_any_autocast_enabled()) and torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.bfloat16)
         w1, w2 = _cast(w1), _cast(w2)
         b1, b2 = None if b1 is None else _cast(b1), None if b2 is None else _cast(b2)
@@ -127,6 +127,7 @@ def moe(
         _check_frozen(third, "b1")
         _check_frozen(fourth, "b2")
     limits = checked_capacity(capacity, slots, local)
+    parts = first, second, third, fourth
     if schedule == "auto" and compiling:
         for sizes, pair in _tuned(group.name):
             if sizes == (hidden, intermediate, experts, slots):
@@ -139,13 +140,14 @@ def moe(
             t.requires_grad for t in (x, probs, first[0], second[0], *third[:1], *fourth[:1])
         )
         given = save, slots, apart, activation, router_weight
+        sums, marks = _main_grad_in_graph(main_grad, parts, apart), main_grad == "param"
         return ops.run_forward(
-            x, topk_ids, probs, first, second, third, fourth, group.name, texts, limits, *given, keep
+            x, topk_ids, probs, first, second, third, fourth, sums, group.name, texts, limits, *given, marks, keep
         )
     schedules = _schedules(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
-    added = None if main_grad is None else _main_grad(main_grad, (first, second, third, fourth), apart)
+    added = None if main_grad is None else _main_grad(main_grad, parts, apart)
     if grad_dtype is not torch.bfloat16:
-        _check_grad_dtype(grad_dtype, (first, second, third, fourth), added is not None)
+        _check_grad_dtype(grad_dtype, parts, added is not None)
     shape = hidden, intermediate, experts
     numerics = read_numerics(activation, router_weight, bool(third))
     tensors = first, second, added, grad_dtype, numerics, third, fourth
@@ -233,12 +235,48 @@ _apply_moe: typing.Callable[..., typing.Any] = super(torch.autograd.Function, _M
 def _gradients(call: Call, which: int, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Memory for the gradients of w1 (0), w2 (1), b1 (2) or b2 (3)."""
     if call.main_grad is None:
+        if call.grad_dtype is torch.bfloat16:
+            return [torch.empty_like(weight) for weight in weights]
         return [torch.empty_like(weight, dtype=call.grad_dtype) for weight in weights]
     if call.main_grad != "param":
         return call.main_grad[which]
     name = _NAMES[which]
     found = [main_grad_of(parameter, name) for parameter in (call.w1, call.w2, call.b1, call.b2)[which]]
     _check_main_grad(found, weights, name)
+    return found
+
+
+def _flat(given: GateAndUp) -> list[torch.Tensor]:
+    return [given] if _is_tensor(given) else [one for part in given for one in _flat(part)]
+
+
+def _is_fetched(*given: GateAndUp | None) -> bool:
+    """Whether a weight's main_grad is known in its backward alone (Megatron-FSDP): no graph can hold it."""
+    return any(
+        getattr(one, "get_main_grad", None) is not None or getattr(one, "overwrite_main_grad", False)
+        for weights in given
+        if weights is not None
+        for one in _flat(weights)
+    )
+
+
+def _main_grad_in_graph(
+    given: MainGrad | None, parts: tuple[list[torch.Tensor], ...], apart: bool
+) -> list[torch.Tensor]:
+    """What the backward of a graph adds to: that of w1, w2, b1 and b2 behind each other; nothing where it adds to
+    nothing."""
+    if given is None:
+        return []
+    added = _main_grad(given, parts, apart)
+    if added != "param":
+        return [one for part in added for one in part]
+    found: list[torch.Tensor] = []
+    for name, weights in zip(_NAMES, parts, strict=True):
+        needed = weights if weights and weights[0].requires_grad else []
+        sums = [main_grad_of(weight, name) for weight in needed]
+        _check_main_grad(sums, needed, name)
+        # A place for each weight; nothing is added to those of frozen ones.
+        found += sums or [weight.new_empty(0) for weight in weights]
     return found
 
 
@@ -269,11 +307,18 @@ def _returned(
     zeros = []
     for weight in weights:
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-        key = (weight.shape, weight.dtype, weight.device)
-        if key not in _zeros:
-            _zeros[key] = torch.zeros_like(weight, requires_grad=False)
-        zeros.append(_zeros[key].detach())
+        zeros.append(_zeros_of(weight))
     return zeros
+
+
+def _zeros_of(weight: torch.Tensor) -> torch.Tensor:
+    key = (weight.shape, weight.dtype, weight.device)
+    found = _zeros.get(key)
+    if found is None:
+        found = torch.zeros_like(weight, requires_grad=False)
+        if not capture.is_capturing():  # memory of a graph is the graph's, and zero in its replays
+            _zeros[key] = found
+    return found.detach()
 
 
 def _is_tensor(value: object) -> typing.TypeGuard[torch.Tensor]:

@@ -10,13 +10,14 @@ import typing
 
 import torch
 
-from uniep import library
+from uniep import capture, library
 
 if typing.TYPE_CHECKING:
     from uniep.call import Call
     from uniep.routes import Route
 
 _DIRECTIONS = ("forward", "backward")
+_KINDS = ("dispatch", "return", "sum")
 _KEPT = 2  # calls of a layer and direction whose end may still be awaited
 
 
@@ -33,9 +34,10 @@ class LayerStats(typing.NamedTuple):
         fusion: "layer", "pairs" or "none", as the schedule resolves.
         fused: whether rows of other ranks travel in the launches that compute: the native transport, and some fusion.
         ms: of the library's call. On a GPU from its begin to its end on the stream.
-        wait_ms: of it, waiting for peers; no engine tells it yet.
-        exposed_dispatch_ms: of it, dispatch that no GEMM hid; no engine tells it yet.
-        sum_ms: of it, sums of combine; no engine tells it yet.
+        wait_ms: waiting for peers: with the transport torch in the all-to-alls around the library's call, which have
+            what they transfer in it; 0 with one rank; with several native ranks no engine tells it yet.
+        exposed_dispatch_ms: of wait_ms, what comes before the library's call.
+        sum_ms: sums of combine, with the transport torch; no engine tells it yet.
     """
 
     layer: str
@@ -52,11 +54,10 @@ class LayerStats(typing.NamedTuple):
     sum_ms: float | None = None
 
 
-class _Finished(typing.NamedTuple):
-    """One call, behind which the device may still be."""
+class Span(typing.NamedTuple):
+    """Something that a device does: moments of its clock, as _moment() takes them."""
 
-    call: Call
-    route: Route
+    kind: str  # of a Route's: "dispatch", "return" or "sum"
     begin: typing.Any
     end: typing.Any
 
@@ -67,6 +68,27 @@ class _Finished(typing.NamedTuple):
         if isinstance(self.end, float):
             return 1e3 * (self.end - typing.cast(float, self.begin))
         return float(self.begin.elapsed_time(self.end))
+
+
+class _Finished(typing.NamedTuple):
+    """One call, behind which the device may still be."""
+
+    call: Call
+    route: Route
+    library: Span
+    around: list[Span]  # what the route does itself, before and behind the library
+
+    def is_over(self) -> bool:
+        return all(span.is_over() for span in (self.library, *self.around))
+
+    def waits(self) -> dict[str, float | None]:
+        group = self.call.group
+        if group.transport == "torch":
+            of = {kind: sum(span.ms() for span in self.around if span.kind == kind) for kind in _KINDS}
+            waiting = of["dispatch"] + of["return"]
+            return {"wait_ms": waiting, "exposed_dispatch_ms": of["dispatch"], "sum_ms": of["sum"]}
+        nothing = 0.0 if group.size == 1 else None
+        return {"wait_ms": nothing, "exposed_dispatch_ms": nothing}
 
 
 class _Entry:
@@ -94,7 +116,8 @@ class _Entry:
             "schedule": text.decode(),
             "fusion": fusion,
             "fused": group.transport == "native" and fusion != "none",
-            "ms": newest.ms(),
+            "ms": newest.library.ms(),
+            **newest.waits(),
         }
 
 
@@ -138,9 +161,28 @@ def _moment(device: torch.device) -> typing.Any:
 _nothing = contextlib.nullcontext()
 
 
+def spans() -> list[Span] | None:
+    """Where a route notes what it does in a call that begins; None: nowhere."""
+    return [] if _recording and not capture.is_capturing() else None
+
+
+def noted(found: list[Span] | None, kind: str, device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Around one thing that a route does."""
+    return _nothing if found is None else _note(found, kind, device)
+
+
+@contextlib.contextmanager
+def _note(found: list[Span], kind: str, device: torch.device) -> typing.Iterator[None]:
+    begin = _moment(device)
+    yield
+    found.append(Span(kind, begin, _moment(device)))
+
+
 def watch(call: Call, direction: str, route: Route) -> contextlib.AbstractContextManager[None]:
     """Around one call of the library: a range of torch's profiler where that runs, and an entry of stats()."""
     if not _recording and not torch.autograd.profiler._is_profiler_enabled:
+        return _nothing
+    if capture.is_capturing():  # events of a graph have no time, and replays pass by here
         return _nothing
     return _watch(call, direction, route)
 
@@ -158,4 +200,5 @@ def _watch(call: Call, direction: str, route: Route) -> typing.Iterator[None]:
         yield
         entry = _entries.setdefault((layer, direction), _Entry())
         entry.calls += 1
-        entry.waiting.append(_Finished(call, route, begin, _moment(call.group.device)))
+        span = Span("library", begin, _moment(call.group.device))
+        entry.waiting.append(_Finished(call, route, span, route.spans or []))

@@ -182,6 +182,7 @@ _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_query_backward_memory": [Handle, _POINTER, ctypes.c_char_p, Handle, _INT32, _INT32, _POINTER, _INT32],
     "uniep_forward": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32, _POINTER],
     "uniep_saved_attach": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _POINTER, _INT32, _POINTER],
+    "uniep_backward": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32],
     "uniep_backward_pending": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32, _POINTER],
     "uniep_weight_gradients": [Handle, Handle, _POINTER, _INT32],
     "uniep_dispatch": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32],

@@ -7,6 +7,7 @@ those of the functions that run outside of graphs, bit for bit.
 
 from __future__ import annotations
 
+import itertools
 import typing
 from collections.abc import Sequence
 
@@ -26,6 +27,7 @@ def run_forward(
     w2: list[torch.Tensor],
     b1: list[torch.Tensor],
     b2: list[torch.Tensor],
+    main_grad: list[torch.Tensor],
     group: str,
     schedules: tuple[str, str],
     capacity: tuple[int, int] | None,
@@ -34,12 +36,13 @@ def run_forward(
     apart: bool,
     activation: str,
     router_weight: str,
+    marks: bool,
     keep: bool,
 ) -> torch.Tensor:
     """y of uniep::forward."""
     limits = (0, 0) if capacity is None else capacity
-    options = group, *schedules, *limits, save, topk, apart, activation, router_weight
-    y, _ = torch.ops.uniep.forward(x, ids, probs, w1, w2, b1, b2, *options, keep)
+    options = group, *schedules, *limits, save, topk, apart, activation, router_weight, marks
+    y, _ = torch.ops.uniep.forward(x, ids, probs, w1, w2, b1, b2, main_grad, *options, keep)
     return typing.cast(torch.Tensor, y)
 
 
@@ -77,6 +80,7 @@ def forward(
     w2: Sequence[torch.Tensor],
     b1: Sequence[torch.Tensor],
     b2: Sequence[torch.Tensor],
+    main_grad: Sequence[torch.Tensor],
     group: str,
     schedule: str,
     backward_schedule: str,
@@ -87,11 +91,15 @@ def forward(
     apart: bool,
     activation: str,
     router_weight: str,
+    marks: bool,
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """y, and the bytes that backward needs: none unless `keep`, and with save="recompute".
 
     `rows` and `tokens` are the capacity, both 0 where there is none. `apart`: w1 is all gates, then all ups.
+    `main_grad`, those of w1, w2, b1 and b2 behind each other, or nothing, is what backward adds to; it is not read
+    here. With `marks` the weights are told so (grad_added_to_main_grad), and their gradients are zero; else they have
+    none.
     """
     schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
     call = _call(x, w1, w2, b1, b2, group, schedules, limits, save, topk, apart, *numerics)
@@ -108,6 +116,7 @@ def _(  # type: ignore[no-untyped-def]
     w2,
     b1,
     b2,
+    main_grad,
     group,
     schedule,
     backward_schedule,
@@ -118,6 +127,7 @@ def _(  # type: ignore[no-untyped-def]
     apart,
     activation,
     router_weight,
+    marks,
     keep,
 ):
     if not keep or save == "recompute":
@@ -222,30 +232,137 @@ def _(  # type: ignore[no-untyped-def]
     return dy.new_empty(dy.shape), probs.new_empty(probs.shape), dw1, dw2, db1, db2
 
 
+@torch.library.custom_op("uniep::backward_into", mutates_args=("sums1", "sums2", "bias_sums1", "bias_sums2"))
+def backward_into(
+    dy: torch.Tensor,
+    x: torch.Tensor | None,
+    ids: torch.Tensor,
+    probs: torch.Tensor,
+    w1: Sequence[torch.Tensor],
+    w2: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor],
+    saved: torch.Tensor,
+    sums1: Sequence[torch.Tensor],
+    sums2: Sequence[torch.Tensor],
+    bias_sums1: Sequence[torch.Tensor],
+    bias_sums2: Sequence[torch.Tensor],
+    group: str,
+    schedule: str,
+    backward_schedule: str,
+    rows: int,
+    tokens: int,
+    save: str,
+    topk: int,
+    apart: bool,
+    activation: str,
+    router_weight: str,
+    marks: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dx and dprobs; adds dw1, dw2, db1 and db2 to fp32 tensors, or not where there are none. Otherwise as
+    uniep::backward."""
+    schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
+    call = _call(dy, w1, w2, b1, b2, group, schedules, limits, save, topk, apart, *numerics)
+    parts, sums = (w1, w2, b1, b2), (sums1, sums2, bias_sums1, bias_sums2)
+    # The library makes those of w1 and b1 together, and those of w2 and b2: also where one of the two is not wanted.
+    made = [
+        one or [torch.zeros_like(weight, dtype=torch.float32) for weight in (part if partner else ())]
+        for part, one, partner in zip(parts, sums, (*sums[2:], *sums[:2]), strict=True)
+    ]
+    call = call._replace(main_grad=tuple(list(one) for one in made))
+    route = call.place(ids, probs)
+    dx, dprobs = call.run_backward(
+        route, saved, x, dy, (*w1, *w2, *b1, *b2), made[0] or None, made[1] or None, made[2], made[3]
+    )
+    for part, one in zip(parts, sums, strict=True):
+        for weight in part if marks and one else ():
+            weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+    return dx, dprobs.view(probs.shape)
+
+
+@backward_into.register_fake
+def _(  # type: ignore[no-untyped-def]
+    dy,
+    x,
+    ids,
+    probs,
+    w1,
+    w2,
+    b1,
+    b2,
+    saved,
+    sums1,
+    sums2,
+    bias_sums1,
+    bias_sums2,
+    group,
+    schedule,
+    backward_schedule,
+    rows,
+    tokens,
+    save,
+    topk,
+    apart,
+    activation,
+    router_weight,
+    marks,
+):
+    return dy.new_empty(dy.shape), probs.new_empty(probs.shape)
+
+
+def _split(tensors: Sequence[torch.Tensor], counts: tuple[int, ...]) -> list[list[torch.Tensor]]:
+    """So many tensors of each, from those of all behind each other."""
+    rest = iter(tensors)
+    return [list(itertools.islice(rest, count)) for count in counts]
+
+
 def _keep_for_backward(
     ctx: typing.Any, inputs: tuple[typing.Any, ...], output: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    x, ids, probs, w1, w2, b1, b2, *ctx.options = inputs
+    x, ids, probs, w1, w2, b1, b2, main_grad, *ctx.options = inputs
     save = ctx.options[5]
     ctx.counts = len(w1), len(w2), len(b1), len(b2)
+    ctx.main_grad = main_grad
+    _allow_changes(main_grad)
     ctx.save_for_backward(None if save == "keep" else x, ids, probs, output[1], *w1, *w2, *b1, *b2)
+
+
+def _allow_changes(tensors: Sequence[torch.Tensor]) -> None:
+    """Lets a graph take these to its backward though others add to them before it, as that of another micro-batch."""
+    try:
+        from torch.fx.experimental.proxy_tensor import _get_proxies
+    except ImportError:  # an older torch, whose graphs refuse such a backward
+        return
+    for tensor in tensors:
+        for proxy in _get_proxies(tensor):
+            proxy.node.meta["saved_tensor_with_no_vc_check"] = True
 
 
 def _differentiate(ctx: typing.Any, dy: torch.Tensor, _: torch.Tensor | None) -> tuple[typing.Any, ...]:
     x, ids, probs, saved, *weights = ctx.saved_tensors
-    parts = [[weights.pop(0) for _ in range(count)] for count in ctx.counts]
-    options = ctx.options[:-1]
+    parts = _split(weights, ctx.counts)
+    *options, marks, _ = ctx.options
     if options[5] == "recompute":
-        _, saved = torch.ops.uniep.forward(x, ids, probs, *parts, *options[:5], "keep", *options[6:], True)
+        again = *options[:5], "keep", *options[6:], False, True
+        _, saved = torch.ops.uniep.forward(x, ids, probs, *parts, [], *again)
         x = None
     need = [any(one) for one in ctx.needs_input_grad[3:7]]
-    made = need[0] or need[2], need[1] or need[3]  # those of w1 and b1 together, and those of w2 and b2
-    dx, dprobs, *gradients = torch.ops.uniep.backward(dy, x, ids, probs, *parts, saved, *options, *made)
-    returned = [
-        gradient if wanted else [None] * count
-        for gradient, wanted, count in zip(gradients, need, ctx.counts, strict=True)
-    ]
-    return dx, None, dprobs, *returned, *[None] * len(ctx.options)
+    given = dy, x, ids, probs, *parts, saved
+    if ctx.main_grad:
+        all_sums = _split(ctx.main_grad, ctx.counts)
+        sums = [one if wanted else [] for one, wanted in zip(all_sums, need, strict=True)]
+        dx, dprobs = torch.ops.uniep.backward_into(*given, *sums, *options, marks)
+        gradients = [
+            [torch.zeros_like(one) for one in part] if marks and wanted else [None] * len(part)
+            for part, wanted in zip(parts, need, strict=True)
+        ]
+    else:
+        made = need[0] or need[2], need[1] or need[3]  # those of w1 and b1 together, and those of w2 and b2
+        dx, dprobs, *gradients = torch.ops.uniep.backward(*given, *options, *made)
+        gradients = [
+            one if wanted else [None] * len(part) for one, wanted, part in zip(gradients, need, parts, strict=True)
+        ]
+    return dx, None, dprobs, *gradients, [None] * len(ctx.main_grad), *[None] * len(ctx.options)
 
 
 forward.register_autograd(_differentiate, setup_context=_keep_for_backward)

@@ -8,12 +8,13 @@ same chain of fp32 additions; so all results are the same bits.
 
 from __future__ import annotations
 
+import contextlib
 import typing
 
 import torch
 import torch.distributed as dist
 
-from uniep import library, peers
+from uniep import capture, layer_stats, library, peers
 from uniep.errors import CapacityError
 from uniep.numerics import PLAIN, Numerics
 
@@ -35,10 +36,12 @@ class Route:
 
     Attributes:
         keeps_arrived: `arrived` becomes the slots (t K + k) and rows of the next sum, where this transport sees them.
+        spans: takes what this transport does itself in a call, in the order of time.
         verified: x, ids and probs of a call whose backward is checked.
     """
 
     keeps_arrived = False
+    spans: list[layer_stats.Span] | None = None
     arrived: tuple[torch.Tensor, torch.Tensor] | None = None
     verified: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
@@ -157,15 +160,18 @@ class TorchRoute(Route):
             if values[9] and values[10] > values[9]:
                 raise CapacityError(f"tokens: {values[10]} on rank {rank}; the capacity allows {values[9]}")
 
+    def _noted(self, kind: str) -> contextlib.AbstractContextManager[None]:
+        return layer_stats.noted(self.spans, kind, self._group.device)
+
     def _to_owner(self, rows: torch.Tensor, what: str) -> torch.Tensor:
         received = rows.new_empty((sum(self._received), *rows.shape[1:]))
-        with peers.waiting(self._group, what):
+        with self._noted("dispatch"), peers.waiting(self._group, what):
             dist.all_to_all_single(received, rows, self._received, self._sent, group=self._group.process_group)
         return received
 
     def _from_owner(self, rows: torch.Tensor, what: str) -> torch.Tensor:
         received = rows.new_empty((sum(self._sent), *rows.shape[1:]))
-        with peers.waiting(self._group, what):
+        with self._noted("return"), peers.waiting(self._group, what):
             dist.all_to_all_single(received, rows, self._sent, self._received, group=self._group.process_group)
         return received
 
@@ -178,13 +184,14 @@ class TorchRoute(Route):
         slots = y.new_full((tokens * topk, y.shape[1]), -0.0)
         rows = self._from_owner(y, "the rows of its tokens")
         self.arrived = (self._order, rows) if self.keeps_arrived else None
-        slots[self._order] = rows
-        slots = slots.view(tokens, topk, y.shape[1])
-        total = slots[:, 0].float()
-        for slot in range(1, topk):
-            total += slots[:, slot]
-        total[~self._used.view(tokens, topk).any(1)] = 0.0
-        return total.to(y.dtype)
+        with self._noted("sum"):
+            slots[self._order] = rows
+            slots = slots.view(tokens, topk, y.shape[1])
+            total = slots[:, 0].float()
+            for slot in range(1, topk):
+                total += slots[:, slot]
+            total[~self._used.view(tokens, topk).any(1)] = 0.0
+            return total.to(y.dtype)
 
     def gather_probs(self, dprobs: torch.Tensor) -> torch.Tensor:
         gathered = dprobs.new_zeros(self._used.numel())
@@ -205,7 +212,11 @@ def place_routing(
     topk: int,
     capacity: tuple[int, int] | None,
 ) -> Route:
-    """Places a routing of a layer of shape (H, I, E) on the group's transport: ids or a map, and K. Collective."""
+    """Places a routing of a layer of shape (H, I, E) on the group's transport: ids or a map, and K. Collective.
+
+    Raises ValueError where a CUDA graph is captured that can not hold it.
+    """
+    capture.check_call(group, capacity)
     kind = TorchRoute if group.transport == "torch" else Route
     return kind(group, shape, ids, probs, topk, capacity)
 

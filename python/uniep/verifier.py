@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from uniep import peers, rerun
+from uniep import capture, peers, rerun
 from uniep.rerun import Noted, Sums
 
 if typing.TYPE_CHECKING:
@@ -162,6 +162,8 @@ class Verifier:
 
     def due(self, call: Call, direction: str) -> bool:
         self._called = True
+        if capture.is_capturing():  # replays pass by here
+            return False
         name = rerun.layer_name(call)
         if (self.layers is not None and name not in self.layers) or not call.numerics.gated or call.numerics.bias:
             return False

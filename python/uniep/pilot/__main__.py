@@ -15,6 +15,7 @@ import time
 import traceback
 import typing
 import warnings
+from collections.abc import Callable
 
 from uniep.pilot import options as command_line
 from uniep.pilot.world import begin, prepare_environment
@@ -38,8 +39,11 @@ def _shared_folder(rank: int) -> pathlib.Path:
     return pathlib.Path(given[0])
 
 
-def run(options: typing.Any) -> dict[str, typing.Any]:
-    """All parts that were asked for, as the report's content. Collective."""
+def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> dict[str, typing.Any]:
+    """All parts that were asked for, as the report's content. Collective.
+
+    Writes the report before the part that may end in a time-out.
+    """
     import torch.distributed as dist
 
     from uniep.group import Group
@@ -61,9 +65,6 @@ def run(options: typing.Any) -> dict[str, typing.Any]:
         raise ValueError(f"--nproc-per-node: {ranks}; must divide the {size.experts} experts of {options.model}")
     data, what = text.read(options.text)
     arms, missing = arms_module.find(options.arms, options.schedule)
-    in_turns = list(arms)
-    for count in dict.fromkeys(options.reserve_sms):
-        in_turns.append(arms_module.with_reserved_sms(next(arm for arm in arms if arm.name == "uniep"), count))
     setting = Setting(size, text.Text(data, size.sequence, size.batch, options.seed), device, options.seed)
     set_up_parallelism(ranks)
     report: dict[str, typing.Any] = {
@@ -83,7 +84,7 @@ def run(options: typing.Any) -> dict[str, typing.Any]:
             "timed_steps_an_arm": options.turns * options.steps,
             "transformer_engine": arms_module.has_transformer_engine(),
         },
-        "arms": {arm.name: arm.what for arm in in_turns},
+        "arms": {arm.name: arm.what for arm in arms},
         "missing_arms": missing,
         "missing_parts": [part for part in command_line.PARTS if part not in parts],
     }
@@ -108,13 +109,11 @@ def run(options: typing.Any) -> dict[str, typing.Any]:
             tell(line)
     blocks = []
     if "turns" in parts:
-        blocks = turns.take_turns(setting, in_turns, options.turns, options.warm, options.steps, tell)
+        blocks = turns.take_turns(setting, arms, options.turns, options.warm, options.steps, tell)
         report["table"] = summary.table(blocks, size, ranks)
-        report["timeline"] = {
-            block.arm: [span._asdict() for span in block.timeline] for block in blocks[: len(in_turns)]
-        }
+        report["timeline"] = {block.arm: [span._asdict() for span in block.timeline] for block in blocks[: len(arms)]}
         report["stats"] = [
-            one._asdict() for block in blocks[: len(in_turns)] for one in block.stats if block.arm == "uniep"
+            one._asdict() for block in blocks[: len(arms)] for one in block.stats if block.arm == "uniep"
         ]
         report["bits"] = {name: [one._asdict()] for name, one in bits.of_blocks(blocks).items()}
     if "deterministic" in parts:
@@ -164,6 +163,16 @@ def run(options: typing.Any) -> dict[str, typing.Any]:
         dist.barrier()
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
+    if options.reserve_sms:
+        ours = next(arm for arm in arms if arm.name == "uniep")
+        counts = dict.fromkeys(options.reserve_sms)
+        reserved = [ours, *(arms_module.with_reserved_sms(ours, count) for count in counts)]
+        what = f"reserve_sms: {', '.join(map(str, counts))}; it did not come to its end"
+        report["missing_parts"].append(what)
+        write(report)
+        blocks = turns.take_turns(setting, reserved, options.turns, options.warm, options.steps, tell)
+        report["reserve_sms"] = summary.table(blocks, size, ranks)
+        report["missing_parts"].remove(what)
     return report
 
 
@@ -180,19 +189,25 @@ def main() -> int:
 
     from uniep.pilot import html, summary
 
+    out = pathlib.Path(options.out)
+
+    def write(report: dict[str, typing.Any]) -> None:
+        if dist.get_rank() != 0:
+            return
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "report.json").write_text(json.dumps(report, indent=1))
+        (out / "report.html").write_text(html.page(report))
+
     try:
-        report = run(options)
+        report = run(options, write)
     except ValueError as error:  # what the command line asks for can not be had; all ranks see the same
         print(f"uniep.pilot: {error}", file=sys.stderr, flush=True)
         return 2
     except Exception:
         traceback.print_exc()
         return 1
+    write(report)
     if dist.get_rank() == 0:
-        out = pathlib.Path(options.out)
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "report.json").write_text(json.dumps(report, indent=1))
-        (out / "report.html").write_text(html.page(report))
         print(summary.words(report))
         print(f"{out / 'report.html'} and {out / 'report.json'} are written", flush=True)
     dist.barrier()

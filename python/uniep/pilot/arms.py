@@ -18,6 +18,7 @@ class Arm(typing.NamedTuple):
     what: str
     changes: dict[str, typing.Any]
     schedule: str | None = None  # of UniEP; None: Megatron's own layer
+    reserve_sms: int | str = "auto"  # of UniEP's Group
 
 
 def has_transformer_engine() -> bool:
@@ -45,9 +46,9 @@ def _why_not(name: str) -> str | None:
 def with_reserved_sms(arm: Arm, count: int) -> Arm:
     """UniEP's arm with another number of SMs left alone, all else of its schedule as it is."""
     fields = [one for one in (arm.schedule or "").split(",") if not one.startswith("comm.reserve_sms=")]
-    kept = [one for one in fields if one not in ("", "auto")]
-    schedule = ",".join([*kept, f"comm.reserve_sms={count}"])
-    return arm._replace(name=f"uniep, reserve_sms={count}", what=f"UniEP, schedule {schedule}", schedule=schedule)
+    schedule = ",".join(one for one in fields if one) or "auto"
+    what = f"UniEP, schedule {schedule}, reserve_sms={count}"
+    return arm._replace(name=f"uniep, reserve_sms={count}", what=what, schedule=schedule, reserve_sms=count)
 
 
 def find(wanted: typing.Sequence[str], schedule: str) -> tuple[list[Arm], dict[str, str]]:
@@ -69,7 +70,7 @@ def find(wanted: typing.Sequence[str], schedule: str) -> tuple[list[Arm], dict[s
             found.append(Arm(name, f"Megatron-core's all-to-all, {experts}", changes))
         elif name == "uniep":
             changes = {**shared, "moe_token_dispatcher_type": "alltoall"}
-            found.append(Arm(name, f"UniEP, schedule {schedule}", changes, schedule))
+            found.append(Arm(name, f"UniEP, schedule {schedule}, reserve_sms=auto", changes, schedule))
         else:
             reason = _why_not(name)
             if reason is not None:

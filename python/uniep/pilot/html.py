@@ -196,8 +196,21 @@ def _preflight(report: Report) -> list[str]:
     return parts
 
 
+def _reserved(report: Report) -> list[str]:
+    rows = [
+        [one["arm"], _with_interval(one["step_ms"]), _with_interval(one["moe_ms"])] for one in report["reserve_sms"]
+    ]
+    return [
+        "<h2>SMs left to NCCL</h2>",
+        _table(["arm", "step, ms", "in MoE layers, ms"], rows),
+        '<p class="note">Beside the same overlapped reductions, in turns of their own; the first is "auto", which '
+        "leaves as many as the collectives can take at the same time. With fewer a step can wait for ever.</p>",
+    ]
+
+
 _SECTIONS = {
     "table": _results,
+    "reserve_sms": _reserved,
     "bits": _bits,
     "kill": _kill,
     "curves": _curves,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 
 from uniep.pilot.arms import NAMES
 from uniep.pilot.sizes import SIZES
-from uniep.pilot.world import default_schedule
 
 PARTS = ("preflight", "turns", "deterministic", "bits", "curves", "kill")
 # On a CPU and on GPUs, where nothing else is asked for.
+_RESERVED = "0,8,16"
 _DEFAULTS = {"turns": (2, 3), "steps": (8, 20), "warm": (2, 3), "bit_steps": (6, 12), "curve_steps": (40, 60)}
 
 
@@ -27,9 +28,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cpu", action="store_true", help="over gloo, without a GPU; times say nothing about GPUs")
     parser.add_argument("--text", metavar="FILE", help="bytes to train on; without it the documentation of the clone")
     parser.add_argument("--config", metavar="FILE", help="flags of your job for the preflight: JSON or a command line")
-    parser.add_argument("--schedule", help="of UniEP's arm; docs/schedule.md")
+    parser.add_argument("--schedule", default="auto", help="of UniEP's arm; docs/schedule.md")
     parser.add_argument(
-        "--reserve-sms", default="", metavar="N,N", help="more arms of UniEP in the turns, one a number"
+        "--reserve-sms",
+        metavar="N,N",
+        help=f"steps of UniEP with so many SMs left to NCCL; {_RESERVED} on several GPUs, else none; '' for none",
     )
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--turns", type=int, help="blocks of each arm")
@@ -50,7 +53,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--bit-steps: {options.bit_steps}; must be 4 or more, half of them before the checkpoint")
     options.arms = _list(parser, "--arms", options.arms, NAMES)
     options.parts = _list(parser, "--parts", options.parts, PARTS)
-    options.schedule = options.schedule or default_schedule(options.cpu)
+    if options.reserve_sms is None:
+        several = not options.cpu and int(os.environ.get("WORLD_SIZE", "1")) > 1 and "uniep" in options.arms
+        options.reserve_sms = _RESERVED if several else ""
     try:
         options.reserve_sms = [int(one) for one in options.reserve_sms.split(",") if one]
     except ValueError:

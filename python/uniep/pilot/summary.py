@@ -83,7 +83,7 @@ def words_of_kill(kill: Report) -> str:
 def words(report: Report) -> str:
     """The report for a terminal."""
     lines = []
-    for row in report.get("table", []):
+    for row in [*report.get("table", []), *report.get("reserve_sms", [])]:
         step, moe = row["step_ms"], row["moe_ms"]
         lines.append(
             f"{row['arm']:<9} {step['median']:9.2f} ms a step ({step['low']:.2f} to {step['high']:.2f}), "

@@ -90,7 +90,9 @@ def _block_spec(config: typing.Any, arm: Arm) -> typing.Any:
             for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
                 if hasattr(attention, name) and config.qk_layernorm:
                     setattr(attention, name, Norm)
-    return spec if arm.schedule is None else uniep.megatron.enable(spec, schedule=arm.schedule)
+    if arm.schedule is None:
+        return spec
+    return uniep.megatron.enable(spec, schedule=arm.schedule, reserve_sms=arm.reserve_sms)
 
 
 def set_up_parallelism(ranks: int) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 _ENVIRONMENT = {
-    # A kernel of UniEP's on all SMs must not wait for a peer that waits in NCCL for an SM: docs/megatron.md
+    # What reserve_sms="auto" counts with, so that no kernel of UniEP's waits for a peer that waits in NCCL for an SM
     "NCCL_MAX_CTAS": "8",
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -20,11 +20,6 @@ def prepare_environment() -> None:
     """Variables that must be there before CUDA begins; what the user has set stays."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-
-
-def default_schedule(cpu: bool) -> str:
-    """Of UniEP's arm: on GPUs with SMs left to NCCL's collectives, three times as many as NCCL_MAX_CTAS allows one."""
-    return "auto" if cpu else "comm.reserve_sms=24"
 
 
 def begin(cpu: bool, timeout: datetime.timedelta) -> tuple[torch.device, int]:
