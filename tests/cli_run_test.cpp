@@ -194,21 +194,40 @@ TEST(Run, BytesMovedCountRows) {
   EXPECT_EQ(bytes("on", "4")["combine"], matrix(2, 2, 3, 1));
 }
 
+TEST(Run, BiasesPassTheCheckAndHaveTheBitsOfTheSequentialRun) {
+  for (const char* weight : {"activation", "output"}) {
+    const Json json = run_json({"--backward", "--bias", "--router-weight", weight, "--wgrad", "main_grad", "--check",
+                                "--compare", "sequential", "--repeat", "1"});
+    EXPECT_EQ(json["numerics"]["bias"], true);
+    EXPECT_EQ(keys_of(json["check"]), (std::set<std::string>{"y", "z", "dx", "dprobs", "dw1", "dw2", "db1", "db2"}));
+    for (const auto& [name, check] : json["check"].items()) EXPECT_TRUE(check["passed"]) << name;
+    EXPECT_EQ(json["sequential"]["same_bits"], true);
+  }
+  const CommandResult result = run_command(join(kSmall, {"--bias", "--router-weight", "input"}));
+  EXPECT_NE(result.status, 0);
+  EXPECT_NE(result.err.find("bias=1: not with router_weight=input"), std::string::npos) << result.err;
+}
+
 TEST(Run, OutHoldsTheTensorsOfTheChecksums) {
   const TemporaryFolder folder;
   for (const char* mode : {"bf16", "fp32", "main_grad"}) {
     const std::string file = (folder / "out.safetensors").string();
-    const Json json = run_json({"--backward", "--wgrad", mode, "--out", file});
+    const bool bias = mode != std::string("fp32");
+    Arguments options = {"--backward", "--wgrad", mode, "--out", file};
+    if (bias) options.emplace_back("--bias");
+    const Json json = run_json(options);
     const io::Safetensors out = io::open_safetensors(file);
     const int64_t rows = 48 * 3;
-    const std::map<std::string, std::vector<int64_t>> shapes = {{"y", {48, 40}},      {"z", {rows, 48}},
-                                                                {"dx", {48, 40}},     {"dprobs", {48, 3}},
-                                                                {"dw1", {8, 48, 40}}, {"dw2", {8, 40, 24}}};
+    std::map<std::string, std::vector<int64_t>> shapes = {{"y", {48, 40}},      {"z", {rows, 48}},
+                                                          {"dx", {48, 40}},     {"dprobs", {48, 3}},
+                                                          {"dw1", {8, 48, 40}}, {"dw2", {8, 40, 24}}};
+    if (bias) shapes.insert({{"db1", {8, 48}}, {"db2", {8, 40}}});
     ASSERT_EQ(out.tensors().size(), shapes.size());
     for (const auto& [name, shape] : shapes) {
       const io::Tensor& tensor = out.at(name);
       EXPECT_EQ(tensor.shape, shape) << name;
-      const bool wide = name == "dprobs" || (name.starts_with("dw") && mode != std::string("bf16"));
+      const bool wide =
+          name == "dprobs" || ((name.starts_with("dw") || name.starts_with("db")) && mode != std::string("bf16"));
       ASSERT_EQ(tensor.dtype, wide ? "F32" : "BF16") << name << " " << mode;
       uint64_t sum = 0;
       if (wide) {
@@ -441,7 +460,7 @@ TEST(CommandLine, HelpAndVersion) {
         "--topk",    "--routing", "--probs",   "--tensors",  "--seed",    "--schedule",       "--schedule-backward",
         "--workers", "--devices", "--launch",  "--backward", "--wgrad",   "--combine-groups", "--capacity",
         "--check",   "--compare", "--verbose", "--repeat",   "--shuffle", "--trace",          "--json",
-        "--out"}) {
+        "--out",     "--bias"}) {
     EXPECT_NE(run_help.out.find(option), std::string::npos) << option;
   }
   const CommandResult version = run_command({"--version"});

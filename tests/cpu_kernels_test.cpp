@@ -465,6 +465,24 @@ TEST(Rows, AddIsOneRoundedAddition) {
   });
 }
 
+TEST(Rows, AddWeightedRoundsOnce) {
+  for_all_rows(16, [](const Kernels& table, Values values, int64_t n, Generator& generator) {
+    const std::vector<BFloat16> in = random_bfloat16(generator, values, n);
+    for (const float weight : {1.0f, random_floats(generator, values, 1)[0]}) {
+      std::vector<float> sums = random_floats(generator, values, n), expected;
+      for (int64_t j = 0; j < n; ++j) {
+        expected.push_back(canonical(fused_multiply_add(weight, to_float(in[j]), sums[j])));
+        if (weight == 1.0f) {
+          const float plain = canonical(add(sums[j], to_float(in[j])));
+          ASSERT_EQ(bits_of_float(plain), bits_of_float(expected.back()));  // a bias is one plain addition
+        }
+      }
+      table.add_weighted(in.data(), weight, sums.data(), n);
+      expect_same_bytes(sums, expected, "add_weighted");
+    }
+  });
+}
+
 // ---- choice of the instruction set
 
 class ChosenInstructionSet : public testing::Test {

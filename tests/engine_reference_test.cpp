@@ -35,6 +35,8 @@ TEST(EngineAgainstReference, RandomLayersAreWithinTheLimits) {
     if (config.numerics.weight_gradient == WeightGradient::kMainGrad) {
       subtract_start(result.dw1_fp32);
       subtract_start(result.dw2_fp32);
+      subtract_start(result.db1_fp32);
+      subtract_start(result.db2_fp32);
     }
     const bool bf16 = config.numerics.weight_gradient == WeightGradient::kBFloat16;
     reference::EngineOutput got;
@@ -45,6 +47,10 @@ TEST(EngineAgainstReference, RandomLayersAreWithinTheLimits) {
     got.weight_gradient = config.numerics.weight_gradient;
     got.dw1 = bf16 ? static_cast<const void*>(result.dw1_bf16.data()) : result.dw1_fp32.data();
     got.dw2 = bf16 ? static_cast<const void*>(result.dw2_bf16.data()) : result.dw2_fp32.data();
+    if (config.numerics.bias) {
+      got.db1 = bf16 ? static_cast<const void*>(result.db1_bf16.data()) : result.db1_fp32.data();
+      got.db2 = bf16 ? static_cast<const void*>(result.db2_bf16.data()) : result.db2_fp32.data();
+    }
     reference::LayerInput input;
     input.shape = config.shape;
     input.numerics = config.numerics;
@@ -55,7 +61,13 @@ TEST(EngineAgainstReference, RandomLayersAreWithinTheLimits) {
     input.probs = layer.data.probs.data();
     input.w1 = layer.data.w1.data();
     input.w2 = layer.data.w2.data();
-    for (const auto& [name, comparison] : reference::check(input, got).tensors) {
+    input.b1 = layer.data.b1.data();
+    input.b2 = layer.data.b2.data();
+    const reference::CheckReport report = reference::check(input, got);
+    if (!result.z.empty()) {  // else there are fewer
+      ASSERT_EQ(report.tensors.size(), config.numerics.bias ? 8u : 6u);
+    }
+    for (const auto& [name, comparison] : report.tensors) {
       EXPECT_TRUE(comparison.passed) << name << ": " << comparison.message << "\n" << layer.description;
     }
   }

@@ -146,6 +146,15 @@ TEST_F(TrainCommand, ChecksumsAreThoseOfOneRank) {
   EXPECT_NE(two["weights_checksum"], run_json({"--seed", "2"})["weights_checksum"]);
 }
 
+TEST_F(TrainCommand, BiasesAreTrainedWithTheSameBitsOnAnyNumberOfRanks) {
+  const json two = run_json({"--bias", "--router-weight", "output"});
+  const json one = run_json({"--bias", "--router-weight", "output", "--ranks", "1"});
+  EXPECT_EQ(two["model"]["bias"], true);
+  EXPECT_EQ(two["weights_checksum"], one["weights_checksum"]);
+  EXPECT_GT(two["model"]["parameters"], run_json({})["model"]["parameters"]);
+  refused("--verify: beside --bias", {"--bias", "--verify", "1"});
+}
+
 TEST_F(TrainCommand, VerifyingChangesNoLoss) {
   const json with = run_json({"--verify", "1", "--evaluate-every", "2"}), without = run_json({"--evaluate-every", "2"});
   EXPECT_EQ(with["verify"]["checks"], 4);

@@ -325,9 +325,10 @@ TEST(TrainGradient, EmbeddingSumsOverEqualBytes) {
 // Along each tensor's own gradient the loss must rise by the gradient's norm. The experts compute in bf16, so steps are
 // long and the tolerance wide; a path that is forgotten or counted twice shows all the same. All experts take every
 // token, so that no choice jumps.
-TEST(TrainGradient, WholeModelAlongEveryTensor) {
+void expect_gradients_of_whole_model(const Numerics& numerics) {
   TrainConfig config;
   config.model = {.hidden = 16, .intermediate = 16, .experts = 4, .topk = 4, .layers = 2, .sequence = 24};
+  config.model.numerics = numerics;
   config.batch = 6;
   config.balance_weight = 0;
   const ParameterLayout layout(config.model);
@@ -369,6 +370,17 @@ TEST(TrainGradient, WholeModelAlongEveryTensor) {
     const double slope = (loss_at(length) - loss_at(-length)) / (2 * length);
     EXPECT_NEAR(slope / norm, 1.0, 0.05) << tensor.name << ", gradient norm " << norm;
   }
+}
+
+TEST(TrainGradient, WholeModelAlongEveryTensor) {
+  expect_gradients_of_whole_model({});
+}
+
+TEST(TrainGradient, WholeModelWithBiases) {
+  Numerics numerics;
+  numerics.bias = true;
+  numerics.router_weight = RouterWeight::kOutput;
+  expect_gradients_of_whole_model(numerics);
 }
 
 }  // namespace

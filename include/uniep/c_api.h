@@ -182,6 +182,7 @@ typedef struct uniep_layer_config {
   float gate_limit; /* gate' is at most this; 0: no limit */
   float up_limit;   /* up' is between -up_limit and this; 0: no limit */
   float up_offset;
+  int32_t bias; /* 0 or 1: experts have b1 and b2 (uniep/numerics.h) */
 } uniep_layer_config;
 
 /* Sets activation, alpha, the limits and up_offset from a text: swiglu, geglu_tanh, geglu_erf, relu2, silu, or SwiGLU
@@ -312,6 +313,11 @@ typedef struct uniep_forward_arguments {
   size_t workspace_bytes;
   const void* w1_up;                /* [El, I, H] bf16, and w1 [El, I, H]; NULL: w1 holds both */
   const void* const* w1_up_experts; /* or El tensors [I, H], and w1_experts the same */
+  /* These four with bias 1, else NULL. */
+  const void* b1;                /* [El, 2 I] bf16: gate, then up; without a gate [El, I] */
+  const void* b2;                /* [El, H] bf16 */
+  const void* const* b1_experts; /* or El tensors [2 I] or [I] */
+  const void* const* b2_experts; /* or El tensors [H] */
 } uniep_forward_arguments;
 
 /* Collective. y[t] = sum over slots k of W2[e] (silu(gate) * up * prob), with [gate, up] = W1[e] x[t]. `saved` may be
@@ -362,6 +368,12 @@ typedef struct uniep_backward_arguments {
   const void* const* w1_up_experts;
   void* dw1_up; /* [El, I, H], and dw1 [El, I, H]; NULL: dw1 holds both */
   void* const* dw1_up_experts;
+  const void* b2; /* with bias 1, as in forward; b1 is not needed */
+  const void* const* b2_experts;
+  void* db1; /* these four as biases are and of dw1's type; with bias 1 and UNIEP_WEIGHT_GRADIENTS_NOW */
+  void* db2;
+  void* const* db1_experts;
+  void* const* db2_experts;
 } uniep_backward_arguments;
 
 /* Collective. `saved` may be used again until a call with last_use. save.xg of both directions must agree: name it in
@@ -394,6 +406,10 @@ typedef struct uniep_weight_gradient_arguments {
   int32_t sms;  /* compute units that work on it at most, 1 to workers; 0: all */
   void* dw1_up; /* as in uniep_backward_arguments */
   void* const* dw1_up_experts;
+  void* db1; /* with bias 1: made with dw1, and db2 with dw2 */
+  void* db2;
+  void* const* db1_experts;
+  void* const* db2_experts;
 } uniep_weight_gradient_arguments;
 
 /* Makes the weight gradients that a backward left, with the bits of UNIEP_WEIGHT_GRADIENTS_NOW. Not collective. Each

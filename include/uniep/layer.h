@@ -86,6 +86,11 @@ struct Weights {
   const BFloat16* const* w2_experts = nullptr;     // or El tensors [H, I]
   const BFloat16* w1_up = nullptr;                 // [El, I, H], or null: w1 holds both
   const BFloat16* const* w1_up_experts = nullptr;  // or El tensors [I, H]
+  // With Numerics::bias, else null. b1 lies in one where gate and up of W1 are apart, too.
+  const BFloat16* b1 = nullptr;                 // [El, 2 I]: gate, then up; without a gate [El, I]; backward ignores it
+  const BFloat16* b2 = nullptr;                 // [El, H]
+  const BFloat16* const* b1_experts = nullptr;  // or El tensors [2 I] or [I]
+  const BFloat16* const* b2_experts = nullptr;  // or El tensors [H]
 };
 
 // Where weight gradients go: bf16 or fp32, as Numerics::weight_gradient says; one tensor or El addresses, gate and up
@@ -100,6 +105,11 @@ struct WeightGradients {
   void* const* dw2_experts = nullptr;
   void* dw1_up = nullptr;
   void* const* dw1_up_experts = nullptr;
+  // With Numerics::bias, else null: as Weights' biases. db1 is made with dw1, and db2 with dw2.
+  void* db1 = nullptr;
+  void* db2 = nullptr;
+  void* const* db1_experts = nullptr;
+  void* const* db2_experts = nullptr;
 };
 
 struct LayerConfig {
@@ -186,7 +196,8 @@ class UNIEP_API Saved {
   std::shared_ptr<internal::SavedState> state_;
 };
 
-// Collective. y[t] = sum over slots k of W2[e] (silu(gate) * up * prob), with [gate, up] = W1[e] x[t].
+// Collective. y[t] = sum over slots k of W2[e] (silu(gate) * up * prob), with [gate, up] = W1[e] x[t]; other
+// activations, biases and places of prob as Numerics says.
 UNIEP_API Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,
                         std::span<const ForwardArguments> arguments, const CallOptions& options = {});
 

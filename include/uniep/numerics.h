@@ -44,6 +44,9 @@ struct Numerics {
   float gate_limit = 0;
   float up_limit = 0;
   float up_offset = 0;
+  // Experts have biases: z = W1 x + b1 and o = W2 a + b2, each rounded once. With kOutput p multiplies b2, too, with
+  // kActivation it does not. Not with kInput.
+  bool bias = false;
   bool operator==(const Numerics&) const = default;
 };
 

@@ -70,7 +70,17 @@ def run_layer(layer, tokens=48, before_backward=lambda: None, **options):
     gradients = [
         torch.stack([getattr(one, name).weight.grad for one in experts]) for name in ("linear_fc1", "linear_fc2")
     ]
-    return {"y": y.detach(), "dx": x.grad, "router": layer.router.weight.grad, "dw1": gradients[0], "dw2": gradients[1]}
+    found = {
+        "y": y.detach(),
+        "dx": x.grad,
+        "router": layer.router.weight.grad,
+        "dw1": gradients[0],
+        "dw2": gradients[1],
+    }
+    if experts[0].linear_fc1.bias is not None:
+        for name in ("linear_fc1", "linear_fc2"):
+            found[f"db of {name}"] = torch.stack([getattr(one, name).bias.grad for one in experts])
+    return found
 
 
 def gathered(tensor):

@@ -50,6 +50,22 @@ def check_activations(rank, ranks):
         assert_close(ours, theirs, changes)
 
 
+def check_biases(rank, ranks):
+    """Megatron's router weights multiply FC2's bias, too."""
+    oss = {"activation_func": quick_gelu, "glu_linear_offset": 1.0, "activation_func_clamp_value": 0.5}
+    for changes in ({}, oss, {"activation_func": squared_relu, "gated_linear_unit": False}):
+        layers = [moe_layer(ours, add_bias_linear=True, **changes) for ours in (False, True)]
+        for layer in layers:
+            generator = torch.Generator().manual_seed(20 + rank)
+            with torch.no_grad():
+                for one in layer.experts.local_experts:
+                    for bias in (one.linear_fc1.bias, one.linear_fc2.bias):
+                        bias.copy_(torch.randn(bias.shape, generator=generator))
+        theirs, ours = (run_layer(layer) for layer in layers)
+        assert len(ours) == 7
+        assert_close(ours, theirs, changes)
+
+
 def check_probs_in_bf16(rank, ranks):
     """A router without moe_router_dtype gives its probabilities in the type of x."""
     theirs, got = (run_layer(moe_layer(ours, moe_router_dtype=None)) for ours in (False, True))

@@ -407,7 +407,7 @@ def test_opcheck_forward(save, capacity, stacked, filled_memory):
     _, (x, ids, probs), w1, w2, options = op_arguments(save, capacity, stacked)
     for tensor in (x, probs, *w1, *w2):
         tensor.requires_grad_()
-    torch.library.opcheck(torch.ops.uniep.forward, (x, ids, probs, w1, w2, [], *options, False, True))
+    torch.library.opcheck(torch.ops.uniep.forward, (x, ids, probs, w1, w2, [], [], [], *options, False, True))
 
 
 def test_opcheck_gate_and_up_apart_and_dense_routing(filled_memory):
@@ -416,13 +416,15 @@ def test_opcheck_gate_and_up_apart_and_dense_routing(filled_memory):
     options = (uniep.Group().name, "auto", "auto", 0, 0, "keep", 2, True, "swiglu", "activation")
     leaves = [one.requires_grad_() for one in (layer.x[0], probs, *w1, layer.w2)]
     torch.library.opcheck(
-        torch.ops.uniep.forward, (leaves[0], dense.routing_map, probs, w1, [layer.w2], [], *options, False, True)
+        torch.ops.uniep.forward,
+        (leaves[0], dense.routing_map, probs, w1, [layer.w2], [], [], [], *options, False, True),
     )
     given = [one.detach() for one in w1]
     with torch.no_grad():
-        inputs = layer.x[0], dense.routing_map, probs, given, [layer.w2], []
+        inputs = layer.x[0], dense.routing_map, probs, given, [layer.w2], [], [], []
         _, saved = torch.ops.uniep.forward(*inputs, *options, False, True)
-    arguments = (layer.dy[0], None, dense.routing_map, probs.detach(), given, [layer.w2.detach()], saved, *options)
+    weights = given, [layer.w2.detach()], [], []
+    arguments = (layer.dy[0], None, dense.routing_map, probs.detach(), *weights, saved, *options)
     torch.library.opcheck(torch.ops.uniep.backward, (*arguments, True, True))
 
 
@@ -430,21 +432,47 @@ def test_opcheck_gate_and_up_apart_and_dense_routing(filled_memory):
 @pytest.mark.parametrize("need", [(True, True), (True, False), (False, True), (False, False)])
 def test_opcheck_backward(save, need):
     layer, (x, ids, probs), w1, w2, options = op_arguments(save)
-    _, saved = torch.ops.uniep.forward(x, ids, probs, w1, w2, [], *options, False, True)
+    _, saved = torch.ops.uniep.forward(x, ids, probs, w1, w2, [], [], [], *options, False, True)
     given = x if save == "redispatch" else None
-    arguments = (layer.dy[0], given, ids, probs, w1, w2, saved, *options, *need)
+    arguments = (layer.dy[0], given, ids, probs, w1, w2, [], [], saved, *options, *need)
     torch.library.opcheck(torch.ops.uniep.backward, arguments)
 
 
-@pytest.mark.parametrize("need", [(True, True), (False, True)])
-def test_opcheck_backward_into(need):
+def op_biases(w1, w2):
+    return [torch.ones(w1[0].shape[:2]).bfloat16()], [torch.ones(w2[0].shape[:2]).bfloat16()]
+
+
+def test_opcheck_biases(filled_memory):
     layer, (x, ids, probs), w1, w2, options = op_arguments()
-    _, saved = torch.ops.uniep.forward(x, ids, probs, w1, w2, [], *options, False, True)
+    b1, b2 = op_biases(w1, w2)
+    arguments = (x, ids, probs, w1, w2, b1, b2, [], *options, False, True)
+    _, saved = torch.ops.uniep.forward(*arguments)
+    for tensor in (x, probs, *w1, *b2):
+        tensor.requires_grad_()
+    torch.library.opcheck(torch.ops.uniep.forward, arguments)
+    given = [one.detach() for one in (probs, *w1, *w2, *b1, *b2)]
+    own = (ids, given[0], *([one] for one in given[1:]), saved)
+    torch.library.opcheck(torch.ops.uniep.backward, (layer.dy[0], None, *own, *options, True, True))
+
+
+@pytest.mark.parametrize(
+    ("has_biases", "need"),
+    [
+        (False, (True, True, False, False)),
+        (False, (False, True, False, False)),
+        (True, (True, True, True, True)),
+        (True, (False, True, True, False)),
+    ],
+)
+def test_opcheck_backward_into(has_biases, need):
+    layer, (x, ids, probs), w1, w2, options = op_arguments()
+    parts = w1, w2, *(op_biases(w1, w2) if has_biases else ([], []))
+    _, saved = torch.ops.uniep.forward(x, ids, probs, *parts, [], *options, False, True)
     sums = [
         [torch.ones(one.shape) for one in weights] if needed else []
-        for needed, weights in zip(need, (w1, w2), strict=True)
+        for needed, weights in zip(need, parts, strict=True)
     ]
-    arguments = (layer.dy[0], None, ids, probs, w1, w2, saved, *sums, *options, True)
+    arguments = (layer.dy[0], None, ids, probs, *parts, saved, *sums, *options, True)
     torch.library.opcheck(torch.ops.uniep.backward_into, arguments)
 
 
@@ -464,7 +492,7 @@ def test_opcheck_exchange():
 def test_a_group_that_is_gone_is_named():
     _, (x, ids, probs), w1, w2, options = op_arguments()
     with pytest.raises(ValueError, match="group: there is none of the name 'nobody'"):
-        torch.ops.uniep.forward(x, ids, probs, w1, w2, [], "nobody", *options[1:], False, True)
+        torch.ops.uniep.forward(x, ids, probs, w1, w2, [], [], [], "nobody", *options[1:], False, True)
 
 
 def test_a_graph_keeps_the_tuned_schedules_of_its_compilation():

@@ -17,7 +17,7 @@ WRONG = {
     "params_dtype": [torch.float16, torch.float32],
     "fp8": ["hybrid"],
     "fp4": ["e2m1"],
-    "add_bias_linear": [True],
+    "add_bias_linear": [True],  # beside moe_apply_probs_on_input
     "activation_func": [torch.tanh, torch.nn.functional.relu],
     "moe_mlp_glu_interleave_size": [32],
     "moe_pad_expert_input_to_capacity": [True],
@@ -61,6 +61,8 @@ def config(name, value):
     if graphs is not None:
         found.cuda_graph_impl, found.cuda_graph_modules = graphs, ["attn"]
     setattr(found, name, value)
+    if name == "add_bias_linear":
+        found.moe_apply_probs_on_input = True
     return found, value
 
 

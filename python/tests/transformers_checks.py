@@ -71,10 +71,54 @@ def check_gates_that_are_served(rank: int, ranks: int) -> None:
 
     for name, (make, text) in MODELS.items():
         served = uniep.transformers.activation_of(make())
-        if name == "gpt-oss":
-            assert served is None
-        else:
-            assert served is not None and read_numerics(served, "output") == read_numerics(text, "output"), name
+        assert served is not None and read_numerics(served, "output") == read_numerics(text, "output"), name
+
+
+def tiny_oss(implementation: str, topk: int = 3) -> GptOssForCausalLM:
+    """gpt-oss: transposed and interleaved weights, and biases. The same model each time."""
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "vocab_size": 96, "head_dim": 16, "num_hidden_layers": 2}
+    counts = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": EXPERTS}
+    config = GptOssConfig(**sizes, **counts, num_experts_per_tok=topk, initializer_range=0.1)
+    torch.manual_seed(2)
+    model = GptOssForCausalLM._from_config(config, dtype=torch.bfloat16, experts_implementation=implementation)
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            if name.endswith("proj_bias"):
+                one.copy_(torch.randn(one.shape, generator=torch.Generator().manual_seed(len(name))) / 4)
+    return model
+
+
+def check_gpt_oss_beside_eager(rank: int, ranks: int) -> None:
+    """All experts take every token: where two are as likely as bf16 rounds, each run would choose its own."""
+    want_loss, want = step(tiny_oss("eager", EXPERTS).double(), rank)
+    (_, eager), (loss, found) = (step(tiny_oss(name, EXPERTS), rank) for name in ("eager", "uniep"))
+    assert abs(loss - want_loss) < 0.01 * want_loss
+    assert sum(name.endswith("_proj_bias") for name in found) == 4
+    for name, one in want.items():
+        own, theirs = (relative_error(gradients[name], one) for gradients in (found, eager))
+        assert own <= 1.25 * theirs + 0.01, (name, own, theirs)
+
+
+def check_sharded_gpt_oss_has_the_bits_of_whole_experts(rank: int, ranks: int) -> None:
+    whole, sharded = tiny_oss("uniep"), tiny_oss("eager")
+    before = {name: one.clone() for name, one in sharded.state_dict().items()}
+    group = uniep.Group()
+    experts = sharded.model.layers[0].mlp.experts
+    for wrong, text in (
+        ({"router_weight": "activation"}, "router_weight: 'activation'; must be 'output' or left out"),
+        ({"main_grad": "param"}, "main_grad: 'param'; must be None"),
+    ):
+        expect_error(ValueError, text, lambda: uniep.transformers.shard_experts(sharded, group, **wrong))  # noqa: B023
+    assert uniep.transformers.shard_experts(sharded, group) == 2
+    assert experts.down_proj_bias.shape == (EXPERTS // ranks, 64)
+    (loss, own), (whole_loss, theirs) = step(sharded, rank), step(whole, rank)
+    assert loss == whole_loss
+    for name, gradient in own.items():
+        if "_proj" not in name or ".experts." not in name:
+            assert same_bits(gradient, theirs[name]), name
+    uniep.transformers.gather_experts(sharded)
+    after = sharded.state_dict()
+    assert all(same_bits(after[name], one) for name, one in before.items())
 
 
 def check_uniep_disable_is_eager(rank: int, ranks: int) -> None:
@@ -193,11 +237,11 @@ def check_refusals(rank: int, ranks: int) -> None:
     text = "Qwen3MoeExperts.act_fn: ReLU; experts_implementation='uniep' serves silu(gate) * up"
     expect_error(ValueError, text, lambda: model(batch(0)))
     expect_error(ValueError, text, lambda: uniep.transformers.shard_experts(model, uniep.Group("self")))
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 96, "head_dim": 16, "num_hidden_layers": 1}
-    config = GptOssConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4)
-    oss = GptOssForCausalLM._from_config(config, dtype=torch.bfloat16, experts_implementation="uniep")
-    text = "GptOssExperts.has_bias: True; experts_implementation='uniep' serves False"
-    expect_error(ValueError, text, lambda: oss(batch(0)))
+    normed = tiny("uniep")
+    for layer in normed.model.layers:
+        layer.mlp.experts.has_post_expert_norm = True
+    text = "Qwen3MoeExperts.has_post_expert_norm: True; experts_implementation='uniep' serves False"
+    expect_error(ValueError, text, lambda: normed(batch(0)))
     text = "gate_up_proj: torch.float32; load the model with dtype=torch.bfloat16"
     expect_error(ValueError, text, lambda: tiny("uniep").float()(batch(0)))
     dense = torch.nn.Linear(8, 8)

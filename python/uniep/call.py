@@ -27,9 +27,11 @@ class Call(typing.NamedTuple):
     apart: bool  # w1 is all gates, then all ups
     w1: list[torch.Tensor]
     w2: list[torch.Tensor]
-    main_grad: typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+    main_grad: typing.Literal["param"] | tuple[list[torch.Tensor], ...] | None = None
     grad_dtype: torch.dtype = torch.bfloat16  # of gradients of weights, without main_grad
     numerics: Numerics = PLAIN
+    b1: Sequence[torch.Tensor] = ()  # both without entries where there are no biases
+    b2: Sequence[torch.Tensor] = ()
 
     @property
     def weight_gradient(self) -> int:
@@ -44,7 +46,7 @@ class Call(typing.NamedTuple):
         """y in the shape of x, what is kept for backward (nothing unless `keep`), and the placed routing."""
         route = self.place(ids, probs)
         route.spans = spans()
-        w1, w2 = self.split(weights)
+        w1, w2, b1, b2 = self.parts(weights)
         rows = route.send(rows_of(x))
         trial = trials.plan(self, "forward", route)
         with watch(self, "forward", route), trial:
@@ -56,6 +58,8 @@ class Call(typing.NamedTuple):
                 addresses(w1, self.apart),
                 addresses(w2),
                 keep,
+                addresses(b1, dimensions=2),
+                addresses(b2, dimensions=2),
             )
         verifier = rerun.watcher
         is_due = verifier is not None and verifier.due(self, "forward")
@@ -81,8 +85,10 @@ class Call(typing.NamedTuple):
         weights: Sequence[torch.Tensor],
         dw1: Sequence[torch.Tensor] | None,
         dw2: Sequence[torch.Tensor] | None,
+        db1: Sequence[torch.Tensor] | None = None,
+        db2: Sequence[torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """dx in the shape of dy, and dprobs [T, K] or of a map [T, E]; writes dw1 and dw2.
+        """dx in the shape of dy, and dprobs [T, K] or of a map [T, E]; writes dw1 and dw2, and with them db1 and db2.
 
         Needs x with save="redispatch".
         """
@@ -90,7 +96,7 @@ class Call(typing.NamedTuple):
         is_due = verifier is not None and inputs is not None and verifier.due(self, "backward")
         if verifier is not None and is_due:
             verifier.before_backward(self, dw1, dw2)
-        w1, w2 = self.split(weights)
+        w1, w2, _, b2 = self.parts(weights)
         dprobs = self.group.engine.probs_gradient(route.engine_tokens)
         route.spans = spans()
         rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
@@ -109,6 +115,9 @@ class Call(typing.NamedTuple):
                 dprobs,
                 addresses(dw1, self.apart),
                 addresses(dw2),
+                addresses(b2, dimensions=2),
+                addresses(db1, dimensions=2),
+                addresses(db2, dimensions=2),
             )
         # Collective, so whoever needs them.
         route.keeps_arrived = is_due or rerun.running
@@ -121,8 +130,15 @@ class Call(typing.NamedTuple):
         return total, all_dprobs
 
     def split(self, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        count = len(self.w1)
-        return weights[:count], weights[count:]
+        """w1 and w2."""
+        first, second, *_ = self.parts(weights)
+        return first, second
+
+    def parts(self, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], ...]:
+        """w1, w2, b1 and b2; no entries in the last two where there are no biases."""
+        first, second = len(self.w1), len(self.w1) + len(self.w2)
+        third = second + len(self.b1)
+        return weights[:first], weights[first:second], weights[second:third], weights[third:]
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:

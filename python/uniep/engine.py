@@ -57,11 +57,12 @@ Weights = tuple[int | None, int | None, int | None, int | None, typing.Any]
 _NO_WEIGHTS: Weights = (None, None, None, None, None)
 
 
-def addresses(tensors: Sequence[torch.Tensor] | None, apart: bool = False) -> Weights:
-    """`apart`: the first half of the tensors are gates, the second the matching ups."""
-    if tensors is None:
+def addresses(tensors: Sequence[torch.Tensor] | None, apart: bool = False, dimensions: int = 3) -> Weights:
+    """`apart`: the first half of the tensors are gates, the second the matching ups. `dimensions`: of a tensor over all
+    experts; 2 of biases."""
+    if not tensors:
         return _NO_WEIGHTS
-    if not apart and len(tensors) == 1 and tensors[0].dim() == 3:
+    if not apart and len(tensors) == 1 and tensors[0].dim() == dimensions:
         return tensors[0].data_ptr(), None, None, None, None
     if apart:
         half = len(tensors) // 2
@@ -303,6 +304,8 @@ class Engine:
         w1: Weights,
         w2: Weights,
         keep: bool,
+        b1: Weights = _NO_WEIGHTS,
+        b2: Weights = _NO_WEIGHTS,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """uniep_forward(): y [T, H] and, to be kept for backward, bytes; none where `keep` is false."""
         y = torch.empty_like(x)
@@ -317,6 +320,8 @@ class Engine:
             given.x = x.data_ptr()
             given.w1, given.w1_experts, given.w1_up, given.w1_up_experts, _ = w1
             given.w2, given.w2_experts, _, _, _ = w2
+            given.b1, given.b1_experts, _, _, _ = b1
+            given.b2, given.b2_experts, _, _, _ = b2
             given.y = y.data_ptr()
             given.stream = self._stream()
             out = self._out_address if keep else None
@@ -350,11 +355,15 @@ class Engine:
         dprobs: torch.Tensor,
         dw1: Weights,
         dw2: Weights,
+        b2: Weights = _NO_WEIGHTS,
+        db1: Weights = _NO_WEIGHTS,
+        db2: Weights = _NO_WEIGHTS,
     ) -> torch.Tensor:
         """uniep_backward(); where one gradient of the two is asked for, uniep_weight_gradients() behind it.
 
         Takes the bytes of a forward with these schedules, of forward and of backward. Writes dprobs [T, K],
-        of a map [T, E], and the gradients that have addresses; gives back dx [T, H].
+        of a map [T, E], and the gradients that have addresses, those of biases with their weights'; gives back dx
+        [T, H].
         """
         if dw1 is _NO_WEIGHTS or dw2 is _NO_WEIGHTS:
             time = library.WEIGHT_GRADIENTS_NONE if dw1 is dw2 else library.WEIGHT_GRADIENTS_LATER
@@ -386,6 +395,9 @@ class Engine:
             given.dx, given.dprobs = dx.data_ptr(), dprobs.data_ptr()
             given.dw1, given.dw1_experts, given.dw1_up, given.dw1_up_experts, _ = dw1
             given.dw2, given.dw2_experts, _, _, _ = dw2
+            given.b2, given.b2_experts, _, _, _ = b2
+            given.db1, given.db1_experts, _, _, _ = db1
+            given.db2, given.db2_experts, _, _, _ = db2
             given.stream, given.weight_gradients = stream, time
             given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
             given.pending_memory, given.pending_bytes = None if left is None else left.data_ptr(), need.pending_bytes
@@ -402,7 +414,7 @@ class Engine:
             call = self._handle, config, schedules[1], attached, self._backward.address, 1
             try:
                 if time == library.WEIGHT_GRADIENTS_LATER:
-                    status = self._backward_in_two(call, dw1, dw2, stream)
+                    status = self._backward_in_two(call, dw1, dw2, db1, db2, stream)
                 else:
                     status = functions.uniep_backward(*call)
                 if lacking is not None:
@@ -412,7 +424,15 @@ class Engine:
                 functions.uniep_saved_destroy(attached)
         return dx
 
-    def _backward_in_two(self, call: tuple[typing.Any, ...], dw1: Weights, dw2: Weights, stream: int | None) -> int:
+    def _backward_in_two(
+        self,
+        call: tuple[typing.Any, ...],
+        dw1: Weights,
+        dw2: Weights,
+        db1: Weights,
+        db2: Weights,
+        stream: int | None,
+    ) -> int:
         """uniep_backward_pending(), and uniep_weight_gradients() of one of the two; the status of the first."""
         functions, pending = self._library, library.Handle()
         status: int = functions.uniep_backward_pending(*call, ctypes.byref(pending))
@@ -422,6 +442,8 @@ class Engine:
             work = library.WeightGradientArguments.make(stream=stream)
             work.dw1, work.dw1_experts, work.dw1_up, work.dw1_up_experts, _ = dw1
             work.dw2, work.dw2_experts, _, _, _ = dw2
+            work.db1, work.db1_experts, _, _, _ = db1
+            work.db2, work.db2_experts, _, _, _ = db2
             library.check(functions.uniep_weight_gradients(self._handle, pending, ctypes.byref(work), 1))
         finally:
             functions.uniep_pending_destroy(pending)

@@ -20,10 +20,11 @@ from uniep.tuning import choose, tuned_sizes
 Tensors = torch.Tensor | Sequence[torch.Tensor]
 Capacity = tuple[int | float, int]
 GateAndUp = Tensors | tuple[Tensors, Tensors] | Sequence[tuple[torch.Tensor, torch.Tensor]]
-MainGrad = typing.Literal["param"] | tuple[GateAndUp, Tensors]
+MainGrad = typing.Literal["param"] | tuple[GateAndUp, Tensors] | tuple[GateAndUp, Tensors, Tensors, Tensors]
 
 _ROW_ALIGNMENT = 128
 HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")  # from PyTorch 2.10 on
+_NAMES = ("w1", "w2", "b1", "b2")
 _SAVES = ("keep", "redispatch", "recompute")
 
 _Function = typing.TypeVar("_Function", bound=typing.Callable[..., typing.Any])
@@ -41,6 +42,8 @@ def moe(
     w1: GateAndUp,
     w2: Tensors,
     *,
+    b1: Tensors | None = None,
+    b2: Tensors | None = None,
     topk: int | None = None,
     group: Group | None = None,
     schedule: str | tuple[str, str] = "auto",
@@ -53,8 +56,9 @@ def moe(
 ) -> torch.Tensor:
     """The experts of a mixture-of-experts layer: y[t] = sum over slots k of w2[e] (silu(gate) * up * probs[t, k]).
 
-    [gate, up] = w1[e] x[t], and e = topk_ids[t, k]. Differentiable in x, probs, w1 and w2. Forward and backward are
-    collective: all ranks of the group call, also those without tokens, and either all or none of them run backward.
+    [gate, up] = w1[e] x[t], and e = topk_ids[t, k]. Differentiable in x, probs, weights and biases. Forward and
+    backward are collective: all ranks of the group call, also those without tokens, and either all or none of them run
+    backward.
 
     Args:
         x: [..., H] bf16; H is a multiple of 8. T, the product of the leading sizes, may differ by rank and be 0.
@@ -66,26 +70,29 @@ def moe(
             gate and up apart: (gate, up) of [El, I, H] each, (gates, ups) of El tensors [I, H] each, or a list of El
             pairs (gate, up). Changes no bit.
         w2: [El, H, I] bf16, or El tensors [H, I]. I is a multiple of 8.
+        b1, b2: biases, both or none: [El, 2 I], gate before up (without a gate [El, I]), and [El, H], bf16; or El
+            tensors [2 I] (or [I]) and [H]. Gate and up of b1 lie in one always. Not with router_weight="input", and
+            on the CPU only.
         topk: K of a routing map, equal on all ranks; not needed with ids.
         group: None is Group(device=x.device).
         schedule: text as in docs/schedule.md, or two, for forward and for backward. Changes no bit.
         capacity: (padded rows of a rank, tokens of a rank), at most and equal on all ranks; more is CapacityError. A
             float in the place of the rows is a factor of tokens K, the rows of a rank under even routing; padding of
             experts comes on top of it.
-        main_grad: where gradients of weights are added, in fp32: two entries shaped as w1 and w2 (their gradients
-            become None), or "param": `weight.main_grad`, or `weight.get_main_grad()`, of each weight. Then
-            `weight.grad_added_to_main_grad` becomes True and the gradient that autograd sees is zero, so that hooks
-            run. None: gradients of grad_dtype.
-        grad_dtype: torch.bfloat16, or torch.float32: gradients of w1 and w2 before that rounding. Autograd keeps it
-            only in leaves with `weight.grad_dtype = torch.float32`, which PyTorch has from 2.10 on. Breaks
+        main_grad: where gradients of weights are added, in fp32: two entries shaped as w1 and w2, or four as w1, w2, b1
+            and b2 (their gradients become None), or "param": `weight.main_grad`, or `weight.get_main_grad()`, of each
+            weight. Then `weight.grad_added_to_main_grad` becomes True and the gradient that autograd sees is zero, so
+            that hooks run. None: gradients of grad_dtype.
+        grad_dtype: torch.bfloat16, or torch.float32: gradients of weights and biases before that rounding. Autograd
+            keeps it only in leaves with `weight.grad_dtype = torch.float32`, which PyTorch has from 2.10 on. Breaks
             compiled graphs, as `weight.get_main_grad` does.
         save: "keep" FC1's output and the dispatched rows for backward; "redispatch": keep x, and dispatch it again for
             the weight gradients; "recompute": keep the arguments only. Changes no bit.
         activation: "swiglu"; "geglu_tanh" or "geglu_erf": gelu(gate) * up; "relu2" or "silu", without a gate: w1 is
             [El, I, H]. Or "swiglu:alpha=1.702,limit=7,up_offset=1": gate * sigmoid(alpha * gate) * (up + up_offset)
             of a gate of at most `limit` and an up between -limit and limit; `gate_limit` and `up_limit` are one each.
-        router_weight: what probs multiply: "activation", before w2; "output", the expert's rounded output, behind it;
-            "input": x, before w1.
+        router_weight: what probs multiply: "activation", before w2; "output", the expert's rounded output with b2,
+            behind it; "input": x, before w1.
 
     Returns:
         [..., H] bf16.
@@ -96,16 +103,18 @@ def moe(
             come from a later call, and all ranks call group.recover() after it.
     """
     compiling = torch.compiler.is_compiling()
-    if compiling and (grad_dtype is not torch.bfloat16 or (main_grad == "param" and _is_fetched(w1, w2))):
+    if compiling and (grad_dtype is not torch.bfloat16 or (main_grad == "param" and _is_fetched(w1, w2, b1, b2))):
         options: dict[str, typing.Any] = {"group": group, "schedule": schedule, "capacity": capacity, "save": save}
         options |= {"topk": topk, "grad_dtype": grad_dtype, "activation": activation, "router_weight": router_weight}
-        return _moe_outside_of_graphs(x, topk_ids, probs, w1, w2, main_grad=main_grad, **options)
+        return _moe_outside_of_graphs(x, topk_ids, probs, w1, w2, b1=b1, b2=b2, main_grad=main_grad, **options)
     if (compiling or torch._C._is_any_autocast_enabled()) and torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.bfloat16)
         w1, w2 = _cast(w1), _cast(w2)
+        b1, b2 = None if b1 is None else _cast(b1), None if b2 is None else _cast(b2)
     (first, apart), second = _gate_and_up(w1, "w1"), _tensors(w2, "w2")
     _check_tensors(x, topk_ids, probs)
     local, hidden, intermediate = _check_weights(x, first, second, apart, activation)
+    third, fourth = _biases(b1, b2, local, hidden, (2 if is_gated(activation) else 1) * intermediate, x)
     if group is None:
         group = default_group(x.device) if compiling else Group(device=x.device)
     if x.device != group.device:
@@ -114,7 +123,11 @@ def moe(
     slots = checked_topk(topk_ids, experts, topk)
     _check_frozen(first, "w1")
     _check_frozen(second, "w2")
+    if third:
+        _check_frozen(third, "b1")
+        _check_frozen(fourth, "b2")
     limits = checked_capacity(capacity, slots, local)
+    parts = first, second, third, fourth
     if schedule == "auto" and compiling:
         for sizes, pair in _tuned(group.name):
             if sizes == (hidden, intermediate, experts, slots):
@@ -123,21 +136,26 @@ def moe(
         schedule = choose(group, hidden, intermediate, experts, slots)
     if compiling:
         texts = _read_schedules(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
-        keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, probs, first[0], second[0]))
+        keep = torch.is_grad_enabled() and any(
+            t.requires_grad for t in (x, probs, first[0], second[0], *third[:1], *fourth[:1])
+        )
         given = save, slots, apart, activation, router_weight
-        sums, marks = _main_grad_in_graph(main_grad, first, second, apart), main_grad == "param"
-        return ops.run_forward(x, topk_ids, probs, first, second, group.name, texts, limits, *given, sums, marks, keep)
+        sums, marks = _main_grad_in_graph(main_grad, parts, apart), main_grad == "param"
+        return ops.run_forward(
+            x, topk_ids, probs, first, second, third, fourth, sums, group.name, texts, limits, *given, marks, keep
+        )
     schedules = _schedules(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
-    added = None if main_grad is None else _main_grad(main_grad, first, second, apart)
+    added = None if main_grad is None else _main_grad(main_grad, parts, apart)
     if grad_dtype is not torch.bfloat16:
-        _check_grad_dtype(grad_dtype, first, second, added is not None)
+        _check_grad_dtype(grad_dtype, parts, added is not None)
     shape = hidden, intermediate, experts
-    numerics = read_numerics(activation, router_weight)
-    call = Call(group, shape, schedules, slots, limits, save, apart, first, second, added, grad_dtype, numerics)
+    numerics = read_numerics(activation, router_weight, bool(third))
+    tensors = first, second, added, grad_dtype, numerics, third, fourth
+    call = Call(group, shape, schedules, slots, limits, save, apart, *tensors)
     if not torch.is_grad_enabled():
-        return call.run(x, topk_ids, probs, (*first, *second), keep=False)[0]
+        return call.run(x, topk_ids, probs, (*first, *second, *third, *fourth), keep=False)[0]
     apply = _apply_moe if not torch._C._are_functorch_transforms_active() else _Moe.apply
-    return typing.cast(torch.Tensor, apply(call, x, topk_ids, probs, *first, *second))
+    return typing.cast(torch.Tensor, apply(call, x, topk_ids, probs, *first, *second, *third, *fourth))
 
 
 _moe_outside_of_graphs = outside_of_graphs(moe)
@@ -184,18 +202,28 @@ def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, .
     else:
         x, saved, *weights = ctx.saved_tensors
         route = ctx.route
-    w1, w2 = call.split(weights)
     need = ctx.needs_input_grad
-    dw1 = _gradients(call, 0, w1) if need[4] else None
-    dw2 = _gradients(call, 1, w2) if need[4 + len(w1)] else None
-    dx, dprobs = call.run_backward(route, saved, x, dy, weights, dw1, dw2)
+    parts = call.parts(weights)
+    starts = [4 + sum(map(len, parts[:which])) for which in range(4)]
+    wanted = [bool(part) and need[start] for part, start in zip(parts, starts, strict=True)]
+    made: list[list[torch.Tensor] | None] = [None] * 4
+    for which, part in enumerate(parts):
+        if wanted[which]:
+            made[which] = _gradients(call, which, part)
+        elif part and wanted[(which + 2) % 4]:  # those of w1 and b1 are made together, and those of w2 and b2
+            kind = torch.float32 if call.main_grad is not None else call.grad_dtype
+            made[which] = [torch.zeros_like(weight, dtype=kind) for weight in part]
+    dx, dprobs = call.run_backward(route, saved, x, dy, weights, *made)
     return (
         None,
         dx if need[1] else None,
         None,
         shaped(dprobs, ctx.probs_shape) if need[3] else None,
-        *_returned(call, call.w1, dw1),
-        *_returned(call, call.w2, dw2),
+        *(
+            gradient
+            for which, given in enumerate((call.w1, call.w2, call.b1, call.b2))
+            for gradient in _returned(call, given, made[which] if wanted[which] else None)
+        ),
     )
 
 
@@ -205,15 +233,15 @@ _apply_moe: typing.Callable[..., typing.Any] = super(torch.autograd.Function, _M
 
 
 def _gradients(call: Call, which: int, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Memory for the gradients of w1 (0) or w2 (1)."""
+    """Memory for the gradients of w1 (0), w2 (1), b1 (2) or b2 (3)."""
     if call.main_grad is None:
         if call.grad_dtype is torch.bfloat16:
             return [torch.empty_like(weight) for weight in weights]
         return [torch.empty_like(weight, dtype=call.grad_dtype) for weight in weights]
     if call.main_grad != "param":
         return call.main_grad[which]
-    name = ("w1", "w2")[which]
-    found = [main_grad_of(parameter, name) for parameter in (call.w1, call.w2)[which]]
+    name = _NAMES[which]
+    found = [main_grad_of(parameter, name) for parameter in (call.w1, call.w2, call.b1, call.b2)[which]]
     _check_main_grad(found, weights, name)
     return found
 
@@ -222,27 +250,29 @@ def _flat(given: GateAndUp) -> list[torch.Tensor]:
     return [given] if _is_tensor(given) else [one for part in given for one in _flat(part)]
 
 
-def _is_fetched(*given: GateAndUp) -> bool:
+def _is_fetched(*given: GateAndUp | None) -> bool:
     """Whether a weight's main_grad is known in its backward alone (Megatron-FSDP): no graph can hold it."""
     return any(
         getattr(one, "get_main_grad", None) is not None or getattr(one, "overwrite_main_grad", False)
         for weights in given
+        if weights is not None
         for one in _flat(weights)
     )
 
 
 def _main_grad_in_graph(
-    given: MainGrad | None, w1: list[torch.Tensor], w2: list[torch.Tensor], apart: bool
+    given: MainGrad | None, parts: tuple[list[torch.Tensor], ...], apart: bool
 ) -> list[torch.Tensor]:
-    """What the backward of a graph adds to: that of w1, and behind it that of w2; nothing where it adds to nothing."""
+    """What the backward of a graph adds to: that of w1, w2, b1 and b2 behind each other; nothing where it adds to
+    nothing."""
     if given is None:
         return []
-    added = _main_grad(given, w1, w2, apart)
+    added = _main_grad(given, parts, apart)
     if added != "param":
-        return [*added[0], *added[1]]
+        return [one for part in added for one in part]
     found: list[torch.Tensor] = []
-    for name, weights in (("w1", w1), ("w2", w2)):
-        needed = weights if weights[0].requires_grad else []
+    for name, weights in zip(_NAMES, parts, strict=True):
+        needed = weights if weights and weights[0].requires_grad else []
         sums = [main_grad_of(weight, name) for weight in needed]
         _check_main_grad(sums, needed, name)
         # A place for each weight; nothing is added to those of frozen ones.
@@ -424,6 +454,34 @@ def _check_weight(
         raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {device}")
 
 
+def _biases(
+    b1: Tensors | None, b2: Tensors | None, local: int, hidden: int, columns: int, x: torch.Tensor
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors of both, no entries where there are none."""
+    if b1 is None and b2 is None:
+        return [], []
+    if b1 is None or b2 is None:
+        given, lacking = ("b2", "b1") if b1 is None else ("b1", "b2")
+        raise ValueError(f"{lacking}: None beside {given}; give both or none")
+    found = []
+    for name, bias, width in (("b1", b1, columns), ("b2", b2, hidden)):
+        tensors = [bias] if _is_tensor(bias) else list(bias)
+        expected = [local, width] if _is_tensor(bias) else [width]
+        if not _is_tensor(bias) and len(tensors) != local:
+            raise ValueError(f"{name}: {len(tensors)} tensors; must be {local}, one for each expert, as in w1")
+        for tensor in tensors:
+            if list(tensor.shape) != expected:
+                raise ValueError(f"{name}: shape {list(tensor.shape)}; must be {expected}")
+            if tensor.dtype != torch.bfloat16:
+                raise ValueError(f"{name}: {tensor.dtype}; must be torch.bfloat16")
+            if not tensor.is_contiguous():
+                raise ValueError(f"{name}: strides {tensor.stride()}; must be contiguous")
+            if tensor.device != x.device:
+                raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {x.device}")
+        found.append(tensors)
+    return found[0], found[1]
+
+
 def _check_frozen(weights: list[torch.Tensor], name: str) -> None:
     need = weights[0].requires_grad
     if len(weights) > 1 and any(weight.requires_grad != need for weight in weights):
@@ -469,9 +527,7 @@ def checked_capacity(capacity: Capacity | None, topk: int, local: int) -> tuple[
     return (-(-routed // _ROW_ALIGNMENT) + local) * _ROW_ALIGNMENT, tokens
 
 
-def _check_grad_dtype(
-    grad_dtype: object, w1: Sequence[torch.Tensor], w2: Sequence[torch.Tensor], has_main_grad: bool
-) -> None:
+def _check_grad_dtype(grad_dtype: object, parts: tuple[Sequence[torch.Tensor], ...], has_main_grad: bool) -> None:
     """Of another one than bf16."""
     if grad_dtype is not torch.float32:
         raise ValueError(f"grad_dtype: {grad_dtype}; legal are torch.bfloat16 and torch.float32")
@@ -481,7 +537,7 @@ def _check_grad_dtype(
         return
     if not HAS_GRAD_DTYPE:
         raise Unsupported(f"grad_dtype: torch.float32 needs PyTorch 2.10 or newer; this is {torch.__version__}")
-    for name, weights in (("w1", w1), ("w2", w2)):
+    for name, weights in zip(_NAMES, parts, strict=True):
         for weight in weights:
             kept = weight.grad_dtype if weight.is_leaf else weight.dtype
             if weight.requires_grad and kept not in (torch.float32, None):
@@ -493,20 +549,22 @@ def _check_grad_dtype(
 
 
 def _main_grad(
-    given: MainGrad, w1: list[torch.Tensor], w2: list[torch.Tensor], apart: bool
-) -> typing.Literal["param"] | tuple[list[torch.Tensor], list[torch.Tensor]]:
+    given: MainGrad, parts: tuple[list[torch.Tensor], ...], apart: bool
+) -> typing.Literal["param"] | tuple[list[torch.Tensor], ...]:
     if isinstance(given, str) and given == "param":
         return given
-    if isinstance(given, str) or len(given) != 2:
-        raise ValueError(f"main_grad: {given!r}; legal are None, 'param' and (of w1, of w2)")
-    second = [given[1]] if _is_tensor(given[1]) else list(given[1])
-    if apart:
-        first = _gate_and_up(given[0], "main_grad")[0]
-    else:
-        first = typing.cast(list[torch.Tensor], [given[0]] if _is_tensor(given[0]) else list(given[0]))
-    _check_main_grad(first, w1, "w1")
-    _check_main_grad(second, w2, "w2")
-    return first, second
+    names = _NAMES if parts[2] else _NAMES[:2]
+    if isinstance(given, str) or len(given) != len(names):
+        shown = repr(given) if isinstance(given, str) else f"{len(given)} entries"
+        raise ValueError(f"main_grad: {shown}; legal are None, 'param' and (of {', of '.join(names)})")
+    found = []
+    for which, one in enumerate(given):
+        if which == 0 and apart:
+            found.append(_gate_and_up(one, "main_grad")[0])
+        else:
+            found.append(typing.cast(list[torch.Tensor], [one] if _is_tensor(one) else list(one)))
+        _check_main_grad(found[which], parts[which], names[which])
+    return tuple(found)
 
 
 def _check_main_grad(main_grads: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], name: str) -> None:

@@ -74,6 +74,7 @@ LayerConfig = _structure(
     gate_limit=ctypes.c_float,
     up_limit=ctypes.c_float,
     up_offset=ctypes.c_float,
+    bias=_INT32,
 )
 Routing = _structure(
     "Routing",
@@ -105,6 +106,10 @@ ForwardArguments = _structure(
     workspace_bytes=_SIZE,
     w1_up=_POINTER,
     w1_up_experts=_POINTER,
+    b1=_POINTER,
+    b2=_POINTER,
+    b1_experts=_POINTER,
+    b2_experts=_POINTER,
 )
 BackwardArguments = _structure(
     "BackwardArguments",
@@ -131,6 +136,12 @@ BackwardArguments = _structure(
     w1_up_experts=_POINTER,
     dw1_up=_POINTER,
     dw1_up_experts=_POINTER,
+    b2=_POINTER,
+    b2_experts=_POINTER,
+    db1=_POINTER,
+    db2=_POINTER,
+    db1_experts=_POINTER,
+    db2_experts=_POINTER,
 )
 WeightGradientArguments = _structure(
     "WeightGradientArguments",
@@ -142,6 +153,10 @@ WeightGradientArguments = _structure(
     sms=_INT32,
     dw1_up=_POINTER,
     dw1_up_experts=_POINTER,
+    db1=_POINTER,
+    db2=_POINTER,
+    db1_experts=_POINTER,
+    db2_experts=_POINTER,
 )
 DispatchArguments = _structure("DispatchArguments", x=_POINTER, rows=_POINTER, row_probs=_POINTER, stream=_POINTER)
 CombineArguments = _structure(

@@ -23,12 +23,14 @@ class Experts(torch.nn.Module):
         hidden: H, a multiple of 8.
         intermediate: I, a multiple of 8.
         group: None is Group().
+        bias: whether there are biases; on the CPU only.
         options: `schedule`, `capacity`, `main_grad`, `grad_dtype`, `save`, `activation` and `router_weight` of moe().
         dtype: of the parameters: bf16, or another one that autocast casts.
 
     Attributes:
         gate_up_proj: [El, 2 I, H], gate rows before up rows; of an activation without a gate [El, I, H].
         down_proj: [El, H, I].
+        gate_up_bias, down_bias: [El, 2 I] (without a gate [El, I]) and [El, H], zero at first; None without `bias`.
 
     Raises:
         ValueError: num_experts is not a multiple of the number of ranks.
@@ -42,6 +44,7 @@ class Experts(torch.nn.Module):
         *,
         group: Group | None = None,
         dtype: torch.dtype = torch.bfloat16,
+        bias: bool = False,
         **options: typing.Any,
     ) -> None:
         super().__init__()
@@ -59,13 +62,22 @@ class Experts(torch.nn.Module):
         rows = (2 if is_gated(options.get("activation", "swiglu")) else 1) * intermediate
         self.gate_up_proj = torch.nn.Parameter(torch.empty(local, rows, hidden, device=device, dtype=dtype))
         self.down_proj = torch.nn.Parameter(torch.empty(local, hidden, intermediate, device=device, dtype=dtype))
+        self.gate_up_bias: torch.nn.Parameter | None = None
+        self.down_bias: torch.nn.Parameter | None = None
+        if bias:
+            self.gate_up_bias = torch.nn.Parameter(torch.empty(local, rows, device=device, dtype=dtype))
+            self.down_bias = torch.nn.Parameter(torch.empty(local, hidden, device=device, dtype=dtype))
         if options.get("grad_dtype") is torch.float32 and HAS_GRAD_DTYPE:
-            self.gate_up_proj.grad_dtype = self.down_proj.grad_dtype = torch.float32
+            for parameter in self.parameters():
+                parameter.grad_dtype = torch.float32
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws every expert's weights from a generator of its own: uniform in +-1 / sqrt(columns)."""
+        """Draws every expert's weights from a generator of its own: uniform in +-1 / sqrt(columns). Biases: zero."""
+        for own in (self.gate_up_bias, self.down_bias):
+            if own is not None:
+                own.zero_()
         seed = int(torch.randint(2**48, ()).item())
         first = self.group.rank * len(self.gate_up_proj)
         for local in range(len(self.gate_up_proj)):
@@ -76,7 +88,9 @@ class Experts(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
         """x [..., H] bf16, topk_ids [..., K] int32 or int64, probs [..., K] fp32 to y [..., H] bf16, as moe()."""
-        return moe(x, topk_ids, probs, self.gate_up_proj, self.down_proj, group=self.group, **self.options)
+        weights = self.gate_up_proj, self.down_proj
+        biases = self.gate_up_bias, self.down_bias
+        return moe(x, topk_ids, probs, *weights, b1=biases[0], b2=biases[1], group=self.group, **self.options)
 
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}, {self.group!r}"

@@ -22,6 +22,7 @@ class Numerics(typing.NamedTuple):
     gate_limit: float = 0.0
     up_limit: float = 0.0
     up_offset: float = 0.0
+    bias: int = 0
 
     @property
     def gated(self) -> bool:
@@ -35,15 +36,17 @@ class Numerics(typing.NamedTuple):
             text += ":" + ",".join(f"{name}={getattr(self, name)!r}" for name in names)
         activation = "" if text == _ACTIVATIONS[0] else f" --activation {text}"
         weight = _ROUTER_WEIGHTS[self.router_weight]
-        return activation + ("" if weight == _ROUTER_WEIGHTS[0] else f" --router-weight {weight}")
+        place = "" if weight == _ROUTER_WEIGHTS[0] else f" --router-weight {weight}"
+        return activation + place + (" --bias" if self.bias else "")
 
 
 PLAIN = Numerics()  # SwiGLU, weighted before w2
 
 
 @functools.lru_cache(maxsize=64)
-def read_numerics(activation: str, router_weight: str) -> Numerics:
-    """The `activation` and `router_weight` of moe(); ValueError names what is wrong and what is legal."""
+def read_numerics(activation: str, router_weight: str, bias: bool = False) -> Numerics:
+    """The `activation` and `router_weight` of moe(), and whether there are biases; ValueError names what is wrong and
+    what is legal."""
     if router_weight not in _ROUTER_WEIGHTS:
         raise ValueError(f"router_weight: {router_weight!r}; legal are {', '.join(_ROUTER_WEIGHTS)}")
     if not isinstance(activation, str):
@@ -57,6 +60,7 @@ def read_numerics(activation: str, router_weight: str) -> Numerics:
         config.gate_limit,
         config.up_limit,
         config.up_offset,
+        int(bias),
     )
 
 

@@ -7,6 +7,7 @@ those of the functions that run outside of graphs, bit for bit.
 
 from __future__ import annotations
 
+import itertools
 import typing
 from collections.abc import Sequence
 
@@ -24,6 +25,9 @@ def run_forward(
     probs: torch.Tensor,
     w1: list[torch.Tensor],
     w2: list[torch.Tensor],
+    b1: list[torch.Tensor],
+    b2: list[torch.Tensor],
+    main_grad: list[torch.Tensor],
     group: str,
     schedules: tuple[str, str],
     capacity: tuple[int, int] | None,
@@ -32,14 +36,13 @@ def run_forward(
     apart: bool,
     activation: str,
     router_weight: str,
-    main_grad: list[torch.Tensor],
     marks: bool,
     keep: bool,
 ) -> torch.Tensor:
     """y of uniep::forward."""
     limits = (0, 0) if capacity is None else capacity
     options = group, *schedules, *limits, save, topk, apart, activation, router_weight, marks
-    y, _ = torch.ops.uniep.forward(x, ids, probs, w1, w2, main_grad, *options, keep)
+    y, _ = torch.ops.uniep.forward(x, ids, probs, w1, w2, b1, b2, main_grad, *options, keep)
     return typing.cast(torch.Tensor, y)
 
 
@@ -47,6 +50,8 @@ def _call(
     x: torch.Tensor,
     w1: Sequence[torch.Tensor],
     w2: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor],
     group: str,
     schedules: tuple[str, str],
     capacity: tuple[int, int],
@@ -61,8 +66,9 @@ def _call(
     shape = x.shape[-1], w2[0].shape[-1], local * own.size
     texts = schedules[0].encode(), schedules[1].encode()
     limits = capacity if capacity[0] > 0 else None
-    numerics = read_numerics(activation, router_weight)
-    return Call(own, shape, texts, topk, limits, save, apart, list(w1), list(w2), numerics=numerics)
+    numerics = read_numerics(activation, router_weight, len(b1) > 0)
+    options = texts, topk, limits, save, apart
+    return Call(own, shape, *options, list(w1), list(w2), numerics=numerics, b1=list(b1), b2=list(b2))
 
 
 @torch.library.custom_op("uniep::forward", mutates_args=())
@@ -72,6 +78,8 @@ def forward(
     probs: torch.Tensor,
     w1: Sequence[torch.Tensor],
     w2: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor],
     main_grad: Sequence[torch.Tensor],
     group: str,
     schedule: str,
@@ -89,12 +97,13 @@ def forward(
     """y, and the bytes that backward needs: none unless `keep`, and with save="recompute".
 
     `rows` and `tokens` are the capacity, both 0 where there is none. `apart`: w1 is all gates, then all ups.
-    `main_grad`, that of w1 and behind it that of w2, or nothing, is what backward adds to; it is not read here. With
-    `marks` the weights are told so (grad_added_to_main_grad), and their gradients are zero; else they have none.
+    `main_grad`, those of w1, w2, b1 and b2 behind each other, or nothing, is what backward adds to; it is not read
+    here. With `marks` the weights are told so (grad_added_to_main_grad), and their gradients are zero; else they have
+    none.
     """
     schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
-    call = _call(x, w1, w2, group, schedules, limits, save, topk, apart, *numerics)
-    y, saved, _ = call.run(x, ids, probs, (*w1, *w2), keep and save != "recompute")
+    call = _call(x, w1, w2, b1, b2, group, schedules, limits, save, topk, apart, *numerics)
+    y, saved, _ = call.run(x, ids, probs, (*w1, *w2, *b1, *b2), keep and save != "recompute")
     return y, saved if keep and save != "recompute" else x.new_empty(0, dtype=torch.uint8)
 
 
@@ -105,6 +114,8 @@ def _(  # type: ignore[no-untyped-def]
     probs,
     w1,
     w2,
+    b1,
+    b2,
     main_grad,
     group,
     schedule,
@@ -143,6 +154,20 @@ def _saved_bytes(rows: int, hidden: int, z_columns: int, save: str) -> int:
     return sum(-(-piece // 64) * 64 for piece in pieces)
 
 
+def _gradients(
+    w1: Sequence[torch.Tensor],
+    w2: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor],
+    need_w1: bool,
+    need_w2: bool,
+) -> list[list[torch.Tensor]]:
+    """Memory for the gradients of each; no entries where they are not made."""
+    needs = need_w1, need_w2, need_w1, need_w2
+    parts = zip((w1, w2, b1, b2), needs, strict=True)
+    return [[torch.empty_like(one) for one in part] if need else [] for part, need in parts]
+
+
 @torch.library.custom_op("uniep::backward", mutates_args=())
 def backward(
     dy: torch.Tensor,
@@ -151,6 +176,8 @@ def backward(
     probs: torch.Tensor,
     w1: Sequence[torch.Tensor],
     w2: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor],
     saved: torch.Tensor,
     group: str,
     schedule: str,
@@ -164,15 +191,17 @@ def backward(
     router_weight: str,
     need_w1: bool,
     need_w2: bool,
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-    """dx, dprobs, dw1 and dw2, the last two without entries where they are not needed; x with save="redispatch"."""
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    """dx, dprobs, dw1, dw2, db1 and db2; x with save="redispatch".
+
+    Those of w1 and b1 have no entries where neither is needed, those of w2 and b2 likewise.
+    """
     schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
-    call = _call(dy, w1, w2, group, schedules, limits, save, topk, apart, *numerics)
-    dw1 = [torch.empty_like(weight) for weight in w1] if need_w1 else []
-    dw2 = [torch.empty_like(weight) for weight in w2] if need_w2 else []
+    call = _call(dy, w1, w2, b1, b2, group, schedules, limits, save, topk, apart, *numerics)
+    dw1, dw2, db1, db2 = _gradients(w1, w2, b1, b2, need_w1, need_w2)
     route = call.place(ids, probs)
-    dx, dprobs = call.run_backward(route, saved, x, dy, (*w1, *w2), dw1 or None, dw2 or None)
-    return dx, dprobs.view(probs.shape), dw1, dw2
+    dx, dprobs = call.run_backward(route, saved, x, dy, (*w1, *w2, *b1, *b2), dw1 or None, dw2 or None, db1, db2)
+    return dx, dprobs.view(probs.shape), dw1, dw2, db1, db2
 
 
 @backward.register_fake
@@ -183,6 +212,8 @@ def _(  # type: ignore[no-untyped-def]
     probs,
     w1,
     w2,
+    b1,
+    b2,
     saved,
     group,
     schedule,
@@ -197,12 +228,11 @@ def _(  # type: ignore[no-untyped-def]
     need_w1,
     need_w2,
 ):
-    dw1 = [torch.empty_like(weight) for weight in w1] if need_w1 else []
-    dw2 = [torch.empty_like(weight) for weight in w2] if need_w2 else []
-    return dy.new_empty(dy.shape), probs.new_empty(probs.shape), dw1, dw2
+    dw1, dw2, db1, db2 = _gradients(w1, w2, b1, b2, need_w1, need_w2)
+    return dy.new_empty(dy.shape), probs.new_empty(probs.shape), dw1, dw2, db1, db2
 
 
-@torch.library.custom_op("uniep::backward_into", mutates_args=("main_grad1", "main_grad2"))
+@torch.library.custom_op("uniep::backward_into", mutates_args=("sums1", "sums2", "bias_sums1", "bias_sums2"))
 def backward_into(
     dy: torch.Tensor,
     x: torch.Tensor | None,
@@ -210,9 +240,13 @@ def backward_into(
     probs: torch.Tensor,
     w1: Sequence[torch.Tensor],
     w2: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor],
     saved: torch.Tensor,
-    main_grad1: Sequence[torch.Tensor],
-    main_grad2: Sequence[torch.Tensor],
+    sums1: Sequence[torch.Tensor],
+    sums2: Sequence[torch.Tensor],
+    bias_sums1: Sequence[torch.Tensor],
+    bias_sums2: Sequence[torch.Tensor],
     group: str,
     schedule: str,
     backward_schedule: str,
@@ -225,14 +259,23 @@ def backward_into(
     router_weight: str,
     marks: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dx and dprobs; adds dw1 and dw2 to fp32 tensors, or not where there are none. Otherwise as uniep::backward."""
+    """dx and dprobs; adds dw1, dw2, db1 and db2 to fp32 tensors, or not where there are none. Otherwise as
+    uniep::backward."""
     schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
-    call = _call(dy, w1, w2, group, schedules, limits, save, topk, apart, *numerics)
-    call = call._replace(main_grad=(list(main_grad1), list(main_grad2)))
+    call = _call(dy, w1, w2, b1, b2, group, schedules, limits, save, topk, apart, *numerics)
+    parts, sums = (w1, w2, b1, b2), (sums1, sums2, bias_sums1, bias_sums2)
+    # The library makes those of w1 and b1 together, and those of w2 and b2: also where one of the two is not wanted.
+    made = [
+        one or [torch.zeros_like(weight, dtype=torch.float32) for weight in (part if partner else ())]
+        for part, one, partner in zip(parts, sums, (*sums[2:], *sums[:2]), strict=True)
+    ]
+    call = call._replace(main_grad=tuple(list(one) for one in made))
     route = call.place(ids, probs)
-    dx, dprobs = call.run_backward(route, saved, x, dy, (*w1, *w2), main_grad1 or None, main_grad2 or None)
-    for weights, sums in ((w1, main_grad1), (w2, main_grad2)):
-        for weight in weights if marks and sums else ():
+    dx, dprobs = call.run_backward(
+        route, saved, x, dy, (*w1, *w2, *b1, *b2), made[0] or None, made[1] or None, made[2], made[3]
+    )
+    for part, one in zip(parts, sums, strict=True):
+        for weight in part if marks and one else ():
             weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
     return dx, dprobs.view(probs.shape)
 
@@ -245,9 +288,13 @@ def _(  # type: ignore[no-untyped-def]
     probs,
     w1,
     w2,
+    b1,
+    b2,
     saved,
-    main_grad1,
-    main_grad2,
+    sums1,
+    sums2,
+    bias_sums1,
+    bias_sums2,
     group,
     schedule,
     backward_schedule,
@@ -263,15 +310,21 @@ def _(  # type: ignore[no-untyped-def]
     return dy.new_empty(dy.shape), probs.new_empty(probs.shape)
 
 
+def _split(tensors: Sequence[torch.Tensor], counts: tuple[int, ...]) -> list[list[torch.Tensor]]:
+    """So many tensors of each, from those of all behind each other."""
+    rest = iter(tensors)
+    return [list(itertools.islice(rest, count)) for count in counts]
+
+
 def _keep_for_backward(
     ctx: typing.Any, inputs: tuple[typing.Any, ...], output: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    x, ids, probs, w1, w2, main_grad, *ctx.options = inputs
+    x, ids, probs, w1, w2, b1, b2, main_grad, *ctx.options = inputs
     save = ctx.options[5]
-    ctx.experts = len(w1)
+    ctx.counts = len(w1), len(w2), len(b1), len(b2)
     ctx.main_grad = main_grad
     _allow_changes(main_grad)
-    ctx.save_for_backward(None if save == "keep" else x, ids, probs, output[1], *w1, *w2)
+    ctx.save_for_backward(None if save == "keep" else x, ids, probs, output[1], *w1, *w2, *b1, *b2)
 
 
 def _allow_changes(tensors: Sequence[torch.Tensor]) -> None:
@@ -287,25 +340,29 @@ def _allow_changes(tensors: Sequence[torch.Tensor]) -> None:
 
 def _differentiate(ctx: typing.Any, dy: torch.Tensor, _: torch.Tensor | None) -> tuple[typing.Any, ...]:
     x, ids, probs, saved, *weights = ctx.saved_tensors
-    w1, w2 = weights[: ctx.experts], weights[ctx.experts :]
+    parts = _split(weights, ctx.counts)
     *options, marks, _ = ctx.options
     if options[5] == "recompute":
         again = *options[:5], "keep", *options[6:], False, True
-        _, saved = torch.ops.uniep.forward(x, ids, probs, w1, w2, [], *again)
+        _, saved = torch.ops.uniep.forward(x, ids, probs, *parts, [], *again)
         x = None
-    need = ctx.needs_input_grad
-    need1, need2 = any(need[3]), any(need[4])
-    given = dy, x, ids, probs, w1, w2, saved
+    need = [any(one) for one in ctx.needs_input_grad[3:7]]
+    given = dy, x, ids, probs, *parts, saved
     if ctx.main_grad:
-        sums1 = ctx.main_grad[: ctx.experts] if need1 else []
-        sums2 = ctx.main_grad[ctx.experts :] if need2 else []
-        dx, dprobs = torch.ops.uniep.backward_into(*given, sums1, sums2, *options, marks)
-        dw1 = [torch.zeros_like(one) for one in w1] if marks and need1 else [None] * len(w1)
-        dw2 = [torch.zeros_like(one) for one in w2] if marks and need2 else [None] * len(w2)
+        all_sums = _split(ctx.main_grad, ctx.counts)
+        sums = [one if wanted else [] for one, wanted in zip(all_sums, need, strict=True)]
+        dx, dprobs = torch.ops.uniep.backward_into(*given, *sums, *options, marks)
+        gradients = [
+            [torch.zeros_like(one) for one in part] if marks and wanted else [None] * len(part)
+            for part, wanted in zip(parts, need, strict=True)
+        ]
     else:
-        dx, dprobs, dw1, dw2 = torch.ops.uniep.backward(*given, *options, need1, need2)
-        dw1, dw2 = dw1 if need1 else [None] * len(w1), dw2 if need2 else [None] * len(w2)
-    return dx, None, dprobs, dw1, dw2, [None] * len(ctx.main_grad), *[None] * len(ctx.options)
+        made = need[0] or need[2], need[1] or need[3]  # those of w1 and b1 together, and those of w2 and b2
+        dx, dprobs, *gradients = torch.ops.uniep.backward(*given, *options, *made)
+        gradients = [
+            one if wanted else [None] * len(part) for one, wanted, part in zip(gradients, need, parts, strict=True)
+        ]
+    return dx, None, dprobs, *gradients, [None] * len(ctx.main_grad), *[None] * len(ctx.options)
 
 
 forward.register_autograd(_differentiate, setup_context=_keep_for_backward)

@@ -25,13 +25,11 @@ _GELU_TANH = (type(ACT2FN["gelu_pytorch_tanh"]), type(ACT2FN["gelu_new"]))
 # Experts with a gate of their own, and moe()'s activation of what that computes.
 _OWN_GATES: dict[str, typing.Callable[[typing.Any], str]] = {
     "DeepseekV4Experts": lambda own: f"swiglu:limit={own.limit}",
+    "GptOssExperts": lambda own: f"swiglu:alpha={own.alpha},limit={own.limit},up_offset=1",
     "MiniMaxM3VLExperts": lambda own: f"swiglu:alpha={own.swiglu_alpha},limit={own.swiglu_limit},up_offset=1",
 }
 # Attribute of Transformers' experts, the value that is served.
 _SERVED = {
-    "has_bias": False,
-    "is_transposed": False,
-    "is_concatenated": True,
     "has_post_expert_norm": False,
     "_is_expert_parallel": False,
 }
@@ -56,16 +54,47 @@ def experts_forward(
             f"{name}: {weight.dtype}; load the model with dtype=torch.bfloat16, or run it under torch.autocast"
         )
     group = getattr(self, "uniep_group", None) or Group("self", device=hidden_states.device)
+    options = dict(getattr(self, "uniep_options", {}))
+    if getattr(self, "has_bias", False):
+        options["router_weight"] = "output"  # it multiplies down_proj's bias, too
+    w1, w2 = _weights(self)
+    b1, b2 = _biases(self)
     return moe(
         hidden_states,
         top_k_index,
         top_k_weights.float(),
-        weight,
-        typing.cast(torch.Tensor, self.down_proj),
+        w1,
+        w2,
+        b1=b1,
+        b2=b2,
         group=group,
         activation=typing.cast(str, activation_of(self)),
-        **getattr(self, "uniep_options", {}),
+        **options,
     ).type_as(hidden_states)
+
+
+def _is_interleaved(experts: torch.nn.Module) -> bool:
+    return bool(getattr(experts, "has_gate", True)) and not getattr(experts, "is_concatenated", True)
+
+
+def _weights(experts: torch.nn.Module) -> tuple[typing.Any, torch.Tensor]:
+    """moe()'s w1 and w2: the parameters, or copies of them where those are transposed or interleaved."""
+    first, second = (typing.cast(torch.Tensor, getattr(experts, name)) for name in _parameters(experts)[:2])
+    if getattr(experts, "is_transposed", False):
+        first, second = first.transpose(1, 2), second.transpose(1, 2).contiguous()
+    if _is_interleaved(experts):
+        return (first[:, ::2].contiguous(), first[:, 1::2].contiguous()), second
+    return first.contiguous(), second
+
+
+def _biases(experts: torch.nn.Module) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """moe()'s b1 and b2, if there are any."""
+    if not getattr(experts, "has_bias", False):
+        return None, None
+    first, second = (typing.cast(torch.Tensor, getattr(experts, name)) for name in _parameters(experts)[2:])
+    if _is_interleaved(experts):
+        first = torch.cat([first[:, ::2], first[:, 1::2]], 1)
+    return first, second
 
 
 def _own_forward(experts: torch.nn.Module) -> typing.Any:
@@ -82,8 +111,8 @@ def refuse(experts: torch.nn.Module) -> None:
     for name, served in _SERVED.items():
         if getattr(experts, name, served) != served:
             raise ValueError(
-                f"{kind}.{name}: {getattr(experts, name)}; experts_implementation='uniep' serves {served}: no "
-                "bias, gate_up_proj [E, 2 I, H] (without a gate up_proj [E, I, H]) and down_proj [E, H, I]"
+                f"{kind}.{name}: {getattr(experts, name)}; experts_implementation='uniep' serves {served}: experts "
+                "of this process, without a norm behind them"
             )
     if activation_of(experts) is None:
         what = "a gate of its own" if _has_own_gate(experts) else type(getattr(experts, "act_fn", None)).__name__
@@ -93,8 +122,25 @@ def refuse(experts: torch.nn.Module) -> None:
         )
 
 
-def _parameters(experts: torch.nn.Module) -> tuple[str, str]:
-    return ("gate_up_proj" if getattr(experts, "has_gate", True) else "up_proj"), "down_proj"
+def _check_options(experts: torch.nn.Module, options: dict[str, typing.Any]) -> None:
+    """Raises ValueError for options of shard_experts() that these experts can not have."""
+    kind, weight = type(experts).__name__, options.get("router_weight", "output")
+    if getattr(experts, "has_bias", False) and weight != "output":
+        raise ValueError(
+            f"router_weight: {weight!r}; must be 'output' or left out, since {kind} has biases, which it multiplies"
+        )
+    copied = _is_interleaved(experts) or getattr(experts, "is_transposed", False)
+    if copied and options.get("main_grad") is not None:
+        raise ValueError(
+            f"main_grad: {options['main_grad']!r}; must be None, since weights of {kind} are transposed or interleaved "
+            "and moe() gets copies"
+        )
+
+
+def _parameters(experts: torch.nn.Module) -> tuple[str, ...]:
+    """Names: w1's and w2's, and of their biases, if there are any."""
+    names = ("gate_up_proj" if getattr(experts, "has_gate", True) else "up_proj"), "down_proj"
+    return (*names, *(f"{name}_bias" for name in names)) if getattr(experts, "has_bias", False) else names
 
 
 def _has_own_gate(experts: torch.nn.Module) -> bool:
@@ -126,7 +172,8 @@ def shard_experts(model: torch.nn.Module, group: Group, **options: typing.Any) -
     Args:
         model: a Transformers model with mixture-of-experts layers.
         group: who shares the experts.
-        options: `schedule`, `capacity`, `main_grad`, `save` and `router_weight` of moe(), for all layers.
+        options: `schedule`, `capacity`, `main_grad`, `save` and `router_weight` of moe(), for all layers. Experts with
+            biases have "output"; where weights are transposed or interleaved there is no `main_grad`.
 
     Returns:
         The number of layers.
@@ -142,6 +189,7 @@ def shard_experts(model: torch.nn.Module, group: Group, **options: typing.Any) -
     layers = _layers(model)
     for experts in layers:
         refuse(experts)
+        _check_options(experts, options)
         count = len(typing.cast(torch.Tensor, experts.down_proj))
         if getattr(experts, "uniep_group", None) is not None:
             raise ValueError("model: its experts are sharded already; gather_experts() undoes it")

@@ -164,7 +164,8 @@ class _Measurement:
         self.dy = torch.randn(x.shape, device=device, generator=generator).bfloat16()
         self.weights = [
             weight.detach().bfloat16().contiguous().requires_grad_()
-            for weight in (experts.gate_up_proj, experts.down_proj)
+            for weight in (experts.gate_up_proj, experts.down_proj, experts.gate_up_bias, experts.down_bias)
+            if weight is not None
         ]
 
     def best(self, seconds: float) -> Pair:
@@ -223,7 +224,8 @@ class _Measurement:
         own = ("save", "activation", "router_weight")
         options = {"schedule": pair} | {name: value for name, value in self.experts.options.items() if name in own}
         begin = self._now()
-        y = moe(self.x, self.ids, self.probs, *self.weights, group=self.group, **options)
+        w1, w2, b1, b2, *_ = (*self.weights, None, None)
+        y = moe(self.x, self.ids, self.probs, w1, w2, b1=b1, b2=b2, group=self.group, **options)
         middle = self._now()
         torch.autograd.grad(y, [self.x, *self.weights], self.dy)
         return middle - begin, self._now() - middle

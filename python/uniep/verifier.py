@@ -165,7 +165,7 @@ class Verifier:
         if capture.is_capturing():  # replays pass by here
             return False
         name = rerun.layer_name(call)
-        if (self.layers is not None and name not in self.layers) or not call.numerics.gated:
+        if (self.layers is not None and name not in self.layers) or not call.numerics.gated or call.numerics.bias:
             return False
         if name not in self._seen:
             self._seen.append(name)

@@ -47,12 +47,15 @@ Weights weights(const Arguments& given) {
   own.w2_experts = reinterpret_cast<const BFloat16* const*>(given.w2_experts);
   own.w1_up = static_cast<const BFloat16*>(given.w1_up);
   own.w1_up_experts = reinterpret_cast<const BFloat16* const*>(given.w1_up_experts);
+  own.b2 = static_cast<const BFloat16*>(given.b2);
+  own.b2_experts = reinterpret_cast<const BFloat16* const*>(given.b2_experts);
   return own;
 }
 
 template <typename Arguments>
 WeightGradients weight_gradients_of(const Arguments& given) {
-  return {given.dw1, given.dw2, given.dw1_experts, given.dw2_experts, given.dw1_up, given.dw1_up_experts};
+  return {given.dw1, given.dw2, given.dw1_experts, given.dw2_experts, given.dw1_up, given.dw1_up_experts,
+          given.db1, given.db2, given.db1_experts, given.db2_experts};
 }
 
 }  // namespace
@@ -99,6 +102,7 @@ Numerics layer_numerics(const uniep_layer_config& given) {
   numerics.gate_limit = given.gate_limit;
   numerics.up_limit = given.up_limit;
   numerics.up_offset = given.up_offset;
+  numerics.bias = checked_flag(given.bias, "bias");
   return numerics;
 }
 
@@ -117,6 +121,8 @@ ForwardArguments forward_arguments(const uniep_forward_arguments& given) {
   ForwardArguments own;
   own.x = static_cast<const BFloat16*>(given.x);
   own.weights = weights(given);
+  own.weights.b1 = static_cast<const BFloat16*>(given.b1);
+  own.weights.b1_experts = reinterpret_cast<const BFloat16* const*>(given.b1_experts);
   own.y = static_cast<BFloat16*>(given.y);
   own.stream.handle = given.stream;
   own.saved_memory = {given.saved_memory, given.saved_bytes};

@@ -46,10 +46,21 @@ void check_no_up(const void* up, const void* up_experts, const char* name, int r
                      activation_name(config.numerics.activation), std::string(name).substr(0, std::strlen(name) - 3)));
 }
 
+// Biases and their gradients, by Numerics::bias.
+void check_bias(const void* whole, const void* const* experts, const char* name, int rank, const LayerConfig& config,
+                int64_t count) {
+  if (config.numerics.bias) return check_expert_arrays(whole, experts, name, rank, count);
+  if (whole == nullptr && experts == nullptr) return;
+  refuse(fmt::format("{}: given on rank {}; the layer has no biases (bias = 0)", name, rank));
+}
+
 // Forward's activation and backward's; the weight gradients may leave in another way.
 void check_same_numerics(const Numerics& saved, const Numerics& given) {
   const std::string was = activation_text(saved), is = activation_text(given);
   if (was != is) refuse(fmt::format("activation: {} in backward; that forward ran with {}", is, was));
+  if (saved.bias != given.bias) {
+    refuse(fmt::format("bias: {:d} in backward; that forward ran with {:d}", given.bias, saved.bias));
+  }
   if (saved.router_weight == given.router_weight) return;
   refuse(fmt::format("router_weight: {} in backward; that forward ran with {}", router_weight_text(given.router_weight),
                      router_weight_text(saved.router_weight)));
@@ -59,6 +70,12 @@ void check_dw1(const WeightGradients& gradients, const LayerConfig& config, int 
   check_no_up(gradients.dw1_up, gradients.dw1_up_experts, "dw1_up", rank, config);
   check_gate_and_up(gradients.dw1, gradients.dw1_experts, gradients.dw1_up, gradients.dw1_up_experts, "dw1", rank,
                     local_experts);
+  check_bias(gradients.db1, gradients.db1_experts, "db1", rank, config, local_experts);
+}
+
+void check_dw2(const WeightGradients& gradients, const LayerConfig& config, int rank, int64_t local_experts) {
+  check_expert_arrays(gradients.dw2, gradients.dw2_experts, "dw2", rank, local_experts);
+  check_bias(gradients.db2, gradients.db2_experts, "db2", rank, config, local_experts);
 }
 
 void check_weights(const Weights& weights, const LayerConfig& config, int rank, int64_t local_experts) {
@@ -66,6 +83,7 @@ void check_weights(const Weights& weights, const LayerConfig& config, int rank, 
   check_gate_and_up(weights.w1, reinterpret_cast<const void* const*>(weights.w1_experts), weights.w1_up,
                     reinterpret_cast<const void* const*>(weights.w1_up_experts), "w1", rank, local_experts);
   check_expert_arrays(weights.w2, reinterpret_cast<const void* const*>(weights.w2_experts), "w2", rank, local_experts);
+  check_bias(weights.b2, reinterpret_cast<const void* const*>(weights.b2_experts), "b2", rank, config, local_experts);
 }
 
 const char* name_of(WeightGradientTime time) {
@@ -106,10 +124,11 @@ MemoryOptions common_use(std::span<const BackwardArguments> arguments, int first
 
 bool asks_dw1(const WeightGradients& gradients) {
   return gradients.dw1 != nullptr || gradients.dw1_experts != nullptr || gradients.dw1_up != nullptr ||
-         gradients.dw1_up_experts != nullptr;
+         gradients.dw1_up_experts != nullptr || gradients.db1 != nullptr || gradients.db1_experts != nullptr;
 }
 bool asks_dw2(const WeightGradients& gradients) {
-  return gradients.dw2 != nullptr || gradients.dw2_experts != nullptr;
+  return gradients.dw2 != nullptr || gradients.dw2_experts != nullptr || gradients.db2 != nullptr ||
+         gradients.db2_experts != nullptr;
 }
 
 }  // namespace
@@ -135,7 +154,11 @@ Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule,
       const bool has_tokens = placement.tokens(rank) > 0;
       check_array(arguments[i].x, "x", rank, has_tokens);
       check_array(arguments[i].y, "y", rank, has_tokens);
-      check_weights(arguments[i].weights, config, rank, config.shape.experts / group.ranks());
+      const Weights& weights = arguments[i].weights;
+      const int64_t local_experts = config.shape.experts / group.ranks();
+      check_weights(weights, config, rank, local_experts);
+      check_bias(weights.b1, reinterpret_cast<const void* const*>(weights.b1_experts), "b1", rank, config,
+                 local_experts);
     }
     return group.implementation().forward({config, schedule, placement, arguments, options});
   });
@@ -193,7 +216,7 @@ PendingWeightGradients backward(Group& group, const LayerConfig& config, const S
       check_weights(own.weights, config, rank, local_experts);
       if (use.weight_gradients != WeightGradientTime::kNow) continue;
       check_dw1(own.gradients, config, rank, local_experts);
-      check_expert_arrays(own.gradients.dw2, own.gradients.dw2_experts, "dw2", rank, local_experts);
+      check_dw2(own.gradients, config, rank, local_experts);
     }
     return PendingWeightGradients(group.implementation().backward({config, schedule, saved, arguments, options, use}));
   });
@@ -217,7 +240,7 @@ void weight_gradients(Group& group, const PendingWeightGradients& work,
       refuse(fmt::format("sms: {} on rank {}; legal are 0 (all) to {}", arguments[i].sms, rank, group.workers()));
     }
     if (dw1 || !dw2) check_dw1(own, state.config, rank, shape.experts / group.ranks());
-    if (dw2 || !dw1) check_expert_arrays(own.dw2, own.dw2_experts, "dw2", rank, shape.experts / group.ranks());
+    if (dw2 || !dw1) check_dw2(own, state.config, rank, shape.experts / group.ranks());
     if (asks_dw1(own) != dw1 || asks_dw2(own) != dw2) {
       refuse(fmt::format("gradients: {} on rank {} and not on rank {}; all local ranks ask for the same ones",
                          asks_dw1(own) != dw1 ? "dw1" : "dw2", rank, state.first_rank));

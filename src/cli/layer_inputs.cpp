@@ -24,7 +24,7 @@ namespace {
 struct TensorShapes {
   std::vector<int64_t> tokens;  // x and dy
   std::vector<int64_t> slots;   // probs
-  std::vector<int64_t> w1, w2;
+  std::vector<int64_t> w1, w2, b1, b2;
 };
 
 TensorShapes shapes_of(const LayerConfig& config, int64_t tokens) {
@@ -32,7 +32,9 @@ TensorShapes shapes_of(const LayerConfig& config, int64_t tokens) {
   return {{tokens, shape.hidden},
           {tokens, shape.topk},
           {shape.experts, z_columns(shape, config.numerics), shape.hidden},
-          {shape.experts, shape.hidden, shape.intermediate}};
+          {shape.experts, shape.hidden, shape.intermediate},
+          {shape.experts, z_columns(shape, config.numerics)},
+          {shape.experts, shape.hidden}};
 }
 
 double elements(const std::vector<int64_t>& extents) {
@@ -47,7 +49,8 @@ double run_bytes(const LayerOptions& options, const TensorShapes& shapes, int64_
   const double hidden = static_cast<double>(options.shape.hidden);
   const double columns = static_cast<double>(options.shape.intermediate);
   const double gradient_bytes = options.numerics.weight_gradient == WeightGradient::kBFloat16 ? 2 : 4;
-  const double weights = elements(shapes.w1) + elements(shapes.w2);
+  double weights = elements(shapes.w1) + elements(shapes.w2);
+  if (options.numerics.bias) weights += elements(shapes.b1) + elements(shapes.b2);
   double bytes = 2 * weights + 2 * elements(shapes.tokens) * (backward ? 6 : 3);
   bytes += static_cast<double>(slots) * 2 * (2 * hidden + 5 * columns);
   if (backward) bytes += 2 * gradient_bytes * weights;
@@ -64,14 +67,15 @@ void check_file_shape(const std::string& option, const std::string& file, const 
 // The tensors of --tensors, if there is such a file.
 class TensorFile {
  public:
-  explicit TensorFile(const std::string& path) : path_(path) {
+  TensorFile(const std::string& path, bool bias) : path_(path) {
     if (path.empty()) return;
     file_ = naming_option("--tensors", [&] { return io::open_safetensors(path); });
-    constexpr std::array<std::string_view, 5> kNames = {"x", "dy", "probs", "w1", "w2"};
+    constexpr std::array<std::string_view, 7> kNames = {"x", "dy", "probs", "w1", "w2", "b1", "b2"};
+    const auto* const end = bias ? kNames.end() : kNames.end() - 2;
     for (const auto& [name, tensor] : file_->tensors()) {
-      if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) continue;
-      refuse(fmt::format("--tensors: {} holds {}; legal are x, dy, probs, w1 and w2", io::quote_path(path),
-                         io::quote_text(name)));
+      if (std::find(kNames.begin(), end, name) != end) continue;
+      refuse(fmt::format("--tensors: {} holds {}; legal are x, dy, probs, w1 and w2{}", io::quote_path(path),
+                         io::quote_text(name), bias ? ", and b1 and b2" : " (b1 and b2 with --bias)"));
     }
   }
 
@@ -136,7 +140,7 @@ LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, 
   const TensorShapes shapes = shapes_of(options.config(), data.all_tokens());
   require_memory(run_bytes(options, shapes, static_cast<int64_t>(data.ids.size()), backward), "tensors of this shape");
 
-  const TensorFile tensors(files.tensors);
+  const TensorFile tensors(files.tensors, options.numerics.bias);
   make_probs(options, files, tensors, shapes.slots, data);
 
   const int64_t first_token = data.first_token(held.first), tokens = data.tokens_of(held);
@@ -160,6 +164,15 @@ LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, 
   };
   make_weights("w1", io::SyntheticTensor::kW1, shapes.w1, data.w1);
   make_weights("w2", io::SyntheticTensor::kW2, shapes.w2, data.w2);
+  if (!options.numerics.bias) return data;
+  const auto make_biases = [&](const char* name, io::SyntheticTensor tensor, const std::vector<int64_t>& extents,
+                               std::vector<BFloat16>& out) {
+    out.resize(experts * extents[1]);
+    if (tensors.read(name, extents, first_expert * extents[1], out)) return;
+    io::fill_biases(tensor, options.seed, first_expert, experts, extents[1], out.data());
+  };
+  make_biases("b1", io::SyntheticTensor::kB1, shapes.b1, data.b1);
+  make_biases("b2", io::SyntheticTensor::kB2, shapes.b2, data.b2);
   return data;
 }
 

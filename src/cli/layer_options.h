@@ -37,7 +37,7 @@ struct LayerOptions {
 };
 
 void add_layer_options(CLI::App& app, LayerOptions& options);
-// --activation and --router-weight; add_layer_options() has them.
+// --activation, --router-weight and --bias; add_layer_options() has them.
 void add_activation_options(CLI::App& app, Numerics& numerics);
 // --devices, a list of GPUs.
 void add_devices_option(CLI::App& app, std::vector<int>& devices, const std::string& description);

@@ -72,6 +72,8 @@ std::vector<std::string> LayerResult::differences(const LayerResult& other) cons
   note("dprobs", same_bytes(dprobs, other.dprobs));
   note("dw1", same_bytes(dw1_bf16, other.dw1_bf16) && same_bytes(dw1_fp32, other.dw1_fp32));
   note("dw2", same_bytes(dw2_bf16, other.dw2_bf16) && same_bytes(dw2_fp32, other.dw2_fp32));
+  note("db1", same_bytes(db1_bf16, other.db1_bf16) && same_bytes(db1_fp32, other.db1_fp32));
+  note("db2", same_bytes(db2_bf16, other.db2_bf16) && same_bytes(db2_fp32, other.db2_fp32));
   return names;
 }
 
@@ -210,7 +212,24 @@ Weights LayerRunner::weights(int local) {
     weights.w2 = experts.w2.front();
     if (options_.apart) weights.w1_up = experts.w1_up.front();
   }
+  if (config_.numerics.bias) add_biases(local, weights);
   return weights;
+}
+
+// On the cpu engine; no other has them.
+void LayerRunner::add_biases(int local, Weights& weights) {
+  const int rank = local_ranks().first + local;
+  const int64_t columns = halves() * config_.shape.intermediate;
+  RankAddresses& experts = addresses_[local];
+  experts.b1 = addresses(data_.b1_of(rank), local_experts(), columns * kElement);
+  experts.b2 = addresses(data_.b2_of(rank), local_experts(), config_.shape.hidden * kElement);
+  if (options_.by_address) {
+    weights.b1_experts = experts.b1.data();
+    weights.b2_experts = experts.b2.data();
+  } else {
+    weights.b1 = experts.b1.front();
+    weights.b2 = experts.b2.front();
+  }
 }
 
 std::vector<ForwardArguments> LayerRunner::forward_arguments() {
@@ -342,7 +361,28 @@ WeightGradients LayerRunner::gradients(int local) {
     gradients.dw2 = experts.dw2.front();
     if (options_.apart) gradients.dw1_up = experts.dw1_up.front();
   }
+  if (config_.numerics.bias) add_bias_gradients(local, gradients);
   return gradients;
+}
+
+void LayerRunner::add_bias_gradients(int local, WeightGradients& gradients) {
+  const int64_t count = local_experts();
+  const auto each = [&](std::vector<BFloat16>& bf16, std::vector<float>& fp32, int64_t columns) {
+    std::byte* const all =
+        has_bf16_gradients() ? reinterpret_cast<std::byte*>(bf16.data()) : reinterpret_cast<std::byte*>(fp32.data());
+    const int64_t bytes = columns * gradient_bytes();
+    return addresses(static_cast<void*>(all + local * count * bytes), count, bytes);
+  };
+  RankAddresses& experts = addresses_[local];
+  experts.db1 = each(out_.db1_bf16, out_.db1_fp32, halves() * config_.shape.intermediate);
+  experts.db2 = each(out_.db2_bf16, out_.db2_fp32, config_.shape.hidden);
+  if (options_.by_address) {
+    gradients.db1_experts = experts.db1.data();
+    gradients.db2_experts = experts.db2.data();
+  } else {
+    gradients.db1 = experts.db1.front();
+    gradients.db2 = experts.db2.front();
+  }
 }
 
 std::vector<BackwardArguments> LayerRunner::backward_arguments(const Schedule& schedule) {
@@ -372,25 +412,34 @@ std::vector<BackwardArguments> LayerRunner::backward_arguments(const Schedule& s
   return arguments;
 }
 
+// What the results hold before the call.
+void LayerRunner::start_host_gradients() {
+  const auto [first, count] = local_ranks();
+  const auto start = [&, first = first, count = count](std::vector<BFloat16>& bf16, std::vector<float>& fp32,
+                                                       int64_t elements_of_expert) {
+    const int64_t of_rank = local_experts() * elements_of_expert;
+    if (has_bf16_gradients()) {
+      bf16.assign(count * of_rank, BFloat16{0xffff});
+      return;
+    }
+    fp32.resize(count * of_rank);
+    if (on_devices() && !options_.apart) return;
+    for (std::size_t i = 0; i < fp32.size(); ++i) fp32[i] = options_.main_grad(first * of_rank + i);
+  };
+  start(out_.dw1_bf16, out_.dw1_fp32, halves() * expert_elements());
+  start(out_.dw2_bf16, out_.dw2_fp32, expert_elements());
+  if (!config_.numerics.bias) return;
+  start(out_.db1_bf16, out_.db1_fp32, halves() * config_.shape.intermediate);
+  start(out_.db2_bf16, out_.db2_fp32, config_.shape.hidden);
+}
+
 void LayerRunner::backward(const Schedule& schedule, std::vector<TileEvent>* events) {
   const LayerShape& shape = config_.shape;
   const auto [first, count] = local_ranks();
   const int64_t tokens = data_.tokens_of({first, count});
-  const int64_t weights_of_rank = local_experts() * expert_elements();
-  const int64_t weights = count * weights_of_rank, before = first * weights_of_rank;
   out_.dx.assign(tokens * shape.hidden, BFloat16{0xffff});
   out_.dprobs.assign(tokens * shape.topk, -1.0f);
-  if (has_bf16_gradients()) {
-    out_.dw1_bf16.assign(halves() * weights, BFloat16{0xffff});
-    out_.dw2_bf16.assign(weights, BFloat16{0xffff});
-  } else {
-    out_.dw1_fp32.resize(halves() * weights);
-    out_.dw2_fp32.resize(weights);
-  }
-  if (!on_devices() || options_.apart) {
-    for (std::size_t i = 0; i < out_.dw1_fp32.size(); ++i) out_.dw1_fp32[i] = options_.main_grad(halves() * before + i);
-    for (std::size_t i = 0; i < out_.dw2_fp32.size(); ++i) out_.dw2_fp32[i] = options_.main_grad(before + i);
-  }
+  start_host_gradients();
   for (std::size_t local = 0; local < device_ranks_.size(); ++local) {
     const int rank = first + static_cast<int>(local), device = group_.device(rank);
     DeviceRank& own = device_ranks_[local];
@@ -491,6 +540,10 @@ LayerResult LayerRunner::result() const {
   gather(result.dw2_bf16);
   gather(result.dw1_fp32);
   gather(result.dw2_fp32);
+  gather(result.db1_bf16);
+  gather(result.db2_bf16);
+  gather(result.db1_fp32);
+  gather(result.db2_fp32);
   return result;
 }
 

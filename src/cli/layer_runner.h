@@ -21,7 +21,7 @@ struct RankRange {
 struct LayerData {
   LayerShape shape;
   std::vector<int64_t> tokens;  // of each rank
-  int first_rank = 0;           // the first whose x, dy, w1 and w2 are there
+  int first_rank = 0;           // the first whose x, dy, weights and biases are there
   std::vector<BFloat16> x;      // [sum T, H]
   std::vector<BFloat16> dy;     // [sum T, H], empty without backward
   std::vector<int32_t> ids;     // [sum T, K]
@@ -29,6 +29,8 @@ struct LayerData {
   std::vector<BFloat16> w1;     // [E, halves I, H]
   std::vector<BFloat16> w2;     // [E, H, I]
   int64_t halves = 2;           // of w1: gate and up, or 1 where there is no gate
+  std::vector<BFloat16> b1;     // [E, halves I]; this and b2: empty without biases
+  std::vector<BFloat16> b2;     // [E, H]
 
   int64_t all_tokens() const { return first_token(static_cast<int>(tokens.size())); }
   int64_t first_token(int rank) const;  // in global order
@@ -38,6 +40,8 @@ struct LayerData {
   const BFloat16* dy_of(int rank) const { return dy.data() + token_offset(rank); }
   const BFloat16* w1_of(int rank) const { return w1.data() + halves * expert_offset(rank); }
   const BFloat16* w2_of(int rank) const { return w2.data() + expert_offset(rank); }
+  const BFloat16* b1_of(int rank) const { return b1.data() + halves * expert_offset(rank) / shape.hidden; }
+  const BFloat16* b2_of(int rank) const { return b2.data() + expert_offset(rank) / shape.intermediate; }
 
  private:
   int64_t token_offset(int rank) const { return (first_token(rank) - first_token(first_rank)) * shape.hidden; }
@@ -55,6 +59,8 @@ struct LayerResult {
   std::vector<float> dprobs;                 // [sum T, K]
   std::vector<BFloat16> dw1_bf16, dw2_bf16;  // as Numerics::weight_gradient says, one pair is filled
   std::vector<float> dw1_fp32, dw2_fp32;
+  std::vector<BFloat16> db1_bf16, db2_bf16;  // likewise; empty without biases
+  std::vector<float> db1_fp32, db2_fp32;
   std::vector<std::string> differences(const LayerResult& other) const;  // names of tensors whose bytes differ
   bool operator==(const LayerResult& other) const { return differences(other).empty(); }
 };
@@ -103,8 +109,8 @@ class LayerRunner {
   };
   // What the arguments of a rank point to: its experts' tensors.
   struct RankAddresses {
-    std::vector<const BFloat16*> w1, w1_up, w2;
-    std::vector<void*> dw1, dw1_up, dw2;
+    std::vector<const BFloat16*> w1, w1_up, w2, b1, b2;
+    std::vector<void*> dw1, dw1_up, dw2, db1, db2;
   };
   // On the cpu engine, what the batch and the results do not hold as it is given.
   struct HostRank {
@@ -132,6 +138,9 @@ class LayerRunner {
   void gather_dense_dprobs(int local, const std::vector<float>& dense, LayerResult& result) const;
   int64_t dprobs_of_token() const { return options_.dense ? config_.shape.experts : config_.shape.topk; }
   Weights weights(int local);
+  void add_biases(int local, Weights& weights);
+  void start_host_gradients();
+  void add_bias_gradients(int local, WeightGradients& gradients);
   void start_gradients(int local);
   WeightGradients gradients(int local);
   void read_gradients(int local, LayerResult& result) const;

@@ -90,25 +90,36 @@ reference::CheckReport check_result(const RunOptions& options, const LayerData& 
   input.probs = data.probs.data();
   input.w1 = data.w1.data();
   input.w2 = data.w2.data();
+  input.b1 = data.b1.data();
+  input.b2 = data.b2.data();
 
   reference::EngineOutput got;
   got.y = result.y.data();
   got.z = result.z.data();
-  std::vector<float> sums1, sums2;
+  std::vector<float> sums1, sums2, bias_sums1, bias_sums2;
+  const bool bias = options.layer.numerics.bias;
   if (options.backward) {
     got.dx = result.dx.data();
     got.dprobs = result.dprobs.data();
     got.weight_gradient = mode;
     got.dw1 = result.dw1_bf16.data();
     got.dw2 = result.dw2_bf16.data();
+    if (bias) got.db1 = result.db1_bf16.data();
+    if (bias) got.db2 = result.db2_bf16.data();
     if (mode == WeightGradient::kFloat32) {
       got.dw1 = result.dw1_fp32.data();
       got.dw2 = result.dw2_fp32.data();
+      if (bias) got.db1 = result.db1_fp32.data();
+      if (bias) got.db2 = result.db2_fp32.data();
     } else if (mode == WeightGradient::kMainGrad) {
       sums1 = added(result.dw1_fp32);
       sums2 = added(result.dw2_fp32);
       got.dw1 = sums1.data();
       got.dw2 = sums2.data();
+      bias_sums1 = added(result.db1_fp32);
+      bias_sums2 = added(result.db2_fp32);
+      if (bias) got.db1 = bias_sums1.data();
+      if (bias) got.db2 = bias_sums2.data();
     }
   }
   reference::CheckOptions check;
@@ -222,7 +233,8 @@ int run(RunOptions options) {
 void add_run_options(CLI::App& command, RunOptions& options) {
   add_layer_options(command, options.layer);
   command.add_option("--probs", options.files.probs, "router weights, float32 [sum T, K]")->type_name("FILE.npy");
-  command.add_option("--tensors", options.files.tensors, "any of x, dy, probs, w1 and w2; the rest is synthetic")
+  command
+      .add_option("--tensors", options.files.tensors, "any of x, dy, probs, w1, w2, b1 and b2; the rest is synthetic")
       ->type_name("FILE.safetensors");
   add_devices_option(command, options.devices, "GPUs: rank r runs on entry r mod the length");
   add_launch_option(command, options.launch);
@@ -249,7 +261,7 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   command.add_option("--trace", options.trace, "timeline of the last run, for Perfetto and `uniep trace`")
       ->type_name("FILE");
   command.add_option("--json", options.json, "report as JSON; -: on standard output")->type_name("FILE|-");
-  command.add_option("--out", options.out, "y, z and with --backward dx, dprobs, dw1, dw2")
+  command.add_option("--out", options.out, "y, z and with --backward dx, dprobs, dw1, dw2, db1, db2")
       ->type_name("FILE.safetensors");
 }
 

@@ -21,6 +21,9 @@ std::vector<io::TensorSpec> specs_of(const LayerConfig& config, int64_t tokens, 
   specs.push_back({"dprobs", "F32", {tokens, shape.topk}});
   specs.push_back({"dw1", bf16 ? "BF16" : "F32", {shape.experts, z_columns(shape, config.numerics), shape.hidden}});
   specs.push_back({"dw2", bf16 ? "BF16" : "F32", {shape.experts, shape.hidden, shape.intermediate}});
+  if (!config.numerics.bias) return specs;
+  specs.push_back({"db1", bf16 ? "BF16" : "F32", {shape.experts, z_columns(shape, config.numerics)}});
+  specs.push_back({"db2", bf16 ? "BF16" : "F32", {shape.experts, shape.hidden}});
   return specs;
 }
 
@@ -37,11 +40,15 @@ void OutputTensors::write(const LayerResult& result) {
   if (backward_) {
     append(result.dx);
     append(result.dprobs);
-    // One of each pair is empty.
+    // One of each pair is empty, and both of biases where there are none.
     append(result.dw1_bf16);
     append(result.dw1_fp32);
     append(result.dw2_bf16);
     append(result.dw2_fp32);
+    append(result.db1_bf16);
+    append(result.db1_fp32);
+    append(result.db2_bf16);
+    append(result.db2_fp32);
   }
   writer_.commit();
 }

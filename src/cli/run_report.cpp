@@ -49,6 +49,7 @@ Json times(const std::vector<double>& milliseconds) {
 Json numerics_json(const Numerics& numerics) {
   return {{"activation", activation_text(numerics)},
           {"router_weight", router_weight_text(numerics.router_weight)},
+          {"bias", numerics.bias},
           {"weight_gradient", weight_gradient_name(numerics.weight_gradient)},
           {"combine_groups", numerics.combine_groups}};
 }
@@ -140,6 +141,9 @@ std::vector<std::pair<std::string, std::string>> checksums_of(const LayerResult&
   const bool fp32 = result.dw1_bf16.empty();
   sums.emplace_back("dw1", fp32 ? checksum_text(result.dw1_fp32) : checksum_text(result.dw1_bf16));
   sums.emplace_back("dw2", fp32 ? checksum_text(result.dw2_fp32) : checksum_text(result.dw2_bf16));
+  if (result.db1_bf16.empty() && result.db1_fp32.empty()) return sums;
+  sums.emplace_back("db1", fp32 ? checksum_text(result.db1_fp32) : checksum_text(result.db1_bf16));
+  sums.emplace_back("db2", fp32 ? checksum_text(result.db2_fp32) : checksum_text(result.db2_bf16));
   return sums;
 }
 

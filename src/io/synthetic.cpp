@@ -68,6 +68,16 @@ void fill_weights(SyntheticTensor tensor, uint64_t seed, int64_t first_global_ex
        weight_scale(first_layer ? hidden : intermediate), out);
 }
 
+void fill_biases(SyntheticTensor tensor, uint64_t seed, int64_t first_global_expert, int64_t experts, int64_t columns,
+                 BFloat16* out) {
+  if (tensor != SyntheticTensor::kB1 && tensor != SyntheticTensor::kB2)
+    throw_invalid("fill_biases fills b1 and b2 only");
+  require_not_negative("first_global_expert", first_global_expert);
+  require_not_negative("experts", experts);
+  require_positive("columns", columns);
+  fill(tensor, seed, static_cast<uint64_t>(first_global_expert * columns), experts * columns, kUnitScale, out);
+}
+
 void fill_probs(uint64_t seed, int64_t first_global_token, int64_t tokens, int64_t topk, const int32_t* ids,
                 float* out) {
   require_not_negative("first_global_token", first_global_token);

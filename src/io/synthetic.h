@@ -20,6 +20,10 @@ void fill_tokens(SyntheticTensor tensor, uint64_t seed, int64_t first_global_tok
 void fill_weights(SyntheticTensor tensor, uint64_t seed, int64_t first_global_expert, int64_t experts, int64_t hidden,
                   int64_t intermediate, BFloat16* out, int64_t halves = 2);
 
+// Biases of the experts [first_global_expert, first_global_expert + experts) into out [experts, columns] (kB1, kB2).
+void fill_biases(SyntheticTensor tensor, uint64_t seed, int64_t first_global_expert, int64_t experts, int64_t columns,
+                 BFloat16* out);
+
 // Router weights [tokens, topk]: positive and summing to about one over a token's used slots, +0 in an unused slot
 // (ids -1). `ids` [tokens, topk] are the same tokens' experts.
 void fill_probs(uint64_t seed, int64_t first_global_token, int64_t tokens, int64_t topk, const int32_t* ids,

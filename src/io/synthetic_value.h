@@ -8,7 +8,7 @@
 // degree. docs/synthetic_data.md is the specification, with known values.
 namespace uniep::io {
 
-enum class SyntheticTensor : int { kX = 0, kDy = 1, kW1 = 2, kW2 = 3, kProbs = 4, kRouting = 5 };
+enum class SyntheticTensor : int { kX = 0, kDy = 1, kW1 = 2, kW2 = 3, kProbs = 4, kRouting = 5, kB1 = 6, kB2 = 7 };
 
 // The splitmix64 sequence of a starting state that seed and tensor scatter: element `index` takes number index.
 UNIEP_HOST_DEVICE uint64_t synthetic_hash(uint64_t seed, SyntheticTensor tensor, uint64_t index) {
@@ -39,7 +39,7 @@ UNIEP_HOST_DEVICE float weight_scale(int64_t fan_in) {
   return mul(float_from_bits((127u - half_log2) << 23), kUnitScale);
 }
 
-// An element of x or dy (kUnitScale) or of w1 or w2 (weight_scale(H) or weight_scale(I)).
+// An element of x, dy, b1 or b2 (kUnitScale) or of w1 or w2 (weight_scale(H) or weight_scale(I)).
 UNIEP_HOST_DEVICE BFloat16 synthetic_value(uint64_t seed, SyntheticTensor tensor, uint64_t index, float scale) {
   return to_bfloat16(mul(uniform_value(synthetic_hash(seed, tensor, index)), scale));
 }

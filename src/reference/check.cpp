@@ -58,8 +58,10 @@ struct Comparers {
         dx(shape.hidden),
         dprobs(shape.topk),
         dw1(shape.hidden),
-        dw2(sampled ? shape.hidden : shape.intermediate) {}
-  Comparer y, z, dx, dprobs, dw1, dw2;
+        dw2(sampled ? shape.hidden : shape.intermediate),
+        db1(sampled ? halves : halves * shape.intermediate),
+        db2(shape.hidden) {}
+  Comparer y, z, dx, dprobs, dw1, dw2, db1, db2;
 };
 
 void compare_whole(const LayerInput& input, const EngineOutput& got, Comparers* comparers) {
@@ -67,8 +69,9 @@ void compare_whole(const LayerInput& input, const EngineOutput& got, Comparers* 
   const int64_t expert_size = input.shape.hidden * input.shape.intermediate;
   const GradientTensor dw1(got.dw1, got.weight_gradient);
   const GradientTensor dw2(got.dw2, got.weight_gradient);
+  const GradientTensor db1(got.db1, got.weight_gradient), db2(got.db2, got.weight_gradient);
   WeightGradientSink sink;
-  if (dw1.given() || dw2.given()) {
+  if (dw1.given() || dw2.given() || db1.given() || db2.given()) {
     sink = [&](int64_t expert, std::span<const double> expert_dw1, std::span<const double> expert_dw2) {
       if (dw1.given()) dw1.compare_at(expert * halves * expert_size, expert_dw1, &comparers->dw1);
       if (dw2.given()) dw2.compare_at(expert * expert_size, expert_dw2, &comparers->dw2);
@@ -79,6 +82,8 @@ void compare_whole(const LayerInput& input, const EngineOutput& got, Comparers* 
   if (got.z) add(&comparers->z, got.z, output.z);
   if (got.dx) add(&comparers->dx, got.dx, output.dx);
   if (got.dprobs) add(&comparers->dprobs, got.dprobs, output.dprobs);
+  if (db1.given()) db1.compare_at(0, output.db1, &comparers->db1);
+  if (db2.given()) db2.compare_at(0, output.db2, &comparers->db2);
 }
 
 // Compares the i-th row of the reference with row chosen[i] of `got`.
@@ -107,6 +112,8 @@ void compare_sample(const LayerInput& input, const EngineOutput& got, const Rout
   const GradientTensor dw2(got.dw2, got.weight_gradient);
   std::span<const double> dw1_reference(output.dw1);
   std::span<const double> dw2_reference(output.dw2);
+  const GradientTensor db1(got.db1, got.weight_gradient), db2(got.db2, got.weight_gradient);
+  std::span<const double> db1_reference(output.db1), db2_reference(output.db2);
   const size_t line = static_cast<size_t>(hidden);
   for (const WeightColumn& chosen : sample.weight_columns) {
     for (int64_t half = 0; half < halves && dw1.given(); ++half) {
@@ -116,6 +123,16 @@ void compare_sample(const LayerInput& input, const EngineOutput& got, const Rout
     if (dw2.given()) {
       dw2.compare_strided(chosen.expert * hidden * intermediate + chosen.column, intermediate,
                           dw2_reference.first(line), &comparers->dw2);
+    }
+    if (!db1_reference.empty()) {
+      const auto own = static_cast<size_t>(halves);
+      if (db1.given()) {
+        db1.compare_strided(chosen.expert * halves * intermediate + chosen.column, intermediate,
+                            db1_reference.first(own), &comparers->db1);
+      }
+      if (db2.given()) db2.compare_at(chosen.expert * hidden, db2_reference.first(line), &comparers->db2);
+      db1_reference = db1_reference.subspan(own);
+      db2_reference = db2_reference.subspan(line);
     }
     dw1_reference = dw1_reference.subspan(static_cast<size_t>(halves) * line);
     dw2_reference = dw2_reference.subspan(line);
@@ -166,6 +183,8 @@ CheckReport check(const LayerInput& input, const EngineOutput& got, const CheckO
   if (got.dprobs) require_unused_dprobs_zero(input, got.dprobs, &report.tensors.back().second);
   take("dw1", got.dw1, comparers.dw1);
   take("dw2", got.dw2, comparers.dw2);
+  take("db1", got.db1, comparers.db1);
+  take("db2", got.db2, comparers.db2);
   return report;
 }
 

@@ -20,6 +20,8 @@ struct EngineOutput {
   WeightGradient weight_gradient = WeightGradient::kBFloat16;
   const void* dw1 = nullptr;  // [E, Z, H], bf16 or fp32 as weight_gradient says; kMainGrad: it was zero before the call
   const void* dw2 = nullptr;  // [E, H, I]
+  const void* db1 = nullptr;  // [E, Z], and db2 [E, H]: with biases
+  const void* db2 = nullptr;
 };
 
 struct CheckOptions {
@@ -29,7 +31,8 @@ struct CheckOptions {
 };
 
 struct CheckReport {
-  std::vector<std::pair<std::string, Comparison>> tensors;  // by the names y, z, dx, dprobs, dw1, dw2, in this order
+  std::vector<std::pair<std::string, Comparison>> tensors;  // by the names y, z, dx, dprobs, dw1, dw2, db1, db2, in
+                                                            // this order
   bool sampled = false;
   int64_t sampled_tokens = 0;          // of y, z, dx and dprobs; 0 when not sampled
   int64_t sampled_weight_columns = 0;  // two lines of dw1 and a column of dw2 each; 0 when not sampled
@@ -37,7 +40,8 @@ struct CheckReport {
 };
 
 // Compares with the reference. A row is: a token of y and dx, its K slots in dprobs, a routed row of z, a line of one
-// expert in dw1 and dw2 - in a sample of dw2 one of its columns. Beside what Comparer asks for, the dprob of an unused
+// expert in dw1 and dw2 - in a sample of dw2 one of its columns - and all of an expert in db1
+// and db2, in a sample of db1 one of its columns. Beside what Comparer asks for, the dprob of an unused
 // slot must be +0 to the bit, whether its token is in the sample or not.
 CheckReport check(const LayerInput& input, const EngineOutput& got, const CheckOptions& options = {});
 

@@ -52,7 +52,9 @@ class Expert {
         rows_(routed.rows_of(index)),
         slots_(routed.slots.data() + routed.expert_begin[index]),
         w1_(input.w1 + index * halves_ * intermediate_ * hidden_),
-        w2_(input.w2 + index * intermediate_ * hidden_) {
+        w2_(input.w2 + index * intermediate_ * hidden_),
+        b1_(input.numerics.bias ? input.b1 + index * halves_ * intermediate_ : nullptr),
+        b2_(input.numerics.bias ? input.b2 + index * hidden_ : nullptr) {
     tokens_.reserve(rows_);
     for (int64_t row = 0; row < rows_; ++row) tokens_.push_back(slots_[row] / input.shape.topk);
   }
@@ -69,6 +71,11 @@ class Expert {
         rows_, halves_ * n, hidden_, [&](int64_t m, int64_t h) { return x(m, h); },
         [&](int64_t h, int64_t j) { return w1(j < n ? columns[j] : intermediate_ + columns[j - n], h); },
         result.z.data());
+    for (int64_t m = 0; m < rows_ && b1_ != nullptr; ++m) {
+      for (int64_t j = 0; j < halves_ * n; ++j) {
+        result.z[m * halves_ * n + j] += to_double(b1_[j < n ? columns[j] : intermediate_ + columns[j - n]]);
+      }
+    }
     std::vector<double> da;
     if (input_.dy) {
       da.resize(rows_ * n);
@@ -88,12 +95,15 @@ class Expert {
     return value;
   }
 
-  // o = W2 a, as stored, and times the router's weight where that is its place, as stored: [rows, H]. All columns.
+  // o = W2 a + b2, as stored, and times the router's weight where that is its place, as stored: [rows, H]. All columns.
   std::vector<double> output(const ExpertColumns& all) const {
     std::vector<double> o(rows_ * hidden_);
     multiply(
         rows_, hidden_, intermediate_, [&](int64_t m, int64_t i) { return all.activation[m * intermediate_ + i]; },
         [&](int64_t i, int64_t h) { return w2(h, i); }, o.data());
+    for (int64_t m = 0; m < rows_ && b2_ != nullptr; ++m) {
+      for (int64_t h = 0; h < hidden_; ++h) o[m * hidden_ + h] += to_double(b2_[h]);
+    }
     for (double& value : o) value = stored(value);
     if (input_.numerics.router_weight != RouterWeight::kOutput) return o;
     for (int64_t m = 0; m < rows_; ++m) {
@@ -128,6 +138,33 @@ class Expert {
     multiply(
         hidden_, n, rows_, [&](int64_t h, int64_t m) { return dy(m, h); },
         [&](int64_t m, int64_t j) { return some.weighted[m * n + j]; }, result.data());
+    return result;
+  }
+
+  // What b2 is of d loss / d prob of a row: dy b2 where the router's weight multiplies it, too.
+  double bias_dprob(int64_t row) const {
+    double sum = 0.0;
+    if (b2_ == nullptr || input_.numerics.router_weight != RouterWeight::kOutput) return sum;
+    for (int64_t h = 0; h < hidden_; ++h) sum += dy(row, h) * to_double(b2_[h]);
+    return sum;
+  }
+
+  // db1 of n columns: [halves n].
+  std::vector<double> db1(const ExpertColumns& some, int64_t n) const {
+    std::vector<double> result(halves_ * n, 0.0);
+    for (int64_t m = 0; m < rows_; ++m) {
+      for (int64_t j = 0; j < halves_ * n; ++j) result[j] += some.dz[m * halves_ * n + j];
+    }
+    return result;
+  }
+
+  // db2: [H], all columns.
+  std::vector<double> db2() const {
+    std::vector<double> result(hidden_, 0.0);
+    for (int64_t m = 0; m < rows_; ++m) {
+      const double weight = input_.numerics.router_weight == RouterWeight::kOutput ? prob(m) : 1.0;
+      for (int64_t h = 0; h < hidden_; ++h) result[h] += weight * dy(m, h);
+    }
     return result;
   }
 
@@ -177,6 +214,8 @@ class Expert {
   std::vector<int64_t> tokens_;
   const Value* w1_;
   const Value* w2_;
+  const Value* b1_;  // null: no biases
+  const Value* b2_;
 };
 
 }  // namespace uniep::reference

@@ -79,7 +79,12 @@ LayerOutput evaluate(const BasicLayerInput<Value, Prob>& input, const WeightGrad
     combine(expert.output(columns), &output.y);
     if (!backward) continue;
     combine(expert.input_gradient(columns), &output.dx);
-    for (int64_t m = 0; m < expert.rows(); ++m) output.dprobs[expert.slot(m)] = columns.dprob[m];
+    for (int64_t m = 0; m < expert.rows(); ++m) output.dprobs[expert.slot(m)] = columns.dprob[m] + expert.bias_dprob(m);
+    if (input.numerics.bias && sink) {
+      const std::vector<double> db1 = expert.db1(columns, intermediate), db2 = expert.db2();
+      output.db1.insert(output.db1.end(), db1.begin(), db1.end());
+      output.db2.insert(output.db2.end(), db2.begin(), db2.end());
+    }
     if (sink) sink(index, expert.dw1(columns, intermediate), expert.dw2(columns, intermediate));
   }
   return output;

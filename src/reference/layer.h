@@ -25,7 +25,9 @@ struct BasicLayerInput {
   const Prob* probs = nullptr;   // [T, K]; an unused slot's is not read
   const Value* w1 = nullptr;     // [E, Z, H]: gate rows, then up rows, Z = 2 I; not gated: Z = I
   const Value* w2 = nullptr;     // [E, H, I]
-  Numerics numerics;             // activation and router_weight
+  Numerics numerics{};           // activation, router_weight and bias
+  const Value* b1 = nullptr;     // [E, Z]; this and b2 with numerics.bias
+  const Value* b2 = nullptr;     // [E, H]
 };
 
 // Of z and W1: gate and up, or one.
@@ -53,6 +55,8 @@ struct LayerOutput {
   std::vector<double> dprobs;  // [T, K]; an unused slot's is 0
   std::vector<double> dw1;     // [E, Z, H]
   std::vector<double> dw2;     // [E, H, I]
+  std::vector<double> db1;     // [E, Z]; this and db2: with biases alone
+  std::vector<double> db2;     // [E, H]
 };
 
 // Takes dW1[expert] ([Z, H]) and dW2[expert] ([H, I]), which are valid during the call only.

@@ -134,9 +134,14 @@ void evaluate_columns(const LayerInput& input, const RoutedRows& routed, const s
     const ExpertColumns some = expert.columns(columns);
     const std::vector<double> dw1 = expert.dw1(some, n);
     const std::vector<double> dw2 = expert.dw2(some, n);
+    const std::vector<double> db1 = expert.db1(some, n), db2 = expert.db2();
     for (int64_t j = 0; j < n; ++j) {
       for (int64_t line = j; line < halves_of(input.numerics) * n; line += n) {
         output->dw1.insert(output->dw1.end(), dw1.begin() + line * hidden, dw1.begin() + (line + 1) * hidden);
+      }
+      if (input.numerics.bias) {
+        for (int64_t line = j; line < halves_of(input.numerics) * n; line += n) output->db1.push_back(db1[line]);
+        output->db2.insert(output->db2.end(), db2.begin(), db2.end());
       }
       for (int64_t h = 0; h < hidden; ++h) output->dw2.push_back(dw2[h * n + j]);
     }

@@ -35,6 +35,8 @@ struct SampleOutput {
   std::vector<double> dprobs;   // [tokens, K]
   std::vector<double> dw1;      // [weight columns, 2, H]: the gate line, then the up line
   std::vector<double> dw2;      // [weight columns, H]
+  std::vector<double> db1;      // [weight columns, 2], and with biases alone, as the next
+  std::vector<double> db2;      // [weight columns, H]: of the column's expert
 };
 SampleOutput evaluate_sample(const LayerInput& input, const RoutedRows& routed, const Sample& sample);
 

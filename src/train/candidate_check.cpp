@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "io/synthetic_value.h"
+#include "model/activation_choice.h"
 #include "train/rank_memory.h"
 
 namespace uniep::train {
@@ -44,6 +45,11 @@ CandidateCheck::CandidateCheck(Group& group, const LayerConfig& layer, int64_t t
   dy_ = values(io::SyntheticTensor::kDy, tokens_ * shape.hidden, io::kUnitScale);
   w1_ = values(io::SyntheticTensor::kW1, 2 * weights, io::weight_scale(shape.hidden));
   w2_ = values(io::SyntheticTensor::kW2, weights, io::weight_scale(shape.intermediate));
+  if (layer.numerics.bias) {
+    const int64_t local = shape.experts / group.ranks();
+    b1_ = values(io::SyntheticTensor::kB1, local * z_columns(shape, layer.numerics), io::kUnitScale);
+    b2_ = values(io::SyntheticTensor::kB2, local * shape.hidden, io::kUnitScale);
+  }
   const uint64_t experts = static_cast<uint64_t>(shape.experts);
   for (int64_t token = 0; token < tokens_; ++token) {
     const uint64_t first = io::synthetic_hash(kSeed, io::SyntheticTensor::kRouting, static_cast<uint64_t>(token));
@@ -70,6 +76,8 @@ CandidateCheck::Results CandidateCheck::run(Direction direction, const Schedule&
     forwards[rank].x = read(x_);
     forwards[rank].weights.w1 = read(w1_);
     forwards[rank].weights.w2 = read(w2_);
+    if (layer_.numerics.bias) forwards[rank].weights.b1 = read(b1_);
+    if (layer_.numerics.bias) forwards[rank].weights.b2 = read(b2_);
     const auto write = [&]<typename T>(T, int64_t count) { return own.result(room<T>(results.tensors, count), count); };
     forwards[rank].y = write(BFloat16{}, tokens_ * shape.hidden);
     if (direction == Direction::kForward) continue;
@@ -81,6 +89,9 @@ CandidateCheck::Results CandidateCheck::run(Direction direction, const Schedule&
     back.dprobs = write(float{}, tokens_ * shape.topk);
     back.gradients.dw1 = write(float{}, static_cast<int64_t>(w1_.size()));
     back.gradients.dw2 = write(float{}, static_cast<int64_t>(w2_.size()));
+    if (!layer_.numerics.bias) continue;
+    back.gradients.db1 = write(float{}, static_cast<int64_t>(b1_.size()));
+    back.gradients.db2 = write(float{}, static_cast<int64_t>(b2_.size()));
   }
   const Placement placement = place(group_, shape, routings);
   const Saved saved = uniep::forward(group_, layer_, forward, placement, forwards);

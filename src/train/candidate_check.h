@@ -27,7 +27,7 @@ class CandidateCheck {
   Group& group_;
   LayerConfig layer_;
   int64_t tokens_;
-  std::vector<BFloat16> x_, dy_, w1_, w2_;  // of one rank: all ranks have the same
+  std::vector<BFloat16> x_, dy_, w1_, w2_, b1_, b2_;  // of one rank: all ranks have the same
   std::vector<int32_t> ids_;
   std::vector<float> probs_;
 };

@@ -28,6 +28,7 @@ std::map<std::string, std::string> configuration(const TrainConfig& config, cons
           {"topk", std::to_string(model.topk)},
           {"activation", activation_text(model.numerics)},
           {"router-weight", router_weight_text(model.numerics.router_weight)},
+          {"bias", model.numerics.bias ? "1" : "0"},
           {"layers", std::to_string(model.layers)},
           {"sequence", std::to_string(model.sequence)},
           {"batch", std::to_string(config.batch)},
@@ -66,6 +67,7 @@ std::string metadata_value(const io::Safetensors& file, const std::filesystem::p
   // What came later than the first checkpoints, which were made with what is the default.
   if (found == file.metadata().end() && key == "activation") return activation_text({});
   if (found == file.metadata().end() && key == "router-weight") return router_weight_text({});
+  if (found == file.metadata().end() && key == "bias") return "0";
   if (found == file.metadata().end()) refuse(path, "is no whole checkpoint: its metadata lacks " + key);
   return found->second;
 }

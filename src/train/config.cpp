@@ -65,6 +65,9 @@ void check(const TrainConfig& config, const ParallelConfig& parallel) {
   if (parallel.engine == EngineKind::kCpu && !parallel.devices.empty()) {
     refuse("--devices: names GPUs, and the engine is cpu; give --engine cuda, too");
   }
+  if (config.model.numerics.bias && parallel.verify_every > 0) {
+    refuse("--verify: beside --bias, and the verifier does not check experts with biases; must be left out");
+  }
   if (config.model.experts % parallel.ranks != 0) {
     refuse(fmt::format("--experts: {} can not be divided evenly over {} ranks (--ranks)", config.model.experts,
                        parallel.ranks));

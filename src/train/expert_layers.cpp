@@ -164,6 +164,9 @@ uniep::Weights ExpertLayers::rank_weights(int rank, const Weights& weights, Rank
   uniep::Weights own;
   own.w1 = memory.input(weights.w1 + rank * rank_w1_elements(), rank_w1_elements());
   own.w2 = memory.input(weights.w2 + rank * elements, elements);
+  if (!layer_.numerics.bias) return own;
+  own.b1 = memory.input(weights.b1 + rank * rank_b1_elements(), rank_b1_elements());
+  own.b2 = memory.input(weights.b2 + rank * rank_b2_elements(), rank_b2_elements());
   return own;
 }
 
@@ -205,7 +208,7 @@ void ExpertLayers::forward(int64_t layer, const BFloat16* x, const int32_t* ids,
 }
 
 void ExpertLayers::backward(int64_t layer, const BFloat16* dy, const BFloat16* x, const Weights& weights, BFloat16* dx,
-                            float* dprobs, float* dw1, float* dw2) {
+                            float* dprobs, const Gradients& gradients) {
   const int64_t hidden = layer_.shape.hidden, topk = layer_.shape.topk, elements = rank_weight_elements();
   const bool verified = is_verified(layer, Direction::kBackward);
   if (verified) {
@@ -224,8 +227,12 @@ void ExpertLayers::backward(int64_t layer, const BFloat16* dy, const BFloat16* x
     arguments[rank].weights = rank_weights(rank, weights, own);
     arguments[rank].dx = own.result(dx + first * hidden, tokens * hidden);
     arguments[rank].dprobs = own.result(dprobs + first * topk, tokens * topk);
-    arguments[rank].gradients.dw1 = own.result(dw1 + rank * rank_w1_elements(), rank_w1_elements());
-    arguments[rank].gradients.dw2 = own.result(dw2 + rank * elements, elements);
+    WeightGradients& made = arguments[rank].gradients;
+    made.dw1 = own.result(gradients.dw1 + rank * rank_w1_elements(), rank_w1_elements());
+    made.dw2 = own.result(gradients.dw2 + rank * elements, elements);
+    if (!layer_.numerics.bias) continue;
+    made.db1 = own.result(gradients.db1 + rank * rank_b1_elements(), rank_b1_elements());
+    made.db2 = own.result(gradients.db2 + rank * rank_b2_elements(), rank_b2_elements());
   }
   const Schedule used = schedule_backward();
   timed(Direction::kBackward, saved_[layer].placement(),

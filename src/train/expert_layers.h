@@ -22,14 +22,22 @@ class ExpertLayers {
   struct Weights {
     const BFloat16* w1;  // [E, 2 I, H]
     const BFloat16* w2;  // [E, H, I]
+    const BFloat16* b1;  // [E, 2 I]; this and b2: null without biases
+    const BFloat16* b2;  // [E, H]
+  };
+  struct Gradients {
+    float* dw1;
+    float* dw2;
+    float* db1;  // as the biases
+    float* db2;
   };
 
   // y [T, H] from x [T, H], with ids and probs [T, K]. What backward needs is kept until the layer's next forward.
   void forward(int64_t layer, const BFloat16* x, const int32_t* ids, const float* probs, const Weights& weights,
                BFloat16* y);
-  // dx [T, H] and dprobs [T, K] from dy [T, H]; dw1 and dw2 in fp32, shaped as the weights.
+  // dx [T, H] and dprobs [T, K] from dy [T, H]; weight gradients in fp32, shaped as the weights.
   void backward(int64_t layer, const BFloat16* dy, const BFloat16* x, const Weights& weights, BFloat16* dx,
-                float* dprobs, float* dw1, float* dw2);
+                float* dprobs, const Gradients& gradients);
 
   // Around each step of the training, before the weights change: what a verifier found, in words; nothing without one.
   void begin_step();
@@ -52,6 +60,8 @@ class ExpertLayers {
     return layer_.shape.experts / group_.ranks() * layer_.shape.hidden * layer_.shape.intermediate;
   }
   int64_t rank_w1_elements() const { return (is_gated(layer_.numerics.activation) ? 2 : 1) * rank_weight_elements(); }
+  int64_t rank_b1_elements() const { return rank_w1_elements() / layer_.shape.hidden; }
+  int64_t rank_b2_elements() const { return rank_weight_elements() / layer_.shape.intermediate; }
   uniep::Weights rank_weights(int rank, const Weights& weights, RankMemory& memory) const;
   std::vector<RankMemory> rank_memory() const;
   void finish(std::vector<RankMemory>& memory);

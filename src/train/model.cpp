@@ -69,6 +69,12 @@ MixerWeights Model::mixer_weights(const float* base, const ParameterLayout::Bloc
   return {base + at.mixer_norm, base + at.mixer_in, base + at.mixer_filter, base + at.mixer_out};
 }
 
+ExpertLayers::Weights Model::expert_weights(const Parameters& parameters, const ParameterLayout::Block& at) const {
+  const bool bias = config_.model.numerics.bias;
+  return {parameters.experts(at.w1), parameters.experts(at.w2), bias ? parameters.experts(at.b1) : nullptr,
+          bias ? parameters.experts(at.b2) : nullptr};
+}
+
 BatchLoss Model::forward(const Parameters& parameters, const std::vector<const uint8_t*>& windows,
                          ExpertLayers& experts) {
   windows_ = windows;
@@ -78,8 +84,8 @@ BatchLoss Model::forward(const Parameters& parameters, const std::vector<const u
     for_each_sequence([&](int64_t sequence) { block_forward(parameters, layer, sequence); });
     loss.balance += balance_forward(layer);
     const ParameterLayout::Block& at = layout_.block(layer);
-    experts.forward(layer, block.moe_in.data(), block.ids.data(), block.probs.data(),
-                    {parameters.experts(at.w1), parameters.experts(at.w2)}, block.moe_out.data());
+    experts.forward(layer, block.moe_in.data(), block.ids.data(), block.probs.data(), expert_weights(parameters, at),
+                    block.moe_out.data());
   }
   std::vector<double> sums(config_.batch);
   for_each_sequence([&](int64_t sequence) { sums[sequence] = head_forward(parameters, sequence); });
@@ -139,11 +145,13 @@ double Model::head_forward(const Parameters& parameters, int64_t sequence) {
 
 void Model::backward(const Parameters& parameters, ExpertLayers& experts, std::vector<float>& gradients) {
   for_each_sequence([&](int64_t sequence) { head_backward(parameters, sequence); });
+  const bool bias = config_.model.numerics.bias;
   for (int64_t layer = config_.model.layers - 1; layer >= 0; --layer) {
     const ParameterLayout::Block& at = layout_.block(layer);
-    experts.backward(layer, moe_out_gradient_.data(), blocks_[layer].moe_in.data(),
-                     {parameters.experts(at.w1), parameters.experts(at.w2)}, moe_in_gradient_.data(),
-                     prob_gradients_.data(), gradients.data() + at.w1, gradients.data() + at.w2);
+    experts.backward(layer, moe_out_gradient_.data(), blocks_[layer].moe_in.data(), expert_weights(parameters, at),
+                     moe_in_gradient_.data(), prob_gradients_.data(),
+                     {gradients.data() + at.w1, gradients.data() + at.w2, bias ? gradients.data() + at.b1 : nullptr,
+                      bias ? gradients.data() + at.b2 : nullptr});
     for_each_sequence([&](int64_t sequence) { block_backward(parameters, layer, sequence); });
   }
   reduce_sequences(gradients);

@@ -44,6 +44,7 @@ class Model {
 
   MixerActivations mixer_activations(Block& block, int64_t sequence) const;
   RouterActivations router_activations(Block& block, int64_t sequence) const;
+  ExpertLayers::Weights expert_weights(const Parameters& parameters, const ParameterLayout::Block& at) const;
   MixerWeights mixer_weights(const float* base, const ParameterLayout::Block& at) const;
   float* sequence_gradients(int64_t sequence) { return sequence_gradients_.data() + sequence * layout_.dense_count(); }
   float* scratch(int64_t sequence) { return scratch_.data() + sequence * scratch_size_; }

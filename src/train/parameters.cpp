@@ -12,7 +12,7 @@
 namespace uniep::train {
 namespace {
 
-constexpr double kSmallDeviation = 0.02;  // of the head and the routers: they start nearly uniform
+constexpr double kSmallDeviation = 0.02;  // of the head, the routers and biases: they start nearly uniform
 
 // Uniform on the 2^24 multiples of 2^-23 in [-1, 1). Exact.
 float uniform(uint64_t hash) {
@@ -45,6 +45,9 @@ ParameterLayout::ParameterLayout(const ModelConfig& model) {
     const double deviation = residual / std::sqrt(static_cast<double>(intermediate));
     blocks_[layer].w1 = add(prefix + "w1", {experts, model.w1_rows(), hidden}, hidden_deviation);
     blocks_[layer].w2 = add(prefix + "w2", {experts, hidden, intermediate}, deviation);
+    if (!model.numerics.bias) continue;
+    blocks_[layer].b1 = add(prefix + "b1", {experts, model.w1_rows()}, kSmallDeviation, false);
+    blocks_[layer].b2 = add(prefix + "b2", {experts, hidden}, kSmallDeviation, false);
   }
 }
 

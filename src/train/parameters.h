@@ -25,6 +25,7 @@ class ParameterLayout {
   struct Block {
     int64_t mixer_norm, mixer_in, mixer_filter, mixer_out, moe_norm, router;  // dense
     int64_t w1, w2;  // experts [E, w1_rows(), H] and [E, H, I], as the library takes them
+    int64_t b1, b2;  // with Numerics::bias: [E, w1_rows()] and [E, H]
   };
 
   explicit ParameterLayout(const ModelConfig& model);

@@ -53,6 +53,7 @@ nlohmann::ordered_json to_json(const Report& report, const Trainer& trainer, con
       {"hidden", model.hidden}, {"intermediate", model.intermediate}, {"experts", model.experts}, {"topk", model.topk}};
   json["model"] = {{"activation", activation_text(model.numerics)},
                    {"router_weight", router_weight_text(model.numerics.router_weight)},
+                   {"bias", model.numerics.bias},
                    {"layers", model.layers},
                    {"sequence", model.sequence},
                    {"parameters", trainer.layout().count()}};

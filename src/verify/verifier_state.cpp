@@ -102,6 +102,9 @@ NotedCall VerifierState::begin_note(const std::string& layer, const LayerConfig&
     refuse(fmt::format("verifier: activation={} of {}; legal are activations with a gate",
                        activation_text(config.numerics), layer));
   }
+  if (config.numerics.bias) {
+    refuse(fmt::format("verifier: bias=1 of {}; legal are experts without biases", layer));
+  }
   NotedCall call;
   call.layer = layer;
   call.schedule = schedule;

@@ -169,6 +169,17 @@ void count_activation(BranchCounts& branches, const Numerics& numerics) {
   count("silu, weight on the activation", Activation::kSilu, false, RouterWeight::kActivation);
   count("silu, weight on the output", Activation::kSilu, false, RouterWeight::kOutput);
   count("silu, weight on the input", Activation::kSilu, false, RouterWeight::kInput);
+  const auto count_biases = [&](const char* branch, bool gated, RouterWeight weight) {
+    branches.count(branch, numerics.bias && is_gated(numerics.activation) == gated && numerics.router_weight == weight);
+  };
+  count_biases("biases with a gate, weight on the activation", true, RouterWeight::kActivation);
+  count_biases("biases with a gate, weight on the output", true, RouterWeight::kOutput);
+  count_biases("biases without a gate, weight on the activation", false, RouterWeight::kActivation);
+  count_biases("biases without a gate, weight on the output", false, RouterWeight::kOutput);
+  branches.count("biases' gradients in bf16", numerics.bias && numerics.weight_gradient == WeightGradient::kBFloat16);
+  branches.count("biases' gradients in fp32", numerics.bias && numerics.weight_gradient == WeightGradient::kFloat32);
+  branches.count("biases' gradients in main_grad",
+                 numerics.bias && numerics.weight_gradient == WeightGradient::kMainGrad);
 }
 
 void count_schedule(BranchCounts& branches, const Program& program) {

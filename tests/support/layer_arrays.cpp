@@ -21,12 +21,17 @@ void LayerArrays::reset() {
   if (source.config.numerics.weight_gradient == WeightGradient::kBFloat16) {
     result.dw1_bf16.assign(source.data.halves * weights, BFloat16{0xffff});
     result.dw2_bf16.assign(weights, BFloat16{0xffff});
+    result.db1_bf16.assign(source.data.b1.size(), BFloat16{0xffff});
+    result.db2_bf16.assign(source.data.b2.size(), BFloat16{0xffff});
     return;
   }
   result.dw1_fp32.resize(source.data.halves * weights);
   result.dw2_fp32.resize(weights);
-  for (std::size_t i = 0; i < result.dw1_fp32.size(); ++i) result.dw1_fp32[i] = cli::start_main_grad(i);
-  for (std::size_t i = 0; i < result.dw2_fp32.size(); ++i) result.dw2_fp32[i] = cli::start_main_grad(i);
+  result.db1_fp32.resize(source.data.b1.size());
+  result.db2_fp32.resize(source.data.b2.size());
+  for (auto* const gradient : {&result.dw1_fp32, &result.dw2_fp32, &result.db1_fp32, &result.db2_fp32}) {
+    for (std::size_t i = 0; i < gradient->size(); ++i) (*gradient)[i] = cli::start_main_grad(i);
+  }
 }
 
 void LayerArrays::gather_z(const Saved& saved) {
@@ -50,6 +55,10 @@ cli::LayerResult LayerArrays::expected(WeightGradientTime time) const {
     expected.dw2_bf16 = untouched.result.dw2_bf16;
     expected.dw1_fp32 = untouched.result.dw1_fp32;
     expected.dw2_fp32 = untouched.result.dw2_fp32;
+    expected.db1_bf16 = untouched.result.db1_bf16;
+    expected.db2_bf16 = untouched.result.db2_bf16;
+    expected.db1_fp32 = untouched.result.db1_fp32;
+    expected.db2_fp32 = untouched.result.db2_fp32;
   }
   return expected;
 }
@@ -61,6 +70,9 @@ std::vector<ForwardArguments> LayerArrays::forward_arguments() {
     arguments[rank].y = result.y.data() + source.data.first_token(rank) * source.config.shape.hidden;
     arguments[rank].weights.w1 = source.data.w1_of(rank);
     arguments[rank].weights.w2 = source.data.w2_of(rank);
+    if (!source.config.numerics.bias) continue;
+    arguments[rank].weights.b1 = source.data.b1_of(rank);
+    arguments[rank].weights.b2 = source.data.b2_of(rank);
   }
   return arguments;
 }
@@ -68,10 +80,20 @@ std::vector<ForwardArguments> LayerArrays::forward_arguments() {
 WeightGradients LayerArrays::gradients(int rank) {
   const LayerShape& shape = source.config.shape;
   const int64_t offset = rank * (shape.experts / source.ranks) * shape.intermediate * shape.hidden;
+  const int64_t halves = source.data.halves;
+  WeightGradients own;
   if (source.config.numerics.weight_gradient == WeightGradient::kBFloat16) {
-    return {result.dw1_bf16.data() + source.data.halves * offset, result.dw2_bf16.data() + offset, nullptr, nullptr};
+    own.dw1 = result.dw1_bf16.data() + halves * offset;
+    own.dw2 = result.dw2_bf16.data() + offset;
+    if (source.config.numerics.bias) own.db1 = result.db1_bf16.data() + halves * offset / shape.hidden;
+    if (source.config.numerics.bias) own.db2 = result.db2_bf16.data() + offset / shape.intermediate;
+  } else {
+    own.dw1 = result.dw1_fp32.data() + halves * offset;
+    own.dw2 = result.dw2_fp32.data() + offset;
+    if (source.config.numerics.bias) own.db1 = result.db1_fp32.data() + halves * offset / shape.hidden;
+    if (source.config.numerics.bias) own.db2 = result.db2_fp32.data() + offset / shape.intermediate;
   }
-  return {result.dw1_fp32.data() + source.data.halves * offset, result.dw2_fp32.data() + offset, nullptr, nullptr};
+  return own;
 }
 
 std::vector<BackwardArguments> LayerArrays::backward_arguments(WeightGradientTime time, bool last_use) {
@@ -95,8 +117,8 @@ std::vector<WeightGradientArguments> LayerArrays::weight_gradient_arguments(bool
   std::vector<WeightGradientArguments> arguments(source.ranks);
   for (int rank = 0; rank < source.ranks; ++rank) {
     WeightGradients& own = arguments[rank].gradients = gradients(rank);
-    if (!dw1) own.dw1 = nullptr;
-    if (!dw2) own.dw2 = nullptr;
+    if (!dw1) own.dw1 = own.db1 = nullptr;
+    if (!dw2) own.dw2 = own.db2 = nullptr;
   }
   return arguments;
 }

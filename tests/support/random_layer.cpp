@@ -74,6 +74,7 @@ void draw_activation(Random& random, Numerics& numerics) {
                                 "silu"};
   set_activation(numerics, kTexts[random.next() % std::size(kTexts)]);
   numerics.router_weight = static_cast<RouterWeight>(random.between(0, 2));
+  numerics.bias = numerics.router_weight != RouterWeight::kInput && random.one_in(2);
 }
 
 }  // namespace
@@ -133,12 +134,16 @@ RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
                           std::sqrt(3.0f / static_cast<float>(shape.hidden)));
   data.w2 = random_values(random, shape.experts * shape.hidden * shape.intermediate,
                           std::sqrt(3.0f / static_cast<float>(shape.intermediate)));
-  layer.description =
-      fmt::format("seed {}: R {} E {} K {} H {} I {} T {} {} groups {} wgrad {} {} weight on {}{}", seed, layer.ranks,
-                  shape.experts, shape.topk, shape.hidden, shape.intermediate, tokens,
-                  kRoutingNames[static_cast<int>(kind)], layer.config.numerics.combine_groups,
-                  static_cast<int>(layer.config.numerics.weight_gradient), activation_text(layer.config.numerics),
-                  router_weight_text(layer.config.numerics.router_weight), unused_slots ? " unused slots" : "");
+  if (layer.config.numerics.bias) {
+    data.b1 = random_values(random, shape.experts * data.halves * shape.intermediate, 1.0f);
+    data.b2 = random_values(random, shape.experts * shape.hidden, 1.0f);
+  }
+  layer.description = fmt::format(
+      "seed {}: R {} E {} K {} H {} I {} T {} {} groups {} wgrad {} {} weight on {}{}{}", seed, layer.ranks,
+      shape.experts, shape.topk, shape.hidden, shape.intermediate, tokens, kRoutingNames[static_cast<int>(kind)],
+      layer.config.numerics.combine_groups, static_cast<int>(layer.config.numerics.weight_gradient),
+      activation_text(layer.config.numerics), router_weight_text(layer.config.numerics.router_weight),
+      layer.config.numerics.bias ? " biases" : "", unused_slots ? " unused slots" : "");
   return layer;
 }
 
@@ -193,6 +198,10 @@ std::string difference(const cli::LayerResult& got, const cli::LayerResult& expe
   if (text.empty()) text = difference_of("dw2", got.dw2_bf16, expected.dw2_bf16);
   if (text.empty()) text = difference_of("dw1", got.dw1_fp32, expected.dw1_fp32);
   if (text.empty()) text = difference_of("dw2", got.dw2_fp32, expected.dw2_fp32);
+  if (text.empty()) text = difference_of("db1", got.db1_bf16, expected.db1_bf16);
+  if (text.empty()) text = difference_of("db2", got.db2_bf16, expected.db2_bf16);
+  if (text.empty()) text = difference_of("db1", got.db1_fp32, expected.db1_fp32);
+  if (text.empty()) text = difference_of("db2", got.db2_fp32, expected.db2_fp32);
   return text;
 }
 

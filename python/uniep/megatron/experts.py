@@ -13,7 +13,7 @@ from uniep.group import Group
 from uniep.layer import moe
 from uniep.megatron.flags import activation_of
 from uniep.megatron.grouped import plain_weight
-from uniep.megatron.routing import capacity_of_factor, expert_weights
+from uniep.megatron.routing import capacity_of_factor, expert_biases, expert_weights
 
 
 def overlapped_groups() -> list[dist.ProcessGroup | None]:
@@ -68,6 +68,13 @@ class Experts(torch.nn.Module):
         for expert, (w1, w2) in enumerate(zip(first, second, strict=True)):
             self.register_parameter(f"w1_{expert}", w1)
             self.register_parameter(f"w2_{expert}", w2)
+        self.has_biases = bool(config.add_bias_linear)
+        if not self.has_biases:
+            return
+        self.router_weight = "output"  # it multiplies FC2's bias, too
+        for expert, (b1, b2) in enumerate(zip(*expert_biases(experts), strict=True)):
+            self.register_parameter(f"b1_{expert}", b1)
+            self.register_parameter(f"b2_{expert}", b2)
 
     def forward(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> torch.Tensor:
         """hidden_states [T, H] bf16, probs [T, E], routing_map [T, E] bool to [T, H] bf16."""
@@ -77,6 +84,8 @@ class Experts(torch.nn.Module):
             probs.float(),
             self._weights("w1"),
             self._weights("w2"),
+            b1=self._biases("b1"),
+            b2=self._biases("b2"),
             topk=self.topk,
             group=self._group(hidden_states.device),
             schedule=self.schedule,
@@ -98,6 +107,9 @@ class Experts(torch.nn.Module):
         if self.single:
             return plain_weight(getattr(self, f"{name}_0"), name, self.main_grad is not None)
         return [getattr(self, f"{name}_{expert}") for expert in range(self.count)]
+
+    def _biases(self, name: str) -> list[torch.Tensor] | None:
+        return [getattr(self, f"{name}_{expert}") for expert in range(self.count)] if self.has_biases else None
 
     def _save_to_state_dict(self, *_: typing.Any) -> None:
         pass

@@ -62,7 +62,11 @@ FLAGS = [
     Flag("params_dtype", lambda value, _: value == torch.bfloat16, "torch.bfloat16 (bf16=True)"),
     Flag("fp8", _is_off, "None"),
     Flag("fp4", _is_off, "None"),
-    Flag("add_bias_linear", _is_off, "False"),
+    Flag(
+        "add_bias_linear",
+        lambda value, config: not value or not getattr(config, "moe_apply_probs_on_input", False),
+        "False beside moe_apply_probs_on_input",
+    ),
     Flag(
         "activation_func",
         _is_activation,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import typing
 
 import torch
 
@@ -16,6 +17,23 @@ def capacity_of_factor(factor: float | None, tokens: int, topk: int, local_exper
     rows = math.ceil(tokens * topk * factor)
     padded = -(-rows // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
     return padded + _ROW_ALIGNMENT * local_experts, max(tokens, 1)
+
+
+def expert_biases(experts: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+    """The biases of Megatron's experts with add_bias_linear: [2 I] and [H] of each in order."""
+    local = getattr(experts, "local_experts", None)
+    if local is not None:
+        return [one.linear_fc1.bias for one in local], [one.linear_fc2.bias for one in local]
+    layers = experts.linear_fc1, experts.linear_fc2
+    count = typing.cast(int, experts.num_local_experts)
+    if not all(
+        isinstance(getattr(one, f"bias{expert}", None), torch.nn.Parameter) for one in layers for expert in range(count)
+    ):
+        raise ValueError(
+            f"experts: {type(experts).__name__} with one bias of all experts; UniEP serves a bias{{i}} of each"
+        )
+    first, second = ([getattr(layer, f"bias{expert}") for expert in range(count)] for layer in layers)
+    return first, second
 
 
 def expert_weights(experts: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:

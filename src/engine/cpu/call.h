@@ -39,6 +39,8 @@ struct RankBuffers {
   bool dense_dprobs = false;
   std::vector<const BFloat16*> w1, w1_up, w2;  // [El]; w1: the gate rows, or all; w1_up: null where there are none
   std::vector<void*> dw1, dw1_up, dw2;         // [El]
+  std::vector<const BFloat16*> b1, b2;         // [El]; read with Numerics::bias alone, as the next
+  std::vector<void*> db1, db2;                 // [El]
 };
 
 struct Call {

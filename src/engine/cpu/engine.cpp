@@ -81,6 +81,10 @@ void bind_weights(RankBuffers& buffers, const Weights& weights, const LayerConfi
     buffers.w1_up.assign(buffers.w1.size(), nullptr);
   }
   buffers.w2 = expert_pointers(weights.w2, weights.w2_experts, local_experts, bytes);
+  constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));
+  const int64_t columns = z_columns(config.shape, config.numerics);
+  buffers.b1 = expert_pointers(weights.b1, weights.b1_experts, local_experts, columns * kElement);
+  buffers.b2 = expert_pointers(weights.b2, weights.b2_experts, local_experts, config.shape.hidden * kElement);
 }
 
 void bind_gradients(RankBuffers& buffers, const WeightGradients& gradients, const LayerConfig& config,
@@ -94,6 +98,9 @@ void bind_gradients(RankBuffers& buffers, const WeightGradients& gradients, cons
     buffers.dw1 = expert_pointers(gradients.dw1, gradients.dw1_experts, local_experts, bytes);
   }
   buffers.dw2 = expert_pointers(gradients.dw2, gradients.dw2_experts, local_experts, bytes);
+  const int64_t columns = z_columns(config.shape, config.numerics);
+  buffers.db1 = expert_pointers(gradients.db1, gradients.db1_experts, local_experts, columns * element);
+  buffers.db2 = expert_pointers(gradients.db2, gradients.db2_experts, local_experts, config.shape.hidden * element);
 }
 
 // Every rank reaches all memory of the process.

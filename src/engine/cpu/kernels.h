@@ -72,6 +72,9 @@ struct Kernels {
   // out[j] = bf16(weight * bf16(in[j])).
   void (*weigh_row)(const float* in, float weight, BFloat16* out, int64_t n);
 
+  // sums[j] = sums[j] + weight * in[j], rounded once.
+  void (*add_weighted)(const BFloat16* in, float weight, float* sums, int64_t n);
+
   // By kind, and by whether the router's weight multiplies z.
   ActivationRows activations[kActivationKinds][2];
 

@@ -70,6 +70,20 @@ void weigh_row(const float* in, float weight, BFloat16* out, int64_t n) {
   }
 }
 
+void add_weighted(const BFloat16* in, float weight, float* sums, int64_t n) {
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t count = block_size(n - begin);
+    BFloat16 values[kBlock];
+    float sum[kBlock];
+    load_block(in + begin, count, values);
+    load_block(sums + begin, count, sum);
+    for (int j = 0; j < kBlock; ++j) {
+      sum[j] = canonical_nan(fused_multiply_add(weight, to_float(values[j]), sum[j]));
+    }
+    store_block(sum, count, sums + begin);
+  }
+}
+
 template <ActivationKind kKind, bool kWeighsZ>
 struct RowsOf {
   using Expert = ExpertActivation<kKind, kWeighsZ>;
@@ -152,7 +166,7 @@ void add_row(const float* c, float* main_grad, int64_t n) {
 
 // The table of an instruction set, whose gemm is its own.
 constexpr Kernels table_of(decltype(Kernels::gemm) gemm) {
-  Kernels table{gemm, round_row, weigh_row, {}, sum_rows, add_row};
+  Kernels table{gemm, round_row, weigh_row, add_weighted, {}, sum_rows, add_row};
   const auto add = [&]<ActivationKind kKind>() {
     table.activations[static_cast<int>(kKind)][0] = RowsOf<kKind, false>::kRows;
     table.activations[static_cast<int>(kKind)][1] = RowsOf<kKind, true>::kRows;

@@ -36,7 +36,7 @@ Tile second_tile(const RankProgram& p, const Task& task) {
           std::min<int64_t>(p.second_tile_n, p.chunk_column[chunk + 1] - column)};
 }
 
-// z = W1 xg for the gate columns and the matching up columns, if any; then a from the rounded z.
+// z = W1 xg + b1 for the gate columns and the matching up columns, if any; then a from the rounded z.
 void fc1(Call& call, const RankProgram& p, const Tile& tile, AgentScratch& scratch) {
   const int64_t hidden = call.shape.hidden, intermediate = call.shape.intermediate;
   RankBuffers& own = call.ranks[p.rank];
@@ -55,12 +55,29 @@ void fc1(Call& call, const RankProgram& p, const Tile& tile, AgentScratch& scrat
     const int64_t row = tile.rows.begin + i;
     BFloat16* gate = own.z + row * call.z_columns + tile.column;
     BFloat16* up = call.gated ? gate + intermediate : nullptr;
-    const float* sums = scratch.accumulators.data() + i * width;
+    float* const sums = scratch.accumulators.data() + i * width;
+    for (int half = 0; call.numerics.bias && half < halves; ++half) {
+      const BFloat16* const bias = own.b1[tile.expert] + half * intermediate + tile.column;
+      call.kernels.add_weighted(bias, 1.0f, sums + half * tile.columns, tile.columns);
+    }
     call.kernels.round_row(sums, gate, tile.columns);
     if (call.gated) call.kernels.round_row(sums + tile.columns, up, tile.columns);
     call.activation.activate(call.activation_parameters, gate, up, weighs_output ? 1.0f : p.rows[row].prob,
                              own.activation + row * intermediate + tile.column, tile.columns);
   }
+}
+
+// Where the router's weight multiplies b2, too, dy b2 is a part of dprob: it goes into the first chunk. [rows] of the
+// tile; empty where it is no part, or another tile's.
+std::vector<float> bias_dprobs(const Call& call, const RankBuffers& own, const Tile& tile, AgentScratch& scratch) {
+  const bool weighs_bias = call.numerics.bias && call.numerics.router_weight == RouterWeight::kOutput;
+  if (!weighs_bias || tile.column > 0) return {};
+  const int64_t hidden = call.shape.hidden;
+  std::vector<float> dprobs(static_cast<std::size_t>(tile.height()));
+  call.kernels.gemm({own.gathered[0] + tile.rows.begin * hidden, hidden, true}, {own.b2[tile.expert], hidden, true},
+                    tile.height(), 1, hidden, pipeline_depth(call, GemmStage::kDgradFc2), dprobs.data(), 1,
+                    scratch.gemm);
+  return dprobs;
 }
 
 // da = dyg W2, kept in fp32; then a again, dz and the dprob chunk sums.
@@ -74,6 +91,7 @@ void dgrad_fc2(Call& call, const RankProgram& p, const Tile& tile, AgentScratch&
                     scratch.accumulators.data(), tile.columns, scratch.gemm);
   const int64_t first_chunk = tile.column / kProbChunkColumns, chunks = divide_up(tile.columns, kProbChunkColumns);
   scratch.chunk_sums.resize(chunks);
+  const std::vector<float> of_bias = bias_dprobs(call, own, tile, scratch);
   for (int64_t i = 0; i < tile.height(); ++i) {
     const int64_t row = tile.rows.begin + i;
     const BFloat16* gate = own.z + row * call.z_columns + tile.column;
@@ -82,6 +100,7 @@ void dgrad_fc2(Call& call, const RankProgram& p, const Tile& tile, AgentScratch&
                              p.rows[row].prob, scratch.accumulators.data() + i * tile.columns,
                              own.activation + row * intermediate + tile.column, dgate,
                              call.gated ? dgate + intermediate : nullptr, scratch.chunk_sums.data(), tile.columns);
+    if (!of_bias.empty()) call.kernels.add_row(&of_bias[i], scratch.chunk_sums.data(), 1);
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       own.prob_chunks[(first_chunk + chunk) * own.prob_stride + row] = scratch.chunk_sums[chunk];
     }
@@ -95,8 +114,8 @@ void dgrad_fc2(Call& call, const RankProgram& p, const Tile& tile, AgentScratch&
   }
 }
 
-// o = W2 a, then times the router's weight where that is its place, or dxg = dz W1; rounded into local rows (staged) or
-// straight into the source rank's slots.
+// o = W2 a + b2, then times the router's weight where that is its place, or dxg = dz W1; rounded into local rows
+// (staged) or straight into the source rank's slots.
 void second_gemm(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch) {
   const int64_t hidden = call.shape.hidden, intermediate = call.shape.intermediate;
   const bool forward = p.direction == Direction::kForward;
@@ -116,7 +135,10 @@ void second_gemm(Call& call, const RankProgram& p, const Task& task, AgentScratc
   for (int64_t i = 0; i < tile.height(); ++i) {
     const int64_t row = tile.rows.begin + i;
     const RowSource source = p.rows[row];
-    const float* sums = scratch.accumulators.data() + i * tile.columns;
+    float* const sums = scratch.accumulators.data() + i * tile.columns;
+    if (forward && call.numerics.bias) {
+      call.kernels.add_weighted(own.b2[tile.expert] + tile.column, 1.0f, sums, tile.columns);
+    }
     BFloat16* out = p.epilogue_combine ? slot_of(call, source.rank, source.token, source.slot, tile.column)
                                        : own.output_rows + row * hidden + tile.column;
     if (weighs_output) {

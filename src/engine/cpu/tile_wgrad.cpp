@@ -2,7 +2,8 @@
 
 #include "engine/cpu/tile_work.h"
 
-// Weight gradients: dW2 = dyg^T a and dW1 = dz^T xg, summed along an expert's rows in placement order.
+// Weight gradients: dW2 = dyg^T a and dW1 = dz^T xg, summed along an expert's rows in placement order; and those of
+// biases, which the tiles of the first columns make.
 namespace uniep::cpu {
 namespace {
 
@@ -22,6 +23,23 @@ void write_row(const Call& call, const float* sums, void* gradient, int64_t offs
       call.kernels.add_row(sums, static_cast<float*>(gradient) + offset, count);
       break;
   }
+}
+
+// db1 = sum of dz, db2 = sum of dyg, each row times the router's weight where that multiplies b2: of `count` columns.
+void bias_gradient(Call& call, const RankProgram& p, const Task& task, int64_t column, int64_t count,
+                   AgentScratch& scratch) {
+  const bool fc2 = task.stage == Stage::kWgradFc2;
+  const RankBuffers& own = call.ranks[p.rank];
+  const int32_t expert = p.first_expert + task.expert;
+  const int64_t columns = fc2 ? p.wgrad_fc2.rows : p.wgrad_fc1.rows;
+  const bool weighs = fc2 && call.numerics.router_weight == RouterWeight::kOutput;
+  scratch.accumulators.assign(static_cast<std::size_t>(count), 0.0f);
+  const int64_t first = p.segment_start[expert], end = first + p.expert_rows[expert];
+  for (int64_t row = first; row < end; ++row) {
+    const BFloat16* const values = (fc2 ? own.gathered[0] : own.dz) + row * columns + column;
+    call.kernels.add_weighted(values, weighs ? p.rows[row].prob : 1.0f, scratch.accumulators.data(), count);
+  }
+  write_row(call, scratch.accumulators.data(), fc2 ? own.db2[task.expert] : own.db1[task.expert], column, count);
 }
 
 }  // namespace
@@ -50,6 +68,7 @@ void run_wgrad_tile(Call& call, const RankProgram& p, const Task& task, AgentScr
     const int64_t line = row + i - (up ? call.shape.intermediate : 0);
     write_row(call, scratch.accumulators.data() + i * width, gradient, line * grid.columns + column, width);
   }
+  if (call.numerics.bias && column == 0) bias_gradient(call, p, task, row, height, scratch);
 }
 
 }  // namespace uniep::cpu

@@ -50,6 +50,7 @@ uint32_t fingerprint(const ProgramRequest& request) {
   add(request.workers);
   add(static_cast<int>(request.numerics.activation));
   add(static_cast<int>(request.numerics.router_weight));
+  add(request.numerics.bias ? 1 : 0);
   for (const float value :
        {request.numerics.alpha, request.numerics.gate_limit, request.numerics.up_limit, request.numerics.up_offset}) {
     add(bits_of_float(value));
