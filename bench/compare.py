@@ -2,7 +2,7 @@
 
 Each figure is the median over --repeat runs a round, of each run the slowest GPU, timed with device events around all
 device work with a cold L2 cache. GPU g has the rows of rank g of an expert-parallel group with uniform routing.
-The two take turns product by product. Both begin on GPUs that have been idle for a moment, and run for --warm-up
+The two take turns GEMM by GEMM. Both begin on GPUs that have been idle for a moment, and run for --warm-up
 seconds before a run counts: for the first tenth of a second GPUs run at higher clocks than they can keep.
 
     python3 bench/compare.py build/release/uniep [--shapes dsv3,mixtral] [--tokens 4096,8192] [--devices 0,1] [--json FILE]
@@ -28,15 +28,15 @@ CALLS_UNDER_WAY = 8  # queued ahead, so that no GPU is idle between two
 
 
 def run_uniep(options, shape, tokens, *names):
-    """The report on these products."""
+    """The report on these GEMMs."""
     command = [options.uniep, "bench", "--op", "gemm", "--shape", shape, "--tokens", str(tokens), "--devices",
                ",".join(map(str, options.devices)), "--repeat", str(options.repeat), "--only", ",".join(names),
                *(["--warm-up", str(options.warm_up)] if options.warm_up else []), "--json", "-"]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
-class TorchProducts:
-    """The same products by torch on one GPU: name -> call."""
+class TorchGemms:
+    """The same GEMMs by torch on one GPU: name -> call."""
 
     def __init__(self, device, counts, shape):
         self.device = torch.device("cuda", device)
@@ -96,7 +96,7 @@ def run_torch(gpus, name, options):
 
 
 def compare(options, shape, tokens):
-    """One line a product; the records."""
+    """One line a GEMM; the records."""
     gpus, records = [], []
     for name in (*PLAIN, "wgrad1+=", *FUSED):
         times = {"ours": [], "base": []}
@@ -108,7 +108,7 @@ def compare(options, shape, tokens):
                 times["base"] += results[FUSED[name]]["ms"]["all"]
                 continue
             if not gpus:
-                gpus = [TorchProducts(device, counts, report["shape"])
+                gpus = [TorchGemms(device, counts, report["shape"])
                         for device, counts in zip(options.devices, report["rows_per_expert"])]
             times["base"] += run_torch(gpus, name, options)
         ours, base = statistics.median(times["ours"]), statistics.median(times["base"])
@@ -135,8 +135,8 @@ def main():
     devices = options.devices.split(",") if options.devices else range(torch.cuda.device_count())
     options.devices = [int(device) for device in devices]
     print(f"{len(options.devices)} x {torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print("base: torch; of fused epilogues our plain product")
-    print("shape           T product         base ms  ours ms  TFLOP/s   ratio")
+    print("base: torch; of fused epilogues our plain GEMM")
+    print("shape           T GEMM            base ms  ours ms  TFLOP/s   ratio")
     records = []
     for shape in options.shapes.split(","):
         for tokens in map(int, options.tokens.split(",")):

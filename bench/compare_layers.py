@@ -3,8 +3,8 @@ without it.
 
 `nccl` is all_to_all_single, torch._grouped_mm, a compiled SwiGLU (backward: its gradient and that of the router weights) and a sum of
 the slots, one after the other; `deepep` has deep_ep's Buffer in NCCL's place, where deep_ep imports (serialized_layer.py); `torch
-products` are the matrix products of torch._grouped_mm alone, two of forward and four of backward, on rows that are there already;
-`products` are ours. Each figure is the median over --repeat runs of it alone, of each run the slowest GPU, with cold L2 caches; ours
+gemms` are the GEMMs of torch._grouped_mm alone, two of forward and four of backward, on rows that are there already;
+`gemms` are ours. Each figure is the median over --repeat runs of it alone, of each run the slowest GPU, with cold L2 caches; ours
 and theirs take turns for --rounds. All run for --warm-up seconds before a run counts, and one run follows the other: for the first
 tenth of a second, and after each pause, GPUs run at higher clocks than they can keep. With --warm-up 0 all GPUs begin each run
 together, once the host has launched it (theirs after a millisecond). Routing is uniform, or that of a file: [GPUs x tokens, K] experts,
@@ -49,7 +49,7 @@ def measure_theirs(rank, ranks, options, path):
             own = serialized_layer.Rank(rank, ranks, sizes_of(shape, options, ranks), tokens, options.warm_up, ids)
             for op in options.op:
                 times = {"nccl": own.median(own.nccl(op), options.repeat),
-                         "torch products": own.median(own.products(op), options.repeat)}
+                         "torch GEMMs": own.median(own.gemms(op), options.repeat)}
                 if buffer is not None:
                     times["deepep"] = own.median(own.deepep(buffer, deep_ep, op)[2], options.repeat)
                 results[f"{op} {shape} {tokens}"] = times
@@ -64,7 +64,7 @@ def measure_theirs(rank, ranks, options, path):
 def measure_ours(options, op, ranks, shape, tokens):
     """Milliseconds by name, and the layer's floating-point operations."""
     times, flops = {}, 0.0
-    bench_op, products = ("layer", "gemms") if op == "forward" else (op, "products")
+    bench_op = "layer" if op == "forward" else op
     sizes = ",".join(map(str, sizes_of(shape, options, ranks)))
     with tempfile.TemporaryDirectory() as folder:
         routing, schedule, schedule_backward = options.routing, options.schedule, options.schedule_backward
@@ -73,7 +73,7 @@ def measure_ours(options, op, ranks, shape, tokens):
             numpy.save(routing, as_eight_ids(options, ranks, shape, tokens))
             schedule = ",".join(filter(None, ["dispatch.dedup=off", schedule]))
             schedule_backward = schedule_backward and f"dispatch.dedup=off,{schedule_backward}"
-        for name in ("layer", products):
+        for name in ("layer", "gemms"):
             command = [options.uniep, "bench", "--op", bench_op, "--shape", sizes, "--tokens", str(tokens), "--ranks", str(ranks),
                        "--repeat", str(options.repeat), "--only", name, "--wgrad", options.wgrad, "--json", "-"]
             command += ["--launch", "processes"] if options.processes else ["--devices", ",".join(map(str, range(ranks)))]
@@ -82,7 +82,7 @@ def measure_ours(options, op, ranks, shape, tokens):
                 command += [option, str(value)] if value else []
             report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
             result = report["results"][0]
-            times["layer" if name == "layer" else "products"] = result["ms"]["median"]
+            times[name] = result["ms"]["median"]
             if name == "layer":
                 flops = result["tflops"] * times["layer"] * 1e9
     return times, flops
@@ -165,15 +165,15 @@ def main():
                     for name, value in {**theirs[f"{op} {shape} {tokens}"], **times}.items():
                         samples.setdefault(key, {}).setdefault(name, []).append(value)
     records = []
-    print("op       shape                 T    layer TFLOP/s products torch products     nccl   deepep | layer / torch products, "
+    print("op       shape                 T    layer TFLOP/s    GEMMs torch GEMMs     nccl   deepep | layer / torch GEMMs, "
           "nccl / layer, deepep / layer")
     for (op, shape, tokens), values in samples.items():
         ms = {name: statistics.median(times) for name, times in values.items()}
         tflops = flops[op, shape, tokens] / ms["layer"] / 1e9
         records.append(dict(op=op, shape=shape, tokens=tokens, ms=ms, tflops=tflops))
         peer = ms.get("deepep", float("nan"))
-        print(f"{op:8s} {shape:17s} {tokens:5d} {ms['layer']:8.3f} {tflops:7.0f} {ms['products']:8.3f} {ms['torch products']:14.3f} "
-              f"{ms['nccl']:8.3f} {peer:8.3f} | {ms['layer'] / ms['torch products']:.3f} {ms['nccl'] / ms['layer']:.3f} "
+        print(f"{op:8s} {shape:17s} {tokens:5d} {ms['layer']:8.3f} {tflops:7.0f} {ms['gemms']:8.3f} {ms['torch GEMMs']:10.3f} "
+              f"{ms['nccl']:8.3f} {peer:8.3f} | {ms['layer'] / ms['torch GEMMs']:.3f} {ms['nccl'] / ms['layer']:.3f} "
               f"{peer / ms['layer']:.3f}", flush=True)
     if options.json:
         with open(options.json, "w") as file:

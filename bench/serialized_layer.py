@@ -158,8 +158,8 @@ class Rank:
     def nccl(self, op="forward"):
         return self.run_of(op, Way(self.nccl_dispatch, self.nccl_combine, self.ends, self.row_probs))
 
-    def products(self, op="forward"):
-        """The matrix products alone: two of forward, four of backward."""
+    def gemms(self, op="forward"):
+        """The GEMMs alone: two of forward, four of backward."""
         inter = self.w2.size(2)
         xg, dyg = self.nccl_dispatch(), self.nccl_dispatch(self.dy) if op != "forward" else None
         rand = lambda columns: torch.randn(self.rows, columns, device="cuda", dtype=BF16)

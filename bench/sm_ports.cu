@@ -15,19 +15,19 @@ __device__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-__device__ void load(const uint8_t* row, uint8_t* stage, uint64_t& landed) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&landed)), "r"(kRowBytes));
+__device__ void load(const uint8_t* row, uint8_t* stage, uint64_t& full) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&full)), "r"(kRowBytes));
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(stage)),
-               "l"(row), "r"(kRowBytes), "r"(shared_address(&landed))
+               "l"(row), "r"(kRowBytes), "r"(shared_address(&full))
                : "memory");
 }
 
-__device__ void wait(uint64_t& landed, uint32_t phase) {
+__device__ void wait(uint64_t& full, uint32_t phase) {
   for (uint32_t done = 0; done == 0;) {
     asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
                  : "=r"(done)
-                 : "r"(shared_address(&landed)), "r"(phase)
+                 : "r"(shared_address(&full)), "r"(phase)
                  : "memory");
   }
 }
@@ -37,22 +37,22 @@ __global__ void __launch_bounds__(32 * kWarps)
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t barriers[kWarps][kStages];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  uint64_t* const landed = barriers[warp];
+  uint64_t* const full = barriers[warp];
   uint8_t* const ring = memory + warp * kStages * kRowBytes;
   if (lane == 0) {
     for (int s = 0; s < kStages; ++s) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&landed[s])));
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&full[s])));
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
   const int64_t first = blockIdx.x * kWarps + warp, stride = gridDim.x * kWarps;
   for (int s = 0; lane == 0 && s < kStages; ++s)
-    load(in + (first + s * stride) * kRowBytes, ring + s * kRowBytes, landed[s]);
+    load(in + (first + s * stride) * kRowBytes, ring + s * kRowBytes, full[s]);
   int stage = 0;
   uint32_t phase = 0;
   for (int i = 0; i < kRowsOfWarp; ++i) {
-    wait(landed[stage], phase);
+    wait(full[stage], phase);
     const int64_t row = first + i * stride;
     const auto place = [&](int copy) { return out + (row * 7919 + copy * 104729) % places * kRowBytes; };
     uint8_t* const source = ring + stage * kRowBytes;
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       }
     }
     __syncwarp();
-    if (lane == 0 && i + kStages < kRowsOfWarp) load(in + (row + kStages * stride) * kRowBytes, source, landed[stage]);
+    if (lane == 0 && i + kStages < kRowsOfWarp) load(in + (row + kStages * stride) * kRowBytes, source, full[stage]);
     if (++stage == kStages) {
       stage = 0;
       phase ^= 1;

@@ -53,7 +53,7 @@ TEST(Edges, ExpertCountersAreForBackwardOnly) {
       }
       const bool backward = direction == Direction::kBackward;
       const int64_t rows = built.placement->padded_rows[rank];
-      EXPECT_EQ(amounts[CounterSpace::kRowsLanded], rows) << built.text;
+      EXPECT_EQ(amounts[CounterSpace::kFullRows], rows) << built.text;
       EXPECT_EQ(amounts[CounterSpace::kExpertRows], p.operands == 2 ? rows : 0) << built.text;
       EXPECT_EQ(amounts[CounterSpace::kExpertFirstTiles], backward ? amounts[CounterSpace::kFirstTiles] : 0)
           << built.text;

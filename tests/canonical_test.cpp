@@ -43,7 +43,7 @@ uint64_t fingerprint(const Program& program) {
       print.add(tasks.size());
       for (const Task& task : tasks) {
         const TaskWork work = task_work(program, p, task, &moves);
-        print.add(task.stage, task.expert, task.m, task.n, work.product.m, work.product.n, work.product.k);
+        print.add(task.stage, task.expert, task.m, task.n, work.gemm.m, work.gemm.n, work.gemm.k);
         print.add(work.read_bytes, work.written_bytes, work.rows_taken, work.rows_put, work.row_bytes);
         for (const Move& move : moves) print.add(move.from, move.to, move.bytes);
         struct Waits {

@@ -77,7 +77,7 @@ class ValuePairs {
     bool is_new = false;
     for (std::size_t i = 0; i < ids.size(); ++i) {
       for (std::size_t j = 0; j <= i; ++j) {
-        char& seen = together_[ids[i] * kMostValues + ids[j]];
+        char& seen = together_[ids[i] * kMaxValues + ids[j]];
         is_new |= seen == 0;
         pairs_ += seen == 0 && i != j;
         seen = 1;
@@ -93,19 +93,19 @@ class ValuePairs {
   }
 
  private:
-  static constexpr std::size_t kMostValues = 128;
+  static constexpr std::size_t kMaxValues = 128;
 
   std::size_t id_of(int field, int value) {
     const std::pair<int, int> key{field, value};
     const auto found = std::find(ids_.begin(), ids_.end(), key);
     if (found != ids_.end()) return found - ids_.begin();
-    if (ids_.size() == kMostValues) throw std::length_error("more values than ValuePairs has room for");
+    if (ids_.size() == kMaxValues) throw std::length_error("more values than ValuePairs has room for");
     ids_.push_back(key);
     return ids_.size() - 1;
   }
 
   std::vector<std::pair<int, int>> ids_;  // (field, value)
-  std::vector<char> together_ = std::vector<char>(kMostValues * kMostValues, 0);
+  std::vector<char> together_ = std::vector<char>(kMaxValues * kMaxValues, 0);
   std::size_t pairs_ = 0;
 };
 

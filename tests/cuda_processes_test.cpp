@@ -52,7 +52,7 @@ class Rank {
     uniep::forward(*group_, layer_.config, schedule_, placement_, arguments_);
   }
   // What each rank says.
-  std::vector<int64_t> share(int64_t own) { return group_->implementation().share(own); }
+  std::vector<int64_t> all_gather(int64_t own) { return group_->implementation().all_gather(own); }
 
  private:
   struct Restore {
@@ -118,7 +118,7 @@ TEST_P(OneRankFails, AtEachRequestOfACallThatGrowsMemory) {
       const std::string text = !thrown ? "none" : std::string(status_name(thrown->status())) + " " + thrown->what();
       bool failed = true;
       try {
-        failed = own.share(hit ? 1 : 0)[1] != 0;
+        failed = own.all_gather(hit ? 1 : 0)[1] != 0;
       } catch (const Error&) {  // the ranks can not go on together
         reporter.line(text);
         continue;

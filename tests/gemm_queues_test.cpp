@@ -79,7 +79,7 @@ class AllInterleavings {
   std::size_t states() const { return seen_.size(); }
 
  private:
-  static constexpr int kMostWalkers = 3;
+  static constexpr int kMaxWalkers = 3;
   enum class Step : uint8_t { kLook, kTakeFirst, kTakeSecond, kHold, kEnd };
   struct Walker {
     Step step = Step::kLook;
@@ -88,7 +88,7 @@ class AllInterleavings {
   };
   struct State {
     int taken[2] = {0, 0};  // tickets that there are
-    Walker walkers[kMostWalkers];
+    Walker walkers[kMaxWalkers];
   };
   struct Counters {
     const State& state;

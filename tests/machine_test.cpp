@@ -93,7 +93,7 @@ TEST(Machine, RefusesWhatIsNoDescription) {
   expect_refused("[1, 2]", "is not a JSON object");
   expect_refused("{}", "format: is missing; must be \"uniep machine\"");
   expect_refused("{\"format\": \"a trace\"}", "format: \"a trace\"; must be \"uniep machine\"");
-  expect_refused(std::string(kLargestMachineText + 1, ' '), "holds 1048577 bytes");
+  expect_refused(std::string(kMaxMachineText + 1, ' '), "holds 1048577 bytes");
   const std::string text = default_text();
   expect_refused("{\"name\": \"twice\", " + text.substr(text.find('{') + 1), "name: comes twice in an object");
 }

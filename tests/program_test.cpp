@@ -337,7 +337,7 @@ class QueueWalkers {
   void step() {
     Walker& walker = walkers_[random_.between(0, queues_.walkers - 1)];
     if (walker.is_taking || (walker.is_slow && (others_come_ || !random_.one_in(30)))) return;
-    if (walker.ready.size() == kMostReady || (!walker.ready.empty() && random_.one_in(2))) {
+    if (walker.ready.size() == kMaxReady || (!walker.ready.empty() && random_.one_in(2))) {
       run(walker.ready.front());
       walker.ready.pop_front();
     } else if (walker.waits) {
@@ -376,7 +376,7 @@ class QueueWalkers {
   }
 
  private:
-  static constexpr std::size_t kMostReady = 3;
+  static constexpr std::size_t kMaxReady = 3;
   struct Walker {
     GemmQueueWalk walk{};
     std::deque<GemmTicket> ready;

@@ -80,10 +80,10 @@ std::string exchange_all(RankMesh& mesh, std::size_t bytes) {
     if (all[static_cast<std::size_t>(peer)] != pattern(peer, bytes + static_cast<std::size_t>(peer)))
       return "all_gather";
   }
-  const std::vector<Descriptor> files = mesh.exchange_descriptors(file_with(mesh.rank() + 100).number());
+  const std::vector<Descriptor> files = mesh.all_gather_descriptors(file_with(mesh.rank() + 100).number());
   for (int peer = 0; peer < mesh.ranks(); ++peer) {
     const Descriptor& file = files[static_cast<std::size_t>(peer)];
-    if (peer == mesh.rank() ? static_cast<bool>(file) : number_in(file) != peer + 100) return "exchange_descriptors";
+    if (peer == mesh.rank() ? static_cast<bool>(file) : number_in(file) != peer + 100) return "all_gather_descriptors";
   }
   mesh.agree({});
   return "right";
@@ -275,7 +275,7 @@ TEST(RankMesh, ADescriptorThatARankCanNotTakeIsAnErrorOnAll) {
       taken.emplace_back(::fcntl(own.number(), F_DUPFD_CLOEXEC, 0));
       if (!taken.back()) break;
     }
-    reporter.line(reporter.error_of([&] { mesh.exchange_descriptors(own.number()); }));
+    reporter.line(reporter.error_of([&] { mesh.all_gather_descriptors(own.number()); }));
   });
   const std::string expected = std::string(status_name(Status::kOutOfMemory)) +
                                ": rank 1 can not take the descriptor of rank 0: too many files are open";

@@ -386,7 +386,7 @@ TEST(ScheduleFill, OrderOnCudaFollowsTheClassOfTheShape) {
   };
   const Interleave mixed = Interleave::kMixed, phased = Interleave::kPhased;
   const std::vector<Row> rows = {
-      {{2048, 768, 128, 8}, 4, "", mixed, 2, 8, 1},  // the links take as long as the products
+      {{2048, 768, 128, 8}, 4, "", mixed, 2, 8, 1},  // NVLink takes as long as the GEMMs
       {{2048, 768, 128, 8}, 8, "", mixed, 1, 8, 1},
       {{2048, 768, 128, 8}, 64, "", mixed, 1, 8, 1},    // fewer experts than waves
       {{2048, 768, 128, 8}, 1, "", phased, 16, 16, 2},  // no links

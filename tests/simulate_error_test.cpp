@@ -12,8 +12,8 @@
 namespace uniep::test {
 namespace {
 
-constexpr double kMostRatioError = 0.025;     // in the mean, held out, inside a session
-constexpr double kMostAbsoluteError = 0.035;  // in the mean, held out
+constexpr double kMaxRatioError = 0.025;     // in the mean, held out, inside a session
+constexpr double kMaxAbsoluteError = 0.035;  // in the mean, held out
 
 struct Predicted {
   std::vector<MeasuredLayer> layers;
@@ -59,8 +59,8 @@ TEST(SimulateError, OfHeldOutLayersIsSmallAndBelowTheBaselines) {
   const PredictionErrors constant = report("GEMMs times 1.1", all.gemms, true);
   const PredictionErrors roof = report("1.06 times max of GEMMs and links", all.roof, true);
   ASSERT_GE(errors.ratio.size(), all.layers.size() / 4);
-  EXPECT_LT(PredictionErrors::mean(errors.ratio), kMostRatioError);
-  EXPECT_LT(PredictionErrors::mean(errors.absolute), kMostAbsoluteError);
+  EXPECT_LT(PredictionErrors::mean(errors.ratio), kMaxRatioError);
+  EXPECT_LT(PredictionErrors::mean(errors.absolute), kMaxAbsoluteError);
   for (const PredictionErrors& baseline : {constant, roof}) {
     EXPECT_LT(PredictionErrors::mean(errors.ratio), 0.75 * PredictionErrors::mean(baseline.ratio));
     EXPECT_LT(PredictionErrors::mean(errors.absolute), PredictionErrors::mean(baseline.absolute));

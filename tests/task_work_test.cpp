@@ -97,7 +97,7 @@ Totals totals(const Program& program) {
           const TaskWork work = task_work(program, p, task, &moves);
           EXPECT_EQ(task_work(program, p, task), work);
           const int stage = static_cast<int>(task.stage);
-          all.operations[stage] += work.product.operations();
+          all.operations[stage] += work.gemm.operations();
           all.of_stage[stage].read_bytes += work.read_bytes;
           all.of_stage[stage].written_bytes += work.written_bytes;
           all.of_stage[stage].rows_taken += work.rows_taken;
@@ -142,7 +142,7 @@ TEST(TaskWork, MovesAreTheRowsThatTokensNeed) {
   branches.expect_all_taken();
 }
 
-TEST(TaskWork, ProductsAndBytesAddUpToTheLayers) {
+TEST(TaskWork, GemmsAndBytesAddUpToTheLayers) {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     const BuiltProgram built = build_any(seed);
     const Program& program = *built.program;

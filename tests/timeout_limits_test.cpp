@@ -73,7 +73,7 @@ TEST(TimeoutLimits, TheLargestIsNoTimeOutAtOnce) {
           run_layer(group, layer.config, layer.data, schedule(Direction::kForward), schedule(Direction::kBackward)),
           expected);
     };
-    GroupOptions options = options_with(limit, kMostTimeoutSeconds);
+    GroupOptions options = options_with(limit, kMaxTimeoutSeconds);
     options.disturbance = {.delayed_rank = 1, .delay_microseconds = 200};  // the other one waits
     EXPECT_EQ(run(options), "");
     const ScopedVariable variable(limit.variable, "1000000");

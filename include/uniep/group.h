@@ -42,7 +42,7 @@ enum class Launch : int {
   kProcesses = 1,  // this process holds one rank (cuda only)
 };
 
-constexpr double kMostTimeoutSeconds = 1e6;  // of each limit of time: some 11 days, which GPUs' clocks can count
+constexpr double kMaxTimeoutSeconds = 1e6;  // of each limit of time: some 11 days, which GPUs' clocks can count
 
 struct GroupOptions {
   EngineKind engine = EngineKind::kAuto;  // kAuto: cuda where a Hopper GPU is, else cpu
@@ -57,7 +57,7 @@ struct GroupOptions {
   std::string bootstrap;
   void* communicator = nullptr;  // kProcesses: an ncclComm_t of the group's ranks that shares a unique id, no more
   Allocator allocator;           // both functions or neither; neither: the C++ heap (cpu), the device's (cuda)
-  // Bound of every wait for a peer that has begun, up to kMostTimeoutSeconds; 0: UNIEP_TIMEOUT_S, or 60.
+  // Bound of every wait for a peer that has begun, up to kMaxTimeoutSeconds; 0: UNIEP_TIMEOUT_S, or 60.
   double timeout_seconds = 0;
   // Bound of every wait for a peer that has not begun (cuda), likewise; 0: UNIEP_ARRIVAL_TIMEOUT_S, or 600.
   double arrival_timeout_seconds = 0;

@@ -7,7 +7,7 @@
 #include "uniep/export.h"
 #include "uniep/numerics.h"
 
-// Grouped matrix products over expert rows on a Hopper GPU: the three products of a mixture-of-experts layer's forward
+// Grouped GEMMs over expert rows on a Hopper GPU: the three GEMMs of a mixture-of-experts layer's forward
 // and backward, with the layer's element-wise work in their epilogues.
 //
 // All matrices are row-major bf16 in device memory unless said otherwise; addresses are multiples of 16 bytes and every
@@ -38,7 +38,7 @@ struct MutableExpertMatrices {
   std::vector<void*> addresses;
 };
 
-// How a product is mapped onto the GPU. No field changes a bit of the result. 0 = the library's choice.
+// How a GEMM is mapped onto the GPU. No field changes a bit of the result. 0 = the library's choice.
 struct GemmTuning {
   int tile_n = 0;   // 128 or 256; input_gradient_swiglu: 128 or 192
   int stages = 0;   // 2 (input_gradient_swiglu: tile_n / 64) to 8, as shared memory allows

@@ -35,13 +35,13 @@ class UNIEP_API TunerExchange {
  public:
   virtual ~TunerExchange() = default;
   // Gives `own` to all ranks and does not wait. `number` counts 0, 1, 2, ... on all ranks alike; of one number ranks
-  // may give different amounts, up to kMostExchangedBytes.
+  // may give different amounts, up to kMaxExchangedBytes.
   virtual void give(int64_t number, std::span<const std::byte> own) = 0;
   // What all ranks gave under that number, in rank order. Waits for those that have not yet, but not for ever: throws
   // Error(kTimeout) that names them.
   virtual std::vector<std::vector<std::byte>> take(int64_t number) = 0;
 };
-inline constexpr std::size_t kMostExchangedBytes = std::size_t{1} << 20;
+inline constexpr std::size_t kMaxExchangedBytes = std::size_t{1} << 20;
 
 // Layers that are alike: all calls of one are compared with each other.
 struct TunerLayer {

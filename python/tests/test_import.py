@@ -63,10 +63,11 @@ def test_other_version_is_refused():
 
 
 def test_structures_are_the_headers():
-    """Names and order of all fields, as include/uniep/c_api.h has them."""
+    """Names and order of all fields, as the headers for C have them."""
     from uniep import library
 
-    text = re.sub(r"/\*.*?\*/", "", (ROOT / "include" / "uniep" / "c_api.h").read_text(), flags=re.DOTALL)
+    headers = "".join((ROOT / "include" / "uniep" / name).read_text() for name in ("c_api.h", "c_tuner.h"))
+    text = re.sub(r"/\*.*?\*/", "", headers, flags=re.DOTALL)
     found = {}
     for body, name in re.findall(r"typedef struct uniep_\w+ \{(.*?)\} uniep_(\w+);", text, flags=re.DOTALL):
         fields = re.findall(r"(?:\(\*(\w+)\)\([^;]*\)|(\w+));", body)

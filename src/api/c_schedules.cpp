@@ -19,7 +19,7 @@ const Schedule& ResolvedSchedules::find(const char* text, Direction direction, O
   }
   const Schedule schedule =
       resolve(PartialSchedule::parse(text), direction, layer.shape, layer.numerics, machine, operation);
-  if (known_.size() == kMost) known_.erase(known_.begin());
+  if (known_.size() == kMax) known_.erase(known_.begin());
   known_.push_back({text, direction, operation, layer, schedule});
   return known_.back().schedule;
 }

@@ -22,7 +22,7 @@ class ResolvedSchedules {
     LayerConfig layer;
     Schedule schedule;
   };
-  static constexpr std::size_t kMost = 64;  // the text found longest ago makes room
+  static constexpr std::size_t kMax = 64;  // the text found longest ago makes room
 
   std::vector<Known> known_;  // the text found last is the last
 };

@@ -12,7 +12,7 @@
 namespace uniep {
 namespace {
 
-constexpr int32_t kMostLayers = 4096;
+constexpr int32_t kMaxLayers = 4096;
 
 // The error that a caller's function stands for.
 [[noreturn]] void throw_status(uniep_status status, const std::string& what) {
@@ -35,7 +35,7 @@ class CallerExchange : public TunerExchange {
     const auto put = [](void* sink, const void* bytes, size_t size) {
       auto& ranks = *static_cast<std::vector<std::vector<std::byte>>*>(sink);
       const auto* const first = static_cast<const std::byte*>(bytes);
-      if (size > kMostExchangedBytes) size = 0;  // is read as damaged
+      if (size > kMaxExchangedBytes) size = 0;  // is read as damaged
       if (bytes == nullptr) size = 0;
       ranks.emplace_back(first, first + size);
     };
@@ -82,7 +82,7 @@ TunerOptions tuner_options(const uniep_tuner_options& given, const Machine& mach
     require_pointer(given.give, "options.give");
     require_pointer(given.take, "options.take");
   }
-  check_index(given.layer_count, 1, kMostLayers + 1, "options.layer_count");
+  check_index(given.layer_count, 1, kMaxLayers + 1, "options.layer_count");
   TunerOptions options;
   options.rank = given.rank;
   options.ranks = given.ranks == 0 ? 1 : given.ranks;

@@ -14,8 +14,8 @@
 namespace uniep {
 namespace {
 
-constexpr int kMostRanks = 64;
-constexpr int kMostWorkers = 1024;
+constexpr int kMaxRanks = 64;
+constexpr int kMaxWorkers = 1024;
 constexpr double kDefaultTimeoutSeconds = 60;
 constexpr double kDefaultArrivalTimeoutSeconds = 600;
 
@@ -31,7 +31,7 @@ void heap_release(void*, void* memory, std::size_t, int, Stream) {
 }
 
 bool is_timeout(double seconds) {
-  return seconds > 0 && seconds <= kMostTimeoutSeconds;  // and no NaN
+  return seconds > 0 && seconds <= kMaxTimeoutSeconds;  // and no NaN
 }
 
 // A limit that was given, or `variable`'s, or `otherwise`.
@@ -39,7 +39,7 @@ double limit_of(double given, const char* name, const char* variable, double oth
   if (given != 0) {
     if (!is_timeout(given)) {
       refuse(fmt::format("{}: {}; must be above 0 and at most {:.0f} seconds, or 0 for {}'s", name, given,
-                         kMostTimeoutSeconds, variable));
+                         kMaxTimeoutSeconds, variable));
     }
     return given;
   }
@@ -48,18 +48,18 @@ double limit_of(double given, const char* name, const char* variable, double oth
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
   if (*end != 0 || !is_timeout(seconds)) {
-    refuse(fmt::format("{}: '{}'; must be above 0 and at most {:.0f} seconds", variable, text, kMostTimeoutSeconds));
+    refuse(fmt::format("{}: '{}'; must be above 0 and at most {:.0f} seconds", variable, text, kMaxTimeoutSeconds));
   }
   return seconds;
 }
 
 // Checks what was given and fills what was not.
 GroupOptions completed(GroupOptions options) {
-  if (options.ranks < 1 || options.ranks > kMostRanks) {
-    refuse(fmt::format("ranks: {}; must be 1 to {}", options.ranks, kMostRanks));
+  if (options.ranks < 1 || options.ranks > kMaxRanks) {
+    refuse(fmt::format("ranks: {}; must be 1 to {}", options.ranks, kMaxRanks));
   }
-  if (options.workers < 0 || options.workers > kMostWorkers) {
-    refuse(fmt::format("workers: {}; must be 1 to {}, or 0 for the engine's choice", options.workers, kMostWorkers));
+  if (options.workers < 0 || options.workers > kMaxWorkers) {
+    refuse(fmt::format("workers: {}; must be 1 to {}, or 0 for the engine's choice", options.workers, kMaxWorkers));
   }
   if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
     refuse("allocator: give both functions or neither");

@@ -4,7 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "api/check_call.h"
-#include "api/place.h"
+#include "model/place.h"
 
 namespace uniep {
 namespace {

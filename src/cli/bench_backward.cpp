@@ -1,5 +1,5 @@
 // `uniep bench --op backward` and `--op step`: the backward pass of an expert-parallel layer, and forward and backward
-// together, beside their sequential execution and their products alone.
+// together, beside their sequential execution and their GEMMs alone.
 #include "cli/bench_operation.h"
 #include "cli/bench_ranks.h"
 #include "cli/bench_tensors.h"
@@ -10,7 +10,7 @@
 namespace uniep::cli {
 namespace {
 
-// Of one forward pass: two products of rows and two of weights, each as large as forward's.
+// Of one forward pass: two GEMMs of rows and two of weights, each as large as forward's.
 constexpr double kBackwardShare = 2.0;
 
 class BackwardBench {
@@ -23,7 +23,7 @@ class BackwardBench {
         group_(ranks_.group()),
         forward_schedule_(chosen_schedule(request.layer, Direction::kForward, group_)),
         schedule_(chosen_schedule(request.layer, Direction::kBackward, group_)),
-        tensors_(ranks_, config_, {.backward = true, .products = request.wants("products")}),
+        tensors_(ranks_, config_, {.backward = true, .gemms = request.wants("gemms")}),
         placement_(placed()) {}
 
   BenchReport run() {
@@ -37,7 +37,7 @@ class BackwardBench {
     report.memory.emplace_back("backward", ranks_.memory(config_, schedule_, Direction::kBackward, placement_));
     forward(forward_schedule_, placement_);
     measure(report, flops, bytes);
-    add_ratios(report, "products", bytes);
+    add_ratios(report, "gemms", bytes);
     if (request_.traced) trace(report);
     return report;
   }
@@ -53,7 +53,7 @@ class BackwardBench {
       if (is_step_) forward(forward_schedule_, placement_);
       backward(schedule_);
     });
-    turns.add(named("products", flops, {}), queued, [&] {
+    turns.add(named("gemms", flops, {}), queued, [&] {
       if (is_step_) tensors_.multiply_forward();
       tensors_.multiply_backward();
     });
@@ -128,16 +128,16 @@ BenchReport run_step(const BenchRequest& request) {
 
 BenchOperation backward_operation() {
   return {"backward",
-          "the backward layer, its sequential execution and its four products alone",
-          {"layer", "products", "sequential", "layer and weight gradients later"},
+          "the backward layer, its sequential execution and its four GEMMs alone",
+          {"layer", "gemms", "sequential", "layer and weight gradients later"},
           run_backward,
           true};
 }
 
 BenchOperation step_operation() {
   return {"step",
-          "forward and backward, the same sequentially and the six products alone",
-          {"layer", "products", "sequential", "layer and placement in a capacity"},
+          "forward and backward, the same sequentially and the six GEMMs alone",
+          {"layer", "gemms", "sequential", "layer and placement in a capacity"},
           run_step,
           true};
 }

@@ -25,14 +25,14 @@ struct RankProblem {
   void* workspace;
 };
 
-struct Product {
+struct Gemm {
   const char* name;
   int weight;  // in units of 2 rows H I floating-point operations
   void (*run)(GroupedGemm& gemm, const RankProblem& p, int h, int i);
 };
 
-const std::vector<Product>& products() {
-  static const std::vector<Product> kProducts = {
+const std::vector<Gemm>& measured_gemms() {
+  static const std::vector<Gemm> kGemms = {
       {"fc1", 2,
        [](GroupedGemm& gemm, const RankProblem& p, int h, int i) {
          gemm.forward({.rows = p.rows, .x = p.x, .w = {p.w1, {}}, .out = p.out_z, .n = 2 * i, .k = h});
@@ -87,7 +87,7 @@ const std::vector<Product>& products() {
                                .weight_gradient = WeightGradient::kMainGrad});
        }},
   };
-  return kProducts;
+  return kGemms;
 }
 
 // How many rows each expert gets from the tokens of all ranks.
@@ -161,38 +161,37 @@ BenchReport run_gemm(const BenchRequest& request) {
     report.rows_per_rank.push_back(std::accumulate(own.begin(), own.end(), int64_t{0}));
     gemms.push_back(std::make_unique<GroupedGemm>(request.devices[gpu]));
   }
-  const auto on_all = [&](const Product& product) {
+  const auto on_all = [&](const Gemm& gemm) {
     for (std::size_t gpu = 0; gpu < gpus.count(); ++gpu) {
-      product.run(*gemms[gpu], problems[gpu], static_cast<int>(shape.hidden), static_cast<int>(shape.intermediate));
+      gemm.run(*gemms[gpu], problems[gpu], static_cast<int>(shape.hidden), static_cast<int>(shape.intermediate));
     }
   };
 
   const int64_t most_rows = *std::max_element(report.rows_per_rank.begin(), report.rows_per_rank.end());
   const double unit = 2.0 * static_cast<double>(most_rows) * static_cast<double>(shape.hidden * shape.intermediate);
-  std::vector<Product> wanted;
+  std::vector<Gemm> wanted;
   double all_flops = 0.0;
-  for (const Product& product : products()) {
-    if (!request.wants(product.name)) continue;
-    wanted.push_back(product);
+  for (const Gemm& gemm : measured_gemms()) {
+    if (!request.wants(gemm.name)) continue;
+    wanted.push_back(gemm);
     BenchResult result;
-    result.name = product.name;
-    result.flops = product.weight * unit;
+    result.name = gemm.name;
+    result.flops = gemm.weight * unit;
     all_flops += result.flops;
     result.first_call_ms = host_milliseconds([&] {
-      on_all(product);
+      on_all(gemm);
       gpus.synchronize();
     });
     report.results.push_back(std::move(result));
   }
-  // In turn: large products run at the power limit, where each has the same neighbours then.
+  // In turn: large GEMMs run at the power limit, where each has the same neighbours then.
   std::vector<BenchGpus::Work> works;
-  for (const Product& product : wanted)
-    works.push_back({[&on_all, product] { on_all(product); }, BenchGpus::Start::kBackToBack});
+  for (const Gemm& gemm : wanted) works.push_back({[&on_all, gemm] { on_all(gemm); }, BenchGpus::Start::kBackToBack});
   const std::vector<std::vector<double>> milliseconds = gpus.time_cold_in_turn(works, request.repeat);
   for (std::size_t i = 0; i < works.size(); ++i) report.results[i].milliseconds = milliseconds[i];
   if (request.sustained_seconds > 0.0) {
     const auto sequence = [&] {
-      for (const Product& product : wanted) on_all(product);
+      for (const Gemm& gemm : wanted) on_all(gemm);
     };
     const double once = gpus.time(sequence);
     const int turns = std::max(1, static_cast<int>(request.sustained_seconds * 1000.0 / once));
@@ -208,7 +207,7 @@ BenchReport run_gemm(const BenchRequest& request) {
 
 BenchOperation gemm_operation() {
   std::vector<std::string> names;
-  for (const Product& product : products()) names.emplace_back(product.name);
+  for (const Gemm& gemm : measured_gemms()) names.emplace_back(gemm.name);
   return {"gemm", "grouped GEMMs, a rank's rows on each GPU", names, run_gemm, false, false};
 }
 

@@ -276,7 +276,7 @@ void BenchGpus::warm_up(const std::function<void()>& turn, const std::function<v
     if (done > 0 && left > 0.0) {
       more = static_cast<int64_t>(std::ceil(left / elapsed.count() * static_cast<double>(done)));
     }
-    if (group_ != nullptr) more = group_->implementation().share(more).front();
+    if (group_ != nullptr) more = group_->implementation().all_gather(more).front();
     if (more == 0) break;
     for (int64_t i = 0; i < more; ++i) turn();
     wait();

@@ -26,11 +26,11 @@ class LayerBench {
   BenchReport run() {
     BenchReport report = ranks_.empty_report();
     const LinkBytes bytes = ranks_.link_bytes(schedule_, request_.layer.numerics, Direction::kForward);
-    const double products = ranks_.forward_flops();
+    const double gemms = ranks_.forward_flops();
     report.memory.emplace_back("forward",
                                ranks_.memory(request_.layer.config(), schedule_, Direction::kForward, placement_));
-    measure_calls(report, products, bytes);
-    measure_models(report, products, bytes);
+    measure_calls(report, gemms, bytes);
+    measure_models(report, gemms, bytes);
     add_ratios(report, "gemms", bytes);
     if (!request_.traced) return report;
     std::vector<TileEvent>& events = report.timeline.emplace_back(TracedCall{"forward", {}}).events;
@@ -40,28 +40,28 @@ class LayerBench {
   }
 
  private:
-  void measure_calls(BenchReport& report, double products, const LinkBytes& bytes) {
+  void measure_calls(BenchReport& report, double gemms, const LinkBytes& bytes) {
     const Schedule sequential = sequential_schedule(schedule_);
     constexpr BenchGpus::Start kAtOnce = BenchGpus::Start::kAtOnce;
     BenchTurns turns(request_, report, ranks_.gpus());
     const BenchGpus::Start queued = turns.queued();
-    turns.add(named("layer", products, bytes), queued, [&] { forward(schedule_, placement_); });
-    turns.add(named("gemms", products, {}), queued, [&] { tensors_.multiply_forward(); });
-    turns.add(named("sequential", products, bytes), queued, [&] { forward(sequential, placement_); });
+    turns.add(named("layer", gemms, bytes), queued, [&] { forward(schedule_, placement_); });
+    turns.add(named("gemms", gemms, {}), queued, [&] { tensors_.multiply_forward(); });
+    turns.add(named("sequential", gemms, bytes), queued, [&] { forward(sequential, placement_); });
     // A placement by need waits for the GPUs, so these can't be held back until everything is queued.
-    turns.add(named("layer and placement", products, bytes), kAtOnce, [&] { forward(schedule_, placed()); });
+    turns.add(named("layer and placement", gemms, bytes), kAtOnce, [&] { forward(schedule_, placed()); });
     turns.add(named("placement", 0.0, {}), kAtOnce, [&] { placed(); });
     turns.add(named("placement in a capacity", 0.0, {}), queued, [&] { placed(capacity_); });
-    turns.add(named("layer and placement in a capacity", products, bytes), queued,
+    turns.add(named("layer and placement in a capacity", gemms, bytes), queued,
               [&] { forward(schedule_, placed(capacity_)); });
     turns.time_calls();
   }
 
   // Layers back to back as in a model, by the host's clock until all are done; the share of one.
-  void measure_models(BenchReport& report, double products, const LinkBytes& bytes) {
+  void measure_models(BenchReport& report, double gemms, const LinkBytes& bytes) {
     BenchTurns turns(request_, report, ranks_.gpus());
     const auto measure = [&](const char* name, const std::function<void()>& layer) {
-      turns.add(named(name, products, bytes), BenchGpus::Start::kAtOnce, [this, layer] {
+      turns.add(named(name, gemms, bytes), BenchGpus::Start::kAtOnce, [this, layer] {
         for (int i = 0; i < kLayersOfAModel; ++i) layer();
         group_.synchronize();
       });

@@ -46,7 +46,7 @@ Schedule sequential_schedule(const Schedule& schedule) {
   return sequential;
 }
 
-void add_ratios(BenchReport& report, const char* products, const LinkBytes& bytes) {
+void add_ratios(BenchReport& report, const char* gemms, const LinkBytes& bytes) {
   // Of a GPU and direction: what a probe's stores by all SMs reached on 8 H200.
   constexpr double kLinkBytesPerMillisecond = 347e6;
   const auto find = [&](const char* name) {
@@ -55,11 +55,11 @@ void add_ratios(BenchReport& report, const char* products, const LinkBytes& byte
     }
     return 0.0;
   };
-  const double layer = find("layer"), alone = find(products), sequential = find("sequential");
+  const double layer = find("layer"), alone = find(gemms), sequential = find("sequential");
   if (layer == 0.0) return;
   if (alone > 0.0) {
-    report.ratios.emplace_back(std::string("layer / ") + products, layer / alone);
-    report.ratios.emplace_back(std::string("limit / layer (max of ") + products + ", bytes at 347 GB/s)",
+    report.ratios.emplace_back(std::string("layer / ") + gemms, layer / alone);
+    report.ratios.emplace_back(std::string("limit / layer (max of ") + gemms + ", bytes at 347 GB/s)",
                                std::max(alone, bytes.most() / kLinkBytesPerMillisecond) / layer);
   }
   if (sequential > 0.0) report.ratios.emplace_back("sequential / layer", sequential / layer);

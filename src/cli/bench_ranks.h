@@ -9,7 +9,7 @@
 
 namespace uniep::cli {
 
-// What a call sends over the links of a GPU and receives: of the GPU whose busier direction has most.
+// What a call sends over a GPU's NVLink and receives: of the GPU whose busier direction has most.
 struct LinkBytes {
   double sent = 0.0;
   double received = 0.0;
@@ -26,8 +26,8 @@ struct LinkBytes {
 BenchResult named(const char* name, double flops, const LinkBytes& bytes);
 // One launch a stage.
 Schedule sequential_schedule(const Schedule& schedule);
-// Of the results "layer", "sequential" and the one of its products alone, those that were measured.
-void add_ratios(BenchReport& report, const char* products, const LinkBytes& bytes);
+// Of the results "layer", "sequential" and the one of its GEMMs alone, those that were measured.
+void add_ratios(BenchReport& report, const char* gemms, const LinkBytes& bytes);
 
 // The ranks of a measurement whose work is a Group's: this process's with their routing on their GPUs, and what the
 // host knows of all of them.
@@ -63,7 +63,7 @@ class BenchRanks {
   // What an exchange of so many bytes between ranks brings to a GPU and takes from it.
   struct Traffic {
     double received = 0.0;     // from its own ranks, too
-    double from_others = 0.0;  // over its links
+    double from_others = 0.0;  // over its NVLink
     double sent_to_others = 0.0;
   };
   std::vector<Traffic> traffic(const ByteMatrix& bytes) const;  // of all GPUs

@@ -10,7 +10,7 @@ constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));
 LayerTensors::LayerTensors(BenchRanks& ranks, const LayerConfig& config, Parts parts) : ranks_(ranks), config_(config) {
   for (int rank = ranks_.first_local(); rank < ranks_.end_local(); ++rank) {
     add_arguments(rank, parts.backward);
-    if (parts.products) add_rows(rank, parts.backward);
+    if (parts.gemms) add_rows(rank, parts.backward);
   }
 }
 

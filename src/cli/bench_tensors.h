@@ -9,12 +9,12 @@
 namespace uniep::cli {
 
 // The local ranks' tensors of a measured layer, random, on their GPUs: what its calls are given, and rows that are
-// already with their experts, for its products alone.
+// already with their experts, for its GEMMs alone.
 class LayerTensors {
  public:
   struct Parts {
     bool backward = false;  // arguments of backward, too
-    bool products = true;   // what the products alone need
+    bool gemms = true;      // what the GEMMs alone need
   };
   LayerTensors(BenchRanks& ranks, const LayerConfig& config, Parts parts);
 

@@ -119,12 +119,12 @@ tune::TunedFolder tuned_folder() {
 std::string text_of_first_rank(Group& group, const std::string& own) {
   if (group.local_ranks() == group.ranks()) return own;
   internal::Engine& engine = group.implementation();
-  const auto bytes = static_cast<std::size_t>(engine.share(static_cast<int64_t>(own.size())).front());
+  const auto bytes = static_cast<std::size_t>(engine.all_gather(static_cast<int64_t>(own.size())).front());
   std::string text(bytes, '\0');
   for (std::size_t first = 0; first < bytes; first += sizeof(int64_t)) {
     int64_t word = 0;
     if (first < own.size()) std::memcpy(&word, own.data() + first, std::min(sizeof(word), own.size() - first));
-    word = engine.share(word).front();
+    word = engine.all_gather(word).front();
     std::memcpy(text.data() + first, &word, std::min(sizeof(word), bytes - first));
   }
   return text;

@@ -57,8 +57,8 @@ void require_for_gpus(const LayerOptions& layer) {
   const auto refuse = [](const std::string& why) {
     throw Error(Status::kInvalidArgument, why + "; --engine cpu tells what the cpu engine needs");
   };
-  if (layer.ranks > cuda::kMostCudaRanks) {
-    refuse(fmt::format("--ranks: {}; GPUs run 1 to {}", layer.ranks, cuda::kMostCudaRanks));
+  if (layer.ranks > cuda::kMaxCudaRanks) {
+    refuse(fmt::format("--ranks: {}; GPUs run 1 to {}", layer.ranks, cuda::kMaxCudaRanks));
   }
   try {
     layer.resolved(Direction::kForward, absent_gpu(layer));

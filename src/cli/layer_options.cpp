@@ -19,10 +19,10 @@
 namespace uniep::cli {
 namespace {
 
-constexpr int kMostRanks = 64;
-constexpr int kMostWorkers = 1024;
-constexpr int kMostDevices = 1024;
-constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+constexpr int kMaxRanks = 64;
+constexpr int kMaxWorkers = 1024;
+constexpr int kMaxDevices = 1024;
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 
 const std::vector<std::pair<std::string, WeightGradient>> kWeightGradients = {
     {"bf16", WeightGradient::kBFloat16},
@@ -140,30 +140,30 @@ void add_layer_options(CLI::App& app, LayerOptions& options) {
   add_word_option<EngineKind>(app, "--engine", options.engine,
                               {{"cpu", EngineKind::kCpu}, {"cuda", EngineKind::kCuda}, {"auto", EngineKind::kAuto}},
                               "auto: cuda where a Hopper GPU is, else cpu (default auto)");
-  add_integer_option(app, "--ranks", options.ranks, 1, kMostRanks, "R", "ranks");
+  add_integer_option(app, "--ranks", options.ranks, 1, kMaxRanks, "R", "ranks");
   add_text_option(
       app, "--tokens",
-      [&options](const std::string& text) { options.tokens_given = parse_integers("--tokens", text, 0, kLargest); },
+      [&options](const std::string& text) { options.tokens_given = parse_integers("--tokens", text, 0, kMax); },
       "T|T0,T1,...", fmt::format("tokens of every rank, or of each (default {})", options.tokens_given.front()));
   // Before the four sizes, which CLI11 reads in this order: one of them overrides the shape's.
   add_text_option(
       app, "--shape", [&options](const std::string& text) { options.shape = parse_shape("--shape", text); },
       "NAME|H,I,E,K", "all four sizes; names: " + shape_names());
-  add_integer_option(app, "--hidden", options.shape.hidden, 1, kLargest, "H", "columns of x and y, a multiple of 8");
-  add_integer_option(app, "--intermediate", options.shape.intermediate, 1, kLargest, "I",
+  add_integer_option(app, "--hidden", options.shape.hidden, 1, kMax, "H", "columns of x and y, a multiple of 8");
+  add_integer_option(app, "--intermediate", options.shape.intermediate, 1, kMax, "I",
                      "columns of an expert's activation, a multiple of 8");
-  add_integer_option(app, "--experts", options.shape.experts, 1, kLargest, "E", "experts of all ranks");
-  add_integer_option(app, "--topk", options.shape.topk, 1, kLargest, "K", "slots of a token");
+  add_integer_option(app, "--experts", options.shape.experts, 1, kMax, "E", "experts of all ranks");
+  add_integer_option(app, "--topk", options.shape.topk, 1, kMax, "K", "slots of a token");
   app.add_option("--routing", options.routing, "experts of every token (default uniform)")
       ->type_name("uniform|zipf:S|one|FILE.npy");
   add_text_option(
       app, "--seed", [&options](const std::string& text) { options.seed = parse_unsigned("--seed", text, 0); }, "N",
       "seed of the synthetic data (default 1)");
-  add_integer_option(app, "--workers", options.workers, 0, kMostWorkers, "N",
+  add_integer_option(app, "--workers", options.workers, 0, kMaxWorkers, "N",
                      "compute units of a rank: threads on cpu, SMs on cuda; 0: the engine's choice");
   add_word_option(app, "--wgrad", options.numerics.weight_gradient, kWeightGradients,
                   "how weight gradients leave (default bf16)");
-  add_integer_option(app, "--combine-groups", options.numerics.combine_groups, 0, kLargest, "G",
+  add_integer_option(app, "--combine-groups", options.numerics.combine_groups, 0, kMax, "G",
                      "0: one flat sum over the slots; G: sums inside G groups of experts first");
   add_activation_options(app, options.numerics);
   add_schedule_options(app, options);
@@ -191,7 +191,7 @@ void add_devices_option(CLI::App& app, std::vector<int>& devices, const std::str
       app, "--devices",
       [&devices](const std::string& text) {
         devices.clear();
-        for (const int64_t device : parse_integers("--devices", text, 0, kMostDevices - 1)) {
+        for (const int64_t device : parse_integers("--devices", text, 0, kMaxDevices - 1)) {
           devices.push_back(static_cast<int>(device));
         }
       },

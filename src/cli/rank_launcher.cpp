@@ -28,7 +28,7 @@ namespace {
 
 constexpr int kBadUsage = 2;
 constexpr int kNotStarted = 127;
-constexpr int kMostReads = 1000;  // of what a process has left in its pipe, which others may fill for ever
+constexpr int kMaxReads = 1000;  // of what a process has left in its pipe, which others may fill for ever
 
 [[noreturn]] void fail(const char* action, int error_number) {
   throw Error(Status::kDevice, fmt::format("--launch: processes: {}: {}", action, std::strerror(error_number)));
@@ -199,7 +199,7 @@ void launch_ranks(const Command& command, const std::string& name, int ranks) {
       const bool ended = end.fd >= 0 && end.revents != 0;
       if (messages.fd >= 0 && messages.revents != 0 && !process.read_messages()) messages.fd = -1;
       if (!ended) continue;
-      for (int more = kMostReads; more > 0 && messages.fd >= 0 && process.read_messages();) --more;
+      for (int more = kMaxReads; more > 0 && messages.fd >= 0 && process.read_messages();) --more;
       messages.fd = end.fd = -1;
       --running;
       const int status = process.wait();

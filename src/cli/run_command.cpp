@@ -40,7 +40,7 @@ struct RunOptions {
   std::string trace, json, out;
 };
 
-constexpr int kMostRepeats = 1'000'000;
+constexpr int kMaxRepeats = 1'000'000;
 constexpr int kComparedCalls = 5;
 
 GroupOptions group_options(const RunOptions& options) {
@@ -251,7 +251,7 @@ void add_run_options(CLI::App& command, RunOptions& options) {
       "sequential",
       "run it again with fusion=none: both times (of 5 calls, unless --repeat says how many), and whether the bits are "
       "the same");
-  add_integer_option(command, "--repeat", options.repeat, 1, kMostRepeats, "N",
+  add_integer_option(command, "--repeat", options.repeat, 1, kMaxRepeats, "N",
                      "timed runs after a warm-up; 0: one run without a warm-up");
   add_text_option(
       command, "--shuffle",

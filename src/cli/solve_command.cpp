@@ -22,15 +22,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kMostCandidates = 256;
-constexpr int kMostSimulatedRanks = 8;  // unless asked for: the tables of more take a while
+constexpr int kMaxCandidates = 256;
+constexpr int kMaxSimulatedRanks = 8;  // unless asked for: the tables of more take a while
 
 struct SolveOptions {
   LayerOptions layer;
   Direction direction = Direction::kForward;
   std::string machine = sim::kDefaultMachine;
   sim::State state = sim::State::kSustained;
-  int simulate = -1;  // candidates; -1: 8 on up to kMostSimulatedRanks ranks
+  int simulate = -1;  // candidates; -1: 8 on up to kMaxSimulatedRanks ranks
   std::string json;
 };
 
@@ -84,7 +84,7 @@ Json report_json(const SolveOptions& options, const tune::SolveRequest& request,
   json["bound_ms"] = rounded(bound_ms);
   json["gap"] = rounded(choice.ms / bound_ms - 1);
   json["limits"] = solution.bound.limits();
-  json["limits_ms"] = {{"gemm", rounded(solution.bound.products * 1e-3)},
+  json["limits_ms"] = {{"gemm", rounded(solution.bound.gemms * 1e-3)},
                        {"links", rounded(solution.bound.links * 1e-3)},
                        {"memory", rounded(solution.bound.memory * 1e-3)},
                        {"begin and end", rounded(solution.bound.path * 1e-3)}};
@@ -113,7 +113,7 @@ void print(const SolveOptions& options, const tune::Solution& solution, const Ch
   std::cout << fmt::format("predicted {:.3f} ms by {}, the default {:.3f} ms\n", choice.ms,
                            choice.simulated ? "the simulator" : "closed form", choice.default_ms);
   std::cout << fmt::format("bound {:.3f} ms by {} (gemm {:.3f}, links {:.3f}, memory {:.3f}), gap {:.1f} %\n", bound_ms,
-                           solution.bound.limits(), solution.bound.products * 1e-3, solution.bound.links * 1e-3,
+                           solution.bound.limits(), solution.bound.gemms * 1e-3, solution.bound.links * 1e-3,
                            solution.bound.memory * 1e-3, 100 * (choice.ms / bound_ms - 1));
   std::cout << fmt::format("most of the best by closed form goes by {}\n", solution.estimate.limits);
   std::cout << "what a field buys over its next best value, all else equal, by closed form:\n";
@@ -140,7 +140,7 @@ int run_solve(const SolveOptions& options) {
   const bool json_to_stdout = options.json == "-";
   OutputFile json_file("--json", json_to_stdout ? "" : options.json);
 
-  const int candidates = options.simulate >= 0 ? options.simulate : (layer.ranks <= kMostSimulatedRanks ? 8 : 0);
+  const int candidates = options.simulate >= 0 ? options.simulate : (layer.ranks <= kMaxSimulatedRanks ? 8 : 0);
   layer.resolved(options.direction, sim::schedule_machine(machine, layer.ranks));  // says what is wrong with sizes
   std::optional<Placement> placement;
   if (candidates > 0 || !is_uniform(layer)) placement = place_ids(layer, make_ids(layer));
@@ -173,7 +173,7 @@ void add_solve_command(CLI::App& app, std::function<int()>& action) {
   add_word_option<sim::State>(*command, "--state", options->state,
                               {{"sustained", sim::State::kSustained}, {"paused", sim::State::kPaused}},
                               "clocks: one call after the other, or after pauses (default sustained)");
-  add_integer_option(*command, "--simulate", options->simulate, 0, kMostCandidates, "N",
+  add_integer_option(*command, "--simulate", options->simulate, 0, kMaxCandidates, "N",
                      "rank the best N by simulation; 0: none (default 8 on up to 8 ranks)");
   command->add_option("--json", options->json, "report as JSON; -: on standard output")->type_name("FILE|-");
   command->callback([options, &action] { action = [options] { return run_solve(*options); }; });

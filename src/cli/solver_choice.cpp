@@ -14,18 +14,18 @@ namespace {
 constexpr int kSimulated = 8;
 constexpr double kModelError =
     0.043;  // nine of ten ratios of one measuring run are predicted better (docs/simulator.md)
-constexpr int64_t kMostTokens = 8192;  // that are simulated; more take as long in proportion
+constexpr int64_t kMaxTokens = 8192;  // that are simulated; more take as long in proportion
 
 }  // namespace
 
 std::optional<SolverChoice> solver_choice(const LayerOptions& layer, const Machine& machine,
                                           const sim::MachineDescription& description) {
   if (machine.engine != EngineKind::kCuda || layer.numerics.combine_groups > 0) return std::nullopt;
-  if (machine.ranks > std::min(description.most_ranks(), kMostBuiltRanks)) return std::nullopt;
+  if (machine.ranks > std::min(description.most_ranks(), kMaxBuiltRanks)) return std::nullopt;
   LayerOptions uniform = layer;
   const std::vector<int64_t> tokens = layer.tokens();
   uniform.routing = "uniform";
-  uniform.tokens_given = {std::min(*std::max_element(tokens.begin(), tokens.end()), kMostTokens)};
+  uniform.tokens_given = {std::min(*std::max_element(tokens.begin(), tokens.end()), kMaxTokens)};
   if (uniform.tokens_given.front() == 0) return std::nullopt;
   tune::SolveRequest request = solve_request(uniform, description, tune::State::kSustained, Placement());
   request.best = kSimulated;

@@ -180,17 +180,16 @@ int run_training(TrainOptions options) {
 }
 
 void add_model_options(CLI::App& app, TrainConfig& config) {
-  constexpr int64_t kLargest = int64_t{1} << 31;
+  constexpr int64_t kMax = int64_t{1} << 31;
   ModelConfig& model = config.model;
-  add_integer_option(app, "--batch", config.batch, 1, kLargest, "B", "sequences of a step, over all ranks");
-  add_integer_option(app, "--sequence", model.sequence, 1, kLargest, "S", "bytes of a sequence");
-  add_integer_option(app, "--hidden", model.hidden, 1, kLargest, "H", "width of the model, a multiple of 8");
-  add_integer_option(app, "--intermediate", model.intermediate, 1, kLargest, "I",
-                     "width of an expert, a multiple of 8");
-  add_integer_option(app, "--experts", model.experts, 1, kLargest, "E", "experts of a layer, over all ranks");
-  add_integer_option(app, "--topk", model.topk, 1, kLargest, "K", "experts that a byte goes to");
+  add_integer_option(app, "--batch", config.batch, 1, kMax, "B", "sequences of a step, over all ranks");
+  add_integer_option(app, "--sequence", model.sequence, 1, kMax, "S", "bytes of a sequence");
+  add_integer_option(app, "--hidden", model.hidden, 1, kMax, "H", "width of the model, a multiple of 8");
+  add_integer_option(app, "--intermediate", model.intermediate, 1, kMax, "I", "width of an expert, a multiple of 8");
+  add_integer_option(app, "--experts", model.experts, 1, kMax, "E", "experts of a layer, over all ranks");
+  add_integer_option(app, "--topk", model.topk, 1, kMax, "K", "experts that a byte goes to");
   add_activation_options(app, model.numerics);
-  add_integer_option(app, "--layers", model.layers, 1, kLargest, "L", "blocks of mixer and MoE layer");
+  add_integer_option(app, "--layers", model.layers, 1, kMax, "L", "blocks of mixer and MoE layer");
   const auto add_number = [&app](const std::string& name, double& value, const std::string& description) {
     add_text_option(
         app, name, [&value, name](const std::string& text) { value = parse_number(name, text); }, "X",

@@ -27,8 +27,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kMostCandidates = 63;  // beside the default; known verdicts go between processes as bits of a number
-constexpr int kMostSeconds = 86400;
+constexpr int kMaxCandidates = 63;  // beside the default; known verdicts go between processes as bits of a number
+constexpr int kMaxSeconds = 86400;
 
 struct TuneOptions {
   LayerOptions layer;
@@ -215,9 +215,9 @@ void add_tune_command(CLI::App& app, std::function<int()>& action, const Command
                                            {"backward", {Direction::kBackward}},
                                            {"both", {Direction::kForward, Direction::kBackward}}},
                                           "what is tuned (default both)");
-  add_integer_option(*command, "--candidates", options->candidates, 1, kMostCandidates, "N",
+  add_integer_option(*command, "--candidates", options->candidates, 1, kMaxCandidates, "N",
                      "schedules that are tried beside the default, a direction");
-  add_integer_option(*command, "--budget", options->budget, 1, kMostSeconds, "SECONDS",
+  add_integer_option(*command, "--budget", options->budget, 1, kMaxSeconds, "SECONDS",
                      "of calls that are timed, a direction");
   add_machine_option(*command, options->machine);
   command->add_flag("--again", options->again, "try again what failed or was left behind in an earlier run");

@@ -22,7 +22,7 @@
 namespace uniep::cli {
 namespace {
 
-constexpr int kMostLanes = 48;  // of a timeline's picture, about
+constexpr int kMaxLanes = 48;  // of a timeline's picture, about
 constexpr int kSimulatedRanks = 8;
 
 using Rows = std::vector<std::vector<std::string>>;
@@ -82,7 +82,7 @@ Trace trace_of(const std::string& title, const TracedCall& call) {
 }
 
 std::string picture_of(const Trace& trace, int ranks) {
-  return trace_svg(with_fewer_workers(trace, std::max(1, kMostLanes / (2 * ranks))));
+  return trace_svg(with_fewer_workers(trace, std::max(1, kMaxLanes / (2 * ranks))));
 }
 
 // The default and the chosen Schedule on the described machine.
@@ -240,7 +240,7 @@ class Report {
     page_.subheading("Bound and gap");
     const sim::Limits& limits = simulated.chosen.limits;
     page_.table({"what no order of tiles beats, on " + description_.title, "ms"},
-                {{"products of the busiest rank, all workers busy", ms(limits.gemm_ms)},
+                {{"GEMMs of the busiest rank, all workers busy", ms(limits.gemm_ms)},
                  {"links, the busiest way in or out of a rank", ms(limits.links_ms)},
                  {"memory", ms(limits.memory_ms)},
                  {"begin and end", ms(limits.begin_end_ms)},

@@ -79,7 +79,7 @@ class Prediction {
       for (const auto& [name, value] : others.values()) fields.set(name, value);
       const Schedule schedule = resolve(fields, direction_, layer_.shape, layer_.numerics, machine_);
       Machine built = machine_;
-      built.ranks = std::min(built.ranks, kMostBuiltRanks);  // of more as it would be
+      built.ranks = std::min(built.ranks, kMaxBuiltRanks);  // of more as it would be
       if (!buildable(schedule, direction_, layer_.shape, layer_.numerics, built).empty()) return std::nullopt;
       return schedule;
     } catch (const Error&) {

@@ -17,7 +17,7 @@
 namespace uniep {
 namespace {
 
-constexpr int kMostRanks = 1 << 20;
+constexpr int kMaxRanks = 1 << 20;
 constexpr int kLastPort = 65535;
 constexpr std::string_view kMagic = "UniEP unique id\n";
 
@@ -66,7 +66,7 @@ std::array<uint64_t, 2> this_host() {
 std::optional<RankEnvironment> rank_environment() {
   if (std::getenv("RANK") == nullptr && std::getenv("WORLD_SIZE") == nullptr) return std::nullopt;
   RankEnvironment environment;
-  environment.ranks = integer_of("WORLD_SIZE", 1, kMostRanks);
+  environment.ranks = integer_of("WORLD_SIZE", 1, kMaxRanks);
   environment.rank = integer_of("RANK", 0, environment.ranks - 1);
   environment.local_rank = integer_of("LOCAL_RANK", 0, environment.ranks - 1);
   if (std::getenv("LOCAL_WORLD_SIZE") != nullptr) {

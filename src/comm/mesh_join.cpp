@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kRetryMilliseconds = 5;
 constexpr int kBacklog = 128;
-constexpr std::size_t kMostStrangers = 64;  // connections that have not said who they are
+constexpr std::size_t kMaxStrangers = 64;  // connections that have not said who they are
 
 [[noreturn]] void refuse_system_call(const char* call, int error) {
   throw Error(Status::kDevice, std::string("meeting the other ranks: ") + call + ": " + std::strerror(error));
@@ -263,7 +263,7 @@ class Joining {
       }
       const std::optional<pid_t> process = trusted_process(socket.number());
       if (!process) continue;
-      if (strangers_.size() == kMostStrangers) strangers_.erase(strangers_.begin());
+      if (strangers_.size() == kMaxStrangers) strangers_.erase(strangers_.begin());
       Connection& connection = strangers_.emplace_back();
       connection.socket = std::move(socket);
       connection.process = *process;

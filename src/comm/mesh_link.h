@@ -16,8 +16,8 @@ struct MeshFailure {
   bool news = true;    // no earlier mesh of this process has ended with that death
 };
 
-// What one rank of a mesh has of another: a socket for exchanges, a second one for words about failures, which no
-// exchange holds up, and a descriptor of its process, where the system has them (a child that it has forked may keep
+// What one rank of a mesh has of another: a socket for collectives, a second one for words about failures, which no
+// collective holds up, and a descriptor of its process, where the system has them (a child that it has forked may keep
 // its sockets open after its death).
 class MeshLink {
  public:

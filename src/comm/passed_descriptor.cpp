@@ -31,9 +31,9 @@ ssize_t send_with_descriptor(int socket, std::span<const std::byte> bytes, int d
 }
 
 ssize_t receive_with_descriptor(int socket, std::span<std::byte> bytes, Descriptor& descriptor, bool* lost) {
-  constexpr std::size_t kMost = 4;
+  constexpr std::size_t kMax = 4;
   iovec part{bytes.data(), bytes.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMost * sizeof(int))> room{};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMax * sizeof(int))> room{};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;

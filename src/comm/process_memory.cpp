@@ -219,7 +219,7 @@ class ProcessMemory final : public SymmetricMemory {
                                                 std::to_string(parts.front().bytes) + "; must be equal on all ranks");
     }
     if (own_.address() == 0) bytes_ = own.bytes;  // what lies behind it is not the caller's to share
-    const std::vector<Descriptor> files = mesh_->exchange_descriptors(file.number());
+    const std::vector<Descriptor> files = mesh_->all_gather_descriptors(file.number());
     mesh_->agree(problem_in([&] {
       const ScopedDevice scope(device_);
       for (int peer = 0; peer < ranks(); ++peer) {

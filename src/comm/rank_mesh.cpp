@@ -18,12 +18,12 @@ namespace uniep {
 namespace {
 
 constexpr int kAskMilliseconds = 100;
-constexpr uint64_t kMostBytes = uint64_t{1} << 36;
+constexpr uint64_t kMaxBytes = uint64_t{1} << 36;
 
 const MeshBootstrap& checked(const MeshBootstrap& bootstrap) {
-  if (bootstrap.ranks < 1 || bootstrap.ranks > RankMesh::kMostRanks) {
+  if (bootstrap.ranks < 1 || bootstrap.ranks > RankMesh::kMaxRanks) {
     throw Error(Status::kInvalidArgument,
-                "ranks: " + std::to_string(bootstrap.ranks) + "; must be 1 to " + std::to_string(RankMesh::kMostRanks));
+                "ranks: " + std::to_string(bootstrap.ranks) + "; must be 1 to " + std::to_string(RankMesh::kMaxRanks));
   }
   if (bootstrap.rank < 0 || bootstrap.rank >= bootstrap.ranks) {
     throw Error(Status::kInvalidArgument,
@@ -34,7 +34,7 @@ const MeshBootstrap& checked(const MeshBootstrap& bootstrap) {
 
 }  // namespace
 
-// One rank's part of an exchange: what goes to it and what comes from it.
+// One rank's part of a collective: what goes to it and what comes from it.
 struct RankMesh::Transfer {
   int peer = -1;
   Header header_out{};
@@ -69,7 +69,7 @@ RankMesh::~RankMesh() {
 }
 
 std::vector<std::vector<std::byte>> RankMesh::all_gather(std::span<const std::byte> own, double seconds) {
-  std::vector<Transfer> transfers = exchange(Kind::kAllGather, own, -1, deadline_of(seconds));
+  std::vector<Transfer> transfers = run_collective(Kind::kAllGather, own, -1, deadline_of(seconds));
   std::vector<std::vector<std::byte>> all;
   for (Transfer& transfer : transfers) all.push_back(std::move(transfer.in));
   all[static_cast<std::size_t>(rank_)].assign(own.begin(), own.end());
@@ -77,12 +77,12 @@ std::vector<std::vector<std::byte>> RankMesh::all_gather(std::span<const std::by
 }
 
 void RankMesh::barrier(double seconds) {
-  exchange(Kind::kBarrier, {}, -1, deadline_of(seconds));
+  run_collective(Kind::kBarrier, {}, -1, deadline_of(seconds));
 }
 
-std::vector<Descriptor> RankMesh::exchange_descriptors(int own, double seconds) {
+std::vector<Descriptor> RankMesh::all_gather_descriptors(int own, double seconds) {
   const std::byte given{static_cast<unsigned char>(own >= 0 ? 1 : 0)};
-  std::vector<Transfer> transfers = exchange(Kind::kDescriptors, std::span(&given, 1), own, deadline_of(seconds));
+  std::vector<Transfer> transfers = run_collective(Kind::kDescriptors, std::span(&given, 1), own, deadline_of(seconds));
   std::vector<Descriptor> all;
   for (Transfer& transfer : transfers) all.push_back(std::move(transfer.descriptor_in));
   return all;
@@ -93,7 +93,7 @@ void RankMesh::agree(const Problem& own, double seconds) {
   std::vector<std::byte> bytes(sizeof(status) + own.text.size());
   std::memcpy(bytes.data(), &status, sizeof(status));
   std::copy_n(reinterpret_cast<const std::byte*>(own.text.data()), own.text.size(), bytes.begin() + sizeof(status));
-  std::vector<Transfer> transfers = exchange(Kind::kAgree, bytes, -1, deadline_of(seconds));
+  std::vector<Transfer> transfers = run_collective(Kind::kAgree, bytes, -1, deadline_of(seconds));
   transfers[static_cast<std::size_t>(rank_)].in = bytes;
   for (int rank = 0; rank < ranks_; ++rank) {
     const std::vector<std::byte>& told = transfers[static_cast<std::size_t>(rank)].in;
@@ -129,10 +129,11 @@ int RankMesh::peer_that_left() {
   return -1;
 }
 
-// ---- An exchange
+// ---- A collective
 
 std::string RankMesh::name_of(const Header& header) {
-  static constexpr std::array<const char*, 5> kNames = {"?", "all_gather", "barrier", "exchange_descriptors", "agree"};
+  static constexpr std::array<const char*, 5> kNames = {"?", "all_gather", "barrier", "all_gather_descriptors",
+                                                        "agree"};
   const auto kind = static_cast<std::size_t>(header.kind);
   return std::string(kNames[kind < kNames.size() ? kind : 0]) + " " + std::to_string(header.sequence);
 }
@@ -146,8 +147,8 @@ const Error& RankMesh::break_with(const MeshFailure& failure) noexcept {
   return broken_->error;
 }
 
-std::vector<RankMesh::Transfer> RankMesh::exchange(Kind kind, std::span<const std::byte> own, int descriptor,
-                                                   const Deadline& deadline) {
+std::vector<RankMesh::Transfer> RankMesh::run_collective(Kind kind, std::span<const std::byte> own, int descriptor,
+                                                         const Deadline& deadline) {
   if (::getpid() != owner_) {
     throw Error(Status::kInvalidArgument, "a group of several processes was used in a forked child of one of them");
   }
@@ -284,7 +285,7 @@ void RankMesh::check_header(const Transfer& transfer) const {
                                               std::to_string(transfer.peer) + " in " + name_of(theirs) +
                                               ": all ranks must make the same calls in the same order");
   }
-  if (theirs.bytes > kMostBytes) {
+  if (theirs.bytes > kMaxBytes) {
     throw Error(Status::kInternal, "rank " + std::to_string(transfer.peer) + " says that it sends " +
                                        std::to_string(theirs.bytes) + " bytes");
   }

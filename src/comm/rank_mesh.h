@@ -52,7 +52,7 @@ Problem problem_in(Action&& action) {
 // child must not use it.
 class RankMesh {
  public:
-  static constexpr int kMostRanks = 64;
+  static constexpr int kMaxRanks = 64;
 
   // Returns when all ranks have come, throws Error(kTimeout) that names those that have not. `wait_seconds` is the
   // limit of calls below that are given none (0).
@@ -71,7 +71,7 @@ class RankMesh {
   void barrier(double seconds = 0);
 
   // A duplicate of each rank's descriptor; none where that rank gave -1, and none for this rank.
-  std::vector<Descriptor> exchange_descriptors(int own, double seconds = 0);
+  std::vector<Descriptor> all_gather_descriptors(int own, double seconds = 0);
 
   // Returns if no rank has a problem. Else all ranks throw the same Error, that of the lowest rank with a problem,
   // which it names; the mesh is not broken by that.
@@ -99,7 +99,8 @@ class RankMesh {
   struct Transfer;
   static std::string name_of(const Header& header);
 
-  std::vector<Transfer> exchange(Kind kind, std::span<const std::byte> own, int descriptor, const Deadline& deadline);
+  std::vector<Transfer> run_collective(Kind kind, std::span<const std::byte> own, int descriptor,
+                                       const Deadline& deadline);
   void wait(std::vector<Transfer>& transfers, const Deadline& deadline);
   std::optional<MeshFailure> failure_of_peers();
   void send(Transfer& transfer);

@@ -181,7 +181,7 @@ class Engine {
     std::copy(own.begin(), own.end(), room(own.size()));
   }
   // Collective: what each process says, in rank order, to all of them. An engine with all ranks: what was given.
-  virtual std::vector<int64_t> share(int64_t own) { return {own}; }
+  virtual std::vector<int64_t> all_gather(int64_t own) { return {own}; }
   // Collective: returns when every process of the group has called it; an engine with all ranks returns at once.
   virtual void meet() {}
 

@@ -65,7 +65,7 @@ UNIEP_HOST_DEVICE BFloat16 to_bfloat16(float value) {
 // steps, since what needs 1 - sigmoid(x) = exp(-x) sigmoid(x) to the last digits takes the power, too. Each engine has
 // its own, with the same bits wherever it runs.
 #ifdef __CUDA_ARCH__
-// The GPU's own 2^x and 1 / x: four instructions where the other way takes 15, and next to products each instruction
+// The GPU's own 2^x and 1 / x: four instructions where the other way takes 15, and next to GEMMs each instruction
 // costs the tensor cores half a cycle, whichever warp issues it. 0 where the value is below 2^-126.
 UNIEP_HOST_DEVICE float exp_of_minus(float x) {
   const float kMinusLog2E = -1.44269504f;
@@ -130,7 +130,7 @@ UNIEP_HOST_DEVICE float sigmoid(float x) {
 // dprob: the columns of I are summed in chunks of 64, each chunk by a fixed tree: four partial sums, partial q over the
 // columns 8 j + 2 q and 8 j + 2 q + 1 for j ascending (what one thread of a wgmma accumulator holds), one fused
 // multiply-add each, then (p0 + p1) + (p2 + p3). Missing columns of a tail count as +0.
-constexpr int kProbChunkColumns = 64;
+constexpr int kProbColumns = 64;
 
 UNIEP_HOST_DEVICE float add_prob_term(float partial, float activation_gradient, float unweighted) {
   return fused_multiply_add(activation_gradient, unweighted, partial);

@@ -11,8 +11,8 @@
 namespace uniep {
 namespace {
 
-constexpr int64_t kLargestDimension = int64_t{1} << 20;
-constexpr int64_t kLargestRowCount = std::numeric_limits<int32_t>::max() - kRowAlignment;
+constexpr int64_t kMaxDimension = int64_t{1} << 20;
+constexpr int64_t kMaxRowCount = std::numeric_limits<int32_t>::max() - kRowAlignment;
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(Status::kInvalidArgument, message);
@@ -77,9 +77,9 @@ void count_rank(internal::PlacementState& state, const Routing& routing, int ran
 
 void check_routing(const Routing& routing, int rank, const LayerShape& shape) {
   if (routing.tokens < 0) refuse(fmt::format("tokens: {} on rank {}; must be 0 or more", routing.tokens, rank));
-  if (routing.tokens > kLargestRowCount / shape.topk) {
+  if (routing.tokens > kMaxRowCount / shape.topk) {
     refuse(fmt::format("tokens: {} on rank {} with top-k {} exceed {} slots", routing.tokens, rank, shape.topk,
-                       kLargestRowCount));
+                       kMaxRowCount));
   }
   if (routing.topk_ids != nullptr && routing.routing_map != nullptr) {
     refuse(fmt::format("routing_map: given beside topk_ids on rank {}; a routing is one of the two", rank));
@@ -92,14 +92,14 @@ void check_routing(const Routing& routing, int rank, const LayerShape& shape) {
 
 void check_shape(const LayerShape& shape, int ranks) {
   const auto check_columns = [](const char* name, int64_t value) {
-    if (value < 8 || value % 8 != 0 || value > kLargestDimension) {
-      refuse(fmt::format("{}: {}; must be a multiple of 8 from 8 to {}", name, value, kLargestDimension));
+    if (value < 8 || value % 8 != 0 || value > kMaxDimension) {
+      refuse(fmt::format("{}: {}; must be a multiple of 8 from 8 to {}", name, value, kMaxDimension));
     }
   };
   check_columns("hidden", shape.hidden);
   check_columns("intermediate", shape.intermediate);
-  if (shape.experts < 1 || shape.experts > kLargestDimension) {
-    refuse(fmt::format("experts: {}; must be 1 to {}", shape.experts, kLargestDimension));
+  if (shape.experts < 1 || shape.experts > kMaxDimension) {
+    refuse(fmt::format("experts: {}; must be 1 to {}", shape.experts, kMaxDimension));
   }
   if (shape.experts % ranks != 0) {
     refuse(fmt::format("experts: {} can not be divided evenly over {} ranks", shape.experts, ranks));
@@ -110,7 +110,7 @@ void check_shape(const LayerShape& shape, int ranks) {
 }
 
 void require_slots(int64_t slots) {
-  if (slots > kLargestRowCount) refuse(fmt::format("tokens: {} slots in all; at most {}", slots, kLargestRowCount));
+  if (slots > kMaxRowCount) refuse(fmt::format("tokens: {} slots in all; at most {}", slots, kMaxRowCount));
 }
 
 std::shared_ptr<internal::PlacementState> begin_placement(const LayerShape& shape, int ranks, RankSpan local,
@@ -125,7 +125,7 @@ std::shared_ptr<internal::PlacementState> begin_placement(const LayerShape& shap
   if (capacity.rows > 0 && capacity.tokens == 0 && local.count < ranks) {
     refuse("capacity.tokens: 0; with a process a rank a fixed capacity needs the most tokens of any rank");
   }
-  require_slots(capacity.tokens <= kLargestRowCount ? ranks * capacity.tokens * shape.topk : capacity.tokens);
+  require_slots(capacity.tokens <= kMaxRowCount ? ranks * capacity.tokens * shape.topk : capacity.tokens);
 
   auto state = std::make_shared<internal::PlacementState>();
   state->shape = shape;
@@ -157,7 +157,7 @@ std::shared_ptr<internal::PlacementState> begin_placement(const LayerShape& shap
 void lay_out_counts(internal::PlacementState& state) {
   lay_out_rows(state);
   for (int rank = 0; rank < state.ranks; ++rank) {
-    const int64_t limit = state.capacity > 0 ? state.capacity : kLargestRowCount;
+    const int64_t limit = state.capacity > 0 ? state.capacity : kMaxRowCount;
     if (state.padded_rows[rank] <= limit) continue;
     int64_t need = 0;
     int32_t expert = state.expert_begin[rank];

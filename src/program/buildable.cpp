@@ -14,10 +14,10 @@ std::vector<std::string> engine_limits(const LayerShape& shape, const Numerics& 
   const auto require = [&](const char* name, int64_t value, int64_t most, const char* does) {
     if (value > most) reasons.push_back(fmt::format("{}={}: the cuda engine {} up to {}", name, value, does, most));
   };
-  require("ranks", machine.ranks, kMostBuiltRanks, "runs");
-  require("experts", shape.experts, kMostBuiltExperts, "places");
-  require("topk", shape.topk, kMostBuiltSlots, "sums");
-  require("combine_groups", numerics.combine_groups, kMostBuiltSlots, "sums");
+  require("ranks", machine.ranks, kMaxBuiltRanks, "runs");
+  require("experts", shape.experts, kMaxBuiltExperts, "places");
+  require("topk", shape.topk, kMaxBuiltSlots, "sums");
+  require("combine_groups", numerics.combine_groups, kMaxBuiltSlots, "sums");
   return reasons;
 }
 
@@ -39,9 +39,9 @@ std::vector<std::string> buildable(const Schedule& schedule, Direction direction
 
 int pull_parts(const LayerShape& shape) {
   constexpr int64_t kPartBytes = 64 << 10, kBlockRows = 128;
-  constexpr int kMostParts = 16;
+  constexpr int kMaxParts = 16;
   int parts = 1;
-  while (parts < kMostParts && kBlockRows * shape.hidden * 2 / (int64_t{2} * parts) >= kPartBytes) parts *= 2;
+  while (parts < kMaxParts && kBlockRows * shape.hidden * 2 / (int64_t{2} * parts) >= kPartBytes) parts *= 2;
   return parts;
 }
 

@@ -8,9 +8,9 @@
 namespace uniep {
 
 // What the cuda engine runs at most.
-inline constexpr int kMostBuiltRanks = 8;
-inline constexpr int kMostBuiltSlots = 32;      // of a token, or combine groups
-inline constexpr int kMostBuiltExperts = 2048;  // of all ranks
+inline constexpr int kMaxBuiltRanks = 8;
+inline constexpr int kMaxBuiltSlots = 32;      // of a token, or combine groups
+inline constexpr int kMaxBuiltExperts = 2048;  // of all ranks
 
 // Why an engine has no kernel for a legal Schedule, in words as validate() has them; empty when it has. Needs no GPU.
 // With `processes` a rank is a process, whose expert rows no peer reaches. On the cpu engine everything legal runs.

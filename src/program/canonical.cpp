@@ -58,8 +58,8 @@ int raster(const Schedule& s, const RuleContext& c) {
   return std::max(1, s.order.raster / cluster) * cluster;
 }
 int chunk_bytes(const Schedule& s, const RuleContext& c) {
-  constexpr int64_t kSmallest = 512;
-  const auto row = static_cast<uint64_t>(std::max(kSmallest, c.hidden * 2));
+  constexpr int64_t kMin = 512;
+  const auto row = static_cast<uint64_t>(std::max(kMin, c.hidden * 2));
   return static_cast<int>(std::min<uint64_t>(s.comm.chunk_bytes, std::bit_ceil(row)));
 }
 int column_chunks(const Schedule& s, const RuleContext& c) {

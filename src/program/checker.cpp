@@ -12,7 +12,7 @@
 namespace uniep::program {
 namespace {
 
-constexpr std::size_t kMostProblems = 20;
+constexpr std::size_t kMaxProblems = 20;
 
 // Counts how often each piece of work is done, against how often it must be.
 class Coverage {
@@ -32,7 +32,7 @@ class Coverage {
   using Key = std::tuple<int, Stage, int32_t, int32_t, int32_t>;
 
   void tell(const char* format, const Key& key, int64_t count) {
-    if (problems_.size() >= kMostProblems) return;
+    if (problems_.size() >= kMaxProblems) return;
     problems_.push_back(fmt::format(fmt::runtime(format), std::get<0>(key),
                                     stage_name(std::get<1>(key), program_.request().direction), std::get<2>(key),
                                     std::get<3>(key), std::get<4>(key), count));
@@ -107,7 +107,7 @@ class Coverage {
     for (int32_t operand = 0; operand < p.operands; ++operand) {
       std::vector<int32_t>& filled = rows_[{rank, operand}];
       filled.resize(program_.placement().padded_rows[rank], 0);
-      for (std::size_t row = 0; row < filled.size() && problems_.size() < kMostProblems; ++row) {
+      for (std::size_t row = 0; row < filled.size() && problems_.size() < kMaxProblems; ++row) {
         if (filled[row] != 1) {
           problems_.push_back(
               fmt::format("rank {} row {} of operand {} is filled {} times", rank, row, operand, filled[row]));
@@ -148,7 +148,7 @@ CheckReport check_program(const Program& program, const CheckTampering& tamperin
   CheckReport report;
   report.problems = graph.problems();
   Coverage(program, report.problems).check(graph);
-  DataFlow(program, graph, tampering).check(report.problems, kMostProblems);
+  DataFlow(program, graph, tampering).check(report.problems, kMaxProblems);
   const std::vector<int64_t> stuck = graph.stuck();
   if (!stuck.empty()) {
     report.problems.push_back(

@@ -16,19 +16,20 @@ constexpr DefaultOrder kLinks{.interleave = Interleave::kMixed,
                               .mixed_waves = 16,
                               .raster = 8,
                               .column_chunks = 1};
-constexpr DefaultOrder kProducts{.interleave = Interleave::kPhased,
-                                 .queue = QueueKind::kDynamic,
-                                 .experts_per_wave = 16,
-                                 .mixed_waves = 16,
-                                 .raster = 16,
-                                 .column_chunks = 4};
+constexpr DefaultOrder kGemms{.interleave = Interleave::kPhased,
+                              .queue = QueueKind::kDynamic,
+                              .experts_per_wave = 16,
+                              .mixed_waves = 16,
+                              .raster = 16,
+                              .column_chunks = 4};
 
 constexpr int kAllExperts = 65536;  // a rank has no more
 
-// Whether a GPU's links are busy for about as long as its tensor cores. For each row of an expert these do 6 H I
+// Whether a GPU's NVLink is busy for about as long as its tensor cores. For each row of an expert these do 6 H I
 // operations; those carry some 3.2 H bytes (out once for all of a token's rows on a rank, and every row back), but for
 // the share that stays on its rank. At 740 TFLOP/s and 347 GB/s both take equally long where I W / (W - 1) is about
-// 1140. Mixed waves gain up to about 1500 between two GPUs; where eight send to each other, links carry a sixth less.
+// 1140. Mixed waves gain up to about 1500 between two GPUs; where eight send to each other, NVLink carries a sixth
+// less.
 bool is_bound_by_links(const LayerShape& shape, int64_t ranks) {
   const int64_t intermediate = ranks < 8 ? 1500 : 1800;
   return ranks > 1 && shape.intermediate * ranks < intermediate * (ranks - 1);
@@ -46,7 +47,7 @@ int whole_chunks(int64_t hidden, int most) {
 
 DefaultOrder default_order(const LayerShape& shape, const Machine& machine, Direction direction) {
   if (machine.engine != EngineKind::kCuda) return kCpu;
-  DefaultOrder order = kProducts;
+  DefaultOrder order = kGemms;
   if (is_bound_by_links(shape, machine.ranks)) order = kLinks;
   order.column_chunks = whole_chunks(shape.hidden, order.column_chunks);
   if (direction == Direction::kBackward) {  // not measured yet

@@ -10,7 +10,7 @@ namespace uniep::program {
 // ------------------------------------------------------------------------------------
 
 enum class CounterSpace : int32_t {
-  kRowsLanded = 0,    // [block] rows of x or dy (operand 0) that are in place, padding included
+  kFullRows = 0,      // [block] rows of x or dy (operand 0) that are in place, padding included
   kFirstTiles,        // [block] column tiles of the first GEMM that are done
   kSecondTiles,       // [block, chunk] column tiles of the second GEMM that are done
   kAgentsFinished,    // [launch] agents that have walked all their lists
@@ -183,7 +183,7 @@ UNIEP_HOST_DEVICE void for_each_wait(const RankProgram& p, const Task& task, Wai
     }
     case Stage::kFirstGemm: {
       const int32_t block = p.block_begin[task.expert] + task.m;
-      wait(CounterWait{CounterSpace::kRowsLanded, block, static_cast<uint32_t>(block_rows(p, global_expert, task.m))});
+      wait(CounterWait{CounterSpace::kFullRows, block, static_cast<uint32_t>(block_rows(p, global_expert, task.m))});
       break;
     }
     case Stage::kSecondGemm: {
@@ -194,7 +194,7 @@ UNIEP_HOST_DEVICE void for_each_wait(const RankProgram& p, const Task& task, Wai
     }
     case Stage::kWgradFc2:
     case Stage::kWgradFc1: {
-      // Rows of dy landed before: each tile of the first GEMM has waited for those of its block.
+      // Rows of dy are full before: each tile of the first GEMM has waited for those of its block.
       const int32_t blocks = p.block_begin[task.expert + 1] - p.block_begin[task.expert];
       if (blocks == 0) break;
       wait(CounterWait{CounterSpace::kExpertFirstTiles, task.expert, static_cast<uint32_t>(blocks * p.first_tiles)});
@@ -257,14 +257,14 @@ struct LastArriver {
 
 // Rows of a block that are in place: for the first GEMM, which waits by block, or of x again, which only FC1's weight
 // gradient reads.
-UNIEP_HOST_DEVICE CounterSignal landed_rows(int32_t operand, int32_t local_expert, int32_t block, uint32_t rows) {
-  if (operand == 0) return {CounterSpace::kRowsLanded, block, rows};
+UNIEP_HOST_DEVICE CounterSignal full_rows(int32_t operand, int32_t local_expert, int32_t block, uint32_t rows) {
+  if (operand == 0) return {CounterSpace::kFullRows, block, rows};
   return {CounterSpace::kExpertRows, local_expert, rows};
 }
 // A row that deduplicated dispatch has filled from another block.
-UNIEP_HOST_DEVICE CounterSignal landed_row(const RankProgram& p, int32_t operand, int32_t row) {
-  if (operand == 0) return landed_rows(operand, -1, block_holding(p, row), 1u);
-  return landed_rows(operand, local_expert_holding(p, row), -1, 1u);
+UNIEP_HOST_DEVICE CounterSignal full_row(const RankProgram& p, int32_t operand, int32_t row) {
+  if (operand == 0) return full_rows(operand, -1, block_holding(p, row), 1u);
+  return full_rows(operand, local_expert_holding(p, row), -1, 1u);
 }
 
 // Calls count(CounterSignal) for every local counter that the task advances.
@@ -285,11 +285,11 @@ UNIEP_HOST_DEVICE void for_each_counter_signal(const RankProgram& p, const Task&
           if (filled >= whole.begin && filled < whole.end) {
             ++own;
           } else {
-            count(landed_row(p, operand, filled));
+            count(full_row(p, operand, filled));
           }
         });
       }
-      if (own > 0) count(landed_rows(operand, task.expert, block, own));
+      if (own > 0) count(full_rows(operand, task.expert, block, own));
       break;
     }
     case Stage::kFirstGemm:

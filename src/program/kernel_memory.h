@@ -20,7 +20,7 @@ UNIEP_HOST_DEVICE constexpr int pipeline_stage_bytes(int tile_n) {
 
 // A copying warp's ring: chunks, and a word a lane with each.
 constexpr int kCopyNoteBytes = 32 * 4;
-constexpr int kMostCopyStages = 16;
+constexpr int kMaxCopyStages = 16;
 UNIEP_HOST_DEVICE constexpr int copy_ring_bytes(int chunk_bytes, int stages) {
   return (chunk_bytes + kCopyNoteBytes) * stages;
 }
@@ -62,7 +62,7 @@ UNIEP_HOST_DEVICE constexpr int standalone_kernel_bytes(int tile_n, int stages) 
 
 // The kernel of dispatch or combine alone: every warp has a ring of its own.
 constexpr int kExchangeWarps = 16;
-constexpr int kFewestCombineWarps = 4;
+constexpr int kMinCombineWarps = 4;
 constexpr int kExchangeWarpBytes = 512;  // beside the chunks: barriers, the walk's state, alignment
 UNIEP_HOST_DEVICE constexpr int exchange_kernel_bytes(int warps, int chunk_bytes, int stages) {
   return warps * (copy_ring_bytes(chunk_bytes, stages) + kExchangeWarpBytes) + kCallBytes;
@@ -71,7 +71,7 @@ UNIEP_HOST_DEVICE constexpr int exchange_kernel_bytes(int warps, int chunk_bytes
 // Long slices of a sum pay more than many warps: a combine has as many warps as its rings leave room for.
 UNIEP_HOST_DEVICE constexpr int combine_warps(int chunk_bytes, int stages) {
   int warps = kExchangeWarps;
-  while (warps > kFewestCombineWarps && exchange_kernel_bytes(warps, chunk_bytes, stages) > kSharedMemoryLimit) --warps;
+  while (warps > kMinCombineWarps && exchange_kernel_bytes(warps, chunk_bytes, stages) > kSharedMemoryLimit) --warps;
   return warps;
 }
 

@@ -199,7 +199,7 @@ UNIEP_HOST_DEVICE bool is_merged(const RankProgram& p) {
 }
 
 // Both row GEMMs in one launch. Phased: FC1 of a wave, then FC2 of it. Merged: FC2 of a wave beside FC1 of the next, so
-// that both directions of the link stay busy. Column chunks after the first follow for all waves, chunk by chunk.
+// that both directions of NVLink stay busy. Column chunks after the first follow for all waves, chunk by chunk.
 UNIEP_HOST_DEVICE int32_t gemm_step_count(const RankProgram& p, LaunchStages stages) {
   if (stages.first_gemm && stages.second_gemm) {
     return (is_merged(p) ? p.waves + 1 : 2 * p.waves) + (p.chunks - 1) * p.waves;

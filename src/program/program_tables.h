@@ -28,7 +28,7 @@ UNIEP_HOST_DEVICE PushRun push_run(const RankProgram& p, int32_t local_expert, i
 
 // Workers that dispatch first join the GEMM tiles when about as much time has passed as their copying takes: a copied
 // byte costs as much as this many floating-point operations of one compute unit (an H200's SM: 5.3 TFLOP/s of matrix
-// products beside 37 GB/s of copying over NVLink). It moves work between workers, never a bit.
+// GEMMs beside 37 GB/s of copying over NVLink). It moves work between workers, never a bit.
 inline constexpr double kOperationsPerCopiedByte = 140.0;
 
 // `rows`: routed rows of this rank. Needs p's other tables.

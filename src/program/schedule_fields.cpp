@@ -9,8 +9,8 @@
 namespace uniep {
 namespace {
 
-constexpr int kMostLocalExperts = 65536;
-constexpr int kMostWorkersOfAField = 1024;
+constexpr int kMaxLocalExperts = 65536;
+constexpr int kMaxWorkersOfAField = 1024;
 
 template <typename T>
 struct IsOptional : std::false_type {};
@@ -87,7 +87,7 @@ void add_launch_and_dispatch(std::vector<FieldDescriptor>& table) {
       UNIEP_MEMBER(dispatch.transport)));
   table.push_back(describe(
       words("dispatch.dedup", {"off", "on"},
-            "on: a token crosses the link once per rank, however many of the rank's experts want it, and the receiver "
+            "on: a token crosses NVLink once per rank, however many of the rank's experts want it, and the receiver "
             "copies it to its other expert rows. off: it crosses once per (token, slot).",
             "on: one NVLink row per (token, rank), 5.3 instead of 8 rows at top-8 over 8 ranks"),
       UNIEP_MEMBER(dispatch.dedup)));
@@ -102,19 +102,19 @@ void add_communication(std::vector<FieldDescriptor>& table) {
             "warps: a copy warp in every CTA; sms: SM specialisation (UniEP)"),
       UNIEP_MEMBER(comm.where)));
   table.push_back(
-      describe(range("comm.dispatch_sms", 0, kMostWorkersOfAField,
+      describe(range("comm.dispatch_sms", 0, kMaxWorkersOfAField,
                      "With comm.where=sms: workers that dispatch first and join the GEMM tiles when that is done.",
                      "UniEP's N_disp; Hybrid-EP's few SMs"),
                UNIEP_MEMBER(comm.dispatch_sms)));
   table.push_back(describe(
-      range("comm.combine_sms", 0, kMostWorkersOfAField,
+      range("comm.combine_sms", 0, kMaxWorkersOfAField,
             "With comm.where=sms and combine.transport=staged: workers that only send finished rows to their source "
             "ranks and compute no GEMM tile. 0: the computing workers send, after their GEMM tiles.",
             "UniEP's N_comb"),
       UNIEP_MEMBER(comm.combine_sms)));
   table.push_back(describe(
       range(
-          "comm.reduce_sms", 0, kMostWorkersOfAField,
+          "comm.reduce_sms", 0, kMaxWorkersOfAField,
           "With comm.where=sms: workers that only sum the slots of this rank's tokens and compute no GEMM tile. 0: all "
           "workers do so, after everything else.",
           "UniEP's N_red"),
@@ -132,7 +132,7 @@ void add_communication(std::vector<FieldDescriptor>& table) {
             "Hybrid-EP's chunk pipeline"),
       UNIEP_MEMBER(comm.stages)));
   table.push_back(
-      describe(range("comm.reserve_sms", 0, kMostWorkersOfAField,
+      describe(range("comm.reserve_sms", 0, kMaxWorkersOfAField,
                      "Workers that the call leaves alone, for other kernels; what remains is called available below.",
                      "room for a concurrent NCCL collective"),
                UNIEP_MEMBER(comm.reserve_sms)));
@@ -141,7 +141,7 @@ void add_communication(std::vector<FieldDescriptor>& table) {
 void add_order(std::vector<FieldDescriptor>& table) {
   table.push_back(describe(
       range(
-          "order.experts_per_wave", 1, kMostLocalExperts,
+          "order.experts_per_wave", 1, kMaxLocalExperts,
           "Local experts in a wave, at most El. With fusion=layer the second GEMM of a wave is issued right after (or "
           "beside, see order.interleave) the first GEMM of it; push runs one wave ahead of the receiver; weight "
           "gradients alternate between FC2 and FC1 wave by wave (with save.xg=redispatch only if fusion=layer; else "
@@ -213,7 +213,7 @@ const TileField kTileFields[kTileFieldCount] = {
      {},
      "cooperative: the math warpgroups of a CTA work on one tile together. pingpong: each has a tile of its own, so "
      "that "
-     "one's epilogue overlaps the other's products. The cpu engine ignores it.",
+     "one's epilogue overlaps the other's GEMMs. The cpu engine ignores it.",
      "GEMM core"},
 };
 

@@ -61,7 +61,7 @@ class FewestViolations {
 int exchange_stages(Operation operation, int chunk_bytes) {
   // Of a combine, one slice is on its way while another is added.
   const int warps = operation == Operation::kDispatch ? cuda::kExchangeWarps : cuda::combine_warps(chunk_bytes, 2);
-  int stages = cuda::kMostCopyStages;
+  int stages = cuda::kMaxCopyStages;
   while (stages > 1 && cuda::exchange_kernel_bytes(warps, chunk_bytes, stages) > cuda::kSharedMemoryLimit) --stages;
   return stages;
 }

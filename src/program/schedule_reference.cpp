@@ -53,7 +53,7 @@ constexpr const char* kRules = R"(## What is filled
   | | order.interleave | queue | order.experts_per_wave | order.raster | combine.column_chunks |
   |---|---|---|---|---|---|
   | cpu | mixed | static | 2 | 8 | 1 |
-  | cuda, I W / (W - 1) below 1500 (from eight ranks on 1800): the links take as long as the products | mixed | dynamic | El / 16 | 8 | 1 |
+  | cuda, I W / (W - 1) below 1500 (from eight ranks on 1800): the links take as long as the gemms | mixed | dynamic | El / 16 | 8 | 1 |
   | cuda, else | phased | dynamic | 16 | 16 | 4 |
 
   But order.interleave is `phased` without fusion=layer, order.experts_per_wave 1 to El (El / 16 wherever cuda runs mixed

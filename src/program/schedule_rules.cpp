@@ -11,7 +11,7 @@
 namespace uniep {
 namespace {
 
-constexpr int64_t kMostRanks = 64;
+constexpr int64_t kMaxRanks = 64;
 
 template <typename... Fields>
 constexpr FieldMask reads(Fields... fields) {
@@ -56,7 +56,7 @@ int64_t kernel_bytes(const Schedule& schedule, GemmStage stage) {
 }
 
 int64_t exchange_bytes(const Schedule& schedule, const RuleContext& context) {
-  const int warps = context.operation == Operation::kDispatch ? cuda::kExchangeWarps : cuda::kFewestCombineWarps;
+  const int warps = context.operation == Operation::kDispatch ? cuda::kExchangeWarps : cuda::kMinCombineWarps;
   return cuda::exchange_kernel_bytes(warps, schedule.comm.chunk_bytes, schedule.comm.stages);
 }
 
@@ -421,7 +421,7 @@ void add_cuda_exchange_rules(std::vector<Rule>& rules) {
        [](const Schedule& s, const RuleContext& c, GemmStage) {
          return fmt::format("{} with {}: the rings of {} warps take {} bytes, the machine has shared_memory_bytes={}",
                             given(s, kCommChunkBytes), given(s, kCommStages),
-                            c.operation == Operation::kDispatch ? cuda::kExchangeWarps : cuda::kFewestCombineWarps,
+                            c.operation == Operation::kDispatch ? cuda::kExchangeWarps : cuda::kMinCombineWarps,
                             exchange_bytes(s, c), c.shared_memory_bytes);
        }});
 }
@@ -479,7 +479,7 @@ std::vector<std::string> shape_violations(const LayerShape& shape, const Numeric
     if (!holds) violations.push_back(fmt::format("{}={}: {}", name, value, legal));
   };
   const auto is_positive_multiple = [](int64_t value, int64_t of) { return value > 0 && value % of == 0; };
-  const bool ranks_legal = machine.ranks >= 1 && machine.ranks <= kMostRanks;
+  const bool ranks_legal = machine.ranks >= 1 && machine.ranks <= kMaxRanks;
   const int64_t groups = numerics.combine_groups;
   require(is_positive_multiple(shape.hidden, 8), "hidden", shape.hidden, "legal are positive multiples of 8");
   require(is_positive_multiple(shape.intermediate, 8), "intermediate", shape.intermediate,
@@ -487,7 +487,7 @@ std::vector<std::string> shape_violations(const LayerShape& shape, const Numeric
   require(shape.experts >= 1, "experts", shape.experts, "legal are 1 or more");
   require(shape.topk >= 1 && shape.topk <= std::max<int64_t>(shape.experts, 1), "topk", shape.topk,
           fmt::format("legal are 1 to the number of experts, {}", shape.experts));
-  require(ranks_legal, "ranks", machine.ranks, fmt::format("legal are 1 to {}", kMostRanks));
+  require(ranks_legal, "ranks", machine.ranks, fmt::format("legal are 1 to {}", kMaxRanks));
   require(machine.workers >= 1, "workers", machine.workers, "legal are 1 or more");
   if (ranks_legal && shape.experts >= 1) {
     require(shape.experts % machine.ranks == 0, "experts", shape.experts,

@@ -310,7 +310,7 @@ std::vector<std::string> space_values(Direction direction, const LayerShape& sha
 
 Schedule sample_legal(uint64_t seed, Direction direction, const LayerShape& shape, const Numerics& numerics,
                       const Machine& machine, const PartialSchedule& fixed) {
-  constexpr int kMostAttempts = 10000;
+  constexpr int kMaxAttempts = 10000;
   const Schedule fallback = resolve(fixed, direction, shape, numerics, machine);
   const RuleContext context = rule_context(direction, shape, numerics, machine);
   std::vector<Variable> variables;
@@ -324,7 +324,7 @@ Schedule sample_legal(uint64_t seed, Direction direction, const LayerShape& shap
   const int always_drawn = has_other_columns ? static_cast<int>(stage_field(GemmStage::kDgradFc2, kTileN)) : -1;
   SplitMix64 random(seed);
   Search search(context, fallback, std::move(variables));
-  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     if (draw(search, random, always_drawn)) return search.schedule();
   }
   return fallback;

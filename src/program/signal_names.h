@@ -6,13 +6,13 @@
 namespace uniep::program {
 
 inline const char* counter_name(CounterSpace space) {
-  const char* const names[kCounterSpaces] = {"rows landed",
+  const char* const names[kCounterSpaces] = {"full rows",
                                              "first GEMM tiles",
                                              "second GEMM tiles",
                                              "agents finished",
                                              "tickets",
                                              "first GEMM tiles of the expert",
-                                             "rows of the expert that landed"};
+                                             "full rows of the expert"};
   return names[static_cast<int>(space)];
 }
 

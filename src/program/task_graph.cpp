@@ -8,7 +8,7 @@
 
 namespace uniep::program {
 namespace {
-constexpr std::size_t kMostProblems = 20;
+constexpr std::size_t kMaxProblems = 20;
 }
 
 TaskGraph::TaskGraph(const Program& program, const CheckTampering& tampering)
@@ -18,7 +18,7 @@ TaskGraph::TaskGraph(const Program& program, const CheckTampering& tampering)
 }
 
 void TaskGraph::problem(std::string text) {
-  if (problems_.size() < kMostProblems) problems_.push_back(std::move(text));
+  if (problems_.size() < kMaxProblems) problems_.push_back(std::move(text));
 }
 
 std::string TaskGraph::describe(int64_t task_node) const {

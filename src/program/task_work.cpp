@@ -143,7 +143,7 @@ class Tally {
   }
 
   void multiply(int64_t m, int64_t n, int64_t k) {
-    work_.product = {m, n, k};
+    work_.gemm = {m, n, k};
     work_.read_bytes += (m + n) * k * kElement;
   }
 
@@ -159,8 +159,7 @@ class Tally {
     }
     const int64_t padded = range.padded_end - range.begin;    // a and dz are operands of the weight gradients
     work_.read_bytes += rows * halves_ * columns * kElement;  // z
-    work_.written_bytes =
-        padded * (halves_ + 1) * columns * kElement + rows * divide_up(columns, kProbChunkColumns) * kProb;
+    work_.written_bytes = padded * (halves_ + 1) * columns * kElement + rows * divide_up(columns, kProbColumns) * kProb;
   }
 
   void second_gemm() {
@@ -170,7 +169,7 @@ class Tally {
     const int64_t columns = std::min<int64_t>(p_.second_tile_n, chunk_columns(chunk) - before);
     multiply(range.end - range.begin, columns, forward_ ? intermediate_ : halves_ * intermediate_);
     if (!p_.epilogue_combine) {
-      work_.written_bytes = work_.product.m * columns * kElement;
+      work_.written_bytes = work_.gemm.m * columns * kElement;
       return;
     }
     for_each_rows_of_source(range, [&](int32_t source, RowRange rows) {
@@ -223,7 +222,7 @@ class Tally {
 
   void return_prob_gradients() {
     if (!returns_prob_gradients(p_, task_)) return;
-    const int64_t partial_sums = divide_up(intermediate_, kProbChunkColumns);
+    const int64_t partial_sums = divide_up(intermediate_, kProbColumns);
     const auto of_rows = [&](int32_t to, int64_t rows) {
       work_.read_bytes += rows * partial_sums * kProb;
       carry(p_.rank, to, rows * kProb);

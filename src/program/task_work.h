@@ -10,14 +10,14 @@
 namespace uniep::program {
 
 // An m x k matrix times a k x n one. Rows of padding do not count.
-struct Product {
+struct Gemm {
   int64_t m = 0, n = 0, k = 0;
   int64_t operations() const { return 2 * m * n * k; }
-  bool operator==(const Product&) const = default;
+  bool operator==(const Gemm&) const = default;
 };
 
 struct TaskWork {
-  Product product;            // all zero: the stage multiplies nothing
+  Gemm gemm;                  // all zero: the stage multiplies nothing
   int64_t read_bytes = 0;     // of the rank's own memory
   int64_t written_bytes = 0;  // of the rank's own memory
   // Copies and sums: rows of so many bytes each (of a column chunk, where there are several) that are taken and put. A

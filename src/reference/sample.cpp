@@ -9,8 +9,8 @@
 namespace uniep::reference {
 namespace {
 
-constexpr int64_t kMostTokens = 256;
-constexpr int64_t kMostColumns = 32;
+constexpr int64_t kMaxTokens = 256;
+constexpr int64_t kMaxColumns = 32;
 
 // A small generator of our own (a Weyl sequence through a mixer), so that a seed chooses the same sample everywhere.
 class Random {
@@ -33,7 +33,7 @@ std::vector<int64_t> choose_tokens(const LayerInput& input, Random* random, doub
   const LayerShape& shape = input.shape;
   const double per_token = (input.dy ? 12.0 : 6.0) * static_cast<double>(shape.hidden) *
                            static_cast<double>(shape.intermediate) * static_cast<double>(shape.topk);
-  const double affordable = std::clamp(flops / per_token, 1.0, static_cast<double>(kMostTokens));
+  const double affordable = std::clamp(flops / per_token, 1.0, static_cast<double>(kMaxTokens));
   const int64_t count = std::min(input.tokens, static_cast<int64_t>(affordable));
   std::set<int64_t> tokens;
   if (count == input.tokens) {
@@ -66,7 +66,7 @@ std::vector<WeightColumn> choose_columns(const LayerInput& input, const RoutedRo
   if (experts.empty()) return {columns.begin(), columns.end()};
   take(*std::min_element(experts.begin(), experts.end(), by_rows));
   // Round and round through the experts, until nothing more is affordable.
-  int64_t left = kMostColumns;
+  int64_t left = kMaxColumns;
   for (bool taken = true; taken;) {
     taken = false;
     for (const int64_t expert : experts) {

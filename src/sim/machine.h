@@ -195,8 +195,8 @@ struct MachineDescription {
 };
 
 // Reads a description; `file` stands in messages. Throws Error(kInvalidArgument), one line that names the file, the
-// key, its value and what is legal. Takes at most kLargestMachineText bytes.
-inline constexpr std::size_t kLargestMachineText = std::size_t{1} << 20;
+// key, its value and what is legal. Takes at most kMaxMachineText bytes.
+inline constexpr std::size_t kMaxMachineText = std::size_t{1} << 20;
 MachineDescription parse_machine(std::string_view text, const std::string& file);
 
 // The whole description as such a file.

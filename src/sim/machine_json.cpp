@@ -21,8 +21,8 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kFormat = "uniep machine";
 constexpr std::array<const char*, 3> kSourceNames = {"measured", "published", "assumed"};
 constexpr std::size_t kLongestText = 400;  // of a name or a source in words
-constexpr std::size_t kMostClasses = 8, kMostTiles = 64, kMostLevels = 4, kMostRates = 16;
-constexpr int kMostRanks = 4096;
+constexpr std::size_t kMaxClasses = 8, kMaxTiles = 64, kMaxLevels = 4, kMaxRates = 16;
+constexpr int kMaxRanks = 4096;
 
 std::string shown(const Json& value) {
   return printable(value.dump(-1, ' ', true, Json::error_handler_t::replace));
@@ -33,8 +33,8 @@ class MachineReader {
   explicit MachineReader(const std::string& file) : file_(printable(file)) {}
 
   MachineDescription read(std::string_view text) {
-    if (text.size() > kLargestMachineText) {
-      refuse(fmt::format("holds {} bytes; a description has at most {}", text.size(), kLargestMachineText));
+    if (text.size() > kMaxMachineText) {
+      refuse(fmt::format("holds {} bytes; a description has at most {}", text.size(), kMaxMachineText));
     }
     const Json root = parse(text);
     if (!root.is_object()) refuse("is not a JSON object");
@@ -47,9 +47,9 @@ class MachineReader {
     machine_.name = text_of(root, "", "name");
     machine_.title = text_of(root, "", "title");
     read_sections(root);
-    read_list(root, "workers", 1, kMostClasses, [&](const Json& item, const std::string& at) { read_class(item, at); });
-    read_list(root, "tiles", 1, kMostTiles, [&](const Json& item, const std::string& at) { read_tile(item, at); });
-    read_list(root, "links", 0, kMostLevels, [&](const Json& item, const std::string& at) { read_level(item, at); });
+    read_list(root, "workers", 1, kMaxClasses, [&](const Json& item, const std::string& at) { read_class(item, at); });
+    read_list(root, "tiles", 1, kMaxTiles, [&](const Json& item, const std::string& at) { read_tile(item, at); });
+    read_list(root, "links", 0, kMaxLevels, [&](const Json& item, const std::string& at) { read_level(item, at); });
     require_whole();
     return std::move(machine_);
   }
@@ -224,7 +224,7 @@ class MachineReader {
     require_keys(item, at, {"name", "ranks", "relay", "latency", "rates"});
     LinkLevel level;
     level.name = text_of(item, at, "name");
-    level.ranks = whole_of(item, at, "ranks", 2, kMostRanks);
+    level.ranks = whole_of(item, at, "ranks", 2, kMaxRanks);
     if (!machine_.links.empty() && level.ranks <= machine_.links.back().ranks) {
       refuse(join(at, "ranks"), std::to_string(level.ranks), "more than those of the level before");
     }
@@ -232,15 +232,15 @@ class MachineReader {
     level.relay = item["relay"].get<bool>();
     level.latency = number_of(item, at, kLatency);
     const Json& rates = item["rates"];
-    if (!rates.is_array() || rates.empty() || rates.size() > kMostRates) {
+    if (!rates.is_array() || rates.empty() || rates.size() > kMaxRates) {
       refuse(join(at, "rates"), rates.is_array() ? fmt::format("{} entries", rates.size()) : shown(rates),
-             fmt::format("a list of 1 to {}", kMostRates));
+             fmt::format("a list of 1 to {}", kMaxRates));
     }
     for (std::size_t i = 0; i < rates.size(); ++i) {
       const std::string here = fmt::format("{}.rates[{}]", at, i);
       require_keys(rates[i], here, {"ranks", "read", "write", "both"});
       LinkRate rate;
-      rate.ranks = whole_of(rates[i], here, "ranks", 2, kMostRanks);
+      rate.ranks = whole_of(rates[i], here, "ranks", 2, kMaxRanks);
       if (!level.rates.empty() && rate.ranks <= level.rates.back().ranks) {
         refuse(join(here, "ranks"), std::to_string(rate.ranks), "more than those of the entry before");
       }

@@ -12,13 +12,13 @@
 namespace uniep::sim {
 namespace {
 
-constexpr int kMostRuns = 4;
+constexpr int kMaxRuns = 4;
 constexpr double kCloseEnough = 0.002;  // of a clock
-constexpr double kLeastLoad = 0.3;
+constexpr double kMinLoad = 0.3;
 
 // GHz at a call's load, which is the share of the time in which all workers run tiles.
 double clock_of(const Clock& clock, State state, double load, double us) {
-  load = std::clamp(load, kLeastLoad, 1.0);
+  load = std::clamp(load, kMinLoad, 1.0);
   if (state == State::kSustained) {
     const double sustained = std::max(load * us / (us + clock.rest), 1e-3);
     return std::min(clock.highest, clock.limit * std::pow(sustained, -clock.limit_exponent));
@@ -178,7 +178,7 @@ Simulated simulate(const Program& program, const MachineDescription& machine, co
   double clock = options.state == State::kSustained ? machine.clock.limit : machine.clock.pause;
   EventRun::Result run;
   Simulated simulated_call;
-  for (int i = 0; i < kMostRuns; ++i) {
+  for (int i = 0; i < kMaxRuns; ++i) {
     run = EventRun(program, machine, options, costs, relayed, clock).run();
     const double us = *std::max_element(run.end_us.begin(), run.end_us.end());
     simulated_call.clock_ghz = clock;
@@ -186,7 +186,7 @@ Simulated simulate(const Program& program, const MachineDescription& machine, co
       return clock_of(machine.clock, options.state, share, call_us);
     });
     if (std::abs(next - clock) < kCloseEnough * clock) break;
-    if (i + 1 < kMostRuns) clock = next;
+    if (i + 1 < kMaxRuns) clock = next;
   }
 
   simulated_call.tasks = run.tasks;

@@ -12,7 +12,7 @@ constexpr double kBeta1 = 0.9;
 constexpr double kBeta2 = 0.95;
 constexpr float kEpsilon = 1e-8f;
 constexpr double kWeightDecay = 0.1;
-constexpr double kLargestNorm = 1.0;
+constexpr double kMaxNorm = 1.0;
 constexpr int64_t kChunk = 1 << 14;  // elements that one task takes, and that are summed together
 constexpr int kPartialSums = 8;
 
@@ -73,7 +73,7 @@ double AdamW::update(int64_t step, double learning_rate, const std::vector<float
   const double gradient_norm = norm(gradients);
   if (!std::isfinite(gradient_norm)) return gradient_norm;
   Factors factors;
-  factors.gradient_scale = static_cast<float>(std::min(1.0, kLargestNorm / (gradient_norm + 1e-12)));
+  factors.gradient_scale = static_cast<float>(std::min(1.0, kMaxNorm / (gradient_norm + 1e-12)));
   factors.first_scale = static_cast<float>(1 / (1 - std::pow(kBeta1, static_cast<double>(step))));
   factors.second_scale = static_cast<float>(1 / (1 - std::pow(kBeta2, static_cast<double>(step))));
   factors.rate = static_cast<float>(learning_rate);

@@ -10,7 +10,7 @@ namespace uniep::train {
 namespace {
 
 // Bounds the arrays of a step, so that no size overflows and a slip of the keyboard does not ask for all memory.
-constexpr int64_t kMostElements = int64_t{1} << 32;
+constexpr int64_t kMaxElements = int64_t{1} << 32;
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(Status::kInvalidArgument, message);
@@ -48,11 +48,11 @@ void check(const TrainConfig& config) {
   const int64_t widest = std::max({8 * model.hidden, kVocabulary, model.experts, model.topk * model.hidden});
   const int64_t tokens = config.batch * model.sequence;
   const int64_t dense = model.hidden * (2 * kVocabulary + (3 * model.hidden + model.experts + 32) * model.layers);
-  if (tokens > kMostElements / widest / model.layers || config.batch > kMostElements / dense) {
+  if (tokens > kMaxElements / widest / model.layers || config.batch > kMaxElements / dense) {
     refuse(fmt::format("--batch: {} sequences of {} bytes are too many for {} layers of width {}", config.batch,
                        model.sequence, model.layers, model.hidden));
   }
-  if (model.experts > kMostElements / (3 * model.hidden * model.intermediate) / model.layers) {
+  if (model.experts > kMaxElements / (3 * model.hidden * model.intermediate) / model.layers) {
     refuse(fmt::format("--experts: {} experts of {} x {} in {} layers are too large; at most 2^32 weights",
                        model.experts, model.hidden, model.intermediate, model.layers));
   }

@@ -256,12 +256,12 @@ Estimate estimate(const Problem& problem, const Schedule& schedule) {
 }
 
 double Bound::us() const {
-  return std::max({products, links, memory, path});
+  return std::max({gemms, links, memory, path});
 }
 
 const char* Bound::limits() const {
   const double most = us();
-  if (most == products) return "gemm";
+  if (most == gemms) return "gemm";
   if (most == links) return "links";
   return most == memory ? "memory" : "begin and end";
 }
@@ -287,8 +287,8 @@ Bound lower_bound(const Problem& problem) {
   const double cycles = 3 * load.rows * hidden * intermediate * cycles_per_product / problem.workers;
   double clock = machine.clock.highest;
   for (int round = 0; round < 4 && cycles > 0; ++round) {
-    bound.products = cycles * kMicrosecondsPerCycle / clock;
-    clock = clock_of(problem, 1, bound.products);
+    bound.gemms = cycles * kMicrosecondsPerCycle / clock;
+    clock = clock_of(problem, 1, bound.gemms);
   }
   const auto best_rate = [](const sim::LinkRate& rate) { return std::max(rate.read, rate.write); };
   const double in = slowest_level(

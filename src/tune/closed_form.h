@@ -80,8 +80,8 @@ Estimate estimate(const Problem& problem, const Schedule& schedule);
 
 // What no Schedule can beat on this machine, each by itself, in us.
 struct Bound {
-  double products = 0;  // multiplications alone, all workers busy
-  double links = 0;     // the busier way
+  double gemms = 0;  // multiplications alone, all workers busy
+  double links = 0;  // the busier way
   double memory = 0;
   double path = 0;  // begin, first row, a tile of each GEMM, its sum, end
   double us() const;

@@ -8,11 +8,11 @@
 namespace uniep::tune {
 namespace {
 
-constexpr int64_t kMostNumber = 256;  // of a field whose numbers have no end of their own
+constexpr int64_t kMaxNumber = 256;  // of a field whose numbers have no end of their own
 
 // A field's other values, the nearest first.
 std::vector<int> other_values(const FieldDescriptor& descriptor, int own) {
-  std::vector<int> values = legal_values(descriptor.field, kMostNumber);
+  std::vector<int> values = legal_values(descriptor.field, kMaxNumber);
   std::erase(values, own);
   std::stable_sort(values.begin(), values.end(), [&](int a, int b) { return std::abs(a - own) < std::abs(b - own); });
   // Of numbers that follow each other, those twice as far each time.

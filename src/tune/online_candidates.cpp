@@ -40,7 +40,7 @@ class Model {
   Model(const TunerLayer& layer, Direction direction, const Machine& machine) {
     const sim::MachineDescription& description = sim::shipped_machine(sim::kDefaultMachine);
     if (machine.engine != EngineKind::kCuda || direction != Direction::kForward ||
-        machine.ranks > std::min(description.most_ranks(), kMostBuiltRanks) ||
+        machine.ranks > std::min(description.most_ranks(), kMaxBuiltRanks) ||
         layer.config.numerics.combine_groups > 0) {
       return;
     }

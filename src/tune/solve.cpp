@@ -127,7 +127,7 @@ Solution solve(const SolveRequest& request) {
   solution.default_us = estimate(problem, solution.default_schedule).us;
   for (const RankLoad& load : request.loads) {
     const Bound bound = lower_bound(make_problem(request.shape, request.ranks, load, *request.machine, request.state));
-    solution.bound.products = std::max(solution.bound.products, bound.products);
+    solution.bound.gemms = std::max(solution.bound.gemms, bound.gemms);
     solution.bound.links = std::max(solution.bound.links, bound.links);
     solution.bound.memory = std::max(solution.bound.memory, bound.memory);
     solution.bound.path = std::max(solution.bound.path, bound.path);

@@ -11,10 +11,10 @@
 namespace uniep::tune {
 namespace {
 
-constexpr uint64_t kMostPoints = 300'000;  // of the densest values that are tried
+constexpr uint64_t kMaxPoints = 300'000;  // of the densest values that are tried
 constexpr int kDensities = 3;
-constexpr int kLargestChunk = 4096;  // above it the ring of a 256 column kernel keeps one chunk in flight
-constexpr int kFewestColumns = 64;   // of a column chunk
+constexpr int kMaxChunk = 4096;  // above it the ring of a 256 column kernel keeps one chunk in flight
+constexpr int kMinColumns = 64;  // of a column chunk
 
 std::vector<int> worker_counts(int field, int density) {
   static const std::vector<int> kDispatch[kDensities] = {
@@ -46,7 +46,7 @@ SolveSpace::SolveSpace(const SolveRequest& request) : fixed_(request.fixed) {
     list_dispatches();
     list_combines();
     size_ = count();
-    if (size_ <= kMostPoints) break;
+    if (size_ <= kMaxPoints) break;
   }
   if (size_ == 0) {
     throw Error(Status::kInvalidArgument, "--schedule: nothing with these values is legal: " + to_text(base_));
@@ -90,7 +90,7 @@ void SolveSpace::list_values(int density) {
   reduce_sms_ = workers(kCommReduceSms);
   std::vector<int> chunks;
   const auto row = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(problem_.shape.hidden * 2)));
-  for (int bytes = kLargestChunk; bytes >= 512; bytes /= 2) {
+  for (int bytes = kMaxChunk; bytes >= 512; bytes /= 2) {
     if (bytes <= std::max<int64_t>(row, 512)) chunks.push_back(bytes);
   }
   chunks_ = allowed(kCommChunkBytes, chunks);
@@ -109,7 +109,7 @@ void SolveSpace::list_values(int density) {
   combine_transports_ = allowed(kCombineTransport, {0, 1});
   std::vector<int> column_chunks;
   for (int count = 1; count <= 8; ++count) {
-    if (count == 1 || problem_.shape.hidden / count >= kFewestColumns) column_chunks.push_back(count);
+    if (count == 1 || problem_.shape.hidden / count >= kMinColumns) column_chunks.push_back(count);
   }
   column_chunks_ = allowed(kCombineColumnChunks, column_chunks);
 }

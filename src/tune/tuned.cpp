@@ -21,8 +21,8 @@ using Parsed = nlohmann::json;
 
 constexpr int kFormat = 1;
 constexpr int64_t kBucket = 4096;
-constexpr int kMostRanks = 64;
-constexpr int64_t kLargest = int64_t{1} << 40;
+constexpr int kMaxRanks = 64;
+constexpr int64_t kMax = int64_t{1} << 40;
 const char* const kGradients[] = {"bf16", "fp32", "main_grad"};
 const char* const kDirections[] = {"forward", "backward"};
 
@@ -131,15 +131,15 @@ TunedSchedule read_entry(const Parsed& json, const std::string& where) {
   TunedSchedule tuned;
   TunedKey& key = tuned.key;
   key.machine = entry.text("machine");
-  key.ranks = static_cast<int>(entry.integer("ranks", 1, kMostRanks));
+  key.ranks = static_cast<int>(entry.integer("ranks", 1, kMaxRanks));
   const Fields shape(entry.at("shape"), entry.where("shape"), {"hidden", "intermediate", "experts", "topk"});
-  key.shape = {shape.integer("hidden", 1, kLargest), shape.integer("intermediate", 1, kLargest),
-               shape.integer("experts", 1, kLargest), shape.integer("topk", 1, kLargest)};
+  key.shape = {shape.integer("hidden", 1, kMax), shape.integer("intermediate", 1, kMax),
+               shape.integer("experts", 1, kMax), shape.integer("topk", 1, kMax)};
   const Fields numerics(entry.at("numerics"), entry.where("numerics"), {"weight_gradient", "combine_groups"});
   key.numerics.weight_gradient = static_cast<WeightGradient>(numerics.word("weight_gradient", kGradients));
-  key.numerics.combine_groups = numerics.integer("combine_groups", 0, kLargest);
+  key.numerics.combine_groups = numerics.integer("combine_groups", 0, kMax);
   key.direction = static_cast<Direction>(entry.word("direction", kDirections));
-  key.tokens = entry.integer("tokens", 1, kLargest);
+  key.tokens = entry.integer("tokens", 1, kMax);
   tuned.milliseconds = entry.time("ms");
   tuned.default_milliseconds = entry.time("default_ms");
   try {
@@ -159,7 +159,7 @@ TunedSchedule read_entry(const Parsed& json, const std::string& where) {
 int64_t token_bucket(int64_t tokens) {
   if (tokens <= 1) return 1;
   if (tokens <= kBucket) return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens)));
-  return std::min((tokens - 1) / kBucket, kLargest / kBucket - 1) * kBucket + kBucket;
+  return std::min((tokens - 1) / kBucket, kMax / kBucket - 1) * kBucket + kBucket;
 }
 
 std::vector<TunedSchedule> parse_tuned(std::string_view text) {

@@ -17,15 +17,15 @@ using tune::Verdict;
 
 namespace {
 
-constexpr std::size_t kMostResults = 256;  // of a layer and direction
-constexpr std::size_t kMostRatios = 128;   // of one result
+constexpr std::size_t kMaxResults = 256;  // of a layer and direction
+constexpr std::size_t kMaxRatios = 128;   // of one result
 constexpr double kFaster = 0.995;
 
 Result result_of(const std::string& base, const Candidate& candidate) {
   Result result{base, candidate.text, candidate.verdict, {}};
   if (candidate.verdict == Verdict::kUntried) result.verdict = Verdict::kInTheRunning;  // taken
   for (const double ratio : candidate.ratios) {
-    if (result.ratios.size() < kMostRatios) result.ratios.push_back(static_cast<float>(ratio));
+    if (result.ratios.size() < kMaxRatios) result.ratios.push_back(static_cast<float>(ratio));
   }
   return result;
 }
@@ -38,7 +38,7 @@ bool is_out_for_good(const Result& result) {
 
 void Tuner::Implementation::keep_result(Slot& slot, const Candidate& candidate) {
   slot.ended.push_back(result_of(slot.base_text, candidate));
-  if (slot.ended.size() > kMostResults) slot.ended.erase(slot.ended.begin());
+  if (slot.ended.size() > kMaxResults) slot.ended.erase(slot.ended.begin());
 }
 
 std::vector<std::byte> Tuner::Implementation::results() const {

@@ -19,7 +19,7 @@ namespace {
 enum class Outcome : uint8_t { kEqual = 0, kRefused, kWrong, kFailed };
 
 constexpr double kCheckShare = 0.25;  // of a call: what a check of an eighth of the tokens takes for both Schedules
-constexpr std::size_t kMostText = 4096;
+constexpr std::size_t kMaxText = 4096;
 
 }  // namespace
 

@@ -5,20 +5,20 @@
 // Arguments of comm_kernels.cu, for host and device.
 namespace uniep::cuda::test {
 
-constexpr int kMostTestRanks = 8;
+constexpr int kMaxTestRanks = 8;
 
 // At the start of every rank's symmetric memory; element p is written by rank p only.
 struct ExchangeFlags {
-  uint32_t arrive[kMostTestRanks];  // p's inputs of this epoch are in place
-  uint32_t done[kMostTestRanks];    // p has finished its last access to this rank's memory in this epoch
+  uint32_t arrive[kMaxTestRanks];  // p's inputs of this epoch are in place
+  uint32_t done[kMaxTestRanks];    // p has finished its last access to this rank's memory in this epoch
 };
 
 struct ExchangeArguments {
-  uint8_t* memory[kMostTestRanks][kMostTestRanks];  // [rank][peer]: how `rank` reaches `peer`
-  uint32_t* epoch[kMostTestRanks];
-  WaitReport* report[kMostTestRanks];
-  uint32_t* counters[kMostTestRanks];  // [2]: CTAs of the rank that have written, that have read
-  uint32_t* load[kMostTestRanks];      // traffic beside the exchange
+  uint8_t* memory[kMaxTestRanks][kMaxTestRanks];  // [rank][peer]: how `rank` reaches `peer`
+  uint32_t* epoch[kMaxTestRanks];
+  WaitReport* report[kMaxTestRanks];
+  uint32_t* counters[kMaxTestRanks];  // [2]: CTAs of the rank that have written, that have read
+  uint32_t* load[kMaxTestRanks];      // traffic beside the exchange
   unsigned long long* errors;
   uint64_t limit_nanoseconds;
   int32_t ranks;

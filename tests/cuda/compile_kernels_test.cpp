@@ -19,7 +19,7 @@ namespace {
 
 using namespace uniep::cuda;
 
-constexpr int kMostKernels = 60;
+constexpr int kMaxKernels = 60;
 
 std::vector<GemmConfig> sampled_configs(int samples, unsigned seed) {
   std::mt19937 random(seed);
@@ -31,7 +31,7 @@ std::vector<GemmConfig> sampled_configs(int samples, unsigned seed) {
     config.tile_n = pick(2) == 0 ? 128 : config.epilogue == Epilogue::kSwigluGradient ? 192 : 256;
     config.cluster = 1 + pick(2);
     const int fewest = fewest_stages(config);
-    config.stages = fewest + pick(largest_stages(config) - fewest + 1);
+    config.pipeline_stages = fewest + pick(largest_stages(config) - fewest + 1);
     (config.layout == Layout::kWgrad ? config.outputs : config.maps) = table_capacity(1 + pick(64));
     configs.push_back(config);
   }
@@ -44,8 +44,8 @@ int count_wrong_limits(GemmConfig config) {
   const int most = largest_stages(config);
   const std::string limits = "must be " + std::to_string(fewest) + " to " + std::to_string(most);
   int wrong = 0;
-  for (config.stages = fewest - 1; config.stages <= most + 1; ++config.stages) {
-    const bool legal = config.stages >= fewest && config.stages <= most;
+  for (config.pipeline_stages = fewest - 1; config.pipeline_stages <= most + 1; ++config.pipeline_stages) {
+    const bool legal = config.pipeline_stages >= fewest && config.pipeline_stages <= most;
     std::string message;
     try {
       require_legal(config);
@@ -53,26 +53,26 @@ int count_wrong_limits(GemmConfig config) {
       message = error.what();
     }
     if (legal ? message.empty() : message.find(limits) != std::string::npos) continue;
-    std::printf("FAIL %d stages of %d columns: '%s'\n", config.stages, config.tile_n, message.c_str());
+    std::printf("FAIL %d stages of %d columns: '%s'\n", config.pipeline_stages, config.tile_n, message.c_str());
     ++wrong;
   }
   return wrong;
 }
 
-void add_storage_sizes(LayerProducts products, std::set<std::string>& sizes) {
-  for (const int tile_n : {128, products == LayerProducts::kFirstGradient ? 192 : 256}) {
+void add_storage_sizes(LayerGemms gemms, std::set<std::string>& sizes) {
+  for (const int tile_n : {128, gemms == LayerGemms::kFirstGradient ? 192 : 256}) {
     for (const int cluster : {1, 2}) {
       for (int stages = 2; stages <= 8; ++stages) {
         for (int chunk_bytes = 512; chunk_bytes <= 65536; chunk_bytes *= 2) {
-          for (int copy_stages = 1; copy_stages <= kMostCopyStages; ++copy_stages) {
+          for (int copy_stages = 1; copy_stages <= kMaxCopyStages; ++copy_stages) {
             try {
-              const LayerKernelConfig config = layer_config({.products = products,
+              const LayerKernelConfig config = layer_config({.gemms = gemms,
                                                              .tile_n = tile_n,
                                                              .cluster = cluster,
-                                                             .stages = stages,
-                                                             .copy_chunk_bytes = chunk_bytes,
+                                                             .pipeline_stages = stages,
+                                                             .ring_stage_bytes = chunk_bytes,
                                                              .copy_stages = copy_stages});
-              sizes.insert("static_cast<LayerProducts>(" + std::to_string(static_cast<int>(products)) + "), " +
+              sizes.insert("static_cast<LayerGemms>(" + std::to_string(static_cast<int>(gemms)) + "), " +
                            std::to_string(tile_n) + ", " + std::to_string(stages) + ", " + std::to_string(cluster) +
                            ", " + std::to_string(chunk_bytes) + ", " + std::to_string(config.gemm.copy_stages));
             } catch (const uniep::Error&) {  // no such kernel
@@ -88,19 +88,18 @@ void add_storage_sizes(LayerProducts products, std::set<std::string>& sizes) {
 // for.
 KernelRequest layer_storage_request(std::size_t& count) {
   std::set<std::string> sizes;
-  for (const LayerProducts products :
-       {LayerProducts::kForward, LayerProducts::kFirstGradient, LayerProducts::kSecondGradient}) {
-    add_storage_sizes(products, sizes);
+  for (const LayerGemms gemms : {LayerGemms::kForward, LayerGemms::kFirstGradient, LayerGemms::kSecondGradient}) {
+    add_storage_sizes(gemms, sizes);
   }
   count = sizes.size();
   std::string text = R"(#include "engine/cuda/device/shared_memory/layer_storage.h"
 namespace uniep::cuda {
-template <LayerProducts kProducts, int kTileN, int kStages, int kCluster, int kChunkBytes, int kCopyStages>
+template <LayerGemms kGemms, int kTileN, int kStages, int kCluster, int kChunkBytes, int kCopyStages>
 constexpr bool fits() {
   constexpr LayerKernelConfig kLayer{
-      .products = kProducts,
-      .gemm = layer_gemm(kProducts, {.tile_n = kTileN, .stages = kStages, .cluster = kCluster,
-                                     .copy_chunk_bytes = kChunkBytes, .copy_stages = kCopyStages})};
+      .gemms = kGemms,
+      .gemm = layer_gemm(kGemms, {.tile_n = kTileN, .pipeline_stages = kStages, .cluster = kCluster,
+                                     .ring_stage_bytes = kChunkBytes, .copy_stages = kCopyStages})};
   return sizeof(LayerStorage<kLayer>) <= shared_memory_bytes(kLayer.gemm) &&
          shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit;
 }
@@ -142,7 +141,7 @@ int run(int samples, unsigned seed) {
                   shared_memory_bytes(config), kSharedMemoryLimit);
       ++failures;
     }
-    if (seen.insert(request.description()).second && requests.size() < kMostKernels) requests.push_back(request);
+    if (seen.insert(request.description()).second && requests.size() < kMaxKernels) requests.push_back(request);
   }
   const auto begin = std::chrono::steady_clock::now();
   for (const KernelRequest& request : requests) {

@@ -13,7 +13,7 @@
 namespace uniep::cuda::test {
 namespace {
 
-constexpr int64_t kMostTokens = 1000, kMeetingTokens = 200;
+constexpr int64_t kMaxTokens = 1000, kMeetingTokens = 200;
 constexpr int kTurns = 6;
 constexpr int64_t kTokens[kTurns] = {16, 16, 120, 120, 400, 900};  // each jump makes symmetric memory grow
 constexpr int kRow = 3;                                            // layers that are queued without a wait
@@ -61,7 +61,7 @@ class FailingRank {
         board_(board),
         words_(board_->rank[rank]),
         memory_(rank, ranks),
-        layer_(shape_for(ranks), ranks, rank, rank, kMostTokens) {}
+        layer_(shape_for(ranks), ranks, rank, rank, kMaxTokens) {}
 
   // All ranks run one layer, with time for those that start anew and kernels that are compiled.
   void meet(int64_t meeting) {

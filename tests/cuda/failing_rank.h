@@ -63,7 +63,7 @@ struct FailureBoard {
   std::atomic<int> fault;        // RankFault
   std::atomic<int64_t> at_step;  // that the fault comes at, or soon behind
   std::atomic<double> acted_at;  // 0: not yet
-  RankWords rank[kMostCudaRanks];
+  RankWords rank[kMaxCudaRanks];
 };
 
 // A rank's process from this meeting on; returns its exit status.

@@ -259,7 +259,7 @@ int run(int argc, char** argv, const std::string& folder) {
   run_checks(results, *on_one, "local, one GPU", folder);
   if (devices > 1) {
     std::vector<int> one_each;
-    for (int device = 0; device < devices && device < kMostTestRanks; ++device) one_each.push_back(device);
+    for (int device = 0; device < devices && device < kMaxTestRanks; ++device) one_each.push_back(device);
     const auto memory = make_local_symmetric_memory(one_each, 16 << 20);
     run_checks(results, *memory, "local, a GPU each", folder);
   }

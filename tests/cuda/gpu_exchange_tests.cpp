@@ -239,11 +239,11 @@ class Exchange {
       const int32_t first = p.block_begin[expert];
       for (int32_t block = first; block < p.block_begin[expert + 1]; ++block) {
         const RowRange range = rows_of_block(p, p.first_expert + expert, block - first);
-        const uint32_t landed = bank[static_cast<size_t>(layout.counters[static_cast<int>(CounterSpace::kRowsLanded)]) +
-                                     static_cast<size_t>(block)];
-        if (landed == static_cast<uint32_t>(range.padded_end - range.begin)) continue;
+        const uint32_t full = bank[static_cast<size_t>(layout.counters[static_cast<int>(CounterSpace::kFullRows)]) +
+                                   static_cast<size_t>(block)];
+        if (full == static_cast<uint32_t>(range.padded_end - range.begin)) continue;
         return "rank " + std::to_string(p.rank) + " block " + std::to_string(block) + " counts " +
-               std::to_string(landed) + " of " + std::to_string(range.padded_end - range.begin);
+               std::to_string(full) + " of " + std::to_string(range.padded_end - range.begin);
       }
     }
     return "";

@@ -248,7 +248,7 @@ int run(int argc, char** argv) {
       return 1;
     }
   }
-  const int gpus = std::min(device_count(), kMostCudaRanks);
+  const int gpus = std::min(device_count(), kMaxCudaRanks);
   const int ranks = options.ranks == 0 ? gpus : options.ranks;
   if (ranks < 2 || ranks > gpus) {
     std::printf("skipped: needs two GPUs, a GPU a rank; processes that wait for each other can not share one\n");

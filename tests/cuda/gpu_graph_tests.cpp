@@ -25,7 +25,7 @@ using uniep::test::RandomLayerLimits;
 
 constexpr int64_t kSmall = 128, kLarge = 4096;
 constexpr int kNewInputsEvery = 50;
-constexpr int64_t kMostGroups = 32;  // that the engine sums
+constexpr int64_t kMaxGroups = 32;  // that the engine sums
 
 struct Options {
   int replays = 1000;
@@ -104,14 +104,14 @@ void small_graph_after_large_call(DeviceLayer& layer, const Options& options) {
 // (b) Graphs of 1, 2, 4, ..., 256 tokens side by side, every second of them with x in a symmetric buffer. Of half of
 // them nobody keeps the Placement and the Saved.
 void many_graphs(DeviceLayer& layer, const Options&) {
-  constexpr int64_t kMost = 256;
+  constexpr int64_t kMax = 256;
   constexpr int kRounds = 200;
   struct Captured {
     CallArrays arrays;
     CapturedCalls calls;
   };
   for (const bool in_buffer : {false, true}) {
-    const CallArrays first = layer.arrays(layer.tokens(kMost), in_buffer);
+    const CallArrays first = layer.arrays(layer.tokens(kMax), in_buffer);
     const cli::LayerData data = layer.batch(first.tokens);
     layer.upload(first, data);
     layer.call(first, first.capacity);
@@ -119,7 +119,7 @@ void many_graphs(DeviceLayer& layer, const Options&) {
   }
   std::vector<Captured> graphs;
   std::vector<DeviceLayer::Called> kept;
-  for (int64_t tokens = 1; tokens <= kMost; tokens *= 2) {
+  for (int64_t tokens = 1; tokens <= kMax; tokens *= 2) {
     CallArrays arrays = layer.arrays(layer.tokens(tokens), graphs.size() % 2 == 1);
     layer.upload(arrays, layer.batch(arrays.tokens));
     CapturedCalls calls = layer.capture([&] { kept.push_back(layer.call(arrays, arrays.capacity)); });
@@ -135,7 +135,7 @@ void many_graphs(DeviceLayer& layer, const Options&) {
     std::optional<CallArrays> eager;
     cli::LayerData of_eager;
     if (random.one_in(2)) {
-      eager.emplace(layer.arrays(layer.tokens(random.between(1, random.one_in(8) ? 1000 : kMost))));
+      eager.emplace(layer.arrays(layer.tokens(random.between(1, random.one_in(8) ? 1000 : kMax))));
       of_eager = layer.batch(eager->tokens);
       layer.upload(*eager, of_eager);
       recent.push_back(layer.call(*eager, random.one_in(2) ? Capacity{} : eager->capacity));
@@ -377,7 +377,7 @@ void run_random(Results& results) {
     limits.most_local_experts = 8;
     for (uint64_t seed = 1; seed <= 2; ++seed) {
       const RandomLayer drawn = random_layer(static_cast<uint64_t>(ranks) * 100 + seed, limits);
-      if (drawn.config.numerics.combine_groups > kMostGroups) continue;
+      if (drawn.config.numerics.combine_groups > kMaxGroups) continue;
       DeviceLayer layer(group_options(ranks, {0}), drawn.config, results, kernel_folder());
       random_graph(layer, 200, drawn.description);
     }

@@ -147,13 +147,13 @@ class GroupWithLayer {
 std::string run_rounds(std::array<std::unique_ptr<GroupWithLayer>, 2>& groups,
                        const std::array<std::vector<uint64_t>, 2>& expected, int rounds, uint64_t seed,
                        uint64_t own_seed) {
-  constexpr int64_t kMostMicroseconds = 400;
+  constexpr int64_t kMaxMicroseconds = 400;
   constexpr int kBetweenLooks = 25;
   std::mt19937_64 order(seed), own(own_seed);
   for (int round = 0; round < rounds; ++round) {
     const std::size_t first = order() % 2;
     for (const std::size_t which : {first, 1 - first}) {
-      groups[which]->call(order() % 3 != 0, own, kMostMicroseconds);
+      groups[which]->call(order() % 3 != 0, own, kMaxMicroseconds);
     }
     if (round % kBetweenLooks != 0 && round + 1 != rounds) continue;
     for (const std::size_t which : {first, 1 - first}) {

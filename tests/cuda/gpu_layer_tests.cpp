@@ -114,7 +114,7 @@ RandomLayer layer_of_two() {
   limits.ranks = {2};
   for (uint64_t seed = 1;; ++seed) {
     RandomLayer layer = random_layer(seed, limits);
-    if (layer.data.tokens[0] > 0 && layer.data.tokens[1] > 0 && layer.config.numerics.combine_groups <= kMostGroups) {
+    if (layer.data.tokens[0] > 0 && layer.data.tokens[1] > 0 && layer.config.numerics.combine_groups <= kMaxGroups) {
       return layer;
     }
   }
@@ -274,7 +274,7 @@ class LayerTests {
     limits.most_tokens = 200;
     limits.most_columns = 520;
     RandomLayer layer = random_layer(seed, limits);
-    while (layer.config.numerics.combine_groups > kMostGroups || layer.data.dy.empty()) {
+    while (layer.config.numerics.combine_groups > kMaxGroups || layer.data.dy.empty()) {
       layer = random_layer(++seed, limits);
     }
     return layer;

@@ -442,7 +442,7 @@ int run(int argc, char** argv) {
   }
   const ScopedDevice scope(0);
   PlaceDevices gpus;
-  const int count = std::min(device_count(), kMostCudaRanks);
+  const int count = std::min(device_count(), kMaxCudaRanks);
   uint64_t seed = 1;
   for (const PlaceCase& c : all_cases()) {
     run_case(results, gpus, c, std::vector<int>(c.tokens.size(), 0), seed++);

@@ -96,9 +96,9 @@ Schedule random_schedule(const CaseOptions& options, const LayerConfig& config, 
 
 // Any Schedule's.
 int workers_of_part(const CaseOptions& options, int part, int ranks) {
-  constexpr int kFewest = 8;
+  constexpr int kMin = 8;
   Random random(static_cast<uint64_t>(part * 64 + ranks));
-  return std::max(kFewest, random_workers(options, ranks, nullptr, random));
+  return std::max(kMin, random_workers(options, ranks, nullptr, random));
 }
 
 // Which of them exist: one launch a stage, or pairs of them, and rows that their owner fetches. Of what is compiled
@@ -218,8 +218,8 @@ void count_launch(BranchCounts& branches, const LayerCase& layer_case, const Cas
   branches.count("gate and up apart, a tensor an expert", layer_case.apart && layer_case.by_address);
   branches.count("dense routing, by need", layer_case.dense && !within);
   branches.count("dense routing, within a capacity", layer_case.dense && within);
-  constexpr int kMostRanks = 8;
-  if (options.devices < kMostRanks)
+  constexpr int kMaxRanks = 8;
+  if (options.devices < kMaxRanks)
     branches.count("one process, virtual ranks", one && layer_case.ranks > options.devices);
   if (options.devices > 1) branches.count("one process, several GPUs", one && several);
   if (options.random_launch) branches.count("processes", !one);
@@ -283,7 +283,7 @@ LayerCases draw_cases(uint64_t seed, const RandomLayerLimits& limits, const Case
   LayerCases drawn{random_layer(seed, limits), {}};
   if (seed % 3 == 0) make_small_gradients(drawn.layer.data);
   if (has_slots_of_a_map(seed)) drawn.layer.data = uniep::test::with_ascending_slots(drawn.layer.data);
-  if (drawn.layer.config.numerics.combine_groups > kMostGroups) return drawn;
+  if (drawn.layer.config.numerics.combine_groups > kMaxGroups) return drawn;
   drawn.cases.push_back(random_case(options, drawn.layer, drawn.layer.ranks, seed));
   if (drawn.layer.ranks > 1) drawn.cases.push_back(random_case(options, drawn.layer, 1, seed));
   return drawn;

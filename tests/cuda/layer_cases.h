@@ -9,7 +9,7 @@
 
 namespace uniep::cuda::test {
 
-constexpr int64_t kMostGroups = 32;  // that the engine sums
+constexpr int64_t kMaxGroups = 32;  // that the engine sums
 
 // Ranks of a case in processes share their Group, and so their workers, with others of the same part.
 constexpr int kParts = 3;

@@ -50,16 +50,16 @@ void expect_kernels(const Schedule& schedule, const Numerics& numerics) {
     for (const GemmStage stage : {GemmStage::kFc1, GemmStage::kFc2}) {
       if (!(stage == GemmStage::kFc1 ? stages.first_gemm : stages.second_gemm)) continue;
       const TileShape tile = schedule.tile_of(stage);
-      EXPECT_EQ(tile, (TileShape{kTileM, config.gemm.tile_n, kTileK, config.gemm.stages, config.gemm.cluster,
+      EXPECT_EQ(tile, (TileShape{kTileM, config.gemm.tile_n, kTileK, config.gemm.pipeline_stages, config.gemm.cluster,
                                  Pipeline::kCooperative}));
     }
     EXPECT_EQ(config.gemm.cluster, cluster_of(schedule, Direction::kForward));
-    EXPECT_EQ(config.gemm.copy_chunk_bytes, schedule.comm.chunk_bytes);
+    EXPECT_EQ(config.gemm.ring_stage_bytes, schedule.comm.chunk_bytes);
     EXPECT_EQ(config.gemm.copy_stages, schedule.comm.stages);
     EXPECT_EQ(config.on_sms, schedule.comm.where == CommWhere::kSms);
     EXPECT_EQ(config.combine == CombineKind::kEpilogue, schedule.combine.transport == CombineTransport::kEpilogue);
     EXPECT_LE(shared_memory_bytes(config.gemm), kSharedMemoryLimit);
-    EXPECT_EQ(shared_memory_bytes(config.gemm), layer_kernel_bytes(config.gemm.tile_n, config.gemm.stages,
+    EXPECT_EQ(shared_memory_bytes(config.gemm), layer_kernel_bytes(config.gemm.tile_n, config.gemm.pipeline_stages,
                                                                    schedule.comm.chunk_bytes, schedule.comm.stages));
   }
 }
@@ -71,9 +71,9 @@ TEST(ScheduleKernels, TheDefaultIsWhatIsBuilt) {
   const LayerKernelConfig config =
       launch_config(schedule, {}, Direction::kForward, launch_stages(schedule, Direction::kForward).front());
   EXPECT_EQ(layer_request(config).description(), layer_request(default_layer_configs().front()).description());
-  EXPECT_EQ(config.gemm.stages, 4);
+  EXPECT_EQ(config.gemm.pipeline_stages, 4);
   EXPECT_EQ(config.gemm.copy_stages, 3);
-  EXPECT_EQ(config.gemm.copy_chunk_bytes, 4096);
+  EXPECT_EQ(config.gemm.ring_stage_bytes, 4096);
 }
 
 TEST(ScheduleKernels, SampledLegalSchedulesHaveThem) {
@@ -104,7 +104,7 @@ int bytes_of(const Schedule& schedule, GemmStage stage) {
 }
 
 TileShape tile_of(const GemmConfig& gemm) {
-  return {kTileM, gemm.tile_n, kTileK, gemm.stages, gemm.cluster, Pipeline::kCooperative};
+  return {kTileM, gemm.tile_n, kTileK, gemm.pipeline_stages, gemm.cluster, Pipeline::kCooperative};
 }
 
 // Every launch's kernel of a backward Schedule. Returns how many launches have weight gradients beside dgrad FC1.
@@ -118,12 +118,12 @@ int expect_backward_kernels(const Schedule& schedule, const Numerics& numerics) 
       for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
         const GemmConfig gemm = weight_gradient_config(schedule, numerics, stage);
         EXPECT_EQ(tile_of(gemm), schedule.tile_of(stage));
-        EXPECT_EQ(shared_memory_bytes(gemm), standalone_kernel_bytes(gemm.tile_n, gemm.stages));
+        EXPECT_EQ(shared_memory_bytes(gemm), standalone_kernel_bytes(gemm.tile_n, gemm.pipeline_stages));
       }
       continue;
     }
     const LayerKernelConfig config = launch_config(schedule, numerics, kBackward, stages);
-    const bool first = config.products == LayerProducts::kFirstGradient;
+    const bool first = config.gemms == LayerGemms::kFirstGradient;
     const GemmStage stage = first ? GemmStage::kDgradFc2 : GemmStage::kDgradFc1;
     EXPECT_EQ(first, stages.first_gemm || (stages.dispatch && !stages.second_gemm));
     EXPECT_EQ(tile_of(config.gemm), schedule.tile_of(stage));
@@ -134,7 +134,7 @@ int expect_backward_kernels(const Schedule& schedule, const Numerics& numerics) 
     if (!stages.wgrad_fc1) continue;
     ++filled;
     EXPECT_EQ(schedule.tile_of(GemmStage::kWgradFc2).n, config.gemm.tile_n);
-    EXPECT_EQ(schedule.tile_of(GemmStage::kWgradFc1).stages, config.gemm.stages);
+    EXPECT_EQ(schedule.tile_of(GemmStage::kWgradFc1).stages, config.gemm.pipeline_stages);
   }
   return filled;
 }

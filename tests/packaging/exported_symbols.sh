@@ -27,7 +27,7 @@ for name in $(echo "$demangled" | sed -n 's/^\(.* for \)\{0,1\}uniep::\([^(]*\).
 done
 
 # The C API is exported as it is declared.
-declared=$(grep -oE '\buniep_[a-z0-9_]+\(' "$headers/c_api.h" | tr -d '(' | sort -u)
+declared=$(grep -ohE '\buniep_[a-z0-9_]+\(' "$headers/c_api.h" "$headers/c_tuner.h" | tr -d '(' | sort -u)
 defined=$(echo "$exported" | grep '^uniep_' | sort -u)
 [ "$declared" = "$defined" ] || complain "declared in c_api.h or exported, but not both" \
   "$(printf '%s\n%s\n' "$declared" "$defined" | sort | uniq -u)"

@@ -15,14 +15,14 @@ namespace uniep::test {
 namespace {
 
 constexpr int64_t kMessages = 8;  // that may be under way
-constexpr std::size_t kMostBytes = 32 * 1024;
+constexpr std::size_t kMaxBytes = 32 * 1024;
 
 }  // namespace
 
 struct SharedMailboxes::Mail {
   int64_t number;  // of the message in it, or -1
   std::size_t size;
-  std::byte bytes[kMostBytes];
+  std::byte bytes[kMaxBytes];
 };
 
 struct SharedMailboxes::Head {
@@ -58,7 +58,7 @@ SharedMailboxes::Mail& SharedMailboxes::mail(int rank, int64_t number) const {
 }
 
 void SharedMailboxes::give(int rank, int64_t number, std::span<const std::byte> own) {
-  if (own.size() > kMostBytes) throw std::runtime_error("a message of " + std::to_string(own.size()) + " bytes");
+  if (own.size() > kMaxBytes) throw std::runtime_error("a message of " + std::to_string(own.size()) + " bytes");
   pthread_mutex_lock(&head_->mutex);
   Mail& to = mail(rank, number);
   to.number = number;

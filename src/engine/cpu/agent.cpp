@@ -124,7 +124,7 @@ void Agent::collect_waits(const Task& task) {
     RankSignals& own;
     void operator()(const CounterWait& wait) {
       uint32_t threshold = wait.threshold;
-      const bool rows = wait.space == CounterSpace::kRowsLanded;
+      const bool rows = wait.space == CounterSpace::kFullRows;
       if (agent.call_.fault == Fault::kMissingWait && rows) return;
       if (agent.call_.fault == Fault::kSwappedThreshold && wait.space == CounterSpace::kFirstTiles) threshold = 1;
       agent.waits_.push_back({&own.counter(agent.call_.layout, agent.call_.epoch, wait.space, wait.index), threshold,

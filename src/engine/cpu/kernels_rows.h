@@ -14,7 +14,7 @@
 namespace uniep::cpu {
 namespace {
 
-constexpr int kBlock = kProbChunkColumns;
+constexpr int kBlock = kProbColumns;
 
 inline float canonical_nan(float value) {
   return value == value ? value : float_from_bits(0x7fc00000u);

@@ -8,7 +8,7 @@ namespace uniep::cpu {
 namespace {
 
 // Column tiles begin at multiples of 64, so a chunk of dprob belongs to one tile.
-static_assert(kProbChunkColumns == 64, "first-GEMM tiles are multiples of 64 columns wide");
+static_assert(kProbColumns == 64, "first-GEMM tiles are multiples of 64 columns wide");
 
 struct Tile {
   int32_t expert;  // local
@@ -89,7 +89,7 @@ void dgrad_fc2(Call& call, const RankProgram& p, const Tile& tile, AgentScratch&
   const GemmOperand weights{own.w2[tile.expert] + tile.column, intermediate, false};
   call.kernels.gemm(dyg, weights, tile.height(), tile.columns, hidden, pipeline_depth(call, GemmStage::kDgradFc2),
                     scratch.accumulators.data(), tile.columns, scratch.gemm);
-  const int64_t first_chunk = tile.column / kProbChunkColumns, chunks = divide_up(tile.columns, kProbChunkColumns);
+  const int64_t first_chunk = tile.column / kProbColumns, chunks = divide_up(tile.columns, kProbColumns);
   scratch.chunk_sums.resize(chunks);
   const std::vector<float> of_bias = bias_dprobs(call, own, tile, scratch);
   for (int64_t i = 0; i < tile.height(); ++i) {

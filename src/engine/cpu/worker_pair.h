@@ -13,12 +13,12 @@ namespace uniep::cpu {
 // tiles ahead of the second, and takes nothing before the second has come to the list. A pair serves one launch.
 class WorkerPair {
  public:
-  static constexpr uint32_t kMostAhead = 4;
+  static constexpr uint32_t kMaxAhead = 4;
 
   // By the first worker; for hand_over() there must be room: room() > handed().
   void hand_over(const Task& task) {
     const uint32_t index = handed_.load(std::memory_order_relaxed);
-    slots_[index % kMostAhead] = task;
+    slots_[index % kMaxAhead] = task;
     handed_.store(index + 1, std::memory_order_release);
   }
   void end() {
@@ -27,13 +27,13 @@ class WorkerPair {
   }
 
   // By the second worker. What it takes must have been handed over: handed() > taken(). None at the end.
-  void come() { room_.store(kMostAhead, std::memory_order_release); }
+  void come() { room_.store(kMaxAhead, std::memory_order_release); }
   std::optional<Task> take() {
     const bool ended = handed_.load(std::memory_order_acquire) == kEnded;
     if (ended && taken_ == tiles_) return std::nullopt;
-    const Task task = slots_[taken_ % kMostAhead];
+    const Task task = slots_[taken_ % kMaxAhead];
     ++taken_;
-    room_.store(taken_ + kMostAhead, std::memory_order_release);
+    room_.store(taken_ + kMaxAhead, std::memory_order_release);
     return task;
   }
 
@@ -46,7 +46,7 @@ class WorkerPair {
 
   std::atomic<uint32_t> handed_{0};  // tiles, or kEnded
   std::atomic<uint32_t> room_{0};    // tiles that may be handed over in all
-  Task slots_[kMostAhead]{};
+  Task slots_[kMaxAhead]{};
   uint32_t tiles_ = 0;  // in all, once handed_ is kEnded
   uint32_t taken_ = 0;  // the second worker's own
 };

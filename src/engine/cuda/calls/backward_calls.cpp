@@ -34,29 +34,29 @@ bool has_addresses(const WeightGradients& gradients, GemmStage stage) {
 enum class Half { kBoth, kGate, kUp };
 
 // What a weight gradient multiplies on one rank. Of dW1 `half` may be one of its halves.
-WeightGradientProduct product_of(const ProgramRequest& request, const WeightGradientLaunch& launch, Half half) {
+WeightGradientOperands gemm_of(const ProgramRequest& request, const WeightGradientLaunch& launch, Half half) {
   const RankProgram& p = launch.program.program;
   const internal::PendingRank& operands = launch.operands;
   const WeightGradients& gradients = launch.gradients;
   const int hidden = static_cast<int>(request.shape.hidden), width = static_cast<int>(request.shape.intermediate);
-  WeightGradientProduct product;
-  product.rows = {p.local_experts, launch.rows, p.segment_start + p.first_expert, p.expert_rows + p.first_expert};
+  WeightGradientOperands gemm;
+  gemm.rows = {p.local_experts, launch.rows, p.segment_start + p.first_expert, p.expert_rows + p.first_expert};
   if (launch.stage == GemmStage::kWgradFc2) {
-    product.a = operands.dyg;
-    product.b = operands.activation;
-    product.m = hidden;
-    product.n = width;
-    product.dw = matrices(gradients.dw2, gradients.dw2_experts, p.local_experts);
+    gemm.a = operands.dyg;
+    gemm.b = operands.activation;
+    gemm.m = hidden;
+    gemm.n = width;
+    gemm.dw = matrices(gradients.dw2, gradients.dw2_experts, p.local_experts);
   } else {
-    product.a = operands.dz + (half == Half::kUp ? width : 0);
-    product.a_stride = 2 * width;
-    product.b = operands.xg;
-    product.m = half == Half::kBoth ? 2 * width : width;
-    product.n = hidden;
-    product.dw = half == Half::kUp ? matrices(gradients.dw1_up, gradients.dw1_up_experts, p.local_experts)
-                                   : matrices(gradients.dw1, gradients.dw1_experts, p.local_experts);
+    gemm.a = operands.dz + (half == Half::kUp ? width : 0);
+    gemm.a_stride = 2 * width;
+    gemm.b = operands.xg;
+    gemm.m = half == Half::kBoth ? 2 * width : width;
+    gemm.n = hidden;
+    gemm.dw = half == Half::kUp ? matrices(gradients.dw1_up, gradients.dw1_up_experts, p.local_experts)
+                                : matrices(gradients.dw1, gradients.dw1_experts, p.local_experts);
   }
-  return product;
+  return gemm;
 }
 
 void require_aligned(const WeightGradients& gradients, int64_t experts, int rank) {
@@ -108,12 +108,12 @@ void CudaEngine::launch_weight_gradient(const ProgramRequest& request, const Wei
       weight_gradient_kernel(request.schedule, request.numerics, launch.stage, request.shape.experts / options_.ranks,
                              has_addresses(launch.gradients, launch.stage), launch.sms);
   for (const Half half : apart ? std::vector{Half::kGate, Half::kUp} : std::vector{Half::kBoth}) {
-    WeightGradientProduct product = product_of(request, launch, half);
-    product.failed = launch.failed;
-    product.raster = std::max(1, request.schedule.order.raster / 2);
+    WeightGradientOperands gemm = gemm_of(request, launch, half);
+    gemm.failed = launch.failed;
+    gemm.raster = std::max(1, request.schedule.order.raster / 2);
     for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
       if (queue->device() != device) continue;
-      cuda::launch_weight_gradient(queue->kernels(), config, product, {launch.sms, launch.stream});
+      cuda::launch_weight_gradient(queue->kernels(), config, gemm, {launch.sms, launch.stream});
     }
   }
 }
@@ -243,7 +243,7 @@ void CudaEngine::bind(BackwardState& state, std::size_t local) {
   binding.activation = work.activation;
   binding.dz = work.dz;
   binding.prob_chunks = work.prob_chunks;
-  binding.prob_chunk_count = static_cast<int32_t>(divide_up(call.config.shape.intermediate, kProbChunkColumns));
+  binding.prob_chunk_count = static_cast<int32_t>(divide_up(call.config.shape.intermediate, kProbColumns));
   binding.output_rows = work.output_rows;
   binding.output = arguments.dx;
   (state.saved.placement.dense(binding.rank) ? binding.dense_dprobs : binding.dprobs) = arguments.dprobs;

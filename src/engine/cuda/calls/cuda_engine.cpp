@@ -111,13 +111,13 @@ CudaEngine::CudaEngine(const GroupOptions& options)
   const int device = ranks_.devices().front();
   const ScopedDevice scope(device);
   void* reports = nullptr;
-  check(driver().cuMemHostAlloc(&reports, sizeof(WaitReport) * kMostCudaRanks, CU_MEMHOSTALLOC_PORTABLE),
+  check(driver().cuMemHostAlloc(&reports, sizeof(WaitReport) * kMaxCudaRanks, CU_MEMHOSTALLOC_PORTABLE),
         "taking pinned memory");
   reports_ = {static_cast<WaitReport*>(reports), [device](WaitReport* memory) {
                 const ScopedDevice of_memory(device, std::nothrow);
                 driver().cuMemFreeHost(memory);
               }};
-  std::memset(reports, 0, sizeof(WaitReport) * kMostCudaRanks);
+  std::memset(reports, 0, sizeof(WaitReport) * kMaxCudaRanks);
   for (const RankDevices::OfDevice& of : ranks_.by_device()) {
     queues_.push_back(std::make_unique<DeviceQueue>(of.device, of.ranks));
   }
@@ -503,7 +503,7 @@ void CudaEngine::begin(DeviceQueue& queue, const CallBinding& call, RankCall* ca
   arguments.running = {group_number_, call_number_};
   // Another group may be gone when a graph is replayed.
   const std::vector<CallBoard*>& boards = queue.order().boards();
-  const std::size_t noted = capture_ != 0 ? 0 : std::min<std::size_t>(boards.size(), kMostNotedGroups);
+  const std::size_t noted = capture_ != 0 ? 0 : std::min<std::size_t>(boards.size(), kMaxNotedGroups);
   arguments.groups = static_cast<int32_t>(noted);
   std::copy_n(boards.begin(), noted, arguments.boards);
   for (std::size_t i = 0; i < queue.ranks().size(); ++i) {

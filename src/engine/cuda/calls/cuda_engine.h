@@ -80,7 +80,7 @@ class CudaEngine final : public internal::Engine {
   void leave() noexcept override;
   void end_calls() noexcept override;
   void gather(std::span<const std::byte> own, const Room& room) override;
-  std::vector<int64_t> share(int64_t own) override;
+  std::vector<int64_t> all_gather(int64_t own) override;
   void meet() override;
 
   // For tests: so many of each device's last ranks do not run.

@@ -30,9 +30,9 @@ ExchangeConfig exchange_config(const ProgramRequest& asked) {
 
 ProgramRequest exchange_program(const LayerConfig& config, const Schedule& schedule, ProgramPart part, int workers) {
   const int64_t slots = std::max<int64_t>(config.shape.topk, config.numerics.combine_groups);
-  if (slots > kMostCudaSlots) {
+  if (slots > kMaxCudaSlots) {
     throw Error(Status::kUnsupported, fmt::format("topk, combine_groups: {}, {}; on cuda each is at most {}",
-                                                  config.shape.topk, config.numerics.combine_groups, kMostCudaSlots));
+                                                  config.shape.topk, config.numerics.combine_groups, kMaxCudaSlots));
   }
   ProgramRequest request;
   request.shape = config.shape;

@@ -146,7 +146,7 @@ void CudaEngine::throw_noticed_failures() {
 std::string CudaEngine::details(const WaitReport& report) {
   const int own = report.rank, peer = static_cast<int>(report.awaited.index);
   if (report.awaited.kind == SignalKind::kOtherCall) {
-    CallDescription calls[kMostCudaRanks];
+    CallDescription calls[kMaxCudaRanks];
     side_.read(calls, symmetric_.board(own, own)->call[report.awaited.expected & 1u], sizeof(calls));
     return fmt::format(": rank {} makes {}; rank {} makes {}", own, call_text(calls[own]), peer,
                        call_text(calls[peer]));
@@ -207,10 +207,11 @@ void CudaEngine::recover() {
   symmetric_.recover([this] {
     if (placer_ != nullptr) placer_->clear();
   });
-  std::memset(reports_.get(), 0, sizeof(WaitReport) * kMostCudaRanks);
+  std::memset(reports_.get(), 0, sizeof(WaitReport) * kMaxCudaRanks);
   broken_ = false;
   // A rank may have left out a call.
-  for (const int64_t number : share(call_number_)) call_number_ = std::max(call_number_, static_cast<uint32_t>(number));
+  for (const int64_t number : all_gather(call_number_))
+    call_number_ = std::max(call_number_, static_cast<uint32_t>(number));
 }
 
 void CudaEngine::set_epoch(uint32_t epoch) {
@@ -313,8 +314,8 @@ void CudaEngine::meet() {
   ranks_.meet();
 }
 
-std::vector<int64_t> CudaEngine::share(int64_t own) {
-  if (!in_processes()) return Engine::share(own);
+std::vector<int64_t> CudaEngine::all_gather(int64_t own) {
+  if (!in_processes()) return Engine::all_gather(own);
   synchronize();
   std::vector<int64_t> values;
   for (const std::vector<std::byte>& bytes : ranks_.all_gather(std::as_bytes(std::span(&own, 1)))) {

@@ -15,8 +15,8 @@
 
 namespace uniep::cuda {
 
-static_assert(kMostBuiltRanks == kMostCudaRanks && kMostBuiltSlots == kMostCudaSlots &&
-              kMostBuiltExperts == kMostPlaceExperts);
+static_assert(kMaxBuiltRanks == kMaxCudaRanks && kMaxBuiltSlots == kMaxCudaSlots &&
+              kMaxBuiltExperts == kMaxPlaceExperts);
 
 namespace {
 
@@ -49,23 +49,23 @@ ExpertConfig expert_config(const Numerics& numerics, Direction direction) {
 }  // namespace
 
 void require_summable(const LayerShape& shape, const Numerics& numerics) {
-  constexpr int64_t kMostSummands = 32;  // row_sum.h: a lane of a warp for each
+  constexpr int64_t kMaxSummands = 32;  // row_sum.h: a lane of a warp for each
   const auto require = [](const char* name, int64_t value) {
-    if (value <= kMostSummands) return;
+    if (value <= kMaxSummands) return;
     throw Error(Status::kUnsupported, std::string(name) + ": " + std::to_string(value) +
-                                          "; the cuda engine sums up to " + std::to_string(kMostSummands));
+                                          "; the cuda engine sums up to " + std::to_string(kMaxSummands));
   };
   require("topk", shape.topk);
   require("combine_groups", numerics.combine_groups);
 }
 
 void require_countable(const LayerShape& shape) {
-  constexpr int64_t kMost = int64_t{UINT16_MAX} * 8;  // LayerTask::column_eighth
-  static_assert(kMostPlaceExperts <= UINT16_MAX, "LayerTask::expert");
+  constexpr int64_t kMax = int64_t{UINT16_MAX} * 8;  // LayerTask::column_eighth
+  static_assert(kMaxPlaceExperts <= UINT16_MAX, "LayerTask::expert");
   const auto require = [](const char* name, int64_t value) {
-    if (value <= kMost) return;
+    if (value <= kMax) return;
     throw Error(Status::kUnsupported, std::string(name) + ": " + std::to_string(value) +
-                                          "; on cuda a layer has up to " + std::to_string(kMost) + " columns");
+                                          "; on cuda a layer has up to " + std::to_string(kMax) + " columns");
   };
   require("hidden", shape.hidden);
   require("intermediate", shape.intermediate);
@@ -102,7 +102,7 @@ GemmConfig weight_gradient_config(const Schedule& schedule, const Numerics& nume
   config.epilogue = epilogue_of(filled_by(numerics));
   config.tile_n = tile.n;
   config.cluster = tile.cluster;
-  config.stages = tile.stages;
+  config.pipeline_stages = tile.stages;
   require_legal(config);
   return config;
 }
@@ -114,11 +114,11 @@ LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numeri
                                    : (stages.second_gemm ? GemmStage::kFc2 : GemmStage::kFc1);
   const TileShape tile = schedule.tile_of(stage);
   LayerKernelOptions options;
-  if (backward) options.products = second ? LayerProducts::kSecondGradient : LayerProducts::kFirstGradient;
+  if (backward) options.gemms = second ? LayerGemms::kSecondGradient : LayerGemms::kFirstGradient;
   options.tile_n = tile.n;
   options.cluster = tile.cluster;
-  options.stages = tile.stages;
-  options.copy_chunk_bytes = schedule.comm.chunk_bytes;
+  options.pipeline_stages = tile.stages;
+  options.ring_stage_bytes = schedule.comm.chunk_bytes;
   options.copy_stages = schedule.comm.stages;
   const bool combines = !backward || second;
   if (combines && schedule.combine.transport == CombineTransport::kStaged) {

@@ -15,7 +15,7 @@ int64_t local_experts(const CallBinding& call, const DeviceProgram& program) {
   return call.request.shape.experts / program.program.ranks;
 }
 
-// What the products of a call read: the weights of its first and second GEMM, [rows, columns] each.
+// What the GEMMs of a call read: the weights of its first and second GEMM, [rows, columns] each.
 // Gate and up apart: rows of each, and `up` is the second.
 struct WeightSide {
   const BFloat16* whole;
@@ -72,10 +72,10 @@ std::vector<TensorMap> weight_maps(const CallBinding& call, const WeightSide& si
   std::vector<TensorMap> maps;
   if (side.whole == nullptr && side.experts == nullptr) return maps;
   const bool first = (side.stage == GemmStage::kFc1) || (side.stage == GemmStage::kDgradFc2);
-  const LayerProducts products = !is_backward(call) ? LayerProducts::kForward
-                                 : first            ? LayerProducts::kFirstGradient
-                                                    : LayerProducts::kSecondGradient;
-  const int box_rows = b_box_rows(layer_gemm(products, {.tile_n = call.request.schedule.tile_of(side.stage).n}));
+  const LayerGemms gemms = !is_backward(call) ? LayerGemms::kForward
+                           : first            ? LayerGemms::kFirstGradient
+                                              : LayerGemms::kSecondGradient;
+  const int box_rows = b_box_rows(layer_gemm(gemms, {.tile_n = call.request.schedule.tile_of(side.stage).n}));
   const auto add = [&](const BFloat16* whole, const BFloat16* const* experts, int rows, const char* name) {
     if (experts == nullptr) {
       maps.push_back(encode_operand_map({whole, side.columns, side.rows, local_experts}, rows, name));
@@ -102,7 +102,7 @@ TensorMap row_map(const BFloat16* rows, int64_t count, int64_t columns, const ch
 void bind_peers(RankCall& rank_call, const CallBinding& call, const std::vector<RankBinding>& ranks, int own) {
   for (int peer = 0; peer < rank_call.program.ranks; ++peer) {
     rank_call.flags[peer] = call.symmetric.flags(own, peer);
-    rank_call.slots[peer] = call.symmetric.slots(own, peer);
+    rank_call.slot_rows[peer] = call.symmetric.slots(own, peer);
     rank_call.prob_slots[peer] = call.symmetric.prob_slots(own, peer);
     for (int operand = 0; operand < rank_call.program.operands; ++operand) {
       rank_call.input[operand][peer] = call.inputs[operand][static_cast<std::size_t>(peer)];

@@ -93,8 +93,8 @@ class CallersMemory final : public SymmetricMemory {
 }  // namespace
 
 void require_ranks_of_group(int ranks) {
-  if (ranks >= 1 && ranks <= kMostCudaRanks) return;
-  throw Error(Status::kUnsupported, fmt::format("ranks: {}; the cuda engine runs 1 to {}", ranks, kMostCudaRanks));
+  if (ranks >= 1 && ranks <= kMaxCudaRanks) return;
+  throw Error(Status::kUnsupported, fmt::format("ranks: {}; the cuda engine runs 1 to {}", ranks, kMaxCudaRanks));
 }
 
 RankDevices::RankDevices(const GroupOptions& options)

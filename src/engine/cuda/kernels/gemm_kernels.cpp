@@ -11,8 +11,9 @@ GemmConfig default_config(Layout layout, Epilogue epilogue) {
   GemmConfig config;
   config.layout = layout;
   config.epilogue = epilogue;
-  if (epilogue == Epilogue::kSwigluGradient) config.tile_n = 192;  // its late work needs the registers of the rest
-  config.stages = largest_stages(config);
+  if (epilogue == Epilogue::kSwigluGradient)
+    config.tile_n = 192;  // its deferred epilogue needs the registers of the rest
+  config.pipeline_stages = largest_stages(config);
   return config;
 }
 
@@ -26,14 +27,14 @@ std::vector<GemmConfig> default_configs() {
 
 int largest_stages(const GemmConfig& config) {
   GemmConfig trial = config;
-  for (trial.stages = 8; trial.stages > 2; --trial.stages) {
+  for (trial.pipeline_stages = 8; trial.pipeline_stages > 2; --trial.pipeline_stages) {
     if (shared_memory_bytes(trial) <= kSharedMemoryLimit) break;
   }
-  return trial.stages;
+  return trial.pipeline_stages;
 }
 
 int fewest_stages(const GemmConfig& config) {
-  return config.epilogue == Epilogue::kSwigluGradient ? config.tile_n / kProbChunkColumns : 2;
+  return config.epilogue == Epilogue::kSwigluGradient ? config.tile_n / kProbColumns : 2;
 }
 
 void require_legal(const GemmConfig& config) {
@@ -46,20 +47,21 @@ void require_legal(const GemmConfig& config) {
               (gradient ? ": with dSwiGLU it must be 128 or 192" : ": it must be 128 or 256"));
   require(config.cluster == 1 || config.cluster == 2,
           "cluster is " + std::to_string(config.cluster) + ": it must be 1 or 2");
-  require(config.stages >= fewest_stages(config) && shared_memory_bytes(config) <= kSharedMemoryLimit,
-          "stages is " + std::to_string(config.stages) + ": it must be " + std::to_string(fewest_stages(config)) +
-              " to " + std::to_string(largest_stages(config)) + " for this tile");
+  require(config.pipeline_stages >= fewest_stages(config) && shared_memory_bytes(config) <= kSharedMemoryLimit,
+          "stages is " + std::to_string(config.pipeline_stages) + ": it must be " +
+              std::to_string(fewest_stages(config)) + " to " + std::to_string(largest_stages(config)) +
+              " for this tile");
 }
 
 int table_capacity(int count) {
   if (count <= 1) return 1;
   int capacity = 8;
   while (capacity < count) capacity *= 2;
-  constexpr int kMostTables = 224;  // 128 bytes each: a kernel takes 32,764 bytes of arguments
-  if (count <= kMostTables && capacity > kMostTables) capacity = kMostTables;
-  if (capacity > kMostTables) {
+  constexpr int kMaxTables = 224;  // 128 bytes each: a kernel takes 32,764 bytes of arguments
+  if (count <= kMaxTables && capacity > kMaxTables) capacity = kMaxTables;
+  if (capacity > kMaxTables) {
     throw Error(Status::kInvalidArgument, std::to_string(count) + " experts given by address: at most " +
-                                              std::to_string(kMostTables) + "; give one tensor instead");
+                                              std::to_string(kMaxTables) + "; give one tensor instead");
   }
   return capacity;
 }
@@ -70,7 +72,7 @@ KernelRequest gemm_request(const GemmConfig& config) {
           "uniep_grouped_gemm",
           {macro("UNIEP_LAYOUT", static_cast<int>(config.layout)),
            macro("UNIEP_EPILOGUE", static_cast<int>(config.epilogue)), macro("UNIEP_TILE_N", config.tile_n),
-           macro("UNIEP_STAGES", config.stages), macro("UNIEP_CLUSTER", config.cluster),
+           macro("UNIEP_STAGES", config.pipeline_stages), macro("UNIEP_CLUSTER", config.cluster),
            macro("UNIEP_MAPS", config.maps), macro("UNIEP_OUTPUTS", config.outputs)}};
 }
 

@@ -68,7 +68,7 @@ struct GroupedGemm::State {
     GemmConfig config = default_config(layout, epilogue);
     if (tuning.tile_n != 0) config.tile_n = tuning.tile_n;
     if (tuning.cluster != 0) config.cluster = tuning.cluster;
-    config.stages = tuning.stages != 0 ? tuning.stages : largest_stages(config);
+    config.pipeline_stages = tuning.stages != 0 ? tuning.stages : largest_stages(config);
     config.maps = table_capacity(static_cast<int>(maps));
     config.outputs = table_capacity(static_cast<int>(outputs));
     require_legal(config);
@@ -83,7 +83,7 @@ struct GroupedGemm::State {
   // dprob of a row: the sum of its chunks.
   void sum_probs(const InputGradientSwigluGemm& gemm) {
     const int64_t rows = gemm.rows.rows;
-    const int32_t chunks = (gemm.i + kProbChunkColumns - 1) / kProbChunkColumns;
+    const int32_t chunks = (gemm.i + kProbColumns - 1) / kProbColumns;
     ProbSumArguments sum{static_cast<float*>(gemm.workspace), rows, rows, gemm.dprob, chunks};
     Launch shape;
     shape.threads = 128;
@@ -193,7 +193,7 @@ void GroupedGemm::input_gradient(const InputGradientGemm& gemm) {
 }
 
 int64_t GroupedGemm::swiglu_gradient_workspace_bytes(int64_t rows, int i) {
-  return (i + kProbChunkColumns - 1) / kProbChunkColumns * rows * static_cast<int64_t>(sizeof(float));
+  return (i + kProbColumns - 1) / kProbColumns * rows * static_cast<int64_t>(sizeof(float));
 }
 
 void GroupedGemm::input_gradient_swiglu(const InputGradientSwigluGemm& gemm) {

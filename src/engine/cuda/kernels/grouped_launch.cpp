@@ -7,30 +7,30 @@
 namespace uniep::cuda {
 namespace {
 
-constexpr int kMostAddresses = 224;  // that table_capacity() has room for
+constexpr int kMaxAddresses = 224;  // that table_capacity() has room for
 
-void launch_part(KernelStore& kernels, const GemmConfig& config, const WeightGradientProduct& product,
+void launch_part(KernelStore& kernels, const GemmConfig& config, const WeightGradientOperands& gemm,
                  const GemmPlace& place) {
-  GemmArguments arguments = grouped_arguments(product.rows, product.n, 0);
+  GemmArguments arguments = grouped_arguments(gemm.rows, gemm.n, 0);
   // Without rows no operand is read, but TMA wants a real address.
-  const bool empty = product.rows.rows == 0;
-  const int64_t map_rows = empty ? kTileM : product.rows.rows;
-  const std::vector<void*>& addresses = product.dw.addresses;
-  const void* const any = addresses.empty() ? product.dw.base : addresses[0];
+  const bool empty = gemm.rows.rows == 0;
+  const int64_t map_rows = empty ? kTileM : gemm.rows.rows;
+  const std::vector<void*>& addresses = gemm.dw.addresses;
+  const void* const any = addresses.empty() ? gemm.dw.base : addresses[0];
   arguments.a =
-      encode_operand_map({empty ? any : product.a, product.m, map_rows, 1, empty ? 0 : product.a_stride}, kTileK, "dy");
-  const TensorMap b = encode_operand_map({empty ? any : product.b, product.n, map_rows, 1}, kTileK, "x");
-  arguments.m_extent = product.m;
-  arguments.raster = product.raster;
+      encode_operand_map({empty ? any : gemm.a, gemm.m, map_rows, 1, empty ? 0 : gemm.a_stride}, kTileK, "dy");
+  const TensorMap b = encode_operand_map({empty ? any : gemm.b, gemm.n, map_rows, 1}, kTileK, "x");
+  arguments.m_extent = gemm.m;
+  arguments.raster = gemm.raster;
   arguments.output_per_expert = addresses.empty() ? 0 : 1;
-  arguments.output_leading = product.n;
-  arguments.output_expert_stride = static_cast<int64_t>(product.m) * product.n;
-  arguments.failed = product.failed;
-  GemmOperands operands{arguments, {b}, addresses.empty() ? std::vector{product.dw.base} : addresses};
+  arguments.output_leading = gemm.n;
+  arguments.output_expert_stride = static_cast<int64_t>(gemm.m) * gemm.n;
+  arguments.failed = gemm.failed;
+  GemmOperands operands{arguments, {b}, addresses.empty() ? std::vector{gemm.dw.base} : addresses};
   if (lends_stages(config)) {
-    const int64_t matrices = addresses.empty() ? product.rows.experts : 1;
+    const int64_t matrices = addresses.empty() ? gemm.rows.experts : 1;
     for (const void* output : operands.outputs) {
-      operands.maps.push_back(encode_gradient_map({output, product.n, product.m, matrices}, kTileM, "dw"));
+      operands.maps.push_back(encode_gradient_map({output, gemm.n, gemm.m, matrices}, kTileM, "dw"));
     }
   }
   launch_grouped_gemm(kernels, config, operands, place);
@@ -74,22 +74,22 @@ Epilogue epilogue_of(WeightGradient gradient) {
 }
 
 int addresses_of_launch(int experts) {
-  return table_capacity(std::min(experts, kMostAddresses));
+  return table_capacity(std::min(experts, kMaxAddresses));
 }
 
-void launch_weight_gradient(KernelStore& kernels, GemmConfig config, const WeightGradientProduct& product,
+void launch_weight_gradient(KernelStore& kernels, GemmConfig config, const WeightGradientOperands& gemm,
                             const GemmPlace& place) {
-  const int experts = product.rows.experts;
-  if (product.rows.rows == 0 && config.epilogue == Epilogue::kAccumulate) return;
-  const bool by_address = !product.dw.addresses.empty();
+  const int experts = gemm.rows.experts;
+  if (gemm.rows.rows == 0 && config.epilogue == Epilogue::kAccumulate) return;
+  const bool by_address = !gemm.dw.addresses.empty();
   config.outputs = addresses_of_launch(by_address ? experts : 0);
-  if (!by_address) return launch_part(kernels, config, product, place);
-  for (int first = 0; first < experts; first += kMostAddresses) {
-    WeightGradientProduct part = product;
-    part.rows.experts = std::min(kMostAddresses, experts - first);
+  if (!by_address) return launch_part(kernels, config, gemm, place);
+  for (int first = 0; first < experts; first += kMaxAddresses) {
+    WeightGradientOperands part = gemm;
+    part.rows.experts = std::min(kMaxAddresses, experts - first);
     part.rows.segment_start += first;
     part.rows.row_count += first;
-    const auto begin = product.dw.addresses.begin() + first;
+    const auto begin = gemm.dw.addresses.begin() + first;
     part.dw.addresses.assign(begin, begin + part.rows.experts);
     launch_part(kernels, config, part, place);
   }

@@ -33,7 +33,7 @@ void launch_grouped_gemm(KernelStore& kernels, const GemmConfig& config, const G
                          const GemmPlace& place);
 
 // dw[e][m, n] = a[rows of e, m]^T b[rows of e, n], as GroupedGemm::weight_gradient.
-struct WeightGradientProduct {
+struct WeightGradientOperands {
   ExpertRows rows;
   const void* a = nullptr;
   const void* b = nullptr;
@@ -49,7 +49,7 @@ Epilogue epilogue_of(WeightGradient gradient);
 // For gradients by this many addresses; 0: as one tensor. More than fit into one launch take several.
 int addresses_of_launch(int experts);
 
-void launch_weight_gradient(KernelStore& kernels, GemmConfig config, const WeightGradientProduct& product,
+void launch_weight_gradient(KernelStore& kernels, GemmConfig config, const WeightGradientOperands& gemm,
                             const GemmPlace& place);
 
 }  // namespace uniep::cuda

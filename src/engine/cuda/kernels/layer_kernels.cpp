@@ -6,18 +6,18 @@ namespace uniep::cuda {
 
 LayerKernelConfig layer_config(const LayerKernelOptions& options) {
   LayerKernelConfig config;
-  config.products = options.products;
+  config.gemms = options.gemms;
   config.combine = options.combine;
   config.on_sms = options.on_sms;
   config.filled = options.filled;
   GemmConfig& gemm = config.gemm;
-  gemm = layer_gemm(options.products, {});
+  gemm = layer_gemm(options.gemms, {});
   gemm.tile_n = options.tile_n;
   gemm.cluster = options.cluster;
-  gemm.copy_chunk_bytes = options.copy_chunk_bytes;
+  gemm.ring_stage_bytes = options.ring_stage_bytes;
   gemm.copy_stages = options.copy_stages;
-  if (options.products != LayerProducts::kSecondGradient) gemm.expert = options.expert;
-  gemm.stages = options.stages == 0 ? largest_stages(gemm) : options.stages;
+  if (options.gemms != LayerGemms::kSecondGradient) gemm.expert = options.expert;
+  gemm.pipeline_stages = options.pipeline_stages == 0 ? largest_stages(gemm) : options.pipeline_stages;
   require_legal(gemm);
   return config;
 }
@@ -33,14 +33,14 @@ std::vector<LayerKernelConfig> default_layer_configs() {
   constexpr int kGradientColumns = 192;
   for (const bool on_sms : {false, true}) {
     configs.push_back(
-        layer_config({.products = LayerProducts::kFirstGradient, .tile_n = kGradientColumns, .on_sms = on_sms}));
+        layer_config({.gemms = LayerGemms::kFirstGradient, .tile_n = kGradientColumns, .on_sms = on_sms}));
   }
   for (const CombineKind combine : {CombineKind::kEpilogue, CombineKind::kStaged, CombineKind::kGroups}) {
-    configs.push_back(layer_config({.products = LayerProducts::kSecondGradient, .combine = combine}));
+    configs.push_back(layer_config({.gemms = LayerGemms::kSecondGradient, .combine = combine}));
   }
   for (const FilledGradients filled :
        {FilledGradients::kBFloat16, FilledGradients::kFloat32, FilledGradients::kAccumulate}) {
-    configs.push_back(layer_config({.products = LayerProducts::kSecondGradient, .filled = filled}));
+    configs.push_back(layer_config({.gemms = LayerGemms::kSecondGradient, .filled = filled}));
   }
   return configs;
 }
@@ -54,9 +54,9 @@ KernelRequest layer_request(const LayerKernelConfig& config) {
   return {
       "engine/cuda/device/kernels/megakernel.cu",
       "uniep_layer",
-      {macro("UNIEP_PRODUCTS", static_cast<int>(config.products)), macro("UNIEP_TILE_N", config.gemm.tile_n),
-       macro("UNIEP_STAGES", config.gemm.stages), macro("UNIEP_CLUSTER", config.gemm.cluster),
-       macro("UNIEP_COPY_CHUNK_BYTES", config.gemm.copy_chunk_bytes),
+      {macro("UNIEP_GEMMS", static_cast<int>(config.gemms)), macro("UNIEP_TILE_N", config.gemm.tile_n),
+       macro("UNIEP_STAGES", config.gemm.pipeline_stages), macro("UNIEP_CLUSTER", config.gemm.cluster),
+       macro("UNIEP_COPY_CHUNK_BYTES", config.gemm.ring_stage_bytes),
        macro("UNIEP_COPY_STAGES", config.gemm.copy_stages), macro("UNIEP_COMBINE", static_cast<int>(config.combine)),
        macro("UNIEP_ON_SMS", config.on_sms ? 1 : 0), macro("UNIEP_FILLED", static_cast<int>(config.filled)),
        macro("UNIEP_ACTIVATION", static_cast<int>(expert.activation)), macro("UNIEP_WEIGHS_Z", expert.weighs_z ? 1 : 0),

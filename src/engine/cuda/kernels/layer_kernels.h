@@ -13,11 +13,11 @@ namespace uniep::cuda {
 
 // What of a Schedule is compiled into the kernel.
 struct LayerKernelOptions {
-  LayerProducts products = LayerProducts::kForward;
+  LayerGemms gemms = LayerGemms::kForward;
   int tile_n = 256;  // of all the kernel's GEMMs; 256: 128 gate and 128 up columns in FC1; dSwiGLU: 128 or 192
   int cluster = 2;
-  int stages = 0;  // 0: the most that fit
-  int copy_chunk_bytes = 4096;
+  int pipeline_stages = 0;  // 0: the most that fit
+  int ring_stage_bytes = 4096;
   int copy_stages = 3;  // of the copy warp's ring
   CombineKind combine = CombineKind::kEpilogue;
   bool on_sms = false;

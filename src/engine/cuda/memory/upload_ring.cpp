@@ -9,7 +9,7 @@
 
 namespace uniep::cuda {
 namespace {
-constexpr std::size_t kSmallestBuffer = 64 << 10;
+constexpr std::size_t kMinBuffer = 64 << 10;
 }
 
 UploadRing::~UploadRing() {
@@ -37,7 +37,7 @@ void UploadRing::copy(void* target, const void* source, std::size_t bytes, CUstr
     if (buffer.memory != nullptr) driver().cuMemFreeHost(buffer.memory);
     buffer.memory = nullptr;
     buffer.bytes = 0;
-    const std::size_t wanted = std::max(kSmallestBuffer, bytes);
+    const std::size_t wanted = std::max(kMinBuffer, bytes);
     check(driver().cuMemHostAlloc(&buffer.memory, wanted, CU_MEMHOSTALLOC_PORTABLE), "taking pinned memory");
     buffer.bytes = wanted;
   }

@@ -11,8 +11,8 @@
 namespace uniep::cuda {
 namespace {
 
-constexpr int kMostCtasOfRank = 64;  // more make the sums over CTAs longer than what they save
-constexpr int64_t kLargestRowCount = std::numeric_limits<int32_t>::max() - kRowAlignment;
+constexpr int kMaxCtasOfRank = 64;  // more make the sums over CTAs longer than what they save
+constexpr int64_t kMaxRowCount = std::numeric_limits<int32_t>::max() - kRowAlignment;
 
 CUdeviceptr pointer(const void* address) {
   return reinterpret_cast<CUdeviceptr>(address);
@@ -23,15 +23,15 @@ CUstream stream_of(Stream stream) {
 }
 
 void require_ranks(int ranks) {
-  if (ranks <= kMostCudaRanks) return;
-  throw Error(Status::kUnsupported, "ranks: " + std::to_string(ranks) + "; the cuda engine places for 1 to " +
-                                        std::to_string(kMostCudaRanks));
+  if (ranks <= kMaxCudaRanks) return;
+  throw Error(Status::kUnsupported,
+              "ranks: " + std::to_string(ranks) + "; the cuda engine places for 1 to " + std::to_string(kMaxCudaRanks));
 }
 
 // CTAs of a kernel that has a warp for each token, and walks on where there are more.
 int dense_blocks(int64_t tokens) {
-  constexpr int64_t kMostBlocks = 1024, kTokens = kDenseThreads / 32;
-  return static_cast<int>(std::min(kMostBlocks, (tokens + kTokens - 1) / kTokens));
+  constexpr int64_t kMaxBlocks = 1024, kTokens = kDenseThreads / 32;
+  return static_cast<int>(std::min(kMaxBlocks, (tokens + kTokens - 1) / kTokens));
 }
 
 uint64_t nanoseconds(double seconds) {
@@ -46,8 +46,8 @@ bool is_timeout(PlaceFault fault) {
 std::string words(const PlaceTerms& terms) {
   const auto limit = [](int64_t value) { return value == 0 ? std::string("any") : std::to_string(value); };
   return std::to_string(terms.experts) + " experts, top-k " + std::to_string(terms.topk) + ", " +
-         (terms.row_limit == kLargestRowCount ? "rows by need" : "capacity rows " + limit(terms.row_limit)) +
-         ", tokens " + limit(terms.tokens);
+         (terms.row_limit == kMaxRowCount ? "rows by need" : "capacity rows " + limit(terms.row_limit)) + ", tokens " +
+         limit(terms.tokens);
 }
 
 // `running`: what the peer does instead.
@@ -134,10 +134,10 @@ void Placer::take(const std::vector<KernelStore*>& kernels) {
   for (DeviceRanks& of : devices_) {
     const ScopedDevice scope(of.device);
     const int processors = device_attribute(of.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-    of.ctas = std::clamp(processors / static_cast<int>(of.index.size()), 1, kMostCtasOfRank);
+    of.ctas = std::clamp(processors / static_cast<int>(of.index.size()), 1, kMaxCtasOfRank);
     load(of);
     for (const size_t i : of.index) {
-      const size_t counts = static_cast<size_t>(of.ctas) * kMostPlaceExperts;
+      const size_t counts = static_cast<size_t>(of.ctas) * kMaxPlaceExperts;
       const size_t counts_bytes = (counts + static_cast<size_t>(of.ctas) * kTokenClasses) * sizeof(int32_t);
       CUdeviceptr address = 0;
       cuda::check(driver().cuMemAlloc(&address, sizeof(PlaceState) + counts_bytes),
@@ -159,7 +159,7 @@ void Placer::load(DeviceRanks& of) {
   const ScopedDevice scope(of.device);
   const uint64_t generation = of.kernels->generation();
   of.kernels->prepare(placement_kernels());
-  of.kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts));
+  of.kernels->get(place_request(), place_shared_bytes(kMaxPlaceExperts));
   of.kernels->get(row_of_source_request(), 0);
   of.kernels->get(program_tables_request(), 0);
   of.kernels->get(slots_of_map_request(), 0);
@@ -193,15 +193,15 @@ void Placer::clear() {
 
 void Placer::clear_own() {
   for (OwnRank& own : own_) own.stream.clear(own.state, sizeof(PlaceState));
-  std::fill_n(host_->report, kMostCudaRanks, PlaceReport{});
+  std::fill_n(host_->report, kMaxCudaRanks, PlaceReport{});
   timed_out_ = false;
 }
 
 void Placer::require_supported(const LayerShape& shape, int ranks) {
   require_ranks(ranks);
-  if (shape.experts > kMostPlaceExperts) {
+  if (shape.experts > kMaxPlaceExperts) {
     throw Error(Status::kUnsupported, "experts: " + std::to_string(shape.experts) +
-                                          "; the cuda engine places at most " + std::to_string(kMostPlaceExperts));
+                                          "; the cuda engine places at most " + std::to_string(kMaxPlaceExperts));
   }
 }
 
@@ -239,7 +239,7 @@ void Placer::launch(const LayerShape& shape, std::span<const RankToPlace> ranks,
     args.phases = phases;
     args.call = call_;
     args.terms = {static_cast<int32_t>(shape.experts), static_cast<int32_t>(shape.topk),
-                  limits.rows > 0 ? limits.rows : kLargestRowCount, limits.tokens};
+                  limits.rows > 0 ? limits.rows : kMaxRowCount, limits.tokens};
     args.wait_limit_ns = nanoseconds(wait_seconds_);
     args.arrival_limit_ns = nanoseconds(arrival_seconds_);
     PlaceRank* rank = args.rank;
@@ -262,7 +262,7 @@ void Placer::launch(const LayerShape& shape, std::span<const RankToPlace> ranks,
       }
       ++rank;
     }
-    launch_kernel(of.kernels->get(place_request(), place_shared_bytes(kMostPlaceExperts)),
+    launch_kernel(of.kernels->get(place_request(), place_shared_bytes(kMaxPlaceExperts)),
                   {.grid_x = static_cast<int>(of.index.size()) * of.ctas,
                    .threads = kPlaceThreads,
                    .shared_bytes = place_shared_bytes(shape.experts),

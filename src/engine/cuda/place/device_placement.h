@@ -148,9 +148,9 @@ class Placer {
 
   // Page-locked, so that copies from all ranks are under way together.
   struct HostMemory {
-    PlaceReport report[kMostCudaRanks];
-    int32_t tokens[kMostCudaRanks];
-    int32_t counts[kMostCudaRanks * kMostPlaceExperts];
+    PlaceReport report[kMaxCudaRanks];
+    int32_t tokens[kMaxCudaRanks];
+    int32_t counts[kMaxCudaRanks * kMaxPlaceExperts];
   };
 
   SymmetricMemory& memory_;

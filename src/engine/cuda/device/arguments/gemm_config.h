@@ -57,12 +57,12 @@ struct GemmConfig {
   Layout layout = Layout::kForward;
   Epilogue epilogue = Epilogue::kBFloat16;
   int tile_n = 256;  // 128 or 256 columns of D; kSwigluGradient: 128 or 192
-  int stages = 4;
+  int pipeline_stages = 4;
   int cluster = 2;  // CTAs that share a tile of B: 1 or 2
   int maps = 1;     // tensor maps of B: 1, or one an expert
   int outputs = 1;  // output addresses: 1, or one an expert (wgrad)
   // The megakernels' copy warp has a ring of chunks; the standalone kernel keeps it free.
-  int copy_chunk_bytes = kStandaloneChunkBytes;
+  int ring_stage_bytes = kStandaloneChunkBytes;
   int copy_stages = kStandaloneCopyStages;
   bool in_layer = false;  // the megakernel's: its records, and room for the call
   ExpertConfig expert = {};
@@ -88,7 +88,7 @@ UNIEP_HOST_DEVICE constexpr int lent_boxes_of_stage(const GemmConfig& config) {
 UNIEP_HOST_DEVICE constexpr int lent_stages(const GemmConfig& config) {
   return (config.tile_n / kLentColumns + lent_boxes_of_stage(config) - 1) / lent_boxes_of_stage(config);
 }
-constexpr int kMostLentStages = 3;
+constexpr int kMaxLentStages = 3;
 // Tensor maps of D, for TMA: as many as there are outputs.
 UNIEP_HOST_DEVICE constexpr int output_maps(const GemmConfig& config) {
   return lends_stages(config) ? config.outputs : 0;
@@ -97,7 +97,7 @@ UNIEP_HOST_DEVICE constexpr int output_maps(const GemmConfig& config) {
 // What an epilogue leaves over for between the next tile's K blocks (see epilogue/epilogue.h): bf16 writes 64 columns
 // after each of the first K blocks; SwiGLU and dSwiGLU do 16 columns a step, spread over all K blocks, dSwiGLU with a
 // fifth step for every 64; the layer does 16 columns of gate and up, or 32 of FC2.
-UNIEP_HOST_DEVICE constexpr int late_steps(const GemmConfig& config) {
+UNIEP_HOST_DEVICE constexpr int deferred_steps(const GemmConfig& config) {
   if (config.epilogue == Epilogue::kBFloat16) return config.tile_n / 64;
   if (config.epilogue == Epilogue::kSwiglu || config.epilogue == Epilogue::kLayer) return config.tile_n / 2 / 16;
   return config.epilogue == Epilogue::kSwigluGradient ? config.tile_n / 64 * 5 : 0;
@@ -106,8 +106,8 @@ constexpr int kLayerSpacing = 4;  // K blocks between two steps at most: other t
 // The fewest K blocks that this takes. Forward and dgrad run at least that many: beyond K both operands are read as
 // zero.
 UNIEP_HOST_DEVICE constexpr int interleaved_blocks(const GemmConfig& config) {
-  if (config.epilogue == Epilogue::kBFloat16) return late_steps(config);
-  return 1 + late_steps(config);
+  if (config.epilogue == Epilogue::kBFloat16) return deferred_steps(config);
+  return 1 + deferred_steps(config);
 }
 
 // The two loads that a stage's tile of B takes, one by each CTA of a cluster if they share it, are halves of its
@@ -125,8 +125,8 @@ UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) {
 }
 
 UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
-  return gemm_kernel_bytes(config.tile_n, config.stages, staging_bytes(config),
-                           copy_ring_bytes(config.copy_chunk_bytes, config.copy_stages),
+  return gemm_kernel_bytes(config.tile_n, config.pipeline_stages, staging_bytes(config),
+                           copy_ring_bytes(config.ring_stage_bytes, config.copy_stages),
                            config.in_layer ? kCallBytes : 0);
 }
 

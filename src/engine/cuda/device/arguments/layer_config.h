@@ -11,17 +11,17 @@ enum class CombineKind : int {
   kGroups = 2,    // the same, summed by groups of experts before they are sent
 };
 
-// The products of a launch's kernel.
-enum class LayerProducts : int {
+// The GEMMs of a launch's kernel.
+enum class LayerGemms : int {
   kForward = 0,         // FC1 with SwiGLU; FC2, whose rows go to their slots
   kFirstGradient = 1,   // dgrad FC2 with dSwiGLU
   kSecondGradient = 2,  // dgrad FC1, whose rows go to their slots
 };
 
-constexpr GemmConfig layer_gemm(LayerProducts products, GemmConfig gemm) {
+constexpr GemmConfig layer_gemm(LayerGemms gemms, GemmConfig gemm) {
   gemm.in_layer = true;
-  gemm.layout = products == LayerProducts::kForward ? Layout::kForward : Layout::kDgrad;
-  gemm.epilogue = products == LayerProducts::kFirstGradient ? Epilogue::kSwigluGradient : Epilogue::kLayer;
+  gemm.layout = gemms == LayerGemms::kForward ? Layout::kForward : Layout::kDgrad;
+  gemm.epilogue = gemms == LayerGemms::kFirstGradient ? Epilogue::kSwigluGradient : Epilogue::kLayer;
   return gemm;
 }
 
@@ -35,14 +35,14 @@ constexpr Epilogue epilogue_of(FilledGradients filled) {
 }
 
 struct LayerKernelConfig {
-  LayerProducts products = LayerProducts::kForward;
-  GemmConfig gemm = layer_gemm(LayerProducts::kForward, {});
+  LayerGemms gemms = LayerGemms::kForward;
+  GemmConfig gemm = layer_gemm(LayerGemms::kForward, {});
   CombineKind combine = CombineKind::kEpilogue;
   bool on_sms = false;  // comm.where
   FilledGradients filled = FilledGradients::kNone;
 };
 
-// The weight gradients' products, in the shared memory of dgrad FC1's.
+// The weight gradients' GEMMs, in the shared memory of dgrad FC1's.
 constexpr GemmConfig filled_gemm(const LayerKernelConfig& config) {
   GemmConfig gemm = config.gemm;
   gemm.layout = Layout::kWgrad;

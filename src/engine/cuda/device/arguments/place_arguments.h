@@ -80,10 +80,10 @@ UNIEP_HOST_DEVICE RoutingFault problem_fault(uint64_t word) {
 // placed_word(). Counts have two banks: a peer can be one placement ahead of me, and not two, since it waits for my
 // counts in between.
 struct PlaceExchange {
-  uint32_t counted[kMostCudaRanks];
-  uint32_t placed[kMostCudaRanks];
-  SourceHeader header[2][kMostCudaRanks];
-  int32_t counts[2][kMostCudaRanks][kMostPlaceExperts];
+  uint32_t counted[kMaxCudaRanks];
+  uint32_t placed[kMaxCudaRanks];
+  SourceHeader header[2][kMaxCudaRanks];
+  int32_t counts[2][kMaxCudaRanks][kMaxPlaceExperts];
 };
 
 UNIEP_HOST_DEVICE uint32_t placed_word(uint32_t epoch, bool gave_up) {
@@ -112,11 +112,11 @@ struct PlaceRank {
   int32_t rank, tokens, wide_ids, dense;
   PlacementTables tables;
   PlaceState* state;
-  int32_t* chunk_counts;                  // [CTAs, E] slots by expert
-  int32_t* chunk_tokens;                  // [CTAs, kTokenClasses] tokens by class
-  const uint32_t* call_failed;            // of the rank's WaitReport, or null
-  GroupControl* control[kMostCudaRanks];  // of every rank, as this one reaches it
-  RowSource* rows_of[kMostCudaRanks];     // where every rank takes rows; own tables.rows, or memory to copy from
+  int32_t* chunk_counts;                 // [CTAs, E] slots by expert
+  int32_t* chunk_tokens;                 // [CTAs, kTokenClasses] tokens by class
+  const uint32_t* call_failed;           // of the rank's WaitReport, or null
+  GroupControl* control[kMaxCudaRanks];  // of every rank, as this one reaches it
+  RowSource* rows_of[kMaxCudaRanks];     // where every rank takes rows; own tables.rows, or memory to copy from
 };
 
 // Ranks that share a launch are neighbours: CTA b works for rank[b / ctas].
@@ -127,25 +127,25 @@ struct PlaceArguments {
   uint32_t call;  // its number on this rank; kReplayed in a graph
   PlaceTerms terms;
   uint64_t wait_limit_ns, arrival_limit_ns;
-  PlaceRank rank[kMostCudaRanks];
+  PlaceRank rank[kMaxCudaRanks];
 };
 static_assert(sizeof(PlaceArguments) < 4096, "passed as a kernel's argument");
 
 struct RowOfSourceArguments {
   int32_t ranks, experts, topk, unused;
-  int32_t rank[kMostCudaRanks];
-  PlacementTables tables[kMostCudaRanks];
+  int32_t rank[kMaxCudaRanks];
+  PlacementTables tables[kMaxCudaRanks];
 };
 
 // One CTA a rank: fills `tables`, to which calls[i].program points, and what else of it follows from the counts.
 struct ProgramTablesArguments {
   RankCall* calls;
-  ProgramTables tables[kMostCudaRanks];
+  ProgramTables tables[kMaxCudaRanks];
 };
 
 UNIEP_HOST_DEVICE constexpr int place_shared_bytes(int64_t experts) {
   return (static_cast<int>((kPlaceWarps + 4) * experts) + 1 + (kPlaceWarps + 1) * kTokenClasses) * 4;
 }
-static_assert(place_shared_bytes(kMostPlaceExperts) <= 227 * 1024, "shared memory of a CTA");
+static_assert(place_shared_bytes(kMaxPlaceExperts) <= 227 * 1024, "shared memory of a CTA");
 
 }  // namespace uniep::cuda

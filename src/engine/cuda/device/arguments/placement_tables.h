@@ -6,7 +6,7 @@
 // One rank's placement in device memory: the tables that RankProgram points to.
 namespace uniep::cuda {
 
-constexpr int kMostPlaceExperts = 2048;  // the placement kernel keeps twenty numbers an expert in shared memory
+constexpr int kMaxPlaceExperts = 2048;  // the placement kernel keeps twenty numbers an expert in shared memory
 
 // From the routing alone.
 struct PlacementTables {

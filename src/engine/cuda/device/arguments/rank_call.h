@@ -10,7 +10,7 @@
 // of its kernels. Nothing in it changes during the call.
 namespace uniep::cuda {
 
-constexpr int kMostCudaSlots = 32;  // slots or combine groups of a token: a lane of a warp each
+constexpr int kMaxCudaSlots = 32;  // slots or combine groups of a token: a lane of a warp each
 
 // Where an agent writes down when its tiles ran; a ring of `capacity` records for each agent.
 struct TileRecord {
@@ -54,21 +54,21 @@ struct alignas(64) RankCall {
   RankProgram program;  // its tables lie in device memory
   SignalLayout layout;
   int64_t hidden, intermediate;
-  int32_t slot_count;  // rows of `slots` a token: K, or the number of combine groups
+  int32_t slot_count;  // rows of `slot_rows` a token: K, or the number of combine groups
 
   // Signals. The epoch is advanced by the kernel that begins a call; counters of epoch e lie in bank e % 2.
   RankState* state;
-  uint32_t* counters;               // [2][layout.counter_total]
-  uint32_t* flags[kMostCudaRanks];  // of every rank, as this rank reaches them
-  uint64_t wait_limit_ns;           // for waits inside a rank and for data of peers that have arrived
-  uint64_t arrival_limit_ns;        // for a peer to arrive
+  uint32_t* counters;              // [2][layout.counter_total]
+  uint32_t* flags[kMaxCudaRanks];  // of every rank, as this rank reaches them
+  uint64_t wait_limit_ns;          // for waits inside a rank and for data of peers that have arrived
+  uint64_t arrival_limit_ns;       // for a peer to arrive
 
   // Memory that peers reach.
-  const BFloat16* input[kMaxOperands][kMostCudaRanks];  // [T, H] x, or dy and x again
-  BFloat16* gathered_of[kMaxOperands][kMostCudaRanks];  // [rows, H]; peers' only under push
-  BFloat16* slots[kMostCudaRanks];                      // [T, slot_count, H]
-  float* prob_slots[kMostCudaRanks];                    // [T, K] dprobs on their way
-  const RowSource* rows_of[kMostCudaRanks];             // row tables; peers' only under push
+  const BFloat16* input[kMaxOperands][kMaxCudaRanks];  // [T, H] x, or dy and x again
+  BFloat16* gathered_of[kMaxOperands][kMaxCudaRanks];  // [rows, H]; peers' only under push
+  BFloat16* slot_rows[kMaxCudaRanks];                  // [T, slot_count, H]
+  float* prob_slots[kMaxCudaRanks];                    // [T, K] dprobs on their way
+  const RowSource* rows_of[kMaxCudaRanks];             // row tables; peers' only under push
 
   // Memory of this rank alone. Forward's names; in backward the first GEMM makes dz, the second dxg.
   // dW2, dW1, and dW1's up rows where they lie apart (as if its gate rows stood before them); where they are made in

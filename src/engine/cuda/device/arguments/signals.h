@@ -10,7 +10,7 @@
 // out of time says what it was for.
 namespace uniep::cuda {
 
-constexpr int kMostCudaRanks = 8;
+constexpr int kMaxCudaRanks = 8;
 
 enum class SignalKind : uint32_t {
   kCounter = 0,
@@ -56,9 +56,9 @@ struct RunningNote {
 
 // A rank's memory in which peers tell of their calls; element p only rank p writes.
 struct CallBoard {
-  uint32_t failed[kMostCudaRanks];          // the number of a call that rank p gave up, or kLeft
-  CallDescription call[2][kMostCudaRanks];  // of the epoch with this lowest bit
-  RunningNote running;                      // of this rank's GPU, for peers that wait for it to arrive
+  uint32_t failed[kMaxCudaRanks];          // the number of a call that rank p gave up, or kLeft
+  CallDescription call[2][kMaxCudaRanks];  // of the epoch with this lowest bit
+  RunningNote running;                     // of this rank's GPU, for peers that wait for it to arrive
 };
 constexpr uint32_t kLeft = 0xfffffffeu;  // rank p makes no more calls
 
@@ -76,8 +76,8 @@ struct WaitReport {
 // A rank's state of its own on its GPU, from call to call.
 struct RankState {
   WaitReport report;
-  uint32_t epoch;                    // of the running or last call
-  CallBoard* board[kMostCudaRanks];  // of every rank, as this one reaches it
+  uint32_t epoch;                   // of the running or last call
+  CallBoard* board[kMaxCudaRanks];  // of every rank, as this one reaches it
 };
 
 // Flags of calls that may be over when they are looked at: a peer may be a call ahead. 0 is no epoch.

@@ -20,7 +20,7 @@ struct WarpTile {
   int32_t column = kBeyond;  // absolute first column
   int32_t rows = 0;          // of 16, how many exist; may be <= 0
   int32_t expert = 0;
-  int32_t product = 0;  // of the megakernel's weight gradients: 0 dW2, 1 dW1
+  int32_t gemm = 0;     // of the megakernel's weight gradients: 0 dW2, 1 dW1
   bool exists = false;  // false: nothing is to be read or written, and column is kBeyond
 };
 

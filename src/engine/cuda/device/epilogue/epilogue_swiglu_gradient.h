@@ -30,10 +30,10 @@ class StandaloneGradient {
 
 // FC2's dgrad: from da (fp32, the accumulators) and z: a again, dz, and dprob's sums of 64 columns.
 //
-// All of it is late work, from a copy of the accumulators in registers: chunks of 64 columns, each in four steps of 16
-// columns and one that ends the chunk's sum. z, dz and a move by TMA, 32 columns at a time, so that no math warp waits
-// for memory: z comes into one of two buffers while the other is worked on, across tiles; dz takes its place and leaves
-// from there, beside a. The last tile's z comes through the stages (last_z.h).
+// All of it is a deferred epilogue, from a copy of the accumulators in registers: chunks of 64 columns, each in four
+// steps of 16 columns and one that ends the chunk's sum. z, dz and a move by TMA, 32 columns at a time, so that no math
+// warp waits for memory: z comes into one of two buffers while the other is worked on, across tiles; dz takes its place
+// and leaves from there, beside a. The last tile's z comes through the stages (last_z.h).
 //
 // A tile that does not exist lies beyond the last column, where TMA reads zero and writes nothing. A row that does not
 // exist gets z, da and prob of +0, from which every result is +0.
@@ -41,22 +41,22 @@ template <GemmConfig kConfig, typename Gradient>
 class SwigluGradientEpilogue {
  public:
   static constexpr int kCount = kConfig.tile_n / 2;
-  static constexpr int kChunks = kConfig.tile_n / kProbChunkColumns;
-  static constexpr int kStripsInChunk = kProbChunkColumns / kStripColumns;
+  static constexpr int kChunks = kConfig.tile_n / kProbColumns;
+  static constexpr int kStripsInChunk = kProbColumns / kStripColumns;
   static constexpr int kStepsInGroup = kStripsInChunk + 1;
   static constexpr int kSteps = kChunks * kStepsInGroup;
   static constexpr bool kRolled = true;
   static constexpr int kStripRegisters = kStripColumns / 2;
-  static constexpr int kChunkRegisters = kProbChunkColumns / 2;
+  static constexpr int kChunkRegisters = kProbColumns / 2;
   static constexpr int kParked = kConfig.in_layer ? 6 : 4;  // the megakernel's math warps have fewer registers
   static constexpr int kHeld = kCount - kParked;
-  static_assert(kProbChunkColumns == 2 * kTransferColumns && kTransferColumns == 2 * kStripColumns,
+  static_assert(kProbColumns == 2 * kTransferColumns && kTransferColumns == 2 * kStripColumns,
                 "a chunk takes both buffers in turn, two strips each");
 
   UNIEP_DEVICE SwigluGradientEpilogue(const Gradient& gradient, uint32_t staging)
       : gradient_(gradient), staging_(staging) {
     if (ptx::lane_index() == 0) {
-      for (int buffer = 0; buffer < kBuffers; ++buffer) ptx::mbarrier_init(landed(buffer), 1);
+      for (int buffer = 0; buffer < kBuffers; ++buffer) ptx::mbarrier_init(full(buffer), 1);
       ptx::fence_mbarrier_init();
       calls() = 0;
       fetch(0, WarpTile::kBeyond, 0);
@@ -80,9 +80,9 @@ class SwigluGradientEpilogue {
     phase_ ^= 1;
   }
 
-  // All that the last tile left over. Beside no products it counts how long a strip takes, so two are under way.
-  UNIEP_DEVICE void run_alone(SharedStorage<kConfig>& shared, StageCursor<kConfig.stages> cursor) {
-    ptx::mbarrier_wait(landed(0), phase_, "z");  // which the last step asked for; not used
+  // All that the last tile left over. Beside no mainloop it counts how long a strip takes, so two are under way.
+  UNIEP_DEVICE void run_alone(SharedStorage<kConfig>& shared, StageCursor<kConfig.pipeline_stages> cursor) {
+    ptx::mbarrier_wait(full(0), phase_, "z");  // which the last step asked for; not used
     ptx::bulk_wait_read<0>();
     __syncwarp();
     const uint32_t warp = ptx::warp_uniform(staging_ - ptx::shared_address(shared.staging[0])) / staging_bytes(kConfig);
@@ -107,8 +107,8 @@ class SwigluGradientEpilogue {
     const int32_t row = static_cast<int32_t>(ptx::lane_index()) / 4;
     prob_[0] = gradient_.prob(tile, row);
     prob_[1] = gradient_.prob(tile, row + 8);
-    // This mask is also what makes copies: were the kept values still accumulators for the compiler, the next
-    // products would have to wait for the last use of each (ptxas then serialises wgmma, C7520).
+    // This mask is also what makes copies: were the kept values still accumulators for the compiler, the next mainloop
+    // would have to wait for the last use of each (ptxas then serialises wgmma, C7520).
     const uint32_t exists[2] = {row < tile.rows ? ~0u : 0u, row + 8 < tile.rows ? ~0u : 0u};
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) da_[i] = float_from_bits(bits_of_float(d[i]) & exists[i / 2 % 2]);
@@ -144,7 +144,7 @@ class SwigluGradientEpilogue {
   UNIEP_DEVICE uint32_t activation_block() const {
     return staging_ + kActivationAt;
   }
-  UNIEP_DEVICE uint64_t& landed(int32_t buffer) const {
+  UNIEP_DEVICE uint64_t& full(int32_t buffer) const {
     return *static_cast<uint64_t*>(__cvta_shared_to_generic(staging_ + kBarriersAt + buffer * 8));
   }
 
@@ -176,7 +176,7 @@ class SwigluGradientEpilogue {
 
   // One lane.
   UNIEP_DEVICE void fetch(int32_t row, int32_t column, int32_t buffer) const {
-    uint64_t& barrier = landed(buffer);
+    uint64_t& barrier = full(buffer);
     ptx::mbarrier_arrive_expect_bytes(barrier, 2 * kTransferBytes);
     ptx::tma_load_3d(gate_block(buffer), gradient_.z(), barrier, column, row, 0);
   }
@@ -191,11 +191,11 @@ class SwigluGradientEpilogue {
         ptx::bulk_wait_read<0>();
       }
       const bool same_tile = same_chunk || chunk_ + 1 < kChunks;
-      const int32_t column = column_ + (same_chunk ? kTransferColumns : kProbChunkColumns);
+      const int32_t column = column_ + (same_chunk ? kTransferColumns : kProbColumns);
       fetch(same_tile ? row_ : next.row, same_tile ? column : next.column, 1 - buffer);
     }
     __syncwarp();
-    ptx::mbarrier_wait(landed(buffer), phase_, "z");
+    ptx::mbarrier_wait(full(buffer), phase_, "z");
   }
 
   UNIEP_DEVICE void end_transfer(int32_t half, uint32_t dz, uint32_t activation) {
@@ -288,7 +288,7 @@ class SwigluGradientEpilogue {
 
   UNIEP_DEVICE void end_chunk() {
     write_prob_sum();
-    column_ += kProbChunkColumns;
+    column_ += kProbColumns;
     ++chunk_;
     prob_sum_[0] = prob_sum_[1] = 0.0f;
     rotate_registers<kChunkRegisters>(da_);
@@ -297,7 +297,7 @@ class SwigluGradientEpilogue {
 
   UNIEP_DEVICE void write_prob_sum() {
     const int32_t lane = static_cast<int32_t>(ptx::lane_index());
-    float* const sums = gradient_.prob_sums(column_ / kProbChunkColumns) + row_;
+    float* const sums = gradient_.prob_sums(column_ / kProbColumns) + row_;
     const bool exists = column_ < gradient_.columns();  // the chunk's first column, if any
 #pragma unroll
     for (int32_t half = 0; half < 2; ++half) {

@@ -35,14 +35,12 @@ class FilledOutput {
 
  private:
   // A warp's 16 rows are all of the gate or all of the up: the host sees to it.
-  UNIEP_DEVICE bool is_up(const WarpTile& tile) const {
-    return tile.product != 0 && tile.row >= shared_.call.gate_rows;
-  }
+  UNIEP_DEVICE bool is_up(const WarpTile& tile) const { return tile.gemm != 0 && tile.row >= shared_.call.gate_rows; }
   UNIEP_DEVICE const GradientMatrices& gradients_of(const WarpTile& tile) const {
-    return shared_.call.gradients[tile.product + (is_up(tile) ? 1 : 0)];
+    return shared_.call.gradients[tile.gemm + (is_up(tile) ? 1 : 0)];
   }
   UNIEP_DEVICE const WgradGrid& grid_of(const WarpTile& tile) const {
-    return tile.product != 0 ? shared_.call.program.wgrad_fc1 : shared_.call.program.wgrad_fc2;
+    return tile.gemm != 0 ? shared_.call.program.wgrad_fc1 : shared_.call.program.wgrad_fc2;
   }
 
   const LayerStorage<kLayer>& shared_;
@@ -51,14 +49,14 @@ class FilledOutput {
 // The CTA's tile of a record.
 UNIEP_DEVICE WarpTile filled_tile(const LayerTask& task) {
   return {
-      .row = task.row, .column = task.column(), .expert = task.expert, .product = task.has(LayerTask::kSecond) ? 1 : 0};
+      .row = task.row, .column = task.column(), .expert = task.expert, .gemm = task.has(LayerTask::kSecond) ? 1 : 0};
 }
 
-// The same memory, as the weight gradients' products see it.
+// The same memory, as the weight gradients' GEMMs see it.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE auto& filled_storage(LayerStorage<kLayer>& shared) {
   using Storage = SharedStorage<filled_gemm(kLayer)>;
-  static_assert(sizeof(Storage) == sizeof(SharedStorage<kLayer.gemm>), "all products of a launch share their memory");
+  static_assert(sizeof(Storage) == sizeof(SharedStorage<kLayer.gemm>), "all GEMMs of a launch share their memory");
   return reinterpret_cast<Storage&>(shared);
 }
 

@@ -3,8 +3,8 @@
 #include "engine/cuda/device/epilogue/epilogue.h"
 #include "engine/cuda/device/ptx/tma.h"
 
-// dSwiGLU's last tile: its late work runs beside no products, so that what z takes to come would count. Its z comes
-// through the stages instead, a chunk of 64 columns in each, as soon as the last products free them.
+// dSwiGLU's last tile: its deferred epilogue runs beside no mainloop, so that what z takes to come would count. Its z
+// comes through the stages instead, a chunk of 64 columns in each, as soon as the last K blocks free them.
 namespace uniep::cuda {
 
 constexpr uint32_t kTransferBoxBytes = 2 * kBlockRows * kTransferColumns * 2;  // gate and up of a math warp's rows
@@ -15,16 +15,17 @@ UNIEP_DEVICE uint32_t last_z(SharedStorage<kConfig>& shared, uint32_t stage, uin
   constexpr uint32_t kBytes = kMathWarps * kTransferBoxBytes;
   static_assert(kBytes <= SharedStorage<kConfig>::kOperandABytes && kBytes <= SharedStorage<kConfig>::kOperandBBytes,
                 "each operand's place holds half a chunk");
-  static_assert(kConfig.stages >= kConfig.tile_n / kProbChunkColumns, "each of a tile's chunks has a stage of its own");
+  static_assert(kConfig.pipeline_stages >= kConfig.tile_n / kProbColumns,
+                "each of a tile's chunks has a stage of its own");
   return ptx::shared_address(half == 0 ? shared.a[stage] : shared.b[stage]) + math_warp * kTransferBoxBytes;
 }
 
 // The loader, after its last task: the tile from `row` and `first_column` on.
 template <GemmConfig kConfig>
-UNIEP_DEVICE void load_last_z(const TensorMap& z, SharedStorage<kConfig>& shared, StageCursor<kConfig.stages>& cursor,
-                              int32_t row, int32_t first_column) {
+UNIEP_DEVICE void load_last_z(const TensorMap& z, SharedStorage<kConfig>& shared,
+                              StageCursor<kConfig.pipeline_stages>& cursor, int32_t row, int32_t first_column) {
 #pragma unroll 1
-  for (int32_t chunk = 0; chunk < kConfig.tile_n / kProbChunkColumns; ++chunk, cursor.advance()) {
+  for (int32_t chunk = 0; chunk < kConfig.tile_n / kProbColumns; ++chunk, cursor.advance()) {
     ptx::mbarrier_wait(shared.empty[cursor.stage], cursor.phase ^ 1, "stage empty");
     ptx::mbarrier_arrive_expect_bytes(shared.full[cursor.stage], 2 * kMathWarps * kTransferBoxBytes);
 #pragma unroll 1
@@ -32,7 +33,7 @@ UNIEP_DEVICE void load_last_z(const TensorMap& z, SharedStorage<kConfig>& shared
       const int32_t warp = box / 2;
       const int32_t half = box % 2;
       ptx::tma_load_3d(last_z<kConfig>(shared, cursor.stage, warp, half), z, shared.full[cursor.stage],
-                       first_column + chunk * kProbChunkColumns + half * kTransferColumns, row + warp * kBlockRows, 0);
+                       first_column + chunk * kProbColumns + half * kTransferColumns, row + warp * kBlockRows, 0);
     }
   }
 }

@@ -6,17 +6,17 @@
 namespace uniep::cuda {
 
 // The epilogue of FC1 and FC2, and of dgrad FC1 (see epilogue.h): the accumulators are rounded at once; what is left is
-// late work, and which it is depends on the tile. FC1: strips of 16 columns of gate and up, as SwigluEpilogue. FC2: 32
-// columns a step, stored in runs of 64: straight into the slots of the ranks that the rows came from, or into
+// deferred epilogue, and which it is depends on the tile. FC1: strips of 16 columns of gate and up, as SwigluEpilogue.
+// FC2: 32 columns a step, stored in runs of 64: straight into the slots of the ranks that the rows came from, or into
 // output_rows. What a step needs to know lies in shared memory: the registers are full.
 //
-// A tile's late work is done between the K blocks of the next one, or by flush() where the next one is not there yet:
-// it may wait for this very tile. After the last step the warp arrives at the tile's `stored` barrier.
+// A tile's deferred epilogue is done between the K blocks of the next one, or by flush() where the next one is not
+// there yet: it may wait for this very tile. After the last step the warp arrives at the tile's `stored` barrier.
 template <LayerKernelConfig kLayer>
 class LayerEpilogue {
  public:
   static constexpr int kCount = kLayer.gemm.tile_n / 2;
-  static constexpr int kSteps = late_steps(kLayer.gemm);
+  static constexpr int kSteps = deferred_steps(kLayer.gemm);
   static constexpr bool kRolled = true;
   static constexpr int32_t kStepColumns = 32;  // of FC2
   static_assert(kSteps * kStepColumns == kLayer.gemm.tile_n, "the steps do all columns");
@@ -28,17 +28,17 @@ class LayerEpilogue {
   // The tile in slot `slot` of the task ring.
   UNIEP_DEVICE void finish(uint32_t slot, const float (&d)[kCount]) {
     const LayerTask task =
-        __builtin_bit_cast(LayerTask, ptx::load_shared_16(ptx::shared_address(&shared_.tasks.slots[slot])));
+        __builtin_bit_cast(LayerTask, ptx::load_shared_16(ptx::shared_address(&shared_.tasks.records[slot])));
     const int32_t lane = static_cast<int32_t>(ptx::lane_index());
     if (lane < kBlockRows) {
       const bool exists = row_in_tile() + lane < task.valid_rows;
-      ptx::copy_async_16(ptx::shared_address(&late().rows[lane]),
+      ptx::copy_async_16(ptx::shared_address(&deferred().rows[lane]),
                          shared_.call.program.rows + task.row + row_in_tile() + lane, exists);
     }
     ptx::copy_async_commit();
     if (lane == 0) {
-      late().task = task;
-      late().slot = slot;
+      deferred().task = task;
+      deferred().slot = slot;
     }
     steps_left_ = kSteps;
     if (is_second(task)) {
@@ -66,13 +66,13 @@ class LayerEpilogue {
 
  private:
   UNIEP_DEVICE static bool is_second(const LayerTask& task) {
-    return kLayer.products == LayerProducts::kSecondGradient || task.has(LayerTask::kSecond);
+    return kLayer.gemms == LayerGemms::kSecondGradient || task.has(LayerTask::kSecond);
   }
   UNIEP_DEVICE int32_t row_in_tile() const {
     return math_warp_ * kBlockRows;
   }
-  UNIEP_DEVICE LateTile& late() const {
-    return shared_.late[math_warp_];
+  UNIEP_DEVICE DeferredTile& deferred() const {
+    return shared_.deferred[math_warp_];
   }
   UNIEP_DEVICE uint32_t staging() const {
     return ptx::shared_address(shared_.staging[math_warp_]);
@@ -83,7 +83,7 @@ class LayerEpilogue {
       ptx::copy_async_wait<0>();
       __syncwarp();
     }
-    const LayerTask task = __builtin_bit_cast(LayerTask, ptx::load_shared_16(ptx::shared_address(&late().task)));
+    const LayerTask task = __builtin_bit_cast(LayerTask, ptx::load_shared_16(ptx::shared_address(&deferred().task)));
     if (task.has(LayerTask::kStore)) {
       if (is_second(task)) {
         second_step(task);
@@ -93,14 +93,14 @@ class LayerEpilogue {
     }
     if (--steps_left_ > 0) return;
     __syncwarp();
-    if (ptx::lane_index() == 0) ptx::mbarrier_arrive(shared_.stored[late().slot]);
+    if (ptx::lane_index() == 0) ptx::mbarrier_arrive(shared_.stored[deferred().slot]);
   }
 
   UNIEP_DEVICE void first_step(const LayerTask& task) {
     const int32_t done = (kSteps - steps_left_) * kStripColumns;
     if (done >= task.columns()) return;
     const int32_t lane = static_cast<int32_t>(ptx::lane_index());
-    const float prob[2] = {late().rows[lane / 4].prob, late().rows[lane / 4 + 8].prob};
+    const float prob[2] = {deferred().rows[lane / 4].prob, deferred().rows[lane / 4 + 8].prob};
     stage_swiglu_strip<kLayer.gemm.expert>(staging(), rounded_, rounded_ + 4, prob);
     const int32_t column = done + lane % 2 * kChunkColumns;
     if (column < task.columns()) {
@@ -130,10 +130,10 @@ class LayerEpilogue {
     if (row_in_tile() + row >= task.valid_rows) return nullptr;
     if (kLayer.combine != CombineKind::kEpilogue)
       return call.output_rows + (task.row + row_in_tile() + row) * call.hidden;
-    const RowSource source = late().rows[row];
+    const RowSource source = deferred().rows[row];
     if (source.rank < 0) return nullptr;
     const int64_t slot = static_cast<int64_t>(source.token) * call.slot_count + source.slot;
-    return call.slots[source.rank] + slot * call.hidden;
+    return call.slot_rows[source.rank] + slot * call.hidden;
   }
 
   UNIEP_DEVICE void write_run(const LayerTask& task, int32_t done) {
@@ -146,7 +146,7 @@ class LayerEpilogue {
         BFloat16* const target = target_of(task, row);
         if (target != nullptr) {
           ptx::Vector16 values = ptx::load_shared_16(block_chunk(staging(), row, lane % 8));
-          if constexpr (kLayer.gemm.expert.weighs_output) weigh(values, late().rows[row].prob);
+          if constexpr (kLayer.gemm.expert.weighs_output) weigh(values, deferred().rows[row].prob);
           ptx::store_global_16(target + task.column() + column, values);
         }
       }

@@ -7,8 +7,8 @@ namespace uniep::cuda {
 
 // dSwiGLU in the megakernel, as one math warp sees it: what it reads and writes, and which tiles are complete.
 //
-// A tile's late work runs beside the next tile's products, and its stores are bulk copies. They are complete in memory
-// when the late work of the next tile begins: then the warp arrives at the tile's `stored` barrier.
+// A tile's deferred epilogue runs beside the next tile's mainloop, and its stores are bulk copies. They are complete in
+// memory when the deferred epilogue of the next tile begins: then the warp arrives at the tile's `stored` barrier.
 template <LayerKernelConfig kLayer>
 class LayerGradient {
  public:
@@ -32,7 +32,7 @@ class LayerGradient {
     ++calls;
   }
 
-  // One lane, after all late work of the launch.
+  // One lane, after all deferred epilogues of the launch.
   UNIEP_DEVICE void end_tiles(uint32_t calls) const {
     ptx::bulk_wait_complete<0>();
     if (calls >= 2) arrive(calls - 2);

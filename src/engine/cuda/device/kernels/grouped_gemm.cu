@@ -9,7 +9,7 @@ namespace uniep::cuda {
 constexpr GemmConfig kConfig{.layout = static_cast<Layout>(UNIEP_LAYOUT),
                              .epilogue = static_cast<Epilogue>(UNIEP_EPILOGUE),
                              .tile_n = UNIEP_TILE_N,
-                             .stages = UNIEP_STAGES,
+                             .pipeline_stages = UNIEP_STAGES,
                              .cluster = UNIEP_CLUSTER,
                              .maps = UNIEP_MAPS,
                              .outputs = UNIEP_OUTPUTS};
@@ -26,7 +26,7 @@ constexpr uint32_t kSchedulerWarp = 1;
 constexpr uint32_t kStoreWarp = 2;
 
 UNIEP_DEVICE void initialise_barriers(Storage& shared) {
-  for (int stage = 0; stage < kConfig.stages; ++stage) {
+  for (int stage = 0; stage < kConfig.pipeline_stages; ++stage) {
     ptx::mbarrier_init(shared.full[stage], 1);
     ptx::mbarrier_init(shared.empty[stage], kMathWarps * kConfig.cluster);
   }

@@ -34,7 +34,7 @@ template <LayerKernelConfig kLayer>
 struct PipelineCopies {
   static constexpr int kWarps = kGemmThreads / 32;
   static constexpr int kChunkBytes = 4096;
-  static constexpr int kStages = (kLayer.gemm.stages * stage_bytes(kLayer.gemm) / kWarps - 512) / kChunkBytes;
+  static constexpr int kStages = (kLayer.gemm.pipeline_stages * stage_bytes(kLayer.gemm) / kWarps - 512) / kChunkBytes;
   CopyStorage<kChunkBytes, kStages> warp[kWarps];
 };
 

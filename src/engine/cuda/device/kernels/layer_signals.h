@@ -50,7 +50,7 @@ UNIEP_DEVICE void run_layer_signals(LayerStorage<kLayer>& shared) {
     if (task.has(LayerTask::kStore)) {
       const bool sent = task.has(LayerTask::kSecond) && !task.has(LayerTask::kWgrad);
       constexpr bool kReturnsProbs =
-          kLayer.products == LayerProducts::kSecondGradient && kLayer.combine == CombineKind::kEpilogue;
+          kLayer.gemms == LayerGemms::kSecondGradient && kLayer.combine == CombineKind::kEpilogue;
       if (kReturnsProbs && sent && task.column() == 0) return_prob_gradients(shared.call, task);
       // The rows in peers' slots were written by other warps: they must lie before a flag that another CTA stores.
       if (kLayer.combine == CombineKind::kEpilogue && sent) ptx::fence_system();

@@ -11,7 +11,7 @@
 
 namespace uniep::cuda {
 
-constexpr auto kProducts = static_cast<LayerProducts>(UNIEP_PRODUCTS);
+constexpr auto kGemms = static_cast<LayerGemms>(UNIEP_GEMMS);
 constexpr ExpertConfig kExpert{.activation = static_cast<ActivationKind>(UNIEP_ACTIVATION),
                                .weighs_z = UNIEP_WEIGHS_Z != 0,
                                .weighs_output = UNIEP_WEIGHS_OUTPUT != 0,
@@ -19,23 +19,22 @@ constexpr ExpertConfig kExpert{.activation = static_cast<ActivationKind>(UNIEP_A
                                .gate_limit = UNIEP_GATE_LIMIT,
                                .up_limit = UNIEP_UP_LIMIT,
                                .up_offset = UNIEP_UP_OFFSET};
-constexpr LayerKernelConfig kLayer{.products = kProducts,
-                                   .gemm = layer_gemm(kProducts, {.tile_n = UNIEP_TILE_N,
-                                                                  .stages = UNIEP_STAGES,
-                                                                  .cluster = UNIEP_CLUSTER,
-                                                                  .copy_chunk_bytes = UNIEP_COPY_CHUNK_BYTES,
-                                                                  .copy_stages = UNIEP_COPY_STAGES,
-                                                                  .expert = kExpert}),
+constexpr LayerKernelConfig kLayer{.gemms = kGemms,
+                                   .gemm = layer_gemm(kGemms, {.tile_n = UNIEP_TILE_N,
+                                                               .pipeline_stages = UNIEP_STAGES,
+                                                               .cluster = UNIEP_CLUSTER,
+                                                               .ring_stage_bytes = UNIEP_COPY_CHUNK_BYTES,
+                                                               .copy_stages = UNIEP_COPY_STAGES,
+                                                               .expert = kExpert}),
                                    .combine = static_cast<CombineKind>(UNIEP_COMBINE),
                                    .on_sms = UNIEP_ON_SMS != 0,
                                    .filled = static_cast<FilledGradients>(UNIEP_FILLED)};
-static_assert(kLayer.filled == FilledGradients::kNone || kProducts == LayerProducts::kSecondGradient,
+static_assert(kLayer.filled == FilledGradients::kNone || kGemms == LayerGemms::kSecondGradient,
               "weight gradients follow dgrad FC1");
 using Storage = LayerStorage<kLayer>;
 static_assert(sizeof(Storage) <= shared_memory_bytes(kLayer.gemm), "the host asks for too little shared memory");
 static_assert(shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit, "more shared memory than an SM has");
-static_assert(kLayer.gemm.tile_n == 128 ||
-                  kLayer.gemm.tile_n == (kProducts == LayerProducts::kFirstGradient ? 192 : 256),
+static_assert(kLayer.gemm.tile_n == 128 || kLayer.gemm.tile_n == (kGemms == LayerGemms::kFirstGradient ? 192 : 256),
               "B comes in halves of 64 or 128 columns; dSwiGLU's may be halved along K");
 static_assert(kLayer.gemm.cluster == 1 || kLayer.gemm.cluster == 2, "B is shared by two CTAs at most");
 
@@ -46,7 +45,7 @@ constexpr uint32_t kSignalWarp = 3;
 constexpr uint32_t kFirstMathWarp = 4;
 
 UNIEP_DEVICE void initialise_barriers(Storage& shared) {
-  for (int stage = 0; stage < kLayer.gemm.stages; ++stage) {
+  for (int stage = 0; stage < kLayer.gemm.pipeline_stages; ++stage) {
     ptx::mbarrier_init(shared.full[stage], 1);
     ptx::mbarrier_init(shared.empty[stage], kMathWarps * kLayer.gemm.cluster);
   }
@@ -95,7 +94,7 @@ UNIEP_DEVICE void acquire_maps(const RankCall& call) {
     ptx::tma_acquire_map(call.first_a);
     ptx::tma_acquire_map(call.second_a);
   }
-  if (kProducts != LayerProducts::kForward && lane < kGradientMaps) ptx::tma_acquire_map(call.gradient_maps[lane]);
+  if (kGemms != LayerGemms::kForward && lane < kGradientMaps) ptx::tma_acquire_map(call.gradient_maps[lane]);
   for (int32_t i = lane; i < call.first_maps; i += 32) ptx::tma_acquire_map(call.first_b[i]);
   for (int32_t i = lane; i < call.second_maps; i += 32) ptx::tma_acquire_map(call.second_b[i]);
   if constexpr (lends_stages(filled_gemm(kLayer))) {

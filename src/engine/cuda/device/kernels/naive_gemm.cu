@@ -130,9 +130,9 @@ extern "C" __global__ void uniep_naive_swiglu_gradient(NaiveEpilogueArguments ar
   const int64_t width = args.columns;
   const bool exists = row_exists(args.segment_start, args.row_count, args.experts, row);
   float dprob = 0.0f;
-  for (int64_t chunk = 0; chunk < width; chunk += kProbChunkColumns) {
+  for (int64_t chunk = 0; chunk < width; chunk += kProbColumns) {
     float partial[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int64_t c = 0; c < kProbChunkColumns && chunk + c < width; ++c) {
+    for (int64_t c = 0; c < kProbColumns && chunk + c < width; ++c) {
       const int64_t column = chunk + c;
       ActivationGradient g{};
       float da = 0.0f;

@@ -18,7 +18,7 @@ using namespace uniep::cuda;
 
 extern "C" __global__ void __launch_bounds__(kPlaceThreads) uniep_place(const __grid_constant__ PlaceArguments args) {
   extern __shared__ int32_t shared_memory[];
-  __shared__ RowSource* rows_of[kMostCudaRanks];
+  __shared__ RowSource* rows_of[kMaxCudaRanks];
   const int32_t block = static_cast<int32_t>(blockIdx.x);
   const PlaceRank& own = args.rank[block / args.ctas];
   const bool counts = (args.phases & kCountPhase) != 0;
@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads) uniep_place(const __
     cta.shared.warp_rows[i] = 0;
   }
   cta.warp_tokens()[threadIdx.x % 32] = 0;
-  if (threadIdx.x < kMostCudaRanks) rows_of[threadIdx.x] = own.rows_of[threadIdx.x];
+  if (threadIdx.x < kMaxCudaRanks) rows_of[threadIdx.x] = own.rows_of[threadIdx.x];
   __syncthreads();
 
   if (!counts) {

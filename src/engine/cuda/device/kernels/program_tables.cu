@@ -28,7 +28,7 @@ UNIEP_DEVICE void write_sums(int32_t* out, int32_t count, Value&& value) {
 
 extern "C" __global__ void __launch_bounds__(kPlaceThreads)
     uniep_program_tables(const __grid_constant__ ProgramTablesArguments args) {
-  __shared__ int32_t block_sums[kMostPlaceExperts + 1];  // blocks of all experts before, over all ranks
+  __shared__ int32_t block_sums[kMaxPlaceExperts + 1];  // blocks of all experts before, over all ranks
   __shared__ unsigned int rows;
   RankCall& call = args.calls[blockIdx.x];
   const ProgramTables& tables = args.tables[blockIdx.x];

@@ -19,10 +19,10 @@ UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call
   tile.b_matrix = map_per_expert ? 0 : task.expert;
   tile.m_begin = task.row;
   tile.n_low = task.column();
-  const bool gate_and_up = kLayer.products == LayerProducts::kForward && !second;
+  const bool gate_and_up = kLayer.gemms == LayerGemms::kForward && !second;
   tile.n_high = task.column() + (gate_and_up ? call.up_row : kLayer.gemm.tile_n / 2);
   if (gate_and_up) tile.up_maps = call.up_maps;
-  if constexpr (kLayer.products == LayerProducts::kSecondGradient) {
+  if constexpr (kLayer.gemms == LayerGemms::kSecondGradient) {
     tile.up_maps = call.up_maps;
     tile.gate_depth = call.gate_depth;
   }
@@ -58,7 +58,7 @@ template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& shared) {
   const int32_t cta = kLayer.gemm.cluster == 1 ? 0 : static_cast<int32_t>(ptx::cluster_rank());
   TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
-  StageCursor<kLayer.gemm.stages> cursor;
+  StageCursor<kLayer.gemm.pipeline_stages> cursor;
   [[maybe_unused]] int32_t last_row = 0, last_column = WarpTile::kBeyond;
   for (LayerTask task = tasks.take(); !task.has(LayerTask::kEnd); task = tasks.take()) {
     // The scheduler may deal the next tile. No earlier than it must: of the last tiles of a list others would get too
@@ -88,7 +88,7 @@ UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& s
     last_row = task.row;
     last_column = task.has(LayerTask::kStore) ? task.column() : WarpTile::kBeyond;
   }
-  if constexpr (kLayer.products == LayerProducts::kFirstGradient) {
+  if constexpr (kLayer.gemms == LayerGemms::kFirstGradient) {
     load_last_z<kLayer.gemm>(shared.call.gradient_maps[0], shared, cursor, last_row, last_column);
   }
 }

@@ -8,8 +8,8 @@
 
 namespace uniep::cuda {
 
-// One thread writes down when the tiles of a CTA ran: from asking for a tile to having it, and until its products are
-// there. The signal warp, which has registers left, passes it on.
+// One thread writes down when the tiles of a CTA ran: from asking for a tile to having it, and until its mainloop is
+// over. The signal warp, which has registers left, passes it on.
 template <LayerKernelConfig kLayer>
 class TileClock {
  public:
@@ -34,16 +34,17 @@ class TileClock {
   const bool is_on_;
 };
 
-// dgrad FC2. No tile of the launch waits for another one of it, so the late work of a tile may wait for the next.
+// dgrad FC2. No tile of the launch waits for another one of it, so the deferred epilogue of a tile may wait for the
+// next.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_first_gradient(LayerStorage<kLayer>& shared, int32_t math_warp) {
   TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
-  Multiplier<kLayer.gemm> multiplier(shared, math_warp / 4);
+  Mainloop<kLayer.gemm> mainloop(shared, math_warp / 4);
   const LayerGradient<kLayer> gradient(shared);
   SwigluGradientEpilogue<kLayer.gemm, LayerGradient<kLayer>> epilogue(
       gradient, ptx::uniform_register(ptx::shared_address(shared.staging[math_warp])));
   const TileClock<kLayer> clock(shared, math_warp);
-  float d[Multiplier<kLayer.gemm>::kCount];
+  float d[Mainloop<kLayer.gemm>::kCount];
   for (;;) {
     clock.wait_begins();
     const LayerTask task = tasks.read_by_warp();
@@ -56,26 +57,26 @@ UNIEP_DEVICE void run_first_gradient(LayerStorage<kLayer>& shared, int32_t math_
         ptx::uniform_register(static_cast<uint32_t>(tile.exists ? task.column() : WarpTile::kBeyond)));
     tile.rows = static_cast<int32_t>(ptx::uniform_register(static_cast<uint32_t>(task.valid_rows - row_in_tile)));
     clock.begins(tasks.slot());
-    multiplier.multiply(static_cast<int32_t>(ptx::uniform_register(task.k_blocks)), d, epilogue, tile);
+    mainloop.multiply(static_cast<int32_t>(ptx::uniform_register(task.k_blocks)), d, epilogue, tile);
     clock.ends(tasks.slot());
     epilogue.finish(tile, d);
     tasks.release_by_warp();
   }
   tasks.release_by_warp();
-  epilogue.run_alone(shared, multiplier.cursor());
+  epilogue.run_alone(shared, mainloop.cursor());
 }
 
 // The weight gradients behind the last tile of dgrad FC1, to the end of the list. Nothing waits for them, so a record's
-// slot is handed back as soon as its products are there.
+// slot is handed back as soon as its mainloop is over.
 template <LayerKernelConfig kLayer, typename Tasks>
-UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks, const StageCursor<kLayer.gemm.stages>& cursor,
-                             int32_t math_warp) {
+UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks,
+                             const StageCursor<kLayer.gemm.pipeline_stages>& cursor, int32_t math_warp) {
   constexpr GemmConfig kGemm = filled_gemm(kLayer);
-  Multiplier<kGemm> multiplier(filled_storage<kLayer>(shared), math_warp / 4, cursor);
+  Mainloop<kGemm> mainloop(filled_storage<kLayer>(shared), math_warp / 4, cursor);
   const FilledOutput<kLayer> output(shared);
   auto epilogue = make_matrix_epilogue<kGemm>(output, filled_storage<kLayer>(shared), math_warp);
   const TileClock<kLayer> clock(shared, math_warp);
-  float d[Multiplier<kGemm>::kCount];
+  float d[Mainloop<kGemm>::kCount];
   for (bool more = true; more;) {
     clock.wait_begins();
     const LayerTask task = tasks.read_by_warp();
@@ -86,17 +87,17 @@ UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks, const S
     tile.column = tile.exists ? task.column() : WarpTile::kBeyond;
     tile.rows = task.valid_rows - math_warp * kBlockRows;
     tile.expert = task.expert;
-    tile.product = task.has(LayerTask::kSecond) ? 1 : 0;
+    tile.gemm = task.has(LayerTask::kSecond) ? 1 : 0;
     const auto k_blocks = static_cast<int32_t>(ptx::uniform_register(task.k_blocks));
     clock.begins(tasks.slot());
-    multiplier.multiply(k_blocks, d, epilogue, tile);
+    mainloop.multiply(k_blocks, d, epilogue, tile);
     clock.ends(tasks.slot());
     if (tile.exists && k_blocks == 0) {
       if (kLayer.filled != FilledGradients::kAccumulate) clear_tile<kGemm>(output, tile);
       tile.exists = false;
     }
     if constexpr (lends_stages(kGemm)) {
-      if (k_blocks > 0) epilogue.finish(tile, d, multiplier.cursor());
+      if (k_blocks > 0) epilogue.finish(tile, d, mainloop.cursor());
     } else {
       epilogue.finish(tile, d);
     }
@@ -104,17 +105,17 @@ UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks, const S
     tasks.release_by_warp();
   }
   // The signal warp stores the last tile from stages whose memory the sums take now.
-  if constexpr (lends_stages(kGemm)) wait_for_free_stages<kGemm>(filled_storage<kLayer>(shared), multiplier.cursor());
+  if constexpr (lends_stages(kGemm)) wait_for_free_stages<kGemm>(filled_storage<kLayer>(shared), mainloop.cursor());
 }
 
 // Two warpgroups, 64 rows of the tile each.
 template <LayerKernelConfig kLayer>
-UNIEP_DEVICE void run_row_products(LayerStorage<kLayer>& shared, int32_t math_warp) {
+UNIEP_DEVICE void run_row_gemms(LayerStorage<kLayer>& shared, int32_t math_warp) {
   TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
-  Multiplier<kLayer.gemm> multiplier(shared, math_warp / 4);
+  Mainloop<kLayer.gemm> mainloop(shared, math_warp / 4);
   LayerEpilogue<kLayer> epilogue(shared, math_warp);
   const TileClock<kLayer> clock(shared, math_warp);
-  float d[Multiplier<kLayer.gemm>::kCount];
+  float d[Mainloop<kLayer.gemm>::kCount];
   for (;;) {
     clock.wait_begins();
     if (!tasks.ready()) epilogue.flush();
@@ -122,7 +123,7 @@ UNIEP_DEVICE void run_row_products(LayerStorage<kLayer>& shared, int32_t math_wa
     if (__any_sync(0xffffffffu, task.has(LayerTask::kEnd | LayerTask::kWgrad))) break;
     const auto k_blocks = static_cast<int32_t>(ptx::uniform_register(task.k_blocks));
     clock.begins(tasks.slot());
-    multiplier.multiply(k_blocks, d, epilogue, WarpTile{});
+    mainloop.multiply(k_blocks, d, epilogue, WarpTile{});
     clock.ends(tasks.slot());
     epilogue.finish(tasks.slot(), d);  // reads the record again, which saves the registers
     tasks.release_by_warp();
@@ -130,16 +131,16 @@ UNIEP_DEVICE void run_row_products(LayerStorage<kLayer>& shared, int32_t math_wa
   if constexpr (kLayer.filled == FilledGradients::kNone) tasks.release_by_warp();
   epilogue.flush();
   if constexpr (kLayer.filled != FilledGradients::kNone) {
-    run_filled<kLayer>(shared, tasks, multiplier.cursor(), math_warp);
+    run_filled<kLayer>(shared, tasks, mainloop.cursor(), math_warp);
   }
 }
 
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_math(LayerStorage<kLayer>& shared, int32_t math_warp) {
-  if constexpr (kLayer.products == LayerProducts::kFirstGradient) {
+  if constexpr (kLayer.gemms == LayerGemms::kFirstGradient) {
     run_first_gradient<kLayer>(shared, math_warp);
   } else {
-    run_row_products<kLayer>(shared, math_warp);
+    run_row_gemms<kLayer>(shared, math_warp);
   }
 }
 

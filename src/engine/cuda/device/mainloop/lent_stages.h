@@ -18,7 +18,7 @@ constexpr uint32_t kLentRowBytes = kLentColumns * 4;
 template <GemmConfig kConfig>
 UNIEP_DEVICE uint32_t lent_box(SharedStorage<kConfig>& shared, uint32_t stage, int32_t box, uint32_t math_warp) {
   constexpr int32_t kInB = lent_boxes_of_stage(kConfig) - 1;
-  static_assert(kConfig.stages >= 2, "a stage goes back when the next one is done");
+  static_assert(kConfig.pipeline_stages >= 2, "a stage goes back when the next one is done");
   static_assert(kLentBoxBytes <= SharedStorage<kConfig>::kOperandABytes &&
                     kInB * kLentBoxBytes <= SharedStorage<kConfig>::kOperandBBytes,
                 "each operand's place holds its boxes");
@@ -30,8 +30,8 @@ UNIEP_DEVICE uint32_t lent_box(SharedStorage<kConfig>& shared, uint32_t stage, i
 // The loader, behind the last K block of the CTA's tile. Both CTAs of a cluster walk the same stages, also one whose
 // tile does not exist.
 template <GemmConfig kConfig, typename Output>
-UNIEP_DEVICE void lend_stages(SharedStorage<kConfig>& shared, StageCursor<kConfig.stages>& cursor, const Output& output,
-                              bool exists, const WarpTile& tile) {
+UNIEP_DEVICE void lend_stages(SharedStorage<kConfig>& shared, StageCursor<kConfig.pipeline_stages>& cursor,
+                              const Output& output, bool exists, const WarpTile& tile) {
   constexpr int32_t kBoxes = kConfig.tile_n / kLentColumns;
   constexpr int32_t kOfStage = lent_boxes_of_stage(kConfig);
 #pragma unroll 1
@@ -69,7 +69,8 @@ class GradientEpilogue {
       : shared_(shared), math_warp_(math_warp) {}
 
   // Of a tile that has K blocks.
-  UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount], StageCursor<kConfig.stages>& cursor) {
+  UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount],
+                           StageCursor<kConfig.pipeline_stages>& cursor) {
     walk<0>(tile, d, cursor);
   }
 
@@ -77,7 +78,7 @@ class GradientEpilogue {
   static constexpr int32_t kOfStage = lent_boxes_of_stage(kConfig);
 
   template <int kStage>
-  UNIEP_DEVICE void walk(const WarpTile& tile, const float (&d)[kCount], StageCursor<kConfig.stages>& cursor) {
+  UNIEP_DEVICE void walk(const WarpTile& tile, const float (&d)[kCount], StageCursor<kConfig.pipeline_stages>& cursor) {
     if constexpr (kStage < lent_stages(kConfig)) {
       const uint32_t stage = ptx::warp_uniform(cursor.stage);
       ptx::mbarrier_wait(shared_.full[stage], cursor.phase, "stage lent");
@@ -144,7 +145,7 @@ class LentStore {
   UNIEP_DEVICE LentStore(SharedStorage<kConfig>& shared, const Output& output) : shared_(shared), output_(output) {}
 
   // A tile that is lent nothing.
-  UNIEP_DEVICE void pass(int32_t k_blocks) { stage_ = (stage_ + k_blocks) % kConfig.stages; }
+  UNIEP_DEVICE void pass(int32_t k_blocks) { stage_ = (stage_ + k_blocks) % kConfig.pipeline_stages; }
 
   // `tile`: the CTA's.
   UNIEP_DEVICE void run(int32_t k_blocks, bool exists, const WarpTile& tile) {
@@ -164,7 +165,7 @@ class LentStore {
 
  private:
   static constexpr int32_t kLent = lent_stages(kConfig);
-  static_assert(kLent <= kMostLentStages, "each of a tile's stages has a barrier");
+  static_assert(kLent <= kMaxLentStages, "each of a tile's stages has a barrier");
 
   UNIEP_DEVICE void store(int32_t i, const WarpTile& tile) const {
     constexpr int32_t kOfStage = lent_boxes_of_stage(kConfig), kBoxes = kConfig.tile_n / kLentColumns;
@@ -199,8 +200,8 @@ class LentStore {
 
 // Until all stages are free, behind the last tile: for who uses their memory next. `cursor`: where the loader goes on.
 template <GemmConfig kConfig>
-UNIEP_DEVICE void wait_for_free_stages(SharedStorage<kConfig>& shared, StageCursor<kConfig.stages> cursor) {
-  for (int32_t i = 0; i < kConfig.stages; ++i, cursor.advance()) {
+UNIEP_DEVICE void wait_for_free_stages(SharedStorage<kConfig>& shared, StageCursor<kConfig.pipeline_stages> cursor) {
+  for (int32_t i = 0; i < kConfig.pipeline_stages; ++i, cursor.advance()) {
     ptx::mbarrier_wait(shared.empty[cursor.stage], cursor.phase ^ 1, "stage empty");
   }
 }

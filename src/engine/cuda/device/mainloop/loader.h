@@ -109,7 +109,7 @@ UNIEP_DEVICE void load_a(SharedStorage<kConfig>& shared, const TileOperands& til
 
 // Every stage of every CTA receives the same number of bytes, whoever sends them. before(block) runs before each block.
 template <GemmConfig kConfig, typename Before>
-UNIEP_DEVICE void load_tile(SharedStorage<kConfig>& shared, StageCursor<kConfig.stages>& cursor,
+UNIEP_DEVICE void load_tile(SharedStorage<kConfig>& shared, StageCursor<kConfig.pipeline_stages>& cursor,
                             const TileOperands& tile, int32_t cta, const Before& before) {
   for (int32_t block = 0; block < tile.k_blocks; ++block, cursor.advance()) {
     before(block);
@@ -150,7 +150,7 @@ template <GemmConfig kConfig>
 UNIEP_DEVICE void run_loader(const GemmArguments& arguments, const TensorMap* b_maps, SharedStorage<kConfig>& shared) {
   const int32_t cta = kConfig.cluster == 1 ? 0 : static_cast<int32_t>(ptx::cluster_rank());
   TaskCursor tasks(shared.tasks);
-  StageCursor<kConfig.stages> cursor;
+  StageCursor<kConfig.pipeline_stages> cursor;
   [[maybe_unused]] Task last{};
   for (Task task = tasks.take(); !task.has(Task::kEnd); task = tasks.take()) {
     load_tile<kConfig>(shared, cursor, operands_of<kConfig>(arguments, b_maps, task), cta, [](int32_t /*block*/) {});

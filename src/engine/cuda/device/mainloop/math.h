@@ -35,25 +35,25 @@ UNIEP_DEVICE auto make_epilogue(const GemmArguments& arguments, const OutputTabl
   }
 }
 
-// Rolled late work may come in groups: a loop over them, each step of one with its own code. What the last tile leaves
-// over is then run apart.
-template <typename LateWork>
+// Rolled steps of a deferred epilogue may come in groups: a loop over them, each step of one with its own code. What
+// the last tile leaves over is then run apart.
+template <typename DeferredEpilogue>
 constexpr bool kHasGroups = requires {
-  LateWork::kStepsInGroup;
+  DeferredEpilogue::kStepsInGroup;
 };
 
 // Whether a record may have no K blocks: the last one of a standalone kernel, and an expert without rows.
 template <GemmConfig kConfig>
 constexpr bool kMayBeEmpty = !kConfig.in_layer || kConfig.layout == Layout::kWgrad;
 
-// The products of one warpgroup: 64 rows of the tile.
+// The mainloop of one warpgroup: 64 rows of the tile.
 template <GemmConfig kConfig>
-class Multiplier {
+class Mainloop {
  public:
   static constexpr int kCount = kConfig.tile_n / 2;  // accumulators of a thread: 64 x tile_n / 128
 
-  UNIEP_DEVICE Multiplier(SharedStorage<kConfig>& shared, int32_t warpgroup,
-                          const StageCursor<kConfig.stages>& cursor = {})
+  UNIEP_DEVICE Mainloop(SharedStorage<kConfig>& shared, int32_t warpgroup,
+                        const StageCursor<kConfig.pipeline_stages>& cursor = {})
       : shared_(shared),
         warpgroup_(warpgroup),
         a_base_(operand_descriptor<kMajorA<kConfig>>(ptx::shared_address(shared.a[0]) + warpgroup * kBoxBytes)),
@@ -63,24 +63,25 @@ class Multiplier {
   // One chain from zero along K ascending. Unless stages are released first, one group of four wgmma stays in flight
   // while the next stage is awaited.
   // The steps that the previous tile's epilogue left over run between the first K blocks.
-  template <typename LateWork>
-  UNIEP_DEVICE void multiply(int32_t k_blocks, float (&d)[kCount], LateWork& late, const WarpTile& tile) {
-    static_assert(LateWork::kSteps == late_steps(kConfig), "the scheduler must know how many K blocks are needed");
+  template <typename DeferredEpilogue>
+  UNIEP_DEVICE void multiply(int32_t k_blocks, float (&d)[kCount], DeferredEpilogue& deferred, const WarpTile& tile) {
+    static_assert(DeferredEpilogue::kSteps == deferred_steps(kConfig),
+                  "the scheduler must know how many K blocks are needed");
     constexpr int kInterleaved = interleaved_blocks(kConfig);
-    if (kMayBeEmpty<kConfig> && !kHasGroups<LateWork> && k_blocks == 0) {
-      steps<0>(late, tile);
+    if (kMayBeEmpty<kConfig> && !kHasGroups<DeferredEpilogue> && k_blocks == 0) {
+      steps<0>(deferred, tile);
       return;
     }
     if (kConfig.layout == Layout::kWgrad && k_blocks < kInterleaved) {
-      steps<0>(late, tile);
+      steps<0>(deferred, tile);
       multiply_block<true>(d);
       for (int32_t block = 1; block < k_blocks; ++block) multiply_block<false>(d);
     } else {
       int32_t block = kInterleaved;
-      if constexpr (LateWork::kRolled) {
-        block = spread(k_blocks, d, late, tile);
+      if constexpr (DeferredEpilogue::kRolled) {
+        block = spread(k_blocks, d, deferred, tile);
       } else {
-        interleave<0, kInterleaved>(d, late, tile);
+        interleave<0, kInterleaved>(d, deferred, tile);
       }
       for (; block < k_blocks; ++block) multiply_block<false>(d);
     }
@@ -89,7 +90,7 @@ class Multiplier {
     release_stage<kConfig>(shared_, previous_);
   }
 
-  StageCursor<kConfig.stages>& cursor() { return cursor_; }
+  StageCursor<kConfig.pipeline_stages>& cursor() { return cursor_; }
 
  private:
   // The standalone kernels have it in a uniform register anyway.
@@ -100,9 +101,9 @@ class Multiplier {
 
   // Spreads the steps evenly over the K blocks, the second warpgroup's halfway between the first one's: while one
   // computes, the other keeps the tensor cores busy. Returns how many K blocks that took.
-  template <typename LateWork>
-  UNIEP_DEVICE int32_t spread(int32_t k_blocks, float (&d)[kCount], LateWork& late, const WarpTile& tile) {
-    int32_t spacing = (k_blocks - 1) / LateWork::kSteps;
+  template <typename DeferredEpilogue>
+  UNIEP_DEVICE int32_t spread(int32_t k_blocks, float (&d)[kCount], DeferredEpilogue& deferred, const WarpTile& tile) {
+    int32_t spacing = (k_blocks - 1) / DeferredEpilogue::kSteps;
     if (kConfig.epilogue == Epilogue::kLayer && spacing > kLayerSpacing) spacing = kLayerSpacing;
     multiply_block<true>(d);
     int32_t left = first_span(spacing);
@@ -113,32 +114,32 @@ class Multiplier {
       } while (--left > 0);
       left = spacing;
     };
-    if constexpr (kHasGroups<LateWork>) {
+    if constexpr (kHasGroups<DeferredEpilogue>) {
 #pragma unroll 1
-      for (int group = 0; group < LateWork::kSteps / LateWork::kStepsInGroup; ++group) {
-        run_group<0>(late, tile, blocks_between);
+      for (int group = 0; group < DeferredEpilogue::kSteps / DeferredEpilogue::kStepsInGroup; ++group) {
+        run_group<0>(deferred, tile, blocks_between);
       }
     } else {
 #pragma unroll 1
-      for (int step = 0; step < LateWork::kSteps; ++step) {
+      for (int step = 0; step < DeferredEpilogue::kSteps; ++step) {
         blocks_between();
-        late.step(tile);
+        deferred.step(tile);
       }
     }
     // Computed anew: there is no register to keep the first span in.
     asm volatile("" : "+r"(spacing));
-    return 1 + LateWork::kSteps * spacing + first_span(spacing) - spacing;
+    return 1 + DeferredEpilogue::kSteps * spacing + first_span(spacing) - spacing;
   }
 
   // What is left of a group from kStep on.
-  template <int kStep, typename LateWork, typename Between>
-  UNIEP_DEVICE void run_group(LateWork& late, const WarpTile& tile, const Between& between) {
+  template <int kStep, typename DeferredEpilogue, typename Between>
+  UNIEP_DEVICE void run_group(DeferredEpilogue& deferred, const WarpTile& tile, const Between& between) {
     between();
-    if constexpr (kStep + 1 < LateWork::kStepsInGroup) {
-      late.template step<kStep>(tile);
-      run_group<kStep + 1>(late, tile, between);
+    if constexpr (kStep + 1 < DeferredEpilogue::kStepsInGroup) {
+      deferred.template step<kStep>(tile);
+      run_group<kStep + 1>(deferred, tile, between);
     } else {
-      late.end_group(tile);
+      deferred.end_group(tile);
     }
   }
 
@@ -148,23 +149,23 @@ class Multiplier {
   }
 
   // All at once; but groups of them: the caller runs those (run_alone).
-  template <int kStep, typename LateWork>
-  UNIEP_DEVICE void steps(LateWork& late, const WarpTile& tile) {
-    if constexpr (LateWork::kRolled && !kHasGroups<LateWork>) {
+  template <int kStep, typename DeferredEpilogue>
+  UNIEP_DEVICE void steps(DeferredEpilogue& deferred, const WarpTile& tile) {
+    if constexpr (DeferredEpilogue::kRolled && !kHasGroups<DeferredEpilogue>) {
 #pragma unroll 1
-      for (int step = 0; step < LateWork::kSteps; ++step) late.step(tile);
-    } else if constexpr (!LateWork::kRolled && kStep < LateWork::kSteps) {
-      late.template step<kStep>(tile);
-      steps<kStep + 1>(late, tile);
+      for (int step = 0; step < DeferredEpilogue::kSteps; ++step) deferred.step(tile);
+    } else if constexpr (!DeferredEpilogue::kRolled && kStep < DeferredEpilogue::kSteps) {
+      deferred.template step<kStep>(tile);
+      steps<kStep + 1>(deferred, tile);
     }
   }
 
-  template <int kBlock, int kInterleaved, typename LateWork>
-  UNIEP_DEVICE void interleave(float (&d)[kCount], LateWork& late, const WarpTile& tile) {
+  template <int kBlock, int kInterleaved, typename DeferredEpilogue>
+  UNIEP_DEVICE void interleave(float (&d)[kCount], DeferredEpilogue& deferred, const WarpTile& tile) {
     if constexpr (kBlock < kInterleaved) {
       multiply_block<kBlock == 0>(d);
-      if constexpr (LateWork::kSteps > 0) late.template step<kBlock>(tile);
-      interleave<kBlock + 1, kInterleaved>(d, late, tile);
+      if constexpr (DeferredEpilogue::kSteps > 0) deferred.template step<kBlock>(tile);
+      interleave<kBlock + 1, kInterleaved>(d, deferred, tile);
     }
   }
 
@@ -200,7 +201,8 @@ class Multiplier {
   }
 
   // A warpgroup may end one K block before it issues the next, while the other warpgroup's keep the tensor cores busy:
-  // stages are free earlier, which saves up to 0.9 %. Beside late work that computes it would cost up to 4.5 %.
+  // stages are free earlier, which saves up to 0.9 %. Beside a deferred epilogue that computes it would cost up to 4.5
+  // %.
   static constexpr bool kReleasesFirst = kConfig.epilogue == Epilogue::kBFloat16 ||
                                          kConfig.epilogue == Epilogue::kFloat32 ||
                                          kConfig.epilogue == Epilogue::kAccumulate;
@@ -209,7 +211,7 @@ class Multiplier {
   const int32_t warpgroup_;
   const uint64_t a_base_;
   const uint64_t b_base_;
-  StageCursor<kConfig.stages> cursor_;
+  StageCursor<kConfig.pipeline_stages> cursor_;
   uint32_t previous_ = 0;
 };
 
@@ -242,10 +244,10 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, const OutputTable& ou
   static_assert(kConfig.epilogue != Epilogue::kSwigluGradient || kConfig.layout == Layout::kDgrad,
                 "dSwiGLU follows FC2's dgrad");
   TaskCursor tasks(shared.tasks);
-  Multiplier<kConfig> multiplier(shared, math_warp / 4);
+  Mainloop<kConfig> mainloop(shared, math_warp / 4);
   auto epilogue = make_epilogue<kConfig>(arguments, outputs, shared, math_warp);
   constexpr bool kAlone = kHasGroups<decltype(epilogue)>;
-  float d[Multiplier<kConfig>::kCount];
+  float d[Mainloop<kConfig>::kCount];
   for (bool more = true; more;) {
     const Task task = tasks.take_by_warp();
     more = !task.has(Task::kEnd);  // the last record has no K blocks: only what is left over runs
@@ -257,7 +259,7 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, const OutputTable& ou
     tile.column = tile.exists ? task.n_block * kColumns : WarpTile::kBeyond;
     tile.rows = task.valid_rows - row_in_tile;
     tile.expert = task.expert;
-    multiplier.multiply(task.k_blocks, d, epilogue, tile);
+    mainloop.multiply(task.k_blocks, d, epilogue, tile);
     if constexpr (kConfig.layout == Layout::kWgrad) {
       if (tile.exists && task.k_blocks == 0) {
         clear_tile<kConfig>(StandaloneOutput<kConfig>(arguments, outputs), tile);
@@ -265,12 +267,12 @@ UNIEP_DEVICE void run_math(const GemmArguments& arguments, const OutputTable& ou
       }
     }
     if constexpr (lends_stages(kConfig)) {
-      if (task.k_blocks > 0) epilogue.finish(tile, d, multiplier.cursor());
+      if (task.k_blocks > 0) epilogue.finish(tile, d, mainloop.cursor());
     } else {
       epilogue.finish(tile, d);
     }
   }
-  if constexpr (kAlone) epilogue.run_alone(shared, multiplier.cursor());
+  if constexpr (kAlone) epilogue.run_alone(shared, mainloop.cursor());
 }
 
 // A warp: fp32 weight gradients, on their way from lent stages to memory.

@@ -8,8 +8,7 @@ namespace uniep::cuda {
 
 // Columns of a tile of the first GEMM: FC1's tile has as many gate as up columns.
 template <LayerKernelConfig kLayer>
-constexpr int32_t kFirstWidth =
-    kLayer.products == LayerProducts::kForward ? kLayer.gemm.tile_n / 2 : kLayer.gemm.tile_n;
+constexpr int32_t kFirstWidth = kLayer.gemms == LayerGemms::kForward ? kLayer.gemm.tile_n / 2 : kLayer.gemm.tile_n;
 
 UNIEP_DEVICE bool is_wgrad(Stage stage) {
   return stage == Stage::kWgradFc2 || stage == Stage::kWgradFc1;
@@ -48,17 +47,17 @@ UNIEP_DEVICE LayerTask record_of(const RankCall& call, const uniep::Task& tile, 
   const int32_t width = second ? kLayer.gemm.tile_n : kFirstWidth<kLayer>;
   const int32_t column = second ? p.chunk_column[chunk] + (tile.n - p.chunk_tile[chunk]) * width : tile.n * width;
   const int32_t columns = (second ? p.chunk_column[chunk + 1] : static_cast<int32_t>(call.intermediate)) - column;
-  constexpr int32_t kHalves = kLayer.products == LayerProducts::kForward ? 1 : 2;  // dgrad FC1 goes along gate and up
+  constexpr int32_t kHalves = kLayer.gemms == LayerGemms::kForward ? 1 : 2;  // dgrad FC1 goes along gate and up
   const int32_t k = static_cast<int32_t>(second ? kHalves * call.intermediate : call.hidden);
   const int32_t k_blocks = (k + kTileK - 1) / kTileK;
-  constexpr int32_t kFewestBlocks = interleaved_blocks(kLayer.gemm);
+  constexpr int32_t kMinBlocks = interleaved_blocks(kLayer.gemm);
   const RowRange rows = rows_of_block(p, p.first_expert + tile.expert, tile.m);
   LayerTask task;
   task.row = rows.begin;
   task.m_block = static_cast<uint16_t>(tile.m);
   task.expert = static_cast<uint16_t>(tile.expert);
   task.column_eighth = static_cast<uint16_t>(column / 8);
-  task.k_blocks = static_cast<uint16_t>(k_blocks < kFewestBlocks ? kFewestBlocks : k_blocks);
+  task.k_blocks = static_cast<uint16_t>(k_blocks < kMinBlocks ? kMinBlocks : k_blocks);
   task.columns_eighth = static_cast<uint8_t>((columns < width ? columns : width) / 8);
   task.chunk = static_cast<uint8_t>(chunk);
   task.valid_rows = static_cast<uint8_t>(rows.end - rows.begin);

@@ -95,8 +95,8 @@ UNIEP_DEVICE void run_scheduler(const GemmArguments& arguments, SharedStorage<kC
     task.m_begin = tile.m_block * kTileM + (kIsWgrad ? 0 : search.segment);
     task.n_block = static_cast<uint16_t>(tile.n_block);
     const int32_t k_blocks = (k_extent + kTileK - 1) / kTileK;
-    constexpr int32_t kFewestBlocks = kIsWgrad ? 0 : interleaved_blocks(kConfig);
-    task.k_blocks = static_cast<uint16_t>(k_blocks < kFewestBlocks ? kFewestBlocks : k_blocks);
+    constexpr int32_t kMinBlocks = kIsWgrad ? 0 : interleaved_blocks(kConfig);
+    task.k_blocks = static_cast<uint16_t>(k_blocks < kMinBlocks ? kMinBlocks : k_blocks);
     task.k_begin = kIsWgrad ? search.segment : 0;
     task.expert = static_cast<uint16_t>(search.expert);
     task.valid_rows = static_cast<uint8_t>(rows_left < kTileM ? rows_left : kTileM);

@@ -9,7 +9,7 @@
 namespace uniep::cuda {
 
 // A tile that is still to be written, as one math warp sees it.
-struct LateTile {
+struct DeferredTile {
   LayerTask task;
   RowSource rows[16];  // the warp's part of the row table
   uint32_t slot;       // of the task ring
@@ -34,7 +34,7 @@ struct LayerStorage : SharedStorage<kLayer.gemm> {
   uint32_t epoch;
   int32_t launch, worker;
   ComputeList compute;
-  LateTile late[kMathWarps];
+  DeferredTile deferred[kMathWarps];
   uint64_t deal;                          // of each task: the loader is about to need the next
   uint64_t stored[kLayerTaskSlots];       // of the task in each slot: the math warps that have stored their part
   WalkState walk;                         // of the copy warp

@@ -22,13 +22,13 @@ struct alignas(1024) SharedStorage {
   static constexpr int kOperandABytes = kTileM * kTileK * 2;
   static constexpr int kOperandBBytes = kConfig.tile_n * kTileK * 2;
 
-  alignas(1024) uint8_t a[kConfig.stages][kOperandABytes];
-  alignas(1024) uint8_t b[kConfig.stages][kOperandBBytes];
+  alignas(1024) uint8_t a[kConfig.pipeline_stages][kOperandABytes];
+  alignas(1024) uint8_t b[kConfig.pipeline_stages][kOperandBBytes];
   alignas(1024) uint8_t staging[kMathWarps][staging_bytes(kConfig)];
-  alignas(128) CopyRingStorage<kConfig.copy_chunk_bytes, kConfig.copy_stages> copy_ring;
-  uint64_t full[kConfig.stages];
-  uint64_t empty[kConfig.stages];
-  uint64_t put[kMostLentStages];  // of the stages lent behind a tile: the math warps have put their part
+  alignas(128) CopyRingStorage<kConfig.ring_stage_bytes, kConfig.copy_stages> copy_ring;
+  uint64_t full[kConfig.pipeline_stages];
+  uint64_t empty[kConfig.pipeline_stages];
+  uint64_t put[kMaxLentStages];  // of the stages lent behind a tile: the math warps have put their part
   Tasks tasks;
 };
 

@@ -32,7 +32,7 @@ struct TaskRing {
   static constexpr int kSlots = kCount;
   static_assert(sizeof(Record) == 16, "a record travels as one 16-byte access");
 
-  Record slots[kSlots];
+  Record records[kSlots];
   uint64_t full[kSlots];
   uint64_t empty[kSlots];
 };
@@ -53,12 +53,12 @@ class TaskCursor {
   UNIEP_DEVICE void publish(const Record& record, [[maybe_unused]] uint32_t cta = 0) {
     ptx::mbarrier_wait(ring_.empty[slot_], phase_ ^ 1, "task slot empty");
     if constexpr (kCluster == 1) {
-      ring_.slots[slot_] = record;
+      ring_.records[slot_] = record;
       ptx::mbarrier_arrive(ring_.full[slot_]);
     } else {
       const uint32_t full = ptx::cluster_address(ptx::shared_address(&ring_.full[slot_]), cta);
       ptx::mbarrier_arrive_expect_bytes_remote(full, sizeof(Record));
-      ptx::store_async_16(ptx::cluster_address(ptx::shared_address(&ring_.slots[slot_]), cta),
+      ptx::store_async_16(ptx::cluster_address(ptx::shared_address(&ring_.records[slot_]), cta),
                           __builtin_bit_cast(ptx::Vector16, record), full);
     }
     advance();
@@ -72,7 +72,7 @@ class TaskCursor {
   // A single thread.
   UNIEP_DEVICE Record take() {
     ptx::mbarrier_wait(ring_.full[slot_], phase_, "task slot full");
-    const Record record = ring_.slots[slot_];
+    const Record record = ring_.records[slot_];
     hand_back();
     advance();
     return record;
@@ -88,7 +88,7 @@ class TaskCursor {
   // The two halves of take_by_warp, for a reader that still needs what goes with the slot.
   UNIEP_DEVICE Record read_by_warp() {
     ptx::mbarrier_wait(ring_.full[slot_], phase_, "task slot full");
-    ptx::Vector16 words = ptx::load_shared_16(ptx::shared_address(&ring_.slots[slot_]));
+    ptx::Vector16 words = ptx::load_shared_16(ptx::shared_address(&ring_.records[slot_]));
 #pragma unroll
     for (int i = 0; i < 4; ++i) words.word[i] = ptx::warp_uniform(words.word[i]);
     return __builtin_bit_cast(Record, words);

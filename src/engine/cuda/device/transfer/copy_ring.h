@@ -16,21 +16,21 @@ struct CopyRingStorage {
   static constexpr uint32_t kCount = kStages;
 
   alignas(128) uint8_t chunks[kStages][kChunkBytes];
-  uint64_t landed[kStages];
-  // To be at hand when a chunk has landed: a word a lane, or 16 bytes.
+  uint64_t full[kStages];
+  // To be at hand when a chunk is full: a word a lane, or 16 bytes.
   alignas(16) int32_t notes[kStages][ptx::kThreadsPerWarp];
 };
 
 // One thread; ptx::fence_mbarrier_init() and a barrier must follow.
 template <typename Storage>
 UNIEP_DEVICE void init_copy_ring(Storage& storage) {
-  for (uint32_t stage = 0; stage < Storage::kCount; ++stage) ptx::mbarrier_init(storage.landed[stage], 1);
+  for (uint32_t stage = 0; stage < Storage::kCount; ++stage) ptx::mbarrier_init(storage.full[stage], 1);
 }
 
 // One thread: before the ring's memory is used for anything else.
 template <typename Storage>
 UNIEP_DEVICE void invalidate_copy_ring(Storage& storage) {
-  for (uint32_t stage = 0; stage < Storage::kCount; ++stage) ptx::mbarrier_invalidate(storage.landed[stage]);
+  for (uint32_t stage = 0; stage < Storage::kCount; ++stage) ptx::mbarrier_invalidate(storage.full[stage]);
 }
 
 // The walk of a whole warp around its ring: chunks are loaded, land in order, and are stored to any number of places.
@@ -50,7 +50,7 @@ class CopyRing {
   UNIEP_DEVICE explicit CopyRing(Storage& storage) : storage_(storage) {}
 
   UNIEP_DEVICE bool is_empty() const { return loads_ == 0; }
-  UNIEP_DEVICE bool is_full() const { return loads_ == kMostLoads; }
+  UNIEP_DEVICE bool is_full() const { return loads_ == kMaxLoads; }
   // For a warp that stores nothing by bulk copies: it may have all stages loaded.
   UNIEP_DEVICE bool has_no_stage() const { return loads_ == Storage::kCount; }
 
@@ -69,14 +69,14 @@ class CopyRing {
     }
     if (note != nullptr) ptx::copy_async_4(ptx::shared_address(&storage_.notes[stage][ptx::lane_index()]), note);
     if (ptx::lane_index() == 0) {
-      ptx::mbarrier_arrive_expect_bytes(storage_.landed[stage], bytes);
-      ptx::bulk_load(ptx::shared_address(storage_.chunks[stage]), source, bytes, storage_.landed[stage]);
+      ptx::mbarrier_arrive_expect_bytes(storage_.full[stage], bytes);
+      ptx::bulk_load(ptx::shared_address(storage_.chunks[stage]), source, bytes, storage_.full[stage]);
     }
   }
 
   // Waits for the oldest chunk to land. The ring is not empty.
-  UNIEP_DEVICE Chunk landed() {
-    ptx::mbarrier_wait(storage_.landed[stage_], phase_, "copied chunk");
+  UNIEP_DEVICE Chunk wait_for_chunk() {
+    ptx::mbarrier_wait(storage_.full[stage_], phase_, "copied chunk");
     ptx::copy_async_wait_all();  // the notes of later chunks, too; they take less long than any chunk
     return {ptx::shared_address(storage_.chunks[stage_]), __shfl_sync(0xffffffffu, row_, static_cast<int>(stage_)),
             __shfl_sync(0xffffffffu, offset_, static_cast<int>(stage_)), storage_.notes[stage_][ptx::lane_index()]};
@@ -93,17 +93,17 @@ class CopyRing {
     ptx::fence_proxy_async_shared();  // what this lane has read of the stage, before bulk copies write there again
     const uint32_t stage = take_stage();
     if (ptx::lane_index() == 0) {
-      ptx::store_shared_16(ptx::shared_address(storage_.notes[stage]), note);  // before the stage can have landed
-      ptx::mbarrier_arrive_expect_bytes(storage_.landed[stage], static_cast<uint32_t>(__popc(lanes)) * bytes);
+      ptx::store_shared_16(ptx::shared_address(storage_.notes[stage]), note);  // before the stage can be full
+      ptx::mbarrier_arrive_expect_bytes(storage_.full[stage], static_cast<uint32_t>(__popc(lanes)) * bytes);
     }
     __syncwarp();
     if ((lanes >> ptx::lane_index() & 1u) == 0) return;
     const uint32_t before = static_cast<uint32_t>(__popc(lanes & ((1u << ptx::lane_index()) - 1)));
-    ptx::bulk_load(ptx::shared_address(storage_.chunks[stage]) + before * bytes, source, bytes, storage_.landed[stage]);
+    ptx::bulk_load(ptx::shared_address(storage_.chunks[stage]) + before * bytes, source, bytes, storage_.full[stage]);
   }
 
-  UNIEP_DEVICE Pieces landed_pieces() {
-    ptx::mbarrier_wait(storage_.landed[stage_], phase_, "copied pieces");
+  UNIEP_DEVICE Pieces wait_for_pieces() {
+    ptx::mbarrier_wait(storage_.full[stage_], phase_, "copied pieces");
     return {ptx::shared_address(storage_.chunks[stage_]),
             ptx::load_shared_16(ptx::shared_address(storage_.notes[stage_]))};
   }
@@ -130,7 +130,7 @@ class CopyRing {
  private:
   // Stores that may still be reading their stages while further chunks are loaded.
   static constexpr uint32_t kStoresReading = Storage::kCount / 4;
-  static constexpr uint32_t kMostLoads = Storage::kCount - kStoresReading;
+  static constexpr uint32_t kMaxLoads = Storage::kCount - kStoresReading;
 
   // The next stage, which all lanes are through with.
   UNIEP_DEVICE uint32_t take_stage() {
@@ -151,13 +151,13 @@ class CopyRing {
 // Copies `bytes` of each of the rows [begin, end) for which `selects(row)` is true. `source(row)` is where a row's
 // bytes lie: both are asked by one lane a row. `note(lane)`, asked by the whole warp, is the word that each lane wants
 // to have at hand with the first chunk of the row that lane `lane` was asked of; or null. `store(chunk, bytes)` issues
-// the bulk stores of a chunk that has landed, by the whole warp. On return all loads have landed; stores may still be
+// the bulk stores of a full chunk, by the whole warp. On return all loads are complete; stores may still be
 // under way.
 template <typename Ring, typename Selects, typename Source, typename Note, typename Store>
 UNIEP_DEVICE void copy_rows(Ring& ring, int32_t begin, int32_t end, uint32_t bytes, Selects&& selects, Source&& source,
                             Note&& note, Store&& store) {
   const auto retire = [&] {
-    const auto chunk = ring.landed();
+    const auto chunk = ring.wait_for_chunk();
     store(chunk, ring.chunk_size(bytes, chunk.offset));
     ring.release();
   };

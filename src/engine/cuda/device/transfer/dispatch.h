@@ -63,7 +63,7 @@ class RowFiller {
 };
 
 // The counters that for_each_counter_signal lists for a pull or receive, by all lanes together.
-UNIEP_DEVICE void count_landed_rows(const RunningCall& running, const uniep::Task& task) {
+UNIEP_DEVICE void count_full_rows(const RunningCall& running, const uniep::Task& task) {
   const RankProgram& p = running.call.program;
   const RowRange rows = rows_of_dispatch(p, task);
   const RowRange block = rows_of_block(p, p.first_expert + task.expert, task.m);
@@ -81,14 +81,14 @@ UNIEP_DEVICE void count_landed_rows(const RunningCall& running, const uniep::Tas
       if (filled >= block.begin && filled < block.end) {
         ++own;
       } else {
-        add(landed_row(p, operand, filled));
+        add(full_row(p, operand, filled));
       }
     });
   }
   own =
       __reduce_add_sync(0xffffffffu, own) + static_cast<uint32_t>(rows.padded_end - (p.dedup ? rows.end : rows.begin));
   if (ptx::lane_index() == 0 && own > 0) {
-    add(landed_rows(operand, task.expert, p.block_begin[task.expert] + task.m, own));
+    add(full_rows(operand, task.expert, p.block_begin[task.expert] + task.m, own));
   }
 }
 
@@ -112,7 +112,7 @@ UNIEP_DEVICE void pull_rows(const RunningCall& running, const uniep::Task& task,
   const auto row_bytes = static_cast<uint32_t>(call.hidden * sizeof(BFloat16));
   copy_rows(ring, range.begin, range.end, row_bytes, selects, source, note, store);
   ring.complete();
-  count_landed_rows(running, task);
+  count_full_rows(running, task);
 }
 
 // Pushes one task, whose waits hold; ends when its rows are in place. The source's rows of a block stand in the order
@@ -162,7 +162,7 @@ UNIEP_DEVICE void receive_rows(const RunningCall& running, const uniep::Task& ta
   }
   zero_rows(rows, call.hidden, range.end, range.padded_end);
   ring.complete();
-  count_landed_rows(running, task);
+  count_full_rows(running, task);
 }
 
 }  // namespace uniep::cuda

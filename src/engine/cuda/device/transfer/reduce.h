@@ -86,7 +86,7 @@ UNIEP_DEVICE void reduce_tokens(const RankCall& call, const ReduceItem& item, in
     const int32_t token = item.token_at(i);
     const int32_t next_expert = i + 1 < item.count ? expert_of_lane(p, item.token_at(i + 1)) : -1;  // read meanwhile
     const int64_t row = static_cast<int64_t>(token) * call.slot_count + ptx::lane_index();
-    sum(summands_of(p, expert), call.slots[p.rank] + row * call.hidden + column, columns,
+    sum(summands_of(p, expert), call.slot_rows[p.rank] + row * call.hidden + column, columns,
         call.output + token * call.hidden + column);
     expert = next_expert;
   }

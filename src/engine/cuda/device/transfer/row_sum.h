@@ -80,7 +80,7 @@ class RegisterSum {
 template <typename Ring, int kVectors>
 class RingSum {
  public:
-  static_assert(Ring::kChunkBytes >= kMostCudaSlots * kVectorBytes, "a stage holds 16 bytes of every summand");
+  static_assert(Ring::kChunkBytes >= kMaxCudaSlots * kVectorBytes, "a stage holds 16 bytes of every summand");
 
   UNIEP_DEVICE explicit RingSum(Ring& ring) : ring_(ring) {}
 
@@ -111,7 +111,7 @@ class RingSum {
   }
 
   UNIEP_DEVICE void add_oldest() {
-    const auto pieces = ring_.landed_pieces();
+    const auto pieces = ring_.wait_for_pieces();
     const uint64_t target = pieces.note.word[0] | static_cast<uint64_t>(pieces.note.word[1]) << 32;
     const uint32_t size = pieces.note.word[2];
     const uint32_t end = pieces.address + pieces.note.word[3] * size;

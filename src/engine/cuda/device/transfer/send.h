@@ -28,7 +28,7 @@ UNIEP_DEVICE void return_prob_gradient(const RankCall& call, int32_t rank, int32
 }
 
 UNIEP_DEVICE BFloat16* slot_of(const RankCall& call, int32_t rank, int32_t token, int32_t slot, int32_t column) {
-  return call.slots[rank] + (static_cast<int64_t>(token) * call.slot_count + slot) * call.hidden + column;
+  return call.slot_rows[rank] + (static_cast<int64_t>(token) * call.slot_count + slot) * call.hidden + column;
 }
 
 template <typename Ring>
