@@ -6,12 +6,12 @@ import pytest
 
 import tuner_checks
 import uniep
-from test_distributed import HERE, torchrun
+from ranks import HERE, run_ranks
 from uniep import library
 
 
 def test_trainings_on_two_processes():
-    assert "7 checks passed on 2 ranks" in torchrun(2, HERE / "tuner_checks.py")
+    assert "7 checks passed on 2 ranks" in run_ranks(2, HERE / "tuner_checks.py")
 
 
 def test_trainings_on_one(scratch):

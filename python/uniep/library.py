@@ -1,6 +1,7 @@
 """The shared library: where it lies, its structures and its errors. Needs no torch.
 
-Each class below mirrors the structure of the same name in include/uniep/c_api.h or c_tuner.h; `make()` fills in the size.
+Each class below mirrors the structure of the same name in include/uniep/c_api.h or c_tuner.h; `make()` fills in the
+size.
 """
 
 from __future__ import annotations
