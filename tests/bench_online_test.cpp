@@ -1,6 +1,6 @@
 // `uniep bench --op layer --tune online` on the cpu engine: bytes, what it refuses, and that it survives being killed.
 #include <gtest/gtest.h>
-#include <signal.h>
+#include <csignal>
 #include <sys/wait.h>
 #include <unistd.h>
 

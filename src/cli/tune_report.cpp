@@ -52,7 +52,7 @@ std::string changes(const Schedule& schedule, const Schedule& base) {
 // A time with the 95 % interval of its median.
 std::string time_text(const tune::Tried& tried) {
   const tune::Interval interval = tune::median_interval(tried.milliseconds, 1.96);
-  const std::string middle = ms(tune::median(tried.milliseconds));
+  std::string middle = ms(tune::median(tried.milliseconds));
   if (!std::isfinite(interval.low)) return middle;
   return fmt::format("{} ({} to {})", middle, ms(interval.low), ms(interval.high));
 }
@@ -279,7 +279,7 @@ class Report {
       cells.push_back(line);
     }
     std::vector<std::string> names = {head};
-    if (with_machine) names.push_back("machine");
+    if (with_machine) names.emplace_back("machine");
     names.insert(names.end(), {"default, ms", "chosen here, ms", "solver's, ms", "bound, ms", "best above it",
                                "what limits", "predicted by"});
     page_.table(names, cells);
