@@ -1,10 +1,10 @@
 // `uniep bench --op layer --tune online` on the cpu engine: bytes, what it refuses, and that it survives being killed.
 #include <gtest/gtest.h>
-#include <csignal>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <thread>
 
