@@ -31,8 +31,8 @@ std::vector<JobOutcome> run_ranks(const MadeUpJob& job, const std::function<void
   std::vector<JobOutcome> outcomes;
   for (Process& process : processes) {
     const std::string line = process.line(120);
-    EXPECT_TRUE(line.starts_with("{")) << line;
-    outcomes.push_back(line.starts_with("{") ? JobOutcome::parse(line) : JobOutcome());
+    EXPECT_TRUE(line.starts_with('{')) << line;
+    outcomes.push_back(line.starts_with('{') ? JobOutcome::parse(line) : JobOutcome());
   }
   return outcomes;
 }

@@ -432,6 +432,7 @@ TEST_F(WeightGradientMisuse, OfAWorkIsNamedAndChangesNothing) {
                [&] { weight_gradients(other, work, arrays.weight_gradient_arguments()); });
 
   weight_gradients(group, work, arrays.weight_gradient_arguments(false, true));
+  // NOLINTNEXTLINE(performance-unnecessary-copy-initialization): a copy is the same work
   const PendingWeightGradients copy = work;
   refused("work: its dw2 has been made; each work is done once", copy, arrays.weight_gradient_arguments(false, true));
   refused("work: its dw2 has been made; each work is done once", copy, arrays.weight_gradient_arguments());
