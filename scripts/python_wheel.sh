@@ -28,7 +28,7 @@ if [ ! -x "$work/tools/bin/pip" ]; then
   }
 fi
 PATH=$work/tools/bin:$PATH
-rm -rf "$dist" "$work/source" "$work/bare"
+rm -rf "$dist" "$work/source" "$work/objects" "$work/bare" # files of an archive are older than objects of an earlier run
 
 python -m build --sdist --no-isolation --outdir "$dist" . >"$work/sdist.log" 2>&1 || fail "no source distribution: $work/sdist.log"
 sdist=$(echo "$dist"/uniep-*.tar.gz)
