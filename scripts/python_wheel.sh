@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 work=$PWD/build/python-wheel
 dist=$PWD/build/dist
 tested=${UNIEP_PYTHON_ENVIRONMENT:-build/python}/bin/python
-largest=$((2500 * 1000))
+largest=$((2 * 1000 * 1000))
 fail() {
   echo "python wheel: $1" >&2
   exit 1

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#include "io/markup.h"
+
 namespace uniep::cli {
 namespace {
 
@@ -35,33 +37,10 @@ void replace_all(std::string& text, const std::string& from, const std::string& 
 
 }  // namespace
 
-std::string escape_html(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '&':
-        out += "&amp;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += (c >= 0x20 && c < 0x7f) || c == '\n' ? c : '?';
-    }
-  }
-  return out;
-}
-
-HtmlPage::HtmlPage(const std::string& title) : title_(escape_html(title)) {}
+HtmlPage::HtmlPage(const std::string& title) : title_(io::escape_markup(title)) {}
 
 void HtmlPage::element(const char* name, const std::string& attributes, const std::string& text) {
-  body_ += fmt::format("<{0}{1}>{2}</{0}>\n", name, attributes, escape_html(text));
+  body_ += fmt::format("<{0}{1}>{2}</{0}>\n", name, attributes, io::escape_markup(text));
 }
 
 void HtmlPage::heading(const std::string& text) {
@@ -83,12 +62,12 @@ void HtmlPage::code(const std::string& text) {
 void HtmlPage::table(const std::vector<std::string>& head, const std::vector<std::vector<std::string>>& rows,
                      int chosen) {
   body_ += "<div class=\"scroll\"><table>\n<tr>";
-  for (const std::string& name : head) body_ += "<th>" + escape_html(name) + "</th>";
+  for (const std::string& name : head) body_ += "<th>" + io::escape_markup(name) + "</th>";
   body_ += "</tr>\n";
   for (std::size_t row = 0; row < rows.size(); ++row) {
     body_ += static_cast<int>(row) == chosen ? "<tr class=\"chosen\">" : "<tr>";
     for (const std::string& cell : rows[row]) {
-      body_ += fmt::format("<td{}>{}</td>", is_number(cell) ? " class=\"number\"" : "", escape_html(cell));
+      body_ += fmt::format("<td{}>{}</td>", is_number(cell) ? " class=\"number\"" : "", io::escape_markup(cell));
     }
     body_ += "</tr>\n";
   }
@@ -100,7 +79,7 @@ void HtmlPage::picture(const std::string& svg, const std::string& caption) {
   const std::string name = fmt::format("wait-{}", ++pictures_);
   replace_all(own, "id=\"wait\"", "id=\"" + name + "\"");
   replace_all(own, "url(#wait)", "url(#" + name + ")");
-  body_ += "<figure>\n" + own + "<figcaption>" + escape_html(caption) + "</figcaption></figure>\n";
+  body_ += "<figure>\n" + own + "<figcaption>" + io::escape_markup(caption) + "</figcaption></figure>\n";
 }
 
 std::string HtmlPage::text() const {

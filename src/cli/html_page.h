@@ -5,9 +5,6 @@
 
 namespace uniep::cli {
 
-// Text as HTML: markup escaped, what is not printable ASCII replaced.
-std::string escape_html(const std::string& text);
-
 // One HTML file with nothing outside of it: no script, font, picture or style is fetched.
 class HtmlPage {
  public:

@@ -8,6 +8,8 @@
 #include <iterator>
 #include <map>
 
+#include "io/markup.h"
+
 namespace uniep::cli {
 namespace {
 
@@ -59,30 +61,6 @@ std::string fill_of(std::size_t category) {
 std::string legend_of(std::size_t category) {
   if (category == kWait) return "waiting";
   return category == kOther ? "other" : kStageColours[category].stage;
-}
-
-// Text from a file, as XML: markup escaped, what is not printable ASCII replaced.
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '&':
-        out += "&amp;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c >= 0x20 && c < 0x7f ? c : '?';
-    }
-  }
-  return out;
 }
 
 class Picture {
@@ -148,7 +126,8 @@ class Picture {
     const std::string title = trace_.title.empty() ? "timeline" : trace_.title;
     // Long titles are set smaller, so that they stay inside.
     const double size = std::clamp(1.9 * (kWidth - 40) / static_cast<double>(title.size()), 10.0, 20.0);
-    add("<text x=\"20\" y=\"34\" font-size=\"{:.1f}\" font-weight=\"bold\">{}</text>\n", size, escaped(title));
+    add("<text x=\"20\" y=\"34\" font-size=\"{:.1f}\" font-weight=\"bold\">{}</text>\n", size,
+        io::escape_markup(title));
   }
 
   void legend() {
@@ -188,11 +167,11 @@ class Picture {
       const double top = lane_top_[lane];
       if (begins_group(lane)) {
         add("<text class=\"rank\" x=\"20\" y=\"{:g}\" font-weight=\"bold\">{}</text>\n",
-            top + std::max(lane_height_ * 0.7, 10.0), escaped(trace_.lanes[lane].process));
+            top + std::max(lane_height_ * 0.7, 10.0), io::escape_markup(trace_.lanes[lane].process));
       }
       if (lane_height_ >= kLowestLabelled) {
         add("<text class=\"lane\" x=\"{:g}\" y=\"{:g}\" font-size=\"12\" text-anchor=\"end\">{}</text>\n",
-            kPlotLeft - 10, top + lane_height_ * 0.7, escaped(trace_.lanes[lane].thread));
+            kPlotLeft - 10, top + lane_height_ * 0.7, io::escape_markup(trace_.lanes[lane].thread));
       }
       add("<rect class=\"lane\" x=\"{:g}\" y=\"{:g}\" width=\"{:g}\" height=\"{:g}\" fill=\"#888888\" "
           "fill-opacity=\"0.05\"/>\n",
@@ -206,7 +185,7 @@ class Picture {
     if (tooltip.empty()) {
       add("/>\n");
     } else {
-      add("><title>{}</title></rect>\n", escaped(tooltip));
+      add("><title>{}</title></rect>\n", io::escape_markup(tooltip));
     }
   }
 
@@ -258,7 +237,7 @@ class Picture {
       const double x = x_of(mark.time_us);
       add("<line x1=\"{0:.2f}\" y1=\"{1:g}\" x2=\"{0:.2f}\" y2=\"{2:g}\" stroke=\"#222222\" stroke-width=\"1.2\"/>"
           "<text class=\"mark\" x=\"{3:.2f}\" y=\"{4:g}\" font-size=\"13\" font-style=\"italic\">{5}</text>\n",
-          x, kPlotTop - 16, plot_bottom_ + 4, x + 5, kPlotTop - 8, escaped(mark.name));
+          x, kPlotTop - 16, plot_bottom_ + 4, x + 5, kPlotTop - 8, io::escape_markup(mark.name));
     }
   }
 
