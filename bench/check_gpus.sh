@@ -71,6 +71,7 @@ check input 60 "$(program input)" "${processes[@]}"
 check model 90 "$(program model)" --models qwen3-30b --tokens 2048 --devices "$gpus"
 check coexistence 60 "$(program coexistence)"
 check abort 150 "$(program abort)"
+check verifier 120 "$(program verifier)"
 check groups 120 "$(program groups)"
 if [ "$gpus" -gt 1 ]; then check failure 180 "$(program failure)"; fi
 check tune 90 env UNIEP_CACHE_DIR="$folder/tuned" "$build/uniep" tune --engine cuda --ranks "$gpus" --devices "$devices" \

@@ -24,7 +24,7 @@ using uniep::test::random_layer;
 using uniep::test::RandomLayer;
 using uniep::test::run_layer;
 
-constexpr double kLimitSeconds = 120, kAtOnceSeconds = 10;
+constexpr double kLimitSeconds = 120, kAtOnceSeconds = 2;
 constexpr std::size_t kSlackBytes = 32 << 20;  // of the driver's own
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <system_error>
 #include <thread>
 
@@ -174,11 +175,16 @@ void CudaEngine::wait_until(const std::function<bool()>& over) {
   constexpr std::chrono::microseconds kPause{50};
   const Clock::time_point begin = Clock::now();
   Clock::time_point look = begin + kLook;
+  // After an abort kernels end as soon as they are told. The caller is let go behind them: a thread that frees memory
+  // they use waits for them inside the driver, and holds its lock against the one that tells them.
+  constexpr std::chrono::seconds kEnd{15};
+  std::optional<Clock::time_point> closed;
   while (!over()) {
-    if (gate().closed()) internal::CallGate::throw_closed();
     const Clock::time_point now = Clock::now();
+    if (!closed && gate().closed()) closed = now;
+    if (closed && now - *closed > kEnd) break;
     if (now - begin > kSpin) std::this_thread::sleep_for(kPause);
-    if (now < look || !lost_.empty()) continue;
+    if (now < look || closed || !lost_.empty()) continue;
     look = now + kLook;
     lost_ = ranks_.peer_failure();
     const int own = first_local_rank();
@@ -186,6 +192,7 @@ void CudaEngine::wait_until(const std::function<bool()>& over) {
       if (peer != own) side_.store(&symmetric_.board(own, own)->failed[peer], kLeft);
     }
   }
+  if (closed) internal::CallGate::throw_closed();
 }
 
 GroupMemory CudaEngine::memory(int rank) const {
