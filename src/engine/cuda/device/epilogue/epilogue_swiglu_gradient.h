@@ -50,6 +50,8 @@ class SwigluGradientEpilogue {
   static constexpr int kChunkRegisters = kProbColumns / 2;
   static constexpr int kParked = kConfig.in_layer ? 6 : 4;  // the megakernel's math warps have fewer registers
   static constexpr int kHeld = kCount - kParked;
+  // The derivatives of the others hold more at once than SwiGLU's: then half a strip at a time, for want of registers.
+  static constexpr bool kInHalves = kConfig.expert.activation != ActivationKind::kSwiglu;
   static_assert(kProbColumns == 2 * kTransferColumns && kTransferColumns == 2 * kStripColumns,
                 "a chunk takes both buffers in turn, two strips each");
 
@@ -214,6 +216,14 @@ class SwigluGradientEpilogue {
   template <int kHalf>
   UNIEP_DEVICE void run_transfer(uint32_t z, uint32_t activation) {
     constexpr int kLow = kHalf * kStripsInTransfer;
+    if constexpr (kInHalves) {
+      if (ptx::lane_index() == 0) ptx::bulk_wait_read<1>();
+      __syncwarp();
+      run_strip<kLow>(z, activation);
+      run_strip<kLow + 1>(z, activation);
+      end_transfer(kHalf, z, activation);
+      return;
+    }
     Strip low = load_strip<kLow>(z);
     Strip high = load_strip<kLow + 1>(z);
     compute_strip<kLow>(low);
@@ -227,9 +237,50 @@ class SwigluGradientEpilogue {
 
   template <int kStrip>
   UNIEP_DEVICE void run_strip(uint32_t z, uint32_t activation) {
+    if constexpr (kInHalves) {
+      run_strip_in_halves<kStrip>(z, activation);
+      return;
+    }
     Strip strip = load_strip<kStrip>(z);
     compute_strip<kStrip>(strip);
     store_strip<kStrip>(strip, z, activation);
+  }
+
+  // 8 columns of gate beside the same of up, in one fragment of each width; dz of the first 8 is back in shared memory
+  // when the second 8 come, which keeps the compiler from holding both.
+  template <int kStrip>
+  UNIEP_DEVICE void run_strip_in_halves(uint32_t z, uint32_t activation) {
+    const uint32_t lane = ptx::lane_index();
+    const uint32_t part = z + lane / 16 * kTransferBytes;
+    uint32_t a[4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t address = part + place_of(lane % 16, 2 * (kStrip % kStripsInTransfer) + half);
+      uint32_t gate[2], up[2];
+      ptx::load_matrix_x4(address, gate[0], gate[1], up[0], up[1]);
+      if (rows_ < kBlockRows) clear_padding(gate, up);
+      compute_fragments<kStrip * kStripRegisters>(gate, up, a + 2 * half, half);
+      ptx::store_matrix_x4(address, gate[0], gate[1], up[0], up[1]);
+    }
+    ptx::store_matrix_x4(activation + place_of_lane<kStrip>(), a[0], a[1], a[2], a[3]);
+  }
+
+  // As compute_strip(), of the strip's fragments 2 * half and 2 * half + 1.
+  template <int kValues>
+  UNIEP_DEVICE void compute_fragments(uint32_t (&gate)[2], uint32_t (&up)[2], uint32_t* a, int half) {
+    const auto expert = expert_activation<kConfig.expert>();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float da_low = da_[kValues + 4 * half + 2 * i];
+      const float da_high = da_[kValues + 4 * half + 2 * i + 1];
+      const ActivationGradient low = expert.gradient(unpack_low(gate[i]), unpack_low(up[i]), prob_[i], da_low);
+      const ActivationGradient high = expert.gradient(unpack_high(gate[i]), unpack_high(up[i]), prob_[i], da_high);
+      a[i] = pack_bfloat16(low.activation, high.activation);
+      gate[i] = pack_bfloat16(low.gate, high.gate);
+      up[i] = pack_bfloat16(low.up, high.up);
+      prob_sum_[i] = expert.add_prob(prob_sum_[i], da_low, low.prob_term);
+      prob_sum_[i] = expert.add_prob(prob_sum_[i], da_high, high.prob_term);
+    }
   }
 
   template <int kStrip>
@@ -276,10 +327,11 @@ class SwigluGradientEpilogue {
   }
 
   // What lies in z's padding is anybody's.
-  UNIEP_DEVICE void clear_padding(uint32_t (&gate)[4], uint32_t (&up)[4]) const {
+  template <int kFragments>
+  UNIEP_DEVICE void clear_padding(uint32_t (&gate)[kFragments], uint32_t (&up)[kFragments]) const {
     const int32_t row = static_cast<int32_t>(ptx::lane_index()) / 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kFragments; ++i) {
       const bool exists = row + i % 2 * 8 < rows_;
       gate[i] = exists ? gate[i] : 0;
       up[i] = exists ? up[i] : 0;
