@@ -494,10 +494,9 @@ std::vector<std::string> shape_violations(const LayerShape& shape, const Numeric
             fmt::format("must be a multiple of the number of ranks, {}", machine.ranks));
   }
   for (std::string& violation : activation_violations(numerics)) violations.push_back(std::move(violation));
-  if (machine.engine == EngineKind::kCuda && violations.empty() &&
-      activation_kind(numerics) != ActivationKind::kSwiglu) {
+  if (machine.engine == EngineKind::kCuda && violations.empty() && !is_gated(numerics.activation)) {
     violations.push_back(
-        fmt::format("activation={}: the cuda engine has kernels for swiglu alone; the cpu engine has all",
+        fmt::format("activation={}: the cuda engine has no kernels without a gate; the cpu engine has all",
                     activation_text(numerics)));
   }
   if (machine.engine == EngineKind::kCuda && numerics.router_weight == RouterWeight::kInput) {

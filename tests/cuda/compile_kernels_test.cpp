@@ -12,6 +12,7 @@
 #include "engine/cuda/kernels/gemm_kernels.h"
 #include "engine/cuda/kernels/layer_kernels.h"
 #include "engine/cuda/kernels/place_kernels.h"
+#include "model/elementwise.h"
 #include "tests/cuda/gpu_support.h"
 #include "uniep/error.h"
 
@@ -19,7 +20,7 @@ namespace {
 
 using namespace uniep::cuda;
 
-constexpr int kMaxKernels = 60;
+constexpr int kMaxKernels = 64;
 
 std::vector<GemmConfig> sampled_configs(int samples, unsigned seed) {
   std::mt19937 random(seed);
@@ -109,6 +110,21 @@ constexpr bool fits() {
   return {"layer_storage_test.cu", "uniep_layer_storage", {}, text};
 }
 
+// The other activations backward, where registers are fewest, and one forward.
+std::vector<LayerKernelConfig> activation_configs() {
+  using uniep::ActivationKind;
+  ExpertConfig shaped{.activation = ActivationKind::kShapedSwiglu};
+  shaped.alpha = uniep::bits_of_float(1.702f);
+  shaped.gate_limit = shaped.up_limit = uniep::bits_of_float(7.0f);
+  shaped.up_offset = uniep::bits_of_float(1.0f);
+  std::vector<LayerKernelConfig> configs = {layer_config({.expert = shaped})};
+  for (const ExpertConfig& expert : {shaped, ExpertConfig{.activation = ActivationKind::kGegluTanh},
+                                     ExpertConfig{.activation = ActivationKind::kGegluErf}}) {
+    configs.push_back(layer_config({.gemms = LayerGemms::kFirstGradient, .tile_n = 192, .expert = expert}));
+  }
+  return configs;
+}
+
 int run(int samples, unsigned seed) {
   std::vector<GemmConfig> configs = default_configs();
   const std::vector<GemmConfig> more = sampled_configs(samples, seed);
@@ -132,6 +148,7 @@ int run(int samples, unsigned seed) {
   requests.push_back(Tests::request(folder, "layer_oracle_kernels.cu", "oracle_combine"));
   for (const LayerKernelConfig& config : default_layer_configs()) requests.push_back(layer_request(config));
   requests.push_back(layer_request(layer_config({.expert = {.weighs_output = true}})));
+  for (const LayerKernelConfig& config : activation_configs()) requests.push_back(layer_request(config));
   for (const ExchangeConfig& config : default_exchange_configs()) requests.push_back(exchange_request(config));
   std::set<std::string> seen;
   for (const GemmConfig& config : configs) {

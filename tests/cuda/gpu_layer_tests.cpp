@@ -4,7 +4,7 @@
 // SEED] [--repeat N] [--devices D]
 //                        [--launch threads|random] [--tiles N:C[,N:C...] | --any-kernel] [--fixed key=value,...]
 //                        [--fixed-backward key=value,...] [--compile THREADS] [--branches] [--verbose]
-//                        [--only random|wide|silent|reference|oracle]
+//                        [--only random|wide|activations|silent|reference|oracle]
 // --direction (default both): backward leaves y and z alone, forward the gradients.
 // D: how many GPUs the ranks are dealt over (default 1: virtual ranks). --launch random: cases of up to D ranks run in
 // one process or in a process a rank, as their seed says. --tiles: tile.n and tile.cluster that are drawn from.
@@ -50,6 +50,10 @@ struct Options {
   bool verbose = false;
 };
 
+// Beside SwiGLU; with limits that values of z reach.
+const std::vector<std::string> kActivations = {"swiglu:alpha=1.702,limit=1,up_offset=1", "geglu_tanh", "geglu_erf",
+                                               "swiglu:gate_limit=0.75"};
+
 // Seeds with the limits of their layers.
 struct Seeds {
   const char* name;
@@ -66,6 +70,13 @@ std::vector<Seeds> seeds_of(const Options& options) {
   limits.most_tokens = 300;
   limits.most_columns = 640;
   if (wanted("random")) seeds.push_back({"random", options.first, options.cases, limits});
+  constexpr uint64_t kActivationSeeds = 2'000'000'000;
+  RandomLayerLimits activations = limits;
+  activations.activations = kActivations;
+  if (wanted("activations")) {
+    seeds.push_back({"activations", kActivationSeeds + options.first,
+                     options.only == "activations" ? options.cases : std::max(4, options.cases / 5), activations});
+  }
   constexpr uint64_t kWideSeeds = 1'000'000'000;
   RandomLayerLimits wide;  // tails that models have: 2880, 1408 and 1856 columns
   wide.most_local_experts = 2;
@@ -161,22 +172,24 @@ class LayerTests {
   }
 
   // The mathematics, not only the bits.
-  void against_reference(uint64_t seed) {
-    const RandomLayer layer = layer_for_reference(seed);
+  void against_reference(uint64_t seed, const std::string& activation = "swiglu") {
+    RandomLayer layer = layer_for_reference(seed);
+    set_activation(layer.config.numerics, activation);
     Group group(group_options(options_.of_cases, layer.ranks));
     cli::LayerRunner runner(group, layer.config, layer.data, {.main_grad = no_main_grad});
     runner.forward(whole({}, Direction::kForward, layer, group));
     if (options_.of_cases.backward) runner.backward(backward_schedule(layer, group));
-    check_result("reference", layer, runner.result());
+    check_result("reference, " + activation, layer, runner.result());
   }
 
   // The oracle's, with and without rows.
-  void oracle_against_reference(uint64_t seed) {
+  void oracle_against_reference(uint64_t seed, const std::string& activation = "swiglu") {
     for (int i = 0; i < 3; ++i) {
       RandomLayer layer = layer_for_reference(seed + static_cast<uint64_t>(i));
       layer.config.numerics.weight_gradient = static_cast<WeightGradient>(i);
+      set_activation(layer.config.numerics, activation);
       const ScopedDevice scope(0);
-      check_result("oracle", layer, naive_layer(kernels_, layer.config, layer.data, no_main_grad));
+      check_result("oracle, " + activation, layer, naive_layer(kernels_, layer.config, layer.data, no_main_grad));
     }
   }
 
@@ -288,9 +301,10 @@ class LayerTests {
     return whole(PartialSchedule::parse("fusion=pairs,dispatch.transport=pull"), Direction::kBackward, layer, group);
   }
 
-  void check_result(const char* name, const RandomLayer& layer, const cli::LayerResult& got) {
+  void check_result(const std::string& name, const RandomLayer& layer, const cli::LayerResult& got) {
     reference::LayerInput input;
     input.shape = layer.data.shape;
+    input.numerics = layer.config.numerics;
     input.tokens = layer.data.all_tokens();
     input.x = layer.data.x.data();
     input.ids = layer.data.ids.data();
@@ -504,6 +518,12 @@ int run(int argc, char** argv) {
   for (const Seeds& seeds : all) tests.run_local(seeds);
   if (wanted("reference")) tests.against_reference(options.first);
   if (wanted("oracle")) tests.oracle_against_reference(options.first);
+  if (wanted("activations")) {
+    for (const std::string& activation : kActivations) {
+      tests.against_reference(options.first, activation);
+      tests.oracle_against_reference(options.first, activation);
+    }
+  }
   if (wanted("silent")) tests.silent_rank();
   if (wanted("silent") && options.of_cases.backward) tests.silent_rank_in_backward();
   if (wanted("silent") && options.of_cases.random_launch && options.of_cases.devices > 1) {

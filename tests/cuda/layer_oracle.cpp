@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "model/activation_choice.h"
 #include "model/place.h"
 #include "tests/cuda/layer_oracle_arguments.h"
 #include "tests/cuda/naive_arguments.h"
@@ -195,6 +196,8 @@ class NaiveLayer {
     arguments.columns = columns;
     arguments.experts = experts_;
     arguments.mask_rows = 1;
+    arguments.activation_kind = activation_kind(config_.numerics);
+    arguments.parameters = activation_parameters(config_.numerics);
     return arguments;
   }
 

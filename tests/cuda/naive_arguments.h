@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "model/elementwise.h"
+#include "model/activation.h"
 
 // Arguments of naive_gemm.cu and test_kernels.cu, as the host passes them.
 namespace uniep::cuda::test {
@@ -33,6 +33,8 @@ struct NaiveEpilogueArguments {
   int32_t columns = 0;
   int32_t experts = 0;
   int32_t mask_rows = 0;
+  ActivationKind activation_kind = ActivationKind::kSwiglu;
+  ActivationParameters parameters = {};
 };
 
 struct FillArguments {

@@ -109,6 +109,9 @@ RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
     layer.config.numerics.combine_groups = legal[random.next() % legal.size()];
   }
   if (limits.any_activation) draw_activation(random, layer.config.numerics);
+  if (!limits.activations.empty()) {
+    set_activation(layer.config.numerics, limits.activations[seed % limits.activations.size()]);
+  }
 
   cli::LayerData& data = layer.data;
   data.shape = shape;

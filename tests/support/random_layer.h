@@ -37,6 +37,7 @@ struct RandomLayerLimits {
   int64_t most_columns = 160;
   std::vector<std::pair<int64_t, int64_t>> columns{};  // H and I are one of these, if any are given
   int64_t fewest_tokens = 0;                           // of a rank; 0: some ranks, or all, have none
+  std::vector<std::string> activations{};              // one of these by the seed, if any are given
   bool any_activation = false;  // any place of the router's weight, biases; else the default ones
 };
 

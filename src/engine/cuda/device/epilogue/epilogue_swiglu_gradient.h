@@ -48,8 +48,12 @@ class SwigluGradientEpilogue {
   static constexpr bool kRolled = true;
   static constexpr int kStripRegisters = kStripColumns / 2;
   static constexpr int kChunkRegisters = kProbColumns / 2;
-  static constexpr int kParked = kConfig.in_layer ? 6 : 4;  // the megakernel's math warps have fewer registers
+  // The megakernel's math warps have fewer registers, and SwiGLU with parameters takes one more.
+  static constexpr bool kShaped = kConfig.expert.activation == ActivationKind::kShapedSwiglu;
+  static constexpr int kParked = kConfig.in_layer ? (kShaped ? 7 : 6) : 4;
   static constexpr int kHeld = kCount - kParked;
+  // The derivatives of the others hold more at once than SwiGLU's: then half a strip at a time, for want of registers.
+  static constexpr bool kInHalves = kConfig.expert.activation != ActivationKind::kSwiglu;
   static_assert(kProbColumns == 2 * kTransferColumns && kTransferColumns == 2 * kStripColumns,
                 "a chunk takes both buffers in turn, two strips each");
 
@@ -105,8 +109,14 @@ class SwigluGradientEpilogue {
     rows_ = tile.rows;
     chunk_ = 0;
     const int32_t row = static_cast<int32_t>(ptx::lane_index()) / 4;
-    prob_[0] = gradient_.prob(tile, row);
-    prob_[1] = gradient_.prob(tile, row + 8);
+    if constexpr (kShaped) {
+      const int32_t lane = static_cast<int32_t>(ptx::lane_index());
+      if (lane < kBlockRows) probs()[lane] = gradient_.prob(tile, lane);
+      __syncwarp();
+    } else {
+      prob_[0] = gradient_.prob(tile, row);
+      prob_[1] = gradient_.prob(tile, row + 8);
+    }
     // This mask is also what makes copies: were the kept values still accumulators for the compiler, the next mainloop
     // would have to wait for the last use of each (ptxas then serialises wgmma, C7520).
     const uint32_t exists[2] = {row < tile.rows ? ~0u : 0u, row + 8 < tile.rows ? ~0u : 0u};
@@ -124,7 +134,9 @@ class SwigluGradientEpilogue {
   static constexpr uint32_t kParkedAt = kActivationAt + kTransferBytes;
   static constexpr uint32_t kBarriersAt = kParkedAt + kParked * 4 * ptx::kThreadsPerWarp;
   static constexpr uint32_t kCallsAt = kBarriersAt + kBuffers * 8;
-  static_assert(kCallsAt + 4 <= staging_bytes(kConfig), "the staging is too small");
+  static constexpr uint32_t kProbsAt = kCallsAt + 4;  // of the warp's rows
+  static constexpr uint32_t kEnd = kProbsAt + (kShaped ? kBlockRows * 4 : 0);
+  static_assert(kEnd <= staging_bytes(kConfig), "the staging is too small");
   static_assert(staging_bytes(kConfig) % 512 == 0, "the 64-byte swizzle repeats after 512 bytes");
 
   // 16 rows of as many columns: fragments of gate and up, in the end of dz; and of a.
@@ -153,25 +165,39 @@ class SwigluGradientEpilogue {
     return *static_cast<uint32_t*>(__cvta_shared_to_generic(staging_ + kCallsAt));
   }
 
-  // The last few values wait in shared memory, for want of registers: four of each lane, then what is left.
+  // Of the rows, where registers are too few for them. Volatile, so that no copy stays in a register.
+  UNIEP_DEVICE volatile float* probs() const {
+    return static_cast<volatile float*>(__cvta_shared_to_generic(staging_ + kProbsAt));
+  }
+  UNIEP_DEVICE float prob_of(int half) const {
+    if constexpr (kShaped) return probs()[ptx::lane_index() / 4 + half * 8];
+    return prob_[half];
+  }
+
+  // The last few values wait in shared memory, for want of registers: four of each lane, then two, then one.
   UNIEP_DEVICE uint32_t parked(int32_t first) const {
-    return staging_ + kParkedAt + first * 4 * ptx::kThreadsPerWarp + ptx::lane_index() * (first == 0 ? 16 : 8);
+    return staging_ + kParkedAt + first * 4 * ptx::kThreadsPerWarp + ptx::lane_index() * (first == 0 ? 16 : first == 4 ? 8 : 4);
   }
   UNIEP_DEVICE void park(const float (&d)[kCount], const uint32_t (&exists)[2]) {
     const auto value = [&](int i) { return bits_of_float(d[kHeld + i]) & exists[(kHeld + i) / 2 % 2]; };
     ptx::store_shared_16(parked(0), {value(0), value(1), value(2), value(3)});
-    if constexpr (kParked == 6) ptx::store_shared_8(parked(4), value(4), value(5));
+    if constexpr (kParked >= 6) ptx::store_shared_8(parked(4), value(4), value(5));
+    if constexpr (kParked == 7) *last_parked() = value(6);
   }
   UNIEP_DEVICE void unpark() {
     const ptx::Vector16 values = ptx::load_shared_16(parked(0));
 #pragma unroll
     for (int i = 0; i < 4; ++i) da_[kChunkRegisters - kParked + i] = float_from_bits(values.word[i]);
-    if constexpr (kParked == 6) {
+    if constexpr (kParked >= 6) {
       uint32_t low, high;
       ptx::load_shared_8(parked(4), low, high);
-      da_[kChunkRegisters - 2] = float_from_bits(low);
-      da_[kChunkRegisters - 1] = float_from_bits(high);
+      da_[kChunkRegisters - kParked + 4] = float_from_bits(low);
+      da_[kChunkRegisters - kParked + 5] = float_from_bits(high);
     }
+    if constexpr (kParked == 7) da_[kChunkRegisters - 1] = float_from_bits(*last_parked());
+  }
+  UNIEP_DEVICE uint32_t* last_parked() const {
+    return static_cast<uint32_t*>(__cvta_shared_to_generic(parked(6)));
   }
 
   // One lane.
@@ -214,6 +240,14 @@ class SwigluGradientEpilogue {
   template <int kHalf>
   UNIEP_DEVICE void run_transfer(uint32_t z, uint32_t activation) {
     constexpr int kLow = kHalf * kStripsInTransfer;
+    if constexpr (kInHalves) {
+      if (ptx::lane_index() == 0) ptx::bulk_wait_read<1>();
+      __syncwarp();
+      run_strip<kLow>(z, activation);
+      run_strip<kLow + 1>(z, activation);
+      end_transfer(kHalf, z, activation);
+      return;
+    }
     Strip low = load_strip<kLow>(z);
     Strip high = load_strip<kLow + 1>(z);
     compute_strip<kLow>(low);
@@ -227,9 +261,51 @@ class SwigluGradientEpilogue {
 
   template <int kStrip>
   UNIEP_DEVICE void run_strip(uint32_t z, uint32_t activation) {
+    if constexpr (kInHalves) {
+      run_strip_in_halves<kStrip>(z, activation);
+      return;
+    }
     Strip strip = load_strip<kStrip>(z);
     compute_strip<kStrip>(strip);
     store_strip<kStrip>(strip, z, activation);
+  }
+
+  // 8 columns of gate beside the same of up, in one fragment of each width; dz of the first 8 is back in shared memory
+  // when the second 8 come, which keeps the compiler from holding both.
+  template <int kStrip>
+  UNIEP_DEVICE void run_strip_in_halves(uint32_t z, uint32_t activation) {
+    const uint32_t lane = ptx::lane_index();
+    const uint32_t part = z + lane / 16 * kTransferBytes;
+    uint32_t a[4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t address = part + place_of(lane % 16, 2 * (kStrip % kStripsInTransfer) + half);
+      uint32_t gate[2], up[2];
+      ptx::load_matrix_x4(address, gate[0], gate[1], up[0], up[1]);
+      if (rows_ < kBlockRows) clear_padding(gate, up);
+      compute_fragments<kStrip * kStripRegisters>(gate, up, a + 2 * half, half);
+      ptx::store_matrix_x4(address, gate[0], gate[1], up[0], up[1]);
+    }
+    ptx::store_matrix_x4(activation + place_of_lane<kStrip>(), a[0], a[1], a[2], a[3]);
+  }
+
+  // As compute_strip(), of the strip's fragments 2 * half and 2 * half + 1.
+  template <int kValues>
+  UNIEP_DEVICE void compute_fragments(uint32_t (&gate)[2], uint32_t (&up)[2], uint32_t* a, int half) {
+    const auto expert = expert_activation<kConfig.expert>();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float da_low = da_[kValues + 4 * half + 2 * i];
+      const float da_high = da_[kValues + 4 * half + 2 * i + 1];
+      const float prob = prob_of(i);
+      const ActivationGradient low = expert.gradient(unpack_low(gate[i]), unpack_low(up[i]), prob, da_low);
+      const ActivationGradient high = expert.gradient(unpack_high(gate[i]), unpack_high(up[i]), prob, da_high);
+      a[i] = pack_bfloat16(low.activation, high.activation);
+      gate[i] = pack_bfloat16(low.gate, high.gate);
+      up[i] = pack_bfloat16(low.up, high.up);
+      prob_sum_[i] = expert.add_prob(prob_sum_[i], da_low, low.prob_term);
+      prob_sum_[i] = expert.add_prob(prob_sum_[i], da_high, high.prob_term);
+    }
   }
 
   template <int kStrip>
@@ -276,10 +352,11 @@ class SwigluGradientEpilogue {
   }
 
   // What lies in z's padding is anybody's.
-  UNIEP_DEVICE void clear_padding(uint32_t (&gate)[4], uint32_t (&up)[4]) const {
+  template <int kFragments>
+  UNIEP_DEVICE void clear_padding(uint32_t (&gate)[kFragments], uint32_t (&up)[kFragments]) const {
     const int32_t row = static_cast<int32_t>(ptx::lane_index()) / 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kFragments; ++i) {
       const bool exists = row + i % 2 * 8 < rows_;
       gate[i] = exists ? gate[i] : 0;
       up[i] = exists ? up[i] : 0;

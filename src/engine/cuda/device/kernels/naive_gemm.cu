@@ -96,7 +96,24 @@ struct NaiveEpilogueArguments {
   int32_t columns;  // of D
   int32_t experts;
   int32_t mask_rows;
+  ActivationKind activation_kind;  // a gated one
+  ActivationParameters parameters;
 };
+
+// Calls back with the expert's activation.
+template <typename Call>
+UNIEP_DEVICE void with_activation(const NaiveEpilogueArguments& args, Call&& call) {
+  switch (args.activation_kind) {
+    case ActivationKind::kGegluTanh:
+      return call(ExpertActivation<ActivationKind::kGegluTanh>());
+    case ActivationKind::kGegluErf:
+      return call(ExpertActivation<ActivationKind::kGegluErf>());
+    case ActivationKind::kShapedSwiglu:
+      return call(ExpertActivation<ActivationKind::kShapedSwiglu>(args.parameters));
+    default:
+      return call(ExpertActivation<ActivationKind::kSwiglu>());
+  }
+}
 
 extern "C" __global__ void uniep_naive_round(NaiveEpilogueArguments args) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -120,7 +137,10 @@ extern "C" __global__ void uniep_naive_swiglu(NaiveEpilogueArguments args) {
   const BFloat16 up = to_bfloat16(exists ? args.d[gate_at + width] : 0.0f);
   args.bf16[gate_at] = gate;
   args.bf16[gate_at + width] = up;
-  args.activation[i] = exists ? to_bfloat16(swiglu(to_float(gate), to_float(up), args.prob[row])) : BFloat16{0};
+  with_activation(args, [&](const auto& expert) {
+    const float a = exists ? expert.activate(to_float(gate), to_float(up), args.prob[row]) : 0.0f;
+    args.activation[i] = to_bfloat16(a);
+  });
 }
 
 // One thread a row: dprob's chunks by their tree, then ascending.
@@ -140,7 +160,7 @@ extern "C" __global__ void uniep_naive_swiglu_gradient(NaiveEpilogueArguments ar
         const float gate = to_float(args.saved[row * 2 * width + column]);
         const float up = to_float(args.saved[row * 2 * width + width + column]);
         da = args.d[row * width + column];
-        g = swiglu_gradient(gate, up, args.prob[row], da);
+        with_activation(args, [&](const auto& expert) { g = expert.gradient(gate, up, args.prob[row], da); });
       }
       args.activation[row * width + column] = to_bfloat16(g.activation);
       args.bf16[row * 2 * width + column] = to_bfloat16(g.gate);
