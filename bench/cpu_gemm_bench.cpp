@@ -89,7 +89,7 @@ Result compare(InstructionSet set, Shape shape, bool a_k_major, bool b_k_major, 
   uniep::cpu::GemmScratch scratch;
   const auto gemm = uniep::cpu::kernels(set).gemm;
 
-  const auto ours = [&] { gemm(left, right, m, n, k, 0, c.data(), n, scratch); };
+  const auto ours = [&] { gemm({left, right, m, n, k, 0, c.data(), n}, scratch); };
   const auto openblas = [&] {
     cblas_sgemm(CblasRowMajor, a_k_major ? CblasNoTrans : CblasTrans, b_k_major ? CblasTrans : CblasNoTrans,
                 static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1.0f, wide_a.data(),

@@ -149,7 +149,7 @@ void check_gemm(Generator& generator, Values values, int64_t m, int64_t n, int64
   GemmScratch scratch;
   for (const InstructionSet set : supported_sets()) {
     std::vector<float> c = before;
-    kernels(set).gemm(a.operand(), b.operand(), m, n, k, k_block, c.data(), ldc, scratch);
+    kernels(set).gemm({a.operand(), b.operand(), m, n, k, k_block, c.data(), ldc}, scratch);
     expect_same_bytes(c, expected,
                       std::string(instruction_set_name(set)) + " m " + std::to_string(m) + " n " + std::to_string(n) +
                           " k " + std::to_string(k) + " k_block " + std::to_string(k_block) + " values " +
@@ -185,7 +185,7 @@ TEST(Gemm, DepthZeroGivesPlusZero) {
   GemmScratch scratch;
   for (const InstructionSet set : supported_sets()) {
     std::vector<float> c(12, -1.0f);
-    kernels(set).gemm({nullptr, 0, true}, {nullptr, 0, false}, 3, 4, 0, 0, c.data(), 4, scratch);
+    kernels(set).gemm({{nullptr, 0, true}, {nullptr, 0, false}, 3, 4, 0, 0, c.data(), 4}, scratch);
     expect_same_bytes(c, std::vector<float>(12, 0.0f), instruction_set_name(set));
   }
 }
@@ -199,7 +199,7 @@ TEST(Gemm, FusesAndKeepsTheOrder) {
     GemmScratch scratch;
     float c = -1.0f;
     const auto k = static_cast<int64_t>(a.size());
-    kernels(set).gemm({a.data(), k, true}, {b.data(), k, true}, 1, 1, k, 1, &c, 1, scratch);
+    kernels(set).gemm({{a.data(), k, true}, {b.data(), k, true}, 1, 1, k, 1, &c, 1}, scratch);
     return c;
   };
   const float smallest = std::ldexp(1.0f, -149);
@@ -281,9 +281,9 @@ TEST(Rows, SwigluEqualsTheScalarFunction) {
     const float prob = random_floats(generator, values, 1)[0];
     std::vector<BFloat16> a(n), expected;
     for (int64_t j = 0; j < n; ++j) expected.push_back(rounded(swiglu(to_float(gate[j]), to_float(up[j]), prob)));
-    table.activations[0][0].activate({}, gate.data(), up.data(), prob, a.data(), n);
+    table.activations[0][0].activate({}, {gate.data(), up.data(), prob, n}, a.data());
     expect_same_bytes(a, expected, "swiglu_row");
-    table.activations[0][0].activate({}, gate.data(), up.data(), prob, gate.data(), n);
+    table.activations[0][0].activate({}, {gate.data(), up.data(), prob, n}, gate.data());
     expect_same_bytes(gate, expected, "swiglu_row in place");
   });
 }
@@ -296,7 +296,7 @@ TEST(Rows, SwigluOfEveryGate) {
     expected.push_back(rounded(swiglu(to_float(gate[bits]), 1.5f, 0.75f)));
   }
   for (const InstructionSet set : supported_sets()) {
-    kernels(set).activations[0][0].activate({}, gate.data(), up.data(), 0.75f, a.data(), 65536);
+    kernels(set).activations[0][0].activate({}, {gate.data(), up.data(), 0.75f, 65536}, a.data());
     expect_same_bytes(a, expected, instruction_set_name(set));
   }
 }
@@ -349,18 +349,18 @@ TEST(Rows, SwigluGradientEqualsTheScalarFunction) {
     }
     std::vector<BFloat16> got_a(n), got_dgate(n), got_dup(n);
     std::vector<float> got_sums(sums.size());
-    table.activations[0][0].gradient({}, gate.data(), up.data(), prob, da.data(), got_a.data(), got_dgate.data(),
-                                     got_dup.data(), got_sums.data(), n);
+    table.activations[0][0].gradient({}, {gate.data(), up.data(), prob, n},
+                                     {da.data(), got_a.data(), got_dgate.data(), got_dup.data(), got_sums.data()});
     expect_same_bytes(got_a, a, "a");
     expect_same_bytes(got_dgate, dgate, "dgate");
     expect_same_bytes(got_dup, dup, "dup");
     expect_same_bytes(got_sums, sums, "chunk sums");
     std::vector<BFloat16> forward(n);
-    table.activations[0][0].activate({}, gate.data(), up.data(), prob, forward.data(), n);
+    table.activations[0][0].activate({}, {gate.data(), up.data(), prob, n}, forward.data());
     expect_same_bytes(got_a, forward, "a of backward against forward");
 
-    table.activations[0][0].gradient({}, gate.data(), up.data(), prob, da.data(), got_a.data(), gate.data(), up.data(),
-                                     got_sums.data(), n);
+    table.activations[0][0].gradient({}, {gate.data(), up.data(), prob, n},
+                                     {da.data(), got_a.data(), gate.data(), up.data(), got_sums.data()});
     expect_same_bytes(gate, dgate, "dgate in place");
     expect_same_bytes(up, dup, "dup in place");
     expect_same_bytes(got_sums, sums, "chunk sums in place");
@@ -399,9 +399,11 @@ void check_activation_rows() {
     std::vector<BFloat16> got_a(n), got_dgate(n), got_dup(n), forward(n);
     std::vector<float> got_sums(sums.size());
     const BFloat16* const given_up = Expert::kGated ? up.data() : nullptr;
-    rows.activate(parameters, gate.data(), given_up, prob, forward.data(), n);
-    rows.gradient(parameters, gate.data(), given_up, prob, da.data(), got_a.data(), got_dgate.data(),
-                  Expert::kGated ? got_dup.data() : nullptr, got_sums.data(), n);
+    const ActivationRow row{gate.data(), given_up, prob, n};
+    rows.activate(parameters, row, forward.data());
+    rows.gradient(
+        parameters, row,
+        {da.data(), got_a.data(), got_dgate.data(), Expert::kGated ? got_dup.data() : nullptr, got_sums.data()});
     expect_same_bytes(forward, a, "a of forward");
     expect_same_bytes(got_a, a, "a");
     expect_same_bytes(got_dgate, dgate, "dgate");

@@ -119,7 +119,7 @@ TEST(TrainGradient, RmsNorm) {
   const std::vector<float> weights = random_values(random, kRows * kColumns);
   std::vector<float> out(x.size()), inverse_rms(kRows);
   const auto loss = [&] {
-    rms_norm_forward(x.data(), gain.data(), kRows, kColumns, out.data(), inverse_rms.data());
+    rms_norm_forward({x.data(), gain.data(), kRows, kColumns, out.data(), inverse_rms.data()});
     return weighted_sum(out, weights);
   };
   loss();
@@ -150,7 +150,7 @@ void check_mixer(int64_t sequence) {
                                      gate.data(),   convolved.data(),   gated.data()};
   const MixerWeights mixer{norm.data(), in.data(), filter.data(), out.data()};
   const auto loss = [&] {
-    mixer_forward(mixer, sequence, kHidden, x.data(), activations, y.data(), scratch.data());
+    mixer_forward({mixer, sequence, kHidden, x.data(), activations, y.data(), scratch.data()});
     return weighted_sum(y, weights);
   };
   loss();
@@ -194,9 +194,9 @@ TEST(TrainMixer, IsCausal) {
   const MixerActivations activations{buffers[0].data(), buffers[1].data(), buffers[2].data(),
                                      buffers[3].data(), buffers[4].data(), buffers[5].data()};
   const MixerWeights mixer{norm.data(), in.data(), filter.data(), out.data()};
-  mixer_forward(mixer, kSequence, kHidden, x.data(), activations, before.data(), scratch.data());
+  mixer_forward({mixer, kSequence, kHidden, x.data(), activations, before.data(), scratch.data()});
   for (int64_t i = 0; i < kHidden; ++i) x[kChanged * kHidden + i] += static_cast<float>(i);
-  mixer_forward(mixer, kSequence, kHidden, x.data(), activations, after.data(), scratch.data());
+  mixer_forward({mixer, kSequence, kHidden, x.data(), activations, after.data(), scratch.data()});
   for (int64_t t = 0; t < kSequence; ++t) {
     const bool same =
         std::equal(before.begin() + t * kHidden, before.begin() + (t + 1) * kHidden, after.begin() + t * kHidden);
@@ -223,7 +223,7 @@ TEST(TrainGradient, RouterAndBalance) {
   const RouterActivations activations{probabilities.data(), ids.data(), probs.data()};
   std::vector<int32_t> first_ids;
   const auto loss = [&] {
-    router_forward(x.data(), weight.data(), kTokens, kHidden, kExperts, kTopk, activations);
+    router_forward({x.data(), weight.data(), kTokens, kHidden, kExperts, kTopk, activations});
     if (first_ids.empty()) first_ids = ids;
     EXPECT_EQ(ids, first_ids) << "the seed must leave the choice alone";
     std::vector<int64_t> slots(kExperts);
@@ -257,7 +257,7 @@ TEST(TrainRouter, ChoosesTheMostProbableAndTheLowerIndexAmongEquals) {
   const std::vector<float> x = {1}, weight = {0.5f, 2, 2, -1, 2};
   std::vector<float> probabilities(5), probs(4);
   std::vector<int32_t> ids(4);
-  router_forward(x.data(), weight.data(), 1, 1, 5, 4, {probabilities.data(), ids.data(), probs.data()});
+  router_forward({x.data(), weight.data(), 1, 1, 5, 4, {probabilities.data(), ids.data(), probs.data()}});
   EXPECT_EQ(ids, (std::vector<int32_t>{1, 2, 4, 0}));
   for (int slot = 0; slot < 4; ++slot) EXPECT_EQ(probs[slot], probabilities[ids[slot]]);
 }
@@ -283,7 +283,7 @@ TEST(TrainGradient, Head) {
   const HeadActivations activations{normed.data(), inverse_rms.data(), probabilities.data()};
   const auto loss = [&] {
     return kScale *
-           head_forward({norm.data(), projection.data()}, x.data(), targets.data(), kTokens, kHidden, activations);
+           head_forward({{norm.data(), projection.data()}, x.data(), targets.data(), kTokens, kHidden, activations});
   };
   loss();
   const std::vector<float> projection_transposed = transposed(projection, kHidden, kVocabulary);

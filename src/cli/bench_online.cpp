@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/chosen_schedule.h"
+#include "cli/device_arrays.h"
 #include "cli/layer_inputs.h"
 #include "cli/layer_runner.h"
 #include "cli/options.h"
@@ -44,7 +45,7 @@ class OnlineJob {
         data_(make_layer_data(layer_, {}, false, {0, layer_.ranks})),
         begin_(begin_schedule()),
         sequential_(sequential_schedules({begin_, {}}, layer_.config(), group_.machine()).forward),
-        check_(group_, layer_.config(), most_tokens()),
+        check_(group_, layer_.config(), most_tokens(), &device_arrays()),
         y_(data_.x.size()),
         seen_(data_.x.size()) {
     fixed_.reserve(static_cast<std::size_t>(group_.ranks()));
@@ -78,7 +79,7 @@ class OnlineJob {
     const LayerShape& shape = layer_.shape;
     const int64_t experts = shape.experts / group_.ranks(), tokens = data_.tokens[static_cast<std::size_t>(rank)];
     const int64_t first = data_.first_token(rank);
-    train::RankMemory& own = fixed_.emplace_back(group_.device(rank));
+    train::RankMemory& own = fixed_.emplace_back(group_.device(rank), &device_arrays());
     ForwardArguments arguments;
     arguments.x = own.input(data_.x_of(rank), tokens * shape.hidden);
     arguments.weights.w1 = own.input(data_.w1_of(rank), experts * data_.halves * shape.intermediate * shape.hidden);
@@ -124,7 +125,7 @@ class OnlineJob {
     std::vector<train::RankMemory> memory;
     memory.reserve(routings_.size());
     for (int rank = 0; rank < group_.ranks(); ++rank) {
-      train::RankMemory& own = memory.emplace_back(group_.device(rank));
+      train::RankMemory& own = memory.emplace_back(group_.device(rank), &device_arrays());
       Routing& routing = routings_[static_cast<std::size_t>(rank)];
       routing.topk_ids =
           own.input(ids.data() + data_.first_token(rank) * layer_.shape.topk, routing.tokens * layer_.shape.topk);

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "cli/chosen_schedule.h"
+#include "cli/device_arrays.h"
 #include "cli/layer_options.h"
 #include "cli/options.h"
 #include "io/file.h"
@@ -119,6 +120,7 @@ Comparison compare_sequential(const TrainOptions& options, int ranks, const Text
   sequential.devices = options.parallel.devices;
   sequential.ranks = ranks;
   sequential.workers = options.parallel.workers;
+  sequential.device_arrays = options.parallel.device_arrays;
   sequential.schedule = PartialSchedule::parse("fusion=none");
   sequential.schedule_backward = sequential.schedule;
   Trainer other(options.config, sequential, text);
@@ -142,6 +144,7 @@ void write_outputs(const TrainOptions& options, const Report& report, const Trai
 }
 
 int run_training(TrainOptions options) {
+  options.parallel.device_arrays = &device_arrays();
   options.parallel.schedule_backward = options.parallel.schedule;
   for (const auto& [field, value] : options.backward_overrides.values()) {
     options.parallel.schedule_backward.set(field, value);

@@ -37,8 +37,9 @@ T* room(std::vector<std::vector<std::byte>>& tensors, int64_t count) {
 
 }  // namespace
 
-CandidateCheck::CandidateCheck(Group& group, const LayerConfig& layer, int64_t tokens)
-    : group_(group), layer_(layer), tokens_(std::max<int64_t>(1, tokens / kShare)) {
+CandidateCheck::CandidateCheck(Group& group, const LayerConfig& layer, int64_t tokens,
+                               const DeviceArrays* device_arrays)
+    : group_(group), layer_(layer), tokens_(std::max<int64_t>(1, tokens / kShare)), device_arrays_(device_arrays) {
   const LayerShape& shape = layer.shape;
   const int64_t weights = shape.experts / group.ranks() * shape.hidden * shape.intermediate;
   x_ = values(io::SyntheticTensor::kX, tokens_ * shape.hidden, io::kUnitScale);
@@ -70,7 +71,7 @@ CandidateCheck::Results CandidateCheck::run(Direction direction, const Schedule&
   std::vector<BackwardArguments> backwards(routings.size());
   Results results;
   for (std::size_t rank = 0; rank < routings.size(); ++rank) {
-    RankMemory& own = memory.emplace_back(group_.device(static_cast<int>(rank)));
+    RankMemory& own = memory.emplace_back(group_.device(static_cast<int>(rank)), device_arrays_);
     const auto read = [&own](const auto& all) { return own.input(all.data(), static_cast<int64_t>(all.size())); };
     routings[rank] = {tokens_, read(ids_), IndexType::kInt32, read(probs_), {}};
     forwards[rank].x = read(x_);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "train/device_arrays.h"
 #include "uniep/uniep.h"
 
 namespace uniep::train {
@@ -11,7 +12,8 @@ namespace uniep::train {
 // gives the bytes that another one gives. Nothing of the training is touched.
 class CandidateCheck {
  public:
-  CandidateCheck(Group& group, const LayerConfig& layer, int64_t tokens);  // of a rank
+  // `tokens` of a rank. device_arrays: null on the cpu engine alone.
+  CandidateCheck(Group& group, const LayerConfig& layer, int64_t tokens, const DeviceArrays* device_arrays);
 
   // `forward` and `backward` are what runs now.
   TunerCheck check(Direction direction, const Schedule& candidate, const Schedule& forward, const Schedule& backward);
@@ -27,6 +29,7 @@ class CandidateCheck {
   Group& group_;
   LayerConfig layer_;
   int64_t tokens_;
+  const DeviceArrays* device_arrays_;
   std::vector<BFloat16> x_, dy_, w1_, w2_, b1_, b2_;  // of one rank: all ranks have the same
   std::vector<int32_t> ids_;
   std::vector<float> probs_;

@@ -12,6 +12,8 @@
 
 namespace uniep::train {
 
+class DeviceArrays;
+
 constexpr int64_t kVocabulary = 256;  // bytes
 constexpr int64_t kMixerTaps = 16;    // bytes that one mixer looks back, its own included
 
@@ -56,7 +58,8 @@ struct ParallelConfig {
   PartialSchedule schedule;
   PartialSchedule schedule_backward;
   TuneConfig tune;
-  int64_t verify_every = 0;  // steps from one check of a layer to the next; 0: none is checked
+  const DeviceArrays* device_arrays = nullptr;  // for the cuda engine; must outlive the trainer
+  int64_t verify_every = 0;                     // steps from one check of a layer to the next; 0: none is checked
 };
 
 // Throws Error(kInvalidArgument) that names the first option that is not legal.

@@ -33,12 +33,16 @@ ExpertLayers::ExpertLayers(const TrainConfig& config, const ParallelConfig& para
       sequence_(config.model.sequence),
       layer_(layer_config(config)),
       group_(group_options(config, parallel)),
+      device_arrays_(parallel.device_arrays),
       forward_schedule_(
           resolve(parallel.schedule, Direction::kForward, layer_.shape, layer_.numerics, group_.machine())),
       backward_schedule_(
           resolve(parallel.schedule_backward, Direction::kBackward, layer_.shape, layer_.numerics, group_.machine())),
       saved_(config.model.layers),
       routing_of_layer_(config.model.layers) {
+  if (group_.engine() == EngineKind::kCuda && device_arrays_ == nullptr) {
+    throw Error(Status::kInvalidArgument, "device_arrays: null; the cuda engine needs them");
+  }
   if (parallel.tune.online) start_tuner(parallel);
   if (parallel.verify_every > 0) start_verifier(parallel.verify_every);
 }
@@ -52,7 +56,7 @@ void ExpertLayers::start_verifier(int64_t every) {
 
 void ExpertLayers::start_tuner(const ParallelConfig& parallel) {
   const int64_t tokens = (batch_ + group_.ranks() - 1) / group_.ranks() * sequence_;
-  check_ = std::make_unique<CandidateCheck>(group_, layer_, tokens);
+  check_ = std::make_unique<CandidateCheck>(group_, layer_, tokens, device_arrays_);
   TunerOptions options;
   options.machine = group_.machine();
   options.layers = {{.config = layer_,
@@ -118,7 +122,7 @@ int64_t ExpertLayers::first_token(int rank) const {
 
 std::vector<RankMemory> ExpertLayers::rank_memory() const {
   std::vector<RankMemory> memory;
-  for (int rank = 0; rank < group_.ranks(); ++rank) memory.emplace_back(group_.device(rank));
+  for (int rank = 0; rank < group_.ranks(); ++rank) memory.emplace_back(group_.device(rank), device_arrays_);
   return memory;
 }
 

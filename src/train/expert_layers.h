@@ -77,6 +77,7 @@ class ExpertLayers {
   int64_t sequence_;
   LayerConfig layer_;
   Group group_;
+  const DeviceArrays* device_arrays_;  // null on the cpu engine alone
   Schedule forward_schedule_;
   Schedule backward_schedule_;
   std::vector<Saved> saved_;  // of each layer

@@ -22,9 +22,9 @@ void embed_backward(const uint8_t* bytes, const float* gradient, int64_t count, 
   }
 }
 
-double head_forward(const HeadWeights& weights, const float* x, const uint8_t* targets, int64_t tokens, int64_t hidden,
-                    const HeadActivations& activations) {
-  rms_norm_forward(x, weights.norm, tokens, hidden, activations.normed, activations.inverse_rms);
+double head_forward(const HeadForward& call) {
+  const auto [weights, x, targets, tokens, hidden, activations] = call;
+  rms_norm_forward({x, weights.norm, tokens, hidden, activations.normed, activations.inverse_rms});
   multiply(activations.normed, weights.projection, activations.probabilities, tokens, kVocabulary, hidden);
   double loss = 0;
   for (int64_t token = 0; token < tokens; ++token) {

@@ -26,9 +26,15 @@ struct HeadActivations {
   float* probabilities;  // [T, 256]
 };
 
+struct HeadForward {
+  HeadWeights weights;
+  const float* x;          // [T, H]
+  const uint8_t* targets;  // [T]
+  int64_t tokens, hidden;
+  HeadActivations activations;  // written
+};
 // The sum of the loss over the positions, in nats.
-double head_forward(const HeadWeights& weights, const float* x, const uint8_t* targets, int64_t tokens, int64_t hidden,
-                    const HeadActivations& activations);
+double head_forward(const HeadForward& call);
 
 // For the loss times `scale`.
 struct HeadBackward {

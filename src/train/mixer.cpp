@@ -12,10 +12,10 @@ int64_t mixer_scratch(int64_t sequence, int64_t hidden) {
   return 5 * sequence * hidden;
 }
 
-void mixer_forward(const MixerWeights& weights, int64_t sequence, int64_t hidden, const float* x,
-                   const MixerActivations& activations, float* out, float* scratch) {
+void mixer_forward(const MixerForward& call) {
+  const auto [weights, sequence, hidden, x, activations, out, scratch] = call;
   const int64_t elements = sequence * hidden;
-  rms_norm_forward(x, weights.norm, sequence, hidden, activations.normed, activations.inverse_rms);
+  rms_norm_forward({x, weights.norm, sequence, hidden, activations.normed, activations.inverse_rms});
   multiply(activations.normed, weights.in, scratch, sequence, 2 * hidden, hidden);
   for (int64_t t = 0; t < sequence; ++t) {
     const float* projected = scratch + t * 2 * hidden;

@@ -35,8 +35,15 @@ struct MixerGradients {
 // Floats of scratch memory for one sequence, forward and backward.
 int64_t mixer_scratch(int64_t sequence, int64_t hidden);
 
-void mixer_forward(const MixerWeights& weights, int64_t sequence, int64_t hidden, const float* x,
-                   const MixerActivations& activations, float* out, float* scratch);
+struct MixerForward {
+  MixerWeights weights;
+  int64_t sequence, hidden;
+  const float* x;                // [S, H]
+  MixerActivations activations;  // written
+  float* out;                    // [S, H], written
+  float* scratch;                // mixer_scratch() floats
+};
+void mixer_forward(const MixerForward& call);
 
 struct MixerBackward {
   MixerWeights weights;

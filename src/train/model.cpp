@@ -112,12 +112,12 @@ void Model::block_forward(const Parameters& parameters, int64_t layer, int64_t s
   } else {
     add_moe_out(blocks_[layer - 1], sequence, input);
   }
-  mixer_forward(mixer_weights(parameters.dense(0), at), model.sequence, model.hidden, input,
-                mixer_activations(block, sequence), block.mixed.data() + offset, scratch(sequence));
-  rms_norm_forward(block.mixed.data() + offset, parameters.dense(at.moe_norm), model.sequence, model.hidden,
-                   block.moe_normed.data() + offset, block.moe_inverse_rms.data() + first);
-  router_forward(block.moe_normed.data() + offset, parameters.dense(at.router), model.sequence, model.hidden,
-                 model.experts, model.topk, router_activations(block, sequence));
+  mixer_forward({mixer_weights(parameters.dense(0), at), model.sequence, model.hidden, input,
+                 mixer_activations(block, sequence), block.mixed.data() + offset, scratch(sequence)});
+  rms_norm_forward({block.mixed.data() + offset, parameters.dense(at.moe_norm), model.sequence, model.hidden,
+                    block.moe_normed.data() + offset, block.moe_inverse_rms.data() + first});
+  router_forward({block.moe_normed.data() + offset, parameters.dense(at.router), model.sequence, model.hidden,
+                  model.experts, model.topk, router_activations(block, sequence)});
   round_row(block.moe_normed.data() + offset, block.moe_in.data() + offset, model.sequence * model.hidden);
 }
 
@@ -137,10 +137,13 @@ double Model::head_forward(const Parameters& parameters, int64_t sequence) {
   const ModelConfig& model = config_.model;
   const int64_t first = sequence * model.sequence, offset = first * model.hidden;
   add_moe_out(blocks_.back(), sequence, hidden_.data() + offset);
-  return train::head_forward({parameters.dense(layout_.final_norm()), parameters.dense(layout_.head())},
-                             hidden_.data() + offset, windows_[sequence] + 1, model.sequence, model.hidden,
-                             {head_normed_.data() + offset, head_inverse_rms_.data() + first,
-                              head_probabilities_.data() + first * kVocabulary});
+  return train::head_forward({{parameters.dense(layout_.final_norm()), parameters.dense(layout_.head())},
+                              hidden_.data() + offset,
+                              windows_[sequence] + 1,
+                              model.sequence,
+                              model.hidden,
+                              {head_normed_.data() + offset, head_inverse_rms_.data() + first,
+                               head_probabilities_.data() + first * kVocabulary}});
 }
 
 void Model::backward(const Parameters& parameters, ExpertLayers& experts, std::vector<float>& gradients) {

@@ -1,9 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
-#include "engine/cuda/runtime/device_array.h"
+#include "train/device_arrays.h"
 
 namespace uniep::train {
 
@@ -11,23 +12,26 @@ namespace uniep::train {
 // on a GPU.
 class RankMemory {
  public:
-  explicit RankMemory(int device) : device_(device) {}  // -1: the cpu engine
+  // -1: the cpu engine, and no `device_arrays` are needed.
+  RankMemory(int device, const DeviceArrays* device_arrays) : device_(device), device_arrays_(device_arrays) {}
 
   template <typename T>
   const T* input(const T* values, int64_t count) {
     if (device_ < 0) return values;
-    return static_cast<const T*>(arrays_.emplace_back(device_, values, bytes_of<T>(count)).data());
+    return static_cast<const T*>(array(values, bytes_of<T>(count)));
   }
   // read_results() brings it to `values`.
   template <typename T>
   T* result(T* values, int64_t count) {
     if (device_ < 0) return values;
     results_.push_back({arrays_.size(), values, bytes_of<T>(count)});
-    return static_cast<T*>(arrays_.emplace_back(device_, bytes_of<T>(count)).data());
+    return static_cast<T*>(array(nullptr, bytes_of<T>(count)));
   }
   // Once the rank's call is over.
   void read_results() {
-    for (const Result& result : results_) arrays_[result.array].read(result.values, result.bytes);
+    for (const Result& result : results_) {
+      device_arrays_->read(device_, arrays_[result.array].get(), result.values, result.bytes);
+    }
   }
 
  private:
@@ -40,9 +44,13 @@ class RankMemory {
   static int64_t bytes_of(int64_t count) {
     return count * static_cast<int64_t>(sizeof(T));
   }
+  void* array(const void* values, int64_t bytes) {
+    return arrays_.emplace_back(device_arrays_->make(device_, values, bytes)).get();
+  }
 
   int device_;
-  std::vector<cuda::DeviceArray> arrays_;
+  const DeviceArrays* device_arrays_;
+  std::vector<std::shared_ptr<void>> arrays_;
   std::vector<Result> results_;
 };
 

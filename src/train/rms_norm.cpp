@@ -13,8 +13,8 @@ constexpr float kEpsilon = 1e-5f;
 
 }  // namespace
 
-void rms_norm_forward(const float* x, const float* gain, int64_t rows, int64_t columns, float* out,
-                      float* inverse_rms) {
+void rms_norm_forward(const RmsNormForward& call) {
+  const auto [x, gain, rows, columns, out, inverse_rms] = call;
   for (int64_t row = 0; row < rows; ++row) {
     const float* in = x + row * columns;
     const float mean_square = dot(in, in, columns) / static_cast<float>(columns);

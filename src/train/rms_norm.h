@@ -5,8 +5,14 @@
 // RMSNorm: out = x / sqrt(mean(x^2) + 1e-5) * gain, for each row of x [rows, columns].
 namespace uniep::train {
 
-// inverse_rms [rows] is kept for backward.
-void rms_norm_forward(const float* x, const float* gain, int64_t rows, int64_t columns, float* out, float* inverse_rms);
+struct RmsNormForward {
+  const float* x;     // [rows, columns]
+  const float* gain;  // [columns]
+  int64_t rows, columns;
+  float* out;          // [rows, columns], written
+  float* inverse_rms;  // [rows], written, for backward
+};
+void rms_norm_forward(const RmsNormForward& call);
 
 struct RmsNormBackward {
   const float* x;             // [rows, columns]

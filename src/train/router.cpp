@@ -23,8 +23,8 @@ void choose(const float* probabilities, int64_t experts, int64_t topk, int32_t* 
 
 }  // namespace
 
-void router_forward(const float* x, const float* weight, int64_t tokens, int64_t hidden, int64_t experts, int64_t topk,
-                    const RouterActivations& activations) {
+void router_forward(const RouterForward& call) {
+  const auto [x, weight, tokens, hidden, experts, topk, activations] = call;
   multiply(x, weight, activations.probabilities, tokens, experts, hidden);
   for (int64_t token = 0; token < tokens; ++token) {
     float* row = activations.probabilities + token * experts;

@@ -14,9 +14,14 @@ struct RouterActivations {
   float* probs;          // [T, K] their softmax values
 };
 
-// x [tokens, hidden], weight [hidden, experts]. Throws std::runtime_error when a logit is not finite.
-void router_forward(const float* x, const float* weight, int64_t tokens, int64_t hidden, int64_t experts, int64_t topk,
-                    const RouterActivations& activations);
+struct RouterForward {
+  const float* x;       // [tokens, hidden]
+  const float* weight;  // [hidden, experts]
+  int64_t tokens, hidden, experts, topk;
+  RouterActivations activations;  // written
+};
+// Throws std::runtime_error when a logit is not finite.
+void router_forward(const RouterForward& call);
 
 struct RouterBackward {
   const float* x;           // [tokens, hidden]

@@ -16,10 +16,7 @@ using tune::Verdict;
 
 namespace {
 
-enum class Outcome : uint8_t { kEqual = 0, kRefused, kWrong, kFailed };
-
 constexpr double kCheckShare = 0.25;  // of a call: what a check of an eighth of the tokens takes for both Schedules
-constexpr std::size_t kMaxText = 4096;
 
 }  // namespace
 
@@ -103,71 +100,93 @@ std::vector<Tuner::Implementation::Round> Tuner::Implementation::first_ranks_rou
   return rounds;
 }
 
+Tuner::Implementation::OwnCheck Tuner::Implementation::check_candidate(const Slot& slot, const Schedule& schedule) {
+  try {
+    TunerCheck check = options_.check(slot.layer, slot.direction, schedule, slot.search.incumbent());
+    const CheckOutcome outcome = !check.refused.empty() ? CheckOutcome::kRefused
+                                 : check.equal          ? CheckOutcome::kEqual
+                                                        : CheckOutcome::kWrong;
+    return {outcome, check.milliseconds, std::move(check.refused)};
+  } catch (const Error& error) {
+    return {CheckOutcome::kFailed, 0, error.what()};
+  }
+}
+
+std::vector<Tuner::Implementation::OwnCheck> Tuner::Implementation::check_round(const std::vector<Round>& rounds) {
+  std::vector<OwnCheck> checks;
+  for (const Round& round : rounds) {
+    Slot& slot = slots_[round.slot];
+    for (const Schedule& schedule : round.schedules) {
+      note(slot, schedule, Verdict::kUntried);
+      checks.push_back(check_candidate(slot, schedule));
+    }
+  }
+  return checks;
+}
+
+std::vector<Tuner::Implementation::AgreedCheck> Tuner::Implementation::agreed_checks(
+    const std::vector<OwnCheck>& checks) {
+  ByteWriter writer;
+  for (const OwnCheck& check : checks) {
+    writer.number(static_cast<uint8_t>(check.outcome));
+    writer.number(static_cast<float>(check.milliseconds));
+  }
+  const std::vector<std::vector<std::byte>> all = exchanged(writer.bytes());
+  std::vector<ByteReader> readers(all.begin(), all.end());
+  std::vector<AgreedCheck> agreed(checks.size());
+  for (AgreedCheck& one : agreed) {
+    for (std::size_t rank = 0; rank < readers.size(); ++rank) {
+      const auto outcome = static_cast<CheckOutcome>(std::min<uint8_t>(readers[rank].number<uint8_t>(), 3));
+      const double of_rank = readers[rank].number<float>();
+      one.milliseconds = rank == 0 ? of_rank : std::min(one.milliseconds, of_rank);
+      if (outcome > one.worst) {
+        one.worst = outcome;
+        one.ranks.clear();
+      }
+      if (outcome == one.worst) one.ranks.push_back(static_cast<int>(rank));
+    }
+  }
+  return agreed;
+}
+
+bool Tuner::Implementation::enters(Slot& slot, const Schedule& schedule, const OwnCheck& own,
+                                   const AgreedCheck& agreed) {
+  if (agreed.milliseconds > 0) checks_milliseconds_ += agreed.milliseconds;
+  if (agreed.worst == CheckOutcome::kEqual) {
+    note(slot, schedule, Verdict::kInTheRunning);
+    return true;
+  }
+  const Verdict verdict = agreed.worst == CheckOutcome::kFailed  ? Verdict::kFailed
+                          : agreed.worst == CheckOutcome::kWrong ? Verdict::kWrong
+                                                                 : Verdict::kSlower;
+  end_checked(slot, schedule, verdict,
+              own.reason.empty() ? "on " + tune::rank_names(agreed.ranks, "", "") : own.reason);
+  return false;
+}
+
+void Tuner::Implementation::begin_search(const Round& round, const std::vector<Schedule>& kept) {
+  Slot& slot = slots_[round.slot];
+  ++slot.rounds;
+  slot.search.begin_round(kept, round.schedules.empty());
+  if (!round.schedules.empty()) return;
+  if (options_.rank == 0) say(place(slot) + "nothing is left to try");
+  if (slot.journal != nullptr) write_or_go_on([&] { slot.journal->finish(); });
+}
+
 void Tuner::Implementation::begin_round() {
   if (!wants_round()) return;
   try {
     const std::vector<Round> rounds = first_ranks_round();
-    ByteWriter writer;
-    std::vector<std::string> reasons;
-    for (const Round& round : rounds) {
-      for (const Schedule& schedule : round.schedules) {
-        Slot& slot = slots_[round.slot];
-        note(slot, schedule, Verdict::kUntried);
-        Outcome outcome = Outcome::kEqual;
-        TunerCheck check;
-        std::string reason;
-        try {
-          check = options_.check(slot.layer, slot.direction, schedule, slot.search.incumbent());
-          reason = check.refused;
-          outcome = !check.refused.empty() ? Outcome::kRefused : (check.equal ? Outcome::kEqual : Outcome::kWrong);
-        } catch (const Error& error) {
-          outcome = Outcome::kFailed;
-          reason = error.what();
-        }
-        reasons.push_back(reason);
-        writer.number(static_cast<uint8_t>(outcome));
-        writer.number(static_cast<float>(check.milliseconds));
-      }
-    }
-    const std::vector<std::vector<std::byte>> all = exchanged(writer.bytes());
-    std::vector<ByteReader> readers(all.begin(), all.end());
+    const std::vector<OwnCheck> own = check_round(rounds);
+    const std::vector<AgreedCheck> agreed = agreed_checks(own);
     std::size_t next = 0;
     for (const Round& round : rounds) {
-      Slot& slot = slots_[round.slot];
       std::vector<Schedule> kept;
       for (const Schedule& schedule : round.schedules) {
-        Outcome worst = Outcome::kEqual;
-        std::vector<int> ranks;  // that say so
-        double milliseconds = 0;
-        for (std::size_t rank = 0; rank < readers.size(); ++rank) {
-          const auto outcome = static_cast<Outcome>(std::min<uint8_t>(readers[rank].number<uint8_t>(), 3));
-          const double of_rank = readers[rank].number<float>();
-          milliseconds = rank == 0 ? of_rank : std::min(milliseconds, of_rank);
-          if (outcome > worst) {
-            worst = outcome;
-            ranks.clear();
-          }
-          if (outcome == worst) ranks.push_back(static_cast<int>(rank));
-        }
-        if (milliseconds > 0) checks_milliseconds_ += milliseconds;
-        const std::string& own_reason = reasons[next++];
-        if (worst == Outcome::kEqual) {
-          note(slot, schedule, Verdict::kInTheRunning);
-          kept.push_back(schedule);
-          continue;
-        }
-        end_checked(slot, schedule,
-                    worst == Outcome::kFailed  ? Verdict::kFailed
-                    : worst == Outcome::kWrong ? Verdict::kWrong
-                                               : Verdict::kSlower,
-                    own_reason.empty() ? "on " + tune::rank_names(ranks, "", "") : own_reason);
+        if (enters(slots_[round.slot], schedule, own[next], agreed[next])) kept.push_back(schedule);
+        ++next;
       }
-      ++slot.rounds;
-      slot.search.begin_round(kept, round.schedules.empty());
-      if (round.schedules.empty()) {
-        if (options_.rank == 0) say(place(slot) + "nothing is left to try");
-        if (slot.journal != nullptr) write_or_go_on([&] { slot.journal->finish(); });
-      }
+      begin_search(round, kept);
     }
   } catch (...) {
     frozen = true;

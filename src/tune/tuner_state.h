@@ -99,6 +99,19 @@ class Tuner::Implementation {
     std::size_t slot = 0;
     std::vector<Schedule> schedules;
   };
+  enum class CheckOutcome : uint8_t { kEqual = 0, kRefused, kWrong, kFailed };  // from good to bad
+  // Of one candidate of a round, by this rank.
+  struct OwnCheck {
+    CheckOutcome outcome = CheckOutcome::kEqual;
+    double milliseconds = 0;
+    std::string reason;  // empty where it is equal, or wrong
+  };
+  // The same, by all ranks.
+  struct AgreedCheck {
+    CheckOutcome worst = CheckOutcome::kEqual;
+    std::vector<int> ranks;   // that say so
+    double milliseconds = 0;  // of the fastest
+  };
 
   void check_options() const;
   void make_slots();
@@ -128,6 +141,11 @@ class Tuner::Implementation {
   bool affordable(const Slot& slot) const;
   std::vector<Schedule> own_candidates(Slot& slot);
   std::vector<Round> first_ranks_round();
+  OwnCheck check_candidate(const Slot& slot, const Schedule& schedule);
+  std::vector<OwnCheck> check_round(const std::vector<Round>& rounds);          // candidate by candidate
+  std::vector<AgreedCheck> agreed_checks(const std::vector<OwnCheck>& checks);  // in their order; collective
+  bool enters(Slot& slot, const Schedule& schedule, const OwnCheck& own, const AgreedCheck& agreed);
+  void begin_search(const Round& round, const std::vector<Schedule>& kept);
   void end_checked(Slot& slot, const Schedule& schedule, tune::Verdict verdict, const std::string& reason);
 
   // Results of other groups (tuner_results.cpp).

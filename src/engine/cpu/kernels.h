@@ -45,26 +45,46 @@ class GemmScratch {
   int64_t count_ = 0;
 };
 
-// The element-wise work between FC1 and FC2, of n columns of a row. Not gated: up and dup are not looked at.
+// c[i * ldc + j] = sum over k of a(i, k) * b(j, k) for i < m, j < n: per element one fp32 chain from +0, k ascending, a
+// fused multiply-add a step. Any m, n, k >= 0; k = 0 gives +0. k_block: the depth that is packed at once (0: the
+// kernel's choice); the chain is carried on in c, so it changes no bit.
+struct GemmCall {
+  GemmOperand a, b;
+  int64_t m, n, k;
+  int64_t k_block = 0;
+  float* c;
+  int64_t ldc;
+};
+
+// n columns of a row of z. Not gated: up is not looked at.
+struct ActivationRow {
+  const BFloat16 *gate, *up;
+  float prob;
+  int64_t n;
+};
+
+// What the gradient of such a row reads and writes. Not gated: dup is not looked at.
+struct ActivationRowGradient {
+  const float* da;
+  BFloat16 *a, *dgate, *dup;
+  float* chunk_sums;
+};
+
+// The element-wise work between FC1 and FC2.
 struct ActivationRows {
   // a[j] = bf16(activate(gate[j], up[j], prob)). a may be gate or up itself.
-  void (*activate)(const ActivationParameters& parameters, const BFloat16* gate, const BFloat16* up, float prob,
-                   BFloat16* a, int64_t n);
+  void (*activate)(const ActivationParameters& parameters, const ActivationRow& row, BFloat16* a);
 
   // The gradient of it for da = d loss / d a: a (recomputed), dgate and dup, rounded to bf16, which may be gate and up
   // themselves; and chunk_sums[ceil(n / 64)], the fp32 sums of the dprob terms over 64 columns each, the last over what
   // is left. Inside a chunk four partial sums start at +0, partial q adds columns 8 j + 2 q and then 8 j + 2 q + 1 for
   // j ascending (missing columns are +0), and join_prob_partials joins them.
-  void (*gradient)(const ActivationParameters& parameters, const BFloat16* gate, const BFloat16* up, float prob,
-                   const float* da, BFloat16* a, BFloat16* dgate, BFloat16* dup, float* chunk_sums, int64_t n);
+  void (*gradient)(const ActivationParameters& parameters, const ActivationRow& row,
+                   const ActivationRowGradient& gradient);
 };
 
 struct Kernels {
-  // c[i * ldc + j] = sum over k of a(i, k) * b(j, k) for i < m, j < n: per element one fp32 chain from +0, k ascending,
-  // a fused multiply-add a step. Any m, n, k >= 0; k = 0 gives +0. k_block: the depth that is packed at once (0: the
-  // kernel's choice); the chain is carried on in c, so it changes no bit.
-  void (*gemm)(const GemmOperand& a, const GemmOperand& b, int64_t m, int64_t n, int64_t k, int64_t k_block, float* c,
-               int64_t ldc, GemmScratch& scratch);
+  void (*gemm)(const GemmCall& call, GemmScratch& scratch);
 
   // out[j] = bf16(in[j]).
   void (*round_row)(const float* in, BFloat16* out, int64_t n);

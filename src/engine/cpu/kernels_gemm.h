@@ -17,8 +17,8 @@ namespace {
 template <class V>
 class Gemm {
  public:
-  static void run(const GemmOperand& a, const GemmOperand& b, int64_t m, int64_t n, int64_t k, int64_t k_block,
-                  float* c, int64_t ldc, GemmScratch& scratch) {
+  static void run(const GemmCall& call, GemmScratch& scratch) {
+    const auto [a, b, m, n, k, k_block, c, ldc] = call;
     if (k == 0) {
       for (int64_t i = 0; i < m; ++i) {
         for (int64_t j = 0; j < n; ++j) c[i * ldc + j] = 0.0f;
@@ -28,8 +28,8 @@ class Gemm {
     const int64_t depth = smaller(k, k_block > 0 ? k_block : kDefaultDepth);
     for (int64_t i = 0; i < m; i += kTileRows) {
       for (int64_t j = 0; j < n; j += kTileColumns) {
-        tile(a, b, Block{i, smaller(kTileRows, m - i), m}, Block{j, smaller(kTileColumns, n - j), n}, k, depth,
-             c + i * ldc + j, ldc, scratch);
+        tile({a, b, m, n, k, depth, c + i * ldc + j, ldc}, {i, smaller(kTileRows, m - i), m},
+             {j, smaller(kTileColumns, n - j), n}, scratch);
       }
     }
     V::finish();
@@ -53,8 +53,9 @@ class Gemm {
 
   static int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
 
-  static void tile(const GemmOperand& a, const GemmOperand& b, Block rows, Block columns, int64_t k, int64_t k_block,
-                   float* c, int64_t ldc, GemmScratch& scratch) {
+  // These rows and columns of a call, whose c is the tile's.
+  static void tile(const GemmCall& call, Block rows, Block columns, GemmScratch& scratch) {
+    const int64_t k = call.k, k_block = call.k_block;
     // Rows are shared out evenly: 64 rows at kRows = 14 are 4 panels of 13 and one of 12, not 4 of 14 and one of 8.
     const int64_t row_panels = (rows.count + kRows - 1) / kRows;
     const int64_t column_panels = (columns.count + kColumns - 1) / kColumns;
@@ -67,14 +68,14 @@ class Gemm {
     for (int64_t k_begin = 0; k_begin < k; k_begin += k_block) {
       const int64_t depth = smaller(k_block, k - k_begin);
       for (int64_t p = 0; p < row_panels; ++p) {
-        pack(a, rows.begin + p * rows.count / row_panels, rows.extent, k_begin, depth, packed_a + p * row_panel_size,
-             kLanes);
+        pack(call.a, rows.begin + p * rows.count / row_panels, rows.extent, k_begin, depth,
+             packed_a + p * row_panel_size, kLanes);
       }
       for (int64_t q = 0; q < column_panels; ++q) {
         float* panel = packed_b + q * column_panel_size;
         const int64_t begin = columns.begin + q * kColumns;
-        pack(b, begin, columns.extent, k_begin, depth, panel, kColumns);
-        pack(b, begin + kLanes, columns.extent, k_begin, depth, panel + kLanes, kColumns);
+        pack(call.b, begin, columns.extent, k_begin, depth, panel, kColumns);
+        pack(call.b, begin + kLanes, columns.extent, k_begin, depth, panel + kLanes, kColumns);
       }
       // A B panel stays in the first-level cache while the A panels stream by.
       for (int64_t q = 0; q < column_panels; ++q) {
@@ -82,7 +83,8 @@ class Gemm {
           const int64_t begin = p * rows.count / row_panels;
           const int64_t end = (p + 1) * rows.count / row_panels;
           multiply<kRows>(end - begin, packed_a + p * row_panel_size, packed_b + q * column_panel_size, depth,
-                          c + begin * ldc + q * kColumns, ldc, columns.count - q * kColumns, k_begin > 0);
+                          call.c + begin * call.ldc + q * kColumns, call.ldc, columns.count - q * kColumns,
+                          k_begin > 0);
         }
       }
     }

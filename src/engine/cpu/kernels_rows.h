@@ -88,8 +88,8 @@ template <ActivationKind kKind, bool kWeighsZ>
 struct RowsOf {
   using Expert = ExpertActivation<kKind, kWeighsZ>;
 
-  static void activate(const ActivationParameters& parameters, const BFloat16* gate, const BFloat16* up, float prob,
-                       BFloat16* a, int64_t n) {
+  static void activate(const ActivationParameters& parameters, const ActivationRow& row, BFloat16* a) {
+    const auto [gate, up, prob, n] = row;
     const Expert expert(parameters);
     for (int64_t begin = 0; begin < n; begin += kBlock) {
       const int64_t count = block_size(n - begin);
@@ -101,8 +101,10 @@ struct RowsOf {
     }
   }
 
-  static void gradient(const ActivationParameters& parameters, const BFloat16* gate, const BFloat16* up, float prob,
-                       const float* da, BFloat16* a, BFloat16* dgate, BFloat16* dup, float* chunk_sums, int64_t n) {
+  static void gradient(const ActivationParameters& parameters, const ActivationRow& row,
+                       const ActivationRowGradient& results) {
+    const auto [gate, up, prob, n] = row;
+    const auto [da, a, dgate, dup, chunk_sums] = results;
     const Expert expert(parameters);
     for (int64_t begin = 0; begin < n; begin += kBlock) {
       const int64_t count = block_size(n - begin);

@@ -47,8 +47,15 @@ void fc1(Call& call, const RankProgram& p, const Tile& tile, AgentScratch& scrat
   const BFloat16* const w1[2] = {own.w1[tile.expert], own.w1_up[tile.expert]};
   for (int half = 0; half < halves; ++half) {
     const GemmOperand weights{w1[half] + tile.column * hidden, hidden, true};
-    call.kernels.gemm(xg, weights, tile.height(), tile.columns, hidden, pipeline_depth(call, GemmStage::kFc1),
-                      scratch.accumulators.data() + half * tile.columns, width, scratch.gemm);
+    call.kernels.gemm({.a = xg,
+                       .b = weights,
+                       .m = tile.height(),
+                       .n = tile.columns,
+                       .k = hidden,
+                       .k_block = pipeline_depth(call, GemmStage::kFc1),
+                       .c = scratch.accumulators.data() + half * tile.columns,
+                       .ldc = width},
+                      scratch.gemm);
   }
   const bool weighs_output = call.numerics.router_weight == RouterWeight::kOutput;
   for (int64_t i = 0; i < tile.height(); ++i) {
@@ -62,8 +69,9 @@ void fc1(Call& call, const RankProgram& p, const Tile& tile, AgentScratch& scrat
     }
     call.kernels.round_row(sums, gate, tile.columns);
     if (call.gated) call.kernels.round_row(sums + tile.columns, up, tile.columns);
-    call.activation.activate(call.activation_parameters, gate, up, weighs_output ? 1.0f : p.rows[row].prob,
-                             own.activation + row * intermediate + tile.column, tile.columns);
+    call.activation.activate(call.activation_parameters,
+                             {gate, up, weighs_output ? 1.0f : p.rows[row].prob, tile.columns},
+                             own.activation + row * intermediate + tile.column);
   }
 }
 
@@ -74,8 +82,14 @@ std::vector<float> bias_dprobs(const Call& call, const RankBuffers& own, const T
   if (!weighs_bias || tile.column > 0) return {};
   const int64_t hidden = call.shape.hidden;
   std::vector<float> dprobs(static_cast<std::size_t>(tile.height()));
-  call.kernels.gemm({own.gathered[0] + tile.rows.begin * hidden, hidden, true}, {own.b2[tile.expert], hidden, true},
-                    tile.height(), 1, hidden, pipeline_depth(call, GemmStage::kDgradFc2), dprobs.data(), 1,
+  call.kernels.gemm({.a = {own.gathered[0] + tile.rows.begin * hidden, hidden, true},
+                     .b = {own.b2[tile.expert], hidden, true},
+                     .m = tile.height(),
+                     .n = 1,
+                     .k = hidden,
+                     .k_block = pipeline_depth(call, GemmStage::kDgradFc2),
+                     .c = dprobs.data(),
+                     .ldc = 1},
                     scratch.gemm);
   return dprobs;
 }
@@ -87,8 +101,15 @@ void dgrad_fc2(Call& call, const RankProgram& p, const Tile& tile, AgentScratch&
   scratch.accumulators.resize(tile.height() * tile.columns);
   const GemmOperand dyg{own.gathered[0] + tile.rows.begin * hidden, hidden, true};
   const GemmOperand weights{own.w2[tile.expert] + tile.column, intermediate, false};
-  call.kernels.gemm(dyg, weights, tile.height(), tile.columns, hidden, pipeline_depth(call, GemmStage::kDgradFc2),
-                    scratch.accumulators.data(), tile.columns, scratch.gemm);
+  call.kernels.gemm({.a = dyg,
+                     .b = weights,
+                     .m = tile.height(),
+                     .n = tile.columns,
+                     .k = hidden,
+                     .k_block = pipeline_depth(call, GemmStage::kDgradFc2),
+                     .c = scratch.accumulators.data(),
+                     .ldc = tile.columns},
+                    scratch.gemm);
   const int64_t first_chunk = tile.column / kProbColumns, chunks = divide_up(tile.columns, kProbColumns);
   scratch.chunk_sums.resize(chunks);
   const std::vector<float> of_bias = bias_dprobs(call, own, tile, scratch);
@@ -96,10 +117,13 @@ void dgrad_fc2(Call& call, const RankProgram& p, const Tile& tile, AgentScratch&
     const int64_t row = tile.rows.begin + i;
     const BFloat16* gate = own.z + row * call.z_columns + tile.column;
     BFloat16* dgate = own.dz + row * call.z_columns + tile.column;
-    call.activation.gradient(call.activation_parameters, gate, call.gated ? gate + intermediate : nullptr,
-                             p.rows[row].prob, scratch.accumulators.data() + i * tile.columns,
-                             own.activation + row * intermediate + tile.column, dgate,
-                             call.gated ? dgate + intermediate : nullptr, scratch.chunk_sums.data(), tile.columns);
+    call.activation.gradient(call.activation_parameters,
+                             {gate, call.gated ? gate + intermediate : nullptr, p.rows[row].prob, tile.columns},
+                             {.da = scratch.accumulators.data() + i * tile.columns,
+                              .a = own.activation + row * intermediate + tile.column,
+                              .dgate = dgate,
+                              .dup = call.gated ? dgate + intermediate : nullptr,
+                              .chunk_sums = scratch.chunk_sums.data()});
     if (!of_bias.empty()) call.kernels.add_row(&of_bias[i], scratch.chunk_sums.data(), 1);
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       own.prob_chunks[(first_chunk + chunk) * own.prob_stride + row] = scratch.chunk_sums[chunk];
@@ -128,9 +152,15 @@ void second_gemm(Call& call, const RankProgram& p, const Task& task, AgentScratc
       forward ? GemmOperand{own.w2[tile.expert] + tile.column * intermediate, intermediate, true}
               : GemmOperand{own.w1[tile.expert] + tile.column, hidden, false,
                             call.gated ? own.w1_up[tile.expert] + tile.column : nullptr, call.gated ? intermediate : 0};
-  call.kernels.gemm(rows, weights, tile.height(), tile.columns, depth,
-                    pipeline_depth(call, forward ? GemmStage::kFc2 : GemmStage::kDgradFc1), scratch.accumulators.data(),
-                    tile.columns, scratch.gemm);
+  call.kernels.gemm({.a = rows,
+                     .b = weights,
+                     .m = tile.height(),
+                     .n = tile.columns,
+                     .k = depth,
+                     .k_block = pipeline_depth(call, forward ? GemmStage::kFc2 : GemmStage::kDgradFc1),
+                     .c = scratch.accumulators.data(),
+                     .ldc = tile.columns},
+                    scratch.gemm);
   const bool weighs_output = forward && call.numerics.router_weight == RouterWeight::kOutput;
   for (int64_t i = 0; i < tile.height(); ++i) {
     const int64_t row = tile.rows.begin + i;

@@ -59,9 +59,15 @@ void run_wgrad_tile(Call& call, const RankProgram& p, const Task& task, AgentScr
   const BFloat16* right = fc2 ? own.activation : own.xg;
   const TileShape tile = call.schedule.tile_of(fc2 ? GemmStage::kWgradFc2 : GemmStage::kWgradFc1);
   scratch.accumulators.resize(height * width);
-  call.kernels.gemm({left + first * grid.rows + row, grid.rows, false},
-                    {right + first * grid.columns + column, grid.columns, false}, height, width, depth,
-                    static_cast<int64_t>(tile.k) * tile.stages, scratch.accumulators.data(), width, scratch.gemm);
+  call.kernels.gemm({.a = {left + first * grid.rows + row, grid.rows, false},
+                     .b = {right + first * grid.columns + column, grid.columns, false},
+                     .m = height,
+                     .n = width,
+                     .k = depth,
+                     .k_block = static_cast<int64_t>(tile.k) * tile.stages,
+                     .c = scratch.accumulators.data(),
+                     .ldc = width},
+                    scratch.gemm);
   for (int64_t i = 0; i < height; ++i) {
     const bool up = !fc2 && row + i >= call.shape.intermediate;  // only where there is a gate
     void* const gradient = fc2 ? own.dw2[task.expert] : up ? own.dw1_up[task.expert] : own.dw1[task.expert];
