@@ -16,7 +16,7 @@
 namespace uniep::cuda::test {
 namespace {
 
-constexpr int kRanks = 4;
+constexpr int kRanks = 4, kExperts = 16;
 constexpr int64_t kTokens = 200;
 constexpr const char* kSchedules[] = {"fusion=none", "fusion=pairs,queue=dynamic",
                                       "fusion=pairs,combine.transport=staged", "tile.cluster=1,order.raster=4"};
@@ -95,7 +95,7 @@ class VerifierTests {
 
   void no_false_alarm() {
     for (const char* const schedule : kSchedules) {
-      Job job(16, schedule, 1);
+      Job job(kExperts, schedule, 1);
       std::string alarm;
       for (int64_t step = 0; step < steps_ && alarm.empty(); ++step) {
         job.step();
@@ -111,13 +111,13 @@ class VerifierTests {
 
   enum class Where { kY, kDx, kDprobs, kDw1, kDw2 };
 
-  // The rank itself, or, where only a sum was wrong, it among the suspects.
+  // The rank itself, or, where only a sum was wrong, it among the suspects. A dprob is the work of its expert's rank.
   void planted(const char* name, Where where) {
     const bool forward = where == Where::kY;
     const bool gradient = where == Where::kDw1 || where == Where::kDw2;
     for (int rank = 0; rank < kRanks; ++rank) {
       // One expert a rank: it is the one whose gradients are compared.
-      Job job(gradient ? kRanks : 16, kSchedules[rank], static_cast<uint64_t>(rank) + 1);
+      Job job(gradient ? kRanks : kExperts, kSchedules[rank], static_cast<uint64_t>(rank) + 1);
       if (!forward) {
         job.step();
         if (!job.end().empty()) results_.record(name, false, "an alarm before the fault");
@@ -137,7 +137,8 @@ class VerifierTests {
       const std::vector<Finding> findings = job.end();
       const bool one = findings.size() == 1;
       const Finding finding = one ? findings.front() : Finding{};
-      const bool named = finding.kind == FindingKind::kWrongRank && finding.rank == rank;
+      const int64_t culprit = where == Where::kDprobs ? finding.expert / (kExperts / kRanks) : rank;
+      const bool named = finding.kind == FindingKind::kWrongRank && finding.rank == culprit;
       const bool suspected =
           !gradient && finding.kind == FindingKind::kUndecided &&
           std::find(finding.suspects.begin(), finding.suspects.end(), rank) != finding.suspects.end();
@@ -150,17 +151,17 @@ class VerifierTests {
 
   void memory_that_changed() {
     {
-      Job job(16, kSchedules[0], 1);
+      Job job(kExperts, kSchedules[0], 1);
       job.step();
       flip_bit(job.layer(2).arguments().weights.w1 + 5, job.layer(2).stream());
       expect("a weight that changed", job.end(), FindingKind::kChangedMemory, 2);
     }
     {
-      Job job(16, kSchedules[0], 1);
+      Job job(kExperts, kSchedules[0], 1);
       job.step();
       const SmallLayer& layer = job.layer(1);
       const ScopedDevice scope(0);
-      const int64_t bytes = 16 / kRanks * layer.shape().intermediate * layer.shape().hidden * 2;
+      const int64_t bytes = kExperts / kRanks * layer.shape().intermediate * layer.shape().hidden * 2;
       check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(layer.arguments().weights.w2), 0x3c,
                                      static_cast<std::size_t>(bytes), layer.stream()),
             "an optimizer's step");
