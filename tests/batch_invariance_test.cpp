@@ -8,6 +8,7 @@
 
 #include "model/elementwise.h"
 #include "program/schedule_space.h"
+#include "support/disturb.h"
 #include "support/random_layer.h"
 
 // Batch invariance: what a rank gets for its own tokens (y, dx, dprobs) does not depend on what the other ranks' tokens
@@ -203,8 +204,9 @@ cli::LayerResult BatchInvariance::run(Random& random, const RandomLayer& layer, 
   options.engine = EngineKind::kCpu;
   options.ranks = layer.ranks;
   options.workers = static_cast<int>(random.between(1, 4));
-  options.disturbance.shuffle_seed = random.one_in(4) ? 0 : random.next();
+  const uint64_t shuffle = random.one_in(4) ? 0 : random.next();
   Group group(options);
+  disturb(group, {.shuffle_seed = shuffle});
   const LayerConfig& config = layer.config;
   const Schedule forward =
       sample_legal(random.next(), Direction::kForward, config.shape, config.numerics, group.machine());
@@ -212,9 +214,9 @@ cli::LayerResult BatchInvariance::run(Random& random, const RandomLayer& layer, 
   fixed.set("save.xg", forward.save_xg == SaveXg::kKeep && !random.one_in(4) ? "keep" : "redispatch");
   const Schedule backward =
       sample_legal(random.next(), Direction::kBackward, config.shape, config.numerics, group.machine(), fixed);
-  described += fmt::format("\n  workers {} shuffle {}\n    forward  {}\n    backward {}", options.workers,
-                           options.disturbance.shuffle_seed, to_text(forward), to_text(backward));
-  count_run(forward, backward, options.disturbance.shuffle_seed);
+  described += fmt::format("\n  workers {} shuffle {}\n    forward  {}\n    backward {}", options.workers, shuffle,
+                           to_text(forward), to_text(backward));
+  count_run(forward, backward, shuffle);
   return run_layer(group, config, data, forward, backward);
 }
 

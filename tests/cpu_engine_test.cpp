@@ -11,6 +11,7 @@
 #include "program/gemm_queues.h"
 #include "program/schedule_space.h"
 #include "support/branch_counts.h"
+#include "support/disturb.h"
 #include "support/random_layer.h"
 
 namespace uniep::test {
@@ -142,8 +143,8 @@ TEST(CpuEngine, ClustersOfTwoTakeTheirTicketsTogether) {
       for (const uint64_t seed : {1, 2, 14}) {
         GroupOptions options = cpu_options(2, workers);
         options.timeout_seconds = 20;
-        options.disturbance.shuffle_seed = seed;
         Group group(options);
+        disturb(group, {.shuffle_seed = seed});
         cli::LayerRunner runner(group, layer.config, layer.data);
         const Schedule schedule = schedule_for(group, layer.config, Direction::kForward, text);
         runner.forward(schedule);
@@ -245,10 +246,8 @@ TEST(CpuEngine, AllInstructionSetsGiveTheSameBits) {
 
 TEST(CpuEngine, ASlowRankDelaysButDoesNotChange) {
   const RandomLayer layer = random_layer(81, {.ranks = {4}, .most_local_experts = 4, .fewest_tokens = 8});
-  GroupOptions options = cpu_options(4, 2);
-  options.disturbance.delayed_rank = 2;
-  options.disturbance.delay_microseconds = 500;
-  Group group(options);
+  Group group(cpu_options(4, 2));
+  disturb(group, {.delayed_rank = 2, .delay_microseconds = 500});
   EXPECT_EQ(difference(run_layer(group, layer.config, layer.data,
                                  schedule_for(group, layer.config, Direction::kForward, "auto"),
                                  schedule_for(group, layer.config, Direction::kBackward, "auto")),

@@ -7,6 +7,7 @@
 
 #include "model/elementwise.h"
 #include "model/placement_state.h"
+#include "support/disturb.h"
 #include "support/random_layer.h"
 
 namespace uniep {
@@ -22,7 +23,8 @@ struct ExchangeCase {
 
 class Exchange {
  public:
-  Exchange(const ExchangeCase& c, uint64_t seed) : case_(c), random_(seed), group_(options(c, seed)) {
+  Exchange(const ExchangeCase& c, uint64_t seed) : case_(c), random_(seed), group_(options(c)) {
+    test::disturb(group_, {.shuffle_seed = seed});
     config_.shape = c.shape;
     config_.numerics.combine_groups = c.groups;
     schedule_ =
@@ -104,12 +106,11 @@ class Exchange {
   }
 
  private:
-  static GroupOptions options(const ExchangeCase& c, uint64_t seed) {
+  static GroupOptions options(const ExchangeCase& c) {
     GroupOptions options;
     options.engine = EngineKind::kCpu;
     options.ranks = c.ranks;
     options.workers = 3;
-    options.disturbance.shuffle_seed = seed;
     return options;
   }
 

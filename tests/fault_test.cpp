@@ -4,6 +4,7 @@
 
 #include "engine/cpu/engine.h"
 #include "model/elementwise.h"
+#include "support/disturb.h"
 #include "support/random_layer.h"
 
 // Faults planted in the engine, and that the bitwise test (or the bounded wait) catches each of them, every time.
@@ -29,8 +30,8 @@ std::string run_with(cpu::Fault fault, const RandomLayer& layer, const std::stri
     options.ranks = layer.ranks;
     options.workers = 2;
     options.timeout_seconds = 1;
-    options.disturbance.shuffle_seed = first_shuffle + round;
     Group group(options);
+    disturb(group, {.shuffle_seed = first_shuffle + round});
     cpu::CpuEngine& engine = dynamic_cast<cpu::CpuEngine&>(group.implementation());
     engine.plant(fault);
     const auto schedule = [&](Direction direction) {

@@ -5,6 +5,7 @@
 
 #include "program/schedule_space.h"
 #include "support/branch_counts.h"
+#include "support/disturb.h"
 #include "support/expect_error.h"
 #include "support/random_layer.h"
 
@@ -25,8 +26,8 @@ void run_case(uint64_t seed, BranchCounts& branches) {
   options.engine = EngineKind::kCpu;
   options.ranks = layer.ranks;
   options.workers = static_cast<int>(random.between(1, 6));
-  options.disturbance.shuffle_seed = random.one_in(4) ? 0 : std::max<uint64_t>(random.next(), 1);
   Group group(options);
+  disturb(group, {.shuffle_seed = random.one_in(4) ? 0 : std::max<uint64_t>(random.next(), 1)});
   const LayerConfig& config = layer.config;
   const Schedule forward =
       sample_legal(random.next(), Direction::kForward, config.shape, config.numerics, group.machine());

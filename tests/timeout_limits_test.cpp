@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "support/disturb.h"
 #include "support/environment.h"
 #include "support/expect_error.h"
 #include "support/random_layer.h"
@@ -66,6 +67,7 @@ TEST(TimeoutLimits, TheLargestIsNoTimeOutAtOnce) {
   for (const Limit& limit : kLimits) {
     const auto run = [&](const GroupOptions& options) {
       Group group(options);
+      disturb(group, {.delayed_rank = 1, .delay_microseconds = 200});  // the other one waits
       const auto schedule = [&](Direction direction) {
         return resolve({}, direction, layer.config.shape, layer.config.numerics, group.machine());
       };
@@ -74,7 +76,6 @@ TEST(TimeoutLimits, TheLargestIsNoTimeOutAtOnce) {
           expected);
     };
     GroupOptions options = options_with(limit, kMaxTimeoutSeconds);
-    options.disturbance = {.delayed_rank = 1, .delay_microseconds = 200};  // the other one waits
     EXPECT_EQ(run(options), "");
     const ScopedVariable variable(limit.variable, "1000000");
     options.*limit.option = 0;

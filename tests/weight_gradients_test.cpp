@@ -8,6 +8,7 @@
 #include "program/checker.h"
 #include "program/schedule_space.h"
 #include "support/branch_counts.h"
+#include "support/disturb.h"
 #include "support/expect_error.h"
 #include "support/layer_arrays.h"
 
@@ -58,6 +59,7 @@ Schedule schedule_for(const Group& group, const LayerConfig& config, Direction d
 struct Case {
   RandomLayer layer;
   GroupOptions options;
+  internal::Disturbance disturbance;
   WeightGradientTime time = kNow;
   bool last_use = false;  // of the last backward
   bool capacity = false;
@@ -69,13 +71,14 @@ Case random_case(uint64_t seed) {
   Random random(seed * 7919);
   Case drawn{random_layer(seed, {.most_local_experts = 6}),
              {},
+             {},
              static_cast<WeightGradientTime>(random.between(0, 2)),
              random.one_in(2),
              random.one_in(4),
              static_cast<int>(random.between(1, 3)),
              random.next()};
   drawn.options = cpu_options(drawn.layer.ranks, static_cast<int>(random.between(1, 6)));
-  if (!random.one_in(4)) drawn.options.disturbance.shuffle_seed = std::max<uint64_t>(random.next(), 1);
+  if (!random.one_in(4)) drawn.disturbance.shuffle_seed = std::max<uint64_t>(random.next(), 1);
   return drawn;
 }
 
@@ -123,6 +126,7 @@ void run_case(const Case& drawn, BranchCounts& branches) {
   GroupOptions options = drawn.options;
   options.allocator = counter.allocator();
   Group group(options);
+  disturb(group, drawn.disturbance);
   const Schedule forward_schedule =
       sample_legal(random.next(), Direction::kForward, config.shape, config.numerics, group.machine());
   PartialSchedule fixed = PartialSchedule::parse("auto");
@@ -208,7 +212,7 @@ void run_case(const Case& drawn, BranchCounts& branches) {
   branches.count("the saved dropped before its works", drop_saved && drawn.time == kLater);
   branches.count("within a capacity", drawn.capacity);
   branches.count("kept by forward, dispatched again by backward", kept_xg && !keep);
-  branches.count("disturbed", options.disturbance.shuffle_seed != 0);
+  branches.count("disturbed", drawn.disturbance.shuffle_seed != 0);
   count_layer(branches, drawn.layer);
 }
 
@@ -278,6 +282,7 @@ TEST(WeightGradientTimes, ProgramsWithoutWeightGradientsAreSound) {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     const Case drawn = random_case(seed);
     Group group(drawn.options);
+    disturb(group, drawn.disturbance);
     const LayerConfig& config = drawn.layer.config;
     LayerArrays arrays(drawn.layer);
     const Schedule schedule = sample_legal(seed, Direction::kBackward, config.shape, config.numerics, group.machine());

@@ -30,13 +30,6 @@ struct Allocator {
   void* context = nullptr;
 };
 
-// Disturbances for tests. They change no bit of any result.
-struct Disturbance {
-  uint64_t shuffle_seed = 0;  // not 0: a random ready agent runs next, and tiles are delayed at random
-  int delayed_rank = -1;      // every tile of this rank takes delay_microseconds longer
-  int delay_microseconds = 0;
-};
-
 enum class Launch : int {
   kThreads = 0,    // this process holds all ranks
   kProcesses = 1,  // this process holds one rank (cuda only)
@@ -61,7 +54,6 @@ struct GroupOptions {
   double timeout_seconds = 0;
   // Bound of every wait for a peer that has not begun (cuda), likewise; 0: UNIEP_ARRIVAL_TIMEOUT_S, or 600.
   double arrival_timeout_seconds = 0;
-  Disturbance disturbance;
 };
 
 // The 128 bytes of a new GroupOptions::bootstrap, for one rank to make and to hand to the others by the caller's own

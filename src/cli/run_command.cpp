@@ -21,6 +21,7 @@
 #include "cli/run_report.h"
 #include "cli/sequential_run.h"
 #include "cli/trace_file.h"
+#include "engine/engine.h"
 
 namespace uniep::cli {
 namespace {
@@ -50,7 +51,6 @@ GroupOptions group_options(const RunOptions& options) {
   group.workers = options.layer.workers;
   group.devices = options.devices;
   group.launch = options.launch.launch;
-  group.disturbance.shuffle_seed = options.shuffle;
   return group;
 }
 
@@ -61,6 +61,7 @@ Group make_group(const RunOptions& options) {
                 fmt::format("--devices: {} names GPUs, and the engine is cpu; must be left out",
                             fmt::join(options.devices, ",")));
   }
+  group.implementation().disturb({.shuffle_seed = options.shuffle});
   return group;
 }
 

@@ -7,6 +7,7 @@
 
 #include "engine/call_gate.h"
 #include "engine/carver.h"
+#include "engine/disturbance.h"
 #include "model/placement_state.h"
 #include "program/rank_program.h"
 #include "uniep/exchange.h"
@@ -185,8 +186,13 @@ class Engine {
   // Collective: returns when every process of the group has called it; an engine with all ranks returns at once.
   virtual void meet() {}
 
+  // Of all later calls.
+  void disturb(const Disturbance& disturbance) { disturbance_ = disturbance; }
+  const Disturbance& disturbance() const { return disturbance_; }
+
  private:
   CallGate gate_;
+  Disturbance disturbance_;
 };
 
 }  // namespace uniep::internal

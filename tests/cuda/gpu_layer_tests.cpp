@@ -26,6 +26,7 @@
 #include "comm/bootstrap.h"
 #include "engine/cuda/calls/cuda_engine.h"
 #include "reference/check.h"
+#include "support/disturb.h"
 #include "tests/cuda/layer_cases.h"
 #include "tests/cuda/layer_oracle.h"
 
@@ -113,9 +114,10 @@ GroupOptions process_options(int ranks) {
   return group;
 }
 
-GroupOptions with_workers(GroupOptions group, int workers) {
-  group.workers = workers;
-  group.disturbance.shuffle_seed = 1;  // poisons memory
+Group poisoned_group(GroupOptions options, int workers) {
+  options.workers = workers;
+  Group group(options);
+  disturb(group, {.shuffle_seed = 1});  // poisons memory
   return group;
 }
 
@@ -141,7 +143,7 @@ class LayerTests {
     each_case(seeds, options_.of_cases, {}, [&](const RandomLayer& layer, const LayerCase& layer_case) {
       if (layer_case.launch != uniep::Launch::kThreads) return;
       try {
-        Group group(with_workers(group_options(options_.of_cases, layer_case.ranks), layer_case.workers));
+        Group group = poisoned_group(group_options(options_.of_cases, layer_case.ranks), layer_case.workers);
         run_case(seeds.name, layer, layer_case, group);
       } catch (const std::exception& error) {
         record(seeds.name, layer, layer_case, error.what());
@@ -159,7 +161,7 @@ class LayerTests {
         if (layer_case.launch != uniep::Launch::kProcesses || layer_case.ranks != environment.ranks) return;
         ++cases;
         try {
-          if (!group) group.emplace(with_workers(process_options(environment.ranks), layer_case.workers));
+          if (!group) group.emplace(poisoned_group(process_options(environment.ranks), layer_case.workers));
           run_case(seeds.name, layer, layer_case, *group);
         } catch (const std::exception& error) {
           std::fprintf(stderr, "rank %d: %s | %s | %s\n", environment.rank, error.what(), layer.description.c_str(),

@@ -8,17 +8,17 @@
 #include "engine/cpu/engine.h"
 #include "engine/cpu/run_call.h"
 #include "program/schedule_space.h"
+#include "support/disturb.h"
 #include "support/layer_arrays.h"
 
 namespace uniep::test {
 namespace {
 
 // Which agents that belong together share a thread.
-void count_threads(BranchCounts& branches, const cpu::CpuEngine& engine, const Disturbance& disturbance,
-                   const Program& program) {
+void count_threads(BranchCounts& branches, const cpu::CpuEngine& engine, const Program& program) {
   const int64_t workers = program.rank(0).workers;
   const auto thread = [&](int64_t worker, AgentRole role) {
-    return cpu::thread_of_agent(disturbance, worker, role, engine.threads());
+    return cpu::thread_of_agent(engine.disturbance(), worker, role, engine.threads());
   };
   bool one = false, two = false, one_of_pair = false, two_of_pair = false;
   for (int64_t worker = 0; worker < workers * program.ranks(); ++worker) {
@@ -50,8 +50,9 @@ std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
   options.ranks = layer.ranks;
   const bool seldom = seed % 2 == 0;
   options.workers = static_cast<int>(seldom ? random.between(2, 7) : random.between(1, 6));
-  options.disturbance.shuffle_seed = std::max<uint64_t>(random.next(), 1);
+  const uint64_t shuffle = std::max<uint64_t>(random.next(), 1);
   Group group(options);
+  disturb(group, {.shuffle_seed = shuffle});
 
   const PartialSchedule some = PartialSchedule::parse(seldom ? kSeldom[random.next() % std::size(kSeldom)] : "auto");
   const LayerConfig& config = layer.config;
@@ -84,7 +85,7 @@ std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
       request.weight_gradients = time == WeightGradientTime::kNow;
       const Program program(request, placement.state());
       count_schedule(branches, program);
-      count_threads(branches, engine, options.disturbance, program);
+      count_threads(branches, engine, program);
     }
     count_layer(branches, layer);
     count_activation(branches, config.numerics);
@@ -92,15 +93,15 @@ std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
     branches.count("weight gradients later", time == WeightGradientTime::kLater);
     branches.count("no weight gradients", time == WeightGradientTime::kNone);
     branches.count("the last use of a saved state", last_use);
-    branches.count("an odd shuffle seed", options.disturbance.shuffle_seed % 2 == 1);
-    branches.count("an even shuffle seed", options.disturbance.shuffle_seed % 2 == 0);
+    branches.count("an odd shuffle seed", shuffle % 2 == 1);
+    branches.count("an even shuffle seed", shuffle % 2 == 0);
   } catch (const std::exception& error) {
     problem = error.what();
   }
   if (problem.empty()) return "";
   return fmt::format("{}\n  {} workers {} shuffle {} weight gradients {}{}\n  forward  {}\n  backward {}", problem,
-                     layer.description, options.workers, options.disturbance.shuffle_seed, static_cast<int>(time),
-                     last_use ? " last use" : "", to_text(forward), to_text(backward));
+                     layer.description, options.workers, shuffle, static_cast<int>(time), last_use ? " last use" : "",
+                     to_text(forward), to_text(backward));
 }
 
 }  // namespace uniep::test

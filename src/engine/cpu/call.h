@@ -11,6 +11,7 @@
 #include "engine/cpu/kernels.h"
 #include "engine/cpu/signals.h"
 #include "engine/cpu/worker_pair.h"
+#include "engine/disturbance.h"
 #include "model/activation_choice.h"
 #include "program/build.h"
 
@@ -80,7 +81,7 @@ struct Call {
   std::vector<RankSignals>& signals;
   WakeUp& wake_up;
   const std::atomic<bool>& aborted;
-  Disturbance disturbance;
+  internal::Disturbance disturbance;
   Fault fault = Fault::kNone;
   BitFault* bit_fault = nullptr;
   double timeout_seconds = 60;

@@ -204,8 +204,7 @@ void CpuEngine::recover() {
 }
 
 void CpuEngine::poison(void* memory, std::size_t bytes) const {
-  if (options_.disturbance.shuffle_seed != 0 && bytes > 0)
-    std::memset(memory, 0xff, bytes);  // NaN, bf16 and fp32 alike
+  if (disturbance().shuffle_seed != 0 && bytes > 0) std::memset(memory, 0xff, bytes);  // NaN, bf16 and fp32 alike
 }
 
 void CpuEngine::reserve_symmetric(Call& call) {
@@ -232,7 +231,7 @@ void CpuEngine::reserve_symmetric(Call& call) {
 ProgramRequest CpuEngine::request(const LayerConfig& config, const Schedule& schedule, Direction direction,
                                   bool redispatch) const {
   ProgramRequest request{config.shape, config.numerics, schedule, direction, redispatch, options_.workers};
-  const uint64_t seed = options_.disturbance.shuffle_seed;
+  const uint64_t seed = disturbance().shuffle_seed;
   if (seed == 0) return request;
   if (seed % 2 == 0 && comes_in_clusters(schedule, options_.workers, 2)) request.cluster = 2;
   request.pull_parts = 1 << seed / 2 % 6;
@@ -244,7 +243,7 @@ std::unique_ptr<Call> CpuEngine::begin_call(const Program& program) {
   auto call = std::make_unique<Call>(program, *kernels_, signals_, wake_up_, gate().closed());
   call->epoch = next_epoch_;
   call->slot_count = slots_per_token(call->shape, call->numerics);
-  call->disturbance = options_.disturbance;
+  call->disturbance = disturbance();
   call->fault = fault_;
   call->bit_fault = bit_fault_;
   call->timeout_seconds = options_.timeout_seconds;
@@ -405,7 +404,7 @@ void CpuEngine::weight_gradients(const internal::WeightGradientsCall& call) {
         const int sms = call.arguments[rank].sms, units = sms == 0 ? options_.workers : sms;
         for (int unit = 0; unit < units; ++unit) {
           const int64_t worker = static_cast<int64_t>(rank) * options_.workers + unit;
-          if (thread_of_agent(options_.disturbance, worker, AgentRole::kCompute, threads_.count()) != thread) continue;
+          if (thread_of_agent(disturbance(), worker, AgentRole::kCompute, threads_.count()) != thread) continue;
           run_unit(rank, unit, units, scratch);
         }
       }

@@ -89,7 +89,7 @@ class ThreadAgents {
 
 }  // namespace
 
-int thread_of_agent(const Disturbance& disturbance, int64_t worker, AgentRole role, int threads) {
+int thread_of_agent(const internal::Disturbance& disturbance, int64_t worker, AgentRole role, int threads) {
   if (disturbance.shuffle_seed == 0) return static_cast<int>(worker % threads);
   Random deal(disturbance.shuffle_seed ^ (2 * worker + static_cast<int>(role) + 1));
   return static_cast<int>(deal.below(threads));

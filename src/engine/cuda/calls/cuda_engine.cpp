@@ -319,7 +319,7 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
 // ---- Calls
 
 void CudaEngine::poison(void* memory, std::size_t bytes, int device, CUstream stream) const {
-  if (options_.disturbance.shuffle_seed == 0 || bytes == 0) return;
+  if (disturbance().shuffle_seed == 0 || bytes == 0) return;
   const ScopedDevice scope(device);
   check(driver().cuMemsetD8Async(pointer(memory), 0xff, bytes, stream), "poisoning memory");  // NaN, bf16 and fp32
 }
