@@ -34,6 +34,7 @@ namespace uniep::cuda::test {
 namespace {
 
 using uniep::test::difference;
+using uniep::test::disturb;
 using uniep::test::on_one_rank;
 using uniep::test::random_layer;
 using uniep::test::RandomLayer;
