@@ -176,7 +176,10 @@ class SwigluGradientEpilogue {
 
   // The last few values wait in shared memory, for want of registers: four of each lane, then two, then one.
   UNIEP_DEVICE uint32_t parked(int32_t first) const {
-    return staging_ + kParkedAt + first * 4 * ptx::kThreadsPerWarp + ptx::lane_index() * (first == 0 ? 16 : first == 4 ? 8 : 4);
+    return staging_ + kParkedAt + first * 4 * ptx::kThreadsPerWarp +
+           ptx::lane_index() * (first == 0   ? 16
+                                : first == 4 ? 8
+                                             : 4);
   }
   UNIEP_DEVICE void park(const float (&d)[kCount], const uint32_t (&exists)[2]) {
     const auto value = [&](int i) { return bits_of_float(d[kHeld + i]) & exists[(kHeld + i) / 2 % 2]; };
