@@ -1,5 +1,5 @@
 #!/bin/bash
-# Every GPU test once, in about ten minutes on two Hopper GPUs (five on one): a line a test with its result and seconds,
+# Every GPU test once, in about eight minutes on one Hopper GPU, more on two: a line a test with its result and seconds,
 # and it goes on after a failure. Exit status 1 where one failed. What takes longer: bench/several_gpus.sh.
 # Usage: bench/check_gpus.sh BUILD [FOLDER [NAME...]]
 #   BUILD   holds uniep, libuniep.so and tests (or the programs themselves, all in one folder)

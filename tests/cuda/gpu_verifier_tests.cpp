@@ -1,6 +1,7 @@
-// The verifier on one GPU, four virtual ranks: jobs without a fault raise no alarm; a bit that changes in y, dx,
-// dprobs, dW, a weight or an input behind the call that made or read it is found, and its rank named. Exit status 77
-// without a Hopper GPU. Usage: gpu_verifier_tests [--steps N] [--verbose]
+// The verifier on one GPU, four virtual ranks: jobs without a fault raise no alarm; a bit that changes in y, dx, dprobs
+// or dW behind the call that made it is found, and its rank named, or among the suspects; a bit of a weight is told
+// from weights that an optimizer wrote. Exit status 77 without a Hopper GPU. Usage: gpu_verifier_tests [--steps N]
+// [--verbose]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
