@@ -37,7 +37,10 @@ GroupOptions options_of(const RandomLayer& layer) {
 struct Runner {
   explicit Runner(const RandomLayer& given) : layer(given), group(options_of(given)) {
     const auto schedule = [&](Direction direction) {
-      return resolve({}, direction, layer.config.shape, layer.config.numerics, group.machine());
+      return resolve({}, {.direction = direction,
+                          .shape = layer.config.shape,
+                          .numerics = layer.config.numerics,
+                          .machine = group.machine()});
     };
     forward = schedule(Direction::kForward);
     backward = schedule(Direction::kBackward);
@@ -139,7 +142,7 @@ TEST(Abort, EndsLaterWeightGradientsAndLeavesWhatWasSavedToBeDropped) {
   const std::vector<WeightGradientArguments> gradients = arrays.weight_gradient_arguments();
   run.group.abort();
   expect_aborted([&] { weight_gradients(run.group, work, gradients); });
-  expect_aborted([&] { memory_need(run.group, layer.config, run.forward, Direction::kForward, placement); });
+  expect_aborted([&] { memory_need(run.group, layer.config, run.forward, placement); });
   EXPECT_GT(placement.padded_rows(0) + placement.padded_rows(1), 0);
 }
 

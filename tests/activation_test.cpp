@@ -70,8 +70,10 @@ TEST(ActivationRules, NumbersThatAreNotLegalAreNamed) {
   const Machine cpu{EngineKind::kCpu, 2, 4}, cuda{EngineKind::kCuda, 2, 132};
   const LayerShape shape{256, 128, 8, 2};
   const auto refused = [&](const Numerics& numerics, const Machine& machine, const std::string& message) {
-    expect_error(Status::kInvalidArgument, message,
-                 [&] { resolve(PartialSchedule(), Direction::kForward, shape, numerics, machine); });
+    expect_error(Status::kInvalidArgument, message, [&] {
+      resolve(PartialSchedule(),
+              {.direction = Direction::kForward, .shape = shape, .numerics = numerics, .machine = machine});
+    });
   };
   Numerics numerics;
   numerics.gate_limit = kNan;
@@ -99,18 +101,22 @@ TEST(ActivationRules, NumbersThatAreNotLegalAreNamed) {
   for (const char* text : {"relu2", "silu"}) {
     refused(numerics_of(text), cuda,
             std::string("activation=") + text + ": the cuda engine has no kernels without a gate");
-    EXPECT_NO_THROW(resolve(PartialSchedule(), Direction::kForward, shape, numerics_of(text), cpu));
+    EXPECT_NO_THROW(
+        resolve(PartialSchedule(),
+                {.direction = Direction::kForward, .shape = shape, .numerics = numerics_of(text), .machine = cpu}));
   }
   for (const char* text :
        {"geglu_tanh", "geglu_erf", "swiglu:gate_limit=7", "swiglu:alpha=1.702,limit=7,up_offset=1"}) {
     for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-      EXPECT_NO_THROW(resolve(PartialSchedule(), direction, shape, numerics_of(text), cuda));
+      EXPECT_NO_THROW(resolve(
+          PartialSchedule(), {.direction = direction, .shape = shape, .numerics = numerics_of(text), .machine = cuda}));
     }
   }
   refused(numerics_of("swiglu", RouterWeight::kInput), cuda,
           "router_weight=input: the cuda engine has no kernels for it; the cpu engine has");
   const Numerics output = numerics_of("swiglu", RouterWeight::kOutput);
-  EXPECT_NO_THROW(resolve(PartialSchedule(), Direction::kBackward, shape, output, cuda));
+  EXPECT_NO_THROW(resolve(PartialSchedule(),
+                          {.direction = Direction::kBackward, .shape = shape, .numerics = output, .machine = cuda}));
 }
 
 TEST(ActivationRules, ASavedOfAnotherActivationOrPlaceIsRefused) {
@@ -123,7 +129,8 @@ TEST(ActivationRules, ASavedOfAnotherActivationOrPlaceIsRefused) {
     LayerArrays arrays(layer);
     const LayerShape& shape = layer.config.shape;
     const auto schedule = [&](Direction direction, const Numerics& numerics) {
-      return resolve(PartialSchedule(), direction, shape, numerics, group.machine());
+      return resolve(PartialSchedule(),
+                     {.direction = direction, .shape = shape, .numerics = numerics, .machine = group.machine()});
     };
     const Placement placement = place(group, shape, arrays.routings);
     const Saved saved = uniep::forward(group, {shape, forward}, schedule(Direction::kForward, forward), placement,
@@ -155,8 +162,10 @@ TEST(ActivationRules, WithoutAGateThereIsNoUp) {
   const Placement placement = place(group, layer.config.shape, arrays.routings);
   std::vector<ForwardArguments> arguments = arrays.forward_arguments();
   arguments[1].weights.w1_up = arguments[1].weights.w1;
-  const Schedule schedule =
-      resolve(PartialSchedule(), Direction::kForward, layer.config.shape, layer.config.numerics, group.machine());
+  const Schedule schedule = resolve(PartialSchedule(), {.direction = Direction::kForward,
+                                                        .shape = layer.config.shape,
+                                                        .numerics = layer.config.numerics,
+                                                        .machine = group.machine()});
   expect_error(Status::kInvalidArgument,
                "w1_up: given on rank 1; activation silu has no gate, so that w1 is one matrix",
                [&] { uniep::forward(group, layer.config, schedule, placement, arguments); });

@@ -208,12 +208,18 @@ cli::LayerResult BatchInvariance::run(Random& random, const RandomLayer& layer, 
   Group group(options);
   disturb(group, {.shuffle_seed = shuffle});
   const LayerConfig& config = layer.config;
-  const Schedule forward =
-      sample_legal(random.next(), Direction::kForward, config.shape, config.numerics, group.machine());
+  const Schedule forward = sample_legal(random.next(), {.direction = Direction::kForward,
+                                                        .shape = config.shape,
+                                                        .numerics = config.numerics,
+                                                        .machine = group.machine()});
   PartialSchedule fixed;
   fixed.set("save.xg", forward.save_xg == SaveXg::kKeep && !random.one_in(4) ? "keep" : "redispatch");
-  const Schedule backward =
-      sample_legal(random.next(), Direction::kBackward, config.shape, config.numerics, group.machine(), fixed);
+  const Schedule backward = sample_legal(random.next(),
+                                         {.direction = Direction::kBackward,
+                                          .shape = config.shape,
+                                          .numerics = config.numerics,
+                                          .machine = group.machine()},
+                                         fixed);
   described += fmt::format("\n  workers {} shuffle {}\n    forward  {}\n    backward {}", options.workers, shuffle,
                            to_text(forward), to_text(backward));
   count_run(forward, backward, shuffle);

@@ -28,7 +28,10 @@ Group cpu_group(int ranks) {
 }
 
 Schedule chosen(const RandomLayer& layer, const Group& group, Direction direction) {
-  return resolve(PartialSchedule(), direction, layer.config.shape, layer.config.numerics, group.machine());
+  return resolve(PartialSchedule(), {.direction = direction,
+                                     .shape = layer.config.shape,
+                                     .numerics = layer.config.numerics,
+                                     .machine = group.machine()});
 }
 
 TEST(Biases, HowTheyAreGivenChangesNoBit) {
@@ -117,13 +120,16 @@ TEST(Biases, AreRefusedByName) {
   cuda.workers = 132;
   Numerics numerics;
   numerics.bias = true;
-  expect_error(Status::kInvalidArgument, "bias=1: the cuda engine has no kernels for expert biases; the cpu engine has",
-               [&] { resolve(PartialSchedule(), Direction::kForward, config.shape, numerics, cuda); });
+  expect_error(
+      Status::kInvalidArgument, "bias=1: the cuda engine has no kernels for expert biases; the cpu engine has", [&] {
+        resolve(PartialSchedule(),
+                {.direction = Direction::kForward, .shape = config.shape, .numerics = numerics, .machine = cuda});
+      });
   // Where there is no gate it is that which the verifier names.
   const bool gated = is_gated(config.numerics.activation);
   Verifier verifier(group, {.every = 1});
   expect_error(Status::kInvalidArgument, gated ? "verifier: bias=1 of layer 1" : "verifier: activation=", [&] {
-    verifier.after_forward("layer 1", config, schedule, arrays.routings, arrays.forward_arguments(), saved);
+    verifier.after_forward({"layer 1", config, schedule, arrays.routings}, arrays.forward_arguments(), saved);
   });
 }
 

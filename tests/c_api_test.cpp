@@ -143,7 +143,10 @@ TEST(CApi, DispatchAndCombineGiveTheBitsOfTheCppApi) {
     expect_ok(uniep_dispatch(group.get(), &layer.config, "auto", placement.get(), c_dispatch.data(), random.ranks));
     expect_ok(uniep_combine(group.get(), &layer.config, "comm.chunk_bytes=512", placement.get(), c_combine.data(),
                             random.ranks));
-    const Schedule schedule = resolve({}, Direction::kForward, shape, random.config.numerics, cpp_group.machine());
+    const Schedule schedule = resolve({}, {.direction = Direction::kForward,
+                                           .shape = shape,
+                                           .numerics = random.config.numerics,
+                                           .machine = cpp_group.machine()});
     dispatch(cpp_group, random.config, schedule, runner.placement(), cpp_dispatch);
     combine(cpp_group, random.config, schedule, runner.placement(), cpp_combine);
     for (std::size_t rank = 0; rank < c.size(); ++rank) EXPECT_TRUE(c[rank] == cpp[rank]) << "rank " << rank;
@@ -474,8 +477,10 @@ TEST_F(CApiErrors, SchedulesComeBackAsJson) {
   GroupOptions options;
   options.ranks = options.workers = 2;
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    const std::string expected = to_json(resolve(PartialSchedule::parse(given), direction, random.config.shape,
-                                                 random.config.numerics, Group(options).machine()));
+    const std::string expected = to_json(resolve(PartialSchedule::parse(given), {.direction = direction,
+                                                                                 .shape = random.config.shape,
+                                                                                 .numerics = random.config.numerics,
+                                                                                 .machine = Group(options).machine()}));
     const auto resolve_into = [&](char* buffer, std::size_t capacity, std::size_t* needed) {
       return uniep_schedule_resolve(group.get(), &layer.config, static_cast<int32_t>(direction), given, buffer,
                                     capacity, needed);

@@ -31,8 +31,10 @@ TEST(GroupCheck, TellsOfACallThatFailedHalfWayUntilTheGroupRecovers) {
   auto& engine = dynamic_cast<cpu::CpuEngine&>(group.implementation());
   engine.plant(cpu::Fault::kSilentWorker);
   cli::LayerRunner runner(group, layer.config, layer.data);
-  const Schedule schedule =
-      resolve({}, Direction::kForward, layer.config.shape, layer.config.numerics, group.machine());
+  const Schedule schedule = resolve({}, {.direction = Direction::kForward,
+                                         .shape = layer.config.shape,
+                                         .numerics = layer.config.numerics,
+                                         .machine = group.machine()});
   EXPECT_THROW(runner.forward(schedule), Error);
   engine.plant(cpu::Fault::kNone);
   for (int again = 0; again < 2; ++again) {

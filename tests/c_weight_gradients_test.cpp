@@ -128,17 +128,20 @@ TEST_F(CWeightGradients, MemoryIsThatOfTheCppCall) {
   options.ranks = options.workers = 2;
   Group cpp(options);
   const cli::LayerRunner runner(cpp, random.config, random.data);
-  const Schedule schedule = resolve(PartialSchedule::parse(kSchedule), Direction::kBackward, random.config.shape,
-                                    random.config.numerics, cpp.machine());
+  const Schedule schedule = resolve(PartialSchedule::parse(kSchedule), {.direction = Direction::kBackward,
+                                                                        .shape = random.config.shape,
+                                                                        .numerics = random.config.numerics,
+                                                                        .machine = cpp.machine()});
   for (int32_t time = UNIEP_WEIGHT_GRADIENTS_NOW; time <= UNIEP_WEIGHT_GRADIENTS_NONE; ++time) {
     for (int32_t last_use = 0; last_use <= 1; ++last_use) {
       uniep_memory_need needs[2] = {};
       needs[0].size = needs[1].size = sizeof(needs[0]);
       expect_ok(uniep_query_backward_memory(group.get(), &layer.config, kSchedule, placement.get(), time, last_use,
                                             needs, 2));
-      const std::vector<MemoryNeed> same =
-          memory_need(cpp, random.config, schedule, Direction::kBackward, runner.placement(),
-                      {static_cast<WeightGradientTime>(time), last_use == 1});
+      const std::vector<MemoryNeed> same = memory_need(cpp, random.config, schedule, runner.placement(),
+                                                       {.weight_gradients = static_cast<WeightGradientTime>(time),
+                                                        .last_use = last_use == 1,
+                                                        .direction = Direction::kBackward});
       for (int rank = 0; rank < 2; ++rank) {
         EXPECT_EQ(needs[rank].saved_bytes, same[rank].saved_bytes);
         EXPECT_EQ(needs[rank].workspace_bytes, same[rank].workspace_bytes);

@@ -73,12 +73,11 @@ struct LayerCase {
   Machine machine;
   int pull_parts = 1;
 
-  Schedule canonical_of(const Schedule& schedule) const {
-    return canonical(schedule, direction, shape, numerics, machine);
+  ScheduleRequest request() const {
+    return {.direction = direction, .shape = shape, .numerics = numerics, .machine = machine};
   }
-  std::vector<std::string> violations(const Schedule& schedule) const {
-    return validate(schedule, direction, shape, numerics, machine);
-  }
+  Schedule canonical_of(const Schedule& schedule) const { return canonical(schedule, request()); }
+  std::vector<std::string> violations(const Schedule& schedule) const { return validate(schedule, request()); }
   uint64_t fingerprint_of(const Schedule& schedule) const {
     ProgramRequest request{shape,          numerics, schedule, direction, schedule.save_xg == SaveXg::kRedispatch,
                            machine.workers};
@@ -115,7 +114,7 @@ TEST(Canonical, RunsAsTheScheduleDoesAndIsItsOwn) {
                                               : "auto";
     PartialSchedule given = PartialSchedule::parse(fixed);
     if (c.machine.engine == EngineKind::kCuda && c.direction == Direction::kBackward) given = {};
-    const Schedule schedule = sample_legal(seed, c.direction, c.shape, c.numerics, c.machine, given);
+    const Schedule schedule = sample_legal(seed, c.request(), given);
     const Schedule name = c.canonical_of(schedule);
     const std::string text = c.built.layer.description + "\n" + to_text(schedule) + "\nis\n" + to_text(name);
     ASSERT_TRUE(c.violations(name).empty()) << text << listed(c.violations(name));
@@ -135,10 +134,10 @@ TEST(Canonical, RunsAsTheScheduleDoesAndIsItsOwn) {
     if (schedule.comm.chunk_bytes != name.comm.chunk_bytes) {
       ASSERT_GE(std::min(schedule.comm.chunk_bytes, name.comm.chunk_bytes), c.shape.hidden * 2) << text;
     }
-    const std::vector<std::string> reasons = canonical_reasons(schedule, c.direction, c.shape, c.numerics, c.machine);
+    const std::vector<std::string> reasons = canonical_reasons(schedule, c.request());
     EXPECT_EQ(reasons.empty(), schedule == name) << text;
     for (const std::string& reason : reasons) merged.insert(reason.substr(0, reason.find('=')));
-    EXPECT_TRUE(canonical_differences(schedule, name, c.direction, c.shape, c.numerics, c.machine).empty());
+    EXPECT_TRUE(canonical_differences(schedule, name, c.request()).empty());
     branches.count("forward", forward);
     branches.count("backward", !forward);
     branches.count("cpu", c.machine.engine == EngineKind::kCpu);
@@ -166,12 +165,12 @@ TEST(Canonical, KeepsApartWhatRunsOtherwise) {
     c.machine.engine = EngineKind::kCpu;
     c.machine.workers = 4;
     RandomBits random(seed);
-    const Schedule schedule = sample_legal(seed, c.direction, c.shape, c.numerics, c.machine);
+    const Schedule schedule = sample_legal(seed, c.request());
     const int field = of_program[below(random, of_program.size())];
     Schedule other = schedule;
     descriptor_of(field).set(other, pick(random, legal_values(descriptor_of(field).field, 8192)));
     if (!c.violations(other).empty()) continue;
-    const bool apart = !canonical_differences(schedule, other, c.direction, c.shape, c.numerics, c.machine).empty();
+    const bool apart = !canonical_differences(schedule, other, c.request()).empty();
     const bool differ = c.fingerprint_of(schedule) != c.fingerprint_of(other);
     ASSERT_TRUE(apart || !differ) << c.built.layer.description << "\n" << to_text(schedule) << "\n" << to_text(other);
     by_field[name_of(field)].first += apart ? 1 : 0;
@@ -201,27 +200,27 @@ TEST(CountSpace, DistinctIsTheNumberOfCanonicalSchedules) {
     }
     limits.vary.assign(vary.begin(), vary.end());
     // Fixed values that are not canonical must not hide Schedules.
-    const Schedule any = sample_legal(seed, c.direction, c.shape, c.numerics, c.machine);
+    const Schedule any = sample_legal(seed, c.request());
     for (const int field :
          {kFusion, kOrderInterleave, kOrderExpertsPerWave, kOrderRaster, kQueue, kDispatchTransport}) {
       if (below(random, 3) != 0 || vary.count(name_of(field)) > 0) continue;
       limits.fixed.set(name_of(field), value_text(descriptor_of(field).field, *descriptor_of(field).get(any)));
     }
-    const uint64_t visits = count_legal(c.direction, c.shape, c.numerics, c.machine, limits);
+    const uint64_t visits = count_legal(c.request(), limits);
     if (visits > 3000) continue;
-    const bool over_limits = !engine_limits(c.shape, c.numerics, c.machine).empty();
+    const bool over_limits = !engine_limits(c.request()).empty();
     std::set<std::string> names;
     uint64_t built = 0;
     for_each_legal(
-        c.direction, c.shape, c.numerics, c.machine,
+        c.request(),
         [&](const Schedule& schedule) {
           ++built;
-          EXPECT_TRUE(over_limits != buildable(schedule, c.direction, c.shape, c.numerics, c.machine).empty());
-          names.insert(to_text(canonical(schedule, c.direction, c.shape, c.numerics, c.machine)));
+          EXPECT_TRUE(over_limits != buildable(schedule, c.request()).empty());
+          names.insert(to_text(canonical(schedule, c.request())));
           return true;
         },
         limits);
-    const SpaceCounts counts = count_space(c.direction, c.shape, c.numerics, c.machine, limits);
+    const SpaceCounts counts = count_space(c.request(), limits);
     std::string text = std::to_string(seed) + " vary";
     for (const std::string& field : limits.vary) text += " " + field;
     ASSERT_GE(counts.legal, counts.buildable) << text;
@@ -249,8 +248,9 @@ TEST(Buildable, SaysInWordsWhatHasNoKernel) {
                            const LayerShape& of = {4096, 1536, 128, 8}, int ranks = 8) {
     Machine with = machine;
     with.ranks = ranks;
-    const Schedule schedule = fill(PartialSchedule::parse(text), direction, of, {}, with);
-    return buildable(schedule, direction, of, {}, with, processes);
+    const Schedule schedule =
+        fill(PartialSchedule::parse(text), {.direction = direction, .shape = of, .machine = with});
+    return buildable(schedule, {.direction = direction, .shape = of, .machine = with}, processes);
   };
   EXPECT_TRUE(reasons("auto").empty());
   EXPECT_TRUE(reasons("dispatch.transport=push").empty());
@@ -266,7 +266,9 @@ TEST(Buildable, SaysInWordsWhatHasNoKernel) {
   expect_one(reasons("auto", Direction::kForward, false, {4096, 1536, 128, 40}), "topk=40");
   expect_one(reasons("auto", Direction::kForward, false, {4096, 1536, 4096, 8}), "experts=4096");
   const Machine cpu{EngineKind::kCpu, 64, 4};
-  EXPECT_TRUE(buildable(fill({}, Direction::kForward, shape, {}, cpu), Direction::kForward, shape, {}, cpu).empty());
+  EXPECT_TRUE(buildable(fill({}, {.direction = Direction::kForward, .shape = shape, .machine = cpu}),
+                        {.direction = Direction::kForward, .shape = shape, .machine = cpu})
+                  .empty());
 }
 
 }  // namespace

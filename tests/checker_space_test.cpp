@@ -136,7 +136,7 @@ class SmallLayer {
     if (direction == Direction::kBackward) limits.vary.insert(limits.vary.end(), {"backward.wgrad", "save.xg"});
     limits.fixed = PartialSchedule::parse(fixed);
     for_each_legal(
-        direction, batch_.shape, numerics, machine_,
+        {.direction = direction, .shape = batch_.shape, .numerics = numerics, .machine = machine_},
         [&](const Schedule& schedule) {
           for (const int cluster : {1, 2}) {
             if (!comes_in_clusters(schedule, machine_.workers, cluster)) continue;
@@ -275,7 +275,7 @@ TEST(CheckerSpace, BackwardOnCuda) {
                    "save.xg"};
     limits.fixed = PartialSchedule::parse("tile.n=128,tile.dgrad_fc2.n=192,tile.stages=3");
     for_each_legal(
-        Direction::kBackward, batch.shape, numerics, machine,
+        {.direction = Direction::kBackward, .shape = batch.shape, .numerics = numerics, .machine = machine},
         [&](const Schedule& legal) {
           if (!is_representative(legal)) return true;
           Schedule schedule = legal;
@@ -284,7 +284,11 @@ TEST(CheckerSpace, BackwardOnCuda) {
             schedule.tile.n = 256;
             schedule.stage_tile[static_cast<int>(GemmStage::kDgradFc2)].n = 128;
           }
-          EXPECT_TRUE(validate(schedule, Direction::kBackward, batch.shape, numerics, machine).empty());
+          EXPECT_TRUE(
+              validate(
+                  schedule,
+                  {.direction = Direction::kBackward, .shape = batch.shape, .numerics = numerics, .machine = machine})
+                  .empty());
           ProgramRequest request{batch.shape, numerics, schedule, Direction::kBackward};
           request.redispatch = schedule.save_xg == SaveXg::kRedispatch;
           request.workers = machine.workers;
@@ -336,7 +340,8 @@ TEST(CheckerSpace, LargeModelsSampled) {
             fixed.set("comm.where", "warps");
             fixed.set("comm.reserve_sms", "0");
           }
-          const Schedule schedule = sample_legal(random.next(), direction, model.shape, {}, machine, fixed);
+          const Schedule schedule =
+              sample_legal(random.next(), {.direction = direction, .shape = model.shape, .machine = machine}, fixed);
           const Variant variant{pairs ? 2 : 1, random.one_in(2) ? 1 : 4};
           const CheckReport report = check_schedule(batch, {}, schedule, direction, machine, variant);
           EXPECT_TRUE(report.ok) << model.name << " " << to_text(schedule) << "\n" << report.problems.front();

@@ -35,8 +35,9 @@ CommandResult succeed(const Arguments& arguments) {
 
 TEST(ScheduleCommand, PrintsTheFilledSchedule) {
   const CommandResult result = succeed(join(kLayer, {"--schedule", "fusion=pairs,comm.where=sms"}));
-  const Schedule schedule = resolve(PartialSchedule::parse("fusion=pairs,comm.where=sms"), Direction::kForward,
-                                    {64, 32, 8, 2}, {}, {EngineKind::kCpu, 2, 2});
+  const Schedule schedule =
+      resolve(PartialSchedule::parse("fusion=pairs,comm.where=sms"),
+              {.direction = Direction::kForward, .shape = {64, 32, 8, 2}, .machine = {EngineKind::kCpu, 2, 2}});
   EXPECT_EQ(result.out, to_json(schedule) + "\n");
 }
 
@@ -93,7 +94,9 @@ TEST(ScheduleCommand, SamplesAreLegalDifferentAndRepeatable) {
     EXPECT_GT(std::set<std::string>(lines.begin(), lines.end()).size(), 35u);
     const Direction way = direction == std::string("forward") ? Direction::kForward : Direction::kBackward;
     for (const std::string& line : lines) {
-      EXPECT_NO_THROW(resolve(PartialSchedule::parse(line), way, {64, 32, 8, 2}, {}, {EngineKind::kCpu, 2, 2})) << line;
+      EXPECT_NO_THROW(resolve(PartialSchedule::parse(line),
+                              {.direction = way, .shape = {64, 32, 8, 2}, .machine = {EngineKind::kCpu, 2, 2}}))
+          << line;
     }
     EXPECT_EQ(succeed(sample).out, result.out);
   }

@@ -65,7 +65,8 @@ TEST(ClosedForm, PredictsMeasuredLayers) {
   for (const MeasuredLayer& row : read_measured_layers(UNIEP_TEST_DATA "/measured_layers.json")) {
     if (row.direction != Direction::kForward || row.machine != "h200") continue;
     const Machine machine = sim::schedule_machine(sim::shipped_machine("h200"), row.ranks);
-    const Schedule schedule = fill(PartialSchedule::parse(row.schedule), Direction::kForward, row.shape, {}, machine);
+    const Schedule schedule = fill(PartialSchedule::parse(row.schedule),
+                                   {.direction = Direction::kForward, .shape = row.shape, .machine = machine});
     const double ms = tune::estimate(problem_of(row), schedule).us * 1e-3;
     all.errors.push_back(std::abs(ms / row.ms - 1));
     runs[row.session].emplace_back(ms, row.ms);

@@ -26,7 +26,9 @@ GroupOptions cpu_options(int ranks, int workers) {
 }
 
 Schedule schedule_for(const Group& group, const LayerConfig& config, Direction direction, const std::string& text) {
-  return resolve(PartialSchedule::parse(text), direction, config.shape, config.numerics, group.machine());
+  return resolve(
+      PartialSchedule::parse(text),
+      {.direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = group.machine()});
 }
 
 // Tiles large enough to take a while, several waves, all ranks busy.
@@ -177,9 +179,17 @@ TEST(CpuEngine, ThousandsOfCallsAndTheEndOfTheEpochs) {
   dynamic_cast<cpu::CpuEngine&>(group.implementation()).set_next_epoch(0xffffffffu - 1500);
   cli::LayerRunner runner(group, layer.config, layer.data);
   for (int call = 0; call < 1500; ++call) {
-    runner.forward(sample_legal(call, Direction::kForward, layer.config.shape, layer.config.numerics, group.machine(),
+    runner.forward(sample_legal(call,
+                                {.direction = Direction::kForward,
+                                 .shape = layer.config.shape,
+                                 .numerics = layer.config.numerics,
+                                 .machine = group.machine()},
                                 PartialSchedule::parse("save.xg=keep")));
-    runner.backward(sample_legal(call, Direction::kBackward, layer.config.shape, layer.config.numerics, group.machine(),
+    runner.backward(sample_legal(call,
+                                 {.direction = Direction::kBackward,
+                                  .shape = layer.config.shape,
+                                  .numerics = layer.config.numerics,
+                                  .machine = group.machine()},
                                  PartialSchedule::parse("save.xg=keep")));
     if (call % 50 == 0 || call > 1480 || (call > 740 && call < 760)) {
       ASSERT_EQ(difference(runner.result(), expected), "") << "call " << call;
@@ -282,7 +292,7 @@ TEST(CpuEngine, TakesWhatItSaysFromTheCallersAllocatorAndGivesItBack) {
     cli::LayerRunner runner(group, layer.config, layer.data);
     const Schedule schedule = schedule_for(group, layer.config, Direction::kForward, "auto");
     std::size_t saved = 0, workspace = 0;
-    for (const MemoryNeed& need : memory_need(group, layer.config, schedule, Direction::kForward, runner.placement())) {
+    for (const MemoryNeed& need : memory_need(group, layer.config, schedule, runner.placement())) {
       saved += need.saved_bytes;
       workspace += need.workspace_bytes;
     }
@@ -312,8 +322,8 @@ TEST(CpuEngine, CapacityFixesTheMemoryWhateverTheRouting) {
       idle(group, other.config, other.data, {.capacity = capacity});
   const Schedule schedule = schedule_for(group, layer.config, Direction::kForward, "auto");
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    const auto need = memory_need(group, layer.config, schedule, direction, runner.placement());
-    const auto idle_need = memory_need(group, layer.config, schedule, direction, idle.placement());
+    const auto need = memory_need(group, layer.config, schedule, runner.placement(), {.direction = direction});
+    const auto idle_need = memory_need(group, layer.config, schedule, idle.placement(), {.direction = direction});
     for (int rank = 0; rank < 2; ++rank) {
       EXPECT_EQ(need[rank].saved_bytes, idle_need[rank].saved_bytes);
       EXPECT_EQ(need[rank].workspace_bytes, idle_need[rank].workspace_bytes);

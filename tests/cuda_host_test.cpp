@@ -85,8 +85,14 @@ class Calls {
     if (step == Step::kConstruct) return;
     if (!group_) group_.emplace(options_);
     const LayerConfig& config = layer_.config;
-    forward_ = resolve({}, Direction::kForward, config.shape, config.numerics, group_->machine());
-    backward_ = resolve({}, Direction::kBackward, config.shape, config.numerics, group_->machine());
+    forward_ = resolve({}, {.direction = Direction::kForward,
+                            .shape = config.shape,
+                            .numerics = config.numerics,
+                            .machine = group_->machine()});
+    backward_ = resolve({}, {.direction = Direction::kBackward,
+                             .shape = config.shape,
+                             .numerics = config.numerics,
+                             .machine = group_->machine()});
     forwards_ = arrays_.forward_arguments();
     now_ = arrays_.backward_arguments(WeightGradientTime::kNow, false);
     later_ = arrays_.backward_arguments(WeightGradientTime::kLater, false);
@@ -320,9 +326,12 @@ TEST(CudaGroup, RefusesWhatItsRecordsCanNotCount) {
     LayerConfig config = layer.config;
     config.shape.hidden = hidden;
     config.shape.intermediate = intermediate;
-    const Schedule schedule = resolve({}, Direction::kForward, config.shape, config.numerics, group.machine());
+    const Schedule schedule = resolve({}, {.direction = Direction::kForward,
+                                           .shape = config.shape,
+                                           .numerics = config.numerics,
+                                           .machine = group.machine()});
     const Placement placement = place(group, config.shape, arrays.routings, {4096, 128});
-    return memory_need(group, config, schedule, Direction::kForward, placement).size();
+    return memory_need(group, config, schedule, placement).size();
   };
   EXPECT_EQ(memory_of(524280, 524280), 2u);
   expect_error(Status::kUnsupported, "hidden: 524288; on cuda a layer has up to 524280 columns",
@@ -331,7 +340,10 @@ TEST(CudaGroup, RefusesWhatItsRecordsCanNotCount) {
                [&] { memory_of(64, 524288); });
   const auto forward_of = [&](int64_t rows) {
     const LayerConfig& config = layer.config;
-    const Schedule schedule = resolve({}, Direction::kForward, config.shape, config.numerics, group.machine());
+    const Schedule schedule = resolve({}, {.direction = Direction::kForward,
+                                           .shape = config.shape,
+                                           .numerics = config.numerics,
+                                           .machine = group.machine()});
     const Placement placement = place(group, config.shape, arrays.routings, {rows, 128});
     forward(group, config, schedule, placement, arrays.forward_arguments());
   };

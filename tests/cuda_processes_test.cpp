@@ -40,7 +40,10 @@ class Rank {
     group_.emplace(options);
     LayerConfig& config = layer_.config;
     config.shape.hidden = hidden;
-    schedule_ = resolve({}, Direction::kForward, config.shape, config.numerics, group_->machine());
+    schedule_ = resolve({}, {.direction = Direction::kForward,
+                             .shape = config.shape,
+                             .numerics = config.numerics,
+                             .machine = group_->machine()});
     arguments_ = {arrays_.forward_arguments()[static_cast<std::size_t>(rank)]};
     placement_ = place(*group_, config.shape, std::vector{arrays_.routings[static_cast<std::size_t>(rank)]}, kCapacity);
   }

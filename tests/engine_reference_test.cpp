@@ -27,10 +27,18 @@ TEST(EngineAgainstReference, RandomLayersAreWithinTheLimits) {
     options.workers = 2;
     Group group(options);
     const PartialSchedule keep = PartialSchedule::parse("save.xg=keep");
-    const Schedule forward =
-        sample_legal(seed, Direction::kForward, config.shape, config.numerics, group.machine(), keep);
-    const Schedule backward =
-        sample_legal(seed, Direction::kBackward, config.shape, config.numerics, group.machine(), keep);
+    const Schedule forward = sample_legal(seed,
+                                          {.direction = Direction::kForward,
+                                           .shape = config.shape,
+                                           .numerics = config.numerics,
+                                           .machine = group.machine()},
+                                          keep);
+    const Schedule backward = sample_legal(seed,
+                                           {.direction = Direction::kBackward,
+                                            .shape = config.shape,
+                                            .numerics = config.numerics,
+                                            .machine = group.machine()},
+                                           keep);
     cli::LayerResult result = run_layer(group, config, layer.data, forward, backward);
     if (config.numerics.weight_gradient == WeightGradient::kMainGrad) {
       subtract_start(result.dw1_fp32);

@@ -27,8 +27,10 @@ class Exchange {
     test::disturb(group_, {.shuffle_seed = seed});
     config_.shape = c.shape;
     config_.numerics.combine_groups = c.groups;
-    schedule_ =
-        resolve(PartialSchedule::parse(c.schedule), Direction::kForward, c.shape, config_.numerics, group_.machine());
+    schedule_ = resolve(PartialSchedule::parse(c.schedule), {.direction = Direction::kForward,
+                                                             .shape = c.shape,
+                                                             .numerics = config_.numerics,
+                                                             .machine = group_.machine()});
     std::vector<Routing> routings;
     for (const int64_t tokens : c.tokens) {
       add_routing(tokens);
@@ -206,7 +208,8 @@ TEST(Exchange, RefusesMissingArrays) {
   options.engine = EngineKind::kCpu;
   Group group(options);
   const LayerConfig config{c.shape, {}};
-  const Schedule schedule = resolve({}, Direction::kForward, c.shape, {}, group.machine());
+  const Schedule schedule =
+      resolve({}, {.direction = Direction::kForward, .shape = c.shape, .machine = group.machine()});
   const std::vector<int32_t> ids{0, 1};
   const std::vector<float> probs{0.5f, 0.5f};
   Routing routing;

@@ -35,7 +35,9 @@ std::string run_with(cpu::Fault fault, const RandomLayer& layer, const std::stri
     cpu::CpuEngine& engine = dynamic_cast<cpu::CpuEngine&>(group.implementation());
     engine.plant(fault);
     const auto schedule = [&](Direction direction) {
-      return resolve(PartialSchedule::parse(text), direction, config.shape, config.numerics, group.machine());
+      return resolve(
+          PartialSchedule::parse(text),
+          {.direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = group.machine()});
     };
     const auto run = [&] {
       return difference(
@@ -136,8 +138,10 @@ TEST(BoundedWait, ABrokenGroupRefusesCallsUntilItRecovers) {
   cpu::CpuEngine& engine = dynamic_cast<cpu::CpuEngine&>(group.implementation());
   engine.plant(cpu::Fault::kSilentWorker);
   cli::LayerRunner runner(group, layer.config, layer.data);
-  const Schedule schedule =
-      resolve({}, Direction::kForward, layer.config.shape, layer.config.numerics, group.machine());
+  const Schedule schedule = resolve({}, {.direction = Direction::kForward,
+                                         .shape = layer.config.shape,
+                                         .numerics = layer.config.numerics,
+                                         .machine = group.machine()});
   EXPECT_THROW(runner.forward(schedule), Error);
   engine.plant(cpu::Fault::kNone);
   try {

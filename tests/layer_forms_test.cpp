@@ -29,13 +29,19 @@ void run_case(uint64_t seed, BranchCounts& branches) {
   Group group(options);
   disturb(group, {.shuffle_seed = random.one_in(4) ? 0 : std::max<uint64_t>(random.next(), 1)});
   const LayerConfig& config = layer.config;
-  const Schedule forward =
-      sample_legal(random.next(), Direction::kForward, config.shape, config.numerics, group.machine());
+  const Schedule forward = sample_legal(random.next(), {.direction = Direction::kForward,
+                                                        .shape = config.shape,
+                                                        .numerics = config.numerics,
+                                                        .machine = group.machine()});
   PartialSchedule fixed;
   const bool keeps = forward.save_xg == SaveXg::kKeep;
   fixed.set("save.xg", keeps ? "keep" : "redispatch");
-  const Schedule backward =
-      sample_legal(random.next(), Direction::kBackward, config.shape, config.numerics, group.machine(), fixed);
+  const Schedule backward = sample_legal(random.next(),
+                                         {.direction = Direction::kBackward,
+                                          .shape = config.shape,
+                                          .numerics = config.numerics,
+                                          .machine = group.machine()},
+                                         fixed);
   SCOPED_TRACE(layer.description + "\n" + to_text(forward) + "\n" + to_text(backward));
   cli::LayerRunner runner(group, config, layer.data, form);
   for (int rank = 0; rank < layer.ranks; ++rank) EXPECT_EQ(runner.placement().dense(rank), form.dense);
@@ -86,7 +92,9 @@ class GivenArguments : public testing::Test {
   }
   Placement placed() { return place(group_, config_.shape, {&routing_, 1}); }
   Schedule schedule(Direction direction) {
-    return resolve({}, direction, config_.shape, config_.numerics, group_.machine());
+    return resolve(
+        {},
+        {.direction = direction, .shape = config_.shape, .numerics = config_.numerics, .machine = group_.machine()});
   }
   Saved run_forward() {
     return uniep::forward(group_, config_, schedule(Direction::kForward), placed(), {&forward_, 1});

@@ -25,12 +25,18 @@ void run_case(uint64_t seed, BranchCounts& branches) {
   Random draw(seed * 104729);
   Group group(cpu_options(random.ranks));
   const LayerConfig& config = random.config;
-  const Schedule forward =
-      sample_legal(draw.next(), Direction::kForward, config.shape, config.numerics, group.machine());
+  const Schedule forward = sample_legal(draw.next(), {.direction = Direction::kForward,
+                                                      .shape = config.shape,
+                                                      .numerics = config.numerics,
+                                                      .machine = group.machine()});
   PartialSchedule fixed;
   fixed.set("save.xg", forward.save_xg == SaveXg::kKeep ? "keep" : "redispatch");
-  const Schedule backward =
-      sample_legal(draw.next(), Direction::kBackward, config.shape, config.numerics, group.machine(), fixed);
+  const Schedule backward = sample_legal(draw.next(),
+                                         {.direction = Direction::kBackward,
+                                          .shape = config.shape,
+                                          .numerics = config.numerics,
+                                          .machine = group.machine()},
+                                         fixed);
   const Capacity capacity =
       draw.one_in(2) ? Capacity{} : Capacity{.rows = 128 * (config.shape.experts + random.data.all_tokens() * 32)};
   const WeightGradientTime time = draw.one_in(2) ? WeightGradientTime::kNow : WeightGradientTime::kLater;
@@ -69,8 +75,8 @@ void run_case(uint64_t seed, BranchCounts& branches) {
 
   EXPECT_EQ(difference(object.result, free.result), "");
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    const auto needs = layer.memory_need(direction, placement);
-    const auto expected = memory_need(group, config, layer.schedule(direction), direction, placement);
+    const auto needs = layer.memory_need(placement, {.direction = direction});
+    const auto expected = memory_need(group, config, layer.schedule(direction), placement, {.direction = direction});
     ASSERT_EQ(needs.size(), expected.size());
     for (std::size_t i = 0; i < needs.size(); ++i) {
       EXPECT_EQ(needs[i].saved_bytes, expected[i].saved_bytes);
@@ -125,7 +131,7 @@ class OneRank : public testing::Test {
 TEST_F(OneRank, SavedMemoryIsAttachedAgain) {
   const Layer layer(group_, kShape);
   const Placement placement = place(layer);
-  const std::size_t bytes = layer.memory_need(Direction::kForward, placement)[0].saved_bytes;
+  const std::size_t bytes = layer.memory_need(placement)[0].saved_bytes;
   std::vector<std::byte> room(bytes + kMemoryAlignment);
   void* start = room.data();
   std::size_t space = room.size();

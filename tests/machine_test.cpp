@@ -83,8 +83,9 @@ TEST(Machine, FillsSchedules) {
   EXPECT_EQ(machine.workers, 132);
   EXPECT_EQ(machine.ranks, 8);
   const LayerShape shape{7168, 2048, 256, 8};
-  EXPECT_TRUE(
-      validate(fill({}, Direction::kForward, shape, {}, machine), Direction::kForward, shape, {}, machine).empty());
+  EXPECT_TRUE(validate(fill({}, {.direction = Direction::kForward, .shape = shape, .machine = machine}),
+                       {.direction = Direction::kForward, .shape = shape, .machine = machine})
+                  .empty());
 }
 
 TEST(Machine, RefusesWhatIsNoDescription) {

@@ -49,8 +49,14 @@ class Run {
  public:
   Run(FailingAllocator& allocator, const RandomLayer& layer, bool grows)
       : layer_(layer), group_(options(allocator, layer)) {
-    forward_ = resolve({}, Direction::kForward, layer.config.shape, layer.config.numerics, group_.machine());
-    backward_ = resolve({}, Direction::kBackward, layer.config.shape, layer.config.numerics, group_.machine());
+    forward_ = resolve({}, {.direction = Direction::kForward,
+                            .shape = layer.config.shape,
+                            .numerics = layer.config.numerics,
+                            .machine = group_.machine()});
+    backward_ = resolve({}, {.direction = Direction::kBackward,
+                             .shape = layer.config.shape,
+                             .numerics = layer.config.numerics,
+                             .machine = group_.machine()});
     if (grows) run_small();
   }
 
@@ -157,8 +163,10 @@ class Run {
     const RandomLayer small = layer_of(3, 2);
     LayerArrays arrays(small);
     const Placement placement = place(group_, small.config.shape, arrays.routings);
-    const Schedule schedule =
-        resolve({}, Direction::kForward, small.config.shape, small.config.numerics, group_.machine());
+    const Schedule schedule = resolve({}, {.direction = Direction::kForward,
+                                           .shape = small.config.shape,
+                                           .numerics = small.config.numerics,
+                                           .machine = group_.machine()});
     forward(group_, small.config, schedule, placement, arrays.forward_arguments());
   }
 

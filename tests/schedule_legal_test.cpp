@@ -239,9 +239,9 @@ TEST(ScheduleValidate, ResolveThrowsAllOfThemInOneLine) {
   const PartialSchedule given =
       PartialSchedule::parse("fusion=none,order.interleave=mixed,comm.where=warps,comm.reduce_sms=1");
   for (const char* part : {"order.interleave=mixed", "comm.reduce_sms=1", "; "}) {
-    expect_error(Status::kInvalidArgument, part, [&] { resolve(given, c.direction, c.shape, c.numerics, c.machine); });
+    expect_error(Status::kInvalidArgument, part, [&] { resolve(given, c.request()); });
   }
-  EXPECT_EQ(resolve({}, c.direction, c.shape, c.numerics, c.machine), c.filled());
+  EXPECT_EQ(resolve({}, c.request()), c.filled());
 }
 
 // The rules once more, by hand, for schedules whose fields are all in range.

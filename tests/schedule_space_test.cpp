@@ -20,17 +20,17 @@ using test::RandomBits;
 using test::ScheduleCase;
 
 Schedule sample(uint64_t seed, const ScheduleCase& c, const PartialSchedule& fixed = {}) {
-  return sample_legal(seed, c.direction, c.shape, c.numerics, c.machine, fixed);
+  return sample_legal(seed, c.request(), fixed);
 }
 
 uint64_t count(const ScheduleCase& c, const SpaceLimits& limits = {}) {
-  return count_legal(c.direction, c.shape, c.numerics, c.machine, limits);
+  return count_legal(c.request(), limits);
 }
 
 std::vector<Schedule> all(const ScheduleCase& c, const SpaceLimits& limits, std::size_t most = SIZE_MAX) {
   std::vector<Schedule> schedules;
   for_each_legal(
-      c.direction, c.shape, c.numerics, c.machine,
+      c.request(),
       [&](const Schedule& schedule) {
         schedules.push_back(schedule);
         return schedules.size() < most;

@@ -198,7 +198,8 @@ struct SizedLayer {
                 Direction direction = Direction::kForward) const {
     const Machine target = schedule_machine(machine, options.ranks);
     const Schedule resolved =
-        resolve(PartialSchedule::parse(schedule), direction, options.shape, options.numerics, target);
+        resolve(PartialSchedule::parse(schedule),
+                {.direction = direction, .shape = options.shape, .numerics = options.numerics, .machine = target});
     const Program program(simulated_request(options.shape, options.numerics, resolved, direction, machine),
                           placement.state());
     return simulate(program, machine, how);

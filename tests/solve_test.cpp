@@ -80,11 +80,13 @@ TEST(Solve, PointsAreLegalBuildableAndRunDifferently) {
       ++points;
       if (!all && points % 61 != 0) return true;
       ++looked_at;
-      names.insert(std::hash<std::string>()(to_text(canonical(schedule, Direction::kForward, shape, {}, machine))));
+      names.insert(std::hash<std::string>()(
+          to_text(canonical(schedule, {.direction = Direction::kForward, .shape = shape, .machine = machine}))));
       if (points % 61 != 0) return true;
-      const auto violations = validate(schedule, Direction::kForward, shape, {}, machine);
+      const auto violations =
+          validate(schedule, {.direction = Direction::kForward, .shape = shape, .machine = machine});
       EXPECT_TRUE(violations.empty()) << to_text(schedule) << listed(violations);
-      EXPECT_TRUE(buildable(schedule, Direction::kForward, shape, {}, machine).empty());
+      EXPECT_TRUE(buildable(schedule, {.direction = Direction::kForward, .shape = shape, .machine = machine}).empty());
       return !HasFailure();
     });
     EXPECT_EQ(names.size(), looked_at);
@@ -131,7 +133,8 @@ TEST(Solve, NothingBeatsTheBound) {
       const double bound = tune::lower_bound(problem).us();
       const Machine target = sim::schedule_machine(machine, ranks);
       for (int j = 0; j < 50; ++j) {
-        const Schedule schedule = sample_legal(random(), Direction::kForward, shape, {}, target);
+        const Schedule schedule =
+            sample_legal(random(), {.direction = Direction::kForward, .shape = shape, .machine = target});
         const tune::Estimate estimate = tune::estimate(problem, schedule);
         ASSERT_TRUE(std::isfinite(estimate.us)) << name << " " << to_text(schedule);
         ASSERT_GE(estimate.us, bound) << name << " " << to_text(schedule);

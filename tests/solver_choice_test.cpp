@@ -32,7 +32,10 @@ TEST(SolverChoice, IsLegalAFunctionOfItsArgumentsAndSurelyBetterOrNone) {
         if (!choice) continue;
         EXPECT_LT(choice->ratio, 0.957);
         EXPECT_GT(choice->ratio, 0.3);
-        EXPECT_TRUE(validate(choice->schedule, Direction::kForward, shape, layer.numerics, machine).empty());
+        EXPECT_TRUE(
+            validate(choice->schedule,
+                     {.direction = Direction::kForward, .shape = shape, .numerics = layer.numerics, .machine = machine})
+                .empty());
         EXPECT_TRUE(*given == 0 || choice->schedule.fusion == Fusion::kNone);
         // T of the other ranks, the routing and the seed do not count.
         cli::LayerOptions other = layer;

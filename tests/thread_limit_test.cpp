@@ -50,7 +50,10 @@ TEST(ThreadLimit, IsAnErrorThatLeavesNoThread) {
         const RandomLayer layer = random_layer(4, {.ranks = {2}, .fewest_tokens = 8});
         Group group(options);
         const auto schedule = [&](Direction direction) {
-          return resolve({}, direction, layer.config.shape, layer.config.numerics, group.machine());
+          return resolve({}, {.direction = direction,
+                              .shape = layer.config.shape,
+                              .numerics = layer.config.numerics,
+                              .machine = group.machine()});
         };
         const std::string problem = difference(
             run_layer(group, layer.config, layer.data, schedule(Direction::kForward), schedule(Direction::kBackward)),

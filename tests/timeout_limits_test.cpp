@@ -69,7 +69,10 @@ TEST(TimeoutLimits, TheLargestIsNoTimeOutAtOnce) {
       Group group(options);
       disturb(group, {.delayed_rank = 1, .delay_microseconds = 200});  // the other one waits
       const auto schedule = [&](Direction direction) {
-        return resolve({}, direction, layer.config.shape, layer.config.numerics, group.machine());
+        return resolve({}, {.direction = direction,
+                            .shape = layer.config.shape,
+                            .numerics = layer.config.numerics,
+                            .machine = group.machine()});
       };
       return difference(
           run_layer(group, layer.config, layer.data, schedule(Direction::kForward), schedule(Direction::kBackward)),

@@ -89,7 +89,9 @@ TunedDirection made_up(const LayerOptions& layer, bool taken) {
   tuned.entry.key.direction = Direction::kForward;
   for (const char* fields : {"auto", "order.raster=2", "order.raster=4", "queue=static"}) {
     tune::Tried tried;
-    tried.schedule = resolve(PartialSchedule::parse(fields), Direction::kForward, layer.shape, layer.numerics, machine);
+    tried.schedule = resolve(
+        PartialSchedule::parse(fields),
+        {.direction = Direction::kForward, .shape = layer.shape, .numerics = layer.numerics, .machine = machine});
     tried.verdict = tune::Verdict::kSlower;
     tuned.search.tried.push_back(tried);
   }

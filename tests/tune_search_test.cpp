@@ -158,18 +158,21 @@ TEST(Neighbours, AreLegalDifferentAndKeepWhatIsGiven) {
     const Machine machine{below(random, 2) == 0 ? EngineKind::kCpu : EngineKind::kCuda, 4, 66};
     const Direction direction = below(random, 2) == 0 ? Direction::kForward : Direction::kBackward;
     const PartialSchedule given = PartialSchedule::parse("comm.where=warps,order.raster=4");
-    const Schedule start = resolve(given, direction, shape, {}, machine);
-    const std::vector<Schedule> found = tune::neighbours(start, given, direction, shape, {}, machine, 500);
+    const Schedule start = resolve(given, {.direction = direction, .shape = shape, .machine = machine});
+    const std::vector<Schedule> found =
+        tune::neighbours(start, given, {.direction = direction, .shape = shape, .machine = machine}, 500);
     std::set<std::string> texts = {to_text(start)};
     for (const Schedule& schedule : found) {
-      EXPECT_TRUE(validate(schedule, direction, shape, {}, machine).empty()) << to_text(schedule);
+      EXPECT_TRUE(validate(schedule, {.direction = direction, .shape = shape, .machine = machine}).empty())
+          << to_text(schedule);
       EXPECT_TRUE(texts.insert(to_text(schedule)).second) << to_text(schedule);
       EXPECT_EQ(schedule.comm.where, CommWhere::kWarps);
       EXPECT_EQ(schedule.order.raster, 4);
     }
     EXPECT_GT(found.size(), 5u);
     most = std::max(most, found.size());
-    const std::vector<Schedule> few = tune::neighbours(start, given, direction, shape, {}, machine, 3);
+    const std::vector<Schedule> few =
+        tune::neighbours(start, given, {.direction = direction, .shape = shape, .machine = machine}, 3);
     EXPECT_EQ(few, std::vector<Schedule>(found.begin(), found.begin() + 3));
   }
   EXPECT_GT(most, 15u);
@@ -189,9 +192,14 @@ TEST(Candidates, OfAForwardLayerOnGpusAreTheSolversAndNeighbours) {
     EXPECT_EQ(all.front(), layer.resolved(direction, machine));
     int far = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
-      EXPECT_TRUE(validate(all[i], direction, layer.shape, layer.numerics, machine).empty());
+      EXPECT_TRUE(
+          validate(all[i],
+                   {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine})
+              .empty());
       EXPECT_EQ(std::count(all.begin(), all.end(), all[i]), 1);
-      const auto near = tune::neighbours(all.front(), {}, direction, layer.shape, layer.numerics, machine, 500);
+      const auto near = tune::neighbours(
+          all.front(), {},
+          {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine}, 500);
       far += i > 0 && std::find(near.begin(), near.end(), all[i]) == near.end();
     }
     EXPECT_EQ(far > 2, direction == Direction::kForward) << far;

@@ -25,8 +25,11 @@ TunedSchedule an_entry() {
   TunedSchedule tuned;
   tuned.key = {"cpu avx2, 2 cores", 2, shape, {}, Direction::kBackward, 64};
   tuned.key.numerics.weight_gradient = WeightGradient::kMainGrad;
-  tuned.schedule = resolve(PartialSchedule::parse("tile.dgrad_fc1.n=128,fusion=pairs"), Direction::kBackward, shape,
-                           tuned.key.numerics, {EngineKind::kCpu, 2, 2});
+  tuned.schedule =
+      resolve(PartialSchedule::parse("tile.dgrad_fc1.n=128,fusion=pairs"), {.direction = Direction::kBackward,
+                                                                            .shape = shape,
+                                                                            .numerics = tuned.key.numerics,
+                                                                            .machine = {EngineKind::kCpu, 2, 2}});
   tuned.milliseconds = 1.25;
   tuned.default_milliseconds = 1.5;
   return tuned;
@@ -167,8 +170,11 @@ TEST(TuneCommand, WhatItFindsIsWhatAutoTakesAndTheBitsStay) {
   const tune::TunedFolder found(folder / "cache");
   for (TunedSchedule& entry : entries) {
     EXPECT_EQ(found.find(entry.key), entry);
-    entry.schedule = resolve(PartialSchedule::parse("fusion=pairs,order.raster=3"), entry.key.direction,
-                             entry.key.shape, entry.key.numerics, {EngineKind::kCpu, 2, 2});
+    entry.schedule =
+        resolve(PartialSchedule::parse("fusion=pairs,order.raster=3"), {.direction = entry.key.direction,
+                                                                        .shape = entry.key.shape,
+                                                                        .numerics = entry.key.numerics,
+                                                                        .machine = {EngineKind::kCpu, 2, 2}});
     found.store(entry);
   }
   const CommandResult after = run_command(join(kLayerOfRun, {"--backward"}));

@@ -364,8 +364,10 @@ TEST(OnlineCandidates, AreLegalDistinctAndKeepWhatIsFixed) {
         const tune::Problem problem = tune::make_problem(
             where.shape, 8, tune::uniform_load(where.shape, 8, 4096, machine), machine, tune::State::kSustained);
         const double most = 1.05 * tune::estimate(problem, incumbent).us;
-        for (const Schedule& schedule :
-             tune::neighbours(incumbent, fixed, direction, where.shape, where.numerics, where.machine, 64)) {
+        for (const Schedule& schedule : tune::neighbours(
+                 incumbent, fixed,
+                 {.direction = direction, .shape = where.shape, .numerics = where.numerics, .machine = where.machine},
+                 64)) {
           if (tune::estimate(problem, schedule).us <= most) continue;
           ++behind;
           EXPECT_EQ(std::find(all.begin(), all.end(), schedule), all.end()) << to_text(schedule);

@@ -169,12 +169,12 @@ std::vector<Finding> steps_with(VerifiedJob& job, BitFault& fault, int steps) {
     const Placement placement = place(*job.group, job.layer.config.shape, job.arrays.routings);
     const std::vector<ForwardArguments> forwards = job.arrays.forward_arguments();
     const Saved saved = forward(*job.group, job.layer.config, job.forward_schedule, placement, forwards);
-    job.verifier->after_forward("layer 1", job.layer.config, job.forward_schedule, job.arrays.routings, forwards,
+    job.verifier->after_forward({"layer 1", job.layer.config, job.forward_schedule, job.arrays.routings}, forwards,
                                 saved);
     const std::vector<BackwardArguments> backwards = job.arrays.backward_arguments(WeightGradientTime::kNow, false);
     job.verifier->before_backward("layer 1", job.layer.config, backwards);
     backward(*job.group, job.layer.config, job.backward_schedule, saved, backwards);
-    job.verifier->after_backward("layer 1", job.layer.config, job.backward_schedule, job.arrays.routings, backwards);
+    job.verifier->after_backward({"layer 1", job.layer.config, job.backward_schedule, job.arrays.routings}, backwards);
     for (Finding& finding : job.verifier->end_step()) all.push_back(std::move(finding));
   }
   job.engine().plant(static_cast<BitFault*>(nullptr));

@@ -52,7 +52,9 @@ GroupOptions cpu_options(int ranks, int workers, CountingAllocator* counter = nu
 }
 
 Schedule schedule_for(const Group& group, const LayerConfig& config, Direction direction, const std::string& text) {
-  return resolve(PartialSchedule::parse(text), direction, config.shape, config.numerics, group.machine());
+  return resolve(
+      PartialSchedule::parse(text),
+      {.direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = group.machine()});
 }
 
 // Everything that one case draws.
@@ -127,13 +129,19 @@ void run_case(const Case& drawn, BranchCounts& branches) {
   options.allocator = counter.allocator();
   Group group(options);
   disturb(group, drawn.disturbance);
-  const Schedule forward_schedule =
-      sample_legal(random.next(), Direction::kForward, config.shape, config.numerics, group.machine());
+  const Schedule forward_schedule = sample_legal(random.next(), {.direction = Direction::kForward,
+                                                                 .shape = config.shape,
+                                                                 .numerics = config.numerics,
+                                                                 .machine = group.machine()});
   PartialSchedule fixed = PartialSchedule::parse("auto");
   const bool kept_xg = forward_schedule.save_xg == SaveXg::kKeep;
   fixed.set("save.xg", kept_xg && !random.one_in(4) ? "keep" : "redispatch");
-  const Schedule schedule =
-      sample_legal(random.next(), Direction::kBackward, config.shape, config.numerics, group.machine(), fixed);
+  const Schedule schedule = sample_legal(random.next(),
+                                         {.direction = Direction::kBackward,
+                                          .shape = config.shape,
+                                          .numerics = config.numerics,
+                                          .machine = group.machine()},
+                                         fixed);
   SCOPED_TRACE("forward " + to_text(forward_schedule) + "\nbackward " + to_text(schedule));
 
   Placement placement = place(group, config.shape, arrays.routings);
@@ -144,8 +152,7 @@ void run_case(const Case& drawn, BranchCounts& branches) {
   }
   auto live = counter.live, requested = counter.requested;
   Saved saved = forward(group, config, forward_schedule, placement, arrays.forward_arguments());
-  expect_counted(counter, memory_need(group, config, forward_schedule, Direction::kForward, placement), live, requested,
-                 true);
+  expect_counted(counter, memory_need(group, config, forward_schedule, placement), live, requested, true);
 
   std::vector<PendingWeightGradients> works;
   for (int call = 0; call < drawn.backwards; ++call) {
@@ -160,9 +167,11 @@ void run_case(const Case& drawn, BranchCounts& branches) {
     std::vector<TileEvent> events;
     works.push_back(
         backward(group, config, schedule, saved, arrays.backward_arguments(drawn.time, last_use), {&events}));
-    expect_counted(counter,
-                   memory_need(group, config, schedule, Direction::kBackward, placement, {drawn.time, last_use}), live,
-                   requested, true);
+    expect_counted(
+        counter,
+        memory_need(group, config, schedule, placement,
+                    {.weight_gradients = drawn.time, .last_use = last_use, .direction = Direction::kBackward}),
+        live, requested, true);
     EXPECT_EQ(works.back().empty(), drawn.time != kLater);
     const bool has_wgrad = std::any_of(events.begin(), events.end(), [](const TileEvent& event) {
       return std::string(event.stage).find("wgrad") != std::string::npos;
@@ -285,7 +294,10 @@ TEST(WeightGradientTimes, ProgramsWithoutWeightGradientsAreSound) {
     disturb(group, drawn.disturbance);
     const LayerConfig& config = drawn.layer.config;
     LayerArrays arrays(drawn.layer);
-    const Schedule schedule = sample_legal(seed, Direction::kBackward, config.shape, config.numerics, group.machine());
+    const Schedule schedule = sample_legal(seed, {.direction = Direction::kBackward,
+                                                  .shape = config.shape,
+                                                  .numerics = config.numerics,
+                                                  .machine = group.machine()});
     const auto& engine = dynamic_cast<const cpu::CpuEngine&>(group.implementation());
     ProgramRequest request = engine.request(config, schedule, Direction::kBackward, seed % 2 == 0);
     request.weight_gradients = false;
@@ -331,9 +343,10 @@ TEST(WeightGradientTimes, MemoryIsWhatTheDocumentationSays) {
     SCOPED_TRACE(expected.schedule);
     const Schedule forward = schedule_for(group, config, Direction::kForward, expected.schedule);
     const Schedule backward = schedule_for(group, config, Direction::kBackward, expected.schedule);
-    const auto saved = memory_need(group, config, forward, Direction::kForward, placement);
-    const auto needs =
-        memory_need(group, config, backward, Direction::kBackward, placement, {expected.time, expected.last_use});
+    const auto saved = memory_need(group, config, forward, placement);
+    const auto needs = memory_need(
+        group, config, backward, placement,
+        {.weight_gradients = expected.time, .last_use = expected.last_use, .direction = Direction::kBackward});
     const int64_t more = (expected.schedule == again ? 2 * h : 0) + (expected.schedule == staged ? 2 * h : 0);
     for (int rank = 0; rank < 2; ++rank) {
       const int64_t rows = placement.padded_rows(rank);
@@ -393,8 +406,8 @@ TEST_F(WeightGradientMisuse, OfBackwardIsNamedAndChangesNothing) {
   arguments[1].gradients.dw2 = nullptr;
   refused("dw2: null on rank 1", arguments);
   expect_error(Status::kInvalidArgument, "weight_gradients: -1", [&] {
-    memory_need(group, config, schedule, Direction::kBackward, placement,
-                {.weight_gradients = static_cast<WeightGradientTime>(-1)});
+    memory_need(group, config, schedule, placement,
+                {.weight_gradients = static_cast<WeightGradientTime>(-1), .direction = Direction::kBackward});
   });
   counter.has_room = false;
   expect_error(Status::kOutOfMemory, "no room", [&] { run_backward(kLater, true); });

@@ -9,7 +9,8 @@ int main() {
   const uniep::Group group(options);
   const uniep::LayerShape shape{.hidden = 1024, .intermediate = 512, .experts = 32, .topk = 4};
   const uniep::Schedule schedule =
-      uniep::resolve(uniep::PartialSchedule::parse("auto"), uniep::Direction::kForward, shape, {}, group.machine());
+      uniep::resolve(uniep::PartialSchedule::parse("auto"),
+                     {.direction = uniep::Direction::kForward, .shape = shape, .machine = group.machine()});
   std::printf("UniEP %s: %s\n", UNIEP_VERSION_STRING, uniep::to_text(schedule).c_str());
   try {
     uniep::PartialSchedule::parse("fusion=all");

@@ -140,15 +140,15 @@ struct MemoryNeed {
   std::size_t symmetric_bytes = 0;  // held by the group, shared by all layers, grown when a call needs more
   std::size_t pending_bytes = 0;    // lives in the PendingWeightGradients that backward returns (kLater)
 };
-// What decides a call's memory beside its schedule.
+// What decides a call's memory beside its schedule and its placement.
 struct MemoryOptions {
   WeightGradientTime weight_gradients = WeightGradientTime::kNow;  // of a backward, as in BackwardArguments
   bool last_use = false;                                           // of a backward, as in BackwardArguments
   bool keep_saved = true;                                          // of a forward, as in CallOptions
+  Direction direction = Direction::kForward;
 };
 UNIEP_API std::vector<MemoryNeed> memory_need(const Group& group, const LayerConfig& config, const Schedule& schedule,
-                                              Direction direction, const Placement& placement,
-                                              const MemoryOptions& options = {});
+                                              const Placement& placement, const MemoryOptions& options = {});
 
 // When each tile ran, for timelines and tests. Times are nanoseconds of one steady clock, 0 = the call's start.
 struct TileEvent {

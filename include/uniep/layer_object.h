@@ -54,8 +54,7 @@ class UNIEP_API Layer {
   Saved attach_saved(const Placement& placement, std::span<const CallerMemory> memory) const;
 
   // Of each local rank.
-  std::vector<MemoryNeed> memory_need(Direction direction, const Placement& placement,
-                                      const MemoryOptions& options = {}) const;
+  std::vector<MemoryNeed> memory_need(const Placement& placement, const MemoryOptions& options = {}) const;
 
   Group& group() const { return *group_; }
   const LayerConfig& config() const { return config_; }

@@ -102,12 +102,21 @@ struct Schedule {
   UNIEP_API TileShape tile_of(GemmStage stage) const;
 };
 
-// What a Schedule is validated against and filled for.
+// Where a Schedule runs.
 struct Machine {
   EngineKind engine = EngineKind::kCpu;
   int ranks = 1;
   int workers = 1;                             // compute units of a rank: threads on cpu, SMs on cuda
   int64_t shared_memory_bytes = 227LL * 1024;  // of one compute unit; only the cuda engine is bound by it
+};
+
+// What a Schedule is validated against and filled for. A dispatch's or a combine's direction is forward.
+struct ScheduleRequest {
+  Direction direction = Direction::kForward;
+  LayerShape shape{};
+  Numerics numerics{};
+  Machine machine{};
+  Operation operation = Operation::kLayer;
 };
 
 // One field: its dotted name, what it does, and the strategy of the literature that it covers.
@@ -151,16 +160,12 @@ UNIEP_API std::string to_text(const Schedule& schedule);
 // given (and may make the whole illegal: validate() says why). What it says is what runs: on cuda a legal Schedule has
 // a kernel with exactly its rings, tiles and stages. For an exchange (a forward one) the defaults are what measured
 // best alone (docs/exchange_performance.md).
-UNIEP_API Schedule fill(const PartialSchedule& given, Direction direction, const LayerShape& shape,
-                        const Numerics& numerics, const Machine& machine, Operation operation = Operation::kLayer);
+UNIEP_API Schedule fill(const PartialSchedule& given, const ScheduleRequest& request);
 
 // Every violated rule, in words; empty when the schedule is legal.
-UNIEP_API std::vector<std::string> validate(const Schedule& schedule, Direction direction, const LayerShape& shape,
-                                            const Numerics& numerics, const Machine& machine,
-                                            Operation operation = Operation::kLayer);
+UNIEP_API std::vector<std::string> validate(const Schedule& schedule, const ScheduleRequest& request);
 
 // fill() then validate(); throws Error(kInvalidArgument) with all violated rules.
-UNIEP_API Schedule resolve(const PartialSchedule& given, Direction direction, const LayerShape& shape,
-                           const Numerics& numerics, const Machine& machine, Operation operation = Operation::kLayer);
+UNIEP_API Schedule resolve(const PartialSchedule& given, const ScheduleRequest& request);
 
 }  // namespace uniep

@@ -70,6 +70,14 @@ struct VerifierMemory {
   std::size_t host_bytes = 0;    // checksums of the call and of two runs
 };
 
+// A call of a layer, as forward() or backward() was given it. `schedule` is that direction's.
+struct VerifiedCall {
+  std::string layer;  // a name, which findings have
+  LayerConfig config{};
+  Schedule schedule{};
+  std::span<const Routing> routings{};  // of all ranks
+};
+
 namespace internal {
 class VerifierState;
 }
@@ -77,7 +85,7 @@ class VerifierState;
 // Checks one call of one layer, forward and backward in turn, each `every` steps. It is told of all calls:
 //
 //   Saved saved = forward(group, config, schedule, placement, arguments);
-//   verifier.after_forward("layer 3", config, schedule, routings, arguments, saved);
+//   verifier.after_forward({"layer 3", config, schedule, routings}, arguments, saved);
 //   ...
 //   for (const Finding& finding : verifier.end_step()) log(finding.message);
 //
@@ -93,16 +101,13 @@ class UNIEP_API Verifier {
 
   // Directly behind a forward(), with what it was given and returned (an empty Saved is legal). Where due() said so
   // before, checksums are noted and the arrays must stay as they are until end_step(); else it costs next to nothing.
-  void after_forward(const std::string& layer, const LayerConfig& config, const Schedule& schedule,
-                     std::span<const Routing> routings, std::span<const ForwardArguments> arguments,
-                     const Saved& saved);
+  void after_forward(const VerifiedCall& given, std::span<const ForwardArguments> arguments, const Saved& saved);
   // Before a backward() whose gradients are added (WeightGradient::kMainGrad): keeps what one expert's hold. Without
   // it, and where weight gradients are not made by the call itself, they are not compared.
   void before_backward(const std::string& layer, const LayerConfig& config,
                        std::span<const BackwardArguments> arguments);
   // Directly behind a backward(); `x` has to be there whatever save.xg is.
-  void after_backward(const std::string& layer, const LayerConfig& config, const Schedule& schedule,
-                      std::span<const Routing> routings, std::span<const BackwardArguments> arguments);
+  void after_backward(const VerifiedCall& given, std::span<const BackwardArguments> arguments);
   // Whether the next such call is the one that is checked.
   bool due(const std::string& layer, Direction direction) const;
 

@@ -91,8 +91,7 @@ uniep_status uniep_placement_expert(const uniep_placement* placement, int64_t ex
 namespace {
 
 void query_memory(const uniep_group* group, const uniep_layer_config* config, int32_t direction, const char* schedule,
-                  const uniep_placement* placement, const MemoryOptions& options, uniep_memory_need* needs,
-                  int32_t count) {
+                  const uniep_placement* placement, MemoryOptions options, uniep_memory_need* needs, int32_t count) {
   require_pointer(group, "group");
   require_pointer(placement, "placement");
   const Group& own = group->state->group;
@@ -101,8 +100,8 @@ void query_memory(const uniep_group* group, const uniep_layer_config* config, in
   const Direction checked_direction = checked_constant(direction, Direction::kBackward, "direction");
   const LayerConfig layer = layer_config(config);
   const Schedule& whole = resolved(schedule, checked_direction, layer, *group->state);
-  const std::vector<MemoryNeed> found =
-      memory_need(own, layer, whole, checked_direction, placement->placement, options);
+  options.direction = checked_direction;
+  const std::vector<MemoryNeed> found = memory_need(own, layer, whole, placement->placement, options);
   std::byte* out = reinterpret_cast<std::byte*>(needs);
   for (const MemoryNeed& need : found) {
     write_struct(uniep_memory_need{0, need.saved_bytes, need.workspace_bytes, need.symmetric_bytes, need.pending_bytes},

@@ -17,8 +17,11 @@ const Schedule& ResolvedSchedules::find(const char* text, Direction direction, O
     std::rotate(found.base() - 1, found.base(), known_.end());
     return known_.back().schedule;
   }
-  const Schedule schedule =
-      resolve(PartialSchedule::parse(text), direction, layer.shape, layer.numerics, machine, operation);
+  const Schedule schedule = resolve(PartialSchedule::parse(text), {.direction = direction,
+                                                                   .shape = layer.shape,
+                                                                   .numerics = layer.numerics,
+                                                                   .machine = machine,
+                                                                   .operation = operation});
   if (known_.size() == kMax) known_.erase(known_.begin());
   known_.push_back({text, direction, operation, layer, schedule});
   return known_.back().schedule;

@@ -69,7 +69,9 @@ TunerLayer tuner_layer(const uniep_tuner_layer& given, const Machine& machine) {
   layer.fixed_forward = fields(given.forward);
   layer.fixed_backward = fields(given.backward);
   const auto whole = [&](const PartialSchedule& fixed, Direction direction) {
-    return resolve(fixed, direction, layer.config.shape, layer.config.numerics, machine);
+    return resolve(
+        fixed,
+        {.direction = direction, .shape = layer.config.shape, .numerics = layer.config.numerics, .machine = machine});
   };
   layer.forward = whole(layer.fixed_forward, Direction::kForward);
   layer.backward = whole(layer.fixed_backward, Direction::kBackward);

@@ -68,10 +68,10 @@ uniep_status uniep_verifier_after_forward(uniep_verifier* verifier, const char* 
     require_pointer(schedule, "schedule");
     const Group& group = *verifier->group;
     const LayerConfig whole = layer_config(config);
+    const std::vector<Routing> routed = of_ranks(routings, count, group, "routings", routing);
     verifier->verifier.after_forward(
-        layer, whole,
-        verifier->schedules.find(schedule, Direction::kForward, Operation::kLayer, whole, group.machine()),
-        of_ranks(routings, count, group, "routings", routing),
+        {layer, whole,
+         verifier->schedules.find(schedule, Direction::kForward, Operation::kLayer, whole, group.machine()), routed},
         of_ranks(arguments, count, group, "arguments", forward_arguments), saved == nullptr ? Saved() : saved->saved);
   });
 }
@@ -97,10 +97,10 @@ uniep_status uniep_verifier_after_backward(uniep_verifier* verifier, const char*
     require_pointer(schedule, "schedule");
     const Group& group = *verifier->group;
     const LayerConfig whole = layer_config(config);
+    const std::vector<Routing> routed = of_ranks(routings, count, group, "routings", routing);
     verifier->verifier.after_backward(
-        layer, whole,
-        verifier->schedules.find(schedule, Direction::kBackward, Operation::kLayer, whole, group.machine()),
-        of_ranks(routings, count, group, "routings", routing),
+        {layer, whole,
+         verifier->schedules.find(schedule, Direction::kBackward, Operation::kLayer, whole, group.machine()), routed},
         of_ranks(arguments, count, group, "arguments", backward_arguments));
   });
 }

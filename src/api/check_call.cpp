@@ -28,8 +28,11 @@ void check_call(const Group& group, const LayerConfig& config, const Schedule& s
     refuse(fmt::format("arguments: {} given; one for each of the {} local ranks is needed", arguments,
                        group.local_ranks()));
   }
-  const std::vector<std::string> violations =
-      validate(schedule, direction, config.shape, config.numerics, group.machine(), operation);
+  const std::vector<std::string> violations = validate(schedule, {.direction = direction,
+                                                                  .shape = config.shape,
+                                                                  .numerics = config.numerics,
+                                                                  .machine = group.machine(),
+                                                                  .operation = operation});
   if (!violations.empty()) refuse(fmt::format("schedule: {}", fmt::join(violations, "; ")));
 }
 

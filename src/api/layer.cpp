@@ -105,7 +105,9 @@ void check_time(WeightGradientTime time) {
 
 // What all local ranks say alike.
 MemoryOptions common_use(std::span<const BackwardArguments> arguments, int first_rank) {
-  const MemoryOptions use{arguments[0].weight_gradients, arguments[0].last_use};
+  const MemoryOptions use{.weight_gradients = arguments[0].weight_gradients,
+                          .last_use = arguments[0].last_use,
+                          .direction = Direction::kBackward};
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const BackwardArguments& own = arguments[i];
     check_time(own.weight_gradients);
@@ -138,11 +140,10 @@ Placement place(Group& group, const LayerShape& shape, std::span<const Routing> 
 }
 
 std::vector<MemoryNeed> memory_need(const Group& group, const LayerConfig& config, const Schedule& schedule,
-                                    Direction direction, const Placement& placement, const MemoryOptions& options) {
-  check_call(group, config, schedule, direction, placement, group.local_ranks());
+                                    const Placement& placement, const MemoryOptions& options) {
+  check_call(group, config, schedule, options.direction, placement, group.local_ranks());
   check_time(options.weight_gradients);
-  return inside(group,
-                [&] { return group.implementation().memory_need(config, schedule, direction, placement, options); });
+  return inside(group, [&] { return group.implementation().memory_need(config, schedule, placement, options); });
 }
 
 Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,

@@ -14,8 +14,9 @@ const char* name_of(Direction direction) {
 }
 
 void check_schedule(const Group& group, const LayerConfig& config, Direction direction, const Schedule& schedule) {
-  const std::vector<std::string> violations =
-      validate(schedule, direction, config.shape, config.numerics, group.machine());
+  const std::vector<std::string> violations = validate(
+      schedule,
+      {.direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = group.machine()});
   if (!violations.empty()) api::refuse(fmt::format("{} schedule: {}", name_of(direction), fmt::join(violations, "; ")));
 }
 
@@ -25,7 +26,10 @@ Layer::Layer(Group& group, const LayerShape& shape, const LayerOptions& options)
     : group_(&group), config_{shape, options.numerics}, capacity_(options.capacity) {
   check_shape(shape, group.ranks());
   const auto set = [&](Direction direction, const PartialSchedule& given) {
-    set_schedule(direction, fill(given, direction, shape, options.numerics, group.machine()));
+    set_schedule(
+        direction,
+        fill(given,
+             {.direction = direction, .shape = shape, .numerics = options.numerics, .machine = group.machine()}));
   };
   set(Direction::kForward, options.forward);
   const bool keeps = schedule(Direction::kForward).save_xg == SaveXg::kKeep;
@@ -65,9 +69,8 @@ Saved Layer::attach_saved(const Placement& placement, std::span<const CallerMemo
   return uniep::attach_saved(*group_, config_, schedule(Direction::kForward), placement, memory);
 }
 
-std::vector<MemoryNeed> Layer::memory_need(Direction direction, const Placement& placement,
-                                           const MemoryOptions& options) const {
-  return uniep::memory_need(*group_, config_, schedule(direction), direction, placement, options);
+std::vector<MemoryNeed> Layer::memory_need(const Placement& placement, const MemoryOptions& options) const {
+  return uniep::memory_need(*group_, config_, schedule(options.direction), placement, options);
 }
 
 Placement Layer::place(const Routing& routing) const {

@@ -71,8 +71,11 @@ class ExchangeBench {
     }
     if (sms > 0) given.set(field, std::to_string(sms));
     return naming_option("--schedule", [&] {
-      return resolve(given, Direction::kForward, request_.layer.shape, request_.layer.numerics,
-                     ranks_.group().machine(), operation_);
+      return resolve(given, {.direction = Direction::kForward,
+                             .shape = request_.layer.shape,
+                             .numerics = request_.layer.numerics,
+                             .machine = ranks_.group().machine(),
+                             .operation = operation_});
     });
   }
 

@@ -71,7 +71,10 @@ class OnlineJob {
     PartialSchedule fields = layer_.given(Direction::kForward);
     for (const auto& [name, value] : online_.begin.values()) fields.set(name, value);
     return naming_option("--begin", [&] {
-      return resolve(fields, Direction::kForward, layer_.shape, layer_.numerics, group_.machine());
+      return resolve(fields, {.direction = Direction::kForward,
+                              .shape = layer_.shape,
+                              .numerics = layer_.numerics,
+                              .machine = group_.machine()});
     });
   }
 

@@ -130,7 +130,7 @@ LinkBytes BenchRanks::link_bytes(const Schedule& schedule, const Numerics& numer
 MemoryNeed BenchRanks::memory(const LayerConfig& config, const Schedule& schedule, Direction direction,
                               const Placement& placement) const {
   MemoryNeed most;
-  for (const MemoryNeed& need : memory_need(group_, config, schedule, direction, placement)) {
+  for (const MemoryNeed& need : memory_need(group_, config, schedule, placement, {.direction = direction})) {
     most.saved_bytes = std::max(most.saved_bytes, need.saved_bytes);
     most.workspace_bytes = std::max(most.workspace_bytes, need.workspace_bytes);
     most.symmetric_bytes = std::max(most.symmetric_bytes, need.symmetric_bytes);

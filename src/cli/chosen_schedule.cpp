@@ -34,7 +34,9 @@ std::optional<Schedule> overlaid(const LayerOptions& options, Direction directio
   PartialSchedule fields = PartialSchedule::from(tuned.schedule);
   for (const auto& [name, value] : options.given(direction).values()) fields.set(name, value);
   try {
-    return resolve(fields, direction, options.shape, options.numerics, group.machine());
+    return resolve(
+        fields,
+        {.direction = direction, .shape = options.shape, .numerics = options.numerics, .machine = group.machine()});
   } catch (const Error& error) {
     why = error.what();
     return std::nullopt;
@@ -145,7 +147,9 @@ Schedule chosen_schedule(const LayerOptions& options, Direction direction, Group
                              choice.source.empty() ? "the built-in defaults" : choice.source, text);
   }
   if (text == to_text(own)) return own;
-  return resolve(PartialSchedule::parse(text), direction, options.shape, options.numerics, group.machine());
+  return resolve(
+      PartialSchedule::parse(text),
+      {.direction = direction, .shape = options.shape, .numerics = options.numerics, .machine = group.machine()});
 }
 
 }  // namespace uniep::cli

@@ -43,7 +43,7 @@ Json engines() {
 Json memory_of(const Group& group, const LayerOptions& layer, const Placement& placement, Direction direction) {
   Json ranks = Json::array();
   const Schedule schedule = layer.resolved(direction, group.machine());
-  for (const MemoryNeed& need : memory_need(group, layer.config(), schedule, direction, placement)) {
+  for (const MemoryNeed& need : memory_need(group, layer.config(), schedule, placement, {.direction = direction})) {
     ranks.push_back({{"saved_bytes", need.saved_bytes},
                      {"workspace_bytes", need.workspace_bytes},
                      {"symmetric_bytes", need.symmetric_bytes}});

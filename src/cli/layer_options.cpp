@@ -132,8 +132,11 @@ PartialSchedule LayerOptions::given(Direction direction) const {
 
 Schedule LayerOptions::resolved(Direction direction, const Machine& machine, Operation operation) const {
   check_sizes(*this);
-  return naming_option(direction == Direction::kForward ? "--schedule (forward)" : "--schedule (backward)",
-                       [&] { return resolve(given(direction), direction, shape, numerics, machine, operation); });
+  return naming_option(direction == Direction::kForward ? "--schedule (forward)" : "--schedule (backward)", [&] {
+    return resolve(
+        given(direction),
+        {.direction = direction, .shape = shape, .numerics = numerics, .machine = machine, .operation = operation});
+  });
 }
 
 void add_layer_options(CLI::App& app, LayerOptions& options) {

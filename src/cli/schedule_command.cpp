@@ -64,8 +64,10 @@ std::vector<Schedule> wanted_schedules(const ScheduleOptions& options, const Mac
   if (options.samples == 0) return {layer.resolved(options.direction, machine, options.operation)};
   std::vector<Schedule> schedules;
   for (int sample = 0; sample < options.samples; ++sample) {
-    schedules.push_back(sample_legal(layer.seed + static_cast<uint64_t>(sample), options.direction, layer.shape,
-                                     layer.numerics, machine, layer.given(options.direction)));
+    schedules.push_back(sample_legal(
+        layer.seed + static_cast<uint64_t>(sample),
+        {.direction = options.direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine},
+        layer.given(options.direction)));
   }
   return schedules;
 }
@@ -73,7 +75,8 @@ std::vector<Schedule> wanted_schedules(const ScheduleOptions& options, const Mac
 void print_counts(const ScheduleOptions& options, const Machine& machine) {
   const LayerOptions& layer = options.layer;
   const SpaceLimits limits{layer.given(options.direction), options.vary};
-  const SpaceCounts counts = count_space(options.direction, layer.shape, layer.numerics, machine, limits);
+  const SpaceCounts counts = count_space(
+      {.direction = options.direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine}, limits);
   std::cout << "legal     " << counts.legal << "\nbuildable " << counts.buildable << "\ndistinct  ";
   if (counts.distinct) {
     std::cout << *counts.distinct << '\n';
@@ -81,7 +84,9 @@ void print_counts(const ScheduleOptions& options, const Machine& machine) {
     std::cout << "not counted: stages' own tiles vary, and there are too many to go through one by one\n";
   }
   std::cout << "of these values:\n";
-  for (const std::string& line : space_values(options.direction, layer.shape, layer.numerics, machine, limits)) {
+  for (const std::string& line : space_values(
+           {.direction = options.direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine},
+           limits)) {
     std::cout << "  " << line << '\n';
   }
 }

@@ -41,7 +41,8 @@ LayerSchedules sequential_schedules(const LayerSchedules& schedules, const Layer
     if (name == "save.xg") fields.set(name, value);
   }
   const auto filled = [&](Direction direction) {
-    return resolve(fields, direction, config.shape, config.numerics, machine);
+    return resolve(fields,
+                   {.direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = machine});
   };
   LayerSchedules sequential{filled(Direction::kForward), {}};
   if (schedules.backward) sequential.backward = filled(Direction::kBackward);

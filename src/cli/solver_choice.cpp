@@ -45,11 +45,12 @@ std::optional<SolverChoice> solver_choice(const LayerOptions& layer, const Machi
     return sim::simulate(program, description, how).ms;
   };
   const double base = milliseconds(solution.default_schedule);
+  const ScheduleRequest wanted = {
+      .direction = Direction::kForward, .shape = layer.shape, .numerics = layer.numerics, .machine = machine};
   std::optional<SolverChoice> best;
   for (const tune::Ranked& ranked : solution.best) {
     // This GPU may have fewer SMs than the description's.
-    if (!validate(ranked.schedule, Direction::kForward, layer.shape, layer.numerics, machine).empty()) continue;
-    if (!buildable(ranked.schedule, Direction::kForward, layer.shape, layer.numerics, machine).empty()) continue;
+    if (!validate(ranked.schedule, wanted).empty() || !buildable(ranked.schedule, wanted).empty()) continue;
     const double ratio = milliseconds(ranked.schedule) / base;
     if (ratio < 1 - kModelError && (!best || ratio < best->ratio)) best = SolverChoice{ranked.schedule, ratio};
   }

@@ -16,7 +16,11 @@ std::vector<Schedule> solved(const LayerOptions& layer, const Machine& machine,
   std::vector<Schedule> best;
   for (const tune::Ranked& ranked : tune::solve(request).best) {
     // This GPU may have fewer SMs than the description's.
-    if (!validate(ranked.schedule, Direction::kForward, layer.shape, layer.numerics, machine).empty()) continue;
+    if (!validate(
+             ranked.schedule,
+             {.direction = Direction::kForward, .shape = layer.shape, .numerics = layer.numerics, .machine = machine})
+             .empty())
+      continue;
     best.push_back(ranked.schedule);
   }
   return best;
@@ -36,7 +40,8 @@ std::vector<Schedule> tune_candidates(const LayerOptions& layer, Direction direc
   const bool known = machine.engine == EngineKind::kCuda && direction == Direction::kForward &&
                      layer.ranks <= description.most_ranks();
   if (known) add(solved(layer, machine, description, others), 1 + static_cast<std::size_t>(others + 1) / 2);
-  add(tune::neighbours(all.front(), layer.given(direction), direction, layer.shape, layer.numerics, machine,
+  add(tune::neighbours(all.front(), layer.given(direction),
+                       {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine},
                        most + all.size()),
       most);
   return all;

@@ -191,7 +191,8 @@ class Report {
       const PartialSchedule found = PartialSchedule::parse(changed);
       for (const auto& [key, value] : found.values()) fields.set(key, value);
     }
-    const Schedule chosen = resolve(fields, direction, own.shape, own.numerics, machine);
+    const Schedule chosen =
+        resolve(fields, {.direction = direction, .shape = own.shape, .numerics = own.numerics, .machine = machine});
     const Placement placement = place_ids(own, make_ids(own));
     sim::SimulateOptions how;
     how.one_rank = own.ranks > kSimulatedRanks && is_uniform(own);

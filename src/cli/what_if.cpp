@@ -77,10 +77,14 @@ class Prediction {
       PartialSchedule fields = layer_.given(direction_);
       const PartialSchedule others = PartialSchedule::parse(found.empty() ? "auto" : found);
       for (const auto& [name, value] : others.values()) fields.set(name, value);
-      const Schedule schedule = resolve(fields, direction_, layer_.shape, layer_.numerics, machine_);
+      const Schedule schedule = resolve(
+          fields, {.direction = direction_, .shape = layer_.shape, .numerics = layer_.numerics, .machine = machine_});
       Machine built = machine_;
       built.ranks = std::min(built.ranks, kMaxBuiltRanks);  // of more as it would be
-      if (!buildable(schedule, direction_, layer_.shape, layer_.numerics, built).empty()) return std::nullopt;
+      if (!buildable(schedule,
+                     {.direction = direction_, .shape = layer_.shape, .numerics = layer_.numerics, .machine = built})
+               .empty())
+        return std::nullopt;
       return schedule;
     } catch (const Error&) {
       return std::nullopt;

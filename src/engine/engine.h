@@ -152,7 +152,7 @@ class Engine {
   virtual void weight_gradients(const WeightGradientsCall& call) = 0;
   virtual void dispatch(const DispatchCall& call) = 0;
   virtual void combine(const CombineCall& call) = 0;
-  virtual std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
+  virtual std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule,
                                               const Placement& placement, const MemoryOptions& options) const = 0;
   virtual std::shared_ptr<SymmetricBlock> allocate_symmetric(std::size_t bytes) = 0;
   virtual std::shared_ptr<SymmetricBlock> register_symmetric(std::span<void* const> memory, std::size_t bytes) = 0;

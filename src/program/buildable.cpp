@@ -8,23 +8,22 @@
 
 namespace uniep {
 
-std::vector<std::string> engine_limits(const LayerShape& shape, const Numerics& numerics, const Machine& machine) {
+std::vector<std::string> engine_limits(const ScheduleRequest& request) {
   std::vector<std::string> reasons;
-  if (machine.engine != EngineKind::kCuda) return reasons;
+  if (request.machine.engine != EngineKind::kCuda) return reasons;
   const auto require = [&](const char* name, int64_t value, int64_t most, const char* does) {
     if (value > most) reasons.push_back(fmt::format("{}={}: the cuda engine {} up to {}", name, value, does, most));
   };
-  require("ranks", machine.ranks, kMaxBuiltRanks, "runs");
-  require("experts", shape.experts, kMaxBuiltExperts, "places");
-  require("topk", shape.topk, kMaxBuiltSlots, "sums");
-  require("combine_groups", numerics.combine_groups, kMaxBuiltSlots, "sums");
+  require("ranks", request.machine.ranks, kMaxBuiltRanks, "runs");
+  require("experts", request.shape.experts, kMaxBuiltExperts, "places");
+  require("topk", request.shape.topk, kMaxBuiltSlots, "sums");
+  require("combine_groups", request.numerics.combine_groups, kMaxBuiltSlots, "sums");
   return reasons;
 }
 
-std::vector<std::string> buildable(const Schedule& schedule, Direction direction, const LayerShape& shape,
-                                   const Numerics& numerics, const Machine& machine, bool processes) {
-  std::vector<std::string> reasons = engine_limits(shape, numerics, machine);
-  const RuleContext context = rule_context(direction, shape, numerics, machine);
+std::vector<std::string> buildable(const Schedule& schedule, const ScheduleRequest& request, bool processes) {
+  std::vector<std::string> reasons = engine_limits(request);
+  const RuleContext context = rule_context(request);
   for (const Rule& rule : kernel_rules(context)) {
     if (rule.holds(schedule, context, rule.stage)) continue;
     std::string reason = rule.explain(schedule, context, rule.stage);

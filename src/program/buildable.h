@@ -16,11 +16,10 @@ inline constexpr int kMaxBuiltExperts = 2048;  // of all ranks
 // With `processes` a rank is a process, whose expert rows no peer reaches. On the cpu engine everything legal runs.
 // What depends on a call's routing or memory is refused by the call: rows of a rank, and gradients that are given
 // apart.
-std::vector<std::string> buildable(const Schedule& schedule, Direction direction, const LayerShape& shape,
-                                   const Numerics& numerics, const Machine& machine, bool processes = false);
+std::vector<std::string> buildable(const Schedule& schedule, const ScheduleRequest& request, bool processes = false);
 
 // The part of it that no field of a Schedule changes.
-std::vector<std::string> engine_limits(const LayerShape& shape, const Numerics& numerics, const Machine& machine);
+std::vector<std::string> engine_limits(const ScheduleRequest& request);
 
 // Tiles that the CUDA engine pulls a block of rows in: a part moves a few dozen KiB, so that many copy agents bring a
 // block.

@@ -185,14 +185,12 @@ void add_unread_rule(std::vector<Rule>& rules, FieldMask varied, const Schedule&
 
 }  // namespace
 
-Schedule canonical(const Schedule& schedule, Direction direction, const LayerShape& shape, const Numerics& numerics,
-                   const Machine& machine) {
-  return canonical_in(schedule, rule_context(direction, shape, numerics, machine));
+Schedule canonical(const Schedule& schedule, const ScheduleRequest& request) {
+  return canonical_in(schedule, rule_context(request));
 }
 
-std::vector<std::string> canonical_reasons(const Schedule& schedule, Direction direction, const LayerShape& shape,
-                                           const Numerics& numerics, const Machine& machine) {
-  const Schedule result = canonical(schedule, direction, shape, numerics, machine);
+std::vector<std::string> canonical_reasons(const Schedule& schedule, const ScheduleRequest& request) {
+  const Schedule result = canonical(schedule, request);
   std::vector<std::string> reasons;
   for (int field = 0; field < kFieldCount; ++field) {
     const FieldDescriptor& descriptor = descriptor_of(field);
@@ -206,11 +204,10 @@ std::vector<std::string> canonical_reasons(const Schedule& schedule, Direction d
   return reasons;
 }
 
-std::vector<std::string> canonical_differences(const Schedule& one, const Schedule& other, Direction direction,
-                                               const LayerShape& shape, const Numerics& numerics,
-                                               const Machine& machine) {
-  const Schedule a = canonical(one, direction, shape, numerics, machine);
-  const Schedule b = canonical(other, direction, shape, numerics, machine);
+std::vector<std::string> canonical_differences(const Schedule& one, const Schedule& other,
+                                               const ScheduleRequest& request) {
+  const Schedule a = canonical(one, request);
+  const Schedule b = canonical(other, request);
   std::vector<std::string> differences;
   for (int field = 0; field < kFieldCount; ++field) {
     if (descriptor_of(field).get(a) == descriptor_of(field).get(b)) continue;

@@ -366,12 +366,9 @@ class Filler {
 
 }  // namespace
 
-Schedule fill(const PartialSchedule& given, Direction direction, const LayerShape& shape, const Numerics& numerics,
-              const Machine& machine, Operation operation) {
-  const Direction ordered = operation == Operation::kLayer ? direction : Direction::kForward;
-  return Filler(given, rule_context(direction, shape, numerics, machine, operation),
-                default_order(shape, machine, ordered))
-      .fill();
+Schedule fill(const PartialSchedule& given, const ScheduleRequest& request) {
+  const Direction ordered = request.operation == Operation::kLayer ? request.direction : Direction::kForward;
+  return Filler(given, rule_context(request), default_order(request.shape, request.machine, ordered)).fill();
 }
 
 }  // namespace uniep

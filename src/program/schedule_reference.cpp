@@ -141,9 +141,10 @@ std::string table_rows() {
   const LayerShape shape{7168, 2048, 256, 8};
   const PartialSchedule open;
   const Machine gpus{EngineKind::kCuda, 8, 132};
-  const Schedule forward = fill(open, Direction::kForward, shape, {}, gpus);
-  const Schedule backward = fill(open, Direction::kBackward, shape, {}, gpus);
-  const Schedule cpu = fill(open, Direction::kBackward, shape, {}, {EngineKind::kCpu, 8, 8});
+  const Schedule forward = fill(open, {.direction = Direction::kForward, .shape = shape, .machine = gpus});
+  const Schedule backward = fill(open, {.direction = Direction::kBackward, .shape = shape, .machine = gpus});
+  const Schedule cpu =
+      fill(open, {.direction = Direction::kBackward, .shape = shape, .machine = {EngineKind::kCpu, 8, 8}});
   std::string rows;
   for (int id = 0; id < kCommonFieldCount; ++id) {
     const FieldDescriptor& descriptor = descriptor_of(id);

@@ -428,11 +428,12 @@ void add_cuda_exchange_rules(std::vector<Rule>& rules) {
 
 }  // namespace
 
-RuleContext rule_context(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
-                         Operation operation) {
+RuleContext rule_context(const ScheduleRequest& request) {
+  const LayerShape& shape = request.shape;
+  const Machine& machine = request.machine;
   RuleContext context;
-  context.direction = direction;
-  context.operation = operation;
+  context.direction = request.direction;
+  context.operation = request.operation;
   context.cuda = machine.engine == EngineKind::kCuda;
   const bool divides = shape.experts >= 1 && machine.ranks >= 1 && shape.experts % machine.ranks == 0;
   // An illegal shape is reported for itself; it bounds no wave.
@@ -440,7 +441,7 @@ RuleContext rule_context(Direction direction, const LayerShape& shape, const Num
   context.topk = shape.topk;
   context.ranks = machine.ranks;
   context.local_experts = divides ? shape.experts / machine.ranks : std::numeric_limits<int64_t>::max();
-  context.combine_groups = numerics.combine_groups;
+  context.combine_groups = request.numerics.combine_groups;
   context.workers = machine.workers;
   context.shared_memory_bytes = machine.shared_memory_bytes;
   return context;
@@ -473,7 +474,10 @@ std::vector<Rule> schedule_rules(const RuleContext& context) {
   return rules;
 }
 
-std::vector<std::string> shape_violations(const LayerShape& shape, const Numerics& numerics, const Machine& machine) {
+std::vector<std::string> shape_violations(const ScheduleRequest& request) {
+  const LayerShape& shape = request.shape;
+  const Numerics& numerics = request.numerics;
+  const Machine& machine = request.machine;
   std::vector<std::string> violations;
   const auto require = [&](bool holds, const char* name, int64_t value, const std::string& legal) {
     if (!holds) violations.push_back(fmt::format("{}={}: {}", name, value, legal));

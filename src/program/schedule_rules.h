@@ -23,8 +23,7 @@ struct RuleContext {
   int64_t workers = 1;
   int64_t shared_memory_bytes = 0;
 };
-RuleContext rule_context(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
-                         Operation operation = Operation::kLayer);
+RuleContext rule_context(const ScheduleRequest& request);
 
 struct Rule {
   FieldMask reads = 0;
@@ -39,6 +38,6 @@ std::vector<Rule> schedule_rules(const RuleContext& context);
 std::vector<Rule> kernel_rules(const RuleContext& context);  // none for the cpu engine, which runs all that is legal
 
 // What is wrong with the shape, the numerics and the machine themselves, in words.
-std::vector<std::string> shape_violations(const LayerShape& shape, const Numerics& numerics, const Machine& machine);
+std::vector<std::string> shape_violations(const ScheduleRequest& request);
 
 }  // namespace uniep

@@ -237,31 +237,28 @@ bool draw(Search& search, SplitMix64& random, int always_drawn) {
 
 }  // namespace
 
-void for_each_legal(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
-                    const ScheduleVisitor& visitor, const SpaceLimits& limits) {
-  const RuleContext context = rule_context(direction, shape, numerics, machine);
+void for_each_legal(const ScheduleRequest& request, const ScheduleVisitor& visitor, const SpaceLimits& limits) {
+  const RuleContext context = rule_context(request);
   std::vector<Variable> variables = variables_of(limits, context);
-  if (!shape_violations(shape, numerics, machine).empty()) return;
-  Search search(context, fill(limits.fixed, direction, shape, numerics, machine), std::move(variables));
+  if (!shape_violations(request).empty()) return;
+  Search search(context, fill(limits.fixed, request), std::move(variables));
   if (search.base_holds()) search.visit(visitor);
 }
 
-uint64_t count_legal(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
-                     const SpaceLimits& limits) {
-  const RuleContext context = rule_context(direction, shape, numerics, machine);
+uint64_t count_legal(const ScheduleRequest& request, const SpaceLimits& limits) {
+  const RuleContext context = rule_context(request);
   std::vector<Variable> variables = variables_of(limits, context);
-  if (!shape_violations(shape, numerics, machine).empty()) return 0;
-  Search search(context, fill(limits.fixed, direction, shape, numerics, machine), std::move(variables));
+  if (!shape_violations(request).empty()) return 0;
+  Search search(context, fill(limits.fixed, request), std::move(variables));
   return search.base_holds() ? search.count() : 0;
 }
 
-SpaceCounts count_space(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
-                        const SpaceLimits& limits, uint64_t most_visits) {
-  const RuleContext context = rule_context(direction, shape, numerics, machine);
+SpaceCounts count_space(const ScheduleRequest& request, const SpaceLimits& limits, uint64_t most_visits) {
+  const RuleContext context = rule_context(request);
   const std::vector<Variable> variables = variables_of(limits, context);
   SpaceCounts counts;
-  if (!shape_violations(shape, numerics, machine).empty()) return {0, 0, 0};
-  const Schedule base = fill(limits.fixed, direction, shape, numerics, machine);
+  if (!shape_violations(request).empty()) return {0, 0, 0};
+  const Schedule base = fill(limits.fixed, request);
   const auto count = [&](const RuleContext& of, std::vector<Rule> rules) {
     Search search(of, std::move(rules), base, variables);
     return search.base_holds() ? search.count() : 0;
@@ -269,7 +266,7 @@ SpaceCounts count_space(Direction direction, const LayerShape& shape, const Nume
   RuleContext any_engine = context;
   any_engine.cuda = false;
   counts.legal = count(any_engine, schedule_rules(any_engine));
-  if (!engine_limits(shape, numerics, machine).empty()) return {counts.legal, 0, 0};
+  if (!engine_limits(request).empty()) return {counts.legal, 0, 0};
   counts.buildable = count(context, schedule_rules(context));
   const bool own_tiles_vary = std::any_of(variables.begin(), variables.end(), [](const Variable& variable) {
     return descriptor_of(variable.field).stage.has_value();
@@ -283,9 +280,9 @@ SpaceCounts count_space(Direction direction, const LayerShape& shape, const Nume
   } else if (counts.buildable <= most_visits) {
     std::set<std::string> names;
     for_each_legal(
-        direction, shape, numerics, machine,
+        request,
         [&](const Schedule& schedule) {
-          names.insert(to_text(canonical(schedule, direction, shape, numerics, machine)));
+          names.insert(to_text(canonical(schedule, request)));
           return true;
         },
         limits);
@@ -294,10 +291,9 @@ SpaceCounts count_space(Direction direction, const LayerShape& shape, const Nume
   return counts;
 }
 
-std::vector<std::string> space_values(Direction direction, const LayerShape& shape, const Numerics& numerics,
-                                      const Machine& machine, const SpaceLimits& limits) {
+std::vector<std::string> space_values(const ScheduleRequest& request, const SpaceLimits& limits) {
   std::vector<std::string> lines;
-  for (const Variable& variable : variables_of(limits, rule_context(direction, shape, numerics, machine))) {
+  for (const Variable& variable : variables_of(limits, rule_context(request))) {
     std::string line = name_of(variable.field) + ":";
     for (const std::optional<int> value : variable.values) {
       line += (line.back() == ':' ? " " : ", ") +
@@ -308,11 +304,10 @@ std::vector<std::string> space_values(Direction direction, const LayerShape& sha
   return lines;
 }
 
-Schedule sample_legal(uint64_t seed, Direction direction, const LayerShape& shape, const Numerics& numerics,
-                      const Machine& machine, const PartialSchedule& fixed) {
+Schedule sample_legal(uint64_t seed, const ScheduleRequest& request, const PartialSchedule& fixed) {
   constexpr int kMaxAttempts = 10000;
-  const Schedule fallback = resolve(fixed, direction, shape, numerics, machine);
-  const RuleContext context = rule_context(direction, shape, numerics, machine);
+  const Schedule fallback = resolve(fixed, request);
+  const RuleContext context = rule_context(request);
   std::vector<Variable> variables;
   // Stages' own values first: the common tile is then drawn so that it suits them.
   for (int index = 0; index < kFieldCount; ++index) {
@@ -320,7 +315,7 @@ Schedule sample_legal(uint64_t seed, Direction direction, const LayerShape& shap
     if (!fixed.given(name_of(field))) variables.push_back({field, possible_values(field, context, false)});
   }
   // On cuda dgrad FC2's columns are seldom those of the other stages.
-  const bool has_other_columns = context.cuda && direction == Direction::kBackward;
+  const bool has_other_columns = context.cuda && request.direction == Direction::kBackward;
   const int always_drawn = has_other_columns ? static_cast<int>(stage_field(GemmStage::kDgradFc2, kTileN)) : -1;
   SplitMix64 random(seed);
   Search search(context, fallback, std::move(variables));

@@ -28,12 +28,10 @@ using ScheduleVisitor = std::function<bool(const Schedule&)>;
 // two and El; order.raster and comm.stages powers of two, and 3 stages. The whole space of a large machine is far too
 // large to visit: limit what varies. An illegal shape, or fixed values that admit nothing, give no visit. Throws
 // Error(kInvalidArgument) when `vary` names no field or a fixed one.
-void for_each_legal(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
-                    const ScheduleVisitor& visitor, const SpaceLimits& limits = {});
+void for_each_legal(const ScheduleRequest& request, const ScheduleVisitor& visitor, const SpaceLimits& limits = {});
 
 // How many visits for_each_legal() makes, without making them; 2^64 - 1 stands for that many or more.
-uint64_t count_legal(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
-                     const SpaceLimits& limits = {});
+uint64_t count_legal(const ScheduleRequest& request, const SpaceLimits& limits = {});
 
 // Three sizes of the same space.
 struct SpaceCounts {
@@ -44,17 +42,15 @@ struct SpaceCounts {
 
 // Counts without visiting, where it can: exact, not an estimate; 2^64 - 1 stands for that many or more. Where stages'
 // own tile fields vary, `distinct` is counted by visiting all that are buildable, and left out above `most_visits`.
-SpaceCounts count_space(Direction direction, const LayerShape& shape, const Numerics& numerics, const Machine& machine,
-                        const SpaceLimits& limits = {}, uint64_t most_visits = 1'000'000);
+SpaceCounts count_space(const ScheduleRequest& request, const SpaceLimits& limits = {},
+                        uint64_t most_visits = 1'000'000);
 
 // The values that the fields of the space take, as "field: value, value, ...", a line each.
-std::vector<std::string> space_values(Direction direction, const LayerShape& shape, const Numerics& numerics,
-                                      const Machine& machine, const SpaceLimits& limits = {});
+std::vector<std::string> space_values(const ScheduleRequest& request, const SpaceLimits& limits = {});
 
 // One legal schedule, the same for the same arguments everywhere. Every value of every field that can be legal here is
 // drawn by some seed, also those that for_each_legal() leaves out; a stage's own tile fields are given in a small share
 // of the draws. Throws Error(kInvalidArgument) with the violated rules when fill(fixed) is illegal.
-Schedule sample_legal(uint64_t seed, Direction direction, const LayerShape& shape, const Numerics& numerics,
-                      const Machine& machine, const PartialSchedule& fixed = {});
+Schedule sample_legal(uint64_t seed, const ScheduleRequest& request, const PartialSchedule& fixed = {});
 
 }  // namespace uniep

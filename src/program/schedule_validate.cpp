@@ -7,9 +7,8 @@
 
 namespace uniep {
 
-std::vector<std::string> validate(const Schedule& schedule, Direction direction, const LayerShape& shape,
-                                  const Numerics& numerics, const Machine& machine, Operation operation) {
-  std::vector<std::string> violations = shape_violations(shape, numerics, machine);
+std::vector<std::string> validate(const Schedule& schedule, const ScheduleRequest& request) {
+  std::vector<std::string> violations = shape_violations(request);
   FieldMask out_of_range = 0;
   for (int field = 0; field < kFieldCount; ++field) {
     const FieldDescriptor& descriptor = descriptor_of(field);
@@ -19,7 +18,7 @@ std::vector<std::string> validate(const Schedule& schedule, Direction direction,
     violations.push_back(
         fmt::format("{}={}: legal are {}", descriptor.field.name, *value, legal_text(descriptor.field)));
   }
-  const RuleContext context = rule_context(direction, shape, numerics, machine, operation);
+  const RuleContext context = rule_context(request);
   for (const Rule& rule : schedule_rules(context)) {
     if ((rule.reads & out_of_range) != 0 || rule.holds(schedule, context, rule.stage)) continue;
     std::string violation = rule.explain(schedule, context, rule.stage);
@@ -31,10 +30,9 @@ std::vector<std::string> validate(const Schedule& schedule, Direction direction,
   return violations;
 }
 
-Schedule resolve(const PartialSchedule& given, Direction direction, const LayerShape& shape, const Numerics& numerics,
-                 const Machine& machine, Operation operation) {
-  const Schedule schedule = fill(given, direction, shape, numerics, machine, operation);
-  const std::vector<std::string> violations = validate(schedule, direction, shape, numerics, machine, operation);
+Schedule resolve(const PartialSchedule& given, const ScheduleRequest& request) {
+  const Schedule schedule = fill(given, request);
+  const std::vector<std::string> violations = validate(schedule, request);
   if (violations.empty()) return schedule;
   std::string message = "illegal schedule: ";
   for (std::size_t i = 0; i < violations.size(); ++i) message += (i == 0 ? "" : "; ") + violations[i];

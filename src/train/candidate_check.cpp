@@ -99,8 +99,8 @@ CandidateCheck::Results CandidateCheck::run(Direction direction, const Schedule&
   if (direction == Direction::kBackward) uniep::backward(group_, layer_, backward, saved, backwards);
   group_.synchronize();
   for (RankMemory& own : memory) own.read_results();
-  results.need =
-      memory_need(group_, layer_, direction == Direction::kForward ? forward : backward, direction, placement);
+  results.need = memory_need(group_, layer_, direction == Direction::kForward ? forward : backward, placement,
+                             {.direction = direction});
   return results;
 }
 

@@ -34,10 +34,14 @@ ExpertLayers::ExpertLayers(const TrainConfig& config, const ParallelConfig& para
       layer_(layer_config(config)),
       group_(group_options(config, parallel)),
       device_arrays_(parallel.device_arrays),
-      forward_schedule_(
-          resolve(parallel.schedule, Direction::kForward, layer_.shape, layer_.numerics, group_.machine())),
-      backward_schedule_(
-          resolve(parallel.schedule_backward, Direction::kBackward, layer_.shape, layer_.numerics, group_.machine())),
+      forward_schedule_(resolve(parallel.schedule, {.direction = Direction::kForward,
+                                                    .shape = layer_.shape,
+                                                    .numerics = layer_.numerics,
+                                                    .machine = group_.machine()})),
+      backward_schedule_(resolve(parallel.schedule_backward, {.direction = Direction::kBackward,
+                                                              .shape = layer_.shape,
+                                                              .numerics = layer_.numerics,
+                                                              .machine = group_.machine()})),
       saved_(config.model.layers),
       routing_of_layer_(config.model.layers) {
   if (group_.engine() == EngineKind::kCuda && device_arrays_ == nullptr) {
@@ -205,7 +209,7 @@ void ExpertLayers::forward(int64_t layer, const BFloat16* x, const int32_t* ids,
     saved_[layer] = uniep::forward(group_, layer_, schedule, placement, arguments);
   });
   if (verifier_ != nullptr) {
-    verifier_->after_forward(std::to_string(layer), layer_, used, placed, arguments, saved_[layer]);
+    verifier_->after_forward({std::to_string(layer), layer_, used, placed}, arguments, saved_[layer]);
   }
   finish(memory);
   if (verified) kept_ = std::move(memory);
@@ -243,7 +247,8 @@ void ExpertLayers::backward(int64_t layer, const BFloat16* dy, const BFloat16* x
         [&](const Schedule& schedule) { uniep::backward(group_, layer_, schedule, saved_[layer], arguments); });
   if (verifier_ != nullptr) {
     const auto [ids, probs] = routing_of_layer_[layer];
-    verifier_->after_backward(std::to_string(layer), layer_, used, routings(ids, probs, memory), arguments);
+    const std::vector<Routing> placed = routings(ids, probs, memory);
+    verifier_->after_backward({std::to_string(layer), layer_, used, placed}, arguments);
   }
   finish(memory);
   if (verified) kept_ = std::move(memory);

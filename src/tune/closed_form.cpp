@@ -178,11 +178,13 @@ CombinePart combine_part(const Problem& problem, const Schedule& schedule) {
   return part;
 }
 
-Estimate estimate(const Problem& problem, const GemmPart& gemm, const DispatchPart& dispatch,
-                  const CombinePart& combine, double reserved, int rounds) {
+Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
+  const GemmPart& gemm = *parts.gemm;
+  const DispatchPart& dispatch = *parts.dispatch;
+  const CombinePart& combine = *parts.combine;
   const sim::MachineDescription& machine = *problem.machine;
   const sim::Times& time = machine.time;
-  const double all = problem.workers, available = all - reserved, computing = available - combine.workers;
+  const double all = problem.workers, available = all - parts.reserved, computing = available - combine.workers;
   const double second_cycles = problem.load.blocks * combine.tiles * gemm.second_tile;
   const double copiers = dispatch.by_warps ? available : dispatch.workers;
   const double copy = std::max(dispatch.copy / copiers, dispatch.link);
@@ -251,8 +253,10 @@ Estimate estimate(const Problem& problem, const GemmPart& gemm, const DispatchPa
 }
 
 Estimate estimate(const Problem& problem, const Schedule& schedule) {
-  return estimate(problem, gemm_part(problem, schedule), dispatch_part(problem, schedule),
-                  combine_part(problem, schedule), schedule.comm.reserve_sms);
+  const GemmPart gemm = gemm_part(problem, schedule);
+  const DispatchPart dispatch = dispatch_part(problem, schedule);
+  const CombinePart combine = combine_part(problem, schedule);
+  return estimate(problem, {&gemm, &dispatch, &combine, static_cast<double>(schedule.comm.reserve_sms)});
 }
 
 double Bound::us() const {

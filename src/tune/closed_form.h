@@ -73,9 +73,16 @@ GemmPart gemm_part(const Problem& problem, const Schedule& schedule);
 DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule);
 CombinePart combine_part(const Problem& problem, const Schedule& schedule);
 
+// A Schedule in parts; `reserved` is its comm.reserve_sms.
+struct Parts {
+  const GemmPart* gemm = nullptr;
+  const DispatchPart* dispatch = nullptr;
+  const CombinePart* combine = nullptr;
+  double reserved = 0;
+};
+
 // `rounds` of the clock, which follows the load: 2 are within a tenth of a percent.
-Estimate estimate(const Problem& problem, const GemmPart& gemm, const DispatchPart& dispatch,
-                  const CombinePart& combine, double reserved, int rounds = 3);
+Estimate estimate(const Problem& problem, const Parts& parts, int rounds = 3);
 Estimate estimate(const Problem& problem, const Schedule& schedule);
 
 // What no Schedule can beat on this machine, each by itself, in us.

@@ -27,8 +27,7 @@ std::vector<int> other_values(const FieldDescriptor& descriptor, int own) {
 
 }  // namespace
 
-std::vector<Schedule> neighbours(const Schedule& schedule, const PartialSchedule& given, Direction direction,
-                                 const LayerShape& shape, const Numerics& numerics, const Machine& machine,
+std::vector<Schedule> neighbours(const Schedule& schedule, const PartialSchedule& given, const ScheduleRequest& request,
                                  std::size_t most) {
   std::vector<std::vector<Schedule>> of_fields;
   for (int field = 0; field < kCommonFieldCount; ++field) {
@@ -39,11 +38,11 @@ std::vector<Schedule> neighbours(const Schedule& schedule, const PartialSchedule
       // Alone, or with what the rules make of it.
       Schedule changed = schedule;
       descriptor.set(changed, value);
-      if (!validate(changed, direction, shape, numerics, machine).empty()) {
+      if (!validate(changed, request).empty()) {
         PartialSchedule fields = given;
         fields.set(descriptor.field.name, value_text(descriptor.field, value));
-        changed = fill(fields, direction, shape, numerics, machine);
-        if (!validate(changed, direction, shape, numerics, machine).empty()) continue;
+        changed = fill(fields, request);
+        if (!validate(changed, request).empty()) continue;
       }
       found.push_back(changed);
     }

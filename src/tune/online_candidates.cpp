@@ -27,11 +27,12 @@ PartialSchedule fixed_fields(const TunerLayer& layer, Direction direction, const
   return fixed;
 }
 
-bool is_runnable(const TunerLayer& layer, Direction direction, const Machine& machine, const Schedule& schedule) {
-  const LayerShape& shape = layer.config.shape;
-  const Numerics& numerics = layer.config.numerics;
-  return validate(schedule, direction, shape, numerics, machine).empty() &&
-         buildable(schedule, direction, shape, numerics, machine).empty();
+ScheduleRequest schedule_request(const TunerLayer& layer, Direction direction, const Machine& machine) {
+  return {.direction = direction, .shape = layer.config.shape, .numerics = layer.config.numerics, .machine = machine};
+}
+
+bool is_runnable(const Schedule& schedule, const ScheduleRequest& request) {
+  return validate(schedule, request).empty() && buildable(schedule, request).empty();
 }
 
 // The solver's and the closed form's view of a layer; of what they do not know they say nothing.
@@ -80,20 +81,18 @@ class Model {
 
 std::vector<Schedule> online_candidates(const TunerLayer& layer, Direction direction, const Machine& machine,
                                         const Schedule& incumbent) {
+  const ScheduleRequest request = schedule_request(layer, direction, machine);
   Model model(layer, direction, machine);
   const PartialSchedule fixed = fixed_fields(layer, direction, incumbent);
   std::vector<Schedule> all;
   if (model.knows()) all = model.solved(fixed);
-  for (const Schedule& schedule :
-       neighbours(incumbent, fixed, direction, layer.config.shape, layer.config.numerics, machine, kNeighbours)) {
+  for (const Schedule& schedule : neighbours(incumbent, fixed, request, kNeighbours)) {
     all.push_back(schedule);
   }
-  const auto name_of_run = [&](const Schedule& schedule) {
-    return canonical(schedule, direction, layer.config.shape, layer.config.numerics, machine);
-  };
+  const auto name_of_run = [&](const Schedule& schedule) { return canonical(schedule, request); };
   std::vector<Schedule> kept, names = {name_of_run(incumbent)};
   for (const Schedule& schedule : all) {
-    if (!is_runnable(layer, direction, machine, schedule) || !model.is_near(schedule, incumbent)) continue;
+    if (!is_runnable(schedule, request) || !model.is_near(schedule, incumbent)) continue;
     const Schedule name = name_of_run(schedule);
     if (std::find(names.begin(), names.end(), name) != names.end()) continue;
     names.push_back(name);
@@ -103,7 +102,7 @@ std::vector<Schedule> online_candidates(const TunerLayer& layer, Direction direc
 }
 
 bool is_proven(const TunerLayer& layer, Direction direction, const Machine& machine, const Schedule& schedule) {
-  if (!is_runnable(layer, direction, machine, schedule)) return false;
+  if (!is_runnable(schedule, schedule_request(layer, direction, machine))) return false;
   ProgramRequest request;
   request.shape = layer.config.shape;
   request.numerics = layer.config.numerics;

@@ -55,7 +55,11 @@ std::optional<Schedule> with_value(const SolveRequest& request, const Schedule& 
   const Machine machine = sim::schedule_machine(*request.machine, request.ranks);
   Schedule other = schedule;
   descriptor_of(field).set(other, value);
-  const bool legal = validate(other, Direction::kForward, request.shape, request.numerics, machine).empty();
+  const bool legal =
+      validate(
+          other,
+          {.direction = Direction::kForward, .shape = request.shape, .numerics = request.numerics, .machine = machine})
+          .empty();
   return legal ? std::optional<Schedule>(other) : std::nullopt;
 }
 
@@ -104,7 +108,7 @@ Solution solve(const SolveRequest& request) {
   std::vector<Candidate> families[kFamilies];  // each ascending; of equals the first
   space.for_each([&](const GemmChoice& gemm, const DispatchChoice& dispatch, const CombineChoice& combine) {
     ++solution.points;
-    const double us = estimate(problem, gemm.part, dispatch.part, combine.part, reserved, kRounds).us;
+    const double us = estimate(problem, {&gemm.part, &dispatch.part, &combine.part, reserved}, kRounds).us;
     std::vector<Candidate>& best = families[family_of(gemm, dispatch)];
     if (best.size() == wanted && us >= best.back().us) return true;
     const auto at = std::lower_bound(best.begin(), best.end(), us,

@@ -29,13 +29,15 @@ std::vector<int> worker_counts(int field, int density) {
 
 SolveSpace::SolveSpace(const SolveRequest& request) : fixed_(request.fixed) {
   const Machine machine = sim::schedule_machine(*request.machine, request.ranks);
-  const std::vector<std::string> wrong = shape_violations(request.shape, request.numerics, machine);
+  const ScheduleRequest wanted = {
+      .direction = Direction::kForward, .shape = request.shape, .numerics = request.numerics, .machine = machine};
+  const std::vector<std::string> wrong = shape_violations(wanted);
   if (!wrong.empty()) throw Error(Status::kInvalidArgument, wrong.front());
   if (request.numerics.combine_groups > 0) {
     throw Error(Status::kInvalidArgument, fmt::format("combine_groups={}: the closed form knows no groups; legal is 0",
                                                       request.numerics.combine_groups));
   }
-  base_ = resolve(request.fixed, Direction::kForward, request.shape, request.numerics, machine);
+  base_ = resolve(request.fixed, wanted);
   problem_ = make_problem(request.shape, request.ranks, busiest(request, base_), *request.machine, request.state);
   local_experts_ = static_cast<int>(request.shape.experts / request.ranks);
   available_ = machine.workers - base_.comm.reserve_sms;
@@ -117,7 +119,8 @@ void SolveSpace::list_values(int density) {
 // Pipeline stages, then the ring's, as many as there is room for.
 void SolveSpace::find_fits(const SolveRequest& request) {
   const Machine machine = sim::schedule_machine(*request.machine, request.ranks);
-  const RuleContext context = rule_context(Direction::kForward, request.shape, request.numerics, machine);
+  const RuleContext context = rule_context(
+      {.direction = Direction::kForward, .shape = request.shape, .numerics = request.numerics, .machine = machine});
   const std::vector<Rule> rules = schedule_rules(context);
   const auto choices = [&](int field, std::vector<int> values) {
     if (fixed_.given(name_of(field))) values = {descriptor_of(field).get(base_).value()};

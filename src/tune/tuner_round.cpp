@@ -90,8 +90,10 @@ std::vector<Tuner::Implementation::Round> Tuner::Implementation::first_ranks_rou
     for (uint32_t k = 0; k < count; ++k) {
       const std::string text = reader.text();
       const TunerLayer& layer = options_.layers[static_cast<std::size_t>(slots_[i].layer)];
-      round.schedules.push_back(resolve(PartialSchedule::parse(text), slots_[i].direction, layer.config.shape,
-                                        layer.config.numerics, options_.machine));
+      round.schedules.push_back(resolve(PartialSchedule::parse(text), {.direction = slots_[i].direction,
+                                                                       .shape = layer.config.shape,
+                                                                       .numerics = layer.config.numerics,
+                                                                       .machine = options_.machine}));
       slots_[i].tried.insert(text);
     }
     rounds.push_back(std::move(round));

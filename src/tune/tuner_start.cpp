@@ -92,8 +92,9 @@ void Tuner::Implementation::check_options() const {
     const TunerLayer& own = o.layers[layer];
     for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
       const bool forward = direction == Direction::kForward;
-      const std::vector<std::string> broken =
-          validate(forward ? own.forward : own.backward, direction, own.config.shape, own.config.numerics, o.machine);
+      const std::vector<std::string> broken = validate(
+          forward ? own.forward : own.backward,
+          {.direction = direction, .shape = own.config.shape, .numerics = own.config.numerics, .machine = o.machine});
       if (!broken.empty()) {
         refuse(fmt::format("layers[{}].{}: {}", layer, forward ? "forward" : "backward", broken.front()));
       }
@@ -130,7 +131,10 @@ std::optional<Schedule> Tuner::Implementation::legal(const Slot& slot, PartialSc
   // Forward and backward agree on it.
   fields.set("save.xg", slot.given.save_xg == SaveXg::kKeep ? "keep" : "redispatch");
   try {
-    return resolve(fields, slot.direction, layer.config.shape, layer.config.numerics, options_.machine);
+    return resolve(fields, {.direction = slot.direction,
+                            .shape = layer.config.shape,
+                            .numerics = layer.config.numerics,
+                            .machine = options_.machine});
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -199,8 +203,10 @@ void Tuner::Implementation::agree_on_start() {
     const std::string text = reader.text();
     if (text == slot.search.incumbent_text()) continue;
     const TunerLayer& layer = options_.layers[static_cast<std::size_t>(slot.layer)];
-    slot.search = tune::OnlineSearch(resolve(PartialSchedule::parse(text), slot.direction, layer.config.shape,
-                                             layer.config.numerics, options_.machine));
+    slot.search = tune::OnlineSearch(resolve(PartialSchedule::parse(text), {.direction = slot.direction,
+                                                                            .shape = layer.config.shape,
+                                                                            .numerics = layer.config.numerics,
+                                                                            .machine = options_.machine}));
   }
 }
 

@@ -235,7 +235,9 @@ class Rerun {
   }
 
   Schedule resolved(const LayerConfig& config, Direction direction) const {
-    return resolve(schedule_, direction, config.shape, config.numerics, group_.machine());
+    return resolve(
+        schedule_,
+        {.direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = group_.machine()});
   }
 
   Saved run_forward(const LayerConfig& config, const std::vector<HostRouting>& routings) {
@@ -420,16 +422,16 @@ std::vector<std::string> other_schedules(const Group& group, const LayerConfig& 
   const auto require_legal = [&](const PartialSchedule& text) {
     for (const Direction each : {Direction::kForward, direction}) {
       for (const LayerConfig* layer : {&config, static_cast<const LayerConfig*>(&small)}) {
-        resolve(text, each, layer->shape, layer->numerics, machine);
+        resolve(text, {.direction = each, .shape = layer->shape, .numerics = layer->numerics, .machine = machine});
       }
     }
   };
   const auto run_alike = [&](const std::string& text) {
     const PartialSchedule fields = PartialSchedule::parse(text);
     require_legal(fields);
-    const Schedule other = resolve(fields, direction, config.shape, config.numerics, machine);
-    return canonical(other, direction, config.shape, config.numerics, machine) ==
-           canonical(given, direction, config.shape, config.numerics, machine);
+    const ScheduleRequest request = {
+        .direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = machine};
+    return canonical(resolve(fields, request), request) == canonical(given, request);
   };
   std::vector<std::string> texts;
   for (const char* text : kTexts) {

@@ -35,15 +35,13 @@ bool Verifier::due(const std::string& layer, Direction direction) const {
   return state_->due(layer, direction);
 }
 
-void Verifier::after_forward(const std::string& layer, const LayerConfig& config, const Schedule& schedule,
-                             std::span<const Routing> routings, std::span<const ForwardArguments> arguments,
+void Verifier::after_forward(const VerifiedCall& given, std::span<const ForwardArguments> arguments,
                              const Saved& saved) {
-  with_heap([&] { state_->see(layer); });
-  if (!state_->due(layer, Direction::kForward)) return;
+  with_heap([&] { state_->see(given.layer); });
+  if (!state_->due(given.layer, Direction::kForward)) return;
   with_heap([&] {
     state_->timed([&] {
-      verify::NotedCall call =
-          state_->begin_note(layer, config, schedule, Direction::kForward, routings, arguments.size());
+      verify::NotedCall call = state_->begin_note(given, Direction::kForward, arguments.size());
       state_->group.synchronize();
       for (const ForwardArguments& own : arguments) {
         call.inputs.x.push_back(own.x);
@@ -68,25 +66,23 @@ void Verifier::before_backward(const std::string& layer, const LayerConfig& conf
   });
 }
 
-void Verifier::after_backward(const std::string& layer, const LayerConfig& config, const Schedule& schedule,
-                              std::span<const Routing> routings, std::span<const BackwardArguments> arguments) {
-  with_heap([&] { state_->see(layer); });
-  if (!state_->due(layer, Direction::kBackward)) return;
+void Verifier::after_backward(const VerifiedCall& given, std::span<const BackwardArguments> arguments) {
+  with_heap([&] { state_->see(given.layer); });
+  if (!state_->due(given.layer, Direction::kBackward)) return;
   with_heap([&] {
     state_->timed([&] {
-      verify::NotedCall call =
-          state_->begin_note(layer, config, schedule, Direction::kBackward, routings, arguments.size());
+      verify::NotedCall call = state_->begin_note(given, Direction::kBackward, arguments.size());
       state_->group.synchronize();
       for (std::size_t i = 0; i < arguments.size(); ++i) {
         const BackwardArguments& own = arguments[i];
-        if (routings[i].tokens > 0)
+        if (given.routings[i].tokens > 0)
           api::check_array(own.x, "x (of a call that is verified)", static_cast<int>(i), true);
         call.inputs.x.push_back(own.x);
         call.inputs.dy.push_back(own.dy);
         call.inputs.add_experts(own.weights);
         call.results.push_back(own.dx);
       }
-      const bool added = config.numerics.weight_gradient == WeightGradient::kMainGrad;
+      const bool added = given.config.numerics.weight_gradient == WeightGradient::kMainGrad;
       call.gradients =
           arguments[0].weight_gradients == WeightGradientTime::kNow && (!added || state_->start.expert == call.expert);
       call.start = std::move(state_->start);

@@ -90,9 +90,9 @@ int64_t VerifierState::expert_in_turn(const LayerConfig& config) const {
   return (static_cast<int64_t>(options.seed % 1000) + turns_ / (2 * layers)) % local;
 }
 
-NotedCall VerifierState::begin_note(const std::string& layer, const LayerConfig& config, const Schedule& schedule,
-                                    Direction direction, std::span<const Routing> routings,
-                                    std::size_t arguments) const {
+NotedCall VerifierState::begin_note(const VerifiedCall& given, Direction direction, std::size_t arguments) const {
+  const LayerConfig& config = given.config;
+  const std::span<const Routing> routings = given.routings;
   const std::size_t ranks = static_cast<std::size_t>(group.ranks());
   if (routings.size() != ranks || arguments != ranks) {
     refuse(fmt::format("verifier: {} routings and {} arguments; must be one for each of the {} ranks", routings.size(),
@@ -100,14 +100,14 @@ NotedCall VerifierState::begin_note(const std::string& layer, const LayerConfig&
   }
   if (!is_gated(config.numerics.activation)) {
     refuse(fmt::format("verifier: activation={} of {}; legal are activations with a gate",
-                       activation_text(config.numerics), layer));
+                       activation_text(config.numerics), given.layer));
   }
   if (config.numerics.bias) {
-    refuse(fmt::format("verifier: bias=1 of {}; legal are experts without biases", layer));
+    refuse(fmt::format("verifier: bias=1 of {}; legal are experts without biases", given.layer));
   }
   NotedCall call;
-  call.layer = layer;
-  call.schedule = schedule;
+  call.layer = given.layer;
+  call.schedule = given.schedule;
   call.inputs.config = config;
   call.inputs.direction = direction;
   call.inputs.routings.assign(routings.begin(), routings.end());

@@ -34,8 +34,7 @@ class VerifierState {
 
   void see(const std::string& layer);
   bool due(const std::string& layer, Direction direction) const;
-  verify::NotedCall begin_note(const std::string& layer, const LayerConfig& config, const Schedule& schedule,
-                               Direction direction, std::span<const Routing> routings, std::size_t arguments) const;
+  verify::NotedCall begin_note(const VerifiedCall& given, Direction direction, std::size_t arguments) const;
   void note(verify::NotedCall call);
   std::vector<Finding> end_step();
   int64_t expert_in_turn(const LayerConfig& config) const;

@@ -107,7 +107,9 @@ std::vector<KernelRequest> kernels_of(const BackwardCase& drawn, int ranks, int 
     const std::string fields = direction == Direction::kBackward ? drawn.schedule
                                : drawn.forward_kept              ? "auto"
                                                                  : "save.xg=redispatch";
-    const Schedule schedule = resolve(PartialSchedule::parse(fields), direction, drawn.config.shape, numerics, machine);
+    const Schedule schedule =
+        resolve(PartialSchedule::parse(fields),
+                {.direction = direction, .shape = drawn.config.shape, .numerics = numerics, .machine = machine});
     for (const bool gradients : {false, true}) {
       for (const LaunchStages& stages : launch_stages(schedule, direction, gradients)) {
         if (is_weight_gradients_alone(stages)) continue;

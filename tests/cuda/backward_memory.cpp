@@ -138,12 +138,12 @@ void run_memory(const Where& where, Results& results) {
                                      kTimeNames[static_cast<int>(time)] + (last_use ? ", last use" : "");
             look();
             Saved saved = layer.forward(arrays, placement);
-            compare("forward, " + name,
-                    memory_need(layer.group(), config, layer.schedule(), Direction::kForward, placement));
+            compare("forward, " + name, memory_need(layer.group(), config, layer.schedule(), placement));
             look();
             PendingWeightGradients work = backward.backward(arrays, back, saved, &gradients, {time, last_use});
-            compare(name, memory_need(layer.group(), config, backward.schedule(), Direction::kBackward, placement,
-                                      {time, last_use}));
+            compare(name,
+                    memory_need(layer.group(), config, backward.schedule(), placement,
+                                {.weight_gradients = time, .last_use = last_use, .direction = Direction::kBackward}));
             saved = Saved();
             placement = Placement();
             if (time == kLater) backward.make(work, gradients, {.aside = true});
@@ -218,7 +218,7 @@ void run_own_memory(const Where& where, Results& results) {
         std::vector<CallerMemory> kept;
         for (const bool keep : {true, false}) {  // the second gives the same y and leaves what the first has kept
           const std::vector<MemoryNeed> needs =
-              memory_need(group, config, layer.schedule(), Direction::kForward, placement, {.keep_saved = keep});
+              memory_need(group, config, layer.schedule(), placement, {.keep_saved = keep});
           const std::vector<DeviceArray> work = blocks_of(layer, needs, &MemoryNeed::workspace_bytes);
           const std::vector<CallerMemory> work_memory = memory_of(work, needs, &MemoryNeed::workspace_bytes);
           if (keep) {
@@ -243,9 +243,8 @@ void run_own_memory(const Where& where, Results& results) {
 
         placement = layer.place(arrays, capacity);
         const Saved saved = attach_saved(group, config, layer.schedule(), placement, kept);
-        const MemoryOptions use{.weight_gradients = time};
-        const std::vector<MemoryNeed> needs =
-            memory_need(group, config, backward.schedule(), Direction::kBackward, placement, use);
+        const MemoryOptions use{.weight_gradients = time, .direction = Direction::kBackward};
+        const std::vector<MemoryNeed> needs = memory_need(group, config, backward.schedule(), placement, use);
         const std::vector<DeviceArray> work = blocks_of(layer, needs, &MemoryNeed::workspace_bytes);
         const std::vector<DeviceArray> left = blocks_of(layer, needs, &MemoryNeed::pending_bytes);
         const PendingWeightGradients pending = backward.backward(

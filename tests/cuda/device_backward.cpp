@@ -48,8 +48,10 @@ DeviceBackward::~DeviceBackward() {
 }
 
 void DeviceBackward::use_schedule(const PartialSchedule& given) {
-  schedule_ =
-      resolve(given, Direction::kBackward, layer_.config().shape, layer_.config().numerics, layer_.group().machine());
+  schedule_ = resolve(given, {.direction = Direction::kBackward,
+                              .shape = layer_.config().shape,
+                              .numerics = layer_.config().numerics,
+                              .machine = layer_.group().machine()});
 }
 
 void DeviceBackward::give_weights_by_address(bool apart) {

@@ -44,7 +44,10 @@ DeviceLayer::DeviceLayer(const GroupOptions& options, const LayerConfig& config,
     : config_(config),
       results_(results),
       group_(options),
-      schedule_(resolve({}, Direction::kForward, config.shape, config.numerics, group_.machine())),
+      schedule_(resolve({}, {.direction = Direction::kForward,
+                             .shape = config.shape,
+                             .numerics = config.numerics,
+                             .machine = group_.machine()})),
       kernels_(group_.device(group_.first_local_rank()), folder) {
   const LayerShape& shape = config_.shape;
   weights_.shape = shape;
@@ -92,7 +95,10 @@ uniep::Weights DeviceLayer::weights_of(std::size_t local) const {
 }
 
 void DeviceLayer::use_schedule(const PartialSchedule& given) {
-  schedule_ = resolve(given, Direction::kForward, config_.shape, config_.numerics, group_.machine());
+  schedule_ = resolve(given, {.direction = Direction::kForward,
+                              .shape = config_.shape,
+                              .numerics = config_.numerics,
+                              .machine = group_.machine()});
 }
 
 // ---- Data

@@ -119,7 +119,7 @@ class FailingRank {
   }
 
   Schedule schedule_of(const Group& group) const {
-    return resolve({}, Direction::kForward, layer_.shape(), {}, group.machine());
+    return resolve({}, {.direction = Direction::kForward, .shape = layer_.shape(), .machine = group.machine()});
   }
 
   // Of a meeting.
@@ -135,7 +135,7 @@ class FailingRank {
   }
 
   Schedule backward_schedule_of(const Group& group) const {
-    return resolve({}, Direction::kBackward, layer_.shape(), {}, group.machine());
+    return resolve({}, {.direction = Direction::kBackward, .shape = layer_.shape(), .machine = group.machine()});
   }
 
   void tell(int64_t meeting, int status, const char* text) {

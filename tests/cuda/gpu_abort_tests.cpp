@@ -79,8 +79,14 @@ class AbortTests {
     options.timeout_seconds = options.arrival_timeout_seconds = kLimitSeconds;
     Group group(options);
     const LayerConfig& config = layer_.config;
-    const Schedule forward = resolve({}, Direction::kForward, config.shape, config.numerics, group.machine());
-    const Schedule backward = resolve({}, Direction::kBackward, config.shape, config.numerics, group.machine());
+    const Schedule forward = resolve({}, {.direction = Direction::kForward,
+                                          .shape = config.shape,
+                                          .numerics = config.numerics,
+                                          .machine = group.machine()});
+    const Schedule backward = resolve({}, {.direction = Direction::kBackward,
+                                           .shape = config.shape,
+                                           .numerics = config.numerics,
+                                           .machine = group.machine()});
     const auto layer = [&] { return run_layer(group, config, layer_.data, forward, backward); };
     const auto check_bits = [&](const char* when) {
       const cli::LayerResult result = layer();

@@ -35,8 +35,10 @@ class BackwardCalls {
   explicit BackwardCalls(const std::vector<int>& devices) : group_(group_options(devices)) {
     PartialSchedule given;
     given.set("comm.reserve_sms", kSmsForAllReduces);
-    const Schedule schedule = resolve(given, Direction::kForward, config_.shape, {}, group_.machine());
-    backward_ = resolve(given, Direction::kBackward, config_.shape, {}, group_.machine());
+    const Schedule schedule =
+        resolve(given, {.direction = Direction::kForward, .shape = config_.shape, .machine = group_.machine()});
+    backward_ =
+        resolve(given, {.direction = Direction::kBackward, .shape = config_.shape, .machine = group_.machine()});
     std::vector<Routing> routings;
     std::vector<ForwardArguments> arguments;
     for (std::size_t rank = 0; rank < devices.size(); ++rank) {

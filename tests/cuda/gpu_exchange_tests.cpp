@@ -95,7 +95,11 @@ class Exchange {
     config_.shape = c.shape;
     config_.numerics.combine_groups = c.groups;
     const auto resolved = [&](const PartialSchedule& given, Operation operation) {
-      return resolve(given, Direction::kForward, c.shape, config_.numerics, group_.machine(), operation);
+      return resolve(given, {.direction = Direction::kForward,
+                             .shape = c.shape,
+                             .numerics = config_.numerics,
+                             .machine = group_.machine(),
+                             .operation = operation});
     };
     dispatch_ = resolved(c.dispatch, Operation::kDispatch);
     combine_ = resolved(c.combine, Operation::kCombine);

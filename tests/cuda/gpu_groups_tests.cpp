@@ -61,8 +61,9 @@ class GroupWithLayer {
   GroupWithLayer(const GroupOptions& options, const LayerShape& shape, const PartialSchedule& given,
                  const std::vector<Delays*>& delays)
       : delays_(delays), group_(options), shape_(shape) {
-    schedule_ = resolve(given, Direction::kForward, shape, {}, group_.machine());
-    backward_schedule_ = resolve(given, Direction::kBackward, shape, {}, group_.machine());
+    schedule_ = resolve(given, {.direction = Direction::kForward, .shape = shape, .machine = group_.machine()});
+    backward_schedule_ =
+        resolve(given, {.direction = Direction::kBackward, .shape = shape, .machine = group_.machine()});
     for (int local = 0; local < group_.local_ranks(); ++local) {
       const int rank = group_.first_local_rank() + local;
       const auto i = static_cast<std::size_t>(local);
@@ -320,8 +321,10 @@ class GroupsRank {
     const SmallLayer narrow_layer(narrow, kRanks, rank_, group.device(rank_), kTokens);
     PartialSchedule other;
     other.set("order.source_rotation", own->schedule().order.source_rotation ? "off" : "on");
-    const Schedule other_schedule = resolve(other, Direction::kForward, kShapes[0], {}, group.machine());
-    const Schedule narrow_schedule = resolve({}, Direction::kForward, narrow, {}, group.machine());
+    const Schedule other_schedule =
+        resolve(other, {.direction = Direction::kForward, .shape = kShapes[0], .machine = group.machine()});
+    const Schedule narrow_schedule =
+        resolve({}, {.direction = Direction::kForward, .shape = narrow, .machine = group.machine()});
     const auto run_narrow = [&] {
       const Routing routing = narrow_layer.routing(kTokens);
       const ForwardArguments arguments = narrow_layer.arguments();

@@ -235,7 +235,10 @@ class CostTest {
     constexpr int kWarmUps = 5, kRepeats = 20;
     const Routing routing{kLayerTokens, ids_.data(), IndexType::kInt32, static_cast<const float*>(probs_.data()), {}};
     const Placement placement = place(group_, config_.shape, std::span(&routing, 1));
-    const Schedule schedule = resolve({}, Direction::kForward, config_.shape, config_.numerics, group_.machine());
+    const Schedule schedule = resolve({}, {.direction = Direction::kForward,
+                                           .shape = config_.shape,
+                                           .numerics = config_.numerics,
+                                           .machine = group_.machine()});
     const void* const inputs[] = {x_.data(), buffer_.data(group_.first_local_rank())};
     std::vector<double> times[2];
     for (int repeat = -kWarmUps; repeat < kRepeats; ++repeat) {

@@ -208,8 +208,10 @@ class LayerTests {
     Group group(given);
     auto& engine = dynamic_cast<CudaEngine&>(group.implementation());
     cli::LayerRunner runner(group, layer.config, layer.data);
-    const Schedule schedule =
-        resolve({}, Direction::kForward, layer.config.shape, layer.config.numerics, group.machine());
+    const Schedule schedule = resolve({}, {.direction = Direction::kForward,
+                                           .shape = layer.config.shape,
+                                           .numerics = layer.config.numerics,
+                                           .machine = group.machine()});
     runner.forward(schedule);
     engine.leave_out(1);
     expect_timeout(
@@ -261,8 +263,10 @@ class LayerTests {
     given.arrival_timeout_seconds = 2.0;
     Group group(given);
     cli::LayerRunner runner(group, layer.config, layer.data);
-    const Schedule schedule =
-        resolve({}, Direction::kForward, layer.config.shape, layer.config.numerics, group.machine());
+    const Schedule schedule = resolve({}, {.direction = Direction::kForward,
+                                           .shape = layer.config.shape,
+                                           .numerics = layer.config.numerics,
+                                           .machine = group.machine()});
     runner.forward(schedule);
     if (rank == 1) std::_Exit(0);
     expect_timeout(
@@ -298,7 +302,10 @@ class LayerTests {
 
   static Schedule whole(const PartialSchedule& given, Direction direction, const RandomLayer& layer,
                         const Group& group) {
-    return resolve(given, direction, layer.config.shape, layer.config.numerics, group.machine());
+    return resolve(given, {.direction = direction,
+                           .shape = layer.config.shape,
+                           .numerics = layer.config.numerics,
+                           .machine = group.machine()});
   }
   static Schedule backward_schedule(const RandomLayer& layer, const Group& group) {
     return whole(PartialSchedule::parse("fusion=pairs,dispatch.transport=pull"), Direction::kBackward, layer, group);

@@ -268,8 +268,10 @@ class ModelTest {
               "poisoning gradients");
       }
     }
-    const Schedule schedule = resolve(PartialSchedule::parse(fields), Direction::kBackward, config_.shape,
-                                      config_.numerics, group_.machine());
+    const Schedule schedule = resolve(PartialSchedule::parse(fields), {.direction = Direction::kBackward,
+                                                                       .shape = config_.shape,
+                                                                       .numerics = config_.numerics,
+                                                                       .machine = group_.machine()});
     backward(group_, config_, schedule, saved_, gradients_);
     group_.synchronize();
   }
@@ -302,8 +304,10 @@ class ModelTest {
                                      static_cast<size_t>(options_.tokens * config_.shape.hidden) * 2, nullptr),
             "poisoning y");
     }
-    const Schedule schedule =
-        resolve(PartialSchedule::parse(fields), Direction::kForward, config_.shape, config_.numerics, group_.machine());
+    const Schedule schedule = resolve(PartialSchedule::parse(fields), {.direction = Direction::kForward,
+                                                                       .shape = config_.shape,
+                                                                       .numerics = config_.numerics,
+                                                                       .machine = group_.machine()});
     saved_ = Saved();
     saved_ = forward(group_, config_, schedule, placement_, arguments_);
     group_.synchronize();

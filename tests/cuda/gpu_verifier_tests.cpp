@@ -45,8 +45,14 @@ class Job {
     group_ = std::make_unique<Group>(options);
     verifier_ = std::make_unique<Verifier>(*group_, VerifierOptions{.every = 1, .budget = 1, .seed = seed});
     const PartialSchedule given = PartialSchedule::parse(schedule);
-    forward_schedule_ = resolve(given, Direction::kForward, config_.shape, config_.numerics, group_->machine());
-    backward_schedule_ = resolve(given, Direction::kBackward, config_.shape, config_.numerics, group_->machine());
+    forward_schedule_ = resolve(given, {.direction = Direction::kForward,
+                                        .shape = config_.shape,
+                                        .numerics = config_.numerics,
+                                        .machine = group_->machine()});
+    backward_schedule_ = resolve(given, {.direction = Direction::kBackward,
+                                         .shape = config_.shape,
+                                         .numerics = config_.numerics,
+                                         .machine = group_->machine()});
     for (int rank = 0; rank < kRanks; ++rank) {
       layers_.push_back(std::make_unique<SmallLayer>(config_.shape, kRanks, rank, 0, kTokens));
     }
@@ -67,11 +73,11 @@ class Job {
     const Saved saved = forward(*group_, config_, forward_schedule_, placement, forwards);
     group_->synchronize();
     after_forward(forwards);
-    verifier_->after_forward("layer 1", config_, forward_schedule_, routings, forwards, saved);
+    verifier_->after_forward({"layer 1", config_, forward_schedule_, routings}, forwards, saved);
     backward(*group_, config_, backward_schedule_, saved, backwards);
     group_->synchronize();
     after_backward(backwards);
-    verifier_->after_backward("layer 1", config_, backward_schedule_, routings, backwards);
+    verifier_->after_backward({"layer 1", config_, backward_schedule_, routings}, backwards);
   }
   void step() {
     const auto nothing = [](const auto&) {};

@@ -21,7 +21,9 @@ class GroupExchange {
                 const Options& options)
       : tokens_(tokens), devices_(devices), group_(group_options(options, devices)) {
     config_.shape = shape;
-    schedule_ = resolve(options.schedule, Direction::kForward, shape, config_.numerics, group_.machine());
+    schedule_ = resolve(
+        options.schedule,
+        {.direction = Direction::kForward, .shape = shape, .numerics = config_.numerics, .machine = group_.machine()});
     std::vector<Routing> routings;
     for (std::size_t rank = 0; rank < devices.size(); ++rank) routings.push_back(add_routing(rank));
     placement_ = place(group_, shape, routings);

@@ -90,8 +90,10 @@ Schedule random_schedule(const CaseOptions& options, const LayerConfig& config, 
   machine.engine = EngineKind::kCuda;
   machine.ranks = layer_case.ranks;
   machine.workers = layer_case.workers;
-  return sample_legal(random.next(), Direction::kForward, config.shape, config.numerics, machine,
-                      fixed_fields(options, layer_case.launch, seldom, random));
+  return sample_legal(
+      random.next(),
+      {.direction = Direction::kForward, .shape = config.shape, .numerics = config.numerics, .machine = machine},
+      fixed_fields(options, layer_case.launch, seldom, random));
 }
 
 // Any Schedule's.
@@ -118,7 +120,9 @@ PartialSchedule backward_fields(const CaseOptions& options, const LayerConfig& c
   if (random.one_in(4) && layer_case.workers >= kEnoughToCopy) set("comm.where", "sms");
   if (options.any_kernel && random.one_in(2)) set("tile.cluster", "2");
   if (options.any_kernel) return fixed;
-  const Schedule filled = fill(fixed, Direction::kBackward, config.shape, config.numerics, machine);
+  const Schedule filled =
+      fill(fixed,
+           {.direction = Direction::kBackward, .shape = config.shape, .numerics = config.numerics, .machine = machine});
   const PartialSchedule whole = PartialSchedule::from(filled);
   for (const auto& [name, value] : whole.values()) {
     if (name.starts_with("tile.") || name == "comm.chunk_bytes" || name == "comm.stages") set(name, value);
@@ -147,7 +151,10 @@ void draw_backward(const CaseOptions& options, const RandomLayer& layer, uint64_
   machine.workers = drawn.workers;
   const LayerConfig& config = layer.config;
   const PartialSchedule fixed = backward_fields(options, config, machine, drawn, random);
-  drawn.backward = sample_legal(random.next(), Direction::kBackward, config.shape, config.numerics, machine, fixed);
+  drawn.backward = sample_legal(
+      random.next(),
+      {.direction = Direction::kBackward, .shape = config.shape, .numerics = config.numerics, .machine = machine},
+      fixed);
   // Not built where a warp would store rows of both.
   if (drawn.backward->wgrad == WgradOrder::kFill && config.shape.intermediate % 16 != 0) drawn.apart = false;
 }

@@ -66,7 +66,7 @@ void expect_kernels(const Schedule& schedule, const Numerics& numerics) {
 
 TEST(ScheduleKernels, TheDefaultIsWhatIsBuilt) {
   const LayerShape shape{4096, 1536, 128, 8};
-  const Schedule schedule = resolve({}, Direction::kForward, shape, {}, hopper(2, 132));
+  const Schedule schedule = resolve({}, {.direction = Direction::kForward, .shape = shape, .machine = hopper(2, 132)});
   expect_kernels(schedule, {});
   const LayerKernelConfig config =
       launch_config(schedule, {}, Direction::kForward, launch_stages(schedule, Direction::kForward).front());
@@ -81,7 +81,8 @@ TEST(ScheduleKernels, SampledLegalSchedulesHaveThem) {
   int own_tiles = 0, pairs = 0, narrow = 0, deep_rings = 0;
   for (int round = 0; round < 3000; ++round) {
     const ScheduleCase c = forward_case(random);
-    const Schedule schedule = sample_legal(random(), Direction::kForward, c.shape, c.numerics, c.machine);
+    const Schedule schedule = sample_legal(
+        random(), {.direction = Direction::kForward, .shape = c.shape, .numerics = c.numerics, .machine = c.machine});
     expect_kernels(schedule, c.numerics);
     own_tiles += schedule.stage_tile[0] != TileOverride{} || schedule.stage_tile[1] != TileOverride{};
     pairs +=
@@ -145,7 +146,8 @@ TEST(ScheduleKernels, SampledBackwardSchedulesHaveThem) {
   for (int round = 0; round < 2000; ++round) {
     ScheduleCase c = forward_case(random);
     c.numerics.weight_gradient = static_cast<WeightGradient>(below(random, 3));
-    const Schedule schedule = sample_legal(random(), Direction::kBackward, c.shape, c.numerics, c.machine);
+    const Schedule schedule = sample_legal(
+        random(), {.direction = Direction::kBackward, .shape = c.shape, .numerics = c.numerics, .machine = c.machine});
     filled += expect_backward_kernels(schedule, c.numerics);
     none += schedule.fusion == Fusion::kNone;
     narrow += schedule.tile_of(GemmStage::kDgradFc2).n == 128;
@@ -160,7 +162,7 @@ TEST(ScheduleKernels, SampledBackwardSchedulesHaveThem) {
 TEST(ScheduleKernels, AreBuildableExactlyWhereTheScheduleIsLegal) {
   const LayerShape shape{4096, 1536, 128, 8};
   const Machine machine = hopper(2, 132);
-  Schedule schedule = resolve({}, Direction::kForward, shape, {}, machine);
+  Schedule schedule = resolve({}, {.direction = Direction::kForward, .shape = shape, .machine = machine});
   int legal = 0, illegal = 0;
   for (const int n : {128, 256}) {
     for (int stages = 2; stages <= 8; ++stages) {
@@ -170,7 +172,8 @@ TEST(ScheduleKernels, AreBuildableExactlyWhereTheScheduleIsLegal) {
           schedule.tile.stages = stages;
           schedule.comm.chunk_bytes = chunk_bytes;
           schedule.comm.stages = copy_stages;
-          const bool is_legal = validate(schedule, Direction::kForward, shape, {}, machine).empty();
+          const bool is_legal =
+              validate(schedule, {.direction = Direction::kForward, .shape = shape, .machine = machine}).empty();
           bool is_built = true;
           try {
             require_instantiable(schedule, {}, Direction::kForward);
@@ -195,7 +198,11 @@ ExchangeConfig config_of(const Schedule& schedule, Operation operation) {
 TEST(ScheduleKernels, AnExchangesDefaultIsWhatMeasuredBest) {
   const LayerShape shape{7168, 2048, 256, 8};
   const auto filled = [&](Operation operation, Numerics numerics = {}, const char* given = "") {
-    return resolve(PartialSchedule::parse(given), Direction::kForward, shape, numerics, hopper(4, 132), operation);
+    return resolve(PartialSchedule::parse(given), {.direction = Direction::kForward,
+                                                   .shape = shape,
+                                                   .numerics = numerics,
+                                                   .machine = hopper(4, 132),
+                                                   .operation = operation});
   };
   const Schedule there = filled(Operation::kDispatch), back = filled(Operation::kCombine);
   EXPECT_EQ(there.queue, QueueKind::kDynamic);
@@ -221,13 +228,17 @@ TEST(ScheduleKernels, AnExchangeIsBuildableExactlyWhereTheScheduleIsLegal) {
   const LayerShape shape{4096, 1536, 128, 8};
   const Machine machine = hopper(2, 132);
   for (const Operation operation : {Operation::kDispatch, Operation::kCombine}) {
-    Schedule schedule = resolve({}, Direction::kForward, shape, {}, machine, operation);
+    Schedule schedule =
+        resolve({}, {.direction = Direction::kForward, .shape = shape, .machine = machine, .operation = operation});
     int legal = 0, illegal = 0;
     for (int chunk_bytes = 512; chunk_bytes <= 65536; chunk_bytes *= 2) {
       for (int stages = 1; stages <= 16; ++stages) {
         schedule.comm.chunk_bytes = chunk_bytes;
         schedule.comm.stages = stages;
-        const bool is_legal = validate(schedule, Direction::kForward, shape, {}, machine, operation).empty();
+        const bool is_legal =
+            validate(schedule,
+                     {.direction = Direction::kForward, .shape = shape, .machine = machine, .operation = operation})
+                .empty();
         try {
           const ExchangeConfig config = config_of(schedule, operation);
           EXPECT_TRUE(is_legal) << to_text(schedule);
@@ -252,8 +263,11 @@ TEST(ScheduleKernels, ALayersDefaultSuitsItsExchanges) {
     const ScheduleCase c = forward_case(random);
     const Schedule schedule = c.filled();
     for (const Operation operation : {Operation::kDispatch, Operation::kCombine}) {
-      const std::vector<std::string> violations =
-          validate(schedule, Direction::kForward, c.shape, c.numerics, c.machine, operation);
+      const std::vector<std::string> violations = validate(schedule, {.direction = Direction::kForward,
+                                                                      .shape = c.shape,
+                                                                      .numerics = c.numerics,
+                                                                      .machine = c.machine,
+                                                                      .operation = operation});
       ASSERT_TRUE(violations.empty()) << to_text(schedule) << test::listed(violations);
       EXPECT_NO_THROW(config_of(schedule, operation));
     }
@@ -265,8 +279,10 @@ TEST(ScheduleKernels, AnExchangeRunsOnTheWorkersThatItAsksFor) {
   const LayerConfig config{{256, 128, 8, 2}, {}};
   Machine machine = hopper(1, 8);
   for (const char* const given : {"", "comm.combine_sms=8", "comm.combine_sms=3,comm.reserve_sms=2"}) {
-    const Schedule schedule =
-        resolve(PartialSchedule::parse(given), Direction::kForward, config.shape, {}, machine, Operation::kCombine);
+    const Schedule schedule = resolve(PartialSchedule::parse(given), {.direction = Direction::kForward,
+                                                                      .shape = config.shape,
+                                                                      .machine = machine,
+                                                                      .operation = Operation::kCombine});
     const int wanted = schedule.comm.combine_sms > 0 ? schedule.comm.combine_sms : 8;
     const ProgramRequest request = exchange_program(config, schedule, ProgramPart::kCombine, machine.workers);
     EXPECT_EQ(request.workers - schedule.comm.reserve_sms, wanted) << given;
@@ -287,8 +303,10 @@ TEST(ScheduleKernels, AJobsListHasEachLaunchsKernel) {
   for (int round = 0; round < 500; ++round) {
     ScheduleCase c = forward_case(random);
     c.machine.workers = 132;
-    const Schedule forward = sample_legal(random(), Direction::kForward, c.shape, c.numerics, c.machine);
-    const Schedule backward = sample_legal(random(), Direction::kBackward, c.shape, c.numerics, c.machine);
+    const Schedule forward = sample_legal(
+        random(), {.direction = Direction::kForward, .shape = c.shape, .numerics = c.numerics, .machine = c.machine});
+    const Schedule backward = sample_legal(
+        random(), {.direction = Direction::kBackward, .shape = c.shape, .numerics = c.numerics, .machine = c.machine});
     if (backward.fusion == Fusion::kLayer) continue;
     SCOPED_TRACE(to_text(backward));
     const std::set<std::string> listed =

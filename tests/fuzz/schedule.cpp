@@ -17,7 +17,7 @@ constexpr uniep::LayerShape kShape{256, 128, 8, 2};
 
 // A filled schedule keeps what was given, prints to what it parses from, and is refused exactly when a rule is broken.
 void check_filled(const PartialSchedule& given, Direction direction, const uniep::Machine& machine) {
-  const Schedule schedule = uniep::fill(given, direction, kShape, {}, machine);
+  const Schedule schedule = uniep::fill(given, {.direction = direction, .shape = kShape, .machine = machine});
   const PartialSchedule all = PartialSchedule::from(schedule);
   for (const auto& value : given.values()) {
     require(std::count(all.values().begin(), all.values().end(), value) == 1, "kept: " + value.first);
@@ -27,10 +27,11 @@ void check_filled(const PartialSchedule& given, Direction direction, const uniep
   require(PartialSchedule::parse(uniep::to_json(schedule)).values() == all.values(),
           "the JSON is read as the schedule");
 
-  const bool legal = uniep::validate(schedule, direction, kShape, {}, machine).empty();
+  const bool legal = uniep::validate(schedule, {.direction = direction, .shape = kShape, .machine = machine}).empty();
   require(legal || !given.values().empty(), "an open schedule is filled legally");
   Schedule again;
-  const bool resolved = accepts([&] { again = uniep::resolve(all, direction, kShape, {}, machine); });
+  const bool resolved =
+      accepts([&] { again = uniep::resolve(all, {.direction = direction, .shape = kShape, .machine = machine}); });
   require(resolved == legal, "resolve() refuses what validate() refuses");
   require(!resolved || again == schedule, "a whole schedule stays as it is");
 }

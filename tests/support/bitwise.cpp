@@ -56,12 +56,20 @@ std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
 
   const PartialSchedule some = PartialSchedule::parse(seldom ? kSeldom[random.next() % std::size(kSeldom)] : "auto");
   const LayerConfig& config = layer.config;
-  const Schedule forward =
-      sample_legal(random.next(), Direction::kForward, config.shape, config.numerics, group.machine(), some);
+  const Schedule forward = sample_legal(random.next(),
+                                        {.direction = Direction::kForward,
+                                         .shape = config.shape,
+                                         .numerics = config.numerics,
+                                         .machine = group.machine()},
+                                        some);
   PartialSchedule fixed = some;
   fixed.set("save.xg", forward.save_xg == SaveXg::kKeep && !random.one_in(4) ? "keep" : "redispatch");
-  const Schedule backward =
-      sample_legal(random.next(), Direction::kBackward, config.shape, config.numerics, group.machine(), fixed);
+  const Schedule backward = sample_legal(random.next(),
+                                         {.direction = Direction::kBackward,
+                                          .shape = config.shape,
+                                          .numerics = config.numerics,
+                                          .machine = group.machine()},
+                                         fixed);
   const auto time = random.one_in(2) ? WeightGradientTime::kNow : static_cast<WeightGradientTime>(random.between(1, 2));
   const bool last_use = random.one_in(2);
 

@@ -23,7 +23,8 @@ BuiltProgram build(uint64_t seed, Direction direction, const RandomLayerLimits& 
   machine.ranks = built.layer.ranks;
   machine.workers = workers > 0 ? workers : static_cast<int>(random.between(1, 6));
   const Numerics& numerics = built.layer.config.numerics;
-  const Schedule schedule = sample_legal(random.next(), direction, data.shape, numerics, machine, fixed);
+  const Schedule schedule = sample_legal(
+      random.next(), {.direction = direction, .shape = data.shape, .numerics = numerics, .machine = machine}, fixed);
   built.text = built.layer.description + "\n" + to_text(schedule);
   ProgramRequest request{data.shape,     numerics, schedule, direction, schedule.save_xg == SaveXg::kRedispatch,
                          machine.workers};

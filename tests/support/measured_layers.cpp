@@ -83,8 +83,11 @@ PredictedLayer LayerPredictor::predict(const MeasuredLayer& layer, const sim::Ma
     }
     placement = state;
   }
-  const Schedule schedule = resolve(PartialSchedule::parse(layer.schedule), layer.direction, layer.shape,
-                                    options.numerics, sim::schedule_machine(machine, layer.ranks));
+  const Schedule schedule =
+      resolve(PartialSchedule::parse(layer.schedule), {.direction = layer.direction,
+                                                       .shape = layer.shape,
+                                                       .numerics = options.numerics,
+                                                       .machine = sim::schedule_machine(machine, layer.ranks)});
   const Program program(sim::simulated_request(layer.shape, options.numerics, schedule, layer.direction, machine),
                         placement);
   const sim::Simulated simulated = simulate(program, machine, {.state = layer.state, .one_rank = true});

@@ -188,8 +188,14 @@ cli::LayerResult run_sequential(const RandomLayer& layer) {
   const PartialSchedule none = PartialSchedule::parse("fusion=none");
   const LayerConfig& config = layer.config;
   return run_layer(group, config, on_one_rank(layer.data),
-                   resolve(none, Direction::kForward, config.shape, config.numerics, group.machine()),
-                   resolve(none, Direction::kBackward, config.shape, config.numerics, group.machine()));
+                   resolve(none, {.direction = Direction::kForward,
+                                  .shape = config.shape,
+                                  .numerics = config.numerics,
+                                  .machine = group.machine()}),
+                   resolve(none, {.direction = Direction::kBackward,
+                                  .shape = config.shape,
+                                  .numerics = config.numerics,
+                                  .machine = group.machine()}));
 }
 
 std::string difference(const cli::LayerResult& got, const cli::LayerResult& expected) {

@@ -14,10 +14,11 @@ struct ScheduleCase {
   Numerics numerics;
   Machine machine{EngineKind::kCpu, 2, 4};
 
-  Schedule filled(const PartialSchedule& given = {}) const { return fill(given, direction, shape, numerics, machine); }
-  std::vector<std::string> violations(const Schedule& schedule) const {
-    return validate(schedule, direction, shape, numerics, machine);
+  ScheduleRequest request() const {
+    return {.direction = direction, .shape = shape, .numerics = numerics, .machine = machine};
   }
+  Schedule filled(const PartialSchedule& given = {}) const { return fill(given, request()); }
+  std::vector<std::string> violations(const Schedule& schedule) const { return validate(schedule, request()); }
 };
 
 using RandomBits = std::mt19937_64;  // its numbers, unlike those of the distributions, are the same everywhere

@@ -23,8 +23,10 @@ class VerifiedJob {
     group = std::make_unique<Group>(group_options);
     verifier = std::make_unique<Verifier>(*group, options);
     const auto resolved = [&](Direction direction) {
-      return resolve(PartialSchedule::parse(schedule), direction, layer.config.shape, layer.config.numerics,
-                     group->machine());
+      return resolve(PartialSchedule::parse(schedule), {.direction = direction,
+                                                        .shape = layer.config.shape,
+                                                        .numerics = layer.config.numerics,
+                                                        .machine = group->machine()});
     };
     forward_schedule = resolved(Direction::kForward);
     backward_schedule = resolved(Direction::kBackward);
@@ -39,13 +41,13 @@ class VerifiedJob {
     engine().plant(with_fault == Direction::kForward ? fault : nullptr);
     const Saved saved = forward(*group, layer.config, forward_schedule, placement, forwards);
     engine().plant(static_cast<cpu::BitFault*>(nullptr));
-    verifier->after_forward("layer 1", layer.config, forward_schedule, arrays.routings, forwards, saved);
+    verifier->after_forward({"layer 1", layer.config, forward_schedule, arrays.routings}, forwards, saved);
     const std::vector<BackwardArguments> backwards = arrays.backward_arguments(WeightGradientTime::kNow, false);
     verifier->before_backward("layer 1", layer.config, backwards);
     engine().plant(with_fault == Direction::kBackward ? fault : nullptr);
     backward(*group, layer.config, backward_schedule, saved, backwards);
     engine().plant(static_cast<cpu::BitFault*>(nullptr));
-    verifier->after_backward("layer 1", layer.config, backward_schedule, arrays.routings, backwards);
+    verifier->after_backward({"layer 1", layer.config, backward_schedule, arrays.routings}, backwards);
   }
 
   RandomLayer layer;

@@ -158,12 +158,12 @@ Placement CpuEngine::place(const LayerShape& shape, std::span<const Routing> rou
   return Placement(place_on_host(shape, options_.ranks, routings, capacity));
 }
 
-std::vector<MemoryNeed> CpuEngine::memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
+std::vector<MemoryNeed> CpuEngine::memory_need(const LayerConfig& config, const Schedule& schedule,
                                                const Placement& placement, const MemoryOptions& options) const {
   std::vector<MemoryNeed> needs;
   for (int rank = 0; rank < options_.ranks; ++rank) {
     MemoryNeed need =
-        internal::block_sizes(memory_request(config, schedule, *placement.state(), rank, options), direction);
+        internal::block_sizes(memory_request(config, schedule, *placement.state(), rank, options), options.direction);
     const int64_t tokens = placement.tokens(rank);
     need.symmetric_bytes =
         tokens * slots_per_token(config.shape, config.numerics) * config.shape.hidden * sizeof(BFloat16) +
@@ -279,8 +279,7 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
   saved->placement = call.placement;
   std::vector<internal::MemoryBlock> workspaces;
   const MemoryOptions use{.keep_saved = call.options.keep_saved};
-  const std::vector<MemoryNeed> needs =
-      memory_need(call.config, call.schedule, Direction::kForward, call.placement, use);
+  const std::vector<MemoryNeed> needs = memory_need(call.config, call.schedule, call.placement, use);
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const ForwardArguments& arguments = call.arguments[rank];
     const MemoryRequest request = memory_request(call.config, call.schedule, *call.placement.state(), rank, use);
@@ -327,8 +326,7 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
     if (keep_xg || call.use.last_use) pending->saved = saved.shared_from_this();
   }
   std::vector<internal::MemoryBlock> workspaces;
-  const std::vector<MemoryNeed> needs =
-      memory_need(call.config, call.schedule, Direction::kBackward, saved.placement, call.use);
+  const std::vector<MemoryNeed> needs = memory_need(call.config, call.schedule, saved.placement, call.use);
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const BackwardArguments& arguments = call.arguments[rank];
     const MemoryRequest request = memory_request(call.config, call.schedule, *saved.placement.state(), rank, call.use);

@@ -27,7 +27,11 @@ std::vector<cuda::KernelRequest> kernels_of(const CompileRequest& request, Opera
   machine.ranks = request.ranks;
   machine.workers = request.workers;
   const auto resolved = [&](const PartialSchedule& given, Direction direction) {
-    return resolve(given, direction, layer.shape, layer.numerics, machine, operation);
+    return resolve(given, {.direction = direction,
+                           .shape = layer.shape,
+                           .numerics = layer.numerics,
+                           .machine = machine,
+                           .operation = operation});
   };
   const Schedule forward = resolved(request.forward, Direction::kForward);
   if (operation == Operation::kLayer) {

@@ -195,15 +195,14 @@ SymmetricNeed CudaEngine::symmetric_need(const ProgramRequest& request, const in
 }
 
 std::vector<MemoryNeed> CudaEngine::memory_need(const LayerConfig& config, const Schedule& schedule,
-                                                Direction direction, const Placement& placement,
-                                                const MemoryOptions& options) const {
-  const ProgramRequest asked = request(config, schedule, direction, options);
+                                                const Placement& placement, const MemoryOptions& options) const {
+  const ProgramRequest asked = request(config, schedule, options.direction, options);
   const SignalLayout layout = tables_of(*placement.state()).layout(asked, *placement.state(), ranks_.first_local());
   const SymmetricNeed symmetric = symmetric_need(asked, *placement.state(), layout, 0);
   std::vector<MemoryNeed> needs;
   for (int rank = first_local_rank(); rank < first_local_rank() + local_ranks(); ++rank) {
-    MemoryNeed need =
-        internal::block_sizes(internal::memory_request(config, schedule, *placement.state(), rank, options), direction);
+    MemoryNeed need = internal::block_sizes(
+        internal::memory_request(config, schedule, *placement.state(), rank, options), options.direction);
     need.symmetric_bytes = static_cast<std::size_t>(symmetric.total());
     needs.push_back(need);
   }

@@ -61,8 +61,8 @@ class CudaEngine final : public internal::Engine {
   void weight_gradients(const internal::WeightGradientsCall& call) override;
   void dispatch(const internal::DispatchCall& call) override;
   void combine(const internal::CombineCall& call) override;
-  std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, Direction direction,
-                                      const Placement& placement, const MemoryOptions& options) const override;
+  std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, const Placement& placement,
+                                      const MemoryOptions& options) const override;
   std::shared_ptr<internal::SymmetricBlock> allocate_symmetric(std::size_t bytes) override;
   std::shared_ptr<internal::SymmetricBlock> register_symmetric(std::span<void* const> memory,
                                                                std::size_t bytes) override;
