@@ -295,14 +295,14 @@ TEST(Run, FilesGiveTheSameAsSyntheticData) {
   const TemporaryFolder folder;
   const int64_t tokens = 48, hidden = 40, intermediate = 24, experts = 8, topk = 3;
   std::vector<int32_t> ids(tokens * topk);
-  io::make_routing(io::parse_routing_kind("zipf:0.7"), 11, 0, tokens, experts, topk, ids.data());
+  io::make_routing(io::parse_routing_kind("zipf:0.7"), {11, 0, tokens}, experts, topk, ids.data());
   std::vector<float> probs(ids.size());
-  io::fill_probs(11, 0, tokens, topk, ids.data(), probs.data());
+  io::fill_probs({11, 0, tokens}, topk, ids.data(), probs.data());
   std::vector<BFloat16> x(tokens * hidden), dy(x.size()), w1(experts * 2 * intermediate * hidden), w2(w1.size() / 2);
-  io::fill_tokens(io::SyntheticTensor::kX, 11, 0, tokens, hidden, x.data());
-  io::fill_tokens(io::SyntheticTensor::kDy, 11, 0, tokens, hidden, dy.data());
-  io::fill_weights(io::SyntheticTensor::kW1, 11, 0, experts, hidden, intermediate, w1.data());
-  io::fill_weights(io::SyntheticTensor::kW2, 11, 0, experts, hidden, intermediate, w2.data());
+  io::fill_tokens(io::SyntheticTensor::kX, {11, 0, tokens}, hidden, x.data());
+  io::fill_tokens(io::SyntheticTensor::kDy, {11, 0, tokens}, hidden, dy.data());
+  io::fill_weights(io::SyntheticTensor::kW1, {11, 0, experts}, {hidden, intermediate}, w1.data());
+  io::fill_weights(io::SyntheticTensor::kW2, {11, 0, experts}, {hidden, intermediate}, w2.data());
 
   io::write_npy((folder / "ids32.npy").string(), {{tokens, topk}, ids});
   io::write_npy((folder / "ids64.npy").string(), {{tokens, topk}, std::vector<int64_t>(ids.begin(), ids.end())});

@@ -28,11 +28,11 @@ TEST(PlacementSpeed, SixtyFiveThousandTokensTakeUnderTenMilliseconds) {
     state.expert_begin = {0, 256};
     const auto begin = std::chrono::steady_clock::now();
     state.counts.assign(256, 0);
-    ASSERT_EQ(count_chunk(ids.data(), probs.data(), 0, tokens, shape, state.counts.data(), experts.data()).fault,
+    ASSERT_EQ(count_chunk(ids.data(), probs.data(), {0, tokens}, shape, {state.counts.data(), experts.data()}).fault,
               RoutingFault::kNone);
     lay_out_rows(state);
     std::vector<int32_t> next = first_rows(state, 0);
-    assign_chunk(experts.data(), 0, tokens, 8, next.data(), rows.data());
+    assign_chunk(experts.data(), {0, tokens}, 8, next.data(), rows.data());
     times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
   }
   std::sort(times.begin(), times.end());

@@ -113,14 +113,14 @@ TEST(Placement, ChunksMayBeCountedAndAssignedApart) {
     const int64_t cut = tokens / 3;
     std::vector<int32_t> first(shape.experts, 0), second(shape.experts, 0), experts(tokens * shape.topk), rows(experts);
     const int32_t* ids = layer.data.ids.data();
-    ASSERT_EQ(count_chunk(ids, layer.data.probs.data(), cut, tokens, shape, second.data(), experts.data()).fault,
+    ASSERT_EQ(count_chunk(ids, layer.data.probs.data(), {cut, tokens}, shape, {second.data(), experts.data()}).fault,
               RoutingFault::kNone);
-    ASSERT_EQ(count_chunk(ids, layer.data.probs.data(), 0, cut, shape, first.data(), experts.data()).fault,
+    ASSERT_EQ(count_chunk(ids, layer.data.probs.data(), {0, cut}, shape, {first.data(), experts.data()}).fault,
               RoutingFault::kNone);
     std::vector<int32_t> next = first_rows(*state, 0), next_of_second = next;
     for (int64_t expert = 0; expert < shape.experts; ++expert) next_of_second[expert] += first[expert];
-    assign_chunk(experts.data(), cut, tokens, shape.topk, next_of_second.data(), rows.data());
-    assign_chunk(experts.data(), 0, cut, shape.topk, next.data(), rows.data());
+    assign_chunk(experts.data(), {cut, tokens}, shape.topk, next_of_second.data(), rows.data());
+    assign_chunk(experts.data(), {0, cut}, shape.topk, next.data(), rows.data());
     EXPECT_EQ(rows, state->rank[0].row_of_slot);
     branches.count("several experts", shape.experts > 1);
     branches.count("several slots a token", shape.topk > 1);

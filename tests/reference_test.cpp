@@ -408,7 +408,7 @@ TEST(ReferenceMultiply, IsOneAscendingChainPerElementWhateverTheBlocks) {
     for (double& value : left) value = uniform(random);
     for (double& value : right) value = uniform(random);
     multiply(
-        rows, columns, depth, [&, d = depth](int64_t i, int64_t k) { return left[i * d + k]; },
+        {rows, columns, depth}, [&, d = depth](int64_t i, int64_t k) { return left[i * d + k]; },
         [&, n = columns](int64_t k, int64_t j) { return right[k * n + j]; }, out.data());
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) {

@@ -26,7 +26,7 @@ std::vector<uint16_t> bits_of(const std::vector<BFloat16>& values) {
 
 std::vector<BFloat16> tokens_of(SyntheticTensor tensor, uint64_t seed, int64_t first, int64_t tokens, int64_t hidden) {
   std::vector<BFloat16> out(static_cast<std::size_t>(tokens * hidden));
-  fill_tokens(tensor, seed, first, tokens, hidden, out.data());
+  fill_tokens(tensor, {seed, first, tokens}, hidden, out.data());
   return out;
 }
 
@@ -34,20 +34,20 @@ std::vector<BFloat16> weights_of(SyntheticTensor tensor, uint64_t seed, int64_t 
                                  int64_t intermediate) {
   const int64_t per_expert = (tensor == SyntheticTensor::kW1 ? 2 : 1) * hidden * intermediate;
   std::vector<BFloat16> out(static_cast<std::size_t>(experts * per_expert));
-  fill_weights(tensor, seed, first, experts, hidden, intermediate, out.data());
+  fill_weights(tensor, {seed, first, experts}, {hidden, intermediate}, out.data());
   return out;
 }
 
 std::vector<int32_t> routing_of(const std::string& kind, uint64_t seed, int64_t first, int64_t tokens, int64_t experts,
                                 int64_t topk) {
   std::vector<int32_t> ids(static_cast<std::size_t>(tokens * topk), -7);
-  make_routing(parse_routing_kind(kind), seed, first, tokens, experts, topk, ids.data());
+  make_routing(parse_routing_kind(kind), {seed, first, tokens}, experts, topk, ids.data());
   return ids;
 }
 
 std::vector<float> probs_of(uint64_t seed, int64_t first, int64_t topk, const std::vector<int32_t>& ids) {
   std::vector<float> out(ids.size(), -7.0f);
-  fill_probs(seed, first, static_cast<int64_t>(ids.size()) / topk, topk, ids.data(), out.data());
+  fill_probs({seed, first, static_cast<int64_t>(ids.size()) / topk}, topk, ids.data(), out.data());
   return out;
 }
 
@@ -309,19 +309,19 @@ TEST(Synthetic, RefusesBadArguments) {
   int32_t ids[8];
   float probs[8];
   const auto invalid = [](const std::string& text, auto&& call) { expect_error(Status::kInvalidArgument, text, call); };
-  invalid("x and dy only", [&] { fill_tokens(SyntheticTensor::kW1, 1, 0, 1, 8, value); });
-  invalid("w1 and w2 only", [&] { fill_weights(SyntheticTensor::kX, 1, 0, 1, 8, 8, value); });
-  invalid("tokens is -1", [&] { fill_tokens(SyntheticTensor::kX, 1, 0, -1, 8, value); });
-  invalid("hidden is 0", [&] { fill_tokens(SyntheticTensor::kX, 1, 0, 1, 0, value); });
-  invalid("first_global_token is -3", [&] { fill_tokens(SyntheticTensor::kX, 1, -3, 1, 8, value); });
-  invalid("experts is -1", [&] { fill_weights(SyntheticTensor::kW1, 1, 0, -1, 8, 8, value); });
-  invalid("topk is 0", [&] { fill_probs(1, 0, 1, 0, ids, probs); });
-  invalid("topk is 0", [&] { make_routing({}, 1, 0, 1, 4, 0, ids); });
-  invalid("topk is 5; legal: 1 to the number of experts, 4", [&] { make_routing({}, 1, 0, 1, 4, 5, ids); });
-  invalid("experts is 0", [&] { make_routing({}, 1, 0, 1, 0, 1, ids); });
-  invalid("experts is 1048577", [&] { make_routing({}, 1, 0, 1, (1 << 20) + 1, 1, ids); });
-  invalid("the routing's S is", [&] { make_routing({RoutingPattern::kZipf, 9.0}, 1, 0, 1, 4, 1, ids); });
-  invalid("the routing's S is", [&] { make_routing({RoutingPattern::kZipf, std::nan("")}, 1, 0, 1, 4, 1, ids); });
+  invalid("x and dy only", [&] { fill_tokens(SyntheticTensor::kW1, {1, 0, 1}, 8, value); });
+  invalid("w1 and w2 only", [&] { fill_weights(SyntheticTensor::kX, {1, 0, 1}, {8, 8}, value); });
+  invalid("tokens is -1", [&] { fill_tokens(SyntheticTensor::kX, {1, 0, -1}, 8, value); });
+  invalid("hidden is 0", [&] { fill_tokens(SyntheticTensor::kX, {1, 0, 1}, 0, value); });
+  invalid("first_global_token is -3", [&] { fill_tokens(SyntheticTensor::kX, {1, -3, 1}, 8, value); });
+  invalid("experts is -1", [&] { fill_weights(SyntheticTensor::kW1, {1, 0, -1}, {8, 8}, value); });
+  invalid("topk is 0", [&] { fill_probs({1, 0, 1}, 0, ids, probs); });
+  invalid("topk is 0", [&] { make_routing({}, {1, 0, 1}, 4, 0, ids); });
+  invalid("topk is 5; legal: 1 to the number of experts, 4", [&] { make_routing({}, {1, 0, 1}, 4, 5, ids); });
+  invalid("experts is 0", [&] { make_routing({}, {1, 0, 1}, 0, 1, ids); });
+  invalid("experts is 1048577", [&] { make_routing({}, {1, 0, 1}, (1 << 20) + 1, 1, ids); });
+  invalid("the routing's S is", [&] { make_routing({RoutingPattern::kZipf, 9.0}, {1, 0, 1}, 4, 1, ids); });
+  invalid("the routing's S is", [&] { make_routing({RoutingPattern::kZipf, std::nan("")}, {1, 0, 1}, 4, 1, ids); });
 }
 
 TEST(Checksum, PartsAddUpInAnyOrder) {

@@ -12,9 +12,9 @@ bool covers(int m_blocks, int n_blocks, int cluster, int raster) {
   std::vector<int> done(static_cast<size_t>(m_blocks) * static_cast<size_t>(n_blocks), 0);
   const int tasks = task_count(m_blocks, n_blocks, cluster);
   for (int task = 0; task < tasks; ++task) {
-    const TilePosition first = tile_of_task(task, m_blocks, n_blocks, cluster, 0, raster);
+    const TilePosition first = tile_of_task(task, 0, {m_blocks, n_blocks, cluster, raster});
     for (int cta = 0; cta < cluster; ++cta) {
-      const TilePosition tile = tile_of_task(task, m_blocks, n_blocks, cluster, cta, raster);
+      const TilePosition tile = tile_of_task(task, cta, {m_blocks, n_blocks, cluster, raster});
       if (tile.shared_b != first.shared_b || (tile.shared_b && tile.n_block != first.n_block)) return false;
       if (!tile.exists) continue;
       if (tile.m_block < 0 || tile.m_block >= m_blocks || tile.n_block < 0 || tile.n_block >= n_blocks) return false;

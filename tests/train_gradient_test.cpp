@@ -79,9 +79,9 @@ TEST(TrainKernels, MultiplyIsOneChainAlongK) {
       }
     }
     std::vector<float> c(m * n, NAN), c_transposed(m * n, NAN);
-    multiply(a.data(), b.data(), c.data(), m, n, k);
-    multiply_transposed(a_transposed.data(), b.data(), c_transposed.data(), m, n, k);
-    multiply(a.data(), b.data(), added.data(), m, n, k, Store::kAdd);
+    multiply(a.data(), b.data(), c.data(), {m, n, k});
+    multiply_transposed(a_transposed.data(), b.data(), c_transposed.data(), {m, n, k});
+    multiply(a.data(), b.data(), added.data(), {m, n, k}, Store::kAdd);
     EXPECT_EQ(c, expected) << m << " x " << n << " x " << k;
     EXPECT_EQ(c_transposed, expected) << m << " x " << n << " x " << k;
     EXPECT_EQ(added, expected_added) << m << " x " << n << " x " << k;
@@ -213,7 +213,7 @@ TEST(TrainGradient, RouterAndBalance) {
   while (x.size() < kTokens * kHidden) {
     const std::vector<float> token = random_values(random, kHidden);
     std::vector<float> row(kExperts);
-    multiply(token.data(), weight.data(), row.data(), 1, kExperts, kHidden);
+    multiply(token.data(), weight.data(), row.data(), {1, kExperts, kHidden});
     std::sort(row.rbegin(), row.rend());
     if (row[0] - row[1] > 0.1f && row[1] - row[2] > 0.1f) x.insert(x.end(), token.begin(), token.end());
   }

@@ -123,7 +123,7 @@ TEST(Walk, SumsOfAFewTokensCoverEveryTokenOnceAChunk) {
       std::vector<int> summed(static_cast<std::size_t>(p.tokens) * p.chunks, 0);
       std::map<int64_t, int64_t> counters;
       for (int worker = 0; worker < p.workers; ++worker) {
-        ListWalk walk(p, launch, ListKind::kReduce, worker, false, {.sum_tokens = tokens_at_once});
+        ListWalk walk(p, launch, ListKind::kReduce, worker, {.sum_tokens = tokens_at_once});
         while (walk.next(PlainCounters{counters})) {
           const TokenRange tokens = walk.tokens();
           ASSERT_LT(tokens.begin, tokens.end);
@@ -151,10 +151,10 @@ TEST(Walk, AgentsThatShareAWorkersCopiesTakeEachOnce) {
       std::map<int64_t, int64_t> counters;
       if (p.dynamic) continue;
       std::vector<Task> alone, together;
-      ListWalk whole(p, 0, ListKind::kDispatch, worker, false);
+      ListWalk whole(p, 0, ListKind::kDispatch, worker);
       while (whole.next(PlainCounters{counters})) alone.push_back(whole.task());
       for (int share = 0; share < 3; ++share) {
-        ListWalk walk(p, 0, ListKind::kDispatch, worker, false, {.share = share, .shares = 3});
+        ListWalk walk(p, 0, ListKind::kDispatch, worker, {.share = share, .shares = 3});
         for (std::size_t i = share; walk.next(PlainCounters{counters}); i += 3) {
           ASSERT_LT(i, alone.size());
           ASSERT_EQ(key(walk.task()), key(alone[i]));

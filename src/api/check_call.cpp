@@ -12,8 +12,8 @@ void refuse(const std::string& message) {
   throw Error(Status::kInvalidArgument, message);
 }
 
-void check_call(const Group& group, const LayerConfig& config, const Schedule& schedule, Direction direction,
-                const Placement& placement, std::size_t arguments, Operation operation) {
+void check_call(const Group& group, const GivenCall& call, std::size_t arguments) {
+  const auto& [config, schedule, direction, placement, operation] = call;
   check_shape(config.shape, group.ranks());
   if (placement.empty()) refuse("placement: empty; call place() first");
   const internal::PlacementState& placed = *placement.state();

@@ -12,8 +12,14 @@ namespace uniep::api {
 // Throws Error(kInvalidArgument).
 [[noreturn]] void refuse(const std::string& message);
 
-void check_call(const Group& group, const LayerConfig& config, const Schedule& schedule, Direction direction,
-                const Placement& placement, std::size_t arguments, Operation operation = Operation::kLayer);
+struct GivenCall {
+  const LayerConfig& config;
+  const Schedule& schedule;
+  Direction direction;
+  const Placement& placement;
+  Operation operation = Operation::kLayer;
+};
+void check_call(const Group& group, const GivenCall& call, std::size_t arguments);
 
 void check_array(const void* array, const char* name, int rank, bool needed);
 

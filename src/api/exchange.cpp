@@ -21,7 +21,7 @@ bool may_have_rows(const Placement& placement, int rank) {
 void dispatch(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,
               std::span<const DispatchArguments> arguments) {
   collective(group, [&] {
-    check_call(group, config, schedule, Direction::kForward, placement, arguments.size(), Operation::kDispatch);
+    check_call(group, {config, schedule, Direction::kForward, placement, Operation::kDispatch}, arguments.size());
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const int rank = group.first_local_rank() + static_cast<int>(i);
       check_array(arguments[i].x, "x", rank, placement.tokens(rank) > 0);
@@ -34,7 +34,7 @@ void dispatch(Group& group, const LayerConfig& config, const Schedule& schedule,
 void combine(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,
              std::span<const CombineArguments> arguments) {
   collective(group, [&] {
-    check_call(group, config, schedule, Direction::kForward, placement, arguments.size(), Operation::kCombine);
+    check_call(group, {config, schedule, Direction::kForward, placement, Operation::kCombine}, arguments.size());
     bool with_dprobs = false;
     for (const CombineArguments& own : arguments) with_dprobs |= own.row_dprobs != nullptr || own.dprobs != nullptr;
     for (std::size_t i = 0; i < arguments.size(); ++i) {

@@ -19,7 +19,14 @@ using api::refuse;
 
 namespace {
 
-void check_expert_arrays(const void* whole, const void* const* experts, const char* name, int rank, int64_t count) {
+// All experts' as one tensor, or an address each.
+struct ExpertArrays {
+  const void* whole;
+  const void* const* experts;
+};
+
+void check_expert_arrays(const ExpertArrays& arrays, const char* name, int rank, int64_t count) {
+  const auto& [whole, experts] = arrays;
   if (experts == nullptr) return check_array(whole, name, rank, true);
   for (int64_t expert = 0; expert < count; ++expert) {
     if (experts[expert] == nullptr) refuse(fmt::format("{}: null for local expert {} on rank {}", name, expert, rank));
@@ -27,16 +34,15 @@ void check_expert_arrays(const void* whole, const void* const* experts, const ch
 }
 
 // Of gate and up: both in `gate`, or each in its own, given alike.
-void check_gate_and_up(const void* gate, const void* const* gate_experts, const void* up, const void* const* up_experts,
-                       const char* name, int rank, int64_t count) {
-  check_expert_arrays(gate, gate_experts, name, rank, count);
-  if (up == nullptr && up_experts == nullptr) return;
-  if ((up_experts != nullptr) != (gate_experts != nullptr)) {
+void check_gate_and_up(const ExpertArrays& gate, const ExpertArrays& up, const char* name, int rank, int64_t count) {
+  check_expert_arrays(gate, name, rank, count);
+  if (up.whole == nullptr && up.experts == nullptr) return;
+  if ((up.experts != nullptr) != (gate.experts != nullptr)) {
     const auto form = [](bool addresses) { return addresses ? "addresses" : "one tensor"; };
     refuse(fmt::format("{0}_up: {1} on rank {2}, and {0} {3}; gate and up are both one tensor or both addresses", name,
-                       form(up_experts != nullptr), rank, form(gate_experts != nullptr)));
+                       form(up.experts != nullptr), rank, form(gate.experts != nullptr)));
   }
-  check_expert_arrays(up, up_experts, fmt::format("{}_up", name).c_str(), rank, count);
+  check_expert_arrays(up, fmt::format("{}_up", name).c_str(), rank, count);
 }
 
 // Where there is no gate w1 is one matrix.
@@ -47,10 +53,9 @@ void check_no_up(const void* up, const void* up_experts, const char* name, int r
 }
 
 // Biases and their gradients, by Numerics::bias.
-void check_bias(const void* whole, const void* const* experts, const char* name, int rank, const LayerConfig& config,
-                int64_t count) {
-  if (config.numerics.bias) return check_expert_arrays(whole, experts, name, rank, count);
-  if (whole == nullptr && experts == nullptr) return;
+void check_bias(const ExpertArrays& bias, const char* name, int rank, const LayerConfig& config, int64_t count) {
+  if (config.numerics.bias) return check_expert_arrays(bias, name, rank, count);
+  if (bias.whole == nullptr && bias.experts == nullptr) return;
   refuse(fmt::format("{}: given on rank {}; the layer has no biases (bias = 0)", name, rank));
 }
 
@@ -68,22 +73,24 @@ void check_same_numerics(const Numerics& saved, const Numerics& given) {
 
 void check_dw1(const WeightGradients& gradients, const LayerConfig& config, int rank, int64_t local_experts) {
   check_no_up(gradients.dw1_up, gradients.dw1_up_experts, "dw1_up", rank, config);
-  check_gate_and_up(gradients.dw1, gradients.dw1_experts, gradients.dw1_up, gradients.dw1_up_experts, "dw1", rank,
+  check_gate_and_up({gradients.dw1, gradients.dw1_experts}, {gradients.dw1_up, gradients.dw1_up_experts}, "dw1", rank,
                     local_experts);
-  check_bias(gradients.db1, gradients.db1_experts, "db1", rank, config, local_experts);
+  check_bias({gradients.db1, gradients.db1_experts}, "db1", rank, config, local_experts);
 }
 
 void check_dw2(const WeightGradients& gradients, const LayerConfig& config, int rank, int64_t local_experts) {
-  check_expert_arrays(gradients.dw2, gradients.dw2_experts, "dw2", rank, local_experts);
-  check_bias(gradients.db2, gradients.db2_experts, "db2", rank, config, local_experts);
+  check_expert_arrays({gradients.dw2, gradients.dw2_experts}, "dw2", rank, local_experts);
+  check_bias({gradients.db2, gradients.db2_experts}, "db2", rank, config, local_experts);
 }
 
 void check_weights(const Weights& weights, const LayerConfig& config, int rank, int64_t local_experts) {
   check_no_up(weights.w1_up, weights.w1_up_experts, "w1_up", rank, config);
-  check_gate_and_up(weights.w1, reinterpret_cast<const void* const*>(weights.w1_experts), weights.w1_up,
-                    reinterpret_cast<const void* const*>(weights.w1_up_experts), "w1", rank, local_experts);
-  check_expert_arrays(weights.w2, reinterpret_cast<const void* const*>(weights.w2_experts), "w2", rank, local_experts);
-  check_bias(weights.b2, reinterpret_cast<const void* const*>(weights.b2_experts), "b2", rank, config, local_experts);
+  check_gate_and_up({weights.w1, reinterpret_cast<const void* const*>(weights.w1_experts)},
+                    {weights.w1_up, reinterpret_cast<const void* const*>(weights.w1_up_experts)}, "w1", rank,
+                    local_experts);
+  check_expert_arrays({weights.w2, reinterpret_cast<const void* const*>(weights.w2_experts)}, "w2", rank,
+                      local_experts);
+  check_bias({weights.b2, reinterpret_cast<const void* const*>(weights.b2_experts)}, "b2", rank, config, local_experts);
 }
 
 const char* name_of(WeightGradientTime time) {
@@ -141,7 +148,7 @@ Placement place(Group& group, const LayerShape& shape, std::span<const Routing> 
 
 std::vector<MemoryNeed> memory_need(const Group& group, const LayerConfig& config, const Schedule& schedule,
                                     const Placement& placement, const MemoryOptions& options) {
-  check_call(group, config, schedule, options.direction, placement, group.local_ranks());
+  check_call(group, {config, schedule, options.direction, placement}, group.local_ranks());
   check_time(options.weight_gradients);
   return inside(group, [&] { return group.implementation().memory_need(config, schedule, placement, options); });
 }
@@ -149,7 +156,7 @@ std::vector<MemoryNeed> memory_need(const Group& group, const LayerConfig& confi
 Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,
               std::span<const ForwardArguments> arguments, const CallOptions& options) {
   return collective(group, [&] {
-    check_call(group, config, schedule, Direction::kForward, placement, arguments.size());
+    check_call(group, {config, schedule, Direction::kForward, placement}, arguments.size());
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const int rank = group.first_local_rank() + static_cast<int>(i);
       const bool has_tokens = placement.tokens(rank) > 0;
@@ -158,7 +165,7 @@ Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule,
       const Weights& weights = arguments[i].weights;
       const int64_t local_experts = config.shape.experts / group.ranks();
       check_weights(weights, config, rank, local_experts);
-      check_bias(weights.b1, reinterpret_cast<const void* const*>(weights.b1_experts), "b1", rank, config,
+      check_bias({weights.b1, reinterpret_cast<const void* const*>(weights.b1_experts)}, "b1", rank, config,
                  local_experts);
     }
     return group.implementation().forward({config, schedule, placement, arguments, options});
@@ -167,7 +174,7 @@ Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule,
 
 Saved attach_saved(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,
                    std::span<const CallerMemory> memory) {
-  check_call(group, config, schedule, Direction::kForward, placement, memory.size());
+  check_call(group, {config, schedule, Direction::kForward, placement}, memory.size());
   auto saved = std::make_shared<internal::SavedState>();
   saved->config = config;
   saved->placement = placement;
@@ -182,7 +189,7 @@ Saved attach_saved(Group& group, const LayerConfig& config, const Schedule& sche
                   fmt::format("memory: {} bytes on rank {}; must be {}, as forward needed", given.bytes, rank, bytes));
     }
     internal::SavedRank& kept = saved->ranks.emplace_back();
-    kept.memory = internal::MemoryBlock(given, "memory", {}, bytes, rank, {});
+    kept.memory = internal::MemoryBlock({given, "memory"}, {}, bytes, rank, {});
     internal::Carver carver(kept.memory.data());
     const internal::SavedPieces pieces = internal::carve_saved(carver, request);
     kept.z = pieces.z;
@@ -197,7 +204,7 @@ PendingWeightGradients backward(Group& group, const LayerConfig& config, const S
     if (saved.empty()) refuse("saved: empty; it comes from forward()");
     const internal::SavedState& state = saved.state();
     if (state.used_up) refuse("saved: used up by an earlier backward with last_use");
-    check_call(group, config, schedule, Direction::kBackward, state.placement, arguments.size());
+    check_call(group, {config, schedule, Direction::kBackward, state.placement}, arguments.size());
     check_same_numerics(state.config.numerics, config.numerics);
     const MemoryOptions use = common_use(arguments, group.first_local_rank());
     const bool keep = schedule.save_xg == SaveXg::kKeep;

@@ -68,11 +68,11 @@ class TraceWriter {
     int64_t end_ns = offset_ns;
     for (const TileEvent* event : ordered) {
       if (event->begin_ns - event->wait_begin_ns > kShortestWaitNs) {
-        complete(*event, kWaitCategory, kWaitCategory, offset_ns + event->wait_begin_ns, offset_ns + event->begin_ns,
-                 fmt::format("\"for\": \"{}\"", coordinates(*event)));
+        complete(*event, {kWaitCategory, kWaitCategory, offset_ns + event->wait_begin_ns, offset_ns + event->begin_ns,
+                          fmt::format("\"for\": \"{}\"", coordinates(*event))});
       }
-      complete(*event, event->stage, coordinates(*event), offset_ns + event->begin_ns, offset_ns + event->end_ns,
-               fmt::format("\"expert\": {}, \"m\": {}, \"n\": {}", event->expert, event->m, event->n));
+      complete(*event, {event->stage, coordinates(*event), offset_ns + event->begin_ns, offset_ns + event->end_ns,
+                        fmt::format("\"expert\": {}, \"m\": {}, \"n\": {}", event->expert, event->m, event->n)});
       end_ns = std::max(end_ns, offset_ns + event->end_ns);
     }
     return end_ns;
@@ -90,13 +90,18 @@ class TraceWriter {
     line(fmt::format("\"ph\": \"M\", \"name\": \"{}\", \"pid\": {}, \"tid\": {}, \"args\": {{{}}}", what, rank + 1,
                      thread, args));
   }
-  void complete(const TileEvent& event, std::string_view category, std::string_view name, int64_t begin_ns,
-                int64_t end_ns, const std::string& args) {
+  struct Slice {
+    std::string_view category, name;
+    int64_t begin_ns, end_ns;
+    std::string args;
+  };
+  void complete(const TileEvent& event, const Slice& slice) {
     line(
         fmt::format("\"ph\": \"X\", \"cat\": \"{}\", \"name\": \"{}\",{} \"pid\": {}, \"tid\": {}, \"ts\": {:.3f}, "
                     "\"dur\": {:.3f}, \"args\": {{{}}}",
-                    category, name, category == kWaitCategory ? " \"cname\": \"grey\"," : "", event.rank + 1,
-                    threads_.at(agent_of(event)), microseconds(begin_ns), microseconds(end_ns - begin_ns), args));
+                    slice.category, slice.name, slice.category == kWaitCategory ? " \"cname\": \"grey\"," : "",
+                    event.rank + 1, threads_.at(agent_of(event)), microseconds(slice.begin_ns),
+                    microseconds(slice.end_ns - slice.begin_ns), slice.args));
   }
 
   std::map<AgentKey, int> threads_;

@@ -187,7 +187,7 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   add_devices_option(command, request.devices,
                      "GPUs that run at once; the slowest counts (default 0; with a process a rank: each its own)");
   add_launch_option(command, options.launch);
-  add_integer_option(command, "--repeat", request.repeat, 1, kMaxRepeats, "N", "timed calls");
+  add_integer_option(command, "--repeat", request.repeat, {1, kMaxRepeats}, {"N", "timed calls"});
   const auto add_seconds = [&command](const char* name, double& seconds, const char* description) {
     add_text_option(
         command, name, [name, &seconds](const std::string& text) { seconds = parse_seconds(name, text); }, "SECONDS",
@@ -205,8 +205,8 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   add_word_option<bool>(command, "--tune", online.wanted, {{"off", false}, {"online", true}},
                         "online: steps of layers, each with another routing, that tune themselves; every call is "
                         "compared with sequential execution. On the cpu engine, too (default off)");
-  add_integer_option(command, "--steps", online.steps, 1, int64_t{1} << 31, "N", "of --tune online");
-  add_integer_option(command, "--calls", online.calls, 1, 100'000, "N", "layers of such a step");
+  add_integer_option(command, "--steps", online.steps, {1, int64_t{1} << 31}, {"N", "of --tune online"});
+  add_integer_option(command, "--calls", online.calls, {1, 100'000}, {"N", "layers of such a step"});
   add_text_option(
       command, "--tune-budget",
       [&online](const std::string& text) {

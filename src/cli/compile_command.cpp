@@ -79,8 +79,8 @@ void add_compile_command(CLI::App& app, std::function<int()>& action) {
   command->add_option("--out", options->folder, "where the kernels are kept; made if it is not there")
       ->type_name("FOLDER")
       ->required();
-  add_integer_option(*command, "--threads", options->threads, 0, kMaxThreads, "N",
-                     "kernels compiled at once; 0: one a processor");
+  add_integer_option(*command, "--threads", options->threads, {0, kMaxThreads},
+                     {"N", "kernels compiled at once; 0: one a processor"});
   command->add_option("--json", options->json, "report as JSON; -: on standard output")->type_name("FILE|-");
   command->callback([options, &action] { action = [options] { return run_compile(*options); }; });
 }

@@ -106,8 +106,8 @@ bool read_probs_file(const std::string& path, const std::vector<int64_t>& expect
 
 void check_probs(const LayerData& data, const std::string& source) {
   std::vector<int32_t> counts(data.shape.experts), experts(data.ids.size());
-  const RoutingProblem problem =
-      count_chunk(data.ids.data(), data.probs.data(), 0, data.all_tokens(), data.shape, counts.data(), experts.data());
+  const RoutingProblem problem = count_chunk(data.ids.data(), data.probs.data(), {0, data.all_tokens()}, data.shape,
+                                             {counts.data(), experts.data()});
   if (problem.fault == RoutingFault::kNone) return;
   refuse(fmt::format("{}: probs of token {}, slot {} is {}; must be finite", source, problem.token, problem.slot,
                      data.probs[problem.token * data.shape.topk + problem.slot]));
@@ -120,7 +120,7 @@ void make_probs(const LayerOptions& options, const InputFiles& files, const Tens
   const bool from_probs = read_probs_file(files.probs, expected, data.probs);
   if (from_tensors && from_probs) refuse("--probs: --tensors holds probs, too; give them once");
   if (!from_tensors && !from_probs) {
-    io::fill_probs(options.seed, 0, data.all_tokens(), options.shape.topk, data.ids.data(), data.probs.data());
+    io::fill_probs({options.seed, 0, data.all_tokens()}, options.shape.topk, data.ids.data(), data.probs.data());
     return;
   }
   check_probs(data,
@@ -147,7 +147,7 @@ LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, 
   const auto make_tokens = [&](const char* name, io::SyntheticTensor tensor, std::vector<BFloat16>& out) {
     out.resize(tokens * shape.hidden);
     if (tensors.read(name, shapes.tokens, first_token * shape.hidden, out)) return;
-    io::fill_tokens(tensor, options.seed, first_token, tokens, shape.hidden, out.data());
+    io::fill_tokens(tensor, {options.seed, first_token, tokens}, shape.hidden, out.data());
   };
   make_tokens("x", io::SyntheticTensor::kX, data.x);
   if (backward) make_tokens("dy", io::SyntheticTensor::kDy, data.dy);
@@ -159,8 +159,8 @@ LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, 
     const int64_t elements_of_expert = extents[1] * extents[2];
     out.resize(experts * elements_of_expert);
     if (tensors.read(name, extents, first_expert * elements_of_expert, out)) return;
-    io::fill_weights(tensor, options.seed, first_expert, experts, shape.hidden, shape.intermediate, out.data(),
-                     data.halves);
+    io::fill_weights(tensor, {options.seed, first_expert, experts}, {shape.hidden, shape.intermediate, data.halves},
+                     out.data());
   };
   make_weights("w1", io::SyntheticTensor::kW1, shapes.w1, data.w1);
   make_weights("w2", io::SyntheticTensor::kW2, shapes.w2, data.w2);
@@ -169,7 +169,7 @@ LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, 
                                std::vector<BFloat16>& out) {
     out.resize(experts * extents[1]);
     if (tensors.read(name, extents, first_expert * extents[1], out)) return;
-    io::fill_biases(tensor, options.seed, first_expert, experts, extents[1], out.data());
+    io::fill_biases(tensor, {options.seed, first_expert, experts}, extents[1], out.data());
   };
   make_biases("b1", io::SyntheticTensor::kB1, shapes.b1, data.b1);
   make_biases("b2", io::SyntheticTensor::kB2, shapes.b2, data.b2);

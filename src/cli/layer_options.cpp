@@ -73,7 +73,7 @@ void check_ids(const std::vector<Id>& file_ids, const LayerOptions& options, int
   const std::vector<float> no_probs(file_ids.size());
   std::vector<int32_t> counts(options.shape.experts);
   const RoutingProblem problem =
-      count_chunk(file_ids.data(), no_probs.data(), 0, tokens, options.shape, counts.data(), ids.data());
+      count_chunk(file_ids.data(), no_probs.data(), {0, tokens}, options.shape, {counts.data(), ids.data()});
   if (problem.fault == RoutingFault::kNone) return;
   const Id id = file_ids[problem.token * options.shape.topk + problem.slot];
   const std::string where =
@@ -143,7 +143,7 @@ void add_layer_options(CLI::App& app, LayerOptions& options) {
   add_word_option<EngineKind>(app, "--engine", options.engine,
                               {{"cpu", EngineKind::kCpu}, {"cuda", EngineKind::kCuda}, {"auto", EngineKind::kAuto}},
                               "auto: cuda where a Hopper GPU is, else cpu (default auto)");
-  add_integer_option(app, "--ranks", options.ranks, 1, kMaxRanks, "R", "ranks");
+  add_integer_option(app, "--ranks", options.ranks, {1, kMaxRanks}, {"R", "ranks"});
   add_text_option(
       app, "--tokens",
       [&options](const std::string& text) { options.tokens_given = parse_integers("--tokens", text, 0, kMax); },
@@ -152,22 +152,22 @@ void add_layer_options(CLI::App& app, LayerOptions& options) {
   add_text_option(
       app, "--shape", [&options](const std::string& text) { options.shape = parse_shape("--shape", text); },
       "NAME|H,I,E,K", "all four sizes; names: " + shape_names());
-  add_integer_option(app, "--hidden", options.shape.hidden, 1, kMax, "H", "columns of x and y, a multiple of 8");
-  add_integer_option(app, "--intermediate", options.shape.intermediate, 1, kMax, "I",
-                     "columns of an expert's activation, a multiple of 8");
-  add_integer_option(app, "--experts", options.shape.experts, 1, kMax, "E", "experts of all ranks");
-  add_integer_option(app, "--topk", options.shape.topk, 1, kMax, "K", "slots of a token");
+  add_integer_option(app, "--hidden", options.shape.hidden, {1, kMax}, {"H", "columns of x and y, a multiple of 8"});
+  add_integer_option(app, "--intermediate", options.shape.intermediate, {1, kMax},
+                     {"I", "columns of an expert's activation, a multiple of 8"});
+  add_integer_option(app, "--experts", options.shape.experts, {1, kMax}, {"E", "experts of all ranks"});
+  add_integer_option(app, "--topk", options.shape.topk, {1, kMax}, {"K", "slots of a token"});
   app.add_option("--routing", options.routing, "experts of every token (default uniform)")
       ->type_name("uniform|zipf:S|one|FILE.npy");
   add_text_option(
       app, "--seed", [&options](const std::string& text) { options.seed = parse_unsigned("--seed", text, 0); }, "N",
       "seed of the synthetic data (default 1)");
-  add_integer_option(app, "--workers", options.workers, 0, kMaxWorkers, "N",
-                     "compute units of a rank: threads on cpu, SMs on cuda; 0: the engine's choice");
+  add_integer_option(app, "--workers", options.workers, {0, kMaxWorkers},
+                     {"N", "compute units of a rank: threads on cpu, SMs on cuda; 0: the engine's choice"});
   add_word_option(app, "--wgrad", options.numerics.weight_gradient, kWeightGradients,
                   "how weight gradients leave (default bf16)");
-  add_integer_option(app, "--combine-groups", options.numerics.combine_groups, 0, kMax, "G",
-                     "0: one flat sum over the slots; G: sums inside G groups of experts first");
+  add_integer_option(app, "--combine-groups", options.numerics.combine_groups, {0, kMax},
+                     {"G", "0: one flat sum over the slots; G: sums inside G groups of experts first"});
   add_activation_options(app, options.numerics);
   add_schedule_options(app, options);
 }
@@ -237,7 +237,7 @@ std::vector<int32_t> make_ids(const LayerOptions& options) {
   if (options.routing_is_file()) return read_ids(options, all_tokens);
   const io::RoutingKind kind = naming_option("--routing", [&] { return io::parse_routing_kind(options.routing); });
   std::vector<int32_t> ids(slots);
-  io::make_routing(kind, options.seed, 0, all_tokens, options.shape.experts, options.shape.topk, ids.data());
+  io::make_routing(kind, {options.seed, 0, all_tokens}, options.shape.experts, options.shape.topk, ids.data());
   return ids;
 }
 

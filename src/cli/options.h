@@ -37,16 +37,22 @@ std::vector<int64_t> parse_integers(std::string_view option, std::string_view te
 CLI::Option* add_text_option(CLI::App& app, const std::string& name, std::function<void(const std::string&)> take,
                              const std::string& placeholder, const std::string& description);
 
-// A whole number from minimum to maximum into `value`, whose present value is the default.
+// A whole number of a range into `value`, whose present value is the default.
+struct IntegerRange {
+  int64_t minimum, maximum;
+};
+struct OptionHelp {
+  std::string placeholder, description;
+};
 template <typename Integer>
-CLI::Option* add_integer_option(CLI::App& app, const std::string& name, Integer& value, int64_t minimum,
-                                int64_t maximum, const std::string& placeholder, const std::string& description) {
+CLI::Option* add_integer_option(CLI::App& app, const std::string& name, Integer& value, IntegerRange range,
+                                const OptionHelp& help) {
   return add_text_option(
       app, name,
-      [&value, name, minimum, maximum](const std::string& text) {
-        value = static_cast<Integer>(parse_integer(name, text, minimum, maximum));
+      [&value, name, range](const std::string& text) {
+        value = static_cast<Integer>(parse_integer(name, text, range.minimum, range.maximum));
       },
-      placeholder, description + " (default " + std::to_string(value) + ")");
+      help.placeholder, help.description + " (default " + std::to_string(value) + ")");
 }
 
 // One of a few words into `value`.

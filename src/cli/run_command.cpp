@@ -240,8 +240,8 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   add_devices_option(command, options.devices, "GPUs: rank r runs on entry r mod the length");
   add_launch_option(command, options.launch);
   command.add_flag("--backward", options.backward, "run backward, too");
-  add_integer_option(command, "--capacity", options.capacity, 0, std::numeric_limits<int64_t>::max(), "ROWS",
-                     "padded rows that a rank has room for; 0: as many as it needs");
+  add_integer_option(command, "--capacity", options.capacity, {0, std::numeric_limits<int64_t>::max()},
+                     {"ROWS", "padded rows that a rank has room for; 0: as many as it needs"});
   command.add_flag("--check", options.check, "compare with a float64 reference; a failure is exit status 1");
   add_text_option(
       command, "--compare",
@@ -252,8 +252,8 @@ void add_run_options(CLI::App& command, RunOptions& options) {
       "sequential",
       "run it again with fusion=none: both times (of 5 calls, unless --repeat says how many), and whether the bits are "
       "the same");
-  add_integer_option(command, "--repeat", options.repeat, 1, kMaxRepeats, "N",
-                     "timed runs after a warm-up; 0: one run without a warm-up");
+  add_integer_option(command, "--repeat", options.repeat, {1, kMaxRepeats},
+                     {"N", "timed runs after a warm-up; 0: one run without a warm-up"});
   add_text_option(
       command, "--shuffle",
       [&options](const std::string& text) { options.shuffle = parse_unsigned("--shuffle", text, 1); }, "SEED",

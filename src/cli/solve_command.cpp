@@ -173,8 +173,8 @@ void add_solve_command(CLI::App& app, std::function<int()>& action) {
   add_word_option<sim::State>(*command, "--state", options->state,
                               {{"sustained", sim::State::kSustained}, {"paused", sim::State::kPaused}},
                               "clocks: one call after the other, or after pauses (default sustained)");
-  add_integer_option(*command, "--simulate", options->simulate, 0, kMaxCandidates, "N",
-                     "rank the best N by simulation; 0: none (default 8 on up to 8 ranks)");
+  add_integer_option(*command, "--simulate", options->simulate, {0, kMaxCandidates},
+                     {"N", "rank the best N by simulation; 0: none (default 8 on up to 8 ranks)"});
   command->add_option("--json", options->json, "report as JSON; -: on standard output")->type_name("FILE|-");
   command->callback([options, &action] { action = [options] { return run_solve(*options); }; });
 }

@@ -112,9 +112,14 @@ RunRecord run(const std::string& name, const TrainOptions& options, Trainer& tra
   return train::train(trainer, plan);
 }
 
+struct FinishedRun {
+  const RunRecord& record;
+  const Trainer& trainer;
+};
+
 // The same training with every stage a launch of its own, on `ranks` ranks, from the same start.
 Comparison compare_sequential(const TrainOptions& options, int ranks, const Text& text, const TrainState& start,
-                              const RunRecord& record, const Trainer& trainer) {
+                              const FinishedRun& finished) {
   ParallelConfig sequential;
   sequential.engine = options.parallel.engine;
   sequential.devices = options.parallel.devices;
@@ -127,7 +132,8 @@ Comparison compare_sequential(const TrainOptions& options, int ranks, const Text
   other.restore(start);
   const std::string name = fmt::format("fusion=none on {} rank{}", ranks, ranks == 1 ? "" : "s");
   const RunRecord other_record = run(name, options, other, nullptr);
-  return {name, ranks, first_difference(record, trainer.parameters(), other_record, other.parameters())};
+  return {name, ranks,
+          first_difference(finished.record, finished.trainer.parameters(), other_record, other.parameters())};
 }
 
 void write_outputs(const TrainOptions& options, const Report& report, const Trainer& trainer, const Text& text) {
@@ -167,9 +173,9 @@ int run_training(TrainOptions options) {
                       trainer, &text);
   if (start) {
     report.comparisons.push_back(
-        compare_sequential(options, options.parallel.ranks, text, *start, report.record, trainer));
+        compare_sequential(options, options.parallel.ranks, text, *start, {report.record, trainer}));
     if (options.parallel.ranks > 1) {
-      report.comparisons.push_back(compare_sequential(options, 1, text, *start, report.record, trainer));
+      report.comparisons.push_back(compare_sequential(options, 1, text, *start, {report.record, trainer}));
     }
   }
   write_outputs(options, report, trainer, text);
@@ -185,14 +191,15 @@ int run_training(TrainOptions options) {
 void add_model_options(CLI::App& app, TrainConfig& config) {
   constexpr int64_t kMax = int64_t{1} << 31;
   ModelConfig& model = config.model;
-  add_integer_option(app, "--batch", config.batch, 1, kMax, "B", "sequences of a step, over all ranks");
-  add_integer_option(app, "--sequence", model.sequence, 1, kMax, "S", "bytes of a sequence");
-  add_integer_option(app, "--hidden", model.hidden, 1, kMax, "H", "width of the model, a multiple of 8");
-  add_integer_option(app, "--intermediate", model.intermediate, 1, kMax, "I", "width of an expert, a multiple of 8");
-  add_integer_option(app, "--experts", model.experts, 1, kMax, "E", "experts of a layer, over all ranks");
-  add_integer_option(app, "--topk", model.topk, 1, kMax, "K", "experts that a byte goes to");
+  add_integer_option(app, "--batch", config.batch, {1, kMax}, {"B", "sequences of a step, over all ranks"});
+  add_integer_option(app, "--sequence", model.sequence, {1, kMax}, {"S", "bytes of a sequence"});
+  add_integer_option(app, "--hidden", model.hidden, {1, kMax}, {"H", "width of the model, a multiple of 8"});
+  add_integer_option(app, "--intermediate", model.intermediate, {1, kMax},
+                     {"I", "width of an expert, a multiple of 8"});
+  add_integer_option(app, "--experts", model.experts, {1, kMax}, {"E", "experts of a layer, over all ranks"});
+  add_integer_option(app, "--topk", model.topk, {1, kMax}, {"K", "experts that a byte goes to"});
   add_activation_options(app, model.numerics);
-  add_integer_option(app, "--layers", model.layers, 1, kMax, "L", "blocks of mixer and MoE layer");
+  add_integer_option(app, "--layers", model.layers, {1, kMax}, {"L", "blocks of mixer and MoE layer"});
   const auto add_number = [&app](const std::string& name, double& value, const std::string& description) {
     add_text_option(
         app, name, [&value, name](const std::string& text) { value = parse_number(name, text); }, "X",
@@ -206,15 +213,15 @@ void add_model_options(CLI::App& app, TrainConfig& config) {
 }
 
 void add_parallel_options(CLI::App& app, TrainOptions& options) {
-  add_integer_option(app, "--verify", options.parallel.verify_every, 0, int64_t{1} << 31, "N",
-                     "check a layer every N steps, 0: none; a finding is exit status 1");
+  add_integer_option(app, "--verify", options.parallel.verify_every, {0, int64_t{1} << 31},
+                     {"N", "check a layer every N steps, 0: none; a finding is exit status 1"});
   add_word_option<EngineKind>(app, "--engine", options.parallel.engine,
                               {{"cpu", EngineKind::kCpu}, {"cuda", EngineKind::kCuda}, {"auto", EngineKind::kAuto}},
                               "of the MoE layers (default cpu); auto: cuda where a Hopper GPU is, else cpu");
   add_devices_option(app, options.parallel.devices, "GPUs: rank r runs on entry r mod the length");
-  add_integer_option(app, "--ranks", options.parallel.ranks, 1, 64, "R", "ranks that the experts are spread over");
-  add_integer_option(app, "--workers", options.parallel.workers, 0, 1024, "N",
-                     "compute units of a rank, 0: as many as fit");
+  add_integer_option(app, "--ranks", options.parallel.ranks, {1, 64}, {"R", "ranks that the experts are spread over"});
+  add_integer_option(app, "--workers", options.parallel.workers, {0, 1024},
+                     {"N", "compute units of a rank, 0: as many as fit"});
   add_text_option(
       app, "--schedule",
       [&options](const std::string& text) { options.parallel.schedule = read_schedule("--schedule", text); },
@@ -238,8 +245,8 @@ void add_tuning_options(CLI::App& app, TrainOptions& options) {
         options.budget_given = true;
       },
       "X", fmt::format("time lost to trying, as a share of the time in the layers (default {})", tune.budget));
-  add_integer_option(app, "--tune-until", tune.until, 0, int64_t{1} << 31, "STEP",
-                     "the schedules of this step stay, 0: of none");
+  add_integer_option(app, "--tune-until", tune.until, {0, int64_t{1} << 31},
+                     {"STEP", "the schedules of this step stay, 0: of none"});
 }
 
 }  // namespace
@@ -251,9 +258,9 @@ void add_train_command(CLI::App& app, std::function<int()>& action) {
   command
       ->add_option("--text", options->text, "text files; a tenth of each is held out (default: Debian's licence texts)")
       ->type_name("FILE...");
-  add_integer_option(*command, "--steps", options->steps, 1, int64_t{1} << 31, "N", "step to train up to");
-  add_integer_option(*command, "--evaluate-every", options->evaluate_every, 0, int64_t{1} << 31, "N",
-                     "steps between evaluations on the held-out text, 0: at both ends only");
+  add_integer_option(*command, "--steps", options->steps, {1, int64_t{1} << 31}, {"N", "step to train up to"});
+  add_integer_option(*command, "--evaluate-every", options->evaluate_every, {0, int64_t{1} << 31},
+                     {"N", "steps between evaluations on the held-out text, 0: at both ends only"});
   add_model_options(*command, options->config);
   add_parallel_options(*command, *options);
   add_tuning_options(*command, *options);
@@ -267,8 +274,8 @@ void add_train_command(CLI::App& app, std::function<int()>& action) {
   command->add_option("--json", options->json, "write the log as JSON; -: to standard output, with nothing else there")
       ->type_name("FILE|-");
   command->add_option("--checkpoint", options->checkpoint, "write a checkpoint after the last step")->type_name("FILE");
-  add_integer_option(*command, "--checkpoint-every", options->checkpoint_every, 0, int64_t{1} << 31, "N",
-                     "and every N steps, 0: not");
+  add_integer_option(*command, "--checkpoint-every", options->checkpoint_every, {0, int64_t{1} << 31},
+                     {"N", "and every N steps, 0: not"});
   command->add_option("--resume", options->resume, "go on from a checkpoint, with the same bits")->type_name("FILE");
   command->callback([options, &action] { action = [options] { return run_training(*options); }; });
 }

@@ -215,10 +215,10 @@ void add_tune_command(CLI::App& app, std::function<int()>& action, const Command
                                            {"backward", {Direction::kBackward}},
                                            {"both", {Direction::kForward, Direction::kBackward}}},
                                           "what is tuned (default both)");
-  add_integer_option(*command, "--candidates", options->candidates, 1, kMaxCandidates, "N",
-                     "schedules that are tried beside the default, a direction");
-  add_integer_option(*command, "--budget", options->budget, 1, kMaxSeconds, "SECONDS",
-                     "of calls that are timed, a direction");
+  add_integer_option(*command, "--candidates", options->candidates, {1, kMaxCandidates},
+                     {"N", "schedules that are tried beside the default, a direction"});
+  add_integer_option(*command, "--budget", options->budget, {1, kMaxSeconds},
+                     {"SECONDS", "of calls that are timed, a direction"});
   add_machine_option(*command, options->machine);
   command->add_flag("--again", options->again, "try again what failed or was left behind in an earlier run");
   command->add_option("--export", options->exported, "what was found, for --tuned on machines that are alike")

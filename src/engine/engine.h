@@ -15,6 +15,12 @@
 
 namespace uniep::internal {
 
+// Memory that a call's arguments may have, and its name there.
+struct GivenMemory {
+  const CallerMemory& memory;
+  const char* name;
+};
+
 // A block of the caller's memory; given back when the last owner goes.
 class MemoryBlock {
  public:
@@ -22,9 +28,8 @@ class MemoryBlock {
   // Throws Error(kOutOfMemory) that names rank and bytes.
   MemoryBlock(const Allocator& allocator, std::size_t bytes, int rank, Stream stream);
   // The caller's memory where it gives some, which is not given back, and else the allocator's. Throws
-  // Error(kInvalidArgument) that names `name` and what is needed.
-  MemoryBlock(const CallerMemory& given, const char* name, const Allocator& allocator, std::size_t bytes, int rank,
-              Stream stream);
+  // Error(kInvalidArgument) that names it and what is needed.
+  MemoryBlock(const GivenMemory& given, const Allocator& allocator, std::size_t bytes, int rank, Stream stream);
   ~MemoryBlock();
   MemoryBlock(MemoryBlock&& other) noexcept;
   MemoryBlock& operator=(MemoryBlock&& other) noexcept;

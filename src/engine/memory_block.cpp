@@ -20,17 +20,18 @@ MemoryBlock::MemoryBlock(const Allocator& allocator, std::size_t bytes, int rank
   }
 }
 
-MemoryBlock::MemoryBlock(const CallerMemory& given, const char* name, const Allocator& allocator, std::size_t bytes,
-                         int rank, Stream stream)
-    : MemoryBlock(allocator, given.data == nullptr ? bytes : 0, rank, stream) {
+MemoryBlock::MemoryBlock(const GivenMemory& named, const Allocator& allocator, std::size_t bytes, int rank,
+                         Stream stream)
+    : MemoryBlock(allocator, named.memory.data == nullptr ? bytes : 0, rank, stream) {
+  const CallerMemory& given = named.memory;
   if (given.data == nullptr || bytes == 0) return;
   if (given.bytes < bytes) {
     throw Error(Status::kOutOfMemory,  // one rank's alone: the others have to be told
-                fmt::format("{}: {} bytes on rank {}; must be {} or more", name, given.bytes, rank, bytes));
+                fmt::format("{}: {} bytes on rank {}; must be {} or more", named.name, given.bytes, rank, bytes));
   }
   if (reinterpret_cast<std::uintptr_t>(given.data) % kMemoryAlignment != 0) {
     throw Error(Status::kInvalidArgument, fmt::format("{}: its address on rank {} is {}; must be a multiple of {}",
-                                                      name, rank, given.data, kMemoryAlignment));
+                                                      named.name, rank, given.data, kMemoryAlignment));
   }
   memory_ = given.data;
   bytes_ = bytes;

@@ -30,10 +30,11 @@ void require_positive(const char* name, int64_t value) {
   if (value < 1) throw_invalid(std::string(name) + " is " + std::to_string(value) + "; legal: 1 or more");
 }
 
-// Elements [first, first + count) of a tensor.
-void fill(SyntheticTensor tensor, uint64_t seed, uint64_t first, int64_t count, float scale, BFloat16* out) {
+// Elements of a tensor.
+void fill(SyntheticTensor tensor, const SyntheticPart& elements, float scale, BFloat16* out) {
+  const auto [seed, first, count] = elements;
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = synthetic_value(seed, tensor, first + static_cast<uint64_t>(i), scale);
+    out[i] = synthetic_value(seed, tensor, static_cast<uint64_t>(first + i), scale);
   }
 }
 
@@ -45,51 +46,48 @@ uint64_t scale_below(uint64_t value, uint64_t bound) {
 
 }  // namespace
 
-void fill_tokens(SyntheticTensor tensor, uint64_t seed, int64_t first_global_token, int64_t tokens, int64_t hidden,
-                 BFloat16* out) {
+void fill_tokens(SyntheticTensor tensor, const SyntheticPart& tokens, int64_t hidden, BFloat16* out) {
   if (tensor != SyntheticTensor::kX && tensor != SyntheticTensor::kDy) throw_invalid("fill_tokens fills x and dy only");
-  require_not_negative("first_global_token", first_global_token);
-  require_not_negative("tokens", tokens);
+  require_not_negative("first_global_token", tokens.first);
+  require_not_negative("tokens", tokens.count);
   require_positive("hidden", hidden);
-  fill(tensor, seed, static_cast<uint64_t>(first_global_token * hidden), tokens * hidden, kUnitScale, out);
+  fill(tensor, {tokens.seed, tokens.first * hidden, tokens.count * hidden}, kUnitScale, out);
 }
 
-void fill_weights(SyntheticTensor tensor, uint64_t seed, int64_t first_global_expert, int64_t experts, int64_t hidden,
-                  int64_t intermediate, BFloat16* out, int64_t halves) {
+void fill_weights(SyntheticTensor tensor, const SyntheticPart& experts, const ExpertSizes& sizes, BFloat16* out) {
+  const auto [hidden, intermediate, halves] = sizes;
   if (tensor != SyntheticTensor::kW1 && tensor != SyntheticTensor::kW2)
     throw_invalid("fill_weights fills w1 and w2 only");
-  require_not_negative("first_global_expert", first_global_expert);
-  require_not_negative("experts", experts);
+  require_not_negative("first_global_expert", experts.first);
+  require_not_negative("experts", experts.count);
   require_positive("hidden", hidden);
   require_positive("intermediate", intermediate);
   const bool first_layer = tensor == SyntheticTensor::kW1;
   const int64_t per_expert = (first_layer ? halves : 1) * hidden * intermediate;
-  fill(tensor, seed, static_cast<uint64_t>(first_global_expert * per_expert), experts * per_expert,
+  fill(tensor, {experts.seed, experts.first * per_expert, experts.count * per_expert},
        weight_scale(first_layer ? hidden : intermediate), out);
 }
 
-void fill_biases(SyntheticTensor tensor, uint64_t seed, int64_t first_global_expert, int64_t experts, int64_t columns,
-                 BFloat16* out) {
+void fill_biases(SyntheticTensor tensor, const SyntheticPart& experts, int64_t columns, BFloat16* out) {
   if (tensor != SyntheticTensor::kB1 && tensor != SyntheticTensor::kB2)
     throw_invalid("fill_biases fills b1 and b2 only");
-  require_not_negative("first_global_expert", first_global_expert);
-  require_not_negative("experts", experts);
+  require_not_negative("first_global_expert", experts.first);
+  require_not_negative("experts", experts.count);
   require_positive("columns", columns);
-  fill(tensor, seed, static_cast<uint64_t>(first_global_expert * columns), experts * columns, kUnitScale, out);
+  fill(tensor, {experts.seed, experts.first * columns, experts.count * columns}, kUnitScale, out);
 }
 
-void fill_probs(uint64_t seed, int64_t first_global_token, int64_t tokens, int64_t topk, const int32_t* ids,
-                float* out) {
-  require_not_negative("first_global_token", first_global_token);
-  require_not_negative("tokens", tokens);
+void fill_probs(const SyntheticPart& tokens, int64_t topk, const int32_t* ids, float* out) {
+  require_not_negative("first_global_token", tokens.first);
+  require_not_negative("tokens", tokens.count);
   require_positive("topk", topk);
-  for (int64_t token = 0; token < tokens; ++token) {
+  for (int64_t token = 0; token < tokens.count; ++token) {
     const int32_t* slots = ids + token * topk;
     float* row = out + token * topk;
-    const auto first = static_cast<uint64_t>((first_global_token + token) * topk);
+    const auto first = static_cast<uint64_t>((tokens.first + token) * topk);
     float sum = 0.0f;
     for (int64_t k = 0; k < topk; ++k) {
-      row[k] = slots[k] < 0 ? 0.0f : synthetic_prob(seed, first + static_cast<uint64_t>(k));
+      row[k] = slots[k] < 0 ? 0.0f : synthetic_prob(tokens.seed, first + static_cast<uint64_t>(k));
       if (slots[k] >= 0) sum = add(sum, row[k]);
     }
     // One IEEE division a slot: correctly rounded, so the same everywhere.
@@ -143,10 +141,9 @@ uint64_t zipf_weight(int64_t expert, double exponent) {
   return std::max<uint64_t>(1, static_cast<uint64_t>(kWeightOne / power));
 }
 
-void make_routing(const RoutingKind& kind, uint64_t seed, int64_t first_global_token, int64_t tokens, int64_t experts,
-                  int64_t topk, int32_t* ids) {
-  require_not_negative("first_global_token", first_global_token);
-  require_not_negative("tokens", tokens);
+void make_routing(const RoutingKind& kind, const SyntheticPart& tokens, int64_t experts, int64_t topk, int32_t* ids) {
+  require_not_negative("first_global_token", tokens.first);
+  require_not_negative("tokens", tokens.count);
   if (experts < 1 || experts > kMaxRoutingExperts) {
     throw_invalid("experts is " + std::to_string(experts) + "; legal: 1 to " + std::to_string(kMaxRoutingExperts));
   }
@@ -155,8 +152,8 @@ void make_routing(const RoutingKind& kind, uint64_t seed, int64_t first_global_t
                   std::to_string(experts));
   }
   if (kind.pattern == RoutingPattern::kOne) {
-    std::fill(ids, ids + tokens * topk, -1);
-    for (int64_t token = 0; token < tokens; ++token) ids[token * topk] = 0;
+    std::fill(ids, ids + tokens.count * topk, -1);
+    for (int64_t token = 0; token < tokens.count; ++token) ids[token * topk] = 0;
     return;
   }
   const double exponent = kind.pattern == RoutingPattern::kZipf ? kind.exponent : 0.0;
@@ -170,12 +167,12 @@ void make_routing(const RoutingKind& kind, uint64_t seed, int64_t first_global_t
     total += weights[static_cast<std::size_t>(expert)];
   }
   std::vector<uint64_t> taken(static_cast<std::size_t>(topk));
-  for (int64_t token = 0; token < tokens; ++token) {
+  for (int64_t token = 0; token < tokens.count; ++token) {
     int32_t* slots = ids + token * topk;
-    const auto first = static_cast<uint64_t>((first_global_token + token) * topk);
+    const auto first = static_cast<uint64_t>((tokens.first + token) * topk);
     uint64_t left = total;
     for (std::size_t k = 0; k < taken.size(); ++k) {
-      uint64_t target = scale_below(synthetic_hash(seed, SyntheticTensor::kRouting, first + k), left);
+      uint64_t target = scale_below(synthetic_hash(tokens.seed, SyntheticTensor::kRouting, first + k), left);
       std::size_t expert = 0;
       for (; target >= weights[expert]; ++expert) target -= weights[expert];
       slots[k] = static_cast<int32_t>(expert);

@@ -11,23 +11,30 @@
 // that a batch is the same however it is cut among ranks. Arrays are row-major and dense; counts may be 0.
 namespace uniep::io {
 
-// Rows [first_global_token, first_global_token + tokens) of x or dy (kX, kDy) into out [tokens, hidden].
-void fill_tokens(SyntheticTensor tensor, uint64_t seed, int64_t first_global_token, int64_t tokens, int64_t hidden,
-                 BFloat16* out);
+// Tokens of the global batch, or experts of all ranks: [first, first + count).
+struct SyntheticPart {
+  uint64_t seed;
+  int64_t first;
+  int64_t count;
+};
 
-// Experts [first_global_expert, first_global_expert + experts) into out: kW1 [experts, halves I, H], kW2 [experts, H,
-// I]. halves: 2, or 1 where there is no gate.
-void fill_weights(SyntheticTensor tensor, uint64_t seed, int64_t first_global_expert, int64_t experts, int64_t hidden,
-                  int64_t intermediate, BFloat16* out, int64_t halves = 2);
+// Tokens of x or dy (kX, kDy) into out [count, hidden].
+void fill_tokens(SyntheticTensor tensor, const SyntheticPart& tokens, int64_t hidden, BFloat16* out);
 
-// Biases of the experts [first_global_expert, first_global_expert + experts) into out [experts, columns] (kB1, kB2).
-void fill_biases(SyntheticTensor tensor, uint64_t seed, int64_t first_global_expert, int64_t experts, int64_t columns,
-                 BFloat16* out);
+struct ExpertSizes {
+  int64_t hidden;
+  int64_t intermediate;
+  int64_t halves = 2;  // of w1; 1 where there is no gate
+};
+// Experts into out: kW1 [count, halves I, H], kW2 [count, H, I].
+void fill_weights(SyntheticTensor tensor, const SyntheticPart& experts, const ExpertSizes& sizes, BFloat16* out);
 
-// Router weights [tokens, topk]: positive and summing to about one over a token's used slots, +0 in an unused slot
-// (ids -1). `ids` [tokens, topk] are the same tokens' experts.
-void fill_probs(uint64_t seed, int64_t first_global_token, int64_t tokens, int64_t topk, const int32_t* ids,
-                float* out);
+// Biases of experts into out [count, columns] (kB1, kB2).
+void fill_biases(SyntheticTensor tensor, const SyntheticPart& experts, int64_t columns, BFloat16* out);
+
+// Router weights [count, topk]: positive and summing to about one over a token's used slots, +0 in an unused slot
+// (ids -1). `ids` [count, topk] are the same tokens' experts.
+void fill_probs(const SyntheticPart& tokens, int64_t topk, const int32_t* ids, float* out);
 
 enum class RoutingPattern : int { kUniform = 0, kZipf = 1, kOne = 2 };
 
@@ -43,11 +50,10 @@ std::string to_string(const RoutingKind& kind);
 // Experts that a routing may have: their integer weights must add up below 2^64.
 constexpr int64_t kMaxRoutingExperts = int64_t{1} << 20;
 
-// Top-k ids of the tokens [first_global_token, first_global_token + tokens) into ids [tokens, topk]. uniform and zipf:
+// Top-k ids of tokens into ids [count, topk]. uniform and zipf:
 // `topk` different experts per token, drawn one after the other without replacement with P(e) ~ (e + 1)^-S (uniform: S
 // = 0). one: expert 0 in slot 0, -1 in the others. Legal: 1 <= topk <= experts.
-void make_routing(const RoutingKind& kind, uint64_t seed, int64_t first_global_token, int64_t tokens, int64_t experts,
-                  int64_t topk, int32_t* ids);
+void make_routing(const RoutingKind& kind, const SyntheticPart& tokens, int64_t experts, int64_t topk, int32_t* ids);
 
 // The weight that make_routing draws expert e with: max(1, floor(2^40 / (e + 1)^S)), the power by IEEE-exact operations
 // only, so that it is the same everywhere.

@@ -65,11 +65,12 @@ void count_rank(internal::PlacementState& state, const Routing& routing, int ran
   internal::RankPlacement& own = state.rank[rank];
   own.expert_of_slot.resize(routing.tokens * state.shape.topk);
   int32_t* counts = state.counts.data() + rank * state.shape.experts;
-  const RoutingProblem problem = routing.index_type == IndexType::kInt32
-                                     ? count_chunk(static_cast<const int32_t*>(routing.topk_ids), routing.probs, 0,
-                                                   routing.tokens, state.shape, counts, own.expert_of_slot.data())
-                                     : count_chunk(static_cast<const int64_t*>(routing.topk_ids), routing.probs, 0,
-                                                   routing.tokens, state.shape, counts, own.expert_of_slot.data());
+  const RoutingProblem problem =
+      routing.index_type == IndexType::kInt32
+          ? count_chunk(static_cast<const int32_t*>(routing.topk_ids), routing.probs, {0, routing.tokens}, state.shape,
+                        {counts, own.expert_of_slot.data()})
+          : count_chunk(static_cast<const int64_t*>(routing.topk_ids), routing.probs, {0, routing.tokens}, state.shape,
+                        {counts, own.expert_of_slot.data()});
   if (problem.fault != RoutingFault::kNone) report(problem, routing, rank, state.shape);
 }
 
@@ -184,7 +185,7 @@ std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape,
     own.row_of_source.assign(own.source_begin.back(), -1);
     own.row_of_slot.resize(own.expert_of_slot.size());
     std::vector<int32_t> next_row = first_rows(*state, rank);
-    assign_chunk(own.expert_of_slot.data(), 0, own.tokens, shape.topk, next_row.data(), own.row_of_slot.data());
+    assign_chunk(own.expert_of_slot.data(), {0, own.tokens}, shape.topk, next_row.data(), own.row_of_slot.data());
     own.token_order = order_by_last_expert(own.expert_of_slot, own.tokens, shape, ranks);
   }
   for (int source = 0; source < ranks; ++source) write_row_tables(*state, source, slots[source].routing.probs);

@@ -17,29 +17,40 @@ struct RoutingProblem {
   int64_t slot = 0;
 };
 
-// Adds to counts[E] the rows that the tokens [token_begin, token_end) send to each expert and writes their experts as
-// int32. Returns the first problem; the counts then mean nothing.
+// The tokens [begin, end).
+struct TokenChunk {
+  int64_t begin, end;
+};
+
+// What counting writes.
+struct CountedRows {
+  int32_t* counts;          // [E]
+  int32_t* expert_of_slot;  // [T, K]
+};
+
+// Adds to counts[E] the rows that the chunk's tokens send to each expert and writes their experts as int32. Returns the
+// first problem; the counts then mean nothing.
 template <typename Id>
-RoutingProblem count_chunk(const Id* topk_ids, const float* probs, int64_t token_begin, int64_t token_end,
-                           const LayerShape& shape, int32_t* counts, int32_t* expert_of_slot) {
+RoutingProblem count_chunk(const Id* topk_ids, const float* probs, TokenChunk tokens, const LayerShape& shape,
+                           CountedRows rows) {
   const int64_t topk = shape.topk;
-  for (int64_t token = token_begin; token < token_end; ++token) {
+  for (int64_t token = tokens.begin; token < tokens.end; ++token) {
     for (int64_t slot = 0; slot < topk; ++slot) {
       const int64_t entry = token * topk + slot;
       const RoutingFault fault = check_slot(topk_ids, probs[entry], entry, static_cast<int32_t>(slot), shape.experts);
       if (fault != RoutingFault::kNone) return {fault, token, slot};
-      expert_of_slot[entry] = static_cast<int32_t>(topk_ids[entry]);
-      if (topk_ids[entry] >= 0) ++counts[topk_ids[entry]];
+      rows.expert_of_slot[entry] = static_cast<int32_t>(topk_ids[entry]);
+      if (topk_ids[entry] >= 0) ++rows.counts[topk_ids[entry]];
     }
   }
   return {};
 }
 
-// Gives the slots of the tokens [token_begin, token_end) their rows. next_row[E] holds the row of the chunk's first
+// Gives the slots of the chunk's tokens their rows. next_row[E] holds the row of the chunk's first
 // slot of each expert and is advanced.
-inline void assign_chunk(const int32_t* expert_of_slot, int64_t token_begin, int64_t token_end, int64_t topk,
-                         int32_t* next_row, int32_t* row_of_slot) {
-  for (int64_t entry = token_begin * topk; entry < token_end * topk; ++entry) {
+inline void assign_chunk(const int32_t* expert_of_slot, TokenChunk tokens, int64_t topk, int32_t* next_row,
+                         int32_t* row_of_slot) {
+  for (int64_t entry = tokens.begin * topk; entry < tokens.end * topk; ++entry) {
     const int32_t expert = expert_of_slot[entry];
     row_of_slot[entry] = expert < 0 ? -1 : next_row[expert]++;
   }

@@ -62,15 +62,16 @@ void DataFlow::fill_prob_writers(int64_t node) {
 void DataFlow::add_prob_sums(const RankProgram& p, const Task& task, std::vector<int64_t>& writers) const {
   if (p.direction == Direction::kForward || task.n != 0) return;
   if (task.stage == Stage::kSend) {
-    add_tiles(p.rank, Stage::kFirstGemm, task.expert, task.m, 0, p.first_tiles, writers);
+    add_tiles({p.rank, Stage::kFirstGemm, task.expert, task.m, 0, p.first_tiles}, writers);
     return;
   }
   for_each_row_of_tokens(p, task.expert, task.m, [&](int32_t, int32_t, int32_t row) {
     const RowSource source = p.rows[row];
     const int32_t expert =
         program_.rank(source.rank).expert_of_slot[static_cast<int64_t>(source.token) * p.topk + source.slot];
-    add_tiles(p.rank, Stage::kFirstGemm, expert - p.first_expert, (row - p.segment_start[expert]) / p.tile_m, 0,
-              p.first_tiles, writers);
+    add_tiles({p.rank, Stage::kFirstGemm, expert - p.first_expert, (row - p.segment_start[expert]) / p.tile_m, 0,
+               p.first_tiles},
+              writers);
   });
 }
 
@@ -81,10 +82,9 @@ void DataFlow::add_row_writers(const RankProgram& p, int32_t operand, RowRange r
   for (int32_t row = rows.begin; row < rows.padded_end; ++row) writers.push_back(found->second[row]);
 }
 
-void DataFlow::add_tiles(int rank, Stage stage, int32_t expert, int32_t m, int32_t n_begin, int32_t n_end,
-                         std::vector<int64_t>& writers) const {
-  for (int32_t n = n_begin; n < n_end; ++n) {
-    const auto found = nodes_.find({rank, stage, expert, m, n});
+void DataFlow::add_tiles(const TileRow& tiles, std::vector<int64_t>& writers) const {
+  for (int32_t n = tiles.n_begin; n < tiles.n_end; ++n) {
+    const auto found = nodes_.find({tiles.rank, tiles.stage, tiles.expert, tiles.m, n});
     writers.push_back(found == nodes_.end() ? -1 : found->second);
   }
 }
@@ -94,7 +94,7 @@ void DataFlow::add_expert(const RankProgram& p, int32_t expert, int32_t operand,
                           std::vector<int64_t>& writers) const {
   const int32_t blocks = blocks_of_rows(p.expert_rows[p.first_expert + expert], p.tile_m);
   for (int32_t m = 0; m < blocks; ++m) {
-    add_tiles(p.rank, Stage::kFirstGemm, expert, m, 0, p.first_tiles, writers);
+    add_tiles({p.rank, Stage::kFirstGemm, expert, m, 0, p.first_tiles}, writers);
     if (rows) add_row_writers(p, operand, rows_of_block(p, p.first_expert + expert, m), writers);
   }
 }
@@ -117,11 +117,11 @@ void DataFlow::add_summands(const RankProgram& p, const Task& task, std::vector<
     }
     if (p.combine_groups > 0) {
       const int32_t token_block = static_cast<int32_t>(entry / p.topk / kTokenBlock);
-      add_tiles(owner, Stage::kGroupSend, p.rank, token_block, task.n, task.n + 1, writers);
+      add_tiles({owner, Stage::kGroupSend, p.rank, token_block, task.n, task.n + 1}, writers);
     } else if (p.epilogue_combine) {
-      add_tiles(owner, Stage::kSecondGemm, local, block, p.chunk_tile[task.n], p.chunk_tile[task.n + 1], writers);
+      add_tiles({owner, Stage::kSecondGemm, local, block, p.chunk_tile[task.n], p.chunk_tile[task.n + 1]}, writers);
     } else {
-      add_tiles(owner, Stage::kSend, local, block, task.n, task.n + 1, writers);
+      add_tiles({owner, Stage::kSend, local, block, task.n, task.n + 1}, writers);
     }
   }
 }
@@ -140,7 +140,7 @@ std::vector<int64_t> DataFlow::writers_of(const TaskGraph::Node& reader) const {
         const RowRange part = rows_from_source(p, p.first_expert + task.expert,
                                                rows_of_block(p, p.first_expert + task.expert, task.m), source);
         if (part.begin < part.end) {
-          add_tiles(source, Stage::kPush, p.first_expert + task.expert, task.m, task.n, task.n + 1, writers);
+          add_tiles({source, Stage::kPush, p.first_expert + task.expert, task.m, task.n, task.n + 1}, writers);
         }
       }
       break;
@@ -148,7 +148,7 @@ std::vector<int64_t> DataFlow::writers_of(const TaskGraph::Node& reader) const {
       add_row_writers(p, 0, rows_of_block(p, p.first_expert + task.expert, task.m), writers);
       break;
     case Stage::kSecondGemm:
-      add_tiles(p.rank, Stage::kFirstGemm, task.expert, task.m, 0, p.first_tiles, writers);
+      add_tiles({p.rank, Stage::kFirstGemm, task.expert, task.m, 0, p.first_tiles}, writers);
       break;
     case Stage::kWgradFc2:
       add_expert(p, task.expert, 0, true, writers);
@@ -157,7 +157,7 @@ std::vector<int64_t> DataFlow::writers_of(const TaskGraph::Node& reader) const {
       add_expert(p, task.expert, 1, p.operands == 2, writers);
       break;
     case Stage::kSend:
-      add_tiles(p.rank, Stage::kSecondGemm, task.expert, task.m, p.chunk_tile[task.n], p.chunk_tile[task.n + 1],
+      add_tiles({p.rank, Stage::kSecondGemm, task.expert, task.m, p.chunk_tile[task.n], p.chunk_tile[task.n + 1]},
                 writers);
       add_prob_sums(p, task, writers);
       break;
@@ -166,8 +166,9 @@ std::vector<int64_t> DataFlow::writers_of(const TaskGraph::Node& reader) const {
         const RowSource source = p.rows[row];
         const int32_t expert =
             program_.rank(source.rank).expert_of_slot[static_cast<int64_t>(source.token) * p.topk + source.slot];
-        add_tiles(p.rank, Stage::kSecondGemm, expert - p.first_expert, (row - p.segment_start[expert]) / p.tile_m,
-                  p.chunk_tile[task.n], p.chunk_tile[task.n + 1], writers);
+        add_tiles({p.rank, Stage::kSecondGemm, expert - p.first_expert, (row - p.segment_start[expert]) / p.tile_m,
+                   p.chunk_tile[task.n], p.chunk_tile[task.n + 1]},
+                  writers);
       });
       add_prob_sums(p, task, writers);
       break;

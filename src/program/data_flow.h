@@ -22,6 +22,12 @@ class DataFlow {
   void check(std::vector<std::string>& problems, std::size_t most);
 
  private:
+  struct TileRow {  // of a rank, side by side
+    int rank;
+    Stage stage;
+    int32_t expert, m;
+    int32_t n_begin, n_end;
+  };
   using Key = std::tuple<int, Stage, int32_t, int32_t, int32_t>;
   static constexpr int64_t kReadersChecked = 2000;
 
@@ -30,8 +36,7 @@ class DataFlow {
   void add_prob_sums(const RankProgram& p, const Task& task, std::vector<int64_t>& writers) const;
   std::vector<int64_t> writers_of(const TaskGraph::Node& reader) const;
   void add_row_writers(const RankProgram& p, int32_t operand, RowRange rows, std::vector<int64_t>& writers) const;
-  void add_tiles(int rank, Stage stage, int32_t expert, int32_t m, int32_t n_begin, int32_t n_end,
-                 std::vector<int64_t>& writers) const;
+  void add_tiles(const TileRow& tiles, std::vector<int64_t>& writers) const;
   void add_expert(const RankProgram& p, int32_t expert, int32_t operand, bool rows,
                   std::vector<int64_t>& writers) const;
   void add_summands(const RankProgram& p, const Task& task, std::vector<int64_t>& writers) const;

@@ -84,8 +84,9 @@ UNIEP_HOST_DEVICE int32_t column_tiles(const RankProgram& p, const Segment& s) {
 // The tile at a position of an expert's grid; kNoTile where there is none.
 UNIEP_HOST_DEVICE TilePosition tile_at(const RankProgram& p, int64_t position, int32_t m_tiles, int32_t n_tiles) {
   const int32_t bands = p.raster / p.cluster;
-  TilePosition tile = tile_of_task(static_cast<int32_t>(position / p.cluster), m_tiles, n_tiles, p.cluster,
-                                   static_cast<int32_t>(position % p.cluster), bands > 0 ? bands : 1);
+  TilePosition tile =
+      tile_of_task(static_cast<int32_t>(position / p.cluster), static_cast<int32_t>(position % p.cluster),
+                   {m_tiles, n_tiles, p.cluster, bands > 0 ? bands : 1});
   if (!tile.exists) tile.m_block = kNoTile;
   return tile;
 }

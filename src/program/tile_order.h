@@ -14,6 +14,13 @@ struct TilePosition {
   bool exists;    // false: this CTA idles along with its neighbour
 };
 
+struct TileGrid {
+  int32_t m_blocks;
+  int32_t n_blocks;
+  int32_t cluster;
+  int32_t raster;
+};
+
 // Pairs of m blocks share an n block. An odd last m block is split along n instead: each CTA takes one of two n blocks.
 UNIEP_HOST_DEVICE int32_t task_count(int32_t m_blocks, int32_t n_blocks, int32_t cluster) {
   if (cluster == 1) return m_blocks * n_blocks;
@@ -22,8 +29,8 @@ UNIEP_HOST_DEVICE int32_t task_count(int32_t m_blocks, int32_t n_blocks, int32_t
 
 // Bands of `raster` pairs (or blocks) of m, n ascending inside a band, so that what runs side by side shares tiles of B
 // and A in L2. The split last m block runs right after the pairs of the last band that read the same two n blocks.
-UNIEP_HOST_DEVICE TilePosition tile_of_task(int32_t task, int32_t m_blocks, int32_t n_blocks, int32_t cluster,
-                                            int32_t cta, int32_t raster) {
+UNIEP_HOST_DEVICE TilePosition tile_of_task(int32_t task, int32_t cta, const TileGrid& grid) {
+  const int32_t m_blocks = grid.m_blocks, n_blocks = grid.n_blocks, cluster = grid.cluster, raster = grid.raster;
   const int32_t groups = m_blocks / cluster;
   const bool has_split = m_blocks % cluster != 0;
   const int32_t last_band = groups == 0 ? 0 : (groups - 1) / raster;

@@ -9,8 +9,9 @@
 //   int64_t take(int64_t counter)          asks for the next one
 namespace uniep::program {
 
-// What engines are free to choose.
+// How a worker walks.
 struct WalkStyle {
+  bool for_a_pair = false;           // the first worker of a pair
   int32_t sum_tokens = kTokenBlock;  // tokens that are summed at a time; divides kTokenBlock
   int32_t share = 0, shares = 1;     // of the agents that share a worker's copies this one takes every shares-th
 };
@@ -27,9 +28,8 @@ struct TokenRange {
 class ListWalk {
  public:
   ListWalk() = default;
-  ListWalk(const RankProgram& p, int32_t launch, ListKind kind, int32_t worker, bool for_a_pair,
-           const WalkStyle& style = {})
-      : p_(&p), launch_(launch), kind_(kind), worker_(worker), for_a_pair_(for_a_pair), style_(style) {
+  ListWalk(const RankProgram& p, int32_t launch, ListKind kind, int32_t worker, const WalkStyle& style = {})
+      : p_(&p), launch_(launch), kind_(kind), worker_(worker), style_(style) {
     const Participants who = participants_of(p, launch, kind);
     if (worker < who.begin || worker >= who.end) return;
     if (kind == ListKind::kReduce) sums_ = (p.tokens + style.sum_tokens - 1) / style.sum_tokens;
@@ -57,7 +57,7 @@ class ListWalk {
     const int64_t position = take_position(counters);
     if (position >= length_) return false;
     task_ = task_at(position);
-    if (for_a_pair_) partners_task_ = task_at(position + 1);
+    if (style_.for_a_pair) partners_task_ = task_at(position + 1);
     return true;
   }
 
@@ -78,14 +78,14 @@ class ListWalk {
     if (!ticket.found) return false;
     const int64_t position = ticket.index * p_->cluster;
     task_ = segment_task(*p_, ticket.segment, position);
-    if (for_a_pair_) partners_task_ = segment_task(*p_, ticket.segment, position + 1);
+    if (style_.for_a_pair) partners_task_ = segment_task(*p_, ticket.segment, position + 1);
     return true;
   }
 
   // In a pair a ticket is for two positions.
   template <typename Counters>
   int64_t take_position(Counters&& counters) {
-    if (p_->dynamic) return begin_ + counters.take(ticket_counter(launch_, kind_)) * (for_a_pair_ ? 2 : 1);
+    if (p_->dynamic) return begin_ + counters.take(ticket_counter(launch_, kind_)) * (style_.for_a_pair ? 2 : 1);
     const int64_t index = index_;
     index_ += is_copy_list(kind_) ? style_.shares : 1;
     return static_position(*p_, participants_of(*p_, launch_, kind_), worker_, index);
@@ -102,7 +102,6 @@ class ListWalk {
   int32_t launch_ = 0;
   ListKind kind_ = ListKind::kDispatch;
   int32_t worker_ = 0;
-  bool for_a_pair_ = false;
   WalkStyle style_;
   int64_t length_ = 0;
   int32_t sums_ = 0;   // of a column chunk, at style_.sum_tokens tokens each
@@ -172,7 +171,9 @@ class AgentWalk {
     walk_ = {};
     if (!walks_list(*p_, launch_, worker_, role_, kind)) return;
     const bool in_pair = kind == ListKind::kCompute && p_->cluster == 2;
-    walk_ = ListWalk(*p_, launch_, kind, worker_, in_pair, style_);
+    WalkStyle style = style_;
+    style.for_a_pair = in_pair;
+    walk_ = ListWalk(*p_, launch_, kind, worker_, style);
     if (in_pair && !walk_.empty()) pair_role_ = worker_ % 2 == 0 ? PairRole::kFirst : PairRole::kSecond;
   }
 

@@ -68,7 +68,7 @@ class Expert {
     ExpertColumns result;
     result.z.resize(rows_ * halves_ * n);
     multiply(
-        rows_, halves_ * n, hidden_, [&](int64_t m, int64_t h) { return x(m, h); },
+        {rows_, halves_ * n, hidden_}, [&](int64_t m, int64_t h) { return x(m, h); },
         [&](int64_t h, int64_t j) { return w1(j < n ? columns[j] : intermediate_ + columns[j - n], h); },
         result.z.data());
     for (int64_t m = 0; m < rows_ && b1_ != nullptr; ++m) {
@@ -80,7 +80,7 @@ class Expert {
     if (input_.dy) {
       da.resize(rows_ * n);
       multiply(
-          rows_, n, hidden_, [&](int64_t m, int64_t h) { return dy(m, h); },
+          {rows_, n, hidden_}, [&](int64_t m, int64_t h) { return dy(m, h); },
           [&](int64_t h, int64_t j) { return w2(h, columns[j]); }, da.data());
     }
     apply_activation(n, da, &result);
@@ -99,7 +99,7 @@ class Expert {
   std::vector<double> output(const ExpertColumns& all) const {
     std::vector<double> o(rows_ * hidden_);
     multiply(
-        rows_, hidden_, intermediate_, [&](int64_t m, int64_t i) { return all.activation[m * intermediate_ + i]; },
+        {rows_, hidden_, intermediate_}, [&](int64_t m, int64_t i) { return all.activation[m * intermediate_ + i]; },
         [&](int64_t i, int64_t h) { return w2(h, i); }, o.data());
     for (int64_t m = 0; m < rows_ && b2_ != nullptr; ++m) {
       for (int64_t h = 0; h < hidden_; ++h) o[m * hidden_ + h] += to_double(b2_[h]);
@@ -116,7 +116,7 @@ class Expert {
   std::vector<double> input_gradient(const ExpertColumns& all) const {
     std::vector<double> dxg(rows_ * hidden_);
     multiply(
-        rows_, hidden_, halves_ * intermediate_,
+        {rows_, hidden_, halves_ * intermediate_},
         [&](int64_t m, int64_t j) { return all.dz[m * halves_ * intermediate_ + j]; },
         [&](int64_t j, int64_t h) { return w1(j, h); }, dxg.data());
     for (double& value : dxg) value = stored(value);
@@ -127,7 +127,7 @@ class Expert {
   std::vector<double> dw1(const ExpertColumns& some, int64_t n) const {
     std::vector<double> result(halves_ * n * hidden_);
     multiply(
-        halves_ * n, hidden_, rows_, [&](int64_t j, int64_t m) { return some.dz[m * halves_ * n + j]; },
+        {halves_ * n, hidden_, rows_}, [&](int64_t j, int64_t m) { return some.dz[m * halves_ * n + j]; },
         [&](int64_t m, int64_t h) { return x(m, h); }, result.data());
     return result;
   }
@@ -136,7 +136,7 @@ class Expert {
   std::vector<double> dw2(const ExpertColumns& some, int64_t n) const {
     std::vector<double> result(hidden_ * n);
     multiply(
-        hidden_, n, rows_, [&](int64_t h, int64_t m) { return dy(m, h); },
+        {hidden_, n, rows_}, [&](int64_t h, int64_t m) { return dy(m, h); },
         [&](int64_t m, int64_t j) { return some.weighted[m * n + j]; }, result.data());
     return result;
   }

@@ -41,9 +41,14 @@ void pack(int64_t count, int64_t depth, const Value& value, double* packed) {
   }
 }
 
+struct MatrixSizes {
+  int64_t rows, columns, depth;
+};
+
 // out[i, j] = sum over k of left(i, k) * right(k, j) in float64, k ascending from zero; out is [rows, columns].
 template <typename Left, typename Right>
-void multiply(int64_t rows, int64_t columns, int64_t depth, const Left& left, const Right& right, double* out) {
+void multiply(const MatrixSizes& sizes, const Left& left, const Right& right, double* out) {
+  const int64_t rows = sizes.rows, columns = sizes.columns, depth = sizes.depth;
   const int64_t row_blocks = (rows + kBlock - 1) / kBlock;
   const int64_t column_blocks = (columns + kBlock - 1) / kBlock;
   const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(depth);

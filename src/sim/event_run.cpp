@@ -20,13 +20,13 @@ bool is_gemm(Stage stage) {
 }  // namespace
 
 EventRun::EventRun(const Program& program, const MachineDescription& machine, const SimulateOptions& options,
-                   const std::vector<RankCosts>& costs, double relayed_share, double clock_ghz)
+                   const Load& load)
     : program_(program),
       machine_(machine),
       options_(options),
-      costs_(costs),
-      relayed_share_(relayed_share),
-      times_(program.request(), program.rank(0), machine, options.state, clock_ghz),
+      costs_(load.costs),
+      relayed_share_(load.relayed_share),
+      times_(program.request(), program.rank(0), machine, options.state, load.clock_ghz),
       layout_(signal_layout(program.rank(0))),
       simulated_(options.one_rank ? 1 : program.ranks()),
       helpers_(!program.rank(0).on_sms && !times_.own_copy_class),
@@ -109,7 +109,7 @@ void EventRun::begin_launch(int32_t rank, double now) {
   state.pair_came.assign(p.workers / 2 + 1, 0);
   state.sums.clear();
   for (int32_t worker = 0; worker < p.workers; ++worker) {
-    state.sums.emplace_back(p, state.launch, ListKind::kReduce, worker, false, WalkStyle{.sum_tokens = kCudaSumTokens});
+    state.sums.emplace_back(p, state.launch, ListKind::kReduce, worker, WalkStyle{.sum_tokens = kCudaSumTokens});
     const Participants who = participants_of(p, state.launch, ListKind::kCompute);
     state.computes[worker] =
         worker >= who.begin && worker < who.end && list_length(p, state.launch, ListKind::kCompute) > 0;
@@ -145,7 +145,7 @@ bool EventRun::enter_list(int32_t index, double now) {
   agent.walk = {};
   if (!walks(agent, kind) || kind == ListKind::kReduce) return true;
   const bool in_pair = kind == ListKind::kCompute && p.cluster == 2;
-  agent.walk = ListWalk(p, state.launch, kind, agent.worker, in_pair);
+  agent.walk = ListWalk(p, state.launch, kind, agent.worker, {.for_a_pair = in_pair});
   if (!in_pair || agent.walk.empty()) return true;
   agent.leads_pair = agent.worker % 2 == 0;
   agent.follows = !agent.leads_pair;

@@ -16,8 +16,12 @@ namespace uniep::sim {
 // math warps join the sums once they have no more tiles, and a pair of workers runs two tiles as one.
 class EventRun {
  public:
-  EventRun(const Program& program, const MachineDescription& machine, const SimulateOptions& options,
-           const std::vector<RankCosts>& costs, double relayed_share, double clock_ghz);
+  struct Load {
+    const std::vector<RankCosts>& costs;
+    double relayed_share;
+    double clock_ghz;
+  };
+  EventRun(const Program& program, const MachineDescription& machine, const SimulateOptions& options, const Load& load);
 
   struct Totals {
     double begin_us = -1, end_us = 0, busy_us = 0;

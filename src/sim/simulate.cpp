@@ -179,7 +179,7 @@ Simulated simulate(const Program& program, const MachineDescription& machine, co
   EventRun::Result run;
   Simulated simulated_call;
   for (int i = 0; i < kMaxRuns; ++i) {
-    run = EventRun(program, machine, options, costs, relayed, clock).run();
+    run = EventRun(program, machine, options, {costs, relayed, clock}).run();
     const double us = *std::max_element(run.end_us.begin(), run.end_us.end());
     simulated_call.clock_ghz = clock;
     const double next = agreed_clock(run, us, clock, all_workers, [&](double share, double call_us) {

@@ -34,8 +34,16 @@ struct Factors {
   float gradient_scale, first_scale, second_scale, rate;
 };
 
-void update_chunk(const Factors& f, float decay, const float* gradients, float* first, float* second, float* values,
-                  int64_t count) {
+struct Arrays {
+  const float* gradients;
+  float* first;
+  float* second;
+  float* values;
+  int64_t count;
+};
+
+void update_chunk(const Factors& f, float decay, const Arrays& arrays) {
+  const auto [gradients, first, second, values, count] = arrays;
   constexpr float kKeep1 = static_cast<float>(kBeta1), kAdd1 = static_cast<float>(1 - kBeta1);
   constexpr float kKeep2 = static_cast<float>(kBeta2), kAdd2 = static_cast<float>(1 - kBeta2);
   for (int64_t i = 0; i < count; ++i) {
@@ -81,8 +89,9 @@ double AdamW::update(int64_t step, double learning_rate, const std::vector<float
   reference::parallel_for(count, 30.0 * static_cast<double>(values.size()), [&](int64_t i) {
     const auto [begin, elements, decays] = chunks_[i];
     const float decay = decays ? static_cast<float>(learning_rate * kWeightDecay) : 0.0f;
-    update_chunk(factors, decay, gradients.data() + begin, first_.data() + begin, second_.data() + begin,
-                 values.data() + begin, elements);
+    update_chunk(
+        factors, decay,
+        {gradients.data() + begin, first_.data() + begin, second_.data() + begin, values.data() + begin, elements});
   });
   return gradient_norm;
 }

@@ -178,8 +178,8 @@ uniep::Weights ExpertLayers::rank_weights(int rank, const Weights& weights, Rank
   return own;
 }
 
-void ExpertLayers::forward(int64_t layer, const BFloat16* x, const int32_t* ids, const float* probs,
-                           const Weights& weights, BFloat16* y) {
+void ExpertLayers::forward(int64_t layer, const ForwardArrays& arrays, const Weights& weights) {
+  auto [x, ids, probs, y] = arrays;
   const int64_t hidden = layer_.shape.hidden;
   const bool verified = is_verified(layer, Direction::kForward);
   routing_of_layer_[layer] = {ids, probs};
@@ -215,8 +215,9 @@ void ExpertLayers::forward(int64_t layer, const BFloat16* x, const int32_t* ids,
   if (verified) kept_ = std::move(memory);
 }
 
-void ExpertLayers::backward(int64_t layer, const BFloat16* dy, const BFloat16* x, const Weights& weights, BFloat16* dx,
-                            float* dprobs, const Gradients& gradients) {
+void ExpertLayers::backward(int64_t layer, const BackwardArrays& arrays, const Weights& weights,
+                            const Gradients& gradients) {
+  auto [dy, x, dx, dprobs] = arrays;
   const int64_t hidden = layer_.shape.hidden, topk = layer_.shape.topk, elements = rank_weight_elements();
   const bool verified = is_verified(layer, Direction::kBackward);
   if (verified) {

@@ -32,12 +32,23 @@ class ExpertLayers {
     float* db2;
   };
 
-  // y [T, H] from x [T, H], with ids and probs [T, K]. What backward needs is kept until the layer's next forward.
-  void forward(int64_t layer, const BFloat16* x, const int32_t* ids, const float* probs, const Weights& weights,
-               BFloat16* y);
-  // dx [T, H] and dprobs [T, K] from dy [T, H]; weight gradients in fp32, shaped as the weights.
-  void backward(int64_t layer, const BFloat16* dy, const BFloat16* x, const Weights& weights, BFloat16* dx,
-                float* dprobs, const Gradients& gradients);
+  struct ForwardArrays {
+    const BFloat16* x;   // [T, H]
+    const int32_t* ids;  // [T, K]
+    const float* probs;
+    BFloat16* y;  // [T, H]
+  };
+  struct BackwardArrays {
+    const BFloat16* dy;  // [T, H]
+    const BFloat16* x;
+    BFloat16* dx;
+    float* dprobs;  // [T, K]
+  };
+
+  // y from x, with ids and probs. What backward needs is kept until the layer's next forward.
+  void forward(int64_t layer, const ForwardArrays& arrays, const Weights& weights);
+  // dx and dprobs from dy; weight gradients in fp32, shaped as the weights.
+  void backward(int64_t layer, const BackwardArrays& arrays, const Weights& weights, const Gradients& gradients);
 
   // Around each step of the training, before the weights change: what a verifier found, in words; nothing without one.
   void begin_step();

@@ -25,7 +25,7 @@ void embed_backward(const uint8_t* bytes, const float* gradient, int64_t count, 
 double head_forward(const HeadForward& call) {
   const auto [weights, x, targets, tokens, hidden, activations] = call;
   rms_norm_forward({x, weights.norm, tokens, hidden, activations.normed, activations.inverse_rms});
-  multiply(activations.normed, weights.projection, activations.probabilities, tokens, kVocabulary, hidden);
+  multiply(activations.normed, weights.projection, activations.probabilities, {tokens, kVocabulary, hidden});
   double loss = 0;
   for (int64_t token = 0; token < tokens; ++token) {
     float* row = activations.probabilities + token * kVocabulary;
@@ -43,9 +43,9 @@ void head_backward(const HeadBackward& call) {
     row[call.targets[token]] -= 1.0f;
     for (int64_t column = 0; column < kVocabulary; ++column) row[column] *= call.scale;
   }
-  multiply_transposed(call.activations.normed, logit_gradients, call.gradients.projection, call.hidden, kVocabulary,
-                      call.tokens);
-  multiply(logit_gradients, call.transposed, call.scratch, call.tokens, call.hidden, kVocabulary);
+  multiply_transposed(call.activations.normed, logit_gradients, call.gradients.projection,
+                      {call.hidden, kVocabulary, call.tokens});
+  multiply(logit_gradients, call.transposed, call.scratch, {call.tokens, call.hidden, kVocabulary});
   std::fill_n(call.x_gradient, call.tokens * call.hidden, 0.0f);
   rms_norm_backward({.x = call.x,
                      .gain = call.weights.norm,

@@ -17,7 +17,9 @@ struct Matrix {
 
 // c[Rows][Vectors * Lanes], all sums in registers. A lane is a column: no vector operation joins two steps of k.
 template <int Rows, int Lanes, int Vectors>
-UNIEP_HOST_DEVICE void multiply_block(const Matrix& a, const float* b, float* c, int64_t n, int64_t k, Store store) {
+UNIEP_HOST_DEVICE void multiply_block(const Matrix& a, const float* b, float* c, const ProductSizes& sizes,
+                                      Store store) {
+  const int64_t n = sizes.n, k = sizes.k;
   using Vector [[gnu::vector_size(Lanes * sizeof(float))]] = float;
   Vector sum[Rows][Vectors] = {};
   for (int64_t step = 0; step < k; ++step) {
@@ -42,8 +44,9 @@ UNIEP_HOST_DEVICE void multiply_block(const Matrix& a, const float* b, float* c,
 }
 
 // Columns that fill no vector.
-UNIEP_HOST_DEVICE void multiply_column(const Matrix& a, const float* b, float* c, int64_t m, int64_t n, int64_t k,
+UNIEP_HOST_DEVICE void multiply_column(const Matrix& a, const float* b, float* c, const ProductSizes& sizes,
                                        Store store) {
+  const auto [m, n, k] = sizes;
   for (int64_t row = 0; row < m; ++row) {
     float sum = 0;
     for (int64_t step = 0; step < k; ++step) {
@@ -54,30 +57,31 @@ UNIEP_HOST_DEVICE void multiply_column(const Matrix& a, const float* b, float* c
 }
 
 template <int Lanes, int Vectors>
-UNIEP_HOST_DEVICE void multiply_columns(const Matrix& a, const float* b, float* c, int64_t m, int64_t n, int64_t k,
+UNIEP_HOST_DEVICE void multiply_columns(const Matrix& a, const float* b, float* c, const ProductSizes& sizes,
                                         Store store) {
+  const int64_t m = sizes.m, n = sizes.n;
   constexpr int kRows = 4;
   int64_t row = 0;
   for (; row + kRows <= m; row += kRows) {
     const Matrix rows{a.data + row * a.row_stride, a.row_stride, a.k_stride};
-    multiply_block<kRows, Lanes, Vectors>(rows, b, c + row * n, n, k, store);
+    multiply_block<kRows, Lanes, Vectors>(rows, b, c + row * n, sizes, store);
   }
   for (; row < m; ++row) {
     const Matrix rows{a.data + row * a.row_stride, a.row_stride, a.k_stride};
-    multiply_block<1, Lanes, Vectors>(rows, b, c + row * n, n, k, store);
+    multiply_block<1, Lanes, Vectors>(rows, b, c + row * n, sizes, store);
   }
 }
 
 template <int Lanes>
-UNIEP_HOST_DEVICE void multiply_all(const Matrix& a, const float* b, float* c, int64_t m, int64_t n, int64_t k,
-                                    Store store) {
+UNIEP_HOST_DEVICE void multiply_all(const Matrix& a, const float* b, float* c, const ProductSizes& sizes, Store store) {
+  const int64_t n = sizes.n;
   constexpr int64_t kTwoVectors = 2 * int64_t{Lanes};
   int64_t column = 0;
   for (; column + kTwoVectors <= n; column += kTwoVectors) {
-    multiply_columns<Lanes, 2>(a, b + column, c + column, m, n, k, store);
+    multiply_columns<Lanes, 2>(a, b + column, c + column, sizes, store);
   }
-  for (; column + 8 <= n; column += 8) multiply_columns<4, 2>(a, b + column, c + column, m, n, k, store);
-  for (; column < n; ++column) multiply_column(a, b + column, c + column, m, n, k, store);
+  for (; column + 8 <= n; column += 8) multiply_columns<4, 2>(a, b + column, c + column, sizes, store);
+  for (; column < n; ++column) multiply_column(a, b + column, c + column, sizes, store);
 }
 
 UNIEP_HOST_DEVICE void add_product_all(const float* x, const float* y, float* __restrict out, int64_t count) {
@@ -108,9 +112,12 @@ UNIEP_HOST_DEVICE void gate_forward_all(const float* value, const float* gate, f
   for (int64_t i = 0; i < count; ++i) out[i] = value[i] * (gate[i] * sigmoid(gate[i]));
 }
 
-UNIEP_HOST_DEVICE void gate_backward_all(const float* value, const float* gate, const float* out_gradient,
-                                         float* __restrict value_gradient, float* __restrict gate_gradient,
-                                         int64_t count) {
+UNIEP_HOST_DEVICE void gate_backward_all(const GateBackward& arrays, int64_t count) {
+  const float* const value = arrays.value;
+  const float* const gate = arrays.gate;
+  const float* const out_gradient = arrays.out_gradient;
+  float* __restrict value_gradient = arrays.value_gradient;
+  float* __restrict gate_gradient = arrays.gate_gradient;
   for (int64_t i = 0; i < count; ++i) {
     const float s = sigmoid(gate[i]);
     const float silu = gate[i] * s;
@@ -151,34 +158,30 @@ UNIEP_HOST_DEVICE SoftmaxSummary softmax_all(const float* logits, float* probabi
 }
 
 struct KernelTable {
-  void (*multiply)(const Matrix&, const float*, float*, int64_t, int64_t, int64_t, Store);
+  void (*multiply)(const Matrix&, const float*, float*, const ProductSizes&, Store);
   void (*add_product)(const float*, const float*, float*, int64_t);
   void (*gate_forward)(const float*, const float*, float*, int64_t);
-  void (*gate_backward)(const float*, const float*, const float*, float*, float*, int64_t);
+  void (*gate_backward)(const GateBackward&, int64_t);
   SoftmaxSummary (*softmax)(const float*, float*, int64_t);
 };
 
 // The functions above once more, as one instruction set.
-#define UNIEP_TRAIN_KERNELS(name, lanes, target)                                                            \
-  struct name {                                                                                             \
-    target static void multiply(const Matrix& a, const float* b, float* c, int64_t m, int64_t n, int64_t k, \
-                                Store store) {                                                              \
-      multiply_all<lanes>(a, b, c, m, n, k, store);                                                         \
-    }                                                                                                       \
-    target static void add_product(const float* x, const float* y, float* out, int64_t count) {             \
-      add_product_all(x, y, out, count);                                                                    \
-    }                                                                                                       \
-    target static void gate_forward(const float* value, const float* gate, float* out, int64_t count) {     \
-      gate_forward_all(value, gate, out, count);                                                            \
-    }                                                                                                       \
-    target static void gate_backward(const float* value, const float* gate, const float* out_gradient,      \
-                                     float* value_gradient, float* gate_gradient, int64_t count) {          \
-      gate_backward_all(value, gate, out_gradient, value_gradient, gate_gradient, count);                   \
-    }                                                                                                       \
-    target static SoftmaxSummary softmax(const float* logits, float* probabilities, int64_t count) {        \
-      return softmax_all(logits, probabilities, count);                                                     \
-    }                                                                                                       \
-    static constexpr KernelTable kTable = {multiply, add_product, gate_forward, gate_backward, softmax};    \
+#define UNIEP_TRAIN_KERNELS(name, lanes, target)                                                                      \
+  struct name {                                                                                                       \
+    target static void multiply(const Matrix& a, const float* b, float* c, const ProductSizes& sizes, Store store) {  \
+      multiply_all<lanes>(a, b, c, sizes, store);                                                                     \
+    }                                                                                                                 \
+    target static void add_product(const float* x, const float* y, float* out, int64_t count) {                       \
+      add_product_all(x, y, out, count);                                                                              \
+    }                                                                                                                 \
+    target static void gate_forward(const float* value, const float* gate, float* out, int64_t count) {               \
+      gate_forward_all(value, gate, out, count);                                                                      \
+    }                                                                                                                 \
+    target static void gate_backward(const GateBackward& arrays, int64_t count) { gate_backward_all(arrays, count); } \
+    target static SoftmaxSummary softmax(const float* logits, float* probabilities, int64_t count) {                  \
+      return softmax_all(logits, probabilities, count);                                                               \
+    }                                                                                                                 \
+    static constexpr KernelTable kTable = {multiply, add_product, gate_forward, gate_backward, softmax};              \
   }
 
 UNIEP_TRAIN_KERNELS(Portable, 4, );
@@ -206,12 +209,12 @@ const KernelTable& kernels() {
 
 }  // namespace
 
-void multiply(const float* a, const float* b, float* c, int64_t m, int64_t n, int64_t k, Store store) {
-  kernels().multiply(Matrix{a, k, 1}, b, c, m, n, k, store);
+void multiply(const float* a, const float* b, float* c, const ProductSizes& sizes, Store store) {
+  kernels().multiply(Matrix{a, sizes.k, 1}, b, c, sizes, store);
 }
 
-void multiply_transposed(const float* a, const float* b, float* c, int64_t m, int64_t n, int64_t k) {
-  kernels().multiply(Matrix{a, 1, m}, b, c, m, n, k, Store::kWrite);
+void multiply_transposed(const float* a, const float* b, float* c, const ProductSizes& sizes) {
+  kernels().multiply(Matrix{a, 1, sizes.m}, b, c, sizes, Store::kWrite);
 }
 
 void add_product(const float* x, const float* y, float* out, int64_t count) {
@@ -222,9 +225,8 @@ void gate_forward(const float* value, const float* gate, float* out, int64_t cou
   kernels().gate_forward(value, gate, out, count);
 }
 
-void gate_backward(const float* value, const float* gate, const float* out_gradient, float* value_gradient,
-                   float* gate_gradient, int64_t count) {
-  kernels().gate_backward(value, gate, out_gradient, value_gradient, gate_gradient, count);
+void gate_backward(const GateBackward& arrays, int64_t count) {
+  kernels().gate_backward(arrays, count);
 }
 
 SoftmaxSummary softmax(const float* logits, float* probabilities, int64_t count) {

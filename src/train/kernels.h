@@ -9,11 +9,15 @@ namespace uniep::train {
 
 enum class Store { kWrite, kAdd };
 
+struct ProductSizes {
+  int64_t m, n, k;
+};
+
 // c[m, n] (+)= a[m, k] b[k, n]: one sum along k ascending from zero, a product and an addition rounded each.
-void multiply(const float* a, const float* b, float* c, int64_t m, int64_t n, int64_t k, Store store = Store::kWrite);
+void multiply(const float* a, const float* b, float* c, const ProductSizes& sizes, Store store = Store::kWrite);
 
 // c[m, n] = a^T b with a[k, m] and b[k, n]; as above.
-void multiply_transposed(const float* a, const float* b, float* c, int64_t m, int64_t n, int64_t k);
+void multiply_transposed(const float* a, const float* b, float* c, const ProductSizes& sizes);
 
 // out[i] += x[i] * y[i]
 void add_product(const float* x, const float* y, float* out, int64_t count);
@@ -22,8 +26,14 @@ void add_product(const float* x, const float* y, float* out, int64_t count);
 void gate_forward(const float* value, const float* gate, float* out, int64_t count);
 
 // The gradients of `value` and `gate` for an incoming gradient of `out`.
-void gate_backward(const float* value, const float* gate, const float* out_gradient, float* value_gradient,
-                   float* gate_gradient, int64_t count);
+struct GateBackward {
+  const float* value;
+  const float* gate;
+  const float* out_gradient;
+  float* value_gradient;
+  float* gate_gradient;
+};
+void gate_backward(const GateBackward& arrays, int64_t count);
 
 // probabilities = softmax(logits) over `count` columns of one row. May be in place.
 struct SoftmaxSummary {

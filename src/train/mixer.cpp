@@ -16,7 +16,7 @@ void mixer_forward(const MixerForward& call) {
   const auto [weights, sequence, hidden, x, activations, out, scratch] = call;
   const int64_t elements = sequence * hidden;
   rms_norm_forward({x, weights.norm, sequence, hidden, activations.normed, activations.inverse_rms});
-  multiply(activations.normed, weights.in, scratch, sequence, 2 * hidden, hidden);
+  multiply(activations.normed, weights.in, scratch, {sequence, 2 * hidden, hidden});
   for (int64_t t = 0; t < sequence; ++t) {
     const float* projected = scratch + t * 2 * hidden;
     std::copy_n(projected, hidden, activations.value + t * hidden);
@@ -31,7 +31,7 @@ void mixer_forward(const MixerForward& call) {
   }
   gate_forward(activations.convolved, activations.gate, activations.gated, elements);
   std::copy_n(x, elements, out);
-  multiply(activations.gated, weights.out, out, sequence, hidden, hidden, Store::kAdd);
+  multiply(activations.gated, weights.out, out, {sequence, hidden, hidden}, Store::kAdd);
 }
 
 void mixer_backward(const MixerBackward& call) {
@@ -43,10 +43,10 @@ void mixer_backward(const MixerBackward& call) {
   float* normed_gradient = gated_gradient;                  // gated_gradient is read no more by then
   float* value_gradient = call.scratch;                     // likewise
 
-  multiply_transposed(call.activations.gated, call.gradient, call.gradients.out, call.hidden, call.hidden,
-                      call.sequence);
-  multiply(call.gradient, call.transposed.out, gated_gradient, call.sequence, call.hidden, call.hidden);
-  gate_backward(call.activations.convolved, call.activations.gate, gated_gradient, convolved_gradient, gate_gradient,
+  multiply_transposed(call.activations.gated, call.gradient, call.gradients.out,
+                      {call.hidden, call.hidden, call.sequence});
+  multiply(call.gradient, call.transposed.out, gated_gradient, {call.sequence, call.hidden, call.hidden});
+  gate_backward({call.activations.convolved, call.activations.gate, gated_gradient, convolved_gradient, gate_gradient},
                 elements);
 
   std::fill_n(value_gradient, elements, 0.0f);
@@ -64,9 +64,9 @@ void mixer_backward(const MixerBackward& call) {
     std::copy_n(value_gradient + t * call.hidden, call.hidden, projected_gradient + t * 2 * call.hidden);
     std::copy_n(gate_gradient + t * call.hidden, call.hidden, projected_gradient + t * 2 * call.hidden + call.hidden);
   }
-  multiply_transposed(call.activations.normed, projected_gradient, call.gradients.in, call.hidden, 2 * call.hidden,
-                      call.sequence);
-  multiply(projected_gradient, call.transposed.in, normed_gradient, call.sequence, call.hidden, 2 * call.hidden);
+  multiply_transposed(call.activations.normed, projected_gradient, call.gradients.in,
+                      {call.hidden, 2 * call.hidden, call.sequence});
+  multiply(projected_gradient, call.transposed.in, normed_gradient, {call.sequence, call.hidden, 2 * call.hidden});
   rms_norm_backward({.x = call.x,
                      .gain = call.weights.norm,
                      .inverse_rms = call.activations.inverse_rms,

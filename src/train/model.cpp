@@ -84,8 +84,8 @@ BatchLoss Model::forward(const Parameters& parameters, const std::vector<const u
     for_each_sequence([&](int64_t sequence) { block_forward(parameters, layer, sequence); });
     loss.balance += balance_forward(layer);
     const ParameterLayout::Block& at = layout_.block(layer);
-    experts.forward(layer, block.moe_in.data(), block.ids.data(), block.probs.data(), expert_weights(parameters, at),
-                    block.moe_out.data());
+    experts.forward(layer, {block.moe_in.data(), block.ids.data(), block.probs.data(), block.moe_out.data()},
+                    expert_weights(parameters, at));
   }
   std::vector<double> sums(config_.batch);
   for_each_sequence([&](int64_t sequence) { sums[sequence] = head_forward(parameters, sequence); });
@@ -151,10 +151,12 @@ void Model::backward(const Parameters& parameters, ExpertLayers& experts, std::v
   const bool bias = config_.model.numerics.bias;
   for (int64_t layer = config_.model.layers - 1; layer >= 0; --layer) {
     const ParameterLayout::Block& at = layout_.block(layer);
-    experts.backward(layer, moe_out_gradient_.data(), blocks_[layer].moe_in.data(), expert_weights(parameters, at),
-                     moe_in_gradient_.data(), prob_gradients_.data(),
-                     {gradients.data() + at.w1, gradients.data() + at.w2, bias ? gradients.data() + at.b1 : nullptr,
-                      bias ? gradients.data() + at.b2 : nullptr});
+    experts.backward(
+        layer,
+        {moe_out_gradient_.data(), blocks_[layer].moe_in.data(), moe_in_gradient_.data(), prob_gradients_.data()},
+        expert_weights(parameters, at),
+        {gradients.data() + at.w1, gradients.data() + at.w2, bias ? gradients.data() + at.b1 : nullptr,
+         bias ? gradients.data() + at.b2 : nullptr});
     for_each_sequence([&](int64_t sequence) { block_backward(parameters, layer, sequence); });
   }
   reduce_sequences(gradients);

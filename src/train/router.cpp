@@ -25,7 +25,7 @@ void choose(const float* probabilities, int64_t experts, int64_t topk, int32_t* 
 
 void router_forward(const RouterForward& call) {
   const auto [x, weight, tokens, hidden, experts, topk, activations] = call;
-  multiply(x, weight, activations.probabilities, tokens, experts, hidden);
+  multiply(x, weight, activations.probabilities, {tokens, experts, hidden});
   for (int64_t token = 0; token < tokens; ++token) {
     float* row = activations.probabilities + token * experts;
     const SoftmaxSummary summary = softmax(row, row, experts);
@@ -48,8 +48,8 @@ void router_backward(const RouterBackward& call) {
     for (int64_t expert = 0; expert < call.experts; ++expert)
       gradient[expert] = row[expert] * (gradient[expert] - mean);
   }
-  multiply_transposed(call.x, call.scratch, call.weight_gradient, call.hidden, call.experts, call.tokens);
-  multiply(call.scratch, call.transposed, call.x_gradient, call.tokens, call.hidden, call.experts, Store::kAdd);
+  multiply_transposed(call.x, call.scratch, call.weight_gradient, {call.hidden, call.experts, call.tokens});
+  multiply(call.scratch, call.transposed, call.x_gradient, {call.tokens, call.hidden, call.experts}, Store::kAdd);
 }
 
 void add_router_load(const RouterActivations& activations, int64_t tokens, int64_t experts, int64_t topk,

@@ -23,8 +23,8 @@ std::shared_ptr<const internal::PlacementState> small_placement(const LayerShape
       ids.push_back(static_cast<int32_t>((rank * tokens * shape.topk + entry) % shape.experts));
     }
     own.expert_of_slot.resize(ids.size());
-    count_chunk(ids.data(), probs.data(), 0, tokens, shape, state->counts.data() + rank * shape.experts,
-                own.expert_of_slot.data());
+    count_chunk(ids.data(), probs.data(), {0, tokens}, shape,
+                {state->counts.data() + rank * shape.experts, own.expert_of_slot.data()});
   }
   lay_out_rows(*state);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -38,7 +38,7 @@ std::shared_ptr<const internal::PlacementState> small_placement(const LayerShape
     own.row_of_source.assign(static_cast<std::size_t>(own.source_begin.back()), -1);
     own.row_of_slot.resize(own.expert_of_slot.size());
     std::vector<int32_t> next_row = first_rows(*state, rank);
-    assign_chunk(own.expert_of_slot.data(), 0, tokens, shape.topk, next_row.data(), own.row_of_slot.data());
+    assign_chunk(own.expert_of_slot.data(), {0, tokens}, shape.topk, next_row.data(), own.row_of_slot.data());
     own.token_order = order_by_last_expert(own.expert_of_slot, tokens, shape, ranks);
   }
   for (int source = 0; source < ranks; ++source) write_row_tables(*state, source, probs.data());

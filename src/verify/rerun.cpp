@@ -18,8 +18,15 @@ int64_t moved_id(int64_t expert, const Moved& moved, int64_t local_experts, int 
   return (expert / local_experts + moved.shift) % ranks * local_experts + moved.expert;
 }
 
-void append_gradient(const Group& group, int rank, const Numerics& numerics, const void* values, int64_t rows,
-                     int64_t columns, TileSums& out) {
+// A matrix of a rank.
+struct RankMatrix {
+  int rank;
+  const void* values;
+  int64_t rows, columns;
+};
+
+void append_gradient(const Group& group, const Numerics& numerics, const RankMatrix& matrix, TileSums& out) {
+  const auto [rank, values, rows, columns] = matrix;
   if (numerics.weight_gradient == WeightGradient::kBFloat16) {
     const HostView<BFloat16> view(group, rank, static_cast<const BFloat16*>(values), rows * columns);
     out.append(view.data(), rows, columns, columns);
@@ -50,10 +57,10 @@ void append_arrived(const Group& group, const Inputs& inputs, const std::vector<
   }
 }
 
-void append_rows(const Group& group, int rank, const BFloat16* values, int64_t tokens, int64_t hidden, Sums& sums,
-                 Tensor tensor) {
-  const HostView<BFloat16> view(group, rank, values, tokens * hidden);
-  sums.of(tensor).emplace_back().append(view.data(), tokens, hidden, hidden);
+void append_rows(const Group& group, const RankMatrix& matrix, Sums& sums, Tensor tensor) {
+  const auto [rank, values, rows, columns] = matrix;
+  const HostView<BFloat16> view(group, rank, static_cast<const BFloat16*>(values), rows * columns);
+  sums.of(tensor).emplace_back().append(view.data(), rows, columns, columns);
 }
 
 void append_z(const Group& group, const Inputs& inputs, const Saved& saved, const Moved& moved, Sums& sums) {
@@ -126,7 +133,7 @@ class Rerun {
       append_z(group_, inputs_, saved, moved_, sums);
       append_arrived(group_, inputs_, routings_, Tensor::kRows, sums);
       for (int rank = 0; rank < inputs_.ranks(); ++rank) {
-        append_rows(group_, rank, ranks_[rank].y.as<BFloat16>(), tokens(rank), shape_.hidden, sums, Tensor::kY);
+        append_rows(group_, {rank, ranks_[rank].y.as<BFloat16>(), tokens(rank), shape_.hidden}, sums, Tensor::kY);
       }
       return;
     }
@@ -136,7 +143,7 @@ class Rerun {
       RankCopies& own = ranks_[rank];
       const HostView<float> dprobs(group_, rank, own.dprobs.as<float>(), tokens(rank) * shape_.topk);
       sums.of(Tensor::kDprobs).emplace_back().append(dprobs.data(), tokens(rank) * shape_.topk, 1, 1);
-      append_rows(group_, rank, own.dx.as<BFloat16>(), tokens(rank), shape_.hidden, sums, Tensor::kDx);
+      append_rows(group_, {rank, own.dx.as<BFloat16>(), tokens(rank), shape_.hidden}, sums, Tensor::kDx);
     }
   }
 
@@ -176,9 +183,10 @@ class Rerun {
     for (int rank = 0; rank < ranks; ++rank) {
       const int home = (rank - moved_.shift % ranks + ranks) % ranks;
       const int64_t expert = home * inputs_.local_experts() + moved_.expert;
-      append_gradient(group_, rank, config.numerics, ranks_[rank].dw1.as<void>(), 2 * shape_.intermediate,
-                      shape_.hidden, sums.of(Tensor::kDw1)[expert]);
-      append_gradient(group_, rank, config.numerics, ranks_[rank].dw2.as<void>(), shape_.hidden, shape_.intermediate,
+      append_gradient(group_, config.numerics,
+                      {rank, ranks_[rank].dw1.as<void>(), 2 * shape_.intermediate, shape_.hidden},
+                      sums.of(Tensor::kDw1)[expert]);
+      append_gradient(group_, config.numerics, {rank, ranks_[rank].dw2.as<void>(), shape_.hidden, shape_.intermediate},
                       sums.of(Tensor::kDw2)[expert]);
     }
   }
@@ -324,7 +332,7 @@ Sums observe_forward(const Group& group, const Inputs& inputs, std::span<const F
   append_z(group, inputs, saved, {}, sums);
   append_arrived(group, inputs, read_routings(group, inputs), Tensor::kRows, sums);
   for (int rank = 0; rank < inputs.ranks(); ++rank) {
-    append_rows(group, rank, arguments[rank].y, inputs.routings[rank].tokens, inputs.config.shape.hidden, sums,
+    append_rows(group, {rank, arguments[rank].y, inputs.routings[rank].tokens, inputs.config.shape.hidden}, sums,
                 Tensor::kY);
   }
   return sums;
@@ -349,7 +357,7 @@ Sums observe_backward(const Group& group, const Inputs& inputs, std::span<const 
       of_slots[slot] = id < 0 ? 0.0f : dprobs.data()[at];
     }
     sums.of(Tensor::kDprobs).emplace_back().append(of_slots.data(), slots, 1, 1);
-    append_rows(group, rank, arguments[rank].dx, routing.tokens, shape.hidden, sums, Tensor::kDx);
+    append_rows(group, {rank, arguments[rank].dx, routing.tokens, shape.hidden}, sums, Tensor::kDx);
   }
   if (gradient_expert < 0) return sums;
   sums.of(Tensor::kDw1).resize(shape.experts);
@@ -358,10 +366,10 @@ Sums observe_backward(const Group& group, const Inputs& inputs, std::span<const 
     const ExpertGradients own = gradients_of(inputs.config, arguments[rank].gradients, gradient_expert);
     const int64_t expert = rank * inputs.local_experts() + gradient_expert;
     for (const void* part : {own.gate, own.up}) {
-      append_gradient(group, rank, inputs.config.numerics, part, shape.intermediate, shape.hidden,
+      append_gradient(group, inputs.config.numerics, {rank, part, shape.intermediate, shape.hidden},
                       sums.of(Tensor::kDw1)[expert]);
     }
-    append_gradient(group, rank, inputs.config.numerics, own.dw2, shape.hidden, shape.intermediate,
+    append_gradient(group, inputs.config.numerics, {rank, own.dw2, shape.hidden, shape.intermediate},
                     sums.of(Tensor::kDw2)[expert]);
   }
   return sums;
@@ -387,8 +395,8 @@ GradientStart keep_gradients(const Group& group, const LayerConfig& config,
   return kept;
 }
 
-Sums run_again(Group& group, const Inputs& inputs, const std::string& schedule, Moved moved, bool gradients,
-               const GradientStart& start) {
+Sums run_again(Group& group, const Inputs& inputs, const std::string& schedule, Moved moved,
+               const GradientStart* start) {
   Sums sums;
   // Groups of experts are summed in their order, so their experts stay where they are.
   const Moved of_whole = inputs.config.numerics.combine_groups > 0 ? Moved{moved.expert, 0} : moved;
@@ -396,7 +404,7 @@ Sums run_again(Group& group, const Inputs& inputs, const std::string& schedule, 
   Sums with_moved;
   set_hosts(inputs, moved, with_moved);
   sums.gradient_host = with_moved.host;
-  if (gradients) Rerun(group, inputs, schedule, moved).run_gradients(sums, start);
+  if (start != nullptr) Rerun(group, inputs, schedule, moved).run_gradients(sums, *start);
   return sums;
 }
 

@@ -32,10 +32,10 @@ GradientStart keep_gradients(const Group& group, const LayerConfig& config,
                              std::span<const BackwardArguments> arguments, int64_t expert);
 
 // Runs the call of `inputs` again. `schedule`: fields of both directions. Weight gradients are made of the moved
-// experts alone, and only if `gradients` (of WeightGradient::kMainGrad from `start`). Throws Error, of which
-// kUnsupported says that the Schedule has no kernel.
-Sums run_again(Group& group, const Inputs& inputs, const std::string& schedule, Moved moved, bool gradients,
-               const GradientStart& start);
+// experts alone, and only where there is a `start` (which counts with WeightGradient::kMainGrad). Throws Error, of
+// which kUnsupported says that the Schedule has no kernel.
+Sums run_again(Group& group, const Inputs& inputs, const std::string& schedule, Moved moved,
+               const GradientStart* start);
 
 // Texts of Schedules, the given one's own way of running left out.
 std::vector<std::string> other_schedules(const Group& group, const LayerConfig& config, const Schedule& given,

@@ -207,7 +207,7 @@ std::optional<Sums> VerifierState::run_one(const NotedCall& call, std::vector<st
   while (!schedules.empty()) {
     const std::size_t at = which % schedules.size();
     try {
-      Sums sums = run_again(group, call.inputs, schedules[at], moved, call.gradients, call.start);
+      Sums sums = run_again(group, call.inputs, schedules[at], moved, call.gradients ? &call.start : nullptr);
       ++counts.calls;
       return sums;
     } catch (const Error& error) {
@@ -355,8 +355,8 @@ bool VerifierState::repeats_by_schedule(const NotedCall& call, const std::vector
     text = used[(which + static_cast<std::size_t>(evidence.run) - 1) % used.size()];
   }
   try {
-    const Sums again =
-        run_again(group, call.inputs, text, {evidence.expert % local, shift}, gradient && call.gradients, call.start);
+    const Sums again = run_again(group, call.inputs, text, {evidence.expert % local, shift},
+                                 gradient && call.gradients ? &call.start : nullptr);
     ++counts.calls;
     const std::vector<TileSums>& units = again.of(evidence.place.tensor);
     return static_cast<std::size_t>(evidence.place.unit) < units.size() &&

@@ -284,9 +284,9 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
     const ForwardArguments& arguments = call.arguments[rank];
     const MemoryRequest request = memory_request(call.config, call.schedule, *call.placement.state(), rank, use);
     internal::SavedRank& kept = saved->ranks.emplace_back();
-    kept.memory = internal::MemoryBlock(arguments.saved_memory, "saved_memory", options_.allocator,
+    kept.memory = internal::MemoryBlock({arguments.saved_memory, "saved_memory"}, options_.allocator,
                                         needs[rank].saved_bytes, rank, arguments.stream);
-    workspaces.emplace_back(arguments.workspace_memory, "workspace_memory", options_.allocator,
+    workspaces.emplace_back(internal::GivenMemory{arguments.workspace_memory, "workspace_memory"}, options_.allocator,
                             needs[rank].workspace_bytes, rank, arguments.stream);
     poison(kept.memory.data(), kept.memory.size());
     poison(workspaces.back().data(), workspaces.back().size());
@@ -330,9 +330,9 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const BackwardArguments& arguments = call.arguments[rank];
     const MemoryRequest request = memory_request(call.config, call.schedule, *saved.placement.state(), rank, call.use);
-    workspaces.emplace_back(arguments.workspace_memory, "workspace_memory", options_.allocator,
+    workspaces.emplace_back(internal::GivenMemory{arguments.workspace_memory, "workspace_memory"}, options_.allocator,
                             needs[rank].workspace_bytes, rank, arguments.stream);
-    internal::MemoryBlock left(arguments.pending_memory, "pending_memory", options_.allocator,
+    internal::MemoryBlock left({arguments.pending_memory, "pending_memory"}, options_.allocator,
                                needs[rank].pending_bytes, rank, arguments.stream);
     poison(workspaces.back().data(), workspaces.back().size());
     poison(left.data(), left.size());

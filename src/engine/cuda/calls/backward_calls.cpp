@@ -197,9 +197,9 @@ void CudaEngine::take_memory(BackwardState& state) const {
     require_countable_rows(memory.rows, rank, Direction::kBackward);
     const MemoryNeed need = internal::block_sizes(memory, Direction::kBackward);
     const BackwardArguments& own = state.call.arguments[local];
-    state.workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes,
-                                  rank, own.stream);
-    state.operands[local].memory = internal::MemoryBlock(own.pending_memory, "pending_memory", options_.allocator,
+    state.workspaces.emplace_back(internal::GivenMemory{own.workspace_memory, "workspace_memory"}, options_.allocator,
+                                  need.workspace_bytes, rank, own.stream);
+    state.operands[local].memory = internal::MemoryBlock({own.pending_memory, "pending_memory"}, options_.allocator,
                                                          need.pending_bytes, rank, own.stream);
   }
 }

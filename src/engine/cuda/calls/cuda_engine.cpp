@@ -382,10 +382,10 @@ void CudaEngine::take_memory(ForwardState& state) const {
     require_countable_rows(memory.rows, rank, Direction::kForward);
     const MemoryNeed need = internal::block_sizes(memory, Direction::kForward);
     const ForwardArguments& own = state.call.arguments[local];
-    state.saved->ranks.emplace_back().memory =
-        internal::MemoryBlock(own.saved_memory, "saved_memory", options_.allocator, need.saved_bytes, rank, own.stream);
-    state.workspaces.emplace_back(own.workspace_memory, "workspace_memory", options_.allocator, need.workspace_bytes,
-                                  rank, own.stream);
+    state.saved->ranks.emplace_back().memory = internal::MemoryBlock(
+        {own.saved_memory, "saved_memory"}, options_.allocator, need.saved_bytes, rank, own.stream);
+    state.workspaces.emplace_back(internal::GivenMemory{own.workspace_memory, "workspace_memory"}, options_.allocator,
+                                  need.workspace_bytes, rank, own.stream);
   }
 }
 

@@ -88,7 +88,7 @@ UNIEP_DEVICE void run_scheduler(const GemmArguments& arguments, SharedStorage<kC
     const int32_t m_rows = kIsWgrad ? arguments.m_extent : search.rows;
     const int32_t m_blocks = (m_rows + kTileM - 1) / kTileM;
     const TilePosition tile =
-        tile_of_task(search.task_in_expert, m_blocks, n_blocks, kConfig.cluster, cta, arguments.raster);
+        tile_of_task(search.task_in_expert, cta, {m_blocks, n_blocks, kConfig.cluster, arguments.raster});
     const int32_t rows_left = m_rows - tile.m_block * kTileM;
     const int32_t k_extent = kIsWgrad ? search.rows : arguments.k_extent;
     Task task;
