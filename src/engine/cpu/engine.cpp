@@ -53,8 +53,15 @@ std::vector<T> expert_pointers(T whole, T const* experts, int64_t count, int64_t
 
 // Of matrices of two halves, `half_bytes` each: in one, or each half in its own.
 template <typename T>
-std::pair<std::vector<T>, std::vector<T>> half_pointers(T gate, T const* gate_experts, T up, T const* up_experts,
-                                                        int64_t count, int64_t half_bytes) {
+struct Halves {
+  T gate;
+  T const* gate_experts;
+  T up;
+  T const* up_experts;
+};
+template <typename T>
+std::pair<std::vector<T>, std::vector<T>> half_pointers(const Halves<T>& halves, int64_t count, int64_t half_bytes) {
+  const auto [gate, gate_experts, up, up_experts] = halves;
   if (up != nullptr || up_experts != nullptr) {
     return {expert_pointers(gate, gate_experts, count, half_bytes), expert_pointers(up, up_experts, count, half_bytes)};
   }
@@ -74,8 +81,8 @@ void bind_workspace(RankBuffers& buffers, const internal::WorkspacePieces& piece
 void bind_weights(RankBuffers& buffers, const Weights& weights, const LayerConfig& config, int64_t local_experts) {
   const int64_t bytes = config.shape.intermediate * config.shape.hidden * static_cast<int64_t>(sizeof(BFloat16));
   if (is_gated(config.numerics.activation)) {
-    std::tie(buffers.w1, buffers.w1_up) =
-        half_pointers(weights.w1, weights.w1_experts, weights.w1_up, weights.w1_up_experts, local_experts, bytes);
+    std::tie(buffers.w1, buffers.w1_up) = half_pointers<const BFloat16*>(
+        {weights.w1, weights.w1_experts, weights.w1_up, weights.w1_up_experts}, local_experts, bytes);
   } else {
     buffers.w1 = expert_pointers(weights.w1, weights.w1_experts, local_experts, bytes);
     buffers.w1_up.assign(buffers.w1.size(), nullptr);
@@ -92,8 +99,8 @@ void bind_gradients(RankBuffers& buffers, const WeightGradients& gradients, cons
   const int64_t element = config.numerics.weight_gradient == WeightGradient::kBFloat16 ? 2 : 4;
   const int64_t bytes = config.shape.intermediate * config.shape.hidden * element;
   if (is_gated(config.numerics.activation)) {
-    std::tie(buffers.dw1, buffers.dw1_up) = half_pointers(gradients.dw1, gradients.dw1_experts, gradients.dw1_up,
-                                                          gradients.dw1_up_experts, local_experts, bytes);
+    std::tie(buffers.dw1, buffers.dw1_up) = half_pointers<void*>(
+        {gradients.dw1, gradients.dw1_experts, gradients.dw1_up, gradients.dw1_up_experts}, local_experts, bytes);
   } else {
     buffers.dw1 = expert_pointers(gradients.dw1, gradients.dw1_experts, local_experts, bytes);
   }

@@ -68,40 +68,45 @@ class Gemm {
     for (int64_t k_begin = 0; k_begin < k; k_begin += k_block) {
       const int64_t depth = smaller(k_block, k - k_begin);
       for (int64_t p = 0; p < row_panels; ++p) {
-        pack(call.a, rows.begin + p * rows.count / row_panels, rows.extent, k_begin, depth,
+        pack(call.a, {rows.begin + p * rows.count / row_panels, rows.extent, k_begin, depth},
              packed_a + p * row_panel_size, kLanes);
       }
       for (int64_t q = 0; q < column_panels; ++q) {
         float* panel = packed_b + q * column_panel_size;
         const int64_t begin = columns.begin + q * kColumns;
-        pack(call.b, begin, columns.extent, k_begin, depth, panel, kColumns);
-        pack(call.b, begin + kLanes, columns.extent, k_begin, depth, panel + kLanes, kColumns);
+        pack(call.b, {begin, columns.extent, k_begin, depth}, panel, kColumns);
+        pack(call.b, {begin + kLanes, columns.extent, k_begin, depth}, panel + kLanes, kColumns);
       }
       // A B panel stays in the first-level cache while the A panels stream by.
       for (int64_t q = 0; q < column_panels; ++q) {
         for (int64_t p = 0; p < row_panels; ++p) {
           const int64_t begin = p * rows.count / row_panels;
           const int64_t end = (p + 1) * rows.count / row_panels;
-          multiply<kRows>(end - begin, packed_a + p * row_panel_size, packed_b + q * column_panel_size, depth,
-                          call.c + begin * call.ldc + q * kColumns, call.ldc, columns.count - q * kColumns,
-                          k_begin > 0);
+          multiply<kRows>(end - begin, {packed_a + p * row_panel_size, packed_b + q * column_panel_size, depth,
+                                        call.c + begin * call.ldc + q * kColumns, call.ldc,
+                                        columns.count - q * kColumns, k_begin > 0});
         }
       }
     }
   }
 
+  // What a panel holds of an operand, of whose rows `extent` may be read.
+  struct Part {
+    int64_t begin, extent, k_begin, depth;
+  };
+
   // Lane l of panel row k = operand (begin + l, k_begin + k) for k < depth. A panel may read on into its neighbour's
   // rows; lanes beyond the operand hold any number: no element of c comes from them.
-  static void pack(const GemmOperand& operand, int64_t begin, int64_t extent, int64_t k_begin, int64_t depth,
-                   float* panel, int64_t panel_width) {
+  static void pack(const GemmOperand& operand, const Part& part, float* panel, int64_t panel_width) {
     if (operand.k_major) {
-      pack_k_major(operand, begin, extent, k_begin, depth, panel, panel_width);
+      pack_k_major(operand, part, panel, panel_width);
       return;
     }
     if (operand.rest != nullptr) {
-      pack_parts(operand, begin, extent, k_begin, depth, panel, panel_width);
+      pack_parts(operand, part, panel, panel_width);
       return;
     }
+    const auto [begin, extent, k_begin, depth] = part;
     const BFloat16* source = operand.data + k_begin * operand.stride + begin;
     if (begin + kLanes <= extent) {
       for (int64_t k = 0; k < depth; ++k) {
@@ -117,20 +122,20 @@ class Gemm {
   }
 
   // What lies before rest_begin, then the rest.
-  static void pack_parts(const GemmOperand& operand, int64_t begin, int64_t extent, int64_t k_begin, int64_t depth,
-                         float* panel, int64_t panel_width) {
+  static void pack_parts(const GemmOperand& operand, const Part& part, float* panel, int64_t panel_width) {
+    const auto [begin, extent, k_begin, depth] = part;
     const int64_t left = operand.rest_begin - k_begin;
     const int64_t before = left < 0 ? 0 : smaller(left, depth);
     if (before > 0) {
-      pack({operand.data, operand.stride, false}, begin, extent, k_begin, before, panel, panel_width);
+      pack({operand.data, operand.stride, false}, {begin, extent, k_begin, before}, panel, panel_width);
     }
     if (before == depth) return;
-    pack({operand.rest, operand.stride, false}, begin, extent, k_begin + before - operand.rest_begin, depth - before,
+    pack({operand.rest, operand.stride, false}, {begin, extent, k_begin + before - operand.rest_begin, depth - before},
          panel + before * panel_width, panel_width);
   }
 
-  static void pack_k_major(const GemmOperand& operand, int64_t begin, int64_t extent, int64_t k_begin, int64_t depth,
-                           float* panel, int64_t panel_width) {
+  static void pack_k_major(const GemmOperand& operand, const Part& part, float* panel, int64_t panel_width) {
+    const auto [begin, extent, k_begin, depth] = part;
     const BFloat16* rows[kLanes];
     for (int64_t l = 0; l < kLanes; ++l) {
       rows[l] = operand.data + smaller(begin + l, extent - 1) * operand.stride + k_begin;
@@ -148,24 +153,34 @@ class Gemm {
     V::transpose(rows, 0, panel + k * panel_width, panel_width);
   }
 
+  // A pair of panels and the c that they make.
+  struct PanelPair {
+    const float* a;
+    const float* b;
+    int64_t depth;
+    float* c;
+    int64_t ldc;
+    int64_t columns;
+    bool carry_on;  // c holds the sums so far
+  };
+
   // Picks the micro-kernel for `rows` <= Rows.
   template <int Rows>
-  static void multiply(int64_t rows, const float* a, const float* b, int64_t depth, float* c, int64_t ldc,
-                       int64_t columns, bool carry_on) {
+  static void multiply(int64_t rows, const PanelPair& pair) {
     if constexpr (Rows > 1) {
       if (rows < Rows) {
-        multiply<Rows - 1>(rows, a, b, depth, c, ldc, columns, carry_on);
+        multiply<Rows - 1>(rows, pair);
         return;
       }
     }
-    micro_kernel<Rows>(a, b, depth, c, ldc, columns, carry_on);
+    micro_kernel<Rows>(pair);
   }
 
   // c[Rows][columns] (+)= a panel * b panel; columns beyond kColumns belong to the next panel. Unrolled, so that `sum`
   // is registers and not an array in memory.
   template <int Rows>
-  __attribute__((noinline)) static void micro_kernel(const float* a, const float* b, int64_t depth, float* c,
-                                                     int64_t ldc, int64_t columns, bool carry_on) {
+  __attribute__((noinline)) static void micro_kernel(const PanelPair& pair) {
+    const auto [a, b, depth, c, ldc, columns, carry_on] = pair;
     const int64_t low = smaller(columns, kLanes);
     const int64_t high = smaller(columns - low, kLanes);
     Register sum[Rows][2];

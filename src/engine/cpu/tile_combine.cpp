@@ -7,13 +7,12 @@
 namespace uniep::cpu {
 namespace {
 
-void return_prob_gradient(Call& call, const RankProgram& p, int32_t destination, int32_t token, int32_t slot,
-                          int64_t row) {
+void return_prob_gradient(Call& call, const RankProgram& p, const RowSource& source, int64_t row) {
   const RankBuffers& own = call.ranks[p.rank];
   const int64_t chunks = divide_up(call.shape.intermediate, kProbColumns);
   float sum = 0.0f;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) sum = add(sum, own.prob_chunks[chunk * own.prob_stride + row]);
-  call.ranks[destination].prob_slots[static_cast<int64_t>(token) * p.topk + slot] = sum;
+  call.ranks[source.rank].prob_slots[static_cast<int64_t>(source.token) * p.topk + source.slot] = sum;
 }
 
 void send(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch) {
@@ -108,14 +107,14 @@ void reduce(Call& call, const RankProgram& p, const Task& task, AgentScratch& sc
 void return_prob_gradients(Call& call, const RankProgram& p, const Task& task) {
   if (task.stage == Stage::kGroupSend) {
     for_each_row_of_tokens(p, task.expert, task.m, [&](int32_t token, int32_t slot, int32_t row) {
-      return_prob_gradient(call, p, task.expert, token, slot, row);
+      return_prob_gradient(call, p, {task.expert, token, slot, 0.0f}, row);
     });
     return;
   }
   const RowRange range = rows_of_block(p, p.first_expert + task.expert, task.m);
   for (int32_t row = range.begin; row < range.end; ++row) {
     const RowSource source = p.rows[row];
-    return_prob_gradient(call, p, source.rank, source.token, source.slot, row);
+    return_prob_gradient(call, p, source, row);
   }
 }
 

@@ -25,9 +25,13 @@ void write_row(const Call& call, const float* sums, void* gradient, int64_t offs
   }
 }
 
-// db1 = sum of dz, db2 = sum of dyg, each row times the router's weight where that multiplies b2: of `count` columns.
-void bias_gradient(Call& call, const RankProgram& p, const Task& task, int64_t column, int64_t count,
-                   AgentScratch& scratch) {
+struct Columns {
+  int64_t first, count;
+};
+
+// db1 = sum of dz, db2 = sum of dyg, each row times the router's weight where that multiplies b2: of some columns.
+void bias_gradient(Call& call, const RankProgram& p, const Task& task, Columns of, AgentScratch& scratch) {
+  const auto [column, count] = of;
   const bool fc2 = task.stage == Stage::kWgradFc2;
   const RankBuffers& own = call.ranks[p.rank];
   const int32_t expert = p.first_expert + task.expert;
@@ -74,7 +78,7 @@ void run_wgrad_tile(Call& call, const RankProgram& p, const Task& task, AgentScr
     const int64_t line = row + i - (up ? call.shape.intermediate : 0);
     write_row(call, scratch.accumulators.data() + i * width, gradient, line * grid.columns + column, width);
   }
-  if (call.numerics.bias && column == 0) bias_gradient(call, p, task, row, height, scratch);
+  if (call.numerics.bias && column == 0) bias_gradient(call, p, task, {row, height}, scratch);
 }
 
 }  // namespace uniep::cpu
