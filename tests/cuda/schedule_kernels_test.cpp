@@ -310,7 +310,7 @@ TEST(ScheduleKernels, AJobsListHasEachLaunchsKernel) {
     if (backward.fusion == Fusion::kLayer) continue;
     SCOPED_TRACE(to_text(backward));
     const std::set<std::string> listed =
-        names_of(layer_kernels(c.shape, c.numerics, c.machine.ranks, c.machine.workers, forward, backward));
+        names_of(layer_kernels({c.shape, c.numerics}, c.machine.ranks, c.machine.workers, forward, backward));
     const auto expect_listed = [&](const KernelRequest& request) {
       EXPECT_TRUE(listed.contains(request.function + " " + request.description())) << request.description();
     };
@@ -331,7 +331,7 @@ TEST(ScheduleKernels, AJobsListHasEachLaunchsKernel) {
     for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
       for (const bool by_address : {false, true}) {
         expect_listed(gemm_request(
-            weight_gradient_kernel(backward, c.numerics, stage, c.shape.experts / c.machine.ranks, by_address, 16)));
+            weight_gradient_kernel(backward, c.numerics, {stage, c.shape.experts / c.machine.ranks, by_address, 16})));
       }
     }
     if (HasFailure()) return;

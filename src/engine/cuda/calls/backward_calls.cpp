@@ -92,8 +92,8 @@ struct CudaEngine::CudaPending final : internal::PendingState, std::enable_share
 };
 
 void CudaEngine::prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address, int sms) {
-  const GemmConfig config = weight_gradient_kernel(request.schedule, request.numerics, stage,
-                                                   request.shape.experts / options_.ranks, by_address, sms);
+  const GemmConfig config = weight_gradient_kernel(request.schedule, request.numerics,
+                                                   {stage, request.shape.experts / options_.ranks, by_address, sms});
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     const ScopedDevice scope(queue->device());
     queue->kernels().get(gemm_request(config), shared_memory_bytes(config));
@@ -104,9 +104,9 @@ void CudaEngine::launch_weight_gradient(const ProgramRequest& request, const Wei
   const int device = ranks_.device_of(launch.program.program.rank);
   const ScopedDevice scope(device);
   const bool apart = launch.stage == GemmStage::kWgradFc1 && is_apart(launch.gradients);
-  const GemmConfig config =
-      weight_gradient_kernel(request.schedule, request.numerics, launch.stage, request.shape.experts / options_.ranks,
-                             has_addresses(launch.gradients, launch.stage), launch.sms);
+  const GemmConfig config = weight_gradient_kernel(request.schedule, request.numerics,
+                                                   {launch.stage, request.shape.experts / options_.ranks,
+                                                    has_addresses(launch.gradients, launch.stage), launch.sms});
   for (const Half half : apart ? std::vector{Half::kGate, Half::kUp} : std::vector{Half::kBoth}) {
     WeightGradientOperands gemm = gemm_of(request, launch, half);
     gemm.failed = launch.failed;
@@ -330,7 +330,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
           [&] { return text_of(state.asked, CallKind::kBackward); });
   for (std::size_t local = 0; local < state.bindings.size(); ++local) bind(state, local);
   CallBinding binding = bind_call(state.asked, CallKind::kBackward, state.inputs);
-  run(binding, state.inputs, state.bindings, *state.programs, state.streams,
+  run(binding, state.inputs, {state.bindings, *state.programs, state.streams},
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
         state.saved.used_up |= call.use.last_use;
         launch(state, queue, calls, stream);

@@ -17,16 +17,16 @@ std::vector<LayerKernelConfig> launch_kernels(const Schedule& schedule, const Nu
   return configs;
 }
 
-GemmConfig weight_gradient_kernel(const Schedule& schedule, const Numerics& numerics, GemmStage stage,
-                                  int64_t local_experts, bool by_address, int sms) {
-  GemmConfig config = weight_gradient_config(schedule, numerics, stage);
-  config.cluster = std::min(config.cluster, sms);
-  config.outputs = addresses_of_launch(by_address ? static_cast<int>(local_experts) : 0);
+GemmConfig weight_gradient_kernel(const Schedule& schedule, const Numerics& numerics, const WeightGradientForm& form) {
+  GemmConfig config = weight_gradient_config(schedule, numerics, form.stage);
+  config.cluster = std::min(config.cluster, form.sms);
+  config.outputs = addresses_of_launch(form.by_address ? static_cast<int>(form.local_experts) : 0);
   return config;
 }
 
-std::vector<KernelRequest> layer_kernels(const LayerShape& shape, const Numerics& numerics, int ranks, int workers,
-                                         const Schedule& forward, const Schedule& backward) {
+std::vector<KernelRequest> layer_kernels(const LayerConfig& layer, int ranks, int workers, const Schedule& forward,
+                                         const Schedule& backward) {
+  const auto& [shape, numerics] = layer;
   require_summable(shape, numerics);
   require_instantiable(forward, numerics, Direction::kForward);
   require_instantiable(backward, numerics, Direction::kBackward);
@@ -39,8 +39,8 @@ std::vector<KernelRequest> layer_kernels(const LayerShape& shape, const Numerics
   for (const LayerKernelConfig& config : launches) requests.push_back(layer_request(config));
   for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
     for (const bool by_address : {false, true}) {
-      requests.push_back(
-          gemm_request(weight_gradient_kernel(backward, numerics, stage, shape.experts / ranks, by_address, workers)));
+      requests.push_back(gemm_request(
+          weight_gradient_kernel(backward, numerics, {stage, shape.experts / ranks, by_address, workers})));
     }
   }
   return requests;

@@ -4,6 +4,7 @@
 
 #include "engine/cuda/kernels/layer_kernels.h"
 #include "program/build.h"
+#include "uniep/layer.h"
 
 // Which kernels calls launch. The engine prepares exactly these before a call; compile_kernels() before a job.
 namespace uniep::cuda {
@@ -13,12 +14,17 @@ std::vector<LayerKernelConfig> launch_kernels(const Schedule& schedule, const Nu
                                               bool weight_gradients);
 
 // Of weight gradients alone on so many SMs, into matrices behind each other, or into those that addresses name.
-GemmConfig weight_gradient_kernel(const Schedule& schedule, const Numerics& numerics, GemmStage stage,
-                                  int64_t local_experts, bool by_address, int sms);
+struct WeightGradientForm {
+  GemmStage stage;
+  int64_t local_experts;
+  bool by_address;
+  int sms;
+};
+GemmConfig weight_gradient_kernel(const Schedule& schedule, const Numerics& numerics, const WeightGradientForm& form);
 
 // Of forward and backward, of weight gradients made now or later, in both forms. Throws uniep::Error (kUnsupported)
 // where the engine has none.
-std::vector<KernelRequest> layer_kernels(const LayerShape& shape, const Numerics& numerics, int ranks, int workers,
-                                         const Schedule& forward, const Schedule& backward);
+std::vector<KernelRequest> layer_kernels(const LayerConfig& layer, int ranks, int workers, const Schedule& forward,
+                                         const Schedule& backward);
 
 }  // namespace uniep::cuda

@@ -35,7 +35,7 @@ std::vector<cuda::KernelRequest> kernels_of(const CompileRequest& request, Opera
   };
   const Schedule forward = resolved(request.forward, Direction::kForward);
   if (operation == Operation::kLayer) {
-    return cuda::layer_kernels(layer.shape, layer.numerics, request.ranks, request.workers, forward,
+    return cuda::layer_kernels(layer, request.ranks, request.workers, forward,
                                resolved(request.backward, Direction::kBackward));
   }
   const ProgramPart part = operation == Operation::kDispatch ? ProgramPart::kDispatch : ProgramPart::kCombine;

@@ -269,8 +269,9 @@ GroupPlacer& CudaEngine::placer() {
     }
   }
   synchronize_devices();
-  placer_ = std::make_unique<GroupPlacer>(symmetric_, kernels, cache_, options_.timeout_seconds,
-                                          options_.arrival_timeout_seconds, in_processes());
+  placer_ = std::make_unique<GroupPlacer>(
+      symmetric_, kernels, cache_, GroupPlacer::Limits{options_.timeout_seconds, options_.arrival_timeout_seconds},
+      in_processes());
   if (in_processes()) {
     placer_->set_wait([this](int device, CUstream stream) {
       wait_until([&] {
@@ -451,7 +452,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   for (std::size_t local = 0; local < state.bindings.size(); ++local) bind(state, local);
   const RankProgram& program = state.programs->front().program;
   CallBinding binding = bind_call(state.asked, CallKind::kForward, state.inputs);
-  run(binding, state.inputs, state.bindings, *state.programs, state.streams,
+  run(binding, state.inputs, {state.bindings, *state.programs, state.streams},
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
         for (int launch = 0; launch < program.launches; ++launch) {
           const LaunchStages& stages = program.stages[launch];
@@ -492,12 +493,11 @@ CallBinding CudaEngine::bind_call(const ProgramRequest& request, CallKind kind,
   return binding;
 }
 
-void CudaEngine::begin(DeviceQueue& queue, const CallBinding& call, RankCall* calls,
-                       const std::vector<RankBinding>& bindings, const std::vector<DeviceProgram>& programs,
+void CudaEngine::begin(DeviceQueue& queue, const CallBinding& call, RankCall* calls, const CallRanks& ranks,
                        CUstream stream) {
   BeginArguments arguments{};
   arguments.calls = calls;
-  std::copy_n(programs.front().program.stages, kMaxLaunches, arguments.stages);
+  std::copy_n(ranks.programs.front().program.stages, kMaxLaunches, arguments.stages);
   arguments.description = call.description;
   arguments.running = {group_number_, call_number_};
   // Another group may be gone when a graph is replayed.
@@ -506,14 +506,13 @@ void CudaEngine::begin(DeviceQueue& queue, const CallBinding& call, RankCall* ca
   arguments.groups = static_cast<int32_t>(noted);
   std::copy_n(boards.begin(), noted, arguments.boards);
   for (std::size_t i = 0; i < queue.ranks().size(); ++i) {
-    arguments.whole[i] = bindings[static_cast<std::size_t>(queue.ranks()[i] - first_local_rank())].whole;
+    arguments.whole[i] = ranks.bindings[static_cast<std::size_t>(queue.ranks()[i] - first_local_rank())].whole;
   }
   queue.launch_begin(arguments, absent_ranks_, stream);
 }
 
-void CudaEngine::run(CallBinding& call, std::vector<Inputs>& inputs, const std::vector<RankBinding>& bindings,
-                     const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams,
-                     const LaunchAll& launch) {
+void CudaEngine::run(CallBinding& call, std::vector<Inputs>& inputs, const CallRanks& ranks, const LaunchAll& launch) {
+  const auto& [bindings, programs, streams] = ranks;
   copy_inputs(inputs, call.request, bindings, programs, streams);
   for (std::size_t operand = 0; operand < inputs.size(); ++operand) call.inputs[operand] = inputs[operand].addresses;
   std::vector<RankCall*> calls;
@@ -533,7 +532,7 @@ void CudaEngine::run(CallBinding& call, std::vector<Inputs>& inputs, const std::
   for (std::size_t i = 0; i < queues_.size(); ++i) {
     DeviceQueue& queue = *queues_[i];
     CUstream stream = streams_of(queue, streams).front();
-    begin(queue, call, calls[i], bindings, programs, stream);
+    begin(queue, call, calls[i], ranks, stream);
     launch(queue, calls[i], static_cast<int>(queue.ranks().size()) - absent_ranks_, stream);
     const ScopedDevice scope(queue.device());
     for (const int rank : queue.ranks()) {

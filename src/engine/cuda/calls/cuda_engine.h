@@ -165,10 +165,13 @@ class CudaEngine final : public internal::Engine {
 
   // Queues the launches of a call on one device, of so many of its ranks.
   using LaunchAll = std::function<void(DeviceQueue& queue, const RankCall* calls, int ranks, CUstream stream)>;
-  void run(CallBinding& call, std::vector<Inputs>& inputs, const std::vector<RankBinding>& bindings,
-           const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams, const LaunchAll& launch);
-  void begin(DeviceQueue& queue, const CallBinding& call, RankCall* calls, const std::vector<RankBinding>& bindings,
-             const std::vector<DeviceProgram>& programs, CUstream stream);
+  struct CallRanks {  // the local ones
+    const std::vector<RankBinding>& bindings;
+    const std::vector<DeviceProgram>& programs;
+    const std::vector<CUstream>& streams;
+  };
+  void run(CallBinding& call, std::vector<Inputs>& inputs, const CallRanks& ranks, const LaunchAll& launch);
+  void begin(DeviceQueue& queue, const CallBinding& call, RankCall* calls, const CallRanks& ranks, CUstream stream);
   ProgramRequest exchange_request(const LayerConfig& config, const Schedule& schedule, ProgramPart part) const;
   void run_exchange(const ProgramRequest& asked, CallKind kind, const Placement& placement,
                     const std::vector<CUstream>& streams, std::vector<RankBinding> bindings);

@@ -98,7 +98,7 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
   }
   const int workers = programs.front().program.workers;
   CallBinding binding = bind_call(asked, kind, inputs);
-  run(binding, inputs, bindings, programs, streams,
+  run(binding, inputs, {bindings, programs, streams},
       [&](DeviceQueue& queue, const RankCall* calls, int ranks, CUstream stream) {
         if (ranks <= 0) return;
         const ScopedDevice scope(queue.device());

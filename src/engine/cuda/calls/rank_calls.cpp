@@ -124,7 +124,7 @@ std::vector<TensorMap> gradient_maps(const CallBinding& call, const RankBinding&
   const int64_t rows = std::max<int64_t>(own.rows, kTileM);
   const auto of = [&](const void* memory) { return own.rows == 0 || memory == nullptr ? any : memory; };
   const auto moved = [&](const void* memory, int parts, const char* name) {
-    return encode_transfer_map(of(memory), rows, parts, width, kWarpRows, name);
+    return encode_transfer_map({of(memory), rows, parts, width}, kWarpRows, name);
   };
   const auto multiplied = [&](const void* memory, int64_t columns, const char* name) {
     return encode_operand_map({of(memory), columns, rows, 1}, kTileK, name);

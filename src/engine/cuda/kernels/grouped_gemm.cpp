@@ -214,9 +214,9 @@ void GroupedGemm::input_gradient_swiglu(const InputGradientSwigluGemm& gemm) {
   arguments.a = encode_operand_map({gemm.dy, gemm.k, gemm.rows.rows, 1}, kTileM, "dy");
   arguments.map_per_expert = gemm.w2.addresses.empty() ? 0 : 1;
   constexpr int kWarpRows = kTileM / kMathWarps;
-  arguments.z = encode_transfer_map(gemm.z, gemm.rows.rows, 2, gemm.i, kWarpRows, "z");
-  arguments.dz = encode_transfer_map(gemm.dz, gemm.rows.rows, 2, gemm.i, kWarpRows, "dz");
-  arguments.recomputed = encode_transfer_map(gemm.a, gemm.rows.rows, 1, gemm.i, kWarpRows, "a");
+  arguments.z = encode_transfer_map({gemm.z, gemm.rows.rows, 2, gemm.i}, kWarpRows, "z");
+  arguments.dz = encode_transfer_map({gemm.dz, gemm.rows.rows, 2, gemm.i}, kWarpRows, "dz");
+  arguments.recomputed = encode_transfer_map({gemm.a, gemm.rows.rows, 1, gemm.i}, kWarpRows, "a");
   arguments.prob = gemm.prob;
   arguments.prob_chunks = static_cast<float*>(gemm.workspace);
   arguments.prob_stride = gemm.rows.rows;

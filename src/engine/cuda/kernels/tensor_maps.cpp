@@ -54,12 +54,11 @@ TensorMap encode_operand_map(const MatrixView& view, int box_rows, const char* n
                 name);
 }
 
-TensorMap encode_transfer_map(const void* address, int64_t rows, int parts, int64_t columns, int box_rows,
-                              const char* name) {
-  const auto length = static_cast<cuuint64_t>(columns);
-  const auto count = static_cast<cuuint32_t>(parts);
-  return encode(address,
-                {{length, static_cast<cuuint64_t>(rows), count},
+TensorMap encode_transfer_map(const PartedRows& tensor, int box_rows, const char* name) {
+  const auto length = static_cast<cuuint64_t>(tensor.columns);
+  const auto count = static_cast<cuuint32_t>(tensor.parts);
+  return encode(tensor.address,
+                {{length, static_cast<cuuint64_t>(tensor.rows), count},
                  {count * length * 2, length * 2},
                  {kTransferColumns, static_cast<cuuint32_t>(box_rows), count},
                  CU_TENSOR_MAP_SWIZZLE_64B,

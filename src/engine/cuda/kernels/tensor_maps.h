@@ -21,8 +21,13 @@ TensorMap encode_operand_map(const MatrixView& view, int box_rows, const char* n
 // A bf16 tensor [rows][parts][columns] and boxes of kTransferColumns of `box_rows` rows of all parts, a part after the
 // other, with the 64-byte swizzle. L2 fetches no more of a row than the box has: the rest would be gone before it is
 // asked for.
-TensorMap encode_transfer_map(const void* address, int64_t rows, int parts, int64_t columns, int box_rows,
-                              const char* name);
+struct PartedRows {
+  const void* address;
+  int64_t rows;
+  int parts;
+  int64_t columns;  // of a part
+};
+TensorMap encode_transfer_map(const PartedRows& tensor, int box_rows, const char* name);
 
 // fp32 weight gradients [depth][rows][columns] in boxes of `box_rows` rows of kLentColumns, with the 128-byte swizzle.
 TensorMap encode_gradient_map(const MatrixView& view, int box_rows, const char* name);

@@ -5,11 +5,10 @@
 namespace uniep::cuda {
 
 GroupPlacer::GroupPlacer(SymmetricRegion& symmetric, const std::vector<KernelStore*>& kernels,
-                         std::shared_ptr<BlockCache> cache, double wait_seconds, double arrival_seconds,
-                         bool through_inbox)
+                         std::shared_ptr<BlockCache> cache, const Limits& limits, bool through_inbox)
     : symmetric_(symmetric),
       cache_(std::move(cache)),
-      placer_(symmetric.control(), kernels, wait_seconds, arrival_seconds),
+      placer_(symmetric.control(), kernels, limits.wait_seconds, limits.arrival_seconds),
       through_inbox_(through_inbox) {
   placer_.set_call_failed([this](int rank) { return &symmetric_.signals().report(rank)->failed; });
   if (!through_inbox) return;

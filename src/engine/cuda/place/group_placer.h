@@ -14,10 +14,14 @@ namespace uniep::cuda {
 // Makes placements on the GPUs of a group.
 class GroupPlacer {
  public:
-  // `kernels`: of the device of each own rank. Waits may take `wait_seconds`, a rank's arrival `arrival_seconds`.
+  // What waits may take, and a rank's arrival.
+  struct Limits {
+    double wait_seconds, arrival_seconds;
+  };
+  // `kernels`: of the device of each own rank.
   // `through_inbox`: peers can not reach a placement's row table (a process a GPU).
   GroupPlacer(SymmetricRegion& symmetric, const std::vector<KernelStore*>& kernels, std::shared_ptr<BlockCache> cache,
-              double wait_seconds, double arrival_seconds, bool through_inbox);
+              const Limits& limits, bool through_inbox);
 
   void set_wait(Placer::WaitForStream wait) { placer_.set_wait(std::move(wait)); }
 
