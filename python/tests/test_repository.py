@@ -103,6 +103,98 @@ def test_no_file_is_longer_than_600_lines():
     assert not long
 
 
+MOST_ARGUMENTS = 5
+MORE_ARGUMENTS = {
+    "include/uniep/layer.h": {"forward", "backward"},  # the layer's main calls, whose last argument has a default
+    "src/api/layer.cpp": {"forward", "backward"},
+    "src/comm/nccl_library.h": {"(*all_reduce)"},  # NCCL's
+}
+# Not names of functions, but words that a list in parentheses may follow.
+KEYWORDS = {"if", "for", "while", "switch", "return", "sizeof", "catch", "decltype", "alignas", "asm", "volatile"}
+TYPE = r"(?:(?:const|unsigned|signed|typename|struct)\s+)*[A-Za-z_][\w:]*(?:\s*<.*>)?(?:::\w+)*(?:\s+const)?"
+# Beside its type, as clang-format has it; the star of a product is not.
+POINTER = r"(?:[*&]+|\.\.\.)?(?:\s*(?:const|__restrict\w*)\b)?"
+NAME = r"(?:[A-Za-z_]\w*(?:\s*\[[^\]]*\])*|\(\s*[*&]\s*\w*\s*\)\s*[(\[].*[)\]])"
+NAMED = re.compile(rf"(?:\[\[\w+\]\]\s*)?{TYPE}{POINTER}\s+{NAME}(?:\s*=.*)?", re.DOTALL)
+UNNAMED = re.compile(TYPE + POINTER, re.DOTALL)
+
+
+def without_text(source: str) -> str:
+    """A C++ source with its comments and strings emptied; lines keep their numbers."""
+
+    def blank(match: re.Match[str]) -> str:
+        text = match.group(0)
+        return ("" if text[0] == "/" else '""') + "\n" * text.count("\n")
+
+    pattern = r'R"(\w*)\(.*?\)\1"|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\''
+    return re.sub(pattern, blank, source, flags=re.DOTALL)
+
+
+def arguments_of(inside: str) -> list[str]:
+    """What stands between the commas that are in no brackets."""
+    found, depth, current = [], 0, ""
+    for i, letter in enumerate(inside):
+        depth += (letter in "([{<") - (letter in ")]}" or (letter == ">" and inside[i - 1 : i] != "-"))
+        if letter == "," and depth == 0:
+            found.append(current.strip())
+            current = ""
+        else:
+            current += letter
+    return [*found, current.strip()]
+
+
+def with_many_arguments(source: str) -> list[tuple[int, str, int]]:
+    """(line, name, arguments) of each function that is declared with more than MOST_ARGUMENTS."""
+    text, found = without_text(source), []
+    for match in re.finditer(r"([~\w>\]]+|\boperator\s*\S+|\(\s*\*\s*\w+\s*\))\s*(?=\()", text):
+        depth, begin = 1, match.end() + 1
+        end = begin
+        while end < len(text) and depth > 0:
+            depth += (text[end] in "([{") - (text[end] in ")]}")
+            end += 1
+        arguments = arguments_of(text[begin : end - 1])
+        if len(arguments) <= MOST_ARGUMENTS or match.group(1) in KEYWORDS:
+            continue
+        # Of a declaration each has a type and a name, of a pointer to a function maybe the type alone.
+        typed = UNNAMED if match.group(1).endswith(")") else NAMED
+        if sum(bool(typed.fullmatch(one) or NAMED.fullmatch(one)) for one in arguments) >= len(arguments) - 1:
+            found.append((text.count("\n", 0, match.start()) + 1, match.group(1), len(arguments)))
+    return found
+
+
+def is_c_interface(source: pathlib.Path) -> bool:
+    """C functions and their helpers: handles, arrays of arguments a rank and their count stay by position."""
+    name = source.relative_to(ROOT).as_posix()
+    return name.startswith(("include/uniep/c_", "src/api/c_"))
+
+
+def test_more_than_five_arguments_are_a_struct():
+    sources = [source for folder in ("src", "include") for source in (ROOT / folder).rglob("*")]
+    seen, wrong = 0, []
+    for source in sorted(source for source in sources if source.suffix in SOURCES):
+        name = source.relative_to(ROOT).as_posix()
+        for line, function, count in with_many_arguments(source.read_text()):
+            if is_c_interface(source) or function in MORE_ARGUMENTS.get(name, set()):
+                seen += 1
+            else:
+                wrong.append(f"{name}:{line} {function}: {count} arguments")
+    assert seen > 10  # the exceptions, else the parser sees nothing
+    assert not wrong
+
+
+def test_the_parser_sees_functions_with_many_arguments():
+    planted = {
+        "void f(int a, int b, int c, int d, int e, int g);": ["f"],
+        "auto Some::f(const T& a, std::map<int, int> b, T* c, Run&& d,\n  int e = 1, bool g = {}) {": ["f"],
+        "void (*kernel)(const float*, float*, int64_t, int64_t, int64_t, Store);": ["(*kernel)"],
+        "void f(int a, int b, int c, int d, int e);  // (int a, int b, int c, int d, int e, int g)": [],
+        "f(a, b, {c, d}, e, g + h, sizeof(k)); g(x * 2, y, z, 1, 2, 3);": [],
+        "struct S { S(Region& a, const std::vector<Store*>& b, double c, double d, bool e, int g) : a_(a) {} };": ["S"],
+    }
+    for source, names in planted.items():
+        assert [name for _, name, _ in with_many_arguments(source)] == names, source
+
+
 @pytest.mark.skipif(shutil.which("ctest") is None, reason="ctest is not installed")
 def test_every_test_of_ctest_has_a_lane():
     listed = subprocess.run(
