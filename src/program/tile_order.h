@@ -29,7 +29,7 @@ UNIEP_HOST_DEVICE int32_t task_count(int32_t m_blocks, int32_t n_blocks, int32_t
 
 // Bands of `raster` pairs (or blocks) of m, n ascending inside a band, so that what runs side by side shares tiles of B
 // and A in L2. The split last m block runs right after the pairs of the last band that read the same two n blocks.
-UNIEP_HOST_DEVICE TilePosition tile_of_task(int32_t task, int32_t cta, const TileGrid& grid) {
+UNIEP_HOST_DEVICE TilePosition tile_of_task(int32_t task, int32_t cta, TileGrid grid) {
   const int32_t m_blocks = grid.m_blocks, n_blocks = grid.n_blocks, cluster = grid.cluster, raster = grid.raster;
   const int32_t groups = m_blocks / cluster;
   const bool has_split = m_blocks % cluster != 0;
