@@ -27,7 +27,7 @@ extern "C" __global__ void test_tma(const __grid_constant__ PtxArguments args) {
     ptx::mbarrier_arrive_expect_bytes(barrier, kTestBoxBytes);
     const uint32_t address = ptx::shared_address(box);
     if (args.mode == 1) {
-      ptx::tma_load_3d(address, args.load, barrier, 64, 32, 1);
+      ptx::tma_load_3d(address, args.load, barrier, {64, 32, 1});
     } else {
       ptx::tma_load_2d(address, args.load, barrier, 64, 32);
     }
@@ -76,8 +76,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) test_cluster(const __grid_c
   ptx::cluster_barrier();
   if (threadIdx.x == 0) {
     ptx::mbarrier_arrive_expect_bytes(barrier, 2 * kTestBoxBytes);
-    ptx::tma_load_3d_multicast(ptx::shared_address(boxes[rank]), args.load, barrier, 3, 0, static_cast<int>(rank) * 64,
-                               0);
+    ptx::tma_load_3d_multicast(ptx::shared_address(boxes[rank]), args.load, barrier, 3,
+                               {0, static_cast<int>(rank) * 64, 0});
     ptx::mbarrier_arrive_remote(remote, 0);
     if (rank == 0) ptx::mbarrier_wait(remote, 0, "remote arrivals");
     args.words[rank] = rank + 10 * ptx::cluster_index() + 100 * ptx::cluster_count();
@@ -126,10 +126,10 @@ extern "C" __global__ void __launch_bounds__(128) test_wgmma(const __grid_consta
     ptx::mbarrier_init(barrier, 1);
     ptx::fence_mbarrier_init();
     ptx::mbarrier_arrive_expect_bytes(barrier, kTestBoxBytes * (1 + TEST_N / 64));
-    ptx::tma_load_3d(ptx::shared_address(memory), args.load, barrier, 0, 0, 0);
+    ptx::tma_load_3d(ptx::shared_address(memory), args.load, barrier, {0, 0, 0});
     for (int i = 0; i < TEST_N / 64; ++i) {
       ptx::tma_load_3d(ptx::shared_address(memory) + (1 + i) * kTestBoxBytes, args.store, barrier,
-                       kMajorB == Major::kMN ? i * 64 : 0, kMajorB == Major::kMN ? 0 : i * 64, 0);
+                       {kMajorB == Major::kMN ? i * 64 : 0, kMajorB == Major::kMN ? 0 : i * 64, 0});
     }
   }
   __syncthreads();

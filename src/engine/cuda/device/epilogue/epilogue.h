@@ -84,7 +84,7 @@ class BFloat16Epilogue {
     const uint32_t* const v = rounded_ + kStep * 16;
 #pragma unroll
     for (int32_t pair = 0; pair < 4; ++pair) {
-      put_fragment(staging_, pair, v[4 * pair], v[4 * pair + 1], v[4 * pair + 2], v[4 * pair + 3]);
+      put_fragment(staging_, pair, v + 4 * pair);
     }
     __syncwarp();
     const int32_t column = tile_.column + kStep * kBlockColumns;

@@ -207,7 +207,7 @@ class SwigluGradientEpilogue {
   UNIEP_DEVICE void fetch(int32_t row, int32_t column, int32_t buffer) const {
     uint64_t& barrier = full(buffer);
     ptx::mbarrier_arrive_expect_bytes(barrier, 2 * kTransferBytes);
-    ptx::tma_load_3d(gate_block(buffer), gradient_.z(), barrier, column, row, 0);
+    ptx::tma_load_3d(gate_block(buffer), gradient_.z(), barrier, {column, row, 0});
   }
 
   // What the last transfer left from is free when it has been read: then the next one's z comes into its buffer.

@@ -33,7 +33,7 @@ UNIEP_DEVICE void load_last_z(const TensorMap& z, SharedStorage<kConfig>& shared
       const int32_t warp = box / 2;
       const int32_t half = box % 2;
       ptx::tma_load_3d(last_z<kConfig>(shared, cursor.stage, warp, half), z, shared.full[cursor.stage],
-                       first_column + chunk * kProbColumns + half * kTransferColumns, row + warp * kBlockRows, 0);
+                       {first_column + chunk * kProbColumns + half * kTransferColumns, row + warp * kBlockRows, 0});
     }
   }
 }

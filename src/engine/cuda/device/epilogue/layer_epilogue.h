@@ -118,8 +118,8 @@ class LayerEpilogue {
     const int32_t half = (kSteps - steps_left_) % 2;
     const int32_t done = (kSteps - steps_left_ - half) * kStepColumns;
     if (done >= task.columns()) return;
-    put_fragment(staging(), 2 * half, rounded_[0], rounded_[1], rounded_[2], rounded_[3]);
-    put_fragment(staging(), 2 * half + 1, rounded_[4], rounded_[5], rounded_[6], rounded_[7]);
+    put_fragment(staging(), 2 * half, rounded_);
+    put_fragment(staging(), 2 * half + 1, rounded_ + 4);
     __syncwarp();
     if (half == 1) write_run(task, done);
   }

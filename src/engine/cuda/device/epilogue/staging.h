@@ -26,15 +26,15 @@ UNIEP_DEVICE uint32_t block_chunk(uint32_t block, uint32_t row, uint32_t chunk) 
   return block + row * kBlockRowBytes + ((chunk ^ (row & 7u)) << 4);
 }
 
-// Accumulator layout, column groups 2 * pair and 2 * pair + 1 (8 columns each): m0 and m2 hold this thread's values of
-// row lane / 4, m1 and m3 those 8 rows below.
+// Accumulator layout, column groups 2 * pair and 2 * pair + 1 (8 columns each): m[0] and m[2] hold this thread's values
+// of row lane / 4, m[1] and m[3] those 8 rows below.
 UNIEP_DEVICE uint32_t fragment_address(uint32_t block, int32_t pair) {
   const uint32_t lane = ptx::lane_index();
   return block_chunk(block, (lane & 7u) + (lane & 8u), 2 * pair + (lane >> 4));
 }
 
-UNIEP_DEVICE void put_fragment(uint32_t block, int32_t pair, uint32_t m0, uint32_t m1, uint32_t m2, uint32_t m3) {
-  ptx::store_matrix_x4(fragment_address(block, pair), m0, m1, m2, m3);
+UNIEP_DEVICE void put_fragment(uint32_t block, int32_t pair, const uint32_t* m) {
+  ptx::store_matrix_x4(fragment_address(block, pair), m[0], m[1], m[2], m[3]);
 }
 
 // 16 bytes of the target: row `row`, chunk `chunk`.

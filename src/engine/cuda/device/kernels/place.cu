@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads) uniep_place(const __
   __syncthreads();
   if (counts && came) {
     send_counts(cta);
-    came = wait_for_ranks(cta, cta.inbox().counted, cta.epoch, PlaceFault::kCountsMissing, args.arrival_limit_ns,
+    came = wait_for_ranks(cta, {cta.inbox().counted, cta.epoch, PlaceFault::kCountsMissing, args.arrival_limit_ns},
                           [](uint32_t) { return false; });
     if (came) came = !has_other_arguments(cta);
   }
@@ -86,7 +86,8 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads) uniep_place(const __
   if (!last && !copies) return;
   const uint32_t expected = placed_word(cta.epoch, false);
   const auto gave_up = [&](uint32_t word) { return word == placed_word(cta.epoch, true); };
-  if (!wait_for_ranks(cta, cta.inbox().placed, expected, PlaceFault::kRowsMissing, args.wait_limit_ns, gave_up)) return;
+  if (!wait_for_ranks(cta, {cta.inbox().placed, expected, PlaceFault::kRowsMissing, args.wait_limit_ns}, gave_up))
+    return;
   if (copies) copy_rows(cta, rows_of[own.rank]);
 }
 

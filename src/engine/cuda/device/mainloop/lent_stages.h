@@ -49,9 +49,9 @@ UNIEP_DEVICE void lend_stages(SharedStorage<kConfig>& shared, StageCursor<kConfi
       for (int32_t row = 0; row < kTileM; row += output.box_rows(tile)) {
         WarpTile part = tile;
         part.row += row;
-        ptx::tma_load_3d(lent_box<kConfig>(shared, cursor.stage, box, row / kBlockRows), output.map(part),
-                         shared.full[cursor.stage], tile.column + (first + box) * kLentColumns, output.row_in_map(part),
-                         output.matrix_in_map(part));
+        ptx::tma_load_3d(
+            lent_box<kConfig>(shared, cursor.stage, box, row / kBlockRows), output.map(part), shared.full[cursor.stage],
+            {tile.column + (first + box) * kLentColumns, output.row_in_map(part), output.matrix_in_map(part)});
       }
     }
   }

@@ -56,17 +56,23 @@ UNIEP_DEVICE void load_straddling_block(const TileOperands& tile, uint32_t targe
   }
 }
 
+struct HalfOfB {
+  int32_t n_begin;
+  int32_t half;
+};
+
 template <GemmConfig kConfig, bool kMulticast>
 UNIEP_DEVICE void load_b_half(SharedStorage<kConfig>& shared, const TileOperands& tile, uint32_t stage, int32_t k,
-                              int32_t n_begin, int32_t half) {
+                              const HalfOfB& of) {
+  const int32_t n_begin = of.n_begin, half = of.half;
   constexpr int32_t kHalfColumns = kConfig.tile_n / 2;
   constexpr uint16_t kBothCtas = 3;
   const uint32_t target = ptx::shared_address(shared.b[stage]) + half * (SharedStorage<kConfig>::kOperandBBytes / 2);
   const auto load_from = [&](const TensorMap& map, uint32_t address, int32_t c0, int32_t c1) {
     if constexpr (kMulticast) {
-      ptx::tma_load_3d_multicast(address, map, shared.full[stage], kBothCtas, c0, c1, tile.b_matrix);
+      ptx::tma_load_3d_multicast(address, map, shared.full[stage], kBothCtas, {c0, c1, tile.b_matrix});
     } else {
-      ptx::tma_load_3d(address, map, shared.full[stage], c0, c1, tile.b_matrix);
+      ptx::tma_load_3d(address, map, shared.full[stage], {c0, c1, tile.b_matrix});
     }
   };
   const TensorMap* b = tile.b;
@@ -97,12 +103,12 @@ template <GemmConfig kConfig>
 UNIEP_DEVICE void load_a(SharedStorage<kConfig>& shared, const TileOperands& tile, uint32_t stage, int32_t k) {
   const uint32_t target = ptx::shared_address(shared.a[stage]);
   if constexpr (kMajorA<kConfig> == Major::kK) {
-    ptx::tma_load_3d(target, *tile.a, shared.full[stage], k, tile.m_begin, 0);
+    ptx::tma_load_3d(target, *tile.a, shared.full[stage], {k, tile.m_begin, 0});
   } else {
 #pragma unroll
     for (int32_t box = 0; box < kTileM / static_cast<int32_t>(kBoxColumns); ++box) {
       ptx::tma_load_3d(target + box * kBoxBytes, *tile.a, shared.full[stage],
-                       tile.m_begin + box * static_cast<int32_t>(kBoxColumns), k, 0);
+                       {tile.m_begin + box * static_cast<int32_t>(kBoxColumns), k, 0});
     }
   }
 }
@@ -118,10 +124,10 @@ UNIEP_DEVICE void load_tile(SharedStorage<kConfig>& shared, StageCursor<kConfig.
     ptx::mbarrier_arrive_expect_bytes(shared.full[cursor.stage], stage_bytes(kConfig));
     load_a<kConfig>(shared, tile, cursor.stage, k);
     if (kConfig.cluster == 2 && tile.shared_b) {
-      load_b_half<kConfig, true>(shared, tile, cursor.stage, k, cta == 0 ? tile.n_low : tile.n_high, cta);
+      load_b_half<kConfig, true>(shared, tile, cursor.stage, k, {cta == 0 ? tile.n_low : tile.n_high, cta});
     } else {
-      load_b_half<kConfig, false>(shared, tile, cursor.stage, k, tile.n_low, 0);
-      load_b_half<kConfig, false>(shared, tile, cursor.stage, k, tile.n_high, 1);
+      load_b_half<kConfig, false>(shared, tile, cursor.stage, k, {tile.n_low, 0});
+      load_b_half<kConfig, false>(shared, tile, cursor.stage, k, {tile.n_high, 1});
     }
   }
 }

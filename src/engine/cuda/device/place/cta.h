@@ -119,25 +119,32 @@ UNIEP_DEVICE bool is_lost(const PlaceCta& cta) {
   return call_failed || earlier >= static_cast<uint32_t>(PlaceFault::kCountsMissing);
 }
 
-// All threads: until every rank's flag has come as far as `expected`. False where one does not, or where `gave_up` says
-// of a flag that its rank gave up: then the placement has failed here.
+// The ranks' flags of a step.
+struct RankFlags {
+  const uint32_t* flags;
+  uint32_t expected;
+  PlaceFault missing;
+  uint64_t limit_ns;
+};
+
+// All threads: until every rank's flag has come as far as is expected. False where one does not, or where `gave_up`
+// says of a flag that its rank gave up: then the placement has failed here.
 template <typename GaveUp>
-UNIEP_DEVICE bool wait_for_ranks(const PlaceCta& cta, const uint32_t* flags, uint32_t expected, PlaceFault missing,
-                                 uint64_t limit_ns, GaveUp&& gave_up) {
+UNIEP_DEVICE bool wait_for_ranks(const PlaceCta& cta, const RankFlags& of, GaveUp&& gave_up) {
   bool failed = false;
   const int32_t peer = static_cast<int32_t>(threadIdx.x);
   if (peer < cta.args.ranks) {
     const CallBoard& board = cta.own.control[cta.own.rank]->board;
     const bool lost = is_lost(cta);
     const WaitEnd end =
-        wait_until_reached(flags + peer, expected, lost ? 0 : limit_ns, &board.failed[peer], cta.args.call);
-    const bool peer_gave_up = end == WaitEnd::kReached && gave_up(ptx::load_acquire_system(flags + peer));
+        wait_until_reached(of.flags + peer, of.expected, lost ? 0 : of.limit_ns, &board.failed[peer], cta.args.call);
+    const bool peer_gave_up = end == WaitEnd::kReached && gave_up(ptx::load_acquire_system(of.flags + peer));
     failed = end != WaitEnd::kReached || peer_gave_up;
     if (failed) {
       PlaceReport report{};
       report.fault = peer_gave_up                  ? PlaceFault::kPeerGaveUp
                      : end == WaitEnd::kPeerFailed ? PlaceFault::kPeerFailed
-                                                   : missing;
+                                                   : of.missing;
       report.rank = peer;
       if (!lost) report_failure(cta, report);  // what has failed before has a report
       give_up(cta);

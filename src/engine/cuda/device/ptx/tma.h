@@ -25,22 +25,26 @@ UNIEP_DEVICE void tma_load_2d(uint32_t shared, const TensorMap& map, uint64_t& b
       : "memory");
 }
 
-UNIEP_DEVICE void tma_load_3d(uint32_t shared, const TensorMap& map, uint64_t& barrier, int32_t c0, int32_t c1,
-                              int32_t c2) {
+// Where a box begins.
+struct BoxOrigin {
+  int32_t c0, c1, c2;
+};
+
+UNIEP_DEVICE void tma_load_3d(uint32_t shared, const TensorMap& map, uint64_t& barrier, const BoxOrigin& at) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
       "[%2];" ::"r"(shared),
-      "l"(&map), "r"(shared_address(&barrier)), "r"(c0), "r"(c1), "r"(c2)
+      "l"(&map), "r"(shared_address(&barrier)), "r"(at.c0), "r"(at.c1), "r"(at.c2)
       : "memory");
 }
 
 // The box lands at the same place in every CTA of `cta_mask`, and so does the report to the barrier.
 UNIEP_DEVICE void tma_load_3d_multicast(uint32_t shared, const TensorMap& map, uint64_t& barrier, uint16_t cta_mask,
-                                        int32_t c0, int32_t c1, int32_t c2) {
+                                        const BoxOrigin& at) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
       "[%1, {%4, %5, %6}], [%2], %3;" ::"r"(shared),
-      "l"(&map), "r"(shared_address(&barrier)), "h"(cta_mask), "r"(c0), "r"(c1), "r"(c2)
+      "l"(&map), "r"(shared_address(&barrier)), "h"(cta_mask), "r"(at.c0), "r"(at.c1), "r"(at.c2)
       : "memory");
 }
 

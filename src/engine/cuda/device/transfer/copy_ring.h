@@ -148,23 +148,37 @@ class CopyRing {
   uint32_t offset_ = 0;
 };
 
-// Copies `bytes` of each of the rows [begin, end) for which `selects(row)` is true. `source(row)` is where a row's
+struct CopiedRows {
+  int32_t begin, end;
+  uint32_t bytes;  // of a row
+};
+
+template <typename Selects, typename Source>
+struct RowChoice {
+  Selects selects;
+  Source source;
+};
+template <typename Selects, typename Source>
+RowChoice(Selects, Source) -> RowChoice<Selects, Source>;
+
+// Copies the bytes of each of the rows for which `choice.selects(row)` is true. `choice.source(row)` is where a row's
 // bytes lie: both are asked by one lane a row. `note(lane)`, asked by the whole warp, is the word that each lane wants
 // to have at hand with the first chunk of the row that lane `lane` was asked of; or null. `store(chunk, bytes)` issues
 // the bulk stores of a full chunk, by the whole warp. On return all loads are complete; stores may still be
 // under way.
-template <typename Ring, typename Selects, typename Source, typename Note, typename Store>
-UNIEP_DEVICE void copy_rows(Ring& ring, int32_t begin, int32_t end, uint32_t bytes, Selects&& selects, Source&& source,
-                            Note&& note, Store&& store) {
+template <typename Ring, typename Choice, typename Note, typename Store>
+UNIEP_DEVICE void copy_rows(Ring& ring, const CopiedRows& rows, Choice&& choice, Note&& note, Store&& store) {
+  const int32_t end = rows.end;
+  const uint32_t bytes = rows.bytes;
   const auto retire = [&] {
     const auto chunk = ring.wait_for_chunk();
     store(chunk, ring.chunk_size(bytes, chunk.offset));
     ring.release();
   };
-  for (int32_t first = begin; first < end; first += ptx::kThreadsPerWarp) {
+  for (int32_t first = rows.begin; first < end; first += ptx::kThreadsPerWarp) {
     const int32_t mine = first + static_cast<int32_t>(ptx::lane_index());
-    const bool copied = mine < end && selects(mine);
-    const uint64_t address = copied ? reinterpret_cast<uint64_t>(source(mine)) : 0;
+    const bool copied = mine < end && choice.selects(mine);
+    const uint64_t address = copied ? reinterpret_cast<uint64_t>(choice.source(mine)) : 0;
     for (uint32_t left = __ballot_sync(0xffffffffu, copied); left != 0; left &= left - 1) {
       const int lane = __ffs(static_cast<int>(left)) - 1;
       const auto* const row = reinterpret_cast<const uint8_t*>(__shfl_sync(0xffffffffu, address, lane));

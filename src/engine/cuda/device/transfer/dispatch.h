@@ -110,7 +110,7 @@ UNIEP_DEVICE void pull_rows(const RunningCall& running, const uniep::Task& task,
   const auto note = [&](int lane) { return filler.note(lane); };
   const auto store = [&](const auto& chunk, uint32_t bytes) { filler.store(chunk, bytes); };
   const auto row_bytes = static_cast<uint32_t>(call.hidden * sizeof(BFloat16));
-  copy_rows(ring, range.begin, range.end, row_bytes, selects, source, note, store);
+  copy_rows(ring, {range.begin, range.end, row_bytes}, RowChoice{selects, source}, note, store);
   ring.complete();
   count_full_rows(running, task);
 }
@@ -132,7 +132,7 @@ UNIEP_DEVICE void push_rows(const RunningCall& running, const uniep::Task& task,
     ptx::bulk_store(reinterpret_cast<uint8_t*>(rows + chunk.row * call.hidden) + chunk.offset, chunk.address, bytes);
   };
   const auto row_bytes = static_cast<uint32_t>(call.hidden * sizeof(BFloat16));
-  copy_rows(ring, part.begin, part.end, row_bytes, selects, source, NoNote{}, store);
+  copy_rows(ring, {part.begin, part.end, row_bytes}, RowChoice{selects, source}, NoNote{}, store);
   ring.complete();
   signal_task(running, task);
 }
@@ -158,7 +158,7 @@ UNIEP_DEVICE void receive_rows(const RunningCall& running, const uniep::Task& ta
     const auto note = [&](int lane) { return filler.note(lane); };
     const auto store = [&](const auto& chunk, uint32_t bytes) { filler.store(chunk, bytes); };
     const auto row_bytes = static_cast<uint32_t>(call.hidden * sizeof(BFloat16));
-    copy_rows(ring, range.begin, range.end, row_bytes, has_copies, source, note, store);
+    copy_rows(ring, {range.begin, range.end, row_bytes}, RowChoice{has_copies, source}, note, store);
   }
   zero_rows(rows, call.hidden, range.end, range.padded_end);
   ring.complete();

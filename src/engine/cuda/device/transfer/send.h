@@ -38,15 +38,16 @@ UNIEP_DEVICE void send_rows(const RunningCall& running, const uniep::Task& task,
   const int32_t column = p.chunk_column[task.n];
   const uint32_t bytes = static_cast<uint32_t>((p.chunk_column[task.n + 1] - column) * sizeof(BFloat16));
   const RowRange range = rows_of_block(p, p.first_expert + task.expert, task.m);
-  copy_rows(
-      ring, range.begin, range.end, bytes, [](int32_t) { return true; },
-      [&](int32_t row) { return call.output_rows + row * call.hidden + column; }, NoNote{},
-      [&](const auto& chunk, uint32_t bytes_of_chunk) {
-        if (ptx::lane_index() != 0) return;
-        const RowSource source = p.rows[chunk.row];
-        auto* const slot = reinterpret_cast<uint8_t*>(slot_of(call, source.rank, source.token, source.slot, column));
-        ptx::bulk_store(slot + chunk.offset, chunk.address, bytes_of_chunk);
-      });
+  copy_rows(ring, {range.begin, range.end, bytes},
+            RowChoice{[](int32_t) { return true; },
+                      [&](int32_t row) { return call.output_rows + row * call.hidden + column; }},
+            NoNote{}, [&](const auto& chunk, uint32_t bytes_of_chunk) {
+              if (ptx::lane_index() != 0) return;
+              const RowSource source = p.rows[chunk.row];
+              auto* const slot =
+                  reinterpret_cast<uint8_t*>(slot_of(call, source.rank, source.token, source.slot, column));
+              ptx::bulk_store(slot + chunk.offset, chunk.address, bytes_of_chunk);
+            });
   if (p.direction == Direction::kBackward && task.n == 0) {
     for (int32_t row = range.begin + static_cast<int32_t>(ptx::lane_index()); row < range.end;
          row += ptx::kThreadsPerWarp) {
