@@ -39,6 +39,7 @@ struct LayerCase {
   bool by_address = false;  // weights and gradients: a tensor an expert
   bool apart = false;       // gate and up: a tensor each
   bool dense = false;       // routing
+  bool later = false;       // weight gradients by a call of their own
   Schedule schedule;
   std::optional<Schedule> backward;
   bool backward_twice = false;  // of one forward

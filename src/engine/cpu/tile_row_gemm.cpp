@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "engine/cpu/tile_work.h"
+#include "model/bias_sums.h"
 
 // The GEMMs over rows, with their epilogues: FC1 and the activation, FC2, dgrad FC2 and the activation's gradient,
 // dgrad FC1.
@@ -75,22 +76,29 @@ void fc1(Call& call, const RankProgram& p, const Tile& tile, AgentScratch& scrat
   }
 }
 
+float bias_dot(const BFloat16* dy, const BFloat16* b2, int64_t hidden) {
+  float chains[kBiasDotChains] = {};
+  for (int64_t column = 0; column < hidden; ++column) {
+    float& chain = chains[column / kBiasDotColumns % kBiasDotChains];
+    chain = add_bias_term(chain, dy[column], b2[column]);
+  }
+  for (int half = kBiasDotChains / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) chains[i] = add(chains[i], chains[i + half]);
+  }
+  return chains[0];
+}
+
 // Where the router's weight multiplies b2, too, dy b2 is a part of dprob: it goes into the first chunk. [rows] of the
 // tile; empty where it is no part, or another tile's.
-std::vector<float> bias_dprobs(const Call& call, const RankBuffers& own, const Tile& tile, AgentScratch& scratch) {
+std::vector<float> bias_dprobs(const Call& call, const RankBuffers& own, const Tile& tile) {
   const bool weighs_bias = call.numerics.bias && call.numerics.router_weight == RouterWeight::kOutput;
   if (!weighs_bias || tile.column > 0) return {};
   const int64_t hidden = call.shape.hidden;
   std::vector<float> dprobs(static_cast<std::size_t>(tile.height()));
-  call.kernels.gemm({.a = {own.gathered[0] + tile.rows.begin * hidden, hidden, true},
-                     .b = {own.b2[tile.expert], hidden, true},
-                     .m = tile.height(),
-                     .n = 1,
-                     .k = hidden,
-                     .k_block = pipeline_depth(call, GemmStage::kDgradFc2),
-                     .c = dprobs.data(),
-                     .ldc = 1},
-                    scratch.gemm);
+  for (int64_t i = 0; i < tile.height(); ++i) {
+    dprobs[static_cast<std::size_t>(i)] =
+        bias_dot(own.gathered[0] + (tile.rows.begin + i) * hidden, own.b2[tile.expert], hidden);
+  }
   return dprobs;
 }
 
@@ -112,7 +120,7 @@ void dgrad_fc2(Call& call, const RankProgram& p, const Tile& tile, AgentScratch&
                     scratch.gemm);
   const int64_t first_chunk = tile.column / kProbColumns, chunks = divide_up(tile.columns, kProbColumns);
   scratch.chunk_sums.resize(chunks);
-  const std::vector<float> of_bias = bias_dprobs(call, own, tile, scratch);
+  const std::vector<float> of_bias = bias_dprobs(call, own, tile);
   for (int64_t i = 0; i < tile.height(); ++i) {
     const int64_t row = tile.rows.begin + i;
     const BFloat16* gate = own.z + row * call.z_columns + tile.column;

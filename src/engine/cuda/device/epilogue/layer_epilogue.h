@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine/cuda/device/epilogue/epilogue_swiglu.h"
+#include "engine/cuda/device/epilogue/tile_bias.h"
 #include "engine/cuda/device/shared_memory/layer_storage.h"
 
 namespace uniep::cuda {
@@ -41,14 +42,15 @@ class LayerEpilogue {
       deferred().slot = slot;
     }
     steps_left_ = kSteps;
+    const Bias bias(task, shared_.call);
     if (is_second(task)) {
 #pragma unroll
-      for (int i = 0; i < kCount / 2; ++i) rounded_[i] = pack_bfloat16(d[2 * i], d[2 * i + 1]);
+      for (int i = 0; i < kCount / 2; ++i) rounded_[i] = bias.rounded(d, 2 * i);
     } else {  // a step's gate columns, then its up columns
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
         const int from = i % 8 / 4 * (kCount / 2) + i / 8 * 8 + i % 4 * 2;
-        rounded_[i] = pack_bfloat16(d[from], d[from + 1]);
+        rounded_[i] = bias.rounded(d, from);
       }
     }
   }
@@ -65,6 +67,8 @@ class LayerEpilogue {
   }
 
  private:
+  using Bias = TileBias<kLayer>;
+
   UNIEP_DEVICE static bool is_second(const LayerTask& task) {
     return kLayer.gemms == LayerGemms::kSecondGradient || task.has(LayerTask::kSecond);
   }
