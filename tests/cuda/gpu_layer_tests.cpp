@@ -77,6 +77,8 @@ std::vector<Seeds> seeds_of(const Options& options) {
   constexpr uint64_t kActivationSeeds = 2'000'000'000;
   RandomLayerLimits activations = limits;
   activations.activations = kActivations;
+  activations.most_local_experts = 4;
+  activations.most_tokens = 200;
   if (wanted("activations")) {
     seeds.push_back({"activations", kActivationSeeds + options.first,
                      options.only == "activations" ? options.cases : std::max(kFormsOfActivations, options.cases / 5),
@@ -470,7 +472,7 @@ void compile(const Options& options, const std::vector<Seeds>& all, const std::s
   for (const Seeds& seeds : all) {
     each_case(seeds, options.of_cases, {}, [&](const RandomLayer& layer, const LayerCase& layer_case) {
       ++cases;
-      for (const KernelRequest& request : kernels_of(layer_case, layer.config.numerics)) {
+      for (const KernelRequest& request : kernels_of(layer_case, layer.config)) {
         requests.emplace(request.description(), request);
       }
     });

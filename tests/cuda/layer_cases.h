@@ -68,6 +68,6 @@ std::string to_text(const LayerCase& layer_case);
 float case_main_grad(uint64_t index);
 
 // The kernels that the launches take.
-std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const Numerics& numerics);
+std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const LayerConfig& config);
 
 }  // namespace uniep::cuda::test

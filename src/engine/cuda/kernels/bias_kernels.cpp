@@ -8,9 +8,7 @@ KernelRequest bias_gradients_request() {
 
 void launch_bias_gradients(KernelStore& kernels, const BiasArguments& arguments, CUstream stream) {
   int ctas = arguments.dot_ctas;
-  for (const BiasSum& sum : arguments.sums) {
-    if (sum.values != nullptr) ctas += (sum.columns + kBiasColumns - 1) / kBiasColumns;
-  }
+  for (const BiasSum& sum : arguments.sums) ctas += (sum.columns + kBiasColumns - 1) / kBiasColumns;
   if (ctas == 0 || arguments.experts == 0) return;
   BiasArguments copy = arguments;
   launch_kernel(kernels.get(bias_gradients_request(), 0),

@@ -17,8 +17,8 @@ enum class BiasGradientKind : int { kBFloat16 = 0, kFloat32 = 1, kMainGrad = 2 }
 
 // One gradient: of each expert the sum of its rows of `values`.
 struct BiasSum {
-  const BFloat16* values;  // [rows, columns]; null: this gradient is not made
-  int32_t columns;
+  const BFloat16* values;            // [rows, columns]
+  int32_t columns;                   // 0: this gradient is not made
   int32_t weighs;                    // rows times their prob
   void* gradients[kMaxBiasExperts];  // [columns] each
 };

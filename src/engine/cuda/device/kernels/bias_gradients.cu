@@ -119,7 +119,6 @@ extern "C" __global__ void __launch_bounds__(kBiasThreads)
   if (args.failed != nullptr && *args.failed != 0) return;
   auto cta = static_cast<int32_t>(blockIdx.x);
   for (const BiasSum& sum : args.sums) {
-    if (sum.values == nullptr) continue;
     const int32_t ctas = (sum.columns + kBiasColumns - 1) / kBiasColumns;
     if (cta < ctas) return make_gradient(args, sum, cta * kBiasColumns);
     cta -= ctas;
