@@ -255,7 +255,7 @@ void CudaEngine::bind(BackwardState& state, std::size_t local) {
   binding.activation = work.activation;
   binding.dz = work.dz;
   binding.prob_chunks = work.prob_chunks;
-  binding.prob_chunk_count = static_cast<int32_t>(divide_up(call.config.shape.intermediate, kProbColumns));
+  binding.prob_chunk_count = static_cast<int32_t>(memory.prob_terms);
   binding.output_rows = work.output_rows;
   binding.output = arguments.dx;
   (state.saved.placement.dense(binding.rank) ? binding.dense_dprobs : binding.dprobs) = arguments.dprobs;
@@ -297,6 +297,7 @@ void CudaEngine::launch_biases(const BackwardState& state, DeviceQueue& queue, C
                                           .gradients = state.asked.weight_gradients ? &arguments.gradients : nullptr,
                                           .weights = &arguments.weights,
                                           .prob_chunks = state.bindings[local].prob_chunks,
+                                          .prob_stride = state.bindings[local].rows,
                                           .failed = &symmetric_.signals().report(rank)->failed,
                                           .stream = stream});
   }

@@ -17,7 +17,8 @@ struct BiasLaunch {
   bool db1 = true, db2 = true;                 // of `gradients`
   const Weights* weights = nullptr;            // with b2, where it has a part in dprob; else null
   float* prob_chunks = nullptr;                // RankCall::prob_chunks, likewise
-  const uint32_t* failed = nullptr;            // GemmArguments::failed
+  int64_t prob_stride = 0;
+  const uint32_t* failed = nullptr;  // GemmArguments::failed
   CUstream stream = nullptr;
 };
 

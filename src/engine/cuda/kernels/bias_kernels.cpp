@@ -1,5 +1,7 @@
 #include "engine/cuda/kernels/bias_kernels.h"
 
+#include "model/bias_sums.h"
+
 namespace uniep::cuda {
 
 KernelRequest bias_gradients_request() {
@@ -7,8 +9,8 @@ KernelRequest bias_gradients_request() {
 }
 
 void launch_bias_gradients(KernelStore& kernels, const BiasArguments& arguments, CUstream stream) {
-  int ctas = arguments.dot_ctas;
-  for (const BiasSum& sum : arguments.sums) ctas += (sum.columns + kBiasColumns - 1) / kBiasColumns;
+  int ctas = 0;
+  for (const BiasSum& sum : arguments.sums) ctas += (sum.columns + kBiasDotColumns - 1) / kBiasDotColumns;
   if (ctas == 0 || arguments.experts == 0) return;
   BiasArguments copy = arguments;
   launch_kernel(kernels.get(bias_gradients_request(), 0),

@@ -9,7 +9,6 @@ namespace uniep::cuda {
 
 constexpr int kBiasThreads = 512;
 constexpr int kBiasWarps = kBiasThreads / 32;
-constexpr int kBiasColumns = 128;     // of a CTA: four a lane
 constexpr int kMaxBiasExperts = 128;  // of a launch
 
 // As uniep::WeightGradient.
@@ -18,8 +17,9 @@ enum class BiasGradientKind : int { kBFloat16 = 0, kFloat32 = 1, kMainGrad = 2 }
 // One gradient: of each expert the sum of its rows of `values`.
 struct BiasSum {
   const BFloat16* values;            // [rows, columns]
-  int32_t columns;                   // 0: this gradient is not made
+  int32_t columns;                   // 0: nothing is to be done
   int32_t weighs;                    // rows times their prob
+  int32_t is_made;                   // else the CTAs make dots alone
   void* gradients[kMaxBiasExperts];  // [columns] each
 };
 
@@ -31,11 +31,10 @@ struct BiasArguments {
   int32_t experts;               // of this launch; blockIdx.y
   BiasGradientKind kind;
   BiasSum sums[2];  // db2 of rows of dy, db1 of dz
-  // dy . b2 of each row, added to its sum of dprob's first columns.
-  int32_t dot_ctas;  // that share an expert's rows; 0: it is no part of dprob
-  int32_t hidden;
-  const BFloat16* dyg;                  // [rows, H]
-  float* dprobs;                        // [rows]
+  // dy . b2 of each row by kBiasDotColumns columns [ceil(H / kBiasDotColumns)][dot_stride]; null: it is no part of
+  // dprob.
+  float* dots;
+  int64_t dot_stride;
   const BFloat16* b2[kMaxBiasExperts];  // [H] each
 };
 

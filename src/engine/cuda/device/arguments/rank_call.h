@@ -90,7 +90,7 @@ struct alignas(64) RankCall {
   BFloat16* output_rows;  // [rows, H] o or dxg, when the combine is staged
   BFloat16* output;       // [T, H] y or dx
   float* dprobs;          // [T, K]
-  float* prob_chunks;     // [prob_chunk_count][prob_stride] sums of 64 columns of dprob
+  float* prob_chunks;     // [prob_chunk_count][prob_stride] terms of dprob: sums of 64 columns, and of biases
   int32_t prob_stride, prob_chunk_count;
   float* row_probs;  // [padded rows] or null: what a standalone dispatch writes of the row table
 

@@ -162,22 +162,20 @@ extern "C" __global__ void uniep_naive_swiglu(NaiveEpilogueArguments args) {
   });
 }
 
-// dy . b2: 32 chains, then halves of them.
-UNIEP_DEVICE float naive_bias_dot(const NaiveEpilogueArguments& args, int64_t row, int32_t expert) {
-  constexpr int kChains = 32;
-  float chains[kChains];
-  for (int chain = 0; chain < kChains; ++chain) {
-    chains[chain] = 0.0f;
-    for (int column = 0; column < args.hidden; ++column) {
-      if (column / 8 % kChains != chain) continue;
+// dy . b2 of 256 columns: 8 of each lane, then halves of the lanes.
+UNIEP_DEVICE float naive_bias_dot(const NaiveEpilogueArguments& args, int64_t row, int32_t expert, int32_t first) {
+  float lanes[32];
+  for (int lane = 0; lane < 32; ++lane) {
+    lanes[lane] = 0.0f;
+    for (int column = first + 8 * lane; column < first + 8 * lane + 8 && column < args.hidden; ++column) {
       const float dy = to_float(args.dyg[row * args.hidden + column]);
-      chains[chain] = add(chains[chain], mul(dy, to_float(args.bias[int64_t{expert} * args.hidden + column])));
+      lanes[lane] = add(lanes[lane], mul(dy, to_float(args.bias[int64_t{expert} * args.hidden + column])));
     }
   }
-  for (int half = kChains / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) chains[i] = add(chains[i], chains[i + half]);
+  for (int half = 16; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] = add(lanes[i], lanes[i + half]);
   }
-  return chains[0];
+  return lanes[0];
 }
 
 // One thread a row: dprob's chunks by their tree, then ascending.
@@ -206,9 +204,10 @@ extern "C" __global__ void uniep_naive_swiglu_gradient(NaiveEpilogueArguments ar
       float& p = partial[c % 8 / 2];
       p = add_prob_term(p, da, g.prob_term);
     }
-    float sum = join_prob_partials(partial[0], partial[1], partial[2], partial[3]);
-    if (chunk == 0 && args.bias != nullptr && exists) sum = add(sum, naive_bias_dot(args, row, of));
-    dprob = add(dprob, sum);
+    dprob = add(dprob, join_prob_partials(partial[0], partial[1], partial[2], partial[3]));
+  }
+  for (int32_t column = 0; args.bias != nullptr && exists && column < args.hidden; column += 256) {
+    dprob = add(dprob, naive_bias_dot(args, row, of, column));
   }
   args.dprob[row] = dprob;
 }
