@@ -7,7 +7,7 @@
 // Arguments of the kernel of biases' gradients (bias_gradients.cu), of one rank.
 namespace uniep::cuda {
 
-constexpr int kBiasThreads = 512;
+constexpr int kBiasThreads = 256;
 constexpr int kBiasWarps = kBiasThreads / 32;
 constexpr int kMaxBiasExperts = 128;  // of a launch
 
