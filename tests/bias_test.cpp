@@ -115,16 +115,6 @@ TEST(Biases, AreRefusedByName) {
   backwards[1].gradients.db2 = nullptr;
   refused_backward(config, "db2: null on rank 1");
 
-  Machine cuda = group.machine();
-  cuda.engine = EngineKind::kCuda;
-  cuda.workers = 132;
-  Numerics numerics;
-  numerics.bias = true;
-  expect_error(
-      Status::kInvalidArgument, "bias=1: the cuda engine has no kernels for expert biases; the cpu engine has", [&] {
-        resolve(PartialSchedule(),
-                {.direction = Direction::kForward, .shape = config.shape, .numerics = numerics, .machine = cuda});
-      });
   // Where there is no gate it is that which the verifier names.
   const bool gated = is_gated(config.numerics.activation);
   Verifier verifier(group, {.every = 1});

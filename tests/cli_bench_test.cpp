@@ -39,7 +39,7 @@ TEST(BenchCommand, BadUsageIsRefusedWithTheArgumentsName) {
       {{"--only", "fc1,fc3"}, {"--only", "'fc3'", "fc2"}},
       {{"--devices", "x"}, {"--devices", "'x'"}},
       {{"--engine", "cpu"}, {"--engine", "'cpu'", "cuda"}},
-      {{"--bias"}, {"--bias", "cuda engine has no kernels", "uniep run --bias"}},
+      {{"--bias"}, {"--bias: with --op gemm", "layer and backward"}},
       {{"--json", "/no/such/folder/a.json"}, {"--json"}},
       {{"--trace", "a.json"}, {"--trace", "'a.json'", "layer"}},
       {{"--launch", "mpi"}, {"--launch", "'mpi'", "threads|processes"}},

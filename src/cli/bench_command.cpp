@@ -64,10 +64,10 @@ const BenchOperation& find_operation(const std::string& name) {
 
 void check_request(const BenchOperation& operation, const BenchRequest& request) {
   if (request.layer.engine == EngineKind::kCpu) refuse_value("--engine", "cpu", "cuda or auto: this measures GPUs");
-  if (request.layer.numerics.bias) {
+  if (request.layer.numerics.bias && operation.name != std::string("layer") &&
+      operation.name != std::string("backward")) {
     throw Error(Status::kInvalidArgument,
-                "--bias: the cuda engine has no kernels for expert biases; must be left out (`uniep run --bias "
-                "--repeat N` times the cpu engine)");
+                std::string("--bias: with --op ") + operation.name + "; legal with --op layer and backward");
   }
   check_shape(request.layer.shape, request.layer.ranks);
   request.layer.tokens();

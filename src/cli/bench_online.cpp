@@ -87,6 +87,10 @@ class OnlineJob {
     arguments.x = own.input(data_.x_of(rank), tokens * shape.hidden);
     arguments.weights.w1 = own.input(data_.w1_of(rank), experts * data_.halves * shape.intermediate * shape.hidden);
     arguments.weights.w2 = own.input(data_.w2_of(rank), experts * shape.intermediate * shape.hidden);
+    if (layer_.numerics.bias) {
+      arguments.weights.b1 = own.input(data_.b1_of(rank), experts * data_.halves * shape.intermediate);
+      arguments.weights.b2 = own.input(data_.b2_of(rank), experts * shape.hidden);
+    }
     arguments.y = own.result(y_.data() + first * shape.hidden, tokens * shape.hidden);
     arguments_.push_back(arguments);
     Routing routing;

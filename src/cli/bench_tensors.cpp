@@ -22,6 +22,12 @@ void LayerTensors::add_arguments(int rank, bool backward) {
   ForwardArguments& arguments = forward_.emplace_back();
   arguments.weights.w1 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, 2 * weights));
   arguments.weights.w2 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, weights));
+  const int64_t bias_rows = config_.shape.experts / ranks_.group().ranks();
+  const int64_t z_bias = bias_rows * 2 * config_.shape.intermediate, o_bias = bias_rows * h;
+  if (config_.numerics.bias) {
+    arguments.weights.b1 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, z_bias));
+    arguments.weights.b2 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, o_bias));
+  }
   arguments.x = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, tokens * h));
   arguments.y = static_cast<BFloat16*>(gpus.zeros(gpu, tokens * h * kElement));
   if (!backward) return;
@@ -35,6 +41,9 @@ void LayerTensors::add_arguments(int rank, bool backward) {
   gradients.dprobs = static_cast<float*>(gpus.zeros(gpu, tokens * config_.shape.topk * 4));
   gradients.gradients.dw1 = gpus.zeros(gpu, 2 * weights * gradient_bytes);
   gradients.gradients.dw2 = gpus.zeros(gpu, weights * gradient_bytes);
+  if (!config_.numerics.bias) return;
+  gradients.gradients.db1 = gpus.zeros(gpu, z_bias * gradient_bytes);
+  gradients.gradients.db2 = gpus.zeros(gpu, o_bias * gradient_bytes);
 }
 
 void LayerTensors::add_rows(int rank, bool backward) {

@@ -186,7 +186,7 @@ void add_activation_options(CLI::App& app, Numerics& numerics) {
       app, "--router-weight", numerics.router_weight,
       {{"activation", RouterWeight::kActivation}, {"output", RouterWeight::kOutput}, {"input", RouterWeight::kInput}},
       "what the router's weight multiplies (default activation)");
-  app.add_flag("--bias", numerics.bias, "experts have biases b1 and b2; cpu engine only");
+  app.add_flag("--bias", numerics.bias, "experts have biases b1 and b2");
 }
 
 void add_devices_option(CLI::App& app, std::vector<int>& devices, const std::string& description) {

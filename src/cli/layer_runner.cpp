@@ -152,6 +152,10 @@ void LayerRunner::copy_to_devices() {
       own.w1 = split(device, data_.w1_of(rank), halves() * weights * kElement);
     }
     own.w2 = split(device, data_.w2_of(rank), weights * kElement);
+    if (config_.numerics.bias) {
+      own.b1 = split(device, data_.b1_of(rank), local_experts() * halves() * shape.intermediate * kElement);
+      own.b2 = split(device, data_.b2_of(rank), local_experts() * shape.hidden * kElement);
+    }
     own.y = {device, tokens * row_bytes};
     device_ranks_.push_back(std::move(own));
     devices.push_back(device);
@@ -180,6 +184,18 @@ void LayerRunner::place() {
   placement_ = uniep::place(group_, config_.shape, routings, options_.capacity);
 }
 
+std::vector<const BFloat16*> LayerRunner::collect(const ExpertArrays& arrays) {
+  std::vector<const BFloat16*> each;
+  for (const cuda::DeviceArray& array : arrays) each.push_back(static_cast<const BFloat16*>(array.data()));
+  return each;
+}
+
+std::vector<void*> LayerRunner::collect_outputs(const ExpertArrays& arrays) {
+  std::vector<void*> each;
+  for (const cuda::DeviceArray& array : arrays) each.push_back(array.data());
+  return each;
+}
+
 Weights LayerRunner::weights(int local) {
   const int rank = local_ranks().first + local;
   RankAddresses& experts = addresses_[local];
@@ -194,11 +210,6 @@ Weights LayerRunner::weights(int local) {
     if (options_.apart) experts.w1_up = half(host.up);
     experts.w2 = addresses(data_.w2_of(rank), local_experts(), bytes);
   } else {
-    const auto collect = [](const ExpertArrays& arrays) {
-      std::vector<const BFloat16*> each;
-      for (const auto& array : arrays) each.push_back(static_cast<const BFloat16*>(array.data()));
-      return each;
-    };
     experts.w1 = collect(device_ranks_[local].w1);
     experts.w1_up = collect(device_ranks_[local].w1_up);
     experts.w2 = collect(device_ranks_[local].w2);
@@ -216,13 +227,17 @@ Weights LayerRunner::weights(int local) {
   return weights;
 }
 
-// On the cpu engine; no other has them.
 void LayerRunner::add_biases(int local, Weights& weights) {
   const int rank = local_ranks().first + local;
   const int64_t columns = halves() * config_.shape.intermediate;
   RankAddresses& experts = addresses_[local];
-  experts.b1 = addresses(data_.b1_of(rank), local_experts(), columns * kElement);
-  experts.b2 = addresses(data_.b2_of(rank), local_experts(), config_.shape.hidden * kElement);
+  if (on_devices()) {
+    experts.b1 = collect(device_ranks_[local].b1);
+    experts.b2 = collect(device_ranks_[local].b2);
+  } else {
+    experts.b1 = addresses(data_.b1_of(rank), local_experts(), columns * kElement);
+    experts.b2 = addresses(data_.b2_of(rank), local_experts(), config_.shape.hidden * kElement);
+  }
   if (options_.by_address) {
     weights.b1_experts = experts.b1.data();
     weights.b2_experts = experts.b2.data();
@@ -287,6 +302,10 @@ void LayerRunner::start_gradients(int local) {
   };
   const int64_t elements = local_experts() * expert_elements();
   start(own.dw2, elements);
+  if (config_.numerics.bias) {
+    start(own.db1, local_experts() * halves() * config_.shape.intermediate);
+    start(own.db2, local_experts() * config_.shape.hidden);
+  }
   if (!options_.apart) return start(own.dw1, halves() * elements);
   // What the results hold is what gradients start from.
   split_gradients(local);
@@ -330,14 +349,9 @@ void LayerRunner::gather_dense_dprobs(int local, const std::vector<float>& dense
 WeightGradients LayerRunner::gradients(int local) {
   RankAddresses& experts = addresses_[local];
   if (on_devices()) {
-    const auto collect = [](const ExpertArrays& arrays) {
-      std::vector<void*> each;
-      for (const cuda::DeviceArray& array : arrays) each.push_back(array.data());
-      return each;
-    };
-    experts.dw1 = collect(device_ranks_[local].dw1);
-    experts.dw1_up = collect(device_ranks_[local].dw1_up);
-    experts.dw2 = collect(device_ranks_[local].dw2);
+    experts.dw1 = collect_outputs(device_ranks_[local].dw1);
+    experts.dw1_up = collect_outputs(device_ranks_[local].dw1_up);
+    experts.dw2 = collect_outputs(device_ranks_[local].dw2);
   } else {
     const int64_t bytes = expert_elements() * gradient_bytes(), experts_here = local_experts();
     std::byte* const dw2 = has_bf16_gradients() ? reinterpret_cast<std::byte*>(out_.dw2_bf16.data())
@@ -374,8 +388,13 @@ void LayerRunner::add_bias_gradients(int local, WeightGradients& gradients) {
     return addresses(static_cast<void*>(all + local * count * bytes), count, bytes);
   };
   RankAddresses& experts = addresses_[local];
-  experts.db1 = each(out_.db1_bf16, out_.db1_fp32, halves() * config_.shape.intermediate);
-  experts.db2 = each(out_.db2_bf16, out_.db2_fp32, config_.shape.hidden);
+  if (on_devices()) {
+    experts.db1 = collect_outputs(device_ranks_[local].db1);
+    experts.db2 = collect_outputs(device_ranks_[local].db2);
+  } else {
+    experts.db1 = each(out_.db1_bf16, out_.db1_fp32, halves() * config_.shape.intermediate);
+    experts.db2 = each(out_.db2_bf16, out_.db2_fp32, config_.shape.hidden);
+  }
   if (options_.by_address) {
     gradients.db1_experts = experts.db1.data();
     gradients.db2_experts = experts.db2.data();
@@ -499,6 +518,9 @@ void LayerRunner::read_gradients(int local, LayerResult& result) const {
     read(own.dw1, halves() * local_experts() * expert_elements(), result.dw1_bf16, result.dw1_fp32);
   }
   read(own.dw2, local_experts() * expert_elements(), result.dw2_bf16, result.dw2_fp32);
+  if (!config_.numerics.bias) return;
+  read(own.db1, local_experts() * halves() * config_.shape.intermediate, result.db1_bf16, result.db1_fp32);
+  read(own.db2, local_experts() * config_.shape.hidden, result.db2_bf16, result.db2_fp32);
 }
 
 LayerResult LayerRunner::local_result() const {

@@ -103,9 +103,9 @@ class LayerRunner {
   // A rank's arrays on its GPU.
   struct DeviceRank {
     cuda::DeviceArray ids, probs, x, y;  // ids: of a dense routing the map
-    ExpertArrays w1, w1_up, w2;
+    ExpertArrays w1, w1_up, w2, b1, b2;
     cuda::DeviceArray dy, dx, dprobs;  // these and the next from backward() on
-    ExpertArrays dw1, dw1_up, dw2;
+    ExpertArrays dw1, dw1_up, dw2, db1, db2;
   };
   // What the arguments of a rank point to: its experts' tensors.
   struct RankAddresses {
@@ -129,6 +129,8 @@ class LayerRunner {
   int64_t halves() const { return data_.halves; }                                                // times that: of w1
   LayerResult local_result() const;
   void copy_to_devices();
+  static std::vector<const BFloat16*> collect(const ExpertArrays& arrays);
+  static std::vector<void*> collect_outputs(const ExpertArrays& arrays);
   ExpertArrays split(int device, const void* values, int64_t bytes) const;
   void make_host_rank(int local);
   Routing routing(int local);

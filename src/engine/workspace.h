@@ -3,6 +3,7 @@
 #include "engine/carver.h"
 #include "engine/engine.h"
 #include "model/activation_choice.h"
+#include "model/bias_sums.h"
 #include "model/placement_state.h"
 #include "program/rank_program.h"
 #include "uniep/layer.h"
@@ -14,9 +15,10 @@ namespace uniep::internal {
 
 struct MemoryRequest {
   LayerShape shape;
-  int64_t z_columns = 0;  // 2 I, or I
-  int64_t rows = 0;       // with padding
-  bool staged = false;    // combine rows are kept locally before they are sent
+  int64_t z_columns = 0;   // 2 I, or I
+  int64_t prob_terms = 0;  // of a row's dprob
+  int64_t rows = 0;        // with padding
+  bool staged = false;     // combine rows are kept locally before they are sent
   bool keep_xg = true;
   MemoryOptions use;
 
@@ -24,21 +26,33 @@ struct MemoryRequest {
   bool later() const { return use.weight_gradients == WeightGradientTime::kLater; }
 };
 
+// Rows that a token takes on its way into the ordered sum.
+inline int64_t slots_per_token(const LayerShape& shape, const Numerics& numerics) {
+  return numerics.combine_groups > 0 ? numerics.combine_groups : shape.topk;
+}
+
+// Whether p multiplies b2.
+inline bool weighs_bias(const Numerics& numerics) {
+  return numerics.bias && numerics.router_weight == RouterWeight::kOutput;
+}
+
+// Terms of a row's dprob.
+inline int64_t prob_terms(const LayerShape& shape, const Numerics& numerics) {
+  const int64_t of_bias = weighs_bias(numerics) ? divide_up(shape.hidden, kBiasDotColumns) : 0;
+  return divide_up(shape.intermediate, kProbColumns) + of_bias;
+}
+
 inline MemoryRequest memory_request(const LayerConfig& config, const Schedule& schedule,
                                     const PlacementState& placement, int rank, const MemoryOptions& use = {}) {
   const int64_t rows = placement.capacity > 0 ? placement.capacity : placement.padded_rows[rank];
   const LayerShape& shape = config.shape;
   return {shape,
           z_columns(shape, config.numerics),
+          prob_terms(shape, config.numerics),
           rows,
           schedule.combine.transport == CombineTransport::kStaged,
           schedule.save_xg == SaveXg::kKeep,
           use};
-}
-
-// Rows that a token takes on its way into the ordered sum.
-inline int64_t slots_per_token(const LayerShape& shape, const Numerics& numerics) {
-  return numerics.combine_groups > 0 ? numerics.combine_groups : shape.topk;
 }
 
 struct SavedPieces {
@@ -85,7 +99,7 @@ inline WorkspacePieces carve_workspace(Carver& carver, Carver& pending, const Me
   if (direction == Direction::kBackward) {
     carve_operands(request.later() ? pending : carver, request, pieces);
     if (request.later()) pieces.failed = pending.take<uint32_t>(1);
-    pieces.prob_chunks = carver.take<float>(rows * divide_up(intermediate, 64));
+    pieces.prob_chunks = carver.take<float>(rows * request.prob_terms);
   } else {
     if (!request.keep_xg) pieces.gathered[0] = carver.take<BFloat16>(rows * hidden);
     pieces.activation = carver.take<BFloat16>(rows * intermediate);

@@ -509,9 +509,6 @@ std::vector<std::string> shape_violations(const ScheduleRequest& request) {
   if (numerics.bias && numerics.router_weight == RouterWeight::kInput) {
     violations.emplace_back("bias=1: not with router_weight=input; legal with activation and output");
   }
-  if (machine.engine == EngineKind::kCuda && numerics.bias) {
-    violations.emplace_back("bias=1: the cuda engine has no kernels for expert biases; the cpu engine has");
-  }
   const int weight_gradient = static_cast<int>(numerics.weight_gradient);
   require(weight_gradient >= 0 && weight_gradient <= static_cast<int>(WeightGradient::kMainGrad), "weight_gradient",
           weight_gradient, "legal are bf16 (0), fp32 (1) and main_grad (2)");

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "engine/cuda/kernels/bias_kernels.h"
 #include "engine/cuda/kernels/exchange.h"
 #include "engine/cuda/kernels/gemm_kernels.h"
 #include "engine/cuda/kernels/layer_kernels.h"
@@ -117,7 +118,9 @@ std::vector<LayerKernelConfig> activation_configs() {
   shaped.alpha = uniep::bits_of_float(1.702f);
   shaped.gate_limit = shaped.up_limit = uniep::bits_of_float(7.0f);
   shaped.up_offset = uniep::bits_of_float(1.0f);
-  std::vector<LayerKernelConfig> configs = {layer_config({.expert = shaped})};
+  ExpertConfig biased = shaped;  // gpt-oss
+  biased.bias = biased.weighs_output = true;
+  std::vector<LayerKernelConfig> configs = {layer_config({.expert = shaped}), layer_config({.expert = biased})};
   for (const ExpertConfig& expert : {shaped, ExpertConfig{.activation = ActivationKind::kGegluTanh},
                                      ExpertConfig{.activation = ActivationKind::kGegluErf}}) {
     configs.push_back(layer_config({.gemms = LayerGemms::kFirstGradient, .tile_n = 192, .expert = expert}));
@@ -139,7 +142,8 @@ int run(int samples, unsigned seed) {
   std::vector<KernelRequest> requests = {prob_sum_request(),       naive_request("uniep_naive_gemm"),
                                          place_request(),          row_of_source_request(),
                                          program_tables_request(), begin_call_request(),
-                                         slots_of_map_request(),   dense_dprobs_request()};
+                                         slots_of_map_request(),   dense_dprobs_request(),
+                                         bias_gradients_request()};
   using Tests = uniep::cuda::test::Kernels;
   const std::string folder = uniep::cuda::test::kernel_folder();
   for (const char* const function : {"test_checksum", "test_compare", "test_sample"}) {

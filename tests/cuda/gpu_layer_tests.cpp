@@ -52,9 +52,11 @@ struct Options {
   bool verbose = false;
 };
 
-// Beside SwiGLU; with limits that values of z reach.
-const std::vector<std::string> kActivations = {"swiglu:alpha=1.702,limit=1,up_offset=1", "geglu_tanh", "geglu_erf",
-                                               "swiglu:gate_limit=0.75"};
+// With limits that values of z reach. Cases take each of them with and without biases, and with the router's weight in
+// both places.
+const std::vector<std::string> kActivations = {"swiglu", "swiglu:alpha=1.702,limit=1,up_offset=1", "geglu_tanh",
+                                               "geglu_erf", "swiglu:gate_limit=0.75"};
+constexpr int kFormsOfActivations = 4 * 5;
 
 // Seeds with the limits of their layers.
 struct Seeds {
@@ -75,9 +77,12 @@ std::vector<Seeds> seeds_of(const Options& options) {
   constexpr uint64_t kActivationSeeds = 2'000'000'000;
   RandomLayerLimits activations = limits;
   activations.activations = kActivations;
+  activations.most_local_experts = 4;
+  activations.most_tokens = 200;
   if (wanted("activations")) {
     seeds.push_back({"activations", kActivationSeeds + options.first,
-                     options.only == "activations" ? options.cases : std::max(4, options.cases / 5), activations});
+                     options.only == "activations" ? options.cases : std::max(kFormsOfActivations, options.cases / 5),
+                     activations});
   }
   constexpr uint64_t kWideSeeds = 1'000'000'000;
   RandomLayerLimits wide;  // tails that models have: 2880, 1408 and 1856 columns
@@ -175,24 +180,25 @@ class LayerTests {
   }
 
   // The mathematics, not only the bits.
-  void against_reference(uint64_t seed, const std::string& activation = "swiglu") {
+  void against_reference(uint64_t seed, const std::string& activation = "swiglu", bool biases = false) {
     RandomLayer layer = layer_for_reference(seed);
-    set_activation(layer.config.numerics, activation);
+    set_numerics(layer, activation, biases);
     Group group(group_options(options_.of_cases, layer.ranks));
     cli::LayerRunner runner(group, layer.config, layer.data, {.main_grad = no_main_grad});
     runner.forward(whole({}, Direction::kForward, layer, group));
     if (options_.of_cases.backward) runner.backward(backward_schedule(layer, group));
-    check_result("reference, " + activation, layer, runner.result());
+    check_result("reference, " + activation + (biases ? ", biases" : ""), layer, runner.result());
   }
 
   // The oracle's, with and without rows.
-  void oracle_against_reference(uint64_t seed, const std::string& activation = "swiglu") {
+  void oracle_against_reference(uint64_t seed, const std::string& activation = "swiglu", bool biases = false) {
     for (int i = 0; i < 3; ++i) {
       RandomLayer layer = layer_for_reference(seed + static_cast<uint64_t>(i));
       layer.config.numerics.weight_gradient = static_cast<WeightGradient>(i);
-      set_activation(layer.config.numerics, activation);
+      set_numerics(layer, activation, biases);
       const ScopedDevice scope(0);
-      check_result("oracle, " + activation, layer, naive_layer(kernels_, layer.config, layer.data, no_main_grad));
+      check_result("oracle, " + activation + (biases ? ", biases" : ""), layer,
+                   naive_layer(kernels_, layer.config, layer.data, no_main_grad));
     }
   }
 
@@ -300,6 +306,16 @@ class LayerTests {
     return layer;
   }
 
+  // Biases with the router's weight on the output, where it multiplies them.
+  static void set_numerics(RandomLayer& layer, const std::string& activation, bool biases) {
+    Numerics& numerics = layer.config.numerics;
+    set_activation(numerics, activation);
+    if (!biases) return;
+    numerics.bias = true;
+    numerics.router_weight = RouterWeight::kOutput;
+    uniep::test::draw_biases(layer);
+  }
+
   static Schedule whole(const PartialSchedule& given, Direction direction, const RandomLayer& layer,
                         const Group& group) {
     return resolve(given, {.direction = direction,
@@ -321,6 +337,8 @@ class LayerTests {
     input.probs = layer.data.probs.data();
     input.w1 = layer.data.w1.data();
     input.w2 = layer.data.w2.data();
+    input.b1 = layer.data.b1.data();
+    input.b2 = layer.data.b2.data();
     reference::EngineOutput output;
     output.y = got.y.data();
     output.z = got.z.data();
@@ -332,6 +350,10 @@ class LayerTests {
       output.weight_gradient = layer.config.numerics.weight_gradient;
       output.dw1 = bf16 ? static_cast<const void*>(got.dw1_bf16.data()) : got.dw1_fp32.data();
       output.dw2 = bf16 ? static_cast<const void*>(got.dw2_bf16.data()) : got.dw2_fp32.data();
+      if (layer.config.numerics.bias) {
+        output.db1 = bf16 ? static_cast<const void*>(got.db1_bf16.data()) : got.db1_fp32.data();
+        output.db2 = bf16 ? static_cast<const void*>(got.db2_bf16.data()) : got.db2_fp32.data();
+      }
     }
     const reference::CheckReport report = reference::check(input, output);
     std::string detail = layer.description;
@@ -357,6 +379,8 @@ class LayerTests {
     next(&Result::dprobs);
     next(&Result::dw1_bf16, &Result::dw1_fp32);
     next(&Result::dw2_bf16, &Result::dw2_fp32);
+    next(&Result::db1_bf16, &Result::db1_fp32);
+    next(&Result::db2_bf16, &Result::db2_fp32);
     return text;
   }
 
@@ -377,6 +401,7 @@ class LayerTests {
                             {.capacity = layer_case.capacity,
                              .by_address = layer_case.by_address,
                              .apart = layer_case.apart,
+                             .later = layer_case.later,
                              .dense = layer_case.dense,
                              .main_grad = case_main_grad});
     std::string text;
@@ -454,7 +479,7 @@ void compile(const Options& options, const std::vector<Seeds>& all, const std::s
   for (const Seeds& seeds : all) {
     each_case(seeds, options.of_cases, {}, [&](const RandomLayer& layer, const LayerCase& layer_case) {
       ++cases;
-      for (const KernelRequest& request : kernels_of(layer_case, layer.config.numerics)) {
+      for (const KernelRequest& request : kernels_of(layer_case, layer.config)) {
         requests.emplace(request.description(), request);
       }
     });
@@ -530,8 +555,10 @@ int run(int argc, char** argv) {
   if (wanted("oracle")) tests.oracle_against_reference(options.first);
   if (wanted("activations")) {
     for (const std::string& activation : kActivations) {
-      tests.against_reference(options.first, activation);
-      tests.oracle_against_reference(options.first, activation);
+      for (const bool biases : {false, true}) {
+        tests.against_reference(options.first, activation, biases);
+        tests.oracle_against_reference(options.first, activation, biases);
+      }
     }
   }
   if (wanted("silent")) tests.silent_rank();

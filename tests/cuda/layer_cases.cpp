@@ -6,7 +6,9 @@
 #include <initializer_list>
 #include <iterator>
 
+#include "engine/cuda/calls/call_kernels.h"
 #include "engine/cuda/calls/layer_tiles.h"
+#include "engine/cuda/kernels/bias_kernels.h"
 #include "engine/cuda/kernels/layer_kernels.h"
 #include "model/elementwise.h"
 #include "model/place.h"
@@ -144,6 +146,7 @@ void draw_backward(const CaseOptions& options, const RandomLayer& layer, uint64_
   Random of_forms(random.next());
   drawn.apart = of_forms.one_in(2);
   drawn.dense = has_slots_of_a_map(seed) && !of_forms.one_in(4);
+  drawn.later = of_forms.one_in(4);
   if (!options.backward) return;
   Machine machine;
   machine.engine = EngineKind::kCuda;
@@ -329,6 +332,7 @@ std::string to_text(const LayerCase& layer_case) {
       "{} workers {} {} {}", layer_case.launch == uniep::Launch::kProcesses ? "processes" : "threads",
       layer_case.workers, layer_case.by_address ? "addresses" : "tensors", uniep::to_text(layer_case.schedule));
   if (layer_case.backward) text += " | backward " + uniep::to_text(*layer_case.backward);
+  if (layer_case.later) text += " | weight gradients later";
   return text;
 }
 
@@ -348,21 +352,29 @@ float case_main_grad(uint64_t index) {
   }
 }
 
-std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const Numerics& numerics) {
+std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const LayerConfig& config) {
   std::vector<KernelRequest> requests;
+  const auto add_weight_gradients = [&](const Schedule& schedule) {
+    for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+      requests.push_back(
+          gemm_request(weight_gradient_kernel(schedule, config.numerics,
+                                              {stage, config.shape.experts / layer_case.ranks, layer_case.by_address,
+                                               layer_case.workers})));
+    }
+  };
   const auto add = [&](const Schedule& schedule, Direction direction) {
-    for (const LaunchStages& stages : launch_stages(schedule, direction)) {
+    for (const LaunchStages& stages : launch_stages(schedule, direction, !layer_case.later)) {
       if (!is_weight_gradients_alone(stages)) {
-        requests.push_back(layer_request(launch_config(schedule, numerics, direction, stages)));
+        requests.push_back(layer_request(launch_config(schedule, config.numerics, direction, stages)));
         continue;
       }
-      for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
-        requests.push_back(gemm_request(weight_gradient_config(schedule, numerics, stage)));
-      }
+      add_weight_gradients(schedule);
     }
+    if (direction == Direction::kBackward && layer_case.later) add_weight_gradients(schedule);
   };
   add(layer_case.schedule, Direction::kForward);
   if (layer_case.backward) add(*layer_case.backward, Direction::kBackward);
+  if (layer_case.backward && config.numerics.bias) requests.push_back(bias_gradients_request());
   return requests;
 }
 

@@ -39,6 +39,7 @@ struct LayerCase {
   bool by_address = false;  // weights and gradients: a tensor an expert
   bool apart = false;       // gate and up: a tensor each
   bool dense = false;       // routing
+  bool later = false;       // weight gradients by a call of their own
   Schedule schedule;
   std::optional<Schedule> backward;
   bool backward_twice = false;  // of one forward
@@ -67,6 +68,6 @@ std::string to_text(const LayerCase& layer_case);
 float case_main_grad(uint64_t index);
 
 // The kernels that the launches take.
-std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const Numerics& numerics);
+std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const LayerConfig& config);
 
 }  // namespace uniep::cuda::test

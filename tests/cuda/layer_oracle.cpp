@@ -66,6 +66,8 @@ class NaiveLayer {
     expert_of_slot_ = uploaded(placed_->rank[0].expert_of_slot);
     if (has_rows()) w1_ = uploaded(data.w1);
     if (has_rows()) w2_ = uploaded(data.w2);
+    if (config.numerics.bias) b1_ = uploaded(data.b1);
+    if (config.numerics.bias) b2_ = uploaded(data.b2);
   }
 
   void forward(cli::LayerResult& result) {
@@ -81,10 +83,16 @@ class NaiveLayer {
       swiglu.bf16 = z_.as<BFloat16>();
       swiglu.activation = a.as<BFloat16>();
       swiglu.prob = prob_.as<float>();
+      swiglu.weighs_output = weighs_output() ? 1 : 0;
+      if (has_bias()) swiglu.bias = b1_.as<BFloat16>();
       element_wise("uniep_naive_swiglu", rows_ * width_, swiglu);
     }
     const Buffer d = multiply({a, width_, 1}, {w2_, width_, 1, int64_t{hidden_} * width_}, hidden_, width_);
-    result.y = combined(rounded(d));
+    NaiveEpilogueArguments output = epilogue(d, hidden_);
+    output.prob = prob_.as<float>();
+    output.weighs_output = weighs_output() ? 1 : 0;
+    if (has_bias()) output.bias = b2_.as<BFloat16>();
+    result.y = combined(rounded(output));
     const std::vector<BFloat16> padded = z_.download<BFloat16>(static_cast<std::size_t>(rows_ * 2 * width_));
     for (std::size_t expert = 0; expert < placed_->expert_rows.size(); ++expert) {
       const auto first = padded.begin() + static_cast<std::ptrdiff_t>(placed_->segment_start[expert]) * 2 * width_;
@@ -107,6 +115,11 @@ class NaiveLayer {
       gradient.saved = z_.as<BFloat16>();
       gradient.prob = prob_.as<float>();
       gradient.dprob = dprob.as<float>();
+      if (has_bias() && weighs_output()) {
+        gradient.bias = b2_.as<BFloat16>();
+        gradient.dyg = dyg.as<BFloat16>();
+        gradient.hidden = hidden_;
+      }
       element_wise("uniep_naive_swiglu_gradient", rows_, gradient);
       const std::vector<float> of_row = dprob.download<float>(static_cast<std::size_t>(rows_));
       for (std::size_t slot = 0; slot < result.dprobs.size(); ++slot) {
@@ -117,14 +130,20 @@ class NaiveLayer {
     add_gradient({dyg, 1, hidden_}, {a, 1, width_}, hidden_, width_, main_grad, result.dw2_bf16, result.dw2_fp32);
     add_gradient({dz, 1, 2 * width_}, {xg_, 1, hidden_}, 2 * width_, hidden_, main_grad, result.dw1_bf16,
                  result.dw1_fp32);
+    if (has_bias()) {
+      add_bias_gradient(dyg, hidden_, weighs_output(), main_grad, result.db2_bf16, result.db2_fp32);
+      add_bias_gradient(dz, 2 * width_, false, main_grad, result.db1_bf16, result.db1_fp32);
+    }
     if (!has_rows()) return;
     const Operand w1{w1_, 1, hidden_, int64_t{2} * width_ * hidden_};
     const Buffer dxg = multiply({dz, 2 * width_, 1}, w1, hidden_, 2 * width_);
-    result.dx = combined(rounded(dxg));
+    result.dx = combined(rounded(epilogue(dxg, hidden_)));
   }
 
  private:
   bool has_rows() const { return most_ > 0; }
+  bool has_bias() const { return config_.numerics.bias; }
+  bool weighs_output() const { return config_.numerics.router_weight == RouterWeight::kOutput; }
 
   // A token's row on every row that it has, padding zero.
   Buffer gathered(const std::vector<BFloat16>& values) {
@@ -156,7 +175,6 @@ class NaiveLayer {
   // them may be more than there is memory.
   void add_gradient(const Operand& a, const Operand& b, int m, int n, float (*main_grad)(uint64_t index),
                     std::vector<BFloat16>& bf16, std::vector<float>& fp32) {
-    const WeightGradient mode = config_.numerics.weight_gradient;
     const auto elements = static_cast<std::size_t>(m) * static_cast<std::size_t>(n);
     const Buffer d(static_cast<int64_t>(elements) * 4);
     for (int expert = 0; expert < experts_; ++expert) {
@@ -173,17 +191,40 @@ class NaiveLayer {
         check(driver().cuCtxSynchronize(), "naive weight gradient");
         sums = d.download<float>(elements);
       }
-      const std::size_t first = static_cast<std::size_t>(expert) * elements;
-      for (std::size_t i = 0; i < elements; ++i) {
-        if (mode == WeightGradient::kBFloat16) {
-          bf16.push_back(to_bfloat16(sums[i]));
-        } else if (mode == WeightGradient::kFloat32) {
-          fp32.push_back(sums[i]);
-        } else {
-          const float before = main_grad(first + i);
-          fp32.push_back(rows > 0 ? add(before, sums[i]) : before);
-        }
+      store_gradient(sums, rows > 0, main_grad, bf16, fp32);
+    }
+  }
+
+  // Of the next expert.
+  void store_gradient(const std::vector<float>& sums, bool has_rows, float (*main_grad)(uint64_t index),
+                      std::vector<BFloat16>& bf16, std::vector<float>& fp32) const {
+    const WeightGradient mode = config_.numerics.weight_gradient;
+    for (const float sum : sums) {
+      if (mode == WeightGradient::kBFloat16) {
+        bf16.push_back(to_bfloat16(sum));
+      } else if (mode == WeightGradient::kFloat32) {
+        fp32.push_back(sum);
+      } else {
+        const float before = main_grad(fp32.size());
+        fp32.push_back(has_rows ? add(before, sum) : before);
       }
+    }
+  }
+
+  void add_bias_gradient(const Buffer& values, int columns, bool weighs, float (*main_grad)(uint64_t index),
+                         std::vector<BFloat16>& bf16, std::vector<float>& fp32) {
+    const auto count = static_cast<std::size_t>(columns);
+    const Buffer sums(int64_t{experts_} * columns * 4);
+    kernels_.run(kNaive, "uniep_naive_bias_gradient",
+                 {.grid_x = blocks_of(int64_t{experts_} * columns), .threads = kThreads},
+                 NaiveBiasArguments{values.as<BFloat16>(), weighs ? prob_.as<float>() : nullptr, sums.as<float>(),
+                                    start_.as<int32_t>(), count_.as<int32_t>(), columns, experts_});
+    check(driver().cuCtxSynchronize(), "naive gradient of a bias");
+    const std::vector<float> all = sums.download<float>(static_cast<std::size_t>(experts_) * count);
+    for (std::size_t expert = 0; expert < placed_->expert_rows.size(); ++expert) {
+      const auto first = all.begin() + static_cast<std::ptrdiff_t>(expert * count);
+      const bool has_rows = placed_->expert_rows[expert] > 0;
+      store_gradient({first, first + static_cast<std::ptrdiff_t>(count)}, has_rows, main_grad, bf16, fp32);
     }
   }
 
@@ -207,9 +248,8 @@ class NaiveLayer {
   }
 
   // [rows, hidden] in bf16.
-  Buffer rounded(const Buffer& d) {
+  Buffer rounded(NaiveEpilogueArguments arguments) {
     Buffer out(rows_ * hidden_ * 2);
-    NaiveEpilogueArguments arguments = epilogue(d, hidden_);
     arguments.bf16 = out.as<BFloat16>();
     element_wise("uniep_naive_round", rows_ * hidden_, arguments);
     return out;
@@ -235,7 +275,7 @@ class NaiveLayer {
   int64_t rows_ = 0;
   int most_ = 0;  // rows of an expert
   Buffer start_, count_, token_of_row_, prob_, row_of_slot_, expert_of_slot_;
-  Buffer w1_, w2_, xg_, z_;
+  Buffer w1_, w2_, b1_, b2_, xg_, z_;
 };
 
 }  // namespace
@@ -251,8 +291,8 @@ cli::LayerResult naive_layer(Kernels& kernels, const LayerConfig& config, const 
 
 std::vector<KernelRequest> oracle_kernels(const std::string& folder) {
   std::vector<KernelRequest> requests;
-  for (const char* const function :
-       {"uniep_naive_gemm", "uniep_naive_round", "uniep_naive_swiglu", "uniep_naive_swiglu_gradient"}) {
+  for (const char* const function : {"uniep_naive_gemm", "uniep_naive_round", "uniep_naive_swiglu",
+                                     "uniep_naive_swiglu_gradient", "uniep_naive_bias_gradient"}) {
     requests.push_back(Kernels::request(folder, kNaive, function));
   }
   for (const char* const function : {"oracle_gather", "oracle_combine"}) {

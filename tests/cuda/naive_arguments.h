@@ -33,8 +33,21 @@ struct NaiveEpilogueArguments {
   int32_t columns = 0;
   int32_t experts = 0;
   int32_t mask_rows = 0;
+  int32_t weighs_output = 0;
   ActivationKind activation_kind = ActivationKind::kSwiglu;
   ActivationParameters parameters = {};
+  const BFloat16* bias = nullptr;
+  const BFloat16* dyg = nullptr;
+  int32_t hidden = 0;
+};
+
+struct NaiveBiasArguments {
+  const BFloat16* values;
+  const float* prob;
+  float* sums;
+  const int32_t* segment_start;
+  const int32_t* row_count;
+  int32_t columns, experts;
 };
 
 struct FillArguments {

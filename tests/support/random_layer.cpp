@@ -77,6 +77,11 @@ void draw_activation(Random& random, Numerics& numerics) {
   numerics.bias = numerics.router_weight != RouterWeight::kInput && random.one_in(2);
 }
 
+void fill_biases(Random& random, cli::LayerData& data) {
+  data.b1 = random_values(random, data.shape.experts * data.halves * data.shape.intermediate, 1.0f);
+  data.b2 = random_values(random, data.shape.experts * data.shape.hidden, 1.0f);
+}
+
 }  // namespace
 
 uint64_t Random::next() {
@@ -85,6 +90,11 @@ uint64_t Random::next() {
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
   value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
   return value ^ (value >> 31);
+}
+
+void draw_biases(RandomLayer& layer) {
+  Random random(1);
+  fill_biases(random, layer.data);
 }
 
 RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
@@ -110,7 +120,11 @@ RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
   }
   if (limits.any_activation) draw_activation(random, layer.config.numerics);
   if (!limits.activations.empty()) {
-    set_activation(layer.config.numerics, limits.activations[seed % limits.activations.size()]);
+    const std::size_t count = limits.activations.size();
+    set_activation(layer.config.numerics, limits.activations[seed % count]);
+    const std::size_t form = seed / count % 4;
+    layer.config.numerics.bias = form == 1 || form == 2;
+    if (form >= 2) layer.config.numerics.router_weight = RouterWeight::kOutput;
   }
 
   cli::LayerData& data = layer.data;
@@ -137,10 +151,7 @@ RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
                           std::sqrt(3.0f / static_cast<float>(shape.hidden)));
   data.w2 = random_values(random, shape.experts * shape.hidden * shape.intermediate,
                           std::sqrt(3.0f / static_cast<float>(shape.intermediate)));
-  if (layer.config.numerics.bias) {
-    data.b1 = random_values(random, shape.experts * data.halves * shape.intermediate, 1.0f);
-    data.b2 = random_values(random, shape.experts * shape.hidden, 1.0f);
-  }
+  if (layer.config.numerics.bias) fill_biases(random, layer.data);
   layer.description = fmt::format(
       "seed {}: R {} E {} K {} H {} I {} T {} {} groups {} wgrad {} {} weight on {}{}{}", seed, layer.ranks,
       shape.experts, shape.topk, shape.hidden, shape.intermediate, tokens, kRoutingNames[static_cast<int>(kind)],

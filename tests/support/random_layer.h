@@ -37,11 +37,15 @@ struct RandomLayerLimits {
   int64_t most_columns = 160;
   std::vector<std::pair<int64_t, int64_t>> columns{};  // H and I are one of these, if any are given
   int64_t fewest_tokens = 0;                           // of a rank; 0: some ranks, or all, have none
-  std::vector<std::string> activations{};              // one of these by the seed, if any are given
+  // One of these by the seed, if any are given; then by the seed biases, and the router's weight on the output, too.
+  std::vector<std::string> activations{};
   bool any_activation = false;  // any place of the router's weight, biases; else the default ones
 };
 
 RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits = {});
+
+// Of a layer that has none yet.
+void draw_biases(RandomLayer& layer);
 
 // The same batch with the slots that a map of its experts has: ids ascending in each token, unused slots last.
 cli::LayerData with_ascending_slots(const cli::LayerData& data);

@@ -32,7 +32,7 @@ struct RankBuffers {
   BFloat16* activation = nullptr;   // [rows, I]
   BFloat16* dz = nullptr;           // [rows, z columns]
   const BFloat16* xg = nullptr;     // [rows, H] for dW1
-  float* prob_chunks = nullptr;     // [ceil(I / 64), prob_stride] each row's sums of 64 columns
+  float* prob_chunks = nullptr;     // [prob_terms(), prob_stride] each row's terms of dprob
   int64_t prob_stride = 0;          // rows that there is room for
   BFloat16* output_rows = nullptr;  // [rows, H] o or dxg, when the combine is staged
   BFloat16* output = nullptr;       // [T, H] y or dx

@@ -444,7 +444,8 @@ void CpuEngine::combine(const internal::CombineCall& call) {
       !call.arguments.empty() &&
       std::any_of(call.arguments.begin(), call.arguments.end(), [](const auto& own) { return own.dprobs != nullptr; });
   LayerConfig config = call.config;
-  config.shape.intermediate = kProbColumns;  // a row's dprob is one sum
+  config.shape.intermediate = kProbColumns;  // a row's dprob is one sum,
+  config.numerics.bias = false;              // and no term of it a bias's
   ProgramRequest wanted =
       request(config, call.schedule, with_dprobs ? Direction::kBackward : Direction::kForward, false);
   wanted.part = ProgramPart::kCombine;

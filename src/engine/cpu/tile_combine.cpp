@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "engine/cpu/tile_work.h"
+#include "engine/workspace.h"
 #include "model/elementwise.h"
 
 // Combine: rows travel back to their token's rank and are summed there, slots ascending.
@@ -9,7 +10,7 @@ namespace {
 
 void return_prob_gradient(Call& call, const RankProgram& p, const RowSource& source, int64_t row) {
   const RankBuffers& own = call.ranks[p.rank];
-  const int64_t chunks = divide_up(call.shape.intermediate, kProbColumns);
+  const int64_t chunks = internal::prob_terms(call.shape, call.numerics);
   float sum = 0.0f;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) sum = add(sum, own.prob_chunks[chunk * own.prob_stride + row]);
   call.ranks[source.rank].prob_slots[static_cast<int64_t>(source.token) * p.topk + source.slot] = sum;

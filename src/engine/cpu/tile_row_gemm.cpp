@@ -1,6 +1,9 @@
 #include <algorithm>
+#include <iterator>
 
 #include "engine/cpu/tile_work.h"
+#include "engine/workspace.h"
+#include "model/bias_sums.h"
 
 // The GEMMs over rows, with their epilogues: FC1 and the activation, FC2, dgrad FC2 and the activation's gradient,
 // dgrad FC1.
@@ -75,23 +78,31 @@ void fc1(Call& call, const RankProgram& p, const Tile& tile, AgentScratch& scrat
   }
 }
 
-// Where the router's weight multiplies b2, too, dy b2 is a part of dprob: it goes into the first chunk. [rows] of the
-// tile; empty where it is no part, or another tile's.
-std::vector<float> bias_dprobs(const Call& call, const RankBuffers& own, const Tile& tile, AgentScratch& scratch) {
-  const bool weighs_bias = call.numerics.bias && call.numerics.router_weight == RouterWeight::kOutput;
-  if (!weighs_bias || tile.column > 0) return {};
-  const int64_t hidden = call.shape.hidden;
-  std::vector<float> dprobs(static_cast<std::size_t>(tile.height()));
-  call.kernels.gemm({.a = {own.gathered[0] + tile.rows.begin * hidden, hidden, true},
-                     .b = {own.b2[tile.expert], hidden, true},
-                     .m = tile.height(),
-                     .n = 1,
-                     .k = hidden,
-                     .k_block = pipeline_depth(call, GemmStage::kDgradFc2),
-                     .c = dprobs.data(),
-                     .ldc = 1},
-                    scratch.gemm);
-  return dprobs;
+// Of up to kBiasDotColumns columns.
+float bias_dot(const BFloat16* dy, const BFloat16* b2, int64_t columns) {
+  float lanes[kBiasDotColumns / kBiasLaneColumns] = {};
+  for (int64_t column = 0; column < columns; ++column) {
+    float& lane = lanes[column / kBiasLaneColumns];
+    lane = add_bias_term(lane, dy[column], b2[column]);
+  }
+  for (std::size_t half = std::size(lanes) / 2; half > 0; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) lanes[i] = add(lanes[i], lanes[i + half]);
+  }
+  return lanes[0];
+}
+
+// Where the router's weight multiplies b2, too, dy . b2 is a part of dprob. The tiles of the first columns make it.
+void add_bias_sums(const Call& call, const RankBuffers& own, const Tile& tile) {
+  if (!internal::weighs_bias(call.numerics) || tile.column > 0) return;
+  const int64_t hidden = call.shape.hidden, behind = divide_up(call.shape.intermediate, kProbColumns);
+  for (int64_t row = tile.rows.begin; row < tile.rows.end; ++row) {
+    for (int64_t part = 0; part * kBiasDotColumns < hidden; ++part) {
+      const int64_t column = part * kBiasDotColumns;
+      own.prob_chunks[(behind + part) * own.prob_stride + row] =
+          bias_dot(own.gathered[0] + row * hidden + column, own.b2[tile.expert] + column,
+                   std::min<int64_t>(kBiasDotColumns, hidden - column));
+    }
+  }
 }
 
 // da = dyg W2, kept in fp32; then a again, dz and the dprob chunk sums.
@@ -112,7 +123,7 @@ void dgrad_fc2(Call& call, const RankProgram& p, const Tile& tile, AgentScratch&
                     scratch.gemm);
   const int64_t first_chunk = tile.column / kProbColumns, chunks = divide_up(tile.columns, kProbColumns);
   scratch.chunk_sums.resize(chunks);
-  const std::vector<float> of_bias = bias_dprobs(call, own, tile, scratch);
+  add_bias_sums(call, own, tile);
   for (int64_t i = 0; i < tile.height(); ++i) {
     const int64_t row = tile.rows.begin + i;
     const BFloat16* gate = own.z + row * call.z_columns + tile.column;
@@ -124,7 +135,6 @@ void dgrad_fc2(Call& call, const RankProgram& p, const Tile& tile, AgentScratch&
                               .dgate = dgate,
                               .dup = call.gated ? dgate + intermediate : nullptr,
                               .chunk_sums = scratch.chunk_sums.data()});
-    if (!of_bias.empty()) call.kernels.add_row(&of_bias[i], scratch.chunk_sums.data(), 1);
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       own.prob_chunks[(first_chunk + chunk) * own.prob_stride + row] = scratch.chunk_sums[chunk];
     }

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "engine/cpu/tile_work.h"
+#include "model/bias_sums.h"
 
 // Weight gradients: dW2 = dyg^T a and dW1 = dz^T xg, summed along an expert's rows in placement order; and those of
 // biases, which the tiles of the first columns make.
@@ -29,7 +30,8 @@ struct Columns {
   int64_t first, count;
 };
 
-// db1 = sum of dz, db2 = sum of dyg, each row times the router's weight where that multiplies b2: of some columns.
+// db1 = sum of dz, db2 = sum of dyg, each row times the router's weight where that multiplies b2: of some columns, in
+// the order of model/bias_sums.h.
 void bias_gradient(Call& call, const RankProgram& p, const Task& task, Columns of, AgentScratch& scratch) {
   const auto [column, count] = of;
   const bool fc2 = task.stage == Stage::kWgradFc2;
@@ -37,13 +39,17 @@ void bias_gradient(Call& call, const RankProgram& p, const Task& task, Columns o
   const int32_t expert = p.first_expert + task.expert;
   const int64_t columns = fc2 ? p.wgrad_fc2.rows : p.wgrad_fc1.rows;
   const bool weighs = fc2 && call.numerics.router_weight == RouterWeight::kOutput;
-  scratch.accumulators.assign(static_cast<std::size_t>(count), 0.0f);
+  std::vector<float> sums(static_cast<std::size_t>(count), 0.0f);
   const int64_t first = p.segment_start[expert], end = first + p.expert_rows[expert];
-  for (int64_t row = first; row < end; ++row) {
-    const BFloat16* const values = (fc2 ? own.gathered[0] : own.dz) + row * columns + column;
-    call.kernels.add_weighted(values, weighs ? p.rows[row].prob : 1.0f, scratch.accumulators.data(), count);
+  for (int64_t begin = first; begin < end; begin += kBiasRows) {
+    scratch.accumulators.assign(static_cast<std::size_t>(count), 0.0f);
+    for (int64_t row = begin; row < std::min(begin + kBiasRows, end); ++row) {
+      const BFloat16* const values = (fc2 ? own.gathered[0] : own.dz) + row * columns + column;
+      call.kernels.add_weighted(values, weighs ? p.rows[row].prob : 1.0f, scratch.accumulators.data(), count);
+    }
+    call.kernels.add_row(scratch.accumulators.data(), sums.data(), count);
   }
-  write_row(call, scratch.accumulators.data(), fc2 ? own.db2[task.expert] : own.db1[task.expert], column, count);
+  write_row(call, sums.data(), fc2 ? own.db2[task.expert] : own.db1[task.expert], column, count);
 }
 
 }  // namespace

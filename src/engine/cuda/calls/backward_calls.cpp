@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "engine/cuda/calls/bias_calls.h"
 #include "engine/cuda/calls/call_kernels.h"
 #include "engine/cuda/calls/cuda_engine.h"
 #include "engine/cuda/calls/layer_tiles.h"
+#include "engine/cuda/kernels/bias_kernels.h"
 #include "engine/cuda/kernels/grouped_launch.h"
 #include "engine/cuda/runtime/driver.h"
 #include "engine/cuda/runtime/profiler_range.h"
@@ -91,6 +93,14 @@ struct CudaEngine::CudaPending final : internal::PendingState, std::enable_share
   uint64_t capture = 0;
 };
 
+void CudaEngine::prepare_biases(const Numerics& numerics) {
+  if (!numerics.bias) return;
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    const ScopedDevice scope(queue->device());
+    queue->kernels().get(bias_gradients_request(), 0);
+  }
+}
+
 void CudaEngine::prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address, int sms) {
   const GemmConfig config = weight_gradient_kernel(request.schedule, request.numerics,
                                                    {stage, request.shape.experts / options_.ranks, by_address, sms});
@@ -163,6 +173,7 @@ void CudaEngine::require_legal(const BackwardState& state) const {
     require_aligned(own.dy, "dy", rank);
     require_aligned(own.x, "x", rank);
     require_aligned(own.dx, "dx", rank);
+    require_aligned_biases(own.weights, call.config.shape.experts / options_.ranks, rank);
     if (state.asked.weight_gradients) {
       require_aligned(own.gradients, call.config.shape.experts / options_.ranks, rank);
     }
@@ -178,6 +189,7 @@ void CudaEngine::require_legal(const BackwardState& state) const {
 
 void CudaEngine::prepare_kernels(const BackwardState& state) {
   prepare(state.asked);
+  prepare_biases(state.asked.numerics);
   if (!state.alone) return;
   for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
     for (const bool by_address : {false, true}) {
@@ -243,7 +255,7 @@ void CudaEngine::bind(BackwardState& state, std::size_t local) {
   binding.activation = work.activation;
   binding.dz = work.dz;
   binding.prob_chunks = work.prob_chunks;
-  binding.prob_chunk_count = static_cast<int32_t>(divide_up(call.config.shape.intermediate, kProbColumns));
+  binding.prob_chunk_count = static_cast<int32_t>(memory.prob_terms);
   binding.output_rows = work.output_rows;
   binding.output = arguments.dx;
   (state.saved.placement.dense(binding.rank) ? binding.dense_dprobs : binding.dprobs) = arguments.dprobs;
@@ -272,6 +284,25 @@ void CudaEngine::launch_weight_gradients(const BackwardState& state, const Devic
   }
 }
 
+// Behind dgrad FC2, when rows of dy are there and dz is made.
+void CudaEngine::launch_biases(const BackwardState& state, DeviceQueue& queue, CUstream stream) {
+  if (!state.asked.numerics.bias) return;
+  const ScopedDevice scope(queue.device());
+  for (const int rank : queue.ranks()) {
+    const auto local = static_cast<std::size_t>(rank - first_local_rank());
+    const BackwardArguments& arguments = state.call.arguments[local];
+    cuda::launch_biases(queue.kernels(), {.program = (*state.programs)[local].program,
+                                          .config = state.call.config,
+                                          .operands = state.operands[local],
+                                          .gradients = state.asked.weight_gradients ? &arguments.gradients : nullptr,
+                                          .weights = &arguments.weights,
+                                          .prob_chunks = state.bindings[local].prob_chunks,
+                                          .prob_stride = state.bindings[local].rows,
+                                          .failed = &symmetric_.signals().report(rank)->failed,
+                                          .stream = stream});
+  }
+}
+
 void CudaEngine::launch(const BackwardState& state, DeviceQueue& queue, const RankCall* calls, CUstream stream) {
   const RankProgram& program = state.programs->front().program;
   for (int launch = 0; launch < program.launches; ++launch) {
@@ -282,6 +313,7 @@ void CudaEngine::launch(const BackwardState& state, DeviceQueue& queue, const Ra
       queue.launch(launch_config(state.asked.schedule, state.asked.numerics, state.asked.direction, stages),
                    {calls, launch, program.workers}, absent_ranks_, stream);
     }
+    if (stages.first_gemm) launch_biases(state, queue, stream);
   }
   make_dense_dprobs(queue, state.bindings, *state.programs, stream);
   for (const int rank : queue.ranks()) {
@@ -355,6 +387,23 @@ void CudaEngine::release_readers() {
   std::erase_if(readers_, [](const Reader& reader) { return reader.is_over(); });
 }
 
+void CudaEngine::launch_later_biases(const internal::WeightGradientsCall& call, std::size_t local, CUstream stream) {
+  auto& work = static_cast<CudaPending&>(call.work);
+  if (!work.config.numerics.bias) return;
+  const ScopedDevice scope(ranks_.devices()[local]);
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    if (queue->device() != ranks_.devices()[local]) continue;
+    cuda::launch_biases(queue->kernels(), {.program = work.programs[local].program,
+                                           .config = work.config,
+                                           .operands = work.ranks[local],
+                                           .gradients = &call.arguments[local].gradients,
+                                           .db1 = call.dw1,
+                                           .db2 = call.dw2,
+                                           .failed = work.failed[local],
+                                           .stream = stream});
+  }
+}
+
 // In the streams of the backward the gradients are among the group's calls, whose memory is used again in their order.
 // In any other stream nothing follows them: what they read is kept until they are over.
 void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
@@ -378,6 +427,7 @@ void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
       prepare_weight_gradients(asked, stage, has_addresses(arguments.gradients, stage), sms.back());
     }
   }
+  prepare_biases(asked.numerics);
   look_for_capture(streams);
   if (capture_ != work.capture) {
     throw Error(Status::kInvalidArgument,
@@ -404,6 +454,7 @@ void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
                                      .failed = work.failed[local],
                                      .stream = stream});
     }
+    launch_later_biases(call, local, stream);
     if (among_calls) continue;
     Reader& reader = readers_.emplace_back();
     reader.work = work.shared_from_this();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/cuda/calls/layer_tiles.h"
+#include "engine/cuda/kernels/bias_kernels.h"
 #include "engine/cuda/kernels/grouped_launch.h"
 
 namespace uniep::cuda {
@@ -43,6 +44,7 @@ std::vector<KernelRequest> layer_kernels(const LayerConfig& layer, int ranks, in
           weight_gradient_kernel(backward, numerics, {stage, shape.experts / ranks, by_address, workers})));
     }
   }
+  if (numerics.bias) requests.push_back(bias_gradients_request());
   return requests;
 }
 

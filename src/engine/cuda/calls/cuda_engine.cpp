@@ -75,6 +75,15 @@ void require_aligned(const void* array, const char* name, int rank) {
               fmt::format("{}: its address on rank {} must be a multiple of {}", name, rank, kAlignment));
 }
 
+void require_aligned_biases(const Weights& weights, int64_t local_experts, int rank) {
+  require_aligned(weights.b1, "b1", rank);
+  require_aligned(weights.b2, "b2", rank);
+  for (int64_t i = 0; i < local_experts; ++i) {
+    if (weights.b1_experts != nullptr) require_aligned(weights.b1_experts[i], "b1_experts", rank);
+    if (weights.b2_experts != nullptr) require_aligned(weights.b2_experts[i], "b2_experts", rank);
+  }
+}
+
 std::unique_ptr<internal::Engine> make_engine(const GroupOptions& options) {
   try {
     return std::make_unique<CudaEngine>(options);
@@ -442,6 +451,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
       const int rank = first_local_rank() + static_cast<int>(local);
       require_aligned(call.arguments[local].x, "x", rank);
       require_aligned(call.arguments[local].y, "y", rank);
+      require_aligned_biases(call.arguments[local].weights, call.config.shape.experts / options_.ranks, rank);
     }
     prepare(state.asked);
     take_memory(state);  // first: an allocator may hand it out in the order of a rank's own stream

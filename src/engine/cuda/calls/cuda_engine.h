@@ -22,6 +22,7 @@ namespace uniep::cuda {
 
 // Throws Error(kInvalidArgument).
 void require_aligned(const void* array, const char* name, int rank);
+void require_aligned_biases(const Weights& weights, int64_t local_experts, int rank);
 
 // One weight gradient of one rank, by the grouped GEMM's kernel.
 struct WeightGradientLaunch {
@@ -99,6 +100,7 @@ class CudaEngine final : public internal::Engine {
   GroupPlacer& placer();
   std::vector<RankTarget> targets(std::span<const CUstream> streams);
   void prepare(const ProgramRequest& request);
+  void prepare_biases(const Numerics& numerics);
   void prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address, int sms);
   void release_readers();
   void keep_failure(int rank, uint32_t* kept, CUstream stream) const;
@@ -119,6 +121,8 @@ class CudaEngine final : public internal::Engine {
   void launch(const BackwardState& state, DeviceQueue& queue, const RankCall* calls, CUstream stream);
   void launch_weight_gradients(const BackwardState& state, const DeviceQueue& queue, const LaunchStages& stages,
                                CUstream stream);
+  void launch_biases(const BackwardState& state, DeviceQueue& queue, CUstream stream);
+  void launch_later_biases(const internal::WeightGradientsCall& call, std::size_t local, CUstream stream);
   void keep_for_later(BackwardState& state, CudaPending& pending);
 
   // `call`: for other ranks' processes, which must be in the same one.

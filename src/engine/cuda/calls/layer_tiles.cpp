@@ -31,12 +31,13 @@ FilledGradients filled_by(const Numerics& numerics) {
   }
 }
 
-// In backward `output` is as `activation`: da . a is dy . o.
+// In backward `output` is as `activation`, da . a is dy . o; and z has its bias.
 ExpertConfig expert_config(const Numerics& numerics, Direction direction) {
   ExpertConfig config;
   config.activation = activation_kind(numerics);
   config.weighs_z = numerics.router_weight == RouterWeight::kInput;
   config.weighs_output = numerics.router_weight == RouterWeight::kOutput && direction == Direction::kForward;
+  config.bias = numerics.bias && direction == Direction::kForward;
   if (config.activation != ActivationKind::kShapedSwiglu) return config;
   const ActivationParameters parameters = activation_parameters(numerics);
   config.alpha = bits_of_float(parameters.alpha);

@@ -6,6 +6,7 @@
 #include "engine/cuda/kernels/layer_kernels.h"
 #include "engine/cuda/kernels/tensor_maps.h"
 #include "engine/workspace.h"
+#include "model/activation_choice.h"
 #include "uniep/error.h"
 
 namespace uniep::cuda {
@@ -197,6 +198,18 @@ std::size_t address_count(const WeightGradients& gradients, int64_t experts) {
           (gradients.dw1_up_experts != nullptr ? 1 : 0));
 }
 
+// Biases by address, of forward alone.
+std::size_t bias_address_count(const CallBinding& call, const Weights& weights, int64_t experts) {
+  if (is_backward(call) || !call.request.numerics.bias) return 0;
+  return static_cast<std::size_t>(experts) *
+         ((weights.b1_experts != nullptr ? 1 : 0) + (weights.b2_experts != nullptr ? 1 : 0));
+}
+
+std::size_t address_count(const CallBinding& call, const RankBinding& own) {
+  const int64_t experts = call.request.shape.experts / ranks_of(call);
+  return address_count(own.gradients, experts) + bias_address_count(call, own.weights, experts);
+}
+
 // How W1's maps are told apart, and dW1's rows.
 void bind_gate_and_up(RankCall& rank_call, const WeightSide& w1, int64_t local_experts, int64_t intermediate,
                       const WeightGradients& gradients) {
@@ -264,9 +277,8 @@ std::size_t call_image_bytes(const CallBinding& call, const std::vector<RankBind
          {dw1_of(call, ranks[i].gradients), dw1_up_of(call, ranks[i].gradients), dw2_of(call, ranks[i].gradients)}) {
       maps += output_map_count(call, side, experts);
     }
-    bytes +=
-        static_cast<std::size_t>(maps) * sizeof(TensorMap) +
-        round_up(static_cast<int64_t>(address_count(ranks[i].gradients, experts) * sizeof(void*)), sizeof(TensorMap));
+    bytes += static_cast<std::size_t>(maps) * sizeof(TensorMap) +
+             round_up(static_cast<int64_t>(address_count(call, ranks[i]) * sizeof(void*)), sizeof(TensorMap));
   }
   return bytes;
 }
@@ -283,11 +295,18 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
     return reinterpret_cast<const TensorMap*>(memory + offset);
   };
   // Behind all maps, which are aligned to more.
-  std::vector<void*> addresses;
+  std::vector<const void*> addresses;
   std::size_t addresses_at = call_image_bytes(call, ranks, locals);
   for (const std::size_t i : locals) {
-    addresses_at -= address_count(ranks[i].gradients, call.request.shape.experts / ranks_of(call)) * sizeof(void*);
+    addresses_at -= address_count(call, ranks[i]) * sizeof(void*);
   }
+  const auto next_address = [&] { return memory + addresses_at + addresses.size() * sizeof(void*); };
+  const auto vectors = [&](const BFloat16* whole, const BFloat16* const* experts, int64_t count, int64_t columns) {
+    if (experts == nullptr) return BiasVectors{whole, nullptr, columns};
+    auto* const table = reinterpret_cast<const BFloat16* const*>(next_address());
+    addresses.insert(addresses.end(), experts, experts + count);
+    return BiasVectors{nullptr, table, 0};
+  };
   // `before`: bytes of rows that the kernels count and that are elsewhere. Maps know no such rows.
   const auto matrices = [&](const GradientSide& side, int64_t count, int64_t before) {
     const int64_t bytes = side.rows * side.columns * element_bytes(call);
@@ -296,7 +315,7 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
     if (side.experts == nullptr) {
       return GradientMatrices{static_cast<std::byte*>(side.whole) - before, nullptr, bytes, maps, side.box_rows};
     }
-    auto* const table = reinterpret_cast<void* const*>(memory + addresses_at + addresses.size() * sizeof(void*));
+    auto* const table = reinterpret_cast<void* const*>(next_address());
     for (int64_t i = 0; i < count; ++i) addresses.push_back(static_cast<std::byte*>(side.experts[i]) - before);
     return GradientMatrices{nullptr, table, 0, maps, side.box_rows};
   };
@@ -323,6 +342,11 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
       rank_call.gradients[0] = matrices(dw2_of(call, gradients), experts, 0);
       rank_call.gradients[1] = matrices(dw1_of(call, gradients), experts, 0);
       if (is_apart(gradients)) rank_call.gradients[2] = matrices(dw1_up_of(call, gradients), experts, gate_bytes);
+    }
+    if (call.request.part == ProgramPart::kLayer && !is_backward(call) && call.request.numerics.bias) {
+      const LayerShape& shape = call.request.shape;
+      rank_call.b1 = vectors(weights.b1, weights.b1_experts, experts, z_columns(shape, call.request.numerics));
+      rank_call.b2 = vectors(weights.b2, weights.b2_experts, experts, shape.hidden);
     }
     std::memcpy(image.data() + next++ * sizeof(RankCall), &rank_call, sizeof(RankCall));
   }

@@ -60,9 +60,9 @@ KernelRequest layer_request(const LayerKernelConfig& config) {
        macro("UNIEP_COPY_STAGES", config.gemm.copy_stages), macro("UNIEP_COMBINE", static_cast<int>(config.combine)),
        macro("UNIEP_ON_SMS", config.on_sms ? 1 : 0), macro("UNIEP_FILLED", static_cast<int>(config.filled)),
        macro("UNIEP_ACTIVATION", static_cast<int>(expert.activation)), macro("UNIEP_WEIGHS_Z", expert.weighs_z ? 1 : 0),
-       macro("UNIEP_WEIGHS_OUTPUT", expert.weighs_output ? 1 : 0), bits("UNIEP_ALPHA", expert.alpha),
-       bits("UNIEP_GATE_LIMIT", expert.gate_limit), bits("UNIEP_UP_LIMIT", expert.up_limit),
-       bits("UNIEP_UP_OFFSET", expert.up_offset)}};
+       macro("UNIEP_WEIGHS_OUTPUT", expert.weighs_output ? 1 : 0), macro("UNIEP_BIAS", expert.bias ? 1 : 0),
+       bits("UNIEP_ALPHA", expert.alpha), bits("UNIEP_GATE_LIMIT", expert.gate_limit),
+       bits("UNIEP_UP_LIMIT", expert.up_limit), bits("UNIEP_UP_OFFSET", expert.up_offset)}};
 }
 
 int b_box_rows(const GemmConfig& config) {

@@ -47,6 +47,7 @@ struct ExpertConfig {
   ActivationKind activation = ActivationKind::kSwiglu;
   bool weighs_z = false;       // the router's weight multiplies z,
   bool weighs_output = false;  // or o: FC1 leaves it out, FC2 has it
+  bool bias = false;           // z and o have one, forward
   uint32_t alpha = 0;
   uint32_t gate_limit = 0;
   uint32_t up_limit = 0;

@@ -34,6 +34,17 @@ struct GradientMatrices {
   int32_t box_rows;       // of the maps
 };
 
+// A bias of this rank's experts: one tensor, or an address an expert.
+struct BiasVectors {
+  const BFloat16* base;
+  const BFloat16* const* addresses;
+  int64_t expert_stride;  // elements, of one tensor
+
+  UNIEP_HOST_DEVICE const BFloat16* of(int32_t expert) const {
+    return addresses != nullptr ? addresses[expert] : base + expert * expert_stride;
+  }
+};
+
 struct alignas(64) RankCall {
   // Operands of the row GEMMs: boxes of kTileM rows (A) or half a tile of columns (B) by 64 of K. In backward B's boxes
   // are 64 columns by 64 of K, or by 32 where a tile is no whole number of them.
@@ -79,7 +90,7 @@ struct alignas(64) RankCall {
   BFloat16* output_rows;  // [rows, H] o or dxg, when the combine is staged
   BFloat16* output;       // [T, H] y or dx
   float* dprobs;          // [T, K]
-  float* prob_chunks;     // [prob_chunk_count][prob_stride] sums of 64 columns of dprob
+  float* prob_chunks;     // [prob_chunk_count][prob_stride] terms of dprob: sums of 64 columns, and of biases
   int32_t prob_stride, prob_chunk_count;
   float* row_probs;  // [padded rows] or null: what a standalone dispatch writes of the row table
 
@@ -87,6 +98,8 @@ struct alignas(64) RankCall {
   TileRecord* records;
   uint32_t* record_counts;  // [workers][2]
   uint32_t record_capacity;
+
+  BiasVectors b1, b2;  // forward, where experts have them
 };
 
 // 0 is no epoch, since a new flag holds it; 1 is left out with it, so that neighbours never share a counter bank.

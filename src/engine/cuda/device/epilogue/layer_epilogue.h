@@ -1,6 +1,7 @@
 #pragma once
 
 #include "engine/cuda/device/epilogue/epilogue_swiglu.h"
+#include "engine/cuda/device/epilogue/tile_bias.h"
 #include "engine/cuda/device/shared_memory/layer_storage.h"
 
 namespace uniep::cuda {
@@ -25,8 +26,18 @@ class LayerEpilogue {
   UNIEP_DEVICE LayerEpilogue(LayerStorage<kLayer>& shared, int32_t math_warp)
       : shared_(shared), math_warp_(math_warp) {}
 
+  // Before its mainloop, too: its biases come once the deferred epilogue leaves the staging.
+  UNIEP_DEVICE void begin(uint32_t slot) const {
+    if constexpr (Bias::kExists) {
+      if (ptx::lane_index() == 0) deferred().next_slot = slot;
+      __syncwarp();
+      if (steps_left_ == 0) fetch_bias();
+    }
+  }
+
   // The tile in slot `slot` of the task ring.
   UNIEP_DEVICE void finish(uint32_t slot, const float (&d)[kCount]) {
+    const Bias bias(staging());  // waits for them alone: the rows below are asked for behind it
     const LayerTask task =
         __builtin_bit_cast(LayerTask, ptx::load_shared_16(ptx::shared_address(&shared_.tasks.records[slot])));
     const int32_t lane = static_cast<int32_t>(ptx::lane_index());
@@ -39,16 +50,17 @@ class LayerEpilogue {
     if (lane == 0) {
       deferred().task = task;
       deferred().slot = slot;
+      if constexpr (Bias::kExists) deferred().next_slot = kNoSlot;
     }
     steps_left_ = kSteps;
     if (is_second(task)) {
 #pragma unroll
-      for (int i = 0; i < kCount / 2; ++i) rounded_[i] = pack_bfloat16(d[2 * i], d[2 * i + 1]);
+      for (int i = 0; i < kCount / 2; ++i) rounded_[i] = bias.rounded(d, 2 * i);
     } else {  // a step's gate columns, then its up columns
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
         const int from = i % 8 / 4 * (kCount / 2) + i / 8 * 8 + i % 4 * 2;
-        rounded_[i] = pack_bfloat16(d[from], d[from + 1]);
+        rounded_[i] = bias.rounded(d, from);
       }
     }
   }
@@ -65,6 +77,9 @@ class LayerEpilogue {
   }
 
  private:
+  using Bias = TileBias<kLayer>;
+  static constexpr uint32_t kNoSlot = ~0u;  // flush() runs before the next tile is known
+
   UNIEP_DEVICE static bool is_second(const LayerTask& task) {
     return kLayer.gemms == LayerGemms::kSecondGradient || task.has(LayerTask::kSecond);
   }
@@ -94,6 +109,15 @@ class LayerEpilogue {
     if (--steps_left_ > 0) return;
     __syncwarp();
     if (ptx::lane_index() == 0) ptx::mbarrier_arrive(shared_.stored[deferred().slot]);
+    if constexpr (Bias::kExists) {
+      if (deferred().next_slot != kNoSlot) fetch_bias();
+    }
+  }
+
+  UNIEP_DEVICE void fetch_bias() const {
+    const uint32_t slot = deferred().next_slot;
+    Bias::fetch(__builtin_bit_cast(LayerTask, ptx::load_shared_16(ptx::shared_address(&shared_.tasks.records[slot]))),
+                shared_.call, staging());
   }
 
   UNIEP_DEVICE void first_step(const LayerTask& task) {

@@ -15,6 +15,7 @@ constexpr auto kGemms = static_cast<LayerGemms>(UNIEP_GEMMS);
 constexpr ExpertConfig kExpert{.activation = static_cast<ActivationKind>(UNIEP_ACTIVATION),
                                .weighs_z = UNIEP_WEIGHS_Z != 0,
                                .weighs_output = UNIEP_WEIGHS_OUTPUT != 0,
+                               .bias = UNIEP_BIAS != 0,
                                .alpha = UNIEP_ALPHA,
                                .gate_limit = UNIEP_GATE_LIMIT,
                                .up_limit = UNIEP_UP_LIMIT,

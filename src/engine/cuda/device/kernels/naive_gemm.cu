@@ -74,12 +74,13 @@ extern "C" __global__ void __launch_bounds__(128) uniep_naive_gemm(NaiveArgument
   }
 }
 
-// Forward, dgrad: rows that do not exist count as zero.
-UNIEP_DEVICE bool row_exists(const int32_t* segment_start, const int32_t* row_count, int32_t experts, int64_t row) {
+// Forward, dgrad: the expert of a row, or -1: rows that do not exist count as zero.
+UNIEP_DEVICE int32_t expert_of_row(const int32_t* segment_start, const int32_t* row_count, int32_t experts,
+                                   int64_t row) {
   for (int32_t e = 0; e < experts; ++e) {
-    if (row >= segment_start[e] && row < segment_start[e] + row_count[e]) return true;
+    if (row >= segment_start[e] && row < segment_start[e] + row_count[e]) return e;
   }
-  return false;
+  return -1;
 }
 
 struct NaiveEpilogueArguments {
@@ -96,9 +97,24 @@ struct NaiveEpilogueArguments {
   int32_t columns;  // of D
   int32_t experts;
   int32_t mask_rows;
+  int32_t weighs_output;           // swiglu: prob is left out; round: D is weighed when it is rounded
   ActivationKind activation_kind;  // a gated one
   ActivationParameters parameters;
+  const BFloat16* bias;  // [experts][columns], added to D before it is rounded; gradient: b2 [experts][hidden]; or null
+  const BFloat16* dyg;   // gradient with b2: [rows][hidden]
+  int32_t hidden;
 };
+
+UNIEP_DEVICE int32_t expert_of_row(const NaiveEpilogueArguments& args, int64_t row) {
+  return expert_of_row(args.segment_start, args.row_count, args.experts, row);
+}
+
+// Of D, with its bias.
+UNIEP_DEVICE float biased(const NaiveEpilogueArguments& args, int64_t at, int32_t expert) {
+  const float value = args.d[at];
+  if (args.bias == nullptr) return value;
+  return add(value, to_float(args.bias[int64_t{expert} * args.columns + at % args.columns]));
+}
 
 // Calls back with the expert's activation.
 template <typename Call>
@@ -118,9 +134,10 @@ UNIEP_DEVICE void with_activation(const NaiveEpilogueArguments& args, Call&& cal
 extern "C" __global__ void uniep_naive_round(NaiveEpilogueArguments args) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= args.rows * args.columns) return;
-  const bool exists =
-      args.mask_rows == 0 || row_exists(args.segment_start, args.row_count, args.experts, i / args.columns);
-  const float value = exists ? args.d[i] : 0.0f;
+  const int64_t row = i / args.columns;
+  const int32_t expert = args.mask_rows == 0 ? 0 : expert_of_row(args, row);
+  float value = expert >= 0 ? biased(args, i, expert) : 0.0f;
+  if (args.weighs_output != 0 && expert >= 0) value = mul(args.prob[row], to_float(to_bfloat16(value)));
   if (args.bf16 != nullptr) args.bf16[i] = to_bfloat16(value);
   if (args.fp32 != nullptr) args.fp32[i] = add(args.fp32[i], value);
 }
@@ -132,15 +149,33 @@ extern "C" __global__ void uniep_naive_swiglu(NaiveEpilogueArguments args) {
   const int64_t row = i / width;
   const int64_t column = i % width;
   const int64_t gate_at = row * args.columns + column;
-  const bool exists = row_exists(args.segment_start, args.row_count, args.experts, row);
-  const BFloat16 gate = to_bfloat16(exists ? args.d[gate_at] : 0.0f);
-  const BFloat16 up = to_bfloat16(exists ? args.d[gate_at + width] : 0.0f);
+  const int32_t of = expert_of_row(args, row);
+  const bool exists = of >= 0;
+  const BFloat16 gate = to_bfloat16(exists ? biased(args, gate_at, of) : 0.0f);
+  const BFloat16 up = to_bfloat16(exists ? biased(args, gate_at + width, of) : 0.0f);
+  const float prob = args.weighs_output != 0 ? 1.0f : args.prob[row];
   args.bf16[gate_at] = gate;
   args.bf16[gate_at + width] = up;
   with_activation(args, [&](const auto& expert) {
-    const float a = exists ? expert.activate(to_float(gate), to_float(up), args.prob[row]) : 0.0f;
+    const float a = exists ? expert.activate(to_float(gate), to_float(up), prob) : 0.0f;
     args.activation[i] = to_bfloat16(a);
   });
+}
+
+// dy . b2 of 256 columns: 8 of each lane, then halves of the lanes.
+UNIEP_DEVICE float naive_bias_dot(const NaiveEpilogueArguments& args, int64_t row, int32_t expert, int32_t first) {
+  float lanes[32];
+  for (int lane = 0; lane < 32; ++lane) {
+    lanes[lane] = 0.0f;
+    for (int column = first + 8 * lane; column < first + 8 * lane + 8 && column < args.hidden; ++column) {
+      const float dy = to_float(args.dyg[row * args.hidden + column]);
+      lanes[lane] = add(lanes[lane], mul(dy, to_float(args.bias[int64_t{expert} * args.hidden + column])));
+    }
+  }
+  for (int half = 16; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] = add(lanes[i], lanes[i + half]);
+  }
+  return lanes[0];
 }
 
 // One thread a row: dprob's chunks by their tree, then ascending.
@@ -148,7 +183,8 @@ extern "C" __global__ void uniep_naive_swiglu_gradient(NaiveEpilogueArguments ar
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (row >= args.rows) return;
   const int64_t width = args.columns;
-  const bool exists = row_exists(args.segment_start, args.row_count, args.experts, row);
+  const int32_t of = expert_of_row(args, row);
+  const bool exists = of >= 0;
   float dprob = 0.0f;
   for (int64_t chunk = 0; chunk < width; chunk += kProbColumns) {
     float partial[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -170,7 +206,37 @@ extern "C" __global__ void uniep_naive_swiglu_gradient(NaiveEpilogueArguments ar
     }
     dprob = add(dprob, join_prob_partials(partial[0], partial[1], partial[2], partial[3]));
   }
+  for (int32_t column = 0; args.bias != nullptr && exists && column < args.hidden; column += 256) {
+    dprob = add(dprob, naive_bias_dot(args, row, of, column));
+  }
   args.dprob[row] = dprob;
+}
+
+struct NaiveBiasArguments {
+  const BFloat16* values;  // [rows][columns]
+  const float* prob;       // [rows], or null: 1
+  float* sums;             // [experts][columns]
+  const int32_t* segment_start;
+  const int32_t* row_count;
+  int32_t columns, experts;
+};
+
+// One thread a column of an expert: 128 rows at a time.
+extern "C" __global__ void uniep_naive_bias_gradient(NaiveBiasArguments args) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= int64_t{args.experts} * args.columns) return;
+  const int64_t expert = i / args.columns, column = i % args.columns;
+  float sum = 0.0f;
+  for (int32_t begin = 0; begin < args.row_count[expert]; begin += 128) {
+    float block = 0.0f;
+    for (int32_t row = begin; row < begin + 128 && row < args.row_count[expert]; ++row) {
+      const int64_t at = args.segment_start[expert] + row;
+      const float prob = args.prob == nullptr ? 1.0f : args.prob[at];
+      block = fused_multiply_add(prob, to_float(args.values[at * args.columns + column]), block);
+    }
+    sum = add(sum, block);
+  }
+  args.sums[i] = sum;
 }
 
 }  // namespace uniep::cuda

@@ -123,6 +123,7 @@ UNIEP_DEVICE void run_row_gemms(LayerStorage<kLayer>& shared, int32_t math_warp)
     if (__any_sync(0xffffffffu, task.has(LayerTask::kEnd | LayerTask::kWgrad))) break;
     const auto k_blocks = static_cast<int32_t>(ptx::uniform_register(task.k_blocks));
     clock.begins(tasks.slot());
+    epilogue.begin(tasks.slot());
     mainloop.multiply(k_blocks, d, epilogue, WarpTile{});
     clock.ends(tasks.slot());
     epilogue.finish(tasks.slot(), d);  // reads the record again, which saves the registers

@@ -18,6 +18,11 @@ UNIEP_DEVICE Vector16 load_shared_16(uint32_t address) {
   return v;
 }
 
+UNIEP_DEVICE uint32_t load_shared_4(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
 UNIEP_DEVICE void load_shared_8(uint32_t address, uint32_t& low, uint32_t& high) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(address) : "memory");
 }

@@ -13,6 +13,7 @@ struct DeferredTile {
   LayerTask task;
   RowSource rows[16];  // the warp's part of the row table
   uint32_t slot;       // of the task ring
+  uint32_t next_slot;  // of the tile in the mainloop, where there are biases
 };
 
 // The compute list of a launch, and where the scheduler is in it.
