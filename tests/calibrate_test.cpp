@@ -113,6 +113,8 @@ TEST(Calibrate, LayersFollowOnlyWhatTheyAreSaidTo) {
   const MachineDescription& base = sim::shipped_machine("h200");
   const CalibrationModel model(short_layers(2), base);
   int without = 0;
+  std::vector<double> as_is;
+  for (std::size_t i = 0; i < model.layers().size(); ++i) as_is.push_back(model.milliseconds(i, base));
   for (const tune::FitConstant& constant : tune::fit_constants(base, 2)) {
     MachineDescription other = base;
     double& value = tune::constant_of(other, constant.key);
@@ -120,8 +122,7 @@ TEST(Calibrate, LayersFollowOnlyWhatTheyAreSaidTo) {
     for (std::size_t i = 0; i < model.layers().size(); ++i) {
       if (model.follows(i, constant.key)) continue;
       ++without;
-      EXPECT_EQ(model.milliseconds(i, other), model.milliseconds(i, base))
-          << constant.key << ", " << tune::name_of(model.layers()[i]);
+      EXPECT_EQ(model.milliseconds(i, other), as_is[i]) << constant.key << ", " << tune::name_of(model.layers()[i]);
     }
   }
   EXPECT_GT(without, 300);
@@ -130,10 +131,16 @@ TEST(Calibrate, LayersFollowOnlyWhatTheyAreSaidTo) {
 // One session of one GPU's layers gives constants that predict its other sessions, from a base that is off.
 TEST(Calibrate, RefitsFromOneSessionOfMeasuredLayers) {
   std::vector<test::MeasuredLayer> layers;
+  tune::FitRequest request;
   for (test::MeasuredLayer& layer :
        test::read_measured_layers(std::string(UNIEP_TEST_DATA) + "/measured_layers.json")) {
-    const bool one_gpu = layer.machine == "h200" && layer.ranks == 1;
-    if (one_gpu && layer.direction == Direction::kForward) layers.push_back(layer);
+    if (layer.machine != "h200" || layer.ranks != 1 || layer.direction != Direction::kForward) continue;
+    const auto same = std::find_if(layers.begin(), layers.end(), [&](const test::MeasuredLayer& one) {
+      return one.session == layer.session && one.shape == layer.shape && one.schedule == layer.schedule;
+    });
+    if (same == layers.end()) request.milliseconds.emplace_back(), layers.push_back(layer);
+    const std::size_t at = same == layers.end() ? layers.size() - 1 : static_cast<std::size_t>(same - layers.begin());
+    request.milliseconds[at].push_back(layer.ms);
   }
   MachineDescription base = sim::shipped_machine("h200");
   base.clock.limit *= 0.9;
@@ -143,7 +150,6 @@ TEST(Calibrate, RefitsFromOneSessionOfMeasuredLayers) {
   base.sums.beside *= 1.3;
   base.copy.chunk_in *= 0.7;
   test::LayerPredictor predictor;
-  tune::FitRequest request;
   request.base = &base;
   request.threads = 1;  // the predictor keeps placements
   request.predict = [&](std::size_t i, const MachineDescription& machine) {
@@ -153,10 +159,7 @@ TEST(Calibrate, RefitsFromOneSessionOfMeasuredLayers) {
     return layer.session == "J1 mixed queues" || layer.session.starts_with("F4 push1") ||
            layer.session.starts_with("F4 I ");
   };
-  for (const test::MeasuredLayer& layer : layers) {
-    request.milliseconds.push_back({layer.ms});
-    request.held_out.push_back(!is_fitted(layer));
-  }
+  for (const test::MeasuredLayer& layer : layers) request.held_out.push_back(!is_fitted(layer));
   const tune::MachineFit fit = tune::fit_machine(request);
   double before = 0, after = 0;
   int count = 0;

@@ -90,6 +90,9 @@ tune::Calibration measured(const CalibrateOptions& options) {
   request.seconds = options.seconds;
   request.longest = std::max(kLongest[options.ranks], 3 * options.seconds);
   request.progress = say;
+  if (!options.raw.empty()) {
+    request.keep = [&](const tune::Calibration& so_far) { io::write_file(options.raw, tune::to_json(so_far)); };
+  }
   return measure_layers(layers, request);
 }
 

@@ -104,6 +104,7 @@ class Measurement {
       while (end < layers_.size() && share_tensors(layers_[begin], layers_[end])) ++end;
       measure_group({layers_.begin() + begin, layers_.begin() + end});
       begin = end;
+      if (request_.keep && !calibration_.layers.empty()) request_.keep(calibration_);
     }
     if (calibration_.layers.empty()) {
       throw Error(Status::kDevice, "no layer could be measured; the first one's reason: " +
@@ -140,7 +141,7 @@ class Measurement {
         }
         if (!session.empty()) time_session(group, state, session);
       }
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       for (const CalibrationLayer& layer : layers) {
         const auto has = [&](const CalibrationLayer& one) {
           return share_tensors(one, layer) && one.state == layer.state && one.schedule == layer.schedule;

@@ -13,6 +13,7 @@ struct MeasureRequest {
   double seconds = 20;       // of calls, warm-up with them; half of them count
   double longest = 60;       // seconds, compiling apart: what has not begun by then is dropped
   std::function<void(const std::string& line)> progress;
+  std::function<void(const tune::Calibration& so_far)> keep;  // after each group of layers: what ends early is not lost
 };
 
 // Times layers on the GPUs. Those that fail are dropped, with a line, and the rest goes on. Throws Error where nothing

@@ -68,6 +68,11 @@ void add_one_gpu(Layers& layers) {
   layers.add({"auto", "fusion=pairs", "fusion=none"});
   layers.of(kWideExperts, 512, State::kSustained);
   layers.add({"auto"});
+  layers.of(kMiddle, 1024, State::kSustained);
+  layers.add({"auto"});
+  layers.hold_out({"fusion=pairs"});
+  layers.of(kMiddle, 8192, State::kSustained);
+  layers.hold_out({"auto", kMixed});
   layers.of(kHeldOut, 4096, State::kSustained);
   layers.hold_out({"auto", "order.interleave=mixed,order.experts_per_wave=4,order.raster=8"});
   layers.of(kMiddle, 4096, State::kSustained, Direction::kBackward);
