@@ -138,8 +138,11 @@ TEST(Calibrate, RefitsFromOneSessionOfMeasuredLayers) {
     const auto same = std::find_if(layers.begin(), layers.end(), [&](const test::MeasuredLayer& one) {
       return one.session == layer.session && one.shape == layer.shape && one.schedule == layer.schedule;
     });
-    if (same == layers.end()) request.milliseconds.emplace_back(), layers.push_back(layer);
-    const std::size_t at = same == layers.end() ? layers.size() - 1 : static_cast<std::size_t>(same - layers.begin());
+    const auto at = static_cast<std::size_t>(same - layers.begin());
+    if (at == layers.size()) {
+      layers.push_back(layer);
+      request.milliseconds.emplace_back();
+    }
     request.milliseconds[at].push_back(layer.ms);
   }
   MachineDescription base = sim::shipped_machine("h200");

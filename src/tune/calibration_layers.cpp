@@ -89,6 +89,7 @@ void add_two_gpus(Layers& layers) {
   layers.of({4096, 256, 16, 8}, 4096, State::kSustained);
   layers.add({"dispatch.dedup=off", kMixed, "dispatch.dedup=off,dispatch.transport=push",
               "dispatch.dedup=off,combine.transport=staged", "dispatch.dedup=off,fusion=none",
+              "dispatch.dedup=off,fusion=none,comm.where=sms,comm.dispatch_sms=64",
               "comm.where=sms,comm.dispatch_sms=24"});
   layers.hold_out({"auto", "dispatch.transport=push"});
   layers.of(kMiddle, 4096, State::kSustained);
