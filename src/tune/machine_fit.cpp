@@ -91,7 +91,7 @@ void in_parallel(std::size_t count, int threads, Work&& work) {
   if (problem) std::rethrow_exception(problem);
 }
 
-// x of A x = b, for a symmetric positive A by rows; A becomes its inverse's diagonal in its first row.
+// x of A x = b, for a symmetric positive A by rows, of which the lower triangle is read and overwritten.
 std::vector<double> solved(std::vector<double>& a, std::vector<double> b, std::vector<double>& inverse_diagonal) {
   const std::size_t n = b.size();
   for (std::size_t j = 0; j < n; ++j) {  // Cholesky, the lower triangle in place
