@@ -111,6 +111,7 @@ TEST_F(CliCalibrate, RefusesBadOptions) {
   expect_refused({"calibrate", "--ranks", "1", "--devices", "0,1"}, "--devices: '0,1'; must be 1 GPU");
   expect_refused({"calibrate", "--devices", "0,1,2"}, "--devices: '0,1,2'; must be one or two GPUs");
   expect_refused({"calibrate", "--seconds", "0"}, "--seconds: '0'; must be 1 to 600");
+  expect_refused({"calibrate", "--out", path("none/m.json")}, "--out: ", 1);
   expect_refused({"calibrate", "--base", "h300"}, "--base: 'h300' is neither a file nor one of");
   expect_refused({"calibrate", "--base", written("m.json", "{}")}, "format: is missing");
 }

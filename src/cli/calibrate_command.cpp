@@ -102,13 +102,24 @@ sim::MachineDescription base_of(const CalibrateOptions& options, const std::stri
   return known != nullptr ? *known : sim::shipped_machine(sim::kDefaultMachine);
 }
 
-// Where the description goes; by default to where auto finds it.
-std::filesystem::path out_file(const CalibrateOptions& options, const std::string& device) {
-  if (!options.out.empty()) return options.out;
+// Where auto finds it, unless told otherwise; what was measured is reported even where that can not be written.
+std::string written(const CalibrateOptions& options, OutputFile& out, const std::string& device,
+                    const std::string& description) {
+  if (!options.out.empty()) {
+    out.write(description);
+    return options.out;
+  }
   const std::filesystem::path file = options.from_raw.empty() ? calibrated_file(device) : std::filesystem::path();
-  std::error_code no_matter;
-  if (!file.empty()) std::filesystem::create_directories(file.parent_path(), no_matter);
-  return file;
+  if (file.empty()) return "";
+  try {
+    std::error_code no_matter;
+    std::filesystem::create_directories(file.parent_path(), no_matter);
+    io::write_file(file, description);
+    return file.string();
+  } catch (const Error& error) {
+    say(fmt::format("warning: {}", error.what()));
+    return "";
+  }
 }
 
 int run_calibrate(CalibrateOptions options) {
@@ -122,6 +133,7 @@ int run_calibrate(CalibrateOptions options) {
   if (!options.base.empty()) base_of(options, "");  // before anything is measured
   OutputFile json_file("--json", options.json == "-" ? "" : options.json);
   OutputFile raw_file("--raw", options.raw);
+  OutputFile out_file("--out", options.out);
   tune::Calibration calibration;
   if (options.from_raw.empty()) {
     require_gpus(options);
@@ -131,13 +143,11 @@ int run_calibrate(CalibrateOptions options) {
     calibration = naming_option(
         "--from-raw", [&] { return tune::parse_calibration(io::read_text_file(options.from_raw), options.from_raw); });
   }
-  const std::filesystem::path out = out_file(options, calibration.device);
-  OutputFile out_writer("--out", out.string());
   const sim::MachineDescription base = base_for(base_of(options, calibration.device), calibration);
   const CalibrationModel model(calibration.layers, base);
   const Calibrated calibrated = naming_option(options.from_raw.empty() ? "--base" : "--from-raw",
                                               [&] { return calibrated_machine(calibration, model, base); });
-  if (!out.empty()) out_writer.write(sim::machine_json(calibrated.machine));
+  const std::string out = written(options, out_file, calibration.device, sim::machine_json(calibrated.machine));
   if (!calibrated.doubtful.empty()) {
     say(
         fmt::format("warning: the measurement disagrees with itself by more than {:.0f} % on {}; --schedule auto will "
@@ -145,7 +155,7 @@ int run_calibrate(CalibrateOptions options) {
                     100 * kMostSpread, fmt::join(calibrated.doubtful, ", ")));
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  const CalibrateReport report{calibration, model, calibrated, base.name, out.string(), seconds};
+  const CalibrateReport report{calibration, model, calibrated, base.name, out, seconds};
   write_report(options.json, json_file, calibrate_json(report), calibrate_table(report));
   return 0;
 }

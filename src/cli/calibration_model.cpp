@@ -40,7 +40,8 @@ Schedule calibration_schedule(const tune::CalibrationLayer& layer, const Machine
   return options.resolved(layer.direction, machine);
 }
 
-CalibrationModel::CalibrationModel(std::vector<tune::CalibrationLayer> layers, const sim::MachineDescription& machine)
+CalibrationModel::CalibrationModel(const std::vector<tune::CalibrationLayer>& layers,
+                                   const sim::MachineDescription& machine)
     : machine_(machine) {
   for (const tune::CalibrationLayer& layer : layers) {
     try {

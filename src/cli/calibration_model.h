@@ -14,7 +14,7 @@ namespace uniep::cli {
 class CalibrationModel {
  public:
   // Layers that the library does not run (an older file's) get a line in dropped() and are left out of layers().
-  CalibrationModel(std::vector<tune::CalibrationLayer> layers, const sim::MachineDescription& machine);
+  CalibrationModel(const std::vector<tune::CalibrationLayer>& layers, const sim::MachineDescription& machine);
 
   const std::vector<tune::CalibrationLayer>& layers() const { return layers_; }
   const std::vector<std::string>& dropped() const { return dropped_; }

@@ -23,7 +23,7 @@ constexpr double kMostMilliseconds = 1e6;
 
 class Reader {
  public:
-  Reader(const std::string& file) : file_(printable(file)) {}
+  explicit Reader(const std::string& file) : file_(printable(file)) {}
 
   Calibration read(std::string_view text) {
     if (text.size() > kMaxCalibrationText) {
