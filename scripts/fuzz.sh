@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 
 seconds=${1:-10}
 build=${2:-build/fuzz}
-targets=(machine npy safetensors schedule trace tuned tuner)
+targets=(calibration machine npy safetensors schedule trace tuned tuner)
 case $seconds in
   '' | *[!0-9]* | 0*) echo "usage: scripts/fuzz.sh [SECONDS_PER_TARGET [BUILD_DIR]], not '$seconds' seconds" >&2; exit 2 ;;
 esac

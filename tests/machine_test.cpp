@@ -171,6 +171,25 @@ TEST(Machine, RefusesUnknownAndMissingKeysAndStages) {
                  "clock.pause_lowest.value: 1.9; must be at most clock.pause");
 }
 
+TEST(Machine, SaysWhichGpuItWasCalibratedOn) {
+  MachineDescription machine = shipped_machine(kDefaultMachine);
+  EXPECT_FALSE(machine.calibrated);
+  machine.calibrated = CalibratedGpu{"NVIDIA H200", {"copy.push", "tiles[0].cycles"}};
+  EXPECT_EQ(parse_machine(machine_json(machine), "m.json"), machine);
+  expect_refused([](Json& json) { json["calibrated"] = 1; }, "calibrated: 1; must be an object with device, doubtful");
+  expect_refused([](Json& json) { json["calibrated"]["device"] = "GPU"; }, "calibrated.doubtful: is missing");
+  expect_refused(
+      [](Json& json) {
+        json["calibrated"] = {{"device", ""}, {"doubtful", Json::array()}};
+      },
+      "calibrated.device: \"\"; must be a text");
+  expect_refused(
+      [](Json& json) {
+        json["calibrated"] = {{"device", "GPU"}, {"doubtful", {1}}};
+      },
+      "calibrated.doubtful: [1]; must be a list of at most 200 keys");
+}
+
 // Whatever is in a file, it is read or refused by one line.
 TEST(Machine, TruncatedAndMutatedFilesAreReadOrRefused) {
   test::BranchCounts branches;

@@ -28,6 +28,9 @@ class BenchGpus {
   // (the others their own).
   void measure_group(Group& group) { group_ = &group; }
 
+  // From now on.
+  void warm_up_for(double seconds) { warm_up_seconds_ = seconds; }
+
   std::size_t count() const;
   std::string name() const;  // of the first
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <thread>
 
+#include "cli/calibrated_machine.h"
 #include "cli/options.h"
 #include "cli/solver_choice.h"
 #include "engine/cpu/kernels.h"
@@ -78,7 +79,11 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
   const std::optional<tune::TunedSchedule> entry = folder.find(key, &why);
   take(entry, folder.path(key).string(), why);
   if (choice.schedule || direction != Direction::kForward || group.engine() != EngineKind::kCuda) return choice;
-  const sim::MachineDescription* const description = description_of_device(key.machine);
+  std::string doubt;
+  const std::optional<sim::MachineDescription> calibrated =
+      find_calibrated(cuda::device_label(group.device(group.first_local_rank())), doubt);
+  if (!doubt.empty()) choice.remarks.push_back(doubt);
+  const sim::MachineDescription* const description = calibrated ? &*calibrated : description_of_device(key.machine);
   if (description == nullptr) return choice;
   if (const std::optional<SolverChoice> solved = solver_choice(options, group.machine(), *description)) {
     choice.schedule = solved->schedule;

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "cli/bench_command.h"
+#include "cli/calibrate_command.h"
 #include "cli/compile_command.h"
 #include "cli/info_command.h"
 #include "cli/run_command.h"
@@ -109,6 +110,7 @@ int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream&
     add_compile_command(app, action);
     add_bench_command(app, action, {program, arguments});
     add_tune_command(app, action, {program, arguments});
+    add_calibrate_command(app, action);
     add_trace_command(app, action);
     add_train_command(app, action);
     ask_for_help(arguments);

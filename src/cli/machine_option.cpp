@@ -19,10 +19,10 @@ void add_machine_option(CLI::App& app, std::string& name) {
       ->type_name("NAME|FILE");
 }
 
-sim::MachineDescription load_machine(const std::string& name) {
+sim::MachineDescription load_machine(const std::string& name, const std::string& option) {
   const std::vector<std::string> shipped = sim::shipped_machine_names();
   if (std::find(shipped.begin(), shipped.end(), name) != shipped.end()) return sim::shipped_machine(name);
-  return naming_option("--machine", [&] {
+  return naming_option(option, [&] {
     std::error_code no_matter;
     if (!std::filesystem::exists(name, no_matter)) {
       throw Error(Status::kInvalidArgument,

@@ -11,6 +11,6 @@ namespace uniep::cli {
 void add_machine_option(CLI::App& app, std::string& name);
 
 // A machine that is in the library, or the description in a file. Throws Error that names the option.
-sim::MachineDescription load_machine(const std::string& name);
+sim::MachineDescription load_machine(const std::string& name, const std::string& option = "--machine");
 
 }  // namespace uniep::cli

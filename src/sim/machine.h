@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -164,8 +165,16 @@ struct NumberOrigin {
   bool operator==(const NumberOrigin&) const = default;
 };
 
+// What `uniep calibrate` says about a file that it wrote.
+struct CalibratedGpu {
+  std::string device;                 // the GPU's name
+  std::vector<std::string> doubtful;  // numbers on which the measurement disagrees with itself; auto wants none
+  bool operator==(const CalibratedGpu&) const = default;
+};
+
 struct MachineDescription {
   std::string name, title;
+  std::optional<CalibratedGpu> calibrated;
   std::vector<WorkerClass> workers;
   std::vector<TileCost> tiles;
   std::vector<LinkLevel> links;  // those that reach fewer ranks first

@@ -22,6 +22,7 @@ constexpr const char* kFormat = "uniep machine";
 constexpr std::array<const char*, 3> kSourceNames = {"measured", "published", "assumed"};
 constexpr std::size_t kLongestText = 400;  // of a name or a source in words
 constexpr std::size_t kMaxClasses = 8, kMaxTiles = 64, kMaxLevels = 4, kMaxRates = 16;
+constexpr std::size_t kMaxDoubtful = 200;
 constexpr int kMaxRanks = 4096;
 
 std::string shown(const Json& value) {
@@ -43,7 +44,9 @@ class MachineReader {
     for (const NumberField& field : number_fields()) {
       if (std::find(keys.begin(), keys.end(), field.section) == keys.end()) keys.emplace_back(field.section);
     }
+    if (root.contains("calibrated")) keys.emplace_back("calibrated");
     require_keys(root, "", keys);
+    if (root.contains("calibrated")) read_calibrated(root["calibrated"]);
     machine_.name = text_of(root, "", "name");
     machine_.title = text_of(root, "", "title");
     read_sections(root);
@@ -154,6 +157,18 @@ class MachineReader {
       refuse(join(at, key), shown(value), fmt::format("a whole number from {} to {}", least, most));
     }
     return value.get<int>();
+  }
+
+  void read_calibrated(const Json& item) {
+    const std::string at = "calibrated";
+    require_keys(item, at, {"device", "doubtful"});
+    CalibratedGpu& calibrated = machine_.calibrated.emplace();
+    calibrated.device = text_of(item, at, "device");
+    const Json& list = item["doubtful"];
+    const bool texts = list.is_array() && list.size() <= kMaxDoubtful &&
+                       std::all_of(list.begin(), list.end(), [](const Json& one) { return one.is_string(); });
+    if (!texts) refuse(join(at, "doubtful"), shown(list), fmt::format("a list of at most {} keys", kMaxDoubtful));
+    for (const Json& one : list) calibrated.doubtful.push_back(printable(one.get<std::string>()));
   }
 
   void read_sections(const Json& root) {
@@ -318,6 +333,9 @@ std::string machine_json(const MachineDescription& machine) {
   json["version"] = kMachineVersion;
   json["name"] = machine.name;
   json["title"] = machine.title;
+  if (machine.calibrated) {
+    json["calibrated"] = {{"device", machine.calibrated->device}, {"doubtful", machine.calibrated->doubtful}};
+  }
   json["workers"] = Json::array();
   for (std::size_t i = 0; i < machine.workers.size(); ++i) {
     Json item;

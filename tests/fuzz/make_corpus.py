@@ -131,6 +131,19 @@ def write_trace():
     write("trace", "ids", json.dumps([tile("fc1", -2**63, 2**63 - 1, 0, 1)]))
 
 
+def write_calibration():
+    layer = {"shape": {"hidden": 512, "intermediate": 256, "experts": 16, "topk": 2}, "ranks": 1, "tokens": 256,
+             "direction": "forward", "state": "sustained", "schedule": "auto", "held_out": False, "ms": [0.1, 0.2]}
+    whole = {"format": "uniep calibration", "version": 1, "device": "GPU", "compute_units": 132, "layers": [layer],
+             "dropped": ["a layer: why"]}
+    write("calibration", "one_layer", json.dumps(whole))
+    write("calibration", "later_version", json.dumps({**whole, "version": 2}))
+    write("calibration", "no_time", json.dumps({**whole, "layers": [{**layer, "ms": []}]}))
+    write("calibration", "many_slots", json.dumps({**whole, "layers": [{**layer, "tokens": 65536, "ranks": 8}]}))
+    write("calibration", "truncated", json.dumps(whole)[:200])
+    write("calibration", "deep", "[" * 4000)
+
+
 def write_tuned():
     seeds = CORPUS / "tuned"
     # two_entries is what `uniep tune --ranks 2 --workers 2 --shape 64,32,8,2 --tokens 64 --export FILE` wrote.
@@ -191,5 +204,6 @@ if __name__ == "__main__":
     write_safetensors()
     write_schedule()
     write_trace()
+    write_calibration()
     write_tuned()
     write_tuner()

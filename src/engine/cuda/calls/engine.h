@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "engine/engine.h"
@@ -16,5 +17,15 @@ std::string device_label(int device);
 
 // Whether this process can use a Hopper GPU.
 bool has_hopper_gpu();
+
+struct CompiledCall {
+  LayerShape shape;
+  int ranks = 1, workers = 132;
+  Schedule schedule;
+  Direction direction = Direction::kForward;
+};
+// Compiles what these calls launch into the process's cache, several kernels at once; needs no GPU. Calls that no
+// kernel is built for are left out. How many kernels they have.
+int compile_calls(std::span<const CompiledCall> calls);
 
 }  // namespace uniep::cuda

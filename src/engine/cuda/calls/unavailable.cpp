@@ -25,6 +25,9 @@ std::string cuda::device_label(int /*device*/) {
 bool cuda::has_hopper_gpu() {
   return false;
 }
+int cuda::compile_calls(std::span<const CompiledCall> /*calls*/) {
+  refuse();
+}
 std::vector<KernelFile> compile_kernels(const CompileRequest& /*request*/, const std::string& /*folder*/,
                                         int /*threads*/) {
   refuse();

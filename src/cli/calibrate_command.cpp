@@ -1,0 +1,192 @@
+#include "cli/calibrate_command.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include "cli/bench_gpus.h"
+#include "cli/calibrate_measure.h"
+#include "cli/calibrate_report.h"
+#include "cli/calibrated_machine.h"
+#include "cli/calibration_model.h"
+#include "cli/layer_options.h"
+#include "cli/machine_option.h"
+#include "cli/options.h"
+#include "cli/output_file.h"
+#include "cli/solver_choice.h"
+#include "engine/cuda/calls/engine.h"
+#include "io/file.h"
+#include "uniep/error.h"
+
+namespace uniep::cli {
+namespace {
+
+constexpr int kMostRanks = 2;
+constexpr double kLongest[] = {0, 60, 120};  // seconds, by ranks
+constexpr double kShortestMeasuring = 1, kLongestMeasuring = 600;
+constexpr int kHopperSms = 132;
+
+struct CalibrateOptions {
+  int ranks = 0;  // 0: one for each device
+  std::vector<int> devices;
+  double seconds = 0;  // 0: by ranks
+  std::string base, out, raw, from_raw, json;
+  bool compile_only = false;
+};
+
+double parse_seconds(const std::string& text) {
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (!whole || !(seconds >= kShortestMeasuring && seconds <= kLongestMeasuring)) {
+    refuse_value("--seconds", text, fmt::format("{} to {}", kShortestMeasuring, kLongestMeasuring));
+  }
+  return seconds;
+}
+
+void complete(CalibrateOptions& options) {
+  if (options.ranks == 0) options.ranks = std::max<int>(1, static_cast<int>(options.devices.size()));
+  if (options.ranks > kMostRanks) {
+    refuse_value("--devices", fmt::format("{}", fmt::join(options.devices, ",")), "one or two GPUs");
+  }
+  if (options.devices.empty()) {
+    for (int device = 0; device < options.ranks; ++device) options.devices.push_back(device);
+  }
+  const bool different = options.devices.size() < 2 || options.devices[0] != options.devices[1];
+  if (static_cast<int>(options.devices.size()) != options.ranks || !different) {
+    refuse_value("--devices", fmt::format("{}", fmt::join(options.devices, ",")),
+                 fmt::format("{} GPU{} that differ, one for each rank", options.ranks, options.ranks > 1 ? "s" : ""));
+  }
+  if (options.seconds == 0) options.seconds = 20.0 * options.ranks;
+}
+
+void require_gpus(const CalibrateOptions& options) {
+  try {
+    BenchGpus::require(options.devices);
+  } catch (const Error& error) {
+    throw Error(Status::kDevice, fmt::format("no Hopper GPU to measure: {}; --from-raw FILE fits what was measured "
+                                             "elsewhere",
+                                             error.what()));
+  }
+}
+
+void say(const std::string& line) {
+  std::cerr << "uniep calibrate: " << line << std::endl;
+}
+
+tune::Calibration measured(const CalibrateOptions& options) {
+  const std::vector<tune::CalibrationLayer> layers = tune::calibration_layers(options.ranks);
+  say(fmt::format("{} layers on {}; compiling what is not in the cache yet", layers.size(),
+                  cuda::device_label(options.devices.front())));
+  say(fmt::format("{} kernels are ready", compile_layers(layers, kHopperSms)));
+  MeasureRequest request;
+  request.devices = options.devices;
+  request.seconds = options.seconds;
+  request.longest = std::max(kLongest[options.ranks], 3 * options.seconds);
+  request.progress = say;
+  if (!options.raw.empty()) {
+    request.keep = [&](const tune::Calibration& so_far) { io::write_file(options.raw, tune::to_json(so_far)); };
+  }
+  return measure_layers(layers, request);
+}
+
+sim::MachineDescription base_of(const CalibrateOptions& options, const std::string& device) {
+  if (!options.base.empty()) return load_machine(options.base, "--base");
+  const sim::MachineDescription* const known = description_of_device(device);
+  return known != nullptr ? *known : sim::shipped_machine(sim::kDefaultMachine);
+}
+
+// Where auto finds it, unless told otherwise; what was measured is reported even where that can not be written.
+std::string written(const CalibrateOptions& options, OutputFile& out, const std::string& device,
+                    const std::string& description) {
+  if (!options.out.empty()) {
+    out.write(description);
+    return options.out;
+  }
+  const std::filesystem::path file = options.from_raw.empty() ? calibrated_file(device) : std::filesystem::path();
+  if (file.empty()) return "";
+  try {
+    std::error_code no_matter;
+    std::filesystem::create_directories(file.parent_path(), no_matter);
+    io::write_file(file, description);
+    return file.string();
+  } catch (const Error& error) {
+    say(fmt::format("warning: {}", error.what()));
+    return "";
+  }
+}
+
+int run_calibrate(CalibrateOptions options) {
+  const auto begin = std::chrono::steady_clock::now();
+  complete(options);
+  if (options.compile_only) {
+    const std::vector<tune::CalibrationLayer> layers = tune::calibration_layers(options.ranks);
+    std::cout << fmt::format("{} kernels are in the cache\n", compile_layers(layers, kHopperSms));
+    return 0;
+  }
+  if (!options.base.empty()) base_of(options, "");  // before anything is measured
+  OutputFile json_file("--json", options.json == "-" ? "" : options.json);
+  OutputFile raw_file("--raw", options.raw);
+  OutputFile out_file("--out", options.out);
+  tune::Calibration calibration;
+  if (options.from_raw.empty()) {
+    require_gpus(options);
+    calibration = measured(options);
+    if (!options.raw.empty()) raw_file.write(tune::to_json(calibration));
+  } else {
+    calibration = naming_option(
+        "--from-raw", [&] { return tune::parse_calibration(io::read_text_file(options.from_raw), options.from_raw); });
+  }
+  const sim::MachineDescription base = base_for(base_of(options, calibration.device), calibration);
+  const CalibrationModel model(calibration.layers, base);
+  const Calibrated calibrated = naming_option(options.from_raw.empty() ? "--base" : "--from-raw",
+                                              [&] { return calibrated_machine(calibration, model, base); });
+  const std::string out = written(options, out_file, calibration.device, sim::machine_json(calibrated.machine));
+  if (!calibrated.doubtful.empty()) {
+    say(
+        fmt::format("warning: the measurement disagrees with itself by more than {:.0f} % on {}; --schedule auto will "
+                    "not use it; run again while nothing else uses the GPU",
+                    100 * kMostSpread, fmt::join(calibrated.doubtful, ", ")));
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const CalibrateReport report{calibration, model, calibrated, base.name, out, seconds};
+  write_report(options.json, json_file, calibrate_json(report), calibrate_table(report));
+  return 0;
+}
+
+}  // namespace
+
+void add_calibrate_command(CLI::App& app, std::function<int()>& action) {
+  CLI::App* command = app.add_subcommand(
+      "calibrate", "Measure the GPUs of this machine, and write a machine description for simulate, solve and auto");
+  const auto options = std::make_shared<CalibrateOptions>();
+  add_text_option(
+      *command, "--ranks",
+      [options](const std::string& text) {
+        options->ranks = static_cast<int>(parse_integer("--ranks", text, 1, kMostRanks));
+      },
+      "N", "GPUs: 1, or 2 for links, too (default as many as --devices)");
+  add_devices_option(*command, options->devices, "which GPUs (default 0, and 1 with two ranks)");
+  add_text_option(
+      *command, "--seconds", [options](const std::string& text) { options->seconds = parse_seconds(text); }, "S",
+      "of calls, warm-up with them (default 20 a rank)");
+  command
+      ->add_option("--base", options->base,
+                   "machine that numbers start from and stay near (default the GPU's kind, else h200)")
+      ->type_name("NAME|FILE");
+  command->add_option("--out", options->out, "the description (default in the cache folder, where auto finds it)")
+      ->type_name("FILE");
+  command->add_option("--raw", options->raw, "all times that were measured")->type_name("FILE");
+  command->add_option("--from-raw", options->from_raw, "fit what --raw wrote; needs no GPU")->type_name("FILE");
+  command->add_flag("--compile-only", options->compile_only, "fill the cache with the kernels; needs no GPU");
+  command->add_option("--json", options->json, "report as JSON; -: on standard output")->type_name("FILE|-");
+  command->callback([options, &action] { action = [options] { return run_calibrate(*options); }; });
+}
+
+}  // namespace uniep::cli

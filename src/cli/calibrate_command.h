@@ -1,0 +1,11 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace uniep::cli {
+
+// `uniep calibrate`: measures the GPUs of this machine, and writes a machine description.
+void add_calibrate_command(CLI::App& app, std::function<int()>& action);
+
+}  // namespace uniep::cli

@@ -1,0 +1,155 @@
+#include "cli/calibration_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/layer_options.h"
+#include "program/buildable.h"
+#include "uniep/error.h"
+
+namespace uniep::cli {
+namespace {
+
+constexpr std::size_t kLongestFrom = 380;  // bytes of a number's origin
+
+LayerOptions options_of(const tune::CalibrationLayer& layer) {
+  LayerOptions options;
+  options.engine = EngineKind::kCuda;
+  options.ranks = layer.ranks;
+  options.shape = layer.shape;
+  options.tokens_given = {layer.tokens};
+  return options;
+}
+
+bool is_tile_of(const sim::MachineDescription& machine, std::string_view key, const tune::CalibrationLayer& layer) {
+  const std::size_t tile = std::stoul(std::string(key.substr(key.find('[') + 1)));
+  const bool backward = layer.direction == Direction::kBackward;
+  for (const sim::Work work : {sim::Work::kFc1, sim::Work::kFc2, sim::Work::kDgradFc2, sim::Work::kDgradFc1,
+                               sim::Work::kWgradFc2, sim::Work::kWgradFc1}) {
+    if ((work >= sim::Work::kDgradFc2) == backward && machine.tiles.at(tile).work.has(work)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Schedule calibration_schedule(const tune::CalibrationLayer& layer, const Machine& machine) {
+  LayerOptions options = options_of(layer);
+  options.schedule = PartialSchedule::parse(layer.schedule);
+  return options.resolved(layer.direction, machine);
+}
+
+CalibrationModel::CalibrationModel(const std::vector<tune::CalibrationLayer>& layers,
+                                   const sim::MachineDescription& machine)
+    : machine_(machine) {
+  for (const tune::CalibrationLayer& layer : layers) {
+    try {
+      add(layer);
+    } catch (const Error& error) {
+      dropped_.push_back(fmt::format("{}: {}", tune::name_of(layer), error.what()));
+    }
+  }
+}
+
+void CalibrationModel::add(const tune::CalibrationLayer& layer) {
+  const LayerOptions options = options_of(layer);
+  const LayerShape& shape = layer.shape;
+  if (layer.ranks > std::min(machine_.most_ranks(), kMaxBuiltRanks)) {
+    throw Error(Status::kInvalidArgument, fmt::format("ranks: {}; machine {} links at most {}", layer.ranks,
+                                                      machine_.name, machine_.most_ranks()));
+  }
+  const Machine machine = sim::schedule_machine(machine_, layer.ranks);
+  const Schedule schedule = calibration_schedule(layer, machine);
+  std::shared_ptr<const internal::PlacementState>& placement =
+      placements_[{shape.hidden, shape.intermediate, layer.ranks, layer.tokens, shape.experts, shape.topk}];
+  if (!placement) placement = place_ids(options, make_ids(options)).state();
+  programs_.push_back(std::make_unique<Program>(
+      sim::simulated_request(shape, options.numerics, schedule, layer.direction, machine_), placement));
+  layers_.push_back(layer);
+}
+
+double CalibrationModel::milliseconds(std::size_t layer, const sim::MachineDescription& machine) const {
+  return sim::simulate(*programs_[layer], machine, {.state = layers_[layer].state, .one_rank = true}).ms;
+}
+
+bool CalibrationModel::follows(std::size_t layer, std::string_view key) const {
+  const tune::CalibrationLayer& one = layers_[layer];
+  const Schedule& schedule = programs_[layer]->request().schedule;
+  const bool paused = one.state == sim::State::kPaused, on_sms = schedule.comm.where == CommWhere::kSms;
+  const bool mixed = schedule.order.interleave == Interleave::kMixed;
+  const bool dynamic = schedule.queue == QueueKind::kDynamic;
+  const int raster = schedule.order.raster;
+  if (key.starts_with("links")) return one.ranks > 1;
+  if (key.starts_with("tiles")) return is_tile_of(machine_, key, one);
+  if (key == "clock.limit" || key == "clock.rest") return !paused;
+  if (key.starts_with("clock.pause")) return paused;
+  if (key == "copy.push") return schedule.dispatch.transport == DispatchTransport::kPush;
+  if (key == "copy.send") return schedule.combine.transport == CombineTransport::kStaged && !on_sms;
+  if (key.starts_with("port")) return on_sms;
+  if (key.starts_with("copy") && key != "copy.task") return !on_sms;
+  if (key == "slowdown.mixed_list") return mixed && !dynamic && !paused;
+  if (key == "slowdown.mixed_list_pause") return mixed && !dynamic && paused;
+  if (key == "slowdown.mixed_queues") return mixed && dynamic;
+  if (key == "slowdown.raster_4") return raster <= 4;
+  if (key == "slowdown.raster_8") return raster > 4 && raster <= 8;
+  if (key == "slowdown.static_queue") return !dynamic;
+  if (key == "time.launch") return schedule.fusion != Fusion::kLayer;
+  return true;
+}
+
+tune::MachineFit CalibrationModel::fit(const sim::MachineDescription& base, int threads) const {
+  tune::FitRequest request;
+  request.base = &base;
+  request.threads = threads;
+  for (const tune::CalibrationLayer& layer : layers_) {
+    request.ranks = std::max(request.ranks, layer.ranks);
+    request.milliseconds.push_back(layer.milliseconds);
+    request.held_out.push_back(layer.held_out);
+  }
+  request.predict = [this](std::size_t layer, const sim::MachineDescription& machine) {
+    return milliseconds(layer, machine);
+  };
+  request.follows = [this](std::size_t layer, std::string_view key) { return follows(layer, key); };
+  return tune::fit_machine(request);
+}
+
+sim::MachineDescription base_for(const sim::MachineDescription& base, const tune::Calibration& calibration) {
+  sim::MachineDescription machine = base;
+  for (std::size_t i = 0; i < machine.workers.size(); ++i) {
+    if (!machine.workers[i].work.has(sim::Work::kFc1)) continue;
+    machine.workers[i].count = calibration.compute_units;
+    machine.origin[fmt::format("workers[{}].count", i)] = {sim::Source::kMeasured, "the driver"};
+  }
+  return machine;
+}
+
+Calibrated calibrated_machine(const tune::Calibration& calibration, const CalibrationModel& model,
+                              const sim::MachineDescription& base, int threads) {
+  Calibrated made;
+  made.fit = model.fit(base, threads);
+  made.machine = made.fit.machine;
+  made.machine.name = "calibrated";
+  made.machine.title =
+      fmt::format("{}, {} compute units, as uniep calibrate found it", calibration.device, calibration.compute_units)
+          .substr(0, kLongestFrom);
+  for (auto& [key, origin] : made.machine.origin) {
+    if (origin.from == "the driver") continue;
+    origin.from = fmt::format("taken over from {}: {}", base.name, origin.from).substr(0, kLongestFrom);
+  }
+  std::size_t fitted = 0;
+  for (const tune::CalibrationLayer& layer : model.layers()) fitted += !layer.held_out;
+  for (const tune::FittedConstant& constant : made.fit.constants) {
+    if (!constant.told) continue;
+    const std::string& key = constant.constant.key;
+    made.machine.origin[key] = {sim::Source::kMeasured,
+                                fmt::format("uniep calibrate on {}: fitted to {} layers, spread {:.1f} %",
+                                            calibration.device, fitted, 100 * constant.spread)
+                                    .substr(0, kLongestFrom)};
+    if (constant.spread > kMostSpread) made.doubtful.push_back(key);
+  }
+  made.machine.calibrated = sim::CalibratedGpu{calibration.device, made.doubtful};
+  return made;
+}
+
+}  // namespace uniep::cli

@@ -1,0 +1,393 @@
+#include "tune/machine_fit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "sim/machine_fields.h"
+#include "tune/median.h"
+#include "uniep/error.h"
+
+namespace uniep::tune {
+namespace {
+
+using sim::MachineDescription;
+
+constexpr double kLayerError = 0.01;  // of a layer's logarithm, that no constant explains
+constexpr double kOutlier = 0.03;     // from here on a layer counts less
+constexpr double kMostSpreads = 3;    // that a constant moves
+constexpr double kStep = 0.25;        // spreads, to find how times follow a constant
+constexpr double kTold = 0.85;        // of its spread, that is left where layers say something
+constexpr int kSteps = 6;             // of the fit
+constexpr int kWholeSteps = 2;        // of these with slopes worked out anew
+constexpr double kEnough = 0.002;     // of the sum of squares, that the last step gains
+constexpr int kThirds = 3;
+
+struct Moved {
+  const char* key;
+  bool share;
+  double spread;
+};
+constexpr double kShare = 0.04;
+constexpr Moved kMoved[] = {{"clock.limit", false, 0.12},
+                            {"clock.limit_exponent", false, 0.25},
+                            {"clock.pause", false, 0.12},
+                            {"clock.pause_drop", false, 0.5},
+                            {"clock.highest", false, 0.08},
+                            {"clock.rest", false, 0.4},
+                            {"copy.task", false, 0.4},
+                            {"copy.chunk_in", false, 0.4},
+                            {"copy.chunk_out", false, 0.6},
+                            {"copy.alone", false, 0.15},
+                            {"copy.push", false, 0.5},
+                            {"copy.send", false, 0.4},
+                            {"port.in", false, 0.3},
+                            {"port.out", false, 0.3},
+                            {"memory.bandwidth", false, 0.25},
+                            {"sums.beside", false, 0.4},
+                            {"sums.alone", false, 0.3},
+                            {"slowdown.copies", true, kShare},
+                            {"slowdown.mixed_list", true, kShare},
+                            {"slowdown.mixed_list_pause", true, kShare},
+                            {"slowdown.mixed_queues", true, kShare},
+                            {"slowdown.raster_8", true, kShare},
+                            {"slowdown.raster_4", true, kShare},
+                            {"slowdown.cluster_1", true, kShare},
+                            {"slowdown.static_queue", true, kShare},
+                            {"time.begin", false, 0.4},
+                            {"time.launch", false, 1.0},
+                            {"time.end", false, 0.4},
+                            {"time.flag", false, 0.6},
+                            {"time.late_blocks", false, 0.4}};
+constexpr double kTileSpread = 0.4, kLinkSpread = 0.25;
+
+// Work on all indices by several threads; the first error is thrown once all have ended.
+template <typename Work>
+void in_parallel(std::size_t count, int threads, Work&& work) {
+  std::atomic<std::size_t> next{0};
+  std::exception_ptr problem;
+  std::mutex mutex;
+  const auto run = [&] {
+    for (std::size_t i = next++; i < count; i = next++) {
+      try {
+        work(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!problem) problem = std::current_exception();
+      }
+    }
+  };
+  if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  std::vector<std::thread> others;
+  for (int i = 1; i < std::min<int>(threads, static_cast<int>(count)); ++i) others.emplace_back(run);
+  run();
+  for (std::thread& other : others) other.join();
+  if (problem) std::rethrow_exception(problem);
+}
+
+// x of A x = b, for a symmetric positive A by rows, of which the lower triangle is read and overwritten.
+std::vector<double> solved(std::vector<double>& a, std::vector<double> b, std::vector<double>& inverse_diagonal) {
+  const std::size_t n = b.size();
+  for (std::size_t j = 0; j < n; ++j) {  // Cholesky, the lower triangle in place
+    for (std::size_t i = j; i < n; ++i) {
+      double sum = a[i * n + j];
+      for (std::size_t k = 0; k < j; ++k) sum -= a[i * n + k] * a[j * n + k];
+      a[i * n + j] = i == j ? std::sqrt(sum) : sum / a[j * n + j];
+    }
+  }
+  const auto substitute = [&](std::vector<double> x) {
+    for (std::size_t i = 0; i < n; ++i) {
+      for (std::size_t k = 0; k < i; ++k) x[i] -= a[i * n + k] * x[k];
+      x[i] /= a[i * n + i];
+    }
+    for (std::size_t i = n; i-- > 0;) {
+      for (std::size_t k = i + 1; k < n; ++k) x[i] -= a[k * n + i] * x[k];
+      x[i] /= a[i * n + i];
+    }
+    return x;
+  };
+  inverse_diagonal.assign(n, 0);
+  for (std::size_t i = 0; i < n; ++i) {
+    std::vector<double> unit(n);
+    unit[i] = 1;
+    inverse_diagonal[i] = substitute(std::move(unit))[i];
+  }
+  return substitute(std::move(b));
+}
+
+// Constants move in units of their spread.
+class Fitter {
+ public:
+  explicit Fitter(const FitRequest& request)
+      : request_(request), constants_(fit_constants(*request.base, request.ranks)) {
+    for (const std::vector<double>& calls : request.milliseconds) measured_.push_back(std::log(median(calls)));
+    for (std::size_t i = 0; i < measured_.size(); ++i) {
+      if (request.held_out.empty() || !request.held_out[i]) fitted_.push_back(i);
+    }
+    if (fitted_.empty()) throw Error(Status::kInvalidArgument, "calibration: no layers; must be at least one");
+    moves_.assign(constants_.size(), 1);
+    move_.assign(constants_.size(), 0);
+  }
+
+  MachineFit run() {
+    MachineFit fit;
+    std::vector<std::size_t> all(measured_.size());
+    std::iota(all.begin(), all.end(), 0);
+    const std::vector<double> base = predicted(all, move_);
+    predicted_ = of_fitted(base);
+    find_slopes();
+    leave_untold();
+    for (int step = 0; step < kSteps; ++step) {
+      if (step > 0 && step < kWholeSteps) find_slopes();
+      if (!take_step()) break;
+    }
+    fit.machine = moved(move_);
+    for (const double value : base) fit.base_predicted.push_back(std::exp(value));
+    for (const double value : predicted(all, move_)) fit.predicted.push_back(std::exp(value));
+    fit.constants = fitted_constants(fit.machine);
+    fit.predictions = predictions_;
+    return fit;
+  }
+
+ private:
+  std::size_t layers() const { return fitted_.size(); }
+  double& slope(std::size_t layer, std::size_t constant) { return slopes_[layer * constants_.size() + constant]; }
+
+  MachineDescription moved(const std::vector<double>& move) const {
+    MachineDescription machine = *request_.base;
+    for (std::size_t i = 0; i < constants_.size(); ++i) {
+      const FitConstant& constant = constants_[i];
+      double& value = constant_of(machine, constant.key);
+      const double before = value, by = move[i] * constant.spread;
+      if (by == 0) continue;
+      value = std::clamp(constant.share ? value + by : value * std::exp(by), constant.least, constant.most);
+      // The clock after a pause falls to what it has after a longer one, and both belong to the GPU.
+      if (constant.key == "clock.pause") machine.clock.pause_lowest *= value / before;
+    }
+    machine.clock.pause_lowest = std::min(machine.clock.pause_lowest, machine.clock.pause);
+    return machine;
+  }
+
+  std::vector<double> predicted(const std::vector<std::size_t>& which, const std::vector<double>& move) {
+    const MachineDescription machine = moved(move);
+    std::vector<double> times(which.size());
+    in_parallel(which.size(), request_.threads,
+                [&](std::size_t i) { times[i] = std::log(request_.predict(which[i], machine)); });
+    predictions_ += static_cast<int>(which.size());
+    return times;
+  }
+  std::vector<double> of_fitted(const std::vector<double>& all) const {
+    std::vector<double> some;
+    for (const std::size_t i : fitted_) some.push_back(all[i]);
+    return some;
+  }
+
+  void find_slopes() {
+    struct Wanted {
+      std::size_t layer, constant;
+    };
+    std::vector<Wanted> wanted;
+    for (std::size_t layer = 0; layer < layers(); ++layer) {
+      for (std::size_t constant = 0; constant < constants_.size(); ++constant) {
+        const bool none = !moves_[constant] || (!slopes_.empty() && slope(layer, constant) == 0);
+        const bool follows = !request_.follows || request_.follows(fitted_[layer], constants_[constant].key);
+        if (!none && follows) wanted.push_back({layer, constant});
+      }
+    }
+    std::vector<MachineDescription> machines;
+    for (std::size_t constant = 0; constant < constants_.size(); ++constant) {
+      std::vector<double> beside = move_;
+      beside[constant] += kStep;
+      machines.push_back(moved(beside));
+    }
+    slopes_.assign(layers() * constants_.size(), 0);
+    in_parallel(wanted.size(), request_.threads, [&](std::size_t i) {
+      const Wanted& one = wanted[i];
+      const double there = std::log(request_.predict(fitted_[one.layer], machines[one.constant]));
+      slope(one.layer, one.constant) = (there - predicted_[one.layer]) / kStep;
+    });
+    predictions_ += static_cast<int>(wanted.size());
+  }
+
+  double residual(std::size_t layer, const std::vector<double>& predicted) const {
+    return measured_[fitted_[layer]] - predicted[layer];
+  }
+  static double weight(double residual) {
+    return std::min(1.0, kOutlier / std::max(std::abs(residual), 1e-9)) / (kLayerError * kLayerError);
+  }
+  double sum_of_squares(const std::vector<double>& predicted, const std::vector<double>& move) const {
+    double sum = 0;
+    for (const double one : move) sum += one * one;
+    for (std::size_t layer = 0; layer < layers(); ++layer) {
+      const double by = std::abs(residual(layer, predicted)), inside = std::min(by, kOutlier);
+      sum += (inside * inside + 2 * kOutlier * (by - inside)) / (kLayerError * kLayerError);
+    }
+    return sum;
+  }
+
+  // How constants move for residuals of the layers, by the slopes; `pull`: with the base's hold on what has moved.
+  std::vector<double> step_for(const std::vector<double>& residuals, bool pull, std::vector<double>* left = nullptr) {
+    const std::size_t n = constants_.size();
+    std::vector<double> a(n * n), b(n), inverse;
+    for (std::size_t i = 0; i < n; ++i) {
+      a[i * n + i] = moves_[i] ? 1 : 1e12;
+      if (pull) b[i] = -move_[i];
+    }
+    for (std::size_t layer = 0; layer < layers(); ++layer) {
+      const double w = weight(residual(layer, predicted_));
+      for (std::size_t i = 0; i < n; ++i) {
+        const double si = slope(layer, i) * w;
+        if (si == 0) continue;
+        b[i] += si * residuals[layer];
+        for (std::size_t j = 0; j <= i; ++j) a[i * n + j] += si * slope(layer, j);
+      }
+    }
+    std::vector<double> step = solved(a, std::move(b), inverse);
+    if (left != nullptr) *left = std::move(inverse);
+    return step;
+  }
+
+  // What the layers say little about stays as the base has it.
+  void leave_untold() {
+    std::vector<double> none(layers()), left;
+    step_for(none, false, &left);
+    for (std::size_t i = 0; i < constants_.size(); ++i) moves_[i] = std::sqrt(left[i]) < kTold;
+  }
+
+  bool take_step() {
+    std::vector<double> residuals;
+    for (std::size_t layer = 0; layer < layers(); ++layer) residuals.push_back(residual(layer, predicted_));
+    const std::vector<double> step = step_for(residuals, true);
+    const double before = sum_of_squares(predicted_, move_);
+    for (double part = 1; part > 0.1; part /= 2) {
+      std::vector<double> there = move_;
+      for (std::size_t i = 0; i < there.size(); ++i) {
+        if (moves_[i]) there[i] = std::clamp(there[i] + part * step[i], -kMostSpreads, kMostSpreads);
+      }
+      const std::vector<double> times = predicted(fitted_, there);
+      const double after = sum_of_squares(times, there);
+      if (after >= before) continue;
+      learn(there, times);
+      move_ = there;
+      predicted_ = times;
+      return after < before * (1 - kEnough);
+    }
+    return false;
+  }
+
+  // Slopes that agree with the step that was taken (Broyden's rule).
+  void learn(const std::vector<double>& there, const std::vector<double>& times) {
+    double length = 0;
+    for (std::size_t i = 0; i < there.size(); ++i) length += std::pow(there[i] - move_[i], 2);
+    if (length == 0) return;
+    for (std::size_t layer = 0; layer < layers(); ++layer) {
+      double missed = times[layer] - predicted_[layer];
+      for (std::size_t i = 0; i < there.size(); ++i) missed -= slope(layer, i) * (there[i] - move_[i]);
+      for (std::size_t i = 0; i < there.size(); ++i) {
+        if (slope(layer, i) != 0) slope(layer, i) += missed * (there[i] - move_[i]) / length;
+      }
+    }
+  }
+
+  // The value of each constant by each third of the calls, from the slopes.
+  std::vector<double> spreads(const MachineDescription& machine) {
+    std::vector<double> least(constants_.size(), 1e300), most(constants_.size(), -1e300);
+    for (int third = 0; third < kThirds; ++third) {
+      std::vector<double> residuals;
+      for (std::size_t layer = 0; layer < layers(); ++layer) {
+        const std::vector<double>& calls = request_.milliseconds[fitted_[layer]];
+        if (calls.size() < kThirds) return std::vector<double>(constants_.size(), 0);
+        const std::size_t begin = calls.size() * third / kThirds, end = calls.size() * (third + 1) / kThirds;
+        residuals.push_back(std::log(median({calls.begin() + begin, calls.begin() + end})) - measured_[fitted_[layer]]);
+      }
+      const std::vector<double> step = step_for(residuals, false);
+      for (std::size_t i = 0; i < step.size(); ++i) {
+        least[i] = std::min(least[i], step[i]);
+        most[i] = std::max(most[i], step[i]);
+      }
+    }
+    std::vector<double> shares;
+    MachineDescription copy = machine;
+    for (std::size_t i = 0; i < constants_.size(); ++i) {
+      const double by = (most[i] - least[i]) * constants_[i].spread;
+      shares.push_back(constants_[i].share ? by / (1 + constant_of(copy, constants_[i].key)) : std::expm1(by));
+    }
+    return shares;
+  }
+
+  std::vector<FittedConstant> fitted_constants(MachineDescription machine) {
+    std::vector<FittedConstant> all;
+    const std::vector<double> shares = spreads(machine);
+    MachineDescription base = *request_.base;
+    for (std::size_t i = 0; i < constants_.size(); ++i) {
+      const std::string& key = constants_[i].key;
+      all.push_back({constants_[i], constant_of(base, key), constant_of(machine, key), moves_[i] != 0,
+                     moves_[i] ? shares[i] : 0});
+    }
+    return all;
+  }
+
+  const FitRequest& request_;
+  std::vector<FitConstant> constants_;
+  std::vector<double> measured_;     // logarithms, of all layers
+  std::vector<std::size_t> fitted_;  // layers
+  std::vector<char> moves_;          // by constant
+  std::vector<double> move_;         // by constant, in its spreads
+  std::vector<double> predicted_;    // of fitted layers
+  std::vector<double> slopes_;       // [fitted layer, constant]
+  int predictions_ = 0;
+};
+
+}  // namespace
+
+double& constant_of(MachineDescription& machine, std::string_view key) {
+  for (const sim::NumberField& field : sim::number_fields()) {
+    if (key == fmt::format("{}.{}", field.section, field.key)) return field.of(machine);
+  }
+  for (std::size_t i = 0; i < machine.tiles.size(); ++i) {
+    if (key == fmt::format("tiles[{}].cycles", i)) return machine.tiles[i].cycles;
+  }
+  for (std::size_t i = 0; i < machine.links.size(); ++i) {
+    for (std::size_t j = 0; j < machine.links[i].rates.size(); ++j) {
+      sim::LinkRate& rate = machine.links[i].rates[j];
+      const std::string at = fmt::format("links[{}].rates[{}].", i, j);
+      if (key == at + "read") return rate.read;
+      if (key == at + "write") return rate.write;
+      if (key == at + "both") return rate.both;
+    }
+  }
+  throw Error(Status::kInternal, fmt::format("calibration: no constant '{}'", key));
+}
+
+std::vector<FitConstant> fit_constants(const MachineDescription& machine, int ranks) {
+  std::vector<FitConstant> constants;
+  for (const Moved& moved : kMoved) {
+    for (const sim::NumberField& field : sim::number_fields()) {
+      if (moved.key != fmt::format("{}.{}", field.section, field.key)) continue;
+      constants.push_back({moved.key, moved.share, moved.spread, field.least, field.most});
+    }
+  }
+  for (std::size_t i = 0; i < machine.tiles.size(); ++i) {
+    constants.push_back({fmt::format("tiles[{}].cycles", i), false, kTileSpread, 0, 1e9});
+  }
+  if (ranks == 1 || machine.links.empty()) return constants;
+  for (std::size_t j = 0; j < machine.links.front().rates.size(); ++j) {
+    if (machine.links.front().rates[j].ranks != ranks) continue;
+    for (const char* way : {"read", "write", "both"}) {
+      constants.push_back({fmt::format("links[0].rates[{}].{}", j, way), false, kLinkSpread, 0.001, 1e6});
+    }
+  }
+  return constants;
+}
+
+MachineFit fit_machine(const FitRequest& request) {
+  return Fitter(request).run();
+}
+
+}  // namespace uniep::tune

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/machine.h"
+
+// The constants of a machine description, fitted to measured times: least squares of log(measured / predicted), each
+// constant held to that of a base description as firmly as machines of one kind are alike.
+namespace uniep::tune {
+
+// A constant that a fit may move.
+struct FitConstant {
+  std::string key;  // "clock.limit", "tiles[0].cycles", "links[0].rates[0].read"
+  bool share;       // moves by addition (a slowdown); else by a factor
+  double spread;    // between machines: of its logarithm, or of the share
+  double least, most;
+};
+// Those of a description; of links the rates for so many ranks (1: none).
+std::vector<FitConstant> fit_constants(const sim::MachineDescription& machine, int ranks);
+double& constant_of(sim::MachineDescription& machine, std::string_view key);
+
+struct FitRequest {
+  const sim::MachineDescription* base = nullptr;
+  int ranks = 1;                                  // of the links that were measured
+  std::vector<std::vector<double>> milliseconds;  // of each layer its calls, in the order in which they ran
+  std::vector<char> held_out;                     // layers that are only predicted; empty: none
+  // Milliseconds of a layer on a machine. Called from several threads.
+  std::function<double(std::size_t layer, const sim::MachineDescription& machine)> predict;
+  // Whether a layer's time can follow from a constant; what can not saves a prediction. Empty: all do.
+  std::function<bool(std::size_t layer, std::string_view key)> follows;
+  int threads = 0;  // 0: one a processor
+};
+
+struct FittedConstant {
+  FitConstant constant;
+  double base = 0, value = 0;
+  bool told = false;  // the layers say more about it than the base did
+  // Largest less smallest value that thirds of the calls give by themselves, as a share of the value (of 1 + a share).
+  double spread = 0;
+};
+
+struct MachineFit {
+  sim::MachineDescription machine;
+  std::vector<FittedConstant> constants;
+  std::vector<double> base_predicted, predicted;  // of all layers
+  int predictions = 0;                            // that were made
+};
+// Deterministic. Throws Error(kInvalidArgument) where no layer is to be fitted, and what `predict` throws.
+MachineFit fit_machine(const FitRequest& request);
+
+}  // namespace uniep::tune

@@ -1,0 +1,211 @@
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "cli/calibrate_report.h"
+#include "support/expect_error.h"
+#include "support/measured_layers.h"
+#include "tune/median.h"
+
+// The fit of a machine description, without a GPU: on times that the simulator made up for a machine whose constants
+// are others, and on layers that were measured.
+namespace uniep::cli {
+namespace {
+
+using sim::MachineDescription;
+
+// Layers of the fixed set at a quarter of their tokens, so that the test is quick.
+std::vector<tune::CalibrationLayer> short_layers(int ranks) {
+  std::vector<tune::CalibrationLayer> layers = tune::calibration_layers(ranks);
+  for (tune::CalibrationLayer& layer : layers) {
+    if (layer.tokens > 1024) layer.tokens /= 4;
+  }
+  return layers;
+}
+
+// Another GPU of the kind: all constants off by up to so many tenths of what machines differ by.
+MachineDescription other_machine(const MachineDescription& base, int ranks, uint64_t seed) {
+  MachineDescription machine = base;
+  std::mt19937_64 random(seed);
+  for (const tune::FitConstant& constant : tune::fit_constants(base, ranks)) {
+    const double by = (static_cast<double>(random() >> 11) * 0x1p-53 * 2 - 1) * constant.spread;
+    double& value = tune::constant_of(machine, constant.key);
+    value = std::clamp(constant.share ? value + by : value * std::exp(by), constant.least, constant.most);
+  }
+  machine.clock.limit = base.clock.limit * 0.92;
+  machine.clock.pause_lowest = std::min(machine.clock.pause_lowest, machine.clock.pause);
+  return machine;
+}
+
+// What that machine would measure: nine calls with half a percent of noise.
+tune::Calibration made_up(const MachineDescription& machine, int ranks) {
+  tune::Calibration calibration{"Made-up GPU", 132, {}, {}};
+  const CalibrationModel model(short_layers(ranks), machine);
+  EXPECT_EQ(model.dropped(), std::vector<std::string>());
+  std::mt19937_64 random(5);
+  for (std::size_t i = 0; i < model.layers().size(); ++i) {
+    calibration.layers.push_back(model.layers()[i]);
+    const double ms = model.milliseconds(i, machine);
+    for (int call = 0; call < 9; ++call) {
+      const double noise = static_cast<double>(random() >> 11) * 0x1p-53 * 2 - 1;
+      calibration.layers.back().milliseconds.push_back(ms * (1 + 0.005 * noise));
+    }
+  }
+  return calibration;
+}
+
+TEST(Calibrate, FindsAnotherMachineAndPredictsWhatWasHeldOut) {
+  for (const int ranks : {1, 2}) {
+    const MachineDescription& base = sim::shipped_machine("h200");
+    const tune::Calibration calibration = made_up(other_machine(base, ranks, 3), ranks);
+    const CalibrationModel model(calibration.layers, base);
+    const Calibrated made = calibrated_machine(calibration, model, base);
+    const CalibrateErrors errors = calibrate_errors(model, made.fit, true);
+    fmt::print("{} ranks: held out {} layers: base {:.2f} %, fitted {:.2f} %; {} predictions\n", ranks, errors.layers,
+               100 * errors.base, 100 * errors.calibrated, made.fit.predictions);
+    EXPECT_GE(errors.layers, 10);
+    EXPECT_GT(errors.base, 0.05);
+    EXPECT_LT(errors.calibrated, 0.015);
+    EXPECT_EQ(made.doubtful, std::vector<std::string>());
+    EXPECT_EQ(sim::parse_machine(sim::machine_json(made.machine), "machine"), made.machine);
+    EXPECT_EQ(made.machine.origin.at("clock.limit").source, sim::Source::kMeasured);
+    EXPECT_TRUE(made.machine.origin.at("memory.capacity").from.starts_with("taken over from h200: "));
+  }
+}
+
+TEST(Calibrate, IsTheSameEachTimeAndOnAnyNumberOfThreads) {
+  const MachineDescription& base = sim::shipped_machine("dgx_h100");
+  tune::Calibration calibration = made_up(other_machine(base, 1, 4), 1);
+  calibration.layers.resize(9);
+  const CalibrationModel model(calibration.layers, base);
+  const Calibrated one = calibrated_machine(calibration, model, base, 1);
+  const Calibrated three = calibrated_machine(calibration, model, base, 3);
+  EXPECT_EQ(one.machine, three.machine);
+  EXPECT_EQ(one.fit.predicted, three.fit.predicted);
+}
+
+TEST(Calibrate, LeavesAMachineAloneThatIsAsDescribed) {
+  const MachineDescription& base = sim::shipped_machine("h200");
+  tune::Calibration calibration = made_up(base, 1);
+  const CalibrationModel model(calibration.layers, base);
+  const Calibrated made = calibrated_machine(calibration, model, base);
+  EXPECT_NEAR(made.machine.clock.limit / base.clock.limit, 1, 0.02);
+  EXPECT_LT(calibrate_errors(model, made.fit, true).calibrated, 0.01);
+}
+
+TEST(Calibrate, DoubtsCallsThatDisagree) {
+  const MachineDescription& base = sim::shipped_machine("h200");
+  tune::Calibration calibration = made_up(base, 1);
+  for (tune::CalibrationLayer& layer : calibration.layers) {
+    for (std::size_t call = 6; call < layer.milliseconds.size(); ++call) layer.milliseconds[call] *= 1.5;
+  }
+  const CalibrationModel model(calibration.layers, base);
+  const Calibrated made = calibrated_machine(calibration, model, base);
+  EXPECT_FALSE(made.doubtful.empty());
+  ASSERT_TRUE(made.machine.calibrated);
+  EXPECT_EQ(made.machine.calibrated->doubtful, made.doubtful);
+}
+
+// What follows() says can not matter does not.
+TEST(Calibrate, LayersFollowOnlyWhatTheyAreSaidTo) {
+  const MachineDescription& base = sim::shipped_machine("h200");
+  const CalibrationModel model(short_layers(2), base);
+  int without = 0;
+  std::vector<double> as_is;
+  for (std::size_t i = 0; i < model.layers().size(); ++i) as_is.push_back(model.milliseconds(i, base));
+  for (const tune::FitConstant& constant : tune::fit_constants(base, 2)) {
+    MachineDescription other = base;
+    double& value = tune::constant_of(other, constant.key);
+    value = constant.share ? value + 0.05 : value * 1.1;
+    for (std::size_t i = 0; i < model.layers().size(); ++i) {
+      if (model.follows(i, constant.key)) continue;
+      ++without;
+      EXPECT_EQ(model.milliseconds(i, other), as_is[i]) << constant.key << ", " << tune::name_of(model.layers()[i]);
+    }
+  }
+  EXPECT_GT(without, 300);
+}
+
+// Some sessions of recorded layers give constants that predict the other ones, from a base that is off.
+struct Recorded {
+  int ranks;
+  std::vector<const char*> fitted;  // how sessions begin
+  double error;                     // of the others, at most
+};
+
+void refit(const Recorded& wanted) {
+  std::vector<test::MeasuredLayer> layers;
+  tune::FitRequest request;
+  for (test::MeasuredLayer& layer :
+       test::read_measured_layers(std::string(UNIEP_TEST_DATA) + "/measured_layers.json")) {
+    const bool all = layer.machine == "h200" && layer.ranks == wanted.ranks;
+    if (!all || layer.direction != Direction::kForward) continue;
+    const auto same = std::find_if(layers.begin(), layers.end(), [&](const test::MeasuredLayer& one) {
+      return one.session == layer.session && one.shape == layer.shape && one.schedule == layer.schedule &&
+             one.tokens == layer.tokens && one.routing == layer.routing && one.ascending_sums == layer.ascending_sums;
+    });
+    const auto at = static_cast<std::size_t>(same - layers.begin());
+    if (at == layers.size()) {
+      layers.push_back(layer);
+      request.milliseconds.emplace_back();
+      request.held_out.push_back(std::none_of(wanted.fitted.begin(), wanted.fitted.end(),
+                                              [&](const char* begin) { return layer.session.starts_with(begin); }));
+    }
+    request.milliseconds[at].push_back(layer.ms);
+  }
+  const MachineDescription& shipped = sim::shipped_machine("h200");
+  MachineDescription base = shipped;
+  base.clock.limit *= 0.9;
+  base.clock.pause *= 0.93;
+  base.clock.pause_lowest *= 0.93;
+  base.tiles.at(0).cycles *= 1.2;
+  base.sums.beside *= 1.3;
+  base.copy.chunk_in *= 0.7;
+  base.links.at(0).rates.at(0).both *= 0.8;
+  test::LayerPredictor predictor;
+  request.base = &base;
+  request.ranks = wanted.ranks;
+  request.threads = 1;  // the predictor keeps placements
+  request.predict = [&](std::size_t i, const MachineDescription& machine) {
+    return predictor.predict(layers[i], machine).simulated;
+  };
+  const tune::MachineFit fit = tune::fit_machine(request);
+  double as_shipped = 0, before = 0, after = 0;
+  int count = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (!request.held_out[i]) continue;
+    const double ms = tune::median(request.milliseconds[i]);
+    as_shipped += std::abs(predictor.predict(layers[i], shipped).simulated / ms - 1);
+    before += std::abs(fit.base_predicted[i] / ms - 1);
+    after += std::abs(fit.predicted[i] / ms - 1);
+    ++count;
+  }
+  fmt::print(
+      "{} GPUs, {} of {} layers of other sessions: base {:.2f} %, fitted {:.2f} %, as shipped {:.2f} %; {} "
+      "predictions\n",
+      wanted.ranks, count, layers.size(), 100 * before / count, 100 * after / count, 100 * as_shipped / count,
+      fit.predictions);
+  ASSERT_GE(count, 8);
+  EXPECT_GT(before / count, 0.05);
+  EXPECT_LT(after / count, wanted.error);
+}
+
+TEST(Calibrate, RefitsFromASessionOfLayersOfOneGpu) {
+  refit({1, {"J1 mixed queues", "F4 push1", "F4 I "}, 0.035});
+}
+
+TEST(Calibrate, RefitsFromASessionOfLayersOfTwoGpus) {
+  refit({2, {"K2 "}, 0.045});
+}
+
+TEST(Calibrate, NothingToFitIsRefused) {
+  tune::FitRequest request;
+  const MachineDescription& base = sim::shipped_machine("h200");
+  request.base = &base;
+  test::expect_error(Status::kInvalidArgument, "calibration: no layers", [&] { tune::fit_machine(request); });
+}
+
+}  // namespace
+}  // namespace uniep::cli
