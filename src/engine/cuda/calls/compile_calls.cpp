@@ -17,8 +17,8 @@ std::vector<KernelRequest> kernels_of(const CompiledCall& call) {
   }
   if (!backward || call.schedule.wgrad == WgradOrder::kFill) return requests;
   for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
-    requests.push_back(gemm_request(
-        weight_gradient_kernel(call.schedule, numerics, stage, call.shape.experts / call.ranks, false, call.workers)));
+    requests.push_back(gemm_request(weight_gradient_kernel(
+        call.schedule, numerics, {stage, call.shape.experts / call.ranks, false, call.workers})));
   }
   return requests;
 }
