@@ -5,6 +5,7 @@
 #include <random>
 
 #include "cli/calibrate_report.h"
+#include "io/file.h"
 #include "support/expect_error.h"
 #include "support/measured_layers.h"
 #include "tune/median.h"
@@ -198,6 +199,24 @@ TEST(Calibrate, RefitsFromASessionOfLayersOfOneGpu) {
 
 TEST(Calibrate, RefitsFromASessionOfLayersOfTwoGpus) {
   refit({2, {"K2 "}, 0.045});
+}
+
+// What `uniep calibrate --raw` wrote on one H200.
+TEST(Calibrate, PredictsWhatAnH200Measured) {
+  const std::string file = std::string(UNIEP_TEST_DATA) + "/calibrated_h200.json";
+  const tune::Calibration calibration = tune::parse_calibration(io::read_text_file(file), file);
+  const MachineDescription base = base_for(sim::shipped_machine("h200"), calibration);
+  const CalibrationModel model(calibration.layers, base);
+  EXPECT_EQ(model.dropped(), std::vector<std::string>());
+  const Calibrated made = calibrated_machine(calibration, model, base);
+  const CalibrateErrors errors = calibrate_errors(model, made.fit, true);
+  fmt::print("held out {} layers: base {:.2f} %, fitted {:.2f} %; thirds of the calls are {:.1f} % apart\n",
+             errors.layers, 100 * errors.base, 100 * errors.calibrated, 100 * made.fit.disagreement);
+  EXPECT_GE(errors.layers, 15);
+  EXPECT_LT(errors.calibrated, 0.022);
+  EXPECT_GT(errors.base, errors.calibrated);
+  EXPECT_GT(made.fit.disagreement, 0.01);  // a GPU at its power limit
+  EXPECT_EQ(made.doubtful, std::vector<std::string>());
 }
 
 TEST(Calibrate, NothingToFitIsRefused) {

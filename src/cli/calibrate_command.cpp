@@ -150,9 +150,9 @@ int run_calibrate(CalibrateOptions options) {
   const std::string out = written(options, out_file, calibration.device, sim::machine_json(calibrated.machine));
   if (!calibrated.doubtful.empty()) {
     say(
-        fmt::format("warning: the measurement disagrees with itself by more than {:.0f} % on {}; --schedule auto will "
-                    "not use it; run again while nothing else uses the GPU",
-                    100 * kMostSpread, fmt::join(calibrated.doubtful, ", ")));
+        fmt::format("warning: the measurement disagrees with itself by {:.0f} % on the layers' times, and by more than "
+                    "{:.0f} % on {}; --schedule auto will not use it; run again while nothing else uses the GPU",
+                    100 * calibrated.fit.disagreement, 100 * kMostSpread, fmt::join(calibrated.doubtful, ", ")));
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   const CalibrateReport report{calibration, model, calibrated, base.name, out, seconds};

@@ -146,7 +146,7 @@ Calibrated calibrated_machine(const tune::Calibration& calibration, const Calibr
                                 fmt::format("uniep calibrate on {}: fitted to {} layers, spread {:.1f} %",
                                             calibration.device, fitted, 100 * constant.spread)
                                     .substr(0, kLongestFrom)};
-    if (constant.spread > kMostSpread) made.doubtful.push_back(key);
+    if (made.fit.disagreement > kMostSpread && constant.spread > kMostSpread) made.doubtful.push_back(key);
   }
   made.machine.calibrated = sim::CalibratedGpu{calibration.device, made.doubtful};
   return made;

@@ -41,7 +41,8 @@ Schedule calibration_schedule(const tune::CalibrationLayer& layer, const Machine
 struct Calibrated {
   sim::MachineDescription machine;
   tune::MachineFit fit;
-  std::vector<std::string> doubtful;  // constants whose spread is above kMostSpread
+  // Where thirds of the calls disagree on times by more than kMostSpread: constants whose spread is above it, too.
+  std::vector<std::string> doubtful;
 };
 inline constexpr double kMostSpread = 0.2;
 Calibrated calibrated_machine(const tune::Calibration& calibration, const CalibrationModel& model,

@@ -150,7 +150,9 @@ class Fitter {
     fit.machine = moved(move_);
     for (const double value : base) fit.base_predicted.push_back(std::exp(value));
     for (const double value : predicted(all, move_)) fit.predicted.push_back(std::exp(value));
-    fit.constants = fitted_constants(fit.machine);
+    const std::vector<std::vector<double>> thirds = third_steps();
+    fit.constants = fitted_constants(spreads(thirds, fit.machine), fit.machine);
+    fit.disagreement = disagreement(thirds);
     fit.predictions = predictions_;
     return fit;
   }
@@ -295,35 +297,57 @@ class Fitter {
     }
   }
 
-  // The value of each constant by each third of the calls, from the slopes.
-  std::vector<double> spreads(const MachineDescription& machine) {
-    std::vector<double> least(constants_.size(), 1e300), most(constants_.size(), -1e300);
+  // How far each third of the calls would move the constants from here, by the slopes. Empty where calls are too few.
+  std::vector<std::vector<double>> third_steps() {
+    std::vector<std::vector<double>> steps;
     for (int third = 0; third < kThirds; ++third) {
       std::vector<double> residuals;
       for (std::size_t layer = 0; layer < layers(); ++layer) {
         const std::vector<double>& calls = request_.milliseconds[fitted_[layer]];
-        if (calls.size() < kThirds) return std::vector<double>(constants_.size(), 0);
+        if (calls.size() < kThirds) return {};
         const std::size_t begin = calls.size() * third / kThirds, end = calls.size() * (third + 1) / kThirds;
         residuals.push_back(std::log(median({calls.begin() + begin, calls.begin() + end})) - measured_[fitted_[layer]]);
       }
-      const std::vector<double> step = step_for(residuals, false);
-      for (std::size_t i = 0; i < step.size(); ++i) {
-        least[i] = std::min(least[i], step[i]);
-        most[i] = std::max(most[i], step[i]);
-      }
+      steps.push_back(step_for(residuals, false));
     }
+    return steps;
+  }
+
+  // Of a number by thirds: the largest less the smallest.
+  template <typename Value>
+  static double apart(const std::vector<std::vector<double>>& steps, Value&& value) {
+    if (steps.empty()) return 0;
+    double least = value(steps.front()), most = least;
+    for (const std::vector<double>& step : steps) {
+      least = std::min(least, value(step));
+      most = std::max(most, value(step));
+    }
+    return most - least;
+  }
+
+  std::vector<double> spreads(const std::vector<std::vector<double>>& steps, MachineDescription machine) const {
     std::vector<double> shares;
-    MachineDescription copy = machine;
     for (std::size_t i = 0; i < constants_.size(); ++i) {
-      const double by = (most[i] - least[i]) * constants_[i].spread;
-      shares.push_back(constants_[i].share ? by / (1 + constant_of(copy, constants_[i].key)) : std::expm1(by));
+      const double by = apart(steps, [&](const auto& step) { return step[i]; }) * constants_[i].spread;
+      shares.push_back(constants_[i].share ? by / (1 + constant_of(machine, constants_[i].key)) : std::expm1(by));
     }
     return shares;
   }
 
-  std::vector<FittedConstant> fitted_constants(MachineDescription machine) {
+  double disagreement(const std::vector<std::vector<double>>& steps) {
+    double sum = 0;
+    for (std::size_t layer = 0; layer < layers(); ++layer) {
+      sum += apart(steps, [&](const auto& step) {
+        double moved = 0;
+        for (std::size_t i = 0; i < step.size(); ++i) moved += moves_[i] ? slope(layer, i) * step[i] : 0;
+        return moved;
+      });
+    }
+    return std::expm1(sum / static_cast<double>(layers()));
+  }
+
+  std::vector<FittedConstant> fitted_constants(const std::vector<double>& shares, MachineDescription machine) const {
     std::vector<FittedConstant> all;
-    const std::vector<double> shares = spreads(machine);
     MachineDescription base = *request_.base;
     for (std::size_t i = 0; i < constants_.size(); ++i) {
       const std::string& key = constants_[i].key;

@@ -48,6 +48,9 @@ struct MachineFit {
   std::vector<FittedConstant> constants;
   std::vector<double> base_predicted, predicted;  // of all layers
   int predictions = 0;                            // that were made
+  // How far thirds of the calls are apart on a layer's time, in the mean. Constants may be further apart than that:
+  // what one loses another gains.
+  double disagreement = 0;
 };
 // Deterministic. Throws Error(kInvalidArgument) where no layer is to be fitted, and what `predict` throws.
 MachineFit fit_machine(const FitRequest& request);
