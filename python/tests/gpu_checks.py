@@ -305,6 +305,43 @@ def check_gate_and_up_apart_and_dense_routing(world):
     world.expect_same(*results, "dense routing")
 
 
+def check_biases(world):
+    """gpt-oss's experts, in both transports and as lists; and biases of zero, which change no bit."""
+    layer = world.medium()
+    local, hidden = layer.w2.shape[0] // world.ranks, layer.w2.shape[1]
+    generator = torch.Generator().manual_seed(3 + world.rank)
+    biases = [
+        torch.randn(local, columns, generator=generator).bfloat16().to(world.device)
+        for columns in (layer.w1.shape[1], hidden)
+    ]
+
+    def run(given, group=world.native, as_lists=False, **options):
+        x, ids, probs, *weights = world.leaves(layer)
+        leaves = [*weights, *given]
+        if as_lists:
+            leaves = [[one.detach().clone().requires_grad_() for one in leaf] for leaf in leaves]
+        else:
+            leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+        w1, w2, b1, b2 = leaves
+        y = uniep.moe(x, ids, probs, w1, w2, b1=b1, b2=b2, group=group, **options)
+        y.backward(layer.dy[world.rank])
+        grads = [torch.stack([one.grad for one in leaf]) if as_lists else leaf.grad for leaf in leaves]
+        return Result(y.detach(), x.grad, probs.grad, *grads[:2]), grads[2:]
+
+    def same(one, other, text):
+        world.expect_same(one[0], other[0], text)
+        for name, got, expected in zip(("db1", "db2"), one[1], other[1], strict=True):
+            world.expect(same_bits(got, expected), f"{text}: {name} differs")
+
+    oss = {"activation": "swiglu:alpha=1.702,limit=7,up_offset=1", "router_weight": "output"}
+    for options in ({}, oss):
+        expected = run(biases, **options)
+        same(run(biases, world.torch, **options), expected, f"both transports, {options}")
+        same(run(biases, as_lists=True, save="recompute", **options), expected, f"lists, recomputed, {options}")
+    none = [torch.zeros_like(one) for one in biases]
+    world.expect_same(run(none)[0], world.run(layer), "zero biases")
+
+
 def check_uninitialized_memory_may_hold_anything(world):
     layer = world.medium()
     expected = world.run(layer)

@@ -71,8 +71,7 @@ def moe(
             pairs (gate, up). Changes no bit.
         w2: [El, H, I] bf16, or El tensors [H, I]. I is a multiple of 8.
         b1, b2: biases, both or none: [El, 2 I], gate before up (without a gate [El, I]), and [El, H], bf16; or El
-            tensors [2 I] (or [I]) and [H]. Gate and up of b1 lie in one always. Not with router_weight="input", and
-            on the CPU only.
+            tensors [2 I] (or [I]) and [H]. Gate and up of b1 lie in one always. Not with router_weight="input".
         topk: K of a routing map, equal on all ranks; not needed with ids.
         group: None is Group(device=x.device).
         schedule: text as in docs/schedule.md, or two, for forward and for backward. Changes no bit.

@@ -23,7 +23,7 @@ class Experts(torch.nn.Module):
         hidden: H, a multiple of 8.
         intermediate: I, a multiple of 8.
         group: None is Group().
-        bias: whether there are biases; on the CPU only.
+        bias: whether there are biases.
         options: `schedule`, `capacity`, `main_grad`, `grad_dtype`, `save`, `activation` and `router_weight` of moe().
         dtype: of the parameters: bf16, or another one that autocast casts.
 
