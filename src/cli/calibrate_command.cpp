@@ -77,7 +77,7 @@ void require_gpus(const CalibrateOptions& options) {
 }
 
 void say(const std::string& line) {
-  std::cerr << "uniep calibrate: " << line << std::endl;
+  std::cerr << "uniep calibrate: " << line << '\n' << std::flush;
 }
 
 tune::Calibration measured(const CalibrateOptions& options) {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <numeric>
 #include <thread>
+#include <utility>
 
 #include "sim/machine_fields.h"
 #include "tune/median.h"
@@ -276,7 +277,7 @@ class Fitter {
       const double after = sum_of_squares(times, there);
       if (after >= before) continue;
       learn(there, times);
-      move_ = there;
+      move_ = std::move(there);
       predicted_ = times;
       return after < before * (1 - kEnough);
     }

@@ -21,7 +21,7 @@ struct GradientVectors {
 };
 
 void add_gradients(BiasSum& sum, const GradientVectors& vectors, int first, int count, WeightGradient kind) {
-  const int64_t bytes = sum.columns * (kind == WeightGradient::kBFloat16 ? 2 : 4);
+  const int64_t bytes = int64_t{sum.columns} * (kind == WeightGradient::kBFloat16 ? 2 : 4);
   sum.is_made = 1;
   for (int i = 0; i < count; ++i) {
     sum.gradients[i] = vectors.experts != nullptr ? vectors.experts[first + i]
