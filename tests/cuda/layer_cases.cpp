@@ -356,10 +356,9 @@ std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const LayerCo
   std::vector<KernelRequest> requests;
   const auto add_weight_gradients = [&](const Schedule& schedule) {
     for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
-      requests.push_back(
-          gemm_request(weight_gradient_kernel(schedule, config.numerics,
-                                              {stage, config.shape.experts / layer_case.ranks, layer_case.by_address,
-                                               layer_case.workers})));
+      requests.push_back(gemm_request(weight_gradient_kernel(
+          schedule, config.numerics,
+          {stage, config.shape.experts / layer_case.ranks, layer_case.by_address, layer_case.workers})));
     }
   };
   const auto add = [&](const Schedule& schedule, Direction direction) {
