@@ -10,6 +10,7 @@
 #include "uniep/export.h"
 #include "uniep/group.h"
 #include "uniep/numerics.h"
+#include "uniep/preparation.h"
 #include "uniep/schedule.h"
 #include "uniep/shape.h"
 
@@ -147,6 +148,13 @@ struct MemoryOptions {
   bool keep_saved = true;                                          // of a forward, as in CallOptions
   Direction direction = Direction::kForward;
 };
+// Begins to compile the kernels of such a call in the background, where they are not compiled; asked again it says how
+// far that is. Not collective; it waits for nothing and loads nothing, and another thread may be inside of a call. A
+// call of what is not ready compiles it itself. On cpu all is ready. Throws Error(kInvalidArgument) where the Schedule
+// is not legal, and Error(kUnsupported) where the engine has no such kernel or no compiler.
+UNIEP_API Preparation prepare(Group& group, const LayerConfig& config, const Schedule& schedule,
+                              const MemoryOptions& options = {});
+
 UNIEP_API std::vector<MemoryNeed> memory_need(const Group& group, const LayerConfig& config, const Schedule& schedule,
                                               const Placement& placement, const MemoryOptions& options = {});
 

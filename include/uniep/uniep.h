@@ -12,6 +12,7 @@
 #include "uniep/layer_object.h"
 #include "uniep/libraries.h"
 #include "uniep/numerics.h"
+#include "uniep/preparation.h"
 #include "uniep/schedule.h"
 #include "uniep/shape.h"
 #include "uniep/symmetric_buffer.h"

@@ -12,6 +12,16 @@ void refuse(const std::string& message) {
   throw Error(Status::kInvalidArgument, message);
 }
 
+void check_schedule(const Group& group, const LayerConfig& config, const Schedule& schedule, Direction direction,
+                    Operation operation) {
+  const std::vector<std::string> violations = validate(schedule, {.direction = direction,
+                                                                  .shape = config.shape,
+                                                                  .numerics = config.numerics,
+                                                                  .machine = group.machine(),
+                                                                  .operation = operation});
+  if (!violations.empty()) refuse(fmt::format("schedule: {}", fmt::join(violations, "; ")));
+}
+
 void check_call(const Group& group, const GivenCall& call, std::size_t arguments) {
   const auto& [config, schedule, direction, placement, operation] = call;
   check_shape(config.shape, group.ranks());
@@ -28,12 +38,7 @@ void check_call(const Group& group, const GivenCall& call, std::size_t arguments
     refuse(fmt::format("arguments: {} given; one for each of the {} local ranks is needed", arguments,
                        group.local_ranks()));
   }
-  const std::vector<std::string> violations = validate(schedule, {.direction = direction,
-                                                                  .shape = config.shape,
-                                                                  .numerics = config.numerics,
-                                                                  .machine = group.machine(),
-                                                                  .operation = operation});
-  if (!violations.empty()) refuse(fmt::format("schedule: {}", fmt::join(violations, "; ")));
+  check_schedule(group, config, schedule, direction, operation);
 }
 
 void check_array(const void* array, const char* name, int rank, bool needed) {

@@ -19,6 +19,9 @@ struct GivenCall {
   const Placement& placement;
   Operation operation = Operation::kLayer;
 };
+// That the Schedule is legal for this group's layer.
+void check_schedule(const Group& group, const LayerConfig& config, const Schedule& schedule, Direction direction,
+                    Operation operation = Operation::kLayer);
 void check_call(const Group& group, const GivenCall& call, std::size_t arguments);
 
 void check_array(const void* array, const char* name, int rank, bool needed);

@@ -8,11 +8,13 @@
 #include "engine/engine.h"
 #include "engine/workspace.h"
 #include "model/activation_choice.h"
+#include "model/place.h"
 
 namespace uniep {
 
 using api::check_array;
 using api::check_call;
+using api::check_schedule;
 using api::collective;
 using api::inside;
 using api::refuse;
@@ -151,6 +153,13 @@ std::vector<MemoryNeed> memory_need(const Group& group, const LayerConfig& confi
   check_call(group, {config, schedule, options.direction, placement}, group.local_ranks());
   check_time(options.weight_gradients);
   return inside(group, [&] { return group.implementation().memory_need(config, schedule, placement, options); });
+}
+
+Preparation prepare(Group& group, const LayerConfig& config, const Schedule& schedule, const MemoryOptions& options) {
+  check_shape(config.shape, group.ranks());
+  check_schedule(group, config, schedule, options.direction);
+  check_time(options.weight_gradients);
+  return inside(group, [&] { return group.implementation().prepare(config, schedule, options); });
 }
 
 Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,

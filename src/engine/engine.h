@@ -159,6 +159,13 @@ class Engine {
   virtual void combine(const CombineCall& call) = 0;
   virtual std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule,
                                               const Placement& placement, const MemoryOptions& options) const = 0;
+  // What a call needs is made ready in the background, unless it is by now; asked again it says how far that is. Waits
+  // for nothing and loads nothing, and may be called beside a call. An engine without kernels of its own is always
+  // ready.
+  virtual Preparation prepare(const LayerConfig& /*config*/, const Schedule& /*schedule*/,
+                              const MemoryOptions& /*options*/) {
+    return {};
+  }
   virtual std::shared_ptr<SymmetricBlock> allocate_symmetric(std::size_t bytes) = 0;
   virtual std::shared_ptr<SymmetricBlock> register_symmetric(std::span<void* const> memory, std::size_t bytes) = 0;
   // Where the rows of a local rank's slots arrived in the call that just ended, [T, K or G, H], as they were summed;

@@ -25,6 +25,39 @@ GemmConfig weight_gradient_kernel(const Schedule& schedule, const Numerics& nume
   return config;
 }
 
+namespace {
+
+void add_weight_gradients(std::vector<KernelRequest>& requests, const LayerConfig& layer, int64_t local_experts,
+                          int workers, const Schedule& backward) {
+  for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
+    for (const bool by_address : {false, true}) {
+      requests.push_back(
+          gemm_request(weight_gradient_kernel(backward, layer.numerics, {stage, local_experts, by_address, workers})));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<KernelRequest> call_kernels(const LayerConfig& layer, int ranks, int workers, const Schedule& schedule,
+                                        const MemoryOptions& options) {
+  const auto& [shape, numerics] = layer;
+  const Direction direction = options.direction;
+  require_summable(shape, numerics);
+  require_instantiable(schedule, numerics, direction);
+  const bool now = options.weight_gradients == WeightGradientTime::kNow;
+  std::vector<KernelRequest> requests;
+  for (const LayerKernelConfig& config : launch_kernels(schedule, numerics, direction, now)) {
+    requests.push_back(layer_request(config));
+  }
+  if (direction == Direction::kForward || options.weight_gradients == WeightGradientTime::kNone) return requests;
+  const std::vector<LaunchStages> launches = launch_stages(schedule, direction, now);
+  const bool alone = !now || std::any_of(launches.begin(), launches.end(), is_weight_gradients_alone);
+  if (alone) add_weight_gradients(requests, layer, shape.experts / ranks, workers, schedule);
+  if (numerics.bias) requests.push_back(bias_gradients_request());
+  return requests;
+}
+
 std::vector<KernelRequest> layer_kernels(const LayerConfig& layer, int ranks, int workers, const Schedule& forward,
                                          const Schedule& backward) {
   const auto& [shape, numerics] = layer;
@@ -38,12 +71,7 @@ std::vector<KernelRequest> layer_kernels(const LayerConfig& layer, int ranks, in
   }
   std::vector<KernelRequest> requests;
   for (const LayerKernelConfig& config : launches) requests.push_back(layer_request(config));
-  for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
-    for (const bool by_address : {false, true}) {
-      requests.push_back(gemm_request(
-          weight_gradient_kernel(backward, numerics, {stage, shape.experts / ranks, by_address, workers})));
-    }
-  }
+  add_weight_gradients(requests, layer, shape.experts / ranks, workers, backward);
   if (numerics.bias) requests.push_back(bias_gradients_request());
   return requests;
 }

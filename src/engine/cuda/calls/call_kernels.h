@@ -22,6 +22,10 @@ struct WeightGradientForm {
 };
 GemmConfig weight_gradient_kernel(const Schedule& schedule, const Numerics& numerics, const WeightGradientForm& form);
 
+// Of one call; of weight gradients, where it makes any, in both forms. Throws likewise.
+std::vector<KernelRequest> call_kernels(const LayerConfig& layer, int ranks, int workers, const Schedule& schedule,
+                                        const MemoryOptions& options);
+
 // Of forward and backward, of weight gradients made now or later, in both forms. Throws uniep::Error (kUnsupported)
 // where the engine has none.
 std::vector<KernelRequest> layer_kernels(const LayerConfig& layer, int ranks, int workers, const Schedule& forward,

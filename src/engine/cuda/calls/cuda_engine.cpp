@@ -9,6 +9,7 @@
 #include "engine/cuda/calls/call_kernels.h"
 #include "engine/cuda/calls/engine.h"
 #include "engine/cuda/calls/layer_tiles.h"
+#include "engine/cuda/runtime/background_compiler.h"
 #include "engine/cuda/runtime/driver.h"
 #include "engine/cuda/runtime/profiler_range.h"
 #include "engine/cuda/runtime/stream_capture.h"
@@ -153,6 +154,7 @@ CudaEngine::~CudaEngine() {
     if (!reader.captured) driver().cuEventSynchronize(reader.over.get());
   }
   queues_.clear();
+  BackgroundCompiler::of_process().drop(this);
   if (!aborted) tell_peers(kLeft);
 }
 

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "engine/cuda/runtime/background_compiler.h"
 #include "engine/cuda/runtime/driver.h"
 #include "uniep/error.h"
 
@@ -35,6 +36,25 @@ void launch_kernel(CUfunction function, const Launch& launch, void* argument, co
   check(driver().cuLaunchKernelEx(&config, function, arguments, nullptr), name);
 }
 
+namespace {
+
+// By the background compiler, where it has kept them, else from the cache, else now.
+std::vector<std::string> compiled(const std::vector<KernelRequest>& requests) {
+  std::vector<std::string> cubins(requests.size());
+  std::vector<KernelRequest> others;
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    if (BackgroundCompiler::of_process().find(requests[i], cubins[i])) continue;
+    others.push_back(requests[i]);
+    places.push_back(i);
+  }
+  std::vector<CompiledKernel> kernels = compile_kernels(others);
+  for (std::size_t i = 0; i < others.size(); ++i) cubins[places[i]] = std::move(kernels[i].cubin);
+  return cubins;
+}
+
+}  // namespace
+
 KernelStore& KernelStore::of_device(int device) {
   static std::mutex mutex;
   static auto* const stores = new std::map<int, KernelStore>;  // contexts may be gone before a static ends
@@ -47,14 +67,21 @@ void KernelStore::add(const std::string& key, const std::string& cubin) {
   std::map<std::string, Module> own;  // all the memory that noting it takes
   Module& added = own[key];
   check(driver().cuModuleLoadData(&added.module, cubin.data()), action.c_str());
+  const std::lock_guard lock(names_mutex_);
+  names_.insert(key);
   modules_.merge(own);
+}
+
+bool KernelStore::is_loaded(const KernelRequest& request) const {
+  const std::lock_guard lock(names_mutex_);
+  return names_.contains(request.description());
 }
 
 KernelStore::Module& KernelStore::module(const KernelRequest& request) {
   const std::string key = request.description();
   auto found = modules_.find(key);
   if (found == modules_.end()) {
-    add(key, compile_kernels({request})[0].cubin);
+    add(key, compiled({request})[0]);
     found = modules_.find(key);
   }
   return found->second;
@@ -87,7 +114,11 @@ void KernelStore::trim() {
   check(driver().cuCtxSynchronize(), "waiting for a device");
   ++generation_;
   for (auto loaded = modules_.begin(); loaded != modules_.end();) {
-    if (!loaded->second.kept) driver().cuModuleUnload(loaded->second.module);
+    if (!loaded->second.kept) {
+      driver().cuModuleUnload(loaded->second.module);
+      const std::lock_guard names(names_mutex_);
+      names_.erase(loaded->first);
+    }
     loaded = loaded->second.kept ? std::next(loaded) : modules_.erase(loaded);
   }
 }
@@ -98,9 +129,9 @@ void KernelStore::prepare(std::span<const KernelRequest> requests) {
   for (const KernelRequest& request : distinct_modules(requests)) {
     if (!modules_.contains(request.description())) missing.push_back(request);
   }
-  const std::vector<CompiledKernel> kernels = compile_kernels(missing);
+  const std::vector<std::string> cubins = compiled(missing);
   for (size_t i = 0; i < missing.size(); ++i) {
-    if (!modules_.contains(missing[i].description())) add(missing[i].description(), kernels[i].cubin);
+    if (!modules_.contains(missing[i].description())) add(missing[i].description(), cubins[i]);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 
@@ -44,6 +45,9 @@ class KernelStore {
   // What is loaded now stays loaded: graphs may launch it.
   void keep();
 
+  // Without waiting for what is compiled or loaded just now.
+  bool is_loaded(const KernelRequest& request) const;
+
   // Unloads all but what keep() has kept. Waits for the device; nobody may launch meanwhile, and functions that get()
   // gave before are void.
   void trim();
@@ -65,6 +69,8 @@ class KernelStore {
   int device_;
   std::mutex mutex_;
   std::map<std::string, Module> modules_;
+  mutable std::mutex names_mutex_;
+  std::set<std::string> names_;  // of modules_, for those who do not wait for mutex_
   std::atomic<uint64_t> generation_{0};
 };
 
