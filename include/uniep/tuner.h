@@ -11,6 +11,7 @@
 #include "uniep/direction.h"
 #include "uniep/export.h"
 #include "uniep/layer.h"
+#include "uniep/preparation.h"
 #include "uniep/schedule.h"
 
 // Tuning inside a running job. No Schedule changes a bit of the result, so a job may try others while it trains:
@@ -70,6 +71,11 @@ struct TunerOptions {
   // of the tokens will do), and compares all bytes. Collective, in begin_round(). May throw Error: the candidate is
   // out.
   std::function<TunerCheck(int layer, Direction direction, const Schedule& candidate, const Schedule& incumbent)> check;
+  // Begins to compile a candidate's kernels in the background, and says how far that is; waits for nothing, loads
+  // nothing. Asked again at each step() until all ranks are ready; only then is the candidate checked, in a later
+  // begin_round(). prepare() of uniep/layer.h does it. May throw Error: the candidate is out. Null: checks compile, and
+  // their time counts as lost to trying.
+  std::function<Preparation(int layer, Direction direction, const Schedule& candidate)> prepare;
   // Candidates beside an incumbent, the most promising first; null: the library's own. Rank 0's count.
   std::function<std::vector<Schedule>(int layer, Direction direction, const Schedule& incumbent)> candidates;
   // How long a call takes in proportion to others of its layer, by the rows of the busiest rank and of the mean; null:
@@ -145,7 +151,8 @@ class UNIEP_API Tuner {
 
   // Whether there are candidates to be checked, equal on all ranks.
   bool wants_round() const;
-  // Collective: picks the next candidates and checks each. Compiles and loads their kernels, by way of the check.
+  // Collective: picks the next candidates, checks those whose kernels are compiled on all ranks and has the others'
+  // compiled in the background; these join in a later one. Loads kernels, by way of the check.
   void begin_round();
 
   // From here on the incumbents stay. Collective.

@@ -141,7 +141,11 @@ uniep_status uniep_tuner_create(uniep_group* group, const uniep_tuner_options* o
     *tuner = nullptr;
     require_pointer(group, "group");
     const uniep_tuner_options given = read_struct<uniep_tuner_options>(options, "options");
-    *tuner = new uniep_tuner{group->state, Tuner(tuner_options(given, group->state->group.machine())), {}, {}};
+    TunerOptions made = tuner_options(given, group->state->group.machine());
+    made.prepare = [state = group->state, layers = made.layers](int layer, Direction direction, const Schedule& one) {
+      return prepare(state->group, layers[static_cast<std::size_t>(layer)].config, one, {.direction = direction});
+    };
+    *tuner = new uniep_tuner{group->state, Tuner(std::move(made)), {}, {}};
   });
 }
 

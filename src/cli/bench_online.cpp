@@ -117,6 +117,9 @@ class OnlineJob {
                                                       const Schedule& incumbent) {
       return check_.check(direction, candidate, incumbent, backward);
     };
+    options.prepare = [this](int, Direction direction, const Schedule& candidate) {
+      return prepare(group_, layer_.config(), candidate, {.direction = direction});
+    };
     options.log = [this](const std::string& line) {
       log_.push_back(line);
       std::cerr << line << '\n';

@@ -76,6 +76,9 @@ void ExpertLayers::start_tuner(const ParallelConfig& parallel) {
   options.check = [this](int, Direction direction, const Schedule& candidate, const Schedule&) {
     return check_->check(direction, candidate, schedule(), schedule_backward());
   };
+  options.prepare = [this](int, Direction direction, const Schedule& candidate) {
+    return prepare(group_, layer_, candidate, {.direction = direction});
+  };
   options.log = [this](const std::string& line) {
     tuning_log_.push_back(line);
     std::cerr << line << '\n';

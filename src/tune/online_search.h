@@ -90,6 +90,8 @@ class OnlineSearch {
 
   // Candidates that are checked. With `last` there are no others, until times drift.
   void begin_round(const std::vector<Schedule>& candidates, bool last);
+  // One more beside them.
+  void join(const Schedule& candidate) { candidates_.push_back({candidate, to_text(candidate)}); }
   // A candidate is out, for what is known of it from elsewhere.
   void drop(std::size_t i, Verdict verdict, const std::string& reason);
   bool wants_round() const { return !exhausted_ && !is_trying(); }

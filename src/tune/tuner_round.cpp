@@ -20,11 +20,12 @@ constexpr double kCheckShare = 0.25;  // of a call: what a check of an eighth of
 
 }  // namespace
 
-bool Tuner::Implementation::affordable(const Slot& slot) const {
-  if (slot.rounds == 0) return true;
+bool Tuner::Implementation::affordable(const Slot& slot, std::size_t checks) const {
+  if (slot.checks == 0) return true;
   const TunerSpent so_far = spent();
   const double left = options_.budget * so_far.layers_milliseconds - so_far.lost_milliseconds;
-  return left >= options_.batch * kCheckShare * slot.milliseconds;
+  const double one = std::max(kCheckShare * slot.milliseconds, slot.checks_milliseconds / slot.checks);
+  return left >= static_cast<double>(checks) * one;
 }
 
 bool Tuner::Implementation::wants_round() const {
@@ -33,7 +34,13 @@ bool Tuner::Implementation::wants_round() const {
 }
 
 bool Tuner::Implementation::wants_round(const Slot& slot) const {
-  return slot.search.wants_round() && slot.calls > 0 && affordable(slot);
+  const std::size_t checks = ready(slot) + (wants_candidates(slot) ? static_cast<std::size_t>(options_.batch) : 0);
+  return checks > 0 && slot.calls > 0 && affordable(slot, checks);
+}
+
+// What is never compiled takes a place, but ends no search.
+bool Tuner::Implementation::wants_candidates(const Slot& slot) const {
+  return slot.search.wants_round() && slot.waiting.size() < static_cast<std::size_t>(options_.batch);
 }
 
 std::vector<Schedule> Tuner::Implementation::own_candidates(Slot& slot) {
@@ -56,7 +63,7 @@ std::vector<Schedule> Tuner::Implementation::own_candidates(Slot& slot) {
   std::vector<Schedule> kept;
   for (const tune::Tried& one : known) {
     const std::string text = to_text(one.schedule);
-    if (static_cast<int>(kept.size()) == options_.batch) break;
+    if (kept.size() + slot.waiting.size() == static_cast<std::size_t>(options_.batch)) break;
     if (text == slot.search.incumbent_text() || slot.tried.contains(text) || slot.out_for_good.contains(text)) continue;
     slot.tried.insert(text);
     if (one.verdict == Verdict::kFailed || one.verdict == Verdict::kWrong) {
@@ -74,18 +81,19 @@ std::vector<Tuner::Implementation::Round> Tuner::Implementation::first_ranks_rou
   ByteWriter writer;
   std::vector<std::size_t> wanting;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (!wants_round(slots_[i])) continue;
+    if (!wants_round(slots_[i]) || !wants_candidates(slots_[i])) continue;
     wanting.push_back(i);
     std::vector<Schedule> own;
     if (options_.rank == 0) own = own_candidates(slots_[i]);
     writer.number(static_cast<uint32_t>(own.size()));
     for (const Schedule& schedule : own) writer.text(to_text(schedule));
   }
+  if (wanting.empty()) return {};
   const std::vector<std::vector<std::byte>> all = exchanged(writer.bytes());
   ByteReader reader(all.front());
   std::vector<Round> rounds;
   for (const std::size_t i : wanting) {
-    Round round{i, {}};
+    Round round{.slot = i, .schedules = {}};
     const uint32_t count = reader.count(sizeof(uint32_t));
     for (uint32_t k = 0; k < count; ++k) {
       const std::string text = reader.text();
@@ -96,6 +104,7 @@ std::vector<Tuner::Implementation::Round> Tuner::Implementation::first_ranks_rou
                                                                        .machine = options_.machine}));
       slots_[i].tried.insert(text);
     }
+    round.last = count == 0;
     rounds.push_back(std::move(round));
   }
   reader.end();
@@ -153,7 +162,8 @@ std::vector<Tuner::Implementation::AgreedCheck> Tuner::Implementation::agreed_ch
 
 bool Tuner::Implementation::enters(Slot& slot, const Schedule& schedule, const OwnCheck& own,
                                    const AgreedCheck& agreed) {
-  if (agreed.milliseconds > 0) checks_milliseconds_ += agreed.milliseconds;
+  ++slot.checks;
+  slot.checks_milliseconds += std::max(0.0, agreed.milliseconds);
   if (agreed.worst == CheckOutcome::kEqual) {
     note(slot, schedule, Verdict::kInTheRunning);
     return true;
@@ -168,9 +178,12 @@ bool Tuner::Implementation::enters(Slot& slot, const Schedule& schedule, const O
 
 void Tuner::Implementation::begin_search(const Round& round, const std::vector<Schedule>& kept) {
   Slot& slot = slots_[round.slot];
-  ++slot.rounds;
-  slot.search.begin_round(kept, round.schedules.empty());
-  if (!round.schedules.empty()) return;
+  if (round.joins) {
+    for (const Schedule& schedule : kept) slot.search.join(schedule);
+    return;
+  }
+  slot.search.begin_round(kept, round.last);
+  if (!round.last) return;
   if (options_.rank == 0) say(place(slot) + "nothing is left to try");
   if (slot.journal != nullptr) write_or_go_on([&] { slot.journal->finish(); });
 }
@@ -178,21 +191,28 @@ void Tuner::Implementation::begin_search(const Round& round, const std::vector<S
 void Tuner::Implementation::begin_round() {
   if (!wants_round()) return;
   try {
-    const std::vector<Round> rounds = first_ranks_round();
-    const std::vector<OwnCheck> own = check_round(rounds);
-    const std::vector<AgreedCheck> agreed = agreed_checks(own);
-    std::size_t next = 0;
-    for (const Round& round : rounds) {
-      std::vector<Schedule> kept;
-      for (const Schedule& schedule : round.schedules) {
-        if (enters(slots_[round.slot], schedule, own[next], agreed[next])) kept.push_back(schedule);
-        ++next;
-      }
-      begin_search(round, kept);
-    }
+    std::vector<Round> rounds = first_ranks_round();
+    prepare_rounds(rounds);
+    const std::vector<Round> joining = ready_rounds();
+    rounds.insert(rounds.end(), joining.begin(), joining.end());
+    check_and_begin(rounds);
   } catch (...) {
     frozen = true;
     throw;
+  }
+}
+
+void Tuner::Implementation::check_and_begin(const std::vector<Round>& rounds) {
+  const std::vector<OwnCheck> own = check_round(rounds);
+  const std::vector<AgreedCheck> agreed = agreed_checks(own);
+  std::size_t next = 0;
+  for (const Round& round : rounds) {
+    std::vector<Schedule> kept;
+    for (const Schedule& schedule : round.schedules) {
+      if (enters(slots_[round.slot], schedule, own[next], agreed[next])) kept.push_back(schedule);
+      ++next;
+    }
+    begin_search(round, kept);
   }
 }
 

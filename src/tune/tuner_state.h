@@ -28,6 +28,18 @@ struct OpenCall {
   CallTime time = {};
 };
 
+// How far one rank, or the last of all, is with a candidate's kernels; from good to bad.
+enum class Prepared : uint8_t { kReady = 0, kCompiling, kFailed };
+
+// A candidate whose kernels are compiled in the background.
+struct Waiting {
+  uint32_t id = 0;  // equal on all ranks
+  Schedule schedule;
+  double since = 0;         // ms of the layers
+  bool ready = false;       // on all ranks, as far as they have told each other
+  std::string reason = {};  // why it fails on this rank
+};
+
 // A layer and direction.
 struct TunerSlot {
   int layer = 0;
@@ -46,7 +58,10 @@ struct TunerSlot {
   std::vector<Result> ended = {};                   // of earlier rounds and incumbents
   std::map<int, std::vector<Result>> others = {};   // by group
   double milliseconds = 0, first_milliseconds = 0;  // of the incumbent, the last that is known; of the first one
-  int rounds = 0;
+  int checks = 0;                                   // so far, and what they took
+  double checks_milliseconds = 0;
+  std::vector<Waiting> waiting = {};
+  uint32_t next_waiting = 0;
   std::unique_ptr<Journal> journal = {};  // of rank 0
   bool said_kept = false;
 };
@@ -90,6 +105,7 @@ class Tuner::Implementation {
     struct OfSlot {
       uint64_t calls = 0;
       std::vector<Report> reports;
+      std::vector<std::pair<uint32_t, tune::Prepared>> waiting;  // by id
     };
     std::vector<OfSlot> slots;
     // Of the same calls, after the same decisions.
@@ -97,7 +113,9 @@ class Tuner::Implementation {
   };
   struct Round {
     std::size_t slot = 0;
-    std::vector<Schedule> schedules;
+    std::vector<Schedule> schedules;  // to be checked
+    bool joins = false;               // those that were waiting, beside what is being tried
+    bool last = false;                // none was left
   };
   enum class CheckOutcome : uint8_t { kEqual = 0, kRefused, kWrong, kFailed };  // from good to bad
   // Of one candidate of a round, by this rank.
@@ -123,7 +141,7 @@ class Tuner::Implementation {
   std::vector<std::vector<std::byte>> exchanged(std::span<const std::byte> own);
   std::vector<std::vector<std::byte>> take(int64_t number);
 
-  std::vector<std::byte> step_bytes(int64_t covered) const;
+  std::vector<std::byte> step_bytes(int64_t covered);
   StepMessage parse_step(std::span<const std::byte> bytes) const;
   void apply_step(int64_t covered, const std::vector<std::vector<std::byte>>& agreed);
   void apply_calls(std::size_t slot, int64_t covered, const std::vector<StepMessage>& messages);
@@ -138,7 +156,8 @@ class Tuner::Implementation {
 
   // Candidates of a round (tuner_round.cpp).
   bool wants_round(const Slot& slot) const;
-  bool affordable(const Slot& slot) const;
+  bool wants_candidates(const Slot& slot) const;
+  bool affordable(const Slot& slot, std::size_t checks) const;
   std::vector<Schedule> own_candidates(Slot& slot);
   std::vector<Round> first_ranks_round();
   OwnCheck check_candidate(const Slot& slot, const Schedule& schedule);
@@ -146,7 +165,23 @@ class Tuner::Implementation {
   std::vector<AgreedCheck> agreed_checks(const std::vector<OwnCheck>& checks);  // in their order; collective
   bool enters(Slot& slot, const Schedule& schedule, const OwnCheck& own, const AgreedCheck& agreed);
   void begin_search(const Round& round, const std::vector<Schedule>& kept);
+  void check_and_begin(const std::vector<Round>& rounds);
   void end_checked(Slot& slot, const Schedule& schedule, tune::Verdict verdict, const std::string& reason);
+
+  // Candidates whose kernels are compiled in the background (tuner_waiting.cpp).
+  struct OwnPreparation {
+    tune::Prepared state = tune::Prepared::kReady;
+    int kernels = 0;
+    std::string reason;
+  };
+  OwnPreparation prepare(const Slot& slot, const Schedule& schedule) const;
+  // Keeps of the rounds what is ready on all ranks; collective.
+  void prepare_rounds(std::vector<Round>& rounds);
+  std::vector<Round> ready_rounds();
+  static std::size_t ready(const Slot& slot);
+  std::vector<std::pair<uint32_t, tune::Prepared>> poll(Slot& slot);
+  void apply_waiting(std::size_t slot, const std::vector<StepMessage>& messages);
+  void end_waiting(Slot& slot);
 
   // Results of other groups (tuner_results.cpp).
   void keep_result(Slot& slot, const tune::Candidate& candidate);
@@ -165,7 +200,7 @@ class Tuner::Implementation {
   std::optional<int64_t> last_given_;  // the step message that is on its way
   std::vector<std::byte> own_last_;    // the same, of a rank that is alone
   int64_t tried_calls_ = 0;
-  double layers_milliseconds_ = 0, checks_milliseconds_ = 0;
+  double layers_milliseconds_ = 0;
   struct Pending {
     std::vector<std::byte> bytes;
     int64_t step = 0;  // whose message names it first

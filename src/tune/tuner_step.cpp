@@ -96,7 +96,7 @@ std::vector<std::vector<std::byte>> Tuner::Implementation::exchanged(std::span<c
   return take(number);
 }
 
-std::vector<std::byte> Tuner::Implementation::step_bytes(int64_t covered) const {
+std::vector<std::byte> Tuner::Implementation::step_bytes(int64_t covered) {
   ByteWriter writer;
   writer.number(covered);
   writer.number(state_hash());
@@ -105,7 +105,7 @@ std::vector<std::byte> Tuner::Implementation::step_bytes(int64_t covered) const 
     if (pending.step == covered + 1) results = hash_of(pending.bytes, results + 1);
   }
   writer.number(results);
-  for (const Slot& slot : slots_) {
+  for (Slot& slot : slots_) {
     const std::size_t known = slot.calls_of_step.size();
     writer.number(known < 2 ? uint64_t{0} : slot.calls_of_step[known - 2]);
     uint32_t count = 0;
@@ -118,6 +118,12 @@ std::vector<std::byte> Tuner::Implementation::step_bytes(int64_t covered) const 
       writer.number(milliseconds);
       writer.number(static_cast<float>(open.time.busiest_rows));
       writer.number(static_cast<float>(open.time.mean_rows));
+    }
+    const std::vector<std::pair<uint32_t, tune::Prepared>> waiting = poll(slot);
+    writer.number(static_cast<uint32_t>(waiting.size()));
+    for (const auto& [id, state] : waiting) {
+      writer.number(id);
+      writer.number(static_cast<uint8_t>(state));
     }
   }
   return writer.bytes();
@@ -138,6 +144,11 @@ Tuner::Implementation::StepMessage Tuner::Implementation::parse_step(std::span<c
       report.busiest_rows = reader.number<float>();
       report.mean_rows = reader.number<float>();
     }
+    of_slot.waiting.resize(reader.count(sizeof(uint32_t) + 1));
+    for (auto& [id, state] : of_slot.waiting) {
+      id = reader.number<uint32_t>();
+      state = static_cast<tune::Prepared>(std::min<uint8_t>(reader.number<uint8_t>(), 2));
+    }
     message.slots.push_back(std::move(of_slot));
   }
   reader.end();
@@ -148,7 +159,9 @@ bool Tuner::Implementation::StepMessage::is_like(const StepMessage& other) const
   return covered == other.covered && state == other.state &&
          std::equal(slots.begin(), slots.end(), other.slots.begin(), other.slots.end(),
                     [](const OfSlot& a, const OfSlot& b) {
-                      return a.calls == b.calls && a.reports.size() == b.reports.size();
+                      return a.calls == b.calls && a.reports.size() == b.reports.size() &&
+                             std::equal(a.waiting.begin(), a.waiting.end(), b.waiting.begin(), b.waiting.end(),
+                                        [](const auto& x, const auto& y) { return x.first == y.first; });
                     });
 }
 
@@ -173,7 +186,10 @@ void Tuner::Implementation::apply_step(int64_t covered, const std::vector<std::v
                 fmt::format("{} other calls of the layers than rank 0 up to step {}, or decided otherwise",
                             tune::rank_names(others, "made", "made"), covered));
   }
-  for (std::size_t i = 0; i < slots_.size(); ++i) apply_calls(i, covered, messages);
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    apply_calls(i, covered, messages);
+    apply_waiting(i, messages);
+  }
   if (!same_results && options_.rank == 0) say("other groups' results are left out: ranks were given different ones");
   pool_results(covered + 1, same_results);
 }
@@ -261,6 +277,7 @@ void Tuner::Implementation::decide() {
     Slot& own = slots_[(i + static_cast<std::size_t>(steps)) % slots_.size()];
     if (own.search.milliseconds() > 0) own.milliseconds = own.search.milliseconds();
     use_results(own);
+    end_waiting(own);
     for (const OnlineEvent& event : own.search.decide(allowed, own.calls_of_step.back(), first_use)) handle(own, event);
   }
 }
@@ -269,6 +286,7 @@ void Tuner::Implementation::handle(Slot& own, const OnlineEvent& event) {
   using Kind = OnlineEvent::Kind;
   if (event.kind == Kind::kNewRound) {
     own.tried.clear();
+    for (const tune::Waiting& one : own.waiting) own.tried.insert(to_text(one.schedule));
     if (options_.rank == 0) say(place(own) + "a new round: " + event.reason);
     return;
   }
@@ -335,7 +353,7 @@ void Tuner::Implementation::write_or_go_on(const std::function<void()>& write) {
 uint64_t Tuner::Implementation::state_hash() const {
   uint64_t hash = static_cast<uint64_t>(steps);
   for (const Slot& slot : slots_) {
-    hash = hash_of(slot.search.incumbent_text(), hash + slot.calls);
+    hash = hash_of(slot.search.incumbent_text(), hash + slot.calls + slot.waiting.size());
     for (const Candidate& candidate : slot.search.candidates()) {
       hash = hash_of(candidate.text, hash + candidate.planned * 8 + static_cast<uint64_t>(candidate.verdict));
     }
@@ -352,13 +370,14 @@ void Tuner::Implementation::freeze(const std::string& why) {
     }
     slot.search.stop();
     slot.open.clear();
+    slot.waiting.clear();
   }
   if (options_.rank == 0) say(fmt::format("step {}: frozen: {}", steps, why));
 }
 
 TunerSpent Tuner::Implementation::spent() const {
-  double lost = checks_milliseconds_;
-  for (const Slot& slot : slots_) lost += slot.search.lost();
+  double lost = 0;
+  for (const Slot& slot : slots_) lost += slot.search.lost() + slot.checks_milliseconds;
   return {layers_milliseconds_, lost, tried_calls_};
 }
 
