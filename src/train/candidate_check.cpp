@@ -5,13 +5,13 @@
 
 #include "io/synthetic_value.h"
 #include "model/activation_choice.h"
-#include "train/rank_memory.h"
 
 namespace uniep::train {
 namespace {
 
 constexpr int64_t kShare = 8;  // of the tokens
 constexpr uint64_t kSeed = 17;
+constexpr int64_t kWeights = 2;  // experts' weights that differ: neighbours' do
 
 std::vector<BFloat16> values(io::SyntheticTensor tensor, int64_t count, float scale) {
   std::vector<BFloat16> all(static_cast<std::size_t>(count));
@@ -41,7 +41,7 @@ CandidateCheck::CandidateCheck(Group& group, const LayerConfig& layer, int64_t t
                                const DeviceArrays* device_arrays)
     : group_(group), layer_(layer), tokens_(std::max<int64_t>(1, tokens / kShare)), device_arrays_(device_arrays) {
   const LayerShape& shape = layer.shape;
-  const int64_t weights = shape.experts / group.ranks() * shape.hidden * shape.intermediate;
+  const int64_t weights = kWeights * shape.hidden * shape.intermediate;
   x_ = values(io::SyntheticTensor::kX, tokens_ * shape.hidden, io::kUnitScale);
   dy_ = values(io::SyntheticTensor::kDy, tokens_ * shape.hidden, io::kUnitScale);
   w1_ = values(io::SyntheticTensor::kW1, 2 * weights, io::weight_scale(shape.hidden));
@@ -61,46 +61,68 @@ CandidateCheck::CandidateCheck(Group& group, const LayerConfig& layer, int64_t t
   }
 }
 
+// What all checks read stays where its engine wants it: bringing it there again would take longer than the calls.
+void CandidateCheck::make_inputs() {
+  const LayerShape& shape = layer_.shape;
+  const int64_t local = shape.experts / group_.ranks(), one = shape.hidden * shape.intermediate;
+  memory_.reserve(static_cast<std::size_t>(group_.ranks()));
+  inputs_.resize(static_cast<std::size_t>(group_.ranks()));
+  for (int rank = 0; rank < group_.ranks(); ++rank) {
+    RankMemory& own = memory_.emplace_back(group_.device(rank), device_arrays_);
+    Inputs& in = inputs_[static_cast<std::size_t>(rank)];
+    const auto read = [&own](const auto& all) { return own.input(all.data(), static_cast<int64_t>(all.size())); };
+    in.routing = {tokens_, read(ids_), IndexType::kInt32, read(probs_), {}};
+    in.x = read(x_);
+    in.dy = read(dy_);
+    const BFloat16 *const w1 = read(w1_), *const w2 = read(w2_);
+    for (int64_t expert = 0; expert < local; ++expert) {
+      in.w1.push_back(w1 + expert % kWeights * 2 * one);
+      in.w2.push_back(w2 + expert % kWeights * one);
+    }
+    in.weights.w1_experts = in.w1.data();
+    in.weights.w2_experts = in.w2.data();
+    if (layer_.numerics.bias) in.weights.b1 = read(b1_);
+    if (layer_.numerics.bias) in.weights.b2 = read(b2_);
+  }
+}
+
 CandidateCheck::Results CandidateCheck::run(Direction direction, const Schedule& forward, const Schedule& backward) {
   const LayerShape& shape = layer_.shape;
   const int ranks = group_.ranks();
+  const int64_t local = shape.experts / ranks, weights = local * shape.hidden * shape.intermediate;
+  if (inputs_.empty()) make_inputs();
   std::vector<RankMemory> memory;
   memory.reserve(static_cast<std::size_t>(ranks));
-  std::vector<Routing> routings(static_cast<std::size_t>(ranks));
-  std::vector<ForwardArguments> forwards(routings.size());
-  std::vector<BackwardArguments> backwards(routings.size());
+  std::vector<Routing> routings;
+  std::vector<ForwardArguments> forwards(inputs_.size());
+  std::vector<BackwardArguments> backwards(inputs_.size());
   Results results;
-  for (std::size_t rank = 0; rank < routings.size(); ++rank) {
+  for (std::size_t rank = 0; rank < inputs_.size(); ++rank) {
+    const Inputs& in = inputs_[rank];
     RankMemory& own = memory.emplace_back(group_.device(static_cast<int>(rank)), device_arrays_);
-    const auto read = [&own](const auto& all) { return own.input(all.data(), static_cast<int64_t>(all.size())); };
-    routings[rank] = {tokens_, read(ids_), IndexType::kInt32, read(probs_), {}};
-    forwards[rank].x = read(x_);
-    forwards[rank].weights.w1 = read(w1_);
-    forwards[rank].weights.w2 = read(w2_);
-    if (layer_.numerics.bias) forwards[rank].weights.b1 = read(b1_);
-    if (layer_.numerics.bias) forwards[rank].weights.b2 = read(b2_);
+    routings.push_back(in.routing);
+    forwards[rank].x = in.x;
+    forwards[rank].weights = in.weights;
     const auto write = [&]<typename T>(T, int64_t count) { return own.result(room<T>(results.tensors, count), count); };
     forwards[rank].y = write(BFloat16{}, tokens_ * shape.hidden);
     if (direction == Direction::kForward) continue;
     BackwardArguments& back = backwards[rank];
-    back.dy = read(dy_);
-    back.x = forwards[rank].x;
-    back.weights = forwards[rank].weights;
+    back.dy = in.dy;
+    back.x = in.x;
+    back.weights = in.weights;
     back.dx = write(BFloat16{}, tokens_ * shape.hidden);
     back.dprobs = write(float{}, tokens_ * shape.topk);
-    back.gradients.dw1 = write(float{}, static_cast<int64_t>(w1_.size()));
-    back.gradients.dw2 = write(float{}, static_cast<int64_t>(w2_.size()));
+    back.gradients.dw1 = write(float{}, 2 * weights);
+    back.gradients.dw2 = write(float{}, weights);
     if (!layer_.numerics.bias) continue;
     back.gradients.db1 = write(float{}, static_cast<int64_t>(b1_.size()));
     back.gradients.db2 = write(float{}, static_cast<int64_t>(b2_.size()));
   }
-  const Placement placement = place(group_, shape, routings);
-  const Saved saved = uniep::forward(group_, layer_, forward, placement, forwards);
+  results.placement = place(group_, shape, routings);
+  const Saved saved = uniep::forward(group_, layer_, forward, results.placement, forwards);
   if (direction == Direction::kBackward) uniep::backward(group_, layer_, backward, saved, backwards);
   group_.synchronize();
   for (RankMemory& own : memory) own.read_results();
-  results.need = memory_need(group_, layer_, direction == Direction::kForward ? forward : backward, placement,
-                             {.direction = direction});
   return results;
 }
 
@@ -108,12 +130,17 @@ TunerCheck CandidateCheck::check(Direction direction, const Schedule& candidate,
                                  const Schedule& backward) {
   const auto begin = std::chrono::steady_clock::now();
   const bool is_forward = direction == Direction::kForward;
-  const Results expected = run(direction, forward, backward);
+  // The same under every Schedule, so once is enough.
+  std::vector<std::vector<std::byte>>& expected = expected_[static_cast<std::size_t>(direction)];
+  if (expected.empty()) expected = run(direction, forward, backward).tensors;
   TunerCheck check;
   try {
     const Results seen = run(direction, is_forward ? candidate : forward, is_forward ? backward : candidate);
-    check.equal = seen == expected;
-    if (needs_more(seen.need, expected.need)) check.refused = "it needs more memory";
+    check.equal = seen.tensors == expected;
+    const auto need = [&](const Schedule& schedule) {
+      return memory_need(group_, layer_, schedule, seen.placement, {.direction = direction});
+    };
+    if (needs_more(need(candidate), need(is_forward ? forward : backward))) check.refused = "it needs more memory";
   } catch (const Error&) {
     group_.recover();
     throw;

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <vector>
 
 #include "train/device_arrays.h"
+#include "train/rank_memory.h"
 #include "uniep/uniep.h"
 
 namespace uniep::train {
@@ -21,9 +23,16 @@ class CandidateCheck {
  private:
   struct Results {
     std::vector<std::vector<std::byte>> tensors;
-    std::vector<MemoryNeed> need;
-    bool operator==(const Results& other) const { return tensors == other.tensors; }
+    Placement placement;
   };
+  // What a rank reads in each check.
+  struct Inputs {
+    Routing routing;
+    const BFloat16 *x = nullptr, *dy = nullptr;
+    std::vector<const BFloat16*> w1, w2;
+    Weights weights;
+  };
+  void make_inputs();
   Results run(Direction direction, const Schedule& forward, const Schedule& backward);
 
   Group& group_;
@@ -33,6 +42,9 @@ class CandidateCheck {
   std::vector<BFloat16> x_, dy_, w1_, w2_, b1_, b2_;  // of one rank: all ranks have the same
   std::vector<int32_t> ids_;
   std::vector<float> probs_;
+  std::vector<RankMemory> memory_;  // of the inputs
+  std::vector<Inputs> inputs_;
+  std::array<std::vector<std::vector<std::byte>>, 2> expected_;  // by direction
 };
 
 }  // namespace uniep::train
