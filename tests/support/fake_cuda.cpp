@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -32,6 +33,15 @@ struct State {
 State& state() {
   static State own;
   return own;
+}
+
+struct Compiler {
+  std::atomic<bool> hold = false, fail = false;
+  std::atomic<int> begun = 0;
+};
+Compiler& compiler() {
+  static auto* const one = new Compiler;
+  return *one;
 }
 
 // What the environment plans for this call.
@@ -409,7 +419,18 @@ int nvrtcCreateProgram(void** program, const char*, const char*, int, const char
   return 0;
 }
 int nvrtcCompileProgram(void*, int, const char* const*) {
-  return 0;
+  ++compiler().begun;
+  while (compiler().hold) ::usleep(1000);
+  return compiler().fail ? 1 : 0;
+}
+void fake_nvrtc_hold(int hold) {
+  compiler().hold = hold != 0;
+}
+void fake_nvrtc_fail(int fail) {
+  compiler().fail = fail != 0;
+}
+int fake_nvrtc_begun() {
+  return compiler().begun;
 }
 int nvrtcDestroyProgram(void**) {
   return 0;

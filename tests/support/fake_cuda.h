@@ -20,4 +20,9 @@ void fake_cuda_reset();
 int fake_cuda_failures();
 // Modules that are loaded, which are a process's for good.
 int fake_cuda_modules();
+// From now on the compiler begins, and ends only once this is false again; and fails, or not.
+void fake_nvrtc_hold(int hold);
+void fake_nvrtc_fail(int fail);
+// Compilations that have begun.
+int fake_nvrtc_begun();
 }

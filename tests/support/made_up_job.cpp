@@ -86,7 +86,8 @@ TunerOptions job_options(const MadeUpJob& job, int rank, std::shared_ptr<TunerEx
 std::string JobOutcome::text() const {
   return nlohmann::json{{"incumbent", incumbent}, {"hash", calls_hash}, {"used", used},   {"decisions", decisions},
                         {"at", decided_at},       {"pairs", pairs},     {"lost", lost},   {"layers", layers},
-                        {"over", most_over},      {"log", log},         {"error", error}, {"rounds", rounds}}
+                        {"over", most_over},      {"log", log},         {"error", error}, {"rounds", rounds},
+                        {"early", early}}
       .dump();
 }
 
@@ -105,6 +106,7 @@ JobOutcome JobOutcome::parse(const std::string& text) {
   outcome.log = json["log"].get<std::vector<std::string>>();
   outcome.error = json["error"];
   outcome.rounds = json["rounds"];
+  outcome.early = json["early"];
   return outcome;
 }
 
@@ -117,7 +119,24 @@ MadeUpRank::MadeUpRank(const MadeUpJob& job, int rank, std::shared_ptr<TunerExch
   outcome_.used.resize(job.factors.size());
   TunerOptions options = job_options(job, rank, std::move(exchange));
   options.log = [this](const std::string& line) { outcome_.log.push_back(line); };
+  if (!job.compiled_at.empty()) {
+    options.prepare = [this](int, Direction, const Schedule& candidate) {
+      const int i = job_number(candidate);
+      if (!is_compiled(i)) return Preparation{2, ""};
+      return Preparation{0, job_.never_compiles.contains(i) ? "the compiler says no" : ""};
+    };
+    options.check = [this, check = options.check](int layer, Direction direction, const Schedule& candidate,
+                                                  const Schedule& incumbent) {
+      outcome_.early += !is_compiled(job_number(candidate));
+      return check(layer, direction, candidate, incumbent);
+    };
+  }
   tuner_ = std::make_unique<Tuner>(std::move(options));
+}
+
+bool MadeUpRank::is_compiled(int candidate) const {
+  const auto found = job_.compiled_at.find(candidate);
+  return found == job_.compiled_at.end() || (tuner_ != nullptr && tuner_->steps() >= found->second);
 }
 
 void MadeUpRank::call(Direction direction, int k) {
@@ -126,6 +145,7 @@ void MadeUpRank::call(Direction direction, int k) {
   const bool forward = direction == Direction::kForward;
   outcome_.calls_hash = io::avalanche64(outcome_.calls_hash + io::kGolden64 + static_cast<uint64_t>(i));
   if (forward) ++outcome_.used[static_cast<std::size_t>(i)];
+  if (forward) outcome_.early += !is_compiled(i);
   const auto step = static_cast<uint64_t>(tuner_->steps()), number = static_cast<uint64_t>(k) + (forward ? 0 : 1000);
   const bool changed = job_.changes_at > 0 && tuner_->steps() >= job_.changes_at;
   // What all ranks have in common.

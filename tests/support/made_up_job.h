@@ -11,6 +11,7 @@
 namespace uniep::test {
 
 struct MadeUpJob {
+  static constexpr int kNever = 1 << 30;
   int ranks = 1;
   int steps = 120;
   int calls = 20;         // of the layer, a step and direction
@@ -22,6 +23,9 @@ struct MadeUpJob {
   // Candidates with a fault.
   std::set<int> wrong, fails_in_check, refused;
   std::map<int, int> fails, hangs;  // in the job's calls, on a rank
+  // Candidates whose kernels are compiled in the background: the step from which they are there, or kNever.
+  std::map<int, int> compiled_at;
+  std::set<int> never_compiles;  // ends in an error, once it is compiled_at
   double budget = 0.05;
   int batch = 4;
   int64_t until = 0;
@@ -48,6 +52,7 @@ struct JobOutcome {
   std::vector<std::string> log;
   std::string error = {};
   int rounds = 0;
+  int early = 0;  // checks and calls of candidates whose kernels are not there on this rank
 
   std::string text() const;  // as JSON
   static JobOutcome parse(const std::string& text);
@@ -63,6 +68,7 @@ class MadeUpRank {
 
  private:
   void call(Direction direction, int k);
+  bool is_compiled(int candidate) const;
 
   const MadeUpJob job_;
   int rank_;
