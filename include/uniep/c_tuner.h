@@ -60,7 +60,7 @@ typedef struct uniep_tuner_options {
   int32_t job_groups; /* and how many there are; 0: 1 */
 } uniep_tuner_options;
 
-/* Collective. The tuner keeps the group; it calls nothing of it. */
+/* Collective. The tuner keeps the group, and has it compile kernels in the background; it makes no calls on it. */
 UNIEP_API uniep_status uniep_tuner_create(uniep_group* group, const uniep_tuner_options* options, uniep_tuner** tuner);
 /* NULL is nothing to destroy. */
 UNIEP_API void uniep_tuner_destroy(uniep_tuner* tuner);
@@ -89,7 +89,7 @@ UNIEP_API uniep_status uniep_tuner_failed(uniep_tuner* tuner, const uniep_tuner_
 /* Collective: a step ends. Never loads or compiles anything. After an error the tuner is frozen. */
 UNIEP_API uniep_status uniep_tuner_step(uniep_tuner* tuner);
 /* Collective: picks the next candidates and checks each, where there are any to be checked. Call it where the device is
- * idle: it compiles and loads kernels, by way of the check. */
+ * idle: it loads kernels, by way of the check. Those that are not compiled yet are compiled in the background. */
 UNIEP_API uniep_status uniep_tuner_begin_round(uniep_tuner* tuner);
 /* From here on the incumbents stay. Collective. */
 UNIEP_API uniep_status uniep_tuner_freeze(uniep_tuner* tuner);

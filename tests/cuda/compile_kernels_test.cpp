@@ -1,6 +1,9 @@
 // Compiles the library's kernels for sm_90a without a GPU: all defaults, and a seeded sample of other shapes. Fails on
 // register spills, on ptxas advisories (setmaxnreg ignored, wgmma serialised) and on too much shared memory.
 // Usage: compile_kernels_test [SAMPLES] [SEED]. Exit status 77 where NVRTC is missing.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +16,7 @@
 #include "engine/cuda/kernels/gemm_kernels.h"
 #include "engine/cuda/kernels/layer_kernels.h"
 #include "engine/cuda/kernels/place_kernels.h"
+#include "engine/cuda/runtime/background_compiler.h"
 #include "model/elementwise.h"
 #include "tests/cuda/gpu_support.h"
 #include "uniep/error.h"
@@ -179,6 +183,23 @@ int run(int samples, unsigned seed) {
   return failures == 0 ? 0 : 1;
 }
 
+// A process that ends while NVRTC compiles for the first time ends well.
+int check_end_of_process() {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::setenv("UNIEP_CACHE_DIR", "", 1);
+    const KernelRequest request = gemm_request(default_configs().front());
+    const bool begun = BackgroundCompiler::of_process().prepare(std::vector{request}, {&request}).compiling == 1;
+    ::usleep(300'000);
+    std::exit(begun ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  const bool good = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  std::printf("%-4s a process ends while a kernel is compiled in its background\n", good ? "ok" : "FAIL");
+  return good ? 0 : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -189,7 +210,8 @@ int main(int argc, char** argv) {
     return 77;
   }
   try {
-    return run(argc > 1 ? std::atoi(argv[1]) : 16, argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1);
+    const int failures = check_end_of_process();
+    return failures + run(argc > 1 ? std::atoi(argv[1]) : 16, argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1);
   } catch (const std::exception& error) {
     std::printf("FAIL %s\n", error.what());
     return 1;

@@ -8,13 +8,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "uniep/error.h"
 
@@ -170,6 +173,27 @@ void check_processes(const std::string& folder) {
   expect(files == 1, "and leave one file");
 }
 
+// So do threads, which compile at once.
+void check_threads(const std::string& folder) {
+  std::atomic<int> wrong = 0;
+  {
+    std::vector<std::jthread> threads;
+    for (int thread = 0; thread < 8; ++thread) {
+      threads.emplace_back([&, thread] {
+        const KernelCache cache(folder);
+        for (int turn = 0; turn < 100; ++turn) {
+          cache.store("threads", std::string(20000, static_cast<char>('a' + (thread + turn) % 26)));
+          std::string found;
+          const bool whole = cache.load("threads", found) && found.size() == 20000 &&
+                             found.find_first_not_of(found[0]) == std::string::npos;
+          wrong += whole ? 0 : 1;
+        }
+      });
+    }
+  }
+  expect(wrong == 0, "8 threads that write one key see whole files");
+}
+
 void check_log() {
   const std::string log =
       "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized\n"
@@ -194,6 +218,8 @@ int main() {
   check_full_disk(folder);
   fs::remove_all(folder);
   check_processes(folder);
+  fs::remove_all(folder);
+  check_threads(folder);
   fs::remove_all(folder);
   check_log();
   try {

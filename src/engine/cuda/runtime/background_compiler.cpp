@@ -13,6 +13,20 @@ namespace {
 
 constexpr int kLowest = 19;  // of a thread's priorities
 
+// Runs before what was given to atexit() does: the compiler's library gives it what takes the library down, also while
+// it compiles for the first time, and a thread that compiles then would end the process.
+class AtMainThreadsEnd {
+ public:
+  explicit AtMainThreadsEnd(void (*run)()) : run_(run) {}
+  ~AtMainThreadsEnd() {
+    if (::gettid() == ::getpid()) run_();
+  }
+  void use() const {}
+
+ private:
+  void (*run_)();
+};
+
 std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
@@ -69,8 +83,8 @@ void BackgroundCompiler::start_threads(int limit) {
   ended_.clear();
   process_ = ::getpid();
   if (this == &of_process()) {
-    // The compiler's library is loaded by now, so it is taken down later than this runs.
-    [[maybe_unused]] static const int registered = std::atexit([] { of_process().stop(); });
+    thread_local const AtMainThreadsEnd stop_first([] { of_process().stop(); });
+    stop_first.use();
   }
   try {
     const auto wanted = std::min<std::size_t>(static_cast<std::size_t>(std::max(limit, 1)), queue_.size());
@@ -120,6 +134,10 @@ void BackgroundCompiler::compile(std::unique_lock<std::mutex>& lock, const std::
     failed = first_line(error.what());
   } catch (...) {
     failed = "an exception of an unknown type";
+  }
+  if (this == &of_process()) {
+    // For threads that have no AtMainThreadsEnd: by now the library has given atexit() most of its own.
+    [[maybe_unused]] static const int registered = std::atexit([] { of_process().stop(); });
   }
   lock.lock();
   kernel.state = failed.empty() ? State::kCompiled : State::kFailed;

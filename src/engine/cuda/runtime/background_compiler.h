@@ -27,7 +27,8 @@ class BackgroundCompiler {
  public:
   using Compile = std::function<CompiledKernel(const KernelRequest&)>;
 
-  // The one that all groups of this process share. At the end of the process it waits for compilations that run.
+  // The one that all groups of this process share. exit() waits for compilations that run, where the main thread has
+  // asked for one, or one has ended.
   static BackgroundCompiler& of_process();
 
   explicit BackgroundCompiler(Compile compile = compile_kernel) : compile_(std::move(compile)) {}
