@@ -11,4 +11,4 @@ def test_processes(ranks):
 
 
 def test_checks_for_gpus():
-    assert "22 of 22 checks passed" in run_ranks(2, HERE / "gpu_checks.py", "--cpu")
+    assert "23 of 23 checks passed" in run_ranks(2, HERE / "gpu_checks.py", "--cpu")
