@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstddef>
 #include <fstream>
@@ -349,7 +350,9 @@ TEST(RankMesh, StrangersDoNotHoldUpAMeeting) {
   for (int i = 0; i < 100; ++i) silent.push_back(connection_to(address));
   for (const std::string& garbage : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(10'000, 'x')}) {
     const Descriptor talker = connection_to(address);
-    EXPECT_GT(::send(talker.number(), garbage.data(), garbage.size(), MSG_NOSIGNAL), 0);
+    const bool sent = ::send(talker.number(), garbage.data(), garbage.size(), MSG_NOSIGNAL) > 0;
+    // The mesh may have hung up by now: so many strangers are there.
+    EXPECT_TRUE(sent || errno == EPIPE || errno == ECONNRESET) << errno;
   }
   auto others = start(
       name, 3, kLong, kLong, [](RankMesh& mesh, const Reporter& reporter) { reporter.line(exchange_all(mesh, 100)); },

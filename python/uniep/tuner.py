@@ -155,8 +155,8 @@ class Tuner:
     def begin_round(self) -> None:
         """Checks the next candidates, where there are any to be checked. Collective; waits for the device.
 
-        It loads their kernels, which have been compiled in the background, and compares their bytes with the incumbent's
-        on an eighth of the tokens.
+        It loads their kernels, which have been compiled in the background, and compares their bytes with the
+        incumbent's on an eighth of the tokens.
         """
         for own in self._groups:
             own.begin_round()

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tune/changed_fields.h"
 #include "tune/rank_names.h"
@@ -135,7 +136,7 @@ void Tuner::Implementation::apply_waiting(std::size_t index, const std::vector<S
     }
     found->ready |= agreed.worst == Prepared::kReady;
     if (agreed.worst != Prepared::kFailed) continue;
-    const Waiting ended = *found;
+    const Waiting ended = std::move(*found);
     slot.waiting.erase(found);
     end_checked(slot, ended.schedule, Verdict::kFailed, ended.reason.empty() ? on_ranks(agreed.ranks) : ended.reason);
   }
