@@ -201,11 +201,11 @@ TEST(Calibrate, RefitsFromASessionOfLayersOfTwoGpus) {
   refit({2, {"K2 "}, 0.045});
 }
 
-// What `uniep calibrate --raw` wrote on one H200.
-TEST(Calibrate, PredictsWhatAnH200Measured) {
-  const std::string file = std::string(UNIEP_TEST_DATA) + "/calibrated_h200.json";
+// What `uniep calibrate --raw` wrote on one GPU.
+void predict_measured(const std::string& shipped, const std::string& name) {
+  const std::string file = std::string(UNIEP_TEST_DATA) + "/" + name;
   const tune::Calibration calibration = tune::parse_calibration(io::read_text_file(file), file);
-  const MachineDescription base = base_for(sim::shipped_machine("h200"), calibration);
+  const MachineDescription base = base_for(sim::shipped_machine(shipped), calibration);
   const CalibrationModel model(calibration.layers, base);
   EXPECT_EQ(model.dropped(), std::vector<std::string>());
   const Calibrated made = calibrated_machine(calibration, model, base);
@@ -217,6 +217,14 @@ TEST(Calibrate, PredictsWhatAnH200Measured) {
   EXPECT_GT(errors.base, errors.calibrated);
   EXPECT_GT(made.fit.disagreement, 0.01);  // a GPU at its power limit
   EXPECT_EQ(made.doubtful, std::vector<std::string>());
+}
+
+TEST(Calibrate, PredictsWhatAnH200Measured) {
+  predict_measured("h200", "calibrated_h200.json");
+}
+
+TEST(Calibrate, PredictsWhatAnH100Measured) {
+  predict_measured("dgx_h100", "calibrated_h100.json");
 }
 
 TEST(Calibrate, NothingToFitIsRefused) {

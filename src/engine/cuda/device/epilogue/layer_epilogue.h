@@ -31,7 +31,7 @@ class LayerEpilogue {
     if constexpr (Bias::kExists) {
       if (ptx::lane_index() == 0) deferred().next_slot = slot;
       __syncwarp();
-      if (steps_left_ == 0) fetch_bias();
+      if (steps_left_ == 0) fetch_bias(slot);
     }
   }
 
@@ -107,15 +107,17 @@ class LayerEpilogue {
       }
     }
     if (--steps_left_ > 0) return;
+    // Read before the warp meets: lane 0 may write the next one right behind it.
+    uint32_t next_slot = kNoSlot;
+    if constexpr (Bias::kExists) next_slot = deferred().next_slot;
     __syncwarp();
     if (ptx::lane_index() == 0) ptx::mbarrier_arrive(shared_.stored[deferred().slot]);
     if constexpr (Bias::kExists) {
-      if (deferred().next_slot != kNoSlot) fetch_bias();
+      if (next_slot != kNoSlot) fetch_bias(next_slot);
     }
   }
 
-  UNIEP_DEVICE void fetch_bias() const {
-    const uint32_t slot = deferred().next_slot;
+  UNIEP_DEVICE void fetch_bias(uint32_t slot) const {
     Bias::fetch(__builtin_bit_cast(LayerTask, ptx::load_shared_16(ptx::shared_address(&shared_.tasks.records[slot]))),
                 shared_.call, staging());
   }
