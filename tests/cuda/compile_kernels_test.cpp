@@ -25,7 +25,7 @@ namespace {
 
 using namespace uniep::cuda;
 
-constexpr int kMaxKernels = 64;
+constexpr int kMaxKernels = 72;
 
 std::vector<GemmConfig> sampled_configs(int samples, unsigned seed) {
   std::mt19937 random(seed);
@@ -65,7 +65,7 @@ int count_wrong_limits(GemmConfig config) {
   return wrong;
 }
 
-void add_storage_sizes(LayerGemms gemms, std::set<std::string>& sizes) {
+void add_storage_sizes(LayerGemms gemms, int first_tile_n, std::set<std::string>& sizes) {
   for (const int tile_n : {128, gemms == LayerGemms::kFirstGradient ? 192 : 256}) {
     for (const int cluster : {1, 2}) {
       for (int stages = 2; stages <= 8; ++stages) {
@@ -74,13 +74,15 @@ void add_storage_sizes(LayerGemms gemms, std::set<std::string>& sizes) {
             try {
               const LayerKernelConfig config = layer_config({.gemms = gemms,
                                                              .tile_n = tile_n,
+                                                             .first_tile_n = first_tile_n,
                                                              .cluster = cluster,
                                                              .pipeline_stages = stages,
                                                              .ring_stage_bytes = chunk_bytes,
                                                              .copy_stages = copy_stages});
               sizes.insert("static_cast<LayerGemms>(" + std::to_string(static_cast<int>(gemms)) + "), " +
-                           std::to_string(tile_n) + ", " + std::to_string(stages) + ", " + std::to_string(cluster) +
-                           ", " + std::to_string(chunk_bytes) + ", " + std::to_string(config.gemm.copy_stages));
+                           std::to_string(tile_n) + ", " + std::to_string(config.first_tile_n) + ", " +
+                           std::to_string(stages) + ", " + std::to_string(cluster) + ", " +
+                           std::to_string(chunk_bytes) + ", " + std::to_string(config.gemm.copy_stages));
             } catch (const uniep::Error&) {  // no such kernel
             }
           }
@@ -95,19 +97,23 @@ void add_storage_sizes(LayerGemms gemms, std::set<std::string>& sizes) {
 KernelRequest layer_storage_request(std::size_t& count) {
   std::set<std::string> sizes;
   for (const LayerGemms gemms : {LayerGemms::kForward, LayerGemms::kFirstGradient, LayerGemms::kSecondGradient}) {
-    add_storage_sizes(gemms, sizes);
+    add_storage_sizes(gemms, 0, sizes);
   }
+  for (const int first_tile_n : {128, 192}) add_storage_sizes(LayerGemms::kGradients, first_tile_n, sizes);
   count = sizes.size();
   std::string text = R"(#include "engine/cuda/device/shared_memory/layer_storage.h"
 namespace uniep::cuda {
-template <LayerGemms kGemms, int kTileN, int kStages, int kCluster, int kChunkBytes, int kCopyStages>
+template <LayerGemms kGemms, int kTileN, int kFirstTileN, int kStages, int kCluster, int kChunkBytes, int kCopyStages>
 constexpr bool fits() {
+  constexpr GemmConfig kGemm = layer_gemm(kGemms, {.tile_n = kTileN, .pipeline_stages = kStages, .cluster = kCluster,
+                                                   .ring_stage_bytes = kChunkBytes, .copy_stages = kCopyStages});
   constexpr LayerKernelConfig kLayer{
       .gemms = kGemms,
-      .gemm = layer_gemm(kGemms, {.tile_n = kTileN, .pipeline_stages = kStages, .cluster = kCluster,
-                                     .ring_stage_bytes = kChunkBytes, .copy_stages = kCopyStages})};
+      .gemm = kGemms == LayerGemms::kGradients ? beside_first_gradient(kGemm, kFirstTileN) : kGemm,
+      .first_tile_n = kFirstTileN};
   return sizeof(LayerStorage<kLayer>) <= shared_memory_bytes(kLayer.gemm) &&
-         shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit;
+         shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit &&
+         sizeof(SharedStorage<first_gemm(kLayer)>) == sizeof(SharedStorage<kLayer.gemm>);
 }
 )";
   for (const std::string& size : sizes) text += "static_assert(fits<" + size + ">(), \"" + size + "\");\n";
@@ -128,7 +134,11 @@ std::vector<LayerKernelConfig> activation_configs() {
   for (const ExpertConfig& expert : {shaped, ExpertConfig{.activation = ActivationKind::kGegluTanh},
                                      ExpertConfig{.activation = ActivationKind::kGegluErf}}) {
     configs.push_back(layer_config({.gemms = LayerGemms::kFirstGradient, .tile_n = 192, .expert = expert}));
+    configs.push_back(
+        layer_config({.gemms = LayerGemms::kGradients, .filled = FilledGradients::kBFloat16, .expert = expert}));
   }
+  configs.push_back(
+      layer_config({.gemms = LayerGemms::kGradients, .filled = FilledGradients::kAccumulate, .expert = shaped}));
   return configs;
 }
 

@@ -186,7 +186,7 @@ class LayerTests {
     Group group(group_options(options_.of_cases, layer.ranks));
     cli::LayerRunner runner(group, layer.config, layer.data, {.main_grad = no_main_grad});
     runner.forward(whole({}, Direction::kForward, layer, group));
-    if (options_.of_cases.backward) runner.backward(backward_schedule(layer, group));
+    if (options_.of_cases.backward) runner.backward(backward_schedule("pairs", layer, group));
     check_result("reference, " + activation + (biases ? ", biases" : ""), layer, runner.result());
   }
 
@@ -232,7 +232,7 @@ class LayerTests {
   }
 
   // The same in backward, after a forward that all ranks ran.
-  void silent_rank_in_backward() {
+  void silent_rank_in_backward(const char* fusion) {
     const RandomLayer layer = layer_of_two();
     cli::LayerResult expected;
     {
@@ -247,7 +247,7 @@ class LayerTests {
     auto& engine = dynamic_cast<CudaEngine&>(group.implementation());
     cli::LayerRunner runner(group, layer.config, layer.data, {.main_grad = case_main_grad});
     const Schedule forward = whole({}, Direction::kForward, layer, group);
-    const Schedule backward = backward_schedule(layer, group);
+    const Schedule backward = backward_schedule(fusion, layer, group);
     runner.forward(forward);
     runner.backward(backward);
     engine.leave_out(1);
@@ -258,7 +258,7 @@ class LayerTests {
     runner.forward(forward);
     runner.backward(backward);
     const std::string text = difference(runner.result(), expected);
-    results_.record("backward after recover()", text.empty(), text);
+    results_.record(fmt::format("backward with fusion={} after recover()", fusion), text.empty(), text);
   }
 
   // One of two processes ends without a word: the other's wait runs out, and its group goes without waiting for it.
@@ -323,8 +323,8 @@ class LayerTests {
                            .numerics = layer.config.numerics,
                            .machine = group.machine()});
   }
-  static Schedule backward_schedule(const RandomLayer& layer, const Group& group) {
-    return whole(PartialSchedule::parse("fusion=pairs,dispatch.transport=pull"), Direction::kBackward, layer, group);
+  static Schedule backward_schedule(const std::string& fusion, const RandomLayer& layer, const Group& group) {
+    return whole(PartialSchedule::parse("fusion=" + fusion), Direction::kBackward, layer, group);
   }
 
   void check_result(const std::string& name, const RandomLayer& layer, const cli::LayerResult& got) {
@@ -563,7 +563,9 @@ int run(int argc, char** argv) {
     }
   }
   if (wanted("silent")) tests.silent_rank();
-  if (wanted("silent") && options.of_cases.backward) tests.silent_rank_in_backward();
+  for (const char* const fusion : {"pairs", "layer"}) {
+    if (wanted("silent") && options.of_cases.backward) tests.silent_rank_in_backward(fusion);
+  }
   if (wanted("silent") && options.of_cases.random_launch && options.of_cases.devices > 1) {
     launch("a rank ends", 2, 0, {"--only", "silent"}, results);
   }

@@ -2,6 +2,7 @@
 // behind the rules. Needs no GPU and compiles nothing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 
@@ -124,12 +125,16 @@ int expect_backward_kernels(const Schedule& schedule, const Numerics& numerics) 
       continue;
     }
     const LayerKernelConfig config = launch_config(schedule, numerics, kBackward, stages);
-    const bool first = config.gemms == LayerGemms::kFirstGradient;
+    const bool first = config.gemms == LayerGemms::kFirstGradient, both = config.gemms == LayerGemms::kGradients;
     const GemmStage stage = first ? GemmStage::kDgradFc2 : GemmStage::kDgradFc1;
-    EXPECT_EQ(first, stages.first_gemm || (stages.dispatch && !stages.second_gemm));
+    EXPECT_EQ(both, schedule.fusion == Fusion::kLayer);
+    EXPECT_EQ(first, !both && (stages.first_gemm || (stages.dispatch && !stages.second_gemm)));
     EXPECT_EQ(tile_of(config.gemm), schedule.tile_of(stage));
     EXPECT_EQ(config.gemm.cluster, cluster_of(schedule, kBackward));
-    EXPECT_EQ(shared_memory_bytes(config.gemm), bytes_of(schedule, stage));
+    if (both) EXPECT_EQ(tile_of(first_gemm(config)), schedule.tile_of(GemmStage::kDgradFc2));
+    const int other = both ? bytes_of(schedule, GemmStage::kDgradFc2) : 0;
+    EXPECT_EQ(shared_memory_bytes(config.gemm), std::max(bytes_of(schedule, stage), other));
+    EXPECT_EQ(shared_memory_bytes(first_gemm(config)), shared_memory_bytes(config.gemm));
     EXPECT_LE(shared_memory_bytes(config.gemm), kSharedMemoryLimit);
     EXPECT_EQ(config.filled != FilledGradients::kNone, stages.wgrad_fc1);
     if (!stages.wgrad_fc1) continue;
@@ -142,7 +147,7 @@ int expect_backward_kernels(const Schedule& schedule, const Numerics& numerics) 
 
 TEST(ScheduleKernels, SampledBackwardSchedulesHaveThem) {
   RandomBits random(43);
-  int filled = 0, none = 0, narrow = 0;
+  int filled = 0, none = 0, narrow = 0, layer = 0, layer_after = 0;
   for (int round = 0; round < 2000; ++round) {
     ScheduleCase c = forward_case(random);
     c.numerics.weight_gradient = static_cast<WeightGradient>(below(random, 3));
@@ -150,12 +155,16 @@ TEST(ScheduleKernels, SampledBackwardSchedulesHaveThem) {
         random(), {.direction = Direction::kBackward, .shape = c.shape, .numerics = c.numerics, .machine = c.machine});
     filled += expect_backward_kernels(schedule, c.numerics);
     none += schedule.fusion == Fusion::kNone;
+    layer += schedule.fusion == Fusion::kLayer;
+    layer_after += schedule.fusion == Fusion::kLayer && schedule.wgrad == WgradOrder::kAfter;
     narrow += schedule.tile_of(GemmStage::kDgradFc2).n == 128;
     if (HasFailure()) return;
   }
   EXPECT_GT(filled, 100);
   EXPECT_GT(none, 100);
   EXPECT_GT(narrow, 100);
+  EXPECT_GT(layer - layer_after, 50);
+  EXPECT_GT(layer_after, 50);
 }
 
 // The fields that decide a kernel, every value of them: legal exactly where the kernel can be built.
@@ -307,7 +316,6 @@ TEST(ScheduleKernels, AJobsListHasEachLaunchsKernel) {
         random(), {.direction = Direction::kForward, .shape = c.shape, .numerics = c.numerics, .machine = c.machine});
     const Schedule backward = sample_legal(
         random(), {.direction = Direction::kBackward, .shape = c.shape, .numerics = c.numerics, .machine = c.machine});
-    if (backward.fusion == Fusion::kLayer) continue;
     SCOPED_TRACE(to_text(backward));
     const std::set<std::string> listed =
         names_of(layer_kernels({c.shape, c.numerics}, c.machine.ranks, c.machine.workers, forward, backward));

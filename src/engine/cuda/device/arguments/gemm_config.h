@@ -66,6 +66,7 @@ struct GemmConfig {
   int ring_stage_bytes = kStandaloneChunkBytes;
   int copy_stages = kStandaloneCopyStages;
   bool in_layer = false;  // the megakernel's: its records, and room for the call
+  int operand_bytes = 0;  // at least, of the stages and the staging: another GEMM of the kernel takes so many
   ExpertConfig expert = {};
 };
 
@@ -125,9 +126,18 @@ UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) {
   return pipeline_stage_bytes(config.tile_n);
 }
 
+// Stages and staging; and what of a kernel's is left over by them.
+UNIEP_HOST_DEVICE constexpr int operand_bytes(const GemmConfig& config) {
+  return config.pipeline_stages * stage_bytes(config) + kMathWarps * staging_bytes(config);
+}
+UNIEP_HOST_DEVICE constexpr int spare_bytes(const GemmConfig& config) {
+  const int bytes = operand_bytes(config);
+  return config.operand_bytes > bytes ? config.operand_bytes - bytes : 0;
+}
+
 UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
   return gemm_kernel_bytes(config.tile_n, config.pipeline_stages, staging_bytes(config),
-                           copy_ring_bytes(config.ring_stage_bytes, config.copy_stages),
+                           copy_ring_bytes(config.ring_stage_bytes, config.copy_stages) + spare_bytes(config),
                            config.in_layer ? kCallBytes : 0);
 }
 

@@ -103,6 +103,13 @@ class SwigluGradientEpilogue {
     __syncwarp();
   }
 
+  // After run_alone(), where the staging's memory becomes another GEMM's.
+  UNIEP_DEVICE void leave() const {
+    if (ptx::lane_index() == 0) {
+      for (int buffer = 0; buffer < kBuffers; ++buffer) ptx::mbarrier_invalidate(full(buffer));
+    }
+  }
+
   UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount]) {
     row_ = tile.row;
     column_ = tile.column;

@@ -81,7 +81,7 @@ class LayerEpilogue {
   static constexpr uint32_t kNoSlot = ~0u;  // flush() runs before the next tile is known
 
   UNIEP_DEVICE static bool is_second(const LayerTask& task) {
-    return kLayer.gemms == LayerGemms::kSecondGradient || task.has(LayerTask::kSecond);
+    return has_second_gradient(kLayer.gemms) || task.has(LayerTask::kSecond);
   }
   UNIEP_DEVICE int32_t row_in_tile() const {
     return math_warp_ * kBlockRows;
