@@ -1,5 +1,5 @@
 #!/bin/bash
-# Every GPU test once, in about eight minutes on one Hopper GPU or two: a line a test with its result and seconds, and it
+# Every GPU test once, in about eight minutes on one Hopper GPU, twelve on two: a line a test with its result and seconds, and it
 # goes on after a failure. Exit status 1 where one failed. What takes longer: bench/several_gpus.sh.
 # On two GPUs the tests that one is enough for run first, some on each; then those that need both.
 # Usage: bench/check_gpus.sh BUILD [FOLDER [NAME...]]
