@@ -42,6 +42,10 @@ struct LayerKernelConfig {
   FilledGradients filled = FilledGradients::kNone;
 };
 
+// Whether a tile of FC1 is half gate and half up columns.
+template <LayerKernelConfig kLayer>
+constexpr bool kHasGateAndUp = (kLayer.gemms == LayerGemms::kForward) && (kLayer.gemm.expert.gated());
+
 // The weight gradients' GEMMs, in the shared memory of dgrad FC1's.
 constexpr GemmConfig filled_gemm(const LayerKernelConfig& config) {
   GemmConfig gemm = config.gemm;
