@@ -540,14 +540,6 @@ std::vector<std::string> shape_violations(const ScheduleRequest& request) {
             fmt::format("must be a multiple of the number of ranks, {}", machine.ranks));
   }
   for (std::string& violation : activation_violations(numerics)) violations.push_back(std::move(violation));
-  if (machine.engine == EngineKind::kCuda && violations.empty() && !is_gated(numerics.activation)) {
-    violations.push_back(
-        fmt::format("activation={}: the cuda engine has no kernels without a gate; the cpu engine has all",
-                    activation_text(numerics)));
-  }
-  if (machine.engine == EngineKind::kCuda && numerics.router_weight == RouterWeight::kInput) {
-    violations.emplace_back("router_weight=input: the cuda engine has no kernels for it; the cpu engine has");
-  }
   if (numerics.bias && numerics.router_weight == RouterWeight::kInput) {
     violations.emplace_back("bias=1: not with router_weight=input; legal with activation and output");
   }

@@ -121,7 +121,8 @@ constexpr bool fits() {
   return {"layer_storage_test.cu", "uniep_layer_storage", {}, text};
 }
 
-// The other activations backward, where registers are fewest, and one forward.
+// The other activations backward, where registers are fewest, and some forward; without a gate, and with the router's
+// weight on the input.
 std::vector<LayerKernelConfig> activation_configs() {
   using uniep::ActivationKind;
   ExpertConfig shaped{.activation = ActivationKind::kShapedSwiglu};
@@ -130,9 +131,19 @@ std::vector<LayerKernelConfig> activation_configs() {
   shaped.up_offset = uniep::bits_of_float(1.0f);
   ExpertConfig biased = shaped;  // gpt-oss
   biased.bias = biased.weighs_output = true;
-  std::vector<LayerKernelConfig> configs = {layer_config({.expert = shaped}), layer_config({.expert = biased})};
-  for (const ExpertConfig& expert : {shaped, ExpertConfig{.activation = ActivationKind::kGegluTanh},
-                                     ExpertConfig{.activation = ActivationKind::kGegluErf}}) {
+  ExpertConfig input = shaped;
+  input.weighs_z = true;
+  ExpertConfig no_gate{.activation = ActivationKind::kRelu2};
+  no_gate.bias = no_gate.weighs_output = true;
+  std::vector<LayerKernelConfig> configs = {
+      layer_config({.expert = shaped}), layer_config({.expert = biased}), layer_config({.expert = input}),
+      layer_config({.expert = no_gate}),
+      layer_config({.gemms = LayerGemms::kSecondGradient, .filled = FilledGradients::kAccumulate, .expert = no_gate})};
+  for (const ExpertConfig& expert : {shaped, input, ExpertConfig{.activation = ActivationKind::kGegluTanh},
+                                     ExpertConfig{.activation = ActivationKind::kGegluErf},
+                                     ExpertConfig{.activation = ActivationKind::kGegluErf, .weighs_z = true},
+                                     ExpertConfig{.weighs_z = true}, ExpertConfig{.activation = ActivationKind::kRelu2},
+                                     ExpertConfig{.activation = ActivationKind::kSilu, .weighs_z = true}}) {
     configs.push_back(layer_config({.gemms = LayerGemms::kFirstGradient, .tile_n = 192, .expert = expert}));
     configs.push_back(
         layer_config({.gemms = LayerGemms::kGradients, .filled = FilledGradients::kBFloat16, .expert = expert}));

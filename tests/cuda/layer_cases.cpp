@@ -10,6 +10,7 @@
 #include "engine/cuda/calls/layer_tiles.h"
 #include "engine/cuda/kernels/bias_kernels.h"
 #include "engine/cuda/kernels/layer_kernels.h"
+#include "model/activation_choice.h"
 #include "model/elementwise.h"
 #include "model/place.h"
 #include "program/build.h"
@@ -150,7 +151,7 @@ void draw_backward(const CaseOptions& options, const RandomLayer& layer, uint64_
   drawn.by_address = random.one_in(2);
   drawn.backward_twice = random.one_in(8);
   Random of_forms(random.next());
-  drawn.apart = of_forms.one_in(2);
+  drawn.apart = of_forms.one_in(2) && is_gated(layer.config.numerics.activation);
   drawn.dense = has_slots_of_a_map(seed) && !of_forms.one_in(4);
   drawn.later = of_forms.one_in(4);
   if (!options.backward) return;
@@ -328,6 +329,40 @@ bool names_any(const std::string& branch, std::initializer_list<const char*> wor
 }
 
 }  // namespace
+
+const std::vector<std::string> kActivations = {"swiglu",
+                                               "swiglu:alpha=1.702,limit=1,up_offset=1",
+                                               "geglu_tanh",
+                                               "geglu_erf",
+                                               "relu2",
+                                               "silu",
+                                               "swiglu:gate_limit=0.75"};
+
+std::vector<ActivationForm> activation_forms() {
+  std::vector<ActivationForm> forms;
+  for (const std::string& activation : kActivations) {
+    forms.push_back({activation});
+    forms.push_back({activation, RouterWeight::kOutput, true});
+    forms.push_back({activation, RouterWeight::kInput});
+  }
+  return forms;
+}
+
+std::string to_text(const ActivationForm& form) {
+  return fmt::format("{}, weight on {}{}", form.activation, router_weight_text(form.router_weight),
+                     form.bias ? ", biases" : "");
+}
+
+void set_form(RandomLayer& layer, const ActivationForm& form) {
+  Numerics& numerics = layer.config.numerics;
+  set_activation(numerics, form.activation);
+  numerics.router_weight = form.router_weight;
+  numerics.bias = form.bias;
+  const auto& shape = layer.config.shape;
+  layer.data.halves = is_gated(numerics.activation) ? 2 : 1;
+  layer.data.w1.resize(static_cast<std::size_t>(shape.experts * z_columns(shape, numerics) * shape.hidden));
+  if (form.bias) uniep::test::draw_biases(layer);
+}
 
 LayerCases draw_cases(uint64_t seed, const RandomLayerLimits& limits, const CaseOptions& options) {
   LayerCases drawn{random_layer(seed, limits), {}};

@@ -10,9 +10,11 @@
 #include "engine/cuda/calls/exchange_request.h"
 #include "engine/cuda/calls/layer_tiles.h"
 #include "engine/cuda/kernels/exchange.h"
+#include "model/activation_choice.h"
 #include "program/build.h"
 #include "program/kernel_memory.h"
 #include "program/schedule_space.h"
+#include "support/models.h"
 #include "support/random_schedule_case.h"
 #include "uniep/error.h"
 
@@ -347,6 +349,41 @@ TEST(ScheduleKernels, AJobsListHasEachLaunchsKernel) {
   EXPECT_GT(filled, 50);
   EXPECT_GT(alone, 50);
   EXPECT_GT(apart, 100);
+}
+
+// Each with its own activation, and FC1's of an expert without a gate, too.
+TEST(ScheduleKernels, RealModelsHaveThem) {
+  for (const uniep::test::Model& model : uniep::test::models()) {
+    SCOPED_TRACE(model.name);
+    const LayerConfig config = model.config();
+    const Machine machine = hopper(8, 132);
+    const auto resolved = [&](Direction direction) {
+      return resolve({},
+                     {.direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = machine});
+    };
+    const std::set<std::string> listed = names_of(layer_kernels(
+        config, machine.ranks, machine.workers, resolved(Direction::kForward), resolved(Direction::kBackward)));
+    const auto count = [&](const std::vector<std::string>& words) {
+      return std::count_if(listed.begin(), listed.end(), [&](const std::string& name) {
+        return std::all_of(words.begin(), words.end(),
+                           [&](const std::string& word) { return name.find(word + " ") != std::string::npos; });
+      });
+    };
+    const int kind = static_cast<int>(activation_kind(config.numerics));
+    const std::string activation = "UNIEP_ACTIVATION=" + std::to_string(kind);
+    const bool on_input = model.router_weight == RouterWeight::kInput;
+    const std::string place = std::string("UNIEP_WEIGHS_Z=") + (on_input ? "1" : "0");
+    for (const char* gemms : {"UNIEP_GEMMS=0", "UNIEP_GEMMS=1"}) {
+      EXPECT_GE(count({gemms, activation, place}), 1) << gemms;
+      EXPECT_EQ(count({gemms}), count({gemms, activation, place})) << gemms;
+    }
+    const bool gated = is_gated(config.numerics.activation);
+    const std::string of_dgrad_fc1 =
+        "UNIEP_ACTIVATION=" +
+        std::to_string(static_cast<int>(gated ? ActivationKind::kSwiglu : ActivationKind::kRelu2));
+    EXPECT_GE(count({"UNIEP_GEMMS=2"}), 1);
+    EXPECT_EQ(count({"UNIEP_GEMMS=2"}), count({"UNIEP_GEMMS=2", of_dgrad_fc1}));
+  }
 }
 
 }  // namespace

@@ -5,6 +5,17 @@
 
 namespace uniep::cuda {
 
+namespace {
+
+// It only matters how long K is: one kernel for all with a gate, and one for those without.
+ExpertConfig of_dgrad_fc1(const ExpertConfig& expert) {
+  ExpertConfig config;
+  if (!expert.gated()) config.activation = ActivationKind::kRelu2;
+  return config;
+}
+
+}  // namespace
+
 LayerKernelConfig layer_config(const LayerKernelOptions& options) {
   LayerKernelConfig config;
   config.gemms = options.gemms;
@@ -17,7 +28,7 @@ LayerKernelConfig layer_config(const LayerKernelOptions& options) {
   gemm.cluster = options.cluster;
   gemm.ring_stage_bytes = options.ring_stage_bytes;
   gemm.copy_stages = options.copy_stages;
-  if (options.gemms != LayerGemms::kSecondGradient) gemm.expert = options.expert;
+  gemm.expert = options.gemms == LayerGemms::kSecondGradient ? of_dgrad_fc1(options.expert) : options.expert;
   gemm.pipeline_stages = options.pipeline_stages == 0 ? largest_stages(gemm) : options.pipeline_stages;
   if (options.gemms == LayerGemms::kGradients) {
     config.first_tile_n = options.first_tile_n;

@@ -72,6 +72,10 @@ constexpr GemmConfig first_gemm(const LayerKernelConfig& config) {
   return first_gradient_gemm(config.gemm, config.first_tile_n);
 }
 
+// Whether a tile of FC1 is half gate and half up columns.
+template <LayerKernelConfig kLayer>
+constexpr bool kHasGateAndUp = (kLayer.gemms == LayerGemms::kForward) && (kLayer.gemm.expert.gated());
+
 // The weight gradients' GEMMs, in the shared memory of dgrad FC1's.
 constexpr GemmConfig filled_gemm(const LayerKernelConfig& config) {
   GemmConfig gemm = config.gemm;

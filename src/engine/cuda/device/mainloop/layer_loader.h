@@ -7,7 +7,7 @@
 namespace uniep::cuda {
 
 // FC1: the first half of a tile of B is gate rows, the second the matching up rows. dgrad FC1: K is gate rows, then up
-// rows.
+// rows. Without a gate both are as plain as FC2.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call, const LayerTask& task) {
   const bool second = task.has(LayerTask::kSecond);
@@ -19,7 +19,7 @@ UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call
   tile.b_matrix = map_per_expert ? 0 : task.expert;
   tile.m_begin = task.row;
   tile.n_low = task.column();
-  const bool gate_and_up = kLayer.gemms == LayerGemms::kForward && !second;
+  const bool gate_and_up = kHasGateAndUp<kLayer> && !second;
   const int32_t width = second ? kLayer.gemm.tile_n : first_gemm(kLayer).tile_n;
   tile.n_high = task.column() + (gate_and_up ? call.up_row : width / 2);
   if (gate_and_up) tile.up_maps = call.up_maps;

@@ -6,10 +6,9 @@
 
 namespace uniep::cuda {
 
-// Columns of a tile of the first GEMM: FC1's tile has as many gate as up columns.
+// Columns of a tile of the first GEMM: FC1's tile has as many gate as up columns, where there is a gate.
 template <LayerKernelConfig kLayer>
-constexpr int32_t kFirstWidth = kLayer.gemms == LayerGemms::kForward ? kLayer.gemm.tile_n / 2
-                                                                     : first_gemm(kLayer).tile_n;
+constexpr int32_t kFirstWidth = kHasGateAndUp<kLayer> ? kLayer.gemm.tile_n / 2 : first_gemm(kLayer).tile_n;
 
 UNIEP_DEVICE bool is_wgrad(Stage stage) {
   return stage == Stage::kWgradFc2 || stage == Stage::kWgradFc1;
@@ -48,7 +47,8 @@ UNIEP_DEVICE LayerTask record_of(const RankCall& call, const uniep::Task& tile, 
   const int32_t width = second ? kLayer.gemm.tile_n : kFirstWidth<kLayer>;
   const int32_t column = second ? p.chunk_column[chunk] + (tile.n - p.chunk_tile[chunk]) * width : tile.n * width;
   const int32_t columns = (second ? p.chunk_column[chunk + 1] : static_cast<int32_t>(call.intermediate)) - column;
-  constexpr int32_t kHalves = kLayer.gemms == LayerGemms::kForward ? 1 : 2;  // dgrad FC1 goes along gate and up
+  // dgrad FC1 goes along gate and up.
+  constexpr int32_t kHalves = kLayer.gemms == LayerGemms::kForward || !kLayer.gemm.expert.gated() ? 1 : 2;
   const int32_t k = static_cast<int32_t>(second ? kHalves * call.intermediate : call.hidden);
   const int32_t k_blocks = (k + kTileK - 1) / kTileK;
   const int32_t min_blocks = second ? interleaved_blocks(kLayer.gemm) : interleaved_blocks(first_gemm(kLayer));
