@@ -175,8 +175,7 @@ class LayerTests {
 
   // The mathematics, not only the bits.
   void against_reference(uint64_t seed, const ActivationForm& form = {}) {
-    RandomLayer layer = layer_for_reference(seed);
-    set_form(layer, form);
+    const RandomLayer layer = layer_for_reference(seed, form);
     Group group(group_options(options_.of_cases, layer.ranks));
     cli::LayerRunner runner(group, layer.config, layer.data, {.main_grad = no_main_grad});
     runner.forward(whole({}, Direction::kForward, layer, group));
@@ -187,9 +186,8 @@ class LayerTests {
   // The oracle's, with and without rows.
   void oracle_against_reference(uint64_t seed, const ActivationForm& form = {}) {
     for (int i = 0; i < 3; ++i) {
-      RandomLayer layer = layer_for_reference(seed + static_cast<uint64_t>(i));
+      RandomLayer layer = layer_for_reference(seed + static_cast<uint64_t>(i), form);
       layer.config.numerics.weight_gradient = static_cast<WeightGradient>(i);
-      set_form(layer, form);
       const ScopedDevice scope(0);
       check_result("oracle, " + to_text(form), layer, naive_layer(kernels_, layer.config, layer.data, no_main_grad));
     }
@@ -287,17 +285,6 @@ class LayerTests {
   }
 
   static float no_main_grad(uint64_t) { return 0.0f; }
-
-  static RandomLayer layer_for_reference(uint64_t seed) {
-    RandomLayerLimits limits;
-    limits.most_tokens = 200;
-    limits.most_columns = 520;
-    RandomLayer layer = random_layer(seed, limits);
-    while (layer.config.numerics.combine_groups > kMaxGroups || layer.data.dy.empty()) {
-      layer = random_layer(++seed, limits);
-    }
-    return layer;
-  }
 
   static Schedule whole(const PartialSchedule& given, Direction direction, const RandomLayer& layer,
                         const Group& group) {
@@ -454,7 +441,13 @@ int run_part(const Options& options, const std::vector<Seeds>& all, LayerTests& 
   return results.failed == 0 ? 0 : 1;
 }
 
-// The kernels of all cases, and the oracle's, into the cache.
+// The forms of activations whose layers are compared with the float64 reference.
+std::vector<ActivationForm> forms_of(const Options& options) {
+  if (!options.only.empty() && options.only != "activations") return {};
+  return activation_forms();
+}
+
+// The kernels of all cases, of the layers for the float64 reference, and the oracle's, into the cache.
 void compile(const Options& options, const std::vector<Seeds>& all, const std::string& folder) {
   std::map<std::string, KernelRequest> requests;
   for (const KernelRequest& request : oracle_kernels(folder)) requests.emplace(request.description(), request);
@@ -467,9 +460,15 @@ void compile(const Options& options, const std::vector<Seeds>& all, const std::s
       }
     });
   }
+  for (const ActivationForm& form : forms_of(options)) {
+    const RandomLayer layer = layer_for_reference(reference_seed(form, options.first), form);
+    for (const KernelRequest& request : kernels_of(reference_case(layer, options.of_cases), layer.config)) {
+      requests.emplace(request.description(), request);
+    }
+  }
   std::vector<KernelRequest> kernels;
   for (const auto& [description, request] : requests) kernels.push_back(request);
-  std::printf("layer tests: %zu kernels of %d cases\n", kernels.size(), cases);
+  std::printf("layer tests: %zu kernels of %d cases and of layers for the reference\n", kernels.size(), cases);
   std::fflush(stdout);
   compile_kernels(kernels, options.compile_threads);
 }
@@ -545,13 +544,10 @@ int run(int argc, char** argv) {
   for (const Seeds& seeds : all) tests.run_local(seeds);
   if (wanted("reference")) tests.against_reference(options.first);
   if (wanted("oracle")) tests.oracle_against_reference(options.first);
-  if (wanted("activations")) {
-    for (const ActivationForm& form : activation_forms()) {
-      // Fixed layers: of others a row of dw1 that one token makes may be worse, in all engines alike.
-      const uint64_t seed = form.router_weight == RouterWeight::kActivation ? options.first : 1;
-      tests.against_reference(seed, form);
-      tests.oracle_against_reference(seed, form);
-    }
+  for (const ActivationForm& form : forms_of(options)) {
+    const uint64_t seed = reference_seed(form, options.first);
+    tests.against_reference(seed, form);
+    tests.oracle_against_reference(seed, form);
   }
   if (wanted("silent")) tests.silent_rank();
   for (const char* const fusion : {"pairs", "layer"}) {

@@ -452,4 +452,35 @@ std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const LayerCo
   return requests;
 }
 
+uint64_t reference_seed(const ActivationForm& form, uint64_t first) {
+  return form.router_weight == RouterWeight::kActivation ? first : 1;
+}
+
+RandomLayer layer_for_reference(uint64_t seed, const ActivationForm& form) {
+  RandomLayerLimits limits;
+  limits.most_tokens = 200;
+  limits.most_columns = 520;
+  RandomLayer layer = random_layer(seed, limits);
+  while (layer.config.numerics.combine_groups > kMaxGroups || layer.data.dy.empty()) {
+    layer = random_layer(++seed, limits);
+  }
+  set_form(layer, form);
+  return layer;
+}
+
+LayerCase reference_case(const RandomLayer& layer, const CaseOptions& options) {
+  LayerCase found;
+  found.ranks = layer.ranks;
+  found.workers = options.processors / layer.ranks / 2 * 2;
+  const Machine machine{.engine = EngineKind::kCuda, .ranks = found.ranks, .workers = found.workers};
+  const auto whole = [&](const char* given, Direction direction) {
+    return resolve(
+        PartialSchedule::parse(given),
+        {.direction = direction, .shape = layer.config.shape, .numerics = layer.config.numerics, .machine = machine});
+  };
+  found.schedule = whole("", Direction::kForward);
+  if (options.backward) found.backward = whole("fusion=pairs", Direction::kBackward);
+  return found;
+}
+
 }  // namespace uniep::cuda::test

@@ -85,4 +85,11 @@ float case_main_grad(uint64_t index);
 // The kernels that the launches take.
 std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const LayerConfig& config);
 
+// What is compared with the float64 reference. The activations' layers are fixed ones but for the form that all had
+// first: of others a row of dw1 that one token makes may be worse, in all engines alike.
+uint64_t reference_seed(const ActivationForm& form, uint64_t first);
+uniep::test::RandomLayer layer_for_reference(uint64_t seed, const ActivationForm& form);
+// The default Schedules, backward in two launches, on virtual ranks of one GPU.
+LayerCase reference_case(const uniep::test::RandomLayer& layer, const CaseOptions& options);
+
 }  // namespace uniep::cuda::test

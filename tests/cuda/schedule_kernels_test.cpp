@@ -133,7 +133,9 @@ int expect_backward_kernels(const Schedule& schedule, const Numerics& numerics) 
     EXPECT_EQ(first, !both && (stages.first_gemm || (stages.dispatch && !stages.second_gemm)));
     EXPECT_EQ(tile_of(config.gemm), schedule.tile_of(stage));
     EXPECT_EQ(config.gemm.cluster, cluster_of(schedule, kBackward));
-    if (both) EXPECT_EQ(tile_of(first_gemm(config)), schedule.tile_of(GemmStage::kDgradFc2));
+    if (both) {
+      EXPECT_EQ(tile_of(first_gemm(config)), schedule.tile_of(GemmStage::kDgradFc2));
+    }
     const int other = both ? bytes_of(schedule, GemmStage::kDgradFc2) : 0;
     EXPECT_EQ(shared_memory_bytes(config.gemm), std::max(bytes_of(schedule, stage), other));
     EXPECT_EQ(shared_memory_bytes(first_gemm(config)), shared_memory_bytes(config.gemm));
