@@ -98,25 +98,29 @@ TEST(ActivationRules, NumbersThatAreNotLegalAreNamed) {
   numerics = numerics_of("relu2");
   numerics.alpha = 2;
   refused(numerics, cpu, "activation=relu2: takes no alpha, limit or offset; only swiglu does");
-  for (const char* text : {"relu2", "silu"}) {
-    refused(numerics_of(text), cuda,
-            std::string("activation=") + text + ": the cuda engine has no kernels without a gate");
-    EXPECT_NO_THROW(
-        resolve(PartialSchedule(),
-                {.direction = Direction::kForward, .shape = shape, .numerics = numerics_of(text), .machine = cpu}));
+  for (const Machine& machine : {cpu, cuda}) {
+    numerics = numerics_of("silu", RouterWeight::kInput);
+    numerics.bias = true;
+    refused(numerics, machine, "bias=1: not with router_weight=input; legal with activation and output");
   }
-  for (const char* text :
-       {"geglu_tanh", "geglu_erf", "swiglu:gate_limit=7", "swiglu:alpha=1.702,limit=7,up_offset=1"}) {
-    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-      EXPECT_NO_THROW(resolve(
-          PartialSchedule(), {.direction = direction, .shape = shape, .numerics = numerics_of(text), .machine = cuda}));
+}
+
+TEST(ActivationRules, BothEnginesServeAllOfThem) {
+  for (const EngineKind engine : {EngineKind::kCpu, EngineKind::kCuda}) {
+    const Machine machine{.engine = engine, .ranks = 2, .workers = 132};
+    for (const char* text : {"swiglu", "geglu_tanh", "geglu_erf", "relu2", "silu", "swiglu:gate_limit=7",
+                             "swiglu:alpha=1.702,limit=7,up_offset=1"}) {
+      for (const RouterWeight weight : {RouterWeight::kActivation, RouterWeight::kOutput, RouterWeight::kInput}) {
+        for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+          EXPECT_NO_THROW(resolve(PartialSchedule(), {.direction = direction,
+                                                      .shape = {64, 64, 4, 2},
+                                                      .numerics = numerics_of(text, weight),
+                                                      .machine = machine}))
+              << text;
+        }
+      }
     }
   }
-  refused(numerics_of("swiglu", RouterWeight::kInput), cuda,
-          "router_weight=input: the cuda engine has no kernels for it; the cpu engine has");
-  const Numerics output = numerics_of("swiglu", RouterWeight::kOutput);
-  EXPECT_NO_THROW(resolve(PartialSchedule(),
-                          {.direction = Direction::kBackward, .shape = shape, .numerics = output, .machine = cuda}));
 }
 
 TEST(ActivationRules, ASavedOfAnotherActivationOrPlaceIsRefused) {

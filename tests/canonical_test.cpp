@@ -261,7 +261,10 @@ TEST(Buildable, SaysInWordsWhatHasNoKernel) {
   expect_one(reasons("dispatch.transport=push", Direction::kForward, true), "dispatch.transport=push");
   expect_one(reasons("tile.m=64"), "tile.m=64");
   expect_one(reasons("tile.pipeline=pingpong"), "tile.pipeline=pingpong");
-  expect_one(reasons("fusion=layer,backward.wgrad=after", Direction::kBackward), "fusion=layer");
+  EXPECT_TRUE(reasons("fusion=layer,backward.wgrad=after", Direction::kBackward).empty());
+  expect_one(reasons("fusion=layer,order.experts_per_wave=1", Direction::kBackward), "order.experts_per_wave=1");
+  expect_one(reasons("fusion=layer,order.interleave=mixed,order.experts_per_wave=16", Direction::kBackward),
+             "order.interleave=mixed");
   expect_one(reasons("auto", Direction::kForward, false, shape, 16), "ranks=16");
   expect_one(reasons("auto", Direction::kForward, false, {4096, 1536, 128, 40}), "topk=40");
   expect_one(reasons("auto", Direction::kForward, false, {4096, 1536, 4096, 8}), "experts=4096");

@@ -43,7 +43,7 @@ tune::Problem problem_of(const MeasuredLayer& row) {
   const RankLoad load = row.routing == "seven_eighths_remote"
                             ? remote_load(row)
                             : tune::uniform_load(row.shape, row.ranks, static_cast<double>(row.tokens), machine);
-  return tune::make_problem(row.shape, row.ranks, load, machine, row.state);
+  return tune::make_problem({row.shape}, row.ranks, load, machine, row.state);
 }
 
 struct Errors {
@@ -91,6 +91,23 @@ TEST(ClosedForm, PredictsMeasuredLayers) {
   EXPECT_LT(all.mean(), 0.042);
   EXPECT_LT(all.ninety(), 0.105);
   EXPECT_LT(ratios.mean(), 0.025);
+}
+
+TEST(ClosedForm, WithoutAGateTheFirstGemmIsHalfAsMuch) {
+  const sim::MachineDescription& machine = sim::shipped_machine("h200");
+  const LayerShape shape{2688, 1792, 128, 6};
+  const auto problem = [&](const char* activation) {
+    LayerConfig layer{shape, {}};
+    set_activation(layer.numerics, activation);
+    return tune::make_problem(layer, 8, tune::uniform_load(shape, 8, 8192, machine), machine, tune::State::kSustained);
+  };
+  const Schedule schedule =
+      fill({}, {.direction = Direction::kForward, .shape = shape, .machine = sim::schedule_machine(machine, 8)});
+  const tune::Problem gated = problem("swiglu"), plain = problem("relu2");
+  EXPECT_DOUBLE_EQ(tune::gemm_part(gated, schedule).first_cycles, 2 * tune::gemm_part(plain, schedule).first_cycles);
+  EXPECT_LT(plain.memory, gated.memory);
+  EXPECT_LT(tune::estimate(plain, schedule).us, tune::estimate(gated, schedule).us);
+  EXPECT_LT(tune::lower_bound(plain).gemms, 0.7 * tune::lower_bound(gated).gemms);
 }
 
 }  // namespace

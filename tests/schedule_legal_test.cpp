@@ -169,7 +169,13 @@ TEST(ScheduleValidate, NamesEachRuleByItsField) {
       {cuda, forward, "tile.cluster=2,comm.where=sms,comm.dispatch_sms=3", "tile.cluster=2: must divide"},
       {cuda, forward, "tile.wgrad_fc1.m=256,tile.wgrad_fc1.n=256", ""},
       {cuda, forward, "fusion=layer,dispatch.transport=push", ""},
-      {cuda, backward, "fusion=layer", "fusion=layer: in backward not built on cuda yet; legal are none, pairs"},
+      {cuda, backward, "fusion=layer", ""},
+      {cuda, backward, "fusion=layer,order.experts_per_wave=1",
+       "order.experts_per_wave=1: in backward fusion=layer has one wave on cuda; legal is 4, the local experts of a"},
+      {cuda, backward, "fusion=layer,order.interleave=mixed,order.experts_per_wave=4",
+       "order.interleave=mixed: in backward not built on cuda yet; legal is phased"},
+      {cuda, backward, "fusion=layer,tile.dgrad_fc2.stages=3,tile.dgrad_fc1.stages=2",
+       "tile.dgrad_fc1.stages=2 with tile.dgrad_fc2.stages=3: fusion=layer runs dgrad_fc2 and dgrad_fc1 in one"},
       {cpu, backward, "fusion=layer", ""},
       {cuda, backward, "fusion=none", ""},
       {cuda, backward, "dispatch.transport=push", "dispatch.transport=push: in backward not built on cuda yet"},
@@ -264,7 +270,13 @@ bool is_legal_by_hand(const Schedule& s, const ScheduleCase& c) {
   }
   if (!backward && s.stage_tile[0].n.value_or(s.tile.n) % 128 != 0) return false;
   if (c.machine.engine != EngineKind::kCuda) return true;
-  if (backward && (s.fusion == Fusion::kLayer || s.dispatch.transport == DispatchTransport::kPush)) return false;
+  if (backward && s.dispatch.transport == DispatchTransport::kPush) return false;
+  if (backward && s.fusion == Fusion::kLayer) {
+    const bool one_wave = s.order.experts_per_wave == c.shape.experts / c.machine.ranks;
+    if (!one_wave || s.order.interleave == Interleave::kMixed) return false;
+    if (c.numerics.bias && c.numerics.router_weight == RouterWeight::kOutput) return false;
+    if (s.tile_of(GemmStage::kDgradFc2).stages != s.tile_of(GemmStage::kDgradFc1).stages) return false;
+  }
   const int64_t ring = (s.comm.chunk_bytes + 128) * s.comm.stages;
   const TileShape first = s.tile_of(backward ? GemmStage::kDgradFc2 : GemmStage::kFc1);
   for (int stage = backward ? 2 : 0; stage < (backward ? 6 : 2); ++stage) {
@@ -296,8 +308,10 @@ TEST(ScheduleValidate, AgreesWithTheRulesWrittenByHand) {
   int legal = 0;
   const int rounds = 60000;
   for (int round = 0; round < rounds; ++round) {
-    const ScheduleCase c = random_schedule_case(random);
+    ScheduleCase c = random_schedule_case(random);
     count_case(branches, c);
+    c.numerics.bias = below(random, 4) == 0;
+    if (c.numerics.bias) c.numerics.router_weight = RouterWeight::kOutput;
     // On sms a ring may be too large without the tiles being so too.
     Schedule schedule = c.filled(PartialSchedule::parse(below(random, 2) == 0 ? "comm.where=sms" : "auto"));
     for (int changes = below(random, 6); changes > 0; --changes) {
@@ -462,6 +476,9 @@ TEST(ScheduleFill, CompletesWhatARequestNeeds) {
       {cuda, backward, "tile.stages=2", "tile.n=256,tile.dgrad_fc2.n=128"},
       {cuda, backward, "tile.stages=6", "tile.n=128,tile.dgrad_fc2.stages=4"},
       {cuda, backward, "fusion=none", "backward.wgrad=after,tile.n=256,tile.dgrad_fc2.n=192"},
+      {cuda, backward, "fusion=layer",
+       "order.experts_per_wave=4,order.interleave=phased,backward.wgrad=fill,tile.stages=4,tile.dgrad_fc2.n=192"},
+      {cuda, backward, "fusion=layer,tile.dgrad_fc2.stages=3", "tile.stages=3,backward.wgrad=fill"},
       {cuda, backward, "comm.chunk_bytes=65536", "comm.stages=1,comm.where=warps,tile.n=256,tile.stages=2"},
       {cuda, backward, "tile.n=256,tile.stages=4,comm.stages=16", "comm.chunk_bytes=512"},
       {cuda, forward, "comm.where=sms,combine.transport=staged",
@@ -531,9 +548,8 @@ TEST(ScheduleFill, SingleFieldsThatNoMachineForbidsAreLegal) {
         for (const int value : legal_values(descriptor_of(id).field)) {
           const std::set<std::string> not_built = {
               "m=64", "m=256", "n=64", "n=192", "k=32", "k=128", "stages=7", "stages=8", "pipeline=pingpong"};
-          const std::set<std::string> not_built_in_backward = {"fusion=layer", "dispatch.transport=push",
-                                                               "order.interleave=mixed", "tile.dgrad_fc2.n=256",
-                                                               "tile.dgrad_fc2.stages=6"};
+          const std::set<std::string> not_built_in_backward = {"dispatch.transport=push", "order.interleave=mixed",
+                                                               "tile.dgrad_fc2.n=256", "tile.dgrad_fc2.stages=6"};
           const std::string text = name_of(id) + "=" + value_text(descriptor_of(id).field, value);
           const bool is_tile = text.rfind("tile.", 0) == 0;
           if (engine == EngineKind::kCuda && is_tile && not_built.count(text.substr(text.rfind('.') + 1)) != 0)

@@ -132,7 +132,6 @@ TEST(ScheduleSample, ReachesEveryValue) {
         std::vector<int> expected =
             legal_values(descriptor_of(id).field, bound == largest.end() ? INT64_MAX : bound->second);
         if (engine == EngineKind::kCuda && direction == Direction::kBackward) {
-          if (id == kFusion) expected = {static_cast<int>(Fusion::kNone), static_cast<int>(Fusion::kPairs)};
           if (id == kDispatchTransport) expected = {static_cast<int>(DispatchTransport::kPull)};
           if (id == kOrderInterleave) expected = {static_cast<int>(Interleave::kPhased)};
         }

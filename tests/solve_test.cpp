@@ -38,7 +38,8 @@ SolveRequest request_for(const LayerShape& shape, int ranks = 8, const std::stri
 }
 
 tune::Problem problem_of(const SolveRequest& request) {
-  return tune::make_problem(request.shape, request.ranks, request.loads.front(), *request.machine, request.state);
+  return tune::make_problem({request.shape, request.numerics}, request.ranks, request.loads.front(), *request.machine,
+                            request.state);
 }
 
 #if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

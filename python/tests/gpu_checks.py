@@ -342,6 +342,26 @@ def check_biases(world):
     world.expect_same(run(none)[0], world.run(layer), "zero biases")
 
 
+def check_experts_without_a_gate_and_weights_on_the_input(world):
+    """Both transports, and recomputed."""
+    layer = world.medium()
+
+    def run(group=world.native, save="keep", **options):
+        x, ids, probs, w1, w2 = world.leaves(layer)
+        if options.get("activation") == "relu2":
+            w1 = w1.detach()[:, : w2.shape[2]].contiguous().requires_grad_()
+        y = uniep.moe(x, ids, probs, w1, w2, group=group, save=save, **options)
+        y.backward(layer.dy[world.rank])
+        return result_of((x, ids, probs, w1, w2), y)
+
+    forms = ("swiglu", "input"), ("relu2", "activation"), ("relu2", "output"), ("relu2", "input")
+    for activation, router_weight in forms:
+        options = {"activation": activation, "router_weight": router_weight}
+        expected = run(**options)
+        world.expect_same(run(world.torch, **options), expected, f"both transports, {options}")
+        world.expect_same(run(save="recompute", **options), expected, f"recomputed, {options}")
+
+
 def check_uninitialized_memory_may_hold_anything(world):
     layer = world.medium()
     expected = world.run(layer)

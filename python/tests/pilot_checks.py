@@ -1,16 +1,24 @@
 """What test_pilot.py starts: its large models in small, and comparisons of bits that differ."""
 
 import dataclasses
+import datetime
+import gc
+import json
 import sys
 
 import megatron_shim  # noqa: F401
 
 # isort: split
 import torch
+import torch.distributed as dist
 
 from distributed_checks import run_checks
-from uniep.pilot import arms, bits, sizes, turns
+from uniep import reserved_sms
+from uniep.pilot import arms, bits, meeting, options, sizes, turns
+from uniep.pilot.meeting import meet
+from uniep.pilot.parts import Output, Parts
 from uniep.pilot.text import Text
+from uniep.pilot.trace import traced
 from uniep.pilot.training import Setting, Training, set_up_parallelism
 
 SMALL = {"layers": 2, "hidden": 64, "intermediate": 32, "experts": 8, "topk": 2, "heads": 4, "vocabulary": 256}
@@ -73,6 +81,97 @@ def check_arms_must_begin_alike(rank, ranks):
     one = setting()
     other = dataclasses.replace(one, seed=6)
     assert turns.run_block(one, arm, 0, 0, 1).begins_with != turns.run_block(other, arm, 0, 0, 1).begins_with
+
+
+def live_bytes():
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+    storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors}
+    return sum(storages.values())
+
+
+def check_memory_is_given_back(rank, ranks):
+    """The next arm needs it."""
+    given = setting()
+    for arm in arms.find(["stock", "uniep"], "auto")[0]:
+        before = live_bytes()
+        training = Training(given, arm)
+        training.run(2)
+        with traced(training) as trace:
+            training.step()
+            trace.spans()
+        whole = live_bytes() - before
+        training.close()
+        assert live_bytes() - before < 0.05 * whole, (arm.name, before, whole, live_bytes())
+    bits.of_other_batches(given, arm)
+    assert live_bytes() - before < 0.05 * whole
+
+
+def some_parts(kind, words, written):
+    size = setting().size
+    sizes.SIZES["small"] = size
+    given = options.parse(["--cpu", "--model", "small", "--steps", "1", "--turns", "1", "--warm", "0", *words])
+    report = {"missing_parts": [], "failed_parts": {}}
+    output = Output(lambda report: written.append(json.loads(json.dumps(report))), lambda _: None)
+    return kind(given, setting(), arms.find(["stock", "uniep"], "auto")[0], report, output)
+
+
+class Broken(Parts):
+    def run_turns(self):
+        raise OSError("no room")
+
+    def run_deterministic(self):
+        if dist.get_rank() == 0:
+            raise OSError("no room on one")
+        raise KeyboardInterrupt  # as one that still is in a collective
+
+
+def check_a_part_that_fails_on_all_ranks_is_named(rank, ranks):
+    written = []
+    parts = some_parts(Broken, ["--parts", "turns,curves", "--curve-steps", "2"], written)
+    parts.run()
+    assert parts.report["failed_parts"] == {"turns": "OSError: no room"} and parts.report["missing_parts"] == []
+    assert len(parts.report["curves"]["losses"]) == 3
+    over = "it did not come to its end"
+    waiting = [[f"turns: {over}", f"curves: {over}"], [f"curves: {over}"], []]
+    assert [one["missing_parts"] for one in written] == waiting
+    meeting._LIMIT = datetime.timedelta(seconds=1)
+    parts = some_parts(Broken, ["--parts", "deterministic,curves"], written)
+    kind = None
+    try:
+        parts.run()
+    except BaseException as error:
+        kind = type(error)
+    assert kind == (OSError if rank == 0 else KeyboardInterrupt)
+    assert f"deterministic: {over}" in written[-1]["missing_parts"]
+    meeting._LIMIT = datetime.timedelta(seconds=60)
+    meet("the end of this check")
+
+
+def check_few_reserved_sms_come_last(rank, ranks):
+    """And the report is there before each of them."""
+    written, ran = [], []
+
+    def take_turns(_setting, given, *_rest):
+        ran.append([arm.name for arm in given])
+        if ran[-1] == ["uniep, reserve_sms=8"]:
+            raise TimeoutError("waited")
+        return []
+
+    was = turns.take_turns, reserved_sms.most_ctas
+    turns.take_turns, reserved_sms.most_ctas = take_turns, lambda _: 5
+    try:
+        parts = some_parts(Parts, ["--parts", "preflight", "--reserve-sms", "0,8,4,16"], written)
+        parts.options.parts = []
+        parts.run()
+    finally:
+        turns.take_turns, reserved_sms.most_ctas = was
+    name = "uniep, reserve_sms="
+    assert ran == [["uniep", f"{name}16"], [f"{name}0"], [f"{name}8"]]  # and no more behind a time-out
+    over = [one["missing_parts"][-1] for one in written[1:-1]]
+    assert over == [f"{', '.join(one)} of reserve_sms: it did not come to its end" for one in ran]
+    assert parts.report["failed_parts"] == {} and parts.report["missing_parts"] == []
+    assert parts.report["timed_out"] == {f"{name}8": "waited"}
 
 
 def set_up():

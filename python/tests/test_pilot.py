@@ -10,14 +10,20 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
+import types
 
 import pytest
+import torch
 
 if importlib.util.find_spec("megatron") is None:  # test_megatron.py fails then where it has to be there
     pytest.skip("megatron-core is not installed", allow_module_level=True)
 
 from ranks import HERE, run_ranks
-from uniep.pilot import arms, drawing, options, sizes, summary, text
+from uniep import peers
+from uniep.pilot import arms, drawing, kill, options, sizes, summary, text, watch, world
+from uniep.pilot.fingerprint import fingerprint
+from uniep.pilot.html import page
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -92,7 +98,7 @@ def run(tmp_path_factory):
 
 def test_every_part_is_in_the_report(run):
     output, report, _ = run
-    assert report["missing_parts"] == []
+    assert report["missing_parts"] == [] and report["failed_parts"] == {}
     assert list(report["missing_arms"]) == ["deepep", "hybridep"]
     assert all("needs GPUs" in why for why in report["missing_arms"].values())
     assert [row["arm"] for row in report["table"]] == ["stock", "uniep"]
@@ -108,9 +114,10 @@ def test_every_part_is_in_the_report(run):
 
 def test_bits_and_losses(run):
     _, report, _ = run
-    what = [one["what"].split(":")[0] for one in report["bits"]["uniep"]]
+    assert [one["what"] for one in report["bits"]["uniep"]] == ["the same again"]
+    assert report["repeatable"]["layers"] == 2 and report["began_alike"]
+    what = [one["what"].split(":")[0] for one in report["repeatable"]["bits"]]
     assert what == [
-        "the same again",
         "another Schedule",
         "a restart from the checkpoint of step 3",
         "another batch on the other ranks",
@@ -194,6 +201,7 @@ def test_layers_say_what_they_do(run):
         (["--reserve-sms", "eight"], "--reserve-sms: eight; must be numbers with commas"),
         (["--steps", "0"], "--steps: 0; must be 1 or more"),
         (["--bit-steps", "3"], "--bit-steps: 3; must be 4 or more"),
+        (["--deterministic-steps", "0"], "--deterministic-steps: 0; must be 1 or more"),
     ],
 )
 def test_mistakes_are_named(words, message, capsys):
@@ -217,13 +225,131 @@ def test_uniep_disable_is_refused(scratch, monkeypatch):
 
 
 def test_small_models_and_bits_that_differ():
-    assert "3 checks passed on 2 ranks" in run_ranks(2, HERE / "pilot_checks.py")
+    assert "6 checks passed on 2 ranks" in run_ranks(2, HERE / "pilot_checks.py")
+
+
+def equality(equal):
+    return {"what": "the same again", "compared": "", "equal": equal, "bits": ""}
+
+
+def test_on_gpus_bits_are_judged_in_deterministic_mode():
+    good, bad = equality(True), equality(False)
+    report = {"setting": {"device": "cuda"}, "failed_parts": {}, "bits": {"stock": [bad], "uniep": [bad]}}
+    report["repeatable"] = {"bits": [good], "layers": 1}
+    assert summary.passed(report)
+    assert not summary.passed(report | {"repeatable": {"bits": [bad], "layers": 1}})
+    assert not summary.passed(report | {"deterministic": {"uniep": {"bits": bad}}})
+    assert summary.passed(report | {"deterministic": {"stock": {"bits": bad}}})
+    assert not summary.passed(report | {"setting": {"device": "cpu"}})
+    assert not summary.passed(report | {"failed_parts": {"kill": "why"}})
+    assert not summary.passed(report | {"began_alike": False})
+
+
+def test_a_page_of_a_report_that_was_cut(run):
+    report = run[1]
+    whole = {"setting", "when", "command", "arms", "missing_arms", "missing_parts", "failed_parts"}
+    for parts in ((), ("preflight",), ("bits", "repeatable"), ("kill",), ("table", "preflight")):
+        cut = {name: value for name, value in report.items() if name in whole | set(parts)}
+        cut |= {"missing_parts": ["turns: it did not come to its end"], "failed_parts": {"curves": "OSError: <no>"}}
+        texts = " ".join(Page(page(cut)).texts)
+        assert "turns: it did not come to its end" in texts and "OSError: <no>" in texts
+        summary.words(cut)
+
+
+def fake_group(peer, synchronize):
+    own = peers.own_process()
+    processes = [own, own._replace(pid=peer)]
+    return types.SimpleNamespace(
+        transport="native", size=2, rank=0, processes=processes, synchronize=synchronize, process_group=None
+    )
+
+
+@pytest.mark.parametrize("how", ["error", "silent", "stuck", "stopped"])
+def test_a_dead_peer_is_noticed_while_the_main_thread_waits(how, monkeypatch):
+    monkeypatch.setattr(watch, "_PATIENCE_S", 0.1)
+    peer = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    stuck = threading.Event()
+
+    def synchronize():
+        if how == "error":
+            raise TimeoutError("group: rank 1 ended")
+        if how == "stuck":
+            stuck.wait(60)
+
+    noticed = []
+    other = fake_group(os.getpid(), synchronize)
+    ended = threading.Event()
+    thread = watch.watch(lambda: [other, fake_group(peer.pid, synchronize)], noticed.append, ended)
+    try:
+        thread.join(0.3)
+        assert thread.is_alive() and not noticed
+        if how == "stopped":
+            ended.set()
+    finally:
+        peer.kill()
+        peer.wait()
+        thread.join(20)
+        stuck.set()
+    assert not thread.is_alive()
+    if how == "stopped":
+        assert not noticed
+        return
+    (error,) = noticed
+    assert isinstance(error, TimeoutError)
+    assert str(error).startswith("group: rank 1 ended" if how == "error" else "group: gone: rank 1 (process ")
+
+
+def test_a_rank_that_nccls_watchdog_ends_has_noticed(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("hello\n[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)\nmore\n")
+    ended = kill.Ended(0, -6, {"ended_at": 12.0, "last_words": kill._last_words(log)})
+    assert ended.has_noticed and not kill.Ended(0, None, {}).has_noticed and not kill.Ended(0, 0, {}).has_noticed
+    found = kill._noticed(ended, 10.0)
+    assert (found["seconds"], found["kind"]) == (2.0, "signal 6") and "WorkNCCL(SeqNum=3)" in found["words"]
+    assert "not over after" in kill._words([kill.Ended(1, None, {"last_words": ""})])
+
+
+def test_fingerprints():
+    values = torch.randn(1001).bfloat16()
+    number = int(fingerprint(values))
+    assert number == int(fingerprint(values.clone())) == int(fingerprint(torch.cat([values, values])[1001:]))
+    other = values.clone()
+    other.view(torch.int16)[777] ^= 1
+    swapped = values.clone()
+    swapped[[3, 700]] = swapped[[700, 3]]
+    numbers = {number, *(int(fingerprint(one)) for one in (other, swapped, values[:-1], values.float()))}
+    assert len(numbers) == 5
+    assert int(fingerprint(torch.zeros(0))) == 0
+
+
+def test_fingerprints_in_parts(monkeypatch):
+    values = torch.randn(4096)
+    number = int(fingerprint(values))
+    monkeypatch.setattr(sys.modules["uniep.pilot.fingerprint"], "_CHUNK", 100)
+    assert int(fingerprint(values)) == number
+
+
+def test_the_environment_of_a_run(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("NCCL", "NVTE", "UNIEP", "CU"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("UNIEP_LIBRARY", "somewhere")
+    world.prepare_environment()
+    assert world.environment() == {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        "NCCL_ALGO": "Ring",
+        "NCCL_MAX_CTAS": "8",
+    }
 
 
 def test_layers():
     assert sizes.of_model("qwen3-30b", 4).layers == 4
     with pytest.raises(ValueError, match="--layers: 1; deepseek-v2-lite has 27, and at least 2"):
         sizes.of_model("deepseek-v2-lite", 1)
+    with pytest.raises(ValueError, match="--bit-layers: 28; "):
+        sizes.of_model("deepseek-v2-lite", 28, "--bit-layers")
 
 
 def test_text_is_a_function_of_seed_step_and_replica():

@@ -108,7 +108,8 @@ std::vector<int64_t> BenchRanks::rows_per_rank() const {
 double BenchRanks::forward_flops() const {
   const std::vector<int64_t> rows = rows_per_rank();
   const LayerShape& shape = request_.layer.shape;
-  return 6.0 * static_cast<double>(*std::max_element(rows.begin(), rows.end())) *
+  const double products = is_gated(request_.layer.numerics.activation) ? 3.0 : 2.0;
+  return 2.0 * products * static_cast<double>(*std::max_element(rows.begin(), rows.end())) *
          static_cast<double>(shape.hidden * shape.intermediate);
 }
 

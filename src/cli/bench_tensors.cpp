@@ -1,5 +1,7 @@
 #include "cli/bench_tensors.h"
 
+#include "model/activation_choice.h"
+
 namespace uniep::cli {
 namespace {
 
@@ -14,16 +16,20 @@ LayerTensors::LayerTensors(BenchRanks& ranks, const LayerConfig& config, Parts p
   }
 }
 
+int LayerTensors::halves() const {
+  return is_gated(config_.numerics.activation) ? 2 : 1;
+}
+
 void LayerTensors::add_arguments(int rank, bool backward) {
   const std::size_t gpu = ranks_.gpu_of(rank);
   BenchGpus& gpus = ranks_.gpus();
   const int64_t h = config_.shape.hidden, tokens = ranks_.on_host().tokens(rank);
   const int64_t weights = config_.shape.experts / ranks_.group().ranks() * config_.shape.intermediate * h;
   ForwardArguments& arguments = forward_.emplace_back();
-  arguments.weights.w1 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, 2 * weights));
+  arguments.weights.w1 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, halves() * weights));
   arguments.weights.w2 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, weights));
   const int64_t bias_rows = config_.shape.experts / ranks_.group().ranks();
-  const int64_t z_bias = bias_rows * 2 * config_.shape.intermediate, o_bias = bias_rows * h;
+  const int64_t z_bias = bias_rows * z_columns(config_.shape, config_.numerics), o_bias = bias_rows * h;
   if (config_.numerics.bias) {
     arguments.weights.b1 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, z_bias));
     arguments.weights.b2 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, o_bias));
@@ -39,7 +45,7 @@ void LayerTensors::add_arguments(int rank, bool backward) {
   gradients.weights = arguments.weights;
   gradients.dx = static_cast<BFloat16*>(gpus.zeros(gpu, tokens * h * kElement));
   gradients.dprobs = static_cast<float*>(gpus.zeros(gpu, tokens * config_.shape.topk * 4));
-  gradients.gradients.dw1 = gpus.zeros(gpu, 2 * weights * gradient_bytes);
+  gradients.gradients.dw1 = gpus.zeros(gpu, halves() * weights * gradient_bytes);
   gradients.gradients.dw2 = gpus.zeros(gpu, weights * gradient_bytes);
   if (!config_.numerics.bias) return;
   gradients.gradients.db1 = gpus.zeros(gpu, z_bias * gradient_bytes);
@@ -56,12 +62,13 @@ void LayerTensors::add_rows(int rank, bool backward) {
   const std::vector<float> probs(static_cast<std::size_t>(padded), 1.0f / static_cast<float>(config_.shape.topk));
   own.probs = static_cast<float*>(gpus.copy_of(gpu, probs.data(), padded * 4));
   own.xg = gpus.random_bfloat16(gpu, padded * h);
-  own.z = backward ? gpus.random_bfloat16(gpu, padded * 2 * i) : gpus.zeros(gpu, padded * 2 * i * kElement);
+  const int64_t of_z = padded * halves() * i;
+  own.z = backward ? gpus.random_bfloat16(gpu, of_z) : gpus.zeros(gpu, of_z * kElement);
   own.a = gpus.zeros(gpu, padded * i * kElement);
   own.out = gpus.zeros(gpu, padded * h * kElement);
   if (backward) {
     own.dyg = gpus.random_bfloat16(gpu, padded * h);
-    own.dz = gpus.zeros(gpu, padded * 2 * i * kElement);
+    own.dz = gpus.zeros(gpu, of_z * kElement);
     own.dprobs = static_cast<float*>(gpus.zeros(gpu, padded * 4));
     own.workspace = gpus.zeros(gpu, GroupedGemm::swiglu_gradient_workspace_bytes(padded, static_cast<int>(i)));
   }
@@ -82,14 +89,18 @@ void LayerTensors::multiply_forward() {
     const Rank& own = rows_[local];
     const Weights& weights = forward_[local].weights;
     GroupedGemm& gemm = *gemms_[local];
-    gemm.forward_swiglu({.rows = own.rows,
-                         .x = own.xg,
-                         .w1 = {weights.w1, {}},
-                         .prob = own.probs,
-                         .z = own.z,
-                         .a = own.a,
-                         .i = i,
-                         .k = h});
+    if (halves() == 2) {
+      gemm.forward_swiglu({.rows = own.rows,
+                           .x = own.xg,
+                           .w1 = {weights.w1, {}},
+                           .prob = own.probs,
+                           .z = own.z,
+                           .a = own.a,
+                           .i = i,
+                           .k = h});
+    } else {
+      gemm.forward({.rows = own.rows, .x = own.xg, .w = {weights.w1, {}}, .out = own.z, .n = i, .k = h});
+    }
     gemm.forward({.rows = own.rows, .x = own.a, .w = {weights.w2, {}}, .out = own.out, .n = h, .k = i});
   }
 }
@@ -102,18 +113,23 @@ void LayerTensors::multiply_backward() {
     const Weights& weights = forward_[local].weights;
     const WeightGradients& gradients = backward_[local].gradients;
     GroupedGemm& gemm = *gemms_[local];
-    gemm.input_gradient_swiglu({.rows = own.rows,
-                                .dy = own.dyg,
-                                .w2 = {weights.w2, {}},
-                                .z = own.z,
-                                .prob = own.probs,
-                                .a = own.a,
-                                .dz = own.dz,
-                                .dprob = own.dprobs,
-                                .workspace = own.workspace,
-                                .i = i,
-                                .k = h});
-    gemm.input_gradient({.rows = own.rows, .dy = own.dz, .w = {weights.w1, {}}, .dx = own.out, .n = h, .k = 2 * i});
+    if (halves() == 2) {
+      gemm.input_gradient_swiglu({.rows = own.rows,
+                                  .dy = own.dyg,
+                                  .w2 = {weights.w2, {}},
+                                  .z = own.z,
+                                  .prob = own.probs,
+                                  .a = own.a,
+                                  .dz = own.dz,
+                                  .dprob = own.dprobs,
+                                  .workspace = own.workspace,
+                                  .i = i,
+                                  .k = h});
+    } else {
+      gemm.input_gradient({.rows = own.rows, .dy = own.dyg, .w = {weights.w2, {}}, .dx = own.dz, .n = i, .k = h});
+    }
+    gemm.input_gradient(
+        {.rows = own.rows, .dy = own.dz, .w = {weights.w1, {}}, .dx = own.out, .n = h, .k = halves() * i});
     gemm.weight_gradient({.rows = own.rows,
                           .dy = own.dyg,
                           .x = own.a,
@@ -125,7 +141,7 @@ void LayerTensors::multiply_backward() {
                           .dy = own.dz,
                           .x = own.xg,
                           .dw = {gradients.dw1, {}},
-                          .m = 2 * i,
+                          .m = halves() * i,
                           .n = h,
                           .weight_gradient = form});
   }

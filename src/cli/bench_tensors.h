@@ -20,7 +20,7 @@ class LayerTensors {
 
   const std::vector<ForwardArguments>& forward() const { return forward_; }
   const std::vector<BackwardArguments>& backward() const { return backward_; }
-  // FC1 with SwiGLU, and FC2.
+  // FC1 with SwiGLU, and FC2. Without a gate the GEMMs alone, and so in backward.
   void multiply_forward();
   // The gradient of FC2's input with that of SwiGLU, of FC1's input, and of both weights.
   void multiply_backward();
@@ -33,6 +33,7 @@ class LayerTensors {
     float *probs = nullptr, *dprobs = nullptr;  // of rows
   };
 
+  int halves() const;  // of z: gate and up, or 1
   void add_arguments(int rank, bool backward);
   void add_rows(int rank, bool backward);
 

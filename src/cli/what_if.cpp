@@ -101,8 +101,9 @@ class Prediction {
     row.default_ms = solution.default_us * 1e-3;
     row.solved_ms = std::min(solution.best.front().us * 1e-3, *row.default_ms);
     if (other) {
-      const tune::Problem problem = tune::make_problem(layer_.shape, layer_.ranks, tune::busiest(*request, *other),
-                                                       description_, sim::State::kSustained);
+      const tune::Problem problem =
+          tune::make_problem({layer_.shape, layer_.numerics}, layer_.ranks, tune::busiest(*request, *other),
+                             description_, sim::State::kSustained);
       row.found_ms = tune::estimate(problem, *other).us * 1e-3;
     }
     set_bound(row, solution.bound.us(), solution.bound.limits());

@@ -18,6 +18,10 @@ enum class ActivationKind : int {
 };
 constexpr int kActivationKinds = 6;
 
+UNIEP_HOST_DEVICE constexpr bool has_gate(ActivationKind kind) {
+  return kind != ActivationKind::kRelu2 && kind != ActivationKind::kSilu;
+}
+
 // Of kShapedSwiglu; see uniep::Numerics. Here a limit that is none is infinite.
 struct ActivationParameters {
   float alpha = 1.0f;
@@ -108,7 +112,7 @@ UNIEP_HOST_DEVICE CurvePoint relu2_point(float x) {
 template <ActivationKind kKind, bool kWeighsZ = false>
 class ExpertActivation {
  public:
-  static constexpr bool kGated = kKind != ActivationKind::kRelu2 && kKind != ActivationKind::kSilu;
+  static constexpr bool kGated = has_gate(kKind);
 
   UNIEP_HOST_DEVICE constexpr explicit ExpertActivation(const ActivationParameters& parameters = {})
       : parameters_(parameters) {}

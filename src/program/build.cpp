@@ -49,9 +49,9 @@ std::vector<int32_t> column_chunk_bounds(int64_t columns, int chunks) {
   return bounds;
 }
 
-int first_tile_columns(const Schedule& schedule, Direction direction) {
-  return direction == Direction::kForward ? schedule.tile_of(GemmStage::kFc1).n / 2
-                                          : schedule.tile_of(GemmStage::kDgradFc2).n;
+int first_tile_columns(const Schedule& schedule, const Numerics& numerics, Direction direction) {
+  if (direction == Direction::kBackward) return schedule.tile_of(GemmStage::kDgradFc2).n;
+  return schedule.tile_of(GemmStage::kFc1).n / (is_gated(numerics.activation) ? 2 : 1);
 }
 
 RankProgram part_of(const RankProgram& layer, ProgramPart part) {
@@ -159,7 +159,8 @@ void set_schedule(RankProgram& p, const ProgramRequest& request) {
 void set_columns(RankProgram& p, const ProgramRequest& request, const LayerShape& shape) {
   const Schedule& schedule = request.schedule;
   const bool forward = request.direction == Direction::kForward;
-  p.first_tiles = static_cast<int32_t>(divide_up(shape.intermediate, first_tile_columns(schedule, request.direction)));
+  p.first_tiles = static_cast<int32_t>(
+      divide_up(shape.intermediate, first_tile_columns(schedule, request.numerics, request.direction)));
   p.second_tile_n = schedule.tile_of(forward ? GemmStage::kFc2 : GemmStage::kDgradFc1).n;
   const std::vector<int32_t> bounds = column_chunk_bounds(shape.hidden, schedule.combine.column_chunks);
   p.chunks = static_cast<int32_t>(bounds.size()) - 1;

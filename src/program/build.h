@@ -67,7 +67,7 @@ std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction dire
 // Bounds of the second GEMM's column chunks: multiples of 8 columns, empty chunks skipped.
 std::vector<int32_t> column_chunk_bounds(int64_t columns, int chunks);
 
-// Column tiles of the first GEMM are counted in columns of I: fc1's tile holds gate and up columns, half each.
-int first_tile_columns(const Schedule& schedule, Direction direction);
+// Column tiles of the first GEMM are counted in columns of I: with a gate, fc1's tile is half gate and half up columns.
+int first_tile_columns(const Schedule& schedule, const Numerics& numerics, Direction direction);
 
 }  // namespace uniep::program

@@ -277,6 +277,8 @@ class Filler {
   // Whether a stage's own value of a tile field may bind others, of its kernel or call.
   bool binds_others(GemmStage stage, FieldId field) const {
     if (!is_backward_on_cuda() || field == kTileCluster) return context_.cuda;
+    const bool is_dgrad = stage == GemmStage::kDgradFc2 || stage == GemmStage::kDgradFc1;
+    if (is_dgrad && field == kTileStages && schedule_.fusion == Fusion::kLayer) return true;
     return schedule_.wgrad == WgradOrder::kFill && stage != GemmStage::kDgradFc2;
   }
 

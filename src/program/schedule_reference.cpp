@@ -94,9 +94,11 @@ constexpr const char* kRules = R"(## What is filled
   (comm.chunk_bytes + 128) * comm.stages for the ring and 6144 beside, rounded up to 1024, which fit into the shared memory of an
   SM (232448). All stages have the same tile.cluster; it divides available and the comm.*_sms. Forward with fusion=layer: fc1
   and fc2 have the same tile.n and tile.stages.
-- cuda, backward: fusion=layer and dispatch.transport=push are not built yet. dgrad_fc2 has a stage for every 64 columns: tile.stages
-  are at least tile.n / 64. With backward.wgrad=fill the weight gradients have the tile.n and tile.stages of dgrad_fc1; with after
-  their kernels have no ring, but take 12672 bytes in its place, and 1024 beside.
+- cuda, backward: dispatch.transport=push is not built yet. dgrad_fc2 has a stage for every 64 columns: tile.stages are at
+  least tile.n / 64. fusion=layer has one wave, order.experts_per_wave=El, with order.interleave=phased and one tile.stages for
+  dgrad_fc2 and dgrad_fc1, and is not built where router_weight=output multiplies biases. With backward.wgrad=fill the weight
+  gradients have the tile.n and tile.stages of dgrad_fc1; with after their kernels have no ring, but take 12672 bytes in its
+  place, and 1024 beside.
 - dispatch() and combine() alone (`uniep schedule --op`) heed dispatch.*, queue, order.source_rotation, order.experts_per_wave,
   combine.column_chunks, and of comm: reserve_sms; dispatch_sms (combine: combine_sms), at most available, 0 for all; chunk_bytes and
   stages. cuda: tile.m=128; each of the 16 warps of dispatch, and of 4 to 16 warps of combine, as many as fit, takes

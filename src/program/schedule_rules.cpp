@@ -338,13 +338,54 @@ void add_fill_rule(std::vector<Rule>& rules, GemmStage wgrad) {
                    }});
 }
 
-void add_cuda_backward_rules(std::vector<Rule>& rules) {
-  rules.push_back({reads(kFusion),
+// All of backward in one kernel, which goes once from dgrad FC2 to dgrad FC1.
+void add_cuda_backward_layer_rules(std::vector<Rule>& rules) {
+  constexpr int64_t kNoBound = std::numeric_limits<int64_t>::max();
+  rules.push_back({reads(kFusion, kOrderExpertsPerWave),
                    {},
-                   [](const Schedule& s, const RuleContext&, GemmStage) { return s.fusion != Fusion::kLayer; },
-                   [](const Schedule& s, const RuleContext&, GemmStage) {
-                     return given(s, kFusion) + ": in backward not built on cuda yet; legal are none, pairs";
+                   [](const Schedule& s, const RuleContext& c, GemmStage) {
+                     return s.fusion != Fusion::kLayer || c.local_experts == kNoBound ||
+                            s.order.experts_per_wave >= c.local_experts;
+                   },
+                   [](const Schedule& s, const RuleContext& c, GemmStage) {
+                     return fmt::format(
+                         "{}: in backward fusion=layer has one wave on cuda; legal is {}, the local experts of a rank",
+                         given(s, kOrderExpertsPerWave), c.local_experts);
                    }});
+  rules.push_back({reads(kFusion, kOrderInterleave),
+                   {},
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     return s.fusion != Fusion::kLayer || s.order.interleave == Interleave::kPhased;
+                   },
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     return given(s, kOrderInterleave) + ": in backward not built on cuda yet; legal is phased";
+                   }});
+  rules.push_back(
+      {reads(kFusion),
+       {},
+       [](const Schedule& s, const RuleContext& c, GemmStage) { return s.fusion != Fusion::kLayer || !c.weighs_bias; },
+       [](const Schedule& s, const RuleContext&, GemmStage) {
+         return given(s, kFusion) +
+                ": in backward not built on cuda with bias=1 and router_weight=output; legal are none, "
+                "pairs";
+       }});
+  const GemmStage second = GemmStage::kDgradFc1;
+  rules.push_back(
+      {reads(kFusion, kTileStages, stage_field(GemmStage::kDgradFc2, kTileStages), stage_field(second, kTileStages)),
+       second,
+       [](const Schedule& s, const RuleContext&, GemmStage of) {
+         return s.fusion != Fusion::kLayer || s.tile_of(of).stages == s.tile_of(GemmStage::kDgradFc2).stages;
+       },
+       [](const Schedule& s, const RuleContext&, GemmStage of) {
+         return fmt::format(
+             "{} with {}: fusion=layer runs dgrad_fc2 and dgrad_fc1 in one kernel, with equal stages on "
+             "cuda",
+             given(s, of, kTileStages), given(s, GemmStage::kDgradFc2, kTileStages));
+       }});
+}
+
+void add_cuda_backward_rules(std::vector<Rule>& rules) {
+  add_cuda_backward_layer_rules(rules);
   rules.push_back({reads(kDispatchTransport),
                    {},
                    [](const Schedule& s, const RuleContext&, GemmStage) {
@@ -442,6 +483,7 @@ RuleContext rule_context(const ScheduleRequest& request) {
   context.ranks = machine.ranks;
   context.local_experts = divides ? shape.experts / machine.ranks : std::numeric_limits<int64_t>::max();
   context.combine_groups = request.numerics.combine_groups;
+  context.weighs_bias = request.numerics.bias && request.numerics.router_weight == RouterWeight::kOutput;
   context.workers = machine.workers;
   context.shared_memory_bytes = machine.shared_memory_bytes;
   return context;
@@ -498,14 +540,6 @@ std::vector<std::string> shape_violations(const ScheduleRequest& request) {
             fmt::format("must be a multiple of the number of ranks, {}", machine.ranks));
   }
   for (std::string& violation : activation_violations(numerics)) violations.push_back(std::move(violation));
-  if (machine.engine == EngineKind::kCuda && violations.empty() && !is_gated(numerics.activation)) {
-    violations.push_back(
-        fmt::format("activation={}: the cuda engine has no kernels without a gate; the cpu engine has all",
-                    activation_text(numerics)));
-  }
-  if (machine.engine == EngineKind::kCuda && numerics.router_weight == RouterWeight::kInput) {
-    violations.emplace_back("router_weight=input: the cuda engine has no kernels for it; the cpu engine has");
-  }
   if (numerics.bias && numerics.router_weight == RouterWeight::kInput) {
     violations.emplace_back("bias=1: not with router_weight=input; legal with activation and output");
   }

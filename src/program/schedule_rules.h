@@ -20,6 +20,7 @@ struct RuleContext {
   int64_t ranks = 1;
   int64_t local_experts = 1;  // El; no bound where the shape is illegal
   int64_t combine_groups = 0;
+  bool weighs_bias = false;  // the router's weight multiplies b2
   int64_t workers = 1;
   int64_t shared_memory_bytes = 0;
 };

@@ -150,7 +150,7 @@ class Tally {
   void first_gemm() {
     const RowRange range = block();
     const int64_t rows = range.end - range.begin;
-    const int64_t width = first_tile_columns(program_.request().schedule, p_.direction);
+    const int64_t width = first_tile_columns(program_.request().schedule, program_.request().numerics, p_.direction);
     const int64_t columns = std::min(width, intermediate_ - task_.n * width);
     multiply(rows, forward_ ? halves_ * columns : columns, hidden_);
     if (forward_) {  // z and a

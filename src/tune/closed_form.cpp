@@ -65,13 +65,16 @@ double sum_bytes(const Problem& problem) {
 
 }  // namespace
 
-Problem make_problem(const LayerShape& shape, int ranks, const RankLoad& load, const sim::MachineDescription& machine,
+Problem make_problem(const LayerConfig& layer, int ranks, const RankLoad& load, const sim::MachineDescription& machine,
                      State state) {
+  const LayerShape& shape = layer.shape;
   const double hidden = static_cast<double>(shape.hidden), intermediate = static_cast<double>(shape.intermediate);
+  const int halves = is_gated(layer.numerics.activation) ? 2 : 1;
   // x and y, the rows and z, which backward reads, and the weights.
-  const double elements = (2 * load.tokens + load.rows) * hidden + load.rows * 2 * intermediate +
-                          load.local_experts * 3 * hidden * intermediate;
+  const double elements = (2 * load.tokens + load.rows) * hidden + load.rows * halves * intermediate +
+                          load.local_experts * (halves + 1) * hidden * intermediate;
   return {shape,
+          halves,
           ranks,
           load,
           &machine,
@@ -104,11 +107,11 @@ GemmPart gemm_part(const Problem& problem, const Schedule& schedule) {
   if (part.fused) factor *= 1 + slow.fused;
   part.slowdown = factor;
   const double intermediate = static_cast<double>(problem.shape.intermediate);
-  const double column_tiles = std::ceil(intermediate / (first.n / 2.0));
+  const double column_tiles = std::ceil(intermediate * problem.halves / first.n);
   part.first_tile = machine.tile_cycles(sim::Work::kFc1, 128, first.n, problem.shape.hidden);
   part.plain_cycles = problem.load.blocks * column_tiles * part.first_tile;
   part.first_cycles = part.plain_cycles * factor;
-  part.wide_cycles = problem.load.blocks * std::ceil(intermediate / 128) *
+  part.wide_cycles = problem.load.blocks * std::ceil(intermediate * problem.halves / 256) *
                      machine.tile_cycles(sim::Work::kFc1, 128, 256, problem.shape.hidden);
   part.second_tile = machine.tile_cycles(sim::Work::kFc2, 128, second.n, problem.shape.intermediate);
   part.columns = second.n;
@@ -288,7 +291,7 @@ Bound lower_bound(const Problem& problem) {
                              slow.cluster_1, slow.static_queue, slow.fused}) {
     cycles_per_product *= 1 + std::min(share, 0.0);  // a gain, as of tiles that find their operands in L2
   }
-  const double cycles = 3 * load.rows * hidden * intermediate * cycles_per_product / problem.workers;
+  const double cycles = (problem.halves + 1) * load.rows * hidden * intermediate * cycles_per_product / problem.workers;
   double clock = machine.clock.highest;
   for (int round = 0; round < 4 && cycles > 0; ++round) {
     bound.gemms = cycles * kMicrosecondsPerCycle / clock;

@@ -2,6 +2,7 @@
 
 #include "sim/simulate.h"
 #include "tune/load.h"
+#include "uniep/layer.h"
 
 // The time of a layer's forward pass by closed form: what a solver can evaluate a million times a second. It is a sum
 // of maxima over a few numbers of three groups of fields, each of which is worked out once for many Schedules: those of
@@ -13,6 +14,7 @@ using sim::State;
 // What does not depend on the Schedule.
 struct Problem {
   LayerShape shape;
+  int halves = 2;  // of z: gate and up, or 1
   int ranks = 1;
   RankLoad load;  // of the busiest rank
   const sim::MachineDescription* machine = nullptr;
@@ -20,7 +22,7 @@ struct Problem {
   double workers = 1;
   double memory = 0;  // us in which the memory carries what no cache saves
 };
-Problem make_problem(const LayerShape& shape, int ranks, const RankLoad& load, const sim::MachineDescription& machine,
+Problem make_problem(const LayerConfig& layer, int ranks, const RankLoad& load, const sim::MachineDescription& machine,
                      State state);
 
 // By fusion, order.*, queue, tile.*.

@@ -52,7 +52,7 @@ class Model {
     request_.loads = {uniform_load(request_.shape, machine.ranks,
                                    static_cast<double>(std::max<int64_t>(layer.tokens, 1)), description)};
     request_.best = kSolved;
-    problem_ = make_problem(request_.shape, machine.ranks, request_.loads.front(), description, request_.state);
+    problem_ = make_problem(layer.config, machine.ranks, request_.loads.front(), description, request_.state);
   }
 
   bool knows() const { return request_.machine != nullptr; }

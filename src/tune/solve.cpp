@@ -89,7 +89,10 @@ std::vector<FieldGain> field_gains(const SolveRequest& request, const SolveSpace
 
 const RankLoad& busiest(const SolveRequest& request, const Schedule& schedule) {
   const auto us = [&](const RankLoad& load) {
-    return estimate(make_problem(request.shape, request.ranks, load, *request.machine, request.state), schedule).us;
+    return estimate(
+               make_problem({request.shape, request.numerics}, request.ranks, load, *request.machine, request.state),
+               schedule)
+        .us;
   };
   const RankLoad* most = &request.loads.front();
   for (const RankLoad& load : request.loads) {
@@ -130,7 +133,8 @@ Solution solve(const SolveRequest& request) {
   solution.default_schedule = space.base();
   solution.default_us = estimate(problem, solution.default_schedule).us;
   for (const RankLoad& load : request.loads) {
-    const Bound bound = lower_bound(make_problem(request.shape, request.ranks, load, *request.machine, request.state));
+    const Bound bound = lower_bound(
+        make_problem({request.shape, request.numerics}, request.ranks, load, *request.machine, request.state));
     solution.bound.gemms = std::max(solution.bound.gemms, bound.gemms);
     solution.bound.links = std::max(solution.bound.links, bound.links);
     solution.bound.memory = std::max(solution.bound.memory, bound.memory);

@@ -38,7 +38,8 @@ SolveSpace::SolveSpace(const SolveRequest& request) : fixed_(request.fixed) {
                                                       request.numerics.combine_groups));
   }
   base_ = resolve(request.fixed, wanted);
-  problem_ = make_problem(request.shape, request.ranks, busiest(request, base_), *request.machine, request.state);
+  problem_ = make_problem({request.shape, request.numerics}, request.ranks, busiest(request, base_), *request.machine,
+                          request.state);
   local_experts_ = static_cast<int>(request.shape.experts / request.ranks);
   available_ = machine.workers - base_.comm.reserve_sms;
   for (int density = kDensities - 1; density >= 0; --density) {

@@ -16,6 +16,10 @@ using uniep::test::Random;
 const std::vector<std::string> kBackwardSchedules = {"fusion=none",
                                                      "fusion=pairs,backward.wgrad=after",
                                                      "fusion=pairs,backward.wgrad=fill",
+                                                     "fusion=layer,backward.wgrad=fill",
+                                                     "fusion=layer,backward.wgrad=after",
+                                                     "fusion=layer,backward.wgrad=fill,save.xg=redispatch",
+                                                     "fusion=layer,combine.transport=staged",
                                                      "fusion=pairs,backward.wgrad=fill,save.xg=redispatch",
                                                      "fusion=pairs,backward.wgrad=after,combine.transport=staged",
                                                      "fusion=none,save.xg=redispatch,combine.transport=staged"};

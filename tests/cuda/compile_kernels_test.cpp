@@ -25,7 +25,7 @@ namespace {
 
 using namespace uniep::cuda;
 
-constexpr int kMaxKernels = 64;
+constexpr int kMaxKernels = 72;
 
 std::vector<GemmConfig> sampled_configs(int samples, unsigned seed) {
   std::mt19937 random(seed);
@@ -65,7 +65,7 @@ int count_wrong_limits(GemmConfig config) {
   return wrong;
 }
 
-void add_storage_sizes(LayerGemms gemms, std::set<std::string>& sizes) {
+void add_storage_sizes(LayerGemms gemms, int first_tile_n, std::set<std::string>& sizes) {
   for (const int tile_n : {128, gemms == LayerGemms::kFirstGradient ? 192 : 256}) {
     for (const int cluster : {1, 2}) {
       for (int stages = 2; stages <= 8; ++stages) {
@@ -74,13 +74,15 @@ void add_storage_sizes(LayerGemms gemms, std::set<std::string>& sizes) {
             try {
               const LayerKernelConfig config = layer_config({.gemms = gemms,
                                                              .tile_n = tile_n,
+                                                             .first_tile_n = first_tile_n,
                                                              .cluster = cluster,
                                                              .pipeline_stages = stages,
                                                              .ring_stage_bytes = chunk_bytes,
                                                              .copy_stages = copy_stages});
               sizes.insert("static_cast<LayerGemms>(" + std::to_string(static_cast<int>(gemms)) + "), " +
-                           std::to_string(tile_n) + ", " + std::to_string(stages) + ", " + std::to_string(cluster) +
-                           ", " + std::to_string(chunk_bytes) + ", " + std::to_string(config.gemm.copy_stages));
+                           std::to_string(tile_n) + ", " + std::to_string(config.first_tile_n) + ", " +
+                           std::to_string(stages) + ", " + std::to_string(cluster) + ", " +
+                           std::to_string(chunk_bytes) + ", " + std::to_string(config.gemm.copy_stages));
             } catch (const uniep::Error&) {  // no such kernel
             }
           }
@@ -95,19 +97,23 @@ void add_storage_sizes(LayerGemms gemms, std::set<std::string>& sizes) {
 KernelRequest layer_storage_request(std::size_t& count) {
   std::set<std::string> sizes;
   for (const LayerGemms gemms : {LayerGemms::kForward, LayerGemms::kFirstGradient, LayerGemms::kSecondGradient}) {
-    add_storage_sizes(gemms, sizes);
+    add_storage_sizes(gemms, 0, sizes);
   }
+  for (const int first_tile_n : {128, 192}) add_storage_sizes(LayerGemms::kGradients, first_tile_n, sizes);
   count = sizes.size();
   std::string text = R"(#include "engine/cuda/device/shared_memory/layer_storage.h"
 namespace uniep::cuda {
-template <LayerGemms kGemms, int kTileN, int kStages, int kCluster, int kChunkBytes, int kCopyStages>
+template <LayerGemms kGemms, int kTileN, int kFirstTileN, int kStages, int kCluster, int kChunkBytes, int kCopyStages>
 constexpr bool fits() {
+  constexpr GemmConfig kGemm = layer_gemm(kGemms, {.tile_n = kTileN, .pipeline_stages = kStages, .cluster = kCluster,
+                                                   .ring_stage_bytes = kChunkBytes, .copy_stages = kCopyStages});
   constexpr LayerKernelConfig kLayer{
       .gemms = kGemms,
-      .gemm = layer_gemm(kGemms, {.tile_n = kTileN, .pipeline_stages = kStages, .cluster = kCluster,
-                                     .ring_stage_bytes = kChunkBytes, .copy_stages = kCopyStages})};
+      .gemm = kGemms == LayerGemms::kGradients ? beside_first_gradient(kGemm, kFirstTileN) : kGemm,
+      .first_tile_n = kFirstTileN};
   return sizeof(LayerStorage<kLayer>) <= shared_memory_bytes(kLayer.gemm) &&
-         shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit;
+         shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit &&
+         sizeof(SharedStorage<first_gemm(kLayer)>) == sizeof(SharedStorage<kLayer.gemm>);
 }
 )";
   for (const std::string& size : sizes) text += "static_assert(fits<" + size + ">(), \"" + size + "\");\n";
@@ -115,7 +121,8 @@ constexpr bool fits() {
   return {"layer_storage_test.cu", "uniep_layer_storage", {}, text};
 }
 
-// The other activations backward, where registers are fewest, and one forward.
+// The other activations backward, where registers are fewest, and some forward; without a gate, and with the router's
+// weight on the input.
 std::vector<LayerKernelConfig> activation_configs() {
   using uniep::ActivationKind;
   ExpertConfig shaped{.activation = ActivationKind::kShapedSwiglu};
@@ -124,11 +131,25 @@ std::vector<LayerKernelConfig> activation_configs() {
   shaped.up_offset = uniep::bits_of_float(1.0f);
   ExpertConfig biased = shaped;  // gpt-oss
   biased.bias = biased.weighs_output = true;
-  std::vector<LayerKernelConfig> configs = {layer_config({.expert = shaped}), layer_config({.expert = biased})};
-  for (const ExpertConfig& expert : {shaped, ExpertConfig{.activation = ActivationKind::kGegluTanh},
-                                     ExpertConfig{.activation = ActivationKind::kGegluErf}}) {
+  ExpertConfig input = shaped;
+  input.weighs_z = true;
+  ExpertConfig no_gate{.activation = ActivationKind::kRelu2};
+  no_gate.bias = no_gate.weighs_output = true;
+  std::vector<LayerKernelConfig> configs = {
+      layer_config({.expert = shaped}), layer_config({.expert = biased}), layer_config({.expert = input}),
+      layer_config({.expert = no_gate}),
+      layer_config({.gemms = LayerGemms::kSecondGradient, .filled = FilledGradients::kAccumulate, .expert = no_gate})};
+  for (const ExpertConfig& expert : {shaped, input, ExpertConfig{.activation = ActivationKind::kGegluTanh},
+                                     ExpertConfig{.activation = ActivationKind::kGegluErf},
+                                     ExpertConfig{.activation = ActivationKind::kGegluErf, .weighs_z = true},
+                                     ExpertConfig{.weighs_z = true}, ExpertConfig{.activation = ActivationKind::kRelu2},
+                                     ExpertConfig{.activation = ActivationKind::kSilu, .weighs_z = true}}) {
     configs.push_back(layer_config({.gemms = LayerGemms::kFirstGradient, .tile_n = 192, .expert = expert}));
+    configs.push_back(
+        layer_config({.gemms = LayerGemms::kGradients, .filled = FilledGradients::kBFloat16, .expert = expert}));
   }
+  configs.push_back(
+      layer_config({.gemms = LayerGemms::kGradients, .filled = FilledGradients::kAccumulate, .expert = shaped}));
   return configs;
 }
 

@@ -223,6 +223,7 @@ class FailingRank {
     step(RankPhase::kWeightGradients);
     const WeightGradientArguments gradients = layer_.gradient_arguments();
     weight_gradients(group, work, {&gradients, 1});
+    if (is_due(RankFault::kExceptionAfterWeightGradients)) throw PlannedEnd();
   }
 
   // Where a planned failure is behind this rank.
@@ -259,7 +260,8 @@ const char* fault_name(RankFault fault) {
                                                           "exception after place",
                                                           "unaligned dx in backward",
                                                           "out of memory in backward",
-                                                          "exception after backward"};
+                                                          "exception after backward",
+                                                          "exception after weight gradients"};
   return kNames[static_cast<int>(fault)];
 }
 

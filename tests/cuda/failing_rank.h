@@ -37,9 +37,10 @@ enum class RankFault : int {
   kException,         // the caller throws between place() and forward()
   kBackwardArgument,  // an address that is not aligned
   kBackwardOutOfMemory,
-  kExceptionAfterBackward,  // its weight gradients are not made
+  kExceptionAfterBackward,         // its weight gradients are not made
+  kExceptionAfterWeightGradients,  // the others hear of it in their next call
 };
-constexpr int kRankFaults = 8;  // but kNone
+constexpr int kRankFaults = 9;  // but kNone
 const char* fault_name(RankFault fault);
 
 // One rank's words. A meeting is a Group with long limits that runs one layer; between two of them ranks make calls on

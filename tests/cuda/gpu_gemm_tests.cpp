@@ -232,7 +232,7 @@ class GemmTests {
     const Buffer d = naive(x, k, 1, w1, k, 1, static_cast<int64_t>(2) * i * k, 0, 2 * i, k, false);
     const Buffer z(rows_ * 2 * i * 2);
     const Buffer a(rows_ * i * 2);
-    elementwise("uniep_naive_swiglu", rows_ * i,
+    elementwise("uniep_naive_activation", rows_ * i,
                 NaiveEpilogueArguments{.d = d.as<float>(),
                                        .bf16 = z.as<BFloat16>(),
                                        .activation = a.as<BFloat16>(),
@@ -273,7 +273,7 @@ class GemmTests {
     const Buffer a(rows_ * i * 2);
     const Buffer dz(rows_ * 2 * i * 2);
     const Buffer dprob(rows_ * 4);
-    elementwise("uniep_naive_swiglu_gradient", rows_,
+    elementwise("uniep_naive_activation_gradient", rows_,
                 NaiveEpilogueArguments{.d = d.as<float>(),
                                        .bf16 = dz.as<BFloat16>(),
                                        .activation = a.as<BFloat16>(),

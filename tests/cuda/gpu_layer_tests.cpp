@@ -52,12 +52,6 @@ struct Options {
   bool verbose = false;
 };
 
-// With limits that values of z reach. Cases take each of them with and without biases, and with the router's weight in
-// both places.
-const std::vector<std::string> kActivations = {"swiglu", "swiglu:alpha=1.702,limit=1,up_offset=1", "geglu_tanh",
-                                               "geglu_erf", "swiglu:gate_limit=0.75"};
-constexpr int kFormsOfActivations = 4 * 5;
-
 // Seeds with the limits of their layers.
 struct Seeds {
   const char* name;
@@ -80,9 +74,9 @@ std::vector<Seeds> seeds_of(const Options& options) {
   activations.most_local_experts = 4;
   activations.most_tokens = 200;
   if (wanted("activations")) {
+    const int forms = uniep::test::kFormsOfActivation * static_cast<int>(kActivations.size());
     seeds.push_back({"activations", kActivationSeeds + options.first,
-                     options.only == "activations" ? options.cases : std::max(kFormsOfActivations, options.cases / 5),
-                     activations});
+                     options.only == "activations" ? options.cases : std::max(forms, options.cases / 5), activations});
   }
   constexpr uint64_t kWideSeeds = 1'000'000'000;
   RandomLayerLimits wide;  // tails that models have: 2880, 1408 and 1856 columns
@@ -180,25 +174,24 @@ class LayerTests {
   }
 
   // The mathematics, not only the bits.
-  void against_reference(uint64_t seed, const std::string& activation = "swiglu", bool biases = false) {
+  void against_reference(uint64_t seed, const ActivationForm& form = {}) {
     RandomLayer layer = layer_for_reference(seed);
-    set_numerics(layer, activation, biases);
+    set_form(layer, form);
     Group group(group_options(options_.of_cases, layer.ranks));
     cli::LayerRunner runner(group, layer.config, layer.data, {.main_grad = no_main_grad});
     runner.forward(whole({}, Direction::kForward, layer, group));
-    if (options_.of_cases.backward) runner.backward(backward_schedule(layer, group));
-    check_result("reference, " + activation + (biases ? ", biases" : ""), layer, runner.result());
+    if (options_.of_cases.backward) runner.backward(backward_schedule("pairs", layer, group));
+    check_result("reference, " + to_text(form), layer, runner.result());
   }
 
   // The oracle's, with and without rows.
-  void oracle_against_reference(uint64_t seed, const std::string& activation = "swiglu", bool biases = false) {
+  void oracle_against_reference(uint64_t seed, const ActivationForm& form = {}) {
     for (int i = 0; i < 3; ++i) {
       RandomLayer layer = layer_for_reference(seed + static_cast<uint64_t>(i));
       layer.config.numerics.weight_gradient = static_cast<WeightGradient>(i);
-      set_numerics(layer, activation, biases);
+      set_form(layer, form);
       const ScopedDevice scope(0);
-      check_result("oracle, " + activation + (biases ? ", biases" : ""), layer,
-                   naive_layer(kernels_, layer.config, layer.data, no_main_grad));
+      check_result("oracle, " + to_text(form), layer, naive_layer(kernels_, layer.config, layer.data, no_main_grad));
     }
   }
 
@@ -232,7 +225,7 @@ class LayerTests {
   }
 
   // The same in backward, after a forward that all ranks ran.
-  void silent_rank_in_backward() {
+  void silent_rank_in_backward(const char* fusion) {
     const RandomLayer layer = layer_of_two();
     cli::LayerResult expected;
     {
@@ -247,7 +240,7 @@ class LayerTests {
     auto& engine = dynamic_cast<CudaEngine&>(group.implementation());
     cli::LayerRunner runner(group, layer.config, layer.data, {.main_grad = case_main_grad});
     const Schedule forward = whole({}, Direction::kForward, layer, group);
-    const Schedule backward = backward_schedule(layer, group);
+    const Schedule backward = backward_schedule(fusion, layer, group);
     runner.forward(forward);
     runner.backward(backward);
     engine.leave_out(1);
@@ -258,7 +251,7 @@ class LayerTests {
     runner.forward(forward);
     runner.backward(backward);
     const std::string text = difference(runner.result(), expected);
-    results_.record("backward after recover()", text.empty(), text);
+    results_.record(fmt::format("backward with fusion={} after recover()", fusion), text.empty(), text);
   }
 
   // One of two processes ends without a word: the other's wait runs out, and its group goes without waiting for it.
@@ -306,16 +299,6 @@ class LayerTests {
     return layer;
   }
 
-  // Biases with the router's weight on the output, where it multiplies them.
-  static void set_numerics(RandomLayer& layer, const std::string& activation, bool biases) {
-    Numerics& numerics = layer.config.numerics;
-    set_activation(numerics, activation);
-    if (!biases) return;
-    numerics.bias = true;
-    numerics.router_weight = RouterWeight::kOutput;
-    uniep::test::draw_biases(layer);
-  }
-
   static Schedule whole(const PartialSchedule& given, Direction direction, const RandomLayer& layer,
                         const Group& group) {
     return resolve(given, {.direction = direction,
@@ -323,8 +306,8 @@ class LayerTests {
                            .numerics = layer.config.numerics,
                            .machine = group.machine()});
   }
-  static Schedule backward_schedule(const RandomLayer& layer, const Group& group) {
-    return whole(PartialSchedule::parse("fusion=pairs,dispatch.transport=pull"), Direction::kBackward, layer, group);
+  static Schedule backward_schedule(const std::string& fusion, const RandomLayer& layer, const Group& group) {
+    return whole(PartialSchedule::parse("fusion=" + fusion), Direction::kBackward, layer, group);
   }
 
   void check_result(const std::string& name, const RandomLayer& layer, const cli::LayerResult& got) {
@@ -494,22 +477,31 @@ void compile(const Options& options, const std::vector<Seeds>& all, const std::s
 // Empty, or the branches of the engine that no case took where there are cases enough for all of them.
 std::string count_branches(const Options& options, const std::vector<Seeds>& all) {
   constexpr int kEnough = 60;
-  Branches branches;
+  Branches branches, of_activations;
+  bool has_all_forms = false;
   for (const Seeds& seeds : all) {
+    const std::size_t forms = uniep::test::kFormsOfActivation * seeds.limits.activations.size();
+    has_all_forms |= forms > 0 && static_cast<std::size_t>(seeds.count) >= forms;
     each_case(seeds, options.of_cases, {}, [&](const RandomLayer& layer, const LayerCase& layer_case) {
       count_branches(branches, layer, layer_case, options.of_cases);
+      if (forms == 0) return;
+      uniep::test::count_activation(of_activations.forward, layer.config.numerics);
+      if (layer_case.backward) uniep::test::count_activation(of_activations.backward, layer.config.numerics);
     });
   }
+  of_activations.forward.print();
   for (const auto& [name, table] : {std::pair("forward", &branches.forward), {"backward", &branches.backward}}) {
     std::printf("%s\n", name);
     table->print();
   }
   const bool complete = options.cases >= kEnough && options.of_cases.fixed.empty() &&
                         options.of_cases.fixed_backward.empty() && (options.only.empty() || options.only == "random");
-  if (!complete) return "";
-  std::string text;
-  for (const std::string& branch : untaken_branches(branches)) text += (text.empty() ? "" : "; ") + branch;
-  return text;
+  std::vector<std::string> untaken;
+  if (complete) untaken = untaken_branches(branches);
+  if (has_all_forms) {
+    for (std::string& branch : untaken_branches(of_activations)) untaken.push_back(std::move(branch));
+  }
+  return fmt::format("{}", fmt::join(untaken, "; "));
 }
 
 Options read_options(int argc, char** argv) {
@@ -554,16 +546,17 @@ int run(int argc, char** argv) {
   if (wanted("reference")) tests.against_reference(options.first);
   if (wanted("oracle")) tests.oracle_against_reference(options.first);
   if (wanted("activations")) {
-    for (const std::string& activation : kActivations) {
-      tests.against_reference(options.first, activation);
-      tests.oracle_against_reference(options.first, activation);
+    for (const ActivationForm& form : activation_forms()) {
       // Fixed layers: of others a row of dw1 that one token makes may be worse, in all engines alike.
-      tests.against_reference(1, activation, true);
-      tests.oracle_against_reference(1, activation, true);
+      const uint64_t seed = form.router_weight == RouterWeight::kActivation ? options.first : 1;
+      tests.against_reference(seed, form);
+      tests.oracle_against_reference(seed, form);
     }
   }
   if (wanted("silent")) tests.silent_rank();
-  if (wanted("silent") && options.of_cases.backward) tests.silent_rank_in_backward();
+  for (const char* const fusion : {"pairs", "layer"}) {
+    if (wanted("silent") && options.of_cases.backward) tests.silent_rank_in_backward(fusion);
+  }
   if (wanted("silent") && options.of_cases.random_launch && options.of_cases.devices > 1) {
     launch("a rank ends", 2, 0, {"--only", "silent"}, results);
   }

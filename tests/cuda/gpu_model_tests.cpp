@@ -45,7 +45,10 @@ struct Options {
   std::vector<std::string> backward = {"fusion=none,dispatch.transport=pull",
                                        "fusion=pairs,dispatch.transport=pull,backward.wgrad=after",
                                        "fusion=pairs,dispatch.transport=pull,backward.wgrad=fill",
-                                       "fusion=pairs,dispatch.transport=pull,backward.wgrad=fill,save.xg=redispatch"};
+                                       "fusion=pairs,dispatch.transport=pull,backward.wgrad=fill,save.xg=redispatch",
+                                       "fusion=layer,backward.wgrad=after",
+                                       "fusion=layer,backward.wgrad=fill",
+                                       "fusion=layer,backward.wgrad=fill,save.xg=redispatch"};
   WeightGradient wgrad = WeightGradient::kBFloat16;
   std::vector<std::string> oracle = {"qwen3-30b"};
   int repeat = 1;

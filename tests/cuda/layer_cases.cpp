@@ -10,6 +10,7 @@
 #include "engine/cuda/calls/layer_tiles.h"
 #include "engine/cuda/kernels/bias_kernels.h"
 #include "engine/cuda/kernels/layer_kernels.h"
+#include "model/activation_choice.h"
 #include "model/elementwise.h"
 #include "model/place.h"
 #include "program/build.h"
@@ -105,8 +106,13 @@ int workers_of_part(const CaseOptions& options, int part, int ranks) {
   return std::max(kMin, random_workers(options, ranks, nullptr, random));
 }
 
-// Which of them exist: one launch a stage, or pairs of them, and rows that their owner fetches. Of what is compiled
-// into kernels there are few values, unless the options want any.
+// Where the router's weight multiplies biases there is no one kernel for all of backward.
+bool has_one_kernel(const Numerics& numerics) {
+  return !numerics.bias || numerics.router_weight != RouterWeight::kOutput;
+}
+
+// Which of them exist: one launch a stage, pairs of them, or one in all, and rows that their owner fetches. Of what is
+// compiled into kernels there are few values, unless the options want any.
 PartialSchedule backward_fields(const CaseOptions& options, const LayerConfig& config, const Machine& machine,
                                 const LayerCase& layer_case, Random& random) {
   PartialSchedule fixed =
@@ -114,7 +120,8 @@ PartialSchedule backward_fields(const CaseOptions& options, const LayerConfig& c
   const auto set = [&](const std::string& name, const std::string& value) {
     if (!fixed.given(name)) fixed.set(name, value);
   };
-  set("fusion", random.one_in(3) ? "none" : "pairs");
+  const bool none = random.one_in(4), layer = random.one_in(2) && has_one_kernel(config.numerics);
+  set("fusion", none ? "none" : layer ? "layer" : "pairs");
   set("dispatch.transport", "pull");
   const bool kept = layer_case.schedule.save_xg == SaveXg::kKeep;
   set("save.xg", random.one_in(3) || !kept ? "redispatch" : "keep");
@@ -144,7 +151,7 @@ void draw_backward(const CaseOptions& options, const RandomLayer& layer, uint64_
   drawn.by_address = random.one_in(2);
   drawn.backward_twice = random.one_in(8);
   Random of_forms(random.next());
-  drawn.apart = of_forms.one_in(2);
+  drawn.apart = of_forms.one_in(2) && is_gated(layer.config.numerics.activation);
   drawn.dense = has_slots_of_a_map(seed) && !of_forms.one_in(4);
   drawn.later = of_forms.one_in(4);
   if (!options.backward) return;
@@ -247,6 +254,39 @@ void count_forward(BranchCounts& branches, const Program& program, const CaseOpt
   branches.count("mixed GEMMs, dynamic queues, no clusters", !clusters && has_gemm_queues(program.rank(0), 0));
 }
 
+// All of backward in one kernel.
+void count_backward_layer(BranchCounts& branches, const Program& program, const LayerCase& layer_case) {
+  const RankProgram& p = program.rank(0);
+  const bool layer = program.request().schedule.fusion == Fusion::kLayer;
+  const bool fill = program.request().schedule.wgrad == WgradOrder::kFill;
+  const int walkers = p.workers / p.cluster;
+  const auto any_rank = [&](auto&& holds) {
+    for (int rank = 0; rank < program.ranks(); ++rank) {
+      if (holds(program.rank(rank))) return true;
+    }
+    return false;
+  };
+  const auto first_tickets = [](const RankProgram& of) {
+    return int64_t{local_blocks(of)} * of.first_tiles / of.cluster;
+  };
+  branches.count("one launch, wgrad fills", layer && fill);
+  branches.count("one launch, wgrad fills, redispatch", layer && fill && p.operands == 2);
+  branches.count("one launch, wgrad after", layer && !fill);
+  branches.count("one launch, weight gradients later", layer && layer_case.later);
+  branches.count("one launch, dynamic queues", layer && p.dynamic);
+  branches.count("one launch, static queues", layer && !p.dynamic);
+  branches.count("one launch, copy sms", layer && p.on_sms);
+  branches.count("one launch, combine by the epilogue", layer && p.epilogue_combine);
+  branches.count("one launch, combine staged", layer && !p.epilogue_combine && p.combine_groups == 0);
+  branches.count("one launch, combine by groups", layer && p.combine_groups > 0);
+  branches.count("one launch, column chunks", layer && p.chunks > 1);
+  branches.count("one launch, a walker without tiles of dgrad FC2",
+                 layer && any_rank([&](const RankProgram& of) { return first_tickets(of) < walkers; }));
+  branches.count("one launch, walkers with several tiles of dgrad FC2",
+                 layer && any_rank([&](const RankProgram& of) { return first_tickets(of) > 2 * walkers; }));
+  branches.count("one launch, several ranks", layer && program.ranks() > 1);
+}
+
 void count_backward(BranchCounts& branches, const Program& program, const LayerCase& layer_case) {
   uniep::test::count_schedule(branches, program);
   const internal::PlacementState& placement = program.placement();
@@ -263,6 +303,7 @@ void count_backward(BranchCounts& branches, const Program& program, const LayerC
                  program.request().redispatch && layer_case.schedule.save_xg == SaveXg::kRedispatch);
   branches.count("backward twice", layer_case.backward_twice);
   branches.count("pairs, wgrad after", pairs && !fill);
+  count_backward_layer(branches, program, layer_case);
   const int64_t intermediate = program.request().shape.intermediate;
   branches.count("apart, wgrad fills", layer_case.apart && fill);
   branches.count("apart, wgrad after", layer_case.apart && !fill);
@@ -288,6 +329,40 @@ bool names_any(const std::string& branch, std::initializer_list<const char*> wor
 }
 
 }  // namespace
+
+const std::vector<std::string> kActivations = {"swiglu",
+                                               "swiglu:alpha=1.702,limit=1,up_offset=1",
+                                               "geglu_tanh",
+                                               "geglu_erf",
+                                               "relu2",
+                                               "silu",
+                                               "swiglu:gate_limit=0.75"};
+
+std::vector<ActivationForm> activation_forms() {
+  std::vector<ActivationForm> forms;
+  for (const std::string& activation : kActivations) {
+    forms.push_back({activation});
+    forms.push_back({activation, RouterWeight::kOutput, true});
+    forms.push_back({activation, RouterWeight::kInput});
+  }
+  return forms;
+}
+
+std::string to_text(const ActivationForm& form) {
+  return fmt::format("{}, weight on {}{}", form.activation, router_weight_text(form.router_weight),
+                     form.bias ? ", biases" : "");
+}
+
+void set_form(RandomLayer& layer, const ActivationForm& form) {
+  Numerics& numerics = layer.config.numerics;
+  set_activation(numerics, form.activation);
+  numerics.router_weight = form.router_weight;
+  numerics.bias = form.bias;
+  const auto& shape = layer.config.shape;
+  layer.data.halves = is_gated(numerics.activation) ? 2 : 1;
+  layer.data.w1.resize(static_cast<std::size_t>(shape.experts * z_columns(shape, numerics) * shape.hidden));
+  if (form.bias) uniep::test::draw_biases(layer);
+}
 
 LayerCases draw_cases(uint64_t seed, const RandomLayerLimits& limits, const CaseOptions& options) {
   LayerCases drawn{random_layer(seed, limits), {}};
@@ -319,9 +394,9 @@ std::vector<std::string> untaken_branches(const Branches& branches) {
   for (const std::string& branch : branches.forward.never_taken()) {
     if (!names_any(branch, {"backward", "redispatch", "wgrad"})) untaken.push_back("forward: " + branch);
   }
-  // One launch for all of it, and rows that are pushed, are not built.
+  // Rows that are pushed and mixed GEMMs are not built, and a launch of both GEMMs has one wave.
   for (const std::string& branch : branches.backward.never_taken()) {
-    if (branch == "forward" || names_any(branch, {"push", "fusion layer", "mixed GEMMs"})) continue;
+    if (branch == "forward" || names_any(branch, {"push", "mixed GEMMs"})) continue;
     untaken.push_back("backward: " + branch);
   }
   return untaken;

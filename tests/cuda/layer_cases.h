@@ -29,6 +29,21 @@ struct CaseOptions {
   bool backward = true;                        // cases have a backward pass
 };
 
+// Of cases with any activation: with limits that values of z reach.
+extern const std::vector<std::string> kActivations;
+
+// What the experts of a layer compute.
+struct ActivationForm {
+  std::string activation = "swiglu";
+  RouterWeight router_weight = RouterWeight::kActivation;
+  bool bias = false;
+};
+// Each of kActivations as it is, with biases that the router's weight multiplies, and with that weight on the input.
+std::vector<ActivationForm> activation_forms();
+std::string to_text(const ActivationForm& form);
+// Of a layer with SwiGLU and no biases.
+void set_form(uniep::test::RandomLayer& layer, const ActivationForm& form);
+
 // How one layer is run.
 struct LayerCase {
   int ranks = 1;

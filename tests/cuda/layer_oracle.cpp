@@ -46,6 +46,7 @@ class NaiveLayer {
         data_(data),
         hidden_(static_cast<int>(config.shape.hidden)),
         width_(static_cast<int>(config.shape.intermediate)),
+        of_z_(static_cast<int>(z_columns(config.shape, config.numerics))),
         experts_(static_cast<int>(config.shape.experts)),
         tokens_(data.all_tokens()) {
     const Routing routing{tokens_, data.ids.data(), IndexType::kInt32, data.probs.data(), {}};
@@ -74,18 +75,18 @@ class NaiveLayer {
     result.y.assign(static_cast<std::size_t>(tokens_ * hidden_), BFloat16{0});
     if (!has_rows()) return;
     xg_ = gathered(data_.x);
-    z_ = Buffer(rows_ * 2 * width_ * 2);
+    z_ = Buffer(rows_ * of_z_ * 2);
     const Buffer a(rows_ * width_ * 2);
     {
-      const int64_t of_expert = int64_t{2} * width_ * hidden_;
-      const Buffer d = multiply({xg_, hidden_, 1}, {w1_, hidden_, 1, of_expert}, 2 * width_, hidden_);
-      NaiveEpilogueArguments swiglu = epilogue(d, 2 * width_);
-      swiglu.bf16 = z_.as<BFloat16>();
-      swiglu.activation = a.as<BFloat16>();
-      swiglu.prob = prob_.as<float>();
-      swiglu.weighs_output = weighs_output() ? 1 : 0;
-      if (has_bias()) swiglu.bias = b1_.as<BFloat16>();
-      element_wise("uniep_naive_swiglu", rows_ * width_, swiglu);
+      const int64_t of_expert = int64_t{of_z_} * hidden_;
+      const Buffer d = multiply({xg_, hidden_, 1}, {w1_, hidden_, 1, of_expert}, of_z_, hidden_);
+      NaiveEpilogueArguments activation = epilogue(d, of_z_);
+      activation.bf16 = z_.as<BFloat16>();
+      activation.activation = a.as<BFloat16>();
+      activation.prob = prob_.as<float>();
+      activation.weighs_output = weighs_output() ? 1 : 0;
+      if (has_bias()) activation.bias = b1_.as<BFloat16>();
+      element_wise("uniep_naive_activation", rows_ * width_, activation);
     }
     const Buffer d = multiply({a, width_, 1}, {w2_, width_, 1, int64_t{hidden_} * width_}, hidden_, width_);
     NaiveEpilogueArguments output = epilogue(d, hidden_);
@@ -93,11 +94,10 @@ class NaiveLayer {
     output.weighs_output = weighs_output() ? 1 : 0;
     if (has_bias()) output.bias = b2_.as<BFloat16>();
     result.y = combined(rounded(output));
-    const std::vector<BFloat16> padded = z_.download<BFloat16>(static_cast<std::size_t>(rows_ * 2 * width_));
+    const std::vector<BFloat16> padded = z_.download<BFloat16>(static_cast<std::size_t>(rows_ * of_z_));
     for (std::size_t expert = 0; expert < placed_->expert_rows.size(); ++expert) {
-      const auto first = padded.begin() + static_cast<std::ptrdiff_t>(placed_->segment_start[expert]) * 2 * width_;
-      result.z.insert(result.z.end(), first,
-                      first + static_cast<std::ptrdiff_t>(placed_->expert_rows[expert]) * 2 * width_);
+      const auto first = padded.begin() + static_cast<std::ptrdiff_t>(placed_->segment_start[expert]) * of_z_;
+      result.z.insert(result.z.end(), first, first + static_cast<std::ptrdiff_t>(placed_->expert_rows[expert]) * of_z_);
     }
   }
 
@@ -105,7 +105,7 @@ class NaiveLayer {
   void backward(cli::LayerResult& result, float (*main_grad)(uint64_t index)) {
     result.dx.assign(static_cast<std::size_t>(tokens_ * hidden_), BFloat16{0});
     result.dprobs.assign(data_.ids.size(), 0.0f);
-    const Buffer dyg = gathered(data_.dy), a(rows_ * width_ * 2), dz(rows_ * 2 * width_ * 2);
+    const Buffer dyg = gathered(data_.dy), a(rows_ * width_ * 2), dz(rows_ * of_z_ * 2);
     if (has_rows()) {
       const Buffer da = multiply({dyg, hidden_, 1}, {w2_, 1, width_, int64_t{hidden_} * width_}, width_, hidden_);
       const Buffer dprob(rows_ * 4);
@@ -120,7 +120,7 @@ class NaiveLayer {
         gradient.dyg = dyg.as<BFloat16>();
         gradient.hidden = hidden_;
       }
-      element_wise("uniep_naive_swiglu_gradient", rows_, gradient);
+      element_wise("uniep_naive_activation_gradient", rows_, gradient);
       const std::vector<float> of_row = dprob.download<float>(static_cast<std::size_t>(rows_));
       for (std::size_t slot = 0; slot < result.dprobs.size(); ++slot) {
         const int32_t row = placed_->rank[0].row_of_slot[slot];
@@ -128,15 +128,14 @@ class NaiveLayer {
       }
     }
     add_gradient({dyg, 1, hidden_}, {a, 1, width_}, hidden_, width_, main_grad, result.dw2_bf16, result.dw2_fp32);
-    add_gradient({dz, 1, 2 * width_}, {xg_, 1, hidden_}, 2 * width_, hidden_, main_grad, result.dw1_bf16,
-                 result.dw1_fp32);
+    add_gradient({dz, 1, of_z_}, {xg_, 1, hidden_}, of_z_, hidden_, main_grad, result.dw1_bf16, result.dw1_fp32);
     if (has_bias()) {
       add_bias_gradient(dyg, hidden_, weighs_output(), main_grad, result.db2_bf16, result.db2_fp32);
-      add_bias_gradient(dz, 2 * width_, false, main_grad, result.db1_bf16, result.db1_fp32);
+      add_bias_gradient(dz, of_z_, false, main_grad, result.db1_bf16, result.db1_fp32);
     }
     if (!has_rows()) return;
-    const Operand w1{w1_, 1, hidden_, int64_t{2} * width_ * hidden_};
-    const Buffer dxg = multiply({dz, 2 * width_, 1}, w1, hidden_, 2 * width_);
+    const Operand w1{w1_, 1, hidden_, int64_t{of_z_} * hidden_};
+    const Buffer dxg = multiply({dz, of_z_, 1}, w1, hidden_, of_z_);
     result.dx = combined(rounded(epilogue(dxg, hidden_)));
   }
 
@@ -238,6 +237,7 @@ class NaiveLayer {
     arguments.experts = experts_;
     arguments.mask_rows = 1;
     arguments.activation_kind = activation_kind(config_.numerics);
+    arguments.weighs_z = config_.numerics.router_weight == RouterWeight::kInput ? 1 : 0;
     arguments.parameters = activation_parameters(config_.numerics);
     return arguments;
   }
@@ -269,7 +269,7 @@ class NaiveLayer {
   Kernels& kernels_;
   const LayerConfig& config_;
   const cli::LayerData& data_;
-  int hidden_, width_, experts_;
+  int hidden_, width_, of_z_, experts_;  // of_z_: columns of z
   int64_t tokens_;
   std::shared_ptr<const internal::PlacementState> placed_;
   int64_t rows_ = 0;
@@ -291,8 +291,8 @@ cli::LayerResult naive_layer(Kernels& kernels, const LayerConfig& config, const 
 
 std::vector<KernelRequest> oracle_kernels(const std::string& folder) {
   std::vector<KernelRequest> requests;
-  for (const char* const function : {"uniep_naive_gemm", "uniep_naive_round", "uniep_naive_swiglu",
-                                     "uniep_naive_swiglu_gradient", "uniep_naive_bias_gradient"}) {
+  for (const char* const function : {"uniep_naive_gemm", "uniep_naive_round", "uniep_naive_activation",
+                                     "uniep_naive_activation_gradient", "uniep_naive_bias_gradient"}) {
     requests.push_back(Kernels::request(folder, kNaive, function));
   }
   for (const char* const function : {"oracle_gather", "oracle_combine"}) {

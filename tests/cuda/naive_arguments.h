@@ -34,6 +34,7 @@ struct NaiveEpilogueArguments {
   int32_t experts = 0;
   int32_t mask_rows = 0;
   int32_t weighs_output = 0;
+  int32_t weighs_z = 0;
   ActivationKind activation_kind = ActivationKind::kSwiglu;
   ActivationParameters parameters = {};
   const BFloat16* bias = nullptr;

@@ -2,6 +2,7 @@
 // behind the rules. Needs no GPU and compiles nothing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 
@@ -9,9 +10,11 @@
 #include "engine/cuda/calls/exchange_request.h"
 #include "engine/cuda/calls/layer_tiles.h"
 #include "engine/cuda/kernels/exchange.h"
+#include "model/activation_choice.h"
 #include "program/build.h"
 #include "program/kernel_memory.h"
 #include "program/schedule_space.h"
+#include "support/models.h"
 #include "support/random_schedule_case.h"
 #include "uniep/error.h"
 
@@ -124,12 +127,16 @@ int expect_backward_kernels(const Schedule& schedule, const Numerics& numerics) 
       continue;
     }
     const LayerKernelConfig config = launch_config(schedule, numerics, kBackward, stages);
-    const bool first = config.gemms == LayerGemms::kFirstGradient;
+    const bool first = config.gemms == LayerGemms::kFirstGradient, both = config.gemms == LayerGemms::kGradients;
     const GemmStage stage = first ? GemmStage::kDgradFc2 : GemmStage::kDgradFc1;
-    EXPECT_EQ(first, stages.first_gemm || (stages.dispatch && !stages.second_gemm));
+    EXPECT_EQ(both, schedule.fusion == Fusion::kLayer);
+    EXPECT_EQ(first, !both && (stages.first_gemm || (stages.dispatch && !stages.second_gemm)));
     EXPECT_EQ(tile_of(config.gemm), schedule.tile_of(stage));
     EXPECT_EQ(config.gemm.cluster, cluster_of(schedule, kBackward));
-    EXPECT_EQ(shared_memory_bytes(config.gemm), bytes_of(schedule, stage));
+    if (both) EXPECT_EQ(tile_of(first_gemm(config)), schedule.tile_of(GemmStage::kDgradFc2));
+    const int other = both ? bytes_of(schedule, GemmStage::kDgradFc2) : 0;
+    EXPECT_EQ(shared_memory_bytes(config.gemm), std::max(bytes_of(schedule, stage), other));
+    EXPECT_EQ(shared_memory_bytes(first_gemm(config)), shared_memory_bytes(config.gemm));
     EXPECT_LE(shared_memory_bytes(config.gemm), kSharedMemoryLimit);
     EXPECT_EQ(config.filled != FilledGradients::kNone, stages.wgrad_fc1);
     if (!stages.wgrad_fc1) continue;
@@ -142,7 +149,7 @@ int expect_backward_kernels(const Schedule& schedule, const Numerics& numerics) 
 
 TEST(ScheduleKernels, SampledBackwardSchedulesHaveThem) {
   RandomBits random(43);
-  int filled = 0, none = 0, narrow = 0;
+  int filled = 0, none = 0, narrow = 0, layer = 0, layer_after = 0;
   for (int round = 0; round < 2000; ++round) {
     ScheduleCase c = forward_case(random);
     c.numerics.weight_gradient = static_cast<WeightGradient>(below(random, 3));
@@ -150,12 +157,16 @@ TEST(ScheduleKernels, SampledBackwardSchedulesHaveThem) {
         random(), {.direction = Direction::kBackward, .shape = c.shape, .numerics = c.numerics, .machine = c.machine});
     filled += expect_backward_kernels(schedule, c.numerics);
     none += schedule.fusion == Fusion::kNone;
+    layer += schedule.fusion == Fusion::kLayer;
+    layer_after += schedule.fusion == Fusion::kLayer && schedule.wgrad == WgradOrder::kAfter;
     narrow += schedule.tile_of(GemmStage::kDgradFc2).n == 128;
     if (HasFailure()) return;
   }
   EXPECT_GT(filled, 100);
   EXPECT_GT(none, 100);
   EXPECT_GT(narrow, 100);
+  EXPECT_GT(layer - layer_after, 50);
+  EXPECT_GT(layer_after, 50);
 }
 
 // The fields that decide a kernel, every value of them: legal exactly where the kernel can be built.
@@ -307,7 +318,6 @@ TEST(ScheduleKernels, AJobsListHasEachLaunchsKernel) {
         random(), {.direction = Direction::kForward, .shape = c.shape, .numerics = c.numerics, .machine = c.machine});
     const Schedule backward = sample_legal(
         random(), {.direction = Direction::kBackward, .shape = c.shape, .numerics = c.numerics, .machine = c.machine});
-    if (backward.fusion == Fusion::kLayer) continue;
     SCOPED_TRACE(to_text(backward));
     const std::set<std::string> listed =
         names_of(layer_kernels({c.shape, c.numerics}, c.machine.ranks, c.machine.workers, forward, backward));
@@ -339,6 +349,41 @@ TEST(ScheduleKernels, AJobsListHasEachLaunchsKernel) {
   EXPECT_GT(filled, 50);
   EXPECT_GT(alone, 50);
   EXPECT_GT(apart, 100);
+}
+
+// Each with its own activation, and FC1's of an expert without a gate, too.
+TEST(ScheduleKernels, RealModelsHaveThem) {
+  for (const uniep::test::Model& model : uniep::test::models()) {
+    SCOPED_TRACE(model.name);
+    const LayerConfig config = model.config();
+    const Machine machine = hopper(8, 132);
+    const auto resolved = [&](Direction direction) {
+      return resolve({},
+                     {.direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = machine});
+    };
+    const std::set<std::string> listed = names_of(layer_kernels(
+        config, machine.ranks, machine.workers, resolved(Direction::kForward), resolved(Direction::kBackward)));
+    const auto count = [&](const std::vector<std::string>& words) {
+      return std::count_if(listed.begin(), listed.end(), [&](const std::string& name) {
+        return std::all_of(words.begin(), words.end(),
+                           [&](const std::string& word) { return name.find(word + " ") != std::string::npos; });
+      });
+    };
+    const int kind = static_cast<int>(activation_kind(config.numerics));
+    const std::string activation = "UNIEP_ACTIVATION=" + std::to_string(kind);
+    const bool on_input = model.router_weight == RouterWeight::kInput;
+    const std::string place = std::string("UNIEP_WEIGHS_Z=") + (on_input ? "1" : "0");
+    for (const char* gemms : {"UNIEP_GEMMS=0", "UNIEP_GEMMS=1"}) {
+      EXPECT_GE(count({gemms, activation, place}), 1) << gemms;
+      EXPECT_EQ(count({gemms}), count({gemms, activation, place})) << gemms;
+    }
+    const bool gated = is_gated(config.numerics.activation);
+    const std::string of_dgrad_fc1 =
+        "UNIEP_ACTIVATION=" +
+        std::to_string(static_cast<int>(gated ? ActivationKind::kSwiglu : ActivationKind::kRelu2));
+    EXPECT_GE(count({"UNIEP_GEMMS=2"}), 1);
+    EXPECT_EQ(count({"UNIEP_GEMMS=2"}), count({"UNIEP_GEMMS=2", of_dgrad_fc1}));
+  }
 }
 
 }  // namespace

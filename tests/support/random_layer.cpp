@@ -122,9 +122,10 @@ RandomLayer random_layer(uint64_t seed, const RandomLayerLimits& limits) {
   if (!limits.activations.empty()) {
     const std::size_t count = limits.activations.size();
     set_activation(layer.config.numerics, limits.activations[seed % count]);
-    const std::size_t form = seed / count % 4;
+    const std::size_t form = seed / count % kFormsOfActivation;
     layer.config.numerics.bias = form == 1 || form == 2;
-    if (form >= 2) layer.config.numerics.router_weight = RouterWeight::kOutput;
+    if (form == 2 || form == 3) layer.config.numerics.router_weight = RouterWeight::kOutput;
+    if (form == 4) layer.config.numerics.router_weight = RouterWeight::kInput;
   }
 
   cli::LayerData& data = layer.data;

@@ -30,6 +30,8 @@ struct RandomLayer {
   std::string description;
 };
 
+constexpr int kFormsOfActivation = 5;
+
 struct RandomLayerLimits {
   std::vector<int> ranks{1, 2, 4, 8};
   int64_t most_local_experts = 32;
@@ -37,7 +39,8 @@ struct RandomLayerLimits {
   int64_t most_columns = 160;
   std::vector<std::pair<int64_t, int64_t>> columns{};  // H and I are one of these, if any are given
   int64_t fewest_tokens = 0;                           // of a rank; 0: some ranks, or all, have none
-  // One of these by the seed, if any are given; then by the seed biases, and the router's weight on the output, too.
+  // One of these by the seed, if any are given; then by the seed biases, and the router's weight on the output or on
+  // the input, too: kFormsOfActivation of each.
   std::vector<std::string> activations{};
   bool any_activation = false;  // any place of the router's weight, biases; else the default ones
 };

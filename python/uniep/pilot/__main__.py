@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import logging
 import pathlib
 import shlex
-import shutil
 import sys
-import tempfile
 import time
 import traceback
 import typing
@@ -18,7 +15,7 @@ import warnings
 from collections.abc import Callable
 
 from uniep.pilot import options as command_line
-from uniep.pilot.world import begin, prepare_environment
+from uniep.pilot.world import begin, environment, prepare_environment
 
 
 def _tell(rank: int) -> typing.Callable[[str], None]:
@@ -31,31 +28,18 @@ def _tell(rank: int) -> typing.Callable[[str], None]:
     return tell
 
 
-def _shared_folder(rank: int) -> pathlib.Path:
-    import torch.distributed as dist
-
-    given: list[typing.Any] = [tempfile.mkdtemp(prefix="uniep-pilot-") if rank == 0 else None]
-    dist.broadcast_object_list(given)
-    return pathlib.Path(given[0])
-
-
 def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> dict[str, typing.Any]:
-    """All parts that were asked for, as the report's content. Collective.
-
-    Writes the report before the part that may end in a time-out.
-    """
+    """All parts that were asked for, as the report's content. Collective."""
     import torch.distributed as dist
 
-    from uniep.group import Group
     from uniep.pilot import arms as arms_module
-    from uniep.pilot import bits, curves, forecast, kill, preflight, sizes, summary, text, turns
-    from uniep.pilot.job import Job
+    from uniep.pilot import sizes, text
+    from uniep.pilot.parts import Output, Parts
     from uniep.pilot.training import Setting, set_up_parallelism
     from uniep.switch import is_disabled
 
     device, ranks = begin(options.cpu, datetime.timedelta(minutes=30))
-    rank, parts = dist.get_rank(), set(options.parts)
-    tell = _tell(rank)
+    tell = _tell(dist.get_rank())
     size = sizes.of_model(options.model, options.layers)
     if "uniep" in options.arms and is_disabled("the pilot can not run UniEP's arm"):
         raise ValueError(
@@ -68,7 +52,7 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
     setting = Setting(size, text.Text(data, size.sequence, size.batch, options.seed), device, options.seed)
     set_up_parallelism(ranks)
     report: dict[str, typing.Any] = {
-        "format": 1,
+        "format": 2,
         "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "uniep.pilot", *(options.words or sys.argv[1:])]),
         "setting": {
@@ -83,96 +67,16 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
             "text": what,
             "timed_steps_an_arm": options.turns * options.steps,
             "transformer_engine": arms_module.has_transformer_engine(),
+            "environment": {} if options.cpu else environment(),
         },
         "arms": {arm.name: arm.what for arm in arms},
         "missing_arms": missing,
-        "missing_parts": [part for part in command_line.PARTS if part not in parts],
+        "missing_parts": [part for part in command_line.PARTS if part not in options.parts],
+        "failed_parts": {},
     }
     for name, why in missing.items():
         tell(f"arm {name} is missing: {why}")
-    if "preflight" in parts:
-        with Group(device=device) as group:
-            report["preflight"] = {
-                "versions": preflight.versions(),
-                "fused": preflight.fused(group, size, options.schedule),
-                "memory_mib_a_layer": [
-                    need._asdict()
-                    for need in forecast.forecast(size, group, options.schedule, size.sequence * size.batch)
-                ],
-                "flags": None
-                if options.config is None
-                else preflight.difference(preflight.read_flags(pathlib.Path(options.config))),
-            }
-        for name, value in {**report["preflight"]["versions"], **report["preflight"]["fused"]}.items():
-            tell(f"{name}: {value}")
-        for line in report["preflight"]["flags"] or []:
-            tell(line)
-    blocks = []
-    if "turns" in parts:
-        blocks = turns.take_turns(setting, arms, options.turns, options.warm, options.steps, tell)
-        report["table"] = summary.table(blocks, size, ranks)
-        report["timeline"] = {block.arm: [span._asdict() for span in block.timeline] for block in blocks[: len(arms)]}
-        report["stats"] = [
-            one._asdict() for block in blocks[: len(arms)] for one in block.stats if block.arm == "uniep"
-        ]
-        report["bits"] = {name: [one._asdict()] for name, one in bits.of_blocks(blocks).items()}
-    if "deterministic" in parts:
-        found = dataclasses.replace(setting, deterministic=True)
-        steps = max(2, options.steps // 2)
-        again = turns.take_turns(found, arms, 2, options.warm, steps, tell)
-        report["deterministic"] = {
-            name: {"step_ms": turns.interval(times)._asdict(), "bits": bits.of_blocks(again)[name]._asdict()}
-            for name, times in summary.times_by_arm(again).items()
-        }
-    folder = _shared_folder(rank)
-    try:
-        if {"bits", "kill"} & parts:
-            ours = next(arm for arm in arms if arm.name == "uniep")
-            restart, losses, digest = bits.of_restart(setting, ours, options.bit_steps, folder / "restart")
-            if "bits" in parts:
-                shown = [bits.of_schedules(setting, ours, options.bit_steps), restart]
-                if ranks > 1:
-                    shown.append(bits.of_other_batches(setting, ours))
-                report.setdefault("bits", {}).setdefault("uniep", []).extend(one._asdict() for one in shown)
-                for one in shown:
-                    tell(f"bits, {one.what}: {'equal' if one.equal else 'DIFFER'}")
-        if "curves" in parts:
-            found_curves = curves.run_curves(setting, arms, options.curve_steps, tell)
-            apart = curves.spread(found_curves)
-            report["curves"] = {
-                "losses": {curve.name: curve.losses for curve in found_curves},
-                "spread": None if apart is None else {**apart._asdict(), "inside": apart.inside},
-            }
-        if "kill" in parts and ranks > 1:
-            job = Job(
-                options.model,
-                options.layers,
-                options.text,
-                options.seed,
-                options.schedule,
-                options.cpu,
-                options.bit_steps,
-                str(folder),
-            )
-            outcome = kill.kill_and_resume(job, options.bit_steps, losses, digest)
-            report["kill"] = dataclasses.asdict(outcome)
-            tell(summary.words_of_kill(report["kill"]))
-        elif "kill" in parts:
-            report["missing_parts"].append("kill: it needs two ranks or more")
-    finally:
-        dist.barrier()
-        if rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-    if options.reserve_sms:
-        ours = next(arm for arm in arms if arm.name == "uniep")
-        counts = dict.fromkeys(options.reserve_sms)
-        reserved = [ours, *(arms_module.with_reserved_sms(ours, count) for count in counts)]
-        what = f"reserve_sms: {', '.join(map(str, counts))}; it did not come to its end"
-        report["missing_parts"].append(what)
-        write(report)
-        blocks = turns.take_turns(setting, reserved, options.turns, options.warm, options.steps, tell)
-        report["reserve_sms"] = summary.table(blocks, size, ranks)
-        report["missing_parts"].remove(what)
+    Parts(options, setting, arms, report, Output(write, tell)).run()
     return report
 
 
@@ -188,6 +92,7 @@ def main() -> int:
     import torch.distributed as dist
 
     from uniep.pilot import html, summary
+    from uniep.pilot.meeting import meet
 
     out = pathlib.Path(options.out)
 
@@ -206,12 +111,14 @@ def main() -> int:
     except Exception:
         traceback.print_exc()
         return 1
-    write(report)
     if dist.get_rank() == 0:
         print(summary.words(report))
         print(f"{out / 'report.html'} and {out / 'report.json'} are written", flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+    if report["failed_parts"] or "timed_out" in report:
+        meet("the end")  # and no more of NCCL: what the part has left there may never end
+    else:
+        dist.barrier()
+        dist.destroy_process_group()
     return 0 if summary.passed(report) else 1
 
 

@@ -97,7 +97,7 @@ def of_other_batches(setting: Setting, arm: Arm) -> Equality:
     """One MoE layer: a rank's y and dx while all other ranks have another batch, for each rank in turn."""
     training = Training(setting, arm)
     try:
-        layer = next(module for module in training.model.modules() if isinstance(module, MoELayer))
+        layer: MoELayer | None = next(module for module in training.model.modules() if isinstance(module, MoELayer))
         equal = True
         for fixed in range(dist.get_world_size()):
             results = [_run_layer(training, layer, fixed, variant) for variant in (1, 2)]
@@ -109,6 +109,7 @@ def of_other_batches(setting: Setting, arm: Arm) -> Equality:
         everywhere = [True] * dist.get_world_size()
         dist.all_gather_object(everywhere, equal)
     finally:
+        layer = None  # it holds the memory of all parameters
         training.close()
     compared = "y and dx of one MoE layer on each rank in turn"
     return Equality("another batch on the other ranks", compared, all(everywhere), "")

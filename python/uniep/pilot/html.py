@@ -94,7 +94,9 @@ def _missing(report: Report) -> list[str]:
     else:
         parts.append("<p>No arm that was asked for.</p>")
     if report["missing_parts"]:
-        parts.append(f"<p>Parts that did not run: {_escape(', '.join(report['missing_parts']))}.</p>")
+        parts.append(f"<p>Parts that did not run: {_escape('; '.join(report['missing_parts']))}.</p>")
+    if report["failed_parts"]:
+        parts.append(_table(["part that failed", "why"], report["failed_parts"].items()))
     setting = report["setting"]
     if setting["layers"] < setting["layers_of_the_model"]:
         parts.append(
@@ -111,7 +113,16 @@ def _bits(report: Report) -> list[str]:
         [arm, one["what"], one["compared"], _verdict(one["equal"], "equal" if one["equal"] else "differ"), one["bits"]]
         for arm, one in all_bits(report)
     ]
-    parts = ["<h2>Bits</h2>", _table(["arm", "compared with itself", "what of it", "bits", "SHA-256 begins"], rows)]
+    parts = ["<h2>Bits</h2>", _table(["arm", "compared with itself", "what of it", "bits", "digits begin"], rows)]
+    if report["setting"]["device"] != "cpu":
+        parts.append(
+            '<p class="note">Without deterministic mode the backward of attention adds in another order each time on '
+            "GPUs, so nobody promises bits there.</p>"
+        )
+    if "repeatable" in report:
+        parts.append(
+            f'<p class="note">Other Schedules, restarts and batches: {report["repeatable"]["layers"]} layers.</p>'
+        )
     if report.get("deterministic"):
         usual = {one["arm"]: one["step_ms"] for one in report.get("table", [])}
         rows = [
@@ -200,6 +211,7 @@ def _reserved(report: Report) -> list[str]:
     rows = [
         [one["arm"], _with_interval(one["step_ms"]), _with_interval(one["moe_ms"])] for one in report["reserve_sms"]
     ]
+    rows += [[arm, _verdict(False, "ended in a time-out"), why] for arm, why in report.get("timed_out", {}).items()]
     return [
         "<h2>SMs left to NCCL</h2>",
         _table(["arm", "step, ms", "in MoE layers, ms"], rows),
@@ -223,14 +235,20 @@ _SECTIONS = {
 def page(report: Report) -> str:
     """The report as HTML; sections whose part did not run are left out, and named."""
     setting = report["setting"]
+    variables = [f"{name}={value}" for name, value in setting["environment"].items()]
     title = f"UniEP pilot: {setting['model']}, {setting['ranks']} ranks on {setting['device']}"
     parts = [
         f"<h1>{_escape(title)}</h1>",
         f"<p>{_escape(report['when'])}: {setting['layers']} layers, {setting['tokens_a_rank_and_step']} tokens a rank "
         f"and step, Transformer Engine {'there' if setting['transformer_engine'] else 'not there'}, text: "
         f"{_escape(setting['text'])}, seed {setting['seed']}.</p>",
-        f"<pre>{_escape(report['command'])}</pre>",
+        f"<pre>{_escape(' '.join([*variables, report['command']]))}</pre>",
     ]
+    if not report.get("began_alike", True):
+        words = "The arms did not begin with the same parameters: one says nothing about another."
+        parts.append(f"<p>{_verdict(False, words)}</p>")
+    if "table" not in report:
+        parts += _missing(report)
     for name, section in _SECTIONS.items():
         if name in report:
             parts += section(report)

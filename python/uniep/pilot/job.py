@@ -6,6 +6,8 @@ middle of a backward.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import datetime
 import json
@@ -13,8 +15,11 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 import typing
+
+_TIMEOUT = datetime.timedelta(seconds=120)  # of a collective; then NCCL's watchdog ends the process
 
 
 @dataclasses.dataclass
@@ -39,6 +44,33 @@ def _write(file: pathlib.Path, content: dict[str, typing.Any]) -> None:
     file.write_text(json.dumps(content))
 
 
+class _End:
+    """Leaves the file that says how this rank ended, and ends the process, in whichever thread comes first."""
+
+    def __init__(self, file: pathlib.Path) -> None:
+        self._file, self._lock = file, threading.Lock()
+
+    def well(self, content: dict[str, typing.Any]) -> typing.NoReturn:
+        self._leave(content, 0)
+
+    def noticed(self, error: BaseException) -> typing.NoReturn:
+        words = " ".join(str(error).split())
+        self._leave({"noticed_at": time.time(), "kind": type(error).__name__, "words": words}, 1)
+
+    def _leave(self, content: dict[str, typing.Any], status: int) -> typing.NoReturn:
+        self._lock.acquire()  # for good
+        _write(self._file, content)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # a process group whose peer is gone may wait for it at the interpreter's end
+
+
+def _die_with_parent() -> None:
+    """Where the pilot is ended in the middle, so is its job."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def _die_in_backward(training: typing.Any, file: pathlib.Path) -> None:
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
@@ -57,12 +89,12 @@ def _train(job: Job, rank: int) -> dict[str, typing.Any]:
     from uniep.pilot.training import Setting, Training, mean_of_ranks, set_up_parallelism
     from uniep.pilot.world import begin
 
-    device, ranks = begin(job.cpu, datetime.timedelta(seconds=120))
-    set_up_parallelism(ranks)
+    device, ranks = begin(job.cpu, _TIMEOUT)
+    set_up_parallelism(ranks, _TIMEOUT)
     size = of_model(job.model, job.layers)
     text = Text(read(job.text)[0], size.sequence, size.batch, job.seed)
     arm = find(["uniep"], job.schedule)[0][0]
-    training = Training(Setting(size, text, device, job.seed), arm)
+    training = Training(Setting(size, text, device, job.seed, deterministic=True), arm)
     folder = pathlib.Path(job.folder)
     if job.begin:
         training.load(folder / "checkpoint")
@@ -79,21 +111,26 @@ def _train(job: Job, rank: int) -> dict[str, typing.Any]:
 def main() -> None:
     job = Job(**json.loads(pathlib.Path(sys.argv[1]).read_text()))
     rank = int(os.environ["RANK"])
-    file = pathlib.Path(job.folder) / f"ended{rank}.json"
+    _die_with_parent()
+    end = _End(pathlib.Path(job.folder) / f"ended{rank}.json")
     try:
         if job.cpu:
             from uniep.pilot.cpu import stand_in_for_cuda
 
             stand_in_for_cuda()
-        _write(file, _train(job, rank))
-        status = 0
+        import torch.distributed as dist
+
+        from uniep.group import Group
+        from uniep.pilot.watch import watch
+
+        stop = threading.Event()
+        watch(lambda: type(Group).groups.values(), end.noticed, stop)
+        found = _train(job, rank)
+        stop.set()
+        dist.barrier()  # the others watch no more, either, when this process ends
+        end.well(found)
     except BaseException as error:
-        words = " ".join(str(error).split())
-        _write(file, {"noticed_at": time.time(), "kind": type(error).__name__, "words": words})
-        status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # a process group whose peer is gone may wait for it at the interpreter's end
+        end.noticed(error)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,17 @@ class Ended(typing.NamedTuple):
     status: int | None  # negative: the signal; None: it was still there at the limit
     report: dict[str, typing.Any]  # what it left
 
+    @property
+    def has_noticed(self) -> bool:
+        """By an error, or ended by what did notice: NCCL's watchdog aborts the process."""
+        return "noticed_at" in self.report or self.status not in (None, 0)
+
+    @property
+    def ending(self) -> str:
+        if self.status is None:
+            return f"not over after {LIMIT_S:.0f} s"
+        return f"signal {-self.status}" if self.status < 0 else f"status {self.status}"
+
 
 @dataclasses.dataclass
 class Outcome:
@@ -65,13 +76,15 @@ def _start(job: Job, name: str) -> list[Ended]:
         left.unlink(missing_ok=True)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC_")}
     environment |= {"MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"), "MASTER_PORT": str(shared[0])}
+    log = folder / f"{name}{rank}.log"
     dist.barrier()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "uniep.pilot.job", str(file)],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL if "UNIEP_PILOT_VERBOSE" not in os.environ else None,
-    )
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "uniep.pilot.job", str(file)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=errors if "UNIEP_PILOT_VERBOSE" not in os.environ else None,
+        )
     try:
         status: int | None = process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -80,7 +93,7 @@ def _start(job: Job, name: str) -> list[Ended]:
         if process.poll() is None:
             process.kill()
             process.wait()
-    report: dict[str, typing.Any] = {"ended_at": time.time()}
+    report: dict[str, typing.Any] = {"ended_at": time.time(), "last_words": _last_words(log)}
     for left in (ended, died):
         if left.exists():
             report |= json.loads(left.read_text())
@@ -88,6 +101,35 @@ def _start(job: Job, name: str) -> list[Ended]:
     found: list[typing.Any] = [None] * ranks
     dist.all_gather_object(found, own)
     return [Ended(*one) for one in found]
+
+
+def _last_words(log: pathlib.Path) -> str:
+    """Of standard error: what NCCL's watchdog says, else the last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    watchdog = [line for line in lines if "Watchdog caught collective operation timeout" in line]
+    return (watchdog or lines or [""])[-1][:500]
+
+
+def _noticed(one: Ended, died_at: float) -> dict[str, typing.Any]:
+    found = one.report
+    if "noticed_at" in found:
+        return {
+            "rank": one.rank,
+            "seconds": found["noticed_at"] - died_at,
+            "kind": found["kind"],
+            "words": found["words"],
+        }
+    words = found["last_words"]
+    return {"rank": one.rank, "seconds": found["ended_at"] - died_at, "kind": one.ending, "words": words}
+
+
+def _words(ended: list[Ended]) -> str:
+    """How ranks ended that were to end well."""
+    return "; ".join(
+        f"rank {one.rank}: {one.report.get('words') or ', '.join(filter(None, (one.ending, one.report['last_words'])))}"
+        for one in ended
+        if "digest" not in one.report
+    )
 
 
 def kill_and_resume(job: Job, steps: int, losses: list[float], digest: str) -> Outcome:
@@ -104,27 +146,15 @@ def kill_and_resume(job: Job, steps: int, losses: list[float], digest: str) -> O
     ended = _start(first, "killed")
     died_at = ended[killed].report.get("died_at")
     if died_at is None:
-        words = "; ".join(f"rank {one.rank}: {one.report.get('words', one.status)}" for one in ended)
-        return Outcome(
-            killed, step + 1, half, [], [], steps, False, False, "", f"the job ended before the kill: {words}"
-        )
-    noticed = [
-        {
-            "rank": one.rank,
-            "seconds": one.report["noticed_at"] - died_at,
-            "kind": one.report["kind"],
-            "words": one.report["words"],
-        }
-        for one in ended
-        if "noticed_at" in one.report
-    ]
-    silent = [one.rank for one in ended if one.rank != killed and "noticed_at" not in one.report]
+        words = f"the job ended before the kill: {_words(ended)}"
+        return Outcome(killed, step + 1, half, [], [], steps, False, False, "", words)
+    noticed = [_noticed(one, died_at) for one in ended if one.rank != killed and one.has_noticed]
+    silent = [one.rank for one in ended if one.rank != killed and not one.has_noticed]
     again = _start(dataclasses.replace(job, end=steps, begin=half), "resumed")
     reports = [one.report for one in again]
     resumed = all("digest" in report for report in reports)
     if not resumed:
-        words = "; ".join(f"rank {one.rank}: {one.report.get('words', one.status)}" for one in again)
-        return Outcome(killed, step + 1, half, noticed, silent, steps, False, False, "", words)
+        return Outcome(killed, step + 1, half, noticed, silent, steps, False, False, "", _words(again))
     same = all(report["digest"] == digest and report["losses"] == losses[half:] for report in reports)
     bits = ", ".join(dict.fromkeys([digest[:12], reports[0]["digest"][:12]]))
     return Outcome(killed, step + 1, half, noticed, silent, steps, True, same, bits, "")

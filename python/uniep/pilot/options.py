@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from uniep.pilot.arms import NAMES
 from uniep.pilot.sizes import SIZES
 
-PARTS = ("preflight", "turns", "deterministic", "bits", "curves", "kill")
+PARTS = ("preflight", "turns", "deterministic", "bits", "kill", "curves")
 # On a CPU and on GPUs, where nothing else is asked for.
 _RESERVED = "0,8,16"
 _DEFAULTS = {"turns": (2, 3), "steps": (8, 20), "warm": (2, 3), "bit_steps": (6, 12), "curve_steps": (40, 60)}
@@ -38,6 +38,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, help="blocks of each arm")
     parser.add_argument("--steps", type=int, help="timed steps of a block")
     parser.add_argument("--warm", type=int, help="steps of a block before these")
+    parser.add_argument("--deterministic-steps", type=int, help="timed steps of a block in deterministic mode")
+    parser.add_argument(
+        "--bit-layers",
+        type=int,
+        help="layers in bits and kill, whose checkpoints take 14 bytes a parameter; as --layers",
+    )
     parser.add_argument("--bit-steps", type=int, help="steps of the comparisons of bits, and of the job that is killed")
     parser.add_argument("--curve-steps", type=int, help="steps of the loss curves")
     parser.add_argument("--out", default="pilot", metavar="DIR", help="where report.html and report.json go")
@@ -49,6 +55,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         least = 0 if name == "warm" else 1
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')}: {getattr(options, name)}; must be {least} or more")
+    if options.deterministic_steps is None:
+        options.deterministic_steps = max(2, options.steps // 2)
+    if options.deterministic_steps < 1:
+        parser.error(f"--deterministic-steps: {options.deterministic_steps}; must be 1 or more")
     if options.bit_steps < 4:
         parser.error(f"--bit-steps: {options.bit_steps}; must be 4 or more, half of them before the checkpoint")
     options.arms = _list(parser, "--arms", options.arms, NAMES)

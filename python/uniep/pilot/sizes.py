@@ -83,7 +83,7 @@ SIZES = {
 }
 
 
-def of_model(name: str, layers: int | None) -> Size:
+def of_model(name: str, layers: int | None, option: str = "--layers") -> Size:
     """The sizes of a model, with fewer layers where that is asked for.
 
     Raises:
@@ -96,5 +96,5 @@ def of_model(name: str, layers: int | None) -> Size:
         return size
     least = size.dense_layers + 1
     if not least <= layers <= size.layers:
-        raise ValueError(f"--layers: {layers}; {name} has {size.layers}, and at least {least} are needed")
+        raise ValueError(f"{option}: {layers}; {name} has {size.layers}, and at least {least} are needed")
     return dataclasses.replace(size, layers=layers)

@@ -12,6 +12,7 @@ if typing.TYPE_CHECKING:
     from uniep.pilot.turns import Block
 
 Report = dict[str, typing.Any]
+_OURS = "uniep, deterministic"
 
 
 def times_by_arm(blocks: Sequence[Block]) -> dict[str, list[float]]:
@@ -57,14 +58,17 @@ def table(blocks: Sequence[Block], size: Size, ranks: int) -> list[Report]:
 def all_bits(report: Report) -> list[tuple[str, Report]]:
     """(arm, comparison) of every comparison of bits, deterministic mode's too."""
     found = [(arm, one) for arm, some in report.get("bits", {}).items() for one in some]
-    return found + [(f"{arm}, deterministic", one["bits"]) for arm, one in report.get("deterministic", {}).items()]
+    found += [(f"{arm}, deterministic", one["bits"]) for arm, one in report.get("deterministic", {}).items()]
+    return found + [(_OURS, one) for one in report.get("repeatable", {}).get("bits", [])]
 
 
 def passed(report: Report) -> bool:
     """Whether everything holds that UniEP promises; other arms' bits and all times are only told."""
-    ours = [one["equal"] for arm, one in all_bits(report) if arm.startswith("uniep")]
+    judged = (_OURS, "uniep") if report["setting"]["device"] == "cpu" else (_OURS,)
+    ours = [one["equal"] for arm, one in all_bits(report) if arm in judged]
     kill = report.get("kill")
-    return all(ours) and (kill is None or (kill["resumed"] and kill["same_bits"] and not kill["silent"]))
+    alive = kill is None or (kill["resumed"] and kill["same_bits"] and not kill["silent"])
+    return all(ours) and alive and not report["failed_parts"] and report.get("began_alike", True)
 
 
 def words_of_kill(kill: Report) -> str:
@@ -90,8 +94,14 @@ def words(report: Report) -> str:
             f"{moe['median']:.2f} ms in MoE layers, {row['tokens_per_second_a_rank']:.0f} tokens/s a rank, "
             f"loss {row['last_loss']:.4f}"
         )
+    for arm, why in report.get("timed_out", {}).items():
+        lines.append(f"{arm} ended in a time-out: {why}")
     for arm, one in all_bits(report):
         lines.append(f"{arm}: {one['what']}: {'equal bits' if one['equal'] else 'other bits'}")
+    if not report.get("began_alike", True):
+        lines.append("the arms did not begin with the same parameters: one says nothing about another")
+    for part, why in report["failed_parts"].items():
+        lines.append(f"failed: {part}: {why}")
     for name, why in report["missing_arms"].items():
         lines.append(f"missing: {name}: {why}")
     return "\n".join(lines)

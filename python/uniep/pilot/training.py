@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import gc
 import hashlib
+import math
 import pathlib
 import typing
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 import uniep.megatron
 from uniep.pilot.arms import Arm, has_transformer_engine
+from uniep.pilot.fingerprint import fingerprint
 from uniep.pilot.sizes import Size
 from uniep.pilot.stand_ins import Attention, Norm
 from uniep.pilot.text import Text
@@ -95,9 +98,15 @@ def _block_spec(config: typing.Any, arm: Arm) -> typing.Any:
     return uniep.megatron.enable(spec, schedule=arm.schedule, reserve_sms=arm.reserve_sms)
 
 
-def set_up_parallelism(ranks: int) -> None:
+def set_up_parallelism(ranks: int, timeout: datetime.timedelta = datetime.timedelta(minutes=30)) -> None:
     """Megatron's process groups, for the whole run: expert parallelism over all ranks."""
-    parallel_state.initialize_model_parallel(1, 1, expert_model_parallel_size=ranks, expert_tensor_parallel_size=1)
+    parallel_state.initialize_model_parallel(
+        1,
+        1,
+        expert_model_parallel_size=ranks,
+        expert_tensor_parallel_size=1,
+        distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
+    )
 
 
 class Training:
@@ -188,12 +197,13 @@ class Training:
         self.ddp.enable_forward_pre_hook()
 
     def digest(self) -> str:
-        """SHA-256 of the parameters of all ranks, in hexadecimal digits. Collective."""
+        """Hexadecimal digits that stand for the parameters of all ranks, by name. Collective."""
         self.finish_parameters()
         found = hashlib.sha256()
-        for name, parameter in sorted(self.model.named_parameters()):
-            found.update(name.encode())
-            found.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        parameters = dict(sorted(self.model.named_parameters()))
+        numbers = torch.stack([fingerprint(one) for one in parameters.values()]).tolist()
+        for name, number in zip(parameters, numbers, strict=True):
+            found.update(f"{name} {number}\n".encode())
         parts: list[str] = [""] * dist.get_world_size()
         dist.all_gather_object(parts, found.hexdigest())
         return hashlib.sha256("".join(parts).encode()).hexdigest()
@@ -213,6 +223,7 @@ class Training:
             "masters": masters,
             "optimizers": [one.state_dict() for one in self._optimizers()],
         }
+        torch.serialization.set_crc32_options(False)  # they take longer than all else
         torch.save(content, folder / f"rank{dist.get_rank()}.pt")
         dist.barrier()
 
@@ -221,7 +232,8 @@ class Training:
         if self.step_number == 0:
             self.step()  # without one the optimizer has no state to load into
         self.finish_parameters()
-        found = torch.load(folder / f"rank{dist.get_rank()}.pt", map_location=self.setting.device, weights_only=True)
+        file = folder / f"rank{dist.get_rank()}.pt"
+        found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)  # Adam counts steps there
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(found["model"][name])
@@ -234,10 +246,27 @@ class Training:
                 optimizer.load_state_dict(state)
         self.step_number = found["step"]
 
+    def _release(self) -> None:
+        """Frees the memory itself: Megatron-core keeps what refers to a model, as rotary embeddings with hooks of DDP
+        in a cache, for as long as the process lives."""
+        held = [
+            one
+            for buffer in [*self.ddp.buffers, *self.ddp.expert_parallel_buffers]
+            for one in (buffer.param_data, buffer.grad_data)
+        ]
+        for optimizer in self._optimizers():
+            held += [value for state in optimizer.state.values() for value in state.values()]
+            held += [one.data for group in optimizer.param_groups for one in group["params"]]
+        held += [one.data for one in self.model.parameters()]
+        for one in held:
+            if isinstance(one, torch.Tensor) and one.untyped_storage().resizable():
+                one.untyped_storage().resize_(0)
+
     def close(self) -> None:
         """Gives all memory back, and ends UniEP's groups."""
         for group in list(type(uniep.Group).groups.values()):
             group.close()
+        self._release()
         del self.model, self.ddp, self.optimizer, self.config
         torch.use_deterministic_algorithms(False)
         gc.collect()

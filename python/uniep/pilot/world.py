@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 
 import torch
 import torch.distributed as dist
@@ -14,12 +15,18 @@ _ENVIRONMENT = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
+_CHANGES = re.compile("NCCL_|NVTE_|UNIEP_(?!LIBRARY|CACHE_DIR)")
 
 
 def prepare_environment() -> None:
     """Variables that must be there before CUDA begins; what the user has set stays."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def environment() -> dict[str, str]:
+    """What these variables are now, and what else changes NCCL's or UniEP's times."""
+    return {name: value for name, value in sorted(os.environ.items()) if name in _ENVIRONMENT or _CHANGES.match(name)}
 
 
 def begin(cpu: bool, timeout: datetime.timedelta) -> tuple[torch.device, int]:

@@ -40,13 +40,13 @@ Spot dispatched(Call& call, const RankProgram& p, const Task& task, Choice& rand
 
 Spot first_gemm(Call& call, const RankProgram& p, const Task& task, Choice& random) {
   RankBuffers& own = call.ranks[p.rank];
-  const int64_t width = first_tile_columns(call.schedule, p.direction), begin = task.n * width;
+  const int64_t width = first_tile_columns(call.schedule, call.numerics, p.direction), begin = task.n * width;
   const RowRange range = rows_of_block(p, p.first_expert + task.expert, task.m);
   if (range.end <= range.begin) return {};
   const int64_t row = column_in(random, range.begin, range.end);
   const int64_t column = column_in(random, begin, std::min(begin + width, call.shape.intermediate));
   BFloat16* const rows = p.direction == Direction::kForward ? own.z : own.dz;
-  return {rows + row * 2 * call.shape.intermediate + column};
+  return {rows + row * call.z_columns + column};
 }
 
 // Where a row of the tile lies behind it: on its way to the second half of the combine, or at its source.

@@ -26,7 +26,7 @@ int64_t pipeline_depth(const Call& call, GemmStage stage) {
 }
 
 Tile first_tile(const Call& call, const RankProgram& p, const Task& task) {
-  const int64_t width = first_tile_columns(call.schedule, p.direction);
+  const int64_t width = first_tile_columns(call.schedule, call.numerics, p.direction);
   const int64_t column = task.n * width;
   return {task.expert, rows_of_block(p, p.first_expert + task.expert, task.m), column,
           std::min(width, call.shape.intermediate - column)};

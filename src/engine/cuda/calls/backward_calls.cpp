@@ -12,6 +12,7 @@
 #include "engine/cuda/runtime/profiler_range.h"
 #include "engine/cuda/runtime/stream_capture.h"
 #include "engine/workspace.h"
+#include "model/activation_choice.h"
 
 // Backward: the two launches that reach peers, and the weight gradients, which run in kernels of their own, behind them
 // or later.
@@ -51,9 +52,10 @@ WeightGradientOperands gemm_of(const ProgramRequest& request, const WeightGradie
     gemm.dw = matrices(gradients.dw2, gradients.dw2_experts, p.local_experts);
   } else {
     gemm.a = operands.dz + (half == Half::kUp ? width : 0);
-    gemm.a_stride = 2 * width;
+    const int of_z = static_cast<int>(z_columns(request.shape, request.numerics));
+    gemm.a_stride = of_z;
     gemm.b = operands.xg;
-    gemm.m = half == Half::kBoth ? 2 * width : width;
+    gemm.m = half == Half::kBoth ? of_z : width;
     gemm.n = hidden;
     gemm.dw = half == Half::kUp ? matrices(gradients.dw1_up, gradients.dw1_up_experts, p.local_experts)
                                 : matrices(gradients.dw1, gradients.dw1_experts, p.local_experts);

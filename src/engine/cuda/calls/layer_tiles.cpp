@@ -83,10 +83,6 @@ void require_countable_rows(int64_t rows, int rank, Direction direction) {
 }
 
 void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction) {
-  const bool backward = direction == Direction::kBackward;
-  if (backward && schedule.fusion == Fusion::kLayer) {
-    throw Error(Status::kUnsupported, "fusion: layer; on cuda backward is built with none and pairs");
-  }
   for (const LaunchStages& stages : launch_stages(schedule, direction)) {
     if (!is_weight_gradients_alone(stages)) launch_config(schedule, numerics, direction, stages);
   }
@@ -116,6 +112,10 @@ LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numeri
   const TileShape tile = schedule.tile_of(stage);
   LayerKernelOptions options;
   if (backward) options.gemms = second ? LayerGemms::kSecondGradient : LayerGemms::kFirstGradient;
+  if (backward && stages.first_gemm && stages.second_gemm) {
+    options.gemms = LayerGemms::kGradients;
+    options.first_tile_n = schedule.tile_of(GemmStage::kDgradFc2).n;
+  }
   options.tile_n = tile.n;
   options.cluster = tile.cluster;
   options.pipeline_stages = tile.stages;

@@ -48,7 +48,7 @@ WeightSide w1_of(const CallBinding& call, const Weights& weights) {
   const LayerShape& shape = call.request.shape;
   WeightSide side{weights.w1,
                   weights.w1_experts,
-                  2 * shape.intermediate,
+                  z_columns(shape, call.request.numerics),
                   shape.hidden,
                   is_backward(call) ? GemmStage::kDgradFc1 : GemmStage::kFc1,
                   "w1",
@@ -122,6 +122,8 @@ void bind_peers(RankCall& rank_call, const CallBinding& call, const std::vector<
 std::vector<TensorMap> gradient_maps(const CallBinding& call, const RankBinding& own, const void* any) {
   constexpr int kWarpRows = kTileM / kMathWarps;
   const int64_t hidden = call.request.shape.hidden, width = call.request.shape.intermediate;
+  const int64_t of_z = z_columns(call.request.shape, call.request.numerics);
+  const int halves = static_cast<int>(of_z / width);
   const int64_t rows = std::max<int64_t>(own.rows, kTileM);
   const auto of = [&](const void* memory) { return own.rows == 0 || memory == nullptr ? any : memory; };
   const auto moved = [&](const void* memory, int parts, const char* name) {
@@ -130,12 +132,12 @@ std::vector<TensorMap> gradient_maps(const CallBinding& call, const RankBinding&
   const auto multiplied = [&](const void* memory, int64_t columns, const char* name) {
     return encode_operand_map({of(memory), columns, rows, 1}, kTileK, name);
   };
-  return {moved(own.z, 2, "z"),
-          moved(own.dz, 2, "dz"),
+  return {moved(own.z, halves, "z"),
+          moved(own.dz, halves, "dz"),
           moved(own.activation, 1, "a"),
           multiplied(own.gathered[0], hidden, "rows of dy"),
           multiplied(own.activation, width, "a"),
-          multiplied(own.dz, 2 * width, "dz"),
+          multiplied(own.dz, of_z, "dz"),
           multiplied(own.gathered[1], hidden, "rows of x")};
 }
 
@@ -154,7 +156,7 @@ GradientSide dw1_of(const CallBinding& call, const WeightGradients& gradients) {
   const bool apart = is_apart(gradients);
   return {gradients.dw1,
           gradients.dw1_experts,
-          (apart ? 1 : 2) * call.request.shape.intermediate,
+          apart ? call.request.shape.intermediate : z_columns(call.request.shape, call.request.numerics),
           call.request.shape.hidden,
           apart ? kWarpRows : kTileM,
           "dw1"};
@@ -226,7 +228,8 @@ RankCall rank_call_of(const CallBinding& call, const std::vector<RankBinding>& r
   const LayerShape& shape = call.request.shape;
   RankCall rank_call{};
   rank_call.first_a = row_map(own.gathered[0], own.rows, shape.hidden, "dispatched rows");
-  rank_call.second_a = own.dz != nullptr ? row_map(own.dz, own.rows, 2 * shape.intermediate, "dz")
+  const int64_t of_z = z_columns(shape, call.request.numerics);
+  rank_call.second_a = own.dz != nullptr ? row_map(own.dz, own.rows, of_z, "dz")
                                          : row_map(own.activation, own.rows, shape.intermediate, "activations");
   rank_call.program = program.program;
   rank_call.layout = program.layout;

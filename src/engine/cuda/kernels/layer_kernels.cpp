@@ -1,8 +1,20 @@
 #include "engine/cuda/kernels/layer_kernels.h"
 
+#include <algorithm>
 #include <string>
 
 namespace uniep::cuda {
+
+namespace {
+
+// It only matters how long K is: one kernel for all with a gate, and one for those without.
+ExpertConfig of_dgrad_fc1(const ExpertConfig& expert) {
+  ExpertConfig config;
+  if (!expert.gated()) config.activation = ActivationKind::kRelu2;
+  return config;
+}
+
+}  // namespace
 
 LayerKernelConfig layer_config(const LayerKernelOptions& options) {
   LayerKernelConfig config;
@@ -16,9 +28,17 @@ LayerKernelConfig layer_config(const LayerKernelOptions& options) {
   gemm.cluster = options.cluster;
   gemm.ring_stage_bytes = options.ring_stage_bytes;
   gemm.copy_stages = options.copy_stages;
-  if (options.gemms != LayerGemms::kSecondGradient) gemm.expert = options.expert;
+  gemm.expert = options.gemms == LayerGemms::kSecondGradient ? of_dgrad_fc1(options.expert) : options.expert;
   gemm.pipeline_stages = options.pipeline_stages == 0 ? largest_stages(gemm) : options.pipeline_stages;
+  if (options.gemms == LayerGemms::kGradients) {
+    config.first_tile_n = options.first_tile_n;
+    if (options.pipeline_stages == 0) {
+      gemm.pipeline_stages = std::min(gemm.pipeline_stages, largest_stages(first_gemm(config)));
+    }
+    require_legal(first_gemm(config));
+  }
   require_legal(gemm);
+  if (options.gemms == LayerGemms::kGradients) gemm = beside_first_gradient(gemm, options.first_tile_n);
   return config;
 }
 
@@ -41,6 +61,16 @@ std::vector<LayerKernelConfig> default_layer_configs() {
   for (const FilledGradients filled :
        {FilledGradients::kBFloat16, FilledGradients::kFloat32, FilledGradients::kAccumulate}) {
     configs.push_back(layer_config({.gemms = LayerGemms::kSecondGradient, .filled = filled}));
+    configs.push_back(layer_config({.gemms = LayerGemms::kGradients, .filled = filled}));
+  }
+  configs.push_back(layer_config({.gemms = LayerGemms::kGradients}));
+  configs.push_back(
+      layer_config({.gemms = LayerGemms::kGradients, .cluster = 1, .filled = FilledGradients::kBFloat16}));
+  for (const CombineKind combine : {CombineKind::kStaged, CombineKind::kGroups}) {
+    configs.push_back(layer_config({.gemms = LayerGemms::kGradients,
+                                    .combine = combine,
+                                    .on_sms = combine == CombineKind::kGroups,
+                                    .filled = FilledGradients::kBFloat16}));
   }
   return configs;
 }
@@ -55,8 +85,8 @@ KernelRequest layer_request(const LayerKernelConfig& config) {
       "engine/cuda/device/kernels/megakernel.cu",
       "uniep_layer",
       {macro("UNIEP_GEMMS", static_cast<int>(config.gemms)), macro("UNIEP_TILE_N", config.gemm.tile_n),
-       macro("UNIEP_STAGES", config.gemm.pipeline_stages), macro("UNIEP_CLUSTER", config.gemm.cluster),
-       macro("UNIEP_COPY_CHUNK_BYTES", config.gemm.ring_stage_bytes),
+       macro("UNIEP_FIRST_TILE_N", config.first_tile_n), macro("UNIEP_STAGES", config.gemm.pipeline_stages),
+       macro("UNIEP_CLUSTER", config.gemm.cluster), macro("UNIEP_COPY_CHUNK_BYTES", config.gemm.ring_stage_bytes),
        macro("UNIEP_COPY_STAGES", config.gemm.copy_stages), macro("UNIEP_COMBINE", static_cast<int>(config.combine)),
        macro("UNIEP_ON_SMS", config.on_sms ? 1 : 0), macro("UNIEP_FILLED", static_cast<int>(config.filled)),
        macro("UNIEP_ACTIVATION", static_cast<int>(expert.activation)), macro("UNIEP_WEIGHS_Z", expert.weighs_z ? 1 : 0),

@@ -14,7 +14,8 @@ namespace uniep::cuda {
 // What of a Schedule is compiled into the kernel.
 struct LayerKernelOptions {
   LayerGemms gemms = LayerGemms::kForward;
-  int tile_n = 256;  // of all the kernel's GEMMs; 256: 128 gate and 128 up columns in FC1; dSwiGLU: 128 or 192
+  int tile_n = 256;  // of all the kernel's GEMMs; with a gate FC1 has half of it of gate and up; dSwiGLU: 128 or 192
+  int first_tile_n = 192;  // of kGradients: dSwiGLU's, and tile_n is the others'
   int cluster = 2;
   int pipeline_stages = 0;  // 0: the most that fit
   int ring_stage_bytes = 4096;
@@ -22,7 +23,7 @@ struct LayerKernelOptions {
   CombineKind combine = CombineKind::kEpilogue;
   bool on_sms = false;
   FilledGradients filled = FilledGradients::kNone;
-  ExpertConfig expert = {};  // dgrad FC1's kernels do not look at it
+  ExpertConfig expert = {};  // dgrad FC1's kernels ask only whether there is a gate
 };
 
 // Throws uniep::Error (kInvalidArgument) that names the rule that is broken.

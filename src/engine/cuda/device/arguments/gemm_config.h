@@ -15,6 +15,7 @@ enum class Layout : int { kForward = 0, kDgrad = 1, kWgrad = 2 };
 // kSwiglu:         D is z (N = 2 I); writes a = silu(z_gate) z_up prob from the rounded z, and z if asked.
 // kSwigluGradient: D is da (N = I); reads z, writes a, dz and the 64-column sums of dprob.
 // kLayer:          the megakernel's: a tile of FC1 is kSwiglu's, a tile of FC2 or dgrad FC1 goes to its rows' slots.
+// In the megakernel both are any activation's; without a gate z and dz have I columns, and a tile of FC1 is as many.
 enum class Epilogue : int {
   kBFloat16 = 0,
   kFloat32 = 1,
@@ -52,6 +53,8 @@ struct ExpertConfig {
   uint32_t gate_limit = 0;
   uint32_t up_limit = 0;
   uint32_t up_offset = 0;
+
+  UNIEP_HOST_DEVICE constexpr bool gated() const { return has_gate(activation); }
 };
 
 struct GemmConfig {
@@ -66,6 +69,7 @@ struct GemmConfig {
   int ring_stage_bytes = kStandaloneChunkBytes;
   int copy_stages = kStandaloneCopyStages;
   bool in_layer = false;  // the megakernel's: its records, and room for the call
+  int operand_bytes = 0;  // at least, of the stages and the staging: another GEMM of the kernel takes so many
   ExpertConfig expert = {};
 };
 
@@ -97,7 +101,8 @@ UNIEP_HOST_DEVICE constexpr int output_maps(const GemmConfig& config) {
 
 // What an epilogue leaves over for between the next tile's K blocks (see epilogue/epilogue.h): bf16 writes 64 columns
 // after each of the first K blocks; SwiGLU and dSwiGLU do 16 columns a step, spread over all K blocks, dSwiGLU with a
-// fifth step for every 64; the layer does 16 columns of gate and up, or 32 of FC2.
+// fifth step for every 64; the layer does 16 columns of gate and up, or 32 of FC2, or of z
+// without a gate.
 UNIEP_HOST_DEVICE constexpr int deferred_steps(const GemmConfig& config) {
   if (config.epilogue == Epilogue::kBFloat16) return config.tile_n / 64;
   if (config.epilogue == Epilogue::kSwiglu || config.epilogue == Epilogue::kLayer) return config.tile_n / 2 / 16;
@@ -125,9 +130,18 @@ UNIEP_HOST_DEVICE constexpr int stage_bytes(const GemmConfig& config) {
   return pipeline_stage_bytes(config.tile_n);
 }
 
+// Stages and staging; and what of a kernel's is left over by them.
+UNIEP_HOST_DEVICE constexpr int operand_bytes(const GemmConfig& config) {
+  return config.pipeline_stages * stage_bytes(config) + kMathWarps * staging_bytes(config);
+}
+UNIEP_HOST_DEVICE constexpr int spare_bytes(const GemmConfig& config) {
+  const int bytes = operand_bytes(config);
+  return config.operand_bytes > bytes ? config.operand_bytes - bytes : 0;
+}
+
 UNIEP_HOST_DEVICE constexpr int shared_memory_bytes(const GemmConfig& config) {
   return gemm_kernel_bytes(config.tile_n, config.pipeline_stages, staging_bytes(config),
-                           copy_ring_bytes(config.ring_stage_bytes, config.copy_stages),
+                           copy_ring_bytes(config.ring_stage_bytes, config.copy_stages) + spare_bytes(config),
                            config.in_layer ? kCallBytes : 0);
 }
 

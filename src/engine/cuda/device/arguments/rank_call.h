@@ -49,7 +49,7 @@ struct alignas(64) RankCall {
   // Operands of the row GEMMs: boxes of kTileM rows (A) or half a tile of columns (B) by 64 of K. In backward B's boxes
   // are 64 columns by 64 of K, or by 32 where a tile is no whole number of them.
   TensorMap first_a;               // xg [rows, H]; backward: rows of dy
-  TensorMap second_a;              // a [rows, I]; backward: dz [rows, 2 I]
+  TensorMap second_a;              // a [rows, I]; backward: dz [rows, 2 I], without a gate [rows, I]
   const TensorMap* first_b;        // W1: one map over the local experts, or one an expert; backward: W2
   const TensorMap* second_b;       // W2; backward: W1
   const TensorMap* gradient_maps;  // [kGradientMaps], backward
@@ -85,7 +85,7 @@ struct alignas(64) RankCall {
   // dW2, dW1, and dW1's up rows where they lie apart (as if its gate rows stood before them); where they are made in
   // the launch of dgrad FC1.
   GradientMatrices gradients[3];
-  BFloat16* z;            // [rows, 2 I]
+  BFloat16* z;            // [rows, 2 I], without a gate [rows, I]
   BFloat16* activation;   // [rows, I]
   BFloat16* output_rows;  // [rows, H] o or dxg, when the combine is staged
   BFloat16* output;       // [T, H] y or dx

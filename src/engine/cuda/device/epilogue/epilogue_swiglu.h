@@ -14,20 +14,28 @@ UNIEP_DEVICE auto expert_activation() {
        float_from_bits(kExpert.up_offset)});
 }
 
+// a of four fragments, from the rounded z. `up` may be null where there is no gate.
+template <ExpertConfig kExpert>
+UNIEP_DEVICE void activate_fragments(const uint32_t* gate, const uint32_t* up, const float (&prob)[2],
+                                     uint32_t (&a)[4]) {
+  const auto expert = expert_activation<kExpert>();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float weight = kExpert.weighs_output ? 1.0f : prob[i % 2];
+    const uint32_t factor = kExpert.gated() ? up[i] : 0;
+    a[i] = pack_bfloat16(expert.activate(unpack_low(gate[i]), unpack_low(factor), weight),
+                         expert.activate(unpack_high(gate[i]), unpack_high(factor), weight));
+  }
+}
+
 // Stages the rounded z and a from it.
 template <ExpertConfig kExpert>
 UNIEP_DEVICE void stage_swiglu_strip(uint32_t staging, const uint32_t* gate, const uint32_t* up,
                                      const float (&prob)[2]) {
   put_strip(staging, gate[0], gate[1], gate[2], gate[3]);
   put_strip(staging + kStripBytes, up[0], up[1], up[2], up[3]);
-  const auto expert = expert_activation<kExpert>();
   uint32_t a[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float weight = kExpert.weighs_output ? 1.0f : prob[i % 2];
-    a[i] = pack_bfloat16(expert.activate(unpack_low(gate[i]), unpack_low(up[i]), weight),
-                         expert.activate(unpack_high(gate[i]), unpack_high(up[i]), weight));
-  }
+  activate_fragments<kExpert>(gate, up, prob, a);
   put_strip(staging + 2 * kStripBytes, a[0], a[1], a[2], a[3]);
   __syncwarp();
 }

@@ -52,8 +52,12 @@ class SwigluGradientEpilogue {
   static constexpr bool kShaped = kConfig.expert.activation == ActivationKind::kShapedSwiglu;
   static constexpr int kParked = kConfig.in_layer ? (kShaped ? 7 : 6) : 4;
   static constexpr int kHeld = kCount - kParked;
-  // The derivatives of the others hold more at once than SwiGLU's: then half a strip at a time, for want of registers.
-  static constexpr bool kInHalves = kConfig.expert.activation != ActivationKind::kSwiglu;
+  static constexpr bool kGated = kConfig.expert.gated();
+  // The derivatives of the others with a gate hold more at once than SwiGLU's: then half a strip at a time, for want of
+  // registers.
+  static constexpr bool kInHalves =
+      kGated && (kConfig.expert.activation != ActivationKind::kSwiglu || kConfig.expert.weighs_z);
+  static constexpr bool kByFragment = kShaped && kConfig.expert.weighs_z;
   static_assert(kProbColumns == 2 * kTransferColumns && kTransferColumns == 2 * kStripColumns,
                 "a chunk takes both buffers in turn, two strips each");
 
@@ -103,6 +107,13 @@ class SwigluGradientEpilogue {
     __syncwarp();
   }
 
+  // After run_alone(), where the staging's memory becomes another GEMM's.
+  UNIEP_DEVICE void leave() const {
+    if (ptx::lane_index() == 0) {
+      for (int buffer = 0; buffer < kBuffers; ++buffer) ptx::mbarrier_invalidate(full(buffer));
+    }
+  }
+
   UNIEP_DEVICE void finish(const WarpTile& tile, const float (&d)[kCount]) {
     row_ = tile.row;
     column_ = tile.column;
@@ -128,7 +139,6 @@ class SwigluGradientEpilogue {
  private:
   static constexpr int kBuffers = 2;
   static constexpr int kStripsInTransfer = kTransferColumns / kStripColumns;
-  static constexpr uint32_t kTransferBytes = kTransferBoxBytes / 2;  // gate or up
   // Gate and up of each buffer, a, what waits for registers, the barriers.
   static constexpr uint32_t kActivationAt = 2 * kBuffers * kTransferBytes;
   static constexpr uint32_t kParkedAt = kActivationAt + kTransferBytes;
@@ -139,7 +149,7 @@ class SwigluGradientEpilogue {
   static_assert(kEnd <= staging_bytes(kConfig), "the staging is too small");
   static_assert(staging_bytes(kConfig) % 512 == 0, "the 64-byte swizzle repeats after 512 bytes");
 
-  // 16 rows of as many columns: fragments of gate and up, in the end of dz; and of a.
+  // 16 rows of as many columns: fragments of gate and up, in the end of dz; and of a. Without a gate `up` is not used.
   struct Strip {
     uint32_t gate[4];
     uint32_t up[4];
@@ -206,7 +216,7 @@ class SwigluGradientEpilogue {
   // One lane.
   UNIEP_DEVICE void fetch(int32_t row, int32_t column, int32_t buffer) const {
     uint64_t& barrier = full(buffer);
-    ptx::mbarrier_arrive_expect_bytes(barrier, 2 * kTransferBytes);
+    ptx::mbarrier_arrive_expect_bytes(barrier, kTransferBoxBytes<kConfig>);
     ptx::tma_load_3d(gate_block(buffer), gradient_.z(), barrier, {column, row, 0});
   }
 
@@ -282,6 +292,11 @@ class SwigluGradientEpilogue {
     uint32_t a[4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      if constexpr (kByFragment) {
+        run_fragment<kStrip>(z, a[2 * half], half, 0);
+        run_fragment<kStrip>(z, a[2 * half + 1], half, 1);
+        continue;
+      }
       const uint32_t address = part + place_of(lane % 16, 2 * (kStrip % kStripsInTransfer) + half);
       uint32_t gate[2], up[2];
       ptx::load_matrix_x4(address, gate[0], gate[1], up[0], up[1]);
@@ -292,23 +307,35 @@ class SwigluGradientEpilogue {
     ptx::store_matrix_x4(activation + place_of_lane<kStrip>(), a[0], a[1], a[2], a[3]);
   }
 
+  // Of gate and up the strip's fragment 2 * half + i alone, a word a lane: dz of one is back when the next one comes.
+  template <int kStrip>
+  UNIEP_DEVICE void run_fragment(uint32_t z, uint32_t& a, int half, int i) {
+    const uint32_t lane = ptx::lane_index();
+    const uint32_t address = z + place_of(lane / 4 + 8 * i, 2 * (kStrip % kStripsInTransfer) + half) + lane % 4 * 4;
+    uint32_t gate = ptx::load_shared_4(address), up = ptx::load_shared_4(address + kTransferBytes);
+    if (static_cast<int32_t>(lane) / 4 + 8 * i >= rows_) gate = up = 0;
+    compute_fragment(gate, up, a, kStrip * kStripRegisters + 4 * half + 2 * i, i);
+    ptx::store_shared_4(address, gate);
+    ptx::store_shared_4(address + kTransferBytes, up);
+  }
+
+  UNIEP_DEVICE void compute_fragment(uint32_t& gate, uint32_t& up, uint32_t& a, int at, int i) {
+    const auto expert = expert_activation<kConfig.expert>();
+    const float prob = prob_of(i);
+    const ActivationGradient low = expert.gradient(unpack_low(gate), unpack_low(up), prob, da_[at]);
+    const ActivationGradient high = expert.gradient(unpack_high(gate), unpack_high(up), prob, da_[at + 1]);
+    a = pack_bfloat16(low.activation, high.activation);
+    gate = pack_bfloat16(low.gate, high.gate);
+    up = pack_bfloat16(low.up, high.up);
+    prob_sum_[i] = expert.add_prob(prob_sum_[i], da_[at], low.prob_term);
+    prob_sum_[i] = expert.add_prob(prob_sum_[i], da_[at + 1], high.prob_term);
+  }
+
   // As compute_strip(), of the strip's fragments 2 * half and 2 * half + 1.
   template <int kValues>
   UNIEP_DEVICE void compute_fragments(uint32_t (&gate)[2], uint32_t (&up)[2], uint32_t* a, int half) {
-    const auto expert = expert_activation<kConfig.expert>();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float da_low = da_[kValues + 4 * half + 2 * i];
-      const float da_high = da_[kValues + 4 * half + 2 * i + 1];
-      const float prob = prob_of(i);
-      const ActivationGradient low = expert.gradient(unpack_low(gate[i]), unpack_low(up[i]), prob, da_low);
-      const ActivationGradient high = expert.gradient(unpack_high(gate[i]), unpack_high(up[i]), prob, da_high);
-      a[i] = pack_bfloat16(low.activation, high.activation);
-      gate[i] = pack_bfloat16(low.gate, high.gate);
-      up[i] = pack_bfloat16(low.up, high.up);
-      prob_sum_[i] = expert.add_prob(prob_sum_[i], da_low, low.prob_term);
-      prob_sum_[i] = expert.add_prob(prob_sum_[i], da_high, high.prob_term);
-    }
+    for (int i = 0; i < 2; ++i) compute_fragment(gate[i], up[i], a[i], kValues + 4 * half + 2 * i, i);
   }
 
   template <int kStrip>
@@ -322,7 +349,11 @@ class SwigluGradientEpilogue {
     const uint32_t address = z + place_of_lane<kStrip>();
     Strip s;
     ptx::load_matrix_x4(address, s.gate[0], s.gate[1], s.gate[2], s.gate[3]);
-    ptx::load_matrix_x4(address + kTransferBytes, s.up[0], s.up[1], s.up[2], s.up[3]);
+    if constexpr (kGated) {
+      ptx::load_matrix_x4(address + kTransferBytes, s.up[0], s.up[1], s.up[2], s.up[3]);
+    } else {
+      s.up[0] = s.up[1] = s.up[2] = s.up[3] = 0;
+    }
     if (rows_ < kBlockRows) clear_padding(s.gate, s.up);
     return s;
   }
@@ -350,7 +381,7 @@ class SwigluGradientEpilogue {
   UNIEP_DEVICE void store_strip(const Strip& s, uint32_t dz, uint32_t activation) const {
     const uint32_t place = place_of_lane<kStrip>();
     ptx::store_matrix_x4(dz + place, s.gate[0], s.gate[1], s.gate[2], s.gate[3]);
-    ptx::store_matrix_x4(dz + kTransferBytes + place, s.up[0], s.up[1], s.up[2], s.up[3]);
+    if constexpr (kGated) ptx::store_matrix_x4(dz + kTransferBytes + place, s.up[0], s.up[1], s.up[2], s.up[3]);
     ptx::store_matrix_x4(activation + place, s.a[0], s.a[1], s.a[2], s.a[3]);
   }
 

@@ -8,6 +8,7 @@ namespace uniep::cuda {
 
 // The epilogue of FC1 and FC2, and of dgrad FC1 (see epilogue.h): the accumulators are rounded at once; what is left is
 // deferred epilogue, and which it is depends on the tile. FC1: strips of 16 columns of gate and up, as SwigluEpilogue.
+// Without a gate 32 columns of z.
 // FC2: 32 columns a step, stored in runs of 64: straight into the slots of the ranks that the rows came from, or into
 // output_rows. What a step needs to know lies in shared memory: the registers are full.
 //
@@ -53,7 +54,7 @@ class LayerEpilogue {
       if constexpr (Bias::kExists) deferred().next_slot = kNoSlot;
     }
     steps_left_ = kSteps;
-    if (is_second(task)) {
+    if (!kHasGateAndUp<kLayer> || is_second(task)) {
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) rounded_[i] = bias.rounded(d, 2 * i);
     } else {  // a step's gate columns, then its up columns
@@ -81,7 +82,7 @@ class LayerEpilogue {
   static constexpr uint32_t kNoSlot = ~0u;  // flush() runs before the next tile is known
 
   UNIEP_DEVICE static bool is_second(const LayerTask& task) {
-    return kLayer.gemms == LayerGemms::kSecondGradient || task.has(LayerTask::kSecond);
+    return has_second_gradient(kLayer.gemms) || task.has(LayerTask::kSecond);
   }
   UNIEP_DEVICE int32_t row_in_tile() const {
     return math_warp_ * kBlockRows;
@@ -102,8 +103,10 @@ class LayerEpilogue {
     if (task.has(LayerTask::kStore)) {
       if (is_second(task)) {
         second_step(task);
-      } else {
+      } else if constexpr (kHasGateAndUp<kLayer>) {
         first_step(task);
+      } else {
+        first_step_without_gate(task);
       }
     }
     if (--steps_left_ > 0) return;
@@ -136,6 +139,38 @@ class LayerEpilogue {
       const int64_t offset = (task.row + row) * width + task.column() + column;
       BFloat16* const gate = call.z == nullptr ? nullptr : call.z + (task.row + row) * width + offset;
       write_swiglu_strip(staging(), row < task.valid_rows, gate, width, call.activation + offset);
+    }
+    __syncwarp();
+  }
+
+  // Two strips of z, and the same of a.
+  UNIEP_DEVICE void first_step_without_gate(const LayerTask& task) {
+    static_assert(4 * kStripBytes <= kStagingBlockBytes && 2 * kStripColumns == kStepColumns);
+    const int32_t done = (kSteps - steps_left_) * kStepColumns;
+    if (done >= task.columns()) return;
+    const int32_t lane = static_cast<int32_t>(ptx::lane_index());
+    const float prob[2] = {deferred().rows[lane / 4].prob, deferred().rows[lane / 4 + 8].prob};
+#pragma unroll
+    for (int strip = 0; strip < 2; ++strip) {
+      const uint32_t* const z = rounded_ + 4 * strip;
+      uint32_t a[4];
+      activate_fragments<kLayer.gemm.expert>(z, nullptr, prob, a);
+      put_strip(staging() + strip * kStripBytes, z[0], z[1], z[2], z[3]);
+      put_strip(staging() + (2 + strip) * kStripBytes, a[0], a[1], a[2], a[3]);
+    }
+    __syncwarp();
+    const RankCall& call = shared_.call;
+    const int32_t row = row_in_tile() + lane / 2;
+#pragma unroll
+    for (int strip = 0; strip < 2; ++strip) {
+      const int32_t column = done + strip * kStripColumns + lane % 2 * kChunkColumns;
+      if (column >= task.columns()) break;
+      const int64_t offset = (task.row + row) * call.intermediate + task.column() + column;
+      const bool exists = row < task.valid_rows;
+      if (call.z != nullptr) {
+        ptx::store_global_16(call.z + offset, strip_values(staging() + strip * kStripBytes, exists));
+      }
+      ptx::store_global_16(call.activation + offset, strip_values(staging() + (2 + strip) * kStripBytes, exists));
     }
     __syncwarp();
   }

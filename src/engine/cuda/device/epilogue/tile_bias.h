@@ -7,7 +7,7 @@ namespace uniep::cuda {
 
 // The biases of a tile of FC1 or FC2, which a math warp adds to its accumulators before it rounds them. They wait in
 // the warp's staging, which nobody else uses between the last deferred step of the tile before and the tile's end: 16
-// bytes a lane, of FC1 gate and then up. Columns beyond the matrix get none.
+// bytes a lane, of FC1 gate and then up, where there is a gate. Columns beyond the matrix get none.
 template <LayerKernelConfig kLayer>
 class TileBias {
  public:
@@ -18,13 +18,13 @@ class TileBias {
 
   UNIEP_DEVICE static void fetch(const LayerTask& task, const RankCall& call, uint32_t staging) {
     constexpr int32_t kHalfColumns = kLayer.gemm.tile_n / 2, kLanesOfHalf = kHalfColumns / kChunkColumns;
-    const bool second = task.has(LayerTask::kSecond);
+    const bool second = task.has(LayerTask::kSecond), in_halves = kHasGateAndUp<kLayer> && !second;
     const auto lane = static_cast<int32_t>(ptx::lane_index());
     const int32_t half = lane / kLanesOfHalf, in_half = lane % kLanesOfHalf * kChunkColumns;
-    const int32_t column = second ? lane * kChunkColumns : in_half;
+    const int32_t column = in_halves ? in_half : lane * kChunkColumns;
     const bool exists = task.has(LayerTask::kStore) && half < 2 && column < task.columns();
     const BFloat16* const vector = (second ? call.b2 : call.b1).of(task.expert);
-    const int64_t at = task.column() + column + (second ? 0 : half * call.intermediate);
+    const int64_t at = task.column() + column + (in_halves ? half * call.intermediate : 0);
     if (half < 2) ptx::copy_async_16(staging + lane * 16, exists ? vector + at : vector, exists);
     ptx::copy_async_commit();
   }

@@ -49,9 +49,11 @@ UNIEP_DEVICE void run_layer_signals(LayerStorage<kLayer>& shared) {
     ptx::mbarrier_wait(shared.stored[tasks.slot()], tasks.phase(), "tile stored");
     if (task.has(LayerTask::kStore)) {
       const bool sent = task.has(LayerTask::kSecond) && !task.has(LayerTask::kWgrad);
-      constexpr bool kReturnsProbs =
-          kLayer.gemms == LayerGemms::kSecondGradient && kLayer.combine == CombineKind::kEpilogue;
-      if (kReturnsProbs && sent && task.column() == 0) return_prob_gradients(shared.call, task);
+      constexpr bool kReturnsProbs = has_second_gradient(kLayer.gemms) && kLayer.combine == CombineKind::kEpilogue;
+      if (kReturnsProbs && sent && task.column() == 0) {
+        if constexpr (kLayer.gemms == LayerGemms::kGradients) ptx::fence_gpu();  // sums of this launch
+        return_prob_gradients(shared.call, task);
+      }
       // The rows in peers' slots were written by other warps: they must lie before a flag that another CTA stores.
       if (kLayer.combine == CombineKind::kEpilogue && sent) ptx::fence_system();
       signal_task(running, tile_of<kLayer>(p, task));

@@ -20,18 +20,23 @@ constexpr ExpertConfig kExpert{.activation = static_cast<ActivationKind>(UNIEP_A
                                .gate_limit = UNIEP_GATE_LIMIT,
                                .up_limit = UNIEP_UP_LIMIT,
                                .up_offset = UNIEP_UP_OFFSET};
-constexpr LayerKernelConfig kLayer{.gemms = kGemms,
-                                   .gemm = layer_gemm(kGemms, {.tile_n = UNIEP_TILE_N,
-                                                               .pipeline_stages = UNIEP_STAGES,
-                                                               .cluster = UNIEP_CLUSTER,
-                                                               .ring_stage_bytes = UNIEP_COPY_CHUNK_BYTES,
-                                                               .copy_stages = UNIEP_COPY_STAGES,
-                                                               .expert = kExpert}),
-                                   .combine = static_cast<CombineKind>(UNIEP_COMBINE),
-                                   .on_sms = UNIEP_ON_SMS != 0,
-                                   .filled = static_cast<FilledGradients>(UNIEP_FILLED)};
-static_assert(kLayer.filled == FilledGradients::kNone || kGemms == LayerGemms::kSecondGradient,
+constexpr GemmConfig kOwnGemm = layer_gemm(kGemms, {.tile_n = UNIEP_TILE_N,
+                                                    .pipeline_stages = UNIEP_STAGES,
+                                                    .cluster = UNIEP_CLUSTER,
+                                                    .ring_stage_bytes = UNIEP_COPY_CHUNK_BYTES,
+                                                    .copy_stages = UNIEP_COPY_STAGES,
+                                                    .expert = kExpert});
+constexpr LayerKernelConfig kLayer{
+    .gemms = kGemms,
+    .gemm = kGemms == LayerGemms::kGradients ? beside_first_gradient(kOwnGemm, UNIEP_FIRST_TILE_N) : kOwnGemm,
+    .combine = static_cast<CombineKind>(UNIEP_COMBINE),
+    .on_sms = UNIEP_ON_SMS != 0,
+    .filled = static_cast<FilledGradients>(UNIEP_FILLED),
+    .first_tile_n = UNIEP_FIRST_TILE_N};
+static_assert(kLayer.filled == FilledGradients::kNone || has_second_gradient(kGemms),
               "weight gradients follow dgrad FC1");
+static_assert(kGemms != LayerGemms::kGradients || kLayer.first_tile_n == 128 || kLayer.first_tile_n == 192,
+              "dSwiGLU's B may be halved along K");
 using Storage = LayerStorage<kLayer>;
 static_assert(sizeof(Storage) <= shared_memory_bytes(kLayer.gemm), "the host asks for too little shared memory");
 static_assert(shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit, "more shared memory than an SM has");

@@ -85,7 +85,7 @@ UNIEP_DEVICE int32_t expert_of_row(const int32_t* segment_start, const int32_t* 
 
 struct NaiveEpilogueArguments {
   const float* d;
-  BFloat16* bf16;  // D rounded; swiglu: z; gradient: dz
+  BFloat16* bf16;  // D rounded; activation: z; gradient: dz
   float* fp32;     // accumulate: += D
   BFloat16* activation;
   const BFloat16* saved;
@@ -97,8 +97,9 @@ struct NaiveEpilogueArguments {
   int32_t columns;  // of D
   int32_t experts;
   int32_t mask_rows;
-  int32_t weighs_output;           // swiglu: prob is left out; round: D is weighed when it is rounded
-  ActivationKind activation_kind;  // a gated one
+  int32_t weighs_output;  // activation: prob is left out; round: D is weighed when it is rounded
+  int32_t weighs_z;       // prob multiplies z
+  ActivationKind activation_kind;
   ActivationParameters parameters;
   const BFloat16* bias;  // [experts][columns], added to D before it is rounded; gradient: b2 [experts][hidden]; or null
   const BFloat16* dyg;   // gradient with b2: [rows][hidden]
@@ -116,18 +117,28 @@ UNIEP_DEVICE float biased(const NaiveEpilogueArguments& args, int64_t at, int32_
   return add(value, to_float(args.bias[int64_t{expert} * args.columns + at % args.columns]));
 }
 
+template <ActivationKind kKind, typename Call>
+UNIEP_DEVICE void with_place(const NaiveEpilogueArguments& args, Call&& call) {
+  if (args.weighs_z != 0) return call(ExpertActivation<kKind, true>(args.parameters));
+  call(ExpertActivation<kKind>(args.parameters));
+}
+
 // Calls back with the expert's activation.
 template <typename Call>
 UNIEP_DEVICE void with_activation(const NaiveEpilogueArguments& args, Call&& call) {
   switch (args.activation_kind) {
     case ActivationKind::kGegluTanh:
-      return call(ExpertActivation<ActivationKind::kGegluTanh>());
+      return with_place<ActivationKind::kGegluTanh>(args, call);
     case ActivationKind::kGegluErf:
-      return call(ExpertActivation<ActivationKind::kGegluErf>());
+      return with_place<ActivationKind::kGegluErf>(args, call);
+    case ActivationKind::kRelu2:
+      return with_place<ActivationKind::kRelu2>(args, call);
+    case ActivationKind::kSilu:
+      return with_place<ActivationKind::kSilu>(args, call);
     case ActivationKind::kShapedSwiglu:
-      return call(ExpertActivation<ActivationKind::kShapedSwiglu>(args.parameters));
+      return with_place<ActivationKind::kShapedSwiglu>(args, call);
     default:
-      return call(ExpertActivation<ActivationKind::kSwiglu>());
+      return with_place<ActivationKind::kSwiglu>(args, call);
   }
 }
 
@@ -142,8 +153,9 @@ extern "C" __global__ void uniep_naive_round(NaiveEpilogueArguments args) {
   if (args.fp32 != nullptr) args.fp32[i] = add(args.fp32[i], value);
 }
 
-extern "C" __global__ void uniep_naive_swiglu(NaiveEpilogueArguments args) {
-  const int64_t width = args.columns / 2;
+extern "C" __global__ void uniep_naive_activation(NaiveEpilogueArguments args) {
+  const bool gated = has_gate(args.activation_kind);
+  const int64_t width = args.columns / (gated ? 2 : 1);
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= args.rows * width) return;
   const int64_t row = i / width;
@@ -152,10 +164,10 @@ extern "C" __global__ void uniep_naive_swiglu(NaiveEpilogueArguments args) {
   const int32_t of = expert_of_row(args, row);
   const bool exists = of >= 0;
   const BFloat16 gate = to_bfloat16(exists ? biased(args, gate_at, of) : 0.0f);
-  const BFloat16 up = to_bfloat16(exists ? biased(args, gate_at + width, of) : 0.0f);
+  const BFloat16 up = to_bfloat16(exists && gated ? biased(args, gate_at + width, of) : 0.0f);
   const float prob = args.weighs_output != 0 ? 1.0f : args.prob[row];
   args.bf16[gate_at] = gate;
-  args.bf16[gate_at + width] = up;
+  if (gated) args.bf16[gate_at + width] = up;
   with_activation(args, [&](const auto& expert) {
     const float a = exists ? expert.activate(to_float(gate), to_float(up), prob) : 0.0f;
     args.activation[i] = to_bfloat16(a);
@@ -179,10 +191,11 @@ UNIEP_DEVICE float naive_bias_dot(const NaiveEpilogueArguments& args, int64_t ro
 }
 
 // One thread a row: dprob's chunks by their tree, then ascending.
-extern "C" __global__ void uniep_naive_swiglu_gradient(NaiveEpilogueArguments args) {
+extern "C" __global__ void uniep_naive_activation_gradient(NaiveEpilogueArguments args) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (row >= args.rows) return;
-  const int64_t width = args.columns;
+  const bool gated = has_gate(args.activation_kind);
+  const int64_t width = args.columns, of_z = gated ? 2 * width : width;
   const int32_t of = expert_of_row(args, row);
   const bool exists = of >= 0;
   float dprob = 0.0f;
@@ -191,18 +204,19 @@ extern "C" __global__ void uniep_naive_swiglu_gradient(NaiveEpilogueArguments ar
     for (int64_t c = 0; c < kProbColumns && chunk + c < width; ++c) {
       const int64_t column = chunk + c;
       ActivationGradient g{};
-      float da = 0.0f;
       if (exists) {
-        const float gate = to_float(args.saved[row * 2 * width + column]);
-        const float up = to_float(args.saved[row * 2 * width + width + column]);
-        da = args.d[row * width + column];
-        with_activation(args, [&](const auto& expert) { g = expert.gradient(gate, up, args.prob[row], da); });
+        const float gate = to_float(args.saved[row * of_z + column]);
+        const float up = gated ? to_float(args.saved[row * of_z + width + column]) : 0.0f;
+        const float da = args.d[row * width + column];
+        with_activation(args, [&](const auto& expert) {
+          g = expert.gradient(gate, up, args.prob[row], da);
+          float& p = partial[c % 8 / 2];
+          p = expert.add_prob(p, da, g.prob_term);
+        });
       }
       args.activation[row * width + column] = to_bfloat16(g.activation);
-      args.bf16[row * 2 * width + column] = to_bfloat16(g.gate);
-      args.bf16[row * 2 * width + width + column] = to_bfloat16(g.up);
-      float& p = partial[c % 8 / 2];
-      p = add_prob_term(p, da, g.prob_term);
+      args.bf16[row * of_z + column] = to_bfloat16(g.gate);
+      if (gated) args.bf16[row * of_z + width + column] = to_bfloat16(g.up);
     }
     dprob = add(dprob, join_prob_partials(partial[0], partial[1], partial[2], partial[3]));
   }

@@ -7,7 +7,7 @@
 namespace uniep::cuda {
 
 // FC1: the first half of a tile of B is gate rows, the second the matching up rows. dgrad FC1: K is gate rows, then up
-// rows.
+// rows. Without a gate both are as plain as FC2.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call, const LayerTask& task) {
   const bool second = task.has(LayerTask::kSecond);
@@ -19,10 +19,11 @@ UNIEP_DEVICE TileOperands operands_of(const RankCall& maps, const RankCall& call
   tile.b_matrix = map_per_expert ? 0 : task.expert;
   tile.m_begin = task.row;
   tile.n_low = task.column();
-  const bool gate_and_up = kLayer.gemms == LayerGemms::kForward && !second;
-  tile.n_high = task.column() + (gate_and_up ? call.up_row : kLayer.gemm.tile_n / 2);
+  const bool gate_and_up = kHasGateAndUp<kLayer> && !second;
+  const int32_t width = second ? kLayer.gemm.tile_n : first_gemm(kLayer).tile_n;
+  tile.n_high = task.column() + (gate_and_up ? call.up_row : width / 2);
   if (gate_and_up) tile.up_maps = call.up_maps;
-  if constexpr (kLayer.gemms == LayerGemms::kSecondGradient) {
+  if constexpr (has_second_gradient(kLayer.gemms)) {
     tile.up_maps = call.up_maps;
     tile.gate_depth = call.gate_depth;
   }
@@ -53,6 +54,17 @@ UNIEP_DEVICE TileOperands wgrad_operands_of(const RankCall& call, const LayerTas
 // long as the stages last.
 constexpr int32_t kBlocksToDeal = 16;
 
+// Behind dgrad FC2's last tile: its z, and then the memory is dgrad FC1's, as soon as the math warps of both CTAs have
+// handed back the stages of that z.
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE void load_turn(LayerStorage<kLayer>& shared, StageCursor<kLayer.gemm.pipeline_stages>& cursor, int32_t row,
+                            int32_t column) {
+  constexpr GemmConfig kGemm = first_gemm(kLayer);
+  load_last_z<kGemm>(shared.call.gradient_maps[0], first_storage<kLayer>(shared), cursor, row, column);
+  wait_for_free_stages<kGemm>(first_storage<kLayer>(shared), cursor);
+  ptx::fence_gpu();
+}
+
 // One thread: keeps the stages full. `maps` is the call in global memory, where TMA finds its maps.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& shared) {
@@ -61,6 +73,12 @@ UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& s
   StageCursor<kLayer.gemm.pipeline_stages> cursor;
   [[maybe_unused]] int32_t last_row = 0, last_column = WarpTile::kBeyond;
   for (LayerTask task = tasks.take(); !task.has(LayerTask::kEnd); task = tasks.take()) {
+    if constexpr (kLayer.gemms == LayerGemms::kGradients) {
+      if (task.has(LayerTask::kTurn)) {
+        load_turn<kLayer>(shared, cursor, last_row, last_column);
+        continue;
+      }
+    }
     // The scheduler may deal the next tile. No earlier than it must: of the last tiles of a list others would get too
     // few.
     const int32_t deals_at = task.k_blocks > kBlocksToDeal ? task.k_blocks - kBlocksToDeal : 0;
@@ -84,7 +102,14 @@ UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& s
         continue;
       }
     }
-    load_tile<kLayer.gemm>(shared, cursor, operands_of<kLayer>(maps, shared.call, task), cta, before);
+    if constexpr (kLayer.gemms == LayerGemms::kGradients) {
+      if (task.has(LayerTask::kSecond)) {
+        load_tile<kLayer.gemm>(shared, cursor, operands_of<kLayer>(maps, shared.call, task), cta, before);
+        continue;
+      }
+    }
+    load_tile<first_gemm(kLayer)>(first_storage<kLayer>(shared), cursor, operands_of<kLayer>(maps, shared.call, task),
+                                  cta, before);
     last_row = task.row;
     last_column = task.has(LayerTask::kStore) ? task.column() : WarpTile::kBeyond;
   }

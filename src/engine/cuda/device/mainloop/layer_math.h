@@ -17,38 +17,63 @@ class TileClock {
       : shared_(shared), is_on_(is_recorded(shared.call) && math_warp == 0 && ptx::lane_index() == 0) {}
 
   UNIEP_DEVICE void wait_begins() const {
-    if (is_on_) shared_.tile_wait_begin_ns = ptx::nanoseconds();
+    if (is_on()) shared_.tile_wait_begin_ns = ptx::nanoseconds();
   }
   UNIEP_DEVICE void begins(uint32_t slot) const {
-    if (!is_on_) return;
+    if (!is_on()) return;
     shared_.tile_times[slot].wait_begin_ns = shared_.tile_wait_begin_ns;
     shared_.tile_times[slot].begin_ns = ptx::nanoseconds();
   }
   UNIEP_DEVICE void ends(uint32_t slot) const {
     asm volatile("" : "+r"(slot));  // no register keeps its place in between
-    if (is_on_) shared_.tile_times[slot].end_ns = ptx::nanoseconds();
+    if (is_on()) shared_.tile_times[slot].end_ns = ptx::nanoseconds();
   }
 
  private:
+  // With all GEMMs of backward in one kernel no predicate is left to keep it in.
+  UNIEP_DEVICE bool is_on() const {
+    if constexpr (kLayer.gemms != LayerGemms::kGradients) return is_on_;
+    return is_recorded(shared_.call) && ptx::thread_index() == kMathThread;
+  }
+
+  static constexpr uint32_t kMathThread = kGemmThreads - kMathWarps * ptx::kThreadsPerWarp;
   LayerStorage<kLayer>& shared_;
   const bool is_on_;
 };
 
-// dgrad FC2. No tile of the launch waits for another one of it, so the deferred epilogue of a tile may wait for the
-// next.
+// Behind dgrad FC2's last tile: this warp no longer uses the memory as dgrad FC2 does. The loaders of both CTAs wait
+// for the stages of the last z, from all math warps.
 template <LayerKernelConfig kLayer>
-UNIEP_DEVICE void run_first_gradient(LayerStorage<kLayer>& shared, int32_t math_warp) {
-  TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
-  Mainloop<kLayer.gemm> mainloop(shared, math_warp / 4);
+UNIEP_DEVICE void hand_over(LayerStorage<kLayer>& shared, StageCursor<kLayer.gemm.pipeline_stages>& cursor) {
+  constexpr GemmConfig kGemm = first_gemm(kLayer);
+  ptx::fence_proxy_async_shared();
+  ptx::fence_gpu();  // a hand-back orders no ordinary accesses
+  __syncwarp();
+#pragma unroll 1
+  for (int chunk = 0; chunk < kGemm.tile_n / kProbColumns; ++chunk, cursor.advance()) {
+    release_stage<kGemm>(first_storage<kLayer>(shared), cursor.stage);
+  }
+}
+
+// dgrad FC2. None of its tiles waits for another one, so the deferred epilogue of a tile may wait for the next. That of
+// the last one is done alone, where the list ends or turns to dgrad FC1.
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE void run_first_gradient(LayerStorage<kLayer>& shared,
+                                     TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster>& tasks,
+                                     StageCursor<kLayer.gemm.pipeline_stages>& cursor, int32_t math_warp) {
+  constexpr GemmConfig kGemm = first_gemm(kLayer);
+  constexpr bool kTurns = kLayer.gemms == LayerGemms::kGradients;
+  auto& storage = first_storage<kLayer>(shared);
+  Mainloop<kGemm> mainloop(storage, math_warp / 4);
   const LayerGradient<kLayer> gradient(shared);
-  SwigluGradientEpilogue<kLayer.gemm, LayerGradient<kLayer>> epilogue(
-      gradient, ptx::uniform_register(ptx::shared_address(shared.staging[math_warp])));
+  SwigluGradientEpilogue<kGemm, LayerGradient<kLayer>> epilogue(
+      gradient, ptx::uniform_register(ptx::shared_address(storage.staging[math_warp])));
   const TileClock<kLayer> clock(shared, math_warp);
-  float d[Mainloop<kLayer.gemm>::kCount];
+  float d[Mainloop<kGemm>::kCount];
   for (;;) {
     clock.wait_begins();
     const LayerTask task = tasks.read_by_warp();
-    if (__any_sync(0xffffffffu, task.has(LayerTask::kEnd))) break;
+    if (__any_sync(0xffffffffu, task.has(kTurns ? LayerTask::kTurn : LayerTask::kEnd))) break;
     const int32_t row_in_tile = static_cast<int32_t>(ptx::thread_index() / 32 - 4) * kBlockRows;
     WarpTile tile;
     tile.exists = task.has(LayerTask::kStore);
@@ -62,8 +87,15 @@ UNIEP_DEVICE void run_first_gradient(LayerStorage<kLayer>& shared, int32_t math_
     epilogue.finish(tile, d);
     tasks.release_by_warp();
   }
-  tasks.release_by_warp();
-  epilogue.run_alone(shared, mainloop.cursor());
+  if constexpr (!kTurns) tasks.release_by_warp();
+  epilogue.run_alone(storage, mainloop.cursor());
+  if constexpr (kTurns) {
+    epilogue.leave();
+    cursor = mainloop.cursor();
+    hand_over<kLayer>(shared, cursor);
+    if (ptx::lane_index() == 0) ptx::mbarrier_arrive(shared.stored[tasks.slot()]);
+    tasks.release_by_warp();
+  }
 }
 
 // The weight gradients behind the last tile of dgrad FC1, to the end of the list. Nothing waits for them, so a record's
@@ -110,9 +142,10 @@ UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks,
 
 // Two warpgroups, 64 rows of the tile each.
 template <LayerKernelConfig kLayer>
-UNIEP_DEVICE void run_row_gemms(LayerStorage<kLayer>& shared, int32_t math_warp) {
-  TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
-  Mainloop<kLayer.gemm> mainloop(shared, math_warp / 4);
+UNIEP_DEVICE void run_row_gemms(LayerStorage<kLayer>& shared,
+                                TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster>& tasks,
+                                const StageCursor<kLayer.gemm.pipeline_stages>& cursor, int32_t math_warp) {
+  Mainloop<kLayer.gemm> mainloop(shared, math_warp / 4, cursor);
   LayerEpilogue<kLayer> epilogue(shared, math_warp);
   const TileClock<kLayer> clock(shared, math_warp);
   float d[Mainloop<kLayer.gemm>::kCount];
@@ -138,11 +171,10 @@ UNIEP_DEVICE void run_row_gemms(LayerStorage<kLayer>& shared, int32_t math_warp)
 
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_layer_math(LayerStorage<kLayer>& shared, int32_t math_warp) {
-  if constexpr (kLayer.gemms == LayerGemms::kFirstGradient) {
-    run_first_gradient<kLayer>(shared, math_warp);
-  } else {
-    run_row_gemms<kLayer>(shared, math_warp);
-  }
+  TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
+  StageCursor<kLayer.gemm.pipeline_stages> cursor;
+  if constexpr (has_first_gradient(kLayer.gemms)) run_first_gradient<kLayer>(shared, tasks, cursor, math_warp);
+  if constexpr (kLayer.gemms != LayerGemms::kFirstGradient) run_row_gemms<kLayer>(shared, tasks, cursor, math_warp);
 }
 
 }  // namespace uniep::cuda

@@ -27,6 +27,9 @@ UNIEP_DEVICE void load_shared_8(uint32_t address, uint32_t& low, uint32_t& high)
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(address) : "memory");
 }
 
+UNIEP_DEVICE void store_shared_4(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
 UNIEP_DEVICE void store_shared_8(uint32_t address, uint32_t low, uint32_t high) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(low), "r"(high) : "memory");
 }

@@ -6,9 +6,9 @@
 
 namespace uniep::cuda {
 
-// Columns of a tile of the first GEMM: FC1's tile has as many gate as up columns.
+// Columns of a tile of the first GEMM: FC1's tile has as many gate as up columns, where there is a gate.
 template <LayerKernelConfig kLayer>
-constexpr int32_t kFirstWidth = kLayer.gemms == LayerGemms::kForward ? kLayer.gemm.tile_n / 2 : kLayer.gemm.tile_n;
+constexpr int32_t kFirstWidth = kHasGateAndUp<kLayer> ? kLayer.gemm.tile_n / 2 : first_gemm(kLayer).tile_n;
 
 UNIEP_DEVICE bool is_wgrad(Stage stage) {
   return stage == Stage::kWgradFc2 || stage == Stage::kWgradFc1;
@@ -47,17 +47,18 @@ UNIEP_DEVICE LayerTask record_of(const RankCall& call, const uniep::Task& tile, 
   const int32_t width = second ? kLayer.gemm.tile_n : kFirstWidth<kLayer>;
   const int32_t column = second ? p.chunk_column[chunk] + (tile.n - p.chunk_tile[chunk]) * width : tile.n * width;
   const int32_t columns = (second ? p.chunk_column[chunk + 1] : static_cast<int32_t>(call.intermediate)) - column;
-  constexpr int32_t kHalves = kLayer.gemms == LayerGemms::kForward ? 1 : 2;  // dgrad FC1 goes along gate and up
+  // dgrad FC1 goes along gate and up.
+  constexpr int32_t kHalves = kLayer.gemms == LayerGemms::kForward || !kLayer.gemm.expert.gated() ? 1 : 2;
   const int32_t k = static_cast<int32_t>(second ? kHalves * call.intermediate : call.hidden);
   const int32_t k_blocks = (k + kTileK - 1) / kTileK;
-  constexpr int32_t kMinBlocks = interleaved_blocks(kLayer.gemm);
+  const int32_t min_blocks = second ? interleaved_blocks(kLayer.gemm) : interleaved_blocks(first_gemm(kLayer));
   const RowRange rows = rows_of_block(p, p.first_expert + tile.expert, tile.m);
   LayerTask task;
   task.row = rows.begin;
   task.m_block = static_cast<uint16_t>(tile.m);
   task.expert = static_cast<uint16_t>(tile.expert);
   task.column_eighth = static_cast<uint16_t>(column / 8);
-  task.k_blocks = static_cast<uint16_t>(k_blocks < kMinBlocks ? kMinBlocks : k_blocks);
+  task.k_blocks = static_cast<uint16_t>(k_blocks < min_blocks ? min_blocks : k_blocks);
   task.columns_eighth = static_cast<uint8_t>((columns < width ? columns : width) / 8);
   task.chunk = static_cast<uint8_t>(chunk);
   task.valid_rows = static_cast<uint8_t>(rows.end - rows.begin);
@@ -160,6 +161,17 @@ UNIEP_DEVICE bool next_tile(LayerStorage<kLayer>& shared, int32_t cta, int32_t i
   return true;
 }
 
+// Where dgrad FC1 follows dgrad FC2: the last tile of that ends by itself, beside no other tile's mainloop. So this
+// record comes before anything is waited for that may wait for this very tile, and it comes once, also where a cluster
+// has no tile of dgrad FC2.
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE LayerTask turn_record() {
+  LayerTask turn{};
+  turn.k_blocks = first_gemm(kLayer).tile_n / kProbColumns;
+  turn.flags = LayerTask::kTurn;
+  return turn;
+}
+
 // One warp of a cluster: decides what its CTAs do next, one task ahead of the first CTA's loader, and waits until they
 // can: a lane for each CTA. Neither CTA begins a tile of B that the other can not begin too. No other role evaluates
 // order.
@@ -170,12 +182,21 @@ UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
   const int32_t lane = static_cast<int32_t>(ptx::lane_index());
   const int32_t cta = lane % kCtas;
   TaskCursor<typename LayerStorage<kLayer>::Tasks, kCtas> ring(shared.tasks);
+  constexpr bool kTurns = kLayer.gemms == LayerGemms::kGradients;
+  [[maybe_unused]] bool turned = false;
   // A worker that does not walk the list takes no ticket of it.
   for (int32_t index = 0; shared.compute.length > 0; ++index) {
     if (index > 0) ptx::mbarrier_wait(shared.deal, (index - 1) & 1, "next task to deal");
     uniep::Task tile{};
     if (!next_tile<kLayer>(shared, cta, index, tile)) break;
     __syncwarp();
+    if constexpr (kTurns) {
+      if (!turned && __any_sync(0xffffffffu, lane == 0 && tile.stage != Stage::kFirstGemm)) {
+        if (lane < kCtas) ring.publish(turn_record<kLayer>(), cta);
+        turned = true;
+        __syncwarp();
+      }
+    }
     const int32_t other_m = __shfl_xor_sync(0xffffffffu, tile.m, kCtas - 1);
     const int32_t other_n = __shfl_xor_sync(0xffffffffu, tile.n, kCtas - 1);
     const bool store = tile.has_tile();
@@ -195,6 +216,9 @@ UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
     if (!all_lanes(counters.holds)) break;
     if (lane < kCtas) ring.publish(record_of<kLayer>(shared.call, tile, shared_b, store), cta);
     __syncwarp();
+  }
+  if constexpr (kTurns) {
+    if (!turned && lane < kCtas) ring.publish(turn_record<kLayer>(), cta);
   }
   LayerTask end{};
   end.flags = LayerTask::kEnd;

@@ -45,6 +45,14 @@ struct LayerStorage : SharedStorage<kLayer.gemm> {
   RecordState reduce_record;              // of the math warps
 };
 
+// The same memory, as dgrad FC2's GEMM sees it.
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE auto& first_storage(LayerStorage<kLayer>& shared) {
+  using Storage = SharedStorage<first_gemm(kLayer)>;
+  static_assert(sizeof(Storage) == sizeof(SharedStorage<kLayer.gemm>), "all GEMMs of a launch share their memory");
+  return reinterpret_cast<Storage&>(shared);
+}
+
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE RunningCall running_call(const LayerStorage<kLayer>& shared) {
   return {shared.call, shared.epoch, shared.launch, shared.worker};

@@ -12,6 +12,7 @@ struct alignas(16) LayerTask {
   static constexpr uint8_t kStore = 4;    // the tile exists: write it
   static constexpr uint8_t kSecond = 8;   // FC2, dgrad FC1; else FC1, dgrad FC2
   static constexpr uint8_t kWgrad = 16;   // dW1 with kSecond, else dW2
+  static constexpr uint8_t kTurn = 32;    // no tile: the last one of dgrad FC2 is over, its z takes k_blocks stages
 
   int32_t row;             // the tile's first expert row; of a weight gradient: row of dW
   uint16_t m_block;        // weight gradient: the expert's first row / kRowAlignment

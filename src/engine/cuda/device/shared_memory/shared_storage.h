@@ -16,6 +16,14 @@ struct TaskRingOf<true> {
   using Type = TaskRing<LayerTask, kLayerTaskSlots>;
 };
 
+// What the GEMM leaves over of the memory that all GEMMs of its kernel have.
+template <int kBytes>
+struct SpareBytes {
+  uint8_t bytes[kBytes];
+};
+template <>
+struct SpareBytes<0> {};
+
 template <GemmConfig kConfig>
 struct alignas(1024) SharedStorage {
   using Tasks = typename TaskRingOf<kConfig.in_layer>::Type;
@@ -25,6 +33,7 @@ struct alignas(1024) SharedStorage {
   alignas(1024) uint8_t a[kConfig.pipeline_stages][kOperandABytes];
   alignas(1024) uint8_t b[kConfig.pipeline_stages][kOperandBBytes];
   alignas(1024) uint8_t staging[kMathWarps][staging_bytes(kConfig)];
+  [[no_unique_address]] SpareBytes<spare_bytes(kConfig)> spare;
   alignas(128) CopyRingStorage<kConfig.ring_stage_bytes, kConfig.copy_stages> copy_ring;
   uint64_t full[kConfig.pipeline_stages];
   uint64_t empty[kConfig.pipeline_stages];

@@ -1,0 +1,231 @@
+"""The parts of the pilot, one after the other, each into the report."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import pathlib
+import shutil
+import tempfile
+import traceback
+import typing
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from uniep import reserved_sms
+from uniep.group import Group
+from uniep.layer_stats import record_stats
+from uniep.megatron.experts import overlapped_groups
+from uniep.pilot import bits, curves, forecast, kill, preflight, sizes, summary, turns
+from uniep.pilot.arms import Arm, with_reserved_sms
+from uniep.pilot.job import Job
+from uniep.pilot.meeting import meet
+from uniep.pilot.options import PARTS
+from uniep.pilot.training import Setting
+
+NOT_OVER = "it did not come to its end"
+
+
+class Output(typing.NamedTuple):
+    """Where results go, on rank 0: the report as it is so far, and lines."""
+
+    write: Callable[[summary.Report], None]
+    tell: Callable[[str], None]
+
+
+class Parts:
+    """What a run of the pilot does.
+
+    Args:
+        options: of the command line.
+        setting, arms: what is trained, and how.
+        report: has what is known before; each part adds its own.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        setting: Setting,
+        arms: Sequence[Arm],
+        report: summary.Report,
+        output: Output,
+    ) -> None:
+        self.options, self.setting, self.arms, self.report = options, setting, list(arms), report
+        self.write, self.tell = output.write, output.tell
+        size = setting.size
+        if options.bit_layers is not None:
+            size = sizes.of_model(options.model, options.bit_layers, "--bit-layers")
+        # Whose bits are told: attention's usual backward on GPUs adds in another order each time.
+        self.repeatable = dataclasses.replace(setting, size=size, deterministic=True)
+        self.folder: pathlib.Path | None = None
+        self.uninterrupted: tuple[bits.Equality, list[float], str] | None = None
+
+    def run(self) -> None:
+        """Runs all parts that were asked for, and writes the report before and behind each. Collective.
+
+        A part that fails on all ranks alike is named in the report, and the next one runs.
+        """
+        wanted = [part for part in PARTS if part in self.options.parts]
+        if "kill" in wanted and dist.get_world_size() == 1:
+            wanted.remove("kill")
+            self.report["missing_parts"].append("kill: it needs two ranks or more")
+        if self.options.reserve_sms:
+            wanted.append("reserve_sms")
+        self.report["missing_parts"] += [f"{part}: {NOT_OVER}" for part in wanted]
+        try:
+            for part in wanted:
+                self.write(self.report)
+                why = self._run_part(part)
+                self.report["missing_parts"].remove(f"{part}: {NOT_OVER}")
+                if why is not None:
+                    self.report["failed_parts"][part] = why
+                    self.tell(f"{part} failed: {why}")
+        finally:
+            self.write(self.report)
+            if self.folder is not None and dist.get_rank() == 0:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _run_part(self, part: str) -> str | None:
+        """Why the part failed on all ranks; None where it did not."""
+        try:
+            getattr(self, f"run_{part}")()
+            return None
+        except Exception as error:
+            if part == "preflight" and isinstance(error, ValueError):  # of the command line
+                raise
+            traceback.print_exc()
+            words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            traceback.clear_frames(error.__traceback__)  # they hold models
+            if not meet(f"failed in {part}"):
+                raise
+        for group in list(type(Group).groups.values()):
+            group.close()
+        record_stats(False)
+        torch.use_deterministic_algorithms(False)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return words
+
+    @property
+    def ours(self) -> Arm:
+        return next(arm for arm in self.arms if arm.name == "uniep")
+
+    def run_preflight(self) -> None:
+        size, schedule = self.setting.size, self.options.schedule
+        with Group(device=self.setting.device) as group:
+            needs = forecast.forecast(size, group, schedule, size.sequence * size.batch)
+            found: dict[str, typing.Any] = {
+                "versions": preflight.versions(),
+                "fused": preflight.fused(group, size, schedule),
+                "memory_mib_a_layer": [need._asdict() for need in needs],
+                "flags": None,
+            }
+        if self.options.config is not None:
+            found["flags"] = preflight.difference(preflight.read_flags(pathlib.Path(self.options.config)))
+        self.report["preflight"] = found
+        for name, value in {**found["versions"], **found["fused"]}.items():
+            self.tell(f"{name}: {value}")
+        for line in found["flags"] or []:
+            self.tell(line)
+
+    def run_turns(self) -> None:
+        given = self.options
+        blocks = turns.take_turns(self.setting, self.arms, given.turns, given.warm, given.steps, self.tell)
+        first = blocks[: len(self.arms)]
+        self.report |= {
+            "table": summary.table(blocks, self.setting.size, dist.get_world_size()),
+            "timeline": {block.arm: [span._asdict() for span in block.timeline] for block in first},
+            "stats": [one._asdict() for block in first for one in block.stats if block.arm == "uniep"],
+            "began_alike": turns.began_alike(blocks),
+            "bits": {name: [one._asdict()] for name, one in bits.of_blocks(blocks).items()},
+        }
+
+    def run_deterministic(self) -> None:
+        found, given = dataclasses.replace(self.setting, deterministic=True), self.options
+        again = turns.take_turns(found, self.arms, 2, given.warm, given.deterministic_steps, self.tell)
+        equal = bits.of_blocks(again)
+        self.report["deterministic"] = {
+            name: {"step_ms": turns.interval(times)._asdict(), "bits": equal[name]._asdict()}
+            for name, times in summary.times_by_arm(again).items()
+        }
+
+    def run_bits(self) -> None:
+        steps = self.options.bit_steps
+        shown = [bits.of_schedules(self.repeatable, self.ours, steps), self._restarted()[0]]
+        if dist.get_world_size() > 1:
+            shown.append(bits.of_other_batches(self.repeatable, self.ours))
+        self.report.setdefault("bits", {})
+        own = [one._asdict() for one in shown]
+        self.report["repeatable"] = {"layers": self.repeatable.size.layers, "bits": own}
+        for one in shown:
+            self.tell(f"bits, {one.what}: {'equal' if one.equal else 'DIFFER'}")
+
+    def run_curves(self) -> None:
+        found = curves.run_curves(self.setting, self.arms, self.options.curve_steps, self.tell)
+        apart = curves.spread(found)
+        self.report["curves"] = {
+            "losses": {curve.name: curve.losses for curve in found},
+            "spread": None if apart is None else {**apart._asdict(), "inside": apart.inside},
+        }
+
+    def run_kill(self) -> None:
+        given = self.options
+        _, losses, digest = self._restarted()
+        job = Job(
+            given.model,
+            given.bit_layers or given.layers,
+            given.text,
+            given.seed,
+            given.schedule,
+            given.cpu,
+            given.bit_steps,
+            str(self._shared_folder()),
+        )
+        outcome = kill.kill_and_resume(job, given.bit_steps, losses, digest)
+        self.report["kill"] = dataclasses.asdict(outcome)
+        self.tell(summary.words_of_kill(self.report["kill"]))
+
+    def run_reserve_sms(self) -> None:
+        """Numbers that leave NCCL enough first. With others a step can end in a time-out, and then the run with it."""
+        given, size, ranks = self.options, self.setting.size, dist.get_world_size()
+        groups = [one for one in overlapped_groups() if one is not None]
+        enough = reserved_sms.total(reserved_sms.most_ctas(one) for one in groups) or 0
+        counts = list(dict.fromkeys(given.reserve_sms))
+        together = [[self.ours, *(with_reserved_sms(self.ours, count) for count in counts if count >= enough)]]
+        together += [[with_reserved_sms(self.ours, count)] for count in counts if count < enough]
+        for arms in together:
+            note = f"{', '.join(arm.name for arm in arms)} of reserve_sms: {NOT_OVER}"
+            self.report["missing_parts"].append(note)
+            self.write(self.report)
+            try:
+                blocks = turns.take_turns(self.setting, arms, given.turns, given.warm, given.steps, self.tell)
+            except TimeoutError as error:
+                words = " ".join(str(error).split())
+                if arms is together[0] or not meet(f"a time-out of {arms[0].name}"):
+                    raise
+                self.report["timed_out"] = {arms[0].name: words}
+                self.report["missing_parts"].remove(note)
+                self.tell(f"{arms[0].name} ended in a time-out, so nothing more is run: {words}")
+                return
+            self.report["missing_parts"].remove(note)
+            self.report.setdefault("reserve_sms", []).extend(summary.table(blocks, size, ranks))
+
+    def _shared_folder(self) -> pathlib.Path:
+        if self.folder is None:
+            made: list[typing.Any] = [tempfile.mkdtemp(prefix="uniep-pilot-") if dist.get_rank() == 0 else None]
+            dist.broadcast_object_list(made)
+            self.folder = pathlib.Path(made[0])
+        return self.folder
+
+    def _restarted(self) -> tuple[bits.Equality, list[float], str]:
+        if self.uninterrupted is None:
+            folder = self._shared_folder() / "restart"
+            self.uninterrupted = bits.of_restart(self.repeatable, self.ours, self.options.bit_steps, folder)
+            dist.barrier()
+            if dist.get_rank() == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+        return self.uninterrupted

@@ -1,0 +1,55 @@
+"""Notices that a peer has died while the main thread waits in a collective of NCCL's, which would never end."""
+
+from __future__ import annotations
+
+import threading
+import typing
+from collections.abc import Callable, Iterable
+
+from uniep import peers
+
+if typing.TYPE_CHECKING:
+    from uniep.group import Group
+
+_LOOK_S, _PATIENCE_S = 0.05, 5.0
+
+
+def watch(
+    groups: Callable[[], Iterable[Group]], noticed: Callable[[BaseException], None], stop: threading.Event
+) -> threading.Thread:
+    """Calls noticed() once, in a thread, with what a group of the native transport says when a peer's process is gone.
+
+    Other transports wait in collectives of torch's, whose errors the main thread gets. Set `stop` before a barrier
+    behind which ranks may end.
+    """
+
+    def look() -> None:
+        while not stop.wait(_LOOK_S):
+            for group in list(groups()):
+                gone = peers.find_gone(group) if group.transport == "native" and group.size > 1 else None
+                if gone is None:
+                    continue
+                error = _error_of(group) or TimeoutError(f"group: {gone}")
+                if not stop.is_set():
+                    noticed(error)
+                return
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    return thread
+
+
+def _error_of(group: Group) -> BaseException | None:
+    """What the group's own calls say; None: they were over, or are behind what never ends."""
+    found: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            group.synchronize()
+        except Exception as error:
+            found.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_PATIENCE_S)
+    return found[0] if found else None
