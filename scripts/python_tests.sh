@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks the Python package with ruff and mypy, and runs its tests against the library of a build:
 #   scripts/python_tests.sh [BUILD_DIR] [pytest's arguments]
+#   scripts/python_tests.sh --install                           makes the environment for later runs, and no more
 # They run in an environment with python/requirements-test.txt, made on first use in build/python (or in
 # UNIEP_PYTHON_ENVIRONMENT) by the first of UNIEP_PYTHON, python3.12, pyenv's and python3 that is Python 3.10 or newer.
 # Where none of these or the package index has what is needed, says so and succeeds. Megatron-core needs Python 3.12:
@@ -8,7 +9,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-build=$(realpath "${1:-build/release}")
+install_only=0
+if [ "${1:-}" = --install ]; then
+  install_only=1
+  shift
+fi
+build=$(realpath -m "${1:-build/release}")
 shift || true
 environment=${UNIEP_PYTHON_ENVIRONMENT:-build/python}
 requirements=python/requirements-test.txt
@@ -56,6 +62,7 @@ if [ "$(cat "$environment/installed" 2>/dev/null)" != "$wanted" ]; then
   fi
   echo "$wanted" >"$environment/installed"
 fi
+[ "$install_only" = 0 ] || exit 0
 "$environment/bin/ruff" check --no-cache
 "$environment/bin/ruff" format --no-cache --check --quiet
 "$environment/bin/mypy" --cache-dir "$environment/mypy"

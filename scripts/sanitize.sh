@@ -15,8 +15,8 @@ esac
 build=${2:-$build}
 export UNIEP_TEST_COMBINATIONS=${UNIEP_TEST_COMBINATIONS:-$combinations}
 
-# -O1 and line tables only: half the time of a build with -O2 -g, and reports still name file and line. Without CUDA,
-# whose libraries are not built for sanitizers.
+# -O1 and line tables only: half the time of a build with -O2 -g, and reports still name file and line; with
+# AddressSanitizer the tests and the command line have -O0. Without CUDA, whose libraries are not built for sanitizers.
 cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
   -DUNIEP_SANITIZE="$sanitizers" -DUNIEP_BUILD_BENCH=OFF -DUNIEP_CUDA_INCLUDE:PATH=OFF >/dev/null
 

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 #include "cli/layer_options.h"
+#include "cli/parser_forward.h"
 #include "cli/rank_launcher.h"
 
 namespace uniep::cli {

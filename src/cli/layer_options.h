@@ -1,9 +1,9 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
+#include "cli/parser_forward.h"
 #include "io/synthetic.h"
 #include "uniep/uniep.h"
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 
+#include "cli/parser_forward.h"
 #include "sim/machine.h"
 
 namespace uniep::cli {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -8,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/parser_forward.h"
 #include "uniep/error.h"
 
 // Options of the command line whose values are checked as they are read, so that every message names the option, its

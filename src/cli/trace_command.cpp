@@ -1,5 +1,6 @@
 #include "cli/trace_command.h"
 
+#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 #include <utility>

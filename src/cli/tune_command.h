@@ -1,8 +1,8 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 
+#include "cli/parser_forward.h"
 #include "cli/rank_launcher.h"
 
 namespace uniep::cli {
