@@ -61,17 +61,14 @@ std::vector<LayerKernelConfig> default_layer_configs() {
   for (const FilledGradients filled :
        {FilledGradients::kBFloat16, FilledGradients::kFloat32, FilledGradients::kAccumulate}) {
     configs.push_back(layer_config({.gemms = LayerGemms::kSecondGradient, .filled = filled}));
+  }
+  for (const FilledGradients filled : {FilledGradients::kBFloat16, FilledGradients::kAccumulate}) {
     configs.push_back(layer_config({.gemms = LayerGemms::kGradients, .filled = filled}));
   }
-  configs.push_back(layer_config({.gemms = LayerGemms::kGradients}));
-  configs.push_back(
-      layer_config({.gemms = LayerGemms::kGradients, .cluster = 1, .filled = FilledGradients::kBFloat16}));
-  for (const CombineKind combine : {CombineKind::kStaged, CombineKind::kGroups}) {
-    configs.push_back(layer_config({.gemms = LayerGemms::kGradients,
-                                    .combine = combine,
-                                    .on_sms = combine == CombineKind::kGroups,
-                                    .filled = FilledGradients::kBFloat16}));
-  }
+  configs.push_back(layer_config({.gemms = LayerGemms::kGradients,
+                                  .combine = CombineKind::kGroups,
+                                  .on_sms = true,
+                                  .filled = FilledGradients::kBFloat16}));
   return configs;
 }
 
