@@ -1,7 +1,7 @@
 #pragma once
 
 // CLI11 takes seconds to compile wherever it is included: for headers, its names are enough.
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): that of CLI11
 class App;
 class Option;
 }  // namespace CLI
