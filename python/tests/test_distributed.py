@@ -11,4 +11,6 @@ def test_processes(ranks):
 
 
 def test_checks_for_gpus():
-    assert "23 of 23 checks passed" in run_ranks(2, HERE / "gpu_checks.py", "--cpu")
+    count = (HERE / "gpu_checks.py").read_text().count("\ndef check_")
+    assert count > 20
+    assert f"{count} of {count} checks passed" in run_ranks(2, HERE / "gpu_checks.py", "--cpu")
