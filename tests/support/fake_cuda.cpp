@@ -12,7 +12,11 @@
 #include <map>
 #include <string>
 
+#include "engine/cuda/device/arguments/place_arguments.h"
+
 namespace {
+
+using uniep::cuda::PlaceArguments;
 
 constexpr size_t kGranularity = 2 << 20;
 
@@ -29,6 +33,7 @@ struct State {
   std::map<CUmodule, std::map<std::string, int>> modules;  // and their functions
   int failures = 0;
   int objects = 0;  // streams, events and page-locked memory
+  bool deals_evenly = false;
 };
 State& state() {
   static State own;
@@ -77,6 +82,19 @@ void* memory(CUdeviceptr address) {
   return reinterpret_cast<void*>(address);
 }
 
+// What counting gives where all experts have the same share of each rank's slots.
+void deal_evenly(const PlaceArguments& args) {
+  for (int own = 0; own < args.ranks; ++own) {
+    const uniep::cuda::PlaceRank& rank = args.rank[own];
+    if (rank.tables.counts == nullptr) return;
+    for (int peer = 0; peer < args.ranks; ++peer) {
+      rank.tables.tokens_of_rank[peer] = rank.tokens;
+      std::fill_n(rank.tables.counts + peer * args.terms.experts, args.terms.experts,
+                  rank.tokens * args.terms.topk / args.terms.experts);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -94,6 +112,9 @@ int fake_cuda_failures() {
 }
 int fake_cuda_modules() {
   return static_cast<int>(state().modules.size());
+}
+void fake_cuda_deal_evenly(int deal) {
+  state().deals_evenly = deal != 0;
 }
 
 CUresult cuInit(unsigned int) {
@@ -342,12 +363,13 @@ CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchC
   *clusters = 1000;
   return CUDA_SUCCESS;
 }
-CUresult cuLaunchKernelEx(const CUlaunchConfig*, CUfunction function, void**, void**) {
+CUresult cuLaunchKernelEx(const CUlaunchConfig*, CUfunction function, void** arguments, void**) {
   PLANNED("cuLaunchKernelEx");
   for (auto& [module, functions] : state().modules) {
     for (auto& [name, launches] : functions) {
       if (reinterpret_cast<CUfunction>(&launches) != function) continue;
       ++launches;
+      if (state().deals_evenly && name == "uniep_place") deal_evenly(*static_cast<PlaceArguments*>(arguments[0]));
       return CUDA_SUCCESS;
     }
   }

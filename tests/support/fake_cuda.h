@@ -20,6 +20,8 @@ void fake_cuda_reset();
 int fake_cuda_failures();
 // Modules that are loaded, which are a process's for good.
 int fake_cuda_modules();
+// From now on a placement counts as many slots for every expert, or none at all. For ranks of one process.
+void fake_cuda_deal_evenly(int deal);
 // From now on the compiler begins, and ends only once this is false again; and fails, or not.
 void fake_nvrtc_hold(int hold);
 void fake_nvrtc_fail(int fail);

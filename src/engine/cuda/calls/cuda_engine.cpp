@@ -243,6 +243,7 @@ void CudaEngine::prepare(const ProgramRequest& request) {
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     queue->prepare(configs, workers * static_cast<int>(queue->ranks().size()));
   }
+  load_placer_again();
 }
 
 void CudaEngine::look_for_capture(const std::vector<CUstream>& streams) {
@@ -295,6 +296,11 @@ GroupPlacer& CudaEngine::placer() {
     });
   }
   return *placer_;
+}
+
+// It makes the Programs of placements within a capacity. A trim() has unloaded its kernels, too.
+void CudaEngine::load_placer_again() {
+  if (placer_ != nullptr) placer_->load_again();
 }
 
 Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) {

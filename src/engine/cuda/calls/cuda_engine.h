@@ -101,6 +101,7 @@ class CudaEngine final : public internal::Engine {
   GroupPlacer& placer();
   std::vector<RankTarget> targets(std::span<const CUstream> streams);
   void prepare(const ProgramRequest& request);
+  void load_placer_again();
   void prepare_biases(const Numerics& numerics);
   void prepare_weight_gradients(const ProgramRequest& request, GemmStage stage, bool by_address, int sms);
   void release_readers();

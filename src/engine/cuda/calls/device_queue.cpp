@@ -44,25 +44,39 @@ DeviceQueue::~DeviceQueue() {
   if (call_over_) driver().cuEventSynchronize(call_over_.get());
 }
 
-CUfunction DeviceQueue::layer_function(const LayerKernelConfig& config) {
-  return kernels_.get(layer_request(config), shared_memory_bytes(config.gemm));
+const DeviceQueue::LoadedKernel* DeviceQueue::find(const LayerKernelConfig& config) const {
+  const auto found =
+      std::find_if(loaded_.begin(), loaded_.end(), [&](const LoadedKernel& one) { return one.config == config; });
+  return found == loaded_.end() ? nullptr : &*found;
 }
 
-void DeviceQueue::prepare(std::span<const LayerKernelConfig> configs, int ctas) {
+void DeviceQueue::load(std::span<const LayerKernelConfig> configs) {
   const ScopedDevice scope(device_);
   std::vector<KernelRequest> requests = {begin_call_request()};
   for (const LayerKernelConfig& config : configs) requests.push_back(layer_request(config));
   kernels_.prepare(requests);
-  if (generation_ != kernels_.generation()) resident_.clear();
-  generation_ = kernels_.generation();
-  kernels_.get(begin_call_request(), 0);
+  begin_ = kernels_.get(begin_call_request(), 0);
   for (const LayerKernelConfig& config : configs) {
-    CUfunction function = layer_function(config);
-    if (!resident_.contains(function)) resident_[function] = resident_ctas(function, config);
-    if (resident_[function] >= ctas) continue;
+    if (find(config) != nullptr) continue;
+    CUfunction function = kernels_.get(layer_request(config), shared_memory_bytes(config.gemm));
+    loaded_.push_back({config, function, resident_ctas(function, config)});
+  }
+}
+
+void DeviceQueue::prepare(std::span<const LayerKernelConfig> configs, int ctas) {
+  if (generation_ != kernels_.generation()) {
+    loaded_.clear();
+    begin_ = nullptr;
+    generation_ = kernels_.generation();
+  }
+  const auto is_loaded = [this](const LayerKernelConfig& config) { return find(config) != nullptr; };
+  if (begin_ == nullptr || !std::all_of(configs.begin(), configs.end(), is_loaded)) load(configs);
+  for (const LayerKernelConfig& config : configs) {
+    const int most = find(config)->resident_ctas;
+    if (most >= ctas) continue;
     throw Error(Status::kInvalidArgument, "workers: " + std::to_string(ctas) + " CTAs on device " +
                                               std::to_string(device_) + " for " + std::to_string(ranks_.size()) +
-                                              " ranks; at most " + std::to_string(resident_[function]) +
+                                              " ranks; at most " + std::to_string(most) +
                                               " run at once in clusters of " + std::to_string(config.gemm.cluster));
   }
 }
@@ -112,7 +126,7 @@ void DeviceQueue::launch_begin(const BeginArguments& arguments, int absent_ranks
   shape.threads = kBeginThreads;
   shape.stream = stream;
   BeginArguments argument = arguments;
-  launch_kernel(kernels_.get(begin_call_request(), 0), shape, &argument, "launching the begin of a call");
+  launch_kernel(begin_, shape, &argument, "launching the begin of a call");
 }
 
 void DeviceQueue::launch(const LayerKernelConfig& config, const LayerLaunch& launch, int absent_ranks,
@@ -127,7 +141,7 @@ void DeviceQueue::launch(const LayerKernelConfig& config, const LayerLaunch& lau
   shape.cooperative = true;
   shape.stream = stream;
   LayerLaunch argument = launch;
-  launch_kernel(layer_function(config), shape, &argument, "launching the layer");
+  launch_kernel(find(config)->function, shape, &argument, "launching the layer");
 }
 
 void DeviceQueue::trim() {

@@ -2,7 +2,6 @@
 
 #include <cuda.h>
 
-#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -56,7 +55,14 @@ class DeviceQueue {
   bool is_over() const;
 
  private:
-  CUfunction layer_function(const LayerKernelConfig& config);
+  // A layer's kernel, and how many of its CTAs fit at once.
+  struct LoadedKernel {
+    LayerKernelConfig config;
+    CUfunction function = nullptr;
+    int resident_ctas = 0;
+  };
+  const LoadedKernel* find(const LayerKernelConfig& config) const;
+  void load(std::span<const LayerKernelConfig> configs);
 
   int device_;
   std::vector<int> ranks_;
@@ -67,7 +73,9 @@ class DeviceQueue {
   std::vector<DeviceBlock> captured_calls_;
   DeviceEvent call_over_;
   DeviceEvent rank_ready_;
-  std::map<CUfunction, int> resident_;  // CTAs that fit at once, of functions of this generation
+  // Of the store's generation; so that a call does not spell out its kernels' names again.
+  std::vector<LoadedKernel> loaded_;
+  CUfunction begin_ = nullptr;
   uint64_t generation_ = 0;
 };
 

@@ -79,6 +79,7 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
       const ScopedDevice scope(queue->device());
       queue->kernels().get(kernel, bytes);
     }
+    load_placer_again();
     look_for_capture(streams);
     begin_queueing(streams);
     rank_targets = targets(streams);

@@ -126,7 +126,8 @@ void Placer::take(const std::vector<KernelStore*>& kernels) {
     const int device = memory_.device(rank);
     auto found = std::find_if(devices_.begin(), devices_.end(), [&](const auto& of) { return of.device == device; });
     if (found == devices_.end()) {
-      found = devices_.insert(devices_.end(), {device, kernels.at(own_.size()), 0, 0, {}});
+      found = devices_.insert(devices_.end(),
+                              DeviceRanks{.device = device, .kernels = kernels.at(own_.size()), .index = {}});
     }
     found->index.push_back(own_.size());
     own_.push_back({rank, device, nullptr, nullptr, nullptr, SideStream(device)});
@@ -159,10 +160,10 @@ void Placer::load(DeviceRanks& of) {
   const ScopedDevice scope(of.device);
   const uint64_t generation = of.kernels->generation();
   of.kernels->prepare(placement_kernels());
-  of.kernels->get(place_request(), place_shared_bytes(kMaxPlaceExperts));
-  of.kernels->get(row_of_source_request(), 0);
-  of.kernels->get(program_tables_request(), 0);
-  of.kernels->get(slots_of_map_request(), 0);
+  of.place = of.kernels->get(place_request(), place_shared_bytes(kMaxPlaceExperts));
+  of.row_of_source = of.kernels->get(row_of_source_request(), 0);
+  of.program_tables = of.kernels->get(program_tables_request(), 0);
+  of.slots_of_map = of.kernels->get(slots_of_map_request(), 0);
   of.kernels->get(dense_dprobs_request(), 0);
   of.generation = generation;
 }
@@ -262,7 +263,7 @@ void Placer::launch(const LayerShape& shape, std::span<const RankToPlace> ranks,
       }
       ++rank;
     }
-    launch_kernel(of.kernels->get(place_request(), place_shared_bytes(kMaxPlaceExperts)),
+    launch_kernel(of.place,
                   {.grid_x = static_cast<int>(of.index.size()) * of.ctas,
                    .threads = kPlaceThreads,
                    .shared_bytes = place_shared_bytes(shape.experts),
@@ -289,7 +290,7 @@ void Placer::make_slots(const LayerShape& shape, std::span<RankToPlace> ranks) {
       routing.index_type = IndexType::kInt32;
       routing.probs = ranks[i].slot_probs;
       if (routing.tokens == 0) continue;
-      launch_kernel(of.kernels->get(slots_of_map_request(), 0),
+      launch_kernel(of.slots_of_map,
                     {.grid_x = dense_blocks(routing.tokens),
                      .threads = kDenseThreads,
                      .stream = stream_of(ranks[of.index.front()].routing.stream)},
@@ -346,7 +347,7 @@ void Placer::invert_rows(const LayerShape& shape, std::span<const RankToPlace> r
       args.tables[place] = ranks[i].tables;
     }
     launch_kernel(
-        of.kernels->get(row_of_source_request(), 0),
+        of.row_of_source,
         {.grid_x = of.ctas, .grid_y = static_cast<int>(of.index.size()), .threads = kPlaceThreads, .stream = stream},
         &args, "inverting a table of rows");
   }
@@ -359,7 +360,7 @@ void Placer::build_programs(std::span<RankCall* const> calls, std::span<const Pr
     ProgramTablesArguments args{};
     args.calls = calls[of.index.front()];
     for (size_t place = 0; place < of.index.size(); ++place) args.tables[place] = tables[of.index[place]];
-    launch_kernel(of.kernels->get(program_tables_request(), 0),
+    launch_kernel(of.program_tables,
                   {.grid_x = static_cast<int>(of.index.size()),
                    .threads = kPlaceThreads,
                    .stream = stream_of(streams[of.index.front()])},

@@ -132,8 +132,9 @@ class Placer {
   struct DeviceRanks {
     int device = 0;
     KernelStore* kernels = nullptr;
-    int ctas = 0;               // a rank
-    uint64_t generation = 0;    // of the kernels that are loaded
+    int ctas = 0;             // a rank
+    uint64_t generation = 0;  // of the kernels that are loaded:
+    CUfunction place = nullptr, row_of_source = nullptr, program_tables = nullptr, slots_of_map = nullptr;
     std::vector<size_t> index;  // of own ranks
   };
 

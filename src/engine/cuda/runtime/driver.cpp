@@ -58,13 +58,16 @@ void check(CUresult result, const char* action) {
 
 ScopedDevice::ScopedDevice(int device) {
   check(driver().cuCtxGetCurrent(&previous_), "cuCtxGetCurrent");
-  check(driver().cuCtxSetCurrent(primary_context(device)), "cuCtxSetCurrent");
+  CUcontext own = primary_context(device);
+  entered_ = own != previous_;
+  if (entered_) check(driver().cuCtxSetCurrent(own), "cuCtxSetCurrent");
 }
 
 ScopedDevice::ScopedDevice(int device, const std::nothrow_t&) noexcept : entered_(false) {
   try {
-    entered_ = driver().cuCtxGetCurrent(&previous_) == CUDA_SUCCESS &&
-               driver().cuCtxSetCurrent(primary_context(device)) == CUDA_SUCCESS;
+    if (driver().cuCtxGetCurrent(&previous_) != CUDA_SUCCESS) return;
+    CUcontext own = primary_context(device);
+    entered_ = own != previous_ && driver().cuCtxSetCurrent(own) == CUDA_SUCCESS;
   } catch (const std::exception&) {  // of primary_context(): nothing was entered
   }
 }

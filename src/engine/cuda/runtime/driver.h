@@ -94,7 +94,7 @@ class ScopedDevice {
 
  private:
   CUcontext previous_ = nullptr;
-  bool entered_ = true;
+  bool entered_ = false;  // or it was current before
 };
 
 int device_count();

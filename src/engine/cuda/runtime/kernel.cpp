@@ -129,6 +129,7 @@ void KernelStore::prepare(std::span<const KernelRequest> requests) {
   for (const KernelRequest& request : distinct_modules(requests)) {
     if (!modules_.contains(request.description())) missing.push_back(request);
   }
+  if (missing.empty()) return;
   const std::vector<std::string> cubins = compiled(missing);
   for (size_t i = 0; i < missing.size(); ++i) {
     if (!modules_.contains(missing[i].description())) add(missing[i].description(), cubins[i]);

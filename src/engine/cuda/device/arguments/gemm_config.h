@@ -55,6 +55,8 @@ struct ExpertConfig {
   uint32_t up_offset = 0;
 
   UNIEP_HOST_DEVICE constexpr bool gated() const { return has_gate(activation); }
+
+  constexpr bool operator==(const ExpertConfig&) const = default;
 };
 
 struct GemmConfig {
@@ -71,6 +73,8 @@ struct GemmConfig {
   bool in_layer = false;  // the megakernel's: its records, and room for the call
   int operand_bytes = 0;  // at least, of the stages and the staging: another GEMM of the kernel takes so many
   ExpertConfig expert = {};
+
+  constexpr bool operator==(const GemmConfig&) const = default;
 };
 
 // Each math warp's private staging: a block of 16 x 64 bf16 values, or strips of 16 x 16; dSwiGLU has more.

@@ -64,6 +64,8 @@ struct LayerKernelConfig {
   bool on_sms = false;  // comm.where
   FilledGradients filled = FilledGradients::kNone;
   int first_tile_n = 0;  // of kGradients: columns of dgrad FC2's tile; `gemm` is dgrad FC1's
+
+  constexpr bool operator==(const LayerKernelConfig&) const = default;
 };
 
 // The GEMM of dgrad FC2, in a kernel that has it. In kGradients it has the same stages, ring and memory as dgrad FC1's.
