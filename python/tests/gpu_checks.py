@@ -20,7 +20,6 @@ import traceback
 if "--cpu" in sys.argv:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("NCCL_MAX_CTAS", "8")
-os.environ["UNIEP_UNTRIED_KERNELS"] = "1"
 
 import torch
 import torch.distributed as dist
