@@ -85,6 +85,10 @@ else
 fi
 check comm 120 "$(program comm)"
 check place 120 "$(program place)"
+check litmus 120 "$(program litmus)"
+check mutant 150 "$(program mutant)" --devices "$gpus" --seconds 4 \
+  --only flag-epoch,reduce-wait,stored-wait,one-lane-waits,stage-full
+check disturbed 150 "$(program layer)" --direction both --only random --cases 12 --devices "$gpus" --disturb 1
 check exchange 120 "$(program exchange)"
 check backward 150 "$(program backward)" "${processes[@]}"
 check layer 150 "$(program layer)" "${layers[@]}"

@@ -198,6 +198,9 @@ int run(int samples, unsigned seed) {
     requests.push_back(Tests::request(folder, "test_kernels.cu", function));
   }
   requests.push_back(Tests::request(folder, "layer_oracle_kernels.cu", "oracle_combine"));
+  for (const char* const function : {"litmus_pairs", "litmus_cluster"}) {
+    requests.push_back(Tests::request(folder, "litmus_kernels.cu", function));
+  }
   for (const LayerKernelConfig& config : default_layer_configs()) requests.push_back(layer_request(config));
   requests.push_back(layer_request(layer_config({.expert = {.weighs_output = true}})));
   for (const LayerKernelConfig& config : activation_configs()) requests.push_back(layer_request(config));

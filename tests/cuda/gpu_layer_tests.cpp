@@ -4,7 +4,7 @@
 // SEED] [--repeat N] [--devices D]
 //                        [--launch threads|random] [--tiles N:C[,N:C...] | --any-kernel] [--fixed key=value,...]
 //                        [--fixed-backward key=value,...] [--compile THREADS] [--branches] [--verbose]
-//                        [--only random|wide|activations|silent|reference|oracle]
+//                        [--only random|wide|activations|silent|reference|oracle] [--disturb SEED]
 // --direction (default both): backward leaves y and z alone, forward the gradients.
 // D: how many GPUs the ranks are dealt over (default 1: virtual ranks). --launch random: cases of up to D ranks run in
 // one process or in a process a rank, as their seed says. --tiles: tile.n and tile.cluster that are drawn from.
@@ -12,7 +12,8 @@
 // to compile them before: --compile puts the cases' kernels into the cache, needs no GPU, and ends. --part P: this
 // process is a rank of those that this program starts for part P of the cases in processes. --branches: prints how
 // often the cases take each of the engine's branches, needs no GPU, and ends; with 60 cases and more a branch that none
-// takes is a failure. Exit status 77 without a Hopper GPU.
+// takes is a failure. --disturb: with delays in the kernels (disturbed_calls.h); SEED has others with ranks in one
+// process. Exit status 77 without a Hopper GPU.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,6 +28,7 @@
 #include "engine/cuda/calls/cuda_engine.h"
 #include "reference/check.h"
 #include "support/disturb.h"
+#include "tests/cuda/disturbed_calls.h"
 #include "tests/cuda/layer_cases.h"
 #include "tests/cuda/layer_oracle.h"
 
@@ -50,6 +52,7 @@ struct Options {
   std::string only;
   bool branches = false;
   bool verbose = false;
+  std::optional<uint64_t> disturb;
 };
 
 // Seeds with the limits of their layers.
@@ -374,6 +377,10 @@ class LayerTests {
                              .later = layer_case.later,
                              .dense = layer_case.dense,
                              .main_grad = case_main_grad});
+    if (options_.disturb && group.local_ranks() == group.ranks()) {
+      runner.forward(layer_case.schedule);  // from then on there are epochs
+      disturb_calls(group, *options_.disturb + static_cast<uint64_t>(results_.passed));
+    }
     std::string text;
     for (int turn = 0; turn < options_.repeat; ++turn) {
       runner.forward(layer_case.schedule);
@@ -527,6 +534,7 @@ Options read_options(int argc, char** argv) {
     if (name == "--compile") options.compile_threads = std::max(1, std::atoi(value().c_str()));
     if (name == "--part") options.part = std::atoi(value().c_str());
     if (name == "--only") options.only = value();
+    if (name == "--disturb") options.disturb = std::strtoull(value().c_str(), nullptr, 10);
   }
   return options;
 }
@@ -569,6 +577,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   using namespace uniep::cuda::test;
   Options options = read_options(argc, argv);
+  if (options.disturb) uniep::cuda::set_kernel_variant(disturbed_kernels());
   if (options.compile_threads == 0 && !options.branches) return run_on_hopper(run, argc, argv);
   try {
     if (options.branches) {

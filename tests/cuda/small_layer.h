@@ -36,7 +36,9 @@ class SmallLayer {
     }
     ids_ = on_device(ids);
     probs_ = on_device(probs);
-    x_ = on_device(values(most_tokens * shape.hidden, random));
+    const std::vector<BFloat16> x = values(most_tokens * shape.hidden, random);
+    x_ = on_device(x);
+    kept_x_ = on_device(x);
     w1_ = on_device(values(2 * weights, random));
     w2_ = on_device(values(weights, random));
     y_ = DeviceArray(device, y_bytes_);
@@ -86,6 +88,12 @@ class SmallLayer {
 
   // In the order of the stream.
   void poison() const { poison(y_, y_bytes_); }
+  void poison_x() const { poison(x_, y_bytes_); }
+  void restore_x() const {
+    const ScopedDevice scope(device_);
+    check(driver().cuMemcpyDtoDAsync(address(x_), address(kept_x_), static_cast<std::size_t>(y_bytes_), stream_),
+          "copying x");
+  }
   void poison_gradients() const {
     poison(dx_, y_bytes_);
     poison(dprobs_, dprobs_bytes_);
@@ -141,7 +149,7 @@ class SmallLayer {
   int ranks_, device_;
   CUstream stream_;
   int64_t y_bytes_, dprobs_bytes_ = 0, dw2_bytes_ = 0;
-  DeviceArray ids_, probs_, x_, w1_, w2_, y_, dy_, dx_, dprobs_, dw1_, dw2_;
+  DeviceArray ids_, probs_, x_, kept_x_, w1_, w2_, y_, dy_, dx_, dprobs_, dw1_, dw2_;
 };
 
 }  // namespace uniep::cuda::test

@@ -12,8 +12,9 @@
 #include <filesystem>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
-#include "engine/cuda/runtime/embedded_sources.h"
+#include "engine/cuda/runtime/kernel_variant.h"
 #include "io/cache_folder.h"
 #include "io/descriptor.h"
 #include "uniep/error.h"
@@ -31,6 +32,21 @@ uint64_t hash_text(std::string_view text, uint64_t hash) {
 
 constexpr uint64_t kHashStart = 0xcbf29ce484222325ull;
 constexpr uint64_t kOtherStart = 0x84222325cbf29ce4ull;
+
+// All sources count, so that a changed header can not be missed.
+using SourceHashes = std::pair<uint64_t, uint64_t>;
+SourceHashes hashes_of(const SourceSet& sources) {
+  SourceHashes hashes{kHashStart, kOtherStart};
+  const auto add = [&](std::string_view text) {
+    hashes.first = hash_text(std::string_view("\0", 1), hash_text(text, hashes.first));
+    hashes.second = hash_text(std::string_view("\0", 1), hash_text(text, hashes.second));
+  };
+  for (std::size_t i = 0; i < sources.names.size(); ++i) {
+    add(sources.names[i]);
+    add(sources.texts[i]);
+  }
+  return hashes;
+}
 
 struct FileHeader {
   char magic[8];
@@ -56,23 +72,17 @@ std::string name_of(const std::string& key) {
 }  // namespace
 
 std::string cache_key(const KernelRequest& request) {
-  // All sources count, so that a changed header can not be missed.
-  static const std::pair<uint64_t, uint64_t> sources = [] {
-    std::pair<uint64_t, uint64_t> hashes{kHashStart, kOtherStart};
-    for (const EmbeddedSource& source : embedded_sources()) {
-      for (const std::string_view text : {std::string_view(source.name), std::string_view(source.text)}) {
-        hashes.first = hash_text(std::string_view("\0", 1), hash_text(text, hashes.first));
-        hashes.second = hash_text(std::string_view("\0", 1), hash_text(text, hashes.second));
-      }
-    }
-    return hashes;
-  }();
+  static const SourceHashes shipped = hashes_of(sources_of_kernel(""));
+  const SourceSet& sources = sources_of_kernel(request.source);
+  const SourceHashes hashes = sources.variant.empty() ? shipped : hashes_of(sources);
   std::string text = "nvrtc " + compiler_version() + " " + compiler_build() + " " + request.description();
   for (const std::string& option : common_options()) text += " " + option;
+  for (const std::string& option : sources.options) text += " " + option;
+  if (!sources.variant.empty()) text += " variant " + sources.variant;
   text += request.text;
   char name[40];
-  std::snprintf(name, sizeof(name), "%016llx%016llx", static_cast<unsigned long long>(hash_text(text, sources.first)),
-                static_cast<unsigned long long>(hash_text(text, sources.second)));
+  std::snprintf(name, sizeof(name), "%016llx%016llx", static_cast<unsigned long long>(hash_text(text, hashes.first)),
+                static_cast<unsigned long long>(hash_text(text, hashes.second)));
   return name;
 }
 

@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "engine/cuda/runtime/dynamic_library.h"
-#include "engine/cuda/runtime/embedded_sources.h"
 #include "engine/cuda/runtime/kernel_cache.h"
+#include "engine/cuda/runtime/kernel_variant.h"
 #include "uniep/error.h"
 
 namespace uniep::cuda {
@@ -60,13 +60,6 @@ const Nvrtc& nvrtc() {
 void check_nvrtc(int result, const char* action) {
   if (result == 0) return;
   throw Error(Status::kInternal, std::string(action) + " failed: " + nvrtc().error_string(result));
-}
-
-const EmbeddedSource& find_source(const std::string& name) {
-  for (const EmbeddedSource& source : embedded_sources()) {
-    if (name == source.name) return source;
-  }
-  throw Error(Status::kInternal, "no embedded device source is named '" + name + "'");
 }
 
 int integer_after(const std::string& line, const std::string& word) {
@@ -152,18 +145,14 @@ const std::vector<std::string>& common_options() {
 
 CompiledKernel compile_kernel(const KernelRequest& request) {
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<const char*> header_texts;
-  std::vector<const char*> header_names;
-  for (const EmbeddedSource& source : embedded_sources()) {
-    header_texts.push_back(source.text);
-    header_names.push_back(source.name);
-  }
+  const SourceSet& sources = sources_of_kernel(request.source);
   Nvrtc::Program program = nullptr;
-  const char* const text = request.text.empty() ? find_source(request.source).text : request.text.c_str();
-  check_nvrtc(nvrtc().create_program(&program, text, request.source.c_str(), static_cast<int>(header_texts.size()),
-                                     header_texts.data(), header_names.data()),
+  const char* const text = request.text.empty() ? sources.text_of(request.source) : request.text.c_str();
+  check_nvrtc(nvrtc().create_program(&program, text, request.source.c_str(), static_cast<int>(sources.texts.size()),
+                                     sources.texts.data(), sources.names.data()),
               "nvrtcCreateProgram");
   std::vector<std::string> options = common_options();
+  options.insert(options.end(), sources.options.begin(), sources.options.end());
   for (const std::string& macro : request.macros) options.push_back("-D" + macro);
   std::vector<const char*> option_texts;
   for (const std::string& option : options) option_texts.push_back(option.c_str());

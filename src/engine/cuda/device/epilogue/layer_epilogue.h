@@ -99,6 +99,7 @@ class LayerEpilogue {
       ptx::copy_async_wait<0>();
       __syncwarp();
     }
+    disturb(running_call(shared_), DisturbedAt::kTile);
     const LayerTask task = __builtin_bit_cast(LayerTask, ptx::load_shared_16(ptx::shared_address(&deferred().task)));
     if (task.has(LayerTask::kStore)) {
       if (is_second(task)) {

@@ -27,6 +27,7 @@ class LayerGradient {
 
   // One lane, before a tile's first transfer. The first call of a launch is of no tile. `calls`: the calls before.
   UNIEP_DEVICE void begin_tile(uint32_t& calls) const {
+    disturb(running_call(shared_), DisturbedAt::kTile);
     ptx::bulk_wait_complete<0>();
     if (calls >= 2) arrive(calls - 2);
     ++calls;

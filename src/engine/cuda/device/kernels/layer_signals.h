@@ -47,6 +47,7 @@ UNIEP_DEVICE void run_layer_signals(LayerStorage<kLayer>& shared) {
       }
     }
     ptx::mbarrier_wait(shared.stored[tasks.slot()], tasks.phase(), "tile stored");
+    disturb(running, DisturbedAt::kTile);
     if (task.has(LayerTask::kStore)) {
       const bool sent = task.has(LayerTask::kSecond) && !task.has(LayerTask::kWgrad);
       constexpr bool kReturnsProbs = has_second_gradient(kLayer.gemms) && kLayer.combine == CombineKind::kEpilogue;

@@ -83,6 +83,7 @@ UNIEP_DEVICE void run_layer_loader(const RankCall& maps, LayerStorage<kLayer>& s
     // few.
     const int32_t deals_at = task.k_blocks > kBlocksToDeal ? task.k_blocks - kBlocksToDeal : 0;
     const auto before = [&](int32_t block) {
+      disturb(running_call(shared), DisturbedAt::kTile);
       if (block == deals_at) ptx::mbarrier_arrive(shared.deal);
     };
     if (task.k_blocks == 0) before(0);

@@ -82,6 +82,7 @@ UNIEP_DEVICE void run_first_gradient(LayerStorage<kLayer>& shared,
         ptx::uniform_register(static_cast<uint32_t>(tile.exists ? task.column() : WarpTile::kBeyond)));
     tile.rows = static_cast<int32_t>(ptx::uniform_register(static_cast<uint32_t>(task.valid_rows - row_in_tile)));
     clock.begins(tasks.slot());
+    disturb(running_call(shared), DisturbedAt::kTile);
     mainloop.multiply(static_cast<int32_t>(ptx::uniform_register(task.k_blocks)), d, epilogue, tile);
     clock.ends(tasks.slot());
     epilogue.finish(tile, d);
@@ -122,6 +123,7 @@ UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks,
     tile.gemm = task.has(LayerTask::kSecond) ? 1 : 0;
     const auto k_blocks = static_cast<int32_t>(ptx::uniform_register(task.k_blocks));
     clock.begins(tasks.slot());
+    disturb(running_call(shared), DisturbedAt::kTile);
     mainloop.multiply(k_blocks, d, epilogue, tile);
     clock.ends(tasks.slot());
     if (tile.exists && k_blocks == 0) {
@@ -156,6 +158,7 @@ UNIEP_DEVICE void run_row_gemms(LayerStorage<kLayer>& shared,
     if (__any_sync(0xffffffffu, task.has(LayerTask::kEnd | LayerTask::kWgrad))) break;
     const auto k_blocks = static_cast<int32_t>(ptx::uniform_register(task.k_blocks));
     clock.begins(tasks.slot());
+    disturb(running_call(shared), DisturbedAt::kTile);
     epilogue.begin(tasks.slot());
     mainloop.multiply(k_blocks, d, epilogue, WarpTile{});
     clock.ends(tasks.slot());

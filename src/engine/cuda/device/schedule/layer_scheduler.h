@@ -214,6 +214,7 @@ UNIEP_DEVICE void run_layer_scheduler(LayerStorage<kLayer>& shared) {
     CountersOnly counters{running, tile};
     if (lane < kCtas) for_each_wait(p, tile, counters);
     if (!all_lanes(counters.holds)) break;
+    disturb(running, DisturbedAt::kTile);
     if (lane < kCtas) ring.publish(record_of<kLayer>(shared.call, tile, shared_b, store), cta);
     __syncwarp();
   }

@@ -3,6 +3,7 @@
 #include "engine/cuda/device/arguments/rank_call.h"
 #include "engine/cuda/device/ptx/mbarrier.h"
 #include "engine/cuda/device/ptx/warpgroup.h"
+#include "engine/cuda/device/signals/disturbance.h"
 
 // Waiting for counters and flags, and advancing them. Every wait is bounded: it ends with `false` when its time is over
 // or when another wait of the rank has failed, and the role that waited then ends. Counters and data behind them are
@@ -154,6 +155,7 @@ constexpr uint32_t kPollPauseNs = 32;
 // One thread. Counters, arrive and done hold once they have reached what is waited for, other flags for exactly this
 // epoch.
 UNIEP_DEVICE bool wait_for(const RunningCall& running, const uniep::Task& task, const CounterWait& wait) {
+  disturb(running, DisturbedAt::kWait);
   const uint32_t* counter = counter_of(running, wait.space, wait.index);
   uint32_t seen = ptx::load_acquire_gpu(counter);
   if (seen >= wait.threshold) return true;
@@ -168,6 +170,7 @@ UNIEP_DEVICE bool wait_for(const RunningCall& running, const uniep::Task& task, 
 }
 
 UNIEP_DEVICE bool wait_for(const RunningCall& running, const uniep::Task& task, const FlagWait& wait) {
+  disturb(running, DisturbedAt::kWait);
   const uint32_t* flag = flag_of(running, running.call.program.rank, wait.space, wait.index);
   uint32_t seen = ptx::load_acquire_system(flag);
   for (WaitClock clock; !flag_holds(wait.space, seen, running.epoch); seen = ptx::load_acquire_system(flag)) {
@@ -203,10 +206,12 @@ UNIEP_DEVICE bool wait_for_task(const RunningCall& running, const uniep::Task& t
 // ---- Signals: one thread, behind which all data of the signal lies
 
 UNIEP_DEVICE void advance(const RunningCall& running, const CounterSignal& signal) {
+  disturb(running, DisturbedAt::kSignal);
   ptx::add_release_gpu(counter_of(running, signal.space, signal.index), signal.amount);
 }
 
 UNIEP_DEVICE void store(const RunningCall& running, const FlagSignal& signal) {
+  disturb(running, DisturbedAt::kSignal);
   ptx::store_release_system(flag_of(running, signal.peer, signal.space, signal.index), running.epoch);
 }
 

@@ -108,6 +108,7 @@ UNIEP_DEVICE bool run_copy(const RunningCall& running, const uniep::Task& task, 
   recorder.wait_begins();
   if (!wait_for_copy<kStage>(running, staged, state)) return false;
   recorder.begins();
+  disturb(running, DisturbedAt::kCopy);
   ptx::fence_proxy_async_global();  // bulk copies read what ordinary stores have written
   if constexpr (kStage == Stage::kPull) pull_rows(running, staged, ring);
   if constexpr (kStage == Stage::kPush) push_rows(running, staged, ring);
@@ -155,6 +156,7 @@ UNIEP_DEVICE bool run_group_send(const RunningCall& running, WalkState& state, S
     recorder.wait_begins();
     if (!team.agrees(wait_for_group_send(running, walk.task()))) return false;
     recorder.begins();
+    disturb(running, DisturbedAt::kCopy);
     ptx::fence_proxy_async_global();
     send_groups(running, walk.task(), team, sum);
     recorder.ends(walk.task());

@@ -71,6 +71,7 @@ UNIEP_DEVICE void count_full_rows(const RunningCall& running, const uniep::Task&
   const auto add = [&](const CounterSignal& signal) {
     ptx::add_relaxed_gpu(counter_of(running, signal.space, signal.index), signal.amount);
   };
+  disturb(running, DisturbedAt::kSignal);
   __syncwarp();
   ptx::fence_gpu();  // releases what all lanes have written
   uint32_t own = 0;

@@ -110,6 +110,7 @@ UNIEP_DEVICE bool run_reduce(const RunningCall& running, uint32_t* next, Sum& su
     holds = wait_for_slots(running, task, tokens);
     if (!holds) break;
     recorder.begins();
+    disturb(running, DisturbedAt::kCopy);
     ptx::fence_proxy_async_global();  // a sum may read by bulk copies
     reduce_tokens(running.call, tokens, task.n, sum);
     recorder.ends(task);
