@@ -87,7 +87,10 @@ std::shared_ptr<internal::PlacementState> GroupPlacer::place(const Call& call) {
   placer_.queue_reports(ranks);
   std::vector<PlacementTables> tables;
   for (const RankToPlace& rank : ranks) tables.push_back(rank.tables);
-  state->engine_tables = std::make_shared<PlacedTables>(std::move(tables), std::move(blocks), cache_, call.targets);
+  const RankTarget& first = call.targets.front();
+  auto placed = std::make_shared<PlacedTables>(std::move(tables), std::move(blocks), cache_, first.device);
+  if (state->counts_on_devices) placed->mark_placed(first.stream);
+  state->engine_tables = std::move(placed);
   return state;
 }
 

@@ -104,13 +104,12 @@ RankProgram program_on_host(const Program& program, int rank) {
 }
 
 PlacedTables::PlacedTables(std::vector<PlacementTables> tables, std::vector<internal::MemoryBlock> memory,
-                           std::shared_ptr<BlockCache> cache, const std::vector<RankTarget>& targets)
-    : cache_(std::move(cache)),
-      device_(targets.front().device),
-      memory_(std::move(memory)),
-      tables_(std::move(tables)) {
+                           std::shared_ptr<BlockCache> cache, int device)
+    : cache_(std::move(cache)), device_(device), memory_(std::move(memory)), tables_(std::move(tables)) {}
+
+void PlacedTables::mark_placed(CUstream stream) {
   const ScopedDevice scope(device_);
-  if (!is_captured(targets.front().stream)) placed_.record(device_, targets.front().stream);
+  if (!is_captured(stream)) placed_.record(device_, stream);
 }
 
 internal::PlacementState PlacedTables::with_counts(const internal::PlacementState& placed) const {

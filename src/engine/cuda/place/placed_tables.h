@@ -50,9 +50,12 @@ RankProgram program_on_host(const Program& program, int rank);
 // the placement. Its memory comes from a group's cache: no call that follows may begin before the tables' last use.
 class PlacedTables final : public internal::EngineTables {
  public:
-  // Takes tables that kernels in the streams of `targets` write, and their memory.
+  // Takes tables that kernels write, the first rank's on `device`, and their memory.
   PlacedTables(std::vector<PlacementTables> tables, std::vector<internal::MemoryBlock> memory,
-               std::shared_ptr<BlockCache> cache, const std::vector<RankTarget>& targets);
+               std::shared_ptr<BlockCache> cache, int device);
+
+  // Behind the kernels that count, where the host has not read the counts: with_counts() waits for this point.
+  void mark_placed(CUstream stream);
 
   internal::PlacementState with_counts(const internal::PlacementState& placed) const override;
 
@@ -74,7 +77,7 @@ class PlacedTables final : public internal::EngineTables {
   };
 
   std::shared_ptr<BlockCache> cache_;
-  DeviceEvent placed_;  // on the first rank's device; none in a graph
+  DeviceEvent placed_;  // of mark_placed(); none in a graph
   int device_;
   std::vector<internal::MemoryBlock> memory_;
   std::vector<PlacementTables> tables_;  // of local ranks
