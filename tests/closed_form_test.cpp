@@ -7,11 +7,15 @@
 #include <cstdlib>
 #include <map>
 
+#include "cli/solve_request.h"
 #include "program/schedule_space.h"
 #include "support/built_program.h"
 #include "support/measured_layers.h"
+#include "support/random_schedule_case.h"
+#include "tune/solve.h"
 
-// The closed form against measured layers (tests/data/measured_layers.json: H200, one to eight GPUs).
+// The closed form against measured layers (tests/data/measured_layers.json: H200, one to eight GPUs), and against the
+// simulator.
 namespace uniep::test {
 namespace {
 
@@ -43,7 +47,9 @@ tune::Problem problem_of(const MeasuredLayer& row) {
   const RankLoad load = row.routing == "seven_eighths_remote"
                             ? remote_load(row)
                             : tune::uniform_load(row.shape, row.ranks, static_cast<double>(row.tokens), machine);
-  return tune::make_problem({row.shape}, row.ranks, load, machine, row.state);
+  Numerics numerics;
+  if (row.wgrad == "main_grad") numerics.weight_gradient = WeightGradient::kMainGrad;
+  return tune::make_problem({{row.shape, numerics}, row.ranks, row.direction, row.state}, load, machine);
 }
 
 struct Errors {
@@ -93,19 +99,132 @@ TEST(ClosedForm, PredictsMeasuredLayers) {
   EXPECT_LT(ratios.mean(), 0.025);
 }
 
+TEST(ClosedForm, PredictsMeasuredBackwardLayers) {
+  Errors all;
+  for (const MeasuredLayer& row : read_measured_layers(UNIEP_TEST_DATA "/measured_layers.json")) {
+    if (row.direction != Direction::kBackward || row.machine != "h200") continue;
+    const Machine machine = sim::schedule_machine(sim::shipped_machine("h200"), row.ranks);
+    const Schedule schedule = fill(PartialSchedule::parse(row.schedule),
+                                   {.direction = Direction::kBackward, .shape = row.shape, .machine = machine});
+    all.errors.push_back(std::abs(tune::estimate(problem_of(row), schedule).us * 1e-3 / row.ms - 1));
+  }
+  ASSERT_GE(all.errors.size(), 30U);
+  std::printf("%zu layers: mean error %.2f %%, nine of ten within %.1f %%\n", all.errors.size(), 100 * all.mean(),
+              100 * all.ninety());
+  EXPECT_LT(all.mean(), 0.035);
+  EXPECT_LT(all.ninety(), 0.08);
+}
+
+// A layer of a random shape, on a random number of ranks.
+struct SimulatedLayer {
+  tune::SolveRequest request;
+  Placement placement;
+  ScheduleRequest scheduled() const {
+    return {.direction = request.direction,
+            .shape = request.shape,
+            .numerics = request.numerics,
+            .machine = sim::schedule_machine(*request.machine, request.ranks)};
+  }
+  double us(const Schedule& schedule) const {
+    const Program program(
+        sim::simulated_request(request.shape, request.numerics, schedule, request.direction, *request.machine),
+        placement.state());
+    return sim::simulate(program, *request.machine, {.state = request.state, .one_rank = true}).ms * 1e3;
+  }
+};
+
+SimulatedLayer random_layer(RandomBits& random, Direction direction) {
+  static const std::vector<LayerShape> kShapes = {{7168, 2048, 64, 8}, {4096, 1536, 32, 8}, {2048, 768, 64, 8},
+                                                  {5120, 1536, 40, 6}, {2880, 2880, 16, 4}, {4096, 14336, 8, 2}};
+  SimulatedLayer layer;
+  cli::LayerOptions options;
+  options.shape = pick(random, kShapes);
+  options.ranks = pick(random, std::vector<int>{1, 2, 4, 8});
+  options.tokens_given = {int64_t{512} << below(random, 4)};
+  options.numerics.weight_gradient = below(random, 4) == 0 ? WeightGradient::kFloat32 : WeightGradient::kBFloat16;
+  const auto state = below(random, 4) == 0 ? sim::State::kPaused : sim::State::kSustained;
+  layer.request =
+      cli::solve_request({options, direction, state}, sim::shipped_machine(sim::kDefaultMachine), Placement());
+  layer.placement = cli::place_ids(options, cli::make_ids(options));
+  return layer;
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kAllLayers = false;
+#else
+constexpr bool kAllLayers = true;
+#endif
+
+// Random legal schedules, and random ones of those that the solver looks at.
+TEST(ClosedForm, IsNearTheSimulatorAndItsBoundBelow) {
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    RandomBits random(direction == Direction::kForward ? 11 : 12);
+    Errors legal, solved;
+    double tightest = 1e9;
+    for (int i = 0; i < (kAllLayers ? 28 : 4); ++i) {
+      const SimulatedLayer layer = random_layer(random, direction);
+      const tune::Problem problem = tune::problem_of(layer.request, layer.request.loads.front());
+      const double bound = tune::lower_bound(problem).us();
+      const auto compare = [&](const Schedule& schedule, Errors& errors) {
+        const double us = layer.us(schedule);
+        ASSERT_LE(bound, us) << to_text(schedule);
+        tightest = std::min(tightest, us / bound);
+        errors.errors.push_back(std::abs(tune::estimate(problem, schedule).us / us - 1));
+      };
+      for (int j = 0; j < 3; ++j) compare(sample_legal(random(), layer.scheduled()), legal);
+      const uint64_t points = tune::solve(layer.request).points, every = points / 4;
+      uint64_t at = below(random, static_cast<int64_t>(every)), point = 0;
+      tune::for_each_point(layer.request, [&](const Schedule& schedule) {
+        if (point++ != at) return true;
+        at += every;
+        compare(schedule, solved);
+        return !testing::Test::HasFatalFailure();
+      });
+    }
+    std::printf(
+        "%s: of random legal schedules %.2f %%, of the solver's %.2f %%, nine of ten within %.1f and %.1f %%; %.2f\n",
+        direction == Direction::kForward ? "forward" : "backward", 100 * legal.mean(), 100 * solved.mean(),
+        100 * legal.ninety(), 100 * solved.ninety(), tightest);
+    if (!kAllLayers) continue;
+    EXPECT_LT(legal.mean(), direction == Direction::kForward ? 0.15 : 0.035);
+    EXPECT_LT(solved.mean(), direction == Direction::kForward ? 0.16 : 0.055);
+  }
+}
+
+TEST(ClosedForm, BackwardKnowsItsFields) {
+  const sim::MachineDescription& machine = sim::shipped_machine("h200");
+  const LayerShape shape{4096, 1536, 128, 8};
+  const ScheduleRequest wanted{
+      .direction = Direction::kBackward, .shape = shape, .machine = sim::schedule_machine(machine, 8)};
+  Numerics fp32;
+  fp32.weight_gradient = WeightGradient::kFloat32;
+  const auto us = [&](const char* given, const Numerics& numerics = {}) {
+    const tune::Problem problem = tune::make_problem({{shape, numerics}, 8, Direction::kBackward},
+                                                     tune::uniform_load(shape, 8, 8192, machine), machine);
+    return tune::estimate(problem, resolve(PartialSchedule::parse(given), wanted)).us;
+  };
+  const double usual = us("fusion=pairs");
+  EXPECT_GT(us("fusion=pairs,backward.wgrad=after"), usual);
+  EXPECT_GT(us("fusion=none"), us("fusion=pairs,backward.wgrad=after"));
+  EXPECT_LT(us("fusion=layer"), usual);
+  EXPECT_GT(us("fusion=pairs,save.xg=redispatch"), usual);
+  EXPECT_GT(us("fusion=pairs", fp32), usual);
+  EXPECT_GT(us("fusion=pairs,tile.dgrad_fc2.n=128"), usual);
+}
+
 TEST(ClosedForm, WithoutAGateTheFirstGemmIsHalfAsMuch) {
   const sim::MachineDescription& machine = sim::shipped_machine("h200");
   const LayerShape shape{2688, 1792, 128, 6};
   const auto problem = [&](const char* activation) {
     LayerConfig layer{shape, {}};
     set_activation(layer.numerics, activation);
-    return tune::make_problem(layer, 8, tune::uniform_load(shape, 8, 8192, machine), machine, tune::State::kSustained);
+    return tune::make_problem({layer, 8}, tune::uniform_load(shape, 8, 8192, machine), machine);
   };
   const Schedule schedule =
       fill({}, {.direction = Direction::kForward, .shape = shape, .machine = sim::schedule_machine(machine, 8)});
   const tune::Problem gated = problem("swiglu"), plain = problem("relu2");
   EXPECT_DOUBLE_EQ(tune::gemm_part(gated, schedule).first_cycles, 2 * tune::gemm_part(plain, schedule).first_cycles);
-  EXPECT_LT(plain.memory, gated.memory);
+  EXPECT_LT(plain.memory.all, gated.memory.all);
   EXPECT_LT(tune::estimate(plain, schedule).us, tune::estimate(gated, schedule).us);
   EXPECT_LT(tune::lower_bound(plain).gemms, 0.7 * tune::lower_bound(gated).gemms);
 }

@@ -38,8 +38,8 @@ SolveRequest request_for(const LayerShape& shape, int ranks = 8, const std::stri
 }
 
 tune::Problem problem_of(const SolveRequest& request) {
-  return tune::make_problem({request.shape, request.numerics}, request.ranks, request.loads.front(), *request.machine,
-                            request.state);
+  return tune::make_problem({{request.shape, request.numerics}, request.ranks, request.direction, request.state},
+                            request.loads.front(), *request.machine);
 }
 
 #if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -48,7 +48,24 @@ constexpr bool kTimed = true;
 constexpr bool kTimed = false;
 #endif
 
-TEST(Solve, LooksAtAHundredThousandDistinctSchedulesInTime) {
+// One expert a rank leaves backward no dedup to choose.
+uint64_t least_points(const SolveRequest& request) {
+  return request.direction == Direction::kBackward && request.shape.experts == request.ranks ? 60'000 : 100'000;
+}
+
+class SolveBothWays : public testing::TestWithParam<Direction> {
+ protected:
+  static SolveRequest request_for(const LayerShape& shape, int ranks = 8, const std::string& fixed = "auto",
+                                  const std::string& machine = "h200", double tokens = 8192) {
+    SolveRequest request = test::request_for(shape, ranks, fixed, machine, tokens);
+    request.direction = GetParam();
+    return request;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Directions, SolveBothWays, testing::Values(Direction::kForward, Direction::kBackward),
+                         [](const auto& of) { return of.param == Direction::kForward ? "forward" : "backward"; });
+
+TEST_P(SolveBothWays, LooksAtAHundredThousandDistinctSchedulesInTime) {
   for (const LayerShape& shape : kModels) {
     const SolveRequest request = request_for(shape);
     double ms = 1e9;
@@ -57,7 +74,7 @@ TEST(Solve, LooksAtAHundredThousandDistinctSchedulesInTime) {
       solution = tune::solve(request);
       ms = std::min(ms, solution.solve_ms);
     }
-    EXPECT_GE(solution.points, 100'000U);
+    EXPECT_GE(solution.points, least_points(request));
     if (kTimed) {
       EXPECT_LT(ms, 144.0);
     }
@@ -70,7 +87,7 @@ TEST(Solve, LooksAtAHundredThousandDistinctSchedulesInTime) {
   }
 }
 
-TEST(Solve, PointsAreLegalBuildableAndRunDifferently) {
+TEST_P(SolveBothWays, PointsAreLegalBuildableAndRunDifferently) {
   for (const LayerShape& shape : kModels) {
     const SolveRequest request = request_for(shape);
     const Machine machine = sim::schedule_machine(*request.machine, request.ranks);
@@ -82,12 +99,11 @@ TEST(Solve, PointsAreLegalBuildableAndRunDifferently) {
       if (!all && points % 61 != 0) return true;
       ++looked_at;
       names.insert(std::hash<std::string>()(
-          to_text(canonical(schedule, {.direction = Direction::kForward, .shape = shape, .machine = machine}))));
+          to_text(canonical(schedule, {.direction = request.direction, .shape = shape, .machine = machine}))));
       if (points % 61 != 0) return true;
-      const auto violations =
-          validate(schedule, {.direction = Direction::kForward, .shape = shape, .machine = machine});
+      const auto violations = validate(schedule, {.direction = request.direction, .shape = shape, .machine = machine});
       EXPECT_TRUE(violations.empty()) << to_text(schedule) << listed(violations);
-      EXPECT_TRUE(buildable(schedule, {.direction = Direction::kForward, .shape = shape, .machine = machine}).empty());
+      EXPECT_TRUE(buildable(schedule, {.direction = request.direction, .shape = shape, .machine = machine}).empty());
       return !HasFailure();
     });
     EXPECT_EQ(names.size(), looked_at);
@@ -96,10 +112,13 @@ TEST(Solve, PointsAreLegalBuildableAndRunDifferently) {
 }
 
 // The groups' parts, worked out once each, are those of the Schedule, and nothing better was passed over.
-TEST(Solve, FindsWhatLookingAtEachAloneFinds) {
+TEST_P(SolveBothWays, FindsWhatLookingAtEachAloneFinds) {
+  const bool forward = GetParam() == Direction::kForward;
   for (const char* const fixed :
        {"comm.where=warps,queue=dynamic,dispatch.transport=pull", "comm.where=sms,order.raster=16,fusion=layer",
-        "order.interleave=mixed,tile.cluster=2,comm.where=warps", "tile.n=128,tile.stages=3,comm.reserve_sms=4"}) {
+        forward ? "order.interleave=mixed,tile.cluster=2,comm.where=warps"
+                : "backward.wgrad=after,save.xg=redispatch,tile.dgrad_fc2.n=192",
+        "tile.n=128,tile.stages=3,comm.reserve_sms=4"}) {
     const SolveRequest request = request_for(kModels[2], 4, fixed);
     const tune::Problem problem = problem_of(request);
     double best = 1e18;
@@ -120,7 +139,7 @@ TEST(Solve, FindsWhatLookingAtEachAloneFinds) {
   }
 }
 
-TEST(Solve, NothingBeatsTheBound) {
+TEST_P(SolveBothWays, NothingBeatsTheBound) {
   RandomBits random(3);
   int64_t compared = 0;
   for (const std::string& name : sim::shipped_machine_names()) {
@@ -135,7 +154,7 @@ TEST(Solve, NothingBeatsTheBound) {
       const Machine target = sim::schedule_machine(machine, ranks);
       for (int j = 0; j < 50; ++j) {
         const Schedule schedule =
-            sample_legal(random(), {.direction = Direction::kForward, .shape = shape, .machine = target});
+            sample_legal(random(), {.direction = request.direction, .shape = shape, .machine = target});
         const tune::Estimate estimate = tune::estimate(problem, schedule);
         ASSERT_TRUE(std::isfinite(estimate.us)) << name << " " << to_text(schedule);
         ASSERT_GE(estimate.us, bound) << name << " " << to_text(schedule);
@@ -222,6 +241,14 @@ TEST(SolveCommand, ReportsTheChoiceTheBoundAndTheGap) {
   double fastest = json["default_ms"];
   for (const Json& one : json["best"]) fastest = std::min(fastest, one["simulated_ms"].get<double>());
   EXPECT_EQ(predicted, fastest);
+  const CommandResult backward =
+      run_command({"solve", "--shape", "qwen3-30b", "--ranks", "2", "--tokens", "1024", "--direction", "backward",
+                   "--schedule", "backward.wgrad=fill", "--json", "-"});
+  ASSERT_EQ(backward.status, 0) << backward.err;
+  const Json back = Json::parse(backward.out);
+  EXPECT_EQ(back["schedule"]["backward.wgrad"], "fill");
+  EXPECT_LE(back["predicted_ms"].get<double>(), back["default_ms"].get<double>());
+  EXPECT_GT(back["bound_ms"].get<double>(), 1.5 * bound);
   const CommandResult skewed =
       run_command({"solve", "--shape", "qwen3-30b", "--ranks", "4", "--tokens", "128,0,64,700", "--routing", "zipf:1",
                    "--simulate", "0", "--schedule", "fusion=layer,order.interleave=mixed", "--json", "-"});
@@ -238,7 +265,6 @@ TEST(SolveCommand, SaysWhatIsWrong) {
     EXPECT_EQ(result.status, 2) << words;
     EXPECT_NE(result.err.find(words), std::string::npos) << result.err;
   };
-  refused({"--direction", "backward"}, "--direction");
   refused({"--machine", "h9000"}, "--machine");
   refused({"--engine", "cpu"}, "--engine");
   refused({"--schedule", "tile.m=64"}, "tile.m=64");

@@ -20,36 +20,42 @@ cli::LayerOptions layer_of(const LayerShape& shape, int ranks, int64_t tokens) {
 TEST(SolverChoice, IsLegalAFunctionOfItsArgumentsAndSurelyBetterOrNone) {
   BranchCounts branches;
   const sim::MachineDescription& h200 = sim::shipped_machine("h200");
-  for (const LayerShape& shape : {LayerShape{2048, 768, 128, 8}, LayerShape{4096, 1536, 128, 8}}) {
+  const LayerShape qwen30{2048, 768, 128, 8}, qwen235{4096, 1536, 128, 8};
+  const struct {
+    Direction direction;
+    LayerShape shape;
+  } calls[] = {{Direction::kForward, qwen30}, {Direction::kForward, qwen235}, {Direction::kBackward, qwen30}};
+  for (const auto& [direction, shape] : calls) {
     for (const int64_t tokens : {1024, 4096}) {
       for (const char* const given : {"", "fusion=none"}) {
         cli::LayerOptions layer = layer_of(shape, 8, tokens);
         layer.schedule = PartialSchedule::parse(*given == 0 ? "auto" : given);
         const Machine machine = sim::schedule_machine(h200, 8);
-        const std::optional<cli::SolverChoice> choice = cli::solver_choice(layer, machine, h200);
+        const std::optional<cli::SolverChoice> choice = cli::solver_choice(layer, direction, machine, h200);
         branches.count("the default stays", !choice);
         branches.count("the solver's choice", choice.has_value());
+        branches.count("backward", choice && direction == Direction::kBackward);
         if (!choice) continue;
         EXPECT_LT(choice->ratio, 0.957);
         EXPECT_GT(choice->ratio, 0.3);
-        EXPECT_TRUE(
-            validate(choice->schedule,
-                     {.direction = Direction::kForward, .shape = shape, .numerics = layer.numerics, .machine = machine})
-                .empty());
+        EXPECT_TRUE(validate(choice->schedule,
+                             {.direction = direction, .shape = shape, .numerics = layer.numerics, .machine = machine})
+                        .empty());
         EXPECT_TRUE(*given == 0 || choice->schedule.fusion == Fusion::kNone);
         // T of the other ranks, the routing and the seed do not count.
         cli::LayerOptions other = layer;
         other.tokens_given = {tokens, 1, 2, 3, 4, 5, 6, 7};
         other.routing = "zipf:1";
-        EXPECT_EQ(cli::solver_choice(other, machine, h200)->schedule, choice->schedule);
+        EXPECT_EQ(cli::solver_choice(other, direction, machine, h200)->schedule, choice->schedule);
       }
     }
   }
   branches.expect_all_taken();
-  EXPECT_FALSE(cli::solver_choice(layer_of({2048, 768, 128, 8}, 8, 0), sim::schedule_machine(h200, 8), h200));
+  EXPECT_FALSE(cli::solver_choice(layer_of({2048, 768, 128, 8}, 8, 0), Direction::kForward,
+                                  sim::schedule_machine(h200, 8), h200));
   Machine cpu = sim::schedule_machine(h200, 8);
   cpu.engine = EngineKind::kCpu;
-  EXPECT_FALSE(cli::solver_choice(layer_of({2048, 768, 128, 8}, 8, 1024), cpu, h200));
+  EXPECT_FALSE(cli::solver_choice(layer_of({2048, 768, 128, 8}, 8, 1024), Direction::kForward, cpu, h200));
 }
 
 TEST(SolverChoice, OnlyMachinesThatWereMeasuredHaveADescription) {

@@ -161,7 +161,9 @@ TEST(TuneReport, WhatIfRowsAreWhatTheSimulatorAndTheSolverSay) {
   wide.ranks = 32;  // 16 experts
   EXPECT_NE(what_if(wide, Direction::kForward, "", sim::shipped_machine("gb200_nvl72"), "").refused, "");
   const WhatIf backward = what_if(layer, Direction::kBackward, "", h200, "");
-  EXPECT_TRUE(backward.default_ms && backward.bound_ms && !backward.solved_ms) << backward.refused;
+  ASSERT_TRUE(backward.default_ms && backward.bound_ms && backward.solved_ms) << backward.refused;
+  EXPECT_LE(*backward.solved_ms, *backward.default_ms);
+  EXPECT_LT(*backward.bound_ms, *backward.solved_ms);
   // Not legal there.
   EXPECT_FALSE(what_if(layer, Direction::kForward, "tile.m=32", h200, "").found_ms);
 

@@ -361,9 +361,8 @@ TEST(OnlineCandidates, AreLegalDistinctAndKeepWhatIsFixed) {
       int behind = 0;
       if (engine == EngineKind::kCuda && direction == Direction::kForward) {
         const sim::MachineDescription& machine = sim::shipped_machine(sim::kDefaultMachine);
-        const tune::Problem problem =
-            tune::make_problem({where.shape, where.numerics}, 8, tune::uniform_load(where.shape, 8, 4096, machine),
-                               machine, tune::State::kSustained);
+        const tune::Problem problem = tune::make_problem({{where.shape, where.numerics}, 8},
+                                                         tune::uniform_load(where.shape, 8, 4096, machine), machine);
         const double most = 1.05 * tune::estimate(problem, incumbent).us;
         for (const Schedule& schedule : tune::neighbours(
                  incumbent, fixed,

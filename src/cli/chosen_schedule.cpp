@@ -78,14 +78,14 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
   const tune::TunedFolder folder = tuned_folder();
   const std::optional<tune::TunedSchedule> entry = folder.find(key, &why);
   take(entry, folder.path(key).string(), why);
-  if (choice.schedule || direction != Direction::kForward || group.engine() != EngineKind::kCuda) return choice;
+  if (choice.schedule || group.engine() != EngineKind::kCuda) return choice;
   std::string doubt;
   const std::optional<sim::MachineDescription> calibrated =
       find_calibrated(cuda::device_label(group.device(group.first_local_rank())), doubt);
   if (!doubt.empty()) choice.remarks.push_back(doubt);
   const sim::MachineDescription* const description = calibrated ? &*calibrated : description_of_device(key.machine);
   if (description == nullptr) return choice;
-  if (const std::optional<SolverChoice> solved = solver_choice(options, group.machine(), *description)) {
+  if (const std::optional<SolverChoice> solved = solver_choice(options, direction, group.machine(), *description)) {
     choice.schedule = solved->schedule;
     choice.source =
         fmt::format("the solver, {:.3f} of the default's time on {} as simulated", solved->ratio, description->name);

@@ -127,9 +127,6 @@ void print(const SolveOptions& options, const tune::Solution& solution, const Ch
 int run_solve(const SolveOptions& options) {
   const sim::MachineDescription machine = load_machine(options.machine);
   const LayerOptions& layer = options.layer;
-  if (options.direction == Direction::kBackward) {
-    refuse_value("--direction", "backward", "forward: the closed form knows no backward yet");
-  }
   if (layer.engine == EngineKind::kCpu) refuse_value("--engine", "cpu", "cuda or auto: the machine's engine is timed");
   if (layer.workers > 0) {
     refuse_value("--workers", std::to_string(layer.workers), "none: the machine has its own");
@@ -145,7 +142,8 @@ int run_solve(const SolveOptions& options) {
   layer.resolved(options.direction, sim::schedule_machine(machine, layer.ranks));  // says what is wrong with sizes
   std::optional<Placement> placement;
   if (candidates > 0 || !is_uniform(layer)) placement = place_ids(layer, make_ids(layer));
-  tune::SolveRequest request = solve_request(layer, machine, options.state, placement.value_or(Placement()));
+  tune::SolveRequest request =
+      solve_request({layer, options.direction, options.state}, machine, placement.value_or(Placement()));
   request.best = std::max(candidates, 8);
   if (candidates == 0) placement.reset();
   tune::Solution solution = tune::solve(request);
@@ -170,7 +168,7 @@ void add_solve_command(CLI::App& app, std::function<int()>& action) {
   add_machine_option(*command, options->machine);
   add_word_option<Direction>(*command, "--direction", options->direction,
                              {{"forward", Direction::kForward}, {"backward", Direction::kBackward}},
-                             "direction (default and, so far, only forward)");
+                             "direction (default forward)");
   add_word_option<sim::State>(*command, "--state", options->state,
                               {{"sustained", sim::State::kSustained}, {"paused", sim::State::kPaused}},
                               "clocks: one call after the other, or after pauses (default sustained)");

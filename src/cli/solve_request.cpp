@@ -10,15 +10,17 @@ bool is_uniform(const LayerOptions& layer) {
          std::all_of(tokens.begin(), tokens.end(), [&](int64_t count) { return count == tokens.front(); });
 }
 
-tune::SolveRequest solve_request(const LayerOptions& layer, const sim::MachineDescription& machine, tune::State state,
+tune::SolveRequest solve_request(const SolvedCall& call, const sim::MachineDescription& machine,
                                  const Placement& placement) {
+  const LayerOptions& layer = call.layer;
   tune::SolveRequest request;
   request.shape = layer.shape;
   request.numerics = layer.numerics;
   request.ranks = layer.ranks;
   request.machine = &machine;
-  request.state = state;
-  request.fixed = layer.given(Direction::kForward);
+  request.direction = call.direction;
+  request.state = call.state;
+  request.fixed = layer.given(call.direction);
   if (is_uniform(layer)) {
     request.loads = {
         tune::uniform_load(layer.shape, layer.ranks, static_cast<double>(layer.tokens().front()), machine)};

@@ -18,7 +18,7 @@ constexpr int64_t kMaxTokens = 8192;  // that are simulated; more take as long i
 
 }  // namespace
 
-std::optional<SolverChoice> solver_choice(const LayerOptions& layer, const Machine& machine,
+std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction direction, const Machine& machine,
                                           const sim::MachineDescription& description) {
   if (machine.engine != EngineKind::kCuda || layer.numerics.combine_groups > 0) return std::nullopt;
   if (machine.ranks > std::min(description.most_ranks(), kMaxBuiltRanks)) return std::nullopt;
@@ -27,7 +27,7 @@ std::optional<SolverChoice> solver_choice(const LayerOptions& layer, const Machi
   uniform.routing = "uniform";
   uniform.tokens_given = {std::min(*std::max_element(tokens.begin(), tokens.end()), kMaxTokens)};
   if (uniform.tokens_given.front() == 0) return std::nullopt;
-  tune::SolveRequest request = solve_request(uniform, description, tune::State::kSustained, Placement());
+  tune::SolveRequest request = solve_request({uniform, direction}, description, Placement());
   request.best = kSimulated;
   tune::Solution solution;
   try {
@@ -39,14 +39,13 @@ std::optional<SolverChoice> solver_choice(const LayerOptions& layer, const Machi
   sim::SimulateOptions how;
   how.one_rank = true;
   const auto milliseconds = [&](const Schedule& schedule) {
-    const Program program(
-        sim::simulated_request(request.shape, request.numerics, schedule, Direction::kForward, description),
-        placement.state());
+    const Program program(sim::simulated_request(request.shape, request.numerics, schedule, direction, description),
+                          placement.state());
     return sim::simulate(program, description, how).ms;
   };
   const double base = milliseconds(solution.default_schedule);
   const ScheduleRequest wanted = {
-      .direction = Direction::kForward, .shape = layer.shape, .numerics = layer.numerics, .machine = machine};
+      .direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine};
   std::optional<SolverChoice> best;
   for (const tune::Ranked& ranked : solution.best) {
     // This GPU may have fewer SMs than the description's.

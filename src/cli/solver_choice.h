@@ -13,10 +13,10 @@ struct SolverChoice {
   double ratio = 1;  // its predicted time over the built-in default's
 };
 
-// What the solver finds for a forward layer, where the simulator says that it beats the built-in default by more than
-// what nine of ten of the simulator's errors stay below; none else. A pure function of sizes, the largest T of any
+// What the solver finds for a direction of a layer, where the simulator says that it beats the built-in default by more
+// than what nine of ten of the simulator's errors stay below; none else. A pure function of sizes, the largest T of any
 // rank, the given fields and the machine: the routing is taken to be uniform. Nothing is timed.
-std::optional<SolverChoice> solver_choice(const LayerOptions& layer, const Machine& machine,
+std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction direction, const Machine& machine,
                                           const sim::MachineDescription& description);
 
 // The description of a GPU of this name ("NVIDIA H200, ..."); null where none was fitted to measurements.

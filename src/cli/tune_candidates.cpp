@@ -8,17 +8,16 @@
 namespace uniep::cli {
 namespace {
 
-std::vector<Schedule> solved(const LayerOptions& layer, const Machine& machine,
+std::vector<Schedule> solved(const LayerOptions& layer, Direction direction, const Machine& machine,
                              const sim::MachineDescription& description, int count) {
   const Placement placement = is_uniform(layer) ? Placement() : place_ids(layer, make_ids(layer));
-  tune::SolveRequest request = solve_request(layer, description, tune::State::kSustained, placement);
+  tune::SolveRequest request = solve_request({layer, direction}, description, placement);
   request.best = count;
   std::vector<Schedule> best;
   for (const tune::Ranked& ranked : tune::solve(request).best) {
     // This GPU may have fewer SMs than the description's.
-    if (!validate(
-             ranked.schedule,
-             {.direction = Direction::kForward, .shape = layer.shape, .numerics = layer.numerics, .machine = machine})
+    if (!validate(ranked.schedule,
+                  {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine})
              .empty())
       continue;
     best.push_back(ranked.schedule);
@@ -37,9 +36,9 @@ std::vector<Schedule> tune_candidates(const LayerOptions& layer, Direction direc
       if (all.size() < limit && std::find(all.begin(), all.end(), schedule) == all.end()) all.push_back(schedule);
     }
   };
-  const bool known = machine.engine == EngineKind::kCuda && direction == Direction::kForward &&
+  const bool known = machine.engine == EngineKind::kCuda && layer.numerics.combine_groups == 0 &&
                      layer.ranks <= description.most_ranks();
-  if (known) add(solved(layer, machine, description, others), 1 + static_cast<std::size_t>(others + 1) / 2);
+  if (known) add(solved(layer, direction, machine, description, others), 1 + static_cast<std::size_t>(others + 1) / 2);
   add(tune::neighbours(all.front(), layer.given(direction),
                        {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine},
                        most + all.size()),

@@ -291,10 +291,10 @@ class Report {
     page_.heading("What if: " + direction_name(direction));
     page_.note(
         "Predicted, not measured. 'Chosen here' is what differs from the default above, where that is legal and has a "
-        "kernel; the solver searches forward only. Routing is uniform but in the last table, and T is the largest of "
+        "kernel. Routing is uniform but in the last table, and T is the largest of "
         "any rank." +
         std::string(layer_.ranks > kSimulatedRanks ? " All but ranks are for EP 8." : "") +
-        " The bound is what no schedule beats, of backward what no order of the default's tiles beats. Above EP 8 no "
+        " The bound is what no schedule beats. Above EP 8 no "
         "engine is built; these rows are for one as it would be.");
     what_ifs("Other machines", "machine", what_if_machines(layer_, direction, found, description_), false);
     what_ifs("Other numbers of ranks", "ranks", what_if_ranks(layer_, direction, found, description_), true);

@@ -47,13 +47,12 @@ class Prediction {
   WhatIf run(const std::string& found, WhatIf row) {
     const Schedule base = layer_.resolved(direction_, machine_);
     const std::optional<Schedule> other = changed(found);
-    const bool forward = direction_ == Direction::kForward;
-    const bool simulated = layer_.ranks <= kSimulatedRanks || !forward;
+    const bool simulated = layer_.ranks <= kSimulatedRanks;
     if (simulated) placement_ = place_ids(layer_, make_ids(layer_));
     row.predicted_by = simulated ? "simulator" : "closed form";
     std::optional<tune::SolveRequest> request;
-    if (forward && layer_.numerics.combine_groups == 0) {
-      request = solve_request(layer_, description_, sim::State::kSustained, placement_.value_or(Placement()));
+    if (layer_.numerics.combine_groups == 0) {
+      request = solve_request({layer_, direction_}, description_, placement_.value_or(Placement()));
       request->best = kSimulatedSchedules;
     }
     if (!simulated) {
@@ -101,9 +100,8 @@ class Prediction {
     row.default_ms = solution.default_us * 1e-3;
     row.solved_ms = std::min(solution.best.front().us * 1e-3, *row.default_ms);
     if (other) {
-      const tune::Problem problem =
-          tune::make_problem({layer_.shape, layer_.numerics}, layer_.ranks, tune::busiest(*request, *other),
-                             description_, sim::State::kSustained);
+      const tune::Problem problem = tune::make_problem({{layer_.shape, layer_.numerics}, layer_.ranks, direction_},
+                                                       tune::busiest(*request, *other), description_);
       row.found_ms = tune::estimate(problem, *other).us * 1e-3;
     }
     set_bound(row, solution.bound.us(), solution.bound.limits());

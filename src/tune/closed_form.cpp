@@ -5,14 +5,13 @@
 
 #include "program/build.h"
 #include "program/buildable.h"
+#include "tune/closed_form_terms.h"
 
 namespace uniep::tune {
 namespace {
 
 constexpr double kBlockRows = 128;
-constexpr double kElement = 2;                  // bytes of a bf16
-constexpr double kMicrosecondsPerCycle = 1e-3;  // at 1 GHz
-constexpr double kFullChunk = 4096;             // bytes that copy.chunk_in and copy.chunk_out are for
+constexpr double kFullChunk = 4096;  // bytes that copy.chunk_in and copy.chunk_out are for
 
 // What the forms leave open, fitted to tests/data/measured_layers.json.
 constexpr double kFill = 25;            // us from the first rows to full speed
@@ -28,10 +27,6 @@ double row_bytes(const Problem& problem) {
   return static_cast<double>(problem.shape.hidden) * kElement;
 }
 
-double us_of_bytes(double bytes, double gigabytes_per_second) {
-  return bytes > 0 ? bytes * 1e-3 / gigabytes_per_second : 0;
-}
-
 template <typename Rows, typename Rate>
 double slowest_level(const Problem& problem, Rows&& rows, Rate&& rate) {
   double slowest = 0;
@@ -44,6 +39,43 @@ double slowest_level(const Problem& problem, Rows&& rows, Rate&& rate) {
   return slowest;
 }
 
+double raster_slowdown(const sim::Slowdowns& slowdown, int raster, bool mixed) {
+  if (raster <= 4) return slowdown.raster_4;
+  return raster <= 8 && !mixed ? slowdown.raster_8 : 0;
+}
+
+// x and y, the rows and z, which backward reads, and the weights.
+MemoryTimes forward_memory(const Problem& problem) {
+  const RankLoad& load = problem.load;
+  const double hidden = static_cast<double>(problem.shape.hidden);
+  const double intermediate = static_cast<double>(problem.shape.intermediate);
+  const double elements = (2 * load.tokens + load.rows) * hidden + load.rows * problem.halves * intermediate +
+                          load.local_experts * (problem.halves + 1) * hidden * intermediate;
+  return {.all = us_of_bytes(elements * kElement, problem.machine->memory.bandwidth)};
+}
+
+double sum_bytes(const Problem& problem) {
+  return (problem.load.used_slots + problem.load.tokens) * row_bytes(problem);
+}
+
+GemmStage first_stage(const Problem& problem) {
+  return problem.direction == Direction::kForward ? GemmStage::kFc1 : GemmStage::kDgradFc2;
+}
+GemmStage second_stage(const Problem& problem) {
+  return problem.direction == Direction::kForward ? GemmStage::kFc2 : GemmStage::kDgradFc1;
+}
+
+// Columns of the first GEMM's output, and products along which the second one sums.
+double first_columns(const Problem& problem) {
+  const double intermediate = static_cast<double>(problem.shape.intermediate);
+  return problem.direction == Direction::kForward ? intermediate * problem.halves : intermediate;
+}
+int64_t second_depth(const Problem& problem) {
+  return problem.shape.intermediate * (problem.direction == Direction::kForward ? 1 : problem.halves);
+}
+
+}  // namespace
+
 double clock_of(const Problem& problem, double load, double us) {
   const sim::Clock& clock = problem.machine->clock;
   if (problem.state == State::kSustained) {
@@ -54,39 +86,28 @@ double clock_of(const Problem& problem, double load, double us) {
   return std::min(clock.highest, paused * std::pow(std::max(load, 0.3), -clock.limit_exponent));
 }
 
-double raster_slowdown(const sim::Slowdowns& slowdown, int raster, bool mixed) {
-  if (raster <= 4) return slowdown.raster_4;
-  return raster <= 8 && !mixed ? slowdown.raster_8 : 0;
-}
-
-double sum_bytes(const Problem& problem) {
-  return (problem.load.used_slots + problem.load.tokens) * row_bytes(problem);
-}
-
-}  // namespace
-
-Problem make_problem(const LayerConfig& layer, int ranks, const RankLoad& load, const sim::MachineDescription& machine,
-                     State state) {
-  const LayerShape& shape = layer.shape;
-  const double hidden = static_cast<double>(shape.hidden), intermediate = static_cast<double>(shape.intermediate);
-  const int halves = is_gated(layer.numerics.activation) ? 2 : 1;
-  // x and y, the rows and z, which backward reads, and the weights.
-  const double elements = (2 * load.tokens + load.rows) * hidden + load.rows * halves * intermediate +
-                          load.local_experts * (halves + 1) * hidden * intermediate;
-  return {shape,
-          halves,
-          ranks,
-          load,
-          &machine,
-          state,
-          machine.class_of(sim::Work::kFc1).count,
-          us_of_bytes(elements * kElement, machine.memory.bandwidth)};
+Problem make_problem(const ModelledCall& call, const RankLoad& load, const sim::MachineDescription& machine) {
+  const LayerShape& shape = call.layer.shape;
+  const Numerics& numerics = call.layer.numerics;
+  Problem problem;
+  problem.shape = shape;
+  problem.direction = call.direction;
+  problem.halves = is_gated(numerics.activation) ? 2 : 1;
+  problem.fp32_gradients = numerics.weight_gradient != WeightGradient::kBFloat16;
+  problem.ranks = call.ranks;
+  problem.load = load;
+  problem.machine = &machine;
+  problem.state = call.state;
+  problem.workers = machine.class_of(sim::work_of(first_stage(problem))).count;
+  problem.memory = call.direction == Direction::kForward ? forward_memory(problem) : backward_memory(problem);
+  return problem;
 }
 
 GemmPart gemm_part(const Problem& problem, const Schedule& schedule) {
   const sim::MachineDescription& machine = *problem.machine;
   const sim::Slowdowns& slow = machine.slowdown;
-  const TileShape first = schedule.tile_of(GemmStage::kFc1), second = schedule.tile_of(GemmStage::kFc2);
+  const TileShape first = schedule.tile_of(first_stage(problem)), second = schedule.tile_of(second_stage(problem));
+  const sim::Work first_work = sim::work_of(first_stage(problem)), second_work = sim::work_of(second_stage(problem));
   const double experts = problem.load.local_experts;
   GemmPart part;
   part.fused = schedule.fusion != Fusion::kNone;
@@ -106,15 +127,15 @@ GemmPart gemm_part(const Problem& problem, const Schedule& schedule) {
   if (is_static) factor *= 1 + slow.static_queue;
   if (part.fused) factor *= 1 + slow.fused;
   part.slowdown = factor;
-  const double intermediate = static_cast<double>(problem.shape.intermediate);
-  const double column_tiles = std::ceil(intermediate * problem.halves / first.n);
-  part.first_tile = machine.tile_cycles(sim::Work::kFc1, 128, first.n, problem.shape.hidden);
-  part.plain_cycles = problem.load.blocks * column_tiles * part.first_tile;
+  const double columns = first_columns(problem);
+  part.first_tile = machine.tile_cycles(first_work, 128, first.n, problem.shape.hidden);
+  part.plain_cycles = problem.load.blocks * std::ceil(columns / first.n) * part.first_tile;
   part.first_cycles = part.plain_cycles * factor;
-  part.wide_cycles = problem.load.blocks * std::ceil(intermediate * problem.halves / 256) *
-                     machine.tile_cycles(sim::Work::kFc1, 128, 256, problem.shape.hidden);
-  part.second_tile = machine.tile_cycles(sim::Work::kFc2, 128, second.n, problem.shape.intermediate);
+  part.wide_cycles =
+      problem.load.blocks * std::ceil(columns / 256) * machine.tile_cycles(first_work, 128, 256, problem.shape.hidden);
+  part.second_tile = machine.tile_cycles(second_work, 128, second.n, second_depth(problem));
   part.columns = second.n;
+  if (problem.direction == Direction::kBackward) add_weight_gradients(problem, schedule, part);
   return part;
 }
 
@@ -128,6 +149,7 @@ DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule) {
   const double bytes = row_bytes(problem);
   DispatchPart part;
   part.by_warps = schedule.comm.where == CommWhere::kWarps;
+  part.operands = problem.direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch ? 2 : 1;
   part.early = taken > 0 ? load.rows / taken : 1;
   if (part.by_warps) {
     const double chunk = std::min<double>(schedule.comm.chunk_bytes, bytes);
@@ -158,7 +180,7 @@ CombinePart combine_part(const Problem& problem, const Schedule& schedule) {
   part.workers = schedule.comm.combine_sms + schedule.comm.reduce_sms;
   const std::vector<int32_t> bounds = column_chunk_bounds(problem.shape.hidden, schedule.combine.column_chunks);
   part.chunks = static_cast<int>(bounds.size()) - 1;
-  const int width = schedule.tile_of(GemmStage::kFc2).n;
+  const int width = schedule.tile_of(second_stage(problem)).n;
   double pieces = 0;  // of a row, sent by chunks
   for (int chunk = 0; chunk < part.chunks; ++chunk) {
     const int columns = bounds[chunk + 1] - bounds[chunk];
@@ -170,7 +192,11 @@ CombinePart combine_part(const Problem& problem, const Schedule& schedule) {
   part.link_both = slowest_level(problem, returned, [](const sim::LinkRate& rate) { return rate.both; });
   part.by_warps = schedule.comm.where == CommWhere::kWarps;
   part.senders = schedule.comm.combine_sms;
-  if (part.staged && part.by_warps) part.send = problem.load.rows * pieces * machine.copy.send;
+  if (part.staged && part.by_warps) {
+    part.send = problem.load.rows * pieces * machine.copy.send;
+    const double rows = std::min(kBlockRows, problem.load.rows / std::max(problem.load.local_experts, 1.0));
+    part.send_task = rows * pieces / part.chunks * machine.copy.send;
+  }
   if (part.staged && !part.by_warps) {
     const sim::PortCopies& port = machine.port;
     part.send = problem.load.rows * row_bytes(problem) * (port.in + port.out) * 1e-6 * (1 + port.overhead);
@@ -182,6 +208,7 @@ CombinePart combine_part(const Problem& problem, const Schedule& schedule) {
 }
 
 Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
+  if (problem.direction == Direction::kBackward) return estimate_backward(problem, parts, rounds);
   const GemmPart& gemm = *parts.gemm;
   const DispatchPart& dispatch = *parts.dispatch;
   const CombinePart& combine = *parts.combine;
@@ -211,8 +238,9 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
     if (!gemm.fused) {
       result.left = combine.sum / sum_after;
       result.limits = "gemm";
-      result.us = time.begin + kDispatchAlone * copy + std::max(first + std::max(second, result_link), problem.memory) +
-                  sent + result.left + time.end + 3 * time.launch + kLaunchesApart;
+      result.us = time.begin + kDispatchAlone * copy +
+                  std::max(first + std::max(second, result_link), problem.memory.all) + sent + result.left + time.end +
+                  3 * time.launch + kLaunchesApart;
     } else {
       const double slowed =
           dispatch.by_warps ? machine.slowdown.copies * std::min(copy, both) : copy * dispatch.workers / computing;
@@ -228,7 +256,7 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
       } else {
         rows = std::max(first, copy) + std::max(second, result_link) + stalls;
       }
-      double body = std::max({work, links, rows, problem.memory});
+      double body = std::max({work, links, rows, problem.memory.all});
       result.limits = body == work ? "gemm" : (body == links ? "links" : (body == rows ? "rows" : "memory"));
       // Computing workers that copy send when their tiles are done.
       const bool sends_after = !combine.by_warps && combine.senders == 0;
@@ -273,39 +301,52 @@ const char* Bound::limits() const {
   return most == memory ? "memory" : "begin and end";
 }
 
+namespace {
+
+// Cycles of a product of two numbers by the best tile that is for a stage, without what a tile costs beside.
+double cycles_per_product(const Problem& problem, std::initializer_list<sim::Work> stages) {
+  double best = 0;
+  for (const sim::TileCost& tile : problem.machine->tiles) {
+    if (std::none_of(stages.begin(), stages.end(), [&](sim::Work work) { return tile.work.has(work); })) continue;
+    const double cycles = tile.cycles_per_k / (static_cast<double>(tile.rows) * tile.columns);
+    best = best == 0 ? cycles : std::min(best, cycles);
+  }
+  const sim::Slowdowns& slow = problem.machine->slowdown;
+  for (const double share : {slow.mixed_list, slow.mixed_list_pause, slow.mixed_queues, slow.raster_8, slow.raster_4,
+                             slow.cluster_1, slow.static_queue, slow.fused}) {
+    best *= 1 + std::min(share, 0.0);  // a gain, as of tiles that find their operands in L2
+  }
+  return best;
+}
+
+}  // namespace
+
 Bound lower_bound(const Problem& problem) {
   const sim::MachineDescription& machine = *problem.machine;
   const RankLoad& load = problem.load;
   const double hidden = static_cast<double>(problem.shape.hidden);
   const double intermediate = static_cast<double>(problem.shape.intermediate);
+  const sim::Work first = sim::work_of(first_stage(problem)), second = sim::work_of(second_stage(problem));
   Bound bound;
-  // The rate of the best tile, without what a tile costs beside.
-  double cycles_per_product = 0;
-  for (const sim::TileCost& tile : machine.tiles) {
-    if (!tile.work.has(sim::Work::kFc1) && !tile.work.has(sim::Work::kFc2)) continue;
-    const double cycles = tile.cycles_per_k / (static_cast<double>(tile.rows) * tile.columns);
-    cycles_per_product = cycles_per_product == 0 ? cycles : std::min(cycles_per_product, cycles);
+  double each = cycles_per_product(problem, {first, second});
+  if (problem.direction == Direction::kBackward) {
+    each += cycles_per_product(problem, {sim::Work::kWgradFc2, sim::Work::kWgradFc1});
   }
-  const sim::Slowdowns& slow = machine.slowdown;
-  for (const double share : {slow.mixed_list, slow.mixed_list_pause, slow.mixed_queues, slow.raster_8, slow.raster_4,
-                             slow.cluster_1, slow.static_queue, slow.fused}) {
-    cycles_per_product *= 1 + std::min(share, 0.0);  // a gain, as of tiles that find their operands in L2
-  }
-  const double cycles = (problem.halves + 1) * load.rows * hidden * intermediate * cycles_per_product / problem.workers;
+  const double cycles = (problem.halves + 1) * load.rows * hidden * intermediate * each / problem.workers;
   double clock = machine.clock.highest;
   for (int round = 0; round < 4 && cycles > 0; ++round) {
     bound.gemms = cycles * kMicrosecondsPerCycle / clock;
     clock = clock_of(problem, 1, bound.gemms);
   }
-  const auto best_rate = [](const sim::LinkRate& rate) { return std::max(rate.read, rate.write); };
+  const auto best_rate = [](const sim::LinkRate& rate) { return std::max({rate.read, rate.write, rate.both}); };
   const double in = slowest_level(
       problem, [](const LevelRows& rows) { return rows.dispatched_once + rows.sent; }, best_rate);
   const double out = slowest_level(
       problem, [](const LevelRows& rows) { return rows.returned + rows.sent_once; }, best_rate);
   bound.links = std::max(in, out);
-  bound.memory = problem.memory;
-  const double tile = machine.tile_cycles(sim::Work::kFc1, 128, 128, problem.shape.hidden) +
-                      machine.tile_cycles(sim::Work::kFc2, 128, 128, problem.shape.intermediate);
+  bound.memory = problem.memory.all;
+  const double tile = machine.tile_cycles(first, 128, 128, problem.shape.hidden) +
+                      machine.tile_cycles(second, 128, 128, second_depth(problem));
   bound.path = machine.time.begin + machine.time.end + tile * kMicrosecondsPerCycle / machine.clock.highest;
   return bound;
 }

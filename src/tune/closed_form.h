@@ -4,28 +4,43 @@
 #include "tune/load.h"
 #include "uniep/layer.h"
 
-// The time of a layer's forward pass by closed form: what a solver can evaluate a million times a second. It is a sum
+// The time of one direction of a layer by closed form: what a solver can evaluate a million times a second. It is a sum
 // of maxima over a few numbers of three groups of fields, each of which is worked out once for many Schedules: those of
-// the GEMMs, of the dispatch, and of the combine. Times are in us, work of tensor cores in cycles.
+// the GEMMs, of the dispatch, and of the combine. Times are in us, work of tensor cores in cycles. The first GEMM is
+// FC1 or dgrad FC2, the second one FC2 or dgrad FC1.
 namespace uniep::tune {
 
 using sim::State;
 
+struct ModelledCall {
+  LayerConfig layer;
+  int ranks = 1;
+  Direction direction = Direction::kForward;
+  State state = State::kSustained;
+};
+
+// us in which the memory carries what no cache saves.
+struct MemoryTimes {
+  double first = 0, second = 0, gradients = 0;  // backward, by its parts
+  double all = 0;
+};
+
 // What does not depend on the Schedule.
 struct Problem {
   LayerShape shape;
-  int halves = 2;  // of z: gate and up, or 1
+  Direction direction = Direction::kForward;
+  int halves = 2;               // of z: gate and up, or 1
+  bool fp32_gradients = false;  // of weights
   int ranks = 1;
   RankLoad load;  // of the busiest rank
   const sim::MachineDescription* machine = nullptr;
   State state = State::kSustained;
   double workers = 1;
-  double memory = 0;  // us in which the memory carries what no cache saves
+  MemoryTimes memory;
 };
-Problem make_problem(const LayerConfig& layer, int ranks, const RankLoad& load, const sim::MachineDescription& machine,
-                     State state);
+Problem make_problem(const ModelledCall& call, const RankLoad& load, const sim::MachineDescription& machine);
 
-// By fusion, order.*, queue, tile.*.
+// By fusion, order.*, queue, tile.*, backward.wgrad.
 struct GemmPart {
   bool fused = true;       // not one launch a stage
   bool one_launch = true;  // fusion=layer
@@ -38,16 +53,20 @@ struct GemmPart {
   double plain_cycles = 0;  // of the first GEMM without what slows it
   double wide_cycles = 0;   // and with tiles of 256 columns
   double slowdown = 1;      // the ratio of both
+  // Backward's weight gradients.
+  bool fills = false;          // in the launch of the second GEMM
+  double gradient_cycles = 0;  // of all tiles
 };
 
-// By dispatch.*, comm.where, comm.dispatch_sms, comm.chunk_bytes.
+// By dispatch.*, comm.where, comm.dispatch_sms, comm.chunk_bytes, save.xg.
 struct DispatchPart {
   bool by_warps = true;
-  double workers = 0;  // that do nothing else meanwhile; by warps 0
-  double copy = 0;     // us of work, of one worker
-  double first = 0;    // us until the first rows are there
-  double link = 0;     // us in which links carry it alone
-  double early = 1;    // how much more rows are taken at the begin than in the mean
+  double operands = 1;  // 2: x again, beside dy
+  double workers = 0;   // that do nothing else meanwhile; by warps 0
+  double copy = 0;      // us of work, of one worker and operand
+  double first = 0;     // us until the first rows are there
+  double link = 0;      // us in which links carry an operand alone
+  double early = 1;     // how much more rows are taken at the begin than in the mean
 };
 
 // By combine.*, comm.combine_sms, comm.reduce_sms.
@@ -60,15 +79,17 @@ struct CombinePart {
   double link = 0;        // us in which links carry it alone
   double link_both = 0;   // and while they carry the dispatch too, those of the dispatch not counted
   double send = 0;        // us of work of one worker
+  double send_task = 0;   // us of the longest task of that, by warps
   double sum = 0;         // KB
   double sum_beside = 0;  // KB/us, while there are tiles
 };
 
 struct Estimate {
   double us = 0;
-  double clock = 0;                                      // GHz
-  double first = 0, second = 0, dispatch = 0, left = 0;  // us: the GEMMs, the rows' copies, sums after the last tile
-  const char* limits = "";                               // what bounds the middle of the call
+  double clock = 0;                             // GHz
+  double first = 0, second = 0, gradients = 0;  // us: the GEMMs
+  double dispatch = 0, left = 0;                // the rows' copies, sums after the last tile
+  const char* limits = "";                      // what bounds the middle of the call
 };
 
 GemmPart gemm_part(const Problem& problem, const Schedule& schedule);

@@ -32,7 +32,7 @@ double Forecast::of(double busiest_rows, double mean_rows) const {
       rows.sent_once *= more;
     }
   }
-  return estimate(make_problem(config_, machine_.ranks, load, *description_, State::kSustained), schedule_).us;
+  return estimate(make_problem({.layer = config_, .ranks = machine_.ranks}, load, *description_), schedule_).us;
 }
 
 }  // namespace uniep::tune

@@ -40,19 +40,20 @@ class Model {
  public:
   Model(const TunerLayer& layer, Direction direction, const Machine& machine) {
     const sim::MachineDescription& description = sim::shipped_machine(sim::kDefaultMachine);
-    if (machine.engine != EngineKind::kCuda || direction != Direction::kForward ||
-        machine.ranks > std::min(description.most_ranks(), kMaxBuiltRanks) ||
+    if (machine.engine != EngineKind::kCuda || machine.ranks > std::min(description.most_ranks(), kMaxBuiltRanks) ||
         layer.config.numerics.combine_groups > 0) {
       return;
     }
     request_.shape = layer.config.shape;
     request_.numerics = layer.config.numerics;
+    request_.direction = direction;
     request_.ranks = machine.ranks;
     request_.machine = &description;
     request_.loads = {uniform_load(request_.shape, machine.ranks,
                                    static_cast<double>(std::max<int64_t>(layer.tokens, 1)), description)};
     request_.best = kSolved;
-    problem_ = make_problem(layer.config, machine.ranks, request_.loads.front(), description, request_.state);
+    problem_ =
+        make_problem({layer.config, machine.ranks, direction, request_.state}, request_.loads.front(), description);
   }
 
   bool knows() const { return request_.machine != nullptr; }

@@ -16,8 +16,9 @@ constexpr int kRounds = 2;  // of the clock, while all points are compared
 // A family is what runs in another way, not with other numbers.
 constexpr int kFamilies = 24;
 int family_of(const GemmChoice& gemm, const DispatchChoice& dispatch) {
-  const int fusion = static_cast<int>(gemm.fusion), interleave = static_cast<int>(gemm.interleave);
-  return ((fusion * 2 + interleave) * 2 + static_cast<int>(dispatch.transport)) * 2 + static_cast<int>(dispatch.where);
+  const int fusion = static_cast<int>(gemm.fusion);
+  const int order = gemm.interleave == Interleave::kMixed || gemm.part.fills ? 1 : 0;
+  return ((fusion * 2 + order) * 2 + static_cast<int>(dispatch.transport)) * 2 + static_cast<int>(dispatch.where);
 }
 constexpr double kFamilyReach = 1.12;  // a family's best is a candidate up to so many times the best of all
 
@@ -58,7 +59,7 @@ std::optional<Schedule> with_value(const SolveRequest& request, const Schedule& 
   const bool legal =
       validate(
           other,
-          {.direction = Direction::kForward, .shape = request.shape, .numerics = request.numerics, .machine = machine})
+          {.direction = request.direction, .shape = request.shape, .numerics = request.numerics, .machine = machine})
           .empty();
   return legal ? std::optional<Schedule>(other) : std::nullopt;
 }
@@ -87,13 +88,13 @@ std::vector<FieldGain> field_gains(const SolveRequest& request, const SolveSpace
 
 }  // namespace
 
+Problem problem_of(const SolveRequest& request, const RankLoad& load) {
+  return make_problem({{request.shape, request.numerics}, request.ranks, request.direction, request.state}, load,
+                      *request.machine);
+}
+
 const RankLoad& busiest(const SolveRequest& request, const Schedule& schedule) {
-  const auto us = [&](const RankLoad& load) {
-    return estimate(
-               make_problem({request.shape, request.numerics}, request.ranks, load, *request.machine, request.state),
-               schedule)
-        .us;
-  };
+  const auto us = [&](const RankLoad& load) { return estimate(problem_of(request, load), schedule).us; };
   const RankLoad* most = &request.loads.front();
   for (const RankLoad& load : request.loads) {
     if (us(load) > us(*most)) most = &load;
@@ -133,8 +134,7 @@ Solution solve(const SolveRequest& request) {
   solution.default_schedule = space.base();
   solution.default_us = estimate(problem, solution.default_schedule).us;
   for (const RankLoad& load : request.loads) {
-    const Bound bound = lower_bound(
-        make_problem({request.shape, request.numerics}, request.ranks, load, *request.machine, request.state));
+    const Bound bound = lower_bound(problem_of(request, load));
     solution.bound.gemms = std::max(solution.bound.gemms, bound.gemms);
     solution.bound.links = std::max(solution.bound.links, bound.links);
     solution.bound.memory = std::max(solution.bound.memory, bound.memory);

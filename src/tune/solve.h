@@ -6,13 +6,14 @@
 
 #include "tune/closed_form.h"
 
-// The best Schedule of a forward layer without measuring: the closed form over all combinations of the values below,
-// the GEMMs', the dispatch's and the combine's fields worked out once each.
+// The best Schedule of one direction of a layer without measuring: the closed form over all combinations of the values
+// below, the GEMMs', the dispatch's and the combine's fields worked out once each.
 namespace uniep::tune {
 
 struct SolveRequest {
   LayerShape shape;
   Numerics numerics;
+  Direction direction = Direction::kForward;
   int ranks = 1;
   std::vector<RankLoad> loads;  // of all ranks, or one that stands for all
   const sim::MachineDescription* machine = nullptr;
@@ -42,6 +43,8 @@ struct Solution {
   Bound bound;                   // each the greatest of all ranks
   std::vector<FieldGain> gains;  // the largest first
 };
+
+Problem problem_of(const SolveRequest& request, const RankLoad& load);
 
 // The load whose rank takes longest under a Schedule.
 const RankLoad& busiest(const SolveRequest& request, const Schedule& schedule);

@@ -27,10 +27,11 @@ std::vector<int> worker_counts(int field, int density) {
 
 }  // namespace
 
-SolveSpace::SolveSpace(const SolveRequest& request) : fixed_(request.fixed) {
+SolveSpace::SolveSpace(const SolveRequest& request)
+    : fixed_(request.fixed), backward_(request.direction == Direction::kBackward) {
   const Machine machine = sim::schedule_machine(*request.machine, request.ranks);
   const ScheduleRequest wanted = {
-      .direction = Direction::kForward, .shape = request.shape, .numerics = request.numerics, .machine = machine};
+      .direction = request.direction, .shape = request.shape, .numerics = request.numerics, .machine = machine};
   const std::vector<std::string> wrong = shape_violations(wanted);
   if (!wrong.empty()) throw Error(Status::kInvalidArgument, wrong.front());
   if (request.numerics.combine_groups > 0) {
@@ -38,8 +39,7 @@ SolveSpace::SolveSpace(const SolveRequest& request) : fixed_(request.fixed) {
                                                       request.numerics.combine_groups));
   }
   base_ = resolve(request.fixed, wanted);
-  problem_ = make_problem({request.shape, request.numerics}, request.ranks, busiest(request, base_), *request.machine,
-                          request.state);
+  problem_ = problem_of(request, busiest(request, base_));
   local_experts_ = static_cast<int>(request.shape.experts / request.ranks);
   available_ = machine.workers - base_.comm.reserve_sms;
   for (int density = kDensities - 1; density >= 0; --density) {
@@ -61,11 +61,13 @@ std::vector<int> SolveSpace::allowed(int field, std::vector<int> values) {
   const FieldDescriptor& descriptor = descriptor_of(field);
   bool is_given = fixed_.given(descriptor.field.name);
   if (field == kTileN || field == kTileCluster) {
-    for (const GemmStage stage : {GemmStage::kFc1, GemmStage::kFc2}) {
+    for (const GemmStage stage : stages_of(problem_.direction)) {
+      // dgrad FC2 has columns of its own.
+      if (stage == GemmStage::kDgradFc2 && field == kTileN) continue;
       is_given = is_given || fixed_.given(name_of(stage_field(stage, static_cast<FieldId>(field))));
     }
   }
-  if (is_given) values = {descriptor.get(base_).value()};
+  if (is_given) values = {descriptor.get(base_).value_or(base_.tile_of(GemmStage::kDgradFc2).n)};
   std::string line = descriptor.field.name + ":";
   for (const int value : values) {
     line += (line.back() == ':' ? " " : ", ") + value_text(descriptor.field, value);
@@ -79,7 +81,7 @@ void SolveSpace::list_values(int density) {
   values_.clear();
   fields_.clear();
   fusions_ = allowed(kFusion, {2, 1, 0});
-  transports_ = allowed(kDispatchTransport, {0, 1});
+  transports_ = allowed(kDispatchTransport, backward_ ? std::vector<int>{0} : std::vector<int>{0, 1});
   const bool dedup_matters = local_experts_ > 1 && problem_.shape.topk > 1;
   dedups_ = allowed(kDispatchDedup, dedup_matters ? std::vector<int>{1, 0} : std::vector<int>{1});
   wheres_ = allowed(kCommWhere, {0, 1});
@@ -103,11 +105,18 @@ void SolveSpace::list_values(int density) {
       waves.push_back(experts);
     }
   }
+  if (backward_) waves = {local_experts_};
   waves_ = allowed(kOrderExpertsPerWave, waves);
-  interleaves_ = allowed(kOrderInterleave, {0, 1});
+  interleaves_ = allowed(kOrderInterleave, backward_ ? std::vector<int>{0} : std::vector<int>{0, 1});
   rasters_ = allowed(kOrderRaster, {16, 8, 4, 2, 1});
   queues_ = allowed(kQueue, available_ > 1 ? std::vector<int>{1, 0} : std::vector<int>{0});
-  widths_ = allowed(kTileN, {256, 128});
+  widths_.clear();
+  const std::vector<int> widths = allowed(kTileN, {256, 128});
+  const int own = stage_field(GemmStage::kDgradFc2, kTileN);
+  const std::vector<int> firsts = backward_ ? allowed(own, {192, 128}) : std::vector<int>{0};
+  for (const int common : widths) {
+    for (const int first : firsts) widths_.push_back({common, first});
+  }
   clusters_ = allowed(kTileCluster, {2, 1});
   combine_transports_ = allowed(kCombineTransport, {0, 1});
   std::vector<int> column_chunks;
@@ -115,45 +124,64 @@ void SolveSpace::list_values(int density) {
     if (count == 1 || problem_.shape.hidden / count >= kMinColumns) column_chunks.push_back(count);
   }
   column_chunks_ = allowed(kCombineColumnChunks, column_chunks);
+  wgrads_ = {static_cast<int>(base_.wgrad)};
+  if (!backward_) return;
+  wgrads_ = allowed(kBackwardWgrad, {static_cast<int>(WgradOrder::kFill), static_cast<int>(WgradOrder::kAfter)});
+  // What is kept costs memory, which is not for a solver to choose; it says what that buys.
+  allowed(kSaveXg, {static_cast<int>(base_.save_xg)});
+  const int other = static_cast<int>(base_.save_xg == SaveXg::kKeep ? SaveXg::kRedispatch : SaveXg::kKeep);
+  if (!fixed_.given(name_of(kSaveXg))) fields_.back().second.push_back(other);
 }
 
 // Pipeline stages, then the ring's, as many as there is room for.
 void SolveSpace::find_fits(const SolveRequest& request) {
   const Machine machine = sim::schedule_machine(*request.machine, request.ranks);
   const RuleContext context = rule_context(
-      {.direction = Direction::kForward, .shape = request.shape, .numerics = request.numerics, .machine = machine});
+      {.direction = request.direction, .shape = request.shape, .numerics = request.numerics, .machine = machine});
   const std::vector<Rule> rules = schedule_rules(context);
   const auto choices = [&](int field, std::vector<int> values) {
     if (fixed_.given(name_of(field))) values = {descriptor_of(field).get(base_).value()};
     return values;
   };
-  fits_.assign(widths_.size() * chunks_.size() * 4, {});
-  for (std::size_t width = 0; width < widths_.size(); ++width) {
-    for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+  const auto fit_of = [&](Schedule probe) -> Fit {
+    for (const int stages : choices(kTileStages, {4, 3, 2})) {
+      for (const int ring : choices(kCommStages, {4, 3, 2, 1})) {
+        probe.tile.stages = stages;
+        probe.comm.stages = ring;
+        const bool legal = std::all_of(rules.begin(), rules.end(),
+                                       [&](const Rule& rule) { return rule.holds(probe, context, rule.stage); });
+        if (legal) return {true, stages, ring};
+      }
+    }
+    return {};
+  };
+  fits_.assign(widths_.size() * chunks_.size() * 2 * kKernelKinds, {});
+  const auto probe_kind = [&](const GemmChoice& gemm, int chunk, int where) {
+    Schedule probe = base_;
+    set_gemms(probe, gemm);
+    probe.comm.chunk_bytes = chunks_[chunk];
+    probe.comm.where = static_cast<CommWhere>(where);
+    probe.comm.dispatch_sms = where == 0 ? 0 : gemm.cluster;
+    probe.comm.combine_sms = probe.comm.reduce_sms = 0;
+    probe.combine.transport = CombineTransport::kEpilogue;
+    fits_[index(gemm.width, chunk, static_cast<CommWhere>(where)) * kKernelKinds + kind_of(gemm)] = fit_of(probe);
+  };
+  for (const int fusion : fusions_) {
+    for (const int wgrad : wgrads_) {
       for (const int cluster : clusters_) {
-        for (const int where : wheres_) {
-          Fit& fit =
-              fits_[index(static_cast<int>(width), cluster, static_cast<int>(chunk), static_cast<CommWhere>(where))];
-          Schedule probe = base_;
-          probe.fusion = static_cast<Fusion>(fusions_.front());
-          probe.order.interleave = Interleave::kPhased;
-          probe.order.experts_per_wave = 1;
-          probe.tile.n = widths_[width];
-          probe.tile.cluster = cluster;
-          probe.comm.chunk_bytes = chunks_[chunk];
-          probe.comm.where = static_cast<CommWhere>(where);
-          probe.comm.dispatch_sms = where == 0 ? 0 : cluster;
-          probe.comm.combine_sms = probe.comm.reduce_sms = 0;
-          probe.combine.transport = CombineTransport::kEpilogue;
-          for (const int stages : choices(kTileStages, {4, 3, 2})) {
-            for (const int ring : choices(kCommStages, {4, 3, 2, 1})) {
-              if (fit.fits) continue;
-              probe.tile.stages = stages;
-              probe.comm.stages = ring;
-              const bool legal = std::all_of(rules.begin(), rules.end(),
-                                             [&](const Rule& rule) { return rule.holds(probe, context, rule.stage); });
-              if (legal) fit = {true, stages, ring};
-            }
+        for (std::size_t width = 0; width < widths_.size(); ++width) {
+          GemmChoice gemm{};
+          gemm.fusion = static_cast<Fusion>(fusion);
+          gemm.experts_per_wave = backward_ ? waves_.front() : 1;
+          gemm.interleave = Interleave::kPhased;
+          gemm.raster = base_.order.raster;
+          gemm.queue = base_.queue;
+          gemm.width = static_cast<int>(width);
+          gemm.cluster = cluster;
+          gemm.wgrad = static_cast<WgradOrder>(wgrad);
+          if (!may_fill(gemm)) continue;
+          for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+            for (const int where : wheres_) probe_kind(gemm, static_cast<int>(chunk), where);
           }
         }
       }
@@ -161,8 +189,24 @@ void SolveSpace::find_fits(const SolveRequest& request) {
   }
 }
 
-void SolveSpace::list_gemms() {
-  gemms_.clear();
+void SolveSpace::set_gemms(Schedule& schedule, const GemmChoice& gemm) const {
+  schedule.fusion = gemm.fusion;
+  schedule.order.experts_per_wave = gemm.experts_per_wave;
+  schedule.order.interleave = gemm.interleave;
+  schedule.order.raster = gemm.raster;
+  schedule.queue = gemm.queue;
+  schedule.tile.n = widths_[gemm.width].common;
+  schedule.tile.cluster = gemm.cluster;
+  schedule.wgrad = gemm.wgrad;
+  if (!backward_) return;
+  TileOverride& own = schedule.stage_tile[static_cast<int>(GemmStage::kDgradFc2)];
+  own.n = widths_[gemm.width].first;
+  if (!fixed_.given(name_of(stage_field(GemmStage::kDgradFc2, kTileStages)))) own.stages.reset();
+}
+
+// Calls list(fusion, experts of a wave, interleave) for what goes together.
+template <typename List>
+void SolveSpace::for_each_order(List&& list) const {
   const bool waves_are_fixed = fixed_.given(name_of(kOrderExpertsPerWave));
   const bool mixed_is_fixed = interleaves_.size() == 1 && interleaves_.front() == 1;
   for (const int fusion : fusions_) {
@@ -173,36 +217,41 @@ void SolveSpace::list_gemms() {
       for (const int interleave : interleaves_) {
         const bool mixed = static_cast<Interleave>(interleave) == Interleave::kMixed;
         if (mixed && (!layer || (experts >= local_experts_ && interleaves_.size() > 1))) continue;
-        for (const int cluster : clusters_) {
-          for (const int raster : rasters_) {
-            if (cluster == 2 && raster % 2 != 0 && rasters_.size() > 1) continue;
-            for (const int queue : queues_) {
-              for (std::size_t width = 0; width < widths_.size(); ++width) {
-                GemmChoice choice{static_cast<Fusion>(fusion),
-                                  experts,
-                                  static_cast<Interleave>(interleave),
-                                  raster,
-                                  static_cast<QueueKind>(queue),
-                                  static_cast<int>(width),
-                                  cluster,
-                                  {}};
-                Schedule schedule = base_;
-                schedule.fusion = choice.fusion;
-                schedule.order.experts_per_wave = experts;
-                schedule.order.interleave = choice.interleave;
-                schedule.order.raster = raster;
-                schedule.queue = choice.queue;
-                schedule.tile.n = widths_[width];
-                schedule.tile.cluster = cluster;
-                choice.part = gemm_part(problem_, schedule);
-                gemms_.push_back(choice);
-              }
+        list(static_cast<Fusion>(fusion), experts, static_cast<Interleave>(interleave));
+      }
+    }
+  }
+}
+
+void SolveSpace::list_gemms() {
+  gemms_.clear();
+  for_each_order([&](Fusion fusion, int experts, Interleave interleave) {
+    for (const int wgrad : wgrads_) {
+      for (const int cluster : clusters_) {
+        for (const int raster : rasters_) {
+          if (cluster == 2 && raster % 2 != 0 && rasters_.size() > 1) continue;
+          for (const int queue : queues_) {
+            for (std::size_t width = 0; width < widths_.size(); ++width) {
+              GemmChoice choice{fusion,
+                                experts,
+                                interleave,
+                                raster,
+                                static_cast<QueueKind>(queue),
+                                static_cast<int>(width),
+                                cluster,
+                                static_cast<WgradOrder>(wgrad),
+                                {}};
+              if (!may_fill(choice)) continue;
+              Schedule schedule = base_;
+              set_gemms(schedule, choice);
+              choice.part = gemm_part(problem_, schedule);
+              gemms_.push_back(choice);
             }
           }
         }
       }
     }
-  }
+  });
 }
 
 void SolveSpace::list_dispatches() {
@@ -238,13 +287,13 @@ void SolveSpace::list_dispatches() {
 }
 
 void SolveSpace::list_combines() {
-  combines_.assign(fits_.size(), {});
+  combines_.assign(widths_.size() * chunks_.size() * 2, {});
   for (std::size_t width = 0; width < widths_.size(); ++width) {
     for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
       for (const int where : wheres_) {
         const bool by_warps = static_cast<CommWhere>(where) == CommWhere::kWarps;
         std::vector<CombineChoice>& list =
-            combines_[index(static_cast<int>(width), 1, static_cast<int>(chunk), static_cast<CommWhere>(where))];
+            combines_[index(static_cast<int>(width), static_cast<int>(chunk), static_cast<CommWhere>(where))];
         for (const int transport : combine_transports_) {
           const bool staged = static_cast<CombineTransport>(transport) == CombineTransport::kStaged;
           for (const int column_chunks : column_chunks_) {
@@ -258,7 +307,7 @@ void SolveSpace::list_combines() {
                 schedule.comm.combine_sms = combine_sms;
                 schedule.comm.reduce_sms = reduce_sms;
                 schedule.comm.chunk_bytes = chunks_[chunk];
-                schedule.tile.n = widths_[width];
+                schedule.tile.n = widths_[width].common;
                 choice.part = combine_part(problem_, schedule);
                 list.push_back(choice);
               }
@@ -271,11 +320,11 @@ void SolveSpace::list_combines() {
 }
 
 uint64_t SolveSpace::count() const {
-  // How many choices of the GEMMs there are of a width and cluster is all that matters.
-  std::vector<uint64_t> alike(widths_.size() * 2, 0);
+  // How many choices of the GEMMs there are of a width and kind of kernel is all that matters.
+  std::vector<uint64_t> alike(widths_.size() * kKernelKinds, 0);
   std::vector<const GemmChoice*> first(alike.size(), nullptr);
   for (const GemmChoice& gemm : gemms_) {
-    const std::size_t at = static_cast<std::size_t>(gemm.width) * 2 + gemm.cluster - 1;
+    const std::size_t at = static_cast<std::size_t>(gemm.width) * kKernelKinds + kind_of(gemm);
     ++alike[at];
     first[at] = &gemm;
   }
@@ -294,13 +343,7 @@ uint64_t SolveSpace::count() const {
 Schedule SolveSpace::schedule(const GemmChoice& gemm, const DispatchChoice& dispatch,
                               const CombineChoice& combine) const {
   Schedule schedule = base_;
-  schedule.fusion = gemm.fusion;
-  schedule.order.experts_per_wave = gemm.experts_per_wave;
-  schedule.order.interleave = gemm.interleave;
-  schedule.order.raster = gemm.raster;
-  schedule.queue = gemm.queue;
-  schedule.tile.n = widths_[gemm.width];
-  schedule.tile.cluster = gemm.cluster;
+  set_gemms(schedule, gemm);
   const Fit& room = fit(gemm, dispatch);
   schedule.tile.stages = room.stages;
   schedule.comm.stages = room.ring;

@@ -17,6 +17,7 @@ struct GemmChoice {
   QueueKind queue;
   int width;  // index into SolveSpace::widths
   int cluster;
+  WgradOrder wgrad;
   GemmPart part;
 };
 struct DispatchChoice {
@@ -31,6 +32,11 @@ struct CombineChoice {
   CombineTransport transport;
   int column_chunks, combine_sms, reduce_sms;
   CombinePart part;
+};
+
+// Columns of tiles: of all, and of the first GEMM's where those are its own, else 0.
+struct Width {
+  int common, first;
 };
 
 // What a kernel of a width with rings of a chunk has room for.
@@ -73,14 +79,19 @@ class SolveSpace {
  private:
   std::vector<int> allowed(int field, std::vector<int> values);
   const Fit& fit(const GemmChoice& gemm, const DispatchChoice& dispatch) const {
-    return fits_[index(gemm.width, gemm.cluster, dispatch.chunk, dispatch.where)];
+    return fits_[index(gemm.width, dispatch.chunk, dispatch.where) * kKernelKinds + kind_of(gemm)];
   }
   const std::vector<CombineChoice>& combines(const GemmChoice& gemm, const DispatchChoice& dispatch) const {
-    return combines_[index(gemm.width, 1, dispatch.chunk, dispatch.where)];
+    return combines_[index(gemm.width, dispatch.chunk, dispatch.where)];
   }
-  std::size_t index(int width, int cluster, int chunk, CommWhere where) const {
-    return ((static_cast<std::size_t>(width) * chunks_.size() + chunk) * 2 + (cluster - 1)) * 2 +
-           static_cast<std::size_t>(where);
+  std::size_t index(int width, int chunk, CommWhere where) const {
+    return (static_cast<std::size_t>(width) * chunks_.size() + chunk) * 2 + static_cast<std::size_t>(where);
+  }
+  // Kernels of which the rules differ: by what runs in one, and by clusters.
+  static constexpr int kKernelKinds = 8;
+  static int kind_of(const GemmChoice& gemm) {
+    const bool layer = gemm.fusion == Fusion::kLayer, fills = gemm.wgrad != WgradOrder::kAfter;
+    return (layer ? 4 : 0) + (fills ? 2 : 0) + gemm.cluster - 1;
   }
   bool goes_together(const GemmChoice& gemm, const DispatchChoice& dispatch, const CombineChoice& combine) const {
     if (dispatch.where == CommWhere::kWarps) return true;
@@ -92,17 +103,26 @@ class SolveSpace {
   }
   void list_values(int density);
   void find_fits(const SolveRequest& request);
+  // A launch a stage leaves nothing to fill.
+  bool may_fill(const GemmChoice& gemm) const {
+    return !backward_ || gemm.fusion != Fusion::kNone || gemm.wgrad == WgradOrder::kAfter;
+  }
+  template <typename List>
+  void for_each_order(List&& list) const;
+  void set_gemms(Schedule& schedule, const GemmChoice& gemm) const;
   void list_gemms();
   void list_dispatches();
   void list_combines();
   uint64_t count() const;
 
   const PartialSchedule fixed_;
+  const bool backward_;
   Problem problem_;
   Schedule base_;
   int local_experts_ = 1;
   int available_ = 1;
-  std::vector<int> widths_, chunks_, clusters_, fusions_, waves_, interleaves_, rasters_, queues_, transports_, dedups_,
+  std::vector<Width> widths_;
+  std::vector<int> wgrads_, chunks_, clusters_, fusions_, waves_, interleaves_, rasters_, queues_, transports_, dedups_,
       wheres_, dispatch_sms_, combine_sms_, reduce_sms_, combine_transports_, column_chunks_;
   std::vector<Fit> fits_;
   std::vector<GemmChoice> gemms_;

@@ -1,0 +1,198 @@
+#include <algorithm>
+#include <cmath>
+
+#include "tune/closed_form_terms.h"
+
+namespace uniep::tune {
+namespace {
+
+// What the forms leave open, fitted to simulated backward layers and to those of tests/data/measured_layers.json.
+constexpr double kFill = 21;             // us from the first rows to full speed
+constexpr double kDrain = 12;            // us of results under way when the last tile is done
+constexpr double kLaunchesApart = 33;    // us more when each stage is a launch
+constexpr double kDispatchAlone = 0.93;  // of its time beside tiles
+constexpr double kLateRows = 0.25;       // of the time in which rows come later than tiles could take them
+constexpr double kLastTiles = 0.33;      // of a tile: workers that have none left while others run their last
+constexpr double kSumsBeside = 0.6;      // the share of sums that are complete before the last tile, in one chunk
+constexpr double kFirstSums = 0.67;    // of the time until all results are there: when the first sums are, in one chunk
+constexpr double kUnevenSends = 0.5;   // of a send: what the last sender is behind the mean
+constexpr double kAfterXAgain = 0.25;  // of the weight gradients: those that are left when x is there again
+
+}  // namespace
+
+MemoryTimes backward_memory(const Problem& problem) {
+  const RankLoad& load = problem.load;
+  const double hidden = static_cast<double>(problem.shape.hidden);
+  const double intermediate = static_cast<double>(problem.shape.intermediate);
+  const double z = problem.halves * intermediate;
+  const double fc2 = load.local_experts * hidden * intermediate, fc1 = fc2 * problem.halves;
+  const auto us = [&](double elements) { return us_of_bytes(elements * kElement, problem.machine->memory.bandwidth); };
+  MemoryTimes times;
+  // dy and its rows, dz, a and weights; weights and dx; rows of x, dz, a and dy, and weights' gradients.
+  times.first = us((load.tokens + load.rows) * hidden + load.rows * (z + intermediate) + fc2);
+  times.second = us(load.tokens * hidden + fc1);
+  times.gradients = us(load.rows * (2 * hidden + z + intermediate) + fc2 + fc1);
+  // What one part writes and another reads may stay in L2; z is read all the same.
+  times.all = us(2 * (load.tokens + load.rows) * hidden + load.rows * (2 * z + intermediate) + 2 * (fc1 + fc2));
+  return times;
+}
+
+void add_weight_gradients(const Problem& problem, const Schedule& schedule, GemmPart& part) {
+  const sim::MachineDescription& machine = *problem.machine;
+  const RankLoad& load = problem.load;
+  const double hidden = static_cast<double>(problem.shape.hidden);
+  const double intermediate = static_cast<double>(problem.shape.intermediate);
+  const double extra = problem.fp32_gradients ? machine.weight_gradient.fp32 : 0;
+  part.fills = part.fused && schedule.wgrad != WgradOrder::kAfter;
+  const auto add = [&](GemmStage stage, double rows, double columns) {
+    const TileShape tile = schedule.tile_of(stage);
+    const sim::Work work = sim::work_of(stage);
+    const double fixed = machine.tile_cycles(work, tile.m, tile.n, 0);
+    const double per_k = (machine.tile_cycles(work, tile.m, tile.n, 1) - fixed) * part.slowdown;
+    const double tiles = std::ceil(rows / tile.m) * std::ceil(columns / tile.n);
+    part.gradient_cycles += tiles * (per_k * load.rows + load.local_experts * (fixed + extra));
+  };
+  add(GemmStage::kWgradFc2, hidden, intermediate);
+  add(GemmStage::kWgradFc1, intermediate * problem.halves, hidden);
+}
+
+namespace {
+
+// What is the same at each clock. Times are in us.
+struct Work {
+  double available = 0, computing = 0;   // workers
+  double second_cycles = 0;              // of all tiles of the second GEMM
+  double copy = 0, copies = 0;           // rows of one operand, and of all
+  double send = 0, send_task = 0;        // of a staged combine
+  bool sends_after = false;              // its senders are the computing workers, once they have no more tiles
+  double sum_beside = 0, sum_after = 0;  // KB/us
+};
+
+Work work_of_parts(const Problem& problem, const Parts& parts) {
+  const GemmPart& gemm = *parts.gemm;
+  const DispatchPart& dispatch = *parts.dispatch;
+  const CombinePart& combine = *parts.combine;
+  const double all = problem.workers;
+  Work work;
+  work.available = all - parts.reserved;
+  work.computing = work.available - combine.workers;
+  work.second_cycles = problem.load.blocks * combine.tiles * gemm.second_tile * gemm.slowdown;
+  work.copy = std::max(dispatch.copy / (dispatch.by_warps ? work.available : dispatch.workers), dispatch.link);
+  work.copies = work.copy * dispatch.operands;
+  work.send = combine.send / (combine.senders > 0 ? combine.senders : work.computing);
+  work.send_task = combine.send_task;
+  work.sends_after = combine.staged && !combine.by_warps && combine.senders == 0;
+  work.sum_beside = combine.sum_beside * (dispatch.by_warps ? work.available / all : 1);
+  // Workers that only sum leave none of it to others.
+  const bool only_summers = !dispatch.by_warps && combine.sum_beside > 0;
+  work.sum_after = only_summers ? work.sum_beside : problem.machine->sums.alone * work.available / all;
+  return work;
+}
+
+struct GemmTimes {
+  double first = 0, second = 0, gradients = 0;
+  double first_tail = 0, second_tail = 0;  // until the last of their tiles is done
+};
+
+// A launch a stage.
+double apart(const Problem& problem, const Parts& parts, const Work& work, const GemmTimes& gemms) {
+  const CombinePart& combine = *parts.combine;
+  const sim::Times& time = problem.machine->time;
+  const MemoryTimes& memory = problem.memory;
+  const double sent = combine.staged ? std::max(work.send + kUnevenSends * work.send_task, combine.link) : 0;
+  const double second = std::max({gemms.second + gemms.second_tail, combine.staged ? 0 : combine.link, memory.second});
+  return time.begin + kDispatchAlone * work.copies + std::max(gemms.first + gemms.first_tail, memory.first) + second +
+         sent + combine.sum / work.sum_after + std::max(gemms.gradients, memory.gradients) + time.end +
+         5 * time.launch + kLaunchesApart;
+}
+
+// When a part of the call ends in which the second GEMM and all that follows in its launch run, and sums that are left
+// once it has no more tiles; both from its begin on.
+struct Second {
+  double end = 0, left = 0;
+  bool by_links = false;
+};
+
+// `copied`: until when the agents that copy are at x again.
+Second second_part(const Parts& parts, const Work& work, const GemmTimes& gemms, double tiles, double copied) {
+  const CombinePart& combine = *parts.combine;
+  const double last = 1.0 / combine.chunks;
+  const bool by_chunks = combine.chunks > 1;
+  double there = std::max(gemms.second, combine.staged ? 0 : combine.link);  // until the last results are
+  if (work.sends_after) {
+    there = tiles + std::max(work.send, combine.link);
+  } else if (combine.staged) {
+    const double begun = combine.by_warps ? copied : 0;
+    there = std::max(gemms.second + work.send_task,
+                     begun + std::max(work.send + kUnevenSends * work.send_task, combine.link));
+  }
+  const double begun = std::max(there * (by_chunks ? last : kFirstSums), copied);
+  const double before =
+      std::min(combine.sum * (by_chunks ? 1 - last : kSumsBeside), work.sum_beside * std::max(0.0, there - begun));
+  const double beside =
+      std::min(combine.sum - before, work.sum_beside * std::max(0.0, tiles - std::max(there, copied)));
+  Second second;
+  second.left = (combine.sum - before - beside) / work.sum_after;
+  second.end = std::max(tiles, there) + second.left;
+  second.by_links = there > tiles;
+  return second;
+}
+
+}  // namespace
+
+Estimate estimate_backward(const Problem& problem, const Parts& parts, int rounds) {
+  const GemmPart& gemm = *parts.gemm;
+  const DispatchPart& dispatch = *parts.dispatch;
+  const sim::MachineDescription& machine = *problem.machine;
+  const MemoryTimes& memory = problem.memory;
+  const sim::Times& time = machine.time;
+  const Work work = work_of_parts(problem, parts);
+
+  Estimate result;
+  result.clock = machine.clock.limit * 1.03;
+  result.dispatch = work.copies;
+  for (int round = 0; round < rounds; ++round) {
+    const double tile_us = kMicrosecondsPerCycle / result.clock, us_of_cycle = tile_us / work.computing;
+    const GemmTimes gemms = {gemm.first_cycles * us_of_cycle, work.second_cycles * us_of_cycle,
+                             gemm.gradient_cycles * us_of_cycle, kLastTiles * gemm.first_tile * tile_us,
+                             kLastTiles * gemm.second_tile * tile_us};
+    result.first = gemms.first;
+    result.second = gemms.second;
+    result.gradients = gemms.gradients;
+    result.limits = "gemm";
+    if (!gemm.fused) {
+      result.left = parts.combine->sum / work.sum_after;
+      result.us = apart(problem, parts, work, gemms);
+    } else {
+      const double filling = gemm.fills ? gemms.gradients : 0;
+      const double beside = std::min(work.copies, gemm.one_launch ? gemms.first + gemms.second + filling : gemms.first);
+      const double slowed = beside * (dispatch.by_warps ? machine.slowdown.copies : dispatch.workers / work.computing);
+      const double slowed_first = gemm.one_launch ? slowed / dispatch.operands : slowed;
+      // Rows come later than tiles could take them; slower tiles would not make that better.
+      const double early = std::min(work.copy * dispatch.early, work.copy);
+      const double ramp = kLateRows * std::max(0.0, early * 0.5 - gemm.wide_cycles * us_of_cycle * 0.25);
+      const double rows = (gemm.one_launch ? work.copy : work.copies) + gemms.first_tail;
+      const double first = std::max({gemms.first + slowed_first + ramp, rows, memory.first});
+      if (first == rows) result.limits = "rows";
+
+      double carried = memory.second + (gemm.fills ? memory.gradients : 0);
+      if (gemm.one_launch) carried -= first + kFill - memory.first;
+      double tiles = std::max(gemms.second + filling + slowed - slowed_first, carried);
+      if (!gemm.fills) tiles += gemms.second_tail;
+      const double copied = gemm.one_launch ? std::max(0.0, work.copies - first - kFill) : 0;
+      if (gemm.fills && copied > 0) tiles = std::max(tiles, copied + kAfterXAgain * gemms.gradients);
+      const Second second = second_part(parts, work, gemms, tiles, copied);
+      if (second.by_links) result.limits = "links";
+      result.left = second.left;
+      result.us = time.begin + dispatch.first + kFill + first + second.end + kDrain + time.end;
+      if (!gemm.one_launch) result.us += gemms.first_tail + time.launch;
+      if (!gemm.fills) result.us += time.launch + std::max(gemms.gradients, memory.gradients);
+    }
+    if (round + 1 == rounds) break;
+    const double busy = (gemms.first + gemms.second + gemms.gradients) / result.us;
+    result.clock = clock_of(problem, std::min(1.0, busy) * work.computing / problem.workers, result.us);
+  }
+  return result;
+}
+
+}  // namespace uniep::tune
