@@ -210,6 +210,7 @@ TEST(ScheduleSpace, HoldsExactlyTheLegalCombinations) {
   RandomBits random(31);
   const std::vector<std::vector<std::string>> varied = {
       {"fusion", "order.interleave", "backward.wgrad", "queue"},
+      {"fusion", "backward.wgrad", "backward.wgrad_reserve", "queue"},
       {"comm.where", "comm.dispatch_sms", "comm.combine_sms", "comm.reduce_sms", "comm.reserve_sms",
        "combine.transport"},
       {"tile.m", "tile.n", "tile.pipeline", "tile.stages", "tile.k", "comm.where", "comm.dispatch_sms"},

@@ -9,7 +9,7 @@ namespace uniep::program {
 
 std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction direction, bool weight_gradients) {
   const bool wgrad = direction == Direction::kBackward && weight_gradients;
-  const bool fill = wgrad && schedule.wgrad == WgradOrder::kFill;
+  const bool fill = wgrad && schedule.wgrad != WgradOrder::kAfter;
   std::vector<LaunchStages> launches;
   switch (schedule.fusion) {
     case Fusion::kNone:
@@ -140,6 +140,8 @@ void set_schedule(RankProgram& p, const ProgramRequest& request) {
   p.dynamic = schedule.queue == QueueKind::kDynamic;
   p.mixed = schedule.order.interleave == Interleave::kMixed;
   p.source_rotation = schedule.order.source_rotation;
+  const bool mixes_wgrads = schedule.wgrad == WgradOrder::kMixed && request.weight_gradients;
+  p.wgrad_reserve = static_cast<int8_t>(mixes_wgrads ? schedule.wgrad_reserve : -1);
   p.workers = request.workers - schedule.comm.reserve_sms;
   p.dispatch_workers = schedule.comm.dispatch_sms;
   p.combine_workers = schedule.comm.combine_sms;

@@ -44,7 +44,8 @@ int interleave(const Schedule& s, const RuleContext& c) {
   return static_cast<int>(mixes(s, c) ? Interleave::kMixed : Interleave::kPhased);
 }
 int queue(const Schedule& s, const RuleContext& c) {
-  const bool alone = available(s, c) == 1 && !mixes(s, c);
+  const bool mixes_any = mixes(s, c) || (is_backward(c) && s.wgrad == WgradOrder::kMixed);
+  const bool alone = available(s, c) == 1 && !mixes_any;
   return static_cast<int>(alone ? QueueKind::kStatic : s.queue);
 }
 int source_rotation(const Schedule& s, const RuleContext& c) {
@@ -68,6 +69,9 @@ int column_chunks(const Schedule& s, const RuleContext& c) {
 }
 int wgrad(const Schedule& s, const RuleContext& c) {
   return static_cast<int>(is_backward(c) ? s.wgrad : WgradOrder::kAfter);
+}
+int wgrad_reserve(const Schedule& s, const RuleContext& c) {
+  return is_backward(c) && s.wgrad == WgradOrder::kMixed ? s.wgrad_reserve : Schedule{}.wgrad_reserve;
 }
 int save_xg(const Schedule& s, const RuleContext& c) {
   return static_cast<int>(is_backward(c) ? s.save_xg : SaveXg::kKeep);
@@ -101,12 +105,13 @@ constexpr std::array kSteps{
     Step{kOrderInterleave, bits({kFusion, kOrderExpertsPerWave}), interleave, "there is one wave"},
     Step{kOrderSourceRotation, 0, source_rotation, "there is one rank"},
     Step{kOrderRaster, bits({kTileCluster}), raster, "row blocks go in whole clusters"},
-    Step{kQueue, bits({kFusion, kOrderInterleave, kOrderExpertsPerWave, kCommReserveSms}), queue,
+    Step{kQueue, bits({kFusion, kOrderInterleave, kOrderExpertsPerWave, kCommReserveSms, kBackwardWgrad}), queue,
          "one worker takes everything in order"},
     Step{kTileCluster, 0, cluster, "the cpu engine ignores it"},
     Step{kTilePipeline, 0, pipeline, "the cpu engine ignores it"},
     Step{kCombineColumnChunks, 0, column_chunks, "the other chunks would be empty"},
     Step{kBackwardWgrad, 0, wgrad, "forward ignores it"},
+    Step{kBackwardWgradReserve, bits({kBackwardWgrad}), wgrad_reserve, "only backward.wgrad=mixed has a reserve"},
     Step{kSaveXg, 0, save_xg, "forward takes as long either way"},
 };
 

@@ -268,11 +268,20 @@ void add_combine_and_backward(std::vector<FieldDescriptor>& table) {
       UNIEP_MEMBER(combine.column_chunks)));
   table.push_back(describe(
       words(
-          "backward.wgrad", {"after", "fill"},
+          "backward.wgrad", {"after", "fill", "mixed"},
           "after: weight gradients have launches of their own, the last ones. fill: their tiles follow the second GEMM "
-          "in its launch and fill the time in which the combine drains. Forward ignores it.",
-          "fill: weight gradients hide the combine"),
+          "in its launch and fill the time in which the combine drains. mixed: a part of the workers runs them beside "
+          "the others' dgrads, as soon as their experts are through the first GEMM, but for backward.wgrad_reserve. "
+          "Forward ignores it.",
+          "fill: weight gradients hide the combine; mixed: and dispatch, where the links take longer than the dgrads"),
       UNIEP_MEMBER(wgrad)));
+  table.push_back(describe(
+      range("backward.wgrad_reserve", 0, 16,
+            "With backward.wgrad=mixed: sixteenths of the weight gradients' tiles that stay for behind the last dgrad "
+            "and cover the last sends and sums. The more they are, the fewer workers take weight gradients beside "
+            "dgrads. Without mixed nothing reads it.",
+            "which part of the weight gradients hides which copies"),
+      UNIEP_MEMBER(wgrad_reserve)));
   table.push_back(describe(
       words(
           "save.xg", {"keep", "redispatch"},
