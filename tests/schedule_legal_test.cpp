@@ -264,7 +264,7 @@ bool is_legal_by_hand(const Schedule& s, const ScheduleCase& c) {
   if (epilogue && (s.comm.combine_sms > 0 || c.numerics.combine_groups > 0)) return false;
   if (s.fusion != Fusion::kLayer && s.order.interleave == Interleave::kMixed) return false;
   const bool backward = c.direction == Direction::kBackward;
-  if (backward && !may_have_wgrad(s)) return false;
+  if (backward && !test::may_have_wgrad(s)) return false;
   for (int stage = 0; stage < 4; ++stage) {
     if (s.stage_tile[stage].m.value_or(s.tile.m) != s.tile.m) return false;
   }
@@ -272,8 +272,8 @@ bool is_legal_by_hand(const Schedule& s, const ScheduleCase& c) {
   if (c.machine.engine != EngineKind::kCuda) return true;
   if (backward && s.dispatch.transport == DispatchTransport::kPush) return false;
   if (backward && s.fusion == Fusion::kLayer) {
-    const bool one_wave = s.order.experts_per_wave == c.shape.experts / c.machine.ranks;
-    if (!one_wave || s.order.interleave == Interleave::kMixed) return false;
+    const bool whole = s.wgrad == WgradOrder::kMixed || s.order.experts_per_wave == c.shape.experts / c.machine.ranks;
+    if (!whole || s.order.interleave == Interleave::kMixed) return false;
     if (c.numerics.bias && c.numerics.router_weight == RouterWeight::kOutput) return false;
     if (s.tile_of(GemmStage::kDgradFc2).stages != s.tile_of(GemmStage::kDgradFc1).stages) return false;
   }

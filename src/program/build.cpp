@@ -140,13 +140,15 @@ void set_schedule(RankProgram& p, const ProgramRequest& request) {
   p.dynamic = schedule.queue == QueueKind::kDynamic;
   p.mixed = schedule.order.interleave == Interleave::kMixed;
   p.source_rotation = schedule.order.source_rotation;
-  const bool mixes_wgrads = schedule.wgrad == WgradOrder::kMixed && request.weight_gradients;
-  p.wgrad_reserve = static_cast<int8_t>(mixes_wgrads ? schedule.wgrad_reserve : -1);
   p.workers = request.workers - schedule.comm.reserve_sms;
   p.dispatch_workers = schedule.comm.dispatch_sms;
   p.combine_workers = schedule.comm.combine_sms;
   p.reduce_workers = schedule.comm.reduce_sms;
-  p.wave_experts = schedule.order.experts_per_wave;
+  // Beside weight gradients dgrads do not go by waves; nor where those come later.
+  const bool mixes_wgrads = p.direction == Direction::kBackward && schedule.wgrad == WgradOrder::kMixed;
+  p.wgrad_reserve = static_cast<int8_t>(mixes_wgrads && request.weight_gradients ? schedule.wgrad_reserve : -1);
+  const bool one_wave = mixes_wgrads && !request.weight_gradients;
+  p.wave_experts = one_wave ? p.local_experts : schedule.order.experts_per_wave;
   p.waves = static_cast<int32_t>(divide_up(p.local_experts, p.wave_experts));
   p.raster = schedule.order.raster;
   p.cluster = request.cluster;

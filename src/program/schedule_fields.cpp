@@ -146,7 +146,7 @@ void add_order(std::vector<FieldDescriptor>& table) {
           "beside, see order.interleave) the first GEMM of it; push runs one wave ahead of the receiver; weight "
           "gradients alternate between FC2 and FC1 wave by wave (with save.xg=redispatch only if fusion=layer; else "
           "all of "
-          "FC2 come first).",
+          "FC2 come first). With backward.wgrad=mixed nothing else goes by waves but pushes.",
           "FlashInfer's scheduler groups"),
       UNIEP_MEMBER(order.experts_per_wave)));
   table.push_back(describe(

@@ -158,7 +158,10 @@ class Filler {
   }
 
   void complete_order() {
-    if (is_open(kOrderExpertsPerWave)) {
+    if (is_open(kOrderExpertsPerWave) && mixes_wgrads()) {  // both of an expert at once, where x need not come first
+      const int64_t all = std::min<int64_t>(context_.local_experts, descriptor_of(kOrderExpertsPerWave).field.maximum);
+      schedule_.order.experts_per_wave = schedule_.save_xg == SaveXg::kKeep ? 1 : static_cast<int>(all);
+    } else if (is_open(kOrderExpertsPerWave)) {
       const bool by_waves = schedule_.order.interleave == Interleave::kMixed && order_.mixed_waves > 0;
       const int64_t experts = by_waves ? std::max<int64_t>(context_.local_experts / order_.mixed_waves, 1)
                                        : std::min<int64_t>(order_.experts_per_wave, context_.local_experts);

@@ -61,7 +61,8 @@ constexpr const char* kRules = R"(## What is filled
   fusion=none or combine.transport=staged.
 - Backward on cuda: `fusion` becomes `pairs`, order.experts_per_wave El and combine.column_chunks 1. `tile.dgrad_fc2.n` becomes
   192 where that fits, else 128 (open, where a given tile.n suits it), and `tile.dgrad_fc2.stages` less where tile.stages do not fit.
-- With `backward.wgrad=mixed`, which no open field becomes, `fusion` becomes `layer`, order.interleave `phased` and `queue` `dynamic`.
+- With `backward.wgrad=mixed`, which no open field becomes, `fusion` becomes `layer`, order.interleave `phased`, `queue` `dynamic`
+  and order.experts_per_wave 1, or El with save.xg=redispatch.
 - `backward.wgrad` becomes `fill`, and `after` with fusion=none, or where cuda has no one kernel for the tiles that dgrad_fc1 and
   the weight gradients were given.
 - `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
@@ -97,7 +98,7 @@ constexpr const char* kRules = R"(## What is filled
   SM (232448). All stages have the same tile.cluster; it divides available and the comm.*_sms. Forward with fusion=layer: fc1
   and fc2 have the same tile.n and tile.stages.
 - cuda, backward: dispatch.transport=push is not built yet. dgrad_fc2 has a stage for every 64 columns: tile.stages are at
-  least tile.n / 64. fusion=layer has one wave, order.experts_per_wave=El, with order.interleave=phased and one tile.stages for
+  least tile.n / 64. fusion=layer has one wave, order.experts_per_wave=El, but for backward.wgrad=mixed, with order.interleave=phased and one tile.stages for
   dgrad_fc2 and dgrad_fc1, and is not built where router_weight=output multiplies biases. With backward.wgrad=fill and mixed the weight
   gradients have the tile.n and tile.stages of dgrad_fc1; with after their kernels have no ring, but take 12672 bytes in its
   place, and 1024 beside.

@@ -354,11 +354,11 @@ void add_fill_rule(std::vector<Rule>& rules, GemmStage wgrad) {
 // All of backward in one kernel, which goes once from dgrad FC2 to dgrad FC1.
 void add_cuda_backward_layer_rules(std::vector<Rule>& rules) {
   constexpr int64_t kNoBound = std::numeric_limits<int64_t>::max();
-  rules.push_back({reads(kFusion, kOrderExpertsPerWave),
+  rules.push_back({reads(kFusion, kOrderExpertsPerWave, kBackwardWgrad),
                    {},
                    [](const Schedule& s, const RuleContext& c, GemmStage) {
-                     return s.fusion != Fusion::kLayer || c.local_experts == kNoBound ||
-                            s.order.experts_per_wave >= c.local_experts;
+                     return s.fusion != Fusion::kLayer || s.wgrad == WgradOrder::kMixed ||
+                            c.local_experts == kNoBound || s.order.experts_per_wave >= c.local_experts;
                    },
                    [](const Schedule& s, const RuleContext& c, GemmStage) {
                      return fmt::format(

@@ -42,6 +42,7 @@ class ListWalk {
       in_wgrad_queues_ = true;
       wgrad_queues_ = wgrad_queues(p, launch);
       wgrad_walk_ = begin_walk(p, launch, worker, wgrad_queues_);
+      cursor_ = wgrad_walk_.cursor;
     }
     if (!has_gemm_queues(p, launch)) return;
     in_gemm_queues_ = true;

@@ -3,9 +3,10 @@
 #include "program/gemm_queues.h"
 
 // Weight gradients beside the dgrads of their launch (backward.wgrad=mixed, under dynamic queues). dgrad FC2, dgrad FC1
-// and the weight gradients have a queue each. Some of the walkers take weight gradients beside the others' dgrads, as
-// many as the share of them that backward.wgrad_reserve leaves takes of the time. Such a walker goes from dgrad FC2 to
-// weight gradients once the next one is due, stays with them until that share is taken, and then goes to dgrad FC1.
+// and the weight gradients have a queue each. Some of the walkers take weight gradients beside the others' dgrads: as
+// many as the share of them that backward.wgrad_reserve leaves takes of the time that it and dgrad FC2 take. Such a
+// walker goes from dgrad FC2 to weight gradients once the next one is due, stays with them until that share is taken,
+// and then goes to dgrad FC1.
 // Everybody comes to what is left of the weight gradients behind dgrad FC1's last ticket. So a walker changes its GEMM
 // three times at most, and never comes back to dgrad FC2: a kernel has its mainloops one after the other.
 //
@@ -55,17 +56,16 @@ struct LayerTicket {
 
 inline constexpr int32_t kReserveParts = 16;  // backward.wgrad_reserve
 
-// As many as what is taken beside the dgrads takes of the time that it and they take.
+// As many as what is taken beside the dgrads takes of the time that it and dgrad FC2 take.
 UNIEP_HOST_DEVICE int32_t takers_beside(const RankProgram& p, int32_t walkers) {
   const int64_t rows = static_cast<int64_t>(p.block_begin[p.local_experts]) * p.tile_m;
   const int64_t hidden = p.wgrad_fc2.rows, intermediate = p.wgrad_fc2.columns, z_columns = p.wgrad_fc1.rows;
-  const int64_t dgrads =
-      rows * (intermediate * (hidden + kTileOverheadColumns) + hidden * (z_columns + kTileOverheadColumns));
+  const int64_t first = rows * intermediate * (hidden + kTileOverheadColumns);
   const int64_t wgrads =
       hidden * (intermediate + z_columns) * (rows + p.local_experts * kTileOverheadColumns) / kReserveParts;
   const int64_t beside = wgrads * (kReserveParts - p.wgrad_reserve);
   if (beside == 0) return 0;
-  int64_t count = (walkers * beside + (dgrads + beside) / 2) / (dgrads + beside);
+  int64_t count = (walkers * beside + (first + beside) / 2) / (first + beside);
   if (count > walkers - 1) count = walkers - 1;
   if (count < 1) count = walkers > 1 ? 1 : 0;
   return static_cast<int32_t>(count);
@@ -85,10 +85,16 @@ UNIEP_HOST_DEVICE bool takes_beside(const WgradQueues& queues, int32_t walker) {
   return (walker + 1) * takers / walkers > walker * takers / walkers;
 }
 
+// Where the weight gradients begin in the list.
+UNIEP_HOST_DEVICE ListCursor wgrad_cursor(const RankProgram& p, int32_t launch, const WgradQueues& queues) {
+  return {gemm_step_count(p, p.stages[launch]), gemm_positions(p, queues.dgrads)};
+}
+
 UNIEP_HOST_DEVICE WgradQueueWalk begin_walk(const RankProgram& p, int32_t launch, int32_t worker,
                                             const WgradQueues& queues) {
   const int32_t begin = participants_of(p, launch, ListKind::kCompute).begin;
-  return {LayerQueue::kFirst, takes_beside(queues, (worker - begin) / p.cluster), 0, 0, {}};
+  const bool takes = takes_beside(queues, (worker - begin) / p.cluster);
+  return {LayerQueue::kFirst, takes, 0, 0, wgrad_cursor(p, launch, queues)};
 }
 
 UNIEP_HOST_DEVICE int64_t position_of(const RankProgram& p, const WgradQueues& queues, int64_t wgrad_ticket) {

@@ -90,7 +90,6 @@ TEST(ScheduleKernels, SampledLegalSchedulesHaveThem) {
     own_tiles += schedule.stage_tile[0] != TileOverride{} || schedule.stage_tile[1] != TileOverride{};
     pairs +=
         schedule.fusion != Fusion::kLayer && schedule.tile_of(GemmStage::kFc1) != schedule.tile_of(GemmStage::kFc2);
-    mixed += schedule.wgrad == WgradOrder::kMixed;
     narrow += schedule.tile.n == 128;
     deep_rings += schedule.comm.stages > 3;
     if (HasFailure()) return;

@@ -95,6 +95,7 @@ UNIEP_DEVICE void begin_mixed_list(const RunningCall& /*running*/, MixedList<fal
 UNIEP_DEVICE void begin_mixed_list(const RunningCall& running, MixedList<true>& mixed) {
   mixed.queues = wgrad_queues(running.call.program, running.launch);
   mixed.walk = begin_walk(running.call.program, running.launch, running.worker, mixed.queues);
+  for (ListCursor& cursor : mixed.cursors) cursor = mixed.walk.cursor;
 }
 
 UNIEP_DEVICE bool dispatches_first(const RunningCall& running) {

@@ -33,6 +33,7 @@ template <bool kMixed>
 struct MixedList {
   WgradQueues queues;
   WgradQueueWalk walk;
+  ListCursor cursors[2];  // of the cluster's CTAs
 };
 template <>
 struct MixedList<false> {};
