@@ -206,7 +206,7 @@ bool is_representative(const Schedule& s) {
     if (count > 2) return false;
   }
   const bool usual = s.wgrad_reserve == Schedule{}.wgrad_reserve;
-  if (!usual && (s.wgrad != WgradOrder::kMixed || s.wgrad_reserve % 16 != 0)) return false;
+  if (!usual && s.wgrad_reserve % 16 != 0) return false;
   const bool waves = s.order.experts_per_wave == 1 || s.order.experts_per_wave == 4;
   return waves && (s.combine.column_chunks == 1 || s.combine.column_chunks == 3);
 }

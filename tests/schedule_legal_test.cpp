@@ -272,8 +272,8 @@ bool is_legal_by_hand(const Schedule& s, const ScheduleCase& c) {
   if (c.machine.engine != EngineKind::kCuda) return true;
   if (backward && s.dispatch.transport == DispatchTransport::kPush) return false;
   if (backward && s.fusion == Fusion::kLayer) {
-    const bool whole = s.wgrad == WgradOrder::kMixed || s.order.experts_per_wave == c.shape.experts / c.machine.ranks;
-    if (!whole || s.order.interleave == Interleave::kMixed) return false;
+    const bool one_wave = s.order.experts_per_wave == c.shape.experts / c.machine.ranks;
+    if (!one_wave || s.order.interleave == Interleave::kMixed) return false;
     if (c.numerics.bias && c.numerics.router_weight == RouterWeight::kOutput) return false;
     if (s.tile_of(GemmStage::kDgradFc2).stages != s.tile_of(GemmStage::kDgradFc1).stages) return false;
   }

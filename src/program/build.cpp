@@ -144,11 +144,12 @@ void set_schedule(RankProgram& p, const ProgramRequest& request) {
   p.dispatch_workers = schedule.comm.dispatch_sms;
   p.combine_workers = schedule.comm.combine_sms;
   p.reduce_workers = schedule.comm.reduce_sms;
-  // Beside weight gradients dgrads do not go by waves; nor where those come later.
+  // Beside dgrads both weight gradients of an expert come together, or where x is dispatched again all of FC2 first.
+  // The dgrads do not go by waves, nor where weight gradients come later.
   const bool mixes_wgrads = p.direction == Direction::kBackward && schedule.wgrad == WgradOrder::kMixed;
   p.wgrad_reserve = static_cast<int8_t>(mixes_wgrads && request.weight_gradients ? schedule.wgrad_reserve : -1);
-  const bool one_wave = mixes_wgrads && !request.weight_gradients;
-  p.wave_experts = one_wave ? p.local_experts : schedule.order.experts_per_wave;
+  p.wave_experts = schedule.order.experts_per_wave;
+  if (mixes_wgrads) p.wave_experts = request.weight_gradients && p.operands == 1 ? 1 : p.local_experts;
   p.waves = static_cast<int32_t>(divide_up(p.local_experts, p.wave_experts));
   p.raster = schedule.order.raster;
   p.cluster = request.cluster;

@@ -28,6 +28,7 @@ int cluster_of(const Schedule& s, const RuleContext& c) {
 // Whether the order of anything depends on waves: both GEMMs in one launch; pushes, which are one wave ahead of the
 // receiver; or both weight gradients in one launch, which alternate.
 bool goes_by_waves(const Schedule& s, const RuleContext& c) {
+  if (is_backward(c) && s.wgrad == WgradOrder::kMixed) return false;  // it has waves of its own
   if (s.fusion == Fusion::kLayer || s.dispatch.transport == DispatchTransport::kPush) return true;
   return is_backward(c) && s.fusion != Fusion::kNone && s.save_xg == SaveXg::kKeep;
 }
@@ -100,7 +101,7 @@ struct Step {
 constexpr std::array kSteps{
     Step{kDispatchDedup, 0, dedup, "no token has two experts on a rank"},
     Step{kCommChunkBytes, 0, chunk_bytes, "a row is no longer than that"},
-    Step{kOrderExpertsPerWave, bits({kFusion, kDispatchTransport, kSaveXg}), waves,
+    Step{kOrderExpertsPerWave, bits({kFusion, kDispatchTransport, kBackwardWgrad, kSaveXg}), waves,
          "nothing goes by waves without fusion=layer, push or weight gradients that alternate"},
     Step{kOrderInterleave, bits({kFusion, kOrderExpertsPerWave}), interleave, "there is one wave"},
     Step{kOrderSourceRotation, 0, source_rotation, "there is one rank"},
@@ -111,7 +112,7 @@ constexpr std::array kSteps{
     Step{kTilePipeline, 0, pipeline, "the cpu engine ignores it"},
     Step{kCombineColumnChunks, 0, column_chunks, "the other chunks would be empty"},
     Step{kBackwardWgrad, 0, wgrad, "forward ignores it"},
-    Step{kBackwardWgradReserve, bits({kBackwardWgrad}), wgrad_reserve, "only backward.wgrad=mixed has a reserve"},
+    Step{kBackwardWgradReserve, bits({kBackwardWgrad}), wgrad_reserve, "forward ignores it"},
     Step{kSaveXg, 0, save_xg, "forward takes as long either way"},
 };
 

@@ -145,8 +145,7 @@ void add_order(std::vector<FieldDescriptor>& table) {
           "Local experts in a wave, at most El. With fusion=layer the second GEMM of a wave is issued right after (or "
           "beside, see order.interleave) the first GEMM of it; push runs one wave ahead of the receiver; weight "
           "gradients alternate between FC2 and FC1 wave by wave (with save.xg=redispatch only if fusion=layer; else "
-          "all of "
-          "FC2 come first). With backward.wgrad=mixed nothing else goes by waves but pushes.",
+          "all of FC2 come first). backward.wgrad=mixed has an order of its own.",
           "FlashInfer's scheduler groups"),
       UNIEP_MEMBER(order.experts_per_wave)));
   table.push_back(describe(
@@ -278,8 +277,8 @@ void add_combine_and_backward(std::vector<FieldDescriptor>& table) {
   table.push_back(describe(
       range("backward.wgrad_reserve", 0, 16,
             "With backward.wgrad=mixed: sixteenths of the weight gradients' tiles that stay for behind the last dgrad "
-            "and cover the last sends and sums. The more they are, the fewer workers take weight gradients beside "
-            "dgrads. Without mixed nothing reads it.",
+            "and cover the last sends and sums. As many workers leave the first GEMM for the other sixteenths as these "
+            "take of the time that they and the first GEMM take. Without mixed legal is 5.",
             "which part of the weight gradients hides which copies"),
       UNIEP_MEMBER(wgrad_reserve)));
   table.push_back(describe(

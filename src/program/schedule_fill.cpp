@@ -83,6 +83,11 @@ class Filler {
       complete_exchange();
       return schedule_;
     }
+    const bool has_reserve = schedule_.wgrad_reserve != Schedule{}.wgrad_reserve;
+    if (has_reserve && context_.direction == Direction::kBackward && is_open(kBackwardWgrad)) {
+      schedule_.wgrad = WgradOrder::kMixed;
+      given_ |= field_bit(kBackwardWgrad);
+    }
     if (is_backward_on_cuda()) {
       complete_backward_on_cuda();
       return schedule_;
@@ -114,7 +119,6 @@ class Filler {
 
   bool is_backward_on_cuda() const { return context_.cuda && context_.direction == Direction::kBackward; }
 
-  // An open field never becomes that.
   bool mixes_wgrads() const {
     return context_.direction == Direction::kBackward && schedule_.wgrad == WgradOrder::kMixed;
   }
@@ -158,10 +162,7 @@ class Filler {
   }
 
   void complete_order() {
-    if (is_open(kOrderExpertsPerWave) && mixes_wgrads()) {  // both of an expert at once, where x need not come first
-      const int64_t all = std::min<int64_t>(context_.local_experts, descriptor_of(kOrderExpertsPerWave).field.maximum);
-      schedule_.order.experts_per_wave = schedule_.save_xg == SaveXg::kKeep ? 1 : static_cast<int>(all);
-    } else if (is_open(kOrderExpertsPerWave)) {
+    if (is_open(kOrderExpertsPerWave)) {
       const bool by_waves = schedule_.order.interleave == Interleave::kMixed && order_.mixed_waves > 0;
       const int64_t experts = by_waves ? std::max<int64_t>(context_.local_experts / order_.mixed_waves, 1)
                                        : std::min<int64_t>(order_.experts_per_wave, context_.local_experts);

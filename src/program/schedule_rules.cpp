@@ -196,6 +196,16 @@ void add_order_rules(std::vector<Rule>& rules, const RuleContext& context) {
                    [](const Schedule& s, const RuleContext&, GemmStage) {
                      return given(s, kBackwardWgrad) + ": needs fusion=pairs or fusion=layer; fusion is none";
                    }});
+  rules.push_back({reads(kBackwardWgradReserve, kBackwardWgrad),
+                   {},
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     return s.wgrad == WgradOrder::kMixed || s.wgrad_reserve == Schedule{}.wgrad_reserve;
+                   },
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     return fmt::format("{}: needs backward.wgrad=mixed, else legal is {}; {}",
+                                        given(s, kBackwardWgradReserve), Schedule{}.wgrad_reserve,
+                                        given(s, kBackwardWgrad));
+                   }});
   rules.push_back({reads(kBackwardWgrad, kFusion, kOrderInterleave, kQueue),
                    {},
                    [](const Schedule& s, const RuleContext&, GemmStage) {
@@ -354,11 +364,11 @@ void add_fill_rule(std::vector<Rule>& rules, GemmStage wgrad) {
 // All of backward in one kernel, which goes once from dgrad FC2 to dgrad FC1.
 void add_cuda_backward_layer_rules(std::vector<Rule>& rules) {
   constexpr int64_t kNoBound = std::numeric_limits<int64_t>::max();
-  rules.push_back({reads(kFusion, kOrderExpertsPerWave, kBackwardWgrad),
+  rules.push_back({reads(kFusion, kOrderExpertsPerWave),
                    {},
                    [](const Schedule& s, const RuleContext& c, GemmStage) {
-                     return s.fusion != Fusion::kLayer || s.wgrad == WgradOrder::kMixed ||
-                            c.local_experts == kNoBound || s.order.experts_per_wave >= c.local_experts;
+                     return s.fusion != Fusion::kLayer || c.local_experts == kNoBound ||
+                            s.order.experts_per_wave >= c.local_experts;
                    },
                    [](const Schedule& s, const RuleContext& c, GemmStage) {
                      return fmt::format(

@@ -113,6 +113,9 @@ bool has_one_kernel(const Numerics& numerics) {
 
 // Which of them exist: one launch a stage, pairs of them, or one in all, and rows that their owner fetches. Of what is
 // compiled into kernels there are few values, unless the options want any.
+// What a random schedule seldom has.
+constexpr const char* kMixedWgrads = "queue=dynamic,order.interleave=phased,backward.wgrad=mixed";
+
 PartialSchedule backward_fields(const CaseOptions& options, const LayerConfig& config, const Machine& machine,
                                 const LayerCase& layer_case, Random& random) {
   PartialSchedule fixed =
@@ -127,6 +130,14 @@ PartialSchedule backward_fields(const CaseOptions& options, const LayerConfig& c
   set("save.xg", random.one_in(3) || !kept ? "redispatch" : "keep");
   constexpr int kEnoughToCopy = 8;
   if (random.one_in(4) && layer_case.workers >= kEnoughToCopy) set("comm.where", "sms");
+  const auto& given = fixed.values();
+  const bool layer_given =
+      std::find(given.begin(), given.end(), std::pair<std::string, std::string>("fusion", "layer")) != given.end();
+  const bool may_mix =
+      layer_given && !fixed.given("backward.wgrad") && !fixed.given("queue") && !fixed.given("order.interleave");
+  if (may_mix && random.one_in(3)) {
+    for (const auto& [name, value] : PartialSchedule::parse(kMixedWgrads).values()) set(name, value);
+  }
   if (options.any_kernel && random.one_in(2)) set("tile.cluster", "2");
   if (options.any_kernel) return fixed;
   const Schedule filled =

@@ -58,6 +58,7 @@ inline ScheduleCase random_schedule_case(RandomBits& random) {
 
 // What backward.wgrad needs, written by hand.
 inline bool may_have_wgrad(const Schedule& s) {
+  if (s.wgrad != WgradOrder::kMixed && s.wgrad_reserve != 5) return false;
   if (s.wgrad == WgradOrder::kFill) return s.fusion != Fusion::kNone;
   const bool phased = s.order.interleave == Interleave::kPhased, dynamic = s.queue == QueueKind::kDynamic;
   return s.wgrad == WgradOrder::kAfter || (s.fusion == Fusion::kLayer && phased && dynamic);
