@@ -88,8 +88,6 @@ void count_order(BranchCounts& branches, const Program& program) {
   branches.count("wgrad mixed, all but one of the walkers",
                  queues.takers > 0 && queues.takers == queues.dgrads.walkers - 1);
   branches.count("wgrad mixed, one walker", mixed && queues.dgrads.walkers == 1);
-  branches.count("wgrad mixed, all of them in reserve", mixed && queues.beside == 0);
-  branches.count("wgrad mixed, nothing in reserve", mixed && queues.beside == queues.wgrad_tickets);
   branches.count("wgrad mixed, clusters of two", mixed && p.cluster == 2);
   branches.count("wgrad mixed, several waves and chunks", mixed && p.waves > 1 && p.chunks > 1);
   branches.count("wgrad mixed, redispatch", mixed && p.operands == 2);
