@@ -35,6 +35,8 @@ WAYS = {  # by name: what is measured, and options of its own
     "after": ("layer", {"--schedule-backward": "backward.wgrad=after"}),
     "none": ("layer", {"--schedule-backward": "fusion=none"}),
     "layer": ("layer", {"--schedule-backward": "fusion=layer"}),
+    **{"mixed" if reserve == 5 else f"mixed {reserve}":
+       ("layer", {"--schedule-backward": f"backward.wgrad=mixed,backward.wgrad_reserve={reserve}"}) for reserve in (0, 3, 5, 8, 11, 14)},
 }
 
 

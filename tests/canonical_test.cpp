@@ -145,9 +145,10 @@ TEST(Canonical, RunsAsTheScheduleDoesAndIsItsOwn) {
     branches.count("already canonical", schedule == name);
   }
   branches.expect_all_taken();
-  for (const char* const field : {"dispatch.dedup", "comm.chunk_bytes", "order.experts_per_wave", "order.interleave",
-                                  "order.source_rotation", "order.raster", "queue", "tile.n", "tile.cluster",
-                                  "tile.pipeline", "combine.column_chunks", "backward.wgrad", "save.xg"}) {
+  for (const char* const field :
+       {"dispatch.dedup", "comm.chunk_bytes", "order.experts_per_wave", "order.interleave", "order.source_rotation",
+        "order.raster", "queue", "tile.n", "tile.cluster", "tile.pipeline", "combine.column_chunks", "backward.wgrad",
+        "backward.wgrad_reserve", "save.xg"}) {
     EXPECT_TRUE(merged.count(field) == 1) << field << " was never merged";
   }
 }
@@ -156,9 +157,9 @@ TEST(Canonical, RunsAsTheScheduleDoesAndIsItsOwn) {
 TEST(Canonical, KeepsApartWhatRunsOtherwise) {
   std::map<std::string, std::pair<int, int>> by_field;  // pairs with other names, of them with other Programs
   const std::vector<int> of_program{
-      kFusion,          kDispatchTransport,   kDispatchDedup,       kCommWhere,    kOrderExpertsPerWave,
-      kOrderInterleave, kOrderSourceRotation, kOrderRaster,         kQueue,        kTileM,
-      kTileN,           kCombineTransport,    kCombineColumnChunks, kBackwardWgrad};
+      kFusion,          kDispatchTransport,   kDispatchDedup,       kCommWhere,     kOrderExpertsPerWave,
+      kOrderInterleave, kOrderSourceRotation, kOrderRaster,         kQueue,         kTileM,
+      kTileN,           kCombineTransport,    kCombineColumnChunks, kBackwardWgrad, kBackwardWgradReserve};
   for (uint64_t seed = 1; seed <= 400; ++seed) {
     LayerCase c =
         layer_case(seed, {.ranks = {2, 4}, .most_local_experts = 6, .most_tokens = 600, .fewest_tokens = 300});

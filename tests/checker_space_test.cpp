@@ -205,13 +205,15 @@ bool is_representative(const Schedule& s) {
   for (const int count : {comm.dispatch_sms, comm.combine_sms, comm.reduce_sms, comm.reserve_sms}) {
     if (count > 2) return false;
   }
+  const bool usual = s.wgrad_reserve == Schedule{}.wgrad_reserve;
+  if (!usual && s.wgrad_reserve % 16 != 0) return false;
   const bool waves = s.order.experts_per_wave == 1 || s.order.experts_per_wave == 4;
   return waves && (s.combine.column_chunks == 1 || s.combine.column_chunks == 3);
 }
 
 void count_backward(BranchCounts& branches, const Schedule& s, const Program& program) {
   const RankProgram& p = program.rank(0);
-  const bool pairs = s.fusion == Fusion::kPairs, fill = s.wgrad == WgradOrder::kFill, two = p.cluster == 2;
+  const bool pairs = s.fusion == Fusion::kPairs, fill = s.wgrad != WgradOrder::kAfter, two = p.cluster == 2;
   const bool again = s.save_xg == SaveXg::kRedispatch, dynamic = s.queue == QueueKind::kDynamic;
   for (const bool of_two : {false, true}) {
     for (const bool of_dynamic : {false, true}) {
@@ -221,6 +223,10 @@ void count_backward(BranchCounts& branches, const Schedule& s, const Program& pr
       branches.count(("none" + suffix).c_str(), is && s.fusion == Fusion::kNone);
       branches.count(("layer, after" + suffix).c_str(), is && s.fusion == Fusion::kLayer && !fill);
       branches.count(("layer, fill" + suffix).c_str(), is && s.fusion == Fusion::kLayer && fill);
+      const bool mixed = s.wgrad == WgradOrder::kMixed;
+      if (of_dynamic) branches.count(("layer, mixed" + suffix).c_str(), is && mixed);
+      if (of_dynamic) branches.count(("layer, mixed, x again" + suffix).c_str(), is && mixed && again);
+      if (of_dynamic) branches.count(("layer, mixed, copy sms" + suffix).c_str(), is && mixed && p.on_sms);
       branches.count(("pairs, after" + suffix).c_str(), is && pairs && !fill);
       branches.count(("pairs, fill" + suffix).c_str(), is && pairs && fill);
       branches.count(("x kept" + suffix).c_str(), is && !again);
@@ -273,6 +279,7 @@ TEST(CheckerSpace, BackwardOnCuda) {
                    "tile.cluster",
                    "combine.transport",
                    "backward.wgrad",
+                   "backward.wgrad_reserve",
                    "combine.column_chunks",
                    "save.xg"};
     limits.fixed = PartialSchedule::parse("tile.n=128,tile.dgrad_fc2.n=192,tile.stages=3");

@@ -264,7 +264,7 @@ bool is_legal_by_hand(const Schedule& s, const ScheduleCase& c) {
   if (epilogue && (s.comm.combine_sms > 0 || c.numerics.combine_groups > 0)) return false;
   if (s.fusion != Fusion::kLayer && s.order.interleave == Interleave::kMixed) return false;
   const bool backward = c.direction == Direction::kBackward;
-  if (backward && s.fusion == Fusion::kNone && s.wgrad == WgradOrder::kFill) return false;
+  if (backward && !test::may_have_wgrad(s)) return false;
   for (int stage = 0; stage < 4; ++stage) {
     if (s.stage_tile[stage].m.value_or(s.tile.m) != s.tile.m) return false;
   }

@@ -210,6 +210,7 @@ TEST(ScheduleSpace, HoldsExactlyTheLegalCombinations) {
   RandomBits random(31);
   const std::vector<std::vector<std::string>> varied = {
       {"fusion", "order.interleave", "backward.wgrad", "queue"},
+      {"fusion", "backward.wgrad", "backward.wgrad_reserve", "queue"},
       {"comm.where", "comm.dispatch_sms", "comm.combine_sms", "comm.reduce_sms", "comm.reserve_sms",
        "combine.transport"},
       {"tile.m", "tile.n", "tile.pipeline", "tile.stages", "tile.k", "comm.where", "comm.dispatch_sms"},
@@ -275,7 +276,8 @@ TEST(ScheduleSpace, CountsWithoutVisiting) {
   const uint64_t forward = uint64_t{4} * 48 * 2 * 5 * 2 * 8 * 2 * 4 * 4 * (3 * 2 * 3 * 7 * 2 * 2);
   EXPECT_EQ(count(c), forward);
   c.direction = Direction::kBackward;
-  EXPECT_EQ(count(c), forward / 4 * 7 * 2);  // fusion, interleave and wgrad 7; 4 n
+  // Fusion, interleave and wgrad 7, with either queue; mixed 17 reserves, with one; 4 n.
+  EXPECT_EQ(count(c), forward / 4 / 2 * (7 * 2 + 17) * 2);
   c.shape.hidden = 12;
   EXPECT_EQ(count(c), 0u);
   EXPECT_TRUE(all(c, {}).empty());

@@ -50,6 +50,7 @@ TEST(ScheduleFields, HaveTheNamesOfTheDesignInOrder) {
                                              "combine.transport",
                                              "combine.column_chunks",
                                              "backward.wgrad",
+                                             "backward.wgrad_reserve",
                                              "save.xg"};
   std::vector<std::string> names;
   for (const ScheduleField& field : schedule_fields()) names.push_back(field.name);
@@ -98,7 +99,8 @@ TEST(ScheduleFields, LegalValuesAreThoseOfTheContract) {
                                                        {"tile.pipeline", "cooperative or pingpong"},
                                                        {"combine.transport", "epilogue or staged"},
                                                        {"combine.column_chunks", "1 to 8"},
-                                                       {"backward.wgrad", "after or fill"},
+                                                       {"backward.wgrad", "after, fill or mixed"},
+                                                       {"backward.wgrad_reserve", "0 to 16"},
                                                        {"save.xg", "keep or redispatch"}};
   for (const auto& [name, legal] : expected)
     EXPECT_EQ(legal_text(descriptor_of(*find_field(name)).field), legal) << name;

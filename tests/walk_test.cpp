@@ -47,6 +47,7 @@ std::vector<Task> all_listed(const RankProgram& p) {
 BuiltProgram build_any(uint64_t seed) {
   const char* const fixed = seed % 5 == 0   ? "fusion=layer,order.interleave=mixed,queue=dynamic"
                             : seed % 5 == 1 ? "tile.cluster=2"
+                            : seed % 5 == 2 ? "backward.wgrad=mixed"
                                             : "auto";
   return build(seed, seed % 2 == 0 ? Direction::kForward : Direction::kBackward, {}, PartialSchedule::parse(fixed),
                seed % 5 == 1 ? 4 : 0);
@@ -64,6 +65,8 @@ TEST(Walk, EveryTaskIsTakenOnceByWhoeverComes) {
       branches.count("static queues", !p.dynamic);
       branches.count("tickets", p.dynamic);
       branches.count("the queues of mixed GEMMs", has_gemm_queues(p, 0));
+      branches.count("the queues of dgrads and weight gradients", has_wgrad_queues(p, 0));
+      branches.count("weight gradients beside dgrads", has_wgrad_queues(p, 0) && wgrad_queues(p, 0).takers > 0);
       branches.count("pairs", walked.pairs > 0);
       branches.count("several launches", p.launches > 1);
       branches.count("workers that join late", p.late_position > 0);

@@ -27,7 +27,7 @@ enum class Interleave : int { kPhased = 0, kMixed = 1 };
 enum class QueueKind : int { kStatic = 0, kDynamic = 1 };
 enum class Pipeline : int { kCooperative = 0, kPingpong = 1 };
 enum class CombineTransport : int { kEpilogue = 0, kStaged = 1 };
-enum class WgradOrder : int { kAfter = 0, kFill = 1 };
+enum class WgradOrder : int { kAfter = 0, kFill = 1, kMixed = 2 };
 enum class SaveXg : int { kKeep = 0, kRedispatch = 1 };
 
 // The stages that multiply matrices; tile fields may be qualified by them (tile.fc1.n).
@@ -95,6 +95,7 @@ struct Schedule {
   std::array<TileOverride, kGemmStageCount> stage_tile;
   CombineSchedule combine;
   WgradOrder wgrad = WgradOrder::kFill;  // backward.wgrad
+  int wgrad_reserve = 5;                 // backward.wgrad_reserve, in sixteenths
   SaveXg save_xg = SaveXg::kKeep;        // save.xg
   bool operator==(const Schedule&) const = default;
 

@@ -9,7 +9,7 @@ namespace uniep::program {
 
 std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction direction, bool weight_gradients) {
   const bool wgrad = direction == Direction::kBackward && weight_gradients;
-  const bool fill = wgrad && schedule.wgrad == WgradOrder::kFill;
+  const bool fill = wgrad && schedule.wgrad != WgradOrder::kAfter;
   std::vector<LaunchStages> launches;
   switch (schedule.fusion) {
     case Fusion::kNone:
@@ -144,7 +144,12 @@ void set_schedule(RankProgram& p, const ProgramRequest& request) {
   p.dispatch_workers = schedule.comm.dispatch_sms;
   p.combine_workers = schedule.comm.combine_sms;
   p.reduce_workers = schedule.comm.reduce_sms;
+  // Beside dgrads both weight gradients of an expert come together, or where x is dispatched again all of FC2 first.
+  // The dgrads do not go by waves, nor where weight gradients come later.
+  const bool mixes_wgrads = p.direction == Direction::kBackward && schedule.wgrad == WgradOrder::kMixed;
+  p.wgrad_reserve = static_cast<int8_t>(mixes_wgrads && request.weight_gradients ? schedule.wgrad_reserve : -1);
   p.wave_experts = schedule.order.experts_per_wave;
+  if (mixes_wgrads) p.wave_experts = request.weight_gradients && p.operands == 1 ? 1 : p.local_experts;
   p.waves = static_cast<int32_t>(divide_up(p.local_experts, p.wave_experts));
   p.raster = schedule.order.raster;
   p.cluster = request.cluster;

@@ -28,6 +28,7 @@ int cluster_of(const Schedule& s, const RuleContext& c) {
 // Whether the order of anything depends on waves: both GEMMs in one launch; pushes, which are one wave ahead of the
 // receiver; or both weight gradients in one launch, which alternate.
 bool goes_by_waves(const Schedule& s, const RuleContext& c) {
+  if (is_backward(c) && s.wgrad == WgradOrder::kMixed) return false;  // it has waves of its own
   if (s.fusion == Fusion::kLayer || s.dispatch.transport == DispatchTransport::kPush) return true;
   return is_backward(c) && s.fusion != Fusion::kNone && s.save_xg == SaveXg::kKeep;
 }
@@ -44,7 +45,8 @@ int interleave(const Schedule& s, const RuleContext& c) {
   return static_cast<int>(mixes(s, c) ? Interleave::kMixed : Interleave::kPhased);
 }
 int queue(const Schedule& s, const RuleContext& c) {
-  const bool alone = available(s, c) == 1 && !mixes(s, c);
+  const bool mixes_any = mixes(s, c) || (is_backward(c) && s.wgrad == WgradOrder::kMixed);
+  const bool alone = available(s, c) == 1 && !mixes_any;
   return static_cast<int>(alone ? QueueKind::kStatic : s.queue);
 }
 int source_rotation(const Schedule& s, const RuleContext& c) {
@@ -68,6 +70,9 @@ int column_chunks(const Schedule& s, const RuleContext& c) {
 }
 int wgrad(const Schedule& s, const RuleContext& c) {
   return static_cast<int>(is_backward(c) ? s.wgrad : WgradOrder::kAfter);
+}
+int wgrad_reserve(const Schedule& s, const RuleContext& c) {
+  return is_backward(c) && s.wgrad == WgradOrder::kMixed ? s.wgrad_reserve : Schedule{}.wgrad_reserve;
 }
 int save_xg(const Schedule& s, const RuleContext& c) {
   return static_cast<int>(is_backward(c) ? s.save_xg : SaveXg::kKeep);
@@ -96,17 +101,18 @@ struct Step {
 constexpr std::array kSteps{
     Step{kDispatchDedup, 0, dedup, "no token has two experts on a rank"},
     Step{kCommChunkBytes, 0, chunk_bytes, "a row is no longer than that"},
-    Step{kOrderExpertsPerWave, bits({kFusion, kDispatchTransport, kSaveXg}), waves,
+    Step{kOrderExpertsPerWave, bits({kFusion, kDispatchTransport, kBackwardWgrad, kSaveXg}), waves,
          "nothing goes by waves without fusion=layer, push or weight gradients that alternate"},
     Step{kOrderInterleave, bits({kFusion, kOrderExpertsPerWave}), interleave, "there is one wave"},
     Step{kOrderSourceRotation, 0, source_rotation, "there is one rank"},
     Step{kOrderRaster, bits({kTileCluster}), raster, "row blocks go in whole clusters"},
-    Step{kQueue, bits({kFusion, kOrderInterleave, kOrderExpertsPerWave, kCommReserveSms}), queue,
+    Step{kQueue, bits({kFusion, kOrderInterleave, kOrderExpertsPerWave, kCommReserveSms, kBackwardWgrad}), queue,
          "one worker takes everything in order"},
     Step{kTileCluster, 0, cluster, "the cpu engine ignores it"},
     Step{kTilePipeline, 0, pipeline, "the cpu engine ignores it"},
     Step{kCombineColumnChunks, 0, column_chunks, "the other chunks would be empty"},
     Step{kBackwardWgrad, 0, wgrad, "forward ignores it"},
+    Step{kBackwardWgradReserve, bits({kBackwardWgrad}), wgrad_reserve, "forward ignores it"},
     Step{kSaveXg, 0, save_xg, "forward takes as long either way"},
 };
 

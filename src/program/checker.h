@@ -30,6 +30,8 @@
 //     later ticket or this one. Walkers that prefer the second GEMM may hold any of its tickets meanwhile: nothing
 //     rests on them, nor on when a ticket is due. A walker alone takes tickets in one order, which is the order proved.
 //     If all of several walkers preferred the second GEMM, they might all wait in it: then it stands before the first.
+//   The three queues of dgrads and weight gradients (wgrad_queues.h): likewise, dgrad FC2, dgrad FC1, weight gradients.
+//     This is the walk of one that takes no weight gradients beside dgrads, and there is one.
 namespace uniep::program {
 
 struct CheckReport {
@@ -49,6 +51,7 @@ struct CheckTampering {
   std::function<bool(int rank, const Task&)> returns_probs;  // in place of edges.h's returns_prob_gradients()
   std::function<bool(int walker)> prefers_second;            // in place of gemm_queues.h's
   std::function<void(GemmQueues&)> gemm_queues;
+  std::function<bool(int walker)> takes_beside;  // in place of wgrad_queues.h's
 };
 
 CheckReport check_program(const Program& program, const CheckTampering& tampering = {});

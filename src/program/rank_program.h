@@ -42,6 +42,7 @@ struct RankProgram {
 
   // The mapping (see docs/schedule.md).
   bool push, dedup, epilogue_combine, on_sms, dynamic, mixed, source_rotation;
+  int8_t wgrad_reserve;                     // backward.wgrad=mixed: backward.wgrad_reserve; else negative
   int32_t workers;                          // that take part: all but the reserved ones
   int32_t dispatch_workers;                 // [0, dispatch_workers) copy first, when on_sms
   int32_t combine_workers, reduce_workers;  // the last ones, dedicated, when on_sms

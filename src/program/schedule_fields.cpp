@@ -145,8 +145,7 @@ void add_order(std::vector<FieldDescriptor>& table) {
           "Local experts in a wave, at most El. With fusion=layer the second GEMM of a wave is issued right after (or "
           "beside, see order.interleave) the first GEMM of it; push runs one wave ahead of the receiver; weight "
           "gradients alternate between FC2 and FC1 wave by wave (with save.xg=redispatch only if fusion=layer; else "
-          "all of "
-          "FC2 come first).",
+          "all of FC2 come first). backward.wgrad=mixed has an order of its own.",
           "FlashInfer's scheduler groups"),
       UNIEP_MEMBER(order.experts_per_wave)));
   table.push_back(describe(
@@ -268,11 +267,20 @@ void add_combine_and_backward(std::vector<FieldDescriptor>& table) {
       UNIEP_MEMBER(combine.column_chunks)));
   table.push_back(describe(
       words(
-          "backward.wgrad", {"after", "fill"},
+          "backward.wgrad", {"after", "fill", "mixed"},
           "after: weight gradients have launches of their own, the last ones. fill: their tiles follow the second GEMM "
-          "in its launch and fill the time in which the combine drains. Forward ignores it.",
-          "fill: weight gradients hide the combine"),
+          "in its launch and fill the time in which the combine drains. mixed: a part of the workers runs them beside "
+          "the others' dgrads, as soon as their experts are through the first GEMM, but for backward.wgrad_reserve. "
+          "Forward ignores it.",
+          "fill: weight gradients hide the combine; mixed: and dispatch, where the links take longer than the dgrads"),
       UNIEP_MEMBER(wgrad)));
+  table.push_back(describe(
+      range("backward.wgrad_reserve", 0, 16,
+            "With backward.wgrad=mixed: sixteenths of the weight gradients' tiles that stay for behind the last dgrad "
+            "and cover the last sends and sums. As many workers leave the first GEMM for the other sixteenths as these "
+            "take of the time that they and the first GEMM take. Without mixed legal is 5.",
+            "which part of the weight gradients hides which copies"),
+      UNIEP_MEMBER(wgrad_reserve)));
   table.push_back(describe(
       words(
           "save.xg", {"keep", "redispatch"},

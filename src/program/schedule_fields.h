@@ -40,6 +40,7 @@ enum FieldId : int {
   kCombineTransport,
   kCombineColumnChunks,
   kBackwardWgrad,
+  kBackwardWgradReserve,
   kSaveXg,
   kCommonFieldCount,
 };

@@ -83,6 +83,11 @@ class Filler {
       complete_exchange();
       return schedule_;
     }
+    const bool has_reserve = schedule_.wgrad_reserve != Schedule{}.wgrad_reserve;
+    if (has_reserve && context_.direction == Direction::kBackward && is_open(kBackwardWgrad)) {
+      schedule_.wgrad = WgradOrder::kMixed;
+      given_ |= field_bit(kBackwardWgrad);
+    }
     if (is_backward_on_cuda()) {
       complete_backward_on_cuda();
       return schedule_;
@@ -114,9 +119,13 @@ class Filler {
 
   bool is_backward_on_cuda() const { return context_.cuda && context_.direction == Direction::kBackward; }
 
+  bool mixes_wgrads() const {
+    return context_.direction == Direction::kBackward && schedule_.wgrad == WgradOrder::kMixed;
+  }
+
   // In launches of their own the weight gradients may have tiles of their own.
   void complete_backward_on_cuda() {
-    if (is_open(kFusion)) schedule_.fusion = Fusion::kPairs;
+    if (is_open(kFusion)) schedule_.fusion = mixes_wgrads() ? Fusion::kLayer : Fusion::kPairs;
     const Schedule open = schedule_;
     const int filling = complete();
     if (filling == 0 || !is_open(kBackwardWgrad) || schedule_.wgrad == WgradOrder::kAfter) return;
@@ -143,12 +152,13 @@ class Filler {
 
   void complete_launches() {
     if (is_open(kOrderInterleave)) {
-      schedule_.order.interleave = schedule_.fusion == Fusion::kLayer ? order_.interleave : Interleave::kPhased;
+      const bool may_mix = schedule_.fusion == Fusion::kLayer && !mixes_wgrads();
+      schedule_.order.interleave = may_mix ? order_.interleave : Interleave::kPhased;
     }
     if (is_open(kBackwardWgrad)) {
       schedule_.wgrad = schedule_.fusion == Fusion::kNone ? WgradOrder::kAfter : open_wgrad_;
     }
-    if (is_open(kQueue)) schedule_.queue = order_.queue;
+    if (is_open(kQueue)) schedule_.queue = mixes_wgrads() ? QueueKind::kDynamic : order_.queue;
   }
 
   void complete_order() {
@@ -279,7 +289,7 @@ class Filler {
     if (!is_backward_on_cuda() || field == kTileCluster) return context_.cuda;
     const bool is_dgrad = stage == GemmStage::kDgradFc2 || stage == GemmStage::kDgradFc1;
     if (is_dgrad && field == kTileStages && schedule_.fusion == Fusion::kLayer) return true;
-    return schedule_.wgrad == WgradOrder::kFill && stage != GemmStage::kDgradFc2;
+    return schedule_.wgrad != WgradOrder::kAfter && stage != GemmStage::kDgradFc2;
   }
 
   // Values of a tile field that stages were given as their own, which the stages of one kernel or call may have to

@@ -61,7 +61,9 @@ constexpr const char* kRules = R"(## What is filled
   fusion=none or combine.transport=staged.
 - Backward on cuda: `fusion` becomes `pairs`, order.experts_per_wave El and combine.column_chunks 1. `tile.dgrad_fc2.n` becomes
   192 where that fits, else 128 (open, where a given tile.n suits it), and `tile.dgrad_fc2.stages` less where tile.stages do not fit.
-- `backward.wgrad` becomes `fill`, and `after` with fusion=none, or where cuda has no one kernel for the tiles that dgrad_fc1 and
+- `backward.wgrad` becomes `mixed` when a backward.wgrad_reserve other than 5 is given. With mixed `fusion` becomes `layer`,
+  order.interleave `phased` and `queue` `dynamic`.
+- `backward.wgrad` else becomes `fill`, and `after` with fusion=none, or where cuda has no one kernel for the tiles that dgrad_fc1 and
   the weight gradients were given.
 - `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
   `comm.dispatch_sms` becomes 1, and so does `comm.combine_sms` with combine.transport=staged where a worker is left for it.
@@ -86,7 +88,8 @@ constexpr const char* kRules = R"(## What is filled
 - combine.transport=epilogue: comm.combine_sms is 0.
 - combine_groups above 0 (Numerics) needs combine.transport=staged.
 - order.interleave=mixed needs fusion=layer.
-- Backward: backward.wgrad=fill needs a fusion other than none.
+- Backward: backward.wgrad=fill needs a fusion other than none; backward.wgrad=mixed needs fusion=layer, order.interleave=phased
+  and queue=dynamic; without it backward.wgrad_reserve is 5.
 - tile.fc1.m, tile.fc2.m, tile.dgrad_fc2.m and tile.dgrad_fc1.m equal tile.m. The two wgrad stages are free.
 - Forward: the columns of fc1's tile are 128 or 256.
 - cuda, every stage of the direction: built are tile.m=128, tile.k=64, tile.n=128 and 256 (dgrad_fc2: 128 and 192),
@@ -96,7 +99,7 @@ constexpr const char* kRules = R"(## What is filled
   and fc2 have the same tile.n and tile.stages.
 - cuda, backward: dispatch.transport=push is not built yet. dgrad_fc2 has a stage for every 64 columns: tile.stages are at
   least tile.n / 64. fusion=layer has one wave, order.experts_per_wave=El, with order.interleave=phased and one tile.stages for
-  dgrad_fc2 and dgrad_fc1, and is not built where router_weight=output multiplies biases. With backward.wgrad=fill the weight
+  dgrad_fc2 and dgrad_fc1, and is not built where router_weight=output multiplies biases. With backward.wgrad=fill and mixed the weight
   gradients have the tile.n and tile.stages of dgrad_fc1; with after their kernels have no ring, but take 12672 bytes in its
   place, and 1024 beside.
 - dispatch() and combine() alone (`uniep schedule --op`) heed dispatch.*, queue, order.source_rotation, order.experts_per_wave,
@@ -124,12 +127,13 @@ that it prints.
   |---|---|---|
   | `dispatch.dedup` | on | topk is 1, or a rank has one expert |
   | `comm.chunk_bytes` | the power of two that holds a row | where it is more |
-  | `order.experts_per_wave` | El | without fusion=layer, push, or weight gradients of both GEMMs in one launch with save.xg=keep |
+  | `order.experts_per_wave` | El | with backward.wgrad=mixed; without fusion=layer, push, or weight gradients of both GEMMs in one launch with save.xg=keep |
   | `order.interleave` | phased | there is one wave |
   | `order.source_rotation` | on | on one rank |
   | `order.raster` | whole clusters | clusters of two (1 is 2) |
-  | `queue` | static | one worker is available and GEMMs are not mixed |
+  | `queue` | static | one worker is available, and neither GEMMs nor weight gradients are mixed |
   | `combine.column_chunks` | the chunks that are not empty | H is less than 8 columns a chunk |
+  | `backward.wgrad_reserve` | 5 | forward |
   | `backward.wgrad`, `save.xg` | after, keep | forward (what is kept costs memory, not time) |
   | `tile.cluster`, `tile.pipeline` | 1, cooperative | the cpu engine |
   | tiles by stage | in `tile.*` what the first stage has, and the others' where theirs differ | |

@@ -191,10 +191,33 @@ void add_order_rules(std::vector<Rule>& rules, const RuleContext& context) {
   rules.push_back({reads(kBackwardWgrad, kFusion),
                    {},
                    [](const Schedule& s, const RuleContext&, GemmStage) {
-                     return s.wgrad == WgradOrder::kAfter || s.fusion != Fusion::kNone;
+                     return s.wgrad != WgradOrder::kFill || s.fusion != Fusion::kNone;
                    },
                    [](const Schedule& s, const RuleContext&, GemmStage) {
                      return given(s, kBackwardWgrad) + ": needs fusion=pairs or fusion=layer; fusion is none";
+                   }});
+  rules.push_back({reads(kBackwardWgradReserve, kBackwardWgrad),
+                   {},
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     return s.wgrad == WgradOrder::kMixed || s.wgrad_reserve == Schedule{}.wgrad_reserve;
+                   },
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     return fmt::format("{}: needs backward.wgrad=mixed, else legal is {}; {}",
+                                        given(s, kBackwardWgradReserve), Schedule{}.wgrad_reserve,
+                                        given(s, kBackwardWgrad));
+                   }});
+  rules.push_back({reads(kBackwardWgrad, kFusion, kOrderInterleave, kQueue),
+                   {},
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     return s.wgrad != WgradOrder::kMixed ||
+                            (s.fusion == Fusion::kLayer && s.order.interleave == Interleave::kPhased &&
+                             s.queue == QueueKind::kDynamic);
+                   },
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     return fmt::format(
+                         "{}: needs fusion=layer, order.interleave=phased and queue=dynamic, a queue for each of the "
+                         "dgrads and one for the weight gradients; given are {}, {} and {}",
+                         given(s, kBackwardWgrad), given(s, kFusion), given(s, kOrderInterleave), given(s, kQueue));
                    }});
 }
 
@@ -324,18 +347,18 @@ void add_memory_rule(std::vector<Rule>& rules, GemmStage stage) {
 // Weight gradients that fill share the kernel of dgrad FC1.
 template <FieldId kField>
 void add_fill_rule(std::vector<Rule>& rules, GemmStage wgrad) {
-  rules.push_back({reads(kBackwardWgrad, kField, stage_field(GemmStage::kDgradFc1, kField), stage_field(wgrad, kField)),
-                   wgrad,
-                   [](const Schedule& s, const RuleContext&, GemmStage of) {
-                     return s.wgrad == WgradOrder::kAfter ||
-                            tile_value<kField>(s, of) == tile_value<kField>(s, GemmStage::kDgradFc1);
-                   },
-                   [](const Schedule& s, const RuleContext&, GemmStage of) {
-                     return fmt::format(
-                         "{} with {}: backward.wgrad=fill runs dgrad_fc1 and {} in one kernel, with equal tiles on "
-                         "cuda",
-                         given(s, of, kField), given(s, GemmStage::kDgradFc1, kField), stage_label(of));
-                   }});
+  rules.push_back(
+      {reads(kBackwardWgrad, kField, stage_field(GemmStage::kDgradFc1, kField), stage_field(wgrad, kField)), wgrad,
+       [](const Schedule& s, const RuleContext&, GemmStage of) {
+         return s.wgrad == WgradOrder::kAfter ||
+                tile_value<kField>(s, of) == tile_value<kField>(s, GemmStage::kDgradFc1);
+       },
+       [](const Schedule& s, const RuleContext&, GemmStage of) {
+         return fmt::format(
+             "{} with {}: {} runs dgrad_fc1 and {} in one kernel, with equal tiles on "
+             "cuda",
+             given(s, of, kField), given(s, GemmStage::kDgradFc1, kField), given(s, kBackwardWgrad), stage_label(of));
+       }});
 }
 
 // All of backward in one kernel, which goes once from dgrad FC2 to dgrad FC1.

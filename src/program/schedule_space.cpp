@@ -180,7 +180,8 @@ std::vector<Variable> variables_of(const SpaceLimits& limits, const RuleContext&
   }
   if (limits.vary.empty()) {
     for (int field = 0; field < kCommonFieldCount; ++field) {
-      const bool is_read = field != kBackwardWgrad || context.direction == Direction::kBackward;
+      const bool is_read =
+          (field != kBackwardWgrad && field != kBackwardWgradReserve) || context.direction == Direction::kBackward;
       if (is_read && !limits.fixed.given(name_of(field))) fields.insert(field);
     }
   }

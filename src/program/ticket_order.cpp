@@ -1,5 +1,7 @@
 #include "program/ticket_order.h"
 
+#include "program/wgrad_queues.h"
+
 namespace uniep::program {
 namespace {
 
@@ -19,11 +21,48 @@ class LoneCounters {
   int64_t taken_[2] = {0, 0};
 };
 
+// The same, where weight gradients go beside the dgrads: to one that takes them they are due at once.
+class LoneLayerCounters {
+ public:
+  explicit LoneLayerCounters(const WgradQueues& queues) : queues_(queues) {}
+
+  int64_t taken(LayerQueue queue) const {
+    return queue == LayerQueue::kFirst ? queues_.dgrads.first_tickets : taken_[static_cast<int>(queue)];
+  }
+  int64_t take(LayerQueue queue) { return taken_[static_cast<int>(queue)]++; }
+
+ private:
+  const WgradQueues& queues_;
+  int64_t taken_[3] = {0, 0, 0};
+};
+
+std::vector<Task> layer_tasks_as_taken(const RankProgram& p, int launch, const CheckTampering& tampering) {
+  std::vector<Task> tasks;
+  const WgradQueues queues = wgrad_queues(p, launch);
+  const auto takes = [&](int32_t walker) {
+    return tampering.takes_beside ? tampering.takes_beside(walker) : takes_beside(queues, walker);
+  };
+  int32_t walker = 0;
+  while (walker < queues.dgrads.walkers - 1 && takes(walker)) ++walker;
+  WgradQueueWalk walk = begin_walk(p, launch, walker * p.cluster, queues);
+  walk.takes_beside = takes(walker);
+  LoneLayerCounters counters(queues);
+  for (;;) {
+    const LayerTicket ticket = take_layer_ticket(p, launch, queues, walk, counters);
+    if (ticket.queue == LayerQueue::kNone) return tasks;
+    for (int32_t i = 0; i < p.cluster; ++i) {
+      ListCursor cursor;
+      tasks.push_back(task_of_ticket(p, launch, queues, ticket, i, cursor));
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<Task> compute_tasks_as_taken(const RankProgram& p, int launch, const CheckTampering& tampering) {
   std::vector<Task> tasks;
   const int64_t length = list_length(p, launch, ListKind::kCompute);
+  if (length > 0 && has_wgrad_queues(p, launch)) return layer_tasks_as_taken(p, launch, tampering);
   int64_t listed = 0;  // from where on the list has the tasks
   if (length > 0 && has_gemm_queues(p, launch)) {
     GemmQueues queues = gemm_queues(p, launch);

@@ -1,10 +1,10 @@
 #pragma once
 
-#include "program/gemm_queues.h"
+#include "program/wgrad_queues.h"
 
-// How agents go through their lists: the static shares, the tickets of dynamic queues, the two queues of mixed GEMMs
-// and the pairs of workers of clusters. The counters of tickets are a parameter: atomics where agents run side by side,
-// plain numbers where one thread plays all of them. They have
+// How agents go through their lists: the static shares, the tickets of dynamic queues, the queues of mixed GEMMs and
+// of weight gradients beside dgrads, and the pairs of workers of clusters. The counters of tickets are a parameter:
+// atomics where agents run side by side, plain numbers where one thread plays all of them. They have
 //   int64_t taken(int64_t counter) const   how many tickets have been asked for; see ticket_counter()
 //   int64_t take(int64_t counter)          asks for the next one
 namespace uniep::program {
@@ -37,7 +37,14 @@ class ListWalk {
               : p.stages[launch].combine ? static_cast<int64_t>(sums_) * p.chunks
                                          : 0;
     if (is_copy_list(kind)) index_ = style.share;
-    if (kind != ListKind::kCompute || length_ == 0 || !has_gemm_queues(p, launch)) return;
+    if (kind != ListKind::kCompute || length_ == 0) return;
+    if (has_wgrad_queues(p, launch)) {
+      in_wgrad_queues_ = true;
+      wgrad_queues_ = wgrad_queues(p, launch);
+      wgrad_walk_ = begin_walk(p, launch, worker, wgrad_queues_);
+      cursor_ = wgrad_walk_.cursor;
+    }
+    if (!has_gemm_queues(p, launch)) return;
     in_gemm_queues_ = true;
     queues_ = gemm_queues(p, launch);
     queue_walk_ = begin_walk(p, launch, worker, queues_);
@@ -50,6 +57,7 @@ class ListWalk {
   template <typename Counters>
   bool next(Counters&& counters) {
     if (length_ == 0) return false;
+    if (in_wgrad_queues_) return next_in_wgrad_queues(counters);
     if (in_gemm_queues_) {
       if (next_in_gemm_queues(counters)) return true;
       in_gemm_queues_ = false;
@@ -82,6 +90,21 @@ class ListWalk {
     return true;
   }
 
+  template <typename Counters>
+  bool next_in_wgrad_queues(Counters&& counters) {
+    struct OfQueues {
+      Counters& counters;
+      int32_t launch;
+      int64_t taken(LayerQueue queue) const { return counters.taken(ticket_counter(launch, queue)); }
+      int64_t take(LayerQueue queue) { return counters.take(ticket_counter(launch, queue)); }
+    };
+    const LayerTicket ticket = take_layer_ticket(*p_, launch_, wgrad_queues_, wgrad_walk_, OfQueues{counters, launch_});
+    if (ticket.queue == LayerQueue::kNone) return false;
+    task_ = task_of_ticket(*p_, launch_, wgrad_queues_, ticket, 0, cursor_);
+    if (style_.for_a_pair) partners_task_ = task_of_ticket(*p_, launch_, wgrad_queues_, ticket, 1, cursor_);
+    return true;
+  }
+
   // In a pair a ticket is for two positions.
   template <typename Counters>
   int64_t take_position(Counters&& counters) {
@@ -111,6 +134,9 @@ class ListWalk {
   bool in_gemm_queues_ = false;
   GemmQueues queues_{};
   GemmQueueWalk queue_walk_{};
+  bool in_wgrad_queues_ = false;
+  WgradQueues wgrad_queues_{};
+  WgradQueueWalk wgrad_walk_{};
   Task task_{}, partners_task_{};
   TokenRange tokens_{};
 };

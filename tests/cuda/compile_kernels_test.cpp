@@ -116,6 +116,7 @@ constexpr bool fits() {
   constexpr LayerKernelConfig kLayer{
       .gemms = kGemms,
       .gemm = kGemms == LayerGemms::kGradients ? beside_first_gradient(kGemm, kFirstTileN) : kGemm,
+      .mixed = kGemms == LayerGemms::kGradients,
       .first_tile_n = kFirstTileN};
   return sizeof(LayerStorage<kLayer>) <= shared_memory_bytes(kLayer.gemm) &&
          shared_memory_bytes(kLayer.gemm) <= kSharedMemoryLimit &&
@@ -150,8 +151,10 @@ std::vector<LayerKernelConfig> activation_configs() {
                                      ExpertConfig{.activation = ActivationKind::kSilu, .weighs_z = true}}) {
     configs.push_back(layer_config({.gemms = LayerGemms::kFirstGradient, .tile_n = 192, .expert = expert}));
   }
-  configs.push_back(
-      layer_config({.gemms = LayerGemms::kGradients, .filled = FilledGradients::kAccumulate, .expert = shaped}));
+  for (const bool mixed : {false, true}) {
+    configs.push_back(layer_config(
+        {.gemms = LayerGemms::kGradients, .filled = FilledGradients::kAccumulate, .mixed = mixed, .expert = shaped}));
+  }
   return configs;
 }
 

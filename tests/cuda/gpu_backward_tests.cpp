@@ -193,7 +193,7 @@ void run_addresses_of(const Where& where, Results& results, const LayerConfig& c
   for (const std::string& schedule : kBackwardSchedules) {
     if (schedule.find("redispatch") != std::string::npos) continue;
     backward.use_schedule(PartialSchedule::parse(schedule));
-    const bool fills = backward.schedule().wgrad == WgradOrder::kFill;
+    const bool fills = backward.schedule().wgrad != WgradOrder::kAfter;
     for (const WeightGradientTime time : {kNow, kLater}) {
       const GradientArrays& gradients = apart && time == kLater ? tensor : addresses;
       const std::string name = "addresses: " + schedule + (time == kLater ? ", later" : ", now") +

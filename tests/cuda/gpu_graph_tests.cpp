@@ -232,6 +232,7 @@ void whole_steps(DeviceLayer& layer, const Options&) {
       {"one launch a stage", "fusion=none", {kNow, false}, {}, false},
       {"now, after", "fusion=pairs,backward.wgrad=after", {kNow, false}, {}, true},
       {"now, fill", "fusion=pairs,backward.wgrad=fill", {kNow, true}, {}, false},
+      {"now, mixed", "backward.wgrad=mixed", {kNow, true}, {}, false},
       {"now, redispatch", "fusion=pairs,backward.wgrad=fill,save.xg=redispatch", {kNow, false}, {}, true},
       {"later", "auto", {kLater, false}, {}, false},
       {"later, last use, on another stream", "auto", {kLater, true}, {.sms = 8, .aside = true}, false},

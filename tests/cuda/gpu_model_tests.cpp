@@ -48,6 +48,8 @@ struct Options {
                                        "fusion=pairs,dispatch.transport=pull,backward.wgrad=fill,save.xg=redispatch",
                                        "fusion=layer,backward.wgrad=after",
                                        "fusion=layer,backward.wgrad=fill",
+                                       "backward.wgrad=mixed",
+                                       "backward.wgrad=mixed,backward.wgrad_reserve=0",
                                        "fusion=layer,backward.wgrad=fill,save.xg=redispatch"};
   WeightGradient wgrad = WeightGradient::kBFloat16;
   std::vector<std::string> oracle = {"qwen3-30b"};

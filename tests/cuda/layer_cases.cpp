@@ -15,8 +15,8 @@
 #include "model/place.h"
 #include "program/build.h"
 #include "program/buildable.h"
-#include "program/gemm_queues.h"
 #include "program/schedule_space.h"
+#include "program/wgrad_queues.h"
 #include "uniep/error.h"
 
 namespace uniep::cuda::test {
@@ -113,6 +113,9 @@ bool has_one_kernel(const Numerics& numerics) {
 
 // Which of them exist: one launch a stage, pairs of them, or one in all, and rows that their owner fetches. Of what is
 // compiled into kernels there are few values, unless the options want any.
+// What a random schedule seldom has.
+constexpr const char* kMixedWgrads = "queue=dynamic,order.interleave=phased,backward.wgrad=mixed";
+
 PartialSchedule backward_fields(const CaseOptions& options, const LayerConfig& config, const Machine& machine,
                                 const LayerCase& layer_case, Random& random) {
   PartialSchedule fixed =
@@ -127,6 +130,14 @@ PartialSchedule backward_fields(const CaseOptions& options, const LayerConfig& c
   set("save.xg", random.one_in(3) || !kept ? "redispatch" : "keep");
   constexpr int kEnoughToCopy = 8;
   if (random.one_in(4) && layer_case.workers >= kEnoughToCopy) set("comm.where", "sms");
+  const auto& given = fixed.values();
+  const bool layer_given =
+      std::find(given.begin(), given.end(), std::pair<std::string, std::string>("fusion", "layer")) != given.end();
+  const bool may_mix =
+      layer_given && !fixed.given("backward.wgrad") && !fixed.given("queue") && !fixed.given("order.interleave");
+  if (may_mix && random.one_in(3)) {
+    for (const auto& [name, value] : PartialSchedule::parse(kMixedWgrads).values()) set(name, value);
+  }
   if (options.any_kernel && random.one_in(2)) set("tile.cluster", "2");
   if (options.any_kernel) return fixed;
   const Schedule filled =
@@ -166,7 +177,7 @@ void draw_backward(const CaseOptions& options, const RandomLayer& layer, uint64_
       {.direction = Direction::kBackward, .shape = config.shape, .numerics = config.numerics, .machine = machine},
       fixed);
   // Not built where a warp would store rows of both.
-  if (drawn.backward->wgrad == WgradOrder::kFill && config.shape.intermediate % 16 != 0) drawn.apart = false;
+  if (drawn.backward->wgrad != WgradOrder::kAfter && config.shape.intermediate % 16 != 0) drawn.apart = false;
 }
 
 // Columns of dy that are zero or so small that sums of them are subnormal: what main_grad holds, and bf16, must keep
@@ -258,7 +269,7 @@ void count_forward(BranchCounts& branches, const Program& program, const CaseOpt
 void count_backward_layer(BranchCounts& branches, const Program& program, const LayerCase& layer_case) {
   const RankProgram& p = program.rank(0);
   const bool layer = program.request().schedule.fusion == Fusion::kLayer;
-  const bool fill = program.request().schedule.wgrad == WgradOrder::kFill;
+  const bool fill = program.request().schedule.wgrad != WgradOrder::kAfter;
   const int walkers = p.workers / p.cluster;
   const auto any_rank = [&](auto&& holds) {
     for (int rank = 0; rank < program.ranks(); ++rank) {
@@ -272,6 +283,11 @@ void count_backward_layer(BranchCounts& branches, const Program& program, const 
   branches.count("one launch, wgrad fills", layer && fill);
   branches.count("one launch, wgrad fills, redispatch", layer && fill && p.operands == 2);
   branches.count("one launch, wgrad after", layer && !fill);
+  const bool mixed = program.request().schedule.wgrad == WgradOrder::kMixed && has_wgrad_queues(p, 0);
+  branches.count("one launch, wgrad mixed", mixed);
+  branches.count("one launch, wgrad mixed, weight gradients beside dgrads", any_rank([&](const RankProgram& of) {
+                   return mixed && wgrad_queues(of, 0).takers > 0 && local_blocks(of) > 0;
+                 }));
   branches.count("one launch, weight gradients later", layer && layer_case.later);
   branches.count("one launch, dynamic queues", layer && p.dynamic);
   branches.count("one launch, static queues", layer && !p.dynamic);
@@ -295,7 +311,7 @@ void count_backward(BranchCounts& branches, const Program& program, const LayerC
   };
   const bool empty = any_expert([](int32_t rows) { return rows == 0; });
   const bool pairs = program.request().schedule.fusion == Fusion::kPairs;
-  const bool fill = program.request().schedule.wgrad == WgradOrder::kFill;
+  const bool fill = program.request().schedule.wgrad != WgradOrder::kAfter;
   branches.count("xg of a forward that kept it", !program.request().redispatch);
   branches.count("redispatch after a forward that kept xg",
                  program.request().redispatch && layer_case.schedule.save_xg == SaveXg::kKeep);

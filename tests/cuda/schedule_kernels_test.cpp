@@ -141,6 +141,7 @@ int expect_backward_kernels(const Schedule& schedule, const Numerics& numerics) 
     EXPECT_EQ(shared_memory_bytes(first_gemm(config)), shared_memory_bytes(config.gemm));
     EXPECT_LE(shared_memory_bytes(config.gemm), kSharedMemoryLimit);
     EXPECT_EQ(config.filled != FilledGradients::kNone, stages.wgrad_fc1);
+    EXPECT_EQ(config.mixed, schedule.wgrad == WgradOrder::kMixed);
     if (!stages.wgrad_fc1) continue;
     ++filled;
     EXPECT_EQ(schedule.tile_of(GemmStage::kWgradFc2).n, config.gemm.tile_n);
@@ -151,7 +152,7 @@ int expect_backward_kernels(const Schedule& schedule, const Numerics& numerics) 
 
 TEST(ScheduleKernels, SampledBackwardSchedulesHaveThem) {
   RandomBits random(43);
-  int filled = 0, none = 0, narrow = 0, layer = 0, layer_after = 0;
+  int filled = 0, none = 0, narrow = 0, layer = 0, layer_after = 0, mixed = 0;
   for (int round = 0; round < 2000; ++round) {
     ScheduleCase c = forward_case(random);
     c.numerics.weight_gradient = static_cast<WeightGradient>(below(random, 3));
@@ -161,6 +162,7 @@ TEST(ScheduleKernels, SampledBackwardSchedulesHaveThem) {
     none += schedule.fusion == Fusion::kNone;
     layer += schedule.fusion == Fusion::kLayer;
     layer_after += schedule.fusion == Fusion::kLayer && schedule.wgrad == WgradOrder::kAfter;
+    mixed += schedule.wgrad == WgradOrder::kMixed;
     narrow += schedule.tile_of(GemmStage::kDgradFc2).n == 128;
     if (HasFailure()) return;
   }
@@ -169,6 +171,7 @@ TEST(ScheduleKernels, SampledBackwardSchedulesHaveThem) {
   EXPECT_GT(narrow, 100);
   EXPECT_GT(layer - layer_after, 50);
   EXPECT_GT(layer_after, 50);
+  EXPECT_GT(mixed, 10);
 }
 
 // The fields that decide a kernel, every value of them: legal exactly where the kernel can be built.

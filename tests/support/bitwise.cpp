@@ -38,6 +38,7 @@ void count_threads(BranchCounts& branches, const cpu::CpuEngine& engine, const P
 const char* const kSeldom[] = {"fusion=layer,order.interleave=mixed,queue=dynamic",
                                "fusion=layer,order.interleave=mixed,queue=dynamic,comm.reserve_sms=0,comm.where=warps",
                                "fusion=layer,order.interleave=mixed,queue=static,comm.reserve_sms=0",
+                               "fusion=layer,order.interleave=phased,queue=dynamic,backward.wgrad=mixed",
                                "comm.where=sms,comm.dispatch_sms=2,comm.reserve_sms=0"};
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "model/activation_choice.h"
-#include "program/gemm_queues.h"
+#include "program/wgrad_queues.h"
 
 namespace uniep::test {
 namespace {
@@ -71,7 +71,9 @@ void count_order(BranchCounts& branches, const Program& program) {
   const Schedule& schedule = program.request().schedule;
   const bool backward = p.direction == Direction::kBackward;
   const bool wgrad = backward && program.request().weight_gradients;
-  const bool fill = wgrad && schedule.wgrad == WgradOrder::kFill;
+  const bool fill = wgrad && schedule.wgrad != WgradOrder::kAfter;
+  const bool mixed = wgrad && schedule.wgrad == WgradOrder::kMixed && has_wgrad_queues(p, 0);
+  const WgradQueues queues = mixed ? wgrad_queues(p, 0) : WgradQueues{};
   branches.count("column chunks", p.chunks > 1);
   branches.count("raster", p.raster > 1);
   branches.count("several waves", p.waves > 1);
@@ -81,6 +83,14 @@ void count_order(BranchCounts& branches, const Program& program) {
   branches.count("fusion layer", schedule.fusion == Fusion::kLayer);
   branches.count("wgrad after", wgrad && !fill);
   branches.count("wgrad fills", fill);
+  branches.count("wgrad mixed", mixed);
+  branches.count("wgrad mixed, by some of the walkers", queues.takers > 0);
+  branches.count("wgrad mixed, all but one of the walkers",
+                 queues.takers > 0 && queues.takers == queues.dgrads.walkers - 1);
+  branches.count("wgrad mixed, one walker", mixed && queues.dgrads.walkers == 1);
+  branches.count("wgrad mixed, clusters of two", mixed && p.cluster == 2);
+  branches.count("wgrad mixed, several waves and chunks", mixed && p.waves > 1 && p.chunks > 1);
+  branches.count("wgrad mixed, redispatch", mixed && p.operands == 2);
   branches.count("wgrad fills behind mixed GEMMs, static queues", fill && is_merged(p));
   branches.count("wgrad fills behind mixed GEMMs, dynamic queues", fill && has_gemm_queues(p, 0));
   branches.count("wgrad fills behind mixed GEMMs, clusters of two", fill && p.mixed && p.cluster == 2);

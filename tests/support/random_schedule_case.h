@@ -56,6 +56,14 @@ inline ScheduleCase random_schedule_case(RandomBits& random) {
   return c;
 }
 
+// What backward.wgrad needs, written by hand.
+inline bool may_have_wgrad(const Schedule& s) {
+  if (s.wgrad != WgradOrder::kMixed && s.wgrad_reserve != 5) return false;
+  if (s.wgrad == WgradOrder::kFill) return s.fusion != Fusion::kNone;
+  const bool phased = s.order.interleave == Interleave::kPhased, dynamic = s.queue == QueueKind::kDynamic;
+  return s.wgrad == WgradOrder::kAfter || (s.fusion == Fusion::kLayer && phased && dynamic);
+}
+
 inline void count_case(BranchCounts& branches, const ScheduleCase& c) {
   const bool cuda = c.machine.engine == EngineKind::kCuda;
   branches.count("forward", c.direction == Direction::kForward);

@@ -15,7 +15,7 @@ std::vector<KernelRequest> kernels_of(const CompiledCall& call) {
   for (const LayerKernelConfig& config : launch_kernels(call.schedule, numerics, call.direction, backward)) {
     requests.push_back(layer_request(config));
   }
-  if (!backward || call.schedule.wgrad == WgradOrder::kFill) return requests;
+  if (!backward || call.schedule.wgrad != WgradOrder::kAfter) return requests;
   for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
     requests.push_back(gemm_request(weight_gradient_kernel(
         call.schedule, numerics, {stage, call.shape.experts / call.ranks, false, call.workers})));

@@ -129,6 +129,7 @@ LayerKernelConfig launch_config(const Schedule& schedule, const Numerics& numeri
   options.on_sms = schedule.comm.where == CommWhere::kSms;
   if (stages.wgrad_fc2 || stages.wgrad_fc1) {
     options.filled = filled_by(numerics);
+    options.mixed = schedule.wgrad == WgradOrder::kMixed;
   }
   return layer_config(options);
 }

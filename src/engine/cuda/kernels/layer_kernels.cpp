@@ -22,6 +22,7 @@ LayerKernelConfig layer_config(const LayerKernelOptions& options) {
   config.combine = options.combine;
   config.on_sms = options.on_sms;
   config.filled = options.filled;
+  config.mixed = options.mixed;
   GemmConfig& gemm = config.gemm;
   gemm = layer_gemm(options.gemms, {});
   gemm.tile_n = options.tile_n;
@@ -65,6 +66,9 @@ std::vector<LayerKernelConfig> default_layer_configs() {
   for (const FilledGradients filled : {FilledGradients::kBFloat16, FilledGradients::kAccumulate}) {
     configs.push_back(layer_config({.gemms = LayerGemms::kGradients, .filled = filled}));
   }
+  for (const FilledGradients filled : {FilledGradients::kBFloat16, FilledGradients::kAccumulate}) {
+    configs.push_back(layer_config({.gemms = LayerGemms::kGradients, .filled = filled, .mixed = true}));
+  }
   configs.push_back(layer_config({.gemms = LayerGemms::kGradients,
                                   .combine = CombineKind::kGroups,
                                   .on_sms = true,
@@ -86,10 +90,11 @@ KernelRequest layer_request(const LayerKernelConfig& config) {
        macro("UNIEP_CLUSTER", config.gemm.cluster), macro("UNIEP_COPY_CHUNK_BYTES", config.gemm.ring_stage_bytes),
        macro("UNIEP_COPY_STAGES", config.gemm.copy_stages), macro("UNIEP_COMBINE", static_cast<int>(config.combine)),
        macro("UNIEP_ON_SMS", config.on_sms ? 1 : 0), macro("UNIEP_FILLED", static_cast<int>(config.filled)),
-       macro("UNIEP_ACTIVATION", static_cast<int>(expert.activation)), macro("UNIEP_WEIGHS_Z", expert.weighs_z ? 1 : 0),
-       macro("UNIEP_WEIGHS_OUTPUT", expert.weighs_output ? 1 : 0), macro("UNIEP_BIAS", expert.bias ? 1 : 0),
-       bits("UNIEP_ALPHA", expert.alpha), bits("UNIEP_GATE_LIMIT", expert.gate_limit),
-       bits("UNIEP_UP_LIMIT", expert.up_limit), bits("UNIEP_UP_OFFSET", expert.up_offset)}};
+       macro("UNIEP_MIXED", config.mixed ? 1 : 0), macro("UNIEP_ACTIVATION", static_cast<int>(expert.activation)),
+       macro("UNIEP_WEIGHS_Z", expert.weighs_z ? 1 : 0), macro("UNIEP_WEIGHS_OUTPUT", expert.weighs_output ? 1 : 0),
+       macro("UNIEP_BIAS", expert.bias ? 1 : 0), bits("UNIEP_ALPHA", expert.alpha),
+       bits("UNIEP_GATE_LIMIT", expert.gate_limit), bits("UNIEP_UP_LIMIT", expert.up_limit),
+       bits("UNIEP_UP_OFFSET", expert.up_offset)}};
 }
 
 int b_box_rows(const GemmConfig& config) {

@@ -23,6 +23,7 @@ struct LayerKernelOptions {
   CombineKind combine = CombineKind::kEpilogue;
   bool on_sms = false;
   FilledGradients filled = FilledGradients::kNone;
+  bool mixed = false;
   ExpertConfig expert = {};  // dgrad FC1's kernels ask only whether there is a gate
 };
 

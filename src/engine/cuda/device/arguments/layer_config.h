@@ -63,6 +63,7 @@ struct LayerKernelConfig {
   CombineKind combine = CombineKind::kEpilogue;
   bool on_sms = false;  // comm.where
   FilledGradients filled = FilledGradients::kNone;
+  bool mixed = false;    // weight gradients beside the dgrads, too (program/wgrad_queues.h)
   int first_tile_n = 0;  // of kGradients: columns of dgrad FC2's tile; `gemm` is dgrad FC1's
 
   constexpr bool operator==(const LayerKernelConfig&) const = default;

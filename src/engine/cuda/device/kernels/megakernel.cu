@@ -32,9 +32,12 @@ constexpr LayerKernelConfig kLayer{
     .combine = static_cast<CombineKind>(UNIEP_COMBINE),
     .on_sms = UNIEP_ON_SMS != 0,
     .filled = static_cast<FilledGradients>(UNIEP_FILLED),
+    .mixed = UNIEP_MIXED != 0,
     .first_tile_n = UNIEP_FIRST_TILE_N};
 static_assert(kLayer.filled == FilledGradients::kNone || has_second_gradient(kGemms),
               "weight gradients follow dgrad FC1");
+static_assert(!kLayer.mixed || (kGemms == LayerGemms::kGradients && kLayer.filled != FilledGradients::kNone),
+              "weight gradients beside the dgrads are in the launch of both");
 static_assert(kGemms != LayerGemms::kGradients || kLayer.first_tile_n == 128 || kLayer.first_tile_n == 192,
               "dSwiGLU's B may be halved along K");
 using Storage = LayerStorage<kLayer>;
@@ -86,6 +89,13 @@ UNIEP_DEVICE ComputeList compute_list(const RunningCall& running) {
     list.begin = gemm_positions(p, list.queues);
   }
   return list;
+}
+
+UNIEP_DEVICE void begin_mixed_list(const RunningCall& /*running*/, MixedList<false>& /*mixed*/) {}
+UNIEP_DEVICE void begin_mixed_list(const RunningCall& running, MixedList<true>& mixed) {
+  mixed.queues = wgrad_queues(running.call.program, running.launch);
+  mixed.walk = begin_walk(running.call.program, running.launch, running.worker, mixed.queues);
+  for (ListCursor& cursor : mixed.cursors) cursor = mixed.walk.cursor;
 }
 
 UNIEP_DEVICE bool dispatches_first(const RunningCall& running) {
@@ -143,7 +153,10 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const 
     shared.reduce_record.thread = kFirstMathWarp * ptx::kThreadsPerWarp;
   }
   __syncthreads();
-  if (threadIdx.x == kSchedulerWarp * ptx::kThreadsPerWarp) shared.compute = compute_list(running_call(shared));
+  if (threadIdx.x == kSchedulerWarp * ptx::kThreadsPerWarp) {
+    shared.compute = compute_list(running_call(shared));
+    begin_mixed_list(running_call(shared), shared.mixed);
+  }
   __syncwarp();
   if constexpr (kLayer.on_sms) {
     if (dispatches_first(running_call(shared))) dispatch_first<kLayer>(shared, warp);

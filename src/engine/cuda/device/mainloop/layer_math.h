@@ -99,21 +99,31 @@ UNIEP_DEVICE void run_first_gradient(LayerStorage<kLayer>& shared,
   }
 }
 
-// The weight gradients behind the last tile of dgrad FC1, to the end of the list. Nothing waits for them, so a record's
-// slot is handed back as soon as its mainloop is over.
-template <LayerKernelConfig kLayer, typename Tasks>
+// A run of weight gradients: behind the last tile of dgrad FC1, to the end of the list, or before its first one.
+// Nothing waits for them, so a record's slot is handed back as soon as its mainloop is over.
+template <LayerKernelConfig kLayer, bool kBeforeDgrad, typename Tasks>
 UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks,
-                             const StageCursor<kLayer.gemm.pipeline_stages>& cursor, int32_t math_warp) {
+                             StageCursor<kLayer.gemm.pipeline_stages>& cursor, int32_t math_warp) {
   constexpr GemmConfig kGemm = filled_gemm(kLayer);
   Mainloop<kGemm> mainloop(filled_storage<kLayer>(shared), math_warp / 4, cursor);
   const FilledOutput<kLayer> output(shared);
   auto epilogue = make_matrix_epilogue<kGemm>(output, filled_storage<kLayer>(shared), math_warp);
   const TileClock<kLayer> clock(shared, math_warp);
   float d[Mainloop<kGemm>::kCount];
+  if constexpr (kLayer.mixed) {  // else the compiler keeps what is not defined yet from one of its two places to the
+                                 // other
+#pragma unroll
+    for (int i = 0; i < Mainloop<kGemm>::kCount; ++i) d[i] = 0.0f;
+  }
   for (bool more = true; more;) {
     clock.wait_begins();
     const LayerTask task = tasks.read_by_warp();
-    more = !__any_sync(0xffffffffu, task.has(LayerTask::kEnd));  // the last record has no K blocks
+    if constexpr (kBeforeDgrad) {
+      more = __any_sync(0xffffffffu, task.has(LayerTask::kWgrad));  // another record is left for the next loop
+      if (!more) break;
+    } else {
+      more = !__any_sync(0xffffffffu, task.has(LayerTask::kEnd));  // the last record has no K blocks
+    }
     WarpTile tile;
     tile.exists = task.has(LayerTask::kStore);
     tile.row = task.row + math_warp * kBlockRows;
@@ -138,6 +148,11 @@ UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks,
     if (more && ptx::lane_index() == 0) ptx::mbarrier_arrive(shared.stored[tasks.slot()]);
     tasks.release_by_warp();
   }
+  if constexpr (kBeforeDgrad) {
+    if constexpr (!lends_stages(kGemm)) mainloop.multiply(0, d, epilogue, WarpTile{});  // what the last tile left over
+    cursor = mainloop.cursor();
+    return;
+  }
   // The signal warp stores the last tile from stages whose memory the sums take now.
   if constexpr (lends_stages(kGemm)) wait_for_free_stages<kGemm>(filled_storage<kLayer>(shared), mainloop.cursor());
 }
@@ -146,7 +161,7 @@ UNIEP_DEVICE void run_filled(LayerStorage<kLayer>& shared, Tasks& tasks,
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE void run_row_gemms(LayerStorage<kLayer>& shared,
                                 TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster>& tasks,
-                                const StageCursor<kLayer.gemm.pipeline_stages>& cursor, int32_t math_warp) {
+                                StageCursor<kLayer.gemm.pipeline_stages>& cursor, int32_t math_warp) {
   Mainloop<kLayer.gemm> mainloop(shared, math_warp / 4, cursor);
   LayerEpilogue<kLayer> epilogue(shared, math_warp);
   const TileClock<kLayer> clock(shared, math_warp);
@@ -168,7 +183,7 @@ UNIEP_DEVICE void run_row_gemms(LayerStorage<kLayer>& shared,
   if constexpr (kLayer.filled == FilledGradients::kNone) tasks.release_by_warp();
   epilogue.flush();
   if constexpr (kLayer.filled != FilledGradients::kNone) {
-    run_filled<kLayer>(shared, tasks, mainloop.cursor(), math_warp);
+    run_filled<kLayer, false>(shared, tasks, mainloop.cursor(), math_warp);
   }
 }
 
@@ -177,6 +192,7 @@ UNIEP_DEVICE void run_layer_math(LayerStorage<kLayer>& shared, int32_t math_warp
   TaskCursor<typename LayerStorage<kLayer>::Tasks, kLayer.gemm.cluster> tasks(shared.tasks);
   StageCursor<kLayer.gemm.pipeline_stages> cursor;
   if constexpr (has_first_gradient(kLayer.gemms)) run_first_gradient<kLayer>(shared, tasks, cursor, math_warp);
+  if constexpr (kLayer.mixed) run_filled<kLayer, true>(shared, tasks, cursor, math_warp);
   if constexpr (kLayer.gemms != LayerGemms::kFirstGradient) run_row_gemms<kLayer>(shared, tasks, cursor, math_warp);
 }
 

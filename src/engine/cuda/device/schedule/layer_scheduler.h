@@ -2,7 +2,7 @@
 
 #include "engine/cuda/device/shared_memory/layer_storage.h"
 #include "engine/cuda/device/signals/waiting.h"
-#include "program/gemm_queues.h"
+#include "program/wgrad_queues.h"
 
 namespace uniep::cuda {
 
@@ -129,6 +129,36 @@ UNIEP_DEVICE bool next_in_gemm_queues(const RunningCall& running, ComputeList& l
   return true;
 }
 
+struct LayerTicketCounters {
+  const RunningCall& running;
+
+  UNIEP_DEVICE uint32_t* of(LayerQueue queue) const {
+    return counter_of(running, CounterSpace::kTickets, ticket_counter(running.launch, queue));
+  }
+  UNIEP_DEVICE int64_t taken(LayerQueue queue) const { return ptx::load_relaxed_gpu(of(queue)); }
+  UNIEP_DEVICE int64_t take(LayerQueue queue) const { return atomicAdd(of(queue), 1u); }
+};
+
+// The same where weight gradients go beside the dgrads; false at the end.
+template <LayerKernelConfig kLayer>
+UNIEP_DEVICE bool next_in_wgrad_queues(LayerStorage<kLayer>& shared, int32_t cta, uniep::Task& tile) {
+  const RunningCall running = running_call(shared);
+  const RankProgram& p = running.call.program;
+  MixedList<true>& mixed = shared.mixed;
+  LayerTicket ticket{};
+  if (ptx::lane_index() == 0) {
+    ticket = take_layer_ticket(p, running.launch, mixed.queues, mixed.walk, LayerTicketCounters{running});
+  }
+  const auto of_lane_0 = [](auto value) { return ptx::warp_uniform(static_cast<uint32_t>(value)); };
+  const LayerTicket dealt{static_cast<LayerQueue>(of_lane_0(ticket.queue)),
+                          static_cast<int32_t>(of_lane_0(ticket.chunk)), of_lane_0(ticket.index)};
+  if (dealt.queue == LayerQueue::kNone) return false;
+  if (ptx::lane_index() < kLayer.gemm.cluster) {
+    tile = task_of_ticket(p, running.launch, mixed.queues, dealt, cta, mixed.cursors[cta]);
+  }
+  return true;
+}
+
 // The next position of the compute list, behind its queues, for this warp's lane; past its end when there is none.
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE int64_t next_position(const RunningCall& running, const ComputeList& list, int32_t cta, int32_t index) {
@@ -147,6 +177,7 @@ UNIEP_DEVICE int64_t next_position(const RunningCall& running, const ComputeList
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE bool next_tile(LayerStorage<kLayer>& shared, int32_t cta, int32_t index, uniep::Task& tile) {
   ComputeList& list = shared.compute;
+  if constexpr (kLayer.mixed) return next_in_wgrad_queues(shared, cta, tile);
   if (list.in_gemm_queues) {
     if (next_in_gemm_queues<kLayer>(running_call(shared), list, cta, tile)) return true;
     __syncwarp();

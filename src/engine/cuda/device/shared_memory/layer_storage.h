@@ -4,7 +4,7 @@
 #include "engine/cuda/device/shared_memory/shared_storage.h"
 #include "engine/cuda/device/signals/waiting.h"
 #include "engine/cuda/device/transfer/copy_agent.h"
-#include "program/gemm_queues.h"
+#include "program/wgrad_queues.h"
 
 namespace uniep::cuda {
 
@@ -28,6 +28,16 @@ struct ComputeList {
   GemmQueueWalk walk;
 };
 
+// With weight gradients beside the dgrads: where the scheduler is in the three queues.
+template <bool kMixed>
+struct MixedList {
+  WgradQueues queues;
+  WgradQueueWalk walk;
+  ListCursor cursors[2];  // of the cluster's CTAs
+};
+template <>
+struct MixedList<false> {};
+
 // A CTA's shared memory in the megakernel: the GEMM core's, and what the other roles need.
 template <LayerKernelConfig kLayer>
 struct LayerStorage : SharedStorage<kLayer.gemm> {
@@ -35,6 +45,7 @@ struct LayerStorage : SharedStorage<kLayer.gemm> {
   uint32_t epoch;
   int32_t launch, worker;
   ComputeList compute;
+  [[no_unique_address]] MixedList<kLayer.mixed> mixed;
   DeferredTile deferred[kMathWarps];
   uint64_t deal;                          // of each task: the loader is about to need the next
   uint64_t stored[kLayerTaskSlots];       // of the task in each slot: the math warps that have stored their part
