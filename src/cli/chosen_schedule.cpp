@@ -78,7 +78,8 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
   const tune::TunedFolder folder = tuned_folder();
   const std::optional<tune::TunedSchedule> entry = folder.find(key, &why);
   take(entry, folder.path(key).string(), why);
-  if (choice.schedule || group.engine() != EngineKind::kCuda) return choice;
+  // No backward that the solver found has been measured.
+  if (choice.schedule || direction != Direction::kForward || group.engine() != EngineKind::kCuda) return choice;
   std::string doubt;
   const std::optional<sim::MachineDescription> calibrated =
       find_calibrated(cuda::device_label(group.device(group.first_local_rank())), doubt);

@@ -44,6 +44,8 @@ std::vector<Schedule> neighbours(const Schedule& schedule, const PartialSchedule
         changed = fill(fields, request);
         if (!validate(changed, request).empty()) continue;
       }
+      // Whoever wants them names them: no GPU has run their kernels.
+      if (changed.wgrad == WgradOrder::kMixed && schedule.wgrad != WgradOrder::kMixed) continue;
       found.push_back(changed);
     }
     of_fields.push_back(std::move(found));

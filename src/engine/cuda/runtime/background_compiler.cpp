@@ -1,6 +1,7 @@
 #include "engine/cuda/runtime/background_compiler.h"
 
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,13 +14,18 @@ namespace {
 
 constexpr int kLowest = 19;  // of a thread's priorities
 
+// gettid() is younger than the C libraries that the wheel is for.
+pid_t thread_id() {
+  return static_cast<pid_t>(::syscall(SYS_gettid));
+}
+
 // Runs before what was given to atexit() does: the compiler's library gives it what takes the library down, also while
 // it compiles for the first time, and a thread that compiles then would end the process.
 class AtMainThreadsEnd {
  public:
   explicit AtMainThreadsEnd(void (*run)()) : run_(run) {}
   ~AtMainThreadsEnd() {
-    if (::gettid() == ::getpid()) run_();
+    if (thread_id() == ::getpid()) run_();
   }
   void use() const {}
 
@@ -105,7 +111,7 @@ void BackgroundCompiler::start_threads(int limit) {
 }
 
 void BackgroundCompiler::work(std::list<std::thread>::iterator self) {
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowest);
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(thread_id()), kLowest);
   std::unique_lock lock(mutex_);
   while (!stopping_ && !queue_.empty()) {
     const std::string name = queue_.front();
