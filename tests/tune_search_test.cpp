@@ -178,7 +178,7 @@ TEST(Neighbours, AreLegalDifferentAndKeepWhatIsGiven) {
   EXPECT_GT(most, 15u);
 }
 
-TEST(Candidates, OfAForwardLayerOnGpusAreTheSolversAndNeighbours) {
+TEST(Candidates, OfALayerOnGpusAreTheSolversAndNeighbours) {
   cli::LayerOptions layer;
   layer.engine = EngineKind::kCuda;
   layer.shape = {2048, 768, 128, 8};
@@ -197,12 +197,13 @@ TEST(Candidates, OfAForwardLayerOnGpusAreTheSolversAndNeighbours) {
                    {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine})
               .empty());
       EXPECT_EQ(std::count(all.begin(), all.end(), all[i]), 1);
+      EXPECT_NE(all[i].wgrad, WgradOrder::kMixed);  // no GPU has run it
       const auto near = tune::neighbours(
           all.front(), {},
           {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine}, 500);
       far += i > 0 && std::find(near.begin(), near.end(), all[i]) == near.end();
     }
-    EXPECT_EQ(far > 2, direction == Direction::kForward) << far;
+    EXPECT_GT(far, 2);
     EXPECT_EQ(cli::tune_candidates(layer, direction, machine, h200, 16), all);
   }
 }
