@@ -115,7 +115,7 @@ class AllInterleavings {
     std::vector<Task> tiles;
     for (int32_t i = 0; i < p_.cluster; ++i) {
       ListCursor cursor;
-      const Task tile = task_of_ticket(p_, 0, queues_, ticket, i, cursor);
+      const Task tile = task_of_ticket(p_, queues_, ticket, i, cursor);
       if (tile.has_tile()) tiles.push_back(tile);
     }
     return tiles;

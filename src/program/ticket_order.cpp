@@ -52,7 +52,7 @@ std::vector<Task> layer_tasks_as_taken(const RankProgram& p, int launch, const C
     if (ticket.queue == LayerQueue::kNone) return tasks;
     for (int32_t i = 0; i < p.cluster; ++i) {
       ListCursor cursor;
-      tasks.push_back(task_of_ticket(p, launch, queues, ticket, i, cursor));
+      tasks.push_back(task_of_ticket(p, queues, ticket, i, cursor));
     }
   }
 }

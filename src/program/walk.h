@@ -100,8 +100,8 @@ class ListWalk {
     };
     const LayerTicket ticket = take_layer_ticket(*p_, launch_, wgrad_queues_, wgrad_walk_, OfQueues{counters, launch_});
     if (ticket.queue == LayerQueue::kNone) return false;
-    task_ = task_of_ticket(*p_, launch_, wgrad_queues_, ticket, 0, cursor_);
-    if (style_.for_a_pair) partners_task_ = task_of_ticket(*p_, launch_, wgrad_queues_, ticket, 1, cursor_);
+    task_ = task_of_ticket(*p_, wgrad_queues_, ticket, 0, cursor_);
+    if (style_.for_a_pair) partners_task_ = task_of_ticket(*p_, wgrad_queues_, ticket, 1, cursor_);
     return true;
   }
 

@@ -33,6 +33,7 @@ UNIEP_HOST_DEVICE int64_t ticket_counter(int32_t launch, LayerQueue queue) {
 }
 
 struct WgradQueues {
+  int32_t launch;
   GemmQueues dgrads;
   int64_t wgrad_tickets;
   int64_t beside;  // of these, that are taken beside the dgrads
@@ -72,7 +73,7 @@ UNIEP_HOST_DEVICE int32_t takers_beside(const RankProgram& p, int32_t walkers) {
 }
 
 UNIEP_HOST_DEVICE WgradQueues wgrad_queues(const RankProgram& p, int32_t launch) {
-  WgradQueues queues{gemm_queues(p, launch), 0, 0, 0};
+  WgradQueues queues{launch, gemm_queues(p, launch), 0, 0, 0};
   queues.wgrad_tickets = tickets_of(p, of_all_experts(p, Stage::kWgradFc2, 0));
   queues.wgrad_tickets += tickets_of(p, of_all_experts(p, Stage::kWgradFc1, 0));
   queues.beside = queues.wgrad_tickets * (kReserveParts - p.wgrad_reserve) / kReserveParts;
@@ -154,10 +155,10 @@ UNIEP_HOST_DEVICE LayerTicket take_layer_ticket(const RankProgram& p, int32_t la
 }
 
 // What a ticket is for, for the `worker`-th of those that go together.
-UNIEP_HOST_DEVICE Task task_of_ticket(const RankProgram& p, int32_t launch, const WgradQueues& queues,
-                                      const LayerTicket& ticket, int32_t worker, ListCursor& cursor) {
+UNIEP_HOST_DEVICE Task task_of_ticket(const RankProgram& p, const WgradQueues& queues, const LayerTicket& ticket,
+                                      int32_t worker, ListCursor& cursor) {
   if (ticket.queue == LayerQueue::kWgrads) {
-    return list_task(p, launch, ListKind::kCompute, position_of(p, queues, ticket.index) + worker, cursor);
+    return list_task(p, queues.launch, ListKind::kCompute, position_of(p, queues, ticket.index) + worker, cursor);
   }
   const Stage stage = ticket.queue == LayerQueue::kSecond ? Stage::kSecondGemm : Stage::kFirstGemm;
   return row_gemm_task(p, of_all_experts(p, stage, ticket.chunk), ticket.index * p.cluster + worker);

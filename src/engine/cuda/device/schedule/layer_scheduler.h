@@ -154,7 +154,7 @@ UNIEP_DEVICE bool next_in_wgrad_queues(LayerStorage<kLayer>& shared, int32_t cta
                           static_cast<int32_t>(of_lane_0(ticket.chunk)), of_lane_0(ticket.index)};
   if (dealt.queue == LayerQueue::kNone) return false;
   if (ptx::lane_index() < kLayer.gemm.cluster) {
-    tile = task_of_ticket(p, running.launch, mixed.queues, dealt, cta, mixed.cursors[cta]);
+    tile = task_of_ticket(p, mixed.queues, dealt, cta, mixed.cursors[cta]);
   }
   return true;
 }
