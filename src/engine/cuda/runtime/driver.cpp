@@ -63,7 +63,7 @@ ScopedDevice::ScopedDevice(int device) {
   if (entered_) check(driver().cuCtxSetCurrent(own), "cuCtxSetCurrent");
 }
 
-ScopedDevice::ScopedDevice(int device, const std::nothrow_t&) noexcept : entered_(false) {
+ScopedDevice::ScopedDevice(int device, const std::nothrow_t&) noexcept {
   try {
     if (driver().cuCtxGetCurrent(&previous_) != CUDA_SUCCESS) return;
     CUcontext own = primary_context(device);
