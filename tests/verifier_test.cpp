@@ -193,18 +193,20 @@ TEST(Verifier, FindsAWorkerThatIsWrongNowAndThen) {
     fault.worker = static_cast<int>(seed % 2);
     fault.seed = seed;
     fault.one_in = 20;
-    const std::vector<Finding> findings = steps_with(job, fault, 30);
-    EXPECT_GT(fault.flipped, 0);
     bool found = false;
-    for (const Finding& finding : findings) {
-      EXPECT_TRUE(finding.kind == FindingKind::kWrongRank || finding.kind == FindingKind::kOwnBug) << finding.message;
-      if (finding.kind == FindingKind::kWrongRank) {
-        EXPECT_EQ(finding.rank, fault.rank) << finding.message;
-        found = true;
-      } else {
-        ++undecided;
+    // How many tiles the worker gets is up to the threads: where others keep them busy, few.
+    for (int tries = 0; tries < 10 && !found; ++tries) {
+      for (const Finding& finding : steps_with(job, fault, 30)) {
+        EXPECT_TRUE(finding.kind == FindingKind::kWrongRank || finding.kind == FindingKind::kOwnBug) << finding.message;
+        if (finding.kind == FindingKind::kWrongRank) {
+          EXPECT_EQ(finding.rank, fault.rank) << finding.message;
+          found = true;
+        } else {
+          ++undecided;
+        }
       }
     }
+    EXPECT_GT(fault.flipped, 0);
     EXPECT_TRUE(found) << layer.description;
     named += found;
   }
