@@ -172,7 +172,6 @@ ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& sc
                                    const MemoryOptions& use) const {
   require_summable(config.shape, config.numerics);
   require_countable(config.shape);
-  require_tried(schedule, direction);
   require_instantiable(schedule, config.numerics, direction);
   if (in_processes() && schedule.dispatch.transport == DispatchTransport::kPush) refuse_push();
   ProgramRequest request;

@@ -1,9 +1,7 @@
 #include "engine/cuda/calls/layer_tiles.h"
 
 #include <cstdint>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 
 #include "engine/cuda/device/arguments/gemm_config.h"
 #include "engine/cuda/device/arguments/placement_tables.h"
@@ -82,14 +80,6 @@ void require_countable_rows(int64_t rows, int rank, Direction direction) {
   throw Error(Status::kUnsupported, "rows: " + std::to_string(rows) + " on rank " + std::to_string(rank) +
                                         "; on cuda " + (backward ? "backward" : "forward") + " takes up to " +
                                         std::to_string(most) + " rows of a rank");
-}
-
-void require_tried(const Schedule& schedule, Direction direction) {
-  if (direction == Direction::kForward || schedule.wgrad != WgradOrder::kMixed) return;
-  const char* const given = std::getenv("UNIEP_UNTRIED_KERNELS");
-  if (given != nullptr && std::string_view(given) == "1") return;
-  throw Error(Status::kUnsupported,
-              "backward.wgrad: mixed; no GPU has run its kernels yet. UNIEP_UNTRIED_KERNELS=1 tries them");
 }
 
 void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction) {

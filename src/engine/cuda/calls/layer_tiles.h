@@ -13,9 +13,6 @@ void require_summable(const LayerShape& shape, const Numerics& numerics);
 void require_countable(const LayerShape& shape);
 void require_countable_rows(int64_t rows, int rank, Direction direction);
 
-// Throws uniep::Error (kUnsupported) for what no GPU has run yet, unless UNIEP_UNTRIED_KERNELS=1 asks for it.
-void require_tried(const Schedule& schedule, Direction direction);
-
 // Throws uniep::Error (kUnsupported) for a backward Schedule that this engine has no kernels for. A legal Schedule has.
 void require_instantiable(const Schedule& schedule, const Numerics& numerics, Direction direction);
 
