@@ -45,7 +45,7 @@ std::map<TaskKey, int> listed_tasks(const Program& program) {
 // When each counter got how much, and each flag was stored, at the earliest, by what the tasks of a timeline signal.
 class Signals {
  public:
-  Signals(const Program& program, const std::vector<TimedTask>& timeline) : program_(program) {
+  Signals(const Program& program, const std::vector<TimedTask>& timeline) {
     std::map<std::tuple<int, int, int64_t>, uint32_t> counted;
     std::vector<const TimedTask*> ordered;
     for (const TimedTask& timed : timeline) ordered.push_back(&timed);
@@ -81,7 +81,6 @@ class Signals {
   }
 
  private:
-  const Program& program_;
   std::map<std::tuple<int, int, int64_t>, std::vector<std::pair<double, uint32_t>>> counters_;
   std::map<std::tuple<int, int, int64_t>, double> flags_;
 };

@@ -11,7 +11,6 @@ namespace {
 
 constexpr double kStagger = 0.02;       // us between the first copies of two workers
 constexpr double kUnhiddenStore = 3.0;  // us until a tile's results count that no next tile runs beside
-constexpr ListKind kCopyLists[] = {ListKind::kDispatch, ListKind::kSend, ListKind::kReduce};
 
 bool is_gemm(Stage stage) {
   return stage >= Stage::kFirstGemm && stage <= Stage::kWgradFc1;

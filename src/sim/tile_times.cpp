@@ -32,8 +32,7 @@ double slowdown(const Schedule& schedule, const RankProgram& p, const Slowdowns&
 }  // namespace
 
 TileTimes::TileTimes(const ProgramRequest& request, const RankProgram& p, const MachineDescription& machine,
-                     State state, double clock_ghz)
-    : machine_(machine) {
+                     State state, double clock_ghz) {
   const bool forward = request.direction == Direction::kForward;
   const Schedule& schedule = request.schedule;
   const GemmStage stages[2] = {forward ? GemmStage::kFc1 : GemmStage::kDgradFc2,

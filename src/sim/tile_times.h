@@ -26,7 +26,6 @@ struct TileTimes {
   double late_first, late_second;
 
  private:
-  const MachineDescription& machine_;
   double wgrad_extra_, wgrad_per_k_fc2_, wgrad_fixed_fc2_, wgrad_per_k_fc1_, wgrad_fixed_fc1_;
 };
 

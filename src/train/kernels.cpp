@@ -209,12 +209,22 @@ const KernelTable& kernels() {
 
 }  // namespace
 
+namespace {
+
+// Without a product a and b may be null.
+void multiply_strided(const Matrix& a, const float* b, float* c, const ProductSizes& sizes, Store store) {
+  if (sizes.k > 0) return kernels().multiply(a, b, c, sizes, store);
+  if (store == Store::kWrite) std::fill_n(c, sizes.m * sizes.n, 0.0f);
+}
+
+}  // namespace
+
 void multiply(const float* a, const float* b, float* c, const ProductSizes& sizes, Store store) {
-  kernels().multiply(Matrix{a, sizes.k, 1}, b, c, sizes, store);
+  multiply_strided(Matrix{a, sizes.k, 1}, b, c, sizes, store);
 }
 
 void multiply_transposed(const float* a, const float* b, float* c, const ProductSizes& sizes) {
-  kernels().multiply(Matrix{a, 1, sizes.m}, b, c, sizes, Store::kWrite);
+  multiply_strided(Matrix{a, 1, sizes.m}, b, c, sizes, Store::kWrite);
 }
 
 void add_product(const float* x, const float* y, float* out, int64_t count) {

@@ -65,12 +65,14 @@ void run_wgrad_tile(Call& call, const RankProgram& p, const Task& task, AgentScr
   const int64_t first = p.segment_start[expert];
   const int64_t depth = round_up(p.expert_rows[expert], kRowStep);
 
-  const BFloat16* left = fc2 ? own.gathered[0] : own.dz;
-  const BFloat16* right = fc2 ? own.activation : own.xg;
+  // A rank without a row has no memory for rows.
+  const auto at = [&](const BFloat16* rows, int64_t offset) { return depth == 0 ? rows : rows + offset; };
+  const BFloat16* left = at(fc2 ? own.gathered[0] : own.dz, first * grid.rows + row);
+  const BFloat16* right = at(fc2 ? own.activation : own.xg, first * grid.columns + column);
   const TileShape tile = call.schedule.tile_of(fc2 ? GemmStage::kWgradFc2 : GemmStage::kWgradFc1);
   scratch.accumulators.resize(height * width);
-  call.kernels.gemm({.a = {left + first * grid.rows + row, grid.rows, false},
-                     .b = {right + first * grid.columns + column, grid.columns, false},
+  call.kernels.gemm({.a = {left, grid.rows, false},
+                     .b = {right, grid.columns, false},
                      .m = height,
                      .n = width,
                      .k = depth,

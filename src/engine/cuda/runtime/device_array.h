@@ -25,7 +25,7 @@ class DeviceArray {
  private:
   int device_ = 0;
   void* memory_ = nullptr;
-  int64_t bytes_ = 0;
+  [[maybe_unused]] int64_t bytes_ = 0;  // not without CUDA
 };
 
 // Time between two points of the default streams of several devices.
