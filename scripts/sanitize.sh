@@ -42,7 +42,7 @@ else
   # `make test`; other tests run the same code here.
   elsewhere='Checker(Space|[.]PassesRandom)|Canonical|CountSpace|ClosedForm[.]IsNear|GemmQueues[.]EveryTile'
   elsewhere+='|Schedule(Validate[.]AgreesWith|Fill[.]Any)|Directions/SolveBothWays[.]PointsAre'
-  elsewhere+='|Simulate(Error|[.]OneRankForAll)|Walk|TaskWork[.](Moves|GemmsAnd)'
+  elsewhere+='|Simulate(Error|[.]OneRankForAll)|Walk|WgradQueuesInTheSmall|TaskWork[.](Moves|GemmsAnd)'
   elsewhere+='|Calibrate[.](Refits|FindsAnother|PredictsWhatAnH|LayersFollow|DoubtsCalls|LeavesAMachine|IsTheSame)'
   ctest --test-dir "$build" -j "$(nproc)" --output-on-failure -E "^($elsewhere)"
 fi
