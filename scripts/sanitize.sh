@@ -16,7 +16,7 @@ build=${2:-$build}
 export UNIEP_TEST_COMBINATIONS=${UNIEP_TEST_COMBINATIONS:-$combinations}
 
 # Line tables only: reports name file and line. With AddressSanitizer the tests and what does not compute have -O0
-# (CMakeLists.txt), and clang and lld, which need half of g++'s time and a fifth of ld's. Without CUDA, whose libraries
+# (CMakeLists.txt), and clang and lld, which need half of g++'s time and a quarter of ld's. Without CUDA, whose libraries
 # are not built for sanitizers.
 tools=()
 [ "$sanitizers" = thread ] ||

@@ -149,7 +149,7 @@ SimulatedLayer random_layer(RandomBits& random, Direction direction) {
   return layer;
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef UNIEP_SANITIZED
 constexpr bool kAllLayers = false;
 #else
 constexpr bool kAllLayers = true;

@@ -42,7 +42,7 @@ tune::Problem problem_of(const SolveRequest& request) {
                             request.loads.front(), *request.machine);
 }
 
-#if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(NDEBUG) && !defined(UNIEP_SANITIZED)
 constexpr bool kTimed = true;
 #else
 constexpr bool kTimed = false;

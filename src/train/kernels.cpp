@@ -207,14 +207,10 @@ const KernelTable& kernels() {
   return table;
 }
 
-}  // namespace
-
-namespace {
-
-// Without a product a and b may be null.
+// Without a product a and b may be null; the sum is then zero, which makes -0 to 0.
 void multiply_strided(const Matrix& a, const float* b, float* c, const ProductSizes& sizes, Store store) {
   if (sizes.k > 0) return kernels().multiply(a, b, c, sizes, store);
-  if (store == Store::kWrite) std::fill_n(c, sizes.m * sizes.n, 0.0f);
+  for (int64_t i = 0; i < sizes.m * sizes.n; ++i) c[i] = store == Store::kAdd ? c[i] + 0.0f : 0.0f;
 }
 
 }  // namespace

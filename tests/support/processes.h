@@ -10,7 +10,7 @@
 namespace uniep::test {
 
 // Bounds of a test's waits hold on a machine that has other work, and under sanitizers.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#ifdef UNIEP_SANITIZED
 constexpr double kSlackSeconds = 4;
 #else
 constexpr double kSlackSeconds = 1;
