@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 #include <regex>
@@ -197,12 +198,16 @@ TEST(Verifier, FindsAWorkerThatIsWrongNowAndThen) {
     // How many tiles the worker gets is up to the threads: where others keep them busy, few.
     for (int tries = 0; tries < 10 && !found; ++tries) {
       for (const Finding& finding : steps_with(job, fault, 30)) {
-        EXPECT_TRUE(finding.kind == FindingKind::kWrongRank || finding.kind == FindingKind::kOwnBug) << finding.message;
         if (finding.kind == FindingKind::kWrongRank) {
           EXPECT_EQ(finding.rank, fault.rank) << finding.message;
           found = true;
+          continue;
+        }
+        ++undecided;  // wrong in two runs of three
+        if (finding.kind == FindingKind::kUndecided) {
+          EXPECT_EQ(std::count(finding.suspects.begin(), finding.suspects.end(), fault.rank), 1) << finding.message;
         } else {
-          ++undecided;
+          EXPECT_EQ(finding.kind, FindingKind::kOwnBug) << finding.message;
         }
       }
     }

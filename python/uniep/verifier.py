@@ -397,6 +397,7 @@ def _evidence(noted: Noted, runs: Sequence[Sums], shifts: Sequence[int]) -> list
     group = noted.call.group
     found: list[_Evidence] = []
     explained: set[tuple[int, int]] = set()
+    doubted: dict[int, set[int]] = {}  # by token: experts whose rows differ in all runs
     wrong_tokens = rerun.wrong_rows(runs, "y" if noted.direction == "forward" else "dx")
     for tensor in [name for name in _ORDER if all(name in run for run in runs)]:
         for row, tile, sums in rerun.different_tiles(runs, tensor):
@@ -407,6 +408,8 @@ def _evidence(noted: Noted, runs: Sequence[Sums], shifts: Sequence[int]) -> list
                 continue
             place = noted.place_of(tensor, row)
             if run < 0:
+                if tensor == "o":
+                    doubted.setdefault(token, set()).add(expert)
                 found.append(_Evidence(tensor, run, (), expert, group.rank, place, 128 * tile))
                 continue
             if expert >= 0:
@@ -415,7 +418,8 @@ def _evidence(noted: Noted, runs: Sequence[Sums], shifts: Sequence[int]) -> list
                 continue
             else:
                 rows_known = all("o" in each for each in runs)
-                hosts = {group.rank} | (set() if rows_known else noted.hosts_of_token(row, shifts[run]))
+                hosts = {group.rank} | {noted.host(each, shifts[run]) for each in doubted.get(row, ())}
+                hosts |= set() if rows_known else noted.hosts_of_token(row, shifts[run])
             if tensor == "o":
                 explained.add((run, token))
             moved = expert >= 0 and noted.host(expert, shifts[0]) != noted.host(expert, shifts[1])

@@ -36,6 +36,7 @@ class Comparison {
     return std::max<int64_t>(runs_[0].of(place.tensor)[place.unit].tiles_of_row, 1);
   }
   bool is_rows(Tensor tensor) const { return tensor == Tensor::kRows || tensor == Tensor::kDxRows; }
+  int32_t expert_of(const Place& row) const { return routings_[row.unit].ids[token_of(row)]; }
 
   void judge(const Place& place) {
     // Rows on their way only explain a sum: what they are when nobody looks is not promised.
@@ -54,6 +55,8 @@ class Comparison {
       evidence.run = 2;
     } else {
       found_.no_majority.push_back(place);
+      if (!is_rows(place.tensor)) return;
+      doubted_[{place.unit, token_of(place) / inputs_.config.shape.topk}].insert(expert_of(place));
       return;
     }
     evidence.wrong = sums[evidence.run];
@@ -85,13 +88,16 @@ class Comparison {
     const Place& place = evidence.place;
     if (is_by_expert(place.tensor)) return blame_expert(evidence, place.unit);
     const std::vector<int32_t>& ids = routings_[place.unit].ids;
-    if (is_rows(place.tensor)) return blame_expert(evidence, ids[token_of(place)]);
+    if (is_rows(place.tensor)) return blame_expert(evidence, expert_of(place));
     if (place.tensor == Tensor::kDprobs) return blame_expert(evidence, ids[place.index]);
     // A sum: its rows are to blame where they are known to be wrong, else the rank that summed; all of them where
-    // rows are not known.
+    // rows are not known. A row without a majority may be right in this run or not.
     const int64_t token = token_of(place), topk = inputs_.config.shape.topk;
     if (explained_.count({evidence.run, place.unit, token}) > 0) return;
     std::set<int> candidates = {static_cast<int>(place.unit)};
+    if (const auto doubted = doubted_.find({place.unit, token}); doubted != doubted_.end()) {
+      for (const int32_t expert : doubted->second) candidates.insert(runs_[evidence.run].host[expert]);
+    }
     const Tensor rows = place.tensor == Tensor::kY ? Tensor::kRows : Tensor::kDxRows;
     const bool known = std::all_of(runs_.begin(), runs_.end(), [&](const Sums& run) { return !run.of(rows).empty(); });
     for (int64_t slot = token * topk; slot < (token + 1) * topk && !known; ++slot) {
@@ -105,6 +111,7 @@ class Comparison {
   const std::vector<Sums>& runs_;
   std::set<std::pair<int64_t, int64_t>> wrong_tokens_;     // (rank, token)
   std::set<std::tuple<int, int64_t, int64_t>> explained_;  // (run, rank, token)
+  std::map<std::pair<int64_t, int64_t>, std::set<int32_t>> doubted_;  // (rank, token): experts whose rows all differ
   Disagreement found_;
 };
 

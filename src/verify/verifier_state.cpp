@@ -294,8 +294,8 @@ std::optional<Finding> VerifierState::judge(const NotedCall& call, std::vector<S
   finding.tiles = found.tiles;
   if (candidates.empty()) {
     describe(finding, first,
-             found.evidence.empty() ? "has no two runs that agree; a fault of the library, or of more ranks "
-                                      "than one"
+             found.evidence.empty() ? "has no two runs that agree; a fault of the library, of more ranks than "
+                                      "one, or of one that was wrong twice"
                                     : "and others are wrong on several ranks; a fault of the library, or of "
                                       "more ranks than one");
     return finding;
