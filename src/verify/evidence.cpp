@@ -109,8 +109,8 @@ class Comparison {
   const Inputs& inputs_;
   const std::vector<HostRouting>& routings_;
   const std::vector<Sums>& runs_;
-  std::set<std::pair<int64_t, int64_t>> wrong_tokens_;     // (rank, token)
-  std::set<std::tuple<int, int64_t, int64_t>> explained_;  // (run, rank, token)
+  std::set<std::pair<int64_t, int64_t>> wrong_tokens_;                // (rank, token)
+  std::set<std::tuple<int, int64_t, int64_t>> explained_;             // (run, rank, token)
   std::map<std::pair<int64_t, int64_t>, std::set<int32_t>> doubted_;  // (rank, token): experts whose rows all differ
   Disagreement found_;
 };
