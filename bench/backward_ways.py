@@ -1,5 +1,6 @@
 """What the ways to run backward cost beside the plain one, in turn in one run: weight gradients added to main_grad, x dispatched
-again, weight gradients later, other Schedules; and the layer over its own GEMMs.
+again, weight gradients later, other Schedules; and the layer over its own GEMMs. Where two GPUs are loaded as eight would be, the plain
+one is that of two: on eight, layers that their links bind are "mixed" by default.
 
     python3 bench/backward_ways.py build/release/uniep [--as-eight | --ranks 1] [--rounds 3] [--shapes dsv3,...] [--json FILE]
 
@@ -37,6 +38,7 @@ WAYS = {  # by name: what is measured, and options of its own
     "layer": ("layer", {"--schedule-backward": "fusion=layer"}),
     **{"mixed" if reserve == 5 else f"mixed {reserve}":
        ("layer", {"--schedule-backward": f"backward.wgrad=mixed,backward.wgrad_reserve={reserve}"}) for reserve in (0, 3, 5, 8, 11, 14)},
+    "mixed +=": ("layer", {"--schedule-backward": "backward.wgrad=mixed", "--wgrad": "accumulate"}),
 }
 
 

@@ -72,7 +72,8 @@ def measure_ours(options, op, ranks, shape, tokens):
             routing = os.path.join(folder, "routing.npy")
             numpy.save(routing, as_eight_ids(options, ranks, shape, tokens))
             schedule = ",".join(filter(None, ["dispatch.dedup=off", schedule]))
-            schedule_backward = schedule_backward and f"dispatch.dedup=off,{schedule_backward}"
+            order = schedule_backward or remote_routing.backward_order_of_eight(options.uniep, SHAPES.get(shape, shape), options.schedule)
+            schedule_backward = f"dispatch.dedup=off,{order}"
         for name in ("layer", "gemms"):
             command = [options.uniep, "bench", "--op", bench_op, "--shape", sizes, "--tokens", str(tokens), "--ranks", str(ranks),
                        "--repeat", str(options.repeat), "--only", name, "--wgrad", options.wgrad, "--json", "-"]

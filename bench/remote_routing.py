@@ -5,6 +5,8 @@ go to other ranks. (Not as many rows: a row goes to a rank once, and there are f
     build/release/uniep bench --op layer --ranks 2 --devices 0,1 --shape 2048,768,32,8 --routing FILE.npy --only layer
 """
 
+import json
+import subprocess
 import sys
 
 import numpy as np
@@ -24,6 +26,16 @@ def remote_ids(experts, ranks=2, tokens=8192, topk=8):
         other += np.where(other >= rank * local, local, 0)
         ids[rank * tokens:(rank + 1) * tokens] = random.permuted(np.concatenate([own, other], axis=1), axis=1)
     return ids
+
+
+def backward_order_of_eight(uniep, sizes, schedule=None):
+    """How eight ranks run backward by default, as a Schedule's text: where weight gradients run. `sizes`: H, I, E, K of the whole model,
+    numbers or their text; `schedule`: what is given besides."""
+    shape = sizes if isinstance(sizes, str) else ",".join(map(str, sizes))
+    command = [uniep, "schedule", "--engine", "cuda", "--ranks", "8", "--shape", shape, "--direction", "backward"]
+    command += ["--schedule", schedule] if schedule else []
+    filled = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return f"fusion={filled['fusion']},backward.wgrad={filled['backward.wgrad']}"
 
 
 def main():

@@ -488,7 +488,8 @@ TEST(ScheduleFill, CompletesWhatARequestNeeds) {
       {cuda, forward, "comm.reserve_sms=7", "tile.cluster=1"},
   };
   for (const Row& row : rows) {
-    const ScheduleCase c = case_of(row.engine, row.direction, 8);
+    ScheduleCase c = case_of(row.engine, row.direction, 8);
+    c.shape.intermediate = 2048;  // not bound by links
     const Schedule schedule = c.filled(PartialSchedule::parse(row.given));
     for (const auto& [name, value] : PartialSchedule::parse(row.expected).values()) {
       const FieldDescriptor& descriptor = descriptor_of(*find_field(name));
@@ -496,6 +497,58 @@ TEST(ScheduleFill, CompletesWhatARequestNeeds) {
     }
     EXPECT_TRUE(c.violations(schedule).empty()) << row.given << listed(c.violations(schedule));
   }
+}
+
+// Where the links take as long as the dgrads, weight gradients run beside them, if that goes with what was given.
+TEST(ScheduleFill, MixesWeightGradientsWhereLinksBindOnCuda) {
+  struct Row {
+    LayerShape shape;
+    int ranks;
+    const char *given, *expected;
+  };
+  const LayerShape small{2048, 768, 128, 8}, middle{4096, 1536, 128, 8}, large{7168, 2048, 256, 8};
+  const char* const mixed =
+      "fusion=layer,backward.wgrad=mixed,queue=dynamic,order.interleave=phased,order.raster=16,combine.column_chunks=1";
+  const char* const filled = "fusion=pairs,backward.wgrad=fill,order.raster=16";
+  const std::vector<Row> rows = {
+      {small, 8, "", mixed},
+      {small, 4, "", mixed},
+      {small, 2, "", filled},
+      {small, 1, "", filled},
+      {middle, 8, "", mixed},
+      {middle, 4, "", filled},
+      {large, 8, "", filled},
+      {large, 8, "backward.wgrad_reserve=3", mixed},
+      {small, 8, "backward.wgrad=fill", filled},
+      {small, 8, "backward.wgrad=after", "fusion=pairs"},
+      {small, 8, "fusion=pairs", filled},
+      {small, 8, "fusion=layer", mixed},
+      {small, 8, "fusion=none", "backward.wgrad=after"},
+      {small, 8, "queue=static", "fusion=pairs,backward.wgrad=fill,queue=static"},
+      {small, 8, "order.experts_per_wave=4", "fusion=pairs,backward.wgrad=fill,order.experts_per_wave=4"},
+      {small, 8, "save.xg=redispatch", mixed},
+      {small, 8, "combine.transport=staged", mixed},
+      {small, 8, "tile.wgrad_fc2.n=128,tile.wgrad_fc1.n=256", "fusion=pairs,backward.wgrad=after"},
+  };
+  for (const Row& row : rows) {
+    ScheduleCase c = case_of(EngineKind::kCuda, Direction::kBackward, 132);
+    c.shape = row.shape;
+    c.machine.ranks = row.ranks;
+    const Schedule schedule = c.filled(PartialSchedule::parse(row.given));
+    SCOPED_TRACE(std::to_string(row.shape.hidden) + " on " + std::to_string(row.ranks) + ", " + row.given);
+    for (const auto& [name, value] : PartialSchedule::parse(row.expected).values()) {
+      const FieldDescriptor& descriptor = descriptor_of(*find_field(name));
+      EXPECT_EQ(descriptor.get(schedule), parse_value(descriptor.field, value)) << name;
+    }
+    EXPECT_TRUE(c.violations(schedule).empty()) << listed(c.violations(schedule));
+  }
+  // Biases that the router's weight multiplies have no one kernel in backward.
+  ScheduleCase c = case_of(EngineKind::kCuda, Direction::kBackward, 132);
+  c.shape = small;
+  c.machine.ranks = 8;
+  c.numerics.bias = true;
+  c.numerics.router_weight = RouterWeight::kOutput;
+  EXPECT_EQ(c.filled().fusion, Fusion::kPairs);
 }
 
 TEST(ScheduleFill, NothingGivenIsAlwaysLegal) {

@@ -48,12 +48,16 @@ int whole_chunks(int64_t hidden, int most) {
 DefaultOrder default_order(const LayerShape& shape, const Machine& machine, Direction direction) {
   if (machine.engine != EngineKind::kCuda) return kCpu;
   DefaultOrder order = kGemms;
-  if (is_bound_by_links(shape, machine.ranks)) order = kLinks;
+  const bool by_links = is_bound_by_links(shape, machine.ranks);
+  if (by_links) order = kLinks;
   order.column_chunks = whole_chunks(shape.hidden, order.column_chunks);
-  if (direction == Direction::kBackward) {  // not measured yet
+  if (direction == Direction::kBackward) {
     order.interleave = Interleave::kPhased;
     order.experts_per_wave = kAllExperts;
+    order.raster = kGemms.raster;
     order.column_chunks = 1;
+    // The dgrads have forward's operations and bytes.
+    if (by_links) order.wgrad = WgradOrder::kMixed;
   }
   return order;
 }

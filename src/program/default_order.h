@@ -13,6 +13,7 @@ struct DefaultOrder {
   int mixed_waves;  // mixed: as many waves if there are as many experts; 0: experts_per_wave decides there, too
   int raster;
   int column_chunks;
+  WgradOrder wgrad = WgradOrder::kFill;  // where the rules allow it, else kFill
 };
 
 // The machine's row for the shape's class; see the table in default_order.cpp. Any shape has one, illegal ones too.

@@ -123,8 +123,22 @@ class Filler {
     return context_.direction == Direction::kBackward && schedule_.wgrad == WgradOrder::kMixed;
   }
 
+  // Weight gradients beside the dgrads where that is the default and all else that was given goes with it.
+  bool complete_mixed_wgrads() {
+    const Schedule open = schedule_;
+    open_wgrad_ = WgradOrder::kMixed;
+    if (is_open(kFusion)) schedule_.fusion = Fusion::kLayer;
+    if (is_open(kQueue)) schedule_.queue = QueueKind::kDynamic;
+    complete();
+    if (schedule_.wgrad == WgradOrder::kMixed && violated(rules_reading(~FieldMask{0}), schedule_) == 0) return true;
+    schedule_ = open;
+    open_wgrad_ = WgradOrder::kFill;
+    return false;
+  }
+
   // In launches of their own the weight gradients may have tiles of their own.
   void complete_backward_on_cuda() {
+    if (order_.wgrad == WgradOrder::kMixed && is_open(kBackwardWgrad) && complete_mixed_wgrads()) return;
     if (is_open(kFusion)) schedule_.fusion = mixes_wgrads() ? Fusion::kLayer : Fusion::kPairs;
     const Schedule open = schedule_;
     const int filling = complete();

@@ -14,6 +14,7 @@
 #include "program/build.h"
 #include "program/kernel_memory.h"
 #include "program/schedule_space.h"
+#include "support/branch_counts.h"
 #include "support/models.h"
 #include "support/random_schedule_case.h"
 #include "uniep/error.h"
@@ -358,6 +359,7 @@ TEST(ScheduleKernels, AJobsListHasEachLaunchsKernel) {
 
 // Each with its own activation, and FC1's of an expert without a gate, too.
 TEST(ScheduleKernels, RealModelsHaveThem) {
+  uniep::test::BranchCounts branches;
   for (const uniep::test::Model& model : uniep::test::models()) {
     SCOPED_TRACE(model.name);
     const LayerConfig config = model.config();
@@ -366,8 +368,9 @@ TEST(ScheduleKernels, RealModelsHaveThem) {
       return resolve({},
                      {.direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = machine});
     };
-    const std::set<std::string> listed = names_of(layer_kernels(
-        config, machine.ranks, machine.workers, resolved(Direction::kForward), resolved(Direction::kBackward)));
+    const Schedule backward = resolved(Direction::kBackward);
+    const std::set<std::string> listed =
+        names_of(layer_kernels(config, machine.ranks, machine.workers, resolved(Direction::kForward), backward));
     const auto count = [&](const std::vector<std::string>& words) {
       return std::count_if(listed.begin(), listed.end(), [&](const std::string& name) {
         return std::all_of(words.begin(), words.end(),
@@ -378,17 +381,26 @@ TEST(ScheduleKernels, RealModelsHaveThem) {
     const std::string activation = "UNIEP_ACTIVATION=" + std::to_string(kind);
     const bool on_input = model.router_weight == RouterWeight::kInput;
     const std::string place = std::string("UNIEP_WEIGHS_Z=") + (on_input ? "1" : "0");
-    for (const char* gemms : {"UNIEP_GEMMS=0", "UNIEP_GEMMS=1"}) {
+    const auto gemms_of = [](LayerGemms gemms) { return "UNIEP_GEMMS=" + std::to_string(static_cast<int>(gemms)); };
+    const bool mixed = backward.wgrad == WgradOrder::kMixed;
+    const std::string with_z = gemms_of(mixed ? LayerGemms::kGradients : LayerGemms::kFirstGradient);
+    for (const std::string& gemms : {gemms_of(LayerGemms::kForward), with_z}) {
       EXPECT_GE(count({gemms, activation, place}), 1) << gemms;
       EXPECT_EQ(count({gemms}), count({gemms, activation, place})) << gemms;
     }
+    branches.count("weight gradients beside dgrads", mixed);
+    branches.count("dgrads in launches of their own", !mixed);
+    EXPECT_EQ(count({"UNIEP_MIXED=1"}) > 0, mixed);
+    if (mixed) continue;
     const bool gated = is_gated(config.numerics.activation);
     const std::string of_dgrad_fc1 =
         "UNIEP_ACTIVATION=" +
         std::to_string(static_cast<int>(gated ? ActivationKind::kSwiglu : ActivationKind::kRelu2));
-    EXPECT_GE(count({"UNIEP_GEMMS=2"}), 1);
-    EXPECT_EQ(count({"UNIEP_GEMMS=2"}), count({"UNIEP_GEMMS=2", of_dgrad_fc1}));
+    const std::string dgrad_fc1 = gemms_of(LayerGemms::kSecondGradient);
+    EXPECT_GE(count({dgrad_fc1}), 1);
+    EXPECT_EQ(count({dgrad_fc1}), count({dgrad_fc1, of_dgrad_fc1}));
   }
+  branches.expect_all_taken();
 }
 
 }  // namespace
