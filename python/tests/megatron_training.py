@@ -52,7 +52,7 @@ class Setting:
     deterministic: bool = False
     seed: int = 1234
     learning_rate: float = 3e-3
-    nudged: bool = False  # every other last bit of the experts' weights is another one
+    nudged: int = 0  # not 0: half of the experts' weights have another last bit, which half this number says
     main_grad: bool = True  # what gradient_accumulation_fusion does; Megatron's own layers need a CUDA extension for it
     changes: dict = dataclasses.field(default_factory=dict)
 
@@ -164,16 +164,16 @@ def build_chunks(setting, ours, config):
         chunks.append(model.bfloat16().to(device))
     if setting.nudged:
         for chunk in chunks:
-            nudge(chunk)
+            nudge(chunk, setting.nudged)
     if setting.main_grad:
         for module in moe_experts(chunks):
             module.main_grad = "param"
     return chunks
 
 
-def nudge(model):
+def nudge(model, seed):
     """Changes half of the experts' weights in their last bit, alike on all ranks: so replicas stay equal."""
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         if ".local_experts." in name:
             bits = torch.randint(0, 2, weight.shape, generator=generator, dtype=torch.int16)

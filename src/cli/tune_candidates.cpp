@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "cli/solve_request.h"
+#include "program/buildable.h"
+#include "program/schedule_fields.h"
 #include "tune/neighbours.h"
 
 namespace uniep::cli {
@@ -25,6 +27,18 @@ std::vector<Schedule> solved(const LayerOptions& layer, Direction direction, con
   return best;
 }
 
+// The default with weight gradients beside its dgrads, of which neither the solver nor the neighbours know; empty where
+// something given forbids them.
+std::vector<Schedule> with_mixed_wgrads(const LayerOptions& layer, const Machine& machine) {
+  const ScheduleRequest request = {
+      .direction = Direction::kBackward, .shape = layer.shape, .numerics = layer.numerics, .machine = machine};
+  PartialSchedule fields = layer.given(Direction::kBackward);
+  fields.set(name_of(kBackwardWgrad), "mixed");
+  const Schedule schedule = fill(fields, request);
+  if (!validate(schedule, request).empty() || !buildable(schedule, request).empty()) return {};
+  return {schedule};
+}
+
 }  // namespace
 
 std::vector<Schedule> tune_candidates(const LayerOptions& layer, Direction direction, const Machine& machine,
@@ -38,6 +52,10 @@ std::vector<Schedule> tune_candidates(const LayerOptions& layer, Direction direc
   };
   const bool known = machine.engine == EngineKind::kCuda && layer.numerics.combine_groups == 0 &&
                      layer.ranks <= description.most_ranks();
+  if (direction == Direction::kBackward && machine.engine == EngineKind::kCuda &&
+      !layer.given(direction).given(name_of(kBackwardWgrad))) {
+    add(with_mixed_wgrads(layer, machine), most);
+  }
   if (known) add(solved(layer, direction, machine, description, others), 1 + static_cast<std::size_t>(others + 1) / 2);
   add(tune::neighbours(all.front(), layer.given(direction),
                        {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine},

@@ -25,14 +25,19 @@ constexpr DefaultOrder kGemms{.interleave = Interleave::kPhased,
 
 constexpr int kAllExperts = 65536;  // a rank has no more
 
+constexpr int64_t kLinkBound = 1500;
+
+bool has_slow_links(const LayerShape& shape, int64_t ranks, int64_t intermediate) {
+  return ranks > 1 && shape.intermediate * ranks < intermediate * (ranks - 1);
+}
+
 // Whether a GPU's NVLink is busy for about as long as its tensor cores. For each row of an expert these do 6 H I
 // operations; those carry some 3.2 H bytes (out once for all of a token's rows on a rank, and every row back), but for
 // the share that stays on its rank. At 740 TFLOP/s and 347 GB/s both take equally long where I W / (W - 1) is about
 // 1140. Mixed waves gain up to about 1500 between two GPUs; where eight send to each other, NVLink carries a sixth
 // less.
 bool is_bound_by_links(const LayerShape& shape, int64_t ranks) {
-  const int64_t intermediate = ranks < 8 ? 1500 : 1800;
-  return ranks > 1 && shape.intermediate * ranks < intermediate * (ranks - 1);
+  return has_slow_links(shape, ranks, ranks < 8 ? kLinkBound : 1800);
 }
 
 // The most chunks up to `most` that are whole column tiles, and not few.
@@ -48,16 +53,15 @@ int whole_chunks(int64_t hidden, int most) {
 DefaultOrder default_order(const LayerShape& shape, const Machine& machine, Direction direction) {
   if (machine.engine != EngineKind::kCuda) return kCpu;
   DefaultOrder order = kGemms;
-  const bool by_links = is_bound_by_links(shape, machine.ranks);
-  if (by_links) order = kLinks;
+  if (is_bound_by_links(shape, machine.ranks)) order = kLinks;
   order.column_chunks = whole_chunks(shape.hidden, order.column_chunks);
   if (direction == Direction::kBackward) {
     order.interleave = Interleave::kPhased;
     order.experts_per_wave = kAllExperts;
     order.raster = kGemms.raster;
     order.column_chunks = 1;
-    // The dgrads have forward's operations and bytes.
-    if (by_links) order.wgrad = WgradOrder::kMixed;
+    // The dgrads have forward's operations and bytes. Near the bound it is worth little, and beside main_grad nothing.
+    if (has_slow_links(shape, machine.ranks, kLinkBound)) order.wgrad = WgradOrder::kMixed;
   }
   return order;
 }

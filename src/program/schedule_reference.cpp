@@ -62,8 +62,8 @@ constexpr const char* kRules = R"(## What is filled
 - Backward on cuda: `fusion` becomes `pairs`, order.experts_per_wave El, order.raster 16 and combine.column_chunks 1. `tile.dgrad_fc2.n`
   becomes 192 where that fits, else 128 (open, where a given tile.n suits it), and `tile.dgrad_fc2.stages` less where tile.stages do not
   fit.
-- `backward.wgrad` becomes `mixed` when a backward.wgrad_reserve other than 5 is given, and on cuda where the links take as long as the
-  gemms (the first of the two cuda rows) and all else that is given goes with it. With mixed `fusion` becomes `layer`,
+- `backward.wgrad` becomes `mixed` when a backward.wgrad_reserve other than 5 is given, and on cuda where I W / (W - 1) is below 1500
+  and all else that is given goes with it. With mixed `fusion` becomes `layer`,
   order.interleave `phased` and `queue` `dynamic`.
 - `backward.wgrad` else becomes `fill`, and `after` with fusion=none, or where cuda has no one kernel for the tiles that dgrad_fc1 and
   the weight gradients were given.

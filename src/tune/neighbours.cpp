@@ -44,7 +44,7 @@ std::vector<Schedule> neighbours(const Schedule& schedule, const PartialSchedule
         changed = fill(fields, request);
         if (!validate(changed, request).empty()) continue;
       }
-      // Where they are not the default, whoever wants them names them: the model says twice the gain that was measured.
+      // Those who measure add them by themselves: the model says twice the gain that was measured.
       if (changed.wgrad == WgradOrder::kMixed && schedule.wgrad != WgradOrder::kMixed) continue;
       found.push_back(changed);
     }
