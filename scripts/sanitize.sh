@@ -43,6 +43,7 @@ else
   elsewhere='Checker(Space|[.]PassesRandom)|Canonical|CountSpace|ClosedForm[.]IsNear|GemmQueues[.]EveryTile'
   elsewhere+='|Schedule(Validate[.]AgreesWith|Fill[.]Any)|Directions/SolveBothWays[.]PointsAre'
   elsewhere+='|Simulate(Error|[.]OneRankForAll)|Walk|WgradQueuesInTheSmall|TaskWork[.](Moves|GemmsAnd)'
+  elsewhere+='|Simulate[.]RunsEvery|Placement[.](TokensAreSummed|RowsStand)|Order[.]SumsTake|ScheduleSample[.]Reaches'
   elsewhere+='|Calibrate[.](Refits|FindsAnother|PredictsWhatAnH|LayersFollow|DoubtsCalls|LeavesAMachine|IsTheSame)'
   ctest --test-dir "$build" -j "$(nproc)" --output-on-failure -E "^($elsewhere)"
 fi
