@@ -43,7 +43,14 @@ _FORWARD = {
 }
 _BACKWARD = {
     "cpu": ["fusion=none", "queue=dynamic", "backward.wgrad=after", "tile.m=128", "order.raster=2"],
-    "cuda": ["backward.wgrad=after", "fusion=none", "order.raster=8", "tile.cluster=1"],
+    "cuda": [
+        "backward.wgrad=after",
+        "backward.wgrad=fill",
+        "backward.wgrad=mixed",
+        "fusion=none",
+        "order.raster=8",
+        "tile.cluster=1",
+    ],
 }
 
 
