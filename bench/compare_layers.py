@@ -14,7 +14,8 @@ all slots used, as bench/remote_routing.py writes it.
         [--tokens 4096,8192] [--routing FILE.npy | --as-eight] [--wgrad bf16|fp32|accumulate] [--schedule ...] [--json FILE]
 
 --op takes several, separated by commas. --as-eight loads fewer GPUs as eight would be: the experts of as many of eight ranks, and a
-routing that sends seven slots in eight to other ranks (remote_routing.py), each of them as a row of its own (dispatch.dedup=off).
+routing that sends seven slots in eight to other ranks (remote_routing.py), each of them as a row of its own (dispatch.dedup=off);
+weight gradients run where they would on eight.
 """
 
 import argparse

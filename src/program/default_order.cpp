@@ -27,8 +27,9 @@ constexpr int kAllExperts = 65536;  // a rank has no more
 
 constexpr int64_t kLinkBound = 1500;
 
-bool has_slow_links(const LayerShape& shape, int64_t ranks, int64_t intermediate) {
-  return ranks > 1 && shape.intermediate * ranks < intermediate * (ranks - 1);
+// Whether I W / (W - 1) is below a bound.
+bool is_narrow(const LayerShape& shape, int64_t ranks, int64_t bound) {
+  return ranks > 1 && shape.intermediate * ranks < bound * (ranks - 1);
 }
 
 // Whether a GPU's NVLink is busy for about as long as its tensor cores. For each row of an expert these do 6 H I
@@ -37,7 +38,7 @@ bool has_slow_links(const LayerShape& shape, int64_t ranks, int64_t intermediate
 // 1140. Mixed waves gain up to about 1500 between two GPUs; where eight send to each other, NVLink carries a sixth
 // less.
 bool is_bound_by_links(const LayerShape& shape, int64_t ranks) {
-  return has_slow_links(shape, ranks, ranks < 8 ? kLinkBound : 1800);
+  return is_narrow(shape, ranks, ranks < 8 ? kLinkBound : 1800);
 }
 
 // The most chunks up to `most` that are whole column tiles, and not few.
@@ -61,7 +62,7 @@ DefaultOrder default_order(const LayerShape& shape, const Machine& machine, Dire
     order.raster = kGemms.raster;
     order.column_chunks = 1;
     // The dgrads have forward's operations and bytes. Near the bound it is worth little, and beside main_grad nothing.
-    if (has_slow_links(shape, machine.ranks, kLinkBound)) order.wgrad = WgradOrder::kMixed;
+    if (is_narrow(shape, machine.ranks, kLinkBound)) order.wgrad = WgradOrder::kMixed;
   }
   return order;
 }
