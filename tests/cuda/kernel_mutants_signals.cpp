@@ -55,7 +55,7 @@ std::vector<KernelMutant> signal_mutants() {
        "rows are sent before the last column tile of FC2", "staged"},
       {"gradient-threshold", "program/edges.h", "task.expert, static_cast<uint32_t>(blocks * p.first_tiles)});",
        "task.expert, static_cast<uint32_t>(blocks * p.first_tiles - 1)});",
-       "a weight gradient begins before the last tile of dgrad FC2", "gradients"},
+       "a weight gradient begins before the last tile of dgrad FC2", "mixed"},
       {"gradient-rows-threshold", "program/edges.h",
        "static_cast<uint32_t>(round_up(p.expert_rows[global_expert], kRowAlignment))});",
        "static_cast<uint32_t>(round_up(p.expert_rows[global_expert], kRowAlignment) / 2)});",

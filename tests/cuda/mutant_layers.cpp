@@ -27,13 +27,14 @@ constexpr LayerFields kLayers[] = {
     {"staged", "combine.transport=staged,dispatch.transport=pull", nullptr, 0},
     {"sms", "combine.transport=staged,dispatch.transport=pull,comm.where=sms,comm.dispatch_sms=4", nullptr, 0},
     {"groups", "combine.transport=staged,dispatch.transport=pull", nullptr, 8},
-    {"gradients", "combine.transport=epilogue,dispatch.transport=pull", "save.xg=keep", 0},
-    {"redispatch", "combine.transport=epilogue,dispatch.transport=pull", "save.xg=redispatch", 0},
+    {"gradients", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=fill,save.xg=keep", 0},
+    {"mixed", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=mixed,save.xg=keep", 0},
+    {"redispatch", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=mixed,save.xg=redispatch", 0},
 };
 constexpr const char* kForward =
     "fusion=layer,dispatch.dedup=on,combine.column_chunks=1,tile.n=256,tile.stages=4,tile.cluster=2,"
     "comm.chunk_bytes=4096,comm.stages=3,";
-constexpr const char* kBackward = "fusion=layer,dispatch.dedup=on,combine.column_chunks=1,backward.wgrad=fill,";
+constexpr const char* kBackward = "fusion=layer,dispatch.dedup=on,combine.column_chunks=1,";
 
 std::vector<BFloat16> values(Random& random, int64_t count, float scale) {
   std::vector<BFloat16> numbers(static_cast<std::size_t>(count));
