@@ -2,6 +2,7 @@
 #include "comm/rank_mesh.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
@@ -17,6 +19,7 @@
 #include <memory>
 #include <random>
 
+#include "comm/name_hash.h"
 #include "support/expect_error.h"
 #include "support/processes.h"
 
@@ -310,17 +313,16 @@ TEST(RankMesh, AForkedChildIsNoRankAndDoesNotHideADeath) {
 
 // ---- Strangers
 
-// The addresses on which a mesh listens, without the rank.
-std::string address_of_mesh(int rank) {
+// Where a rank of the mesh of that name listens, once it does; empty where it never does. Other meshes are on the host,
+// those of tests beside this one.
+std::string address_of_mesh(const std::string& name, int rank) {
+  const std::array<uint64_t, 2> hash = name_hash(name);
+  std::string address = fmt::format("uniep.{:016x}{:016x}.{}", hash[0], hash[1], rank);
   const Deadline deadline(5);
   while (!deadline.passed()) {
     std::ifstream sockets("/proc/net/unix");
     for (std::string line; std::getline(sockets, line);) {
-      const std::size_t at = line.find("@uniep.");
-      if (at == std::string::npos) continue;
-      std::string address = line.substr(at + 1);
-      const std::string own = "." + std::to_string(rank);
-      if (address.size() > own.size() && address.ends_with(own)) return address;
+      if (line.ends_with("@" + address)) return address;
     }
     ::usleep(1000);
   }
@@ -344,7 +346,7 @@ TEST(RankMesh, StrangersDoNotHoldUpAMeeting) {
     RankMesh mesh({0, 3, name}, kLong, kLong);
     reporter.line(exchange_all(mesh, 100));
   });
-  const std::string address = address_of_mesh(0);
+  const std::string address = address_of_mesh(name, 0);
   ASSERT_FALSE(address.empty());
   std::vector<Descriptor> silent;
   for (int i = 0; i < 100; ++i) silent.push_back(connection_to(address));
