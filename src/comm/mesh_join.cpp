@@ -159,9 +159,9 @@ class Joining {
     if (!link) return;
     const std::optional<MeshFailure> failure = link.failure();
     if (failure && failure->death != 0 && failure->news) throw MeshFailure(*failure);
-    // One that was ready had met all: what it said since is about the group, and it may have left it.
-    if (failure && link.ready()) throw MeshFailure(*failure);
-    if (!failure && (!link.left() || link.ready())) return;
+    // What one says that may have gone on is about the group, and it may have left it.
+    if (failure && link.may_have_gone_on()) throw MeshFailure(*failure);
+    if (!failure && (!link.left() || link.may_have_gone_on())) return;
     const auto rank = static_cast<std::size_t>(link.peer());
     reasons_[rank] = failure ? failure->error.what() : "";
     link = {};

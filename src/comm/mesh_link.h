@@ -46,6 +46,8 @@ class MeshLink {
   // While ranks meet: the peer knows of this link, which is no death if it breaks off before; and has links to all.
   bool known() const { return known_; }
   bool ready() const { return ready_; }
+  // Whether it may have gone on, having met all: it needs this rank's word, too.
+  bool may_have_gone_on() const { return ready_ && told_ready_; }
   void set_known() { known_ = true; }
   void tell_known() noexcept { send({Word::kKnown, 0, 0, 0, {}}); }
   void tell_ready() noexcept {
