@@ -12,18 +12,20 @@ namespace uniep {
 namespace {
 
 using test::below;
+using test::case_of;
 using test::listed;
 using test::random_in_range_schedule;
 using test::random_schedule_case;
 using test::RandomBits;
 using test::ScheduleCase;
 
-ScheduleCase case_of(EngineKind engine, Direction direction, int workers) {
-  ScheduleCase c;
-  c.direction = direction;
-  c.machine.engine = engine;
-  c.machine.workers = workers;
-  return c;
+// A schedule has these fields and is legal.
+void expect_filled(const ScheduleCase& c, const Schedule& schedule, const char* fields) {
+  for (const auto& [name, value] : PartialSchedule::parse(fields).values()) {
+    const FieldDescriptor& descriptor = descriptor_of(*find_field(name));
+    EXPECT_EQ(descriptor.get(schedule), parse_value(descriptor.field, value)) << name;
+  }
+  EXPECT_TRUE(c.violations(schedule).empty()) << listed(c.violations(schedule));
 }
 
 TEST(ScheduleFill, DefaultsOfBothEngines) {
@@ -157,12 +159,8 @@ TEST(ScheduleFill, CompletesWhatARequestNeeds) {
   for (const Row& row : rows) {
     ScheduleCase c = case_of(row.engine, row.direction, 8);
     c.shape.intermediate = 2048;  // not bound by links
-    const Schedule schedule = c.filled(PartialSchedule::parse(row.given));
-    for (const auto& [name, value] : PartialSchedule::parse(row.expected).values()) {
-      const FieldDescriptor& descriptor = descriptor_of(*find_field(name));
-      EXPECT_EQ(descriptor.get(schedule), parse_value(descriptor.field, value)) << row.given << ": " << name;
-    }
-    EXPECT_TRUE(c.violations(schedule).empty()) << row.given << listed(c.violations(schedule));
+    SCOPED_TRACE(row.given);
+    expect_filled(c, c.filled(PartialSchedule::parse(row.given)), row.expected);
   }
 }
 
@@ -201,13 +199,8 @@ TEST(ScheduleFill, MixesWeightGradientsWhereLinksBindOnCuda) {
     ScheduleCase c = case_of(EngineKind::kCuda, Direction::kBackward, 132);
     c.shape = row.shape;
     c.machine.ranks = row.ranks;
-    const Schedule schedule = c.filled(PartialSchedule::parse(row.given));
     SCOPED_TRACE(std::to_string(row.shape.hidden) + " on " + std::to_string(row.ranks) + ", " + row.given);
-    for (const auto& [name, value] : PartialSchedule::parse(row.expected).values()) {
-      const FieldDescriptor& descriptor = descriptor_of(*find_field(name));
-      EXPECT_EQ(descriptor.get(schedule), parse_value(descriptor.field, value)) << name;
-    }
-    EXPECT_TRUE(c.violations(schedule).empty()) << listed(c.violations(schedule));
+    expect_filled(c, c.filled(PartialSchedule::parse(row.given)), row.expected);
   }
   // Biases that the router's weight multiplies have no one kernel in backward.
   ScheduleCase c = case_of(EngineKind::kCuda, Direction::kBackward, 132);

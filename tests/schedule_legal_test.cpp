@@ -15,20 +15,13 @@ namespace uniep {
 namespace {
 
 using test::below;
+using test::case_of;
 using test::expect_error;
 using test::listed;
 using test::pick;
 using test::random_schedule_case;
 using test::RandomBits;
 using test::ScheduleCase;
-
-ScheduleCase case_of(EngineKind engine, Direction direction, int workers) {
-  ScheduleCase c;
-  c.direction = direction;
-  c.machine.engine = engine;
-  c.machine.workers = workers;
-  return c;
-}
 
 bool begins_with(const std::string& text, const std::string& prefix) {
   return text.rfind(prefix, 0) == 0;

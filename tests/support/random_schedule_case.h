@@ -21,6 +21,14 @@ struct ScheduleCase {
   std::vector<std::string> violations(const Schedule& schedule) const { return validate(schedule, request()); }
 };
 
+inline ScheduleCase case_of(EngineKind engine, Direction direction, int workers) {
+  ScheduleCase c;
+  c.direction = direction;
+  c.machine.engine = engine;
+  c.machine.workers = workers;
+  return c;
+}
+
 using RandomBits = std::mt19937_64;  // its numbers, unlike those of the distributions, are the same everywhere
 
 inline int below(RandomBits& random, std::size_t bound) {
