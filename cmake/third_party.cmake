@@ -23,3 +23,18 @@ foreach(target nlohmann_json::nlohmann_json fmt::fmt-header-only)
                         "or build from a source distribution of the Python package, which holds copies")
   endif()
 endforeach()
+
+# What a target that uses {fmt} links: its headers, and of the version that Debian has not their bodies, which
+# src/io/fmt.cpp holds.
+add_library(uniep_fmt INTERFACE)
+get_target_property(UNIEP_FMT_INCLUDE fmt::fmt-header-only INTERFACE_INCLUDE_DIRECTORIES)
+find_file(UNIEP_FMT_CORE fmt/core.h PATHS ${UNIEP_FMT_INCLUDE} NO_DEFAULT_PATH NO_CACHE)
+set(UNIEP_FMT_9)
+if(UNIEP_FMT_CORE)
+  file(STRINGS ${UNIEP_FMT_CORE} UNIEP_FMT_9 REGEX "define FMT_VERSION 9[0-9][0-9][0-9][0-9]$")
+endif()
+if(UNIEP_FMT_9)
+  target_include_directories(uniep_fmt SYSTEM INTERFACE ${UNIEP_FMT_INCLUDE})
+else()
+  target_link_libraries(uniep_fmt INTERFACE fmt::fmt-header-only)
+endif()
