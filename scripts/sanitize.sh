@@ -38,12 +38,15 @@ else
   cmake --build "$build" -j "$(nproc)"
   export ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
   export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-  # Proofs and comparisons over the space of Schedules, all measured layers and the fits to them have their time in
-  # `make test`; other tests run the same code here.
+  # Proofs and comparisons over the space of Schedules, all measured layers and the fits to them, whole models, long
+  # searches and what the fuzzers go through have their time in `make test`; other tests run the same code here.
   elsewhere='Checker(Space|[.]PassesRandom)|Canonical|CountSpace|ClosedForm[.]IsNear|GemmQueues[.]EveryTile'
   elsewhere+='|Schedule(Validate[.]AgreesWith|Fill[.]Any)|Directions/SolveBothWays[.]PointsAre'
   elsewhere+='|Simulate(Error|[.]OneRankForAll)|Walk|WgradQueuesInTheSmall|TaskWork[.](Moves|GemmsAnd)'
   elsewhere+='|Simulate[.]RunsEvery|Placement[.](TokensAreSummed|RowsStand)|Order[.]SumsTake|ScheduleSample[.]Reaches'
+  elsewhere+='|ModelLayers|WgradQueues|GemmQueuesInTheSmall|Machine[.](Truncated|EveryNumber)|Tuner[.](Finds|NeverTakes)'
+  elsewhere+='|WeightGradientTimes[.]ProgramsWithout|Edges[.]ExpertCounters|Checker[.]Notices|FailuresPage|BadFiles[.]Random|Npy[.]Damaged'
+  elsewhere+='|Order[.]Weight|Run[.]LargeLayers|Candidates[.]OfALayer|ScheduleFill[.]GivenFields'
   elsewhere+='|Calibrate[.](Refits|FindsAnother|PredictsWhatAnH|LayersFollow|DoubtsCalls|LeavesAMachine|IsTheSame)'
   ctest --test-dir "$build" -j "$(nproc)" --output-on-failure -E "^($elsewhere)"
 fi

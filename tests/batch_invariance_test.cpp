@@ -9,6 +9,7 @@
 #include "model/elementwise.h"
 #include "program/schedule_space.h"
 #include "support/disturb.h"
+#include "support/environment.h"
 #include "support/random_layer.h"
 
 // Batch invariance: what a rank gets for its own tokens (y, dx, dprobs) does not depend on what the other ranks' tokens
@@ -17,11 +18,6 @@
 // the Schedule; this one varies both.
 namespace uniep::test {
 namespace {
-
-uint64_t from_environment(const char* name, uint64_t fallback) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
-}
 
 // One rank's tokens.
 struct RankTokens {

@@ -4,15 +4,11 @@
 
 #include <cstdlib>
 
+#include "support/environment.h"
+
 // Every configuration gives the bits of sequential execution: y, z, dx, dprobs, dw1 and dw2, compared by bytes.
 namespace uniep::test {
 namespace {
-
-// UNIEP_TEST_COMBINATIONS and UNIEP_TEST_SEED let a soak run as many as one likes, from where one likes.
-uint64_t from_environment(const char* name, uint64_t fallback) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
-}
 
 TEST(Bitwise, RandomCombinationsEqualTheSequentialRun) {
   const uint64_t combinations = from_environment("UNIEP_TEST_COMBINATIONS", 500);

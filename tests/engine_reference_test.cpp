@@ -3,6 +3,7 @@
 #include "program/schedule_space.h"
 #include "reference/check.h"
 #include "support/branch_counts.h"
+#include "support/environment.h"
 #include "support/random_layer.h"
 
 // The engine against the float64 reference, which shares no code with it, within the contract's limits.
@@ -16,7 +17,8 @@ void subtract_start(std::vector<float>& gradient) {
 
 TEST(EngineAgainstReference, RandomLayersAreWithinTheLimits) {
   BranchCounts branches;
-  for (uint64_t seed = 1; seed <= 100; ++seed) {
+  const uint64_t layers = from_environment("UNIEP_TEST_COMBINATIONS", 100);
+  for (uint64_t seed = 1; seed <= layers; ++seed) {
     const RandomLayer layer = random_layer(seed, {.most_tokens = 40, .most_columns = 160, .any_activation = true});
     count_layer(branches, layer);
     count_activation(branches, layer.config.numerics);

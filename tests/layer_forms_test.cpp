@@ -6,6 +6,7 @@
 #include "program/schedule_space.h"
 #include "support/branch_counts.h"
 #include "support/disturb.h"
+#include "support/environment.h"
 #include "support/expect_error.h"
 #include "support/random_layer.h"
 
@@ -67,7 +68,8 @@ void run_case(uint64_t seed, BranchCounts& branches) {
 
 TEST(LayerForms, EveryFormGivesTheBitsOfTheSequentialRun) {
   BranchCounts branches;
-  for (uint64_t seed = 1; seed <= 200; ++seed) {
+  const uint64_t cases = from_environment("UNIEP_TEST_COMBINATIONS", 200);
+  for (uint64_t seed = 1; seed <= cases; ++seed) {
     run_case(seed, branches);
     ASSERT_FALSE(HasFatalFailure() || HasNonfatalFailure()) << "case " << seed;
   }

@@ -9,6 +9,7 @@
 #include "program/schedule_space.h"
 #include "support/branch_counts.h"
 #include "support/disturb.h"
+#include "support/environment.h"
 #include "support/expect_error.h"
 #include "support/layer_arrays.h"
 
@@ -227,7 +228,8 @@ void run_case(const Case& drawn, BranchCounts& branches) {
 
 TEST(WeightGradientTimes, EveryTimeGivesTheBitsOfTheSequentialRunInTheMemoryThatIsSaid) {
   BranchCounts branches;
-  for (uint64_t seed = 1; seed <= 300; ++seed) {
+  const uint64_t cases = from_environment("UNIEP_TEST_COMBINATIONS", 300);
+  for (uint64_t seed = 1; seed <= cases; ++seed) {
     run_case(random_case(seed), branches);
     ASSERT_FALSE(HasFatalFailure() || HasNonfatalFailure()) << "case " << seed;
   }
