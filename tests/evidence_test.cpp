@@ -87,6 +87,15 @@ TEST(Evidence, ARowThatIsWrongInItsRunExplainsItsSumBesideOneWithoutAMajority) {
   EXPECT_EQ(common_candidates(given.compared().evidence), std::vector<int>{1});
 }
 
+TEST(Evidence, AWrongDprobIsItsExpertsOrItsTokensRanks) {
+  ThreeRuns given;
+  for (Sums& sums : given.runs) sums.of(Tensor::kDprobs).assign(kRanks, {std::vector<uint64_t>(kTopk, 7), 1, 0});
+  given.runs[0].of(Tensor::kDprobs)[3].sums[1] = 9;
+  EXPECT_EQ(common_candidates(given.compared().evidence), (std::vector<int>{2, 3}));
+  given.runs[0].of(Tensor::kDprobs)[0].sums[1] = 9;  // the same expert's, of another rank's token
+  EXPECT_EQ(common_candidates(given.compared().evidence), std::vector<int>{2});
+}
+
 TEST(Evidence, SumsBlameAllTheirRowsWhereRowsAreNotKnown) {
   ThreeRuns given;
   for (Sums& sums : given.runs) sums.of(Tensor::kRows).clear();

@@ -56,3 +56,48 @@ def test_sums_blame_all_their_rows_where_rows_are_not_known() -> None:
         del one["o"]
     runs[0]["y"][0] = 9
     assert candidates(noted, runs, [0, 1, 2]) == [("y", 0, (1, 2, 3))]
+
+
+def test_a_wrong_dprob_is_its_experts_or_its_tokens_ranks() -> None:
+    noted, runs = three_runs()
+    for one in runs:
+        one["dprobs"] = torch.full((TOPK, 1), 7)
+    runs[0]["dprobs"][1] = 9
+    assert candidates(noted, runs, [0, 1, 2]) == [("dprobs", 0, (2, 3))]
+
+
+def _ordinary(count: int, dtype: torch.dtype) -> torch.Tensor:
+    values = torch.arange(count) % 2 if dtype == torch.bool else torch.arange(count) - 40
+    return values.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(5, 128), (3, 200), (7, 1), (0, 128), (300, 384)])
+def test_one_changed_bit_changes_one_checksum(
+    dtype: torch.dtype, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rerun, "BYTES_AT_ONCE", 1 << 14)
+    given = _ordinary(shape[0] * shape[1], dtype).view(shape)
+    sums = rerun.tile_sums(given)
+    assert sums.shape == (shape[0], -(-shape[1] // rerun.COLUMNS))
+    size = given.element_size()
+    for value in range(0, given.numel(), 1 + given.numel() // 7):
+        for bit in (0, 8 * size - 1 if dtype != torch.bool else 0):
+            changed = given.clone()
+            changed.view(torch.uint8).view(-1)[value * size + bit // 8] ^= 1 << bit % 8
+            where = (rerun.tile_sums(changed) != sums).nonzero().tolist()
+            assert where == [[value // shape[1], value % shape[1] // rerun.COLUMNS]], (value, bit)
+
+
+def test_nans_are_alike_in_results_and_not_in_memory() -> None:
+    one = torch.full((2, 128), torch.nan, dtype=torch.bfloat16)
+    other = one.clone()
+    other.view(torch.int16)[0, 3] = 0x7FA1
+    assert torch.equal(rerun.tile_sums(one), rerun.tile_sums(other))
+    assert not torch.equal(rerun.tile_sums(one, nans_alike=False), rerun.tile_sums(other, nans_alike=False))
+
+
+def test_rows_that_do_not_begin_at_a_word_have_checksums() -> None:
+    whole = _ordinary(2 * 129, torch.bfloat16)
+    assert torch.equal(rerun.tile_sums(whole[1:129].view(1, 128)), rerun.tile_sums(whole[1:129].clone().view(1, 128)))
+    assert torch.equal(rerun.tile_sums(whole.view(2, 129)[:, 1:]), rerun.tile_sums(whole.view(2, 129)[:, 1:].clone()))

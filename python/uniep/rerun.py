@@ -24,8 +24,8 @@ if typing.TYPE_CHECKING:
 Sums = dict[str, torch.Tensor]  # by tensor: int64 [rows, tiles of a row]
 
 COLUMNS = 128  # of a tile, which is one row high
-_ROWS_AT_ONCE = 4096
-_MIX, _GOLDEN = -0x40A7B892E31B1A47, -0x61C8864680B583EB  # splitmix64's, as signed numbers
+BYTES_AT_ONCE = 1 << 25  # of a tensor whose checksums are made; three times that beside it
+_GOLDEN = -0x61C8864680B583EB  # splitmix64's, as a signed number
 
 watcher: Verifier | None = None  # of all calls of this process
 running = False  # a call again
@@ -61,24 +61,29 @@ def layer_name(call: Call) -> str:
     return str(getattr(call.w2[0], "uniep_layer", shape))
 
 
-def tile_sums(tensor: torch.Tensor) -> torch.Tensor:
-    """Checksums [rows, tiles] of a tensor [rows, columns], bf16, fp32 or of integers. All NaNs are alike."""
+def tile_sums(tensor: torch.Tensor, *, nans_alike: bool = True) -> torch.Tensor:
+    """Checksums [rows, tiles] of a tensor [rows, columns]: of 64-bit words, each times an odd number of its place, so
+    that one word that changed always shows. A tile is COLUMNS columns of a row.
+
+    nans_alike: all NaNs of a floating-point tensor count as one, since engines may give them other bits.
+    """
     rows, columns = tensor.shape
     tiles = -(-columns // COLUMNS)
+    words = COLUMNS * tensor.element_size() // 8
+    places = (2 * torch.arange(words, device=tensor.device) + 1) * _GOLDEN
     sums = torch.empty((rows, tiles), dtype=torch.int64, device=tensor.device)
-    index = torch.arange(columns, device=tensor.device) * _GOLDEN
-    for begin in range(0, rows, _ROWS_AT_ONCE):
-        part = tensor[begin : begin + _ROWS_AT_ONCE]
-        if part.is_floating_point():
-            bits = part.view(torch.int16 if part.dtype == torch.bfloat16 else torch.int32).long()
-            bits = torch.where(part.isnan(), 1 << 40, bits)
-        else:
-            bits = part.long()
-        mixed = (bits + index) * _MIX
-        mixed = (mixed ^ (mixed >> 29)) * _GOLDEN
-        mixed ^= mixed >> 32
-        padded = torch.nn.functional.pad(mixed, (0, tiles * COLUMNS - columns))
-        sums[begin : begin + _ROWS_AT_ONCE] = padded.view(-1, tiles, COLUMNS).sum(2)
+    at_once = max(1, BYTES_AT_ONCE // max(1, tiles * COLUMNS * tensor.element_size()))
+    for begin in range(0, rows, at_once):
+        part = tensor[begin : begin + at_once]
+        if nans_alike and part.is_floating_point():
+            part = torch.where(part.isnan(), math.nan, part)
+        if tiles * COLUMNS != columns:
+            part = torch.nn.functional.pad(part, (0, tiles * COLUMNS - columns))
+        part = part.contiguous()
+        if part.data_ptr() % 8 != 0:
+            part = part.clone()
+        mixed = part.view(torch.int64).view(-1, tiles, words) * places
+        sums[begin : begin + at_once] = mixed.sum(2)
     return sums
 
 
@@ -149,13 +154,18 @@ def note(
 
 
 def _input_sums(noted: Noted) -> Sums:
-    sums = {"x": tile_sums(noted.x), "topk_ids": tile_sums(noted.ids), "probs": tile_sums(noted.probs)}
+    """Of memory that nobody writes, so by its bits."""
+
+    def sums_of(tensor: torch.Tensor) -> torch.Tensor:
+        return tile_sums(tensor, nans_alike=False)
+
+    sums = {"x": sums_of(noted.x), "topk_ids": sums_of(noted.ids), "probs": sums_of(noted.probs)}
     if noted.dy is not None:
-        sums["dy"] = tile_sums(noted.dy)
+        sums["dy"] = sums_of(noted.dy)
     first, second = noted.call.split(noted.weights)
     for name, tensors in (("w1", first), ("w2", second)):
-        rows = [tile_sums(weight.reshape(-1, weight.shape[-1])) for weight in tensors]
-        sums[name] = torch.cat(rows)
+        rows = [sums_of(weight.reshape(-1, weight.shape[-1])) for weight in tensors]
+        sums[name] = torch.cat(rows) if len(rows) > 1 else rows[0]
     return sums
 
 

@@ -154,9 +154,9 @@ class Verifier:
         """Bytes of a rank that a check takes beside the memory of its calls: one expert's weights (and gradients), the
         inputs that are held until step(), and results."""
         expert, rows = 3 * hidden * intermediate, tokens * hidden
-        # weights here and on their way; gradients, and what main_grad held
-        held = expert * 2 * 2 + (expert * 4 * 2 if backward else 0)
-        return held + rows * 2 * (4 if backward else 2) + tokens * topk * 16
+        # weights here and on their way; gradients, what main_grad held, and that on its way
+        held = expert * 2 * 2 + (expert * 4 * 3 if backward else 0)
+        return held + rows * 2 * (4 if backward else 2) + tokens * topk * 16 + 3 * rerun.BYTES_AT_ONCE
 
     # What calls of moe() tell.
 
@@ -413,7 +413,7 @@ def _evidence(noted: Noted, runs: Sequence[Sums], shifts: Sequence[int]) -> list
                 found.append(_Evidence(tensor, run, (), expert, group.rank, place, 128 * tile))
                 continue
             if expert >= 0:
-                hosts = {noted.host(expert, shifts[run])}
+                hosts = {noted.host(expert, shifts[run])} | ({group.rank} if tensor == "dprobs" else set())
             elif (run, row) in explained:
                 continue
             else:

@@ -118,7 +118,7 @@ class VerifierTests {
 
   enum class Where { kY, kDx, kDprobs, kDw1, kDw2 };
 
-  // The rank itself, or, where only a sum was wrong, it among the suspects. A dprob is the work of its expert's rank.
+  // The rank itself, or, where only a sum or a dprob was wrong, it among the suspects.
   void planted(const char* name, Where where) {
     const bool forward = where == Where::kY;
     const bool gradient = where == Where::kDw1 || where == Where::kDw2;
@@ -144,8 +144,7 @@ class VerifierTests {
       const std::vector<Finding> findings = job.end();
       const bool one = findings.size() == 1;
       const Finding finding = one ? findings.front() : Finding{};
-      const int64_t culprit = where == Where::kDprobs ? finding.expert / (kExperts / kRanks) : rank;
-      const bool named = finding.kind == FindingKind::kWrongRank && finding.rank == culprit;
+      const bool named = finding.kind == FindingKind::kWrongRank && finding.rank == rank;
       const bool suspected =
           !gradient && finding.kind == FindingKind::kUndecided &&
           std::find(finding.suspects.begin(), finding.suspects.end(), rank) != finding.suspects.end();

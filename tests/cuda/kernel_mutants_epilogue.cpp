@@ -28,12 +28,12 @@ std::vector<KernelMutant> epilogue_mutants() {
       {"z-reuse", "epilogue/epilogue_swiglu_gradient.h", R"(      } else {
         ptx::bulk_wait_read<0>();
       })",
-       "      }", "z comes into a place that dz has not left", "gradients"},
+       "      }", "z comes into a place that dz has not left", "few-gradients"},
       {"z-wait", "epilogue/epilogue_swiglu_gradient.h", R"(    ptx::mbarrier_wait(full(buffer), phase_, "z");)", "",
-       "z is read before it has come", "gradients"},
+       "z is read before it has come", "few-gradients"},
       {"activation-reuse", "epilogue/epilogue_swiglu_gradient.h", R"(    compute_strip<kLow + 1>(high);
     if (ptx::lane_index() == 0) ptx::bulk_wait_read<1>();)",
-       "    compute_strip<kLow + 1>(high);", "a is put where the last one has not left", "gradients"},
+       "    compute_strip<kLow + 1>(high);", "a is put where the last one has not left", "few-gradients"},
       {"last-z-wait", "epilogue/epilogue_swiglu_gradient.h",
        R"(ptx::mbarrier_wait(shared.full[cursor.stage], cursor.phase, "the last z");)", "",
        "the last z is read before it has come", "gradients"},

@@ -62,7 +62,7 @@ std::vector<KernelMutant> mainloop_mutants() {
        "sums are put into stages that are not lent yet", "gradients"},
       {"record-empty", "shared_memory/task.h",
        R"(ptx::mbarrier_wait(ring_.empty[slot_], phase_ ^ 1, "task slot empty");)", "",
-       "a record is written over one that is in use", "epilogue"},
+       "a record is written over one that is in use", "few"},
       {"record-full", "shared_memory/task.h", R"(  UNIEP_DEVICE Record read_by_warp() {
     ptx::mbarrier_wait(ring_.full[slot_], phase_, "task slot full");)",
        "  UNIEP_DEVICE Record read_by_warp() {", "records are read that are not there", "epilogue"},

@@ -25,11 +25,11 @@ std::vector<KernelMutant> transfer_mutants() {
        "", "a chunk leaves before it has come", "epilogue"},
       {"notes-wait", "transfer/copy_ring.h",
        "ptx::copy_async_wait_all();  // the notes of later chunks, too; they take less long than any chunk", "",
-       "where a row goes is not known when it leaves", "epilogue"},
+       "where a row goes is not known when it leaves", "few"},
       {"pieces-wait", "transfer/copy_ring.h", R"(ptx::mbarrier_wait(storage_.full[stage_], phase_, "copied pieces");)",
        "", "summands are added before they have come", "groups"},
       {"ring-reuse", "transfer/copy_ring.h", "ptx::bulk_wait_read<kStoresReading>();", "",
-       "a chunk is loaded over one that has not left", "staged"},
+       "a chunk is loaded over one that has not left", "few-staged"},
       {"stores-complete", "transfer/copy_ring.h", R"(    ptx::bulk_wait_complete<0>();
     __syncwarp();)",
        R"(    ptx::bulk_wait_read<0>();

@@ -13,23 +13,29 @@ using uniep::test::Random;
 
 constexpr int kRanks = 4;
 constexpr int kWorkers = 16;
+constexpr int kFewWorkers = 4;  // so that each has many tiles, and rings are used again and again
 
 struct LayerFields {
   const char* name;
   const char* forward;
-  const char* backward;  // null: none
-  int64_t groups;
+  const char* backward = nullptr;  // null: none
+  int64_t groups = 0;
+  int workers = kWorkers;
 };
 constexpr LayerFields kLayers[] = {
-    {"epilogue", "combine.transport=epilogue,dispatch.transport=pull", nullptr, 0},
-    {"queued", "combine.transport=epilogue,dispatch.transport=pull", nullptr, 0},  // queued_calls.h
-    {"push", "combine.transport=epilogue,dispatch.transport=push", nullptr, 0},
-    {"staged", "combine.transport=staged,dispatch.transport=pull", nullptr, 0},
-    {"sms", "combine.transport=staged,dispatch.transport=pull,comm.where=sms,comm.dispatch_sms=4", nullptr, 0},
+    {"epilogue", "combine.transport=epilogue,dispatch.transport=pull"},
+    {"queued", "combine.transport=epilogue,dispatch.transport=pull"},  // queued_calls.h
+    {"push", "combine.transport=epilogue,dispatch.transport=push"},
+    {"staged", "combine.transport=staged,dispatch.transport=pull"},
+    {"sms", "combine.transport=staged,dispatch.transport=pull,comm.where=sms,comm.dispatch_sms=4"},
     {"groups", "combine.transport=staged,dispatch.transport=pull", nullptr, 8},
-    {"gradients", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=fill,save.xg=keep", 0},
-    {"mixed", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=mixed,save.xg=keep", 0},
-    {"redispatch", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=mixed,save.xg=redispatch", 0},
+    {"gradients", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=fill,save.xg=keep"},
+    {"mixed", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=mixed,save.xg=keep"},
+    {"redispatch", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=mixed,save.xg=redispatch"},
+    {"few", "combine.transport=epilogue,dispatch.transport=pull", nullptr, 0, kFewWorkers},
+    {"few-staged", "combine.transport=staged,dispatch.transport=pull", nullptr, 0, kFewWorkers},
+    {"few-gradients", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=fill,save.xg=keep", 0,
+     kFewWorkers},
 };
 constexpr const char* kForward =
     "fusion=layer,dispatch.dedup=on,combine.column_chunks=1,tile.n=256,tile.stages=4,tile.cluster=2,"
@@ -76,13 +82,13 @@ MutantLayer mutant_layer(const std::string& name) {
   layer.config.numerics.combine_groups = fields->groups;
   layer.config.numerics.weight_gradient = WeightGradient::kMainGrad;
   layer.how.ranks = kRanks;
-  layer.how.workers = kWorkers;
+  layer.how.workers = fields->workers;
   const auto whole = [&](const std::string& given, Direction direction) {
     return resolve(PartialSchedule::parse(given),
                    {.direction = direction,
                     .shape = layer.config.shape,
                     .numerics = layer.config.numerics,
-                    .machine = {.engine = EngineKind::kCuda, .ranks = kRanks, .workers = kWorkers}});
+                    .machine = {.engine = EngineKind::kCuda, .ranks = kRanks, .workers = fields->workers}});
   };
   layer.how.schedule = whole(std::string(kForward) + fields->forward, Direction::kForward);
   if (fields->backward != nullptr) {
