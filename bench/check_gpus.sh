@@ -68,7 +68,8 @@ whole_layers() {
     "$(program layer)" --only activations --cases 8 --compile "$(nproc)" >"$folder/compile_activations.log" 2>&1
   fi
   check activations 150 "$(program layer)" --only activations --cases 8
-  check verifier 120 "$(program verifier)"
+  check verifier 240 "$(program verifier)"
+  check verifier_fault 240 "$(program verifier_fault)"
 }
 
 # Beside the tests that need few kernels.
