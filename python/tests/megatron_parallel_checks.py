@@ -18,7 +18,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from distributed_checks import run_checks
 from megatron_training import Setting, Training, forward_step, parallelism, train
 
-STEPS = 6
+STEPS = 4
 
 
 def compare(setting, steps=STEPS):

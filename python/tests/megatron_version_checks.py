@@ -15,7 +15,7 @@ import megatron_option_checks
 import megatron_parallel_checks
 from distributed_checks import run_checks
 
-LONG = {"check_router_options", "check_shared_experts_and_recomputation"}
+LONG = {"check_router_options", "check_shared_experts_and_recomputation", "check_context_parallelism"}
 
 if __name__ == "__main__":
     assert megatron.core.__version__.split("+")[0] == sys.argv[1], (megatron.core.__version__, megatron.core.__file__)
