@@ -35,6 +35,7 @@ def wrapped(strategy):
 
 
 def losses_of(setting, ours, strategy):
+    print(f"training with {'UniEP' if ours else 'Megatron'}'s layers", flush=True)
     with parallelism(setting):
         training = Training(setting, ours, wrapped(strategy))
         return [training.step() for _ in range(STEPS)]

@@ -7,6 +7,7 @@ makes it; UNIEP_REQUIRE_MEGATRON=1 makes failures of what would be skipped.
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 import types
 
@@ -29,12 +30,24 @@ def megatron():
 
 
 RUNS = [("checks", 1), ("checks", 4), ("option_checks", 2), ("parallel_checks", 4), ("training_checks", 2)]
-RUNS += [("fsdp_checks", 2)]
 
 
 @pytest.mark.parametrize(("script", "ranks"), RUNS)
 def test_megatron(megatron, script, ranks):
     assert f"checks passed on {ranks} ranks" in run_ranks(ranks, HERE / f"megatron_{script}.py")
+
+
+def test_megatron_fsdp(megatron):
+    """Megatron-FSDP with Megatron's own layers hung over gloo, once in some thirty runs: that is run again."""
+    script = HERE / "megatron_fsdp_checks.py"
+    try:
+        text = run_ranks(2, script, timeout=150)
+    except AssertionError as error:
+        trained = re.findall(r"training with (\w+)'s layers", str(error))
+        if "not over after" not in str(error) or trained[-1:] != ["Megatron"]:
+            raise
+        text = run_ranks(2, script, timeout=150)
+    assert "checks passed on 2 ranks" in text
 
 
 @pytest.mark.parametrize("version", OTHER_VERSIONS)
