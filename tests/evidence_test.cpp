@@ -96,6 +96,14 @@ TEST(Evidence, AWrongDprobIsItsExpertsOrItsTokensRanks) {
   EXPECT_EQ(common_candidates(given.compared().evidence), std::vector<int>{2});
 }
 
+TEST(Evidence, ADprobOfAnUnusedSlotIsItsTokensRanks) {
+  ThreeRuns given;
+  given.routings[3].ids[1] = -1;
+  for (Sums& sums : given.runs) sums.of(Tensor::kDprobs).assign(kRanks, {std::vector<uint64_t>(kTopk, 7), 1, 0});
+  given.runs[0].of(Tensor::kDprobs)[3].sums[1] = 9;
+  EXPECT_EQ(common_candidates(given.compared().evidence), std::vector<int>{3});
+}
+
 TEST(Evidence, SumsBlameAllTheirRowsWhereRowsAreNotKnown) {
   ThreeRuns given;
   for (Sums& sums : given.runs) sums.of(Tensor::kRows).clear();

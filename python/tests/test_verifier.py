@@ -64,6 +64,10 @@ def test_a_wrong_dprob_is_its_experts_or_its_tokens_ranks() -> None:
         one["dprobs"] = torch.full((TOPK, 1), 7)
     runs[0]["dprobs"][1] = 9
     assert candidates(noted, runs, [0, 1, 2]) == [("dprobs", 0, (2, 3))]
+    noted.slots = [[1, -1]]
+    for one in runs:
+        del one["o"]
+    assert candidates(noted, runs, [0, 1, 2]) == [("dprobs", 0, (3,))]
 
 
 def _ordinary(count: int, dtype: torch.dtype) -> torch.Tensor:

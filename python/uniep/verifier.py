@@ -412,8 +412,10 @@ def _evidence(noted: Noted, runs: Sequence[Sums], shifts: Sequence[int]) -> list
                     doubted.setdefault(token, set()).add(expert)
                 found.append(_Evidence(tensor, run, (), expert, group.rank, place, 128 * tile))
                 continue
-            if expert >= 0:
-                hosts = {noted.host(expert, shifts[run])} | ({group.rank} if tensor == "dprobs" else set())
+            if tensor == "dprobs":  # made by the expert's rank, kept by the token's; an unused slot has none
+                hosts = {group.rank} | ({noted.host(expert, shifts[run])} if expert >= 0 else set())
+            elif expert >= 0:
+                hosts = {noted.host(expert, shifts[run])}
             elif (run, row) in explained:
                 continue
             else:

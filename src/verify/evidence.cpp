@@ -89,10 +89,11 @@ class Comparison {
     if (is_by_expert(place.tensor)) return blame_expert(evidence, place.unit);
     const std::vector<int32_t>& ids = routings_[place.unit].ids;
     if (is_rows(place.tensor)) return blame_expert(evidence, expert_of(place));
-    if (place.tensor == Tensor::kDprobs) {  // made by the expert's rank, kept by the token's
-      blame_expert(evidence, ids[place.index]);
+    if (place.tensor == Tensor::kDprobs) {  // made by the expert's rank, kept by the token's; an unused slot has none
+      if (ids[place.index] >= 0) blame_expert(evidence, ids[place.index]);
       const int keeper = static_cast<int>(place.unit);
-      if (evidence.candidates[0] != keeper) evidence.candidates.push_back(keeper);
+      std::erase(evidence.candidates, keeper);
+      evidence.candidates.push_back(keeper);
       return;
     }
     // A sum: its rows are to blame where they are known to be wrong, else the rank that summed; all of them where
