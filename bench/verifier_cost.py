@@ -8,6 +8,7 @@ backward a step. A line a shape, medians in milliseconds: a step without a verif
 in turn; a check of a forward, and of a backward; a rank's memory that a check took beside the calls', and what
 memory_need() says. "bound" is a run whose checks may take 1 % of the time: what three of them took. "found" are bits planted in
 one tile of y, dx, dprobs, dw1, dw2 and in a weight, on each rank in turn: named rightly, among the suspects, and all.
+Exit status 1 where one was missed, an alarm was false, or a check took more memory than memory_need() says.
 --cpu: over gloo with small layers, which tries the program and measures nothing.
 """
 
@@ -214,6 +215,7 @@ def main() -> None:
         result = {"shape": name, "ranks": group.size} | measure(job, options.rounds) | bound(job, options.seconds)
         result |= find(job)
         wrong |= bool(result["missed"] or result["false_alarms"] or result["bound_findings"])
+        wrong |= result["memory"] > result["memory_need"]
         if group.rank == 0:
             print(json.dumps(result) if options.json else table_line(result), flush=True)
         del job
