@@ -1,5 +1,6 @@
 """What the ways to run backward cost beside the plain one, in turn in one run: weight gradients added to main_grad, x dispatched
-again, weight gradients later, other Schedules; and the layer over its own GEMMs. Where two GPUs are loaded as eight would be, the plain
+again, FC1 again (of kept rows, or recompute: of x that is dispatched again), weight gradients later, other Schedules; and the layer
+over its own GEMMs. Where two GPUs are loaded as eight would be, the plain
 one is that of two: on eight, layers that their links bind are "mixed" by default.
 
     python3 bench/backward_ways.py build/release/uniep [--as-eight | --ranks 1] [--rounds 3] [--shapes dsv3,...] [--json FILE]
@@ -33,6 +34,8 @@ WAYS = {  # by name: what is measured, and options of its own
     "later": (LATER, {}),
     "+= main_grad": ("layer", {"--wgrad": "accumulate"}),
     "redispatch": ("layer", {"--schedule": "save.xg=redispatch"}),
+    "rows": ("layer", {"--schedule": "save.z=recompute"}),
+    "recompute": ("layer", {"--schedule": "save.xg=redispatch,save.z=recompute"}),
     "after": ("layer", {"--schedule-backward": "backward.wgrad=after"}),
     "none": ("layer", {"--schedule-backward": "fusion=none"}),
     "layer": ("layer", {"--schedule-backward": "fusion=layer"}),
@@ -52,7 +55,7 @@ def measure(options, shape, way, routing):
         given["--routing"] = routing
         for key in {"--schedule", *own} - {"--wgrad"}:  # each slot as a row of its own
             given[key] = ",".join(filter(None, ["dispatch.dedup=off", own.get(key)]))
-    command = [options.uniep, "bench", "--op", "backward", "--json", "-", *(str(word) for pair in given.items() for word in pair)]
+    command = [options.uniep, "bench", "--op", options.op, "--json", "-", *(str(word) for pair in given.items() for word in pair)]
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return report["results"][0]["ms"]["median"]
 
@@ -65,6 +68,7 @@ def main():
     parser.add_argument("--first", type=int, default=0, metavar="GPU", help="the first GPU (default 0)")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--ways", default="plain,GEMMs,later,+= main_grad,redispatch")
+    parser.add_argument("--op", choices=["backward", "step"], default="backward", help="step: forward and backward (default backward)")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeat", type=int, default=10)
@@ -93,7 +97,7 @@ def main():
             records.append({"shape": shape, "plain_ms": plain, "ratios": ratios, "rounds": rounds})
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"ranks": options.ranks, "as_eight": options.as_eight, "tokens": options.tokens, "records": records}, file)
+            json.dump({"op": options.op, "ranks": options.ranks, "as_eight": options.as_eight, "tokens": options.tokens, "records": records}, file)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ namespace {
 // A signal that one task of a space leaves out, and the waits for that space.
 TEST(Checker, NoticesADroppedExpertCounter) {
   for (const CounterSpace space : {CounterSpace::kExpertFirstTiles, CounterSpace::kExpertRows}) {
-    expect_noticed(Direction::kBackward, "save.xg=redispatch", [space](bool& touched) {
+    expect_noticed(Direction::kBackward, "save.xg=redispatch,save.z=keep", [space](bool& touched) {
       CheckTampering tampering;
       tampering.signal = [&touched, space](int, const Task&, CounterSignal& signal) {
         const bool drop = signal.space == space && !touched;
@@ -22,7 +22,7 @@ TEST(Checker, NoticesADroppedExpertCounter) {
       };
       return tampering;
     });
-    expect_noticed(Direction::kBackward, "save.xg=redispatch", [space](bool& touched) {
+    expect_noticed(Direction::kBackward, "save.xg=redispatch,save.z=keep", [space](bool& touched) {
       CheckTampering tampering;
       tampering.wait = [&touched, space](int, const Task&, CounterWait& wait) {
         touched |= wait.space == space;

@@ -188,6 +188,7 @@ void BatchInvariance::count_run(const Schedule& forward, const Schedule& backwar
   count("run: push", forward.dispatch.transport == DispatchTransport::kPush);
   count("run: dynamic queue", forward.queue == QueueKind::kDynamic);
   count("run: redispatch", backward.save_xg == SaveXg::kRedispatch);
+  count("run: FC1 again", backward.save_z == SaveZ::kRecompute);
   count("run: not shuffled", shuffle == 0);
   count("run: shuffled, odd seed", shuffle % 2 == 1);
   count("run: shuffled, even seed", shuffle != 0 && shuffle % 2 == 0);
@@ -209,7 +210,7 @@ cli::LayerResult BatchInvariance::run(Random& random, const RandomLayer& layer, 
                                                         .numerics = config.numerics,
                                                         .machine = group.machine()});
   PartialSchedule fixed;
-  fixed.set("save.xg", forward.save_xg == SaveXg::kKeep && !random.one_in(4) ? "keep" : "redispatch");
+  agree_on_saves(fixed, forward, random);
   const Schedule backward = sample_legal(random.next(),
                                          {.direction = Direction::kBackward,
                                           .shape = config.shape,

@@ -7,6 +7,7 @@
 
 #include "program/buildable.h"
 #include "program/edges.h"
+#include "program/recompute.h"
 #include "program/schedule_space.h"
 #include "program/task_work.h"
 #include "support/branch_counts.h"
@@ -79,8 +80,7 @@ struct LayerCase {
   Schedule canonical_of(const Schedule& schedule) const { return canonical(schedule, request()); }
   std::vector<std::string> violations(const Schedule& schedule) const { return validate(schedule, request()); }
   uint64_t fingerprint_of(const Schedule& schedule) const {
-    ProgramRequest request{shape,          numerics, schedule, direction, schedule.save_xg == SaveXg::kRedispatch,
-                           machine.workers};
+    ProgramRequest request{shape, numerics, schedule, direction, dispatches_x_again(schedule, true), machine.workers};
     request.redispatch = request.redispatch && direction == Direction::kBackward;
     const bool forward = direction == Direction::kForward;
     const GemmStage first = forward ? GemmStage::kFc1 : GemmStage::kDgradFc2;
@@ -148,7 +148,7 @@ TEST(Canonical, RunsAsTheScheduleDoesAndIsItsOwn) {
   for (const char* const field :
        {"dispatch.dedup", "comm.chunk_bytes", "order.experts_per_wave", "order.interleave", "order.source_rotation",
         "order.raster", "queue", "tile.n", "tile.cluster", "tile.pipeline", "combine.column_chunks", "backward.wgrad",
-        "backward.wgrad_reserve", "save.xg"}) {
+        "backward.wgrad_reserve", "save.xg", "save.z"}) {
     EXPECT_TRUE(merged.count(field) == 1) << field << " was never merged";
   }
 }

@@ -5,6 +5,7 @@
 
 #include "model/place.h"
 #include "program/checker.h"
+#include "program/recompute.h"
 #include "program/schedule_fields.h"
 #include "program/schedule_space.h"
 #include "support/branch_counts.h"
@@ -58,7 +59,7 @@ struct Variant {
 CheckReport check_schedule(const Batch& batch, const Numerics& numerics, const Schedule& schedule, Direction direction,
                            const Machine& machine, Variant variant, BranchCounts* branches = nullptr) {
   ProgramRequest request{batch.shape, numerics, schedule, direction, false, machine.workers};
-  request.redispatch = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch;
+  request.redispatch = direction == Direction::kBackward && dispatches_x_again(schedule, true);
   request.cluster = variant.cluster;
   request.pull_parts = variant.pull_parts;
   const Program program(request, batch.placement);
@@ -299,7 +300,7 @@ TEST(CheckerSpace, BackwardOnCuda) {
                   {.direction = Direction::kBackward, .shape = batch.shape, .numerics = numerics, .machine = machine})
                   .empty());
           ProgramRequest request{batch.shape, numerics, schedule, Direction::kBackward};
-          request.redispatch = schedule.save_xg == SaveXg::kRedispatch;
+          request.redispatch = dispatches_x_again(schedule, true);
           request.workers = machine.workers;
           request.cluster = schedule.tile_of(GemmStage::kDgradFc1).cluster;
           request.pull_parts = Random(~checked).one_in(2) ? 1 : 4;

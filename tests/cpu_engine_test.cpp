@@ -184,7 +184,7 @@ TEST(CpuEngine, ThousandsOfCallsAndTheEndOfTheEpochs) {
                                  .shape = layer.config.shape,
                                  .numerics = layer.config.numerics,
                                  .machine = group.machine()},
-                                PartialSchedule::parse("save.xg=keep")));
+                                PartialSchedule::parse("save.xg=keep,save.z=keep")));
     runner.backward(sample_legal(call,
                                  {.direction = Direction::kBackward,
                                   .shape = layer.config.shape,

@@ -28,7 +28,7 @@ TEST(EngineAgainstReference, RandomLayersAreWithinTheLimits) {
     options.ranks = layer.ranks;
     options.workers = 2;
     Group group(options);
-    const PartialSchedule keep = PartialSchedule::parse("save.xg=keep");
+    const PartialSchedule keep = PartialSchedule::parse("save.xg=keep,save.z=keep");
     const Schedule forward = sample_legal(seed,
                                           {.direction = Direction::kForward,
                                            .shape = config.shape,

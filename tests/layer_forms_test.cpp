@@ -35,8 +35,7 @@ void run_case(uint64_t seed, BranchCounts& branches) {
                                                         .numerics = config.numerics,
                                                         .machine = group.machine()});
   PartialSchedule fixed;
-  const bool keeps = forward.save_xg == SaveXg::kKeep;
-  fixed.set("save.xg", keeps ? "keep" : "redispatch");
+  agree_on_saves(fixed, forward, random, false);
   const Schedule backward = sample_legal(random.next(),
                                          {.direction = Direction::kBackward,
                                           .shape = config.shape,

@@ -30,7 +30,7 @@ void run_case(uint64_t seed, BranchCounts& branches) {
                                                       .numerics = config.numerics,
                                                       .machine = group.machine()});
   PartialSchedule fixed;
-  fixed.set("save.xg", forward.save_xg == SaveXg::kKeep ? "keep" : "redispatch");
+  agree_on_saves(fixed, forward, draw, false);
   const Schedule backward = sample_legal(draw.next(),
                                          {.direction = Direction::kBackward,
                                           .shape = config.shape,
@@ -88,6 +88,7 @@ void run_case(uint64_t seed, BranchCounts& branches) {
   branches.count("capacity", capacity.rows > 0);
   branches.count("weight gradients later", time == WeightGradientTime::kLater);
   branches.count("redispatch", forward.save_xg == SaveXg::kRedispatch);
+  branches.count("FC1 again", forward.save_z == SaveZ::kRecompute);
 }
 
 TEST(LayerObject, GivesTheBitsOfTheFreeFunctions) {
@@ -147,6 +148,14 @@ TEST_F(OneRank, SavedMemoryIsAttachedAgain) {
 TEST_F(OneRank, BackwardSavesAsForwardDoes) {
   const Layer layer(group_, kShape, {.forward = PartialSchedule::parse("save.xg=redispatch")});
   EXPECT_EQ(layer.schedule(Direction::kBackward).save_xg, SaveXg::kRedispatch);
+  EXPECT_EQ(layer.schedule(Direction::kBackward).save_z, SaveZ::kKeep);
+  const Layer again(group_, kShape, {.forward = PartialSchedule::parse("save.z=recompute")});
+  EXPECT_EQ(again.schedule(Direction::kBackward).save_z, SaveZ::kRecompute);
+  expect_error(Status::kInvalidArgument, "save.z=keep needs a forward that keeps z", [&] {
+    const Layer refused(
+        group_, kShape,
+        {.forward = PartialSchedule::parse("save.z=recompute"), .backward = PartialSchedule::parse("save.z=keep")});
+  });
   layer.backward(forward(layer), backward_arguments());
   expect_error(Status::kInvalidArgument, "save.xg=keep needs a forward that keeps xg", [&] {
     Layer(

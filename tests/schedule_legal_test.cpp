@@ -54,6 +54,7 @@ const std::vector<Planted>& planted_violations() {
        [](ScheduleCase& c, Schedule&) { c.numerics.weight_gradient = static_cast<WeightGradient>(3); }},
       {"queue=2: legal are static or dynamic", [](ScheduleCase&, Schedule& s) { s.queue = static_cast<QueueKind>(2); }},
       {"save.xg=-1:", [](ScheduleCase&, Schedule& s) { s.save_xg = static_cast<SaveXg>(-1); }},
+      {"save.z=2:", [](ScheduleCase&, Schedule& s) { s.save_z = static_cast<SaveZ>(2); }},
       {"comm.dispatch_sms=1:", [](ScheduleCase&, Schedule& s) { s.comm.dispatch_sms = 1; }},
       {"comm.combine_sms=2: comm.where", [](ScheduleCase&, Schedule& s) { s.comm.combine_sms = 2; }},
       {"comm.combine_sms=2: combine.transport", [](ScheduleCase&, Schedule& s) { s.comm.combine_sms = 2; }},

@@ -271,9 +271,9 @@ TEST(ScheduleSpace, CountsWithoutVisiting) {
   c.machine.workers = 1;
   c.machine.ranks = 1;
   c.shape = {8, 8, 1, 1};
-  // Free fields: dispatch 4, ring 48, wave 1, rotation 2, raster 5, queue 2, chunks 8, save 2; fusion and interleave 4;
-  // warps or sms, epilogue or staged 4; a tile of 3 m, 2 n (fc1), 3 k, 7 stages, 2 clusters, 2 pipelines.
-  const uint64_t forward = uint64_t{4} * 48 * 2 * 5 * 2 * 8 * 2 * 4 * 4 * (3 * 2 * 3 * 7 * 2 * 2);
+  // Free fields: dispatch 4, ring 48, wave 1, rotation 2, raster 5, queue 2, chunks 8, save 2 x 2; fusion and
+  // interleave 4; warps or sms, epilogue or staged 4; a tile of 3 m, 2 n (fc1), 3 k, 7 stages, 2 clusters, 2 pipelines.
+  const uint64_t forward = uint64_t{4} * 48 * 2 * 5 * 2 * 8 * 2 * 2 * 4 * 4 * (3 * 2 * 3 * 7 * 2 * 2);
   EXPECT_EQ(count(c), forward);
   c.direction = Direction::kBackward;
   // Fusion, interleave and wgrad 7, with either queue; mixed 17 reserves, with one; 4 n.

@@ -51,7 +51,8 @@ TEST(ScheduleFields, HaveTheNamesOfTheDesignInOrder) {
                                              "combine.column_chunks",
                                              "backward.wgrad",
                                              "backward.wgrad_reserve",
-                                             "save.xg"};
+                                             "save.xg",
+                                             "save.z"};
   std::vector<std::string> names;
   for (const ScheduleField& field : schedule_fields()) names.push_back(field.name);
   ASSERT_EQ(names.size(), kFieldCount);
@@ -101,7 +102,8 @@ TEST(ScheduleFields, LegalValuesAreThoseOfTheContract) {
                                                        {"combine.column_chunks", "1 to 8"},
                                                        {"backward.wgrad", "after, fill or mixed"},
                                                        {"backward.wgrad_reserve", "0 to 16"},
-                                                       {"save.xg", "keep or redispatch"}};
+                                                       {"save.xg", "keep or redispatch"},
+                                                       {"save.z", "keep or recompute"}};
   for (const auto& [name, legal] : expected)
     EXPECT_EQ(legal_text(descriptor_of(*find_field(name)).field), legal) << name;
   EXPECT_EQ(legal_values(descriptor_of(kCommStages).field),

@@ -354,6 +354,7 @@ TEST(OnlineCandidates, AreLegalDistinctAndKeepWhatIsFixed) {
         EXPECT_TRUE(where.violations(schedule).empty()) << to_text(schedule);
         EXPECT_EQ(schedule.queue, QueueKind::kDynamic);
         EXPECT_EQ(schedule.save_xg, incumbent.save_xg);
+        EXPECT_EQ(schedule.save_z, incumbent.save_z);
         EXPECT_EQ(schedule.comm.reserve_sms, incumbent.comm.reserve_sms);
         EXPECT_NE(schedule, incumbent);
       }

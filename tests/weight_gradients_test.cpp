@@ -135,8 +135,7 @@ void run_case(const Case& drawn, BranchCounts& branches) {
                                                                  .numerics = config.numerics,
                                                                  .machine = group.machine()});
   PartialSchedule fixed = PartialSchedule::parse("auto");
-  const bool kept_xg = forward_schedule.save_xg == SaveXg::kKeep;
-  fixed.set("save.xg", kept_xg && !random.one_in(4) ? "keep" : "redispatch");
+  agree_on_saves(fixed, forward_schedule, random);
   const Schedule schedule = sample_legal(random.next(),
                                          {.direction = Direction::kBackward,
                                           .shape = config.shape,
@@ -166,8 +165,9 @@ void run_case(const Case& drawn, BranchCounts& branches) {
     }
     live = counter.live, requested = counter.requested;
     std::vector<TileEvent> events;
-    works.push_back(
-        backward(group, config, schedule, saved, arrays.backward_arguments(drawn.time, last_use), {&events}));
+    works.push_back(backward(group, config, schedule, saved,
+                             arrays.backward_arguments(drawn.time, last_use, schedule.save_z == SaveZ::kRecompute),
+                             {&events}));
     expect_counted(
         counter,
         memory_need(group, config, schedule, placement,
@@ -221,7 +221,10 @@ void run_case(const Case& drawn, BranchCounts& branches) {
   branches.count("a work that is dropped", drop_work);
   branches.count("the saved dropped before its works", drop_saved && drawn.time == kLater);
   branches.count("within a capacity", drawn.capacity);
-  branches.count("kept by forward, dispatched again by backward", kept_xg && !keep);
+  branches.count("kept by forward, dispatched again by backward", forward_schedule.save_xg == SaveXg::kKeep && !keep);
+  const bool recomputes = schedule.save_z == SaveZ::kRecompute;
+  branches.count("FC1 again after a forward that kept z", recomputes && forward_schedule.save_z == SaveZ::kKeep);
+  branches.count("FC1 again after a forward that did not", forward_schedule.save_z == SaveZ::kRecompute);
   branches.count("disturbed", drawn.disturbance.shuffle_seed != 0);
   count_layer(branches, drawn.layer);
 }
@@ -326,7 +329,9 @@ TEST(WeightGradientTimes, MemoryIsWhatTheDocumentationSays) {
   const int64_t h = 64, i = 128, sums = i / 16;
   const char *keep = "save.xg=keep,combine.transport=epilogue",
              *again = "save.xg=redispatch,combine.transport=epilogue",
-             *staged = "save.xg=keep,combine.transport=staged";
+             *staged = "save.xg=keep,combine.transport=staged",
+             *again_z = "save.z=recompute,combine.transport=epilogue",
+             *nothing = "save.xg=redispatch,save.z=recompute,combine.transport=epilogue";
   const Expected cases[] = {
       {kNow, false, keep, 4 * i + 2 * h, 2 * h + 6 * i + sums, 0},
       {kNow, true, keep, 4 * i + 2 * h, 2 * h + 2 * i + sums, 0},
@@ -335,6 +340,12 @@ TEST(WeightGradientTimes, MemoryIsWhatTheDocumentationSays) {
       {kNow, true, staged, 4 * i + 2 * h, 4 * h + 2 * i + sums, 0},
       {kNone, false, keep, 4 * i + 2 * h, 2 * h + 6 * i + sums, 0},
       {kNone, true, again, 4 * i, 2 * h + 2 * i + sums, 0},
+      {kNow, false, again_z, 2 * h, 2 * h + 6 * i + sums, 0},
+      {kNow, true, again_z, 2 * h, 2 * h + 6 * i + sums, 0},
+      {kLater, false, again_z, 2 * h, sums, 2 * h + 6 * i},
+      {kNow, true, nothing, 0, 4 * h + 6 * i + sums, 0},
+      {kNone, false, nothing, 0, 4 * h + 6 * i + sums, 0},
+      {kLater, true, nothing, 0, sums, 4 * h + 6 * i},
       {kLater, false, keep, 4 * i + 2 * h, sums, 2 * h + 6 * i},
       {kLater, true, keep, 4 * i + 2 * h, sums, 2 * h + 2 * i},
       {kLater, false, again, 4 * i, sums, 4 * h + 6 * i},
@@ -349,7 +360,9 @@ TEST(WeightGradientTimes, MemoryIsWhatTheDocumentationSays) {
     const auto needs = memory_need(
         group, config, backward, placement,
         {.weight_gradients = expected.time, .last_use = expected.last_use, .direction = Direction::kBackward});
-    const int64_t more = (expected.schedule == again ? 2 * h : 0) + (expected.schedule == staged ? 2 * h : 0);
+    const bool again_x = expected.schedule == again || expected.schedule == nothing;
+    const bool no_z = expected.schedule == again_z || expected.schedule == nothing;
+    const int64_t more = (again_x ? 2 * h : 0) + (no_z ? 4 * i : 0) + (expected.schedule == staged ? 2 * h : 0);
     for (int rank = 0; rank < 2; ++rank) {
       const int64_t rows = placement.padded_rows(rank);
       EXPECT_EQ(saved[rank].workspace_bytes, static_cast<std::size_t>(rows * (2 * i + more)));

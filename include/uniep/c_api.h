@@ -337,7 +337,7 @@ UNIEP_API uniep_status uniep_saved_attach(uniep_group* group, const uniep_layer_
                                           int32_t count, uniep_saved** saved);
 
 /* FC1's output on a local rank: [padded_rows, 2 I] bf16, rows of padding hold no meaning, and none does after a
- * backward with last_use; null without rows. It lives as long as `saved`. */
+ * backward with last_use; null without rows and with save.z=recompute. It lives as long as `saved`. */
 UNIEP_API uniep_status uniep_saved_z(const uniep_saved* saved, int32_t rank, const void** z);
 
 /* Gradients of weights are one tensor over the rank's experts or El addresses, gate and up in one or apart, as the
@@ -346,7 +346,7 @@ UNIEP_API uniep_status uniep_saved_z(const uniep_saved* saved, int32_t rank, con
 typedef struct uniep_backward_arguments {
   size_t size;
   const void* dy; /* [T, H] bf16 */
-  const void* x;  /* as in forward; needed only with save.xg=redispatch and weight gradients */
+  const void* x;  /* as in forward; needed only with save.xg=redispatch and weight gradients or save.z=recompute */
   const void* w1;
   const void* w2;
   const void* const* w1_experts;
@@ -368,16 +368,18 @@ typedef struct uniep_backward_arguments {
   const void* const* w1_up_experts;
   void* dw1_up; /* [El, I, H], and dw1 [El, I, H]; NULL: dw1 holds both */
   void* const* dw1_up_experts;
-  const void* b2; /* with bias 1, as in forward; b1 is not needed */
+  const void* b2; /* with bias 1, as in forward */
   const void* const* b2_experts;
   void* db1; /* these four as biases are and of dw1's type; with bias 1 and UNIEP_WEIGHT_GRADIENTS_NOW */
   void* db2;
   void* const* db1_experts;
   void* const* db2_experts;
+  const void* b1; /* with bias 1 and save.z=recompute, as in forward */
+  const void* const* b1_experts;
 } uniep_backward_arguments;
 
-/* Collective. `saved` may be used again until a call with last_use. save.xg of both directions must agree: name it in
- * both schedules or in neither. UNIEP_WEIGHT_GRADIENTS_LATER is UNIEP_INVALID_ARGUMENT here. */
+/* Collective. `saved` may be used again until a call with last_use. save.xg and save.z of both directions must agree:
+ * name them in both schedules or in neither. UNIEP_WEIGHT_GRADIENTS_LATER is UNIEP_INVALID_ARGUMENT here. */
 UNIEP_API uniep_status uniep_backward(uniep_group* group, const uniep_layer_config* config, const char* schedule,
                                       const uniep_saved* saved, const uniep_backward_arguments* arguments,
                                       int32_t count);

@@ -88,7 +88,8 @@ struct Weights {
   const BFloat16* w1_up = nullptr;                 // [El, I, H], or null: w1 holds both
   const BFloat16* const* w1_up_experts = nullptr;  // or El tensors [I, H]
   // With Numerics::bias, else null. b1 lies in one where gate and up of W1 are apart, too.
-  const BFloat16* b1 = nullptr;                 // [El, 2 I]: gate, then up; without a gate [El, I]; backward ignores it
+  // [El, 2 I]: gate, then up; without a gate [El, I]. Backward ignores it but with save.z = recompute.
+  const BFloat16* b1 = nullptr;
   const BFloat16* b2 = nullptr;                 // [El, H]
   const BFloat16* const* b1_experts = nullptr;  // or El tensors [2 I] or [I]
   const BFloat16* const* b2_experts = nullptr;  // or El tensors [H]
@@ -195,7 +196,7 @@ class UNIEP_API Saved {
   explicit Saved(std::shared_ptr<internal::SavedState> state) : state_(std::move(state)) {}
   bool empty() const { return state_ == nullptr; }
   // z of a local rank: [padded_rows, 2 I], bf16, gate columns first; rows of padding hold no meaning, and none does
-  // after a backward with last_use. Null without rows.
+  // after a backward with last_use. Null without rows, and with save.z = recompute.
   const BFloat16* z(int rank) const;
   const Placement& placement() const;
   internal::SavedState& state() const { return *state_; }
@@ -210,15 +211,16 @@ UNIEP_API Saved forward(Group& group, const LayerConfig& config, const Schedule&
                         std::span<const ForwardArguments> arguments, const CallOptions& options = {});
 
 // A Saved of what a forward left in `saved_memory`, one entry a local rank, of just the bytes that memory_need() says:
-// of a forward with this shape, save.xg, routing and capacity, also where `placement` is another one of that routing
-// and capacity, and the bytes have been copied since. The memory stays the caller's. What a backward with last_use has
-// used up gives no error here, and no gradients. Not collective.
+// of a forward with this shape, save.xg, save.z, routing and capacity, also where `placement` is another one of that
+// routing and capacity, and the bytes have been copied since. The memory stays the caller's. What a backward with
+// last_use has used up gives no error here, and no gradients. Not collective.
 UNIEP_API Saved attach_saved(Group& group, const LayerConfig& config, const Schedule& schedule,
                              const Placement& placement, std::span<const CallerMemory> memory);
 
 struct BackwardArguments {
   const BFloat16* dy = nullptr;  // [T, H]
-  // [T, H] as in forward; read only when xg was not kept (save.xg = redispatch) and weight gradients are wanted
+  // [T, H] as in forward; read only when xg was not kept (save.xg = redispatch) and weight gradients are wanted or z
+  // was not kept either (save.z = recompute)
   const BFloat16* x = nullptr;
   Weights weights{};
   BFloat16* dx = nullptr;       // [T, H], written
@@ -226,7 +228,8 @@ struct BackwardArguments {
   WeightGradients gradients{};  // kNow only; else ignored and may be null
   Stream stream{};
   WeightGradientTime weight_gradients = WeightGradientTime::kNow;  // equal on all ranks
-  // The last use of `saved`: z becomes dz in its own memory, 4 I bytes a padded row less than else. From the moment
+  // The last use of `saved`: z becomes dz in its own memory, 4 I bytes a padded row less than else (but with save.z =
+  // recompute, where it does so anyway). From the moment
   // that the call runs the Saved is used up, also if the call fails half-way. Equal on all ranks.
   bool last_use = false;
   CallerMemory workspace_memory{};  // free behind the call

@@ -11,7 +11,8 @@ namespace uniep {
 // What a Layer is beside its sizes, equal on all ranks.
 struct LayerOptions {
   Numerics numerics{};
-  // What they leave open is filled for the group's machine, as resolve() does; the backward's save.xg as the forward's.
+  // What they leave open is filled for the group's machine, as resolve() does; the backward's save.xg and save.z as the
+  // forward's.
   PartialSchedule forward{}, backward{};
   Capacity capacity{};  // of place()
 };
@@ -61,7 +62,7 @@ class UNIEP_API Layer {
   const Capacity& capacity() const { return capacity_; }
   const Schedule& schedule(Direction direction) const { return schedules_[static_cast<int>(direction)]; }
   // For the calls from here on, say one that a Tuner gives. Throws Error(kInvalidArgument) for what is not legal, and
-  // keeps the earlier one. It is the caller's that forwards save what later backwards read (save.xg).
+  // keeps the earlier one. It is the caller's that forwards save what later backwards read (save.xg, save.z).
   void set_schedule(Direction direction, const Schedule& schedule);
 
  private:

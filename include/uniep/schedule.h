@@ -29,6 +29,7 @@ enum class Pipeline : int { kCooperative = 0, kPingpong = 1 };
 enum class CombineTransport : int { kEpilogue = 0, kStaged = 1 };
 enum class WgradOrder : int { kAfter = 0, kFill = 1, kMixed = 2 };
 enum class SaveXg : int { kKeep = 0, kRedispatch = 1 };
+enum class SaveZ : int { kKeep = 0, kRecompute = 1 };
 
 // The stages that multiply matrices; tile fields may be qualified by them (tile.fc1.n).
 enum class GemmStage : int { kFc1 = 0, kFc2, kDgradFc2, kDgradFc1, kWgradFc2, kWgradFc1 };
@@ -97,6 +98,7 @@ struct Schedule {
   WgradOrder wgrad = WgradOrder::kFill;  // backward.wgrad
   int wgrad_reserve = 5;                 // backward.wgrad_reserve, in sixteenths
   SaveXg save_xg = SaveXg::kKeep;        // save.xg
+  SaveZ save_z = SaveZ::kKeep;           // save.z
   bool operator==(const Schedule&) const = default;
 
   // The tile of a stage, its own values before the common ones.

@@ -116,7 +116,7 @@ def check_errors_against_float64(world):
 def check_save_and_schedules_change_no_bit(world):
     layer = world.medium()
     expected = world.run(layer)
-    for save in ("keep", "redispatch", "recompute"):
+    for save in ("keep", "redispatch", "rows", "recompute"):
         for schedule in ("auto", "fusion=none", BESIDE_NCCL if not world.cpu else "fusion=pairs"):
             for group in (world.native, world.torch):
                 got = world.run(layer, group, save=save, schedule=schedule)
@@ -245,7 +245,7 @@ def check_edges(world):
     cases["one expert gets all"] = one
     for name, layer in cases.items():
         layer = world.here(layer)
-        for save in ("keep", "redispatch", "recompute"):
+        for save in ("keep", "redispatch", "rows", "recompute"):
             world.expect_same(world.run(layer, save=save), world.run(layer, world.torch), f"{name}, save {save}")
 
 
@@ -367,7 +367,7 @@ def check_uninitialized_memory_may_hold_anything(world):
     expected = world.run(layer)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        for save in ("keep", "redispatch", "recompute"):
+        for save in ("keep", "redispatch", "rows", "recompute"):
             world.expect_same(world.run(layer, save=save), expected, f"memory filled with NaN, save {save}")
     finally:
         torch.use_deterministic_algorithms(False)
@@ -378,7 +378,7 @@ def check_memory_stays(world):
         return
     layer = world.medium()
     for step in range(200):
-        world.run(layer, save=("keep", "redispatch", "recompute")[step % 3])
+        world.run(layer, save=("keep", "redispatch", "rows", "recompute")[step % 4])
         if step == 20:
             world.synchronize()
             before = torch.cuda.memory_allocated()

@@ -176,7 +176,7 @@ def test_one_tensor_an_expert():
 
 
 @pytest.mark.parametrize("form", ["tensors", "lists", "pairs"])
-@pytest.mark.parametrize("save", ["keep", "redispatch", "recompute"])
+@pytest.mark.parametrize("save", ["keep", "redispatch", "rows", "recompute"])
 def test_gate_and_up_apart_and_dense_routing(form, save):
     layer, dense, halves = apart_and_dense()
     expected = run_moe(layer, 0, layer.local(0, 1))

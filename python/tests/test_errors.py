@@ -59,7 +59,7 @@ MAP = MAP & (torch.arange(8) < 3)
         ({"w1": tensor(8, 24, 64), "w2": tensor(8, 64, 12)}, r"intermediate: 12; must be a multiple of 8"),
         ({"schedule": "fusion=some"}, r"fusion"),
         ({"schedule": ("auto", "auto", "auto")}, r"schedule: .*; legal is a text, or two"),
-        ({"save": "all"}, r"save: 'all'; legal are keep, redispatch, recompute"),
+        ({"save": "all"}, r"save: 'all'; legal are keep, redispatch, rows, recompute"),
         ({"capacity": (0, 8)}, r"capacity: \(0, 8\); must be \(rows or a factor, tokens\), both above 0"),
         ({"capacity": (4096, 7)}, r"tokens: 8.*7"),
         (

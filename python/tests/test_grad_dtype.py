@@ -27,7 +27,7 @@ def added(layer):
     return zeros
 
 
-@pytest.mark.parametrize("save", ["keep", "redispatch", "recompute"])
+@pytest.mark.parametrize("save", ["keep", "redispatch", "rows", "recompute"])
 def test_bf16_is_their_rounding(save):
     layer = make_layer([300])
     w1, w2 = leaf(layer.w1), leaf(layer.w2)

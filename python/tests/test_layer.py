@@ -77,7 +77,7 @@ def test_no_option_changes_a_bit(seed):
     weights = layer.local(0, 1)
     expected = run_moe(layer, 0, weights)
     schedules = ["fusion=none", "fusion=pairs,comm.where=sms", ("fusion=layer", "backward.wgrad=after")]
-    for save in ("keep", "redispatch", "recompute"):
+    for save in ("keep", "redispatch", "rows", "recompute"):
         assert_same(run_moe(layer, 0, weights, save=save, schedule=schedules[seed % 3]), expected)
     assert_same(run_moe(layer, 0, weights, capacity=(4096, 64)), expected)
 
@@ -151,7 +151,7 @@ def gate_and_up(w1, form):
 def test_gate_and_up_apart(form, seed):
     layer = random_layer(seed, 1)
     expected = run_moe(layer, 0, layer.local(0, 1))
-    for save in ("keep", "redispatch", "recompute"):
+    for save in ("keep", "redispatch", "rows", "recompute"):
         w1, gates, ups = gate_and_up(layer.w1, form)
         x, probs = layer.x[0].clone().requires_grad_(), layer.probs[0].clone().requires_grad_()
         w2 = layer.w2.clone().requires_grad_()
@@ -178,7 +178,7 @@ def test_dense_routing(seed):
     layer, (dense,) = make_dense(random_layer(seed, 1))
     expected = run_moe(layer, 0, layer.local(0, 1))
     topk = layer.ids[0].shape[1]
-    for save in ("keep", "redispatch", "recompute"):
+    for save in ("keep", "redispatch", "rows", "recompute"):
         x, probs = layer.x[0].clone().requires_grad_(), dense.probs.clone().requires_grad_()
         w1, w2 = (weight.requires_grad_() for weight in layer.local(0, 1))
         y = uniep.moe(x, dense.routing_map, probs, w1, w2, topk=topk, save=save)
@@ -191,7 +191,7 @@ def test_dense_routing(seed):
 def test_frozen_tensors_have_no_gradient(frozen):
     layer = make_layer([40])
     expected = run_moe(layer, 0, layer.local(0, 1))
-    for save in ("keep", "redispatch", "recompute"):
+    for save in ("keep", "redispatch", "rows", "recompute"):
         given = {"x": layer.x[0], "probs": layer.probs[0], "w1": layer.w1, "w2": layer.w2}
         leaves = {name: value.clone().requires_grad_(name not in frozen) for name, value in given.items()}
         y = uniep.moe(leaves["x"], layer.ids[0], leaves["probs"], leaves["w1"], leaves["w2"], save=save)
@@ -212,7 +212,7 @@ def test_no_grad():
     assert same_bits(y, expected)
 
 
-@pytest.mark.parametrize("save", ["keep", "redispatch", "recompute"])
+@pytest.mark.parametrize("save", ["keep", "redispatch", "rows", "recompute"])
 @pytest.mark.parametrize("case", ["no tokens", "no routed slot", "one expert gets all", "K = E"])
 def test_edges(case, save):
     layer = {
@@ -275,7 +275,7 @@ def test_checkpointing(save, reentrant):
     assert_same(type(expected)(y.detach(), x.grad, probs.grad, w1.grad, w2.grad), expected)
 
 
-@pytest.mark.parametrize("save", ["keep", "redispatch", "recompute"])
+@pytest.mark.parametrize("save", ["keep", "redispatch", "rows", "recompute"])
 def test_saved_tensor_hooks(save):
     """Saved state is a tensor like others: copies of it, at another address, serve backward as well."""
     layer = make_layer([40])

@@ -15,6 +15,30 @@ from uniep.numerics import PLAIN, Numerics
 from uniep.routes import Route, place_routing
 
 
+class Save(typing.NamedTuple):
+    """What a layer keeps from forward to backward."""
+
+    fields: str  # of both schedules
+    keeps_z: bool
+    sends_x: bool  # no rows are kept: backward dispatches x again
+
+
+SAVES = {
+    "keep": Save("", True, False),
+    "redispatch": Save("save.xg=redispatch", True, True),
+    "rows": Save("save.z=recompute", False, False),
+    "recompute": Save("save.xg=redispatch,save.z=recompute", False, True),
+}
+
+
+def with_save(schedule: str, save: str) -> str:
+    """A schedule's text with the fields that belong to a way to save."""
+    fields = SAVES[save].fields
+    if not fields:
+        return schedule
+    return fields if schedule in ("", "auto") else f"{schedule},{fields}"
+
+
 class Call(typing.NamedTuple):
     """What one call was asked for, beside its tensors."""
 
@@ -32,6 +56,11 @@ class Call(typing.NamedTuple):
     numerics: Numerics = PLAIN
     b1: Sequence[torch.Tensor] = ()  # both without entries where there are no biases
     b2: Sequence[torch.Tensor] = ()
+
+    @property
+    def sends_x(self) -> bool:
+        """Whether backward needs x, since no rows of it are kept."""
+        return SAVES[self.save].sends_x
 
     @property
     def weight_gradient(self) -> int:
@@ -90,13 +119,13 @@ class Call(typing.NamedTuple):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """dx in the shape of dy, and dprobs [T, K] or of a map [T, E]; writes dw1 and dw2, and with them db1 and db2.
 
-        Needs x with save="redispatch".
+        Needs x where `sends_x`.
         """
         verifier, inputs = rerun.watcher, route.verified
         is_due = verifier is not None and inputs is not None and verifier.due(self, "backward")
         if verifier is not None and is_due:
             verifier.before_backward(self, dw1, dw2)
-        w1, w2, _, b2 = self.parts(weights)
+        w1, w2, b1, b2 = self.parts(weights)
         dprobs = self.group.engine.probs_gradient(route.engine_tokens)
         route.spans = spans()
         rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
@@ -118,6 +147,7 @@ class Call(typing.NamedTuple):
                 addresses(b2, dimensions=2),
                 addresses(db1, dimensions=2),
                 addresses(db2, dimensions=2),
+                addresses(b1, dimensions=2),
             )
         # Collective, so whoever needs them.
         route.keeps_arrived = is_due or rerun.running

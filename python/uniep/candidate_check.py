@@ -108,7 +108,7 @@ class CandidateCheck:
         if not is_forward:
             for one in (gradient for own in inputs["dw"] for gradient in own):
                 one.zero_()
-            x = inputs["x"] if call.save == "redispatch" else None
+            x = inputs["x"] if call.sends_x else None
             results = [*call.run_backward(route, saved, x, inputs["dy"], [*w1, *w2], *inputs["dw"])]
             results += [gradient for own in inputs["dw"] for gradient in own]
         number = library.FORWARD if is_forward else library.BACKWARD

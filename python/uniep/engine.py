@@ -358,6 +358,7 @@ class Engine:
         b2: Weights = _NO_WEIGHTS,
         db1: Weights = _NO_WEIGHTS,
         db2: Weights = _NO_WEIGHTS,
+        b1: Weights = _NO_WEIGHTS,
     ) -> torch.Tensor:
         """uniep_backward(); where one gradient of the two is asked for, uniep_weight_gradients() behind it.
 
@@ -395,6 +396,7 @@ class Engine:
             given.dx, given.dprobs = dx.data_ptr(), dprobs.data_ptr()
             given.dw1, given.dw1_experts, given.dw1_up, given.dw1_up_experts, _ = dw1
             given.dw2, given.dw2_experts, _, _, _ = dw2
+            given.b1, given.b1_experts, _, _, _ = b1
             given.b2, given.b2_experts, _, _, _ = b2
             given.db1, given.db1_experts, _, _, _ = db1
             given.db2, given.db2_experts, _, _, _ = db2

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from uniep import capture, ops, reserved_sms
-from uniep.call import Call, shaped
+from uniep.call import SAVES, Call, shaped, with_save
 from uniep.errors import Unsupported
 from uniep.group import Group, find_group
 from uniep.numerics import is_gated, read_numerics
@@ -25,7 +25,6 @@ MainGrad = typing.Literal["param"] | tuple[GateAndUp, Tensors] | tuple[GateAndUp
 _ROW_ALIGNMENT = 128
 HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")  # from PyTorch 2.10 on
 _NAMES = ("w1", "w2", "b1", "b2")
-_SAVES = ("keep", "redispatch", "recompute")
 
 _Function = typing.TypeVar("_Function", bound=typing.Callable[..., typing.Any])
 
@@ -85,8 +84,9 @@ def moe(
         grad_dtype: torch.bfloat16, or torch.float32: gradients of weights and biases before that rounding. Autograd
             keeps it only in leaves with `weight.grad_dtype = torch.float32`, which PyTorch has from 2.10 on. Breaks
             compiled graphs, as `weight.get_main_grad` does.
-        save: "keep" FC1's output and the dispatched rows for backward; "redispatch": keep x, and dispatch it again for
-            the weight gradients; "recompute": keep the arguments only. Changes no bit.
+        save: "keep" FC1's output and the dispatched rows for backward; "redispatch": FC1's output and x, which is
+            dispatched again for the weight gradients; "rows": the dispatched rows, and FC1 runs again; "recompute": x
+            alone, and both again. Changes no bit.
         activation: "swiglu"; "geglu_tanh" or "geglu_erf": gelu(gate) * up; "relu2" or "silu", without a gate: w1 is
             [El, I, H]. Or "swiglu:alpha=1.702,limit=7,up_offset=1": gate * sigmoid(alpha * gate) * (up + up_offset)
             of a gate of at most `limit` and an up between -limit and limit; `gate_limit` and `up_limit` are one each.
@@ -176,15 +176,10 @@ class _Moe(torch.autograd.Function):
     @staticmethod
     def forward(ctx: typing.Any, call: Call, x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor, *weights):  # type: ignore[no-untyped-def]
         keep = True in ctx.needs_input_grad
-        recompute = call.save == "recompute"
-        y, saved, route = call.run(x, ids, probs, weights, keep and not recompute)
+        y, saved, route = call.run(x, ids, probs, weights, keep)
         if keep:
-            ctx.call, ctx.probs_shape = call, probs.shape
-            if recompute:
-                ctx.save_for_backward(x, ids, probs, *weights)
-            else:
-                ctx.route = route
-                ctx.save_for_backward(x if call.save == "redispatch" else None, saved, *weights)
+            ctx.call, ctx.probs_shape, ctx.route = call, probs.shape, route
+            ctx.save_for_backward(x if call.sends_x else None, saved, *weights)
         return y
 
     @staticmethod
@@ -194,13 +189,8 @@ class _Moe(torch.autograd.Function):
 
 def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     call: Call = ctx.call
-    if call.save == "recompute":
-        x, ids, probs, *weights = ctx.saved_tensors
-        _, saved, route = call.run(x, ids, probs, weights, keep=True)
-        x = None
-    else:
-        x, saved, *weights = ctx.saved_tensors
-        route = ctx.route
+    x, saved, *weights = ctx.saved_tensors
+    route = ctx.route
     need = ctx.needs_input_grad
     parts = call.parts(weights)
     starts = [4 + sum(map(len, parts[:which])) for which in range(4)]
@@ -494,19 +484,16 @@ def _schedules(schedule: str | tuple[str, ...], save: str, reserve: int | None) 
 
 
 def _read_schedules(schedule: str | tuple[str, ...], save: str, reserve: int | None) -> tuple[str, str]:
-    if save not in _SAVES:
-        raise ValueError(f"save: {save!r}; legal are {', '.join(_SAVES)}")
+    if save not in SAVES:
+        raise ValueError(f"save: {save!r}; legal are {', '.join(SAVES)}")
     texts = (schedule, schedule) if isinstance(schedule, str) else schedule
     if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"schedule: {schedule!r}; legal is a text, or two: of forward and of backward")
     texts = reserved_sms.leave(texts[0], reserve), reserved_sms.leave(texts[1], reserve)
-    if save != "redispatch":
-        return texts[0], texts[1]
     for text in texts:
-        if text.lstrip().startswith("{"):
-            raise ValueError("schedule: JSON beside save='redispatch'; legal are 'auto' and key=value,...")
-    first, second = ("save.xg=redispatch" if text in ("", "auto") else f"{text},save.xg=redispatch" for text in texts)
-    return first, second
+        if save != "keep" and text.lstrip().startswith("{"):
+            raise ValueError(f"schedule: JSON beside save={save!r}; legal are 'auto' and key=value,...")
+    return with_save(texts[0], save), with_save(texts[1], save)
 
 
 def checked_capacity(capacity: Capacity | None, topk: int, local: int) -> tuple[int, int] | None:

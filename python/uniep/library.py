@@ -143,6 +143,8 @@ BackwardArguments = _structure(
     db2=_POINTER,
     db1_experts=_POINTER,
     db2_experts=_POINTER,
+    b1=_POINTER,
+    b1_experts=_POINTER,
 )
 WeightGradientArguments = _structure(
     "WeightGradientArguments",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch._library.fake_impl import allocate_size
 
-from uniep.call import Call
+from uniep.call import SAVES, Call
 from uniep.group import find_group
 from uniep.numerics import is_gated, read_numerics
 
@@ -94,7 +94,7 @@ def forward(
     marks: bool,
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """y, and the bytes that backward needs: none unless `keep`, and with save="recompute".
+    """y, and the bytes that backward needs: none unless `keep`.
 
     `rows` and `tokens` are the capacity, both 0 where there is none. `apart`: w1 is all gates, then all ups.
     `main_grad`, those of w1, w2, b1 and b2 behind each other, or nothing, is what backward adds to; it is not read
@@ -103,8 +103,8 @@ def forward(
     """
     schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
     call = _call(x, w1, w2, b1, b2, group, schedules, limits, save, topk, apart, *numerics)
-    y, saved, _ = call.run(x, ids, probs, (*w1, *w2, *b1, *b2), keep and save != "recompute")
-    return y, saved if keep and save != "recompute" else x.new_empty(0, dtype=torch.uint8)
+    y, saved, _ = call.run(x, ids, probs, (*w1, *w2, *b1, *b2), keep)
+    return y, saved if keep else x.new_empty(0, dtype=torch.uint8)
 
 
 @forward.register_fake
@@ -130,7 +130,7 @@ def _(  # type: ignore[no-untyped-def]
     marks,
     keep,
 ):
-    if not keep or save == "recompute":
+    if not keep or save == "recompute":  # nothing is kept
         size: int | torch.SymInt = 0
     elif rows > 0 and find_group(group).transport == "native":
         size = _saved_bytes(rows, x.shape[-1], (2 if is_gated(activation) else 1) * w2[0].shape[-1], save)
@@ -150,7 +150,8 @@ def new_size() -> torch.SymInt:
 
 def _saved_bytes(rows: int, hidden: int, z_columns: int, save: str) -> int:
     """Bytes that forward keeps of so many rows, in pieces of 64."""
-    pieces = [rows * z_columns * 2] + ([rows * hidden * 2] if save == "keep" else [])
+    way = SAVES[save]
+    pieces = [rows * z_columns * 2] * way.keeps_z + [rows * hidden * 2] * (not way.sends_x)
     return sum(-(-piece // 64) * 64 for piece in pieces)
 
 
@@ -192,7 +193,7 @@ def backward(
     need_w1: bool,
     need_w2: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    """dx, dprobs, dw1, dw2, db1 and db2; x with save="redispatch".
+    """dx, dprobs, dw1, dw2, db1 and db2; x with save="redispatch" and "recompute".
 
     Those of w1 and b1 have no entries where neither is needed, those of w2 and b2 likewise.
     """
@@ -324,7 +325,7 @@ def _keep_for_backward(
     ctx.counts = len(w1), len(w2), len(b1), len(b2)
     ctx.main_grad = main_grad
     _allow_changes(main_grad)
-    ctx.save_for_backward(None if save == "keep" else x, ids, probs, output[1], *w1, *w2, *b1, *b2)
+    ctx.save_for_backward(x if SAVES[save].sends_x else None, ids, probs, output[1], *w1, *w2, *b1, *b2)
 
 
 def _allow_changes(tensors: Sequence[torch.Tensor]) -> None:
@@ -342,10 +343,6 @@ def _differentiate(ctx: typing.Any, dy: torch.Tensor, _: torch.Tensor | None) ->
     x, ids, probs, saved, *weights = ctx.saved_tensors
     parts = _split(weights, ctx.counts)
     *options, marks, _ = ctx.options
-    if options[5] == "recompute":
-        again = *options[:5], "keep", *options[6:], False, True
-        _, saved = torch.ops.uniep.forward(x, ids, probs, *parts, [], *again)
-        x = None
     need = [any(one) for one in ctx.needs_input_grad[3:7]]
     given = dy, x, ids, probs, *parts, saved
     if ctx.main_grad:

@@ -135,6 +135,8 @@ BackwardArguments backward_arguments(const uniep_backward_arguments& given) {
   own.dy = static_cast<const BFloat16*>(given.dy);
   own.x = static_cast<const BFloat16*>(given.x);
   own.weights = weights(given);
+  own.weights.b1 = static_cast<const BFloat16*>(given.b1);
+  own.weights.b1_experts = reinterpret_cast<const BFloat16* const*>(given.b1_experts);
   own.dx = static_cast<BFloat16*>(given.dx);
   own.dprobs = given.dprobs;
   own.gradients = weight_gradients_of(given);

@@ -95,6 +95,10 @@ void check_weights(const Weights& weights, const LayerConfig& config, int rank, 
   check_bias({weights.b2, reinterpret_cast<const void* const*>(weights.b2_experts)}, "b2", rank, config, local_experts);
 }
 
+void check_b1(const Weights& weights, const LayerConfig& config, int rank, int64_t local_experts) {
+  check_bias({weights.b1, reinterpret_cast<const void* const*>(weights.b1_experts)}, "b1", rank, config, local_experts);
+}
+
 const char* name_of(WeightGradientTime time) {
   switch (time) {
     case WeightGradientTime::kNow:
@@ -174,8 +178,7 @@ Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule,
       const Weights& weights = arguments[i].weights;
       const int64_t local_experts = config.shape.experts / group.ranks();
       check_weights(weights, config, rank, local_experts);
-      check_bias({weights.b1, reinterpret_cast<const void* const*>(weights.b1_experts)}, "b1", rank, config,
-                 local_experts);
+      check_b1(weights, config, rank, local_experts);
     }
     return group.implementation().forward({config, schedule, placement, arguments, options});
   });
@@ -217,7 +220,8 @@ PendingWeightGradients backward(Group& group, const LayerConfig& config, const S
     check_same_numerics(state.config.numerics, config.numerics);
     const MemoryOptions use = common_use(arguments, group.first_local_rank());
     const bool keep = schedule.save_xg == SaveXg::kKeep;
-    const bool gradients = use.weight_gradients != WeightGradientTime::kNone;
+    const bool recompute = schedule.save_z == SaveZ::kRecompute;
+    const bool reads_x = !keep && (recompute || use.weight_gradients != WeightGradientTime::kNone);
     const int64_t local_experts = config.shape.experts / group.ranks();
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const int rank = group.first_local_rank() + static_cast<int>(i);
@@ -226,11 +230,15 @@ PendingWeightGradients backward(Group& group, const LayerConfig& config, const S
       if (keep && state.ranks[i].xg == nullptr && state.placement.padded_rows(rank) > 0) {
         refuse("save.xg: keep in backward needs a forward that kept xg; that one ran with redispatch");
       }
+      if (!recompute && state.ranks[i].z == nullptr && state.placement.padded_rows(rank) > 0) {
+        refuse("save.z: keep in backward needs a forward that kept z; that one ran with recompute");
+      }
       check_array(own.dy, "dy", rank, has_tokens);
-      check_array(own.x, "x (save.xg = redispatch)", rank, has_tokens && !keep && gradients);
+      check_array(own.x, "x (save.xg = redispatch)", rank, has_tokens && reads_x);
       check_array(own.dx, "dx", rank, has_tokens);
       check_array(own.dprobs, "dprobs", rank, has_tokens);
       check_weights(own.weights, config, rank, local_experts);
+      if (recompute) check_b1(own.weights, config, rank, local_experts);
       if (use.weight_gradients != WeightGradientTime::kNow) continue;
       check_dw1(own.gradients, config, rank, local_experts);
       check_dw2(own.gradients, config, rank, local_experts);

@@ -33,11 +33,16 @@ Layer::Layer(Group& group, const LayerShape& shape, const LayerOptions& options)
   };
   set(Direction::kForward, options.forward);
   const bool keeps = schedule(Direction::kForward).save_xg == SaveXg::kKeep;
+  const bool keeps_z = schedule(Direction::kForward).save_z == SaveZ::kKeep;
   PartialSchedule backward = options.backward;
   if (!backward.given("save.xg")) backward.set("save.xg", keeps ? "keep" : "redispatch");
+  if (!backward.given("save.z")) backward.set("save.z", keeps_z ? "keep" : "recompute");
   set(Direction::kBackward, backward);
   if (!keeps && schedule(Direction::kBackward).save_xg == SaveXg::kKeep) {
     api::refuse("backward schedule: save.xg=keep needs a forward that keeps xg; the forward's is redispatch");
+  }
+  if (!keeps_z && schedule(Direction::kBackward).save_z == SaveZ::kKeep) {
+    api::refuse("backward schedule: save.z=keep needs a forward that keeps z; the forward's is recompute");
   }
 }
 

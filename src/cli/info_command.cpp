@@ -52,6 +52,40 @@ Json memory_of(const Group& group, const LayerOptions& layer, const Placement& p
   return ranks;
 }
 
+// Of the rank that saves most, for each way to save, with all else as the layer's Schedules say.
+Json save_modes(const Group& group, const LayerOptions& layer, const Placement& placement) {
+  Json modes = Json::array();
+  for (const char* z : {"keep", "recompute"}) {
+    for (const char* xg : {"keep", "redispatch"}) {
+      std::size_t saved = 0, workspace = 0;
+      double of_token = 0;
+      for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+        PartialSchedule given = layer.given(direction);
+        given.set("save.xg", xg);
+        given.set("save.z", z);
+        const Schedule schedule = resolve(
+            given,
+            {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = group.machine()});
+        const std::vector<MemoryNeed> needs =
+            memory_need(group, layer.config(), schedule, placement, {.direction = direction});
+        for (std::size_t rank = 0; rank < needs.size(); ++rank) {
+          workspace = std::max(workspace, needs[rank].workspace_bytes);
+          if (direction == Direction::kBackward || needs[rank].saved_bytes < saved) continue;
+          saved = needs[rank].saved_bytes;
+          const auto tokens = static_cast<double>(placement.tokens(static_cast<int>(rank)));
+          of_token = tokens > 0 ? static_cast<double>(saved) / tokens : 0;
+        }
+      }
+      modes.push_back({{"save.xg", xg},
+                       {"save.z", z},
+                       {"saved_bytes", saved},
+                       {"saved_bytes_per_token", of_token},
+                       {"workspace_bytes", workspace}});
+    }
+  }
+  return modes;
+}
+
 // Where no engine was named and there is no GPU the forecast is the cpu engine's. It would mislead whoever has GPUs
 // elsewhere if they refused the layer.
 void require_for_gpus(const LayerOptions& layer) {
@@ -88,6 +122,7 @@ void add_layer(const LayerOptions& layer, Json& json) {
   json["memory"]["forward"] = memory_of(group, layer, placement, Direction::kForward);
   try {
     json["memory"]["backward"] = memory_of(group, layer, placement, Direction::kBackward);
+    json["modes"] = save_modes(group, layer, placement);
   } catch (const Error& error) {
     // Else forward's schedule is not one of backward's: the memory of forward is still of use.
     if (error.status() != Status::kUnsupported && error.status() != Status::kInvalidArgument) throw;
@@ -146,9 +181,23 @@ std::string memory_table(const Json& json) {
 }
 
 constexpr const char* kKindsExplained =
-    "saved: z, and unless save.xg=redispatch the dispatched rows, which a forward keeps for its backward\n"
+    "saved: what a forward keeps for its backward: z unless save.z=recompute, the dispatched rows unless "
+    "save.xg=redispatch\n"
     "workspace: between the stages of one call, given back when it ends\n"
     "symmetric: what other ranks reach; the group holds it, all its layers share it\n";
+
+std::string modes_table(const Json& json) {
+  if (!json.contains("modes")) return "";
+  std::string text =
+      fmt::format("{:<36}{:>11}{:>11}{:>15}\n", "ways to save, GiB", "saved", "workspace", "bytes a token");
+  for (const Json& mode : json["modes"]) {
+    const std::string name =
+        fmt::format("save.xg={},save.z={}", mode["save.xg"].get<std::string>(), mode["save.z"].get<std::string>());
+    text += fmt::format("{:<36}{:>11.3f}{:>11.3f}{:>15.0f}\n", name, gib(mode["saved_bytes"].get<uint64_t>()),
+                        gib(mode["workspace_bytes"].get<uint64_t>()), mode["saved_bytes_per_token"].get<double>());
+  }
+  return text;
+}
 
 std::string layer_line(const Json& json) {
   const auto size = [&](const char* name) { return json["shape"][name].get<int64_t>(); };
@@ -162,7 +211,7 @@ std::string to_table(const Json& json) {
   for (const auto& [name, engine] : json["engines"].items())
     text += fmt::format("{:<10}{}\n", name, engine_line(engine));
   if (!json.contains("memory")) return text;
-  text += layer_line(json) + summary(json) + memory_table(json) + kKindsExplained;
+  text += layer_line(json) + summary(json) + memory_table(json) + kKindsExplained + modes_table(json);
   if (json.contains("backward_refused")) {
     text += fmt::format("{:<10}{}\n", "backward", json["backward_refused"].get<std::string>());
   }

@@ -67,7 +67,7 @@ std::vector<std::string> LayerResult::differences(const LayerResult& other) cons
     if (!same) names.emplace_back(name);
   };
   note("y", same_bytes(y, other.y));
-  note("z", same_bytes(z, other.z));
+  note("z", !has_z || !other.has_z || same_bytes(z, other.z));
   note("dx", same_bytes(dx, other.dx));
   note("dprobs", same_bytes(dprobs, other.dprobs));
   note("dw1", same_bytes(dw1_bf16, other.dw1_bf16) && same_bytes(dw1_fp32, other.dw1_fp32));
@@ -278,6 +278,7 @@ void LayerRunner::timed(Call&& call) {
 
 void LayerRunner::forward(const Schedule& schedule, std::vector<TileEvent>* events) {
   out_.y.assign(data_.tokens_of(local_ranks()) * config_.shape.hidden, BFloat16{0xffff});
+  out_.has_z = schedule.save_z == SaveZ::kKeep;
   saved_ = Saved();
   const std::vector<ForwardArguments> arguments = forward_arguments();
   for (const DeviceRank& own : device_ranks_) own.y.fill(0xff);
@@ -537,7 +538,9 @@ LayerResult LayerRunner::local_result() const {
     const int rank = static_cast<int>(expert / local_experts());
     const int64_t rows = placement_.expert_rows(expert);
     if (rows == 0) continue;
-    const BFloat16* z = saved_.z(rank) + placement_.expert_segment(expert) * columns;
+    const BFloat16* z = saved_.z(rank);
+    if (z == nullptr) continue;  // save.z=recompute
+    z += placement_.expert_segment(expert) * columns;
     const std::size_t end = result.z.size();
     result.z.resize(end + static_cast<std::size_t>(rows * columns));
     if (on_devices()) {

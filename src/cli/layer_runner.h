@@ -55,6 +55,7 @@ struct LayerData {
 struct LayerResult {
   std::vector<BFloat16> y;                   // [sum T, H]
   std::vector<BFloat16> z;                   // [rows, halves I] by expert and row, without padding
+  bool has_z = true;                         // not with save.z=recompute
   std::vector<BFloat16> dx;                  // [sum T, H]
   std::vector<float> dprobs;                 // [sum T, K]
   std::vector<BFloat16> dw1_bf16, dw2_bf16;  // as Numerics::weight_gradient says, one pair is filled

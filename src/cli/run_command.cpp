@@ -194,7 +194,9 @@ void note_placement(const RunOptions& options, const LayerData& data, const Grou
 void open_tensors(const RunOptions& options, const RunReport& report, const LayerData& data,
                   std::optional<OutputTensors>& file) {
   if (options.out.empty()) return;
-  const int64_t rows = std::accumulate(report.rows_per_rank.begin(), report.rows_per_rank.end(), int64_t{0});
+  const bool has_z = report.schedules.forward.save_z == SaveZ::kKeep;
+  const int64_t rows =
+      has_z ? std::accumulate(report.rows_per_rank.begin(), report.rows_per_rank.end(), int64_t{0}) : kNoZ;
   naming_option("--out", [&] { file.emplace(options.out, report.config, data.all_tokens(), rows, options.backward); });
 }
 

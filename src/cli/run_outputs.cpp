@@ -13,8 +13,8 @@ static_assert(std::endian::native == std::endian::little, "safetensors hold litt
 
 std::vector<io::TensorSpec> specs_of(const LayerConfig& config, int64_t tokens, int64_t rows, bool backward) {
   const LayerShape& shape = config.shape;
-  std::vector<io::TensorSpec> specs = {{"y", "BF16", {tokens, shape.hidden}},
-                                       {"z", "BF16", {rows, z_columns(shape, config.numerics)}}};
+  std::vector<io::TensorSpec> specs = {{"y", "BF16", {tokens, shape.hidden}}};
+  if (rows != kNoZ) specs.push_back({"z", "BF16", {rows, z_columns(shape, config.numerics)}});
   if (!backward) return specs;
   const bool bf16 = config.numerics.weight_gradient == WeightGradient::kBFloat16;
   specs.push_back({"dx", "BF16", {tokens, shape.hidden}});

@@ -9,6 +9,8 @@ namespace uniep::cli {
 
 // A file for y, z and with backward dx, dprobs, dw1 and dw2 in global order: what an engine gives as bf16 as BF16, else
 // F32. It is opened before the run, so that a path that can not be written is noticed at once.
+inline constexpr int64_t kNoZ = -1;  // in the place of its rows
+
 class OutputTensors {
  public:
   // `rows`: routed rows of all ranks.

@@ -13,6 +13,7 @@
 #include "cli/layer_options.h"
 #include "cli/options.h"
 #include "program/checker.h"
+#include "program/recompute.h"
 #include "program/schedule_fields.h"
 #include "program/schedule_space.h"
 
@@ -55,7 +56,7 @@ CheckReport prove(const ScheduleOptions& options, const Machine& machine, const 
   request.numerics = options.layer.numerics;
   request.schedule = schedule;
   request.direction = options.direction;
-  request.redispatch = options.direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch;
+  request.redispatch = options.direction == Direction::kBackward && dispatches_x_again(schedule, true);
   request.workers = machine.workers;
   return check_program(Program(request, placement.state()));
 }

@@ -38,7 +38,7 @@ LayerSchedules sequential_schedules(const LayerSchedules& schedules, const Layer
                                     const Machine& machine) {
   PartialSchedule fields = PartialSchedule::parse("fusion=none");
   for (const auto& [name, value] : PartialSchedule::from(schedules.forward).values()) {
-    if (name == "save.xg") fields.set(name, value);
+    if (name == "save.xg" || name == "save.z") fields.set(name, value);
   }
   const auto filled = [&](Direction direction) {
     return resolve(fields,

@@ -62,6 +62,7 @@ Json report_json(const SimulateCommandOptions& options, const Schedule& schedule
   json["ms"] = rounded(result.ms);
   json["ms_per_rank"] = Json::array();
   for (const double ms : result.ms_per_rank) json["ms_per_rank"].push_back(rounded(ms));
+  if (result.again_ms > 0) json["again_ms"] = rounded(result.again_ms);
   json["bound_ms"] = rounded(result.limits.bound_ms());
   json["limits"] = result.limits.name();
   json["limits_ms"] = {{"gemm", rounded(result.limits.gemm_ms)},
@@ -101,6 +102,8 @@ void print(const SimulateCommandOptions& options, const sim::Simulated& result) 
   std::cout << fmt::format("{} on {}: {:.3f} ms at {:.2f} GHz; bound {:.3f} ms by {}\n",
                            direction_name(options.direction), options.machine, result.ms, result.clock_ghz,
                            result.limits.bound_ms(), result.limits.name());
+  if (result.again_ms > 0)
+    std::cout << fmt::format("  {:<10} {:8.3f} ms, before all that follows\n", "FC1 again", result.again_ms);
   for (const auto& [name, stage] : result.stages) {
     std::cout << fmt::format("  {:<10} {:8.3f} to {:8.3f} ms, a worker busy {:8.3f} ms\n", name, stage.begin_ms,
                              stage.end_ms, stage.busy_ms);

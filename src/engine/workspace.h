@@ -19,10 +19,13 @@ struct MemoryRequest {
   int64_t prob_terms = 0;  // of a row's dprob
   int64_t rows = 0;        // with padding
   bool staged = false;     // combine rows are kept locally before they are sent
-  bool keep_xg = true;
+  bool keep_xg = true, keep_z = true;
   MemoryOptions use;
 
-  bool redispatches_x() const { return !keep_xg && use.weight_gradients != WeightGradientTime::kNone; }
+  // Backward: FC1 or its weight gradient reads rows of x that are not kept.
+  bool redispatches_x() const { return !keep_xg && (!keep_z || use.weight_gradients != WeightGradientTime::kNone); }
+  // Backward: z becomes dz in the saved block.
+  bool has_dz_in_saved() const { return keep_z && use.last_use; }
   bool later() const { return use.weight_gradients == WeightGradientTime::kLater; }
 };
 
@@ -52,17 +55,18 @@ inline MemoryRequest memory_request(const LayerConfig& config, const Schedule& s
           rows,
           schedule.combine.transport == CombineTransport::kStaged,
           schedule.save_xg == SaveXg::kKeep,
+          schedule.save_z == SaveZ::kKeep,
           use};
 }
 
 struct SavedPieces {
-  BFloat16* z = nullptr;
+  BFloat16* z = nullptr;  // null where it is not kept
   BFloat16* xg = nullptr;
 };
 
 inline SavedPieces carve_saved(Carver& carver, const MemoryRequest& request) {
   SavedPieces pieces;
-  pieces.z = carver.take<BFloat16>(request.rows * request.z_columns);
+  if (request.keep_z) pieces.z = carver.take<BFloat16>(request.rows * request.z_columns);
   if (request.keep_xg) pieces.xg = carver.take<BFloat16>(request.rows * request.shape.hidden);
   return pieces;
 }
@@ -74,6 +78,7 @@ inline SavedPieces carve_saved(Carver& saved, Carver& workspace, const MemoryReq
 
 struct WorkspacePieces {
   BFloat16* gathered[kMaxOperands] = {};  // what the saved block does not hold
+  BFloat16* z = nullptr;                  // of backward, wherever it lies; of forward, unless the saved block holds it
   BFloat16* activation = nullptr;
   BFloat16* dz = nullptr;
   float* prob_chunks = nullptr;
@@ -82,13 +87,13 @@ struct WorkspacePieces {
 };
 
 // What the weight gradients read of a backward, but for what lies in the saved block: xg where it was kept, and dz in
-// the place of z in a last use.
+// the place of a kept z in a last use.
 inline void carve_operands(Carver& carver, const MemoryRequest& request, WorkspacePieces& pieces) {
   const int64_t rows = request.rows, hidden = request.shape.hidden, intermediate = request.shape.intermediate;
   pieces.gathered[0] = carver.take<BFloat16>(rows * hidden);
   if (request.redispatches_x()) pieces.gathered[1] = carver.take<BFloat16>(rows * hidden);
   pieces.activation = carver.take<BFloat16>(rows * intermediate);
-  if (!request.use.last_use) pieces.dz = carver.take<BFloat16>(rows * request.z_columns);
+  if (!request.has_dz_in_saved()) pieces.dz = carver.take<BFloat16>(rows * request.z_columns);
 }
 
 // In backward with `pending` for what outlives the call, where the weight gradients come later.
@@ -102,6 +107,7 @@ inline WorkspacePieces carve_workspace(Carver& carver, Carver& pending, const Me
     pieces.prob_chunks = carver.take<float>(rows * request.prob_terms);
   } else {
     if (!request.keep_xg) pieces.gathered[0] = carver.take<BFloat16>(rows * hidden);
+    if (!request.keep_z) pieces.z = carver.take<BFloat16>(rows * request.z_columns);
     pieces.activation = carver.take<BFloat16>(rows * intermediate);
   }
   if (request.staged) pieces.output_rows = carver.take<BFloat16>(rows * hidden);
@@ -118,7 +124,8 @@ inline WorkspacePieces carve_backward(Carver& workspace, Carver& pending, const 
                                       const SavedRank& saved) {
   WorkspacePieces pieces = carve_workspace(workspace, pending, request, Direction::kBackward);
   if (request.keep_xg) pieces.gathered[1] = saved.xg;
-  if (request.use.last_use) pieces.dz = saved.z;
+  if (request.has_dz_in_saved()) pieces.dz = saved.z;
+  pieces.z = request.keep_z ? saved.z : pieces.dz;  // recomputed, it becomes dz in place
   return pieces;
 }
 

@@ -34,6 +34,15 @@ std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction dire
   return launches;
 }
 
+std::vector<LaunchStages> launch_stages(const ProgramRequest& request) {
+  if (request.part != ProgramPart::kRecompute) {
+    return launch_stages(request.schedule, request.direction, request.weight_gradients);
+  }
+  if (!request.redispatch) return {{.first_gemm = true}};
+  if (request.schedule.fusion == Fusion::kNone) return {{.dispatch = true}, {.first_gemm = true}};
+  return {{.dispatch = true, .first_gemm = true}};
+}
+
 bool comes_in_clusters(const Schedule& schedule, int workers, int cluster) {
   const CommSchedule& comm = schedule.comm;
   const int kinds[] = {workers - comm.reserve_sms, comm.dispatch_sms, comm.combine_sms, comm.reduce_sms};
@@ -56,7 +65,7 @@ int first_tile_columns(const Schedule& schedule, const Numerics& numerics, Direc
 
 RankProgram part_of(const RankProgram& layer, ProgramPart part) {
   RankProgram p = layer;
-  if (part == ProgramPart::kLayer) return p;
+  if (part == ProgramPart::kLayer || part == ProgramPart::kRecompute) return p;
   const bool combine = part == ProgramPart::kCombine;
   p.on_sms = false;
   p.launches = 1;
@@ -71,7 +80,7 @@ namespace {
 
 // An exchange has no GEMMs to share its workers with.
 ProgramRequest with_own_workers(ProgramRequest request) {
-  if (request.part == ProgramPart::kLayer) return request;
+  if (request.part == ProgramPart::kLayer || request.part == ProgramPart::kRecompute) return request;
   CommSchedule& comm = request.schedule.comm;
   comm.where = CommWhere::kWarps;
   comm.dispatch_sms = comm.combine_sms = comm.reduce_sms = 0;
@@ -122,7 +131,8 @@ void set_sizes(RankProgram& p, const ProgramRequest& request, const internal::Pl
   p.tokens = static_cast<int32_t>(state.rank[rank].tokens);
   p.first_expert = state.expert_begin[rank];
   p.local_experts = state.expert_begin[rank + 1] - p.first_expert;
-  p.operands = request.direction == Direction::kBackward && request.redispatch ? 2 : 1;
+  p.rows_in_place = request.part == ProgramPart::kRecompute && !request.redispatch;
+  p.operands = p.rows_in_place ? 0 : request.direction == Direction::kBackward && request.redispatch ? 2 : 1;
   p.combine_groups = static_cast<int32_t>(request.numerics.combine_groups);
   const TileShape wgrad_fc2 = request.schedule.tile_of(GemmStage::kWgradFc2);
   const TileShape wgrad_fc1 = request.schedule.tile_of(GemmStage::kWgradFc1);
@@ -155,7 +165,7 @@ void set_schedule(RankProgram& p, const ProgramRequest& request) {
   p.cluster = request.cluster;
   p.pull_parts = request.pull_parts;
   p.tile_m = schedule.tile.m;
-  const std::vector<LaunchStages> launches = launch_stages(schedule, request.direction, request.weight_gradients);
+  const std::vector<LaunchStages> launches = launch_stages(request);
   p.launches = static_cast<int32_t>(launches.size());
   std::copy(launches.begin(), launches.end(), p.stages);
 }

@@ -8,8 +8,9 @@
 
 namespace uniep::program {
 
-// A Program is a layer's, or its rows' way to their experts or back alone, in one launch.
-enum class ProgramPart { kLayer, kDispatch, kCombine };
+// A Program is a layer's, or its rows' way to their experts or back alone, in one launch; or what backward runs again
+// of a forward with save.z = recompute: FC1, and before it the dispatch of x unless its rows are there.
+enum class ProgramPart { kLayer, kDispatch, kCombine, kRecompute };
 
 // What decides a Program beside the Placement.
 struct ProgramRequest {
@@ -17,7 +18,7 @@ struct ProgramRequest {
   Numerics numerics;
   Schedule schedule;  // legal for this shape and machine
   Direction direction = Direction::kForward;
-  bool redispatch = false;  // backward: x must travel again, since forward did not keep xg
+  bool redispatch = false;  // backward, kRecompute: x must travel again, since forward did not keep xg
   int workers = 1;
   int cluster = 1;     // workers that share weight tiles; divides the workers of every kind
   int pull_parts = 1;  // tiles that a row block is pulled in
@@ -34,6 +35,7 @@ class Program {
 
   const ProgramRequest& request() const { return request_; }
   const internal::PlacementState& placement() const { return *placement_; }
+  const std::shared_ptr<const internal::PlacementState>& shared_placement() const { return placement_; }
   int ranks() const { return placement_->ranks; }
   const RankProgram& rank(int rank) const { return ranks_[rank]; }
 
@@ -63,6 +65,8 @@ RankProgram part_of(const RankProgram& layer, ProgramPart part);
 
 // The launches of a direction under a schedule, in order.
 std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction direction, bool weight_gradients = true);
+
+std::vector<LaunchStages> launch_stages(const ProgramRequest& request);
 
 // Bounds of the second GEMM's column chunks: multiples of 8 columns, empty chunks skipped.
 std::vector<int32_t> column_chunk_bounds(int64_t columns, int chunks);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "program/build.h"
+#include "program/recompute.h"
 
 namespace uniep {
 namespace {
@@ -30,7 +31,7 @@ int cluster_of(const Schedule& s, const RuleContext& c) {
 bool goes_by_waves(const Schedule& s, const RuleContext& c) {
   if (is_backward(c) && s.wgrad == WgradOrder::kMixed) return false;  // it has waves of its own
   if (s.fusion == Fusion::kLayer || s.dispatch.transport == DispatchTransport::kPush) return true;
-  return is_backward(c) && s.fusion != Fusion::kNone && s.save_xg == SaveXg::kKeep;
+  return is_backward(c) && s.fusion != Fusion::kNone && !dispatches_x_again(s, true);
 }
 
 bool mixes(const Schedule& s, const RuleContext& c) {
@@ -77,6 +78,9 @@ int wgrad_reserve(const Schedule& s, const RuleContext& c) {
 int save_xg(const Schedule& s, const RuleContext& c) {
   return static_cast<int>(is_backward(c) ? s.save_xg : SaveXg::kKeep);
 }
+int save_z(const Schedule& s, const RuleContext& c) {
+  return static_cast<int>(is_backward(c) ? s.save_z : SaveZ::kKeep);
+}
 int cluster(const Schedule& s, const RuleContext& c) {
   return c.cuda ? s.tile.cluster : 1;
 }
@@ -101,7 +105,7 @@ struct Step {
 constexpr std::array kSteps{
     Step{kDispatchDedup, 0, dedup, "no token has two experts on a rank"},
     Step{kCommChunkBytes, 0, chunk_bytes, "a row is no longer than that"},
-    Step{kOrderExpertsPerWave, bits({kFusion, kDispatchTransport, kBackwardWgrad, kSaveXg}), waves,
+    Step{kOrderExpertsPerWave, bits({kFusion, kDispatchTransport, kBackwardWgrad, kSaveXg, kSaveZ}), waves,
          "nothing goes by waves without fusion=layer, push or weight gradients that alternate"},
     Step{kOrderInterleave, bits({kFusion, kOrderExpertsPerWave}), interleave, "there is one wave"},
     Step{kOrderSourceRotation, 0, source_rotation, "there is one rank"},
@@ -114,6 +118,7 @@ constexpr std::array kSteps{
     Step{kBackwardWgrad, 0, wgrad, "forward ignores it"},
     Step{kBackwardWgradReserve, bits({kBackwardWgrad}), wgrad_reserve, "forward ignores it"},
     Step{kSaveXg, 0, save_xg, "forward takes as long either way"},
+    Step{kSaveZ, 0, save_z, "forward takes as long either way"},
 };
 
 bool is_tile_field_ignored(FieldId field, const RuleContext& c) {

@@ -47,16 +47,18 @@ class Coverage {
   // The grid of every stage, written down without the functions of order.h.
   void expect_tiles(const RankProgram& p) {
     const bool wgrad = p.direction == Direction::kBackward && program_.request().weight_gradients;
+    const bool whole = program_.request().part == ProgramPart::kLayer;
     for (int32_t expert = 0; expert < p.local_experts; ++expert) {
       const int32_t rows = p.expert_rows[p.first_expert + expert];
       const int32_t blocks = static_cast<int32_t>(divide_up(rows, p.tile_m));
       expect(p, Stage::kFirstGemm, expert, blocks, p.first_tiles);
-      expect(p, Stage::kSecondGemm, expert, blocks, p.chunk_tile[p.chunks]);
       if (p.push) {
         expect(p, Stage::kReceive, expert, blocks, p.operands);
       } else {
         expect(p, Stage::kPull, expert, blocks, p.operands * p.pull_parts);
       }
+      if (!whole) continue;
+      expect(p, Stage::kSecondGemm, expert, blocks, p.chunk_tile[p.chunks]);
       if (!p.epilogue_combine && p.combine_groups == 0) expect(p, Stage::kSend, expert, blocks, p.chunks);
       if (wgrad) {
         expect(p, Stage::kWgradFc2, expert, p.wgrad_fc2.m_tiles(), p.wgrad_fc2.n_tiles());
@@ -64,6 +66,7 @@ class Coverage {
       }
     }
     if (p.push) expect_pushes(p);
+    if (!whole) return;
     expect(p, Stage::kReduce, -1, static_cast<int32_t>(divide_up(p.tokens, kTokenBlock)), p.chunks);
     for (int destination = 0; p.combine_groups > 0 && destination < p.ranks; ++destination) {
       const int32_t blocks = static_cast<int32_t>(divide_up(p.tokens_of_rank[destination], kTokenBlock));

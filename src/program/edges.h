@@ -182,6 +182,7 @@ UNIEP_HOST_DEVICE void for_each_wait(const RankProgram& p, const Task& task, Wai
       break;
     }
     case Stage::kFirstGemm: {
+      if (p.rows_in_place) break;
       const int32_t block = p.block_begin[task.expert] + task.m;
       wait(CounterWait{CounterSpace::kFullRows, block, static_cast<uint32_t>(block_rows(p, global_expert, task.m))});
       break;

@@ -36,12 +36,13 @@ struct RankProgram {
   Direction direction;
   int32_t rank, ranks, experts, topk, tokens;
   int32_t local_experts, first_expert;  // this rank's experts are [first_expert, first_expert + local_experts)
-  int32_t operands;                     // 1, or 2 when x is dispatched again
+  int32_t operands;                     // 1, or 2 when x is dispatched again; 0: rows are in place
   int32_t combine_groups;
   WgradGrid wgrad_fc2, wgrad_fc1;
 
   // The mapping (see docs/schedule.md).
   bool push, dedup, epilogue_combine, on_sms, dynamic, mixed, source_rotation;
+  bool rows_in_place;                       // before the call: the first GEMM does not wait for them
   int8_t wgrad_reserve;                     // backward.wgrad=mixed: backward.wgrad_reserve; else negative
   int32_t workers;                          // that take part: all but the reserved ones
   int32_t dispatch_workers;                 // [0, dispatch_workers) copy first, when on_sms

@@ -289,6 +289,16 @@ void add_combine_and_backward(std::vector<FieldDescriptor>& table) {
           "with keep; backward with redispatch is always possible.",
           "memory against bandwidth"),
       UNIEP_MEMBER(save_xg)));
+  table.push_back(describe(
+      words("save.z", {"keep", "recompute"},
+            "Where backward has FC1's output from. keep: forward saves it. recompute: forward does not, and backward "
+            "runs "
+            "FC1 again before its own stages, of the rows that save.xg keeps, or of x, which is then dispatched again "
+            "with "
+            "it and not a second time. Backward with keep needs a forward with keep; backward with recompute is always "
+            "possible.",
+            "memory against FLOPs"),
+      UNIEP_MEMBER(save_z)));
 }
 
 #undef UNIEP_MEMBER

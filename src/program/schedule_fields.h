@@ -42,6 +42,7 @@ enum FieldId : int {
   kBackwardWgrad,
   kBackwardWgradReserve,
   kSaveXg,
+  kSaveZ,
   kCommonFieldCount,
 };
 inline constexpr int kTileFieldCount = kTilePipeline - kTileM + 1;

@@ -129,14 +129,14 @@ that it prints.
   |---|---|---|
   | `dispatch.dedup` | on | topk is 1, or a rank has one expert |
   | `comm.chunk_bytes` | the power of two that holds a row | where it is more |
-  | `order.experts_per_wave` | El | with backward.wgrad=mixed; without fusion=layer, push, or weight gradients of both GEMMs in one launch with save.xg=keep |
+  | `order.experts_per_wave` | El | with backward.wgrad=mixed; without fusion=layer, push, or weight gradients of both GEMMs in one launch that does not dispatch x again |
   | `order.interleave` | phased | there is one wave |
   | `order.source_rotation` | on | on one rank |
   | `order.raster` | whole clusters | clusters of two (1 is 2) |
   | `queue` | static | one worker is available, and neither GEMMs nor weight gradients are mixed |
   | `combine.column_chunks` | the chunks that are not empty | H is less than 8 columns a chunk |
   | `backward.wgrad_reserve` | 5 | forward |
-  | `backward.wgrad`, `save.xg` | after, keep | forward (what is kept costs memory, not time) |
+  | `backward.wgrad`, `save.xg`, `save.z` | after, keep, keep | forward (what is kept costs memory, not time) |
   | `tile.cluster`, `tile.pipeline` | 1, cooperative | the cpu engine |
   | tiles by stage | in `tile.*` what the first stage has, and the others' where theirs differ | |
 

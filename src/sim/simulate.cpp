@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "program/buildable.h"
+#include "program/recompute.h"
 #include "sim/event_run.h"
 #include "uniep/error.h"
 
@@ -92,7 +93,7 @@ ProgramRequest simulated_request(const LayerShape& shape, const Numerics& numeri
   request.numerics = numerics;
   request.schedule = schedule;
   request.direction = direction;
-  request.redispatch = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch;
+  request.redispatch = direction == Direction::kBackward && dispatches_x_again(schedule, true);
   request.workers = static_cast<int>(machine.class_of(Work::kFc1).count);
   const GemmStage stage = direction == Direction::kForward ? GemmStage::kFc1 : GemmStage::kDgradFc2;
   request.cluster = schedule.tile_of(stage).cluster;
@@ -159,6 +160,22 @@ std::map<std::string, StageTime> stage_times(const EventRun::Result& run, Direct
   return times;
 }
 
+// What backward runs before its own Program.
+std::vector<double> recomputing_ms(const Program& program, const MachineDescription& machine,
+                                   const SimulateOptions& options) {
+  const ProgramRequest& backward = program.request();
+  const Schedule schedule =
+      recompute_schedule(backward.schedule, {.direction = Direction::kBackward,
+                                             .shape = backward.shape,
+                                             .numerics = backward.numerics,
+                                             .machine = schedule_machine(machine, program.ranks())});
+  ProgramRequest request = simulated_request(backward.shape, backward.numerics, schedule, Direction::kForward, machine);
+  request.part = ProgramPart::kRecompute;
+  request.redispatch = backward.schedule.save_xg == SaveXg::kRedispatch;
+  const Program again(request, program.shared_placement());
+  return simulate(again, machine, {.state = options.state, .one_rank = options.one_rank}).ms_per_rank;
+}
+
 }  // namespace
 
 Simulated simulate(const Program& program, const MachineDescription& machine, const SimulateOptions& options) {
@@ -192,6 +209,13 @@ Simulated simulate(const Program& program, const MachineDescription& machine, co
   simulated_call.tasks = run.tasks;
   simulated_call.timeline = std::move(run.timeline);
   for (const double us : run.end_us) simulated_call.ms_per_rank.push_back(us * 1e-3);
+  const ProgramRequest& request = program.request();
+  const bool again = request.direction == Direction::kBackward && request.schedule.save_z == SaveZ::kRecompute;
+  if (again && request.part == ProgramPart::kLayer) {
+    const std::vector<double> before = recomputing_ms(program, machine, options);
+    simulated_call.again_ms = *std::max_element(before.begin(), before.end());
+    for (std::size_t i = 0; i < before.size(); ++i) simulated_call.ms_per_rank[i] += before[i];
+  }
   simulated_call.ms = *std::max_element(simulated_call.ms_per_rank.begin(), simulated_call.ms_per_rank.end());
   Limits& limits = simulated_call.limits;
   const double workers = program.rank(0).workers;

@@ -51,6 +51,7 @@ struct TimedTask {
 struct Simulated {
   double ms = 0;  // of the slowest rank
   std::vector<double> ms_per_rank;
+  double again_ms = 0;  // of `ms`: FC1 again, before backward's own stages (save.z=recompute). Nothing else tells of it
   double clock_ghz = 0;
   Limits limits;
   std::map<std::string, StageTime> stages;  // by stage_name()

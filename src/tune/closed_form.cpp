@@ -5,6 +5,7 @@
 
 #include "program/build.h"
 #include "program/buildable.h"
+#include "program/recompute.h"
 #include "tune/closed_form_terms.h"
 
 namespace uniep::tune {
@@ -149,7 +150,16 @@ DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule) {
   const double bytes = row_bytes(problem);
   DispatchPart part;
   part.by_warps = schedule.comm.where == CommWhere::kWarps;
-  part.operands = problem.direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch ? 2 : 1;
+  const bool backward = problem.direction == Direction::kBackward;
+  part.operands = backward && dispatches_x_again(schedule, true) ? 2 : 1;
+  if (backward && schedule.save_z == SaveZ::kRecompute && schedule.save_xg == SaveXg::kRedispatch) {
+    Schedule forward = schedule;
+    forward.comm = CommSchedule{};
+    forward.save_z = SaveZ::kKeep;
+    const DispatchPart of_x = dispatch_part(problem, forward);
+    part.again = of_x.copy;
+    part.again_first = of_x.first;
+  }
   part.early = taken > 0 ? load.rows / taken : 1;
   if (part.by_warps) {
     const double chunk = std::min<double>(schedule.comm.chunk_bytes, bytes);

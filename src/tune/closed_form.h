@@ -40,7 +40,7 @@ struct Problem {
 };
 Problem make_problem(const ModelledCall& call, const RankLoad& load, const sim::MachineDescription& machine);
 
-// By fusion, order.*, queue, tile.*, backward.wgrad.
+// By fusion, order.*, queue, tile.*, backward.wgrad, save.z.
 struct GemmPart {
   bool fused = true;       // not one launch a stage
   bool one_launch = true;  // fusion=layer
@@ -56,9 +56,10 @@ struct GemmPart {
   // Backward's weight gradients.
   bool fills = false;          // in the launch of the second GEMM
   double gradient_cycles = 0;  // of all tiles
+  double again_cycles = 0;     // of FC1's tiles, with save.z=recompute
 };
 
-// By dispatch.*, comm.where, comm.dispatch_sms, comm.chunk_bytes, save.xg.
+// By dispatch.*, comm.where, comm.dispatch_sms, comm.chunk_bytes, save.*.
 struct DispatchPart {
   bool by_warps = true;
   double operands = 1;  // 2: x again, beside dy
@@ -67,6 +68,8 @@ struct DispatchPart {
   double first = 0;     // us until the first rows are there
   double link = 0;      // us in which links carry an operand alone
   double early = 1;     // how much more rows are taken at the begin than in the mean
+  // x again beside FC1, before the rest, by warps: as `copy` and `first`; 0 where it is not.
+  double again = 0, again_first = 0;
 };
 
 // By combine.*, comm.combine_sms, comm.reduce_sms.

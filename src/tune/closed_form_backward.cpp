@@ -54,6 +54,9 @@ void add_weight_gradients(const Problem& problem, const Schedule& schedule, Gemm
   };
   add(GemmStage::kWgradFc2, hidden, intermediate);
   add(GemmStage::kWgradFc1, intermediate * problem.halves, hidden);
+  if (schedule.save_z == SaveZ::kKeep) return;
+  part.again_cycles = load.blocks * std::ceil(intermediate * problem.halves / 256) *
+                      machine.tile_cycles(sim::Work::kFc1, 128, 256, hidden);
 }
 
 namespace {
@@ -104,6 +107,21 @@ double apart(const Problem& problem, const Parts& parts, const Work& work, const
   return time.begin + kDispatchAlone * work.copies + std::max(gemms.first + gemms.first_tail, memory.first) + second +
          sent + combine.sum / work.sum_after + std::max(gemms.gradients, memory.gradients) + time.end +
          5 * time.launch + kLaunchesApart;
+}
+
+// A call of its own before the others: FC1, which takes `gemm` us, and the dispatch of x beside it where no rows are
+// kept.
+double first_gemm_again(const Problem& problem, const Parts& parts, const Work& work, double gemm) {
+  const DispatchPart& dispatch = *parts.dispatch;
+  const sim::Times& time = problem.machine->time;
+  const double blocks = std::max(problem.load.blocks, 1.0);
+  const double tiles = blocks * std::ceil(static_cast<double>(problem.shape.intermediate * problem.halves) / 256);
+  const double tail = kLastTiles * gemm / tiles * work.available;
+  if (dispatch.again == 0) return time.begin + gemm + tail + time.end;
+  const double copy = std::max(dispatch.again / work.available, dispatch.link);
+  if (!parts.gemm->fused) return time.begin + kDispatchAlone * copy + gemm + tail + time.launch + time.end;
+  const double slowed = problem.machine->slowdown.copies * std::min(copy, gemm);
+  return time.begin + dispatch.again_first + kFill + std::max(gemm + slowed, copy) + tail + time.end;
 }
 
 // When a part of the call ends in which the second GEMM and all that follows in its launch run, and sums that are left
@@ -188,8 +206,10 @@ Estimate estimate_backward(const Problem& problem, const Parts& parts, int round
       if (!gemm.one_launch) result.us += gemms.first_tail + time.launch;
       if (!gemm.fills) result.us += time.launch + std::max(gemms.gradients, memory.gradients);
     }
+    const double again = gemm.again_cycles * tile_us / work.available;
+    if (again > 0) result.us += first_gemm_again(problem, parts, work, again);
     if (round + 1 == rounds) break;
-    const double busy = (gemms.first + gemms.second + gemms.gradients) / result.us;
+    const double busy = (gemms.first + gemms.second + gemms.gradients + again) / result.us;
     result.clock = clock_of(problem, std::min(1.0, busy) * work.computing / problem.workers, result.us);
   }
   return result;

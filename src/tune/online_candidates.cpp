@@ -5,6 +5,7 @@
 #include "program/buildable.h"
 #include "program/canonical.h"
 #include "program/checker.h"
+#include "program/recompute.h"
 #include "tune/neighbours.h"
 #include "tune/small_placement.h"
 #include "tune/solve.h"
@@ -22,7 +23,7 @@ constexpr int64_t kCheckedTokens = 24;
 PartialSchedule fixed_fields(const TunerLayer& layer, Direction direction, const Schedule& incumbent) {
   PartialSchedule fixed = direction == Direction::kForward ? layer.fixed_forward : layer.fixed_backward;
   for (const auto& [name, value] : PartialSchedule::from(incumbent).values()) {
-    if (name == "save.xg" || name == "comm.reserve_sms") fixed.set(name, value);
+    if (name == "save.xg" || name == "save.z" || name == "comm.reserve_sms") fixed.set(name, value);
   }
   return fixed;
 }
@@ -109,7 +110,7 @@ bool is_proven(const TunerLayer& layer, Direction direction, const Machine& mach
   request.numerics = layer.config.numerics;
   request.schedule = schedule;
   request.direction = direction;
-  request.redispatch = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch;
+  request.redispatch = direction == Direction::kBackward && dispatches_x_again(schedule, true);
   request.workers = machine.workers;
   if (machine.engine == EngineKind::kCuda) {
     const GemmStage stage = direction == Direction::kForward ? GemmStage::kFc1 : GemmStage::kDgradFc2;

@@ -131,6 +131,9 @@ void SolveSpace::list_values(int density) {
   allowed(kSaveXg, {static_cast<int>(base_.save_xg)});
   const int other = static_cast<int>(base_.save_xg == SaveXg::kKeep ? SaveXg::kRedispatch : SaveXg::kKeep);
   if (!fixed_.given(name_of(kSaveXg))) fields_.back().second.push_back(other);
+  allowed(kSaveZ, {static_cast<int>(base_.save_z)});
+  const int other_z = static_cast<int>(base_.save_z == SaveZ::kKeep ? SaveZ::kRecompute : SaveZ::kKeep);
+  if (!fixed_.given(name_of(kSaveZ))) fields_.back().second.push_back(other_z);
 }
 
 // Pipeline stages, then the ring's, as many as there is room for.

@@ -128,8 +128,9 @@ std::optional<Schedule> Tuner::Implementation::legal(const Slot& slot, PartialSc
   const TunerLayer& layer = options_.layers[static_cast<std::size_t>(slot.layer)];
   const PartialSchedule& fixed = slot.direction == Direction::kForward ? layer.fixed_forward : layer.fixed_backward;
   for (const auto& [name, value] : fixed.values()) fields.set(name, value);
-  // Forward and backward agree on it.
+  // Forward and backward agree on them.
   fields.set("save.xg", slot.given.save_xg == SaveXg::kKeep ? "keep" : "redispatch");
+  fields.set("save.z", slot.given.save_z == SaveZ::kKeep ? "keep" : "recompute");
   try {
     return resolve(fields, {.direction = slot.direction,
                             .shape = layer.config.shape,

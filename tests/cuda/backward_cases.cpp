@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "engine/cuda/calls/call_kernels.h"
 #include "engine/cuda/calls/layer_tiles.h"
 #include "program/build.h"
 
@@ -24,7 +25,10 @@ const std::vector<std::string> kBackwardSchedules = {"fusion=none",
                                                      "fusion=layer,combine.transport=staged",
                                                      "fusion=pairs,backward.wgrad=fill,save.xg=redispatch",
                                                      "fusion=pairs,backward.wgrad=after,combine.transport=staged",
-                                                     "fusion=none,save.xg=redispatch,combine.transport=staged"};
+                                                     "fusion=none,save.xg=redispatch,combine.transport=staged",
+                                                     "fusion=pairs,save.z=recompute",
+                                                     "fusion=layer,save.xg=redispatch,save.z=recompute",
+                                                     "fusion=none,save.xg=redispatch,save.z=recompute"};
 
 BackwardCase draw_backward_case(uint64_t seed, int ranks, int workers) {
   // Few, for a kernel may be compiled for each; 192 and 320 columns end in half a tile.
@@ -40,7 +44,12 @@ BackwardCase draw_backward_case(uint64_t seed, int ranks, int workers) {
   // Every schedule comes with any other choice.
   drawn.schedule = kBackwardSchedules[seed % kBackwardSchedules.size()];
   const bool again = drawn.schedule.find("redispatch") != std::string::npos;
-  drawn.forward_kept = !again || random.one_in(2);
+  const bool recomputes = drawn.schedule.find("recompute") != std::string::npos;
+  if (!(again || recomputes) || random.one_in(2)) {
+    drawn.forward = "auto";
+  } else {
+    drawn.forward = std::string("save.xg=") + (again ? "redispatch" : "keep") + (recomputes ? ",save.z=recompute" : "");
+  }
   drawn.most_tokens = kTokens[random.next() % std::size(kTokens)];
   drawn.within = random.one_in(2);
   drawn.by_address = random.one_in(2);
@@ -68,8 +77,12 @@ void count_branches(BranchCounts& branches, const BackwardCase& drawn, int worke
   branches.count("main_grad", mode == WeightGradient::kMainGrad);
   for (const std::string& schedule : kBackwardSchedules) branches.count(schedule.c_str(), drawn.schedule == schedule);
   const bool again = drawn.schedule.find("redispatch") != std::string::npos;
-  branches.count("redispatch after a forward that kept xg", again && drawn.forward_kept);
-  branches.count("redispatch after a forward that did not", again && !drawn.forward_kept);
+  branches.count("redispatch after a forward that kept xg", again && drawn.forward == "auto");
+  branches.count("redispatch after a forward that did not", again && drawn.forward != "auto");
+  const bool recomputes = drawn.schedule.find("recompute") != std::string::npos;
+  branches.count("FC1 again after a forward that kept z", recomputes && drawn.forward == "auto");
+  branches.count("FC1 again after a forward that did not", recomputes && drawn.forward != "auto");
+  branches.count("last use, FC1 again", drawn.last_use && recomputes);
   branches.count("last use, xg kept", drawn.last_use && !again);
   branches.count("last use, redispatch", drawn.last_use && again);
   branches.count("used again, xg kept", !drawn.last_use && !again);
@@ -110,9 +123,7 @@ std::vector<KernelRequest> kernels_of(const BackwardCase& drawn, int ranks, int 
   const Numerics& numerics = drawn.config.numerics;
   std::vector<KernelRequest> requests;
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    const std::string fields = direction == Direction::kBackward ? drawn.schedule
-                               : drawn.forward_kept              ? "auto"
-                                                                 : "save.xg=redispatch";
+    const std::string fields = direction == Direction::kBackward ? drawn.schedule : drawn.forward;
     const Schedule schedule =
         resolve(PartialSchedule::parse(fields),
                 {.direction = direction, .shape = drawn.config.shape, .numerics = numerics, .machine = machine});
@@ -123,6 +134,9 @@ std::vector<KernelRequest> kernels_of(const BackwardCase& drawn, int ranks, int 
       }
     }
     if (direction == Direction::kForward) continue;
+    for (const LayerKernelConfig& kernel : recompute_kernels(drawn.config, schedule, ranks, workers)) {
+      requests.push_back(layer_request(kernel));
+    }
     for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
       requests.push_back(gemm_request(weight_gradient_config(schedule, numerics, stage)));
     }

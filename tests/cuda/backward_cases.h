@@ -22,11 +22,11 @@ struct WorkPlan {
 // Several micro-batches of a layer, their works outstanding at once.
 struct BackwardCase {
   LayerConfig config;
-  std::string schedule;      // of backward
-  bool forward_kept = true;  // xg
-  int64_t most_tokens = 0;   // of a rank
-  bool within = false;       // a capacity
-  bool by_address = false;   // gradients
+  std::string schedule;          // of backward
+  std::string forward = "auto";  // its Schedule
+  int64_t most_tokens = 0;       // of a rank
+  bool within = false;           // a capacity
+  bool by_address = false;       // gradients
   bool none_gets_addresses = false;
   bool last_use = false;       // of each later backward
   bool drops_handles = false;  // Saved and Placement go before the works are made

@@ -122,7 +122,9 @@ void run_memory(const Where& where, Results& results) {
       for (const std::string& schedule : kBackwardSchedules) {
         const bool again = schedule.find("redispatch") != std::string::npos;
         const bool staged = schedule.find("staged") != std::string::npos;
+        const bool recomputes = schedule.find("recompute") != std::string::npos;
         layer.use_schedule(PartialSchedule::parse(std::string("save.xg=") + (again ? "redispatch" : "keep") +
+                                                  (recomputes ? ",save.z=recompute" : "") +
                                                   (staged ? ",combine.transport=staged" : "")));
         backward.use_schedule(PartialSchedule::parse(schedule));
         for (const WeightGradientTime time : {kNow, kLater, kNone}) {
@@ -199,7 +201,8 @@ void run_own_memory(const Where& where, Results& results) {
   const std::size_t ranks = static_cast<std::size_t>(group.local_ranks());
   const GradientArrays gradients = backward.gradients();
   for (const bool within : {false, true}) {
-    for (const char* save : {"save.xg=keep", "save.xg=redispatch"}) {
+    for (const char* save :
+         {"save.xg=keep", "save.xg=redispatch", "save.z=recompute", "save.xg=redispatch,save.z=recompute"}) {
       for (const WeightGradientTime time : {kNow, kLater}) {
         layer.use_schedule(PartialSchedule::parse(save));
         backward.use_schedule(PartialSchedule::parse(save));

@@ -71,7 +71,7 @@ void make_as_planned(DeviceBackward& backward, const PendingWeightGradients& wor
 }
 
 void run_case(DeviceLayer& layer, const BackwardCase& drawn, const std::string& name) {
-  if (!drawn.forward_kept) layer.use_schedule(PartialSchedule::parse("save.xg=redispatch"));
+  layer.use_schedule(PartialSchedule::parse(drawn.forward));
   DeviceBackward backward(layer, PartialSchedule::parse(drawn.schedule));
   std::vector<Batch> batches;
   std::vector<PendingWeightGradients> works;

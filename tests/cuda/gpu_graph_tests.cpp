@@ -234,6 +234,8 @@ void whole_steps(DeviceLayer& layer, const Options&) {
       {"now, fill", "fusion=pairs,backward.wgrad=fill", {kNow, true}, {}, false},
       {"now, mixed", "backward.wgrad=mixed", {kNow, true}, {}, false},
       {"now, redispatch", "fusion=pairs,backward.wgrad=fill,save.xg=redispatch", {kNow, false}, {}, true},
+      {"now, FC1 again", "save.z=recompute", {kNow, false}, {}, false},
+      {"now, its dispatch and FC1 again", "save.xg=redispatch,save.z=recompute", {kNow, true}, {}, true},
       {"later", "auto", {kLater, false}, {}, false},
       {"later, last use, on another stream", "auto", {kLater, true}, {.sms = 8, .aside = true}, false},
       {"later, redispatch, on another stream", "save.xg=redispatch", {kLater, false}, {.aside = true}, true},

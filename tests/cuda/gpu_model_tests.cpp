@@ -50,7 +50,9 @@ struct Options {
                                        "fusion=layer,backward.wgrad=fill",
                                        "backward.wgrad=mixed",
                                        "backward.wgrad=mixed,backward.wgrad_reserve=0",
-                                       "fusion=layer,backward.wgrad=fill,save.xg=redispatch"};
+                                       "fusion=layer,backward.wgrad=fill,save.xg=redispatch",
+                                       "fusion=pairs,save.z=recompute",
+                                       "fusion=pairs,save.xg=redispatch,save.z=recompute"};
   WeightGradient wgrad = WeightGradient::kBFloat16;
   std::vector<std::string> oracle = {"qwen3-30b"};
   int repeat = 1;

@@ -15,6 +15,7 @@
 #include "model/place.h"
 #include "program/build.h"
 #include "program/buildable.h"
+#include "program/recompute.h"
 #include "program/schedule_space.h"
 #include "program/wgrad_queues.h"
 #include "uniep/error.h"
@@ -128,6 +129,8 @@ PartialSchedule backward_fields(const CaseOptions& options, const LayerConfig& c
   set("dispatch.transport", "pull");
   const bool kept = layer_case.schedule.save_xg == SaveXg::kKeep;
   set("save.xg", random.one_in(3) || !kept ? "redispatch" : "keep");
+  const bool kept_z = layer_case.schedule.save_z == SaveZ::kKeep;
+  set("save.z", random.one_in(4) || !kept_z ? "recompute" : "keep");
   constexpr int kEnoughToCopy = 8;
   if (random.one_in(4) && layer_case.workers >= kEnoughToCopy) set("comm.where", "sms");
   const auto& given = fixed.values();
@@ -226,7 +229,7 @@ Program program_of(const cli::LayerData& data, const Numerics& numerics, const L
   request.numerics = numerics;
   request.schedule = backward ? *layer_case.backward : layer_case.schedule;
   request.direction = direction;
-  request.redispatch = backward && request.schedule.save_xg == SaveXg::kRedispatch;
+  request.redispatch = backward && dispatches_x_again(request.schedule, true);
   request.workers = layer_case.workers;
   request.cluster = cluster_of(request.schedule, direction);
   request.pull_parts = pull_parts(data.shape);
@@ -317,6 +320,11 @@ void count_backward(BranchCounts& branches, const Program& program, const LayerC
                  program.request().redispatch && layer_case.schedule.save_xg == SaveXg::kKeep);
   branches.count("redispatch after a forward that did not",
                  program.request().redispatch && layer_case.schedule.save_xg == SaveXg::kRedispatch);
+  const Schedule& schedule = program.request().schedule;
+  const bool recomputes = schedule.save_z == SaveZ::kRecompute;
+  branches.count("FC1 again on rows that were kept", recomputes && schedule.save_xg == SaveXg::kKeep);
+  branches.count("FC1 again beside its dispatch", recomputes && schedule.save_xg == SaveXg::kRedispatch);
+  branches.count("FC1 again after a forward that kept z", recomputes && layer_case.schedule.save_z == SaveZ::kKeep);
   branches.count("backward twice", layer_case.backward_twice);
   branches.count("pairs, wgrad after", pairs && !fill);
   count_backward_layer(branches, program, layer_case);
@@ -464,6 +472,12 @@ std::vector<KernelRequest> kernels_of(const LayerCase& layer_case, const LayerCo
   };
   add(layer_case.schedule, Direction::kForward);
   if (layer_case.backward) add(*layer_case.backward, Direction::kBackward);
+  if (layer_case.backward) {
+    for (const LayerKernelConfig& kernel :
+         recompute_kernels(config, *layer_case.backward, layer_case.ranks, layer_case.workers)) {
+      requests.push_back(layer_request(kernel));
+    }
+  }
   if (layer_case.backward && config.numerics.bias) requests.push_back(bias_gradients_request());
   return requests;
 }

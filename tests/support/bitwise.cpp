@@ -7,6 +7,7 @@
 
 #include "engine/cpu/engine.h"
 #include "engine/cpu/run_call.h"
+#include "program/recompute.h"
 #include "program/schedule_space.h"
 #include "support/disturb.h"
 #include "support/layer_arrays.h"
@@ -64,7 +65,7 @@ std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
                                          .machine = group.machine()},
                                         some);
   PartialSchedule fixed = some;
-  fixed.set("save.xg", forward.save_xg == SaveXg::kKeep && !random.one_in(4) ? "keep" : "redispatch");
+  agree_on_saves(fixed, forward, random);
   const Schedule backward = sample_legal(random.next(),
                                          {.direction = Direction::kBackward,
                                           .shape = config.shape,
@@ -81,15 +82,16 @@ std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
     Saved saved = uniep::forward(group, config, forward, placement, arrays.forward_arguments());
     arrays.gather_z(saved);
     const PendingWeightGradients work =
-        uniep::backward(group, config, backward, saved, arrays.backward_arguments(time, last_use));
+        uniep::backward(group, config, backward, saved,
+                        arrays.backward_arguments(time, last_use, backward.save_z == SaveZ::kRecompute));
     saved = Saved();
     if (time == WeightGradientTime::kLater) weight_gradients(group, work, arrays.weight_gradient_arguments());
     problem = difference(arrays.result, arrays.expected(time));
     const auto& engine = dynamic_cast<const cpu::CpuEngine&>(group.implementation());
     for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
       const Schedule& schedule = direction == Direction::kForward ? forward : backward;
-      const bool redispatch = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch &&
-                              time != WeightGradientTime::kNone;
+      const bool redispatch =
+          direction == Direction::kBackward && dispatches_x_again(schedule, time != WeightGradientTime::kNone);
       ProgramRequest request = engine.request(config, schedule, direction, redispatch);
       request.weight_gradients = time == WeightGradientTime::kNow;
       const Program program(request, placement.state());
@@ -102,6 +104,9 @@ std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
     branches.count("weight gradients later", time == WeightGradientTime::kLater);
     branches.count("no weight gradients", time == WeightGradientTime::kNone);
     branches.count("the last use of a saved state", last_use);
+    const bool recomputes = backward.save_z == SaveZ::kRecompute;
+    branches.count("FC1 again on rows that were kept", recomputes && backward.save_xg == SaveXg::kKeep);
+    branches.count("FC1 again beside its dispatch", recomputes && backward.save_xg == SaveXg::kRedispatch);
     branches.count("an odd shuffle seed", shuffle % 2 == 1);
     branches.count("an even shuffle seed", shuffle % 2 == 0);
   } catch (const std::exception& error) {

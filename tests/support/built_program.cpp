@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "model/place.h"
+#include "program/recompute.h"
 #include "program/schedule_space.h"
 
 namespace uniep::test {
@@ -26,7 +27,7 @@ BuiltProgram build(uint64_t seed, Direction direction, const RandomLayerLimits& 
   const Schedule schedule = sample_legal(
       random.next(), {.direction = direction, .shape = data.shape, .numerics = numerics, .machine = machine}, fixed);
   built.text = built.layer.description + "\n" + to_text(schedule);
-  ProgramRequest request{data.shape,     numerics, schedule, direction, schedule.save_xg == SaveXg::kRedispatch,
+  ProgramRequest request{data.shape,     numerics, schedule, direction, dispatches_x_again(schedule, true),
                          machine.workers};
   request.cluster = random.one_in(2) && comes_in_clusters(schedule, machine.workers, 2) ? 2 : 1;
   request.pull_parts = static_cast<int>(random.between(1, 20));

@@ -41,6 +41,7 @@ void LayerArrays::gather_z(const Saved& saved) {
     const int64_t rows = placement.expert_rows(expert), columns = source.data.halves * shape.intermediate;
     if (rows == 0) continue;
     const int rank = static_cast<int>(expert / (shape.experts / source.ranks));
+    if (saved.z(rank) == nullptr) continue;
     const BFloat16* z = saved.z(rank) + placement.expert_segment(expert) * columns;
     result.z.insert(result.z.end(), z, z + rows * columns);
   }
@@ -96,13 +97,14 @@ WeightGradients LayerArrays::gradients(int rank) {
   return own;
 }
 
-std::vector<BackwardArguments> LayerArrays::backward_arguments(WeightGradientTime time, bool last_use) {
+std::vector<BackwardArguments> LayerArrays::backward_arguments(WeightGradientTime time, bool last_use,
+                                                               bool recomputes) {
   const std::vector<ForwardArguments> forward = forward_arguments();
   std::vector<BackwardArguments> arguments(source.ranks);
   for (int rank = 0; rank < source.ranks; ++rank) {
     BackwardArguments& own = arguments[rank];
     own.dy = source.data.dy_of(rank);
-    if (time != WeightGradientTime::kNone) own.x = forward[rank].x;
+    if (time != WeightGradientTime::kNone || recomputes) own.x = forward[rank].x;
     own.weights = forward[rank].weights;
     own.dx = result.dx.data() + source.data.first_token(rank) * source.config.shape.hidden;
     own.dprobs = result.dprobs.data() + source.data.first_token(rank) * source.config.shape.topk;

@@ -12,8 +12,9 @@ struct LayerArrays {
   explicit LayerArrays(const RandomLayer& layer);
 
   std::vector<ForwardArguments> forward_arguments();
-  // With addresses for the weight gradients only where they are made now.
-  std::vector<BackwardArguments> backward_arguments(WeightGradientTime time, bool last_use);
+  // With addresses for the weight gradients only where they are made now, and x only where weight gradients or, as it
+  // recomputes it, z may need it.
+  std::vector<BackwardArguments> backward_arguments(WeightGradientTime time, bool last_use, bool recomputes = false);
   std::vector<WeightGradientArguments> weight_gradient_arguments(bool dw1 = true, bool dw2 = true);
 
   // As before a call: rubbish in what is written, start_main_grad() in what may be added to.

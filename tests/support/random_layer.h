@@ -21,6 +21,9 @@ class Random {
   uint64_t state_;
 };
 
+// For a random backward Schedule: save.* that a forward goes with. With `any` backward may do again what it need not.
+void agree_on_saves(PartialSchedule& backward, const Schedule& forward, Random& random, bool any = true);
+
 // A layer with everything that may go wrong in it: ragged and empty ranks, empty experts, unused slots, one expert that
 // gets every token, any K and number of experts.
 struct RandomLayer {

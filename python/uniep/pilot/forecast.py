@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from uniep import library
+from uniep.call import SAVES, with_save
 from uniep.group import Group
 from uniep.pilot.sizes import Size
 from uniep.routes import place_routing
@@ -36,15 +37,10 @@ def forecast(size: Size, group: Group, schedule: str, tokens: int) -> list[Need]
     shape = size.hidden, size.intermediate, size.experts
     route = place_routing(group, shape, ids.to(group.device), probs.to(group.device), size.topk, None)
     found = []
-    for save in ("keep", "redispatch", "recompute"):
-        text = schedule
-        if save == "redispatch":
-            text = "save.xg=redispatch" if schedule == "auto" else f"{schedule},save.xg=redispatch"
-        forward = _ask(group, route, text, True)
-        # "recompute" keeps nothing beside the arguments; its forward in backward needs what "keep" does, as workspace.
-        backward = _ask(group, route, text, False)
-        saved, again = (0, forward.saved_bytes) if save == "recompute" else (forward.saved_bytes, 0)
-        own = [saved, max(forward.workspace_bytes, backward.workspace_bytes) + again]
+    for save in SAVES:
+        text = with_save(schedule, save)
+        forward, backward = _ask(group, route, text, True), _ask(group, route, text, False)
+        own = [forward.saved_bytes, max(forward.workspace_bytes, backward.workspace_bytes)]
         own.append(max(forward.symmetric_bytes, backward.symmetric_bytes))
         ranks: list[list[int]] = [[0, 0, 0]] * group.size
         if group.size > 1:

@@ -14,6 +14,7 @@
 #include "engine/workspace.h"
 #include "model/elementwise.h"
 #include "model/place.h"
+#include "program/recompute.h"
 
 namespace uniep::cpu {
 namespace {
@@ -72,6 +73,7 @@ std::pair<std::vector<T>, std::vector<T>> half_pointers(const Halves<T>& halves,
 
 void bind_workspace(RankBuffers& buffers, const internal::WorkspacePieces& pieces) {
   std::copy(std::begin(pieces.gathered), std::end(pieces.gathered), buffers.gathered);
+  buffers.z = pieces.z;
   buffers.activation = pieces.activation;
   buffers.dz = pieces.dz;
   buffers.prob_chunks = pieces.prob_chunks;
@@ -305,7 +307,7 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
     RankBuffers& buffers = running->ranks[rank];
     bind_workspace(buffers, internal::carve_forward_workspace(carver, request));
     if (keep_xg) buffers.gathered[0] = pieces.xg;
-    buffers.z = pieces.z;
+    if (request.keep_z) buffers.z = pieces.z;
     buffers.input[0] = arguments.x;
     buffers.output = arguments.y;
     bind_weights(buffers, arguments.weights, call.config, program.rank(rank).local_experts);
@@ -318,11 +320,7 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
   internal::SavedState& saved = call.saved.state();
   const WeightGradientTime time = call.use.weight_gradients;
   const bool keep_xg = call.schedule.save_xg == SaveXg::kKeep;
-  ProgramRequest wanted =
-      request(call.config, call.schedule, Direction::kBackward, !keep_xg && time != WeightGradientTime::kNone);
-  wanted.weight_gradients = time == WeightGradientTime::kNow;
-  const Program program(wanted, saved.placement.state());
-  const std::unique_ptr<Call> running = begin_call(program);
+  throw_failures();
   std::shared_ptr<internal::PendingState> pending;
   if (time == WeightGradientTime::kLater) {
     pending = std::make_shared<internal::PendingState>();
@@ -333,6 +331,7 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
     if (keep_xg || call.use.last_use) pending->saved = saved.shared_from_this();
   }
   std::vector<internal::MemoryBlock> workspaces;
+  std::vector<internal::WorkspacePieces> all_pieces;
   const std::vector<MemoryNeed> needs = memory_need(call.config, call.schedule, saved.placement, call.use);
   for (int rank = 0; rank < options_.ranks; ++rank) {
     const BackwardArguments& arguments = call.arguments[rank];
@@ -344,12 +343,25 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
     poison(workspaces.back().data(), workspaces.back().size());
     poison(left.data(), left.size());
     Carver carver(workspaces.back().data()), left_carver(left.data());
-    const internal::WorkspacePieces pieces = internal::carve_backward(carver, left_carver, request, saved.ranks[rank]);
+    const internal::WorkspacePieces pieces =
+        all_pieces.emplace_back(internal::carve_backward(carver, left_carver, request, saved.ranks[rank]));
+    if (pending != nullptr) {
+      pending->ranks.push_back({std::move(left), pieces.gathered[0], pieces.activation, pieces.dz, pieces.gathered[1]});
+    }
+  }
+  if (call.schedule.save_z == SaveZ::kRecompute) recompute_z(call, all_pieces);
 
+  ProgramRequest wanted = request(call.config, call.schedule, Direction::kBackward,
+                                  dispatches_x_again(call.schedule, time != WeightGradientTime::kNone));
+  wanted.weight_gradients = time == WeightGradientTime::kNow;
+  const Program program(wanted, saved.placement.state());
+  const std::unique_ptr<Call> running = begin_call(program);
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    const BackwardArguments& arguments = call.arguments[rank];
+    const internal::WorkspacePieces& pieces = all_pieces[rank];
     RankBuffers& buffers = running->ranks[rank];
     bind_workspace(buffers, pieces);
-    buffers.prob_stride = request.rows;
-    buffers.z = saved.ranks[rank].z;
+    buffers.prob_stride = memory_request(call.config, call.schedule, *saved.placement.state(), rank, call.use).rows;
     buffers.xg = pieces.gathered[1];
     buffers.input[0] = arguments.dy;
     buffers.input[1] = arguments.x;
@@ -360,13 +372,33 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
     if (wanted.weight_gradients) {
       bind_gradients(buffers, arguments.gradients, call.config, program.rank(rank).local_experts);
     }
-    if (pending != nullptr) {
-      pending->ranks.push_back({std::move(left), pieces.gathered[0], pieces.activation, pieces.dz, pieces.gathered[1]});
-    }
   }
   if (call.use.last_use) saved.used_up = true;
   finish_call(*running, call.options.events);
   return pending;
+}
+
+// z, and where x is not kept its rows, into where backward reads them.
+void CpuEngine::recompute_z(const internal::BackwardCall& call,
+                            const std::vector<internal::WorkspacePieces>& all_pieces) {
+  const LayerConfig& config = call.config;
+  const Schedule schedule = recompute_schedule(
+      call.schedule,
+      {.direction = Direction::kBackward, .shape = config.shape, .numerics = config.numerics, .machine = machine()});
+  ProgramRequest wanted = request(config, schedule, Direction::kForward, call.schedule.save_xg == SaveXg::kRedispatch);
+  wanted.part = ProgramPart::kRecompute;
+  const Program program(wanted, call.saved.placement().state());
+  const std::unique_ptr<Call> running = begin_call(program);
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    const internal::WorkspacePieces& pieces = all_pieces[rank];
+    RankBuffers& buffers = running->ranks[rank];
+    buffers.input[0] = call.arguments[rank].x;
+    buffers.gathered[0] = pieces.gathered[1];
+    buffers.z = pieces.z;
+    buffers.activation = pieces.activation;
+    bind_weights(buffers, call.arguments[rank].weights, config, program.rank(rank).local_experts);
+  }
+  finish_call(*running, nullptr);
 }
 
 // The tiles of a Program's weight-gradient stages, which wait for nothing here. A rank's unit u takes each units-th

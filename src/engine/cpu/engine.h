@@ -7,6 +7,10 @@
 #include "engine/cpu/worker_threads.h"
 #include "engine/engine.h"
 
+namespace uniep::internal {
+struct WorkspacePieces;
+}
+
 namespace uniep::cpu {
 
 // The embedded engine: all ranks in one process, each with workers that stand for the SMs of a GPU.
@@ -63,6 +67,7 @@ class CpuEngine : public internal::Engine {
 
   std::unique_ptr<Call> begin_call(const Program& program);
   void finish_call(Call& call, std::vector<TileEvent>* events);
+  void recompute_z(const internal::BackwardCall& call, const std::vector<internal::WorkspacePieces>& all_pieces);
   void reserve_symmetric(Call& call);
   void release_symmetric() noexcept;
   void poison(void* memory, std::size_t bytes) const;

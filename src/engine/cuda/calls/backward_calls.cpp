@@ -141,12 +141,14 @@ struct CudaEngine::BackwardState {
         launches(launch_stages(request.schedule, request.direction, request.weight_gradients)),
         alone(std::any_of(launches.begin(), launches.end(), is_weight_gradients_alone)),
         operands(given.arguments.size()),
-        bindings(given.arguments.size()) {
+        bindings(given.arguments.size()),
+        again_bindings(given.arguments.size()) {
     for (const BackwardArguments& arguments : call.arguments) streams.push_back(stream_of(arguments.stream));
   }
 
   const internal::BackwardCall& call;
   ProgramRequest asked;
+  std::optional<ProgramRequest> again;  // FC1, before the rest
   internal::SavedState& saved;
   const internal::PlacementState& placement;
   PlacedTables& tables;
@@ -157,9 +159,10 @@ struct CudaEngine::BackwardState {
   std::vector<internal::PendingRank> operands;  // of weight gradients
   std::vector<uint32_t*> failed;
   std::vector<RankTarget> targets;
-  std::vector<RankBinding> bindings;
-  std::vector<Inputs> inputs;
+  std::vector<RankBinding> bindings, again_bindings;
+  std::vector<Inputs> inputs, again_inputs;
   const std::vector<DeviceProgram>* programs = nullptr;
+  const std::vector<DeviceProgram>* again_programs = nullptr;
 
   bool later() const { return call.use.weight_gradients == WeightGradientTime::kLater; }
   internal::MemoryRequest memory(int rank) const {
@@ -191,6 +194,7 @@ void CudaEngine::require_legal(const BackwardState& state) const {
 
 void CudaEngine::prepare_kernels(const BackwardState& state) {
   prepare(state.asked);
+  if (state.again) prepare(*state.again);
   prepare_biases(state.asked.numerics);
   if (!state.alone) return;
   for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
@@ -228,6 +232,36 @@ void CudaEngine::make_programs(BackwardState& state) {
     state.bindings[local].input[1] = state.call.arguments[local].x;
   }
   state.inputs = find_inputs(state.bindings, state.programs->front(), state.call.config.shape, state.placement);
+  if (!state.again) return;
+  state.again_programs = &state.tables.programs(*state.again, state.saved.placement.state(), state.targets);
+  for (std::size_t local = 0; local < state.bindings.size(); ++local) {
+    state.again_bindings[local].rank = state.bindings[local].rank;
+    state.again_bindings[local].input[0] = state.call.arguments[local].x;
+  }
+  state.again_inputs =
+      find_inputs(state.again_bindings, state.again_programs->front(), state.call.config.shape, state.placement);
+}
+
+// z, and where x is not kept its rows, into where backward reads them.
+void CudaEngine::recompute_z(BackwardState& state) {
+  for (std::size_t local = 0; local < state.bindings.size(); ++local) {
+    const RankBinding& of_backward = state.bindings[local];
+    RankBinding& binding = state.again_bindings[local];
+    binding.rows = of_backward.rows;
+    binding.gathered[0] = of_backward.gathered[1];
+    binding.z = of_backward.z;
+    binding.activation = of_backward.activation;
+    binding.weights = of_backward.weights;
+    binding.row_table = of_backward.row_table;
+    binding.whole = of_backward.whole;
+    bind_group_memory(binding, local, (*state.again_programs)[local], false, state.targets[local].stream);
+  }
+  CallBinding binding = bind_call(*state.again, CallKind::kRecompute, state.again_inputs);
+  run(binding, state.again_inputs, {state.again_bindings, *state.again_programs, state.streams},
+      [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
+        launch_all(*state.again, state.again_programs->front().program, queue, calls, stream);
+      });
+  begin_queueing(state.streams);
 }
 
 void CudaEngine::bind(BackwardState& state, std::size_t local) {
@@ -253,7 +287,7 @@ void CudaEngine::bind(BackwardState& state, std::size_t local) {
   binding.rows = memory.rows;
   binding.gathered[0] = work.gathered[0];
   binding.gathered[1] = work.gathered[1];
-  binding.z = state.saved.ranks[local].z;
+  binding.z = work.z;
   binding.activation = work.activation;
   binding.dz = work.dz;
   binding.prob_chunks = work.prob_chunks;
@@ -265,7 +299,6 @@ void CudaEngine::bind(BackwardState& state, std::size_t local) {
   if (state.asked.weight_gradients && !state.alone) binding.gradients = arguments.gradients;
   binding.row_table = state.tables.tables(local).rows;
   binding.whole = state.tables.tables(local).whole;
-  bind_group_memory(binding, local, (*state.programs)[local], call.options.events != nullptr, stream);
 }
 
 void CudaEngine::launch_weight_gradients(const BackwardState& state, const DeviceQueue& queue,
@@ -351,6 +384,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   throw_noticed_failures();
   BackwardState state(call, request(call.config, call.schedule, Direction::kBackward, call.use),
                       tables_of(*call.saved.state().placement.state()));
+  state.again = recompute_request(call.config, call.schedule);
   std::shared_ptr<CudaPending> pending;
   before_growth(state.asked, CallKind::kBackward, state.placement, [&] {
     require_legal(state);
@@ -360,9 +394,19 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
     take_memory(state);
     make_programs(state);
   });
-  reserve(symmetric_need(state.asked, state.placement, state.programs->front().layout, copied_operands(state.inputs)),
-          [&] { return text_of(state.asked, CallKind::kBackward); });
+  SymmetricNeed need =
+      symmetric_need(state.asked, state.placement, state.programs->front().layout, copied_operands(state.inputs));
+  if (state.again) {
+    need = most_of(need, symmetric_need(*state.again, state.placement, state.again_programs->front().layout,
+                                        copied_operands(state.again_inputs)));
+  }
+  reserve(need, [&] { return text_of(state.asked, CallKind::kBackward); });
   for (std::size_t local = 0; local < state.bindings.size(); ++local) bind(state, local);
+  if (state.again) recompute_z(state);
+  for (std::size_t local = 0; local < state.bindings.size(); ++local) {
+    bind_group_memory(state.bindings[local], local, (*state.programs)[local], call.options.events != nullptr,
+                      state.targets[local].stream);
+  }
   CallBinding binding = bind_call(state.asked, CallKind::kBackward, state.inputs);
   run(binding, state.inputs, {state.bindings, *state.programs, state.streams},
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {

@@ -5,17 +5,44 @@
 #include "engine/cuda/calls/layer_tiles.h"
 #include "engine/cuda/kernels/bias_kernels.h"
 #include "engine/cuda/kernels/grouped_launch.h"
+#include "program/recompute.h"
 
 namespace uniep::cuda {
 
-std::vector<LayerKernelConfig> launch_kernels(const Schedule& schedule, const Numerics& numerics, Direction direction,
-                                              bool weight_gradients) {
+std::vector<LayerKernelConfig> launch_kernels(const ProgramRequest& request) {
   std::vector<LayerKernelConfig> configs;
-  for (const LaunchStages& stages : launch_stages(schedule, direction, weight_gradients)) {
+  for (const LaunchStages& stages : launch_stages(request)) {
     if (is_weight_gradients_alone(stages)) continue;
-    configs.push_back(launch_config(schedule, numerics, direction, stages));
+    configs.push_back(launch_config(request.schedule, request.numerics, request.direction, stages));
   }
   return configs;
+}
+
+std::vector<LayerKernelConfig> launch_kernels(const Schedule& schedule, const Numerics& numerics, Direction direction,
+                                              bool weight_gradients) {
+  ProgramRequest request;
+  request.schedule = schedule;
+  request.numerics = numerics;
+  request.direction = direction;
+  request.weight_gradients = weight_gradients;
+  return launch_kernels(request);
+}
+
+std::vector<LayerKernelConfig> recompute_kernels(const LayerConfig& layer, const Schedule& backward, int ranks,
+                                                 int workers) {
+  if (backward.save_z == SaveZ::kKeep) return {};
+  Machine machine;
+  machine.engine = EngineKind::kCuda;
+  machine.ranks = ranks;
+  machine.workers = workers;
+  ProgramRequest request;
+  request.schedule = recompute_schedule(
+      backward,
+      {.direction = Direction::kBackward, .shape = layer.shape, .numerics = layer.numerics, .machine = machine});
+  request.numerics = layer.numerics;
+  request.part = ProgramPart::kRecompute;
+  request.redispatch = backward.save_xg == SaveXg::kRedispatch;
+  return launch_kernels(request);
 }
 
 GemmConfig weight_gradient_kernel(const Schedule& schedule, const Numerics& numerics, const WeightGradientForm& form) {
@@ -50,6 +77,11 @@ std::vector<KernelRequest> call_kernels(const LayerConfig& layer, int ranks, int
   for (const LayerKernelConfig& config : launch_kernels(schedule, numerics, direction, now)) {
     requests.push_back(layer_request(config));
   }
+  if (direction == Direction::kBackward) {
+    for (const LayerKernelConfig& config : recompute_kernels(layer, schedule, ranks, workers)) {
+      requests.push_back(layer_request(config));
+    }
+  }
   if (direction == Direction::kForward || options.weight_gradients == WeightGradientTime::kNone) return requests;
   const std::vector<LaunchStages> launches = launch_stages(schedule, direction, now);
   const bool alone = !now || std::any_of(launches.begin(), launches.end(), is_weight_gradients_alone);
@@ -69,6 +101,8 @@ std::vector<KernelRequest> layer_kernels(const LayerConfig& layer, int ranks, in
     const std::vector<LayerKernelConfig> more = launch_kernels(backward, numerics, Direction::kBackward, now);
     launches.insert(launches.end(), more.begin(), more.end());
   }
+  const std::vector<LayerKernelConfig> again = recompute_kernels(layer, backward, ranks, workers);
+  launches.insert(launches.end(), again.begin(), again.end());
   std::vector<KernelRequest> requests;
   for (const LayerKernelConfig& config : launches) requests.push_back(layer_request(config));
   add_weight_gradients(requests, layer, shape.experts / ranks, workers, backward);

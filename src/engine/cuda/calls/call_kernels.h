@@ -10,8 +10,13 @@
 namespace uniep::cuda {
 
 // Of a call's launches, but for those of weight gradients alone.
+std::vector<LayerKernelConfig> launch_kernels(const ProgramRequest& request);
 std::vector<LayerKernelConfig> launch_kernels(const Schedule& schedule, const Numerics& numerics, Direction direction,
                                               bool weight_gradients);
+
+// Of what backward runs first with save.z = recompute; none with keep.
+std::vector<LayerKernelConfig> recompute_kernels(const LayerConfig& layer, const Schedule& backward, int ranks,
+                                                 int workers);
 
 // Of weight gradients alone on so many SMs, into matrices behind each other, or into those that addresses name.
 struct WeightGradientForm {

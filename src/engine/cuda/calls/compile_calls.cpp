@@ -15,6 +15,12 @@ std::vector<KernelRequest> kernels_of(const CompiledCall& call) {
   for (const LayerKernelConfig& config : launch_kernels(call.schedule, numerics, call.direction, backward)) {
     requests.push_back(layer_request(config));
   }
+  if (backward) {
+    for (const LayerKernelConfig& config :
+         recompute_kernels({call.shape, numerics}, call.schedule, call.ranks, call.workers)) {
+      requests.push_back(layer_request(config));
+    }
+  }
   if (!backward || call.schedule.wgrad != WgradOrder::kAfter) return requests;
   for (const GemmStage stage : {GemmStage::kWgradFc2, GemmStage::kWgradFc1}) {
     requests.push_back(gemm_request(weight_gradient_kernel(

@@ -16,6 +16,7 @@
 #include "engine/event_clocks.h"
 #include "engine/workspace.h"
 #include "program/buildable.h"
+#include "program/recompute.h"
 #include "program/schedule_fields.h"
 
 namespace uniep::cuda {
@@ -182,10 +183,21 @@ ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& sc
   request.workers = options_.workers;
   request.cluster = cluster_of(schedule, direction);
   request.weight_gradients = use.weight_gradients == WeightGradientTime::kNow;
-  request.redispatch = direction == Direction::kBackward && schedule.save_xg == SaveXg::kRedispatch &&
-                       use.weight_gradients != WeightGradientTime::kNone;
+  request.redispatch = direction == Direction::kBackward &&
+                       dispatches_x_again(schedule, use.weight_gradients != WeightGradientTime::kNone);
   request.pull_parts = pull_parts(config.shape);
   return request;
+}
+
+std::optional<ProgramRequest> CudaEngine::recompute_request(const LayerConfig& config, const Schedule& backward) const {
+  if (backward.save_z == SaveZ::kKeep) return {};
+  const Schedule schedule = recompute_schedule(
+      backward,
+      {.direction = Direction::kBackward, .shape = config.shape, .numerics = config.numerics, .machine = machine()});
+  ProgramRequest asked = request(config, schedule, Direction::kForward);
+  asked.part = ProgramPart::kRecompute;
+  asked.redispatch = backward.save_xg == SaveXg::kRedispatch;
+  return asked;
 }
 
 SymmetricNeed CudaEngine::symmetric_need(const ProgramRequest& request, const internal::PlacementState& placement,
@@ -199,7 +211,7 @@ SymmetricNeed CudaEngine::symmetric_need(const ProgramRequest& request, const in
     need.prob_slots = tokens * request.shape.topk * static_cast<int64_t>(sizeof(float));
   }
   // With a process a GPU whether a rank copies or not: all ask for the same, whatever each is given.
-  const int operands = request.redispatch ? 2 : 1;
+  const int operands = request.redispatch && request.part == ProgramPart::kLayer ? 2 : 1;
   need.inputs = (in_processes() ? operands : copied_operands) * tokens * row_bytes;
   if (in_processes()) need.rows = row_table_bytes(placement);
   return need;
@@ -209,7 +221,12 @@ std::vector<MemoryNeed> CudaEngine::memory_need(const LayerConfig& config, const
                                                 const Placement& placement, const MemoryOptions& options) const {
   const ProgramRequest asked = request(config, schedule, options.direction, options);
   const SignalLayout layout = tables_of(*placement.state()).layout(asked, *placement.state(), ranks_.first_local());
-  const SymmetricNeed symmetric = symmetric_need(asked, *placement.state(), layout, 0);
+  SymmetricNeed symmetric = symmetric_need(asked, *placement.state(), layout, 0);
+  const auto again = options.direction == Direction::kBackward ? recompute_request(config, schedule) : std::nullopt;
+  if (again) {
+    const SignalLayout own = tables_of(*placement.state()).layout(*again, *placement.state(), ranks_.first_local());
+    symmetric = most_of(symmetric, symmetric_need(*again, *placement.state(), own, 0));
+  }
   std::vector<MemoryNeed> needs;
   for (int rank = first_local_rank(); rank < first_local_rank() + local_ranks(); ++rank) {
     MemoryNeed need = internal::block_sizes(
@@ -236,8 +253,7 @@ std::vector<RankTarget> CudaEngine::targets(std::span<const CUstream> streams) {
 // Compiles and loads all kernels of a call, before anything that waits for a peer is queued.
 void CudaEngine::prepare(const ProgramRequest& request) {
   const ProfilerRange range("kernels");
-  const std::vector<LayerKernelConfig> configs =
-      launch_kernels(request.schedule, request.numerics, request.direction, request.weight_gradients);
+  const std::vector<LayerKernelConfig> configs = launch_kernels(request);
   const int workers = options_.workers - request.schedule.comm.reserve_sms;
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     queue->prepare(configs, workers * static_cast<int>(queue->ranks().size()));
@@ -436,7 +452,7 @@ void CudaEngine::bind(ForwardState& state, std::size_t local) {
 
   binding.rows = memory.rows;
   binding.gathered[0] = memory.keep_xg ? pieces.xg : work.gathered[0];
-  binding.z = pieces.z;
+  binding.z = memory.keep_z ? pieces.z : work.z;
   binding.activation = work.activation;
   binding.output_rows = work.output_rows;
   binding.output = arguments.y;
@@ -468,18 +484,21 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   reserve(symmetric_need(state.asked, state.placement, state.programs->front().layout, copied_operands(state.inputs)),
           [&] { return text_of(state.asked, CallKind::kForward); });
   for (std::size_t local = 0; local < state.bindings.size(); ++local) bind(state, local);
-  const RankProgram& program = state.programs->front().program;
   CallBinding binding = bind_call(state.asked, CallKind::kForward, state.inputs);
   run(binding, state.inputs, {state.bindings, *state.programs, state.streams},
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
-        for (int launch = 0; launch < program.launches; ++launch) {
-          const LaunchStages& stages = program.stages[launch];
-          queue.launch(launch_config(state.asked.schedule, state.asked.numerics, state.asked.direction, stages),
-                       {calls, launch, program.workers}, absent_ranks_, stream);
-        }
+        launch_all(state.asked, state.programs->front().program, queue, calls, stream);
       });
   if (call.options.events != nullptr) read_events(*call.options.events, *state.programs);
   return call.options.keep_saved ? Saved(state.saved) : Saved();
+}
+
+void CudaEngine::launch_all(const ProgramRequest& request, const RankProgram& program, DeviceQueue& queue,
+                            const RankCall* calls, CUstream stream) const {
+  for (int launch = 0; launch < program.launches; ++launch) {
+    queue.launch(launch_config(request.schedule, request.numerics, request.direction, program.stages[launch]),
+                 {calls, launch, program.workers}, absent_ranks_, stream);
+  }
 }
 
 std::vector<CUstream> CudaEngine::streams_of(const DeviceQueue& queue, const std::vector<CUstream>& streams) const {

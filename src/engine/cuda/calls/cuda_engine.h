@@ -3,6 +3,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -96,6 +97,8 @@ class CudaEngine final : public internal::Engine {
   bool in_processes() const { return options_.launch == uniep::Launch::kProcesses; }
   ProgramRequest request(const LayerConfig& config, const Schedule& schedule, Direction direction,
                          const MemoryOptions& use = {}) const;
+  // What backward runs first with save.z = recompute.
+  std::optional<ProgramRequest> recompute_request(const LayerConfig& config, const Schedule& backward) const;
   SymmetricNeed symmetric_need(const ProgramRequest& request, const internal::PlacementState& placement,
                                const SignalLayout& layout, int copied_operands) const;
   GroupPlacer& placer();
@@ -120,6 +123,9 @@ class CudaEngine final : public internal::Engine {
   void make_programs(BackwardState& state);
   void bind(ForwardState& state, std::size_t local);
   void bind(BackwardState& state, std::size_t local);
+  void recompute_z(BackwardState& state);
+  void launch_all(const ProgramRequest& request, const RankProgram& program, DeviceQueue& queue, const RankCall* calls,
+                  CUstream stream) const;
   void launch(const BackwardState& state, DeviceQueue& queue, const RankCall* calls, CUstream stream);
   void launch_weight_gradients(const BackwardState& state, const DeviceQueue& queue, const LaunchStages& stages,
                                CUstream stream);

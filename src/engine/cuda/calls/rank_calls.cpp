@@ -40,6 +40,10 @@ int ranks_of(const CallBinding& call) {
   return call.symmetric.control().ranks();
 }
 
+bool has_gemms(const CallBinding& call) {
+  return call.request.part == ProgramPart::kLayer || call.request.part == ProgramPart::kRecompute;
+}
+
 bool is_backward(const CallBinding& call) {
   return call.request.direction == Direction::kBackward;
 }
@@ -334,11 +338,11 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
     rank_call.second_b = append(weight_maps(call, second, experts));
     rank_call.first_map_per_expert = first.experts != nullptr ? 1 : 0;
     rank_call.second_map_per_expert = second.experts != nullptr ? 1 : 0;
-    const bool has_weights = call.request.part == ProgramPart::kLayer;
+    const bool has_weights = has_gemms(call);
     rank_call.first_maps = has_weights ? static_cast<int32_t>(first.maps(experts)) : 0;
     rank_call.second_maps = has_weights ? static_cast<int32_t>(second.maps(experts)) : 0;
     bind_gate_and_up(rank_call, w1, experts, call.request.shape.intermediate, ranks[i].gradients);
-    if (call.request.part == ProgramPart::kLayer && is_backward(call)) {
+    if (has_gemms(call) && is_backward(call)) {
       rank_call.gradient_maps = append(gradient_maps(call, ranks[i], memory));
       const WeightGradients& gradients = ranks[i].gradients;
       const int64_t gate_bytes = call.request.shape.intermediate * call.request.shape.hidden * element_bytes(call);
@@ -346,7 +350,7 @@ std::vector<std::byte> call_image(const CallBinding& call, const std::vector<Ran
       rank_call.gradients[1] = matrices(dw1_of(call, gradients), experts, 0);
       if (is_apart(gradients)) rank_call.gradients[2] = matrices(dw1_up_of(call, gradients), experts, gate_bytes);
     }
-    if (call.request.part == ProgramPart::kLayer && !is_backward(call) && call.request.numerics.bias) {
+    if (has_gemms(call) && !is_backward(call) && call.request.numerics.bias) {
       const LayerShape& shape = call.request.shape;
       rank_call.b1 = vectors(weights.b1, weights.b1_experts, experts, z_columns(shape, call.request.numerics));
       rank_call.b2 = vectors(weights.b2, weights.b2_experts, experts, shape.hidden);

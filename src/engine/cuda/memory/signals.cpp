@@ -40,6 +40,8 @@ const char* kind_name(cuda::CallKind kind) {
       return "dispatch";
     case cuda::CallKind::kCombine:
       return "combine";
+    case cuda::CallKind::kRecompute:
+      return "FC1 again before backward";
   }
   return "unknown";
 }

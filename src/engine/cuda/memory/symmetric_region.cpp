@@ -26,6 +26,11 @@ void clear(const SymmetricMemory& memory, int64_t bytes) {
 
 }  // namespace
 
+SymmetricNeed most_of(const SymmetricNeed& a, const SymmetricNeed& b) {
+  return {std::max(a.flags, b.flags), std::max(a.slots, b.slots), std::max(a.prob_slots, b.prob_slots),
+          std::max(a.inputs, b.inputs), std::max(a.rows, b.rows)};
+}
+
 int64_t SymmetricNeed::total() const {
   return piece(flags) + piece(slots) + piece(prob_slots) + piece(inputs) + piece(rows);
 }

@@ -22,6 +22,9 @@ struct SymmetricNeed {
   int64_t total() const;
 };
 
+// Of two calls, one after the other.
+SymmetricNeed most_of(const SymmetricNeed& a, const SymmetricNeed& b);
+
 // A group's symmetric memory: a control part that lives as long as the group, and a part in pieces, with the flags at
 // its begin, that is replaced by a larger one when a call needs more.
 class SymmetricRegion {

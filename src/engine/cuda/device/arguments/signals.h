@@ -31,7 +31,7 @@ struct AwaitedSignal {
 
 constexpr int32_t kNoStage = -1;
 
-enum class CallKind : uint32_t { kForward = 0, kBackward, kDispatch, kCombine };
+enum class CallKind : uint32_t { kForward = 0, kBackward, kDispatch, kCombine, kRecompute };
 
 // What must be the same on all ranks of a call.
 struct CallDescription {
