@@ -36,7 +36,13 @@ std::vector<LaunchStages> launch_stages(const Schedule& schedule, Direction dire
 
 std::vector<LaunchStages> launch_stages(const ProgramRequest& request) {
   if (request.part != ProgramPart::kRecompute) {
-    return launch_stages(request.schedule, request.direction, request.weight_gradients);
+    std::vector<LaunchStages> launches = launch_stages(request.schedule, request.direction, request.weight_gradients);
+    // Nothing in the first launch of two waits for x: beside the second one's GEMMs it costs less. Workers that copy
+    // first have their share of the first launch's tiles alone.
+    const bool second = request.schedule.fusion == Fusion::kPairs && request.schedule.comm.where == CommWhere::kWarps;
+    const bool again = request.redispatch && request.direction == Direction::kBackward;
+    if (again) launches[second ? 1 : 0].dispatch_again = true;
+    return launches;
   }
   if (!request.redispatch) return {{.first_gemm = true}};
   if (request.schedule.fusion == Fusion::kNone) return {{.dispatch = true}, {.first_gemm = true}};

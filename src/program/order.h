@@ -243,13 +243,15 @@ UNIEP_HOST_DEVICE MergedSegments wgrad_step(const RankProgram& p, LaunchStages s
 
 // Push is one wave ahead of receive: whatever a receive waits for stands before every receive of that wave in all
 // queues, so no two ranks can wait for each other.
-UNIEP_HOST_DEVICE int32_t dispatch_step_count(const RankProgram& p) {
-  return p.push ? p.operands * (2 * p.waves) : p.operands;
+UNIEP_HOST_DEVICE int32_t dispatch_step_count(const RankProgram& p, LaunchStages stages) {
+  const int32_t operands = (stages.dispatch ? 1 : 0) + (stages.dispatch_again ? 1 : 0);
+  return p.push ? operands * (2 * p.waves) : operands;
 }
 
-UNIEP_HOST_DEVICE Segment dispatch_step(const RankProgram& p, int32_t step) {
-  if (!p.push) return {Stage::kPull, {0, p.local_experts}, step};
-  const int32_t operand = step / (2 * p.waves);
+UNIEP_HOST_DEVICE Segment dispatch_step(const RankProgram& p, LaunchStages stages, int32_t step) {
+  const int32_t first = stages.dispatch ? 0 : 1;
+  if (!p.push) return {Stage::kPull, {0, p.local_experts}, first + step};
+  const int32_t operand = first + step / (2 * p.waves);
   const int32_t inside = step % (2 * p.waves);  // push 0, push 1, receive 0, push 2, receive 1, ..., receive last
   if (inside == 0) return {Stage::kPush, experts_of_wave(p, 0), operand};
   if (inside == 2 * p.waves - 1) return {Stage::kReceive, experts_of_wave(p, p.waves - 1), operand};
@@ -263,13 +265,14 @@ UNIEP_HOST_DEVICE bool is_copy_list(ListKind kind) {
   return kind == ListKind::kDispatch || kind == ListKind::kSend;
 }
 
-UNIEP_HOST_DEVICE Segment copy_step(const RankProgram& p, ListKind kind, int32_t step) {
-  return kind == ListKind::kDispatch ? dispatch_step(p, step) : Segment{Stage::kSend, {0, p.local_experts}, step};
+UNIEP_HOST_DEVICE Segment copy_step(const RankProgram& p, int32_t launch, ListKind kind, int32_t step) {
+  if (kind == ListKind::kDispatch) return dispatch_step(p, p.stages[launch], step);
+  return {Stage::kSend, {0, p.local_experts}, step};
 }
 
 UNIEP_HOST_DEVICE int32_t copy_step_count(const RankProgram& p, int32_t launch, ListKind kind) {
   const LaunchStages stages = p.stages[launch];
-  if (kind == ListKind::kDispatch) return stages.dispatch ? dispatch_step_count(p) : 0;
+  if (kind == ListKind::kDispatch) return dispatch_step_count(p, stages);
   return stages.combine && !p.epilogue_combine && p.combine_groups == 0 ? p.chunks : 0;
 }
 
@@ -314,7 +317,7 @@ UNIEP_HOST_DEVICE int64_t list_length(const RankProgram& p, int32_t launch, List
   if (kind == ListKind::kCompute) return compute_length(p, p.stages[launch]);
   int64_t length = 0;
   const int32_t steps = copy_step_count(p, launch, kind);
-  for (int32_t step = 0; step < steps; ++step) length += copy_segment_length(p, copy_step(p, kind, step));
+  for (int32_t step = 0; step < steps; ++step) length += copy_segment_length(p, copy_step(p, launch, kind, step));
   return length;
 }
 
@@ -348,7 +351,7 @@ UNIEP_HOST_DEVICE Task copy_list_task(const RankProgram& p, int32_t launch, List
                                       ListCursor& cursor) {
   if (kind == ListKind::kSend && has_group_sends(p, launch)) return group_send_task(p, position);
   for (;; ++cursor.step) {
-    const Segment segment = copy_step(p, kind, cursor.step);
+    const Segment segment = copy_step(p, launch, kind, cursor.step);
     const int64_t length = copy_segment_length(p, segment);
     if (position - cursor.begin < length) return copy_task(p, segment, position - cursor.begin);
     cursor.begin += length;

@@ -17,6 +17,7 @@ inline constexpr int kTokenBlock = 32;     // tokens of one combine-reduce tile
 // Which stages a launch runs.
 struct LaunchStages {
   bool dispatch = false;
+  bool dispatch_again = false;  // of x in backward, which FC1's weight gradient alone reads
   bool first_gemm = false;
   bool second_gemm = false;
   bool wgrad_fc2 = false;

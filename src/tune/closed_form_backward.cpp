@@ -183,13 +183,18 @@ Estimate estimate_backward(const Problem& problem, const Parts& parts, int round
       result.us = apart(problem, parts, work, gemms);
     } else {
       const double filling = gemm.fills ? gemms.gradients : 0;
-      const double beside = std::min(work.copies, gemm.one_launch ? gemms.first + gemms.second + filling : gemms.first);
-      const double slowed = beside * (dispatch.by_warps ? machine.slowdown.copies : dispatch.workers / work.computing);
-      const double slowed_first = gemm.one_launch ? slowed / dispatch.operands : slowed;
+      // x again is in the second launch, where warps copy.
+      const bool later = !gemm.one_launch && dispatch.by_warps && dispatch.operands > 1;
+      const double in_first = gemm.one_launch || later ? work.copy : work.copies;
+      const double beside = std::min(later ? work.copy : work.copies,
+                                     gemm.one_launch ? gemms.first + gemms.second + filling : gemms.first);
+      const double share = dispatch.by_warps ? machine.slowdown.copies : dispatch.workers / work.computing;
+      const double slowed_first = share * beside / (gemm.one_launch ? dispatch.operands : 1);
+      const double slowed = share * (beside + (later ? std::min(work.copy, gemms.second + filling) : 0));
       // Rows come later than tiles could take them; slower tiles would not make that better.
       const double early = std::min(work.copy * dispatch.early, work.copy);
       const double ramp = kLateRows * std::max(0.0, early * 0.5 - gemm.wide_cycles * us_of_cycle * 0.25);
-      const double rows = (gemm.one_launch ? work.copy : work.copies) + gemms.first_tail;
+      const double rows = in_first + gemms.first_tail;
       const double first = std::max({gemms.first + slowed_first + ramp, rows, memory.first});
       if (first == rows) result.limits = "rows";
 
@@ -197,7 +202,7 @@ Estimate estimate_backward(const Problem& problem, const Parts& parts, int round
       if (gemm.one_launch) carried -= first + kFill - memory.first;
       double tiles = std::max(gemms.second + filling + slowed - slowed_first, carried);
       if (!gemm.fills) tiles += gemms.second_tail;
-      const double copied = gemm.one_launch ? std::max(0.0, work.copies - first - kFill) : 0;
+      const double copied = gemm.one_launch ? std::max(0.0, work.copies - first - kFill) : later ? work.copy : 0;
       if (gemm.fills && copied > 0) tiles = std::max(tiles, copied + kAfterXAgain * gemms.gradients);
       const Second second = second_part(parts, work, gemms, tiles, copied);
       if (second.by_links) result.limits = "links";
