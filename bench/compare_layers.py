@@ -1,8 +1,8 @@
 """Whole layers on all GPUs of a machine, forward, backward or both: ours, and serialized ones as a user would put them together
 without it.
 
-`nccl` is all_to_all_single, torch._grouped_mm, a compiled SwiGLU (backward: its gradient and that of the router weights) and a sum of
-the slots, one after the other; `deepep` has deep_ep's Buffer in NCCL's place, where deep_ep imports (serialized_layer.py); `torch
+`nccl` is all_to_all_single, torch._grouped_mm, a compiled SwiGLU, or the model's own formula (expert_formulas.py; backward: its gradient
+and that of the router weights), and a sum of the slots, one after the other; `deepep` has deep_ep's Buffer in NCCL's place, where deep_ep imports (serialized_layer.py); `torch
 gemms` are the GEMMs of torch._grouped_mm alone, two of forward and four of backward, on rows that are there already;
 `gemms` are ours. Each figure is the median over --repeat runs of it alone, of each run the slowest GPU, with cold L2 caches; ours
 and theirs take turns for --rounds. All run for --warm-up seconds before a run counts, and one run follows the other: for the first
@@ -29,6 +29,7 @@ import numpy
 import torch
 import torch.multiprocessing as mp
 
+import expert_formulas
 import remote_routing
 import serialized_layer
 
@@ -37,7 +38,10 @@ SHAPES = {  # H, I, E, K
     "qwen3-235b": (4096, 1536, 128, 8),
     "qwen3-30b": (2048, 768, 128, 8),
     "mixtral": (4096, 14336, 8, 2),
+    "gpt-oss-120b": (2880, 2880, 128, 4),
+    "nemotron-3-nano": (2688, 1856, 128, 6),
 }
+FORMULAS = {"gpt-oss-120b": "gpt-oss", "nemotron-3-nano": "relu2"}  # of expert_formulas; else "swiglu"
 
 
 def measure_theirs(rank, ranks, options, path):
@@ -47,7 +51,8 @@ def measure_theirs(rank, ranks, options, path):
     for shape in options.shapes:
         for tokens in options.tokens:
             ids = torch.from_numpy(as_eight_ids(options, ranks, shape, tokens)) if options.as_eight else routing
-            own = serialized_layer.Rank(rank, ranks, sizes_of(shape, options, ranks), tokens, options.warm_up, ids)
+            own = serialized_layer.Rank(rank, ranks, sizes_of(shape, options, ranks), tokens, options.warm_up, ids,
+                                        FORMULAS.get(shape, "swiglu"))
             for op in options.op:
                 times = {"nccl": own.median(own.nccl(op), options.repeat),
                          "torch GEMMs": own.median(own.gemms(op), options.repeat)}
@@ -77,7 +82,8 @@ def measure_ours(options, op, ranks, shape, tokens):
             schedule_backward = f"dispatch.dedup=off,{order}"
         for name in ("layer", "gemms"):
             command = [options.uniep, "bench", "--op", bench_op, "--shape", sizes, "--tokens", str(tokens), "--ranks", str(ranks),
-                       "--repeat", str(options.repeat), "--only", name, "--wgrad", options.wgrad, "--json", "-"]
+                       "--repeat", str(options.repeat), "--only", name, "--wgrad", options.wgrad, "--json", "-",
+                       *expert_formulas.OPTIONS[FORMULAS.get(shape, "swiglu")]]
             command += ["--launch", "processes"] if options.processes else ["--devices", ",".join(map(str, range(ranks)))]
             for option, value in (("--warm-up", options.warm_up), ("--routing", routing), ("--schedule", schedule),
                                   ("--schedule-backward", schedule_backward)):
@@ -134,7 +140,7 @@ def main():
     parser.add_argument("--schedule", help="ours")
     parser.add_argument("--schedule-backward", help="ours")
     parser.add_argument("--processes", action="store_true", help="ours: a process a GPU, as theirs are")
-    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--shapes", default="dsv3,qwen3-235b,qwen3-30b,mixtral")
     parser.add_argument("--tokens", default="4096,8192")
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=1)

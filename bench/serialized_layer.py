@@ -16,6 +16,8 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
+import expert_formulas
+
 BF16 = torch.bfloat16
 WARM_UP_CALLS = 5
 WAIT_CYCLES = 2_000_000  # 1 ms
@@ -23,27 +25,9 @@ CALLS_UNDER_WAY = 8  # queued ahead, where GPUs do not meet
 UNUSED = -1
 
 
-@torch.compile(dynamic=True)
-def swiglu(z, probs):
-    gate, up = z.float().chunk(2, -1)
-    return (torch.nn.functional.silu(gate) * up * probs[:, None]).to(BF16)
-
-
-@torch.compile(dynamic=True)
-def swiglu_gradient(z, probs, da):
-    gate, up = z.float().chunk(2, -1)
-    da = da.float()
-    sigmoid = torch.sigmoid(gate)
-    silu = gate * sigmoid
-    dprobs = (da * silu * up).sum(-1)
-    da = da * probs[:, None]
-    dgate = da * up * (sigmoid * (1 + gate * (1 - sigmoid)))
-    return torch.cat([dgate, da * silu], -1).to(BF16), dprobs
-
-
-# How tokens come to their experts' rows and back: dispatch(tokens) and combine(rows), or combine(rows, dprobs) for both gradients; where
-# each expert's rows end, and the rows' router weights.
-Way = collections.namedtuple("Way", "dispatch combine ends probs")
+# How tokens come to their experts' rows and back: dispatch(tokens) and combine(rows), or combine(rows, dprobs) for both gradients; and
+# the rows' expert_formulas.Rows.
+Way = collections.namedtuple("Way", "dispatch combine rows")
 
 
 @triton.jit
@@ -70,18 +54,20 @@ def sum_rows(rows, index):
 class Rank:
     """One GPU's share of a layer, and the ways to run it."""
 
-    def __init__(self, rank, ranks, shape, tokens, warm_up=0.0, routing=None):
+    def __init__(self, rank, ranks, shape, tokens, warm_up=0.0, routing=None, formula="swiglu"):
         """`warm_up`: seconds that something runs for before its times count. `routing`: [ranks * tokens, topk] experts of all ranks'
-        tokens, all slots used; else uniform."""
+        tokens, all slots used; else uniform. `formula`: of expert_formulas."""
         self.warm_up = warm_up
+        self.formula = expert_formulas.FORMULAS[formula]
         self.hidden, inter, experts, self.topk = shape
         local = experts // ranks
         torch.manual_seed(rank + 1)
         rand = lambda *size: torch.randn(*size, device="cuda", dtype=BF16)
         self.tokens = tokens
         self.x = rand(tokens, self.hidden)
-        self.w1 = rand(local, 2 * inter, self.hidden) * 0.02
-        self.w2 = rand(local, self.hidden, inter) * 0.02
+        self.inter, columns = inter, self.formula.halves * inter
+        biases = (rand(local, columns), rand(local, self.hidden)) if self.formula.bias else ()
+        self.weights = expert_formulas.Weights(rand(local, columns, self.hidden) * 0.02, rand(local, self.hidden, inter) * 0.02, *biases)
         self.dy = rand(tokens, self.hidden)
         if routing is None:
             self.ids = torch.rand(tokens, experts, device="cuda").topk(self.topk, dim=-1).indices
@@ -110,25 +96,16 @@ class Rank:
         self.ends = mine.sum(0).cumsum(0).to(torch.int32)
         probs = torch.empty(self.rows, device="cuda")
         dist.all_to_all_single(probs, self.probs.flatten()[order].contiguous(), self.receives, self.sends)
-        self.row_probs = probs[self.by_expert]
+        self.rows_at_hand = expert_formulas.Rows(self.ends, experts[self.by_expert], probs[self.by_expert])
 
     def forward(self, way):
-        xg = way.dispatch(self.x)
-        z = torch._grouped_mm(xg, self.w1.transpose(1, 2), offs=way.ends)
-        a = swiglu(z, way.probs)
-        self.saved = xg, z, a
-        return way.combine(torch._grouped_mm(a, self.w2.transpose(1, 2), offs=way.ends))
+        rows, self.saved = self.formula.forward(self.weights, way.rows, way.dispatch(self.x))
+        return way.combine(rows)
 
     def backward(self, way):
-        """dx, dprobs, dW1 and dW2, after a forward on the same way."""
-        xg, z, a = self.saved
-        dyg = way.dispatch(self.dy)
-        da = torch._grouped_mm(dyg, self.w2, offs=way.ends)
-        dw2 = torch._grouped_mm(dyg.t(), a, offs=way.ends)
-        dz, dprobs = swiglu_gradient(z, way.probs, da)
-        dxg = torch._grouped_mm(dz, self.w1, offs=way.ends)
-        dw1 = torch._grouped_mm(dz.t(), xg, offs=way.ends)
-        return *way.combine(dxg, dprobs), dw1, dw2
+        """dx, dprobs, and gradients of weights, after a forward on the same way."""
+        dxg, dprobs, *gradients = self.formula.backward(self.weights, way.rows, self.saved, way.dispatch(self.dy))
+        return *way.combine(dxg, dprobs), *gradients
 
     def run_of(self, op, way):
         """What is timed: "forward", "backward" (of a forward that ran once), or "step", which is both."""
@@ -156,24 +133,24 @@ class Rank:
         return sums, of_slots[self.slot_of_token]
 
     def nccl(self, op="forward"):
-        return self.run_of(op, Way(self.nccl_dispatch, self.nccl_combine, self.ends, self.row_probs))
+        return self.run_of(op, Way(self.nccl_dispatch, self.nccl_combine, self.rows_at_hand))
 
     def gemms(self, op="forward"):
         """The GEMMs alone: two of forward, four of backward."""
-        inter = self.w2.size(2)
+        w1, w2, ends = self.weights.w1, self.weights.w2, self.ends
         xg, dyg = self.nccl_dispatch(), self.nccl_dispatch(self.dy) if op != "forward" else None
         rand = lambda columns: torch.randn(self.rows, columns, device="cuda", dtype=BF16)
-        a, dz = rand(inter), rand(2 * inter) if op != "forward" else None
+        a, dz = rand(self.inter), rand(self.formula.halves * self.inter) if op != "forward" else None
 
         def forward():
-            torch._grouped_mm(xg, self.w1.transpose(1, 2), offs=self.ends)
-            torch._grouped_mm(a, self.w2.transpose(1, 2), offs=self.ends)
+            torch._grouped_mm(xg, w1.transpose(1, 2), offs=ends)
+            torch._grouped_mm(a, w2.transpose(1, 2), offs=ends)
 
         def backward():
-            torch._grouped_mm(dyg, self.w2, offs=self.ends)
-            torch._grouped_mm(dz, self.w1, offs=self.ends)
-            torch._grouped_mm(dyg.t(), a, offs=self.ends)
-            torch._grouped_mm(dz.t(), xg, offs=self.ends)
+            torch._grouped_mm(dyg, w2, offs=ends)
+            torch._grouped_mm(dz, w1, offs=ends)
+            torch._grouped_mm(dyg.t(), a, offs=ends)
+            torch._grouped_mm(dz.t(), xg, offs=ends)
 
         def step():
             forward()
@@ -193,7 +170,7 @@ class Rank:
         order = torch.argsort(experts, stable=True)
         rows = row[order].contiguous()
         ends = torch.bincount(experts, minlength=self.local).cumsum(0).to(torch.int32)
-        probs = weights[row, slot][order].float().contiguous()
+        of_rows = expert_formulas.Rows(ends, experts[order], weights[row, slot][order].float().contiguous())
         place = torch.full((received.size(0), self.topk), UNUSED, device="cuda", dtype=torch.long)
         place[row[order], slot[order]] = torch.arange(rows.numel(), device="cuda")
         configs = [deep_ep.Config(24, chunk, 512) for chunk in (4, 6, 8, 10, 16)]
@@ -215,7 +192,7 @@ class Rank:
             weights[row[order], slot[order]] = dprobs
             return buffer.combine(sums, handle, topk_weights=weights, config=back)[:2]
 
-        return dispatch, combine, self.run_of(op, Way(lambda values: dispatch(values)[rows], combine_rows, ends, probs))
+        return dispatch, combine, self.run_of(op, Way(lambda values: dispatch(values)[rows], combine_rows, of_rows))
 
     def median(self, run, repeat, warm_up=None):
         """Milliseconds, of each run the slowest GPU's. Without a warm-up all GPUs begin together, once the host has launched all, so

@@ -29,3 +29,47 @@ def test_verifier_cost():
     # Over gloo rows are seen as they arrive, so that no rank is only suspected but for a dprob's.
     assert found["planted"] == 12 and found["missed"] == [] and found["named"] + found["suspected"] == 12, found
     assert found["named"] >= 10 and found["false_alarms"] == 0 < found["check_forward"], found
+
+
+def test_formulas_of_experts():
+    """The gradients that the serialized layers compute are those of their formulas, by autograd in float64."""
+    script = """
+import sys, torch
+torch._dynamo.config.disable = True
+sys.path.insert(0, sys.argv[1])
+import expert_formulas as f
+torch.manual_seed(0)
+counts, hidden, inter = [40, 0, 24], 32, 48
+experts = torch.arange(3).repeat_interleave(torch.tensor(counts))
+rows = f.Rows(torch.tensor(counts).cumsum(0).int(), experts, torch.rand(64))
+
+def exact(name, w, x):
+    parts = (x[:, None] @ w.w1[experts].transpose(1, 2))[:, 0]
+    if name == "swiglu":
+        gate, up = parts.chunk(2, -1)
+        return ((torch.nn.functional.silu(gate) * up * p[:, None])[:, None] @ w.w2[experts].transpose(1, 2))[:, 0]
+    if name == "relu2":
+        return ((torch.relu(parts).square() * p[:, None])[:, None] @ w.w2[experts].transpose(1, 2))[:, 0]
+    gate, up = (parts + w.b1[experts]).chunk(2, -1)
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    a = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    return ((a[:, None] @ w.w2[experts].transpose(1, 2))[:, 0] + w.b2[experts]) * p[:, None]
+
+for name, formula in f.FORMULAS.items():
+    columns = formula.halves * inter
+    sizes = [(3, columns, hidden), (3, hidden, inter)] + ([(3, columns), (3, hidden)] if formula.bias else [])
+    w = f.Weights(*(torch.randn(size).bfloat16() for size in sizes))
+    x, dy = torch.randn(64, hidden).bfloat16(), torch.randn(64, hidden).bfloat16()
+    y, saved = formula.forward(w, rows, x)
+    got = formula.backward(w, rows, saved, dy)
+    leaves = [one.double().requires_grad_() for one in (x, rows.probs, *w[: len(sizes)])]
+    p = leaves[1]
+    expected = exact(name, f.Weights(*leaves[2:]), leaves[0])
+    expected.backward(dy.double())
+    for one, other in zip((y, *got), (expected.detach(), *(leaf.grad for leaf in leaves)), strict=True):
+        error = (one.double() - other).norm() / other.norm()
+        assert error < 0.02, (name, one.shape, float(error))
+print("right")
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(BENCH)], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip() == "right", done.stderr[-2000:]

@@ -36,6 +36,7 @@ OPTIONS = [
     {},
     {"save": "redispatch"},
     {"save": "recompute"},
+    {"save": "rows"},
     {"capacity": (4096, 64)},
     {"capacity": (4096, 64), "save": "redispatch"},
     {"schedule": ("fusion=none", "fusion=pairs")},
@@ -381,7 +382,7 @@ def op_arguments(save="keep", capacity=(0, 0), stacked=True):
     layer = make_layer([40])
     weights = layer.local(0, 1) if stacked else [list(weight.clone().unbind()) for weight in layer.local(0, 1)]
     first, second = ([weight] if stacked else [one.clone() for one in weight] for weight in weights)
-    schedule = "save.xg=redispatch" if save == "redispatch" else "auto"
+    schedule = uniep.call.with_save("auto", save)
     options = (uniep.Group().name, schedule, schedule, *capacity, save, 2, False, "swiglu", "activation")
     return layer, [layer.x[0], layer.ids[0], layer.probs[0]], first, second, options
 
@@ -400,7 +401,10 @@ def apart_and_dense():
         ("keep", (0, 0), False),
         ("redispatch", (0, 0), True),
         ("redispatch", (4096, 64), True),
+        ("rows", (0, 0), True),
+        ("rows", (4096, 64), True),
         ("recompute", (0, 0), True),
+        ("recompute", (4096, 64), True),
     ],
 )
 def test_opcheck_forward(save, capacity, stacked, filled_memory):

@@ -285,8 +285,9 @@ void add_combine_and_backward(std::vector<FieldDescriptor>& table) {
       words(
           "save.xg", {"keep", "redispatch"},
           "What FC1's weight gradient reads. keep: forward saves the dispatched rows, and backward reads them. "
-          "redispatch: forward does not, and backward dispatches x again beside dy. Backward with keep needs a forward "
-          "with keep; backward with redispatch is always possible.",
+          "redispatch: forward does not, and backward dispatches x again: behind dy, or with fusion=pairs and "
+          "comm.where=warps beside dgrad FC1. Backward with keep needs a forward with keep; backward with redispatch is "
+          "always possible.",
           "memory against bandwidth"),
       UNIEP_MEMBER(save_xg)));
   table.push_back(describe(
