@@ -60,7 +60,7 @@ kernels_and_memory() {
   check gemm 120 "$(program gemm)"
   check place_failure 60 "$(program place_failure)"
   check addresses 90 "$(program backward)" --only addresses
-  check memory 90 "$(program backward)" --only memory
+  check memory 180 "$(program backward)" --only memory
   check routing_maps 90 "$(program graph)" --only f
 }
 whole_layers() {

@@ -424,6 +424,23 @@ TEST(Run, ComparesWithTheSequentialRun) {
   EXPECT_EQ(table.out.find("backward"), std::string::npos) << table.out;
 }
 
+TEST(Run, WaysToSaveChangeNoBit) {
+  const Json expected = run_json({"--backward"})["checksum"];
+  for (const char* save : {"keep", "redispatch", "rows", "recompute"}) {
+    const TemporaryFolder folder;
+    const std::string file = (folder.path() / "out.safetensors").string();
+    const Json json = run_json({"--backward", "--save", save, "--check", "--compare", "sequential", "--out", file});
+    const bool keeps_z = std::string(save) == "keep" || std::string(save) == "redispatch";
+    EXPECT_EQ(json["schedule"]["save.z"], keeps_z ? "keep" : "recompute");
+    EXPECT_EQ(json["schedule_backward"]["save.xg"],
+              std::string(save) == "keep" || std::string(save) == "rows" ? "keep" : "redispatch");
+    EXPECT_EQ(json["sequential"]["same_bits"], true);
+    EXPECT_EQ(json["checksum"].contains("z"), keeps_z);
+    for (const auto& [name, sum] : json["checksum"].items()) EXPECT_EQ(sum, expected[name]) << save << " " << name;
+    EXPECT_EQ(std::filesystem::exists(file), true);
+  }
+}
+
 TEST(Run, ResultsDifferWhereASingleBitDoes) {
   cli::LayerResult one;
   one.y.resize(3);

@@ -178,6 +178,18 @@ TEST(InfoCommand, TellsTheMemoryOfALayer) {
   EXPECT_EQ(json["memory"]["backward"][0]["saved_bytes"], 0);
   EXPECT_GE(json["memory"]["forward"][1]["symmetric_bytes"], 30 * 2 * 64 * 2);
 
+  // The four ways to save: z and xg, z, xg, nothing.
+  const Json& modes = json["modes"];
+  ASSERT_EQ(modes.size(), 4u);
+  const int64_t z = 128 * 2 * 32 * 2, xg = 128 * 64 * 2;
+  const int64_t expected[] = {z + xg, z, xg, 0};
+  for (int mode = 0; mode < 4; ++mode) {
+    EXPECT_EQ(modes[mode]["saved_bytes"], expected[mode]) << modes[mode];
+    EXPECT_NEAR(modes[mode]["saved_bytes_per_token"].get<double>(), expected[mode] / 9.0, 1e-6);
+  }
+  EXPECT_EQ(modes[3]["save.z"], "recompute");
+  EXPECT_EQ(succeed(join(layer, {"--save", "rows"})).json()["memory"]["forward"][0]["saved_bytes"], xg);
+
   const Json less = succeed(join(layer, {"--schedule", "save.xg=redispatch"})).json();
   EXPECT_LT(less["memory"]["forward"][0]["saved_bytes"], json["memory"]["forward"][0]["saved_bytes"]);
 

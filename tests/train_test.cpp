@@ -150,12 +150,15 @@ TEST(Train, LossFallsOnTrainingAndHeldOutText) {
 
 // Ragged batches and ranks without a sequence are among them.
 TEST(Train, BitsDependOnNeitherRanksNorSchedule) {
-  const char* const schedules[][2] = {{"auto", ""},
-                                      {"fusion=none", ""},
-                                      {"fusion=pairs,dispatch.transport=push,queue=dynamic", ""},
-                                      {"fusion=layer,combine.transport=staged,order.interleave=phased", ""},
-                                      {"comm.where=sms", "fusion=pairs,backward.wgrad=after"},
-                                      {"save.xg=redispatch,dispatch.dedup=off", ""}};
+  const char* const schedules[][2] = {
+      {"auto", ""},
+      {"fusion=none", ""},
+      {"fusion=pairs,dispatch.transport=push,queue=dynamic", ""},
+      {"fusion=layer,combine.transport=staged,order.interleave=phased", ""},
+      {"comm.where=sms", "fusion=pairs,backward.wgrad=after"},
+      {"save.xg=redispatch,dispatch.dedup=off", ""},
+      {"save.z=recompute", ""},
+      {"save.xg=redispatch,save.z=recompute", "fusion=none,save.xg=redispatch,save.z=recompute"}};
   const TemporaryFolder folder;
   const Text text = make_text(folder);
   for (const int64_t batch : {1, 3, 6}) {

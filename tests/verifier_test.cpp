@@ -36,15 +36,20 @@ RandomLayer small_layer(uint64_t seed, std::vector<int> ranks, int64_t fewest_to
                              .fewest_tokens = fewest_tokens});
 }
 
-constexpr const char* kJobSchedules[] = {"fusion=layer", "fusion=none", "queue=dynamic,order.raster=4",
-                                         "fusion=pairs,combine.transport=staged", "dispatch.transport=push"};
+constexpr const char* kJobSchedules[] = {"fusion=layer",
+                                         "fusion=none",
+                                         "queue=dynamic,order.raster=4",
+                                         "fusion=pairs,combine.transport=staged",
+                                         "dispatch.transport=push",
+                                         "save.z=recompute",
+                                         "save.xg=redispatch,save.z=recompute"};
 
 TEST(Verifier, HasNoFalseAlarmAndChangesNothing) {
   const int64_t layers = checked_layers();
   BranchCounts branches;
   for (int64_t seed = 1; seed <= layers; ++seed) {
     const RandomLayer layer = small_layer(static_cast<uint64_t>(seed), {1, 2, 4});
-    const char* const schedule = kJobSchedules[seed % 5];
+    const char* const schedule = kJobSchedules[static_cast<std::size_t>(seed) % std::size(kJobSchedules)];
     VerifiedJob job(layer, schedule, {.every = 1, .budget = 1, .seed = static_cast<uint64_t>(seed)});
     for (int step = 0; step < 2; ++step) {
       job.arrays.reset();

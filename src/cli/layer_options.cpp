@@ -53,6 +53,7 @@ void add_schedule_options(CLI::App& app, LayerOptions& options) {
       app, "--schedule-backward",
       [&options](const std::string& text) { options.schedule_backward = read_schedule("--schedule-backward", text); },
       "auto|FILE|key=value,...", "fields that backward has instead of --schedule's");
+  add_save_option(app, options.save);
   app.add_option("--tuned", options.tuned, "schedules that `uniep tune --export` wrote, before those of its cache")
       ->type_name("FILE");
   app.add_flag("--tuned-strict", options.tuned_strict, "an error where --tuned has none for this layer and machine");
@@ -108,6 +109,19 @@ std::vector<int32_t> read_ids(const LayerOptions& options, int64_t tokens) {
 
 }  // namespace
 
+void set_saves(PartialSchedule& schedule, SaveWay way) {
+  if (way == SaveWay::kAsScheduled) return;
+  for (const char* field : {"save.xg", "save.z"}) {
+    if (!schedule.given(field)) continue;
+    throw Error(Status::kInvalidArgument,
+                fmt::format("--save: given beside {} in the schedule; give one of them", field));
+  }
+  const bool keeps_xg = way == SaveWay::kKeep || way == SaveWay::kRows;
+  const bool keeps_z = way == SaveWay::kKeep || way == SaveWay::kRedispatch;
+  schedule.set("save.xg", keeps_xg ? "keep" : "redispatch");
+  schedule.set("save.z", keeps_z ? "keep" : "recompute");
+}
+
 std::vector<int64_t> LayerOptions::tokens() const {
   if (tokens_given.size() == 1) return std::vector<int64_t>(ranks, tokens_given[0]);
   if (tokens_given.size() != static_cast<std::size_t>(ranks)) {
@@ -128,6 +142,7 @@ PartialSchedule LayerOptions::given(Direction direction) const {
   if (direction == Direction::kBackward) {
     for (const auto& [name, value] : schedule_backward.values()) fields.set(name, value);
   }
+  set_saves(fields, save);
   return fields;
 }
 
@@ -188,6 +203,17 @@ void add_activation_options(CLI::App& app, Numerics& numerics) {
       {{"activation", RouterWeight::kActivation}, {"output", RouterWeight::kOutput}, {"input", RouterWeight::kInput}},
       "what the router's weight multiplies (default activation)");
   app.add_flag("--bias", numerics.bias, "experts have biases b1 and b2");
+}
+
+void add_save_option(CLI::App& app, SaveWay& save) {
+  add_word_option<SaveWay>(
+      app, "--save", save,
+      {{"keep", SaveWay::kKeep},
+       {"redispatch", SaveWay::kRedispatch},
+       {"rows", SaveWay::kRows},
+       {"recompute", SaveWay::kRecompute}},
+      "what forward keeps for backward: FC1's output and the dispatched rows; the output; the rows; "
+      "neither (default as the schedule says: keep)");
 }
 
 void add_devices_option(CLI::App& app, std::vector<int>& devices, const std::string& description) {

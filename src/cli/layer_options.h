@@ -9,6 +9,11 @@
 
 namespace uniep::cli {
 
+// What a forward keeps for its backward, in one word: save.xg and save.z of both directions.
+enum class SaveWay { kAsScheduled, kKeep, kRedispatch, kRows, kRecompute };
+// Sets both, where a way was given. Throws Error(kInvalidArgument) where the Schedule names one of them, too.
+void set_saves(PartialSchedule& schedule, SaveWay way);
+
 // The options that say which layer is meant, on how many ranks and by which engine. The defaults make a small layer.
 struct LayerOptions {
   EngineKind engine = EngineKind::kAuto;
@@ -21,8 +26,9 @@ struct LayerOptions {
   Numerics numerics;
   PartialSchedule schedule;
   PartialSchedule schedule_backward;  // what differs from `schedule`
-  std::string tuned;                  // a file of `uniep tune`, or empty
-  bool tuned_strict = false;          // it has to have an entry for this layer
+  SaveWay save = SaveWay::kAsScheduled;
+  std::string tuned;          // a file of `uniep tune`, or empty
+  bool tuned_strict = false;  // it has to have an entry for this layer
 
   // T of each rank. Throws Error(kInvalidArgument) where the list has another length than there are ranks.
   std::vector<int64_t> tokens() const;
@@ -39,6 +45,7 @@ struct LayerOptions {
 void add_layer_options(CLI::App& app, LayerOptions& options);
 // --activation, --router-weight and --bias; add_layer_options() has them.
 void add_activation_options(CLI::App& app, Numerics& numerics);
+void add_save_option(CLI::App& app, SaveWay& save);
 // --devices, a list of GPUs.
 void add_devices_option(CLI::App& app, std::vector<int>& devices, const std::string& description);
 

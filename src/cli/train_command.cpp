@@ -30,6 +30,7 @@ struct TrainOptions {
   TrainConfig config;
   ParallelConfig parallel;
   PartialSchedule backward_overrides;
+  SaveWay save = SaveWay::kAsScheduled;
   int64_t steps = 150;
   int64_t evaluate_every = 50;
   bool compare = false;
@@ -156,6 +157,8 @@ int run_training(TrainOptions options) {
   for (const auto& [field, value] : options.backward_overrides.values()) {
     options.parallel.schedule_backward.set(field, value);
   }
+  set_saves(options.parallel.schedule, options.save);
+  set_saves(options.parallel.schedule_backward, options.save);
   check_options(options);
   const Text text = load_text(options);
   Trainer trainer(options.config, options.parallel, text);
@@ -231,6 +234,7 @@ void add_parallel_options(CLI::App& app, TrainOptions& options) {
       app, "--schedule-backward",
       [&options](const std::string& text) { options.backward_overrides = read_schedule("--schedule-backward", text); },
       "auto|FILE|key=value,...", "fields that backward has instead of --schedule's");
+  add_save_option(app, options.save);
 }
 
 void add_tuning_options(CLI::App& app, TrainOptions& options) {

@@ -63,8 +63,16 @@ void append_rows(const Group& group, const RankMatrix& matrix, Sums& sums, Tenso
   sums.of(tensor).emplace_back().append(view.data(), rows, columns, columns);
 }
 
+// Not with save.z = recompute.
+bool keeps_z(const Group& group, const Saved& saved) {
+  for (int rank = 0; rank < group.ranks(); ++rank) {
+    if (saved.placement().padded_rows(rank) > 0 && saved.z(rank) == nullptr) return false;
+  }
+  return true;
+}
+
 void append_z(const Group& group, const Inputs& inputs, const Saved& saved, const Moved& moved, Sums& sums) {
-  if (saved.empty()) return;
+  if (saved.empty() || !keeps_z(group, saved)) return;
   const LayerShape& shape = inputs.config.shape;
   const int64_t columns = 2 * shape.intermediate;
   for (int64_t expert = 0; expert < shape.experts; ++expert) {
