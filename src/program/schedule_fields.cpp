@@ -282,13 +282,13 @@ void add_combine_and_backward(std::vector<FieldDescriptor>& table) {
             "which part of the weight gradients hides which copies"),
       UNIEP_MEMBER(wgrad_reserve)));
   table.push_back(describe(
-      words(
-          "save.xg", {"keep", "redispatch"},
-          "What FC1's weight gradient reads. keep: forward saves the dispatched rows, and backward reads them. "
-          "redispatch: forward does not, and backward dispatches x again: behind dy, or with fusion=pairs and "
-          "comm.where=warps beside dgrad FC1. Backward with keep needs a forward with keep; backward with redispatch is "
-          "always possible.",
-          "memory against bandwidth"),
+      words("save.xg", {"keep", "redispatch"},
+            "What FC1's weight gradient reads. keep: forward saves the dispatched rows, and backward reads them. "
+            "redispatch: forward does not, and backward dispatches x again: behind dy, or with fusion=pairs and "
+            "comm.where=warps beside dgrad FC1. Backward with keep needs a forward with keep; backward with redispatch "
+            "is "
+            "always possible.",
+            "memory against bandwidth"),
       UNIEP_MEMBER(save_xg)));
   table.push_back(describe(
       words("save.z", {"keep", "recompute"},
