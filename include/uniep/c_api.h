@@ -329,9 +329,9 @@ UNIEP_API void uniep_saved_destroy(uniep_saved* saved);
 
 /* A uniep_saved of what a forward wrote into its saved_memory, one address and size a local rank, owning neither it nor
  * the placement; just the bytes that uniep_query_forward_memory() says. The forward had the same group, shape, save.xg,
- * routing and capacity; the placement may be another one of these, and the bytes may have been copied. Not collective.
- * NULL is legal on a rank that needs no bytes. That an earlier backward with last_use has used the bytes up is not
- * noticed. */
+ * save.z, routing and capacity; the placement may be another one of these, and the bytes may have been copied. Not
+ * collective. NULL is legal on a rank that needs no bytes. That an earlier backward with last_use has used the bytes up
+ * is not noticed. */
 UNIEP_API uniep_status uniep_saved_attach(uniep_group* group, const uniep_layer_config* config, const char* schedule,
                                           const uniep_placement* placement, void* const* memory, const size_t* bytes,
                                           int32_t count, uniep_saved** saved);
