@@ -392,7 +392,11 @@ struct Participants {
 };
 
 UNIEP_HOST_DEVICE Participants participants_of(const RankProgram& p, int32_t launch, ListKind kind) {
-  if (!p.on_sms) return {0, p.workers, 0};
+  if (!p.on_sms) {
+    // Warps that pull x again would sum behind it: some leave it to the others, whose pulls fill the links, too.
+    const bool beside_sums = kind == ListKind::kDispatch && p.stages[launch].combine && !p.stages[launch].dispatch;
+    return {0, beside_sums ? (p.workers * 5 + 7) / 8 : p.workers, 0};
+  }
   const int32_t shared = p.workers - p.combine_workers - p.reduce_workers;
   switch (kind) {
     case ListKind::kDispatch:
