@@ -148,6 +148,27 @@ def check_a_part_that_fails_on_all_ranks_is_named(rank, ranks):
     meet("the end of this check")
 
 
+def check_an_arm_that_does_not_run_is_left_out(rank, ranks):
+    written = []
+    parts = some_parts(Parts, ["--parts", "turns"], written)
+    flex = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}
+    parts.arms.insert(1, arms.Arm("deepep", "DeepEP, which is not here", flex))
+    parts.report["missing_arms"] = {}
+    parts.run()
+    assert [arm.name for arm in parts.arms] == ["stock", "uniep"] == [row["arm"] for row in parts.report["table"]]
+    assert parts.report["missing_arms"]["deepep"].startswith("its first step failed: "), parts.report["missing_arms"]
+    assert parts.report["failed_parts"] == {} and parts.report["missing_parts"] == []
+
+
+def check_a_model_with_more_layers_comes_next(rank, ranks):
+    given = setting()
+    for layers in (1, given.size.layers + 1):
+        size = dataclasses.replace(given.size, layers=layers)
+        training = Training(dataclasses.replace(given, size=size), arms.find(["uniep"], "auto")[0][0])
+        training.run(1)
+        training.close()
+
+
 def check_few_reserved_sms_come_last(rank, ranks):
     """And the report is there before each of them."""
     written, ran = [], []

@@ -76,6 +76,7 @@ class Parts:
             wanted.append("reserve_sms")
         self.report["missing_parts"] += [f"{part}: {NOT_OVER}" for part in wanted]
         try:
+            self._leave_out_broken_arms()
             for part in wanted:
                 self.write(self.report)
                 why = self._run_part(part)
@@ -88,18 +89,33 @@ class Parts:
             if self.folder is not None and dist.get_rank() == 0:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _leave_out_broken_arms(self) -> None:
+        """An arm that needs a library may import and yet not run; then it would take the others' part with it."""
+        least = dataclasses.replace(self.setting.size, layers=self.setting.size.dense_layers + 1)
+        brief = dataclasses.replace(self.setting, size=least)
+        for arm in [one for one in self.arms if one.name not in ("stock", "uniep")]:
+            why = self._why_failed(f"a first step of {arm.name}", lambda arm=arm: turns.run_block(brief, arm, 0, 0, 1))
+            if why is not None:
+                self.arms.remove(arm)
+                self.report["missing_arms"][arm.name] = f"its first step failed: {why}"
+                self.tell(f"arm {arm.name} is missing: its first step failed: {why}")
+
     def _run_part(self, part: str) -> str | None:
         """Why the part failed on all ranks; None where it did not."""
+        return self._why_failed(part, getattr(self, f"run_{part}"))
+
+    def _why_failed(self, what: str, run: Callable[[], object]) -> str | None:
+        """Why it failed on all ranks; None where it did not."""
         try:
-            getattr(self, f"run_{part}")()
+            run()
             return None
         except Exception as error:
-            if part == "preflight" and isinstance(error, ValueError):  # of the command line
+            if what == "preflight" and isinstance(error, ValueError):  # of the command line
                 raise
             traceback.print_exc()
             words = f"{type(error).__name__}: {' '.join(str(error).split())}"
             traceback.clear_frames(error.__traceback__)  # they hold models
-            if not meet(f"failed in {part}"):
+            if not meet(f"failed in {what}"):
                 raise
         for group in list(type(Group).groups.values()):
             group.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import importlib.util
 import json
 import pathlib
 import re
@@ -49,7 +50,8 @@ def versions() -> dict[str, str]:
         try:
             found[name] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
+            is_here = importlib.util.find_spec(package.replace("-", "_")) is not None
+            found[name] = "here, without a version" if is_here else "not installed"
     return found
 
 

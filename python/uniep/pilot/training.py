@@ -20,6 +20,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
@@ -71,7 +72,7 @@ def make_config(size: Size, arm: Arm, ranks: int, deterministic: bool = False) -
         "masked_softmax_fusion": False,
         "persist_layer_norm": False,
         "apply_rope_fusion": False,
-        "gradient_accumulation_fusion": has_transformer_engine(),
+        "gradient_accumulation_fusion": False,  # of the output layer, which has it through Apex alone
         "init_method_std": 0.02,
         "deterministic_mode": deterministic,
         **size.changes,
@@ -136,6 +137,8 @@ class Training:
         for module in self.model.modules():
             if isinstance(module, uniep.megatron.Experts):
                 module.main_grad = "param"
+            if hasattr(module, "fuse_wgrad_accumulation"):  # Transformer Engine's
+                module.fuse_wgrad_accumulation = True
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=True,
@@ -267,11 +270,22 @@ class Training:
         for group in list(type(uniep.Group).groups.values()):
             group.close()
         self._release()
+        _forget_moe_metrics()
         del self.model, self.ddp, self.optimizer, self.config
         torch.use_deterministic_algorithms(False)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def _forget_moe_metrics() -> None:
+    """Megatron keeps a number for each layer of the first model; the next may have more layers."""
+    try:
+        from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
+    except ImportError:  # before 0.18
+        moe_utils.get_moe_layer_wise_logging_tracker().clear()
+    else:
+        destroy_moe_metrics_tracker()
 
 
 def _forward_step(iterator: Iterator[tuple[torch.Tensor, ...]], model: typing.Any) -> tuple[typing.Any, typing.Any]:
