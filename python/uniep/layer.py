@@ -293,11 +293,10 @@ def _returned(
         return [None] * len(weights)
     if call.main_grad is None:
         return gradients
-    zeros = []
     for weight in weights:
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-        zeros.append(_zeros_of(weight))
-    return zeros
+    zeros = _zeros_of(weights[0])  # they are of one shape
+    return [zeros.detach() for _ in weights]
 
 
 def _zeros_of(weight: torch.Tensor) -> torch.Tensor:
@@ -307,7 +306,7 @@ def _zeros_of(weight: torch.Tensor) -> torch.Tensor:
         found = torch.zeros_like(weight, requires_grad=False)
         if not capture.is_capturing():  # memory of a graph is the graph's, and zero in its replays
             _zeros[key] = found
-    return found.detach()
+    return found
 
 
 def _is_tensor(value: object) -> typing.TypeGuard[torch.Tensor]:
@@ -556,8 +555,9 @@ def _main_grad(
 def _check_main_grad(main_grads: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], name: str) -> None:
     if len(main_grads) != len(weights):
         raise ValueError(f"main_grad: {len(main_grads)} tensors for {name}; must be {len(weights)}")
+    dtype = torch.float32
     for main_grad, weight in zip(main_grads, weights, strict=True):
-        if main_grad.dtype != torch.float32:
+        if main_grad.dtype is not dtype:
             raise ValueError(f"main_grad: {main_grad.dtype} for {name}; must be torch.float32")
         if main_grad.shape != weight.shape or not main_grad.is_contiguous() or main_grad.device != weight.device:
             raise ValueError(
