@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import gc
 import pathlib
 import shutil
@@ -94,7 +95,8 @@ class Parts:
         least = dataclasses.replace(self.setting.size, layers=self.setting.size.dense_layers + 1)
         brief = dataclasses.replace(self.setting, size=least)
         for arm in [one for one in self.arms if one.name not in ("stock", "uniep")]:
-            why = self._why_failed(f"a first step of {arm.name}", lambda arm=arm: turns.run_block(brief, arm, 0, 0, 1))
+            one_step = functools.partial(turns.run_block, brief, arm, turn=0, warm=0, steps=1)
+            why = self._why_failed(f"a first step of {arm.name}", one_step)
             if why is not None:
                 self.arms.remove(arm)
                 self.report["missing_arms"][arm.name] = f"its first step failed: {why}"
