@@ -1,6 +1,7 @@
 """Programs of bench/ run, and measure what they say; how long things take is no test."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -73,3 +74,44 @@ print("right")
 """
     done = subprocess.run([sys.executable, "-c", script, str(BENCH)], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.strip() == "right", done.stderr[-2000:]
+
+
+def several_gpus(folder, *words, **variables):
+    """bench/several_gpus.sh on four GPUs that are none, with a `uniep` that notes what it is called with."""
+    for name, text in {
+        "nvidia-smi": "for gpu in 0 1 2 3; do echo GPU $gpu; done",
+        "uniep": f'echo "$@" >>{folder}/called; [[ "$*" != *backward* ]] && echo done',
+    }.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "UNIEP_LIBNCCL": "none", **variables}
+    command = ["bash", str(BENCH / "several_gpus.sh"), str(folder), str(folder / "out"), *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+
+def test_several_gpus_go_on_where_they_were(tmp_path):
+    first = several_gpus(tmp_path, "timelines")
+    lines = first.stdout.splitlines()
+    assert first.returncode == 1, first
+    assert [line.split()[0] for line in lines if line and not line.startswith(" ")] == ["ok", "FAIL", "ok", "FAIL"]
+    assert "timeline_backward_qwen3-30b (status 1)" in first.stdout
+    called = (tmp_path / "called").read_text().splitlines()
+    assert len(called) == 4
+    assert "--ranks 4 --devices 0,1,2,3 --shape qwen3-235b" in called[0]
+    again = several_gpus(tmp_path, "timelines")
+    assert again.returncode == 1
+    assert "ok" not in again.stdout
+    called = (tmp_path / "called").read_text().splitlines()
+    assert len(called) == 6
+    assert all("--op backward" in line for line in called[4:])
+    late = several_gpus(tmp_path, "timelines", UNIEP_BENCH_SECONDS="100")
+    assert late.returncode == 3
+    assert "left           timeline_backward_qwen3-235b (up to 180 s)" in late.stdout
+    assert len((tmp_path / "called").read_text().splitlines()) == 6
+
+
+def test_several_gpus_name_a_wrong_part(tmp_path):
+    wrong = several_gpus(tmp_path, "timelines", "timelime")
+    assert wrong.returncode == 2
+    assert "PART: timelime; legal are pilot" in wrong.stderr
+    assert not (tmp_path / "called").exists()
