@@ -23,8 +23,9 @@ export CPATH=$libraries/cudnn/include:$libraries/nccl/include:$CUDA_HOME/include
 export LIBRARY_PATH=$CUDA_HOME/lib64/stubs:$CUDA_HOME/lib64
 
 python3 -m pip install --quiet --upgrade --no-deps --target "$folder/site" "megatron-core==$megatron" \
-  "transformer-engine==$transformer_engine" nvdlfw-inspect pydantic pydantic-core annotated-types typing-inspection \
-  importlib-metadata zipp einops onnx onnxscript onnx-ir ml-dtypes
+  "transformer-engine==$transformer_engine" nvdlfw-inspect==0.2.2 pydantic==2.14.4 pydantic-core==2.50.5 \
+  annotated-types==0.8.0 typing-inspection==0.4.5 importlib-metadata==10.2.0 zipp==4.1.2 einops==0.8.2 onnx==1.23.2 \
+  onnxscript==0.7.2 onnx-ir==1.1.0 ml-dtypes==0.6.0
 # The package index has the core library apart, with files in the same folder.
 mkdir -p "$folder/wheels"
 python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$folder/wheels" "transformer-engine-cu13==$transformer_engine"
@@ -44,7 +45,7 @@ cp "$folder"/built/transformer_engine/wheel_lib/transformer_engine_torch*.so "$f
 if [ ! -d "$folder/DeepEP" ]; then
   git clone --quiet "$checkout" "$folder/DeepEP"
   git -C "$folder/DeepEP" checkout --quiet "$deepep"
-  # No NVSHMEM, which without is all that -rdc is for; inside one host its buffer between hosts has no bytes.
+  # Without NVSHMEM, for which alone it needs -rdc. Megatron asks for the size of the buffer between hosts: 0 here.
   python3 - "$folder/DeepEP" <<'PYTHON'
 import pathlib, sys
 folder = pathlib.Path(sys.argv[1])
@@ -55,7 +56,7 @@ def change(name, pairs):
         text = text.replace(old, new, 1)
     (folder / name).write_text(text)
 change("setup.py", [
-    ("def get_extension_deep_ep_cpp():\n    disable_nvshmem = False\n", "def get_extension_deep_ep_cpp():\n    disable_nvshmem = True\n"),
+    ("deep_ep_cpp():\n    disable_nvshmem = False\n", "deep_ep_cpp():\n    disable_nvshmem = True\n"),
     ("    if nvshmem_dir is None:\n", "    if not disable_nvshmem and nvshmem_dir is None:\n"),
     ("    else:\n        disable_nvshmem = False\n", "\n"),
     ("'-rdc=true', ", ""),

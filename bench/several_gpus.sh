@@ -71,6 +71,13 @@ step() {
   fi
 }
 
+# Tests of the command line that skip without a GPU.
+command_tests() {
+  local file=$build/tests/$1
+  [ -e "$file" ] || file=$build/$1
+  echo "$file"
+}
+
 program() {
   local file=$build/tests/cuda/uniep_gpu_$1_tests
   [ -e "$file" ] || file=$build/uniep_gpu_$1_tests
@@ -112,11 +119,15 @@ bytes() {
   step compile_layers 590 "$(program layer)" "${drawn[@]}" --compile "$(nproc)"
   step layers_drawn 590 "$(program layer)" "${drawn[@]}"
   step models 300 "$(program model)" --devices "$gpus"
+  step models_long 300 "$(program model)" --devices "$gpus" --models qwen3-30b --tokens 32768
   step models_repeated 300 "$(program model)" --devices "$gpus" --models qwen3-30b --tokens 1024 --repeat 1000 --schedules \
     'fusion=layer;fusion=pairs;fusion=none;dispatch.transport=push;comm.where=sms,combine.transport=staged'
   step one_rank_or_all 300 "$uniep" train --engine cuda --ranks "$gpus" --devices "$devices" --experts $((4 * gpus)) --steps 40 \
     --hidden 256 --intermediate 128 --compare sequential
   step launches 590 "$here/../tests/cuda/compare_launches.sh" "$uniep" "$gpus"
+  step cli_bench 300 "$(command_tests cli_bench_test)"
+  step cli_run 300 "$(command_tests cli_run_test)"
+  step compile_backward 590 "$(program backward)" --compile "$(nproc)"
   step backward 590 "$(program backward)" --processes
   step graph 590 "$(program graph)" --processes
   step exchange_tests 300 "$(program exchange)"
@@ -153,6 +164,8 @@ exchange() {
   bench combine_flat --op combine "${sizes[@]}"
   bench combine_groups --op combine "${sizes[@]}" --combine-groups "$gpus"
   step gemms 590 python3 "$here/compare.py" "$uniep" --repeat 40 --rounds 1 --json "$folder/gemms.json"
+  step gemms_from_idle 590 python3 "$here/compare.py" "$uniep" --repeat 40 --rounds 1 --warm-up 0 \
+    --json "$folder/gemms_from_idle.json"
 }
 
 model() {

@@ -21,7 +21,7 @@ if importlib.util.find_spec("megatron") is None:  # test_megatron.py fails then 
 
 from ranks import HERE, run_ranks
 from uniep import peers
-from uniep.pilot import arms, drawing, kill, options, sizes, summary, text, watch, world
+from uniep.pilot import arms, drawing, kill, options, preflight, sizes, summary, text, watch, world
 from uniep.pilot.fingerprint import fingerprint
 from uniep.pilot.html import page
 
@@ -380,6 +380,13 @@ def test_numbers_of_reserved_sms_where_there_are_several_gpus(monkeypatch):
     assert options.parse([]).reserve_sms == [0, 8, 16]
     assert options.parse(["--reserve-sms", "4"]).reserve_sms == [4]
     assert options.parse(["--reserve-sms", ""]).reserve_sms == options.parse(["--cpu"]).reserve_sms == []
+
+
+def test_a_package_without_a_version_is_here(tmp_path, monkeypatch):
+    assert preflight.versions()["DeepEP and Hybrid-EP"] == "not installed"
+    (tmp_path / "deep_ep.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert preflight.versions()["DeepEP and Hybrid-EP"] == "here, without a version"
 
 
 def test_drawings_escape_names():

@@ -555,9 +555,8 @@ def _main_grad(
 def _check_main_grad(main_grads: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], name: str) -> None:
     if len(main_grads) != len(weights):
         raise ValueError(f"main_grad: {len(main_grads)} tensors for {name}; must be {len(weights)}")
-    dtype = torch.float32
     for main_grad, weight in zip(main_grads, weights, strict=True):
-        if main_grad.dtype is not dtype:
+        if main_grad.dtype != torch.float32:
             raise ValueError(f"main_grad: {main_grad.dtype} for {name}; must be torch.float32")
         if main_grad.shape != weight.shape or not main_grad.is_contiguous() or main_grad.device != weight.device:
             raise ValueError(

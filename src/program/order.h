@@ -391,11 +391,14 @@ struct Participants {
   int32_t begin, end, late;
 };
 
+// Of eight workers so many have copy warps that pull x again in a launch that combines. The warps that do would sum
+// behind it, so the others sum meanwhile; fewer would not fill the links.
+inline constexpr int32_t kAgainEighths = 5;
+
 UNIEP_HOST_DEVICE Participants participants_of(const RankProgram& p, int32_t launch, ListKind kind) {
   if (!p.on_sms) {
-    // Warps that pull x again would sum behind it: some leave it to the others, whose pulls fill the links, too.
     const bool beside_sums = kind == ListKind::kDispatch && p.stages[launch].combine && !p.stages[launch].dispatch;
-    return {0, beside_sums ? (p.workers * 5 + 7) / 8 : p.workers, 0};
+    return {0, beside_sums ? (p.workers * kAgainEighths + 7) / 8 : p.workers, 0};
   }
   const int32_t shared = p.workers - p.combine_workers - p.reduce_workers;
   switch (kind) {
