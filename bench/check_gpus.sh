@@ -61,6 +61,7 @@ kernels_and_memory() {
   check place_failure 60 "$(program place_failure)"
   check addresses 90 "$(program backward)" --only addresses
   check memory 180 "$(program backward)" --only memory
+  check call_timer 90 "$(program call_timer)"
   check routing_maps 90 "$(program graph)" --only f
 }
 whole_layers() {
@@ -89,7 +90,9 @@ check place 120 "$(program place)"
 check litmus 120 "$(program litmus)"
 check mutant 150 "$(program mutant)" --devices "$gpus" --seconds 4 \
   --only flag-epoch,reduce-wait,stored-wait,one-lane-waits,stage-full
-check disturbed 150 "$(program layer)" --direction both --only random --cases 12 --devices "$gpus" --disturb 1
+disturbed=(--direction both --only random --cases 12 --devices "$gpus" --disturb 1)
+if is_wanted disturbed; then "$(program layer)" "${disturbed[@]}" --compile "$(nproc)" >"$folder/compile_disturbed.log" 2>&1; fi
+check disturbed 150 "$(program layer)" "${disturbed[@]}"
 check exchange 120 "$(program exchange)"
 check backward 150 "$(program backward)" "${processes[@]}"
 check layer 150 "$(program layer)" "${layers[@]}"

@@ -40,10 +40,12 @@ accesses() {
   sanitize memcheck gemm "$(program gemm)" --tiny
   sanitize memcheck place "$(program place_failure)" --rounds 1
   sanitize memcheck layer "$(program layer)" --direction both --cases 3
+  sanitize memcheck call_timer "$(program call_timer)" --events
   sanitize memcheck activations "$(program layer)" --only activations --cases 2
 }
 races() {
   sanitize racecheck gemm "$(program gemm)" --tiny
+  sanitize racecheck call_timer "$(program call_timer)" --events
   sanitize racecheck layer "$(program layer)" --direction both --cases 1
 }
 

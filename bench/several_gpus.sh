@@ -12,12 +12,13 @@
 #     model      placement, layers back to back, launch modes
 #     search     default, auto and tune; a job that tunes itself; the machine's description
 #     timelines  of forward and backward, for Perfetto and `uniep trace`
-# UNIEP_BENCH_SECONDS (default 0: no end): no step begins whose limit is longer than what is left of so many seconds.
+# UNIEP_BENCH_SECONDS (default 0: no end): the run ends after so many seconds. A step that it cuts is left for the next run.
+# UNIEP_BENCH_STEPS (default all): an extended regular expression; steps whose names do not match it are passed over.
 # PILOT_LAYERS (8), PILOT_TURNS (4) and PILOT_STEPS (75): of the pilot's models.
 # Prints a line a step. Exit status 1 where one failed, 3 where some are left to be run. python3 must have torch.
 set -uo pipefail
 if [ $# -lt 2 ]; then
-  sed -n '2,20s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,21s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 build=$(realpath "$1")
@@ -53,14 +54,14 @@ fi
 step() {
   local name=$1 limit=$2 begin=$SECONDS status=0
   shift 2
-  [ ! -e "$folder/$name.done" ] || return 0
-  if [ "$seconds" -gt 0 ] && [ $((SECONDS + limit)) -gt "$seconds" ]; then
-    printf 'left           %s (up to %d s)\n' "$name" "$limit"
+  [ ! -e "$folder/$name.done" ] && [[ $name =~ ${UNIEP_BENCH_STEPS:-} ]] || return 0
+  local rest=$limit
+  if [ "$seconds" -gt 0 ] && [ $((begin + limit)) -gt "$seconds" ]; then rest=$((seconds - begin)); fi
+  [ "$rest" -le 0 ] || timeout -k 10 "$rest" "$@" >"$folder/$name.log" 2>&1 || status=$?
+  if [ "$rest" -le 0 ] || { [ "$rest" -lt "$limit" ] && { [ $status -eq 124 ] || [ $status -eq 137 ]; }; }; then
+    printf 'left    %4d s  %s (up to %d s)\n' $((SECONDS - begin)) "$name" "$limit"
     left=1
-    return 0
-  fi
-  timeout "$limit" "$@" >"$folder/$name.log" 2>&1 || status=$?
-  if [ $status -eq 0 ]; then
+  elif [ $status -eq 0 ]; then
     touch "$folder/$name.done"
     printf 'ok      %4d s  %s  %s\n' $((SECONDS - begin)) "$name" "$(tail -n 1 "$folder/$name.log" | cut -c1-140)"
   elif [ $status -eq 77 ]; then
@@ -137,6 +138,7 @@ bytes() {
   step failure 590 "$(program failure)"
   step coexistence 120 "$(program coexistence)"
   step input 120 "$(program input)" --processes
+  step call_timer 120 "$(program call_timer)"
   step python 300 torchrun --nproc-per-node "$gpus" "$here/../python/tests/gpu_checks.py"
 }
 

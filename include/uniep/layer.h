@@ -172,8 +172,11 @@ struct TileEvent {
   int64_t end_ns = 0;
 };
 
+class CallTimer;
+
 struct CallOptions {
   std::vector<TileEvent>* events = nullptr;  // filled with the call's events, in no particular order
+  CallTimer* timer = nullptr;                // of this group: it times the call (uniep/call_timer.h)
   // Of a forward that no backward follows: false leaves nothing behind, and the Saved is empty. z is then workspace.
   bool keep_saved = true;
 };

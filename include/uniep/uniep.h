@@ -2,6 +2,7 @@
 
 // The whole public interface.
 #include "uniep/bfloat16.h"
+#include "uniep/call_timer.h"
 #include "uniep/compile.h"
 #include "uniep/direction.h"
 #include "uniep/error.h"

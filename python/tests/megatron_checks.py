@@ -181,7 +181,7 @@ def check_uniep_disable_gives_megatrons_layer(rank, ranks):
 def check_stats_are_megatrons_metrics(rank, ranks):
     layers = [moe_layer(True, schedule="fusion=layer") for _ in range(2)]
     layers[1].set_layer_number(2)
-    uniep.record_stats()
+    uniep.record_stats(timed_every=1)
     try:
         for layer in layers:
             run_layer(layer)
@@ -201,6 +201,7 @@ def check_stats_are_megatrons_metrics(rank, ranks):
     logged = tracker["uniep_rows_max_over_mean"]["values"]
     assert logged[0] == torch.tensor(2 * found[0].rows_max_over_mean).float() and logged[2] == 0
     assert tracker["uniep_backward_ms"]["values"][1] == torch.tensor(2 * found[3].ms).float()
+    assert tracker["uniep_forward_wait_ms"]["values"][0] == torch.tensor(2 * found[0].wait_ms).float()
     moe_utils.clear_aux_losses_tracker()
 
 

@@ -80,7 +80,8 @@ def several_gpus(folder, *words, **variables):
     """bench/several_gpus.sh on four GPUs that are none, with a `uniep` that notes what it is called with."""
     for name, text in {
         "nvidia-smi": "for gpu in 0 1 2 3; do echo GPU $gpu; done",
-        "uniep": f'echo "$@" >>{folder}/called; [[ "$*" != *backward* ]] && echo done',
+        "uniep": f'echo "$@" >>{folder}/called; [[ -n "$SLOW" && "$*" == *"$SLOW"* ]] && exec sleep 50\n'
+        '[[ "$*" != *backward* ]] && echo done',
     }.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
@@ -104,10 +105,23 @@ def test_several_gpus_go_on_where_they_were(tmp_path):
     called = (tmp_path / "called").read_text().splitlines()
     assert len(called) == 6
     assert all("--op backward" in line for line in called[4:])
-    late = several_gpus(tmp_path, "timelines", UNIEP_BENCH_SECONDS="100")
-    assert late.returncode == 3
-    assert "left           timeline_backward_qwen3-235b (up to 180 s)" in late.stdout
-    assert len((tmp_path / "called").read_text().splitlines()) == 6
+
+
+def test_several_gpus_leave_what_the_run_has_no_time_for(tmp_path):
+    slow = several_gpus(tmp_path, "timelines", UNIEP_BENCH_SECONDS="3", SLOW="backward_qwen3-235b")
+    assert slow.returncode == 3
+    kinds = [line.split()[0] for line in slow.stdout.splitlines() if line and not line.startswith(" ")]
+    assert kinds == ["ok", "left", "left", "left"]
+    assert "timeline_backward_qwen3-235b (up to 180 s)" in slow.stdout
+    assert len((tmp_path / "called").read_text().splitlines()) == 2  # the last two did not begin
+
+
+def test_several_gpus_run_the_steps_that_are_asked_for(tmp_path):
+    some = several_gpus(tmp_path, "timelines", UNIEP_BENCH_STEPS="^timeline_layer")
+    assert some.returncode == 0
+    called = (tmp_path / "called").read_text().splitlines()
+    assert len(called) == 2
+    assert all("--op layer" in line for line in called)
 
 
 def test_several_gpus_name_a_wrong_part(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import uniep
+from uniep.engine import Engine
 from uniep.layer_stats import name_layer
 
 EXPERTS, TOPK = 8, 2
@@ -44,7 +45,48 @@ def test_one_rank(recording):
     assert (forward.schedule, forward.fusion, forward.fused) == ("fusion=pairs", "pairs", True)
     assert (backward.schedule, backward.fusion, backward.fused) == ("fusion=layer", "layer", True)
     assert forward.ms > 0 and backward.ms > 0
-    assert forward.wait_ms == forward.exposed_dispatch_ms == 0.0 and forward.sum_ms is None
+    for one in (forward, backward):
+        assert 0 < one.exposed_dispatch_ms <= one.wait_ms < one.ms and 0 <= one.sum_ms < one.ms
+    assert forward.sum_ms > 0  # those of backward may be hidden by weight gradients
+
+
+def test_which_calls_are_timed(monkeypatch):
+    module, started = layer(), []
+    monkeypatch.setattr(Engine, "start_timer", lambda engine, timer: started.append(timer))
+
+    def timed(every, calls):
+        uniep.record_stats(timed_every=every)
+        found = []
+        for number in range(calls):
+            started.clear()
+            module(torch.randn(4, 64).bfloat16())
+            found += [number] * len(started)
+        return found
+
+    assert timed(every=3, calls=8) == [1, 4, 7]
+    assert timed(every=1, calls=3) == [0, 1, 2]
+    assert timed(every=0, calls=3) == []
+    with pytest.raises(ValueError, match="timed_every: -1; must be 0"):
+        uniep.record_stats(timed_every=-1)
+    uniep.record_stats(False)
+
+
+def test_a_call_that_is_timed_gives_the_same_bits(recording):
+    module = layer()
+    x = torch.randn(40, 64).bfloat16()
+    first, second = module(x), module(x)
+    assert uniep.stats()[0].sum_ms is not None
+    assert torch.equal(first, second)
+
+
+def test_times_stay_until_there_are_newer_ones(recording):
+    module = layer()
+    for _ in range(2):
+        step(module)
+    times = uniep.stats()[0].wait_ms
+    for _ in range(3):
+        step(module)
+        assert uniep.stats()[0].wait_ms == times
 
 
 def test_layers_without_a_name_share_the_entry_of_their_shape(recording):

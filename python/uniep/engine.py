@@ -217,6 +217,24 @@ class Engine:
         self._is_traced = False
         self._call(self._library.uniep_trace_end, self._handle, os.fsencode(path))
 
+    def make_timer(self) -> Owned:
+        handle = library.Handle()
+        self._call(self._library.uniep_timer_create, self._handle, ctypes.byref(handle))
+        return Owned(self, self._library.uniep_timer_destroy, handle)
+
+    def start_timer(self, timer: Owned) -> None:
+        """The next forward or backward is timed."""
+        self._call(self._library.uniep_timer_start, timer.handle)
+
+    def read_timer(self, timer: Owned) -> dict[str, float] | None:
+        """As LayerStats has them; None: not known yet, or never. Waits for nothing."""
+        times = library.CallTimes.make()
+        with self._lock:
+            library.check(self._library.uniep_timer_read(timer.handle, self.rank, ctypes.byref(times)))
+        if times.state != library.TIMES_KNOWN:
+            return None
+        return {name: getattr(times, name) for name in ("wait_ms", "exposed_dispatch_ms", "sum_ms")}
+
     def recover(self) -> None:
         """Makes the group usable again after TimeoutError. Collective."""
         self._call(self._library.uniep_group_recover, self._handle)

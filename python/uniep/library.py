@@ -26,6 +26,7 @@ WEIGHT_GRADIENTS_NOW, WEIGHT_GRADIENTS_LATER, WEIGHT_GRADIENTS_NONE = 0, 1, 2
 UNIQUE_ID_BYTES = 128
 MEMORY_ALIGNMENT = 64
 FORWARD, BACKWARD = 0, 1
+TIMES_NOT_YET, TIMES_KNOWN, TIMES_LOST = 0, 1, 2
 
 
 class _Sized(ctypes.Structure):
@@ -59,6 +60,9 @@ GroupOptions = _structure(
 )
 GroupInfo = _structure(
     "GroupInfo", engine=_INT32, ranks=_INT32, workers=_INT32, first_local_rank=_INT32, local_ranks=_INT32
+)
+CallTimes = _structure(
+    "CallTimes", state=_INT32, exposed_dispatch_ms=ctypes.c_double, sum_ms=ctypes.c_double, wait_ms=ctypes.c_double
 )
 GroupBytes = _structure("GroupBytes", symmetric_bytes=_SIZE, workspace_bytes=_SIZE)
 LayerConfig = _structure(
@@ -242,6 +246,9 @@ _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_combine": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32],
     "uniep_trace_begin": [Handle],
     "uniep_trace_end": [Handle, ctypes.c_char_p],
+    "uniep_timer_create": [Handle, _POINTER],
+    "uniep_timer_start": [Handle],
+    "uniep_timer_read": [Handle, _INT32, _POINTER],
     "uniep_tuner_create": [Handle, _POINTER, _POINTER],
     "uniep_tuner_schedule": [Handle, _INT32, _INT32, _POINTER],
     "uniep_tuner_schedule_to_keep": [Handle, _INT32, _INT32, _POINTER],
@@ -256,7 +263,7 @@ _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_tuner_results": [Handle, _POINTER, _SIZE, _POINTER],
     "uniep_tuner_add_results": [Handle, ctypes.c_char_p, _SIZE],
 }
-_DESTROYERS = ("group", "placement", "saved", "pending", "tuner")
+_DESTROYERS = ("group", "placement", "saved", "pending", "timer", "tuner")
 
 
 def path() -> pathlib.Path:

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <span>
+#include <utility>
 
 #include "api/c_handles.h"
 
@@ -156,6 +157,8 @@ uniep_status uniep_forward(uniep_group* group, const uniep_layer_config* config,
     if (saved != nullptr) handle = std::make_unique<uniep_saved>();
     CallOptions options;
     options.keep_saved = saved != nullptr;
+    const std::shared_ptr<CallTimer> timer = std::exchange(group->state->next_timer, nullptr);
+    options.timer = timer.get();
     api::RecordedCall recorded(group->state->recording, "forward", options);
     Saved kept = forward(own, layer, whole, placement->placement, ranks, options);
     recorded.keep();
@@ -219,6 +222,8 @@ PendingWeightGradients run_backward(uniep_group* group, const uniep_layer_config
     throw Error(Status::kInvalidArgument, "weight_gradients: later (1) is for uniep_backward_pending()");
   }
   CallOptions options;
+  const std::shared_ptr<CallTimer> timer = std::exchange(group->state->next_timer, nullptr);
+  options.timer = timer.get();
   api::RecordedCall recorded(group->state->recording, "backward", options);
   PendingWeightGradients left = backward(own, layer, whole, saved->saved, ranks, options);
   recorded.keep();

@@ -75,6 +75,7 @@ struct GroupState {
   Group group;
   ResolvedSchedules schedules;
   std::optional<api::Recording> recording;
+  std::shared_ptr<CallTimer> next_timer;  // of the next forward or backward; or null
 };
 
 inline const Schedule& resolved(const char* schedule, Direction direction, const LayerConfig& layer, GroupState& state,

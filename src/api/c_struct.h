@@ -27,6 +27,8 @@ inline constexpr std::size_t kFirstSize<uniep_group_info> = 32;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_group_bytes> = 24;
 template <>
+inline constexpr std::size_t kFirstSize<uniep_call_times> = 40;
+template <>
 inline constexpr std::size_t kFirstSize<uniep_layer_config> = 64;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_routing> = 48;

@@ -5,10 +5,12 @@
 #include <cstring>
 
 #include "api/check_call.h"
+#include "engine/call_timer_state.h"
 #include "engine/engine.h"
 #include "engine/workspace.h"
 #include "model/activation_choice.h"
 #include "model/place.h"
+#include "uniep/call_timer.h"
 
 namespace uniep {
 
@@ -146,6 +148,12 @@ bool asks_dw2(const WeightGradients& gradients) {
          gradients.db2_experts != nullptr;
 }
 
+void check_timer(const CallOptions& options, const Group& group) {
+  if (options.timer != nullptr && options.timer->state().owner != &group.implementation()) {
+    refuse("timer: of another group");
+  }
+}
+
 }  // namespace
 
 Placement place(Group& group, const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) {
@@ -170,6 +178,7 @@ Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule,
               std::span<const ForwardArguments> arguments, const CallOptions& options) {
   return collective(group, [&] {
     check_call(group, {config, schedule, Direction::kForward, placement}, arguments.size());
+    check_timer(options, group);
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const int rank = group.first_local_rank() + static_cast<int>(i);
       const bool has_tokens = placement.tokens(rank) > 0;
@@ -217,6 +226,7 @@ PendingWeightGradients backward(Group& group, const LayerConfig& config, const S
     const internal::SavedState& state = saved.state();
     if (state.used_up) refuse("saved: used up by an earlier backward with last_use");
     check_call(group, {config, schedule, Direction::kBackward, state.placement}, arguments.size());
+    check_timer(options, group);
     check_same_numerics(state.config.numerics, config.numerics);
     const MemoryOptions use = common_use(arguments, group.first_local_rank());
     const bool keep = schedule.save_xg == SaveXg::kKeep;

@@ -276,13 +276,13 @@ void LayerRunner::timed(Call&& call) {
   for (const double milliseconds : all) milliseconds_ = std::max(milliseconds_, milliseconds);
 }
 
-void LayerRunner::forward(const Schedule& schedule, std::vector<TileEvent>* events) {
+void LayerRunner::forward(const Schedule& schedule, std::vector<TileEvent>* events, CallTimer* timer) {
   out_.y.assign(data_.tokens_of(local_ranks()) * config_.shape.hidden, BFloat16{0xffff});
   out_.has_z = schedule.save_z == SaveZ::kKeep;
   saved_ = Saved();
   const std::vector<ForwardArguments> arguments = forward_arguments();
   for (const DeviceRank& own : device_ranks_) own.y.fill(0xff);
-  timed([&] { saved_ = uniep::forward(group_, config_, schedule, placement_, arguments, {events}); });
+  timed([&] { saved_ = uniep::forward(group_, config_, schedule, placement_, arguments, {events, timer}); });
   if (events != nullptr && !has_all_ranks()) *events = gathered_events(group_, *events);
 }
 
@@ -453,7 +453,7 @@ void LayerRunner::start_host_gradients() {
   start(out_.db2_bf16, out_.db2_fp32, config_.shape.hidden);
 }
 
-void LayerRunner::backward(const Schedule& schedule, std::vector<TileEvent>* events) {
+void LayerRunner::backward(const Schedule& schedule, std::vector<TileEvent>* events, CallTimer* timer) {
   const LayerShape& shape = config_.shape;
   const auto [first, count] = local_ranks();
   const int64_t tokens = data_.tokens_of({first, count});
@@ -472,7 +472,7 @@ void LayerRunner::backward(const Schedule& schedule, std::vector<TileEvent>* eve
   }
   const std::vector<BackwardArguments> arguments = backward_arguments(schedule);
   timed([&] {
-    const PendingWeightGradients work = uniep::backward(group_, config_, schedule, saved_, arguments, {events});
+    const PendingWeightGradients work = uniep::backward(group_, config_, schedule, saved_, arguments, {events, timer});
     if (!options_.later) return;
     std::vector<WeightGradientArguments> own;
     for (const BackwardArguments& given : arguments) own.push_back({given.gradients, given.stream, 0});

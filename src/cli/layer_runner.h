@@ -88,9 +88,9 @@ class LayerRunner {
 
   const Placement& placement() const { return placement_; }
   void place();  // again, from the same routing
-  void forward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr);
+  void forward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr, CallTimer* timer = nullptr);
   // With main_grad the gradients start from RunnerOptions::main_grad, anew at every call.
-  void backward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr);
+  void backward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr, CallTimer* timer = nullptr);
   // How long the engine took for the last forward() or backward(): on the slowest rank. In a process that has a few of
   // the ranks, rank 0 is one that knows the others' times and events.
   double milliseconds() const { return milliseconds_; }

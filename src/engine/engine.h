@@ -6,6 +6,7 @@
 #include <span>
 
 #include "engine/call_gate.h"
+#include "engine/call_times.h"
 #include "engine/carver.h"
 #include "engine/disturbance.h"
 #include "model/placement_state.h"
@@ -171,6 +172,11 @@ class Engine {
   // Where the rows of a local rank's slots arrived in the call that just ended, [T, K or G, H], as they were summed;
   // null where the engine does not tell.
   virtual const BFloat16* arrived_rows(int /*rank*/) const { return nullptr; }
+  // What a CallTimer's calls write, an entry a local rank.
+  virtual std::shared_ptr<RankTimes> timer_memory() {
+    return std::shared_ptr<RankTimes>(new RankTimes[static_cast<std::size_t>(local_ranks())]{},
+                                      std::default_delete<RankTimes[]>());
+  }
   virtual void synchronize() = 0;
   virtual void throw_failures() = 0;               // of calls so far, as far as they are known
   virtual GroupMemory memory(int rank) const = 0;  // of a local rank

@@ -9,7 +9,7 @@ from uniep.layer_stats import stats
 
 
 def log_stats(num_layers: int, micro_batches: int = 1, device: torch.device | str = "cuda") -> None:
-    """Puts three scalars a layer beside Megatron's load-balancing losses, which its training loop reports.
+    """Puts five scalars a layer beside Megatron's load-balancing losses, which its training loop reports.
 
     Call it once a step, on all ranks, before the metrics are reported; uniep.record_stats() must have been called. A
     layer that has nothing yet, and one without UniEP, counts as NaN or 0. Waits for nothing.
@@ -23,7 +23,7 @@ def log_stats(num_layers: int, micro_batches: int = 1, device: torch.device | st
         if not one.layer.startswith("layer "):
             continue
         number = int(one.layer.removeprefix("layer "))
-        values = {f"uniep_{one.direction}_ms": one.ms}
+        values = {f"uniep_{one.direction}_ms": one.ms, f"uniep_{one.direction}_wait_ms": one.wait_ms}
         if one.direction == "forward":
             values["uniep_rows_max_over_mean"] = one.rows_max_over_mean
         for name, value in values.items():

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "engine/call_timer_state.h"
 #include "engine/cpu/run_call.h"
 #include "engine/cpu/tile_work.h"
 #include "engine/workspace.h"
@@ -264,8 +265,11 @@ std::unique_ptr<Call> CpuEngine::begin_call(const Program& program) {
   return call;
 }
 
-void CpuEngine::finish_call(Call& call, std::vector<TileEvent>* events) {
+void CpuEngine::finish_call(Call& call, const CallOptions& options) {
   broken_ = true;  // until the call is known to be over on all ranks
+  std::vector<TileEvent> own_events;
+  std::vector<TileEvent>* const events =
+      options.events == nullptr && options.timer != nullptr ? &own_events : options.events;
   run_call(call, threads_, events);
   for (int rank = 0; rank < options_.ranks; ++rank) {
     for (int peer = 0; peer < options_.ranks; ++peer) {
@@ -277,6 +281,10 @@ void CpuEngine::finish_call(Call& call, std::vector<TileEvent>* events) {
   }
   broken_ = false;
   next_epoch_ = epoch_after(next_epoch_);
+  if (options.timer == nullptr) return;
+  internal::CallTimerState& times = options.timer->state();
+  times.begin();
+  for (int rank = 0; rank < options_.ranks; ++rank) times.write(rank, internal::rank_times(*events, rank));
 }
 
 Saved CpuEngine::forward(const internal::ForwardCall& call) {
@@ -312,7 +320,7 @@ Saved CpuEngine::forward(const internal::ForwardCall& call) {
     buffers.output = arguments.y;
     bind_weights(buffers, arguments.weights, call.config, program.rank(rank).local_experts);
   }
-  finish_call(*running, call.options.events);
+  finish_call(*running, call.options);
   return call.options.keep_saved ? Saved(saved) : Saved();
 }
 
@@ -374,7 +382,7 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
     }
   }
   if (call.use.last_use) saved.used_up = true;
-  finish_call(*running, call.options.events);
+  finish_call(*running, call.options);
   return pending;
 }
 
@@ -398,7 +406,7 @@ void CpuEngine::recompute_z(const internal::BackwardCall& call,
     buffers.activation = pieces.activation;
     bind_weights(buffers, call.arguments[rank].weights, config, program.rank(rank).local_experts);
   }
-  finish_call(*running, nullptr);
+  finish_call(*running, {});
 }
 
 // The tiles of a Program's weight-gradient stages, which wait for nothing here. A rank's unit u takes each units-th
@@ -468,7 +476,7 @@ void CpuEngine::dispatch(const internal::DispatchCall& call) {
       arguments.row_probs[row] = rows[row].rank < 0 ? 0.0f : rows[row].prob;
     }
   }
-  finish_call(*running, nullptr);
+  finish_call(*running, {});
 }
 
 void CpuEngine::combine(const internal::CombineCall& call) {
@@ -492,7 +500,7 @@ void CpuEngine::combine(const internal::CombineCall& call) {
     buffers.dprobs = arguments.dprobs;
     buffers.dense_dprobs = call.placement.dense(rank);
   }
-  finish_call(*running, nullptr);
+  finish_call(*running, {});
 }
 
 }  // namespace uniep::cpu

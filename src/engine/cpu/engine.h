@@ -66,7 +66,7 @@ class CpuEngine : public internal::Engine {
   };
 
   std::unique_ptr<Call> begin_call(const Program& program);
-  void finish_call(Call& call, std::vector<TileEvent>* events);
+  void finish_call(Call& call, const CallOptions& options);
   void recompute_z(const internal::BackwardCall& call, const std::vector<internal::WorkspacePieces>& all_pieces);
   void reserve_symmetric(Call& call);
   void release_symmetric() noexcept;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/call_timer_state.h"
 #include "engine/cuda/calls/bias_calls.h"
 #include "engine/cuda/calls/call_kernels.h"
 #include "engine/cuda/calls/cuda_engine.h"
@@ -404,14 +405,16 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   for (std::size_t local = 0; local < state.bindings.size(); ++local) bind(state, local);
   if (state.again) recompute_z(state);
   for (std::size_t local = 0; local < state.bindings.size(); ++local) {
-    bind_group_memory(state.bindings[local], local, (*state.programs)[local], call.options.events != nullptr,
+    bind_group_memory(state.bindings[local], local, (*state.programs)[local], records(call.options),
                       state.targets[local].stream);
   }
   CallBinding binding = bind_call(state.asked, CallKind::kBackward, state.inputs);
+  if (is_timed(call.options)) call.options.timer->state().begin();
   run(binding, state.inputs, {state.bindings, *state.programs, state.streams},
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
         state.saved.used_up |= call.use.last_use;
         launch(state, queue, calls, stream);
+        time_call(call.options, queue, stream);
       });
   for (std::size_t local = 0; local < state.streams.size(); ++local) {
     state.saved.ranks[local].memory.release_on(call.arguments[local].stream);

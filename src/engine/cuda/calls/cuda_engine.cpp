@@ -6,9 +6,12 @@
 #include <atomic>
 #include <cstring>
 
+#include "engine/call_timer_state.h"
 #include "engine/cuda/calls/call_kernels.h"
 #include "engine/cuda/calls/engine.h"
 #include "engine/cuda/calls/layer_tiles.h"
+#include "engine/cuda/device/arguments/call_times_arguments.h"
+#include "engine/cuda/kernels/place_kernels.h"
 #include "engine/cuda/runtime/background_compiler.h"
 #include "engine/cuda/runtime/driver.h"
 #include "engine/cuda/runtime/profiler_range.h"
@@ -115,6 +118,7 @@ CudaEngine::CudaEngine(const GroupOptions& options)
       symmetric_([this](int64_t bytes) { return ranks_.make_memory(bytes); }),
       counters_(ranks_.devices().size()),
       records_(ranks_.devices().size()),
+      times_memory_(std::make_shared<TimesMemory>(ranks_.devices().front(), ranks_.devices().size())),
       side_(ranks_.devices().front()),
       group_number_(next_group_number()) {
   options_ = completed(options, ranks_);
@@ -467,6 +471,23 @@ void CudaEngine::make_dense_dprobs(DeviceQueue& queue, const std::vector<RankBin
                         {p.expert_of_slot, symmetric_.prob_slots(rank, rank), bindings[local].dense_dprobs, p.tokens,
                          p.experts, p.topk},
                         stream);
+  }
+}
+
+void CudaEngine::time_call(const CallOptions& options, DeviceQueue& queue, CUstream stream) const {
+  if (!is_timed(options)) return;
+  const internal::CallTimerState& timer = options.timer->state();
+  const ScopedDevice scope(queue.device());
+  for (const int rank : queue.ranks()) {
+    const auto local = static_cast<std::size_t>(rank - first_local_rank());
+    CallTimesArguments args{records_[local].records(),
+                            records_[local].counts(),
+                            2 * static_cast<uint32_t>(options_.workers),
+                            TileRecords::kCapacity,
+                            timer.call,
+                            timer.ranks.get() + local};
+    launch_kernel(queue.kernels().get(call_times_request(), 0),
+                  {.grid_x = 1, .threads = kCallTimesThreads, .stream = stream}, &args, "call times");
   }
 }
 

@@ -14,6 +14,7 @@
 #include "engine/cuda/memory/block_cache.h"
 #include "engine/cuda/memory/symmetric_region.h"
 #include "engine/cuda/memory/tile_records.h"
+#include "engine/cuda/memory/times_memory.h"
 #include "engine/cuda/place/group_placer.h"
 #include "engine/cuda/place/placed_tables.h"
 #include "engine/engine.h"
@@ -72,6 +73,7 @@ class CudaEngine final : public internal::Engine {
   void synchronize() override;
   void throw_failures() override { throw_noticed_failures(); }
   GroupMemory memory(int rank) const override;
+  std::shared_ptr<internal::RankTimes> timer_memory() override { return TimesMemory::take(times_memory_); }
   void recover() override;
   void trim() override;
   void begin_collective() override {
@@ -191,6 +193,10 @@ class CudaEngine final : public internal::Engine {
   void make_dense_dprobs(DeviceQueue& queue, const std::vector<RankBinding>& bindings,
                          const std::vector<DeviceProgram>& programs, CUstream stream) const;
   void read_events(std::vector<TileEvent>& events, const std::vector<DeviceProgram>& programs);
+  bool is_timed(const CallOptions& options) const { return options.timer != nullptr && capture_ == 0; }
+  bool records(const CallOptions& options) const { return options.events != nullptr || is_timed(options); }
+  // Behind a call's launches on one device.
+  void time_call(const CallOptions& options, DeviceQueue& queue, CUstream stream) const;
   void poison(void* memory, std::size_t bytes, int device, CUstream stream) const;
   int failed_rank() const;  // of the local ones, whose wait ran out since recover(); -1: none
   void throw_noticed_failures();
@@ -216,10 +222,11 @@ class CudaEngine final : public internal::Engine {
   std::shared_ptr<BlockCache> cache_;
   std::vector<std::unique_ptr<DeviceQueue>> queues_;  // one a device, its ranks following each other
   SymmetricRegion symmetric_;
-  std::unique_ptr<GroupPlacer> placer_;  // made by the first place()
-  std::vector<DeviceBlock> counters_;    // of local ranks
-  std::vector<TileRecords> records_;     // of local ranks
-  std::vector<DeviceBlock> kept_;        // what captured calls point to
+  std::unique_ptr<GroupPlacer> placer_;        // made by the first place()
+  std::vector<DeviceBlock> counters_;          // of local ranks
+  std::vector<TileRecords> records_;           // of local ranks
+  std::shared_ptr<TimesMemory> times_memory_;  // of CallTimers
+  std::vector<DeviceBlock> kept_;              // what captured calls point to
   std::vector<std::weak_ptr<internal::SymmetricBlock>> buffers_;
   std::vector<std::shared_ptr<internal::SymmetricBlock>> kept_buffers_;
   uint32_t next_buffer_ = 1;

@@ -1,3 +1,4 @@
+#include "engine/call_timer_state.h"
 #include "engine/cuda/calls/cuda_engine.h"
 #include "engine/cuda/calls/layer_tiles.h"
 #include "engine/cuda/runtime/profiler_range.h"
@@ -97,7 +98,7 @@ void CudaEngine::bind(ForwardState& state, std::size_t local) {
   binding.weights = arguments.weights;
   binding.row_table = state.tables.tables(local).rows;
   binding.whole = state.tables.tables(local).whole;
-  bind_group_memory(binding, local, (*state.programs)[local], state.call.options.events != nullptr, stream);
+  bind_group_memory(binding, local, (*state.programs)[local], records(state.call.options), stream);
 }
 
 Saved CudaEngine::forward(const internal::ForwardCall& call) {
@@ -123,9 +124,11 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
           [&] { return text_of(state.asked, CallKind::kForward); });
   for (std::size_t local = 0; local < state.bindings.size(); ++local) bind(state, local);
   CallBinding binding = bind_call(state.asked, CallKind::kForward, state.inputs);
+  if (is_timed(call.options)) call.options.timer->state().begin();
   run(binding, state.inputs, {state.bindings, *state.programs, state.streams},
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
         launch_all(state.asked, state.programs->front().program, queue, calls, stream);
+        time_call(call.options, queue, stream);
       });
   if (call.options.events != nullptr) read_events(*call.options.events, *state.programs);
   return call.options.keep_saved ? Saved(state.saved) : Saved();

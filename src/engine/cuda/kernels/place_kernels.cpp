@@ -19,9 +19,12 @@ KernelRequest dense_dprobs_request() {
 KernelRequest program_tables_request() {
   return {"engine/cuda/device/kernels/program_tables.cu", "uniep_program_tables", {}};
 }
+KernelRequest call_times_request() {
+  return {"engine/cuda/device/kernels/call_times.cu", "uniep_call_times", {}};
+}
 std::vector<KernelRequest> placement_kernels() {
-  return {place_request(),        row_of_source_request(), program_tables_request(),
-          slots_of_map_request(), dense_dprobs_request(),  begin_call_request()};
+  return {place_request(),        row_of_source_request(), program_tables_request(), slots_of_map_request(),
+          dense_dprobs_request(), call_times_request(),    begin_call_request()};
 }
 
 }  // namespace uniep::cuda

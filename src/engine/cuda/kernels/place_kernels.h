@@ -4,8 +4,8 @@
 
 #include "engine/cuda/runtime/run_time_compiler.h"
 
-// The kernels that place tokens (device/kernels/place.cu) and build Programs' tables
-// (device/kernels/program_tables.cu).
+// The kernels that place tokens (device/kernels/place.cu), build Programs' tables (device/kernels/program_tables.cu)
+// and time calls (device/kernels/call_times.cu).
 namespace uniep::cuda {
 
 KernelRequest place_request();
@@ -14,8 +14,9 @@ KernelRequest program_tables_request();
 // Between dense routing and slots (device/kernels/dense.cu).
 KernelRequest slots_of_map_request();
 KernelRequest dense_dprobs_request();
+KernelRequest call_times_request();
 
-// All that place() and every call's begin launch.
+// All that place() launches, and calls beside their own.
 std::vector<KernelRequest> placement_kernels();
 
 }  // namespace uniep::cuda

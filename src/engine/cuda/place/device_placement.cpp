@@ -165,6 +165,7 @@ void Placer::load(DeviceRanks& of) {
   of.program_tables = of.kernels->get(program_tables_request(), 0);
   of.slots_of_map = of.kernels->get(slots_of_map_request(), 0);
   of.kernels->get(dense_dprobs_request(), 0);
+  of.kernels->get(call_times_request(), 0);
   of.generation = generation;
 }
 
