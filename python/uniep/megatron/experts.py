@@ -65,6 +65,7 @@ class Experts(torch.nn.Module):
         self.told: Group | None = None  # of overlapped_groups()
         self.single = first[0].dim() == 3
         self.count = len(first[0]) if self.single else len(first)
+        self.keys = {name: [f"{name}_{expert}" for expert in range(self.count)] for name in ("w1", "w2", "b1", "b2")}
         for expert, (w1, w2) in enumerate(zip(first, second, strict=True)):
             self.register_parameter(f"w1_{expert}", w1)
             self.register_parameter(f"w2_{expert}", w2)
@@ -106,10 +107,14 @@ class Experts(torch.nn.Module):
     def _weights(self, name: str) -> torch.Tensor | list[torch.Tensor]:
         if self.single:
             return plain_weight(getattr(self, f"{name}_0"), name, self.main_grad is not None)
-        return [getattr(self, f"{name}_{expert}") for expert in range(self.count)]
+        return self._tensors(name)
 
     def _biases(self, name: str) -> list[torch.Tensor] | None:
-        return [getattr(self, f"{name}_{expert}") for expert in range(self.count)] if self.has_biases else None
+        return self._tensors(name) if self.has_biases else None
+
+    def _tensors(self, name: str) -> list[torch.Tensor]:
+        parameters = self._parameters  # getattr() takes 0.5 us an expert and call
+        return typing.cast(list[torch.Tensor], [parameters[key] for key in self.keys[name]])
 
     def _save_to_state_dict(self, *_: typing.Any) -> None:
         pass
