@@ -147,7 +147,7 @@ TEST(CTimer, TimesTheNextCall) {
   const RandomLayer random = random_layer(20, {.ranks = {2}, .fewest_tokens = 24});
   const CLayer layer(random);
   GroupHandle group = make_group(group_options(2));
-  const PlacementHandle placement = layer.place(group.get());
+  PlacementHandle placement = layer.place(group.get());
   uniep_timer* timer = nullptr;
   expect_ok(uniep_timer_create(group.get(), &timer));
   uniep_call_times times{sizeof(times), -1, -1, -1, -1};
@@ -175,7 +175,9 @@ TEST(CTimer, TimesTheNextCall) {
   expect_failure(UNIEP_INVALID_ARGUMENT, "timer: null pointer", uniep_timer_create(group.get(), nullptr));
   saved.reset();
   group.reset();
+  placement.reset();
   expect_ok(uniep_timer_read(timer, 1, &times));  // it outlives its group
+  expect_failure(UNIEP_INVALID_ARGUMENT, "timer: its group has been destroyed", uniep_timer_start(timer));
   uniep_timer_destroy(timer);
   uniep_timer_destroy(nullptr);
 }

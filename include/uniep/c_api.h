@@ -464,7 +464,7 @@ UNIEP_API uniep_status uniep_trace_end(uniep_group* group, const char* path);
 
 /* ---- Times: where a call's time went, without a wait ---- */
 
-/* uniep::CallTimer. */
+/* uniep::CallTimer. It does not keep its group alive, and may be read after the group's end. */
 typedef struct uniep_timer uniep_timer;
 
 /* On the cuda engine it takes page-locked memory: in a job make it before, or once and for all. */

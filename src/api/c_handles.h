@@ -86,7 +86,7 @@ inline const Schedule& resolved(const char* schedule, Direction direction, const
 
 }  // namespace uniep
 
-// Each handle keeps the group's state alive, and gives back what is its own first.
+// Each handle but a timer keeps the group's state alive, and gives back what is its own first.
 struct uniep_group {
   std::shared_ptr<uniep::GroupState> state;
 };

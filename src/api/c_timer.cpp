@@ -3,8 +3,9 @@
 
 using namespace uniep;
 
+// Does not keep the group alive: a job may keep timers for as long as it runs.
 struct uniep_timer {
-  std::shared_ptr<GroupState> state;
+  std::weak_ptr<GroupState> state;
   std::shared_ptr<CallTimer> timer;
 };
 
@@ -27,7 +28,9 @@ void uniep_timer_destroy(uniep_timer* timer) {
 uniep_status uniep_timer_start(uniep_timer* timer) {
   return guarded([&] {
     require_pointer(timer, "timer");
-    timer->state->next_timer = timer->timer;
+    const std::shared_ptr<GroupState> state = timer->state.lock();
+    if (state == nullptr) throw Error(Status::kInvalidArgument, "timer: its group has been destroyed");
+    state->next_timer = timer->timer;
   });
 }
 
