@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from ranks import run_ranks
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
@@ -129,3 +131,65 @@ def test_several_gpus_name_a_wrong_part(tmp_path):
     assert wrong.returncode == 2
     assert "PART: timelime; legal are pilot" in wrong.stderr
     assert not (tmp_path / "called").exists()
+
+
+SOAK = {
+    "nvidia-smi": 'if [[ "$*" == *list-gpus* ]]; then echo GPU 0; echo GPU 1; else cat {folder}/memory; fi',
+    "uniep_gpu_layer_tests": 'echo layer "$@" >>{folder}/called; echo "layer tests: 12 passed, 0 failed"',
+    "uniep_gpu_failure_tests": 'echo failure "$@" >>{folder}/called; [ ! -e {folder}/broken ] || exit 1',
+    "uniep_gpu_abort_tests": "exit 77",
+    "uniep_gpu_groups_tests": "[ ! -e {folder}/leak ] || printf '5\\n900\\n' >{folder}/memory",
+    "uniep_gpu_backward_tests": "echo traffic tests: 1 passed",
+}
+
+
+@pytest.fixture
+def soak(tmp_path):
+    """bench/soak_gpus.sh for a second on two GPUs that are none: its exit status, lines, and what was called."""
+    for name, text in SOAK.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text.replace('{folder}', str(tmp_path))}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "memory").write_text("5\n5\n")
+
+    def run():
+        (tmp_path / "called").write_text("")
+        command = ["bash", str(BENCH / "soak_gpus.sh"), str(tmp_path), str(tmp_path / "out"), "1"]
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+        return done.returncode, done.stdout.splitlines(), (tmp_path / "called").read_text().splitlines()
+
+    return run
+
+
+def test_a_soak_goes_on_with_other_seeds_where_it_ended(soak, tmp_path):
+    status, lines, called = soak()
+    assert status == 0
+    assert lines[0].startswith("round 1: 7 steps, 0 failed,")
+    assert any("--first 100012 " in one and "--disturb 1" in one for one in called)
+    rounds = len(lines) - 1
+    assert lines[-1].startswith(
+        f"{rounds} rounds, {7 * rounds} steps: 0 failed, {rounds} skipped; {25 * rounds} checks"
+    )
+    _, again, called = soak()
+    assert again[0].startswith(f"round {rounds + 1}: 7 steps, 0 failed,")
+    assert any(f"--first {100000 + 12 * (rounds + 1)} " in one for one in called)
+    assert any(f"--seed {rounds + 1}" in one for one in called)
+
+
+def test_a_soak_keeps_what_failed_in_any_run(soak, tmp_path):
+    (tmp_path / "broken").touch()
+    status, lines, _ = soak()
+    assert status == 1
+    assert lines[0].startswith("round 1: 7 steps, 1 failed failures,")
+    assert (tmp_path / "out/1.failures.log").exists() and not (tmp_path / "out/1.layers.log").exists()
+    (tmp_path / "broken").unlink()
+    status, lines, _ = soak()
+    assert status == 1 and ", 0 failed," in lines[0]
+
+
+def test_a_soak_sees_memory_that_is_not_given_back(soak, tmp_path):
+    (tmp_path / "leak").touch()
+    status, lines, _ = soak()
+    assert status == 1
+    assert lines[0].startswith("round 1: 7 steps, 1 failed memory,")
+    assert "at first: 5 5 , now: 5 900" in (tmp_path / "out/1.memory.log").read_text()
