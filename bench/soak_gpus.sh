@@ -51,6 +51,7 @@ step() {
 }
 
 # 64 MiB are the driver's own ups and downs.
+# shellcheck disable=SC2016
 same_memory='echo "MiB in use, at first: $1, now: $2"
   first=($1) now=($2)
   for gpu in "${!first[@]}"; do [ $((now[gpu] - first[gpu])) -le 64 ] || exit 1; done'
