@@ -12,6 +12,8 @@ build=$(realpath "$1")
 folder=${2:-$(mktemp -d)}
 shift $(($# < 2 ? $# : 2))
 here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=bench/built.sh
+. "$here/built.sh"
 gpus=$(nvidia-smi --list-gpus | wc -l)
 [ "$gpus" -gt 2 ] && gpus=2
 devices=$(seq -s, 0 $((gpus - 1)))
@@ -23,12 +25,6 @@ fi
 mkdir -p "$folder"
 rm -f "$folder/failed"
 wanted=("$@")
-
-program() {
-  local file=$build/tests/cuda/uniep_gpu_$1_tests
-  [ -e "$file" ] || file=$build/uniep_gpu_$1_tests
-  echo "$file"
-}
 
 is_wanted() { [ ${#wanted[@]} -eq 0 ] || [[ " ${wanted[*]} " == *" $1 "* ]]; }
 

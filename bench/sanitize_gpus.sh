@@ -12,16 +12,12 @@ build=$(realpath "$1")
 folder=${2:-$(mktemp -d)}
 seconds=${3:-150}
 here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=bench/built.sh
+. "$here/built.sh"
 gpus=$(nvidia-smi --list-gpus | wc -l)
 export UNIEP_TEST_KERNELS=${UNIEP_TEST_KERNELS:-$here/../tests/cuda} UNIEP_TIMEOUT_S=${UNIEP_TIMEOUT_S:-120}
 mkdir -p "$folder"
 rm -f "$folder/failed"
-
-program() {
-  local file=$build/tests/cuda/uniep_gpu_$1_tests
-  [ -e "$file" ] || file=$build/uniep_gpu_$1_tests
-  echo "$file"
-}
 
 # sanitize TOOL NAME COMMAND...
 sanitize() {

@@ -37,6 +37,8 @@ for part in "${parts[@]}"; do
   esac
 done
 here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=bench/built.sh
+. "$here/built.sh"
 uniep=$build/uniep
 gpus=$(nvidia-smi --list-gpus | wc -l)
 devices=$(seq -s, 0 $((gpus - 1)))
@@ -73,19 +75,6 @@ step() {
     failed=1
     printf 'FAIL    %4d s  %s (status %d)\n%s\n' $((SECONDS - begin)) "$name" "$status" "$(tail -n 4 "$folder/$name.log" | cut -c1-300)"
   fi
-}
-
-# Tests of the command line that skip without a GPU.
-command_tests() {
-  local file=$build/tests/$1
-  [ -e "$file" ] || file=$build/$1
-  echo "$file"
-}
-
-program() {
-  local file=$build/tests/cuda/uniep_gpu_$1_tests
-  [ -e "$file" ] || file=$build/uniep_gpu_$1_tests
-  echo "$file"
 }
 
 bench() {
@@ -129,8 +118,8 @@ bytes() {
   step one_rank_or_all 300 "$uniep" train --engine cuda --ranks "$gpus" --devices "$devices" --experts $((4 * gpus)) --steps 40 \
     --hidden 256 --intermediate 128 --compare sequential
   step launches 590 "$here/../tests/cuda/compare_launches.sh" "$uniep" "$gpus"
-  step cli_bench 300 "$(command_tests cli_bench_test)"
-  step cli_run 300 "$(command_tests cli_run_test)"
+  step cli_bench 300 "$(built tests/cli_bench_test)"
+  step cli_run 300 "$(built tests/cli_run_test)"
   step compile_backward 590 "$(program backward)" --compile "$(nproc)"
   step backward 590 "$(program backward)" --processes
   step graph 590 "$(program graph)" --processes

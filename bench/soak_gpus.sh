@@ -19,6 +19,8 @@ mkdir -p "$2"
 folder=$(realpath "$2")
 seconds=${3:-600}
 here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=bench/built.sh
+. "$here/built.sh"
 gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l)
 if [ "$gpus" -eq 0 ]; then
   echo "skipped: no GPU"
@@ -29,11 +31,6 @@ export UNIEP_TEST_KERNELS=${UNIEP_TEST_KERNELS:-$here/../tests/cuda} UNIEP_TIMEO
 table=$folder/rounds.tsv
 touch "$table"
 
-program() {
-  local file=$build/tests/cuda/uniep_gpu_$1_tests
-  [ -e "$file" ] || file=$build/uniep_gpu_$1_tests
-  echo "$file"
-}
 used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n "$gpus" | tr '\n' ' '; }
 
 # step NAME SECONDS COMMAND...: of the round
