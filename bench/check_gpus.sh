@@ -55,7 +55,7 @@ kernels_and_memory() {
   check ptx 60 "$(program ptx)"
   check gemm 120 "$(program gemm)"
   check place_failure 60 "$(program place_failure)"
-  check addresses 90 "$(program backward)" --only addresses
+  check addresses 180 "$(program backward)" --only addresses
   check memory 180 "$(program backward)" --only memory
   check call_timer 90 "$(program call_timer)"
   check routing_maps 90 "$(program graph)" --only f

@@ -269,7 +269,7 @@ bool is_legal_by_hand(const Schedule& s, const ScheduleCase& c) {
     if (c.numerics.bias && c.numerics.router_weight == RouterWeight::kOutput) return false;
     if (s.tile_of(GemmStage::kDgradFc2).stages != s.tile_of(GemmStage::kDgradFc1).stages) return false;
   }
-  const int64_t ring = (s.comm.chunk_bytes + 128) * s.comm.stages;
+  const int64_t ring = (s.comm.chunk_bytes + 16) * s.comm.stages;
   const TileShape first = s.tile_of(backward ? GemmStage::kDgradFc2 : GemmStage::kFc1);
   for (int stage = backward ? 2 : 0; stage < (backward ? 6 : 2); ++stage) {
     const TileShape t = s.tile_of(static_cast<GemmStage>(stage));
@@ -286,7 +286,7 @@ bool is_legal_by_hand(const Schedule& s, const ScheduleCase& c) {
     const TileShape dgrad_fc1 = s.tile_of(GemmStage::kDgradFc1);
     const bool alone = wgrad && s.wgrad == WgradOrder::kAfter;
     if (wgrad && !alone && (t.n != dgrad_fc1.n || t.stages != dgrad_fc1.stages)) return false;
-    const int64_t beside = alone ? 3 * (4096 + 128) : ring + 5120;
+    const int64_t beside = alone ? 3 * (4096 + 16) : ring + 5120;
     const int64_t bytes = 2 * t.stages * t.k * (t.m + t.n) + (gradient ? 49152 : 16384) + beside + 1024;
     if ((bytes + 1023) / 1024 * 1024 > c.machine.shared_memory_bytes) return false;
   }

@@ -18,8 +18,8 @@ UNIEP_HOST_DEVICE constexpr int pipeline_stage_bytes(int tile_n) {
   return (kTileM + tile_n) * kTileK * 2;
 }
 
-// A copying warp's ring: chunks, and a word a lane with each.
-constexpr int kCopyNoteBytes = 32 * 4;
+// A copying warp's ring: chunks, and a note with each.
+constexpr int kCopyNoteBytes = 16;
 constexpr int kMaxCopyStages = 16;
 UNIEP_HOST_DEVICE constexpr int copy_ring_bytes(int chunk_bytes, int stages) {
   return (chunk_bytes + kCopyNoteBytes) * stages;

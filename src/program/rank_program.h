@@ -134,11 +134,15 @@ UNIEP_HOST_DEVICE int32_t block_of_row(const RankProgram& p, int32_t global_expe
   return p.expert_block[global_expert] + (row - p.segment_start[global_expert]) / p.tile_m;
 }
 
+// Of a row's token in row_of_source, which has the rows of this rank that its slots take.
+UNIEP_HOST_DEVICE int64_t first_entry(const RankProgram& p, const RowSource& source) {
+  return p.source_begin[source.rank] + static_cast<int64_t>(source.token) * p.topk;
+}
+
 // Deduplication: a token travels to a rank once, as the first of its rows there; that row is its primary one.
 UNIEP_HOST_DEVICE bool is_primary_row(const RankProgram& p, int32_t row) {
   if (!p.dedup) return true;
-  const RowSource source = p.rows[row];
-  const int64_t entry = p.source_begin[source.rank] + static_cast<int64_t>(source.token) * p.topk;
+  const int64_t entry = first_entry(p, p.rows[row]);
   bool is_first = true;
   for (int32_t slot = 0; slot < p.topk; ++slot) {  // without an early end, so that the loads do not wait for each other
     const int32_t other = p.row_of_source[entry + slot];
@@ -153,8 +157,7 @@ template <typename Visit>
 UNIEP_HOST_DEVICE void for_each_filled_row(const RankProgram& p, int32_t row, Visit&& visit) {
   visit(row);
   if (!p.dedup) return;
-  const RowSource source = p.rows[row];
-  const int64_t entry = p.source_begin[source.rank] + static_cast<int64_t>(source.token) * p.topk;
+  const int64_t entry = first_entry(p, p.rows[row]);
   for (int32_t slot = 0; slot < p.topk; ++slot) {
     const int32_t other = p.row_of_source[entry + slot];
     if (other >= 0 && other != row) visit(other);

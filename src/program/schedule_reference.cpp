@@ -96,7 +96,7 @@ constexpr const char* kRules = R"(## What is filled
 - Forward: the columns of fc1's tile are 128 or 256.
 - cuda, every stage of the direction: built are tile.m=128, tile.k=64, tile.n=128 and 256 (dgrad_fc2: 128 and 192),
   tile.pipeline=cooperative. A kernel takes tile.stages * (tile.m + tile.n) * tile.k * 2 bytes, 16384 for staging (dgrad_fc2: 49152),
-  (comm.chunk_bytes + 128) * comm.stages for the ring and 6144 beside, rounded up to 1024, which fit into the shared memory of an
+  (comm.chunk_bytes + 16) * comm.stages for the ring and 6144 beside, rounded up to 1024, which fit into the shared memory of an
   SM (232448). All stages have the same tile.cluster; it divides available and the comm.*_sms. Forward with fusion=layer: fc1
   and fc2 have the same tile.n and tile.stages.
 - cuda, backward: dispatch.transport=push is not built yet. dgrad_fc2 has a stage for every 64 columns: tile.stages are at
@@ -107,7 +107,7 @@ constexpr const char* kRules = R"(## What is filled
 - dispatch() and combine() alone (`uniep schedule --op`) heed dispatch.*, queue, order.source_rotation, order.experts_per_wave,
   combine.column_chunks, and of comm: reserve_sms; dispatch_sms (combine: combine_sms), at most available, 0 for all; chunk_bytes and
   stages. cuda: tile.m=128; each of the 16 warps of dispatch, and of 4 to 16 warps of combine, as many as fit, takes
-  (comm.chunk_bytes + 128) * comm.stages + 512 bytes, and all share 5120. What other fields say changes nothing, and of the rules
+  (comm.chunk_bytes + 16) * comm.stages + 512 bytes, and all share 5120. What other fields say changes nothing, and of the rules
   above only those of reserve_sms and experts_per_wave apply.
 - hidden and intermediate are positive multiples of 8; topk is 1 to experts; ranks are 1 to 64 and divide experts;
   combine_groups is 0, or divides experts and is a multiple of ranks.

@@ -92,10 +92,6 @@ UNIEP_DEVICE void copy_async_16(uint32_t shared, const void* global, bool valid)
                : "memory");
 }
 
-UNIEP_DEVICE void copy_async_4(uint32_t shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
-}
-
 UNIEP_DEVICE void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -103,10 +99,6 @@ UNIEP_DEVICE void copy_async_commit() {
 template <int kGroupsLeft>
 UNIEP_DEVICE void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsLeft) : "memory");
-}
-
-UNIEP_DEVICE void copy_async_wait_all() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 // Orders generic accesses to shared memory before later accesses by TMA or wgmma.

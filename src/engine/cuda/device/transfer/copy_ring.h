@@ -17,8 +17,7 @@ struct CopyRingStorage {
 
   alignas(128) uint8_t chunks[kStages][kChunkBytes];
   uint64_t full[kStages];
-  // To be at hand when a chunk is full: a word a lane, or 16 bytes.
-  alignas(16) int32_t notes[kStages][ptx::kThreadsPerWarp];
+  ptx::Vector16 notes[kStages];  // to be at hand when pieces are full
 };
 
 // One thread; ptx::fence_mbarrier_init() and a barrier must follow.
@@ -44,7 +43,6 @@ class CopyRing {
     uint32_t address;
     int32_t row;
     uint32_t offset;  // bytes from the row's begin
-    int32_t note;     // this lane's, if it asked for one
   };
 
   UNIEP_DEVICE explicit CopyRing(Storage& storage) : storage_(storage) {}
@@ -59,15 +57,14 @@ class CopyRing {
     return row_bytes - offset < kChunkBytes ? row_bytes - offset : kChunkBytes;
   }
 
-  // Begins to load a chunk of a row, and for each lane whose `note` is not null the word there. The ring is not full.
-  UNIEP_DEVICE void load(const void* source, uint32_t bytes, int32_t row, uint32_t offset, const int32_t* note) {
+  // Begins to load a chunk of a row. The ring is not full.
+  UNIEP_DEVICE void load(const void* source, uint32_t bytes, int32_t row, uint32_t offset) {
     ptx::bulk_wait_read<kStoresReading>();
     const uint32_t stage = take_stage();
     if (ptx::lane_index() == stage) {
       row_ = row;
       offset_ = offset;
     }
-    if (note != nullptr) ptx::copy_async_4(ptx::shared_address(&storage_.notes[stage][ptx::lane_index()]), note);
     if (ptx::lane_index() == 0) {
       ptx::mbarrier_arrive_expect_bytes(storage_.full[stage], bytes);
       ptx::bulk_load(ptx::shared_address(storage_.chunks[stage]), source, bytes, storage_.full[stage]);
@@ -77,9 +74,8 @@ class CopyRing {
   // Waits for the oldest chunk to land. The ring is not empty.
   UNIEP_DEVICE Chunk wait_for_chunk() {
     ptx::mbarrier_wait(storage_.full[stage_], phase_, "copied chunk");
-    ptx::copy_async_wait_all();  // the notes of later chunks, too; they take less long than any chunk
     return {ptx::shared_address(storage_.chunks[stage_]), __shfl_sync(0xffffffffu, row_, static_cast<int>(stage_)),
-            __shfl_sync(0xffffffffu, offset_, static_cast<int>(stage_)), storage_.notes[stage_][ptx::lane_index()]};
+            __shfl_sync(0xffffffffu, offset_, static_cast<int>(stage_))};
   }
 
   struct Pieces {
@@ -93,7 +89,7 @@ class CopyRing {
     ptx::fence_proxy_async_shared();  // what this lane has read of the stage, before bulk copies write there again
     const uint32_t stage = take_stage();
     if (ptx::lane_index() == 0) {
-      ptx::store_shared_16(ptx::shared_address(storage_.notes[stage]), note);  // before the stage can be full
+      ptx::store_shared_16(ptx::shared_address(&storage_.notes[stage]), note);  // before the stage can be full
       ptx::mbarrier_arrive_expect_bytes(storage_.full[stage], static_cast<uint32_t>(__popc(lanes)) * bytes);
     }
     __syncwarp();
@@ -105,7 +101,7 @@ class CopyRing {
   UNIEP_DEVICE Pieces wait_for_pieces() {
     ptx::mbarrier_wait(storage_.full[stage_], phase_, "copied pieces");
     return {ptx::shared_address(storage_.chunks[stage_]),
-            ptx::load_shared_16(ptx::shared_address(storage_.notes[stage_]))};
+            ptx::load_shared_16(ptx::shared_address(&storage_.notes[stage_]))};
   }
 
   // After the stores of the oldest chunk have been issued.
@@ -162,12 +158,10 @@ template <typename Selects, typename Source>
 RowChoice(Selects, Source) -> RowChoice<Selects, Source>;
 
 // Copies the bytes of each of the rows for which `choice.selects(row)` is true. `choice.source(row)` is where a row's
-// bytes lie: both are asked by one lane a row. `note(lane)`, asked by the whole warp, is the word that each lane wants
-// to have at hand with the first chunk of the row that lane `lane` was asked of; or null. `store(chunk, bytes)` issues
-// the bulk stores of a full chunk, by the whole warp. On return all loads are complete; stores may still be
-// under way.
-template <typename Ring, typename Choice, typename Note, typename Store>
-UNIEP_DEVICE void copy_rows(Ring& ring, const CopiedRows& rows, Choice&& choice, Note&& note, Store&& store) {
+// bytes lie: both are asked by one lane a row. `store(chunk, bytes)` issues the bulk stores of a full chunk, by the
+// whole warp. On return all loads are complete; stores may still be under way.
+template <typename Ring, typename Choice, typename Store>
+UNIEP_DEVICE void copy_rows(Ring& ring, const CopiedRows& rows, Choice&& choice, Store&& store) {
   const int32_t end = rows.end;
   const uint32_t bytes = rows.bytes;
   const auto retire = [&] {
@@ -184,17 +178,11 @@ UNIEP_DEVICE void copy_rows(Ring& ring, const CopiedRows& rows, Choice&& choice,
       const auto* const row = reinterpret_cast<const uint8_t*>(__shfl_sync(0xffffffffu, address, lane));
       for (uint32_t offset = 0; offset < bytes; offset += Ring::kChunkBytes) {
         if (ring.is_full()) retire();
-        ring.load(row + offset, ring.chunk_size(bytes, offset), first + lane, offset,
-                  offset == 0 ? note(lane) : nullptr);
+        ring.load(row + offset, ring.chunk_size(bytes, offset), first + lane, offset);
       }
     }
   }
   while (!ring.is_empty()) retire();
 }
-
-// For stores that need no notes.
-struct NoNote {
-  UNIEP_DEVICE const int32_t* operator()(int /*lane*/) const { return nullptr; }
-};
 
 }  // namespace uniep::cuda

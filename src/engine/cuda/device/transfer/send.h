@@ -41,7 +41,7 @@ UNIEP_DEVICE void send_rows(const RunningCall& running, const uniep::Task& task,
   copy_rows(ring, {range.begin, range.end, bytes},
             RowChoice{[](int32_t) { return true; },
                       [&](int32_t row) { return call.output_rows + row * call.hidden + column; }},
-            NoNote{}, [&](const auto& chunk, uint32_t bytes_of_chunk) {
+            [&](const auto& chunk, uint32_t bytes_of_chunk) {
               if (ptx::lane_index() != 0) return;
               const RowSource source = p.rows[chunk.row];
               auto* const slot =
