@@ -1,10 +1,10 @@
 #!/bin/bash
-# Random layers with delays in their kernels, ranks that fail and recover, Groups beside each other and calls beside
-# copies, forward and backward, round after round, each with other seeds: nothing may be lost, hang or differ, and after
-# each round the GPUs' memory must be as free as before the first. A run goes on where the last one ended, so that it
-# can be made in parts of any length.
+# Random layers, with delays in their kernels and on a GPU that another process has, too, ranks that fail and recover,
+# Groups beside each other and calls beside copies, forward and backward, round after round, each with other seeds:
+# nothing may be lost, hang or differ, and after each round the GPUs' memory must be as free as before the first. A run
+# goes on where the last one ended, so that it can be made in parts of any length.
 # Usage: bench/soak_gpus.sh BUILD FOLDER [SECONDS]
-#   BUILD    holds tests (or the programs themselves, all in one folder)
+#   BUILD    holds uniep and tests (or the programs themselves, all in one folder)
 #   FOLDER   takes rounds.tsv, a line a step that has ended (round, step, seconds, result, its last line), and the logs
 #            of steps that failed
 #   SECONDS  after which no round begins (default 600)
@@ -47,6 +47,17 @@ step() {
   if [[ $result != FAIL* ]]; then rm -f "$log"; fi
 }
 
+# The other process multiplies, and has the first GPU in turn with the command, as the driver slices time.
+# shellcheck disable=SC2016
+shared_gpu='CUDA_VISIBLE_DEVICES=0 "$1" bench --op gemm --engine cuda --ranks 1 --devices 0 \
+    --shape 2048,768,16,4 --tokens 4096 --warm-up 600 >"$2" 2>&1 &
+  other=$!
+  sleep 2
+  status=0
+  "${@:3}" || status=$?
+  kill "$other" 2>/dev/null || { echo "the other process had ended: $(tail -n 1 "$2")"; status=1; }
+  wait
+  exit $status'
 # 64 MiB are the driver's own ups and downs.
 # shellcheck disable=SC2016
 same_memory='echo "MiB in use, at first: $1, now: $2"
@@ -61,6 +72,8 @@ while [ "$SECONDS" -lt "$seconds" ]; do
   "$(program layer)" "${layers[@]}" --launch random --compile "$(nproc)" >"$folder/compile.log" 2>&1
   "$(program layer)" "${layers[@]}" --disturb "$round" --compile "$(nproc)" >>"$folder/compile.log" 2>&1
   step layers 180 "$(program layer)" "${layers[@]}" --launch random
+  step shared_gpu 180 bash -c "$shared_gpu" _ "$(built uniep)" "$folder/other.log" \
+    "$(program layer)" "${layers[@]}" --launch random
   step delayed_layers 180 "$(program layer)" "${layers[@]}" --disturb "$round"
   step failures 180 "$(program failure)" --moments 12 --seed "$round"
   step aborts 150 "$(program abort)"

@@ -138,6 +138,7 @@ SOAK = {
     "uniep_gpu_layer_tests": 'echo layer "$@" >>{folder}/called; echo "layer tests: 12 passed, 0 failed"',
     "uniep_gpu_failure_tests": 'echo failure "$@" >>{folder}/called; [ ! -e {folder}/broken ] || exit 1',
     "uniep_gpu_abort_tests": "exit 77",
+    "uniep": "[ ! -e {folder}/alone ] || exit 1; exec sleep 60",
     "uniep_gpu_groups_tests": "[ ! -e {folder}/leak ] || printf '5\\n900\\n' >{folder}/memory",
     "uniep_gpu_backward_tests": "echo traffic tests: 1 passed",
 }
@@ -164,14 +165,14 @@ def soak(tmp_path):
 def test_a_soak_goes_on_with_other_seeds_where_it_ended(soak, tmp_path):
     status, lines, called = soak()
     assert status == 0
-    assert lines[0].startswith("round 1: 7 steps, 0 failed,")
+    assert lines[0].startswith("round 1: 8 steps, 0 failed,")
     assert any("--first 100012 " in one and "--disturb 1" in one for one in called)
     rounds = len(lines) - 1
     assert lines[-1].startswith(
-        f"{rounds} rounds, {7 * rounds} steps: 0 failed, {rounds} skipped; {25 * rounds} checks"
+        f"{rounds} rounds, {8 * rounds} steps: 0 failed, {rounds} skipped; {37 * rounds} checks"
     )
     _, again, called = soak()
-    assert again[0].startswith(f"round {rounds + 1}: 7 steps, 0 failed,")
+    assert again[0].startswith(f"round {rounds + 1}: 8 steps, 0 failed,")
     assert any(f"--first {100000 + 12 * (rounds + 1)} " in one for one in called)
     assert any(f"--seed {rounds + 1}" in one for one in called)
 
@@ -180,7 +181,7 @@ def test_a_soak_keeps_what_failed_in_any_run(soak, tmp_path):
     (tmp_path / "broken").touch()
     status, lines, _ = soak()
     assert status == 1
-    assert lines[0].startswith("round 1: 7 steps, 1 failed failures,")
+    assert lines[0].startswith("round 1: 8 steps, 1 failed failures,")
     assert (tmp_path / "out/1.failures.log").exists() and not (tmp_path / "out/1.layers.log").exists()
     (tmp_path / "broken").unlink()
     status, lines, _ = soak()
@@ -191,5 +192,13 @@ def test_a_soak_sees_memory_that_is_not_given_back(soak, tmp_path):
     (tmp_path / "leak").touch()
     status, lines, _ = soak()
     assert status == 1
-    assert lines[0].startswith("round 1: 7 steps, 1 failed memory,")
+    assert lines[0].startswith("round 1: 8 steps, 1 failed memory,")
     assert "at first: 5 5 , now: 5 900" in (tmp_path / "out/1.memory.log").read_text()
+
+
+def test_a_soak_sees_that_no_other_process_had_the_gpu(soak, tmp_path):
+    (tmp_path / "alone").touch()
+    status, lines, _ = soak()
+    assert status == 1
+    assert lines[0].startswith("round 1: 8 steps, 1 failed shared_gpu,")
+    assert "the other process had ended" in (tmp_path / "out/1.shared_gpu.log").read_text()

@@ -1,8 +1,9 @@
 // Faults planted into the kernels (kernel_mutants.h), one at a time: whether the layer that should tell of one does, by
 // other bytes or by a wait that runs out. Calls with the batches of two seeds take turns, in poisoned memory, with
-// delays in the kernels. First the layers run as they are, and must give the right bytes. Usage: gpu_mutant_tests
+// delays in the kernels, beside copies in the GPUs' memory (memory_traffic.h). First the layers run as they are, and
+// must give the right bytes. Usage: gpu_mutant_tests
 //     [--only NAME[,NAME...]] [--first N] [--count N] [--devices D] [--seconds S] [--limit S] [--seed N]
-//     [--results FILE] [--compile THREADS] [--list]
+//     [--no-traffic] [--results FILE] [--compile THREADS] [--list]
 // D: how many GPUs the four ranks are dealt over (default 1); faults that need more are left out. --seconds (default
 // 6): how long a fault's layer runs; --limit (default 15): when its process is killed, which counts as a time-out.
 // --results: lines are added to FILE, and what has a line there is left out, so that a run can be taken up again.
@@ -16,6 +17,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <thread>
@@ -27,6 +29,7 @@
 #include "tests/cuda/disturbed_calls.h"
 #include "tests/cuda/kernel_mutants.h"
 #include "tests/cuda/layer_oracle.h"
+#include "tests/cuda/memory_traffic.h"
 #include "tests/cuda/mutant_layers.h"
 #include "tests/cuda/queued_calls.h"
 #include "tests/cuda/rank_processes.h"
@@ -42,7 +45,7 @@ struct Options {
   uint64_t seed = 1;
   std::string results;
   int compile_threads = 0;
-  bool list = false;
+  bool list = false, traffic = true;
   std::string run, compile;  // of a process that was started for one name
 };
 
@@ -61,6 +64,7 @@ Options read_options(int argc, char** argv) {
     if (name == "--results") options.results = value();
     if (name == "--compile") options.compile_threads = std::max(1, std::atoi(value().c_str()));
     if (name == "--list") options.list = true;
+    if (name == "--no-traffic") options.traffic = false;
     if (name == "--run") options.run = value();
     if (name == "--compile-one") options.compile = value();
   }
@@ -146,14 +150,20 @@ GroupOptions group_options(const MutantLayer& layer, const Options& options) {
   return given;
 }
 
+std::unique_ptr<MemoryTraffic> beside(const Options& options) {
+  return options.traffic ? std::make_unique<MemoryTraffic>(options.devices) : nullptr;
+}
+
 // Calls in a row.
 std::string run_queued(const MutantLayer& layer, const Options& options, int& calls) {
   Group group(group_options(layer, options));
   uniep::test::disturb(group, {.shuffle_seed = 1});
   QueuedCalls queued(group, layer, options.seed);
   disturb_calls(group, options.seed);
+  const std::unique_ptr<MemoryTraffic> traffic = beside(options);
   std::string text;
   for (const double end = seconds_now() + options.seconds; text.empty() && seconds_now() < end; ++calls) {
+    if (traffic) traffic->go_on();
     text = queued.run();
   }
   return text;
@@ -175,8 +185,10 @@ std::string run_in_turn(const MutantLayer& layer, const Options& options, int& c
   for (int i = 0; i < 2; ++i) {
     runners[i].emplace(group, layer.config, batches[i].data, cli::RunnerOptions{.main_grad = main_grad});
   }
+  const std::unique_ptr<MemoryTraffic> traffic = beside(options);
   std::string text;
   for (const double end = seconds_now() + options.seconds; text.empty() && seconds_now() < end; ++calls) {
+    if (traffic) traffic->go_on();
     cli::LayerRunner& runner = *runners[calls % 2];
     runner.forward(layer.how.schedule);
     if (calls == 0) disturb_calls(group, options.seed);
@@ -192,7 +204,7 @@ Fate run_layer(const Subject& subject, const Options& options) {
   int calls = 0;
   try {
     const std::string text =
-        subject.layer == "queued" ? run_queued(layer, options, calls) : run_in_turn(layer, options, calls);
+        subject.layer.starts_with("queued") ? run_queued(layer, options, calls) : run_in_turn(layer, options, calls);
     if (!text.empty()) {
       std::printf("call %d: %s\n", calls, text.c_str());
       return Fate::kBytes;
@@ -207,8 +219,12 @@ Fate run_layer(const Subject& subject, const Options& options) {
 
 // A process of this program for one name.
 ChildProcess start(const std::string& what, const Subject& subject, const Options& options) {
-  return ChildProcess({what, subject.name, "--devices", std::to_string(options.devices), "--seconds",
-                       std::to_string(options.seconds), "--seed", std::to_string(options.seed)});
+  std::vector<std::string> words = {what,        subject.name,
+                                    "--devices", std::to_string(options.devices),
+                                    "--seconds", std::to_string(options.seconds),
+                                    "--seed",    std::to_string(options.seed)};
+  if (!options.traffic) words.emplace_back("--no-traffic");
+  return ChildProcess(words);
 }
 
 // The layer's, and what a fault may be in beside them.
@@ -223,6 +239,7 @@ std::vector<KernelRequest> kernels_of(const Subject& subject) {
 std::vector<KernelRequest> common_kernels() {
   std::vector<KernelRequest> requests = oracle_kernels(kernel_folder());
   requests.push_back(Kernels::request(kernel_folder(), "delay_kernels.cu", "test_delay"));
+  requests.push_back(MemoryTraffic::request());
   for (const KernelRequest& request :
        {begin_call_request(), place_request(), row_of_source_request(), program_tables_request(), prob_sum_request()}) {
     requests.push_back(request);

@@ -37,7 +37,8 @@ std::vector<KernelMutant> mainloop_mutants() {
     release_stage)",
        R"(    pin_registers(d);
     release_stage)",
-       "a tile's sums are read before its last products", "epilogue"},
+       "a tile's sums are read before its last products", "epilogue", 1,
+       "the assembler itself waits behind each product where it finds sums read without a wait"},
       {"operands-proxy", "mainloop/layer_loader.h",
        R"(    // The scheduler has seen the signals of the rows of A; they were written without TMA.
     ptx::fence_proxy_async_global();)",

@@ -21,26 +21,33 @@ struct LayerFields {
   const char* backward = nullptr;  // null: none
   int64_t groups = 0;
   int workers = kWorkers;
+  WeightGradient gradient = WeightGradient::kMainGrad;
 };
 constexpr LayerFields kLayers[] = {
     {"epilogue", "combine.transport=epilogue,dispatch.transport=pull"},
-    {"queued", "combine.transport=epilogue,dispatch.transport=pull"},  // queued_calls.h
+    // queued_calls.h. A copy warp has several parts of a block, and so rows of several ranks. What follows from a
+    // rank's own results is known without waiting; that peers have pulled x again does not.
+    {"queued", "combine.transport=epilogue,dispatch.transport=pull", nullptr, 0, kFewWorkers},
+    {"queued-redispatch", "combine.transport=epilogue,dispatch.transport=pull",
+     "fusion=pairs,backward.wgrad=fill,save.xg=redispatch", 0, kFewWorkers, WeightGradient::kBFloat16},
     {"push", "combine.transport=epilogue,dispatch.transport=push"},
     {"staged", "combine.transport=staged,dispatch.transport=pull"},
     {"sms", "combine.transport=staged,dispatch.transport=pull,comm.where=sms,comm.dispatch_sms=4"},
     {"groups", "combine.transport=staged,dispatch.transport=pull", nullptr, 8},
-    {"gradients", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=fill,save.xg=keep"},
-    {"mixed", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=mixed,save.xg=keep"},
-    {"redispatch", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=mixed,save.xg=redispatch"},
+    {"gradients", "combine.transport=epilogue,dispatch.transport=pull",
+     "fusion=layer,backward.wgrad=fill,save.xg=keep"},
+    {"mixed", "combine.transport=epilogue,dispatch.transport=pull", "fusion=layer,backward.wgrad=mixed,save.xg=keep"},
+    {"redispatch", "combine.transport=epilogue,dispatch.transport=pull",
+     "fusion=layer,backward.wgrad=mixed,save.xg=redispatch"},
     {"few", "combine.transport=epilogue,dispatch.transport=pull", nullptr, 0, kFewWorkers},
     {"few-staged", "combine.transport=staged,dispatch.transport=pull", nullptr, 0, kFewWorkers},
-    {"few-gradients", "combine.transport=epilogue,dispatch.transport=pull", "backward.wgrad=fill,save.xg=keep", 0,
-     kFewWorkers},
+    {"few-gradients", "combine.transport=epilogue,dispatch.transport=pull",
+     "fusion=layer,backward.wgrad=fill,save.xg=keep", 0, kFewWorkers},
 };
 constexpr const char* kForward =
     "fusion=layer,dispatch.dedup=on,combine.column_chunks=1,tile.n=256,tile.stages=4,tile.cluster=2,"
     "comm.chunk_bytes=4096,comm.stages=3,";
-constexpr const char* kBackward = "fusion=layer,dispatch.dedup=on,combine.column_chunks=1,";
+constexpr const char* kBackward = "dispatch.dedup=on,combine.column_chunks=1,";
 
 std::vector<BFloat16> values(Random& random, int64_t count, float scale) {
   std::vector<BFloat16> numbers(static_cast<std::size_t>(count));
@@ -80,7 +87,7 @@ MutantLayer mutant_layer(const std::string& name) {
   // Several tiles along all of H and I, several blocks of rows an expert, and K longer than the stages.
   layer.config.shape = {.hidden = 768, .intermediate = 384, .experts = 8, .topk = 3};
   layer.config.numerics.combine_groups = fields->groups;
-  layer.config.numerics.weight_gradient = WeightGradient::kMainGrad;
+  layer.config.numerics.weight_gradient = fields->gradient;
   layer.how.ranks = kRanks;
   layer.how.workers = fields->workers;
   const auto whole = [&](const std::string& given, Direction direction) {

@@ -7,7 +7,11 @@
 namespace uniep::cuda::test {
 
 QueuedCalls::QueuedCalls(Group& group, const MutantLayer& layer, uint64_t seed)
-    : group_(group), config_(layer.config), schedule_(layer.how.schedule), random_(seed) {
+    : group_(group),
+      config_(layer.config),
+      schedule_(layer.how.schedule),
+      backward_(layer.how.backward),
+      random_(seed) {
   int devices = 1;
   for (int rank = 0; rank < group.ranks(); ++rank) devices = std::max(devices, group.device(rank) + 1);
   for (int device = 0; device < devices; ++device) {
@@ -24,48 +28,64 @@ QueuedCalls::QueuedCalls(Group& group, const MutantLayer& layer, uint64_t seed)
     }
     batch.placement = place(group_, config_.shape, routings);
   }
-  for (int device = 0; device < devices; ++device) queue(batches_.front(), device, 1);  // loads all kernels
+  for (int device = 0; device < devices; ++device) queue(batches_.front(), {device, 1}, {});  // loads all kernels
   group_.synchronize();
   for (Batch& batch : batches_) {
-    queue(batch, -1, 0);
+    queue(batch, {}, {});
     group_.synchronize();
     batch.expected = checksums(batch);
   }
 }
 
 std::string QueuedCalls::run() {
-  constexpr uint64_t kMostNanoseconds = 300'000;
   std::vector<Saved> saved;
-  for (const Batch& batch : batches_) {
-    const int late = static_cast<int>(random_.next() % kernels_.size());
-    saved.push_back(queue(batch, late, random_.next() % kMostNanoseconds));
-  }
+  for (const Batch& batch : batches_) saved.push_back(queue(batch, some_delay(), some_delay()));
   group_.synchronize();
   for (std::size_t i = 0; i < batches_.size(); ++i) {
-    if (checksums(batches_[i]) != batches_[i].expected) return "y of batch " + std::to_string(i) + " of those in a row";
+    if (checksums(batches_[i]) != batches_[i].expected) return "batch " + std::to_string(i) + " of those in a row";
   }
   return "";
 }
 
-Saved QueuedCalls::queue(const Batch& batch, int late_device, uint64_t nanoseconds) {
+Saved QueuedCalls::queue(const Batch& batch, const Delay& before_forward, const Delay& before_backward) {
   std::vector<ForwardArguments> arguments;
   for (const auto& rank : batch.ranks) {
     rank->poison();
+    if (backward_) rank->poison_gradients();
     rank->poison_x();
     arguments.push_back(rank->arguments());
   }
-  if (late_device >= 0) {
-    const ScopedDevice scope(late_device);
-    kernels_[static_cast<std::size_t>(late_device)]->run("delay_kernels.cu", "test_delay", {.threads = 1},
-                                                         DelayArguments{nanoseconds});
-  }
+  hold_up(before_forward);
   for (const auto& rank : batch.ranks) rank->restore_x();
-  return forward(group_, config_, schedule_, batch.placement, arguments);
+  Saved saved = forward(group_, config_, schedule_, batch.placement, arguments);
+  if (backward_) {
+    std::vector<BackwardArguments> gradients;
+    for (const auto& rank : batch.ranks) gradients.push_back(rank->backward_arguments());
+    hold_up(before_backward);
+    backward(group_, config_, *backward_, saved, gradients);
+  }
+  for (const auto& rank : batch.ranks) rank->poison_x();
+  return saved;
 }
 
-std::vector<uint64_t> QueuedCalls::checksums(const Batch& batch) {
+void QueuedCalls::hold_up(const Delay& delay) {
+  if (delay.device < 0) return;
+  const ScopedDevice scope(delay.device);
+  kernels_[static_cast<std::size_t>(delay.device)]->run("delay_kernels.cu", "test_delay", {.threads = 1},
+                                                        DelayArguments{delay.nanoseconds});
+}
+
+QueuedCalls::Delay QueuedCalls::some_delay() {
+  constexpr uint64_t kMostNanoseconds = 300'000;
+  return {static_cast<int>(random_.next() % kernels_.size()), random_.next() % kMostNanoseconds};
+}
+
+std::vector<uint64_t> QueuedCalls::checksums(const Batch& batch) const {
   std::vector<uint64_t> sums;
-  for (const auto& rank : batch.ranks) sums.push_back(rank->checksum(kTokens));
+  for (const auto& rank : batch.ranks) {
+    sums.push_back(rank->checksum(kTokens));
+    if (backward_) sums.push_back(rank->gradient_checksum(kTokens));
+  }
   return sums;
 }
 

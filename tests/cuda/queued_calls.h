@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,9 +11,10 @@
 
 namespace uniep::cuda::test {
 
-// Forward calls of several batches in a row, for which nobody waits, on GPUs of which now one comes late, now another.
-// x is wrong until it is the late one's turn: who does not wait for ranks to arrive, or for their last access, has
-// other bytes. They are compared with those of calls one by one.
+// Calls of several batches in a row, forward or forward and backward, for which nobody waits, on GPUs of which now one
+// comes late, now another. x is wrong until it is the late one's turn, and again behind the last call: who does not
+// wait for ranks to arrive, or for their last access, has other bytes. They are compared with those of calls one by
+// one.
 class QueuedCalls {
  public:
   QueuedCalls(Group& group, const MutantLayer& layer, uint64_t seed);
@@ -30,12 +32,22 @@ class QueuedCalls {
     std::vector<uint64_t> expected;
   };
 
-  Saved queue(const Batch& batch, int late_device, uint64_t nanoseconds);
-  static std::vector<uint64_t> checksums(const Batch& batch);
+  // On which GPU and for how long a call is held up; none: -1.
+  struct Delay {
+    int device = -1;
+    uint64_t nanoseconds = 0;
+  };
+
+  // Lives until the batch is through.
+  Saved queue(const Batch& batch, const Delay& before_forward, const Delay& before_backward);
+  void hold_up(const Delay& delay);
+  Delay some_delay();
+  std::vector<uint64_t> checksums(const Batch& batch) const;
 
   Group& group_;
   LayerConfig config_;
   Schedule schedule_;
+  std::optional<Schedule> backward_;
   std::vector<std::unique_ptr<Kernels>> kernels_;  // of each GPU
   std::vector<Batch> batches_;
   uniep::test::Random random_;
