@@ -1,4 +1,4 @@
-"""What test_megatron.py starts: options of Megatron-core's MoE layer that UniEP serves."""
+"""What test_megatron.py starts: options of Megatron-core's MoE layer that UniEP serves, and its CUDA graphs."""
 
 import dataclasses
 import math
@@ -15,6 +15,7 @@ from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+import megatron_graph_checks
 import uniep
 from distributed_checks import expect_error, run_checks
 from layers import same_bits
@@ -202,4 +203,4 @@ def set_up():
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(globals(), set_up))
+    sys.exit(run_checks({**globals(), **vars(megatron_graph_checks)}, set_up))

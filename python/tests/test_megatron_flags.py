@@ -29,15 +29,15 @@ WRONG = {
     "transformer_impl": ["inference_optimized"],
     "offload_modules": [["core_attn", "moe_act"], ["expert_fc1"], ["fused_group_mlp"]],
     "cuda_graph_impl": ["full_iteration"],
-    "cuda_graph_modules": [["attn", "moe_router"], ["moe_preprocess"], "moe", ([], "local"), ("full", "local")],
-    "cuda_graph_scope": [["attn", "moe_router"], ([], "transformer_engine")],
+    "cuda_graph_modules": [["attn", "moe"], "moe", ([], "local"), ("full", "local")],
+    "cuda_graph_scope": [["moe", "moe_router"], ([], "transformer_engine")],
 }
 SERVED = {
     "expert_tensor_parallel_size": [None, 1],
     "offload_modules": [None, ["core_attn"]],
     "cuda_graph_impl": ["none"],
-    "cuda_graph_modules": [[], "full", (["attn"], "local")],
-    "cuda_graph_scope": [None, (None, "local"), (["attn"], "transformer_engine")],
+    "cuda_graph_modules": [[], "full", (["attn"], "local"), ["moe_router", "moe_preprocess"], "attn,moe_router"],
+    "cuda_graph_scope": [None, (None, "local"), (["attn", "moe_router"], "transformer_engine")],
     "transformer_impl": ["local", "transformer_engine"],
 }
 

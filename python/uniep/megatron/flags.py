@@ -27,12 +27,16 @@ def _is_unset(value: typing.Any, _config: typing.Any) -> bool:
 _EXPERTS_MODULES = {"expert_fc1", "moe_act", "fused_group_mlp"}
 
 
-def _graphs_leave_moe_out(modules: typing.Any, config: typing.Any) -> bool:
-    """Whether no graph is captured of the MoE layer or a part of it. No modules: the whole layer."""
+_BEFORE_EXPERTS = {"moe_router", "moe_preprocess"}
+
+
+def _graphs_leave_experts_out(modules: typing.Any, config: typing.Any) -> bool:
+    """Whether graphs are captured of nothing behind the router. No modules: the whole layer."""
     if modules is None:  # another version's name of the field
         return True
-    names = [str(one) for one in ([modules] if isinstance(modules, str) else modules)]
-    if any("moe" in name for name in names):
+    given = modules.replace(",", " ").split() if isinstance(modules, str) else modules
+    names = [str(getattr(one, "name", one)) for one in given]
+    if any("moe" in name and name not in _BEFORE_EXPERTS for name in names):
         return False
     if getattr(config, "cuda_graph_impl", None) not in ("local", "transformer_engine"):
         return True
@@ -87,8 +91,8 @@ FLAGS = [
         "modules without expert_fc1, moe_act and fused_group_mlp",
     ),
     Flag("cuda_graph_impl", lambda value, _: value != "full_iteration", "'none', 'local' or 'transformer_engine'"),
-    Flag("cuda_graph_modules", _graphs_leave_moe_out, "modules without the MoE layer, such as attn"),
-    Flag("cuda_graph_scope", _graphs_leave_moe_out, "modules without the MoE layer, such as attn"),
+    Flag("cuda_graph_modules", _graphs_leave_experts_out, "some of attn, moe_router and moe_preprocess"),
+    Flag("cuda_graph_scope", _graphs_leave_experts_out, "some of attn, moe_router and moe_preprocess"),
 ]
 
 

@@ -21,11 +21,15 @@ class _PassThrough:
     """In the place of the token dispatcher: rows stay where they are, and the routing is kept for the experts."""
 
     shared_experts = None
+    # What Megatron's graphs that end behind dispatch_preprocess() return beside its results, and what is set again from
+    # it behind a replay.
+    cudagraph_attrs = ("routing_map",)
 
     def __init__(self, config: typing.Any) -> None:
         self.config = config
         self.routing_map: torch.Tensor | None = None
         self.hidden_shape: torch.Size | None = None
+        self.valid_cudagraph_attrs: list[str] | None = None  # Megatron's to set
 
     def dispatch_preprocess(
         self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
