@@ -2,15 +2,18 @@
 
 import dataclasses
 import datetime
+import functools
 import gc
 import json
 import sys
+import unittest.mock
 
 import megatron_shim  # noqa: F401
 
 # isort: split
 import torch
 import torch.distributed as dist
+from megatron.core.transformer import cuda_graphs
 
 from distributed_checks import run_checks
 from uniep import reserved_sms
@@ -54,6 +57,53 @@ def check_large_models_in_small(rank, ranks):
         assert bits.of_blocks(blocks)["uniep"].equal
         names = {span.name for span in uniep.timeline}
         assert ("MLP 1" in names) == (name == "deepseek-v2-lite") and "MoE 2" in names
+
+
+class StandInForGraphs:
+    """In the place of Megatron's helper: a graph runs what was captured again, as if it were being captured."""
+
+    def __init__(self, model, config, seq_length, micro_batch_size, optimizers):
+        assert config.cuda_graph_warmup_steps == arms.STEPS_BEFORE_GRAPHS and len(optimizers) == 1
+        assert cuda_graphs.get_num_microbatches() == 1 and micro_batch_size * seq_length == 64
+        self.layers, self.model, self.replays = model[0].module.decoder.layers, model[0], 0
+
+    def create_cudagraphs(self):
+        for layer in self.layers:
+            layer.cuda_graphs, layer.cuda_graph_manual_hooks = [functools.partial(self.replay, layer)], []
+            layer._get_te_cuda_graph_replay_args = lambda *given, **named: (given, named)  # asks for a mask
+
+    def replay(self, layer, *given, **named):
+        self.replays += 1
+        cuda_graphs._set_capture_start()
+        try:
+            return layer._te_cuda_graph_capture(*given, **named)
+        finally:
+            cuda_graphs._set_capture_end()
+
+    def cuda_graph_set_manual_hooks(self):
+        for layer in self.layers:
+            layer.setup_manual_hooks(self.model._make_forward_pre_hook)
+
+    def delete_cuda_graphs(self):
+        for layer in self.layers:
+            layer.cuda_graphs = []
+
+
+def check_cuda_graphs(rank, ranks):
+    """All arms train the same with graphs of attention and routers as without."""
+    with unittest.mock.patch.object(cuda_graphs, "TECudaGraphHelper", StandInForGraphs):
+        for name in CHANGES:
+            plain = setting(name)
+            for arm in arms.find(["stock", "uniep"], "auto")[0]:
+                digests = []
+                for given in (plain, dataclasses.replace(plain, cuda_graphs=True)):
+                    training = Training(given, arm)
+                    training.run(4)
+                    digests.append(training.digest())
+                    replays = training.graphs.replays if given.cuda_graphs else 0
+                    assert replays == (2 * given.size.layers if given.cuda_graphs else 0)
+                    training.close()
+                assert digests[0] == digests[1], (name, arm.name)
 
 
 def check_bits_that_differ_are_seen(rank, ranks):

@@ -200,6 +200,7 @@ def test_layers_say_what_they_do(run):
         (["--arms", "stock"], "--parts: bits and kill need the arm uniep"),
         (["--reserve-sms", "eight"], "--reserve-sms: eight; must be numbers with commas"),
         (["--steps", "0"], "--steps: 0; must be 1 or more"),
+        (["--cuda-graphs"], "--cuda-graphs: needs GPUs and Transformer Engine"),
         (["--bit-steps", "3"], "--bit-steps: 3; must be 4 or more"),
         (["--deterministic-steps", "0"], "--deterministic-steps: 0; must be 1 or more"),
     ],

@@ -49,7 +49,8 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
         raise ValueError(f"--nproc-per-node: {ranks}; must divide the {size.experts} experts of {options.model}")
     data, what = text.read(options.text)
     arms, missing = arms_module.find(options.arms, options.schedule)
-    setting = Setting(size, text.Text(data, size.sequence, size.batch, options.seed), device, options.seed)
+    batches = text.Text(data, size.sequence, size.batch, options.seed)
+    setting = Setting(size, batches, device, options.seed, cuda_graphs=options.cuda_graphs)
     set_up_parallelism(ranks)
     report: dict[str, typing.Any] = {
         "format": 2,
@@ -67,6 +68,7 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
             "text": what,
             "timed_steps_an_arm": options.turns * options.steps,
             "transformer_engine": arms_module.has_transformer_engine(),
+            "cuda_graphs": options.cuda_graphs,
             "environment": {} if options.cpu else environment(),
         },
         "arms": {arm.name: arm.what for arm in arms},

@@ -9,6 +9,7 @@ import typing
 import torch
 
 NAMES = ("stock", "deepep", "hybridep", "uniep")
+STEPS_BEFORE_GRAPHS = 2  # with --cuda-graphs
 
 
 class Arm(typing.NamedTuple):

@@ -240,7 +240,8 @@ def page(report: Report) -> str:
     parts = [
         f"<h1>{_escape(title)}</h1>",
         f"<p>{_escape(report['when'])}: {setting['layers']} layers, {setting['tokens_a_rank_and_step']} tokens a rank "
-        f"and step, Transformer Engine {'there' if setting['transformer_engine'] else 'not there'}, text: "
+        f"and step, Transformer Engine {'there' if setting['transformer_engine'] else 'not there'}, "
+        f"{'attention and routers as CUDA graphs, ' if setting.get('cuda_graphs') else ''}text: "
         f"{_escape(setting['text'])}, seed {setting['seed']}.</p>",
         f"<pre>{_escape(' '.join([*variables, report['command']]))}</pre>",
     ]

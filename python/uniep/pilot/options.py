@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from uniep.pilot.arms import NAMES
+from uniep.pilot.arms import NAMES, STEPS_BEFORE_GRAPHS, has_transformer_engine
 from uniep.pilot.sizes import SIZES
 
 PARTS = ("preflight", "turns", "deterministic", "bits", "kill", "curves")
@@ -38,6 +38,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, help="blocks of each arm")
     parser.add_argument("--steps", type=int, help="timed steps of a block")
     parser.add_argument("--warm", type=int, help="steps of a block before these")
+    parser.add_argument(
+        "--cuda-graphs",
+        action="store_true",
+        help="attention and MoE layers up to the experts as CUDA graphs, in all arms; needs Transformer Engine",
+    )
     parser.add_argument("--deterministic-steps", type=int, help="timed steps of a block in deterministic mode")
     parser.add_argument(
         "--bit-layers",
@@ -55,6 +60,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         least = 0 if name == "warm" else 1
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')}: {getattr(options, name)}; must be {least} or more")
+    if options.cuda_graphs and (options.cpu or not has_transformer_engine()):
+        parser.error("--cuda-graphs: needs GPUs and Transformer Engine")
+    if options.cuda_graphs and options.warm <= STEPS_BEFORE_GRAPHS:
+        parser.error(f"--warm: {options.warm}; must be {STEPS_BEFORE_GRAPHS + 1} or more with --cuda-graphs")
     if options.deterministic_steps is None:
         options.deterministic_steps = max(2, options.steps // 2)
     if options.deterministic_steps < 1:

@@ -21,7 +21,7 @@ from uniep.group import Group
 from uniep.layer_stats import record_stats
 from uniep.megatron.experts import overlapped_groups
 from uniep.pilot import bits, curves, forecast, kill, preflight, sizes, summary, turns
-from uniep.pilot.arms import Arm, with_reserved_sms
+from uniep.pilot.arms import STEPS_BEFORE_GRAPHS, Arm, with_reserved_sms
 from uniep.pilot.job import Job
 from uniep.pilot.meeting import meet
 from uniep.pilot.options import PARTS
@@ -95,8 +95,9 @@ class Parts:
         """An arm that needs a library may import and yet not run; then it would take the others' part with it."""
         least = dataclasses.replace(self.setting.size, layers=self.setting.size.dense_layers + 1)
         brief = dataclasses.replace(self.setting, size=least)
+        steps = STEPS_BEFORE_GRAPHS + 1 if self.setting.cuda_graphs else 1
         for arm in [one for one in self.arms if one.name not in ("stock", "uniep")]:
-            one_step = functools.partial(turns.run_block, brief, arm, turn=0, warm=0, steps=1)
+            one_step = functools.partial(turns.run_block, brief, arm, turn=0, warm=0, steps=steps)
             why = self._why_failed(f"a first step of {arm.name}", one_step)
             if why is not None:
                 self.arms.remove(arm)

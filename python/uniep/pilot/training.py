@@ -25,7 +25,8 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 import uniep.megatron
-from uniep.pilot.arms import Arm, has_transformer_engine
+from uniep.pilot import graphs
+from uniep.pilot.arms import STEPS_BEFORE_GRAPHS, Arm, has_transformer_engine
 from uniep.pilot.fingerprint import fingerprint
 from uniep.pilot.sizes import Size
 from uniep.pilot.stand_ins import Attention, Norm
@@ -41,10 +42,12 @@ class Setting:
     device: torch.device
     seed: int
     deterministic: bool = False
+    cuda_graphs: bool = False  # graphs.py
 
 
-def make_config(size: Size, arm: Arm, ranks: int, deterministic: bool = False) -> typing.Any:
+def make_config(setting: Setting, arm: Arm, ranks: int) -> typing.Any:
     """Megatron's configuration of a model and an arm."""
+    size = setting.size
     given = {
         "num_layers": size.layers,
         "hidden_size": size.hidden,
@@ -74,7 +77,8 @@ def make_config(size: Size, arm: Arm, ranks: int, deterministic: bool = False) -
         "apply_rope_fusion": False,
         "gradient_accumulation_fusion": False,  # of the output layer, which has it through Apex alone
         "init_method_std": 0.02,
-        "deterministic_mode": deterministic,
+        "deterministic_mode": setting.deterministic,
+        **(graphs.changes() if setting.cuda_graphs else {}),
         **size.changes,
         **arm.changes,
     }
@@ -119,13 +123,14 @@ class Training:
 
     def __init__(self, setting: Setting, arm: Arm) -> None:
         self.setting, self.arm, self.step_number = setting, arm, 0
+        self.graphs: typing.Any = None  # Megatron's, once they are captured
         ranks = dist.get_world_size()
         torch.use_deterministic_algorithms(setting.deterministic, warn_only=torch.cuda.is_available())
         MoEAuxLossAutoScaler.main_loss_backward_scale = None
-        tensor_parallel.random.initialize_rng_tracker(force_reset=True)
+        tensor_parallel.random.initialize_rng_tracker(use_te_rng_tracker=setting.cuda_graphs, force_reset=True)
         model_parallel_cuda_manual_seed(setting.seed)
         torch.manual_seed(setting.seed)
-        self.config = make_config(setting.size, arm, ranks, setting.deterministic)
+        self.config = make_config(setting, arm, ranks)
         model = GPTModel(
             self.config,
             _block_spec(self.config, arm),
@@ -173,6 +178,8 @@ class Training:
     def step(self) -> torch.Tensor:
         """One step; this rank's mean loss, on its device."""
         size = self.setting.size
+        if self.setting.cuda_graphs and self.graphs is None and self.step_number >= STEPS_BEFORE_GRAPHS:
+            self.graphs = graphs.capture(self.ddp, self.config, size, self.optimizer)
         self.ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
         losses = get_forward_backward_func()(
@@ -267,6 +274,9 @@ class Training:
 
     def close(self) -> None:
         """Gives all memory back, and ends UniEP's groups."""
+        if self.graphs is not None:
+            self.graphs.delete_cuda_graphs()
+            self.graphs = None
         for group in list(type(uniep.Group).groups.values()):
             group.close()
         self._release()
