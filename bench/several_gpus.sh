@@ -101,6 +101,10 @@ pilot() {
   step pilot_bits 300 env NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 NCCL_ALGO=Ring "${run[@]}" --model qwen3-30b --layers 1 --turns 1 \
     --steps 4 --warm 2 --arms stock,uniep --parts deterministic,bits,kill --bit-layers 1 --bit-steps 4 --reserve-sms '' \
     --out "$folder/pilot_bits"
+  if python3 -c 'import transformer_engine' 2>/dev/null; then
+    step pilot_graphs 590 "${run[@]}" --model qwen3-30b --layers "${PILOT_LAYERS:-8}" "${turns[@]}" --parts turns --cuda-graphs \
+      --reserve-sms '' --out "$folder/pilot_graphs"
+  fi
   step pilot_curves 590 "${run[@]}" --model qwen3-30b --layers 2 --arms stock,uniep --parts curves --curve-steps 500 \
     --reserve-sms '' --out "$folder/pilot_curves"
 }
