@@ -16,6 +16,7 @@ import torch.distributed as dist
 from megatron.core.transformer import cuda_graphs
 
 from distributed_checks import run_checks
+from megatron_graph_checks import capturing
 from uniep import reserved_sms
 from uniep.pilot import arms, bits, meeting, options, sizes, turns
 from uniep.pilot.meeting import meet
@@ -74,11 +75,8 @@ class StandInForGraphs:
 
     def replay(self, layer, *given, **named):
         self.replays += 1
-        cuda_graphs._set_capture_start()
-        try:
+        with capturing():
             return layer._te_cuda_graph_capture(*given, **named)
-        finally:
-            cuda_graphs._set_capture_end()
 
     def cuda_graph_set_manual_hooks(self):
         for layer in self.layers:
