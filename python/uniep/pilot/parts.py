@@ -60,7 +60,7 @@ class Parts:
         if options.bit_layers is not None:
             size = sizes.of_model(options.model, options.bit_layers, "--bit-layers")
         # Whose bits are told: attention's usual backward on GPUs adds in another order each time.
-        self.repeatable = dataclasses.replace(setting, size=size, deterministic=True)
+        self.repeatable = dataclasses.replace(setting, size=size, deterministic=True, cuda_graphs=False)
         self.folder: pathlib.Path | None = None
         self.uninterrupted: tuple[bits.Equality, list[float], str] | None = None
 
