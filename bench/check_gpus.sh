@@ -1,6 +1,7 @@
 #!/bin/bash
 # Every GPU test once, in about eight minutes on one Hopper GPU, twelve on two, once their kernels are compiled (on 16 cores
-# that takes some minutes more): a line a test with its result and seconds, and it goes on after a failure. Exit status 1 where one failed. What takes longer: bench/several_gpus.sh.
+# that takes some minutes more): a line a test with its result and seconds, and it goes on after a failure. Exit status 1
+# where one failed. What takes longer: bench/several_gpus.sh.
 # On two GPUs the tests that one is enough for run first, some on each; then those that need both.
 # Usage: bench/check_gpus.sh BUILD [FOLDER [NAME...]]
 #   BUILD   holds uniep, libuniep.so and tests (or the programs themselves, all in one folder)
