@@ -7,7 +7,7 @@
 #   BUILD    holds uniep and tests (or the programs themselves, all in one folder)
 #   FOLDER   takes rounds.tsv, a line a step that has ended (round, step, seconds, result, its last line), and the logs
 #            of steps that failed
-#   SECONDS  after which no round begins (default 600)
+#   SECONDS  after which no further round begins (default 600)
 # Prints a line a round and what all runs so far come to. Exit status 1 where a step of any run failed, 77 without a GPU.
 set -uo pipefail
 if [ $# -lt 2 ]; then
@@ -66,7 +66,7 @@ same_memory='echo "MiB in use, at first: $1, now: $2"
 before=$(used)
 round=$(cut -f1 "$table" | sort -n | tail -n 1)
 round=$((${round:-0} + 1))
-while [ "$SECONDS" -lt "$seconds" ]; do
+while :; do
   layers=(--direction both --only random --cases 12 --first $((100000 + 12 * round)) --devices "$gpus")
   # Kernels first, so that a limit is one of the calls alone; most of a later round's are there by then.
   "$(program layer)" "${layers[@]}" --launch random --compile "$(nproc)" >"$folder/compile.log" 2>&1
@@ -83,6 +83,7 @@ while [ "$SECONDS" -lt "$seconds" ]; do
   awk -F'\t' -v round="$round" '$1 == round { n++; s += $3; if ($4 ~ /^FAIL/) { f++; names = names " " $2 } }
     END { printf "round %d: %d steps, %d failed%s, %d s\n", round, n, f, names, s }' "$table"
   round=$((round + 1))
+  [ "$SECONDS" -lt "$seconds" ] || break
 done
 awk -F'\t' '{ n++; s += $3; rounds[$1] = 1; if ($4 ~ /^FAIL/) f++; if ($4 == "skipped") k++
     if (match($5, /[0-9]+ passed/)) p += substr($5, RSTART, RLENGTH - 7) }
