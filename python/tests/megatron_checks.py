@@ -259,12 +259,9 @@ def check_megakernel_backend(rank, ranks):
             assert_close(got, expected, changes)
         else:
             assert_same(got, expected)
-    wrong = config(moe_pad_expert_input_to_capacity=False)
-    wrong.moe_pad_expert_input_to_capacity = True
-    inner.config = wrong
-    expect_error(
-        ValueError, "moe_pad_expert_input_to_capacity: True; UniEP's layer needs False", lambda: BackendLayer(inner)
-    )
+    inner.config = config()
+    inner.config.moe_paged_stash = True
+    expect_error(ValueError, "moe_paged_stash: True; UniEP's layer needs False", lambda: BackendLayer(inner))
 
 
 def check_enable_needs_a_moe_layer(rank, ranks):

@@ -82,6 +82,29 @@ def check_shared_experts_and_recomputation(rank, ranks):
         assert_same(run_layer(moe_layer(True, **changes)), expected, modules)
 
 
+def check_shared_experts_beside_dispatch(rank, ranks):
+    """A flag of Megatron's dispatchers, which UniEP turns off: the same bits as without it."""
+    for changes in ({}, {"moe_shared_expert_gate": True}):
+        shared = {"moe_shared_expert_intermediate_size": 64, **changes}
+        expected = run_layer(moe_layer(True, **shared))
+        layer = moe_layer(True, moe_shared_expert_overlap=True, **shared)
+        assert not layer.config.moe_shared_expert_overlap
+        assert_same(run_layer(layer), expected)
+
+
+def check_padding_to_capacity(rank, ranks):
+    """Megatron fills its experts' inputs with tokens of weight 0. UniEP leaves them out."""
+    for factor, policy in ((0.5, "probs"), (0.5, "position"), (1.5, "probs"), (EXPERTS / TOPK, "probs")):
+        changes = {"moe_expert_capacity_factor": factor, "moe_token_drop_policy": policy}
+        padded = {**changes, "moe_pad_expert_input_to_capacity": True}
+        layer = moe_layer(True, **padded)
+        got = run_layer(layer)
+        assert_close(got, run_layer(moe_layer(False, **padded)), padded)
+        assert_same(got, run_layer(moe_layer(True, **changes)), padded)
+        slots = layer.token_dispatcher.routing_map.sum(1)
+        assert bool((slots > TOPK).any()) or factor < 1  # more than moe() would take
+
+
 def check_router_replay(rank, ranks):
     RouterReplay.clear_global_router_replay_instances()
     given = {"moe_enable_routing_replay": True}

@@ -20,12 +20,9 @@ WRONG = {
     "add_bias_linear": [True],  # beside moe_apply_probs_on_input
     "activation_func": [torch.tanh, torch.nn.functional.relu],
     "moe_mlp_glu_interleave_size": [32],
-    "moe_pad_expert_input_to_capacity": [True],
-    "moe_shared_expert_overlap": [True],
     "moe_paged_stash": [True],
     "overlap_moe_expert_parallel_comm": [True],
     "delay_wgrad_compute": [True],
-    "overlap_dispatch_backward_with_experts_wgrad": [True],
     "transformer_impl": ["inference_optimized"],
     "offload_modules": [["core_attn", "moe_act"], ["expert_fc1"], ["fused_group_mlp"]],
     "cuda_graph_impl": ["full_iteration"],
@@ -92,6 +89,26 @@ def test_values_that_are_served():
             uniep.megatron.refuse(config(name, value)[0])
 
 
+def test_what_uniep_hides_itself_is_turned_off(caplog):
+    import uniep.megatron
+    from uniep.megatron import flags
+
+    for name in set(flags.NOT_NEEDED) & fields():
+        found, _ = config(name, True)
+        caplog.clear()
+        flags._told.discard(name)
+        for _ in range(2):
+            setattr(found, name, True)
+            flags.turn_off_not_needed(found)
+            assert getattr(found, name) is False
+        assert [one.getMessage().split(":")[0] for one in caplog.records] == [name]
+        setattr(found, name, True)
+        with pytest.raises(ValueError, match=f"^{name}: True; UniEPBackend needs False"):
+            uniep.megatron.UniEPBackend(
+                config=found, ep_group=None, routed_experts=None, shared_experts=None, num_local_experts=0
+            )
+
+
 def test_activations_as_moe_takes_them():
     from megatron.core.activations import quick_gelu, squared_relu
 
@@ -124,7 +141,8 @@ def test_the_newest_version_has_every_field():
 
     if tuple(map(int, megatron.core.__version__.split(".")[:2])) < (0, 18):
         pytest.skip("some fields came with 0.18")
-    assert not [flag.name for flag in uniep.megatron.FLAGS if flag.name not in fields()]
+    names = [flag.name for flag in uniep.megatron.FLAGS] + list(uniep.megatron.flags.NOT_NEEDED)
+    assert not [name for name in names if name not in fields()]
 
 
 def test_the_table_of_the_documentation():

@@ -91,7 +91,7 @@ def run(tmp_path_factory):
     words = shlex.split(command)
     assert words[:4] == ["--nproc-per-node", "2", "-m", "uniep.pilot"]
     flags = folder / "flags.sh"
-    flags.write_text("--swiglu --disable-bias-linear --bf16 \\\n --moe-shared-expert-overlap --fp8-format hybrid \\\n")
+    flags.write_text("--swiglu --disable-bias-linear --bf16 \\\n --overlap-moe-expert-parallel-comm --fp8-format hybrid \\\n")
     output = run_pilot([*words[4:], "--config", str(flags), "--reserve-sms", "8"], folder)
     return output, json.loads((folder / "pilot" / "report.json").read_text()), folder / "pilot" / "report.html"
 
@@ -146,8 +146,8 @@ def test_preflight(run):
     assert found["flags"] == [
         "-fp8 = 'hybrid'",
         "+fp8 = None",
-        "-moe_shared_expert_overlap = True",
-        "+moe_shared_expert_overlap = False",
+        "-overlap_moe_expert_parallel_comm = True",
+        "+overlap_moe_expert_parallel_comm = False",
     ]
     assert found["fused"]["transport"].startswith("torch: ")
     needs = {one["save"]: one for one in found["memory_mib_a_layer"]}

@@ -18,7 +18,7 @@ from uniep import rerun, reserved_sms, trials
 from uniep.megatron.backend import UniEPBackend
 from uniep.megatron.experts import Experts
 from uniep.megatron.flags import FLAGS, refuse
-from uniep.megatron.layer import STAYS, UniEPMoELayer, without_dispatcher
+from uniep.megatron.layer import STAYS, UniEPMoELayer, built_for_uniep
 from uniep.megatron.metrics import log_stats
 from uniep.megatron.restart import abort_hook
 from uniep.megatron.routing import expert_weights
@@ -129,8 +129,7 @@ def patch(
         if type(self) is not MoELayer or is_disabled(STAYS):
             _original_init(self, config, *arguments, **keywords)
             return
-        refuse(config)
-        with without_dispatcher(config):
+        with built_for_uniep(config):
             _original_init(self, config, *arguments, **keywords)
         self.__class__ = UniEPMoELayer
         self._take_over(options)

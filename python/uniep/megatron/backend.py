@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from uniep.megatron.experts import Experts
-from uniep.megatron.flags import refuse
+from uniep.megatron.flags import not_needed, refuse
 from uniep.switch import is_disabled
 
 
@@ -27,7 +27,8 @@ class UniEPBackend(Experts):
         schedule, save: of uniep.moe(). reserve_sms: of uniep.Group.
 
     Raises:
-        ValueError: the configuration asks for what UniEP does not serve, or routed_experts are not num_local_experts.
+        ValueError: the configuration asks for what UniEP does not serve, a flag is on that UniEPMoELayer turns
+            off before Megatron builds its experts, or routed_experts are not num_local_experts.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class UniEPBackend(Experts):
                 "megakernel"
             )
         refuse(config)
+        for name in not_needed(config):
+            raise ValueError(f"{name}: True; UniEPBackend needs False, since Megatron has built its experts by it")
         super().__init__(config, ep_group, routed_experts, schedule, save, reserve_sms)
         if self.count != num_local_experts:
             raise ValueError(f"num_local_experts: {num_local_experts}; routed_experts have {self.count}")

@@ -54,6 +54,7 @@ class Experts(torch.nn.Module):
         reserve_sms: int | str = "auto",
     ) -> None:
         super().__init__()
+        self.config = config
         self.ep_group, self.topk = ep_group, config.moe_router_topk
         self.reserve_sms = reserved_sms.checked(reserve_sms)
         self.main_grad = "param" if config.gradient_accumulation_fusion else None
@@ -79,6 +80,8 @@ class Experts(torch.nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> torch.Tensor:
         """hidden_states [T, H] bf16, probs [T, E], routing_map [T, E] bool to [T, H] bf16."""
+        if getattr(self.config, "moe_pad_expert_input_to_capacity", False):
+            routing_map = routing_map & (probs != 0)  # the padding: tokens that did not choose the expert
         return moe(
             hidden_states,
             routing_map,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import typing
 
 import torch
@@ -78,12 +79,9 @@ FLAGS = [
         "with quick_gelu alone",
     ),
     Flag("moe_mlp_glu_interleave_size", _is_unset, "None"),
-    Flag("moe_pad_expert_input_to_capacity", _is_off, "False"),
-    Flag("moe_shared_expert_overlap", _is_off, "False"),
     Flag("moe_paged_stash", _is_off, "False"),
     Flag("overlap_moe_expert_parallel_comm", _is_off, "False"),
     Flag("delay_wgrad_compute", _is_off, "False"),
-    Flag("overlap_dispatch_backward_with_experts_wgrad", _is_off, "False"),
     Flag("transformer_impl", lambda value, _: value != "inference_optimized", "'local' or 'transformer_engine'"),
     Flag(
         "offload_modules",
@@ -94,6 +92,26 @@ FLAGS = [
     Flag("cuda_graph_modules", _graphs_leave_experts_out, "some of attn, moe_router and moe_preprocess"),
     Flag("cuda_graph_scope", _graphs_leave_experts_out, "some of attn, moe_router and moe_preprocess"),
 ]
+
+
+# Flags by which Megatron hides dispatch and combine behind other work. UniEP's kernels hide them; results are the same.
+NOT_NEEDED = ("moe_shared_expert_overlap", "overlap_dispatch_backward_with_experts_wgrad")
+_log = logging.getLogger("uniep")
+_told: set[str] = set()
+
+
+def not_needed(config: typing.Any) -> list[str]:
+    """Which of NOT_NEEDED are on."""
+    return [name for name in NOT_NEEDED if getattr(config, name, False)]
+
+
+def turn_off_not_needed(config: typing.Any) -> None:
+    """Before Megatron builds modules by them. The log says each once."""
+    for name in not_needed(config):
+        setattr(config, name, False)
+        if name not in _told:
+            _told.add(name)
+            _log.warning("%s: off in UniEP's layers, whose kernels hide dispatch and combine themselves", name)
 
 
 def refused(config: typing.Any) -> list[tuple[Flag, typing.Any]]:

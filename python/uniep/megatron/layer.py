@@ -11,7 +11,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 
 from uniep.layer_stats import name_layer
 from uniep.megatron.experts import Experts
-from uniep.megatron.flags import refuse
+from uniep.megatron.flags import refuse, turn_off_not_needed
 from uniep.switch import is_disabled
 
 STAYS = "Megatron-core's own MoE layers run"
@@ -49,8 +49,14 @@ class _PassThrough:
 
 
 @contextlib.contextmanager
-def without_dispatcher(config: typing.Any) -> collections.abc.Iterator[None]:
-    """Lets MoELayer build a dispatcher that needs no package, instead of one that is thrown away behind it."""
+def built_for_uniep(config: typing.Any) -> collections.abc.Iterator[None]:
+    """In it MoELayer is built without what UniEP does itself. Its dispatcher, which is thrown away, needs no package.
+
+    Raises:
+        ValueError: the configuration asks for what UniEP does not serve.
+    """
+    refuse(config)
+    turn_off_not_needed(config)
     named, config.moe_token_dispatcher_type = config.moe_token_dispatcher_type, "alltoall"
     try:
         yield
@@ -82,8 +88,7 @@ class UniEPMoELayer(MoELayer):  # type: ignore[misc]
         if is_disabled(STAYS):
             super().__init__(config, *arguments, **options)
             return
-        refuse(config)
-        with without_dispatcher(config):
+        with built_for_uniep(config):
             super().__init__(config, *arguments, **options)
         self._take_over(uniep_options or {})
 
