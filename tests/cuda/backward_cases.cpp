@@ -17,6 +17,7 @@ using uniep::test::Random;
 const std::vector<std::string> kBackwardSchedules = {"fusion=none",
                                                      "fusion=pairs,backward.wgrad=after",
                                                      "fusion=pairs,backward.wgrad=fill",
+                                                     "fusion=pairs,backward.wgrad=fill,tile.n=128",
                                                      "fusion=layer,backward.wgrad=fill",
                                                      "fusion=layer,backward.wgrad=after",
                                                      "backward.wgrad=mixed",

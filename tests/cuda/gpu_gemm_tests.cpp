@@ -414,7 +414,8 @@ int run(int argc, char** argv) {
               {{77, 640}, 1408, 2880},
               {{200, 0, 511}, 1856, 1408},
               {{16, 333, 250}, 512, 2048, true},
-              {std::vector<int>(40, 9), 128, 200}};
+              {std::vector<int>(40, 9), 128, 200},
+              {std::vector<int>(64, 9), 512, 512}};  // several tiles a CTA of one K block each
     if (large) shapes.push_back({{1000, 1100, 0, 1024}, 4096, 7168});
   }
   for (const Shape& shape : shapes) tests.run(shape, only);

@@ -56,7 +56,8 @@ std::vector<KernelMutant> mainloop_mutants() {
       {"lent-proxy", "mainloop/lent_stages.h", R"(        put<kStage, 0>(d, stage);
         ptx::fence_proxy_async_shared();)",
        "        put<kStage, 0>(d, stage);", "TMA stores sums that ordinary stores have put there", "gradients"},
-      {"lent-put", "mainloop/lent_stages.h", R"(ptx::mbarrier_wait(shared_.put[i], parity_, "stage put");)", "",
+      {"lent-put", "mainloop/lent_stages.h",
+       R"(ptx::mbarrier_wait(shared_.put[stage_], parities_ >> stage_ & 1, "stage put");)", "",
        "a lent stage leaves before the sums are in it", "gradients"},
       {"lent-stage", "mainloop/lent_stages.h",
        R"(ptx::mbarrier_wait(shared_.full[stage], cursor.phase, "stage lent");)", "",

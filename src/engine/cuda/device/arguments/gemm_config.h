@@ -97,7 +97,6 @@ UNIEP_HOST_DEVICE constexpr int lent_boxes_of_stage(const GemmConfig& config) {
 UNIEP_HOST_DEVICE constexpr int lent_stages(const GemmConfig& config) {
   return (config.tile_n / kLentColumns + lent_boxes_of_stage(config) - 1) / lent_boxes_of_stage(config);
 }
-constexpr int kMaxLentStages = 3;
 // Tensor maps of D, for TMA: as many as there are outputs.
 UNIEP_HOST_DEVICE constexpr int output_maps(const GemmConfig& config) {
   return lends_stages(config) ? config.outputs : 0;

@@ -87,7 +87,7 @@ class GradientEpilogue {
         ptx::fence_proxy_async_shared();
       }
       __syncwarp();
-      if (ptx::lane_index() == 0) ptx::mbarrier_arrive(shared_.put[kStage]);
+      if (ptx::lane_index() == 0) ptx::mbarrier_arrive(shared_.put[stage]);
       cursor.advance();
       walk<kStage + 1>(tile, d, cursor);
     }
@@ -153,19 +153,18 @@ class LentStore {
     if (k_blocks == 0) return;
 #pragma unroll 1
     for (int32_t i = 0; i < kLent; ++i) {
-      ptx::mbarrier_wait(shared_.put[i], parity_, "stage put");
+      ptx::mbarrier_wait(shared_.put[stage_], parities_ >> stage_ & 1, "stage put");
+      parities_ ^= 1u << stage_;
       if (exists && ptx::lane_index() == 0) store(i, tile);
       if (i > 0) hand_back<1>();
       previous_ = stage_;
       pass(1);
     }
     hand_back<0>();
-    parity_ ^= 1;
   }
 
  private:
   static constexpr int32_t kLent = lent_stages(kConfig);
-  static_assert(kLent <= kMaxLentStages, "each of a tile's stages has a barrier");
 
   UNIEP_DEVICE void store(int32_t i, const WarpTile& tile) const {
     constexpr int32_t kOfStage = lent_boxes_of_stage(kConfig), kBoxes = kConfig.tile_n / kLentColumns;
@@ -195,7 +194,7 @@ class LentStore {
   const Output output_;
   uint32_t stage_ = 0;
   uint32_t previous_ = 0;
-  uint32_t parity_ = 0;
+  uint32_t parities_ = 0;  // a bit a stage: of its next putting
 };
 
 // Until all stages are free, behind the last tile: for who uses their memory next. `cursor`: where the loader goes on.

@@ -37,7 +37,9 @@ struct alignas(1024) SharedStorage {
   alignas(128) CopyRingStorage<kConfig.ring_stage_bytes, kConfig.copy_stages> copy_ring;
   uint64_t full[kConfig.pipeline_stages];
   uint64_t empty[kConfig.pipeline_stages];
-  uint64_t put[kMaxLentStages];  // of the stages lent behind a tile: the math warps have put their part
+  // The math warps have put their part into a lent stage. One a stage: it is lent again only once what was put into it
+  // is stored, so none is ever two phases ahead of the warp that stores.
+  uint64_t put[kConfig.pipeline_stages];
   Tasks tasks;
 };
 

@@ -83,6 +83,15 @@ UNIEP_DEVICE bool makes_same_call(const RunningCall& running, const uniep::Task&
   return false;
 }
 
+// A whole warp, once all peers have arrived: whether this lane's make the same call.
+UNIEP_DEVICE bool all_make_same_call(const RunningCall& running, const uniep::Task& task) {
+  bool same = true;
+  for (int32_t peer = static_cast<int32_t>(ptx::lane_index()); peer < running.call.program.ranks; peer += 32) {
+    same = same && makes_same_call(running, task, peer);
+  }
+  return same;
+}
+
 UNIEP_DEVICE bool flag_holds(FlagSpace space, uint32_t seen, uint32_t epoch) {
   return space == FlagSpace::kArrive || space == FlagSpace::kDone ? is_reached(seen, epoch) : seen == epoch;
 }
