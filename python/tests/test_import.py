@@ -21,8 +21,12 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_import_needs_no_torch():
-    done = run_python(NO_TORCH + "import uniep; uniep.show_config()")
+PYTHON_M_UNIEP = "import runpy; runpy.run_module('uniep', run_name='__main__')"
+
+
+@pytest.mark.parametrize("shows", ["import uniep; uniep.show_config()", PYTHON_M_UNIEP])
+def test_import_needs_no_torch(shows):
+    done = run_python(NO_TORCH + shows)
     assert done.returncode == 0, done.stderr
     assert "not installed; Group, moe and the modules need it: pip install 'uniep[torch]'" in done.stdout
     assert "libuniep.so" in done.stdout
