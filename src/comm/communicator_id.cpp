@@ -1,6 +1,7 @@
 #include "comm/communicator_id.h"
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <future>
 #include <memory>
@@ -29,9 +30,14 @@ std::string shared_id(void* communicator, int device, int rank, double seconds) 
   check(driver().cuMemAlloc(&words, kUniqueIdBytes), "allocating a unique id");
   check(driver().cuMemcpyHtoDAsync(words, id.data(), id.size(), stream), "sharing a unique id");
   auto* const memory = reinterpret_cast<void*>(words);
-  check_nccl(nccl().all_reduce(memory, memory, kUniqueIdBytes / sizeof(int32_t), Nccl::kInt32, Nccl::kSum, communicator,
-                               stream),
-             "ncclAllReduce");
+  const Deadline queued(seconds);
+  int result = nccl().all_reduce(memory, memory, kUniqueIdBytes / sizeof(int32_t), Nccl::kInt32, Nccl::kSum,
+                                 communicator, stream);
+  while (result == Nccl::kInProgress && !queued.passed()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    check_nccl(nccl().async_error(communicator, &result), "ncclCommGetAsyncError");
+  }
+  check_nccl(result, "ncclAllReduce");
   // After a time-out the stream and the memory are left to NCCL's kernel: freeing them would wait for it.
   wait_for_stream(stream, Deadline(seconds), "the ranks of the communicator");
   check(driver().cuMemcpyDtoHAsync(id.data(), words, id.size(), stream), "sharing a unique id");

@@ -11,6 +11,7 @@ Nccl load_nccl() {
   Nccl table{};
   nccl_library().bind(table.error_string, "ncclGetErrorString");
   nccl_library().bind(table.all_reduce, "ncclAllReduce");
+  nccl_library().bind(table.async_error, "ncclCommGetAsyncError");
   nccl_library().bind(table.rank_of, "ncclCommUserRank");
   nccl_library().bind(table.count_of, "ncclCommCount");
   return table;

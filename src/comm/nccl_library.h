@@ -12,9 +12,11 @@ struct Nccl {
   using Communicator = void*;
   static constexpr int kInt32 = 2;
   static constexpr int kSum = 0;
+  static constexpr int kInProgress = 7;  // of a communicator that does not block
 
   const char* (*error_string)(int);
   int (*all_reduce)(const void*, void*, size_t, int type, int operation, Communicator, void* stream);
+  int (*async_error)(Communicator, int* result);
   int (*rank_of)(Communicator, int*);
   int (*count_of)(Communicator, int*);
 };

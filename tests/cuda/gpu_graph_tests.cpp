@@ -94,6 +94,10 @@ void small_graph_after_large_call(DeviceLayer& layer, const Options& options) {
   layer.synchronize();
   layer.expect_error("a: a replay with an illegal routing", Status::kInvalidArgument, {"token 0, slot 0 holds"},
                      [&] { layer.call(large); });
+  constexpr int kUnderWay = 20;
+  for (int i = 0; i < kUnderWay; ++i) layer.replay(*own.calls);
+  layer.expect_error("a: such replays under way", Status::kInvalidArgument, {"token 0, slot 0 holds"},
+                     [&] { layer.group().synchronize(); });
   own.data = layer.batch(own.arrays.tokens);
   layer.upload(own.arrays, own.data);
   layer.replay(*own.calls);

@@ -121,6 +121,15 @@ CudaEngine::CudaEngine(const GroupOptions& options)
       times_memory_(std::make_shared<TimesMemory>(ranks_.devices().front(), ranks_.devices().size())),
       side_(ranks_.devices().front()),
       group_number_(next_group_number()) {
+  try {
+    set_up(options);
+  } catch (const std::exception&) {
+    leave();  // the others have their part, and would wait for this rank
+    throw;
+  }
+}
+
+void CudaEngine::set_up(const GroupOptions& options) {
   options_ = completed(options, ranks_);
   if (options_.allocator.allocate == nullptr) options_.allocator = cache_->allocator();
   const int device = ranks_.devices().front();
@@ -134,7 +143,8 @@ CudaEngine::CudaEngine(const GroupOptions& options)
               }};
   std::memset(reports, 0, sizeof(WaitReport) * kMaxCudaRanks);
   for (const RankDevices::OfDevice& of : ranks_.by_device()) {
-    queues_.push_back(std::make_unique<DeviceQueue>(of.device, of.ranks));
+    queues_.push_back(
+        std::make_unique<DeviceQueue>(of.device, of.ranks, [this](const auto& over) { wait_until(over); }));
   }
   const auto queueing = DeviceOrder::lock();
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
@@ -261,6 +271,7 @@ void CudaEngine::prepare(const ProgramRequest& request) {
   const int workers = options_.workers - request.schedule.comm.reserve_sms;
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     queue->prepare(configs, workers * static_cast<int>(queue->ranks().size()));
+    if (capture_ != 0) queue->kernels().keep();
   }
   load_placer_again();
 }

@@ -201,8 +201,11 @@ class CudaEngine final : public internal::Engine {
   int failed_rank() const;  // of the local ones, whose wait ran out since recover(); -1: none
   void throw_noticed_failures();
   std::string details(const WaitReport& report);
+  void set_up(const GroupOptions& options);
   void wait_until(const std::function<bool()>& over);
   void synchronize_devices();
+  void synchronize_replays();
+  void settle();
   void tell_peers(uint32_t failed) noexcept;
   void leave_order() noexcept;
   void close_down() noexcept;

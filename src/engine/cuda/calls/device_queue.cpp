@@ -33,12 +33,12 @@ int resident_ctas(CUfunction function, const LayerKernelConfig& config) {
 
 }  // namespace
 
-DeviceQueue::DeviceQueue(int device, std::vector<int> ranks)
+DeviceQueue::DeviceQueue(int device, std::vector<int> ranks, UploadRing::Wait wait)
     : device_(device),
       ranks_(std::move(ranks)),
       order_(DeviceOrder::of(device)),
       kernels_(KernelStore::of_device(device)),
-      uploads_(device) {}
+      uploads_(device, std::move(wait)) {}
 
 DeviceQueue::~DeviceQueue() {
   if (call_over_) driver().cuEventSynchronize(call_over_.get());

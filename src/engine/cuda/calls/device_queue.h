@@ -20,7 +20,7 @@ namespace uniep::cuda {
 // captured into a graph are in the order of their stream alone.
 class DeviceQueue {
  public:
-  DeviceQueue(int device, std::vector<int> ranks);
+  DeviceQueue(int device, std::vector<int> ranks, UploadRing::Wait wait);
   ~DeviceQueue();
   DeviceQueue(const DeviceQueue&) = delete;
   DeviceQueue& operator=(const DeviceQueue&) = delete;

@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -162,8 +164,41 @@ std::string CudaEngine::details(const WaitReport& report) {
 
 void CudaEngine::synchronize() {
   synchronize_devices();
+  synchronize_replays();
   release_readers();
   throw_noticed_failures();
+}
+
+// As synchronize(), without replays: an exchange of hosts must not wait for what the caller has in other streams.
+void CudaEngine::settle() {
+  synchronize_devices();
+  release_readers();
+  throw_noticed_failures();
+}
+
+// Replays of captured calls run in streams that only the caller knows: waits for all of the device's, in a thread that
+// can be left behind.
+void CudaEngine::synchronize_replays() {
+  if (!ever_captured_) return;
+  struct Wait {
+    std::atomic<bool> over = false;
+    CUresult result = CUDA_SUCCESS;
+  };
+  for (const RankDevices::OfDevice& of : ranks_.by_device()) {
+    const auto wait = std::make_shared<Wait>();
+    const auto run = [wait, device = of.device] {
+      const ScopedDevice scope(device, std::nothrow);
+      wait->result = driver().cuCtxSynchronize();
+      wait->over = true;
+    };
+    try {
+      std::thread(run).detach();
+    } catch (const std::system_error&) {
+      run();
+    }
+    wait_until([&] { return wait->over.load(); });
+    check(wait->result, "waiting for replays");
+  }
 }
 
 // Waits for what was queued. If a peer is known to have died or failed meanwhile, this rank's kernels are told, so that
@@ -175,16 +210,22 @@ void CudaEngine::wait_until(const std::function<bool()>& over) {
   constexpr std::chrono::microseconds kPause{50};
   const Clock::time_point begin = Clock::now();
   Clock::time_point look = begin + kLook;
-  // After an abort kernels end as soon as they are told. The caller is let go behind them: a thread that frees memory
-  // they use waits for them inside the driver, and holds its lock against the one that tells them.
+  // After an abort, and when a peer is lost, kernels end as soon as they are told. The caller is let go behind them: a
+  // thread that frees memory they use waits for them inside the driver, and holds its lock against the one that tells
+  // them. What lies before them in their streams may never end: collectives wait for the lost peer, too.
   constexpr std::chrono::seconds kEnd{15};
-  std::optional<Clock::time_point> closed;
+  bool closed = false;
+  std::optional<Clock::time_point> ending;
   while (!over()) {
     const Clock::time_point now = Clock::now();
-    if (!closed && gate().closed()) closed = now;
-    if (closed && now - *closed > kEnd) break;
+    closed = closed || gate().closed();
+    if (!ending && (closed || !lost_.empty())) ending = now;
+    if (ending && now - *ending > kEnd) {
+      if (!closed) throw_noticed_failures();
+      break;
+    }
     if (now - begin > kSpin) std::this_thread::sleep_for(kPause);
-    if (now < look || closed || !lost_.empty()) continue;
+    if (now < look || ending) continue;
     look = now + kLook;
     lost_ = ranks_.peer_failure();
     const int own = first_local_rank();
@@ -210,10 +251,16 @@ void CudaEngine::synchronize_devices() {
 
 void CudaEngine::recover() {
   synchronize_devices();
+  synchronize_replays();
   if (!lost_.empty()) throw_noticed_failures();
-  symmetric_.recover([this] {
-    if (placer_ != nullptr) placer_->clear();
-  });
+  try {
+    symmetric_.recover([this] {
+      if (placer_ != nullptr) placer_->clear();
+    });
+  } catch (const std::exception& why) {
+    if (ranks_.peer_failure().empty()) ranks_.fail(why.what());  // the others wait for this rank's part
+    throw;
+  }
   std::memset(reports_.get(), 0, sizeof(WaitReport) * kMaxCudaRanks);
   broken_ = false;
   // A rank may have left out a call.
@@ -222,7 +269,7 @@ void CudaEngine::recover() {
 }
 
 void CudaEngine::set_epoch(uint32_t epoch) {
-  synchronize();
+  settle();
   symmetric_.set_epoch(epoch);
 }
 
@@ -317,13 +364,13 @@ void CudaEngine::trim() {
 // ---- Exchanges of hosts
 
 void CudaEngine::meet() {
-  synchronize();
+  settle();
   ranks_.meet();
 }
 
 std::vector<int64_t> CudaEngine::all_gather(int64_t own) {
   if (!in_processes()) return Engine::all_gather(own);
-  synchronize();
+  settle();
   std::vector<int64_t> values;
   for (const std::vector<std::byte>& bytes : ranks_.all_gather(std::as_bytes(std::span(&own, 1)))) {
     std::memcpy(&values.emplace_back(), bytes.data(), sizeof(int64_t));
@@ -333,7 +380,7 @@ std::vector<int64_t> CudaEngine::all_gather(int64_t own) {
 
 void CudaEngine::gather(std::span<const std::byte> own, const Room& room) {
   if (!in_processes()) return Engine::gather(own, room);
-  synchronize();
+  settle();
   const std::vector<std::vector<std::byte>> all = ranks_.all_gather(own);
   if (first_local_rank() != 0) return;
   std::size_t bytes = 0;

@@ -1,6 +1,8 @@
 #include "uniep/grouped_gemm.h"
 
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <string>
 
 #include "engine/cuda/device/arguments/prob_sum_arguments.h"
@@ -55,14 +57,22 @@ int default_raster(const GemmConfig& config, int n_extent) {
   return config.epilogue == Epilogue::kSwigluGradient && n_blocks <= 8 ? 4 : 8;
 }
 
+// Of all objects, so that each kernel is loaded once. None goes: launches hold no lock against that.
+KernelStore& kernels_of(int device) {
+  static std::mutex mutex;
+  static auto* const stores = new std::map<int, KernelStore>;  // contexts may be gone before a static ends
+  const std::lock_guard lock(mutex);
+  return stores->try_emplace(device, device).first->second;
+}
+
 }  // namespace
 
 struct GroupedGemm::State {
-  explicit State(int device_index) : device(device_index), kernels(device_index) {}
+  explicit State(int device_index) : device(device_index), kernels(kernels_of(device_index)) {}
 
   int device;
   int sms = 0;
-  KernelStore kernels;
+  KernelStore& kernels;
 
   GemmConfig configure(Layout layout, Epilogue epilogue, size_t maps, size_t outputs, const GemmTuning& tuning) const {
     GemmConfig config = default_config(layout, epilogue);

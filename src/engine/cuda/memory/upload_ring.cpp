@@ -31,7 +31,11 @@ void UploadRing::copy(void* target, const void* source, std::size_t bytes, CUstr
   if (buffer.read == nullptr) {
     check(driver().cuEventCreate(&buffer.read, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
   } else {
-    check(driver().cuEventSynchronize(buffer.read), "waiting for an upload");
+    wait_([&] {
+      const CUresult result = driver().cuEventQuery(buffer.read);
+      if (result != CUDA_ERROR_NOT_READY) check(result, "waiting for an upload");
+      return result == CUDA_SUCCESS;
+    });
   }
   if (buffer.bytes < bytes) {
     if (buffer.memory != nullptr) driver().cuMemFreeHost(buffer.memory);

@@ -4,6 +4,8 @@
 
 #include <array>
 #include <cstddef>
+#include <functional>
+#include <utility>
 
 namespace uniep::cuda {
 
@@ -11,7 +13,10 @@ namespace uniep::cuda {
 // turn. The host waits only when all of them are still being read.
 class UploadRing {
  public:
-  explicit UploadRing(int device) : device_(device) {}
+  using Wait = std::function<void(const std::function<bool()>&)>;
+
+  // `wait`: returns once what it is given is true, or throws.
+  UploadRing(int device, Wait wait) : device_(device), wait_(std::move(wait)) {}
   ~UploadRing();
   UploadRing(const UploadRing&) = delete;
   UploadRing& operator=(const UploadRing&) = delete;
@@ -28,6 +33,7 @@ class UploadRing {
   };
 
   int device_;
+  Wait wait_;
   std::array<Buffer, 16> buffers_;
   std::size_t next_ = 0;
 };

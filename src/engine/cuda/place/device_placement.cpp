@@ -416,7 +416,10 @@ void Placer::throw_noticed_failure() {
   PlaceReport report{};  // what the host has of it may be half of it still
   own_[first].stream.read(&report, &own_[first].state->report, sizeof(report));
   std::fill_n(host_->report, own_.size(), PlaceReport{});
-  for (OwnRank& own : own_) own.stream.clear(&own.state->report, sizeof(PlaceReport));
+  if (report.fault == PlaceFault::kNone) return;  // a copy of what was thrown before, which had been under way
+  // No memset: SideStream::store().
+  constexpr PlaceReport kCleared{};
+  for (OwnRank& own : own_) own.stream.write(&own.state->report, &kCleared, sizeof(kCleared));
   timed_out_ = is_timeout(report.fault);
   RunningNote note{};
   if (report.fault == PlaceFault::kCountsMissing) {
