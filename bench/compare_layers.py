@@ -5,8 +5,8 @@ without it.
 and that of the router weights), and a sum of the slots, one after the other; `deepep` has deep_ep's Buffer in NCCL's place, where deep_ep imports (serialized_layer.py); `torch
 gemms` are the GEMMs of torch._grouped_mm alone, two of forward and four of backward, on rows that are there already;
 `gemms` are ours. Each figure is the median over --repeat runs of it alone, of each run the slowest GPU, with cold L2 caches; ours
-and theirs take turns for --rounds. All run for --warm-up seconds before a run counts, and one run follows the other: for the first
-tenth of a second, and after each pause, GPUs run at higher clocks than they can keep. With --warm-up 0 all GPUs begin each run
+and theirs take turns for --rounds, one shape after the other, and the range of the rounds' ratios stands beside the median. All run
+for --warm-up seconds before a run counts, and one run follows the other: for the first tenth of a second, and after each pause, GPUs run at higher clocks than they can keep. With --warm-up 0 all GPUs begin each run
 together, once the host has launched it (theirs after a millisecond). Routing is uniform, or that of a file: [GPUs x tokens, K] experts,
 all slots used, as bench/remote_routing.py writes it.
 
@@ -19,6 +19,7 @@ weight gradients run where they would on eight.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -120,6 +121,24 @@ def split_shapes(text):
     return shapes
 
 
+def their_times(options, ranks, shape):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "theirs.json")
+        of_shape = argparse.Namespace(**{**vars(options), "shapes": [shape]})
+        mp.spawn(measure_theirs, args=(ranks, of_shape, path), nprocs=ranks)
+        with open(path) as file:
+            return json.load(file)
+
+
+def ratio_text(values, one, other):
+    """Of the medians, and the range of the rounds."""
+    if one not in values or other not in values:
+        return "-"
+    rounds = [a / b for a, b in zip(values[one], values[other])]
+    ratio = statistics.median(values[one]) / statistics.median(values[other])
+    return f"{ratio:.3f} ({min(rounds):.3f} to {max(rounds):.3f})"
+
+
 def check_routing(options, ranks):
     ids = numpy.load(options.routing)
     for shape in options.shapes:
@@ -142,8 +161,8 @@ def main():
     parser.add_argument("--processes", action="store_true", help="ours: a process a GPU, as theirs are")
     parser.add_argument("--shapes", default="dsv3,qwen3-235b,qwen3-30b,mixtral")
     parser.add_argument("--tokens", default="4096,8192")
-    parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--repeat", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=float, default=0.3, metavar="SECONDS")
     parser.add_argument("--json")
     options = parser.parse_args()
@@ -159,30 +178,24 @@ def main():
         check_routing(options, ranks)
     print(f"{ranks} x {torch.cuda.get_device_name()}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}")
     samples, flops = {}, {}
-    for _ in range(options.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "theirs.json")
-            mp.spawn(measure_theirs, args=(ranks, options, path), nprocs=ranks)
-            with open(path) as file:
-                theirs = json.load(file)
-        for shape in options.shapes:
-            for tokens in options.tokens:
-                for op in options.op:
-                    key = (op, shape, tokens)
-                    times, flops[key] = measure_ours(options, op, ranks, shape, tokens)
-                    for name, value in {**theirs[f"{op} {shape} {tokens}"], **times}.items():
-                        samples.setdefault(key, {}).setdefault(name, []).append(value)
+    for shape, _ in itertools.product(options.shapes, range(options.rounds)):
+        theirs = their_times(options, ranks, shape)
+        for tokens, op in itertools.product(options.tokens, options.op):
+            key = (op, shape, tokens)
+            times, flops[key] = measure_ours(options, op, ranks, shape, tokens)
+            for name, value in {**theirs[f"{op} {shape} {tokens}"], **times}.items():
+                samples.setdefault(key, {}).setdefault(name, []).append(value)
     records = []
     print("op       shape                 T    layer TFLOP/s    GEMMs torch GEMMs     nccl   deepep | layer / torch GEMMs, "
-          "nccl / layer, deepep / layer")
+          "nccl / layer, deepep / layer (range of the rounds)")
     for (op, shape, tokens), values in samples.items():
         ms = {name: statistics.median(times) for name, times in values.items()}
         tflops = flops[op, shape, tokens] / ms["layer"] / 1e9
-        records.append(dict(op=op, shape=shape, tokens=tokens, ms=ms, tflops=tflops))
+        records.append(dict(op=op, shape=shape, tokens=tokens, ms=ms, rounds=values, tflops=tflops))
         peer = ms.get("deepep", float("nan"))
+        ratios = [ratio_text(values, *pair) for pair in (("layer", "torch GEMMs"), ("nccl", "layer"), ("deepep", "layer"))]
         print(f"{op:8s} {shape:17s} {tokens:5d} {ms['layer']:8.3f} {tflops:7.0f} {ms['gemms']:8.3f} {ms['torch GEMMs']:10.3f} "
-              f"{ms['nccl']:8.3f} {peer:8.3f} | {ms['layer'] / ms['torch GEMMs']:.3f} {ms['nccl'] / ms['layer']:.3f} "
-              f"{peer / ms['layer']:.3f}", flush=True)
+              f"{ms['nccl']:8.3f} {peer:8.3f} | {', '.join(ratios)}", flush=True)
     if options.json:
         with open(options.json, "w") as file:
             json.dump(dict(op=options.op, wgrad=options.wgrad, routing="as eight" if options.as_eight else options.routing,

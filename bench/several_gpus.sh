@@ -140,16 +140,16 @@ bytes() {
 
 layers() {
   for op in forward backward step; do
-    beside_others "layers_$op" 590 --op "$op" --tokens 8192 --repeat 15
+    beside_others "layers_$op" 590 --op "$op" --tokens 8192 --rounds 2
   done
-  beside_others layers_processes 300 --op forward,backward --processes --shapes qwen3-235b,qwen3-30b --repeat 10
-  for op in forward backward; do beside_others "layers_${op}_4096" 590 --op "$op" --tokens 4096 --repeat 15; done
+  beside_others layers_processes 300 --op forward,backward --processes --shapes qwen3-235b,qwen3-30b --rounds 2
+  for op in forward backward; do beside_others "layers_${op}_4096" 590 --op "$op" --tokens 4096 --rounds 2; done
   for shape in dsv3 qwen3-235b; do
     bench "zipf_$shape" --op layer --tokens 8192 --shape "$shape" --routing zipf:1
     bench "zipf_backward_$shape" --op backward --tokens 8192 --warm-up 0.3 --shape "$shape" --routing zipf:1
   done
   for op in forward backward step; do
-    beside_others "layers_${op}_after_pauses" 590 --op "$op" --tokens 8192 --repeat 12 --warm-up 0
+    beside_others "layers_${op}_after_pauses" 590 --op "$op" --tokens 8192 --rounds 2 --warm-up 0
   done
   step ways 590 python3 "$here/backward_ways.py" "$uniep" --ranks "$gpus" --ways 'plain,+= main_grad,redispatch,recompute,later' \
     --rounds 2 --repeat 8 --json "$folder/ways.json"

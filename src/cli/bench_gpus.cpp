@@ -196,8 +196,9 @@ void* BenchGpus::copy_of(std::size_t gpu, const void* host, int64_t bytes) {
 }
 
 // One random piece, over and over: what is there is copied behind itself.
-void* BenchGpus::random_bfloat16(std::size_t gpu, int64_t values) {
-  const std::vector<BFloat16>& piece = random_piece();
+void* BenchGpus::random_bfloat16(std::size_t gpu, int64_t values, float scale) {
+  std::vector<BFloat16> piece = random_piece();
+  for (BFloat16& value : piece) value = to_bfloat16(scale * to_float(value));
   const ScopedDevice scope(gpus_[gpu]->device);
   const CUdeviceptr address = gpus_[gpu]->allocate(values * 2);
   const auto bytes = static_cast<size_t>(values) * 2;

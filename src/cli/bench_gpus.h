@@ -34,9 +34,10 @@ class BenchGpus {
   std::size_t count() const;
   std::string name() const;  // of the first
 
-  // Device memory of one GPU, until this object ends. Random: never zeros, on which tensor cores run faster.
+  // Device memory of one GPU, until this object ends. Random: normal, times `scale`; never zeros, on which tensor cores
+  // run faster.
   void* zeros(std::size_t gpu, int64_t bytes);
-  void* random_bfloat16(std::size_t gpu, int64_t values);
+  void* random_bfloat16(std::size_t gpu, int64_t values, float scale = 1.0f);
   void* copy_of(std::size_t gpu, const void* host, int64_t bytes);
 
   // When the GPUs begin: each as soon as its work is queued; all together once everything is (work that does not wait

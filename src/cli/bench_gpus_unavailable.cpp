@@ -32,7 +32,7 @@ std::string BenchGpus::name() const {
 void* BenchGpus::zeros(std::size_t, int64_t) {
   refuse();
 }
-void* BenchGpus::random_bfloat16(std::size_t, int64_t) {
+void* BenchGpus::random_bfloat16(std::size_t, int64_t, float) {
   refuse();
 }
 void* BenchGpus::copy_of(std::size_t, const void*, int64_t) {

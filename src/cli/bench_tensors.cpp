@@ -6,6 +6,8 @@ namespace uniep::cli {
 namespace {
 
 constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));
+// As models begin: with it z is about 1, so that the activation and its gradient have no zeros.
+constexpr float kWeightScale = 0.02f;
 
 }  // namespace
 
@@ -26,8 +28,8 @@ void LayerTensors::add_arguments(int rank, bool backward) {
   const int64_t h = config_.shape.hidden, tokens = ranks_.on_host().tokens(rank);
   const int64_t weights = config_.shape.experts / ranks_.group().ranks() * config_.shape.intermediate * h;
   ForwardArguments& arguments = forward_.emplace_back();
-  arguments.weights.w1 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, halves() * weights));
-  arguments.weights.w2 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, weights));
+  arguments.weights.w1 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, halves() * weights, kWeightScale));
+  arguments.weights.w2 = static_cast<BFloat16*>(gpus.random_bfloat16(gpu, weights, kWeightScale));
   const int64_t bias_rows = config_.shape.experts / ranks_.group().ranks();
   const int64_t z_bias = bias_rows * z_columns(config_.shape, config_.numerics), o_bias = bias_rows * h;
   if (config_.numerics.bias) {
