@@ -47,7 +47,8 @@ struct GemmTuning {
   int sms = 0;      // SMs to use
 };
 
-// What each function of GroupedGemm takes. Streams are CUstream (cudaStream_t); null is the legacy default stream.
+// What each function of GroupedGemm takes. Widths are multiples of 8 up to 4,194,240, and so many rows at most has a
+// weight gradient. Streams are CUstream (cudaStream_t); null is the legacy default stream.
 
 // out[rows, n] = x[rows, k] w[e][n, k]^T
 struct ForwardGemm {

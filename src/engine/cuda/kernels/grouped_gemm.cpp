@@ -1,5 +1,7 @@
 #include "uniep/grouped_gemm.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -20,9 +22,14 @@ void require(bool holds, const std::string& message) {
   if (!holds) throw Error(Status::kInvalidArgument, message);
 }
 
+// A task's K blocks and column tiles, which are at least 64 wide, are 16-bit numbers.
+constexpr int kMostColumns = UINT16_MAX * 64;
+static_assert(kTileK == 64, "a K block is as wide as the narrowest column tile");
+
 void require_width(const char* name, int value) {
-  require(value > 0 && value % 8 == 0,
-          std::string(name) + " is " + std::to_string(value) + ": it must be a positive multiple of 8");
+  require(value > 0 && value % 8 == 0 && value <= kMostColumns, std::string(name) + " is " + std::to_string(value) +
+                                                                    ": it must be a positive multiple of 8 up to " +
+                                                                    std::to_string(kMostColumns));
 }
 
 void require_address(const char* name, const void* address) {
@@ -105,7 +112,8 @@ struct GroupedGemm::State {
   static int raster(const GemmConfig& config, int n_extent, const GemmTuning& tuning) {
     const int raster = tuning.raster != 0 ? tuning.raster : default_raster(config, n_extent);
     require(raster > 0, "tuning.raster must be positive");
-    return raster;
+    constexpr int kMost = 4096;  // times the column tiles it must be an int
+    return std::min(raster, kMost);
   }
 
   int available(const GemmConfig& config, const GemmTuning& tuning) const {
@@ -239,6 +247,8 @@ void GroupedGemm::input_gradient_swiglu(const InputGradientSwigluGemm& gemm) {
 
 void GroupedGemm::weight_gradient(const WeightGradientGemm& gemm) {
   require_rows(gemm.rows);
+  require(gemm.rows.rows <= kMostColumns, "rows.rows is " + std::to_string(gemm.rows.rows) +
+                                              ": weight gradients sum up to " + std::to_string(kMostColumns) + " rows");
   require_width("m", gemm.m);
   require_width("n", gemm.n);
   require_matrices("dw", gemm.dw, gemm.rows.experts);
