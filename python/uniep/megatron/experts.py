@@ -41,7 +41,8 @@ class Experts(torch.nn.Module):
         reserve_sms: of the Group; "auto" is beside overlapped_groups().
 
     Attributes:
-        main_grad: of moe(): "param" with gradient_accumulation_fusion, else None.
+        main_grad: of moe(): "param" with gradient_accumulation_fusion, else None. Where DDP's main_grad is not fp32,
+            calls run with None, and DDP adds the bf16 gradients itself.
     """
 
     def __init__(
@@ -82,19 +83,20 @@ class Experts(torch.nn.Module):
         """hidden_states [T, H] bf16, probs [T, E], routing_map [T, E] bool to [T, H] bf16."""
         if getattr(self.config, "moe_pad_expert_input_to_capacity", False):
             routing_map = routing_map & (probs != 0)  # the padding: tokens that did not choose the expert
+        main_grad = self.main_grad if self._has_fp32_sums() else None
         return moe(
             hidden_states,
             routing_map,
             probs.float(),
-            self._weights("w1"),
-            self._weights("w2"),
+            self._weights("w1", main_grad),
+            self._weights("w2", main_grad),
             b1=self._biases("b1"),
             b2=self._biases("b2"),
             topk=self.topk,
             group=self._group(hidden_states.device),
             schedule=self.schedule,
             capacity=capacity_of_factor(self.capacity_factor, len(hidden_states), self.topk, self.count),
-            main_grad=typing.cast(typing.Any, self.main_grad),
+            main_grad=typing.cast(typing.Any, main_grad),
             save=self.save,
             activation=self.activation,
             router_weight=self.router_weight,
@@ -107,9 +109,15 @@ class Experts(torch.nn.Module):
             self.told = group
         return group
 
-    def _weights(self, name: str) -> torch.Tensor | list[torch.Tensor]:
+    def _has_fp32_sums(self) -> bool:
+        """False where DDP sums in the parameters' type. Megatron-FSDP's sums are not known before backward."""
+        first = (self._parameters.get(f"{name}_0") for name in self.keys)
+        sums = (getattr(one, "main_grad", None) for one in first if not hasattr(one, "get_main_grad"))
+        return all(one is None or one.dtype is torch.float32 for one in sums)
+
+    def _weights(self, name: str, main_grad: str | None) -> torch.Tensor | list[torch.Tensor]:
         if self.single:
-            return plain_weight(getattr(self, f"{name}_0"), name, self.main_grad is not None)
+            return plain_weight(getattr(self, f"{name}_0"), name, main_grad is not None)
         return self._tensors(name)
 
     def _biases(self, name: str) -> list[torch.Tensor] | None:
