@@ -18,7 +18,7 @@ from uniep import rerun, reserved_sms, trials
 from uniep.megatron.backend import UniEPBackend
 from uniep.megatron.experts import Experts
 from uniep.megatron.flags import FLAGS, refuse
-from uniep.megatron.layer import STAYS, UniEPMoELayer, built_for_uniep
+from uniep.megatron.layer import STAYS, UniEPMoELayer, built_for_uniep, collection_of
 from uniep.megatron.metrics import log_stats
 from uniep.megatron.restart import abort_hook
 from uniep.megatron.routing import expert_weights
@@ -132,7 +132,7 @@ def patch(
         with built_for_uniep(config):
             _original_init(self, config, *arguments, **keywords)
         self.__class__ = UniEPMoELayer
-        self._take_over(options)
+        self._take_over(options, collection_of(arguments, keywords))
 
     MoELayer.__init__ = init
 

@@ -6,25 +6,14 @@ import typing
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 
 from uniep import reserved_sms
 from uniep.group import Group
 from uniep.layer import moe
+from uniep.megatron import beside
 from uniep.megatron.flags import activation_of
 from uniep.megatron.grouped import plain_weight
 from uniep.megatron.routing import capacity_of_factor, expert_biases, expert_weights
-
-
-def overlapped_groups() -> list[dist.ProcessGroup | None]:
-    """Process groups whose collectives Megatron may run beside a layer: of gradients, parameters and pipelines."""
-    if not parallel_state.is_initialized():
-        return []
-    return [
-        parallel_state.get_data_parallel_group(with_context_parallel=True),
-        parallel_state.get_expert_data_parallel_group(check_initialized=False),
-        parallel_state.get_pipeline_model_parallel_group(check_initialized=False),
-    ]
 
 
 class Experts(torch.nn.Module):
@@ -38,7 +27,8 @@ class Experts(torch.nn.Module):
         ep_group: the expert-parallel process group.
         experts: Megatron's SequentialMLP or TEGroupedMLP.
         schedule, save: of moe(); attributes too, to be changed between steps.
-        reserve_sms: of the Group; "auto" is beside overlapped_groups().
+        reserve_sms: of the Group; "auto" is what collectives beside the layer can take.
+        collection: the ProcessGroupCollection that the layer was built with; None: parallel_state's groups.
 
     Attributes:
         main_grad: of moe(): "param" with gradient_accumulation_fusion, else None. Where DDP's main_grad is not fp32,
@@ -53,6 +43,7 @@ class Experts(torch.nn.Module):
         schedule: str | tuple[str, str] = "auto",
         save: str = "keep",
         reserve_sms: int | str = "auto",
+        collection: typing.Any = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -64,7 +55,8 @@ class Experts(torch.nn.Module):
         self.activation = typing.cast(str, activation_of(config))
         self.router_weight = "input" if getattr(config, "moe_apply_probs_on_input", False) else "activation"
         first, second = expert_weights(experts)
-        self.told: Group | None = None  # of overlapped_groups()
+        self.collection = collection
+        self.told: Group | None = None  # of the groups beside it
         self.single = first[0].dim() == 3
         self.count = len(first[0]) if self.single else len(first)
         self.keys = {name: [f"{name}_{expert}" for expert in range(self.count)] for name in ("w1", "w2", "b1", "b2")}
@@ -105,7 +97,7 @@ class Experts(torch.nn.Module):
     def _group(self, device: torch.device) -> Group:
         group = Group(self.ep_group, device=device, reserve_sms=self.reserve_sms)
         if group is not self.told:
-            group.run_beside(*overlapped_groups())
+            beside.tell(group, self.config, self.collection)
             self.told = group
         return group
 
