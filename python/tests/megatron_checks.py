@@ -1,6 +1,9 @@
 """What test_megatron.py starts: Megatron-core's layers beside UniEP's, with expert parallelism."""
 
+import functools
+import logging
 import sys
+import types
 
 import megatron_shim  # noqa: F401
 
@@ -9,7 +12,10 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
 import uniep.megatron
 from distributed_checks import disabled, expect_error, run_checks
@@ -88,6 +94,38 @@ def check_patch(rank, ranks):
     assert not isinstance(moe_layer(False), uniep.megatron.UniEPMoELayer)
 
 
+class OwnLayer(MoELayer):
+    """A subclass of somebody else's."""
+
+
+def check_patch_says_what_it_leaves(rank, ranks):
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("uniep").addHandler(handler)
+    uniep.megatron.patch()
+    try:
+        submodules = spec(False).submodules.mlp
+        given = submodules.keywords if isinstance(submodules, functools.partial) else {}
+        submodules = given.get("submodules", getattr(submodules, "submodules", None))
+        layers = [kind(config(), submodules=submodules) for kind in (OwnLayer, OwnLayer, MoELayer)]
+    finally:
+        uniep.megatron.unpatch()
+        logging.getLogger("uniep").removeHandler(handler)
+    assert [type(layer) for layer in layers] == [OwnLayer, OwnLayer, uniep.megatron.UniEPMoELayer]
+    assert [text for text in records if "stays" in text] == [
+        "OwnLayer: stays Megatron's; patch() takes MoELayer itself alone"
+    ]
+
+
+def check_layers_get_process_groups(rank, ranks):
+    """And whether they are of multi-token prediction: from Megatron's layer around them."""
+    given = ProcessGroupCollection.use_mpu_process_groups()
+    layer = build_module(spec(True), config=config(), layer_number=1, pg_collection=given, is_mtp_layer=True).mlp
+    assert type(layer) is uniep.megatron.UniEPMoELayer
+    assert layer.uniep_experts.collection is given and layer.is_mtp_layer
+
+
 def check_one_flag_verifies(rank, ranks):
     """Before an optimizer's first step behind the layers, and with the same results."""
 
@@ -164,7 +202,7 @@ def check_uniep_disable_gives_megatrons_layer(rank, ranks):
             layers.append(moe_layer(False))
         finally:
             uniep.megatron.unpatch()
-        assert [isinstance(layer, uniep.megatron.UniEPMoELayer) for layer in layers] == [False, True, False]
+        assert all(getattr(layer, "uniep_experts", None) is None for layer in layers)
         for layer in layers:
             assert list(layer.state_dict()) == list(ours.state_dict())
             layer.load_state_dict(ours.state_dict())
@@ -266,6 +304,15 @@ def check_megakernel_backend(rank, ranks):
 
 def check_enable_needs_a_moe_layer(rank, ranks):
     expect_error(ValueError, "without a MoELayer", lambda: uniep.megatron.enable(get_gpt_layer_local_spec()))
+
+
+def check_enable_looks_into_stacks(rank, ranks):
+    """Of hybrid models, and of multi-token prediction."""
+    for name in ("moe_layer", "mtp_model_layer"):
+        inner = ModuleSpec(module=None, submodules=types.SimpleNamespace(**{name: spec(False)}))
+        uniep.megatron.enable(types.SimpleNamespace(layer_specs=[inner]))
+        layer = getattr(inner.submodules, name).submodules.mlp(config(), layer_number=1)
+        assert type(layer) is uniep.megatron.UniEPMoELayer
 
 
 def check_names_of_transformer_engine(rank, ranks):
