@@ -262,6 +262,52 @@ def check_checkpoints_are_megatrons(rank, ranks):
         assert same_bits(value, expected[name]), name
 
 
+def check_new_parameters_stay_shared(rank, ranks):
+    """Where all of a module's parameters become other ones: load_state_dict(assign=True), and to() with a flag."""
+    expected = run_layer(moe_layer(True))
+    layer = moe_layer(True)
+    names = [name for name, _ in layer.named_parameters()]
+    values = {name: value.clone() for name, value in layer.state_dict().items() if value is not None}
+    for parameter in layer.parameters():
+        parameter.data.zero_()
+    layer.load_state_dict(values, assign=True, strict=False)
+    assert [name for name, _ in layer.named_parameters()] == names
+    assert_same(run_layer(layer), expected)
+    layer.zero_grad()
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        layer._apply(torch.clone)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(before)
+    assert [name for name, _ in layer.named_parameters()] == names
+    assert_same(run_layer(layer), expected)
+
+
+def check_what_is_replaced_is_refused(rank, ranks):
+    """As adapters and quantizers do; UniEP would run what was there before."""
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.weight = inner, inner.weight
+
+    def wrap(expert):
+        expert.linear_fc1 = Wrapped(expert.linear_fc1)
+
+    def convert(expert):
+        expert.linear_fc2.__class__ = type("Quantized", (type(expert.linear_fc2),), {})
+
+    def replace(expert):
+        expert.linear_fc2.weight = torch.nn.Parameter(expert.linear_fc2.weight.detach().clone())
+
+    for change, name in ((wrap, "linear_fc1"), (convert, "linear_fc2"), (replace, "weight")):
+        layer = moe_layer(True)
+        change(layer.experts.local_experts[-1])
+        text = f"experts: {name} is not what it was when the layer was built"
+        expect_error(ValueError, text, lambda layer=layer: run_layer(layer))
+
+
 class BackendLayer(torch.nn.Module):
     """A stand-in for the layer of Megatron's main branch that gives its routing to a MegakernelBackend."""
 

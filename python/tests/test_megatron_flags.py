@@ -23,6 +23,7 @@ WRONG = {
     "moe_paged_stash": [True],
     "overlap_moe_expert_parallel_comm": [True],
     "delay_wgrad_compute": [True],
+    "init_model_with_meta_device": [True],
     "transformer_impl": ["inference_optimized"],
     "offload_modules": [["core_attn", "moe_act"], ["expert_fc1"], ["fused_group_mlp"]],
     "cuda_graph_impl": ["full_iteration"],

@@ -13,6 +13,7 @@ from uniep.layer import moe
 from uniep.megatron import beside
 from uniep.megatron.flags import activation_of
 from uniep.megatron.grouped import plain_weight
+from uniep.megatron.parts import Parts
 from uniep.megatron.routing import capacity_of_factor, expert_biases, expert_weights
 
 
@@ -54,25 +55,33 @@ class Experts(torch.nn.Module):
         self.schedule, self.save = schedule, save
         self.activation = typing.cast(str, activation_of(config))
         self.router_weight = "input" if getattr(config, "moe_apply_probs_on_input", False) else "activation"
-        first, second = expert_weights(experts)
+        self.has_biases = bool(config.add_bias_linear)
+        if self.has_biases:
+            self.router_weight = "output"  # it multiplies FC2's bias, too
         self.collection = collection
         self.told: Group | None = None  # of the groups beside it
+        self._experts = (experts,)  # a tuple, so that it is not registered
+        self._tie()
+
+    def _tie(self) -> None:
+        """Registers the parameters of Megatron's experts as they are now."""
+        experts = self._experts[0]
+        first, second = expert_weights(experts)
         self.single = first[0].dim() == 3
         self.count = len(first[0]) if self.single else len(first)
         self.keys = {name: [f"{name}_{expert}" for expert in range(self.count)] for name in ("w1", "w2", "b1", "b2")}
         for expert, (w1, w2) in enumerate(zip(first, second, strict=True)):
             self.register_parameter(f"w1_{expert}", w1)
             self.register_parameter(f"w2_{expert}", w2)
-        self.has_biases = bool(config.add_bias_linear)
-        if not self.has_biases:
-            return
-        self.router_weight = "output"  # it multiplies FC2's bias, too
-        for expert, (b1, b2) in enumerate(zip(*expert_biases(experts), strict=True)):
-            self.register_parameter(f"b1_{expert}", b1)
-            self.register_parameter(f"b2_{expert}", b2)
+        if self.has_biases:
+            for expert, (b1, b2) in enumerate(zip(*expert_biases(experts), strict=True)):
+                self.register_parameter(f"b1_{expert}", b1)
+                self.register_parameter(f"b2_{expert}", b2)
+        self._parts = Parts(experts, self._parameters)
 
     def forward(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> torch.Tensor:
         """hidden_states [T, H] bf16, probs [T, E], routing_map [T, E] bool to [T, H] bf16."""
+        self._parts.check()
         if getattr(self.config, "moe_pad_expert_input_to_capacity", False):
             routing_map = routing_map & (probs != 0)  # the padding: tokens that did not choose the expert
         main_grad = self.main_grad if self._has_fp32_sums() else None
@@ -123,7 +132,11 @@ class Experts(torch.nn.Module):
         pass
 
     def _load_from_state_dict(self, *_: typing.Any) -> None:
-        pass
+        self._tie()  # load_state_dict(assign=True) has replaced parameters by now
+
+    def _apply(self, *_: typing.Any, **__: typing.Any) -> typing.Any:
+        self._tie()  # to_empty() and the like have
+        return self
 
     def sharded_state_dict(self, *_: typing.Any, **__: typing.Any) -> dict[str, typing.Any]:
         return {}

@@ -82,6 +82,7 @@ FLAGS = [
     Flag("moe_paged_stash", _is_off, "False"),
     Flag("overlap_moe_expert_parallel_comm", _is_off, "False"),
     Flag("delay_wgrad_compute", _is_off, "False"),
+    Flag("init_model_with_meta_device", _is_off, "False"),
     Flag("transformer_impl", lambda value, _: value != "inference_optimized", "'local' or 'transformer_engine'"),
     Flag(
         "offload_modules",
