@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import sys
 import types
 
@@ -13,7 +14,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
@@ -216,31 +216,53 @@ def check_uniep_disable_gives_megatrons_layer(rank, ranks):
         expect_error(ValueError, "UNIEP_DISABLE: 'yes'; legal are 1, 0 and empty", lambda: moe_layer(True))
 
 
-def check_stats_are_megatrons_metrics(rank, ranks):
-    layers = [moe_layer(True, schedule="fusion=layer") for _ in range(2)]
-    layers[1].set_layer_number(2)
+class Writer:
+    """As TensorBoard's."""
+
+    def __init__(self):
+        self.entries = {}
+
+    def add_scalar(self, name, value, iteration):
+        self.entries[name] = (value, iteration)
+
+
+def check_stats_of_all_ranks(rank, ranks):
+    """Of a layer that all have, of layers that one rank has, as of a pipeline's stages, and of one that none has."""
+    layers = [moe_layer(True, schedule="fusion=layer") for _ in range(3)]
+    layers[1].set_layer_number(2 + rank)
+    layers[2].is_mtp_layer = True
+    layers[2].set_layer_number(1)
     uniep.record_stats(timed_every=1)
+    writer = Writer()
     try:
         for layer in layers:
             run_layer(layer)
         found = uniep.stats()
-        uniep.megatron.log_stats(num_layers=3, micro_batches=2, device="cpu")
+        logged = uniep.megatron.log_stats(2 + ranks, 7, writer if rank == 0 else None, mtp_layers=1)
     finally:
         uniep.record_stats(False)
     names = [(one.layer, one.direction) for one in found]
-    assert names == [(f"layer {n}", direction) for n in (1, 2) for direction in ("forward", "backward")]
+    kinds = ("layer 1", f"layer {2 + rank}", "mtp 1")
+    assert names == [(layer, direction) for layer in kinds for direction in ("forward", "backward")]
     shares = torch.tensor([gathered(one.rows) for one in found]).double()
     assert (shares.sum(1) == 48 * TOPK * ranks).all()  # every token has its K experts
     for one, rows in zip(found, shares, strict=True):
         assert one.rows_max_over_mean == (rows.max() / rows.mean()).item()
         assert one.ms > 0 and one.wait_ms >= one.exposed_dispatch_ms >= 0
         assert one.fused == (ranks == 1) and one.fusion == "layer" and one.schedule == "fusion=layer" and one.calls == 1
-    tracker = moe_utils.get_moe_layer_wise_logging_tracker()
-    logged = tracker["uniep_rows_max_over_mean"]["values"]
-    assert logged[0] == torch.tensor(2 * found[0].rows_max_over_mean).float() and logged[2] == 0
-    assert tracker["uniep_backward_ms"]["values"][1] == torch.tensor(2 * found[3].ms).float()
-    assert tracker["uniep_forward_wait_ms"]["values"][0] == torch.tensor(2 * found[0].wait_ms).float()
-    moe_utils.clear_aux_losses_tracker()
+    assert len(logged) == 5 and all(len(values) == 3 + ranks for values in logged.values())
+    assert abs(logged["uniep_rows_max_over_mean"][0] - found[0].rows_max_over_mean) < 1e-9
+    for name, value, which in (
+        ("uniep_backward_ms", found[1].ms, 0),
+        ("uniep_forward_wait_ms", found[4].wait_ms, 2 + ranks),
+    ):
+        assert abs(logged[name][which] - sum(gathered(value)) / ranks) < 1e-9
+    assert logged["uniep_forward_ms"][1 + rank] == found[2].ms
+    assert all(math.isnan(values[1 + ranks]) for values in logged.values())
+    if rank == 0:
+        assert len(writer.entries) == 5 * (2 + ranks)
+        assert writer.entries["uniep_forward_ms/layer 1"] == (logged["uniep_forward_ms"][0], 7)
+        assert writer.entries["uniep_backward_ms/mtp 1"] == (logged["uniep_backward_ms"][-1], 7)
 
 
 def check_checkpoints_are_megatrons(rank, ranks):

@@ -104,7 +104,8 @@ class UniEPMoELayer(MoELayer):  # type: ignore[misc]
     def set_layer_number(self, layer_number: int) -> None:
         super().set_layer_number(layer_number)
         if self.uniep_experts is not None:
-            name_layer(typing.cast(torch.Tensor, self.uniep_experts.w2_0), f"layer {layer_number}")
+            kind = "mtp" if getattr(self, "is_mtp_layer", False) else "layer"  # they count from 1 both
+            name_layer(typing.cast(torch.Tensor, self.uniep_experts.w2_0), f"{kind} {layer_number}")
 
     def routed_experts_compute(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> typing.Any:
         if self.uniep_experts is None:
