@@ -13,6 +13,7 @@ from uniep.layer import moe
 from uniep.megatron import beside
 from uniep.megatron.flags import activation_of
 from uniep.megatron.grouped import plain_weight
+from uniep.megatron.overflow import check_before_optimizer
 from uniep.megatron.parts import Parts
 from uniep.megatron.routing import capacity_of_factor, expert_biases, expert_weights
 
@@ -85,6 +86,9 @@ class Experts(torch.nn.Module):
         if getattr(self.config, "moe_pad_expert_input_to_capacity", False):
             routing_map = routing_map & (probs != 0)  # the padding: tokens that did not choose the expert
         main_grad = self.main_grad if self._has_fp32_sums() else None
+        group = self._group(hidden_states.device)
+        if self.capacity_factor is not None and group.transport == "native":
+            check_before_optimizer(group)
         return moe(
             hidden_states,
             routing_map,
@@ -94,7 +98,7 @@ class Experts(torch.nn.Module):
             b1=self._biases("b1"),
             b2=self._biases("b2"),
             topk=self.topk,
-            group=self._group(hidden_states.device),
+            group=group,
             schedule=self.schedule,
             capacity=capacity_of_factor(self.capacity_factor, len(hidden_states), self.topk, self.count),
             main_grad=typing.cast(typing.Any, main_grad),
