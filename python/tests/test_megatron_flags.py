@@ -82,6 +82,16 @@ def test_every_flag_is_refused_with_the_value_that_works():
                 uniep.megatron.UniEPMoELayer(wrong)
 
 
+def test_all_refused_flags_in_one_error():
+    import uniep.megatron
+
+    found, _ = config("fp8", "hybrid")
+    found.delay_wgrad_compute = True
+    lines = "fp8: 'hybrid'; UniEP's layer needs None\ndelay_wgrad_compute: True; UniEP's layer needs False"
+    with pytest.raises(ValueError, match=f"^{re.escape(lines)}$"):
+        uniep.megatron.refuse(found)
+
+
 def test_values_that_are_served():
     import uniep.megatron
 

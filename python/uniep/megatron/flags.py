@@ -122,6 +122,7 @@ def refused(config: typing.Any) -> list[tuple[Flag, typing.Any]]:
 
 
 def refuse(config: typing.Any) -> None:
-    """Raises ValueError for a TransformerConfig that asks for what UniEP does not serve."""
-    for flag, value in refused(config):
-        raise ValueError(f"{flag.name}: {value!r}; UniEP's layer needs {flag.legal}")
+    """Raises ValueError for a TransformerConfig that asks for what UniEP does not serve, with a line for each flag."""
+    lines = [f"{flag.name}: {value!r}; UniEP's layer needs {flag.legal}" for flag, value in refused(config)]
+    if lines:
+        raise ValueError("\n".join(lines))
