@@ -42,6 +42,7 @@ def check_activations(rank, ranks):
     top1 = {"moe_apply_probs_on_input": True, "moe_router_topk": 1, "moe_router_pre_softmax": True}
     for changes in (
         {"activation_func": quick_gelu, "glu_linear_offset": 1.0, "activation_func_clamp_value": 0.5},
+        {"glu_linear_offset": 1.0, "activation_func_clamp_value": 0.1},
         {"activation_func": torch.nn.functional.gelu},
         {"activation_func": squared_relu, "gated_linear_unit": False},
         {"gated_linear_unit": False},

@@ -134,7 +134,7 @@ def test_activations_as_moe_takes_them():
         (gelu, True, None, 0.0, "geglu_erf"),
         (squared_relu, False, None, 0.0, "relu2"),
         (silu, False, None, 0.0, "silu"),
-        (silu, True, 7.0, 0.0, None),
+        (silu, True, 7.0, 0.5, "swiglu:alpha=1,limit=7.0,up_offset=0.5"),
         (gelu, True, None, 1.0, None),
         (gelu, False, None, 0.0, None),
         (squared_relu, True, None, 0.0, None),
@@ -142,6 +142,26 @@ def test_activations_as_moe_takes_them():
         found.activation_func, found.gated_linear_unit = function, gated
         found.activation_func_clamp_value, found.glu_linear_offset = limit, offset
         assert activation_of(found) == expected
+
+
+def test_activations_of_fused_functions():
+    """Those of Megatron and of Transformer Engine leave clamp and offset of silu out, and gelu is another one."""
+    from uniep.megatron.flags import activation_of
+
+    gelu, silu = torch.nn.functional.gelu, torch.nn.functional.silu
+    for flag, function, gated, expected in (
+        ("bias_activation_fusion", silu, True, "swiglu"),
+        ("use_te_activation_func", silu, True, "swiglu"),
+        ("use_te_activation_func", gelu, True, "geglu_tanh"),
+        ("use_te_activation_func", silu, False, None),
+        ("use_transformer_engine_op_fuser", silu, True, None),
+    ):
+        found = config("activation_func", function)[0]
+        found.gated_linear_unit, found.activation_func_clamp_value = gated, 7.0
+        found.bias_activation_fusion = False
+        if flag in fields():
+            setattr(found, flag, True)
+            assert activation_of(found) == expected
 
 
 def test_the_newest_version_has_every_field():

@@ -49,13 +49,20 @@ def activation_of(config: typing.Any) -> str | None:
     function, gated = config.activation_func, config.gated_linear_unit
     limit = getattr(config, "activation_func_clamp_value", None) or 0.0
     offset = getattr(config, "glu_linear_offset", None) or 0.0
+    silu, gelu = torch.nn.functional.silu, torch.nn.functional.gelu
+    if getattr(config, "use_te_activation_func", False):  # without clamp and offset; silu without a gate becomes relu
+        return {silu: "swiglu", gelu: "geglu_tanh"}.get(function) if gated else None
     if not gated:
-        plain = {squared_relu: "relu2", torch.nn.functional.silu: "silu"}
-        return None if limit or offset else plain.get(function)
+        return None if limit or offset else {squared_relu: "relu2", silu: "silu"}.get(function)
     if function is quick_gelu:
         return f"swiglu:alpha=1.702,limit={limit},up_offset={offset}"
-    plain = {torch.nn.functional.silu: "swiglu", torch.nn.functional.gelu: "geglu_erf"}
-    return None if limit or offset else plain.get(function)
+    if function is silu and (limit or offset) and not config.bias_activation_fusion:  # which leaves the clamp out
+        # Transformer Engine's fused operations leave it out, too; whether they run is not known here.
+        fused = getattr(config, "use_transformer_engine_op_fuser", False)
+        return None if fused else f"swiglu:alpha=1,limit={limit},up_offset={offset}"
+    if function is silu:
+        return "swiglu"
+    return None if limit or offset else {gelu: "geglu_erf"}.get(function)
 
 
 def _is_activation(_value: typing.Any, config: typing.Any) -> bool:
@@ -76,7 +83,7 @@ FLAGS = [
         "activation_func",
         _is_activation,
         "silu, quick_gelu or gelu with gated_linear_unit, or squared_relu or silu without it; a clamp and an offset "
-        "with quick_gelu alone",
+        "with silu and quick_gelu alone",
     ),
     Flag("moe_mlp_glu_interleave_size", _is_unset, "None"),
     Flag("moe_paged_stash", _is_off, "False"),
