@@ -14,9 +14,11 @@ if importlib.util.find_spec("megatron") is None:  # test_megatron.py fails then 
 # Values that are refused, and fields that they need beside them.
 WRONG = {
     "expert_tensor_parallel_size": [2],
+    "expert_gtp_weight_remat_size": [2],
     "params_dtype": [torch.float16, torch.float32],
     "fp8": ["hybrid"],
     "fp4": ["e2m1"],
+    "quant_recipe": ["a recipe"],
     "add_bias_linear": [True],  # beside moe_apply_probs_on_input
     "activation_func": [torch.tanh, torch.nn.functional.relu],
     "moe_mlp_glu_interleave_size": [32],
@@ -61,6 +63,7 @@ def config(name, value):
     setattr(found, name, value)
     if name == "add_bias_linear":
         found.moe_apply_probs_on_input = True
+    found.fine_grained_activation_offloading = name == "offload_modules"
     return found, value
 
 
@@ -98,6 +101,9 @@ def test_values_that_are_served():
     for name, values in SERVED.items():
         for value in values if name in fields() else ():
             uniep.megatron.refuse(config(name, value)[0])
+    unused = config("offload_modules", ["moe_act"])[0]
+    unused.fine_grained_activation_offloading = False
+    uniep.megatron.refuse(unused)
 
 
 def test_what_uniep_hides_itself_is_turned_off(caplog):
@@ -170,8 +176,8 @@ def test_the_newest_version_has_every_field():
 
     import uniep.megatron
 
-    if tuple(map(int, megatron.core.__version__.split(".")[:2])) < (0, 18):
-        pytest.skip("some fields came with 0.18")
+    if tuple(map(int, megatron.core.__version__.split(".")[:2])) < (0, 19):
+        pytest.skip("some fields came with 0.19")
     names = [flag.name for flag in uniep.megatron.FLAGS] + list(uniep.megatron.flags.NOT_NEEDED)
     assert not [name for name in names if name not in fields()]
 

@@ -71,9 +71,11 @@ def _is_activation(_value: typing.Any, config: typing.Any) -> bool:
 
 FLAGS = [
     Flag("expert_tensor_parallel_size", lambda value, _: value in (None, 1), "1"),
+    Flag("expert_gtp_weight_remat_size", lambda value, _: value == 1, "1 (expert_tensor_parallel_num_weight_shards=1)"),
     Flag("params_dtype", lambda value, _: value == torch.bfloat16, "torch.bfloat16 (bf16=True)"),
     Flag("fp8", _is_off, "None"),
     Flag("fp4", _is_off, "None"),
+    Flag("quant_recipe", _is_unset, "None (no --te-precision-config-file)"),
     Flag(
         "add_bias_linear",
         lambda value, config: not value or not getattr(config, "moe_apply_probs_on_input", False),
@@ -93,7 +95,7 @@ FLAGS = [
     Flag("transformer_impl", lambda value, _: value != "inference_optimized", "'local' or 'transformer_engine'"),
     Flag(
         "offload_modules",
-        lambda value, _: not _EXPERTS_MODULES & set(value or ()),
+        lambda value, config: not config.fine_grained_activation_offloading or not _EXPERTS_MODULES & set(value or ()),
         "modules without expert_fc1, moe_act and fused_group_mlp",
     ),
     Flag("cuda_graph_impl", lambda value, _: value != "full_iteration", "'none', 'local' or 'transformer_engine'"),
