@@ -304,6 +304,7 @@ def check_new_parameters_stay_shared(rank, ranks):
         torch.__future__.set_overwrite_module_params_on_conversion(before)
     assert [name for name, _ in layer.named_parameters()] == names
     assert_same(run_layer(layer), expected)
+    assert layer.experts.local_experts[0].linear_fc2.weight.uniep_layer == "layer 1"
 
 
 def check_what_is_replaced_is_refused(rank, ranks):

@@ -94,7 +94,7 @@ def _enable_layer(submodules: typing.Any, options: dict[str, typing.Any]) -> boo
     else:
         # 0.17's layers give process groups to a spec of MoELayer itself alone.
         MoELayer.__init__ = _init
-        mlp.params = {**mlp.params, "uniep_options": options}
+        mlp.module, mlp.params = MoELayer, {**mlp.params, "uniep_options": options}
     return True
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from uniep import reserved_sms
 from uniep.group import Group
 from uniep.layer import moe
+from uniep.layer_stats import name_layer
 from uniep.megatron import beside
 from uniep.megatron.flags import activation_of
 from uniep.megatron.grouped import plain_weight
@@ -67,6 +68,7 @@ class Experts(torch.nn.Module):
     def _tie(self) -> None:
         """Registers the parameters of Megatron's experts as they are now."""
         experts = self._experts[0]
+        name = getattr(self._parameters.get("w2_0"), "uniep_layer", None)
         first, second = expert_weights(experts)
         self.single = first[0].dim() == 3
         self.count = len(first[0]) if self.single else len(first)
@@ -78,6 +80,8 @@ class Experts(torch.nn.Module):
             for expert, (b1, b2) in enumerate(zip(*expert_biases(experts), strict=True)):
                 self.register_parameter(f"b1_{expert}", b1)
                 self.register_parameter(f"b2_{expert}", b2)
+        if name is not None:
+            name_layer(second[0], name)
         self._parts = Parts(experts, self._parameters)
 
     def forward(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> torch.Tensor:
