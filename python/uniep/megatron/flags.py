@@ -28,6 +28,11 @@ def _is_unset(value: typing.Any, _config: typing.Any) -> bool:
 _EXPERTS_MODULES = {"expert_fc1", "moe_act", "fused_group_mlp"}
 
 
+def _experts_are_not_offloaded(modules: typing.Any, config: typing.Any) -> bool:
+    is_on = getattr(config, "fine_grained_activation_offloading", False)
+    return not is_on or not _EXPERTS_MODULES & set(modules or ())
+
+
 _BEFORE_EXPERTS = {"moe_router", "moe_preprocess"}
 
 
@@ -56,8 +61,11 @@ def activation_of(config: typing.Any) -> str | None:
         return None if limit or offset else {squared_relu: "relu2", silu: "silu"}.get(function)
     if function is quick_gelu:
         return f"swiglu:alpha=1.702,limit={limit},up_offset={offset}"
-    if function is silu and (limit or offset) and not config.bias_activation_fusion:  # which leaves the clamp out
-        # Transformer Engine's fused operations leave it out, too; whether they run is not known here.
+    if function is silu and (limit or offset):
+        # Megatron's fused function leaves the clamp out. So do Transformer Engine's fused operations, and whether they
+        # run is not known here.
+        if getattr(config, "bias_activation_fusion", False):
+            return "swiglu"
         fused = getattr(config, "use_transformer_engine_op_fuser", False)
         return None if fused else f"swiglu:alpha=1,limit={limit},up_offset={offset}"
     if function is silu:
@@ -95,7 +103,7 @@ FLAGS = [
     Flag("transformer_impl", lambda value, _: value != "inference_optimized", "'local' or 'transformer_engine'"),
     Flag(
         "offload_modules",
-        lambda value, config: not config.fine_grained_activation_offloading or not _EXPERTS_MODULES & set(value or ()),
+        _experts_are_not_offloaded,
         "modules without expert_fc1, moe_act and fused_group_mlp",
     ),
     Flag("cuda_graph_impl", lambda value, _: value != "full_iteration", "'none', 'local' or 'transformer_engine'"),
