@@ -1,6 +1,10 @@
 """What test_megatron.py starts: Megatron-core's layers beside UniEP's, with expert parallelism."""
 
+import functools
+import logging
+import math
 import sys
+import types
 
 import megatron_shim  # noqa: F401
 
@@ -9,7 +13,9 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.transformer.moe import moe_utils
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
 import uniep.megatron
 from distributed_checks import disabled, expect_error, run_checks
@@ -88,6 +94,38 @@ def check_patch(rank, ranks):
     assert not isinstance(moe_layer(False), uniep.megatron.UniEPMoELayer)
 
 
+class OwnLayer(MoELayer):
+    """A subclass of somebody else's."""
+
+
+def check_patch_says_what_it_leaves(rank, ranks):
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("uniep").addHandler(handler)
+    uniep.megatron.patch()
+    try:
+        submodules = spec(False).submodules.mlp
+        given = submodules.keywords if isinstance(submodules, functools.partial) else {}
+        submodules = given.get("submodules", getattr(submodules, "submodules", None))
+        layers = [kind(config(), submodules=submodules) for kind in (OwnLayer, OwnLayer, MoELayer)]
+    finally:
+        uniep.megatron.unpatch()
+        logging.getLogger("uniep").removeHandler(handler)
+    assert [type(layer) for layer in layers] == [OwnLayer, OwnLayer, uniep.megatron.UniEPMoELayer]
+    assert [text for text in records if "stays" in text] == [
+        "OwnLayer: stays Megatron's; patch() takes MoELayer itself alone"
+    ]
+
+
+def check_layers_get_process_groups(rank, ranks):
+    """And whether they are of multi-token prediction: from Megatron's layer around them."""
+    given = ProcessGroupCollection.use_mpu_process_groups()
+    layer = build_module(spec(True), config=config(), layer_number=1, pg_collection=given, is_mtp_layer=True).mlp
+    assert type(layer) is uniep.megatron.UniEPMoELayer
+    assert layer.uniep_experts.collection is given and layer.is_mtp_layer
+
+
 def check_one_flag_verifies(rank, ranks):
     """Before an optimizer's first step behind the layers, and with the same results."""
 
@@ -164,7 +202,7 @@ def check_uniep_disable_gives_megatrons_layer(rank, ranks):
             layers.append(moe_layer(False))
         finally:
             uniep.megatron.unpatch()
-        assert [isinstance(layer, uniep.megatron.UniEPMoELayer) for layer in layers] == [False, True, False]
+        assert all(getattr(layer, "uniep_experts", None) is None for layer in layers)
         for layer in layers:
             assert list(layer.state_dict()) == list(ours.state_dict())
             layer.load_state_dict(ours.state_dict())
@@ -178,31 +216,53 @@ def check_uniep_disable_gives_megatrons_layer(rank, ranks):
         expect_error(ValueError, "UNIEP_DISABLE: 'yes'; legal are 1, 0 and empty", lambda: moe_layer(True))
 
 
-def check_stats_are_megatrons_metrics(rank, ranks):
-    layers = [moe_layer(True, schedule="fusion=layer") for _ in range(2)]
-    layers[1].set_layer_number(2)
+class Writer:
+    """As TensorBoard's."""
+
+    def __init__(self):
+        self.entries = {}
+
+    def add_scalar(self, name, value, iteration):
+        self.entries[name] = (value, iteration)
+
+
+def check_stats_of_all_ranks(rank, ranks):
+    """Of a layer that all have, of layers that one rank has, as of a pipeline's stages, and of one that none has."""
+    layers = [moe_layer(True, schedule="fusion=layer") for _ in range(3)]
+    layers[1].set_layer_number(2 + rank)
+    layers[2].is_mtp_layer = True
+    layers[2].set_layer_number(1)
     uniep.record_stats(timed_every=1)
+    writer = Writer()
     try:
         for layer in layers:
             run_layer(layer)
         found = uniep.stats()
-        uniep.megatron.log_stats(num_layers=3, micro_batches=2, device="cpu")
+        logged = uniep.megatron.log_stats(2 + ranks, 7, writer if rank == 0 else None, mtp_layers=1)
     finally:
         uniep.record_stats(False)
     names = [(one.layer, one.direction) for one in found]
-    assert names == [(f"layer {n}", direction) for n in (1, 2) for direction in ("forward", "backward")]
+    kinds = ("layer 1", f"layer {2 + rank}", "mtp 1")
+    assert names == [(layer, direction) for layer in kinds for direction in ("forward", "backward")]
     shares = torch.tensor([gathered(one.rows) for one in found]).double()
     assert (shares.sum(1) == 48 * TOPK * ranks).all()  # every token has its K experts
     for one, rows in zip(found, shares, strict=True):
         assert one.rows_max_over_mean == (rows.max() / rows.mean()).item()
         assert one.ms > 0 and one.wait_ms >= one.exposed_dispatch_ms >= 0
         assert one.fused == (ranks == 1) and one.fusion == "layer" and one.schedule == "fusion=layer" and one.calls == 1
-    tracker = moe_utils.get_moe_layer_wise_logging_tracker()
-    logged = tracker["uniep_rows_max_over_mean"]["values"]
-    assert logged[0] == torch.tensor(2 * found[0].rows_max_over_mean).float() and logged[2] == 0
-    assert tracker["uniep_backward_ms"]["values"][1] == torch.tensor(2 * found[3].ms).float()
-    assert tracker["uniep_forward_wait_ms"]["values"][0] == torch.tensor(2 * found[0].wait_ms).float()
-    moe_utils.clear_aux_losses_tracker()
+    assert len(logged) == 5 and all(len(values) == 3 + ranks for values in logged.values())
+    assert abs(logged["uniep_rows_max_over_mean"][0] - found[0].rows_max_over_mean) < 1e-9
+    for name, value, which in (
+        ("uniep_backward_ms", found[1].ms, 0),
+        ("uniep_forward_wait_ms", found[4].wait_ms, 2 + ranks),
+    ):
+        assert abs(logged[name][which] - sum(gathered(value)) / ranks) < 1e-9
+    assert logged["uniep_forward_ms"][1 + rank] == found[2].ms
+    assert all(math.isnan(values[1 + ranks]) for values in logged.values())
+    if rank == 0:
+        assert len(writer.entries) == 5 * (2 + ranks)
+        assert writer.entries["uniep_forward_ms/layer 1"] == (logged["uniep_forward_ms"][0], 7)
+        assert writer.entries["uniep_backward_ms/mtp 1"] == (logged["uniep_backward_ms"][-1], 7)
 
 
 def check_checkpoints_are_megatrons(rank, ranks):
@@ -222,6 +282,53 @@ def check_checkpoints_are_megatrons(rank, ranks):
     ours.load_state_dict(theirs.state_dict())
     for name, value in run_layer(ours).items():
         assert same_bits(value, expected[name]), name
+
+
+def check_new_parameters_stay_shared(rank, ranks):
+    """Where all of a module's parameters become other ones: load_state_dict(assign=True), and to() with a flag."""
+    expected = run_layer(moe_layer(True))
+    layer = moe_layer(True)
+    names = [name for name, _ in layer.named_parameters()]
+    values = {name: value.clone() for name, value in layer.state_dict().items() if value is not None}
+    for parameter in layer.parameters():
+        parameter.data.zero_()
+    layer.load_state_dict(values, assign=True, strict=False)
+    assert [name for name, _ in layer.named_parameters()] == names
+    assert_same(run_layer(layer), expected)
+    layer.zero_grad()
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        layer._apply(torch.clone)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(before)
+    assert [name for name, _ in layer.named_parameters()] == names
+    assert_same(run_layer(layer), expected)
+    assert layer.experts.local_experts[0].linear_fc2.weight.uniep_layer == "layer 1"
+
+
+def check_what_is_replaced_is_refused(rank, ranks):
+    """As adapters and quantizers do; UniEP would run what was there before."""
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.weight = inner, inner.weight
+
+    def wrap(expert):
+        expert.linear_fc1 = Wrapped(expert.linear_fc1)
+
+    def convert(expert):
+        expert.linear_fc2.__class__ = type("Quantized", (type(expert.linear_fc2),), {})
+
+    def replace(expert):
+        expert.linear_fc2.weight = torch.nn.Parameter(expert.linear_fc2.weight.detach().clone())
+
+    for change, name in ((wrap, "linear_fc1"), (convert, "linear_fc2"), (replace, "weight")):
+        layer = moe_layer(True)
+        change(layer.experts.local_experts[-1])
+        text = f"experts: {name} is not what it was when the layer was built"
+        expect_error(ValueError, text, lambda layer=layer: run_layer(layer))
 
 
 class BackendLayer(torch.nn.Module):
@@ -266,6 +373,15 @@ def check_megakernel_backend(rank, ranks):
 
 def check_enable_needs_a_moe_layer(rank, ranks):
     expect_error(ValueError, "without a MoELayer", lambda: uniep.megatron.enable(get_gpt_layer_local_spec()))
+
+
+def check_enable_looks_into_stacks(rank, ranks):
+    """Of hybrid models, and of multi-token prediction."""
+    for name in ("moe_layer", "mtp_model_layer"):
+        inner = ModuleSpec(module=None, submodules=types.SimpleNamespace(**{name: spec(False)}))
+        uniep.megatron.enable(types.SimpleNamespace(layer_specs=[inner]))
+        layer = getattr(inner.submodules, name).submodules.mlp(config(), layer_number=1)
+        assert type(layer) is uniep.megatron.UniEPMoELayer
 
 
 def check_names_of_transformer_engine(rank, ranks):

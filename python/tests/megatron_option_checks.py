@@ -42,6 +42,7 @@ def check_activations(rank, ranks):
     top1 = {"moe_apply_probs_on_input": True, "moe_router_topk": 1, "moe_router_pre_softmax": True}
     for changes in (
         {"activation_func": quick_gelu, "glu_linear_offset": 1.0, "activation_func_clamp_value": 0.5},
+        {"glu_linear_offset": 1.0, "activation_func_clamp_value": 0.1},
         {"activation_func": torch.nn.functional.gelu},
         {"activation_func": squared_relu, "gated_linear_unit": False},
         {"gated_linear_unit": False},
@@ -209,6 +210,42 @@ def check_rank_capacity_factor_is_a_capacity(rank, ranks):
     text = "capacity rows: "
     if ranks > 1:
         expect_error(ValueError, text, lambda: run_layer(tight, tokens=4000 if rank == 0 else 2000))
+
+
+def check_errors_of_a_step_come_before_the_optimizer(rank, ranks):
+    """As an overflow on GPUs does, which the call itself does not wait for."""
+    with uniep.Group("self", workers=3) as group:
+        waits = []
+
+        def synchronize():
+            waits.append(len(waits))
+            if len(waits) == 2:
+                raise uniep.CapacityError("an overflow")
+
+        group.synchronize = synchronize
+        experts = moe_layer(True).uniep_experts
+        experts._group = lambda device: group
+        experts.ep_group, experts.count = None, EXPERTS // ranks
+        x = torch.randn(8, HIDDEN).bfloat16()
+        routing_map = torch.arange(EXPERTS // ranks).expand(len(x), -1) < TOPK
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizers = [torch.optim.SGD([weight], lr=1.0) for _ in range(2)]
+
+        def step(factor):
+            experts.capacity_factor = factor
+            experts(x, routing_map.float() / TOPK, routing_map)
+            weight.grad = torch.ones(2)
+            for optimizer in optimizers:
+                optimizer.step()
+
+        step(None)
+        assert not waits
+        step(8.0)
+        assert len(waits) == 1 and weight[0] == -3
+        expect_error(uniep.CapacityError, "an overflow", lambda: step(8.0))
+        assert len(waits) == 2 and weight[0] == -3
+        step(None)
+        assert len(waits) == 2
 
 
 def check_deterministic_mode(rank, ranks):

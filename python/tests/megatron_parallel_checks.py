@@ -49,6 +49,11 @@ def check_distributed_optimizer(rank, ranks):
     assert all(abs(a - b) <= 1e-3 * b for a, b in zip(got, plain, strict=True)), (got, plain)
 
 
+def check_bf16_main_grads(rank, ranks):
+    """DDP adds gradients to them itself, of several micro-batches."""
+    compare(Setting(expert=ranks // 2, distributed_optimizer=True, micro_batches=2, sums_in_fp32=False))
+
+
 def loss_without_training(training):
     """Of every rank, forward only."""
     losses = get_forward_backward_func()(

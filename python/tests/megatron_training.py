@@ -54,6 +54,7 @@ class Setting:
     learning_rate: float = 3e-3
     nudged: int = 0  # not 0: half of the experts' weights have another last bit, which half this number says
     main_grad: bool = True  # what gradient_accumulation_fusion does; Megatron's own layers need a CUDA extension for it
+    sums_in_fp32: bool = True  # DDP's main_grad; else in the parameters' type
     changes: dict = dataclasses.field(default_factory=dict)
 
 
@@ -187,7 +188,7 @@ def moe_experts(chunks):
 
 def ddp_config(setting):
     return DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
+        grad_reduce_in_fp32=setting.sums_in_fp32,
         overlap_grad_reduce=True,
         use_distributed_optimizer=setting.distributed_optimizer,
         overlap_param_gather=setting.distributed_optimizer,

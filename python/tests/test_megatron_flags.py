@@ -14,15 +14,18 @@ if importlib.util.find_spec("megatron") is None:  # test_megatron.py fails then 
 # Values that are refused, and fields that they need beside them.
 WRONG = {
     "expert_tensor_parallel_size": [2],
+    "expert_gtp_weight_remat_size": [2],
     "params_dtype": [torch.float16, torch.float32],
     "fp8": ["hybrid"],
     "fp4": ["e2m1"],
+    "quant_recipe": ["a recipe"],
     "add_bias_linear": [True],  # beside moe_apply_probs_on_input
     "activation_func": [torch.tanh, torch.nn.functional.relu],
     "moe_mlp_glu_interleave_size": [32],
     "moe_paged_stash": [True],
     "overlap_moe_expert_parallel_comm": [True],
     "delay_wgrad_compute": [True],
+    "init_model_with_meta_device": [True],
     "transformer_impl": ["inference_optimized"],
     "offload_modules": [["core_attn", "moe_act"], ["expert_fc1"], ["fused_group_mlp"]],
     "cuda_graph_impl": ["full_iteration"],
@@ -60,6 +63,7 @@ def config(name, value):
     setattr(found, name, value)
     if name == "add_bias_linear":
         found.moe_apply_probs_on_input = True
+    found.fine_grained_activation_offloading = name == "offload_modules"
     return found, value
 
 
@@ -81,12 +85,25 @@ def test_every_flag_is_refused_with_the_value_that_works():
                 uniep.megatron.UniEPMoELayer(wrong)
 
 
+def test_all_refused_flags_in_one_error():
+    import uniep.megatron
+
+    found, _ = config("fp8", "hybrid")
+    found.delay_wgrad_compute = True
+    lines = "fp8: 'hybrid'; UniEP's layer needs None\ndelay_wgrad_compute: True; UniEP's layer needs False"
+    with pytest.raises(ValueError, match=f"^{re.escape(lines)}$"):
+        uniep.megatron.refuse(found)
+
+
 def test_values_that_are_served():
     import uniep.megatron
 
     for name, values in SERVED.items():
         for value in values if name in fields() else ():
             uniep.megatron.refuse(config(name, value)[0])
+    unused = config("offload_modules", ["moe_act"])[0]
+    unused.fine_grained_activation_offloading = False
+    uniep.megatron.refuse(unused)
 
 
 def test_what_uniep_hides_itself_is_turned_off(caplog):
@@ -123,7 +140,7 @@ def test_activations_as_moe_takes_them():
         (gelu, True, None, 0.0, "geglu_erf"),
         (squared_relu, False, None, 0.0, "relu2"),
         (silu, False, None, 0.0, "silu"),
-        (silu, True, 7.0, 0.0, None),
+        (silu, True, 7.0, 0.5, "swiglu:alpha=1,limit=7.0,up_offset=0.5"),
         (gelu, True, None, 1.0, None),
         (gelu, False, None, 0.0, None),
         (squared_relu, True, None, 0.0, None),
@@ -133,14 +150,34 @@ def test_activations_as_moe_takes_them():
         assert activation_of(found) == expected
 
 
+def test_activations_of_fused_functions():
+    """Those of Megatron and of Transformer Engine leave clamp and offset of silu out, and gelu is another one."""
+    from uniep.megatron.flags import activation_of
+
+    gelu, silu = torch.nn.functional.gelu, torch.nn.functional.silu
+    for flag, function, gated, expected in (
+        ("bias_activation_fusion", silu, True, "swiglu"),
+        ("use_te_activation_func", silu, True, "swiglu"),
+        ("use_te_activation_func", gelu, True, "geglu_tanh"),
+        ("use_te_activation_func", silu, False, None),
+        ("use_transformer_engine_op_fuser", silu, True, None),
+    ):
+        found = config("activation_func", function)[0]
+        found.gated_linear_unit, found.activation_func_clamp_value = gated, 7.0
+        found.bias_activation_fusion = False
+        if flag in fields():
+            setattr(found, flag, True)
+            assert activation_of(found) == expected
+
+
 def test_the_newest_version_has_every_field():
     """A field that Megatron renames is not refused any more, and nobody would see it."""
     import megatron.core
 
     import uniep.megatron
 
-    if tuple(map(int, megatron.core.__version__.split(".")[:2])) < (0, 18):
-        pytest.skip("some fields came with 0.18")
+    if tuple(map(int, megatron.core.__version__.split(".")[:2])) < (0, 19):
+        pytest.skip("some fields came with 0.19")
     names = [flag.name for flag in uniep.megatron.FLAGS] + list(uniep.megatron.flags.NOT_NEEDED)
     assert not [name for name in names if name not in fields()]
 

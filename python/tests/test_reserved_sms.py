@@ -77,6 +77,13 @@ def test_a_group_of_several_native_ranks_leaves_them(nccl):
         group.size = 2
         group.run_beside(nccl(ctas=16))
         assert group.reserved == 24 and group.engine.reserved == 24
+        pipeline = nccl(ctas=8)
+        for times in (1, 2, 2):
+            group.run_beside(pipeline, times=times)
+            assert group.reserved == 24 + 8 * times
+        group.run_beside(all_known=False)
+        assert group.reserved is None
+        group._beside.popitem()
         group.run_beside(nccl())
         assert group.reserved is None
         group.reserve_sms = 12
@@ -86,6 +93,43 @@ def test_a_group_of_several_native_ranks_leaves_them(nccl):
         group.run_beside()
         assert group.reserved == 0, "kernels of transport torch wait for nobody"
         group.size = 1
+
+
+class Told:
+    """A stand-in for a Group, which notes how often each process group counts."""
+
+    def __init__(self):
+        self.all_known, self.times = True, {}
+
+    def run_beside(self, *groups, times=1, all_known=True):
+        self.all_known &= all_known
+        self.times |= {one: times for one in groups if one is not None}
+
+
+def test_megatrons_groups_beside_a_layer(monkeypatch):
+    """Of the collection that a layer is built with, and of parallel_state where it lacks them."""
+    parallel_state = pytest.importorskip("megatron.core.parallel_state")
+    from uniep.megatron import beside
+
+    def told(overlap=False, stages=2, **collection):
+        group = Told()
+        config = types.SimpleNamespace(overlap_p2p_comm=overlap, pipeline_model_parallel_size=stages)
+        beside.tell(group, config, types.SimpleNamespace(**collection) if collection else None)
+        return group
+
+    three = {"dp_cp": "DP", "expt_dp": "EDP", "pp": "PP"}
+    assert not told().all_known
+    assert not told(dp_cp="DP", expt_dp="EDP").all_known
+    assert told(dp_cp="DP", expt_dp="EDP", stages=1).all_known
+    found = told(**three, overlap=True, dp_cp_ag="AG", expt_dp_ag=None)
+    assert found.all_known and found.times == {"DP": 1, "EDP": 1, "PP": 2, "AG": 1}
+    assert told(dp_cp="DP", expt_dp="EDP", pp=["PP", "PP of another module"]).times["PP of another module"] == 1
+    monkeypatch.setattr(parallel_state, "is_initialized", lambda: True)
+    for name, answer in (("data", "DP"), ("expert_data", "EDP"), ("pipeline_model", "PP")):
+        monkeypatch.setattr(parallel_state, f"get_{name}_parallel_group", lambda answer=answer, **_: answer)
+    found = told()
+    assert found.all_known and found.times == {"DP": 1, "EDP": 1, "PP": 1}
+    assert told(dp_cp="DP of the layer", dp_cp_ag=None).times == {"DP of the layer": 1, "EDP": 1, "PP": 1}
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "8", None])

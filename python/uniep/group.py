@@ -201,12 +201,19 @@ class Group(metaclass=_Cached):
 
         return typing.cast(bytes, peers.broadcast_object(self, make, "the group's id of rank 0"))
 
-    def run_beside(self, *groups: dist.ProcessGroup | None) -> None:
+    def run_beside(self, *groups: dist.ProcessGroup | None, times: int = 1, all_known: bool = True) -> None:
         """Says that collectives of these process groups, too, may run at the same time as calls of this group.
 
-        Each group counts once, since its collectives follow each other. None, and this process alone, is no group.
+        None, and this process alone, is no group.
+
+        Args:
+            times: how many collectives of each of these groups run at the same time; mostly they follow each other.
+            all_known: whether there is no other group than all that it is told of. Else reserve_sms="auto" is refused.
         """
-        self._beside.update((one.group_name, reserved_sms.most_ctas(one)) for one in groups if one is not None)
+        given = [one for one in groups if one is not None]
+        self._beside |= {one.group_name: reserved_sms.total([reserved_sms.most_ctas(one)] * times) for one in given}
+        if not all_known:
+            self._beside["groups that are not known"] = None
         waits_in_kernels = self.transport == "native" and self.size > 1
         if not waits_in_kernels:
             self.reserved = 0

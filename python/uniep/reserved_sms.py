@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 FIELD = "comm.reserve_sms"
 UNKNOWN = (
-    "reserve_sms: 'auto' beside collectives of NCCL, and how many SMs one of them takes is not known; "
+    "reserve_sms: 'auto' beside collectives of NCCL, and which these are or how many SMs one takes is not known; "
     "set NCCL_MAX_CTAS (8, for example) before communicators are made, or give reserve_sms as a number"
 )
 

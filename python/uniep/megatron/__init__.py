@@ -10,6 +10,7 @@ or, before the model is built, `uniep.megatron.patch()`. With UNIEP_DISABLE=1 bo
 from __future__ import annotations
 
 import functools
+import logging
 import typing
 
 from megatron.core.transformer.moe.moe_layer import MoELayer
@@ -18,7 +19,7 @@ from uniep import rerun, reserved_sms, trials
 from uniep.megatron.backend import UniEPBackend
 from uniep.megatron.experts import Experts
 from uniep.megatron.flags import FLAGS, refuse
-from uniep.megatron.layer import STAYS, UniEPMoELayer, built_for_uniep
+from uniep.megatron.layer import STAYS, UniEPMoELayer, built_for_uniep, collection_of
 from uniep.megatron.metrics import log_stats
 from uniep.megatron.restart import abort_hook
 from uniep.megatron.routing import expert_weights
@@ -41,6 +42,9 @@ __all__ = [
 ]
 
 
+_log = logging.getLogger("uniep")
+
+
 def enable(
     spec: typing.Any,
     *,
@@ -53,7 +57,7 @@ def enable(
     """Replaces MoELayer in the spec of a layer or of a block, in place, and gives it back.
 
     Args:
-        spec: a layer's ModuleSpec, or a block's TransformerBlockSubmodules.
+        spec: of a layer, of a hybrid stack or of multi-token prediction, or a block's TransformerBlockSubmodules.
         schedule, save: of uniep.moe().
         reserve_sms: of uniep.Group; "auto" leaves what collectives of gradients, parameters and pipelines can take.
         verify: check a layer every so many steps, before the optimizer's (uniep.Verifier); 0: never.
@@ -65,26 +69,33 @@ def enable(
     _begin_to_verify(verify)
     _begin_to_tune(tune_until)
     options = {"schedule": schedule, "save": save, "reserve_sms": reserved_sms.checked(reserve_sms)}
-    if not sum([_enable_layer(layer, options) for layer in getattr(spec, "layer_specs", None) or [spec]]):
+    if not _enable_layers(spec, options):
         raise ValueError(
             f"spec: {type(spec).__name__} without a MoELayer; legal is the spec of a layer or a block with one"
         )
     return spec
 
 
-def _enable_layer(spec: typing.Any, options: dict[str, typing.Any]) -> bool:
-    submodules: typing.Any = getattr(spec, "submodules", None)
+def _enable_layers(spec: typing.Any, options: dict[str, typing.Any]) -> int:
+    """How many MoE layers there are in a layer, a block, or a hybrid stack or a layer of multi-token prediction."""
+    submodules = getattr(spec, "submodules", spec)
+    inner = [getattr(submodules, name, None) for name in ("moe_layer", "mtp_model_layer")]
+    inner += getattr(submodules, "layer_specs", None) or ()
+    return _enable_layer(submodules, options) + sum(_enable_layers(one, options) for one in inner if one is not None)
+
+
+def _enable_layer(submodules: typing.Any, options: dict[str, typing.Any]) -> bool:
     mlp: typing.Any = getattr(submodules, "mlp", None)
     is_moe = getattr(mlp, "func", getattr(mlp, "module", None)) in (MoELayer, UniEPMoELayer)
-    if is_moe and is_disabled(STAYS):
-        return True
-    if isinstance(mlp, functools.partial) and is_moe:
+    if not is_moe or is_disabled(STAYS):
+        return is_moe
+    if isinstance(mlp, functools.partial):
         submodules.mlp = functools.partial(UniEPMoELayer, *mlp.args, **{**mlp.keywords, "uniep_options": options})
-        return True
-    if is_moe:
-        mlp.module, mlp.params = UniEPMoELayer, {**mlp.params, "uniep_options": options}
-        return True
-    return False
+    else:
+        # 0.17's layers give process groups to a spec of MoELayer itself alone.
+        MoELayer.__init__ = _init
+        mlp.module, mlp.params = MoELayer, {**mlp.params, "uniep_options": options}
+    return True
 
 
 def _begin_to_verify(every: int) -> None:
@@ -102,6 +113,29 @@ def _begin_to_tune(until: int) -> None:
 
 
 _original_init = MoELayer.__init__
+_patch: dict[str, typing.Any] | None = None  # its options
+_told: set[type] = set()
+
+
+@functools.wraps(_original_init)
+def _init(
+    self: typing.Any,
+    config: typing.Any,
+    *arguments: typing.Any,
+    uniep_options: dict[str, typing.Any] | None = None,
+    **keywords: typing.Any,
+) -> None:
+    options = _patch if uniep_options is None else uniep_options
+    if type(self) is not MoELayer or options is None or is_disabled(STAYS):
+        if options is not None and not isinstance(self, UniEPMoELayer) and type(self) not in (MoELayer, *_told):
+            _told.add(type(self))
+            _log.warning("%s: stays Megatron's; patch() takes MoELayer itself alone", type(self).__name__)
+        _original_init(self, config, *arguments, **keywords)
+        return
+    with built_for_uniep(config):
+        _original_init(self, config, *arguments, **keywords)
+    self.__class__ = UniEPMoELayer
+    self._take_over(options, collection_of(arguments, keywords))
 
 
 def patch(
@@ -122,21 +156,12 @@ def patch(
     """
     _begin_to_verify(verify)
     _begin_to_tune(tune_until)
-    options = {"schedule": schedule, "save": save, "reserve_sms": reserved_sms.checked(reserve_sms)}
-
-    @functools.wraps(_original_init)
-    def init(self: typing.Any, config: typing.Any, *arguments: typing.Any, **keywords: typing.Any) -> None:
-        if type(self) is not MoELayer or is_disabled(STAYS):
-            _original_init(self, config, *arguments, **keywords)
-            return
-        with built_for_uniep(config):
-            _original_init(self, config, *arguments, **keywords)
-        self.__class__ = UniEPMoELayer
-        self._take_over(options)
-
-    MoELayer.__init__ = init
+    global _patch
+    _patch = {"schedule": schedule, "save": save, "reserve_sms": reserved_sms.checked(reserve_sms)}
+    MoELayer.__init__ = _init
 
 
 def unpatch() -> None:
     """Undoes patch() for layers that are built later."""
-    MoELayer.__init__ = _original_init
+    global _patch
+    _patch = None

@@ -6,25 +6,17 @@ import typing
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 
 from uniep import reserved_sms
 from uniep.group import Group
 from uniep.layer import moe
+from uniep.layer_stats import name_layer
+from uniep.megatron import beside
 from uniep.megatron.flags import activation_of
 from uniep.megatron.grouped import plain_weight
+from uniep.megatron.overflow import check_before_optimizer
+from uniep.megatron.parts import Parts
 from uniep.megatron.routing import capacity_of_factor, expert_biases, expert_weights
-
-
-def overlapped_groups() -> list[dist.ProcessGroup | None]:
-    """Process groups whose collectives Megatron may run beside a layer: of gradients, parameters and pipelines."""
-    if not parallel_state.is_initialized():
-        return []
-    return [
-        parallel_state.get_data_parallel_group(with_context_parallel=True),
-        parallel_state.get_expert_data_parallel_group(check_initialized=False),
-        parallel_state.get_pipeline_model_parallel_group(check_initialized=False),
-    ]
 
 
 class Experts(torch.nn.Module):
@@ -38,10 +30,12 @@ class Experts(torch.nn.Module):
         ep_group: the expert-parallel process group.
         experts: Megatron's SequentialMLP or TEGroupedMLP.
         schedule, save: of moe(); attributes too, to be changed between steps.
-        reserve_sms: of the Group; "auto" is beside overlapped_groups().
+        reserve_sms: of the Group; "auto" is what collectives beside the layer can take.
+        collection: the ProcessGroupCollection that the layer was built with; None: parallel_state's groups.
 
     Attributes:
-        main_grad: of moe(): "param" with gradient_accumulation_fusion, else None.
+        main_grad: of moe(): "param" with gradient_accumulation_fusion, else None. Where DDP's main_grad is not fp32,
+            calls run with None, and DDP adds the bf16 gradients itself.
     """
 
     def __init__(
@@ -52,6 +46,7 @@ class Experts(torch.nn.Module):
         schedule: str | tuple[str, str] = "auto",
         save: str = "keep",
         reserve_sms: int | str = "auto",
+        collection: typing.Any = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -62,39 +57,55 @@ class Experts(torch.nn.Module):
         self.schedule, self.save = schedule, save
         self.activation = typing.cast(str, activation_of(config))
         self.router_weight = "input" if getattr(config, "moe_apply_probs_on_input", False) else "activation"
+        self.has_biases = bool(config.add_bias_linear)
+        if self.has_biases:
+            self.router_weight = "output"  # it multiplies FC2's bias, too
+        self.collection = collection
+        self.told: Group | None = None  # of the groups beside it
+        self._experts = (experts,)  # a tuple, so that it is not registered
+        self._tie()
+
+    def _tie(self) -> None:
+        """Registers the parameters of Megatron's experts as they are now."""
+        experts = self._experts[0]
+        name = getattr(self._parameters.get("w2_0"), "uniep_layer", None)
         first, second = expert_weights(experts)
-        self.told: Group | None = None  # of overlapped_groups()
         self.single = first[0].dim() == 3
         self.count = len(first[0]) if self.single else len(first)
         self.keys = {name: [f"{name}_{expert}" for expert in range(self.count)] for name in ("w1", "w2", "b1", "b2")}
         for expert, (w1, w2) in enumerate(zip(first, second, strict=True)):
             self.register_parameter(f"w1_{expert}", w1)
             self.register_parameter(f"w2_{expert}", w2)
-        self.has_biases = bool(config.add_bias_linear)
-        if not self.has_biases:
-            return
-        self.router_weight = "output"  # it multiplies FC2's bias, too
-        for expert, (b1, b2) in enumerate(zip(*expert_biases(experts), strict=True)):
-            self.register_parameter(f"b1_{expert}", b1)
-            self.register_parameter(f"b2_{expert}", b2)
+        if self.has_biases:
+            for expert, (b1, b2) in enumerate(zip(*expert_biases(experts), strict=True)):
+                self.register_parameter(f"b1_{expert}", b1)
+                self.register_parameter(f"b2_{expert}", b2)
+        if name is not None:
+            name_layer(second[0], name)
+        self._parts = Parts(experts, self._parameters)
 
     def forward(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> torch.Tensor:
         """hidden_states [T, H] bf16, probs [T, E], routing_map [T, E] bool to [T, H] bf16."""
+        self._parts.check()
         if getattr(self.config, "moe_pad_expert_input_to_capacity", False):
             routing_map = routing_map & (probs != 0)  # the padding: tokens that did not choose the expert
+        main_grad = self.main_grad if self._has_fp32_sums() else None
+        group = self._group(hidden_states.device)
+        if self.capacity_factor is not None and group.transport == "native":
+            check_before_optimizer(group)
         return moe(
             hidden_states,
             routing_map,
             probs.float(),
-            self._weights("w1"),
-            self._weights("w2"),
+            self._weights("w1", main_grad),
+            self._weights("w2", main_grad),
             b1=self._biases("b1"),
             b2=self._biases("b2"),
             topk=self.topk,
-            group=self._group(hidden_states.device),
+            group=group,
             schedule=self.schedule,
             capacity=capacity_of_factor(self.capacity_factor, len(hidden_states), self.topk, self.count),
-            main_grad=typing.cast(typing.Any, self.main_grad),
+            main_grad=typing.cast(typing.Any, main_grad),
             save=self.save,
             activation=self.activation,
             router_weight=self.router_weight,
@@ -103,13 +114,19 @@ class Experts(torch.nn.Module):
     def _group(self, device: torch.device) -> Group:
         group = Group(self.ep_group, device=device, reserve_sms=self.reserve_sms)
         if group is not self.told:
-            group.run_beside(*overlapped_groups())
+            beside.tell(group, self.config, self.collection)
             self.told = group
         return group
 
-    def _weights(self, name: str) -> torch.Tensor | list[torch.Tensor]:
+    def _has_fp32_sums(self) -> bool:
+        """False where DDP sums in the parameters' type. Megatron-FSDP's sums are not known before backward."""
+        first = (self._parameters.get(f"{name}_0") for name in self.keys)
+        sums = (getattr(one, "main_grad", None) for one in first if not hasattr(one, "get_main_grad"))
+        return all(one is None or one.dtype is torch.float32 for one in sums)
+
+    def _weights(self, name: str, main_grad: str | None) -> torch.Tensor | list[torch.Tensor]:
         if self.single:
-            return plain_weight(getattr(self, f"{name}_0"), name, self.main_grad is not None)
+            return plain_weight(getattr(self, f"{name}_0"), name, main_grad is not None)
         return self._tensors(name)
 
     def _biases(self, name: str) -> list[torch.Tensor] | None:
@@ -123,7 +140,11 @@ class Experts(torch.nn.Module):
         pass
 
     def _load_from_state_dict(self, *_: typing.Any) -> None:
-        pass
+        self._tie()  # load_state_dict(assign=True) has replaced parameters by now
+
+    def _apply(self, *_: typing.Any, **__: typing.Any) -> typing.Any:
+        self._tie()  # to_empty() and the like have
+        return self
 
     def sharded_state_dict(self, *_: typing.Any, **__: typing.Any) -> dict[str, typing.Any]:
         return {}

@@ -28,6 +28,11 @@ def _is_unset(value: typing.Any, _config: typing.Any) -> bool:
 _EXPERTS_MODULES = {"expert_fc1", "moe_act", "fused_group_mlp"}
 
 
+def _experts_are_not_offloaded(modules: typing.Any, config: typing.Any) -> bool:
+    is_on = getattr(config, "fine_grained_activation_offloading", False)
+    return not is_on or not _EXPERTS_MODULES & set(modules or ())
+
+
 _BEFORE_EXPERTS = {"moe_router", "moe_preprocess"}
 
 
@@ -49,13 +54,23 @@ def activation_of(config: typing.Any) -> str | None:
     function, gated = config.activation_func, config.gated_linear_unit
     limit = getattr(config, "activation_func_clamp_value", None) or 0.0
     offset = getattr(config, "glu_linear_offset", None) or 0.0
+    silu, gelu = torch.nn.functional.silu, torch.nn.functional.gelu
+    if getattr(config, "use_te_activation_func", False):  # without clamp and offset; silu without a gate becomes relu
+        return {silu: "swiglu", gelu: "geglu_tanh"}.get(function) if gated else None
     if not gated:
-        plain = {squared_relu: "relu2", torch.nn.functional.silu: "silu"}
-        return None if limit or offset else plain.get(function)
+        return None if limit or offset else {squared_relu: "relu2", silu: "silu"}.get(function)
     if function is quick_gelu:
         return f"swiglu:alpha=1.702,limit={limit},up_offset={offset}"
-    plain = {torch.nn.functional.silu: "swiglu", torch.nn.functional.gelu: "geglu_erf"}
-    return None if limit or offset else plain.get(function)
+    if function is silu and (limit or offset):
+        # Megatron's fused function leaves the clamp out. So do Transformer Engine's fused operations, and whether they
+        # run is not known here.
+        if getattr(config, "bias_activation_fusion", False):
+            return "swiglu"
+        fused = getattr(config, "use_transformer_engine_op_fuser", False)
+        return None if fused else f"swiglu:alpha=1,limit={limit},up_offset={offset}"
+    if function is silu:
+        return "swiglu"
+    return None if limit or offset else {gelu: "geglu_erf"}.get(function)
 
 
 def _is_activation(_value: typing.Any, config: typing.Any) -> bool:
@@ -64,9 +79,11 @@ def _is_activation(_value: typing.Any, config: typing.Any) -> bool:
 
 FLAGS = [
     Flag("expert_tensor_parallel_size", lambda value, _: value in (None, 1), "1"),
+    Flag("expert_gtp_weight_remat_size", lambda value, _: value == 1, "1 (expert_tensor_parallel_num_weight_shards=1)"),
     Flag("params_dtype", lambda value, _: value == torch.bfloat16, "torch.bfloat16 (bf16=True)"),
     Flag("fp8", _is_off, "None"),
     Flag("fp4", _is_off, "None"),
+    Flag("quant_recipe", _is_unset, "None (no --te-precision-config-file)"),
     Flag(
         "add_bias_linear",
         lambda value, config: not value or not getattr(config, "moe_apply_probs_on_input", False),
@@ -76,16 +93,17 @@ FLAGS = [
         "activation_func",
         _is_activation,
         "silu, quick_gelu or gelu with gated_linear_unit, or squared_relu or silu without it; a clamp and an offset "
-        "with quick_gelu alone",
+        "with silu and quick_gelu alone",
     ),
     Flag("moe_mlp_glu_interleave_size", _is_unset, "None"),
     Flag("moe_paged_stash", _is_off, "False"),
     Flag("overlap_moe_expert_parallel_comm", _is_off, "False"),
     Flag("delay_wgrad_compute", _is_off, "False"),
+    Flag("init_model_with_meta_device", _is_off, "False"),
     Flag("transformer_impl", lambda value, _: value != "inference_optimized", "'local' or 'transformer_engine'"),
     Flag(
         "offload_modules",
-        lambda value, _: not _EXPERTS_MODULES & set(value or ()),
+        _experts_are_not_offloaded,
         "modules without expert_fc1, moe_act and fused_group_mlp",
     ),
     Flag("cuda_graph_impl", lambda value, _: value != "full_iteration", "'none', 'local' or 'transformer_engine'"),
@@ -121,6 +139,7 @@ def refused(config: typing.Any) -> list[tuple[Flag, typing.Any]]:
 
 
 def refuse(config: typing.Any) -> None:
-    """Raises ValueError for a TransformerConfig that asks for what UniEP does not serve."""
-    for flag, value in refused(config):
-        raise ValueError(f"{flag.name}: {value!r}; UniEP's layer needs {flag.legal}")
+    """Raises ValueError for a TransformerConfig that asks for what UniEP does not serve, with a line for each flag."""
+    lines = [f"{flag.name}: {value!r}; UniEP's layer needs {flag.legal}" for flag, value in refused(config)]
+    if lines:
+        raise ValueError("\n".join(lines))

@@ -64,6 +64,11 @@ def built_for_uniep(config: typing.Any) -> collections.abc.Iterator[None]:
         config.moe_token_dispatcher_type = named
 
 
+def collection_of(arguments: tuple[typing.Any, ...], options: dict[str, typing.Any]) -> typing.Any:
+    """The ProcessGroupCollection among MoELayer's arguments behind the configuration; None: parallel_state's groups."""
+    return options.get("pg_collection", arguments[2] if len(arguments) > 2 else None)
+
+
 class UniEPMoELayer(MoELayer):  # type: ignore[misc]
     """MoELayer whose routed experts run in UniEP; with UNIEP_DISABLE=1 as it is built, in Megatron-core.
 
@@ -90,16 +95,17 @@ class UniEPMoELayer(MoELayer):  # type: ignore[misc]
             return
         with built_for_uniep(config):
             super().__init__(config, *arguments, **options)
-        self._take_over(uniep_options or {})
+        self._take_over(uniep_options or {}, collection_of(arguments, options))
 
-    def _take_over(self, uniep_options: dict[str, typing.Any]) -> None:
+    def _take_over(self, uniep_options: dict[str, typing.Any], collection: typing.Any) -> None:
         self.token_dispatcher = _PassThrough(self.config)
-        self.uniep_experts = Experts(self.config, self.ep_group, self.experts, **uniep_options)
+        self.uniep_experts = Experts(self.config, self.ep_group, self.experts, **uniep_options, collection=collection)
 
     def set_layer_number(self, layer_number: int) -> None:
         super().set_layer_number(layer_number)
         if self.uniep_experts is not None:
-            name_layer(typing.cast(torch.Tensor, self.uniep_experts.w2_0), f"layer {layer_number}")
+            kind = "mtp" if getattr(self, "is_mtp_layer", False) else "layer"  # they count from 1 both
+            name_layer(typing.cast(torch.Tensor, self.uniep_experts.w2_0), f"{kind} {layer_number}")
 
     def routed_experts_compute(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> typing.Any:
         if self.uniep_experts is None:

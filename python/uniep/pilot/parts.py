@@ -19,7 +19,7 @@ import torch.distributed as dist
 from uniep import reserved_sms
 from uniep.group import Group
 from uniep.layer_stats import record_stats
-from uniep.megatron.experts import overlapped_groups
+from uniep.megatron.beside import overlapped_groups
 from uniep.pilot import bits, curves, forecast, kill, preflight, sizes, summary, turns
 from uniep.pilot.arms import STEPS_BEFORE_GRAPHS, Arm, with_reserved_sms
 from uniep.pilot.job import Job
@@ -212,7 +212,7 @@ class Parts:
     def run_reserve_sms(self) -> None:
         """Numbers that leave NCCL enough first. With others a step can end in a time-out, and then the run with it."""
         given, size, ranks = self.options, self.setting.size, dist.get_world_size()
-        groups = [one for one in overlapped_groups() if one is not None]
+        groups = [one for found in overlapped_groups().values() for one in found if one is not None]
         enough = reserved_sms.total(reserved_sms.most_ctas(one) for one in groups) or 0
         counts = list(dict.fromkeys(given.reserve_sms))
         together = [[self.ours, *(with_reserved_sms(self.ours, count) for count in counts if count >= enough)]]
