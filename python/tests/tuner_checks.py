@@ -72,7 +72,13 @@ def agreed(value):
 
 
 def check_losses_and_weights(folder):
-    for options in ({}, {"save": "redispatch", "main_grad": "param"}, {"save": "recompute", "activation": "relu2"}):
+    for options in (
+        {},
+        {"save": "redispatch", "main_grad": "param"},
+        {"save": "recompute", "activation": "relu2"},
+        {"bias": True},
+        {"bias": True, "main_grad": "param"},
+    ):
         expected = train(**options)
         lines = []
         with uniep.Tuner(budget=1, folder="", on_line=lines.append) as tuner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import typing
 from collections.abc import Sequence
 
@@ -40,7 +41,7 @@ def with_save(schedule: str, save: str) -> str:
 
 
 class Call(typing.NamedTuple):
-    """What one call was asked for, beside its tensors."""
+    """What one call was asked for, beside its tensors: it lives from forward to backward, and weights may be copies."""
 
     group: Group
     shape: tuple[int, int, int]  # H, I, E
@@ -49,13 +50,18 @@ class Call(typing.NamedTuple):
     capacity: tuple[int, int] | None
     save: str
     apart: bool  # w1 is all gates, then all ups
-    w1: list[torch.Tensor]
-    w2: list[torch.Tensor]
+    counts: tuple[int, ...]  # of tensors: of w1, w2, b1 and b2
     main_grad: typing.Literal["param"] | tuple[list[torch.Tensor], ...] | None = None
     grad_dtype: torch.dtype = torch.bfloat16  # of gradients of weights, without main_grad
     numerics: Numerics = PLAIN
-    b1: Sequence[torch.Tensor] = ()  # both without entries where there are no biases
-    b2: Sequence[torch.Tensor] = ()
+    parameters: tuple[list[torch.Tensor], ...] = ()  # w1, w2, b1 and b2 with main_grad "param", which has it from them
+    layer: str = ""  # its name, if it has one
+
+    @property
+    def name(self) -> str:
+        """The layer's; its shape where it has none."""
+        hidden, intermediate, experts = self.shape
+        return self.layer or f"H {hidden}, I {intermediate}, E {experts}, K {self.topk}"
 
     @property
     def sends_x(self) -> bool:
@@ -166,8 +172,7 @@ class Call(typing.NamedTuple):
 
     def parts(self, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], ...]:
         """w1, w2, b1 and b2; no entries in the last two where there are no biases."""
-        first, second = len(self.w1), len(self.w1) + len(self.w2)
-        third = second + len(self.b1)
+        first, second, third, _ = itertools.accumulate(self.counts)
         return weights[:first], weights[first:second], weights[second:third], weights[third:]
 
 

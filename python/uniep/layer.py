@@ -149,8 +149,10 @@ def moe(
         _check_grad_dtype(grad_dtype, parts, added is not None)
     shape = hidden, intermediate, experts
     numerics = read_numerics(activation, router_weight, bool(third))
-    tensors = first, second, added, grad_dtype, numerics, third, fourth
-    call = Call(group, shape, schedules, slots, limits, save, apart, *tensors)
+    counts = len(first), len(second), len(third), len(fourth)
+    # Saved tensors may come back as others, without what hangs on them.
+    more = numerics, parts if added == "param" else (), getattr(second[0], "uniep_layer", "")
+    call = Call(group, shape, schedules, slots, limits, save, apart, counts, added, grad_dtype, *more)
     if not torch.is_grad_enabled():
         return call.run(x, topk_ids, probs, (*first, *second, *third, *fourth), keep=False)[0]
     apply = _apply_moe if not torch._C._are_functorch_transforms_active() else _Moe.apply
@@ -210,8 +212,8 @@ def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, .
         shaped(dprobs, ctx.probs_shape) if need[3] else None,
         *(
             gradient
-            for which, given in enumerate((call.w1, call.w2, call.b1, call.b2))
-            for gradient in _returned(call, given, made[which] if wanted[which] else None)
+            for which in range(4)
+            for gradient in _returned(call, which, made[which] if wanted[which] else None)
         ),
     )
 
@@ -230,7 +232,7 @@ def _gradients(call: Call, which: int, weights: Sequence[torch.Tensor]) -> list[
     if call.main_grad != "param":
         return call.main_grad[which]
     name = _NAMES[which]
-    found = [main_grad_of(parameter, name) for parameter in (call.w1, call.w2, call.b1, call.b2)[which]]
+    found = [main_grad_of(parameter, name) for parameter in call.parameters[which]]
     _check_main_grad(found, weights, name)
     return found
 
@@ -285,14 +287,13 @@ def main_grad_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
 _zeros: dict[typing.Any, torch.Tensor] = {}
 
 
-def _returned(
-    call: Call, weights: Sequence[torch.Tensor], gradients: list[torch.Tensor] | None
-) -> Sequence[torch.Tensor | None]:
-    """What autograd gets for the weights."""
+def _returned(call: Call, which: int, gradients: list[torch.Tensor] | None) -> Sequence[torch.Tensor | None]:
+    """What autograd gets for w1 (0), w2 (1), b1 (2) or b2 (3)."""
     if gradients is None or (call.main_grad is not None and call.main_grad != "param"):
-        return [None] * len(weights)
+        return [None] * call.counts[which]
     if call.main_grad is None:
         return gradients
+    weights = call.parameters[which]
     for weight in weights:
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
     zeros = _zeros_of(weights[0])  # they are of one shape

@@ -68,7 +68,8 @@ def _call(
     limits = capacity if capacity[0] > 0 else None
     numerics = read_numerics(activation, router_weight, len(b1) > 0)
     options = texts, topk, limits, save, apart
-    return Call(own, shape, *options, list(w1), list(w2), numerics=numerics, b1=list(b1), b2=list(b2))
+    counts = len(w1), len(w2), len(b1), len(b2)
+    return Call(own, shape, *options, counts, numerics=numerics, layer=getattr(w2[0], "uniep_layer", ""))
 
 
 @torch.library.custom_op("uniep::forward", mutates_args=())

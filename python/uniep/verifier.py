@@ -164,7 +164,7 @@ class Verifier:
         self._called = True
         if capture.is_capturing():  # replays pass by here
             return False
-        name = rerun.layer_name(call)
+        name = call.name
         if (self.layers is not None and name not in self.layers) or not call.numerics.gated or call.numerics.bias:
             return False
         if name not in self._seen:
