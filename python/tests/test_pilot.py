@@ -91,7 +91,9 @@ def run(tmp_path_factory):
     words = shlex.split(command)
     assert words[:4] == ["--nproc-per-node", "2", "-m", "uniep.pilot"]
     flags = folder / "flags.sh"
-    flags.write_text("--swiglu --disable-bias-linear --bf16 \\\n --overlap-moe-expert-parallel-comm --fp8-format hybrid \\\n")
+    flags.write_text(
+        "--swiglu --disable-bias-linear --bf16 \\\n --overlap-moe-expert-parallel-comm --fp8-format hybrid \\\n"
+    )
     output = run_pilot([*words[4:], "--config", str(flags), "--reserve-sms", "8"], folder)
     return output, json.loads((folder / "pilot" / "report.json").read_text()), folder / "pilot" / "report.html"
 

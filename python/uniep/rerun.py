@@ -175,6 +175,11 @@ def changed_inputs(noted: Noted) -> list[tuple[str, int, int, int, int]]:
     return found[:100]
 
 
+def weights_are_freed(noted: Noted) -> bool:
+    """Whether memory of the weights was given back since, as FSDP2 does behind a layer."""
+    return any(weight.numel() > 0 and weight.untyped_storage().nbytes() == 0 for weight in noted.weights)
+
+
 def _expert_of_row(noted: Noted, name: str, row: int) -> tuple[int, int]:
     first, second = noted.call.split(noted.weights)
     tensors = first if name == "w1" else second
