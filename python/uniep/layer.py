@@ -197,6 +197,12 @@ def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, .
     parts = call.parts(weights)
     starts = [4 + sum(map(len, parts[:which])) for which in range(4)]
     wanted = [bool(part) and need[start] for part, start in zip(parts, starts, strict=True)]
+    if call.main_grad is not None:
+        nodes = ctx.next_functions  # of tensors alone, so without that of `call`
+        wanted = [
+            one and any(_is_run(node) for node, _ in nodes[start - 1 : start - 1 + len(part)])
+            for one, start, part in zip(wanted, starts, parts, strict=True)
+        ]
     made: list[list[torch.Tensor] | None] = [None] * 4
     for which, part in enumerate(parts):
         if wanted[which]:
@@ -221,6 +227,14 @@ def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, .
 _backward_once = once_differentiable(_backward)
 # What _Moe.apply() calls behind a look at every argument, for transforms of torch.func alone.
 _apply_moe: typing.Callable[..., typing.Any] = super(torch.autograd.Function, _Moe).apply
+
+
+def _is_run(node: typing.Any) -> bool:
+    """Whether this backward runs a node: autograd.grad() of other tensors does not, and adds to no main_grad."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf that autograd.grad() was given
+        return True
 
 
 def _gradients(call: Call, which: int, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -303,7 +317,7 @@ def _returned(call: Call, which: int, gradients: list[torch.Tensor] | None) -> S
 def _zeros_of(weight: torch.Tensor) -> torch.Tensor:
     key = (weight.shape, weight.dtype, weight.device)
     found = _zeros.get(key)
-    if found is None:
+    if found is None or found._version != 0:  # autograd added another gradient to one that it had been given
         found = torch.zeros_like(weight, requires_grad=False)
         if not capture.is_capturing():  # memory of a graph is the graph's, and zero in its replays
             _zeros[key] = found
