@@ -90,6 +90,20 @@ def check_losses_and_weights(folder):
             assert not tuner.frozen
 
 
+def check_a_group_that_was_aborted(folder):
+    """A restart in the process: tuning goes on with the new group."""
+    expected = train(steps=12)
+    with uniep.Tuner(budget=1, folder="") as tuner:
+        for _ in range(2):
+            processes = dist.new_group()
+            group = uniep.Group(processes)
+            assert_same_bytes(train(tuner, steps=12, group=group), expected)
+            assert tuner.spent.tried_calls > 0 and len(tuner._groups) == 1
+            group.abort()
+            dist.destroy_process_group(processes)
+        assert not tuner.frozen and tuner._groups == []
+
+
 def check_until_and_optimizer(folder):
     expected = train(steps=12)
     with uniep.Tuner(budget=1, folder="", until=6, before_optimizer=True) as tuner:

@@ -92,7 +92,7 @@ class Engine:
         self._handle_lock = threading.Lock()  # held for no longer than an abort(): keeps the handle alive for it
         self._dead: collections.deque[tuple[Callable[[ctypes.c_void_p], None], ctypes.c_void_p]] = collections.deque()
         self._handle = library.Handle()
-        self._is_traced = False
+        self._is_traced = self._is_aborted = False
         self.reserved: int | None = 0  # SMs that exchanges leave, as reserved_sms.leave() takes it
         self._configs: dict[tuple[typing.Any, ...], typing.Any] = {}
         self._byte = torch.empty(1, dtype=torch.uint8, device=device)
@@ -124,12 +124,18 @@ class Engine:
     def abort(self) -> None:
         """Ends the group's calls in whatever thread they are, and all later ones; waits for nothing."""
         with self._handle_lock:
+            self._is_aborted = True
             if self._handle:
                 self._library.uniep_group_abort(self._handle)
 
     @property
     def closed(self) -> bool:
         return not self._handle
+
+    @property
+    def has_ended(self) -> bool:
+        """By close() or abort()."""
+        return self.closed or self._is_aborted
 
     def destroy_later(self, destroy: Callable[[ctypes.c_void_p], None], handle: ctypes.c_void_p) -> None:
         """Destroys a handle now, or behind the call that runs: this may be the garbage collector inside of one."""

@@ -125,6 +125,7 @@ class Verifier:
         self._next = every
         self._target: tuple[str, str] | None = None
         self._noted: Noted | None = None
+        self._group: Group | None = None  # of the newest call
         self._start: tuple[torch.Tensor, torch.Tensor] | None = None
         self._told: set[typing.Any] = set()
         self._undecided: list[set[int]] = []
@@ -139,7 +140,7 @@ class Verifier:
             rerun.watcher = None
         if self._hook is not None:
             self._hook.remove()
-        self._noted = self._hook = None
+        self._noted = self._hook = self._group = None
 
     def _before_optimizer(self, *_: object) -> None:
         if self._called:
@@ -163,6 +164,8 @@ class Verifier:
 
     def due(self, call: Call, direction: str) -> bool:
         self._called = True
+        if call.group is not self._group:
+            self._begin_with(call.group)
         if capture.is_capturing():  # replays pass by here
             return False
         name = call.name
@@ -173,6 +176,16 @@ class Verifier:
         if self._noted is not None or self.steps + 1 < self._next:
             return False
         return (name, direction) == self._target if self._target is not None else direction == "forward"
+
+    def _begin_with(self, group: Group) -> None:
+        """Behind a group that was closed or aborted ranks may not agree on whose turn it is: it begins anew."""
+        if self._group is not None and self._group.engine.has_ended:
+            self._seen.clear()
+            self._undecided.clear()
+            self._turn = self._waited = 0
+            self._next = self.steps + self.every
+            self._target = self._noted = None
+        self._group = group
 
     def expert_in_turn(self, call: Call) -> int:
         local = call.shape[2] // call.group.size
@@ -244,7 +257,7 @@ class Verifier:
         self._begin = now
         found: list[Finding] = []
         noted, self._noted = self._noted, None
-        if noted is not None:
+        if noted is not None and not noted.call.group.engine.has_ended:
             self._turn += 1
             self._waited = 0
             finding = self._check(noted)
