@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from uniep import library, rerun, trials
-from uniep.engine import addresses
+from uniep.engine import addresses, text_of
 from uniep.group import Group
 from uniep.layer_stats import spans, watch
 from uniep.numerics import PLAIN, Numerics
 from uniep.routes import Route, place_routing
+
+_Made = typing.TypeVar("_Made")
 
 
 class Save(typing.NamedTuple):
@@ -82,7 +84,7 @@ class Call(typing.NamedTuple):
         route = self.place(ids, probs)
         route.spans = spans()
         w1, w2, b1, b2 = self.parts(weights)
-        rows = route.send(rows_of(x))
+        rows, lacking = self.made(lambda: route.send(rows_of(x)), x)
         trial = trials.plan(self, "forward", route)
         with watch(self, "forward", route), trial:
             y, saved = self.group.engine.forward(
@@ -95,6 +97,7 @@ class Call(typing.NamedTuple):
                 keep,
                 addresses(b1, dimensions=2),
                 addresses(b2, dimensions=2),
+                lacking=lacking,
             )
         verifier = rerun.watcher
         is_due = verifier is not None and verifier.due(self, "forward")
@@ -107,6 +110,16 @@ class Call(typing.NamedTuple):
                 route.arrived = None
             route.verified = inputs if verifier.due(self, "backward") else None
         return total, saved, route
+
+    def made(self, make: Callable[[], _Made], stand_in: _Made) -> tuple[_Made, str]:
+        """What `make` makes for a call of the library, and "". Without memory for it the stand-in and the error's text:
+        that call raises it when the other ranks know, and reads and writes nothing."""
+        try:
+            return make(), ""
+        except torch.OutOfMemoryError as error:
+            if self.group.engine.ranks == 1:  # nobody else is in a call of the library
+                raise
+            return stand_in, text_of(error)
 
     def place(self, ids: torch.Tensor, probs: torch.Tensor) -> Route:
         return place_routing(self.group, self.shape, rows_of(ids), rows_of(probs), self.topk, self.capacity)
@@ -122,19 +135,21 @@ class Call(typing.NamedTuple):
         dw2: Sequence[torch.Tensor] | None,
         db1: Sequence[torch.Tensor] | None = None,
         db2: Sequence[torch.Tensor] | None = None,
+        *,
+        lacking: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """dx in the shape of dy, and dprobs [T, K] or of a map [T, E]; writes dw1 and dw2, and with them db1 and db2.
 
-        Needs x where `sends_x`.
+        Needs x where `sends_x`. `lacking`: of made() for the gradients.
         """
         verifier, inputs = rerun.watcher, route.verified
         is_due = verifier is not None and inputs is not None and verifier.due(self, "backward")
-        if verifier is not None and is_due:
+        if verifier is not None and is_due and not lacking:
             verifier.before_backward(self, dw1, dw2)
         w1, w2, b1, b2 = self.parts(weights)
-        dprobs = self.group.engine.probs_gradient(route.engine_tokens)
         route.spans = spans()
-        rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
+        (dprobs, rows, x_rows), more = self.made(lambda: self._backward_inputs(route, dy, x), (dy, dy, x))
+        lacking = lacking or more
         trial = trials.plan(self, "backward", route)
         schedules = self.schedules if trial.schedule is None else (self.schedules[0], trial.schedule)
         with watch(self, "backward", route), trial:
@@ -154,6 +169,7 @@ class Call(typing.NamedTuple):
                 addresses(db1, dimensions=2),
                 addresses(db2, dimensions=2),
                 addresses(b1, dimensions=2),
+                lacking=lacking,
             )
         # Collective, so whoever needs them.
         route.keeps_arrived = is_due or rerun.running
@@ -164,6 +180,13 @@ class Call(typing.NamedTuple):
             route.arrived = None
         route.verified = None
         return total, all_dprobs
+
+    def _backward_inputs(
+        self, route: Route, dy: torch.Tensor, x: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Memory for dprobs, and rows of dy and x."""
+        dprobs = self.group.engine.probs_gradient(route.engine_tokens)
+        return dprobs, route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
 
     def split(self, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         """w1 and w2."""

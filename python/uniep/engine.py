@@ -72,6 +72,11 @@ def addresses(tensors: Sequence[torch.Tensor] | None, apart: bool = False, dimen
     return None, ctypes.addressof(array), None, None, array
 
 
+def text_of(error: torch.OutOfMemoryError) -> str:
+    """Instead of the error, whose frames would keep their memory."""
+    return str(error) or "no memory"
+
+
 class _Reused:
     """A structure that each call fills in again, under the engine's lock, and its address as an argument."""
 
@@ -168,6 +173,15 @@ class Engine:
         if self.device.type == "cpu":
             return None
         return torch._C._cuda_getCurrentRawStream(self.device.index)
+
+    def _take_room(self, lacking: str, *sizes: str) -> None:
+        """Of a call that lacks memory: without room it tells the other ranks, and does nothing. Raises where there are
+        none."""
+        need = self._need.fields
+        if self.ranks == 1 or not any(getattr(need, name) for name in sizes):
+            raise torch.OutOfMemoryError(lacking)
+        for name in sizes:
+            setattr(need, name, 0)
 
     def _bytes(self, count: int) -> torch.Tensor:
         return self._byte.new_empty(count)
@@ -330,9 +344,12 @@ class Engine:
         keep: bool,
         b1: Weights = _NO_WEIGHTS,
         b2: Weights = _NO_WEIGHTS,
+        lacking: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """uniep_forward(): y [T, H] and, to be kept for backward, bytes; none where `keep` is false."""
-        y = torch.empty_like(x)
+        """uniep_forward(): y [T, H] and, to be kept for backward, bytes; none where `keep` is false.
+
+        lacking: the text of an OutOfMemoryError in making its arguments, which is raised when the other ranks know.
+        """
         functions, need, given = self._library, self._need.fields, self._forward.fields
         with self._lock:
             self._begin()
@@ -341,6 +358,16 @@ class Engine:
                     self._handle, config, schedule, placement.handle, keep, self._need.address, 1
                 )
             )
+            y = saved = workspace = self._byte
+            try:
+                if not lacking:
+                    y, saved = torch.empty_like(x), self._bytes(need.saved_bytes)
+                    workspace = self._bytes(need.workspace_bytes)
+            except torch.OutOfMemoryError as error:
+                lacking = text_of(error)
+            if lacking:
+                x = self._byte
+                self._take_room(lacking, "saved_bytes", "workspace_bytes")
             given.x = x.data_ptr()
             given.w1, given.w1_experts, given.w1_up, given.w1_up_experts, _ = w1
             given.w2, given.w2_experts, _, _, _ = w2
@@ -349,18 +376,14 @@ class Engine:
             given.y = y.data_ptr()
             given.stream = self._stream()
             out = self._out_address if keep else None
-            try:
-                saved, workspace = self._bytes(need.saved_bytes), self._bytes(need.workspace_bytes)
-            except torch.OutOfMemoryError:
-                given.saved_memory = given.workspace_memory = self._byte.data_ptr()
-                given.saved_bytes = given.workspace_bytes = 0  # a call without room tells the other ranks
-                functions.uniep_forward(self._handle, config, schedule, placement.handle, self._forward.address, 1, out)
-                raise
             given.saved_memory, given.saved_bytes = saved.data_ptr(), need.saved_bytes
             given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
-            library.check(
-                functions.uniep_forward(self._handle, config, schedule, placement.handle, self._forward.address, 1, out)
+            status = functions.uniep_forward(
+                self._handle, config, schedule, placement.handle, self._forward.address, 1, out
             )
+            if lacking:
+                raise torch.OutOfMemoryError(lacking)
+            library.check(status)
             if keep:
                 functions.uniep_saved_destroy(self._out)
         return y, saved
@@ -383,21 +406,19 @@ class Engine:
         db1: Weights = _NO_WEIGHTS,
         db2: Weights = _NO_WEIGHTS,
         b1: Weights = _NO_WEIGHTS,
+        lacking: str = "",
     ) -> torch.Tensor:
         """uniep_backward(); where one gradient of the two is asked for, uniep_weight_gradients() behind it.
 
         Takes the bytes of a forward with these schedules, of forward and of backward. Writes dprobs [T, K],
         of a map [T, E], and the gradients that have addresses, those of biases with their weights'; gives back dx
-        [T, H].
+        [T, H]. `lacking` as of forward().
         """
         if dw1 is _NO_WEIGHTS or dw2 is _NO_WEIGHTS:
             time = library.WEIGHT_GRADIENTS_NONE if dw1 is dw2 else library.WEIGHT_GRADIENTS_LATER
         else:
             time = library.WEIGHT_GRADIENTS_NOW
-        if saved.data_ptr() % library.MEMORY_ALIGNMENT != 0:  # a copy that a hook has made
-            saved = saved.clone()
-        dx = torch.empty_like(dy)
-        stream = self._stream()
+        stream, saved_bytes = self._stream(), saved.numel()
         functions, need, given = self._library, self._need.fields, self._backward.fields
         attached = self._out
         with self._lock:
@@ -407,13 +428,20 @@ class Engine:
                     self._handle, config, schedules[1], placement.handle, time, 0, self._need.address, 1
                 )
             )
-            lacking = None
+            dx, workspace = self._byte, self._byte
+            left: torch.Tensor | None = self._byte
             try:
-                workspace = self._bytes(need.workspace_bytes)
-                left = self._bytes(need.pending_bytes) if need.pending_bytes else None
+                if not lacking:
+                    if saved.data_ptr() % library.MEMORY_ALIGNMENT != 0:  # a copy that a hook has made
+                        saved = saved.clone()
+                    dx, workspace = torch.empty_like(dy), self._bytes(need.workspace_bytes)
+                    left = self._bytes(need.pending_bytes) if need.pending_bytes else None
             except torch.OutOfMemoryError as error:
-                lacking, workspace, left = error, self._byte, self._byte
-                need.workspace_bytes = need.pending_bytes = 0  # a call without room tells the other ranks
+                lacking = text_of(error)
+            if lacking:
+                saved = dy = dprobs = self._byte
+                x = None if x is None else self._byte
+                self._take_room(lacking, "workspace_bytes", "pending_bytes")
             given.dy, given.x = dy.data_ptr(), None if x is None else x.data_ptr()
             given.w1, given.w1_experts, given.w1_up, given.w1_up_experts, _ = w1
             given.w2, given.w2_experts, _, _, _ = w2
@@ -427,7 +455,7 @@ class Engine:
             given.stream, given.weight_gradients = stream, time
             given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
             given.pending_memory, given.pending_bytes = None if left is None else left.data_ptr(), need.pending_bytes
-            self._saved.value, self._saved_bytes.value = saved.data_ptr(), saved.numel()
+            self._saved.value, self._saved_bytes.value = saved.data_ptr(), saved_bytes
             library.check(
                 functions.uniep_saved_attach(
                     self._handle,
@@ -443,8 +471,8 @@ class Engine:
                     status = self._backward_in_two(call, dw1, dw2, db1, db2, stream)
                 else:
                     status = functions.uniep_backward(*call)
-                if lacking is not None:
-                    raise lacking
+                if lacking:
+                    raise torch.OutOfMemoryError(lacking)
                 library.check(status)
             finally:
                 functions.uniep_saved_destroy(attached)

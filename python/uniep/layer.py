@@ -204,13 +204,15 @@ def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, .
             for one, start, part in zip(wanted, starts, parts, strict=True)
         ]
     made: list[list[torch.Tensor] | None] = [None] * 4
+    lacking = ""
     for which, part in enumerate(parts):
         if wanted[which]:
-            made[which] = _gradients(call, which, part)
+            made[which], more = call.made(functools.partial(_gradients, call, which, part), list(part))
+            lacking = lacking or more
         elif part and wanted[(which + 2) % 4]:  # those of w1 and b1 are made together, and those of w2 and b2
             kind = torch.float32 if call.main_grad is not None else call.grad_dtype
             made[which] = [torch.zeros_like(weight, dtype=kind) for weight in part]
-    dx, dprobs = call.run_backward(route, saved, x, dy, weights, *made)
+    dx, dprobs = call.run_backward(route, saved, x, dy, weights, *made, lacking=lacking)
     return (
         None,
         dx if need[1] else None,

@@ -200,9 +200,12 @@ def backward(
     """
     schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
     call = _call(dy, w1, w2, b1, b2, group, schedules, limits, save, topk, apart, *numerics)
-    dw1, dw2, db1, db2 = _gradients(w1, w2, b1, b2, need_w1, need_w2)
     route = call.place(ids, probs)
-    dx, dprobs = call.run_backward(route, saved, x, dy, (*w1, *w2, *b1, *b2), dw1 or None, dw2 or None, db1, db2)
+    stand_in = [list(w1) if need_w1 else [], list(w2) if need_w2 else [], list(b1), list(b2)]
+    made, lacking = call.made(lambda: _gradients(w1, w2, b1, b2, need_w1, need_w2), stand_in)
+    dw1, dw2, db1, db2 = made
+    given = saved, x, dy, (*w1, *w2, *b1, *b2), dw1 or None, dw2 or None, db1, db2
+    dx, dprobs = call.run_backward(route, *given, lacking=lacking)
     return dx, dprobs.view(probs.shape), dw1, dw2, db1, db2
 
 
