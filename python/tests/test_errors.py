@@ -105,6 +105,26 @@ def test_arguments_of_modules():
         uniep.Experts(4, 8, 8, sav="keep")
 
 
+@pytest.mark.parametrize("name", ["x", "topk_ids", "probs", "w1", "w2", "b2"])
+def test_distributed_tensors_are_named(name):
+    class DTensor(torch.Tensor):  # as far as moe() looks
+        def to_local(self):
+            return self
+
+    layer = make_layer([8])
+    given = {"x": layer.x[0], "topk_ids": layer.ids[0], "probs": layer.probs[0], "w1": layer.w1, "w2": layer.w2}
+    given |= {"b1": tensor(8, 64), "b2": tensor(8, 64)}
+    given[name] = given[name].as_subclass(DTensor)
+    with pytest.raises(ValueError, match=f"{name}: DTensor; must be an ordinary tensor, such as to_local"):
+        uniep.moe(**given)
+
+
+def test_modules_are_made_beside_a_default_device():
+    with torch.device("meta"):
+        layer = uniep.MoELayer(64, 32, 8, 2)
+    assert all(one.device.type == "cpu" and one.isfinite().all() for one in layer.parameters())
+
+
 def test_an_error_leaves_the_group_usable():
     expected = call()
     with pytest.raises(ValueError):

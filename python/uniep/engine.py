@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import typing
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -77,6 +78,18 @@ def text_of(error: torch.OutOfMemoryError) -> str:
     return str(error) or "no memory"
 
 
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a child of os.fork(): the engines' threads are not here, and a call would wait for them for ever."""
+    for engine in list(_engines):
+        engine.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 class _Reused:
     """A structure that each call fills in again, under the engine's lock, and its address as an argument."""
 
@@ -97,7 +110,7 @@ class Engine:
         self._handle_lock = threading.Lock()  # held for no longer than an abort(): keeps the handle alive for it
         self._dead: collections.deque[tuple[Callable[[ctypes.c_void_p], None], ctypes.c_void_p]] = collections.deque()
         self._handle = library.Handle()
-        self._is_traced = self._is_aborted = False
+        self._is_traced = self._is_aborted = self._is_parents = False
         self.reserved: int | None = 0  # SMs that exchanges leave, as reserved_sms.leave() takes it
         self._configs: dict[tuple[typing.Any, ...], typing.Any] = {}
         self._byte = torch.empty(1, dtype=torch.uint8, device=device)
@@ -117,6 +130,7 @@ class Engine:
         info = library.GroupInfo.make()
         self._call(self._library.uniep_group_describe, self._handle, ctypes.byref(info))
         self.rank, self.ranks, self.workers = info.first_local_rank, info.ranks, info.workers
+        _engines.add(self)
 
     def close(self) -> None:
         """Ends the group. States of its calls may be dropped later; every other call is an error."""
@@ -133,6 +147,11 @@ class Engine:
             if self._handle:
                 self._library.uniep_group_abort(self._handle)
 
+    def leave_to_parent(self) -> None:
+        self._handle, self._is_parents = library.Handle(), True
+        self._lock, self._handle_lock = threading.Lock(), threading.Lock()  # another thread may have held them
+        self._dead.clear()
+
     @property
     def closed(self) -> bool:
         return not self._handle
@@ -144,8 +163,11 @@ class Engine:
 
     def destroy_later(self, destroy: Callable[[ctypes.c_void_p], None], handle: ctypes.c_void_p) -> None:
         """Destroys a handle now, or behind the call that runs: this may be the garbage collector inside of one."""
+        if self._is_parents:
+            return
         if self._lock.acquire(blocking=False):
             try:
+                self._bury()
                 destroy(handle)
             finally:
                 self._lock.release()
@@ -159,10 +181,12 @@ class Engine:
 
     def _begin(self) -> None:
         """What every call begins with, under the lock."""
-        if not self._handle:
-            raise ValueError("group: closed; make another one")
         if self._dead:
             self._bury()
+        if self._is_parents:
+            raise ValueError("group: of the process that forked this one; make another one here")
+        if not self._handle:
+            raise ValueError("group: closed; make another one")
 
     def _call(self, function: Callable[..., int], *arguments: typing.Any) -> None:
         with self._lock:

@@ -24,6 +24,7 @@ MainGrad = typing.Literal["param"] | tuple[GateAndUp, Tensors] | tuple[GateAndUp
 
 _ROW_ALIGNMENT = 128
 HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")  # from PyTorch 2.10 on
+_ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _NAMES = ("w1", "w2", "b1", "b2")
 
 _Function = typing.TypeVar("_Function", bound=typing.Callable[..., typing.Any])
@@ -366,6 +367,9 @@ def _tensors(given: Tensors, name: str) -> list[torch.Tensor]:
 
 
 def _check_tensors(x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> None:
+    _check_ordinary("x", x)
+    _check_ordinary(_routing(ids), ids)
+    _check_ordinary("probs", probs)
     if x.dtype != torch.bfloat16:
         raise ValueError(f"x: {x.dtype}; must be torch.bfloat16")
     if x.dim() < 1:
@@ -379,6 +383,14 @@ def _check_tensors(x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> N
     if ids.device != device or probs.device != device:
         name, tensor = (_routing(ids), ids) if ids.device != device else ("probs", probs)
         raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {device}")
+
+
+def _check_ordinary(name: str, *tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        if type(tensor) not in _ORDINARY and hasattr(tensor, "to_local"):
+            raise ValueError(
+                f"{name}: {type(tensor).__name__}; must be an ordinary tensor, such as to_local() of it gives"
+            )
 
 
 def _routing(ids: torch.Tensor) -> str:
@@ -444,6 +456,7 @@ def _check_weight(
         raise ValueError(f"{name}: {len(tensors)} tensors; must be {local}, one for each expert, as in w1")
     expected = (local, *columns) if stacked else columns
     dtype, device = torch.bfloat16, x.device
+    _check_ordinary(name, *tensors)
     for tensor in tensors:
         if tensor.shape == expected and tensor.dtype is dtype and tensor.is_contiguous() and tensor.device == device:
             continue
@@ -472,6 +485,7 @@ def _biases(
     for name, bias, width in (("b1", b1, columns), ("b2", b2, hidden)):
         tensors = [bias] if _is_tensor(bias) else list(bias)
         expected = [local, width] if _is_tensor(bias) else [width]
+        _check_ordinary(name, *tensors)
         if not _is_tensor(bias) and len(tensors) != local:
             raise ValueError(f"{name}: {len(tensors)} tensors; must be {local}, one for each expert, as in w1")
         for tensor in tensors:

@@ -84,7 +84,7 @@ class Experts(torch.nn.Module):
         for own in (self.gate_up_bias, self.down_bias):
             if own is not None:
                 own.zero_()
-        seed = int(torch.randint(2**48, ()).item())
+        seed = int(torch.randint(2**48, (), device="cpu").item())
         first = self.group.rank * len(self.gate_up_proj)
         for local in range(len(self.gate_up_proj)):
             generator = torch.Generator(device=self.gate_up_proj.device).manual_seed(seed + first + local)
