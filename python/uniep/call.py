@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from uniep import library, rerun, trials
-from uniep.engine import addresses, text_of
+from uniep.addresses import addresses
+from uniep.engine import text_of
 from uniep.group import Group
 from uniep.layer_stats import spans, watch
 from uniep.numerics import PLAIN, Numerics

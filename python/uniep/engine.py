@@ -14,12 +14,13 @@ import sys
 import threading
 import typing
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch.autograd import profiler
 
 from uniep import library, reserved_sms
+from uniep.addresses import NO_WEIGHTS, Weights
 from uniep.numerics import PLAIN, Numerics
 
 _Function = typing.TypeVar("_Function", bound=Callable[..., typing.Any])
@@ -50,27 +51,6 @@ class Owned:
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():  # an argument: `sys` may be gone by then
             self.engine.destroy_later(self.destroy, self.handle)
-
-
-# Addresses of the experts' tensors: one tensor, or an array with one an expert; the same of ups that lie apart from
-# their gates; and what keeps the arrays.
-Weights = tuple[int | None, int | None, int | None, int | None, typing.Any]
-_NO_WEIGHTS: Weights = (None, None, None, None, None)
-
-
-def addresses(tensors: Sequence[torch.Tensor] | None, apart: bool = False, dimensions: int = 3) -> Weights:
-    """`apart`: the first half of the tensors are gates, the second the matching ups. `dimensions`: of a tensor over all
-    experts; 2 of biases."""
-    if not tensors:
-        return _NO_WEIGHTS
-    if not apart and len(tensors) == 1 and tensors[0].dim() == dimensions:
-        return tensors[0].data_ptr(), None, None, None, None
-    if apart:
-        half = len(tensors) // 2
-        gate, up = addresses(tensors[:half]), addresses(tensors[half:])
-        return gate[0], gate[1], up[0], up[1], (gate[4], up[4])
-    array = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
-    return None, ctypes.addressof(array), None, None, array
 
 
 def text_of(error: torch.OutOfMemoryError) -> str:
@@ -111,6 +91,7 @@ class Engine:
         self._dead: collections.deque[tuple[Callable[[ctypes.c_void_p], None], ctypes.c_void_p]] = collections.deque()
         self._handle = library.Handle()
         self._is_traced = self._is_aborted = self._is_parents = False
+        self._held = 0, 0
         self.reserved: int | None = 0  # SMs that exchanges leave, as reserved_sms.leave() takes it
         self._configs: dict[tuple[typing.Any, ...], typing.Any] = {}
         self._byte = torch.empty(1, dtype=torch.uint8, device=device)
@@ -193,6 +174,22 @@ class Engine:
             self._begin()
             library.check(function(*arguments))
 
+    def _call_unless_busy(self, function: Callable[..., int], *arguments: typing.Any) -> bool:
+        """Whether it was called: not while another thread is inside of a call."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._begin()
+            library.check(function(*arguments))
+        finally:
+            self._lock.release()
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread is inside of a call."""
+        return self._lock.locked()
+
     def _stream(self) -> int | None:
         if self.device.type == "cpu":
             return None
@@ -240,14 +237,17 @@ class Engine:
         self._call(self._library.uniep_group_synchronize, self._handle)
 
     def check(self) -> None:
-        """Raises the error of a call so far that is known to have failed half-way; waits for none."""
-        self._call(self._library.uniep_group_check, self._handle)
+        """Raises the error of a call so far that is known to have failed half-way; waits for none, so that nothing is
+        known while another thread is inside of one."""
+        self._call_unless_busy(self._library.uniep_group_check, self._handle)
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of symmetric memory, and of what else the library holds for this rank."""
+        """Bytes of symmetric memory, and of what else the library holds for this rank; those that were told last while
+        another thread is inside of a call."""
         held = library.GroupBytes.make()
-        self._call(self._library.uniep_group_memory, self._handle, self.rank, ctypes.byref(held))
-        return held.symmetric_bytes, held.workspace_bytes
+        if self._call_unless_busy(self._library.uniep_group_memory, self._handle, self.rank, ctypes.byref(held)):
+            self._held = held.symmetric_bytes, held.workspace_bytes
+        return self._held
 
     def begin_trace(self) -> None:
         """From here to end_trace() the library keeps when tiles of forwards and backwards run."""
@@ -273,8 +273,12 @@ class Engine:
     def read_timer(self, timer: Owned) -> dict[str, float] | None:
         """As LayerStats has them; None: not known yet, or never. Waits for nothing."""
         times = library.CallTimes.make()
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
             library.check(self._library.uniep_timer_read(timer.handle, self.rank, ctypes.byref(times)))
+        finally:
+            self._lock.release()
         if times.state != library.TIMES_KNOWN:
             return None
         return {name: getattr(times, name) for name in ("wait_ms", "exposed_dispatch_ms", "sum_ms")}
@@ -366,8 +370,8 @@ class Engine:
         w1: Weights,
         w2: Weights,
         keep: bool,
-        b1: Weights = _NO_WEIGHTS,
-        b2: Weights = _NO_WEIGHTS,
+        b1: Weights = NO_WEIGHTS,
+        b2: Weights = NO_WEIGHTS,
         lacking: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """uniep_forward(): y [T, H] and, to be kept for backward, bytes; none where `keep` is false.
@@ -426,10 +430,10 @@ class Engine:
         dprobs: torch.Tensor,
         dw1: Weights,
         dw2: Weights,
-        b2: Weights = _NO_WEIGHTS,
-        db1: Weights = _NO_WEIGHTS,
-        db2: Weights = _NO_WEIGHTS,
-        b1: Weights = _NO_WEIGHTS,
+        b2: Weights = NO_WEIGHTS,
+        db1: Weights = NO_WEIGHTS,
+        db2: Weights = NO_WEIGHTS,
+        b1: Weights = NO_WEIGHTS,
         lacking: str = "",
     ) -> torch.Tensor:
         """uniep_backward(); where one gradient of the two is asked for, uniep_weight_gradients() behind it.
@@ -438,7 +442,7 @@ class Engine:
         of a map [T, E], and the gradients that have addresses, those of biases with their weights'; gives back dx
         [T, H]. `lacking` as of forward().
         """
-        if dw1 is _NO_WEIGHTS or dw2 is _NO_WEIGHTS:
+        if dw1 is NO_WEIGHTS or dw2 is NO_WEIGHTS:
             time = library.WEIGHT_GRADIENTS_NONE if dw1 is dw2 else library.WEIGHT_GRADIENTS_LATER
         else:
             time = library.WEIGHT_GRADIENTS_NOW

@@ -115,7 +115,7 @@ class _Entry:
         if self.timer is not None:
             self.timed = self.timer.engine.read_timer(self.timer) or self.timed
         over = [one for one in self.waiting if one.is_over()]
-        if not over:
+        if not over or over[-1].group.engine.is_busy:
             return
         newest = over[-1]
         for one in over:
@@ -165,7 +165,7 @@ def record_stats(on: bool = True, timed_every: int = 16) -> None:
 
 def stats() -> list[LayerStats]:
     """Of each layer and direction that ran since record_stats(). Waits for nothing: a call that the device has not
-    finished is not looked at."""
+    finished is not looked at, nor anything of a group while another thread is inside of its calls."""
     found = []
     for (layer, direction), entry in _entries.items():
         entry.settle(direction)
