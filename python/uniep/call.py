@@ -98,7 +98,7 @@ class Call(typing.NamedTuple):
                 keep,
                 addresses(b1, dimensions=2),
                 addresses(b2, dimensions=2),
-                lacking=lacking,
+                lacking,
             )
         verifier = rerun.watcher
         is_due = verifier is not None and verifier.due(self, "forward")
@@ -170,7 +170,7 @@ class Call(typing.NamedTuple):
                 addresses(db1, dimensions=2),
                 addresses(db2, dimensions=2),
                 addresses(b1, dimensions=2),
-                lacking=lacking,
+                lacking,
             )
         # Collective, so whoever needs them.
         route.keeps_arrived = is_due or rerun.running
