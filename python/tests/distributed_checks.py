@@ -12,6 +12,8 @@ import traceback
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint_files
+from torch.distributed.checkpoint import state_dict
 from torch.utils.checkpoint import checkpoint
 
 import uniep
@@ -332,6 +334,62 @@ def check_ranks_agree_on_tuned_schedules(rank: int, ranks: int) -> None:
         if before is not None:
             os.environ["UNIEP_CACHE_DIR"] = before
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_checkpoints(rank: int, ranks: int) -> None:
+    """Every rank's experts and what the optimizer keeps of them come back, also on another number of ranks."""
+    folder = pathlib.Path(tempfile.gettempdir()) / f"uniep_checkpoint_{os.getppid()}"
+
+    def make(group):
+        torch.manual_seed(rank)
+        layer = uniep.MoELayer(32, 16, 4 * ranks, 2, group=group, bias=True)
+        dist.broadcast(layer.router.weight.data, 0)
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.01)
+        layer(torch.randn(8, 32).bfloat16()).float().square().sum().backward()
+        dist.all_reduce(layer.router.weight.grad)
+        optimizer.step()
+        kept = state_dict.get_optimizer_state_dict(layer, optimizer)
+        state = {"model": uniep.checkpoint_state(layer), "optimizer": uniep.checkpoint_state(layer, kept)}
+        return layer, optimizer, kept, state
+
+    layer, optimizer, kept, state = make(uniep.Group())
+    before = {name: one.clone() for name, one in layer.state_dict().items()}
+    moments = {name: optimizer.state[one]["exp_avg"].clone() for name, one in layer.named_parameters()}
+    checkpoint_files.save(state, checkpoint_id=folder)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+            optimizer.state[parameter]["exp_avg"].zero_()
+    checkpoint_files.load(state, checkpoint_id=folder)
+    state_dict.set_optimizer_state_dict(layer, optimizer, kept)
+    for name, parameter in layer.named_parameters():
+        assert same_bits(parameter, before[name]), name
+        assert same_bits(optimizer.state[parameter]["exp_avg"], moments[name]), name
+    one, _, _, state = make(alone())
+    checkpoint_files.load(state, checkpoint_id=folder, no_dist=True)
+    for name, parameter in one.named_parameters():
+        part = parameter.chunk(ranks)[rank] if name.startswith("experts.") else parameter
+        assert same_bits(part, before[name]), name
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_data_parallel_router(rank: int, ranks: int) -> None:
+    """DistributedDataParallel that leaves experts alone, as docs/pytorch.md has it."""
+    torch.manual_seed(0)
+    layer = uniep.MoELayer(32, 16, 4 * ranks, 2)
+    before = [parameter.detach().clone() for parameter in layer.experts.parameters()]
+    names = [name for name, _ in layer.named_parameters() if name.startswith("experts.")]
+    data_parallel = torch.nn.parallel.DistributedDataParallel
+    data_parallel._set_params_and_buffers_to_ignore_for_model(layer, names)
+    model = data_parallel(layer)
+    assert all(same_bits(one, other) for one, other in zip(layer.experts.parameters(), before, strict=True))
+    generator = torch.Generator().manual_seed(rank)
+    model(torch.randn(8, 32, generator=generator).bfloat16()).float().square().sum().backward()
+    gradients = [torch.empty_like(layer.router.weight) for _ in range(ranks)]
+    dist.all_gather(gradients, layer.router.weight.grad)
+    assert all(same_bits(one, gradients[0]) for one in gradients)
 
 
 @contextlib.contextmanager

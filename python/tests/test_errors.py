@@ -4,7 +4,12 @@ import pytest
 import torch
 
 import uniep
+import uniep.call as call_module
+import uniep.layer as layer_module
 from layers import make_layer
+from uniep.engine import Engine
+
+OUT_OF_MEMORY = 6
 
 
 def call(**changes):
@@ -100,6 +105,26 @@ def test_arguments_of_modules():
         uniep.Experts(4, 8, 8, sav="keep")
 
 
+@pytest.mark.parametrize("name", ["x", "topk_ids", "probs", "w1", "w2", "b2"])
+def test_distributed_tensors_are_named(name):
+    class DTensor(torch.Tensor):  # as far as moe() looks
+        def to_local(self):
+            return self
+
+    layer = make_layer([8])
+    given = {"x": layer.x[0], "topk_ids": layer.ids[0], "probs": layer.probs[0], "w1": layer.w1, "w2": layer.w2}
+    given |= {"b1": tensor(8, 64), "b2": tensor(8, 64)}
+    given[name] = given[name].as_subclass(DTensor)
+    with pytest.raises(ValueError, match=f"{name}: DTensor; must be an ordinary tensor, such as to_local"):
+        uniep.moe(**given)
+
+
+def test_modules_are_made_beside_a_default_device():
+    with torch.device("meta"):
+        layer = uniep.MoELayer(64, 32, 8, 2)
+    assert all(one.device.type == "cpu" and one.isfinite().all() for one in layer.parameters())
+
+
 def test_an_error_leaves_the_group_usable():
     expected = call()
     with pytest.raises(ValueError):
@@ -107,9 +132,71 @@ def test_an_error_leaves_the_group_usable():
     assert torch.equal(call(), expected)
 
 
+def steps():
+    """y and all gradients."""
+    layer = make_layer([8])
+    x, probs = layer.x[0].clone().requires_grad_(), layer.probs[0].clone().requires_grad_()
+    weights = [weight.requires_grad_() for weight in layer.local(0, 1)]
+    y = uniep.moe(x, layer.ids[0], probs, *weights)
+    return y.detach(), *torch.autograd.grad(y, (x, probs, *weights), layer.dy[0])
+
+
+class _Noted:
+    """The library, and what its forwards and backwards ended with."""
+
+    def __init__(self, library):
+        self.library, self.ends = library, []
+
+    def __getattr__(self, name):
+        function = getattr(self.library, name)
+        if name not in ("uniep_forward", "uniep_backward", "uniep_backward_pending"):
+            return function
+
+        def noted(*arguments):
+            status = function(*arguments)
+            self.ends.append((name, status))
+            return status
+
+        return noted
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "skip", "function"),
+    [
+        (call_module, "rows_of", 2, "uniep_forward"),  # behind those of ids and probs
+        (torch, "empty_like", 0, "uniep_forward"),
+        (Engine, "_bytes", 0, "uniep_forward"),
+        (layer_module, "_gradients", 0, "uniep_backward"),
+        (layer_module, "_gradients", 1, "uniep_backward"),
+        (Engine, "probs_gradient", 0, "uniep_backward"),
+        (torch, "empty_like", 3, "uniep_backward"),  # behind those of y, dw1 and dw2
+        (Engine, "_bytes", 2, "uniep_backward"),
+    ],
+)
+def test_other_ranks_are_told_of_memory_that_is_missing(monkeypatch, owner, name, skip, function):
+    """By a call without room, which fails. Here one rank says that it is one of two."""
+    expected = steps()
+    engine, original, calls = uniep.Group().engine, getattr(owner, name), []
+    noted = _Noted(engine._library)
+    monkeypatch.setattr(engine, "_library", noted)
+    monkeypatch.setattr(engine, "ranks", 2)
+
+    def no_room(*arguments, **named):
+        calls.append(name)
+        if len(calls) > skip:
+            raise torch.OutOfMemoryError("none left")
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, no_room)
+    with pytest.raises(torch.OutOfMemoryError, match="none left"):
+        steps()
+    assert noted.ends[-1] == (function, OUT_OF_MEMORY)
+    monkeypatch.undo()
+    assert all(torch.equal(one, other) for one, other in zip(steps(), expected, strict=True))
+
+
 def test_memory_that_torch_has_not_is_torchs_error(monkeypatch):
     """The library's allocations are torch's, so is their error."""
-    from uniep.engine import Engine
 
     def no_room(engine, count):
         raise torch.OutOfMemoryError("none left")

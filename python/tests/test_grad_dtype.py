@@ -1,5 +1,7 @@
 """Gradients of weights in fp32, in leaves whose grad_dtype is fp32."""
 
+import copy
+
 import pytest
 import torch
 
@@ -81,6 +83,20 @@ def test_module():
         fp32, bf16 = getattr(layer.experts, name).grad, getattr(plain.experts, name).grad
         assert (fp32.dtype, bf16.dtype) == (torch.float32, torch.bfloat16)
         assert same_bits(fp32.bfloat16(), bf16)
+
+
+def test_module_whose_parameters_are_others():
+    x = torch.randn(40, 64).bfloat16()
+    layer = uniep.MoELayer(64, 32, 8, 2, grad_dtype=torch.float32)
+    state = {name: one.clone() for name, one in layer.state_dict().items()}
+    compiled = copy.deepcopy(layer)
+    compiled.compile(backend="aot_eager")
+    assigned = copy.deepcopy(layer)
+    assigned.load_state_dict(state, assign=True)
+    for each in (layer, copy.deepcopy(layer), assigned, compiled):
+        each(x).float().square().sum().backward()
+        for own, other in zip(each.parameters(), layer.parameters(), strict=True):
+            assert own.grad.dtype == torch.float32 and same_bits(own.grad, other.grad)
 
 
 def test_it_is_between_two_graphs():

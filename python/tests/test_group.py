@@ -1,5 +1,7 @@
 """What a Group tells of itself: errors so far, and the memory that it holds; how it ends."""
 
+import os
+import signal
 import threading
 import time
 
@@ -94,6 +96,46 @@ def test_abort_ends_calls_of_other_threads_and_a_new_group_gives_the_same_bits()
         group.close()
         group.abort()
         again.close()
+
+
+def test_a_forked_process_is_told_and_makes_its_own():
+    layer = make_layer([16])
+    group = uniep.Group(workers=2)
+
+    def forward(group):  # without autograd, whose threads do not survive a fork either
+        return uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], layer.w1, layer.w2, group=group)
+
+    expected = forward(group)
+    placement = uniep.place(layer.ids[0], layer.probs[0], layer.experts, 64, group=group)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        status = 1
+        try:
+            with pytest.raises(ValueError, match="group: of the process that forked this one"):
+                forward(group)
+            del placement
+            group.close()
+            own = uniep.Group(workers=2)
+            assert own is not group and same_bits(forward(own), expected)
+            own.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert same_bits(forward(group), expected)
+    group.close()
+
+
+def test_close_destroys_what_waited_for_a_call():
+    layer = make_layer([16])
+    group = uniep.Group(workers=2)
+    placement = uniep.place(layer.ids[0], layer.probs[0], layer.experts, 64, group=group)
+    with group.engine._lock:
+        del placement
+        assert group.engine._dead
+    group.close()
+    assert not group.engine._dead
 
 
 def test_abort_of_all_groups():

@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 import torch.utils._python_dispatch
+from torch.utils.checkpoint import checkpoint
 
 import uniep
 from layers import (
@@ -262,8 +263,6 @@ def test_retained_graph_and_interleaved_micro_batches():
 @pytest.mark.parametrize("save", ["keep", "recompute"])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing(save, reentrant):
-    from torch.utils.checkpoint import checkpoint
-
     layer = make_layer([40], unused=0.1)
     expected = run_moe(layer, 0, layer.local(0, 1))
     x, probs = layer.x[0].clone().requires_grad_(), layer.probs[0].clone().requires_grad_()
@@ -354,6 +353,26 @@ def test_saved_state_goes_with_its_backward():
             with torch.no_grad():
                 uniep.moe(x, layer.ids[0], layer.probs[0], layer.w1, layer.w2, **options)
             assert len(tensors.made) == 0
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_copies_of_weights_go_with_what_autograd_saves(checkpointed):
+    layer = make_layer([16])
+    master = [weight.float().requires_grad_() for weight in layer.local(0, 1)]
+    copies = []
+
+    def run(x):
+        cast = [weight.bfloat16() for weight in master]
+        copies.extend(map(weakref.ref, cast))
+        return uniep.moe(x, layer.ids[0], layer.probs[0], *cast)
+
+    x = layer.x[0].clone().requires_grad_()
+    uniep.record_stats()
+    y = checkpoint(run, x, use_reentrant=False) if checkpointed else run(x)
+    assert sum(one() is not None for one in copies) == (0 if checkpointed else 2)
+    y.backward(layer.dy[0])
+    assert all(one() is None for one in copies) and len(copies) == (4 if checkpointed else 2)
+    uniep.record_stats(False)
 
 
 def test_a_thousand_steps_leak_nothing():

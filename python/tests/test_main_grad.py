@@ -105,6 +105,38 @@ def test_zero_gradients_take_the_memory_of_one_weight():
     assert len({weight.grad.untyped_storage().data_ptr() for weight in weights}) == 1
 
 
+def test_zero_gradients_stay_zero_where_autograd_added_to_one():
+    layer = make_layer([8])
+    weights = [torch.nn.Parameter(one) for one in layer.local(0, 1)]
+    others = [torch.nn.Parameter(one) for one in layer.local(0, 1)]
+    for weight in (*weights, *others):
+        weight.main_grad = torch.zeros(weight.shape)
+    uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], *weights, main_grad="param").backward(layer.dy[0])
+    weights[0].float().square().sum().backward()
+    assert weights[0].grad.any()
+    for _ in range(2):
+        uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], *others, main_grad="param").backward(layer.dy[0])
+        assert not any(weight.grad.any() for weight in others)
+
+
+@pytest.mark.parametrize("param", [True, False])
+def test_gradients_of_other_tensors_add_nothing(param):
+    layer = make_layer([64])
+    expected = exact(layer)
+    x = layer.x[0].clone().requires_grad_()
+    w1, w2 = (torch.nn.Parameter(one) for one in layer.local(0, 1))
+    sums = [torch.zeros(one.shape) for one in (w1, w2)]
+    w1.main_grad, w2.main_grad = sums
+    y = uniep.moe(x, layer.ids[0], layer.probs[0], w1, w2, main_grad="param" if param else tuple(sums))
+    (dx,) = torch.autograd.grad(y, x, layer.dy[0], retain_graph=True)
+    assert not sums[0].any() and not sums[1].any() and not hasattr(w1, "grad_added_to_main_grad")
+    torch.autograd.grad(y, (x, w2), layer.dy[0], retain_graph=True, allow_unused=True)
+    assert not sums[0].any() and same_bits(sums[1], expected[1])
+    sums[1].zero_()
+    y.backward(layer.dy[0])
+    assert all(same_bits(one, other) for one, other in zip(sums, expected, strict=True)) and same_bits(x.grad, dx)
+
+
 def test_one_frozen_weight():
     layer = make_layer([64])
     expected = exact(layer)

@@ -1,5 +1,7 @@
 """uniep.stats(), and the ranges in torch's profiler."""
 
+import threading
+
 import pytest
 import torch
 
@@ -29,6 +31,24 @@ def step(module, tokens=40):
 def test_nothing_is_kept_unless_asked_for():
     step(layer())
     assert uniep.stats() == []
+
+
+def test_nobody_waits_for_a_call_of_another_thread(recording):
+    module = layer()
+    step(module)
+    group = module.experts.group
+    held, found = group.memory(), []
+
+    def look():
+        group.check()
+        found.extend((group.memory(), uniep.stats()))
+
+    with group.engine._lock:  # as inside of a call
+        looker = threading.Thread(target=look, daemon=True)
+        looker.start()
+        looker.join(timeout=30)
+        assert found[0] == held and [one.calls for one in found[1]] == [1, 1]
+    assert all(one.ms > 0 for one in uniep.stats())
 
 
 def test_one_rank(recording):

@@ -11,7 +11,7 @@ from uniep import library
 
 
 def test_trainings_on_two_processes():
-    assert "7 checks passed on 2 ranks" in run_ranks(2, HERE / "tuner_checks.py")
+    assert "8 checks passed on 2 ranks" in run_ranks(2, HERE / "tuner_checks.py")
 
 
 def test_trainings_on_one(scratch):

@@ -15,7 +15,7 @@ RANKS, TOPK = 4, 2
 def three_runs() -> tuple[rerun.Noted, list[rerun.Sums]]:
     """A token of rank 3, whose slots go to the experts of ranks 1 and 2; an expert a rank, all of them in turn."""
     group = types.SimpleNamespace(size=RANKS, rank=3)
-    call = types.SimpleNamespace(group=group, shape=(64, 64, RANKS), topk=TOPK, w2=[torch.empty(1, 64, 64)])
+    call = types.SimpleNamespace(group=group, shape=(64, 64, RANKS), topk=TOPK, name="")
     noted = rerun.Noted(call, "forward", 0)
     noted.slots = [[1, 2]]
     runs = [{"o": torch.full((TOPK, 1), 7), "y": torch.full((1, 1), 7)} for _ in range(3)]

@@ -9,10 +9,12 @@ import sys
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_init import _get_mesh_info
 from torchtitan.config.override import OverrideConfig, apply_overrides
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_utils
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.full_dtensor import resolve_fsdp_mesh
 from torchtitan.models.common.moe import MoE
 from torchtitan.models.common.moe_sharding import set_moe_sharding_config
 from torchtitan.models.gpt_oss import model_registry as gpt_oss_registry
@@ -46,16 +48,16 @@ def moe_config(options: dict | None, ranks: int, seed: int = 0) -> MoE.Config:
     return config
 
 
-def dims(ranks: int, ep: int, tp: int = 1) -> ParallelDims:
+def dims(ranks: int, ep: int, tp: int = 1, cp: int = 1, backend: str = "partial_dtensor") -> ParallelDims:
     found = ParallelDims(
         dp_replicate=1,
-        dp_shard=ranks // tp,
-        cp=1,
+        dp_shard=ranks // (tp * cp),
+        cp=cp,
         tp=tp,
         pp=1,
         ep=ep,
         world_size=ranks,
-        spmd_backend="partial_dtensor",
+        spmd_backend=backend,
     )
     found.build_mesh()
     return found
@@ -135,6 +137,29 @@ def check_layer_beside_torchtitans(rank: int, ranks: int) -> None:
             print(f"{name}: torchtitan {theirs:.5f}, UniEP {own:.5f}", flush=True)
         assert own <= 1.05 * theirs, (name, own, theirs)
         assert own < 0.02, (name, own)
+
+
+def check_every_spmd_backend(rank: int, ranks: int) -> None:
+    """The group of the expert-parallel ranks, and collectives of FSDP that it leaves SMs to."""
+    if ranks == 1:
+        return
+    expected = run(make_moe({}, ranks), rank)
+    for backend, cp in (("spmd_types", 1), ("full_dtensor", 1), ("spmd_types", ranks), ("partial_dtensor", 1)):
+        titan_utils.set_spmd_backend(backend)
+        found = dims(ranks, ep=ranks, cp=cp, backend=backend)
+        layer = make_moe({}, ranks, parallel=False)
+        layer.parallelize(found)
+        group = layer.routed_experts.group
+        assert group.size == ranks, backend
+        if backend == "partial_dtensor":
+            fsdp = found.get_mesh("fsdp").get_group()
+        else:
+            fsdp = _get_mesh_info(*resolve_fsdp_mesh(found)).shard_process_group
+        assert fsdp.size() == ranks and fsdp.group_name in group._beside, (backend, cp, group._beside)
+        if backend == "spmd_types" and cp == 1:
+            given = run(layer, rank)
+            assert all(same_bits(given[name], expected[name]) for name in expected)
+    set_up()
 
 
 def check_scores_behind_w2(rank: int, ranks: int) -> None:

@@ -4,11 +4,13 @@ import sys
 
 import torch
 from transformers import GptOssConfig, GptOssForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.activations import ACT2FN
 
 import uniep
 import uniep.transformers
 from distributed_checks import disabled, expect_error, run_checks
 from layers import relative_error, same_bits
+from test_activations import MODELS
 from uniep.numerics import read_numerics
 
 EXPERTS = 8
@@ -67,8 +69,6 @@ def check_activations_and_the_weight_behind_w2(rank: int, ranks: int) -> None:
 
 def check_gates_that_are_served(rank: int, ranks: int) -> None:
     """moe()'s activation of experts with a gate of their own, or none: what it computes is in test_activations.py."""
-    from test_activations import MODELS
-
     for name, (make, text) in MODELS.items():
         served = uniep.transformers.activation_of(make())
         assert served is not None and read_numerics(served, "output") == read_numerics(text, "output"), name
@@ -222,6 +222,12 @@ def check_gathering(rank: int, ranks: int) -> None:
     after = model.state_dict()
     assert list(after) == list(before) and all(same_bits(after[name], before[name]) for name in before)
     assert step(model, rank)[0] == step(tiny("uniep"), rank)[0]
+    eager = tiny("eager")
+    uniep.transformers.shard_experts(eager, uniep.Group(), capacity=(128 * EXPERTS, 1), main_grad="param")
+    uniep.transformers.gather_experts(eager)
+    assert eager.config._experts_implementation == "eager"
+    eager.set_experts_implementation("uniep")
+    assert step(eager, rank)[0] == step(tiny("uniep"), rank)[0]  # without the options
 
 
 def check_options(rank: int, ranks: int) -> None:
@@ -237,6 +243,10 @@ def check_refusals(rank: int, ranks: int) -> None:
     text = "Qwen3MoeExperts.act_fn: ReLU; experts_implementation='uniep' serves silu(gate) * up"
     expect_error(ValueError, text, lambda: model(batch(0)))
     expect_error(ValueError, text, lambda: uniep.transformers.shard_experts(model, uniep.Group("self")))
+    deepseek = MODELS["deepseek-v4"][0]()
+    deepseek.act_fn = ACT2FN["gelu"]
+    text = "DeepseekV4Experts.act_fn: GELUActivation; experts_implementation='uniep' serves silu(gate) * up"
+    expect_error(ValueError, text, lambda: uniep.transformers.refuse(deepseek))
     normed = tiny("uniep")
     for layer in normed.model.layers:
         layer.mlp.experts.has_post_expert_norm = True

@@ -72,7 +72,13 @@ def agreed(value):
 
 
 def check_losses_and_weights(folder):
-    for options in ({}, {"save": "redispatch", "main_grad": "param"}, {"save": "recompute", "activation": "relu2"}):
+    for options in (
+        {},
+        {"save": "redispatch", "main_grad": "param"},
+        {"save": "recompute", "activation": "relu2"},
+        {"bias": True},
+        {"bias": True, "main_grad": "param"},
+    ):
         expected = train(**options)
         lines = []
         with uniep.Tuner(budget=1, folder="", on_line=lines.append) as tuner:
@@ -82,6 +88,20 @@ def check_losses_and_weights(folder):
             assert all(one.verdict in ("taken", "slower", "refused") for one in decisions), decisions
             agreed(tuner.incumbents())
             assert not tuner.frozen
+
+
+def check_a_group_that_was_aborted(folder):
+    """A restart in the process: tuning goes on with the new group."""
+    expected = train(steps=12)
+    with uniep.Tuner(budget=1, folder="") as tuner:
+        for _ in range(2):
+            processes = dist.new_group()
+            group = uniep.Group(processes)
+            assert_same_bytes(train(tuner, steps=12, group=group), expected)
+            assert tuner.spent.tried_calls > 0 and len(tuner._groups) == 1
+            group.abort()
+            dist.destroy_process_group(processes)
+        assert not tuner.frozen and tuner._groups == []
 
 
 def check_until_and_optimizer(folder):

@@ -196,6 +196,35 @@ def check_memory_and_inputs(rank: int, ranks: int) -> None:
                 assert finding.expert == 2 * ranks - 1 and finding.row == len(w1[0]) - 1, finding
 
 
+def check_weights_that_are_freed(rank: int, ranks: int) -> None:
+    """As FSDP2 does behind a layer, here on one rank: nothing is checked, and nobody waits."""
+    layer = make_layer([24] * ranks, experts=2 * ranks, topk=2)
+    with uniep.Verifier(every=1, budget=1) as verifier:
+        w1, w2 = layer.local(rank, ranks)
+        uniep.moe(layer.x[rank], layer.ids[rank], layer.probs[rank], w1, w2)
+        if rank == ranks - 1:
+            w1.untyped_storage().resize_(0)
+        assert verifier.step() == [] and verifier.checks == 0
+        assert step(verifier, layer, rank, ranks) == [] and verifier.checks == 1
+
+
+def check_a_group_that_was_aborted(rank: int, ranks: int) -> None:
+    """A restart in the process, behind which one rank has made a step more."""
+    layer = make_layer([24] * ranks, experts=2 * ranks, topk=2)
+    with uniep.Verifier(every=1, budget=1) as verifier:
+        for _ in range(2):
+            processes = dist.new_group()
+            group = uniep.Group(processes)
+            assert not step(verifier, layer, rank, ranks, group=group)
+            run_moe(layer, rank, layer.local(rank, ranks), group=group)
+            assert verifier._noted.direction == "backward"
+            group.abort()
+            dist.destroy_process_group(processes)
+            if rank == 0:
+                assert verifier.step() == []
+        assert verifier.checks == 2
+
+
 def check_nan_is_no_wrong_rank(rank: int, ranks: int) -> None:
     layer = make_layer([24] * ranks, experts=2 * ranks, topk=2)
     layer.x[0][3, 5] = torch.nan

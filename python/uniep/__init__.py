@@ -12,6 +12,7 @@ import typing
 from uniep.errors import CapacityError, DeviceError, Unsupported
 
 if typing.TYPE_CHECKING:
+    from uniep.checkpoints import checkpoint_state
     from uniep.exchange import Plan, combine, dispatch, place
     from uniep.group import Group, abort
     from uniep.layer import moe
@@ -38,6 +39,7 @@ __all__ = [
     "Verifier",
     "abort",
     "autotune",
+    "checkpoint_state",
     "combine",
     "dispatch",
     "moe",
@@ -58,6 +60,7 @@ _MODULE_OF_NAME = {
     "Verifier": "verifier",
     "abort": "group",
     "autotune": "tuning",
+    "checkpoint_state": "checkpoints",
     "combine": "exchange",
     "dispatch": "exchange",
     "moe": "layer",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from uniep import library, rerun, trials
-from uniep.engine import addresses
+from uniep.addresses import addresses
+from uniep.engine import text_of
 from uniep.group import Group
 from uniep.layer_stats import spans, watch
 from uniep.numerics import PLAIN, Numerics
 from uniep.routes import Route, place_routing
+
+_Made = typing.TypeVar("_Made")
 
 
 class Save(typing.NamedTuple):
@@ -40,7 +44,7 @@ def with_save(schedule: str, save: str) -> str:
 
 
 class Call(typing.NamedTuple):
-    """What one call was asked for, beside its tensors."""
+    """What one call was asked for, beside its tensors: it lives from forward to backward, and weights may be copies."""
 
     group: Group
     shape: tuple[int, int, int]  # H, I, E
@@ -49,13 +53,18 @@ class Call(typing.NamedTuple):
     capacity: tuple[int, int] | None
     save: str
     apart: bool  # w1 is all gates, then all ups
-    w1: list[torch.Tensor]
-    w2: list[torch.Tensor]
+    counts: tuple[int, ...]  # of tensors: of w1, w2, b1 and b2
     main_grad: typing.Literal["param"] | tuple[list[torch.Tensor], ...] | None = None
     grad_dtype: torch.dtype = torch.bfloat16  # of gradients of weights, without main_grad
     numerics: Numerics = PLAIN
-    b1: Sequence[torch.Tensor] = ()  # both without entries where there are no biases
-    b2: Sequence[torch.Tensor] = ()
+    parameters: tuple[list[torch.Tensor], ...] = ()  # w1, w2, b1 and b2 with main_grad "param", which has it from them
+    layer: str = ""  # its name, if it has one
+
+    @property
+    def name(self) -> str:
+        """The layer's; its shape where it has none."""
+        hidden, intermediate, experts = self.shape
+        return self.layer or f"H {hidden}, I {intermediate}, E {experts}, K {self.topk}"
 
     @property
     def sends_x(self) -> bool:
@@ -76,7 +85,7 @@ class Call(typing.NamedTuple):
         route = self.place(ids, probs)
         route.spans = spans()
         w1, w2, b1, b2 = self.parts(weights)
-        rows = route.send(rows_of(x))
+        rows, lacking = self.made(lambda: route.send(rows_of(x)), x)
         trial = trials.plan(self, "forward", route)
         with watch(self, "forward", route), trial:
             y, saved = self.group.engine.forward(
@@ -89,6 +98,7 @@ class Call(typing.NamedTuple):
                 keep,
                 addresses(b1, dimensions=2),
                 addresses(b2, dimensions=2),
+                lacking,
             )
         verifier = rerun.watcher
         is_due = verifier is not None and verifier.due(self, "forward")
@@ -101,6 +111,16 @@ class Call(typing.NamedTuple):
                 route.arrived = None
             route.verified = inputs if verifier.due(self, "backward") else None
         return total, saved, route
+
+    def made(self, make: Callable[[], _Made], stand_in: _Made) -> tuple[_Made, str]:
+        """What `make` makes for a call of the library, and "". Without memory for it the stand-in and the error's text:
+        that call raises it when the other ranks know, and reads and writes nothing."""
+        try:
+            return make(), ""
+        except torch.OutOfMemoryError as error:
+            if self.group.engine.ranks == 1:  # nobody else is in a call of the library
+                raise
+            return stand_in, text_of(error)
 
     def place(self, ids: torch.Tensor, probs: torch.Tensor) -> Route:
         return place_routing(self.group, self.shape, rows_of(ids), rows_of(probs), self.topk, self.capacity)
@@ -116,19 +136,21 @@ class Call(typing.NamedTuple):
         dw2: Sequence[torch.Tensor] | None,
         db1: Sequence[torch.Tensor] | None = None,
         db2: Sequence[torch.Tensor] | None = None,
+        *,
+        lacking: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """dx in the shape of dy, and dprobs [T, K] or of a map [T, E]; writes dw1 and dw2, and with them db1 and db2.
 
-        Needs x where `sends_x`.
+        Needs x where `sends_x`. `lacking`: of made() for the gradients.
         """
         verifier, inputs = rerun.watcher, route.verified
         is_due = verifier is not None and inputs is not None and verifier.due(self, "backward")
-        if verifier is not None and is_due:
+        if verifier is not None and is_due and not lacking:
             verifier.before_backward(self, dw1, dw2)
         w1, w2, b1, b2 = self.parts(weights)
-        dprobs = self.group.engine.probs_gradient(route.engine_tokens)
         route.spans = spans()
-        rows, x_rows = route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
+        (dprobs, rows, x_rows), more = self.made(lambda: self._backward_inputs(route, dy, x), (dy, dy, x))
+        lacking = lacking or more
         trial = trials.plan(self, "backward", route)
         schedules = self.schedules if trial.schedule is None else (self.schedules[0], trial.schedule)
         with watch(self, "backward", route), trial:
@@ -148,6 +170,7 @@ class Call(typing.NamedTuple):
                 addresses(db1, dimensions=2),
                 addresses(db2, dimensions=2),
                 addresses(b1, dimensions=2),
+                lacking,
             )
         # Collective, so whoever needs them.
         route.keeps_arrived = is_due or rerun.running
@@ -159,6 +182,13 @@ class Call(typing.NamedTuple):
         route.verified = None
         return total, all_dprobs
 
+    def _backward_inputs(
+        self, route: Route, dy: torch.Tensor, x: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Memory for dprobs, and rows of dy and x."""
+        dprobs = self.group.engine.probs_gradient(route.engine_tokens)
+        return dprobs, route.send(rows_of(dy)), None if x is None else route.send(rows_of(x))
+
     def split(self, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         """w1 and w2."""
         first, second, *_ = self.parts(weights)
@@ -166,8 +196,7 @@ class Call(typing.NamedTuple):
 
     def parts(self, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], ...]:
         """w1, w2, b1 and b2; no entries in the last two where there are no biases."""
-        first, second = len(self.w1), len(self.w1) + len(self.w2)
-        third = second + len(self.b1)
+        first, second, third, _ = itertools.accumulate(self.counts)
         return weights[:first], weights[first:second], weights[second:third], weights[third:]
 
 

@@ -29,7 +29,7 @@ class CandidateCheck:
 
     def __init__(self, call: Call, route: Route) -> None:
         self.key = self.key_of(call)
-        self.call = call._replace(w1=[], w2=[], main_grad=None, capacity=None)
+        self.call = call._replace(main_grad=None, parameters=(), capacity=None)
         self.weight_gradient = call.weight_gradient
         self.config = route.config(call.weight_gradient, call.numerics)
         self.tokens = self.rank_tokens = 0
@@ -85,7 +85,11 @@ class CandidateCheck:
         rows = intermediate if call.apart or not call.numerics.gated else 2 * intermediate
         count = 2 * local if call.apart else local
         # Experts share a tensor; their gradients have one each.
-        weights = [values(rows, hidden)] * count, [values(hidden, intermediate)] * local
+        weights = [[values(rows, hidden)] * count, [values(hidden, intermediate)] * local]
+        if call.numerics.bias:
+            weights += [[values(intermediate * (2 if call.numerics.gated else 1))] * local, [values(hidden)] * local]
+        else:
+            weights += [[], []]
         made: dict[str, typing.Any] = {"x": values(tokens, hidden), "ids": ids, "probs": probs, "weights": weights}
         if direction == "backward":
             kind = torch.bfloat16 if self.weight_gradient == library.WEIGHT_GRADIENT_BF16 else torch.float32
@@ -96,20 +100,21 @@ class CandidateCheck:
     def _run(
         self, direction: str, schedule: bytes, inputs: dict[str, typing.Any]
     ) -> tuple[list[torch.Tensor], tuple[int, ...]]:
-        w1, w2 = inputs["weights"]
-        call = self.call._replace(w1=w1, w2=w2)
+        parts = inputs["weights"]
+        weights = [weight for part in parts for weight in part]
+        call = self.call._replace(counts=tuple(map(len, parts)))
         is_forward = direction == "forward"
         schedules = (schedule, call.schedules[1]) if is_forward else (call.schedules[0], schedule)
         call = call._replace(schedules=schedules)
         if not is_forward and self.weight_gradient == library.WEIGHT_GRADIENT_MAIN_GRAD:
             call = call._replace(main_grad=tuple(inputs["dw"]))
-        y, saved, route = call.run(inputs["x"], inputs["ids"], inputs["probs"], [*w1, *w2], keep=not is_forward)
+        y, saved, route = call.run(inputs["x"], inputs["ids"], inputs["probs"], weights, keep=not is_forward)
         results = [y]
         if not is_forward:
             for one in (gradient for own in inputs["dw"] for gradient in own):
                 one.zero_()
             x = inputs["x"] if call.sends_x else None
-            results = [*call.run_backward(route, saved, x, inputs["dy"], [*w1, *w2], *inputs["dw"])]
+            results = [*call.run_backward(route, saved, x, inputs["dy"], weights, *inputs["dw"])]
             results += [gradient for own in inputs["dw"] for gradient in own]
         number = library.FORWARD if is_forward else library.BACKWARD
         config = route.config(self.weight_gradient, call.numerics)

@@ -13,12 +13,14 @@ import os
 import sys
 import threading
 import typing
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable
 
 import torch
 from torch.autograd import profiler
 
 from uniep import library, reserved_sms
+from uniep.addresses import NO_WEIGHTS, Weights
 from uniep.numerics import PLAIN, Numerics
 
 _Function = typing.TypeVar("_Function", bound=Callable[..., typing.Any])
@@ -51,25 +53,21 @@ class Owned:
             self.engine.destroy_later(self.destroy, self.handle)
 
 
-# Addresses of the experts' tensors: one tensor, or an array with one an expert; the same of ups that lie apart from
-# their gates; and what keeps the arrays.
-Weights = tuple[int | None, int | None, int | None, int | None, typing.Any]
-_NO_WEIGHTS: Weights = (None, None, None, None, None)
+def text_of(error: torch.OutOfMemoryError) -> str:
+    """Instead of the error, whose frames would keep their memory."""
+    return str(error) or "no memory"
 
 
-def addresses(tensors: Sequence[torch.Tensor] | None, apart: bool = False, dimensions: int = 3) -> Weights:
-    """`apart`: the first half of the tensors are gates, the second the matching ups. `dimensions`: of a tensor over all
-    experts; 2 of biases."""
-    if not tensors:
-        return _NO_WEIGHTS
-    if not apart and len(tensors) == 1 and tensors[0].dim() == dimensions:
-        return tensors[0].data_ptr(), None, None, None, None
-    if apart:
-        half = len(tensors) // 2
-        gate, up = addresses(tensors[:half]), addresses(tensors[half:])
-        return gate[0], gate[1], up[0], up[1], (gate[4], up[4])
-    array = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
-    return None, ctypes.addressof(array), None, None, array
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a child of os.fork(): the engines' threads are not here, and a call would wait for them for ever."""
+    for engine in list(_engines):
+        engine.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class _Reused:
@@ -92,7 +90,8 @@ class Engine:
         self._handle_lock = threading.Lock()  # held for no longer than an abort(): keeps the handle alive for it
         self._dead: collections.deque[tuple[Callable[[ctypes.c_void_p], None], ctypes.c_void_p]] = collections.deque()
         self._handle = library.Handle()
-        self._is_traced = False
+        self._is_traced = self._is_aborted = self._is_parents = False
+        self._held = 0, 0
         self.reserved: int | None = 0  # SMs that exchanges leave, as reserved_sms.leave() takes it
         self._configs: dict[tuple[typing.Any, ...], typing.Any] = {}
         self._byte = torch.empty(1, dtype=torch.uint8, device=device)
@@ -112,6 +111,7 @@ class Engine:
         info = library.GroupInfo.make()
         self._call(self._library.uniep_group_describe, self._handle, ctypes.byref(info))
         self.rank, self.ranks, self.workers = info.first_local_rank, info.ranks, info.workers
+        _engines.add(self)
 
     def close(self) -> None:
         """Ends the group. States of its calls may be dropped later; every other call is an error."""
@@ -124,17 +124,31 @@ class Engine:
     def abort(self) -> None:
         """Ends the group's calls in whatever thread they are, and all later ones; waits for nothing."""
         with self._handle_lock:
+            self._is_aborted = True
             if self._handle:
                 self._library.uniep_group_abort(self._handle)
+
+    def leave_to_parent(self) -> None:
+        self._handle, self._is_parents = library.Handle(), True
+        self._lock, self._handle_lock = threading.Lock(), threading.Lock()  # another thread may have held them
+        self._dead.clear()
 
     @property
     def closed(self) -> bool:
         return not self._handle
 
+    @property
+    def has_ended(self) -> bool:
+        """By close() or abort()."""
+        return self.closed or self._is_aborted
+
     def destroy_later(self, destroy: Callable[[ctypes.c_void_p], None], handle: ctypes.c_void_p) -> None:
         """Destroys a handle now, or behind the call that runs: this may be the garbage collector inside of one."""
+        if self._is_parents:
+            return
         if self._lock.acquire(blocking=False):
             try:
+                self._bury()
                 destroy(handle)
             finally:
                 self._lock.release()
@@ -148,20 +162,47 @@ class Engine:
 
     def _begin(self) -> None:
         """What every call begins with, under the lock."""
-        if not self._handle:
-            raise ValueError("group: closed; make another one")
         if self._dead:
             self._bury()
+        if self._is_parents:
+            raise ValueError("group: of the process that forked this one; make another one here")
+        if not self._handle:
+            raise ValueError("group: closed; make another one")
 
     def _call(self, function: Callable[..., int], *arguments: typing.Any) -> None:
         with self._lock:
             self._begin()
             library.check(function(*arguments))
 
+    def _call_unless_busy(self, function: Callable[..., int], *arguments: typing.Any) -> bool:
+        """Whether it was called: not while another thread is inside of a call."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._begin()
+            library.check(function(*arguments))
+        finally:
+            self._lock.release()
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread is inside of a call."""
+        return self._lock.locked()
+
     def _stream(self) -> int | None:
         if self.device.type == "cpu":
             return None
         return torch._C._cuda_getCurrentRawStream(self.device.index)
+
+    def _take_room(self, lacking: str, *sizes: str) -> None:
+        """Of a call that lacks memory: without room it tells the other ranks, and does nothing. Raises where there are
+        none."""
+        need = self._need.fields
+        if self.ranks == 1 or not any(getattr(need, name) for name in sizes):
+            raise torch.OutOfMemoryError(lacking)
+        for name in sizes:
+            setattr(need, name, 0)
 
     def _bytes(self, count: int) -> torch.Tensor:
         return self._byte.new_empty(count)
@@ -196,14 +237,17 @@ class Engine:
         self._call(self._library.uniep_group_synchronize, self._handle)
 
     def check(self) -> None:
-        """Raises the error of a call so far that is known to have failed half-way; waits for none."""
-        self._call(self._library.uniep_group_check, self._handle)
+        """Raises the error of a call so far that is known to have failed half-way; waits for none, so that nothing is
+        known while another thread is inside of one."""
+        self._call_unless_busy(self._library.uniep_group_check, self._handle)
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of symmetric memory, and of what else the library holds for this rank."""
+        """Bytes of symmetric memory, and of what else the library holds for this rank; those that were told last while
+        another thread is inside of a call."""
         held = library.GroupBytes.make()
-        self._call(self._library.uniep_group_memory, self._handle, self.rank, ctypes.byref(held))
-        return held.symmetric_bytes, held.workspace_bytes
+        if self._call_unless_busy(self._library.uniep_group_memory, self._handle, self.rank, ctypes.byref(held)):
+            self._held = held.symmetric_bytes, held.workspace_bytes
+        return self._held
 
     def begin_trace(self) -> None:
         """From here to end_trace() the library keeps when tiles of forwards and backwards run."""
@@ -229,8 +273,12 @@ class Engine:
     def read_timer(self, timer: Owned) -> dict[str, float] | None:
         """As LayerStats has them; None: not known yet, or never. Waits for nothing."""
         times = library.CallTimes.make()
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
             library.check(self._library.uniep_timer_read(timer.handle, self.rank, ctypes.byref(times)))
+        finally:
+            self._lock.release()
         if times.state != library.TIMES_KNOWN:
             return None
         return {name: getattr(times, name) for name in ("wait_ms", "exposed_dispatch_ms", "sum_ms")}
@@ -322,11 +370,14 @@ class Engine:
         w1: Weights,
         w2: Weights,
         keep: bool,
-        b1: Weights = _NO_WEIGHTS,
-        b2: Weights = _NO_WEIGHTS,
+        b1: Weights = NO_WEIGHTS,
+        b2: Weights = NO_WEIGHTS,
+        lacking: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """uniep_forward(): y [T, H] and, to be kept for backward, bytes; none where `keep` is false."""
-        y = torch.empty_like(x)
+        """uniep_forward(): y [T, H] and, to be kept for backward, bytes; none where `keep` is false.
+
+        lacking: the text of an OutOfMemoryError in making its arguments, which is raised when the other ranks know.
+        """
         functions, need, given = self._library, self._need.fields, self._forward.fields
         with self._lock:
             self._begin()
@@ -335,6 +386,16 @@ class Engine:
                     self._handle, config, schedule, placement.handle, keep, self._need.address, 1
                 )
             )
+            y = saved = workspace = self._byte
+            try:
+                if not lacking:
+                    y, saved = torch.empty_like(x), self._bytes(need.saved_bytes)
+                    workspace = self._bytes(need.workspace_bytes)
+            except torch.OutOfMemoryError as error:
+                lacking = text_of(error)
+            if lacking:
+                x = self._byte
+                self._take_room(lacking, "saved_bytes", "workspace_bytes")
             given.x = x.data_ptr()
             given.w1, given.w1_experts, given.w1_up, given.w1_up_experts, _ = w1
             given.w2, given.w2_experts, _, _, _ = w2
@@ -343,18 +404,14 @@ class Engine:
             given.y = y.data_ptr()
             given.stream = self._stream()
             out = self._out_address if keep else None
-            try:
-                saved, workspace = self._bytes(need.saved_bytes), self._bytes(need.workspace_bytes)
-            except torch.OutOfMemoryError:
-                given.saved_memory = given.workspace_memory = self._byte.data_ptr()
-                given.saved_bytes = given.workspace_bytes = 0  # a call without room tells the other ranks
-                functions.uniep_forward(self._handle, config, schedule, placement.handle, self._forward.address, 1, out)
-                raise
             given.saved_memory, given.saved_bytes = saved.data_ptr(), need.saved_bytes
             given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
-            library.check(
-                functions.uniep_forward(self._handle, config, schedule, placement.handle, self._forward.address, 1, out)
+            status = functions.uniep_forward(
+                self._handle, config, schedule, placement.handle, self._forward.address, 1, out
             )
+            if lacking:
+                raise torch.OutOfMemoryError(lacking)
+            library.check(status)
             if keep:
                 functions.uniep_saved_destroy(self._out)
         return y, saved
@@ -373,25 +430,23 @@ class Engine:
         dprobs: torch.Tensor,
         dw1: Weights,
         dw2: Weights,
-        b2: Weights = _NO_WEIGHTS,
-        db1: Weights = _NO_WEIGHTS,
-        db2: Weights = _NO_WEIGHTS,
-        b1: Weights = _NO_WEIGHTS,
+        b2: Weights = NO_WEIGHTS,
+        db1: Weights = NO_WEIGHTS,
+        db2: Weights = NO_WEIGHTS,
+        b1: Weights = NO_WEIGHTS,
+        lacking: str = "",
     ) -> torch.Tensor:
         """uniep_backward(); where one gradient of the two is asked for, uniep_weight_gradients() behind it.
 
         Takes the bytes of a forward with these schedules, of forward and of backward. Writes dprobs [T, K],
         of a map [T, E], and the gradients that have addresses, those of biases with their weights'; gives back dx
-        [T, H].
+        [T, H]. `lacking` as of forward().
         """
-        if dw1 is _NO_WEIGHTS or dw2 is _NO_WEIGHTS:
+        if dw1 is NO_WEIGHTS or dw2 is NO_WEIGHTS:
             time = library.WEIGHT_GRADIENTS_NONE if dw1 is dw2 else library.WEIGHT_GRADIENTS_LATER
         else:
             time = library.WEIGHT_GRADIENTS_NOW
-        if saved.data_ptr() % library.MEMORY_ALIGNMENT != 0:  # a copy that a hook has made
-            saved = saved.clone()
-        dx = torch.empty_like(dy)
-        stream = self._stream()
+        stream, saved_bytes = self._stream(), saved.numel()
         functions, need, given = self._library, self._need.fields, self._backward.fields
         attached = self._out
         with self._lock:
@@ -401,13 +456,20 @@ class Engine:
                     self._handle, config, schedules[1], placement.handle, time, 0, self._need.address, 1
                 )
             )
-            lacking = None
+            dx, workspace = self._byte, self._byte
+            left: torch.Tensor | None = self._byte
             try:
-                workspace = self._bytes(need.workspace_bytes)
-                left = self._bytes(need.pending_bytes) if need.pending_bytes else None
+                if not lacking:
+                    if saved.data_ptr() % library.MEMORY_ALIGNMENT != 0:  # a copy that a hook has made
+                        saved = saved.clone()
+                    dx, workspace = torch.empty_like(dy), self._bytes(need.workspace_bytes)
+                    left = self._bytes(need.pending_bytes) if need.pending_bytes else None
             except torch.OutOfMemoryError as error:
-                lacking, workspace, left = error, self._byte, self._byte
-                need.workspace_bytes = need.pending_bytes = 0  # a call without room tells the other ranks
+                lacking = text_of(error)
+            if lacking:
+                saved = dy = dprobs = self._byte
+                x = None if x is None else self._byte
+                self._take_room(lacking, "workspace_bytes", "pending_bytes")
             given.dy, given.x = dy.data_ptr(), None if x is None else x.data_ptr()
             given.w1, given.w1_experts, given.w1_up, given.w1_up_experts, _ = w1
             given.w2, given.w2_experts, _, _, _ = w2
@@ -421,7 +483,7 @@ class Engine:
             given.stream, given.weight_gradients = stream, time
             given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
             given.pending_memory, given.pending_bytes = None if left is None else left.data_ptr(), need.pending_bytes
-            self._saved.value, self._saved_bytes.value = saved.data_ptr(), saved.numel()
+            self._saved.value, self._saved_bytes.value = saved.data_ptr(), saved_bytes
             library.check(
                 functions.uniep_saved_attach(
                     self._handle,
@@ -437,8 +499,8 @@ class Engine:
                     status = self._backward_in_two(call, dw1, dw2, db1, db2, stream)
                 else:
                     status = functions.uniep_backward(*call)
-                if lacking is not None:
-                    raise lacking
+                if lacking:
+                    raise torch.OutOfMemoryError(lacking)
                 library.check(status)
             finally:
                 functions.uniep_saved_destroy(attached)

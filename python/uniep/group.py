@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import itertools
 import logging
+import os
 import typing
 import weakref
 
@@ -308,6 +309,10 @@ def abort() -> None:
     """Group.abort() of every group of this process, for a restart in it."""
     for group in list(_by_name.values()):
         group.abort()
+
+
+# A child gets a Group of its own where it asks for one.
+os.register_at_fork(after_in_child=_Cached.groups.clear)
 
 
 @atexit.register

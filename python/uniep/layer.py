@@ -24,6 +24,7 @@ MainGrad = typing.Literal["param"] | tuple[GateAndUp, Tensors] | tuple[GateAndUp
 
 _ROW_ALIGNMENT = 128
 HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")  # from PyTorch 2.10 on
+_ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _NAMES = ("w1", "w2", "b1", "b2")
 
 _Function = typing.TypeVar("_Function", bound=typing.Callable[..., typing.Any])
@@ -149,8 +150,10 @@ def moe(
         _check_grad_dtype(grad_dtype, parts, added is not None)
     shape = hidden, intermediate, experts
     numerics = read_numerics(activation, router_weight, bool(third))
-    tensors = first, second, added, grad_dtype, numerics, third, fourth
-    call = Call(group, shape, schedules, slots, limits, save, apart, *tensors)
+    counts = len(first), len(second), len(third), len(fourth)
+    # Saved tensors may come back as others, without what hangs on them.
+    more = numerics, parts if added == "param" else (), getattr(second[0], "uniep_layer", "")
+    call = Call(group, shape, schedules, slots, limits, save, apart, counts, added, grad_dtype, *more)
     if not torch.is_grad_enabled():
         return call.run(x, topk_ids, probs, (*first, *second, *third, *fourth), keep=False)[0]
     apply = _apply_moe if not torch._C._are_functorch_transforms_active() else _Moe.apply
@@ -195,14 +198,22 @@ def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, .
     parts = call.parts(weights)
     starts = [4 + sum(map(len, parts[:which])) for which in range(4)]
     wanted = [bool(part) and need[start] for part, start in zip(parts, starts, strict=True)]
+    if call.main_grad is not None:
+        nodes = ctx.next_functions  # of tensors alone, so without that of `call`
+        wanted = [
+            one and any(_is_run(node) for node, _ in nodes[start - 1 : start - 1 + len(part)])
+            for one, start, part in zip(wanted, starts, parts, strict=True)
+        ]
     made: list[list[torch.Tensor] | None] = [None] * 4
+    lacking = ""
     for which, part in enumerate(parts):
         if wanted[which]:
-            made[which] = _gradients(call, which, part)
+            made[which], more = call.made(functools.partial(_gradients, call, which, part), list(part))
+            lacking = lacking or more
         elif part and wanted[(which + 2) % 4]:  # those of w1 and b1 are made together, and those of w2 and b2
             kind = torch.float32 if call.main_grad is not None else call.grad_dtype
             made[which] = [torch.zeros_like(weight, dtype=kind) for weight in part]
-    dx, dprobs = call.run_backward(route, saved, x, dy, weights, *made)
+    dx, dprobs = call.run_backward(route, saved, x, dy, weights, *made, lacking=lacking)
     return (
         None,
         dx if need[1] else None,
@@ -210,8 +221,8 @@ def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, .
         shaped(dprobs, ctx.probs_shape) if need[3] else None,
         *(
             gradient
-            for which, given in enumerate((call.w1, call.w2, call.b1, call.b2))
-            for gradient in _returned(call, given, made[which] if wanted[which] else None)
+            for which in range(4)
+            for gradient in _returned(call, which, made[which] if wanted[which] else None)
         ),
     )
 
@@ -219,6 +230,14 @@ def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, .
 _backward_once = once_differentiable(_backward)
 # What _Moe.apply() calls behind a look at every argument, for transforms of torch.func alone.
 _apply_moe: typing.Callable[..., typing.Any] = super(torch.autograd.Function, _Moe).apply
+
+
+def _is_run(node: typing.Any) -> bool:
+    """Whether this backward runs a node: autograd.grad() of other tensors does not, and adds to no main_grad."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf that autograd.grad() was given
+        return True
 
 
 def _gradients(call: Call, which: int, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -230,7 +249,7 @@ def _gradients(call: Call, which: int, weights: Sequence[torch.Tensor]) -> list[
     if call.main_grad != "param":
         return call.main_grad[which]
     name = _NAMES[which]
-    found = [main_grad_of(parameter, name) for parameter in (call.w1, call.w2, call.b1, call.b2)[which]]
+    found = [main_grad_of(parameter, name) for parameter in call.parameters[which]]
     _check_main_grad(found, weights, name)
     return found
 
@@ -285,14 +304,13 @@ def main_grad_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
 _zeros: dict[typing.Any, torch.Tensor] = {}
 
 
-def _returned(
-    call: Call, weights: Sequence[torch.Tensor], gradients: list[torch.Tensor] | None
-) -> Sequence[torch.Tensor | None]:
-    """What autograd gets for the weights."""
+def _returned(call: Call, which: int, gradients: list[torch.Tensor] | None) -> Sequence[torch.Tensor | None]:
+    """What autograd gets for w1 (0), w2 (1), b1 (2) or b2 (3)."""
     if gradients is None or (call.main_grad is not None and call.main_grad != "param"):
-        return [None] * len(weights)
+        return [None] * call.counts[which]
     if call.main_grad is None:
         return gradients
+    weights = call.parameters[which]
     for weight in weights:
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
     zeros = _zeros_of(weights[0])  # they are of one shape
@@ -302,7 +320,7 @@ def _returned(
 def _zeros_of(weight: torch.Tensor) -> torch.Tensor:
     key = (weight.shape, weight.dtype, weight.device)
     found = _zeros.get(key)
-    if found is None:
+    if found is None or found._version != 0:  # autograd added another gradient to one that it had been given
         found = torch.zeros_like(weight, requires_grad=False)
         if not capture.is_capturing():  # memory of a graph is the graph's, and zero in its replays
             _zeros[key] = found
@@ -349,6 +367,9 @@ def _tensors(given: Tensors, name: str) -> list[torch.Tensor]:
 
 
 def _check_tensors(x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> None:
+    _check_ordinary("x", x)
+    _check_ordinary(_routing(ids), ids)
+    _check_ordinary("probs", probs)
     if x.dtype != torch.bfloat16:
         raise ValueError(f"x: {x.dtype}; must be torch.bfloat16")
     if x.dim() < 1:
@@ -362,6 +383,14 @@ def _check_tensors(x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> N
     if ids.device != device or probs.device != device:
         name, tensor = (_routing(ids), ids) if ids.device != device else ("probs", probs)
         raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {device}")
+
+
+def _check_ordinary(name: str, *tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        if type(tensor) not in _ORDINARY and hasattr(tensor, "to_local"):
+            raise ValueError(
+                f"{name}: {type(tensor).__name__}; must be an ordinary tensor, such as to_local() of it gives"
+            )
 
 
 def _routing(ids: torch.Tensor) -> str:
@@ -427,6 +456,7 @@ def _check_weight(
         raise ValueError(f"{name}: {len(tensors)} tensors; must be {local}, one for each expert, as in w1")
     expected = (local, *columns) if stacked else columns
     dtype, device = torch.bfloat16, x.device
+    _check_ordinary(name, *tensors)
     for tensor in tensors:
         if tensor.shape == expected and tensor.dtype is dtype and tensor.is_contiguous() and tensor.device == device:
             continue
@@ -455,6 +485,7 @@ def _biases(
     for name, bias, width in (("b1", b1, columns), ("b2", b2, hidden)):
         tensors = [bias] if _is_tensor(bias) else list(bias)
         expected = [local, width] if _is_tensor(bias) else [width]
+        _check_ordinary(name, *tensors)
         if not _is_tensor(bias) and len(tensors) != local:
             raise ValueError(f"{name}: {len(tensors)} tensors; must be {local}, one for each expert, as in w1")
         for tensor in tensors:

@@ -15,6 +15,7 @@ from uniep import capture, library
 if typing.TYPE_CHECKING:
     from uniep.call import Call
     from uniep.engine import Engine, Owned
+    from uniep.group import Group
     from uniep.routes import Route
 
 _DIRECTIONS = ("forward", "backward")
@@ -79,7 +80,8 @@ class Span(typing.NamedTuple):
 class _Finished(typing.NamedTuple):
     """One call, behind which the device may still be."""
 
-    call: Call
+    group: Group
+    schedule: bytes
     route: Route
     library: Span
     around: list[Span]  # what the route does itself, before and behind the library
@@ -113,13 +115,12 @@ class _Entry:
         if self.timer is not None:
             self.timed = self.timer.engine.read_timer(self.timer) or self.timed
         over = [one for one in self.waiting if one.is_over()]
-        if not over:
+        if not over or over[-1].group.engine.is_busy:
             return
         newest = over[-1]
         for one in over:
             self.waiting.remove(one)
-        group = newest.call.group
-        text = newest.call.schedules[_DIRECTIONS.index(direction)]
+        group, text = newest.group, newest.schedule
         number = library.FORWARD if direction == "forward" else library.BACKWARD
         fusion = json.loads(group.engine.resolve(newest.route.config(), number, text))["fusion"]
         rows = newest.route.rows_of_ranks()
@@ -164,7 +165,7 @@ def record_stats(on: bool = True, timed_every: int = 16) -> None:
 
 def stats() -> list[LayerStats]:
     """Of each layer and direction that ran since record_stats(). Waits for nothing: a call that the device has not
-    finished is not looked at."""
+    finished is not looked at, nor anything of a group while another thread is inside of its calls."""
     found = []
     for (layer, direction), entry in _entries.items():
         entry.settle(direction)
@@ -216,9 +217,7 @@ def watch(call: Call, direction: str, route: Route) -> contextlib.AbstractContex
 
 @contextlib.contextmanager
 def _watch(call: Call, direction: str, route: Route) -> typing.Iterator[None]:
-    hidden, intermediate, experts = call.shape
-    shape = f"H {hidden}, I {intermediate}, E {experts}, K {call.topk}"
-    layer = getattr(call.w2[0], "uniep_layer", shape)
+    layer = call.name
     with torch.autograd.profiler.record_function(f"uniep.{direction} ({layer})"):
         if not _recording:
             yield
@@ -230,4 +229,5 @@ def _watch(call: Call, direction: str, route: Route) -> typing.Iterator[None]:
         yield
         entry.calls += 1
         span = Span("library", begin, _moment(call.group.device))
-        entry.waiting.append(_Finished(call, route, span, route.spans or []))
+        text = call.schedules[_DIRECTIONS.index(direction)]
+        entry.waiting.append(_Finished(call.group, text, route, span, route.spans or []))

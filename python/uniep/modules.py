@@ -7,7 +7,7 @@ import typing
 import torch
 
 from uniep.group import Group
-from uniep.layer import HAS_GRAD_DTYPE, moe
+from uniep.layer import HAS_GRAD_DTYPE, moe, outside_of_graphs
 from uniep.numerics import is_gated
 
 _OPTIONS = {"schedule", "capacity", "main_grad", "grad_dtype", "save", "activation", "router_weight"}
@@ -67,10 +67,16 @@ class Experts(torch.nn.Module):
         if bias:
             self.gate_up_bias = torch.nn.Parameter(torch.empty(local, rows, device=device, dtype=dtype))
             self.down_bias = torch.nn.Parameter(torch.empty(local, hidden, device=device, dtype=dtype))
-        if options.get("grad_dtype") is torch.float32 and HAS_GRAD_DTYPE:
-            for parameter in self.parameters():
-                parameter.grad_dtype = torch.float32
+        if options.get("grad_dtype") is torch.float32:
+            self._set_grad_dtype()
         self.reset_parameters()
+
+    @outside_of_graphs
+    def _set_grad_dtype(self) -> None:
+        """In parameters that do not have it: it is lost where they are copied, and where others take their place."""
+        for parameter in self.parameters() if HAS_GRAD_DTYPE else ():
+            if parameter.is_leaf and parameter.grad_dtype is not torch.float32:
+                parameter.grad_dtype = torch.float32
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -78,7 +84,7 @@ class Experts(torch.nn.Module):
         for own in (self.gate_up_bias, self.down_bias):
             if own is not None:
                 own.zero_()
-        seed = int(torch.randint(2**48, ()).item())
+        seed = int(torch.randint(2**48, (), device="cpu").item())
         first = self.group.rank * len(self.gate_up_proj)
         for local in range(len(self.gate_up_proj)):
             generator = torch.Generator(device=self.gate_up_proj.device).manual_seed(seed + first + local)
@@ -88,6 +94,8 @@ class Experts(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
         """x [..., H] bf16, topk_ids [..., K] int32 or int64, probs [..., K] fp32 to y [..., H] bf16, as moe()."""
+        if self.options.get("grad_dtype") is torch.float32:
+            self._set_grad_dtype()
         weights = self.gate_up_proj, self.down_proj
         biases = self.gate_up_bias, self.down_bias
         return moe(x, topk_ids, probs, *weights, b1=biases[0], b2=biases[1], group=self.group, **self.options)

@@ -68,7 +68,8 @@ def _call(
     limits = capacity if capacity[0] > 0 else None
     numerics = read_numerics(activation, router_weight, len(b1) > 0)
     options = texts, topk, limits, save, apart
-    return Call(own, shape, *options, list(w1), list(w2), numerics=numerics, b1=list(b1), b2=list(b2))
+    counts = len(w1), len(w2), len(b1), len(b2)
+    return Call(own, shape, *options, counts, numerics=numerics, layer=getattr(w2[0], "uniep_layer", ""))
 
 
 @torch.library.custom_op("uniep::forward", mutates_args=())
@@ -199,9 +200,12 @@ def backward(
     """
     schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
     call = _call(dy, w1, w2, b1, b2, group, schedules, limits, save, topk, apart, *numerics)
-    dw1, dw2, db1, db2 = _gradients(w1, w2, b1, b2, need_w1, need_w2)
     route = call.place(ids, probs)
-    dx, dprobs = call.run_backward(route, saved, x, dy, (*w1, *w2, *b1, *b2), dw1 or None, dw2 or None, db1, db2)
+    stand_in = [list(w1) if need_w1 else [], list(w2) if need_w2 else [], list(b1), list(b2)]
+    made, lacking = call.made(lambda: _gradients(w1, w2, b1, b2, need_w1, need_w2), stand_in)
+    dw1, dw2, db1, db2 = made
+    given = saved, x, dy, (*w1, *w2, *b1, *b2), dw1 or None, dw2 or None, db1, db2
+    dx, dprobs = call.run_backward(route, *given, lacking=lacking)
     return dx, dprobs.view(probs.shape), dw1, dw2, db1, db2
 
 

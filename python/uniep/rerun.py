@@ -54,13 +54,6 @@ def unwatched(function: _Function) -> _Function:
     return typing.cast(_Function, call)
 
 
-def layer_name(call: Call) -> str:
-    """As stats() has it."""
-    hidden, intermediate, experts = call.shape
-    shape = f"H {hidden}, I {intermediate}, E {experts}, K {call.topk}"
-    return str(getattr(call.w2[0], "uniep_layer", shape))
-
-
 def tile_sums(tensor: torch.Tensor, *, nans_alike: bool = True) -> torch.Tensor:
     """Checksums [rows, tiles] of a tensor [rows, columns]: of 64-bit words, each times an odd number of its place, so
     that one word that changed always shows. A tile is COLUMNS columns of a row.
@@ -92,7 +85,7 @@ class Noted:
 
     def __init__(self, call: Call, direction: str, expert: int) -> None:
         self.call, self.direction, self.expert = call, direction, expert
-        self.layer = layer_name(call)
+        self.layer = call.name
         self.gradients = False
         self.start: tuple[torch.Tensor, torch.Tensor] | None = None
         self.x = self.ids = self.probs = torch.empty(0)
@@ -180,6 +173,11 @@ def changed_inputs(noted: Noted) -> list[tuple[str, int, int, int, int]]:
                 expert, line = _expert_of_row(noted, name, row)
             found.append((name, expert, line, tile * COLUMNS, now.numel()))
     return found[:100]
+
+
+def weights_are_freed(noted: Noted) -> bool:
+    """Whether memory of the weights was given back since, as FSDP2 does behind a layer."""
+    return any(weight.numel() > 0 and weight.untyped_storage().nbytes() == 0 for weight in noted.weights)
 
 
 def _expert_of_row(noted: Noted, name: str, row: int) -> tuple[int, int]:
@@ -306,9 +304,9 @@ def run_again(noted: Noted, schedules: tuple[bytes, bytes], shift: int) -> Sums:
         capacity=None,
         save="keep",
         apart=False,
-        w1=experts_w1,
-        w2=experts_w2,
+        counts=(noted.local, noted.local, 0, 0),
         main_grad=None,
+        parameters=(),
     )
     moved_ids = torch.where(is_moved, target * noted.local + noted.expert, ids)
     backward = noted.direction == "backward"
@@ -350,7 +348,7 @@ def _gradients_again(
         dw1, dw2 = torch.empty_like(w1, dtype=dtype), torch.empty_like(w2, dtype=dtype)
     main_grad = None if added is None else ([dw1], [dw2])
     small = again._replace(
-        shape=(call.shape[0], call.shape[1], group.size), topk=topk, w1=[w1], w2=[w2], main_grad=main_grad
+        shape=(call.shape[0], call.shape[1], group.size), topk=topk, counts=(1, 1, 0, 0), main_grad=main_grad
     )
     assert noted.dy is not None
     _, saved, route = small.run(noted.x, ids, kept, [w1, w2], True)

@@ -12,6 +12,7 @@ import logging
 import typing
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torchtitan.config import derive, override
 from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
@@ -111,8 +112,22 @@ class UniEPRoutedExperts(RoutedExperts):  # type: ignore[misc]
         if mesh is not None:
             device = None if mesh.device_type == "cuda" else mesh.device_type
             self.group = Group(mesh.get_group(), device=device, reserve_sms=self.reserve_sms)
-            beside = [parallel_dims.get_optional_mesh(name) for name in ("fsdp", "efsdp", "dp_replicate", "pp")]
-            self.group.run_beside(*(one.get_group() for one in beside if one is not None))
+            self.group.run_beside(*_groups_beside(parallel_dims))
+
+
+def _groups_beside(parallel_dims: typing.Any) -> list[dist.ProcessGroup]:
+    """Process groups whose collectives may run at the same time as a layer's calls."""
+    names = ["efsdp", "dp_replicate", "pp", "cp", "tp"]
+    flattened = []
+    if parallel_dims.spmd_backend == "partial_dtensor":
+        names.append("fsdp")
+    elif parallel_dims.cp_enabled:
+        # As FSDP itself does later, which gets the same mesh then.
+        flattened.append(parallel_dims.get_mesh(["dp_shard", "cp"])._flatten("dp_shard_cp"))
+    else:
+        names.append("dp_shard")
+    meshes = [parallel_dims.get_optional_mesh(name) for name in names]
+    return [mesh.get_group() for mesh in (*meshes, *flattened) if mesh is not None]
 
 
 @override(  # type: ignore[untyped-decorator]
@@ -130,7 +145,7 @@ def routed_experts(
 ) -> RoutedExperts.Config:
     """The replacement of a RoutedExperts.Config, with UNIEP_DISABLE=1 itself. The options are those of uniep.moe().
 
-    reserve_sms is that of uniep.Group; "auto" leaves what collectives of FSDP and of pipelines can take.
+    reserve_sms is that of uniep.Group; "auto" leaves what collectives of FSDP and other parallelism can take.
 
     Raises:
         ValueError: experts that UniEP does not serve; the message says which, and what it serves.

@@ -22,7 +22,7 @@ from uniep.switch import is_disabled
 NAME = "uniep"
 _SILU = (torch.nn.SiLU, type(ACT2FN["silu"]), type(ACT2FN["swish"]))
 _GELU_TANH = (type(ACT2FN["gelu_pytorch_tanh"]), type(ACT2FN["gelu_new"]))
-# Experts with a gate of their own, and moe()'s activation of what that computes.
+# Experts with a gate of their own, and moe()'s activation of what that computes; silu where they have an act_fn.
 _OWN_GATES: dict[str, typing.Callable[[typing.Any], str]] = {
     "DeepseekV4Experts": lambda own: f"swiglu:limit={own.limit}",
     "GptOssExperts": lambda own: f"swiglu:alpha={own.alpha},limit={own.limit},up_offset=1",
@@ -115,7 +115,8 @@ def refuse(experts: torch.nn.Module) -> None:
                 "of this process, without a norm behind them"
             )
     if activation_of(experts) is None:
-        what = "a gate of its own" if _has_own_gate(experts) else type(getattr(experts, "act_fn", None)).__name__
+        is_unknown = _has_own_gate(experts) and kind not in _OWN_GATES
+        what = "a gate of its own" if is_unknown else type(getattr(experts, "act_fn", None)).__name__
         raise ValueError(
             f"{kind}.act_fn: {what}; experts_implementation='uniep' serves silu(gate) * up and gelu(gate) * up, the "
             f"gates of {' and '.join(_OWN_GATES)}, and without a gate relu2 and silu"
@@ -155,7 +156,7 @@ def activation_of(experts: torch.nn.Module) -> str | None:
         return "silu" if is_silu else "relu2" if isinstance(function, type(ACT2FN["relu2"])) else None
     if _has_own_gate(experts):
         own = _OWN_GATES.get(type(experts).__name__)
-        return own(experts) if own is not None else None
+        return own(experts) if own is not None and (function is None or is_silu) else None
     if is_silu:
         return "swiglu"
     if isinstance(function, _GELU_TANH):
@@ -195,19 +196,22 @@ def shard_experts(model: torch.nn.Module, group: Group, **options: typing.Any) -
             raise ValueError("model: its experts are sharded already; gather_experts() undoes it")
         if count % group.size != 0:
             raise ValueError(f"group: {group.size} ranks; must divide the {count} experts of {type(experts).__name__}")
-    for experts in layers:
+    before = [experts.config._experts_implementation for experts in layers]  # type: ignore[union-attr]
+    for experts, implementation in zip(layers, before, strict=True):
         for name in _parameters(experts):
             whole = typing.cast(torch.nn.Parameter, getattr(experts, name))
             part = whole.detach().chunk(group.size)[group.rank].clone()
             setattr(experts, name, torch.nn.Parameter(part, requires_grad=whole.requires_grad))
         experts.uniep_group = group  # type: ignore[assignment]
         experts.uniep_options = options  # type: ignore[assignment]
+        experts.uniep_implementation = implementation
         experts.config._experts_implementation = NAME  # type: ignore[union-attr]
     return len(layers)
 
 
 def gather_experts(model: torch.nn.Module) -> None:
-    """Undoes shard_experts(), for save_pretrained(): every rank has all experts again. Collective.
+    """Undoes shard_experts(), for save_pretrained(): every rank has all experts again, and runs them as before.
+    Collective.
 
     Raises:
         ValueError: the experts are not sharded.
@@ -223,7 +227,8 @@ def gather_experts(model: torch.nn.Module) -> None:
                 parts = [torch.empty_like(part) for _ in range(group.size)]
                 dist.all_gather(parts, part.detach().contiguous(), group=group.process_group)
             setattr(experts, name, torch.nn.Parameter(torch.cat(parts), requires_grad=part.requires_grad))
-        experts.uniep_group = None  # type: ignore[assignment]
+        experts.config._experts_implementation = experts.uniep_implementation  # type: ignore[union-attr]
+        del experts.uniep_group, experts.uniep_options, experts.uniep_implementation
 
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -70,7 +70,8 @@ class Tuner:
     """Tries other schedules in the calls of moe(), also in those of modules and plug-ins. Collective: on all ranks.
 
     Calls of the first step are noted; from then on candidate and incumbent take turns, and what is surely faster is
-    taken. It changes no bit of a job. Fields that a schedule names stay as they are.
+    taken. It changes no bit of a job. Fields that a schedule names stay as they are. A group that is closed or aborted
+    is forgotten; with a new one it begins again.
 
         tuner = uniep.Tuner(until=2000)
         for batch in batches:
@@ -149,7 +150,7 @@ class Tuner:
             TimeoutError: a rank did not come. The tuner is frozen.
         """
         self._called = False
-        for own in self._groups:
+        for own in self._open():
             own.step()
 
     def begin_round(self) -> None:
@@ -158,18 +159,19 @@ class Tuner:
         It loads their kernels, which have been compiled in the background, and compares their bytes with the
         incumbent's on an eighth of the tokens.
         """
-        for own in self._groups:
+        for own in self._open():
             own.begin_round()
 
     def freeze(self) -> None:
         """From here on nothing changes. Collective."""
-        for own in self._groups:
+        for own in self._open():
             own.freeze()
 
     @property
     def frozen(self) -> bool:
         """Whether nothing changes any more; of a tuner that has not seen a step False."""
-        return bool(self._groups) and all(own.state().frozen for own in self._groups)
+        groups = self._open()
+        return bool(groups) and all(own.state().frozen for own in groups)
 
     @property
     def decisions(self) -> list[Decision]:
@@ -205,6 +207,14 @@ class Tuner:
             if own.group is group and results:
                 own.add_results(results)
 
+    def _open(self) -> list[_OfGroup]:
+        """Forgets groups that were closed or aborted, and gives the others."""
+        ended = [own for own in self._groups if own.group.engine.has_ended]
+        for own in ended:
+            self._groups.remove(own)
+            own.close()
+        return list(self._groups)
+
     def _before_optimizer(self, *_: object) -> None:
         if self._called:
             self.step()
@@ -215,6 +225,8 @@ class Tuner:
         for own in self._groups:
             if own.group is call.group:
                 return own.plan(call, direction, route)
+        if call.group.engine.has_ended:
+            return None
         own = _OfGroup(call.group, self._settings, self._on_line)
         self._groups.append(own)
         return own.plan(call, direction, route)

@@ -90,7 +90,8 @@ class Verifier:
         on_finding: called with each Finding on every rank; None: rank 0 of the group logs the message as an error.
 
     Attributes:
-        steps, checks, findings: how many there have been. check_seconds, step_seconds: what they took.
+        steps, checks, findings: how many there have been. Where weights were freed before step() no check is made.
+        check_seconds, step_seconds: what they took.
 
     Raises:
         ValueError: an argument is wrong, or there is another Verifier that is not closed.
@@ -124,6 +125,7 @@ class Verifier:
         self._next = every
         self._target: tuple[str, str] | None = None
         self._noted: Noted | None = None
+        self._group: Group | None = None  # of the newest call
         self._start: tuple[torch.Tensor, torch.Tensor] | None = None
         self._told: set[typing.Any] = set()
         self._undecided: list[set[int]] = []
@@ -138,7 +140,7 @@ class Verifier:
             rerun.watcher = None
         if self._hook is not None:
             self._hook.remove()
-        self._noted = self._hook = None
+        self._noted = self._hook = self._group = None
 
     def _before_optimizer(self, *_: object) -> None:
         if self._called:
@@ -162,9 +164,11 @@ class Verifier:
 
     def due(self, call: Call, direction: str) -> bool:
         self._called = True
+        if call.group is not self._group:
+            self._begin_with(call.group)
         if capture.is_capturing():  # replays pass by here
             return False
-        name = rerun.layer_name(call)
+        name = call.name
         if (self.layers is not None and name not in self.layers) or not call.numerics.gated or call.numerics.bias:
             return False
         if name not in self._seen:
@@ -172,6 +176,16 @@ class Verifier:
         if self._noted is not None or self.steps + 1 < self._next:
             return False
         return (name, direction) == self._target if self._target is not None else direction == "forward"
+
+    def _begin_with(self, group: Group) -> None:
+        """Behind a group that was closed or aborted ranks may not agree on whose turn it is: it begins anew."""
+        if self._group is not None and self._group.engine.has_ended:
+            self._seen.clear()
+            self._undecided.clear()
+            self._turn = self._waited = 0
+            self._next = self.steps + self.every
+            self._target = self._noted = None
+        self._group = group
 
     def expert_in_turn(self, call: Call) -> int:
         local = call.shape[2] // call.group.size
@@ -243,10 +257,9 @@ class Verifier:
         self._begin = now
         found: list[Finding] = []
         noted, self._noted = self._noted, None
-        if noted is not None:
+        if noted is not None and not noted.call.group.engine.has_ended:
             self._turn += 1
             self._waited = 0
-            self.checks += 1
             finding = self._check(noted)
             self._choose_next(noted.call.group, time.perf_counter() - now)
             if finding is not None:
@@ -274,7 +287,11 @@ class Verifier:
 
     def _check(self, noted: Noted) -> Finding | None:
         group = noted.call.group
-        changed = _gathered(group, rerun.changed_inputs(noted))
+        changed = _gathered(group, None if rerun.weights_are_freed(noted) else rerun.changed_inputs(noted))
+        if None in changed:
+            self._say_freed(noted)
+            return None
+        self.checks += 1
         if any(changed):
             return self._tell(noted, self._inputs_finding(noted, changed))
         runs, schedules = [noted.made], rerun.other_schedules(noted)
@@ -292,6 +309,12 @@ class Verifier:
         shifts = [0, first, 1 + first % (size - 1) if size > 2 else 0]
         runs.append(rerun.run_again(noted, schedules[(self._turn + 1) % len(schedules)], shifts[2]))
         return self._tell(noted, self._judge(noted, runs, shifts, schedules))
+
+    def _say_freed(self, noted: Noted) -> None:
+        if noted.layer not in self._told and noted.call.group.rank == 0:
+            text = "layer %s: its weights were freed before step(), as FSDP2 does; it is not checked"
+            _log.warning(text, noted.layer)
+        self._told.add(noted.layer)
 
     def _inputs_finding(self, noted: Noted, changed: Sequence[list[tuple[str, int, int, int, int]]]) -> Finding:
         ranks = [rank for rank, places in enumerate(changed) if places]
