@@ -2,6 +2,7 @@
 
 import html.parser
 import importlib.util
+import inspect
 import json
 import os
 import pathlib
@@ -19,9 +20,11 @@ import torch
 if importlib.util.find_spec("megatron") is None:  # test_megatron.py fails then where it has to be there
     pytest.skip("megatron-core is not installed", allow_module_level=True)
 
+from megatron.core import parallel_state
+
 from ranks import HERE, run_ranks
-from uniep import peers
-from uniep.pilot import arms, drawing, kill, options, preflight, sizes, summary, text, watch, world
+from uniep import peers, reserved_sms
+from uniep.pilot import arms, drawing, kill, options, preflight, sizes, summary, text, training, watch, world
 from uniep.pilot.fingerprint import fingerprint
 from uniep.pilot.html import page
 
@@ -343,8 +346,44 @@ def test_the_environment_of_a_run(monkeypatch):
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "NCCL_ALGO": "Ring",
-        "NCCL_MAX_CTAS": "8",
     }
+
+
+def test_collectives_beside_layers_alone_are_bounded(monkeypatch):
+    """Of the arms' all-to-alls each takes what NCCL gives it."""
+    monkeypatch.delenv("NCCL_MAX_CTAS", raising=False)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
+    told = []
+
+    def initialize(*_sizes, nccl_communicator_config_path, **_options):
+        path = nccl_communicator_config_path
+        told.append(path and json.loads(pathlib.Path(path).read_text()))
+
+    monkeypatch.setattr(parallel_state, "initialize_model_parallel", initialize)
+    training.set_up_parallelism(2)
+    monkeypatch.setenv("NCCL_MAX_CTAS", "4")
+    training.set_up_parallelism(2)
+    monkeypatch.delenv("NCCL_MAX_CTAS")
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
+    training.set_up_parallelism(2)
+    assert told == [{name: {"max_ctas": 8} for name in ("dp", "dp_cp", "ep_dp", "pp")}, None, None]
+    source = inspect.getsource(parallel_state)
+    assert all(f'get_nccl_options("{name}", ' in source for name in ("ep", *told[0]))
+    if torch.distributed.is_nccl_available():
+        assert parallel_state.get_nccl_options("ep", told[0]) is None
+        made = types.SimpleNamespace(options=parallel_state.get_nccl_options("dp_cp", told[0]))
+        group = types.SimpleNamespace(_get_backend=lambda _: made)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 2)
+        monkeypatch.setattr(torch.distributed, "get_backend_config", lambda _: "cuda:nccl")
+        assert reserved_sms.most_ctas(group) == 8
+
+
+def test_a_missing_yaml_is_named(monkeypatch):
+    monkeypatch.delenv("NCCL_MAX_CTAS", raising=False)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match="PyYAML: not installed"):
+        world.communicators()
 
 
 def test_layers():

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 
 from uniep.pilot import options as command_line
-from uniep.pilot.world import begin, environment, prepare_environment
+from uniep.pilot.world import begin, communicators, environment, prepare_environment
 
 
 def _tell(rank: int) -> typing.Callable[[str], None]:
@@ -69,6 +69,7 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
             "timed_steps_an_arm": options.turns * options.steps,
             "transformer_engine": arms_module.has_transformer_engine(),
             "cuda_graphs": options.cuda_graphs,
+            "communicators": communicators(),
             "environment": {} if options.cpu else environment(),
         },
         "arms": {arm.name: arm.what for arm in arms},

@@ -245,6 +245,12 @@ def page(report: Report) -> str:
         f"{_escape(setting['text'])}, seed {setting['seed']}.</p>",
         f"<pre>{_escape(' '.join([*variables, report['command']]))}</pre>",
     ]
+    if setting.get("communicators"):
+        told = "; ".join(f"{name}: {one['max_ctas']}" for name, one in setting["communicators"].items())
+        parts.append(
+            f"<p class=\"note\">CTAs at most of NCCL's collectives beside layers, in all arms, by Megatron's groups: "
+            f"{told}. Other groups, expert parallelism's too, are NCCL's own choice.</p>"
+        )
     if not report.get("began_alike", True):
         words = "The arms did not begin with the same parameters: one says nothing about another."
         parts.append(f"<p>{_verdict(False, words)}</p>")

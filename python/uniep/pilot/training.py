@@ -6,8 +6,10 @@ import dataclasses
 import datetime
 import gc
 import hashlib
+import json
 import math
 import pathlib
+import tempfile
 import typing
 from collections.abc import Iterator
 
@@ -31,6 +33,7 @@ from uniep.pilot.fingerprint import fingerprint
 from uniep.pilot.sizes import Size
 from uniep.pilot.stand_ins import Attention, Norm
 from uniep.pilot.text import Text
+from uniep.pilot.world import communicators
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,13 +108,18 @@ def _block_spec(config: typing.Any, arm: Arm) -> typing.Any:
 
 def set_up_parallelism(ranks: int, timeout: datetime.timedelta = datetime.timedelta(minutes=30)) -> None:
     """Megatron's process groups, for the whole run: expert parallelism over all ranks."""
-    parallel_state.initialize_model_parallel(
-        1,
-        1,
-        expert_model_parallel_size=ranks,
-        expert_tensor_parallel_size=1,
-        distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
-    )
+    told = communicators()
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        json.dump(told, file)
+        file.flush()
+        parallel_state.initialize_model_parallel(
+            1,
+            1,
+            expert_model_parallel_size=ranks,
+            expert_tensor_parallel_size=1,
+            nccl_communicator_config_path=file.name if told else None,
+            distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
+        )
 
 
 class Training:
