@@ -14,16 +14,19 @@ import megatron_shim  # noqa: F401
 import torch
 import torch.distributed as dist
 from megatron.core.transformer import cuda_graphs
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
+from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 from distributed_checks import run_checks
 from megatron_graph_checks import capturing
 from uniep import reserved_sms
 from uniep.pilot import arms, bits, meeting, options, sizes, turns
+from uniep.pilot import training as training_module
 from uniep.pilot.meeting import meet
 from uniep.pilot.parts import Output, Parts
 from uniep.pilot.text import Text
 from uniep.pilot.trace import traced
-from uniep.pilot.training import Setting, Training, set_up_parallelism
+from uniep.pilot.training import Setting, Training, set_up_parallelism, what_it_is
 
 SMALL = {"layers": 2, "hidden": 64, "intermediate": 32, "experts": 8, "topk": 2, "heads": 4, "vocabulary": 256}
 CHANGES = {
@@ -87,9 +90,47 @@ class StandInForGraphs:
             layer.cuda_graphs = []
 
 
+def check_shared_experts_are_beside_dispatch(rank, ranks):
+    """In Megatron's arms, with CUDA graphs not: there they are inside a graph without."""
+    stock, uniep = arms.find(["stock", "uniep"], "auto")[0]
+    flex = stock._replace(changes={**stock.changes, "moe_token_dispatcher_type": "flex"})
+    given = setting("deepseek-v2-lite")
+    beside = ", shared experts beside dispatch and combine"
+    assert what_it_is(given, stock, ranks) == stock.what + beside and what_it_is(given, flex, ranks).endswith(beside)
+    for other, arm in (
+        (given, uniep),
+        (setting("qwen3-30b"), stock),
+        (dataclasses.replace(given, cuda_graphs=True), stock),
+    ):
+        assert what_it_is(other, arm, ranks) == arm.what
+    whole = SharedExpertMLP.get_output
+    with unittest.mock.patch.object(SharedExpertMLP, "get_output", autospec=True, side_effect=whole) as joined:
+        for arm, calls in ((stock, given.size.moe_layers), (uniep, 0)):
+            training = Training(given, arm)
+            training.run(1)
+            training.close()
+            assert joined.call_count == calls, arm.name
+            joined.reset_mock()
+    old = ValueError("moe_shared_expert_overlap only works with alltoall token dispatcher.")
+    build = MLATransformerConfig.__post_init__
+    refused = []
+
+    def refuse(config):
+        if config.moe_shared_expert_overlap:
+            refused.append(config)
+            raise old
+        build(config)
+
+    with unittest.mock.patch.object(MLATransformerConfig, "__post_init__", refuse):
+        assert what_it_is(given, flex, ranks) == flex.what and refused
+
+
 def check_cuda_graphs(rank, ranks):
     """All arms train the same with graphs of attention and routers as without."""
-    with unittest.mock.patch.object(cuda_graphs, "TECudaGraphHelper", StandInForGraphs):
+    with (
+        unittest.mock.patch.object(cuda_graphs, "TECudaGraphHelper", StandInForGraphs),
+        unittest.mock.patch.object(training_module, "_may_overlap_shared_experts", lambda *_: False),  # other bits
+    ):
         for name in CHANGES:
             plain = setting(name)
             for arm in arms.find(["stock", "uniep"], "auto")[0]:

@@ -35,7 +35,7 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
     from uniep.pilot import arms as arms_module
     from uniep.pilot import sizes, text
     from uniep.pilot.parts import Output, Parts
-    from uniep.pilot.training import Setting, set_up_parallelism
+    from uniep.pilot.training import Setting, set_up_parallelism, what_it_is
     from uniep.switch import is_disabled
 
     device, ranks = begin(options.cpu, datetime.timedelta(minutes=30))
@@ -72,7 +72,7 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
             "communicators": communicators(),
             "environment": {} if options.cpu else environment(),
         },
-        "arms": {arm.name: arm.what for arm in arms},
+        "arms": {arm.name: what_it_is(setting, arm, ranks) for arm in arms},
         "missing_arms": missing,
         "missing_parts": [part for part in command_line.PARTS if part not in options.parts],
         "failed_parts": {},

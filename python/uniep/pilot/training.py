@@ -85,7 +85,26 @@ def make_config(setting: Setting, arm: Arm, ranks: int) -> typing.Any:
         **size.changes,
         **arm.changes,
     }
-    return (MLATransformerConfig if size.latent_attention else TransformerConfig)(**given)
+    kind = MLATransformerConfig if size.latent_attention else TransformerConfig
+    if _may_overlap_shared_experts(setting, arm):
+        try:
+            return kind(**given, moe_shared_expert_overlap=True)
+        except ValueError as error:  # with the flex dispatcher before 0.18
+            if "moe_shared_expert_overlap" not in str(error):
+                raise
+    return kind(**given)
+
+
+def _may_overlap_shared_experts(setting: Setting, arm: Arm) -> bool:
+    """UniEP hides dispatch and combine otherwise; and CUDA graphs have the shared experts inside only without."""
+    has_them = "moe_shared_expert_intermediate_size" in setting.size.changes
+    return has_them and arm.schedule is None and not setting.cuda_graphs
+
+
+def what_it_is(setting: Setting, arm: Arm, ranks: int) -> str:
+    """An arm with this model, in words."""
+    overlaps = make_config(setting, arm, ranks).moe_shared_expert_overlap
+    return f"{arm.what}, shared experts beside dispatch and combine" if overlaps else arm.what
 
 
 def _block_spec(config: typing.Any, arm: Arm) -> typing.Any:
