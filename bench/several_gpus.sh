@@ -95,7 +95,7 @@ pilot() {
     step "pilot_$model" 590 "${run[@]}" --model "$model" --layers "${PILOT_LAYERS:-8}" "${turns[@]}" --parts preflight,turns \
       --reserve-sms '' --out "$folder/pilot_$model"
   done
-  step pilot_bits 300 env NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 NCCL_ALGO=Ring "${run[@]}" --model qwen3-30b --layers 1 --turns 1 \
+  step pilot_bits 300 env NCCL_ALGO=Ring "${run[@]}" --model qwen3-30b --layers 1 --turns 1 \
     --steps 4 --warm 2 --arms stock,uniep --parts deterministic,bits,kill --bit-layers 1 --bit-steps 4 --reserve-sms '' \
     --out "$folder/pilot_bits"
   if python3 -c 'import transformer_engine' 2>/dev/null; then

@@ -5,6 +5,7 @@ import datetime
 import functools
 import gc
 import json
+import os
 import sys
 import unittest.mock
 
@@ -13,6 +14,7 @@ import megatron_shim  # noqa: F401
 # isort: split
 import torch
 import torch.distributed as dist
+from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer import cuda_graphs
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.transformer_config import MLATransformerConfig
@@ -20,7 +22,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 from distributed_checks import run_checks
 from megatron_graph_checks import capturing
 from uniep import reserved_sms
-from uniep.pilot import arms, bits, meeting, options, sizes, turns
+from uniep.pilot import arms, bits, meeting, options, sizes, turns, world
 from uniep.pilot import training as training_module
 from uniep.pilot.meeting import meet
 from uniep.pilot.parts import Output, Parts
@@ -123,6 +125,42 @@ def check_shared_experts_are_beside_dispatch(rank, ranks):
 
     with unittest.mock.patch.object(MLATransformerConfig, "__post_init__", refuse):
         assert what_it_is(given, flex, ranks) == flex.what and refused
+
+
+def check_deterministic_mode_is_the_engines_too(rank, ranks):
+    """From before attention is built to the end of the training, whether it ends well or not."""
+    variable = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+    given = dataclasses.replace(setting(), deterministic=True)
+    arm = arms.find(["uniep"], "auto")[0][0]
+    seen = []
+
+    class Seen(GPTModel):
+        def __init__(self, *arguments, **options):
+            seen.append(os.environ.get(variable))
+            super().__init__(*arguments, **options)
+
+    class Refused(GPTModel):
+        def __init__(self, *_arguments, **_options):
+            seen.append(os.environ.get(variable))
+            raise OSError("no room")
+
+    for user, value in ((None, None), ("1", "1")):
+        with (
+            unittest.mock.patch.object(world, "_engine_as_given", user),
+            unittest.mock.patch.object(training_module, "GPTModel", Seen),
+        ):
+            training = Training(given, arm)
+            training.run(1)
+            assert seen[-1] == os.environ.get(variable) == "0"
+            training.close()
+            assert os.environ.get(variable) == value
+            training_module.GPTModel = Refused
+            parts = some_parts(Parts, ["--parts", "deterministic"], [])
+            parts.arms = parts.arms[:1]
+            parts.run()
+            assert parts.report["failed_parts"] == {"deterministic": "OSError: no room"}
+            assert seen[-1] == "0" and os.environ.get(variable) == value
+    world.set_deterministic(False)
 
 
 def check_cuda_graphs(rank, ranks):

@@ -26,6 +26,7 @@ from uniep.pilot.job import Job
 from uniep.pilot.meeting import meet
 from uniep.pilot.options import PARTS
 from uniep.pilot.training import Setting
+from uniep.pilot.world import set_deterministic
 
 NOT_OVER = "it did not come to its end"
 
@@ -124,7 +125,7 @@ class Parts:
         for group in list(type(Group).groups.values()):
             group.close()
         record_stats(False)
-        torch.use_deterministic_algorithms(False)
+        set_deterministic(False)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -33,7 +33,7 @@ from uniep.pilot.fingerprint import fingerprint
 from uniep.pilot.sizes import Size
 from uniep.pilot.stand_ins import Attention, Norm
 from uniep.pilot.text import Text
-from uniep.pilot.world import communicators
+from uniep.pilot.world import communicators, set_deterministic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Training:
         self.setting, self.arm, self.step_number = setting, arm, 0
         self.graphs: typing.Any = None  # Megatron's, once they are captured
         ranks = dist.get_world_size()
-        torch.use_deterministic_algorithms(setting.deterministic, warn_only=torch.cuda.is_available())
+        set_deterministic(setting.deterministic)
         MoEAuxLossAutoScaler.main_loss_backward_scale = None
         tensor_parallel.random.initialize_rng_tracker(use_te_rng_tracker=setting.cuda_graphs, force_reset=True)
         model_parallel_cuda_manual_seed(setting.seed)
@@ -309,7 +309,7 @@ class Training:
         self._release()
         _forget_moe_metrics()
         del self.model, self.ddp, self.optimizer, self.config
-        torch.use_deterministic_algorithms(False)
+        set_deterministic(False)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -18,6 +18,8 @@ _ENVIRONMENT = {
 # so that no kernel of UniEP's waits for a peer that waits in NCCL for an SM. Expert parallelism's groups have none.
 _BESIDE_LAYERS = ("dp", "dp_cp", "ep_dp", "pp")
 _MOST_CTAS = 8
+_OF_THE_ENGINE = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+_engine_as_given = os.environ.get(_OF_THE_ENGINE)
 _CHANGES = re.compile("NCCL_|NVTE_|UNIEP_(?!LIBRARY|CACHE_DIR)")
 
 
@@ -30,6 +32,18 @@ def prepare_environment() -> None:
 def environment() -> dict[str, str]:
     """What these variables are now, and what else changes NCCL's or UniEP's times."""
     return {name: value for name, value in sorted(os.environ.items()) if name in _ENVIRONMENT or _CHANGES.match(name)}
+
+
+def set_deterministic(on: bool) -> None:
+    """Torch's deterministic mode, and the variable without which Megatron-core builds no Transformer Engine's attention
+    in it. Off: the variable is as the user has set it.
+    """
+    torch.use_deterministic_algorithms(on, warn_only=torch.cuda.is_available())
+    value = "0" if on else _engine_as_given
+    if value is None:
+        os.environ.pop(_OF_THE_ENGINE, None)
+    else:
+        os.environ[_OF_THE_ENGINE] = value
 
 
 def communicators() -> dict[str, dict[str, int]]:
