@@ -256,9 +256,11 @@ class Broken(Parts):
 def check_a_part_that_fails_on_all_ranks_is_named(rank, ranks):
     written = []
     parts = some_parts(Broken, ["--parts", "turns,curves", "--curve-steps", "2"], written)
+    parts.arms.reverse()
     parts.run()
     assert parts.report["failed_parts"] == {"turns": "OSError: no room"} and parts.report["missing_parts"] == []
-    assert len(parts.report["curves"]["losses"]) == 3
+    assert list(parts.report["curves"]["losses"]) == ["uniep", "stock", "stock, another seed"]
+    assert parts.report["curves"]["spread"] is not None
     over = "it did not come to its end"
     waiting = [[f"turns: {over}", f"curves: {over}"], [f"curves: {over}"], []]
     assert [one["missing_parts"] for one in written] == waiting

@@ -33,7 +33,7 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
     import torch.distributed as dist
 
     from uniep.pilot import arms as arms_module
-    from uniep.pilot import sizes, text
+    from uniep.pilot import preflight, sizes, text
     from uniep.pilot.parts import Output, Parts
     from uniep.pilot.training import Setting, set_up_parallelism, what_it_is
     from uniep.switch import is_disabled
@@ -50,6 +50,8 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
     data, what = text.read(options.text)
     arms, missing = arms_module.find(options.arms, options.schedule)
     batches = text.Text(data, size.sequence, size.batch, options.seed)
+    if "uniep" in options.arms and options.schedule != "auto":
+        preflight.check_schedule(device, size, options.schedule)
     setting = Setting(size, batches, device, options.seed, cuda_graphs=options.cuda_graphs)
     set_up_parallelism(ranks)
     report: dict[str, typing.Any] = {
