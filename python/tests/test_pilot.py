@@ -268,6 +268,12 @@ def test_a_page_of_a_report_that_was_cut(run):
         summary.words(cut)
 
 
+def test_on_gpus_the_page_says_that_hosts_are_in_the_time_of_layers(run):
+    report = run[1]
+    on_gpus = report | {"setting": report["setting"] | {"device": "cuda"}}
+    assert "waits for the host are in it" in page(on_gpus) and "waits for the host" not in page(report)
+
+
 def fake_group(peer, synchronize):
     own = peers.own_process()
     processes = [own, own._replace(pid=peer)]

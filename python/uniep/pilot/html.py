@@ -77,12 +77,18 @@ def _results(report: Report) -> list[str]:
     head = ["arm", "step, ms", "speed beside stock, by turns", "in MoE layers, ms", "tokens/s a rank"]
     head += ["peak memory, MiB", "memory by the driver, MiB", "loss", "rows, max / mean"]
     steps = report["table"][0]["step_ms"]["steps"]
+    events = "Time in MoE layers is from separate steps with hooks"
+    if report["setting"]["device"] != "cpu":
+        events += (
+            ", between events on the GPU's stream: where the host launches more slowly than the GPU runs, waits for "
+            "the host are in it, and it is no time of kernels"
+        )
     return [
         "<h2>Results</h2>",
         _table(head, rows),
         f'<p class="note">Medians of {steps} steps, times of the slowest rank; in brackets the 95 % interval of the '
-        "median by order statistics, which takes steps for independent. Arms took turns. Time in MoE layers is from "
-        "separate steps with hooks.</p>",
+        "median by order statistics, which takes steps for independent. Arms took turns. "
+        f"{events}.</p>",
         _table(["arm", "what it is"], report["arms"].items()),
     ]
 
