@@ -24,7 +24,7 @@ from megatron.core import parallel_state
 
 from ranks import HERE, run_ranks
 from uniep import peers, reserved_sms
-from uniep.pilot import arms, drawing, kill, options, preflight, sizes, summary, text, training, watch, world
+from uniep.pilot import arms, drawing, kill, options, preflight, sizes, summary, text, training, turns, watch, world
 from uniep.pilot.fingerprint import fingerprint
 from uniep.pilot.html import page
 
@@ -266,6 +266,18 @@ def test_a_page_of_a_report_that_was_cut(run):
         texts = " ".join(Page(page(cut)).texts)
         assert "turns: it did not come to its end" in texts and "OSError: <no>" in texts
         summary.words(cut)
+
+
+def test_memory_that_the_process_keeps_is_no_single_arms():
+    """The arm that runs first makes communicators; all have them from the second turn on."""
+    used = {("stock", 0): 900.0, ("uniep", 0): 500.0, ("uniep", 1): 700.0, ("stock", 1): 690.0, ("stock", 2): 695.0}
+    blocks = [
+        turns.Block(arm, turn, False, [1.0], [2.0], "", "", [0.5], 1.0, mib, {}, [], [])
+        for (arm, turn), mib in used.items()
+    ]
+    found = {row["arm"]: row["driver_mib"] for row in summary.table(blocks, sizes.SIZES["tiny"], 2)}
+    assert found == {"stock": 695.0, "uniep": 700.0}
+    assert summary.table(blocks[:1], sizes.SIZES["tiny"], 2)[0]["driver_mib"] == 900.0
 
 
 def test_on_gpus_the_page_says_that_hosts_are_in_the_time_of_layers(run):

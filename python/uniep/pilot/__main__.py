@@ -36,6 +36,7 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
     from uniep.pilot import preflight, sizes, text
     from uniep.pilot.parts import Output, Parts
     from uniep.pilot.training import Setting, set_up_parallelism, what_it_is
+    from uniep.pilot.turns import used_bytes
     from uniep.switch import is_disabled
 
     device, ranks = begin(options.cpu, datetime.timedelta(minutes=30))
@@ -52,7 +53,9 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
     batches = text.Text(data, size.sequence, size.batch, options.seed)
     if "uniep" in options.arms and options.schedule != "auto":
         preflight.check_schedule(device, size, options.schedule)
-    setting = Setting(size, batches, device, options.seed, cuda_graphs=options.cuda_graphs)
+    setting = Setting(
+        size, batches, device, options.seed, cuda_graphs=options.cuda_graphs, used_bytes=used_bytes(device)
+    )
     set_up_parallelism(ranks)
     report: dict[str, typing.Any] = {
         "format": 2,

@@ -88,7 +88,8 @@ def _results(report: Report) -> list[str]:
         _table(head, rows),
         f'<p class="note">Medians of {steps} steps, times of the slowest rank; in brackets the 95 % interval of the '
         "median by order statistics, which takes steps for independent. Arms took turns. "
-        f"{events}.</p>",
+        f"{events}. Memory by the driver is that of turns behind the first where there are several, and has what the "
+        "process keeps of all arms in it: communicators, kernels, buffers of DeepEP and Hybrid-EP.</p>",
         _table(["arm", "what it is"], report["arms"].items()),
     ]
 

@@ -37,7 +37,9 @@ def table(blocks: Sequence[Block], size: Size, ranks: int) -> list[Report]:
         if ("stock", 0) in by_turn:
             ratios = [by_turn["stock", block.turn] / by_turn[name, block.turn] for block in own]
         peaks = [block.peak_mib for block in own if block.peak_mib is not None]
-        drivers = [block.driver_mib for block in own if block.driver_mib is not None]
+        # The first turn of all has not yet what the process keeps of the others.
+        later = [block for block in own if block.turn > 0] or own
+        drivers = [block.driver_mib for block in later if block.driver_mib is not None]
         spread = [one for block in own for one in block.rows_max_over_mean.values()]
         rows.append(
             {

@@ -46,6 +46,7 @@ class Setting:
     seed: int
     deterministic: bool = False
     cuda_graphs: bool = False  # graphs.py
+    used_bytes: int = 0  # of the GPU's memory before any arm
 
 
 def make_config(setting: Setting, arm: Arm, ranks: int) -> typing.Any:
