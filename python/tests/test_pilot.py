@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import types
 
 import pytest
@@ -141,7 +142,9 @@ def test_the_killed_rank_is_noticed_and_the_job_resumes(run):
     kill = report["kill"]
     assert kill["killed_rank"] == 1 and kill["silent"] == []
     (noticed,) = kill["noticed"]
-    assert noticed["rank"] == 0 and 0 <= noticed["seconds"] < 60
+    assert noticed["rank"] == 0 and 0 <= noticed["error_seconds"] < 60
+    assert noticed["gone_seconds"] is None  # the main thread had the error of gloo
+    assert not kill["several_clocks"]
     assert re.search(r"[Cc]onnection|peer", noticed["words"]), noticed
     assert kill["resumed"] and kill["same_bits"]
 
@@ -296,7 +299,7 @@ def fake_group(peer, synchronize):
 
 @pytest.mark.parametrize("how", ["error", "silent", "stuck", "stopped"])
 def test_a_dead_peer_is_noticed_while_the_main_thread_waits(how, monkeypatch):
-    monkeypatch.setattr(watch, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(watch, "PATIENCE_S", 0.1)
     peer = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     stuck = threading.Event()
 
@@ -307,15 +310,21 @@ def test_a_dead_peer_is_noticed_while_the_main_thread_waits(how, monkeypatch):
             stuck.wait(60)
 
     noticed = []
+
+    def tell(seen):
+        noticed.append((seen, time.time()))
+
     other = fake_group(os.getpid(), synchronize)
     ended = threading.Event()
-    thread = watch.watch(lambda: [other, fake_group(peer.pid, synchronize)], noticed.append, ended)
+    thread = watch.watch(lambda: [other, fake_group(peer.pid, synchronize)], tell, ended)
+    killed_at = None
     try:
         thread.join(0.3)
         assert thread.is_alive() and not noticed
         if how == "stopped":
             ended.set()
     finally:
+        killed_at = time.time()
         peer.kill()
         peer.wait()
         thread.join(20)
@@ -324,9 +333,25 @@ def test_a_dead_peer_is_noticed_while_the_main_thread_waits(how, monkeypatch):
     if how == "stopped":
         assert not noticed
         return
-    (error,) = noticed
-    assert isinstance(error, TimeoutError)
-    assert str(error).startswith("group: rank 1 ended" if how == "error" else "group: gone: rank 1 (process ")
+    ((seen, told_at),) = noticed
+    assert seen.words.startswith("gone: rank 1 (process ")
+    assert isinstance(seen.error, TimeoutError) if how == "error" else seen.error is None
+    assert killed_at <= seen.at <= told_at - (watch.PATIENCE_S if how == "stuck" else 0)
+
+
+def test_seconds_of_who_noticed(run):
+    """Before the pilot's own patience with UniEP's error, which is no time of UniEP's."""
+    gone = {"gone_at": 10.5, "kind": "no error", "words": "gone: rank 1", "ended_at": 16.0, "last_words": ""}
+    left = {0: gone, 2: gone | {"error_at": 12.0}}
+    noticed = [kill._noticed(kill.Ended(rank, 1, content), 10.0) for rank, content in left.items()]
+    assert [(one["gone_seconds"], one["error_seconds"]) for one in noticed] == [(0.5, None), (0.5, 2.0)]
+    assert kill.Ended(0, 1, gone).has_noticed
+    told = run[1]["kill"] | {"noticed": noticed, "several_clocks": True}
+    words = summary.words_of_kill(told)
+    assert "rank 0: process seen gone after 0.50 s by the pilot, no error: gone: rank 1" in words
+    assert "rank 2: process seen gone after 0.50 s by the pilot, no error after 2.00 s" in words
+    shown = page(run[1] | {"kill": told})
+    assert "differences of their clocks" in shown and "differences of their clocks" not in page(run[1])
 
 
 def test_a_rank_that_nccls_watchdog_ends_has_noticed(tmp_path):
@@ -335,7 +360,8 @@ def test_a_rank_that_nccls_watchdog_ends_has_noticed(tmp_path):
     ended = kill.Ended(0, -6, {"ended_at": 12.0, "last_words": kill._last_words(log)})
     assert ended.has_noticed and not kill.Ended(0, None, {}).has_noticed and not kill.Ended(0, 0, {}).has_noticed
     found = kill._noticed(ended, 10.0)
-    assert (found["seconds"], found["kind"]) == (2.0, "signal 6") and "WorkNCCL(SeqNum=3)" in found["words"]
+    assert (found["error_seconds"], found["kind"], found["gone_seconds"]) == (2.0, "signal 6", None)
+    assert "WorkNCCL(SeqNum=3)" in found["words"]
     assert "not over after" in kill._words([kill.Ended(1, None, {"last_words": ""})])
 
 

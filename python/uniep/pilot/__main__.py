@@ -58,7 +58,7 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
     )
     set_up_parallelism(ranks)
     report: dict[str, typing.Any] = {
-        "format": 2,
+        "format": 3,
         "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "uniep.pilot", *(options.words or sys.argv[1:])]),
         "setting": {

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from uniep.pilot.drawing import bars, curves
 from uniep.pilot.summary import Report, all_bits, words_of_kill
+from uniep.pilot.watch import PATIENCE_S
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1b1f24; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
@@ -146,12 +147,27 @@ def _bits(report: Report) -> list[str]:
 
 def _kill(report: Report) -> list[str]:
     kill = report["kill"]
-    rows = [[one["rank"], _Number(f"{one['seconds']:.2f} s"), one["kind"], one["words"]] for one in kill["noticed"]]
+    rows = [
+        [
+            one["rank"],
+            *(_Number("" if one[name] is None else f"{one[name]:.2f} s") for name in ("gone_seconds", "error_seconds")),
+            one["kind"],
+            one["words"],
+        ]
+        for one in kill["noticed"]
+    ]
+    note = (
+        "The process is seen gone by a thread of the pilot's, which then asks UniEP for its error for up to "
+        f"{PATIENCE_S:.0f} s."
+    )
+    if kill["several_clocks"]:
+        note += " Ranks are on several hosts: seconds have the differences of their clocks in them."
     good = kill["resumed"] and kill["same_bits"] and not kill["silent"]
     return [
         "<h2>A rank is killed</h2>",
         f"<p>{_verdict(good, words_of_kill({**kill, 'noticed': []}))}.</p>",
-        _table(["rank that noticed", "after", "error", "words"], rows),
+        _table(["rank that noticed", "process seen gone after", "error after", "error", "words"], rows),
+        f'<p class="note">{note}</p>',
     ]
 
 

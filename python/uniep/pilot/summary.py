@@ -77,7 +77,11 @@ def words_of_kill(kill: Report) -> str:
     """What happened when a rank was killed."""
     text = f"rank {kill['killed_rank']} was killed in step {kill['killed_in_step']}"
     for one in kill["noticed"]:
-        text += f"; rank {one['rank']} noticed after {one['seconds']:.2f} s: {one['kind']}: {one['words']}"
+        text += f"; rank {one['rank']}:"
+        if one["gone_seconds"] is not None:
+            text += f" process seen gone after {one['gone_seconds']:.2f} s by the pilot,"
+        after = "" if one["error_seconds"] is None else f" after {one['error_seconds']:.2f} s"
+        text += f" {one['kind']}{after}: {one['words']}"
     for rank in kill["silent"]:
         text += f"; rank {rank} noticed nothing"
     if not kill["resumed"]:
