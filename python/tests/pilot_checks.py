@@ -6,6 +6,7 @@ import functools
 import gc
 import json
 import os
+import shutil
 import sys
 import unittest.mock
 
@@ -25,7 +26,7 @@ from uniep import reserved_sms
 from uniep.pilot import arms, bits, meeting, options, sizes, turns, world
 from uniep.pilot import training as training_module
 from uniep.pilot.meeting import meet
-from uniep.pilot.parts import Output, Parts
+from uniep.pilot.parts import Output, Parts, _remove
 from uniep.pilot.text import Text
 from uniep.pilot.trace import traced
 from uniep.pilot.training import Setting, Training, set_up_parallelism, what_it_is
@@ -275,6 +276,30 @@ def check_a_part_that_fails_on_all_ranks_is_named(rank, ranks):
     assert f"deterministic: {over}" in written[-1]["missing_parts"]
     meeting._LIMIT = datetime.timedelta(seconds=60)
     meet("the end of this check")
+
+
+class WithFolder(Parts):
+    def run_bits(self):
+        file = self._shared_folder() / f"host{dist.get_rank()}"
+        file.touch()
+        dist.barrier()
+
+
+def check_checkpoints_are_removed_on_each_host(rank, ranks):
+    """Of which each rank is one here, as far as it knows."""
+    removed = []
+    with (
+        unittest.mock.patch.dict(os.environ, LOCAL_RANK="0"),
+        unittest.mock.patch.object(shutil, "rmtree", lambda folder, **_: removed.append(folder)),
+    ):
+        parts = some_parts(WithFolder, ["--parts", "bits"], [])
+        parts.run()
+        assert removed == [parts.folder] and parts.report["failed_parts"] == {}
+    with unittest.mock.patch.dict(os.environ, LOCAL_RANK=str(rank)):
+        dist.barrier()
+        _remove(parts.folder)
+        dist.barrier()
+    assert not parts.folder.exists()
 
 
 def check_an_arm_that_does_not_run_is_left_out(rank, ranks):
