@@ -5,7 +5,7 @@
 #   BUILD    holds uniep, libuniep.so and tests (or the programs themselves, all in one folder)
 #   FOLDER   takes of each step a log, its JSON and, once it has passed, NAME.done
 #   PART     default all, in this order:
-#     pilot      whole models in Megatron-core with each MoE layer that is here; needs torch, megatron-core and numpy
+#     pilot      whole models in Megatron-core with each MoE layer that is here; needs torch, megatron-core, numpy and pyyaml
 #     bytes      tests that several GPUs can show something in, in one process and with a process a GPU
 #     layers     whole layers beside torch's GEMMs, NCCL and, where it imports, DeepEP
 #     exchange   dispatch and combine alone by SMs; the grouped GEMMs
@@ -14,7 +14,7 @@
 #     timelines  of forward and backward, for Perfetto and `uniep trace`
 # UNIEP_BENCH_SECONDS (default 0: no end): the run ends after so many seconds. A step that it cuts is left for the next run.
 # UNIEP_BENCH_STEPS (default all): an extended regular expression; steps whose names do not match it are passed over.
-# PILOT_LAYERS (8), PILOT_TURNS (4) and PILOT_STEPS (75): of the pilot's models. NCCL_MAX_CTAS (8): of the pilot alone.
+# PILOT_LAYERS (8), PILOT_TURNS (4) and PILOT_STEPS (75): of the pilot's models.
 # Prints a line a step. Exit status 1 where one failed, 3 where some are left to be run. python3 must have torch.
 set -uo pipefail
 if [ $# -lt 2 ]; then
@@ -45,9 +45,6 @@ devices=$(seq -s, 0 $((gpus - 1)))
 seconds=${UNIEP_BENCH_SECONDS:-0}
 shapes=(dsv3 qwen3-235b qwen3-30b mixtral)
 failed=0 left=0
-# The pilot's overlapped reductions need a bound, which would slow NCCL's arm of everything else down.
-max_ctas=${NCCL_MAX_CTAS:-8}
-unset NCCL_MAX_CTAS
 export UNIEP_TEST_KERNELS=${UNIEP_TEST_KERNELS:-$here/../tests/cuda} UNIEP_LIBRARY=${UNIEP_LIBRARY:-$build/libuniep.so}
 export PYTHONPATH=$here/../python:${PYTHONPATH:-} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 if [ -z "${UNIEP_LIBNCCL:-}" ]; then
@@ -90,7 +87,7 @@ beside_others() {
 }
 
 pilot() {
-  local run=(env NCCL_MAX_CTAS="$max_ctas" torchrun --nproc-per-node "$gpus" -m uniep.pilot)
+  local run=(torchrun --nproc-per-node "$gpus" -m uniep.pilot)
   local turns=(--turns "${PILOT_TURNS:-4}" --steps "${PILOT_STEPS:-75}" --warm 3)
   for model in qwen3-30b deepseek-v2-lite; do
     step "compile_$model" 300 "$uniep" compile --engine cuda --shape "$model" --ranks "$gpus" --tokens 4096 --wgrad accumulate \
@@ -98,7 +95,7 @@ pilot() {
     step "pilot_$model" 590 "${run[@]}" --model "$model" --layers "${PILOT_LAYERS:-8}" "${turns[@]}" --parts preflight,turns \
       --reserve-sms '' --out "$folder/pilot_$model"
   done
-  step pilot_bits 300 env NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 NCCL_ALGO=Ring "${run[@]}" --model qwen3-30b --layers 1 --turns 1 \
+  step pilot_bits 300 env NCCL_ALGO=Ring "${run[@]}" --model qwen3-30b --layers 1 --turns 1 \
     --steps 4 --warm 2 --arms stock,uniep --parts deterministic,bits,kill --bit-layers 1 --bit-steps 4 --reserve-sms '' \
     --out "$folder/pilot_bits"
   if python3 -c 'import transformer_engine' 2>/dev/null; then

@@ -5,6 +5,8 @@ import datetime
 import functools
 import gc
 import json
+import os
+import shutil
 import sys
 import unittest.mock
 
@@ -13,17 +15,21 @@ import megatron_shim  # noqa: F401
 # isort: split
 import torch
 import torch.distributed as dist
+from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer import cuda_graphs
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
+from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 from distributed_checks import run_checks
 from megatron_graph_checks import capturing
 from uniep import reserved_sms
-from uniep.pilot import arms, bits, meeting, options, sizes, turns
+from uniep.pilot import arms, bits, meeting, options, sizes, turns, world
+from uniep.pilot import training as training_module
 from uniep.pilot.meeting import meet
-from uniep.pilot.parts import Output, Parts
+from uniep.pilot.parts import Output, Parts, _remove
 from uniep.pilot.text import Text
 from uniep.pilot.trace import traced
-from uniep.pilot.training import Setting, Training, set_up_parallelism
+from uniep.pilot.training import Setting, Training, set_up_parallelism, what_it_is
 
 SMALL = {"layers": 2, "hidden": 64, "intermediate": 32, "experts": 8, "topk": 2, "heads": 4, "vocabulary": 256}
 CHANGES = {
@@ -87,9 +93,83 @@ class StandInForGraphs:
             layer.cuda_graphs = []
 
 
+def check_shared_experts_are_beside_dispatch(rank, ranks):
+    """In Megatron's arms, with CUDA graphs not: there they are inside a graph without."""
+    stock, uniep = arms.find(["stock", "uniep"], "auto")[0]
+    flex = stock._replace(changes={**stock.changes, "moe_token_dispatcher_type": "flex"})
+    given = setting("deepseek-v2-lite")
+    beside = ", shared experts beside dispatch and combine"
+    assert what_it_is(given, stock, ranks) == stock.what + beside and what_it_is(given, flex, ranks).endswith(beside)
+    for other, arm in (
+        (given, uniep),
+        (setting("qwen3-30b"), stock),
+        (dataclasses.replace(given, cuda_graphs=True), stock),
+    ):
+        assert what_it_is(other, arm, ranks) == arm.what
+    whole = SharedExpertMLP.get_output
+    with unittest.mock.patch.object(SharedExpertMLP, "get_output", autospec=True, side_effect=whole) as joined:
+        for arm, calls in ((stock, given.size.moe_layers), (uniep, 0)):
+            training = Training(given, arm)
+            training.run(1)
+            training.close()
+            assert joined.call_count == calls, arm.name
+            joined.reset_mock()
+    old = ValueError("moe_shared_expert_overlap only works with alltoall token dispatcher.")
+    build = MLATransformerConfig.__post_init__
+    refused = []
+
+    def refuse(config):
+        if config.moe_shared_expert_overlap:
+            refused.append(config)
+            raise old
+        build(config)
+
+    with unittest.mock.patch.object(MLATransformerConfig, "__post_init__", refuse):
+        assert what_it_is(given, flex, ranks) == flex.what and refused
+
+
+def check_deterministic_mode_is_the_engines_too(rank, ranks):
+    """From before attention is built to the end of the training, whether it ends well or not."""
+    variable = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+    given = dataclasses.replace(setting(), deterministic=True)
+    arm = arms.find(["uniep"], "auto")[0][0]
+    seen = []
+
+    class Seen(GPTModel):
+        def __init__(self, *arguments, **options):
+            seen.append(os.environ.get(variable))
+            super().__init__(*arguments, **options)
+
+    class Refused(GPTModel):
+        def __init__(self, *_arguments, **_options):
+            seen.append(os.environ.get(variable))
+            raise OSError("no room")
+
+    for user, value in ((None, None), ("1", "1")):
+        with (
+            unittest.mock.patch.object(world, "_engine_as_given", user),
+            unittest.mock.patch.object(training_module, "GPTModel", Seen),
+        ):
+            training = Training(given, arm)
+            training.run(1)
+            assert seen[-1] == os.environ.get(variable) == "0"
+            training.close()
+            assert os.environ.get(variable) == value
+            training_module.GPTModel = Refused
+            parts = some_parts(Parts, ["--parts", "deterministic"], [])
+            parts.arms = parts.arms[:1]
+            parts.run()
+            assert parts.report["failed_parts"] == {"deterministic": "OSError: no room"}
+            assert seen[-1] == "0" and os.environ.get(variable) == value
+    world.set_deterministic(False)
+
+
 def check_cuda_graphs(rank, ranks):
     """All arms train the same with graphs of attention and routers as without."""
-    with unittest.mock.patch.object(cuda_graphs, "TECudaGraphHelper", StandInForGraphs):
+    with (
+        unittest.mock.patch.object(cuda_graphs, "TECudaGraphHelper", StandInForGraphs),
+        unittest.mock.patch.object(training_module, "_may_overlap_shared_experts", lambda *_: False),  # other bits
+    ):
         for name in CHANGES:
             plain = setting(name)
             for arm in arms.find(["stock", "uniep"], "auto")[0]:
@@ -177,9 +257,11 @@ class Broken(Parts):
 def check_a_part_that_fails_on_all_ranks_is_named(rank, ranks):
     written = []
     parts = some_parts(Broken, ["--parts", "turns,curves", "--curve-steps", "2"], written)
+    parts.arms.reverse()
     parts.run()
     assert parts.report["failed_parts"] == {"turns": "OSError: no room"} and parts.report["missing_parts"] == []
-    assert len(parts.report["curves"]["losses"]) == 3
+    assert list(parts.report["curves"]["losses"]) == ["uniep", "stock", "stock, another seed"]
+    assert parts.report["curves"]["spread"] is not None
     over = "it did not come to its end"
     waiting = [[f"turns: {over}", f"curves: {over}"], [f"curves: {over}"], []]
     assert [one["missing_parts"] for one in written] == waiting
@@ -194,6 +276,30 @@ def check_a_part_that_fails_on_all_ranks_is_named(rank, ranks):
     assert f"deterministic: {over}" in written[-1]["missing_parts"]
     meeting._LIMIT = datetime.timedelta(seconds=60)
     meet("the end of this check")
+
+
+class WithFolder(Parts):
+    def run_bits(self):
+        file = self._shared_folder() / f"host{dist.get_rank()}"
+        file.touch()
+        dist.barrier()
+
+
+def check_checkpoints_are_removed_on_each_host(rank, ranks):
+    """Of which each rank is one here, as far as it knows."""
+    removed = []
+    with (
+        unittest.mock.patch.dict(os.environ, LOCAL_RANK="0"),
+        unittest.mock.patch.object(shutil, "rmtree", lambda folder, **_: removed.append(folder)),
+    ):
+        parts = some_parts(WithFolder, ["--parts", "bits"], [])
+        parts.run()
+        assert removed == [parts.folder] and parts.report["failed_parts"] == {}
+    with unittest.mock.patch.dict(os.environ, LOCAL_RANK=str(rank)):
+        dist.barrier()
+        _remove(parts.folder)
+        dist.barrier()
+    assert not parts.folder.exists()
 
 
 def check_an_arm_that_does_not_run_is_left_out(rank, ranks):

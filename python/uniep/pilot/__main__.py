@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 
 from uniep.pilot import options as command_line
-from uniep.pilot.world import begin, environment, prepare_environment
+from uniep.pilot.world import begin, communicators, environment, prepare_environment
 
 
 def _tell(rank: int) -> typing.Callable[[str], None]:
@@ -33,9 +33,10 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
     import torch.distributed as dist
 
     from uniep.pilot import arms as arms_module
-    from uniep.pilot import sizes, text
+    from uniep.pilot import preflight, sizes, text
     from uniep.pilot.parts import Output, Parts
-    from uniep.pilot.training import Setting, set_up_parallelism
+    from uniep.pilot.training import Setting, set_up_parallelism, what_it_is
+    from uniep.pilot.turns import used_bytes
     from uniep.switch import is_disabled
 
     device, ranks = begin(options.cpu, datetime.timedelta(minutes=30))
@@ -50,10 +51,14 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
     data, what = text.read(options.text)
     arms, missing = arms_module.find(options.arms, options.schedule)
     batches = text.Text(data, size.sequence, size.batch, options.seed)
-    setting = Setting(size, batches, device, options.seed, cuda_graphs=options.cuda_graphs)
+    if "uniep" in options.arms and options.schedule != "auto":
+        preflight.check_schedule(device, size, options.schedule)
+    setting = Setting(
+        size, batches, device, options.seed, cuda_graphs=options.cuda_graphs, used_bytes=used_bytes(device)
+    )
     set_up_parallelism(ranks)
     report: dict[str, typing.Any] = {
-        "format": 2,
+        "format": 3,
         "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "uniep.pilot", *(options.words or sys.argv[1:])]),
         "setting": {
@@ -69,9 +74,10 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
             "timed_steps_an_arm": options.turns * options.steps,
             "transformer_engine": arms_module.has_transformer_engine(),
             "cuda_graphs": options.cuda_graphs,
+            "communicators": communicators(),
             "environment": {} if options.cpu else environment(),
         },
-        "arms": {arm.name: arm.what for arm in arms},
+        "arms": {arm.name: what_it_is(setting, arm, ranks) for arm in arms},
         "missing_arms": missing,
         "missing_parts": [part for part in command_line.PARTS if part not in options.parts],
         "failed_parts": {},

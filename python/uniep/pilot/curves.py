@@ -31,8 +31,9 @@ class Spread(typing.NamedTuple):
 
 
 def run_curves(setting: Setting, arms: Sequence[Arm], steps: int, tell: Callable[[str], None]) -> list[Curve]:
-    """Every arm from the setting's seed, and the first from another seed too, all on the same data."""
-    runs = [(arm, setting.seed) for arm in arms] + [(arms[0], setting.seed + 1)]
+    """Every arm from the setting's seed, and stock from another seed too, all on the same data."""
+    runs = [(arm, setting.seed) for arm in arms]
+    runs += [(arm, setting.seed + 1) for arm in arms if arm.name == "stock"]
     curves = []
     for arm, seed in runs:
         training = Training(dataclasses.replace(setting, seed=seed), arm)

@@ -7,7 +7,8 @@ import typing
 from collections.abc import Iterable, Sequence
 
 from uniep.pilot.drawing import bars, curves
-from uniep.pilot.summary import Report, all_bits, words_of_kill
+from uniep.pilot.summary import Report, all_bits, range_or_interval, words_of_kill
+from uniep.pilot.watch import PATIENCE_S
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1b1f24; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
@@ -50,7 +51,7 @@ def _verdict(good: bool, words: str) -> _Markup:
 
 
 def _with_interval(one: Report) -> _Number:
-    return _Number(f"{one['median']:.2f} ({one['low']:.2f} to {one['high']:.2f})")
+    return _Number(f"{one['median']:.2f} ({range_or_interval(one)})")
 
 
 def _or_unknown(value: float | None, form: str) -> _Number:
@@ -77,12 +78,19 @@ def _results(report: Report) -> list[str]:
     head = ["arm", "step, ms", "speed beside stock, by turns", "in MoE layers, ms", "tokens/s a rank"]
     head += ["peak memory, MiB", "memory by the driver, MiB", "loss", "rows, max / mean"]
     steps = report["table"][0]["step_ms"]["steps"]
+    events = "Time in MoE layers is from separate steps with hooks"
+    if report["setting"]["device"] != "cpu":
+        events += (
+            ", between events on the GPU's stream: where the host launches more slowly than the GPU runs, waits for "
+            "the host are in it, and it is no time of kernels"
+        )
     return [
         "<h2>Results</h2>",
         _table(head, rows),
         f'<p class="note">Medians of {steps} steps, times of the slowest rank; in brackets the 95 % interval of the '
-        "median by order statistics, which takes steps for independent. Arms took turns. Time in MoE layers is from "
-        "separate steps with hooks.</p>",
+        "median by order statistics, which takes steps for independent; of fewer than six, their range. Arms took turns. "
+        f"{events}. Memory by the driver is that of turns behind the first where there are several, and has what the "
+        "process keeps of all arms in it: communicators, kernels, buffers of DeepEP and Hybrid-EP.</p>",
         _table(["arm", "what it is"], report["arms"].items()),
     ]
 
@@ -139,12 +147,27 @@ def _bits(report: Report) -> list[str]:
 
 def _kill(report: Report) -> list[str]:
     kill = report["kill"]
-    rows = [[one["rank"], _Number(f"{one['seconds']:.2f} s"), one["kind"], one["words"]] for one in kill["noticed"]]
+    rows = [
+        [
+            one["rank"],
+            *(_Number("" if one[name] is None else f"{one[name]:.2f} s") for name in ("gone_seconds", "error_seconds")),
+            one["kind"],
+            one["words"],
+        ]
+        for one in kill["noticed"]
+    ]
+    note = (
+        "The process is seen gone by a thread of the pilot's, which then asks UniEP for its error for up to "
+        f"{PATIENCE_S:.0f} s."
+    )
+    if kill["several_clocks"]:
+        note += " Ranks are on several hosts: seconds have the differences of their clocks in them."
     good = kill["resumed"] and kill["same_bits"] and not kill["silent"]
     return [
         "<h2>A rank is killed</h2>",
         f"<p>{_verdict(good, words_of_kill({**kill, 'noticed': []}))}.</p>",
-        _table(["rank that noticed", "after", "error", "words"], rows),
+        _table(["rank that noticed", "process seen gone after", "error after", "error", "words"], rows),
+        f'<p class="note">{note}</p>',
     ]
 
 
@@ -245,6 +268,12 @@ def page(report: Report) -> str:
         f"{_escape(setting['text'])}, seed {setting['seed']}.</p>",
         f"<pre>{_escape(' '.join([*variables, report['command']]))}</pre>",
     ]
+    if setting.get("communicators"):
+        told = "; ".join(f"{name}: {one['max_ctas']}" for name, one in setting["communicators"].items())
+        parts.append(
+            f"<p class=\"note\">CTAs at most of NCCL's collectives beside layers, in all arms, by Megatron's groups: "
+            f"{told}. Other groups, expert parallelism's too, are NCCL's own choice.</p>"
+        )
     if not report.get("began_alike", True):
         words = "The arms did not begin with the same parameters: one says nothing about another."
         parts.append(f"<p>{_verdict(False, words)}</p>")

@@ -19,6 +19,9 @@ import threading
 import time
 import typing
 
+if typing.TYPE_CHECKING:
+    from uniep.pilot.watch import Seen
+
 _TIMEOUT = datetime.timedelta(seconds=120)  # of a collective; then NCCL's watchdog ends the process
 
 
@@ -44,6 +47,10 @@ def _write(file: pathlib.Path, content: dict[str, typing.Any]) -> None:
     file.write_text(json.dumps(content))
 
 
+def _what(error: BaseException) -> dict[str, typing.Any]:
+    return {"error_at": time.time(), "kind": type(error).__name__, "words": " ".join(str(error).split())}
+
+
 class _End:
     """Leaves the file that says how this rank ended, and ends the process, in whichever thread comes first."""
 
@@ -53,9 +60,12 @@ class _End:
     def well(self, content: dict[str, typing.Any]) -> typing.NoReturn:
         self._leave(content, 0)
 
-    def noticed(self, error: BaseException) -> typing.NoReturn:
-        words = " ".join(str(error).split())
-        self._leave({"noticed_at": time.time(), "kind": type(error).__name__, "words": words}, 1)
+    def failed(self, error: BaseException) -> typing.NoReturn:
+        self._leave(_what(error), 1)
+
+    def saw(self, seen: Seen) -> typing.NoReturn:
+        told = {"kind": "no error", "words": seen.words} if seen.error is None else _what(seen.error)
+        self._leave({"gone_at": seen.at, **told}, 1)
 
     def _leave(self, content: dict[str, typing.Any], status: int) -> typing.NoReturn:
         self._lock.acquire()  # for good
@@ -124,13 +134,13 @@ def main() -> None:
         from uniep.pilot.watch import watch
 
         stop = threading.Event()
-        watch(lambda: type(Group).groups.values(), end.noticed, stop)
+        watch(lambda: type(Group).groups.values(), end.saw, stop)
         found = _train(job, rank)
         stop.set()
         dist.barrier()  # the others watch no more, either, when this process ends
         end.well(found)
     except BaseException as error:
-        end.noticed(error)
+        end.failed(error)
 
 
 if __name__ == "__main__":

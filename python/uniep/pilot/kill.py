@@ -28,11 +28,12 @@ class Ended(typing.NamedTuple):
     rank: int
     status: int | None  # negative: the signal; None: it was still there at the limit
     report: dict[str, typing.Any]  # what it left
+    host: str = ""
 
     @property
     def has_noticed(self) -> bool:
         """By an error, or ended by what did notice: NCCL's watchdog aborts the process."""
-        return "noticed_at" in self.report or self.status not in (None, 0)
+        return "gone_at" in self.report or "error_at" in self.report or self.status not in (None, 0)
 
     @property
     def ending(self) -> str:
@@ -48,13 +49,14 @@ class Outcome:
     killed_rank: int
     killed_in_step: int
     checkpoint_of_step: int
-    noticed: list[dict[str, typing.Any]]  # rank, seconds, kind and words
+    noticed: list[dict[str, typing.Any]]  # _noticed()
     silent: list[int]  # ranks that noticed nothing within LIMIT_S
     steps: int
     resumed: bool
     same_bits: bool
     bits: str
     words: str  # why it did not resume, else ""
+    several_clocks: bool = False  # of hosts, so that seconds have these clocks' differences in them
 
 
 def _free_port() -> int:
@@ -97,7 +99,7 @@ def _start(job: Job, name: str) -> list[Ended]:
     for left in (ended, died):
         if left.exists():
             report |= json.loads(left.read_text())
-    own = Ended(rank, status, report)
+    own = Ended(rank, status, report, socket.gethostname())
     found: list[typing.Any] = [None] * ranks
     dist.all_gather_object(found, own)
     return [Ended(*one) for one in found]
@@ -111,16 +113,17 @@ def _last_words(log: pathlib.Path) -> str:
 
 
 def _noticed(one: Ended, died_at: float) -> dict[str, typing.Any]:
+    """When the pilot's watcher saw the process gone, and when an error came; None: it did not."""
     found = one.report
-    if "noticed_at" in found:
-        return {
-            "rank": one.rank,
-            "seconds": found["noticed_at"] - died_at,
-            "kind": found["kind"],
-            "words": found["words"],
-        }
-    words = found["last_words"]
-    return {"rank": one.rank, "seconds": found["ended_at"] - died_at, "kind": one.ending, "words": words}
+    told = "gone_at" in found or "error_at" in found
+    error_at = found.get("error_at") if told else found["ended_at"]
+    return {
+        "rank": one.rank,
+        "gone_seconds": found["gone_at"] - died_at if "gone_at" in found else None,
+        "error_seconds": None if error_at is None else error_at - died_at,
+        "kind": found["kind"] if told else one.ending,
+        "words": found["words"] if told else found["last_words"],
+    }
 
 
 def _words(ended: list[Ended]) -> str:
@@ -153,8 +156,9 @@ def kill_and_resume(job: Job, steps: int, losses: list[float], digest: str) -> O
     again = _start(dataclasses.replace(job, end=steps, begin=half), "resumed")
     reports = [one.report for one in again]
     resumed = all("digest" in report for report in reports)
+    clocks = len({one.host for one in ended}) > 1
     if not resumed:
-        return Outcome(killed, step + 1, half, noticed, silent, steps, False, False, "", _words(again))
+        return Outcome(killed, step + 1, half, noticed, silent, steps, False, False, "", _words(again), clocks)
     same = all(report["digest"] == digest and report["losses"] == losses[half:] for report in reports)
     bits = ", ".join(dict.fromkeys([digest[:12], reports[0]["digest"][:12]]))
-    return Outcome(killed, step + 1, half, noticed, silent, steps, True, same, bits, "")
+    return Outcome(killed, step + 1, half, noticed, silent, steps, True, same, bits, "", clocks)

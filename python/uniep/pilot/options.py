@@ -70,6 +70,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--deterministic-steps: {options.deterministic_steps}; must be 1 or more")
     if options.bit_steps < 4:
         parser.error(f"--bit-steps: {options.bit_steps}; must be 4 or more, half of them before the checkpoint")
+    for name in ("text", "config"):
+        _check_file(parser, f"--{name}", getattr(options, name))
     options.arms = _list(parser, "--arms", options.arms, NAMES)
     options.parts = _list(parser, "--parts", options.parts, PARTS)
     if options.reserve_sms is None:
@@ -88,6 +90,16 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     if "stock" not in options.arms and "curves" in options.parts:
         parser.error("--parts: curves needs the arm stock, which the others are compared with")
     return options
+
+
+def _check_file(parser: argparse.ArgumentParser, name: str, file: str | None) -> None:
+    if file is None:
+        return
+    try:
+        with open(file, "rb"):
+            pass
+    except OSError as error:
+        parser.error(f"{name}: {file}; must be a file that can be read: {error.strerror}")
 
 
 def _list(parser: argparse.ArgumentParser, name: str, text: str, legal: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import functools
 import gc
+import os
 import pathlib
 import shutil
 import tempfile
@@ -26,6 +27,7 @@ from uniep.pilot.job import Job
 from uniep.pilot.meeting import meet
 from uniep.pilot.options import PARTS
 from uniep.pilot.training import Setting
+from uniep.pilot.world import set_deterministic
 
 NOT_OVER = "it did not come to its end"
 
@@ -35,6 +37,12 @@ class Output(typing.NamedTuple):
 
     write: Callable[[summary.Report], None]
     tell: Callable[[str], None]
+
+
+def _remove(folder: pathlib.Path) -> None:
+    """On each host. When no rank reads or writes there any more."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Parts:
@@ -88,8 +96,8 @@ class Parts:
                     self.tell(f"{part} failed: {why}")
         finally:
             self.write(self.report)
-            if self.folder is not None and dist.get_rank() == 0:
-                shutil.rmtree(self.folder, ignore_errors=True)
+            if self.folder is not None:
+                _remove(self.folder)
 
     def _leave_out_broken_arms(self) -> None:
         """An arm that needs a library may import and yet not run; then it would take the others' part with it."""
@@ -124,7 +132,7 @@ class Parts:
         for group in list(type(Group).groups.values()):
             group.close()
         record_stats(False)
-        torch.use_deterministic_algorithms(False)
+        set_deterministic(False)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -246,6 +254,5 @@ class Parts:
             folder = self._shared_folder() / "restart"
             self.uninterrupted = bits.of_restart(self.repeatable, self.ours, self.options.bit_steps, folder)
             dist.barrier()
-            if dist.get_rank() == 0:
-                shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
         return self.uninterrupted

@@ -55,6 +55,19 @@ def versions() -> dict[str, str]:
     return found
 
 
+def check_schedule(device: torch.device, size: Size, schedule: str) -> None:
+    """Collective.
+
+    Raises:
+        ValueError: UniEP would refuse the schedule.
+    """
+    with Group(device=device) as group:
+        try:
+            fused(group, size, schedule)
+        except ValueError as error:
+            raise ValueError(f"--schedule: {schedule}; {error}") from error
+
+
 def fused(group: Group, size: Size, schedule: str) -> dict[str, str]:
     """What of a layer runs in one launch, by direction, and how rows travel."""
     native = group.transport == "native"

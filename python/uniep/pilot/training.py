@@ -6,8 +6,10 @@ import dataclasses
 import datetime
 import gc
 import hashlib
+import json
 import math
 import pathlib
+import tempfile
 import typing
 from collections.abc import Iterator
 
@@ -31,6 +33,7 @@ from uniep.pilot.fingerprint import fingerprint
 from uniep.pilot.sizes import Size
 from uniep.pilot.stand_ins import Attention, Norm
 from uniep.pilot.text import Text
+from uniep.pilot.world import communicators, set_deterministic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Setting:
     seed: int
     deterministic: bool = False
     cuda_graphs: bool = False  # graphs.py
+    used_bytes: int = 0  # of the GPU's memory before any arm
 
 
 def make_config(setting: Setting, arm: Arm, ranks: int) -> typing.Any:
@@ -82,7 +86,26 @@ def make_config(setting: Setting, arm: Arm, ranks: int) -> typing.Any:
         **size.changes,
         **arm.changes,
     }
-    return (MLATransformerConfig if size.latent_attention else TransformerConfig)(**given)
+    kind = MLATransformerConfig if size.latent_attention else TransformerConfig
+    if _may_overlap_shared_experts(setting, arm):
+        try:
+            return kind(**given, moe_shared_expert_overlap=True)
+        except ValueError as error:  # with the flex dispatcher before 0.18
+            if "moe_shared_expert_overlap" not in str(error):
+                raise
+    return kind(**given)
+
+
+def _may_overlap_shared_experts(setting: Setting, arm: Arm) -> bool:
+    """UniEP hides dispatch and combine otherwise; and CUDA graphs have the shared experts inside only without."""
+    has_them = "moe_shared_expert_intermediate_size" in setting.size.changes
+    return has_them and arm.schedule is None and not setting.cuda_graphs
+
+
+def what_it_is(setting: Setting, arm: Arm, ranks: int) -> str:
+    """An arm with this model, in words."""
+    overlaps = make_config(setting, arm, ranks).moe_shared_expert_overlap
+    return f"{arm.what}, shared experts beside dispatch and combine" if overlaps else arm.what
 
 
 def _block_spec(config: typing.Any, arm: Arm) -> typing.Any:
@@ -105,13 +128,18 @@ def _block_spec(config: typing.Any, arm: Arm) -> typing.Any:
 
 def set_up_parallelism(ranks: int, timeout: datetime.timedelta = datetime.timedelta(minutes=30)) -> None:
     """Megatron's process groups, for the whole run: expert parallelism over all ranks."""
-    parallel_state.initialize_model_parallel(
-        1,
-        1,
-        expert_model_parallel_size=ranks,
-        expert_tensor_parallel_size=1,
-        distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
-    )
+    told = communicators()
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        json.dump(told, file)
+        file.flush()
+        parallel_state.initialize_model_parallel(
+            1,
+            1,
+            expert_model_parallel_size=ranks,
+            expert_tensor_parallel_size=1,
+            nccl_communicator_config_path=file.name if told else None,
+            distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
+        )
 
 
 class Training:
@@ -125,7 +153,7 @@ class Training:
         self.setting, self.arm, self.step_number = setting, arm, 0
         self.graphs: typing.Any = None  # Megatron's, once they are captured
         ranks = dist.get_world_size()
-        torch.use_deterministic_algorithms(setting.deterministic, warn_only=torch.cuda.is_available())
+        set_deterministic(setting.deterministic)
         MoEAuxLossAutoScaler.main_loss_backward_scale = None
         tensor_parallel.random.initialize_rng_tracker(use_te_rng_tracker=setting.cuda_graphs, force_reset=True)
         model_parallel_cuda_manual_seed(setting.seed)
@@ -282,7 +310,7 @@ class Training:
         self._release()
         _forget_moe_metrics()
         del self.model, self.ddp, self.optimizer, self.config
-        torch.use_deterministic_algorithms(False)
+        set_deterministic(False)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -33,7 +33,7 @@ class Block:
     ends_with: str
     moe_ms: list[float]
     peak_mib: float | None  # torch's, the rank with most
-    driver_mib: float | None  # what the driver counts more than before the block: NCCL's and UniEP's memory, too
+    driver_mib: float | None  # what the driver counts more than before any arm: NCCL's and UniEP's memory, too
     rows_max_over_mean: dict[str, float]
     timeline: list[Span]  # of rank 0
     stats: list[LayerStats]  # of this rank, of UniEP's layers alone
@@ -42,6 +42,14 @@ class Block:
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
+
+
+def used_bytes(device: torch.device) -> int:
+    """Of a GPU's memory, as the driver counts."""
+    if device.type != "cuda":
+        return 0
+    free, whole = torch.cuda.mem_get_info()
+    return whole - free
 
 
 def slowest(values: list[float]) -> list[float]:
@@ -56,11 +64,8 @@ def slowest(values: list[float]) -> list[float]:
 def run_block(setting: Setting, arm: Arm, turn: int, warm: int, steps: int) -> Block:
     """Steps of an arm from the parameters of the setting's seed. Collective."""
     device = setting.device
-    used = 0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        free, whole = torch.cuda.mem_get_info()
-        used = whole - free
     training = Training(setting, arm)
     try:
         begins_with = training.digest()
@@ -75,8 +80,8 @@ def run_block(setting: Setting, arm: Arm, turn: int, warm: int, steps: int) -> B
             losses.append(loss)
         peak = driver = None
         if device.type == "cuda":
-            free, whole = torch.cuda.mem_get_info()
-            peak, driver = slowest([torch.cuda.max_memory_allocated() / 2**20, (whole - free - used) / 2**20])
+            more = used_bytes(device) - setting.used_bytes
+            peak, driver = slowest([torch.cuda.max_memory_allocated() / 2**20, more / 2**20])
         ends_with = training.digest()
         in_moe, spans, rows = [], [], {}
         record_stats(arm.schedule is not None)

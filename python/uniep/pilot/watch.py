@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import typing
 from collections.abc import Callable, Iterable
 
@@ -11,13 +12,21 @@ from uniep import peers
 if typing.TYPE_CHECKING:
     from uniep.group import Group
 
-_LOOK_S, _PATIENCE_S = 0.05, 5.0
+_LOOK_S, PATIENCE_S = 0.05, 5.0
+
+
+class Seen(typing.NamedTuple):
+    """A peer's process that is gone."""
+
+    at: float  # time.time(), before the group was asked
+    words: str
+    error: BaseException | None  # what the group's calls say; None: nothing within PATIENCE_S
 
 
 def watch(
-    groups: Callable[[], Iterable[Group]], noticed: Callable[[BaseException], None], stop: threading.Event
+    groups: Callable[[], Iterable[Group]], noticed: Callable[[Seen], None], stop: threading.Event
 ) -> threading.Thread:
-    """Calls noticed() once, in a thread, with what a group of the native transport says when a peer's process is gone.
+    """Calls noticed() once, in a thread, when a peer's process of a group of the native transport is gone.
 
     Other transports wait in collectives of torch's, whose errors the main thread gets. Set `stop` before a barrier
     behind which ranks may end.
@@ -29,9 +38,10 @@ def watch(
                 gone = peers.find_gone(group) if group.transport == "native" and group.size > 1 else None
                 if gone is None:
                     continue
-                error = _error_of(group) or TimeoutError(f"group: {gone}")
+                at = time.time()
+                error = _error_of(group)
                 if not stop.is_set():
-                    noticed(error)
+                    noticed(Seen(at, gone, error))
                 return
 
     thread = threading.Thread(target=look, daemon=True)
@@ -51,5 +61,5 @@ def _error_of(group: Group) -> BaseException | None:
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(_PATIENCE_S)
+    asking.join(PATIENCE_S)
     return found[0] if found else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import os
 import re
 
@@ -10,11 +11,15 @@ import torch
 import torch.distributed as dist
 
 _ENVIRONMENT = {
-    # What reserve_sms="auto" counts with, so that no kernel of UniEP's waits for a peer that waits in NCCL for an SM
-    "NCCL_MAX_CTAS": "8",
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
+# Megatron's names of the groups whose collectives overlap with MoE layers. reserve_sms="auto" counts with their bound,
+# so that no kernel of UniEP's waits for a peer that waits in NCCL for an SM. Expert parallelism's groups have none.
+_BESIDE_LAYERS = ("dp", "dp_cp", "ep_dp", "pp")
+_MOST_CTAS = 8
+_OF_THE_ENGINE = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+_engine_as_given = os.environ.get(_OF_THE_ENGINE)
 _CHANGES = re.compile("NCCL_|NVTE_|UNIEP_(?!LIBRARY|CACHE_DIR)")
 
 
@@ -27,6 +32,35 @@ def prepare_environment() -> None:
 def environment() -> dict[str, str]:
     """What these variables are now, and what else changes NCCL's or UniEP's times."""
     return {name: value for name, value in sorted(os.environ.items()) if name in _ENVIRONMENT or _CHANGES.match(name)}
+
+
+def set_deterministic(on: bool) -> None:
+    """Torch's deterministic mode, and the variable without which Megatron-core builds no Transformer Engine's attention
+    in it. Off: the variable is as the user has set it.
+    """
+    torch.use_deterministic_algorithms(on, warn_only=torch.cuda.is_available())
+    value = "0" if on else _engine_as_given
+    if value is None:
+        os.environ.pop(_OF_THE_ENGINE, None)
+    else:
+        os.environ[_OF_THE_ENGINE] = value
+
+
+def communicators() -> dict[str, dict[str, int]]:
+    """What Megatron's NCCL groups are told, by their names, in all arms alike.
+
+    Nothing over gloo, and where NCCL_MAX_CTAS is set, which NCCL takes before it.
+
+    Raises:
+        ValueError: Megatron-core would need PyYAML to read it.
+    """
+    if dist.get_backend() != "nccl" or os.environ.get("NCCL_MAX_CTAS"):
+        return {}
+    if importlib.util.find_spec("yaml") is None:
+        raise ValueError(
+            "PyYAML: not installed; Megatron-core reads NCCL's bounds with it. Install it, or set NCCL_MAX_CTAS"
+        )
+    return {name: {"max_ctas": _MOST_CTAS} for name in _BESIDE_LAYERS}
 
 
 def begin(cpu: bool, timeout: datetime.timedelta) -> tuple[torch.device, int]:
