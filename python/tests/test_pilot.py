@@ -283,6 +283,12 @@ def test_memory_that_the_process_keeps_is_no_single_arms():
     assert summary.table(blocks[:1], sizes.SIZES["tiny"], 2)[0]["driver_mib"] == 900.0
 
 
+def test_few_values_have_a_range_and_no_interval():
+    six = turns.interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])._asdict()
+    assert summary.range_or_interval(six) == "1.00 to 6.00"
+    assert summary.range_or_interval(turns.interval([1.0, 2.0, 3.0, 4.0, 5.0])._asdict()) == "range 1.00 to 5.00"
+
+
 def test_on_gpus_the_page_says_that_hosts_are_in_the_time_of_layers(run):
     report = run[1]
     on_gpus = report | {"setting": report["setting"] | {"device": "cuda"}}

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterable, Sequence
 
 from uniep.pilot.drawing import bars, curves
-from uniep.pilot.summary import Report, all_bits, words_of_kill
+from uniep.pilot.summary import Report, all_bits, range_or_interval, words_of_kill
 from uniep.pilot.watch import PATIENCE_S
 
 _STYLE = """
@@ -51,7 +51,7 @@ def _verdict(good: bool, words: str) -> _Markup:
 
 
 def _with_interval(one: Report) -> _Number:
-    return _Number(f"{one['median']:.2f} ({one['low']:.2f} to {one['high']:.2f})")
+    return _Number(f"{one['median']:.2f} ({range_or_interval(one)})")
 
 
 def _or_unknown(value: float | None, form: str) -> _Number:
@@ -88,9 +88,9 @@ def _results(report: Report) -> list[str]:
         "<h2>Results</h2>",
         _table(head, rows),
         f'<p class="note">Medians of {steps} steps, times of the slowest rank; in brackets the 95 % interval of the '
-        "median by order statistics, which takes steps for independent. Arms took turns. "
-        f"{events}. Memory by the driver is that of turns behind the first where there are several, and has what the "
-        "process keeps of all arms in it: communicators, kernels, buffers of DeepEP and Hybrid-EP.</p>",
+        "median by order statistics, which takes steps for independent; of fewer than six, their range. Arms "
+        f"took turns. {events}. Memory by the driver is that of turns behind the first where there are several, and "
+        "has in it what the process keeps of all arms: communicators, kernels, buffers of DeepEP and Hybrid-EP.</p>",
         _table(["arm", "what it is"], report["arms"].items()),
     ]
 
