@@ -88,15 +88,9 @@ def _results(report: Report) -> list[str]:
         "<h2>Results</h2>",
         _table(head, rows),
         f'<p class="note">Medians of {steps} steps, times of the slowest rank; in brackets the 95 % interval of the '
-<<<<<<< HEAD
-        "median by order statistics, which takes steps for independent; of fewer than six, their range. Arms took turns. "
-        f"{events}. Memory by the driver is that of turns behind the first where there are several, and has what the "
-        "process keeps of all arms in it: communicators, kernels, buffers of DeepEP and Hybrid-EP.</p>",
-=======
         "median by order statistics, which takes steps for independent; of fewer than six, their range. Arms "
         f"took turns. {events}. Memory by the driver is that of turns behind the first where there are several, and "
         "has in it what the process keeps of all arms: communicators, kernels, buffers of DeepEP and Hybrid-EP.</p>",
->>>>>>> fix-pilot
         _table(["arm", "what it is"], report["arms"].items()),
     ]
 
