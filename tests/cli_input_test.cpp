@@ -6,6 +6,7 @@
 #include <limits>
 #include <random>
 
+#include "cli/memory_limit.h"
 #include "io/file.h"
 #include "io/npy.h"
 #include "io/safetensors_writer.h"
@@ -65,6 +66,7 @@ TEST(BadUsage, IsRefusedWithTheArgumentsName) {
       {{"--combine-groups", "3"}, {"--combine-groups", "'3'"}},
       {{"--combine-groups", "1"}, {"--combine-groups", "'1'"}},
       {{"--capacity", "-1"}, {"--capacity"}},
+      {{"--capacity", "1152921504606846976"}, {"--capacity", "2147483519"}},
       {{"--repeat", "0"}, {"--repeat"}},
       {{"--shuffle", "0"}, {"--shuffle"}},
       {{"--engine", "cpu", "--devices", "0,1"}, {"--devices", "0,1"}},
@@ -137,6 +139,16 @@ TEST(BadSizes, NeitherOverflowNorExhaustMemory) {
   // Legal one by one, and far more than any machine's memory together.
   expect_failure({"run", "--hidden", "1048576", "--intermediate", "1048576", "--experts", "65536"}, 1,
                  {"out of memory"});
+  expect_failure({"run", "--engine", "cpu", "--ranks", "2", "--hidden", "4096", "--intermediate", "4096", "--experts",
+                  "4", "--topk", "2", "--tokens", "2", "--capacity", "2000000000"},
+                 1, {"out of memory"});
+  // Nearly all of it is padding: a row an expert.
+  constexpr int64_t kHidden = 8192, kPaddingOfExpert = 127 * 2 * (2 * kHidden + 5 * 8);
+  const auto experts = static_cast<int64_t>(2 * cli::available_memory_bytes() / static_cast<double>(kPaddingOfExpert));
+  if (experts > 1 << 20) return;
+  expect_failure({"run", "--engine", "cpu", "--ranks", "1", "--hidden", std::to_string(kHidden), "--intermediate", "8",
+                  "--experts", std::to_string(experts), "--topk", "1", "--tokens", std::to_string(experts)},
+                 1, {"out of memory"});
 }
 
 class BadFiles : public testing::Test {

@@ -6,7 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -23,6 +22,7 @@
 #include "cli/sequential_run.h"
 #include "cli/trace_file.h"
 #include "engine/engine.h"
+#include "model/place.h"
 
 namespace uniep::cli {
 namespace {
@@ -208,7 +208,8 @@ int run_group(const RunOptions& given) {
   OutputFile json_file("--json", options.json == "-" ? "" : options.json);
 
   RunReport report = new_report(options, group);
-  const LayerData data = make_layer_data(options.layer, options.files, options.backward, held_ranks(options, group));
+  const LayerData data =
+      make_layer_data(options.layer, options.files, options.backward, held_ranks(options, group), options.capacity);
   LayerRunner runner(group, report.config, data, runner_options(options, data));
   note_placement(options, data, group, runner.placement(), report);
   std::optional<OutputTensors> out_file;
@@ -243,7 +244,7 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   add_devices_option(command, options.devices, "GPUs: rank r runs on entry r mod the length");
   add_launch_option(command, options.launch);
   command.add_flag("--backward", options.backward, "run backward, too");
-  add_integer_option(command, "--capacity", options.capacity, {0, std::numeric_limits<int64_t>::max()},
+  add_integer_option(command, "--capacity", options.capacity, {0, kMaxPlacedRows},
                      {"ROWS", "padded rows that a rank has room for; 0: as many as it needs"});
   command.add_flag("--check", options.check, "compare with a float64 reference; a failure is exit status 1");
   add_text_option(
