@@ -359,6 +359,28 @@ TEST(Run, AFailedCheckIsStatusOneAndNamesTheTensor) {
   EXPECT_EQ(result.json()["check"]["y"]["passed"], false);
 }
 
+TEST(Run, ExpertsOfFewRowsPassTheCheck) {
+  const CommandResult result =
+      run_command({"run", "--engine", "cpu", "--ranks", "2", "--tokens", "16", "--hidden", "64", "--intermediate", "64",
+                   "--experts", "256", "--topk", "8", "--seed", "2", "--backward", "--check"});
+  EXPECT_EQ(result.status, 0) << result.err;
+}
+
+TEST(Run, SmallGradientsInMainGradPassTheCheck) {
+  const TemporaryFolder folder;
+  const std::string file = (folder / "dy.safetensors").string();
+  std::vector<BFloat16> dy;
+  for (int i = 0; i < 48 * 40; ++i) dy.push_back({static_cast<uint16_t>(0x3200 + i % 97)});  // near 8e-9
+  {
+    io::SafetensorsWriter writer(file, {{"dy", "BF16", {48, 40}}});
+    writer.append(std::as_bytes(std::span(dy)));
+    writer.commit();
+  }
+  const CommandResult result =
+      run_command(join(kSmall, {"--tensors", file, "--backward", "--check", "--wgrad", "main_grad", "--bias"}));
+  EXPECT_EQ(result.status, 0) << result.err;
+}
+
 TEST(Run, LargeLayersAreCheckedOnASample) {
   const CommandResult result =
       run_command({"run", "--ranks", "1", "--workers", "2", "--tokens", "1100", "--hidden", "1280", "--intermediate",
