@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <random>
 
@@ -289,6 +290,32 @@ TEST_F(BadFiles, Outputs) {
   expect_failure({"trace", path("trace.json"), "--svg", "/dev/full"}, 1, {"/dev/full"});
   expect_failure({"trace", path("missing.json"), "--svg", path("out.svg")}, 1, {"missing.json"});
   EXPECT_EQ(folder_.entries(), 1u) << "a failed command left a file";
+}
+
+TEST_F(BadFiles, EmptyPathsAreRefused) {
+  for (const char* option : {"--out", "--json", "--trace", "--probs", "--tensors", "--tuned", "--routing"}) {
+    expect_failure(join(kLayer, {option, ""}), 2, {option, "''"});
+  }
+  expect_failure({"train", "--steps", "1", "--resume", "", "--checkpoint", path("good")}, 2,
+                 {"--resume: ''", "a path"});
+  expect_failure({"train", "--text", ""}, 2, {"--text: ''"});
+  expect_failure({"trace", "", "--svg", path("out.svg")}, 2, {"file: ''"});
+  EXPECT_EQ(folder_.entries(), 0u);
+}
+
+TEST_F(BadFiles, OneFileIsNotTwoOutputsNorAnInput) {
+  const std::string again = folder_.path().string() + "/./a";
+  expect_failure(join(kLayer, {"--json", path("a"), "--out", again}), 2, {"--json", "--out", "another one"});
+  expect_failure(join(kLayer, {"--json", path("a"), "--trace", path("a")}), 2, {"--json", "--trace"});
+  io::write_file(path("t"), "{}");
+  std::filesystem::create_symlink(path("t"), path("link"));
+  expect_failure({"trace", path("t"), "--svg", path("link")}, 2, {"--svg", "file"});
+  expect_failure(join(kLayer, {"--schedule", path("t"), "--json", path("t")}), 2, {"--json", "--schedule"});
+  expect_failure({"train", "--text", path("t"), "--checkpoint", path("t")}, 2, {"--checkpoint", "--text"});
+  expect_failure({"train", "--checkpoint", path("c"), "--resume", path("c"), "--json", path("c")}, 2, {"--json"});
+  EXPECT_EQ(io::read_text_file(path("t")), "{}");
+  EXPECT_EQ(folder_.entries(), 2u);
+  EXPECT_EQ(run_command(join(kLayer, {"--json", "/dev/null", "--trace", "/dev/null"})).status, 0);
 }
 
 TEST_F(BadFiles, AFailedRunLeavesNoFiles) {
