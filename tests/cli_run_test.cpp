@@ -485,6 +485,14 @@ TEST(CommandLine, HelpWithoutACommand) {
   EXPECT_EQ(run_command({"help", "bench"}).out, run_command({"bench", "--help"}).out);
 }
 
+TEST(CommandLine, HelpOffersNoValueThatIsRefused) {
+  EXPECT_NE(run_command({"run", "--help"}).out.find("--repeat"), std::string::npos);
+  for (const char* command : {"run", "schedule"}) {
+    const std::string help = run_command({command, "--help"}).out;
+    for (const char* offer : {"0: one run", "0: the filled one"}) EXPECT_EQ(help.find(offer), std::string::npos);
+  }
+}
+
 TEST(CommandLine, HelpAndVersion) {
   for (const Arguments& arguments : std::vector<Arguments>{
            {"--help"}, {"run", "--help"}, {"schedule", "--help"}, {"info", "--help"}, {"trace", "--help"}}) {

@@ -240,8 +240,12 @@ void add_run_options(CLI::App& command, RunOptions& options) {
       "sequential",
       "run it again with fusion=none: both times (of 5 calls, unless --repeat says how many), and whether the bits are "
       "the same");
-  add_integer_option(command, "--repeat", options.repeat, {1, kMaxRepeats},
-                     {"N", "timed runs after a warm-up; 0: one run without a warm-up"});
+  add_text_option(
+      command, "--repeat",
+      [&options](const std::string& text) {
+        options.repeat = static_cast<int>(parse_integer("--repeat", text, 1, kMaxRepeats));
+      },
+      "N", "timed runs after a warm-up (default one run, without a warm-up)");
   add_text_option(
       command, "--shuffle",
       [&options](const std::string& text) { options.shuffle = parse_unsigned("--shuffle", text, 1); }, "SEED",
