@@ -51,6 +51,7 @@ TEST(ActivationText, RefusesWhatIsWrong) {
       {"swiglu:beta=1", "has no parameter beta"},
       {"swiglu:limit=seven", "activation: limit is 'seven'; must be a finite number"},
       {"swiglu:limit=7,,alpha=2", "legal are"},
+      {"swiglu:alpha=1,alpha=2", "activation: 'swiglu:alpha=1,alpha=2' gives alpha twice; legal is once"},
       {"swiglu:limit=nan", "activation: limit is 'nan'; must be a finite number"},
       {"swiglu:limit=inf", "activation: limit is 'inf'; must be a finite number"},
       {"swiglu:gate_limit=-7", "gate_limit=-7: legal are 0 (no limit) and numbers above 0"},

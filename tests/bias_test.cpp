@@ -1,6 +1,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include "support/c_layer.h"
 #include "support/expect_error.h"
 #include "support/layer_arrays.h"
@@ -76,6 +79,50 @@ TEST(Biases, EachIsMadeWithItsWeight) {
   expect_error(Status::kInvalidArgument, "db1: null on rank 1", [&] { weight_gradients(group, work, lacking); });
   weight_gradients(group, work, arrays.weight_gradient_arguments(true, false));
   EXPECT_EQ(difference(arrays.result, expected), "");
+}
+
+// Nothing is added for an expert without rows: -0 and the payload of a NaN are still there.
+TEST(Biases, MainGradOfAnExpertWithoutRowsStays) {
+  RandomLayer layer = layer_with_biases(1);
+  layer.config.numerics.weight_gradient = WeightGradient::kMainGrad;
+  std::replace(layer.data.ids.begin(), layer.data.ids.end(), 0, -1);
+  Group group = cpu_group(layer.ranks);
+  LayerArrays arrays(layer);
+  const Placement placement = place(group, layer.config.shape, arrays.routings);
+  const Saved saved =
+      forward(group, layer.config, chosen(layer, group, Direction::kForward), placement, arrays.forward_arguments());
+  cli::LayerResult& result = arrays.result;
+  const uint32_t held[] = {0x80000000u, 0x7f812345u};
+  for (std::vector<float>* const gradient : {&result.dw1_fp32, &result.dw2_fp32, &result.db1_fp32, &result.db2_fp32}) {
+    const std::size_t of_expert = gradient->size() / static_cast<std::size_t>(layer.config.shape.experts);
+    for (std::size_t i = 0; i < of_expert; ++i) std::memcpy(&(*gradient)[i], &held[i % 2], sizeof(float));
+  }
+  backward(group, layer.config, chosen(layer, group, Direction::kBackward), saved,
+           arrays.backward_arguments(WeightGradientTime::kNow, false));
+  for (std::vector<float>* const gradient : {&result.dw1_fp32, &result.dw2_fp32, &result.db1_fp32, &result.db2_fp32}) {
+    const std::size_t of_expert = gradient->size() / static_cast<std::size_t>(layer.config.shape.experts);
+    for (std::size_t i = 0; i < of_expert; ++i) {
+      ASSERT_EQ(std::memcmp(&(*gradient)[i], &held[i % 2], sizeof(float)), 0) << i << " of " << of_expert;
+    }
+  }
+}
+
+TEST(Biases, ANanOfThemIsOneNanInDprobs) {
+  RandomLayer layer = layer_with_biases(1);
+  layer.config.numerics.router_weight = RouterWeight::kOutput;
+  std::fill(layer.data.b2.begin(), layer.data.b2.end(), BFloat16{0xffc1});
+  Group group = cpu_group(layer.ranks);
+  LayerArrays arrays(layer);
+  const Placement placement = place(group, layer.config.shape, arrays.routings);
+  const Saved saved =
+      forward(group, layer.config, chosen(layer, group, Direction::kForward), placement, arrays.forward_arguments());
+  backward(group, layer.config, chosen(layer, group, Direction::kBackward), saved,
+           arrays.backward_arguments(WeightGradientTime::kNow, false));
+  for (std::size_t entry = 0; entry < layer.data.ids.size(); ++entry) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &arrays.result.dprobs[entry], sizeof(bits));
+    ASSERT_EQ(bits, layer.data.ids[entry] < 0 ? 0u : 0x7fc00000u) << entry;
+  }
 }
 
 TEST(Biases, AreRefusedByName) {

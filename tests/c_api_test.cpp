@@ -455,6 +455,12 @@ TEST_F(CApiErrors, StructuresFromOtherVersions) {
   expect_failure(UNIEP_INVALID_ARGUMENT, "config.size: 63", place(&config, layer.routings.data()));
   config.size = 0;
   expect_failure(UNIEP_INVALID_ARGUMENT, "config.size: 0", place(&config, layer.routings.data()));
+  config.size = 4097;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "config.size: 4097; must be sizeof(the structure), 64 to 4096",
+                 place(&config, layer.routings.data()));
+  uniep_group_info unset{};
+  unset.size = ~std::size_t{0} / 2;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "size: 9223372036854775807", uniep_group_describe(group.get(), &unset));
 
   struct FutureInfo {
     uniep_group_info known;

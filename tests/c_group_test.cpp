@@ -131,7 +131,7 @@ TEST_F(CTrace, SaysWhatIsWrong) {
   expect_ok(uniep_trace_begin(group.get()));
   run();
   expect_failure(UNIEP_INVALID_ARGUMENT, "path: null pointer", uniep_trace_end(group.get(), nullptr));
-  expect_failure(UNIEP_IO, lost + ": can not be written", uniep_trace_end(group.get(), lost.c_str()));
+  expect_failure(UNIEP_IO, "cannot write file '" + lost, uniep_trace_end(group.get(), lost.c_str()));
   expect_failure(UNIEP_INVALID_ARGUMENT, "nothing is recorded", uniep_trace_end(group.get(), path.c_str()));
   expect_failure(UNIEP_INVALID_ARGUMENT, "group: null pointer", uniep_trace_begin(nullptr));
   expect_failure(UNIEP_INVALID_ARGUMENT, "group: null pointer", uniep_trace_end(nullptr, path.c_str()));

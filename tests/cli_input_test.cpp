@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <random>
 
+#include "cli/memory_limit.h"
 #include "io/file.h"
 #include "io/npy.h"
 #include "io/safetensors_writer.h"
@@ -65,6 +67,7 @@ TEST(BadUsage, IsRefusedWithTheArgumentsName) {
       {{"--combine-groups", "3"}, {"--combine-groups", "'3'"}},
       {{"--combine-groups", "1"}, {"--combine-groups", "'1'"}},
       {{"--capacity", "-1"}, {"--capacity"}},
+      {{"--capacity", "1152921504606846976"}, {"--capacity", "2147483519"}},
       {{"--repeat", "0"}, {"--repeat"}},
       {{"--shuffle", "0"}, {"--shuffle"}},
       {{"--engine", "cpu", "--devices", "0,1"}, {"--devices", "0,1"}},
@@ -137,6 +140,16 @@ TEST(BadSizes, NeitherOverflowNorExhaustMemory) {
   // Legal one by one, and far more than any machine's memory together.
   expect_failure({"run", "--hidden", "1048576", "--intermediate", "1048576", "--experts", "65536"}, 1,
                  {"out of memory"});
+  expect_failure({"run", "--engine", "cpu", "--ranks", "2", "--hidden", "4096", "--intermediate", "4096", "--experts",
+                  "4", "--topk", "2", "--tokens", "2", "--capacity", "2000000000"},
+                 1, {"out of memory"});
+  // Nearly all of it is padding: a row an expert.
+  constexpr int64_t kHidden = 8192, kPaddingOfExpert = 127 * 2 * (2 * kHidden + 5 * 8);
+  const auto experts = static_cast<int64_t>(2 * cli::available_memory_bytes() / static_cast<double>(kPaddingOfExpert));
+  if (experts > 1 << 20) return;
+  expect_failure({"run", "--engine", "cpu", "--ranks", "1", "--hidden", std::to_string(kHidden), "--intermediate", "8",
+                  "--experts", std::to_string(experts), "--topk", "1", "--tokens", std::to_string(experts)},
+                 1, {"out of memory"});
 }
 
 class BadFiles : public testing::Test {
@@ -277,6 +290,32 @@ TEST_F(BadFiles, Outputs) {
   expect_failure({"trace", path("trace.json"), "--svg", "/dev/full"}, 1, {"/dev/full"});
   expect_failure({"trace", path("missing.json"), "--svg", path("out.svg")}, 1, {"missing.json"});
   EXPECT_EQ(folder_.entries(), 1u) << "a failed command left a file";
+}
+
+TEST_F(BadFiles, EmptyPathsAreRefused) {
+  for (const char* option : {"--out", "--json", "--trace", "--probs", "--tensors", "--tuned", "--routing"}) {
+    expect_failure(join(kLayer, {option, ""}), 2, {option, "''"});
+  }
+  expect_failure({"train", "--steps", "1", "--resume", "", "--checkpoint", path("good")}, 2,
+                 {"--resume: ''", "a path"});
+  expect_failure({"train", "--text", ""}, 2, {"--text: ''"});
+  expect_failure({"trace", "", "--svg", path("out.svg")}, 2, {"file: ''"});
+  EXPECT_EQ(folder_.entries(), 0u);
+}
+
+TEST_F(BadFiles, OneFileIsNotTwoOutputsNorAnInput) {
+  const std::string again = folder_.path().string() + "/./a";
+  expect_failure(join(kLayer, {"--json", path("a"), "--out", again}), 2, {"--json", "--out", "another one"});
+  expect_failure(join(kLayer, {"--json", path("a"), "--trace", path("a")}), 2, {"--json", "--trace"});
+  io::write_file(path("t"), "{}");
+  std::filesystem::create_symlink(path("t"), path("link"));
+  expect_failure({"trace", path("t"), "--svg", path("link")}, 2, {"--svg", "file"});
+  expect_failure(join(kLayer, {"--schedule", path("t"), "--json", path("t")}), 2, {"--json", "--schedule"});
+  expect_failure({"train", "--text", path("t"), "--checkpoint", path("t")}, 2, {"--checkpoint", "--text"});
+  expect_failure({"train", "--checkpoint", path("c"), "--resume", path("c"), "--json", path("c")}, 2, {"--json"});
+  EXPECT_EQ(io::read_text_file(path("t")), "{}");
+  EXPECT_EQ(folder_.entries(), 2u);
+  EXPECT_EQ(run_command(join(kLayer, {"--json", "/dev/null", "--trace", "/dev/null"})).status, 0);
 }
 
 TEST_F(BadFiles, AFailedRunLeavesNoFiles) {

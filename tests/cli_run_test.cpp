@@ -359,6 +359,28 @@ TEST(Run, AFailedCheckIsStatusOneAndNamesTheTensor) {
   EXPECT_EQ(result.json()["check"]["y"]["passed"], false);
 }
 
+TEST(Run, ExpertsOfFewRowsPassTheCheck) {
+  const CommandResult result =
+      run_command({"run", "--engine", "cpu", "--ranks", "2", "--tokens", "16", "--hidden", "64", "--intermediate", "64",
+                   "--experts", "256", "--topk", "8", "--seed", "2", "--backward", "--check"});
+  EXPECT_EQ(result.status, 0) << result.err;
+}
+
+TEST(Run, SmallGradientsInMainGradPassTheCheck) {
+  const TemporaryFolder folder;
+  const std::string file = (folder / "dy.safetensors").string();
+  std::vector<BFloat16> dy;
+  for (int i = 0; i < 48 * 40; ++i) dy.push_back({static_cast<uint16_t>(0x3200 + i % 97)});  // near 8e-9
+  {
+    io::SafetensorsWriter writer(file, {{"dy", "BF16", {48, 40}}});
+    writer.append(std::as_bytes(std::span(dy)));
+    writer.commit();
+  }
+  const CommandResult result =
+      run_command(join(kSmall, {"--tensors", file, "--backward", "--check", "--wgrad", "main_grad", "--bias"}));
+  EXPECT_EQ(result.status, 0) << result.err;
+}
+
 TEST(Run, LargeLayersAreCheckedOnASample) {
   const CommandResult result =
       run_command({"run", "--ranks", "1", "--workers", "2", "--tokens", "1100", "--hidden", "1280", "--intermediate",
@@ -461,6 +483,14 @@ TEST(CommandLine, HelpWithoutACommand) {
     EXPECT_EQ(shown.out, help.out);
   }
   EXPECT_EQ(run_command({"help", "bench"}).out, run_command({"bench", "--help"}).out);
+}
+
+TEST(CommandLine, HelpOffersNoValueThatIsRefused) {
+  EXPECT_NE(run_command({"run", "--help"}).out.find("--repeat"), std::string::npos);
+  for (const char* command : {"run", "schedule"}) {
+    const std::string help = run_command({command, "--help"}).out;
+    for (const char* offer : {"0: one run", "0: the filled one"}) EXPECT_EQ(help.find(offer), std::string::npos);
+  }
 }
 
 TEST(CommandLine, HelpAndVersion) {

@@ -12,6 +12,7 @@
 #include "program/schedule_space.h"
 #include "support/branch_counts.h"
 #include "support/disturb.h"
+#include "support/expect_error.h"
 #include "support/random_layer.h"
 
 namespace uniep::test {
@@ -334,6 +335,12 @@ TEST(CpuEngine, CapacityFixesTheMemoryWhateverTheRouting) {
   EXPECT_EQ(difference(runner.result(), run_sequential(layer)), "");
 }
 
+// What another engine keeps with a placement.
+class ForeignTables final : public internal::EngineTables {
+ public:
+  internal::PlacementState with_counts(const internal::PlacementState& placed) const override { return placed; }
+};
+
 TEST(CpuEngine, BadCallsAreNamedBeforeAnythingRuns) {
   const RandomLayer layer = random_layer(95, {.ranks = {2}, .fewest_tokens = 8});
   Group group(cpu_options(2, 2));
@@ -359,6 +366,10 @@ TEST(CpuEngine, BadCallsAreNamedBeforeAnythingRuns) {
     EXPECT_NE(std::string(error.what()).find("save.xg"), std::string::npos) << error.what();
   }
   const std::vector<ForwardArguments> missing(2);
+  auto foreign = std::make_shared<internal::PlacementState>(*runner.placement().state());
+  foreign->engine_tables = std::make_shared<ForeignTables>();
+  expect_error(Status::kInvalidArgument, "placement: made by a group of the cuda engine; the group's engine is cpu",
+               [&] { forward(group, layer.config, good, Placement(foreign), missing); });
   EXPECT_THROW(forward(group, layer.config, good, runner.placement(), missing), Error);
   EXPECT_THROW(Group(cpu_options(0, 1)), Error);
   EXPECT_THROW(Group(cpu_options(65, 1)), Error);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -150,6 +151,29 @@ TEST(AtomicFile, FailedRenameLeavesNothing) {
   fs::create_directory(path);  // a file can not replace a folder
   expect_error(Status::kIo, path.native(), [&] { file.commit(); });
   EXPECT_EQ(folder.entries(), 1u);
+}
+
+TEST(AtomicFile, ASignalLeavesNoTemporary) {
+  const TemporaryFolder folder;
+  write_file(folder / "out", "old");
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      for (const int reset : {SIGINT, SIGTERM, SIGHUP}) std::signal(reset, SIG_DFL);
+      remove_temporaries_at_signals();
+      AtomicFile first(folder / "out"), second(folder / "new");
+      first.write("half");
+      { const AtomicFile given_up(folder / "third"); }
+      ::raise(signal);
+      ::_exit(0);
+    }
+    ASSERT_GT(child, 0);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal) << status;
+    EXPECT_EQ(folder.entries(), 1u);
+    EXPECT_EQ(read_text_file(folder / "out"), "old");
+  }
 }
 
 TEST(AtomicFile, FullDeviceIsAnError) {

@@ -189,6 +189,9 @@ TEST(Placement, OverflowOfCapacityNamesRankExpertNeedAndCapacity) {
                  "capacity: rank 0 needs 384 rows (padded to 128 an expert) but has 256; expert 2 with 300 rows is the "
                  "first that does not fit");
   }
+  EXPECT_EQ(refusal([&] { place_data(layer.data, 1, {int64_t{1} << 60}); }),
+            "capacity.rows: 1152921504606846976; must be 0 (by need) to 2147483519");
+  EXPECT_EQ(refusal([&] { place_data(layer.data, 1, {-1}); }), "capacity.rows: -1; must be 0 (by need) to 2147483519");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <set>
 #include <sstream>
@@ -126,6 +127,17 @@ TEST(RankLauncher, TheProgramItselfFailsInOneLine) {
   expect_error(Status::kInvalidArgument, "cuda", [] {
     cli::launch_ranks({UNIEP_COMMAND, {"run", "--engine", "cuda", "--launch", "processes"}}, "uniep run", 2);
   });
+}
+
+TEST(Program, AFileThatMayNotGrowIsAFailedWrite) {
+  const TemporaryFolder folder;
+  const std::string script = "cd '" + folder.path().string() +
+                             "' && ulimit -f 1 && exec '" UNIEP_COMMAND
+                             "' run --engine cpu --tokens 64 --out out 2> message";
+  const int status = std::system(script.c_str());
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+  EXPECT_NE(io::read_text_file(folder / "message").find("File too large"), std::string::npos);
+  EXPECT_EQ(folder.entries(), 1u) << "the message alone";
 }
 
 TEST(LaunchProcesses, WhatCanNotWorkIsRefusedWithoutStartingAnything) {

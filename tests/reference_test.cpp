@@ -514,6 +514,35 @@ TEST_P(ReferenceCheck, ReadsFp32GradientsAndLeavesOutWhatIsNotGiven) {
   EXPECT_TRUE(check(forward_only, got_.output(), options_).passed());
 }
 
+// What a main_grad of order 1 held, as an engine with gradients a million times smaller leaves it: its rounding is as
+// large as they are, and no fault.
+TEST_P(ReferenceCheck, SmallGradientsMayDrownInMainGrad) {
+  Layer<BFloat16, float> layer = layer_;
+  for (BFloat16& value : layer.dy) value = round_to_bfloat16(widen(value) * 1e-6);
+  const LayerOutput exact = evaluate(layer.input());
+  const auto start = [](uint64_t index) { return 1.0f + static_cast<float>(index % 7) / 8; };
+  const auto summed = [&](const Doubles& gradient) {
+    std::vector<float> sums;
+    for (const double value : gradient) {
+      sums.push_back(start(sums.size()) + static_cast<float>(value));
+    }
+    return sums;
+  };
+  const std::vector<float> dw1 = summed(exact.dw1);
+  std::vector<float> dw2 = summed(exact.dw2);
+  EngineOutput output;
+  output.weight_gradient = WeightGradient::kMainGrad;
+  output.main_grad = start;
+  output.dw1 = dw1.data();
+  output.dw2 = dw2.data();
+  const CheckReport checked = check(layer.input(), output, options_);
+  EXPECT_TRUE(checked.passed()) << named(checked, "dw1").message << named(checked, "dw2").message;
+  for (float& value : dw2) value = std::nextafter(std::nextafter(value, 9.0f), 9.0f);
+  const CheckReport wrong = check(layer.input(), output, options_);
+  EXPECT_TRUE(named(wrong, "dw1").passed);
+  EXPECT_FALSE(named(wrong, "dw2").passed);
+}
+
 TEST_P(ReferenceCheck, NoTokens) {
   LayerInput input = layer_.input();
   input.tokens = 0;

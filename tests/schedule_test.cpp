@@ -183,6 +183,7 @@ TEST(ScheduleText, NamesWhatIsWrongAndWhatIsLegal) {
       {R"({"tile.n": [128]})", "schedule field 'tile.n' is an array"},
       {R"({"fusion": "layer")", "not valid JSON"},
       {R"({"fusion": "layer"} x)", "not valid JSON"},
+      {std::string("{\"fusion\": \"layer\"}\0x", 21), "not valid JSON at byte 20"},
       {"{", "not valid JSON"},
       {"[]", "schedule entry '[]' has no '='"},
       {"fus\nion\x01=\xff", "'fus\\x0aion\\x01' is unknown"},

@@ -15,6 +15,7 @@
 #include "io/file.h"
 #include "support/expect_error.h"
 #include "support/temporary_folder.h"
+#include "train/checkpoint.h"
 #include "train/report.h"
 #include "train/text.h"
 
@@ -201,6 +202,27 @@ TEST_F(TrainCommand, ResumesFromACheckpoint) {
   refused("--hidden", {"--resume", path("check"), "--hidden", "16"});
 }
 
+TEST_F(TrainCommand, RefusesACheckpointOfTheOtherEngine) {
+  const train::Text text = train::load_text({folder_ / "text"});
+  train::TrainConfig config;
+  config.model.hidden = config.model.intermediate = config.model.sequence = 8;
+  config.model.experts = 4;
+  config.model.layers = 2;
+  config.batch = 3;
+  const train::Trainer trainer(config, {}, text);
+  train::TrainState state = trainer.state();
+  ASSERT_EQ(state.engine, EngineKind::kCpu);
+  const auto save = [&] { train::save_checkpoint(path("check"), state, trainer.layout(), config, text); };
+  state.engine = EngineKind::kCuda;
+  save();
+  refused("was trained with --engine cuda; this run has cpu", {"--resume", path("check"), "--engine", "cpu"});
+  for (const EngineKind taken : {EngineKind::kCpu, EngineKind::kAuto}) {
+    state.engine = taken;
+    save();
+    EXPECT_EQ(run_train(tiny({"--resume", path("check"), "--engine", "cpu"})).status, 0);
+  }
+}
+
 TEST_F(TrainCommand, PrintsASummaryAndWritesTheLogToAFile) {
   const Outcome outcome = run_train(tiny({"--compare", "sequential", "--json", path("log.json")}));
   EXPECT_EQ(outcome.status, 0);
@@ -228,6 +250,12 @@ TEST_F(TrainCommand, RefusesBadInputBeforeAnythingRuns) {
   refused("--checkpoint-every: 5 without --checkpoint", {"--checkpoint-every", "5"});
   refused("--checkpoint: ", {"--checkpoint", path("no/such/folder/file")});
   refused("--json: ", {"--json", folder_.path().string()});
+  for (const char* option : {"--checkpoint", "--json"}) {
+    // More steps than a test has time for.
+    expect_error(Status::kIo, std::string(option) + ": cannot write file '/proc/x'", [&] {
+      run_train(tiny({option, "/proc/x", "--steps", "100000000"}));
+    });
+  }
   refused("--resume: ", {"--resume", path("missing")});
   refused("--resume: ", {"--resume", path("text")});
   refused("--sequence 5000 needs 5001", {"--sequence", "5000"});

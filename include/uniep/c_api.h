@@ -261,8 +261,9 @@ typedef struct uniep_memory_need {
 
 /* The caller's own memory for a call. Arguments have pairs of fields for it, `..._memory` and `..._bytes`. NULL: the
  * allocator's. Else an address on the rank's device that is a multiple of UNIEP_MEMORY_ALIGNMENT, with as many bytes as
- * uniep_query_memory() says, or more; what is not so is UNIEP_INVALID_ARGUMENT that says what is needed. It is written
- * and read in the order of the call's stream, is never given back, and may hold anything before. */
+ * uniep_query_memory() says, or more. Fewer bytes are UNIEP_OUT_OF_MEMORY, of which the other ranks are told; another
+ * alignment is UNIEP_INVALID_ARGUMENT; both say what is needed. It is written and read in the order of the call's
+ * stream, is never given back, and may hold anything before. */
 enum { UNIEP_MEMORY_ALIGNMENT = 64 };
 
 UNIEP_API uniep_status uniep_query_memory(const uniep_group* group, const uniep_layer_config* config, int32_t direction,

@@ -127,8 +127,8 @@ enum class WeightGradientTime : int {
 };
 
 // Memory that the caller has for a call and keeps: at an address that is a multiple of kMemoryAlignment, on the rank's
-// device, used in the order of the call's stream. Null: the allocator's. Less than memory_need() says, or another
-// alignment: Error(kInvalidArgument).
+// device, used in the order of the call's stream. Null: the allocator's. Less than memory_need() says:
+// Error(kOutOfMemory), of which the other ranks are told. Another alignment: Error(kInvalidArgument).
 struct CallerMemory {
   void* data = nullptr;
   std::size_t bytes = 0;

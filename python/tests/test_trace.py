@@ -59,7 +59,7 @@ def test_errors(scratch):
             run_moe(layer, 0, layer.local(0, 1), group=group)
         assert stages(scratch / "outer.json")[0] == ["forward", "backward"]
         assert not (scratch / "inner.json").exists()
-        no_folder = pytest.raises(OSError, match="nowhere/file.json: can not be written")
+        no_folder = pytest.raises(OSError, match="nowhere/file.json")
         with no_folder, uniep.trace(scratch / "nowhere" / "file.json", group):
             pass
         with pytest.raises(KeyError), uniep.trace(scratch / "failed.json", group):

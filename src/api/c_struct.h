@@ -72,6 +72,9 @@ void require_pointer(Pointer pointer, const char* name) {
   if (pointer == nullptr) throw Error(Status::kInvalidArgument, fmt::format("{}: null pointer", name));
 }
 
+// More than any structure will have: a size that was never set is not to clear what lies behind.
+inline constexpr std::size_t kMostSize = 4096;
+
 template <typename Struct>
 std::size_t checked_size(const void* given, const char* name) {
   static_assert(std::is_trivially_copyable_v<Struct> && offsetof(Struct, size) == 0, "a structure of the C API");
@@ -79,9 +82,9 @@ std::size_t checked_size(const void* given, const char* name) {
   require_pointer(given, name);
   std::size_t size = 0;
   std::memcpy(&size, given, sizeof(size));
-  if (size < kFirstSize<Struct>) {
-    throw Error(Status::kInvalidArgument,
-                fmt::format("{}.size: {}; must be sizeof(the structure), {} or more", name, size, kFirstSize<Struct>));
+  if (size < kFirstSize<Struct> || size > kMostSize) {
+    throw Error(Status::kInvalidArgument, fmt::format("{}.size: {}; must be sizeof(the structure), {} to {}", name,
+                                                      size, kFirstSize<Struct>, kMostSize));
   }
   return size;
 }

@@ -27,6 +27,9 @@ void check_call(const Group& group, const GivenCall& call, std::size_t arguments
   check_shape(config.shape, group.ranks());
   if (placement.empty()) refuse("placement: empty; call place() first");
   const internal::PlacementState& placed = *placement.state();
+  if (group.engine() == EngineKind::kCpu && placed.engine_tables != nullptr) {
+    refuse("placement: made by a group of the cuda engine; the group's engine is cpu");
+  }
   if (placed.ranks != group.ranks()) {
     refuse(fmt::format("placement: made for {} ranks; the group has {}", placed.ranks, group.ranks()));
   }

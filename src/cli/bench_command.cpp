@@ -222,7 +222,8 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
         online.begin = naming_option("--begin", [&] { return PartialSchedule::parse(text); });
       },
       "KEY=VALUE,...", "what --tune online begins with and may leave, unlike --schedule");
-  command.add_option("--trace", options.trace, "timeline of one more layer, for Perfetto and `uniep trace`");
+  command.add_option("--trace", options.trace, "timeline of one more layer, for Perfetto and `uniep trace`")
+      ->type_name("FILE");
   command.add_option("--json", options.json, "report as JSON; -: on standard output")->type_name("FILE|-");
 }
 

@@ -11,6 +11,7 @@
 #include "cli/calibrate_command.h"
 #include "cli/compile_command.h"
 #include "cli/info_command.h"
+#include "cli/path_options.h"
 #include "cli/run_command.h"
 #include "cli/schedule_command.h"
 #include "cli/simulate_command.h"
@@ -119,6 +120,7 @@ int run_cli(std::vector<std::string> arguments, std::ostream& out, std::ostream&
     int status = 0;
     try {
       app.parse(arguments);
+      check_paths(*app.get_subcommands().front());
       status = action();
     } catch (const CLI::CallForHelp&) {
       std::cout << app.help();

@@ -44,17 +44,24 @@ double elements(const std::vector<int64_t>& extents) {
 }
 
 // What the run holds at its peak, in all its processes: inputs, saved rows, outputs, and the copy of the outputs that
-// is reported.
-double run_bytes(const LayerOptions& options, const TensorShapes& shapes, int64_t slots, bool backward) {
+// is reported. `rows` with their padding.
+double run_bytes(const LayerOptions& options, const TensorShapes& shapes, double rows, bool backward) {
   const double hidden = static_cast<double>(options.shape.hidden);
   const double columns = static_cast<double>(options.shape.intermediate);
   const double gradient_bytes = options.numerics.weight_gradient == WeightGradient::kBFloat16 ? 2 : 4;
   double weights = elements(shapes.w1) + elements(shapes.w2);
   if (options.numerics.bias) weights += elements(shapes.b1) + elements(shapes.b2);
   double bytes = 2 * weights + 2 * elements(shapes.tokens) * (backward ? 6 : 3);
-  bytes += static_cast<double>(slots) * 2 * (2 * hidden + 5 * columns);
+  bytes += rows * 2 * (2 * hidden + 5 * columns);
   if (backward) bytes += 2 * gradient_bytes * weights;
   return bytes;
+}
+
+// Of all ranks: a capacity each, or the slots, of which every expert that has any is padded.
+double most_rows(const LayerOptions& options, int64_t slots, int64_t capacity) {
+  if (capacity > 0) return static_cast<double>(capacity) * options.ranks;
+  const int64_t padded = std::min(slots, options.shape.experts);
+  return static_cast<double>(slots) + static_cast<double>(padded) * (kRowAlignment - 1);
 }
 
 void check_file_shape(const std::string& option, const std::string& file, const std::string& tensor,
@@ -129,7 +136,8 @@ void make_probs(const LayerOptions& options, const InputFiles& files, const Tens
 
 }  // namespace
 
-LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, bool backward, RankRange held) {
+LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, bool backward, RankRange held,
+                          int64_t capacity) {
   const LayerShape& shape = options.shape;
   LayerData data;
   data.shape = shape;
@@ -138,7 +146,8 @@ LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, 
   data.ids = make_ids(options);
   data.halves = is_gated(options.numerics.activation) ? 2 : 1;
   const TensorShapes shapes = shapes_of(options.config(), data.all_tokens());
-  require_memory(run_bytes(options, shapes, static_cast<int64_t>(data.ids.size()), backward), "tensors of this shape");
+  const double rows = most_rows(options, static_cast<int64_t>(data.ids.size()), capacity);
+  require_memory(run_bytes(options, shapes, rows, backward), "tensors of this shape");
 
   const TensorFile tensors(files.tensors, options.numerics.bias);
   make_probs(options, files, tensors, shapes.slots, data);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/command_line.h"
+#include "io/file.h"
 
 namespace {
 
@@ -25,7 +26,9 @@ void occupy_standard_streams() {
 
 int main(int count, char** values) {
   occupy_standard_streams();
-  std::signal(SIGPIPE, SIG_IGN);  // a reader that has gone is a failed write
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that has gone is a failed write,
+  std::signal(SIGXFSZ, SIG_IGN);  // and so is a file that may not grow
+  uniep::io::remove_temporaries_at_signals();
   return uniep::cli::run_cli(std::vector<std::string>(values + std::min(count, 1), values + count), std::cout,
                              std::cerr, "/proc/self/exe");
 }

@@ -6,7 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -23,6 +22,7 @@
 #include "cli/sequential_run.h"
 #include "cli/trace_file.h"
 #include "engine/engine.h"
+#include "model/place.h"
 
 namespace uniep::cli {
 namespace {
@@ -72,13 +72,6 @@ RankRange held_ranks(const RunOptions& options, const Group& group) {
   return {group.first_local_rank(), group.local_ranks()};
 }
 
-// main_grad without what it held before the call: what the check compares.
-std::vector<float> added(const std::vector<float>& main_grad) {
-  std::vector<float> sums(main_grad.size());
-  for (std::size_t i = 0; i < sums.size(); ++i) sums[i] = main_grad[i] - start_main_grad(i);
-  return sums;
-}
-
 reference::CheckReport check_result(const RunOptions& options, const LayerData& data, const LayerResult& result) {
   const WeightGradient mode = options.layer.numerics.weight_gradient;
   const BFloat16 no_rows{};
@@ -98,7 +91,6 @@ reference::CheckReport check_result(const RunOptions& options, const LayerData& 
   reference::EngineOutput got;
   got.y = result.y.data();
   got.z = result.z.data();
-  std::vector<float> sums1, sums2, bias_sums1, bias_sums2;
   const bool bias = options.layer.numerics.bias;
   if (options.backward) {
     got.dx = result.dx.data();
@@ -108,21 +100,13 @@ reference::CheckReport check_result(const RunOptions& options, const LayerData& 
     got.dw2 = result.dw2_bf16.data();
     if (bias) got.db1 = result.db1_bf16.data();
     if (bias) got.db2 = result.db2_bf16.data();
-    if (mode == WeightGradient::kFloat32) {
+    if (mode != WeightGradient::kBFloat16) {
       got.dw1 = result.dw1_fp32.data();
       got.dw2 = result.dw2_fp32.data();
       if (bias) got.db1 = result.db1_fp32.data();
       if (bias) got.db2 = result.db2_fp32.data();
-    } else if (mode == WeightGradient::kMainGrad) {
-      sums1 = added(result.dw1_fp32);
-      sums2 = added(result.dw2_fp32);
-      got.dw1 = sums1.data();
-      got.dw2 = sums2.data();
-      bias_sums1 = added(result.db1_fp32);
-      bias_sums2 = added(result.db2_fp32);
-      if (bias) got.db1 = bias_sums1.data();
-      if (bias) got.db2 = bias_sums2.data();
     }
+    got.main_grad = start_main_grad;
   }
   reference::CheckOptions check;
   check.seed = options.layer.seed;
@@ -208,7 +192,8 @@ int run_group(const RunOptions& given) {
   OutputFile json_file("--json", options.json == "-" ? "" : options.json);
 
   RunReport report = new_report(options, group);
-  const LayerData data = make_layer_data(options.layer, options.files, options.backward, held_ranks(options, group));
+  const LayerData data =
+      make_layer_data(options.layer, options.files, options.backward, held_ranks(options, group), options.capacity);
   LayerRunner runner(group, report.config, data, runner_options(options, data));
   note_placement(options, data, group, runner.placement(), report);
   std::optional<OutputTensors> out_file;
@@ -243,7 +228,7 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   add_devices_option(command, options.devices, "GPUs: rank r runs on entry r mod the length");
   add_launch_option(command, options.launch);
   command.add_flag("--backward", options.backward, "run backward, too");
-  add_integer_option(command, "--capacity", options.capacity, {0, std::numeric_limits<int64_t>::max()},
+  add_integer_option(command, "--capacity", options.capacity, {0, kMaxPlacedRows},
                      {"ROWS", "padded rows that a rank has room for; 0: as many as it needs"});
   command.add_flag("--check", options.check, "compare with a float64 reference; a failure is exit status 1");
   add_text_option(
@@ -255,8 +240,12 @@ void add_run_options(CLI::App& command, RunOptions& options) {
       "sequential",
       "run it again with fusion=none: both times (of 5 calls, unless --repeat says how many), and whether the bits are "
       "the same");
-  add_integer_option(command, "--repeat", options.repeat, {1, kMaxRepeats},
-                     {"N", "timed runs after a warm-up; 0: one run without a warm-up"});
+  add_text_option(
+      command, "--repeat",
+      [&options](const std::string& text) {
+        options.repeat = static_cast<int>(parse_integer("--repeat", text, 1, kMaxRepeats));
+      },
+      "N", "timed runs after a warm-up (default one run, without a warm-up)");
   add_text_option(
       command, "--shuffle",
       [&options](const std::string& text) { options.shuffle = parse_unsigned("--shuffle", text, 1); }, "SEED",

@@ -157,8 +157,12 @@ void add_schedule_command(CLI::App& app, std::function<int()>& action) {
         for (std::string field; std::getline(fields, field, ',');) options->vary.push_back(field);
       },
       "FIELD,...", "with --count: the fields that vary (default: all that are not given)");
-  add_integer_option(*command, "--sample", options->samples, {1, kMaxSamples},
-                     {"N", "print N legal schedules drawn from --seed; 0: the filled one"});
+  add_text_option(
+      *command, "--sample",
+      [options](const std::string& text) {
+        options->samples = static_cast<int>(parse_integer("--sample", text, 1, kMaxSamples));
+      },
+      "N", "print N legal schedules drawn from --seed (default the filled one)");
   command->add_flag("--check", options->check,
                     "prove of the tiles and their order that nothing is missed or waits for ever");
   command->callback([options, &action] { action = [options] { return run_schedule(*options); }; });

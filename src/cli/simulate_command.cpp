@@ -207,7 +207,7 @@ void add_simulate_command(CLI::App& app, std::function<int()>& action) {
   command->add_flag("--one-rank", options->one_rank, "one rank stands for all: many times faster, for uniform routing");
   command->add_option("--trace", options->trace, "timeline as Perfetto JSON")->type_name("FILE");
   command->add_option("--against", options->against, "timeline of an engine to lay beside the simulated one")
-      ->type_name("TRACE");
+      ->type_name("FILE");
   command->add_option("--json", options->json, "report as JSON; -: on standard output")->type_name("FILE|-");
   command->callback([options, &action] { action = [options] { return run_simulate(*options); }; });
 }

@@ -35,7 +35,7 @@ void add_trace_command(CLI::App& app, std::function<int()>& action) {
       app.add_subcommand("trace", "Draw a timeline that `uniep run --trace` or `uniep bench --trace` wrote");
   const auto options = std::make_shared<TraceOptions>();
   command->add_option("file", options->file, "timeline (Perfetto JSON)")->type_name("FILE")->required();
-  command->add_option("--svg", options->svg, "picture to write")->type_name("OUT")->required();
+  command->add_option("--svg", options->svg, "picture to write")->type_name("FILE.svg")->required();
   add_integer_option(*command, "--workers", options->workers, {0, kMaxWorkers},
                      {"N", "draw N workers of every rank, evenly spread; 0: all"});
   command->callback([options, &action] { action = [options] { return run_trace(*options); }; });

@@ -63,7 +63,7 @@ PartialSchedule read_schedule(const std::string& option, const std::string& text
 }
 
 // A file to write: found out at the start, not after an hour of training.
-void check_folder(const char* option, const std::string& file) {
+void check_writable(const char* option, const std::string& file) {
   if (file.empty() || file == "-") return;
   const std::filesystem::path path(file);
   std::error_code ignored;
@@ -73,6 +73,8 @@ void check_folder(const char* option, const std::string& file) {
   }
   if (std::filesystem::is_directory(path, ignored))
     refuse(fmt::format("{}: {} is a folder", option, io::quote_path(file)));
+  if (std::filesystem::is_fifo(path, ignored)) return;  // opening it would be seen at its other end
+  naming_option(option, [&] { const io::AtomicFile discarded(path); });
 }
 
 void check_options(const TrainOptions& options) {
@@ -82,8 +84,8 @@ void check_options(const TrainOptions& options) {
   }
   if (!(tune.budget >= 0) || tune.budget > 1) refuse(fmt::format("--tune-budget: {}; legal are 0 to 1", tune.budget));
   check(options.config, options.parallel);
-  check_folder("--json", options.json);
-  check_folder("--checkpoint", options.checkpoint);
+  check_writable("--json", options.json);
+  check_writable("--checkpoint", options.checkpoint);
   if (options.checkpoint_every > 0 && options.checkpoint.empty()) {
     refuse(fmt::format("--checkpoint-every: {} without --checkpoint FILE; name the file to write",
                        options.checkpoint_every));
@@ -151,6 +153,14 @@ void write_outputs(const TrainOptions& options, const Report& report, const Trai
   }
 }
 
+// Engines differ in their last bits.
+void check_engine(const std::string& resumed, const TrainState& state, const Trainer& trainer) {
+  const EngineKind own = trainer.experts().group().engine();
+  if (state.engine == EngineKind::kAuto || state.engine == own) return;
+  refuse(fmt::format("--resume: {} was trained with --engine {}; this run has {}", io::quote_path(resumed),
+                     engine_name(state.engine), engine_name(own)));
+}
+
 int run_training(TrainOptions options) {
   options.parallel.device_arrays = &device_arrays();
   options.parallel.schedule_backward = options.parallel.schedule;
@@ -163,7 +173,9 @@ int run_training(TrainOptions options) {
   const Text text = load_text(options);
   Trainer trainer(options.config, options.parallel, text);
   if (!options.resume.empty()) {
-    trainer.restore(load_checkpoint(options.resume, trainer.layout(), options.config, text));
+    TrainState state = load_checkpoint(options.resume, trainer.layout(), options.config, text);
+    check_engine(options.resume, state, trainer);
+    trainer.restore(std::move(state));
     if (trainer.steps_done() >= options.steps) {
       refuse(fmt::format("--steps: {}; {} has {} steps behind it already, more are needed to go on", options.steps,
                          io::quote_path(options.resume), trainer.steps_done()));

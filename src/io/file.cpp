@@ -7,6 +7,9 @@
 
 #include <atomic>
 #include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstring>
 #include <new>
 #include <stdexcept>
 #include <system_error>
@@ -92,7 +95,49 @@ bool is_descriptor_path(const fs::path& path) {
   return name == "/dev/stdout" || name == "/dev/stderr" || name.starts_with("/dev/fd/") || name.starts_with("/proc/");
 }
 
+// The names of temporaries in memory of their own, since a signal may come at any moment. What has no room here stays
+// behind after a signal.
+struct NotedTemporary {
+  enum State : int { kFree, kTaken, kNoted };
+  std::atomic<int> state{kFree};
+  char name[PATH_MAX];
+};
+constexpr int kMostNoted = 16;
+NotedTemporary noted_temporaries[kMostNoted];
+static_assert(std::atomic<int>::is_always_lock_free, "read in a signal handler");
+
+int note_temporary(const fs::path& name) {
+  if (name.native().size() >= PATH_MAX) return -1;
+  for (int i = 0; i < kMostNoted; ++i) {
+    NotedTemporary& noted = noted_temporaries[i];
+    int free = NotedTemporary::kFree;
+    if (!noted.state.compare_exchange_strong(free, NotedTemporary::kTaken)) continue;
+    std::strcpy(noted.name, name.c_str());
+    noted.state = NotedTemporary::kNoted;
+    return i;
+  }
+  return -1;
+}
+
+void remove_noted_temporaries(int signal) {
+  for (const NotedTemporary& noted : noted_temporaries) {
+    if (noted.state == NotedTemporary::kNoted) ::unlink(noted.name);
+  }
+  ::raise(signal);  // as it is without this handler, which is reset
+}
+
 }  // namespace
+
+void remove_temporaries_at_signals() {
+  for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
+    struct sigaction before {};
+    if (::sigaction(signal, nullptr, &before) != 0 || before.sa_handler != SIG_DFL) continue;
+    struct sigaction action {};
+    action.sa_handler = remove_noted_temporaries;
+    action.sa_flags = SA_RESETHAND | SA_NODEFER;
+    ::sigaction(signal, &action, nullptr);
+  }
+}
 
 std::vector<std::byte> read_file(const fs::path& path) {
   return read_all<std::vector<std::byte>>(path);
@@ -154,6 +199,7 @@ void AtomicFile::open_temporary() {
     descriptor_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (descriptor_ >= 0) {
       temporary_ = std::move(name);
+      noted_ = note_temporary(temporary_);
       return;
     }
     error_number = errno;
@@ -176,7 +222,13 @@ void AtomicFile::discard() noexcept {
   if (descriptor_ >= 0) ::close(descriptor_);
   descriptor_ = -1;
   if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  forget_temporary();
+}
+
+void AtomicFile::forget_temporary() noexcept {
   temporary_.clear();
+  if (noted_ >= 0) noted_temporaries[noted_].state = NotedTemporary::kFree;
+  noted_ = -1;
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
@@ -199,7 +251,7 @@ void AtomicFile::commit() {
   if (::close(std::exchange(descriptor_, -1)) != 0) fail("close", errno);
   if (temporary_.empty()) return;
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("replace", errno);
-  temporary_.clear();
+  forget_temporary();
 }
 
 void write_file(const fs::path& path, std::string_view text) {

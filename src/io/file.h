@@ -51,12 +51,18 @@ class AtomicFile {
   void require_open(const char* action) const;
   [[noreturn]] void fail(const char* action, int error_number);
   void discard() noexcept;
+  void forget_temporary() noexcept;
 
   std::filesystem::path path_;
   std::filesystem::path target_;     // path_ with symbolic links followed
   std::filesystem::path temporary_;  // empty when written directly
   int descriptor_ = -1;
+  int noted_ = -1;  // where remove_temporaries_at_signals() finds temporary_
 };
+
+// From now on SIGHUP, SIGINT and SIGTERM remove the temporaries of all AtomicFiles before they end the process. A
+// signal that is ignored stays so.
+void remove_temporaries_at_signals();
 
 // AtomicFile in one call.
 void write_file(const std::filesystem::path& path, std::string_view text);

@@ -6,6 +6,8 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "uniep/error.h"
@@ -143,9 +145,15 @@ void set_activation(Numerics& numerics, const std::string& text) {
     found = true;
   }
   if (!found) refuse(fmt::format("activation: '{}'; legal are {}", text, kLegal));
+  std::set<std::string> given;
   for (std::size_t begin = colon; begin != std::string::npos;) {
     const std::size_t end = text.find(',', begin + 1);
-    set_parameter(set, text, text.substr(begin + 1, end == std::string::npos ? end : end - begin - 1));
+    const std::string field = text.substr(begin + 1, end == std::string::npos ? end : end - begin - 1);
+    set_parameter(set, text, field);
+    const std::string parameter = field.substr(0, field.find('='));
+    if (!given.insert(parameter).second) {
+      refuse(fmt::format("activation: '{}' gives {} twice; legal is once", text, parameter));
+    }
     begin = end;
   }
   const std::vector<std::string> violations = activation_violations(set);

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <limits>
-
 #include "model/dense_routing.h"
 #include "model/placement.h"
 #include "model/placement_errors.h"
@@ -12,7 +10,7 @@ namespace uniep {
 namespace {
 
 constexpr int64_t kMaxDimension = int64_t{1} << 20;
-constexpr int64_t kMaxRowCount = std::numeric_limits<int32_t>::max() - kRowAlignment;
+constexpr int64_t kMaxRowCount = kMaxPlacedRows;
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(Status::kInvalidArgument, message);
@@ -121,7 +119,9 @@ std::shared_ptr<internal::PlacementState> begin_placement(const LayerShape& shap
     refuse(
         fmt::format("routings: {} given; one for each of the {} local ranks is needed", routings.size(), local.count));
   }
-  if (capacity.rows < 0) refuse(fmt::format("capacity.rows: {}; must be 0 (by need) or more", capacity.rows));
+  if (capacity.rows < 0 || capacity.rows > kMaxRowCount) {
+    refuse(fmt::format("capacity.rows: {}; must be 0 (by need) to {}", capacity.rows, kMaxRowCount));
+  }
   if (capacity.tokens < 0) refuse(fmt::format("capacity.tokens: {}; must be 0 (unknown) or more", capacity.tokens));
   if (capacity.rows > 0 && capacity.tokens == 0 && local.count < ranks) {
     refuse("capacity.tokens: 0; with a process a rank a fixed capacity needs the most tokens of any rank");

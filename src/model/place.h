@@ -1,10 +1,16 @@
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <span>
 
 #include "model/placement_state.h"
+#include "uniep/layer.h"
 
 namespace uniep {
+
+// Padded rows of a rank that the tables of rows, which are int32, can count.
+inline constexpr int64_t kMaxPlacedRows = std::numeric_limits<int32_t>::max() - kRowAlignment;
 
 // Checks the routings of all ranks and places them (host memory). Throws Error that names rank, token, slot and value.
 std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape, int ranks,

@@ -64,6 +64,9 @@ class FlatObjectReader : public nlohmann::json_sax<nlohmann::json> {
   bool end_object() override { return true; }
   bool end_array() override { return true; }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception&) override {
+    refuse_json(position);
+  }
+  [[noreturn]] void refuse_json(std::size_t position) const {
     throw Error(Status::kInvalidArgument,
                 fmt::format("the schedule is not valid JSON at byte {}; {}", position, kLegalForms));
   }
@@ -102,6 +105,10 @@ PartialSchedule PartialSchedule::parse(std::string_view text) {
   if (whole.empty() || whole == "auto") return partial;
   if (whole.front() == '{') {
     FlatObjectReader reader(partial);
+    // The parser takes a NUL for the end of the text.
+    if (const std::size_t nul = whole.find('\0'); nul != std::string_view::npos) {
+      reader.refuse_json(nul + 1);
+    }
     nlohmann::json::sax_parse(whole.begin(), whole.end(), &reader);
     return partial;
   }

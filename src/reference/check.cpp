@@ -1,6 +1,9 @@
 #include "reference/check.h"
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
+#include <limits>
 #include <span>
 
 #include "reference/sample.h"
@@ -13,15 +16,30 @@ void add(Comparer* comparer, const T* got, std::span<const double> reference) {
   comparer->add(std::span<const T>(got, reference.size()), reference);
 }
 
+// What was added to `start` to make `got`: of all values whose sum with it is rounded to `got`, the nearest to the
+// reference.
+float added(float start, float got, double reference) {
+  if (!std::isfinite(got)) return got;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const double value = got, before = std::nextafter(got, -kInfinity), behind = std::nextafter(got, kInfinity);
+  const double least = (before + value) / 2 - start, most = (value + behind) / 2 - start;
+  return static_cast<float>(std::clamp(reference, least, most));
+}
+
 // A weight gradient, read as what it is.
 class GradientTensor {
  public:
-  GradientTensor(const void* data, WeightGradient kind) : data_(data), bfloat16_(kind == WeightGradient::kBFloat16) {}
+  GradientTensor(const void* data, const EngineOutput& of)
+      : data_(data), bfloat16_(of.weight_gradient == WeightGradient::kBFloat16) {
+    if (of.weight_gradient == WeightGradient::kMainGrad) start_ = of.main_grad;
+  }
   bool given() const { return data_ != nullptr; }
 
   void compare_at(int64_t offset, std::span<const double> reference, Comparer* comparer) const {
     if (bfloat16_) {
       add(comparer, static_cast<const BFloat16*>(data_) + offset, reference);
+    } else if (start_ != nullptr) {
+      add(comparer, sums(offset, 1, reference).data(), reference);
     } else {
       add(comparer, static_cast<const float*>(data_) + offset, reference);
     }
@@ -31,6 +49,8 @@ class GradientTensor {
   void compare_strided(int64_t offset, int64_t stride, std::span<const double> reference, Comparer* comparer) const {
     if (bfloat16_) {
       add(comparer, gather<BFloat16>(offset, stride, reference.size()).data(), reference);
+    } else if (start_ != nullptr) {
+      add(comparer, sums(offset, stride, reference).data(), reference);
     } else {
       add(comparer, gather<float>(offset, stride, reference.size()).data(), reference);
     }
@@ -47,8 +67,18 @@ class GradientTensor {
     return values;
   }
 
+  std::vector<float> sums(int64_t offset, int64_t stride, std::span<const double> reference) const {
+    std::vector<float> values = gather<float>(offset, stride, reference.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] =
+          added(start_(static_cast<uint64_t>(offset + static_cast<int64_t>(i) * stride)), values[i], reference[i]);
+    }
+    return values;
+  }
+
   const void* data_;
   bool bfloat16_;
+  float (*start_)(uint64_t index) = nullptr;
 };
 
 struct Comparers {
@@ -67,9 +97,9 @@ struct Comparers {
 void compare_whole(const LayerInput& input, const EngineOutput& got, Comparers* comparers) {
   const int64_t halves = halves_of(input.numerics);
   const int64_t expert_size = input.shape.hidden * input.shape.intermediate;
-  const GradientTensor dw1(got.dw1, got.weight_gradient);
-  const GradientTensor dw2(got.dw2, got.weight_gradient);
-  const GradientTensor db1(got.db1, got.weight_gradient), db2(got.db2, got.weight_gradient);
+  const GradientTensor dw1(got.dw1, got);
+  const GradientTensor dw2(got.dw2, got);
+  const GradientTensor db1(got.db1, got), db2(got.db2, got);
   WeightGradientSink sink;
   if (dw1.given() || dw2.given() || db1.given() || db2.given()) {
     sink = [&](int64_t expert, std::span<const double> expert_dw1, std::span<const double> expert_dw2) {
@@ -108,11 +138,11 @@ void compare_sample(const LayerInput& input, const EngineOutput& got, const Rout
   compare_rows(got.dx, sample.tokens, output.dx, hidden, &comparers->dx);
   compare_rows(got.dprobs, sample.tokens, output.dprobs, input.shape.topk, &comparers->dprobs);
 
-  const GradientTensor dw1(got.dw1, got.weight_gradient);
-  const GradientTensor dw2(got.dw2, got.weight_gradient);
+  const GradientTensor dw1(got.dw1, got);
+  const GradientTensor dw2(got.dw2, got);
   std::span<const double> dw1_reference(output.dw1);
   std::span<const double> dw2_reference(output.dw2);
-  const GradientTensor db1(got.db1, got.weight_gradient), db2(got.db2, got.weight_gradient);
+  const GradientTensor db1(got.db1, got), db2(got.db2, got);
   std::span<const double> db1_reference(output.db1), db2_reference(output.db2);
   const size_t line = static_cast<size_t>(hidden);
   for (const WeightColumn& chosen : sample.weight_columns) {

@@ -18,10 +18,13 @@ struct EngineOutput {
   const BFloat16* dx = nullptr;   // [T, H]; this and all below: without dy not looked at
   const float* dprobs = nullptr;  // [T, K]
   WeightGradient weight_gradient = WeightGradient::kBFloat16;
-  const void* dw1 = nullptr;  // [E, Z, H], bf16 or fp32 as weight_gradient says; kMainGrad: it was zero before the call
+  const void* dw1 = nullptr;  // [E, Z, H], bf16 or fp32 as weight_gradient says
   const void* dw2 = nullptr;  // [E, H, I]
   const void* db1 = nullptr;  // [E, Z], and db2 [E, H]: with biases
   const void* db2 = nullptr;
+  // kMainGrad: what the element `index` of each of these four held before the call; null: zero. The sum with it is
+  // rounded once, which is no error.
+  float (*main_grad)(uint64_t index) = nullptr;
 };
 
 struct CheckOptions {

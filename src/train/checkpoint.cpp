@@ -82,6 +82,20 @@ void check_configuration(const io::Safetensors& file, const std::filesystem::pat
   }
 }
 
+const char* engine_text(EngineKind engine) {
+  return engine == EngineKind::kCpu ? "cpu" : "cuda";
+}
+
+// Unlike the options above it is not in a file from before it was kept.
+EngineKind engine_of(const io::Safetensors& file, const std::filesystem::path& path) {
+  const auto found = file.metadata().find("engine");
+  if (found == file.metadata().end()) return EngineKind::kAuto;
+  for (const EngineKind engine : {EngineKind::kCpu, EngineKind::kCuda}) {
+    if (found->second == engine_text(engine)) return engine;
+  }
+  refuse(path, "is no whole checkpoint: engine is " + io::quote_text(found->second));
+}
+
 int64_t steps_done(const io::Safetensors& file, const std::filesystem::path& path) {
   const std::string text = metadata_value(file, path, "steps_done");
   int64_t steps = -1;
@@ -112,6 +126,7 @@ void save_checkpoint(const std::filesystem::path& path, const TrainState& state,
                      const TrainConfig& config, const Text& text) {
   std::map<std::string, std::string> metadata = configuration(config, text);
   metadata["format"] = kFormat;
+  if (state.engine != EngineKind::kAuto) metadata["engine"] = engine_text(state.engine);
   metadata["steps_done"] = std::to_string(state.steps_done);
   metadata["checksum"] = checksum_text(state);
   std::vector<io::TensorSpec> specs;
@@ -137,6 +152,7 @@ TrainState load_checkpoint(const std::filesystem::path& path, const ParameterLay
   }
   check_configuration(file, path, config, text);
   TrainState state;
+  state.engine = engine_of(file, path);
   state.steps_done = steps_done(file, path);
   state.values = read_part(file, path, layout, kParts[0]);
   state.first_moments = read_part(file, path, layout, kParts[1]);

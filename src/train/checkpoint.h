@@ -6,8 +6,8 @@
 #include "train/trainer.h"
 
 // Checkpoints: a safetensors file with each parameter as "values/NAME", "first_moments/NAME" and "second_moments/NAME"
-// (F32), and the configuration, the text's hash, the steps done and a checksum as metadata. docs/training.md describes
-// it.
+// (F32), and the configuration, the text's hash, the engine, the steps done and a checksum as metadata.
+// docs/training.md describes it.
 namespace uniep::train {
 
 // Replaces the file atomically: whoever reads it finds the old checkpoint or the new one, whole.

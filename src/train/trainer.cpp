@@ -68,7 +68,8 @@ EvaluationRecord Trainer::evaluate() {
 }
 
 TrainState Trainer::state() const {
-  return {steps_done_, parameters_.values(), optimizer_.first_moments(), optimizer_.second_moments()};
+  return {steps_done_, parameters_.values(), optimizer_.first_moments(), optimizer_.second_moments(),
+          experts_.group().engine()};
 }
 
 void Trainer::restore(TrainState state) {

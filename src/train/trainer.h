@@ -29,6 +29,7 @@ struct EvaluationRecord {
 struct TrainState {
   int64_t steps_done = 0;
   std::vector<float> values, first_moments, second_moments;
+  EngineKind engine = EngineKind::kAuto;  // of the steps done; kAuto: it is not known
 };
 
 // Trains one model on one group of ranks. Two trainers with the same TrainConfig and text give the same bits, whatever

@@ -13,7 +13,7 @@ void return_prob_gradient(Call& call, const RankProgram& p, const RowSource& sou
   const int64_t chunks = internal::prob_terms(call.shape, call.numerics);
   float sum = 0.0f;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) sum = add(sum, own.prob_chunks[chunk * own.prob_stride + row]);
-  call.ranks[source.rank].prob_slots[static_cast<int64_t>(source.token) * p.topk + source.slot] = sum;
+  call.ranks[source.rank].prob_slots[static_cast<int64_t>(source.token) * p.topk + source.slot] = canonical_nan(sum);
 }
 
 void send(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch) {

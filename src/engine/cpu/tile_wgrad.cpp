@@ -62,6 +62,8 @@ void run_wgrad_tile(Call& call, const RankProgram& p, const Task& task, AgentScr
   const int64_t height = std::min<int64_t>(grid.tile_m, grid.rows - row);
   const int64_t width = std::min<int64_t>(grid.tile_n, grid.columns - column);
   const int32_t expert = p.first_expert + task.expert;
+  // Nothing is added, not even +0, which would make -0 +0.
+  if (p.expert_rows[expert] == 0 && call.numerics.weight_gradient == WeightGradient::kMainGrad) return;
   const int64_t first = p.segment_start[expert];
   const int64_t depth = round_up(p.expert_rows[expert], kRowStep);
 

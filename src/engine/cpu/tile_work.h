@@ -4,6 +4,7 @@
 
 #include "engine/cpu/call.h"
 #include "engine/cpu/copy_ring.h"
+#include "model/elementwise.h"
 
 namespace uniep::cpu {
 
@@ -15,6 +16,11 @@ struct AgentScratch {
   std::vector<BFloat16*> destinations;
   std::vector<const BFloat16*> sources;
 };
+
+// One NaN for all, as the kernels store it.
+inline float canonical_nan(float value) {
+  return value == value ? value : float_from_bits(0x7fc00000u);
+}
 
 // The work of one tile: reads what its waits have promised, writes what its signals will promise.
 void run_dispatch_tile(Call& call, const RankProgram& p, const Task& task, AgentScratch& scratch);
