@@ -208,6 +208,24 @@ TEST(TuneCommand, WhatItFindsIsWhatAutoTakesAndTheBitsStay) {
   EXPECT_EQ(exported.json()["schedule"], tuned.json()["tuned"][0]["schedule"]);
 }
 
+TEST(TuneCommand, ACacheThatCanNotBeWrittenCostsALineAndNothingElse) {
+  const TemporaryFolder folder;
+  const ScopedVariable cache("UNIEP_CACHE_DIR", "/proc/uniep");  // where nothing can be made
+  const std::string file = (folder / "tuned.json").string(), page = (folder / "page.html").string();
+  testing::internal::CaptureStderr();
+  const CommandResult tuned =
+      run_command(join(join({"tune"}, kLayer), {"--budget", "1", "--candidates", "2", "--direction", "forward",
+                                                "--export", file, "--report", page, "--json", "-"}));
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(tuned.status, 0) << tuned.err;
+  EXPECT_EQ(Json::parse(tuned.out)["tuned"].size(), 1u);
+  EXPECT_EQ(tune::parse_tuned(io::read_text_file(file)).size(), 1u);
+  EXPECT_TRUE(std::filesystem::exists(page));
+  const std::string line = "what is found is not kept in the cache\n";
+  EXPECT_NE(said.find(line), std::string::npos) << said;
+  EXPECT_EQ(said.find(line), said.rfind(line)) << said;
+}
+
 TEST(TuneCommand, OtherLayersAndDamagedEntriesAreSaidInALine) {
   const TemporaryFolder folder;
   const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());
