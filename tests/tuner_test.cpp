@@ -419,6 +419,22 @@ TEST(Tuner, GroupsOfAJobShareWhatTheyMeasured) {
   EXPECT_NE(alone.outcome().incumbent, 4);
 }
 
+TEST(Tuner, ANewRoundForgetsWhatWasMeasuredBefore) {
+  MadeUpJob job;
+  job.factors = {1, 1.1, 1.1};
+  job.changes_at = 100;
+  job.slower_from = 1.2;
+  MadeUpRank rank(job, 0, nullptr);
+  std::size_t before = 0, after = 0;
+  for (int step = 0; step < 160 && after == 0; ++step) {
+    before = rank.tuner().results().size();
+    rank.step();
+    if (mentions(rank.outcome(), "a new round")) after = rank.tuner().results().size();
+  }
+  EXPECT_GT(after, 0u);
+  EXPECT_LT(after + 100, before);  // the Schedules' texts alone are longer
+}
+
 // What is faster in other groups is taken, and what is slower there left, only where own pairs say the same.
 TEST(OnlineSearch, OtherGroupsPairsDoNotDecideAlone) {
   const auto outcome = [](double own, double others) {

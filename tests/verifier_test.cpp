@@ -287,7 +287,7 @@ TEST(Verifier, BlamesNoKernelWhereExpertsStay) {
 // One finding beside another is not enough, and none makes of a suspect a rank that is proven wrong.
 TEST(Verifier, NarrowsSuspectsByTwoEarlierFindingsAndSaysSo) {
   int narrowed = 0;
-  for (uint64_t seed = 1; seed <= 4; ++seed) {
+  for (uint64_t seed = 1; seed <= 24; ++seed) {
     RandomLayer layer = random_layer(
         seed, {.ranks = {4}, .most_local_experts = 4, .most_tokens = 24, .most_columns = 64, .fewest_tokens = 16});
     layer.config.numerics.combine_groups = 4;
