@@ -244,13 +244,33 @@ TEST(Journal, ASearchThatWasKilledGoesOnWithoutWhatKilledIt) {
   EXPECT_EQ(again[4].reason, "the program ended while this was tried");
 
   // Over: slower ones may be tried anew, the others stay out.
-  journal.note(again[4]);
   journal.finish();
   std::vector<Tried> next = numbered_schedules(5);
   tune::Journal(file).mark(next);
   EXPECT_EQ(next[1].verdict, Verdict::kUntried);
   EXPECT_EQ(next[2].verdict, Verdict::kWrong);
   EXPECT_EQ(next[4].verdict, Verdict::kFailed);
+}
+
+TEST(Journal, KnowsWhatFailedForOthers) {
+  const TemporaryFolder folder;
+  const auto own = folder / "a.online", other = folder / "a.online1";
+  std::vector<Tried> schedules = numbered_schedules(4);
+  {
+    tune::Journal journal(other);
+    schedules[0].verdict = Verdict::kFailed;
+    schedules[1].verdict = Verdict::kSlower;
+    for (const std::size_t i : {0, 1, 2}) journal.note(schedules[i]);  // 2 was about to be tried
+  }
+  tune::Journal journal(own, {other});
+  schedules[3].verdict = Verdict::kWrong;
+  journal.note(schedules[3]);
+  EXPECT_TRUE(journal.is_out(schedules[0].schedule));
+  EXPECT_FALSE(journal.is_out(schedules[1].schedule));
+  EXPECT_TRUE(journal.is_out(schedules[2].schedule));
+  EXPECT_TRUE(tune::Journal(own).is_out(schedules[3].schedule));
+  EXPECT_FALSE(tune::Journal(own).is_out(schedules[0].schedule));
+  EXPECT_FALSE(tune::Journal(other).is_out(schedules[3].schedule));
 }
 
 TEST(Journal, WhatMakesNoSenseCountsAsAbsent) {

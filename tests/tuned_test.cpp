@@ -25,6 +25,9 @@ TunedSchedule an_entry() {
   TunedSchedule tuned;
   tuned.key = {"cpu avx2, 2 cores", 2, shape, {}, Direction::kBackward, 64};
   tuned.key.numerics.weight_gradient = WeightGradient::kMainGrad;
+  set_activation(tuned.key.numerics, "swiglu:alpha=1.702,limit=7,up_offset=1");
+  tuned.key.numerics.router_weight = RouterWeight::kOutput;
+  tuned.key.numerics.bias = true;
   tuned.schedule =
       resolve(PartialSchedule::parse("tile.dgrad_fc1.n=128,fusion=pairs"), {.direction = Direction::kBackward,
                                                                             .shape = shape,
@@ -59,7 +62,7 @@ TEST(TunedFile, WhatIsWrongIsNamed) {
   };
   EXPECT_EQ(refusal("{"), "no JSON");
   EXPECT_EQ(refusal("[]"), "file: must be an object");
-  EXPECT_EQ(with("/format", 2), "file.format: '2'; this version reads 1");
+  EXPECT_EQ(with("/format", 3), "file.format: '3'; this version reads 2");
   EXPECT_EQ(with("/schedules", 2), "file.schedules: must be a list");
   EXPECT_EQ(with("/more", 2), "file: 'more' is no key of it; must be one of format, schedules");
   EXPECT_EQ(with("/schedules/0/ranks", 65), "schedules[0].ranks: '65'; must be a whole number from 1 to 64");
@@ -67,6 +70,11 @@ TEST(TunedFile, WhatIsWrongIsNamed) {
   EXPECT_EQ(with("/schedules/0/ms", -1), "schedules[0].ms: '-1'; must be a time above 0");
   EXPECT_EQ(with("/schedules/0/ms", nullptr), "schedules[0].ms: 'null'; must be a time above 0");
   EXPECT_EQ(with("/schedules/0/direction", "up"), "schedules[0].direction: 'up'; must be one of forward, backward");
+  EXPECT_EQ(with("/schedules/0/numerics/bias", 1), "schedules[0].numerics.bias: '1'; must be true or false");
+  EXPECT_EQ(with("/schedules/0/numerics/router_weight", "all"),
+            "schedules[0].numerics.router_weight: 'all'; must be one of activation, output, input");
+  EXPECT_EQ(with("/schedules/0/numerics/activation", "relu"),
+            "schedules[0].numerics.activation: 'relu'; must be one as `uniep run --activation` takes it");
   EXPECT_EQ(with("/schedules/0/shape", Json::array()), "schedules[0].shape: must be an object");
   EXPECT_EQ(with("/schedules/0/schedule", Json::array()),
             "schedules[0].schedule: must be an object of words and numbers");
@@ -77,7 +85,7 @@ TEST(TunedFile, WhatIsWrongIsNamed) {
   const std::string deep(200'000, '[');
   EXPECT_EQ(refusal(deep), "no JSON");
   EXPECT_EQ(refusal(R"({"format": )" + deep + std::string(deep.size(), ']') + R"(, "schedules": []})"),
-            "file.format: a array; this version reads 1");
+            "file.format: a array; this version reads 2");
 }
 
 TEST(TunedFile, DamageIsNeverMoreThanARefusal) {
@@ -107,14 +115,24 @@ TEST(TunedFolder, FindsTheEntryOfItsKeyAlone) {
   EXPECT_FALSE(folder.find(tuned.key));
   folder.store(tuned);
   EXPECT_EQ(folder.find(tuned.key), tuned);
-  std::vector<TunedKey> others(6, tuned.key);
+  std::vector<TunedKey> others(13, tuned.key);
   others[0].machine = "cpu avx512, 2 cores";
   others[1].ranks = 4;
   others[2].shape.topk = 1;
   others[3].numerics.combine_groups = 2;
   others[4].direction = Direction::kForward;
   others[5].tokens = 128;
-  for (const TunedKey& other : others) EXPECT_FALSE(folder.find(other));
+  others[6].numerics.bias = false;
+  others[7].numerics.router_weight = RouterWeight::kActivation;
+  others[8].numerics.alpha = 1.703f;
+  others[9].numerics.gate_limit = 8;
+  others[10].numerics.up_limit = 8;
+  others[11].numerics.up_offset = 0;
+  set_activation(others[12].numerics, "relu2");
+  for (const TunedKey& other : others) {
+    EXPECT_FALSE(folder.find(other));
+    EXPECT_NE(folder.path(other), folder.path(tuned.key));
+  }
 
   // Another's entry under this name, and a file that was cut off: a line, and it stays.
   std::string problem;
@@ -188,6 +206,24 @@ TEST(TuneCommand, WhatItFindsIsWhatAutoTakesAndTheBitsStay) {
   EXPECT_EQ(given.json()["schedule"]["fusion"], "pairs");
   const CommandResult exported = run_command(join(kLayerOfRun, {"--tuned", file, "--tuned-strict"}));
   EXPECT_EQ(exported.json()["schedule"], tuned.json()["tuned"][0]["schedule"]);
+}
+
+TEST(TuneCommand, ACacheThatCanNotBeWrittenCostsALineAndNothingElse) {
+  const TemporaryFolder folder;
+  const ScopedVariable cache("UNIEP_CACHE_DIR", "/proc/uniep");  // where nothing can be made
+  const std::string file = (folder / "tuned.json").string(), page = (folder / "page.html").string();
+  testing::internal::CaptureStderr();
+  const CommandResult tuned =
+      run_command(join(join({"tune"}, kLayer), {"--budget", "1", "--candidates", "2", "--direction", "forward",
+                                                "--export", file, "--report", page, "--json", "-"}));
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(tuned.status, 0) << tuned.err;
+  EXPECT_EQ(Json::parse(tuned.out)["tuned"].size(), 1u);
+  EXPECT_EQ(tune::parse_tuned(io::read_text_file(file)).size(), 1u);
+  EXPECT_TRUE(std::filesystem::exists(page));
+  const std::string line = "what is found is not kept in the cache\n";
+  EXPECT_NE(said.find(line), std::string::npos) << said;
+  EXPECT_EQ(said.find(line), said.rfind(line)) << said;
 }
 
 TEST(TuneCommand, OtherLayersAndDamagedEntriesAreSaidInALine) {

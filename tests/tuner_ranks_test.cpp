@@ -8,6 +8,7 @@
 #include "support/branch_counts.h"
 #include "support/made_up_job.h"
 #include "support/processes.h"
+#include "support/random_schedule_case.h"
 #include "support/shared_exchange.h"
 #include "support/temporary_folder.h"
 
@@ -125,7 +126,7 @@ TEST(TunerRanks, ARankWithAnotherCacheFollowsRankZero) {
   }
   TemporaryFolder damaged;
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
-    io::write_file(damaged / entry.path().filename().string(), "{\"format\": 1");
+    io::write_file(damaged / entry.path().filename().string(), "{\"format\": 2");
   }
   const std::vector<JobOutcome> next = run_ranks(job, [&](int rank, MadeUpJob& own) {
     if (rank == 5) own.folder = "";
@@ -137,6 +138,45 @@ TEST(TunerRanks, ARankWithAnotherCacheFollowsRankZero) {
   EXPECT_EQ(next.front().incumbent, 2);
   EXPECT_TRUE(mentions(next.front(), "ranks 5, 9, 11, 12 have another cache, schedule or budget; rank 0's counts"));
   EXPECT_TRUE(mentions(next[11], "it is left out"));
+}
+
+// On GPUs a forecast depends on the number of tokens and on the forward Schedule, which ranks may have their own of.
+TEST(TunerRanks, ForecastsAreRankZerosOnAllRanks) {
+  constexpr int kTwo = 2;
+  SharedMailboxes mailboxes(kTwo);
+  std::vector<Process> processes;
+  for (int rank = 0; rank < kTwo; ++rank) {
+    processes.emplace_back([&, rank](const Reporter& reporter) {
+      ScheduleCase where;
+      where.shape = {2048, 768, 128, 8};
+      where.machine = {EngineKind::kCuda, kTwo, 132};
+      TunerOptions options = job_options({}, rank, std::make_shared<SharedExchange>(mailboxes, rank));
+      options.ranks = kTwo;
+      options.machine = where.machine;
+      TunerLayer& layer = options.layers[0];
+      layer.config = {where.shape, where.numerics};
+      layer.tokens = 3000 - 900 * rank;
+      layer.forward = where.filled();
+      where.direction = Direction::kBackward;
+      layer.backward = where.filled();
+      options.candidates = nullptr;
+      options.forecast = nullptr;
+      Tuner tuner(options);
+      for (int step = 0; step < 20; ++step) {
+        if (tuner.wants_round()) tuner.begin_round();
+        for (int call = 0; call < 20; ++call) {
+          const double rows = 10000 + 700 * call;
+          tuner.measured(tuner.schedule(0, Direction::kForward), {rows / 5000, 1.3 * rows, rows});
+        }
+        tuner.step();
+      }
+      const TunerSpent spent = tuner.spent();
+      reporter.line(fmt::format("{} tried, {} ms lost", spent.tried_calls, spent.lost_milliseconds));
+    });
+  }
+  const std::string first = processes[0].line(60), second = processes[1].line(60);
+  EXPECT_EQ(first, second);
+  EXPECT_FALSE(first.starts_with("0 ")) << first;
 }
 
 TEST(TunerRanks, OtherLayersAndMissingRanksAreNamedAndNothingHangs) {

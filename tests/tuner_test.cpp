@@ -5,6 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <map>
+#include <thread>
+
 #include "io/file.h"
 #include "support/branch_counts.h"
 #include "support/expect_error.h"
@@ -14,6 +18,8 @@
 #include "tune/closed_form.h"
 #include "tune/neighbours.h"
 #include "tune/online_candidates.h"
+#include "tune/online_search.h"
+#include "tune/tuned.h"
 #include "uniep/error.h"
 
 namespace uniep::test {
@@ -163,6 +169,153 @@ TEST(Tuner, ACandidateThatEndedTheProgramIsNotTriedAgain) {
   EXPECT_TRUE(mentions(next, "the program ended while this was tried"));
 }
 
+// Two ranks of which the other says what this one says, until it is gone.
+class Echo : public TunerExchange {
+ public:
+  void give(int64_t number, std::span<const std::byte> own) override { given_[number].assign(own.begin(), own.end()); }
+  std::vector<std::vector<std::byte>> take(int64_t number) override {
+    if (is_gone) throw Error(Status::kTimeout, "rank 1 did not come");
+    return {given_.at(number), given_.at(number)};
+  }
+  bool is_gone = false;
+
+ private:
+  std::map<int64_t, std::vector<std::byte>> given_;
+};
+
+TEST(Tuner, ACandidateThatEndedAnotherRankIsNotTriedAgain) {
+  TemporaryFolder folder;
+  MadeUpJob job;
+  job.factors = {1, 0.9, 0.95};
+  job.ranks = 2;
+  job.folder = folder.path();
+  {
+    const auto exchange = std::make_shared<Echo>();
+    MadeUpRank rank(job, 0, exchange);
+    while (rank.outcome().used[1] == 0) rank.step();
+    exchange->is_gone = true;
+    EXPECT_THROW(rank.step(), Error);
+  }
+  const JobOutcome next = run_made_up_rank(job, 0, std::make_shared<Echo>());
+  EXPECT_EQ(next.error, "");
+  EXPECT_EQ(next.used[1], 0);
+  EXPECT_TRUE(mentions(next, "the program ended while this was tried"));
+}
+
+TEST(Tuner, WhatIsLeftOutStaysOutInLaterRoundsAndJobs) {
+  TemporaryFolder folder;
+  MadeUpJob job;
+  job.factors = {1, 1.1, 1.1};
+  job.folder = folder.path();
+  const tune::TunedFolder cache(folder.path());
+  const TunerOptions options = job_options(job, 0, nullptr);
+  const TunerLayer& layer = options.layers[0];
+  const std::filesystem::path file = cache
+                                         .path({options.machine_name, 1, layer.config.shape, layer.config.numerics,
+                                                Direction::kForward, tune::token_bucket(layer.tokens)})
+                                         .replace_extension(".online");
+  io::write_file(file, "untried\t" + to_text(job_schedule(1)) + "\t\n");
+  job.steps = 160;
+  job.changes_at = 100;
+  job.slower_from = 1.2;
+  const JobOutcome first = run_alone(job);
+  EXPECT_TRUE(mentions(first, "nothing is left to try"));
+  EXPECT_TRUE(mentions(first, "a new round"));
+  EXPECT_EQ(std::count(first.decisions.begin(), first.decisions.end(), "slower 2"), 2);
+  const JobOutcome second = run_alone(job);
+  for (const JobOutcome* const outcome : {&first, &second}) {
+    EXPECT_EQ(outcome->used[1], 0);
+    EXPECT_EQ(std::count_if(outcome->log.begin(), outcome->log.end(),
+                            [](const std::string& line) { return line.find("left out") != std::string::npos; }),
+              1);
+  }
+}
+
+TEST(Tuner, GroupsOfAJobKeepAndHeedEachOthersFailures) {
+  TemporaryFolder folder;
+  MadeUpJob job;
+  job.factors = {1, 1.1, 1.1, 1.1};
+  job.batch = 1;
+  job.groups = 2;
+  job.folder = folder.path();
+  MadeUpJob other = job;
+  other.group = 1;
+  job.wrong = {1};
+  other.wrong = {3};
+  {
+    MadeUpRank first(job, 0, nullptr), second(other, 0, nullptr);
+    for (int step = 0; step < 80; ++step) {
+      first.step();
+      second.step();
+    }
+    EXPECT_TRUE(first.outcome().has("wrong 1"));
+    EXPECT_TRUE(second.outcome().has("wrong 3"));
+  }
+  job.wrong.clear();
+  other.wrong.clear();
+  MadeUpJob alone = job;
+  alone.groups = 1;
+  for (const MadeUpJob& next : {job, other, alone}) {
+    const JobOutcome outcome = run_alone(next);
+    EXPECT_EQ(outcome.used[1] + outcome.used[3], 0) << next.group;
+    EXPECT_GT(outcome.used[2], 0) << next.group;
+  }
+}
+
+TEST(Tuner, AnIncumbentWhoseCallFailsGoesBackToTheOneBefore) {
+  TemporaryFolder folder;
+  MadeUpJob job;
+  job.factors = {1, 0.9, 1.1};
+  job.folder = folder.path();
+  EXPECT_EQ(run_alone(job).incumbent, 1);
+  // The next job begins with it, and there it fails.
+  MadeUpJob failing = job;
+  failing.fails = {{1, 0}};
+  const JobOutcome second = run_alone(failing);
+  EXPECT_EQ(second.incumbent, 0);
+  EXPECT_TRUE(second.has("failed 1"));
+  EXPECT_TRUE(mentions(second, "a call of the incumbent failed on rank 0"));
+  EXPECT_LE(second.used[1], 3 * job.calls);  // until it was agreed on
+  const JobOutcome third = run_alone(job);
+  EXPECT_EQ(third.incumbent, 0);
+  EXPECT_EQ(third.used[1], 0);
+  // What a job was given stays, whatever fails.
+  failing.fails = {{0, 0}};
+  failing.folder = "";
+  EXPECT_EQ(run_alone(failing).decisions, std::vector<std::string>());
+}
+
+TEST(Tuner, AKeptScheduleThatFailedIsNotBegunWith) {
+  TemporaryFolder folder;
+  MadeUpJob job;
+  job.factors = {1, 0.9, 1.1};
+  job.folder = folder.path();
+  EXPECT_EQ(run_alone(job).incumbent, 1);
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    if (entry.path().extension() != ".json") continue;
+    std::filesystem::path journal = entry.path();
+    io::write_file(journal.replace_extension(".online"), "failed\t" + to_text(job_schedule(1)) + "\twhy\n");
+  }
+  const JobOutcome next = run_alone(job);
+  EXPECT_EQ(next.incumbent, 0);
+  EXPECT_EQ(next.used[1], 0);
+}
+
+TEST(Tuner, AFailedCheckCostsItsTime) {
+  MadeUpJob job;
+  job.factors = {1, 0.5};
+  job.steps = 3;
+  TunerOptions options = job_options(job, 0, nullptr);
+  options.check = [](int, Direction, const Schedule&, const Schedule&) -> TunerCheck {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    throw Error(Status::kTimeout, "rank 1 waits for rank 0");
+  };
+  Tuner tuner(options);
+  tuner.measured(tuner.schedule(0, Direction::kForward), {10});
+  tuner.begin_round();
+  EXPECT_GE(tuner.spent().lost_milliseconds, 20);
+}
+
 TEST(Tuner, AnEndInTheMiddleIsNoFaultOfACandidate) {
   BranchCounts branches;
   for (int steps = 1; steps <= 24; ++steps) {
@@ -266,6 +419,49 @@ TEST(Tuner, GroupsOfAJobShareWhatTheyMeasured) {
   EXPECT_NE(alone.outcome().incumbent, 4);
 }
 
+TEST(Tuner, ANewRoundForgetsWhatWasMeasuredBefore) {
+  MadeUpJob job;
+  job.factors = {1, 1.1, 1.1};
+  job.changes_at = 100;
+  job.slower_from = 1.2;
+  MadeUpRank rank(job, 0, nullptr);
+  std::size_t before = 0, after = 0;
+  for (int step = 0; step < 160 && after == 0; ++step) {
+    before = rank.tuner().results().size();
+    rank.step();
+    if (mentions(rank.outcome(), "a new round")) after = rank.tuner().results().size();
+  }
+  EXPECT_GT(after, 0u);
+  EXPECT_LT(after + 100, before);  // the Schedules' texts alone are longer
+}
+
+// What is faster in other groups is taken, and what is slower there left, only where own pairs say the same.
+TEST(OnlineSearch, OtherGroupsPairsDoNotDecideAlone) {
+  const auto outcome = [](double own, double others) {
+    tune::OnlineSearch search(job_schedule(0));
+    search.begin_round({job_schedule(1)}, true);
+    std::size_t pairs = 0;
+    for (int step = 0; step < 200 && search.candidates()[0].verdict == tune::Verdict::kInTheRunning; ++step) {
+      for (int call = 0; call < 8; ++call) {
+        const tune::PlannedCall planned = search.next_call();
+        search.apply(planned, {.milliseconds = planned.of_candidate ? own : 1});
+      }
+      search.candidate(0).others.assign(64, others);
+      pairs = std::max(pairs, search.candidates()[0].ratios.size());
+      double allowed = 1e6;
+      bool first_use = false;
+      search.decide(allowed, 8, first_use);
+    }
+    return std::pair(search.incumbent() == job_schedule(1), pairs);
+  };
+  const auto taken = outcome(0.9, 0.9), slower_here = outcome(1.1, 0.9), faster_here = outcome(0.9, 1.1);
+  EXPECT_TRUE(taken.first);
+  EXPECT_GE(taken.second, 8u);
+  EXPECT_LT(taken.second, 32u);
+  EXPECT_FALSE(slower_here.first);
+  EXPECT_GT(faster_here.second, 32u);  // not dropped for what others say
+}
+
 TEST(Tuner, ResultsThatAreNoneAreRefused) {
   MadeUpJob job;
   job.factors = {1, 0.9};
@@ -277,6 +473,16 @@ TEST(Tuner, ResultsThatAreNoneAreRefused) {
   for (std::size_t size = 0; size < good.size(); ++size) {
     EXPECT_THROW(other.tuner().add_results(std::span(good).first(size)), Error) << size;
   }
+  const auto other_numerics = [&](const std::function<void(Numerics&)>& change) {
+    TunerOptions options = job_options(job, 0, nullptr);
+    change(options.layers[0].config.numerics);
+    Tuner stranger(options);
+    EXPECT_THROW(stranger.add_results(good), Error);
+  };
+  other_numerics([](Numerics& numerics) { numerics.activation = Activation::kRelu2; });
+  other_numerics([](Numerics& numerics) { numerics.alpha = 2; });
+  other_numerics([](Numerics& numerics) { numerics.bias = true; });
+  other_numerics([](Numerics& numerics) { numerics.router_weight = RouterWeight::kOutput; });
   RandomBits random(1);
   int refused = 0, kept = 0;
   for (int i = 0; i < 2000; ++i) {

@@ -268,6 +268,119 @@ TEST(Verifier, TellsAWrongKernelFromAWrongRank) {
   }
 }
 
+// Where nothing can be moved, another rank can not tell.
+TEST(Verifier, BlamesNoKernelWhereExpertsStay) {
+  RandomLayer layer = small_layer(9, {4}, 8);
+  layer.config.numerics.combine_groups = 4;
+  VerifiedJob job(layer, "order.raster=16");
+  BitFault fault;
+  fault.site = BitSite::kFirstGemm;
+  fault.rank = 1;
+  fault.raster = 16;
+  fault.steady = true;
+  const std::vector<Finding> findings = steps_with(job, fault, 1);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].kind, FindingKind::kWrongRank) << findings[0].message;
+  EXPECT_EQ(findings[0].rank, 1);
+}
+
+// One finding beside another is not enough, and none makes of a suspect a rank that is proven wrong.
+TEST(Verifier, NarrowsSuspectsByTwoEarlierFindingsAndSaysSo) {
+  int narrowed = 0;
+  for (uint64_t seed = 1; seed <= 24; ++seed) {
+    RandomLayer layer = random_layer(
+        seed, {.ranks = {4}, .most_local_experts = 4, .most_tokens = 24, .most_columns = 64, .fewest_tokens = 16});
+    layer.config.numerics.combine_groups = 4;
+    if (layer.config.shape.topk < 2) continue;
+    VerifiedJob job(layer, "fusion=layer");
+    int undecided = 0;
+    for (int step = 0; step < 24; ++step) {
+      BitFault fault;
+      fault.site = BitSite::kOutput;
+      fault.rank = 2;
+      fault.seed = seed * 100 + static_cast<uint64_t>(step);
+      job.run(&fault, step % 2 == 0 ? Direction::kForward : Direction::kBackward);
+      for (const Finding& finding : job.verifier->end_step()) {
+        if (finding.kind == FindingKind::kWrongRank) {  // all slots of the token are on that rank
+          EXPECT_EQ(finding.message.find("findings at steps"), std::string::npos) << finding.message;
+          continue;
+        }
+        ASSERT_EQ(finding.kind, FindingKind::kUndecided) << finding.message;
+        EXPECT_EQ(std::count(finding.suspects.begin(), finding.suspects.end(), 2), 1) << finding.message;
+        const bool by_others = finding.message.find("by the findings at steps ") != std::string::npos;
+        EXPECT_EQ(by_others, finding.suspects.size() == 1) << finding.message;
+        EXPECT_TRUE(!by_others || undecided >= 2) << finding.message;
+        narrowed += by_others;
+        ++undecided;
+      }
+    }
+  }
+  EXPECT_GT(narrowed, 0);
+}
+
+TEST(Verifier, AFindingStaysWhereItsInputsCanNotBeWritten) {
+  const TemporaryFolder folder;
+  const std::filesystem::path gone = folder / "gone";
+  std::filesystem::create_directory(gone);
+  VerifiedJob job(small_layer(15, {4}, 8), "fusion=layer", {.every = 1, .budget = 1, .folder = gone.string()});
+  std::filesystem::remove(gone);
+  BitFault fault;
+  fault.site = BitSite::kOutput;
+  fault.rank = 2;
+  job.run(&fault);
+  const std::vector<Finding> findings = job.verifier->end_step();
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].file, "");
+  EXPECT_NE(findings[0].message.find("; inputs were not written: "), std::string::npos) << findings[0].message;
+}
+
+// An allocator that has nothing at the n-th request.
+struct CountingDown {
+  int64_t left = 0;
+  static void* allocate(void* context, std::size_t bytes, std::size_t alignment, int, Stream) {
+    auto& own = *static_cast<CountingDown*>(context);
+    if (own.left > 0 && --own.left == 0) return nullptr;
+    return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  }
+  static void release(void*, void* memory, std::size_t, int, Stream) { std::free(memory); }
+};
+
+TEST(Verifier, TwoRunsThatDisagreeAreToldWhereAThirdHasNoMemory) {
+  BranchCounts branches;
+  RandomLayer layer = small_layer(15, {4}, 8);
+  layer.config.numerics.combine_groups = 0;
+  bool decided = false;
+  for (int64_t request = 1; !decided && request < 1000; ++request) {
+    CountingDown memory;
+    VerifiedJob job(layer, "fusion=layer", {.every = 1, .budget = 1},
+                    {CountingDown::allocate, CountingDown::release, &memory});
+    BitFault fault;
+    fault.site = BitSite::kOutput;
+    fault.rank = 2;
+    job.run(&fault);
+    memory.left = request;
+    const std::vector<Finding> findings = job.verifier->end_step();
+    const bool failed = memory.left == 0;
+    memory.left = 0;
+    const VerifierCounts counts = job.verifier->counts();
+    if (counts.calls == 0) {
+      branches.count("no second run", failed);
+      EXPECT_TRUE(findings.empty());
+      EXPECT_EQ(counts.skipped, 1);
+      continue;
+    }
+    ASSERT_EQ(findings.size(), 1u) << request;
+    EXPECT_EQ(counts.skipped, 0);
+    decided = findings[0].kind == FindingKind::kWrongRank && !failed;
+    if (findings[0].kind != FindingKind::kUndecided) continue;
+    branches.count("no third run", counts.calls == 1);
+    EXPECT_EQ(findings[0].suspects, (std::vector<int>{0, 1, 2, 3}));
+    EXPECT_NE(findings[0].message.find("there is no memory"), std::string::npos) << findings[0].message;
+  }
+  EXPECT_TRUE(decided);
+  branches.expect_all_taken();
+}
+
 TEST(Verifier, TellsMemoryThatChangedFromInputsThatWereWritten) {
   RandomLayer layer = small_layer(11, {4}, 8);
   const int64_t half = layer.config.shape.intermediate * layer.config.shape.hidden;

@@ -105,3 +105,17 @@ def test_rows_that_do_not_begin_at_a_word_have_checksums() -> None:
     whole = _ordinary(2 * 129, torch.bfloat16)
     assert torch.equal(rerun.tile_sums(whole[1:129].view(1, 128)), rerun.tile_sums(whole[1:129].clone().view(1, 128)))
     assert torch.equal(rerun.tile_sums(whole.view(2, 129)[:, 1:]), rerun.tile_sums(whole.view(2, 129)[:, 1:].clone()))
+
+
+def test_one_suspect_needs_two_earlier_findings_and_never_becomes_a_wrong_rank() -> None:
+    watching = verifier.Verifier(every=1)
+    try:
+        watching._undecided = [(3, {1, 2}), (5, {0, 3})]
+        assert watching._narrowed({2, 3, 1})[0] == {1, 2, 3}
+        watching._undecided = [(3, {1, 2})]
+        assert watching._narrowed({2, 3}) == ({2, 3}, "; one of these ranks made it so")
+        watching._undecided = [(3, {1, 2}), (4, {0, 1}), (7, {2, 3})]
+        suspects, by = watching._narrowed({2, 3})
+        assert suspects == {2} and "by the findings at steps 3, 7 this one" in by
+    finally:
+        watching.close()

@@ -266,6 +266,19 @@ def check_inputs_are_replayed(rank: int, ranks: int) -> None:
             shutil.rmtree(folder)
 
 
+def check_a_finding_stays_where_inputs_can_not_be_written(rank: int, ranks: int) -> None:
+    layer = make_layer([24] * ranks, experts=2 * ranks, topk=2)
+    shared = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(shared)
+    with uniep.Verifier(every=1, budget=1, folder=shared[0]) as verifier:
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(shared[0])
+        with wrong(Engine, "forward", rank == 0, lambda result: result[0]):
+            finding = the_only(step(verifier, layer, rank, ranks))
+    assert finding.file == "" and "; inputs were not written: rank 0: " in finding.message, finding
+
+
 def check_turns_and_budget(rank: int, ranks: int) -> None:
     layer = make_layer([8] * ranks, experts=ranks, topk=1)
     with uniep.Verifier(every=3, budget=1) as verifier:

@@ -376,7 +376,8 @@ def different_tiles(runs: Sequence[Sums], name: str) -> Iterator[tuple[int, int,
 def write_inputs(noted: Noted, stem: str) -> str:
     """Writes STEM.safetensors and STEM.npy for `uniep run`, whose command line is in the metadata.
 
-    Collective: each rank writes its part, into a folder that all of them see. Gives the first one's name back.
+    Collective: each rank writes its part, into a folder that all of them see. Gives the first one's name back. Raises
+    OSError on all ranks where one of them can not write.
     """
     group, call = noted.call.group, noted.call
     hidden, intermediate, experts = call.shape
@@ -407,23 +408,36 @@ def write_inputs(noted: Noted, stem: str) -> str:
         f"{stem}.safetensors": (len(text).to_bytes(8, "little") + text, end),
         f"{stem}.npy": (b"\x93NUMPY\x01\x00" + len(numpy).to_bytes(2, "little") + numpy, tokens * call.topk * 4),
     }
-    if group.rank == 0:
-        for file, (begin_bytes, size) in files.items():
+
+    def make_files() -> None:
+        for file, (begin_bytes, size) in files.items() if group.rank == 0 else ():
             with open(file, "wb") as out:
                 out.write(begin_bytes)
                 out.truncate(len(begin_bytes) + size)
-    if group.size > 1:
-        peers.gather_objects(group, None, "that the file is there")
-    with open(f"{stem}.safetensors", "r+b") as out:
-        for name, (_, _, row, values) in parts.items():
-            out.seek(len(text) + 8 + header[name]["data_offsets"][0] + row * values[:1].nbytes)
-            out.write(_bytes(values))
-    with open(f"{stem}.npy", "r+b") as out:
-        out.seek(len(numpy) + 10 + first * call.topk * 4)
-        out.write(_bytes(ids.int()))
-    if group.size > 1:
-        peers.gather_objects(group, None, "that the file is whole")
+
+    def write_parts() -> None:
+        with open(f"{stem}.safetensors", "r+b") as out:
+            for name, (_, _, row, values) in parts.items():
+                out.seek(len(text) + 8 + header[name]["data_offsets"][0] + row * values[:1].nbytes)
+                out.write(_bytes(values))
+        with open(f"{stem}.npy", "r+b") as out:
+            out.seek(len(numpy) + 10 + first * call.topk * 4)
+            out.write(_bytes(ids.int()))
+
+    _on_all(group, make_files, "that the file is there")
+    _on_all(group, write_parts, "that the file is whole")
     return f"{stem}.safetensors"
+
+
+def _on_all(group: Group, write: typing.Callable[[], None], what: str) -> None:
+    problem = ""
+    try:
+        write()
+    except OSError as error:
+        problem = str(error)
+    for rank, one in enumerate(peers.gather_objects(group, problem, what) if group.size > 1 else [problem]):
+        if one:
+            raise OSError(f"rank {rank}: {one}")
 
 
 def _bytes(values: torch.Tensor) -> bytes:

@@ -128,7 +128,7 @@ class Verifier:
         self._group: Group | None = None  # of the newest call
         self._start: tuple[torch.Tensor, torch.Tensor] | None = None
         self._told: set[typing.Any] = set()
-        self._undecided: list[set[int]] = []
+        self._undecided: list[tuple[int, set[int]]] = []
         self._begin = time.perf_counter()
         self._called = False
         self._hook = register_optimizer_step_pre_hook(self._before_optimizer) if before_optimizer else None
@@ -356,19 +356,25 @@ class Verifier:
             one = (clear or evidence)[0]
             text = f"{_where(one)} and others are wrong; a fault of the library, or of several ranks"
             return Finding("own bug", *fields, one.tensor, -1, (), one.expert, one.row, one.column, text)
+        suspects, by = self._narrowed(candidates)
         if len(candidates) > 1:
-            narrowed = set(candidates)
-            for earlier in self._undecided:
-                narrowed = (narrowed & earlier) or narrowed
-            self._undecided.append(candidates)
-            candidates = narrowed if len(narrowed) == 1 else candidates
-        one = next(one for one in clear if set(one.candidates) & candidates)
+            self._undecided.append((self.steps, candidates))
+        one = next(one for one in clear if set(one.candidates) & suspects)
         place = one.expert, one.row, one.column
         if len(candidates) == 1:
             text = f"{_where(one)} is wrong ({len(evidence)} tiles in all); two other runs agree against it"
             return Finding("wrong rank", *fields, one.tensor, min(candidates), (), *place, text)
-        text = f"{_where(one)} is wrong ({len(evidence)} tiles in all); one of these ranks made it so"
-        return Finding("wrong rank, undecided", *fields, one.tensor, -1, tuple(sorted(candidates)), *place, text)
+        text = f"{_where(one)} is wrong ({len(evidence)} tiles in all){by}"
+        return Finding("wrong rank, undecided", *fields, one.tensor, -1, tuple(sorted(suspects)), *place, text)
+
+    def _narrowed(self, candidates: set[int]) -> tuple[set[int], str]:
+        """One suspect where two earlier findings or more and this one have no other in common, and what says so."""
+        earlier = [(step, ranks) for step, ranks in self._undecided if ranks & candidates]
+        common = candidates.intersection(*(ranks for _, ranks in earlier))
+        if len(common) != 1 or len(earlier) < 2:
+            return candidates, "; one of these ranks made it so"
+        steps = ", ".join(str(step) for step, _ in earlier)
+        return common, f"; one of several ranks made it so, and by the findings at steps {steps} this one"
 
     def _tell(self, noted: Noted, finding: Finding | None) -> Finding | None:
         """Gives a finding its message, once; collective."""
@@ -376,7 +382,7 @@ class Verifier:
             return None
         group = noted.call.group
         self.findings += 1
-        key = finding.kind, finding.layer, finding.direction, finding.rank
+        key = finding.kind, finding.layer, finding.direction, finding.rank, finding.suspects
         if key in self._told:
             return None
         self._told.add(key)
@@ -388,8 +394,11 @@ class Verifier:
         if self.folder is not None and finding.kind not in ("inputs changed", "not finite"):
             name = "".join(letter if letter.isalnum() else "_" for letter in noted.layer)
             stem = os.path.join(self.folder, f"uniep-{name}-{noted.direction}-step{self.steps}")
-            file = rerun.write_inputs(noted, stem)
-            finding = finding._replace(file=file, message=f"{finding.message}; inputs: {file}")
+            try:
+                file = rerun.write_inputs(noted, stem)
+                finding = finding._replace(file=file, message=f"{finding.message}; inputs: {file}")
+            except OSError as error:  # what was found counts more
+                finding = finding._replace(message=f"{finding.message}; inputs were not written: {error}")
         if self.on_finding is not None:
             self.on_finding(finding)
         elif group.rank == 0:

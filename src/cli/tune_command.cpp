@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -48,6 +49,23 @@ std::string changes(const Schedule& schedule, const Schedule& base) {
   return fields.empty() ? "the default" : fields;
 }
 
+// A cache that can not be written ends its use, with a line, and no search.
+class Cache {
+ public:
+  void write(const std::function<void()>& work) {
+    if (!is_written_) return;
+    try {
+      work();
+    } catch (const Error& error) {
+      is_written_ = false;
+      std::cerr << fmt::format("uniep tune: {}; what is found is not kept in the cache\n", error.what());
+    }
+  }
+
+ private:
+  bool is_written_ = true;
+};
+
 // One more call of a Schedule, with its timeline.
 TracedCall traced_call(LayerRunner& runner, Direction direction, const Schedule& schedule) {
   const bool forward = direction == Direction::kForward;
@@ -83,8 +101,10 @@ TunedDirection tune_direction(const TuneOptions& options, Direction direction, G
   tuned.entry.key = tuned_key(options.layer, direction, group);
   std::filesystem::path journal_file;
   if (reports && folder.keeps()) journal_file = folder.path(tuned.entry.key).replace_extension(".tried");
-  if (options.again && !journal_file.empty()) std::filesystem::remove(journal_file);
+  std::error_code ignored;
+  if (options.again && !journal_file.empty()) std::filesystem::remove(journal_file, ignored);
   tune::Journal journal(journal_file);
+  Cache cache;
   std::vector<tune::Tried> candidates = candidates_of(options, direction, group);
   const Schedule base = candidates.front().schedule;
   mark_known(group, journal, candidates);
@@ -95,7 +115,7 @@ TunedDirection tune_direction(const TuneOptions& options, Direction direction, G
   search.budget_milliseconds = options.budget * 1e3;
   search.progress = [&](const tune::Tried& tried) {
     if (!reports) return;
-    journal.note(tried);
+    cache.write([&] { journal.note(tried); });
     if (tried.verdict == tune::Verdict::kUntried) return;
     decided += tried.verdict != tune::Verdict::kInTheRunning;
     std::cerr << fmt::format("uniep tune: {}: {} of {} decided; {}: {}{}\n",
@@ -105,11 +125,12 @@ TunedDirection tune_direction(const TuneOptions& options, Direction direction, G
   };
   LayerTrial trial(group, runner, direction, forward);
   tuned.search = tune::search(std::move(candidates), trial, search);
-  journal.finish();
+  cache.write([&] { journal.finish(); });
   const tune::Tried& best = tuned.search.tried[tuned.search.best];
   tuned.entry.schedule = best.schedule;
   tuned.entry.milliseconds = median(best.milliseconds);
   tuned.entry.default_milliseconds = median(tuned.search.tried.front().milliseconds);
+  if (reports) cache.write([&] { folder.store(tuned.entry); });
   if (options.report.empty()) return tuned;
   tuned.default_call = traced_call(runner, direction, base);
   tuned.chosen_call = traced_call(runner, direction, best.schedule);
@@ -181,7 +202,6 @@ int tune_group(const TuneOptions& options) {
   for (const Direction direction : options.directions) {
     TunedDirection tuned = tune_direction(options, direction, group, runner, forward);
     if (!reports) continue;
-    tuned_folder().store(tuned.entry);
     entries.push_back(tuned.entry);
     json.push_back(json_of(tuned));
     table += table_of(tuned);

@@ -21,6 +21,25 @@ std::optional<Verdict> verdict_of(std::string_view name) {
   return std::nullopt;
 }
 
+bool is_final(const JournalLine& line) {
+  return line.verdict == Verdict::kFailed || line.verdict == Verdict::kWrong;
+}
+
+std::vector<JournalLine> read_journal(const std::filesystem::path& file) {
+  std::error_code ignored;
+  if (file.empty() || !std::filesystem::exists(file, ignored)) return {};
+  std::vector<JournalLine> lines;
+  try {
+    lines = parse_journal(io::read_text_file(file));
+  } catch (const Error&) {
+    return {};
+  }
+  for (JournalLine& line : lines) {
+    if (line.verdict == Verdict::kUntried) line = {Verdict::kFailed, line.schedule, kEnded};
+  }
+  return lines;
+}
+
 }  // namespace
 
 std::vector<JournalLine> parse_journal(std::string_view text) {
@@ -46,16 +65,13 @@ std::string to_text(const std::vector<JournalLine>& lines) {
   return text;
 }
 
-Journal::Journal(std::filesystem::path file) : file_(std::move(file)) {
-  std::error_code ignored;
-  if (file_.empty() || !std::filesystem::exists(file_, ignored)) return;
-  std::string text;
-  try {
-    text = io::read_text_file(file_);
-  } catch (const Error&) {
-    return;
+Journal::Journal(std::filesystem::path file, const std::vector<std::filesystem::path>& others)
+    : file_(std::move(file)), lines_(read_journal(file_)) {
+  for (const std::filesystem::path& other : others) {
+    for (JournalLine& line : read_journal(other)) {
+      if (is_final(line)) others_.push_back(std::move(line));
+    }
   }
-  lines_ = parse_journal(text);
 }
 
 JournalLine* Journal::find(const std::string& schedule) {
@@ -67,13 +83,20 @@ JournalLine* Journal::find(const std::string& schedule) {
 void Journal::mark(std::vector<Tried>& schedules) const {
   for (Tried& tried : schedules) {
     const std::string text = to_text(tried.schedule);
-    for (const JournalLine& line : lines_) {
-      if (line.schedule != text || line.verdict == Verdict::kInTheRunning) continue;
-      const bool ended = line.verdict == Verdict::kUntried;  // noted before it was tried, and nothing after
-      tried.verdict = ended ? Verdict::kFailed : line.verdict;
-      tried.reason = ended ? kEnded : line.reason;
+    for (const std::vector<JournalLine>* lines : {&lines_, &others_}) {
+      for (const JournalLine& line : *lines) {
+        if (line.schedule != text || !(is_final(line) || line.verdict == Verdict::kSlower)) continue;
+        tried.verdict = line.verdict;
+        tried.reason = line.reason;
+      }
     }
   }
+}
+
+bool Journal::is_out(const Schedule& schedule) const {
+  std::vector<Tried> one = {{.schedule = schedule}};
+  mark(one);
+  return one[0].verdict == Verdict::kFailed || one[0].verdict == Verdict::kWrong;
 }
 
 void Journal::note(const Tried& tried) {
@@ -92,9 +115,7 @@ void Journal::note(const Tried& tried) {
 
 void Journal::finish() {
   if (file_.empty()) return;
-  std::erase_if(lines_, [](const JournalLine& line) {
-    return line.verdict != Verdict::kFailed && line.verdict != Verdict::kWrong;
-  });
+  std::erase_if(lines_, [](const JournalLine& line) { return !is_final(line); });
   std::error_code ignored;
   if (lines_.empty()) {
     std::filesystem::remove(file_, ignored);

@@ -24,10 +24,13 @@ std::string to_text(const std::vector<JournalLine>& lines);
 class Journal {
  public:
   // Without a file name nothing is kept. A file that can not be read, or lines that make no sense, count as absent.
-  explicit Journal(std::filesystem::path file);
+  // What was noted before it was tried, and nothing after, ended the program: it has failed. `others`: journals of the
+  // same layer that others write; what failed or was wrong there is known here.
+  explicit Journal(std::filesystem::path file, const std::vector<std::filesystem::path>& others = {});
 
   // Verdicts that are known: failed and wrong ones, and those that an unfinished search left behind.
   void mark(std::vector<Tried>& schedules) const;
+  bool is_out(const Schedule& schedule) const;  // failed or wrong
   // Before a Schedule is tried (kUntried), and once its verdict is known. Throws Error(kIo).
   void note(const Tried& tried);
   // The search is over: what was slower may be tried again next time. Throws Error(kIo).
@@ -38,7 +41,8 @@ class Journal {
   JournalLine* find(const std::string& schedule);
 
   std::filesystem::path file_;
-  std::vector<JournalLine> lines_;  // one a Schedule
+  std::vector<JournalLine> lines_;   // one a Schedule
+  std::vector<JournalLine> others_;  // failed and wrong ones of others
 };
 
 }  // namespace uniep::tune

@@ -37,6 +37,13 @@ std::vector<double> Candidate::pooled() const {
 OnlineSearch::OnlineSearch(const Schedule& incumbent, const OnlineLimits& limits)
     : limits_(limits), incumbent_(incumbent), incumbent_text_(to_text(incumbent_)) {}
 
+void OnlineSearch::begin_with(const Schedule& incumbent) {
+  if (incumbent == incumbent_) return;
+  earlier_.push_back(incumbent_);
+  incumbent_ = incumbent;
+  incumbent_text_ = to_text(incumbent_);
+}
+
 PlannedCall OnlineSearch::next_call() {
   PlannedCall call;
   call.incumbents = incumbents_;
@@ -58,6 +65,9 @@ PlannedCall OnlineSearch::next_call() {
 void OnlineSearch::apply(const PlannedCall& call, const AgreedTime& time) {
   const bool known = time.failed_on < 0 && time.missing_on < 0;
   if (!call.of_candidate && known && call.incumbents == incumbents_) note_incumbent(time);
+  if (!call.of_candidate && time.failed_on >= 0 && call.incumbents == incumbents_ && !earlier_.empty()) {
+    fall_back(time.failed_on);
+  }
   if (call.epoch != epoch_) return;
   if (call.candidate < 0) return;
   const auto i = static_cast<std::size_t>(call.candidate);
@@ -109,9 +119,11 @@ void OnlineSearch::drop(std::size_t i, Verdict verdict, const std::string& reaso
 }
 
 bool OnlineSearch::is_faster(const Candidate& candidate) const {
+  const std::vector<double>& own = candidate.ratios;
+  if (candidate.verdict != Verdict::kInTheRunning || own.size() < limits_.slower_pairs) return false;
   const std::vector<double> all = candidate.pooled();
-  return candidate.verdict == Verdict::kInTheRunning && !candidate.ratios.empty() &&
-         all.size() >= limits_.faster_pairs && median_interval(all, limits_.sure).high < 1 - limits_.least_gain;
+  const double most = 1 - limits_.least_gain;
+  return all.size() >= limits_.faster_pairs && median(own) < most && median_interval(all, limits_.sure).high < most;
 }
 
 void OnlineSearch::judge(std::size_t i) {
@@ -123,21 +135,36 @@ void OnlineSearch::judge(std::size_t i) {
   if (own.size() >= limits_.gross_pairs && *std::min_element(own.begin(), own.end()) >= limits_.gross) {
     return drop(i, Verdict::kSlower, "much slower");
   }
+  // Other groups' pairs make it surer, and own ones have to say the same.
+  if (own.size() < limits_.slower_pairs) return;
   const std::vector<double> all = candidate.pooled();
-  if (all.size() >= limits_.slower_pairs && median(all) >= limits_.slower) {
+  if (median(own) >= limits_.slower && median(all) >= limits_.slower) {
     return drop(i, Verdict::kSlower, "slower");
   }
   if (is_faster(candidate) || all.size() < limits_.faster_pairs) return;
-  const bool never = median_interval(all, limits_.sure).low > 1 - limits_.least_gain;
+  const double most = 1 - limits_.least_gain;
+  const bool never = median(own) > most && median_interval(all, limits_.sure).low > most;
   if (never || own.size() >= limits_.most_pairs) drop(i, Verdict::kSlower, "no faster");
 }
 
 void OnlineSearch::take(std::size_t i) {
-  // What was measured beside the old incumbent says nothing of the new one.
   events_.push_back({OnlineEvent::Kind::kTaken, i});
-  incumbent_ = candidates_[i].schedule;
-  incumbent_text_ = candidates_[i].text;
+  earlier_.push_back(incumbent_);
   candidates_[i].verdict = Verdict::kUntried;
+  set_incumbent(candidates_[i].schedule);
+}
+
+void OnlineSearch::fall_back(int rank) {
+  const std::string reason = fmt::format("a call of the incumbent failed on rank {}", rank);
+  events_.push_back({OnlineEvent::Kind::kFellBack, 0, reason, incumbent_});
+  const Schedule earlier = earlier_.back();
+  earlier_.pop_back();
+  set_incumbent(earlier);
+}
+
+void OnlineSearch::set_incumbent(const Schedule& schedule) {
+  incumbent_ = schedule;
+  incumbent_text_ = to_text(incumbent_);
   for (Candidate& candidate : candidates_) {
     lost_before_ += std::max(0.0, candidate.excess);
     candidate.excess = 0;
@@ -161,7 +188,7 @@ uint64_t OnlineSearch::target(const Candidate& candidate) const {
   if (candidate.ratios.size() < limits_.gross_pairs && median(candidate.ratios) >= limits_.gross) {
     return candidate.others.size() + limits_.gross_pairs;
   }
-  if (done < limits_.slower_pairs) return limits_.slower_pairs;
+  if (candidate.ratios.size() < limits_.slower_pairs) return candidate.others.size() + limits_.slower_pairs;
   if (done < limits_.faster_pairs) return limits_.faster_pairs;
   return std::min(done / limits_.faster_pairs * limits_.faster_pairs + limits_.faster_pairs,
                   candidate.others.size() + limits_.most_pairs);

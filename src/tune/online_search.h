@@ -60,14 +60,18 @@ struct Candidate {
 
 // What changed at the end of a step.
 struct OnlineEvent {
-  enum class Kind { kFirstUse, kStaysIn, kOut, kTaken, kNewRound } kind;
+  enum class Kind { kFirstUse, kStaysIn, kOut, kTaken, kNewRound, kFellBack } kind;
   std::size_t candidate = 0;
   std::string reason = {};
+  Schedule failed = {};  // kFellBack: what was the incumbent
 };
 
 class OnlineSearch {
  public:
   explicit OnlineSearch(const Schedule& incumbent, const OnlineLimits& limits = {});
+
+  // Before the first call: another incumbent, from which it goes back to the first one where its call fails.
+  void begin_with(const Schedule& incumbent);
 
   const Schedule& incumbent() const { return incumbent_; }
   const std::string& incumbent_text() const { return incumbent_text_; }
@@ -125,6 +129,8 @@ class OnlineSearch {
   void judge(std::size_t i);
   bool is_faster(const Candidate& candidate) const;
   void take(std::size_t i);
+  void fall_back(int rank);
+  void set_incumbent(const Schedule& schedule);  // what was measured beside the old one says nothing of it
   void plan(double& allowed, uint64_t calls, bool& first_use);
   uint64_t target(const Candidate& candidate) const;
   double expected_loss(const Candidate& candidate) const;
@@ -133,6 +139,7 @@ class OnlineSearch {
   OnlineLimits limits_;
   Schedule incumbent_;
   std::string incumbent_text_;
+  std::vector<Schedule> earlier_;  // incumbents, the first one in front
   std::vector<Candidate> candidates_;
   std::deque<Segment> plan_;
   std::optional<Half> half_;

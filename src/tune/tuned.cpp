@@ -19,11 +19,12 @@ namespace {
 using Json = nlohmann::ordered_json;  // to write: ordered_map copies what it holds, however deep, as it grows
 using Parsed = nlohmann::json;
 
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
 constexpr int64_t kBucket = 4096;
 constexpr int kMaxRanks = 64;
 constexpr int64_t kMax = int64_t{1} << 40;
 const char* const kGradients[] = {"bf16", "fp32", "main_grad"};
+const char* const kRouterWeights[] = {"activation", "output", "input"};
 const char* const kDirections[] = {"forward", "backward"};
 
 [[noreturn]] void refuse(const std::string& what) {
@@ -60,6 +61,12 @@ class Fields {
       refuse(fmt::format("{}: {}; must be a whole number from {} to {}", where(name), shown(value), least, most));
     }
     return value.get<int64_t>();
+  }
+
+  bool boolean(const char* name) const {
+    const Parsed& value = at(name);
+    if (!value.is_boolean()) refuse(fmt::format("{}: {}; must be true or false", where(name), shown(value)));
+    return value.get<bool>();
   }
 
   double time(const char* name) const {
@@ -107,8 +114,11 @@ Json json_of(const TunedKey& key) {
             {"experts", shape.experts},
             {"topk", shape.topk}}},
           {"numerics",
-           {{"weight_gradient", kGradients[static_cast<int>(key.numerics.weight_gradient)]},
-            {"combine_groups", key.numerics.combine_groups}}},
+           {{"activation", activation_text(key.numerics)},
+            {"router_weight", kRouterWeights[static_cast<int>(key.numerics.router_weight)]},
+            {"weight_gradient", kGradients[static_cast<int>(key.numerics.weight_gradient)]},
+            {"combine_groups", key.numerics.combine_groups},
+            {"bias", key.numerics.bias}}},
           {"direction", kDirections[static_cast<int>(key.direction)]},
           {"tokens", key.tokens}};
 }
@@ -125,6 +135,22 @@ Schedule whole_schedule(const PartialSchedule& fields) {
   return schedule;
 }
 
+Numerics read_numerics(const Fields& numerics) {
+  Numerics read;
+  const std::string activation = numerics.text("activation");
+  try {
+    set_activation(read, activation);
+  } catch (const Error&) {
+    refuse(fmt::format("{}: {}; must be one as `uniep run --activation` takes it", numerics.where("activation"),
+                       io::quote_text(activation)));
+  }
+  read.router_weight = static_cast<RouterWeight>(numerics.word("router_weight", kRouterWeights));
+  read.weight_gradient = static_cast<WeightGradient>(numerics.word("weight_gradient", kGradients));
+  read.combine_groups = numerics.integer("combine_groups", 0, kMax);
+  read.bias = numerics.boolean("bias");
+  return read;
+}
+
 TunedSchedule read_entry(const Parsed& json, const std::string& where) {
   const Fields entry(json, where,
                      {"machine", "ranks", "shape", "numerics", "direction", "tokens", "schedule", "ms", "default_ms"});
@@ -135,9 +161,9 @@ TunedSchedule read_entry(const Parsed& json, const std::string& where) {
   const Fields shape(entry.at("shape"), entry.where("shape"), {"hidden", "intermediate", "experts", "topk"});
   key.shape = {shape.integer("hidden", 1, kMax), shape.integer("intermediate", 1, kMax),
                shape.integer("experts", 1, kMax), shape.integer("topk", 1, kMax)};
-  const Fields numerics(entry.at("numerics"), entry.where("numerics"), {"weight_gradient", "combine_groups"});
-  key.numerics.weight_gradient = static_cast<WeightGradient>(numerics.word("weight_gradient", kGradients));
-  key.numerics.combine_groups = numerics.integer("combine_groups", 0, kMax);
+  key.numerics = read_numerics({entry.at("numerics"),
+                                entry.where("numerics"),
+                                {"activation", "router_weight", "weight_gradient", "combine_groups", "bias"}});
   key.direction = static_cast<Direction>(entry.word("direction", kDirections));
   key.tokens = entry.integer("tokens", 1, kMax);
   tuned.milliseconds = entry.time("ms");
@@ -209,6 +235,11 @@ std::optional<TunedSchedule> TunedFolder::find(const TunedKey& key, std::string*
     if (problem != nullptr) *problem = named ? error.what() : fmt::format("{}: {}", name, error.what());
   }
   return std::nullopt;
+}
+
+void TunedFolder::remove(const TunedKey& key) const {
+  std::error_code ignored;
+  if (keeps()) std::filesystem::remove(path(key), ignored);
 }
 
 void TunedFolder::store(const TunedSchedule& tuned) const {

@@ -13,7 +13,7 @@
 #include "uniep/shape.h"
 
 // What measuring found, and where it is kept: a file an entry in a folder, and one file of many entries that goes from
-// machine to machine. JSON: {"format": 1, "schedules": [{"machine": ..., "shape": ..., ..., "schedule": {...}}]}.
+// machine to machine. JSON: {"format": 2, "schedules": [{"machine": ..., "shape": ..., ..., "schedule": {...}}]}.
 namespace uniep::tune {
 
 // What a Schedule's speed depends on.
@@ -52,6 +52,7 @@ class TunedFolder {
   std::optional<TunedSchedule> find(const TunedKey& key, std::string* problem = nullptr) const;
   // Throws Error(kIo).
   void store(const TunedSchedule& tuned) const;
+  void remove(const TunedKey& key) const;
   bool keeps() const { return !folder_.empty(); }
   std::filesystem::path path(const TunedKey& key) const;
   const std::filesystem::path& path() const { return folder_; }

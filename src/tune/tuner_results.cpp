@@ -41,6 +41,11 @@ void Tuner::Implementation::keep_result(Slot& slot, const Candidate& candidate) 
   if (slot.ended.size() > kMaxResults) slot.ended.erase(slot.ended.begin());
 }
 
+void Tuner::Implementation::forget_results(Slot& slot) {
+  slot.others.clear();
+  std::erase_if(slot.ended, [](const Result& result) { return !is_out_for_good(result); });
+}
+
 std::vector<std::byte> Tuner::Implementation::results() const {
   GroupResults own;
   own.group = options_.group;

@@ -1,5 +1,6 @@
 // A tuner's rounds: which candidates may run in the job.
 #include <algorithm>
+#include <chrono>
 
 #include "tune/changed_fields.h"
 #include "tune/online_candidates.h"
@@ -67,6 +68,7 @@ std::vector<Schedule> Tuner::Implementation::own_candidates(Slot& slot) {
     if (text == slot.search.incumbent_text() || slot.tried.contains(text) || slot.out_for_good.contains(text)) continue;
     slot.tried.insert(text);
     if (one.verdict == Verdict::kFailed || one.verdict == Verdict::kWrong) {
+      slot.out_for_good.insert(text);
       say(place(slot) + "left out: " + tune::changed_fields(one.schedule, slot.base) + "; " + one.reason);
       continue;
     }
@@ -112,6 +114,7 @@ std::vector<Tuner::Implementation::Round> Tuner::Implementation::first_ranks_rou
 }
 
 Tuner::Implementation::OwnCheck Tuner::Implementation::check_candidate(const Slot& slot, const Schedule& schedule) {
+  const auto begin = std::chrono::steady_clock::now();
   try {
     TunerCheck check = options_.check(slot.layer, slot.direction, schedule, slot.search.incumbent());
     const CheckOutcome outcome = !check.refused.empty() ? CheckOutcome::kRefused
@@ -119,7 +122,8 @@ Tuner::Implementation::OwnCheck Tuner::Implementation::check_candidate(const Slo
                                                         : CheckOutcome::kWrong;
     return {outcome, check.milliseconds, std::move(check.refused)};
   } catch (const Error& error) {
-    return {CheckOutcome::kFailed, 0, error.what()};
+    const std::chrono::duration<double, std::milli> passed = std::chrono::steady_clock::now() - begin;
+    return {CheckOutcome::kFailed, passed.count(), error.what()};
   }
 }
 
@@ -146,16 +150,20 @@ std::vector<Tuner::Implementation::AgreedCheck> Tuner::Implementation::agreed_ch
   std::vector<ByteReader> readers(all.begin(), all.end());
   std::vector<AgreedCheck> agreed(checks.size());
   for (AgreedCheck& one : agreed) {
+    double longest = 0;
     for (std::size_t rank = 0; rank < readers.size(); ++rank) {
       const auto outcome = static_cast<CheckOutcome>(std::min<uint8_t>(readers[rank].number<uint8_t>(), 3));
       const double of_rank = readers[rank].number<float>();
       one.milliseconds = rank == 0 ? of_rank : std::min(one.milliseconds, of_rank);
+      longest = std::max(longest, of_rank);
       if (outcome > one.worst) {
         one.worst = outcome;
         one.ranks.clear();
       }
       if (outcome == one.worst) one.ranks.push_back(static_cast<int>(rank));
     }
+    // One that failed at once had the others wait.
+    if (one.worst == CheckOutcome::kFailed) one.milliseconds = longest;
   }
   return agreed;
 }
@@ -197,7 +205,7 @@ void Tuner::Implementation::begin_round() {
     rounds.insert(rounds.end(), joining.begin(), joining.end());
     check_and_begin(rounds);
   } catch (...) {
-    frozen = true;
+    frozen = ended_by_error_ = true;
     throw;
   }
 }

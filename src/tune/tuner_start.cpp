@@ -36,6 +36,9 @@ uint64_t identity_of(const TunerOptions& options) {
       writer.number(value);
     }
     writer.number(static_cast<int32_t>(layer.config.numerics.weight_gradient));
+    writer.text(activation_text(layer.config.numerics));
+    writer.number(static_cast<int32_t>(layer.config.numerics.router_weight));
+    writer.number(static_cast<uint8_t>(layer.config.numerics.bias));
   }
   return hash_of(writer.bytes());
 }
@@ -52,15 +55,11 @@ Tuner::Implementation::Implementation(TunerOptions options) : options_(std::move
     slot.base = slot.search.incumbent();
     slot.base_text = slot.search.incumbent_text();
   }
-  if (options_.rank != 0 || !folder_.keeps()) return;
-  for (Slot& slot : slots_) {
-    tune::TunedKey key = key_of(slot);
-    slot.journal = std::make_unique<tune::Journal>(folder_.path(key).replace_extension(".online"));
-  }
 }
 
 Tuner::Implementation::~Implementation() {
-  // An end in the middle of a trial is no fault of the candidate, unless its call has failed.
+  // An end in the middle of a trial is no fault of the candidate, unless its call has failed; after an error of the
+  // exchange it may be what ended another rank, and stays as what was being tried.
   for (Slot& slot : slots_) {
     const std::vector<tune::Candidate>& candidates = slot.search.candidates();
     for (std::size_t i = 0; i < candidates.size(); ++i) {
@@ -69,6 +68,7 @@ Tuner::Implementation::~Implementation() {
         return call.failed && call.planned.of_candidate && call.planned.epoch == slot.search.epoch() &&
                call.planned.candidate == static_cast<int>(i);
       });
+      if (ended_by_error_ && !failed) continue;
       note(slot, candidates[i].schedule, failed ? tune::Verdict::kFailed : tune::Verdict::kInTheRunning,
            failed ? "its call failed" : "");
     }
@@ -141,15 +141,40 @@ std::optional<Schedule> Tuner::Implementation::legal(const Slot& slot, PartialSc
   }
 }
 
+// Each group of a job writes a file of its own, and reads all.
+std::unique_ptr<tune::Journal> Tuner::Implementation::journal_of(const Slot& slot) const {
+  std::filesystem::path own = folder_.path(key_of(slot)).replace_extension(".online");
+  const std::string name = own.filename().string();
+  if (options_.group > 0) own += std::to_string(options_.group);
+  std::vector<std::filesystem::path> others;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path(), ignored)) {
+    const std::string other = entry.path().filename().string();
+    const bool is_journal =
+        other.starts_with(name) && other.find_first_not_of("0123456789", name.size()) == std::string::npos;
+    if (is_journal && other != own.filename().string()) others.push_back(entry.path());
+  }
+  return std::make_unique<tune::Journal>(own, others);
+}
+
 void Tuner::Implementation::find_kept() {
   if (!folder_.keeps()) return;
   for (Slot& slot : slots_) {
+    std::unique_ptr<tune::Journal> journal = journal_of(slot);
     std::string problem;
     const std::optional<tune::TunedSchedule> entry = folder_.find(key_of(slot), &problem);
     if (!problem.empty()) say(problem + "; it is left out");
-    if (!entry) continue;
-    const std::optional<Schedule> schedule = legal(slot, PartialSchedule::from(entry->schedule));
-    if (schedule) slot.search = tune::OnlineSearch(*schedule);
+    const std::optional<Schedule> schedule = entry ? legal(slot, PartialSchedule::from(entry->schedule)) : std::nullopt;
+    if (schedule && !journal->is_out(*schedule)) slot.search.begin_with(*schedule);
+    if (options_.rank == 0) slot.journal = std::move(journal);
+  }
+}
+
+void Tuner::Implementation::build_forecasts(const std::vector<int64_t>& tokens) {
+  for (Slot& slot : slots_) {
+    const auto layer = static_cast<std::size_t>(slot.layer);
+    const Schedule& forward = slots_[2 * layer].given;
+    slot.forecast = tune::Forecast(options_.layers[layer].config, options_.machine, forward, tokens[layer]);
   }
 }
 
@@ -162,8 +187,13 @@ void Tuner::Implementation::agree_on_start() {
   settings.number(static_cast<int32_t>(options_.batch));
   settings.number(static_cast<int32_t>(options_.group));
   settings.number(static_cast<int32_t>(options_.groups));
-  for (const Slot& slot : slots_) settings.text(slot.search.incumbent_text());
+  for (const Slot& slot : slots_) {
+    settings.text(to_text(slot.given));
+    settings.text(slot.search.incumbent_text());
+  }
   writer.number(hash_of(settings.bytes()));
+  // Ranks' own numbers of tokens differ.
+  for (const TunerLayer& layer : options_.layers) settings.number(layer.tokens);
   std::vector<std::byte> own = writer.bytes();
   own.insert(own.end(), settings.bytes().begin(), settings.bytes().end());
 
@@ -201,14 +231,20 @@ void Tuner::Implementation::agree_on_start() {
   options_.group = reader.number<int32_t>();
   options_.groups = reader.number<int32_t>();
   for (Slot& slot : slots_) {
-    const std::string text = reader.text();
-    if (text == slot.search.incumbent_text()) continue;
-    const TunerLayer& layer = options_.layers[static_cast<std::size_t>(slot.layer)];
-    slot.search = tune::OnlineSearch(resolve(PartialSchedule::parse(text), {.direction = slot.direction,
-                                                                            .shape = layer.config.shape,
-                                                                            .numerics = layer.config.numerics,
-                                                                            .machine = options_.machine}));
+    const LayerConfig& config = options_.layers[static_cast<std::size_t>(slot.layer)].config;
+    const auto schedule_of = [&](const std::string& text) {
+      return resolve(PartialSchedule::parse(text), {.direction = slot.direction,
+                                                    .shape = config.shape,
+                                                    .numerics = config.numerics,
+                                                    .machine = options_.machine});
+    };
+    slot.given = schedule_of(reader.text());
+    slot.search = tune::OnlineSearch(slot.given);
+    slot.search.begin_with(schedule_of(reader.text()));
   }
+  std::vector<int64_t> tokens;
+  for (std::size_t layer = 0; layer < options_.layers.size(); ++layer) tokens.push_back(reader.number<int64_t>());
+  build_forecasts(tokens);
 }
 
 }  // namespace uniep

@@ -128,12 +128,14 @@ class Tuner::Implementation {
   struct AgreedCheck {
     CheckOutcome worst = CheckOutcome::kEqual;
     std::vector<int> ranks;   // that say so
-    double milliseconds = 0;  // of the fastest
+    double milliseconds = 0;  // of the fastest; where it failed, of the slowest
   };
 
   void check_options() const;
   void make_slots();
   void find_kept();  // what the folder has, as incumbents
+  std::unique_ptr<tune::Journal> journal_of(const Slot& slot) const;
+  void build_forecasts(const std::vector<int64_t>& tokens);  // of layers, rank 0's
   void agree_on_start();
   tune::TunedKey key_of(const Slot& slot) const;
   // Fields, with those that are fixed in place of theirs, as a whole Schedule; none where that is not legal.
@@ -149,6 +151,7 @@ class Tuner::Implementation {
   void handle(Slot& slot, const tune::OnlineEvent& event);
   void record(Slot& slot, const std::string& verdict, const tune::Candidate& candidate, const std::string& reason);
   void taken(Slot& slot, const tune::Candidate& candidate);
+  void fell_back(Slot& slot, const tune::OnlineEvent& event);  // the incumbent failed
   // Into the journal. A disk that is full ends the folder's use, not the tuner's.
   void note(Slot& slot, const Schedule& schedule, tune::Verdict verdict, const std::string& reason = {});
   void write_or_go_on(const std::function<void()>& write);
@@ -185,6 +188,7 @@ class Tuner::Implementation {
 
   // Results of other groups (tuner_results.cpp).
   void keep_result(Slot& slot, const tune::Candidate& candidate);
+  void forget_results(Slot& slot);  // of an earlier round, but for what is out for good
   void pool_results(int64_t step, bool all_have_them);
   void use_results(Slot& slot);
   std::vector<Schedule> suggestions(const Slot& slot) const;
@@ -199,6 +203,7 @@ class Tuner::Implementation {
   int64_t next_number_ = 0;            // of the exchange
   std::optional<int64_t> last_given_;  // the step message that is on its way
   std::vector<std::byte> own_last_;    // the same, of a rank that is alone
+  bool ended_by_error_ = false;
   int64_t tried_calls_ = 0;
   double layers_milliseconds_ = 0;
   struct Pending {

@@ -251,7 +251,7 @@ void Tuner::Implementation::step() {
     }
     if (!agreed.empty()) apply_step(current - 2, agreed);
   } catch (...) {
-    frozen = true;
+    frozen = ended_by_error_ = true;
     throw;
   }
   decide();
@@ -286,10 +286,12 @@ void Tuner::Implementation::handle(Slot& own, const OnlineEvent& event) {
   using Kind = OnlineEvent::Kind;
   if (event.kind == Kind::kNewRound) {
     own.tried.clear();
+    forget_results(own);
     for (const tune::Waiting& one : own.waiting) own.tried.insert(to_text(one.schedule));
     if (options_.rank == 0) say(place(own) + "a new round: " + event.reason);
     return;
   }
+  if (event.kind == Kind::kFellBack) return fell_back(own, event);
   const Candidate& candidate = own.search.candidates()[event.candidate];
   switch (event.kind) {
     case Kind::kFirstUse:
@@ -310,8 +312,23 @@ void Tuner::Implementation::handle(Slot& own, const OnlineEvent& event) {
       taken(own, candidate);
       break;
     case Kind::kNewRound:
+    case Kind::kFellBack:
       break;
   }
+}
+
+void Tuner::Implementation::fell_back(Slot& own, const OnlineEvent& event) {
+  const Candidate failed{
+      .schedule = event.failed, .text = to_text(event.failed), .verdict = Verdict::kFailed, .reason = event.reason};
+  own.out_for_good.insert(failed.text);
+  own.base = own.search.incumbent();
+  own.base_text = own.search.incumbent_text();
+  note(own, failed.schedule, failed.verdict, failed.reason);
+  keep_result(own, failed);
+  record(own, tune::verdict_name(failed.verdict), failed, failed.reason);
+  if (options_.rank != 0 || !folder_.keeps()) return;
+  const std::optional<tune::TunedSchedule> entry = folder_.find(key_of(own));
+  if (entry && entry->schedule == failed.schedule) folder_.remove(key_of(own));
 }
 
 void Tuner::Implementation::taken(Slot& own, const Candidate& candidate) {

@@ -202,14 +202,14 @@ std::optional<Finding> VerifierState::inputs_finding(const NotedCall& call) cons
   return finding;
 }
 
-std::optional<Sums> VerifierState::run_one(const NotedCall& call, std::vector<std::string>& schedules,
-                                           std::size_t which, Moved moved) {
+std::optional<VerifierState::Run> VerifierState::run_one(const NotedCall& call, std::vector<std::string>& schedules,
+                                                         std::size_t which, Moved moved) {
   while (!schedules.empty()) {
     const std::size_t at = which % schedules.size();
     try {
       Sums sums = run_again(group, call.inputs, schedules[at], moved, call.gradients ? &call.start : nullptr);
       ++counts.calls;
-      return sums;
+      return Run{std::move(sums), schedules[at]};
     } catch (const Error& error) {
       if (error.status() != Status::kUnsupported) throw;
       ++counts.without_kernel;
@@ -219,50 +219,89 @@ std::optional<Sums> VerifierState::run_one(const NotedCall& call, std::vector<st
   return std::nullopt;
 }
 
-std::vector<Finding> VerifierState::check(const NotedCall& call) {
-  std::optional<Finding> finding = inputs_finding(call);
+std::optional<Finding> VerifierState::runs_finding(const NotedCall& call) {
   const int ranks = group.ranks();
   std::vector<std::string> schedules = other_schedules(group, call.inputs.config, call.schedule, call.inputs.direction);
-  if (!finding) {
-    const std::size_t which = static_cast<std::size_t>(options.seed) + static_cast<std::size_t>(turns_);
-    const int first_shift = ranks == 1 ? 0 : 1 + static_cast<int>(turns_ % (ranks - 1));
-    std::vector<Sums> runs = {call.made};
-    std::optional<Sums> second = run_one(call, schedules, which, {call.expert, first_shift});
-    if (!second) return {};
-    runs.push_back(std::move(*second));
-    if (differences(runs[0], runs[1], 0, kFirstInput).empty()) {
-      if (not_finite(runs[0]) > 0) {
-        finding = finding_of(call, FindingKind::kNotFinite, nullptr);
-        describe(*finding, nullptr,
-                 fmt::format("{} values of the result are NaN or infinite, the same in all runs; no rank is "
-                             "wrong",
-                             not_finite(runs[0])));
-      }
-    } else {
-      // Yet another placement; of two ranks home is the only one.
-      const int second_shift = ranks == 1 ? 0 : ranks == 2 ? 0 : 1 + first_shift % (ranks - 1);
-      std::optional<Sums> third = run_one(call, schedules, which + 1, {call.expert, second_shift});
-      if (!third) return {};
-      runs.push_back(std::move(*third));
-      finding = judge(call, runs, schedules);
-    }
+  const std::size_t which = static_cast<std::size_t>(options.seed) + static_cast<std::size_t>(turns_);
+  const int first_shift = ranks == 1 ? 0 : 1 + static_cast<int>(turns_ % (ranks - 1));
+  std::vector<Sums> runs = {call.made};
+  std::vector<std::string> used = {to_text(call.schedule)};
+  const auto run = [&](std::size_t turn, int shift) {
+    std::optional<Run> again = run_one(call, schedules, turn, {call.expert, shift});
+    if (!again) return false;
+    runs.push_back(std::move(again->sums));
+    used.push_back(std::move(again->schedule));
+    return true;
+  };
+  if (!run(which, first_shift)) return std::nullopt;
+  const std::vector<Place> different = differences(runs[0], runs[1], 0, kFirstInput);
+  if (different.empty()) {
+    if (not_finite(runs[0]) == 0) return std::nullopt;
+    Finding finding = finding_of(call, FindingKind::kNotFinite, nullptr);
+    describe(finding, nullptr,
+             fmt::format("{} values of the result are NaN or infinite, the same in all runs; no rank is "
+                         "wrong",
+                         not_finite(runs[0])));
+    return finding;
   }
+  try {
+    // Yet another placement; of two ranks home is the only one.
+    const int second_shift = ranks == 1 ? 0 : ranks == 2 ? 0 : 1 + first_shift % (ranks - 1);
+    if (run(which + 1, second_shift)) return judge(call, runs, used, schedules);
+  } catch (const Error& error) {
+    if (error.status() != Status::kOutOfMemory) throw;
+  }
+  Finding finding = finding_of(call, FindingKind::kUndecided, &different.front());
+  finding.tiles = static_cast<int64_t>(different.size());
+  for (int rank = 0; rank < ranks; ++rank) finding.suspects.push_back(rank);
+  describe(finding, &different.front(), "differs between two runs; there is no memory or no Schedule for a third");
+  return finding;
+}
+
+std::vector<Finding> VerifierState::check(const NotedCall& call) {
+  std::optional<Finding> finding = inputs_finding(call);
+  if (!finding) finding = runs_finding(call);
   if (!finding) return {};
   ++counts.findings;
-  const std::string key = fmt::format("{} {} {} {}", static_cast<int>(finding->kind), call.layer,
-                                      direction_name(finding->direction), finding->rank);
+  const std::string key =
+      fmt::format("{} {} {} {} {}", static_cast<int>(finding->kind), call.layer, direction_name(finding->direction),
+                  finding->rank, fmt::join(finding->suspects, ","));
   if (!told_.insert(key).second) return {};
   const bool replays = finding->kind != FindingKind::kChangedInputs && finding->kind != FindingKind::kReplayed;
   if (!options.folder.empty() && replays) {
     const std::string stem =
         fmt::format("uniep-{}-{}-step{}", file_stem(call.layer), direction_name(finding->direction), counts.steps);
-    finding->file = write_inputs(group, call.inputs, (std::filesystem::path(options.folder) / stem).string());
-    finding->message += fmt::format("; inputs: {}", finding->file);
+    try {
+      finding->file = write_inputs(group, call.inputs, (std::filesystem::path(options.folder) / stem).string());
+      finding->message += fmt::format("; inputs: {}", finding->file);
+    } catch (const Error& error) {  // what was found counts more
+      finding->message += fmt::format("; inputs were not written: {}", error.what());
+    }
   }
   return {std::move(*finding)};
 }
 
-std::optional<Finding> VerifierState::judge(const NotedCall& call, std::vector<Sums>& runs,
+std::pair<std::vector<int>, std::string> VerifierState::narrowed(const std::vector<int>& candidates) const {
+  std::vector<int> common = candidates;
+  std::vector<int64_t> steps;
+  for (const Undecided& earlier : undecided_) {
+    const auto with_earlier = [&](const std::vector<int>& own) {
+      std::vector<int> both;
+      std::set_intersection(own.begin(), own.end(), earlier.candidates.begin(), earlier.candidates.end(),
+                            std::back_inserter(both));
+      return both;
+    };
+    if (with_earlier(candidates).empty()) continue;  // of another fault
+    common = with_earlier(common);
+    steps.push_back(earlier.step);
+  }
+  if (common.size() != 1 || steps.size() < 2) return {candidates, ""};
+  return {common, fmt::format("; one of several ranks made it so, and by the findings at steps {} this one",
+                              fmt::join(steps, ", "))};
+}
+
+std::optional<Finding> VerifierState::judge(const NotedCall& call, const std::vector<Sums>& runs,
+                                            const std::vector<std::string>& used,
                                             const std::vector<std::string>& schedules) {
   const int ranks = group.ranks();
   std::vector<std::string> left = schedules;
@@ -271,13 +310,13 @@ std::optional<Finding> VerifierState::judge(const NotedCall& call, std::vector<S
   bool persistent = false;
   if (!found.ambiguous.empty()) {
     // Two ranks: the other one again. If it says what it said before, nobody has a majority.
-    const std::optional<Sums> fourth = run_one(call, left, which + 1, {call.expert, 1});
+    const std::optional<Run> fourth = run_one(call, left, which + 1, {call.expert, 1});
     for (Evidence& evidence : found.ambiguous) {
       if (!fourth) break;
       const Place& place = evidence.place;
-      const std::vector<TileSums>& units = fourth->of(place.tensor);
+      const std::vector<TileSums>& units = fourth->sums.of(place.tensor);
       const bool again =
-          static_cast<std::size_t>(place.unit) < units.size() && sum_at(*fourth, place) == evidence.wrong;
+          static_cast<std::size_t>(place.unit) < units.size() && sum_at(fourth->sums, place) == evidence.wrong;
       if (again) {
         evidence.candidates = {0, 1};
         persistent = true;
@@ -289,7 +328,7 @@ std::optional<Finding> VerifierState::judge(const NotedCall& call, std::vector<S
                              : !found.no_majority.empty() ? &found.no_majority.front()
                                                           : nullptr;
   if (first == nullptr) return std::nullopt;
-  std::vector<int> candidates = common_candidates(found.evidence);
+  const std::vector<int> candidates = common_candidates(found.evidence);
   Finding finding = finding_of(call, FindingKind::kOwnBug, first);
   finding.tiles = found.tiles;
   if (candidates.empty()) {
@@ -300,27 +339,19 @@ std::optional<Finding> VerifierState::judge(const NotedCall& call, std::vector<S
                                       "more ranks than one");
     return finding;
   }
-  if (candidates.size() > 1) {
-    std::vector<int> narrowed = candidates;
-    for (const std::vector<int>& earlier : undecided_) {
-      std::vector<int> both;
-      std::set_intersection(narrowed.begin(), narrowed.end(), earlier.begin(), earlier.end(), std::back_inserter(both));
-      if (!both.empty()) narrowed = std::move(both);
-    }
-    undecided_.push_back(candidates);
-    if (narrowed.size() == 1) candidates = std::move(narrowed);
-  }
   if (candidates.size() == 1 && ranks > 1) {
     const auto moved = std::find_if(found.evidence.begin(), found.evidence.end(),
                                     [](const Evidence& evidence) { return evidence.expert >= 0; });
-    if (moved != found.evidence.end() && repeats_by_schedule(call, schedules, *moved, candidates[0])) {
+    if (moved != found.evidence.end() &&
+        repeats_by_schedule(call, used[static_cast<std::size_t>(moved->run)], *moved, candidates[0])) {
       describe(finding, first, "is wrong on another rank, too, under the same Schedule; a fault of the library");
       return finding;
     }
   }
+  auto [suspects, by] = narrowed(candidates);
+  if (candidates.size() > 1) undecided_.push_back({counts.steps, candidates});
   const auto named = std::find_if(found.evidence.begin(), found.evidence.end(), [&](const Evidence& evidence) {
-    return std::find(evidence.candidates.begin(), evidence.candidates.end(), candidates[0]) !=
-           evidence.candidates.end();
+    return std::find(evidence.candidates.begin(), evidence.candidates.end(), suspects[0]) != evidence.candidates.end();
   });
   finding = finding_of(call, FindingKind::kWrongRank, &named->place);
   finding.expert = named->expert;
@@ -331,31 +362,28 @@ std::optional<Finding> VerifierState::judge(const NotedCall& call, std::vector<S
     return finding;
   }
   finding.kind = FindingKind::kUndecided;
-  finding.suspects = std::move(candidates);
+  finding.suspects = std::move(suspects);
   describe(finding, &named->place,
-           persistent ? "differs by rank; two ranks are too few to say which one is wrong"
-                      : "is wrong; later findings may say which one of them it is");
+           persistent   ? std::string("differs by rank; two ranks are too few to say which one is wrong")
+           : by.empty() ? std::string("is wrong; later findings may say which one of them it is")
+                        : "is wrong" + by);
   return finding;
 }
 
 // Whether the wrong bits come again where another rank computes the expert under the Schedule of the wrong run: then
 // the Schedule's kernel is wrong, and no rank.
-bool VerifierState::repeats_by_schedule(const NotedCall& call, const std::vector<std::string>& used,
-                                        const Evidence& evidence, int wrong_rank) {
+bool VerifierState::repeats_by_schedule(const NotedCall& call, const std::string& used, const Evidence& evidence,
+                                        int wrong_rank) {
   const int64_t local = call.inputs.local_experts();
   const int home = static_cast<int>(evidence.expert / local), ranks = group.ranks();
   const bool gradient = evidence.place.tensor == Tensor::kDw1 || evidence.place.tensor == Tensor::kDw2;
   if (gradient && evidence.expert % local != call.expert) return false;
+  // run_again() moves experts' gradients alone.
+  if (!gradient && call.inputs.config.numerics.combine_groups > 0) return false;
   int shift = 0;
   while ((home + shift) % ranks == wrong_rank) ++shift;
-  const std::size_t which = static_cast<std::size_t>(options.seed) + static_cast<std::size_t>(turns_);
-  std::string text = to_text(call.schedule);
-  if (evidence.run > 0) {
-    if (used.empty()) return false;
-    text = used[(which + static_cast<std::size_t>(evidence.run) - 1) % used.size()];
-  }
   try {
-    const Sums again = run_again(group, call.inputs, text, {evidence.expert % local, shift},
+    const Sums again = run_again(group, call.inputs, used, {evidence.expert % local, shift},
                                  gradient && call.gradients ? &call.start : nullptr);
     ++counts.calls;
     const std::vector<TileSums>& units = again.of(evidence.place.tensor);
@@ -394,7 +422,7 @@ void VerifierState::describe(Finding& finding, const Place* place, const std::st
   if (finding.kind == FindingKind::kUndecided) {
     std::vector<std::string> names;
     for (const int rank : finding.suspects) names.push_back(fmt::format("{} ({})", rank, names_[rank]));
-    who = fmt::format("one of the ranks {}: ", fmt::join(names, " and "));
+    who = fmt::format("{} {}: ", names.size() > 1 ? "one of the ranks" : "rank", fmt::join(names, " and "));
   }
   if (!by_rank) finding.rank = -1;
   std::string tile;

@@ -67,13 +67,21 @@ class VerifierState {
   void choose_next_step(double check_seconds);
   std::vector<Finding> check(const verify::NotedCall& call);
   std::optional<Finding> inputs_finding(const verify::NotedCall& call) const;
-  std::optional<Finding> judge(const verify::NotedCall& call, std::vector<verify::Sums>& runs,
-                               const std::vector<std::string>& schedules);
+  std::optional<Finding> runs_finding(const verify::NotedCall& call);
+  // Of three runs, under the Schedules `used`.
+  std::optional<Finding> judge(const verify::NotedCall& call, const std::vector<verify::Sums>& runs,
+                               const std::vector<std::string>& used, const std::vector<std::string>& schedules);
+  struct Run {
+    verify::Sums sums;
+    std::string schedule;
+  };
   // Runs the call again; a Schedule without a kernel makes room for the next one. Nothing: there is none left.
-  std::optional<verify::Sums> run_one(const verify::NotedCall& call, std::vector<std::string>& schedules,
-                                      std::size_t which, verify::Moved moved);
-  bool repeats_by_schedule(const verify::NotedCall& call, const std::vector<std::string>& used,
-                           const verify::Evidence& evidence, int moved_shift);
+  std::optional<Run> run_one(const verify::NotedCall& call, std::vector<std::string>& schedules, std::size_t which,
+                             verify::Moved moved);
+  bool repeats_by_schedule(const verify::NotedCall& call, const std::string& used, const verify::Evidence& evidence,
+                           int wrong_rank);
+  // Where two earlier findings or more and this one have a single candidate in common: that one, and their steps.
+  std::pair<std::vector<int>, std::string> narrowed(const std::vector<int>& candidates) const;
   Finding finding_of(const verify::NotedCall& call, FindingKind kind, const verify::Place* place) const;
   void describe(Finding& finding, const verify::Place* place, const std::string& what) const;
 
@@ -82,7 +90,11 @@ class VerifierState {
   int64_t turns_ = 0, waited_ = 0;
   int64_t next_step_;
   std::optional<verify::NotedCall> noted_;
-  std::vector<std::vector<int>> undecided_;  // candidates of earlier findings
+  struct Undecided {
+    int64_t step;
+    std::vector<int> candidates;
+  };
+  std::vector<Undecided> undecided_;  // earlier findings
   std::set<std::string> told_;
   std::vector<std::string> names_;
   std::chrono::steady_clock::time_point step_begin_ = std::chrono::steady_clock::now();

@@ -147,9 +147,9 @@ def write_calibration():
 def write_tuned():
     seeds = CORPUS / "tuned"
     # two_entries is what `uniep tune --ranks 2 --workers 2 --shape 64,32,8,2 --tokens 64 --export FILE` wrote.
-    write("tuned", "empty", json.dumps({"format": 1, "schedules": []}))
+    write("tuned", "empty", json.dumps({"format": 2, "schedules": []}))
     write("tuned", "truncated", (seeds / "two_entries").read_text()[:700])
-    write("tuned", "later_format", json.dumps({"format": 2, "schedules": []}))
+    write("tuned", "later_format", json.dumps({"format": 3, "schedules": []}))
 
 
 def write_tuner():

@@ -14,12 +14,13 @@ class VerifiedJob {
  public:
   // `first` is where its turns begin: an even one with a forward.
   VerifiedJob(const RandomLayer& of_layer, const std::string& schedule,
-              const VerifierOptions& options = {.every = 1, .budget = 1})
+              const VerifierOptions& options = {.every = 1, .budget = 1}, const Allocator& allocator = {})
       : layer(of_layer), arrays(layer) {
     GroupOptions group_options;
     group_options.engine = EngineKind::kCpu;
     group_options.ranks = layer.ranks;
     group_options.workers = 2;
+    group_options.allocator = allocator;
     group = std::make_unique<Group>(group_options);
     verifier = std::make_unique<Verifier>(*group, options);
     const auto resolved = [&](Direction direction) {
