@@ -350,8 +350,9 @@ std::optional<Finding> VerifierState::judge(const NotedCall& call, const std::ve
   }
   auto [suspects, by] = narrowed(candidates);
   if (candidates.size() > 1) undecided_.push_back({counts.steps, candidates});
+  const int suspect = suspects[0];
   const auto named = std::find_if(found.evidence.begin(), found.evidence.end(), [&](const Evidence& evidence) {
-    return std::find(evidence.candidates.begin(), evidence.candidates.end(), suspects[0]) != evidence.candidates.end();
+    return std::find(evidence.candidates.begin(), evidence.candidates.end(), suspect) != evidence.candidates.end();
   });
   finding = finding_of(call, FindingKind::kWrongRank, &named->place);
   finding.expert = named->expert;

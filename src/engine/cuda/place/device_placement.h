@@ -112,7 +112,7 @@ class Placer {
   bool has_noticed_failure() const;
   // Throws the failure that was noticed, and forgets it; but after a time-out every later placement is refused until
   // clear().
-  [[noreturn]] void throw_noticed_failure();
+  void throw_noticed_failure();
   // queue_reports(), a wait for `ranks`' streams, and throw_noticed_failure() if there is one.
   void check(std::span<const RankToPlace> ranks);
 
