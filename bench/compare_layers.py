@@ -6,8 +6,8 @@ and that of the router weights), and a sum of the slots, one after the other; `d
 gemms` are the GEMMs of torch._grouped_mm alone, two of forward and four of backward, on rows that are there already;
 `gemms` are ours. Each figure is the median over --repeat runs of it alone, of each run the slowest GPU, with cold L2 caches; ours
 and theirs take turns for --rounds, one shape after the other, and the range of the rounds' ratios stands beside the median. All run
-for --warm-up seconds before a run counts, and one run follows the other: for the first tenth of a second, and after each pause, GPUs run at higher clocks than they can keep. With --warm-up 0 all GPUs begin each run
-together, once the host has launched it (theirs after a millisecond). Routing is uniform, or that of a file: [GPUs x tokens, K] experts,
+for --warm-up seconds before a run counts, and one run follows the other: for the first tenth of a second, and after each pause, GPUs
+run at higher clocks than they can keep. With --warm-up 0 all GPUs begin each run together, once the host has launched it (theirs after a millisecond). Routing is uniform, or that of a file: [GPUs x tokens, K] experts,
 all slots used, as bench/remote_routing.py writes it.
 
     python3 bench/compare_layers.py build/release/uniep [--op forward|backward|step] [--shapes dsv3,mixtral,4096,1408,128,8]

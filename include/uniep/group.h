@@ -116,8 +116,9 @@ class UNIEP_API Group {
   // Waits for the rank's GPUs. Not collective. Later calls take and load again what they need, with the same results.
   void trim();
 
-  // Waits until the group's calls are over. Throws Error(kTimeout) if one of them failed half-way; other calls throw
-  // it, too, but notice it as late as their own begin.
+  // Waits until the group's calls are over; on GPUs, once any was captured into a CUDA graph, until all work of its
+  // devices is, in whatever stream: replays may be under way there. So does recover(). Throws Error(kTimeout) if one of
+  // them failed half-way; other calls throw it, too, but notice it as late as their own begin.
   void synchronize();
 
   // Throws what a call so far is known to have failed with half-way, as the next call would. Waits for none.

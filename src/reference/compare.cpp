@@ -65,7 +65,10 @@ void Comparer::add_rows(std::span<const T> got, std::span<const double> referenc
     if (reference_zero && !got_zero) fail("is not zero, but its reference is");
     difference_squared_ += difference_squared;
     reference_squared_ += reference_squared;
-    if (difference_squared > 0) wrong_.push_back({rows_, difference_squared, reference_squared});
+    if (difference_squared > worst_squared_) {
+      worst_squared_ = difference_squared;
+      worst_index_ = rows_;
+    }
   }
 }
 
@@ -79,24 +82,19 @@ void Comparer::add(std::span<const float> got, std::span<const double> reference
 Comparison Comparer::result() const {
   Comparison comparison;
   comparison.message = failure_;
-  int64_t worst_index = 0;
   if (!finite_) {
     comparison.error = comparison.worst_row = std::numeric_limits<double>::infinity();
   } else {
     comparison.error = ratio(std::sqrt(difference_squared_), std::sqrt(reference_squared_));
-    const double mean_square = reference_squared_ / static_cast<double>(std::max<int64_t>(counted_rows_, 1));
-    for (const Row& row : wrong_) {
-      const double own = std::sqrt(row.difference_squared / std::max(row.reference_squared, mean_square));
-      if (own <= comparison.worst_row) continue;
-      comparison.worst_row = own;
-      worst_index = row.index;
-    }
+    const double root_mean_square =
+        std::sqrt(reference_squared_ / static_cast<double>(std::max<int64_t>(counted_rows_, 1)));
+    comparison.worst_row = ratio(std::sqrt(worst_squared_), root_mean_square);
   }
   if (comparison.message.empty() && !(comparison.error <= comparison.limit)) {
     comparison.message = above("error", comparison.error, comparison.limit);
   }
   if (comparison.message.empty() && !(comparison.worst_row <= comparison.worst_row_limit)) {
-    comparison.message = above(("row " + std::to_string(worst_index) + ": worst_row").c_str(), comparison.worst_row,
+    comparison.message = above(("row " + std::to_string(worst_index_) + ": worst_row").c_str(), comparison.worst_row,
                                comparison.worst_row_limit);
   }
   comparison.passed = comparison.message.empty();

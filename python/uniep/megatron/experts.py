@@ -68,7 +68,7 @@ class Experts(torch.nn.Module):
     def _tie(self) -> None:
         """Registers the parameters of Megatron's experts as they are now."""
         experts = self._experts[0]
-        name = getattr(self._parameters.get("w2_0"), "uniep_layer", None)
+        layer = getattr(self._parameters.get("w2_0"), "uniep_layer", None)
         first, second = expert_weights(experts)
         self.single = first[0].dim() == 3
         self.count = len(first[0]) if self.single else len(first)
@@ -80,8 +80,8 @@ class Experts(torch.nn.Module):
             for expert, (b1, b2) in enumerate(zip(*expert_biases(experts), strict=True)):
                 self.register_parameter(f"b1_{expert}", b1)
                 self.register_parameter(f"b2_{expert}", b2)
-        if name is not None:
-            name_layer(second[0], name)
+        if layer is not None:
+            name_layer(second[0], layer)
         self._parts = Parts(experts, self._parameters)
 
     def forward(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> torch.Tensor:
