@@ -24,6 +24,7 @@ def run_ranks(ranks: int, script: pathlib.Path, *arguments: str, timeout: int = 
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store lives here, as torchrun's does in torchrun
         "TORCHELASTIC_RESTART_COUNT": "0",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # a rank that crashes says where
     }
     if ranks > 1:
         shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
@@ -50,6 +51,6 @@ def run_ranks(ranks: int, script: pathlib.Path, *arguments: str, timeout: int = 
                 process.wait()
         output.seek(0)
         text = output.read()
+    assert not any(states), f"ended with {states}: {text[-8000:]}"
     assert None not in states, f"not over after {timeout} s: {text[-8000:]}"
-    assert not any(states), text[-8000:]
     return text
