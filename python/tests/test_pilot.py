@@ -164,6 +164,32 @@ def test_preflight(run):
     assert found["versions"]["Transformer Engine"] and found["versions"]["Megatron-core"]
 
 
+LINE = "--swiglu --disable-bias-linear --bf16 "
+
+
+@pytest.mark.parametrize(
+    ("line", "changes"),
+    [
+        (LINE, []),
+        (LINE + "--tensor-model-parallel-size 2 --expert-tensor-parallel-size 1", []),
+        (LINE + "--tensor-model-parallel-size 2", ["expert_tensor_parallel_size"]),
+        (LINE + "--expert-tensor-parallel-num-weight-shards 2", ["expert_gtp_weight_remat_size"]),
+        (LINE + "--te-precision-config-file recipe.yaml", ["quant_recipe"]),
+        ("--squared-relu --disable-bias-linear --bf16", []),
+        ("--quick-geglu --disable-bias-linear --bf16 --glu-linear-offset 1 --activation-func-clamp-value 7", []),
+        ("--disable-bias-linear --bf16", ["activation_func"]),
+        (
+            '{"params_dtype": "bfloat16", "activation_func": "squared_relu", "expert_tensor_parallel_size": 2}',
+            ["expert_tensor_parallel_size"],
+        ),
+    ],
+)
+def test_flags_of_a_command_line(line, changes, tmp_path):
+    (tmp_path / "flags").write_text(line)
+    found = preflight.difference(preflight.read_flags(tmp_path / "flags"))
+    assert [one[1:].split(" ")[0] for one in found[::2]] == changes
+
+
 def test_the_page_is_one_valid_file(run):
     _, report, file = run
     content = file.read_text()

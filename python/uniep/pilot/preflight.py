@@ -12,6 +12,7 @@ import types
 import typing
 
 import torch
+from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from uniep.group import Group
@@ -27,6 +28,8 @@ _PACKAGES = {
 # Megatron-LM's command line, where a flag's name is not that of the field.
 _WORDS: dict[str, dict[str, typing.Any]] = {
     "swiglu": {"gated_linear_unit": True, "activation_func": "silu"},
+    "quick_geglu": {"gated_linear_unit": True, "activation_func": "quick_gelu"},
+    "squared_relu": {"activation_func": "squared_relu"},
     "disable_bias_linear": {"add_bias_linear": False},
     "bf16": {"params_dtype": "bfloat16"},
     "fp16": {"params_dtype": "float16"},
@@ -37,7 +40,8 @@ _LINE_BEGINS = {
     "add_bias_linear": True,
     "params_dtype": "float32",
 }
-_FLAG_OF_WORD = {"fp8_format": "fp8", "fp4_format": "fp4"}
+_FLAG_OF_WORD = {"fp8_format": "fp8", "fp4_format": "fp4", "te_precision_config_file": "quant_recipe"}
+_ACTIVATIONS = {"quick_gelu": quick_gelu, "squared_relu": squared_relu}
 
 
 def versions() -> dict[str, str]:
@@ -122,9 +126,8 @@ def difference(flags: dict[str, typing.Any]) -> list[str]:
         for field in dataclasses.fields(TransformerConfig)
     }
     known = {name: _typed(name, value) for name, value in flags.items() if name in given}
-    own = types.SimpleNamespace(
-        **{flag.name: given[flag.name] for flag in FLAGS if flag.name in given and flag.name not in known}, **known
-    )
+    own = types.SimpleNamespace(**{**given, **known})
+    _derive(own)
     lines = []
     for flag, value in refused(own):
         shown = flags.get(flag.name, value)
@@ -132,9 +135,19 @@ def difference(flags: dict[str, typing.Any]) -> list[str]:
     return lines
 
 
+def _derive(config: types.SimpleNamespace) -> None:
+    """What Megatron works out of other fields as it makes a TransformerConfig."""
+    if config.expert_tensor_parallel_size is None:
+        config.expert_tensor_parallel_size = getattr(config, "tensor_model_parallel_size", 1)
+    shards = getattr(config, "expert_tensor_parallel_num_weight_shards", None)
+    if shards is not None:
+        config.expert_gtp_weight_remat_size = shards // config.expert_tensor_parallel_size
+
+
 def _typed(name: str, value: typing.Any) -> typing.Any:
     if name == "params_dtype" and isinstance(value, str):
         return getattr(torch, value.removeprefix("torch."), value)
     if name == "activation_func" and isinstance(value, str):
-        return getattr(torch.nn.functional, value.rpartition(".")[2], value)
+        word = value.rpartition(".")[2]
+        return _ACTIVATIONS.get(word) or getattr(torch.nn.functional, word, value)
     return value
