@@ -1,5 +1,11 @@
-"""What test_megatron.py starts: training under Megatron-FSDP, whose weights have get_main_grad()."""
+"""What test_megatron.py starts: training under Megatron-FSDP, whose weights have get_main_grad().
 
+    megatron_fsdp_checks.py theirs|ours
+
+Megatron's layers and UniEP's in processes of their own, so that a crash says whose it was.
+"""
+
+import json
 import sys
 
 import megatron_shim  # noqa: F401
@@ -34,21 +40,15 @@ def wrapped(strategy):
     return wrap
 
 
-def losses_of(setting, ours, strategy):
-    print(f"training with {'UniEP' if ours else 'Megatron'}'s layers", flush=True)
-    with parallelism(setting):
-        training = Training(setting, ours, wrapped(strategy))
-        return [training.step() for _ in range(STEPS)]
-
-
 def check_megatron_fsdp(rank, ranks):
-    """Close enough to see a micro-batch whose weight gradients are lost."""
+    ours = sys.argv[1] == "ours"
     for strategy, expert in (("optim_grads_params", 1), ("optim_grads_params", ranks), ("optim", 1)):
         setting = Setting(expert=expert, distributed_optimizer=True, micro_batches=2)
-        theirs, got = losses_of(setting, False, strategy), losses_of(setting, True, strategy)
-        for step, (expected, loss) in enumerate(zip(theirs, got, strict=True)):
-            assert abs(loss - expected) <= 5e-4 * expected, (strategy, expert, step, expected, loss)
-        assert got[-1] < 0.9 * got[0]
+        with parallelism(setting):
+            training = Training(setting, ours, wrapped(strategy))
+            losses = [training.step() for _ in range(STEPS)]
+        if rank == 0:
+            print(f"losses {strategy} EP{expert}: {json.dumps(losses)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from uniep.group import Group
-from uniep.megatron.flags import FLAGS, refused
+from uniep.megatron.flags import refused
 from uniep.pilot.sizes import Size
 from uniep.show import describe
 
