@@ -117,8 +117,9 @@ class UNIEP_API Group {
   void trim();
 
   // Waits until the group's calls are over; on GPUs, once any was captured into a CUDA graph, until all work of its
-  // devices is, in whatever stream: replays may be under way there. So does recover(). Throws Error(kTimeout) if one of
-  // them failed half-way; other calls throw it, too, but notice it as late as their own begin.
+  // devices is, in whatever stream: replays may be under way there. So does recover(). Then nothing may be captured on
+  // them meanwhile. Throws Error(kTimeout) if a call failed half-way, or other streams' work is not over within
+  // arrival_timeout_seconds; other calls throw the first, too, but notice it as late as their own begin.
   void synchronize();
 
   // Throws what a call so far is known to have failed with half-way, as the next call would. Waits for none.

@@ -303,7 +303,7 @@ void run_traffic(const Where& where, const Options& options, Results& results) {
   int different = 0, later = 0;
   std::string first;
   for (int call = 0; call < options.calls; ++call) {
-    backward.use_schedule(PartialSchedule::parse(kBackwardSchedules[static_cast<std::size_t>(call / 3 % 4)]));
+    backward.use_schedule(PartialSchedule::parse(kBackwardSchedules[static_cast<std::size_t>(call / 3 % 5)]));
     traffic.go_on();
     backward.upload(batch.back, batch.data);
     backward.start(gradients);

@@ -66,7 +66,9 @@ std::vector<KernelMutant> signal_mutants() {
        "      static_cast<void>(block);", "nobody waits for pushed rows", "push"},
       {"pull-arrival", "program/edges.h", "for_each_source(p, global_expert, rows_of_dispatch(p, task), arrive);", "",
        "rows are pulled from ranks that have not begun the call", "queued", 2},
-      {"cached-arrival", "transfer/copy_agent.h", "const bool all_arrived = missing_peer(running) < 0;",
+      {"cached-arrival", "transfer/copy_agent.h", R"(const bool all_arrived = all_lanes(missing_peer(running) < 0);
+    // No later task asks its sources. So all are asked now whether they make the same call.
+    if (all_arrived && !all_lanes(all_make_same_call(running, task))) return false;)",
        "constexpr bool all_arrived = true;", "one rank that has begun stands for all", "queued", 2},
       {"scheduler-arrival", "schedule/layer_scheduler.h", "if (!wait_for_arrivals(running_call(shared), tile)) break;",
        "", "FC2 writes into slots of ranks that have not begun the call", "queued", 2,

@@ -267,13 +267,13 @@ std::vector<RankTarget> CudaEngine::targets(std::span<const CUstream> streams) {
 // Compiles and loads all kernels of a call, before anything that waits for a peer is queued.
 void CudaEngine::prepare(const ProgramRequest& request) {
   const ProfilerRange range("kernels");
+  load_placer_again();  // before a captured call says that what is loaded stays
   const std::vector<LayerKernelConfig> configs = launch_kernels(request);
   const int workers = options_.workers - request.schedule.comm.reserve_sms;
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     queue->prepare(configs, workers * static_cast<int>(queue->ranks().size()));
     if (capture_ != 0) queue->kernels().keep();
   }
-  load_placer_again();
 }
 
 void CudaEngine::look_for_capture(const std::vector<CUstream>& streams) {

@@ -38,7 +38,8 @@ DeviceQueue::DeviceQueue(int device, std::vector<int> ranks, UploadRing::Wait wa
       ranks_(std::move(ranks)),
       order_(DeviceOrder::of(device)),
       kernels_(KernelStore::of_device(device)),
-      uploads_(device, std::move(wait)) {}
+      wait_(std::move(wait)),
+      uploads_(device, wait_) {}
 
 DeviceQueue::~DeviceQueue() {
   if (call_over_) driver().cuEventSynchronize(call_over_.get());
@@ -111,7 +112,7 @@ std::byte* DeviceQueue::call_memory(std::size_t bytes, CUstream stream) {
     return captured_calls_.back().data();
   }
   if (call_memory_.size() < bytes) {
-    if (call_over_) call_over_.wait();
+    wait_([this] { return is_over(); });
     call_memory_ = DeviceBlock();
     call_memory_ = DeviceBlock(device_, std::max<std::size_t>(2 * bytes, 64 << 10), "the arguments of calls");
   }

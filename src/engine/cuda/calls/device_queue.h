@@ -68,6 +68,7 @@ class DeviceQueue {
   std::vector<int> ranks_;
   std::shared_ptr<DeviceOrder> order_;
   KernelStore& kernels_;
+  UploadRing::Wait wait_;
   UploadRing uploads_;
   DeviceBlock call_memory_;
   std::vector<DeviceBlock> captured_calls_;

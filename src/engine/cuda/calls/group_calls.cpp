@@ -9,6 +9,7 @@
 #include <system_error>
 #include <thread>
 
+#include "comm/deadline.h"
 #include "engine/cuda/calls/cuda_engine.h"
 #include "engine/cuda/memory/peer_access.h"
 #include "engine/cuda/memory/symmetric_block.h"
@@ -164,6 +165,8 @@ std::string CudaEngine::details(const WaitReport& report) {
 
 void CudaEngine::synchronize() {
   synchronize_devices();
+  // What is in other streams may wait for ranks that hear of a failed call from the caller alone.
+  if (!lost_.empty() || broken_ || failed_rank() >= 0) throw_noticed_failures();
   synchronize_replays();
   release_readers();
   throw_noticed_failures();
@@ -196,7 +199,17 @@ void CudaEngine::synchronize_replays() {
     } catch (const std::system_error&) {
       run();
     }
-    wait_until([&] { return wait->over.load(); });
+    const Deadline deadline(options_.arrival_timeout_seconds);
+    wait_until([&] { return wait->over || deadline.passed(); });
+    if (!wait->over) {
+      throw Error(Status::kTimeout, fmt::format("device {}: work in streams where graphs may be replayed is not over "
+                                                "within {}",
+                                                of.device, deadline.text()));
+    }
+    if (wait->result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {
+      throw Error(Status::kUnsupported,
+                  fmt::format("device {}: replays can not be waited for while a stream of it is captured", of.device));
+    }
     check(wait->result, "waiting for replays");
   }
 }
@@ -251,7 +264,7 @@ void CudaEngine::synchronize_devices() {
 
 void CudaEngine::recover() {
   synchronize_devices();
-  synchronize_replays();
+  if (lost_.empty()) synchronize_replays();
   if (!lost_.empty()) throw_noticed_failures();
   try {
     symmetric_.recover([this] {

@@ -93,9 +93,9 @@ UNIEP_DEVICE bool wait_for_copy(const RunningCall& running, const uniep::Task& t
   if (kOnlyArrivals && state.all_arrived) return true;
   if (!wait_for_task(running, task)) return false;
   if (kOnlyArrivals) {
-    const bool all_arrived = missing_peer(running) < 0;
+    const bool all_arrived = all_lanes(missing_peer(running) < 0);
     // No later task asks its sources. So all are asked now whether they make the same call.
-    if (!all_lanes(!all_arrived || all_make_same_call(running, task))) return false;
+    if (all_arrived && !all_lanes(all_make_same_call(running, task))) return false;
     if (ptx::lane_index() == 0) state.all_arrived = all_arrived;
     __syncwarp();
   }
