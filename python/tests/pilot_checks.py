@@ -56,7 +56,7 @@ def setting(name="tiny"):
 
 def check_large_models_in_small(rank, ranks):
     for name in CHANGES:
-        blocks = turns.take_turns(setting(name), arms.find(["stock", "uniep"], "auto")[0], 2, 0, 4, lambda _: None)
+        *_, blocks = turns.take_turns(setting(name), arms.find(["stock", "uniep"], "auto")[0], 2, 0, 4, lambda _: None)
         stock, uniep = blocks[0], blocks[1]
         assert abs(stock.losses[0] - uniep.losses[0]) < 1e-3 * stock.losses[0], name
         assert stock.ends_with != uniep.ends_with
@@ -179,6 +179,10 @@ def check_cuda_graphs(rank, ranks):
                     digests.append(training.digest())
                     replays = training.graphs.replays if given.cuda_graphs else 0
                     assert replays == (2 * given.size.layers if given.cuda_graphs else 0)
+                    with traced(training) as trace:
+                        training.step()
+                    ended = [span.lane for span in trace.spans() if span.name.startswith("MoE")]
+                    assert ended.count("backward") == given.size.moe_layers, (given.cuda_graphs, ended)
                     training.close()
                 assert digests[0] == digests[1], (name, arm.name)
 
@@ -303,12 +307,18 @@ def check_checkpoints_are_removed_on_each_host(rank, ranks):
 
 def check_an_arm_that_does_not_run_is_left_out(rank, ranks):
     written = []
-    parts = some_parts(Parts, ["--parts", "turns"], written)
+    parts = some_parts(Parts, ["--parts", "turns", "--turns", "2"], written)
     flex = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}
-    parts.arms.insert(1, arms.Arm("deepep", "DeepEP, which is not here", flex))
-    parts.report["missing_arms"] = {}
+    absent = arms.Arm("deepep", "DeepEP, which is not here", flex)
+    plainer = arms.Arm("hybridep", "a plainer one", parts.arms[0].changes)
+    parts.arms[1:1] = [absent._replace(plainer=absent), absent._replace(name="hybridep", plainer=plainer)]
+    parts.report |= {"missing_arms": {}, "arms": {}}
     parts.run()
-    assert [arm.name for arm in parts.arms] == ["stock", "uniep"] == [row["arm"] for row in parts.report["table"]]
+    assert [arm.name for arm in parts.arms] == ["stock", "hybridep", "uniep"]
+    assert [row["arm"] for row in parts.report["table"]] == ["stock", "hybridep", "uniep"]
+    assert parts.report["arms"] == {"hybridep": "a plainer one"}
+    steps = [one["table"][0]["step_ms"]["steps"] for one in written if "table" in one]
+    assert steps[0] < steps[-1], steps  # what the first turn found was kept before the second
     assert parts.report["missing_arms"]["deepep"].startswith("its first step failed: "), parts.report["missing_arms"]
     assert parts.report["failed_parts"] == {} and parts.report["missing_parts"] == []
 
@@ -330,7 +340,7 @@ def check_few_reserved_sms_come_last(rank, ranks):
         ran.append([arm.name for arm in given])
         if ran[-1] == ["uniep, reserve_sms=8"]:
             raise TimeoutError("waited")
-        return []
+        return iter([[]])
 
     was = turns.take_turns, reserved_sms.most_ctas
     turns.take_turns, reserved_sms.most_ctas = take_turns, lambda _: 5

@@ -1,5 +1,6 @@
 """The pilot as a user runs it on a laptop, its report, and its parts that need no ranks."""
 
+import dataclasses
 import html.parser
 import importlib.util
 import inspect
@@ -22,6 +23,7 @@ if importlib.util.find_spec("megatron") is None:  # test_megatron.py fails then 
     pytest.skip("megatron-core is not installed", allow_module_level=True)
 
 from megatron.core import parallel_state
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from ranks import HERE, run_ranks
 from uniep import peers, reserved_sms
@@ -448,7 +450,9 @@ def test_collectives_beside_layers_alone_are_bounded(monkeypatch):
     monkeypatch.delenv("NCCL_MAX_CTAS")
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
     training.set_up_parallelism(2)
-    assert told == [{name: {"max_ctas": 8} for name in ("dp", "dp_cp", "ep_dp", "pp")}, None, None]
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
+    training.set_up_parallelism(2, bounded=False)
+    assert told == [{name: {"max_ctas": 8} for name in ("dp", "dp_cp", "ep_dp", "pp")}, None, None, None]
     source = inspect.getsource(parallel_state)
     assert all(f'get_nccl_options("{name}", ' in source for name in ("ep", *told[0]))
     if torch.distributed.is_nccl_available():
@@ -465,7 +469,7 @@ def test_a_missing_yaml_is_named(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match="PyYAML: not installed"):
-        world.communicators()
+        world.communicators(bounded=True)
 
 
 def test_layers():
@@ -487,6 +491,18 @@ def test_text_is_a_function_of_seed_step_and_replica():
 def test_missing_arms_are_named():
     found, missing = arms.find(["stock", "deepep"], "auto")
     assert [arm.name for arm in found] == ["stock"] and missing == {"deepep": "needs GPUs, and torch finds none"}
+
+
+def test_other_dispatchers_are_as_fast_as_megatron_has_them(monkeypatch):
+    monkeypatch.setattr(arms, "_why_not", lambda _: None)
+    assert [arm.plainer for arm in arms.find(["deepep", "hybridep"], "auto")[0]] == [None, None]
+    monkeypatch.setattr(arms, "has_transformer_engine", lambda: True)
+    deepep, hybridep = arms.find(["deepep", "hybridep"], "auto")[0]
+    assert deepep.experimental and not deepep.plainer.experimental and deepep.changes == deepep.plainer.changes
+    assert hybridep.changes["moe_permute_fusion_into_hybridep"] and not hybridep.experimental
+    assert "moe_permute_fusion_into_hybridep" not in hybridep.plainer.changes
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    assert {*deepep.changes, *hybridep.changes} <= fields
 
 
 def test_reserved_sms_are_arms():

@@ -56,7 +56,8 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
     setting = Setting(
         size, batches, device, options.seed, cuda_graphs=options.cuda_graphs, used_bytes=used_bytes(device)
     )
-    set_up_parallelism(ranks)
+    bounded = "uniep" in options.arms
+    set_up_parallelism(ranks, bounded)
     report: dict[str, typing.Any] = {
         "format": 3,
         "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -74,7 +75,7 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
             "timed_steps_an_arm": options.turns * options.steps,
             "transformer_engine": arms_module.has_transformer_engine(),
             "cuda_graphs": options.cuda_graphs,
-            "communicators": communicators(),
+            "communicators": communicators(bounded),
             "environment": {} if options.cpu else environment(),
         },
         "arms": {arm.name: what_it_is(setting, arm, ranks) for arm in arms},

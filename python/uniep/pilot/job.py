@@ -100,7 +100,7 @@ def _train(job: Job, rank: int) -> dict[str, typing.Any]:
     from uniep.pilot.world import begin
 
     device, ranks = begin(job.cpu, _TIMEOUT)
-    set_up_parallelism(ranks, _TIMEOUT)
+    set_up_parallelism(ranks, timeout=_TIMEOUT)
     size = of_model(job.model, job.layers)
     text = Text(read(job.text)[0], size.sequence, size.batch, job.seed)
     arm = find(["uniep"], job.schedule)[0][0]

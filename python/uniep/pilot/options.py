@@ -47,7 +47,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--bit-layers",
         type=int,
-        help="layers in bits and kill, whose checkpoints take 14 bytes a parameter; as --layers",
+        help="layers in bits and kill, whose checkpoints take 14 bytes a parameter; else two with experts at most",
     )
     parser.add_argument("--bit-steps", type=int, help="steps of the comparisons of bits, and of the job that is killed")
     parser.add_argument("--curve-steps", type=int, help="steps of the loss curves")

@@ -26,10 +26,11 @@ from uniep.pilot.arms import STEPS_BEFORE_GRAPHS, Arm, with_reserved_sms
 from uniep.pilot.job import Job
 from uniep.pilot.meeting import meet
 from uniep.pilot.options import PARTS
-from uniep.pilot.training import Setting
+from uniep.pilot.training import Setting, what_it_is
 from uniep.pilot.world import set_deterministic
 
 NOT_OVER = "it did not come to its end"
+MOST_BIT_LAYERS = 2  # with experts, where --bit-layers does not say more: checkpoints of a whole model fill disks
 
 
 class Output(typing.NamedTuple):
@@ -65,8 +66,9 @@ class Parts:
         self.options, self.setting, self.arms, self.report = options, setting, list(arms), report
         self.write, self.tell = output.write, output.tell
         size = setting.size
-        if options.bit_layers is not None:
-            size = sizes.of_model(options.model, options.bit_layers, "--bit-layers")
+        layers = options.bit_layers or min(size.layers, size.dense_layers + MOST_BIT_LAYERS)
+        if layers != size.layers:
+            size = sizes.of_model(options.model, layers, "--bit-layers")
         # Whose bits are told: attention's usual backward on GPUs adds in another order each time.
         self.repeatable = dataclasses.replace(setting, size=size, deterministic=True, cuda_graphs=False)
         self.folder: pathlib.Path | None = None
@@ -105,12 +107,27 @@ class Parts:
         brief = dataclasses.replace(self.setting, size=least)
         steps = STEPS_BEFORE_GRAPHS + 1 if self.setting.cuda_graphs else 1
         for arm in [one for one in self.arms if one.name not in ("stock", "uniep")]:
-            one_step = functools.partial(turns.run_block, brief, arm, turn=0, warm=0, steps=steps)
-            why = self._why_failed(f"a first step of {arm.name}", one_step)
-            if why is not None:
+            tried, why = self._first_that_runs(arm, brief, steps)
+            if why is None:
+                self.arms[self.arms.index(arm)] = tried
+                self.report["arms"][arm.name] = what_it_is(self.setting, tried, dist.get_world_size())
+            else:
                 self.arms.remove(arm)
                 self.report["missing_arms"][arm.name] = f"its first step failed: {why}"
                 self.tell(f"arm {arm.name} is missing: its first step failed: {why}")
+
+    def _first_that_runs(self, arm: Arm, brief: Setting, steps: int) -> tuple[Arm, str | None]:
+        """An arm or a plainer one instead of it; and why the last failed, if all did."""
+        why = None
+        tried: Arm | None = arm
+        while tried is not None:
+            arm = tried
+            one_step = functools.partial(turns.run_block, brief, arm, turn=0, warm=0, steps=steps)
+            why = self._why_failed(f"a first step of {arm.name}", one_step)
+            tried = None if why is None else arm.plainer
+            if tried is not None:
+                self.tell(f"{arm.what}: its first step failed: {why}; now {tried.what}")
+        return arm, why
 
     def _run_part(self, part: str) -> str | None:
         """Why the part failed on all ranks; None where it did not."""
@@ -162,19 +179,20 @@ class Parts:
 
     def run_turns(self) -> None:
         given = self.options
-        blocks = turns.take_turns(self.setting, self.arms, given.turns, given.warm, given.steps, self.tell)
-        first = blocks[: len(self.arms)]
-        self.report |= {
-            "table": summary.table(blocks, self.setting.size, dist.get_world_size()),
-            "timeline": {block.arm: [span._asdict() for span in block.timeline] for block in first},
-            "stats": [one._asdict() for block in first for one in block.stats if block.arm == "uniep"],
-            "began_alike": turns.began_alike(blocks),
-            "bits": {name: [one._asdict()] for name, one in bits.of_blocks(blocks).items()},
-        }
+        for blocks in turns.take_turns(self.setting, self.arms, given.turns, given.warm, given.steps, self.tell):
+            first = blocks[: len(self.arms)]
+            self.report |= {
+                "table": summary.table(blocks, self.setting.size, dist.get_world_size()),
+                "timeline": {block.arm: [span._asdict() for span in block.timeline] for block in first},
+                "stats": [one._asdict() for block in first for one in block.stats if block.arm == "uniep"],
+                "began_alike": turns.began_alike(blocks),
+                "bits": {name: [one._asdict()] for name, one in bits.of_blocks(blocks).items()},
+            }
+            self.write(self.report)  # a run that is cut keeps the turns so far
 
     def run_deterministic(self) -> None:
         found, given = dataclasses.replace(self.setting, deterministic=True), self.options
-        again = turns.take_turns(found, self.arms, 2, given.warm, given.deterministic_steps, self.tell)
+        *_, again = turns.take_turns(found, self.arms, 2, given.warm, given.deterministic_steps, self.tell)
         equal = bits.of_blocks(again)
         self.report["deterministic"] = {
             name: {"step_ms": turns.interval(times)._asdict(), "bits": equal[name]._asdict()}
@@ -205,7 +223,7 @@ class Parts:
         _, losses, digest = self._restarted()
         job = Job(
             given.model,
-            given.bit_layers or given.layers,
+            self.repeatable.size.layers,
             given.text,
             given.seed,
             given.schedule,
@@ -230,7 +248,7 @@ class Parts:
             self.report["missing_parts"].append(note)
             self.write(self.report)
             try:
-                blocks = turns.take_turns(self.setting, arms, given.turns, given.warm, given.steps, self.tell)
+                *_, blocks = turns.take_turns(self.setting, arms, given.turns, given.warm, given.steps, self.tell)
             except TimeoutError as error:
                 words = " ".join(str(error).split())
                 if arms is together[0] or not meet(f"a time-out of {arms[0].name}"):

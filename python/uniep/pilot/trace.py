@@ -103,6 +103,18 @@ def _router_hook(trace: Trace, name: str) -> Callable[..., None]:
     return hook
 
 
+def _stored_input_hook(trace: Trace, name: str) -> Callable[..., None]:
+    """In a replay of Megatron's graphs a MoE layer takes what the replay left to it, and not its argument, whose
+    gradient ends the backward elsewhere."""
+
+    def hook(module: typing.Any, _arguments: typing.Any) -> None:
+        given = getattr(getattr(module, "cudagraph_tensor_store", None), "hidden_states", None)
+        if given is not None and given.requires_grad:
+            given.register_hook(lambda _: trace.end(name, "backward"))
+
+    return hook
+
+
 @contextlib.contextmanager
 def traced(training: Training) -> Iterator[Trace]:
     """Hooks on the modules of a training for the steps inside; one step gives one timeline."""
@@ -123,6 +135,7 @@ def traced(training: Training) -> Iterator[Trace]:
             module.register_full_backward_hook(end(name, "backward")),
         ]
         if isinstance(module, MoELayer):
+            handles.append(module.register_forward_pre_hook(_stored_input_hook(trace, name)))
             handles.append(module.router.register_forward_hook(_router_hook(trace, name)))
     finalize, optimizer_step = training.config.finalize_model_grads_func, training.optimizer.step
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.config import set_experimental_flag
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -126,9 +127,15 @@ def _block_spec(config: typing.Any, arm: Arm) -> typing.Any:
     return uniep.megatron.enable(spec, schedule=arm.schedule, reserve_sms=arm.reserve_sms)
 
 
-def set_up_parallelism(ranks: int, timeout: datetime.timedelta = datetime.timedelta(minutes=30)) -> None:
-    """Megatron's process groups, for the whole run: expert parallelism over all ranks."""
-    told = communicators()
+def set_up_parallelism(
+    ranks: int, bounded: bool = True, timeout: datetime.timedelta = datetime.timedelta(minutes=30)
+) -> None:
+    """Megatron's process groups, for the whole run: expert parallelism over all ranks.
+
+    Args:
+        bounded: whether collectives beside layers leave UniEP's kernels their SMs.
+    """
+    told = communicators(bounded)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         json.dump(told, file)
         file.flush()
@@ -154,6 +161,7 @@ class Training:
         self.graphs: typing.Any = None  # Megatron's, once they are captured
         ranks = dist.get_world_size()
         set_deterministic(setting.deterministic)
+        set_experimental_flag(arm.experimental)
         MoEAuxLossAutoScaler.main_loss_backward_scale = None
         tensor_parallel.random.initialize_rng_tracker(use_te_rng_tracker=setting.cuda_graphs, force_reset=True)
         model_parallel_cuda_manual_seed(setting.seed)

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -113,9 +113,9 @@ def run_block(setting: Setting, arm: Arm, turn: int, warm: int, steps: int) -> B
 
 def take_turns(
     setting: Setting, arms: Sequence[Arm], turns: int, warm: int, steps: int, tell: Callable[[str], None]
-) -> list[Block]:
-    """Blocks of all arms, in another order each turn."""
-    blocks = []
+) -> Iterator[list[Block]]:
+    """Blocks of all arms, in another order each turn. After each turn, all so far."""
+    blocks: list[Block] = []
     for turn in range(turns):
         for place in range(len(arms)):
             arm = arms[(turn + place) % len(arms)]
@@ -123,7 +123,7 @@ def take_turns(
             words = ", deterministic mode" if setting.deterministic else ""
             tell(f"turn {turn + 1} of {turns}, {arm.name}{words}: {statistics.median(block.step_ms):.2f} ms a step")
             blocks.append(block)
-    return blocks
+        yield list(blocks)
 
 
 def began_alike(blocks: Sequence[Block]) -> bool:

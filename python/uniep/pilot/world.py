@@ -46,15 +46,15 @@ def set_deterministic(on: bool) -> None:
         os.environ[_OF_THE_ENGINE] = value
 
 
-def communicators() -> dict[str, dict[str, int]]:
+def communicators(bounded: bool) -> dict[str, dict[str, int]]:
     """What Megatron's NCCL groups are told, by their names, in all arms alike.
 
-    Nothing over gloo, and where NCCL_MAX_CTAS is set, which NCCL takes before it.
+    Nothing unless `bounded`, over gloo, and where NCCL_MAX_CTAS is set, which NCCL takes before it.
 
     Raises:
         ValueError: Megatron-core would need PyYAML to read it.
     """
-    if dist.get_backend() != "nccl" or os.environ.get("NCCL_MAX_CTAS"):
+    if not bounded or dist.get_backend() != "nccl" or os.environ.get("NCCL_MAX_CTAS"):
         return {}
     if importlib.util.find_spec("yaml") is None:
         raise ValueError(
