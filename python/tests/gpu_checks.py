@@ -10,6 +10,7 @@ fails. --cpu runs over gloo, which tests the checks: there both transports are t
 import argparse
 import copy
 import datetime
+import itertools
 import os
 import random
 import sys
@@ -447,6 +448,72 @@ def check_training_beside_overlapped_all_reduces(world):
         world.expect(losses == expected_losses, "losses differ")
         for one, other in zip(parameters, expected, strict=True):
             world.expect(same_bits(one, other), f"a parameter of shape {list(one.shape)} differs")
+
+
+LATE_S = 2.0
+
+
+def beside_a_collective(world, group, collectives, layer, late, layer_first):
+    """With rank `late` coming late to one of the two, seconds until the other one is over; and the layer's results."""
+    side, over = torch.cuda.Stream(), torch.cuda.Event()
+    values = torch.ones(32 << 20, device=world.device)
+    tokens = max(len(x) for x in layer.x)
+    capacity = (world.ranks * (4 * tokens + 128 * 8), tokens)  # so that no host waits
+    cycles = int(LATE_S * 1e3 * torch.cuda.get_device_properties(world.device).clock_rate) if world.rank == late else 0
+
+    def collective(behind):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(behind)
+            dist.all_reduce(values, group=collectives)
+            if layer_first:
+                over.record()
+
+    def calls(behind):
+        torch.cuda._sleep(behind)
+        results = world.run(layer, group, capacity=capacity)
+        if not layer_first:
+            over.record()
+        return results
+
+    world.synchronize()
+    dist.barrier(group=world.host)
+    got = calls(cycles) if layer_first else collective(cycles)
+    time.sleep(0.2)  # so that what waits for the late rank is on its SMs
+    begin = time.perf_counter()
+    got = calls(0) if got is None else (collective(0), got)[1]
+    while not over.query() and time.perf_counter() - begin < 30:
+        time.sleep(0.001)
+    taken = time.perf_counter() - begin
+    world.synchronize()
+    return taken, got
+
+
+def check_reserved_sms_are_enough(world):
+    """What reserve_sms="auto" leaves: a layer and a collective of NCCL run beside each other, whichever waits for a
+    rank that comes late, and however NCCL's CTAs are clustered."""
+    if world.cpu or world.ranks == 1:
+        return
+    layer = world.medium()
+    expected = world.run(layer)
+    for cluster in (None, 1, 2, 4):
+        options = dist.ProcessGroupNCCL.Options()
+        options.config.max_ctas = 8
+        if cluster is not None:
+            options.config.cga_cluster_size = cluster
+        collectives = dist.new_group(backend="nccl", pg_options=options)
+        with uniep.Group(device=world.device, timeout_s=20) as group:
+            group.run_beside(collectives)
+            for late, layer_first in itertools.product((None, *range(world.ranks)), (False, True)):
+                taken, got = beside_a_collective(world, group, collectives, layer, late, layer_first)
+                if late is None:
+                    continue  # the first time makes what both need
+                first = "layer" if layer_first else "NCCL"
+                text = f"clusters of {cluster or 'its choice'}, rank {late} late, {first} first"
+                if world.rank == (late + 1) % world.ranks:
+                    print(f"  {text}: {taken:.3f} s", flush=True)
+                world.expect(taken < LATE_S / 2, f"{text}: waited {taken:.3f} s")
+                world.expect_same(got, expected, text)
+        dist.destroy_process_group(collectives)
 
 
 def check_groups(world):
