@@ -480,7 +480,10 @@ def beside_a_collective(world, group, collectives, layer, late, layer_first):
     got = calls(cycles) if layer_first else collective(cycles)
     time.sleep(0.2)  # so that what waits for the late rank is on its SMs
     begin = time.perf_counter()
-    got = calls(0) if got is None else (collective(0), got)[1]
+    if layer_first:
+        collective(0)
+    else:
+        got = calls(0)
     while not over.query() and time.perf_counter() - begin < 30:
         time.sleep(0.001)
     taken = time.perf_counter() - begin
