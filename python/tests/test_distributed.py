@@ -11,6 +11,6 @@ def test_processes(ranks):
 
 
 def test_checks_for_gpus():
-    count = (HERE / "gpu_checks.py").read_text().count("\ndef check_")
+    count = sum((HERE / f"gpu_checks{end}.py").read_text().count("\ndef check_") for end in ("", "_beside_nccl"))
     assert count > 20
     assert f"{count} of {count} checks passed" in run_ranks(2, HERE / "gpu_checks.py", "--cpu")

@@ -51,6 +51,8 @@ def _torch() -> dict[str, str]:
     names = [torch.cuda.get_device_name(gpu) for gpu in range(gpus)]
     lines["GPUs"] = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     hopper = all(torch.cuda.get_device_capability(gpu)[0] == 9 for gpu in range(gpus))
-    lines["engine"] = "cuda" if hopper else "cpu: the cuda engine needs Hopper GPUs (compute capability 9.0)"
-    lines["transport"] = "native on one host, torch between hosts" if hopper else "native alone, torch with more ranks"
+    lines["engine"] = "cuda" if hopper else "cpu; CUDA tensors need Hopper GPUs (compute capability 9.0)"
+    lines["transport"] = (
+        "native on one host, torch between hosts" if hopper else "on CPUs: native alone, torch with more ranks"
+    )
     return lines

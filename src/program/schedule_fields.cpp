@@ -76,7 +76,7 @@ void add_launch_and_dispatch(std::vector<FieldDescriptor>& table) {
           "pairs: two, Dispatch with the first GEMM (FC1, or dgrad FC2) and the second GEMM (FC2, or dgrad FC1) with "
           "Combine. layer: one for the whole direction. Weight gradients: see backward.wgrad. Inside a launch a tile "
           "starts as soon as the tiles that it reads are done.",
-          "none: serial kernels (Megatron); pairs: COMET, UniEP; layer: HyperParallel-MoE, Mega MoE"),
+          "none: serial kernels (Megatron); pairs: COMET, the UniEP paper; layer: HyperParallel-MoE, Mega MoE"),
       UNIEP_MEMBER(fusion)));
   table.push_back(describe(
       words("dispatch.transport", {"pull", "push"},
@@ -99,25 +99,25 @@ void add_communication(std::vector<FieldDescriptor>& table) {
             "Who copies. warps: every worker has a copy agent (on cuda a copy warp in every CTA) beside its compute "
             "agent; dispatch, staged sends and the reduction are its work. sms: workers have a compute agent only, and "
             "the three comm.*_sms fields say which workers copy.",
-            "warps: a copy warp in every CTA; sms: SM specialisation (UniEP)"),
+            "warps: a copy warp in every CTA; sms: SM specialisation (the UniEP paper)"),
       UNIEP_MEMBER(comm.where)));
   table.push_back(
       describe(range("comm.dispatch_sms", 0, kMaxWorkersOfAField,
                      "With comm.where=sms: workers that dispatch first and join the GEMM tiles when that is done.",
-                     "UniEP's N_disp; Hybrid-EP's few SMs"),
+                     "the UniEP paper's N_disp; Hybrid-EP's few SMs"),
                UNIEP_MEMBER(comm.dispatch_sms)));
   table.push_back(describe(
       range("comm.combine_sms", 0, kMaxWorkersOfAField,
             "With comm.where=sms and combine.transport=staged: workers that only send finished rows to their source "
             "ranks and compute no GEMM tile. 0: the computing workers send, after their GEMM tiles.",
-            "UniEP's N_comb"),
+            "the UniEP paper's N_comb"),
       UNIEP_MEMBER(comm.combine_sms)));
   table.push_back(describe(
       range(
           "comm.reduce_sms", 0, kMaxWorkersOfAField,
           "With comm.where=sms: workers that only sum the slots of this rank's tokens and compute no GEMM tile. 0: all "
           "workers do so, after everything else.",
-          "UniEP's N_red"),
+          "the UniEP paper's N_red"),
       UNIEP_MEMBER(comm.reduce_sms)));
   table.push_back(describe(
       powers_of_two("comm.chunk_bytes", 512, 65536,
