@@ -14,8 +14,9 @@ all slots used, as bench/remote_routing.py writes it.
         [--tokens 4096,8192] [--routing FILE.npy | --as-eight] [--wgrad bf16|fp32|accumulate] [--schedule ...] [--json FILE]
 
 --op takes several, separated by commas. --as-eight loads fewer GPUs as eight would be: the experts of as many of eight ranks, and a
-routing that sends seven slots in eight to other ranks (remote_routing.py), each of them as a row of its own (dispatch.dedup=off);
-weight gradients run where they would on eight.
+routing that sends seven slots in eight to other ranks (remote_routing.py), each of them as a row of its own (dispatch.dedup=off).
+Ours runs as it would by default on eight. `deepep` is left out: it sends a row to each rank once. Mixtral's two slots can not be
+shared like that: of its slots half are sent. A shape's rows are printed, and FILE written, once its rounds are over.
 """
 
 import argparse
@@ -47,6 +48,8 @@ FORMULAS = {"gpt-oss-120b": "gpt-oss", "nemotron-3-nano": "relu2"}  # of expert_
 
 def measure_theirs(rank, ranks, options, path):
     buffer, deep_ep = serialized_layer.join(rank, ranks)
+    if options.as_eight:
+        buffer = None  # it sends a row to a rank once, and there are fewer ranks than eight
     routing = None if options.routing is None else torch.from_numpy(numpy.load(options.routing))
     results = {}
     for shape in options.shapes:
@@ -78,9 +81,9 @@ def measure_ours(options, op, ranks, shape, tokens):
         if options.as_eight:
             routing = os.path.join(folder, "routing.npy")
             numpy.save(routing, as_eight_ids(options, ranks, shape, tokens))
-            schedule = ",".join(filter(None, ["dispatch.dedup=off", schedule]))
-            order = schedule_backward or remote_routing.backward_order_of_eight(options.uniep, SHAPES.get(shape, shape), options.schedule)
-            schedule_backward = f"dispatch.dedup=off,{order}"
+            whole = SHAPES.get(shape, shape)
+            schedule_backward = remote_routing.schedule_of_eight(options.uniep, whole, "backward", schedule_backward or schedule)
+            schedule = remote_routing.schedule_of_eight(options.uniep, whole, "forward", schedule)
         for name in ("layer", "gemms"):
             command = [options.uniep, "bench", "--op", bench_op, "--shape", sizes, "--tokens", str(tokens), "--ranks", str(ranks),
                        "--repeat", str(options.repeat), "--only", name, "--wgrad", options.wgrad, "--json", "-",
@@ -139,6 +142,33 @@ def ratio_text(values, one, other):
     return f"{ratio:.3f} ({min(rounds):.3f} to {max(rounds):.3f})"
 
 
+def measure_shape(options, ranks, shape):
+    """A record for each number of tokens and op. Who comes first changes with each round."""
+    keys = list(itertools.product(options.tokens, options.op))
+    samples, flops = {key: {} for key in keys}, {}
+    for turn in range(options.rounds):
+        theirs = their_times(options, ranks, shape) if turn % 2 == 0 else None
+        ours = {(tokens, op): measure_ours(options, op, ranks, shape, tokens) for tokens, op in keys}
+        theirs = theirs or their_times(options, ranks, shape)
+        for tokens, op in keys:
+            times, flops[tokens, op] = ours[tokens, op]
+            for name, value in {**theirs[f"{op} {shape} {tokens}"], **times}.items():
+                samples[tokens, op].setdefault(name, []).append(value)
+    records = []
+    for (tokens, op), values in samples.items():
+        ms = {name: statistics.median(times) for name, times in values.items()}
+        tflops = flops[tokens, op] / ms["layer"] / 1e9
+        records.append(dict(op=op, shape=shape, tokens=tokens, ms=ms, rounds=values, tflops=tflops))
+    return records
+
+
+def row_of(record):
+    ms, values = record["ms"], record["rounds"]
+    ratios = [ratio_text(values, *pair) for pair in (("layer", "torch GEMMs"), ("nccl", "layer"), ("deepep", "layer"))]
+    return (f"{record['op']:8s} {record['shape']:17s} {record['tokens']:5d} {ms['layer']:8.3f} {record['tflops']:7.0f} {ms['gemms']:8.3f} "
+            f"{ms['torch GEMMs']:10.3f} {ms['nccl']:8.3f} {ms.get('deepep', float('nan')):8.3f} | {', '.join(ratios)}")
+
+
 def check_routing(options, ranks):
     ids = numpy.load(options.routing)
     for shape in options.shapes:
@@ -172,35 +202,25 @@ def main():
     if options.as_eight and options.routing is not None:
         parser.error("--as-eight: has a routing of its own; leave --routing out")
     options.shapes = split_shapes(options.shapes)
+    if "step" in options.op and any(FORMULAS.get(shape) == "gpt-oss" for shape in options.shapes):
+        parser.error("--op step: gpt-oss has biases, which `uniep bench` measures in forward and backward alone")
     options.tokens = [int(tokens) for tokens in options.tokens.split(",")]
     ranks = torch.cuda.device_count()
     if options.routing is not None:
         check_routing(options, ranks)
     print(f"{ranks} x {torch.cuda.get_device_name()}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}")
-    samples, flops = {}, {}
-    for shape, _ in itertools.product(options.shapes, range(options.rounds)):
-        theirs = their_times(options, ranks, shape)
-        for tokens, op in itertools.product(options.tokens, options.op):
-            key = (op, shape, tokens)
-            times, flops[key] = measure_ours(options, op, ranks, shape, tokens)
-            for name, value in {**theirs[f"{op} {shape} {tokens}"], **times}.items():
-                samples.setdefault(key, {}).setdefault(name, []).append(value)
-    records = []
     print("op       shape                 T    layer TFLOP/s    GEMMs torch GEMMs     nccl   deepep | layer / torch GEMMs, "
           "nccl / layer, deepep / layer (range of the rounds)")
-    for (op, shape, tokens), values in samples.items():
-        ms = {name: statistics.median(times) for name, times in values.items()}
-        tflops = flops[op, shape, tokens] / ms["layer"] / 1e9
-        records.append(dict(op=op, shape=shape, tokens=tokens, ms=ms, rounds=values, tflops=tflops))
-        peer = ms.get("deepep", float("nan"))
-        ratios = [ratio_text(values, *pair) for pair in (("layer", "torch GEMMs"), ("nccl", "layer"), ("deepep", "layer"))]
-        print(f"{op:8s} {shape:17s} {tokens:5d} {ms['layer']:8.3f} {tflops:7.0f} {ms['gemms']:8.3f} {ms['torch GEMMs']:10.3f} "
-              f"{ms['nccl']:8.3f} {peer:8.3f} | {', '.join(ratios)}", flush=True)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(dict(op=options.op, wgrad=options.wgrad, routing="as eight" if options.as_eight else options.routing,
-                           launch="processes" if options.processes else "threads", device=torch.cuda.get_device_name(), gpus=ranks,
-                           warm_up=options.warm_up, records=records), file)
+    report = dict(op=options.op, wgrad=options.wgrad, routing="as eight" if options.as_eight else options.routing,
+                  launch="processes" if options.processes else "threads", device=torch.cuda.get_device_name(), gpus=ranks,
+                  warm_up=options.warm_up, records=[])
+    for shape in options.shapes:
+        for record in measure_shape(options, ranks, shape):
+            report["records"].append(record)
+            print(row_of(record), flush=True)
+        if options.json:
+            with open(options.json, "w") as file:
+                json.dump(report, file)
 
 
 if __name__ == "__main__":

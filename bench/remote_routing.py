@@ -28,14 +28,21 @@ def remote_ids(experts, ranks=2, tokens=8192, topk=8):
     return ids
 
 
-def backward_order_of_eight(uniep, sizes, schedule=None):
-    """How eight ranks run backward by default, as a Schedule's text: where weight gradients run. `sizes`: H, I, E, K of the whole model,
-    numbers or their text; `schedule`: what is given besides."""
+# What eight ranks choose otherwise than two.
+ORDER = ("fusion", "comm.where", "comm.dispatch_sms", "order.experts_per_wave", "order.interleave", "order.raster", "combine.column_chunks",
+         "backward.wgrad", "backward.wgrad_reserve")
+
+
+def schedule_of_eight(uniep, sizes, direction, given=None):
+    """What eight ranks run by default, as a Schedule's text for fewer that are loaded as eight. `sizes`: H, I, E, K of the whole model,
+    numbers or their text; `given`: a Schedule's text, whose fields stay."""
     shape = sizes if isinstance(sizes, str) else ",".join(map(str, sizes))
-    command = [uniep, "schedule", "--engine", "cuda", "--ranks", "8", "--shape", shape, "--direction", "backward"]
-    command += ["--schedule", schedule] if schedule else []
+    command = [uniep, "schedule", "--engine", "cuda", "--ranks", "8", "--shape", shape, "--direction", direction]
+    command += ["--schedule", given] if given else []
     filled = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    return f"fusion={filled['fusion']},backward.wgrad={filled['backward.wgrad']}"
+    fields = {"dispatch.dedup": "off", **{name: filled[name] for name in ORDER}}
+    fields |= dict(field.split("=", 1) for field in (given or "").split(",") if field)
+    return ",".join(f"{name}={value}" for name, value in fields.items())
 
 
 def main():

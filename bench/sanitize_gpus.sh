@@ -27,9 +27,17 @@ sanitize() {
   timeout "$seconds" compute-sanitizer --tool "$tool" --target-processes all "$@" >"$log" 2>&1 || status=$?
   printf '%-10s %-12s %4d s  status %d  %s | %s\n' "$tool" "$name" $((SECONDS - begin)) "$status" \
     "$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -n 1)" "$(grep -vE '^=====' "$log" | tail -n 1 | cut -c1-100)"
-  if [ "$status" -ne 124 ] && { grep -q '^FAIL' "$log" || { [ "$tool" = memcheck ] && ! grep -q 'ERROR SUMMARY: 0 errors' "$log"; }; }; then
-    touch "$folder/failed"
-  fi
+  local bad=0
+  grep -q '^FAIL' "$log" && bad=1
+  case $status in
+    124) # cut: what was found until then counts
+      echo "           $name was cut after $seconds s: no verdict on the rest"
+      [ "$tool" = memcheck ] && grep -qE '^========= (Invalid|Program hit)' "$log" && bad=1
+      ;;
+    0) [ "$tool" = memcheck ] && ! grep -q 'ERROR SUMMARY: 0 errors' "$log" && bad=1 ;;
+    *) bad=1 ;;
+  esac
+  [ "$bad" -eq 0 ] || touch "$folder/failed"
 }
 
 accesses() {

@@ -47,10 +47,6 @@ shapes=(dsv3 qwen3-235b qwen3-30b mixtral)
 failed=0 left=0
 export UNIEP_TEST_KERNELS=${UNIEP_TEST_KERNELS:-$here/../tests/cuda} UNIEP_LIBRARY=${UNIEP_LIBRARY:-$build/libuniep.so}
 export PYTHONPATH=$here/../python:${PYTHONPATH:-} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-if [ -z "${UNIEP_LIBNCCL:-}" ]; then
-  torchs=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/lib/libnccl.so.2")' 2>/dev/null || true)
-  [ -e "$torchs" ] && export UNIEP_LIBNCCL=$torchs
-fi
 
 # step NAME SECONDS COMMAND...
 step() {

@@ -21,6 +21,7 @@
 #include <optional>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "engine/cuda/kernels/exchange.h"
 #include "engine/cuda/kernels/gemm_kernels.h"
@@ -247,28 +248,29 @@ std::vector<KernelRequest> common_kernels() {
   return requests;
 }
 
-// Each in a process of its own, since a process has one variant.
-bool compile_all(const std::vector<Subject>& subjects, const Options& options, int threads) {
+// Each in a process of its own, since a process has one variant. Returns the names of those that do not compile.
+std::set<std::string> compile_all(const std::vector<Subject>& subjects, const Options& options, int threads) {
   compile_kernels(common_kernels(), threads);
   const double begin = seconds_now();
-  std::vector<ChildProcess> running;
-  bool good = true;
+  std::vector<std::pair<std::string, ChildProcess>> running;
+  std::set<std::string> failed;
   std::size_t next = 0;
   while (next < subjects.size() || !running.empty()) {
     if (next < subjects.size() && running.size() < static_cast<std::size_t>(threads)) {
-      running.push_back(start("--compile-one", subjects[next++], options));
+      running.emplace_back(subjects[next].name, start("--compile-one", subjects[next], options));
+      ++next;
       continue;
     }
     for (auto child = running.begin(); child != running.end();) {
-      const bool ended = child->has_ended();
-      good &= !ended || child->exit_status() == 0;
+      const bool ended = child->second.has_ended();
+      if (ended && child->second.exit_status() != 0) failed.insert(child->first);
       child = ended ? running.erase(child) : std::next(child);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   std::printf("kernels of %zu runs in the cache, %.0f s\n", subjects.size(), seconds_now() - begin);
   std::fflush(stdout);
-  return good;
+  return failed;
 }
 
 Fate run_in_process(const Subject& subject, const Options& options) {
@@ -335,8 +337,14 @@ int run_all(const Options& options) {
       count(totals, subject, fate_in(found->second));
     }
   }
-  if (!compile_all(left, options, static_cast<int>(std::max(1u, std::thread::hardware_concurrency())))) return 1;
+  const std::set<std::string> not_compiled =
+      compile_all(left, options, static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
   for (const Subject& subject : left) {
+    if (not_compiled.contains(subject.name)) {
+      std::printf("%-30s FAIL: its kernels do not compile\n", subject.name.c_str());
+      ++totals.wrong;
+      continue;
+    }
     const double begin = seconds_now();
     const Fate fate = run_in_process(subject, options);
     count(totals, subject, fate);
@@ -345,7 +353,7 @@ int run_all(const Options& options) {
     std::fflush(stdout);
     if (!options.results.empty()) std::ofstream(options.results, std::ios::app) << line << "\n";
   }
-  std::printf("mutants: %d killed, %d survived, %d survived as said; %d runs wrong without a fault\n", totals.killed,
+  std::printf("mutants: %d killed, %d survived, %d survived as said; %d wrong without a fault, or not compiled\n", totals.killed,
               totals.survived, totals.expected_to_survive, totals.wrong);
   return totals.survived == 0 && totals.wrong == 0 ? 0 : 1;
 }
