@@ -353,8 +353,8 @@ int run_all(const Options& options) {
     std::fflush(stdout);
     if (!options.results.empty()) std::ofstream(options.results, std::ios::app) << line << "\n";
   }
-  std::printf("mutants: %d killed, %d survived, %d survived as said; %d wrong without a fault, or not compiled\n", totals.killed,
-              totals.survived, totals.expected_to_survive, totals.wrong);
+  std::printf("mutants: %d killed, %d survived, %d survived as said; %d wrong without a fault, or not compiled\n",
+              totals.killed, totals.survived, totals.expected_to_survive, totals.wrong);
   return totals.survived == 0 && totals.wrong == 0 ? 0 : 1;
 }
 
@@ -394,7 +394,11 @@ int main(int argc, char** argv) {
       compile_kernels(kernels_of(subject), 1);
       return 0;
     }
-    if (options.compile_threads > 0) return compile_all(chosen(options), options, options.compile_threads) ? 0 : 1;
+    if (options.compile_threads > 0) {
+      const std::set<std::string> failed = compile_all(chosen(options), options, options.compile_threads);
+      for (const std::string& name : failed) std::printf("FAIL: %s: its kernels do not compile\n", name.c_str());
+      return failed.empty() ? 0 : 1;
+    }
   } catch (const std::exception& error) {
     std::printf("FAIL %s\n", error.what());
     return 1;
