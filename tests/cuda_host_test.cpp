@@ -33,11 +33,17 @@ struct FakeCuda {
     library.bind(modules, "fake_cuda_modules");
     library.bind(failures, "fake_cuda_failures");
     library.bind(reset, "fake_cuda_reset");
+    library.bind(capture, "fake_cuda_capture");
+    library.bind(replay, "fake_cuda_replay");
+    library.bind(fail_call, "fake_cuda_fail_call");
   }
   int (*live)() = nullptr;
   int (*modules)() = nullptr;
   int (*failures)() = nullptr;
   void (*reset)() = nullptr;
+  void (*capture)(int) = nullptr;
+  void (*replay)(int) = nullptr;
+  void (*fail_call)() = nullptr;
 };
 
 const FakeCuda& fake() {
@@ -350,6 +356,57 @@ TEST(CudaGroup, RefusesWhatItsRecordsCanNotCount) {
   forward_of(65535 * 128);
   expect_error(Status::kUnsupported, "rows: 8388608 on rank 0; on cuda forward takes up to 8388480 rows of a rank",
                [&] { forward_of(65536 * 128); });
+}
+
+void capture_forward(Calls& calls) {
+  fake().capture(1);
+  calls.run(Step::kForward);
+  fake().capture(0);
+}
+
+// Behind the others that look at modules: what is kept is kept for the process.
+TEST(CudaGroup, TrimKeepsWhatACapturedCallLaunches) {
+  fake();
+  const RandomLayer layer = layer_of(40);
+  Calls calls(layer);
+  calls.prepare(Step::kForward);
+  calls.run(Step::kForward);
+  calls.group().trim();
+  EXPECT_EQ(fake().modules(), 0);
+  capture_forward(calls);  // with a placement of before, whose kernels are loaded again
+  const int captured = fake().modules();
+  EXPECT_GT(captured, 0);
+  calls.group().trim();
+  EXPECT_EQ(fake().modules(), captured);
+}
+
+TEST(CudaGroup, SynchronizeTellsAFailedCallBeforeItWaitsForReplays) {
+  fake();
+  const RandomLayer layer = layer_of(40);
+  ::setenv("UNIEP_ARRIVAL_TIMEOUT_S", "0.3", 1);
+  Calls calls(layer);
+  calls.prepare(Step::kForward);
+  ::unsetenv("UNIEP_ARRIVAL_TIMEOUT_S");
+  calls.run(Step::kForward);
+  fake().replay(1);
+  calls.group().synchronize();  // nothing was captured, so what else the GPUs do does not matter
+  capture_forward(calls);
+  for (const bool recovers : {false, true}) {
+    expect_error(Status::kTimeout, "device 0: work in streams where graphs may be replayed is not over within 0.3 s",
+                 [&] { recovers ? calls.group().recover() : calls.group().synchronize(); });
+  }
+  fake().fail_call();
+  calls.run(Step::kForward);
+  expect_error(Status::kTimeout, "recover() makes the group usable again", [&] { calls.group().synchronize(); });
+  expect_error(Status::kTimeout, "call Group::recover() before the next one", [&] { calls.group().synchronize(); });
+  fake().replay(0);
+  calls.group().recover();
+  calls.group().synchronize();
+  ::setenv("FAKE_CUDA_FAIL", "cuCtxSynchronize:+1:900", 1);
+  expect_error(Status::kUnsupported, "device 0: replays can not be waited for while a stream of it is captured",
+               [&] { calls.group().synchronize(); });
+  ::unsetenv("FAKE_CUDA_FAIL");
+  calls.group().synchronize();
 }
 
 TEST(BlockCache, KeepsAtMostTwiceWhatWasHandedOutAtOneTime) {

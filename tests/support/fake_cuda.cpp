@@ -11,12 +11,15 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "engine/cuda/device/arguments/place_arguments.h"
+#include "engine/cuda/device/arguments/signals.h"
 
 namespace {
 
 using uniep::cuda::PlaceArguments;
+using uniep::cuda::WaitReport;
 
 constexpr size_t kGranularity = 2 << 20;
 
@@ -38,6 +41,13 @@ struct State {
 State& state() {
   static State own;
   return own;
+}
+
+bool fails_call = false;
+std::atomic<bool> captured = false, replayed = false;
+
+CUstreamCaptureStatus capture_status() {
+  return captured ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 struct Compiler {
@@ -115,6 +125,15 @@ int fake_cuda_modules() {
 }
 void fake_cuda_deal_evenly(int deal) {
   state().deals_evenly = deal != 0;
+}
+void fake_cuda_fail_call() {
+  fails_call = true;
+}
+void fake_cuda_capture(int capture) {
+  captured = capture != 0;
+}
+void fake_cuda_replay(int replay) {
+  replayed = replay != 0;
 }
 
 CUresult cuInit(unsigned int) {
@@ -278,6 +297,8 @@ CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t size, CUstre
   return CUDA_SUCCESS;
 }
 CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t size, CUstream) {
+  if (size == sizeof(WaitReport) && std::exchange(fails_call, false))
+    static_cast<WaitReport*>(memory(from))->failed = 1;
   std::memcpy(to, memory(from), size);
   return CUDA_SUCCESS;
 }
@@ -339,6 +360,8 @@ CUresult cuCtxEnablePeerAccess(CUcontext, unsigned int) {
   return CUDA_SUCCESS;
 }
 CUresult cuCtxSynchronize() {
+  PLANNED("cuCtxSynchronize");
+  while (replayed) ::usleep(1000);
   return CUDA_SUCCESS;
 }
 CUresult cuModuleLoadData(CUmodule* module, const void*) {
@@ -412,12 +435,12 @@ CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int) {
 }
 CUresult cuStreamGetCaptureInfo(CUstream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph*, const CUgraphNode**,
                                 const CUgraphEdgeData**, size_t*) {
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
-  *id = 0;
+  *status = capture_status();
+  *id = captured ? 1 : 0;
   return CUDA_SUCCESS;
 }
 CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  *status = capture_status();
   return CUDA_SUCCESS;
 }
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*) {

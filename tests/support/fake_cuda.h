@@ -22,6 +22,11 @@ int fake_cuda_failures();
 int fake_cuda_modules();
 // From now on a placement counts as many slots for every expert, or none at all. For ranks of one process.
 void fake_cuda_deal_evenly(int deal);
+// The next call's kernels say that a wait of theirs ran out, on its first rank.
+void fake_cuda_fail_call();
+// From now on all streams are captured into a graph, or none; and graphs are replayed, or not: cuCtxSynchronize waits.
+void fake_cuda_capture(int capture);
+void fake_cuda_replay(int replay);
 // From now on the compiler begins, and ends only once this is false again; and fails, or not.
 void fake_nvrtc_hold(int hold);
 void fake_nvrtc_fail(int fail);
