@@ -15,8 +15,8 @@ all slots used, as bench/remote_routing.py writes it.
 
 --op takes several, separated by commas. --as-eight loads fewer GPUs as eight would be: the experts of as many of eight ranks, and a
 routing that sends seven slots in eight to other ranks (remote_routing.py), each of them as a row of its own (dispatch.dedup=off).
-Ours runs as it would by default on eight. `deepep` is left out: it sends a row to each rank once. Mixtral's two slots can not be
-shared like that: of its slots half are sent. A shape's rows are printed, and FILE written, once its rounds are over.
+Ours runs as it would by default on eight. `deepep` has no ratio there: it sends a row to each rank once, and there are fewer ranks.
+Mixtral's two slots can not be shared like that: of its slots half are sent. A shape's rows are printed, and FILE written, once its rounds are over.
 """
 
 import argparse
@@ -48,8 +48,6 @@ FORMULAS = {"gpt-oss-120b": "gpt-oss", "nemotron-3-nano": "relu2"}  # of expert_
 
 def measure_theirs(rank, ranks, options, path):
     buffer, deep_ep = serialized_layer.join(rank, ranks)
-    if options.as_eight:
-        buffer = None  # it sends a row to a rank once, and there are fewer ranks than eight
     routing = None if options.routing is None else torch.from_numpy(numpy.load(options.routing))
     results = {}
     for shape in options.shapes:
@@ -162,9 +160,10 @@ def measure_shape(options, ranks, shape):
     return records
 
 
-def row_of(record):
+def row_of(record, as_eight):
     ms, values = record["ms"], record["rounds"]
-    ratios = [ratio_text(values, *pair) for pair in (("layer", "torch GEMMs"), ("nccl", "layer"), ("deepep", "layer"))]
+    pairs = [("layer", "torch GEMMs"), ("nccl", "layer")] + ([] if as_eight else [("deepep", "layer")])
+    ratios = [ratio_text(values, *pair) for pair in pairs]
     return (f"{record['op']:8s} {record['shape']:17s} {record['tokens']:5d} {ms['layer']:8.3f} {record['tflops']:7.0f} {ms['gemms']:8.3f} "
             f"{ms['torch GEMMs']:10.3f} {ms['nccl']:8.3f} {ms.get('deepep', float('nan')):8.3f} | {', '.join(ratios)}")
 
@@ -217,7 +216,7 @@ def main():
     for shape in options.shapes:
         for record in measure_shape(options, ranks, shape):
             report["records"].append(record)
-            print(row_of(record), flush=True)
+            print(row_of(record, options.as_eight), flush=True)
         if options.json:
             with open(options.json, "w") as file:
                 json.dump(report, file)
