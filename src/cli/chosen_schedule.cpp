@@ -8,6 +8,8 @@
 #include <iostream>
 #include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "cli/calibrated_machine.h"
 #include "cli/options.h"
@@ -29,10 +31,10 @@ struct Choice {
   std::vector<std::string> remarks;  // on what was looked at and is not taken
 };
 
-// Given fields over an entry's, where the whole is legal.
+// Given fields over a whole Schedule's, where that is legal.
 std::optional<Schedule> overlaid(const LayerOptions& options, Direction direction, const Group& group,
-                                 const tune::TunedSchedule& tuned, std::string& why) {
-  PartialSchedule fields = PartialSchedule::from(tuned.schedule);
+                                 const Schedule& whole, std::string& why) {
+  PartialSchedule fields = PartialSchedule::from(whole);
   for (const auto& [name, value] : options.given(direction).values()) fields.set(name, value);
   try {
     return resolve(
@@ -44,13 +46,23 @@ std::optional<Schedule> overlaid(const LayerOptions& options, Direction directio
   }
 }
 
+// What a layer's entry may be kept under: as it is called, or as without conditions.
+std::vector<tune::TunedKey> keys_of(const tune::TunedKey& key) {
+  if (key.conditions.empty()) return {key};
+  tune::TunedKey plain = key;
+  plain.conditions.clear();
+  return {key, plain};
+}
+
 std::optional<tune::TunedSchedule> entry_of_file(const LayerOptions& options, const tune::TunedKey& key,
                                                  std::string& why) {
   const std::vector<tune::TunedSchedule> all =
       naming_option("--tuned", [&] { return tune::parse_tuned(io::read_text_file(options.tuned)); });
-  const auto found =
-      std::find_if(all.begin(), all.end(), [&](const tune::TunedSchedule& one) { return one.key == key; });
-  if (found != all.end()) return *found;
+  for (const tune::TunedKey& wanted : keys_of(key)) {
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const tune::TunedSchedule& one) { return one.key == wanted; });
+    if (found != all.end()) return *found;
+  }
   why = fmt::format("--tuned: {} has no entry for this layer on '{}', {} ranks and about {} tokens",
                     io::quote_path(options.tuned), key.machine, key.ranks, key.tokens);
   return std::nullopt;
@@ -60,7 +72,7 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
   const tune::TunedKey key = tuned_key(options, direction, group);
   Choice choice;
   const auto take = [&](const std::optional<tune::TunedSchedule>& entry, const std::string& source, std::string why) {
-    if (entry) choice.schedule = overlaid(options, direction, group, *entry, why);
+    if (entry) choice.schedule = overlaid(options, direction, group, entry->schedule, why);
     if (choice.schedule) {
       choice.source = source;
     } else if (!why.empty()) {
@@ -74,10 +86,13 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
     take(entry, "--tuned " + options.tuned, why);
   }
   if (choice.schedule) return choice;
-  std::string why;
   const tune::TunedFolder folder = tuned_folder();
-  const std::optional<tune::TunedSchedule> entry = folder.find(key, &why);
-  take(entry, folder.path(key).string(), why);
+  for (const tune::TunedKey& wanted : keys_of(key)) {
+    std::string why;
+    const std::optional<tune::TunedSchedule> entry = folder.find(wanted, &why);
+    take(entry, folder.path(wanted).string(), why);
+    if (choice.schedule) break;
+  }
   // No backward that the solver found has been measured.
   if (choice.schedule || direction != Direction::kForward || group.engine() != EngineKind::kCuda) return choice;
   std::string doubt;
@@ -86,7 +101,10 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
   if (!doubt.empty()) choice.remarks.push_back(doubt);
   const sim::MachineDescription* const description = calibrated ? &*calibrated : description_of_device(key.machine);
   if (description == nullptr) return choice;
-  if (const std::optional<SolverChoice> solved = solver_choice(options, direction, group.machine(), *description)) {
+  const std::optional<SolverChoice> solved = solver_choice(options, direction, group.machine(), *description);
+  std::string why;
+  // What was given stays, whatever the solver varied.
+  if (solved && overlaid(options, direction, group, solved->schedule, why) == solved->schedule) {
     choice.schedule = solved->schedule;
     choice.source =
         fmt::format("the solver, {:.3f} of the default's time on {} as simulated", solved->ratio, description->name);
@@ -95,6 +113,14 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
         fmt::format("the built-in defaults, which the solver does not surely beat on {}", description->name);
   }
   return choice;
+}
+
+std::string conditions_of(const LayerOptions& options, Direction direction) {
+  std::string text = options.routing == "uniform" ? "" : "routing " + options.routing;
+  std::vector<std::pair<std::string, std::string>> fields = options.given(direction).values();
+  std::sort(fields.begin(), fields.end());
+  for (const auto& [name, value] : fields) text += fmt::format("{}{}={}", text.empty() ? "" : ",", name, value);
+  return text;
 }
 
 bool logs() {
@@ -116,8 +142,13 @@ std::string machine_name(const Group& group) {
 
 tune::TunedKey tuned_key(const LayerOptions& options, Direction direction, const Group& group) {
   const std::vector<int64_t> tokens = options.tokens();
-  return {machine_name(group), group.ranks(), options.shape,
-          options.numerics,    direction,     tune::token_bucket(*std::max_element(tokens.begin(), tokens.end()))};
+  return {machine_name(group),
+          group.ranks(),
+          options.shape,
+          options.numerics,
+          direction,
+          tune::token_bucket(*std::max_element(tokens.begin(), tokens.end())),
+          conditions_of(options, direction)};
 }
 
 tune::TunedFolder tuned_folder() {

@@ -50,10 +50,15 @@ double rounded(double value) {
 Choice choose(const SolveOptions& options, const tune::SolveRequest& request, const tune::Solution& solution,
               const std::optional<Placement>& placement) {
   Choice choice{solution.best.front().schedule, solution.best.front().us * 1e-3, solution.default_us * 1e-3, false, {}};
-  if (!placement) return choice;
+  if (!placement) {
+    if (solution.default_us >= solution.best.front().us) return choice;
+    choice.schedule = solution.default_schedule;  // of counts that are not among those tried
+    choice.ms = choice.default_ms;
+    return choice;
+  }
   sim::SimulateOptions how;
   how.state = options.state;
-  how.one_rank = is_uniform(options.layer);
+  how.one_rank = one_rank_stands_for_all(options.layer);
   const auto simulated_ms = [&](const Schedule& schedule) {
     const Program program(
         sim::simulated_request(request.shape, request.numerics, schedule, options.direction, *request.machine),

@@ -10,6 +10,12 @@ bool is_uniform(const LayerOptions& layer) {
          std::all_of(tokens.begin(), tokens.end(), [&](int64_t count) { return count == tokens.front(); });
 }
 
+bool one_rank_stands_for_all(const LayerOptions& layer) {
+  constexpr int64_t kFewRows = 16;
+  if (!is_uniform(layer)) return false;
+  return layer.tokens().front() * layer.ranks * layer.shape.topk >= kFewRows * layer.shape.experts;
+}
+
 tune::SolveRequest solve_request(const SolvedCall& call, const sim::MachineDescription& machine,
                                  const Placement& placement) {
   const LayerOptions& layer = call.layer;

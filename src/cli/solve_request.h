@@ -7,6 +7,8 @@ namespace uniep::cli {
 
 // Whether all ranks have as many tokens, and routing is uniform, so that one rank stands for all.
 bool is_uniform(const LayerOptions& layer);
+// And whether that may be any rank: with a few rows an expert one rank has more of them than another.
+bool one_rank_stands_for_all(const LayerOptions& layer);
 
 struct SolvedCall {
   const LayerOptions& layer;

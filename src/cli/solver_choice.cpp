@@ -37,7 +37,7 @@ std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction d
   }
   const Placement placement = place_ids(uniform, make_ids(uniform));
   sim::SimulateOptions how;
-  how.one_rank = true;
+  how.one_rank = one_rank_stands_for_all(uniform);
   const auto milliseconds = [&](const Schedule& schedule) {
     const Program program(sim::simulated_request(request.shape, request.numerics, schedule, direction, description),
                           placement.state());
@@ -57,8 +57,12 @@ std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction d
 }
 
 const sim::MachineDescription* description_of_device(const std::string& device) {
-  if (device.find("H200") != std::string::npos) return &sim::shipped_machine("h200");
-  if (device.find("H100") != std::string::npos) return &sim::shipped_machine("dgx_h100");
+  const auto is = [&](const char* name) {
+    const std::size_t at = device.find(name);  // GH200 is another machine
+    return at != std::string::npos && (at == 0 || device[at - 1] != 'G');
+  };
+  if (is("H200")) return &sim::shipped_machine("h200");
+  if (is("H100")) return &sim::shipped_machine("dgx_h100");
   return nullptr;
 }
 

@@ -6,6 +6,7 @@
 #include "program/buildable.h"
 #include "program/schedule_fields.h"
 #include "tune/neighbours.h"
+#include "uniep/error.h"
 
 namespace uniep::cli {
 namespace {
@@ -16,7 +17,13 @@ std::vector<Schedule> solved(const LayerOptions& layer, Direction direction, con
   tune::SolveRequest request = solve_request({layer, direction}, description, placement);
   request.best = count;
   std::vector<Schedule> best;
-  for (const tune::Ranked& ranked : tune::solve(request).best) {
+  tune::Solution solution;
+  try {
+    solution = tune::solve(request);
+  } catch (const Error&) {
+    return best;  // what was given leaves nothing that the solver knows
+  }
+  for (const tune::Ranked& ranked : solution.best) {
     // This GPU may have fewer SMs than the description's.
     if (!validate(ranked.schedule,
                   {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine})

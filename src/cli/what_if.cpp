@@ -109,7 +109,7 @@ class Prediction {
 
   double simulate(const Schedule& schedule, WhatIf* bounded = nullptr) const {
     sim::SimulateOptions how;
-    how.one_rank = is_uniform(layer_);
+    how.one_rank = one_rank_stands_for_all(layer_);
     const Program program(sim::simulated_request(layer_.shape, layer_.numerics, schedule, direction_, description_),
                           placement_->state());
     const sim::Simulated result = sim::simulate(program, description_, how);

@@ -371,15 +371,17 @@ double EventRun::reduce_end(Agent& agent, double now) {
   const int32_t chunk = agent.task.n;
   const double width = 2.0 * (p.chunk_column[chunk + 1] - p.chunk_column[chunk]);
   const double rows = static_cast<double>(agent.waits.size()) + (agent.tokens.end - agent.tokens.begin);
+  // Those that are reserved sum nothing.
+  const double all = times_.own_copy_class ? p.workers : machine_.class_of(Work::kReduce).count;
   double rate = 0;  // GB/s of this agent
   if (p.on_sms || times_.own_copy_class) {
-    rate = machine_.sums.alone / p.workers;
+    rate = machine_.sums.alone / all;
   } else if (state.computes[agent.worker]) {
     rate = machine_.sums.beside / machine_.class_of(Work::kReduce).count;
     agent.counted = agent.role == AgentRole::kCopy;
     state.summing += agent.counted;
   } else {
-    rate = 0.5 * machine_.sums.alone / p.workers;
+    rate = 0.5 * machine_.sums.alone / all;
   }
   return std::max(now + rows * width / (rate * 1e3), take_memory(state, now, rows * width));
 }
@@ -451,6 +453,21 @@ void EventRun::end(int32_t index, double now) {
   advance(index, now);
 }
 
+// Columns of z or dz, and of the activation beside it.
+double EventRun::first_columns(const RankProgram& p) {
+  return static_cast<double>(p.wgrad_fc1.rows + p.wgrad_fc2.columns);
+}
+
+// Of a tile's results, and of what they are added to.
+double EventRun::stored_bytes(const RankProgram& p, Stage stage) const {
+  if (stage == Stage::kFirstGemm) return 2.0 * p.tile_m * first_columns(p) / p.first_tiles;
+  if (stage != Stage::kWgradFc1 && stage != Stage::kWgradFc2) return 2.0 * p.tile_m * p.second_tile_n;
+  const WgradGrid& grid = stage == Stage::kWgradFc1 ? p.wgrad_fc1 : p.wgrad_fc2;
+  const WeightGradient mode = program_.request().numerics.weight_gradient;
+  const double each = mode == WeightGradient::kBFloat16 ? 2 : mode == WeightGradient::kFloat32 ? 4 : 8;
+  return each * grid.tile_m * grid.tile_n;
+}
+
 // A tile's results are stored while the next one runs, and count from then on.
 void EventRun::end_gemm(int32_t index, double now) {
   Agent& agent = agents_[index];
@@ -474,13 +491,11 @@ void EventRun::end_gemm(int32_t index, double now) {
   double stored =
       now + (runs_on && after.task.stage <= Stage::kSecondGemm ? times_.late_store(after.task) : kUnhiddenStore);
   if (task.stage == Stage::kFirstGemm && machine_.has_activation_stage()) {
-    const double bytes = 6.0 * p.tile_m * p.wgrad_fc2.columns / p.first_tiles;
+    const double bytes = 2.0 * p.tile_m * first_columns(p) / p.first_tiles;
     state.activation_free = std::max(state.activation_free, now) + bytes / (machine_.sums.alone * 1e3);
     stored = std::max(stored, state.activation_free);
   }
-  const double bytes = 2.0 * p.tile_m *
-                       (task.stage == Stage::kFirstGemm ? 3.0 * p.wgrad_fc2.columns / p.first_tiles
-                                                        : static_cast<double>(p.second_tile_n));
+  const double bytes = stored_bytes(p, task.stage);
   stored = std::max(stored, take_memory(state, now, bytes * (partner.has_tile() ? 2 : 1)));
   push_event(std::max(stored, sent), Kind::kStored, place);
 }

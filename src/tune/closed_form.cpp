@@ -51,7 +51,7 @@ MemoryTimes forward_memory(const Problem& problem) {
   const double hidden = static_cast<double>(problem.shape.hidden);
   const double intermediate = static_cast<double>(problem.shape.intermediate);
   const double elements = (2 * load.tokens + load.rows) * hidden + load.rows * problem.halves * intermediate +
-                          load.local_experts * (problem.halves + 1) * hidden * intermediate;
+                          load.active_experts * (problem.halves + 1) * hidden * intermediate;
   return {.all = us_of_bytes(elements * kElement, problem.machine->memory.bandwidth)};
 }
 
@@ -95,6 +95,7 @@ Problem make_problem(const ModelledCall& call, const RankLoad& load, const sim::
   problem.direction = call.direction;
   problem.halves = is_gated(numerics.activation) ? 2 : 1;
   problem.fp32_gradients = numerics.weight_gradient != WeightGradient::kBFloat16;
+  problem.adds_gradients = numerics.weight_gradient == WeightGradient::kMainGrad;
   problem.ranks = call.ranks;
   problem.load = load;
   problem.machine = &machine;
@@ -248,7 +249,7 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
     if (!gemm.fused) {
       result.left = combine.sum / sum_after;
       result.limits = "gemm";
-      result.us = time.begin + kDispatchAlone * copy +
+      result.us = time.begin + std::max(kDispatchAlone * dispatch.copy / copiers, dispatch.link) +
                   std::max(first + std::max(second, result_link), problem.memory.all) + sent + result.left + time.end +
                   3 * time.launch + kLaunchesApart;
     } else {
@@ -357,7 +358,8 @@ Bound lower_bound(const Problem& problem) {
   bound.memory = problem.memory.all;
   const double tile = machine.tile_cycles(first, 128, 128, problem.shape.hidden) +
                       machine.tile_cycles(second, 128, 128, second_depth(problem));
-  bound.path = machine.time.begin + machine.time.end + tile * kMicrosecondsPerCycle / machine.clock.highest;
+  bound.path = machine.time.begin + machine.time.end;
+  if (load.rows > 0) bound.path += tile * kMicrosecondsPerCycle / machine.clock.highest;
   return bound;
 }
 

@@ -31,6 +31,7 @@ struct Problem {
   Direction direction = Direction::kForward;
   int halves = 2;               // of z: gate and up, or 1
   bool fp32_gradients = false;  // of weights
+  bool adds_gradients = false;  // to what is there
   int ranks = 1;
   RankLoad load;  // of the busiest rank
   const sim::MachineDescription* machine = nullptr;

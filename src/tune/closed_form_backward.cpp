@@ -25,15 +25,19 @@ MemoryTimes backward_memory(const Problem& problem) {
   const double hidden = static_cast<double>(problem.shape.hidden);
   const double intermediate = static_cast<double>(problem.shape.intermediate);
   const double z = problem.halves * intermediate;
-  const double fc2 = load.local_experts * hidden * intermediate, fc1 = fc2 * problem.halves;
+  const double fc2 = load.active_experts * hidden * intermediate, fc1 = fc2 * problem.halves;
+  // Of experts without rows zeros are written, but where gradients are added to others.
+  const double dw2 = (problem.adds_gradients ? load.active_experts : load.local_experts) * hidden * intermediate *
+                     (problem.fp32_gradients ? 2 : 1) * (problem.adds_gradients ? 2 : 1);
+  const double dw1 = dw2 * problem.halves;
   const auto us = [&](double elements) { return us_of_bytes(elements * kElement, problem.machine->memory.bandwidth); };
   MemoryTimes times;
   // dy and its rows, dz, a and weights; weights and dx; rows of x, dz, a and dy, and weights' gradients.
   times.first = us((load.tokens + load.rows) * hidden + load.rows * (z + intermediate) + fc2);
   times.second = us(load.tokens * hidden + fc1);
-  times.gradients = us(load.rows * (2 * hidden + z + intermediate) + fc2 + fc1);
+  times.gradients = us(load.rows * (2 * hidden + z + intermediate) + dw2 + dw1);
   // What one part writes and another reads may stay in L2; z is read all the same.
-  times.all = us(2 * (load.tokens + load.rows) * hidden + load.rows * (2 * z + intermediate) + 2 * (fc1 + fc2));
+  times.all = us(2 * (load.tokens + load.rows) * hidden + load.rows * (2 * z + intermediate) + fc1 + fc2 + dw1 + dw2);
   return times;
 }
 
@@ -63,12 +67,12 @@ namespace {
 
 // What is the same at each clock. Times are in us.
 struct Work {
-  double available = 0, computing = 0;   // workers
-  double second_cycles = 0;              // of all tiles of the second GEMM
-  double copy = 0, copies = 0;           // rows of one operand, and of all
-  double send = 0, send_task = 0;        // of a staged combine
-  bool sends_after = false;              // its senders are the computing workers, once they have no more tiles
-  double sum_beside = 0, sum_after = 0;  // KB/us
+  double available = 0, computing = 0;     // workers
+  double second_cycles = 0;                // of all tiles of the second GEMM
+  double copy = 0, copies = 0, alone = 0;  // rows of one operand, of all, and of all with nothing beside
+  double send = 0, send_task = 0;          // of a staged combine
+  bool sends_after = false;                // its senders are the computing workers, once they have no more tiles
+  double sum_beside = 0, sum_after = 0;    // KB/us
 };
 
 Work work_of_parts(const Problem& problem, const Parts& parts) {
@@ -82,6 +86,8 @@ Work work_of_parts(const Problem& problem, const Parts& parts) {
   work.second_cycles = problem.load.blocks * combine.tiles * gemm.second_tile * gemm.slowdown;
   work.copy = std::max(dispatch.copy / (dispatch.by_warps ? work.available : dispatch.workers), dispatch.link);
   work.copies = work.copy * dispatch.operands;
+  const double by_agents = dispatch.copy / (dispatch.by_warps ? work.available : dispatch.workers);
+  work.alone = std::max(kDispatchAlone * by_agents, dispatch.link) * dispatch.operands;
   work.send = combine.send / (combine.senders > 0 ? combine.senders : work.computing);
   work.send_task = combine.send_task;
   work.sends_after = combine.staged && !combine.by_warps && combine.senders == 0;
@@ -104,9 +110,9 @@ double apart(const Problem& problem, const Parts& parts, const Work& work, const
   const MemoryTimes& memory = problem.memory;
   const double sent = combine.staged ? std::max(work.send + kUnevenSends * work.send_task, combine.link) : 0;
   const double second = std::max({gemms.second + gemms.second_tail, combine.staged ? 0 : combine.link, memory.second});
-  return time.begin + kDispatchAlone * work.copies + std::max(gemms.first + gemms.first_tail, memory.first) + second +
-         sent + combine.sum / work.sum_after + std::max(gemms.gradients, memory.gradients) + time.end +
-         5 * time.launch + kLaunchesApart;
+  return time.begin + work.alone + std::max(gemms.first + gemms.first_tail, memory.first) + second + sent +
+         combine.sum / work.sum_after + std::max(gemms.gradients, memory.gradients) + time.end + 5 * time.launch +
+         kLaunchesApart;
 }
 
 // A call of its own before the others: FC1, which takes `gemm` us, and the dispatch of x beside it where no rows are
@@ -119,7 +125,8 @@ double first_gemm_again(const Problem& problem, const Parts& parts, const Work& 
   const double tail = kLastTiles * gemm / tiles * work.available;
   if (dispatch.again == 0) return time.begin + gemm + tail + time.end;
   const double copy = std::max(dispatch.again / work.available, dispatch.link);
-  if (!parts.gemm->fused) return time.begin + kDispatchAlone * copy + gemm + tail + time.launch + time.end;
+  const double alone = std::max(kDispatchAlone * dispatch.again / work.available, dispatch.link);
+  if (!parts.gemm->fused) return time.begin + alone + gemm + tail + time.launch + time.end;
   const double slowed = problem.machine->slowdown.copies * std::min(copy, gemm);
   return time.begin + dispatch.again_first + kFill + std::max(gemm + slowed, copy) + tail + time.end;
 }

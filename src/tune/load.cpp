@@ -21,8 +21,8 @@ double miss(const LayerShape& shape, double experts) {
 // The mean number of blocks of a number of rows that is nearly normal.
 double mean_blocks(double mean, double variance) {
   const double deviation = std::sqrt(std::max(variance, 1e-9));
-  double blocks = 0;
-  for (double rows = 0;; rows += kBlockRows) {
+  double blocks = std::max(0.0, std::floor((mean - 8 * deviation) / kBlockRows));  // that are surely there
+  for (double rows = blocks * kBlockRows;; rows += kBlockRows) {
     const double beyond = 0.5 * std::erfc((rows - mean) / deviation * M_SQRT1_2);
     blocks += beyond;
     if (rows > mean && beyond < 1e-6) return blocks;
@@ -39,6 +39,7 @@ RankLoad uniform_load(const LayerShape& shape, int ranks, double tokens, const s
   load.rows = tokens * topk;
   load.used_slots = tokens * topk;
   const double share = topk / experts, batch = tokens * ranks;
+  load.active_experts = load.local_experts * (1 - std::pow(1 - share, batch));
   load.blocks = load.local_experts * mean_blocks(batch * share, batch * share * (1 - share));
   load.rows_once = batch * (1 - miss(shape, load.local_experts));
   int inside = 1;  // ranks that a level's predecessor reaches
@@ -69,19 +70,27 @@ RankLoad load_of(const internal::PlacementState& placement, int rank, const sim:
   for (int32_t expert = first; expert < end; ++expert) {
     const auto blocks = (placement.expert_rows[expert] + kBlockRows - 1) / kBlockRows;
     load.blocks += static_cast<double>(blocks);
+    load.active_experts += blocks > 0 ? 1 : 0;
   }
+  // A relay takes a row once for its node, whose ranks share the way.
+  const auto level_of = [&](int other) { return machine.level_between(rank, other); };
+  const auto relays = [&](int level) { return level > 0 && machine.links[level].relay; };
+  const auto same_node = [&](int a, int b, int level) { return a == b || machine.level_between(a, b) < level; };
   std::vector<int32_t> seen;
   for (int source = 0; source < placement.ranks; ++source) {
     const internal::RankPlacement& from = placement.rank[source];
     const bool remote = source != rank && !load.levels.empty();
-    LevelRows* const rows = remote ? &load.levels[machine.level_between(source, rank)] : nullptr;
+    const int level = remote ? level_of(source) : 0;
+    LevelRows* const rows = remote ? &load.levels[level] : nullptr;
+    const int ranks_of_node = remote && relays(level) ? std::min(machine.links[level - 1].ranks, placement.ranks) : 1;
     for (int64_t token = 0; token < from.tokens; ++token) {
-      bool here = false;
+      bool here = false, in_node = false;
       seen.clear();
       for (int64_t slot = 0; slot < shape.topk; ++slot) {
         const int32_t expert = from.expert_of_slot[token * shape.topk + slot];
         if (expert < 0) continue;
         const int32_t owner = placement.rank_of_expert[expert];
+        in_node |= ranks_of_node > 1 && same_node(rank, owner, level);
         if (owner == rank) {
           here = true;
           if (rows != nullptr) ++rows->dispatched, ++rows->returned;
@@ -89,15 +98,20 @@ RankLoad load_of(const internal::PlacementState& placement, int rank, const sim:
         if (source != rank) continue;
         ++load.used_slots;
         if (owner == rank || load.levels.empty()) continue;
-        LevelRows& out = load.levels[machine.level_between(rank, owner)];
+        const int away = level_of(owner);
+        LevelRows& out = load.levels[away];
         ++out.sent;
-        if (std::find(seen.begin(), seen.end(), owner) != seen.end()) continue;
+        const bool taken = std::any_of(seen.begin(), seen.end(), [&](int32_t other) {
+          return relays(away) ? same_node(other, owner, away) : other == owner;
+        });
+        if (taken) continue;
         seen.push_back(owner);
         ++out.sent_once;
       }
+      if (in_node) rows->dispatched_once += 1.0 / ranks_of_node;
       if (!here) continue;
       ++load.rows_once;
-      if (rows != nullptr) ++rows->dispatched_once;
+      if (rows != nullptr && ranks_of_node == 1) ++rows->dispatched_once;
     }
   }
   return load;

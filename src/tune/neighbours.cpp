@@ -32,7 +32,8 @@ std::vector<Schedule> neighbours(const Schedule& schedule, const PartialSchedule
   std::vector<std::vector<Schedule>> of_fields;
   for (int field = 0; field < kCommonFieldCount; ++field) {
     const FieldDescriptor& descriptor = descriptor_of(field);
-    if (given.given(descriptor.field.name)) continue;
+    // What is kept costs memory, which is not for a search to choose; it changes what bits there are to compare, too.
+    if (field == kSaveXg || field == kSaveZ || given.given(descriptor.field.name)) continue;
     std::vector<Schedule> found;
     for (const int value : other_values(descriptor, *descriptor.get(schedule))) {
       // Alone, or with what the rules make of it.

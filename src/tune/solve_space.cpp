@@ -84,7 +84,13 @@ void SolveSpace::list_values(int density) {
   transports_ = allowed(kDispatchTransport, backward_ ? std::vector<int>{0} : std::vector<int>{0, 1});
   const bool dedup_matters = local_experts_ > 1 && problem_.shape.topk > 1;
   dedups_ = allowed(kDispatchDedup, dedup_matters ? std::vector<int>{1, 0} : std::vector<int>{1});
-  wheres_ = allowed(kCommWhere, {0, 1});
+  // Workers that were given are whole ones that copy.
+  const auto gives_workers = [&](int field) {
+    return fixed_.given(name_of(field)) && descriptor_of(field).get(base_).value() > 0;
+  };
+  const bool by_workers =
+      gives_workers(kCommDispatchSms) || gives_workers(kCommCombineSms) || gives_workers(kCommReduceSms);
+  wheres_ = allowed(kCommWhere, by_workers ? std::vector<int>{1} : std::vector<int>{0, 1});
   const auto workers = [&](int field) {
     std::vector<int> values = worker_counts(field, density);
     std::erase_if(values, [&](int value) { return value > 0 && value >= available_; });
@@ -118,7 +124,8 @@ void SolveSpace::list_values(int density) {
     for (const int first : firsts) widths_.push_back({common, first});
   }
   clusters_ = allowed(kTileCluster, {2, 1});
-  combine_transports_ = allowed(kCombineTransport, {0, 1});
+  combine_transports_ =
+      allowed(kCombineTransport, gives_workers(kCommCombineSms) ? std::vector<int>{1} : std::vector<int>{0, 1});
   std::vector<int> column_chunks;
   for (int count = 1; count <= 8; ++count) {
     if (count == 1 || problem_.shape.hidden / count >= kMinColumns) column_chunks.push_back(count);
@@ -126,7 +133,10 @@ void SolveSpace::list_values(int density) {
   column_chunks_ = allowed(kCombineColumnChunks, column_chunks);
   wgrads_ = {static_cast<int>(base_.wgrad)};
   if (!backward_) return;
-  wgrads_ = allowed(kBackwardWgrad, {static_cast<int>(WgradOrder::kFill), static_cast<int>(WgradOrder::kAfter)});
+  // A reserve that was given is for one order of the weight gradients.
+  wgrads_ = fixed_.given(name_of(kBackwardWgradReserve))
+                ? allowed(kBackwardWgrad, {static_cast<int>(base_.wgrad)})
+                : allowed(kBackwardWgrad, {static_cast<int>(WgradOrder::kFill), static_cast<int>(WgradOrder::kAfter)});
   // What is kept costs memory, which is not for a solver to choose; it says what that buys.
   allowed(kSaveXg, {static_cast<int>(base_.save_xg)});
   const int other = static_cast<int>(base_.save_xg == SaveXg::kKeep ? SaveXg::kRedispatch : SaveXg::kKeep);
@@ -169,24 +179,27 @@ void SolveSpace::find_fits(const SolveRequest& request) {
     probe.combine.transport = CombineTransport::kEpilogue;
     fits_[index(gemm.width, chunk, static_cast<CommWhere>(where)) * kKernelKinds + kind_of(gemm)] = fit_of(probe);
   };
+  const auto probe = [&](int fusion, int wgrad, int cluster, int queue) {
+    for (std::size_t width = 0; width < widths_.size(); ++width) {
+      GemmChoice gemm{};
+      gemm.fusion = static_cast<Fusion>(fusion);
+      gemm.experts_per_wave = backward_ ? waves_.front() : 1;
+      gemm.interleave = Interleave::kPhased;
+      gemm.raster = base_.order.raster;
+      gemm.queue = static_cast<QueueKind>(queue);
+      gemm.width = static_cast<int>(width);
+      gemm.cluster = cluster;
+      gemm.wgrad = static_cast<WgradOrder>(wgrad);
+      if (!may_fill(gemm)) continue;
+      for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+        for (const int where : wheres_) probe_kind(gemm, static_cast<int>(chunk), where);
+      }
+    }
+  };
   for (const int fusion : fusions_) {
     for (const int wgrad : wgrads_) {
       for (const int cluster : clusters_) {
-        for (std::size_t width = 0; width < widths_.size(); ++width) {
-          GemmChoice gemm{};
-          gemm.fusion = static_cast<Fusion>(fusion);
-          gemm.experts_per_wave = backward_ ? waves_.front() : 1;
-          gemm.interleave = Interleave::kPhased;
-          gemm.raster = base_.order.raster;
-          gemm.queue = base_.queue;
-          gemm.width = static_cast<int>(width);
-          gemm.cluster = cluster;
-          gemm.wgrad = static_cast<WgradOrder>(wgrad);
-          if (!may_fill(gemm)) continue;
-          for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
-            for (const int where : wheres_) probe_kind(gemm, static_cast<int>(chunk), where);
-          }
-        }
+        for (const int queue : queues_) probe(fusion, wgrad, cluster, queue);
       }
     }
   }

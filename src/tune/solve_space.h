@@ -87,11 +87,12 @@ class SolveSpace {
   std::size_t index(int width, int chunk, CommWhere where) const {
     return (static_cast<std::size_t>(width) * chunks_.size() + chunk) * 2 + static_cast<std::size_t>(where);
   }
-  // Kernels of which the rules differ: by what runs in one, and by clusters.
-  static constexpr int kKernelKinds = 8;
+  // Kernels of which the rules differ: by what runs in one, by clusters and by queues.
+  static constexpr int kKernelKinds = 16;
   static int kind_of(const GemmChoice& gemm) {
     const bool layer = gemm.fusion == Fusion::kLayer, fills = gemm.wgrad != WgradOrder::kAfter;
-    return (layer ? 4 : 0) + (fills ? 2 : 0) + gemm.cluster - 1;
+    const bool is_static = gemm.queue == QueueKind::kStatic;
+    return (is_static ? 8 : 0) + (layer ? 4 : 0) + (fills ? 2 : 0) + gemm.cluster - 1;
   }
   bool goes_together(const GemmChoice& gemm, const DispatchChoice& dispatch, const CombineChoice& combine) const {
     if (dispatch.where == CommWhere::kWarps) return true;

@@ -39,11 +39,12 @@ std::string shown(const Parsed& value) {
 // The fields of an object, each of which has to be there and no other.
 class Fields {
  public:
-  Fields(const Parsed& json, std::string where, const std::vector<std::string>& names)
+  // `may`: one that may be there besides.
+  Fields(const Parsed& json, std::string where, const std::vector<std::string>& names, const char* may = "")
       : json_(json), where_(std::move(where)) {
     if (!json.is_object()) refuse(fmt::format("{}: must be an object", where_));
     for (const auto& [name, value] : json.items()) {
-      if (std::find(names.begin(), names.end(), name) == names.end()) {
+      if (name != may && std::find(names.begin(), names.end(), name) == names.end()) {
         refuse(fmt::format("{}: {} is no key of it; must be one of {}", where_, io::quote_text(name), list(names)));
       }
     }
@@ -52,6 +53,7 @@ class Fields {
     }
   }
 
+  bool has(const char* name) const { return json_.contains(name); }
   const Parsed& at(const char* name) const { return json_.at(name); }
   std::string where(const char* name) const { return fmt::format("{}.{}", where_, name); }
 
@@ -106,21 +108,23 @@ class Fields {
 
 Json json_of(const TunedKey& key) {
   const LayerShape& shape = key.shape;
-  return {{"machine", key.machine},
-          {"ranks", key.ranks},
-          {"shape",
-           {{"hidden", shape.hidden},
-            {"intermediate", shape.intermediate},
-            {"experts", shape.experts},
-            {"topk", shape.topk}}},
-          {"numerics",
-           {{"activation", activation_text(key.numerics)},
-            {"router_weight", kRouterWeights[static_cast<int>(key.numerics.router_weight)]},
-            {"weight_gradient", kGradients[static_cast<int>(key.numerics.weight_gradient)]},
-            {"combine_groups", key.numerics.combine_groups},
-            {"bias", key.numerics.bias}}},
-          {"direction", kDirections[static_cast<int>(key.direction)]},
-          {"tokens", key.tokens}};
+  Json json = {{"machine", key.machine},
+               {"ranks", key.ranks},
+               {"shape",
+                {{"hidden", shape.hidden},
+                 {"intermediate", shape.intermediate},
+                 {"experts", shape.experts},
+                 {"topk", shape.topk}}},
+               {"numerics",
+                {{"activation", activation_text(key.numerics)},
+                 {"router_weight", kRouterWeights[static_cast<int>(key.numerics.router_weight)]},
+                 {"weight_gradient", kGradients[static_cast<int>(key.numerics.weight_gradient)]},
+                 {"combine_groups", key.numerics.combine_groups},
+                 {"bias", key.numerics.bias}}},
+               {"direction", kDirections[static_cast<int>(key.direction)]},
+               {"tokens", key.tokens}};
+  if (!key.conditions.empty()) json["conditions"] = key.conditions;
+  return json;
 }
 
 Schedule whole_schedule(const PartialSchedule& fields) {
@@ -153,7 +157,8 @@ Numerics read_numerics(const Fields& numerics) {
 
 TunedSchedule read_entry(const Parsed& json, const std::string& where) {
   const Fields entry(json, where,
-                     {"machine", "ranks", "shape", "numerics", "direction", "tokens", "schedule", "ms", "default_ms"});
+                     {"machine", "ranks", "shape", "numerics", "direction", "tokens", "schedule", "ms", "default_ms"},
+                     "conditions");
   TunedSchedule tuned;
   TunedKey& key = tuned.key;
   key.machine = entry.text("machine");
@@ -166,6 +171,7 @@ TunedSchedule read_entry(const Parsed& json, const std::string& where) {
                                 {"activation", "router_weight", "weight_gradient", "combine_groups", "bias"}});
   key.direction = static_cast<Direction>(entry.word("direction", kDirections));
   key.tokens = entry.integer("tokens", 1, kMax);
+  if (entry.has("conditions")) key.conditions = entry.text("conditions");
   tuned.milliseconds = entry.time("ms");
   tuned.default_milliseconds = entry.time("default_ms");
   try {

@@ -23,7 +23,8 @@ struct TunedKey {
   LayerShape shape;
   Numerics numerics;
   Direction direction = Direction::kForward;
-  int64_t tokens = 0;  // token_bucket() of the largest T of any rank
+  int64_t tokens = 0;      // token_bucket() of the largest T of any rank
+  std::string conditions;  // a routing that is not uniform, and fields that were given; empty: neither
   bool operator==(const TunedKey&) const = default;
 };
 
