@@ -46,6 +46,25 @@ TEST(CliSimulate, ReportsAsJson) {
   }
 }
 
+TEST(CliSimulate, CountsTheBytesOfWhatIsStored) {
+  const auto memory_ms = [](const std::vector<std::string>& layer) {
+    const CommandResult result = run_command(join({"simulate", "--one-rank", "--json", "-"}, layer));
+    EXPECT_EQ(result.status, 0) << result.err;
+    return result.json()["limits_ms"]["memory"].get<double>();
+  };
+  // Weight gradients in bf16, in fp32, and in fp32 with what they are added to; nearly all else are weights.
+  const std::vector<std::string> backward = {"--shape",  "dsv3", "--ranks",     "8",
+                                             "--tokens", "64",   "--direction", "backward"};
+  const double bf16 = memory_ms(backward);
+  EXPECT_NEAR(memory_ms(join(backward, {"--wgrad", "fp32"})) / bf16, 1.5, 0.05);
+  EXPECT_NEAR(memory_ms(join(backward, {"--wgrad", "main_grad"})) / bf16, 2.5, 0.1);
+  // z and the activation: three columns with a gate, two without.
+  const std::vector<std::string> wide = {"--shape",  "64,8192,1,1", "--ranks",    "1",
+                                         "--tokens", "12800",       "--schedule", "fusion=none"};
+  const double gated = memory_ms(wide), plain = memory_ms(join(wide, {"--activation", "relu2"}));
+  EXPECT_NEAR(plain / gated, 3.0 / 4.0, 0.03);
+}
+
 TEST(CliSimulate, ReportsInWords) {
   const CommandResult result =
       run_command(join(kSmall, {"--direction", "backward", "--one-rank", "--state", "paused"}));

@@ -168,6 +168,8 @@ TEST(Neighbours, AreLegalDifferentAndKeepWhatIsGiven) {
       EXPECT_TRUE(texts.insert(to_text(schedule)).second) << to_text(schedule);
       EXPECT_EQ(schedule.comm.where, CommWhere::kWarps);
       EXPECT_EQ(schedule.order.raster, 4);
+      EXPECT_EQ(schedule.save_xg, start.save_xg);
+      EXPECT_EQ(schedule.save_z, start.save_z);
     }
     EXPECT_GT(found.size(), 5u);
     most = std::max(most, found.size());

@@ -23,7 +23,7 @@ using tune::TunedSchedule;
 TunedSchedule an_entry() {
   const LayerShape shape{64, 32, 8, 2};
   TunedSchedule tuned;
-  tuned.key = {"cpu avx2, 2 cores", 2, shape, {}, Direction::kBackward, 64};
+  tuned.key = {"cpu avx2, 2 cores", 2, shape, {}, Direction::kBackward, 64, ""};
   tuned.key.numerics.weight_gradient = WeightGradient::kMainGrad;
   set_activation(tuned.key.numerics, "swiglu:alpha=1.702,limit=7,up_offset=1");
   tuned.key.numerics.router_weight = RouterWeight::kOutput;
@@ -39,7 +39,9 @@ TunedSchedule an_entry() {
 }
 
 TEST(TunedFile, IsReadAsItWasWritten) {
-  const std::vector<TunedSchedule> one = {an_entry()};
+  std::vector<TunedSchedule> one = {an_entry()};
+  EXPECT_EQ(tune::parse_tuned(tune::to_json(one)), one);
+  one[0].key.conditions = "routing zipf:1,order.raster=4";
   EXPECT_EQ(tune::parse_tuned(tune::to_json(one)), one);
   EXPECT_TRUE(tune::parse_tuned(tune::to_json({})).empty());
 }
@@ -115,7 +117,7 @@ TEST(TunedFolder, FindsTheEntryOfItsKeyAlone) {
   EXPECT_FALSE(folder.find(tuned.key));
   folder.store(tuned);
   EXPECT_EQ(folder.find(tuned.key), tuned);
-  std::vector<TunedKey> others(13, tuned.key);
+  std::vector<TunedKey> others(14, tuned.key);
   others[0].machine = "cpu avx512, 2 cores";
   others[1].ranks = 4;
   others[2].shape.topk = 1;
@@ -129,6 +131,7 @@ TEST(TunedFolder, FindsTheEntryOfItsKeyAlone) {
   others[10].numerics.up_limit = 8;
   others[11].numerics.up_offset = 0;
   set_activation(others[12].numerics, "relu2");
+  others[13].conditions = "routing zipf:1";
   for (const TunedKey& other : others) {
     EXPECT_FALSE(folder.find(other));
     EXPECT_NE(folder.path(other), folder.path(tuned.key));
@@ -206,6 +209,29 @@ TEST(TuneCommand, WhatItFindsIsWhatAutoTakesAndTheBitsStay) {
   EXPECT_EQ(given.json()["schedule"]["fusion"], "pairs");
   const CommandResult exported = run_command(join(kLayerOfRun, {"--tuned", file, "--tuned-strict"}));
   EXPECT_EQ(exported.json()["schedule"], tuned.json()["tuned"][0]["schedule"]);
+}
+
+// What was found beside given fields, or for another routing, is not what a plain run takes.
+TEST(TuneCommand, WhatWasGivenIsPartOfTheKey) {
+  const TemporaryFolder folder;
+  const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());
+  const std::string file = (folder / "tuned.json").string();
+  const std::vector<std::string> given = {"--schedule", "order.raster=4", "--routing", "zipf:1"};
+  const CommandResult tuned =
+      run_command(join(join(join({"tune"}, kLayer), given),
+                       {"--budget", "1", "--candidates", "1", "--direction", "forward", "--export", file}));
+  ASSERT_EQ(tuned.status, 0) << tuned.err;
+  TunedSchedule entry = tune::parse_tuned(io::read_text_file(file)).at(0);
+  EXPECT_EQ(entry.key.conditions, "routing zipf:1,order.raster=4");
+  entry.schedule =
+      resolve(PartialSchedule::parse("fusion=pairs,order.raster=4"), {.direction = entry.key.direction,
+                                                                      .shape = entry.key.shape,
+                                                                      .numerics = entry.key.numerics,
+                                                                      .machine = {EngineKind::kCpu, 2, 2}});
+  tune::TunedFolder(folder / "cache").store(entry);
+  EXPECT_EQ(run_command(join(kLayerOfRun, given)).json()["schedule"]["fusion"], "pairs");
+  EXPECT_EQ(run_command(kLayerOfRun).json()["schedule"]["fusion"], "layer");
+  EXPECT_EQ(run_command(join(kLayerOfRun, {"--schedule", "order.raster=4"})).json()["schedule"]["fusion"], "layer");
 }
 
 TEST(TuneCommand, ACacheThatCanNotBeWrittenCostsALineAndNothingElse) {

@@ -212,7 +212,7 @@ TEST(Tuner, WhatIsLeftOutStaysOutInLaterRoundsAndJobs) {
   const TunerLayer& layer = options.layers[0];
   const std::filesystem::path file = cache
                                          .path({options.machine_name, 1, layer.config.shape, layer.config.numerics,
-                                                Direction::kForward, tune::token_bucket(layer.tokens)})
+                                                Direction::kForward, tune::token_bucket(layer.tokens), ""})
                                          .replace_extension(".online");
   io::write_file(file, "untried\t" + to_text(job_schedule(1)) + "\t\n");
   job.steps = 160;

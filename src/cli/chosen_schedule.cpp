@@ -8,7 +8,6 @@
 #include <iostream>
 #include <optional>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "cli/calibrated_machine.h"
@@ -116,11 +115,9 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
 }
 
 std::string conditions_of(const LayerOptions& options, Direction direction) {
-  std::string text = options.routing == "uniform" ? "" : "routing " + options.routing;
-  std::vector<std::pair<std::string, std::string>> fields = options.given(direction).values();
-  std::sort(fields.begin(), fields.end());
-  for (const auto& [name, value] : fields) text += fmt::format("{}{}={}", text.empty() ? "" : ",", name, value);
-  return text;
+  const std::string fields = tune::conditions_of(options.given(direction));
+  if (options.routing == "uniform") return fields;
+  return "routing " + options.routing + (fields.empty() ? "" : "," + fields);
 }
 
 bool logs() {

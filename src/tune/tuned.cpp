@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "io/file.h"
 #include "io/hash64.h"
@@ -187,6 +188,14 @@ TunedSchedule read_entry(const Parsed& json, const std::string& where) {
 }
 
 }  // namespace
+
+std::string conditions_of(const PartialSchedule& given) {
+  std::vector<std::pair<std::string, std::string>> fields = given.values();
+  std::sort(fields.begin(), fields.end());
+  std::string text;
+  for (const auto& [name, value] : fields) text += fmt::format("{}{}={}", text.empty() ? "" : ",", name, value);
+  return text;
+}
 
 int64_t token_bucket(int64_t tokens) {
   if (tokens <= 1) return 1;

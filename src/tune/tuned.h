@@ -28,6 +28,9 @@ struct TunedKey {
   bool operator==(const TunedKey&) const = default;
 };
 
+// TunedKey::conditions of uniform routing.
+std::string conditions_of(const PartialSchedule& given);
+
 // Batches of about a size share an entry: up to 4096 tokens the next power of two, above it the next multiple of 4096.
 int64_t token_bucket(int64_t tokens);
 

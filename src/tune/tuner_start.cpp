@@ -120,8 +120,9 @@ void Tuner::Implementation::make_slots() {
 
 tune::TunedKey Tuner::Implementation::key_of(const Slot& slot) const {
   const TunerLayer& layer = options_.layers[static_cast<std::size_t>(slot.layer)];
-  return {options_.machine_name, options_.machine.ranks, layer.config.shape,
-          layer.config.numerics, slot.direction,         tune::token_bucket(layer.tokens)};
+  const PartialSchedule& fixed = slot.direction == Direction::kForward ? layer.fixed_forward : layer.fixed_backward;
+  return {options_.machine_name, options_.machine.ranks,           layer.config.shape,        layer.config.numerics,
+          slot.direction,        tune::token_bucket(layer.tokens), tune::conditions_of(fixed)};
 }
 
 std::optional<Schedule> Tuner::Implementation::legal(const Slot& slot, PartialSchedule fields) const {
