@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "io/file.h"
 #include "support/command.h"
 #include "support/environment.h"
 #include "support/temporary_folder.h"
@@ -77,29 +78,15 @@ TEST(BenchOnline, EveryCallHasTheBytesOfSequentialExecutionAndAKilledRunGoesOn) 
 
   // What the folder has is what a later run begins with.
   std::filesystem::remove_all(folder / "cache");
+  const std::string file = (folder / "tuned.json").string();
   testing::internal::CaptureStderr();
-  const CommandResult tuned = run_command({"tune",
-                                           "--engine",
-                                           "cpu",
-                                           "--ranks",
-                                           "2",
-                                           "--workers",
-                                           "2",
-                                           "--shape",
-                                           "64,32,8,2",
-                                           "--tokens",
-                                           "60,33",
-                                           "--budget",
-                                           "1",
-                                           "--candidates",
-                                           "1",
-                                           "--direction",
-                                           "forward",
-                                           "--schedule",
-                                           "order.raster=3",
-                                           "--json",
-                                           "-"});
+  const CommandResult tuned =
+      run_command({"tune", "--engine", "cpu", "--ranks", "2", "--workers", "2", "--shape", "64,32,8,2", "--tokens",
+                   "60,33", "--budget", "1", "--candidates", "1", "--direction", "forward", "--export", file});
   ASSERT_EQ(tuned.status, 0) << tuned.err;
+  tune::TunedSchedule entry = tune::parse_tuned(io::read_text_file(file)).at(0);
+  entry.schedule.order.raster = 3;
+  tune::TunedFolder(folder / "cache").store(entry);
   const CommandResult again = run_command(join(kJob, {"--steps", "1", "--calls", "2", "--json", "-"}));
   testing::internal::GetCapturedStderr();
   ASSERT_EQ(again.status, 0) << again.err;

@@ -115,7 +115,7 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
 }
 
 std::string conditions_of(const LayerOptions& options, Direction direction) {
-  const std::string fields = tune::conditions_of(options.given(direction));
+  std::string fields = tune::conditions_of(options.given(direction));
   if (options.routing == "uniform") return fields;
   return "routing " + options.routing + (fields.empty() ? "" : "," + fields);
 }
