@@ -214,6 +214,7 @@ TEST(SolveCommand, NothingSimulatedBeatsTheBound) {
   for (int rank = 1; rank < 16; ++rank) uneven += ",1024";
   for (const Words& words :
        {of({"0"}), of({"1"}), of({"1", "--direction", "backward"}), of({"512", "--routing", "one"}),
+        of({"512", "--routing", "zipf:1.2", "--direction", "backward", "--simulate", "1"}),
         Words{"--shape", "7168,256,256,8", "--machine", "h100_ib2", "--ranks", "16", "--simulate", "1", "--tokens",
               uneven}}) {
     Words line = {"solve", "--json", "-"};

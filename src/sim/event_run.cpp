@@ -72,7 +72,6 @@ EventRun::Result EventRun::run() {
   for (const RankState& state : ranks_) {
     result_.end_us.push_back(state.last + machine_.time.end);
     result_.gemm_us_of_rank.push_back(state.gemm_us);
-    result_.gemm_us += state.gemm_us;
     result_.memory_bytes.push_back(state.memory_bytes);
   }
   return std::move(result_);

@@ -28,7 +28,6 @@ class EventRun {
   };
   struct Result {
     std::vector<double> end_us;  // by rank
-    double gemm_us = 0;          // tiles of all ranks
     std::vector<double> gemm_us_of_rank;
     std::vector<double> memory_bytes;  // by rank
     std::array<Totals, kStageCount> stage{};

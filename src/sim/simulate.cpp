@@ -134,10 +134,12 @@ void require_simulable(const Program& program, const MachineDescription& machine
 }
 
 // Tiles follow the clock, the rest does not: where the two agree, after a run of `us` at `clock`.
-// `clock_at`: the clock under a share of busy tensor cores, for so long.
+// `clock_at`: the clock under a share of busy tensor cores, for so long. That of the busiest rank, for which the others
+// wait.
 template <typename ClockAt>
-double agreed_clock(const EventRun::Result& run, double us, double clock, double all_workers, ClockAt&& clock_at) {
-  const double cycles = run.gemm_us * clock / all_workers, rest = std::max(us - run.gemm_us / all_workers, 0.0);
+double agreed_clock(const EventRun::Result& run, double us, double clock, double workers, ClockAt&& clock_at) {
+  const double busy = *std::max_element(run.gemm_us_of_rank.begin(), run.gemm_us_of_rank.end()) / workers;
+  const double cycles = busy * clock, rest = std::max(us - busy, 0.0);
   double next = clock;
   for (int step = 0; step < 20; ++step) {
     const double then = cycles / next + rest;
@@ -191,7 +193,7 @@ Simulated simulate(const Program& program, const MachineDescription& machine, co
   }
 
   // The clock follows from the load, and the load from the clock.
-  const double all_workers = machine.class_of(Work::kFc1).count * simulated;
+  const double workers_of_rank = machine.class_of(Work::kFc1).count;
   double clock = options.state == State::kSustained ? machine.clock.limit : machine.clock.pause;
   EventRun::Result run;
   Simulated simulated_call;
@@ -199,7 +201,7 @@ Simulated simulate(const Program& program, const MachineDescription& machine, co
     run = EventRun(program, machine, options, {costs, relayed, clock}).run();
     const double us = *std::max_element(run.end_us.begin(), run.end_us.end());
     simulated_call.clock_ghz = clock;
-    const double next = agreed_clock(run, us, clock, all_workers, [&](double share, double call_us) {
+    const double next = agreed_clock(run, us, clock, workers_of_rank, [&](double share, double call_us) {
       return clock_of(machine.clock, options.state, share, call_us);
     });
     if (std::abs(next - clock) < kCloseEnough * clock) break;
