@@ -231,24 +231,30 @@ TEST(SolveCommand, ManyTokensTakeNoLonger) {
   EXPECT_EQ(result.status, 0) << result.err;
 }
 
-// A relay takes a row once for its node, from uneven batches as from even ones.
-TEST(Load, OfNodesCountsARowOnce) {
-  const LayerShape shape{64, 64, 64, 6};
-  constexpr int kRanks = 16, kTokens = 600;
-  std::vector<std::vector<int32_t>> ids(kRanks);
-  std::vector<std::vector<float>> probs(kRanks);
-  RandomBits random(7);
+// Each token's experts are drawn.
+std::shared_ptr<const internal::PlacementState> drawn_placement(const LayerShape& shape, int ranks, int tokens,
+                                                                uint64_t seed) {
+  std::vector<std::vector<int32_t>> ids(ranks);
+  std::vector<std::vector<float>> probs(ranks);
+  RandomBits random(seed);
   std::vector<Routing> routings;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    for (int token = 0; token < kTokens; ++token) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (int token = 0; token < tokens; ++token) {
       std::set<int> drawn;
       while (static_cast<int64_t>(drawn.size()) < shape.topk) drawn.insert(below(random, shape.experts));
       ids[rank].insert(ids[rank].end(), drawn.begin(), drawn.end());
     }
     probs[rank].assign(ids[rank].size(), 1.0f);
-    routings.push_back({kTokens, ids[rank].data(), IndexType::kInt32, probs[rank].data(), {}});
+    routings.push_back({tokens, ids[rank].data(), IndexType::kInt32, probs[rank].data(), {}});
   }
-  const auto placement = place_on_host(shape, kRanks, routings, {});
+  return place_on_host(shape, ranks, routings, {});
+}
+
+// A relay takes a row once for its node, from uneven batches as from even ones.
+TEST(Load, OfNodesCountsARowOnce) {
+  const LayerShape shape{64, 64, 64, 6};
+  constexpr int kRanks = 16, kTokens = 600;
+  const auto placement = drawn_placement(shape, kRanks, kTokens, 7);
   const sim::MachineDescription& machine = sim::shipped_machine("h100_ib2");
   ASSERT_TRUE(machine.links.at(1).relay);
   const tune::LevelRows mean = tune::uniform_load(shape, kRanks, kTokens, machine).levels[1];
@@ -298,20 +304,7 @@ TEST(Load, OfAPlacementIsWhatItsTokensSend) {
 TEST(Load, UniformIsTheMeanOfDrawnRoutings) {
   const LayerShape shape{64, 64, 64, 6};
   constexpr int kRanks = 4, kTokens = 2000;
-  std::vector<std::vector<int32_t>> ids(kRanks);
-  std::vector<std::vector<float>> probs(kRanks);
-  RandomBits random(5);
-  std::vector<Routing> routings;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    for (int token = 0; token < kTokens; ++token) {
-      std::set<int> drawn;
-      while (static_cast<int64_t>(drawn.size()) < shape.topk) drawn.insert(below(random, shape.experts));
-      ids[rank].insert(ids[rank].end(), drawn.begin(), drawn.end());
-    }
-    probs[rank].assign(ids[rank].size(), 1.0f);
-    routings.push_back({kTokens, ids[rank].data(), IndexType::kInt32, probs[rank].data(), {}});
-  }
-  const auto placement = place_on_host(shape, kRanks, routings, {});
+  const auto placement = drawn_placement(shape, kRanks, kTokens, 5);
   const sim::MachineDescription& machine = sim::shipped_machine("h200");
   const tune::RankLoad mean = tune::uniform_load(shape, kRanks, kTokens, machine);
   const tune::RankLoad drawn = tune::load_of(*placement, 1, machine);
