@@ -7,8 +7,9 @@ gemms` are the GEMMs of torch._grouped_mm alone, two of forward and four of back
 `gemms` are ours. Each figure is the median over --repeat runs of it alone, of each run the slowest GPU, with cold L2 caches; ours
 and theirs take turns for --rounds, one shape after the other, and the range of the rounds' ratios stands beside the median. All run
 for --warm-up seconds before a run counts, and one run follows the other: for the first tenth of a second, and after each pause, GPUs
-run at higher clocks than they can keep. With --warm-up 0 all GPUs begin each run together, once the host has launched it (theirs after a millisecond). Routing is uniform, or that of a file: [GPUs x tokens, K] experts,
-all slots used, as bench/remote_routing.py writes it.
+run at higher clocks than they can keep. With --warm-up 0 all GPUs begin each run together, once the host has launched it (theirs
+after a millisecond). Routing is uniform, or that of a file: [GPUs x tokens, K] experts, all slots used, as bench/remote_routing.py
+writes it.
 
     python3 bench/compare_layers.py build/release/uniep [--op forward|backward|step] [--shapes dsv3,mixtral,4096,1408,128,8]
         [--tokens 4096,8192] [--routing FILE.npy | --as-eight] [--wgrad bf16|fp32|accumulate] [--schedule ...] [--json FILE]
@@ -16,7 +17,8 @@ all slots used, as bench/remote_routing.py writes it.
 --op takes several, separated by commas. --as-eight loads fewer GPUs as eight would be: the experts of as many of eight ranks, and a
 routing that sends seven slots in eight to other ranks (remote_routing.py), each of them as a row of its own (dispatch.dedup=off).
 Ours runs as it would by default on eight. `deepep` has no ratio there: it sends a row to each rank once, and there are fewer ranks.
-Mixtral's two slots can not be shared like that: of its slots half are sent. A shape's rows are printed, and FILE written, once its rounds are over.
+Mixtral's two slots can not be shared like that: of its slots half are sent. A shape's rows are printed, and FILE written, once its
+rounds are over.
 """
 
 import argparse

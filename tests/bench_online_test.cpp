@@ -91,6 +91,14 @@ TEST(BenchOnline, EveryCallHasTheBytesOfSequentialExecutionAndAKilledRunGoesOn) 
   testing::internal::GetCapturedStderr();
   ASSERT_EQ(again.status, 0) << again.err;
   EXPECT_EQ(again.json()["schedule"]["order.raster"], 3);
+  // Beside given fields, too.
+  testing::internal::CaptureStderr();
+  const CommandResult given = run_command(
+      join(kJob, {"--steps", "1", "--calls", "2", "--schedule", "order.source_rotation=off", "--json", "-"}));
+  testing::internal::GetCapturedStderr();
+  ASSERT_EQ(given.status, 0) << given.err;
+  EXPECT_EQ(given.json()["schedule"]["order.raster"], 3);
+  EXPECT_EQ(given.json()["schedule"]["order.source_rotation"], "off");
   EXPECT_NE(again.json()["begin"]["order.raster"], 3);
 }
 

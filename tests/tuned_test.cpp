@@ -67,6 +67,8 @@ TEST(TunedFile, WhatIsWrongIsNamed) {
   EXPECT_EQ(with("/format", 3), "file.format: '3'; this version reads 2");
   EXPECT_EQ(with("/schedules", 2), "file.schedules: must be a list");
   EXPECT_EQ(with("/more", 2), "file: 'more' is no key of it; must be one of format, schedules");
+  EXPECT_EQ(with("/", 2), "file: '' is no key of it; must be one of format, schedules");
+  EXPECT_EQ(with("/schedules/0/conditions", 2), "schedules[0].conditions: must be text");
   EXPECT_EQ(with("/schedules/0/ranks", 65), "schedules[0].ranks: '65'; must be a whole number from 1 to 64");
   EXPECT_EQ(with("/schedules/0/ranks", 1.5), "schedules[0].ranks: '1.5'; must be a whole number from 1 to 64");
   EXPECT_EQ(with("/schedules/0/ms", -1), "schedules[0].ms: '-1'; must be a time above 0");

@@ -45,19 +45,11 @@ std::optional<Schedule> overlaid(const LayerOptions& options, Direction directio
   }
 }
 
-// What a layer's entry may be kept under: as it is called, or as without conditions.
-std::vector<tune::TunedKey> keys_of(const tune::TunedKey& key) {
-  if (key.conditions.empty()) return {key};
-  tune::TunedKey plain = key;
-  plain.conditions.clear();
-  return {key, plain};
-}
-
 std::optional<tune::TunedSchedule> entry_of_file(const LayerOptions& options, const tune::TunedKey& key,
                                                  std::string& why) {
   const std::vector<tune::TunedSchedule> all =
       naming_option("--tuned", [&] { return tune::parse_tuned(io::read_text_file(options.tuned)); });
-  for (const tune::TunedKey& wanted : keys_of(key)) {
+  for (const tune::TunedKey& wanted : tune::keys_of(key)) {
     const auto found =
         std::find_if(all.begin(), all.end(), [&](const tune::TunedSchedule& one) { return one.key == wanted; });
     if (found != all.end()) return *found;
@@ -86,7 +78,7 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
   }
   if (choice.schedule) return choice;
   const tune::TunedFolder folder = tuned_folder();
-  for (const tune::TunedKey& wanted : keys_of(key)) {
+  for (const tune::TunedKey& wanted : tune::keys_of(key)) {
     std::string why;
     const std::optional<tune::TunedSchedule> entry = folder.find(wanted, &why);
     take(entry, folder.path(wanted).string(), why);

@@ -452,14 +452,14 @@ void EventRun::end(int32_t index, double now) {
   advance(index, now);
 }
 
-// Columns of z or dz, and of the activation beside it.
-double EventRun::first_columns(const RankProgram& p) {
+// Of the first GEMM: z or dz, and the activation beside it.
+double EventRun::stored_columns(const RankProgram& p) {
   return static_cast<double>(p.wgrad_fc1.rows + p.wgrad_fc2.columns);
 }
 
 // Of a tile's results, and of what they are added to.
 double EventRun::stored_bytes(const RankProgram& p, Stage stage) const {
-  if (stage == Stage::kFirstGemm) return 2.0 * p.tile_m * first_columns(p) / p.first_tiles;
+  if (stage == Stage::kFirstGemm) return 2.0 * p.tile_m * stored_columns(p) / p.first_tiles;
   if (stage != Stage::kWgradFc1 && stage != Stage::kWgradFc2) return 2.0 * p.tile_m * p.second_tile_n;
   const WgradGrid& grid = stage == Stage::kWgradFc1 ? p.wgrad_fc1 : p.wgrad_fc2;
   const WeightGradient mode = program_.request().numerics.weight_gradient;
@@ -490,7 +490,7 @@ void EventRun::end_gemm(int32_t index, double now) {
   double stored =
       now + (runs_on && after.task.stage <= Stage::kSecondGemm ? times_.late_store(after.task) : kUnhiddenStore);
   if (task.stage == Stage::kFirstGemm && machine_.has_activation_stage()) {
-    const double bytes = 2.0 * p.tile_m * first_columns(p) / p.first_tiles;
+    const double bytes = 2.0 * p.tile_m * stored_columns(p) / p.first_tiles;
     state.activation_free = std::max(state.activation_free, now) + bytes / (machine_.sums.alone * 1e3);
     stored = std::max(stored, state.activation_free);
   }

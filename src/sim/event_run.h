@@ -113,7 +113,7 @@ class EventRun {
   double take_memory(RankState& state, double now, double bytes);
   void end(int32_t agent, double now);
   void end_gemm(int32_t agent, double now);
-  static double first_columns(const RankProgram& p);
+  static double stored_columns(const RankProgram& p);
   double stored_bytes(const RankProgram& p, Stage stage) const;
   void account(const Agent& agent, double now);
 

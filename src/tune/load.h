@@ -19,12 +19,13 @@ struct LevelRows {
 
 struct RankLoad {
   double tokens = 0;
-  double rows = 0;                               // that its experts get
-  double blocks = 0;                             // of 128 rows of one expert
-  double rows_once = 0;                          // with deduplication: those that are taken, the others are put beside
-  double used_slots = 0;                         // of its own tokens
-  double local_experts = 0, active_experts = 0;  // and those of them that get rows
-  std::vector<LevelRows> levels;                 // as the machine's links
+  double rows = 0;        // that its experts get
+  double blocks = 0;      // of 128 rows of one expert
+  double rows_once = 0;   // with deduplication: those that are taken, the others are put beside
+  double used_slots = 0;  // of its own tokens
+  double local_experts = 0;
+  double active_experts = 0;      // those that get rows
+  std::vector<LevelRows> levels;  // as the machine's links
   bool operator==(const RankLoad&) const = default;
 };
 

@@ -41,11 +41,12 @@ std::string shown(const Parsed& value) {
 class Fields {
  public:
   // `may`: one that may be there besides.
-  Fields(const Parsed& json, std::string where, const std::vector<std::string>& names, const char* may = "")
+  Fields(const Parsed& json, std::string where, const std::vector<std::string>& names, const char* may = nullptr)
       : json_(json), where_(std::move(where)) {
     if (!json.is_object()) refuse(fmt::format("{}: must be an object", where_));
     for (const auto& [name, value] : json.items()) {
-      if (name != may && std::find(names.begin(), names.end(), name) == names.end()) {
+      const bool known = std::find(names.begin(), names.end(), name) != names.end() || (may != nullptr && name == may);
+      if (!known) {
         refuse(fmt::format("{}: {} is no key of it; must be one of {}", where_, io::quote_text(name), list(names)));
       }
     }
@@ -195,6 +196,13 @@ std::string conditions_of(const PartialSchedule& given) {
   std::string text;
   for (const auto& [name, value] : fields) text += fmt::format("{}{}={}", text.empty() ? "" : ",", name, value);
   return text;
+}
+
+std::vector<TunedKey> keys_of(const TunedKey& key) {
+  if (key.conditions.empty()) return {key};
+  TunedKey plain = key;
+  plain.conditions.clear();
+  return {key, plain};
 }
 
 int64_t token_bucket(int64_t tokens) {

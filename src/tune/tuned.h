@@ -31,6 +31,9 @@ struct TunedKey {
 // TunedKey::conditions of uniform routing.
 std::string conditions_of(const PartialSchedule& given);
 
+// What a layer's entry may be kept under: the key itself, else the one without conditions.
+std::vector<TunedKey> keys_of(const TunedKey& key);
+
 // Batches of about a size share an entry: up to 4096 tokens the next power of two, above it the next multiple of 4096.
 int64_t token_bucket(int64_t tokens);
 

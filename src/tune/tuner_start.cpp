@@ -162,10 +162,14 @@ void Tuner::Implementation::find_kept() {
   if (!folder_.keeps()) return;
   for (Slot& slot : slots_) {
     std::unique_ptr<tune::Journal> journal = journal_of(slot);
-    std::string problem;
-    const std::optional<tune::TunedSchedule> entry = folder_.find(key_of(slot), &problem);
-    if (!problem.empty()) say(problem + "; it is left out");
-    const std::optional<Schedule> schedule = entry ? legal(slot, PartialSchedule::from(entry->schedule)) : std::nullopt;
+    std::optional<Schedule> schedule;
+    for (const tune::TunedKey& key : tune::keys_of(key_of(slot))) {
+      std::string problem;
+      const std::optional<tune::TunedSchedule> entry = folder_.find(key, &problem);
+      if (!problem.empty()) say(problem + "; it is left out");
+      if (entry) schedule = legal(slot, PartialSchedule::from(entry->schedule));
+      if (schedule) break;
+    }
     if (schedule && !journal->is_out(*schedule)) slot.search.begin_with(*schedule);
     if (options_.rank == 0) slot.journal = std::move(journal);
   }
