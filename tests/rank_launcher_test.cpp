@@ -131,11 +131,9 @@ TEST(RankLauncher, TheProgramItselfFailsInOneLine) {
 
 TEST(Program, AFileThatMayNotGrowIsAFailedWrite) {
   const TemporaryFolder folder;
-  const std::string script = "cd '" + folder.path().string() +
-                             "' && ulimit -f 1 && exec '" UNIEP_COMMAND
-                             "' run --engine cpu --tokens 64 --out out 2> message";
-  const int status = std::system(script.c_str());
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+  const std::string script =
+      "cd \"$0\" && ulimit -f 1 && exec '" UNIEP_COMMAND "' run --engine cpu --tokens 64 --out out 2> message";
+  expect_error(Status::kDevice, "rank 0: ended with exit status 1", [&] { launch_script(script, folder, 1); });
   EXPECT_NE(io::read_text_file(folder / "message").find("File too large"), std::string::npos);
   EXPECT_EQ(folder.entries(), 1u) << "the message alone";
 }
