@@ -15,7 +15,6 @@ shift $(($# < 2 ? $# : 2))
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=bench/built.sh
 . "$here/built.sh"
-gpus=$(nvidia-smi --list-gpus | wc -l)
 [ "$gpus" -gt 2 ] && gpus=2
 devices=$(seq -s, 0 $((gpus - 1)))
 export UNIEP_TEST_KERNELS=${UNIEP_TEST_KERNELS:-$here/../tests/cuda} UNIEP_TIMEOUT_S=${UNIEP_TIMEOUT_S:-8}
@@ -75,8 +74,8 @@ whole_layers() {
 if is_wanted backward; then "$(program backward)" --compile "$(nproc)" >"$folder/compile_backward.log" 2>&1 & fi
 if is_wanted layer; then "$(program layer)" "${layers[@]}" --compile "$(nproc)" >"$folder/compile_layer.log" 2>&1 & fi
 if [ "$gpus" -gt 1 ]; then
-  CUDA_VISIBLE_DEVICES=0 kernels_and_memory &
-  CUDA_VISIBLE_DEVICES=1 whole_layers &
+  CUDA_VISIBLE_DEVICES=${visible_gpus[0]} kernels_and_memory &
+  CUDA_VISIBLE_DEVICES=${visible_gpus[1]} whole_layers &
   wait
 else
   kernels_and_memory

@@ -13,13 +13,12 @@ build=$(realpath "$1")
 folder=${2:-$(mktemp -d)}
 shift $(($# < 2 ? $# : 2))
 here=$(cd "$(dirname "$0")" && pwd)
-gpus=$(nvidia-smi --list-gpus | wc -l)
+# shellcheck source=bench/built.sh
+. "$here/built.sh"
 [ "$gpus" -gt 2 ] && gpus=2
 export UNIEP_TEST_KERNELS=${UNIEP_TEST_KERNELS:-$here/../tests/cuda}
-program=$build/tests/cuda/uniep_gpu_mutant_tests
-[ -e "$program" ] || program=$build/uniep_gpu_mutant_tests
 mkdir -p "$folder"
-"$program" --devices "$gpus" --results "$folder/mutants.txt" "$@" | tee -a "$folder/mutants.log" |
+"$(program mutant)" --devices "$gpus" --results "$folder/mutants.txt" "$@" | tee -a "$folder/mutants.log" |
   grep --line-buffered -vE '^call [0-9]+:|^[0-9]+ calls$'
 status=${PIPESTATUS[0]}
 echo "lines and log in $folder"

@@ -14,7 +14,6 @@ seconds=${3:-150}
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=bench/built.sh
 . "$here/built.sh"
-gpus=$(nvidia-smi --list-gpus | wc -l)
 export UNIEP_TEST_KERNELS=${UNIEP_TEST_KERNELS:-$here/../tests/cuda} UNIEP_TIMEOUT_S=${UNIEP_TIMEOUT_S:-120}
 mkdir -p "$folder"
 rm -f "$folder/failed"
@@ -54,8 +53,8 @@ races() {
 }
 
 if [ "$gpus" -gt 1 ]; then
-  CUDA_VISIBLE_DEVICES=0 accesses &
-  CUDA_VISIBLE_DEVICES=1 races &
+  CUDA_VISIBLE_DEVICES=${visible_gpus[0]} accesses &
+  CUDA_VISIBLE_DEVICES=${visible_gpus[1]} races &
   wait
   sanitize memcheck two_gpus "$(program layer)" --direction both --cases 4 --devices 2
 else

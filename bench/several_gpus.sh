@@ -40,7 +40,6 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=bench/built.sh
 . "$here/built.sh"
 uniep=$build/uniep
-gpus=$(nvidia-smi --list-gpus | wc -l)
 devices=$(seq -s, 0 $((gpus - 1)))
 seconds=${UNIEP_BENCH_SECONDS:-0}
 shapes=(dsv3 qwen3-235b qwen3-30b mixtral)

@@ -3,15 +3,16 @@
 # Groups beside each other and calls beside copies, forward and backward, round after round, each with other seeds:
 # nothing may be lost, hang or differ, and after each round the GPUs' memory must be as free as before the first. A run
 # goes on where the last one ended, so that it can be made in parts of any length.
-# Usage: bench/soak_gpus.sh BUILD FOLDER [SECONDS]
+# Usage: bench/soak_gpus.sh BUILD FOLDER [SECONDS [ROUND]]
 #   BUILD    holds uniep and tests (or the programs themselves, all in one folder)
 #   FOLDER   takes rounds.tsv, a line a step that has ended (round, step, seconds, result, its last line), and the logs
 #            of steps that failed
 #   SECONDS  after which no further round begins (default 600)
+#   ROUND    the first one's number, from which its seeds come (default: behind the last one in FOLDER)
 # Prints a line a round and what all runs so far come to. Exit status 1 where a step of any run failed, 77 without a GPU.
 set -uo pipefail
 if [ $# -lt 2 ]; then
-  sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 build=$(realpath "$1")
@@ -21,7 +22,6 @@ seconds=${3:-600}
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=bench/built.sh
 . "$here/built.sh"
-gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l)
 if [ "$gpus" -eq 0 ]; then
   echo "skipped: no GPU"
   exit 77
@@ -31,7 +31,23 @@ export UNIEP_TEST_KERNELS=${UNIEP_TEST_KERNELS:-$here/../tests/cuda} UNIEP_TIMEO
 table=$folder/rounds.tsv
 touch "$table"
 
-used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n "$gpus" | tr '\n' ' '; }
+# By the driver itself: nvidia-smi says 0 in some containers.
+used() {
+  python3 - "$gpus" <<'END'
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    status = getattr(cuda, name)(*arguments)
+    if status: sys.exit(f"{name}: status {status}")
+call("cuInit", 0)
+for gpu in range(int(sys.argv[1])):
+    context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), gpu)
+    call("cuCtxSetCurrent", context)
+    call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    print((total.value - free.value) >> 20, end=" ")
+END
+}
 
 # step NAME SECONDS COMMAND...: of the round
 step() {
@@ -49,7 +65,7 @@ step() {
 
 # The other process multiplies, and has the first GPU in turn with the command, as the driver slices time.
 # shellcheck disable=SC2016
-shared_gpu='CUDA_VISIBLE_DEVICES=0 "$1" bench --op gemm --engine cuda --ranks 1 --devices 0 \
+shared_gpu='CUDA_VISIBLE_DEVICES=$0 "$1" bench --op gemm --engine cuda --ranks 1 --devices 0 \
     --shape 2048,768,16,4 --tokens 4096 --warm-up 600 >"$2" 2>&1 &
   other=$!
   sleep 2
@@ -62,17 +78,18 @@ shared_gpu='CUDA_VISIBLE_DEVICES=0 "$1" bench --op gemm --engine cuda --ranks 1 
 # shellcheck disable=SC2016
 same_memory='echo "MiB in use, at first: $1, now: $2"
   first=($1) now=($2)
+  [ ${#first[@]} -gt 0 ] && [ ${#now[@]} -eq ${#first[@]} ] && [ "${first[0]}" -gt 0 ] || exit 1
   for gpu in "${!first[@]}"; do [ $((now[gpu] - first[gpu])) -le 64 ] || exit 1; done'
 before=$(used)
 round=$(cut -f1 "$table" | sort -n | tail -n 1)
-round=$((${round:-0} + 1))
+round=${4:-$((${round:-0} + 1))}
 while :; do
   layers=(--direction both --only random --cases 12 --first $((100000 + 12 * round)) --devices "$gpus")
   # Kernels first, so that a limit is one of the calls alone; most of a later round's are there by then.
   "$(program layer)" "${layers[@]}" --launch random --compile "$(nproc)" >"$folder/compile.log" 2>&1
   "$(program layer)" "${layers[@]}" --disturb "$round" --compile "$(nproc)" >>"$folder/compile.log" 2>&1
   step layers 180 "$(program layer)" "${layers[@]}" --launch random
-  step shared_gpu 180 bash -c "$shared_gpu" _ "$(built uniep)" "$folder/other.log" \
+  step shared_gpu 180 bash -c "$shared_gpu" "${visible_gpus[0]}" "$(built uniep)" "$folder/other.log" \
     "$(program layer)" "${layers[@]}" --launch random
   step delayed_layers 180 "$(program layer)" "${layers[@]}" --disturb "$round"
   step failures 180 "$(program failure)" --moments 12 --seed "$round"
