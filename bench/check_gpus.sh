@@ -106,7 +106,7 @@ check tune 150 env UNIEP_CACHE_DIR="$folder/tuned" "$build/uniep" tune --engine 
 if python3 -c 'import torch' 2>/dev/null; then
   library=$build/libuniep.so
   export PYTHONPATH="$here/../python:${PYTHONPATH:-}" UNIEP_LIBRARY=$library PYTHONDONTWRITEBYTECODE=1
-  check python 180 torchrun --nproc-per-node "$gpus" "$here/../python/tests/gpu_checks.py"
+  check python 300 torchrun --nproc-per-node "$gpus" "$here/../python/tests/gpu_checks.py"
   if python3 -c 'import megatron.core' 2>/dev/null; then
     check megatron 300 torchrun --nproc-per-node "$gpus" "$here/../python/tests/gpu_megatron.py" --layers 2 --steps 10 --repeat 5
   fi

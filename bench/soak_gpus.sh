@@ -72,6 +72,12 @@ shared_gpu='CUDA_VISIBLE_DEVICES=$0 "$1" bench --op gemm --engine cuda --ranks 1
   status=0
   "${@:3}" || status=$?
   kill "$other" 2>/dev/null || { echo "the other process had ended: $(tail -n 1 "$2")"; status=1; }
+  for ((left = 200; left > 0; --left)); do kill -0 "$other" 2>/dev/null && sleep 0.1 || break; done
+  if [ "$left" -eq 0 ]; then
+    echo "the other process does not end: $(grep -hE "^(State|Threads|Sig[A-Z]gn|SigCgt|SigBlk)" "/proc/$other/status" | tr "\n\t" "; ")"
+    kill -9 "$other"
+    status=1
+  fi
   wait
   exit $status'
 # 64 MiB are the driver's own ups and downs.

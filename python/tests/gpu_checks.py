@@ -416,8 +416,8 @@ def check_cuda_graphs(world):
 
     def step(main_grad=None):
         y = uniep.moe(x, ids, probs, w1, w2, group=world.native, capacity=capacity, main_grad=main_grad)
-        needed = (x, probs) if main_grad else (x, probs, w1, w2)
-        return y.detach(), *torch.autograd.grad(y, needed, dy)
+        # Weights with main_grad have no gradient, but autograd.grad() must name them: main_grad of others is left alone.
+        return y.detach(), *torch.autograd.grad(y, (x, probs, w1, w2), dy, allow_unused=main_grad is not None)
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

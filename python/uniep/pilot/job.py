@@ -89,7 +89,7 @@ def _die_in_backward(training: typing.Any, file: pathlib.Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     layers = [module for module in training.model.modules() if isinstance(module, MoELayer)]
-    layers[0].register_full_backward_hook(die)
+    layers[0].register_full_backward_pre_hook(die)  # before its layer's call: the others wait in theirs
 
 
 def _train(job: Job, rank: int) -> dict[str, typing.Any]:

@@ -187,7 +187,13 @@ class Training:
             use_distributed_optimizer=True,
             bucket_size=20000 if setting.size.hidden < 256 else None,
         )
-        self.ddp = DistributedDataParallel(self.config, ddp, self.model)
+        # Graphs are captured on a stream of their own, which must not wait for the default one: so the gradients' nodes
+        # are made on another stream, as Megatron's training loop does.
+        aside = torch.cuda.Stream() if setting.cuda_graphs else torch.cuda.current_stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self.ddp = DistributedDataParallel(self.config, ddp, self.model)
+        torch.cuda.current_stream().wait_stream(aside)
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
