@@ -22,14 +22,18 @@ struct LayerFields {
   int64_t groups = 0;
   int workers = kWorkers;
   WeightGradient gradient = WeightGradient::kMainGrad;
+  // Several tiles along all of H and I, and K longer than the stages.
+  int64_t hidden = 768, intermediate = 384;
 };
 constexpr LayerFields kLayers[] = {
     {"epilogue", "combine.transport=epilogue,dispatch.transport=pull"},
     // queued_calls.h. A copy warp has several parts of a block, and so rows of several ranks. What follows from a
     // rank's own results is known without waiting; that peers have pulled x again does not.
     {"queued", "combine.transport=epilogue,dispatch.transport=pull", nullptr, 0, kFewWorkers},
+    // Long rows and short GEMMs: a rank still pulls x of others that have all of their results. It has more workers
+    // than tiles of the last weight gradient, so that some end before x is there.
     {"queued-redispatch", "combine.transport=epilogue,dispatch.transport=pull",
-     "fusion=pairs,backward.wgrad=fill,save.xg=redispatch", 0, kFewWorkers, WeightGradient::kBFloat16},
+     "fusion=pairs,backward.wgrad=fill,save.xg=redispatch", 0, 24, WeightGradient::kBFloat16, 2048, 64},
     {"push", "combine.transport=epilogue,dispatch.transport=push"},
     {"staged", "combine.transport=staged,dispatch.transport=pull"},
     {"sms", "combine.transport=staged,dispatch.transport=pull,comm.where=sms,comm.dispatch_sms=4"},
@@ -37,6 +41,9 @@ constexpr LayerFields kLayers[] = {
     {"gradients", "combine.transport=epilogue,dispatch.transport=pull",
      "fusion=layer,backward.wgrad=fill,save.xg=keep"},
     {"mixed", "combine.transport=epilogue,dispatch.transport=pull", "fusion=layer,backward.wgrad=mixed,save.xg=keep"},
+    // One tile of dgrad FC2 a block of rows, so that the last tile that is missing is a whole block.
+    {"mixed-narrow", "combine.transport=epilogue,dispatch.transport=pull",
+     "fusion=layer,backward.wgrad=mixed,save.xg=keep", 0, kWorkers, WeightGradient::kMainGrad, 768, 192},
     {"redispatch", "combine.transport=epilogue,dispatch.transport=pull",
      "fusion=layer,backward.wgrad=mixed,save.xg=redispatch"},
     {"few", "combine.transport=epilogue,dispatch.transport=pull", nullptr, 0, kFewWorkers},
@@ -84,8 +91,8 @@ MutantLayer mutant_layer(const std::string& name) {
   if (fields == std::end(kLayers))
     throw Error(Status::kInvalidArgument, "no layer of the mutants is named '" + name + "'");
   MutantLayer layer;
-  // Several tiles along all of H and I, several blocks of rows an expert, and K longer than the stages.
-  layer.config.shape = {.hidden = 768, .intermediate = 384, .experts = 8, .topk = 3};
+  // With several blocks of rows an expert.
+  layer.config.shape = {.hidden = fields->hidden, .intermediate = fields->intermediate, .experts = 8, .topk = 3};
   layer.config.numerics.combine_groups = fields->groups;
   layer.config.numerics.weight_gradient = fields->gradient;
   layer.how.ranks = kRanks;

@@ -15,10 +15,12 @@
 namespace uniep::cuda::test {
 
 // One rank's part of a small layer, on its GPU. What a token has depends on the rank and the token alone, so that
-// layers of fewer tokens begin alike.
+// layers of fewer tokens begin alike. `busiest`: the rank whose experts have as many of a token's slots as they can;
+// -1: no rank has more than others.
 class SmallLayer {
  public:
-  SmallLayer(const LayerShape& shape, int ranks, int rank, int device, int64_t most_tokens, CUstream stream = nullptr)
+  SmallLayer(const LayerShape& shape, int ranks, int rank, int device, int64_t most_tokens, CUstream stream = nullptr,
+             int busiest = -1)
       : shape_(shape),
         ranks_(ranks),
         device_(device),
@@ -31,6 +33,9 @@ class SmallLayer {
     std::vector<float> probs;
     for (int64_t token = 0; token < most_tokens; ++token) {
       std::shuffle(order.begin(), order.end(), random);
+      if (busiest >= 0) {
+        std::stable_partition(order.begin(), order.end(), [&](int32_t one) { return one / experts == busiest; });
+      }
       ids.insert(ids.end(), order.begin(), order.begin() + shape.topk);
       for (int64_t slot = 0; slot < shape.topk; ++slot) probs.push_back(static_cast<float>(random() % 1000) / 1000);
     }
