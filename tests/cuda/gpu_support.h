@@ -141,9 +141,9 @@ struct Results {
   bool verbose = false;
 };
 
-// What main() of such a program does: its exit status is 77 without a Hopper GPU, and 1 after an exception. Ranks on one
-// GPU and collectives beside them wait for each other on streams of their own, which with one connection to the GPU, as
-// Megatron asks for, hold each other up.
+// What main() of such a program does: its exit status is 77 without a Hopper GPU, and 1 after an exception. Ranks on
+// one GPU and collectives beside them wait for each other on streams of their own, which with one connection to the
+// GPU, as Megatron asks for, hold each other up.
 inline int run_on_hopper(int (*run)(int, char**), int argc, char** argv) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a test that is cut has said how far it came
