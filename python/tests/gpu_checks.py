@@ -416,7 +416,7 @@ def check_cuda_graphs(world):
 
     def step(main_grad=None):
         y = uniep.moe(x, ids, probs, w1, w2, group=world.native, capacity=capacity, main_grad=main_grad)
-        # Weights with main_grad have no gradient, but autograd.grad() must name them: main_grad of others is left alone.
+        # autograd.grad() must name the weights, though they have no gradient then: main_grad of others is left alone.
         return y.detach(), *torch.autograd.grad(y, (x, probs, w1, w2), dy, allow_unused=main_grad is not None)
 
     side = torch.cuda.Stream()
