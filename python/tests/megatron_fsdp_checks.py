@@ -51,5 +51,16 @@ def check_megatron_fsdp(rank, ranks):
             print(f"losses {strategy} EP{expert}: {json.dumps(losses)}", flush=True)
 
 
+def check_a_layer_that_is_called_twice(rank, ranks):
+    """Its gradients go to other ranks once, behind both calls."""
+    changes = {"mlp_chunks_for_training": 2, "init_method_std": 0.1}
+    setting = Setting(distributed_optimizer=True, micro_batches=2, changes=changes)
+    with parallelism(setting):
+        training = Training(setting, sys.argv[1] == "ours", wrapped("optim_grads_params"))
+        training.step()
+    if rank == 0:
+        print(f"norm: {float(training.gradient_norm)}", flush=True)
+
+
 if __name__ == "__main__":
     sys.exit(run_checks(globals()))

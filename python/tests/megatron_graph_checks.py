@@ -10,6 +10,7 @@ import megatron_shim  # noqa: F401
 
 # isort: split
 import torch
+from megatron.core.tensor_parallel import random as recomputation
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import cuda_graphs, enums
 from megatron.core.transformer.spec_utils import build_module
@@ -88,6 +89,45 @@ def check_graphs_of_transformer_engine(rank, ranks):
             assert_same(run(layer, replayed(layer, ends)), expected, (modules, changes))
             # x, probabilities and the map; the residual; what shared experts give.
             assert ends == [4 + shared] * 2, (ends, modules)
+
+
+@contextlib.contextmanager
+def recomputing_without_transformer_engine():
+    """Of what frees an output and computes it again, that which needs Transformer Engine or compiles an extension."""
+    kind = recomputation.CheckpointWithoutOutput
+    begin, share = kind.__init__, getattr(recomputation, "_get_share_storage", None)
+
+    def without_fp8(self, *_given, **_named):
+        begin(self)
+        self.fp8 = False
+
+    def copy(output, computed):
+        output.untyped_storage().resize_(computed.untyped_storage().nbytes())
+        with torch.no_grad():
+            output.untyped_storage().copy_(computed.untyped_storage())
+
+    kind.__init__ = without_fp8
+    if share is not None:
+        recomputation._get_share_storage = lambda: copy
+    try:
+        yield
+    finally:
+        kind.__init__ = begin
+        if share is not None:
+            recomputation._get_share_storage = share
+
+
+def check_graphs_beside_a_norm_that_runs_again(rank, ranks):
+    """Megatron frees the norm's output behind the graph that ends with the rows for the experts."""
+    eager = transformer_layer()
+    expected = run(eager, lambda x: eager(x, attention_mask=None))
+    again = {"recompute_granularity": "selective", "recompute_modules": ["layernorm"]}
+    with recomputing_without_transformer_engine():
+        for modules in ([], ["moe_router"], ["moe_router", "moe_preprocess"]):
+            layer = transformer_layer(graphs="transformer_engine" if modules else None, modules=modules, **again)
+            call = replayed(layer, []) if modules else lambda x, layer=layer: layer(x, attention_mask=None)
+            assert_same(run(layer, call), expected, modules)
+            assert layer.recompute_pre_mlp_layernorm == (modules != ["moe_router"]), modules
 
 
 def check_graphs_of_megatron(rank, ranks):

@@ -196,7 +196,7 @@ def check_memory_and_inputs(rank: int, ranks: int) -> None:
                 assert finding.expert == 2 * ranks - 1 and finding.row == len(w1[0]) - 1, finding
 
 
-def check_weights_that_are_freed(rank: int, ranks: int) -> None:
+def check_inputs_that_are_freed(rank: int, ranks: int) -> None:
     """As FSDP2 does behind a layer, here on one rank: nothing is checked, and nobody waits."""
     layer = make_layer([24] * ranks, experts=2 * ranks, topk=2)
     with uniep.Verifier(every=1, budget=1) as verifier:
@@ -204,6 +204,12 @@ def check_weights_that_are_freed(rank: int, ranks: int) -> None:
         uniep.moe(layer.x[rank], layer.ids[rank], layer.probs[rank], w1, w2)
         if rank == ranks - 1:
             w1.untyped_storage().resize_(0)
+        assert verifier.step() == [] and verifier.checks == 0
+        # As Megatron does with a norm's output that an evaluation leaves behind.
+        x = layer.x[rank].clone()
+        uniep.moe(x, layer.ids[rank], layer.probs[rank], *layer.local(rank, ranks))
+        if rank == 0:
+            x.untyped_storage().resize_(0)
         assert verifier.step() == [] and verifier.checks == 0
         assert step(verifier, layer, rank, ranks) == [] and verifier.checks == 1
 

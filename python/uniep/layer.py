@@ -294,9 +294,11 @@ def main_grad_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
     found = getter() if callable(getter) else getattr(parameter, "main_grad", None)
     if not isinstance(found, torch.Tensor):
         raise ValueError(f"{name}: main_grad='param', but a weight has no main_grad; legal is an fp32 tensor there")
-    # Megatron-FSDP's memory is not initialized where it goes to other ranks; else it sums micro-batches.
+    # Megatron-FSDP's memory is not initialized where it goes to other ranks; else it sums micro-batches. Where a layer
+    # is called again before its gradients go, it has those of the other call, and says so.
     sharded = getattr(getattr(parameter, "_gbuf", None), "is_data_distributed", True)
-    if getattr(parameter, "overwrite_main_grad", False) and sharded:
+    added = getattr(parameter, "grad_added_to_main_grad", False)
+    if getattr(parameter, "overwrite_main_grad", False) and sharded and not added:
         found.zero_()
     return found
 

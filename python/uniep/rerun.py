@@ -175,9 +175,11 @@ def changed_inputs(noted: Noted) -> list[tuple[str, int, int, int, int]]:
     return found[:100]
 
 
-def weights_are_freed(noted: Noted) -> bool:
-    """Whether memory of the weights was given back since, as FSDP2 does behind a layer."""
-    return any(weight.numel() > 0 and weight.untyped_storage().nbytes() == 0 for weight in noted.weights)
+def inputs_are_freed(noted: Noted) -> bool:
+    """Whether memory was given back since: of weights, as FSDP2 does behind a layer, or of x, as Megatron does where a
+    norm runs again in backward and there is none."""
+    held = [one for one in (*noted.weights, noted.x, noted.ids, noted.probs, noted.dy) if one is not None]
+    return any(one.numel() > 0 and one.untyped_storage().nbytes() == 0 for one in held)
 
 
 def _expert_of_row(noted: Noted, name: str, row: int) -> tuple[int, int]:

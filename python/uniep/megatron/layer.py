@@ -7,6 +7,7 @@ import contextlib
 import typing
 
 import torch
+from megatron.core.transformer.cuda_graphs import is_graph_capturing
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
 from uniep.layer_stats import name_layer
@@ -35,7 +36,11 @@ class _PassThrough:
         self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.hidden_shape, self.routing_map = hidden_states.shape, routing_map
-        return hidden_states.reshape(-1, hidden_states.shape[-1]), probs
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        # Megatron then frees the norm's output behind the graph, and takes what that returns for the dispatcher's own.
+        if is_graph_capturing() and "layernorm" in (self.config.recompute_modules or ()):
+            rows = rows.clone()
+        return rows, probs
 
     def token_dispatch(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return hidden_states, probs
