@@ -72,6 +72,7 @@ typedef struct uniep_tuner_call {
   uint64_t number;
   int32_t layer;
   int32_t direction;
+  int32_t timed; /* uniep_tuner_measured() is waited for; of other calls it takes nothing */
 } uniep_tuner_call;
 
 /* What the next call of a layer runs under. All ranks make the same calls in the same order. */

@@ -97,6 +97,7 @@ struct TunerCall {
   Direction direction = Direction::kForward;
   uint64_t number = 0;
   Schedule schedule;
+  bool timed = false;  // measured() is waited for; of other calls it takes nothing
 };
 
 struct CallTime {

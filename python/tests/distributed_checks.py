@@ -12,8 +12,11 @@ import traceback
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 import torch.distributed.checkpoint as checkpoint_files
 from torch.distributed.checkpoint import state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 
 import uniep
@@ -38,6 +41,16 @@ def alone():
         alone.group = uniep.Group(dist.new_subgroups(group_size=1)[0])
         assert alone.group.transport == "native"
     return alone.group
+
+
+@contextlib.contextmanager
+def value_error(text):
+    try:
+        yield
+    except ValueError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no ValueError with '{text}'")
 
 
 def expected_of_rank(layer: Layer, rank: int, ranks: int) -> Result:
@@ -334,6 +347,36 @@ def check_ranks_agree_on_tuned_schedules(rank: int, ranks: int) -> None:
         if before is not None:
             os.environ["UNIEP_CACHE_DIR"] = before
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_what_asynchronous_collectives_give(rank: int, ranks: int) -> None:
+    """Tensors without memory of their own: waited for, but for weights."""
+    layer = make_layer([16])
+    expected = run_moe(layer, 0, (layer.w1, layer.w2), group=alone())
+
+    def gathered(tensor):
+        part = tensor.chunk(ranks)[rank].contiguous()
+        found = functional_collectives.all_gather_tensor(part, 0, dist.group.WORLD)
+        assert type(found) is not torch.Tensor
+        return found
+
+    x = layer.x[0].clone().requires_grad_()
+    given = [gathered(one) for one in (layer.ids[0], layer.probs[0])]
+    y = uniep.moe(x, *given, layer.w1, layer.w2, group=alone())
+    (dx,) = torch.autograd.grad(y, x, gathered(layer.dy[0]))
+    assert same_bits(y, expected.y) and same_bits(dx, expected.dx)
+    y = uniep.moe(gathered(layer.x[0]), *given, layer.w1, layer.w2, group=alone())
+    assert same_bits(y, expected.y)
+    with value_error("w2: AsyncCollectiveTensor; must be an ordinary tensor, such as trigger_wait"):
+        uniep.moe(layer.x[0], *given, layer.w1, gathered(layer.w2), group=alone())
+
+
+def check_checkpoints_of_experts_that_fsdp2_has_sharded(rank: int, ranks: int) -> None:
+    layer = uniep.MoELayer(32, 16, 4 * ranks, 2)
+    mesh = init_device_mesh("cpu", (ranks,))
+    state = {name: DTensor.from_local(one, mesh, [Shard(0)]) for name, one in layer.state_dict().items()}
+    with value_error("a parameter of experts is a DTensor on") if ranks > 1 else contextlib.nullcontext():
+        uniep.checkpoint_state(layer, state)
 
 
 def check_checkpoints(rank: int, ranks: int) -> None:

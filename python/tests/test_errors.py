@@ -105,6 +105,12 @@ def test_arguments_of_modules():
         uniep.Experts(4, 8, 8, sav="keep")
 
 
+def test_probs_that_fsdp2_has_cast_are_named():
+    layer = make_layer([8])
+    with pytest.raises(ValueError, match=r"probs: torch.bfloat16; must be torch.float32; FSDP2 .*cast_forward_inputs"):
+        uniep.moe(layer.x[0], layer.ids[0], layer.probs[0].bfloat16(), layer.w1, layer.w2)
+
+
 @pytest.mark.parametrize("name", ["x", "topk_ids", "probs", "w1", "w2", "b2"])
 def test_distributed_tensors_are_named(name):
     class DTensor(torch.Tensor):  # as far as moe() looks

@@ -314,8 +314,33 @@ def test_double_backward_is_an_error():
     x = layer.x[0].requires_grad_()
     y = uniep.moe(x, layer.ids[0], layer.probs[0], layer.w1, layer.w2)
     (dx,) = torch.autograd.grad(y.float().square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
+    with pytest.raises(RuntimeError, match="higher derivatives are not there"):
         dx.sum().backward()
+
+
+def test_double_backward_of_a_plain_sum_is_an_error():
+    """dy then needs no gradient, so that nothing of torch's asks."""
+    layer = make_layer([8])
+    x, w1 = layer.x[0].requires_grad_(), layer.w1.clone().requires_grad_()
+    y = uniep.moe(x, layer.ids[0], layer.probs[0], w1, layer.w2)
+    (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="higher derivatives are not there"):
+        dx.float().square().sum().backward()
+    uniep.moe(x, layer.ids[0], layer.probs[0], w1, layer.w2).sum().backward(create_graph=True)
+    assert x.grad.abs().sum() > 0 and w1.grad.abs().sum() > 0
+
+
+def test_a_placement_goes_with_its_backward():
+    layer = make_layer([8])
+    x = layer.x[0].requires_grad_()
+    y = uniep.moe(x, layer.ids[0], layer.probs[0], layer.w1, layer.w2)
+    route = weakref.ref(y.grad_fn.route)
+    y.sum().backward(retain_graph=True)
+    assert route() is not None
+    y.sum().backward()
+    assert route() is None
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
 
 
 class _Tensors(torch.utils._python_dispatch.TorchDispatchMode):

@@ -31,7 +31,7 @@ def test_arguments():
 
 
 def test_structures_are_those_of_the_header():
-    sizes = {"TunerLayer": 40, "TunerCheck": 32, "TunerOptions": 120, "TunerCall": 32, "TunerState": 56}
+    sizes = {"TunerLayer": 40, "TunerCheck": 32, "TunerOptions": 120, "TunerCall": 40, "TunerState": 56}
     header = pathlib.Path(HERE.parents[1] / "src" / "api" / "c_struct.h").read_text()
     names = {"TunerLayer": "layer", "TunerCheck": "check", "TunerOptions": "options", "TunerCall": "call"}
     names |= {"TunerState": "state", "TunerDecision": "decision"}

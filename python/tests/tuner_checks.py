@@ -113,6 +113,7 @@ def check_until_and_optimizer(folder):
         assert tried > 0
         train(tuner, steps=3, by_optimizer=True)
         assert tuner.spent.tried_calls == tried
+        assert not any(own.timed for own in tuner._groups), "of calls whose time nobody waits for nothing is held"
 
 
 def check_results_of_another_group(folder):

@@ -22,6 +22,9 @@ def checkpoint_state(module: torch.nn.Module, state: dict[str, typing.Any] | Non
         module: with Experts, or experts that uniep.transformers.shard_experts() has sharded.
         state: module.state_dict(), the default, or what get_optimizer_state_dict() of
             torch.distributed.checkpoint.state_dict gives for it, not flattened.
+
+    Raises:
+        ValueError: FSDP2 has sharded experts, too.
     """
     groups: dict[str, Group] = {}
     for prefix, one in module.named_modules():
@@ -36,6 +39,12 @@ def checkpoint_state(module: torch.nn.Module, state: dict[str, typing.Any] | Non
             return {key: marked(one, groups.get(key, group)) for key, one in value.items()}
         if group is None or not isinstance(value, torch.Tensor) or value.dim() == 0:
             return value
+        if isinstance(value, DTensor):
+            raise ValueError(
+                f"state: a parameter of experts is a DTensor on {value.device_mesh}, as FSDP2 makes them; must be the "
+                "rank's own tensor. Experts that are sharded over data parallelism, too, can not be saved so: gather "
+                "them first (full_tensor() gives the rank's experts)"
+            )
         if group.name not in meshes:
             assert group.process_group is not None
             meshes[group.name] = DeviceMesh.from_group(group.process_group, group.device.type)

@@ -6,8 +6,8 @@ import dataclasses
 import typing
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from uniep.derivatives import differentiable_once
 from uniep.exchange_ops import describe, place_exchange, to_rows, to_tokens
 from uniep.group import Group
 from uniep.layer import Capacity, check_probs, checked_capacity, checked_topk, default_group
@@ -181,7 +181,7 @@ class _Dispatch(torch.autograd.Function):
         return to_rows(plan.group, plan.route, x, with_probs=True)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: typing.Any, drows: torch.Tensor, drow_probs: torch.Tensor):  # type: ignore[no-untyped-def]
         dx, dprobs = to_tokens(ctx.plan.group, ctx.plan.route, drows, drow_probs)
         return None, dx if ctx.needs_input_grad[1] else None, dprobs if ctx.needs_input_grad[2] else None
@@ -194,6 +194,6 @@ class _Combine(torch.autograd.Function):
         return to_tokens(plan.group, plan.route, rows, None)[0]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: typing.Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
         return None, to_rows(ctx.plan.group, ctx.plan.route, dy, with_probs=False)[0]

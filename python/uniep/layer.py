@@ -8,13 +8,14 @@ import typing
 from collections.abc import Sequence
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from uniep import capture, ops, reserved_sms
 from uniep.call import SAVES, Call, shaped, with_save
+from uniep.derivatives import differentiable_once
 from uniep.errors import Unsupported
 from uniep.group import Group, find_group
 from uniep.numerics import is_gated, read_numerics
+from uniep.ordinary import check_ordinary, waited_for
 from uniep.tuning import choose, tuned_sizes
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
@@ -24,7 +25,6 @@ MainGrad = typing.Literal["param"] | tuple[GateAndUp, Tensors] | tuple[GateAndUp
 
 _ROW_ALIGNMENT = 128
 HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")  # from PyTorch 2.10 on
-_ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _NAMES = ("w1", "w2", "b1", "b2")
 
 _Function = typing.TypeVar("_Function", bound=typing.Callable[..., typing.Any])
@@ -111,6 +111,8 @@ def moe(
         x = x.to(torch.bfloat16)
         w1, w2 = _cast(w1), _cast(w2)
         b1, b2 = None if b1 is None else _cast(b1), None if b2 is None else _cast(b2)
+    if not compiling:
+        x, topk_ids, probs = waited_for(x), waited_for(topk_ids), waited_for(probs)
     (first, apart), second = _gate_and_up(w1, "w1"), _tensors(w2, "w2")
     _check_tensors(x, topk_ids, probs)
     local, hidden, intermediate = _check_weights(x, first, second, apart, activation)
@@ -193,7 +195,9 @@ class _Moe(torch.autograd.Function):
 def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     call: Call = ctx.call
     x, saved, *weights = ctx.saved_tensors
-    route = ctx.route
+    route, dy = ctx.route, waited_for(dy)
+    if not _keeps_graph():  # as saved tensors go
+        ctx.route = None
     need = ctx.needs_input_grad
     parts = call.parts(weights)
     starts = [4 + sum(map(len, parts[:which])) for which in range(4)]
@@ -227,7 +231,10 @@ def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, .
     )
 
 
-_backward_once = once_differentiable(_backward)
+_backward_once = differentiable_once(_backward)
+_keeps_graph: typing.Callable[[], bool] = getattr(
+    torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True
+)
 # What _Moe.apply() calls behind a look at every argument, for transforms of torch.func alone.
 _apply_moe: typing.Callable[..., typing.Any] = super(torch.autograd.Function, _Moe).apply
 
@@ -369,9 +376,9 @@ def _tensors(given: Tensors, name: str) -> list[torch.Tensor]:
 
 
 def _check_tensors(x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> None:
-    _check_ordinary("x", x)
-    _check_ordinary(_routing(ids), ids)
-    _check_ordinary("probs", probs)
+    check_ordinary("x", x)
+    check_ordinary(_routing(ids), ids)
+    check_ordinary("probs", probs)
     if x.dtype != torch.bfloat16:
         raise ValueError(f"x: {x.dtype}; must be torch.bfloat16")
     if x.dim() < 1:
@@ -387,14 +394,6 @@ def _check_tensors(x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> N
         raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {device}")
 
 
-def _check_ordinary(name: str, *tensors: torch.Tensor) -> None:
-    for tensor in tensors:
-        if type(tensor) not in _ORDINARY and hasattr(tensor, "to_local"):
-            raise ValueError(
-                f"{name}: {type(tensor).__name__}; must be an ordinary tensor, such as to_local() of it gives"
-            )
-
-
 def _routing(ids: torch.Tensor) -> str:
     return "routing_map" if ids.dtype == torch.bool else "topk_ids"
 
@@ -404,7 +403,9 @@ def check_probs(ids: torch.Tensor, probs: torch.Tensor) -> None:
     if ids.dtype not in (torch.int32, torch.int64, torch.bool):
         raise ValueError(f"topk_ids: {ids.dtype}; must be torch.int32 or torch.int64, or torch.bool for a map")
     if probs.dtype != torch.float32:
-        raise ValueError(f"probs: {probs.dtype}; must be torch.float32")
+        hint = "; FSDP2 casts what a wrapped module is given, but for MixedPrecisionPolicy(cast_forward_inputs=False)"
+        cast = probs.dtype in (torch.bfloat16, torch.float16)
+        raise ValueError(f"probs: {probs.dtype}; must be torch.float32{hint if cast else ''}")
     if probs.shape != ids.shape:
         raise ValueError(f"probs: shape {list(probs.shape)}; must be that of {_routing(ids)}, {list(ids.shape)}")
 
@@ -458,7 +459,7 @@ def _check_weight(
         raise ValueError(f"{name}: {len(tensors)} tensors; must be {local}, one for each expert, as in w1")
     expected = (local, *columns) if stacked else columns
     dtype, device = torch.bfloat16, x.device
-    _check_ordinary(name, *tensors)
+    check_ordinary(name, *tensors)
     for tensor in tensors:
         if tensor.shape == expected and tensor.dtype is dtype and tensor.is_contiguous() and tensor.device == device:
             continue
@@ -487,7 +488,7 @@ def _biases(
     for name, bias, width in (("b1", b1, columns), ("b2", b2, hidden)):
         tensors = [bias] if _is_tensor(bias) else list(bias)
         expected = [local, width] if _is_tensor(bias) else [width]
-        _check_ordinary(name, *tensors)
+        check_ordinary(name, *tensors)
         if not _is_tensor(bias) and len(tensors) != local:
             raise ValueError(f"{name}: {len(tensors)} tensors; must be {local}, one for each expert, as in w1")
         for tensor in tensors:

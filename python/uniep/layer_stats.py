@@ -114,12 +114,13 @@ class _Entry:
         """Takes over the newest call that is over, and the newest times."""
         if self.timer is not None:
             self.timed = self.timer.engine.read_timer(self.timer) or self.timed
-        over = [one for one in self.waiting if one.is_over()]
+        over = [one for one in tuple(self.waiting) if one.is_over()]  # another thread may be in a call
         if not over or over[-1].group.engine.is_busy:
             return
         newest = over[-1]
         for one in over:
-            self.waiting.remove(one)
+            with contextlib.suppress(ValueError):  # a newer one has taken its place
+                self.waiting.remove(one)
         group, text = newest.group, newest.schedule
         number = library.FORWARD if direction == "forward" else library.BACKWARD
         fusion = json.loads(group.engine.resolve(newest.route.config(), number, text))["fusion"]
@@ -167,7 +168,7 @@ def stats() -> list[LayerStats]:
     """Of each layer and direction that ran since record_stats(). Waits for nothing: a call that the device has not
     finished is not looked at, nor anything of a group while another thread is inside of its calls."""
     found = []
-    for (layer, direction), entry in _entries.items():
+    for (layer, direction), entry in list(_entries.items()):
         entry.settle(direction)
         found.append(LayerStats(layer, direction, entry.calls, **entry.known, **entry.timed))
     return found

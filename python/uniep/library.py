@@ -197,7 +197,9 @@ TunerOptions = _structure(
     job_group=_INT32,
     job_groups=_INT32,
 )
-TunerCall = _structure("TunerCall", schedule=ctypes.c_char_p, number=ctypes.c_uint64, layer=_INT32, direction=_INT32)
+TunerCall = _structure(
+    "TunerCall", schedule=ctypes.c_char_p, number=ctypes.c_uint64, layer=_INT32, direction=_INT32, timed=_INT32
+)
 TunerState = _structure(
     "TunerState",
     steps=_INT64,

@@ -266,7 +266,7 @@ class _Timed(trials.Trial):
 
 
 class _Kept(trials.Trial):
-    """A call that is captured into a graph."""
+    """A call that is captured into a graph, or whose time nobody waits for."""
 
     def __init__(self, schedule: bytes) -> None:
         self.schedule = schedule
@@ -294,6 +294,8 @@ class _OfGroup:
             handle, self.handle = self.handle, None
             if handle is not None:
                 self.library.uniep_tuner_destroy(handle)
+            self.timed.clear()  # with their placements
+            self.layers.clear()
 
     def _call(self, function: Callable[..., int], *arguments: typing.Any) -> None:
         status = function(self.handle, *arguments)
@@ -319,7 +321,7 @@ class _OfGroup:
                 return _Kept(text.value or b"auto")
             planned = library.TunerCall.make()
             self._call(self.library.uniep_tuner_schedule, layer, number, ctypes.byref(planned))
-            return _Timed(self, planned, route)
+            return _Timed(self, planned, route) if planned.timed else _Kept(planned.schedule)
 
     def _note(self, key: typing.Any, call: Call, route: Route) -> None:
         layer = self.index.get(key)

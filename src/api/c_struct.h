@@ -61,7 +61,7 @@ inline constexpr std::size_t kFirstSize<uniep_tuner_check> = 32;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_tuner_options> = 120;
 template <>
-inline constexpr std::size_t kFirstSize<uniep_tuner_call> = 32;
+inline constexpr std::size_t kFirstSize<uniep_tuner_call> = 40;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_tuner_state> = 56;
 template <>

@@ -163,6 +163,7 @@ uniep_status uniep_tuner_schedule(uniep_tuner* tuner, int32_t layer, int32_t dir
     value.number = planned.number;
     value.layer = layer;
     value.direction = direction;
+    value.timed = planned.timed ? 1 : 0;
     write_struct(value, call, size);
   });
 }

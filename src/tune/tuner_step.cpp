@@ -40,7 +40,7 @@ tune::TunerSlot& Tuner::Implementation::slot(int layer, Direction direction) {
 
 TunerCall Tuner::Implementation::schedule(int layer, Direction direction) {
   Slot& own = slot(layer, direction);
-  TunerCall call{layer, direction, own.calls++, {}};
+  TunerCall call{.layer = layer, .direction = direction, .number = own.calls++};
   if (frozen) {
     call.schedule = own.search.incumbent();
     return call;
@@ -51,6 +51,7 @@ TunerCall Tuner::Implementation::schedule(int layer, Direction direction) {
   tried_calls_ += planned.of_candidate;
   if (planned.candidate >= 0 || own.unplanned++ < kUnplanned) {
     own.open.push_back({.number = call.number, .step = steps + 1, .planned = planned});
+    call.timed = true;
   }
   return call;
 }

@@ -189,7 +189,9 @@ class Training:
         )
         # Graphs are captured on a stream of their own, which must not wait for the default one: so the gradients' nodes
         # are made on another stream, as Megatron's training loop does.
-        aside = torch.cuda.Stream() if setting.cuda_graphs else torch.cuda.current_stream()
+        aside = torch.cuda.current_stream()
+        if setting.cuda_graphs:
+            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             self.ddp = DistributedDataParallel(self.config, ddp, self.model)
