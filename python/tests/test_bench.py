@@ -134,7 +134,8 @@ def test_several_gpus_name_a_wrong_part(tmp_path):
 
 
 SOAK = {
-    "nvidia-smi": 'if [[ "$*" == *list-gpus* ]]; then echo GPU 0; echo GPU 1; else cat {folder}/memory; fi',
+    "nvidia-smi": "echo 0; echo 1",
+    "python3": "tr '\\n' ' ' <{folder}/memory",  # asks the driver for memory
     "uniep_gpu_layer_tests": 'echo layer "$@" >>{folder}/called; echo "layer tests: 12 passed, 0 failed"',
     "uniep_gpu_failure_tests": 'echo failure "$@" >>{folder}/called; [ ! -e {folder}/broken ] || exit 1',
     "uniep_gpu_abort_tests": "exit 77",

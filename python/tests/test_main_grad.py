@@ -62,7 +62,8 @@ def test_param(stacked, getter):
 
 
 def test_memory_of_megatron_fsdp():
-    """overwrite_main_grad: what main_grad holds is no sum of earlier calls, but where its buffer is not sharded."""
+    """overwrite_main_grad: what main_grad holds is no sum of earlier micro-batches, but where its buffer is not
+    sharded. Before its gradients go to other ranks a layer may be called again."""
     layer = make_layer([64])
     expected = exact(layer)
     for sharded in (True, False):
@@ -72,10 +73,15 @@ def test_memory_of_megatron_fsdp():
             weight.overwrite_main_grad = True
             weight._gbuf = types.SimpleNamespace(is_data_distributed=sharded)
         for _ in range(2):
+            for weight in weights:
+                weight.grad_added_to_main_grad = False  # as Megatron-FSDP does behind each reduction
             y = uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], *weights, main_grad="param")
             y.backward(layer.dy[0])
         for weight, once in zip(weights, expected, strict=True):
             assert same_bits(weight.main_grad, once if sharded else once + once)
+        uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], *weights, main_grad="param").backward(layer.dy[0])
+        for weight, once in zip(weights, expected, strict=True):
+            assert same_bits(weight.main_grad, once + once if sharded else once + once + once)
 
 
 def test_gate_and_up_apart():
