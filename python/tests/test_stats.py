@@ -1,6 +1,8 @@
 """uniep.stats(), and the ranges in torch's profiler."""
 
+import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -31,6 +33,33 @@ def step(module, tokens=40):
 def test_nothing_is_kept_unless_asked_for():
     step(layer())
     assert uniep.stats() == []
+
+
+def test_another_thread_looks_while_calls_come_and_go(recording):
+    modules, looks, errors, over = [layer() for _ in range(4)], [], [], threading.Event()
+
+    def look():
+        while not over.is_set():
+            try:
+                looks.append(len(uniep.stats()))
+            except Exception as error:
+                errors.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            for module in modules:
+                step(module, tokens=16)
+    finally:
+        over.set()
+        looking.join()
+        sys.setswitchinterval(before)
+    assert not errors, errors[0]
+    assert len(looks) > 100 and max(looks) == 2  # entries: of layers without a name, by direction
 
 
 def test_nobody_waits_for_a_call_of_another_thread(recording):

@@ -42,8 +42,8 @@ def checkpoint_state(module: torch.nn.Module, state: dict[str, typing.Any] | Non
         if isinstance(value, DTensor):
             raise ValueError(
                 f"state: a parameter of experts is a DTensor on {value.device_mesh}, as FSDP2 makes them; must be the "
-                "rank's own tensor. Experts that are sharded over data parallelism, too, can not be saved so: gather "
-                "them first (full_tensor() gives the rank's experts)"
+                "rank's own tensor. Experts that are sharded over data parallelism, too, can not be saved and "
+                "loaded so; to save them, gather them first (full_tensor() gives the rank's experts)"
             )
         if group.name not in meshes:
             assert group.process_group is not None
