@@ -241,11 +241,13 @@ class Rank:
         return bool(answer.item())
 
 
-def join(rank, ranks):
+def join(rank, ranks, with_deepep=True):
     """Joins the process group on this rank's GPU; DeepEP's buffer and module, or None."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29541")
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank))
+    if not with_deepep:
+        return None, None
     try:
         import deep_ep
         deep_ep.Buffer.set_num_sms(24)

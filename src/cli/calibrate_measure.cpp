@@ -217,12 +217,12 @@ int compile_layers(const std::vector<CalibrationLayer>& layers, int workers) {
     machine.engine = EngineKind::kCuda;
     machine.ranks = layer.ranks;
     machine.workers = workers;
-    calls.push_back({layer.shape, layer.ranks, workers, calibration_schedule(layer, machine), layer.direction});
+    calls.push_back({{layer.shape, {}}, layer.ranks, workers, calibration_schedule(layer, machine), layer.direction});
     if (layer.direction == Direction::kForward) continue;
     CalibrationLayer before = layer;
     before.direction = Direction::kForward;
     before.schedule = "auto";
-    calls.push_back({layer.shape, layer.ranks, workers, calibration_schedule(before, machine), before.direction});
+    calls.push_back({{layer.shape, {}}, layer.ranks, workers, calibration_schedule(before, machine), before.direction});
   }
   return cuda::compile_calls(calls);
 }

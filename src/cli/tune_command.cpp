@@ -9,6 +9,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "cli/chosen_schedule.h"
 #include "cli/launch_options.h"
@@ -20,6 +21,8 @@
 #include "cli/tune_candidates.h"
 #include "cli/tune_report.h"
 #include "cli/tune_trial.h"
+#include "engine/cuda/calls/engine.h"
+#include "engine/engine.h"
 #include "io/file.h"
 #include "tune/changed_fields.h"
 #include "tune/journal.h"
@@ -29,7 +32,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kMaxCandidates = 63;  // beside the default; known verdicts go between processes as bits of a number
+constexpr int kMaxCandidates = 1023;  // beside the default
 constexpr int kMaxSeconds = 86400;
 
 struct TuneOptions {
@@ -43,6 +46,10 @@ struct TuneOptions {
   bool again = false;
   std::string exported, json, report;
 };
+
+const char* direction_name(Direction direction) {
+  return direction == Direction::kForward ? "forward" : "backward";
+}
 
 std::string changes(const Schedule& schedule, const Schedule& base) {
   const std::string fields = tune::changed_fields(schedule, base);
@@ -93,6 +100,26 @@ void mark_known(Group& group, const tune::Journal& journal, std::vector<tune::Tr
     candidates[i].verdict = static_cast<tune::Verdict>(known[i] - '0');
 }
 
+// What is not known yet, compiled before it is tried, several kernels at once. Processes of one host share the work. A
+// kernel that does not compile is met again where its Schedule is tried.
+void compile_candidates(const TuneOptions& options, Direction direction, Group& group,
+                        const std::vector<tune::Tried>& candidates) {
+  const Machine machine = group.machine();
+  if (machine.engine != EngineKind::kCuda) return;
+  const int processes = machine.ranks / group.local_ranks(), process = group.first_local_rank() / group.local_ranks();
+  std::vector<cuda::CompiledCall> calls;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (candidates[i].verdict != tune::Verdict::kUntried || static_cast<int>(i) % processes != process) continue;
+    calls.push_back({options.layer.config(), machine.ranks, machine.workers, candidates[i].schedule, direction});
+  }
+  if (process == 0) std::cerr << fmt::format("uniep tune: {}: compiling kernels\n", direction_name(direction));
+  try {
+    cuda::compile_calls(calls, std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / processes));
+  } catch (const Error&) {
+  }
+  group.implementation().all_gather(0);
+}
+
 TunedDirection tune_direction(const TuneOptions& options, Direction direction, Group& group, LayerRunner& runner,
                               const Schedule& forward) {
   const bool reports = group.first_local_rank() == 0;
@@ -108,6 +135,7 @@ TunedDirection tune_direction(const TuneOptions& options, Direction direction, G
   std::vector<tune::Tried> candidates = candidates_of(options, direction, group);
   const Schedule base = candidates.front().schedule;
   mark_known(group, journal, candidates);
+  compile_candidates(options, direction, group, candidates);
 
   std::size_t decided = 0;
   const std::size_t count = candidates.size();
@@ -118,8 +146,7 @@ TunedDirection tune_direction(const TuneOptions& options, Direction direction, G
     cache.write([&] { journal.note(tried); });
     if (tried.verdict == tune::Verdict::kUntried) return;
     decided += tried.verdict != tune::Verdict::kInTheRunning;
-    std::cerr << fmt::format("uniep tune: {}: {} of {} decided; {}: {}{}\n",
-                             direction == Direction::kForward ? "forward" : "backward", decided, count,
+    std::cerr << fmt::format("uniep tune: {}: {} of {} decided; {}: {}{}\n", direction_name(direction), decided, count,
                              tune::verdict_name(tried.verdict), changes(tried.schedule, base),
                              tried.reason.empty() ? "" : " (" + tried.reason + ")");
   };
@@ -140,7 +167,7 @@ TunedDirection tune_direction(const TuneOptions& options, Direction direction, G
 Json json_of(const TunedDirection& tuned) {
   Json json;
   const Schedule& base = tuned.search.tried.front().schedule;
-  json["direction"] = tuned.entry.key.direction == Direction::kForward ? "forward" : "backward";
+  json["direction"] = direction_name(tuned.entry.key.direction);
   json["machine"] = tuned.entry.key.machine;
   json["schedule"] = Json::parse(to_json(tuned.entry.schedule));
   json["changes"] = changes(tuned.entry.schedule, base);
@@ -165,8 +192,7 @@ Json json_of(const TunedDirection& tuned) {
 std::string table_of(const TunedDirection& tuned) {
   const Schedule& base = tuned.search.tried.front().schedule;
   const tune::Tried& best = tuned.search.tried[tuned.search.best];
-  std::string text = fmt::format("{:<9} {:>9} {:>7} {:>6}  {}\n",
-                                 tuned.entry.key.direction == Direction::kForward ? "forward" : "backward", "ms",
+  std::string text = fmt::format("{:<9} {:>9} {:>7} {:>6}  {}\n", direction_name(tuned.entry.key.direction), "ms",
                                  "ratio", "calls", "schedule");
   for (const tune::Tried& tried : tuned.search.tried) {
     const bool timed = !tried.milliseconds.empty();

@@ -19,13 +19,13 @@ std::string device_label(int device);
 bool has_hopper_gpu();
 
 struct CompiledCall {
-  LayerShape shape;
+  LayerConfig layer;
   int ranks = 1, workers = 132;
   Schedule schedule;
   Direction direction = Direction::kForward;
 };
-// Compiles what these calls launch into the process's cache, several kernels at once; needs no GPU. Calls that no
-// kernel is built for are left out. How many kernels they have.
-int compile_calls(std::span<const CompiledCall> calls);
+// Compiles what these calls launch into the process's cache, so many kernels at once (0: one a processor); needs no
+// GPU. Calls that no kernel is built for are left out. How many kernels they have.
+int compile_calls(std::span<const CompiledCall> calls, int threads = 0);
 
 }  // namespace uniep::cuda

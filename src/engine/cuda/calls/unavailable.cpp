@@ -25,7 +25,7 @@ std::string cuda::device_label(int /*device*/) {
 bool cuda::has_hopper_gpu() {
   return false;
 }
-int cuda::compile_calls(std::span<const CompiledCall> /*calls*/) {
+int cuda::compile_calls(std::span<const CompiledCall> /*calls*/, int /*threads*/) {
   refuse();
 }
 std::vector<KernelFile> compile_kernels(const CompileRequest& /*request*/, const std::string& /*folder*/,
