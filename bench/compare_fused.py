@@ -36,7 +36,7 @@ class UniEP:
     def ways(self, own):
         w1, w2 = own.weights.w1, own.weights.w2
         leaves = [own.x.clone().requires_grad_(), own.probs.clone().requires_grad_(), w1.detach().requires_grad_(), w2.detach().requires_grad_()]
-        call = lambda x, probs, w1, w2: self.uniep.moe(x, own.ids, probs, w1, w2, group=self.group, capacity=CAPACITY)
+        call = lambda x, probs, w1, w2: self.uniep.moe(x, own.ids, probs, w1, w2, group=self.group, capacity=(CAPACITY, own.tokens))
 
         def forward():
             with torch.no_grad():

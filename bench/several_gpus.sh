@@ -170,7 +170,7 @@ search() {
     bench "tuned_$shape" --op layer --tokens 8192 --shape "$shape" --warm-up 0.2 --only layer --tuned "$folder/tuned_$shape.json"
     bench "default_$shape" --op layer --tokens 8192 --shape "$shape" --warm-up 0.2 --only layer
   done
-  step online 590 "$uniep" bench --engine cuda --op layer --ranks "$gpus" --devices "$devices" --shape qwen3-30b --tokens 4096 --tune online \
+  step online 590 "$uniep" bench --engine cuda --op layer --ranks "$gpus" --devices "$devices" --shape qwen3-235b --tokens 8192 --tune online \
     --begin queue=static,order.interleave=mixed,order.experts_per_wave=8 --json "$folder/online.json"
   step calibrate 180 "$uniep" calibrate --ranks 2 --devices 0,1 --out "$folder/machine.json" --raw "$folder/machine_raw.json"
 }

@@ -74,7 +74,11 @@ shared_gpu='CUDA_VISIBLE_DEVICES=$0 "$1" bench --op gemm --engine cuda --ranks 1
   kill "$other" 2>/dev/null || { echo "the other process had ended: $(tail -n 1 "$2")"; status=1; }
   for ((left = 200; left > 0; --left)); do kill -0 "$other" 2>/dev/null && sleep 0.1 || break; done
   if [ "$left" -eq 0 ]; then
-    echo "the other process does not end: $(grep -hE "^(State|Threads|Sig[A-Z]gn|SigCgt|SigBlk)" "/proc/$other/status" | tr "\n\t" "; ")"
+    for thread in "/proc/$other/task"/*; do  # a signal waits while a thread is in a system call that does not end
+      echo "$(cat "$thread/comm"): $(grep -E "^(State|SigPnd|ShdPnd)" "$thread/status" | tr "\n\t" "; ") system call" \
+        "$(cat "$thread/syscall"); $(cat "$thread/wchan"); $(head -n 8 "$thread/stack" | tr "\n" " ")"
+    done
+    echo "the other process does not end"
     kill -9 "$other"
     status=1
   fi
