@@ -176,6 +176,37 @@ TEST(AtomicFile, ASignalLeavesNoTemporary) {
   }
 }
 
+void (*wrapped)(int) = nullptr;
+
+// As NVRTC does: a handler in front of another, which it calls, and which stays.
+void in_front(int signal) {
+  wrapped(signal);
+}
+
+TEST(AtomicFile, SignalEndsAProcessWhoseHandlerIsWrapped) {
+  const TemporaryFolder folder;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(10);  // its signal is another one
+    std::signal(SIGTERM, SIG_DFL);
+    remove_temporaries_at_signals();
+    AtomicFile file(folder / "out");
+    file.write("half");
+    struct sigaction action {};
+    action.sa_handler = in_front;
+    struct sigaction before {};
+    ::sigaction(SIGTERM, &action, &before);
+    wrapped = before.sa_handler;
+    ::raise(SIGTERM);
+    ::_exit(0);
+  }
+  ASSERT_GT(child, 0);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+  EXPECT_EQ(folder.entries(), 0u);
+}
+
 TEST(AtomicFile, FullDeviceIsAnError) {
   expect_error(Status::kIo, "'/dev/full': No space left on device", [] { write_file("/dev/full", "text"); });
   AtomicFile file("/dev/full");

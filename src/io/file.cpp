@@ -123,7 +123,14 @@ void remove_noted_temporaries(int signal) {
   for (const NotedTemporary& noted : noted_temporaries) {
     if (noted.state == NotedTemporary::kNoted) ::unlink(noted.name);
   }
-  ::raise(signal);  // as it is without this handler, which is reset
+  // As it is without this handler. NVRTC puts its own in front, which stays and blocks the signal while it calls this
+  // one: raised again, it would come here for ever.
+  ::signal(signal, SIG_DFL);
+  sigset_t own;
+  ::sigemptyset(&own);
+  ::sigaddset(&own, signal);
+  ::pthread_sigmask(SIG_UNBLOCK, &own, nullptr);
+  ::raise(signal);
 }
 
 }  // namespace
