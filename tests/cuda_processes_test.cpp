@@ -28,7 +28,7 @@ enum class Failing { kDriver, kHeap };
 // One rank's group and calls.
 class Rank {
  public:
-  Rank(int rank, const std::string& id, int64_t hidden = 64) {
+  Rank(int rank, const std::string& id, int64_t hidden = 64, double arrival_seconds = 20) {
     GroupOptions options;
     options.engine = EngineKind::kCuda;
     options.launch = Launch::kProcesses;
@@ -36,7 +36,7 @@ class Rank {
     options.rank = rank;
     options.bootstrap = id;
     options.devices = {0, 1};
-    options.arrival_timeout_seconds = 20;
+    options.arrival_timeout_seconds = arrival_seconds;
     group_.emplace(options);
     LayerConfig& config = layer_.config;
     config.shape.hidden = hidden;
@@ -178,6 +178,25 @@ TEST(OneRank, GivesAnArrayThatIsNotAligned) {
   EXPECT_EQ(processes[0].line(), "none");  // its kernels, which do nothing here, hear of it
   EXPECT_NE(processes[1].line().find(refused), std::string::npos);
   for (Process& process : processes) EXPECT_EQ(process.line(), "end: none");
+}
+
+TEST(OneRank, ComesTooLateToAnExchangeSoThatANewGroupIsNeeded) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    Rank own(rank, id, 64, 1);
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+    reporter.line(reporter.error_of([&] { own.forward(); }));  // memory is to grow
+    for (int i = 0; i < 2; ++i) reporter.line(reporter.error_of([&] { own.group().recover(); }));
+  });
+  EXPECT_NE(processes[0].line().find("did not take part in"), std::string::npos);
+  EXPECT_NE(processes[1].line(), "none");
+  for (Process& process : processes) {
+    for (int i = 0; i < 2; ++i) {
+      const std::string line = process.line();
+      EXPECT_NE(line.find("the ranks that are left need a new Group"), std::string::npos) << line;
+    }
+    EXPECT_EQ(process.line(), "end: none");
+  }
 }
 
 TEST(OneRank, MakesAnotherCallThanTheOther) {

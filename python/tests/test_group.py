@@ -138,6 +138,44 @@ def test_close_destroys_what_waited_for_a_call():
     assert not group.engine._dead
 
 
+class NotedLibrary:
+    """A library that notes which functions are called."""
+
+    def __init__(self, library):
+        self.library, self.called = library, []
+
+    def __getattr__(self, name):
+        function = getattr(self.library, name)
+        if name in ("uniep_group_synchronize", "uniep_group_leave", "uniep_group_destroy"):
+            self.called.append(name.removeprefix("uniep_group_"))
+        return function
+
+
+def test_close_is_behind_calls_unless_an_exception_leaves_or_a_call_runs():
+    def closed(close):
+        group = uniep.Group(workers=2)
+        noted = group.engine._library = NotedLibrary(group.engine._library)
+        close(group)
+        group.close()  # is nothing more
+        assert group.engine.closed
+        return noted.called
+
+    def leave_by_exception(group):
+        with pytest.raises(KeyError), group:
+            raise KeyError
+
+    def close_beside_a_call(group):
+        with group.engine._lock:
+            group.close()
+        group.engine._bury()
+
+    in_order = ["synchronize", "leave", "destroy"]
+    assert closed(lambda group: group.close()) == in_order
+    assert closed(lambda group: group.__exit__(None, None, None)) == in_order
+    assert closed(leave_by_exception) == in_order[1:]
+    assert closed(close_beside_a_call)[:2] == in_order[:2]  # it is looked up, and not called
+
+
 def test_abort_of_all_groups():
     groups = [uniep.Group(workers=workers) for workers in (2, 3)]
     uniep.abort()

@@ -7,6 +7,7 @@ backward needs of forward is such a tensor and nothing else.
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import functools
 import os
@@ -113,8 +114,12 @@ class Engine:
         self.rank, self.ranks, self.workers = info.first_local_rank, info.ranks, info.workers
         _engines.add(self)
 
-    def close(self) -> None:
-        """Ends the group. States of its calls may be dropped later; every other call is an error."""
+    def close(self, waits: bool = True) -> None:
+        """Ends the group. States of its calls may be dropped later; every other call is an error. With `waits` behind
+        the calls so far, unless another thread is inside of one: leaving ends what runs on the devices of all ranks."""
+        if waits and self._handle:
+            with contextlib.suppress(Exception):  # a call has failed, or the group was aborted: nobody asks any more
+                self._call_unless_busy(self._library.uniep_group_synchronize, self._handle)
         with self._handle_lock:
             handle, self._handle = self._handle, library.Handle()
         if handle:

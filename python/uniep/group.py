@@ -265,7 +265,10 @@ class Group(metaclass=_Cached):
         self.engine.trim()
 
     def close(self) -> None:
-        """Ends the group; a later call with it is a ValueError. Waits for no peer."""
+        """Ends the group; a later call with it is a ValueError. Waits until the calls so far are over or have failed.
+
+        As a context manager a group waits for nothing where an exception leaves the block: peers hear of it at once.
+        """
         self._forget()
         self.engine.close()
 
@@ -286,8 +289,9 @@ class Group(metaclass=_Cached):
     def __enter__(self) -> Group:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._forget()
+        self.engine.close(waits=kind is None)
 
     def __copy__(self) -> Group:
         return self

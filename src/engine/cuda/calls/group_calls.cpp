@@ -264,6 +264,7 @@ void CudaEngine::synchronize_devices() {
 
 void CudaEngine::recover() {
   synchronize_devices();
+  if (lost_.empty()) lost_ = ranks_.peer_failure();  // also of an exchange that this rank gave up
   if (lost_.empty()) synchronize_replays();
   if (!lost_.empty()) throw_noticed_failures();
   try {
