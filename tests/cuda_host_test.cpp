@@ -32,6 +32,7 @@ struct FakeCuda {
     library.bind(live, "fake_cuda_live");
     library.bind(modules, "fake_cuda_modules");
     library.bind(failures, "fake_cuda_failures");
+    library.bind(kernels_behind_events, "fake_cuda_kernels_behind_events");
     library.bind(reset, "fake_cuda_reset");
     library.bind(capture, "fake_cuda_capture");
     library.bind(replay, "fake_cuda_replay");
@@ -40,6 +41,7 @@ struct FakeCuda {
   int (*live)() = nullptr;
   int (*modules)() = nullptr;
   int (*failures)() = nullptr;
+  int (*kernels_behind_events)() = nullptr;
   void (*reset)() = nullptr;
   void (*capture)(int) = nullptr;
   void (*replay)(int) = nullptr;
@@ -271,6 +273,32 @@ INSTANTIATE_TEST_SUITE_P(Steps, FailingRequests,
 
 constexpr Step kAllSteps[] = {Step::kPlace,         Step::kForward,  Step::kBackwardNow,
                               Step::kBackwardLater, Step::kDispatch, Step::kCombine};
+
+TEST(CudaGroup, WhatACallHasLaunchedBeforeItFailsIsWaitedFor) {
+  fake();
+  const RandomLayer layer = layer_of(40);
+  for (const Step step : kAllSteps) {
+    SCOPED_TRACE("step " + std::to_string(static_cast<int>(step)));
+    int failures = 0;
+    for (bool failed = true; failed;) {
+      Calls calls(layer);
+      calls.prepare(step);
+      fake().reset();
+      ::setenv("FAKE_CUDA_FAIL", ("cuLaunchKernelEx:" + std::to_string(failures + 1) + ":2").c_str(), 1);
+      const int before = fake().failures();
+      try {
+        calls.run(step);
+      } catch (const Error&) {
+      }
+      ::unsetenv("FAKE_CUDA_FAIL");
+      failed = fake().failures() > before;
+      EXPECT_EQ(fake().kernels_behind_events(), 0) << "launch " << failures + 1;
+      failures += failed ? 1 : 0;
+      calls.group().recover();
+    }
+    EXPECT_GT(failures, 1);
+  }
+}
 
 TEST(CudaGroup, TwentyAbortsAndRestartsLeaveNothing) {
   fake();

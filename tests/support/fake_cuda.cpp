@@ -37,6 +37,7 @@ struct State {
   int failures = 0;
   int objects = 0;  // streams, events and page-locked memory
   bool deals_evenly = false;
+  int kernels_behind_events = 0;
 };
 State& state() {
   static State own;
@@ -119,6 +120,9 @@ void fake_cuda_reset() {
 }
 int fake_cuda_failures() {
   return state().failures;
+}
+int fake_cuda_kernels_behind_events() {
+  return state().kernels_behind_events;
 }
 int fake_cuda_modules() {
   return static_cast<int>(state().modules.size());
@@ -331,6 +335,7 @@ CUresult cuEventDestroy(CUevent) {
   return CUDA_SUCCESS;
 }
 CUresult cuEventRecord(CUevent, CUstream) {
+  state().kernels_behind_events = 0;
   return CUDA_SUCCESS;
 }
 CUresult cuEventQuery(CUevent) {
@@ -392,6 +397,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig*, CUfunction function, void** arg
     for (auto& [name, launches] : functions) {
       if (reinterpret_cast<CUfunction>(&launches) != function) continue;
       ++launches;
+      ++state().kernels_behind_events;
       if (state().deals_evenly && name == "uniep_place") deal_evenly(*static_cast<PlaceArguments*>(arguments[0]));
       return CUDA_SUCCESS;
     }

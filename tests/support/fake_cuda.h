@@ -18,6 +18,8 @@ int fake_cuda_live();
 void fake_cuda_reset();
 // Calls so far that have failed as planned.
 int fake_cuda_failures();
+// Kernels that were launched since an event was recorded last.
+int fake_cuda_kernels_behind_events();
 // Modules that are loaded, which are a process's for good.
 int fake_cuda_modules();
 // From now on a placement counts as many slots for every expert, or none at all. For ranks of one process.

@@ -486,31 +486,33 @@ void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
   if (among_calls) begin_queueing(streams);
   work.dw1_done |= call.dw1;
   work.dw2_done |= call.dw2;
-  for (std::size_t local = 0; local < work.ranks.size(); ++local) {
-    const int rank = first_local_rank() + static_cast<int>(local), device = ranks_.devices()[local];
-    CUstream stream = among_calls ? leader_of(rank, streams) : streams[local];
-    if (!among_calls) {
-      const ScopedDevice scope(device);
-      check(driver().cuStreamWaitEvent(stream, work.made[local].get(), 0), "cuStreamWaitEvent");
+  const auto launch = [&] {
+    for (std::size_t local = 0; local < work.ranks.size(); ++local) {
+      const int rank = first_local_rank() + static_cast<int>(local), device = ranks_.devices()[local];
+      CUstream stream = among_calls ? leader_of(rank, streams) : streams[local];
+      if (!among_calls) {
+        const ScopedDevice scope(device);
+        check(driver().cuStreamWaitEvent(stream, work.made[local].get(), 0), "cuStreamWaitEvent");
+      }
+      for (const GemmStage stage : stages) {
+        launch_weight_gradient(asked, {.program = work.programs[local],
+                                       .rows = work.rows[local],
+                                       .operands = work.ranks[local],
+                                       .gradients = call.arguments[local].gradients,
+                                       .stage = stage,
+                                       .sms = sms[local],
+                                       .failed = work.failed[local],
+                                       .stream = stream});
+      }
+      launch_later_biases(call, local, stream);
+      if (among_calls) continue;
+      Reader& reader = readers_.emplace_back();
+      reader.work = work.shared_from_this();
+      reader.captured = capture_ != 0;
+      if (!reader.captured) reader.over.record(device, stream);
     }
-    for (const GemmStage stage : stages) {
-      launch_weight_gradient(asked, {.program = work.programs[local],
-                                     .rows = work.rows[local],
-                                     .operands = work.ranks[local],
-                                     .gradients = call.arguments[local].gradients,
-                                     .stage = stage,
-                                     .sms = sms[local],
-                                     .failed = work.failed[local],
-                                     .stream = stream});
-    }
-    launch_later_biases(call, local, stream);
-    if (among_calls) continue;
-    Reader& reader = readers_.emplace_back();
-    reader.work = work.shared_from_this();
-    reader.captured = capture_ != 0;
-    if (!reader.captured) reader.over.record(device, stream);
-  }
-  if (among_calls) end_queueing(streams);
+  };
+  among_calls ? queue_call(streams, launch) : launch();
 }
 
 }  // namespace uniep::cuda

@@ -301,6 +301,21 @@ void CudaEngine::end_queueing(const std::vector<CUstream>& streams) {
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->end(streams_of(*queue, streams));
 }
 
+void CudaEngine::queue_call(const std::vector<CUstream>& streams, const std::function<void()>& launch) {
+  try {
+    launch();
+  } catch (...) {
+    for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+      try {
+        queue->end(streams_of(*queue, streams));
+      } catch (const std::exception&) {  // of a device that has failed
+      }
+    }
+    throw;
+  }
+  end_queueing(streams);
+}
+
 // ---- Placement
 
 GroupPlacer& CudaEngine::placer() {
@@ -357,9 +372,11 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
   const auto call_name = [&] {
     return fmt::format("call {}, place of {} experts, top-k {}", call_number_, shape.experts, shape.topk);
   };
-  auto state =
-      own.place({shape, routings, capacity, rank_targets, number, [&](const auto& need) { reserve(need, call_name); }});
-  end_queueing(streams);
+  std::shared_ptr<internal::PlacementState> state;
+  queue_call(streams, [&] {
+    state = own.place(
+        {shape, routings, capacity, rank_targets, number, [&](const auto& need) { reserve(need, call_name); }});
+  });
   throw_noticed_failures();
   return Placement(std::move(state));
 }
@@ -455,20 +472,21 @@ void CudaEngine::run(CallBinding& call, std::vector<Inputs>& inputs, const CallR
     calls.push_back(reinterpret_cast<RankCall*>(memory));
     for (std::size_t i = 0; i < locals.size(); ++i) rank_calls[locals[i]] = reinterpret_cast<RankCall*>(memory) + i;
   }
-  if (programs.front().made_on_device) placer_->build_programs(rank_calls, programs, streams);
-  for (std::size_t i = 0; i < queues_.size(); ++i) {
-    DeviceQueue& queue = *queues_[i];
-    CUstream stream = streams_of(queue, streams).front();
-    begin(queue, call, calls[i], ranks, stream);
-    launch(queue, calls[i], static_cast<int>(queue.ranks().size()) - absent_ranks_, stream);
-    const ScopedDevice scope(queue.device());
-    for (const int rank : queue.ranks()) {
-      check(driver().cuMemcpyDtoHAsync(&reports_[rank - first_local_rank()], pointer(symmetric_.signals().report(rank)),
-                                       sizeof(WaitReport), stream),
-            "queueing the report of a call");
+  queue_call(streams, [&] {
+    if (programs.front().made_on_device) placer_->build_programs(rank_calls, programs, streams);
+    for (std::size_t i = 0; i < queues_.size(); ++i) {
+      DeviceQueue& queue = *queues_[i];
+      CUstream stream = streams_of(queue, streams).front();
+      begin(queue, call, calls[i], ranks, stream);
+      launch(queue, calls[i], static_cast<int>(queue.ranks().size()) - absent_ranks_, stream);
+      const ScopedDevice scope(queue.device());
+      for (const int rank : queue.ranks()) {
+        check(driver().cuMemcpyDtoHAsync(&reports_[rank - first_local_rank()],
+                                         pointer(symmetric_.signals().report(rank)), sizeof(WaitReport), stream),
+              "queueing the report of a call");
+      }
     }
-  }
-  end_queueing(streams);
+  });
 }
 
 void CudaEngine::make_dense_dprobs(DeviceQueue& queue, const std::vector<RankBinding>& bindings,

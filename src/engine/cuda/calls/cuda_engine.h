@@ -159,6 +159,8 @@ class CudaEngine final : public internal::Engine {
   void look_for_capture(const std::vector<CUstream>& streams);
   void begin_queueing(const std::vector<CUstream>& streams);
   void end_queueing(const std::vector<CUstream>& streams);
+  // What `launch` queues is a call, and so is what it has queued when it throws: recover() waits for it.
+  void queue_call(const std::vector<CUstream>& streams, const std::function<void()>& launch);
 
   // Where the ranks of this process find everybody's x, or dy and x again.
   struct Inputs {
