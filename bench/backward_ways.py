@@ -50,7 +50,7 @@ def measure(options, shape, way, routing):
     hidden, intermediate, experts, topk = SHAPES[shape]
     given = {"--shape": f"{hidden},{intermediate},{max(experts * options.ranks // 8, topk)},{topk}", "--tokens": options.tokens,
              "--ranks": options.ranks, "--devices": ",".join(map(str, range(options.first, options.first + options.ranks))),
-             "--repeat": options.repeat, "--warm-up": options.warm_up, "--only": name, **own}
+             "--repeat": options.repeat, "--only": name, **own, **({"--warm-up": options.warm_up} if options.warm_up else {})}
     if routing is not None:
         given["--routing"] = routing
         for key in {"--schedule", *own} - {"--wgrad"}:  # each slot as a row of its own

@@ -14,8 +14,8 @@ import subprocess
 def measure(uniep, shape, options):
     """Milliseconds of a layer with a placement at hand."""
     command = [uniep, "bench", "--op", "layer", "--shape", shape, "--tokens", str(options.tokens), "--ranks",
-               str(len(options.devices.split(","))), "--devices", options.devices, "--repeat", str(options.repeat), "--warm-up",
-               str(options.warm_up), "--only", "layer", "--json", "-"]
+               str(len(options.devices.split(","))), "--devices", options.devices, "--repeat", str(options.repeat), "--only",
+               "layer", "--json", "-", *(["--warm-up", str(options.warm_up)] if options.warm_up else [])]
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return report["results"][0]["ms"]["median"]
 

@@ -24,8 +24,8 @@ def measure(options, launch, shape, tokens):
     """Milliseconds by name."""
     ranks = len(options.devices.split(","))
     command = [options.uniep, "bench", "--op", "layer", "--launch", launch, "--shape", shape, "--tokens", str(tokens), "--ranks",
-               str(ranks), "--devices", options.devices, "--repeat", str(options.repeat), "--warm-up", str(options.warm_up), "--only",
-               ",".join(RESULTS), "--json", "-"]
+               str(ranks), "--devices", options.devices, "--repeat", str(options.repeat), "--only", ",".join(RESULTS), "--json",
+               "-", *(["--warm-up", str(options.warm_up)] if options.warm_up else [])]
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return {result["name"]: result["ms"]["median"] for result in report["results"]}
 

@@ -3,8 +3,8 @@
     python3 bench/search_gain.py build/release/uniep [--shapes H,I,E,K/H,I,E,K/...] [--tokens 8192] [--direction forward|backward]
         [--candidates 16] [--budget 6] [--machine NAME|FILE] [--json FILE]
 
-Times over the default's, of medians in turn on the same inputs: `first`, what the solver would take without measuring (1 where that is
-the default); `best of 8`, the fastest of the default and the solver's best eight; `best`, of all that were measured; `taken`, what
+Times over the default's, of medians in turn on the same inputs: `first`, what the solver would take without measuring (- where `uniep
+tune` did not time it: more --candidates); `best of 8`, the fastest of the default and the solver's best eight; `best`, of all that were measured; `taken`, what
 `uniep tune` keeps, which is the default where nothing is surely half a percent faster; `auto`, what `--schedule auto` takes in `uniep
 run` where nothing was tuned: `first` where the solver predicts more than 4.3 % of it. The default shapes are the experts of two of eight
 ranks, of twelve models that the default was not chosen on. Ranks are the machine's GPUs. --json takes one line a shape, and shapes that
@@ -21,8 +21,9 @@ MODELS = {  # experts of two of eight ranks
     "gpt-oss-120b": "2880,2880,32,4", "Kimi-K2": "7168,2048,96,8", "GLM-4.5-Air": "4096,1408,32,8", "DBRX": "6144,10752,4,4",
     "Llama-4 Maverick": "5120,8192,32,1", "OLMoE": "2048,1024,16,8", "Qwen3-Next": "2048,512,128,10", "MiniMax-M2": "3072,1536,64,8",
     "Phi-3.5-MoE": "4096,6400,4,2"}
-LEAST_PREDICTED = 0.043  # as in `--schedule auto`
+LEAST_PREDICTED = 0.043
 FIRST = 8
+KEY = ("shape", "tokens", "ranks", "direction", "candidates", "budget", "machine", "cpu")  # what a row is of
 
 
 def report_of(command):
@@ -40,14 +41,17 @@ def measure(options, shape):
     else:
         command += ["--engine", "cuda", "--devices", ",".join(map(str, range(options.ranks)))]
     tuned = report_of(command)["tuned"][0]
-    predicted = solved["predicted_ms"] / solved["default_ms"]
+    ratio_of = lambda schedule: next((tried.get("ratio") for tried in tuned["tried"] if tried["schedule"] == schedule), None)
+    fastest = lambda ratios: min([1.0, *(ratio for ratio in ratios if ratio is not None)])
     ratios = [tried.get("ratio") for tried in tuned["tried"]]
-    first = ratios[1] if predicted < 1 and len(ratios) > 1 and ratios[1] is not None else 1.0
-    timed = lambda some: min([1.0, *(ratio for ratio in some if ratio is not None)])
-    return {"shape": shape, "tokens": options.tokens, "ranks": options.ranks, "direction": options.direction, "default_ms": tuned["default_ms"],
-            "predicted": predicted, "first": first, "auto": first if predicted < 1 - LEAST_PREDICTED else 1.0,
-            "best of 8": timed(ratios[1:1 + FIRST]), "best": timed(ratios[1:]), "taken": tuned["ms"] / tuned["default_ms"],
-            "changes": tuned["changes"], "measured": sum(ratio is not None for ratio in ratios),
+    predicted = solved["predicted_ms"] / solved["default_ms"]
+    first = ratio_of(solved["schedule"])
+    takes_first = options.direction == "forward" and predicted < 1 - LEAST_PREDICTED  # as `--schedule auto`
+    row = {key: getattr(options, key) for key in KEY if key != "shape"}
+    return {**row, "shape": shape, "default_ms": tuned["default_ms"], "predicted": predicted, "first": first,
+            "auto": first if takes_first else 1.0, "best of 8": fastest(ratio_of(one["schedule"]) for one in solved["best"][:FIRST]),
+            "best": fastest(ratios), "taken": tuned["ms"] / tuned["default_ms"], "changes": tuned["changes"],
+            "measured": sum(ratio is not None for ratio in ratios),
             "wrong": sum(tried["verdict"] == "wrong" for tried in tuned["tried"]),
             "failed": sum(tried["verdict"] == "failed" for tried in tuned["tried"]), "tried": tuned["tried"]}
 
@@ -74,17 +78,17 @@ def main():
     if options.json and os.path.exists(options.json):
         with open(options.json) as file:
             seen = [json.loads(line) for line in file]
-    key = lambda row: (row["shape"], row["tokens"], row["ranks"], row["direction"])
+    wanted = {key: getattr(options, key) for key in KEY if key != "shape"}
     columns = ("first", "auto", "best of 8", "best", "taken")
     print(f"{'shape':17s} {'default':>8s} " + " ".join(f"{column:>9s}" for column in columns) + "  measured, failed, wrong; taken")
     for shape in options.shapes.split("/"):
-        row = next((row for row in seen if key(row) == (shape, options.tokens, options.ranks, options.direction)), None)
+        row = next((row for row in seen if {key: row[key] for key in KEY} == {**wanted, "shape": shape}), None)
         if row is None:
             row = measure(options, shape)
             if options.json:
                 with open(options.json, "a") as file:
                     file.write(json.dumps(row) + "\n")
-        print(f"{shape:17s} {row['default_ms']:8.3f} " + " ".join(f"{row[column]:9.3f}" for column in columns) +
+        print(f"{shape:17s} {row['default_ms']:8.3f} " + " ".join("        -" if row[column] is None else f"{row[column]:9.3f}" for column in columns) +
               f"  {row['measured']}, {row['failed']}, {row['wrong']}; {row['changes']}", flush=True)
 
 

@@ -165,7 +165,8 @@ model() {
 
 search() {
   for shape in "${shapes[@]}"; do
-    step "tune_$shape" 590 "$uniep" tune --engine cuda --ranks "$gpus" --devices "$devices" --shape "$shape" --tokens 8192 \
+    # What tune finds stays in a cache of its own, or the default's run would take it.
+    step "tune_$shape" 590 env UNIEP_CACHE_DIR="$folder/tuned" "$uniep" tune --engine cuda --ranks "$gpus" --devices "$devices" --shape "$shape" --tokens 8192 \
       --candidates 40 --budget 90 --export "$folder/tuned_$shape.json" --json "$folder/tune_$shape.json"
     bench "tuned_$shape" --op layer --tokens 8192 --shape "$shape" --warm-up 0.2 --only layer --tuned "$folder/tuned_$shape.json"
     bench "default_$shape" --op layer --tokens 8192 --shape "$shape" --warm-up 0.2 --only layer

@@ -118,6 +118,15 @@ TEST(TuneSearch, WhatFailsOrGivesOtherBitsIsOutAndTheRestGoesOn) {
   EXPECT_EQ(std::count(told.begin(), told.end(), "failed"), 2);
 }
 
+TEST(TuneSearch, TimesTheDefaultWhereNothingElseIsLeft) {
+  MadeUp trial({1.0, 0.5});
+  EXPECT_FALSE(tune::search(numbered_schedules(1), trial).tried[0].milliseconds.empty());
+  trial.fails = {1};
+  const SearchResult result = tune::search(numbered_schedules(2), trial);
+  EXPECT_EQ(result.best, 0u);
+  EXPECT_FALSE(result.tried[0].milliseconds.empty());
+}
+
 TEST(TuneSearch, AFailingDefaultIsTheCallersError) {
   MadeUp trial({1.0, 0.5});
   trial.fails = {0};

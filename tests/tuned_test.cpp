@@ -272,7 +272,7 @@ TEST(TuneCommand, OtherLayersAndDamagedEntriesAreSaidInALine) {
   const CommandResult damaged = run_command(join(kLayerOfRun, {"--tuned", file}));
   EXPECT_EQ(damaged.status, 2);
   EXPECT_NE(damaged.err.find("--tuned: file: format is missing"), std::string::npos) << damaged.err;
-  const CommandResult none = run_command({"tune", "--engine", "cpu", "--candidates", "64"});
+  const CommandResult none = run_command({"tune", "--engine", "cpu", "--candidates", "1024"});
   EXPECT_EQ(none.status, 2);
   EXPECT_NE(none.err.find("--candidates"), std::string::npos);
 }

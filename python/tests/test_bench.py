@@ -82,7 +82,8 @@ def several_gpus(folder, *words, **variables):
     """bench/several_gpus.sh on four GPUs that are none, with a `uniep` that notes what it is called with."""
     for name, text in {
         "nvidia-smi": "for gpu in 0 1 2 3; do echo GPU $gpu; done",
-        "uniep": f'echo "$@" >>{folder}/called; [[ -n "$SLOW" && "$*" == *"$SLOW"* ]] && exec sleep 50\n'
+        "uniep": f'echo "$@ UNIEP_CACHE_DIR=${{UNIEP_CACHE_DIR:-}}" >>{folder}/called\n'
+        '[[ -n "$SLOW" && "$*" == *"$SLOW"* ]] && exec sleep 50\n'
         '[[ "$*" != *backward* ]] && echo done',
     }.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -124,6 +125,41 @@ def test_several_gpus_run_the_steps_that_are_asked_for(tmp_path):
     called = (tmp_path / "called").read_text().splitlines()
     assert len(called) == 2
     assert all("--op layer" in line for line in called)
+
+
+def test_the_default_beside_a_search_is_not_what_it_found(tmp_path):
+    several_gpus(tmp_path, "search", UNIEP_BENCH_STEPS="^(tune|default)_mixtral", UNIEP_CACHE_DIR="mine")
+    tune, default = (tmp_path / "called").read_text().splitlines()
+    assert tune.startswith("tune ") and tune.endswith(f"UNIEP_CACHE_DIR={tmp_path}/out/tuned")
+    assert default.startswith("bench ") and default.endswith("UNIEP_CACHE_DIR=mine")
+
+
+def test_search_gain_is_of_the_schedules_that_it_names(tmp_path):
+    best = [{"schedule": {"n": n}} for n in (1, 2, 3)]
+    solved = {"schedule": {"n": 3}, "predicted_ms": 0.9, "default_ms": 1.0, "best": best}
+    tried = [{"schedule": {"n": n}, "verdict": "slower", "ratio": r} for n, r in ((0, 1.0), (1, 0.9), (3, 0.97))]
+    tried.append({"schedule": {"n": 4}, "verdict": "slower", "ratio": 0.8})
+    tuned = {"tuned": [{"tried": tried, "ms": 1.6, "default_ms": 2.0, "changes": "n=4"}]}
+    (tmp_path / "solve").write_text(json.dumps(solved))
+    (tmp_path / "tune").write_text(json.dumps(tuned))
+    program = tmp_path / "uniep"
+    program.write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/called\ncat {tmp_path}/$1\n')
+    program.chmod(0o755)
+
+    def row_of(*words):
+        command = [sys.executable, str(BENCH / "search_gain.py"), str(program), "--cpu", "--ranks", "2", *words]
+        command += ["--shapes", "64,32,8,2", "--json", str(tmp_path / "rows")]
+        subprocess.run(command, check=True, capture_output=True)
+        return json.loads((tmp_path / "rows").read_text().splitlines()[-1])
+
+    row = row_of()
+    expected = {"first": 0.97, "auto": 0.97, "best of 8": 0.9, "best": 0.8, "taken": 0.8}
+    assert {name: row[name] for name in expected} == expected
+    assert row_of("--direction", "backward")["auto"] == 1
+    solved["schedule"] = {"n": 2}
+    (tmp_path / "solve").write_text(json.dumps(solved))
+    assert row_of()["direction"] == "backward" and len((tmp_path / "called").read_text().splitlines()) == 4  # known
+    assert row_of("--machine", "h800")["first"] is None
 
 
 def test_several_gpus_name_a_wrong_part(tmp_path):

@@ -176,7 +176,9 @@ Json json_of(const TunedDirection& tuned) {
   json["budget_ended"] = tuned.search.budget_ended;
   json["tried"] = Json::array();
   for (const tune::Tried& tried : tuned.search.tried) {
-    Json one = {{"changes", changes(tried.schedule, base)}, {"verdict", tune::verdict_name(tried.verdict)}};
+    Json one = {{"changes", changes(tried.schedule, base)},
+                {"schedule", Json::parse(to_json(tried.schedule))},
+                {"verdict", tune::verdict_name(tried.verdict)}};
     if (!tried.reason.empty()) one["reason"] = tried.reason;
     one["calls"] = tried.milliseconds.size();
     if (!tried.milliseconds.empty()) {
