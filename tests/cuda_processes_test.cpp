@@ -2,6 +2,7 @@
 // the ranks would grow their memory together is the same Error on all of them, and the group goes on.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -28,7 +29,7 @@ enum class Failing { kDriver, kHeap };
 // One rank's group and calls.
 class Rank {
  public:
-  Rank(int rank, const std::string& id, int64_t hidden = 64, double arrival_seconds = 20) {
+  Rank(int rank, const std::string& id, int64_t hidden = 64, double arrival_seconds = 20, Allocator allocator = {}) {
     GroupOptions options;
     options.engine = EngineKind::kCuda;
     options.launch = Launch::kProcesses;
@@ -37,6 +38,7 @@ class Rank {
     options.bootstrap = id;
     options.devices = {0, 1};
     options.arrival_timeout_seconds = arrival_seconds;
+    options.allocator = allocator;
     group_.emplace(options);
     LayerConfig& config = layer_.config;
     config.shape.hidden = hidden;
@@ -45,7 +47,8 @@ class Rank {
                              .numerics = config.numerics,
                              .machine = group_->machine()});
     arguments_ = {arrays_.forward_arguments()[static_cast<std::size_t>(rank)]};
-    placement_ = place(*group_, config.shape, std::vector{arrays_.routings[static_cast<std::size_t>(rank)]}, kCapacity);
+    routing_ = arrays_.routings[static_cast<std::size_t>(rank)];
+    place_again();
   }
 
   Group& group() { return *group_; }
@@ -54,10 +57,17 @@ class Rank {
     const Restore restore{arguments_[0].x, misaligned};
     uniep::forward(*group_, layer_.config, schedule_, placement_, arguments_);
   }
+  // Of the calls that follow.
+  void set_hidden(int64_t hidden) {
+    layer_.config.shape.hidden = hidden;
+    place_again();
+  }
   // What each rank says.
   std::vector<int64_t> all_gather(int64_t own) { return group_->implementation().all_gather(own); }
 
  private:
+  void place_again() { placement_ = place(*group_, layer_.config.shape, std::vector{routing_}, kCapacity); }
+
   struct Restore {
     const BFloat16*& address;
     bool moved;
@@ -70,6 +80,7 @@ class Rank {
   std::optional<Group> group_;
   Schedule schedule_;
   std::vector<ForwardArguments> arguments_;
+  Routing routing_;
   Placement placement_;
 };
 
@@ -197,6 +208,79 @@ TEST(OneRank, ComesTooLateToAnExchangeSoThatANewGroupIsNeeded) {
     }
     EXPECT_EQ(process.line(), "end: none");
   }
+}
+
+// The C++ heap, but for what happens at the n-th request.
+struct HookedHeap {
+  void (*hook)() = nullptr;
+  int in = 0;
+
+  Allocator allocator() {
+    const auto allocate = [](void* context, std::size_t bytes, std::size_t alignment, int, Stream) {
+      auto& own = *static_cast<HookedHeap*>(context);
+      if (own.in > 0 && --own.in == 0) own.hook();
+      return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    };
+    return {allocate, [](void*, void* memory, std::size_t, int, Stream) { std::free(memory); }, this};
+  }
+};
+
+TEST(OneRank, NoticesFirstThatACallHasFailedWhileTheOtherGrowsMemory) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    const cuda::DynamicLibrary stand_in("the stand-in", "UNIEP_LIBCUDA", {});
+    HookedHeap heap;
+    stand_in.bind(heap.hook, "fake_cuda_fail_last_call");
+    Rank own(rank, id, 32, 20, heap.allocator());
+    own.forward();
+    own.set_hidden(64);
+    if (rank == 0) heap.in = 1;  // behind the look that its call begins with
+    if (rank == 1) heap.hook();
+    const auto begin = std::chrono::steady_clock::now();
+    reporter.line(reporter.error_of([&] { own.forward(); }));
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    reporter.line(seconds.count() < 10 ? "at once" : "late");
+    reporter.line(heap.in == 0 ? "failed" : "not failed");
+    own.group().recover();
+    own.forward();
+  });
+  for (Process& process : processes) {
+    const std::string line = process.line();
+    EXPECT_NE(line.find("recover() makes the group usable again"), std::string::npos) << line;
+    EXPECT_EQ(process.line(), "at once");
+    EXPECT_EQ(process.line(), "failed");
+    EXPECT_EQ(process.line(), "end: none");
+  }
+}
+
+TEST(OneRank, LeavesBehindACallThatItIsDoneWith) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    std::optional<Rank> own(std::in_place, rank, id);
+    own->forward();
+    own->all_gather(0);
+    own->forward();
+    if (rank == 1) {
+      own->group().leave();
+      return;
+    }
+    ::setenv("FAKE_CUDA_BUSY", "1", 1);  // this rank's kernels run on
+    std::atomic<bool> over = false;
+    std::thread end([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+      ::unsetenv("FAKE_CUDA_BUSY");
+      over = true;
+    });
+    const std::string behind = reporter.error_of([&] { own->group().synchronize(); });
+    reporter.line(over ? behind : "it did not wait");
+    end.join();
+    reporter.line(reporter.error_of([&] { own->forward(); }));
+  });
+  EXPECT_EQ(processes[0].line(), "none");
+  const std::string next = processes[0].line();
+  EXPECT_NE(next.find("rank 1"), std::string::npos) << next;
+  EXPECT_NE(next.find("the ranks that are left need a new Group"), std::string::npos) << next;
+  for (Process& process : processes) EXPECT_EQ(process.line(), "end: none");
 }
 
 TEST(OneRank, MakesAnotherCallThanTheOther) {

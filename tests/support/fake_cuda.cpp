@@ -45,6 +45,9 @@ State& state() {
 }
 
 bool fails_call = false;
+// Of the last call: in the device's memory, and where the host has it.
+WaitReport* report = nullptr;
+WaitReport* told = nullptr;
 std::atomic<bool> captured = false, replayed = false;
 
 CUstreamCaptureStatus capture_status() {
@@ -132,6 +135,9 @@ void fake_cuda_deal_evenly(int deal) {
 }
 void fake_cuda_fail_call() {
   fails_call = true;
+}
+void fake_cuda_fail_last_call() {
+  report->failed = told->failed = 1;
 }
 void fake_cuda_capture(int capture) {
   captured = capture != 0;
@@ -301,8 +307,11 @@ CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t size, CUstre
   return CUDA_SUCCESS;
 }
 CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t size, CUstream) {
-  if (size == sizeof(WaitReport) && std::exchange(fails_call, false))
-    static_cast<WaitReport*>(memory(from))->failed = 1;
+  if (size == sizeof(WaitReport)) {
+    report = static_cast<WaitReport*>(memory(from));
+    told = static_cast<WaitReport*>(to);
+    if (std::exchange(fails_call, false)) report->failed = 1;
+  }
   std::memcpy(to, memory(from), size);
   return CUDA_SUCCESS;
 }

@@ -26,6 +26,8 @@ int fake_cuda_modules();
 void fake_cuda_deal_evenly(int deal);
 // The next call's kernels say that a wait of theirs ran out, on its first rank.
 void fake_cuda_fail_call();
+// The last call's kernels say so by now.
+void fake_cuda_fail_last_call();
 // From now on all streams are captured into a graph, or none; and graphs are replayed, or not: cuCtxSynchronize waits.
 void fake_cuda_capture(int capture);
 void fake_cuda_replay(int replay);

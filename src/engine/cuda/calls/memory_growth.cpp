@@ -18,8 +18,8 @@ void CudaEngine::reserve(const SymmetricNeed& need, const std::function<std::str
   }
   if (!symmetric_.fits(need)) {
     try {
+      settle();  // an overflow that another rank has noticed, and so is not in the exchange
       if (in_processes()) agree(call(), {});
-      synchronize_devices();
       symmetric_.reserve(need);
     } catch (const Error&) {
       exchange_ahead_ = false;  // the others know of it
