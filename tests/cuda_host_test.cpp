@@ -12,8 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "engine/cuda/calls/engine.h"
 #include "engine/cuda/memory/block_cache.h"
 #include "engine/cuda/runtime/dynamic_library.h"
+#include "engine/cuda/runtime/kernel_cache.h"
+#include "engine/cuda/runtime/nvml.h"
 #include "support/branch_counts.h"
 #include "support/expect_error.h"
 #include "support/failing_heap.h"
@@ -274,12 +277,12 @@ INSTANTIATE_TEST_SUITE_P(Steps, FailingRequests,
 constexpr Step kAllSteps[] = {Step::kPlace,         Step::kForward,  Step::kBackwardNow,
                               Step::kBackwardLater, Step::kDispatch, Step::kCombine};
 
-TEST(CudaGroup, WhatACallHasLaunchedBeforeItFailsIsWaitedFor) {
+TEST(CudaGroup, WhatACallHasLaunchedBeforeItFailsIsWaitedForAndTheGroupSaysSo) {
   fake();
   const RandomLayer layer = layer_of(40);
   for (const Step step : kAllSteps) {
     SCOPED_TRACE("step " + std::to_string(static_cast<int>(step)));
-    int failures = 0;
+    int failures = 0, refusals = 0;
     for (bool failed = true; failed;) {
       Calls calls(layer);
       calls.prepare(step);
@@ -294,9 +297,20 @@ TEST(CudaGroup, WhatACallHasLaunchedBeforeItFailsIsWaitedFor) {
       failed = fake().failures() > before;
       EXPECT_EQ(fake().kernels_behind_events(), 0) << "launch " << failures + 1;
       failures += failed ? 1 : 0;
+      try {
+        calls.group().check();
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("call Group::recover() before the next one"), std::string::npos);
+        ++refusals;
+      }
       calls.group().recover();
+      calls.group().check();
     }
     EXPECT_GT(failures, 1);
+    // Ranks do not wait for each other in later weight gradients, and a placement has a report of its own.
+    const bool meet = step != Step::kPlace && step != Step::kBackwardLater;
+    EXPECT_TRUE(refusals > 0 || !meet);
+    EXPECT_LT(refusals, failures);
   }
 }
 
@@ -435,6 +449,18 @@ TEST(CudaGroup, SynchronizeTellsAFailedCallBeforeItWaitsForReplays) {
                [&] { calls.group().synchronize(); });
   ::unsetenv("FAKE_CUDA_FAIL");
   calls.group().synchronize();
+}
+
+TEST(GpuState, IsWhatNvmlSaysOfIt) {
+  fake();
+  EXPECT_EQ(cuda::gpu_state(0).driver, "");  // no NVML here
+  ::setenv("UNIEP_LIBNVML", UNIEP_FAKE_CUDA, 1);
+  EXPECT_EQ(cuda::gpu_state(0).serial, "serial number 17");
+  EXPECT_EQ(cuda::gpu_state(1).serial, "GPU-2");
+  EXPECT_EQ(cuda::speed_label(0), "driver 580.1, 500 W, kernels " + cuda::sources_label());
+  EXPECT_EQ(cuda::speed_label(1), "driver 580.1, 700 W, kernels " + cuda::sources_label());
+  ::unsetenv("UNIEP_LIBNVML");
+  EXPECT_EQ(cuda::sources_label().size(), 8u);
 }
 
 TEST(BlockCache, KeepsAtMostTwiceWhatWasHandedOutAtOneTime) {

@@ -59,9 +59,9 @@ TEST(SolverChoice, IsLegalAFunctionOfItsArgumentsAndSurelyBetterOrNone) {
 }
 
 TEST(SolverChoice, OnlyMachinesThatWereMeasuredHaveADescription) {
-  EXPECT_EQ(cli::description_of_device("NVIDIA H200")->name, sim::shipped_machine("h200").name);
-  EXPECT_EQ(cli::description_of_device("NVIDIA H100 80GB HBM3")->name, sim::shipped_machine("dgx_h100").name);
-  EXPECT_EQ(cli::description_of_device("NVIDIA GH20"), nullptr);
+  EXPECT_EQ(sim::machine_of_device("NVIDIA H200")->name, sim::shipped_machine("h200").name);
+  EXPECT_EQ(sim::machine_of_device("NVIDIA H100 80GB HBM3")->name, sim::shipped_machine("dgx_h100").name);
+  EXPECT_EQ(sim::machine_of_device("NVIDIA GH20"), nullptr);
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <set>
 
 #include "cli/machine_option.h"
+#include "cli/simulated_layer.h"
+#include "cli/solve_request.h"
 #include "cli/tune_candidates.h"
 #include "io/file.h"
 #include "program/schedule_space.h"
@@ -54,10 +56,14 @@ class MadeUp : public tune::Trial {
     if (fails.contains(i)) throw Error(Status::kTimeout, "rank 1 waits for rank 0");
     return wrong.contains(i) ? kBits + 1 : kBits;
   }
+  void warm_up(const Schedule& schedule) override {
+    warmed_behind = calls;
+    EXPECT_EQ(schedule, numbered(0));
+  }
   void recover() override { ++recoveries; }
 
   std::set<int> fails, fails_when_timed, wrong;
-  int recoveries = 0, calls = 0;
+  int recoveries = 0, calls = 0, warmed_behind = -1;
   std::map<int, int> calls_of;
 
  private:
@@ -86,6 +92,7 @@ TEST(TuneSearch, FindsTheFastestThoughClocksDriftAndCallsAreDelayed) {
     EXPECT_EQ(result.tried[fastest].verdict, Verdict::kInTheRunning);
     EXPECT_NEAR(result.tried[fastest].ratio, 0.95, 0.02);
     EXPECT_FALSE(result.budget_ended);
+    EXPECT_EQ(trial.warmed_behind, others + 1);  // each was called once before, for its bits
     with_spikes += *std::max_element(result.tried[0].milliseconds.begin(), result.tried[0].milliseconds.end()) > 14;
   }
   EXPECT_GT(with_spikes, 20);
@@ -216,6 +223,24 @@ TEST(Candidates, OfALayerOnGpusAreTheSolversAndNeighbours) {
     }
     EXPECT_GT(far, 2);
     EXPECT_EQ(cli::tune_candidates(layer, direction, machine, h200, 16), all);
+    // The solver's come in the order of their times as simulated, which is another than the closed form's.
+    const Placement placement = cli::place_ids(layer, cli::make_ids(layer));
+    tune::SolveRequest request = cli::solve_request({layer, direction}, h200, placement);
+    request.best = 64;
+    const std::vector<tune::Ranked> by_form = tune::solve(request).best;
+    const cli::SimulatedLayer simulated(request, placement, cli::one_rank_stands_for_all(layer));
+    std::vector<double> times;
+    std::vector<std::size_t> places;
+    for (const Schedule& schedule : all) {
+      const auto found = std::find_if(by_form.begin(), by_form.end(),
+                                      [&](const tune::Ranked& ranked) { return ranked.schedule == schedule; });
+      if (schedule == all.front() || found == by_form.end() || times.size() == 8) continue;
+      times.push_back(simulated.milliseconds(schedule));
+      places.push_back(static_cast<std::size_t>(found - by_form.begin()));
+    }
+    EXPECT_GT(times.size(), 5u);
+    EXPECT_TRUE(std::is_sorted(times.begin(), times.end()));
+    EXPECT_FALSE(std::is_sorted(places.begin(), places.end()));
     // Weight gradients beside dgrads are the default's here. Elsewhere they are one of those that are tried, unless
     // something given forbids it.
     EXPECT_EQ(mixed > 0, direction == Direction::kBackward);

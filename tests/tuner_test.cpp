@@ -553,8 +553,9 @@ TEST(OnlineCandidates, AreLegalDistinctAndKeepWhatIsFixed) {
       const PartialSchedule fixed = PartialSchedule::parse("queue=dynamic");
       const Schedule incumbent = where.filled(fixed);
       (direction == Direction::kForward ? layer.fixed_forward : layer.fixed_backward) = fixed;
-      const std::vector<Schedule> all = tune::online_candidates(layer, direction, where.machine, incumbent);
-      EXPECT_EQ(all, tune::online_candidates(layer, direction, where.machine, incumbent));
+      const std::vector<Schedule> all =
+          tune::online_candidates(layer, direction, where.machine, incumbent, sim::shipped_machine("h200"));
+      EXPECT_EQ(all, tune::online_candidates(layer, direction, where.machine, incumbent, sim::shipped_machine("h200")));
       EXPECT_GT(all.size(), 8u);
       for (const Schedule& schedule : all) {
         EXPECT_TRUE(where.violations(schedule).empty()) << to_text(schedule);

@@ -112,7 +112,7 @@ class OnlineJob {
     options.layers = {layer};
     options.budget = online_.budget;
     options.folder = tuned_folder().path().string();
-    if (!options.folder.empty()) options.machine_name = machine_name(group_);
+    options.machine_name = machine_name(group_);
     options.check = [this, backward = layer.backward](int, Direction direction, const Schedule& candidate,
                                                       const Schedule& incumbent) {
       return check_.check(direction, candidate, incumbent, backward);

@@ -99,7 +99,7 @@ tune::Calibration measured(const CalibrateOptions& options) {
 
 sim::MachineDescription base_of(const CalibrateOptions& options, const std::string& device) {
   if (!options.base.empty()) return load_machine(options.base, "--base");
-  const sim::MachineDescription* const known = description_of_device(device);
+  const sim::MachineDescription* const known = sim::machine_of_device(device);
   return known != nullptr ? *known : sim::shipped_machine(sim::kDefaultMachine);
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <iostream>
 #include <optional>
 #include <thread>
@@ -19,6 +20,7 @@
 #include "io/cache_folder.h"
 #include "io/file.h"
 #include "io/quote.h"
+#include "tune/rank_names.h"
 #include "uniep/version.h"
 
 namespace uniep::cli {
@@ -90,7 +92,7 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
   const std::optional<sim::MachineDescription> calibrated =
       find_calibrated(cuda::device_label(group.device(group.first_local_rank())), doubt);
   if (!doubt.empty()) choice.remarks.push_back(doubt);
-  const sim::MachineDescription* const description = calibrated ? &*calibrated : description_of_device(key.machine);
+  const sim::MachineDescription* const description = calibrated ? &*calibrated : sim::machine_of_device(key.machine);
   if (description == nullptr) return choice;
   const std::optional<SolverChoice> solved = solver_choice(options, direction, group.machine(), *description);
   std::string why;
@@ -122,7 +124,8 @@ bool logs() {
 std::string machine_name(const Group& group) {
   const bool gpu = group.engine() == EngineKind::kCuda;
   const std::string device =
-      gpu ? cuda::device_label(group.device(group.first_local_rank()))
+      gpu ? cuda::device_label(group.device(group.first_local_rank())) + ", " +
+                cuda::speed_label(group.device(group.first_local_rank()))
           : fmt::format("cpu {}, {} cores", cpu::instruction_set_name(cpu::best_instruction_set()),
                         std::thread::hardware_concurrency());
   const char* const launch = group.local_ranks() == group.ranks() ? "threads" : "processes";
@@ -158,6 +161,18 @@ std::string text_of_first_rank(Group& group, const std::string& own) {
   return text;
 }
 
+// Ranks whose text is another than rank 0's. Collective where the ranks are in several processes.
+std::vector<int> ranks_that_differ(Group& group, const std::string& own) {
+  std::vector<int> ranks;
+  if (group.local_ranks() == group.ranks()) return ranks;
+  const std::vector<int64_t> all =
+      group.implementation().all_gather(static_cast<int64_t>(std::hash<std::string>()(own)));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] != all[0]) ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
+}
+
 Schedule chosen_schedule(const LayerOptions& options, Direction direction, Group& group) {
   const Schedule built_in = options.resolved(direction, group.machine());
   const Choice choice = look(options, direction, group);
@@ -171,6 +186,11 @@ Schedule chosen_schedule(const LayerOptions& options, Direction direction, Group
     std::cerr << fmt::format("uniep: schedule ({}) from {}: {}\n",
                              direction == Direction::kForward ? "forward" : "backward",
                              choice.source.empty() ? "the built-in defaults" : choice.source, text);
+  }
+  if (const std::vector<int> others = ranks_that_differ(group, to_text(own)); first && !others.empty()) {
+    std::cerr << fmt::format(
+        "uniep: schedule ({}): {} found another one, in another cache or --tuned file; rank 0's counts\n",
+        direction == Direction::kForward ? "forward" : "backward", tune::rank_names(others, "has", "have"));
   }
   if (text == to_text(own)) return own;
   return resolve(

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 
 #include "cli/memory_limit.h"
 #include "cli/options.h"
@@ -13,6 +14,7 @@
 #include "io/safetensors.h"
 #include "model/activation_choice.h"
 #include "model/placement.h"
+#include "reference/parallel.h"
 
 namespace uniep::cli {
 namespace {
@@ -134,6 +136,18 @@ void make_probs(const LayerOptions& options, const InputFiles& files, const Tens
               from_probs ? "--probs: " + io::quote_path(files.probs) : "--tensors: " + io::quote_path(files.tensors));
 }
 
+constexpr int64_t kTokensAtOnce = 64;
+
+// fill(begin, count) for all of `count` items of so many elements, by all cores.
+void in_parts(int64_t count, int64_t at_once, int64_t elements, const std::function<void(int64_t, int64_t)>& fill) {
+  constexpr double kWork = 20;  // flops that an element's value is like
+  const double work = kWork * static_cast<double>(count) * static_cast<double>(elements);
+  reference::parallel_for((count + at_once - 1) / at_once, work, [&](int64_t part) {
+    const int64_t begin = part * at_once;
+    fill(begin, std::min(at_once, count - begin));
+  });
+}
+
 }  // namespace
 
 LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, bool backward, RankRange held,
@@ -156,7 +170,10 @@ LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, 
   const auto make_tokens = [&](const char* name, io::SyntheticTensor tensor, std::vector<BFloat16>& out) {
     out.resize(tokens * shape.hidden);
     if (tensors.read(name, shapes.tokens, first_token * shape.hidden, out)) return;
-    io::fill_tokens(tensor, {options.seed, first_token, tokens}, shape.hidden, out.data());
+    in_parts(tokens, kTokensAtOnce, shape.hidden, [&](int64_t begin, int64_t count) {
+      io::fill_tokens(tensor, {options.seed, first_token + begin, count}, shape.hidden,
+                      out.data() + begin * shape.hidden);
+    });
   };
   make_tokens("x", io::SyntheticTensor::kX, data.x);
   if (backward) make_tokens("dy", io::SyntheticTensor::kDy, data.dy);
@@ -168,8 +185,10 @@ LayerData make_layer_data(const LayerOptions& options, const InputFiles& files, 
     const int64_t elements_of_expert = extents[1] * extents[2];
     out.resize(experts * elements_of_expert);
     if (tensors.read(name, extents, first_expert * elements_of_expert, out)) return;
-    io::fill_weights(tensor, {options.seed, first_expert, experts}, {shape.hidden, shape.intermediate, data.halves},
-                     out.data());
+    in_parts(experts, 1, elements_of_expert, [&](int64_t begin, int64_t count) {
+      io::fill_weights(tensor, {options.seed, first_expert + begin, count},
+                       {shape.hidden, shape.intermediate, data.halves}, out.data() + begin * elements_of_expert);
+    });
   };
   make_weights("w1", io::SyntheticTensor::kW1, shapes.w1, data.w1);
   make_weights("w2", io::SyntheticTensor::kW2, shapes.w2, data.w2);

@@ -261,9 +261,7 @@ std::vector<ForwardArguments> LayerRunner::forward_arguments() {
   return arguments;
 }
 
-// On GPUs, the time between two points of their streams.
-template <typename Call>
-void LayerRunner::timed(Call&& call) {
+void LayerRunner::timed(const std::function<void()>& call) {
   const Clock::time_point start = Clock::now();
   if (on_devices()) device_timer_->start();
   call();
@@ -471,13 +469,7 @@ void LayerRunner::backward(const Schedule& schedule, std::vector<TileEvent>* eve
     start_gradients(static_cast<int>(local));
   }
   const std::vector<BackwardArguments> arguments = backward_arguments(schedule);
-  timed([&] {
-    const PendingWeightGradients work = uniep::backward(group_, config_, schedule, saved_, arguments, {events, timer});
-    if (!options_.later) return;
-    std::vector<WeightGradientArguments> own;
-    for (const BackwardArguments& given : arguments) own.push_back({given.gradients, given.stream, 0});
-    weight_gradients(group_, work, own);
-  });
+  run_backward(schedule, arguments, {events, timer});
   for (int local = 0; local < count && !on_devices(); ++local) {
     if (options_.apart) join_gradients(local);
     if (options_.dense) gather_dense_dprobs(local, host_ranks_[local].dense_dprobs, out_);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -91,6 +92,11 @@ class LayerRunner {
   void forward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr, CallTimer* timer = nullptr);
   // With main_grad the gradients start from RunnerOptions::main_grad, anew at every call.
   void backward(const Schedule& schedule, std::vector<TileEvent>* events = nullptr, CallTimer* timer = nullptr);
+  // The last call of the direction again under another Schedule, for its time alone: results and gradients stay as they
+  // are, and nothing goes from or to the host.
+  void repeat(Direction direction, const Schedule& schedule);
+  // Of what this process's ranks have of y, or of the gradients, whatever the engine.
+  uint64_t checksum(Direction direction) const;
   // How long the engine took for the last forward() or backward(): on the slowest rank. In a process that has a few of
   // the ranks, rank 0 is one that knows the others' times and events.
   double milliseconds() const { return milliseconds_; }
@@ -146,9 +152,11 @@ class LayerRunner {
   void add_bias_gradients(int local, WeightGradients& gradients);
   void start_gradients(int local);
   WeightGradients gradients(int local);
+  void run_backward(const Schedule& schedule, const std::vector<BackwardArguments>& arguments,
+                    const CallOptions& options);
   void read_gradients(int local, LayerResult& result) const;
-  template <typename Call>
-  void timed(Call&& call);
+  // On GPUs, the time between two points of their streams.
+  void timed(const std::function<void()>& call);
   std::vector<ForwardArguments> forward_arguments();
   std::vector<BackwardArguments> backward_arguments(const Schedule& schedule);
 

@@ -13,10 +13,10 @@
 
 namespace uniep::cli {
 
-void add_machine_option(CLI::App& app, std::string& name) {
+void add_machine_option(CLI::App& app, std::string& name, const std::string& by_default) {
   app.add_option("--machine", name,
                  fmt::format("machine description: {}, or a file (default {})",
-                             fmt::join(sim::shipped_machine_names(), ", "), name))
+                             fmt::join(sim::shipped_machine_names(), ", "), by_default.empty() ? name : by_default))
       ->type_name("NAME|FILE");
 }
 

@@ -14,8 +14,8 @@
 #include "cli/machine_option.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
+#include "cli/simulated_layer.h"
 #include "cli/solve_request.h"
-#include "sim/simulate.h"
 #include "tune/solve.h"
 
 namespace uniep::cli {
@@ -56,20 +56,12 @@ Choice choose(const SolveOptions& options, const tune::SolveRequest& request, co
     choice.ms = choice.default_ms;
     return choice;
   }
-  sim::SimulateOptions how;
-  how.state = options.state;
-  how.one_rank = one_rank_stands_for_all(options.layer);
-  const auto simulated_ms = [&](const Schedule& schedule) {
-    const Program program(
-        sim::simulated_request(request.shape, request.numerics, schedule, options.direction, *request.machine),
-        placement->state());
-    return sim::simulate(program, *request.machine, how).ms;
-  };
+  const SimulatedLayer simulated(request, *placement, one_rank_stands_for_all(options.layer));
   choice.simulated = true;
   choice.schedule = solution.default_schedule;
-  choice.ms = choice.default_ms = simulated_ms(solution.default_schedule);
+  choice.ms = choice.default_ms = simulated.milliseconds(solution.default_schedule);
   for (const tune::Ranked& candidate : solution.best) {
-    choice.simulated_ms.push_back(simulated_ms(candidate.schedule));
+    choice.simulated_ms.push_back(simulated.milliseconds(candidate.schedule));
     if (choice.simulated_ms.back() >= choice.ms) continue;
     choice.ms = choice.simulated_ms.back();
     choice.schedule = candidate.schedule;

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "cli/simulated_layer.h"
 #include "cli/solve_request.h"
 #include "program/buildable.h"
-#include "sim/simulate.h"
 #include "tune/solve.h"
 #include "uniep/error.h"
 
@@ -35,35 +35,18 @@ std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction d
   } catch (const Error&) {
     return std::nullopt;  // what was given leaves nothing that the solver knows
   }
-  const Placement placement = place_ids(uniform, make_ids(uniform));
-  sim::SimulateOptions how;
-  how.one_rank = one_rank_stands_for_all(uniform);
-  const auto milliseconds = [&](const Schedule& schedule) {
-    const Program program(sim::simulated_request(request.shape, request.numerics, schedule, direction, description),
-                          placement.state());
-    return sim::simulate(program, description, how).ms;
-  };
-  const double base = milliseconds(solution.default_schedule);
+  const SimulatedLayer simulated(request, place_ids(uniform, make_ids(uniform)), one_rank_stands_for_all(uniform));
+  const double base = simulated.milliseconds(solution.default_schedule);
   const ScheduleRequest wanted = {
       .direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine};
   std::optional<SolverChoice> best;
   for (const tune::Ranked& ranked : solution.best) {
     // This GPU may have fewer SMs than the description's.
     if (!validate(ranked.schedule, wanted).empty() || !buildable(ranked.schedule, wanted).empty()) continue;
-    const double ratio = milliseconds(ranked.schedule) / base;
+    const double ratio = simulated.milliseconds(ranked.schedule) / base;
     if (ratio < 1 - kModelError && (!best || ratio < best->ratio)) best = SolverChoice{ranked.schedule, ratio};
   }
   return best;
-}
-
-const sim::MachineDescription* description_of_device(const std::string& device) {
-  const auto is = [&](const char* name) {
-    const std::size_t at = device.find(name);  // GH200 is another machine
-    return at != std::string::npos && (at == 0 || device[at - 1] != 'G');
-  };
-  if (is("H200")) return &sim::shipped_machine("h200");
-  if (is("H100")) return &sim::shipped_machine("dgx_h100");
-  return nullptr;
 }
 
 }  // namespace uniep::cli

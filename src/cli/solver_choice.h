@@ -19,7 +19,4 @@ struct SolverChoice {
 std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction direction, const Machine& machine,
                                           const sim::MachineDescription& description);
 
-// The description of a GPU of this name ("NVIDIA H200, ..."); null where none was fitted to measurements.
-const sim::MachineDescription* description_of_device(const std::string& device);
-
 }  // namespace uniep::cli

@@ -1,7 +1,9 @@
 #include "cli/tune_candidates.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "cli/simulated_layer.h"
 #include "cli/solve_request.h"
 #include "program/buildable.h"
 #include "program/schedule_fields.h"
@@ -11,11 +13,32 @@
 namespace uniep::cli {
 namespace {
 
+// The closed form's best that discrete events put in order: under two seconds where one rank stands for all.
+constexpr int kSimulated = 64, kSimulatedUneven = 8;
+constexpr int64_t kMaxTokens = 8192;  // that are simulated; more take as long in proportion
+
+// In the order of their times as simulated.
+void order_by_simulation(const LayerOptions& layer, const tune::SolveRequest& request, const Placement& placement,
+                         std::vector<Schedule>& best) {
+  const std::vector<int64_t> tokens = layer.tokens();
+  if (best.empty() || *std::max_element(tokens.begin(), tokens.end()) > kMaxTokens) return;
+  const bool uniform = is_uniform(layer);
+  const SimulatedLayer simulated(request, uniform ? place_ids(layer, make_ids(layer)) : placement,
+                                 one_rank_stands_for_all(layer));
+  const auto count = std::min<std::size_t>(best.size(), uniform ? kSimulated : kSimulatedUneven);
+  std::vector<std::pair<double, std::size_t>> times;
+  for (std::size_t i = 0; i < count; ++i) times.emplace_back(simulated.milliseconds(best[i]), i);
+  std::sort(times.begin(), times.end());
+  std::vector<Schedule> ordered;
+  for (const auto& [milliseconds, i] : times) ordered.push_back(best[i]);
+  std::copy(ordered.begin(), ordered.end(), best.begin());
+}
+
 std::vector<Schedule> solved(const LayerOptions& layer, Direction direction, const Machine& machine,
                              const sim::MachineDescription& description, int count) {
   const Placement placement = is_uniform(layer) ? Placement() : place_ids(layer, make_ids(layer));
   tune::SolveRequest request = solve_request({layer, direction}, description, placement);
-  request.best = count;
+  request.best = std::max(count, kSimulated);
   std::vector<Schedule> best;
   tune::Solution solution;
   try {
@@ -31,6 +54,7 @@ std::vector<Schedule> solved(const LayerOptions& layer, Direction direction, con
       continue;
     best.push_back(ranked.schedule);
   }
+  order_by_simulation(layer, request, placement, best);
   return best;
 }
 

@@ -9,8 +9,11 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
 #include <thread>
 
+#include "cli/calibrated_machine.h"
 #include "cli/chosen_schedule.h"
 #include "cli/launch_options.h"
 #include "cli/layer_inputs.h"
@@ -42,7 +45,8 @@ struct TuneOptions {
   std::vector<Direction> directions = {Direction::kForward, Direction::kBackward};
   int candidates = 16;
   int budget = 60;
-  std::string machine = sim::kDefaultMachine;
+  std::string machine;  // empty: of these GPUs
+  sim::State state = sim::State::kSustained;
   bool again = false;
   std::string exported, json, report;
 };
@@ -81,11 +85,32 @@ TracedCall traced_call(LayerRunner& runner, Direction direction, const Schedule&
   return call;
 }
 
-std::vector<tune::Tried> candidates_of(const TuneOptions& options, Direction direction, const Group& group) {
+sim::MachineDescription description_of(const TuneOptions& options, const Group& group) {
+  if (!options.machine.empty()) return load_machine(options.machine);
+  if (group.engine() != EngineKind::kCuda) return sim::shipped_machine(sim::kDefaultMachine);
+  const std::string device = cuda::device_label(group.device(group.first_local_rank()));
+  std::string doubt;
+  if (std::optional<sim::MachineDescription> calibrated = find_calibrated(device, doubt)) return *calibrated;
+  const sim::MachineDescription* const shipped = sim::machine_of_device(device);
+  return shipped != nullptr ? *shipped : sim::shipped_machine(sim::kDefaultMachine);
+}
+
+// Rank 0's: what the others have calibrated does not count.
+std::vector<tune::Tried> candidates_of(const TuneOptions& options, Direction direction, Group& group) {
+  std::string own;
+  if (group.first_local_rank() == 0) {
+    for (const Schedule& schedule : tune_candidates(options.layer, direction, group.machine(),
+                                                    description_of(options, group), options.candidates)) {
+      own += (own.empty() ? "" : "\n") + to_text(schedule);
+    }
+  }
+  std::istringstream lines(text_of_first_rank(group, own));
   std::vector<tune::Tried> all;
-  for (const Schedule& schedule :
-       tune_candidates(options.layer, direction, group.machine(), load_machine(options.machine), options.candidates)) {
-    all.push_back({.schedule = schedule});
+  for (std::string line; std::getline(lines, line);) {
+    all.push_back({.schedule = resolve(PartialSchedule::parse(line), {.direction = direction,
+                                                                      .shape = options.layer.shape,
+                                                                      .numerics = options.layer.numerics,
+                                                                      .machine = group.machine()})});
   }
   return all;
 }
@@ -150,7 +175,7 @@ TunedDirection tune_direction(const TuneOptions& options, Direction direction, G
                              tune::verdict_name(tried.verdict), changes(tried.schedule, base),
                              tried.reason.empty() ? "" : " (" + tried.reason + ")");
   };
-  LayerTrial trial(group, runner, direction, forward);
+  LayerTrial trial(group, runner, direction, forward, options.state);
   tuned.search = tune::search(std::move(candidates), trial, search);
   cache.write([&] { journal.finish(); });
   const tune::Tried& best = tuned.search.tried[tuned.search.best];
@@ -238,7 +263,7 @@ int tune_group(const TuneOptions& options) {
   if (!reports) return 0;
   if (!options.exported.empty()) export_file.write(tune::to_json(entries));
   if (!options.report.empty()) {
-    report_file.write(tune_report(options.layer, load_machine(options.machine), machine_name(group), directions));
+    report_file.write(tune_report(options.layer, description_of(options, group), machine_name(group), directions));
   }
   const std::string text = Json({{"tuned", json}}).dump(2) + "\n";
   write_report(options.json, json_file, text, table);
@@ -268,7 +293,10 @@ void add_tune_command(CLI::App& app, std::function<int()>& action, const Command
                      {"N", "schedules that are tried beside the default, a direction"});
   add_integer_option(*command, "--budget", options->budget, {1, kMaxSeconds},
                      {"SECONDS", "of calls that are timed, a direction"});
-  add_machine_option(*command, options->machine);
+  add_machine_option(*command, options->machine, "these GPUs, as `uniep calibrate` or the library describes them");
+  add_word_option<sim::State>(*command, "--state", options->state,
+                              {{"sustained", sim::State::kSustained}, {"paused", sim::State::kPaused}},
+                              "clocks that are timed: one call after the other, or after pauses (default sustained)");
   command->add_flag("--again", options->again, "try again what failed or was left behind in an earlier run");
   command->add_option("--export", options->exported, "what was found, for --tuned on machines that are alike")
       ->type_name("FILE");

@@ -1,15 +1,17 @@
 #include "cli/tune_trial.h"
 
+#include <algorithm>
 #include <bit>
-#include <string>
+#include <chrono>
+#include <thread>
 
-#include "cli/run_report.h"
 #include "engine/engine.h"
 
 namespace uniep::cli {
 
-LayerTrial::LayerTrial(Group& group, LayerRunner& runner, Direction direction, const Schedule& forward)
-    : group_(group), runner_(runner), direction_(direction), forward_(forward) {
+LayerTrial::LayerTrial(Group& group, LayerRunner& runner, Direction direction, const Schedule& forward,
+                       sim::State state)
+    : group_(group), runner_(runner), direction_(direction), forward_(forward), state_(state) {
   if (direction_ == Direction::kBackward) runner_.forward(forward_);
 }
 
@@ -22,20 +24,29 @@ int64_t LayerTrial::of_first_rank(int64_t own) {
 }
 
 double LayerTrial::milliseconds(const Schedule& schedule) {
-  call(schedule);
+  constexpr std::chrono::milliseconds kPause{200};
+  if (state_ == sim::State::kPaused) {
+    std::this_thread::sleep_for(kPause);
+    of_first_rank(0);  // all ranks begin together
+  }
+  runner_.repeat(direction_, schedule);
   return std::bit_cast<double>(of_first_rank(std::bit_cast<int64_t>(runner_.milliseconds())));
+}
+
+// Until clocks are those that the power limit leaves: what calls take is known to all ranks alike.
+void LayerTrial::warm_up(const Schedule& schedule) {
+  constexpr double kMilliseconds = 1000;
+  if (state_ == sim::State::kPaused || group_.engine() != EngineKind::kCuda) return;
+  for (double spent = 0; spent < kMilliseconds;) spent += std::max(0.01, milliseconds(schedule));
 }
 
 uint64_t LayerTrial::checksum(const Schedule& schedule) {
   call(schedule);
-  const LayerResult result = runner_.result();
   uint64_t sum = 0;
-  if (group_.first_local_rank() == 0) {
-    for (const auto& [name, hex] : checksums_of(result, direction_ == Direction::kBackward)) {
-      sum = sum * 31 + std::stoull(hex, nullptr, 16);
-    }
+  for (const int64_t of_rank : group_.implementation().all_gather(static_cast<int64_t>(runner_.checksum(direction_)))) {
+    sum = sum * 31 + static_cast<uint64_t>(of_rank);
   }
-  return static_cast<uint64_t>(of_first_rank(static_cast<int64_t>(sum)));
+  return sum;
 }
 
 void LayerTrial::recover() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cli/layer_runner.h"
+#include "sim/simulate.h"
 #include "tune/search.h"
 
 namespace uniep::cli {
@@ -9,11 +10,13 @@ namespace uniep::cli {
 // results of all ranks, and tells the others.
 class LayerTrial : public tune::Trial {
  public:
-  // Backward begins from what a forward under `forward` has saved.
-  LayerTrial(Group& group, LayerRunner& runner, Direction direction, const Schedule& forward);
+  // Backward begins from what a forward under `forward` has saved. kSustained: one call follows the other; kPaused: a
+  // pause lies before each.
+  LayerTrial(Group& group, LayerRunner& runner, Direction direction, const Schedule& forward, sim::State state);
 
   double milliseconds(const Schedule& schedule) override;
   uint64_t checksum(const Schedule& schedule) override;
+  void warm_up(const Schedule& schedule) override;
   void recover() override;
 
  private:
@@ -24,6 +27,7 @@ class LayerTrial : public tune::Trial {
   LayerRunner& runner_;
   Direction direction_;
   Schedule forward_;
+  sim::State state_;
 };
 
 }  // namespace uniep::cli

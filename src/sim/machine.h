@@ -216,6 +216,8 @@ inline constexpr const char* kDefaultMachine = "h200";
 std::vector<std::string> shipped_machine_names();
 // Throws Error(kInvalidArgument) for a name that is none of them.
 const MachineDescription& shipped_machine(std::string_view name);
+// That of a GPU of this name ("NVIDIA H200, ..."); null where none was fitted to measurements.
+const MachineDescription* machine_of_device(std::string_view device);
 
 // What a Schedule for so many ranks of the machine is filled for and validated against.
 Machine schedule_machine(const MachineDescription& machine, int ranks);

@@ -31,4 +31,14 @@ const MachineDescription& shipped_machine(std::string_view name) {
   return machines[static_cast<std::size_t>(at - names.begin())];
 }
 
+const MachineDescription* machine_of_device(std::string_view device) {
+  const auto is = [&](std::string_view name) {
+    const std::size_t at = device.find(name);  // GH200 is another machine
+    return at != std::string_view::npos && (at == 0 || device[at - 1] != 'G');
+  };
+  if (is("H200")) return &shipped_machine("h200");
+  if (is("H100")) return &shipped_machine("dgx_h100");
+  return nullptr;
+}
+
 }  // namespace uniep::sim

@@ -39,8 +39,8 @@ bool is_runnable(const Schedule& schedule, const ScheduleRequest& request) {
 // The solver's and the closed form's view of a layer; of what they do not know they say nothing.
 class Model {
  public:
-  Model(const TunerLayer& layer, Direction direction, const Machine& machine) {
-    const sim::MachineDescription& description = sim::shipped_machine(sim::kDefaultMachine);
+  Model(const TunerLayer& layer, Direction direction, const Machine& machine,
+        const sim::MachineDescription& description) {
     if (machine.engine != EngineKind::kCuda || machine.ranks > std::min(description.most_ranks(), kMaxBuiltRanks) ||
         layer.config.numerics.combine_groups > 0) {
       return;
@@ -82,9 +82,9 @@ class Model {
 }  // namespace
 
 std::vector<Schedule> online_candidates(const TunerLayer& layer, Direction direction, const Machine& machine,
-                                        const Schedule& incumbent) {
+                                        const Schedule& incumbent, const sim::MachineDescription& description) {
   const ScheduleRequest request = schedule_request(layer, direction, machine);
-  Model model(layer, direction, machine);
+  Model model(layer, direction, machine, description);
   const PartialSchedule fixed = fixed_fields(layer, direction, incumbent);
   std::vector<Schedule> all;
   if (model.knows()) all = model.solved(fixed);

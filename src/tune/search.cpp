@@ -20,6 +20,7 @@ class Search {
 
   SearchResult run() {
     compare_bits();
+    trial_.warm_up(at(kDefault).schedule);
     for (int rounds = options_.rounds; running().size() > 2 && measure(running(), rounds); rounds *= 2) leave_half();
     const std::vector<std::size_t> last = running();
     if (last.size() <= 2) measure(last, options_.final_rounds);  // the default alone, too: its time is told

@@ -20,6 +20,8 @@ class Trial {
   virtual double milliseconds(const Schedule& schedule) = 0;
   // The checksum of everything that a call writes. Throws likewise.
   virtual uint64_t checksum(const Schedule& schedule) = 0;
+  // Brings the machine into the state that times are wanted of, by calls of a Schedule that works.
+  virtual void warm_up(const Schedule& /*schedule*/) {}
   // After an Error, so that the next Schedule can be tried. Throws where nothing can be tried any more.
   virtual void recover() = 0;
 };

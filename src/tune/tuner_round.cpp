@@ -47,9 +47,14 @@ bool Tuner::Implementation::wants_candidates(const Slot& slot) const {
 std::vector<Schedule> Tuner::Implementation::own_candidates(Slot& slot) {
   const TunerLayer& layer = options_.layers[static_cast<std::size_t>(slot.layer)];
   const Schedule& incumbent = slot.search.incumbent();
-  std::vector<Schedule> all = options_.candidates
-                                  ? options_.candidates(slot.layer, slot.direction, incumbent)
-                                  : tune::online_candidates(layer, slot.direction, options_.machine, incumbent);
+  std::vector<Schedule> all;
+  if (options_.candidates) {
+    all = options_.candidates(slot.layer, slot.direction, incumbent);
+  } else {
+    const sim::MachineDescription* const known = sim::machine_of_device(options_.machine_name);
+    all = tune::online_candidates(layer, slot.direction, options_.machine, incumbent,
+                                  known != nullptr ? *known : sim::shipped_machine(sim::kDefaultMachine));
+  }
   // Another group of the job begins elsewhere.
   if (!all.empty()) {
     const std::size_t first = all.size() * static_cast<std::size_t>(options_.group) / options_.groups;

@@ -303,7 +303,8 @@ void run_traffic(const Where& where, const Options& options, Results& results) {
   int different = 0, later = 0;
   std::string first;
   for (int call = 0; call < options.calls; ++call) {
-    backward.use_schedule(PartialSchedule::parse(kBackwardSchedules[static_cast<std::size_t>(call / 3 % 5)]));
+    const auto turn = static_cast<std::size_t>(call / 3) % kBackwardSchedules.size();
+    backward.use_schedule(PartialSchedule::parse(kBackwardSchedules[turn]));
     traffic.go_on();
     backward.upload(batch.back, batch.data);
     backward.start(gradients);
@@ -323,7 +324,8 @@ void run_traffic(const Where& where, const Options& options, Results& results) {
   }
   results.record("traffic: " + std::to_string(options.calls) + " calls", different == 0,
                  std::to_string(different) + " of them differ" + first);
-  std::printf("traffic, %s: %d calls, %d of them later\n", where.name.c_str(), options.calls, later);
+  std::printf("traffic, %s: %d calls in %zu ways, %d of them later\n", where.name.c_str(), options.calls,
+              kBackwardSchedules.size(), later);
   layer.group().implementation().meet();
 }
 

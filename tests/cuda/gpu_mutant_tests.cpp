@@ -231,7 +231,7 @@ ChildProcess start(const std::string& what, const Subject& subject, const Option
 // The layer's, and what a fault may be in beside them.
 std::vector<KernelRequest> kernels_of(const Subject& subject) {
   const MutantLayer layer = mutant_layer(subject.layer);
-  std::vector<KernelRequest> requests = kernels_of(layer.how, layer.config);
+  std::vector<KernelRequest> requests = kernels_of(layer);
   requests.push_back(begin_call_request());
   return requests;
 }

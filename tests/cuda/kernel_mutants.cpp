@@ -42,7 +42,8 @@ KernelVariant variant_of(const KernelMutant& mutant) {
   variant.name = mutant.name;
   variant.edits = {{path_of(mutant), mutant.text, mutant.replacement}};
   // Kernels beside the megakernel are mutated in their own file.
-  variant.kernels = {mutant.source.ends_with(".cu") ? path_of(mutant) : kDevice + "kernels/megakernel.cu"};
+  const char* const user = mutant.layer == "queued-dispatch" ? "kernels/exchange.cu" : "kernels/megakernel.cu";
+  variant.kernels = {mutant.source.ends_with(".cu") ? path_of(mutant) : kDevice + user};
   return variant;
 }
 

@@ -11,7 +11,7 @@ namespace uniep::cuda::test {
 
 struct KernelMutant {
   std::string name;
-  std::string source;       // below engine/cuda/device, or program/edges.h
+  std::string source;       // below engine/cuda/device, or of program/
   std::string text;         // what is there once
   std::string replacement;  // of it
   std::string breaks;

@@ -60,6 +60,13 @@ std::vector<KernelMutant> signal_mutants() {
        "static_cast<uint32_t>(round_up(p.expert_rows[global_expert], kRowAlignment))});",
        "static_cast<uint32_t>(round_up(p.expert_rows[global_expert], kRowAlignment) / 2)});",
        "FC1's weight gradient begins with half of the rows of x", "redispatch"},
+      {"expert-counter", "program/edges.h",
+       "if (p.direction == Direction::kBackward) count(CounterSignal{CounterSpace::kExpertFirstTiles, task.expert, "
+       "1u});",
+       "", "weight gradients are not told of dgrad FC2's tiles", "mixed"},
+      {"lost-ticket", "program/wgrad_queues.h", "      const int64_t wgrad = counters.take(LayerQueue::kWgrads);",
+       "      counters.take(LayerQueue::kWgrads);\n      const int64_t wgrad = counters.take(LayerQueue::kWgrads);",
+       "a ticket of the weight gradients is taken by nobody", "mixed"},
       {"receive-wait", "program/edges.h", R"(      for_each_source(p, global_expert, task.m, [&](int32_t source) {
         wait(FlagWait{FlagSpace::kPushed, pushed_flag(p, task.n, source, block)});
       });)",
@@ -77,10 +84,10 @@ std::vector<KernelMutant> signal_mutants() {
        "if (lane == 0) for_each_wait(p, tile, counters);", "nobody waits for what the cluster's second CTA needs",
        "epilogue"},
       {"done-wait", "signals/finish.h", "if (!wait_for(running, no_task, FlagWait{FlagSpace::kDone, peer})) return;",
-       "", "a call ends while peers are at its memory", "queued-redispatch", 2},
+       "", "a call ends while peers are at its memory", "queued-dispatch", 2},
       {"first-agent-done", "signals/finish.h",
        "const bool last = ptx::warp_uniform(before) + 1 == static_cast<uint32_t>(p.workers);",
-       "const bool last = ptx::warp_uniform(before) == 0;", "a rank is done when its first CTA is", "queued-redispatch",
+       "const bool last = ptx::warp_uniform(before) == 0;", "a rank is done when its first CTA is", "queued-dispatch",
        2},
       {"done-order", "signals/finish.h",
        "before = ptx::add_acquire_release_gpu(counter_of(running, CounterSpace::kAgentsFinished, running.launch), 1);",

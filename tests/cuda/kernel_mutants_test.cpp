@@ -50,7 +50,7 @@ void check_table() {
 void check_layers() {
   for (const std::string& name : mutant_layer_names()) {
     const MutantLayer layer = mutant_layer(name);
-    expect(!kernels_of(layer.how, layer.config).empty(), name + " has no kernels");
+    expect(!kernels_of(layer).empty(), name + " has no kernels");
     const cli::LayerData batch = mutant_batch(layer, 1);
     expect(batch.ids != mutant_batch(layer, 2).ids, name + ": two batches have one routing");
   }
@@ -72,7 +72,7 @@ void check_refusals() {
 std::vector<KernelRequest> requests_of(const KernelMutant& mutant) {
   if (mutant.source == "kernels/begin_call.cu") return {begin_call_request()};
   const MutantLayer layer = mutant_layer(mutant.layer);
-  std::vector<KernelRequest> requests = kernels_of(layer.how, layer.config);
+  std::vector<KernelRequest> requests = kernels_of(layer);
   std::reverse(requests.begin(), requests.end());  // backward's first: faults of its layers are there
   return requests;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/cuda/calls/exchange_request.h"
 #include "model/elementwise.h"
 #include "uniep/error.h"
 
@@ -14,6 +15,8 @@ using uniep::test::Random;
 constexpr int kRanks = 4;
 constexpr int kWorkers = 16;
 constexpr int kFewWorkers = 4;  // so that each has many tiles, and rings are used again and again
+
+constexpr const char* kDispatchAlone = "queued-dispatch";
 
 struct LayerFields {
   const char* name;
@@ -34,6 +37,9 @@ constexpr LayerFields kLayers[] = {
     // than tiles of the last weight gradient, so that some end before x is there.
     {"queued-redispatch", "combine.transport=epilogue,dispatch.transport=pull",
      "fusion=pairs,backward.wgrad=fill,save.xg=redispatch", 0, 24, WeightGradient::kBFloat16, 2048, 64},
+    // Only who waits for peers to be done has x as long as it is pulled.
+    {kDispatchAlone, "combine.transport=epilogue,dispatch.transport=pull", nullptr, 0, kWorkers,
+     WeightGradient::kMainGrad, 2048, 64},
     {"push", "combine.transport=epilogue,dispatch.transport=push"},
     {"staged", "combine.transport=staged,dispatch.transport=pull"},
     {"sms", "combine.transport=staged,dispatch.transport=pull,comm.where=sms,comm.dispatch_sms=4"},
@@ -91,6 +97,7 @@ MutantLayer mutant_layer(const std::string& name) {
   if (fields == std::end(kLayers))
     throw Error(Status::kInvalidArgument, "no layer of the mutants is named '" + name + "'");
   MutantLayer layer;
+  layer.dispatch_alone = name == kDispatchAlone;
   // With several blocks of rows an expert.
   layer.config.shape = {.hidden = fields->hidden, .intermediate = fields->intermediate, .experts = 8, .topk = 3};
   layer.config.numerics.combine_groups = fields->groups;
@@ -109,6 +116,12 @@ MutantLayer mutant_layer(const std::string& name) {
     layer.how.backward = whole(std::string(kBackward) + fields->backward, Direction::kBackward);
   }
   return layer;
+}
+
+std::vector<KernelRequest> kernels_of(const MutantLayer& layer) {
+  if (!layer.dispatch_alone) return kernels_of(layer.how, layer.config);
+  return {exchange_request(
+      exchange_config(exchange_program(layer.config, layer.how.schedule, ProgramPart::kDispatch, layer.how.workers)))};
 }
 
 cli::LayerData mutant_batch(const MutantLayer& layer, uint64_t seed) {

@@ -11,6 +11,7 @@ QueuedCalls::QueuedCalls(Group& group, const MutantLayer& layer, uint64_t seed)
       config_(layer.config),
       schedule_(layer.how.schedule),
       backward_(layer.how.backward),
+      dispatch_alone_(layer.dispatch_alone),
       random_(seed) {
   int devices = 1;
   for (int rank = 0; rank < group.ranks(); ++rank) devices = std::max(devices, group.device(rank) + 1);
@@ -29,6 +30,9 @@ QueuedCalls::QueuedCalls(Group& group, const MutantLayer& layer, uint64_t seed)
       routings.push_back(batch.ranks.back()->routing(kTokens));
     }
     batch.placement = place(group_, config_.shape, routings);
+    for (int rank = 0; dispatch_alone_ && rank < group.ranks(); ++rank) {
+      batch.rows.emplace_back(group.device(rank), row_bytes(batch, static_cast<std::size_t>(rank)));
+    }
   }
   for (int device = 0; device < devices; ++device) queue(batches_.front(), {device, 1}, {});  // loads all kernels
   group_.synchronize();
@@ -52,14 +56,19 @@ std::string QueuedCalls::run() {
 Saved QueuedCalls::queue(const Batch& batch, const Delay& before_forward, const Delay& before_backward) {
   std::vector<ForwardArguments> arguments;
   for (const auto& rank : batch.ranks) {
-    rank->poison();
+    if (!dispatch_alone_) rank->poison();
     if (backward_) rank->poison_gradients();
     rank->poison_x();
     arguments.push_back(rank->arguments());
   }
   hold_up(before_forward);
   for (const auto& rank : batch.ranks) rank->restore_x();
-  Saved saved = forward(group_, config_, schedule_, batch.placement, arguments);
+  Saved saved;
+  if (dispatch_alone_) {
+    queue_dispatch(batch);
+  } else {
+    saved = forward(group_, config_, schedule_, batch.placement, arguments);
+  }
   if (backward_) {
     std::vector<BackwardArguments> gradients;
     for (const auto& rank : batch.ranks) gradients.push_back(rank->backward_arguments());
@@ -68,6 +77,25 @@ Saved QueuedCalls::queue(const Batch& batch, const Delay& before_forward, const 
   }
   for (const auto& rank : batch.ranks) rank->poison_x();
   return saved;
+}
+
+void QueuedCalls::queue_dispatch(const Batch& batch) {
+  std::vector<DispatchArguments> arguments;
+  for (std::size_t rank = 0; rank < batch.ranks.size(); ++rank) {
+    const ForwardArguments of_layer = batch.ranks[rank]->arguments();
+    arguments.push_back(
+        {.x = of_layer.x, .rows = static_cast<BFloat16*>(batch.rows[rank].data()), .stream = of_layer.stream});
+    const ScopedDevice scope(group_.device(static_cast<int>(rank)));
+    check(driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(batch.rows[rank].data()), 0xff,
+                                   static_cast<std::size_t>(row_bytes(batch, rank)), batch.ranks[rank]->stream()),
+          "poisoning rows");
+  }
+  dispatch(group_, config_, schedule_, batch.placement, arguments);
+}
+
+int64_t QueuedCalls::row_bytes(const Batch& batch, std::size_t rank) const {
+  return batch.placement.padded_rows(static_cast<int>(rank)) * config_.shape.hidden *
+         static_cast<int64_t>(sizeof(BFloat16));
 }
 
 void QueuedCalls::hold_up(const Delay& delay) {
@@ -84,6 +112,10 @@ QueuedCalls::Delay QueuedCalls::some_delay() {
 
 std::vector<uint64_t> QueuedCalls::checksums(const Batch& batch) const {
   std::vector<uint64_t> sums;
+  for (std::size_t rank = 0; rank < batch.rows.size(); ++rank) {
+    sums.push_back(batch.ranks[rank]->checksum(batch.rows[rank], row_bytes(batch, rank)));
+  }
+  if (dispatch_alone_) return sums;
   for (const auto& rank : batch.ranks) {
     sums.push_back(rank->checksum(kTokens));
     if (backward_) sums.push_back(rank->gradient_checksum(kTokens));

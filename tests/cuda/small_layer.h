@@ -113,6 +113,8 @@ class SmallLayer {
     hash = checksum(dprobs_, tokens * shape_.topk * static_cast<int64_t>(sizeof(float)), hash);
     return checksum(dw2_, dw2_bytes_, checksum(dw1_, 2 * dw2_bytes_, hash));
   }
+  // Of bytes on its GPU.
+  uint64_t checksum(const DeviceArray& array, int64_t bytes) const { return checksum(array, bytes, kNothing); }
 
  private:
   static constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));

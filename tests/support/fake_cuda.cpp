@@ -356,6 +356,10 @@ CUresult cuEventSynchronize(CUevent) {
 
 // ---- What runs layers: kernels do nothing
 
+CUresult cuDeviceGetPCIBusId(char* id, int length, CUdevice device) {
+  std::snprintf(id, static_cast<size_t>(length), "0000:%02x:00.0", device);
+  return CUDA_SUCCESS;
+}
 CUresult cuDeviceGetName(char* name, int length, CUdevice) {
   std::strncpy(name, "stand-in", static_cast<size_t>(length));
   return CUDA_SUCCESS;
@@ -508,6 +512,35 @@ int nvrtcGetProgramLogSize(void*, size_t* size) {
   return 0;
 }
 int nvrtcGetProgramLog(void*, char*) {
+  return 0;
+}
+
+// ---- NVML: device 1 is one without a serial number, and no other has as much power
+
+int nvmlInit_v2() {
+  return 0;
+}
+int nvmlSystemGetDriverVersion(char* version, unsigned length) {
+  std::snprintf(version, length, "580.1");
+  return 0;
+}
+int nvmlDeviceGetHandleByPciBusId_v2(const char* bus, void** device) {
+  int number = 0;
+  if (std::sscanf(bus, "0000:%02x:", &number) != 1) return 1;
+  *device = reinterpret_cast<void*>(static_cast<uintptr_t>(number) + 1);
+  return 0;
+}
+int nvmlDeviceGetSerial(void* device, char* serial, unsigned length) {
+  if (device == reinterpret_cast<void*>(uintptr_t{2})) return 3;
+  std::snprintf(serial, length, "17");
+  return 0;
+}
+int nvmlDeviceGetUUID(void*, char* id, unsigned length) {
+  std::snprintf(id, length, "GPU-2");
+  return 0;
+}
+int nvmlDeviceGetEnforcedPowerLimit(void* device, unsigned* milliwatts) {
+  *milliwatts = device == reinterpret_cast<void*>(uintptr_t{2}) ? 699'600 : 500'000;
   return 0;
 }
 // NOLINTEND(readability-identifier-naming)

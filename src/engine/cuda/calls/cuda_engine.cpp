@@ -14,6 +14,8 @@
 #include "engine/cuda/kernels/place_kernels.h"
 #include "engine/cuda/runtime/background_compiler.h"
 #include "engine/cuda/runtime/driver.h"
+#include "engine/cuda/runtime/kernel_cache.h"
+#include "engine/cuda/runtime/nvml.h"
 #include "engine/cuda/runtime/profiler_range.h"
 #include "engine/cuda/runtime/stream_capture.h"
 #include "engine/event_clocks.h"
@@ -99,6 +101,14 @@ std::unique_ptr<internal::Engine> make_engine(const GroupOptions& options) {
 
 std::string device_label(int device) {
   return device_name(device);
+}
+
+std::string speed_label(int device) {
+  const GpuState state = gpu_state(device);
+  std::string text;
+  if (!state.driver.empty()) text += "driver " + state.driver + ", ";
+  if (state.power_limit_watts > 0) text += std::to_string(state.power_limit_watts) + " W, ";
+  return text + "kernels " + sources_label();
 }
 
 bool has_hopper_gpu() {
@@ -472,12 +482,14 @@ void CudaEngine::run(CallBinding& call, std::vector<Inputs>& inputs, const CallR
     calls.push_back(reinterpret_cast<RankCall*>(memory));
     for (std::size_t i = 0; i < locals.size(); ++i) rank_calls[locals[i]] = reinterpret_cast<RankCall*>(memory) + i;
   }
-  queue_call(streams, [&] {
+  bool begun = false;
+  const auto launch_call = [&] {
     if (programs.front().made_on_device) placer_->build_programs(rank_calls, programs, streams);
     for (std::size_t i = 0; i < queues_.size(); ++i) {
       DeviceQueue& queue = *queues_[i];
       CUstream stream = streams_of(queue, streams).front();
       begin(queue, call, calls[i], ranks, stream);
+      begun = true;
       launch(queue, calls[i], static_cast<int>(queue.ranks().size()) - absent_ranks_, stream);
       const ScopedDevice scope(queue.device());
       for (const int rank : queue.ranks()) {
@@ -486,7 +498,13 @@ void CudaEngine::run(CallBinding& call, std::vector<Inputs>& inputs, const CallR
               "queueing the report of a call");
       }
     }
-  });
+  };
+  try {
+    queue_call(streams, launch_call);
+  } catch (...) {
+    broken_ |= begun;  // some kernels wait for others that do not come
+    throw;
+  }
 }
 
 void CudaEngine::make_dense_dprobs(DeviceQueue& queue, const std::vector<RankBinding>& bindings,

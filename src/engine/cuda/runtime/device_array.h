@@ -16,6 +16,7 @@ class DeviceArray {
   DeviceArray& operator=(DeviceArray&& other) noexcept;
 
   void* data() const { return memory_; }
+  int64_t bytes() const { return bytes_; }
   void fill(unsigned char byte) const;
   void read(void* values, int64_t bytes) const { read_device(device_, memory_, values, bytes); }
 
@@ -25,7 +26,7 @@ class DeviceArray {
  private:
   int device_ = 0;
   void* memory_ = nullptr;
-  [[maybe_unused]] int64_t bytes_ = 0;  // not without CUDA
+  int64_t bytes_ = 0;
 };
 
 // Time between two points of the default streams of several devices.

@@ -69,12 +69,22 @@ std::string name_of(const std::string& key) {
   return key + ".cubin";
 }
 
+const SourceHashes& shipped_hashes() {
+  static const SourceHashes shipped = hashes_of(sources_of_kernel(""));
+  return shipped;
+}
+
 }  // namespace
 
+std::string sources_label() {
+  char text[9];
+  std::snprintf(text, sizeof(text), "%08x", static_cast<unsigned>(shipped_hashes().first));
+  return text;
+}
+
 std::string cache_key(const KernelRequest& request) {
-  static const SourceHashes shipped = hashes_of(sources_of_kernel(""));
   const SourceSet& sources = sources_of_kernel(request.source);
-  const SourceHashes hashes = sources.variant.empty() ? shipped : hashes_of(sources);
+  const SourceHashes hashes = sources.variant.empty() ? shipped_hashes() : hashes_of(sources);
   std::string text = "nvrtc " + compiler_version() + " " + compiler_build() + " " + request.description();
   for (const std::string& option : common_options()) text += " " + option;
   for (const std::string& option : sources.options) text += " " + option;

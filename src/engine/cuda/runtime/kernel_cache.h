@@ -10,6 +10,9 @@ namespace uniep::cuda {
 // name and size, in which builds of one version differ.
 std::string cache_key(const KernelRequest& request);
 
+// Eight hexadecimal digits of the embedded sources.
+std::string sources_label();
+
 // Compiled kernels on disk, one file each, in cache_folder(). An empty UNIEP_CACHE_DIR turns it off. Files appear whole
 // (written aside, then renamed), so processes may share a directory; a file that is short, damaged or of another format
 // counts as absent and is written anew. A directory that can not be written, or a full disk, makes kernels compile

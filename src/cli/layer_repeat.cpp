@@ -1,0 +1,83 @@
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+
+#include "cli/layer_runner.h"
+#include "io/checksum.h"
+#include "reference/parallel.h"
+
+// Calls of a LayerRunner for their times, and what they gave in one number.
+namespace uniep::cli {
+namespace {
+
+// io::checksum() by all cores.
+template <typename T>
+uint64_t parallel_checksum(const T* values, int64_t count, uint64_t first_index) {
+  constexpr int64_t kPart = int64_t{1} << 20;
+  constexpr double kWork = 10;  // flops an element's hash is like
+  std::atomic<uint64_t> sum{0};
+  reference::parallel_for((count + kPart - 1) / kPart, kWork * static_cast<double>(count), [&](int64_t part) {
+    const int64_t begin = part * kPart, end = std::min(count, begin + kPart);
+    sum += io::checksum(values + begin, end - begin, first_index + static_cast<uint64_t>(begin));
+  });
+  return sum;
+}
+
+}  // namespace
+
+void LayerRunner::run_backward(const Schedule& schedule, const std::vector<BackwardArguments>& arguments,
+                               const CallOptions& options) {
+  timed([&] {
+    const PendingWeightGradients work = uniep::backward(group_, config_, schedule, saved_, arguments, options);
+    if (!options_.later) return;
+    std::vector<WeightGradientArguments> own;
+    for (const BackwardArguments& given : arguments) own.push_back({given.gradients, given.stream, 0});
+    weight_gradients(group_, work, own);
+  });
+}
+
+void LayerRunner::repeat(Direction direction, const Schedule& schedule) {
+  if (direction == Direction::kBackward) return run_backward(schedule, backward_arguments(schedule), {});
+  saved_ = Saved();
+  const std::vector<ForwardArguments> arguments = forward_arguments();
+  timed([&] { saved_ = uniep::forward(group_, config_, schedule, placement_, arguments); });
+}
+
+uint64_t LayerRunner::checksum(Direction direction) const {
+  uint64_t sum = 0, index = 0;
+  const auto add = [&](const auto* values, int64_t count) {
+    sum += parallel_checksum(values, count, index);
+    index += static_cast<uint64_t>(count);
+  };
+  std::vector<float> words;  // of an array on a device
+  const auto add_array = [&](const cuda::DeviceArray& array) {
+    constexpr int64_t kWord = sizeof(float);
+    words.resize(static_cast<std::size_t>((array.bytes() + kWord - 1) / kWord));
+    if (!words.empty()) words.back() = 0.0f;
+    array.read(words.data(), array.bytes());
+    add(words.data(), static_cast<int64_t>(words.size()));
+  };
+  const auto add_all = [&](const ExpertArrays& arrays) {
+    for (const cuda::DeviceArray& array : arrays) add_array(array);
+  };
+  for (const DeviceRank& own : device_ranks_) {
+    if (direction == Direction::kForward) {
+      add_array(own.y);
+      continue;
+    }
+    add_array(own.dx);
+    add_array(own.dprobs);
+    for (const ExpertArrays* arrays : {&own.dw1, &own.dw1_up, &own.dw2, &own.db1, &own.db2}) add_all(*arrays);
+  }
+  if (on_devices()) return sum;
+  const auto add_values = [&](const auto&... values) { (add(values.data(), std::ssize(values)), ...); };
+  if (direction == Direction::kForward) {
+    add_values(out_.y);
+  } else {
+    add_values(out_.dx, out_.dprobs, out_.dw1_bf16, out_.dw2_bf16, out_.dw1_fp32, out_.dw2_fp32, out_.db1_bf16,
+               out_.db2_bf16, out_.db1_fp32, out_.db2_fp32);
+  }
+  return sum;
+}
+
+}  // namespace uniep::cli

@@ -1,0 +1,24 @@
+#pragma once
+
+#include "cli/layer_options.h"
+#include "sim/machine.h"
+#include "tune/solve.h"
+
+namespace uniep::cli {
+
+// Times of a layer's calls on a machine by discrete events. Made once, for as many Schedules as wanted; `machine` has
+// to outlive it.
+class SimulatedLayer {
+ public:
+  // `placement`: of the layer's routing.
+  SimulatedLayer(const tune::SolveRequest& request, const Placement& placement, bool one_rank);
+
+  double milliseconds(const Schedule& schedule) const;
+
+ private:
+  tune::SolveRequest request_;
+  Placement placement_;
+  bool one_rank_;
+};
+
+}  // namespace uniep::cli
