@@ -96,6 +96,9 @@ typedef struct uniep_group_options {
   /* UNIEP_LAUNCH_PROCESSES: bound of every wait for a peer that has not begun, up to 1e6; 0: UNIEP_ARRIVAL_TIMEOUT_S,
    * or 600. */
   double arrival_timeout_seconds;
+  /* 0 or 1. cuda: y of a call whose placement has no rows, because a routing is not legal or does not fit its capacity,
+   * is NaN instead of 0. Or UNIEP_NAN_ON_OVERFLOW=1. */
+  int32_t nan_on_overflow;
 } uniep_group_options;
 
 UNIEP_API uniep_status uniep_group_create(const uniep_group_options* options, uniep_group** group);

@@ -54,6 +54,9 @@ struct GroupOptions {
   double timeout_seconds = 0;
   // Bound of every wait for a peer that has not begun (cuda), likewise; 0: UNIEP_ARRIVAL_TIMEOUT_S, or 600.
   double arrival_timeout_seconds = 0;
+  // cuda: y of a call whose placement has no rows, because a routing is not legal or does not fit its capacity, is NaN
+  // instead of 0. For loops that only replay graphs, in which no call throws. Or UNIEP_NAN_ON_OVERFLOW=1.
+  bool nan_on_overflow = false;
 };
 
 // The 128 bytes of a new GroupOptions::bootstrap, for one rank to make and to hand to the others by the caller's own

@@ -57,6 +57,7 @@ GroupOptions = _structure(
     devices=ctypes.POINTER(_INT32),
     device_count=_INT32,
     arrival_timeout_seconds=ctypes.c_double,
+    nan_on_overflow=_INT32,
 )
 GroupInfo = _structure(
     "GroupInfo", engine=_INT32, ranks=_INT32, workers=_INT32, first_local_rank=_INT32, local_ranks=_INT32

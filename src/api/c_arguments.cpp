@@ -74,6 +74,7 @@ GroupOptions group_options(const uniep_group_options& given, CallerAllocator& al
   options.workers = given.workers;
   options.timeout_seconds = given.timeout_seconds;
   options.arrival_timeout_seconds = given.arrival_timeout_seconds;
+  options.nan_on_overflow = checked_flag(given.nan_on_overflow, "nan_on_overflow");
   options.allocator = adapted(allocator);
   options.launch = checked_constant(given.launch, Launch::kProcesses, "launch");
   options.rank = given.rank;

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <new>
+#include <string>
 #include <thread>
 
 #include "api/check_call.h"
@@ -53,6 +54,14 @@ double limit_of(double given, const char* name, const char* variable, double oth
   return seconds;
 }
 
+// Unset, 0 or 1.
+bool is_set(const char* variable) {
+  const char* const given = std::getenv(variable);
+  const std::string text = given == nullptr || *given == 0 ? "0" : given;
+  if (text != "0" && text != "1") refuse(fmt::format("{}: '{}'; legal are 0 and 1", variable, text));
+  return text == "1";
+}
+
 // Checks what was given and fills what was not.
 GroupOptions completed(GroupOptions options) {
   if (options.ranks < 1 || options.ranks > kMaxRanks) {
@@ -68,6 +77,7 @@ GroupOptions completed(GroupOptions options) {
       limit_of(options.timeout_seconds, "timeout_seconds", "UNIEP_TIMEOUT_S", kDefaultTimeoutSeconds);
   options.arrival_timeout_seconds = limit_of(options.arrival_timeout_seconds, "arrival_timeout_seconds",
                                              "UNIEP_ARRIVAL_TIMEOUT_S", kDefaultArrivalTimeoutSeconds);
+  options.nan_on_overflow |= is_set("UNIEP_NAN_ON_OVERFLOW");
   return options;
 }
 

@@ -329,6 +329,18 @@ void DeviceLayer::expect(const std::string& name, const CallArrays& arrays, cons
   results_.record(name, wrong.empty(), wrong);
 }
 
+void DeviceLayer::expect_nan(const std::string& name, const CallArrays& arrays) {
+  synchronize();
+  int64_t others = 0;
+  for (std::size_t local = 0; local < arrays.local.size(); ++local) {
+    const int64_t tokens = arrays.tokens[static_cast<std::size_t>(rank_of(local))];
+    std::vector<BFloat16> y(static_cast<std::size_t>(tokens * config_.shape.hidden));
+    arrays.local[local].y.read(y.data(), static_cast<int64_t>(y.size()) * kElement);
+    others += std::count_if(y.begin(), y.end(), [](BFloat16 value) { return !std::isnan(to_float(value)); });
+  }
+  results_.record(name, others == 0, std::to_string(others) + " values of y are not NaN");
+}
+
 void DeviceLayer::expect_error(const std::string& name, Status status, const std::vector<std::string>& words,
                                const std::function<void()>& call) {
   std::string text = "nothing was thrown";

@@ -100,6 +100,8 @@ class DeviceLayer {
 
   // Waits, and records whether y holds the oracle's bytes.
   void expect(const std::string& name, const CallArrays& arrays, const cli::LayerData& data);
+  // Likewise, whether all of y is NaN.
+  void expect_nan(const std::string& name, const CallArrays& arrays);
   // Records whether `call` throws this Error with these words.
   void expect_error(const std::string& name, Status status, const std::vector<std::string>& words,
                     const std::function<void()>& call);

@@ -1,7 +1,7 @@
 // Layers in CUDA graphs, byte by byte against the naive oracle: a small one that is replayed after a large call has
 // taken more memory (a), many sizes side by side (b), a placement made before the capture (c), a capture that would
-// need more memory (d), whole training steps (e), the same with dense routing (f), and random layers.
-// Usage: gpu_graph_tests [--only a,b,c,d,e,f,random] [--replays N] [--processes] [--verbose]
+// need more memory (d), whole training steps (e), the same with dense routing (f), replays whose routing does not fit
+// (g), and random layers. Usage: gpu_graph_tests [--only a,b,c,d,e,f,g,random] [--replays N] [--processes] [--verbose]
 // On GPU 0 with 1 and 4 virtual ranks; where there are two GPUs on both in one process; with --processes a process a
 // GPU, too. --part P: this process is a rank of those that this program starts. Exit status 77 without a Hopper GPU.
 #include <algorithm>
@@ -346,6 +346,54 @@ void random_graph(DeviceLayer& layer, int64_t tokens, const std::string& descrip
   }
 }
 
+// (g) Replays whose routing does not fit the capacity, or is not legal, among others: y is NaN, check() tells without a
+// wait, and the next replays are right.
+void replays_that_do_not_fit(DeviceLayer& layer, const Options& options) {
+  const CallArrays arrays = layer.arrays(layer.tokens(3 * kSmall));
+  const LayerShape& shape = layer.config().shape;
+  // All tokens' experts are the first two, or all experts; which of them takes more rows follows from the ranks.
+  cli::LayerData few = layer.batch(arrays.tokens), all = layer.batch(arrays.tokens);
+  for (std::size_t i = 0; i < few.ids.size(); ++i) few.ids[i] = static_cast<int32_t>(i % 2);
+  for (std::size_t i = 0; i < all.ids.size(); ++i)
+    all.ids[i] = static_cast<int32_t>(i % static_cast<std::size_t>(shape.experts));
+  const auto rows_of = [&](const cli::LayerData& data) {
+    layer.upload(arrays, data);
+    const Placement placement = layer.place(arrays);
+    int64_t most = 0;
+    for (int rank = 0; rank < layer.group().ranks(); ++rank) most = std::max(most, placement.padded_rows(rank));
+    return most;
+  };
+  const int64_t of_few = rows_of(few), of_all = rows_of(all);
+  layer.results().record("g: one routing needs more rows", of_few != of_all);
+  const cli::LayerData& fits = of_few < of_all ? few : all;
+  const cli::LayerData& overflows = of_few < of_all ? all : few;
+  cli::LayerData illegal = fits;
+  illegal.ids.front() = static_cast<int32_t>(shape.experts);
+  const Capacity capacity{std::min(of_few, of_all), arrays.capacity.tokens};
+  std::vector<DeviceLayer::Called> kept;
+  layer.upload(arrays, fits);
+  kept.push_back(layer.call(arrays, capacity));
+  layer.expect("g: before the capture", arrays, fits);
+  const CapturedCalls captured = layer.capture([&] { kept.push_back(layer.call(arrays, capacity)); });
+  const auto replay = [&](const cli::LayerData& data) {
+    layer.upload(arrays, data);
+    layer.replay(captured);
+  };
+  for (int i = 0; i < std::min(options.replays, 50); ++i) {
+    replay(fits);
+    layer.expect("g: a replay that fits", arrays, fits);
+    layer.group().check();
+    const bool is_illegal = i % 2 == 1;
+    replay(is_illegal ? illegal : overflows);
+    layer.synchronize();
+    layer.expect_nan(is_illegal ? "g: a replay of an illegal routing" : "g: a replay that does not fit", arrays);
+    layer.expect_error("g: check() tells", is_illegal ? Status::kInvalidArgument : Status::kOverflow, {},
+                       [&] { layer.group().check(); });
+  }
+  replay(fits);
+  layer.expect("g: a replay after them", arrays, fits);
+}
+
 void run_cases(const GroupOptions& group, const std::string& where, const Options& options, Results& results) {
   using Case = void (*)(DeviceLayer&, const Options&);
   const struct {
@@ -359,13 +407,16 @@ void run_cases(const GroupOptions& group, const std::string& where, const Option
                {"d", growth_in_capture, 256, 128},
                {"e", whole_steps, 256, 128},
                {"e", whole_steps, 256, 128, WeightGradient::kMainGrad},
-               {"f", dense_steps, 256, 128}};
+               {"f", dense_steps, 256, 128},
+               {"g", replays_that_do_not_fit, 256, 128}};
   for (const auto& own : cases) {
     if (!options.wants(own.name)) continue;
     const int passed = results.passed, failed = results.failed;
     LayerConfig config = config_of(own.hidden, own.intermediate);
     config.numerics.weight_gradient = own.weight_gradient;
-    DeviceLayer layer(group, config, results, kernel_folder());
+    GroupOptions given = group;
+    given.nan_on_overflow = own.run == replays_that_do_not_fit;
+    DeviceLayer layer(given, config, results, kernel_folder());
     own.run(layer, options);
     // Where others have ranks: until none of them needs this one's memory.
     layer.synchronize();

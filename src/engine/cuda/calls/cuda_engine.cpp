@@ -11,6 +11,7 @@
 #include "engine/cuda/calls/engine.h"
 #include "engine/cuda/calls/layer_tiles.h"
 #include "engine/cuda/device/arguments/call_times_arguments.h"
+#include "engine/cuda/device/arguments/empty_arguments.h"
 #include "engine/cuda/kernels/place_kernels.h"
 #include "engine/cuda/runtime/background_compiler.h"
 #include "engine/cuda/runtime/driver.h"
@@ -519,6 +520,24 @@ void CudaEngine::make_dense_dprobs(DeviceQueue& queue, const std::vector<RankBin
                          p.experts, p.topk},
                         stream);
   }
+}
+
+void CudaEngine::mark_empty(DeviceQueue& queue, const std::vector<RankBinding>& bindings,
+                            const std::vector<DeviceProgram>& programs, int64_t hidden, CUstream stream) const {
+  if (!options_.nan_on_overflow) return;
+  EmptyArguments arguments{};
+  unsigned int ranks = 0;
+  for (const int rank : queue.ranks()) {
+    const auto local = static_cast<std::size_t>(rank - first_local_rank());
+    const RankBinding& binding = bindings[local];
+    if (binding.whole == nullptr || binding.output == nullptr) continue;
+    arguments.rank[ranks++] = {binding.whole, binding.output, programs[local].program.tokens * hidden};
+  }
+  if (ranks == 0) return;
+  const ScopedDevice scope(queue.device());
+  launch_kernel(queue.kernels().get(empty_nan_request(), 0),
+                {.grid_x = kEmptyBlocks, .grid_y = ranks, .threads = kEmptyThreads, .stream = stream}, &arguments,
+                "NaN where a placement has no rows");
 }
 
 void CudaEngine::time_call(const CallOptions& options, DeviceQueue& queue, CUstream stream) const {

@@ -192,6 +192,9 @@ class CudaEngine final : public internal::Engine {
   void run_exchange(const ProgramRequest& asked, CallKind kind, const Placement& placement,
                     const std::vector<CUstream>& streams, std::vector<RankBinding> bindings);
   // Behind a call's launches on one device.
+  // GroupOptions::nan_on_overflow.
+  void mark_empty(DeviceQueue& queue, const std::vector<RankBinding>& bindings,
+                  const std::vector<DeviceProgram>& programs, int64_t hidden, CUstream stream) const;
   void make_dense_dprobs(DeviceQueue& queue, const std::vector<RankBinding>& bindings,
                          const std::vector<DeviceProgram>& programs, CUstream stream) const;
   void read_events(std::vector<TileEvent>& events, const std::vector<DeviceProgram>& programs);

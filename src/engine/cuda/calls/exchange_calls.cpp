@@ -111,6 +111,7 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
                        .cooperative = true,
                        .stream = stream},
                       &argument, "launching an exchange");
+        mark_empty(queue, bindings, programs, asked.shape.hidden, stream);
         make_dense_dprobs(queue, bindings, programs, stream);
       });
 }

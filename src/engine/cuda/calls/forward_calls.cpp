@@ -128,6 +128,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   run(binding, state.inputs, {state.bindings, *state.programs, state.streams},
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
         launch_all(state.asked, state.programs->front().program, queue, calls, stream);
+        mark_empty(queue, state.bindings, *state.programs, state.asked.shape.hidden, stream);
         time_call(call.options, queue, stream);
       });
   if (call.options.events != nullptr) read_events(*call.options.events, *state.programs);

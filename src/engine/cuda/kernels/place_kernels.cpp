@@ -22,9 +22,12 @@ KernelRequest program_tables_request() {
 KernelRequest call_times_request() {
   return {"engine/cuda/device/kernels/call_times.cu", "uniep_call_times", {}};
 }
+KernelRequest empty_nan_request() {
+  return {"engine/cuda/device/kernels/empty_nan.cu", "uniep_empty_nan", {}};
+}
 std::vector<KernelRequest> placement_kernels() {
   return {place_request(),        row_of_source_request(), program_tables_request(), slots_of_map_request(),
-          dense_dprobs_request(), call_times_request(),    begin_call_request()};
+          dense_dprobs_request(), call_times_request(),    empty_nan_request(),      begin_call_request()};
 }
 
 }  // namespace uniep::cuda

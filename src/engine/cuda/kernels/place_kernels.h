@@ -15,6 +15,8 @@ KernelRequest program_tables_request();
 KernelRequest slots_of_map_request();
 KernelRequest dense_dprobs_request();
 KernelRequest call_times_request();
+// NaN where a placement has no rows (device/kernels/empty_nan.cu).
+KernelRequest empty_nan_request();
 
 // All that place() launches, and calls beside their own.
 std::vector<KernelRequest> placement_kernels();

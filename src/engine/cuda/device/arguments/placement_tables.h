@@ -12,8 +12,11 @@ constexpr int kMaxPlaceExperts = 2048;  // the placement kernel keeps twenty num
 struct PlacementTables {
 #define UNIEP_TABLE(type, name, entries) type* name;
   UNIEP_PLACEMENT_TABLES(UNIEP_TABLE)
-  uint32_t* whole;  // 0 once the placement has failed on this rank: then no table means anything
+  // kWhole; 0 once the placement has failed on this rank: then no table means anything; or kEmptied.
+  uint32_t* whole;
 };
+constexpr uint32_t kWhole = 0xffffffffu;
+constexpr uint32_t kEmptied = 2;  // a routing is not legal or does not fit, so that there are no rows
 
 // From the placement and a Schedule.
 struct ProgramTables {

@@ -66,6 +66,9 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads) uniep_place(const __
     lay_out(cta, empty);
   }
   if (counts) write_tables(cta, empty, came);
+  if (empty && came && cta.index == 0 && threadIdx.x == 0 && own.tables.whole != nullptr) {
+    atomicCAS(own.tables.whole, kWhole, kEmptied);
+  }
   if (!assigns) return;
 
   for (int32_t expert = static_cast<int32_t>(threadIdx.x); expert < args.terms.experts && !empty;
