@@ -1,14 +1,14 @@
 """What searching gains over the built-in default: for each shape `uniep solve` (which times nothing) and `uniep tune` (which measures).
 
     python3 bench/search_gain.py build/release/uniep [--shapes H,I,E,K/H,I,E,K/...] [--tokens 8192] [--direction forward|backward]
-        [--candidates 16] [--budget 6] [--machine NAME|FILE] [--json FILE]
+        [--candidates 16] [--budget 6] [--state sustained|paused] [--machine NAME|FILE] [--json FILE]
 
-Times over the default's, of medians in turn on the same inputs: `first`, what the solver would take without measuring (- where `uniep
-tune` did not time it: more --candidates); `best of 8`, the fastest of the default and the solver's best eight; `best`, of all that were measured; `taken`, what
-`uniep tune` keeps, which is the default where nothing is surely half a percent faster; `auto`, what `--schedule auto` takes in `uniep
-run` where nothing was tuned: `first` where the solver predicts more than 4.3 % of it. The default shapes are the experts of two of eight
-ranks, of twelve models that the default was not chosen on. Ranks are the machine's GPUs. --json takes one line a shape, and shapes that
-it has are not measured again.
+Times over the default's, of medians in turn on the same inputs: `first`, what the solver would take without measuring, of 64 that it
+simulates (- where `uniep tune` did not time it: more --candidates); `best of 8`, the fastest of the default and the best eight of
+these; `best`, of all that were measured; `taken`, what `uniep tune` keeps, which is the default where nothing is surely half a percent
+faster; `auto`, what `--schedule auto` takes in `uniep run` where nothing was tuned: the best of eight that are simulated, where more
+than 4.3 % are predicted of it. The default shapes are the experts of two of eight ranks, of twelve models that the default was not
+chosen on. Ranks are the machine's GPUs. --json takes one line a shape, and shapes that it has are not measured again.
 """
 
 import argparse
@@ -23,7 +23,7 @@ MODELS = {  # experts of two of eight ranks
     "Phi-3.5-MoE": "4096,6400,4,2"}
 LEAST_PREDICTED = 0.043
 FIRST = 8
-KEY = ("shape", "tokens", "ranks", "direction", "candidates", "budget", "machine", "cpu")  # what a row is of
+KEY = ("shape", "tokens", "ranks", "direction", "candidates", "budget", "state", "machine", "cpu")  # what a row is of
 
 
 def report_of(command):
@@ -33,9 +33,9 @@ def report_of(command):
 
 def measure(options, shape):
     sizes = ["--shape", shape, "--tokens", str(options.tokens), "--ranks", str(options.ranks), "--machine", options.machine]
-    solved = report_of([options.uniep, "solve", *sizes, "--direction", options.direction])
+    solved = report_of([options.uniep, "solve", *sizes, "--direction", options.direction, "--simulate", "64"])
     command = [options.uniep, "tune", *sizes, "--direction", options.direction, "--candidates", str(options.candidates), "--budget",
-               str(options.budget)]
+               str(options.budget), "--state", options.state]
     if options.cpu:
         command += ["--engine", "cpu"]
     else:
@@ -45,11 +45,11 @@ def measure(options, shape):
     fastest = lambda ratios: min([1.0, *(ratio for ratio in ratios if ratio is not None)])
     ratios = [tried.get("ratio") for tried in tuned["tried"]]
     predicted = solved["predicted_ms"] / solved["default_ms"]
-    first = ratio_of(solved["schedule"])
-    takes_first = options.direction == "forward" and predicted < 1 - LEAST_PREDICTED  # as `--schedule auto`
+    quick = report_of([options.uniep, "solve", *sizes, "--direction", options.direction])  # as `--schedule auto` does
+    takes = options.direction == "forward" and quick["predicted_ms"] < (1 - LEAST_PREDICTED) * quick["default_ms"]
     row = {key: getattr(options, key) for key in KEY if key != "shape"}
-    return {**row, "shape": shape, "default_ms": tuned["default_ms"], "predicted": predicted, "first": first,
-            "auto": first if takes_first else 1.0, "best of 8": fastest(ratio_of(one["schedule"]) for one in solved["best"][:FIRST]),
+    return {**row, "shape": shape, "default_ms": tuned["default_ms"], "predicted": predicted,
+            "first": ratio_of(solved["schedule"]), "auto": ratio_of(quick["schedule"]) if takes else 1.0, "best of 8": fastest(ratio_of(one["schedule"]) for one in sorted(solved["best"], key=lambda one: one["simulated_ms"])[:FIRST]),
             "best": fastest(ratios), "taken": tuned["ms"] / tuned["default_ms"], "changes": tuned["changes"],
             "measured": sum(ratio is not None for ratio in ratios),
             "wrong": sum(tried["verdict"] == "wrong" for tried in tuned["tried"]),
@@ -64,16 +64,20 @@ def main():
     parser.add_argument("--direction", choices=("forward", "backward"), default="forward")
     parser.add_argument("--candidates", type=int, default=16)
     parser.add_argument("--budget", type=int, default=6, metavar="SECONDS")
-    parser.add_argument("--machine", default="h200")
+    parser.add_argument("--machine", help="default: the library's description of such GPUs")
+    parser.add_argument("--state", choices=("sustained", "paused"), default="sustained")
     parser.add_argument("--ranks", type=int, help="default: a rank a GPU")
     parser.add_argument("--cpu", action="store_true", help="on the cpu engine, to try the program")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-    if options.ranks is None:
-        if options.cpu:
+    if options.cpu:
+        if options.ranks is None:
             parser.error("--cpu: needs --ranks")
+        options.machine = options.machine or "h200"
+    else:
         import torch
-        options.ranks = torch.cuda.device_count()
+        options.ranks = options.ranks or torch.cuda.device_count()
+        options.machine = options.machine or ("dgx_h100" if "H100" in torch.cuda.get_device_name() else "h200")
     seen = []
     if options.json and os.path.exists(options.json):
         with open(options.json) as file:

@@ -242,8 +242,8 @@ class Rank:
 
 
 def join(rank, ranks, with_deepep=True):
-    """Joins the process group on this rank's GPU; DeepEP's buffer and module, or None."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29541")
+    """Joins the process group on this rank's GPU, of the processes that one has spawned; DeepEP's buffer and module, or None."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getppid() % 10000))  # two scripts side by side differ
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank))
     if not with_deepep:

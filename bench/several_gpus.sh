@@ -12,13 +12,14 @@
 #     model      placement, layers back to back, launch modes
 #     search     default, auto and tune; a job that tunes itself; the machine's description
 #     timelines  of forward and backward, for Perfetto and `uniep trace`
+#     failures   faults planted into kernels, litmus tests, layers under delays, aborts, sanitizers and a soak, on two GPUs
 # UNIEP_BENCH_SECONDS (default 0: no end): the run ends after so many seconds. A step that it cuts is left for the next run.
 # UNIEP_BENCH_STEPS (default all): an extended regular expression; steps whose names do not match it are passed over.
 # PILOT_LAYERS (8), PILOT_TURNS (4) and PILOT_STEPS (75): of the pilot's models.
 # Prints a line a step. Exit status 1 where one failed, 3 where some are left to be run. python3 must have torch.
 set -uo pipefail
 if [ $# -lt 2 ]; then
-  sed -n '2,21s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,22s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 build=$(realpath "$1")
@@ -26,12 +27,12 @@ mkdir -p "$2"
 folder=$(realpath "$2")
 shift 2
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(pilot bytes layers exchange model search timelines)
+[ ${#parts[@]} -gt 0 ] || parts=(pilot bytes layers exchange model search timelines failures)
 for part in "${parts[@]}"; do
   case $part in
-    pilot | bytes | layers | exchange | model | search | timelines) ;;
+    pilot | bytes | layers | exchange | model | search | timelines | failures) ;;
     *)
-      echo "PART: $part; legal are pilot, bytes, layers, exchange, model, search, timelines" >&2
+      echo "PART: $part; legal are pilot, bytes, layers, exchange, model, search, timelines, failures" >&2
       exit 2
       ;;
   esac
@@ -183,6 +184,25 @@ timelines() {
         --tokens 8192 --warm-up 0.2 --only layer --trace "$folder/timeline_${op}_$shape.trace"
     done
   done
+}
+
+failures() {
+  local two=(env "CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${visible_gpus[*]:0:2}")")
+  # Faults that have a line are not run again.
+  step mutants_signals 590 "${two[@]}" "$here/mutants.sh" "$build" "$folder/mutants" --first 0 --count 30
+  step mutants_copies 590 "${two[@]}" "$here/mutants.sh" "$build" "$folder/mutants" --first 30 --count 25
+  step mutants_rest 590 "${two[@]}" "$here/mutants.sh" "$build" "$folder/mutants" --first 55
+  for idiom in 0 1 2 3 4 5; do
+    step "litmus_$idiom" 300 "${two[@]}" "$(program litmus)" --idiom "$idiom" --rounds 1e8
+  done
+  for layer in epilogue push staged gradients mixed redispatch; do
+    step "skew_$layer" 300 "${two[@]}" "$(program mutant)" --run "unmutated-$layer" --devices 2 --seconds 150
+  done
+  step disturbed 590 "${two[@]}" "$(program layer)" --direction both --only random --cases 40 --devices 2 --disturb 1
+  step aborts 300 "${two[@]}" "$(program abort)"
+  step moments 590 "${two[@]}" "$(program failure)" --moments 60
+  step sanitizers 590 "${two[@]}" "$here/sanitize_gpus.sh" "$build" "$folder/sanitizers" 250
+  step soak 590 "${two[@]}" "$here/soak_gpus.sh" "$build" "$folder/soak" 330
 }
 
 for part in "${parts[@]}"; do "$part"; done

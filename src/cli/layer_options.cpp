@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <numeric>
@@ -16,6 +17,7 @@
 #include "io/quote.h"
 #include "model/place.h"
 #include "model/placement.h"
+#include "reference/parallel.h"
 
 namespace uniep::cli {
 namespace {
@@ -264,7 +266,14 @@ std::vector<int32_t> make_ids(const LayerOptions& options) {
   if (options.routing_is_file()) return read_ids(options, all_tokens);
   const io::RoutingKind kind = naming_option("--routing", [&] { return io::parse_routing_kind(options.routing); });
   std::vector<int32_t> ids(slots);
-  io::make_routing(kind, {options.seed, 0, all_tokens}, options.shape.experts, options.shape.topk, ids.data());
+  constexpr int64_t kTokens = 2048;  // at once
+  constexpr double kWork = 200;      // flops that drawing a slot's expert is like
+  const auto fill = [&](int64_t part) {
+    const int64_t begin = part * kTokens, count = std::min(kTokens, all_tokens - begin);
+    io::make_routing(kind, {options.seed, begin, count}, options.shape.experts, options.shape.topk,
+                     ids.data() + begin * options.shape.topk);
+  };
+  reference::parallel_for((all_tokens + kTokens - 1) / kTokens, kWork * static_cast<double>(slots), fill);
   return ids;
 }
 

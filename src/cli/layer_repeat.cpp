@@ -1,29 +1,10 @@
-#include <algorithm>
-#include <atomic>
 #include <iterator>
 
 #include "cli/layer_runner.h"
-#include "io/checksum.h"
-#include "reference/parallel.h"
+#include "cli/parallel_checksum.h"
 
 // Calls of a LayerRunner for their times, and what they gave in one number.
 namespace uniep::cli {
-namespace {
-
-// io::checksum() by all cores.
-template <typename T>
-uint64_t parallel_checksum(const T* values, int64_t count, uint64_t first_index) {
-  constexpr int64_t kPart = int64_t{1} << 20;
-  constexpr double kWork = 10;  // flops an element's hash is like
-  std::atomic<uint64_t> sum{0};
-  reference::parallel_for((count + kPart - 1) / kPart, kWork * static_cast<double>(count), [&](int64_t part) {
-    const int64_t begin = part * kPart, end = std::min(count, begin + kPart);
-    sum += io::checksum(values + begin, end - begin, first_index + static_cast<uint64_t>(begin));
-  });
-  return sum;
-}
-
-}  // namespace
 
 void LayerRunner::run_backward(const Schedule& schedule, const std::vector<BackwardArguments>& arguments,
                                const CallOptions& options) {

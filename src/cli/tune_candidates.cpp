@@ -6,6 +6,7 @@
 #include "cli/simulated_layer.h"
 #include "cli/solve_request.h"
 #include "program/buildable.h"
+#include "program/canonical.h"
 #include "program/schedule_fields.h"
 #include "tune/neighbours.h"
 #include "uniep/error.h"
@@ -74,11 +75,17 @@ std::vector<Schedule> with_mixed_wgrads(const LayerOptions& layer, const Machine
 
 std::vector<Schedule> tune_candidates(const LayerOptions& layer, Direction direction, const Machine& machine,
                                       const sim::MachineDescription& description, int others) {
-  std::vector<Schedule> all = {layer.resolved(direction, machine)};
+  const ScheduleRequest request = {
+      .direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine};
+  std::vector<Schedule> all = {layer.resolved(direction, machine)}, names = {canonical(all.front(), request)};
   const std::size_t most = 1 + static_cast<std::size_t>(others);
   const auto add = [&](const std::vector<Schedule>& schedules, std::size_t limit) {
     for (const Schedule& schedule : schedules) {
-      if (all.size() < limit && std::find(all.begin(), all.end(), schedule) == all.end()) all.push_back(schedule);
+      if (all.size() >= limit) return;
+      Schedule name = canonical(schedule, request);
+      if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+      names.push_back(std::move(name));
+      all.push_back(schedule);
     }
   };
   const bool known = machine.engine == EngineKind::kCuda && layer.numerics.combine_groups == 0 &&
@@ -88,10 +95,8 @@ std::vector<Schedule> tune_candidates(const LayerOptions& layer, Direction direc
     add(with_mixed_wgrads(layer, machine), most);
   }
   if (known) add(solved(layer, direction, machine, description, others), 1 + static_cast<std::size_t>(others + 1) / 2);
-  add(tune::neighbours(all.front(), layer.given(direction),
-                       {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine},
-                       most + all.size()),
-      most);
+  constexpr std::size_t kAlike = 4;  // more than so many of a neighbour run as it does
+  add(tune::neighbours(all.front(), layer.given(direction), request, kAlike * most), most);
   return all;
 }
 

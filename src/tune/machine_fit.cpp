@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cmath>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <numeric>
 #include <thread>
@@ -134,6 +135,12 @@ class Fitter {
     if (fitted_.empty()) throw Error(Status::kInvalidArgument, "calibration: no layers; must be at least one");
     moves_.assign(constants_.size(), 1);
     move_.assign(constants_.size(), 0);
+    MachineDescription base = *request.base;
+    for (const FitConstant& constant : constants_) {
+      const double value = constant_of(base, constant.key);
+      const double by = constant.share ? constant.least - value : -std::numeric_limits<double>::infinity();
+      least_move_.push_back(std::clamp(by / constant.spread, -kMostSpreads, 0.0));
+    }
   }
 
   MachineFit run() {
@@ -271,7 +278,7 @@ class Fitter {
     for (double part = 1; part > 0.1; part /= 2) {
       std::vector<double> there = move_;
       for (std::size_t i = 0; i < there.size(); ++i) {
-        if (moves_[i]) there[i] = std::clamp(there[i] + part * step[i], -kMostSpreads, kMostSpreads);
+        if (moves_[i]) there[i] = std::clamp(there[i] + part * step[i], least_move_[i], kMostSpreads);
       }
       const std::vector<double> times = predicted(fitted_, there);
       const double after = sum_of_squares(times, there);
@@ -364,6 +371,7 @@ class Fitter {
   std::vector<std::size_t> fitted_;  // layers
   std::vector<char> moves_;          // by constant
   std::vector<double> move_;         // by constant, in its spreads
+  std::vector<double> least_move_;   // likewise
   std::vector<double> predicted_;    // of fitted layers
   std::vector<double> slopes_;       // [fitted layer, constant]
   int predictions_ = 0;
@@ -395,7 +403,9 @@ std::vector<FitConstant> fit_constants(const MachineDescription& machine, int ra
   for (const Moved& moved : kMoved) {
     for (const sim::NumberField& field : sim::number_fields()) {
       if (moved.key != fmt::format("{}.{}", field.section, field.key)) continue;
-      constants.push_back({moved.key, moved.share, moved.spread, field.least, field.most});
+      // A slowdown below 0 is noise that the solver would follow.
+      const double least = moved.share ? std::max(0.0, field.least) : field.least;
+      constants.push_back({moved.key, moved.share, moved.spread, least, field.most});
     }
   }
   for (std::size_t i = 0; i < machine.tiles.size(); ++i) {
