@@ -24,16 +24,19 @@ std::vector<KernelMutant> epilogue_mutants() {
        R"(    __syncwarp();
     if (ptx::lane_index() == 0) {
       const int32_t column = column_ + half * kTransferColumns;)",
-       "TMA stores dz that ordinary stores have put there", "gradients"},
+       "TMA stores dz that ordinary stores have put there", "gradients", 1,
+       "asked for by the memory model: ordinary stores are in shared memory before TMA reads it here"},
       {"z-reuse", "epilogue/epilogue_swiglu_gradient.h", R"(      } else {
         ptx::bulk_wait_read<0>();
       })",
-       "      }", "z comes into a place that dz has not left", "few-gradients"},
+       "      }", "z comes into a place that dz has not left", "few-gradients", 1,
+       "timing: dz leaves in less time than the next z takes to come"},
       {"z-wait", "epilogue/epilogue_swiglu_gradient.h", R"(    ptx::mbarrier_wait(full(buffer), phase_, "z");)", "",
-       "z is read before it has come", "few-gradients"},
+       "z is read before it has come", "few-gradients", 1, "timing: z comes while products run"},
       {"activation-reuse", "epilogue/epilogue_swiglu_gradient.h", R"(    compute_strip<kLow + 1>(high);
     if (ptx::lane_index() == 0) ptx::bulk_wait_read<1>();)",
-       "    compute_strip<kLow + 1>(high);", "a is put where the last one has not left", "few-gradients"},
+       "    compute_strip<kLow + 1>(high);", "a is put where the last one has not left", "few-gradients", 1,
+       "timing: a leaves in less time than the next strip's values take"},
       {"last-z-wait", "epilogue/epilogue_swiglu_gradient.h",
        R"(ptx::mbarrier_wait(shared.full[cursor.stage], cursor.phase, "the last z");)", "",
        "the last z is read before it has come", "gradients"},
@@ -46,14 +49,16 @@ std::vector<KernelMutant> epilogue_mutants() {
        R"(    ptx::bulk_wait_read<0>();
     if (calls >= 2) arrive(calls - 2);
     ++calls;)",
-       "a tile counts as stored when dz has left, not arrived", "gradients"},
+       "a tile counts as stored when dz has left, not arrived", "gradients", 1,
+       "timing: stores that have left arrive before the signal behind them is seen"},
       {"last-dz-complete", "epilogue/layer_gradient.h", R"(    ptx::bulk_wait_complete<0>();
     if (calls >= 2) arrive(calls - 2);
     if (calls >= 1) arrive(calls - 1);)",
        R"(    ptx::bulk_wait_read<0>();
     if (calls >= 2) arrive(calls - 2);
     if (calls >= 1) arrive(calls - 1);)",
-       "the same of the last tile", "gradients"},
+       "the same of the last tile", "gradients", 1,
+       "timing: stores that have left arrive before the signal behind them is seen"},
   };
 }
 

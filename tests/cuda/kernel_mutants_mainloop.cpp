@@ -24,7 +24,8 @@ std::vector<KernelMutant> mainloop_mutants() {
       if constexpr (!kFirst) release_stage<kConfig>(shared_, previous_);)",
        R"(      if constexpr (!kFirst) release_stage<kConfig>(shared_, previous_);
       wgmma_wait<1>();)",
-       "a stage goes back before its products are done", "epilogue"},
+       "a stage goes back before its products are done", "epilogue", 1,
+       "timing: the next load comes after the products that still read, which take less"},
       {"gradient-stage-released-first", "mainloop/math.h", R"(      wgmma_wait<0>();
       release_stage<kConfig>(shared_, previous_);
     })",
@@ -42,20 +43,23 @@ std::vector<KernelMutant> mainloop_mutants() {
       {"operands-proxy", "mainloop/layer_loader.h",
        R"(    // The scheduler has seen the signals of the rows of A; they were written without TMA.
     ptx::fence_proxy_async_global();)",
-       "", "TMA loads what FC1 has stored without it", "epilogue"},
+       "", "TMA loads what FC1 has stored without it", "epilogue", 1,
+       "rare in a layer: gpu_litmus_tests --weak sees it where bulk loads come from afar"},
       {"turn-wait", "mainloop/layer_loader.h", R"(  wait_for_free_stages<kGemm>(first_storage<kLayer>(shared), cursor);
   ptx::fence_gpu();)",
        "  ptx::fence_gpu();", "dgrad FC1 loads over the last z of dgrad FC2", "gradients"},
       {"hand-over-fences", "mainloop/layer_math.h", R"(  ptx::fence_proxy_async_shared();
   ptx::fence_gpu();  // a hand-back orders no ordinary accesses)",
-       "", "dSwiGLU's memory is loaded while ordinary accesses are under way", "gradients"},
+       "", "dSwiGLU's memory is loaded while ordinary accesses are under way", "gradients", 1,
+       "asked for by the memory model: those accesses have returned before the hand-over"},
       {"staging-invalidate", "mainloop/layer_math.h", "epilogue.leave();", "", "TMA writes where barriers are",
        "gradients"},
       {"lent-stage-free", "mainloop/lent_stages.h", "if (ptx::lane_index() == 0) ptx::bulk_wait_read<kNewer>();", "",
        "a lent stage goes back before it has left", "gradients"},
       {"lent-proxy", "mainloop/lent_stages.h", R"(        put<kStage, 0>(d, stage);
         ptx::fence_proxy_async_shared();)",
-       "        put<kStage, 0>(d, stage);", "TMA stores sums that ordinary stores have put there", "gradients"},
+       "        put<kStage, 0>(d, stage);", "TMA stores sums that ordinary stores have put there", "gradients", 1,
+       "asked for by the memory model: ordinary stores are in shared memory before TMA reads it here"},
       {"lent-put", "mainloop/lent_stages.h",
        R"(ptx::mbarrier_wait(shared_.put[stage_], parities_ >> stage_ & 1, "stage put");)", "",
        "a lent stage leaves before the sums are in it", "gradients"},

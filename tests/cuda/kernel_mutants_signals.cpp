@@ -22,11 +22,13 @@ std::vector<KernelMutant> signal_mutants() {
       {"flag-epoch", "signals/waiting.h", "is_reached(seen, epoch) : seen == epoch;",
        "is_reached(seen, epoch) : seen != 0;", "a flag of any earlier call will do", "epilogue"},
       {"counter-release", "signals/waiting.h", "  ptx::add_release_gpu(counter_of(",
-       "  ptx::add_relaxed_gpu(counter_of(", "a counter advances before what it counts is there", "staged"},
+       "  ptx::add_relaxed_gpu(counter_of(", "a counter advances before what it counts is there", "staged", 1,
+       "formal: what a counter tells of are bulk stores that were waited for, or lies behind a fence of its own"},
       {"flag-release", "signals/waiting.h",
        "  ptx::store_release_system(flag_of(running, signal.peer, signal.space, signal.index), running.epoch);",
        "  *static_cast<volatile uint32_t*>(flag_of(running, signal.peer, signal.space, signal.index)) = running.epoch;",
-       "a flag is stored before what it tells of is there", "groups"},
+       "a flag is stored before what it tells of is there", "groups", 1,
+       "formal: rows that a flag tells of are bulk stores that were waited for, or lie behind a fence of their own"},
       {"last-tile-order", "signals/waiting.h",
        "ptx::add_acquire_release_gpu(counter_of(running, signal.space, signal.index), signal.amount);",
        "atomicAdd(counter_of(running, signal.space, signal.index), signal.amount);",
@@ -98,14 +100,16 @@ std::vector<KernelMutant> signal_mutants() {
        "for (int64_t i = threadIdx.x; i < call.layout.counter_total; i += blockDim.x) bank[i] = 0;",
        "static_cast<void>(bank);", "counters begin with those of an earlier call", "epilogue"},
       {"maps-acquire", "kernels/megakernel.cu", "    acquire_maps(global_call);", "",
-       "tensor maps of an earlier call may be used", "epilogue"},
+       "tensor maps of an earlier call may be used", "epilogue", 1,
+       "asked for by the memory model: here a launch finds no maps of an earlier one in the cache"},
       {"cluster-begins", "kernels/megakernel.cu", R"(  join_cta_or_cluster();
 
   if (warp < kFirstMathWarp) {)",
        R"(  __syncthreads();
 
   if (warp < kFirstMathWarp) {)",
-       "a CTA uses its neighbour's barriers before they are there", "epilogue"},
+       "a CTA uses its neighbour's barriers before they are there", "epilogue", 1,
+       "timing: both CTAs of a cluster have begun before the first one has come to a barrier of the other"},
       {"cluster-ends", "kernels/megakernel.cu", "if constexpr (kLayer.gemm.cluster > 1) join_cta_or_cluster();", "",
        "a CTA leaves while its neighbour arrives at its barriers", "epilogue"},
       {"barriers-fence", "kernels/megakernel.cu", R"(  init_copy_ring(shared.copy_ring);
