@@ -9,7 +9,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <map>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -43,11 +44,31 @@ void time(Call& call, Run&& run) {
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
 }
 
-int64_t option(int argc, char** argv, const char* name, int64_t otherwise) {
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::strcmp(argv[i], name) == 0) return std::atoll(argv[i + 1]);
+struct Options {
+  int64_t calls = 1000, experts = 64, tokens = 8192, most = 0;
+};
+
+// Throws std::invalid_argument.
+Options read_options(int argc, char** argv) {
+  Options options;
+  const std::map<std::string, int64_t*> known = {{"--calls", &options.calls},
+                                                 {"--experts", &options.experts},
+                                                 {"--tokens", &options.tokens},
+                                                 {"--most", &options.most}};
+  for (int i = 1; i < argc; i += 2) {
+    const auto found = known.find(argv[i]);
+    if (found == known.end()) {
+      throw std::invalid_argument(std::string(argv[i]) + ": legal are --calls, --experts, --tokens and --most");
+    }
+    char* end = nullptr;
+    const char* const text = i + 1 < argc ? argv[i + 1] : "";
+    *found->second = std::strtoll(text, &end, 10);
+    const bool positive = *found->second > 0 || (found->second == &options.most && *found->second == 0);
+    if (*text == 0 || *end != 0 || !positive) {
+      throw std::invalid_argument(std::string(argv[i]) + ": '" + text + "'; must be a number above 0");
+    }
   }
-  return otherwise;
+  return options;
 }
 
 bool measure(int64_t calls, int64_t experts, int64_t tokens, int64_t most) {
@@ -109,8 +130,11 @@ int main(int argc, char** argv) {
   ::setenv("UNIEP_LIBCUDA", UNIEP_FAKE_CUDA, 1);
   ::setenv("UNIEP_LIBNVRTC", UNIEP_FAKE_CUDA, 1);
   try {
-    const auto given = [&](const char* name, int64_t otherwise) { return option(argc, argv, name, otherwise); };
-    return measure(given("--calls", 1000), given("--experts", 64), given("--tokens", 8192), given("--most", 0)) ? 0 : 1;
+    const Options given = read_options(argc, argv);
+    return measure(given.calls, given.experts, given.tokens, given.most) ? 0 : 1;
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "host_time: %s\n", error.what());
+    return 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "host_time: %s\n", error.what());
     return 1;

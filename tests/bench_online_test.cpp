@@ -111,6 +111,10 @@ TEST(BenchOnline, BadUsageIsRefusedWithTheArgumentsName) {
       {{"--steps", "0"}, {"--steps", "'0'"}},
       {{"--tune-budget", "2"}, {"--tune-budget", "'2'", "0 to 1"}},
       {{"--tune-budget", "nan"}, {"--tune-budget", "'nan'"}},
+      {{"--only", "layer"}, {"--only: not with --tune online"}},
+      {{"--repeat", "3"}, {"--repeat: not with --tune online"}},
+      {{"--warm-up", "1"}, {"--warm-up: not with --tune online"}},
+      {{"--sustained", "1"}, {"--sustained: not with --tune online"}},
       {{"--begin", "queue=fast"}, {"--begin", "queue"}},
       {{"--begin", "order.raster=0"}, {"--begin", "order.raster"}},
   };
@@ -124,6 +128,9 @@ TEST(BenchOnline, BadUsageIsRefusedWithTheArgumentsName) {
     EXPECT_TRUE(result.one_line_error()) << result.err;
     for (const std::string& name : named) EXPECT_NE(result.err.find(name), std::string::npos) << result.err << name;
   }
+  const CommandResult sustained = run_command({"bench", "--op", "layer", "--sustained", "2"});
+  EXPECT_EQ(sustained.status, 2);
+  EXPECT_NE(sustained.err.find("--sustained: '2'"), std::string::npos) << sustained.err;
   for (const char* option : {"--steps", "--calls"}) {
     const CommandResult alone = run_command({"bench", "--op", "layer", option, "3"});
     EXPECT_EQ(alone.status, 2);

@@ -68,6 +68,11 @@ TEST(CVerifier, RefusesWhatIsWrong) {
   options.size = sizeof(options);
   options.every = -1;
   expect_failure(UNIEP_INVALID_ARGUMENT, "every: -1", uniep_verifier_create(group.get(), &options, &verifier));
+  options.every = 0;
+  options.layer_count = -1;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "options.layer_count: -1",
+                 uniep_verifier_create(group.get(), &options, &verifier));
+  options.layer_count = 0;
   const VerifierHandle made = make_verifier(group.get());
   expect_failure(UNIEP_INVALID_ARGUMENT, "findings: null", uniep_verifier_end_step(made.get(), nullptr));
   uniep_verifier_destroy(nullptr);

@@ -127,6 +127,21 @@ TEST(BadUsage, CudaWhereThereIsNone) {
   }
 }
 
+TEST(MemoryLimit, LeavesThePageCacheOut) {
+  const TemporaryFolder folder;
+  const auto write = [&](const char* name, const std::string& text) { io::write_file(folder / name, text); };
+  EXPECT_TRUE(std::isinf(cli::control_group_bytes(folder.path())));  // no control group
+  write("memory.max", "max\n");
+  EXPECT_TRUE(std::isinf(cli::control_group_bytes(folder.path())));
+  write("memory.max", "1000\n");
+  write("memory.current", "900\n");
+  EXPECT_EQ(cli::control_group_bytes(folder.path()), 100);
+  write("memory.stat", "anon 150\nfile 750\nshmem 50\nactive_file 300\ninactive_file 400\nslab 10\n");
+  EXPECT_EQ(cli::control_group_bytes(folder.path()), 800);
+  write("memory.current", "2000\n");  // above the limit for a moment
+  EXPECT_EQ(cli::control_group_bytes(folder.path()), 0);
+}
+
 TEST(BadSizes, NeitherOverflowNorExhaustMemory) {
   const std::string huge = "9223372036854775807";
   for (const char* option : {"--hidden", "--intermediate", "--experts", "--topk", "--tokens"}) {

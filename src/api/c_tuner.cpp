@@ -2,8 +2,10 @@
 
 #include <cstring>
 #include <memory>
+#include <new>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "api/c_handles.h"
@@ -31,20 +33,31 @@ class CallerExchange : public TunerExchange {
   }
 
   std::vector<std::vector<std::byte>> take(int64_t number) override {
-    std::vector<std::vector<std::byte>> all;
-    const auto put = [](void* sink, const void* bytes, size_t size) {
-      auto& ranks = *static_cast<std::vector<std::vector<std::byte>>*>(sink);
-      const auto* const first = static_cast<const std::byte*>(bytes);
-      if (size > kMaxExchangedBytes) size = 0;  // is read as damaged
-      if (bytes == nullptr) size = 0;
-      ranks.emplace_back(first, first + size);
-    };
-    const uniep_status status = options_.take(options_.context, number, &all, put);
+    Taken taken;
+    const uniep_status status = options_.take(options_.context, number, &taken, put);
     if (status != UNIEP_OK) throw_status(status, fmt::format("take: message {} did not come", number));
-    return all;
+    if (taken.no_room) throw Error(Status::kOutOfMemory, "the C++ heap has no room");
+    return std::move(taken.all);
   }
 
  private:
+  struct Taken {
+    std::vector<std::vector<std::byte>> all;
+    bool no_room = false;
+  };
+  // Called by the caller's function, through whose frames nothing may be thrown.
+  static void put(void* sink, const void* bytes, size_t size) {
+    Taken& taken = *static_cast<Taken*>(sink);
+    const auto* const first = static_cast<const std::byte*>(bytes);
+    if (size > kMaxExchangedBytes) size = 0;  // is read as damaged
+    if (bytes == nullptr) size = 0;
+    try {
+      taken.all.emplace_back(first, first + size);
+    } catch (const std::bad_alloc&) {
+      taken.no_room = true;
+    }
+  }
+
   uniep_tuner_options options_;
 };
 

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +25,10 @@ VerifierOptions verifier_options(const uniep_verifier_options* options) {
   if (given.budget != 0) made.budget = given.budget;
   if (given.folder != nullptr) made.folder = given.folder;
   if (given.seed != 0) made.seed = given.seed;
+  if (given.layer_count < 0) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("options.layer_count: {}; must not be negative", given.layer_count));
+  }
   if (given.layer_count > 0) require_pointer(given.layers, "options.layers");
   for (int32_t i = 0; i < given.layer_count; ++i) {
     require_pointer(given.layers[i], "options.layers");

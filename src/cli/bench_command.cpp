@@ -33,6 +33,7 @@ struct BenchOptions {
   std::string trace, json;
   OnlineBench online;
   std::string online_only;  // an option that was given and is for --tune online alone
+  std::string not_online;   // likewise, and is for all else
 };
 
 const std::vector<BenchOperation>& bench_operations() {
@@ -120,6 +121,9 @@ int run_online(const BenchOptions& options) {
     refuse_value("--launch", "processes", "threads with --tune online");
   }
   if (!options.trace.empty()) refuse_value("--trace", options.trace, "no timeline with --tune online");
+  if (!options.not_online.empty()) {
+    throw Error(Status::kInvalidArgument, options.not_online + ": not with --tune online");
+  }
   check_shape(options.request.layer.shape, options.request.layer.ranks);
   if (options.request.layer.routing_is_file()) {
     refuse_value("--routing", options.request.layer.routing, "a kind with --tune online: each call has another one");
@@ -139,6 +143,9 @@ int run_bench(BenchOptions given) {
   }
   const BenchOperation& operation = find_operation(given.operation);
   BenchRequest& request = given.request;
+  if (request.sustained_seconds > 0 && given.operation != "gemm") {
+    refuse_value("--sustained", fmt::format("{}", request.sustained_seconds), "for --op gemm");
+  }
   request.launch = given.launch.launch;
   request.traced = !given.trace.empty();
   if (request.traced && !operation.has_timeline) {
@@ -239,6 +246,9 @@ void add_bench_command(CLI::App& app, std::function<int()>& action, const Comman
     options->launch.ranks_given = command->count("--ranks") > 0;
     for (const char* name : {"--steps", "--calls", "--tune-budget", "--begin"}) {
       if (command->count(name) > 0) options->online_only = name;
+    }
+    for (const char* name : {"--only", "--repeat", "--warm-up", "--sustained"}) {
+      if (command->count(name) > 0) options->not_online = name;
     }
     action = [options] { return run_bench(*options); };
   });

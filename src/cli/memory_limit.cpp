@@ -24,18 +24,23 @@ double machine_bytes() {
   return kUnlimited;
 }
 
-double control_group_bytes() {
-  double limit = 0, used = 0;
-  std::ifstream limit_file("/sys/fs/cgroup/memory.max"), used_file("/sys/fs/cgroup/memory.current");
-  if (!(limit_file >> limit)) return kUnlimited;  // "max", or no such file
-  used_file >> used;
-  return std::max(0.0, limit - used);
-}
-
 }  // namespace
 
+double control_group_bytes(const std::filesystem::path& folder) {
+  double limit = 0, used = 0;
+  std::ifstream limit_file(folder / "memory.max"), used_file(folder / "memory.current");
+  if (!(limit_file >> limit)) return kUnlimited;  // "max", or no such file
+  used_file >> used;
+  std::ifstream statistics(folder / "memory.stat");
+  std::string name;
+  for (double bytes = 0; statistics >> name >> bytes;) {
+    if (name == "active_file" || name == "inactive_file") used -= bytes;
+  }
+  return std::clamp(limit - used, 0.0, limit);
+}
+
 double available_memory_bytes() {
-  return std::min(machine_bytes(), control_group_bytes());
+  return std::min(machine_bytes(), control_group_bytes("/sys/fs/cgroup"));
 }
 
 void require_memory(double bytes, std::string_view what) {

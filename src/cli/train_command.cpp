@@ -195,6 +195,10 @@ int run_training(TrainOptions options) {
     }
   }
   write_outputs(options, report, trainer, text);
+  for (const Comparison& comparison : report.comparisons) {
+    if (comparison.difference.empty()) continue;
+    std::cerr << fmt::format("uniep train: {}: {}\n", comparison.name, comparison.difference);
+  }
   if (options.parallel.verify_every > 0) {
     std::cerr << fmt::format("--verify: {} checks, {} findings\n", trainer.experts().checks(),
                              trainer.findings().size());

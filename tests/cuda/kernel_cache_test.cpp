@@ -3,6 +3,7 @@
 // key changes with options. And what the compiler's log says is read.
 #include "engine/cuda/runtime/kernel_cache.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -12,6 +13,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -76,6 +78,33 @@ std::string refusal(const KernelCache& cache, const std::string& key) {
 }
 
 // Code that others could have put there is not run.
+// As files of so many days ago.
+void make_old(const std::string& path, double days) {
+  const auto seconds = static_cast<time_t>(days * 86400);
+  const timespec then{::time(nullptr) - seconds, 0};
+  const timespec times[2] = {then, then};
+  expect(::utimensat(AT_FDCWD, path.c_str(), times, 0) == 0, "a file can be made old");
+}
+
+void check_stale_files(const std::string& folder) {
+  const KernelCache cache(folder);
+  for (const char* const key : {"old", "loaded", "new"}) cache.store(key, "content");
+  const std::string begun = cache.path("c") + ".1.new", left = cache.path("d") + ".2.new",
+                    other = folder + "/notes.txt";
+  for (const std::string& path : {begun, left, other}) std::ofstream(path) << "x";
+  make_old(cache.path("old"), 91);
+  make_old(cache.path("loaded"), 91);
+  make_old(left, 0.1);
+  make_old(other, 1000);
+  expect(holds(cache, "loaded", "content"), "an old kernel is loaded");
+  cache.store("next", "content");
+  expect(!fs::exists(cache.path("old")), "a kernel that nobody has loaded for 90 days goes");
+  expect(holds(cache, "loaded", "content"), "one that was loaded stays");
+  expect(holds(cache, "new", "content") && holds(cache, "next", "content"), "and so do new ones");
+  expect(!fs::exists(left) && fs::exists(begun), "what is half-written goes after an hour");
+  expect(fs::exists(other), "other files stay");
+}
+
 void check_trust(const std::string& folder) {
   const mode_t before = ::umask(0);
   const KernelCache cache(folder);
@@ -212,6 +241,8 @@ void check_log() {
 int main() {
   const std::string folder = fs::temp_directory_path() / ("uniep_cache_test_" + std::to_string(getpid()));
   check_files(folder);
+  fs::remove_all(folder);
+  check_stale_files(folder);
   fs::remove_all(folder);
   check_trust(folder);
   fs::remove_all(folder);

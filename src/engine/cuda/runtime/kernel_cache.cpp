@@ -1,5 +1,6 @@
 #include "engine/cuda/runtime/kernel_cache.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -9,7 +10,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
+#include <memory>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -158,6 +161,27 @@ std::string name_aside(const std::string& name) {
   return name + "." + digits + ".new";
 }
 
+constexpr time_t kDay = 86400, kKept = 90 * kDay;  // a kernel that nobody has loaded
+constexpr time_t kHalfWritten = 3600;              // what a process that has ended was writing
+
+bool is_stale(const std::string& name, time_t age) {
+  if (name.ends_with(".cubin")) return age > kKept;
+  return name.find(".cubin.") != std::string::npos && name.ends_with(".new") && age > kHalfWritten;
+}
+
+// Of this and other versions. Another process may do the same.
+void drop_stale(const Descriptor& folder) {
+  const int copy = ::openat(folder.number(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, int (*)(DIR*)> listing(copy < 0 ? nullptr : ::fdopendir(copy), ::closedir);
+  if (listing == nullptr) return;
+  const time_t now = ::time(nullptr);
+  while (const dirent* const entry = ::readdir(listing.get())) {
+    struct stat found {};
+    if (::fstatat(folder.number(), entry->d_name, &found, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (is_stale(entry->d_name, now - found.st_mtime)) ::unlinkat(folder.number(), entry->d_name, 0);
+  }
+}
+
 }  // namespace
 
 bool KernelCache::load(const std::string& key, std::string& cubin) const {
@@ -177,6 +201,7 @@ bool KernelCache::load(const std::string& key, std::string& cubin) const {
   const FileHeader expected = header_of(key, content);
   if (std::memcmp(&header, &expected, sizeof(header)) != 0) return false;
   cubin = std::move(content);
+  if (::time(nullptr) - found.st_mtime > kDay) ::futimens(file.number(), nullptr);  // it is in use
   return true;
 }
 
@@ -199,6 +224,7 @@ void KernelCache::store(const std::string& key, const std::string& cubin) const 
   if (!written || ::renameat(folder.number(), aside.c_str(), folder.number(), name_of(key).c_str()) != 0) {
     ::unlinkat(folder.number(), aside.c_str(), 0);
   }
+  drop_stale(folder);
 }
 
 }  // namespace uniep::cuda

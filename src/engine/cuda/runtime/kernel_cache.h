@@ -16,7 +16,8 @@ std::string sources_label();
 // Compiled kernels on disk, one file each, in cache_folder(). An empty UNIEP_CACHE_DIR turns it off. Files appear whole
 // (written aside, then renamed), so processes may share a directory; a file that is short, damaged or of another format
 // counts as absent and is written anew. A directory that can not be written, or a full disk, makes kernels compile
-// again, nothing worse. A folder or a file that another user but root owns, or may write, is refused by load() and
+// again, nothing worse. store() deletes kernels that nobody has loaded for 90 days, and what ended processes have left
+// half-written. A folder or a file that another user but root owns, or may write, is refused by load() and
 // store(): Error(kInvalidArgument).
 class KernelCache {
  public:
