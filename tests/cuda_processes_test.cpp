@@ -62,12 +62,13 @@ class Rank {
     layer_.config.shape.hidden = hidden;
     place_again();
   }
+  const Placement& placement() const { return placement_; }
+  void take(const Placement& placement) { placement_ = placement; }
+  void place_again() { placement_ = place(*group_, layer_.config.shape, std::vector{routing_}, kCapacity); }
   // What each rank says.
   std::vector<int64_t> all_gather(int64_t own) { return group_->implementation().all_gather(own); }
 
  private:
-  void place_again() { placement_ = place(*group_, layer_.config.shape, std::vector{routing_}, kCapacity); }
-
   struct Restore {
     const BFloat16*& address;
     bool moved;
@@ -298,6 +299,26 @@ TEST(OneRank, MakesAnotherCallThanTheOther) {
       }
       EXPECT_NE(line.find(std::string("makes call ") + call), std::string::npos) << line;
     }
+    EXPECT_EQ(process.line(), "end: none");
+  }
+}
+
+TEST(OneRank, TakesAnotherPlacementOfTheSameSizesThanTheOther) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    Rank own(rank, id);
+    const Placement first = own.placement();
+    own.place_again();
+    if (rank == 0) own.take(first);
+    reporter.line(reporter.error_of([&] { own.forward(); }));
+    own.take(first);
+    reporter.line(reporter.error_of([&] { own.forward(); }));
+  });
+  for (Process& process : processes) {
+    const std::string line = process.line();
+    EXPECT_NE(line.find("schedule, numerics and placement "), std::string::npos) << line;
+    EXPECT_NE(line.find("all ranks must make the same calls in the same order"), std::string::npos) << line;
+    EXPECT_EQ(process.line(), "none");
     EXPECT_EQ(process.line(), "end: none");
   }
 }

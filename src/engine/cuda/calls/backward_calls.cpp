@@ -257,7 +257,7 @@ void CudaEngine::recompute_z(BackwardState& state) {
     binding.whole = of_backward.whole;
     bind_group_memory(binding, local, (*state.again_programs)[local], false, state.targets[local].stream);
   }
-  CallBinding binding = bind_call(*state.again, CallKind::kRecompute, state.again_inputs);
+  CallBinding binding = bind_call({*state.again, CallKind::kRecompute, state.placement}, state.again_inputs);
   run(binding, state.again_inputs, {state.again_bindings, *state.again_programs, state.streams},
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
         launch_all(*state.again, state.again_programs->front().program, queue, calls, stream);
@@ -401,14 +401,14 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
     need = most_of(need, symmetric_need(*state.again, state.placement, state.again_programs->front().layout,
                                         copied_operands(state.again_inputs)));
   }
-  reserve(need, [&] { return text_of(state.asked, CallKind::kBackward); });
+  reserve(need, [&] { return text_of({state.asked, CallKind::kBackward, state.placement}); });
   for (std::size_t local = 0; local < state.bindings.size(); ++local) bind(state, local);
   if (state.again) recompute_z(state);
   for (std::size_t local = 0; local < state.bindings.size(); ++local) {
     bind_group_memory(state.bindings[local], local, (*state.programs)[local], records(call.options),
                       state.targets[local].stream);
   }
-  CallBinding binding = bind_call(state.asked, CallKind::kBackward, state.inputs);
+  CallBinding binding = bind_call({state.asked, CallKind::kBackward, state.placement}, state.inputs);
   if (is_timed(call.options)) call.options.timer->state().begin();
   run(binding, state.inputs, {state.bindings, *state.programs, state.streams},
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {

@@ -434,16 +434,16 @@ CUstream CudaEngine::leader_of(int rank, const std::vector<CUstream>& streams) c
   return nullptr;
 }
 
-CallBinding CudaEngine::bind_call(const ProgramRequest& request, CallKind kind,
-                                  const std::vector<Inputs>& inputs) const {
+CallBinding CudaEngine::bind_call(const NamedCall& call, const std::vector<Inputs>& inputs) const {
+  const ProgramRequest& request = call.request;
   CallBinding binding{request, symmetric_, {}, {}, options_.timeout_seconds, options_.arrival_timeout_seconds};
   binding.description.number = capture_ != 0 ? kReplayed : call_number_;
-  binding.description.kind = kind;
+  binding.description.kind = call.kind;
   binding.description.hidden = static_cast<int32_t>(request.shape.hidden);
   binding.description.intermediate = static_cast<int32_t>(request.shape.intermediate);
   binding.description.experts = static_cast<int32_t>(request.shape.experts);
   binding.description.topk = static_cast<int32_t>(request.shape.topk);
-  binding.description.schedule = fingerprint(request);
+  binding.description.schedule = (fingerprint(request) ^ tables_of(call.placement).number()) * 16777619u;
   for (const Inputs& operand : inputs) binding.description.input = binding.description.input * 31 + operand.where;
   return binding;
 }

@@ -138,7 +138,13 @@ class CudaEngine final : public internal::Engine {
   // `call`: for other ranks' processes, which must be in the same one.
   void reserve(const SymmetricNeed& need, const std::function<std::string()>& call);
   void agree(const std::string& call, const Problem& problem);
-  std::string text_of(const ProgramRequest& request, CallKind kind) const;
+  // What must be the same on all ranks, but for where x lies.
+  struct NamedCall {
+    const ProgramRequest& request;
+    CallKind kind;
+    const internal::PlacementState& placement;
+  };
+  std::string text_of(const NamedCall& call) const;
   // In a handler of what this rank alone fails with before a call's reserve(): where the others are to grow their
   // memory there it throws on all ranks, and no rank runs the call.
   void refuse_growth(const ProgramRequest& request, CallKind kind, const internal::PlacementState& placement);
@@ -177,7 +183,7 @@ class CudaEngine final : public internal::Engine {
   Inputs find_input(const std::vector<RankBinding>& bindings, int operand, std::size_t bytes) const;
   void copy_inputs(std::vector<Inputs>& inputs, const ProgramRequest& request, const std::vector<RankBinding>& bindings,
                    const std::vector<DeviceProgram>& programs, const std::vector<CUstream>& streams);
-  CallBinding bind_call(const ProgramRequest& request, CallKind kind, const std::vector<Inputs>& inputs) const;
+  CallBinding bind_call(const NamedCall& call, const std::vector<Inputs>& inputs) const;
 
   // Queues the launches of a call on one device, of so many of its ranks.
   using LaunchAll = std::function<void(DeviceQueue& queue, const RankCall* calls, int ranks, CUstream stream)>;

@@ -90,15 +90,16 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
     }
   });
   const std::vector<DeviceProgram>& programs = *made;
-  reserve(symmetric_need(asked, *placement.state(), programs.front().layout, copied_operands(inputs)),
-          [&] { return text_of(asked, kind); });
+  reserve(symmetric_need(asked, *placement.state(), programs.front().layout, copied_operands(inputs)), [&] {
+    return text_of({asked, kind, *placement.state()});
+  });
   for (std::size_t local = 0; local < bindings.size(); ++local) {
     bindings[local].row_table = tables.tables(local).rows;
     bindings[local].whole = tables.tables(local).whole;
     bind_group_memory(bindings[local], local, programs[local], false, rank_targets[local].stream);
   }
   const int workers = programs.front().program.workers;
-  CallBinding binding = bind_call(asked, kind, inputs);
+  CallBinding binding = bind_call({asked, kind, *placement.state()}, inputs);
   run(binding, inputs, {bindings, programs, streams},
       [&](DeviceQueue& queue, const RankCall* calls, int ranks, CUstream stream) {
         if (ranks <= 0) return;

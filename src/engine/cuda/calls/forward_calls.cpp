@@ -121,9 +121,11 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
     make_programs(state);
   });
   reserve(symmetric_need(state.asked, state.placement, state.programs->front().layout, copied_operands(state.inputs)),
-          [&] { return text_of(state.asked, CallKind::kForward); });
+          [&] {
+            return text_of({state.asked, CallKind::kForward, state.placement});
+          });
   for (std::size_t local = 0; local < state.bindings.size(); ++local) bind(state, local);
-  CallBinding binding = bind_call(state.asked, CallKind::kForward, state.inputs);
+  CallBinding binding = bind_call({state.asked, CallKind::kForward, state.placement}, state.inputs);
   if (is_timed(call.options)) call.options.timer->state().begin();
   run(binding, state.inputs, {state.bindings, *state.programs, state.streams},
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {

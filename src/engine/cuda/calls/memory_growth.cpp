@@ -30,8 +30,8 @@ void CudaEngine::reserve(const SymmetricNeed& need, const std::function<std::str
   if (capture_ != 0) symmetric_.keep();
 }
 
-std::string CudaEngine::text_of(const ProgramRequest& request, CallKind kind) const {
-  return call_text(bind_call(request, kind, {}).description);
+std::string CudaEngine::text_of(const NamedCall& call) const {
+  return call_text(bind_call(call, {}).description);
 }
 
 // Throws the same on all ranks, whose exchange of hosts goes on.
@@ -63,7 +63,7 @@ void CudaEngine::refuse_growth(const ProgramRequest& request, CallKind kind,
   const SignalLayout layout = tables_of(placement).layout(request, placement, first_local_rank());
   if (!symmetric_.fits(symmetric_need(request, placement, layout, 0))) {
     try {
-      agree(text_of(request, kind), problem);
+      agree(text_of({request, kind, placement}), problem);
     } catch (const Error&) {
       exchange_ahead_ = false;  // the others know of it
       throw;

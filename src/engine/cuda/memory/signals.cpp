@@ -54,7 +54,7 @@ std::string call_text(const cuda::CallDescription& call) {
   for (int digit = 0; digit < 8; ++digit) hash[7 - digit] = "0123456789abcdef"[call.schedule >> (4 * digit) & 15];
   return number + ", " + kind_name(call.kind) + " of hidden " + std::to_string(call.hidden) + ", intermediate " +
          std::to_string(call.intermediate) + ", " + std::to_string(call.experts) + " experts, top-k " +
-         std::to_string(call.topk) + ", schedule and numerics " + hash +
+         std::to_string(call.topk) + ", schedule, numerics and placement " + hash +
          (call.input == 0 ? ", x copied" : ", x in a symmetric buffer");
 }
 

@@ -89,6 +89,7 @@ std::shared_ptr<internal::PlacementState> GroupPlacer::place(const Call& call) {
   for (const RankToPlace& rank : ranks) tables.push_back(rank.tables);
   const RankTarget& first = call.targets.front();
   auto placed = std::make_shared<PlacedTables>(std::move(tables), std::move(blocks), cache_, first.device);
+  placed->set_number(call.number);
   if (state->counts_on_devices) placed->mark_placed(first.stream);
   state->engine_tables = std::move(placed);
   return state;

@@ -61,6 +61,10 @@ class PlacedTables final : public internal::EngineTables {
 
   const PlacementTables& tables(std::size_t local_rank) const { return tables_[local_rank]; }
 
+  // Of the call that placed, which all ranks count alike.
+  uint32_t number() const { return number_; }
+  void set_number(uint32_t number) { number_ = number; }
+
   // The layout of a rank's signals under a request. What is built for it serves the call that follows.
   SignalLayout layout(const ProgramRequest& request, const internal::PlacementState& placement, int rank);
 
@@ -76,6 +80,7 @@ class PlacedTables final : public internal::EngineTables {
     std::vector<DeviceProgram> programs;
   };
 
+  uint32_t number_ = 0;
   std::shared_ptr<BlockCache> cache_;
   DeviceEvent placed_;  // of mark_placed(); none in a graph
   int device_;

@@ -38,7 +38,7 @@ struct CallDescription {
   uint32_t number;  // of this rank's calls on its group; kReplayed in a graph
   CallKind kind;
   int32_t hidden, intermediate, experts, topk;
-  uint32_t schedule;  // a hash of Schedule and Numerics
+  uint32_t schedule;  // a hash of Schedule, Numerics and the number of the placement's call
   uint32_t input;     // a hash of where x lies: 0 is a copy, else a symmetric buffer and an offset
 };
 constexpr uint32_t kReplayed = 0xffffffffu;
