@@ -60,6 +60,7 @@ TEST(SimulateError, OfHeldOutLayersIsSmallAndBelowTheBaselines) {
   const PredictionErrors roof = report("1.06 times max of GEMMs and links", all.roof, true);
   ASSERT_GE(errors.ratio.size(), all.layers.size() / 4);
   EXPECT_LT(PredictionErrors::mean(errors.ratio), kMaxRatioError);
+  EXPECT_LT(PredictionErrors::quantile(errors.ratio, 0.9), 0.05);
   EXPECT_LT(PredictionErrors::mean(errors.absolute), kMaxAbsoluteError);
   for (const PredictionErrors& baseline : {constant, roof}) {
     EXPECT_LT(PredictionErrors::mean(errors.ratio), 0.75 * PredictionErrors::mean(baseline.ratio));
