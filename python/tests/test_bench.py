@@ -11,6 +11,8 @@ import pytest
 from ranks import run_ranks
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
+LAB = BENCH.parent / "lab"
+UNIEP = pathlib.Path(os.environ.get("UNIEP_BUILD", BENCH.parent / "build" / "release")) / "uniep"
 
 
 def test_overhead():
@@ -135,15 +137,20 @@ def test_the_default_beside_a_search_is_not_what_it_found(tmp_path):
 
 
 def test_search_gain_is_of_the_schedules_that_it_names(tmp_path):
-    best = [{"schedule": {"n": n}} for n in (1, 2, 3)]
+    best = [{"schedule": {"n": n}, "simulated_ms": n} for n in (1, 2, 3)]
     solved = {"schedule": {"n": 3}, "predicted_ms": 0.9, "default_ms": 1.0, "best": best}
+    quick = {"schedule": {"n": 1}, "predicted_ms": 0.9, "default_ms": 1.0}  # of eight, as auto takes it
     tried = [{"schedule": {"n": n}, "verdict": "slower", "ratio": r} for n, r in ((0, 1.0), (1, 0.9), (3, 0.97))]
     tried.append({"schedule": {"n": 4}, "verdict": "slower", "ratio": 0.8})
     tuned = {"tuned": [{"tried": tried, "ms": 1.6, "default_ms": 2.0, "changes": "n=4"}]}
-    (tmp_path / "solve").write_text(json.dumps(solved))
+    (tmp_path / "solve --simulate 64").write_text(json.dumps(solved))
+    (tmp_path / "solve").write_text(json.dumps(quick))
     (tmp_path / "tune").write_text(json.dumps(tuned))
     program = tmp_path / "uniep"
-    program.write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/called\ncat {tmp_path}/$1\n')
+    program.write_text(
+        f'#!/bin/bash\necho "$@" >>{tmp_path}/called\nfile=$1\n'
+        f'[[ "$*" != *"--simulate 64"* ]] || file="$1 --simulate 64"\ncat "{tmp_path}/$file"\n'
+    )
     program.chmod(0o755)
 
     def row_of(*words):
@@ -153,13 +160,24 @@ def test_search_gain_is_of_the_schedules_that_it_names(tmp_path):
         return json.loads((tmp_path / "rows").read_text().splitlines()[-1])
 
     row = row_of()
-    expected = {"first": 0.97, "auto": 0.97, "best of 8": 0.9, "best": 0.8, "taken": 0.8}
+    expected = {"first": 0.97, "auto": 0.9, "best of 8": 0.9, "best": 0.8, "taken": 0.8}
     assert {name: row[name] for name in expected} == expected
     assert row_of("--direction", "backward")["auto"] == 1
     solved["schedule"] = {"n": 2}
-    (tmp_path / "solve").write_text(json.dumps(solved))
-    assert row_of()["direction"] == "backward" and len((tmp_path / "called").read_text().splitlines()) == 4  # known
+    (tmp_path / "solve --simulate 64").write_text(json.dumps(solved))
+    assert row_of()["direction"] == "backward" and len((tmp_path / "called").read_text().splitlines()) == 6  # known
     assert row_of("--machine", "h800")["first"] is None
+
+
+def test_the_simulator_is_near_what_two_gpus_measured():
+    measured = LAB / "2026-11-27-schedules-on-two-h200.jsonl"
+    command = [sys.executable, str(BENCH / "simulator_errors.py"), str(UNIEP), str(measured)]
+    command += ["--machine", str(LAB / "2026-11-27-two-h200-calibrated.json")]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    count, ratio, ratio_90, _, time_90, spearman = map(float, lines[-1].split()[1:])
+    assert count > 400
+    assert ratio < 2.5 and ratio_90 < 5.5 and time_90 < 8
+    assert spearman > 0.7
 
 
 def test_several_gpus_name_a_wrong_part(tmp_path):
