@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from conftest import BUILD
 from ranks import run_ranks
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 LAB = BENCH.parent / "lab"
-UNIEP = pathlib.Path(os.environ.get("UNIEP_BUILD", BENCH.parent / "build" / "release")) / "uniep"
 
 
 def test_overhead():
@@ -171,7 +171,7 @@ def test_search_gain_is_of_the_schedules_that_it_names(tmp_path):
 
 def test_the_simulator_is_near_what_two_gpus_measured():
     measured = LAB / "2026-11-27-schedules-on-two-h200.jsonl"
-    command = [sys.executable, str(BENCH / "simulator_errors.py"), str(UNIEP), str(measured)]
+    command = [sys.executable, str(BENCH / "simulator_errors.py"), str(BUILD / "uniep"), str(measured)]
     command += ["--machine", str(LAB / "2026-11-27-two-h200-calibrated.json")]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     count, ratio, ratio_90, _, time_90, spearman = map(float, lines[-1].split()[1:])

@@ -1,5 +1,5 @@
-// y of ranks whose placement has no rows is NaN instead of 0, so that a loop of replays, in which nobody throws, sees it
-// (GroupOptions::nan_on_overflow). Behind the call, kEmptyBlocks CTAs a rank; blockIdx.y says which.
+// y of ranks whose placement has no rows is NaN instead of 0, so that a loop of replays, in which nobody throws, sees
+// it (GroupOptions::nan_on_overflow). Behind the call, kEmptyBlocks CTAs a rank; blockIdx.y says which.
 #include "engine/cuda/device/arguments/empty_arguments.h"
 #include "engine/cuda/device/arguments/place_arguments.h"
 
