@@ -82,9 +82,9 @@ std::vector<Schedule> tune_candidates(const LayerOptions& layer, Direction direc
   const auto add = [&](const std::vector<Schedule>& schedules, std::size_t limit) {
     for (const Schedule& schedule : schedules) {
       if (all.size() >= limit) return;
-      Schedule name = canonical(schedule, request);
+      const Schedule name = canonical(schedule, request);
       if (std::find(names.begin(), names.end(), name) != names.end()) continue;
-      names.push_back(std::move(name));
+      names.push_back(name);
       all.push_back(schedule);
     }
   };

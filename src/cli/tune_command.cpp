@@ -12,6 +12,7 @@
 #include <optional>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "cli/calibrated_machine.h"
 #include "cli/chosen_schedule.h"
@@ -45,7 +46,8 @@ struct TuneOptions {
   std::vector<Direction> directions = {Direction::kForward, Direction::kBackward};
   int candidates = 16;
   int budget = 60;
-  std::string machine;  // empty: of these GPUs
+  std::string machine;                                      // empty: of these GPUs
+  std::optional<sim::MachineDescription> description = {};  // that
   sim::State state = sim::State::kSustained;
   bool again = false;
   std::string exported, json, report;
@@ -91,6 +93,9 @@ sim::MachineDescription description_of(const TuneOptions& options, const Group& 
   const std::string device = cuda::device_label(group.device(group.first_local_rank()));
   std::string doubt;
   if (std::optional<sim::MachineDescription> calibrated = find_calibrated(device, doubt)) return *calibrated;
+  if (!doubt.empty() && group.first_local_rank() == 0) {
+    std::cerr << "uniep tune: " << doubt << "; it is left out\n";
+  }
   const sim::MachineDescription* const shipped = sim::machine_of_device(device);
   return shipped != nullptr ? *shipped : sim::shipped_machine(sim::kDefaultMachine);
 }
@@ -99,8 +104,8 @@ sim::MachineDescription description_of(const TuneOptions& options, const Group& 
 std::vector<tune::Tried> candidates_of(const TuneOptions& options, Direction direction, Group& group) {
   std::string own;
   if (group.first_local_rank() == 0) {
-    for (const Schedule& schedule : tune_candidates(options.layer, direction, group.machine(),
-                                                    description_of(options, group), options.candidates)) {
+    for (const Schedule& schedule :
+         tune_candidates(options.layer, direction, group.machine(), *options.description, options.candidates)) {
       own += (own.empty() ? "" : "\n") + to_text(schedule);
     }
   }
@@ -231,7 +236,7 @@ std::string table_of(const TunedDirection& tuned) {
   return text;
 }
 
-int tune_group(const TuneOptions& options) {
+int tune_group(TuneOptions options) {
   GroupOptions wanted;
   wanted.engine = options.layer.engine;
   wanted.ranks = options.layer.ranks;
@@ -239,6 +244,7 @@ int tune_group(const TuneOptions& options) {
   wanted.devices = options.devices;
   wanted.launch = options.launch.launch;
   Group group(wanted);
+  options.description = description_of(options, group);
   const bool reports = group.first_local_rank() == 0;
   OutputFile json_file("--json", reports && options.json != "-" ? options.json : "");
   OutputFile export_file("--export", reports ? options.exported : "");
@@ -263,7 +269,7 @@ int tune_group(const TuneOptions& options) {
   if (!reports) return 0;
   if (!options.exported.empty()) export_file.write(tune::to_json(entries));
   if (!options.report.empty()) {
-    report_file.write(tune_report(options.layer, description_of(options, group), machine_name(group), directions));
+    report_file.write(tune_report(options.layer, *options.description, machine_name(group), directions));
   }
   const std::string text = Json({{"tuned", json}}).dump(2) + "\n";
   write_report(options.json, json_file, text, table);
@@ -272,7 +278,7 @@ int tune_group(const TuneOptions& options) {
 
 int run_tune(TuneOptions options) {
   if (launched_ranks(options.launch, "uniep tune", options.devices, options.layer)) return 0;
-  return tune_group(options);
+  return tune_group(std::move(options));
 }
 
 }  // namespace

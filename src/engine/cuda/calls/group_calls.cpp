@@ -168,8 +168,8 @@ void CudaEngine::synchronize() {
   synchronize_devices();
   // What is in other streams may wait for ranks that hear of a failed call from the caller alone.
   if (was_lost || broken_ || failed_rank() >= 0) throw_noticed_failures();
-  if (!lost_.empty() &&
-      !ever_captured_) {  // by a peer that was done with all calls that ended here: the next one says so
+  // A peer that is lost now was done with all calls that have ended here: the next one says so.
+  if (!lost_.empty() && !ever_captured_) {
     release_readers();
     return;
   }
