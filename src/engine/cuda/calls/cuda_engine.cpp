@@ -526,7 +526,7 @@ void CudaEngine::mark_empty(DeviceQueue& queue, const std::vector<RankBinding>& 
                             const std::vector<DeviceProgram>& programs, int64_t hidden, CUstream stream) const {
   if (!options_.nan_on_overflow) return;
   EmptyArguments arguments{};
-  unsigned int ranks = 0;
+  int ranks = 0;
   for (const int rank : queue.ranks()) {
     const auto local = static_cast<std::size_t>(rank - first_local_rank());
     const RankBinding& binding = bindings[local];
