@@ -467,7 +467,9 @@ void CudaEngine::begin(DeviceQueue& queue, const CallBinding& call, RankCall* ca
 }
 
 void CudaEngine::run(CallBinding& call, std::vector<Inputs>& inputs, const CallRanks& ranks, const LaunchAll& launch) {
-  const auto& [bindings, programs, streams] = ranks;
+  const std::vector<RankBinding>& bindings = ranks.bindings;
+  const std::vector<DeviceProgram>& programs = ranks.programs;
+  const std::vector<CUstream>& streams = ranks.streams;
   copy_inputs(inputs, call.request, bindings, programs, streams);
   for (std::size_t operand = 0; operand < inputs.size(); ++operand) call.inputs[operand] = inputs[operand].addresses;
   std::vector<RankCall*> calls;
