@@ -48,6 +48,6 @@ else
   elsewhere+='|WeightGradientTimes[.]ProgramsWithout|Edges[.]ExpertCounters|Checker[.]Notices|FailuresPage'
   elsewhere+='|BadFiles[.]Random|Npy[.]Damaged'
   elsewhere+='|Order[.]Weight|Run[.]LargeLayers|Candidates[.]OfALayer|ScheduleFill[.]GivenFields'
-  elsewhere+='|Calibrate[.](Refits|FindsAnother|PredictsWhat|EightGpus|LayersFollow|DoubtsCalls|LeavesAMachine|IsTheSame)'
+  elsewhere+='|Calibrate[.](Refits|FindsOther|PredictsWhat|EightGpus|LayersFollow|DoubtsCalls|LeavesAMachine|IsTheSame)'
   ctest --test-dir "$build" -j "$(nproc)" --output-on-failure -E "^($elsewhere)"
 fi

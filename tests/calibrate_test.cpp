@@ -57,22 +57,28 @@ tune::Calibration made_up(const MachineDescription& machine, int ranks) {
   return calibration;
 }
 
-TEST(Calibrate, FindsAnotherMachineAndPredictsWhatWasHeldOut) {
+TEST(Calibrate, FindsOtherMachinesAndPredictsWhatWasHeldOut) {
+  constexpr uint64_t kSeeds[] = {3, 4, 5};
   for (const int ranks : {1, 2}) {
-    const MachineDescription& base = sim::shipped_machine("h200");
-    const tune::Calibration calibration = made_up(other_machine(base, ranks, 3), ranks);
-    const CalibrationModel model(calibration.layers, base);
-    const Calibrated made = calibrated_machine(calibration, model, base);
-    const CalibrateErrors errors = calibrate_errors(model, made.fit, true);
-    fmt::print("{} ranks: held out {} layers: base {:.2f} %, fitted {:.2f} %; {} predictions\n", ranks, errors.layers,
-               100 * errors.base, 100 * errors.calibrated, made.fit.predictions);
-    EXPECT_GE(errors.layers, 10);
-    EXPECT_GT(errors.base, 0.05);
-    EXPECT_LT(errors.calibrated, 0.018);
-    EXPECT_EQ(made.doubtful, std::vector<std::string>());
-    EXPECT_EQ(sim::parse_machine(sim::machine_json(made.machine), "machine"), made.machine);
-    EXPECT_EQ(made.machine.origin.at("clock.limit").source, sim::Source::kMeasured);
-    EXPECT_TRUE(made.machine.origin.at("memory.capacity").from.starts_with("taken over from h200: "));
+    double error = 0;
+    for (const uint64_t seed : kSeeds) {
+      const MachineDescription& base = sim::shipped_machine("h200");
+      const tune::Calibration calibration = made_up(other_machine(base, ranks, seed), ranks);
+      const CalibrationModel model(calibration.layers, base);
+      const Calibrated made = calibrated_machine(calibration, model, base);
+      const CalibrateErrors errors = calibrate_errors(model, made.fit, true);
+      fmt::print("{} ranks: held out {} layers: base {:.2f} %, fitted {:.2f} %; {} predictions\n", ranks, errors.layers,
+                 100 * errors.base, 100 * errors.calibrated, made.fit.predictions);
+      EXPECT_GE(errors.layers, 10);
+      EXPECT_GT(errors.base, 0.05);
+      EXPECT_LT(errors.calibrated, errors.base / 3);
+      EXPECT_EQ(made.doubtful, std::vector<std::string>());
+      EXPECT_EQ(sim::parse_machine(sim::machine_json(made.machine), "machine"), made.machine);
+      EXPECT_EQ(made.machine.origin.at("clock.limit").source, sim::Source::kMeasured);
+      EXPECT_TRUE(made.machine.origin.at("memory.capacity").from.starts_with("taken over from h200: "));
+      error += errors.calibrated / static_cast<double>(std::size(kSeeds));
+    }
+    EXPECT_LT(error, 0.015);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "tests/cuda/disturbed_calls.h"
 #include "tests/cuda/kernel_mutant_tables.h"
+#include "tests/cuda/mutant_layers.h"
 #include "uniep/error.h"
 
 namespace uniep::cuda::test {
@@ -42,7 +43,8 @@ KernelVariant variant_of(const KernelMutant& mutant) {
   variant.name = mutant.name;
   variant.edits = {{path_of(mutant), mutant.text, mutant.replacement}};
   // Kernels beside the megakernel are mutated in their own file.
-  const char* const user = mutant.layer == "queued-dispatch" ? "kernels/exchange.cu" : "kernels/megakernel.cu";
+  const bool in_exchange = mutant_layer(mutant.layer).dispatch_alone;
+  const char* const user = in_exchange ? "kernels/exchange.cu" : "kernels/megakernel.cu";
   variant.kernels = {mutant.source.ends_with(".cu") ? path_of(mutant) : kDevice + user};
   return variant;
 }
