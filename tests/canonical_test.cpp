@@ -249,9 +249,10 @@ TEST(Buildable, SaysInWordsWhatHasNoKernel) {
                            const LayerShape& of = {4096, 1536, 128, 8}, int ranks = 8) {
     Machine with = machine;
     with.ranks = ranks;
+    with.processes = processes;
     const Schedule schedule =
         fill(PartialSchedule::parse(text), {.direction = direction, .shape = of, .machine = with});
-    return buildable(schedule, {.direction = direction, .shape = of, .machine = with}, processes);
+    return buildable(schedule, {.direction = direction, .shape = of, .machine = with});
   };
   EXPECT_TRUE(reasons("auto").empty());
   EXPECT_TRUE(reasons("dispatch.transport=push").empty());

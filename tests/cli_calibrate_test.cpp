@@ -2,12 +2,12 @@
 
 #include <fstream>
 
-#include "cli/calibrated_machine.h"
 #include "cli/calibration_model.h"
 #include "io/file.h"
 #include "support/command.h"
 #include "support/environment.h"
 #include "support/temporary_folder.h"
+#include "tune/calibrated_machine.h"
 
 namespace uniep::cli {
 namespace {
@@ -125,17 +125,17 @@ TEST_F(CliCalibrate, NeedsAGpu) {
 TEST_F(CliCalibrate, AutoFindsOnlyWhatItMayUse) {
   const test::ScopedVariable cache("UNIEP_CACHE_DIR", folder_.path().string());
   const std::string device = "NVIDIA H200";
-  const std::filesystem::path file = calibrated_file(device);
+  const std::filesystem::path file = tune::calibrated_file(device);
   EXPECT_EQ(file.filename(), "nvidia_h200.json");
   std::string problem;
-  EXPECT_FALSE(find_calibrated(device, problem));
+  EXPECT_FALSE(tune::find_calibrated(device, problem));
   EXPECT_EQ(problem, "");
   sim::MachineDescription machine = sim::shipped_machine("h200");
   const auto expect = [&](const std::string& why) {
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file, std::ios::trunc) << sim::machine_json(machine);
     problem.clear();
-    EXPECT_EQ(find_calibrated(device, problem).has_value(), why.empty());
+    EXPECT_EQ(tune::find_calibrated(device, problem).has_value(), why.empty());
     EXPECT_NE(problem.find(why), std::string::npos) << problem;
     EXPECT_EQ(problem.empty(), why.empty()) << problem;
   };
@@ -147,7 +147,7 @@ TEST_F(CliCalibrate, AutoFindsOnlyWhatItMayUse) {
   machine.calibrated = sim::CalibratedGpu{"NVIDIA H100", {}};
   expect("is of 'NVIDIA H100', not of 'NVIDIA H200'");
   std::ofstream(file, std::ios::trunc) << "no";
-  EXPECT_FALSE(find_calibrated(device, problem));
+  EXPECT_FALSE(tune::find_calibrated(device, problem));
   EXPECT_NE(problem.find("is not valid JSON"), std::string::npos) << problem;
 }
 

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/cuda/device/arguments/place_arguments.h"
 #include "engine/cuda/runtime/dynamic_library.h"
 #include "engine/engine.h"
 #include "support/failing_heap.h"
@@ -254,6 +255,36 @@ TEST(OneRank, NoticesFirstThatACallHasFailedWhileTheOtherGrowsMemory) {
   }
 }
 
+// It says so to the others in recover(), where they wait for it in an exchange of hosts.
+TEST(OneRank, RecoversFromAFailureThatTheOtherHasNotSeen) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    const cuda::DynamicLibrary stand_in("the stand-in", "UNIEP_LIBCUDA", {});
+    void (*fail)() = nullptr;
+    stand_in.bind(fail, "fake_cuda_fail_last_call");
+    Rank own(rank, id, 32);
+    own.forward();
+    own.set_hidden(64);
+    if (rank == 1) fail();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int again = 0; again < 2; ++again) reporter.line(reporter.error_of([&] { own.forward(); }));
+    own.group().recover();
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    reporter.line(seconds.count() < 10 ? "at once" : "late");
+    reporter.line(reporter.error_of([&] { own.forward(); }));
+  });
+  const std::string told = processes[0].line(), failed = processes[1].line();
+  EXPECT_NE(told.find("rank 1 gave up a call that failed there, and waits in recover()"), std::string::npos) << told;
+  EXPECT_NE(failed.find("recover() makes the group usable again"), std::string::npos) << failed;
+  for (Process& process : processes) {
+    const std::string again = process.line();
+    EXPECT_NE(again.find("call Group::recover() before the next one"), std::string::npos) << again;
+    EXPECT_EQ(process.line(), "at once");
+    EXPECT_EQ(process.line(), "none");
+    EXPECT_EQ(process.line(), "end: none");
+  }
+}
+
 TEST(OneRank, LeavesBehindACallThatItIsDoneWith) {
   const std::string id = make_unique_id();
   std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
@@ -281,6 +312,34 @@ TEST(OneRank, LeavesBehindACallThatItIsDoneWith) {
   const std::string next = processes[0].line();
   EXPECT_NE(next.find("rank 1"), std::string::npos) << next;
   EXPECT_NE(next.find("the ranks that are left need a new Group"), std::string::npos) << next;
+  for (Process& process : processes) EXPECT_EQ(process.line(), "end: none");
+}
+
+TEST(OneRank, LeavesBehindAPlacementThatHasFailedForTheOther) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    const cuda::DynamicLibrary stand_in("the stand-in", "UNIEP_LIBCUDA", {});
+    void (*fail)(int) = nullptr;
+    stand_in.bind(fail, "fake_cuda_fail_last_place");
+    std::optional<Rank> own(std::in_place, rank, id);
+    own->forward();
+    own->all_gather(0);
+    own->place_again();
+    if (rank == 1) {
+      own->group().leave();
+      return;
+    }
+    ::setenv("FAKE_CUDA_BUSY", "1", 1);  // so that synchronize() comes to know of the other
+    fail(static_cast<int>(cuda::PlaceFault::kOverflow));
+    std::thread end([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+      ::unsetenv("FAKE_CUDA_BUSY");
+    });
+    reporter.line(reporter.error_of([&] { own->group().synchronize(); }));
+    end.join();
+  });
+  const std::string line = processes[0].line();
+  EXPECT_NE(line.find("capacity"), std::string::npos) << line;
   for (Process& process : processes) EXPECT_EQ(process.line(), "end: none");
 }
 

@@ -49,14 +49,14 @@ TEST(ModelLayers, DefaultSchedulesAreLegalAndBuiltOnEightGpus) {
   for (const Model& model : models()) {
     SCOPED_TRACE(model.name);
     const LayerConfig config = model.config();
-    const Machine machine{.engine = EngineKind::kCuda, .ranks = 8, .workers = 132};
-    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-      const ScheduleRequest request{
-          .direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = machine};
-      const Schedule schedule = resolve({}, request);
-      EXPECT_EQ(validate(schedule, request), std::vector<std::string>());
-      for (const bool processes : {false, true}) {
-        EXPECT_EQ(buildable(schedule, request, processes), std::vector<std::string>());
+    for (const bool processes : {false, true}) {
+      const Machine machine{.engine = EngineKind::kCuda, .ranks = 8, .workers = 132, .processes = processes};
+      for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+        const ScheduleRequest request{
+            .direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = machine};
+        const Schedule schedule = resolve({}, request);
+        EXPECT_EQ(validate(schedule, request), std::vector<std::string>());
+        EXPECT_EQ(buildable(schedule, request), std::vector<std::string>());
       }
     }
   }

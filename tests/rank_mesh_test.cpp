@@ -221,6 +221,50 @@ TEST(RankMesh, AgreementIsTheSameErrorOnAllRanksAndTheMeshGoesOn) {
   expect_lines(processes, "right");
 }
 
+// Rank 1 has failed alone, before or behind its part in an exchange that the others are in, or before they come to one.
+TEST(RankMesh, ARankThatBeginsAgainEndsTheExchangesOfTheOthers) {
+  constexpr int kRounds = 24;
+  constexpr std::size_t kSizes[] = {0, 100, std::size_t{1} << 20};
+  auto processes = start(fresh_name(), 3, kLong, kLong, [&](RankMesh& mesh, const Reporter& reporter) {
+    std::string wrong;
+    for (int round = 0; round < kRounds && wrong.empty(); ++round) {
+      const std::size_t size = kSizes[round % 3];
+      const std::vector<std::byte> own = pattern(mesh.rank(), size);
+      if (round % 4 == 1) mesh.all_gather(own);  // one that all take part in
+      if (round % 4 == 2 && mesh.rank() == 1) ::usleep(20000);
+      const auto exchange = [&] {
+        round % 2 == 0 ? static_cast<void>(mesh.all_gather(own))
+                       : static_cast<void>(mesh.all_gather_descriptors(file_with(1).number()));
+      };
+      if (mesh.rank() != 1) {
+        if (round % 4 == 3) ::usleep(20000);
+        for (const int again : {0, 1}) {  // and so is what they try next
+          const std::string end = reporter.error_of(exchange);
+          if (!has(end, " gave up a call that failed there, and waits in recover()"))
+            wrong = end + " " + std::to_string(again);
+        }
+        if (mesh.awaiting_rank() != 1 && mesh.awaiting_rank() != 2 - mesh.rank()) wrong = "nobody waits";
+      }
+      mesh.begin_again();
+      if (mesh.awaiting_rank() != -1) wrong = "somebody waits";
+      const std::string then = exchange_all(mesh, size);
+      if (then != "right") wrong = then;
+    }
+    reporter.line(wrong.empty() ? "right" : wrong);
+  });
+  expect_lines(processes, "right");
+  expect_lines(processes, "none");
+}
+
+TEST(RankMesh, ARankThatDoesNotBeginAgainIsNamedInTime) {
+  auto processes = start(fresh_name(), 2, kLong, 0.5, [](RankMesh& mesh, const Reporter& reporter) {
+    if (mesh.rank() == 1) ::usleep(1500000);
+    reporter.line(reporter.error_of([&] { mesh.begin_again(); }));
+  });
+  const std::string first = processes[0].line();
+  EXPECT_TRUE(has(first, "rank 1 did not take part in begin_again 1 within 0.5 s")) << first;
+}
+
 TEST(RankMesh, DifferentCallsAreAnErrorThatNamesBoth) {
   auto processes = start(fresh_name(), 3, kLong, kLong, [](RankMesh& mesh, const Reporter& reporter) {
     reporter.line(reporter.error_of([&] {

@@ -26,17 +26,20 @@ TEST(SolverChoice, IsLegalAFunctionOfItsArgumentsAndSurelyBetterOrNone) {
     LayerShape shape;
   } calls[] = {{Direction::kForward, qwen30}, {Direction::kForward, qwen235}, {Direction::kBackward, qwen30}};
   for (const auto& [direction, shape] : calls) {
-    for (const int64_t tokens : {1024, 4096}) {
+    for (const int64_t tokens : {512, 4096}) {
       for (const char* const given : {"", "fusion=none"}) {
+        const bool calibrated = *given != 0;
         cli::LayerOptions layer = layer_of(shape, 8, tokens);
         layer.schedule = PartialSchedule::parse(*given == 0 ? "auto" : given);
         const Machine machine = sim::schedule_machine(h200, 8);
-        const std::optional<cli::SolverChoice> choice = cli::solver_choice(layer, direction, machine, h200);
+        const std::optional<cli::SolverChoice> choice = cli::solver_choice(layer, direction, machine, h200, calibrated);
         branches.count("the default stays", !choice);
         branches.count("the solver's choice", choice.has_value());
+        branches.count("the solver's choice of a short call", choice && tokens < 4096);
+        branches.count("the solver's choice, calibrated", choice && calibrated && tokens >= 4096);
         branches.count("backward", choice && direction == Direction::kBackward);
         if (!choice) continue;
-        EXPECT_LT(choice->ratio, 0.957);
+        EXPECT_LT(choice->ratio, 1 - (tokens < 4096 ? 0.15 : calibrated ? 0.052 : 0.071));
         EXPECT_GT(choice->ratio, 0.3);
         EXPECT_TRUE(validate(choice->schedule,
                              {.direction = direction, .shape = shape, .numerics = layer.numerics, .machine = machine})
@@ -46,16 +49,16 @@ TEST(SolverChoice, IsLegalAFunctionOfItsArgumentsAndSurelyBetterOrNone) {
         cli::LayerOptions other = layer;
         other.tokens_given = {tokens, 1, 2, 3, 4, 5, 6, 7};
         other.routing = "zipf:1";
-        EXPECT_EQ(cli::solver_choice(other, direction, machine, h200)->schedule, choice->schedule);
+        EXPECT_EQ(cli::solver_choice(other, direction, machine, h200, calibrated)->schedule, choice->schedule);
       }
     }
   }
   branches.expect_all_taken();
   EXPECT_FALSE(cli::solver_choice(layer_of({2048, 768, 128, 8}, 8, 0), Direction::kForward,
-                                  sim::schedule_machine(h200, 8), h200));
+                                  sim::schedule_machine(h200, 8), h200, true));
   Machine cpu = sim::schedule_machine(h200, 8);
   cpu.engine = EngineKind::kCpu;
-  EXPECT_FALSE(cli::solver_choice(layer_of({2048, 768, 128, 8}, 8, 1024), Direction::kForward, cpu, h200));
+  EXPECT_FALSE(cli::solver_choice(layer_of({2048, 768, 128, 8}, 8, 1024), Direction::kForward, cpu, h200, true));
 }
 
 TEST(SolverChoice, OnlyMachinesThatWereMeasuredHaveADescription) {

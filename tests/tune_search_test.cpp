@@ -1,6 +1,8 @@
 // Searches among Schedules whose times are made up, so that it is known which one has to be found.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <filesystem>
 #include <map>
 #include <set>
 
@@ -15,6 +17,7 @@
 #include "tune/journal.h"
 #include "tune/neighbours.h"
 #include "tune/search.h"
+#include "tune/tuned.h"
 #include "uniep/error.h"
 
 namespace uniep::test {
@@ -258,6 +261,29 @@ TEST(Candidates, OfALayerOnGpusAreTheSolversAndNeighbours) {
   }
 }
 
+// No kernel of a process pushes into another one's expert rows.
+TEST(Candidates, HaveKernelsWithAProcessARank) {
+  const sim::MachineDescription& h200 = sim::shipped_machine("h200");
+  cli::LayerOptions layer;
+  layer.engine = EngineKind::kCuda;
+  layer.ranks = 2;
+  layer.shape = {2048, 768, 128, 8};
+  layer.tokens_given = {256};
+  Machine machine = sim::schedule_machine(h200, 2);
+  const auto pushes = [&] {
+    int count = 0;
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      for (const Schedule& schedule : cli::tune_candidates(layer, direction, machine, h200, 32)) {
+        count += schedule.dispatch.transport == DispatchTransport::kPush;
+      }
+    }
+    return count;
+  };
+  EXPECT_GT(pushes(), 0);
+  machine.processes = true;
+  EXPECT_EQ(pushes(), 0);
+}
+
 TEST(Journal, ASearchThatWasKilledGoesOnWithoutWhatKilledIt) {
   const TemporaryFolder folder;
   const auto file = folder / "made" / "a.tried";
@@ -290,23 +316,64 @@ TEST(Journal, ASearchThatWasKilledGoesOnWithoutWhatKilledIt) {
 
 TEST(Journal, KnowsWhatFailedForOthers) {
   const TemporaryFolder folder;
-  const auto own = folder / "a.online", other = folder / "a.online1";
+  const auto file = folder / "a.online";
   std::vector<Tried> schedules = numbered_schedules(4);
   {
-    tune::Journal journal(other);
+    tune::Journal other(file, 1);
     schedules[0].verdict = Verdict::kFailed;
     schedules[1].verdict = Verdict::kSlower;
-    for (const std::size_t i : {0, 1, 2}) journal.note(schedules[i]);  // 2 was about to be tried
+    for (const std::size_t i : {0, 1, 2}) other.note(schedules[i]);  // 2 was about to be tried
   }
-  tune::Journal journal(own, {other});
+  tune::Journal journal(file);
   schedules[3].verdict = Verdict::kWrong;
   journal.note(schedules[3]);
   EXPECT_TRUE(journal.is_out(schedules[0].schedule));
   EXPECT_FALSE(journal.is_out(schedules[1].schedule));
   EXPECT_TRUE(journal.is_out(schedules[2].schedule));
-  EXPECT_TRUE(tune::Journal(own).is_out(schedules[3].schedule));
-  EXPECT_FALSE(tune::Journal(own).is_out(schedules[0].schedule));
-  EXPECT_FALSE(tune::Journal(other).is_out(schedules[3].schedule));
+  const tune::Journal later(file, 2);
+  for (const std::size_t i : {0, 2, 3}) EXPECT_TRUE(later.is_out(schedules[i].schedule)) << i;
+}
+
+TEST(Journal, SearchesThatLiveHaveFilesOfTheirOwn) {
+  const TemporaryFolder folder;
+  const auto file = folder / "a.online";
+  std::vector<Tried> schedules = numbered_schedules(3);
+  {
+    tune::Journal first(file);
+    first.note(schedules[0]);  // under way
+    tune::Journal second(file);
+    EXPECT_FALSE(second.is_out(schedules[0].schedule));
+    EXPECT_FALSE(tune::Journal::look(file).is_out(schedules[0].schedule));
+    schedules[1].verdict = Verdict::kWrong;
+    second.note(schedules[1]);
+    schedules[0].verdict = Verdict::kInTheRunning;
+    first.note(schedules[0]);
+    schedules[2].verdict = Verdict::kUntried;
+    second.note(schedules[2]);
+    tune::Journal::forget(file);  // of no living one
+    EXPECT_TRUE(std::filesystem::exists(file) && std::filesystem::exists(folder / "a.online1"));
+  }
+  const tune::Journal next(file);
+  EXPECT_FALSE(next.is_out(schedules[0].schedule));
+  EXPECT_TRUE(next.is_out(schedules[1].schedule));
+  EXPECT_TRUE(next.is_out(schedules[2].schedule));  // its program has ended
+  EXPECT_FALSE(std::filesystem::exists(folder / "a.online1.lock"));
+  tune::Journal::forget(file);
+  EXPECT_FALSE(std::filesystem::exists(folder / "a.online1"));
+}
+
+// Kernels are not taken from a folder that others may write.
+TEST(Journal, MakesItsFolderForItsUserAlone) {
+  const TemporaryFolder folder;
+  const mode_t before = ::umask(0002);
+  tune::Journal(folder / "made" / "deeper" / "a.online").note(numbered_schedules(1)[0]);
+  tune::TunedFolder(folder / "tuned").store({});
+  ::umask(before);
+  for (const auto& made : {folder / "made", folder / "made" / "deeper", folder / "tuned"}) {
+    struct stat found {};
+    ASSERT_EQ(::stat(made.c_str(), &found), 0) << made;
+    EXPECT_EQ(found.st_mode & 0777u, 0755u) << made;
+  }
 }
 
 TEST(Journal, WhatMakesNoSenseCountsAsAbsent) {

@@ -192,6 +192,7 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   request.layer.shape = {7168, 2048, 256, 8};
   command.add_option("--op", options.operation, operation_descriptions())->type_name(operation_names())->required();
   add_layer_options(command, request.layer);
+  add_tuned_options(command, request.layer);
   add_devices_option(command, request.devices,
                      "GPUs that run at once; the slowest counts (default 0; with a process a rank: each its own)");
   add_launch_option(command, options.launch);

@@ -14,7 +14,6 @@
 #include "cli/bench_gpus.h"
 #include "cli/calibrate_measure.h"
 #include "cli/calibrate_report.h"
-#include "cli/calibrated_machine.h"
 #include "cli/calibration_model.h"
 #include "cli/layer_options.h"
 #include "cli/machine_option.h"
@@ -23,6 +22,7 @@
 #include "cli/solver_choice.h"
 #include "engine/cuda/calls/engine.h"
 #include "io/file.h"
+#include "tune/calibrated_machine.h"
 #include "uniep/error.h"
 
 namespace uniep::cli {
@@ -110,7 +110,7 @@ std::string written(const CalibrateOptions& options, OutputFile& out, const std:
     out.write(description);
     return options.out;
   }
-  const std::filesystem::path file = options.from_raw.empty() ? calibrated_file(device) : std::filesystem::path();
+  const std::filesystem::path file = options.from_raw.empty() ? tune::calibrated_file(device) : std::filesystem::path();
   if (file.empty()) return "";
   try {
     std::error_code no_matter;

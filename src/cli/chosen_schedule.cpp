@@ -11,7 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "cli/calibrated_machine.h"
 #include "cli/options.h"
 #include "cli/solver_choice.h"
 #include "engine/cpu/kernels.h"
@@ -20,6 +19,7 @@
 #include "io/cache_folder.h"
 #include "io/file.h"
 #include "io/quote.h"
+#include "tune/calibrated_machine.h"
 #include "tune/rank_names.h"
 #include "uniep/version.h"
 
@@ -49,8 +49,8 @@ std::optional<Schedule> overlaid(const LayerOptions& options, Direction directio
 
 std::optional<tune::TunedSchedule> entry_of_file(const LayerOptions& options, const tune::TunedKey& key,
                                                  std::string& why) {
-  const std::vector<tune::TunedSchedule> all =
-      naming_option("--tuned", [&] { return tune::parse_tuned(io::read_text_file(options.tuned)); });
+  const std::vector<tune::TunedSchedule> all = naming_option(
+      "--tuned " + io::quote_path(options.tuned), [&] { return tune::parse_tuned(io::read_text_file(options.tuned)); });
   for (const tune::TunedKey& wanted : tune::keys_of(key)) {
     const auto found =
         std::find_if(all.begin(), all.end(), [&](const tune::TunedSchedule& one) { return one.key == wanted; });
@@ -65,7 +65,10 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
   const tune::TunedKey key = tuned_key(options, direction, group);
   Choice choice;
   const auto take = [&](const std::optional<tune::TunedSchedule>& entry, const std::string& source, std::string why) {
-    if (entry) choice.schedule = overlaid(options, direction, group, entry->schedule, why);
+    if (entry) {
+      choice.schedule = overlaid(options, direction, group, entry->schedule, why);
+      if (!choice.schedule) why = source + ": " + why;
+    }
     if (choice.schedule) {
       choice.source = source;
     } else if (!why.empty()) {
@@ -77,6 +80,7 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
     const std::optional<tune::TunedSchedule> entry = entry_of_file(options, key, why);
     if (!entry && options.tuned_strict) throw Error(Status::kInvalidArgument, why);
     take(entry, "--tuned " + options.tuned, why);
+    if (!choice.schedule && options.tuned_strict) throw Error(Status::kInvalidArgument, choice.remarks.back());
   }
   if (choice.schedule) return choice;
   const tune::TunedFolder folder = tuned_folder();
@@ -90,11 +94,12 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
   if (choice.schedule || direction != Direction::kForward || group.engine() != EngineKind::kCuda) return choice;
   std::string doubt;
   const std::optional<sim::MachineDescription> calibrated =
-      find_calibrated(cuda::device_label(group.device(group.first_local_rank())), doubt);
+      tune::find_calibrated(cuda::device_label(group.device(group.first_local_rank())), doubt);
   if (!doubt.empty()) choice.remarks.push_back(doubt);
   const sim::MachineDescription* const description = calibrated ? &*calibrated : sim::machine_of_device(key.machine);
   if (description == nullptr) return choice;
-  const std::optional<SolverChoice> solved = solver_choice(options, direction, group.machine(), *description);
+  const std::optional<SolverChoice> solved =
+      solver_choice(options, direction, group.machine(), *description, calibrated.has_value());
   std::string why;
   // What was given stays, whatever the solver varied.
   if (solved && overlaid(options, direction, group, solved->schedule, why) == solved->schedule) {
@@ -161,7 +166,6 @@ std::string text_of_first_rank(Group& group, const std::string& own) {
   return text;
 }
 
-// Ranks whose text is another than rank 0's. Collective where the ranks are in several processes.
 std::vector<int> ranks_that_differ(Group& group, const std::string& own) {
   std::vector<int> ranks;
   if (group.local_ranks() == group.ranks()) return ranks;
@@ -175,8 +179,21 @@ std::vector<int> ranks_that_differ(Group& group, const std::string& own) {
 
 Schedule chosen_schedule(const LayerOptions& options, Direction direction, Group& group) {
   const Schedule built_in = options.resolved(direction, group.machine());
-  const Choice choice = look(options, direction, group);
   const bool first = group.first_local_rank() == 0;
+  Choice choice;
+  std::string refused;  // in one of ranks' files, which the others may not have
+  Status status = Status::kOk;
+  try {
+    choice = look(options, direction, group);
+  } catch (const Error& error) {
+    status = error.status();
+    refused = error.what();
+  }
+  // Rank 0's file has to be one.
+  const std::string end = text_of_first_rank(group, fmt::format("{} {}", static_cast<int>(status), refused));
+  if (const auto first_status = static_cast<Status>(std::atoi(end.c_str())); first_status != Status::kOk) {
+    throw Error(first_status, end.substr(end.find(' ') + 1));
+  }
   if (first) {
     for (const std::string& remark : choice.remarks) std::cerr << "uniep: " << remark << "; it is left out\n";
   }
@@ -187,7 +204,7 @@ Schedule chosen_schedule(const LayerOptions& options, Direction direction, Group
                              direction == Direction::kForward ? "forward" : "backward",
                              choice.source.empty() ? "the built-in defaults" : choice.source, text);
   }
-  if (const std::vector<int> others = ranks_that_differ(group, to_text(own)); first && !others.empty()) {
+  if (const std::vector<int> others = ranks_that_differ(group, to_text(own) + refused); first && !others.empty()) {
     std::cerr << fmt::format(
         "uniep: schedule ({}): {} found another one, in another cache or --tuned file; rank 0's counts\n",
         direction == Direction::kForward ? "forward" : "backward", tune::rank_names(others, "has", "have"));

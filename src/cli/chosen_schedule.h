@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cli/layer_options.h"
 #include "tune/tuned.h"
@@ -19,10 +20,13 @@ tune::TunedFolder tuned_folder();
 
 // Collective where ranks are in several processes: rank 0's choice counts. With UNIEP_SCHEDULE_LOG=1 a line on standard
 // error says where it is from. Throws Error(kInvalidArgument) for fields that were given and are not legal, for a
-// --tuned that is no such file, and with --tuned-strict where it has no entry.
+// --tuned that is no such file, and with --tuned-strict where it has no entry that is legal; on all ranks what rank 0's
+// file is refused for.
 Schedule chosen_schedule(const LayerOptions& options, Direction direction, Group& group);
 
 // A text of rank 0 on all ranks. Collective where ranks are in several processes.
 std::string text_of_first_rank(Group& group, const std::string& own);
+// Ranks whose text is another than rank 0's. Collective likewise.
+std::vector<int> ranks_that_differ(Group& group, const std::string& own);
 
 }  // namespace uniep::cli

@@ -56,9 +56,6 @@ void add_schedule_options(CLI::App& app, LayerOptions& options) {
       [&options](const std::string& text) { options.schedule_backward = read_schedule("--schedule-backward", text); },
       "auto|FILE|key=value,...", "fields that backward has instead of --schedule's");
   add_save_option(app, options.save);
-  app.add_option("--tuned", options.tuned, "schedules that `uniep tune --export` wrote, before those of its cache")
-      ->type_name("FILE");
-  app.add_flag("--tuned-strict", options.tuned_strict, "an error where --tuned has none for this layer and machine");
 }
 
 void check_sizes(const LayerOptions& options) {
@@ -155,6 +152,12 @@ Schedule LayerOptions::resolved(Direction direction, const Machine& machine, Ope
         given(direction),
         {.direction = direction, .shape = shape, .numerics = numerics, .machine = machine, .operation = operation});
   });
+}
+
+void add_tuned_options(CLI::App& app, LayerOptions& options) {
+  app.add_option("--tuned", options.tuned, "schedules that `uniep tune --export` wrote, before those of its cache")
+      ->type_name("FILE");
+  app.add_flag("--tuned-strict", options.tuned_strict, "an error where --tuned has none for this layer and machine");
 }
 
 void add_layer_options(CLI::App& app, LayerOptions& options) {

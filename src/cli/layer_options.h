@@ -43,6 +43,8 @@ struct LayerOptions {
 };
 
 void add_layer_options(CLI::App& app, LayerOptions& options);
+// --tuned and --tuned-strict: of commands whose calls run under chosen_schedule().
+void add_tuned_options(CLI::App& app, LayerOptions& options);
 // --activation, --router-weight and --bias; add_layer_options() has them.
 void add_activation_options(CLI::App& app, Numerics& numerics);
 void add_save_option(CLI::App& app, SaveWay& save);

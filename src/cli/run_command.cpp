@@ -221,6 +221,7 @@ int run(RunOptions options) {
 
 void add_run_options(CLI::App& command, RunOptions& options) {
   add_layer_options(command, options.layer);
+  add_tuned_options(command, options.layer);
   command.add_option("--probs", options.files.probs, "router weights, float32 [sum T, K]")->type_name("FILE.npy");
   command
       .add_option("--tensors", options.files.tensors, "any of x, dy, probs, w1, w2, b1 and b2; the rest is synthetic")

@@ -40,6 +40,7 @@ std::vector<Schedule> solved(const LayerOptions& layer, Direction direction, con
   const Placement placement = is_uniform(layer) ? Placement() : place_ids(layer, make_ids(layer));
   tune::SolveRequest request = solve_request({layer, direction}, description, placement);
   request.best = std::max(count, kSimulated);
+  request.fixed = with_only_buildable(std::move(request.fixed), machine);
   std::vector<Schedule> best;
   tune::Solution solution;
   try {
@@ -83,6 +84,7 @@ std::vector<Schedule> tune_candidates(const LayerOptions& layer, Direction direc
     for (const Schedule& schedule : schedules) {
       if (all.size() >= limit) return;
       const Schedule name = canonical(schedule, request);
+      if (!buildable(schedule, request).empty()) continue;
       if (std::find(names.begin(), names.end(), name) != names.end()) continue;
       names.push_back(name);
       all.push_back(schedule);

@@ -14,7 +14,6 @@
 #include <thread>
 #include <utility>
 
-#include "cli/calibrated_machine.h"
 #include "cli/chosen_schedule.h"
 #include "cli/launch_options.h"
 #include "cli/layer_inputs.h"
@@ -28,8 +27,10 @@
 #include "engine/cuda/calls/engine.h"
 #include "engine/engine.h"
 #include "io/file.h"
+#include "tune/calibrated_machine.h"
 #include "tune/changed_fields.h"
 #include "tune/journal.h"
+#include "tune/rank_names.h"
 
 namespace uniep::cli {
 namespace {
@@ -50,6 +51,7 @@ struct TuneOptions {
   std::optional<sim::MachineDescription> description = {};  // that
   sim::State state = sim::State::kSustained;
   bool again = false;
+  bool traces = false;  // of the default and of what is taken, for rank 0's report
   std::string exported, json, report;
 };
 
@@ -92,7 +94,7 @@ sim::MachineDescription description_of(const TuneOptions& options, const Group& 
   if (group.engine() != EngineKind::kCuda) return sim::shipped_machine(sim::kDefaultMachine);
   const std::string device = cuda::device_label(group.device(group.first_local_rank()));
   std::string doubt;
-  if (std::optional<sim::MachineDescription> calibrated = find_calibrated(device, doubt)) return *calibrated;
+  if (std::optional<sim::MachineDescription> calibrated = tune::find_calibrated(device, doubt)) return *calibrated;
   if (!doubt.empty() && group.first_local_rank() == 0) {
     std::cerr << "uniep tune: " << doubt << "; it is left out\n";
   }
@@ -100,14 +102,61 @@ sim::MachineDescription description_of(const TuneOptions& options, const Group& 
   return shipped != nullptr ? *shipped : sim::shipped_machine(sim::kDefaultMachine);
 }
 
-// Rank 0's: what the others have calibrated does not count.
+// All ranks tune one layer in the same way: of another layer it throws on all of them, and of what the search may take
+// rank 0's counts.
+void agree_on_options(TuneOptions& options, Group& group) {
+  const LayerOptions& layer = options.layer;
+  std::string what = layer.routing + ";" + std::to_string(layer.seed);
+  for (const int64_t tokens : layer.tokens()) what += ";" + std::to_string(tokens);
+  for (const Direction direction : options.directions) {
+    tune::TunedKey key = tuned_key(layer, direction, group);
+    key.machine.clear();  // a rank's GPU may have a speed of its own
+    what += ";" + tune::to_json({{.key = key, .schedule = layer.resolved(direction, group.machine())}});
+  }
+  if (const std::vector<int> others = ranks_that_differ(group, what); !others.empty()) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("tune: {} given another layer, --tokens, --routing, --direction or --schedule than rank 0",
+                            tune::rank_names(others, "was", "were")));
+  }
+  const std::string own = fmt::format("{} {} {} {}", options.candidates, options.budget,
+                                      static_cast<int>(options.state), options.report.empty() ? 0 : 1);
+  const std::vector<int> others = ranks_that_differ(group, own);
+  if (!others.empty() && group.first_local_rank() == 0) {
+    std::cerr << fmt::format("uniep tune: {} another --candidates, --budget, --state or --report; rank 0's count\n",
+                             tune::rank_names(others, "has", "have"));
+  }
+  int state = 0, traces = 0;
+  std::istringstream(text_of_first_rank(group, own)) >> options.candidates >> options.budget >> state >> traces;
+  options.state = static_cast<sim::State>(state);
+  options.traces = traces != 0;
+}
+
+// What an earlier search has found is compared with what this one tries.
+std::optional<Schedule> kept_schedule(const TuneOptions& options, Direction direction, const Group& group) {
+  const std::optional<tune::TunedSchedule> entry = tuned_folder().find(tuned_key(options.layer, direction, group));
+  if (!entry) return std::nullopt;
+  PartialSchedule fields = PartialSchedule::from(entry->schedule);
+  const PartialSchedule given = options.layer.given(direction);
+  for (const auto& [name, value] : given.values()) fields.set(name, value);
+  try {
+    return resolve(fields, {.direction = direction,
+                            .shape = options.layer.shape,
+                            .numerics = options.layer.numerics,
+                            .machine = group.machine()});
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+// Rank 0's: what the others have calibrated, or kept, does not count.
 std::vector<tune::Tried> candidates_of(const TuneOptions& options, Direction direction, Group& group) {
   std::string own;
   if (group.first_local_rank() == 0) {
-    for (const Schedule& schedule :
-         tune_candidates(options.layer, direction, group.machine(), *options.description, options.candidates)) {
-      own += (own.empty() ? "" : "\n") + to_text(schedule);
-    }
+    std::vector<Schedule> all =
+        tune_candidates(options.layer, direction, group.machine(), *options.description, options.candidates);
+    const std::optional<Schedule> kept = kept_schedule(options, direction, group);
+    if (kept && std::find(all.begin(), all.end(), *kept) == all.end()) all.insert(all.begin() + 1, *kept);
+    for (const Schedule& schedule : all) own += (own.empty() ? "" : "\n") + to_text(schedule);
   }
   std::istringstream lines(text_of_first_rank(group, own));
   std::vector<tune::Tried> all;
@@ -158,8 +207,7 @@ TunedDirection tune_direction(const TuneOptions& options, Direction direction, G
   tuned.entry.key = tuned_key(options.layer, direction, group);
   std::filesystem::path journal_file;
   if (reports && folder.keeps()) journal_file = folder.path(tuned.entry.key).replace_extension(".tried");
-  std::error_code ignored;
-  if (options.again && !journal_file.empty()) std::filesystem::remove(journal_file, ignored);
+  if (options.again && !journal_file.empty()) tune::Journal::forget(journal_file);
   tune::Journal journal(journal_file);
   Cache cache;
   std::vector<tune::Tried> candidates = candidates_of(options, direction, group);
@@ -175,20 +223,29 @@ TunedDirection tune_direction(const TuneOptions& options, Direction direction, G
     if (!reports) return;
     cache.write([&] { journal.note(tried); });
     if (tried.verdict == tune::Verdict::kUntried) return;
-    decided += tried.verdict != tune::Verdict::kInTheRunning;
+    decided += tried.verdict != tune::Verdict::kInTheRunning && tried.verdict != tune::Verdict::kUndecided;
     std::cerr << fmt::format("uniep tune: {}: {} of {} decided; {}: {}{}\n", direction_name(direction), decided, count,
                              tune::verdict_name(tried.verdict), changes(tried.schedule, base),
                              tried.reason.empty() ? "" : " (" + tried.reason + ")");
   };
   LayerTrial trial(group, runner, direction, forward, options.state);
   tuned.search = tune::search(std::move(candidates), trial, search);
-  cache.write([&] { journal.finish(); });
   const tune::Tried& best = tuned.search.tried[tuned.search.best];
   tuned.entry.schedule = best.schedule;
   tuned.entry.milliseconds = median(best.milliseconds);
   tuned.entry.default_milliseconds = median(tuned.search.tried.front().milliseconds);
-  if (reports) cache.write([&] { folder.store(tuned.entry); });
-  if (options.report.empty()) return tuned;
+  const bool undecided = std::any_of(tuned.search.tried.begin(), tuned.search.tried.end(),
+                                     [](const auto& tried) { return tried.verdict == tune::Verdict::kUndecided; });
+  if (undecided && reports) {
+    std::cerr << fmt::format(
+        "uniep tune: {}: the budget of {} s ended before all were compared; the next run goes on\n",
+        direction_name(direction), options.budget);
+  }
+  if (!undecided) cache.write([&] { journal.finish(); });
+  // A default that nothing was compared with says no more than no entry.
+  const bool knows = tuned.search.best != 0 || !undecided;
+  if (reports && knows) cache.write([&] { folder.store(tuned.entry); });
+  if (!options.traces) return tuned;
   tuned.default_call = traced_call(runner, direction, base);
   tuned.chosen_call = traced_call(runner, direction, best.schedule);
   return tuned;
@@ -244,6 +301,7 @@ int tune_group(TuneOptions options) {
   wanted.devices = options.devices;
   wanted.launch = options.launch.launch;
   Group group(wanted);
+  agree_on_options(options, group);
   options.description = description_of(options, group);
   const bool reports = group.first_local_rank() == 0;
   OutputFile json_file("--json", reports && options.json != "-" ? options.json : "");
@@ -267,12 +325,12 @@ int tune_group(TuneOptions options) {
     directions.push_back(std::move(tuned));
   }
   if (!reports) return 0;
+  const std::string text = Json({{"tuned", json}}).dump(2) + "\n";
+  write_report(options.json, json_file, text, table);
   if (!options.exported.empty()) export_file.write(tune::to_json(entries));
   if (!options.report.empty()) {
     report_file.write(tune_report(options.layer, *options.description, machine_name(group), directions));
   }
-  const std::string text = Json({{"tuned", json}}).dump(2) + "\n";
-  write_report(options.json, json_file, text, table);
   return 0;
 }
 

@@ -97,8 +97,9 @@ class Report {
       : layer_(layer),
         description_(description),
         measured_on_(measured_on),
-        is_described_(sim::machine_of_device(measured_on) != nullptr &&
-                      sim::machine_of_device(measured_on)->name == description.name),
+        is_described_(description.calibrated ? measured_on.starts_with(description.calibrated->device + ",")
+                                             : sim::machine_of_device(measured_on) != nullptr &&
+                                                   sim::machine_of_device(measured_on)->name == description.name),
         page_("UniEP: tuned schedules of a layer") {}
 
   std::string text(const std::vector<TunedDirection>& directions) {

@@ -8,6 +8,11 @@
 #include "engine/engine.h"
 
 namespace uniep::cli {
+namespace {
+
+constexpr std::chrono::milliseconds kPause{200};
+
+}  // namespace
 
 LayerTrial::LayerTrial(Group& group, LayerRunner& runner, Direction direction, const Schedule& forward,
                        sim::State state)
@@ -23,8 +28,11 @@ int64_t LayerTrial::of_first_rank(int64_t own) {
   return group_.implementation().all_gather(own).front();
 }
 
+double LayerTrial::cost(double milliseconds) const {
+  return milliseconds + (state_ == sim::State::kPaused ? static_cast<double>(kPause.count()) : 0);
+}
+
 double LayerTrial::milliseconds(const Schedule& schedule) {
-  constexpr std::chrono::milliseconds kPause{200};
   if (state_ == sim::State::kPaused) {
     std::this_thread::sleep_for(kPause);
     of_first_rank(0);  // all ranks begin together

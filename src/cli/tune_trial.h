@@ -15,6 +15,7 @@ class LayerTrial : public tune::Trial {
   LayerTrial(Group& group, LayerRunner& runner, Direction direction, const Schedule& forward, sim::State state);
 
   double milliseconds(const Schedule& schedule) override;
+  double cost(double milliseconds) const override;
   uint64_t checksum(const Schedule& schedule) override;
   void warm_up(const Schedule& schedule) override;
   void recover() override;

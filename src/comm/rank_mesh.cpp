@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "comm/mesh_join.h"
 #include "comm/passed_descriptor.h"
@@ -32,15 +33,28 @@ const MeshBootstrap& checked(const MeshBootstrap& bootstrap) {
   return bootstrap;
 }
 
+// A rank that this one is in another collective with has begun anew.
+struct Awaited {
+  int rank;
+};
+
 }  // namespace
+
+// What is under way between two ranks where one has left a collective half-way: the other one reads its messages whole.
+struct RankMesh::Left {
+  std::vector<std::byte> out;  // still to be sent
+  Header header_in{};
+  std::size_t received = 0;  // of the header and what follows it
+};
 
 // One rank's part of a collective: what goes to it and what comes from it.
 struct RankMesh::Transfer {
   int peer = -1;
+  std::vector<std::byte> left_out;  // before the header
   Header header_out{};
   std::span<const std::byte> out;
   int descriptor_out = -1;
-  std::size_t sent = 0;  // of the header and what follows it
+  std::size_t sent = 0;  // of all three
 
   Header header_in{};
   std::vector<std::byte> in;
@@ -48,7 +62,16 @@ struct RankMesh::Transfer {
   std::size_t received = 0;
   bool closed = false;
 
-  bool sends() const { return peer >= 0 && sent < sizeof(Header) + out.size(); }
+  bool sends() const { return peer >= 0 && !rest().empty(); }
+  // What is sent next, in one piece.
+  std::span<const std::byte> rest() const {
+    std::size_t begin = sent;
+    for (const std::span<const std::byte> part : {std::span(left_out), std::as_bytes(std::span(&header_out, 1)), out}) {
+      if (begin < part.size()) return part.subspan(begin);
+      begin -= part.size();
+    }
+    return {};
+  }
   bool receives() const {
     return peer >= 0 && (received < sizeof(Header) || received < sizeof(Header) + header_in.bytes);
   }
@@ -56,7 +79,11 @@ struct RankMesh::Transfer {
 };
 
 RankMesh::RankMesh(const MeshBootstrap& bootstrap, double join_seconds, double wait_seconds)
-    : rank_(checked(bootstrap).rank), ranks_(bootstrap.ranks), wait_seconds_(wait_seconds), owner_(::getpid()) {
+    : rank_(checked(bootstrap).rank),
+      ranks_(bootstrap.ranks),
+      wait_seconds_(wait_seconds),
+      owner_(::getpid()),
+      left_(static_cast<std::size_t>(bootstrap.ranks)) {
   const Deadline deadline(join_seconds);
   if (const std::optional<MeshFailure> failure = join_mesh(bootstrap, deadline, links_)) {
     throw Error(break_with(*failure));
@@ -106,6 +133,12 @@ void RankMesh::agree(const Problem& own, double seconds) {
   }
 }
 
+void RankMesh::begin_again(double seconds) {
+  const std::vector<Transfer> transfers = run_collective(Kind::kBeginAgain, {}, -1, deadline_of(seconds));
+  for (const Transfer& transfer : transfers) sequence_ = std::max(sequence_, transfer.header_in.sequence);
+  awaiting_ = -1;
+}
+
 void RankMesh::fail(const std::string& why) noexcept {
   if (broken_ || ::getpid() != owner_) return;
   try {
@@ -132,8 +165,8 @@ int RankMesh::peer_that_left() {
 // ---- A collective
 
 std::string RankMesh::name_of(const Header& header) {
-  static constexpr std::array<const char*, 5> kNames = {"?", "all_gather", "barrier", "all_gather_descriptors",
-                                                        "agree"};
+  static constexpr std::array<const char*, 6> kNames = {"?",     "all_gather", "barrier", "all_gather_descriptors",
+                                                        "agree", "begin_again"};
   const auto kind = static_cast<std::size_t>(header.kind);
   return std::string(kNames[kind < kNames.size() ? kind : 0]) + " " + std::to_string(header.sequence);
 }
@@ -153,9 +186,11 @@ std::vector<RankMesh::Transfer> RankMesh::run_collective(Kind kind, std::span<co
     throw Error(Status::kInvalidArgument, "a group of several processes was used in a forked child of one of them");
   }
   if (broken_) throw Error(broken_->error);
+  const bool begins_again = kind == Kind::kBeginAgain;
+  if (awaiting_ >= 0 && !begins_again) throw_left();
   const Header header{kind, 0, ++sequence_, own.size()};
+  std::vector<Transfer> transfers(static_cast<std::size_t>(ranks_));
   try {
-    std::vector<Transfer> transfers(static_cast<std::size_t>(ranks_));
     for (int peer = 0; peer < ranks_; ++peer) {
       if (peer == rank_) continue;
       Transfer& transfer = transfers[static_cast<std::size_t>(peer)];
@@ -163,15 +198,50 @@ std::vector<RankMesh::Transfer> RankMesh::run_collective(Kind kind, std::span<co
       transfer.header_out = header;
       transfer.out = own;
       transfer.descriptor_out = descriptor;
+      if (!begins_again) continue;
+      Left left = std::exchange(left_[static_cast<std::size_t>(peer)], {});
+      transfer.left_out = std::move(left.out);
+      transfer.header_in = left.header_in;
+      transfer.received = left.received;
+      if (left.received >= sizeof(Header)) transfer.in.resize(left.header_in.bytes);
     }
     wait(transfers, deadline);
     return transfers;
+  } catch (const Awaited& awaited) {
+    leave_collective(transfers, awaited.rank);
+    throw_left();
   } catch (const Error& error) {
     throw Error(break_with({error}));
   } catch (const std::bad_alloc&) {
     throw Error(break_with(
         {Error(Status::kOutOfMemory, "rank " + std::to_string(rank_) + " has no host memory for " + name_of(header))}));
   }
+}
+
+void RankMesh::leave_collective(std::vector<Transfer>& transfers, int awaiting) {
+  awaiting_ = awaiting;
+  for (const Transfer& transfer : transfers) {
+    if (transfer.peer < 0) continue;
+    Left& left = left_[static_cast<std::size_t>(transfer.peer)];
+    left.header_in = transfer.header_in;
+    left.received = transfer.received;
+    if (transfer.receives() || transfer.header_in.kind == Kind::kBeginAgain) continue;
+    left.received = 0;  // a message that was for this collective
+  }
+  for (Transfer& transfer : transfers) {
+    if (transfer.sent == 0) continue;  // also of this rank itself
+    Left& left = left_[static_cast<std::size_t>(transfer.peer)];
+    while (transfer.sends()) {
+      const std::span<const std::byte> rest = transfer.rest();
+      left.out.insert(left.out.end(), rest.begin(), rest.end());
+      transfer.sent += rest.size();
+    }
+  }
+}
+
+void RankMesh::throw_left() const {
+  throw Error(Status::kTimeout, "rank " + std::to_string(awaiting_) +
+                                    " gave up a call that failed there, and waits in recover() for the other ranks");
 }
 
 std::optional<MeshFailure> RankMesh::failure_of_peers() {
@@ -232,11 +302,8 @@ void RankMesh::wait(std::vector<Transfer>& transfers, const Deadline& deadline) 
 void RankMesh::send(Transfer& transfer) {
   const int socket = links_[static_cast<std::size_t>(transfer.peer)].data();
   while (transfer.sends()) {
-    const std::span header = std::as_bytes(std::span(&transfer.header_out, 1));
-    const bool in_header = transfer.sent < header.size();
-    const std::span<const std::byte> rest =
-        in_header ? header.subspan(transfer.sent) : transfer.out.subspan(transfer.sent - header.size());
-    const ssize_t size = send_with_descriptor(socket, rest, transfer.sent == 0 ? transfer.descriptor_out : -1);
+    const int descriptor = transfer.sent == transfer.left_out.size() ? transfer.descriptor_out : -1;
+    const ssize_t size = send_with_descriptor(socket, transfer.rest(), descriptor);
     if (size >= 0) {
       transfer.sent += static_cast<std::size_t>(size);
       continue;
@@ -271,16 +338,20 @@ void RankMesh::receive(Transfer& transfer) {
                                             std::to_string(transfer.peer) + ": too many files are open");
     }
     transfer.received += static_cast<std::size_t>(size);
-    if (!in_header || transfer.received < header.size()) continue;
-    check_header(transfer);
-    transfer.in.resize(transfer.header_in.bytes);
+    if (in_header && transfer.received == header.size()) {
+      check_header(transfer);
+      transfer.in.resize(transfer.header_in.bytes);
+    }
+    const bool of_left = transfer.header_out.kind == Kind::kBeginAgain && transfer.header_in.kind != Kind::kBeginAgain;
+    if (!transfer.receives() && of_left) transfer.received = 0;  // the next one
   }
 }
 
 void RankMesh::check_header(const Transfer& transfer) const {
   const Header& theirs = transfer.header_in;
   const Header& own = transfer.header_out;
-  if (theirs.kind != own.kind || theirs.sequence != own.sequence) {
+  if (theirs.kind == Kind::kBeginAgain && own.kind != Kind::kBeginAgain) throw Awaited{transfer.peer};
+  if (own.kind != Kind::kBeginAgain && (theirs.kind != own.kind || theirs.sequence != own.sequence)) {
     throw Error(Status::kInvalidArgument, "rank " + std::to_string(rank_) + " is in " + name_of(own) + ", rank " +
                                               std::to_string(transfer.peer) + " in " + name_of(theirs) +
                                               ": all ranks must make the same calls in the same order");

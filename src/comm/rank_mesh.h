@@ -48,8 +48,8 @@ Problem problem_in(Action&& action) {
 // other goes through here and ends. All functions but fail() and peer_failure() are collective: every rank calls the
 // same ones in the same order. They throw Error that names the rank at fault: kTimeout if it did not come in time,
 // kDevice if it failed, left or died (noticed at once), kInvalidArgument if it called another one. The mesh is broken
-// then, all ranks hear of it, and every later call throws the same. Not thread-safe, but for interrupt(). A fork()ed
-// child must not use it.
+// then, all ranks hear of it, and every later call throws the same; but for begin_again(). Not thread-safe, but for
+// interrupt(). A fork()ed child must not use it.
 class RankMesh {
  public:
   static constexpr int kMaxRanks = 64;
@@ -77,6 +77,12 @@ class RankMesh {
   // which it names; the mesh is not broken by that.
   void agree(const Problem& own, double seconds = 0);
 
+  // Begins anew behind a failure that not all ranks have seen: a rank that is in another collective, or comes to one,
+  // leaves it with Error(kTimeout), and so it is with every later one until it begins anew, too.
+  void begin_again(double seconds = 0);
+  // Which rank waits in begin_again() for this one; -1: none that this one has met.
+  int awaiting_rank() const { return awaiting_; }
+
   // Tells all ranks that this one can not go on: what they wait for ends with "rank R failed: why". Does not wait.
   void fail(const std::string& why) noexcept;
 
@@ -89,7 +95,7 @@ class RankMesh {
   int peer_that_left();
 
  private:
-  enum class Kind : uint32_t { kAllGather = 1, kBarrier, kDescriptors, kAgree };
+  enum class Kind : uint32_t { kAllGather = 1, kBarrier, kDescriptors, kAgree, kBeginAgain };
   struct Header {
     Kind kind;
     uint32_t reserved;
@@ -97,6 +103,7 @@ class RankMesh {
     uint64_t bytes;
   };
   struct Transfer;
+  struct Left;
   static std::string name_of(const Header& header);
 
   std::vector<Transfer> run_collective(Kind kind, std::span<const std::byte> own, int descriptor,
@@ -107,6 +114,8 @@ class RankMesh {
   void receive(Transfer& transfer);
   void check_header(const Transfer& transfer) const;
   Deadline deadline_of(double seconds) const { return Deadline(seconds > 0 ? seconds : wait_seconds_); }
+  void leave_collective(std::vector<Transfer>& transfers, int awaiting);
+  [[noreturn]] void throw_left() const;
   const Error& break_with(const MeshFailure& failure) noexcept;
 
   const int rank_;
@@ -115,6 +124,8 @@ class RankMesh {
   const int owner_;  // the process that may use it
   uint64_t sequence_ = 0;
   std::vector<MeshLink> links_;  // by rank; none to this one
+  std::vector<Left> left_;       // by rank: of a collective that was left
+  int awaiting_ = -1;
   std::optional<MeshFailure> broken_;
   std::atomic<bool> interrupted_{false};
 };

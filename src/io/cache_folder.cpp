@@ -1,6 +1,9 @@
 #include "io/cache_folder.h"
 
+#include <sys/stat.h>
+
 #include <cstdlib>
+#include <exception>
 
 namespace uniep {
 namespace {
@@ -22,6 +25,17 @@ std::string cache_folder() {
   std::string folder = named_folder();
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
   return folder;
+}
+
+void make_cache_folder(const std::filesystem::path& folder) noexcept {
+  try {
+    std::filesystem::path made;
+    for (const std::filesystem::path& part : folder) {
+      made /= part;
+      ::mkdir(made.c_str(), 0755);
+    }
+  } catch (const std::exception&) {  // no memory
+  }
 }
 
 }  // namespace uniep

@@ -21,7 +21,7 @@ std::vector<std::string> engine_limits(const ScheduleRequest& request) {
   return reasons;
 }
 
-std::vector<std::string> buildable(const Schedule& schedule, const ScheduleRequest& request, bool processes) {
+std::vector<std::string> buildable(const Schedule& schedule, const ScheduleRequest& request) {
   std::vector<std::string> reasons = engine_limits(request);
   const RuleContext context = rule_context(request);
   for (const Rule& rule : kernel_rules(context)) {
@@ -29,11 +29,17 @@ std::vector<std::string> buildable(const Schedule& schedule, const ScheduleReque
     std::string reason = rule.explain(schedule, context, rule.stage);
     if (std::find(reasons.begin(), reasons.end(), reason) == reasons.end()) reasons.push_back(std::move(reason));
   }
-  if (context.cuda && processes && schedule.dispatch.transport == DispatchTransport::kPush) {
+  if (context.cuda && request.machine.processes && schedule.dispatch.transport == DispatchTransport::kPush) {
     reasons.emplace_back(
         "dispatch.transport=push: with a process a rank no peer reaches a rank's expert rows; legal is pull");
   }
   return reasons;
+}
+
+PartialSchedule with_only_buildable(PartialSchedule given, const Machine& machine) {
+  const std::string transport = name_of(kDispatchTransport);
+  if (machine.engine == EngineKind::kCuda && machine.processes && !given.given(transport)) given.set(transport, "pull");
+  return given;
 }
 
 int pull_parts(const LayerShape& shape) {

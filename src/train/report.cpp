@@ -106,9 +106,12 @@ std::string to_text(const Report& report, const Trainer& trainer, const Text& te
                                        : fmt::format("; held-out {:.4f}\n", record.evaluations.back().loss);
   if (const Tuner* const tuner = trainer.experts().tuner()) {
     const TunerSpent spent = tuner->spent();
-    out +=
-        fmt::format("tuning: {} decisions, {:.2f} % of the time in layers lost to trying\n", tuner->decisions().size(),
-                    100 * spent.lost_milliseconds / std::max(spent.layers_milliseconds, 1e-9));
+    out += fmt::format("tuning: {} decisions", tuner->decisions().size());
+    if (spent.layers_milliseconds > 0) {
+      out += fmt::format(", {:.2f} % of the time in layers lost to trying",
+                         100 * spent.lost_milliseconds / spent.layers_milliseconds);
+    }
+    out += "\n";
     out += fmt::format("forward: {}\nbackward: {}\n", uniep::to_text(trainer.experts().schedule()),
                        uniep::to_text(trainer.experts().schedule_backward()));
   }

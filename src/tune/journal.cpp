@@ -1,10 +1,14 @@
 #include "tune/journal.h"
 
 #include <algorithm>
+#include <exception>
+#include <iterator>
 #include <optional>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
+#include "io/cache_folder.h"
 #include "io/file.h"
 #include "uniep/error.h"
 
@@ -27,17 +31,44 @@ bool is_final(const JournalLine& line) {
 
 std::vector<JournalLine> read_journal(const std::filesystem::path& file) {
   std::error_code ignored;
-  if (file.empty() || !std::filesystem::exists(file, ignored)) return {};
-  std::vector<JournalLine> lines;
+  if (!std::filesystem::is_regular_file(file, ignored)) return {};
   try {
-    lines = parse_journal(io::read_text_file(file));
+    return parse_journal(io::read_text_file(file));
   } catch (const Error&) {
     return {};
   }
+}
+
+// What was under way in a program that has ended has ended it. Whether there was any.
+bool end_untried(std::vector<JournalLine>& lines) {
+  bool any = false;
   for (JournalLine& line : lines) {
-    if (line.verdict == Verdict::kUntried) line = {Verdict::kFailed, line.schedule, kEnded};
+    if (line.verdict != Verdict::kUntried) continue;
+    line = {Verdict::kFailed, line.schedule, kEnded};
+    any = true;
   }
-  return lines;
+  return any;
+}
+
+std::filesystem::path numbered_file(std::filesystem::path file, int number) {
+  if (number > 0) file += std::to_string(number);
+  return file;
+}
+
+// The journals of one layer that are there.
+std::vector<std::filesystem::path> journals_of(const std::filesystem::path& file) {
+  const std::string name = file.filename().string();
+  std::vector<std::filesystem::path> found;
+  std::error_code error;
+  std::filesystem::directory_iterator entry(file.parent_path(), error);
+  while (!error && entry != std::filesystem::directory_iterator()) {
+    const std::string other = entry->path().filename().string();
+    if (other.starts_with(name) && other.find_first_not_of("0123456789", name.size()) == std::string::npos) {
+      found.push_back(entry->path());
+    }
+    entry.increment(error);
+  }
+  return found;
 }
 
 }  // namespace
@@ -65,12 +96,45 @@ std::string to_text(const std::vector<JournalLine>& lines) {
   return text;
 }
 
-Journal::Journal(std::filesystem::path file, const std::vector<std::filesystem::path>& others)
-    : file_(std::move(file)), lines_(read_journal(file_)) {
-  for (const std::filesystem::path& other : others) {
-    for (JournalLine& line : read_journal(other)) {
-      if (is_final(line)) others_.push_back(std::move(line));
+Journal::Journal(const std::filesystem::path& file, int number) {
+  constexpr int kNumbers = 64;
+  if (file.empty()) return;
+  make_cache_folder(file.parent_path());
+  for (int tried = 0; tried < kNumbers && !owner_; ++tried) {
+    file_ = numbered_file(file, number + tried);
+    owner_ = io::FileOwner::take(file_);
+  }
+  if (!owner_) file_.clear();
+  read(file);
+}
+
+Journal Journal::look(const std::filesystem::path& file) {
+  Journal journal;
+  if (!file.empty()) journal.read(file);
+  return journal;
+}
+
+void Journal::read(const std::filesystem::path& file) {
+  for (const std::filesystem::path& other : journals_of(file)) {
+    const bool lives = other != file_ && io::FileOwner::has_owner(other);
+    std::vector<JournalLine> lines = read_journal(other);
+    const bool ended = !lives && end_untried(lines);
+    if (other == file_) {
+      lines_ = std::move(lines);
+      if (ended) try_to_write();  // from now on this search counts as alive
+      continue;
     }
+    std::copy_if(lines.begin(), lines.end(), std::back_inserter(others_), is_final);
+  }
+}
+
+void Journal::forget(const std::filesystem::path& file) noexcept {
+  try {
+    std::error_code ignored;
+    for (const std::filesystem::path& one : journals_of(file)) {
+      if (!io::FileOwner::has_owner(one)) std::filesystem::remove(one, ignored);
+    }
+  } catch (const std::exception&) {  // no memory
   }
 }
 
@@ -124,9 +188,14 @@ void Journal::finish() {
   write();
 }
 
+void Journal::try_to_write() const {
+  try {
+    write();
+  } catch (const Error&) {  // a search that has something to note will say so
+  }
+}
+
 void Journal::write() const {
-  std::error_code ignored;
-  std::filesystem::create_directories(file_.parent_path(), ignored);
   io::write_file(file_, to_text(lines_));
 }
 

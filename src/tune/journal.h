@@ -1,10 +1,12 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "io/file_owner.h"
 #include "tune/search.h"
 
 namespace uniep::tune {
@@ -21,12 +23,19 @@ std::string to_text(const std::vector<JournalLine>& lines);
 
 // What a search has found so far, on disk, a line a step: so that one that was ended goes on where it was, and a
 // Schedule that ended the program is not tried again. Failed and wrong Schedules stay in it for good.
+// Searches for one layer at the same time, of a job's groups or of several jobs, have a file each: FILE, FILE1, FILE2,
+// ... What failed or was wrong is known from all of them.
 class Journal {
  public:
-  // Without a file name nothing is kept. A file that can not be read, or lines that make no sense, count as absent.
-  // What was noted before it was tried, and nothing after, ended the program: it has failed. `others`: journals of the
-  // same layer that others write; what failed or was wrong there is known here.
-  explicit Journal(std::filesystem::path file, const std::vector<std::filesystem::path>& others = {});
+  // Takes the file of that number, or the next one that no living search has. Without a file name nothing is kept. A
+  // file that can not be read, or lines that make no sense, count as absent. What was noted before it was tried, and
+  // nothing after, ended the program: it has failed, unless that program runs.
+  explicit Journal(const std::filesystem::path& file, int number = 0);
+  // Only looks: it takes no file, and note() and finish() do nothing.
+  static Journal look(const std::filesystem::path& file);
+
+  // Deletes the files that no living search has.
+  static void forget(const std::filesystem::path& file) noexcept;
 
   // Verdicts that are known: failed and wrong ones, and those that an unfinished search left behind.
   void mark(std::vector<Tried>& schedules) const;
@@ -37,10 +46,14 @@ class Journal {
   void finish();
 
  private:
+  Journal() = default;
+  void read(const std::filesystem::path& file);
   void write() const;
+  void try_to_write() const;
   JournalLine* find(const std::string& schedule);
 
   std::filesystem::path file_;
+  std::optional<io::FileOwner> owner_;
   std::vector<JournalLine> lines_;   // one a Schedule
   std::vector<JournalLine> others_;  // failed and wrong ones of others
 };

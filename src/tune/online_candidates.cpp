@@ -1,6 +1,7 @@
 #include "tune/online_candidates.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "program/buildable.h"
 #include "program/canonical.h"
@@ -59,8 +60,8 @@ class Model {
 
   bool knows() const { return request_.machine != nullptr; }
 
-  std::vector<Schedule> solved(const PartialSchedule& fixed) {
-    request_.fixed = fixed;
+  std::vector<Schedule> solved(PartialSchedule fixed, const Machine& machine) {
+    request_.fixed = with_only_buildable(std::move(fixed), machine);
     std::vector<Schedule> all;
     try {
       for (const Ranked& ranked : solve(request_).best) all.push_back(ranked.schedule);
@@ -87,7 +88,7 @@ std::vector<Schedule> online_candidates(const TunerLayer& layer, Direction direc
   Model model(layer, direction, machine, description);
   const PartialSchedule fixed = fixed_fields(layer, direction, incumbent);
   std::vector<Schedule> all;
-  if (model.knows()) all = model.solved(fixed);
+  if (model.knows()) all = model.solved(fixed, machine);
   for (const Schedule& schedule : neighbours(incumbent, fixed, request, kNeighbours)) {
     all.push_back(schedule);
   }

@@ -88,7 +88,7 @@ class Search {
         if (!tried(i, [&] { time = trial_.milliseconds(at(i).schedule); })) continue;
         at(i).milliseconds.push_back(time);
         rounds_of_[i].push_back(rounds_begun_);
-        spent_ += time;
+        spent_ += trial_.cost(time);
       }
       std::reverse(schedules.begin(), schedules.end());
       ++rounds_begun_;
@@ -143,7 +143,9 @@ class Search {
       if (better && is_faster(i)) result_.best = i;
     }
     for (const std::size_t i : running()) {
-      if (i != result_.best) decide(i, Verdict::kSlower);
+      if (i == result_.best) continue;
+      const bool compared = i == kDefault || !result_.budget_ended || at(i).ratio_low > 1 || result_.best != kDefault;
+      decide(i, compared ? Verdict::kSlower : Verdict::kUndecided);
     }
   }
 
@@ -169,6 +171,8 @@ const char* verdict_name(Verdict verdict) {
       return "failed";
     case Verdict::kWrong:
       return "wrong";
+    case Verdict::kUndecided:
+      return "undecided";
   }
   return "unknown";
 }

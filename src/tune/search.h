@@ -20,6 +20,8 @@ class Trial {
   virtual double milliseconds(const Schedule& schedule) = 0;
   // The checksum of everything that a call writes. Throws likewise.
   virtual uint64_t checksum(const Schedule& schedule) = 0;
+  // What such a call takes of the budget.
+  virtual double cost(double milliseconds) const { return milliseconds; }
   // Brings the machine into the state that times are wanted of, by calls of a Schedule that works.
   virtual void warm_up(const Schedule& /*schedule*/) {}
   // After an Error, so that the next Schedule can be tried. Throws where nothing can be tried any more.
@@ -29,9 +31,10 @@ class Trial {
 enum class Verdict : int {
   kUntried = 0,
   kInTheRunning,
-  kSlower,  // left behind
-  kFailed,  // its call ended in an Error, or the program that tried it ended
-  kWrong,   // other bits than the default's: a fault of the machine or of the library
+  kSlower,     // left behind
+  kFailed,     // its call ended in an Error, or the program that tried it ended
+  kWrong,      // other bits than the default's: a fault of the machine or of the library
+  kUndecided,  // the budget ended before it was compared
 };
 const char* verdict_name(Verdict verdict);
 

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "io/cache_folder.h"
 #include "io/file.h"
 #include "io/hash64.h"
 #include "io/quote.h"
@@ -247,7 +248,7 @@ std::filesystem::path TunedFolder::path(const TunedKey& key) const {
 
 std::optional<TunedSchedule> TunedFolder::find(const TunedKey& key, std::string* problem) const {
   std::error_code ignored;
-  if (folder_.empty() || !std::filesystem::exists(path(key), ignored)) return std::nullopt;
+  if (folder_.empty() || !std::filesystem::is_regular_file(path(key), ignored)) return std::nullopt;
   try {
     const std::vector<TunedSchedule> entries = parse_tuned(io::read_text_file(path(key)));
     if (entries.size() == 1 && entries[0].key == key) return entries[0];
@@ -267,8 +268,7 @@ void TunedFolder::remove(const TunedKey& key) const {
 
 void TunedFolder::store(const TunedSchedule& tuned) const {
   if (folder_.empty()) return;
-  std::error_code error;
-  std::filesystem::create_directories(folder_, error);
+  make_cache_folder(folder_);
   io::write_file(path(tuned.key), to_json({tuned}));
 }
 

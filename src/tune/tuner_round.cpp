@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "tune/calibrated_machine.h"
 #include "tune/changed_fields.h"
 #include "tune/online_candidates.h"
 #include "tune/rank_names.h"
@@ -44,6 +45,14 @@ bool Tuner::Implementation::wants_candidates(const Slot& slot) const {
   return slot.search.wants_round() && slot.waiting.size() < static_cast<std::size_t>(options_.batch);
 }
 
+sim::MachineDescription Tuner::Implementation::described_machine() {
+  std::string doubt;
+  if (auto calibrated = tune::find_calibrated_among(options_.machine_name, doubt)) return *std::move(calibrated);
+  if (!doubt.empty()) say(doubt + "; it is left out");
+  const sim::MachineDescription* const known = sim::machine_of_device(options_.machine_name);
+  return known != nullptr ? *known : sim::shipped_machine(sim::kDefaultMachine);
+}
+
 std::vector<Schedule> Tuner::Implementation::own_candidates(Slot& slot) {
   const TunerLayer& layer = options_.layers[static_cast<std::size_t>(slot.layer)];
   const Schedule& incumbent = slot.search.incumbent();
@@ -51,9 +60,7 @@ std::vector<Schedule> Tuner::Implementation::own_candidates(Slot& slot) {
   if (options_.candidates) {
     all = options_.candidates(slot.layer, slot.direction, incumbent);
   } else {
-    const sim::MachineDescription* const known = sim::machine_of_device(options_.machine_name);
-    all = tune::online_candidates(layer, slot.direction, options_.machine, incumbent,
-                                  known != nullptr ? *known : sim::shipped_machine(sim::kDefaultMachine));
+    all = tune::online_candidates(layer, slot.direction, options_.machine, incumbent, described_machine());
   }
   // Another group of the job begins elsewhere.
   if (!all.empty()) {

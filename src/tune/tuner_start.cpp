@@ -142,26 +142,11 @@ std::optional<Schedule> Tuner::Implementation::legal(const Slot& slot, PartialSc
   }
 }
 
-// Each group of a job writes a file of its own, and reads all.
-std::unique_ptr<tune::Journal> Tuner::Implementation::journal_of(const Slot& slot) const {
-  std::filesystem::path own = folder_.path(key_of(slot)).replace_extension(".online");
-  const std::string name = own.filename().string();
-  if (options_.group > 0) own += std::to_string(options_.group);
-  std::vector<std::filesystem::path> others;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_.path(), ignored)) {
-    const std::string other = entry.path().filename().string();
-    const bool is_journal =
-        other.starts_with(name) && other.find_first_not_of("0123456789", name.size()) == std::string::npos;
-    if (is_journal && other != own.filename().string()) others.push_back(entry.path());
-  }
-  return std::make_unique<tune::Journal>(own, others);
-}
-
 void Tuner::Implementation::find_kept() {
   if (!folder_.keeps()) return;
   for (Slot& slot : slots_) {
-    std::unique_ptr<tune::Journal> journal = journal_of(slot);
+    const std::filesystem::path file = folder_.path(key_of(slot)).replace_extension(".online");
+    if (options_.rank == 0) slot.journal = std::make_unique<tune::Journal>(file, options_.group);
     std::optional<Schedule> schedule;
     for (const tune::TunedKey& key : tune::keys_of(key_of(slot))) {
       std::string problem;
@@ -170,8 +155,7 @@ void Tuner::Implementation::find_kept() {
       if (entry) schedule = legal(slot, PartialSchedule::from(entry->schedule));
       if (schedule) break;
     }
-    if (schedule && !journal->is_out(*schedule)) slot.search.begin_with(*schedule);
-    if (options_.rank == 0) slot.journal = std::move(journal);
+    if (schedule && !tune::Journal::look(file).is_out(*schedule)) slot.search.begin_with(*schedule);
   }
 }
 

@@ -133,8 +133,7 @@ class Tuner::Implementation {
 
   void check_options() const;
   void make_slots();
-  void find_kept();  // what the folder has, as incumbents
-  std::unique_ptr<tune::Journal> journal_of(const Slot& slot) const;
+  void find_kept();                                          // what the folder has, as incumbents
   void build_forecasts(const std::vector<int64_t>& tokens);  // of layers, rank 0's
   void agree_on_start();
   tune::TunedKey key_of(const Slot& slot) const;
@@ -161,6 +160,7 @@ class Tuner::Implementation {
   bool wants_round(const Slot& slot) const;
   bool wants_candidates(const Slot& slot) const;
   bool affordable(const Slot& slot, std::size_t checks) const;
+  sim::MachineDescription described_machine();
   std::vector<Schedule> own_candidates(Slot& slot);
   std::vector<Round> first_ranks_round();
   OwnCheck check_candidate(const Slot& slot, const Schedule& schedule);

@@ -78,31 +78,41 @@ std::string refusal(const KernelCache& cache, const std::string& key) {
 }
 
 // Code that others could have put there is not run.
-// As files of so many days ago.
-void make_old(const std::string& path, double days) {
-  const auto seconds = static_cast<time_t>(days * 86400);
-  const timespec then{::time(nullptr) - seconds, 0};
-  const timespec times[2] = {then, then};
+// As files that were written, and used last, so many days ago.
+void make_old(const std::string& path, double written, double used) {
+  const auto ago = [](double days) { return timespec{::time(nullptr) - static_cast<time_t>(days * 86400), 0}; };
+  const timespec times[2] = {ago(used), ago(written)};
   expect(::utimensat(AT_FDCWD, path.c_str(), times, 0) == 0, "a file can be made old");
 }
 
 void check_stale_files(const std::string& folder) {
-  const KernelCache cache(folder);
-  for (const char* const key : {"old", "loaded", "new"}) cache.store(key, "content");
-  const std::string begun = cache.path("c") + ".1.new", left = cache.path("d") + ".2.new",
-                    other = folder + "/notes.txt";
-  for (const std::string& path : {begun, left, other}) std::ofstream(path) << "x";
-  make_old(cache.path("old"), 91);
-  make_old(cache.path("loaded"), 91);
-  make_old(left, 0.1);
-  make_old(other, 1000);
-  expect(holds(cache, "loaded", "content"), "an old kernel is loaded");
-  cache.store("next", "content");
-  expect(!fs::exists(cache.path("old")), "a kernel that nobody has loaded for 90 days goes");
-  expect(holds(cache, "loaded", "content"), "one that was loaded stays");
-  expect(holds(cache, "new", "content") && holds(cache, "next", "content"), "and so do new ones");
+  const KernelCache cache(folder, KernelCache::Stale::kGo);
+  const auto key = [](char digit) { return std::string(32, digit); };
+  for (const char digit : {'1', '2', '3', '4'}) cache.store(key(digit), "content");
+  const std::string aside = ".0123456789abcdef.new";
+  const std::string begun = cache.path(key('a')) + aside, left = cache.path(key('b')) + aside;
+  const std::string others[] = {folder + "/notes.txt", folder + "/fmha_sm90.cubin",
+                                folder + "/" + std::string(33, 'c') + ".cubin", cache.path(key('d')) + ".old.new"};
+  for (const std::string& path : {begun, left}) std::ofstream(path) << "x";
+  for (const std::string& path : others) {
+    std::ofstream(path) << "x";
+    make_old(path, 1000, 1000);
+  }
+  make_old(cache.path(key('1')), 91, 91);
+  make_old(cache.path(key('2')), 91, 91);
+  make_old(cache.path(key('3')), 91, 2);
+  make_old(left, 0.1, 0.1);
+  expect(holds(cache, key('2'), "content"), "an old kernel is loaded");
+  const KernelCache named(folder);
+  named.store(key('5'), "content");
+  expect(fs::exists(cache.path(key('1'))) && fs::exists(left), "a folder that was named keeps what it has");
+  cache.store(key('6'), "content");
+  expect(!fs::exists(cache.path(key('1'))), "a kernel that nobody has loaded for 90 days goes");
+  expect(holds(cache, key('2'), "content"), "one that was loaded stays");
+  expect(fs::exists(cache.path(key('3'))), "one that another user has loaded, too");
+  expect(holds(cache, key('4'), "content") && holds(cache, key('6'), "content"), "and so do new ones");
   expect(!fs::exists(left) && fs::exists(begun), "what is half-written goes after an hour");
-  expect(fs::exists(other), "other files stay");
+  for (const std::string& path : others) expect(fs::exists(path), "other files stay");
 }
 
 void check_trust(const std::string& folder) {

@@ -19,6 +19,8 @@
 namespace {
 
 using uniep::cuda::PlaceArguments;
+using uniep::cuda::PlaceFault;
+using uniep::cuda::PlaceReport;
 using uniep::cuda::WaitReport;
 
 constexpr size_t kGranularity = 2 << 20;
@@ -38,6 +40,8 @@ struct State {
   int objects = 0;  // streams, events and page-locked memory
   bool deals_evenly = false;
   int kernels_behind_events = 0;
+  std::map<std::string, int> launches;
+  int lookups_behind_launch = 0;
 };
 State& state() {
   static State own;
@@ -48,6 +52,9 @@ bool fails_call = false;
 // Of the last call: in the device's memory, and where the host has it.
 WaitReport* report = nullptr;
 WaitReport* told = nullptr;
+// Of the last placement, the same.
+PlaceReport* place_report = nullptr;
+PlaceReport* place_told = nullptr;
 std::atomic<bool> captured = false, replayed = false;
 
 CUstreamCaptureStatus capture_status() {
@@ -120,6 +127,8 @@ int fake_cuda_live() {
 }
 void fake_cuda_reset() {
   state().calls.clear();
+  state().launches.clear();
+  state().lookups_behind_launch = 0;
 }
 int fake_cuda_failures() {
   return state().failures;
@@ -138,6 +147,16 @@ void fake_cuda_fail_call() {
 }
 void fake_cuda_fail_last_call() {
   report->failed = told->failed = 1;
+}
+void fake_cuda_fail_last_place(int fault) {
+  place_report->fault = place_told->fault = static_cast<PlaceFault>(fault);
+  place_report->rank = 1;
+}
+int fake_cuda_launches(const char* name) {
+  return state().launches[name];
+}
+int fake_cuda_lookups_behind_launch() {
+  return state().lookups_behind_launch;
 }
 void fake_cuda_capture(int capture) {
   captured = capture != 0;
@@ -312,6 +331,10 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t size, CUstream) {
     told = static_cast<WaitReport*>(to);
     if (std::exchange(fails_call, false)) report->failed = 1;
   }
+  if (size == sizeof(PlaceReport)) {
+    place_report = static_cast<PlaceReport*>(memory(from));
+    place_told = static_cast<PlaceReport*>(to);
+  }
   std::memcpy(to, memory(from), size);
   return CUDA_SUCCESS;
 }
@@ -395,6 +418,7 @@ CUresult cuModuleUnload(CUmodule module) {
 }
 CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
   *function = reinterpret_cast<CUfunction>(&state().modules.at(module)[name]);
+  if (state().launches["uniep_layer"] > 0) ++state().lookups_behind_launch;
   return CUDA_SUCCESS;
 }
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) {
@@ -410,12 +434,17 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig*, CUfunction function, void** arg
     for (auto& [name, launches] : functions) {
       if (reinterpret_cast<CUfunction>(&launches) != function) continue;
       ++launches;
+      ++state().launches[name];
       ++state().kernels_behind_events;
       if (state().deals_evenly && name == "uniep_place") deal_evenly(*static_cast<PlaceArguments*>(arguments[0]));
       return CUDA_SUCCESS;
     }
   }
   return CUDA_ERROR_INVALID_HANDLE;  // of a module that was unloaded
+}
+CUresult cuEventElapsedTime(float* milliseconds, CUevent, CUevent) {
+  *milliseconds = 0.1F;
+  return CUDA_SUCCESS;
 }
 CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,

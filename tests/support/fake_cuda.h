@@ -28,6 +28,11 @@ void fake_cuda_deal_evenly(int deal);
 void fake_cuda_fail_call();
 // The last call's kernels say so by now.
 void fake_cuda_fail_last_call();
+// What kernels of the last placement found wrong, a PlaceFault, told behind place(): rank 1 is at fault.
+void fake_cuda_fail_last_place(int fault);
+// Launches of a kernel, by its name, since the last reset; and kernels that were looked up behind the first layer's.
+int fake_cuda_launches(const char* name);
+int fake_cuda_lookups_behind_launch();
 // From now on all streams are captured into a graph, or none; and graphs are replayed, or not: cuCtxSynchronize waits.
 void fake_cuda_capture(int capture);
 void fake_cuda_replay(int replay);

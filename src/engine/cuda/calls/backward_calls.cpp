@@ -384,7 +384,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   const auto queueing = DeviceOrder::lock();
   throw_noticed_failures();
   BackwardState state(call, request(call.config, call.schedule, Direction::kBackward, call.use),
-                      tables_of(*call.saved.state().placement.state()));
+                      own_tables(*call.saved.state().placement.state()));
   state.again = recompute_request(call.config, call.schedule);
   std::shared_ptr<CudaPending> pending;
   before_growth(state.asked, CallKind::kBackward, state.placement, [&] {

@@ -1,12 +1,9 @@
 #include "uniep/compile.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <system_error>
 
 #include "engine/cuda/calls/call_kernels.h"
 #include "engine/cuda/calls/exchange_request.h"
@@ -14,6 +11,7 @@
 #include "engine/cuda/kernels/exchange.h"
 #include "engine/cuda/kernels/place_kernels.h"
 #include "engine/cuda/runtime/kernel_cache.h"
+#include "io/cache_folder.h"
 #include "model/place.h"
 #include "uniep/error.h"
 
@@ -54,9 +52,7 @@ void require_room(const cuda::KernelCache& cache, const std::vector<cuda::Kernel
     return cache.load(cuda::cache_key(kernel), stored);
   });
   if (complete) return;
-  std::error_code error;
-  std::filesystem::create_directories(std::filesystem::path(cache.directory()).parent_path(), error);
-  ::mkdir(cache.directory().c_str(), 0755);
+  make_cache_folder(cache.directory());
   if (::access(cache.directory().c_str(), W_OK) != 0) refuse_folder(cache.directory());
 }
 

@@ -189,6 +189,7 @@ Machine CudaEngine::machine() const {
   machine.engine = EngineKind::kCuda;
   machine.ranks = options_.ranks;
   machine.workers = options_.workers;
+  machine.processes = in_processes();
   return machine;
 }
 
@@ -260,6 +261,16 @@ std::vector<MemoryNeed> CudaEngine::memory_need(const LayerConfig& config, const
     needs.push_back(need);
   }
   return needs;
+}
+
+// Those that are made within a capacity have their Programs made by the group that has placed.
+PlacedTables& CudaEngine::own_tables(const internal::PlacementState& placement) const {
+  PlacedTables& tables = tables_of(placement);
+  if (placement.counts_on_devices && !tables.is_of(*cache_)) {
+    throw Error(Status::kInvalidArgument,
+                "placement: made within a capacity by another Group; call place() with this one");
+  }
+  return tables;
 }
 
 // Each local rank, its tables to be written in the order of its device's calls.
@@ -338,7 +349,7 @@ GroupPlacer& CudaEngine::placer() {
     }
   }
   synchronize_devices();
-  placer_ = std::make_unique<GroupPlacer>(
+  placer_ = std::make_shared<GroupPlacer>(
       symmetric_, kernels, cache_, GroupPlacer::Limits{options_.timeout_seconds, options_.arrival_timeout_seconds},
       in_processes());
   if (in_processes()) {
@@ -389,6 +400,10 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
         {shape, routings, capacity, rank_targets, number, [&](const auto& need) { reserve(need, call_name); }});
   });
   throw_noticed_failures();
+  tables_of(*state).set_ask([asked = std::weak_ptr(placer_)] {
+    const auto queued = DeviceOrder::lock();
+    if (const std::shared_ptr<GroupPlacer> of_group = asked.lock()) of_group->throw_noticed_failure();
+  });
   return Placement(std::move(state));
 }
 

@@ -104,6 +104,7 @@ class CudaEngine final : public internal::Engine {
   SymmetricNeed symmetric_need(const ProgramRequest& request, const internal::PlacementState& placement,
                                const SignalLayout& layout, int copied_operands) const;
   GroupPlacer& placer();
+  PlacedTables& own_tables(const internal::PlacementState& placement) const;
   std::vector<RankTarget> targets(std::span<const CUstream> streams);
   void prepare(const ProgramRequest& request);
   void load_placer_again();
@@ -236,7 +237,7 @@ class CudaEngine final : public internal::Engine {
   std::shared_ptr<BlockCache> cache_;
   std::vector<std::unique_ptr<DeviceQueue>> queues_;  // one a device, its ranks following each other
   SymmetricRegion symmetric_;
-  std::unique_ptr<GroupPlacer> placer_;        // made by the first place()
+  std::shared_ptr<GroupPlacer> placer_;        // made by the first place()
   std::vector<DeviceBlock> counters_;          // of local ranks
   std::vector<TileRecords> records_;           // of local ranks
   std::shared_ptr<TimesMemory> times_memory_;  // of CallTimers

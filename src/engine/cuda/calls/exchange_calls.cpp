@@ -61,7 +61,7 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
   const ExchangeConfig config = exchange_config(asked);
   const KernelRequest kernel = cuda::exchange_request(config);
   const int bytes = exchange_shared_bytes(config);
-  PlacedTables& tables = tables_of(*placement.state());
+  PlacedTables& tables = own_tables(*placement.state());
   std::vector<RankTarget> rank_targets;
   std::vector<Inputs> inputs(1);
   const std::vector<DeviceProgram>* made = nullptr;

@@ -106,8 +106,8 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   const BesideCapture beside;
   const auto queueing = DeviceOrder::lock();
   throw_noticed_failures();
-  ForwardState state(call, request(call.config, call.schedule, Direction::kForward), tables_of(*call.placement.state()),
-                     first_local_rank());
+  ForwardState state(call, request(call.config, call.schedule, Direction::kForward),
+                     own_tables(*call.placement.state()), first_local_rank());
   look_for_capture(state.streams);
   before_growth(state.asked, CallKind::kForward, state.placement, [&] {
     for (std::size_t local = 0; local < call.arguments.size(); ++local) {

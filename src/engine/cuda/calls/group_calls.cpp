@@ -132,6 +132,7 @@ int CudaEngine::failed_rank() const {
 
 void CudaEngine::throw_noticed_failures() {
   if (!lost_.empty()) throw Error(Status::kTimeout, "group: " + lost_ + "; the ranks that are left need a new Group");
+  broken_ |= ranks_.is_awaited();
   if (broken_) {
     throw Error(Status::kTimeout, "group: an earlier call failed half-way; call Group::recover() before the next one");
   }
@@ -171,6 +172,7 @@ void CudaEngine::synchronize() {
   // A peer that is lost now was done with all calls that have ended here: the next one says so.
   if (!lost_.empty() && !ever_captured_) {
     release_readers();
+    if (placer_ != nullptr) placer_->throw_noticed_failure();
     return;
   }
   synchronize_replays();
@@ -274,6 +276,7 @@ void CudaEngine::recover() {
   if (lost_.empty()) synchronize_replays();
   if (!lost_.empty()) throw_noticed_failures();
   try {
+    ranks_.begin_again();
     symmetric_.recover([this] {
       if (placer_ != nullptr) placer_->clear();
     });

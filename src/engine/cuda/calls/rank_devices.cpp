@@ -148,6 +148,14 @@ void RankDevices::meet() const {
   if (mesh_ != nullptr) mesh_->barrier();
 }
 
+void RankDevices::begin_again() const {
+  if (mesh_ != nullptr) mesh_->begin_again();
+}
+
+bool RankDevices::is_awaited() const {
+  return mesh_ != nullptr && mesh_->awaiting_rank() >= 0;
+}
+
 std::vector<std::vector<std::byte>> RankDevices::all_gather(std::span<const std::byte> own) const {
   return mesh_->all_gather(own);
 }

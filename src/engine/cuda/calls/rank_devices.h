@@ -43,6 +43,10 @@ class RankDevices {
 
   // Exchanges of hosts; nothing where this process has all ranks.
   void meet() const;
+  // Behind a failure that not all ranks may have seen: ends the exchanges that the others are in.
+  void begin_again() const;
+  // Whether a rank has begun again and waits for this one to do so.
+  bool is_awaited() const;
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> own) const;
   void fail(const std::string& why) const noexcept;
   // Why the ranks can not go on together; empty: nothing is known. Does not wait.

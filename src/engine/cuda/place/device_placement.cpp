@@ -166,6 +166,7 @@ void Placer::load(DeviceRanks& of) {
   of.slots_of_map = of.kernels->get(slots_of_map_request(), 0);
   of.kernels->get(dense_dprobs_request(), 0);
   of.kernels->get(call_times_request(), 0);
+  of.kernels->get(empty_nan_request(), 0);
   of.generation = generation;
 }
 

@@ -119,6 +119,7 @@ internal::PlacementState PlacedTables::with_counts(const internal::PlacementStat
   } else {
     check(driver().cuCtxSynchronize(), "waiting for a placement in a graph");
   }
+  if (ask_) ask_();
   internal::PlacementState counted = placed;
   counted.counts_on_devices = false;
   std::vector<int32_t> tokens(counted.rank.size());

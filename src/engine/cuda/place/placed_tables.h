@@ -2,7 +2,9 @@
 
 #include <cuda.h>
 
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/cuda/device/arguments/placement_tables.h"
@@ -61,6 +63,11 @@ class PlacedTables final : public internal::EngineTables {
 
   const PlacementTables& tables(std::size_t local_rank) const { return tables_[local_rank]; }
 
+  // What with_counts() asks first: throws what the group has noticed of its placements.
+  void set_ask(std::function<void()> ask) { ask_ = std::move(ask); }
+
+  bool is_of(const BlockCache& cache) const { return cache_.get() == &cache; }
+
   // Of the call that placed, which all ranks count alike.
   uint32_t number() const { return number_; }
   void set_number(uint32_t number) { number_ = number; }
@@ -80,6 +87,7 @@ class PlacedTables final : public internal::EngineTables {
     std::vector<DeviceProgram> programs;
   };
 
+  std::function<void()> ask_;
   uint32_t number_ = 0;
   std::shared_ptr<BlockCache> cache_;
   DeviceEvent placed_;  // of mark_placed(); none in a graph

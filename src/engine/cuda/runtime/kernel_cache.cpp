@@ -6,15 +6,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <filesystem>
 #include <memory>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "engine/cuda/runtime/kernel_variant.h"
@@ -24,8 +23,6 @@
 
 namespace uniep::cuda {
 namespace {
-
-namespace fs = std::filesystem;
 
 // FNV-1a, from two different starts: 128 bits of key.
 uint64_t hash_text(std::string_view text, uint64_t hash) {
@@ -99,7 +96,7 @@ std::string cache_key(const KernelRequest& request) {
   return name;
 }
 
-KernelCache::KernelCache() : directory_(cache_folder()) {}
+KernelCache::KernelCache() : KernelCache(cache_folder(), Stale::kGo) {}
 
 std::string KernelCache::path(const std::string& key) const {
   return directory_ + "/" + name_of(key);
@@ -164,9 +161,21 @@ std::string name_aside(const std::string& name) {
 constexpr time_t kDay = 86400, kKept = 90 * kDay;  // a kernel that nobody has loaded
 constexpr time_t kHalfWritten = 3600;              // what a process that has ended was writing
 
-bool is_stale(const std::string& name, time_t age) {
-  if (name.ends_with(".cubin")) return age > kKept;
-  return name.find(".cubin.") != std::string::npos && name.ends_with(".new") && age > kHalfWritten;
+// Names as cache_key() and name_aside() make them: all else in the folder is somebody else's.
+bool is_stale(std::string_view name, time_t age) {
+  const auto take_digits = [&](std::size_t count) {
+    const bool all = name.size() >= count && name.find_first_not_of("0123456789abcdef") >= count;
+    if (all) name.remove_prefix(count);
+    return all;
+  };
+  const auto take = [&](std::string_view text) {
+    const bool there = name.starts_with(text);
+    if (there) name.remove_prefix(text.size());
+    return there;
+  };
+  if (!take_digits(32) || !take(".cubin")) return false;
+  if (name.empty()) return age > kKept;
+  return take(".") && take_digits(16) && name == ".new" && age > kHalfWritten;
 }
 
 // Of this and other versions. Another process may do the same.
@@ -178,7 +187,9 @@ void drop_stale(const Descriptor& folder) {
   while (const dirent* const entry = ::readdir(listing.get())) {
     struct stat found {};
     if (::fstatat(folder.number(), entry->d_name, &found, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    if (is_stale(entry->d_name, now - found.st_mtime)) ::unlinkat(folder.number(), entry->d_name, 0);
+    // Other users, who can not say that they have loaded it, leave the time of their access.
+    const time_t used = std::max(found.st_mtime, found.st_atime);
+    if (is_stale(entry->d_name, now - used)) ::unlinkat(folder.number(), entry->d_name, 0);
   }
 }
 
@@ -207,9 +218,7 @@ bool KernelCache::load(const std::string& key, std::string& cubin) const {
 
 void KernelCache::store(const std::string& key, const std::string& cubin) const {
   if (directory_.empty()) return;
-  std::error_code error;
-  fs::create_directories(fs::path(directory_).parent_path(), error);
-  ::mkdir(directory_.c_str(), 0755);  // whatever the process's umask allows others
+  make_cache_folder(directory_);
   const Descriptor folder = open_folder(directory_);
   const std::string aside = name_aside(name_of(key));
   if (!folder || aside.empty()) return;
@@ -224,7 +233,7 @@ void KernelCache::store(const std::string& key, const std::string& cubin) const 
   if (!written || ::renameat(folder.number(), aside.c_str(), folder.number(), name_of(key).c_str()) != 0) {
     ::unlinkat(folder.number(), aside.c_str(), 0);
   }
-  drop_stale(folder);
+  if (stale_ == Stale::kGo) drop_stale(folder);
 }
 
 }  // namespace uniep::cuda

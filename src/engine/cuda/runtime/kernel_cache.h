@@ -16,13 +16,16 @@ std::string sources_label();
 // Compiled kernels on disk, one file each, in cache_folder(). An empty UNIEP_CACHE_DIR turns it off. Files appear whole
 // (written aside, then renamed), so processes may share a directory; a file that is short, damaged or of another format
 // counts as absent and is written anew. A directory that can not be written, or a full disk, makes kernels compile
-// again, nothing worse. store() deletes kernels that nobody has loaded for 90 days, and what ended processes have left
-// half-written. A folder or a file that another user but root owns, or may write, is refused by load() and
-// store(): Error(kInvalidArgument).
+// again, nothing worse. In cache_folder() store() deletes kernels that nobody has loaded for 90 days, and what ended
+// processes have left half-written; in a folder that is named nothing. A folder or a file that another user but root
+// owns, or may write, is refused by load() and store(): Error(kInvalidArgument).
 class KernelCache {
  public:
+  enum class Stale { kStay, kGo };
+
   KernelCache();
-  explicit KernelCache(std::string directory) : directory_(std::move(directory)) {}
+  explicit KernelCache(std::string directory, Stale stale = Stale::kStay)
+      : directory_(std::move(directory)), stale_(stale) {}
 
   bool load(const std::string& key, std::string& cubin) const;
   void store(const std::string& key, const std::string& cubin) const;
@@ -31,6 +34,7 @@ class KernelCache {
 
  private:
   std::string directory_;
+  Stale stale_;
 };
 
 }  // namespace uniep::cuda

@@ -1,8 +1,9 @@
-#include "cli/calibrated_machine.h"
+#include "tune/calibrated_machine.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cctype>
 
 #include "io/cache_folder.h"
@@ -10,7 +11,7 @@
 #include "io/quote.h"
 #include "uniep/error.h"
 
-namespace uniep::cli {
+namespace uniep::tune {
 
 std::filesystem::path calibrated_file(const std::string& device) {
   const std::string folder = cache_folder();
@@ -25,7 +26,7 @@ std::filesystem::path calibrated_file(const std::string& device) {
 std::optional<sim::MachineDescription> find_calibrated(const std::string& device, std::string& problem) {
   const std::filesystem::path file = calibrated_file(device);
   std::error_code no_matter;
-  if (file.empty() || !std::filesystem::exists(file, no_matter)) return std::nullopt;
+  if (file.empty() || !std::filesystem::is_regular_file(file, no_matter)) return std::nullopt;
   try {
     sim::MachineDescription machine = sim::parse_machine(io::read_text_file(file), file.string());
     if (!machine.calibrated) {
@@ -45,4 +46,14 @@ std::optional<sim::MachineDescription> find_calibrated(const std::string& device
   return std::nullopt;
 }
 
-}  // namespace uniep::cli
+std::optional<sim::MachineDescription> find_calibrated_among(std::string_view words, std::string& problem) {
+  constexpr std::string_view kBetween = ", ";
+  for (;;) {
+    const std::size_t end = std::min(words.find(kBetween), words.size());
+    std::optional<sim::MachineDescription> found = find_calibrated(std::string(words.substr(0, end)), problem);
+    if (found || !problem.empty() || end == words.size()) return found;
+    words.remove_prefix(end + kBetween.size());
+  }
+}
+
+}  // namespace uniep::tune

@@ -1,0 +1,100 @@
+// What the host says and does around placements within a capacity, on a stand-in for the CUDA driver, on which kernels
+// do nothing.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <optional>
+
+#include "engine/cuda/device/arguments/place_arguments.h"
+#include "engine/cuda/runtime/dynamic_library.h"
+#include "support/expect_error.h"
+#include "support/fake_cuda.h"
+#include "support/layer_arrays.h"
+
+namespace uniep::test {
+namespace {
+
+class CudaPlacement : public testing::Test {
+ protected:
+  CudaPlacement() {
+    ::setenv("UNIEP_LIBCUDA", UNIEP_FAKE_CUDA, 1);
+    ::setenv("UNIEP_LIBNVRTC", UNIEP_FAKE_CUDA, 1);
+    const cuda::DynamicLibrary library("the stand-in", "UNIEP_LIBCUDA", {});
+    library.bind(reset_, "fake_cuda_reset");
+    library.bind(fail_, "fake_cuda_fail_last_place");
+    library.bind(launches_, "fake_cuda_launches");
+    library.bind(lookups_behind_launch_, "fake_cuda_lookups_behind_launch");
+    options_.engine = EngineKind::kCuda;
+    options_.ranks = layer_.ranks;
+    options_.devices = {0, 1};
+  }
+
+  Placement placed(Group& group) { return place(group, layer_.config.shape, arrays_.routings, {4096, 0}); }
+  void run_forward(Group& group, const Placement& placement) {
+    const LayerConfig& config = layer_.config;
+    const Schedule schedule = resolve({}, {.direction = Direction::kForward,
+                                           .shape = config.shape,
+                                           .numerics = config.numerics,
+                                           .machine = group.machine()});
+    forward(group, config, schedule, placement, arrays_.forward_arguments());
+  }
+
+  RandomLayer layer_ = random_layer(
+      5, {.ranks = {2}, .most_local_experts = 3, .most_tokens = 40, .columns = {{64, 32}}, .fewest_tokens = 40});
+  LayerArrays arrays_{layer_};
+  GroupOptions options_;
+  void (*reset_)() = nullptr;
+  void (*fail_)(int) = nullptr;
+  int (*launches_)(const char*) = nullptr;
+  int (*lookups_behind_launch_)() = nullptr;
+};
+
+TEST_F(CudaPlacement, SaysWhatIsWrongWhereItsRowsAreAsked) {
+  Group group(options_);
+  const Placement first = placed(group), placement = placed(group);
+  fail_(static_cast<int>(cuda::PlaceFault::kOverflow));
+  expect_error(Status::kOverflow, "rank 1", [&] { placement.rows(0); });
+  EXPECT_EQ(placement.rows(0), 0);  // it is empty, and that was said
+  group.check();
+  const Placement later = placed(group);
+  fail_(static_cast<int>(cuda::PlaceFault::kPeerFailed));
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_THROW(placement.expert_rows(0), Error);  // until recover()
+  }
+  group.recover();
+  EXPECT_EQ(placement.rows(0), 0);
+}
+
+TEST_F(CudaPlacement, OutlivesItsGroup) {
+  std::optional<Group> group(options_);
+  const Placement placement = placed(*group);
+  group.reset();
+  EXPECT_EQ(placement.rows(1), 0);
+}
+
+TEST_F(CudaPlacement, ServesTheGroupThatMadeIt) {
+  Group group(options_), other(options_);
+  const Placement placement = placed(group);
+  run_forward(group, placement);
+  for (const bool has_placed : {false, true}) {
+    if (has_placed) placed(other);
+    expect_error(Status::kInvalidArgument,
+                 "placement: made within a capacity by another Group; call place() with this one",
+                 [&] { run_forward(other, placement); });
+  }
+  run_forward(other, placed(other));
+}
+
+// A look for a kernel may wait for those that run, and they for one that is not launched yet.
+TEST_F(CudaPlacement, LooksForNoKernelBehindTheFirstOfACall) {
+  options_.nan_on_overflow = true;
+  Group group(options_);
+  const Placement placement = placed(group);
+  reset_();
+  run_forward(group, placement);
+  EXPECT_GT(launches_("uniep_empty_nan"), 0);
+  EXPECT_EQ(lookups_behind_launch_(), 0);
+}
+
+}  // namespace
+}  // namespace uniep::test

@@ -1,0 +1,110 @@
+// The command line with a process a rank, on a stand-in for the CUDA driver, on which kernels do nothing: what ranks
+// that were given something else than rank 0 end with.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "io/file.h"
+#include "support/command.h"
+#include "support/processes.h"
+#include "support/temporary_folder.h"
+
+namespace uniep::test {
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+struct Ended {
+  std::string status, said;
+};
+
+// Both ranks run the command in torchrun's environment.
+std::array<Ended, 2> run_ranks(const TemporaryFolder& folder, const std::array<Arguments, 2>& arguments) {
+  static int port = 0;
+  ++port;
+  std::vector<Process> processes;
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    processes.emplace_back([&, rank](const Reporter& reporter) {
+      const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
+      set("UNIEP_LIBCUDA", UNIEP_FAKE_CUDA);
+      set("UNIEP_LIBNVRTC", UNIEP_FAKE_CUDA);
+      set("UNIEP_CACHE_DIR", (folder / "cache").string());
+      set("RANK", std::to_string(rank));
+      set("LOCAL_RANK", std::to_string(rank));
+      set("WORLD_SIZE", "2");
+      set("MASTER_ADDR", "127.0.0.1");
+      set("MASTER_PORT", std::to_string(20000 + ::getppid() % 20000 + port));
+      set("UNIEP_ARRIVAL_TIMEOUT_S", "15");
+      std::ostringstream said;
+      std::cerr.rdbuf(said.rdbuf());
+      const CommandResult result = run_command(arguments[rank]);
+      std::string all = said.str() + result.err;
+      for (char& c : all) c = c == '\n' ? '|' : c;
+      reporter.line(std::to_string(result.status));
+      reporter.line(all);
+      std::cerr.rdbuf(nullptr);
+    });
+  }
+  std::array<Ended, 2> ended;
+  for (std::size_t rank = 0; rank < 2; ++rank) ended[rank] = {processes[rank].line(60), processes[rank].line(60)};
+  return ended;
+}
+
+const Arguments kLayer = {"--engine", "cuda",    "--ranks",   "2",        "--tokens",
+                          "64",       "--shape", "64,32,8,2", "--launch", "processes"};
+const Arguments kRun = join({"run"}, kLayer);
+const Arguments kTune = join(join({"tune"}, kLayer), {"--candidates", "2", "--budget", "1", "--direction", "forward"});
+
+void expect_said(const Ended& ended, const std::string& text) {
+  EXPECT_NE(ended.said.find(text), std::string::npos) << ended.status << ": " << ended.said;
+}
+
+TEST(RunProcesses, ATunedFileOfAnotherRankDoesNotCount) {
+  const TemporaryFolder folder;
+  const std::string bad = (folder / "bad.json").string();
+  io::write_file(bad, "{");
+  const std::array<Ended, 2> fine = run_ranks(folder, {kRun, join(kRun, {"--tuned", bad})});
+  for (const Ended& ended : fine) EXPECT_EQ(ended.status, "0") << ended.said;
+  expect_said(fine[0], "rank 1 has found another one");
+  const std::array<Ended, 2> refused = run_ranks(folder, {join(kRun, {"--tuned", bad}), kRun});
+  for (const Ended& ended : refused) {
+    EXPECT_EQ(ended.status, "2") << ended.said;
+    expect_said(ended, "bad.json");
+  }
+}
+
+TEST(TuneProcesses, AnotherLayerIsRefusedBeforeAnythingIsTimed) {
+  const TemporaryFolder folder;
+  for (const Arguments& other :
+       {Arguments{"--tokens", "32"}, Arguments{"--direction", "backward"}, Arguments{"--schedule", "order.raster=2"}}) {
+    Arguments of_one = kTune;
+    for (std::size_t i = 0; i + 1 < of_one.size(); ++i) {
+      if (of_one[i] == other[0])
+        of_one.erase(of_one.begin() + static_cast<std::ptrdiff_t>(i),
+                     of_one.begin() + static_cast<std::ptrdiff_t>(i) + 2);
+    }
+    for (const Ended& ended : run_ranks(folder, {kTune, join(of_one, other)})) {
+      EXPECT_EQ(ended.status, "2") << ended.said;
+      expect_said(ended, "tune: rank 1 was given another layer, --tokens");
+    }
+  }
+}
+
+TEST(TuneProcesses, OfWhatTheSearchMayTakeRankZerosCounts) {
+  const TemporaryFolder folder;
+  Arguments other = kTune;
+  *(std::find(other.begin(), other.end(), "--budget") + 1) = "30";
+  const std::array<Ended, 2> ended = run_ranks(folder, {kTune, other});
+  for (const Ended& one : ended) EXPECT_EQ(one.status, "0") << one.said;
+  expect_said(ended[0], "rank 1 has another --candidates, --budget, --state or --report; rank 0's count");
+}
+
+}  // namespace
+}  // namespace uniep::test
