@@ -7,7 +7,7 @@ one is that of two: on eight, layers that their links bind are "mixed" by defaul
 
 --as-eight: two GPUs loaded as eight would be (compare_layers.py). --ranks 1: one GPU with the experts of one of eight ranks. Prints
 one Markdown table: milliseconds of the plain backward and, of each way, the median over the rounds of its ratio to the plain one of
-its round.
+its round. Other numbers of GPUs have whole models. What FILE has (records.py) is not measured again.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import tempfile
 import numpy
 
 import remote_routing
+from records import Records, device_name
 
 SHAPES = {  # H, I, E, K
     "dsv3": (7168, 2048, 256, 8),
@@ -48,7 +49,9 @@ WAYS = {  # by name: what is measured, and options of its own
 def measure(options, shape, way, routing):
     name, own = WAYS[way]
     hidden, intermediate, experts, topk = SHAPES[shape]
-    given = {"--shape": f"{hidden},{intermediate},{max(experts * options.ranks // 8, topk)},{topk}", "--tokens": options.tokens,
+    if options.as_eight or options.ranks == 1:
+        experts = max(experts * options.ranks // 8, topk)
+    given = {"--shape": f"{hidden},{intermediate},{experts},{topk}", "--tokens": options.tokens,
              "--ranks": options.ranks, "--devices": ",".join(map(str, range(options.first, options.first + options.ranks))),
              "--repeat": options.repeat, "--only": name, **own, **({"--warm-up": options.warm_up} if options.warm_up else {})}
     if routing is not None:
@@ -82,7 +85,9 @@ def main():
                      f"{', '.join(SHAPES)}")
     print("| model | plain, ms | " + " | ".join(f"{way} / plain" for way in ways[1:]) + " |")
     print("|" + "---|" * (len(ways) + 1))
-    records = []
+    records = Records(options.json, dict(op=options.op, device=device_name(), ranks=options.ranks, as_eight=options.as_eight,
+                                         tokens=options.tokens, warm_up=options.warm_up, repeat=options.repeat, turns=options.rounds,
+                                         ways=ways))
     with tempfile.TemporaryDirectory() as folder:
         for shape in options.shapes.split(","):
             routing = None
@@ -90,14 +95,14 @@ def main():
                 routing = os.path.join(folder, f"{shape}.npy")
                 _, _, experts, topk = SHAPES[shape]
                 numpy.save(routing, remote_routing.remote_ids(experts * options.ranks // 8, options.ranks, options.tokens, topk))
-            rounds = [{way: measure(options, shape, way, routing) for way in ways} for _ in range(options.rounds)]
+            record = records.find(shape=shape)
+            if record is None:
+                rounds = [{way: measure(options, shape, way, routing) for way in ways} for _ in range(options.rounds)]
+                record = records.add(shape=shape, rounds=rounds)
+            rounds = record["rounds"]
             plain = statistics.median(times["plain"] for times in rounds)
             ratios = {way: statistics.median(times[way] / times["plain"] for times in rounds) for way in ways[1:]}
             print(f"| {shape} | {plain:.3f} | " + " | ".join(f"{ratio:.3f}" for ratio in ratios.values()) + " |", flush=True)
-            records.append({"shape": shape, "plain_ms": plain, "ratios": ratios, "rounds": rounds})
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"op": options.op, "ranks": options.ranks, "as_eight": options.as_eight, "tokens": options.tokens, "records": records}, file)
 
 
 if __name__ == "__main__":

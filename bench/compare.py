@@ -3,7 +3,8 @@
 Each figure is the median over --repeat runs a round, of each run the slowest GPU, timed with device events around all
 device work with a cold L2 cache. GPU g has the rows of rank g of an expert-parallel group with uniform routing.
 The two take turns GEMM by GEMM. Both begin on GPUs that have been idle for a moment, and run for --warm-up
-seconds before a run counts: for the first tenth of a second GPUs run at higher clocks than they can keep.
+seconds before a run counts: for the first tenth of a second GPUs run at higher clocks than they can keep. What FILE has (records.py)
+is not measured again.
 
     python3 bench/compare.py build/release/uniep [--shapes dsv3,mixtral] [--tokens 4096,8192] [--devices 0,1] [--json FILE]
 """
@@ -17,6 +18,8 @@ import subprocess
 import time
 
 import torch
+
+from records import Records
 
 SHAPES = "dsv3,qwen3-235b,qwen3-30b,mixtral"
 BF16 = torch.bfloat16
@@ -95,30 +98,35 @@ def run_torch(gpus, name, options):
     return times
 
 
-def compare(options, shape, tokens):
+def compare(options, kept, shape, tokens):
     """One line a GEMM; the records."""
     gpus, records = [], []
     for name in (*PLAIN, "wgrad1+=", *FUSED):
-        times = {"ours": [], "base": []}
-        for _ in range(options.rounds):
-            report = run_uniep(options, shape, tokens, *((FUSED[name], name) if name in FUSED else (name,)))
-            results = {result["name"]: result for result in report["results"]}
-            times["ours"] += results[name]["ms"]["all"]
-            if name in FUSED:
-                times["base"] += results[FUSED[name]]["ms"]["all"]
-                continue
-            if not gpus:
-                gpus = [TorchGemms(device, counts, report["shape"])
-                        for device, counts in zip(options.devices, report["rows_per_expert"])]
-            times["base"] += run_torch(gpus, name, options)
-        ours, base = statistics.median(times["ours"]), statistics.median(times["base"])
-        tflops = results[name]["tflops"] * results[name]["ms"]["median"] / ours
-        records.append(dict(shape=shape, tokens=tokens, op=name, base_ms=base, ours_ms=ours, ratio=base / ours,
-                            tflops=tflops))
-        print(f"{shape:11s} {tokens:5d} {name:15s} {base:8.3f} {ours:8.3f} {tflops:8.0f} {base / ours:7.3f}", flush=True)
+        record = kept.find(shape=shape, tokens=tokens, op=name) or kept.add(**measure(options, gpus, shape, tokens, name))
+        records.append(record)
+        print(f"{shape:11s} {tokens:5d} {name:15s} {record['base_ms']:8.3f} {record['ours_ms']:8.3f} {record['tflops']:8.0f} "
+              f"{record['ratio']:7.3f}", flush=True)
     del gpus
     torch.cuda.empty_cache()
     return records
+
+
+def measure(options, gpus, shape, tokens, name):
+    """`gpus`: TorchGemms of this shape, filled here where there are none yet."""
+    times = {"ours": [], "base": []}
+    for _ in range(options.rounds):
+        report = run_uniep(options, shape, tokens, *((FUSED[name], name) if name in FUSED else (name,)))
+        results = {result["name"]: result for result in report["results"]}
+        times["ours"] += results[name]["ms"]["all"]
+        if name in FUSED:
+            times["base"] += results[FUSED[name]]["ms"]["all"]
+            continue
+        if not gpus:
+            gpus += [TorchGemms(device, counts, report["shape"]) for device, counts in zip(options.devices, report["rows_per_expert"])]
+        times["base"] += run_torch(gpus, name, options)
+    ours, base = statistics.median(times["ours"]), statistics.median(times["base"])
+    tflops = results[name]["tflops"] * results[name]["ms"]["median"] / ours
+    return dict(shape=shape, tokens=tokens, op=name, base_ms=base, ours_ms=ours, ratio=base / ours, tflops=tflops)
 
 
 def main():
@@ -137,18 +145,16 @@ def main():
     print(f"{len(options.devices)} x {torch.cuda.get_device_name()}, torch {torch.__version__}")
     print("base: torch; of fused epilogues our plain GEMM")
     print("shape           T GEMM            base ms  ours ms  TFLOP/s   ratio")
+    kept = Records(options.json, dict(device=torch.cuda.get_device_name(), gpus=len(options.devices), warm_up=options.warm_up,
+                                      repeat=options.repeat, turns=options.rounds))
     records = []
     for shape in options.shapes.split(","):
         for tokens in map(int, options.tokens.split(",")):
-            records += compare(options, shape, tokens)
+            records += compare(options, kept, shape, tokens)
     for group in ("fc", "dgrad", "wgrad", ""):
         ratios = [r["ratio"] for r in records if r["op"] in PLAIN and r["op"].startswith(group)]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         print(f"geometric mean of {group or 'all'}: {mean:.3f} over {len(ratios)}, worst {min(ratios):.3f}")
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(dict(device=torch.cuda.get_device_name(), gpus=len(options.devices), warm_up=options.warm_up,
-                           records=records), file)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Dispatch and combine alone on all GPUs of a machine: ours by SMs, NCCL's all-to-all, and DeepEP where it imports.
 
-Ours and NCCL's begin with tokens and end with rows in expert order, and back with sums of the slots; DeepEP leaves rows in the order
-of their sources and combines sums that are there already (serialized_layer.py). Each figure is the median over --repeat runs, of each
-run the slowest GPU, with cold L2 caches and a given placement. GB/s count what our dispatch (combine: flat, or the groups' sums)
-makes a GPU receive, rows from its own GPU too, for all of them: a token once for each GPU that it goes to.
+Ours and NCCL's begin with tokens and end with rows in expert order, and back with sums of the slots, as `deepep, permuted` does;
+`deepep` leaves rows in the order of their sources and combines sums that are there already (serialized_layer.py). Each figure is the
+median over --repeat runs, of each run the slowest GPU, with cold L2 caches and a given placement. GB/s count what our dispatch
+(combine: flat, or the groups' sums) makes a GPU receive, rows from its own GPU too, for all of them: a token once for each GPU that
+it goes to.
 
     python3 bench/compare_exchange.py build/release/uniep [--tokens 4096] [--hidden 7168] [--experts 256] [--topk 8] [--json FILE]
 """
@@ -20,19 +21,22 @@ import torch.multiprocessing as mp
 import serialized_layer
 
 INTERMEDIATE = 64  # of experts that nobody uses here
-SMS = ("8 SMs", "24 SMs", "all SMs")
+SMS = ("8 SMs", "16 SMs", "24 SMs", "all SMs")
 
 
 def measure_theirs(rank, ranks, options, path):
-    buffer, deep_ep = serialized_layer.join(rank, ranks)
+    joined = serialized_layer.join(rank, ranks)
     own = serialized_layer.Rank(rank, ranks, (options.hidden, INTERMEDIATE, options.experts, options.topk), options.tokens)
     rows = own.nccl_dispatch()
     times = {"dispatch": {"nccl": own.median(own.nccl_dispatch, options.repeat)},
              "combine": {"nccl": own.median(lambda: own.nccl_combine(rows), options.repeat)}}
-    if buffer is not None:
-        dispatch, combine, _ = own.deepep(buffer, deep_ep)
-        times["dispatch"]["deepep"] = own.median(dispatch, options.repeat)
-        times["combine"]["deepep"] = own.median(combine, options.repeat)
+    if joined.buffer is not None:
+        deepep = own.deepep(joined.buffer, joined.deep_ep)
+        sorted_rows = deepep.way.dispatch(own.x)
+        times["dispatch"]["deepep"] = own.median(deepep.dispatch, options.repeat)
+        times["dispatch"]["deepep, permuted"] = own.median(lambda: deepep.way.dispatch(own.x), options.repeat)
+        times["combine"]["deepep"] = own.median(deepep.combine, options.repeat)
+        times["combine"]["deepep, permuted"] = own.median(lambda: deepep.way.combine(sorted_rows), options.repeat)
     if rank == 0:
         with open(path, "w") as file:
             json.dump(times, file)
@@ -76,7 +80,7 @@ def main():
         records.append(dict(exchange=name, gigabytes=gigabytes, ms=milliseconds))
         print(f"{name}: {gigabytes:.3f} GB a GPU")
         for way, time in milliseconds.items():
-            print(f"  {way:8s} {time:8.3f} ms {gigabytes / time * 1e3:8.1f} GB/s", flush=True)
+            print(f"  {way:16s} {time:8.3f} ms {gigabytes / time * 1e3:8.1f} GB/s", flush=True)
     if options.json:
         with open(options.json, "w") as file:
             json.dump(dict(device=torch.cuda.get_device_name(), gpus=ranks, records=records), file)

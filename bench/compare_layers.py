@@ -8,17 +8,21 @@ gemms` are the GEMMs of torch._grouped_mm alone, two of forward and four of back
 and theirs take turns for --rounds, one shape after the other, and the range of the rounds' ratios stands beside the median. All run
 for --warm-up seconds before a run counts, and one run follows the other: for the first tenth of a second, and after each pause, GPUs
 run at higher clocks than they can keep. With --warm-up 0 all GPUs begin each run together, once the host has launched it (theirs
-after a millisecond). Routing is uniform, or that of a file: [GPUs x tokens, K] experts, all slots used, as bench/remote_routing.py
-writes it.
+after a millisecond). Routing is uniform, zipf:S (a token draws different experts, expert e with (e + 1)^-S), or that of a file:
+[GPUs x tokens, K] experts, all slots used, as bench/remote_routing.py writes it; the same for ours and theirs.
 
     python3 bench/compare_layers.py build/release/uniep [--op forward|backward|step] [--shapes dsv3,mixtral,4096,1408,128,8]
-        [--tokens 4096,8192] [--routing FILE.npy | --as-eight] [--wgrad bf16|fp32|accumulate] [--schedule ...] [--json FILE]
+        [--tokens 4096,8192] [--routing zipf:1|FILE.npy | --as-eight] [--wgrad bf16|fp32|accumulate] [--schedule ...] [--json FILE]
 
 --op takes several, separated by commas. --as-eight loads fewer GPUs as eight would be: the experts of as many of eight ranks, and a
 routing that sends seven slots in eight to other ranks (remote_routing.py), each of them as a row of its own (dispatch.dedup=off).
 Ours runs as it would by default on eight. `deepep` has no ratio there: it sends a row to each rank once, and there are fewer ranks.
-Mixtral's two slots can not be shared like that: of its slots half are sent. A shape's rows are printed, and FILE written, once its
-rounds are over.
+Mixtral's two slots can not be shared like that: of its slots half are sent. A shape's rows are printed, and go to FILE (records.py), once its
+rounds are over; what FILE has is not measured again.
+
+FILE has `bytes`, too: of ours what a call asks for, a rank (`layer`); of theirs what a run takes from torch's allocator beside its
+results and what was there before, x, dy, weights and, of a backward, what forward kept (`nccl`, `deepep`); and what a process has
+outside of it (`outside`): NCCL's communicator and all kernels, DeepEP's buffer.
 """
 
 import argparse
@@ -36,6 +40,7 @@ import torch.multiprocessing as mp
 import expert_formulas
 import remote_routing
 import serialized_layer
+from records import Records
 
 SHAPES = {  # H, I, E, K
     "dsv3": (7168, 2048, 256, 8),
@@ -45,25 +50,29 @@ SHAPES = {  # H, I, E, K
     "gpt-oss-120b": (2880, 2880, 128, 4),
     "nemotron-3-nano": (2688, 1856, 128, 6),
 }
+ZIPF = "zipf:"
 FORMULAS = {"gpt-oss-120b": "gpt-oss", "nemotron-3-nano": "relu2"}  # of expert_formulas; else "swiglu"
 
 
 def measure_theirs(rank, ranks, options, path):
-    buffer, deep_ep = serialized_layer.join(rank, ranks)
-    routing = None if options.routing is None else torch.from_numpy(numpy.load(options.routing))
+    joined = serialized_layer.join(rank, ranks)
     results = {}
     for shape in options.shapes:
         for tokens in options.tokens:
-            ids = torch.from_numpy(as_eight_ids(options, ranks, shape, tokens)) if options.as_eight else routing
-            own = serialized_layer.Rank(rank, ranks, sizes_of(shape, options, ranks), tokens, options.warm_up, ids,
-                                        FORMULAS.get(shape, "swiglu"))
+            ids = ids_of(options, ranks, shape, tokens)
+            own = serialized_layer.Rank(rank, ranks, sizes_of(shape, options, ranks), tokens, options.warm_up,
+                                        None if ids is None else torch.from_numpy(ids), FORMULAS.get(shape, "swiglu"))
             for op in options.op:
-                times = {"nccl": own.median(own.nccl(op), options.repeat),
-                         "torch GEMMs": own.median(own.gemms(op), options.repeat)}
-                if buffer is not None:
-                    times["deepep"] = own.median(own.deepep(buffer, deep_ep, op)[2], options.repeat)
-                results[f"{op} {shape} {tokens}"] = times
-            del own
+                times = {"torch GEMMs": own.median(own.gemms(op), options.repeat)}
+                bytes_of = {}
+                for name in ("nccl", "deepep")[:1 if joined.buffer is None else 2]:
+                    run = own.nccl(op) if name == "nccl" else own.deepep(joined.buffer, joined.deep_ep, op).run
+                    times[name] = own.median(run, options.repeat)
+                    bytes_of[name] = own.peak_bytes(op, run)
+                rest = serialized_layer.bytes_outside_of_torch() - joined.bytes_before - joined.deepep_bytes
+                bytes_of["outside"] = {"nccl": rest, "deepep": joined.deepep_bytes}
+                results[f"{op} {shape} {tokens}"] = {"ms": times, "bytes": bytes_of}
+            del own, run
             torch.cuda.empty_cache()
     if rank == 0:
         with open(path, "w") as file:
@@ -72,15 +81,16 @@ def measure_theirs(rank, ranks, options, path):
 
 
 def measure_ours(options, op, ranks, shape, tokens):
-    """Milliseconds by name, and the layer's floating-point operations."""
-    times, flops = {}, 0.0
+    """Milliseconds by name, the layer's floating-point operations, and its bytes."""
+    times = {}
     bench_op = "layer" if op == "forward" else op
     sizes = ",".join(map(str, sizes_of(shape, options, ranks)))
     with tempfile.TemporaryDirectory() as folder:
-        routing, schedule, schedule_backward = options.routing, options.schedule, options.schedule_backward
+        ids, schedule, schedule_backward = ids_of(options, ranks, shape, tokens), options.schedule, options.schedule_backward
+        routing = os.path.join(folder, "routing.npy")
+        if ids is not None:
+            numpy.save(routing, ids)
         if options.as_eight:
-            routing = os.path.join(folder, "routing.npy")
-            numpy.save(routing, as_eight_ids(options, ranks, shape, tokens))
             whole = SHAPES.get(shape, shape)
             schedule_backward = remote_routing.schedule_of_eight(options.uniep, whole, "backward", schedule_backward or schedule)
             schedule = remote_routing.schedule_of_eight(options.uniep, whole, "forward", schedule)
@@ -89,20 +99,33 @@ def measure_ours(options, op, ranks, shape, tokens):
                        "--repeat", str(options.repeat), "--only", name, "--wgrad", options.wgrad, "--json", "-",
                        *expert_formulas.OPTIONS[FORMULAS.get(shape, "swiglu")]]
             command += ["--launch", "processes"] if options.processes else ["--devices", ",".join(map(str, range(ranks)))]
-            for option, value in (("--warm-up", options.warm_up), ("--routing", routing), ("--schedule", schedule),
-                                  ("--schedule-backward", schedule_backward)):
+            for option, value in (("--warm-up", options.warm_up), ("--routing", ids is not None and routing),
+                                  ("--schedule", schedule), ("--schedule-backward", schedule_backward)):
                 command += [option, str(value)] if value else []
             report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
             result = report["results"][0]
             times[name] = result["ms"]["median"]
             if name == "layer":
-                flops = result["tflops"] * times["layer"] * 1e9
-    return times, flops
+                flops, need = result["tflops"] * times["layer"] * 1e9, report["memory"]
+    return times, flops, need
 
 
-def as_eight_ids(options, ranks, shape, tokens):
+def ids_of(options, ranks, shape, tokens):
+    """[ranks * tokens, topk] experts; None where they are uniform."""
     _, _, experts, topk = sizes_of(shape, options, ranks)
-    return remote_routing.remote_ids(experts, ranks, tokens, topk)
+    if options.as_eight:
+        return remote_routing.remote_ids(experts, ranks, tokens, topk)
+    if options.routing is None:
+        return None
+    if options.routing.startswith(ZIPF):
+        return zipf_ids(experts, ranks * tokens, topk, float(options.routing.removeprefix(ZIPF)))
+    return numpy.load(options.routing)
+
+
+def zipf_ids(experts, tokens, topk, exponent):
+    """Of each token different experts, drawn one after the other with (e + 1)^-exponent: the largest of logarithms with Gumbel noise."""
+    scores = numpy.random.default_rng(1).gumbel(size=(tokens, experts)) - exponent * numpy.log(numpy.arange(experts) + 1)
+    return numpy.argpartition(-scores, topk - 1, axis=1)[:, :topk].astype(numpy.int64)
 
 
 def sizes_of(shape, options, ranks):
@@ -124,13 +147,16 @@ def split_shapes(text):
     return shapes
 
 
-def their_times(options, ranks, shape):
+def their_results(options, ranks, shape, keys):
+    """By (tokens, op)."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "theirs.json")
-        of_shape = argparse.Namespace(**{**vars(options), "shapes": [shape]})
-        mp.spawn(measure_theirs, args=(ranks, of_shape, path), nprocs=ranks)
+        own = {"shapes": [shape], "tokens": list(dict.fromkeys(tokens for tokens, _ in keys)),
+               "op": list(dict.fromkeys(op for _, op in keys))}
+        mp.spawn(measure_theirs, args=(ranks, argparse.Namespace(**{**vars(options), **own}), path), nprocs=ranks)
         with open(path) as file:
-            return json.load(file)
+            results = json.load(file)
+    return {(tokens, op): results[f"{op} {shape} {tokens}"] for tokens, op in keys}
 
 
 def ratio_text(values, one, other):
@@ -142,23 +168,22 @@ def ratio_text(values, one, other):
     return f"{ratio:.3f} ({min(rounds):.3f} to {max(rounds):.3f})"
 
 
-def measure_shape(options, ranks, shape):
-    """A record for each number of tokens and op. Who comes first changes with each round."""
-    keys = list(itertools.product(options.tokens, options.op))
-    samples, flops = {key: {} for key in keys}, {}
+def measure_shape(options, ranks, shape, keys):
+    """A record for each (tokens, op). Who comes first changes with each round."""
+    samples = {key: {} for key in keys}
     for turn in range(options.rounds):
-        theirs = their_times(options, ranks, shape) if turn % 2 == 0 else None
+        theirs = their_results(options, ranks, shape, keys) if turn % 2 == 0 else None
         ours = {(tokens, op): measure_ours(options, op, ranks, shape, tokens) for tokens, op in keys}
-        theirs = theirs or their_times(options, ranks, shape)
-        for tokens, op in keys:
-            times, flops[tokens, op] = ours[tokens, op]
-            for name, value in {**theirs[f"{op} {shape} {tokens}"], **times}.items():
-                samples[tokens, op].setdefault(name, []).append(value)
+        theirs = theirs or their_results(options, ranks, shape, keys)
+        for key in keys:
+            for name, value in {**theirs[key]["ms"], **ours[key][0]}.items():
+                samples[key].setdefault(name, []).append(value)
     records = []
-    for (tokens, op), values in samples.items():
-        ms = {name: statistics.median(times) for name, times in values.items()}
-        tflops = flops[tokens, op] / ms["layer"] / 1e9
-        records.append(dict(op=op, shape=shape, tokens=tokens, ms=ms, rounds=values, tflops=tflops))
+    for key in keys:
+        ms = {name: statistics.median(times) for name, times in samples[key].items()}
+        _, flops, need = ours[key]
+        records.append(dict(op=key[1], shape=shape, tokens=key[0], ms=ms, rounds=samples[key], tflops=flops / ms["layer"] / 1e9,
+                            bytes={**theirs[key]["bytes"], "layer": need}))
     return records
 
 
@@ -171,6 +196,9 @@ def row_of(record, as_eight):
 
 
 def check_routing(options, ranks):
+    if options.routing.startswith(ZIPF):
+        float(options.routing.removeprefix(ZIPF))
+        return
     ids = numpy.load(options.routing)
     for shape in options.shapes:
         experts, topk = sizes_of(shape, options, ranks)[2:]
@@ -184,7 +212,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("uniep", help="the program `uniep`")
     parser.add_argument("--op", default="forward", help="of forward, backward, step (default forward)")
-    parser.add_argument("--routing", metavar="FILE.npy")
+    parser.add_argument("--routing", metavar="zipf:S|FILE.npy")
     parser.add_argument("--as-eight", action="store_true", help="load fewer GPUs as eight would be")
     parser.add_argument("--wgrad", choices=("bf16", "fp32", "accumulate"), default="bf16", help="ours; theirs is bf16")
     parser.add_argument("--schedule", help="ours")
@@ -212,16 +240,18 @@ def main():
     print(f"{ranks} x {torch.cuda.get_device_name()}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}")
     print("op       shape                 T    layer TFLOP/s    GEMMs torch GEMMs     nccl   deepep | layer / torch GEMMs, "
           "nccl / layer, deepep / layer (range of the rounds)")
-    report = dict(op=options.op, wgrad=options.wgrad, routing="as eight" if options.as_eight else options.routing,
-                  launch="processes" if options.processes else "threads", device=torch.cuda.get_device_name(), gpus=ranks,
-                  warm_up=options.warm_up, records=[])
+    settings = dict(wgrad=options.wgrad, routing="as eight" if options.as_eight else options.routing,
+                    launch="processes" if options.processes else "threads", device=torch.cuda.get_device_name(), gpus=ranks,
+                    warm_up=options.warm_up, repeat=options.repeat, turns=options.rounds, schedule=options.schedule,
+                    schedule_backward=options.schedule_backward)
+    records = Records(options.json, settings)
     for shape in options.shapes:
-        for record in measure_shape(options, ranks, shape):
-            report["records"].append(record)
+        keys = [(tokens, op) for tokens, op in itertools.product(options.tokens, options.op)]
+        new = [(tokens, op) for tokens, op in keys if not records.find(op=op, shape=shape, tokens=tokens)]
+        measured = [records.add(**record) for record in (measure_shape(options, ranks, shape, new) if new else [])]
+        known = [records.find(op=op, shape=shape, tokens=tokens) for tokens, op in keys if (tokens, op) not in new]
+        for record in known + measured:
             print(row_of(record, options.as_eight), flush=True)
-        if options.json:
-            with open(options.json, "w") as file:
-                json.dump(report, file)
 
 
 if __name__ == "__main__":

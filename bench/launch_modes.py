@@ -2,7 +2,7 @@
 
 Prints one Markdown table of medians over --rounds. `forward` is a call by its GPU's clock, of each call the slowest GPU's, the GPUs
 warm. The last columns are of 20 layers back to back by the host's clock until all are done: what a layer with a placement of its own,
-by need and within a capacity, takes above one with a placement at hand.
+by need and within a capacity, takes above one with a placement at hand. What FILE has (records.py) is not measured again.
 
     python3 bench/launch_modes.py build/release/uniep [--devices 0,1] [--rounds 5] [--json FILE]
 """
@@ -11,6 +11,8 @@ import argparse
 import json
 import statistics
 import subprocess
+
+from records import Records, device_name
 
 LAUNCHES = ("threads", "processes")
 FORWARD = "layer"
@@ -30,19 +32,17 @@ def measure(options, launch, shape, tokens):
     return {result["name"]: result["ms"]["median"] for result in report["results"]}
 
 
-def row(shape, tokens, rounds):
-    """A line of the table, and its figures. `rounds`: by launch mode, each round's milliseconds by name."""
+def line_of(record):
+    """Of the table."""
+    rounds = record["rounds"]  # by launch mode, each round's milliseconds by name
     forward = {launch: statistics.median(times[FORWARD] for times in rounds[launch]) for launch in LAUNCHES}
     # Of each round by itself: the clocks of two rounds may differ.
     above = {(launch, name): statistics.median(times[name] - times[MODEL] for times in rounds[launch])
              for launch in LAUNCHES for name in (BY_NEED, IN_CAPACITY)}
     ratio = forward["processes"] / forward["threads"]
-    cells = [shape, tokens, *(f"{forward[launch]:.3f}" for launch in LAUNCHES), f"{ratio:.3f}",
+    cells = [record["shape"], record["tokens"], *(f"{forward[launch]:.3f}" for launch in LAUNCHES), f"{ratio:.3f}",
              *(f"{above[launch, name]:.3f}" for name in (BY_NEED, IN_CAPACITY) for launch in LAUNCHES)]
-    record = {"shape": shape, "tokens": tokens, "forward_ms": forward, "processes / threads": ratio,
-              "above_ms": {launch: {name: above[launch, name] for name in (BY_NEED, IN_CAPACITY)} for launch in LAUNCHES},
-              "rounds": rounds}
-    return "| " + " | ".join(map(str, cells)) + " |", record
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def main():
@@ -56,24 +56,22 @@ def main():
     parser.add_argument("--warm-up", type=float, default=0.3, metavar="SECONDS")
     parser.add_argument("--json")
     options = parser.parse_args()
-    lines, records = [], []
-    for shape in options.shapes.split(","):
-        for tokens in map(int, options.tokens.split(",")):
-            rounds = {launch: [] for launch in LAUNCHES}
-            for _ in range(options.rounds):
-                for launch in LAUNCHES:
-                    rounds[launch].append(measure(options, launch, shape, tokens))
-            line, record = row(shape, tokens, rounds)
-            lines.append(line)
-            records.append(record)
+    records = Records(options.json, dict(device=device_name(), gpus=len(options.devices.split(",")), warm_up=options.warm_up,
+                                         repeat=options.repeat, turns=options.rounds))
     header = ["shape", "T", "forward, threads, ms", "processes", "processes / threads", "placement by need adds, threads, ms",
               "processes", "in a capacity, threads, ms", "processes"]
     print("| " + " | ".join(header) + " |")
     print("|" + "---|" * len(header))
-    print("\n".join(lines))
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(records, file)
+    for shape in options.shapes.split(","):
+        for tokens in map(int, options.tokens.split(",")):
+            record = records.find(shape=shape, tokens=tokens)
+            if record is None:
+                rounds = {launch: [] for launch in LAUNCHES}
+                for _ in range(options.rounds):
+                    for launch in LAUNCHES:
+                        rounds[launch].append(measure(options, launch, shape, tokens))
+                record = records.add(shape=shape, tokens=tokens, rounds=rounds)
+            print(line_of(record), flush=True)
 
 
 if __name__ == "__main__":

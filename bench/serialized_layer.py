@@ -28,6 +28,10 @@ UNUSED = -1
 # How tokens come to their experts' rows and back: dispatch(tokens) and combine(rows), or combine(rows, dprobs) for both gradients; and
 # the rows' expert_formulas.Rows.
 Way = collections.namedtuple("Way", "dispatch combine rows")
+# DeepEP's dispatch and combine as they are, the Way that they make with permutations, and the layer on it.
+DeepEp = collections.namedtuple("DeepEp", "dispatch combine way run")
+# What join() has made, and the bytes outside of torch's allocator before it and for DeepEP's buffer.
+Joined = collections.namedtuple("Joined", "buffer deep_ep bytes_before deepep_bytes")
 
 
 @triton.jit
@@ -111,8 +115,7 @@ class Rank:
     def run_of(self, op, way):
         """What is timed: "forward", "backward" (of a forward that ran once), or "step", which is both."""
         def step():
-            self.forward(way)
-            self.backward(way)
+            return self.forward(way), *self.backward(way)
 
         self.forward(way)
         return {"forward": lambda: self.forward(way), "backward": lambda: self.backward(way), "step": step}[op]
@@ -193,7 +196,24 @@ class Rank:
             weights[row[order], slot[order]] = dprobs
             return buffer.combine(sums, handle, topk_weights=weights, config=back)[:2]
 
-        return dispatch, combine, self.run_of(op, Way(lambda values: dispatch(values)[rows], combine_rows, of_rows))
+        way = Way(lambda values: dispatch(values)[rows], combine_rows, of_rows)
+        return DeepEp(dispatch, combine, way, self.run_of(op, way))
+
+    def peak_bytes(self, op, run):
+        """Of torch's allocator, of all GPUs the most: what a run takes beside its results and what was there before: x, dy, weights
+        and, of a backward, what forward kept."""
+        if op != "backward":
+            self.saved = None
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        results = run()
+        results = results if isinstance(results, tuple) else (results,)
+        torch.cuda.synchronize()
+        taken = torch.cuda.max_memory_allocated() - before - sum(one.nbytes for one in results)
+        most = torch.tensor(taken, device="cuda")
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        return most.item()
 
     def median(self, run, repeat, warm_up=None):
         """Milliseconds, of each run the slowest GPU's. Without a warm-up all GPUs begin together, once the host has launched all, so
@@ -241,21 +261,31 @@ class Rank:
         return bool(answer.item())
 
 
+def bytes_outside_of_torch():
+    """Of this GPU's memory, as the driver counts: NCCL's, DeepEP's, kernels', the context's."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
+
+
 def join(rank, ranks, with_deepep=True):
-    """Joins the process group on this rank's GPU, of the processes that one has spawned; DeepEP's buffer and module, or None."""
+    """Joins the process group on this rank's GPU, of the processes that one has spawned: a Joined, without DeepEP's buffer and module
+    where it does not run."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getppid() % 10000))  # two scripts side by side differ
     torch.cuda.set_device(rank)
+    before = bytes_outside_of_torch()
     dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank))
     if not with_deepep:
-        return None, None
+        return Joined(None, None, before, 0)
     try:
         import deep_ep
         deep_ep.Buffer.set_num_sms(24)
-        return deep_ep.Buffer(dist.group.WORLD, int(2e9), 0), deep_ep
+        without = bytes_outside_of_torch()
+        buffer = deep_ep.Buffer(dist.group.WORLD, int(2e9), 0)
+        return Joined(buffer, deep_ep, before, bytes_outside_of_torch() - without)
     except Exception as error:
         if rank == 0:
             print("deepep is left out:", repr(error)[:120], flush=True)
-        return None, None
+        return Joined(None, None, before, 0)
 
 
 def leave():

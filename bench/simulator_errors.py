@@ -5,13 +5,15 @@
 A line a file and shape: Schedules, the mean of |predicted / measured - 1| of their times over the default's and the error that nine
 in ten stay below, the same of the times themselves, Spearman's correlation, and the measured ratio of the Schedule that is predicted to
 be the fastest, of the fastest of the eight so predicted, and of the fastest of all. Schedules slower than --most times the default are
-left out of the errors. FILE: lines of {"shape": "H,I,E,K", "tried": [{"schedule" or "changes", "ms", "ratio", "calls"}, ...]}, or a
-report of `uniep tune`, before whose name SHAPE= stands: 2048,768,128,8=tuned.json.
+left out of the errors, and searches of another direction, of other ranks or tokens. FILE: lines of {"shape": "H,I,E,K", "tried":
+[{"schedule" or "changes", "ms", "ratio", "calls"}, ...]}, or a report of `uniep tune`, before whose name SHAPE= stands:
+2048,768,128,8=tuned.json.
 """
 
 import argparse
 import concurrent.futures
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -19,14 +21,22 @@ import subprocess
 BEST = 8
 
 
-def rows_of(name):
-    """(shape, tried), one a search."""
+def rows_of(name, options):
+    """(shape, tried), one a search of this direction, ranks and tokens that timed the default."""
     shape, _, path = name.rpartition("=")
     with open(path) as file:
         text = file.read()
     if shape:
-        return [(shape, json.loads(text)["tuned"][0]["tried"])]
-    return [(row["shape"], row["tried"]) for row in map(json.loads, text.splitlines())]
+        rows = [{**search, "shape": shape} for search in json.loads(text)["tuned"]]
+    else:
+        rows = [json.loads(line) for line in text.splitlines()]
+    wanted = {key: getattr(options, key) for key in ("direction", "ranks", "tokens")}
+    rows = [row for row in rows if all(row.get(key, value) == value for key, value in wanted.items())]
+    return [(row["shape"], row["tried"]) for row in rows if any(is_default(one) and one.get("ms") for one in row["tried"])]
+
+
+def is_default(tried):
+    return tried["changes"] == "the default"
 
 
 def fields_of(schedule, before=""):
@@ -58,12 +68,16 @@ def ranks_of(values):
 
 
 def spearman(one, other):
+    if len(one) < 2:
+        return math.nan
     middle = (len(one) - 1) / 2
     pairs = list(zip(ranks_of(one), ranks_of(other)))
     return sum((a - middle) * (b - middle) for a, b in pairs) / sum((a - middle) ** 2 for a, _ in pairs)
 
 
 def mean_and_most(errors):
+    if not errors:
+        return f"{'-':>5s} {'-':>6s}"
     return f"{100 * statistics.mean(errors):5.2f} {100 * sorted(errors)[int(0.9 * len(errors))]:6.2f}"
 
 
@@ -80,8 +94,8 @@ def main():
     ratios, times, pairs = [], [], ([], [])
     print(f"{'shape':17s}    n  ratios: mean, 9 of 10  times: mean, 9 of 10  Spearman   first  best of {BEST}   best")
     for name in options.files:
-        for shape, tried in rows_of(name):
-            default = next(one for one in tried if one["changes"] == "the default")
+        for shape, tried in rows_of(name, options):
+            default = next(one for one in tried if is_default(one))
             timed = [default] + [one for one in tried if one.get("ratio") is not None and one is not default]
             with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
                 predicted = list(pool.map(lambda one: simulated(options, shape, one), timed))
@@ -92,11 +106,13 @@ def main():
             by_prediction = sorted(range(len(timed)), key=lambda i: predicted[i])
             print(f"{shape:17s} {len(near):4d}  {mean_and_most(own):>22s}  {mean_and_most(own_times):>20s}  "
                   f"{spearman([predicted[i] for i in near], [measured[i] for i in near]):8.2f}  {measured[by_prediction[0]]:6.3f}  "
-                  f"{min(1.0, *(measured[i] for i in by_prediction[:BEST])):9.3f}  {min(measured):5.3f}", flush=True)
+                  f"{min([1.0, *(measured[i] for i in by_prediction[:BEST])]):9.3f}  {min(measured):5.3f}", flush=True)
             ratios += own
             times += own_times
             pairs[0].extend(predicted[i] / predicted[0] for i in near)
             pairs[1].extend(measured[i] for i in near)
+    if not times:
+        raise SystemExit(f"FILE: no {options.direction} searches on {options.ranks} ranks with {options.tokens} tokens in them")
     print(f"{'all':17s} {len(times):4d}  {mean_and_most(ratios):>22s}  {mean_and_most(times):>20s}  {spearman(*pairs):8.2f}")
 
 

@@ -7,12 +7,13 @@
 #   BUILD    holds uniep and tests (or the programs themselves, all in one folder)
 #   FOLDER   takes rounds.tsv, a line a step that has ended (round, step, seconds, result, its last line), and the logs
 #            of steps that failed
-#   SECONDS  after which no further round begins (default 600)
+#   SECONDS  in which the rounds are to end (default 600): none begins that would take longer than the last one left. The
+#            first one runs in any case
 #   ROUND    the first one's number, from which its seeds come (default: behind the last one in FOLDER)
 # Prints a line a round and what all runs so far come to. Exit status 1 where a step of any run failed, 77 without a GPU.
 set -uo pipefail
 if [ $# -lt 2 ]; then
-  sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,14s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 build=$(realpath "$1")
@@ -94,6 +95,7 @@ before=$(used)
 round=$(cut -f1 "$table" | sort -n | tail -n 1)
 round=${4:-$((${round:-0} + 1))}
 while :; do
+  begin=$SECONDS
   layers=(--direction both --only random --cases 12 --first $((100000 + 12 * round)) --devices "$gpus")
   # Kernels first, so that a limit is one of the calls alone; most of a later round's are there by then.
   "$(program layer)" "${layers[@]}" --launch random --compile "$(nproc)" >"$folder/compile.log" 2>&1
@@ -110,7 +112,7 @@ while :; do
   awk -F'\t' -v round="$round" '$1 == round { n++; s += $3; if ($4 ~ /^FAIL/) { f++; names = names " " $2 } }
     END { printf "round %d: %d steps, %d failed%s, %d s\n", round, n, f, names, s }' "$table"
   round=$((round + 1))
-  [ "$SECONDS" -lt "$seconds" ] || break
+  [ $((2 * SECONDS - begin)) -lt "$seconds" ] || break
 done
 awk -F'\t' '{ n++; s += $3; rounds[$1] = 1; if ($4 ~ /^FAIL/) f++; if ($4 == "skipped") k++
     if (match($5, /[0-9]+ passed/)) p += substr($5, RSTART, RLENGTH - 7) }

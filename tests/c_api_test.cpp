@@ -231,6 +231,9 @@ TEST_F(CApiErrors, EveryNullIsAnInvalidArgumentThatIsNamed) {
   refused("schedule", uniep_schedule_resolve(g, c, UNIEP_FORWARD, nullptr, nullptr, 0, &needed));
   refused("buffer", uniep_schedule_resolve(g, c, UNIEP_FORWARD, "auto", nullptr, sizeof(buffer), &needed));
   refused("needed", uniep_schedule_resolve(g, c, UNIEP_FORWARD, "auto", buffer, sizeof(buffer), nullptr));
+  refused("group", uniep_tuned_schedules(nullptr, nullptr, nullptr, 0, &needed));
+  refused("buffer", uniep_tuned_schedules(g, nullptr, nullptr, sizeof(buffer), &needed));
+  refused("needed", uniep_tuned_schedules(g, nullptr, buffer, sizeof(buffer), nullptr));
   refused("group", uniep_place(nullptr, c, layer.routings.data(), 2, nullptr, &placement_out));
   refused("config", uniep_place(g, nullptr, layer.routings.data(), 2, nullptr, &placement_out));
   refused("routings", uniep_place(g, c, nullptr, 2, nullptr, &placement_out));

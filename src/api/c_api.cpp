@@ -34,12 +34,7 @@ uniep_status uniep_schedule_resolve(const uniep_group* group, const uniep_layer_
     if (capacity > 0) require_pointer(buffer, "buffer");
     const Direction checked_direction = checked_constant(direction, Direction::kBackward, "direction");
     const std::string json = to_json(resolved(schedule, checked_direction, layer_config(config), *group->state));
-    *needed = json.size() + 1;
-    if (buffer == nullptr) return;
-    if (capacity < *needed) {
-      throw Error(Status::kOverflow, fmt::format("capacity: {} bytes; the schedule needs {}", capacity, *needed));
-    }
-    std::memcpy(buffer, json.c_str(), *needed);
+    put_text(json, "the schedule needs", buffer, capacity, needed);
   });
 }
 

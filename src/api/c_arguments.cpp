@@ -1,5 +1,7 @@
 #include "api/c_arguments.h"
 
+#include <cstring>
+
 namespace uniep {
 namespace {
 
@@ -65,6 +67,15 @@ bool checked_flag(int32_t value, const char* name) {
     throw Error(Status::kInvalidArgument, fmt::format("{}: {}; legal are 0 and 1", name, value));
   }
   return value == 1;
+}
+
+void put_text(const std::string& text, const char* needs, char* buffer, std::size_t capacity, std::size_t* needed) {
+  *needed = text.size() + 1;
+  if (buffer == nullptr) return;
+  if (capacity < *needed) {
+    throw Error(Status::kOverflow, fmt::format("capacity: {} bytes; {} {}", capacity, needs, *needed));
+  }
+  std::memcpy(buffer, text.c_str(), *needed);
 }
 
 GroupOptions group_options(const uniep_group_options& given, CallerAllocator& allocator) {

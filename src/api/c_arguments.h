@@ -27,6 +27,9 @@ struct CallerAllocator {
   void* context;
 };
 
+// A text of the library's in a caller's buffer, as uniep_schedule_resolve() says.
+void put_text(const std::string& text, const char* needs, char* buffer, std::size_t capacity, std::size_t* needed);
+
 GroupOptions group_options(const uniep_group_options& given, CallerAllocator& allocator);
 LayerShape layer_shape(const uniep_layer_config& given);
 Numerics layer_numerics(const uniep_layer_config& given);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "api/machine_name.h"
 #include "cli/chosen_schedule.h"
 #include "cli/device_arrays.h"
 #include "cli/layer_inputs.h"
@@ -111,7 +112,7 @@ class OnlineJob {
     options.layers = {layer};
     options.budget = online_.budget;
     options.folder = tuned_folder().path().string();
-    options.machine_name = machine_name(group_);
+    options.machine_name = api::machine_name(group_);
     options.check = [this, backward = layer.backward](int, Direction direction, const Schedule& candidate,
                                                       const Schedule& incumbent) {
       return check_.check(direction, candidate, incumbent, backward);

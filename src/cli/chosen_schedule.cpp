@@ -8,12 +8,11 @@
 #include <functional>
 #include <iostream>
 #include <optional>
-#include <thread>
 #include <vector>
 
+#include "api/machine_name.h"
 #include "cli/options.h"
 #include "cli/solver_choice.h"
-#include "engine/cpu/kernels.h"
 #include "engine/cuda/calls/engine.h"
 #include "engine/engine.h"
 #include "io/cache_folder.h"
@@ -21,7 +20,6 @@
 #include "io/quote.h"
 #include "tune/calibrated_machine.h"
 #include "tune/rank_names.h"
-#include "uniep/version.h"
 
 namespace uniep::cli {
 namespace {
@@ -126,20 +124,9 @@ bool logs() {
 
 }  // namespace
 
-std::string machine_name(const Group& group) {
-  const bool gpu = group.engine() == EngineKind::kCuda;
-  const std::string device =
-      gpu ? cuda::device_label(group.device(group.first_local_rank())) + ", " +
-                cuda::speed_label(group.device(group.first_local_rank()))
-          : fmt::format("cpu {}, {} cores", cpu::instruction_set_name(cpu::best_instruction_set()),
-                        std::thread::hardware_concurrency());
-  const char* const launch = group.local_ranks() == group.ranks() ? "threads" : "processes";
-  return fmt::format("{}, {} workers, {}, uniep {}", device, group.workers(), launch, UNIEP_VERSION_STRING);
-}
-
 tune::TunedKey tuned_key(const LayerOptions& options, Direction direction, const Group& group) {
   const std::vector<int64_t> tokens = options.tokens();
-  return {machine_name(group),
+  return {api::machine_name(group),
           group.ranks(),
           options.shape,
           options.numerics,

@@ -10,9 +10,6 @@
 // the cache that `uniep tune` writes; then the built-in defaults. Nothing is timed.
 namespace uniep::cli {
 
-// What entries are for: device, compute units, launch, version.
-std::string machine_name(const Group& group);
-
 // The entry that this layer would have. Without the fields of a Schedule.
 tune::TunedKey tuned_key(const LayerOptions& options, Direction direction, const Group& group);
 // Where `uniep tune` keeps what it finds: UNIEP_CACHE_DIR, as for compiled kernels.

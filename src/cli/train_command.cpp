@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "api/machine_name.h"
 #include "cli/chosen_schedule.h"
 #include "cli/device_arrays.h"
 #include "cli/layer_options.h"
@@ -256,7 +257,7 @@ void add_parallel_options(CLI::App& app, TrainOptions& options) {
 void add_tuning_options(CLI::App& app, TrainOptions& options) {
   TuneConfig& tune = options.parallel.tune;
   tune.folder = tuned_folder().path().string();
-  tune.machine_name = machine_name;
+  tune.machine_name = api::machine_name;
   add_word_option<bool>(app, "--tune", tune.online, {{"off", false}, {"online", true}},
                         "online: try other schedules of the MoE layers while training (default off)");
   add_text_option(

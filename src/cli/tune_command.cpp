@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "api/machine_name.h"
 #include "cli/chosen_schedule.h"
 #include "cli/launch_options.h"
 #include "cli/layer_inputs.h"
@@ -329,7 +330,7 @@ int tune_group(TuneOptions options) {
   write_report(options.json, json_file, text, table);
   if (!options.exported.empty()) export_file.write(tune::to_json(entries));
   if (!options.report.empty()) {
-    report_file.write(tune_report(options.layer, *options.description, machine_name(group), directions));
+    report_file.write(tune_report(options.layer, *options.description, api::machine_name(group), directions));
   }
   return 0;
 }

@@ -27,6 +27,7 @@ constexpr int kMaxRanks = 64;
 constexpr int64_t kMax = int64_t{1} << 40;
 const char* const kGradients[] = {"bf16", "fp32", "main_grad"};
 const char* const kRouterWeights[] = {"activation", "output", "input"};
+const char* const kSuffix = ".tuned.json";
 const char* const kDirections[] = {"forward", "backward"};
 
 [[noreturn]] void refuse(const std::string& what) {
@@ -243,7 +244,7 @@ std::string to_json(const std::vector<TunedSchedule>& schedules) {
 std::filesystem::path TunedFolder::path(const TunedKey& key) const {
   uint64_t hash = 0;
   for (const char c : json_of(key).dump()) hash = io::avalanche64(hash + io::kGolden64 + static_cast<unsigned char>(c));
-  return folder_ / fmt::format("{:016x}.tuned.json", hash);
+  return folder_ / fmt::format("{:016x}{}", hash, kSuffix);
 }
 
 std::optional<TunedSchedule> TunedFolder::find(const TunedKey& key, std::string* problem) const {
@@ -259,6 +260,22 @@ std::optional<TunedSchedule> TunedFolder::find(const TunedKey& key, std::string*
     if (problem != nullptr) *problem = named ? error.what() : fmt::format("{}: {}", name, error.what());
   }
   return std::nullopt;
+}
+
+std::vector<TunedSchedule> TunedFolder::all() const {
+  std::vector<TunedSchedule> found;
+  if (folder_.empty()) return found;
+  std::error_code error;
+  std::filesystem::directory_iterator file(folder_, error);
+  for (; !error && file != std::filesystem::directory_iterator(); file.increment(error)) {
+    if (!file->path().filename().string().ends_with(kSuffix) || !file->is_regular_file(error)) continue;
+    try {
+      const std::vector<TunedSchedule> entries = parse_tuned(io::read_text_file(file->path()));
+      found.insert(found.end(), entries.begin(), entries.end());
+    } catch (const Error&) {  // find() says so to who looks for it
+    }
+  }
+  return found;
 }
 
 void TunedFolder::remove(const TunedKey& key) const {

@@ -57,6 +57,8 @@ class TunedFolder {
   // None where there is no entry, and where its file can not be read, is damaged, or is of another version: `problem`
   // then has one line that says so. It is never deleted.
   std::optional<TunedSchedule> find(const TunedKey& key, std::string* problem = nullptr) const;
+  // Every entry that can be read.
+  std::vector<TunedSchedule> all() const;
   // Throws Error(kIo).
   void store(const TunedSchedule& tuned) const;
   void remove(const TunedKey& key) const;

@@ -11,7 +11,6 @@
 #include "engine/cuda/kernels/exchange.h"
 #include "engine/cuda/kernels/place_kernels.h"
 #include "engine/cuda/runtime/kernel_cache.h"
-#include "io/cache_folder.h"
 #include "model/place.h"
 #include "uniep/error.h"
 
@@ -52,7 +51,7 @@ void require_room(const cuda::KernelCache& cache, const std::vector<cuda::Kernel
     return cache.load(cuda::cache_key(kernel), stored);
   });
   if (complete) return;
-  make_cache_folder(cache.directory());
+  cache.make_folder();
   if (::access(cache.directory().c_str(), W_OK) != 0) refuse_folder(cache.directory());
 }
 

@@ -195,6 +195,10 @@ void drop_stale(const Descriptor& folder) {
 
 }  // namespace
 
+void KernelCache::make_folder() const {
+  make_cache_folder(directory_);
+}
+
 bool KernelCache::load(const std::string& key, std::string& cubin) const {
   if (directory_.empty()) return false;
   const Descriptor folder = open_folder(directory_);
@@ -218,7 +222,7 @@ bool KernelCache::load(const std::string& key, std::string& cubin) const {
 
 void KernelCache::store(const std::string& key, const std::string& cubin) const {
   if (directory_.empty()) return;
-  make_cache_folder(directory_);
+  make_folder();
   const Descriptor folder = open_folder(directory_);
   const std::string aside = name_aside(name_of(key));
   if (!folder || aside.empty()) return;

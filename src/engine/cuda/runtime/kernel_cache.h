@@ -30,6 +30,7 @@ class KernelCache {
   bool load(const std::string& key, std::string& cubin) const;
   void store(const std::string& key, const std::string& cubin) const;
   std::string path(const std::string& key) const;
+  void make_folder() const;  // best effort
   const std::string& directory() const { return directory_; }
 
  private:

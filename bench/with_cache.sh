@@ -1,0 +1,21 @@
+#!/bin/bash
+# Runs a command with a cache folder of its own. What searches tried and found there comes from FOLDER and goes back to it, also where
+# the command is cut; compiled kernels, which are large, stay in CACHE.
+# Usage: bench/with_cache.sh CACHE FOLDER COMMAND...
+set -uo pipefail
+if [ $# -lt 3 ]; then
+  sed -n '2,4s/^# \{0,1\}//p' "$0" >&2
+  exit 2
+fi
+cache=$(realpath "$1")
+mkdir -p "$2"
+folder=$(realpath "$2")
+shift 2
+keep() { find "$1" -maxdepth 1 -type f \( -name '*.tried*' -o -name '*.tuned.*' \) -exec cp -p -t "$2" {} +; }
+
+trap : TERM # the command has it, too: `timeout` sends it to all
+keep "$folder" "$cache"
+status=0
+UNIEP_CACHE_DIR=$cache "$@" || status=$?
+keep "$cache" "$folder"
+exit "$status"
