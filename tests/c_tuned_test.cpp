@@ -1,6 +1,7 @@
 // What `uniep tune` has found, as programs in C are given it.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,9 @@ class TunedInC : public testing::Test {
     options.engine = UNIEP_ENGINE_CPU;
     options.ranks = 2;
     options.workers = 2;
-    EXPECT_EQ(uniep_group_create(&options, &group_), UNIEP_OK) << uniep_last_error();
+    uniep_group* made = nullptr;
+    EXPECT_EQ(uniep_group_create(&options, &made), UNIEP_OK) << uniep_last_error();
+    group_.reset(made);
     GroupOptions same;
     same.engine = EngineKind::kCpu;
     same.ranks = 2;
@@ -37,19 +40,18 @@ class TunedInC : public testing::Test {
                                  .machine = {EngineKind::kCpu, 2, 2}});
     own_.milliseconds = own_.default_milliseconds = 1;
   }
-  ~TunedInC() override { uniep_group_destroy(group_); }
 
   std::vector<TunedSchedule> found(const char* file) {
     std::size_t needed = 0;
-    EXPECT_EQ(uniep_tuned_schedules(group_, file, nullptr, 0, &needed), UNIEP_OK) << uniep_last_error();
+    EXPECT_EQ(uniep_tuned_schedules(group_.get(), file, nullptr, 0, &needed), UNIEP_OK) << uniep_last_error();
     std::string text(needed, ' ');
-    EXPECT_EQ(uniep_tuned_schedules(group_, file, text.data(), needed - 1, &needed), UNIEP_OVERFLOW);
-    EXPECT_EQ(uniep_tuned_schedules(group_, file, text.data(), needed, &needed), UNIEP_OK) << uniep_last_error();
+    EXPECT_EQ(uniep_tuned_schedules(group_.get(), file, text.data(), needed - 1, &needed), UNIEP_OVERFLOW);
+    EXPECT_EQ(uniep_tuned_schedules(group_.get(), file, text.data(), needed, &needed), UNIEP_OK) << uniep_last_error();
     text.resize(needed - 1);
     return tune::parse_tuned(text);
   }
 
-  uniep_group* group_ = nullptr;
+  std::unique_ptr<uniep_group, void (*)(uniep_group*)> group_{nullptr, uniep_group_destroy};
   TunedSchedule own_;
 };
 
@@ -74,10 +76,10 @@ TEST_F(TunedInC, AFileThatIsNoneIsNamed) {
   const TemporaryFolder folder;
   std::size_t needed = 0;
   const std::string missing = (folder / "missing.json").string(), damaged = (folder / "damaged.json").string();
-  EXPECT_EQ(uniep_tuned_schedules(group_, missing.c_str(), nullptr, 0, &needed), UNIEP_IO);
+  EXPECT_EQ(uniep_tuned_schedules(group_.get(), missing.c_str(), nullptr, 0, &needed), UNIEP_IO);
   EXPECT_NE(std::string(uniep_last_error()).find("missing.json"), std::string::npos);
   io::write_file(damaged, "{");
-  EXPECT_EQ(uniep_tuned_schedules(group_, damaged.c_str(), nullptr, 0, &needed), UNIEP_INVALID_ARGUMENT);
+  EXPECT_EQ(uniep_tuned_schedules(group_.get(), damaged.c_str(), nullptr, 0, &needed), UNIEP_INVALID_ARGUMENT);
   EXPECT_NE(std::string(uniep_last_error()).find("damaged.json"), std::string::npos);
 }
 
