@@ -47,7 +47,7 @@ else
   elsewhere+='|ModelLayers|WgradQueues|GemmQueuesInTheSmall|Machine[.](Truncated|EveryNumber)|Tuner[.](Finds|NeverTakes)'
   elsewhere+='|WeightGradientTimes[.]ProgramsWithout|Edges[.]ExpertCounters|Checker[.]Notices|FailuresPage'
   elsewhere+='|BadFiles[.]Random|Npy[.]Damaged'
-  elsewhere+='|Order[.]Weight|Run[.]LargeLayers|Candidates[.]OfALayer|ScheduleFill[.]GivenFields'
+  elsewhere+='|Order[.]Weight|Run[.]LargeLayers|Candidates[.](OfALayer|HaveKernels)|ScheduleFill[.]GivenFields'
   elsewhere+='|Calibrate[.](Refits|FindsOther|PredictsWhat|EightGpus|LayersFollow|DoubtsCalls|LeavesAMachine|IsTheSame)'
   ctest --test-dir "$build" -j "$(nproc)" --output-on-failure -E "^($elsewhere)"
 fi
