@@ -125,11 +125,11 @@ def train(options: argparse.Namespace, kind: str, group: uniep.Group) -> list[fl
         loss = functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
-        for name, parameter in model.named_parameters():
-            if kind == "uniep" and ".experts." in name:
-                parameter.grad /= group.size  # a sum over the ranks' tokens already
-            else:
+        experts = set(uniep.expert_parameters(model).values())
+        for parameter in model.parameters():
+            if parameter not in experts:
                 parameter.grad = mean_of_ranks(parameter.grad, group.size)
+        uniep.average_expert_gradients(model)
         optimizer.step()
         losses.append(mean_of_ranks(loss.detach(), group.size).item())
         if group.rank == 0 and (step % 10 == 0 or step + 1 == options.steps):

@@ -31,7 +31,7 @@ from layers import (
     run_moe,
     same_bits,
 )
-from uniep import tuning
+from uniep import shares, tuning
 from uniep.routes import TorchRoute
 
 
@@ -286,13 +286,12 @@ def check_errors_of_one_rank_are_all_ranks(rank: int, ranks: int) -> None:
     last = ranks - 1
     group = uniep.Group(transport="torch")
 
-    def run(change, capacity=None, hidden=64):
+    def run(change, capacity=None, hidden=64, save="keep"):
         layer = make_layer([8] * ranks, experts=4 * ranks, hidden=hidden)
         if rank == last:
             change(layer)
-        uniep.moe(
-            layer.x[rank], layer.ids[rank], layer.probs[rank], *layer.local(rank, ranks), group=group, capacity=capacity
-        )
+        given = layer.x[rank], layer.ids[rank], layer.probs[rank], *layer.local(rank, ranks)
+        uniep.moe(*given, group=group, capacity=capacity, save=save)
 
     def set_id(value, slot=1):
         def change(layer):
@@ -319,7 +318,21 @@ def check_errors_of_one_rank_are_all_ranks(rank: int, ranks: int) -> None:
     if ranks > 1:
         text = f"hidden: 72 on rank {last}, 64 on rank 0; must be equal on all ranks"
         expect_error(ValueError, text, lambda: run(lambda _: None, hidden=72 if rank == last else 64))
+        ways = {last: "recompute"}
+        text = f"save: 'recompute' on rank {last}, 'keep' on rank 0; must be equal on all ranks"
+        expect_error(ValueError, text, lambda: run(lambda _: None, save=ways.get(rank, "keep")))
     check_checkpointing(rank, ranks)  # the group goes on
+
+
+def check_shares_of_experts(rank: int, ranks: int) -> None:
+    """All experts in the place of a rank's share: an error where num_experts says so, else a line of rank 0."""
+    layer = make_layer([6] * ranks, experts=4 * ranks)
+    weights = layer.local(rank, ranks)
+    assert same_bits(run_moe(layer, rank, weights, num_experts=4 * ranks).y, run_moe(layer, rank, weights).y)
+    if ranks > 1:
+        text = f"num_experts: {4 * ranks}; w1 has {4 * ranks} experts of this rank, of {ranks} ranks, so that it must"
+        expect_error(ValueError, text, lambda: run_moe(layer, rank, (layer.w1, layer.w2), num_experts=4 * ranks))
+    assert ("share" in shares._told) == (rank == 0 and ranks > 1)
 
 
 def check_ranks_agree_on_tuned_schedules(rank: int, ranks: int) -> None:

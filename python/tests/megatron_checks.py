@@ -375,6 +375,41 @@ def check_enable_needs_a_moe_layer(rank, ranks):
     expect_error(ValueError, "without a MoELayer", lambda: uniep.megatron.enable(get_gpt_layer_local_spec()))
 
 
+def check_a_block_of_dense_layers_stays_as_it_is(rank, ranks):
+    """A pipeline stage whose moe_layer_freq has none; its other stages have."""
+    layers = [get_gpt_layer_local_spec() for _ in range(2)]
+    mlps = [one.submodules.mlp for one in layers]
+    for block in (types.SimpleNamespace(layer_specs=layers), types.SimpleNamespace(layer_specs=[])):
+        assert uniep.megatron.enable(block) is block
+    assert all(one.submodules.mlp is mlp for one, mlp in zip(layers, mlps, strict=True))
+
+
+def check_options_are_checked_at_once(rank, ranks):
+    """Before there is a layer."""
+    given = (
+        ({"save": "nope"}, "save: 'nope'; legal are keep, redispatch, rows, recompute"),
+        (
+            {"schedule": "fusoin=layer"},
+            "schedule: schedule field 'fusoin' is unknown; the nearest legal field is fusion",
+        ),
+        ({"schedule": ("auto", "tile.m=63")}, "schedule: tile.m=63: legal are 64, 128 or 256"),
+        ({"schedule": 5}, "schedule: 5; legal is a text, or two"),
+        ({"reserve_sms": "many"}, "reserve_sms: 'many'; legal are"),
+        ({"verify": "x"}, "verify: 'x'; must be a number of steps, or 0"),
+        ({"tune_until": -1}, "tune_until: -1; must be a number of steps, or 0"),
+        ({"verify": 5, "save": "nope"}, "save: 'nope'"),
+    )
+    for options, text in given:
+        expect_error(ValueError, text, lambda options=options: uniep.megatron.patch(**options))
+        expect_error(ValueError, text, lambda options=options: uniep.megatron.enable(spec(False), **options))
+    assert rerun.watcher is None and trials.active is None
+    assert not isinstance(moe_layer(False), uniep.megatron.UniEPMoELayer)
+    try:  # what the machine and the shape decide is the layer's to refuse
+        uniep.megatron.patch(schedule="comm.reserve_sms=100,tile.stages=8")
+    finally:
+        uniep.megatron.unpatch()
+
+
 def check_enable_looks_into_stacks(rank, ranks):
     """Of hybrid models, and of multi-token prediction."""
     for name in ("moe_layer", "mtp_model_layer"):

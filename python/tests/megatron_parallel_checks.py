@@ -11,11 +11,17 @@ import tempfile
 import megatron_shim  # noqa: F401
 
 # isort: split
+import pytest
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+import uniep.candidate_check
+import uniep.megatron
+import uniep.trials
+import uniep.tuner
 from distributed_checks import run_checks
+from megatron_layers import gathered
 from megatron_training import Setting, Training, forward_step, parallelism, train
 
 STEPS = 4
@@ -52,6 +58,38 @@ def check_distributed_optimizer(rank, ranks):
 def check_bf16_main_grads(rank, ranks):
     """DDP adds gradients to them itself, of several micro-batches."""
     compare(Setting(expert=ranks // 2, distributed_optimizer=True, micro_batches=2, sums_in_fp32=False))
+
+
+def check_tuners_of_replicas(rank, ranks):
+    """The expert-parallel groups begin with different candidates, tell each other, and change no loss."""
+    setting = Setting(expert=ranks // 2, distributed_optimizer=True)
+    expected = train(setting, True, 8)[0]
+    replica, checked, heard = rank // (ranks // 2), [], []
+    own_group = uniep.tuner._OfGroup
+    add = own_group.add_results
+
+    def check(self, direction, candidate, incumbent):
+        checked.append((direction, candidate))
+        if replica == 1:
+            raise RuntimeError("planted")
+        return True, "", 1e-3
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uniep.tuner, "_STEPS_TO_SHARE", 3)
+        patch.setattr(own_group, "add_results", lambda self, one: heard.append(one) or add(self, one))
+        patch.setattr(uniep.candidate_check.CandidateCheck, "check", check)
+        uniep.megatron.patch(tune_until=100)
+        uniep.megatron.unpatch()
+        with uniep.trials.active as tuner:
+            tuner._settings |= {"budget": 1, "folder": None}
+            assert train(setting, True, 8)[0] == expected
+            (own,) = tuner._groups
+            assert (own.settings["job_group"], own.settings["job_groups"]) == (replica, 2)
+            assert own.steps == 8 and own.strangers == set() and len(heard) == 2
+    all_checked = gathered(checked)
+    assert all(all_checked) and all_checked[0][0] != all_checked[-1][0]
+    failed = [text for _, text in all_checked[-1]]
+    assert replica == 1 or any(text in heard[1] for text in failed)
 
 
 def loss_without_training(training):

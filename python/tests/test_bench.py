@@ -80,69 +80,14 @@ print("right")
     assert done.returncode == 0 and done.stdout.strip() == "right", done.stderr[-2000:]
 
 
-def several_gpus(folder, *words, **variables):
-    """bench/several_gpus.sh on four GPUs that are none, with a `uniep` that notes what it is called with."""
-    for name, text in {
-        "nvidia-smi": "for gpu in 0 1 2 3; do echo GPU $gpu; done",
-        "uniep": f'echo "$@ UNIEP_CACHE_DIR=${{UNIEP_CACHE_DIR:-}}" >>{folder}/called\n'
-        '[[ -n "$SLOW" && "$*" == *"$SLOW"* ]] && exec sleep 50\n'
-        '[[ "$*" != *backward* ]] && echo done',
-    }.items():
-        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-        (folder / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "UNIEP_LIBNCCL": "none", **variables}
-    command = ["bash", str(BENCH / "several_gpus.sh"), str(folder), str(folder / "out"), *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-
-
-def test_several_gpus_go_on_where_they_were(tmp_path):
-    first = several_gpus(tmp_path, "timelines")
-    lines = first.stdout.splitlines()
-    assert first.returncode == 1, first
-    assert [line.split()[0] for line in lines if line and not line.startswith(" ")] == ["ok", "FAIL", "ok", "FAIL"]
-    assert "timeline_backward_qwen3-30b (status 1)" in first.stdout
-    called = (tmp_path / "called").read_text().splitlines()
-    assert len(called) == 4
-    assert "--ranks 4 --devices 0,1,2,3 --shape qwen3-235b" in called[0]
-    again = several_gpus(tmp_path, "timelines")
-    assert again.returncode == 1
-    assert "ok" not in again.stdout
-    called = (tmp_path / "called").read_text().splitlines()
-    assert len(called) == 6
-    assert all("--op backward" in line for line in called[4:])
-
-
-def test_several_gpus_leave_what_the_run_has_no_time_for(tmp_path):
-    slow = several_gpus(tmp_path, "timelines", UNIEP_BENCH_SECONDS="6", SLOW="backward_qwen3-235b")
-    assert slow.returncode == 3
-    kinds = [line.split()[0] for line in slow.stdout.splitlines() if line and not line.startswith(" ")]
-    assert kinds == ["ok", "left", "left", "left"]
-    assert "timeline_backward_qwen3-235b (up to 180 s)" in slow.stdout
-    assert len((tmp_path / "called").read_text().splitlines()) == 2  # the last two did not begin
-
-
-def test_several_gpus_run_the_steps_that_are_asked_for(tmp_path):
-    some = several_gpus(tmp_path, "timelines", UNIEP_BENCH_STEPS="^timeline_layer")
-    assert some.returncode == 0
-    called = (tmp_path / "called").read_text().splitlines()
-    assert len(called) == 2
-    assert all("--op layer" in line for line in called)
-
-
-def test_the_default_beside_a_search_is_not_what_it_found(tmp_path):
-    several_gpus(tmp_path, "search", UNIEP_BENCH_STEPS="^(tune|default)_mixtral", UNIEP_CACHE_DIR="mine")
-    tune, default = (tmp_path / "called").read_text().splitlines()
-    assert tune.startswith("tune ") and tune.endswith(f"UNIEP_CACHE_DIR={tmp_path}/out/tuned")
-    assert default.startswith("bench ") and default.endswith("UNIEP_CACHE_DIR=mine")
-
-
 def test_search_gain_is_of_the_schedules_that_it_names(tmp_path):
     best = [{"schedule": {"n": n}, "simulated_ms": n} for n in (1, 2, 3)]
     solved = {"schedule": {"n": 3}, "predicted_ms": 0.9, "default_ms": 1.0, "best": best}
     quick = {"schedule": {"n": 1}, "predicted_ms": 0.9, "default_ms": 1.0}  # of eight, as auto takes it
     tried = [{"schedule": {"n": n}, "verdict": "slower", "ratio": r} for n, r in ((0, 1.0), (1, 0.9), (3, 0.97))]
     tried.append({"schedule": {"n": 4}, "verdict": "slower", "ratio": 0.8})
-    tuned = {"tuned": [{"tried": tried, "ms": 1.6, "default_ms": 2.0, "changes": "n=4"}]}
+    found = {"tried": tried, "ms": 1.6, "default_ms": 2.0, "changes": "n=4"}
+    tuned = {"tuned": [{"direction": direction, **found} for direction in ("forward", "backward")]}
     (tmp_path / "solve --simulate 64").write_text(json.dumps(solved))
     (tmp_path / "solve").write_text(json.dumps(quick))
     (tmp_path / "tune").write_text(json.dumps(tuned))
@@ -169,6 +114,131 @@ def test_search_gain_is_of_the_schedules_that_it_names(tmp_path):
     assert row_of("--machine", "h800")["first"] is None
 
 
+# Runs a script of bench/ several times as on four GPUs, whose torch takes two milliseconds for everything. Prints of
+# each run whether it failed, what it printed, the calls of `uniep`, and the records in FILE.
+ON_FOUR_GPUS = """
+import contextlib, importlib, io, json, os, pathlib, subprocess, sys
+import torch
+folder, bench, script, *runs = sys.argv[1:]
+folder = pathlib.Path(folder)
+torch.cuda.device_count, torch.cuda.get_device_name = lambda: 4, lambda: os.environ.get("GPU", "one")
+torch.cuda.nccl.version = lambda: (2, 28)
+torch.cuda.empty_cache = lambda: None
+sys.path.insert(0, bench)
+import compare, compare_layers
+compare.TorchGemms = lambda *_: None
+compare.run_torch = lambda *_: [2.0]
+def theirs(options, ranks, shape, keys):
+    return {key: {"ms": {"torch GEMMs": 1.5, "nccl": 4.0}, "bytes": {"nccl": 7}} for key in keys}
+compare_layers.their_results = theirs
+for variables in map(json.loads, runs):
+    (folder / "called").write_text("")
+    os.environ.update({"CUT": "", **variables})
+    sys.argv = [script, str(folder / "uniep"), *variables["OPTIONS"].split(), "--json", str(folder / "FILE")]
+    failed, output = False, io.StringIO()
+    try:
+        with contextlib.redirect_stdout(output):
+            importlib.import_module(script).main()
+    except subprocess.CalledProcessError:
+        failed = True
+    records = [json.loads(line) for line in (folder / "FILE").read_text().splitlines()]
+    print(json.dumps([failed, output.getvalue(), (folder / "called").read_text().splitlines(), records]))
+"""
+# What --only names. The shape CUT ends it.
+MEASURED = """
+import json, os, sys
+words = sys.argv[2:]
+value_of = lambda name: words[words.index(name) + 1]
+if value_of("--shape") == os.environ["CUT"]: sys.exit(9)
+print(*words, file=open(sys.argv[1], "a"))
+ms = {"median": 1.0, "all": [1.0]}
+results = [{"name": name, "ms": ms, "tflops": 600.0} for name in value_of("--only").split(",")]
+more = {"memory": {"forward": {"saved_bytes": 5}}, "shape": {}, "rows_per_expert": [[1]]}
+print(json.dumps({"results": results, **more}))
+"""
+
+
+@pytest.fixture
+def on_four_gpus(tmp_path):
+    programs = {"nvidia-smi": 'echo "${GPU:-one}"'}
+    programs["uniep"] = f"exec {sys.executable} -c '{MEASURED}' {tmp_path}/called \"$@\""
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def run(script, options, *runs):
+        words = [json.dumps({"OPTIONS": options, **variables}) for variables in runs]
+        command = [sys.executable, "-c", ON_FOUR_GPUS, str(tmp_path), str(BENCH), script, *words]
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "second"),
+    [
+        ("compare_layers", "--op forward,backward --rounds 1", "4096,14336,8,2"),
+        ("compare", "", "mixtral"),
+        ("launch_modes", "--rounds 1 --devices 0,1,2,3", "mixtral"),
+        ("backward_ways", "--rounds 1 --ranks 4", "4096,14336,8,2"),
+    ],
+)
+def test_what_a_cut_run_has_measured_is_not_measured_again(on_four_gpus, script, options, second):
+    options += " --tokens 64 --shapes qwen3-30b,mixtral"
+    cut, again, known, other = on_four_gpus(script, options, {"CUT": second}, {}, {}, {"GPU": "another"})
+    failed, _, calls, records = cut
+    assert failed and calls
+    assert {record["shape"] for record in records} == {"qwen3-30b"} and all("date" in record for record in records)
+    failed, text, more_calls, all_records = again
+    assert not failed and all_records[: len(records)] == records and len(all_records) == 2 * len(records)
+    assert len(more_calls) == len(calls) and all(second in call for call in more_calls)
+    assert "qwen3-30b" in text and "mixtral" in text
+    assert known == [False, text, [], all_records]
+    assert len(other[2]) == 2 * len(calls) and len(other[3]) == 4 * len(records)
+
+
+def test_layers_have_bytes_and_the_routing_of_both_sides(on_four_gpus):
+    options = "--routing zipf:1 --tokens 64 --shapes mixtral --rounds 1"
+    ((_, _, calls, records),) = on_four_gpus("compare_layers", options, {})
+    assert records[0]["bytes"] == {"nccl": 7, "layer": {"forward": {"saved_bytes": 5}}}
+    assert records[0]["routing"] == "zipf:1"
+    assert all("routing.npy" in call for call in calls)
+    script = """
+import argparse, sys
+sys.path.insert(0, sys.argv[1])
+import compare_layers
+options = argparse.Namespace(routing="zipf:1", as_eight=False)
+ids = compare_layers.ids_of(options, 4, "qwen3-30b", 2000)
+assert (ids == compare_layers.ids_of(options, 4, "qwen3-30b", 2000)).all()
+assert all(len(set(row)) == 8 for row in ids.tolist())
+counts = [int((ids == expert).sum()) for expert in range(128)]
+assert counts[0] > 0.7 * 8000 > sum(counts[64:72]) and min(counts) > 0 and ids.shape == (8000, 8)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(BENCH)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_models_calls(tmp_path):
+    options = ["--cpu", "--shapes", "small", "--tokens", "32", "--rounds", "1", "--json", str(tmp_path / "calls")]
+    text = run_ranks(2, BENCH / "model_calls.py", *options)
+    record = json.loads((tmp_path / "calls").read_text())
+    assert set(record["rounds"]) == {
+        f"{way}, {one}" for way in ("model", "apart") for one in ("by need", "in a capacity")
+    }
+    assert all(ms[0] > 0 for ms in record["rounds"].values()) and "small 32: model, by need" in text
+
+
+def test_layers_have_the_same_bytes_on_one_rank():
+    command = [sys.executable, str(BENCH / "same_bytes.py"), str(BUILD / "uniep"), "--engine", "cpu", "--ranks", "2"]
+    command += ["--tokens", "8", "--shapes", "256,128,8,2"]
+    same = subprocess.run([*command, "--one-rank", "256,128,8,2"], capture_output=True, text=True)
+    assert same.returncode == 0, same
+    assert same.stdout == "256,128,8,2, one rank: the same y, z, dx, dprobs, dw1, dw2\n"
+
+
 def test_the_simulator_is_near_what_two_gpus_measured():
     measured = LAB / "2026-11-27-schedules-on-two-h200.jsonl"
     command = [sys.executable, str(BENCH / "simulator_errors.py"), str(BUILD / "uniep"), str(measured)]
@@ -178,13 +248,6 @@ def test_the_simulator_is_near_what_two_gpus_measured():
     assert count > 400
     assert ratio < 2.5 and ratio_90 < 5.5 and time_90 < 8
     assert spearman > 0.7
-
-
-def test_several_gpus_name_a_wrong_part(tmp_path):
-    wrong = several_gpus(tmp_path, "timelines", "timelime")
-    assert wrong.returncode == 2
-    assert "PART: timelime; legal are pilot" in wrong.stderr
-    assert not (tmp_path / "called").exists()
 
 
 SOAK = {

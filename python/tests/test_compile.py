@@ -382,7 +382,7 @@ def op_arguments(save="keep", capacity=(0, 0), stacked=True):
     layer = make_layer([40])
     weights = layer.local(0, 1) if stacked else [list(weight.clone().unbind()) for weight in layer.local(0, 1)]
     first, second = ([weight] if stacked else [one.clone() for one in weight] for weight in weights)
-    schedule = uniep.call.with_save("auto", save)
+    schedule = uniep.schedules.with_save("auto", save)
     options = (uniep.Group().name, schedule, schedule, *capacity, save, 2, False, "swiglu", "activation")
     return layer, [layer.x[0], layer.ids[0], layer.probs[0]], first, second, options
 

@@ -54,7 +54,7 @@ def test_program(name, request, scratch):
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 12
+    assert len(PROGRAMS) == 13
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")

@@ -125,12 +125,6 @@ def test_distributed_tensors_are_named(name):
         uniep.moe(**given)
 
 
-def test_modules_are_made_beside_a_default_device():
-    with torch.device("meta"):
-        layer = uniep.MoELayer(64, 32, 8, 2)
-    assert all(one.device.type == "cpu" and one.isfinite().all() for one in layer.parameters())
-
-
 def test_an_error_leaves_the_group_usable():
     expected = call()
     with pytest.raises(ValueError):

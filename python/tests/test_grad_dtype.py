@@ -99,6 +99,28 @@ def test_module_whose_parameters_are_others():
             assert own.grad.dtype == torch.float32 and same_bits(own.grad, other.grad)
 
 
+def test_adamw_steps_fp32_copies():
+    """As docs/pytorch.md has it; it can not step the parameters themselves."""
+    layer = uniep.MoELayer(64, 32, 8, 2, grad_dtype=torch.float32)
+    parameters, x = list(layer.experts.parameters()), torch.randn(40, 64).bfloat16()
+    layer(x).float().square().sum().backward()
+    with pytest.raises(RuntimeError, match=r"BFloat16"):
+        torch.optim.AdamW(parameters).step()
+    masters = [one.detach().float() for one in parameters]
+    optimizer = torch.optim.AdamW(masters, lr=0.1)
+    for _ in range(2):
+        before, gradients = [one.clone() for one in masters], [one.grad for one in parameters]
+        for master, one in zip(masters, parameters, strict=True):
+            master.grad, one.grad = one.grad, None
+        assert all(one.grad is gradient for one, gradient in zip(masters, gradients, strict=True))
+        optimizer.step()
+        with torch.no_grad():
+            for master, one in zip(masters, parameters, strict=True):
+                one.copy_(master)
+        assert all((one - old).abs().max() > 0.05 for one, old in zip(masters, before, strict=True))
+        layer(x).float().square().sum().backward()
+
+
 def test_it_is_between_two_graphs():
     layer = make_layer([40])
     w1, w2 = leaf(layer.w1), leaf(layer.w2)

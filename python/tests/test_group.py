@@ -4,12 +4,14 @@ import os
 import signal
 import threading
 import time
+import types
 
 import pytest
 import torch
 
 import uniep
 from layers import make_layer, run_moe, same_bits
+from uniep.group import _tell_transport
 
 
 def test_check_and_synchronize_after_calls_that_went_well_or_were_refused():
@@ -33,6 +35,17 @@ def test_check_raises_what_the_library_knows_of(status, kind, monkeypatch):
         monkeypatch.setattr(group.engine._library, "uniep_group_check", lambda handle: status)
         with pytest.raises(kind):
             group.check()
+
+
+def test_the_slow_transport_is_a_warning_on_gpus_once(caplog):
+    caplog.set_level("INFO", logger="uniep")
+    gpu = types.SimpleNamespace(transport="torch", device=torch.device("cuda", 0), why="the ranks are on several hosts")
+    for group in (gpu, gpu):
+        _tell_transport(group)
+    for changed in ({"why": "asked for"}, {"device": torch.device("cpu")}, {"transport": "native", "why": "one host"}):
+        _tell_transport(types.SimpleNamespace(**vars(gpu) | changed))
+    assert [record.levelname for record in caplog.records] == ["WARNING", *["INFO"] * 4]
+    assert "transport torch: the ranks are on several hosts; nothing" in caplog.records[0].getMessage()
 
 
 def test_memory():

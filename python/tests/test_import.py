@@ -84,3 +84,31 @@ def test_structures_are_the_headers():
     assert ours
     for name, fields in ours.items():
         assert fields == found[name], name
+
+
+def test_what_is_shown_of_frameworks_and_the_environment(monkeypatch):
+    from uniep import show
+
+    for name in ("UNIEP_CACHE_DIR", "NCCL_MAX_CTAS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
+    monkeypatch.setattr("importlib.metadata.version", {"torchtitan": "0.3.0", "megatron-core": "0.19.2"}.get)
+    shown = show.describe()
+    assert "megatron-core 0.19.2" in shown["adapters"] and "torchtitan 0.3.0" in shown["adapters"]
+    assert shown["cache"] == "/scratch/uniep" and "NCCL_" not in shown["variables"]
+    monkeypatch.setenv("UNIEP_CACHE_DIR", "/own")
+    monkeypatch.setenv("NCCL_MAX_CTAS", "8")
+    shown = show.describe()
+    assert shown["cache"] == "/own" and "NCCL_MAX_CTAS=8, " in shown["variables"]
+
+
+def test_no_frameworks_are_installed(monkeypatch):
+    import importlib.metadata
+
+    from uniep import show
+
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    assert show.describe()["adapters"].startswith("none of megatron-core, transformer-engine")

@@ -436,3 +436,18 @@ def test_group():
     del other, y
     gc.collect()
     assert dead() is None
+
+
+def test_modules_on_meta_are_drawn_later():
+    """As FSDP2 and torchtitan make models: on meta, then on their device."""
+    torch.manual_seed(5)
+    expected = uniep.MoELayer(64, 32, 8, 2, bias=True)
+    with torch.device("meta"):
+        layer = uniep.MoELayer(64, 32, 8, 2, bias=True)
+    assert all(one.is_meta for one in layer.parameters())
+    layer.to_empty(device="cpu")
+    torch.manual_seed(5)
+    layer.router.reset_parameters()
+    layer.experts.reset_parameters()
+    for own, other in zip(layer.parameters(), expected.parameters(), strict=True):
+        assert same_bits(own, other)

@@ -13,7 +13,9 @@ import sys
 import types
 
 import pytest
+import torch
 
+import uniep
 from ranks import HERE, run_ranks
 
 REQUIRED = os.environ.get("UNIEP_REQUIRE_MEGATRON") == "1"
@@ -93,3 +95,20 @@ def test_the_hook_of_an_in_process_restart_ends_all_groups(megatron, monkeypatch
     with pytest.raises(TimeoutError, match="group: aborted"):
         group.check()
     group.close()
+
+
+def test_the_optimizer_goes_on_behind_an_in_process_restart(megatron):
+    """Calls of the attempt that was aborted are not asked for, although something still refers to its group."""
+    from uniep.megatron.overflow import check_before_optimizer
+
+    asked = []
+    aborted, new = (uniep.Group("self", workers=workers) for workers in (2, 3))
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    with pytest.MonkeyPatch.context() as patch, new:
+        for group in (aborted, new):
+            check_before_optimizer(group)
+            patch.setattr(group, "synchronize", lambda group=group: asked.append(group))
+        aborted.abort()
+        torch.optim.SGD([weight], lr=1.0).step()
+    assert asked == [new] and torch.equal(weight, torch.zeros(2))

@@ -27,7 +27,21 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from ranks import HERE, run_ranks
 from uniep import peers, reserved_sms
-from uniep.pilot import arms, drawing, kill, options, preflight, sizes, summary, text, training, turns, watch, world
+from uniep.pilot import (
+    arms,
+    drawing,
+    kept,
+    kill,
+    options,
+    preflight,
+    sizes,
+    summary,
+    text,
+    training,
+    turns,
+    watch,
+    world,
+)
 from uniep.pilot.fingerprint import fingerprint
 from uniep.pilot.html import page
 
@@ -190,6 +204,34 @@ def test_flags_of_a_command_line(line, changes, tmp_path):
     (tmp_path / "flags").write_text(line)
     found = preflight.difference(preflight.read_flags(tmp_path / "flags"))
     assert [one[1:].split(" ")[0] for one in found[::2]] == changes
+
+
+def test_a_run_that_was_cut_goes_on_behind_its_turns_and_curves(scratch):
+    words = shlex.split("--model tiny --cpu --arms stock,uniep --parts turns,curves --steps 2 --warm 0")
+    words += ["--curve-steps", "3", "--resume"]
+    run_pilot([*words, "--turns", "1"], scratch, ranks=1)
+    folder = scratch / "pilot"
+    first = {part: json.loads((folder / f"{part}.json").read_text())["entries"] for part in ("turns", "curves")}
+    assert [(one["arm"], one["turn"]) for one in first["turns"]] == [("stock", 0), ("uniep", 0)]
+    # Cut within its second turn and behind its first curve.
+    curves = json.loads((folder / "curves.json").read_text())
+    (folder / "curves.json").write_text(json.dumps({**curves, "entries": curves["entries"][:1]}))
+    output = run_pilot([*words, "--turns", "2"], scratch, ranks=1)
+    assert "turns: 2 are an earlier run's" in output and "curves: 1 are an earlier run's" in output
+    again = {part: json.loads((folder / f"{part}.json").read_text())["entries"] for part in ("turns", "curves")}
+    assert again["turns"][:2] == first["turns"] and [one["turn"] for one in again["turns"]] == [0, 0, 1, 1]
+    assert again["curves"] == first["curves"]
+    report = json.loads((folder / "report.json").read_text())
+    assert report["of_earlier_runs"] == {"turns": 2, "curves": 1} and report["began_alike"]
+    assert [row["step_ms"]["steps"] for row in report["table"]] == [4, 4] and report["timeline"]["uniep"]
+
+
+def test_what_a_run_kept_is_for_runs_like_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "dist", types.SimpleNamespace(get_rank=lambda: 0, broadcast_object_list=lambda _: None))
+    kept.Kept(tmp_path / "new" / "turns.json", {"steps": 2}).add({"arm": "stock"})
+    assert kept.Kept(tmp_path / "new" / "turns.json", {"steps": 2}).entries == [{"arm": "stock"}]
+    assert kept.Kept(tmp_path / "new" / "turns.json", {"steps": 3}).entries == []
+    assert kept.Kept(None, {}).entries == []
 
 
 def test_the_page_is_one_valid_file(run):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import uniep
 from uniep import reserved_sms
-from uniep.layer import _schedules
+from uniep.schedules import encoded
 
 
 @pytest.fixture
@@ -58,15 +58,15 @@ def test_a_schedule_that_names_no_number_gets_it(text, left):
 
 
 def test_redispatch_and_reserved_sms_meet_in_one_text():
-    forward, backward = _schedules(("auto", "queue=static"), "redispatch", 8)
+    forward, backward = encoded(("auto", "queue=static"), "redispatch", 8)
     assert forward == b"comm.reserve_sms=8,save.xg=redispatch"
     assert backward == b"queue=static,comm.reserve_sms=8,save.xg=redispatch"
 
 
 def test_an_unknown_number_is_refused_where_it_is_needed():
     with pytest.raises(ValueError, match="set NCCL_MAX_CTAS"):
-        _schedules("auto", "keep", None)
-    assert _schedules("comm.reserve_sms=16", "keep", None) == (b"comm.reserve_sms=16",) * 2
+        encoded("auto", "keep", None)
+    assert encoded("comm.reserve_sms=16", "keep", None) == (b"comm.reserve_sms=16",) * 2
 
 
 def test_a_group_of_several_native_ranks_leaves_them(nccl):

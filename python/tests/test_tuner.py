@@ -3,20 +3,114 @@
 import pathlib
 
 import pytest
+import torch
 
 import tuner_checks
 import uniep
 from ranks import HERE, run_ranks
 from uniep import library
+from uniep import tuner as tuner_module
 
 
 def test_trainings_on_two_processes():
-    assert "8 checks passed on 2 ranks" in run_ranks(2, HERE / "tuner_checks.py")
+    assert "10 checks passed on 2 ranks" in run_ranks(2, HERE / "tuner_checks.py")
 
 
 def test_trainings_on_one(scratch):
     tuner_checks.check_losses_and_weights("")
     tuner_checks.check_kept_in_a_folder(scratch)
+    tuner_checks.check_one_rank_lacks_memory_in_a_check("")
+
+
+LATE = "capacity: rank 1 needs 4096 rows (padded to 128 an expert) but has 2048"
+
+
+class LateOverflow:
+    """As an engine on GPUs tells of a call that did not fit: once, by the next call of the group that looks."""
+
+    def __init__(self, engine, patch, names=("place", "forward", "backward", "synchronize", "check")):
+        self.is_pending, self.raised_by = False, []
+        for name in names:
+            patch.setattr(engine, name, self.wrapped(name, getattr(engine, name)))
+
+    def wrapped(self, name, call):
+        def wrapper(*arguments, **named):
+            if self.is_pending:
+                self.is_pending = False
+                self.raised_by.append(name)
+                raise uniep.CapacityError(LATE)
+            return call(*arguments, **named)
+
+        return wrapper
+
+
+@pytest.fixture
+def tuned_training():
+    """A layer, its optimizer and a Tuner with lines; the first candidates are checked at the end of step 2."""
+    lines = []
+    with (
+        uniep.Tuner(budget=1, folder="", before_optimizer=True, on_line=lines.append) as tuner,
+        uniep.Group("self", workers=3) as group,
+    ):
+        layer = uniep.MoELayer(64, 32, 8, 2, group=group)
+        yield tuner, layer, torch.optim.SGD(layer.parameters(), lr=1.0), lines
+
+
+def call(layer):
+    layer(torch.randn(48, 64).bfloat16()).float().square().mean().backward()
+
+
+def test_a_late_overflow_stops_the_optimizer(tuned_training, monkeypatch):
+    """A check does not take it for a fault of its candidate."""
+    tuner, layer, optimizer, lines = tuned_training
+    late = LateOverflow(layer.experts.group.engine, monkeypatch)
+    for _ in range(2):
+        call(layer)
+        if tuner._groups[0].steps == 1:
+            late.is_pending = True
+            before = layer.experts.down_proj.detach().clone()
+            with pytest.raises(uniep.CapacityError, match="rank 1 needs 4096 rows"):
+                optimizer.step()
+            assert torch.equal(layer.experts.down_proj, before)
+        else:
+            optimizer.step()
+    assert late.raised_by == ["synchronize"] and tuner.decisions == [] and tuner.spent.lost_ms == 0
+    call(layer)
+    optimizer.step()
+    assert tuner.spent.lost_ms > 0 and not any(one.verdict == "failed" for one in tuner.decisions), lines
+
+
+def test_an_overflow_that_a_check_sees_is_raised_behind_it(tuned_training, monkeypatch):
+    tuner, layer, optimizer, lines = tuned_training
+    late = LateOverflow(layer.experts.group.engine, monkeypatch, ["place"])
+    call(layer)
+    optimizer.step()
+    call(layer)
+    late.is_pending = True
+    with pytest.raises(uniep.CapacityError, match="rank 1 needs 4096 rows"):
+        optimizer.step()
+    (decision,) = tuner.decisions
+    assert decision.verdict == "refused" and decision.reason.startswith("a call of the job before it"), decision
+    assert late.raised_by == ["place"]
+    optimizer.step()
+
+
+def test_a_call_that_sees_an_overflow_is_no_fault_of_its_schedule(tuned_training, monkeypatch):
+    tuner, layer, optimizer, lines = tuned_training
+    failed = []
+    monkeypatch.setattr(tuner_module._OfGroup, "failed", lambda self, planned, error: failed.append(error))
+    late = LateOverflow(layer.experts.group.engine, monkeypatch, ["forward"])
+    for _ in range(2):
+        call(layer)
+        optimizer.step()
+    late.is_pending = True
+    with pytest.raises(uniep.CapacityError):
+        call(layer)
+    assert late.raised_by == ["forward"] and failed == []
+    monkeypatch.setattr(layer.experts.group.engine, "forward", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        call(layer)
+    assert len(failed) == 1
 
 
 def test_arguments():

@@ -1,6 +1,11 @@
 """autotune(), its file, and what "auto" makes of it."""
 
 import json
+import logging
+import os
+import pathlib
+import stat
+import subprocess
 
 import pytest
 import torch
@@ -83,12 +88,154 @@ def test_auto_takes_it_and_the_bits_are_equal(folder, monkeypatch):
         assert asked == [b"fusion=none"]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"format": 99, "schedules": {}}', '{"format": 1}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"format": 99, "schedules": {}}', '{"format": 1}', '{"format": 1, "schedules": [3]}']
+)
 def test_a_broken_file_is_as_none(folder, content):
     folder.mkdir(parents=True)
     (folder / "schedules.json").write_text(content)
     with uniep.Group("self", workers=4) as group:
         assert group.tuned == {}
+
+
+SIZES = "H 64, I 32, E 8, K 2"
+DAMAGED = {
+    "no backward": (SIZES, {"forward": "auto"}),
+    "no texts": (SIZES, {"forward": "auto", "backward": None}),
+    "no object": (SIZES, ["auto", "auto"]),
+    "not legal": (SIZES, {"forward": "order.raster=99", "backward": "auto"}),
+    "not legal in backward": (SIZES, {"forward": "auto", "backward": "order.raster=99"}),
+    "no schedule": (SIZES, {"forward": "auto", "backward": "no such field=1"}),
+    "no text of UTF-8": (SIZES, {"forward": "\ud800", "backward": "auto"}),
+    "no name": ("the fast one", {"forward": "auto", "backward": "auto"}),
+    "no activation": (f"{SIZES} --activation wrong", {"forward": "auto", "backward": "auto"}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_entry_is_a_miss_and_a_line(folder, caplog, damage):
+    name, entry = DAMAGED[damage]
+    batch = make_layer([40])
+    with uniep.Group("self", workers=4) as group:
+        good = {"H 64, I 32, E 8, K 3": {"forward": "fusion=none", "backward": "auto"}}
+        content = {"format": 1, "schedules": {tuning.machine(group): {name: entry, **good}}}
+    folder.mkdir(parents=True)
+    (folder / "schedules.json").write_text(json.dumps(content))
+    with caplog.at_level(logging.WARNING, "uniep"), uniep.Group("self", workers=4) as group:
+        assert group.tuned == {"H 64, I 32, E 8, K 3": ("fusion=none", "auto")}
+        run_moe(batch, 0, batch.local(0, 1), group=group)
+    (line,) = caplog.messages
+    assert line.startswith(f"{folder}/schedules.json: the entry {name!r} is left out: ")
+
+
+def test_entries_that_are_none_are_written_again(folder, slow, caplog):
+    with uniep.Group("self", workers=3) as group:
+        folder.mkdir(parents=True)
+        content = {"format": 1, "schedules": {tuning.machine(group): [], "another machine": "kept"}}
+        (folder / "schedules.json").write_text(json.dumps(content))
+    with caplog.at_level(logging.WARNING, "uniep"), uniep.Group("self", workers=3) as group:
+        assert group.tuned == {} and len(caplog.messages) == 1
+        uniep.autotune(uniep.MoELayer(64, 32, num_experts=8, topk=2, group=group), tokens=32, seconds=0.1)
+        kept = json.loads((folder / "schedules.json").read_text())["schedules"]
+        assert list(kept[tuning.machine(group)]) == [SIZES] and kept["another machine"] == "kept"
+
+
+def test_what_is_tuned_is_for_layers_of_the_same_numerics(folder, slow, monkeypatch):
+    """backward.wgrad=mixed, for one, is not legal on GPUs where biases are weighted behind FC2."""
+    options = {"bias": True, "router_weight": "output", "activation": "swiglu:alpha=1.5,limit=7"}
+    with uniep.Group("self", workers=3) as group:
+        resolved = []
+        config = group.engine.config
+        monkeypatch.setattr(
+            group.engine, "config", lambda *sizes, **more: resolved.append(more["numerics"]) or config(*sizes, **more)
+        )
+        uniep.autotune(uniep.MoELayer(64, 32, 8, 2, group=group, **options), tokens=32, seconds=0.1)
+        assert {(one.bias, one.router_weight, one.up_limit) for one in resolved} == {(1, 1, 7.0)}
+    with uniep.Group("self", workers=3) as group:
+        ((name, pair),) = group.tuned.items()
+        assert name.startswith(f"{SIZES} --activation swiglu:alpha=1.5,") and pair == ("fusion=none", "fusion=none")
+        own = "swiglu:alpha=1.5,limit=7", "output", True
+        assert tuning.choose(group, 64, 32, 8, 2, *own) == pair
+        assert tuning.choose(group, 64, 32, 8, 2) == ("auto", "auto")
+        assert tuning.tuned_sizes(group, *own) == (((64, 32, 8, 2), pair),)
+        assert tuning.tuned_sizes(group, *own[:2], False) == ()
+
+
+def test_the_folder_can_be_written_by_its_owner_alone(scratch, slow, monkeypatch):
+    """So that the cache of kernels in it is read."""
+    monkeypatch.setenv("UNIEP_CACHE_DIR", str(scratch / "new" / "cache"))
+    before = os.umask(0o002)
+    try:
+        with uniep.Group("self", workers=3) as group:
+            uniep.autotune(uniep.MoELayer(64, 32, num_experts=8, topk=2, group=group), tokens=32, seconds=0.1)
+    finally:
+        os.umask(before)
+    assert (scratch / "new" / "cache" / "schedules.json").exists()
+    for place in (scratch / "new", scratch / "new" / "cache"):
+        assert stat.S_IMODE(place.stat().st_mode) == 0o755
+
+
+@pytest.fixture
+def tune(folder):
+    """Runs `uniep tune`; gives its entries."""
+    program = pathlib.Path(os.environ.get("UNIEP_BUILD", ""), "uniep")
+    if not program.exists():
+        pytest.skip("UNIEP_BUILD has no uniep")
+
+    def run(*options):
+        layer = ("--engine", "cpu", "--ranks", "1", "--workers", "3", "--shape", "64,32,8,2", "--tokens", "64")
+        search = ("--candidates", "1", "--budget", "1", "--export", str(folder / "export.json"))
+        folder.mkdir(exist_ok=True)
+        subprocess.run([program, "tune", *layer, *search, *options], check=True, capture_output=True)
+        return json.loads((folder / "export.json").read_text())
+
+    return run
+
+
+def fields(text):
+    return dict(one.split("=") for one in text.split(","))
+
+
+def test_what_uniep_tune_found_is_taken(folder, tune, monkeypatch):
+    found = {entry["direction"]: entry["schedule"] for entry in tune()["schedules"]}
+    assert set(found) == {"forward", "backward"}
+    with uniep.Group("self", workers=3) as group:
+        forward, backward = tuning.choose(group, 64, 32, 8, 2)
+        assert tuning.choose(group, 64, 32, 8, 3) == tuning.choose(group, 64, 32, 8, 2, bias=True) == ("auto", "auto")
+        for text, entry in ((forward, found["forward"]), (backward, found["backward"])):
+            assert "save.xg" not in fields(text) and "comm.reserve_sms" not in fields(text)
+            assert {name: str(entry[name]) for name in fields(text)} == fields(text)
+        layer = make_layer([64])
+        schedules = "auto", "fusion=none"
+        assert_same(*(run_moe(layer, 0, layer.local(0, 1), group=group, schedule=one) for one in schedules))
+    with uniep.Group("self", workers=2) as group:
+        assert tuning.choose(group, 64, 32, 8, 2) == ("auto", "auto")
+
+
+def test_a_file_goes_before_what_is_kept(folder, tune, slow, monkeypatch, caplog):
+    kept = tune()
+    with uniep.Group("self", workers=3) as group:
+        uniep.autotune(uniep.MoELayer(64, 32, num_experts=8, topk=2, group=group), tokens=32, seconds=0.1)
+    with uniep.Group("self", workers=3) as group:
+        assert tuning.choose(group, 64, 32, 8, 2)[0] == "fusion=none"  # autotune()'s
+    (entry,) = (entry for entry in kept["schedules"] if entry["direction"] == "forward")
+    entry["schedule"]["order.raster"] = 3
+    larger = json.loads(json.dumps(entry)) | {"tokens": 8192}
+    larger["schedule"]["order.raster"] = 5
+    named = folder / "named.json"
+    named.write_text(json.dumps({"format": kept["format"], "schedules": [larger, entry]}))
+    monkeypatch.setenv("UNIEP_TUNED", str(named))
+    with uniep.Group("self", workers=3) as group:
+        forward, backward = tuning.choose(group, 64, 32, 8, 2)
+        assert fields(forward)["order.raster"] == "5"  # with most tokens
+        assert backward == "auto"
+    with uniep.Group("self", workers=2):
+        assert "has no entry for this machine and 1 ranks" in caplog.text
+    named.write_text("{")
+    for file in (named, folder / "missing.json"):
+        monkeypatch.setenv("UNIEP_TUNED", str(file))
+        with pytest.raises(ValueError, match=f"UNIEP_TUNED: '{file}'"):
+            uniep.Group("self", workers=3)
 
 
 def test_an_empty_name_keeps_nothing(monkeypatch, slow):

@@ -259,6 +259,13 @@ def check_refusals(rank: int, ranks: int) -> None:
 
     other = Other.Config(inner_experts=config.inner_experts, token_dispatcher=config.token_dispatcher)
     expect_error(ValueError, "Other; UniEP replaces torchtitan's own", lambda: uniep.torchtitan.refuse(other))
+    for options, text in (
+        ({"save": "nope"}, "save: 'nope'; legal are keep"),
+        ({"schedule": "fusion=laier"}, "schedule: fusion=laier: legal are none, pairs or layer"),
+        ({"router_weight": "outputs"}, "router_weight: 'outputs'; legal are activation"),
+        ({"capacity": (0, 8)}, "capacity: (0, 8); must be (rows or a factor, tokens)"),
+    ):
+        expect_error(ValueError, text, lambda options=options: uniep.torchtitan.routed_experts(config, **options))
     config.inner_experts.hidden_dim = 36
     expect_error(ValueError, "inner_experts.hidden_dim: 36; must be a", lambda: uniep.torchtitan.routed_experts(config))
     if ranks > 1:

@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+import types
 import zlib
 
 import pytest
@@ -138,6 +139,86 @@ def check_results_of_another_group(folder):
     with uniep.Tuner(budget=1, folder="", job_group=1, job_groups=2) as tuner:
         assert_same_bytes(train(tuner, steps=10, after_step=give), expected)
     assert given
+
+
+def check_groups_of_a_job_tell_each_other(folder):
+    """By the ranks that hold the same experts; here each rank is a group of its own."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if ranks == 1:
+        return
+    heard, told = [], []
+    own_group = uniep.tuner._OfGroup
+    add, results = own_group.add_results, own_group.results
+    with pytest.MonkeyPatch.context() as patch, uniep.Group("self", workers=3) as group:
+        patch.setattr(uniep.tuner, "_STEPS_TO_SHARE", 3)
+        patch.setattr(own_group, "add_results", lambda self, one: heard.append(one) or add(self, one))
+        patch.setattr(own_group, "results", lambda self: told.append(results(self)) or told[-1])
+        expected = train(group=group)
+        group.replicas = dist.group.WORLD
+        with uniep.Tuner(budget=1, folder="", until=11) as tuner:
+            assert_same_bytes(train(tuner, group=group), expected)
+            own = tuner._groups[0]
+            assert (own.settings["job_group"], own.settings["job_groups"]) == (rank, ranks)
+            assert tuner._settings["job_groups"] == 1  # of other groups of this process
+            assert tuner.frozen and own.others is None  # all have frozen: it is over
+            tried = tuner.spent.tried_calls
+        others = [None] * ranks
+        dist.all_gather_object(others, (told, tried))
+        assert all(count > 0 for _, count in others)
+        assert len(told) == 4 and heard == others[1 - rank][0][:3] != told[:3], (len(told), len(heard))
+
+        heard.clear(), told.clear()
+        lines = []
+        with uniep.Tuner(budget=1, folder="", on_line=lines.append) as tuner:
+            train(tuner, group=group, bias=rank == 1)
+        assert len(heard) == 5
+        (line,) = [one for one in lines if "is not heard" in one]
+        assert line.startswith(f"uniep tuner: group {1 - rank} of the job is not heard: ") and "other layers" in line
+
+        heard.clear()
+        with uniep.Tuner(budget=1, folder="", job_group=rank, job_groups=ranks) as tuner:
+            train(tuner, group=group)
+        assert heard == []  # who numbers them tells them himself
+
+
+def check_one_rank_lacks_memory_in_a_check(folder):
+    """It is an end of the check on all ranks, of which none waits for another: they recover together, or not at all."""
+    group = uniep.Group()
+    recovered = []
+
+    class Check(candidate_check.CandidateCheck):
+        check = _check
+
+        def __init__(self, fails_in, error):
+            self.call = types.SimpleNamespace(group=group)
+            self.fails_in, self.error = fails_in, error
+
+        def _inputs(self, direction):
+            return {}
+
+        def _run(self, direction, schedule, inputs):
+            if schedule == self.fails_in and group.rank == group.size - 1:
+                raise self.error("planted")
+            return [torch.zeros(2)], (1, 1, 1)
+
+    def outcome(fails_in, error=MemoryError):
+        recovered.clear()
+        try:
+            found = Check(fails_in, error).check("forward", b"candidate", b"incumbent")[:2]
+        except Exception as caught:
+            found = candidate_check.status_of(caught), str(caught)
+        return agreed((found, len(recovered)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group, "recover", lambda: recovered.append(True))
+        assert outcome(None) == ((True, ""), 0)
+        place = f"rank {group.size - 1}: " if group.size > 1 else ""
+        kinds = {torch.OutOfMemoryError: 6, MemoryError: 6, TimeoutError: 4, ValueError: 1, RuntimeError: 8}
+        for error, status in kinds.items():
+            assert outcome(b"candidate", error) == ((status, f"{place}planted"), 1), error
+        for error in (torch.OutOfMemoryError, MemoryError):
+            assert outcome(b"incumbent", error) == ((False, "a rank has no room to check it"), 1), error
+        assert outcome(b"incumbent", RuntimeError) == ((8, f"{place}planted"), 1)
 
 
 def check_kept_in_a_folder(folder):

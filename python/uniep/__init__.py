@@ -18,6 +18,7 @@ if typing.TYPE_CHECKING:
     from uniep.layer import moe
     from uniep.layer_stats import record_stats, stats
     from uniep.modules import Experts, MoELayer
+    from uniep.parallel import average_expert_gradients, clip_grad_norm, expert_parameters
     from uniep.show import show_config
     from uniep.tracing import trace
     from uniep.tuner import Tuner
@@ -39,9 +40,12 @@ __all__ = [
     "Verifier",
     "abort",
     "autotune",
+    "average_expert_gradients",
     "checkpoint_state",
+    "clip_grad_norm",
     "combine",
     "dispatch",
+    "expert_parameters",
     "moe",
     "place",
     "record_stats",
@@ -60,9 +64,12 @@ _MODULE_OF_NAME = {
     "Verifier": "verifier",
     "abort": "group",
     "autotune": "tuning",
+    "average_expert_gradients": "parallel",
     "checkpoint_state": "checkpoints",
+    "clip_grad_norm": "parallel",
     "combine": "exchange",
     "dispatch": "exchange",
+    "expert_parameters": "parallel",
     "moe": "layer",
     "place": "exchange",
     "record_stats": "layer_stats",

@@ -15,32 +15,9 @@ from uniep.group import Group
 from uniep.layer_stats import spans, watch
 from uniep.numerics import PLAIN, Numerics
 from uniep.routes import Route, place_routing
+from uniep.schedules import SAVES
 
 _Made = typing.TypeVar("_Made")
-
-
-class Save(typing.NamedTuple):
-    """What a layer keeps from forward to backward."""
-
-    fields: str  # of both schedules
-    keeps_z: bool
-    sends_x: bool  # no rows are kept: backward dispatches x again
-
-
-SAVES = {
-    "keep": Save("", True, False),
-    "redispatch": Save("save.xg=redispatch", True, True),
-    "rows": Save("save.z=recompute", False, False),
-    "recompute": Save("save.xg=redispatch,save.z=recompute", False, True),
-}
-
-
-def with_save(schedule: str, save: str) -> str:
-    """A schedule's text with the fields that belong to a way to save."""
-    fields = SAVES[save].fields
-    if not fields:
-        return schedule
-    return fields if schedule in ("", "auto") else f"{schedule},{fields}"
 
 
 class Call(typing.NamedTuple):
@@ -123,7 +100,8 @@ class Call(typing.NamedTuple):
             return stand_in, text_of(error)
 
     def place(self, ids: torch.Tensor, probs: torch.Tensor) -> Route:
-        return place_routing(self.group, self.shape, rows_of(ids), rows_of(probs), self.topk, self.capacity)
+        given = rows_of(ids), rows_of(probs), self.topk, self.capacity, self.save
+        return place_routing(self.group, self.shape, *given)
 
     def run_backward(
         self,

@@ -8,6 +8,7 @@ import typing
 import torch
 
 from uniep import library, peers
+from uniep.errors import CapacityError
 from uniep.rerun import tile_sums, unwatched
 
 if typing.TYPE_CHECKING:
@@ -17,6 +18,21 @@ if typing.TYPE_CHECKING:
 _SHARE = 8  # of the tokens
 _SEED = 17
 _NEEDS = "it needs more memory"
+_NO_ROOM = "a rank has no room to check it"
+_TIMEOUT, _INTERNAL = 4, 8
+_STATUS: list[tuple[type[BaseException], int]] = [
+    (ValueError, 1),
+    (NotImplementedError, 2),
+    (CapacityError, 3),
+    (TimeoutError, _TIMEOUT),
+    (MemoryError, 6),
+    (torch.OutOfMemoryError, 6),
+]
+
+
+def status_of(error: BaseException) -> int:
+    """The uniep_status that an exception stands for."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), _INTERNAL)
 
 
 class CandidateCheck:
@@ -48,7 +64,11 @@ class CandidateCheck:
 
     @unwatched
     def check(self, direction: str, candidate: bytes, incumbent: bytes) -> tuple[bool, str, float]:
-        """Whether all bytes are equal; why it is no candidate here, or ""; milliseconds that it took. Collective."""
+        """Whether all bytes are equal; why it is no candidate here, or ""; milliseconds that it took. Collective.
+
+        Raises, on all ranks alike, what the run of the candidate on one of them did, or the incumbent's where that is
+        not a lack of memory. Then the group has recovered.
+        """
         begin = time.perf_counter()
         try:
             inputs = self._inputs(direction)
@@ -59,13 +79,12 @@ class CandidateCheck:
         if group.size > 1:
             ready = all(peers.gather_objects(group, ready, "which ranks have room to check a schedule"))
         if not ready:
-            return False, "a rank has no room to check it", 0.0
-        expected, needed = self._run(direction, incumbent, inputs)
+            return False, _NO_ROOM, 0.0
         try:
-            seen, needs = self._run(direction, candidate, inputs)
-        except (TimeoutError, RuntimeError):
-            group.recover()
-            raise
+            expected, needed = self._run_together(direction, incumbent, inputs)
+        except MemoryError:
+            return False, _NO_ROOM, 1e3 * (time.perf_counter() - begin)
+        seen, needs = self._run_together(direction, candidate, inputs)
         more = any(one > other for one, other in zip(needs, needed, strict=True))
         equal = all(map(torch.equal, seen, expected))
         return equal, _NEEDS if more else "", 1e3 * (time.perf_counter() - begin)
@@ -96,6 +115,30 @@ class CandidateCheck:
             made["dy"] = values(tokens, hidden)
             made["dw"] = [[torch.empty_like(one, dtype=kind) for one in own] for own in weights]
         return made
+
+    def _run_together(
+        self, direction: str, schedule: bytes, inputs: dict[str, typing.Any]
+    ) -> tuple[list[torch.Tensor], tuple[int, ...]]:
+        """_run(), which ends well on all ranks or on none. Else all recover, and raise what one of them did.
+
+        A rank whose kernel gave up hears of it behind the call alone, and recover() is collective.
+        """
+        group, failed = self.call.group, None
+        try:
+            made = self._run(direction, schedule, inputs)
+            group.synchronize()
+        except Exception as error:
+            failed = status_of(error), " ".join(str(error).split()) or type(error).__name__  # its frames hold memory
+        ranks = [failed]
+        if group.size > 1:
+            ranks = peers.gather_objects(group, failed, "whether a schedule ran on the ranks")
+        failures = [(rank, *one) for rank, one in enumerate(ranks) if one is not None]
+        if not failures:
+            return made
+        group.recover()
+        # Ranks that waited for one that failed have timed out.
+        rank, status, text = next((one for one in failures if one[1] != _TIMEOUT), failures[0])
+        raise library.error_of(status, text if group.size == 1 else f"rank {rank}: {text}")
 
     def _run(
         self, direction: str, schedule: bytes, inputs: dict[str, typing.Any]

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from uniep.group import Group
-from uniep.modules import Experts
+from uniep.parallel import holders
 
 
 def checkpoint_state(module: torch.nn.Module, state: dict[str, typing.Any] | None = None) -> dict[str, typing.Any]:
@@ -27,11 +27,9 @@ def checkpoint_state(module: torch.nn.Module, state: dict[str, typing.Any] | Non
         ValueError: FSDP2 has sharded experts, too.
     """
     groups: dict[str, Group] = {}
-    for prefix, one in module.named_modules():
-        group = one.group if isinstance(one, Experts) else getattr(one, "uniep_group", None)
-        if isinstance(group, Group) and group.size > 1:
-            names = [name for name, _ in one.named_parameters(recurse=False)]
-            groups |= {f"{prefix}.{name}" if prefix else name: group for name in names}
+    for prefix, one, group in holders(module):
+        if group.size > 1:
+            groups |= {prefix + name: group for name, _ in one.named_parameters(recurse=False)}
     meshes: dict[str, DeviceMesh] = {}
 
     def marked(value: typing.Any, group: Group | None) -> typing.Any:

@@ -298,12 +298,12 @@ class Engine:
 
     def resolve(self, config: typing.Any, direction: int, schedule: bytes) -> str:
         """The whole schedule that a text stands for, as JSON."""
-        needed = ctypes.c_size_t()
-        arguments = (self._handle, config, direction, schedule)
-        self._call(self._library.uniep_schedule_resolve, *arguments, None, 0, ctypes.byref(needed))
-        text = ctypes.create_string_buffer(needed.value)
-        self._call(self._library.uniep_schedule_resolve, *arguments, text, needed, ctypes.byref(needed))
-        return text.value.decode()
+        arguments = self._library.uniep_schedule_resolve, self._handle, config, direction, schedule
+        return library.text_of(functools.partial(self._call, *arguments))
+
+    def tuned_schedules(self, file: bytes | None) -> str:
+        """What `uniep tune` has found for this group, in a file or, with None, in its cache, as JSON."""
+        return library.text_of(functools.partial(self._call, self._library.uniep_tuned_schedules, self._handle, file))
 
     def memory_need(self, config: typing.Any, direction: int, schedule: bytes, placement: Owned) -> tuple[int, ...]:
         """Bytes that a call needs: saved (as its forward keeps it), workspace, symmetric."""

@@ -19,6 +19,8 @@ from uniep.engine import Engine
 _log = logging.getLogger("uniep")
 _TRANSPORTS = ("auto", "native", "torch")
 _MOST_NATIVE_RANKS = 8
+_ASKED_FOR = "asked for"
+_told: set[str] = set()
 _numbers = itertools.count()
 _by_name: weakref.WeakValueDictionary[str, Group] = weakref.WeakValueDictionary()
 
@@ -73,6 +75,16 @@ def _device(device: torch.device | str | int | None) -> torch.device:
     return torch.device("cpu") if found.type == "cpu" else found
 
 
+def _tell_transport(group: Group) -> None:
+    """Each reason for the slow one on GPUs is a warning, once."""
+    is_slow = group.transport == "torch" and group.device.type == "cuda" and group.why != _ASKED_FOR
+    if is_slow and group.why not in _told:
+        _told.add(group.why)
+        _log.warning("transport torch: %s; nothing of it is overlapped with the GEMMs", group.why)
+    else:
+        _log.info("transport %s: %s", group.transport, group.why)
+
+
 def _has_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
@@ -107,6 +119,8 @@ class Group(metaclass=_Cached):
 
     Attributes:
         reserved: SMs that calls leave, 0 where no kernel waits for a peer; None: not known, so that calls are refused.
+        replicas: a process group of the ranks that hold the same experts in the job's groups, by whose rank a Tuner
+            numbers these; None: not known. To be set before the first call, on all ranks of these groups.
 
     Raises:
         ValueError: an argument is wrong, or native was asked for where it can not be had.
@@ -140,6 +154,7 @@ class Group(metaclass=_Cached):
             self.rank, self.size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
         if self.rank < 0:
             raise ValueError("pg: this process is not a member of it")
+        self.replicas: dist.ProcessGroup | None = None
         self.failure: str | None = None  # of a collective of torch's; the group refuses calls until recover()
         self.processes: list[peers.Process] = []
         if self.size > 1:
@@ -163,21 +178,21 @@ class Group(metaclass=_Cached):
         self.reserve_sms, self._beside = reserve_sms, dict[str, int | None]()  # by names: groups end before this one
         self.reserved: int | None = 0
         self.run_beside()
-        _by_name[self.name] = self
         self.tuned = tuning.agreed(self)
+        _by_name[self.name] = self
         if self.rank == 0 and self.size > 1:
-            _log.info("transport %s: %s", self.transport, self.why)
+            _tell_transport(self)
 
     def _choose(self, transport: str) -> tuple[str, str]:
         if transport == "torch":
             if self.process_group is None:
                 raise ValueError("transport: 'torch' needs torch.distributed; legal are 'auto' and 'native' without it")
-            return "torch", "asked for"
+            return "torch", _ASKED_FOR
         if self.size == 1:
             return "native", "one rank"
         hindrance = self._hindrance()
         if hindrance is None:
-            return "native", "asked for" if transport == "native" else "Hopper GPUs of one host"
+            return "native", _ASKED_FOR if transport == "native" else "Hopper GPUs of one host"
         if transport == "native":
             raise ValueError(f"transport: 'native' can not be had: {hindrance}; legal are 'auto' and 'torch'")
         return "torch", hindrance
@@ -323,5 +338,5 @@ os.register_at_fork(after_in_child=_Cached.groups.clear)
 def _forget_process_groups() -> None:
     """With torch 2.12 a process aborts where it still refers to a destroyed gloo process group as it ends."""
     for group in list(_by_name.values()):
-        group.process_group = None
+        group.process_group = group.replicas = None
     _Cached.groups.clear()

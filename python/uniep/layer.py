@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 import torch
 
-from uniep import capture, ops, reserved_sms
-from uniep.call import SAVES, Call, shaped, with_save
+from uniep import capture, ops, schedules
+from uniep.call import Call, shaped
 from uniep.derivatives import differentiable_once
 from uniep.errors import Unsupported
 from uniep.group import Group, find_group
 from uniep.numerics import is_gated, read_numerics
 from uniep.ordinary import check_ordinary, waited_for
+from uniep.shares import all_experts
 from uniep.tuning import choose, tuned_sizes
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
@@ -45,6 +46,7 @@ def moe(
     b1: Tensors | None = None,
     b2: Tensors | None = None,
     topk: int | None = None,
+    num_experts: int | None = None,
     group: Group | None = None,
     schedule: str | tuple[str, str] = "auto",
     capacity: Capacity | None = None,
@@ -73,7 +75,8 @@ def moe(
         b1, b2: biases, both or none: [El, 2 I], gate before up (without a gate [El, I]), and [El, H], bf16; or El
             tensors [2 I] (or [I]) and [H]. Gate and up of b1 lie in one always. Not with router_weight="input".
         topk: K of a routing map, equal on all ranks; not needed with ids.
-        group: None is Group(device=x.device).
+        num_experts: E of all ranks, to check El against; moe() itself takes it from El and the group.
+        group: None is Group(device=x.device): all ranks of the job, which have El experts each.
         schedule: text as in docs/schedule.md, or two, for forward and for backward. Changes no bit.
         capacity: (padded rows of a rank, tokens of a rank), at most and equal on all ranks; more is CapacityError. A
             float in the place of the rows is a factor of tokens K, the rows of a rank under even routing; padding of
@@ -105,6 +108,7 @@ def moe(
     compiling = torch.compiler.is_compiling()
     if compiling and (grad_dtype is not torch.bfloat16 or (main_grad == "param" and _is_fetched(w1, w2, b1, b2))):
         options: dict[str, typing.Any] = {"group": group, "schedule": schedule, "capacity": capacity, "save": save}
+        options |= {"num_experts": num_experts}
         options |= {"topk": topk, "grad_dtype": grad_dtype, "activation": activation, "router_weight": router_weight}
         return _moe_outside_of_graphs(x, topk_ids, probs, w1, w2, b1=b1, b2=b2, main_grad=main_grad, **options)
     if (compiling or torch._C._is_any_autocast_enabled()) and torch.is_autocast_enabled(x.device.type):
@@ -117,11 +121,12 @@ def moe(
     _check_tensors(x, topk_ids, probs)
     local, hidden, intermediate = _check_weights(x, first, second, apart, activation)
     third, fourth = _biases(b1, b2, local, hidden, (2 if is_gated(activation) else 1) * intermediate, x)
+    is_default = group is None
     if group is None:
         group = default_group(x.device) if compiling else Group(device=x.device)
     if x.device != group.device:
         raise ValueError(f"x: on {x.device}; must be on the group's device, {group.device}")
-    experts = local * group.size
+    experts = all_experts(local, group, num_experts, is_default and not compiling)
     slots = checked_topk(topk_ids, experts, topk)
     _check_frozen(first, "w1")
     _check_frozen(second, "w2")
@@ -131,13 +136,13 @@ def moe(
     limits = checked_capacity(capacity, slots, local)
     parts = first, second, third, fourth
     if schedule == "auto" and compiling:
-        for sizes, pair in _tuned(group.name):
+        for sizes, pair in _tuned(group.name, activation, router_weight, bool(third)):
             if sizes == (hidden, intermediate, experts, slots):
                 schedule = pair
     elif schedule == "auto":
-        schedule = choose(group, hidden, intermediate, experts, slots)
+        schedule = choose(group, hidden, intermediate, experts, slots, activation, router_weight, bool(third))
     if compiling:
-        texts = _read_schedules(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
+        texts = schedules.read(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
         keep = torch.is_grad_enabled() and any(
             t.requires_grad for t in (x, probs, first[0], second[0], *third[:1], *fourth[:1])
         )
@@ -146,7 +151,7 @@ def moe(
         return ops.run_forward(
             x, topk_ids, probs, first, second, third, fourth, sums, group.name, texts, limits, *given, marks, keep
         )
-    schedules = _schedules(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
+    written = schedules.encoded(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
     added = None if main_grad is None else _main_grad(main_grad, parts, apart)
     if grad_dtype is not torch.bfloat16:
         _check_grad_dtype(grad_dtype, parts, added is not None)
@@ -155,7 +160,7 @@ def moe(
     counts = len(first), len(second), len(third), len(fourth)
     # Saved tensors may come back as others, without what hangs on them.
     more = numerics, parts if added == "param" else (), getattr(second[0], "uniep_layer", "")
-    call = Call(group, shape, schedules, slots, limits, save, apart, counts, added, grad_dtype, *more)
+    call = Call(group, shape, written, slots, limits, save, apart, counts, added, grad_dtype, *more)
     if not torch.is_grad_enabled():
         return call.run(x, topk_ids, probs, (*first, *second, *third, *fourth), keep=False)[0]
     apply = _apply_moe if not torch._C._are_functorch_transforms_active() else _Moe.apply
@@ -172,9 +177,9 @@ def default_group(device: torch.device) -> Group:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _tuned(group: str) -> tuple[tuple[tuple[int, ...], tuple[str, str]], ...]:
+def _tuned(group: str, *numerics: typing.Any) -> tuple[tuple[tuple[int, ...], tuple[str, str]], ...]:
     """What "auto" stands for, as a graph keeps it: a later autotune() changes no graph."""
-    return tuned_sizes(find_group(group))
+    return tuned_sizes(find_group(group), *numerics)
 
 
 class _Moe(torch.autograd.Function):
@@ -261,8 +266,9 @@ def _gradients(call: Call, which: int, weights: Sequence[torch.Tensor]) -> list[
     return found
 
 
-def _flat(given: GateAndUp) -> list[torch.Tensor]:
-    return [given] if _is_tensor(given) else [one for part in given for one in _flat(part)]
+def flat(given: GateAndUp) -> list[torch.Tensor]:
+    """The tensors of w1 or w2, however they are given."""
+    return [given] if _is_tensor(given) else [one for part in given for one in flat(part)]
 
 
 def _is_fetched(*given: GateAndUp | None) -> bool:
@@ -271,7 +277,7 @@ def _is_fetched(*given: GateAndUp | None) -> bool:
         getattr(one, "get_main_grad", None) is not None or getattr(one, "overwrite_main_grad", False)
         for weights in given
         if weights is not None
-        for one in _flat(weights)
+        for one in flat(weights)
     )
 
 
@@ -508,25 +514,6 @@ def _check_frozen(weights: list[torch.Tensor], name: str) -> None:
     need = weights[0].requires_grad
     if len(weights) > 1 and any(weight.requires_grad != need for weight in weights):
         raise ValueError(f"{name}: some experts require a gradient and others do not; must be all or none")
-
-
-@functools.lru_cache(maxsize=256)
-def _schedules(schedule: str | tuple[str, ...], save: str, reserve: int | None) -> tuple[bytes, bytes]:
-    forward, backward = _read_schedules(schedule, save, reserve)
-    return forward.encode(), backward.encode()
-
-
-def _read_schedules(schedule: str | tuple[str, ...], save: str, reserve: int | None) -> tuple[str, str]:
-    if save not in SAVES:
-        raise ValueError(f"save: {save!r}; legal are {', '.join(SAVES)}")
-    texts = (schedule, schedule) if isinstance(schedule, str) else schedule
-    if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"schedule: {schedule!r}; legal is a text, or two: of forward and of backward")
-    texts = reserved_sms.leave(texts[0], reserve), reserved_sms.leave(texts[1], reserve)
-    for text in texts:
-        if save != "keep" and text.lstrip().startswith("{"):
-            raise ValueError(f"schedule: JSON beside save={save!r}; legal are 'auto' and key=value,...")
-    return with_save(texts[0], save), with_save(texts[1], save)
 
 
 def checked_capacity(capacity: Capacity | None, topk: int, local: int) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ import functools
 import os
 import pathlib
 import typing
+from collections.abc import Callable
 
 import uniep
 from uniep.errors import CapacityError, DeviceError, Unsupported
@@ -235,6 +236,7 @@ _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_group_trim": [Handle],
     "uniep_group_describe": [Handle, _POINTER],
     "uniep_schedule_resolve": [Handle, _POINTER, _INT32, ctypes.c_char_p, ctypes.c_char_p, _SIZE, _POINTER],
+    "uniep_tuned_schedules": [Handle, ctypes.c_char_p, ctypes.c_char_p, _SIZE, _POINTER],
     "uniep_place": [Handle, _POINTER, _POINTER, _INT32, _POINTER, _POINTER],
     "uniep_placement_rank": [Handle, _INT32, _POINTER],
     "uniep_placement_expert": [Handle, _INT64, _POINTER],
@@ -318,8 +320,21 @@ _ERRORS: dict[int, type[Exception]] = {
 }
 
 
+def error_of(status: int, message: str) -> Exception:
+    """What a uniep_status that is not UNIEP_OK stands for."""
+    return _ERRORS.get(status, RuntimeError)(message)
+
+
 def check(status: int) -> None:
     """Raises what a uniep_status stands for, with the library's message."""
     if status != 0:
-        message = load().uniep_last_error().decode(errors="replace")
-        raise _ERRORS.get(status, RuntimeError)(message)
+        raise error_of(status, load().uniep_last_error().decode(errors="replace"))
+
+
+def text_of(ask: Callable[..., None]) -> str:
+    """A text that ask(buffer, capacity, needed) writes, as uniep_schedule_resolve() does."""
+    needed = ctypes.c_size_t()
+    ask(None, 0, ctypes.byref(needed))
+    text = ctypes.create_string_buffer(needed.value)
+    ask(text, needed, ctypes.byref(needed))
+    return text.value.decode()

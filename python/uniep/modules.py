@@ -13,10 +13,17 @@ from uniep.numerics import is_gated
 _OPTIONS = {"schedule", "capacity", "main_grad", "grad_dtype", "save", "activation", "router_weight"}
 
 
+def parameter_device(group: Group) -> torch.device:
+    """Where modules make parameters: on the group's device, or on meta where that is torch's default."""
+    default = torch.get_default_device()
+    return default if default.type == "meta" else group.device
+
+
 class Experts(torch.nn.Module):
     """The experts of one rank; the parameters are this rank's E / W experts of the group.
 
-    Initial values do not depend on the number of ranks where all ranks have the same seed.
+    Initial values do not depend on the number of ranks where all ranks have the same seed. Within
+    `torch.device("meta")` parameters are made there: to_empty() and reset_parameters(), or loading, come before a call.
 
     Args:
         num_experts: E, of all ranks, a multiple of their number.
@@ -58,7 +65,7 @@ class Experts(torch.nn.Module):
             raise ValueError(f"options: {', '.join(sorted(unknown))}; legal are {', '.join(sorted(_OPTIONS))}")
         self.num_experts, self.options = num_experts, options
         local = num_experts // self.group.size
-        device = self.group.device
+        device = parameter_device(self.group)
         rows = (2 if is_gated(options.get("activation", "swiglu")) else 1) * intermediate
         self.gate_up_proj = torch.nn.Parameter(torch.empty(local, rows, hidden, device=device, dtype=dtype))
         self.down_proj = torch.nn.Parameter(torch.empty(local, hidden, intermediate, device=device, dtype=dtype))
@@ -81,6 +88,8 @@ class Experts(torch.nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draws every expert's weights from a generator of its own: uniform in +-1 / sqrt(columns). Biases: zero."""
+        if self.gate_up_proj.is_meta:
+            return
         for own in (self.gate_up_bias, self.down_bias):
             if own is not None:
                 own.zero_()
@@ -131,7 +140,9 @@ class MoELayer(torch.nn.Module):
             raise ValueError(f"topk: {topk}; must be 1 to num_experts, {num_experts}")
         self.topk = topk
         group = Group() if group is None else group
-        self.router = torch.nn.Linear(hidden, num_experts, bias=False, device=group.device, dtype=torch.float32)
+        self.router = torch.nn.Linear(
+            hidden, num_experts, bias=False, device=parameter_device(group), dtype=torch.float32
+        )
         self.experts = Experts(num_experts, hidden, intermediate, group=group, **options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

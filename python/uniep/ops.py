@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch._library.fake_impl import allocate_size
 
-from uniep.call import SAVES, Call
+from uniep.call import Call
 from uniep.group import find_group
 from uniep.numerics import is_gated, read_numerics
+from uniep.schedules import SAVES
 
 
 def run_forward(

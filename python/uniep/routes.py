@@ -17,6 +17,7 @@ import torch.distributed as dist
 from uniep import capture, layer_stats, library, peers
 from uniep.errors import CapacityError
 from uniep.numerics import PLAIN, Numerics
+from uniep.schedules import SAVES
 
 if typing.TYPE_CHECKING:
     from uniep.group import Group
@@ -54,6 +55,7 @@ class Route:
         probs: torch.Tensor,
         topk: int,
         capacity: tuple[int, int] | None,
+        save: str = "keep",
     ) -> None:
         self.hidden, self.intermediate, self.experts = shape
         self.tokens, self.probs_width = ids.shape
@@ -99,6 +101,7 @@ class TorchRoute(Route):
         probs: torch.Tensor,
         topk: int,
         capacity: tuple[int, int] | None,
+        save: str = "keep",
     ) -> None:
         self._group = group
         self._size = group.size
@@ -114,7 +117,8 @@ class TorchRoute(Route):
         tokens = len(ids)
         self._shape = (tokens, topk)
         flat = ids.reshape(-1).long()
-        self._agree(ids.device, [*fault, hidden, intermediate, experts, topk, *(capacity or (0, 0)), tokens])
+        sizes = hidden, intermediate, experts, topk, *(capacity or (0, 0))
+        self._agree(ids.device, [*fault, *sizes, tokens, list(SAVES).index(save)])
 
         self._used = flat >= 0
         own = torch.where(self._used, flat, experts)
@@ -160,6 +164,9 @@ class TorchRoute(Route):
                     raise ValueError(
                         f"{name}: {value} on rank {rank}, {expected} on rank 0; must be equal on all ranks"
                     )
+            if values[11] != ranks[0][11]:  # in backward one rank would send x, and the other none
+                here, first = (repr(list(SAVES)[which]) for which in (values[11], ranks[0][11]))
+                raise ValueError(f"save: {here} on rank {rank}, {first} on rank 0; must be equal on all ranks")
             if values[9] and values[10] > values[9]:
                 raise CapacityError(f"tokens: {values[10]} on rank {rank}; the capacity allows {values[9]}")
 
@@ -214,6 +221,7 @@ def place_routing(
     probs: torch.Tensor,
     topk: int,
     capacity: tuple[int, int] | None,
+    save: str = "keep",
 ) -> Route:
     """Places a routing of a layer of shape (H, I, E) on the group's transport: ids or a map, and K. Collective.
 
@@ -221,7 +229,7 @@ def place_routing(
     """
     capture.check_call(group, capacity)
     kind = TorchRoute if group.transport == "torch" else Route
-    return kind(group, shape, ids, probs, topk, capacity)
+    return kind(group, shape, ids, probs, topk, capacity, save)
 
 
 def _slots_of_map(routing_map: torch.Tensor, probs: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import os
+import pathlib
 import platform
 import sys
 
@@ -11,7 +14,8 @@ from uniep import library
 
 
 def show_config() -> None:
-    """Prints versions and files of the package, the library, torch, CUDA, NCCL and the GPUs, and what a Group would be.
+    """Prints versions and files of the package, the library, torch, CUDA, NCCL and the GPUs, what a Group would be, the
+    versions of frameworks with an adapter, the cache's folder, and the variables UNIEP_... and NCCL_... that are set.
 
     Needs neither torch nor a GPU.
     """
@@ -27,7 +31,33 @@ def describe() -> dict[str, str]:
         lines["torch"] = "not installed; Group, moe and the modules need it: pip install 'uniep[torch]'"
     else:
         lines |= _torch()
-    return lines
+    return lines | {"adapters": _frameworks(), "cache": cache_folder(), "variables": _variables()}
+
+
+_FRAMEWORKS = ("megatron-core", "transformer-engine", "torchtitan", "transformers")
+
+
+def _frameworks() -> str:
+    found = []
+    for name in _FRAMEWORKS:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:  # or a source tree on PYTHONPATH, whose version is unknown
+            continue
+    return ", ".join(found) or f"none of {', '.join(_FRAMEWORKS)} is installed"
+
+
+def cache_folder() -> str:
+    """Where compiled kernels and tuned schedules are kept."""
+    named, shared = os.environ.get("UNIEP_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME", "")
+    if named is not None:
+        return named or "nowhere, since UNIEP_CACHE_DIR is empty"
+    return str((pathlib.Path(shared) if shared.startswith("/") else pathlib.Path.home() / ".cache") / "uniep")
+
+
+def _variables() -> str:
+    found = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(("UNIEP_", "NCCL_"))]
+    return ", ".join(found) or "none of UNIEP_... and NCCL_... is set"
 
 
 def _library() -> str:

@@ -20,7 +20,9 @@ from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 
 from uniep import reserved_sms
 from uniep.group import Group
-from uniep.layer import moe
+from uniep.layer import checked_capacity, moe
+from uniep.numerics import read_numerics
+from uniep.schedules import check_early
 from uniep.switch import is_disabled
 
 _log = logging.getLogger("uniep")
@@ -152,6 +154,10 @@ def routed_experts(
     """
     if is_disabled("torchtitan's own routed experts run"):
         return cfg
+    check_early(schedule, save)
+    read_numerics("swiglu", router_weight)
+    limits = None if capacity is None else (capacity[0], capacity[1])
+    checked_capacity(limits, 1, 1)
     refuse(cfg)
     text = (
         "torchtitan multiplies router scores behind w2, UniEP before it: same mathematics, other rounding; "
@@ -168,7 +174,7 @@ def routed_experts(
         token_dispatcher=LocalTokenDispatcher.Config(num_experts=dispatcher.num_experts, top_k=dispatcher.top_k),
         schedule=schedule,
         save=save,
-        capacity=None if capacity is None else (capacity[0], capacity[1]),
+        capacity=limits,
         reserve_sms=reserved_sms.checked(reserve_sms),
         router_weight=router_weight,
     )

@@ -14,10 +14,12 @@ import typing
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from uniep import library, peers, trials, tuning
-from uniep.candidate_check import CandidateCheck
+from uniep.candidate_check import CandidateCheck, status_of
+from uniep.errors import CapacityError
 from uniep.layer_stats import _moment
 from uniep.tuner_exchange import Exchange
 
@@ -28,14 +30,7 @@ if typing.TYPE_CHECKING:
 
 _log = logging.getLogger("uniep")
 _DIRECTIONS = ("forward", "backward")
-_STATUS: list[tuple[type[BaseException], int]] = [
-    (ValueError, 1),
-    (NotImplementedError, 2),
-    (TimeoutError, 4),
-    (MemoryError, 6),
-    (torch.OutOfMemoryError, 6),
-]
-_INTERNAL = 8
+_STEPS_TO_SHARE = 25  # that lie between two exchanges of a job's groups
 
 
 class Decision(typing.NamedTuple):
@@ -85,7 +80,8 @@ class Tuner:
         folder: where rank 0 keeps what was found and what failed, for later jobs; None: where autotune() does; "": no.
         batch: candidates of a round, 1 to 64.
         job_group, job_groups: of groups of one job with layers of the same kind, which one this is, and how many there
-            are: they begin with different candidates. results() and add_results() tell them of each other.
+            are: they begin with different candidates. results() and add_results() tell them of each other. With
+            job_groups 1 a Group's `replicas` say it, as Megatron's plug-in sets them, and begin_round() tells them.
         before_optimizer: step() and begin_round() are called by the first optimizer of torch's that begins a step
             behind calls of moe(), on all ranks; for frameworks whose training loop is not yours.
         on_line: called with each line of the log; None: the logger "uniep".
@@ -157,9 +153,14 @@ class Tuner:
         """Checks the next candidates, where there are any to be checked. Collective; waits for the device.
 
         It loads their kernels, which have been compiled in the background, and compares their bytes with the
-        incumbent's on an eighth of the tokens.
+        incumbent's on an eighth of the tokens. Every 25 steps it exchanges results with the job's other groups.
+
+        Raises:
+            CapacityError: a call of the job did not fit, as Group.synchronize() says it; and what else that raises.
+            TimeoutError: a rank did not come, of this group or of the job's others.
         """
         for own in self._open():
+            own.share()
             own.begin_round()
 
     def freeze(self) -> None:
@@ -252,7 +253,8 @@ class _Timed(trials.Trial):
         _trace: types.TracebackType | None,
     ) -> None:
         if error is not None:
-            self.owner.failed(self.planned, error)
+            if not isinstance(error, CapacityError):  # which is of an earlier call
+                self.owner.failed(self.planned, error)
             return
         self.end = _moment(self.owner.group.device)
         self.owner.timed.append(self)
@@ -284,7 +286,10 @@ class _OfGroup:
         self.exchange = Exchange(group)
         self.error: BaseException | None = None
         self.timed: list[_Timed] = []
-        self.steps = 0
+        self.late: CapacityError | None = None  # of a call of the job, seen in a check
+        self.steps = self.shared = 0  # shared: the step of the last exchange with `others`
+        self.others: dist.ProcessGroup | None = None  # who tells of the job's other groups
+        self.strangers: set[int] = set()  # of these, whose results can not be used
         self.lock = threading.RLock()  # backward has a thread of its own
         self.keep: list[typing.Any] = []  # what the library calls, and reads
         self._refused = b""
@@ -340,6 +345,7 @@ class _OfGroup:
         with self.lock:
             self.steps += 1
             if self.handle is None and self.steps == 1:
+                self._find_others()
                 self._make()
             elif self.handle is not None:
                 self._settle()
@@ -353,6 +359,14 @@ class _OfGroup:
             busiest, mean = float(max(rows, default=0)), sum(rows) / max(len(rows), 1)
             arguments = ctypes.byref(one.planned), one.milliseconds(), busiest, mean
             self._call(self.library.uniep_tuner_measured, *arguments)
+
+    def _find_others(self) -> None:
+        others = self.group.replicas
+        count = 0 if others is None else dist.get_world_size(others)
+        if count < 2 or self.settings["job_groups"] > 1:
+            return
+        self.others = others
+        self.settings = self.settings | {"job_group": dist.get_rank(others), "job_groups": count}
 
     def _make(self) -> None:
         own = [(layer.key, layer.tokens) for layer in self.layers]
@@ -396,11 +410,58 @@ class _OfGroup:
 
     def begin_round(self) -> None:
         with self.lock:
-            if self.handle is None or not self.state().wants_round:
+            if self.handle is None or not self.state().wants_round or not self._job_is_well():
                 return
-            if self.group.device.type == "cuda":
-                torch.cuda.synchronize(self.group.device)
             self._call(self.library.uniep_tuner_begin_round)
+            late, self.late = self.late, None
+            if late is not None:
+                raise late
+
+    def _job_is_well(self) -> bool:
+        """Waits for the job's calls; raises what one of them has to, before a check would take it for the candidate's.
+        False: it is another rank that has to, and takes no part in a round."""
+        failure: Exception | None = None
+        try:
+            self.group.synchronize()
+        except Exception as error:
+            failure = error
+        well = [failure is None]
+        if self.group.size > 1:
+            well = peers.gather_objects(self.group, well[0], "whether the ranks' calls are over")
+        if failure is not None:
+            raise failure
+        return all(well)
+
+    def share(self) -> None:
+        """Now and then tells the job's other groups what this one has measured, and hears of theirs. Collective over
+        `others`. Whether it is time depends on the number of steps alone, and when it ends on what all have said."""
+        with self.lock:
+            if self.others is None or self.steps < self.shared + _STEPS_TO_SHARE:
+                return
+            self.shared = self.steps
+            others, own = self.others, (self.handle is None or bool(self.state().frozen), self.results())
+            ranks: list[typing.Any] = [None] * dist.get_world_size(others)
+            try:
+                dist.all_gather_object(ranks, own, group=others)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                reason = " ".join(str(error).split())
+                raise TimeoutError(f"tuner: the job's other groups did not say what they measured: {reason}") from error
+            if all(frozen for frozen, _ in ranks):
+                self.others = None
+                return
+            for number, (_, results) in enumerate(ranks):
+                if number != dist.get_rank(others) and results:
+                    self._add_of(number, results)
+
+    def _add_of(self, number: int, results: bytes) -> None:
+        try:
+            self.add_results(results)
+        except ValueError as error:
+            if number not in self.strangers and self.group.rank == 0:
+                self.say(f"uniep tuner: group {number} of the job is not heard: {error}")
+            self.strangers.add(number)
 
     def freeze(self) -> None:
         with self.lock:
@@ -452,7 +513,7 @@ class _OfGroup:
             function()
         except BaseException as error:
             self.error = error
-            return next((status for kind, status in _STATUS if isinstance(error, kind)), _INTERNAL)
+            return status_of(error)
         return 0
 
     def _give(self, _context: object, number: int, address: int | None, size: int) -> int:
@@ -471,10 +532,14 @@ class _OfGroup:
     ) -> int:
         try:
             equal, refused, milliseconds = self.layers[layer].check(_DIRECTIONS[direction], candidate, incumbent)
+        except CapacityError as error:
+            # Checks have no capacity: this is of a call of the job. It says nothing of the candidate.
+            self.late = error
+            equal, refused, milliseconds = False, "a call of the job before it did not fit its capacity", 0.0
         except Exception as error:
             self._refused = " ".join(str(error).split()).encode()
             result.contents.refused = self._refused
-            return next((status for kind, status in _STATUS if isinstance(error, kind)), _INTERNAL)
+            return status_of(error)
         self._refused = refused.encode()
         result.contents.equal = equal
         result.contents.milliseconds = milliseconds

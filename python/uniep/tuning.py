@@ -5,6 +5,7 @@ Schedules change no bit of a result, so what is found here changes speed alone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ import torch
 
 import uniep
 from uniep import peers
+from uniep.numerics import PLAIN, Numerics, read_numerics
 
 if typing.TYPE_CHECKING:
     from uniep.group import Group
@@ -29,6 +31,11 @@ _FILE = "schedules.json"
 _FORMAT = 1
 Pair = tuple[str, str]  # forward and backward
 _AUTO: Pair = ("auto", "auto")
+_NOT_TUNED = ("save.xg", "save.z", "comm.reserve_sms")
+_NUMERICS = {"activation": "swiglu", "router_weight": "activation"}  # of moe(), with what they are unless given
+_KEY = re.compile(
+    r"H (\d+), I (\d+), E (\d+), K (\d+)(?: --activation (\S+))?(?: --router-weight (\S+))?( --bias)?", re.ASCII
+)
 
 # What layer_tuning.md found worth a try, beside what "auto" fills in.
 _FORWARD = {
@@ -66,6 +73,11 @@ def folder() -> pathlib.Path | None:
     return pathlib.Path(home) / ".cache" / "uniep" if home else None
 
 
+def _file() -> pathlib.Path | None:
+    place = folder()
+    return None if place is None else place / _FILE
+
+
 def machine(group: Group) -> str:
     """What else a schedule's speed depends on, as the file's key of the first level."""
     on_gpu = group.device.type == "cuda"
@@ -74,57 +86,164 @@ def machine(group: Group) -> str:
     return ", ".join(parts)
 
 
-def key(hidden: int, intermediate: int, experts: int, topk: int) -> str:
-    return f"H {hidden}, I {intermediate}, E {experts}, K {topk}"
+def key(hidden: int, intermediate: int, experts: int, topk: int, numerics: Numerics = PLAIN) -> str:
+    return f"H {hidden}, I {intermediate}, E {experts}, K {topk}{numerics.options()}"
+
+
+def _parsed(name: str) -> tuple[tuple[int, ...], Numerics]:
+    """The sizes (H, I, E, K) and the numerics of a key; ValueError where it is none."""
+    found = _KEY.fullmatch(name)
+    if found is None:
+        raise ValueError("its name is none of a layer, such as H 64, I 32, E 8, K 2")
+    *sizes, activation, router_weight, bias = found.groups()
+    numerics = read_numerics(activation or "swiglu", router_weight or "activation", bias is not None)
+    return tuple(map(int, sizes)), numerics
 
 
 def agreed(group: Group) -> dict[str, Pair]:
-    """What the file has for the group's machine, on rank 0. Collective with more ranks than one."""
+    """What the file has for the group's machine, on rank 0: what is damaged or not legal there is left out, with a line
+    each. Collective with more ranks than one."""
 
-    def read() -> dict[str, typing.Any]:
-        return dict(_read().get(machine(group), {}))
+    def read() -> dict[str, Pair] | str:
+        try:
+            return _legal_entries(group)
+        except ValueError as error:
+            return str(error)
 
     found = peers.broadcast_object(group, read, "the tuned schedules of rank 0") if group.size > 1 else read()
-    return {name: (entry["forward"], entry["backward"]) for name, entry in found.items()}
+    if isinstance(found, str):
+        raise ValueError(found)
+    return dict(found)
 
 
-def choose(group: Group, hidden: int, intermediate: int, experts: int, topk: int) -> Pair:
+def _legal_entries(group: Group) -> dict[str, Pair]:
+    """Of UNIEP_TUNED before autotune()'s, and these before what `uniep tune` keeps."""
+    file = os.environ.get("UNIEP_TUNED")
+    found = _of_tune(group, None)
+    for name, entry in _of_machine(_read(), group).items():
+        try:
+            found[name] = _checked(group, name, entry)
+        except Exception as error:  # whatever the file says, the job goes on, and other ranks wait for this one
+            reason = " ".join(str(error).split())
+            _log.warning("%s: the entry %r is left out: %s", _file(), name, reason)
+    if file:
+        try:
+            named = _of_tune(group, os.fsencode(file))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"UNIEP_TUNED: {file!r}: {error}") from None
+        if not named:
+            _log.warning("UNIEP_TUNED: %r has no entry for this machine and %s ranks", file, group.size)
+        found |= named
+    return found
+
+
+def _of_tune(group: Group, file: bytes | None) -> dict[str, Pair]:
+    """What `uniep tune` has found, of a layer that with most tokens. What is saved, and which SMs stay free, are not a
+    tuned schedule's to say here."""
+    if group.transport != "native":
+        return {}
+    found: dict[str, list[str]] = {}
+    entries = json.loads(group.engine.tuned_schedules(file))["schedules"]
+    for entry in sorted(entries, key=lambda entry: entry["tokens"]):
+        numerics = entry["numerics"]
+        if numerics["combine_groups"]:
+            continue
+        own, shape = read_numerics(numerics["activation"], numerics["router_weight"], numerics["bias"]), entry["shape"]
+        name = key(shape["hidden"], shape["intermediate"], shape["experts"], shape["topk"], own)
+        fields = {field: value for field, value in entry["schedule"].items() if field not in _NOT_TUNED}
+        pair = found.setdefault(name, list(_AUTO))
+        pair[("forward", "backward").index(entry["direction"])] = ",".join(f"{k}={v}" for k, v in fields.items())
+    return {name: (forward, backward) for name, (forward, backward) in found.items()}
+
+
+def _checked(group: Group, name: str, entry: typing.Any) -> Pair:
+    sizes, numerics = _parsed(name)
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(one), str) for one in ("forward", "backward")):
+        raise ValueError("it must have forward and backward, both texts")
+    pair = entry["forward"], entry["backward"]
+    for direction, text in enumerate(pair):
+        group.engine.resolve(_config(group, sizes, numerics), direction, text.encode())
+    return pair
+
+
+def _config(group: Group, sizes: tuple[int, ...], numerics: Numerics) -> typing.Any:
+    """The layer as the group's engine sees it."""
+    hidden, intermediate, experts, topk = sizes
+    if group.transport != "native":
+        experts, topk = experts // group.size, 1
+    return group.engine.config(hidden, intermediate, experts, topk, numerics=numerics)
+
+
+def choose(
+    group: Group,
+    hidden: int,
+    intermediate: int,
+    experts: int,
+    topk: int,
+    activation: str = "swiglu",
+    router_weight: str = "activation",
+    bias: bool = False,
+) -> Pair:
     """What "auto" stands for: schedules of forward and backward."""
     if not group.tuned:
         return _AUTO
-    return group.tuned.get(key(hidden, intermediate, experts, topk), _AUTO)
+    numerics = read_numerics(activation, router_weight, bias)
+    return group.tuned.get(key(hidden, intermediate, experts, topk, numerics), _AUTO)
 
 
-def tuned_sizes(group: Group) -> tuple[tuple[tuple[int, ...], Pair], ...]:
-    """What choose() looks up, as ((H, I, E, K), schedules)."""
-    return tuple((tuple(map(int, re.findall(r"\d+", name))), pair) for name, pair in group.tuned.items())
+def tuned_sizes(
+    group: Group, activation: str, router_weight: str, bias: bool
+) -> tuple[tuple[tuple[int, ...], Pair], ...]:
+    """What choose() looks up for layers of these numerics, as ((H, I, E, K), schedules)."""
+    numerics = read_numerics(activation, router_weight, bias)
+    known = [(*_parsed(name), pair) for name, pair in group.tuned.items()]
+    return tuple((sizes, pair) for sizes, own, pair in known if own == numerics)
 
 
 def _read() -> dict[str, typing.Any]:
-    place = folder()
-    if place is None or not (place / _FILE).exists():
+    """Entries by machine and key, unchecked."""
+    file = _file()
+    if file is None:
         return {}
     try:
-        content = json.loads((place / _FILE).read_text())
+        content = json.loads(file.read_text())
         return dict(content["schedules"]) if content["format"] == _FORMAT else {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.warning("%s is not read: %s", place / _FILE, error)
+    except (FileNotFoundError, NotADirectoryError):
         return {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        _log.warning("%s is not read: %s", file, error)
+        return {}
+
+
+def _of_machine(content: dict[str, typing.Any], group: Group) -> dict[str, typing.Any]:
+    found = content.get(machine(group), {})
+    if isinstance(found, dict):
+        return found
+    _log.warning("%s: what it has for '%s' is left out: it must be entries by layer", _file(), machine(group))
+    return {}
+
+
+def make_folder(place: pathlib.Path) -> None:
+    """Makes it and those above it that are missing, whatever the umask none of them writable by others: the cache of
+    compiled kernels, which may lie there, takes nothing from such a folder."""
+    for one in (*reversed(place.parents), place):
+        with contextlib.suppress(OSError):  # it is there, or the file that comes into it says why not
+            one.mkdir(0o755)
 
 
 def _write(group: Group, name: str, entry: dict[str, typing.Any]) -> None:
-    place = folder()
-    if place is None:
+    file = _file()
+    if file is None:
         return
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         content = _read()
-        content.setdefault(machine(group), {})[name] = entry
-        with tempfile.NamedTemporaryFile("w", dir=place, suffix=".json", delete=False) as file:
-            json.dump({"format": _FORMAT, "schedules": content}, file, indent=2)
-        os.replace(file.name, place / _FILE)  # whole or not at all, for other processes
+        content[machine(group)] = _of_machine(content, group) | {name: entry}
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".json", delete=False) as aside:
+            json.dump({"format": _FORMAT, "schedules": content}, aside, indent=2)
+        os.replace(aside.name, file)  # whole or not at all, for other processes
     except OSError as error:
-        _log.warning("%s is not written: %s", place / _FILE, error)
+        _log.warning("%s is not written: %s", file, error)
 
 
 def autotune(layer: Experts | MoELayer, tokens: int = 8192, seconds: float = 60, *, topk: int | None = None) -> Pair:
@@ -161,7 +280,10 @@ class _Measurement:
     def __init__(self, experts: Experts, tokens: int, topk: int) -> None:
         self.group, self.experts = experts.group, experts
         self.hidden, self.intermediate = experts.down_proj.shape[1], experts.down_proj.shape[2]
-        self.key = key(self.hidden, self.intermediate, experts.num_experts, topk)
+        own = [experts.options.get(name, default) for name, default in _NUMERICS.items()]
+        self.numerics = read_numerics(*own, experts.gate_up_bias is not None)
+        self.sizes = self.hidden, self.intermediate, experts.num_experts, topk
+        self.key = key(*self.sizes, self.numerics)
         device = self.group.device
         generator = torch.Generator(device=device).manual_seed(self.group.rank)
         scores = torch.rand(tokens, experts.num_experts, device=device, generator=generator)
@@ -207,8 +329,9 @@ class _Measurement:
 
     def _slowest(self, pair: Pair, direction: int, repeats: int) -> float:
         """The median time of the slowest rank, infinite where a rank's engine refuses the schedule."""
+        config = _config(self.group, self.sizes, self.numerics)
         try:
-            self.group.engine.resolve(self._config(), direction, pair[direction].encode())
+            self.group.engine.resolve(config, direction, pair[direction].encode())
             legal = 0.0
         except (ValueError, NotImplementedError):
             legal = float("inf")
@@ -217,12 +340,6 @@ class _Measurement:
         self._time(pair)
         times = sorted(self._time(pair)[direction] for _ in range(repeats))
         return self._agree(times[len(times) // 2])
-
-    def _config(self) -> typing.Any:
-        native = self.group.transport == "native"
-        experts = self.experts.num_experts if native else len(self.experts.down_proj)
-        topk = self.ids.shape[1] if native else 1
-        return self.group.engine.config(self.hidden, self.intermediate, experts, topk)
 
     def _time(self, pair: Pair) -> tuple[float, float]:
         """Seconds of a forward and of a backward."""

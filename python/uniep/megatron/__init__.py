@@ -23,6 +23,7 @@ from uniep.megatron.layer import STAYS, UniEPMoELayer, built_for_uniep, collecti
 from uniep.megatron.metrics import log_stats
 from uniep.megatron.restart import abort_hook
 from uniep.megatron.routing import expert_weights
+from uniep.schedules import check_early
 from uniep.switch import is_disabled
 from uniep.tuner import Tuner
 from uniep.verifier import Verifier
@@ -63,13 +64,16 @@ def enable(
         verify: check a layer every so many steps, before the optimizer's (uniep.Verifier); 0: never.
         tune_until: try other schedules up to this step, which changes no bit (uniep.Tuner); 0: never.
 
+    A block without a MoELayer, as a pipeline stage of dense layers has it, stays as it is; the log says so.
+
     Raises:
-        ValueError: there is no MoELayer in it.
+        ValueError: an option is wrong, or there is no MoELayer in the spec of a layer.
     """
-    _begin_to_verify(verify)
-    _begin_to_tune(tune_until)
-    options = {"schedule": schedule, "save": save, "reserve_sms": reserved_sms.checked(reserve_sms)}
+    options = _begin(schedule, save, reserve_sms, verify, tune_until)
     if not _enable_layers(spec, options):
+        if hasattr(getattr(spec, "submodules", spec), "layer_specs"):
+            _log.info("spec: %s without a MoELayer; nothing to replace in this block", type(spec).__name__)
+            return spec
         raise ValueError(
             f"spec: {type(spec).__name__} without a MoELayer; legal is the spec of a layer or a block with one"
         )
@@ -98,17 +102,26 @@ def _enable_layer(submodules: typing.Any, options: dict[str, typing.Any]) -> boo
     return True
 
 
+def _begin(schedule: typing.Any, save: str, reserve_sms: int | str, verify: int, until: int) -> dict[str, typing.Any]:
+    """The options of layers, all checked before anything begins."""
+    options = {"schedule": schedule, "save": save, "reserve_sms": reserved_sms.checked(reserve_sms)}
+    for name, value in (("verify", verify), ("tune_until", until)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"{name}: {value!r}; must be a number of steps, or 0 (never)")
+    if not is_disabled(STAYS):
+        check_early(schedule, save)
+        _begin_to_verify(verify)
+        _begin_to_tune(until)
+    return options
+
+
 def _begin_to_verify(every: int) -> None:
-    if every < 0:
-        raise ValueError(f"verify: {every}; must be 0 (never) or more")
-    if every > 0 and rerun.watcher is None and not is_disabled(STAYS):
+    if every > 0 and rerun.watcher is None:
         Verifier(every, before_optimizer=True)
 
 
 def _begin_to_tune(until: int) -> None:
-    if until < 0:
-        raise ValueError(f"tune_until: {until}; must be a step, or 0 (never)")
-    if until > 0 and trials.active is None and not is_disabled(STAYS):
+    if until > 0 and trials.active is None:
         Tuner(until=until, before_optimizer=True)
 
 
@@ -153,11 +166,12 @@ def patch(
         reserve_sms: of uniep.Group; "auto" leaves what collectives of gradients, parameters and pipelines can take.
         verify: check a layer every so many steps, before the optimizer's (uniep.Verifier); 0: never.
         tune_until: try other schedules up to this step, which changes no bit (uniep.Tuner); 0: never.
+
+    Raises:
+        ValueError: an option is wrong.
     """
-    _begin_to_verify(verify)
-    _begin_to_tune(tune_until)
     global _patch
-    _patch = {"schedule": schedule, "save": save, "reserve_sms": reserved_sms.checked(reserve_sms)}
+    _patch = _begin(schedule, save, reserve_sms, verify, tune_until)
     MoELayer.__init__ = _init
 
 

@@ -27,7 +27,7 @@ def overlapped_groups(collection: typing.Any = None) -> dict[str, list[dist.Proc
 
 
 def tell(group: Group, config: typing.Any, collection: typing.Any) -> None:
-    """Says to a Group which collectives Megatron may run beside its calls.
+    """Says to a Group which collectives Megatron may run beside its calls, and who has the same experts.
 
     Args:
         config: TransformerConfig.
@@ -41,3 +41,5 @@ def tell(group: Group, config: typing.Any, collection: typing.Any) -> None:
     group.run_beside(*(one for found in known.values() for one in found), all_known=all_known)
     # Unbatched sends and receives have a communicator for each neighbour.
     group.run_beside(*(pipelines or ()), times=2 if config.overlap_p2p_comm else 1)
+    replicas = known.get("expt_dp", [])
+    group.replicas = replicas[0] if len(replicas) == 1 else None

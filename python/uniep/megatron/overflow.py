@@ -29,5 +29,5 @@ def check_before_optimizer(group: Group) -> None:
 def _check(*_: object) -> None:
     for group in list(_called):
         _called.discard(group)
-        if not group.engine.closed:
+        if not group.engine.has_ended:
             group.synchronize()

@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable, Sequence
 
 from uniep.pilot.arms import Arm
+from uniep.pilot.kept import Kept
 from uniep.pilot.training import Setting, Training
 
 
@@ -30,18 +31,25 @@ class Spread(typing.NamedTuple):
         return self.uniep <= self.seeds
 
 
-def run_curves(setting: Setting, arms: Sequence[Arm], steps: int, tell: Callable[[str], None]) -> list[Curve]:
+def run_curves(
+    setting: Setting, arms: Sequence[Arm], steps: int, tell: Callable[[str], None], kept: Kept
+) -> list[Curve]:
     """Every arm from the setting's seed, and stock from another seed too, all on the same data."""
+    known = {entry["name"]: entry["losses"] for entry in kept.entries}
     runs = [(arm, setting.seed) for arm in arms]
     runs += [(arm, setting.seed + 1) for arm in arms if arm.name == "stock"]
     curves = []
     for arm, seed in runs:
+        name = arm.name if seed == setting.seed else f"{arm.name}, another seed"
+        if name in known:
+            curves.append(Curve(name, known[name]))
+            continue
         training = Training(dataclasses.replace(setting, seed=seed), arm)
         try:
-            name = arm.name if seed == setting.seed else f"{arm.name}, another seed"
             curves.append(Curve(name, training.run(steps)))
         finally:
             training.close()
+        kept.add(curves[-1]._asdict())
         tell(f"{steps} steps, {curves[-1].name}: loss {curves[-1].losses[0]:.4f} to {curves[-1].losses[-1]:.4f}")
     return curves
 

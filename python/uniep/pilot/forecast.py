@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from uniep import library
-from uniep.call import SAVES, with_save
 from uniep.group import Group
 from uniep.pilot.sizes import Size
 from uniep.routes import place_routing
+from uniep.schedules import SAVES, with_save
 
 MIB = 2**20
 

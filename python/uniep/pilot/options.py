@@ -51,6 +51,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--bit-steps", type=int, help="steps of the comparisons of bits, and of the job that is killed")
     parser.add_argument("--curve-steps", type=int, help="steps of the loss curves")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep turns and curves in --out as they are measured, and go on behind those of a run like this one",
+    )
     parser.add_argument("--out", default="pilot", metavar="DIR", help="where report.html and report.json go")
     options = parser.parse_args(words)
     options.words = list(words) if words is not None else None

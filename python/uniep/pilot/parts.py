@@ -24,6 +24,7 @@ from uniep.megatron.beside import overlapped_groups
 from uniep.pilot import bits, curves, forecast, kill, preflight, sizes, summary, turns
 from uniep.pilot.arms import STEPS_BEFORE_GRAPHS, Arm, with_reserved_sms
 from uniep.pilot.job import Job
+from uniep.pilot.kept import Entry, Kept
 from uniep.pilot.meeting import meet
 from uniep.pilot.options import PARTS
 from uniep.pilot.training import Setting, what_it_is
@@ -177,9 +178,24 @@ class Parts:
         for line in found["flags"] or []:
             self.tell(line)
 
+    def _kept(self, part: str, sizes_of_it: Entry) -> Kept:
+        """Of an earlier run of this part with the same models, arms and sizes on such a machine."""
+        if not self.options.resume:
+            return Kept(None, {})
+        setting = {name: one for name, one in self.report["setting"].items() if name != "timed_steps_an_arm"}
+        of_gpu = self.setting.device.type == "cuda"
+        machine = {"gpu": torch.cuda.get_device_name() if of_gpu else None, "torch": torch.__version__}
+        key = {"setting": setting, "arms": self.report["arms"], "schedule": self.options.schedule}
+        kept = Kept(pathlib.Path(self.options.out) / f"{part}.json", key | machine | sizes_of_it)
+        if kept.entries:
+            self.report.setdefault("of_earlier_runs", {})[part] = len(kept.entries)
+            self.tell(f"{part}: {len(kept.entries)} are an earlier run's")
+        return kept
+
     def run_turns(self) -> None:
         given = self.options
-        for blocks in turns.take_turns(self.setting, self.arms, given.turns, given.warm, given.steps, self.tell):
+        kept = self._kept("turns", {"warm": given.warm, "steps": given.steps})
+        for blocks in turns.take_turns(self.setting, self.arms, given.turns, given.warm, given.steps, self.tell, kept):
             first = blocks[: len(self.arms)]
             self.report |= {
                 "table": summary.table(blocks, self.setting.size, dist.get_world_size()),
@@ -211,7 +227,9 @@ class Parts:
             self.tell(f"bits, {one.what}: {'equal' if one.equal else 'DIFFER'}")
 
     def run_curves(self) -> None:
-        found = curves.run_curves(self.setting, self.arms, self.options.curve_steps, self.tell)
+        steps = self.options.curve_steps
+        kept = self._kept("curves", {"steps": steps})
+        found = curves.run_curves(self.setting, self.arms, steps, self.tell, kept)
         apart = curves.spread(found)
         self.report["curves"] = {
             "losses": {curve.name: curve.losses for curve in found},

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from uniep.layer_stats import LayerStats, record_stats, stats
 from uniep.pilot.arms import Arm
+from uniep.pilot.kept import Entry, Kept
 from uniep.pilot.trace import Span, moe_ms, traced
 from uniep.pilot.training import Setting, Training, mean_of_ranks
 
@@ -111,15 +112,42 @@ def run_block(setting: Setting, arm: Arm, turn: int, warm: int, steps: int) -> B
         training.close()
 
 
+def entry_of(block: Block) -> Entry:
+    """For Kept; of turns behind the first without what only the first is shown with."""
+    if block.turn > 0:
+        block = dataclasses.replace(block, timeline=[], stats=[])
+    return dataclasses.asdict(block)
+
+
+def block_of(entry: Entry) -> Block:
+    shown = {
+        "timeline": [Span(*one) for one in entry["timeline"]],
+        "stats": [LayerStats(*one) for one in entry["stats"]],
+    }
+    return Block(**(entry | shown))
+
+
 def take_turns(
-    setting: Setting, arms: Sequence[Arm], turns: int, warm: int, steps: int, tell: Callable[[str], None]
+    setting: Setting,
+    arms: Sequence[Arm],
+    turns: int,
+    warm: int,
+    steps: int,
+    tell: Callable[[str], None],
+    kept: Kept | None = None,
 ) -> Iterator[list[Block]]:
-    """Blocks of all arms, in another order each turn. After each turn, all so far."""
+    """Blocks of all arms, in another order each turn. After each turn, all so far; `kept` has those that are known."""
+    known = {(entry["arm"], entry["turn"]): entry for entry in kept.entries} if kept is not None else {}
     blocks: list[Block] = []
     for turn in range(turns):
         for place in range(len(arms)):
             arm = arms[(turn + place) % len(arms)]
+            if (arm.name, turn) in known:
+                blocks.append(block_of(known[arm.name, turn]))
+                continue
             block = run_block(setting, arm, turn, warm, steps)
+            if kept is not None:
+                kept.add(entry_of(block))
             words = ", deterministic mode" if setting.deterministic else ""
             tell(f"turn {turn + 1} of {turns}, {arm.name}{words}: {statistics.median(block.step_ms):.2f} ms a step")
             blocks.append(block)

@@ -1,0 +1,174 @@
+"""What test_parallel.py starts: data parallelism around expert-parallel layers, beside one process."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import uniep
+from distributed_checks import alone, run_checks, same_bits, value_error
+from layers import relative_error
+
+DDP = torch.nn.parallel.DistributedDataParallel
+OPTIONS = [{}, {"main_grad": "param"}, {"main_grad": "pair"}]
+OPTIONS += [{"grad_dtype": torch.float32}] if hasattr(torch.Tensor, "grad_dtype") else []
+
+
+class Model(torch.nn.Module):
+    def __init__(self, group, dtype=torch.bfloat16, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = (torch.nn.Linear(64, 64, dtype=dtype) for _ in range(2))
+        pair = torch.zeros(8 // group.size, 64, 64), torch.zeros(8 // group.size, 64, 32)
+        if options.get("main_grad") == "pair":
+            options = options | {"main_grad": pair}
+        self.moe = uniep.MoELayer(64, 32, 8, 2, group=group, **options)
+        if options.get("main_grad") == "param":
+            self.moe.experts.gate_up_proj.main_grad, self.moe.experts.down_proj.main_grad = pair
+        self.sums = pair if "main_grad" in options else None
+
+    def forward(self, x):
+        return self.b(self.moe(self.a(x)))
+
+    def expert_gradients(self):
+        return self.sums or [one.grad for one in self.moe.experts.parameters()]
+
+
+def groups(size):
+    """This rank's group of so many ranks, and the process group of its replicas."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    key = f"{size} of {ranks}"
+    if key not in groups.made:
+        shares = [dist.new_group(list(range(first, first + size))) for first in range(0, ranks, size)]
+        replicas = [dist.new_group(list(range(first, ranks, size))) for first in range(size)]
+        groups.made[key] = uniep.Group(shares[rank // size], device="cpu", workers=1), replicas[rank % size]
+    return groups.made[key]
+
+
+groups.made = {}
+
+
+def sizes(ranks):
+    return [size for size in (1, 2, 4) if size <= ranks]
+
+
+def wrapped(model):
+    DDP._set_params_and_buffers_to_ignore_for_model(model, list(uniep.expert_parameters(model)))
+    return DDP(model)
+
+
+def backward(model, step=0, dtype=torch.bfloat16, part=None):
+    """Of the mean of the whole batch, or of this rank's part."""
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(step)).to(dtype)
+    model(x if part is None else x.chunk(part[1])[part[0]]).float().square().mean().backward()
+
+
+def gathered(tensor, group=None):
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, tensor.contiguous(), group=group)
+    return parts
+
+
+def assert_equal_on(group, tensors):
+    for tensor in tensors:
+        assert all(same_bits(one, tensor) for one in gathered(tensor.detach(), group))
+
+
+def check_gradients_are_those_of_one_process(rank, ranks):
+    for size in sizes(ranks):
+        group, replicas = groups(size)
+        for options in OPTIONS:
+            model, whole = Model(group, **options), Model(alone(), **options)
+            assert set(uniep.expert_parameters(model)) == {"moe.experts.gate_up_proj", "moe.experts.down_proj"}
+            backward(wrapped(model), part=(rank, ranks))
+            uniep.average_expert_gradients(model, replicas)
+            backward(whole)
+            uniep.average_expert_gradients(whole, "self")
+            for own, expected in zip(model.expert_gradients(), whole.expert_gradients(), strict=True):
+                expected = expected.chunk(size)[group.rank].double()
+                assert relative_error(own, expected) < 0.02, (size, options)
+            assert_equal_on(replicas, model.expert_gradients())
+            for name in ("a.weight", "b.bias", "moe.router.weight"):
+                own, expected = (one.get_parameter(name).grad for one in (model, whole))
+                assert relative_error(own, expected.double()) < 0.02, name
+
+
+def check_steps_keep_replicas_equal_and_clip_alike(rank, ranks):
+    for size in sizes(ranks):
+        group, replicas = groups(size)
+        for options in OPTIONS:
+            model, whole = Model(group, **options), Model(alone(), **options)
+            parallel, experts = wrapped(model), list(model.moe.experts.parameters())
+            rest = [one for one in model.parameters() if all(one is not other for other in experts)]
+            backward(whole)
+            expected = uniep.clip_grad_norm(whole, 1e-3)
+            for step in range(3):
+                backward(parallel, step, part=(rank, ranks))
+                uniep.average_expert_gradients(model, replicas)
+                norm = uniep.clip_grad_norm(model, 1e-3)
+                assert norm > 1e-2, "nothing was clipped"
+                assert_equal_on(None, [norm])
+                if step == 0:
+                    assert abs(norm / expected - 1) < 0.01
+                    assert abs(uniep.clip_grad_norm(model, 1.0) / 1e-3 - 1) < 0.01
+                with torch.no_grad():
+                    for parameter, gradient in zip(experts, model.expert_gradients(), strict=True):
+                        parameter -= gradient.to(parameter.dtype) * 10
+                        gradient.zero_()
+                        parameter.grad = None
+                torch.optim.SGD(rest, lr=10.0).step()
+                for parameter in rest:
+                    parameter.grad = None
+            assert_equal_on(replicas, experts)
+            assert_equal_on(None, rest)
+
+
+def check_dense_parameters_of_fsdp2(rank, ranks):
+    group, _ = groups(ranks)
+    model, whole = (Model(one, torch.float32) for one in (group, alone()))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    ignored = set(uniep.expert_parameters(model).values())
+    fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)), mp_policy=policy, ignored_params=ignored)
+    backward(model, dtype=torch.float32, part=(rank, ranks))
+    uniep.average_expert_gradients(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        backward(whole)
+    expected = uniep.clip_grad_norm(whole, 1e-3)
+    norm = uniep.clip_grad_norm(model, 1e-3)
+    assert_equal_on(None, [norm])
+    assert abs(norm / expected - 1) < 0.01
+    for own, other in ((model.a, whole.a), (model.moe.router, whole.moe.router)):
+        assert relative_error(own.weight.grad.full_tensor(), other.weight.grad.double()) < 0.02
+
+
+def check_refusals(rank, ranks):
+    model = Model(groups(1)[0])
+    backward(model)
+    with value_error(f"replicas: None, where the job has {ranks} ranks and the experts' group 1; must be the process"):
+        uniep.average_expert_gradients(model)
+    with value_error("replicas: 'all'; legal are a process group, 'self' and None"):
+        uniep.average_expert_gradients(model, "all")
+    group = groups(ranks)[0]
+    with value_error(f"replicas: ranks {list(range(ranks))} are in one group of experts with this rank"):
+        uniep.average_expert_gradients(Model(group), group.process_group)
+    with value_error("max_norm: 0; must be above 0"):
+        uniep.clip_grad_norm(model, 0)
+    uniep.average_expert_gradients(torch.nn.Linear(2, 2))
+
+
+def check_replicas_that_the_group_knows(rank, ranks):
+    group, replicas = groups(1)
+    model = Model(group)
+    backward(model, step=rank)
+    group.replicas = replicas
+    try:
+        uniep.average_expert_gradients(model)
+    finally:
+        group.replicas = None
+    assert_equal_on(None, model.expert_gradients())
+
+
+if __name__ == "__main__":
+    sys.exit(run_checks(globals()))

@@ -1,0 +1,171 @@
+"""Data parallelism beside expert parallelism: gradients as one process on the whole batch would have them.
+
+An expert's gradient is a sum over the tokens of its group; a data-parallel wrapper makes the others means over the
+ranks. docs/pytorch.md has the recipe.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from uniep.group import Group
+from uniep.layer import flat
+from uniep.modules import Experts
+
+Replicas = dist.ProcessGroup | typing.Literal["self"] | None
+
+
+def holders(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, Group]]:
+    """The modules whose parameters are a rank's share of experts, with the prefix of their names."""
+    for name, one in module.named_modules():
+        group = one.group if isinstance(one, Experts) else getattr(one, "uniep_group", None)
+        if isinstance(group, Group):
+            yield f"{name}." if name else "", one, group
+
+
+def expert_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters of `module` that are a rank's share of experts, by their names in it.
+
+    They are those of Experts, and of what uniep.transformers.shard_experts() has sharded. Wrappers that average, or
+    shard over all ranks, have to leave them alone.
+    """
+    found = ((prefix, one.named_parameters(recurse=False)) for prefix, one, _ in holders(module))
+    return {prefix + name: parameter for prefix, own in found for name, parameter in own}
+
+
+@torch.no_grad()
+def average_expert_gradients(module: torch.nn.Module, replicas: Replicas = None) -> None:
+    """Makes gradients of experts those of the mean of the ranks' losses, as DistributedDataParallel makes the others.
+
+    Sums over the group's W ranks become, with R groups that are replicas of each other, sums over the replicas divided
+    by W R. Once a step, on all ranks, behind the last backward and before clip_grad_norm(). Works on main_grad where
+    there is one, else on .grad. Gradients of experts that FSDP2 has sharded over the replicas are means over these
+    already, and are divided by W alone.
+
+    Args:
+        module: with Experts, or what shard_experts() has sharded; without any nothing happens.
+        replicas: the process group of the ranks that hold the same experts as this one, itself among them: one of each
+            of the job's groups. None: `group.replicas`, or no other one where the group has all ranks of the job.
+            "self": no other one.
+
+    Raises:
+        ValueError: the replicas are not known, or are ranks of one group.
+    """
+    for one, group in _by_holder(module):
+        shared = _replicas(replicas, group)
+        count = group.size * (1 if shared is None else dist.get_world_size(shared))
+        for gradient in _expert_gradients(one):
+            if isinstance(gradient, DTensor):
+                gradient.to_local().div_(group.size)
+                continue
+            gradient.div_(count)
+            if shared is not None:
+                dist.all_reduce(gradient, group=shared)
+
+
+@torch.no_grad()
+def clip_grad_norm(module: torch.nn.Module, max_norm: float) -> torch.Tensor:
+    """Scales gradients so that their norm is at most max_norm: torch.nn.utils.clip_grad_norm_() for sharded experts.
+
+    The norm is that of one process with all experts, and the factor has the same bits on all ranks. Collective over the
+    groups of the experts; behind average_expert_gradients(). Gradients of all other parameters must be equal on all
+    ranks, or DTensors. Works on main_grad where there is one, else on .grad.
+
+    Returns:
+        The norm before, fp32 without dimensions.
+
+    Raises:
+        ValueError: max_norm is not above 0.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm: {max_norm}; must be above 0")
+    own = {id(one) for one in expert_parameters(module).values()}
+    found = [_gradient(one) for one in module.parameters() if id(one) not in own]
+    gradients = [one for one in found if one is not None]
+    total = _squares(gradients)
+    for one, group in _by_holder(module):
+        mine = _expert_gradients(one)
+        total = total + _sum_over(group, _squares(mine)).to(total.device)
+        gradients += mine
+    norm = total.sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        local.mul_(factor.to(local.device))
+    return norm.float()
+
+
+def _by_holder(module: torch.nn.Module) -> list[tuple[torch.nn.Module, Group]]:
+    return [(one, group) for _, one, group in holders(module)]
+
+
+def _expert_gradients(holder: torch.nn.Module) -> list[torch.Tensor]:
+    options = holder.options if isinstance(holder, Experts) else getattr(holder, "uniep_options", None) or {}
+    main_grad = options.get("main_grad")
+    if main_grad is not None and not isinstance(main_grad, str):
+        return [one for part in main_grad for one in flat(part)]
+    found = [_gradient(one) for one in holder.parameters(recurse=False)]
+    return [one for one in found if one is not None]
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    """What the optimizer steps by. Beside main_grad .grad is a zero that parameters share."""
+    sums = getattr(parameter, "main_grad", None)
+    return sums if isinstance(sums, torch.Tensor) else parameter.grad
+
+
+def _replicas(given: Replicas, group: Group) -> dist.ProcessGroup | None:
+    """None: there is no other rank with these experts."""
+    if isinstance(given, str):
+        if given != "self":
+            raise ValueError(f"replicas: {given!r}; legal are a process group, 'self' and None")
+        return None
+    found = group.replicas if given is None else given
+    if found is None:
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if ranks != group.size:
+            raise ValueError(
+                f"replicas: None, where the job has {ranks} ranks and the experts' group {group.size}; must be the "
+                "process group of the ranks that hold the same experts, one of each group, or 'self' where this rank "
+                "alone has them"
+            )
+        return None
+    if group.process_group is not None:
+        both = set(dist.get_process_group_ranks(found)) & set(dist.get_process_group_ranks(group.process_group))
+        if len(both) != 1:
+            raise ValueError(
+                f"replicas: ranks {sorted(both)} are in one group of experts with this rank, and hold other experts; "
+                "must be one rank of each group"
+            )
+    return found
+
+
+def _squares(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The sum of squares in fp64, of DTensors that of the whole tensors."""
+    sharded = [one for one in gradients if isinstance(one, DTensor)]
+    plain = [one for one in gradients if not isinstance(one, DTensor)]
+    total = torch.zeros((), dtype=torch.float64, device=gradients[0].device if gradients else None)
+    if plain:
+        norms = [torch.linalg.vector_norm(one, dtype=torch.float32) for one in plain]
+        total += torch.stack(norms).double().square().sum()
+    if sharded:
+        norm = torch.nn.utils.get_total_norm(sharded)
+        total += (norm.full_tensor() if isinstance(norm, DTensor) else norm).double().square()
+    return total
+
+
+def _sum_over(group: Group, value: torch.Tensor) -> torch.Tensor:
+    """Of the group's ranks. Added in rank order, so that replicas of the group have the same bits whatever their
+    all_reduce does."""
+    if group.process_group is None or group.size == 1:
+        return value
+    on_gpu = "nccl" in str(dist.get_backend_config(group.process_group))
+    own = value.to(group.device if on_gpu else "cpu")
+    parts = [torch.empty_like(own) for _ in range(group.size)]
+    dist.all_gather(parts, own, group=group.process_group)
+    return torch.stack(parts).cumsum(0)[-1]
