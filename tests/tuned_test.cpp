@@ -254,6 +254,26 @@ TEST(TuneCommand, ACacheThatCanNotBeWrittenCostsALineAndNothingElse) {
   EXPECT_EQ(said.find(line), said.rfind(line)) << said;
 }
 
+TEST(TuneCommand, WhatAnEarlierRunHasFoundIsAmongTheCandidates) {
+  const TemporaryFolder folder;
+  const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());
+  const std::vector<std::string> tune = {
+      "tune",      "--engine",     "cpu", "--ranks",  "2", "--workers", "2", "--tokens",    "32",     "--shape",
+      "64,32,8,2", "--candidates", "1",   "--budget", "1", "--json",    "-", "--direction", "forward"};
+  ASSERT_EQ(run_command(tune).status, 0);
+  const tune::TunedFolder entries(folder / "cache");
+  std::vector<TunedSchedule> kept = entries.all();
+  ASSERT_EQ(kept.size(), 1U);
+  kept[0].schedule.order.raster = 7;
+  entries.store(kept[0]);
+  const CommandResult again = run_command(tune);
+  ASSERT_EQ(again.status, 0) << again.err;
+  const Json tried = again.json().at("tuned").at(0).at("tried");
+  EXPECT_TRUE(std::any_of(tried.begin(), tried.end(), [](const Json& one) {
+    return one.at("schedule").at("order.raster") == 7;
+  })) << tried.dump(1);
+}
+
 TEST(TuneCommand, OtherLayersAndDamagedEntriesAreSaidInALine) {
   const TemporaryFolder folder;
   const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());

@@ -30,21 +30,6 @@ struct Choice {
   std::vector<std::string> remarks;  // on what was looked at and is not taken
 };
 
-// Given fields over a whole Schedule's, where that is legal.
-std::optional<Schedule> overlaid(const LayerOptions& options, Direction direction, const Group& group,
-                                 const Schedule& whole, std::string& why) {
-  PartialSchedule fields = PartialSchedule::from(whole);
-  for (const auto& [name, value] : options.given(direction).values()) fields.set(name, value);
-  try {
-    return resolve(
-        fields,
-        {.direction = direction, .shape = options.shape, .numerics = options.numerics, .machine = group.machine()});
-  } catch (const Error& error) {
-    why = error.what();
-    return std::nullopt;
-  }
-}
-
 std::optional<tune::TunedSchedule> entry_of_file(const LayerOptions& options, const tune::TunedKey& key,
                                                  std::string& why) {
   const std::vector<tune::TunedSchedule> all = naming_option(
@@ -123,6 +108,20 @@ bool logs() {
 }
 
 }  // namespace
+
+std::optional<Schedule> overlaid(const LayerOptions& options, Direction direction, const Group& group,
+                                 const Schedule& whole, std::string& why) {
+  PartialSchedule fields = PartialSchedule::from(whole);
+  for (const auto& [name, value] : options.given(direction).values()) fields.set(name, value);
+  try {
+    return resolve(
+        fields,
+        {.direction = direction, .shape = options.shape, .numerics = options.numerics, .machine = group.machine()});
+  } catch (const Error& error) {
+    why = error.what();
+    return std::nullopt;
+  }
+}
 
 tune::TunedKey tuned_key(const LayerOptions& options, Direction direction, const Group& group) {
   const std::vector<int64_t> tokens = options.tokens();

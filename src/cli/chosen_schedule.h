@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,10 @@ namespace uniep::cli {
 tune::TunedKey tuned_key(const LayerOptions& options, Direction direction, const Group& group);
 // Where `uniep tune` keeps what it finds: UNIEP_CACHE_DIR, as for compiled kernels.
 tune::TunedFolder tuned_folder();
+
+// The fields that were given over a whole Schedule's; none where that is not legal, for what is then in `why`.
+std::optional<Schedule> overlaid(const LayerOptions& options, Direction direction, const Group& group,
+                                 const Schedule& whole, std::string& why);
 
 // Collective where ranks are in several processes: rank 0's choice counts. With UNIEP_SCHEDULE_LOG=1 a line on standard
 // error says where it is from. Throws Error(kInvalidArgument) for fields that were given and are not legal, for a

@@ -136,17 +136,8 @@ void agree_on_options(TuneOptions& options, Group& group) {
 std::optional<Schedule> kept_schedule(const TuneOptions& options, Direction direction, const Group& group) {
   const std::optional<tune::TunedSchedule> entry = tuned_folder().find(tuned_key(options.layer, direction, group));
   if (!entry) return std::nullopt;
-  PartialSchedule fields = PartialSchedule::from(entry->schedule);
-  const PartialSchedule given = options.layer.given(direction);
-  for (const auto& [name, value] : given.values()) fields.set(name, value);
-  try {
-    return resolve(fields, {.direction = direction,
-                            .shape = options.layer.shape,
-                            .numerics = options.layer.numerics,
-                            .machine = group.machine()});
-  } catch (const Error&) {
-    return std::nullopt;
-  }
+  std::string why;
+  return overlaid(options.layer, direction, group, entry->schedule, why);
 }
 
 // Rank 0's: what the others have calibrated, or kept, does not count.
