@@ -40,14 +40,19 @@ else
   export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
   # Proofs and comparisons over the space of Schedules, all measured layers and the fits to them, whole models, long
   # searches and what the fuzzers go through have their time in `make test`; other tests run the same code here.
-  elsewhere='Checker(Space|[.]PassesRandom)|Canonical|CountSpace|ClosedForm[.]IsNear|GemmQueues[.]EveryTile'
-  elsewhere+='|Schedule(Validate[.]AgreesWith|Fill[.]Any)|Directions/SolveBothWays[.]PointsAre'
-  elsewhere+='|Simulate(Error|[.]OneRankForAll)|Walk|WgradQueuesInTheSmall|TaskWork[.](Moves|GemmsAnd)'
-  elsewhere+='|Simulate[.]RunsEvery|Placement[.](TokensAreSummed|RowsStand)|Order[.]SumsTake|ScheduleSample[.]Reaches'
-  elsewhere+='|ModelLayers|WgradQueues|GemmQueuesInTheSmall|Machine[.](Truncated|EveryNumber)|Tuner[.](Finds|NeverTakes)'
-  elsewhere+='|WeightGradientTimes[.]ProgramsWithout|Edges[.]ExpertCounters|Checker[.]Notices|FailuresPage'
-  elsewhere+='|BadFiles[.]Random|Npy[.]Damaged'
-  elsewhere+='|Order[.]Weight|Run[.]LargeLayers|Candidates[.](OfALayer|HaveKernels)|ScheduleFill[.]GivenFields'
-  elsewhere+='|Calibrate[.](Refits|FindsOther|PredictsWhat|EightGpus|LayersFollow|DoubtsCalls|LeavesAMachine|IsTheSame)'
-  ctest --test-dir "$build" -j "$(nproc)" --output-on-failure -E "^($elsewhere)"
+  elsewhere=(
+    BadFiles.Random Candidates.{HaveKernels,OfALayer} Calibrate.{DoubtsCalls,EightGpus,FindsOther,IsTheSame}
+    Calibrate.{LayersFollow,LeavesAMachine,PredictsWhat,Refits} Canonical Checker.{Notices,PassesRandom} CheckerSpace
+    ClosedForm.IsNear CountSpace Directions/SolveBothWays.PointsAre Edges.ExpertCounters FailuresPage
+    GemmQueues.EveryTile GemmQueuesInTheSmall Machine.{EveryNumber,Truncated} ModelLayers Npy.Damaged
+    Order.{SumsTake,Weight} Placement.{RowsStand,TokensAreSummed} Run.LargeLayers ScheduleFill.{Any,GivenFields}
+    ScheduleSample.Reaches ScheduleValidate.AgreesWith Simulate.{OneRankForAll,RunsEvery} SimulateError
+    TaskWork.{GemmsAnd,Moves} Tuner.{Finds,NeverTakes} Walk WeightGradientTimes.ProgramsWithout WgradQueues
+  )
+  # ctest compiles no expression with more than nine groups, and then runs all there is: so one, and each name is looked up.
+  tests=$(ctest --test-dir "$build" -N)
+  for name in "${elsewhere[@]}"; do
+    grep -q ": $name" <<<"$tests" || { echo "scripts/sanitize.sh: no test's name begins with $name" >&2; exit 1; }
+  done
+  ctest --test-dir "$build" -j "$(nproc)" --output-on-failure -E "^($(IFS='|' && echo "${elsewhere[*]//./[.]}"))"
 fi
