@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -8,6 +9,7 @@
 #include "io/file.h"
 #include "sim/machine.h"
 #include "support/command.h"
+#include "support/html_page.h"
 #include "support/temporary_folder.h"
 
 namespace uniep::cli {
@@ -44,6 +46,33 @@ TEST(CliSimulate, ReportsAsJson) {
     EXPECT_GT(times.at("busy_ms"), 0) << stage;
     EXPECT_LE(times.at("end_ms"), json.at("ms")) << stage;
   }
+}
+
+TEST(CliSimulate, WritesAPage) {
+  const TemporaryFolder folder;
+  const std::string file = (folder / "r.html").string();
+  const CommandResult result = run_command(
+      join(kSmall, {"--direction", "backward", "--schedule", "order.raster=8", "--report", file, "--json", "-"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  const std::string page = io::read_text_file(file);
+  test::expect_whole(page);
+  EXPECT_EQ(test::count(page, "<svg"), 1);
+  const CommandResult plain = run_command(join(kSmall, {"--direction", "backward", "--json", "-"}));
+  const double ms = result.json()["ms"], default_ms = plain.json()["ms"], bound_ms = result.json()["bound_ms"];
+  const std::string beside = fmt::format("{:.3f} ms beside the default's {:.3f} ms, {:.1f} % above the bound, {:.3f}",
+                                         ms, default_ms, 100 * (ms / bound_ms - 1), bound_ms);
+  for (const std::string& part : {beside, std::string("Not as in the default: order.raster=8"),
+                                  std::string("<td>wgrad_fc1</td>"), std::string("<td>EP 64</td>")}) {
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+  }
+  // Its tables begin with the default, without the fields that were given here.
+  const CommandResult one = run_command(join(kSmall, {"--direction", "backward", "--one-rank", "--json", "-"}));
+  const std::string row = fmt::format("<td>T 256</td><td class=\"number\">{:.3f}</td>", one.json()["ms"].get<double>());
+  EXPECT_NE(page.find(row), std::string::npos) << row;
+
+  const CommandResult refused = run_command(join(kSmall, {"--report", (folder / "no" / "r.html").string()}));
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_NE(refused.err.find("--report"), std::string::npos) << refused.err;
 }
 
 TEST(CliSimulate, CountsTheBytesOfWhatIsStored) {

@@ -14,6 +14,7 @@
 #include "cli/machine_option.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
+#include "cli/simulate_report.h"
 #include "cli/trace_compare.h"
 #include "cli/trace_file.h"
 #include "io/file.h"
@@ -31,7 +32,7 @@ struct SimulateCommandOptions {
   std::string machine = sim::kDefaultMachine;
   sim::State state = sim::State::kSustained;
   bool one_rank = false;
-  std::string trace, against, json;
+  std::string trace, against, report, json;
 };
 
 const char* direction_name(Direction direction) {
@@ -157,15 +158,19 @@ int run_simulate(const SimulateCommandOptions& options) {
   OutputFile trace_file("--trace", options.trace);
   const bool json_to_stdout = options.json == "-";
   OutputFile json_file("--json", json_to_stdout ? "" : options.json);
+  OutputFile report_file("--report", options.report);
 
   const Placement placement = place_ids(layer, make_ids(layer));
-  ProgramRequest request = sim::simulated_request(layer.shape, layer.numerics, schedule, options.direction, machine);
-  request.workers = target.workers;
-  const Program program(request, placement.state());
+  const auto program_of = [&](const Schedule& of) {
+    ProgramRequest request = sim::simulated_request(layer.shape, layer.numerics, of, options.direction, machine);
+    request.workers = target.workers;
+    return Program(request, placement.state());
+  };
+  const Program program = program_of(schedule);
   sim::SimulateOptions how;
   how.state = options.state;
   how.one_rank = options.one_rank;
-  how.record = !options.trace.empty() || other.has_value();
+  how.record = !options.trace.empty() || !options.report.empty() || other.has_value();
   const sim::Simulated result = sim::simulate(program, machine, how);
 
   Json json = report_json(options, schedule, result);
@@ -180,6 +185,14 @@ int run_simulate(const SimulateCommandOptions& options) {
       compared = side_by_side(pair.measured, pair.simulated);
     }
     if (!options.trace.empty()) trace_file.write(text);
+    if (!options.report.empty()) {
+      LayerOptions plain = layer;
+      plain.schedule = plain.schedule_backward = {};
+      const Schedule base = plain.resolved(options.direction, target);
+      how.record = false;
+      const double base_ms = sim::simulate(program_of(base), machine, how).ms;
+      report_file.write(simulate_report({layer, options.direction, machine, schedule, result, traced, base, base_ms}));
+    }
   }
   if (json_to_stdout) {
     std::cout << json.dump(2) << '\n';
@@ -208,6 +221,8 @@ void add_simulate_command(CLI::App& app, std::function<int()>& action) {
   command->add_option("--trace", options->trace, "timeline as Perfetto JSON")->type_name("FILE");
   command->add_option("--against", options->against, "timeline of an engine to lay beside the simulated one")
       ->type_name("FILE");
+  command->add_option("--report", options->report, "all of it as an HTML page, and the layer on other machines")
+      ->type_name("FILE.html");
   command->add_option("--json", options->json, "report as JSON; -: on standard output")->type_name("FILE|-");
   command->callback([options, &action] { action = [options] { return run_simulate(*options); }; });
 }
