@@ -31,7 +31,7 @@ struct SolveOptions {
   Direction direction = Direction::kForward;
   std::string machine = sim::kDefaultMachine;
   sim::State state = sim::State::kSustained;
-  int simulate = -1;  // candidates; -1: 8 on up to kMaxSimulatedRanks ranks
+  std::optional<int> simulate;  // candidates; not given: 8 on up to kMaxSimulatedRanks ranks
   std::string json;
 };
 
@@ -135,7 +135,7 @@ int run_solve(const SolveOptions& options) {
   const bool json_to_stdout = options.json == "-";
   OutputFile json_file("--json", json_to_stdout ? "" : options.json);
 
-  const int candidates = options.simulate >= 0 ? options.simulate : (layer.ranks <= kMaxSimulatedRanks ? 8 : 0);
+  const int candidates = options.simulate.value_or(layer.ranks <= kMaxSimulatedRanks ? 8 : 0);
   layer.resolved(options.direction, sim::schedule_machine(machine, layer.ranks));  // says what is wrong with sizes
   std::optional<Placement> placement;
   if (candidates > 0 || !is_uniform(layer)) placement = place_ids(layer, make_ids(layer));
@@ -169,8 +169,12 @@ void add_solve_command(CLI::App& app, std::function<int()>& action) {
   add_word_option<sim::State>(*command, "--state", options->state,
                               {{"sustained", sim::State::kSustained}, {"paused", sim::State::kPaused}},
                               "clocks: one call after the other, or after pauses (default sustained)");
-  add_integer_option(*command, "--simulate", options->simulate, {0, kMaxCandidates},
-                     {"N", "rank the best N by simulation; 0: none (default 8 on up to 8 ranks)"});
+  add_text_option(
+      *command, "--simulate",
+      [options](const std::string& text) {
+        options->simulate = static_cast<int>(parse_integer("--simulate", text, 0, kMaxCandidates));
+      },
+      "N", "rank the best N by simulation; 0: none (default 8 on up to 8 ranks)");
   command->add_option("--json", options->json, "report as JSON; -: on standard output")->type_name("FILE|-");
   command->callback([options, &action] { action = [options] { return run_solve(*options); }; });
 }

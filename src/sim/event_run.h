@@ -90,7 +90,6 @@ class EventRun {
 
   void prepare_rank(int32_t rank);
   void begin_launch(int32_t rank, double now);
-  void begin_list_entries(int32_t rank);
   void push_event(double time, Kind kind, int32_t who) { events_.push({time, ++numbers_, kind, who}); }
 
   // Walking.

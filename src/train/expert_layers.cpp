@@ -79,10 +79,7 @@ void ExpertLayers::start_tuner(const ParallelConfig& parallel) {
   options.prepare = [this](int, Direction direction, const Schedule& candidate) {
     return prepare(group_, layer_, candidate, {.direction = direction});
   };
-  options.log = [this](const std::string& line) {
-    tuning_log_.push_back(line);
-    std::cerr << line << '\n';
-  };
+  options.log = [](const std::string& line) { std::cerr << line << '\n'; };
   tuner_ = std::make_unique<Tuner>(std::move(options));
 }
 

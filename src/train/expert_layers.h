@@ -63,7 +63,6 @@ class ExpertLayers {
   }
   double layer_milliseconds() const { return layer_milliseconds_; }  // of all calls since begin_step()
   const Tuner* tuner() const { return tuner_.get(); }                // null: nothing is tuned
-  const std::vector<std::string>& tuning_log() const { return tuning_log_; }
 
  private:
   int64_t first_token(int rank) const;
@@ -92,7 +91,6 @@ class ExpertLayers {
   Schedule forward_schedule_;
   Schedule backward_schedule_;
   std::vector<Saved> saved_;  // of each layer
-  std::vector<std::string> tuning_log_;
   std::unique_ptr<CandidateCheck> check_;
   std::unique_ptr<Tuner> tuner_;
   double layer_milliseconds_ = 0;

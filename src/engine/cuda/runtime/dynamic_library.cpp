@@ -82,10 +82,6 @@ DynamicLibrary::DynamicLibrary(const char* purpose, const char* variable, std::i
   if (choice != nullptr) choice->opened = handle_ == nullptr ? "" : file_of(handle_);
 }
 
-void* DynamicLibrary::find_or_null(const char* symbol) const {
-  return handle_ == nullptr ? nullptr : dlsym(handle_, symbol);
-}
-
 void* DynamicLibrary::find(const char* symbol) const {
   if (handle_ == nullptr) {
     throw Error(Status::kUnsupported, purpose_ + " is not available on this machine: " + error_);

@@ -19,8 +19,6 @@ class DynamicLibrary {
     function = reinterpret_cast<Function>(find(symbol));
   }
 
-  void* find_or_null(const char* symbol) const;
-
  private:
   void* find(const char* symbol) const;
 
