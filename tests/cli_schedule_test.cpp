@@ -217,6 +217,38 @@ TEST(InfoCommand, SaysWhatEachKindOfMemoryIsAndSumsItUp) {
   }
 }
 
+// A job is sized where there is no GPU: with a process a GPU, each of which has a copy of its x and a table of its
+// rows.
+TEST(InfoCommand, TellsTheMemoryOfGpusThatAreElsewhere) {
+  const Arguments layer = {"info", "--engine", "cuda", "--ranks", "2", "--shape", "256,128,8,2", "--tokens", "300,40"};
+  const CommandResult result = run_command(join(layer, {"--json", "-"}));
+  if (result.status == 1 && result.err.find("built without the CUDA headers") != std::string::npos) GTEST_SKIP();
+  ASSERT_EQ(result.status, 0) << result.err;
+  const Json json = result.json();
+  if (!json["elsewhere"].get<bool>()) GTEST_SKIP() << "there is a GPU";
+  EXPECT_EQ(json["engine"], "cuda");
+  EXPECT_EQ(json["workers"], 132);
+  const auto bytes = [&](const char* direction, int rank, const char* kind) {
+    return json["memory"][direction][rank][kind].get<int64_t>();
+  };
+  const int64_t row = 256 * 2, tokens = 300, rows = json["rows_per_rank"][0];
+  for (const char* direction : {"forward", "backward"}) {
+    const int64_t least = tokens * 2 * row + tokens * row + rows * 8;  // slots of the sums, x or dy, the table
+    for (const int rank : {0, 1}) {                                    // the same on all ranks
+      EXPECT_GE(bytes(direction, rank, "symmetric_bytes"), least);
+      EXPECT_LT(bytes(direction, rank, "symmetric_bytes"), 4 * least);
+    }
+  }
+  EXPECT_GE(bytes("forward", 0, "saved_bytes"), rows * (row + 2 * 128 * 2));
+  ASSERT_EQ(json["modes"].size(), 4u);
+  EXPECT_EQ(json["modes"][3]["saved_bytes"], 0);
+  EXPECT_NE(succeed(layer).out.find("(Hopper GPUs elsewhere, a process each; "), std::string::npos);
+  const CommandResult many =
+      run_command({"info", "--engine", "cuda", "--ranks", "64", "--tokens", "8", "--shape", "dsv3"});
+  EXPECT_EQ(many.status, 2);
+  EXPECT_NE(many.err.find("--ranks: 64; GPUs run 1 to 8"), std::string::npos) << many.err;
+}
+
 TEST(InfoCommand, ForecastsForNoEngineInParticularOnlyWhatGpusRun) {
   const Arguments ranks = {"info", "--ranks", "64", "--shape", "deepseek-v3", "--tokens", "8"};
   const Arguments shape = {"info", "--ranks", "1", "--shape", "8,8,2,1", "--schedule", "tile.stages=8,tile.n=256"};

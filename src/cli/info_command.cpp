@@ -7,11 +7,13 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "cli/layer_options.h"
 #include "cli/output_file.h"
 #include "engine/cpu/kernels.h"
+#include "engine/cuda/calls/engine.h"
 #include "engine/cuda/device/arguments/signals.h"
 #include "uniep/version.h"
 
@@ -41,10 +43,42 @@ Json engines() {
   return json;
 }
 
-Json memory_of(const Group& group, const LayerOptions& layer, const Placement& placement, Direction direction) {
+// Whose memory is asked for: a group of this machine, or GPUs that are elsewhere, each with a process of its own.
+class Target {
+ public:
+  explicit Target(const LayerOptions& layer) {
+    const bool absent = layer.engine == EngineKind::kCuda && !cuda::has_hopper_gpu();
+    if (absent) {
+      machine_ = absent_gpu(layer);
+      machine_.processes = true;
+      return;
+    }
+    GroupOptions options;
+    options.engine = layer.engine;
+    options.ranks = layer.ranks;
+    options.workers = layer.workers;
+    group_.emplace(options);
+    machine_ = group_->machine();
+  }
+
+  bool is_elsewhere() const { return !group_; }
+  const Machine& machine() const { return machine_; }
+  std::vector<MemoryNeed> needs(const LayerConfig& config, const Schedule& schedule, const Placement& placement,
+                                Direction direction) const {
+    const MemoryOptions options{.direction = direction};
+    return group_ ? memory_need(*group_, config, schedule, placement, options)
+                  : cuda::memory_need(machine_, config, schedule, placement, options);
+  }
+
+ private:
+  std::optional<Group> group_;
+  Machine machine_;
+};
+
+Json memory_of(const Target& target, const LayerOptions& layer, const Placement& placement, Direction direction) {
   Json ranks = Json::array();
-  const Schedule schedule = layer.resolved(direction, group.machine());
-  for (const MemoryNeed& need : memory_need(group, layer.config(), schedule, placement, {.direction = direction})) {
+  const Schedule schedule = layer.resolved(direction, target.machine());
+  for (const MemoryNeed& need : target.needs(layer.config(), schedule, placement, direction)) {
     ranks.push_back({{"saved_bytes", need.saved_bytes},
                      {"workspace_bytes", need.workspace_bytes},
                      {"symmetric_bytes", need.symmetric_bytes}});
@@ -53,7 +87,7 @@ Json memory_of(const Group& group, const LayerOptions& layer, const Placement& p
 }
 
 // Of the rank that saves most, for each way to save, with all else as the layer's Schedules say.
-Json save_modes(const Group& group, const LayerOptions& layer, const Placement& placement) {
+Json save_modes(const Target& target, const LayerOptions& layer, const Placement& placement) {
   Json modes = Json::array();
   for (const char* z : {"keep", "recompute"}) {
     for (const char* xg : {"keep", "redispatch"}) {
@@ -65,9 +99,8 @@ Json save_modes(const Group& group, const LayerOptions& layer, const Placement& 
         given.set("save.z", z);
         const Schedule schedule = resolve(
             given,
-            {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = group.machine()});
-        const std::vector<MemoryNeed> needs =
-            memory_need(group, layer.config(), schedule, placement, {.direction = direction});
+            {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = target.machine()});
+        const std::vector<MemoryNeed> needs = target.needs(layer.config(), schedule, placement, direction);
         for (std::size_t rank = 0; rank < needs.size(); ++rank) {
           workspace = std::max(workspace, needs[rank].workspace_bytes);
           if (direction == Direction::kBackward || needs[rank].saved_bytes < saved) continue;
@@ -103,26 +136,23 @@ void require_for_gpus(const LayerOptions& layer) {
 }
 
 void add_layer(const LayerOptions& layer, Json& json) {
-  GroupOptions options;
-  options.engine = layer.engine;
-  options.ranks = layer.ranks;
-  options.workers = layer.workers;
-  if (layer.engine == EngineKind::kAuto) require_for_gpus(layer);
-  const Group group(options);
+  const Target target(layer);
+  if (layer.engine == EngineKind::kAuto || target.is_elsewhere()) require_for_gpus(layer);
   const Placement placement = place_ids(layer, make_ids(layer));
-  json["engine"] = engine_name(group.engine());
-  json["ranks"] = group.ranks();
-  json["workers"] = group.workers();
+  json["engine"] = engine_name(target.machine().engine);
+  json["elsewhere"] = target.is_elsewhere();
+  json["ranks"] = target.machine().ranks;
+  json["workers"] = target.machine().workers;
   json["shape"] = {{"hidden", layer.shape.hidden},
                    {"intermediate", layer.shape.intermediate},
                    {"experts", layer.shape.experts},
                    {"topk", layer.shape.topk}};
   json["tokens"] = layer.tokens();
-  for (int rank = 0; rank < group.ranks(); ++rank) json["rows_per_rank"].push_back(placement.rows(rank));
-  json["memory"]["forward"] = memory_of(group, layer, placement, Direction::kForward);
+  for (int rank = 0; rank < target.machine().ranks; ++rank) json["rows_per_rank"].push_back(placement.rows(rank));
+  json["memory"]["forward"] = memory_of(target, layer, placement, Direction::kForward);
   try {
-    json["memory"]["backward"] = memory_of(group, layer, placement, Direction::kBackward);
-    json["modes"] = save_modes(group, layer, placement);
+    json["memory"]["backward"] = memory_of(target, layer, placement, Direction::kBackward);
+    json["modes"] = save_modes(target, layer, placement);
   } catch (const Error& error) {
     // Else forward's schedule is not one of backward's: the memory of forward is still of use.
     if (error.status() != Status::kUnsupported && error.status() != Status::kInvalidArgument) throw;
@@ -161,8 +191,10 @@ std::string summary(const Json& json) {
   const uint64_t shared = most_bytes(memory, "workspace") + most_bytes(memory, "symmetric");
   return fmt::format(
       "{:<10}{:.3f} GiB for each forward whose backward is to come, {:.3f} GiB once for all layers "
-      "(the {} engine; weights, gradients and tokens not counted)\n",
-      "a rank", gib(saved), gib(shared), json["engine"].get<std::string>());
+      "({}; weights, gradients and tokens not counted)\n",
+      "a rank", gib(saved), gib(shared),
+      json["elsewhere"].get<bool>() ? "Hopper GPUs elsewhere, a process each"
+                                    : "the " + json["engine"].get<std::string>() + " engine");
 }
 
 std::string memory_table(const Json& json) {

@@ -5,6 +5,7 @@
 #include "engine/call_timer_state.h"
 #include "engine/cuda/calls/bias_calls.h"
 #include "engine/cuda/calls/call_kernels.h"
+#include "engine/cuda/calls/call_memory.h"
 #include "engine/cuda/calls/cuda_engine.h"
 #include "engine/cuda/calls/layer_tiles.h"
 #include "engine/cuda/kernels/bias_kernels.h"
@@ -383,9 +384,9 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   const BesideCapture beside;
   const auto queueing = DeviceOrder::lock();
   throw_noticed_failures();
-  BackwardState state(call, request(call.config, call.schedule, Direction::kBackward, call.use),
+  BackwardState state(call, call_request(machine(), call.config, call.schedule, Direction::kBackward, call.use),
                       own_tables(*call.saved.state().placement.state()));
-  state.again = recompute_request(call.config, call.schedule);
+  state.again = recompute_request(machine(), call.config, call.schedule);
   std::shared_ptr<CudaPending> pending;
   before_growth(state.asked, CallKind::kBackward, state.placement, [&] {
     require_legal(state);
@@ -395,10 +396,10 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
     take_memory(state);
     make_programs(state);
   });
-  SymmetricNeed need =
-      symmetric_need(state.asked, state.placement, state.programs->front().layout, copied_operands(state.inputs));
+  SymmetricNeed need = symmetric_need(machine(), state.asked, state.placement, state.programs->front().layout,
+                                      copied_operands(state.inputs));
   if (state.again) {
-    need = most_of(need, symmetric_need(*state.again, state.placement, state.again_programs->front().layout,
+    need = most_of(need, symmetric_need(machine(), *state.again, state.placement, state.again_programs->front().layout,
                                         copied_operands(state.again_inputs)));
   }
   reserve(need, [&] { return text_of({state.asked, CallKind::kBackward, state.placement}); });
@@ -461,7 +462,7 @@ void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
   const auto queueing = DeviceOrder::lock();
   throw_noticed_failures();
   auto& work = static_cast<CudaPending&>(call.work);
-  const ProgramRequest asked = request(work.config, work.schedule, Direction::kBackward);
+  const ProgramRequest asked = call_request(machine(), work.config, work.schedule, Direction::kBackward);
   std::vector<GemmStage> stages;
   if (call.dw2) stages.push_back(GemmStage::kWgradFc2);
   if (call.dw1) stages.push_back(GemmStage::kWgradFc1);

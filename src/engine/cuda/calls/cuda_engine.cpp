@@ -8,6 +8,7 @@
 
 #include "engine/call_timer_state.h"
 #include "engine/cuda/calls/call_kernels.h"
+#include "engine/cuda/calls/call_memory.h"
 #include "engine/cuda/calls/engine.h"
 #include "engine/cuda/calls/layer_tiles.h"
 #include "engine/cuda/device/arguments/call_times_arguments.h"
@@ -195,72 +196,10 @@ Machine CudaEngine::machine() const {
 
 // ---- What a call needs
 
-ProgramRequest CudaEngine::request(const LayerConfig& config, const Schedule& schedule, Direction direction,
-                                   const MemoryOptions& use) const {
-  require_summable(config.shape, config.numerics);
-  require_countable(config.shape);
-  require_instantiable(schedule, config.numerics, direction);
-  if (in_processes() && schedule.dispatch.transport == DispatchTransport::kPush) refuse_push();
-  ProgramRequest request;
-  request.shape = config.shape;
-  request.numerics = config.numerics;
-  request.schedule = schedule;
-  request.direction = direction;
-  request.workers = options_.workers;
-  request.cluster = cluster_of(schedule, direction);
-  request.weight_gradients = use.weight_gradients == WeightGradientTime::kNow;
-  request.redispatch = direction == Direction::kBackward &&
-                       dispatches_x_again(schedule, use.weight_gradients != WeightGradientTime::kNone);
-  request.pull_parts = pull_parts(config.shape);
-  return request;
-}
-
-std::optional<ProgramRequest> CudaEngine::recompute_request(const LayerConfig& config, const Schedule& backward) const {
-  if (backward.save_z == SaveZ::kKeep) return {};
-  const Schedule schedule = recompute_schedule(
-      backward,
-      {.direction = Direction::kBackward, .shape = config.shape, .numerics = config.numerics, .machine = machine()});
-  ProgramRequest asked = request(config, schedule, Direction::kForward);
-  asked.part = ProgramPart::kRecompute;
-  asked.redispatch = backward.save_xg == SaveXg::kRedispatch;
-  return asked;
-}
-
-SymmetricNeed CudaEngine::symmetric_need(const ProgramRequest& request, const internal::PlacementState& placement,
-                                         const SignalLayout& layout, int copied_operands) const {
-  const int64_t tokens = most_tokens(placement);
-  const int64_t row_bytes = request.shape.hidden * static_cast<int64_t>(sizeof(BFloat16));
-  SymmetricNeed need;
-  need.flags = layout.flag_total * static_cast<int64_t>(sizeof(uint32_t));
-  need.slots = tokens * internal::slots_per_token(request.shape, request.numerics) * row_bytes;
-  if (request.direction == Direction::kBackward) {
-    need.prob_slots = tokens * request.shape.topk * static_cast<int64_t>(sizeof(float));
-  }
-  // With a process a GPU whether a rank copies or not: all ask for the same, whatever each is given.
-  const int operands = request.redispatch && request.part == ProgramPart::kLayer ? 2 : 1;
-  need.inputs = (in_processes() ? operands : copied_operands) * tokens * row_bytes;
-  if (in_processes()) need.rows = row_table_bytes(placement);
-  return need;
-}
-
 std::vector<MemoryNeed> CudaEngine::memory_need(const LayerConfig& config, const Schedule& schedule,
                                                 const Placement& placement, const MemoryOptions& options) const {
-  const ProgramRequest asked = request(config, schedule, options.direction, options);
-  const SignalLayout layout = tables_of(*placement.state()).layout(asked, *placement.state(), ranks_.first_local());
-  SymmetricNeed symmetric = symmetric_need(asked, *placement.state(), layout, 0);
-  const auto again = options.direction == Direction::kBackward ? recompute_request(config, schedule) : std::nullopt;
-  if (again) {
-    const SignalLayout own = tables_of(*placement.state()).layout(*again, *placement.state(), ranks_.first_local());
-    symmetric = most_of(symmetric, symmetric_need(*again, *placement.state(), own, 0));
-  }
-  std::vector<MemoryNeed> needs;
-  for (int rank = first_local_rank(); rank < first_local_rank() + local_ranks(); ++rank) {
-    MemoryNeed need = internal::block_sizes(
-        internal::memory_request(config, schedule, *placement.state(), rank, options), options.direction);
-    need.symmetric_bytes = static_cast<std::size_t>(symmetric.total());
-    needs.push_back(need);
-  }
-  return needs;
+  const std::vector<MemoryNeed> needs = cuda::memory_need(machine(), config, schedule, placement, options);
+  return {needs.begin() + first_local_rank(), needs.begin() + first_local_rank() + local_ranks()};
 }
 
 // Those that are made within a capacity have their Programs made by the group that has placed.

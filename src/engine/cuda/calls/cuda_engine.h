@@ -97,12 +97,6 @@ class CudaEngine final : public internal::Engine {
 
  private:
   bool in_processes() const { return options_.launch == uniep::Launch::kProcesses; }
-  ProgramRequest request(const LayerConfig& config, const Schedule& schedule, Direction direction,
-                         const MemoryOptions& use = {}) const;
-  // What backward runs first with save.z = recompute.
-  std::optional<ProgramRequest> recompute_request(const LayerConfig& config, const Schedule& backward) const;
-  SymmetricNeed symmetric_need(const ProgramRequest& request, const internal::PlacementState& placement,
-                               const SignalLayout& layout, int copied_operands) const;
   GroupPlacer& placer();
   PlacedTables& own_tables(const internal::PlacementState& placement) const;
   std::vector<RankTarget> targets(std::span<const CUstream> streams);

@@ -21,6 +21,10 @@ std::string speed_label(int device);
 // Whether this process can use a Hopper GPU.
 bool has_hopper_gpu();
 
+// What a layer needs on each rank of a group on such GPUs, which need not be there; a process a GPU copies its inputs.
+std::vector<MemoryNeed> memory_need(const Machine& machine, const LayerConfig& config, const Schedule& schedule,
+                                    const Placement& placement, const MemoryOptions& options);
+
 struct CompiledCall {
   LayerConfig layer;
   int ranks = 1, workers = 132;

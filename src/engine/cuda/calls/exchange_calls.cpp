@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/cuda/calls/call_memory.h"
 #include "engine/cuda/calls/cuda_engine.h"
 #include "engine/cuda/calls/exchange_request.h"
 #include "engine/cuda/kernels/exchange.h"
@@ -90,7 +91,7 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
     }
   });
   const std::vector<DeviceProgram>& programs = *made;
-  reserve(symmetric_need(asked, *placement.state(), programs.front().layout, copied_operands(inputs)), [&] {
+  reserve(symmetric_need(machine(), asked, *placement.state(), programs.front().layout, copied_operands(inputs)), [&] {
     return text_of({asked, kind, *placement.state()});
   });
   for (std::size_t local = 0; local < bindings.size(); ++local) {

@@ -1,4 +1,5 @@
 #include "engine/call_timer_state.h"
+#include "engine/cuda/calls/call_memory.h"
 #include "engine/cuda/calls/cuda_engine.h"
 #include "engine/cuda/calls/layer_tiles.h"
 #include "engine/cuda/runtime/profiler_range.h"
@@ -106,7 +107,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   const BesideCapture beside;
   const auto queueing = DeviceOrder::lock();
   throw_noticed_failures();
-  ForwardState state(call, request(call.config, call.schedule, Direction::kForward),
+  ForwardState state(call, call_request(machine(), call.config, call.schedule, Direction::kForward),
                      own_tables(*call.placement.state()), first_local_rank());
   look_for_capture(state.streams);
   before_growth(state.asked, CallKind::kForward, state.placement, [&] {
@@ -120,7 +121,8 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
     take_memory(state);  // first: an allocator may hand it out in the order of a rank's own stream
     make_programs(state);
   });
-  reserve(symmetric_need(state.asked, state.placement, state.programs->front().layout, copied_operands(state.inputs)),
+  reserve(symmetric_need(machine(), state.asked, state.placement, state.programs->front().layout,
+                         copied_operands(state.inputs)),
           [&] {
             return text_of({state.asked, CallKind::kForward, state.placement});
           });

@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "engine/cuda/calls/call_memory.h"
 #include "engine/cuda/calls/cuda_engine.h"
 #include "program/edges.h"
 
@@ -61,7 +62,7 @@ void CudaEngine::refuse_growth(const ProgramRequest& request, CallKind kind,
   const Problem problem = problem_in([] { throw; });
   if (problem.status == Status::kTimeout) return;  // the others know
   const SignalLayout layout = tables_of(placement).layout(request, placement, first_local_rank());
-  if (!symmetric_.fits(symmetric_need(request, placement, layout, 0))) {
+  if (!symmetric_.fits(symmetric_need(machine(), request, placement, layout, 0))) {
     try {
       agree(text_of({request, kind, placement}), problem);
     } catch (const Error&) {

@@ -25,6 +25,11 @@ std::string cuda::device_label(int /*device*/) {
 std::string cuda::speed_label(int /*device*/) {
   refuse();
 }
+std::vector<MemoryNeed> cuda::memory_need(const Machine& /*machine*/, const LayerConfig& /*config*/,
+                                          const Schedule& /*schedule*/, const Placement& /*placement*/,
+                                          const MemoryOptions& /*options*/) {
+  refuse();
+}
 bool cuda::has_hopper_gpu() {
   return false;
 }
