@@ -7,7 +7,8 @@
 
 #include "support/measured_layers.h"
 
-// How far the simulator is from measured layers. The held-out third was not used to fit any constant.
+// How far the simulator is from measured layers. Held out are, in each session, some Schedules with all their
+// repetitions; another session may have fitted constants to the same Schedule.
 //   UNIEP_PRINT_POINTS=1 simulate_error_test   prints every point
 namespace uniep::test {
 namespace {

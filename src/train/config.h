@@ -25,7 +25,7 @@ struct ModelConfig {
   int64_t layers = 2;
   int64_t sequence = 128;  // bytes that one prediction may look at, at most
 
-  Numerics numerics;  // activation, router_weight and bias; weight gradients are fp32
+  Numerics numerics{};  // activation, router_weight and bias; weight gradients are fp32
 
   LayerShape shape() const { return {hidden, intermediate, experts, topk}; }
   int64_t w1_rows() const { return (is_gated(numerics.activation) ? 2 : 1) * intermediate; }
