@@ -13,7 +13,7 @@ from ranks import HERE, run_ranks
 from titan_assets import write_assets
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
-NEEDS = {"pytorch": "torch", "transformers": "transformers", "verifier": "torch"}
+NEEDS = {"pytorch": "torch", "nodes": "torch", "transformers": "transformers", "verifier": "torch"}
 PROGRAMS = {
     f"{page}-{number}": (needs, program)
     for page, needs in NEEDS.items()
@@ -42,19 +42,20 @@ def ended(tmp_path_factory):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name, request, scratch):
     needs, program = PROGRAMS[name]
+    ranks = 4 if name.startswith("nodes") else 2
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
     if "init_process_group" in program:
         file = scratch / "program.py"
         file.write_text(program)
-        assert "uniep.Group(rank 1 of 2, cpu, transport torch" in run_ranks(2, file)
+        assert "uniep.Group(rank 1 of 2, cpu, transport torch" in run_ranks(ranks, file)
     else:
         status, printed = request.getfixturevalue("ended")[name]
         assert status == "0", printed
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 13
+    assert len(PROGRAMS) == 14
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")
