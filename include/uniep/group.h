@@ -21,8 +21,8 @@ struct Stream {
 
 // Where the library takes memory from: the caller's allocator (a framework's caching allocator, say). allocate returns
 // at least `bytes` bytes aligned to `alignment` on the device of `rank`, usable in the order of `stream`, or nullptr
-// when there is no room. release's stream is the one that used the memory last, which may be another than allocate's
-// (weight_gradients() on a stream of its own). Both may be called from the thread that calls the library, and from no
+// when there is no memory. release's stream is the one that used the memory last, which may be another than allocate's
+// (weight_gradients() on its own stream). Both may be called from the thread that calls the library, and from no
 // other.
 struct Allocator {
   void* (*allocate)(void* context, std::size_t bytes, std::size_t alignment, int rank, Stream stream) = nullptr;

@@ -30,7 +30,7 @@ struct Routing {
   const float* probs = nullptr;  // [T, K] fp32, finite; an unused slot's is ignored
   Stream stream{};
   // Dense routing, with topk_ids null: [T, E], a byte for each expert, not 0 where the token goes to it. probs is then
-  // [T, E], too, and ignored where the map is 0. A token's slots are its experts, ascending, the slots behind them
+  // [T, E], too, and ignored where the map is 0. A token's slots are its experts, ascending, the slots after them
   // unused; more than K experts are refused. backward() and combine() with such a placement write dprobs [T, E], +0
   // where the map is 0.
   const uint8_t* routing_map = nullptr;
@@ -77,9 +77,9 @@ struct Capacity {
 UNIEP_API Placement place(Group& group, const LayerShape& shape, std::span<const Routing> routings,
                           Capacity capacity = {});
 
-// A rank's expert weights: one tensor over its El local experts, or El addresses. Gate and up may lie apart: with w1_up
-// (or w1_up_experts) w1 (or w1_experts) is the gate alone. Both are then one tensor, or both are addresses. How weights
-// are given changes no bit.
+// A rank's expert weights: one tensor over its El local experts, or El addresses. Gate and up may be separate: with
+// w1_up (or w1_up_experts) w1 (or w1_experts) is the gate alone. Both are then one tensor, or both are addresses. How
+// weights are given changes no bit.
 struct Weights {
   const BFloat16* w1 = nullptr;                    // [El, 2 I, H]: gate rows, then up rows; with w1_up [El, I, H]
   const BFloat16* w2 = nullptr;                    // [El, H, I]
@@ -128,7 +128,7 @@ enum class WeightGradientTime : int {
 
 // Memory that the caller has for a call and keeps: at an address that is a multiple of kMemoryAlignment, on the rank's
 // device, used in the order of the call's stream. Null: the allocator's. Less than memory_need() says:
-// Error(kOutOfMemory), of which the other ranks are told. Another alignment: Error(kInvalidArgument).
+// Error(kOutOfMemory), which the other ranks are notified of. Another alignment: Error(kInvalidArgument).
 struct CallerMemory {
   void* data = nullptr;
   std::size_t bytes = 0;
@@ -138,7 +138,7 @@ inline constexpr std::size_t kMemoryAlignment = 64;
 // What a call will ask the allocator for, per local rank: one block each (none for 0 bytes).
 struct MemoryNeed {
   std::size_t saved_bytes = 0;      // lives in the Saved that forward returns
-  std::size_t workspace_bytes = 0;  // given back when the call is over
+  std::size_t workspace_bytes = 0;  // freed when the call is over
   std::size_t symmetric_bytes = 0;  // held by the group, shared by all layers, grown when a call needs more
   std::size_t pending_bytes = 0;    // lives in the PendingWeightGradients that backward returns (kLater)
 };
@@ -177,7 +177,7 @@ class CallTimer;
 struct CallOptions {
   std::vector<TileEvent>* events = nullptr;  // filled with the call's events, in no particular order
   CallTimer* timer = nullptr;                // of this group: it times the call (uniep/call_timer.h)
-  // Of a forward that no backward follows: false leaves nothing behind, and the Saved is empty. z is then workspace.
+  // Of a forward that no backward follows: false keeps nothing, and the Saved is empty. z is then workspace.
   bool keep_saved = true;
 };
 
@@ -188,7 +188,7 @@ struct ForwardArguments {
   Stream stream{};
   // Stays as it is until the Saved's last use; then attach_saved() makes another Saved of it.
   CallerMemory saved_memory{};
-  CallerMemory workspace_memory{};  // free behind the call
+  CallerMemory workspace_memory{};  // free after the call
 };
 
 // What backward needs, one per forward call; several may be outstanding, in any order. Frees its memory through the
@@ -235,7 +235,7 @@ struct BackwardArguments {
   // recompute, where it does so anyway). From the moment
   // that the call runs the Saved is used up, also if the call fails half-way. Equal on all ranks.
   bool last_use = false;
-  CallerMemory workspace_memory{};  // free behind the call
+  CallerMemory workspace_memory{};  // free after the call
   CallerMemory pending_memory{};    // kLater: free when the PendingWeightGradients' last weight_gradients() is over
 };
 
