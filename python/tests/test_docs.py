@@ -13,7 +13,14 @@ from ranks import HERE, run_ranks
 from titan_assets import write_assets
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
-NEEDS = {"pytorch": "torch", "nodes": "torch", "transformers": "transformers", "verifier": "torch"}
+NEEDS = {
+    "pytorch": "torch",
+    "pytorch_parallel": "torch",
+    "pytorch_reference": "torch",
+    "nodes": "torch",
+    "transformers": "transformers",
+    "verifier": "torch",
+}
 PROGRAMS = {
     f"{page}-{number}": (needs, program)
     for page, needs in NEEDS.items()
