@@ -76,7 +76,7 @@ class Engine;
 // The ranks that run layers together. A call on a Group is collective: every rank takes part, in one order that is
 // equal on all of them. A Group is not thread-safe: one call at a time. Several Groups may live side by side, each with
 // its own workers and symmetric memory. On a GPU the calls of all Groups of a process run one after the other, in the
-// order in which they were made, whatever their streams. With a process a GPU that order must be equal on all ranks
+// order in which they were made, whatever their streams. With one process per GPU that order must be equal on all ranks
 // that share two Groups, as for NCCL's communicators: else they wait for each other until the time-out. Replays of
 // graphs stand outside of it: their order is the caller's.
 class UNIEP_API Group {
@@ -98,7 +98,7 @@ class UNIEP_API Group {
 
   // Collective. Zeroed memory that all ranks reach, of the same size on each.
   SymmetricBuffer allocate_symmetric(std::size_t bytes);
-  // Collective. The same of memory that the caller has and keeps, one address a local rank: with a process a GPU,
+  // Collective. The same of memory that the caller has and keeps, one address a local rank: with one process per GPU,
   // memory that the driver can share (of another SymmetricBuffer, ncclMemAlloc, or cuMemCreate with a file descriptor);
   // memory of cudaMalloc is refused on all ranks: Error(kInvalidArgument).
   SymmetricBuffer register_symmetric(std::span<void* const> memory, std::size_t bytes);

@@ -69,7 +69,7 @@ class UNIEP_API Placement {
 // empty. Such calls may be captured into a CUDA graph (docs/hopper.md).
 struct Capacity {
   int64_t rows = 0;    // padded rows of any rank, at most; 0: by need (the host waits for the number of rows)
-  int64_t tokens = 0;  // T of any rank, at most; needed with a process a rank, else 0 stands for any number
+  int64_t tokens = 0;  // T of any rank, at most; needed with one process per rank, else 0 stands for any number
 };
 
 // Collective. Ids out of range, an expert twice in one token, a map with more than K experts in one token, probs that
@@ -87,7 +87,7 @@ struct Weights {
   const BFloat16* const* w2_experts = nullptr;     // or El tensors [H, I]
   const BFloat16* w1_up = nullptr;                 // [El, I, H], or null: w1 holds both
   const BFloat16* const* w1_up_experts = nullptr;  // or El tensors [I, H]
-  // With Numerics::bias, else null. b1 lies in one where gate and up of W1 are apart, too.
+  // With Numerics::bias, else null. b1 is one tensor also where gate and up of W1 are separate.
   // [El, 2 I]: gate, then up; without a gate [El, I]. Backward ignores it but with save.z = recompute.
   const BFloat16* b1 = nullptr;
   const BFloat16* b2 = nullptr;                 // [El, H]
@@ -228,7 +228,7 @@ struct BackwardArguments {
   Weights weights{};
   BFloat16* dx = nullptr;       // [T, H], written
   float* dprobs = nullptr;      // [T, K], written; an unused slot's is +0; of a dense routing [T, E]
-  WeightGradients gradients{};  // kNow only; else ignored and may be null
+  WeightGradients gradients{};  // kNow only; otherwise ignored and may be null
   Stream stream{};
   WeightGradientTime weight_gradients = WeightGradientTime::kNow;  // equal on all ranks
   // The last use of `saved`: z becomes dz in its own memory, 4 I bytes a padded row less than else (but with save.z =

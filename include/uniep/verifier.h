@@ -89,7 +89,7 @@ class VerifierState;
 //   for (const Finding& finding : verifier.end_step()) log(finding.message);
 //
 // Nothing of a job's results changes. Needs a Group that has all ranks in this process: else Error(kUnsupported); with
-// a process a rank use the Python package. Not thread-safe; belongs to the same thread of calls as the Group.
+// one process per rank use the Python package. Not thread-safe; belongs to the same thread of calls as the Group.
 class UNIEP_API Verifier {
  public:
   // Throws Error(kInvalidArgument) for illegal options. `group` must outlive it.
@@ -99,7 +99,8 @@ class UNIEP_API Verifier {
   Verifier& operator=(const Verifier&) = delete;
 
   // Directly after a forward(), with what it was given and returned (an empty Saved is legal). Where due() said so
-  // before, checksums are noted and the arrays must stay as they are until end_step(); else it costs next to nothing.
+  // before, checksums are noted and the arrays must stay as they are until end_step(); otherwise it costs next to
+  // nothing.
   void after_forward(const VerifiedCall& given, std::span<const ForwardArguments> arguments, const Saved& saved);
   // Before a backward() whose gradients are added (WeightGradient::kMainGrad): keeps what one expert's hold. Without
   // it, and where weight gradients are not made by the call itself, they are not compared.
