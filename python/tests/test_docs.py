@@ -1,4 +1,4 @@
-"""Every program of the pages for Python runs, and so does torchtitan's command line."""
+"""Every program of the pages for Python runs, and so does torchtitan's command line; links lead somewhere."""
 
 import importlib.util
 import pathlib
@@ -63,6 +63,28 @@ def test_program(name, request, scratch):
 
 def test_there_are_programs():
     assert len(PROGRAMS) == 14
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """Those that GitHub gives the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_somewhere():
+    pages = [*DOCS.parent.glob("*.md"), *DOCS.glob("*.md"), *(DOCS.parent / "lab").glob("*.md")]
+    seen, wrong = 0, []
+    for page in pages:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            if link.startswith("http"):
+                continue
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            seen += 1
+            if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+                wrong.append(f"{page.relative_to(DOCS.parent)}: {link}")
+    assert seen > 300 and not wrong
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")
