@@ -36,7 +36,7 @@ test-performance test-gpu: test-%: build
 test-two-gpus: build
 	ctest --test-dir $(BUILD) --output-on-failure -L '^two_gpus$$'
 
-# The Python package's tests alone: docs/pytorch.md
+# The Python package's tests alone: docs/pytorch_reference.md
 test-python: build
 	scripts/python_tests.sh $(BUILD)
 

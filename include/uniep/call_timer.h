@@ -25,9 +25,9 @@ struct CallTimes {
 };
 
 // Times the call whose CallOptions name it, on this process's ranks; one call after the other, of one Group. The call
-// waits for nothing: its kernels write down when their tiles ran, and a small kernel behind them adds that up, which
-// takes some 0.03 ms together; the group's first such call takes 13 MB a GPU. On the cpu engine the times are there
-// when the call returns. A call that is captured into a graph is not timed. Not thread-safe. May outlive the Group.
+// waits for nothing: its kernels write down when their tiles ran, and a small kernel after them adds that up, which
+// makes it longer; the group's first such call takes memory on each GPU. On the cpu engine the times are there when the
+// call returns. A call that is captured into a graph is not timed. Not thread-safe. May outlive the Group.
 class UNIEP_API CallTimer {
  public:
   // Takes page-locked memory on the cuda engine: in a job make it before, or once and for all.

@@ -18,7 +18,7 @@ struct CompileRequest {
   int workers = 132;  // SMs of a GPU
   PartialSchedule forward, backward;
   // place() comes with each; kLayer: forward, backward and weight gradients, now and later, into matrices that stand
-  // behind each other and into those that do not.
+  // one after the other and into those that do not.
   std::vector<Operation> operations = {Operation::kLayer, Operation::kDispatch, Operation::kCombine};
 };
 
@@ -31,7 +31,7 @@ struct KernelFile {
 
 // Compiles what the folder lacks, with so many threads (0: one a processor). Throws Error: kInvalidArgument for sizes
 // and Schedules that are not legal, and where others may write the folder; kUnsupported without NVRTC, or where the
-// engine has no such kernel; kIo where the folder can not be written.
+// engine has no such kernel; kIo where the folder cannot be written.
 UNIEP_API std::vector<KernelFile> compile_kernels(const CompileRequest& request, const std::string& folder,
                                                   int threads = 0);
 

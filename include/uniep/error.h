@@ -11,11 +11,11 @@ namespace uniep {
 enum class Status : int {
   kOk = 0,
   kInvalidArgument = 1,  // bad usage or input: refused before anything ran
-  kUnsupported = 2,      // legal, but this build, engine or machine can not do it
+  kUnsupported = 2,      // legal, but this build, engine or machine cannot do it
   kOverflow = 3,         // a fixed capacity was too small; nothing was dropped silently
   kTimeout = 4,          // a bounded wait ran out; Group::recover() makes the group usable again
   kIo = 5,               // a file could not be read or written
-  kOutOfMemory = 6,      // the allocator, the C++ heap, a device or the system (threads, files) had no room
+  kOutOfMemory = 6,      // the allocator, the C++ heap, a device or the system (threads, files) had none left
   kDevice = 7,           // a CUDA, NVRTC or NCCL call failed
   kInternal = 8,         // a broken invariant of the library itself
 };

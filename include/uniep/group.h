@@ -21,8 +21,8 @@ struct Stream {
 
 // Where the library takes memory from: the caller's allocator (a framework's caching allocator, say). allocate returns
 // at least `bytes` bytes aligned to `alignment` on the device of `rank`, usable in the order of `stream`, or nullptr
-// when there is no room. release's stream is the one that used the memory last, which may be another than allocate's
-// (weight_gradients() on a stream of its own). Both may be called from the thread that calls the library, and from no
+// when there is no memory. release's stream is the one that used the memory last, which may be another than allocate's
+// (weight_gradients() on its own stream). Both may be called from the thread that calls the library, and from no
 // other.
 struct Allocator {
   void* (*allocate)(void* context, std::size_t bytes, std::size_t alignment, int rank, Stream stream) = nullptr;
@@ -35,10 +35,10 @@ enum class Launch : int {
   kProcesses = 1,  // this process holds one rank (cuda only)
 };
 
-constexpr double kMaxTimeoutSeconds = 1e6;  // of each limit of time: some 11 days, which GPUs' clocks can count
+constexpr double kMaxTimeoutSeconds = 1e6;  // of each time limit: some 11 days, which GPUs' clocks can count
 
 struct GroupOptions {
-  EngineKind engine = EngineKind::kAuto;  // kAuto: cuda where a Hopper GPU is, else cpu
+  EngineKind engine = EngineKind::kAuto;  // kAuto: cuda where there is a Hopper GPU, else cpu
   int ranks = 1;                          // W, 1 to 64
   int workers = 0;                        // compute units of a rank; 0: the engine's choice
   std::vector<int> devices;               // rank r runs on devices[r mod size]; empty: all there are (cuda)
@@ -76,12 +76,12 @@ class Engine;
 // The ranks that run layers together. A call on a Group is collective: every rank takes part, in one order that is
 // equal on all of them. A Group is not thread-safe: one call at a time. Several Groups may live side by side, each with
 // its own workers and symmetric memory. On a GPU the calls of all Groups of a process run one after the other, in the
-// order in which they were made, whatever their streams. With a process a GPU that order must be equal on all ranks
-// that share two Groups, as for NCCL's communicators: else they wait for each other until the time-out. Replays of
-// graphs stand outside of it: their order is the caller's.
+// order in which they were made, whatever their streams. With one process per GPU that order must be equal on all ranks
+// that share two Groups, as for NCCL's communicators: otherwise they wait for each other until the time-out. Replays of
+// graphs are outside this order: theirs is the caller's.
 class UNIEP_API Group {
  public:
-  // Throws Error: kInvalidArgument for illegal options, kUnsupported when the engine is not there.
+  // Throws Error: kInvalidArgument for illegal options, kUnsupported when the engine is not available.
   explicit Group(const GroupOptions& options);
   ~Group();
   Group(Group&&) noexcept;
@@ -98,7 +98,7 @@ class UNIEP_API Group {
 
   // Collective. Zeroed memory that all ranks reach, of the same size on each.
   SymmetricBuffer allocate_symmetric(std::size_t bytes);
-  // Collective. The same of memory that the caller has and keeps, one address a local rank: with a process a GPU,
+  // Collective. The same of memory that the caller has and keeps, one address per local rank: with one process per GPU,
   // memory that the driver can share (of another SymmetricBuffer, ncclMemAlloc, or cuMemCreate with a file descriptor);
   // memory of cudaMalloc is refused on all ranks: Error(kInvalidArgument).
   SymmetricBuffer register_symmetric(std::span<void* const> memory, std::size_t bytes);
@@ -108,13 +108,13 @@ class UNIEP_API Group {
   void leave() noexcept;
 
   // Ends the group on this rank, at once and for good, for one whose peers may be gone. From any thread, also while
-  // others are inside of its calls, which then end in Error(kTimeout) as later ones do; it waits for nothing. Symmetric
+  // others are inside its calls, which then end in Error(kTimeout) as later ones do; it waits for nothing. Symmetric
   // memory goes when the last of them has left and the rank's GPU has ended their kernels, in the background; that of
-  // SymmetricBuffers with these. The other ranks hear of it as of leave(). No graph with calls of this group may be
+  // SymmetricBuffers with these. The other ranks are notified as by leave(). No graph with calls of this group may be
   // replayed any more. What calls write is unknown then; Saved states may still be dropped, and the Group ended.
   void abort() noexcept;
 
-  // Gives back what the group keeps for later calls alone: cached blocks, on the cpu engine symmetric memory too, and
+  // Frees what the group keeps only for later calls: cached blocks, on the cpu engine symmetric memory too, and
   // on a GPU the loaded kernels that all groups of this process share, but for those that captured graphs may launch.
   // Waits for the rank's GPUs. Not collective. Later calls take and load again what they need, with the same results.
   void trim();
@@ -122,7 +122,7 @@ class UNIEP_API Group {
   // Waits until the group's calls are over; on GPUs, once any was captured into a CUDA graph, until all work of its
   // devices is, in whatever stream: replays may be under way there. So does recover(). Then nothing may be captured on
   // them meanwhile. Throws Error(kTimeout) if a call failed half-way, or other streams' work is not over within
-  // arrival_timeout_seconds; other calls throw the first, too, but notice it as late as their own begin.
+  // arrival_timeout_seconds; other calls throw the first, too, but notice it only when they begin.
   void synchronize();
 
   // Throws what a call so far is known to have failed with half-way, as the next call would. Waits for none.

@@ -27,7 +27,7 @@ struct ExpertRows {
   const int32_t* row_count = nullptr;      // device, [experts]; may be 0; read when the kernel runs
 };
 
-// One matrix an expert: either one tensor [experts][rows][columns] at `base`, or an address for each expert.
+// One matrix per expert: either one tensor [experts][rows][columns] at `base`, or an address for each expert.
 // `addresses` is read during the call; the matrices are read when the kernel runs.
 struct ExpertMatrices {
   const void* base = nullptr;

@@ -30,7 +30,7 @@ struct Routing {
   const float* probs = nullptr;  // [T, K] fp32, finite; an unused slot's is ignored
   Stream stream{};
   // Dense routing, with topk_ids null: [T, E], a byte for each expert, not 0 where the token goes to it. probs is then
-  // [T, E], too, and ignored where the map is 0. A token's slots are its experts, ascending, the slots behind them
+  // [T, E], too, and ignored where the map is 0. A token's slots are its experts, ascending, the slots after them
   // unused; more than K experts are refused. backward() and combine() with such a placement write dprobs [T, E], +0
   // where the map is 0.
   const uint8_t* routing_map = nullptr;
@@ -69,7 +69,7 @@ class UNIEP_API Placement {
 // empty. Such calls may be captured into a CUDA graph (docs/hopper.md).
 struct Capacity {
   int64_t rows = 0;    // padded rows of any rank, at most; 0: by need (the host waits for the number of rows)
-  int64_t tokens = 0;  // T of any rank, at most; needed with a process a rank, else 0 stands for any number
+  int64_t tokens = 0;  // T of any rank, at most; needed with one process per rank, otherwise 0 stands for any number
 };
 
 // Collective. Ids out of range, an expert twice in one token, a map with more than K experts in one token, probs that
@@ -77,9 +77,9 @@ struct Capacity {
 UNIEP_API Placement place(Group& group, const LayerShape& shape, std::span<const Routing> routings,
                           Capacity capacity = {});
 
-// A rank's expert weights: one tensor over its El local experts, or El addresses. Gate and up may lie apart: with w1_up
-// (or w1_up_experts) w1 (or w1_experts) is the gate alone. Both are then one tensor, or both are addresses. How weights
-// are given changes no bit.
+// A rank's expert weights: one tensor over its El local experts, or El addresses. Gate and up may be separate: with
+// w1_up (or w1_up_experts) w1 (or w1_experts) is the gate alone. Both are then one tensor, or both are addresses. How
+// weights are given changes no bit.
 struct Weights {
   const BFloat16* w1 = nullptr;                    // [El, 2 I, H]: gate rows, then up rows; with w1_up [El, I, H]
   const BFloat16* w2 = nullptr;                    // [El, H, I]
@@ -87,7 +87,7 @@ struct Weights {
   const BFloat16* const* w2_experts = nullptr;     // or El tensors [H, I]
   const BFloat16* w1_up = nullptr;                 // [El, I, H], or null: w1 holds both
   const BFloat16* const* w1_up_experts = nullptr;  // or El tensors [I, H]
-  // With Numerics::bias, else null. b1 lies in one where gate and up of W1 are apart, too.
+  // With Numerics::bias, otherwise null. b1 is one tensor also where gate and up of W1 are separate.
   // [El, 2 I]: gate, then up; without a gate [El, I]. Backward ignores it but with save.z = recompute.
   const BFloat16* b1 = nullptr;
   const BFloat16* b2 = nullptr;                 // [El, H]
@@ -96,10 +96,10 @@ struct Weights {
 };
 
 // Where weight gradients go: bf16 or fp32, as Numerics::weight_gradient says; one tensor or El addresses, gate and up
-// in one or apart, as in Weights, but not necessarily as the weights of the same call are. A rank without gradients to
-// make (all null) is refused: every local expert gets one, zero rows give zeros. On cuda gate and up apart, with I no
-// multiple of 16 and weight gradients in the launch of dgrad FC1 (fusion = pairs, backward.wgrad = fill), is
-// Error(kUnsupported).
+// in one tensor or separate, as in Weights, but not necessarily as the weights of the same call are. A rank without
+// gradients to make (all null) is refused: every local expert gets one, zero rows give zeros. On cuda gate and up
+// apart, with I no multiple of 16 and weight gradients in the launch of dgrad FC1 (fusion = pairs, backward.wgrad =
+// fill), is Error(kUnsupported).
 struct WeightGradients {
   void* dw1 = nullptr;
   void* dw2 = nullptr;
@@ -107,7 +107,7 @@ struct WeightGradients {
   void* const* dw2_experts = nullptr;
   void* dw1_up = nullptr;
   void* const* dw1_up_experts = nullptr;
-  // With Numerics::bias, else null: as Weights' biases. db1 is made with dw1, and db2 with dw2.
+  // With Numerics::bias, otherwise null: as Weights' biases. db1 is made with dw1, and db2 with dw2.
   void* db1 = nullptr;
   void* db2 = nullptr;
   void* const* db1_experts = nullptr;
@@ -128,7 +128,7 @@ enum class WeightGradientTime : int {
 
 // Memory that the caller has for a call and keeps: at an address that is a multiple of kMemoryAlignment, on the rank's
 // device, used in the order of the call's stream. Null: the allocator's. Less than memory_need() says:
-// Error(kOutOfMemory), of which the other ranks are told. Another alignment: Error(kInvalidArgument).
+// Error(kOutOfMemory), which the other ranks are notified of. Another alignment: Error(kInvalidArgument).
 struct CallerMemory {
   void* data = nullptr;
   std::size_t bytes = 0;
@@ -138,11 +138,11 @@ inline constexpr std::size_t kMemoryAlignment = 64;
 // What a call will ask the allocator for, per local rank: one block each (none for 0 bytes).
 struct MemoryNeed {
   std::size_t saved_bytes = 0;      // lives in the Saved that forward returns
-  std::size_t workspace_bytes = 0;  // given back when the call is over
+  std::size_t workspace_bytes = 0;  // freed when the call is over
   std::size_t symmetric_bytes = 0;  // held by the group, shared by all layers, grown when a call needs more
   std::size_t pending_bytes = 0;    // lives in the PendingWeightGradients that backward returns (kLater)
 };
-// What decides a call's memory beside its schedule and its placement.
+// What decides a call's memory besides its schedule and its placement.
 struct MemoryOptions {
   WeightGradientTime weight_gradients = WeightGradientTime::kNow;  // of a backward, as in BackwardArguments
   bool last_use = false;                                           // of a backward, as in BackwardArguments
@@ -150,7 +150,7 @@ struct MemoryOptions {
   Direction direction = Direction::kForward;
 };
 // Begins to compile the kernels of such a call in the background, where they are not compiled; asked again it says how
-// far that is. Not collective; it waits for nothing and loads nothing, and another thread may be inside of a call. A
+// far that is. Not collective; it waits for nothing and loads nothing, and another thread may be inside a call. A
 // call of what is not ready compiles it itself. On cpu all is ready. Throws Error(kInvalidArgument) where the Schedule
 // is not legal, and Error(kUnsupported) where the engine has no such kernel or no compiler.
 UNIEP_API Preparation prepare(Group& group, const LayerConfig& config, const Schedule& schedule,
@@ -177,7 +177,7 @@ class CallTimer;
 struct CallOptions {
   std::vector<TileEvent>* events = nullptr;  // filled with the call's events, in no particular order
   CallTimer* timer = nullptr;                // of this group: it times the call (uniep/call_timer.h)
-  // Of a forward that no backward follows: false leaves nothing behind, and the Saved is empty. z is then workspace.
+  // Of a forward that no backward follows: false keeps nothing, and the Saved is empty. z is then workspace.
   bool keep_saved = true;
 };
 
@@ -188,7 +188,7 @@ struct ForwardArguments {
   Stream stream{};
   // Stays as it is until the Saved's last use; then attach_saved() makes another Saved of it.
   CallerMemory saved_memory{};
-  CallerMemory workspace_memory{};  // free behind the call
+  CallerMemory workspace_memory{};  // free after the call
 };
 
 // What backward needs, one per forward call; several may be outstanding, in any order. Frees its memory through the
@@ -213,9 +213,9 @@ class UNIEP_API Saved {
 UNIEP_API Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule, const Placement& placement,
                         std::span<const ForwardArguments> arguments, const CallOptions& options = {});
 
-// A Saved of what a forward left in `saved_memory`, one entry a local rank, of just the bytes that memory_need() says:
-// of a forward with this shape, save.xg, save.z, routing and capacity, also where `placement` is another one of that
-// routing and capacity, and the bytes have been copied since. The memory stays the caller's. What a backward with
+// A Saved of what a forward left in `saved_memory`, one entry per local rank, of just the bytes that memory_need()
+// says: of a forward with this shape, save.xg, save.z, routing and capacity, also where `placement` is another one of
+// that routing and capacity, and the bytes have been copied since. The memory stays the caller's. What a backward with
 // last_use has used up gives no error here, and no gradients. Not collective.
 UNIEP_API Saved attach_saved(Group& group, const LayerConfig& config, const Schedule& schedule,
                              const Placement& placement, std::span<const CallerMemory> memory);
@@ -228,18 +228,18 @@ struct BackwardArguments {
   Weights weights{};
   BFloat16* dx = nullptr;       // [T, H], written
   float* dprobs = nullptr;      // [T, K], written; an unused slot's is +0; of a dense routing [T, E]
-  WeightGradients gradients{};  // kNow only; else ignored and may be null
+  WeightGradients gradients{};  // kNow only; otherwise ignored and may be null
   Stream stream{};
   WeightGradientTime weight_gradients = WeightGradientTime::kNow;  // equal on all ranks
-  // The last use of `saved`: z becomes dz in its own memory, 4 I bytes a padded row less than else (but with save.z =
-  // recompute, where it does so anyway). From the moment
-  // that the call runs the Saved is used up, also if the call fails half-way. Equal on all ranks.
+  // The last use of `saved`: z becomes dz in its own memory, which saves 4 I bytes per padded row (with save.z =
+  // recompute it does so anyway). From the moment that the call runs the Saved is used up, also if the call fails
+  // half-way. Equal on all ranks.
   bool last_use = false;
-  CallerMemory workspace_memory{};  // free behind the call
+  CallerMemory workspace_memory{};  // free after the call
   CallerMemory pending_memory{};    // kLater: free when the PendingWeightGradients' last weight_gradients() is over
 };
 
-// What weight_gradients() needs, one per backward call with kLater. Several may be outstanding, to be worked off in any
+// What weight_gradients() needs, one per backward call with kLater. Several may be outstanding, to be finished in any
 // order or dropped. Keeps the memory of the Saved alive where xg or dz lies in it. Cheap to copy; copies are the same
 // work. Frees its memory through the group's allocator with the last copy; must not outlive the Group.
 class UNIEP_API PendingWeightGradients {

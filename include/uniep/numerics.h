@@ -50,7 +50,7 @@ struct Numerics {
   bool operator==(const Numerics&) const = default;
 };
 
-// An activation as text: swiglu, geglu_tanh, geglu_erf, relu2 or silu; SwiGLU's parameters follow behind a colon:
+// An activation as text: swiglu, geglu_tanh, geglu_erf, relu2 or silu; SwiGLU's parameters follow after a colon:
 // swiglu:alpha=1.702,limit=7,up_offset=1, where limit is both limits, and gate_limit and up_limit are one.
 UNIEP_API std::string activation_text(const Numerics& numerics);
 

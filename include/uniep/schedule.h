@@ -111,7 +111,7 @@ struct Machine {
   int ranks = 1;
   int workers = 1;                             // compute units of a rank: threads on cpu, SMs on cuda
   int64_t shared_memory_bytes = 227LL * 1024;  // of one compute unit; only the cuda engine is bound by it
-  bool processes = false;                      // a process a rank; peers then reach less of each other's memory
+  bool processes = false;                      // one process per rank; peers then reach less of each other's memory
 };
 
 // What a Schedule is validated against and filled for. A dispatch's or a combine's direction is forward.

@@ -38,7 +38,7 @@ class UNIEP_API TunerExchange {
   // Gives `own` to all ranks and does not wait. `number` counts 0, 1, 2, ... on all ranks alike; of one number ranks
   // may give different amounts, up to kMaxExchangedBytes.
   virtual void give(int64_t number, std::span<const std::byte> own) = 0;
-  // What all ranks gave under that number, in rank order. Waits for those that have not yet, but not for ever: throws
+  // What all ranks gave under that number, in rank order. Waits for those that have not yet, but not forever: throws
   // Error(kTimeout) that names them.
   virtual std::vector<std::vector<std::byte>> take(int64_t number) = 0;
 };

@@ -16,11 +16,10 @@
 namespace uniep {
 
 enum class FindingKind : int {
-  kWrongRank = 0,  // `rank` computed wrongly: two other runs agree against it
-  kUndecided = 1,  // one of `suspects` did, and the runs do not say which
-  kChangedMemory =
-      2,  // a few tiles of one weight, or of another input, changed in the memory of `rank` behind the call
-  kChangedInputs = 3,  // inputs were written behind the call, such as weights by an optimizer: no verdict
+  kWrongRank = 0,      // `rank` computed wrongly: two other runs agree against it
+  kUndecided = 1,      // one of `suspects` did, and the runs do not say which
+  kChangedMemory = 2,  // a few tiles of one weight, or of another input, changed in the memory of `rank` after the call
+  kChangedInputs = 3,  // inputs were written after the call, such as weights by an optimizer: no verdict
   kReplayed = 4,       // inputs and results were: a graph was replayed, or their memory was used again. No verdict
   kNotFinite = 5,      // a result holds NaN or infinities, the same ones in all runs: no rank is wrong
   kOwnBug = 6,         // the runs disagree on all ranks, or by Schedule: a fault of the library
@@ -82,7 +81,7 @@ namespace internal {
 class VerifierState;
 }
 
-// Checks one call of one layer, forward and backward in turn, each `every` steps. It is told of all calls:
+// Checks one call of one layer, forward and backward in turn, each `every` steps. It sees all calls:
 //
 //   Saved saved = forward(group, config, schedule, placement, arguments);
 //   verifier.after_forward({"layer 3", config, schedule, routings}, arguments, saved);
@@ -90,7 +89,7 @@ class VerifierState;
 //   for (const Finding& finding : verifier.end_step()) log(finding.message);
 //
 // Nothing of a job's results changes. Needs a Group that has all ranks in this process: else Error(kUnsupported); with
-// a process a rank use the Python package. Not thread-safe; belongs to the same thread of calls as the Group.
+// one process per rank use the Python package. Not thread-safe; belongs to the same thread of calls as the Group.
 class UNIEP_API Verifier {
  public:
   // Throws Error(kInvalidArgument) for illegal options. `group` must outlive it.
@@ -99,21 +98,22 @@ class UNIEP_API Verifier {
   Verifier(const Verifier&) = delete;
   Verifier& operator=(const Verifier&) = delete;
 
-  // Directly behind a forward(), with what it was given and returned (an empty Saved is legal). Where due() said so
-  // before, checksums are noted and the arrays must stay as they are until end_step(); else it costs next to nothing.
+  // Directly after a forward(), with what it was given and returned (an empty Saved is legal). Where due() said so
+  // before, checksums are noted and the arrays must stay as they are until end_step(); otherwise it costs next to
+  // nothing.
   void after_forward(const VerifiedCall& given, std::span<const ForwardArguments> arguments, const Saved& saved);
   // Before a backward() whose gradients are added (WeightGradient::kMainGrad): keeps what one expert's hold. Without
   // it, and where weight gradients are not made by the call itself, they are not compared.
   void before_backward(const std::string& layer, const LayerConfig& config,
                        std::span<const BackwardArguments> arguments);
-  // Directly behind a backward(); `x` has to be there whatever save.xg is.
+  // Directly after a backward(); `x` must be there whatever save.xg is.
   void after_backward(const VerifiedCall& given, std::span<const BackwardArguments> arguments);
   // Whether the next such call is the one that is checked.
   bool due(const std::string& layer, Direction direction) const;
 
   // The end of a step, while arrays and weights are still those of the step: makes the check that is due. What is found
-  // is told once: the same kind in the same layer, direction and rank is not told again. Throws what the calls of the
-  // layer throw, but for kOutOfMemory, which skips the check.
+  // is reported once: the same kind in the same layer, direction and rank is not reported again. Throws what the calls
+  // of the layer throw, but for kOutOfMemory, which skips the check.
   std::vector<Finding> end_step();
 
   VerifierCounts counts() const;

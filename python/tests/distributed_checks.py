@@ -432,7 +432,7 @@ def check_checkpoints(rank: int, ranks: int) -> None:
 
 
 def check_data_parallel_router(rank: int, ranks: int) -> None:
-    """DistributedDataParallel that leaves experts alone, as docs/pytorch.md has it."""
+    """DistributedDataParallel that leaves experts alone, as docs/pytorch_parallel.md has it."""
     torch.manual_seed(0)
     layer = uniep.MoELayer(32, 16, 4 * ranks, 2)
     before = [parameter.detach().clone() for parameter in layer.experts.parameters()]

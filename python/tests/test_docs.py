@@ -1,4 +1,4 @@
-"""Every program of the pages for Python runs, and so does torchtitan's command line."""
+"""Every program of the pages for Python runs, and so does torchtitan's command line; links lead somewhere."""
 
 import importlib.util
 import pathlib
@@ -13,7 +13,14 @@ from ranks import HERE, run_ranks
 from titan_assets import write_assets
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
-NEEDS = {"pytorch": "torch", "transformers": "transformers", "verifier": "torch"}
+NEEDS = {
+    "pytorch": "torch",
+    "pytorch_parallel": "torch",
+    "pytorch_reference": "torch",
+    "nodes": "torch",
+    "transformers": "transformers",
+    "verifier": "torch",
+}
 PROGRAMS = {
     f"{page}-{number}": (needs, program)
     for page, needs in NEEDS.items()
@@ -42,19 +49,42 @@ def ended(tmp_path_factory):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name, request, scratch):
     needs, program = PROGRAMS[name]
+    ranks = 4 if name.startswith("nodes") else 2
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
     if "init_process_group" in program:
         file = scratch / "program.py"
         file.write_text(program)
-        assert "uniep.Group(rank 1 of 2, cpu, transport torch" in run_ranks(2, file)
+        assert "uniep.Group(rank 1 of 2, cpu, transport torch" in run_ranks(ranks, file)
     else:
         status, printed = request.getfixturevalue("ended")[name]
         assert status == "0", printed
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) == 13
+    assert len(PROGRAMS) == 14
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """Those that GitHub gives the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_somewhere():
+    pages = [*DOCS.parent.glob("*.md"), *DOCS.glob("*.md"), *(DOCS.parent / "lab").glob("*.md")]
+    seen, wrong = 0, []
+    for page in pages:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            if link.startswith("http"):
+                continue
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            seen += 1
+            if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+                wrong.append(f"{page.relative_to(DOCS.parent)}: {link}")
+    assert seen > 300 and not wrong
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")

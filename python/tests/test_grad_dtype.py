@@ -100,7 +100,7 @@ def test_module_whose_parameters_are_others():
 
 
 def test_adamw_steps_fp32_copies():
-    """As docs/pytorch.md has it; it can not step the parameters themselves."""
+    """As docs/pytorch_reference.md has it; it can not step the parameters themselves."""
     layer = uniep.MoELayer(64, 32, 8, 2, grad_dtype=torch.float32)
     parameters, x = list(layer.experts.parameters()), torch.randn(40, 64).bfloat16()
     layer(x).float().square().sum().backward()

@@ -443,6 +443,7 @@ def test_a_rank_that_nccls_watchdog_ends_has_noticed(tmp_path):
 
 def test_fingerprints():
     values = torch.randn(1001).bfloat16()
+    values[3], values[700] = 1, 2  # two that differ, to be swapped
     number = int(fingerprint(values))
     assert number == int(fingerprint(values.clone())) == int(fingerprint(torch.cat([values, values])[1001:]))
     other = values.clone()

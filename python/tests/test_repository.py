@@ -19,8 +19,8 @@ Edges = dict[tuple[str, str], set[str]]
 
 
 def drawn() -> tuple[list[str], set[tuple[str, str]]]:
-    """The rooms of docs/architecture.md in their order, and the arrows between them: (from, to)."""
-    section = (ROOT / "docs/architecture.md").read_text().split("\n## Rooms\n")[1].split("\n## ")[0]
+    """The modules of docs/architecture.md in their order, and the arrows between them: (from, to)."""
+    section = (ROOT / "docs/architecture.md").read_text().split("\n## Modules\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([^`]+)` \|[^|]*\|([^|]*)\|$", section, re.MULTILINE)
     return [room for room, _ in rows], {
         (room, target) for room, cell in rows for target in re.findall(r"`([^`]+)`", cell)
@@ -51,10 +51,10 @@ def real(rooms: list[str]) -> Edges:
             if source.suffix not in SOURCES:
                 continue
             own = room_of(source, rooms)
-            assert own, f"{source.relative_to(ROOT)} is in none of the rooms of docs/architecture.md"
+            assert own, f"{source.relative_to(ROOT)} is in none of the modules of docs/architecture.md"
             for header in included(source):
                 other = room_of(header, rooms)
-                assert other, f"{source.relative_to(ROOT)} includes {header}, which is in no room"
+                assert other, f"{source.relative_to(ROOT)} includes {header}, which is in no module"
                 if other != own:
                     edges[own, other].add(f"{source.relative_to(ROOT)} includes {header.relative_to(ROOT)}")
     return edges

@@ -1,7 +1,7 @@
 """Data parallelism beside expert parallelism: gradients as one process on the whole batch would have them.
 
 An expert's gradient is a sum over the tokens of its group; a data-parallel wrapper makes the others means over the
-ranks. docs/pytorch.md has the recipe.
+ranks. docs/pytorch_parallel.md has the recipe.
 """
 
 from __future__ import annotations
