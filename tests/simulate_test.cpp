@@ -264,6 +264,30 @@ TEST(Simulate, RefusesMoreRanksThanTheMachineLinks) {
                      [&] { layer.run(shipped_machine("h200")); });
 }
 
+// Copy warps sum beside tiles, also where SMs dispatch.
+TEST(Simulate, CopyWarpsSumBesideTiles) {
+  const SizedLayer layer(kQwen, 4, 4096);
+  for (const char* schedule : {"comm.where=warps", "comm.where=sms,comm.dispatch_sms=16"}) {
+    const Simulated call = layer.run(shipped_machine("h200"), schedule, {.record = true});
+    double last_tile = 0, first_sum = call.ms * 1e3;
+    for (const TimedTask& timed : call.timeline) {
+      if (timed.task.stage == Stage::kSecondGemm) last_tile = std::max(last_tile, timed.begin);
+      if (timed.task.stage == Stage::kReduce && timed.copy_agent) first_sum = std::min(first_sum, timed.begin);
+    }
+    EXPECT_LT(first_sum, 0.9 * last_tile) << schedule;
+  }
+}
+
+// As many tasks as it has warps are under way on an SM that dispatches, so that it does not wait for each.
+TEST(Simulate, SmsThatDispatchHideTheLatencyOfLinks) {
+  const SizedLayer layer(kQwen, 2, 4096);
+  constexpr const char* kFewSms = "comm.where=sms,comm.dispatch_sms=8";
+  MachineDescription machine = shipped_machine("h200");
+  const double as_is = layer.run(machine, kFewSms).ms;
+  machine.links[0].latency += 20;
+  EXPECT_LT(layer.run(machine, kFewSms).ms, 1.2 * as_is);
+}
+
 // Nodes that are linked by less than what is inside them: rows cross once a node.
 TEST(Simulate, LinksBetweenNodesCost) {
   const SizedLayer layer(kQwen, 16, 512);

@@ -28,7 +28,7 @@ EventRun::EventRun(const Program& program, const MachineDescription& machine, co
       times_(program.request(), program.rank(0), machine, options.state, load.clock_ghz),
       layout_(signal_layout(program.rank(0))),
       simulated_(options.one_rank ? 1 : program.ranks()),
-      helpers_(!program.rank(0).on_sms && !times_.own_copy_class),
+      helpers_(!times_.own_copy_class),
       links_(machine, program.ranks(), options.one_rank),
       ranks_(static_cast<std::size_t>(simulated_)) {}
 
@@ -85,10 +85,9 @@ void EventRun::prepare_rank(int32_t rank) {
   for (int32_t peer = 0; peer < p.ranks; ++peer) {
     state.signals[layout_.counter_total + layout_.flags[static_cast<int>(FlagSpace::kArrive)] + peer] = 1;
   }
-  agents_of_rank_ = p.workers * (p.on_sms ? 1 : 2);
+  agents_of_rank_ = 2 * p.workers;
   for (int32_t worker = 0; worker < p.workers; ++worker) {
     for (const AgentRole role : {AgentRole::kCopy, AgentRole::kCompute}) {
-      if (role == AgentRole::kCopy && p.on_sms) continue;
       Agent agent;
       agent.rank = rank;
       agent.worker = worker;
@@ -127,8 +126,9 @@ void EventRun::begin_launch(int32_t rank, double now) {
 bool EventRun::walks(const Agent& agent, ListKind kind) const {
   const RankProgram& p = program(agent.rank);
   const int32_t launch = ranks_[agent.rank].launch;
-  if (helpers_ && agent.role == AgentRole::kCompute && kind == ListKind::kReduce) {
-    return walks_list(p, launch, agent.worker, AgentRole::kCopy, kind);
+  if (helpers_ && kind == ListKind::kReduce) {
+    const Participants who = participants_of(p, launch, kind);
+    return agent.worker >= who.begin && agent.worker < who.end;
   }
   return walks_list(p, launch, agent.worker, agent.role, kind);
 }
@@ -149,7 +149,7 @@ bool EventRun::enter_list(int32_t index, double now) {
   agent.follows = !agent.leads_pair;
   if (!agent.follows) return true;
   state.pair_came[agent.worker / 2] = 1;
-  const int32_t leader = index - (p.on_sms ? 1 : 2);
+  const int32_t leader = index - 2;
   if (agents_[leader].leads_pair && agents_[leader].in_list) push_event(now, Kind::kNext, leader);
   return false;
 }
@@ -162,7 +162,7 @@ void EventRun::leave_list(int32_t index, double now) {
   if (computed && agent.role == AgentRole::kCompute) ranks_[agent.rank].computes[agent.worker] = 0;
   if (!agent.leads_pair) return;
   agent.leads_pair = false;
-  const int32_t second = index + (program(agent.rank).on_sms ? 1 : 2);
+  const int32_t second = index + 2;
   leave_list(second, now);
   push_event(now, Kind::kNext, second);
 }
@@ -188,6 +188,11 @@ void EventRun::advance(int32_t index, double now) {
       try_begin(index, now);
       return;
     }
+    if (agent.copied > now) {
+      push_event(agent.copied, Kind::kNext, index);
+      return;
+    }
+    agent.under_way.clear();
   }
   end_launch(index, now);
 }
@@ -278,6 +283,17 @@ void EventRun::begin(int32_t index, double now) {
   push_event(end, Kind::kEnd, index);
 }
 
+// All warps of a worker that does nothing else copy at once, so that as many tasks are under way: what links and memory
+// take keeps it from the next one only then. When it takes the next one; `there`: when its rows are.
+double EventRun::next_copy(Agent& agent, double taken, double there) {
+  agent.copied = std::max(agent.copied, there);
+  agent.under_way.push_back(agent.copied);
+  if (agent.under_way.size() < static_cast<std::size_t>(machine_.port.warps)) return taken;
+  const double first = agent.under_way.front();
+  agent.under_way.pop_front();
+  return std::max(taken, first);
+}
+
 double EventRun::copy_end(Agent& agent, double now) {
   const RankProgram& p = program(agent.rank);
   RankState& state = ranks_[agent.rank];
@@ -316,7 +332,7 @@ double EventRun::copy_end(Agent& agent, double now) {
   for (int32_t i = work.peers_begin; !pushes && i < work.peers_end; ++i) {
     carry(costs.peers()[i].peer, agent.rank, costs.peers()[i].rows);
   }
-  return end;
+  return p.on_sms ? next_copy(agent, now + takes, end) : end;
 }
 
 double EventRun::send_end(Agent& agent, double now) {
@@ -373,7 +389,7 @@ double EventRun::reduce_end(Agent& agent, double now) {
   // Those that are reserved sum nothing.
   const double all = times_.own_copy_class ? p.workers : machine_.class_of(Work::kReduce).count;
   double rate = 0;  // GB/s of this agent
-  if (p.on_sms || times_.own_copy_class) {
+  if (times_.own_copy_class) {
     rate = machine_.sums.alone / all;
   } else if (state.computes[agent.worker]) {
     rate = machine_.sums.beside / machine_.class_of(Work::kReduce).count;
@@ -410,8 +426,8 @@ double EventRun::gemm_end(Agent& agent, double now) {
   if (task.stage == Stage::kFirstGemm) takes *= times_.slow_first;
   if (task.stage == Stage::kSecondGemm) takes *= times_.slow_second;
   state.gemm_us += takes * (agent.leads_pair ? 2 : 1);
-  if (!p.on_sms && !times_.own_copy_class) {
-    if (state.copies_left > 0) takes *= 1 + machine_.slowdown.copies;
+  if (!times_.own_copy_class) {
+    if (!p.on_sms && state.copies_left > 0) takes *= 1 + machine_.slowdown.copies;
     takes *= 1 + machine_.slowdown.sums * state.summing / p.workers;
   }
   double end =
@@ -446,10 +462,23 @@ void EventRun::end(int32_t index, double now) {
   if (task.stage == Stage::kReduce) {
     ranks_[agent.rank].summing -= agent.counted;
     agent.counted = false;
+  } else if (agent.copied > now) {
+    push_event(agent.copied, Kind::kStored, place_of({agent.rank, task, Task{task.stage, -1, kNoTile, 0}}));
   } else {
     signal_task(agent.rank, task, now);
   }
   advance(index, now);
+}
+
+int32_t EventRun::place_of(const Stored& stored) {
+  if (free_stored_.empty()) {
+    stored_.push_back(stored);
+    return static_cast<int32_t>(stored_.size()) - 1;
+  }
+  const int32_t place = free_stored_.back();
+  free_stored_.pop_back();
+  stored_[place] = stored;
+  return place;
 }
 
 // Of the first GEMM: z or dz, and the activation beside it.
@@ -476,14 +505,7 @@ void EventRun::end_gemm(int32_t index, double now) {
   const int32_t rank = agent.rank;
   RankState& state = ranks_[rank];
   const RankProgram& p = program(rank);
-  int32_t place = static_cast<int32_t>(stored_.size());
-  if (free_stored_.empty()) {
-    stored_.emplace_back();
-  } else {
-    place = free_stored_.back();
-    free_stored_.pop_back();
-  }
-  stored_[place] = {rank, task, partner};
+  const int32_t place = place_of({rank, task, partner});
   advance(index, now);
   const Agent& after = agents_[index];
   const bool runs_on = !after.done && after.begin == now && is_gemm(after.task.stage) && after.in_list;

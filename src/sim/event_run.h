@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <deque>
 #include <queue>
 #include <vector>
 
@@ -53,7 +54,9 @@ class EventRun {
     std::vector<Wait> waits;
     std::size_t satisfied = 0;
     double wait_begin = 0, begin = 0;
-    double sent = 0;  // until when the results of its last tile take the links
+    double sent = 0;    // until when the results of its last tile take the links
+    double copied = 0;  // until when copies of all its warps are under way
+    std::deque<double> under_way;
     int32_t next_waiting = -1;
   };
   enum class Kind : int32_t { kBegin, kEnd, kStored, kLaunch, kNext };
@@ -104,6 +107,7 @@ class EventRun {
   // Tasks.
   void begin(int32_t agent, double now);
   double copy_end(Agent& agent, double now);
+  double next_copy(Agent& agent, double taken, double there);
   double send_end(Agent& agent, double now);
   double reduce_end(Agent& agent, double now);
   double gemm_end(Agent& agent, double now);
@@ -112,6 +116,7 @@ class EventRun {
   double take_memory(RankState& state, double now, double bytes);
   void end(int32_t agent, double now);
   void end_gemm(int32_t agent, double now);
+  int32_t place_of(const Stored& stored);
   static double stored_columns(const RankProgram& p);
   double stored_bytes(const RankProgram& p, Stage stage) const;
   void account(const Agent& agent, double now);
