@@ -134,7 +134,7 @@ def check_reserved_sms_are_enough(world):
         if cluster is not None:
             options.config.cga_cluster_size = cluster
         collectives = dist.new_group(backend="nccl", pg_options=options)
-        with uniep.Group(device=world.device, timeout_s=20) as group:
+        with uniep.Group(device=world.device, timeout_s=20, shared=False) as group:
             group.run_beside(collectives)
             for late, layer_first in itertools.product((None, *range(world.ranks)), (False, True)):
                 taken, got = beside_a_collective(world, group, collectives, layer, late, layer_first)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from uniep import reserved_sms
-from uniep.group import Group
+from uniep.group import Group, groups
 from uniep.layer_stats import record_stats
 from uniep.megatron.beside import overlapped_groups
 from uniep.pilot import bits, curves, forecast, kill, preflight, sizes, summary, turns
@@ -147,7 +147,7 @@ class Parts:
             traceback.clear_frames(error.__traceback__)  # they hold models
             if not meet(f"failed in {what}"):
                 raise
-        for group in list(type(Group).groups.values()):
+        for group in groups():
             group.close()
         record_stats(False)
         set_deterministic(False)
