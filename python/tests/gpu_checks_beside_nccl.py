@@ -21,7 +21,12 @@ class Blocks(torch.nn.Module):
         self.dense = torch.nn.ModuleList([torch.nn.Linear(hidden, hidden) for _ in range(count)])
         options = {"schedule": "auto" if world.cpu else BESIDE_NCCL}
         self.moe = torch.nn.ModuleList(
-            [uniep.MoELayer(hidden, 64, 4 * world.ranks, 2, group=group, **options) for _ in range(count)]
+            [
+                uniep.MoELayer(
+                    hidden=hidden, intermediate=64, num_experts=4 * world.ranks, topk=2, group=group, **options
+                )
+                for _ in range(count)
+            ]
         )
         self.dense.to(world.device, torch.bfloat16)
 
