@@ -176,7 +176,8 @@ def check_checkpoints_of_experts_that_fsdp2_shards_over_replicas(rank, ranks):
         parameters = [local(one.detach()) for one in layer.parameters()]
         return parameters + [local(optimizer.state[one]["exp_avg"]) for one in layer.parameters()]
 
-    for size, experts in [(size, experts) for size in sizes(ranks) for experts in (4 * size, 5 * size) if size > 1]:
+    several = [size for size in sizes(ranks) if size > 1]
+    for size, experts in [(one, count * one) for one in several for count in (4, 5)]:
         layer, whole, optimizer, state = made(size, experts)
         weight = state["model"]["experts.gate_up_proj"]
         assert tuple(weight.shape) == (experts, 64, 64)
@@ -191,9 +192,7 @@ def check_checkpoints_of_experts_that_fsdp2_shards_over_replicas(rank, ranks):
                 one.zero_()
         checkpoint_files.load(state, checkpoint_id=folder)
         assert all(same_bits(one, other) for one, other in zip(tensors(layer, optimizer), before, strict=True))
-        other = uniep.MoELayer(
-            hidden=64, intermediate=32, num_experts=experts, topk=2, group=groups(1)[0], bias=True
-        )
+        other = uniep.MoELayer(hidden=64, intermediate=32, num_experts=experts, topk=2, group=groups(1)[0], bias=True)
         found = uniep.checkpoint_state(other)
         checkpoint_files.load({"model": found}, checkpoint_id=folder)
         assert same_bits(found["experts.gate_up_proj"], weight.full_tensor())

@@ -7,10 +7,10 @@ import typing
 
 import torch
 
+from uniep.arguments import Capacity, check_probs, checked_capacity, checked_topk, default_group
 from uniep.derivatives import differentiable_once
 from uniep.exchange_ops import describe, place_exchange, to_rows, to_tokens
 from uniep.group import Group
-from uniep.layer import Capacity, check_probs, checked_capacity, checked_topk, default_group
 from uniep.routes import Route
 
 

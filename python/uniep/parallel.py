@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from uniep.arguments import flat
 from uniep.group import Group
-from uniep.layer import flat
 from uniep.modules import Experts
 
 _BUCKET_BYTES = 64 << 20
