@@ -1,5 +1,7 @@
 """A wrong argument is a ValueError that names it, its value and what is legal."""
 
+import types
+
 import pytest
 import torch
 
@@ -85,6 +87,8 @@ def test_overflow():
 
 def test_arguments_of_group():
     for arguments, message in [
+        ({"pg": 3}, "pg: 3; legal are a process group, 'self' and None"),
+        ({"pg": types.SimpleNamespace(get_group=None)}, r"a process group \(get_group\(\) of a mesh\), 'self' and"),
         ({"transport": "nccl"}, "transport: 'nccl'; legal are auto, native, torch"),
         ({"transport": "torch"}, "transport: 'torch' needs torch.distributed"),
         ({"device": "meta"}, "device: meta; legal are cpu and cuda"),
@@ -103,6 +107,9 @@ def test_arguments_of_modules():
         match="options: sav; legal are activation, capacity, grad_dtype, main_grad, router_weight, save, schedule",
     ):
         uniep.Experts(num_experts=4, hidden=8, intermediate=8, sav="keep")
+    for name, wrong in (("save", "none"), ("capacity", (0, 8)), ("activation", "swigl"), ("router_weight", "x")):
+        with pytest.raises(ValueError, match=f"{name}: "):  # not in the first call, which may be hours away
+            uniep.Experts(num_experts=4, hidden=8, intermediate=8, **{name: wrong})
     for name in ("hidden", "intermediate"):
         with pytest.raises(ValueError, match=f"{name}: 12; must be a multiple of 8, 8 or more"):
             uniep.MoELayer(**{"hidden": 8, "intermediate": 8, "num_experts": 4, "topk": 2} | {name: 12})

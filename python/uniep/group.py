@@ -66,8 +66,9 @@ class _Cached(type):
             pg = dist.group.WORLD
         elif pg == "self":
             pg = None
-        elif isinstance(pg, str):
-            raise ValueError(f"pg: {pg!r}; legal are a process group, 'self' and None")
+        elif not _may_be_process_group(pg):
+            hint = " (get_group() of a mesh)" if hasattr(pg, "get_group") else ""
+            raise ValueError(f"pg: {pg!r}; legal are a process group{hint}, 'self' and None")
         given = _Arguments(pg, _device(device), transport, workers, timeout_s, reserve_sms, communicator)
         found = cls.groups.get(given) if shared else None
         if found is not None:
@@ -80,6 +81,12 @@ class _Cached(type):
         if shared:
             cls.groups[given] = made
         return made
+
+
+def _may_be_process_group(pg: object) -> bool:
+    if pg is None:
+        return True
+    return dist.is_available() and (isinstance(pg, dist.ProcessGroup) or pg is dist.GroupMember.NON_GROUP_MEMBER)
 
 
 def _check(given: _Arguments) -> None:

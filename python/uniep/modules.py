@@ -6,9 +6,11 @@ import typing
 
 import torch
 
+from uniep.arguments import checked_capacity
 from uniep.group import Group
 from uniep.layer import HAS_GRAD_DTYPE, moe, outside_of_graphs
-from uniep.numerics import is_gated
+from uniep.numerics import is_gated, read_numerics
+from uniep.schedules import read
 
 _OPTIONS = {"schedule", "capacity", "main_grad", "grad_dtype", "save", "activation", "router_weight"}
 
@@ -56,7 +58,7 @@ class Experts(torch.nn.Module):
 
     Raises:
         TypeError: a size was given by its place: Experts and MoELayer have theirs by name alone.
-        ValueError: num_experts is not a multiple of the number of ranks, a size is none, or there is no such option.
+        ValueError: a size or an option is wrong, or num_experts is not a multiple of the number of ranks.
     """
 
     def __init__(
@@ -81,10 +83,14 @@ class Experts(torch.nn.Module):
         unknown = set(options) - _OPTIONS
         if unknown:
             raise ValueError(f"options: {', '.join(sorted(unknown))}; legal are {', '.join(sorted(_OPTIONS))}")
+        read("auto", options.get("save", "keep"), 0)
+        checked_capacity(options.get("capacity"), 1, 1)
+        activation = options.get("activation", "swiglu")
+        read_numerics(activation, options.get("router_weight", "activation"), bias)
         self.num_experts, self.options = num_experts, options
         local = num_experts // self.group.size
         device = parameter_device(self.group)
-        rows = (2 if is_gated(options.get("activation", "swiglu")) else 1) * intermediate
+        rows = (2 if is_gated(activation) else 1) * intermediate
         self.gate_up_proj = torch.nn.Parameter(torch.empty(local, rows, hidden, device=device, dtype=dtype))
         self.down_proj = torch.nn.Parameter(torch.empty(local, hidden, intermediate, device=device, dtype=dtype))
         self.gate_up_bias: torch.nn.Parameter | None = None

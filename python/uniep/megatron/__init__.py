@@ -70,8 +70,10 @@ def enable(
 
     Args:
         spec: of a layer, of a hybrid stack or of multi-token prediction, or a block's TransformerBlockSubmodules.
-        schedule, save: of uniep.moe().
-        reserve_sms: of uniep.Group; "auto" leaves what collectives of gradients, parameters and pipelines can take.
+        schedule: of uniep.moe(), of all layers: text, or two, for forward and backward.
+        save: of uniep.moe(): "keep", "redispatch", "rows" or "recompute".
+        reserve_sms: of uniep.Group, a number of SMs; "auto" leaves what collectives of gradients, parameters and
+            pipelines can take.
         verify: check a layer every so many steps, before the optimizer's (uniep.Verifier); 0: never.
         tune_until: try other schedules up to this step, which changes no bit (uniep.Tuner); 0: never.
 
@@ -195,8 +197,10 @@ def patch(
     Another patch() gives other options to later layers.
 
     Args:
-        schedule, save: of uniep.moe().
-        reserve_sms: of uniep.Group; "auto" leaves what collectives of gradients, parameters and pipelines can take.
+        schedule: of uniep.moe(), of all layers: text, or two, for forward and backward.
+        save: of uniep.moe(): "keep", "redispatch", "rows" or "recompute".
+        reserve_sms: of uniep.Group, a number of SMs; "auto" leaves what collectives of gradients, parameters and
+            pipelines can take.
         verify: check a layer every so many steps, before the optimizer's (uniep.Verifier); 0: never.
         tune_until: try other schedules up to this step, which changes no bit (uniep.Tuner); 0: never.
 
