@@ -103,7 +103,7 @@ def _check(given: _Arguments) -> None:
 def _refuse_another(given: _Arguments, groups: dict[_Arguments, Group]) -> None:
     """ValueError where the ranks of several have a Group that differs in an option: a second one would have flags and
     symmetric memory of its own on each of them, unseen."""
-    for other, group in groups.items():
+    for other, group in list(groups.items()):
         if given[:2] != other[:2] or group.size == 1 or group.engine.has_ended:
             continue
         name = next(name for name in _Arguments._fields[2:] if getattr(given, name) != getattr(other, name))
@@ -195,7 +195,7 @@ class Group(metaclass=_Cached):
         timeout_s: float | None = None,
         reserve_sms: int | str = "auto",
         communicator: str = "own",
-        shared: bool = True,
+        shared: bool = True,  # the metaclass's alone
     ) -> None:
         capture.refuse("group: a CUDA graph is captured; make the Group before, and one call with it")
         self.process_group = None if pg == "self" else pg
