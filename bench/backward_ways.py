@@ -21,19 +21,14 @@ import numpy
 
 import remote_routing
 from records import Records, device_name
+from shapes import FOUR, SHAPES
 
-SHAPES = {  # H, I, E, K
-    "dsv3": (7168, 2048, 256, 8),
-    "qwen3-235b": (4096, 1536, 128, 8),
-    "qwen3-30b": (2048, 768, 128, 8),
-    "mixtral": (4096, 14336, 8, 2),
-}
 LATER = "layer and weight gradients later"
 WAYS = {  # by name: what is measured, and options of its own
     "plain": ("layer", {}),
     "GEMMs": ("gemms", {}),
     "later": (LATER, {}),
-    "+= main_grad": ("layer", {"--wgrad": "accumulate"}),
+    "+= main_grad": ("layer", {"--wgrad": "main_grad"}),
     "redispatch": ("layer", {"--schedule": "save.xg=redispatch"}),
     "rows": ("layer", {"--schedule": "save.z=recompute"}),
     "recompute": ("layer", {"--schedule": "save.xg=redispatch,save.z=recompute"}),
@@ -42,7 +37,7 @@ WAYS = {  # by name: what is measured, and options of its own
     "layer": ("layer", {"--schedule-backward": "fusion=layer"}),
     **{"mixed" if reserve == 5 else f"mixed {reserve}":
        ("layer", {"--schedule-backward": f"backward.wgrad=mixed,backward.wgrad_reserve={reserve}"}) for reserve in (0, 3, 5, 8, 11, 14)},
-    "mixed +=": ("layer", {"--schedule-backward": "backward.wgrad=mixed", "--wgrad": "accumulate"}),
+    "mixed +=": ("layer", {"--schedule-backward": "backward.wgrad=mixed", "--wgrad": "main_grad"}),
 }
 
 
@@ -69,7 +64,7 @@ def main():
     parser.add_argument("--as-eight", action="store_true", help="a routing that loads two GPUs as eight would be; not Mixtral's")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--first", type=int, default=0, metavar="GPU", help="the first GPU (default 0)")
-    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--shapes", default=",".join(FOUR))
     parser.add_argument("--ways", default="plain,GEMMs,later,+= main_grad,redispatch")
     parser.add_argument("--op", choices=["backward", "step"], default="backward", help="step: forward and backward (default backward)")
     parser.add_argument("--tokens", type=int, default=8192)
@@ -91,7 +86,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for shape in options.shapes.split(","):
             routing = None
-            if options.as_eight and shape != "mixtral":
+            if options.as_eight and not shape.startswith("mixtral"):
                 routing = os.path.join(folder, f"{shape}.npy")
                 _, _, experts, topk = SHAPES[shape]
                 numpy.save(routing, remote_routing.remote_ids(experts * options.ranks // 8, options.ranks, options.tokens, topk))

@@ -20,8 +20,8 @@ import time
 import torch
 
 from records import Records
+from shapes import FOUR
 
-SHAPES = "dsv3,qwen3-235b,qwen3-30b,mixtral"
 BF16 = torch.bfloat16
 PLAIN = ("fc1", "fc2", "dgrad2", "dgrad1", "wgrad2", "wgrad1")
 FUSED = {"fc1+swiglu": "fc1", "dgrad2+dswiglu": "dgrad2"}
@@ -132,7 +132,7 @@ def measure(options, gpus, shape, tokens, name):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("uniep", help="the program `uniep`")
-    parser.add_argument("--shapes", default=SHAPES)
+    parser.add_argument("--shapes", default=",".join(FOUR))
     parser.add_argument("--tokens", default="4096,8192")
     parser.add_argument("--devices", help="GPUs, all by default")
     parser.add_argument("--repeat", type=int, default=20)

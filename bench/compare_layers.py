@@ -12,7 +12,7 @@ after a millisecond). Routing is uniform, zipf:S (a token draws different expert
 [GPUs x tokens, K] experts, all slots used, as bench/remote_routing.py writes it; the same for ours and theirs.
 
     python3 bench/compare_layers.py build/release/uniep [--op forward|backward|step] [--shapes dsv3,mixtral,4096,1408,128,8]
-        [--tokens 4096,8192] [--routing zipf:1|FILE.npy | --as-eight] [--wgrad bf16|fp32|accumulate] [--schedule ...] [--json FILE]
+        [--tokens 4096,8192] [--routing zipf:1|FILE.npy | --as-eight] [--wgrad bf16|fp32|main_grad] [--schedule ...] [--json FILE]
 
 --op takes several, separated by commas. --as-eight loads fewer GPUs as eight would be: the experts of as many of eight ranks, and a
 routing that sends seven slots in eight to other ranks (remote_routing.py), each of them as a row of its own (dispatch.dedup=off).
@@ -40,16 +40,10 @@ import torch.multiprocessing as mp
 import expert_formulas
 import remote_routing
 import serialized_layer
+import shapes
 from records import Records
 
-SHAPES = {  # H, I, E, K
-    "dsv3": (7168, 2048, 256, 8),
-    "qwen3-235b": (4096, 1536, 128, 8),
-    "qwen3-30b": (2048, 768, 128, 8),
-    "mixtral": (4096, 14336, 8, 2),
-    "gpt-oss-120b": (2880, 2880, 128, 4),
-    "nemotron-3-nano": (2688, 1856, 128, 6),
-}
+SHAPES = shapes.SHAPES | shapes.ONLY_HERE
 ZIPF = "zipf:"
 FORMULAS = {"gpt-oss-120b": "gpt-oss", "nemotron-3-nano": "relu2"}  # of expert_formulas; else "swiglu"
 
@@ -214,7 +208,7 @@ def main():
     parser.add_argument("--op", default="forward", help="of forward, backward, step (default forward)")
     parser.add_argument("--routing", metavar="zipf:S|FILE.npy")
     parser.add_argument("--as-eight", action="store_true", help="load fewer GPUs as eight would be")
-    parser.add_argument("--wgrad", choices=("bf16", "fp32", "accumulate"), default="bf16", help="ours; theirs is bf16")
+    parser.add_argument("--wgrad", choices=("bf16", "fp32", "main_grad"), default="bf16", help="ours; theirs is bf16")
     parser.add_argument("--schedule", help="ours")
     parser.add_argument("--schedule-backward", help="ours")
     parser.add_argument("--processes", action="store_true", help="ours: a process a GPU, as theirs are")

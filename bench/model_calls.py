@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 import uniep
-from backward_ways import SHAPES
 from records import Records
+from shapes import SHAPES
 
 SMALL = {"small": (256, 128, 8, 2)}
 LAYERS = 8

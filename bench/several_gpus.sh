@@ -133,7 +133,7 @@ pilot() {
   local layers=(--layers "${PILOT_LAYERS:-8}") turns=(--turns "${PILOT_TURNS:-4}" --steps "${PILOT_STEPS:-75}" --warm 3)
   for model in qwen3-30b deepseek-v2-lite; do
     compile "pilot_$model pilot_curves_$model" 300 "$uniep" compile --engine cuda --shape "$model" --ranks "$gpus" --tokens 4096 \
-      --wgrad accumulate --op layer --out "${UNIEP_CACHE_DIR:-$HOME/.cache/uniep}"
+      --wgrad main_grad --op layer --out "${UNIEP_CACHE_DIR:-$HOME/.cache/uniep}"
     step "pilot_$model" 590 "${run[@]}" --model "$model" "${layers[@]}" "${turns[@]}" --parts preflight,turns --out "$folder/pilot_$model"
     step "pilot_curves_$model" 590 "${run[@]}" --model "$model" "${layers[@]}" --arms stock,uniep --parts curves \
       --curve-steps "${PILOT_CURVE_STEPS:-300}" --out "$folder/pilot_curves_$model"

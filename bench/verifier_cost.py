@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What uniep.Verifier costs at the models' sizes, and whether it finds planted bits there. One process a GPU:
 
-    torchrun --nproc-per-node 2 bench/verifier_cost.py [--shapes dsv3,235b,30b,mixtral] [--tokens 8192] [--json]
+    torchrun --nproc-per-node 2 bench/verifier_cost.py [--shapes dsv3,qwen3-235b,qwen3-30b,mixtral] [--tokens 8192] [--json]
 
 Each rank has the experts that it would have of eight ranks, and adds to fp32 main_grad. One layer runs forward and
 backward a step. A line a shape, medians in milliseconds: a step without a verifier, and with one that makes no check,
@@ -24,19 +24,15 @@ import time
 import typing
 from collections.abc import Iterator
 
+import shapes
 import torch
 import torch.distributed as dist
 
 import uniep
 from uniep import rerun
 
-SHAPES = {  # hidden, intermediate, experts of one of eight ranks, top-k
-    "dsv3": (7168, 2048, 32, 8),
-    "235b": (4096, 1536, 16, 8),
-    "30b": (2048, 768, 16, 8),
-    "mixtral": (4096, 14336, 1, 2),
-    "small": (256, 128, 4, 2),
-}
+SMALL = {"small": (256, 128, 32, 2)}
+LEGAL = shapes.SHAPES | SMALL
 PLANTED = ("y", "dprobs", "dx", "dw1", "dw2", "weight")
 
 
@@ -44,7 +40,8 @@ class Job:
     """One layer of a shape, as a training step calls it."""
 
     def __init__(self, name: str, tokens: int, group: uniep.Group, device: torch.device) -> None:
-        self.hidden, self.intermediate, local, self.topk = SHAPES[name]
+        self.hidden, self.intermediate, experts, self.topk = LEGAL[name]
+        local = experts // shapes.EIGHT
         self.group, self.device, self.tokens = group, device, tokens
         experts = local * group.size
         self.topk = min(self.topk, experts)
@@ -193,16 +190,16 @@ def find(job: Job) -> dict[str, typing.Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="what uniep.Verifier costs, and what it finds")
-    parser.add_argument("--shapes", default="dsv3,235b,30b,mixtral")
+    parser.add_argument("--shapes", default="dsv3,qwen3-235b,qwen3-30b,mixtral")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=20, help="of the run with a bound, at most")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--json", action="store_true", help="a line of JSON a shape")
     options = parser.parse_args()
-    unknown = [name for name in options.shapes.split(",") if name not in SHAPES]
+    unknown = [name for name in options.shapes.split(",") if name not in LEGAL]
     if unknown:
-        parser.error(f"--shapes: {unknown[0]}; must be of {', '.join(SHAPES)}")
+        parser.error(f"--shapes: {unknown[0]}; must be of {', '.join(LEGAL)}")
     device = torch.device("cpu" if options.cpu else f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
     if not options.cpu:
         torch.cuda.set_device(device)

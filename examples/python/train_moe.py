@@ -53,7 +53,9 @@ class MoE(torch.nn.Module):
             self.experts = TorchExperts(gate_up, down)
         else:
             with torch.random.fork_rng(devices=[]):  # what it draws is replaced
-                self.experts = uniep.Experts(experts, hidden, intermediate, group=group, dtype=torch.float32)
+                self.experts = uniep.Experts(
+                    num_experts=experts, hidden=hidden, intermediate=intermediate, group=group, dtype=torch.float32
+                )
             with torch.no_grad():
                 self.experts.gate_up_proj.copy_(gate_up.chunk(group.size)[group.rank])
                 self.experts.down_proj.copy_(down.chunk(group.size)[group.rank])

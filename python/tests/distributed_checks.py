@@ -212,9 +212,9 @@ def check_exchange(rank: int, ranks: int) -> None:
 
 def check_modules_do_not_depend_on_the_number_of_ranks(rank: int, ranks: int) -> None:
     torch.manual_seed(5)
-    own = uniep.MoELayer(32, 16, 8, 2)
+    own = uniep.MoELayer(hidden=32, intermediate=16, num_experts=8, topk=2)
     torch.manual_seed(5)
-    whole = uniep.MoELayer(32, 16, 8, 2, group=alone())
+    whole = uniep.MoELayer(hidden=32, intermediate=16, num_experts=8, topk=2, group=alone())
     local = 8 // ranks
     assert same_bits(
         own.experts.down_proj.detach(), whole.experts.down_proj.detach()[rank * local : (rank + 1) * local]
@@ -244,8 +244,30 @@ def check_groups(rank: int, ranks: int) -> None:
         return
     assert (group.transport, group.why) == ("torch", "not every rank has a Hopper GPU")
     text = "transport: 'native' can not be had: not every rank has a Hopper GPU; legal are 'auto' and 'torch'"
-    expect_error(ValueError, text, lambda: uniep.Group(transport="native"))
-    expect_error(ValueError, "num_experts: 3; must be a multiple of", lambda: uniep.Experts(3, 8, 8))
+    expect_error(ValueError, text, lambda: uniep.Group(transport="native", shared=False))
+    for name, given, kept in (
+        ("reserve_sms", 8, "'auto'"),
+        ("timeout_s", 9.5, "None"),
+        ("transport", "torch", "'auto'"),
+    ):
+        text = f"{name}: {given!r}; the Group that these ranks share on cpu has {kept}. Give that one, close() it first"
+        before = uniep.groups()
+        expect_error(ValueError, text, lambda options={name: given}: uniep.Group(**options))
+        assert uniep.groups() == before and group in before
+    expect_error(ValueError, "timeout_s: -1; must be above 0", lambda: uniep.Group(timeout_s=-1))
+    with uniep.Group(timeout_s=9.5, shared=False) as beside:
+        assert beside is not group and beside is not uniep.Group()
+    processes = dist.new_group()
+    with uniep.Group(processes, workers=2):  # another process group, and one that is closed before the next is made
+        pass
+    with uniep.Group(processes, workers=1) as other:
+        assert uniep.groups()[-1] is other
+    dist.destroy_process_group(processes)
+    expect_error(
+        ValueError,
+        "num_experts: 3; must be a multiple of",
+        lambda: uniep.Experts(num_experts=3, hidden=8, intermediate=8),
+    )
 
 
 def expect_error(kind: type[Exception], text: str, call) -> None:
@@ -259,7 +281,7 @@ def expect_error(kind: type[Exception], text: str, call) -> None:
 
 def check_stats_of_a_rank_that_waits(rank: int, ranks: int) -> None:
     """Rank 0 sends its rows late, forward and backward; the others see that they wait, and where."""
-    group = uniep.Group(transport="torch")
+    group = uniep.Group(transport="torch", shared=False)
     layer = make_layer([16] * ranks, experts=4 * ranks, topk=2)
     send, late = TorchRoute.send, 0.1
 
@@ -284,7 +306,7 @@ def check_stats_of_a_rank_that_waits(rank: int, ranks: int) -> None:
 
 def check_errors_of_one_rank_are_all_ranks(rank: int, ranks: int) -> None:
     last = ranks - 1
-    group = uniep.Group(transport="torch")
+    group = uniep.Group(transport="torch", shared=False)
 
     def run(change, capacity=None, hidden=64, save="keep"):
         layer = make_layer([8] * ranks, experts=4 * ranks, hidden=hidden)
@@ -344,14 +366,16 @@ def check_ranks_agree_on_tuned_schedules(rank: int, ranks: int) -> None:
     measure = tuning._Measurement._time
     tuning._Measurement._time = lambda self, pair: tuple(slow_here.get(text, 1.0) for text in pair)
     try:
-        with uniep.Group(workers=3) as group:
-            layer = uniep.MoELayer(32, 16, 8, 2, group=group)
+        with uniep.Group(workers=3, shared=False) as group:
+            layer = uniep.MoELayer(hidden=32, intermediate=16, num_experts=8, topk=2, group=group)
             expected = "queue=dynamic" if ranks == 1 else "fusion=none"
             assert uniep.autotune(layer, tokens=16, seconds=0.1) == (expected, expected)
             tuning._Measurement._time = measure
-            uniep.autotune(uniep.MoELayer(32, 16, 8, 3, group=group), tokens=16, seconds=0.01)
+            uniep.autotune(
+                uniep.MoELayer(hidden=32, intermediate=16, num_experts=8, topk=3, group=group), tokens=16, seconds=0.01
+            )
         assert (folder / "schedules.json").exists() == (rank == 0)
-        with uniep.Group(workers=3) as group:
+        with uniep.Group(workers=3, shared=False) as group:
             assert tuning.choose(group, 32, 16, 8, 2) == (expected, expected)
             assert len(group.tuned) == 2
     finally:
@@ -385,10 +409,14 @@ def check_what_asynchronous_collectives_give(rank: int, ranks: int) -> None:
 
 
 def check_checkpoints_of_experts_that_fsdp2_has_sharded(rank: int, ranks: int) -> None:
-    layer = uniep.MoELayer(32, 16, 4 * ranks, 2)
+    layer = uniep.MoELayer(hidden=32, intermediate=16, num_experts=4 * ranks, topk=2)
     mesh = init_device_mesh("cpu", (ranks,))
     state = {name: DTensor.from_local(one, mesh, [Shard(0)]) for name, one in layer.state_dict().items()}
-    with value_error("a parameter of experts is a DTensor on") if ranks > 1 else contextlib.nullcontext():
+    with (
+        value_error("must be on ranks that hold the same experts, one of each of the job's groups")
+        if ranks > 1
+        else contextlib.nullcontext()
+    ):
         uniep.checkpoint_state(layer, state)
 
 
@@ -398,7 +426,7 @@ def check_checkpoints(rank: int, ranks: int) -> None:
 
     def make(group):
         torch.manual_seed(rank)
-        layer = uniep.MoELayer(32, 16, 4 * ranks, 2, group=group, bias=True)
+        layer = uniep.MoELayer(hidden=32, intermediate=16, num_experts=4 * ranks, topk=2, group=group, bias=True)
         dist.broadcast(layer.router.weight.data, 0)
         optimizer = torch.optim.AdamW(layer.parameters(), lr=0.01)
         layer(torch.randn(8, 32).bfloat16()).float().square().sum().backward()
@@ -434,7 +462,7 @@ def check_checkpoints(rank: int, ranks: int) -> None:
 def check_data_parallel_router(rank: int, ranks: int) -> None:
     """DistributedDataParallel that leaves experts alone, as docs/pytorch_parallel.md has it."""
     torch.manual_seed(0)
-    layer = uniep.MoELayer(32, 16, 4 * ranks, 2)
+    layer = uniep.MoELayer(hidden=32, intermediate=16, num_experts=4 * ranks, topk=2)
     before = [parameter.detach().clone() for parameter in layer.experts.parameters()]
     names = [name for name, _ in layer.named_parameters() if name.startswith("experts.")]
     data_parallel = torch.nn.parallel.DistributedDataParallel

@@ -44,7 +44,7 @@ class World:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.device = torch.device("cpu") if cpu else torch.device("cuda", local)
         self.native = uniep.Group(device=self.device)
-        self.torch = uniep.Group(transport="torch", device=self.device)
+        self.torch = uniep.Group(transport="torch", device=self.device, shared=False)
         self.failures = []
 
     def expect(self, holds, text):
@@ -387,7 +387,7 @@ def check_memory_stays(world):
 
 def check_groups(world):
     world.expect(copy.deepcopy(world.native) is world.native, "deepcopy")
-    other = uniep.Group(device=world.device, timeout_s=30)
+    other = uniep.Group(device=world.device, timeout_s=30, shared=False)
     layer = world.medium()
     world.expect_same(world.run(layer, other), world.run(layer), "another group")
     other.close()
@@ -396,7 +396,7 @@ def check_groups(world):
 def check_borrowed_communicator(world):
     """A Group whose id went over the NCCL communicator of torch; over gloo, and with one rank, nothing is borrowed."""
     layer = world.medium()
-    with uniep.Group(device=world.device, communicator="borrow") as group:
+    with uniep.Group(device=world.device, communicator="borrow", shared=False) as group:
         world.expect(group.transport == world.native.transport, f"transport {group.transport}")
         world.expect_same(world.run(layer, group), world.run(layer), "a borrowed communicator")
         dist.barrier()  # the process group's communicator still serves it

@@ -21,7 +21,12 @@ class Blocks(torch.nn.Module):
         self.dense = torch.nn.ModuleList([torch.nn.Linear(hidden, hidden) for _ in range(count)])
         options = {"schedule": "auto" if world.cpu else BESIDE_NCCL}
         self.moe = torch.nn.ModuleList(
-            [uniep.MoELayer(hidden, 64, 4 * world.ranks, 2, group=group, **options) for _ in range(count)]
+            [
+                uniep.MoELayer(
+                    hidden=hidden, intermediate=64, num_experts=4 * world.ranks, topk=2, group=group, **options
+                )
+                for _ in range(count)
+            ]
         )
         self.dense.to(world.device, torch.bfloat16)
 
@@ -134,7 +139,7 @@ def check_reserved_sms_are_enough(world):
         if cluster is not None:
             options.config.cga_cluster_size = cluster
         collectives = dist.new_group(backend="nccl", pg_options=options)
-        with uniep.Group(device=world.device, timeout_s=20) as group:
+        with uniep.Group(device=world.device, timeout_s=20, shared=False) as group:
             group.run_beside(collectives)
             for late, layer_first in itertools.product((None, *range(world.ranks)), (False, True)):
                 taken, got = beside_a_collective(world, group, collectives, layer, late, layer_first)

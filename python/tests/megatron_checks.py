@@ -1,6 +1,8 @@
 """What test_megatron.py starts: Megatron-core's layers beside UniEP's, with expert parallelism."""
 
+import copy
 import functools
+import gc
 import logging
 import math
 import sys
@@ -92,6 +94,49 @@ def check_patch(rank, ranks):
     for name, value in run_layer(layer).items():
         assert same_bits(value, expected[name]), name
     assert not isinstance(moe_layer(False), uniep.megatron.UniEPMoELayer)
+
+
+def check_unpatch_gives_megatrons_init_back(rank, ranks):
+    def spec_of_module():
+        return types.SimpleNamespace(submodules=types.SimpleNamespace(mlp=ModuleSpec(module=MoELayer)))
+
+    gc.collect()  # specs of other checks
+    uniep.megatron.unpatch()
+    theirs = MoELayer.__init__
+    assert theirs.__module__ != "uniep.megatron" and not hasattr(theirs, "__wrapped__")
+    for _ in range(2):
+        uniep.megatron.patch()
+        uniep.megatron.patch()
+        assert MoELayer.__init__ is not theirs
+        uniep.megatron.unpatch()
+        assert MoELayer.__init__ is theirs
+    enabled = uniep.megatron.enable(spec_of_module())
+    copied = copy.deepcopy(enabled)
+    del enabled
+    gc.collect()
+    uniep.megatron.unpatch()
+    assert MoELayer.__init__ is not theirs  # the copy needs it
+    assert copied.submodules.mlp.params["uniep_options"]["save"] == "keep"
+    del copied
+    gc.collect()
+    uniep.megatron.unpatch()
+    assert MoELayer.__init__ is theirs
+    uniep.megatron.patch()
+    ours = MoELayer.__init__
+
+    def around(self, *arguments, **keywords):
+        ours(self, *arguments, **keywords)
+
+    MoELayer.__init__ = around
+    try:
+        uniep.megatron.unpatch()
+        uniep.megatron.patch()
+        assert MoELayer.__init__ is around  # somebody else's stays, and is not called by what it calls
+        assert type(moe_layer(False)) is uniep.megatron.UniEPMoELayer
+    finally:
+        MoELayer.__init__ = ours
+        uniep.megatron.unpatch()
+    assert MoELayer.__init__ is theirs
 
 
 class OwnLayer(MoELayer):

@@ -134,7 +134,7 @@ def parallelism(setting):
 
 def end_groups():
     """Ends UniEP's groups and Megatron's: communicators that pile up take memory of the GPU."""
-    for group in list(type(uniep.Group).groups.values()):
+    for group in uniep.groups():
         group.close()
     groups = parallel_state._global_process_group_list or []
     parallel_state.destroy_model_parallel()

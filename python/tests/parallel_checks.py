@@ -1,13 +1,22 @@
 """What test_parallel.py starts: data parallelism around expert-parallel layers, beside one process."""
 
+import os
+import pathlib
+import shutil
 import sys
+import tempfile
 
+import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+import torch.distributed.checkpoint as checkpoint_files
+import torch.distributed.checkpoint.state_dict as state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 import uniep
+import uniep.parallel
 from distributed_checks import alone, run_checks, same_bits, value_error
 from layers import relative_error
 
@@ -24,7 +33,7 @@ class Model(torch.nn.Module):
         pair = torch.zeros(8 // group.size, 64, 64), torch.zeros(8 // group.size, 64, 32)
         if options.get("main_grad") == "pair":
             options = options | {"main_grad": pair}
-        self.moe = uniep.MoELayer(64, 32, 8, 2, group=group, **options)
+        self.moe = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group, **options)
         if options.get("main_grad") == "param":
             self.moe.experts.gate_up_proj.main_grad, self.moe.experts.down_proj.main_grad = pair
         self.sums = pair if "main_grad" in options else None
@@ -141,6 +150,90 @@ def check_dense_parameters_of_fsdp2(rank, ranks):
     assert abs(norm / expected - 1) < 0.01
     for own, other in ((model.a, whole.a), (model.moe.router, whole.moe.router)):
         assert relative_error(own.weight.grad.full_tensor(), other.weight.grad.double()) < 0.02
+
+
+def check_checkpoints_of_experts_that_fsdp2_shards_over_replicas(rank, ranks):
+    """Each rank has a part of its experts, not all as many; and what is saved is loaded into another sharding."""
+    folder = pathlib.Path(tempfile.gettempdir()) / f"uniep_sharded_{os.getppid()}"
+
+    def made(size, experts):
+        group, replicas = groups(size)
+        torch.manual_seed(0)
+        layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=experts, topk=2, group=group, bias=True)
+        whole = {name: one.detach().clone() for name, one in layer.named_parameters()}
+        fully_shard(layer.experts, mesh=DeviceMesh.from_group(replicas, "cpu"))
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.01)
+        layer(torch.randn(8, 64).bfloat16()).float().square().mean().backward()
+        optimizer.step()
+        kept = state_dict.get_optimizer_state_dict(layer, optimizer)
+        state = {"model": uniep.checkpoint_state(layer), "optimizer": uniep.checkpoint_state(layer, kept)}
+        return layer, whole, optimizer, state
+
+    def local(one):
+        return one.to_local() if isinstance(one, DTensor) else one
+
+    def tensors(layer, optimizer):
+        parameters = [local(one.detach()) for one in layer.parameters()]
+        return parameters + [local(optimizer.state[one]["exp_avg"]) for one in layer.parameters()]
+
+    several = [size for size in sizes(ranks) if size > 1]
+    for size, experts in [(one, count * one) for one in several for count in (4, 5)]:
+        layer, whole, optimizer, state = made(size, experts)
+        weight = state["model"]["experts.gate_up_proj"]
+        assert tuple(weight.shape) == (experts, 64, 64)
+        assert weight.to_local().data_ptr() == local(layer.experts.gate_up_proj).data_ptr()
+        before = [one.clone() for one in tensors(layer, optimizer)]
+        every = layer.experts.gate_up_proj.full_tensor()  # of this rank's group's part
+        assert not same_bits(every, whole["experts.gate_up_proj"])
+        assert same_bits(weight.full_tensor().chunk(size)[groups(size)[0].rank], every)
+        checkpoint_files.save(state, checkpoint_id=folder)
+        with torch.no_grad():
+            for one in tensors(layer, optimizer):
+                one.zero_()
+        checkpoint_files.load(state, checkpoint_id=folder)
+        assert all(same_bits(one, other) for one, other in zip(tensors(layer, optimizer), before, strict=True))
+        other = uniep.MoELayer(hidden=64, intermediate=32, num_experts=experts, topk=2, group=groups(1)[0], bias=True)
+        found = uniep.checkpoint_state(other)
+        checkpoint_files.load({"model": found}, checkpoint_id=folder)
+        assert same_bits(found["experts.gate_up_proj"], weight.full_tensor())
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(folder)
+        dist.barrier()
+
+
+def check_gradients_travel_in_buckets(rank, ranks):
+    """A collective for each 64 MiB and dtype, whose sums are those of the tensors alone."""
+    group, replicas = groups(1)
+    layers = [
+        uniep.Experts(num_experts=2, hidden=64, intermediate=8, group=group, dtype=dtype)
+        for dtype in (torch.bfloat16, torch.float32, torch.bfloat16)
+    ]
+    module = torch.nn.ModuleList(layers)
+
+    def averaged(most_bytes):
+        counted, reduce = [], dist.all_reduce
+        torch.manual_seed(rank)
+        for one in module.parameters():
+            one.grad = torch.randn(one.shape).to(one.dtype)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(uniep.parallel, "_BUCKET_BYTES", most_bytes)
+            patch.setattr(dist, "all_reduce", lambda tensor, **given: counted.append(tensor) or reduce(tensor, **given))
+            uniep.average_expert_gradients(module, replicas)
+        return counted, [one.grad for one in module.parameters()]
+
+    assert uniep.parallel._BUCKET_BYTES == 64 << 20
+    alone_each, expected = averaged(0)
+    assert len(alone_each) == 6 and all(one is sums for one, sums in zip(alone_each[:2], expected[:2], strict=True))
+    buckets, found = averaged(64 << 20)
+    assert [one.dtype for one in buckets] == [torch.bfloat16, torch.float32]
+    assert [one.numel() for one in buckets] == [2 * sum(one.numel() for one in layers[0].parameters()), 2 * 64 * 24]
+    for one, other in zip(found, expected, strict=True):
+        if ranks == 2:  # of more ranks gloo adds a part of a tensor in an order of its place
+            assert same_bits(one, other)
+        assert relative_error(one, other.double()) < 0.01
+    # Both layers in bf16 fill one each; of fp32 the larger tensor is more than one, and goes alone.
+    assert len(averaged(sum(one.nbytes for one in layers[0].parameters()))[0]) == 4
 
 
 def check_refusals(rank, ranks):

@@ -108,7 +108,7 @@ def check_shared_experts_are_beside_dispatch(rank, ranks):
         assert what_it_is(other, arm, ranks) == arm.what
     whole = SharedExpertMLP.get_output
     with unittest.mock.patch.object(SharedExpertMLP, "get_output", autospec=True, side_effect=whole) as joined:
-        for arm, calls in ((stock, given.size.moe_layers), (uniep, 0)):
+        for arm, calls in ((stock, given.size.layers - given.size.dense_layers), (uniep, 0)):
             training = Training(given, arm)
             training.run(1)
             training.close()
@@ -182,7 +182,10 @@ def check_cuda_graphs(rank, ranks):
                     with traced(training) as trace:
                         training.step()
                     ended = [span.lane for span in trace.spans() if span.name.startswith("MoE")]
-                    assert ended.count("backward") == given.size.moe_layers, (given.cuda_graphs, ended)
+                    assert ended.count("backward") == given.size.layers - given.size.dense_layers, (
+                        given.cuda_graphs,
+                        ended,
+                    )
                     training.close()
                 assert digests[0] == digests[1], (name, arm.name)
 

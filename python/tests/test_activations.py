@@ -199,7 +199,9 @@ def test_compiled_graphs_have_the_bits():
 
 
 def test_a_module_without_a_gate():
-    experts = uniep.Experts(4, 64, 32, group=uniep.Group("self"), activation="relu2", router_weight="output")
+    experts = uniep.Experts(
+        num_experts=4, hidden=64, intermediate=32, group=uniep.Group("self"), activation="relu2", router_weight="output"
+    )
     assert experts.gate_up_proj.shape == (4, 32, 64)
     layer = make_layer([20], experts=4)
     y = experts(layer.x[0], layer.ids[0], layer.probs[0])

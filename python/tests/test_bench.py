@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -25,6 +26,25 @@ def test_overhead():
     found = json.loads(done.stdout)
     assert found["forward, C"] > 0 < found["forward and backward, C"]
     assert {"forward", "forward and backward", "forward, further tensor", "autograd alone"} < set(found)
+
+
+def test_shapes_are_the_programs(command, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import shapes
+
+    line = re.search(r"--shape .*names: (.*)", subprocess.check_output([command, "info", "--help"], text=True))
+    assert list(shapes.SHAPES) == line[1].split(", ")
+    for name, (hidden, intermediate, experts, topk) in shapes.SHAPES.items():
+        options = ["--engine", "cpu", "--tokens", "1", "--shape", name, "--json", "-"]
+        found = json.loads(subprocess.check_output([command, "info", *options]))["shape"]
+        assert found == {"hidden": hidden, "intermediate": intermediate, "experts": experts, "topk": topk}, name
+    assert set(shapes.FOUR) <= shapes.SHAPES.keys() and not shapes.ONLY_HERE.keys() & shapes.SHAPES.keys()
+
+
+def test_one_table_of_shapes():
+    """Of eight ranks' share DeepSeek-V3 has 32 experts, which is no other model of that name."""
+    repeated = {path.name for path in BENCH.glob("*.py") if re.search(r"\(7168, 2048, \d+, 8\)", path.read_text())}
+    assert repeated == {"shapes.py"}
 
 
 def test_verifier_cost():

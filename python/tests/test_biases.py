@@ -201,12 +201,19 @@ def test_a_bias_whose_main_grad_is_fetched_breaks_the_graph():
 
 def test_module():
     layer = batch()
-    experts = uniep.Experts(EXPERTS, HIDDEN, INTERMEDIATE, group=uniep.Group("self"), bias=True, **OSS)
+    experts = uniep.Experts(
+        num_experts=EXPERTS, hidden=HIDDEN, intermediate=INTERMEDIATE, group=uniep.Group("self"), bias=True, **OSS
+    )
     assert not experts.gate_up_bias.any() and experts.gate_up_bias.shape == (EXPERTS, 2 * INTERMEDIATE)
     assert not experts.down_bias.any() and experts.down_bias.shape == (EXPERTS, HIDDEN)
     experts(layer.x[0], layer.ids[0], layer.probs[0]).backward(layer.dy[0])
     assert experts.gate_up_bias.grad.any() and experts.down_bias.grad.any()
-    assert uniep.Experts(EXPERTS, HIDDEN, INTERMEDIATE, group=uniep.Group("self")).down_bias is None
+    assert (
+        uniep.Experts(
+            num_experts=EXPERTS, hidden=HIDDEN, intermediate=INTERMEDIATE, group=uniep.Group("self")
+        ).down_bias
+        is None
+    )
 
 
 def test_what_is_wrong_is_named():

@@ -115,7 +115,7 @@ def test_selective_checkpointing_keeps_the_op():
 def test_modules_and_an_own_group():
     torch.manual_seed(1)
     with uniep.Group(workers=3) as group:
-        layer = uniep.MoELayer(64, 32, num_experts=8, topk=2, group=group)
+        layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group)
         x = torch.randn(3, 16, 64).bfloat16()
         results = []
         # Inductor's own kernels would give the router other bits.

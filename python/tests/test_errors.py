@@ -1,5 +1,7 @@
 """A wrong argument is a ValueError that names it, its value and what is legal."""
 
+import types
+
 import pytest
 import torch
 
@@ -85,6 +87,8 @@ def test_overflow():
 
 def test_arguments_of_group():
     for arguments, message in [
+        ({"pg": 3}, "pg: 3; legal are a process group, 'self' and None"),
+        ({"pg": types.SimpleNamespace(get_group=None)}, r"a process group \(get_group\(\) of a mesh\), 'self' and"),
         ({"transport": "nccl"}, "transport: 'nccl'; legal are auto, native, torch"),
         ({"transport": "torch"}, "transport: 'torch' needs torch.distributed"),
         ({"device": "meta"}, "device: meta; legal are cpu and cuda"),
@@ -97,12 +101,31 @@ def test_arguments_of_group():
 
 def test_arguments_of_modules():
     with pytest.raises(ValueError, match="topk: 5; must be 1 to num_experts, 4"):
-        uniep.MoELayer(8, 8, 4, 5)
+        uniep.MoELayer(hidden=8, intermediate=8, num_experts=4, topk=5)
     with pytest.raises(
         ValueError,
         match="options: sav; legal are activation, capacity, grad_dtype, main_grad, router_weight, save, schedule",
     ):
-        uniep.Experts(4, 8, 8, sav="keep")
+        uniep.Experts(num_experts=4, hidden=8, intermediate=8, sav="keep")
+    for name, wrong in (("save", "none"), ("capacity", (0, 8)), ("activation", "swigl"), ("router_weight", "x")):
+        with pytest.raises(ValueError, match=f"{name}: "):  # not in the first call, which may be hours away
+            uniep.Experts(num_experts=4, hidden=8, intermediate=8, **{name: wrong})
+    for name in ("hidden", "intermediate"):
+        with pytest.raises(ValueError, match=f"{name}: 12; must be a multiple of 8, 8 or more"):
+            uniep.MoELayer(**{"hidden": 8, "intermediate": 8, "num_experts": 4, "topk": 2} | {name: 12})
+
+
+def test_sizes_of_modules_are_given_by_name():
+    """Experts and MoELayer would take the same whole numbers in another order."""
+    sizes = {"num_experts": 8, "hidden": 64, "intermediate": 32}
+    with pytest.raises(TypeError, match="'num_experts', 'hidden', and 'intermediate'"):
+        uniep.Experts(8, 64, 32)
+    with pytest.raises(TypeError, match="'hidden', 'intermediate', 'num_experts', and 'topk'"):
+        uniep.MoELayer(64, 32, 8, 2)
+    with pytest.raises(TypeError, match="num_experts, hidden, intermediate: 1 given by their places"):
+        uniep.Experts(8, **sizes)
+    with pytest.raises(TypeError, match="hidden, intermediate, num_experts, topk: 2 given by their places"):
+        uniep.MoELayer(64, 32, **sizes, topk=2)
 
 
 def test_probs_that_fsdp2_has_cast_are_named():

@@ -107,7 +107,7 @@ def test_errors():
 
 def test_modules_train():
     torch.manual_seed(0)
-    layer = uniep.MoELayer(32, 16, 4, 2)
+    layer = uniep.MoELayer(hidden=32, intermediate=16, num_experts=4, topk=2)
     assert set(layer.state_dict()) == {"router.weight", "experts.gate_up_proj", "experts.down_proj"}
     assert layer.experts.gate_up_proj.shape == (4, 32, 32)
     assert layer.experts.down_proj.shape == (4, 32, 16)

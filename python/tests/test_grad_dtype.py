@@ -73,9 +73,9 @@ def test_one_frozen_weight_and_no_grad():
 
 def test_module():
     torch.manual_seed(3)
-    layer = uniep.MoELayer(64, 32, 8, 2, grad_dtype=torch.float32)
+    layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, grad_dtype=torch.float32)
     torch.manual_seed(3)
-    plain = uniep.MoELayer(64, 32, 8, 2)
+    plain = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2)
     x = torch.randn(40, 64).bfloat16()
     for each in (layer, plain):
         each(x).float().square().sum().backward()
@@ -87,7 +87,7 @@ def test_module():
 
 def test_module_whose_parameters_are_others():
     x = torch.randn(40, 64).bfloat16()
-    layer = uniep.MoELayer(64, 32, 8, 2, grad_dtype=torch.float32)
+    layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, grad_dtype=torch.float32)
     state = {name: one.clone() for name, one in layer.state_dict().items()}
     compiled = copy.deepcopy(layer)
     compiled.compile(backend="aot_eager")
@@ -101,7 +101,7 @@ def test_module_whose_parameters_are_others():
 
 def test_adamw_steps_fp32_copies():
     """As docs/pytorch_reference.md has it; it can not step the parameters themselves."""
-    layer = uniep.MoELayer(64, 32, 8, 2, grad_dtype=torch.float32)
+    layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, grad_dtype=torch.float32)
     parameters, x = list(layer.experts.parameters()), torch.randn(40, 64).bfloat16()
     layer(x).float().square().sum().backward()
     with pytest.raises(RuntimeError, match=r"BFloat16"):

@@ -194,6 +194,20 @@ def test_close_is_behind_calls_unless_an_exception_leaves_or_a_call_runs():
     assert closed(close_beside_a_call) == in_order[1:]
 
 
+def test_groups_are_those_that_live():
+    before = uniep.groups()
+    with uniep.Group(workers=2) as first, uniep.Group(workers=2, shared=False) as own:
+        assert first is uniep.Group(workers=2) and own is not uniep.Group(workers=2, shared=False)
+        third = uniep.Group("self", workers=3)
+        found = [group for group in uniep.groups() if group not in before]
+        assert found[:2] == [first, own] and found[-1] is third
+        third.abort()
+        assert third not in uniep.groups() and own in uniep.groups()
+        own.close()
+        assert uniep.Group(workers=2) is first and not first.engine.closed  # what is not shared ends alone
+    assert uniep.groups() == before
+
+
 def test_abort_of_all_groups():
     groups = [uniep.Group(workers=workers) for workers in (2, 3)]
     uniep.abort()

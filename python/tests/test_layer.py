@@ -416,7 +416,12 @@ def test_a_thousand_steps_leak_nothing():
 def test_group():
     group = uniep.Group()
     assert uniep.Group() is group
-    assert copy.deepcopy(torch.nn.ModuleList([uniep.Experts(4, 8, 8, group=group)]))[0].group is group
+    assert (
+        copy.deepcopy(torch.nn.ModuleList([uniep.Experts(num_experts=4, hidden=8, intermediate=8, group=group)]))[
+            0
+        ].group
+        is group
+    )
     assert (group.transport, group.size, group.rank) == ("native", 1, 0)
     with pytest.raises(TypeError, match="can not be pickled"):
         pickle.dumps(group)
@@ -441,9 +446,9 @@ def test_group():
 def test_modules_on_meta_are_drawn_later():
     """As FSDP2 and torchtitan make models: on meta, then on their device."""
     torch.manual_seed(5)
-    expected = uniep.MoELayer(64, 32, 8, 2, bias=True)
+    expected = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, bias=True)
     with torch.device("meta"):
-        layer = uniep.MoELayer(64, 32, 8, 2, bias=True)
+        layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, bias=True)
     assert all(one.is_meta for one in layer.parameters())
     layer.to_empty(device="cpu")
     torch.manual_seed(5)

@@ -196,6 +196,14 @@ def test_the_parser_sees_functions_with_many_arguments():
 
 
 @pytest.mark.skipif(shutil.which("ctest") is None, reason="ctest is not installed")
+def test_rows_are_padded_as_in_the_library():
+    """By one number on each side."""
+    (expected,) = re.findall(r"kRowAlignment = (\d+);", (ROOT / "src/model/row_table.h").read_text())
+    sources = {path.name: path.read_text() for path in (ROOT / "python/uniep").rglob("*.py")}
+    found = {name: re.findall(r"ROW_ALIGNMENT\w* *= *(\d+)", text) for name, text in sources.items()}
+    assert {name: values for name, values in found.items() if values} == {"rows.py": [expected]}
+
+
 def test_every_test_of_ctest_has_a_lane():
     listed = subprocess.run(
         ["ctest", "--test-dir", str(BUILD), "--show-only=json-v1"],

@@ -22,7 +22,14 @@ def recording():
 
 
 def layer(schedule="auto"):
-    return uniep.MoELayer(64, 32, EXPERTS, TOPK, group=uniep.Group("self", device="cpu"), schedule=schedule)
+    return uniep.MoELayer(
+        hidden=64,
+        intermediate=32,
+        num_experts=EXPERTS,
+        topk=TOPK,
+        group=uniep.Group("self", device="cpu"),
+        schedule=schedule,
+    )
 
 
 def step(module, tokens=40):

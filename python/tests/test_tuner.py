@@ -52,7 +52,7 @@ def tuned_training():
         uniep.Tuner(budget=1, folder="", before_optimizer=True, on_line=lines.append) as tuner,
         uniep.Group("self", workers=3) as group,
     ):
-        layer = uniep.MoELayer(64, 32, 8, 2, group=group)
+        layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group)
         yield tuner, layer, torch.optim.SGD(layer.parameters(), lr=1.0), lines
 
 

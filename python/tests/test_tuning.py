@@ -35,7 +35,7 @@ def slow(monkeypatch):
 
 def test_the_fastest_is_kept(folder, slow):
     with uniep.Group("self", workers=3) as group:
-        layer = uniep.MoELayer(64, 32, num_experts=8, topk=2, group=group)
+        layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group)
         assert tuning.choose(group, 64, 32, 8, 2) == ("auto", "auto")
         assert uniep.autotune(layer, tokens=32, seconds=0.1) == ("fusion=none", "fusion=none")
         assert tuning.choose(group, 64, 32, 8, 2) == ("fusion=none", "fusion=none")
@@ -51,7 +51,7 @@ def test_the_fastest_is_kept(folder, slow):
 def test_what_is_not_faster_is_not_taken(folder, monkeypatch):
     monkeypatch.setattr(tuning._Measurement, "_time", lambda self, pair: (0.99 if pair[0] != "auto" else 1.0, 1.0))
     with uniep.Group("self", workers=3) as group:
-        layer = uniep.Experts(8, 64, 32, group=group)
+        layer = uniep.Experts(num_experts=8, hidden=64, intermediate=32, group=group)
         assert uniep.autotune(layer, tokens=32, seconds=0.1, topk=2) == ("auto", "auto")
 
 
@@ -59,13 +59,13 @@ def test_refused_schedules_are_left_out(folder, slow, monkeypatch):
     monkeypatch.setitem(tuning._FORWARD, "cpu", ["tile.n=7", "queue=dynamic"])
     monkeypatch.setitem(tuning._BACKWARD, "cpu", [])
     with uniep.Group("self", workers=3) as group:
-        layer = uniep.MoELayer(64, 32, num_experts=8, topk=2, group=group)
+        layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group)
         assert uniep.autotune(layer, tokens=32, seconds=0.1) == ("queue=dynamic", "auto")
 
 
 def test_measuring_runs_the_layer_and_leaves_it_alone(folder):
     with uniep.Group("self", workers=2) as group:
-        layer = uniep.MoELayer(64, 32, num_experts=8, topk=2, group=group, save="redispatch")
+        layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group, save="redispatch")
         before = [parameter.detach().clone() for parameter in layer.parameters()]
         pair = uniep.autotune(layer, tokens=32, seconds=0.01)
         assert all(isinstance(text, str) for text in pair)
@@ -135,7 +135,9 @@ def test_entries_that_are_none_are_written_again(folder, slow, caplog):
         (folder / "schedules.json").write_text(json.dumps(content))
     with caplog.at_level(logging.WARNING, "uniep"), uniep.Group("self", workers=3) as group:
         assert group.tuned == {} and len(caplog.messages) == 1
-        uniep.autotune(uniep.MoELayer(64, 32, num_experts=8, topk=2, group=group), tokens=32, seconds=0.1)
+        uniep.autotune(
+            uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group), tokens=32, seconds=0.1
+        )
         kept = json.loads((folder / "schedules.json").read_text())["schedules"]
         assert list(kept[tuning.machine(group)]) == [SIZES] and kept["another machine"] == "kept"
 
@@ -149,7 +151,11 @@ def test_what_is_tuned_is_for_layers_of_the_same_numerics(folder, slow, monkeypa
         monkeypatch.setattr(
             group.engine, "config", lambda *sizes, **more: resolved.append(more["numerics"]) or config(*sizes, **more)
         )
-        uniep.autotune(uniep.MoELayer(64, 32, 8, 2, group=group, **options), tokens=32, seconds=0.1)
+        uniep.autotune(
+            uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group, **options),
+            tokens=32,
+            seconds=0.1,
+        )
         assert {(one.bias, one.router_weight, one.up_limit) for one in resolved} == {(1, 1, 7.0)}
     with uniep.Group("self", workers=3) as group:
         ((name, pair),) = group.tuned.items()
@@ -167,7 +173,9 @@ def test_the_folder_can_be_written_by_its_owner_alone(scratch, slow, monkeypatch
     before = os.umask(0o002)
     try:
         with uniep.Group("self", workers=3) as group:
-            uniep.autotune(uniep.MoELayer(64, 32, num_experts=8, topk=2, group=group), tokens=32, seconds=0.1)
+            uniep.autotune(
+                uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group), tokens=32, seconds=0.1
+            )
     finally:
         os.umask(before)
     assert (scratch / "new" / "cache" / "schedules.json").exists()
@@ -215,7 +223,9 @@ def test_what_uniep_tune_found_is_taken(folder, tune, monkeypatch):
 def test_a_file_goes_before_what_is_kept(folder, tune, slow, monkeypatch, caplog):
     kept = tune()
     with uniep.Group("self", workers=3) as group:
-        uniep.autotune(uniep.MoELayer(64, 32, num_experts=8, topk=2, group=group), tokens=32, seconds=0.1)
+        uniep.autotune(
+            uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group), tokens=32, seconds=0.1
+        )
     with uniep.Group("self", workers=3) as group:
         assert tuning.choose(group, 64, 32, 8, 2)[0] == "fusion=none"  # autotune()'s
     (entry,) = (entry for entry in kept["schedules"] if entry["direction"] == "forward")
@@ -241,14 +251,14 @@ def test_a_file_goes_before_what_is_kept(folder, tune, slow, monkeypatch, caplog
 def test_an_empty_name_keeps_nothing(monkeypatch, slow):
     monkeypatch.setenv("UNIEP_CACHE_DIR", "")
     with uniep.Group("self", workers=3) as group:
-        layer = uniep.MoELayer(64, 32, num_experts=8, topk=2, group=group)
+        layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group)
         assert uniep.autotune(layer, tokens=8, seconds=0.1) == ("fusion=none", "fusion=none")
     with uniep.Group("self", workers=3) as group:
         assert group.tuned == {}
 
 
 def test_errors():
-    layer = uniep.MoELayer(64, 32, num_experts=8, topk=2)
+    layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2)
     for options, text in (
         ({"tokens": 0}, "tokens: 0; must be 1 or more"),
         ({"seconds": 0}, "seconds: 0; must be above 0"),

@@ -107,6 +107,7 @@ def check_sharded_gpt_oss_has_the_bits_of_whole_experts(rank: int, ranks: int) -
     for wrong, text in (
         ({"router_weight": "activation"}, "router_weight: 'activation'; must be 'output' or left out"),
         ({"main_grad": "param"}, "main_grad: 'param'; must be None"),
+        ({"sav": "keep"}, "options: sav; legal are capacity, main_grad, router_weight, save, schedule"),
     ):
         expect_error(ValueError, text, lambda: uniep.transformers.shard_experts(sharded, group, **wrong))  # noqa: B023
     assert uniep.transformers.shard_experts(sharded, group) == 2

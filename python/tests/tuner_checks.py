@@ -31,7 +31,7 @@ uniep.tuner._Timed.milliseconds = lambda self: 1 + zlib.crc32(self.schedule) % 8
 def train(tuner=None, *, steps=_STEPS, by_optimizer=False, after_step=None, **options):
     """Losses of all micro-batches and the last weights, as bytes."""
     torch.manual_seed(3)
-    layer = uniep.MoELayer(64, 32, 8, 2, **options)
+    layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, **options)
     rank = layer.experts.group.rank
     if options.get("main_grad") == "param":
         for weight in layer.experts.parameters():
@@ -264,7 +264,9 @@ def check_other_layers(folder):
     with uniep.Tuner(budget=1, folder="") as tuner:
         option = {"schedule": "order.raster=2"} if group.rank == 0 else {}
         torch.manual_seed(3)
-        uniep.MoELayer(64, 32, 8, 2, **option)(torch.zeros(4, 64, dtype=torch.bfloat16))
+        uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, **option)(
+            torch.zeros(4, 64, dtype=torch.bfloat16)
+        )
         with pytest.raises(ValueError, match="called other layers than rank"):
             tuner.step()
 

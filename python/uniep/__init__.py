@@ -14,7 +14,7 @@ from uniep.errors import CapacityError, DeviceError, Unsupported
 if typing.TYPE_CHECKING:
     from uniep.checkpoints import checkpoint_state
     from uniep.exchange import Plan, combine, dispatch, place
-    from uniep.group import Group, abort
+    from uniep.group import Group, abort, groups
     from uniep.layer import moe
     from uniep.layer_stats import record_stats, stats
     from uniep.modules import Experts, MoELayer
@@ -46,6 +46,7 @@ __all__ = [
     "combine",
     "dispatch",
     "expert_parameters",
+    "groups",
     "moe",
     "place",
     "record_stats",
@@ -70,6 +71,7 @@ _MODULE_OF_NAME = {
     "combine": "exchange",
     "dispatch": "exchange",
     "expert_parameters": "parallel",
+    "groups": "group",
     "moe": "layer",
     "place": "exchange",
     "record_stats": "layer_stats",

@@ -7,10 +7,10 @@ import typing
 
 import torch
 
+from uniep.arguments import Capacity, check_probs, checked_capacity, checked_topk, default_group
 from uniep.derivatives import differentiable_once
 from uniep.exchange_ops import describe, place_exchange, to_rows, to_tokens
 from uniep.group import Group
-from uniep.layer import Capacity, check_probs, checked_capacity, checked_topk, default_group
 from uniep.routes import Route
 
 
@@ -22,11 +22,18 @@ class Plan:
     (source rank, token, slot).
 
     Attributes:
+        group: whose ranks the rows go to.
         rows: R, rows of this rank with padding.
         counts: [El] int64 on the CPU, rows of each local expert without padding.
         offsets: [El] int32 on the group's device, where each local expert's rows end with padding: `offs` of
             torch's grouped_mm.
         probs: [T, K] fp32, or [T, E] with a map, as given to place().
+        leading: sizes of x before H, whose product is T.
+        ids: [T, K] int32 or int64, or a map [T, E] of bool, as given to place().
+        topk: K.
+        hidden: H.
+        num_experts: E, of all ranks.
+        capacity: (padded rows of a rank, tokens of a rank), or None.
     """
 
     group: Group
@@ -75,6 +82,9 @@ def place(
         topk: K of a routing map.
         group: None is Group(device=topk_ids.device).
         capacity: as in moe().
+
+    Returns:
+        What dispatch() and combine() need; for calls of the same group alone.
 
     Raises:
         ValueError: an argument is wrong; the message names it, its value and what is legal.
@@ -127,6 +137,7 @@ def dispatch(x: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
 
     Args:
         x: [..., H] bf16, with the leading sizes that place() saw.
+        plan: of place().
 
     Returns:
         rows [R, H] bf16: a copy of its token for every row, zero in padding; and row_probs [R] fp32.
@@ -150,6 +161,7 @@ def combine(rows: torch.Tensor, plan: Plan) -> torch.Tensor:
 
     Args:
         rows: [R, H] bf16; rows of padding are not read, and their gradient is zero.
+        plan: of place().
 
     Returns:
         [..., H] bf16, with the leading sizes that place() saw.

@@ -10,8 +10,8 @@ from uniep import capture
 from uniep.group import Group, find_group
 from uniep.ops import new_size
 from uniep.routes import Route, place_routing
+from uniep.rows import padded
 
-_ROW_ALIGNMENT = 128
 _NO_INTERMEDIATE = 8  # a legal one: the exchange has none
 
 
@@ -39,7 +39,7 @@ def describe(group: Group, route: Route, experts: int) -> tuple[int, torch.Tenso
     for expert in range(first, first + local):
         count, begin = engine.expert_rows(route.placement, expert)
         counts.append(count)
-        ends.append(begin + -(-count // _ROW_ALIGNMENT) * _ROW_ALIGNMENT)
+        ends.append(begin + padded(count))
     return (
         engine.rank_rows(route.placement),
         torch.tensor(counts, dtype=torch.int64),

@@ -33,10 +33,22 @@ def find_group(name: str) -> Group:
     return group
 
 
+class _Arguments(typing.NamedTuple):
+    """What a shared Group was made with."""
+
+    pg: dist.ProcessGroup | None
+    device: torch.device
+    transport: str
+    workers: int
+    timeout_s: float | None
+    reserve_sms: int | str
+    communicator: str
+
+
 class _Cached(type):
     """Equal arguments give the same Group until it is closed."""
 
-    groups: typing.ClassVar[dict[typing.Any, Group]] = {}
+    groups: typing.ClassVar[dict[_Arguments, Group]] = {}
 
     def __call__(
         cls,
@@ -48,20 +60,57 @@ class _Cached(type):
         timeout_s: float | None = None,
         reserve_sms: int | str = "auto",
         communicator: str = "own",
+        shared: bool = True,
     ) -> typing.Any:
         if pg is None and dist.is_available() and dist.is_initialized():
             pg = dist.group.WORLD
         elif pg == "self":
             pg = None
-        elif isinstance(pg, str):
-            raise ValueError(f"pg: {pg!r}; legal are a process group, 'self' and None")
-        device = _device(device)
-        options = {"device": device, "workers": workers, "timeout_s": timeout_s, "reserve_sms": reserve_sms}
-        options["communicator"] = communicator
-        key = (pg, transport, *options.values())
-        if key not in cls.groups:
-            cls.groups[key] = super().__call__(pg, transport, **options)
-        return cls.groups[key]
+        elif not _may_be_process_group(pg):
+            hint = " (get_group() of a mesh)" if hasattr(pg, "get_group") else ""
+            raise ValueError(f"pg: {pg!r}; legal are a process group{hint}, 'self' and None")
+        given = _Arguments(pg, _device(device), transport, workers, timeout_s, reserve_sms, communicator)
+        found = cls.groups.get(given) if shared else None
+        if found is not None:
+            return found
+        _check(given)
+        if shared:
+            _refuse_another(given, cls.groups)
+        options = given._asdict()
+        made = super().__call__(options.pop("pg"), options.pop("transport"), **options, shared=shared)
+        if shared:
+            cls.groups[given] = made
+        return made
+
+
+def _may_be_process_group(pg: object) -> bool:
+    if pg is None:
+        return True
+    return dist.is_available() and (isinstance(pg, dist.ProcessGroup) or pg is dist.GroupMember.NON_GROUP_MEMBER)
+
+
+def _check(given: _Arguments) -> None:
+    if given.transport not in _TRANSPORTS:
+        raise ValueError(f"transport: {given.transport!r}; legal are {', '.join(_TRANSPORTS)}")
+    if given.workers < 0:
+        raise ValueError(f"workers: {given.workers}; must be 0 (the engine's choice) or more")
+    if given.timeout_s is not None and not given.timeout_s > 0:
+        raise ValueError(f"timeout_s: {given.timeout_s}; must be above 0, or None")
+    reserved_sms.checked(given.reserve_sms)
+    communicators.checked(given.communicator)
+
+
+def _refuse_another(given: _Arguments, groups: dict[_Arguments, Group]) -> None:
+    """ValueError where the ranks of several have a Group that differs in an option: a second one would have flags and
+    symmetric memory of its own on each of them, unseen."""
+    for other, group in list(groups.items()):
+        if given[:2] != other[:2] or group.size == 1 or group.engine.has_ended:
+            continue
+        name = next(name for name in _Arguments._fields[2:] if getattr(given, name) != getattr(other, name))
+        raise ValueError(
+            f"{name}: {getattr(given, name)!r}; the Group that these ranks share on {given.device} has "
+            f"{getattr(other, name)!r}. Give that one, close() it first, or shared=False for one more beside it"
+        )
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:
@@ -100,7 +149,9 @@ class Group(metaclass=_Cached):
     """The ranks of a process group, one process each, that hold the experts of a layer between them.
 
     Rank r of W holds the experts [r E / W, (r + 1) E / W). Making a Group is collective. Equal arguments give the same
-    Group; copies of modules share it.
+    Group to all who ask, until somebody closes it; copies of modules share it. Other options for a process group of
+    several ranks that has a Group on the device already are a ValueError: see `shared`. uniep.groups() are those there
+    are.
 
     Args:
         pg: a torch.distributed process group; "self": this process alone; None: the default process group, or this
@@ -116,14 +167,22 @@ class Group(metaclass=_Cached):
         communicator: how native ranks find each other. "own": by an id that rank 0 broadcasts over `pg`, of whatever
             backend. "borrow": by one that the library itself shares over the NCCL communicator of `pg`, which it uses
             for nothing else, and no longer than this constructor. The transport "torch" always runs over `pg`.
+        shared: False: a Group of its own, beside any other of these ranks, with memory of its own. Equal arguments do
+            not give it again, so that whoever makes it may close it.
 
     Attributes:
+        rank: of this process in the group, 0 to size - 1.
+        size: W, the number of ranks.
+        transport: what it became: "native" or "torch".
+        why: the reason for this transport, in words.
+        process_group: of torch; None: this process alone.
         reserved: SMs that calls leave, 0 where no kernel waits for a peer; None: not known, so that calls are refused.
         replicas: a process group of the ranks that hold the same experts in the job's groups, by whose rank a Tuner
             numbers these; None: not known. To be set before the first call, on all ranks of these groups.
 
     Raises:
-        ValueError: an argument is wrong, or native was asked for where it can not be had.
+        ValueError: an argument is wrong, native was asked for where it can not be had, or the ranks share a Group that
+            has other options.
     """
 
     def __init__(
@@ -136,15 +195,8 @@ class Group(metaclass=_Cached):
         timeout_s: float | None = None,
         reserve_sms: int | str = "auto",
         communicator: str = "own",
+        shared: bool = True,  # the metaclass's alone
     ) -> None:
-        if transport not in _TRANSPORTS:
-            raise ValueError(f"transport: {transport!r}; legal are {', '.join(_TRANSPORTS)}")
-        if workers < 0:
-            raise ValueError(f"workers: {workers}; must be 0 (the engine's choice) or more")
-        if timeout_s is not None and not timeout_s > 0:
-            raise ValueError(f"timeout_s: {timeout_s}; must be above 0, or None")
-        reserved_sms.checked(reserve_sms)
-        communicators.checked(communicator)
         capture.refuse("group: a CUDA graph is captured; make the Group before, and one call with it")
         self.process_group = None if pg == "self" else pg
         self.device = _device(device)
@@ -282,6 +334,9 @@ class Group(metaclass=_Cached):
     def close(self) -> None:
         """Ends the group; a later call with it is a ValueError. Waits until the calls so far are over or have failed.
 
+        It ends for all who share it: layers, and whoever made a Group of equal arguments. Nobody counts them. Close
+        one of `shared=False`, or at the end of the job.
+
         As a context manager a group waits for nothing where an exception leaves the block: peers hear of it at once.
         """
         self._forget()
@@ -324,9 +379,24 @@ class Group(metaclass=_Cached):
         )
 
 
+def groups() -> list[Group]:
+    """The groups of this process that are neither closed nor aborted, oldest first; shared ones and others.
+
+    For a look at what layers run with. Makes nothing, waits for nothing, and is not collective.
+    """
+    found = [group for group in _existing() if not group.engine.has_ended]
+    return sorted(found, key=lambda group: int(group.name.removeprefix("uniep")))
+
+
+def _existing() -> list[Group]:
+    """Of any state. Other threads may make groups meanwhile."""
+    found = (reference() for reference in _by_name.valuerefs())
+    return [group for group in found if group is not None]
+
+
 def abort() -> None:
     """Group.abort() of every group of this process, for a restart in it."""
-    for group in list(_by_name.values()):
+    for group in _existing():
         group.abort()
 
 
@@ -337,6 +407,6 @@ os.register_at_fork(after_in_child=_Cached.groups.clear)
 @atexit.register
 def _forget_process_groups() -> None:
     """With torch 2.12 a process aborts where it still refers to a destroyed gloo process group as it ends."""
-    for group in list(_by_name.values()):
+    for group in _existing():
         group.process_group = group.replicas = None
     _Cached.groups.clear()

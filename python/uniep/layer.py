@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import functools
-import math
 import typing
 from collections.abc import Sequence
 
 import torch
 
 from uniep import capture, ops, schedules
+from uniep.arguments import Capacity, GateAndUp, Given, Tensors, cast_to_bf16, flat, gate_and_up, is_tensor, validated
 from uniep.call import Call, shaped
 from uniep.derivatives import differentiable_once
 from uniep.errors import Unsupported
 from uniep.group import Group, find_group
-from uniep.numerics import is_gated, read_numerics
-from uniep.ordinary import check_ordinary, waited_for
-from uniep.shares import all_experts
+from uniep.numerics import read_numerics
+from uniep.ordinary import waited_for
 from uniep.tuning import choose, tuned_sizes
 
-Tensors = torch.Tensor | Sequence[torch.Tensor]
-Capacity = tuple[int | float, int]
-GateAndUp = Tensors | tuple[Tensors, Tensors] | Sequence[tuple[torch.Tensor, torch.Tensor]]
 MainGrad = typing.Literal["param"] | tuple[GateAndUp, Tensors] | tuple[GateAndUp, Tensors, Tensors, Tensors]
 
-_ROW_ALIGNMENT = 128
 HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")  # from PyTorch 2.10 on
 _NAMES = ("w1", "w2", "b1", "b2")
 
@@ -113,67 +108,74 @@ def moe(
         return _moe_outside_of_graphs(x, topk_ids, probs, w1, w2, b1=b1, b2=b2, main_grad=main_grad, **options)
     if (compiling or torch._C._is_any_autocast_enabled()) and torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.bfloat16)
-        w1, w2 = _cast(w1), _cast(w2)
-        b1, b2 = None if b1 is None else _cast(b1), None if b2 is None else _cast(b2)
+        w1, w2 = cast_to_bf16(w1), cast_to_bf16(w2)
+        b1, b2 = None if b1 is None else cast_to_bf16(b1), None if b2 is None else cast_to_bf16(b2)
     if not compiling:
         x, topk_ids, probs = waited_for(x), waited_for(topk_ids), waited_for(probs)
-    (first, apart), second = _gate_and_up(w1, "w1"), _tensors(w2, "w2")
-    _check_tensors(x, topk_ids, probs)
-    local, hidden, intermediate = _check_weights(x, first, second, apart, activation)
-    third, fourth = _biases(b1, b2, local, hidden, (2 if is_gated(activation) else 1) * intermediate, x)
-    is_default = group is None
-    if group is None:
-        group = default_group(x.device) if compiling else Group(device=x.device)
-    if x.device != group.device:
-        raise ValueError(f"x: on {x.device}; must be on the group's device, {group.device}")
-    experts = all_experts(local, group, num_experts, is_default and not compiling)
-    slots = checked_topk(topk_ids, experts, topk)
-    _check_frozen(first, "w1")
-    _check_frozen(second, "w2")
-    if third:
-        _check_frozen(third, "b1")
-        _check_frozen(fourth, "b2")
-    limits = checked_capacity(capacity, slots, local)
-    parts = first, second, third, fourth
-    if schedule == "auto" and compiling:
-        for sizes, pair in _tuned(group.name, activation, router_weight, bool(third)):
-            if sizes == (hidden, intermediate, experts, slots):
-                schedule = pair
-    elif schedule == "auto":
-        schedule = choose(group, hidden, intermediate, experts, slots, activation, router_weight, bool(third))
+    given = validated(x, topk_ids, probs, (w1, w2, b1, b2), activation, topk, num_experts, group, capacity)
+    numerics = activation, router_weight
     if compiling:
-        texts = schedules.read(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
-        keep = torch.is_grad_enabled() and any(
-            t.requires_grad for t in (x, probs, first[0], second[0], *third[:1], *fourth[:1])
-        )
-        given = save, slots, apart, activation, router_weight
-        sums, marks = _main_grad_in_graph(main_grad, parts, apart), main_grad == "param"
-        return ops.run_forward(
-            x, topk_ids, probs, first, second, third, fourth, sums, group.name, texts, limits, *given, marks, keep
-        )
+        return _run_in_graph(given, schedule, save, main_grad, *numerics)
+    return _run(given, schedule, save, main_grad, grad_dtype, *numerics)
+
+
+def _run_in_graph(
+    given: Given,
+    schedule: str | tuple[str, str],
+    save: str,
+    main_grad: MainGrad | None,
+    activation: str,
+    router_weight: str,
+) -> torch.Tensor:
+    """moe() inside of a compiled graph: by custom ops."""
+    x, ids, probs, parts, apart, shape, topk, group, capacity = given
+    if schedule == "auto":
+        for sizes, pair in _tuned(group.name, activation, router_weight, bool(parts[2])):
+            if sizes == (*shape, topk):
+                schedule = pair
+    texts = schedules.read(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
+    first, second, third, fourth = parts
+    keep = torch.is_grad_enabled() and any(
+        one.requires_grad for one in (x, probs, first[0], second[0], *third[:1], *fourth[:1])
+    )
+    sums, marks = _main_grad_in_graph(main_grad, parts, apart), main_grad == "param"
+    options = save, topk, apart, activation, router_weight
+    return ops.run_forward(
+        x, ids, probs, first, second, third, fourth, sums, group.name, texts, capacity, *options, marks, keep
+    )
+
+
+def _run(
+    given: Given,
+    schedule: str | tuple[str, str],
+    save: str,
+    main_grad: MainGrad | None,
+    grad_dtype: torch.dtype,
+    activation: str,
+    router_weight: str,
+) -> torch.Tensor:
+    """moe() outside of graphs."""
+    x, ids, probs, parts, apart, shape, topk, group, capacity = given
+    has_biases = bool(parts[2])
+    if schedule == "auto":
+        schedule = choose(group, *shape, topk, activation, router_weight, has_biases)
     written = schedules.encoded(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
     added = None if main_grad is None else _main_grad(main_grad, parts, apart)
     if grad_dtype is not torch.bfloat16:
         _check_grad_dtype(grad_dtype, parts, added is not None)
-    shape = hidden, intermediate, experts
-    numerics = read_numerics(activation, router_weight, bool(third))
+    numerics = read_numerics(activation, router_weight, has_biases)
+    first, second, third, fourth = parts
     counts = len(first), len(second), len(third), len(fourth)
     # Saved tensors may come back as others, without what hangs on them.
     more = numerics, parts if added == "param" else (), getattr(second[0], "uniep_layer", "")
-    call = Call(group, shape, written, slots, limits, save, apart, counts, added, grad_dtype, *more)
+    call = Call(group, shape, written, topk, capacity, save, apart, counts, added, grad_dtype, *more)
     if not torch.is_grad_enabled():
-        return call.run(x, topk_ids, probs, (*first, *second, *third, *fourth), keep=False)[0]
+        return call.run(x, ids, probs, (*first, *second, *third, *fourth), keep=False)[0]
     apply = _apply_moe if not torch._C._are_functorch_transforms_active() else _Moe.apply
-    return typing.cast(torch.Tensor, apply(call, x, topk_ids, probs, *first, *second, *third, *fourth))
+    return typing.cast(torch.Tensor, apply(call, x, ids, probs, *first, *second, *third, *fourth))
 
 
 _moe_outside_of_graphs = outside_of_graphs(moe)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def default_group(device: torch.device) -> Group:
-    """Group(device=device), made while a graph is compiled."""
-    return Group(device=device)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -266,11 +268,6 @@ def _gradients(call: Call, which: int, weights: Sequence[torch.Tensor]) -> list[
     return found
 
 
-def flat(given: GateAndUp) -> list[torch.Tensor]:
-    """The tensors of w1 or w2, however they are given."""
-    return [given] if _is_tensor(given) else [one for part in given for one in flat(part)]
-
-
 def _is_fetched(*given: GateAndUp | None) -> bool:
     """Whether a weight's main_grad is known in its backward alone (Megatron-FSDP): no graph can hold it."""
     return any(
@@ -342,197 +339,6 @@ def _zeros_of(weight: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _is_tensor(value: object) -> typing.TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor)
-
-
-def _cast(given: typing.Any) -> typing.Any:
-    if _is_tensor(given):
-        return given.to(torch.bfloat16)
-    cast = [_cast(one) for one in given]
-    return tuple(cast) if isinstance(given, tuple) else cast
-
-
-def _gate_and_up(given: GateAndUp, name: str) -> tuple[list[torch.Tensor], bool]:
-    """The tensors of w1, and whether gate and up lie apart: then all gates, and behind them all ups."""
-    if _is_tensor(given):
-        return _tensors(given, name), False
-    parts: list[typing.Any] = list(given)
-    if parts and isinstance(given, list) and all(isinstance(one, tuple) and len(one) == 2 for one in parts):
-        parts = [[gate for gate, _ in parts], [up for _, up in parts]]
-    elif len(parts) != 2 or any(_is_tensor(one) and one.dim() != 3 for one in parts):
-        return _tensors(typing.cast(Tensors, given), name), False
-    gate, up = _tensors(parts[0], f"{name}, gate"), _tensors(parts[1], f"{name}, up")
-    if len(gate) != len(up) or gate[0].dim() != up[0].dim():
-        raise ValueError(f"{name}: {len(gate)} tensors of gates and {len(up)} of ups; must be alike")
-    return [*gate, *up], True
-
-
-def _tensors(given: Tensors, name: str) -> list[torch.Tensor]:
-    if _is_tensor(given):
-        if given.dim() != 3:
-            raise ValueError(
-                f"{name}: shape {list(given.shape)}; must have 3 dimensions, or be a list of tensors with 2"
-            )
-        return [given]
-    tensors = list(given)
-    if not tensors or not all(_is_tensor(one) and one.dim() == 2 for one in tensors):
-        raise ValueError(f"{name}: must be a tensor with 3 dimensions, or a list of tensors with 2, one an expert")
-    return tensors
-
-
-def _check_tensors(x: torch.Tensor, ids: torch.Tensor, probs: torch.Tensor) -> None:
-    check_ordinary("x", x)
-    check_ordinary(_routing(ids), ids)
-    check_ordinary("probs", probs)
-    if x.dtype != torch.bfloat16:
-        raise ValueError(f"x: {x.dtype}; must be torch.bfloat16")
-    if x.dim() < 1:
-        raise ValueError("x: no dimension; must be [..., hidden]")
-    sizes, leading = ids.shape, x.shape
-    if len(sizes) != len(leading) or (sizes[0] != leading[0] if len(sizes) == 2 else sizes[:-1] != leading[:-1]):
-        expected = [*x.shape[:-1], "E" if ids.dtype == torch.bool else "K"]
-        raise ValueError(f"{_routing(ids)}: shape {list(ids.shape)}; must be {expected}, as x has {list(x.shape)}")
-    check_probs(ids, probs)
-    device = x.device
-    if ids.device != device or probs.device != device:
-        name, tensor = (_routing(ids), ids) if ids.device != device else ("probs", probs)
-        raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {device}")
-
-
-def _routing(ids: torch.Tensor) -> str:
-    return "routing_map" if ids.dtype == torch.bool else "topk_ids"
-
-
-def check_probs(ids: torch.Tensor, probs: torch.Tensor) -> None:
-    """Raises ValueError unless ids has a type for ids or for a map, and probs is fp32 in the shape of ids."""
-    if ids.dtype not in (torch.int32, torch.int64, torch.bool):
-        raise ValueError(f"topk_ids: {ids.dtype}; must be torch.int32 or torch.int64, or torch.bool for a map")
-    if probs.dtype != torch.float32:
-        hint = "; FSDP2 casts what a wrapped module is given, but for MixedPrecisionPolicy(cast_forward_inputs=False)"
-        cast = probs.dtype in (torch.bfloat16, torch.float16)
-        raise ValueError(f"probs: {probs.dtype}; must be torch.float32{hint if cast else ''}")
-    if probs.shape != ids.shape:
-        raise ValueError(f"probs: shape {list(probs.shape)}; must be that of {_routing(ids)}, {list(ids.shape)}")
-
-
-def checked_topk(ids: torch.Tensor, experts: int, topk: int | None) -> int:
-    """K of ids [..., K] or of a map [..., E]; ValueError unless it is 1 to E, and the sizes agree."""
-    slots = ids.shape[-1]
-    if ids.dtype == torch.bool:
-        if slots != experts:
-            raise ValueError(f"routing_map: {slots} experts; must be the number of experts, {experts}")
-        if topk is None or not 1 <= topk <= experts:
-            raise ValueError(f"topk: {topk}; of a routing map it must be 1 to the number of experts, {experts}")
-        return topk
-    if not 1 <= slots <= experts:
-        raise ValueError(f"topk_ids: {slots} slots a token; must be 1 to the number of experts, {experts}")
-    if topk is not None and topk != slots:
-        raise ValueError(f"topk: {topk}; must be None or that of topk_ids, {slots}")
-    return slots
-
-
-def _check_weights(
-    x: torch.Tensor, w1: list[torch.Tensor], w2: list[torch.Tensor], apart: bool, activation: str
-) -> tuple[int, int, int]:
-    """Local experts, H and I."""
-    hidden, intermediate = x.shape[-1], w2[0].shape[-1]
-    half = len(w1) // 2 if apart else len(w1)
-    local = w1[0].shape[0] if w1[0].dim() == 3 else half
-    gated = is_gated(activation)
-    if apart and not gated:
-        raise ValueError(f"w1: gate and up; activation {activation!r} has no gate, so that w1 is [El, I, H]")
-    rows = intermediate if apart or not gated else 2 * intermediate
-    _check_weight(w1[:half], "w1", local, (rows, hidden), intermediate, x)
-    if apart:
-        _check_weight(w1[half:], "w1, up", local, (rows, hidden), intermediate, x)
-    _check_weight(w2, "w2", local, (hidden, intermediate), intermediate, x)
-    if hidden < 8 or hidden % 8 != 0:
-        raise ValueError(f"hidden: {hidden}; must be a multiple of 8, 8 or more")
-    if intermediate < 8 or intermediate % 8 != 0:
-        raise ValueError(f"intermediate: {intermediate}; must be a multiple of 8, 8 or more")
-    if local < 1:
-        raise ValueError("w1: no expert; must be one or more on every rank")
-    return local, hidden, intermediate
-
-
-def _check_weight(
-    tensors: list[torch.Tensor], name: str, local: int, columns: tuple[int, int], intermediate: int, x: torch.Tensor
-) -> None:
-    """Each of the tensors is fine, and there are as many as there must be."""
-    stacked = tensors[0].dim() == 3
-    if not stacked and len(tensors) != local:
-        raise ValueError(f"{name}: {len(tensors)} tensors; must be {local}, one for each expert, as in w1")
-    expected = (local, *columns) if stacked else columns
-    dtype, device = torch.bfloat16, x.device
-    check_ordinary(name, *tensors)
-    for tensor in tensors:
-        if tensor.shape == expected and tensor.dtype is dtype and tensor.is_contiguous() and tensor.device == device:
-            continue
-        if tensor.shape != expected:
-            raise ValueError(
-                f"{name}: shape {list(tensor.shape)}; must be {list(expected)}, as x has hidden {x.shape[-1]}, w1 "
-                f"{local} experts and w2 intermediate {intermediate}"
-            )
-        if tensor.dtype != dtype:
-            raise ValueError(f"{name}: {tensor.dtype}; must be torch.bfloat16")
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name}: strides {tensor.stride()}; must be contiguous")
-        raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {device}")
-
-
-def _biases(
-    b1: Tensors | None, b2: Tensors | None, local: int, hidden: int, columns: int, x: torch.Tensor
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The tensors of both, no entries where there are none."""
-    if b1 is None and b2 is None:
-        return [], []
-    if b1 is None or b2 is None:
-        given, lacking = ("b2", "b1") if b1 is None else ("b1", "b2")
-        raise ValueError(f"{lacking}: None beside {given}; give both or none")
-    found = []
-    for name, bias, width in (("b1", b1, columns), ("b2", b2, hidden)):
-        tensors = [bias] if _is_tensor(bias) else list(bias)
-        expected = [local, width] if _is_tensor(bias) else [width]
-        check_ordinary(name, *tensors)
-        if not _is_tensor(bias) and len(tensors) != local:
-            raise ValueError(f"{name}: {len(tensors)} tensors; must be {local}, one for each expert, as in w1")
-        for tensor in tensors:
-            if list(tensor.shape) != expected:
-                raise ValueError(f"{name}: shape {list(tensor.shape)}; must be {expected}")
-            if tensor.dtype != torch.bfloat16:
-                raise ValueError(f"{name}: {tensor.dtype}; must be torch.bfloat16")
-            if not tensor.is_contiguous():
-                raise ValueError(f"{name}: strides {tensor.stride()}; must be contiguous")
-            if tensor.device != x.device:
-                raise ValueError(f"{name}: on {tensor.device}; must be where x is, on {x.device}")
-        found.append(tensors)
-    return found[0], found[1]
-
-
-def _check_frozen(weights: list[torch.Tensor], name: str) -> None:
-    need = weights[0].requires_grad
-    if len(weights) > 1 and any(weight.requires_grad != need for weight in weights):
-        raise ValueError(f"{name}: some experts require a gradient and others do not; must be all or none")
-
-
-def checked_capacity(capacity: Capacity | None, topk: int, local: int) -> tuple[int, int] | None:
-    """The capacity as (rows, tokens) for K slots a token and El experts; ValueError where it is wrong."""
-    if capacity is None:
-        return None
-    values = tuple(capacity)
-    wrong = f"capacity: {capacity!r}; must be (rows or a factor, tokens), both above 0, or None"
-    if len(values) != 2 or not isinstance(values[1], int) or not isinstance(values[0], (int, float)):
-        raise ValueError(wrong)
-    rows, tokens = capacity
-    if not 0 < rows < float("inf") or tokens <= 0:
-        raise ValueError(wrong)
-    if isinstance(rows, int):
-        return rows, tokens
-    routed = math.ceil(rows * tokens * topk)
-    return (-(-routed // _ROW_ALIGNMENT) + local) * _ROW_ALIGNMENT, tokens
-
-
 def _check_grad_dtype(grad_dtype: object, parts: tuple[Sequence[torch.Tensor], ...], has_main_grad: bool) -> None:
     """Of another one than bf16."""
     if grad_dtype is not torch.float32:
@@ -566,9 +372,9 @@ def _main_grad(
     found = []
     for which, one in enumerate(given):
         if which == 0 and apart:
-            found.append(_gate_and_up(one, "main_grad")[0])
+            found.append(gate_and_up(one, "main_grad")[0])
         else:
-            found.append(typing.cast(list[torch.Tensor], [one] if _is_tensor(one) else list(one)))
+            found.append(typing.cast(list[torch.Tensor], [one] if is_tensor(one) else list(one)))
         _check_main_grad(found[which], parts[which], names[which])
     return tuple(found)
 

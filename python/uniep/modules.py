@@ -6,9 +6,11 @@ import typing
 
 import torch
 
+from uniep.arguments import checked_capacity
 from uniep.group import Group
 from uniep.layer import HAS_GRAD_DTYPE, moe, outside_of_graphs
-from uniep.numerics import is_gated
+from uniep.numerics import is_gated, read_numerics
+from uniep.schedules import read
 
 _OPTIONS = {"schedule", "capacity", "main_grad", "grad_dtype", "save", "activation", "router_weight"}
 
@@ -19,6 +21,18 @@ def parameter_device(group: Group) -> torch.device:
     return default if default.type == "meta" else group.device
 
 
+def _refuse_by_place(given: tuple[object, ...], names: str) -> None:
+    """Where some are given twice; of all by their places Python itself says which names are missing."""
+    if given:
+        raise TypeError(f"{names}: {len(given)} given by their places; must be given by name")
+
+
+def _check_columns(hidden: int, intermediate: int) -> None:
+    for name, size in (("hidden", hidden), ("intermediate", intermediate)):
+        if size < 8 or size % 8 != 0:
+            raise ValueError(f"{name}: {size}; must be a multiple of 8, 8 or more")
+
+
 class Experts(torch.nn.Module):
     """The experts of one rank; the parameters are this rank's E / W experts of the group.
 
@@ -26,35 +40,41 @@ class Experts(torch.nn.Module):
     `torch.device("meta")` parameters are made there: to_empty() and reset_parameters(), or loading, come before a call.
 
     Args:
-        num_experts: E, of all ranks, a multiple of their number.
-        hidden: H, a multiple of 8.
-        intermediate: I, a multiple of 8.
-        group: None is Group().
+        num_experts: E, of all ranks, a multiple of their number W.
+        hidden: H, columns of x and y, a multiple of 8.
+        intermediate: I, columns between both matrices of an expert, a multiple of 8.
+        group: the ranks that hold the experts; None is Group().
+        dtype: of the parameters: torch.bfloat16, or another one that autocast casts.
         bias: whether there are biases.
         options: `schedule`, `capacity`, `main_grad`, `grad_dtype`, `save`, `activation` and `router_weight` of moe().
-        dtype: of the parameters: bf16, or another one that autocast casts.
 
     Attributes:
-        gate_up_proj: [El, 2 I, H], gate rows before up rows; of an activation without a gate [El, I, H].
-        down_proj: [El, H, I].
-        gate_up_bias, down_bias: [El, 2 I] (without a gate [El, I]) and [El, H], zero at first; None without `bias`.
+        gate_up_proj: [El, 2 I, H] of `dtype`, El = E / W, gate rows before up rows; of an activation without a gate
+            [El, I, H].
+        down_proj: [El, H, I] of `dtype`.
+        gate_up_bias: [El, 2 I] of `dtype` (without a gate [El, I]), zero at first; None without `bias`.
+        down_bias: [El, H] of `dtype`, zero at first; None without `bias`.
+        options: as given; they may be changed between steps.
 
     Raises:
-        ValueError: num_experts is not a multiple of the number of ranks.
+        TypeError: a size was given by its place: Experts and MoELayer have theirs by name alone.
+        ValueError: a size or an option is wrong, or num_experts is not a multiple of the number of ranks.
     """
 
     def __init__(
         self,
+        *by_place: typing.NoReturn,
         num_experts: int,
         hidden: int,
         intermediate: int,
-        *,
         group: Group | None = None,
         dtype: torch.dtype = torch.bfloat16,
         bias: bool = False,
         **options: typing.Any,
     ) -> None:
         super().__init__()
+        _refuse_by_place(by_place, "num_experts, hidden, intermediate")
+        _check_columns(hidden, intermediate)
         self.group = Group() if group is None else group
         if num_experts < 1 or num_experts % self.group.size != 0:
             raise ValueError(
@@ -63,10 +83,14 @@ class Experts(torch.nn.Module):
         unknown = set(options) - _OPTIONS
         if unknown:
             raise ValueError(f"options: {', '.join(sorted(unknown))}; legal are {', '.join(sorted(_OPTIONS))}")
+        read("auto", options.get("save", "keep"), 0)
+        checked_capacity(options.get("capacity"), 1, 1)
+        activation = options.get("activation", "swiglu")
+        read_numerics(activation, options.get("router_weight", "activation"), bias)
         self.num_experts, self.options = num_experts, options
         local = num_experts // self.group.size
         device = parameter_device(self.group)
-        rows = (2 if is_gated(options.get("activation", "swiglu")) else 1) * intermediate
+        rows = (2 if is_gated(activation) else 1) * intermediate
         self.gate_up_proj = torch.nn.Parameter(torch.empty(local, rows, hidden, device=device, dtype=dtype))
         self.down_proj = torch.nn.Parameter(torch.empty(local, hidden, intermediate, device=device, dtype=dtype))
         self.gate_up_bias: torch.nn.Parameter | None = None
@@ -117,25 +141,35 @@ class MoELayer(torch.nn.Module):
     """A router and its experts: the best K of a softmax in fp32, whose probabilities are scaled to a sum of 1.
 
     Args:
-        hidden: H. intermediate: I. num_experts: E. topk: K, 1 to E.
-        options: those of Experts.
+        hidden: H, columns of x and y, a multiple of 8.
+        intermediate: I, columns between both matrices of an expert, a multiple of 8.
+        num_experts: E, of all ranks, a multiple of their number.
+        topk: K, experts of a token, 1 to E.
+        group: the ranks that hold the experts; None is Group().
+        options: `dtype`, `bias` and the options of Experts.
 
     Attributes:
-        router: fp32 Linear [E, H]; its parameters are meant to be equal on all ranks.
-        experts: Experts.
+        router: Linear with an fp32 weight [E, H]; its parameters are meant to be equal on all ranks.
+        experts: Experts, this rank's.
+
+    Raises:
+        TypeError: a size was given by its place: Experts and MoELayer have theirs by name alone.
+        ValueError: an argument is wrong.
     """
 
     def __init__(
         self,
+        *by_place: typing.NoReturn,
         hidden: int,
         intermediate: int,
         num_experts: int,
         topk: int,
-        *,
         group: Group | None = None,
         **options: typing.Any,
     ) -> None:
         super().__init__()
+        _refuse_by_place(by_place, "hidden, intermediate, num_experts, topk")
+        _check_columns(hidden, intermediate)
         if not 1 <= topk <= num_experts:
             raise ValueError(f"topk: {topk}; must be 1 to num_experts, {num_experts}")
         self.topk = topk
@@ -143,7 +177,9 @@ class MoELayer(torch.nn.Module):
         self.router = torch.nn.Linear(
             hidden, num_experts, bias=False, device=parameter_device(group), dtype=torch.float32
         )
-        self.experts = Experts(num_experts, hidden, intermediate, group=group, **options)
+        self.experts = Experts(
+            num_experts=num_experts, hidden=hidden, intermediate=intermediate, group=group, **options
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., H] bf16 to y [..., H] bf16."""

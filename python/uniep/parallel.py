@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from uniep.arguments import flat
 from uniep.group import Group
-from uniep.layer import flat
 from uniep.modules import Experts
 
+_BUCKET_BYTES = 64 << 20
 Replicas = dist.ProcessGroup | typing.Literal["self"] | None
 
 
@@ -45,7 +46,10 @@ def average_expert_gradients(module: torch.nn.Module, replicas: Replicas = None)
     Sums over the group's W ranks become, with R groups that are replicas of each other, sums over the replicas divided
     by W R. Once a step, on all ranks, behind the last backward and before clip_grad_norm(). Works on main_grad where
     there is one, else on .grad. Gradients of experts that FSDP2 has sharded over the replicas are means over these
-    already, and are divided by W alone.
+    already, and are divided by W alone. checkpoint_state() saves and loads such experts as well.
+
+    Small gradients travel together, in buckets of one dtype of up to 64 MiB, a collective each; a larger one needs no
+    memory beside it.
 
     Args:
         module: with Experts, or what shard_experts() has sharded; without any nothing happens.
@@ -56,6 +60,7 @@ def average_expert_gradients(module: torch.nn.Module, replicas: Replicas = None)
     Raises:
         ValueError: the replicas are not known, or are ranks of one group.
     """
+    summed: dict[tuple[dist.ProcessGroup, torch.device, torch.dtype], list[torch.Tensor]] = {}
     for one, group in _by_holder(module):
         shared = _replicas(replicas, group)
         count = group.size * (1 if shared is None else dist.get_world_size(shared))
@@ -65,7 +70,35 @@ def average_expert_gradients(module: torch.nn.Module, replicas: Replicas = None)
                 continue
             gradient.div_(count)
             if shared is not None:
-                dist.all_reduce(gradient, group=shared)
+                summed.setdefault((shared, gradient.device, gradient.dtype), []).append(gradient)
+    for (shared, _, _), gradients in summed.items():
+        for bucket in _buckets(gradients):
+            _sum(bucket, shared)
+
+
+def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """These in order, together up to _BUCKET_BYTES; a larger one alone."""
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.nbytes > _BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+def _sum(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Each becomes its sum over the ranks, by one collective."""
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        dist.all_reduce(tensors[0], group=group)
+        return
+    flat_sums = torch.cat([one.reshape(-1) for one in tensors])
+    dist.all_reduce(flat_sums, group=group)
+    parts = torch.split(flat_sums, [one.numel() for one in tensors])
+    torch._foreach_copy_(tensors, [part.view(one.shape) for part, one in zip(parts, tensors, strict=True)])
 
 
 @torch.no_grad()

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from uniep import capture, layer_stats, library, peers
 from uniep.errors import CapacityError
 from uniep.numerics import PLAIN, Numerics
+from uniep.rows import ROW_ALIGNMENT
 from uniep.schedules import SAVES
 
 if typing.TYPE_CHECKING:
     from uniep.group import Group
 
-_ROW_ALIGNMENT = 128
 _FAULTS = {
     1: "topk_ids: {value} at token {token}, slot {slot} of rank {rank}; legal are -1 (unused) and 0 to {last}",
     2: "topk_ids: {value} twice in token {token} of rank {rank}; an expert may be in one slot of a token only",
@@ -273,7 +273,7 @@ def _find_fault(ids: torch.Tensor, probs: torch.Tensor, experts: int) -> list[in
 
 def _check_capacity(counts: torch.Tensor, local: int, capacity: tuple[int, int]) -> None:
     """counts [W, E] on the CPU: rows of every source for every expert."""
-    padded = -(-counts.sum(0) // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+    padded = -(-counts.sum(0) // ROW_ALIGNMENT) * ROW_ALIGNMENT
     for rank, need in enumerate(padded.view(-1, local).sum(1).tolist()):
         if need > capacity[0]:
             raise CapacityError(f"capacity: {capacity[0]} rows; rank {rank} needs {need}. Nothing was dropped")

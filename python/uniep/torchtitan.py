@@ -19,8 +19,9 @@ from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 
 from uniep import reserved_sms
+from uniep.arguments import checked_capacity
 from uniep.group import Group
-from uniep.layer import checked_capacity, moe
+from uniep.layer import moe
 from uniep.numerics import read_numerics
 from uniep.schedules import check_early
 from uniep.switch import is_disabled

@@ -20,6 +20,7 @@ from uniep.layer import moe
 from uniep.switch import is_disabled
 
 NAME = "uniep"
+_OPTIONS = {"schedule", "capacity", "main_grad", "save", "router_weight"}  # of shard_experts()
 _SILU = (torch.nn.SiLU, type(ACT2FN["silu"]), type(ACT2FN["swish"]))
 _GELU_TANH = (type(ACT2FN["gelu_pytorch_tanh"]), type(ACT2FN["gelu_new"]))
 # Experts with a gate of their own, and moe()'s activation of what that computes; silu where they have an act_fn.
@@ -38,7 +39,15 @@ _SERVED = {
 def experts_forward(
     self: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """The forward of a Transformers experts module: hidden_states [T, H] bf16, both others [T, K], to [T, H].
+    """The forward of a Transformers experts module.
+
+    Args:
+        hidden_states: [T, H] bf16, or of another type under autocast.
+        top_k_index: [T, K] int32 or int64, global experts.
+        top_k_weights: [T, K] of any floating type.
+
+    Returns:
+        [T, H] of hidden_states' type.
 
     Raises:
         ValueError: the experts are not served; the message says why.
@@ -125,6 +134,9 @@ def refuse(experts: torch.nn.Module) -> None:
 
 def _check_options(experts: torch.nn.Module, options: dict[str, typing.Any]) -> None:
     """Raises ValueError for options of shard_experts() that these experts can not have."""
+    unknown = options.keys() - _OPTIONS
+    if unknown:
+        raise ValueError(f"options: {', '.join(sorted(unknown))}; legal are {', '.join(sorted(_OPTIONS))}")
     kind, weight = type(experts).__name__, options.get("router_weight", "output")
     if getattr(experts, "has_bias", False) and weight != "output":
         raise ValueError(

@@ -37,10 +37,14 @@ class Decision(typing.NamedTuple):
     """What became of one candidate. All ranks of the group take the same; `reason` is as each of them knows it.
 
     Attributes:
-        step: at whose end. layer: shape of the layer. direction: "forward" or "backward".
+        step: at whose end.
+        layer: shape of the layer.
+        direction: "forward" or "backward".
         verdict: "taken", "slower", "failed", "wrong" or "refused".
         schedule: of the candidate, whole.
         ratio: its time over the incumbent's, the median of `pairs` pairs; 0: none was measured.
+        pairs: how many calls of each were measured.
+        reason: why, in words.
     """
 
     step: int
@@ -79,9 +83,10 @@ class Tuner:
         budget: time lost to trying, as a share of the time in layers.
         folder: where rank 0 keeps what was found and what failed, for later jobs; None: where autotune() does; "": no.
         batch: candidates of a round, 1 to 64.
-        job_group, job_groups: of groups of one job with layers of the same kind, which one this is, and how many there
-            are: they begin with different candidates. results() and add_results() tell them of each other. With
-            job_groups 1 a Group's `replicas` say it, as Megatron's plug-in sets them, and begin_round() tells them.
+        job_group: of groups of one job with layers of the same kind, which one this is, 0 to job_groups - 1: they begin
+            with different candidates. results() and add_results() tell them of each other.
+        job_groups: how many of them there are. With 1 a Group's `replicas` say it, as Megatron's plug-in sets them, and
+            begin_round() tells them.
         before_optimizer: step() and begin_round() are called by the first optimizer of torch's that begins a step
             behind calls of moe(), on all ranks; for frameworks whose training loop is not yours.
         on_line: called with each line of the log; None: the logger "uniep".

@@ -38,12 +38,14 @@ class Finding(typing.NamedTuple):
 
     Attributes:
         kind: "wrong rank", "wrong rank, undecided", "memory changed", "inputs changed", "not finite", or "own bug".
-        layer, direction: of the call.
+        layer: of the call, as stats() names it.
+        direction: of the call, "forward" or "backward".
         tensor: "y", "dx", "dprobs", "dw1", "dw2", "o" (an expert's rows on their way back), or an input.
         rank: of the group; -1: none, or not known.
         suspects: ranks, where it is undecided.
         expert: global; -1: none, as of the sum of a token's slots.
-        row, column: of the first wrong tile, a row and 128 columns.
+        row: of the first wrong tile, which is one row high.
+        column: of the first wrong tile, the first of 128.
         message: one line that says all of this, with the GPU and its host.
         file: the inputs of all ranks, for `uniep run --tensors`; its ids beside it with .npy; or empty.
     """
@@ -83,15 +85,19 @@ class Verifier:
     Args:
         every: steps from one check to the next, at least.
         layers: names of layers that are checked (those of `uniep.stats()`); None: all.
-        budget: of the time of all steps that checks may take; 1 or more: no bound. The first check is always made.
+        budget: share of the time of all steps that checks may take, 0.001 is 0.1 %; 1 or more: no bound. The first
+            check is always made.
         folder: where the inputs of a call that was found wrong are written; all ranks see it. None: nowhere.
         before_optimizer: step() is called by the first optimizer of torch's that begins a step behind calls of moe(),
             on all ranks; for frameworks whose training loop is not yours.
         on_finding: called with each Finding on every rank; None: rank 0 of the group logs the message as an error.
 
     Attributes:
-        steps, checks, findings: how many there have been. Where weights were freed before step() no check is made.
-        check_seconds, step_seconds: what they took.
+        steps: how many there have been.
+        checks: how many were made. Where weights were freed before step() none is.
+        findings: how many calls were found wrong.
+        check_seconds: what the checks took.
+        step_seconds: what the steps took, with the checks.
 
     Raises:
         ValueError: an argument is wrong, or there is another Verifier that is not closed.

@@ -5,6 +5,10 @@ Router, losses, shared experts, recomputation, parameters, optimizer and checkpo
     spec = uniep.megatron.enable(get_gpt_layer_local_spec(...))
 
 or, before the model is built, `uniep.megatron.patch()`. With UNIEP_DISABLE=1 both change nothing.
+
+patch(), and enable() of a spec that names MoELayer as a ModuleSpec, put a function of UniEP's in the place of
+`MoELayer.__init__`, for the whole process. It calls Megatron's for every layer that neither of them asked for.
+unpatch() puts Megatron's back.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import typing
+import weakref
 
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
@@ -57,14 +62,23 @@ def enable(
 ) -> typing.Any:
     """Replaces MoELayer in the spec of a layer or of a block, in place, and gives it back.
 
+    A spec that names MoELayer as a ModuleSpec (Megatron-core 0.17) still names it, with the options beside: then
+    `MoELayer.__init__` is UniEP's for the whole process, which builds Megatron's layer from all other specs, until
+    unpatch() behind the last such spec. `verify` and `tune_until` are of the whole process, too.
+
+    A block without a MoELayer, as a pipeline stage of dense layers has it, stays as it is; the log says so.
+
     Args:
         spec: of a layer, of a hybrid stack or of multi-token prediction, or a block's TransformerBlockSubmodules.
-        schedule, save: of uniep.moe().
-        reserve_sms: of uniep.Group; "auto" leaves what collectives of gradients, parameters and pipelines can take.
+        schedule: of uniep.moe(), of all layers: text, or two, for forward and backward.
+        save: of uniep.moe(): "keep", "redispatch", "rows" or "recompute".
+        reserve_sms: of uniep.Group, a number of SMs; "auto" leaves what collectives of gradients, parameters and
+            pipelines can take.
         verify: check a layer every so many steps, before the optimizer's (uniep.Verifier); 0: never.
         tune_until: try other schedules up to this step, which changes no bit (uniep.Tuner); 0: never.
 
-    A block without a MoELayer, as a pipeline stage of dense layers has it, stays as it is; the log says so.
+    Returns:
+        `spec`.
 
     Raises:
         ValueError: an option is wrong, or there is no MoELayer in the spec of a layer.
@@ -97,8 +111,8 @@ def _enable_layer(submodules: typing.Any, options: dict[str, typing.Any]) -> boo
         submodules.mlp = functools.partial(UniEPMoELayer, *mlp.args, **{**mlp.keywords, "uniep_options": options})
     else:
         # 0.17's layers give process groups to a spec of MoELayer itself alone.
-        MoELayer.__init__ = _init
-        mlp.module, mlp.params = MoELayer, {**mlp.params, "uniep_options": options}
+        _take_init()
+        mlp.module, mlp.params = MoELayer, {**mlp.params, "uniep_options": _OfSpec(options)}
     return True
 
 
@@ -125,7 +139,18 @@ def _begin_to_tune(until: int) -> None:
         Tuner(until=until, before_optimizer=True)
 
 
+class _OfSpec(dict[str, typing.Any]):
+    """Options in a spec: while it, or a copy of it, is there, MoELayer has to know them."""
+
+    def __new__(cls, *_: typing.Any) -> _OfSpec:  # of copies, too
+        made = super().__new__(cls)
+        _in_specs.append(weakref.ref(made, _in_specs.remove))
+        return made
+
+
+_in_specs: list[weakref.ref[_OfSpec]] = []
 _original_init = MoELayer.__init__
+_is_taken = False
 _patch: dict[str, typing.Any] | None = None  # its options
 _told: set[type] = set()
 
@@ -151,6 +176,13 @@ def _init(
     self._take_over(options, collection_of(arguments, keywords))
 
 
+def _take_init() -> None:
+    global _original_init, _is_taken
+    if not _is_taken:
+        _original_init, _is_taken = MoELayer.__init__, True
+        MoELayer.__init__ = _init
+
+
 def patch(
     *,
     schedule: str | tuple[str, str] = "auto",
@@ -161,9 +193,14 @@ def patch(
 ) -> None:
     """From now on every MoELayer that is built becomes a UniEPMoELayer, whoever imported the class.
 
+    So `MoELayer.__init__` is UniEP's in the whole process, until unpatch(). Subclasses of MoELayer stay as they are.
+    Another patch() gives other options to later layers.
+
     Args:
-        schedule, save: of uniep.moe().
-        reserve_sms: of uniep.Group; "auto" leaves what collectives of gradients, parameters and pipelines can take.
+        schedule: of uniep.moe(), of all layers: text, or two, for forward and backward.
+        save: of uniep.moe(): "keep", "redispatch", "rows" or "recompute".
+        reserve_sms: of uniep.Group, a number of SMs; "auto" leaves what collectives of gradients, parameters and
+            pipelines can take.
         verify: check a layer every so many steps, before the optimizer's (uniep.Verifier); 0: never.
         tune_until: try other schedules up to this step, which changes no bit (uniep.Tuner); 0: never.
 
@@ -172,10 +209,16 @@ def patch(
     """
     global _patch
     _patch = _begin(schedule, save, reserve_sms, verify, tune_until)
-    MoELayer.__init__ = _init
+    _take_init()
 
 
 def unpatch() -> None:
-    """Undoes patch() for layers that are built later."""
-    global _patch
+    """Undoes patch() for layers that are built later; those that are there keep running by UniEP.
+
+    `MoELayer.__init__` is Megatron's again, unless a spec is still there for which enable() needs it (see there), or
+    somebody else has put theirs around UniEP's. The Verifier and the Tuner of patch() go on: close() ends them.
+    """
+    global _patch, _is_taken
     _patch = None
+    if _is_taken and not _in_specs and MoELayer.__init__ is _init:
+        MoELayer.__init__, _is_taken = _original_init, False

@@ -23,8 +23,14 @@ class UniEPBackend(Experts):
     The shared experts are called as a module, and stay the layer's: they are no child of this one.
 
     Args:
-        config, ep_group, routed_experts, shared_experts, num_local_experts: those of build_megakernel_backend().
-        schedule, save: of uniep.moe(). reserve_sms: of uniep.Group.
+        config: TransformerConfig.
+        ep_group: the expert-parallel process group.
+        routed_experts: Megatron's SequentialMLP or TEGroupedMLP.
+        shared_experts: [..., H] to [..., H], or None.
+        num_local_experts: El, of this rank.
+        schedule: of uniep.moe(): text, or two, for forward and backward.
+        save: of uniep.moe(): "keep", "redispatch", "rows" or "recompute".
+        reserve_sms: of uniep.Group, a number of SMs or "auto".
 
     Raises:
         ValueError: the configuration asks for what UniEP does not serve, a flag is on that UniEPMoELayer turns

@@ -29,7 +29,8 @@ class Experts(torch.nn.Module):
         config: TransformerConfig.
         ep_group: the expert-parallel process group.
         experts: Megatron's SequentialMLP or TEGroupedMLP.
-        schedule, save: of moe(); attributes too, to be changed between steps.
+        schedule: of moe(); an attribute too, to be changed between steps.
+        save: of moe(); an attribute too, to be changed between steps.
         reserve_sms: of the Group; "auto" is what collectives beside the layer can take.
         collection: the ProcessGroupCollection that the layer was built with; None: parallel_state's groups.
 

@@ -7,7 +7,7 @@ import typing
 
 import torch
 
-_ROW_ALIGNMENT = 128
+from uniep.rows import ROW_ALIGNMENT, padded
 
 
 def capacity_of_factor(factor: float | None, tokens: int, topk: int, local_experts: int) -> tuple[int, int] | None:
@@ -15,8 +15,7 @@ def capacity_of_factor(factor: float | None, tokens: int, topk: int, local_exper
     if factor is None:
         return None
     rows = math.ceil(tokens * topk * factor)
-    padded = -(-rows // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
-    return padded + _ROW_ALIGNMENT * local_experts, max(tokens, 1)
+    return padded(rows) + ROW_ALIGNMENT * local_experts, max(tokens, 1)
 
 
 def expert_biases(experts: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:

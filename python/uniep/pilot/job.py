@@ -130,11 +130,11 @@ def main() -> None:
             stand_in_for_cuda()
         import torch.distributed as dist
 
-        from uniep.group import Group
+        from uniep.group import groups
         from uniep.pilot.watch import watch
 
         stop = threading.Event()
-        watch(lambda: type(Group).groups.values(), end.saw, stop)
+        watch(groups, end.saw, stop)
         found = _train(job, rank)
         stop.set()
         dist.barrier()  # the others watch no more, either, when this process ends

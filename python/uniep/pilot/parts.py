@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from uniep import reserved_sms
-from uniep.group import Group
+from uniep.group import Group, groups
 from uniep.layer_stats import record_stats
 from uniep.megatron.beside import overlapped_groups
 from uniep.pilot import bits, curves, forecast, kill, preflight, sizes, summary, turns
@@ -147,7 +147,7 @@ class Parts:
             traceback.clear_frames(error.__traceback__)  # they hold models
             if not meet(f"failed in {what}"):
                 raise
-        for group in list(type(Group).groups.values()):
+        for group in groups():
             group.close()
         record_stats(False)
         set_deterministic(False)
@@ -256,8 +256,8 @@ class Parts:
     def run_reserve_sms(self) -> None:
         """Numbers that leave NCCL enough first. With others a step can end in a time-out, and then the run with it."""
         given, size, ranks = self.options, self.setting.size, dist.get_world_size()
-        groups = [one for found in overlapped_groups().values() for one in found if one is not None]
-        enough = reserved_sms.total(reserved_sms.most_ctas(one) for one in groups) or 0
+        beside = [one for found in overlapped_groups().values() for one in found if one is not None]
+        enough = reserved_sms.total(reserved_sms.most_ctas(one) for one in beside) or 0
         counts = list(dict.fromkeys(given.reserve_sms))
         together = [[self.ours, *(with_reserved_sms(self.ours, count) for count in counts if count >= enough)]]
         together += [[with_reserved_sms(self.ours, count)] for count in counts if count < enough]

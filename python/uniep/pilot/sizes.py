@@ -24,10 +24,6 @@ class Size:
     latent_attention: bool = False
     changes: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
 
-    @property
-    def moe_layers(self) -> int:
-        return self.layers - self.dense_layers
-
 
 SIZES = {
     "tiny": Size(

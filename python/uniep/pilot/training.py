@@ -321,7 +321,7 @@ class Training:
         if self.graphs is not None:
             self.graphs.delete_cuda_graphs()
             self.graphs = None
-        for group in list(type(uniep.Group).groups.values()):
+        for group in uniep.groups():
             group.close()
         self._release()
         _forget_moe_metrics()
