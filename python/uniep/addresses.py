@@ -8,19 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
-
-class Addresses(typing.NamedTuple):
-    """Of the experts' tensors: of one tensor, or of an array with one an expert; the same of ups that lie apart from
-    their gates; and what keeps the arrays."""
-
-    tensor: int | None = None
-    experts: int | None = None
-    up: int | None = None
-    up_experts: int | None = None
-    arrays: typing.Any = None
-
-
-NOWHERE = Addresses()
+# Of the experts' tensors: of one tensor, or of an array with one an expert; the same of ups that lie apart from their
+# gates; and what keeps the arrays.
+Addresses = tuple[int | None, int | None, int | None, int | None, typing.Any]
+NOWHERE: Addresses = (None, None, None, None, None)
 
 
 class Weights(typing.NamedTuple):
@@ -31,11 +22,21 @@ class Weights(typing.NamedTuple):
     b1: Addresses = NOWHERE
     b2: Addresses = NOWHERE
 
-    def structure(self, kind: type[ctypes.Structure]) -> typing.Any:
-        """library.Weights, or library.WeightGradients, whose fields are in the same order."""
+    def fill(self, given: typing.Any) -> None:
+        """A library.Weights."""
         w1, w2, b1, b2 = self
-        first = w1.tensor, w2.tensor, w1.experts, w2.experts, w1.up, w1.up_experts
-        return kind(ctypes.sizeof(kind), *first, b1.tensor, b2.tensor, b1.experts, b2.experts)
+        given.w1, given.w1_experts, given.w1_up, given.w1_up_experts, _ = w1
+        given.w2, given.w2_experts, _, _, _ = w2
+        given.b1, given.b1_experts, _, _, _ = b1
+        given.b2, given.b2_experts, _, _, _ = b2
+
+    def fill_gradients(self, given: typing.Any) -> None:
+        """A library.WeightGradients."""
+        w1, w2, b1, b2 = self
+        given.dw1, given.dw1_experts, given.dw1_up, given.dw1_up_experts, _ = w1
+        given.dw2, given.dw2_experts, _, _, _ = w2
+        given.db1, given.db1_experts, _, _, _ = b1
+        given.db2, given.db2_experts, _, _, _ = b2
 
 
 def addresses(parts: Sequence[Sequence[torch.Tensor] | None], apart: bool) -> Weights:
@@ -50,7 +51,7 @@ def addresses(parts: Sequence[Sequence[torch.Tensor] | None], apart: bool) -> We
 def _halves(tensors: Sequence[torch.Tensor]) -> Addresses:
     half = len(tensors) // 2
     gate, up = _addresses(tensors[:half], 3), _addresses(tensors[half:], 3)
-    return Addresses(gate.tensor, gate.experts, up.tensor, up.experts, (gate.arrays, up.arrays))
+    return gate[0], gate[1], up[0], up[1], (gate[4], up[4])
 
 
 def _addresses(tensors: Sequence[torch.Tensor] | None, dimensions: int = 2) -> Addresses:
@@ -58,6 +59,6 @@ def _addresses(tensors: Sequence[torch.Tensor] | None, dimensions: int = 2) -> A
     if not tensors:
         return NOWHERE
     if len(tensors) == 1 and tensors[0].dim() == dimensions:
-        return Addresses(tensors[0].data_ptr())
+        return tensors[0].data_ptr(), None, None, None, None
     array = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
-    return Addresses(None, ctypes.addressof(array), arrays=array)
+    return None, ctypes.addressof(array), None, None, array

@@ -51,6 +51,10 @@ class _Reused:
         self.address = ctypes.byref(self.fields)
 
 
+def _give(memory: typing.Any, tensor: torch.Tensor | None, count: int) -> None:
+    memory.data, memory.bytes = None if tensor is None else tensor.data_ptr(), count
+
+
 class Engine(GroupHandle):
     """The calls of the layer on a group."""
 
@@ -66,8 +70,11 @@ class Engine(GroupHandle):
         self._saved_arguments = ctypes.byref(self._saved), 1, self._out_address
         self._routing = _Reused(library.Routing)
         self._need = _Reused(library.MemoryNeed)
+        self._weights, self._gradients = _Reused(library.Weights), _Reused(library.WeightGradients)
         self._forward = _Reused(library.ForwardArguments)
         self._backward = _Reused(library.BackwardArguments)
+        self._forward.fields.weights = self._backward.fields.weights = ctypes.addressof(self._weights.fields)
+        self._backward.fields.gradients = ctypes.addressof(self._gradients.fields)
 
     def _stream(self) -> int | None:
         if self.device.type == "cpu":
@@ -213,12 +220,11 @@ class Engine(GroupHandle):
             if lacking:
                 x = self._byte
                 self._take_room(lacking, "saved_bytes", "workspace_bytes")
-            experts = weights.structure(library.Weights)
-            given.x, given.y, given.weights = x.data_ptr(), y.data_ptr(), ctypes.addressof(experts)
-            given.stream = self._stream()
+            weights.fill(self._weights.fields)
+            given.x, given.y, given.stream = x.data_ptr(), y.data_ptr(), self._stream()
+            _give(given.saved_memory, saved, need.saved_bytes)
+            _give(given.workspace_memory, workspace, need.workspace_bytes)
             out = self._out_address if keep else None
-            given.saved_memory = library.CallerMemory(saved.data_ptr(), need.saved_bytes)
-            given.workspace_memory = library.CallerMemory(workspace.data_ptr(), need.workspace_bytes)
             status = functions.uniep_forward(
                 self._handle, config, schedule, placement.handle, self._forward.address, 1, out
             )
@@ -278,13 +284,13 @@ class Engine(GroupHandle):
                 x = None if x is None else self._byte
                 self._take_room(lacking, "workspace_bytes", "pending_bytes")
             given.dy, given.x = dy.data_ptr(), None if x is None else x.data_ptr()
-            experts, made = weights.structure(library.Weights), gradients.structure(library.WeightGradients)
-            given.weights, given.gradients = ctypes.addressof(experts), ctypes.addressof(made)
+            weights.fill(self._weights.fields)
+            gradients.fill_gradients(self._gradients.fields)
             given.dx, given.dprobs = dx.data_ptr(), dprobs.data_ptr()
             given.stream, given.weight_gradients = stream, time
-            given.workspace_memory = library.CallerMemory(workspace.data_ptr(), need.workspace_bytes)
-            given.pending_memory = library.CallerMemory(None if left is None else left.data_ptr(), need.pending_bytes)
-            self._saved.data, self._saved.bytes = saved.data_ptr(), saved_bytes
+            _give(given.workspace_memory, workspace, need.workspace_bytes)
+            _give(given.pending_memory, left, need.pending_bytes)
+            _give(self._saved, saved, saved_bytes)
             library.check(
                 functions.uniep_saved_attach(
                     self._handle,
@@ -297,7 +303,7 @@ class Engine(GroupHandle):
             call = self._handle, config, schedules[1], attached, self._backward.address, 1
             try:
                 if time == library.WEIGHT_GRADIENTS_LATER:
-                    status = self._backward_in_two(call, made, stream)
+                    status = self._backward_in_two(call, stream)
                 else:
                     status = functions.uniep_backward(*call, None)
                 if lacking:
@@ -307,14 +313,14 @@ class Engine(GroupHandle):
                 functions.uniep_saved_destroy(attached)
         return dx
 
-    def _backward_in_two(self, call: tuple[typing.Any, ...], gradients: typing.Any, stream: int | None) -> int:
+    def _backward_in_two(self, call: tuple[typing.Any, ...], stream: int | None) -> int:
         """uniep_backward(), and uniep_make_weight_gradients() of one of the two; the status of the first."""
         functions, pending = self._library, library.Handle()
         status: int = functions.uniep_backward(*call, ctypes.byref(pending))
         if status != 0:
             return status
         try:
-            work = library.WeightGradientArguments.make(gradients=ctypes.addressof(gradients), stream=stream)
+            work = library.WeightGradientArguments.make(gradients=self._backward.fields.gradients, stream=stream)
             library.check(functions.uniep_make_weight_gradients(self._handle, pending, ctypes.byref(work), 1))
         finally:
             functions.uniep_pending_destroy(pending)
