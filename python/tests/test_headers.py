@@ -14,9 +14,12 @@ STRICT = ["-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{INC
 
 
 def compile_alone(compiler: str, header: str, *options: str) -> None:
+    compiles(compiler, f'#include "uniep/{header}"\n#include "uniep/{header}"\n', *options)
+
+
+def compiles(compiler: str, source: str, *options: str) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
-    source = f'#include "uniep/{header}"\n#include "uniep/{header}"\n'
     done = subprocess.run([compiler, *STRICT, *options, "-"], input=source, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -38,6 +41,17 @@ def test_the_header_of_all_has_no_declaration_of_its_own():
     assert set(text.split("\n")) - {"", "#pragma once"} == {
         f'#include "uniep/{name}"' for name in C_HEADERS if name != "c_api.h"
     }
+
+
+def test_the_program_of_the_page_for_c_compiles():
+    page = (INCLUDE.parent / "docs/c.md").read_text()
+    (program,) = re.findall(r"```c\n(.*?)```", page, flags=re.DOTALL)
+    include, calls = program.split("\n", 1)
+    given = "uniep_group* group, int64_t tokens, const void *ids, const float* probs, const void *w1, const void *w2, "
+    given += "void *dw1, void *dw2, const void *x, void *y, const void *dy, void *dx, float* dprobs"
+    made = "uniep_placement* placement;\nuniep_saved* saved;\n"
+    function = f"{include}\nvoid run({given});\nvoid run({given}) {{\n{made}{calls}}}\n"
+    compiles("cc", function, "-x", "c", "-std=c99")
 
 
 def fields(header: str, opening: str) -> list[str]:
