@@ -13,8 +13,8 @@
  *     uniep_routing routing = {.size = sizeof(uniep_routing), .tokens = 128};
  * Later versions only add fields at the end, so that a program built with an older header keeps running, and one built
  * with a newer header is refused (UNIEP_UNSUPPORTED) only where it sets a field that the library does not know. In an
- * array of structures all have the same size. A structure without `size` never changes. Structures, and the texts and
- * arrays of addresses that they point to, are read during the call and not kept.
+ * array of structures all have the same size. A structure without `size` never changes. Structures, and the
+ * structures, texts and arrays of addresses that they point to, are read during the call and not kept.
  *
  * Ranks. `count` is the number of entries of an array with one entry a local rank, in rank order: local_ranks of
  * uniep_group_describe(), else UNIEP_INVALID_ARGUMENT. A `rank` is global. Collective calls are made on all ranks of a

@@ -58,8 +58,8 @@ typedef struct uniep_finding {
 UNIEP_API uniep_status uniep_verifier_create(uniep_group* group, const uniep_verifier_options* options,
                                              uniep_verifier** verifier);
 UNIEP_API void uniep_verifier_destroy(uniep_verifier* verifier);
-/* Directly behind uniep_forward(), with what it was given; `saved` may be NULL. Where the call is the one to check, the
- * arrays stay as they are until uniep_verifier_end_step(). */
+/* Directly behind uniep_forward(), with what it was given; `saved` may be NULL. Where the call is the one to check, all
+ * arrays, those of addresses too, stay as they are until uniep_verifier_end_step(). */
 UNIEP_API uniep_status uniep_verifier_after_forward(uniep_verifier* verifier, const char* layer,
                                                     const uniep_layer_config* config, const char* schedule,
                                                     const uniep_routing* routings,
