@@ -85,18 +85,22 @@ class Layer:
             self._kept.append((ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors]))
             return {f"{name}_experts": ctypes.addressof(self._kept[-1])}
 
-        weights = addresses("w1", self.w1) | addresses("w2", self.w2)
+        weights = library.Weights.make(**addresses("w1", self.w1), **addresses("w2", self.w2))
         gradients = [[torch.empty_like(weight) for weight in tensors] for tensors in (self.w1, self.w2)]
-        self._kept.append(gradients)
+        made_gradients = library.WeightGradients.make(
+            **addresses("dw1", gradients[0]), **addresses("dw2", gradients[1])
+        )
+        self._kept += [weights, gradients, made_gradients]
         saved, work, out = memory(1 << 20), memory(1 << 22), memory(1 << 16)
-        own = {"workspace_memory": work.data_ptr(), "workspace_bytes": work.numel()}
+        own = {
+            "weights": ctypes.addressof(weights),
+            "workspace_memory": library.CallerMemory(work.data_ptr(), work.numel()),
+        }
         forward = ctypes.byref(
             library.ForwardArguments.make(
                 x=self.x.data_ptr(),
                 y=out.data_ptr(),
-                saved_memory=saved.data_ptr(),
-                saved_bytes=saved.numel(),
-                **weights,
+                saved_memory=library.CallerMemory(saved.data_ptr(), saved.numel()),
                 **own,
             )
         )
@@ -105,33 +109,30 @@ class Layer:
                 dy=self.dy.data_ptr(),
                 dx=out.data_ptr(),
                 dprobs=memory(1 << 12).data_ptr(),
-                **weights,
-                **addresses("dw1", gradients[0]),
-                **addresses("dw2", gradients[1]),
+                gradients=ctypes.addressof(made_gradients),
                 **own,
             )
         )
         needed = library.MemoryNeed.make()
         need = ctypes.byref(needed)
         placement, handle = library.Handle(), library.Handle()
-        saved_address = ctypes.byref(ctypes.c_void_p(saved.data_ptr()))
-        used = ctypes.c_size_t()  # just what forward needed
-        saved_bytes = ctypes.byref(used)
+        used = library.CallerMemory(saved.data_ptr(), 0)  # just what forward needed
+        saved_memory = ctypes.byref(used)
         placed, made = ctypes.byref(placement), ctypes.byref(handle)
         check = library.check
 
         def run_forward() -> None:
             check(functions.uniep_place(group, config, routing, 1, None, placed))
             check(functions.uniep_query_forward_memory(group, config, b"auto", placement, 1, need, 1))
-            used.value = needed.saved_bytes
+            used.bytes = needed.saved_bytes
             check(functions.uniep_forward(group, config, b"auto", placement, forward, 1, made))
             functions.uniep_saved_destroy(handle)
 
         def run_both() -> None:
             run_forward()
             check(functions.uniep_query_backward_memory(group, config, b"auto", placement, 0, 0, need, 1))
-            check(functions.uniep_saved_attach(group, config, b"auto", placement, saved_address, saved_bytes, 1, made))
-            check(functions.uniep_backward(group, config, b"auto", handle, backward, 1))
+            check(functions.uniep_saved_attach(group, config, b"auto", placement, saved_memory, 1, made))
+            check(functions.uniep_backward(group, config, b"auto", handle, backward, 1, None))
             functions.uniep_saved_destroy(handle)
             functions.uniep_placement_destroy(placement)
 

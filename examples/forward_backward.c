@@ -74,6 +74,8 @@ static void run(uniep_group* group, const char* schedule, rank_results* results)
   const uniep_layer_config config = {
       .size = sizeof(config), .hidden = HIDDEN, .intermediate = INTERMEDIATE, .experts = EXPERTS, .topk = TOPK};
   uniep_routing routings[RANKS];
+  uniep_weights weights[RANKS];
+  uniep_weight_gradients gradients[RANKS];
   uniep_forward_arguments forward[RANKS];
   uniep_backward_arguments backward[RANKS];
   uniep_placement* placement;
@@ -84,20 +86,21 @@ static void run(uniep_group* group, const char* schedule, rank_results* results)
     rank_results* out = &results[rank];
     routings[rank] =
         (uniep_routing){.size = sizeof(uniep_routing), .tokens = TOKENS, .topk_ids = in->topk_ids, .probs = in->probs};
+    weights[rank] = (uniep_weights){.size = sizeof(uniep_weights), .w1 = in->w1, .w2 = in->w2};
+    gradients[rank] =
+        (uniep_weight_gradients){.size = sizeof(uniep_weight_gradients), .dw1 = out->dw1, .dw2 = out->dw2};
     forward[rank] = (uniep_forward_arguments){
-        .size = sizeof(uniep_forward_arguments), .x = in->x, .w1 = in->w1, .w2 = in->w2, .y = out->y};
+        .size = sizeof(uniep_forward_arguments), .x = in->x, .weights = &weights[rank], .y = out->y};
     backward[rank] = (uniep_backward_arguments){.size = sizeof(uniep_backward_arguments),
                                                 .dy = in->dy,
-                                                .w1 = in->w1,
-                                                .w2 = in->w2,
+                                                .weights = &weights[rank],
                                                 .dx = out->dx,
                                                 .dprobs = out->dprobs,
-                                                .dw1 = out->dw1,
-                                                .dw2 = out->dw2};
+                                                .gradients = &gradients[rank]};
   }
   check(uniep_place(group, &config, routings, RANKS, NULL, &placement));
   check(uniep_forward(group, &config, schedule, placement, forward, RANKS, &saved));
-  check(uniep_backward(group, &config, schedule, saved, backward, RANKS));
+  check(uniep_backward(group, &config, schedule, saved, backward, RANKS, NULL));
   uniep_saved_destroy(saved);
   uniep_placement_destroy(placement);
 }

@@ -34,7 +34,7 @@ python -m build --sdist --no-isolation --outdir "$dist" . >"$work/sdist.log" 2>&
 sdist=$(echo "$dist"/uniep-*.tar.gz)
 contents=$(tar tzf "$sdist")
 for file in third_party/include/fmt/format.h third_party/include/nlohmann/json.hpp third_party/LICENSES.txt LICENSE \
-  include/uniep/c_api.h python/uniep/__init__.py cmake/build_backend.py; do
+  include/uniep/c_api.h include/uniep/c_layer.h python/uniep/__init__.py cmake/build_backend.py; do
   grep -q "^uniep-[^/]*/$file\$" <<<"$contents" || fail "$sdist has no $file"
 done
 [ ! -e third_party ] || fail "third_party is left behind"

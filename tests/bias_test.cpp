@@ -198,27 +198,25 @@ TEST(BiasesC, GiveTheBitsOfTheSequentialRun) {
     db1.push_back(layer.result.db1_fp32.data() + expert * columns);
     db2.push_back(layer.result.db2_fp32.data() + expert * shape.hidden);
   }
-  uniep_forward_arguments* const forward = layer.forward_arguments.data();
-  uniep_backward_arguments* const backward = layer.backward_arguments.data();
-  forward[0].b1 = random.data.b1.data();
-  forward[0].b2 = backward[0].b2 = random.data.b2.data();
-  backward[0].db1 = layer.result.db1_fp32.data();
-  backward[0].db2 = layer.result.db2_fp32.data();
-  forward[1].b1_experts = b1.data();
-  forward[1].b2_experts = backward[1].b2_experts = b2.data();
-  backward[1].db1_experts = db1.data();
-  backward[1].db2_experts = db2.data();
+  layer.weights[0].b1 = random.data.b1.data();
+  layer.weights[0].b2 = random.data.b2.data();
+  layer.gradients[0].db1 = layer.result.db1_fp32.data();
+  layer.gradients[0].db2 = layer.result.db2_fp32.data();
+  layer.weights[1].b1_experts = b1.data();
+  layer.weights[1].b2_experts = b2.data();
+  layer.gradients[1].db1_experts = db1.data();
+  layer.gradients[1].db2_experts = db2.data();
   const GroupHandle group = make_group(group_options(2));
   const PlacementHandle placement = layer.place(group.get());
   const SavedHandle saved = layer.forward(group.get(), placement.get(), "auto");
   ASSERT_NE(saved, nullptr);
-  expect_ok(uniep_backward(group.get(), &layer.config, "auto", saved.get(), backward, 2));
+  expect_ok(layer.backward(group.get(), saved.get(), "auto"));
   cli::LayerResult expected = run_sequential(random);
   expected.z.clear();
   EXPECT_EQ(difference(layer.result, expected), "");
   layer.config.bias = 2;
   expect_failure(UNIEP_INVALID_ARGUMENT, "bias: 2; legal are 0 and 1",
-                 uniep_backward(group.get(), &layer.config, "auto", saved.get(), backward, 2));
+                 layer.backward(group.get(), saved.get(), "auto"));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <new>
@@ -59,8 +60,7 @@ TEST(CApi, GivesTheBitsOfTheSequentialRun) {
     const PlacementHandle placement = layer.place(group.get());
     const SavedHandle saved = layer.forward(group.get(), placement.get(), schedule);
     ASSERT_NE(saved, nullptr);
-    expect_ok(uniep_backward(group.get(), &layer.config, schedule, saved.get(), layer.backward_arguments.data(),
-                             random.ranks));
+    expect_ok(layer.backward(group.get(), saved.get(), schedule));
 
     GroupOptions options;
     options.ranks = random.ranks;
@@ -242,11 +242,11 @@ TEST_F(CApiErrors, EveryNullIsAnInvalidArgumentThatIsNamed) {
   refused("rows", uniep_placement_rank(p, 0, nullptr));
   refused("placement", uniep_placement_expert(nullptr, 0, &expert_rows));
   refused("rows", uniep_placement_expert(p, 0, nullptr));
-  refused("group", uniep_query_memory(nullptr, c, UNIEP_FORWARD, "auto", p, needs, 2));
-  refused("config", uniep_query_memory(g, nullptr, UNIEP_FORWARD, "auto", p, needs, 2));
-  refused("schedule", uniep_query_memory(g, c, UNIEP_FORWARD, nullptr, p, needs, 2));
-  refused("placement", uniep_query_memory(g, c, UNIEP_FORWARD, "auto", nullptr, needs, 2));
-  refused("needs", uniep_query_memory(g, c, UNIEP_FORWARD, "auto", p, nullptr, 2));
+  refused("group", uniep_query_forward_memory(nullptr, c, "auto", p, 1, needs, 2));
+  refused("config", uniep_query_forward_memory(g, nullptr, "auto", p, 1, needs, 2));
+  refused("schedule", uniep_query_forward_memory(g, c, nullptr, p, 1, needs, 2));
+  refused("placement", uniep_query_forward_memory(g, c, "auto", nullptr, 1, needs, 2));
+  refused("needs", uniep_query_forward_memory(g, c, "auto", p, 1, nullptr, 2));
   refused("group", uniep_forward(nullptr, c, "auto", p, f, 2, &saved_out));
   refused("config", uniep_forward(g, nullptr, "auto", p, f, 2, &saved_out));
   refused("schedule", uniep_forward(g, c, nullptr, p, f, 2, &saved_out));
@@ -254,11 +254,11 @@ TEST_F(CApiErrors, EveryNullIsAnInvalidArgumentThatIsNamed) {
   refused("arguments", uniep_forward(g, c, "auto", p, nullptr, 2, &saved_out));
   refused("saved", uniep_saved_z(nullptr, 0, &z));
   refused("z", uniep_saved_z(saved.get(), 0, nullptr));
-  refused("group", uniep_backward(nullptr, c, "auto", saved.get(), b, 2));
-  refused("config", uniep_backward(g, nullptr, "auto", saved.get(), b, 2));
-  refused("schedule", uniep_backward(g, c, nullptr, saved.get(), b, 2));
-  refused("saved", uniep_backward(g, c, "auto", nullptr, b, 2));
-  refused("arguments", uniep_backward(g, c, "auto", saved.get(), nullptr, 2));
+  refused("group", uniep_backward(nullptr, c, "auto", saved.get(), b, 2, nullptr));
+  refused("config", uniep_backward(g, nullptr, "auto", saved.get(), b, 2, nullptr));
+  refused("schedule", uniep_backward(g, c, nullptr, saved.get(), b, 2, nullptr));
+  refused("saved", uniep_backward(g, c, "auto", nullptr, b, 2, nullptr));
+  refused("arguments", uniep_backward(g, c, "auto", saved.get(), nullptr, 2, nullptr));
   const uniep_dispatch_arguments d[2] = {{sizeof(d[0]), nullptr, nullptr, nullptr, nullptr},
                                          {sizeof(d[0]), nullptr, nullptr, nullptr, nullptr}};
   refused("group", uniep_dispatch(nullptr, c, "auto", p, d, 2));
@@ -273,9 +273,15 @@ TEST_F(CApiErrors, EveryNullIsAnInvalidArgumentThatIsNamed) {
   uniep_saved_destroy(nullptr);
 
   // Arrays inside the structures.
-  uniep_forward_arguments without_w1[2] = {f[0], f[1]};
-  without_w1[0].w1 = nullptr;
-  expect_failure(UNIEP_INVALID_ARGUMENT, "w1: null on rank 0", forward("auto", without_w1));
+  uniep_weights without_w1 = layer.weights[0];
+  without_w1.w1 = nullptr;
+  uniep_forward_arguments without[2] = {f[0], f[1]};
+  for (const uniep_weights* weights : std::initializer_list<const uniep_weights*>{nullptr, &without_w1}) {
+    without[0].weights = weights;
+    expect_failure(UNIEP_INVALID_ARGUMENT, "w1: null on rank 0", forward("auto", without));
+  }
+  without_w1.size = 0;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "weights.size: 0", forward("auto", without));
 }
 
 TEST_F(CApiErrors, ValuesThatAreNoConstantAreRefused) {
@@ -426,7 +432,7 @@ TEST_F(CApiErrors, NoExceptionCrossesTheBorder) {
   saved = layer.forward(group.get(), placement.get(), "auto");
   ASSERT_NE(saved, nullptr);
   uniep_memory_need needs[2] = {{sizeof(needs[0]), 0, 0, 0, 0}, {sizeof(needs[0]), 0, 0, 0, 0}};
-  expect_ok(uniep_query_memory(group.get(), &layer.config, UNIEP_FORWARD, "auto", placement.get(), needs, 2));
+  expect_ok(uniep_query_forward_memory(group.get(), &layer.config, "auto", placement.get(), 1, needs, 2));
   EXPECT_EQ(allocator.outstanding_bytes, static_cast<int64_t>(needs[0].saved_bytes + needs[1].saved_bytes));
   EXPECT_GT(allocator.outstanding_bytes, 0);
   group.reset();
@@ -435,50 +441,6 @@ TEST_F(CApiErrors, NoExceptionCrossesTheBorder) {
   options.release = nullptr;
   uniep_group* made = nullptr;
   expect_failure(UNIEP_INVALID_ARGUMENT, "allocator", uniep_group_create(&options, &made));
-}
-
-TEST_F(CApiErrors, StructuresFromOtherVersions) {
-  struct FutureArguments {
-    uniep_forward_arguments known;
-    uint64_t added;
-  };
-  FutureArguments future[2] = {{layer.forward_arguments[0], 0}, {layer.forward_arguments[1], 0}};
-  future[0].known.size = future[1].known.size = sizeof(FutureArguments);
-  expect_ok(forward("auto", &future[0].known));
-  future[1].added = 1;
-  const std::string known = std::to_string(sizeof(uniep_forward_arguments));
-  expect_failure(UNIEP_UNSUPPORTED, "arguments: byte " + known, forward("auto", &future[0].known));
-  future[1] = {layer.forward_arguments[1], 0};
-  expect_failure(
-      UNIEP_INVALID_ARGUMENT,
-      "arguments[1].size: " + known + "; must be that of the first entry, " + std::to_string(sizeof(FutureArguments)),
-      forward("auto", &future[0].known));
-  uniep_layer_config config = layer.config;
-  config.size = 63;  // the first version has 64
-  expect_failure(UNIEP_INVALID_ARGUMENT, "config.size: 63", place(&config, layer.routings.data()));
-  config.size = 0;
-  expect_failure(UNIEP_INVALID_ARGUMENT, "config.size: 0", place(&config, layer.routings.data()));
-  config.size = 4097;
-  expect_failure(UNIEP_INVALID_ARGUMENT, "config.size: 4097; must be sizeof(the structure), 64 to 4096",
-                 place(&config, layer.routings.data()));
-  uniep_group_info unset{};
-  unset.size = ~std::size_t{0} / 2;
-  expect_failure(UNIEP_INVALID_ARGUMENT, "size: 9223372036854775807", uniep_group_describe(group.get(), &unset));
-
-  struct FutureInfo {
-    uniep_group_info known;
-    uint64_t added;
-  } info{};
-  info.known.size = sizeof(info);
-  info.added = 1;
-  expect_ok(uniep_group_describe(group.get(), &info.known));
-  EXPECT_EQ(info.known.size, sizeof(info));
-  EXPECT_EQ(info.known.engine, UNIEP_ENGINE_CPU);
-  EXPECT_EQ(info.known.ranks, 2);
-  EXPECT_EQ(info.known.workers, 2);
-  EXPECT_EQ(info.known.first_local_rank, 0);
-  EXPECT_EQ(info.known.local_ranks, 2);
-  EXPECT_EQ(info.added, 0u);
 }
 
 TEST_F(CApiErrors, SchedulesComeBackAsJson) {
@@ -511,12 +473,12 @@ TEST_F(CApiErrors, SchedulesComeBackAsJson) {
 
 TEST_F(CApiErrors, EachCallTakesTheScheduleOfItsDirection) {
   const char* const only_forward = "fusion=none,backward.wgrad=fill";
-  const auto backward = [&](const char* schedule) {
-    return uniep_backward(group.get(), &layer.config, schedule, saved.get(), layer.backward_arguments.data(), 2);
-  };
+  const auto backward = [&](const char* schedule) { return layer.backward(group.get(), saved.get(), schedule); };
   const auto query = [&](int direction, const char* schedule) {
     uniep_memory_need needs[2] = {{sizeof(needs[0]), 0, 0, 0, 0}, {sizeof(needs[0]), 0, 0, 0, 0}};
-    return uniep_query_memory(group.get(), &layer.config, direction, schedule, placement.get(), needs, 2);
+    return direction == UNIEP_FORWARD
+               ? uniep_query_forward_memory(group.get(), &layer.config, schedule, placement.get(), 1, needs, 2)
+               : uniep_query_backward_memory(group.get(), &layer.config, schedule, placement.get(), 0, 0, needs, 2);
   };
   expect_ok(forward(only_forward, layer.forward_arguments.data()));
   expect_ok(query(UNIEP_FORWARD, only_forward));
@@ -538,10 +500,7 @@ TEST_F(CApiErrors, ProcessesAreOfTheCudaEngine) {
   expect_failure(UNIEP_UNSUPPORTED, "launch: processes", uniep_group_create(&options, &made));
   EXPECT_EQ(made, nullptr);
 
-  // A caller of the first version has none of the fields behind the allocator.
   options = group_options(2);
-  options.size = offsetof(uniep_group_options, launch);
-  options.launch = 7;
   expect_ok(uniep_group_create(&options, &made));
   int32_t device = 0;
   expect_ok(uniep_group_device(made, 1, &device));

@@ -61,7 +61,7 @@ TEST(GroupMemory, GrowsWithWhatCallsNeedAndIsKept) {
   EXPECT_EQ(memory(1), 0u);
   layer.forward(group.get(), placement.get(), "auto");
   uniep_memory_need needs[2] = {{sizeof(needs[0]), 0, 0, 0, 0}, {sizeof(needs[0]), 0, 0, 0, 0}};
-  expect_ok(uniep_query_memory(group.get(), &layer.config, UNIEP_FORWARD, "auto", placement.get(), needs, 2));
+  expect_ok(uniep_query_forward_memory(group.get(), &layer.config, "auto", placement.get(), 1, needs, 2));
   for (int32_t rank = 0; rank < 2; ++rank) EXPECT_EQ(memory(rank), needs[rank].symmetric_bytes) << rank;
   const std::size_t before = memory(0);
   layer.forward(group.get(), placement.get(), "auto");
@@ -83,7 +83,7 @@ class CTrace : public ::testing::Test {
 
   void run() {
     const SavedHandle saved = layer.forward(group.get(), placement.get(), "auto");
-    expect_ok(uniep_backward(group.get(), &layer.config, "auto", saved.get(), layer.backward_arguments.data(), 2));
+    expect_ok(layer.backward(group.get(), saved.get(), "auto"));
   }
   cli::Trace written(const std::string& name) {
     const std::string path = (folder / name).string();

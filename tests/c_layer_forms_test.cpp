@@ -7,7 +7,7 @@
 
 #include "support/c_layer.h"
 
-// Gate and up apart and dense routing through the C API, and callers of its first version, who know neither.
+// Gate and up apart and dense routing through the C API.
 namespace uniep::test {
 namespace {
 
@@ -98,26 +98,24 @@ class OtherForms {
     }
     for (int64_t part = 0; part < 2 * local; ++part)
       form.w1_addresses.push_back(form.w1.data() + part * half_elements());
-    uniep_forward_arguments& forward = layer_.forward_arguments[rank];
-    uniep_backward_arguments& backward = layer_.backward_arguments[rank];
+    uniep_weights& weights = layer_.weights[rank];
+    uniep_weight_gradients& gradients = layer_.gradients[rank];
     if (rank % 2 == 1) {
-      forward.w1_experts = backward.w1_experts = form.w1_addresses.data();
-      forward.w1_up_experts = backward.w1_up_experts = form.w1_addresses.data() + local;
-      backward.dw1_experts = form.halves.data();
-      backward.dw1_up_experts = form.halves.data() + local;
+      weights.w1_experts = form.w1_addresses.data();
+      weights.w1_up_experts = form.w1_addresses.data() + local;
+      gradients.dw1_experts = form.halves.data();
+      gradients.dw1_up_experts = form.halves.data() + local;
     } else {
-      forward.w1 = backward.w1 = form.w1_addresses[0];
-      forward.w1_up = backward.w1_up = form.w1_addresses[local];
-      backward.dw1 = form.halves[0];
-      backward.dw1_up = form.halves[local];
+      weights.w1 = form.w1_addresses[0];
+      weights.w1_up = form.w1_addresses[local];
+      gradients.dw1 = form.halves[0];
+      gradients.dw1_up = form.halves[local];
     }
   }
 
   CLayer& layer_;
   std::vector<Form> forms_;
 };
-
-using PendingHandle = std::unique_ptr<uniep_pending, Destroyer<uniep_pending_destroy>>;
 
 TEST(CLayerForms, GiveTheBitsOfTheSequentialRun) {
   for (uint64_t seed = 1; seed <= 40; ++seed) {
@@ -135,59 +133,16 @@ TEST(CLayerForms, GiveTheBitsOfTheSequentialRun) {
       own.weight_gradients = later ? UNIEP_WEIGHT_GRADIENTS_LATER : UNIEP_WEIGHT_GRADIENTS_NOW;
     }
     uniep_pending* made = nullptr;
-    expect_ok(uniep_backward_pending(group.get(), &layer.config, "auto", saved.get(), layer.backward_arguments.data(),
-                                     random.ranks, &made));
+    expect_ok(uniep_backward(group.get(), &layer.config, "auto", saved.get(), layer.backward_arguments.data(),
+                             random.ranks, &made));
     const PendingHandle pending(made);
-    std::vector<uniep_weight_gradient_arguments> gradients;
-    for (const uniep_backward_arguments& given : layer.backward_arguments) {
-      uniep_weight_gradient_arguments& own = gradients.emplace_back();
-      own.size = sizeof(own);
-      own.dw1 = given.dw1;
-      own.dw2 = given.dw2;
-      own.dw1_experts = given.dw1_experts;
-      own.dw2_experts = given.dw2_experts;
-      own.dw1_up = given.dw1_up;
-      own.dw1_up_experts = given.dw1_up_experts;
-    }
-    if (later) expect_ok(uniep_weight_gradients(group.get(), pending.get(), gradients.data(), random.ranks));
+    const std::vector<uniep_weight_gradient_arguments> gradients = layer.gradient_arguments();
+    if (later) expect_ok(uniep_make_weight_gradients(group.get(), pending.get(), gradients.data(), random.ranks));
     forms.gather();
     cli::LayerResult expected = run_sequential(random);
     expected.z.clear();
     ASSERT_EQ(difference(layer.result, expected), "");
   }
-}
-
-// Structures of the first version, with something else behind them.
-template <typename Struct>
-std::vector<std::byte> first_version(const std::vector<Struct>& whole, std::size_t size) {
-  std::vector<std::byte> bytes(whole.size() * size + sizeof(Struct), std::byte{0xee});
-  for (std::size_t i = 0; i < whole.size(); ++i) {
-    std::memcpy(bytes.data() + i * size, &whole[i], size);
-    std::memcpy(bytes.data() + i * size, &size, sizeof(size));
-  }
-  return bytes;
-}
-
-TEST(CLayerForms, CallersOfTheFirstVersionGetTheOtherForms) {
-  const RandomLayer random = random_layer(21, {.ranks = {2}, .most_local_experts = 4, .fewest_tokens = 8});
-  CLayer layer(random);
-  const GroupHandle group = make_group(group_options(2));
-  const auto routings = first_version(layer.routings, 48);
-  uniep_placement* placed = nullptr;
-  expect_ok(uniep_place(group.get(), &layer.config, reinterpret_cast<const uniep_routing*>(routings.data()), 2, nullptr,
-                        &placed));
-  const PlacementHandle placement(placed);
-  const auto forward = first_version(layer.forward_arguments, 64);
-  uniep_saved* made = nullptr;
-  expect_ok(uniep_forward(group.get(), &layer.config, "auto", placement.get(),
-                          reinterpret_cast<const uniep_forward_arguments*>(forward.data()), 2, &made));
-  const SavedHandle saved(made);
-  const auto backward = first_version(layer.backward_arguments, 112);
-  expect_ok(uniep_backward(group.get(), &layer.config, "auto", saved.get(),
-                           reinterpret_cast<const uniep_backward_arguments*>(backward.data()), 2));
-  cli::LayerResult expected = run_sequential(random);
-  expected.z.clear();
-  EXPECT_EQ(difference(layer.result, expected), "");
 }
 
 TEST(CLayerForms, MisuseIsNamed) {
@@ -206,7 +161,7 @@ TEST(CLayerForms, MisuseIsNamed) {
   layer.routings[0].topk_ids = nullptr;
   expect_ok(place());
   const PlacementHandle placement(placed);
-  layer.forward_arguments[0].w1_up_experts = layer.forward_arguments[1].w1_experts;
+  layer.weights[0].w1_up_experts = layer.weights[1].w1_experts;
   uniep_saved* saved = nullptr;
   expect_failure(
       UNIEP_INVALID_ARGUMENT, "w1_up: addresses on rank 0, and w1 one tensor",

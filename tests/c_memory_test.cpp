@@ -14,8 +14,6 @@
 namespace uniep::test {
 namespace {
 
-using PendingHandle = std::unique_ptr<uniep_pending, Destroyer<uniep_pending_destroy>>;
-
 // Memory of a caller that aligns to no more than is asked for, with bytes behind it that must stay as they are.
 class Bytes {
  public:
@@ -29,6 +27,7 @@ class Bytes {
   Bytes& operator=(const Bytes&) = delete;
 
   void* data() const { return data_; }
+  uniep_caller_memory given() const { return {data_, bytes_}; }
   std::size_t size() const { return bytes_; }
   bool kept_its_border() const {
     const std::byte* const end = storage_.data() + storage_.size();
@@ -84,10 +83,8 @@ struct OwnMemory {
     }
     std::vector<uniep_forward_arguments> arguments = layer.forward_arguments;
     for (std::size_t rank = 0; rank < arguments.size(); ++rank) {
-      arguments[rank].saved_memory = saved_memory[rank].data();
-      arguments[rank].saved_bytes = saved_memory[rank].size();
-      arguments[rank].workspace_memory = workspace[rank].data();
-      arguments[rank].workspace_bytes = workspace[rank].size();
+      arguments[rank].saved_memory = saved_memory[rank].given();
+      arguments[rank].workspace_memory = workspace[rank].given();
     }
     uniep_saved* made = nullptr;
     const uniep_status status = uniep_forward(group.get(), &layer.config, schedule, placement.get(), arguments.data(),
@@ -99,15 +96,11 @@ struct OwnMemory {
   }
 
   uniep_status attach(const std::vector<Bytes>& from, const uniep_placement* on) {
-    std::vector<void*> memory;
-    std::vector<std::size_t> bytes;
-    for (const Bytes& own : from) {
-      memory.push_back(own.size() == 0 ? nullptr : own.data());
-      bytes.push_back(own.size());
-    }
+    std::vector<uniep_caller_memory> memory;
+    for (const Bytes& own : from) memory.push_back({own.size() == 0 ? nullptr : own.data(), own.size()});
     uniep_saved* made = nullptr;
     const uniep_status status =
-        uniep_saved_attach(group.get(), &layer.config, schedule, on, memory.data(), bytes.data(), ranks, &made);
+        uniep_saved_attach(group.get(), &layer.config, schedule, on, memory.data(), ranks, &made);
     saved.reset(made);
     return status;
   }
@@ -123,14 +116,12 @@ struct OwnMemory {
     for (std::size_t rank = 0; rank < arguments.size(); ++rank) {
       arguments[rank].weight_gradients = time;
       arguments[rank].last_use = last_use;
-      arguments[rank].workspace_memory = workspace[rank].data();
-      arguments[rank].workspace_bytes = workspace[rank].size();
-      arguments[rank].pending_memory = pending_memory[rank].data();
-      arguments[rank].pending_bytes = pending_memory[rank].size();
+      arguments[rank].workspace_memory = workspace[rank].given();
+      arguments[rank].pending_memory = pending_memory[rank].given();
     }
     uniep_pending* made = nullptr;
     const uniep_status status =
-        uniep_backward_pending(group.get(), &layer.config, schedule, saved.get(), arguments.data(), ranks, &made);
+        uniep_backward(group.get(), &layer.config, schedule, saved.get(), arguments.data(), ranks, &made);
     pending.reset(made);
     for (const Bytes& memory : workspace) EXPECT_TRUE(memory.kept_its_border());
     for (const Bytes& memory : pending_memory) EXPECT_TRUE(memory.kept_its_border());
@@ -138,12 +129,8 @@ struct OwnMemory {
   }
 
   uniep_status make_gradients() {
-    std::vector<uniep_weight_gradient_arguments> gradients;
-    for (const uniep_backward_arguments& given : layer.backward_arguments) {
-      gradients.push_back({sizeof(uniep_weight_gradient_arguments), given.dw1, given.dw2, given.dw1_experts,
-                           given.dw2_experts, nullptr, 0, nullptr, nullptr});
-    }
-    return uniep_weight_gradients(group.get(), pending.get(), gradients.data(), ranks);
+    const std::vector<uniep_weight_gradient_arguments> gradients = layer.gradient_arguments();
+    return uniep_make_weight_gradients(group.get(), pending.get(), gradients.data(), ranks);
   }
 
   CLayer layer;
@@ -213,10 +200,8 @@ class CMemoryErrors : public testing::Test {
     expect_ok(own.forward(1));
     forward_arguments = own.layer.forward_arguments;
     for (std::size_t rank = 0; rank < 2; ++rank) {
-      forward_arguments[rank].saved_memory = own.saved_memory[rank].data();
-      forward_arguments[rank].saved_bytes = own.saved_memory[rank].size();
-      forward_arguments[rank].workspace_memory = own.workspace[rank].data();
-      forward_arguments[rank].workspace_bytes = own.workspace[rank].size();
+      forward_arguments[rank].saved_memory = own.saved_memory[rank].given();
+      forward_arguments[rank].workspace_memory = own.workspace[rank].given();
     }
   }
 
@@ -237,52 +222,49 @@ class CMemoryErrors : public testing::Test {
 TEST_F(CMemoryErrors, SayWhatIsNeeded) {
   const std::size_t needed = own.needs(1)[1].saved_bytes, work = own.needs(1)[0].workspace_bytes;
   expect_ok(forward());
-  forward_arguments[1].saved_bytes = needed - 1;
+  forward_arguments[1].saved_memory.bytes = needed - 1;
   expect_failure(UNIEP_OUT_OF_MEMORY,
                  "saved_memory: " + std::to_string(needed - 1) + " bytes on rank 1; must be " + std::to_string(needed),
                  forward());
-  forward_arguments[1].saved_bytes = needed + 1;
+  forward_arguments[1].saved_memory.bytes = needed + 1;
   expect_ok(forward());
-  void* const aligned = forward_arguments[0].workspace_memory;
-  forward_arguments[0].workspace_memory = static_cast<std::byte*>(aligned) + 32;
+  void* const aligned = forward_arguments[0].workspace_memory.data;
+  forward_arguments[0].workspace_memory.data = static_cast<std::byte*>(aligned) + 32;
   expect_failure(UNIEP_INVALID_ARGUMENT, "workspace_memory: its address on rank 0", forward());
-  forward_arguments[0].workspace_memory = aligned;
-  forward_arguments[0].workspace_bytes = 0;
+  forward_arguments[0].workspace_memory.data = aligned;
+  forward_arguments[0].workspace_memory.bytes = 0;
   expect_failure(UNIEP_OUT_OF_MEMORY, "must be " + std::to_string(work) + " or more", forward());
-  forward_arguments[0].workspace_memory = nullptr;  // the allocator's, which has no room
+  forward_arguments[0].workspace_memory.data = nullptr;  // the allocator's, which has no room
   expect_failure(UNIEP_OUT_OF_MEMORY, "no room for " + std::to_string(work) + " bytes on rank 0", forward());
 
   expect_ok(own.backward(UNIEP_WEIGHT_GRADIENTS_LATER, 0));
   uniep_backward_arguments backward[2] = {own.layer.backward_arguments[0], own.layer.backward_arguments[1]};
   for (std::size_t rank = 0; rank < 2; ++rank) {
     backward[rank].weight_gradients = UNIEP_WEIGHT_GRADIENTS_LATER;
-    backward[rank].workspace_memory = own.workspace[rank].data();
-    backward[rank].workspace_bytes = own.workspace[rank].size();
-    backward[rank].pending_memory = own.pending_memory[rank].data();
-    backward[rank].pending_bytes = own.pending_memory[rank].size();
+    backward[rank].workspace_memory = own.workspace[rank].given();
+    backward[rank].pending_memory = own.pending_memory[rank].given();
   }
   const auto run = [&] {
     uniep_pending* made = nullptr;
     const uniep_status status =
-        uniep_backward_pending(own.group.get(), &own.layer.config, own.schedule, own.saved.get(), backward, 2, &made);
+        uniep_backward(own.group.get(), &own.layer.config, own.schedule, own.saved.get(), backward, 2, &made);
     uniep_pending_destroy(made);
     return status;
   };
   expect_ok(run());
-  backward[1].pending_bytes -= 1;
+  backward[1].pending_memory.bytes -= 1;
   expect_failure(UNIEP_OUT_OF_MEMORY, "pending_memory: ", run());
-  backward[1].pending_bytes += 1;
-  backward[0].workspace_bytes -= 1;
+  backward[1].pending_memory.bytes += 1;
+  backward[0].workspace_memory.bytes -= 1;
   expect_failure(UNIEP_OUT_OF_MEMORY, "workspace_memory: ", run());
 }
 
 TEST_F(CMemoryErrors, OfAttachedStates) {
   uniep_saved* made = own.saved.get();
-  void* memory[2] = {own.saved_memory[0].data(), own.saved_memory[1].data()};
-  std::size_t bytes[2] = {own.saved_memory[0].size(), own.saved_memory[1].size()};
+  uniep_caller_memory memory[2] = {own.saved_memory[0].given(), own.saved_memory[1].given()};
   const auto attach = [&](uniep_group* group, const uniep_layer_config* config, const char* schedule,
                           const uniep_placement* placement, int32_t count = 2) {
-    const uniep_status status = uniep_saved_attach(group, config, schedule, placement, memory, bytes, count, &made);
+    const uniep_status status = uniep_saved_attach(group, config, schedule, placement, memory, count, &made);
     EXPECT_EQ(made == nullptr, status != UNIEP_OK);
     uniep_saved_destroy(made);
     return status;
@@ -297,18 +279,16 @@ TEST_F(CMemoryErrors, OfAttachedStates) {
   expect_failure(UNIEP_INVALID_ARGUMENT, "placement: null pointer", attach(g, c, "auto", nullptr));
   expect_failure(UNIEP_INVALID_ARGUMENT, "count: 1; must be 2", attach(g, c, "auto", p, 1));
   expect_failure(UNIEP_INVALID_ARGUMENT, "memory: null pointer",
-                 uniep_saved_attach(g, c, "auto", p, nullptr, bytes, 2, &made));
-  expect_failure(UNIEP_INVALID_ARGUMENT, "bytes: null pointer",
-                 uniep_saved_attach(g, c, "auto", p, memory, nullptr, 2, &made));
+                 uniep_saved_attach(g, c, "auto", p, nullptr, 2, &made));
   expect_failure(UNIEP_INVALID_ARGUMENT, "saved: null pointer",
-                 uniep_saved_attach(g, c, "auto", p, memory, bytes, 2, nullptr));
-  bytes[1] -= 1;
-  expect_failure(UNIEP_INVALID_ARGUMENT, "memory: " + std::to_string(bytes[1]) + " bytes on rank 1",
+                 uniep_saved_attach(g, c, "auto", p, memory, 2, nullptr));
+  memory[1].bytes -= 1;
+  expect_failure(UNIEP_INVALID_ARGUMENT, "memory: " + std::to_string(memory[1].bytes) + " bytes on rank 1",
                  attach(g, c, "auto", p));
-  bytes[1] += 1;
-  memory[0] = static_cast<std::byte*>(memory[0]) + 16;
+  memory[1].bytes += 1;
+  memory[0].data = static_cast<std::byte*>(memory[0].data) + 16;
   expect_failure(UNIEP_INVALID_ARGUMENT, "memory: its address on rank 0", attach(g, c, "auto", p));
-  memory[0] = nullptr;
+  memory[0].data = nullptr;
   expect_failure(UNIEP_INVALID_ARGUMENT, "memory: null on rank 0", attach(g, c, "auto", p));
   std::vector<uniep_memory_need> needs(2, {sizeof(uniep_memory_need), 0, 0, 0, 0});
   expect_failure(UNIEP_INVALID_ARGUMENT, "keep_saved: 2; legal are 0 and 1",
@@ -321,34 +301,6 @@ TEST_F(CMemoryErrors, StatesOfAnotherScheduleAreTooSmall) {
   expect_ok(own.forward(1));
   own.schedule = "save.xg=keep";
   expect_failure(UNIEP_INVALID_ARGUMENT, "must be ", own.attach(own.saved_memory, own.placement.get()));
-}
-
-TEST_F(CMemoryErrors, CallersOfTheFirstVersionHaveNoneOfTheFields) {
-  const GroupHandle group = make_group(group_options(2));
-  const PlacementHandle placement = own.layer.place(group.get());
-  std::vector<uniep_forward_arguments> forward = own.layer.forward_arguments;
-  const std::size_t first_forward = offsetof(uniep_forward_arguments, saved_memory);
-  const std::size_t first_backward = offsetof(uniep_backward_arguments, workspace_memory);
-  std::vector<std::byte> old_forward, old_backward;
-  for (uniep_forward_arguments& rank : forward) {
-    rank.size = first_forward;
-    const auto* bytes = reinterpret_cast<const std::byte*>(&rank);
-    old_forward.insert(old_forward.end(), bytes, bytes + first_forward);
-  }
-  for (uniep_backward_arguments rank : own.layer.backward_arguments) {
-    rank.size = first_backward;
-    const auto* bytes = reinterpret_cast<const std::byte*>(&rank);
-    old_backward.insert(old_backward.end(), bytes, bytes + first_backward);
-  }
-  uniep_saved* made = nullptr;
-  expect_ok(uniep_forward(group.get(), &own.layer.config, "auto", placement.get(),
-                          reinterpret_cast<const uniep_forward_arguments*>(old_forward.data()), 2, &made));
-  const SavedHandle saved(made);
-  expect_ok(uniep_backward(group.get(), &own.layer.config, "auto", saved.get(),
-                           reinterpret_cast<const uniep_backward_arguments*>(old_backward.data()), 2));
-  cli::LayerResult expected = run_sequential(random);
-  expected.z.clear();
-  EXPECT_EQ(difference(own.layer.result, expected), "");
 }
 
 // More texts than a group remembers, so that old ones are resolved again; each call must take its own.

@@ -37,8 +37,7 @@ TEST(CVerifier, ChecksBothDirectionsAndNamesAWeightThatChanged) {
     for (int rank = 0; rank < random.ranks; ++rank) {
       layer.backward_arguments[rank].x = layer.forward_arguments[rank].x;
     }
-    expect_ok(
-        uniep_backward(group.get(), &layer.config, "auto", saved.get(), layer.backward_arguments.data(), random.ranks));
+    expect_ok(layer.backward(group.get(), saved.get(), "auto"));
     expect_ok(uniep_verifier_after_backward(verifier.get(), "first", &layer.config, "auto", layer.routings.data(),
                                             layer.backward_arguments.data(), random.ranks));
     if (step == 2) random.data.w1[0].bits ^= 1u;

@@ -11,8 +11,6 @@
 namespace uniep::test {
 namespace {
 
-using PendingHandle = std::unique_ptr<uniep_pending, Destroyer<uniep_pending_destroy>>;
-
 class CWeightGradients : public testing::Test {
  protected:
   CWeightGradients()
@@ -23,14 +21,7 @@ class CWeightGradients : public testing::Test {
         placement(layer.place(group.get())),
         saved(layer.forward(group.get(), placement.get(), kSchedule)) {
     expected.z.clear();
-    for (const uniep_backward_arguments& given : layer.backward_arguments) {
-      uniep_weight_gradient_arguments& own = gradients.emplace_back();
-      own.size = sizeof(own);
-      own.dw1 = given.dw1;
-      own.dw2 = given.dw2;
-      own.dw1_experts = given.dw1_experts;
-      own.dw2_experts = given.dw2_experts;
-    }
+    gradients = layer.gradient_arguments();
   }
 
   std::vector<uniep_backward_arguments> arguments(int32_t time, int32_t last_use) const {
@@ -38,22 +29,19 @@ class CWeightGradients : public testing::Test {
     for (uniep_backward_arguments& own : arguments) {
       own.weight_gradients = time;
       own.last_use = last_use;
-      if (time != UNIEP_WEIGHT_GRADIENTS_NOW) {
-        own.dw1 = own.dw2 = nullptr;
-        own.dw1_experts = own.dw2_experts = nullptr;
-      }
+      if (time != UNIEP_WEIGHT_GRADIENTS_NOW) own.gradients = nullptr;
     }
     return arguments;
   }
   uniep_status backward(const std::vector<uniep_backward_arguments>& given, PendingHandle& pending) {
     uniep_pending* made = nullptr;
-    const uniep_status status = uniep_backward_pending(group.get(), &layer.config, kSchedule, saved.get(), given.data(),
-                                                       static_cast<int32_t>(given.size()), &made);
+    const uniep_status status = uniep_backward(group.get(), &layer.config, kSchedule, saved.get(), given.data(),
+                                               static_cast<int32_t>(given.size()), &made);
     pending.reset(made);
     return status;
   }
   uniep_status make_gradients(const PendingHandle& pending) {
-    return uniep_weight_gradients(group.get(), pending.get(), gradients.data(), 2);
+    return uniep_make_weight_gradients(group.get(), pending.get(), gradients.data(), 2);
   }
 
   static constexpr const char* kSchedule = "save.xg=keep";
@@ -99,30 +87,6 @@ TEST_F(CWeightGradients, NowAndNoneLeaveNoWork) {
   EXPECT_EQ(difference(layer.result, expected), "");
 }
 
-// A caller of the first version asks for gradients now, and for no last use.
-TEST_F(CWeightGradients, ACallerWithoutTheFieldsGetsTheDefaults) {
-  struct First {
-    alignas(uniep_backward_arguments) std::byte bytes[offsetof(uniep_backward_arguments, weight_gradients)];
-  };
-  ASSERT_EQ(sizeof(First), 112u);
-  const std::vector<uniep_backward_arguments> full = arguments(UNIEP_WEIGHT_GRADIENTS_NOW, 0);
-  std::vector<First> first(2);
-  for (int rank = 0; rank < 2; ++rank) {
-    std::memcpy(first[rank].bytes, &full[rank], sizeof(First));
-    const std::size_t size = sizeof(First);
-    std::memcpy(first[rank].bytes, &size, sizeof(size));
-  }
-  expect_ok(uniep_backward(group.get(), &layer.config, kSchedule, saved.get(),
-                           reinterpret_cast<const uniep_backward_arguments*>(first.data()), 2));
-  EXPECT_EQ(difference(layer.result, expected), "");
-  struct FirstNeed {
-    std::size_t size, saved_bytes, workspace_bytes, symmetric_bytes;
-  } needs[2] = {{sizeof(FirstNeed), 0, 0, 0}, {sizeof(FirstNeed), 0, 0, 0}};
-  expect_ok(uniep_query_memory(group.get(), &layer.config, UNIEP_BACKWARD, kSchedule, placement.get(),
-                               reinterpret_cast<uniep_memory_need*>(needs), 2));
-  EXPECT_GT(needs[1].workspace_bytes, 0u);
-}
-
 TEST_F(CWeightGradients, MemoryIsThatOfTheCppCall) {
   GroupOptions options;
   options.ranks = options.workers = 2;
@@ -158,8 +122,8 @@ TEST_F(CWeightGradients, MisuseIsNamed) {
     expect_failure(UNIEP_INVALID_ARGUMENT, text, status);
   };
   auto given = arguments(UNIEP_WEIGHT_GRADIENTS_LATER, 0);
-  refused("weight_gradients: later (1) is for uniep_backward_pending()",
-          uniep_backward(group.get(), &layer.config, kSchedule, saved.get(), given.data(), 2));
+  refused("pending: null pointer",
+          uniep_backward(group.get(), &layer.config, kSchedule, saved.get(), given.data(), 2, nullptr));
   given[1].weight_gradients = 3;
   refused("weight_gradients: 3; legal are the constants 0 to 2", backward(given, pending));
   given[1].weight_gradients = UNIEP_WEIGHT_GRADIENTS_NONE;
@@ -167,8 +131,9 @@ TEST_F(CWeightGradients, MisuseIsNamed) {
   given = arguments(UNIEP_WEIGHT_GRADIENTS_LATER, 0);
   given[0].last_use = 2;
   refused("last_use: 2; legal are 0 and 1", backward(given, pending));
-  refused("pending: null pointer",
-          uniep_backward_pending(group.get(), &layer.config, kSchedule, saved.get(), given.data(), 2, nullptr));
+  given = arguments(UNIEP_WEIGHT_GRADIENTS_NOW, 0);
+  given[1].gradients = nullptr;
+  refused("dw1: null on rank 1", backward(given, pending));
   uniep_memory_need needs[2] = {};
   needs[0].size = needs[1].size = sizeof(needs[0]);
   const auto query = [&](int32_t time, int32_t last_use) {
@@ -179,16 +144,19 @@ TEST_F(CWeightGradients, MisuseIsNamed) {
   refused("last_use: -1", query(0, -1));
 
   expect_ok(backward(arguments(UNIEP_WEIGHT_GRADIENTS_LATER, 0), pending));
-  refused("group: null pointer", uniep_weight_gradients(nullptr, pending.get(), gradients.data(), 2));
-  refused("pending: null pointer", uniep_weight_gradients(group.get(), nullptr, gradients.data(), 2));
-  refused("arguments: null pointer", uniep_weight_gradients(group.get(), pending.get(), nullptr, 2));
-  refused("count: 1; must be 2", uniep_weight_gradients(group.get(), pending.get(), gradients.data(), 1));
+  refused("group: null pointer", uniep_make_weight_gradients(nullptr, pending.get(), gradients.data(), 2));
+  refused("pending: null pointer", uniep_make_weight_gradients(group.get(), nullptr, gradients.data(), 2));
+  refused("arguments: null pointer", uniep_make_weight_gradients(group.get(), pending.get(), nullptr, 2));
+  refused("count: 1; must be 2", uniep_make_weight_gradients(group.get(), pending.get(), gradients.data(), 1));
   gradients[1].sms = 3;
   refused("sms: 3 on rank 1; legal are 0 (all) to 2", make_gradients(pending));
   gradients[1].sms = 0;
-  gradients[0].size = gradients[1].size = 48;
-  refused("arguments.size: 48", make_gradients(pending));
+  gradients[0].size = gradients[1].size = 24;
+  refused("arguments.size: 24", make_gradients(pending));
   gradients[0].size = gradients[1].size = sizeof(gradients[0]);
+  layer.gradients[1].size = 0;
+  refused("gradients.size: 0", make_gradients(pending));
+  layer.gradients[1].size = sizeof(uniep_weight_gradients);
   expect_ok(make_gradients(pending));
   EXPECT_EQ(difference(layer.result, expected), "");
   uniep_pending_destroy(nullptr);

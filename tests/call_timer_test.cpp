@@ -164,7 +164,7 @@ TEST(CTimer, TimesTheNextCall) {
   expect_ok(uniep_timer_read(timer, 1, &times));
   EXPECT_EQ(times.exposed_dispatch_ms, first.exposed_dispatch_ms);
   expect_ok(uniep_timer_start(timer));
-  expect_ok(uniep_backward(group.get(), &layer.config, "auto", saved.get(), layer.backward_arguments.data(), 2));
+  expect_ok(layer.backward(group.get(), saved.get(), "auto"));
   expect_ok(uniep_timer_read(timer, 1, &times));
   EXPECT_NE(times.exposed_dispatch_ms, first.exposed_dispatch_ms);
 

@@ -1,9 +1,15 @@
 #pragma once
 
-#include "uniep/c_api.h"
+#include <stddef.h>
+#include <stdint.h>
 
-/* The tuner for C: other Schedules are tried while a job runs, and no result changes by a bit (uniep/tuner.h). Errors,
- * structures and memory: uniep/c_api.h, which includes this file. */
+#include "uniep/c_error.h"
+#include "uniep/c_group.h"
+#include "uniep/c_layer.h"
+#include "uniep/export.h"
+
+/* The tuner: other Schedules are tried while a job runs, and no result changes by a bit (uniep/tuner.h). Conventions:
+ * uniep/c_api.h. */
 
 #ifdef __cplusplus
 extern "C" {
@@ -62,7 +68,6 @@ typedef struct uniep_tuner_options {
 
 /* Collective. The tuner keeps the group, and has it compile kernels in the background; it makes no calls on it. */
 UNIEP_API uniep_status uniep_tuner_create(uniep_group* group, const uniep_tuner_options* options, uniep_tuner** tuner);
-/* NULL is nothing to destroy. */
 UNIEP_API void uniep_tuner_destroy(uniep_tuner* tuner);
 
 /* One call. The text is valid as long as the tuner lives. */

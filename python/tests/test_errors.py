@@ -172,7 +172,7 @@ class _Noted:
 
     def __getattr__(self, name):
         function = getattr(self.library, name)
-        if name not in ("uniep_forward", "uniep_backward", "uniep_backward_pending"):
+        if name not in ("uniep_forward", "uniep_backward"):
             return function
 
         def noted(*arguments):

@@ -1,5 +1,6 @@
 """The package without torch, its version and its library."""
 
+import ctypes
 import pathlib
 import re
 import subprocess
@@ -70,7 +71,7 @@ def test_structures_are_the_headers():
     """Names and order of all fields, as the headers for C have them."""
     from uniep import library
 
-    headers = "".join((ROOT / "include" / "uniep" / name).read_text() for name in ("c_api.h", "c_tuner.h"))
+    headers = "".join(header.read_text() for header in (ROOT / "include" / "uniep").glob("c_*.h"))
     text = re.sub(r"/\*.*?\*/", "", headers, flags=re.DOTALL)
     found = {}
     for body, name in re.findall(r"typedef struct uniep_\w+ \{(.*?)\} uniep_(\w+);", text, flags=re.DOTALL):
@@ -79,9 +80,9 @@ def test_structures_are_the_headers():
     ours = {
         name: [field for field, _ in value._fields_]
         for name, value in vars(library).items()
-        if isinstance(value, type) and hasattr(value, "make") and hasattr(value, "_fields_")
+        if isinstance(value, type) and issubclass(value, ctypes.Structure) and hasattr(value, "_fields_")
     }
-    assert ours
+    assert {"Weights", "WeightGradients", "CallerMemory", "TunerOptions"} <= set(ours)
     for name, fields in ours.items():
         assert fields == found[name], name
 

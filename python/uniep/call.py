@@ -61,7 +61,6 @@ class Call(typing.NamedTuple):
         """y in the shape of x, what is kept for backward (nothing unless `keep`), and the placed routing."""
         route = self.place(ids, probs)
         route.spans = spans()
-        w1, w2, b1, b2 = self.parts(weights)
         rows, lacking = self.made(lambda: route.send(rows_of(x)), x)
         trial = trials.plan(self, "forward", route)
         with watch(self, "forward", route), trial:
@@ -70,11 +69,8 @@ class Call(typing.NamedTuple):
                 trial.schedule or self.schedules[0],
                 route.placement,
                 rows,
-                addresses(w1, self.apart),
-                addresses(w2),
+                addresses(self.parts(weights), self.apart),
                 keep,
-                addresses(b1, dimensions=2),
-                addresses(b2, dimensions=2),
                 lacking,
             )
         verifier = rerun.watcher
@@ -125,7 +121,6 @@ class Call(typing.NamedTuple):
         is_due = verifier is not None and inputs is not None and verifier.due(self, "backward")
         if verifier is not None and is_due and not lacking:
             verifier.before_backward(self, dw1, dw2)
-        w1, w2, b1, b2 = self.parts(weights)
         route.spans = spans()
         (dprobs, rows, x_rows), more = self.made(lambda: self._backward_inputs(route, dy, x), (dy, dy, x))
         lacking = lacking or more
@@ -139,15 +134,9 @@ class Call(typing.NamedTuple):
                 saved,
                 rows,
                 x_rows,
-                addresses(w1, self.apart),
-                addresses(w2),
+                addresses(self.parts(weights), self.apart),
                 dprobs,
-                addresses(dw1, self.apart),
-                addresses(dw2),
-                addresses(b2, dimensions=2),
-                addresses(db1, dimensions=2),
-                addresses(db2, dimensions=2),
-                addresses(b1, dimensions=2),
+                addresses((dw1, dw2, db1, db2), self.apart),
                 lacking,
             )
         # Collective, so whoever needs them.

@@ -6,22 +6,17 @@ backward needs of forward is such a tensor and nothing else.
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import ctypes
 import functools
-import os
-import sys
-import threading
 import typing
-import weakref
 from collections.abc import Callable
 
 import torch
 from torch.autograd import profiler
 
 from uniep import library, reserved_sms
-from uniep.addresses import NO_WEIGHTS, Weights
+from uniep.addresses import NOWHERE, Weights
+from uniep.handles import GroupHandle, Owned
 from uniep.numerics import PLAIN, Numerics
 
 _Function = typing.TypeVar("_Function", bound=Callable[..., typing.Any])
@@ -41,34 +36,9 @@ def _named(function: _Function) -> _Function:
     return typing.cast(_Function, call)
 
 
-class Owned:
-    """A handle of the library that is destroyed with its last reference, between two calls of its engine."""
-
-    __slots__ = ("destroy", "engine", "handle")
-
-    def __init__(self, engine: Engine, destroy: Callable[[ctypes.c_void_p], None], handle: ctypes.c_void_p) -> None:
-        self.engine, self.destroy, self.handle = engine, destroy, handle
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # an argument: `sys` may be gone by then
-            self.engine.destroy_later(self.destroy, self.handle)
-
-
 def text_of(error: torch.OutOfMemoryError) -> str:
     """Instead of the error, whose frames would keep their memory."""
     return str(error) or "no memory"
-
-
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-def _leave_to_parent() -> None:
-    """In a child of os.fork(): the engines' threads are not here, and a call would wait for them for ever."""
-    for engine in list(_engines):
-        engine.leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class _Reused:
@@ -81,119 +51,30 @@ class _Reused:
         self.address = ctypes.byref(self.fields)
 
 
-class Engine:
-    """A group of the library that this process has one rank of. Calls come from any thread, one at a time."""
+def _give(memory: typing.Any, tensor: torch.Tensor | None, count: int) -> None:
+    memory.data, memory.bytes = None if tensor is None else tensor.data_ptr(), count
+
+
+class Engine(GroupHandle):
+    """The calls of the layer on a group."""
 
     def __init__(self, device: torch.device, options: dict[str, typing.Any]) -> None:
-        self.device = device
-        self._library = library.load()
-        self._lock = threading.Lock()
-        self._handle_lock = threading.Lock()  # held for no longer than an abort(): keeps the handle alive for it
-        self._dead: collections.deque[tuple[Callable[[ctypes.c_void_p], None], ctypes.c_void_p]] = collections.deque()
-        self._handle = library.Handle()
-        self._is_traced = self._is_aborted = self._is_parents = False
-        self._held = 0, 0
+        super().__init__(device, options)
         self.reserved: int | None = 0  # SMs that exchanges leave, as reserved_sms.leave() takes it
         self._configs: dict[tuple[typing.Any, ...], typing.Any] = {}
         self._byte = torch.empty(1, dtype=torch.uint8, device=device)
         self._float = torch.empty(1, dtype=torch.float32, device=device)
         # What calls fill in and read again, under the lock.
-        self._out, self._saved, self._saved_bytes = library.Handle(), ctypes.c_void_p(), ctypes.c_size_t()
+        self._out, self._saved = library.Handle(), library.CallerMemory()
         self._out_address = ctypes.byref(self._out)
-        self._saved_arguments = ctypes.byref(self._saved), ctypes.byref(self._saved_bytes), 1, self._out_address
+        self._saved_arguments = ctypes.byref(self._saved), 1, self._out_address
         self._routing = _Reused(library.Routing)
         self._need = _Reused(library.MemoryNeed)
+        self._weights, self._gradients = _Reused(library.Weights), _Reused(library.WeightGradients)
         self._forward = _Reused(library.ForwardArguments)
         self._backward = _Reused(library.BackwardArguments)
-        given = library.GroupOptions.make(
-            engine=library.ENGINE_CUDA if device.type == "cuda" else library.ENGINE_CPU, **options
-        )
-        library.check(self._library.uniep_group_create(ctypes.byref(given), ctypes.byref(self._handle)))
-        info = library.GroupInfo.make()
-        self._call(self._library.uniep_group_describe, self._handle, ctypes.byref(info))
-        self.rank, self.ranks, self.workers = info.first_local_rank, info.ranks, info.workers
-        _engines.add(self)
-
-    def close(self, waits: bool = True) -> None:
-        """Ends the group. States of its calls may be dropped later; every other call is an error. With `waits` behind
-        the calls so far, unless another thread is inside of one: leaving ends what runs on the devices of all ranks."""
-        if waits and self._handle:
-            with contextlib.suppress(Exception):  # a call has failed, or the group was aborted: nobody asks any more
-                self._call_unless_busy(self._library.uniep_group_synchronize, self._handle)
-        with self._handle_lock:
-            handle, self._handle = self._handle, library.Handle()
-        if handle:
-            self._library.uniep_group_leave(handle)
-            self.destroy_later(self._library.uniep_group_destroy, handle)
-
-    def abort(self) -> None:
-        """Ends the group's calls in whatever thread they are, and all later ones; waits for nothing."""
-        with self._handle_lock:
-            self._is_aborted = True
-            if self._handle:
-                self._library.uniep_group_abort(self._handle)
-
-    def leave_to_parent(self) -> None:
-        self._handle, self._is_parents = library.Handle(), True
-        self._lock, self._handle_lock = threading.Lock(), threading.Lock()  # another thread may have held them
-        self._dead.clear()
-
-    @property
-    def closed(self) -> bool:
-        return not self._handle
-
-    @property
-    def has_ended(self) -> bool:
-        """By close() or abort()."""
-        return self.closed or self._is_aborted
-
-    def destroy_later(self, destroy: Callable[[ctypes.c_void_p], None], handle: ctypes.c_void_p) -> None:
-        """Destroys a handle now, or behind the call that runs: this may be the garbage collector inside of one."""
-        if self._is_parents:
-            return
-        if self._lock.acquire(blocking=False):
-            try:
-                self._bury()
-                destroy(handle)
-            finally:
-                self._lock.release()
-        else:
-            self._dead.append((destroy, handle))
-
-    def _bury(self) -> None:
-        while self._dead:
-            destroy, handle = self._dead.popleft()
-            destroy(handle)
-
-    def _begin(self) -> None:
-        """What every call begins with, under the lock."""
-        if self._dead:
-            self._bury()
-        if self._is_parents:
-            raise ValueError("group: of the process that forked this one; make another one here")
-        if not self._handle:
-            raise ValueError("group: closed; make another one")
-
-    def _call(self, function: Callable[..., int], *arguments: typing.Any) -> None:
-        with self._lock:
-            self._begin()
-            library.check(function(*arguments))
-
-    def _call_unless_busy(self, function: Callable[..., int], *arguments: typing.Any) -> bool:
-        """Whether it was called: not while another thread is inside of a call."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            self._begin()
-            library.check(function(*arguments))
-        finally:
-            self._lock.release()
-        return True
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a thread is inside of a call."""
-        return self._lock.locked()
+        self._forward.fields.weights = self._backward.fields.weights = ctypes.addressof(self._weights.fields)
+        self._backward.fields.gradients = ctypes.addressof(self._gradients.fields)
 
     def _stream(self) -> int | None:
         if self.device.type == "cpu":
@@ -236,65 +117,6 @@ class Engine:
                 )
             )
         return found
-
-    def synchronize(self) -> None:
-        """Waits until the calls so far are over; raises the error of one that failed half-way."""
-        self._call(self._library.uniep_group_synchronize, self._handle)
-
-    def check(self) -> None:
-        """Raises the error of a call so far that is known to have failed half-way; waits for none, so that nothing is
-        known while another thread is inside of one."""
-        self._call_unless_busy(self._library.uniep_group_check, self._handle)
-
-    def memory(self) -> tuple[int, int]:
-        """Bytes of symmetric memory, and of what else the library holds for this rank; those that were told last while
-        another thread is inside of a call."""
-        held = library.GroupBytes.make()
-        if self._call_unless_busy(self._library.uniep_group_memory, self._handle, self.rank, ctypes.byref(held)):
-            self._held = held.symmetric_bytes, held.workspace_bytes
-        return self._held
-
-    def begin_trace(self) -> None:
-        """From here to end_trace() the library keeps when tiles of forwards and backwards run."""
-        if self._is_traced:
-            raise ValueError("group: it is traced already; a trace must end before the next one")
-        self._call(self._library.uniep_trace_begin, self._handle)
-        self._is_traced = True
-
-    def end_trace(self, path: str) -> None:
-        """Writes the calls since begin_trace() to a file."""
-        self._is_traced = False
-        self._call(self._library.uniep_trace_end, self._handle, os.fsencode(path))
-
-    def make_timer(self) -> Owned:
-        handle = library.Handle()
-        self._call(self._library.uniep_timer_create, self._handle, ctypes.byref(handle))
-        return Owned(self, self._library.uniep_timer_destroy, handle)
-
-    def start_timer(self, timer: Owned) -> None:
-        """The next forward or backward is timed."""
-        self._call(self._library.uniep_timer_start, timer.handle)
-
-    def read_timer(self, timer: Owned) -> dict[str, float] | None:
-        """As LayerStats has them; None: not known yet, or never. Waits for nothing."""
-        times = library.CallTimes.make()
-        if not self._lock.acquire(blocking=False):
-            return None
-        try:
-            library.check(self._library.uniep_timer_read(timer.handle, self.rank, ctypes.byref(times)))
-        finally:
-            self._lock.release()
-        if times.state != library.TIMES_KNOWN:
-            return None
-        return {name: getattr(times, name) for name in ("wait_ms", "exposed_dispatch_ms", "sum_ms")}
-
-    def recover(self) -> None:
-        """Makes the group usable again after TimeoutError. Collective."""
-        self._call(self._library.uniep_group_recover, self._handle)
-
-    def trim(self) -> None:
-        """Gives back what is kept for later calls alone."""
-        self._call(self._library.uniep_group_trim, self._handle)
 
     def resolve(self, config: typing.Any, direction: int, schedule: bytes) -> str:
         """The whole schedule that a text stands for, as JSON."""
@@ -372,11 +194,8 @@ class Engine:
         schedule: bytes,
         placement: Owned,
         x: torch.Tensor,
-        w1: Weights,
-        w2: Weights,
+        weights: Weights,
         keep: bool,
-        b1: Weights = NO_WEIGHTS,
-        b2: Weights = NO_WEIGHTS,
         lacking: str = "",
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """uniep_forward(): y [T, H] and, to be kept for backward, bytes; none where `keep` is false.
@@ -401,16 +220,11 @@ class Engine:
             if lacking:
                 x = self._byte
                 self._take_room(lacking, "saved_bytes", "workspace_bytes")
-            given.x = x.data_ptr()
-            given.w1, given.w1_experts, given.w1_up, given.w1_up_experts, _ = w1
-            given.w2, given.w2_experts, _, _, _ = w2
-            given.b1, given.b1_experts, _, _, _ = b1
-            given.b2, given.b2_experts, _, _, _ = b2
-            given.y = y.data_ptr()
-            given.stream = self._stream()
+            weights.fill(self._weights.fields)
+            given.x, given.y, given.stream = x.data_ptr(), y.data_ptr(), self._stream()
+            _give(given.saved_memory, saved, need.saved_bytes)
+            _give(given.workspace_memory, workspace, need.workspace_bytes)
             out = self._out_address if keep else None
-            given.saved_memory, given.saved_bytes = saved.data_ptr(), need.saved_bytes
-            given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
             status = functions.uniep_forward(
                 self._handle, config, schedule, placement.handle, self._forward.address, 1, out
             )
@@ -430,25 +244,19 @@ class Engine:
         saved: torch.Tensor,
         dy: torch.Tensor,
         x: torch.Tensor | None,
-        w1: Weights,
-        w2: Weights,
+        weights: Weights,
         dprobs: torch.Tensor,
-        dw1: Weights,
-        dw2: Weights,
-        b2: Weights = NO_WEIGHTS,
-        db1: Weights = NO_WEIGHTS,
-        db2: Weights = NO_WEIGHTS,
-        b1: Weights = NO_WEIGHTS,
+        gradients: Weights,
         lacking: str = "",
     ) -> torch.Tensor:
-        """uniep_backward(); where one gradient of the two is asked for, uniep_weight_gradients() behind it.
+        """uniep_backward(); where one gradient of the two is asked for, uniep_make_weight_gradients() behind it.
 
         Takes the bytes of a forward with these schedules, of forward and of backward. Writes dprobs [T, K],
         of a map [T, E], and the gradients that have addresses, those of biases with their weights'; gives back dx
         [T, H]. `lacking` as of forward().
         """
-        if dw1 is NO_WEIGHTS or dw2 is NO_WEIGHTS:
-            time = library.WEIGHT_GRADIENTS_NONE if dw1 is dw2 else library.WEIGHT_GRADIENTS_LATER
+        if gradients.w1 is NOWHERE or gradients.w2 is NOWHERE:
+            time = library.WEIGHT_GRADIENTS_NONE if gradients.w1 is gradients.w2 else library.WEIGHT_GRADIENTS_LATER
         else:
             time = library.WEIGHT_GRADIENTS_NOW
         stream, saved_bytes = self._stream(), saved.numel()
@@ -476,19 +284,13 @@ class Engine:
                 x = None if x is None else self._byte
                 self._take_room(lacking, "workspace_bytes", "pending_bytes")
             given.dy, given.x = dy.data_ptr(), None if x is None else x.data_ptr()
-            given.w1, given.w1_experts, given.w1_up, given.w1_up_experts, _ = w1
-            given.w2, given.w2_experts, _, _, _ = w2
+            weights.fill(self._weights.fields)
+            gradients.fill_gradients(self._gradients.fields)
             given.dx, given.dprobs = dx.data_ptr(), dprobs.data_ptr()
-            given.dw1, given.dw1_experts, given.dw1_up, given.dw1_up_experts, _ = dw1
-            given.dw2, given.dw2_experts, _, _, _ = dw2
-            given.b1, given.b1_experts, _, _, _ = b1
-            given.b2, given.b2_experts, _, _, _ = b2
-            given.db1, given.db1_experts, _, _, _ = db1
-            given.db2, given.db2_experts, _, _, _ = db2
             given.stream, given.weight_gradients = stream, time
-            given.workspace_memory, given.workspace_bytes = workspace.data_ptr(), need.workspace_bytes
-            given.pending_memory, given.pending_bytes = None if left is None else left.data_ptr(), need.pending_bytes
-            self._saved.value, self._saved_bytes.value = saved.data_ptr(), saved_bytes
+            _give(given.workspace_memory, workspace, need.workspace_bytes)
+            _give(given.pending_memory, left, need.pending_bytes)
+            _give(self._saved, saved, saved_bytes)
             library.check(
                 functions.uniep_saved_attach(
                     self._handle,
@@ -501,9 +303,9 @@ class Engine:
             call = self._handle, config, schedules[1], attached, self._backward.address, 1
             try:
                 if time == library.WEIGHT_GRADIENTS_LATER:
-                    status = self._backward_in_two(call, dw1, dw2, db1, db2, stream)
+                    status = self._backward_in_two(call, stream)
                 else:
-                    status = functions.uniep_backward(*call)
+                    status = functions.uniep_backward(*call, None)
                 if lacking:
                     raise torch.OutOfMemoryError(lacking)
                 library.check(status)
@@ -511,27 +313,15 @@ class Engine:
                 functions.uniep_saved_destroy(attached)
         return dx
 
-    def _backward_in_two(
-        self,
-        call: tuple[typing.Any, ...],
-        dw1: Weights,
-        dw2: Weights,
-        db1: Weights,
-        db2: Weights,
-        stream: int | None,
-    ) -> int:
-        """uniep_backward_pending(), and uniep_weight_gradients() of one of the two; the status of the first."""
+    def _backward_in_two(self, call: tuple[typing.Any, ...], stream: int | None) -> int:
+        """uniep_backward(), and uniep_make_weight_gradients() of one of the two; the status of the first."""
         functions, pending = self._library, library.Handle()
-        status: int = functions.uniep_backward_pending(*call, ctypes.byref(pending))
+        status: int = functions.uniep_backward(*call, ctypes.byref(pending))
         if status != 0:
             return status
         try:
-            work = library.WeightGradientArguments.make(stream=stream)
-            work.dw1, work.dw1_experts, work.dw1_up, work.dw1_up_experts, _ = dw1
-            work.dw2, work.dw2_experts, _, _, _ = dw2
-            work.db1, work.db1_experts, _, _, _ = db1
-            work.db2, work.db2_experts, _, _, _ = db2
-            library.check(functions.uniep_weight_gradients(self._handle, pending, ctypes.byref(work), 1))
+            work = library.WeightGradientArguments.make(gradients=self._backward.fields.gradients, stream=stream)
+            library.check(functions.uniep_make_weight_gradients(self._handle, pending, ctypes.byref(work), 1))
         finally:
             functions.uniep_pending_destroy(pending)
         return status

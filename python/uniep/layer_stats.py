@@ -14,8 +14,9 @@ from uniep import capture, library
 
 if typing.TYPE_CHECKING:
     from uniep.call import Call
-    from uniep.engine import Engine, Owned
+    from uniep.engine import Engine
     from uniep.group import Group
+    from uniep.handles import Owned
     from uniep.routes import Route
 
 _DIRECTIONS = ("forward", "backward")

@@ -1,7 +1,6 @@
 """The shared library: where it lies, its structures and its errors. Needs no torch.
 
-Each class below mirrors the structure of the same name in include/uniep/c_api.h or c_tuner.h; `make()` fills in the
-size.
+Each class below mirrors the structure of the same name in include/uniep/c_*.h; `make()` fills in the size.
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ GroupOptions = _structure(
     engine=_INT32,
     ranks=_INT32,
     workers=_INT32,
-    timeout_seconds=ctypes.c_double,
-    allocate=_POINTER,
-    release=_POINTER,
-    allocator_context=_POINTER,
+    device_count=_INT32,
+    devices=ctypes.POINTER(_INT32),
     launch=_INT32,
     rank=_INT32,
     unique_id=_POINTER,
     communicator=_POINTER,
-    devices=ctypes.POINTER(_INT32),
-    device_count=_INT32,
+    allocate=_POINTER,
+    release=_POINTER,
+    allocator_context=_POINTER,
+    timeout_seconds=ctypes.c_double,
     arrival_timeout_seconds=ctypes.c_double,
     nan_on_overflow=_INT32,
 )
@@ -98,75 +97,62 @@ ExpertRows = _structure("ExpertRows", rows=_INT64, first_row=_INT64)
 MemoryNeed = _structure(
     "MemoryNeed", saved_bytes=_SIZE, workspace_bytes=_SIZE, symmetric_bytes=_SIZE, pending_bytes=_SIZE
 )
-ForwardArguments = _structure(
-    "ForwardArguments",
-    x=_POINTER,
+
+
+class CallerMemory(ctypes.Structure):
+    _fields_: typing.ClassVar = [("data", _POINTER), ("bytes", _SIZE)]
+
+
+Weights = _structure(
+    "Weights",
     w1=_POINTER,
     w2=_POINTER,
     w1_experts=_POINTER,
     w2_experts=_POINTER,
-    y=_POINTER,
-    stream=_POINTER,
-    saved_memory=_POINTER,
-    saved_bytes=_SIZE,
-    workspace_memory=_POINTER,
-    workspace_bytes=_SIZE,
     w1_up=_POINTER,
     w1_up_experts=_POINTER,
     b1=_POINTER,
     b2=_POINTER,
     b1_experts=_POINTER,
     b2_experts=_POINTER,
+)
+WeightGradients = _structure(
+    "WeightGradients",
+    dw1=_POINTER,
+    dw2=_POINTER,
+    dw1_experts=_POINTER,
+    dw2_experts=_POINTER,
+    dw1_up=_POINTER,
+    dw1_up_experts=_POINTER,
+    db1=_POINTER,
+    db2=_POINTER,
+    db1_experts=_POINTER,
+    db2_experts=_POINTER,
+)
+ForwardArguments = _structure(
+    "ForwardArguments",
+    x=_POINTER,
+    weights=_POINTER,
+    y=_POINTER,
+    stream=_POINTER,
+    saved_memory=CallerMemory,
+    workspace_memory=CallerMemory,
 )
 BackwardArguments = _structure(
     "BackwardArguments",
     dy=_POINTER,
     x=_POINTER,
-    w1=_POINTER,
-    w2=_POINTER,
-    w1_experts=_POINTER,
-    w2_experts=_POINTER,
+    weights=_POINTER,
     dx=_POINTER,
     dprobs=_POINTER,
-    dw1=_POINTER,
-    dw2=_POINTER,
-    dw1_experts=_POINTER,
-    dw2_experts=_POINTER,
+    gradients=_POINTER,
     stream=_POINTER,
     weight_gradients=_INT32,
     last_use=_INT32,
-    workspace_memory=_POINTER,
-    workspace_bytes=_SIZE,
-    pending_memory=_POINTER,
-    pending_bytes=_SIZE,
-    w1_up=_POINTER,
-    w1_up_experts=_POINTER,
-    dw1_up=_POINTER,
-    dw1_up_experts=_POINTER,
-    b2=_POINTER,
-    b2_experts=_POINTER,
-    db1=_POINTER,
-    db2=_POINTER,
-    db1_experts=_POINTER,
-    db2_experts=_POINTER,
-    b1=_POINTER,
-    b1_experts=_POINTER,
+    workspace_memory=CallerMemory,
+    pending_memory=CallerMemory,
 )
-WeightGradientArguments = _structure(
-    "WeightGradientArguments",
-    dw1=_POINTER,
-    dw2=_POINTER,
-    dw1_experts=_POINTER,
-    dw2_experts=_POINTER,
-    stream=_POINTER,
-    sms=_INT32,
-    dw1_up=_POINTER,
-    dw1_up_experts=_POINTER,
-    db1=_POINTER,
-    db2=_POINTER,
-    db1_experts=_POINTER,
-    db2_experts=_POINTER,
-)
+WeightGradientArguments = _structure("WeightGradientArguments", gradients=_POINTER, stream=_POINTER, sms=_INT32)
 DispatchArguments = _structure("DispatchArguments", x=_POINTER, rows=_POINTER, row_probs=_POINTER, stream=_POINTER)
 CombineArguments = _structure(
     "CombineArguments", rows=_POINTER, y=_POINTER, row_dprobs=_POINTER, dprobs=_POINTER, stream=_POINTER
@@ -243,10 +229,9 @@ _FUNCTIONS: dict[str, list[typing.Any]] = {
     "uniep_query_forward_memory": [Handle, _POINTER, ctypes.c_char_p, Handle, _INT32, _POINTER, _INT32],
     "uniep_query_backward_memory": [Handle, _POINTER, ctypes.c_char_p, Handle, _INT32, _INT32, _POINTER, _INT32],
     "uniep_forward": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32, _POINTER],
-    "uniep_saved_attach": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _POINTER, _INT32, _POINTER],
-    "uniep_backward": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32],
-    "uniep_backward_pending": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32, _POINTER],
-    "uniep_weight_gradients": [Handle, Handle, _POINTER, _INT32],
+    "uniep_saved_attach": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32, _POINTER],
+    "uniep_backward": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32, _POINTER],
+    "uniep_make_weight_gradients": [Handle, Handle, _POINTER, _INT32],
     "uniep_dispatch": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32],
     "uniep_combine": [Handle, _POINTER, ctypes.c_char_p, Handle, _POINTER, _INT32],
     "uniep_trace_begin": [Handle],

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "api/c_struct.h"
+
 namespace uniep {
 namespace {
 
@@ -40,24 +42,33 @@ Allocator adapted(CallerAllocator& caller) {
   return allocator;
 }
 
-template <typename Arguments>
-Weights weights(const Arguments& given) {
+const BFloat16* const* addresses(const void* const* given) {
+  return reinterpret_cast<const BFloat16* const*>(given);
+}
+
+// Without one all addresses are null; the call says which one it needs.
+Weights weights(const uniep_weights* given) {
+  if (given == nullptr) return {};
+  const uniep_weights read = read_struct<uniep_weights>(given, "weights");
   Weights own;
-  own.w1 = static_cast<const BFloat16*>(given.w1);
-  own.w2 = static_cast<const BFloat16*>(given.w2);
-  own.w1_experts = reinterpret_cast<const BFloat16* const*>(given.w1_experts);
-  own.w2_experts = reinterpret_cast<const BFloat16* const*>(given.w2_experts);
-  own.w1_up = static_cast<const BFloat16*>(given.w1_up);
-  own.w1_up_experts = reinterpret_cast<const BFloat16* const*>(given.w1_up_experts);
-  own.b2 = static_cast<const BFloat16*>(given.b2);
-  own.b2_experts = reinterpret_cast<const BFloat16* const*>(given.b2_experts);
+  own.w1 = static_cast<const BFloat16*>(read.w1);
+  own.w2 = static_cast<const BFloat16*>(read.w2);
+  own.w1_experts = addresses(read.w1_experts);
+  own.w2_experts = addresses(read.w2_experts);
+  own.w1_up = static_cast<const BFloat16*>(read.w1_up);
+  own.w1_up_experts = addresses(read.w1_up_experts);
+  own.b1 = static_cast<const BFloat16*>(read.b1);
+  own.b2 = static_cast<const BFloat16*>(read.b2);
+  own.b1_experts = addresses(read.b1_experts);
+  own.b2_experts = addresses(read.b2_experts);
   return own;
 }
 
-template <typename Arguments>
-WeightGradients weight_gradients_of(const Arguments& given) {
-  return {given.dw1, given.dw2, given.dw1_experts, given.dw2_experts, given.dw1_up, given.dw1_up_experts,
-          given.db1, given.db2, given.db1_experts, given.db2_experts};
+WeightGradients weight_gradients_of(const uniep_weight_gradients* given) {
+  if (given == nullptr) return {};
+  const uniep_weight_gradients read = read_struct<uniep_weight_gradients>(given, "gradients");
+  return {read.dw1, read.dw2, read.dw1_experts, read.dw2_experts, read.dw1_up, read.dw1_up_experts,
+          read.db1, read.db2, read.db1_experts, read.db2_experts};
 }
 
 }  // namespace
@@ -129,16 +140,18 @@ Routing routing(const uniep_routing& given) {
   return own;
 }
 
+CallerMemory caller_memory(const uniep_caller_memory& given) {
+  return {given.data, given.bytes};
+}
+
 ForwardArguments forward_arguments(const uniep_forward_arguments& given) {
   ForwardArguments own;
   own.x = static_cast<const BFloat16*>(given.x);
-  own.weights = weights(given);
-  own.weights.b1 = static_cast<const BFloat16*>(given.b1);
-  own.weights.b1_experts = reinterpret_cast<const BFloat16* const*>(given.b1_experts);
+  own.weights = weights(given.weights);
   own.y = static_cast<BFloat16*>(given.y);
   own.stream.handle = given.stream;
-  own.saved_memory = {given.saved_memory, given.saved_bytes};
-  own.workspace_memory = {given.workspace_memory, given.workspace_bytes};
+  own.saved_memory = caller_memory(given.saved_memory);
+  own.workspace_memory = caller_memory(given.workspace_memory);
   return own;
 }
 
@@ -146,23 +159,21 @@ BackwardArguments backward_arguments(const uniep_backward_arguments& given) {
   BackwardArguments own;
   own.dy = static_cast<const BFloat16*>(given.dy);
   own.x = static_cast<const BFloat16*>(given.x);
-  own.weights = weights(given);
-  own.weights.b1 = static_cast<const BFloat16*>(given.b1);
-  own.weights.b1_experts = reinterpret_cast<const BFloat16* const*>(given.b1_experts);
+  own.weights = weights(given.weights);
   own.dx = static_cast<BFloat16*>(given.dx);
   own.dprobs = given.dprobs;
-  own.gradients = weight_gradients_of(given);
+  own.gradients = weight_gradients_of(given.gradients);
   own.stream.handle = given.stream;
   own.weight_gradients = checked_constant(given.weight_gradients, WeightGradientTime::kNone, "weight_gradients");
   own.last_use = checked_flag(given.last_use, "last_use");
-  own.workspace_memory = {given.workspace_memory, given.workspace_bytes};
-  own.pending_memory = {given.pending_memory, given.pending_bytes};
+  own.workspace_memory = caller_memory(given.workspace_memory);
+  own.pending_memory = caller_memory(given.pending_memory);
   return own;
 }
 
 WeightGradientArguments weight_gradient_arguments(const uniep_weight_gradient_arguments& given) {
   WeightGradientArguments own;
-  own.gradients = weight_gradients_of(given);
+  own.gradients = weight_gradients_of(given.gradients);
   own.stream.handle = given.stream;
   own.sms = given.sms;
   return own;

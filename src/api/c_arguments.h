@@ -34,6 +34,7 @@ GroupOptions group_options(const uniep_group_options& given, CallerAllocator& al
 LayerShape layer_shape(const uniep_layer_config& given);
 Numerics layer_numerics(const uniep_layer_config& given);
 Routing routing(const uniep_routing& given);
+CallerMemory caller_memory(const uniep_caller_memory& given);
 ForwardArguments forward_arguments(const uniep_forward_arguments& given);
 BackwardArguments backward_arguments(const uniep_backward_arguments& given);
 WeightGradientArguments weight_gradient_arguments(const uniep_weight_gradient_arguments& given);

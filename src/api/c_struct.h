@@ -15,13 +15,14 @@
 // Reading and writing the C API's structures, whose first field is the caller's idea of their size.
 namespace uniep {
 
-// The bytes of a structure in the first version that had it: what every caller has. Never changes.
+// The bytes of a structure in the first version that had it: what every caller has. Never changes. A field of a later
+// version lies behind them: what is padding to an older caller holds anything.
 template <typename Struct>
 inline constexpr std::size_t kFirstSize = 0;
 
 // Sizes of version 0.1 on 64-bit machines.
 template <>
-inline constexpr std::size_t kFirstSize<uniep_group_options> = 56;
+inline constexpr std::size_t kFirstSize<uniep_group_options> = 104;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_group_info> = 32;
 template <>
@@ -29,9 +30,9 @@ inline constexpr std::size_t kFirstSize<uniep_group_bytes> = 24;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_call_times> = 40;
 template <>
-inline constexpr std::size_t kFirstSize<uniep_layer_config> = 64;
+inline constexpr std::size_t kFirstSize<uniep_layer_config> = 88;
 template <>
-inline constexpr std::size_t kFirstSize<uniep_routing> = 48;
+inline constexpr std::size_t kFirstSize<uniep_routing> = 56;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_capacity> = 24;
 template <>
@@ -39,13 +40,17 @@ inline constexpr std::size_t kFirstSize<uniep_rank_rows> = 32;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_expert_rows> = 24;
 template <>
-inline constexpr std::size_t kFirstSize<uniep_memory_need> = 32;
+inline constexpr std::size_t kFirstSize<uniep_weights> = 88;
 template <>
-inline constexpr std::size_t kFirstSize<uniep_forward_arguments> = 64;
+inline constexpr std::size_t kFirstSize<uniep_weight_gradients> = 88;
 template <>
-inline constexpr std::size_t kFirstSize<uniep_backward_arguments> = 112;
+inline constexpr std::size_t kFirstSize<uniep_memory_need> = 40;
 template <>
-inline constexpr std::size_t kFirstSize<uniep_weight_gradient_arguments> = 56;
+inline constexpr std::size_t kFirstSize<uniep_forward_arguments> = 72;
+template <>
+inline constexpr std::size_t kFirstSize<uniep_backward_arguments> = 104;
+template <>
+inline constexpr std::size_t kFirstSize<uniep_weight_gradient_arguments> = 32;
 template <>
 inline constexpr std::size_t kFirstSize<uniep_dispatch_arguments> = 40;
 template <>

@@ -27,9 +27,9 @@ for name in $(echo "$demangled" | sed -n 's/^\(.* for \)\{0,1\}uniep::\([^(]*\).
 done
 
 # The C API is exported as it is declared.
-declared=$(grep -ohE '\buniep_[a-z0-9_]+\(' "$headers/c_api.h" "$headers/c_tuner.h" | tr -d '(' | sort -u)
+declared=$(grep -ohE '\buniep_[a-z0-9_]+\(' "$headers"/c_*.h | tr -d '(' | sort -u)
 defined=$(echo "$exported" | grep '^uniep_' | sort -u)
-[ "$declared" = "$defined" ] || complain "declared in c_api.h or exported, but not both" \
+[ "$declared" = "$defined" ] || complain "declared in c_*.h or exported, but not both" \
   "$(printf '%s\n%s\n' "$declared" "$defined" | sort | uniq -u)"
 
 # An inline function of a file built for AVX may be the copy that the linker keeps for all.

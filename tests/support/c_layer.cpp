@@ -66,6 +66,8 @@ CLayer::CLayer(const RandomLayer& layer) : source(layer) {
     dw2_experts.push_back(dw2 + expert * w2_elements * element);
   }
 
+  weights.resize(static_cast<std::size_t>(layer.ranks));
+  gradients.resize(weights.size());
   for (int rank = 0; rank < layer.ranks; ++rank) {
     const int64_t token = data.first_token(rank), slot = token * shape.topk;
     const int64_t expert = rank * shape.experts / layer.ranks;
@@ -77,26 +79,33 @@ CLayer::CLayer(const RandomLayer& layer) : source(layer) {
     routing.index_type = odd ? UNIEP_INDEX_INT64 : UNIEP_INDEX_INT32;
     routing.probs = data.probs.data() + slot;
 
+    uniep_weights& own = weights[rank];
+    own.size = sizeof(own);
+    uniep_weight_gradients& made = gradients[rank];
+    made.size = sizeof(made);
     uniep_forward_arguments& forward = forward_arguments.emplace_back();
     forward.size = sizeof(forward);
+    forward.weights = &own;
     forward.x = data.x.data() + token * shape.hidden;
     forward.y = result.y.data() + token * shape.hidden;
     uniep_backward_arguments& backward = backward_arguments.emplace_back();
     backward.size = sizeof(backward);
+    backward.weights = &own;
+    backward.gradients = &made;
     backward.dy = data.dy.data() + token * shape.hidden;
     backward.x = forward.x;
     backward.dx = result.dx.data() + token * shape.hidden;
     backward.dprobs = result.dprobs.data() + slot;
     if (odd) {
-      forward.w1_experts = backward.w1_experts = w1_experts.data() + expert;
-      forward.w2_experts = backward.w2_experts = w2_experts.data() + expert;
-      backward.dw1_experts = dw1_experts.data() + expert;
-      backward.dw2_experts = dw2_experts.data() + expert;
+      own.w1_experts = w1_experts.data() + expert;
+      own.w2_experts = w2_experts.data() + expert;
+      made.dw1_experts = dw1_experts.data() + expert;
+      made.dw2_experts = dw2_experts.data() + expert;
     } else {
-      forward.w1 = backward.w1 = w1_experts[expert];
-      forward.w2 = backward.w2 = w2_experts[expert];
-      backward.dw1 = dw1_experts[expert];
-      backward.dw2 = dw2_experts[expert];
+      own.w1 = w1_experts[expert];
+      own.w2 = w2_experts[expert];
+      made.dw1 = dw1_experts[expert];
+      made.dw2 = dw2_experts[expert];
     }
   }
 }
@@ -114,6 +123,16 @@ SavedHandle CLayer::forward(uniep_group* group, const uniep_placement* placement
             UNIEP_OK)
       << uniep_last_error();
   return SavedHandle(saved);
+}
+
+uniep_status CLayer::backward(uniep_group* group, const uniep_saved* saved, const char* schedule) const {
+  return uniep_backward(group, &config, schedule, saved, backward_arguments.data(), source.ranks, nullptr);
+}
+
+std::vector<uniep_weight_gradient_arguments> CLayer::gradient_arguments() const {
+  std::vector<uniep_weight_gradient_arguments> arguments;
+  for (const uniep_weight_gradients& own : gradients) arguments.push_back({sizeof(arguments[0]), &own, nullptr, 0});
+  return arguments;
 }
 
 }  // namespace uniep::test

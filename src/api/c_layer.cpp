@@ -1,21 +1,14 @@
-#include <algorithm>
-#include <cstdio>
-#include <span>
 #include <utility>
 
 #include "api/c_handles.h"
 
-// The C API's placements and calls.
+// The C API's placements, forwards and backwards.
 using namespace uniep;
 
 uniep_status uniep_set_activation(uniep_layer_config* config, const char* text) {
   return guarded([&] {
-    const std::size_t size = checked_size<uniep_layer_config>(config, "config");
+    checked_size<uniep_layer_config>(config, "config");
     require_pointer(text, "text");
-    constexpr std::size_t kNeeded = offsetof(uniep_layer_config, up_offset) + sizeof(float);
-    if (size < kNeeded) {
-      throw Error(Status::kInvalidArgument, fmt::format("config.size: {}; must be {} or more", size, kNeeded));
-    }
     Numerics numerics;
     set_activation(numerics, text);
     config->activation = static_cast<int32_t>(numerics.activation);
@@ -86,17 +79,16 @@ uniep_status uniep_placement_expert(const uniep_placement* placement, int64_t ex
 
 namespace {
 
-void query_memory(const uniep_group* group, const uniep_layer_config* config, int32_t direction, const char* schedule,
-                  const uniep_placement* placement, MemoryOptions options, uniep_memory_need* needs, int32_t count) {
+void query_memory(const uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                  const uniep_placement* placement, const MemoryOptions& options, uniep_memory_need* needs,
+                  int32_t count) {
   require_pointer(group, "group");
   require_pointer(placement, "placement");
   const Group& own = group->state->group;
   check_count(count, own);
   const std::size_t stride = checked_stride<uniep_memory_need>(needs, count, "needs");
-  const Direction checked_direction = checked_constant(direction, Direction::kBackward, "direction");
   const LayerConfig layer = layer_config(config);
-  const Schedule& whole = resolved(schedule, checked_direction, layer, *group->state);
-  options.direction = checked_direction;
+  const Schedule& whole = resolved(schedule, options.direction, layer, *group->state);
   const std::vector<MemoryNeed> found = memory_need(own, layer, whole, placement->placement, options);
   std::byte* out = reinterpret_cast<std::byte*>(needs);
   for (const MemoryNeed& need : found) {
@@ -108,19 +100,13 @@ void query_memory(const uniep_group* group, const uniep_layer_config* config, in
 
 }  // namespace
 
-uniep_status uniep_query_memory(const uniep_group* group, const uniep_layer_config* config, int32_t direction,
-                                const char* schedule, const uniep_placement* placement, uniep_memory_need* needs,
-                                int32_t count) {
-  return guarded([&] { query_memory(group, config, direction, schedule, placement, {}, needs, count); });
-}
-
 uniep_status uniep_query_forward_memory(const uniep_group* group, const uniep_layer_config* config,
                                         const char* schedule, const uniep_placement* placement, int32_t keep_saved,
                                         uniep_memory_need* needs, int32_t count) {
   return guarded([&] {
     MemoryOptions options;
     options.keep_saved = checked_flag(keep_saved, "keep_saved");
-    query_memory(group, config, UNIEP_FORWARD, schedule, placement, options, needs, count);
+    query_memory(group, config, schedule, placement, options, needs, count);
   });
 }
 
@@ -132,7 +118,8 @@ uniep_status uniep_query_backward_memory(const uniep_group* group, const uniep_l
     MemoryOptions options;
     options.weight_gradients = checked_constant(weight_gradients, WeightGradientTime::kNone, "weight_gradients");
     options.last_use = checked_flag(last_use, "last_use");
-    query_memory(group, config, UNIEP_BACKWARD, schedule, placement, options, needs, count);
+    options.direction = Direction::kBackward;
+    query_memory(group, config, schedule, placement, options, needs, count);
   });
 }
 
@@ -165,21 +152,20 @@ uniep_status uniep_forward(uniep_group* group, const uniep_layer_config* config,
 }
 
 uniep_status uniep_saved_attach(uniep_group* group, const uniep_layer_config* config, const char* schedule,
-                                const uniep_placement* placement, void* const* memory, const size_t* bytes,
-                                int32_t count, uniep_saved** saved) {
+                                const uniep_placement* placement, const uniep_caller_memory* memory, int32_t count,
+                                uniep_saved** saved) {
   return guarded([&] {
     require_pointer(saved, "saved");
     *saved = nullptr;
     require_pointer(group, "group");
     require_pointer(placement, "placement");
     require_pointer(memory, "memory");
-    require_pointer(bytes, "bytes");
     Group& own = group->state->group;
     check_count(count, own);
     const LayerConfig layer = layer_config(config);
     const Schedule& whole = resolved(schedule, Direction::kForward, layer, *group->state);
     std::vector<CallerMemory> ranks;
-    for (int32_t i = 0; i < count; ++i) ranks.push_back({memory[i], bytes[i]});
+    for (int32_t i = 0; i < count; ++i) ranks.push_back(caller_memory(memory[i]));
     auto handle = std::make_unique<uniep_saved>();
     handle->state = group->state;
     handle->saved = attach_saved(own, layer, whole, placement->placement, ranks);
@@ -200,48 +186,33 @@ uniep_status uniep_saved_z(const uniep_saved* saved, int32_t rank, const void** 
   });
 }
 
-namespace {
-
-PendingWeightGradients run_backward(uniep_group* group, const uniep_layer_config* config, const char* schedule,
-                                    const uniep_saved* saved, const uniep_backward_arguments* arguments, int32_t count,
-                                    bool may_be_later) {
-  require_pointer(group, "group");
-  require_pointer(saved, "saved");
-  Group& own = group->state->group;
-  check_count(count, own);
-  const LayerConfig layer = layer_config(config);
-  const Schedule& whole = resolved(schedule, Direction::kBackward, layer, *group->state);
-  const std::vector<BackwardArguments> ranks = converted(arguments, count, "arguments", backward_arguments);
-  for (const BackwardArguments& rank : ranks) {
-    if (may_be_later || rank.weight_gradients != WeightGradientTime::kLater) continue;
-    throw Error(Status::kInvalidArgument, "weight_gradients: later (1) is for uniep_backward_pending()");
-  }
-  CallOptions options;
-  const std::shared_ptr<CallTimer> timer = std::exchange(group->state->next_timer, nullptr);
-  options.timer = timer.get();
-  api::RecordedCall recorded(group->state->recording, "backward", options);
-  PendingWeightGradients left = backward(own, layer, whole, saved->saved, ranks, options);
-  recorded.keep();
-  return left;
-}
-
-}  // namespace
-
 uniep_status uniep_backward(uniep_group* group, const uniep_layer_config* config, const char* schedule,
-                            const uniep_saved* saved, const uniep_backward_arguments* arguments, int32_t count) {
-  return guarded([&] { run_backward(group, config, schedule, saved, arguments, count, false); });
-}
-
-uniep_status uniep_backward_pending(uniep_group* group, const uniep_layer_config* config, const char* schedule,
-                                    const uniep_saved* saved, const uniep_backward_arguments* arguments, int32_t count,
-                                    uniep_pending** pending) {
+                            const uniep_saved* saved, const uniep_backward_arguments* arguments, int32_t count,
+                            uniep_pending** pending) {
   return guarded([&] {
-    require_pointer(pending, "pending");
-    *pending = nullptr;
-    auto handle = std::make_unique<uniep_pending>();
-    handle->work = run_backward(group, config, schedule, saved, arguments, count, true);
-    if (handle->work.empty()) return;
+    if (pending != nullptr) *pending = nullptr;
+    require_pointer(group, "group");
+    require_pointer(saved, "saved");
+    Group& own = group->state->group;
+    check_count(count, own);
+    const LayerConfig layer = layer_config(config);
+    const Schedule& whole = resolved(schedule, Direction::kBackward, layer, *group->state);
+    const std::vector<BackwardArguments> ranks = converted(arguments, count, "arguments", backward_arguments);
+    std::unique_ptr<uniep_pending> handle;
+    for (const BackwardArguments& rank : ranks) {
+      if (rank.weight_gradients != WeightGradientTime::kLater) continue;
+      require_pointer(pending, "pending");
+      if (handle == nullptr) handle = std::make_unique<uniep_pending>();
+    }
+    CallOptions options;
+    const std::shared_ptr<CallTimer> timer = std::exchange(group->state->next_timer, nullptr);
+    options.timer = timer.get();
+    api::RecordedCall recorded(group->state->recording, "backward", options);
+    PendingWeightGradients left = backward(own, layer, whole, saved->saved, ranks, options);
+    recorded.keep();
+    if (left.empty()) return;
     handle->state = group->state;
+    handle->work = std::move(left);
     *pending = handle.release();
   });
 }
@@ -250,67 +221,13 @@ void uniep_pending_destroy(uniep_pending* pending) {
   delete pending;
 }
 
-uniep_status uniep_weight_gradients(uniep_group* group, const uniep_pending* pending,
-                                    const uniep_weight_gradient_arguments* arguments, int32_t count) {
+uniep_status uniep_make_weight_gradients(uniep_group* group, const uniep_pending* pending,
+                                         const uniep_weight_gradient_arguments* arguments, int32_t count) {
   return guarded([&] {
     require_pointer(group, "group");
     require_pointer(pending, "pending");
     Group& own = group->state->group;
     check_count(count, own);
     weight_gradients(own, pending->work, converted(arguments, count, "arguments", weight_gradient_arguments));
-  });
-}
-
-namespace {
-
-// dispatch() or combine(), as `run` is; `convert` makes a rank's arguments of what the caller gave.
-template <typename Given, typename Convert, typename Run>
-uniep_status exchange(Operation operation, uniep_group* group, const uniep_layer_config* config, const char* schedule,
-                      const uniep_placement* placement, const Given* arguments, int32_t count, Convert&& convert,
-                      Run&& run) {
-  return guarded([&] {
-    require_pointer(group, "group");
-    require_pointer(placement, "placement");
-    Group& own = group->state->group;
-    check_count(count, own);
-    const LayerConfig layer = layer_config(config);
-    const Schedule& whole = resolved(schedule, Direction::kForward, layer, *group->state, operation);
-    run(own, layer, whole, placement->placement, converted(arguments, count, "arguments", convert));
-  });
-}
-
-}  // namespace
-
-uniep_status uniep_dispatch(uniep_group* group, const uniep_layer_config* config, const char* schedule,
-                            const uniep_placement* placement, const uniep_dispatch_arguments* arguments,
-                            int32_t count) {
-  return exchange(Operation::kDispatch, group, config, schedule, placement, arguments, count, dispatch_arguments,
-                  dispatch);
-}
-
-uniep_status uniep_combine(uniep_group* group, const uniep_layer_config* config, const char* schedule,
-                           const uniep_placement* placement, const uniep_combine_arguments* arguments, int32_t count) {
-  return exchange(Operation::kCombine, group, config, schedule, placement, arguments, count, combine_arguments,
-                  combine);
-}
-
-uniep_status uniep_trace_begin(uniep_group* group) {
-  return guarded([&] {
-    require_pointer(group, "group");
-    group->state->recording.emplace();
-  });
-}
-
-uniep_status uniep_trace_end(uniep_group* group, const char* path) {
-  return guarded([&] {
-    require_pointer(group, "group");
-    require_pointer(path, "path");
-    std::optional<api::Recording>& recording = group->state->recording;
-    if (!recording.has_value()) {
-      throw Error(Status::kInvalidArgument, "group: nothing is recorded; call uniep_trace_begin() first");
-    }
-    const api::Recording ended = std::move(*recording);
-    recording.reset();
-    api::write_recording(ended, path);
   });
 }

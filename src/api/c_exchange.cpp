@@ -1,0 +1,37 @@
+#include "api/c_handles.h"
+
+// The C API's dispatch and combine alone.
+using namespace uniep;
+
+namespace {
+
+// dispatch() or combine(), as `run` is; `convert` makes a rank's arguments of what the caller gave.
+template <typename Given, typename Convert, typename Run>
+uniep_status exchange(Operation operation, uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                      const uniep_placement* placement, const Given* arguments, int32_t count, Convert&& convert,
+                      Run&& run) {
+  return guarded([&] {
+    require_pointer(group, "group");
+    require_pointer(placement, "placement");
+    Group& own = group->state->group;
+    check_count(count, own);
+    const LayerConfig layer = layer_config(config);
+    const Schedule& whole = resolved(schedule, Direction::kForward, layer, *group->state, operation);
+    run(own, layer, whole, placement->placement, converted(arguments, count, "arguments", convert));
+  });
+}
+
+}  // namespace
+
+uniep_status uniep_dispatch(uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                            const uniep_placement* placement, const uniep_dispatch_arguments* arguments,
+                            int32_t count) {
+  return exchange(Operation::kDispatch, group, config, schedule, placement, arguments, count, dispatch_arguments,
+                  dispatch);
+}
+
+uniep_status uniep_combine(uniep_group* group, const uniep_layer_config* config, const char* schedule,
+                           const uniep_placement* placement, const uniep_combine_arguments* arguments, int32_t count) {
+  return exchange(Operation::kCombine, group, config, schedule, placement, arguments, count, combine_arguments,
+                  combine);
+}
