@@ -1,11 +1,14 @@
 // The command line with a process a rank, on a stand-in for the CUDA driver, on which kernels do nothing: what ranks
 // that were given something else than rank 0 end with.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <sstream>
 #include <string>
@@ -15,6 +18,7 @@
 #include "support/command.h"
 #include "support/processes.h"
 #include "support/temporary_folder.h"
+#include "tune/trial_mark.h"
 
 namespace uniep::test {
 namespace {
@@ -26,12 +30,13 @@ struct Ended {
 };
 
 // Both ranks run the command in torchrun's environment.
-std::array<Ended, 2> run_ranks(const TemporaryFolder& folder, const std::array<Arguments, 2>& arguments) {
+std::vector<Process> start_ranks(const TemporaryFolder& folder, const std::array<Arguments, 2>& arguments) {
   static int port = 0;
   ++port;
   std::vector<Process> processes;
   for (std::size_t rank = 0; rank < 2; ++rank) {
     processes.emplace_back([&, rank](const Reporter& reporter) {
+      io::remove_temporaries_at_signals();  // as the program does
       const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
       set("UNIEP_LIBCUDA", UNIEP_FAKE_CUDA);
       set("UNIEP_LIBNVRTC", UNIEP_FAKE_CUDA);
@@ -52,6 +57,11 @@ std::array<Ended, 2> run_ranks(const TemporaryFolder& folder, const std::array<A
       std::cerr.rdbuf(nullptr);
     });
   }
+  return processes;
+}
+
+std::array<Ended, 2> run_ranks(const TemporaryFolder& folder, const std::array<Arguments, 2>& arguments) {
+  std::vector<Process> processes = start_ranks(folder, arguments);
   std::array<Ended, 2> ended;
   for (std::size_t rank = 0; rank < 2; ++rank) ended[rank] = {processes[rank].line(60), processes[rank].line(60)};
   return ended;
@@ -104,6 +114,43 @@ TEST(TuneProcesses, OfWhatTheSearchMayTakeRankZerosCounts) {
   const std::array<Ended, 2> ended = run_ranks(folder, {kTune, other});
   for (const Ended& one : ended) EXPECT_EQ(one.status, "0") << one.said;
   expect_said(ended[0], "rank 1 has another --candidates, --budget, --state or --report; rank 0's count");
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "cache")) {
+    EXPECT_TRUE(tune::journal_of_mark(entry.path()).empty()) << entry.path();
+  }
+}
+
+// The journal whose both ranks have something under way, with the ranks standing still; empty where they have not.
+std::filesystem::path stopped_in_a_trial(const TemporaryFolder& folder, const std::vector<Process>& ranks) {
+  for (const Process& rank : ranks) rank.signal(SIGSTOP);
+  for (const Process& rank : ranks) ::waitpid(rank.id(), nullptr, WUNTRACED);
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "cache", error)) {
+    const std::filesystem::path journal = tune::journal_of_mark(entry.path());
+    if (!journal.empty() && tune::left_behind(journal).size() == ranks.size()) return journal;
+  }
+  for (const Process& rank : ranks) rank.signal(SIGCONT);
+  return {};
+}
+
+// As torchrun ends the others when a rank has ended, and all of them when it is ended itself.
+TEST(TuneProcesses, WhatHasEndedARankIsOutAndWhatItsUserEndsIsNot) {
+  for (const bool crashes : {false, true}) {
+    const TemporaryFolder folder;
+    const Arguments tune = join(join({"tune"}, kLayer), {"--candidates", "64", "--budget", "20"});
+    std::vector<Process> ranks = start_ranks(folder, {tune, tune});
+    std::filesystem::path journal;
+    for (int attempt = 0; attempt < 2000 && journal.empty(); ++attempt) {
+      ::usleep(2000);
+      journal = stopped_in_a_trial(folder, ranks);
+    }
+    ASSERT_FALSE(journal.empty());
+    ranks[1].signal(crashes ? SIGKILL : SIGTERM);
+    ranks[0].signal(SIGTERM);
+    for (Process& rank : ranks) rank.signal(SIGCONT);
+    for (Process& rank : ranks) EXPECT_EQ(rank.line(), "");
+    for (Process& rank : ranks) rank.end();
+    EXPECT_EQ(tune::left_behind(journal).size(), crashes ? 1u : 0u);
+  }
 }
 
 }  // namespace
