@@ -124,33 +124,46 @@ std::string tried_now(const std::filesystem::path& folder) {
   return {};
 }
 
+// The command in a process of its own that stands still in a candidate's trial, of which `under_way` says which; -1
+// where it ended before one was seen.
+pid_t stopped_in_a_trial(const std::vector<std::string>& command, const std::filesystem::path& folder,
+                         std::string& under_way) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::signal(SIGINT, SIG_DFL);
+    io::remove_temporaries_at_signals();
+    run_command(command);
+    ::_exit(0);
+  }
+  std::string first;  // the default
+  while (::waitpid(child, nullptr, WNOHANG) == 0) {
+    ::usleep(500);
+    const std::string seen = tried_now(folder);
+    if (first.empty()) first = seen;
+    if (seen.empty() || seen == first) continue;
+    ::kill(child, SIGSTOP);
+    int status = 0;
+    if (::waitpid(child, &status, WUNTRACED) != child || !WIFSTOPPED(status)) return -1;
+    under_way = tried_now(folder);
+    if (!under_way.empty() && under_way != first) return child;
+    ::kill(child, SIGCONT);
+  }
+  return -1;
+}
+
 TEST(TuneCommand, ASearchThatIsInterruptedTriesAgainWhatItWasTrying) {
   const std::vector<std::string> tune = {
       "tune",         "--engine",     "cpu", "--ranks",  "2", "--workers", "2", "--tokens",    "256",    "--shape",
-      "256,128,16,4", "--candidates", "3",   "--budget", "1", "--json",    "-", "--direction", "forward"};
+      "256,128,16,4", "--candidates", "5",   "--budget", "1", "--json",    "-", "--direction", "forward"};
   for (const int signal : {SIGINT, SIGKILL}) {
     const TemporaryFolder folder;
     const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());
-    const pid_t child = ::fork();
-    if (child == 0) {
-      std::signal(SIGINT, SIG_DFL);
-      io::remove_temporaries_at_signals();
-      run_command(tune);
-      ::_exit(0);
+    std::string under_way;
+    pid_t child = -1;
+    for (int attempt = 0; attempt < 20 && child < 0; ++attempt) {
+      child = stopped_in_a_trial(tune, folder / "cache", under_way);
     }
-    std::string first, under_way;
-    for (bool stopped = false; !stopped;) {
-      ASSERT_EQ(::waitpid(child, nullptr, WNOHANG), 0) << "it has ended before a candidate was seen";
-      const std::string seen = tried_now(folder / "cache");
-      if (first.empty()) first = seen;  // the default
-      if (seen.empty() || seen == first) continue;
-      ::kill(child, SIGSTOP);
-      int status = 0;
-      ::waitpid(child, &status, WUNTRACED);
-      under_way = tried_now(folder / "cache");
-      stopped = !under_way.empty() && under_way != first;
-      if (!stopped) ::kill(child, SIGCONT);
-    }
+    ASSERT_GT(child, 0);
     ::kill(child, signal);
     ::kill(child, SIGCONT);
     int status = 0;

@@ -9,16 +9,21 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "engine/cuda/runtime/kernel_variant.h"
 #include "io/file.h"
 #include "support/command.h"
+#include "support/made_up_job.h"
 #include "support/processes.h"
+#include "support/shared_exchange.h"
 #include "support/temporary_folder.h"
 #include "tune/trial_mark.h"
+#include "tune/tuned.h"
 
 namespace uniep::test {
 namespace {
@@ -29,14 +34,24 @@ struct Ended {
   std::string status, said;
 };
 
+// This process is as if it had been built of other kernels, of the same version.
+void be_another_build() {
+  const cuda::SourceSet& shipped = cuda::sources_of_kernel("");
+  const std::string text = shipped.texts[0];
+  cuda::set_kernel_variant(
+      {.name = "another build", .kernels = {""}, .edits = {{shipped.names[0], text, text + "\n"}}, .options = {}});
+}
+
 // Both ranks run the command in torchrun's environment.
-std::vector<Process> start_ranks(const TemporaryFolder& folder, const std::array<Arguments, 2>& arguments) {
+std::vector<Process> start_ranks(const TemporaryFolder& folder, const std::array<Arguments, 2>& arguments,
+                                 const std::function<void(std::size_t rank)>& before = {}) {
   static int port = 0;
   ++port;
   std::vector<Process> processes;
   for (std::size_t rank = 0; rank < 2; ++rank) {
     processes.emplace_back([&, rank](const Reporter& reporter) {
       io::remove_temporaries_at_signals();  // as the program does
+      if (before) before(rank);
       const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
       set("UNIEP_LIBCUDA", UNIEP_FAKE_CUDA);
       set("UNIEP_LIBNVRTC", UNIEP_FAKE_CUDA);
@@ -60,8 +75,9 @@ std::vector<Process> start_ranks(const TemporaryFolder& folder, const std::array
   return processes;
 }
 
-std::array<Ended, 2> run_ranks(const TemporaryFolder& folder, const std::array<Arguments, 2>& arguments) {
-  std::vector<Process> processes = start_ranks(folder, arguments);
+std::array<Ended, 2> run_ranks(const TemporaryFolder& folder, const std::array<Arguments, 2>& arguments,
+                               const std::function<void(std::size_t rank)>& before = {}) {
+  std::vector<Process> processes = start_ranks(folder, arguments, before);
   std::array<Ended, 2> ended;
   for (std::size_t rank = 0; rank < 2; ++rank) ended[rank] = {processes[rank].line(60), processes[rank].line(60)};
   return ended;
@@ -105,6 +121,62 @@ TEST(TuneProcesses, AnotherLayerIsRefusedBeforeAnythingIsTimed) {
       expect_said(ended, "tune: rank 1 was given another layer, --tokens");
     }
   }
+}
+
+TEST(TuneProcesses, ARankOfAnotherBuildIsRefusedBeforeAnythingIsTimed) {
+  const TemporaryFolder folder;
+  const std::array<Ended, 2> ended = run_ranks(folder, {kTune, kTune}, [](std::size_t rank) {
+    if (rank == 1) be_another_build();
+  });
+  for (const Ended& one : ended) EXPECT_EQ(one.status, "2") << one.said;
+  expect_said(ended[0], "rank 1 has kernels ");
+  expect_said(ended[1], "rank 0 has kernels ");
+}
+
+// Over whatever its ranks exchange.
+TEST(TuneProcesses, ATunerOfAnotherBuildIsRefused) {
+  MadeUpJob job;
+  job.ranks = 2;
+  SharedMailboxes mailboxes(job.ranks);
+  std::vector<Process> processes;
+  for (int rank = 0; rank < job.ranks; ++rank) {
+    processes.emplace_back([&, rank](const Reporter& reporter) {
+      if (rank == 1) be_another_build();
+      TunerOptions options = job_options(job, rank, std::make_shared<SharedExchange>(mailboxes, rank));
+      reporter.line(reporter.error_of([&] { const Tuner tuner(options); }));
+    });
+  }
+  for (Process& process : processes) {
+    const std::string line = process.line(60);
+    EXPECT_NE(line.find("rank 1 has other layers, another machine or another library than rank 0"), std::string::npos)
+        << line;
+  }
+}
+
+TEST(TunedKeys, OfAnotherBuildAreOthers) {
+  const Arguments run = {"run", "--engine", "cpu", "--ranks", "2", "--workers", "2", "--tokens", "32", "--json", "-"};
+  const Arguments tune = {"tune", "--engine", "cpu", "--ranks",      "2",      "--workers",
+                          "2",    "--tokens", "32",  "--candidates", "1",      "--budget",
+                          "1",    "--json",   "-",   "--direction",  "forward"};
+  const TemporaryFolder folder;
+  std::string found[2];
+  for (const bool other : {false, true}) {
+    Process process([&](const Reporter& reporter) {
+      ::setenv("UNIEP_CACHE_DIR", (folder / "cache").c_str(), 1);
+      if (other) be_another_build();
+      if (!other) {
+        run_command(tune);
+        const tune::TunedFolder cache(folder / "cache");
+        std::vector<tune::TunedSchedule> entries = cache.all();
+        entries.at(0).schedule.order.raster = 7;
+        cache.store(entries[0]);
+      }
+      reporter.line(run_command(run).json()["schedule"]["order.raster"].dump());
+    });
+    found[other ? 1 : 0] = process.line(60);
+  }
+  EXPECT_EQ(found[0], "7");
+  EXPECT_NE(found[1], "7");
 }
 
 TEST(TuneProcesses, OfWhatTheSearchMayTakeRankZerosCounts) {

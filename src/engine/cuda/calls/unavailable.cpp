@@ -25,6 +25,9 @@ std::string cuda::device_label(int /*device*/) {
 std::string cuda::speed_label(int /*device*/) {
   refuse();
 }
+std::string cuda::kernels_label() {
+  return "no kernels";
+}
 bool cuda::has_hopper_gpu() {
   return false;
 }
