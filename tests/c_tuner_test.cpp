@@ -6,7 +6,10 @@
 #include <vector>
 
 #include "support/c_layer.h"
+#include "support/temporary_folder.h"
+#include "tune/tuned.h"
 #include "uniep/c_api.h"
+#include "uniep/libraries.h"
 
 // The tuner through the C API, with made-up times: what it decides is the C++ API's (tuner_test).
 namespace uniep::test {
@@ -163,6 +166,19 @@ TEST_F(CTuner, TakesWhatIsFasterAndLeavesOutWhatIsFaulty) {
   call.size = sizeof(call);
   expect_ok(uniep_tuner_schedule(tuner.get(), 0, UNIEP_FORWARD, &call));
   EXPECT_EQ(call.timed, 0);
+}
+
+TEST_F(CTuner, KeepsWhatItFindsForItsOwnBuild) {
+  const TemporaryFolder folder;
+  options_.folder = folder.path().c_str();
+  options_.machine_name = "made up";
+  {
+    const TunerHandle tuner = make();
+    for (int i = 0; i < 40; ++i) step(tuner.get());
+  }
+  const std::vector<tune::TunedSchedule> kept = tune::TunedFolder(folder.path()).all();
+  ASSERT_EQ(kept.size(), 1u);
+  EXPECT_EQ(kept[0].key.machine, "made up, " + library_label());
 }
 
 TEST_F(CTuner, RefusesByNameAndGivesTheCallersStatus) {

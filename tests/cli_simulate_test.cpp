@@ -157,7 +157,7 @@ TEST(CliSimulate, LaysATimelineBesideItsOwn) {
   const nlohmann::json against = same.json().at("against");
   EXPECT_EQ(against.at("timeline"), against.at("simulated"));
   EXPECT_GT(against["timeline"].at("stages").at("fc1").at("tiles"), 0);
-  const CommandResult words = run_command(join(kSmall, {"--against", trace}));
+  const CommandResult words = run_command(join(kSmall, {"--against", trace, "--schedule", "queue=static"}));
   ASSERT_EQ(words.status, 0) << words.err;
   EXPECT_NE(words.out.find("first GEMM tile, ms"), std::string::npos);
   EXPECT_NE(words.out.find("fc2: a tile, us"), std::string::npos);
@@ -177,6 +177,8 @@ TEST(CliSimulate, TakesTheTimelineOfAnEngine) {
                                               "--workers",
                                               "4",
                                               "--backward",
+                                              "--json",
+                                              "-",
                                               "--trace",
                                               trace,
                                               "--hidden",
@@ -195,8 +197,9 @@ TEST(CliSimulate, TakesTheTimelineOfAnEngine) {
                                               tiles},
                                              {}));
   ASSERT_EQ(ran.status, 0) << ran.err;
+  const std::string schedule = ran.json().at("schedule").dump();
   const CommandResult result = run_command(
-      join(join({"simulate"}, layer), {"--against", trace, "--workers", "4", "--schedule", tiles, "--json", "-"}));
+      join(join({"simulate"}, layer), {"--against", trace, "--workers", "4", "--schedule", schedule, "--json", "-"}));
   ASSERT_EQ(result.status, 0) << result.err;
   EXPECT_EQ(result.json().at("against").at("timeline").at("stages").at("fc1").at("tiles"),
             result.json().at("against").at("simulated").at("stages").at("fc1").at("tiles"));
@@ -209,7 +212,18 @@ TEST(CliSimulate, RefusesTimelinesOfSomethingElse) {
   expect_bad_usage({"simulate", "--shape", "512,256,16,2", "--ranks", "4", "--tokens", "256", "--against", trace},
                    "is of something else: it has 2 ranks, not 4");
   expect_bad_usage({"simulate", "--shape", "512,512,16,2", "--ranks", "2", "--tokens", "256", "--against", trace},
-                   "is of something else: it has ");
+                   "is of something else: its shape is '512,256,16,2', not 512,512,16,2");
+  // As many tiles as the simulated ones, in another order.
+  ASSERT_EQ(run_command(join(kSmall, {"--trace", other, "--schedule", "order.raster=4"})).status, 0);
+  expect_bad_usage(join(kSmall, {"--against", other, "--schedule", "order.raster=2"}),
+                   "--against: '" + other + "' is of something else: its schedule has order.raster=4\n");
+  // One that does not say what it is of, as earlier ones do not.
+  std::string plain = io::read_text_file(other);
+  for (std::size_t at = plain.find(", \"args\": {\"shape\""); at != std::string::npos; at = std::string::npos) {
+    plain.erase(at, plain.find('}', at) + 1 - at);
+  }
+  std::ofstream(other, std::ios::trunc) << plain;
+  EXPECT_EQ(run_command(join(kSmall, {"--against", other, "--schedule", "order.raster=2"})).status, 0);
   expect_bad_usage(join(kSmall, {"--against", trace, "--direction", "backward"}), "is of something else: ");
   std::ofstream(other) << "{\"traceEvents\": 3}";
   expect_bad_usage(join(kSmall, {"--against", other}), "--against: ");

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -70,6 +71,33 @@ TEST(RankLauncher, TheFailureOfOneEndsTheOthers) {
   EXPECT_FALSE(has_children());
   for (const char* rank : {"0", "2"}) {
     EXPECT_EQ(kill(std::stoi(io::read_text_file(folder / rank)), 0), -1) << rank;
+  }
+}
+
+TEST(RankLauncher, WhoIsEndedAsksItsRanksToEnd) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const TemporaryFolder folder;
+    if (signal == SIGINT) io::write_file(folder / "deaf", "");
+    const pid_t launcher = fork();
+    if (launcher == 0) {
+      std::signal(signal, SIG_DFL);
+      // Once, rank 2 does not hear.
+      launch_script(
+          R"([ $RANK = 2 ] && [ -e "$0/deaf" ] && trap "" TERM || trap 'rm "$0/$RANK"; exit 1' TERM
+             echo $$ > "$0/new$RANK"; mv "$0/new$RANK" "$0/$RANK"; while :; do sleep 0.01; done)",
+          folder, 3);
+      _exit(0);
+    }
+    for (const char* rank : {"0", "1", "2"}) {
+      while (!std::filesystem::exists(folder / rank)) usleep(1000);
+    }
+    const int deaf = std::stoi(io::read_text_file(folder / "2"));
+    kill(launcher, signal);
+    int status = 0;
+    ASSERT_EQ(waitpid(launcher, &status, 0), launcher);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal) << status;
+    EXPECT_EQ(folder.entries(), signal == SIGINT ? 2U : 0U);
+    EXPECT_EQ(kill(deaf, 0), -1);
   }
 }
 

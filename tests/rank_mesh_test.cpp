@@ -105,6 +105,26 @@ TEST(RankMesh, AllRanksMeetAndExchange) {
   }
 }
 
+TEST(RankMesh, RanksOfAnotherBuildAreRefusedByName) {
+  const std::string name = fresh_name();
+  std::vector<Process> processes;
+  for (int rank = 0; rank < 2; ++rank) {
+    processes.emplace_back([&](const Reporter& reporter) {
+      reporter.line(reporter.error_of([&] {
+        const RankMesh mesh({rank, 2, name, rank == 0 ? "1f3870be" : "0a1b2c3d"}, kLong, kLong);
+      }));
+    });
+  }
+  const std::string kernels[] = {"1f3870be", "0a1b2c3d"};
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    const std::string line = processes[rank].line();
+    EXPECT_TRUE(has(line, "rank " + std::to_string(1 - rank) + " has kernels " + kernels[1 - rank] +
+                              ", this process kernels " + kernels[rank] +
+                              ", of other sources; all ranks must run one build of the library"))
+        << line;
+  }
+}
+
 TEST(RankMesh, LargeExchangesDoNotWaitForEachOther) {
   auto processes = start(fresh_name(), 4, kLong, kLong, [](RankMesh& mesh, const Reporter& reporter) {
     for (int i = 0; i < 3; ++i) reporter.line(exchange_all(mesh, std::size_t{8} << 20));

@@ -104,6 +104,19 @@ TEST(TraceFile, HoldsTheEventsAsPerfettoReadsThem) {
   EXPECT_DOUBLE_EQ(slices.at("wgrad_fc1 wgrad_fc1 e7 m0 n2")["ts"], 11.9);
 }
 
+TEST(TraceFile, AMarkSaysWhatItsCallRan) {
+  std::vector<TracedCall> calls = two_calls();
+  Schedule schedule;
+  schedule.order.raster = 5;
+  calls[1].layer = cli::TracedLayer{{64, 32, 8, 2}, schedule};
+  const std::string text = cli::trace_json("", calls);
+  const cli::Trace trace = cli::parse_trace(text, "memory");
+  ASSERT_EQ(trace.marks.size(), 2u);
+  EXPECT_EQ(trace.marks[0].shape + trace.marks[0].schedule, "");
+  EXPECT_EQ(trace.marks[1].shape, "64,32,8,2");
+  EXPECT_EQ(trace.marks[1].schedule, to_text(schedule));
+}
+
 TEST(TraceFile, LongWaitsAreSlicesOfTheirOwn) {
   const Json json = Json::parse(cli::trace_json("", two_calls()));
   int waits = 0;

@@ -58,12 +58,12 @@ typedef struct uniep_tuner_options {
                        void (*put)(void* sink, const void* bytes, size_t size));
   void (*log)(void* context, const char* line); /* or NULL */
   const char* folder;                           /* where rank 0 keeps what was found and what failed; NULL: nowhere */
-  const char* machine_name;                     /* what entries of the folder are for; needed with a folder */
-  double budget;                                /* time lost to trying, as a share of the time in layers; 0: 0.005 */
-  int64_t until;                                /* the step after which nothing changes; 0: no such step */
-  int32_t batch;                                /* candidates of a round, up to 64; 0: 4 */
-  int32_t job_group;  /* groups of one job that call layers of the same kind: which one this is, */
-  int32_t job_groups; /* and how many there are; 0: 1 */
+  const char* machine_name; /* what entries of the folder are for, beside the library; needed with a folder */
+  double budget;            /* time lost to trying, as a share of the time in layers; 0: 0.005 */
+  int64_t until;            /* the step after which nothing changes; 0: no such step */
+  int32_t batch;            /* candidates of a round, up to 64; 0: 4 */
+  int32_t job_group;        /* groups of one job that call layers of the same kind: which one this is, */
+  int32_t job_groups;       /* and how many there are; 0: 1 */
 } uniep_tuner_options;
 
 /* Collective. The tuner keeps the group, and has it compile kernels in the background; it makes no calls on it. */

@@ -63,7 +63,7 @@ struct TunerOptions {
   // Processes that call the layers together, and which one this is. One where a process holds all ranks of a group.
   int rank = 0, ranks = 1;
   Machine machine;           // Group::machine()
-  std::string machine_name;  // what entries of the folder are for: device, launch, version
+  std::string machine_name;  // what entries of the folder are for: device, launch, library_label()
   std::vector<TunerLayer> layers;
   std::shared_ptr<TunerExchange> exchange;  // needed with several ranks
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "api/c_handles.h"
+#include "uniep/libraries.h"
 #include "uniep/tuner.h"
 
 namespace uniep {
@@ -112,7 +113,9 @@ TunerOptions tuner_options(const uniep_tuner_options& given, const Machine& mach
     options.log = [given](const std::string& line) { given.log(given.context, line.c_str()); };
   }
   if (given.folder != nullptr) options.folder = given.folder;
-  if (given.machine_name != nullptr) options.machine_name = given.machine_name;
+  if (given.machine_name != nullptr && *given.machine_name != 0) {
+    options.machine_name = std::string(given.machine_name) + ", " + library_label();
+  }
   if (given.budget != 0) options.budget = given.budget;
   options.until = given.until;
   if (given.batch != 0) options.batch = given.batch;

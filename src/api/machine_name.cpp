@@ -6,19 +6,22 @@
 
 #include "engine/cpu/kernels.h"
 #include "engine/cuda/calls/engine.h"
-#include "uniep/version.h"
+#include "uniep/libraries.h"
 
 namespace uniep::api {
 
 std::string machine_name(const Group& group) {
-  const bool gpu = group.engine() == EngineKind::kCuda;
-  const std::string device =
-      gpu ? cuda::device_label(group.device(group.first_local_rank())) + ", " +
-                cuda::speed_label(group.device(group.first_local_rank()))
-          : fmt::format("cpu {}, {} cores", cpu::instruction_set_name(cpu::best_instruction_set()),
-                        std::thread::hardware_concurrency());
+  std::string device;
+  if (group.engine() == EngineKind::kCuda) {
+    const int number = group.device(group.first_local_rank());
+    const std::string speed = cuda::speed_label(number);
+    device = cuda::device_label(number) + (speed.empty() ? "" : ", " + speed);
+  } else {
+    device = fmt::format("cpu {}, {} cores", cpu::instruction_set_name(cpu::best_instruction_set()),
+                         std::thread::hardware_concurrency());
+  }
   const char* const launch = group.local_ranks() == group.ranks() ? "threads" : "processes";
-  return fmt::format("{}, {} workers, {}, uniep {}", device, group.workers(), launch, UNIEP_VERSION_STRING);
+  return fmt::format("{}, {} workers, {}, {}", device, group.workers(), launch, library_label());
 }
 
 }  // namespace uniep::api

@@ -31,6 +31,12 @@ std::string coordinates(const TileEvent& event) {
   return fmt::format("{}{} m{} n{}", event.stage, expert, event.m, event.n);
 }
 
+std::string arguments_of(const TracedLayer& layer) {
+  const LayerShape& shape = layer.shape;
+  return fmt::format(R"(, "args": {{"shape": "{},{},{},{}", "schedule": "{}"}})", shape.hidden, shape.intermediate,
+                     shape.experts, shape.topk, to_text(layer.schedule));
+}
+
 // Events as lines of JSON. Process and thread ids begin at 1 and no two threads share one, as Perfetto wants it.
 class TraceWriter {
  public:
@@ -59,8 +65,8 @@ class TraceWriter {
 
   // Appends a call that begins at `offset_ns`; returns when it ended.
   int64_t add_call(const TracedCall& call, int64_t offset_ns) {
-    line(fmt::format("\"ph\": \"i\", \"s\": \"g\", \"name\": {}, \"pid\": 1, \"tid\": 0, \"ts\": {:.3f}",
-                     Json(call.name).dump(), microseconds(offset_ns)));
+    line(fmt::format("\"ph\": \"i\", \"s\": \"g\", \"name\": {}, \"pid\": 1, \"tid\": 0, \"ts\": {:.3f}{}",
+                     Json(call.name).dump(), microseconds(offset_ns), call.layer ? arguments_of(*call.layer) : ""));
     std::vector<const TileEvent*> ordered;
     for (const TileEvent& event : call.events) ordered.push_back(&event);
     std::sort(ordered.begin(), ordered.end(),

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -8,15 +9,23 @@
 
 // Timelines in the JSON format of Chrome and Perfetto: ranks are processes, agents are threads, tiles are complete
 // events in microseconds whose category is the stage. What an agent waited for before a tile is an event of its own, of
-// the category kWaitCategory, where it took longer than a microsecond.
+// the category kWaitCategory, where it took longer than a microsecond. Calls begin with a mark, whose arguments are
+// shape and schedule as --shape and --schedule take them.
 namespace uniep::api {
 
 inline constexpr const char* kWaitCategory = "wait";
+
+// What a call ran.
+struct TracedLayer {
+  LayerShape shape;
+  Schedule schedule;
+};
 
 // One call's events, under the name that its beginning is marked with.
 struct TracedCall {
   std::string name;  // "forward", "backward"
   std::vector<TileEvent> events;
+  std::optional<TracedLayer> layer = {};  // that the mark says
 };
 
 // The calls one after the other on one time axis.

@@ -33,7 +33,8 @@ class LayerBench {
     measure_models(report, gemms, bytes);
     add_ratios(report, "gemms", bytes);
     if (!request_.traced) return report;
-    std::vector<TileEvent>& events = report.timeline.emplace_back(TracedCall{"forward", {}}).events;
+    const TracedLayer layer{request_.layer.shape, schedule_};
+    std::vector<TileEvent>& events = report.timeline.emplace_back(TracedCall{"forward", {}, layer}).events;
     forward(schedule_, placement_, {&events});
     if (!ranks_.all_local()) events = gathered_events(group_, events);
     return report;

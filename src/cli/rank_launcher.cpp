@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -14,6 +15,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <iostream>
@@ -83,10 +85,40 @@ std::vector<char*> addresses_of(std::vector<std::string>& texts) {
   return addresses;
 }
 
+// SIGHUP, SIGINT and SIGTERM, as far as they are not ignored, come to poll() while this lives, and to nothing else.
+class HeldSignals {
+ public:
+  HeldSignals() {
+    ::sigemptyset(&held_);
+    for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
+      struct sigaction now {};
+      if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&held_, signal);
+    }
+    came_ = Descriptor(::signalfd(-1, &held_, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (came_.number() < 0) fail("watching for signals", errno);
+    ::pthread_sigmask(SIG_BLOCK, &held_, &before_);
+  }
+  ~HeldSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  HeldSignals(const HeldSignals&) = delete;
+  HeldSignals& operator=(const HeldSignals&) = delete;
+
+  int came() const { return came_.number(); }
+  const sigset_t& before() const { return before_; }
+  // 0: none.
+  int take() {
+    signalfd_siginfo signal{};
+    return ::read(came_.number(), &signal, sizeof(signal)) == sizeof(signal) ? static_cast<int>(signal.ssi_signo) : 0;
+  }
+
+ private:
+  sigset_t held_{}, before_{};
+  Descriptor came_;
+};
+
 // A process that is ended and waited for when this object goes.
 class RankProcess {
  public:
-  RankProcess(const Command& command, std::vector<std::string> environment) {
+  RankProcess(const Command& command, std::vector<std::string> environment, const sigset_t& signals) {
     std::array<int, 2> ends{};
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) fail("making a pipe", errno);
     messages_ = Descriptor(ends[0]);
@@ -102,6 +134,7 @@ class RankProcess {
       return;
     }
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives the one that started it
+    ::pthread_sigmask(SIG_SETMASK, &signals, nullptr);
     if (::getppid() != parent || ::dup2(writer.number(), STDERR_FILENO) < 0) ::_exit(kNotStarted);
     ::execve(command.program.c_str(), values.data(), variables.data());
     ::dprintf(STDERR_FILENO, "can not start: %s\n", std::strerror(errno));
@@ -118,6 +151,10 @@ class RankProcess {
         end_(std::move(other.end_)),
         text_(std::move(other.text_)) {}
   RankProcess& operator=(RankProcess&&) = delete;
+
+  void ask_to_end() const {
+    if (id_ > 0) ::kill(id_, SIGTERM);
+  }
 
   int messages() const { return messages_.number(); }
   // Readable when the process itself has ended.
@@ -176,26 +213,37 @@ std::string last_line(std::string_view text) {
   throw Error(Status::kDevice, fmt::format("rank {}: {}", rank, message));
 }
 
-}  // namespace
+// Somebody ends this program: the ranks are asked to end, too, which leaves nothing half done (tune/trial_mark.h), and
+// killed where they do not.
+void end_ranks(const std::vector<RankProcess>& processes) {
+  constexpr std::chrono::seconds kPatience{2};
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  for (const RankProcess& process : processes) process.ask_to_end();
+  for (const RankProcess& process : processes) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+    pollfd end = {process.end(), POLLIN, 0};
+    ::poll(&end, 1, static_cast<int>(std::max<int64_t>(0, left.count())));
+  }
+}
 
-void launch_ranks(const Command& command, const std::string& name, int ranks) {
-  const int port = meeting_port();
-  std::vector<RankProcess> processes;
-  for (int rank = 0; rank < ranks; ++rank) processes.emplace_back(command, environment_of(rank, ranks, port));
+// Until all have ended, or a signal has come, which is given back.
+int wait_for(std::vector<RankProcess>& processes, HeldSignals& signals, const std::string& name) {
   std::vector<pollfd> open;  // two a rank: its messages and its end, which a process of its own may outlive
   for (const RankProcess& process : processes) {
     open.push_back({process.messages(), POLLIN, 0});
     open.push_back({process.end(), POLLIN, 0});
   }
-  for (int running = ranks; running > 0;) {
+  open.push_back({signals.came(), POLLIN, 0});
+  for (std::size_t running = processes.size(); running > 0;) {
     if (::poll(open.data(), open.size(), -1) < 0) {
       if (errno == EINTR) continue;
       fail("waiting for the ranks", errno);
     }
-    for (int rank = 0; rank < ranks; ++rank) {
-      RankProcess& process = processes[static_cast<std::size_t>(rank)];
-      pollfd& messages = open[2 * static_cast<std::size_t>(rank)];
-      pollfd& end = open[2 * static_cast<std::size_t>(rank) + 1];
+    if (const int signal = signals.take(); signal != 0) return signal;
+    for (std::size_t rank = 0; rank < processes.size(); ++rank) {
+      RankProcess& process = processes[rank];
+      pollfd& messages = open[2 * rank];
+      pollfd& end = open[2 * rank + 1];
       const bool ended = end.fd >= 0 && end.revents != 0;
       if (messages.fd >= 0 && messages.revents != 0 && !process.read_messages()) messages.fd = -1;
       if (!ended) continue;
@@ -203,10 +251,31 @@ void launch_ranks(const Command& command, const std::string& name, int ranks) {
       messages.fd = end.fd = -1;
       --running;
       const int status = process.wait();
-      if (status != 0) report(rank, status, process.text(), name);
+      if (status == 0) continue;
+      // Of a whole process group's signal it has ended; it has not failed.
+      if (const int signal = signals.take(); signal != 0) return signal;
+      report(static_cast<int>(rank), status, process.text(), name);
     }
   }
-  for (const RankProcess& process : processes) std::cerr << process.text();
+  return 0;
+}
+
+}  // namespace
+
+void launch_ranks(const Command& command, const std::string& name, int ranks) {
+  int signal = 0;
+  {
+    HeldSignals signals;
+    const int port = meeting_port();
+    std::vector<RankProcess> processes;
+    for (int rank = 0; rank < ranks; ++rank) {
+      processes.emplace_back(command, environment_of(rank, ranks, port), signals.before());
+    }
+    signal = wait_for(processes, signals, name);
+    if (signal != 0) end_ranks(processes);
+    for (const RankProcess& process : processes) std::cerr << process.text();
+  }
+  if (signal != 0) ::raise(signal);
 }
 
 }  // namespace uniep::cli

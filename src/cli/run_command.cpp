@@ -206,6 +206,10 @@ int run_group(const RunOptions& given) {
   if (!reports) return 0;
   report.checksums = checksums_of(result, options.backward);
   if (out_file) naming_option("--out", [&] { out_file->write(result); });
+  for (TracedCall& call : traced) {
+    const LayerSchedules& made = report.schedules;
+    call.layer = TracedLayer{report.config.shape, call.name == "backward" ? *made.backward : made.forward};
+  }
   if (!options.trace.empty()) trace_file.write(trace_json(trace_title(report), traced));
   if (options.check) report.check = check_result(options, data, result);
   write_report(options.json, json_file, to_json(report).dump(2) + "\n", to_table(report, options.verbose));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -131,13 +132,15 @@ struct TracePair {
 };
 
 // Throws Error where the timeline `other` of --against is of another Program than the simulated one.
-TracePair compare_traces(const SimulateCommandOptions& options, const Trace& other, const std::string& simulated_json) {
+TracePair compare_traces(const SimulateCommandOptions& options, const Trace& other, const std::string& simulated_json,
+                         const std::function<std::string(const TraceSummary&)>& differing) {
   const std::string call = direction_name(options.direction);
   TracePair pair;
   pair.simulated = summarize(parse_trace(simulated_json, "simulated"), call, "simulated");
   naming_option("--against", [&] {
     pair.measured = summarize(other, call, options.against);
-    const std::string differs = differing_program(pair.measured, pair.simulated);
+    std::string differs = differing_program(pair.measured, pair.simulated);
+    if (differs.empty()) differs = differing(pair.measured);
     if (differs.empty()) return;
     throw Error(Status::kInvalidArgument,
                 fmt::format("{} is of something else: {}", io::quote_path(options.against), differs));
@@ -176,11 +179,16 @@ int run_simulate(const SimulateCommandOptions& options) {
   Json json = report_json(options, schedule, result);
   std::string compared;
   if (how.record) {
-    const TracedCall traced{direction_name(options.direction), sim::tile_events(program, result.timeline)};
+    const TracedCall traced{direction_name(options.direction), sim::tile_events(program, result.timeline),
+                            TracedLayer{layer.shape, schedule}};
     const std::string title = fmt::format("simulated: {}, {} ranks, {}", machine.title, layer.ranks, to_text(schedule));
     const std::string text = trace_json(title, std::span(&traced, 1));
     if (other) {
-      const TracePair pair = compare_traces(options, *other, text);
+      const ScheduleRequest of = {
+          .direction = options.direction, .shape = layer.shape, .numerics = layer.numerics, .machine = target};
+      const TracePair pair = compare_traces(options, *other, text, [&](const TraceSummary& measured) {
+        return differing_schedule(measured, of, schedule);
+      });
       json["against"] = {{"timeline", summary_json(pair.measured)}, {"simulated", summary_json(pair.simulated)}};
       compared = side_by_side(pair.measured, pair.simulated);
     }

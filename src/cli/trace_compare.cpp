@@ -7,6 +7,8 @@
 #include <set>
 
 #include "io/quote.h"
+#include "program/canonical.h"
+#include "tune/changed_fields.h"
 #include "uniep/error.h"
 
 namespace uniep::cli {
@@ -20,6 +22,8 @@ bool is_copy_stage(const std::string& stage) {
 
 TraceSummary summarize(const Trace& trace, const std::string& call, const std::string& name) {
   double from = -std::numeric_limits<double>::infinity(), until = std::numeric_limits<double>::infinity();
+  TraceSummary summary;
+  if (trace.marks.size() == 1) summary = {.shape = trace.marks[0].shape, .schedule = trace.marks[0].schedule};
   if (trace.marks.size() > 1) {
     const auto at =
         std::find_if(trace.marks.begin(), trace.marks.end(), [&](const TraceMark& mark) { return mark.name == call; });
@@ -28,11 +32,11 @@ TraceSummary summarize(const Trace& trace, const std::string& call, const std::s
                                                         io::quote_path(name), trace.marks.size(), call));
     }
     from = at->time_us;
+    summary = {.shape = at->shape, .schedule = at->schedule};
     for (const TraceMark& mark : trace.marks) {
       if (mark.time_us > from) until = std::min(until, mark.time_us);
     }
   }
-  TraceSummary summary;
   std::set<std::string> processes;
   std::set<std::size_t> computing;
   double first = std::numeric_limits<double>::infinity(), first_gemm = first, last = -first, waits = 0;
@@ -74,6 +78,9 @@ TraceSummary summarize(const Trace& trace, const std::string& call, const std::s
 }
 
 std::string differing_program(const TraceSummary& measured, const TraceSummary& simulated) {
+  if (!measured.shape.empty() && measured.shape != simulated.shape) {
+    return fmt::format("its shape is {}, not {}", io::quote_text(measured.shape), simulated.shape);
+  }
   if (measured.processes != simulated.processes) {
     return fmt::format("it has {} ranks, not {}", measured.processes, simulated.processes);
   }
@@ -89,6 +96,13 @@ std::string differing_program(const TraceSummary& measured, const TraceSummary& 
     if (!measured.stages.count(name)) return fmt::format("it has no tile of {}", name);
   }
   return {};
+}
+
+std::string differing_schedule(const TraceSummary& measured, const ScheduleRequest& request, const Schedule& schedule) {
+  if (measured.schedule.empty()) return {};
+  const Schedule other = fill(PartialSchedule::parse(measured.schedule), request);
+  if (canonical_differences(other, schedule, request).empty()) return {};
+  return fmt::format("its schedule has {}", tune::changed_fields(other, schedule));
 }
 
 }  // namespace uniep::cli

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/trace_file.h"
+#include "uniep/schedule.h"
 
 // Two timelines of one call, side by side.
 namespace uniep::cli {
@@ -15,10 +16,11 @@ struct TracedStage {
   double mean_us = 0;               // of a tile
 };
 struct TraceSummary {
-  int processes = 0;    // ranks
-  double begin_ms = 0;  // of the first GEMM tile, from the first event on
-  double waits_ms = 0;  // that compute agents waited for, in the mean of them
-  double end_ms = 0;    // of the last event
+  std::string shape, schedule;  // empty: the timeline does not say
+  int processes = 0;            // ranks
+  double begin_ms = 0;          // of the first GEMM tile, from the first event on
+  double waits_ms = 0;          // that compute agents waited for, in the mean of them
+  double end_ms = 0;            // of the last event
   std::map<std::string, TracedStage> stages;
 };
 
@@ -26,8 +28,12 @@ struct TraceSummary {
 // Error(kInvalidArgument) where it has several and none of this name.
 TraceSummary summarize(const Trace& trace, const std::string& call, const std::string& name);
 
-// What makes two timelines not of the same Program: ranks, and tiles by stage but for reduce, whose tiles engines cut
-// as they like. Empty where nothing does.
+// What makes two timelines not of the same Program: the shape, where both say it, ranks, and tiles by stage but for
+// reduce, whose tiles engines cut as they like. Empty where nothing does.
 std::string differing_program(const TraceSummary& measured, const TraceSummary& simulated);
+
+// What in the Schedule that the timeline says makes it run in another way than `schedule`. Empty where nothing does, or
+// where it says none.
+std::string differing_schedule(const TraceSummary& measured, const ScheduleRequest& request, const Schedule& schedule);
 
 }  // namespace uniep::cli

@@ -57,7 +57,10 @@ class TraceReader {
       trace_.slices.push_back(
           {lane_of(thread_of(event)), text(event, "cat"), text(event, "name"), time(event, "ts"), duration});
     } else if (phase == "i") {
-      trace_.marks.push_back({text(event, "name"), time(event, "ts")});
+      TraceMark& mark = trace_.marks.emplace_back(TraceMark{text(event, "name"), time(event, "ts")});
+      if (!event.contains("args") || !event["args"].is_object() || !event["args"].contains("schedule")) return;
+      mark.shape = text(event["args"], "shape");
+      mark.schedule = text(event["args"], "schedule");
     } else if (phase == "M" && event.contains("args") && event["args"].is_object()) {
       const std::string what = text(event, "name");
       if (what == "process_name") process_names_[integer(event, "pid")] = text(event["args"], "name");

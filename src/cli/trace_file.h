@@ -13,6 +13,7 @@ namespace uniep::cli {
 using api::kWaitCategory;
 using api::trace_json;
 using api::TracedCall;
+using api::TracedLayer;
 
 struct TraceLane {
   std::string process;  // "rank 0"
@@ -28,6 +29,7 @@ struct TraceSlice {
 struct TraceMark {
   std::string name;
   double time_us = 0;
+  std::string shape = {}, schedule = {};  // of the call that begins; empty where the timeline does not say
 };
 struct Trace {
   std::string title;

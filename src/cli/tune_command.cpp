@@ -32,6 +32,7 @@
 #include "tune/changed_fields.h"
 #include "tune/journal.h"
 #include "tune/rank_names.h"
+#include "tune/trial_mark.h"
 
 namespace uniep::cli {
 namespace {
@@ -191,6 +192,12 @@ void compile_candidates(const TuneOptions& options, Direction direction, Group& 
   group.implementation().all_gather(0);
 }
 
+// All processes of the search mark what is tried, or none does.
+void mark_together(Group& group, tune::TrialMark& mark) {
+  group.implementation().all_gather(0);  // until all have made their files
+  if (text_of_first_rank(group, mark.all_are_there() ? "all" : "").empty()) mark.drop();
+}
+
 TunedDirection tune_direction(const TuneOptions& options, Direction direction, Group& group, LayerRunner& runner,
                               const Schedule& forward) {
   const bool reports = group.first_local_rank() == 0;
@@ -207,14 +214,21 @@ TunedDirection tune_direction(const TuneOptions& options, Direction direction, G
   mark_known(group, journal, candidates);
   compile_candidates(options, direction, group, candidates);
 
+  tune::TrialMark mark(text_of_first_rank(group, journal.file().string()),
+                       group.first_local_rank() / group.local_ranks(), group.ranks() / group.local_ranks());
+  mark_together(group, mark);
   std::size_t decided = 0;
   const std::size_t count = candidates.size();
   tune::SearchOptions search;
   search.budget_milliseconds = options.budget * 1e3;
   search.progress = [&](const tune::Tried& tried) {
+    const bool begins = tried.verdict == tune::Verdict::kUntried;
+    const bool forgiven = tried.verdict == tune::Verdict::kFailed && mark.another_has_left();
+    const bool is_marked = mark.marks();
+    begins || (tried.verdict == tune::Verdict::kFailed && !forgiven) ? mark.begin(tried.schedule) : mark.end();
     if (!reports) return;
-    cache.write([&] { journal.note(tried); });
-    if (tried.verdict == tune::Verdict::kUntried) return;
+    if (!forgiven && !(begins && is_marked)) cache.write([&] { journal.note(tried); });
+    if (begins) return;
     decided += tried.verdict != tune::Verdict::kInTheRunning && tried.verdict != tune::Verdict::kUndecided;
     std::cerr << fmt::format("uniep tune: {}: {} of {} decided; {}: {}{}\n", direction_name(direction), decided, count,
                              tune::verdict_name(tried.verdict), changes(tried.schedule, base),
@@ -222,6 +236,7 @@ TunedDirection tune_direction(const TuneOptions& options, Direction direction, G
   };
   LayerTrial trial(group, runner, direction, forward, options.state);
   tuned.search = tune::search(std::move(candidates), trial, search);
+  mark.drop();
   const tune::Tried& best = tuned.search.tried[tuned.search.best];
   tuned.entry.schedule = best.schedule;
   tuned.entry.milliseconds = median(best.milliseconds);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -32,13 +33,28 @@ constexpr std::size_t kMaxStrangers = 64;  // connections that have not said who
 struct Hello {
   std::array<char, 16> magic;
   uint32_t version;
+  std::array<char, 16> kernels;
   int32_t rank;
   int32_t ranks;
   uint64_t member;
   std::array<uint64_t, 2> name;
 };
 constexpr std::array<char, 16> kMagic = {'u', 'n', 'i', 'e', 'p', ' ', 'r', 'a',
-                                         'n', 'k', ' ', 'm', 'e', 's', 'h', '1'};
+                                         'n', 'k', ' ', 'm', 'e', 's', 'h', '2'};
+
+std::array<char, 16> fixed_text(const std::string& text) {
+  std::array<char, 16> fixed{};
+  text.copy(fixed.data(), fixed.size() - 1);
+  return fixed;
+}
+
+// Whatever came.
+std::string printable(const std::array<char, 16>& fixed) {
+  std::string text(fixed.data(), ::strnlen(fixed.data(), fixed.size()));
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '?');
+  return text;
+}
 
 struct Address {
   sockaddr_un address;
@@ -113,7 +129,8 @@ class Joining {
       : bootstrap_(bootstrap),
         deadline_(deadline),
         links_(links),
-        own_{kMagic, UNIEP_VERSION, bootstrap.rank, bootstrap.ranks, random_number(), name_hash(bootstrap.name)},
+        own_{kMagic,          UNIEP_VERSION,   fixed_text(bootstrap.kernels), bootstrap.rank,
+             bootstrap.ranks, random_number(), name_hash(bootstrap.name)},
         lower_(static_cast<std::size_t>(bootstrap.rank)) {
     links_.resize(static_cast<std::size_t>(bootstrap.ranks));
     reasons_.resize(links_.size());
@@ -336,6 +353,10 @@ class Joining {
     if (theirs.version != own_.version) {
       return who + " has version " + std::to_string(theirs.version) + " of the library, this process version " +
              std::to_string(own_.version) + "; all ranks must have the same";
+    }
+    if (theirs.kernels != own_.kernels) {
+      return who + " has kernels " + printable(theirs.kernels) + ", this process kernels " + printable(own_.kernels) +
+             ", of other sources; all ranks must run one build of the library";
     }
     if (theirs.ranks != own_.ranks) {
       return who + " says that the group has " + std::to_string(theirs.ranks) + " ranks, rank " +

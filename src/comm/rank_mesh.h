@@ -20,7 +20,8 @@ namespace uniep {
 struct MeshBootstrap {
   int rank = 0;
   int ranks = 1;
-  std::string name;  // any bytes, equal on all ranks and no other group's
+  std::string name;          // any bytes, equal on all ranks and no other group's
+  std::string kernels = {};  // by their sources: ranks of another build are refused
 };
 
 // Why a rank can not take part in what all are to do; kOk: it can.

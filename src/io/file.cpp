@@ -135,6 +135,12 @@ void remove_noted_temporaries(int signal) {
 
 }  // namespace
 
+RemovedAtSignals::RemovedAtSignals(const fs::path& path) : noted_(note_temporary(path)) {}
+
+RemovedAtSignals::~RemovedAtSignals() {
+  if (noted_ >= 0) noted_temporaries[noted_].state = NotedTemporary::kFree;
+}
+
 void remove_temporaries_at_signals() {
   for (const int signal : {SIGHUP, SIGINT, SIGTERM}) {
     struct sigaction before {};

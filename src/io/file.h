@@ -64,6 +64,18 @@ class AtomicFile {
 // signal that is ignored stays so.
 void remove_temporaries_at_signals();
 
+// While this lives, these signals remove that file, too. No other end of the process does.
+class RemovedAtSignals {
+ public:
+  explicit RemovedAtSignals(const std::filesystem::path& path);
+  ~RemovedAtSignals();
+  RemovedAtSignals(const RemovedAtSignals&) = delete;
+  RemovedAtSignals& operator=(const RemovedAtSignals&) = delete;
+
+ private:
+  int noted_ = -1;
+};
+
 // AtomicFile in one call.
 void write_file(const std::filesystem::path& path, std::string_view text);
 

@@ -4,12 +4,14 @@
 #include <exception>
 #include <iterator>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "io/cache_folder.h"
 #include "io/file.h"
+#include "tune/trial_mark.h"
 #include "uniep/error.h"
 
 namespace uniep::tune {
@@ -55,16 +57,33 @@ std::filesystem::path numbered_file(std::filesystem::path file, int number) {
   return file;
 }
 
-// The journals of one layer that are there.
-std::vector<std::filesystem::path> journals_of(const std::filesystem::path& file) {
+// Adds what processes have left under way. Whether there was any.
+bool add_left_behind(std::vector<JournalLine>& lines, const std::filesystem::path& file) {
+  bool any = false;
+  for (const std::string& schedule : left_behind(file)) {
+    const bool known = std::any_of(lines.begin(), lines.end(), [&](const JournalLine& line) {
+      return line.schedule == schedule && is_final(line);
+    });
+    if (known) continue;
+    std::erase_if(lines, [&](const JournalLine& line) { return line.schedule == schedule; });
+    lines.push_back({Verdict::kFailed, schedule, kEnded});
+    any = true;
+  }
+  return any;
+}
+
+// The journals of one layer that are there, also those of which there are marks alone.
+std::set<std::filesystem::path> journals_of(const std::filesystem::path& file) {
   const std::string name = file.filename().string();
-  std::vector<std::filesystem::path> found;
+  std::set<std::filesystem::path> found;
   std::error_code error;
   std::filesystem::directory_iterator entry(file.parent_path(), error);
   while (!error && entry != std::filesystem::directory_iterator()) {
-    const std::string other = entry->path().filename().string();
+    const std::filesystem::path of_mark = journal_of_mark(entry->path());
+    const std::filesystem::path journal = of_mark.empty() ? entry->path() : of_mark;
+    const std::string other = journal.filename().string();
     if (other.starts_with(name) && other.find_first_not_of("0123456789", name.size()) == std::string::npos) {
-      found.push_back(entry->path());
+      found.insert(journal);
     }
     entry.increment(error);
   }
@@ -118,10 +137,12 @@ void Journal::read(const std::filesystem::path& file) {
   for (const std::filesystem::path& other : journals_of(file)) {
     const bool lives = other != file_ && io::FileOwner::has_owner(other);
     std::vector<JournalLine> lines = read_journal(other);
-    const bool ended = !lives && end_untried(lines);
+    const bool untried = !lives && end_untried(lines);
+    const bool left = !lives && add_left_behind(lines, other);
     if (other == file_) {
       lines_ = std::move(lines);
-      if (ended) try_to_write();  // from now on this search counts as alive
+      // From now on this search counts as alive, and its marks are its own.
+      if (!(untried || left) || try_to_write()) forget_marks(other);
       continue;
     }
     std::copy_if(lines.begin(), lines.end(), std::back_inserter(others_), is_final);
@@ -132,7 +153,9 @@ void Journal::forget(const std::filesystem::path& file) noexcept {
   try {
     std::error_code ignored;
     for (const std::filesystem::path& one : journals_of(file)) {
-      if (!io::FileOwner::has_owner(one)) std::filesystem::remove(one, ignored);
+      if (io::FileOwner::has_owner(one)) continue;
+      std::filesystem::remove(one, ignored);
+      forget_marks(one);
     }
   } catch (const std::exception&) {  // no memory
   }
@@ -188,10 +211,12 @@ void Journal::finish() {
   write();
 }
 
-void Journal::try_to_write() const {
+bool Journal::try_to_write() const {
   try {
     write();
+    return true;
   } catch (const Error&) {  // a search that has something to note will say so
+    return false;
   }
 }
 

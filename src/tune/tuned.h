@@ -18,7 +18,7 @@ namespace uniep::tune {
 
 // What a Schedule's speed depends on.
 struct TunedKey {
-  std::string machine;  // engine, device, compute units, launch, and the library's version
+  std::string machine;  // engine, device, compute units, launch, and library_label()
   int ranks = 1;
   LayerShape shape;
   Numerics numerics;

@@ -8,7 +8,7 @@
 #include "tune/rank_names.h"
 #include "tune/tuner_state.h"
 #include "uniep/error.h"
-#include "uniep/version.h"
+#include "uniep/libraries.h"
 
 namespace uniep {
 
@@ -24,7 +24,7 @@ namespace {
 
 uint64_t identity_of(const TunerOptions& options) {
   ByteWriter writer;
-  writer.text(UNIEP_VERSION_STRING);
+  writer.text(library_label());
   writer.number(static_cast<int32_t>(options.machine.engine));
   writer.number(options.machine.ranks);
   writer.number(options.machine.workers);

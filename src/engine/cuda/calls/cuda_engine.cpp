@@ -108,9 +108,13 @@ std::string device_label(int device) {
 std::string speed_label(int device) {
   const GpuState state = gpu_state(device);
   std::string text;
-  if (!state.driver.empty()) text += "driver " + state.driver + ", ";
-  if (state.power_limit_watts > 0) text += std::to_string(state.power_limit_watts) + " W, ";
-  return text + "kernels " + sources_label();
+  if (!state.driver.empty()) text = "driver " + state.driver;
+  if (state.power_limit_watts > 0) text += (text.empty() ? "" : ", ") + std::to_string(state.power_limit_watts) + " W";
+  return text;
+}
+
+std::string kernels_label() {
+  return "kernels " + sources_label();
 }
 
 bool has_hopper_gpu() {

@@ -9,6 +9,7 @@
 #include "comm/communicator_id.h"
 #include "engine/cuda/device/arguments/rank_call.h"
 #include "engine/cuda/runtime/driver.h"
+#include "engine/cuda/runtime/kernel_cache.h"
 
 namespace uniep::cuda {
 namespace {
@@ -105,7 +106,8 @@ RankDevices::RankDevices(const GroupOptions& options)
     if (options.rank < 0 || options.rank >= options.ranks) {
       refuse(fmt::format("rank: {}; must be 0 to {}", options.rank, options.ranks - 1));
     }
-    const OwnRank own = own_rank_of(options, devices);
+    OwnRank own = own_rank_of(options, devices);
+    own.bootstrap.kernels = cuda::sources_label();
     first_local_ = own.bootstrap.rank;
     devices_ = {own.device};
     by_device_ = {{own.device, {first_local_}}};

@@ -25,6 +25,9 @@ std::string cuda::device_label(int /*device*/) {
 std::string cuda::speed_label(int /*device*/) {
   refuse();
 }
+std::string cuda::kernels_label() {
+  return "no kernels";
+}
 std::vector<MemoryNeed> cuda::memory_need(const Machine& /*machine*/, const LayerConfig& /*config*/,
                                           const Schedule& /*schedule*/, const Placement& /*placement*/,
                                           const MemoryOptions& /*options*/) {
