@@ -202,7 +202,7 @@ typedef struct uniep_forward_arguments {
   void* y; /* [T, H] bf16, written */
   void* stream;
   uniep_caller_memory saved_memory;     /* stays as it is until the saved state's last use (uniep_saved_attach()) */
-  uniep_caller_memory workspace_memory; /* free behind the call */
+  uniep_caller_memory workspace_memory; /* free after the call */
 } uniep_forward_arguments;
 
 /* What backward needs, one per forward call; several may be outstanding, in any order. */
@@ -240,13 +240,13 @@ typedef struct uniep_backward_arguments {
   void* stream;
   int32_t weight_gradients; /* UNIEP_WEIGHT_GRADIENTS_..., equal on all ranks */
   int32_t last_use;         /* 0 or 1, equal on all ranks: z becomes dz in its own memory, and `saved` is used up */
-  uniep_caller_memory workspace_memory; /* free behind the call */
+  uniep_caller_memory workspace_memory; /* free after the call */
   uniep_caller_memory pending_memory;   /* with UNIEP_WEIGHT_GRADIENTS_LATER: of the uniep_pending */
 } uniep_backward_arguments;
 
 /* What uniep_make_weight_gradients() needs, one per backward with UNIEP_WEIGHT_GRADIENTS_LATER. Several may be
  * outstanding, to be worked off in any order or destroyed. The `saved` may be destroyed before. A caller's
- * pending_memory, and with save.xg=keep or last_use its saved_memory, is free behind the last
+ * pending_memory, and with save.xg=keep or last_use its saved_memory, is free after the last
  * uniep_make_weight_gradients(). */
 typedef struct uniep_pending uniep_pending;
 

@@ -30,8 +30,8 @@ typedef struct uniep_verifier_options {
 enum {
   UNIEP_FINDING_WRONG_RANK = 0,     /* `rank` computed wrongly: two other runs agree against it */
   UNIEP_FINDING_UNDECIDED = 1,      /* one of several ranks did; the message names them */
-  UNIEP_FINDING_CHANGED_MEMORY = 2, /* a few tiles of one input changed in the memory of `rank` behind the call */
-  UNIEP_FINDING_CHANGED_INPUTS = 3, /* inputs were written behind the call: no verdict */
+  UNIEP_FINDING_CHANGED_MEMORY = 2, /* a few tiles of one input changed in the memory of `rank` after the call */
+  UNIEP_FINDING_CHANGED_INPUTS = 3, /* inputs were written after the call: no verdict */
   UNIEP_FINDING_REPLAYED = 4,       /* inputs and results were, as by a replay of a graph: no verdict */
   UNIEP_FINDING_NOT_FINITE = 5,     /* a result holds NaN or infinities, the same ones in all runs: no rank is wrong */
   UNIEP_FINDING_OWN_BUG = 6         /* the runs disagree on all ranks, or by Schedule: a fault of the library */
@@ -58,7 +58,7 @@ typedef struct uniep_finding {
 UNIEP_API uniep_status uniep_verifier_create(uniep_group* group, const uniep_verifier_options* options,
                                              uniep_verifier** verifier);
 UNIEP_API void uniep_verifier_destroy(uniep_verifier* verifier);
-/* Directly behind uniep_forward(), with what it was given; `saved` may be NULL. Where the call is the one to check, all
+/* Directly after uniep_forward(), with what it was given; `saved` may be NULL. Where the call is the one to check, all
  * arrays, those of addresses too, stay as they are until uniep_verifier_end_step(). */
 UNIEP_API uniep_status uniep_verifier_after_forward(uniep_verifier* verifier, const char* layer,
                                                     const uniep_layer_config* config, const char* schedule,
@@ -70,7 +70,7 @@ UNIEP_API uniep_status uniep_verifier_after_forward(uniep_verifier* verifier, co
 UNIEP_API uniep_status uniep_verifier_before_backward(uniep_verifier* verifier, const char* layer,
                                                       const uniep_layer_config* config,
                                                       const uniep_backward_arguments* arguments, int32_t count);
-/* Directly behind uniep_backward(); x has to be there. Weight gradients that it did not make itself are not compared.
+/* Directly after uniep_backward(); x has to be there. Weight gradients that it did not make itself are not compared.
  */
 UNIEP_API uniep_status uniep_verifier_after_backward(uniep_verifier* verifier, const char* layer,
                                                      const uniep_layer_config* config, const char* schedule,

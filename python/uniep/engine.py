@@ -249,7 +249,7 @@ class Engine(GroupHandle):
         gradients: Weights,
         lacking: str = "",
     ) -> torch.Tensor:
-        """uniep_backward(); where one gradient of the two is asked for, uniep_make_weight_gradients() behind it.
+        """uniep_backward(); where one gradient of the two is asked for, uniep_make_weight_gradients() after it.
 
         Takes the bytes of a forward with these schedules, of forward and of backward. Writes dprobs [T, K],
         of a map [T, E], and the gradients that have addresses, those of biases with their weights'; gives back dx

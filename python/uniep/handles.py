@@ -66,7 +66,7 @@ class GroupHandle:
         _engines.add(self)
 
     def close(self, waits: bool = True) -> None:
-        """Ends the group. States of its calls may be dropped later; every other call is an error. With `waits` behind
+        """Ends the group. States of its calls may be dropped later; every other call is an error. With `waits` after
         the calls so far, unless another thread is inside of one: leaving ends what runs on the devices of all ranks."""
         if waits and self._handle:
             with contextlib.suppress(Exception):  # a call has failed, or the group was aborted: nobody asks any more
@@ -99,7 +99,7 @@ class GroupHandle:
         return self.closed or self._is_aborted
 
     def destroy_later(self, destroy: Callable[[ctypes.c_void_p], None], handle: ctypes.c_void_p) -> None:
-        """Destroys a handle now, or behind the call that runs: this may be the garbage collector inside of one."""
+        """Destroys a handle now, or after the call that runs: this may be the garbage collector inside of one."""
         if self._is_parents:
             return
         if self._lock.acquire(blocking=False):

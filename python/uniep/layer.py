@@ -90,7 +90,7 @@ def moe(
             [El, I, H]. Or "swiglu:alpha=1.702,limit=7,up_offset=1": gate * sigmoid(alpha * gate) * (up + up_offset)
             of a gate of at most `limit` and an up between -limit and limit; `gate_limit` and `up_limit` are one each.
         router_weight: what probs multiply: "activation", before w2; "output", the expert's rounded output with b2,
-            behind it; "input": x, before w1.
+            after it; "input": x, before w1.
 
     Returns:
         [..., H] bf16.
@@ -242,7 +242,7 @@ _backward_once = differentiable_once(_backward)
 _keeps_graph: typing.Callable[[], bool] = getattr(
     torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True
 )
-# What _Moe.apply() calls behind a look at every argument, for transforms of torch.func alone.
+# What _Moe.apply() calls after a look at every argument, for transforms of torch.func alone.
 _apply_moe: typing.Callable[..., typing.Any] = super(torch.autograd.Function, _Moe).apply
 
 

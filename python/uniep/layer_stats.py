@@ -152,7 +152,7 @@ def record_stats(on: bool = True, timed_every: int = 16) -> None:
     Args:
         on: False ends it.
         timed_every: with the native transport one of so many calls of a layer and direction, and first its second one,
-            is timed: its kernels write down when their tiles ran, and what that comes to reaches the host behind it.
+            is timed: its kernels write down when their tiles ran, and what that comes to reaches the host after it.
             0: none.
 
     Raises:

@@ -44,7 +44,7 @@ def average_expert_gradients(module: torch.nn.Module, replicas: Replicas = None)
     """Makes gradients of experts those of the mean of the ranks' losses, as DistributedDataParallel makes the others.
 
     Sums over the group's W ranks become, with R groups that are replicas of each other, sums over the replicas divided
-    by W R. Once a step, on all ranks, behind the last backward and before clip_grad_norm(). Works on main_grad where
+    by W R. Once a step, on all ranks, after the last backward and before clip_grad_norm(). Works on main_grad where
     there is one, else on .grad. Gradients of experts that FSDP2 has sharded over the replicas are means over these
     already, and are divided by W alone. checkpoint_state() saves and loads such experts as well.
 
@@ -106,7 +106,7 @@ def clip_grad_norm(module: torch.nn.Module, max_norm: float) -> torch.Tensor:
     """Scales gradients so that their norm is at most max_norm: torch.nn.utils.clip_grad_norm_() for sharded experts.
 
     The norm is that of one process with all experts, and the factor has the same bits on all ranks. Collective over the
-    groups of the experts; behind average_expert_gradients(). Gradients of all other parameters must be equal on all
+    groups of the experts; after average_expert_gradients(). Gradients of all other parameters must be equal on all
     ranks, or DTensors. Works on main_grad where there is one, else on .grad.
 
     Returns:

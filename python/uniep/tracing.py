@@ -20,7 +20,7 @@ def trace(path: str | os.PathLike[str], group: Group | None = None) -> Iterator[
 
     Args:
         path: of the file, for Perfetto, chrome://tracing and `uniep trace`; "{rank}" in it becomes the rank. Written
-            at the end of the block, also behind an exception.
+            at the end of the block, also after an exception.
         group: None is Group().
 
     Raises:

@@ -88,7 +88,7 @@ class Tuner:
         job_groups: how many of them there are. With 1 a Group's `replicas` say it, as Megatron's plug-in sets them, and
             begin_round() tells them.
         before_optimizer: step() and begin_round() are called by the first optimizer of torch's that begins a step
-            behind calls of moe(), on all ranks; for frameworks whose training loop is not yours.
+            after calls of moe(), on all ranks; for frameworks whose training loop is not yours.
         on_line: called with each line of the log; None: the logger "uniep".
 
     Raises:

@@ -88,7 +88,7 @@ class Verifier:
         budget: share of the time of all steps that checks may take, 0.001 is 0.1 %; 1 or more: no bound. The first
             check is always made.
         folder: where the inputs of a call that was found wrong are written; all ranks see it. None: nowhere.
-        before_optimizer: step() is called by the first optimizer of torch's that begins a step behind calls of moe(),
+        before_optimizer: step() is called by the first optimizer of torch's that begins a step after calls of moe(),
             on all ranks; for frameworks whose training loop is not yours.
         on_finding: called with each Finding on every rank; None: rank 0 of the group logs the message as an error.
 

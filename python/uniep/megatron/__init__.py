@@ -64,7 +64,7 @@ def enable(
 
     A spec that names MoELayer as a ModuleSpec (Megatron-core 0.17) still names it, with the options beside: then
     `MoELayer.__init__` is UniEP's for the whole process, which builds Megatron's layer from all other specs, until
-    unpatch() behind the last such spec. `verify` and `tune_until` are of the whole process, too.
+    unpatch() after the last such spec. `verify` and `tune_until` are of the whole process, too.
 
     A block without a MoELayer, as a pipeline stage of dense layers has it, stays as it is; the log says so.
 
