@@ -111,7 +111,7 @@ std::string to_text(const Report& report, const Trainer& trainer, const Text& te
       out += fmt::format(", {:.2f} % of the time in layers lost to trying",
                          100 * spent.lost_milliseconds / spent.layers_milliseconds);
     }
-    out += "\n";
+    out += '\n';
     out += fmt::format("forward: {}\nbackward: {}\n", uniep::to_text(trainer.experts().schedule()),
                        uniep::to_text(trainer.experts().schedule_backward()));
   }
