@@ -59,7 +59,7 @@ def test_the_library_gets_it_in_the_place_of_an_id(monkeypatch):
     monkeypatch.setattr(dist, "get_rank", lambda group: 1)
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
     monkeypatch.setattr(communicators, "borrowed", lambda group, device: 4096)
-    group = type("Group", (), {})()
+    group = dist.ProcessGroup(1, 2)
     for communicator in ("borrow", "own"):
         with pytest.raises(uniep.Unsupported, match="no GPU here"):
             uniep.Group(group, device="cpu", communicator=communicator)
