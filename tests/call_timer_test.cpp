@@ -112,7 +112,9 @@ TEST_F(Timed, EveryFusionAndDirectionSaysWhatItsEventsSay) {
         EXPECT_DOUBLE_EQ(got->sum_ms, 1e-6 * static_cast<double>(expected.sum_ns));
         EXPECT_GT(got->exposed_dispatch_ms, 0);
         EXPECT_GE(got->wait_ms, got->exposed_dispatch_ms);
-        if (sums_show) EXPECT_GT(got->sum_ms, 0);
+        if (sums_show) {
+          EXPECT_GT(got->sum_ms, 0);
+        }
       }
     };
     runner->forward(schedule(Direction::kForward, text), &events, &timer);

@@ -52,7 +52,7 @@ TEST(CliSimulate, WritesAPage) {
   const TemporaryFolder folder;
   const std::string file = (folder / "r.html").string();
   const CommandResult result = run_command(
-      join(kSmall, {"--direction", "backward", "--schedule", "order.raster=8", "--report", file, "--json", "-"}));
+      join(kSmall, {"--direction", "backward", "--schedule", "fusion=none", "--report", file, "--json", "-"}));
   ASSERT_EQ(result.status, 0) << result.err;
   const std::string page = io::read_text_file(file);
   test::expect_whole(page);
@@ -61,7 +61,7 @@ TEST(CliSimulate, WritesAPage) {
   const double ms = result.json()["ms"], default_ms = plain.json()["ms"], bound_ms = result.json()["bound_ms"];
   const std::string beside = fmt::format("{:.3f} ms beside the default's {:.3f} ms, {:.1f} % above the bound, {:.3f}",
                                          ms, default_ms, 100 * (ms / bound_ms - 1), bound_ms);
-  for (const std::string& part : {beside, std::string("Not as in the default: order.raster=8"),
+  for (const std::string& part : {beside, std::string("Not as in the default: fusion=none"),
                                   std::string("<td>wgrad_fc1</td>"), std::string("<td>EP 64</td>")}) {
     EXPECT_NE(page.find(part), std::string::npos) << part;
   }
