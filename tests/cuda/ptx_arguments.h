@@ -11,7 +11,6 @@ struct PtxArguments {
   uint16_t* target;
   float* result;
   uint32_t* words;
-  int32_t mode;
 };
 
 }  // namespace uniep::cuda::test

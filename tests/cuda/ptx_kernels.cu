@@ -15,8 +15,7 @@ using namespace uniep::cuda::test;
 
 constexpr uint32_t kTestBoxBytes = 64 * 128;
 
-// mode 0: 2-D load and store, 1: 3-D load and store, 2: 2-D load and reducing store. A box that sticks out of the
-// tensor.
+// Load and store of a box that sticks out of the tensor.
 extern "C" __global__ void test_tma(const __grid_constant__ PtxArguments args) {
   __shared__ __align__(1024) uint8_t box[kTestBoxBytes];
   __shared__ uint64_t barrier;
@@ -26,26 +25,19 @@ extern "C" __global__ void test_tma(const __grid_constant__ PtxArguments args) {
     ptx::tma_prefetch_map(args.load);
     ptx::mbarrier_arrive_expect_bytes(barrier, kTestBoxBytes);
     const uint32_t address = ptx::shared_address(box);
-    if (args.mode == 1) {
-      ptx::tma_load_3d(address, args.load, barrier, {64, 32, 1});
-    } else {
-      ptx::tma_load_2d(address, args.load, barrier, 64, 32);
-    }
+    ptx::tma_load_3d(address, args.load, barrier, {64, 32, 1});
     ptx::mbarrier_wait(barrier, 0, "box");
-    if (args.mode == 0) ptx::tma_store_2d(args.store, address, 64, 32);
-    if (args.mode == 1) ptx::tma_store_3d(args.store, address, 64, 32, 1);
-    if (args.mode == 2) ptx::tma_reduce_add_2d(args.store, address, 64, 32);
+    ptx::tma_store_3d(args.store, address, 64, 32, 1);
     ptx::bulk_commit();
     ptx::bulk_wait_complete<0>();
   }
 }
 
-// Plain runs of bytes, also with the reading wait and the prefetch.
+// Plain runs of bytes, also with the reading wait.
 extern "C" __global__ void test_bulk(const __grid_constant__ PtxArguments args) {
   __shared__ __align__(128) uint8_t bytes[4096];
   __shared__ uint64_t barrier;
   if (threadIdx.x == 0) {
-    ptx::bulk_prefetch(args.source, 4096);
     ptx::mbarrier_init(barrier, 1);
     ptx::fence_mbarrier_init();
     for (uint32_t turn = 0; turn < 3; ++turn) {
@@ -60,8 +52,7 @@ extern "C" __global__ void test_bulk(const __grid_constant__ PtxArguments args) 
   }
 }
 
-// A cluster of two: each CTA sends one box to both; CTA 1 also arrives at CTA 0's barrier. words: ranks and counts
-// seen.
+// A cluster of two: each CTA sends one box to both; CTA 1 also arrives at CTA 0's barrier. words: ranks.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) test_cluster(const __grid_constant__ PtxArguments args) {
   __shared__ __align__(1024) uint8_t boxes[2][kTestBoxBytes];
   __shared__ uint64_t barrier;
@@ -80,7 +71,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) test_cluster(const __grid_c
                                {0, static_cast<int>(rank) * 64, 0});
     ptx::mbarrier_arrive_remote(remote, 0);
     if (rank == 0) ptx::mbarrier_wait(remote, 0, "remote arrivals");
-    args.words[rank] = rank + 10 * ptx::cluster_index() + 100 * ptx::cluster_count();
+    args.words[rank] = rank;
   }
   ptx::mbarrier_wait(barrier, 0, "boxes");
   for (uint32_t i = threadIdx.x; i < kTestBoxBytes; i += blockDim.x) {
@@ -137,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(128) test_wgmma(const __grid_consta
   multiply<TEST_N, kMajorA, kMajorB>(args, memory, memory + kTestBoxBytes);
 }
 
-// words[0]: errors of stmatrix and ldmatrix, [1]: of cp.async, [2]: elected lanes, [3]: named barrier and setmaxnreg.
+// words[0]: errors of stmatrix and ldmatrix, [1]: of cp.async, [2]: named barrier and setmaxnreg.
 extern "C" __global__ void __launch_bounds__(384, 1) test_warp(const __grid_constant__ PtxArguments args) {
   __shared__ __align__(128) uint16_t tile[256];
   __shared__ __align__(128) uint16_t copied[16];
@@ -165,7 +156,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) test_warp(const __grid_cons
     ptx::copy_async_wait<0>();
     __syncwarp();
     if (lane < 16) atomicAdd(args.words + 1, copied[lane] != (lane < 8 ? args.source[lane] : 0));
-    if (ptx::elect_one()) atomicAdd(args.words + 2, 1u);
   }
   __syncthreads();
   if (threadIdx.x < 128) {
@@ -175,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) test_warp(const __grid_cons
   } else {
     ptx::raise_registers<232>();
     ptx::named_barrier(1, 384);
-    if (threadIdx.x == 128) args.words[3] = turns;
+    if (threadIdx.x == 128) args.words[2] = turns;
   }
 }
 
@@ -187,7 +177,7 @@ extern "C" __global__ void test_flags(const __grid_constant__ PtxArguments args)
     __syncthreads();
     if (threadIdx.x == 0) {
       ptx::fence_gpu();
-      ptx::store_release_gpu(args.words, 5);
+      ptx::add_release_gpu(args.words, 5);
     }
   } else {
     while (ptx::load_acquire_gpu(args.words) != 5) {

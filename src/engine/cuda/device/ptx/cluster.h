@@ -17,18 +17,6 @@ UNIEP_DEVICE uint32_t cluster_address(uint32_t shared, uint32_t cta) {
   return address;
 }
 
-UNIEP_DEVICE uint32_t cluster_index() {
-  uint32_t index;
-  asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
-  return index;
-}
-
-UNIEP_DEVICE uint32_t cluster_count() {
-  uint32_t count;
-  asm("mov.u32 %0, %%nclusterid.x;" : "=r"(count));
-  return count;
-}
-
 // All threads of all CTAs of the cluster; shared-memory writes before it are seen after it.
 UNIEP_DEVICE void cluster_barrier() {
   asm volatile(

@@ -33,19 +33,6 @@ UNIEP_DEVICE uint64_t nanoseconds() {
   return time;
 }
 
-// True in exactly one lane of a converged warp.
-UNIEP_DEVICE bool elect_one() {
-  uint32_t elected;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "elect.sync _|p, 0xffffffff;\n"
-      "selp.u32 %0, 1, 0, p;\n"
-      "}\n"
-      : "=r"(elected));
-  return elected != 0;
-}
-
 // The value of lane 0, so that the compiler knows it to be the same in the whole warp.
 UNIEP_DEVICE uint32_t warp_uniform(uint32_t value) {
   return __shfl_sync(0xffffffffu, value, 0);

@@ -137,10 +137,6 @@ UNIEP_DEVICE uint32_t load_acquire_system(const uint32_t* pointer) {
   return value;
 }
 
-UNIEP_DEVICE void store_release_gpu(uint32_t* pointer, uint32_t value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
-}
-
 UNIEP_DEVICE void store_release_system(uint32_t* pointer, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
 }

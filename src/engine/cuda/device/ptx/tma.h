@@ -3,8 +3,8 @@
 #include "engine/cuda/device/ptx/common.h"
 #include "engine/cuda/device/ptx/tensor_map.h"
 
-// The tensor memory accelerator: boxes of 2-D and 3-D tensors through a descriptor, and plain runs of bytes (bulk).
-// Loads report to an mbarrier; stores and reductions belong to the issuing thread's bulk group. Coordinate 0 is the
+// The tensor memory accelerator: boxes of 3-D tensors through a descriptor, and plain runs of bytes (bulk). Loads
+// report to an mbarrier; stores belong to the issuing thread's bulk group. Coordinate 0 is the
 // contiguous one. What lies outside the tensor is read as zero and not written.
 namespace uniep::cuda::ptx {
 
@@ -15,14 +15,6 @@ UNIEP_DEVICE void tma_prefetch_map(const TensorMap& map) {
 // Before the first use of a map that lies in global memory and was written since the SM last saw it.
 UNIEP_DEVICE void tma_acquire_map(const TensorMap& map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(&map) : "memory");
-}
-
-UNIEP_DEVICE void tma_load_2d(uint32_t shared, const TensorMap& map, uint64_t& barrier, int32_t c0, int32_t c1) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-          shared),
-      "l"(&map), "r"(shared_address(&barrier)), "r"(c0), "r"(c1)
-      : "memory");
 }
 
 // Where a box begins.
@@ -48,22 +40,9 @@ UNIEP_DEVICE void tma_load_3d_multicast(uint32_t shared, const TensorMap& map, u
       : "memory");
 }
 
-UNIEP_DEVICE void tma_store_2d(const TensorMap& map, uint32_t shared, int32_t c0, int32_t c1) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map), "r"(shared),
-               "r"(c0), "r"(c1)
-               : "memory");
-}
-
 UNIEP_DEVICE void tma_store_3d(const TensorMap& map, uint32_t shared, int32_t c0, int32_t c1, int32_t c2) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
                "r"(shared), "r"(c0), "r"(c1), "r"(c2)
-               : "memory");
-}
-
-// Adds the box to the tensor. Not for main_grad: the unit's fp32 add may flush subnormals.
-UNIEP_DEVICE void tma_reduce_add_2d(const TensorMap& map, uint32_t shared, int32_t c0, int32_t c1) {
-  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
-               "r"(shared), "r"(c0), "r"(c1)
                : "memory");
 }
 
@@ -77,10 +56,6 @@ UNIEP_DEVICE void bulk_load(uint32_t shared, const void* global, uint32_t bytes,
 UNIEP_DEVICE void bulk_store(void* global, uint32_t shared, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
                : "memory");
-}
-
-UNIEP_DEVICE void bulk_prefetch(const void* global, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
 UNIEP_DEVICE void bulk_commit() {
