@@ -179,13 +179,30 @@ TEST(TunedKeys, OfAnotherBuildAreOthers) {
   EXPECT_NE(found[1], "7");
 }
 
+TEST(TuneProcesses, OfAFileOfSchedulesRankZerosCounts) {
+  const TemporaryFolder folder;
+  const auto file = [&](const std::string& name, const std::string& text) {
+    io::write_file(folder / name, text);
+    Arguments listed = kTune;
+    const auto candidates = std::find(listed.begin(), listed.end(), "--candidates");
+    listed.erase(candidates, candidates + 2);
+    return join(listed, {"--schedules", (folder / name).string()});
+  };
+  const Arguments good = file("good", "order.raster=3\n"), bad = file("bad", "order.raster=0\n");
+  for (const Ended& ended : run_ranks(folder, {good, bad})) EXPECT_EQ(ended.status, "0") << ended.said;
+  for (const Ended& ended : run_ranks(folder, {bad, good})) {
+    EXPECT_EQ(ended.status, "2") << ended.said;
+    expect_said(ended, "line 1: order.raster=0");
+  }
+}
+
 TEST(TuneProcesses, OfWhatTheSearchMayTakeRankZerosCounts) {
   const TemporaryFolder folder;
   Arguments other = kTune;
   *(std::find(other.begin(), other.end(), "--budget") + 1) = "30";
   const std::array<Ended, 2> ended = run_ranks(folder, {kTune, other});
   for (const Ended& one : ended) EXPECT_EQ(one.status, "0") << one.said;
-  expect_said(ended[0], "rank 1 has another --candidates, --budget, --state or --report; rank 0's count");
+  expect_said(ended[0], "rank 1 has another --candidates, --budget, --rounds, --state or --report; rank 0's count");
   for (const auto& entry : std::filesystem::directory_iterator(folder / "cache")) {
     EXPECT_TRUE(tune::journal_of_mark(entry.path()).empty()) << entry.path();
   }

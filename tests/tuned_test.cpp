@@ -274,6 +274,54 @@ TEST(TuneCommand, WhatAnEarlierRunHasFoundIsAmongTheCandidates) {
   })) << tried.dump(1);
 }
 
+std::vector<std::string> tune_listed(const std::string& file) {
+  return join(join({"tune"}, kLayer), {"--direction", "forward", "--budget", "1", "--schedules", file, "--json", "-"});
+}
+
+TEST(TuneCommand, SchedulesOfAFileAreTriedInPlaceOfWhatItFinds) {
+  const TemporaryFolder folder;
+  const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());
+  const std::string file = (folder / "schedules.txt").string();
+  // The default, and one line twice: each runs once.
+  io::write_file(file, "order.raster=3\n\nauto\n{\"fusion\": \"pairs\", \"order.raster\": 2}\r\norder.raster=3\n");
+  const CommandResult result = run_command(join(tune_listed(file), {"--rounds", "3"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  const Json tried = result.json()["tuned"][0]["tried"];
+  ASSERT_EQ(tried.size(), 3u);
+  EXPECT_EQ(tried[0]["changes"], "the default");
+  EXPECT_EQ(tried[1]["changes"], "order.raster=3");
+  EXPECT_EQ(tried[2]["schedule"]["fusion"], "pairs");
+  // One of two is left behind after the first rounds.
+  const std::set<int64_t> calls = {tried[1]["calls"].get<int64_t>(), tried[2]["calls"].get<int64_t>()};
+  EXPECT_TRUE(calls.contains(3)) << tried.dump();
+}
+
+TEST(TuneCommand, OfAFileOfSchedulesTheLineThatIsWrongIsNamed) {
+  const TemporaryFolder folder;
+  const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());
+  const std::string file = (folder / "schedules.txt").string();
+  const auto refused = [&](const std::string& text, const std::string& said) {
+    io::write_file(file, text);
+    const CommandResult result = run_command(join(tune_listed(file), {"--schedule", "order.experts_per_wave=4"}));
+    EXPECT_EQ(result.status, 2) << result.out;
+    EXPECT_NE(result.err.find(said), std::string::npos) << result.err;
+  };
+  refused("", "must be a file with a Schedule a line");
+  refused("order.raster=3\norder.raster=0\n", "line 2: order.raster=0: legal are");
+  refused("\nnonsense\n", "line 2: schedule entry 'nonsense'");
+  refused("order.experts_per_wave=2\n", "line 1: order.experts_per_wave=2; must be 4, as --schedule says");
+  refused("save.z=recompute\n", "line 1: save.z=recompute; must be keep");
+  std::string many;
+  for (int i = 0; i < 1024; ++i) many += "order.raster=3\n";
+  refused(many, "a file with at most 1023 Schedules");
+  const CommandResult absent = run_command(tune_listed((folder / "absent.txt").string()));
+  EXPECT_EQ(absent.status, 1) << absent.out;
+  EXPECT_NE(absent.err.find("--schedules: cannot read"), std::string::npos) << absent.err;
+  const CommandResult both = run_command(join(tune_listed(file), {"--candidates", "3"}));
+  EXPECT_EQ(both.status, 2) << both.out;
+  EXPECT_NE(both.err.find("--candidates"), std::string::npos) << both.err;
+}
+
 TEST(TuneCommand, OtherLayersAndDamagedEntriesAreSaidInALine) {
   const TemporaryFolder folder;
   const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());

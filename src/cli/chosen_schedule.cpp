@@ -152,6 +152,24 @@ std::string text_of_first_rank(Group& group, const std::string& own) {
   return text;
 }
 
+std::string text_made_by_first_rank(Group& group, const std::function<std::string()>& make) {
+  Status status = Status::kOk;
+  std::string text;
+  if (group.first_local_rank() == 0) {
+    try {
+      text = make();
+    } catch (const Error& error) {
+      status = error.status();
+      text = error.what();
+    }
+  }
+  text = text_of_first_rank(group, fmt::format("{} {}", static_cast<int>(status), text));
+  status = static_cast<Status>(std::atoi(text.c_str()));
+  text.erase(0, text.find(' ') + 1);
+  if (status != Status::kOk) throw Error(status, text);
+  return text;
+}
+
 std::vector<int> ranks_that_differ(Group& group, const std::string& own) {
   std::vector<int> ranks;
   if (group.local_ranks() == group.ranks()) return ranks;
@@ -168,18 +186,18 @@ Schedule chosen_schedule(const LayerOptions& options, Direction direction, Group
   const bool first = group.first_local_rank() == 0;
   Choice choice;
   std::string refused;  // in one of ranks' files, which the others may not have
-  Status status = Status::kOk;
-  try {
+  const auto look_here = [&] {
     choice = look(options, direction, group);
-  } catch (const Error& error) {
-    status = error.status();
-    refused = error.what();
+    return std::string();
+  };
+  if (!first) {
+    try {
+      look_here();
+    } catch (const Error& error) {
+      refused = error.what();
+    }
   }
-  // Rank 0's file has to be one.
-  const std::string end = text_of_first_rank(group, fmt::format("{} {}", static_cast<int>(status), refused));
-  if (const auto first_status = static_cast<Status>(std::atoi(end.c_str())); first_status != Status::kOk) {
-    throw Error(first_status, end.substr(end.find(' ') + 1));
-  }
+  text_made_by_first_rank(group, look_here);
   if (first) {
     for (const std::string& remark : choice.remarks) std::cerr << "uniep: " << remark << "; it is left out\n";
   }

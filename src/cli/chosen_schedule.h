@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,6 +29,8 @@ Schedule chosen_schedule(const LayerOptions& options, Direction direction, Group
 
 // A text of rank 0 on all ranks. Collective where ranks are in several processes.
 std::string text_of_first_rank(Group& group, const std::string& own);
+// Likewise of what rank 0 makes. An Error that it throws there is thrown on all ranks.
+std::string text_made_by_first_rank(Group& group, const std::function<std::string()>& make);
 // Ranks whose text is another than rank 0's. Collective likewise.
 std::vector<int> ranks_that_differ(Group& group, const std::string& own);
 

@@ -18,6 +18,7 @@
 #include "cli/chosen_schedule.h"
 #include "cli/launch_options.h"
 #include "cli/layer_inputs.h"
+#include "cli/listed_schedules.h"
 #include "cli/machine_option.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
@@ -41,6 +42,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kMaxCandidates = 1023;  // beside the default
 constexpr int kMaxSeconds = 86400;
+constexpr int kMaxRounds = 1000;
 
 struct TuneOptions {
   LayerOptions layer;
@@ -49,6 +51,8 @@ struct TuneOptions {
   std::vector<Direction> directions = {Direction::kForward, Direction::kBackward};
   int candidates = 16;
   int budget = 60;
+  int rounds = tune::SearchOptions().rounds;
+  std::string schedules;                                    // a file; empty: what the solver and the neighbours give
   std::string machine;                                      // empty: of these GPUs
   std::optional<sim::MachineDescription> description = {};  // that
   sim::State state = sim::State::kSustained;
@@ -120,15 +124,17 @@ void agree_on_options(TuneOptions& options, Group& group) {
                 fmt::format("tune: {} given another layer, --tokens, --routing, --direction or --schedule than rank 0",
                             tune::rank_names(others, "was", "were")));
   }
-  const std::string own = fmt::format("{} {} {} {}", options.candidates, options.budget,
+  const std::string own = fmt::format("{} {} {} {} {}", options.candidates, options.budget, options.rounds,
                                       static_cast<int>(options.state), options.report.empty() ? 0 : 1);
   const std::vector<int> others = ranks_that_differ(group, own);
   if (!others.empty() && group.first_local_rank() == 0) {
-    std::cerr << fmt::format("uniep tune: {} another --candidates, --budget, --state or --report; rank 0's count\n",
-                             tune::rank_names(others, "has", "have"));
+    std::cerr << fmt::format(
+        "uniep tune: {} another --candidates, --budget, --rounds, --state or --report; rank 0's count\n",
+        tune::rank_names(others, "has", "have"));
   }
   int state = 0, traces = 0;
-  std::istringstream(text_of_first_rank(group, own)) >> options.candidates >> options.budget >> state >> traces;
+  std::istringstream(text_of_first_rank(group, own)) >> options.candidates >> options.budget >> options.rounds >>
+      state >> traces;
   options.state = static_cast<sim::State>(state);
   options.traces = traces != 0;
 }
@@ -141,23 +147,36 @@ std::optional<Schedule> kept_schedule(const TuneOptions& options, Direction dire
   return overlaid(options.layer, direction, group, entry->schedule, why);
 }
 
-// Rank 0's: what the others have calibrated, or kept, does not count.
-std::vector<tune::Tried> candidates_of(const TuneOptions& options, Direction direction, Group& group) {
-  std::string own;
-  if (group.first_local_rank() == 0) {
-    std::vector<Schedule> all =
-        tune_candidates(options.layer, direction, group.machine(), *options.description, options.candidates);
-    const std::optional<Schedule> kept = kept_schedule(options, direction, group);
+// The default first.
+std::vector<Schedule> own_candidates(const TuneOptions& options, const ScheduleRequest& request, const Group& group) {
+  std::vector<Schedule> all;
+  if (options.schedules.empty()) {
+    all = tune_candidates(options.layer, request.direction, request.machine, *options.description, options.candidates);
+    const std::optional<Schedule> kept = kept_schedule(options, request.direction, group);
     if (kept && std::find(all.begin(), all.end(), *kept) == all.end()) all.insert(all.begin() + 1, *kept);
-    for (const Schedule& schedule : all) own += (own.empty() ? "" : "\n") + to_text(schedule);
+    return all;
   }
-  std::istringstream lines(text_of_first_rank(group, own));
+  all.push_back(options.layer.resolved(request.direction, request.machine));
+  for (const Schedule& schedule : listed_schedules(options.schedules, options.layer, request, kMaxCandidates)) {
+    if (std::find(all.begin(), all.end(), schedule) == all.end()) all.push_back(schedule);
+  }
+  return all;
+}
+
+// Rank 0's: what the others have calibrated, kept, or in their file, does not count.
+std::vector<tune::Tried> candidates_of(const TuneOptions& options, Direction direction, Group& group) {
+  const ScheduleRequest request = {.direction = direction,
+                                   .shape = options.layer.shape,
+                                   .numerics = options.layer.numerics,
+                                   .machine = group.machine()};
+  std::istringstream lines(text_made_by_first_rank(group, [&] {
+    std::string text;
+    for (const Schedule& schedule : own_candidates(options, request, group)) text += to_text(schedule) + "\n";
+    return text;
+  }));
   std::vector<tune::Tried> all;
   for (std::string line; std::getline(lines, line);) {
-    all.push_back({.schedule = resolve(PartialSchedule::parse(line), {.direction = direction,
-                                                                      .shape = options.layer.shape,
-                                                                      .numerics = options.layer.numerics,
-                                                                      .machine = group.machine()})});
+    all.push_back({.schedule = resolve(PartialSchedule::parse(line), request)});
   }
   return all;
 }
@@ -221,6 +240,7 @@ TunedDirection tune_direction(const TuneOptions& options, Direction direction, G
   const std::size_t count = candidates.size();
   tune::SearchOptions search;
   search.budget_milliseconds = options.budget * 1e3;
+  search.rounds = options.rounds;
   search.progress = [&](const tune::Tried& tried) {
     const bool begins = tried.verdict == tune::Verdict::kUntried;
     const bool forgiven = tried.verdict == tune::Verdict::kFailed && mark.another_has_left();
@@ -360,10 +380,17 @@ void add_tune_command(CLI::App& app, std::function<int()>& action, const Command
                                            {"backward", {Direction::kBackward}},
                                            {"both", {Direction::kForward, Direction::kBackward}}},
                                           "what is tuned (default both)");
-  add_integer_option(*command, "--candidates", options->candidates, {1, kMaxCandidates},
-                     {"N", "schedules that are tried beside the default, a direction"});
+  CLI::Option* const candidates = add_integer_option(*command, "--candidates", options->candidates, {1, kMaxCandidates},
+                                                     {"N", "schedules that are tried beside the default, a direction"});
+  command
+      ->add_option("--schedules", options->schedules,
+                   "try these beside the default, one a line as --schedule takes them, instead of N that are found")
+      ->type_name("FILE")
+      ->excludes(candidates);
   add_integer_option(*command, "--budget", options->budget, {1, kMaxSeconds},
                      {"SECONDS", "of calls that are timed, a direction"});
+  add_integer_option(*command, "--rounds", options->rounds, {1, kMaxRounds},
+                     {"N", "calls of each before the slower half is left behind; then twice as many, and so on"});
   add_machine_option(*command, options->machine, "these GPUs, as `uniep calibrate` or the library describes them");
   add_word_option<sim::State>(*command, "--state", options->state,
                               {{"sustained", sim::State::kSustained}, {"paused", sim::State::kPaused}},

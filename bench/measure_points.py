@@ -1,0 +1,137 @@
+"""Times Schedules that nobody chose, to hold the simulator against (simulator_errors.py): for each set one run of `uniep tune`, in which
+the default and all others take turns on the same inputs.
+
+    python3 bench/measure_points.py build/release/uniep --ranks 1|2 --json FILE [--sets SHAPE:TOKENS:ROUTING ...] [--direction forward]
+        [--random 24] [--near 16] [--rounds 8] [--budget 8]
+
+The Schedules are the same for all sets: --random drawn from all that are legal and have a kernel, whatever they cost (three quarters
+with no SM left free), and --near that differ from the default in one to four fields, with values of such. ROUTING is uniform, zipf:S or as-eight (remote_routing.py, whose
+file is made anew). Default sets: what one of eight ranks has of three models, T 2048 and 8192 on one GPU; on two also T 16384, zipf:1
+and as-eight. What FILE has (records.py) is not measured again; rows are what simulator_errors.py reads. --list prints the Schedules of
+the first set and measures nothing; it needs no GPU.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import subprocess
+import tempfile
+
+import numpy
+
+import remote_routing
+from records import Records, device_name
+
+EXPERTS = {"4096,1536,{},8": 16, "2048,768,{},8": 16, "7168,2048,{},8": 32}  # of a rank
+SAVES = "save.xg=keep,save.z=keep"
+NONE_FREE = SAVES + ",comm.reserve_sms=0"
+AS_EIGHT = "as-eight"
+SETTINGS = ("direction", "ranks", "random", "near", "seed", "rounds", "state")
+
+
+def default_sets(ranks):
+    shapes = [shape.format(ranks * experts) for shape, experts in EXPERTS.items()]
+    kinds = [(2048, "uniform"), (8192, "uniform")]
+    if ranks > 1:
+        kinds += [(16384, "uniform"), (8192, "zipf:1"), (8192, AS_EIGHT)]
+    return [(shape, *kind) for kind in kinds for shape in shapes]
+
+
+def set_of(text):
+    shape, tokens, routing = text.split(":", 2)
+    return shape, int(tokens), routing
+
+
+def schedule_command(options, shape, tokens, *more):
+    engine = "cpu" if options.cpu else "cuda"
+    return [options.uniep, "schedule", "--engine", engine, "--ranks", str(options.ranks), "--shape", shape, "--tokens", str(tokens),
+            "--direction", options.direction, *more]
+
+
+def sample(options, one, count, given):
+    """Flat Schedules that are legal for the set `one`, with the fields `given`."""
+    command = schedule_command(options, one[0], one[1], "--schedule", given, "--sample", str(count), "--seed", str(options.seed))
+    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def is_legal(options, schedule, sets):
+    words = [schedule_command(options, shape, tokens, "--schedule", json.dumps(schedule)) for shape, tokens, _ in sets]
+    return all(subprocess.run(one, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0 for one in words)
+
+
+def schedules_of(options, sets):
+    sets = sorted({(shape, tokens): (shape, tokens, routing) for shape, tokens, routing in sets}.values())
+    draw = random.Random(options.seed)
+    # Free SMs are what a job needs, not what a search is after; drawn, they would be half of the GPU in nearly all.
+    all_fields, none_free = (sample(options, sets[0], 40 * (options.random + options.near), given) for given in (SAVES, NONE_FREE))
+    default = json.loads(subprocess.run(schedule_command(options, *sets[0][:2]), check=True, stdout=subprocess.PIPE).stdout)
+    found = []
+    for drawn, count in ((none_free, options.random - options.random // 4), (all_fields, options.random)):
+        legal = (schedule for schedule in drawn if schedule not in found and is_legal(options, schedule, sets))
+        found += itertools.islice(legal, count - len(found))
+    other = ("save.", "backward.", *(("tile.dgrad", "tile.wgrad") if options.direction == "forward" else ("tile.fc",)))
+    for schedule in all_fields[::-1]:
+        if len(found) == options.random + options.near:
+            break
+        names = [name for name in schedule if schedule[name] != default.get(name) and not name.startswith(other)]
+        changed = {name: schedule[name] for name in draw.sample(names, min(len(names), draw.randint(1, 4)))}
+        if changed and changed not in found and is_legal(options, changed, sets):
+            found.append(changed)
+    return found
+
+
+def measure(options, one, schedules, folder):
+    shape, tokens, routing = one
+    listed = os.path.join(folder, "schedules.txt")
+    with open(listed, "w") as file:
+        file.writelines(json.dumps(schedule) + "\n" for schedule in schedules)
+    if routing == AS_EIGHT:
+        routing = os.path.join(folder, "as-eight.npy")
+        _, _, experts, topk = map(int, shape.split(","))
+        numpy.save(routing, remote_routing.remote_ids(experts, options.ranks, tokens, topk))
+    command = [options.uniep, "tune", "--engine", "cpu" if options.cpu else "cuda", "--ranks", str(options.ranks), "--shape", shape,
+               "--tokens", str(tokens), "--routing", routing, "--direction", options.direction, "--schedules", listed, "--again",
+               "--rounds", str(options.rounds), "--budget", str(options.budget), "--state", options.state, "--json", "-"]
+    if not options.cpu:
+        command += ["--devices", ",".join(map(str, range(options.ranks)))]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["tuned"][0]["tried"]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("uniep", help="the program `uniep`")
+    parser.add_argument("--ranks", type=int, required=True, help="a GPU each")
+    parser.add_argument("--sets", nargs="+", type=set_of, metavar="SHAPE:TOKENS:ROUTING")
+    parser.add_argument("--direction", choices=("forward", "backward"), default="forward")
+    parser.add_argument("--random", type=int, default=24)
+    parser.add_argument("--near", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--budget", type=int, default=8, metavar="SECONDS")
+    parser.add_argument("--state", choices=("sustained", "paused"), default="sustained")
+    parser.add_argument("--cpu", action="store_true", help="on the cpu engine, to try the program")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    sets = options.sets or default_sets(options.ranks)
+    schedules = schedules_of(options, sets)
+    if options.list:
+        print("\n".join(map(json.dumps, schedules)))
+        return
+    settings = {name: getattr(options, name) for name in SETTINGS}
+    records = Records(options.json, {**settings, "device": None if options.cpu else device_name()})
+    with tempfile.TemporaryDirectory() as folder:
+        for one in sets:
+            key = dict(zip(("shape", "tokens", "routing"), one))
+            row = records.find(**key) or records.add(**key, tried=measure(options, one, schedules, folder))
+            ratios = sorted(tried["ratio"] for tried in row["tried"] if "ratio" in tried)
+            bad = sum(tried["verdict"] in ("failed", "wrong") for tried in row["tried"])
+            print(f"{one[0]:17s} T {one[1]:5d} {one[2]:8s}  {len(ratios)} timed, {bad} failed or wrong; times over the default's: "
+                  f"{ratios[0]:.3f} to {ratios[-1]:.3f}, median {ratios[len(ratios) // 2]:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
