@@ -163,10 +163,44 @@ TEST(TuneSearch, EndsWithItsBudget) {
 }
 
 TEST(TuneSearch, SlowSchedulesAreLeftBehindEarly) {
-  MadeUp trial({1.0, 2, 2, 2, 2, 2, 2, 2, 0.9});
+  MadeUp trial({1.0, 1.3, 1.3, 1.3, 1.3, 1.3, 1.3, 1.3, 0.9});
   tune::search(numbered_schedules(9), trial);
   EXPECT_LT(trial.calls_of[3], 20);
   EXPECT_GT(trial.calls_of[8], 30);
+}
+
+TEST(TuneSearch, WhatIsFarBehindIsCalledOnce) {
+  MadeUp trial({1.0, 100, 1.3, 0.9});
+  const SearchResult result = tune::search(numbered_schedules(4), trial);
+  EXPECT_EQ(result.tried[1].verdict, Verdict::kSlower);
+  EXPECT_EQ(result.tried[1].milliseconds.size(), 1u);
+  EXPECT_EQ(result.tried[2].milliseconds.size(), 4u);
+  EXPECT_EQ(result.best, 3u);
+}
+
+// A GPU that has rested in a slow call is faster in the next one.
+TEST(TuneSearch, WhatRunsBesideASlowOneIsNotFavoured) {
+  class Rested : public MadeUp {
+   public:
+    using MadeUp::MadeUp;
+    double milliseconds(const Schedule& schedule) override {
+      const double own = MadeUp::milliseconds(schedule) * (is_rested_ ? 0.9 : 1);
+      is_rested_ = schedule == numbered(2);
+      return own;
+    }
+
+   private:
+    bool is_rested_ = false;
+  };
+  std::vector<double> factors(8, 1.0);
+  factors[2] = 1.4;
+  Rested trial(factors);
+  SearchOptions options;
+  options.rounds = 40;
+  options.budget_milliseconds = 40 * 84;
+  const SearchResult result = tune::search(numbered_schedules(8), trial, options);
+  EXPECT_EQ(result.best, 0u) << result.best << ": " << result.tried[result.best].ratio;
+  for (const std::size_t beside : {1, 3}) EXPECT_GT(result.tried[beside].ratio, 0.98);
 }
 
 TEST(Neighbours, AreLegalDifferentAndKeepWhatIsGiven) {

@@ -14,7 +14,6 @@
 #include "cli/layer_inputs.h"
 #include "cli/layer_runner.h"
 #include "cli/options.h"
-#include "cli/parallel_checksum.h"
 #include "cli/sequential_run.h"
 #include "io/hash64.h"
 #include "train/candidate_check.h"
@@ -46,8 +45,7 @@ class OnlineJob {
         data_(make_layer_data(layer_, {}, false, {0, layer_.ranks})),
         begin_(begin_schedule()),
         sequential_(sequential_schedules({begin_, {}}, layer_.config(), group_.machine()).forward),
-        check_(group_, layer_.config(), most_tokens(), &device_arrays()),
-        y_(data_.x.size()) {
+        check_(group_, layer_.config(), most_tokens(), &device_arrays()) {
     fixed_.reserve(static_cast<std::size_t>(group_.ranks()));
     for (int rank = 0; rank < group_.ranks(); ++rank) add_rank(rank);
     tuner_ = std::make_unique<Tuner>(tuner_options());
@@ -60,11 +58,21 @@ class OnlineJob {
       for (int call = 0; call < online_.calls; ++call) times.push_back(one_call(step * online_.calls + call));
       tuner_->step();
       step_ms_.push_back(tune::median(times));
+      say_progress();
     }
     return {json().dump(2) + "\n", table(), differing_};
   }
 
  private:
+  void say_progress() const {
+    const auto done = std::ssize(step_ms_);
+    if (done % std::max<int64_t>(1, online_.steps / 20) != 0) return;
+    const TunerSpent spent = tuner_->spent();
+    std::cerr << fmt::format(
+        "uniep bench: step {} of {}: {:.3f} ms a call, {:.3f} of {:.1f} s lost to trying, {} differing\n", done,
+        online_.steps, step_ms_.back(), spent.lost_milliseconds / 1e3, spent.layers_milliseconds / 1e3, differing_);
+  }
+
   int64_t most_tokens() const { return *std::max_element(data_.tokens.begin(), data_.tokens.end()); }
 
   Schedule begin_schedule() const {
@@ -91,7 +99,7 @@ class OnlineJob {
       arguments.weights.b1 = own.input(data_.b1_of(rank), experts * data_.halves * shape.intermediate);
       arguments.weights.b2 = own.input(data_.b2_of(rank), experts * shape.hidden);
     }
-    arguments.y = own.result(y_.data() + first * shape.hidden, tokens * shape.hidden);
+    arguments.y = own.unread_result<BFloat16>(tokens * shape.hidden);
     arguments_.push_back(arguments);
     Routing routing;
     routing.tokens = tokens;
@@ -160,9 +168,9 @@ class OnlineJob {
       group_.recover();
       milliseconds = timed(incumbent, placement);
     }
-    const uint64_t seen = checksum();
+    const std::vector<uint64_t> seen = checksums();
     run_sequentially(placement);
-    differing_ += checksum() != seen;
+    differing_ += checksums() != seen;
     return milliseconds;
   }
 
@@ -173,10 +181,11 @@ class OnlineJob {
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   }
 
-  // Of y.
-  uint64_t checksum() {
-    for (train::RankMemory& own : fixed_) own.read_results();
-    return parallel_checksum(y_.data(), std::ssize(y_));
+  // Of each rank's y.
+  std::vector<uint64_t> checksums() const {
+    std::vector<uint64_t> all;
+    for (const train::RankMemory& own : fixed_) all.push_back(own.checksums().front());
+    return all;
   }
 
   void run_sequentially(const Placement& placement) {
@@ -233,7 +242,6 @@ class OnlineJob {
   LayerData data_;
   Schedule begin_, sequential_;
   train::CandidateCheck check_;
-  std::vector<BFloat16> y_;
   std::vector<train::RankMemory> fixed_;  // inputs and y of each rank, but for the routing
   std::vector<ForwardArguments> arguments_;
   std::vector<Routing> routings_;

@@ -1,5 +1,6 @@
 #include "cli/device_arrays.h"
 
+#include "engine/cuda/kernels/array_checksum.h"
 #include "engine/cuda/runtime/device_array.h"
 
 namespace uniep::cli {
@@ -12,8 +13,16 @@ class CudaArrays : public train::DeviceArrays {
                                          : std::make_shared<cuda::DeviceArray>(device, values, bytes);
     return {array, array->data()};
   }
+  std::shared_ptr<void> make_filled(int device, unsigned char byte, int64_t bytes) const override {
+    const auto array = std::make_shared<cuda::DeviceArray>(device, bytes);
+    array->fill(byte);
+    return {array, array->data()};
+  }
   void read(int device, const void* array, void* values, int64_t bytes) const override {
     cuda::DeviceArray::read_device(device, array, values, bytes);
+  }
+  uint64_t checksum(int device, const void* array, int64_t bytes) const override {
+    return cuda::array_checksum(device, array, bytes, 0);
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include "cli/layer_runner.h"
 #include "cli/parallel_checksum.h"
+#include "engine/cuda/kernels/array_checksum.h"
 
 // Calls of a LayerRunner for their times, and what they gave in one number.
 namespace uniep::cli {
@@ -30,13 +31,9 @@ uint64_t LayerRunner::checksum(Direction direction) const {
     sum += parallel_checksum(values, count, index);
     index += static_cast<uint64_t>(count);
   };
-  std::vector<float> words;  // of an array on a device
   const auto add_array = [&](const cuda::DeviceArray& array) {
-    constexpr int64_t kWord = sizeof(float);
-    words.resize(static_cast<std::size_t>((array.bytes() + kWord - 1) / kWord));
-    if (!words.empty()) words.back() = 0.0f;
-    array.read(words.data(), array.bytes());
-    add(words.data(), static_cast<int64_t>(words.size()));
+    sum += cuda::array_checksum(array.device(), array.data(), array.bytes(), index);
+    index += static_cast<uint64_t>(array.bytes() + 3) / 4;
   };
   const auto add_all = [&](const ExpertArrays& arrays) {
     for (const cuda::DeviceArray& array : arrays) add_array(array);

@@ -29,12 +29,6 @@ bool needs_more(const std::vector<MemoryNeed>& one, const std::vector<MemoryNeed
   return false;
 }
 
-template <typename T>
-T* room(std::vector<std::vector<std::byte>>& tensors, int64_t count) {
-  tensors.emplace_back(static_cast<std::size_t>(count) * sizeof(T));
-  return reinterpret_cast<T*>(tensors.back().data());
-}
-
 }  // namespace
 
 CandidateCheck::CandidateCheck(Group& group, const LayerConfig& layer, int64_t tokens,
@@ -103,26 +97,28 @@ CandidateCheck::Results CandidateCheck::run(Direction direction, const Schedule&
     routings.push_back(in.routing);
     forwards[rank].x = in.x;
     forwards[rank].weights = in.weights;
-    const auto write = [&]<typename T>(T, int64_t count) { return own.result(room<T>(results.tensors, count), count); };
-    forwards[rank].y = write(BFloat16{}, tokens_ * shape.hidden);
+    forwards[rank].y = own.unread_result<BFloat16>(tokens_ * shape.hidden);
     if (direction == Direction::kForward) continue;
     BackwardArguments& back = backwards[rank];
     back.dy = in.dy;
     back.x = in.x;
     back.weights = in.weights;
-    back.dx = write(BFloat16{}, tokens_ * shape.hidden);
-    back.dprobs = write(float{}, tokens_ * shape.topk);
-    back.gradients.dw1 = write(float{}, 2 * weights);
-    back.gradients.dw2 = write(float{}, weights);
+    back.dx = own.unread_result<BFloat16>(tokens_ * shape.hidden);
+    back.dprobs = own.unread_result<float>(tokens_ * shape.topk);
+    back.gradients.dw1 = own.unread_result<float>(2 * weights);
+    back.gradients.dw2 = own.unread_result<float>(weights);
     if (!layer_.numerics.bias) continue;
-    back.gradients.db1 = write(float{}, static_cast<int64_t>(b1_.size()));
-    back.gradients.db2 = write(float{}, static_cast<int64_t>(b2_.size()));
+    back.gradients.db1 = own.unread_result<float>(static_cast<int64_t>(b1_.size()));
+    back.gradients.db2 = own.unread_result<float>(static_cast<int64_t>(b2_.size()));
   }
   results.placement = place(group_, shape, routings);
   const Saved saved = uniep::forward(group_, layer_, forward, results.placement, forwards);
   if (direction == Direction::kBackward) uniep::backward(group_, layer_, backward, saved, backwards);
   group_.synchronize();
-  for (RankMemory& own : memory) own.read_results();
+  for (const RankMemory& own : memory) {
+    const std::vector<uint64_t> of_rank = own.checksums();
+    results.checksums.insert(results.checksums.end(), of_rank.begin(), of_rank.end());
+  }
   return results;
 }
 
@@ -131,12 +127,12 @@ TunerCheck CandidateCheck::check(Direction direction, const Schedule& candidate,
   const auto begin = std::chrono::steady_clock::now();
   const bool is_forward = direction == Direction::kForward;
   // The same under every Schedule, so once is enough.
-  std::vector<std::vector<std::byte>>& expected = expected_[static_cast<std::size_t>(direction)];
-  if (expected.empty()) expected = run(direction, forward, backward).tensors;
+  std::vector<uint64_t>& expected = expected_[static_cast<std::size_t>(direction)];
+  if (expected.empty()) expected = run(direction, forward, backward).checksums;
   TunerCheck check;
   try {
     const Results seen = run(direction, is_forward ? candidate : forward, is_forward ? backward : candidate);
-    check.equal = seen.tensors == expected;
+    check.equal = seen.checksums == expected;
     const auto need = [&](const Schedule& schedule) {
       return memory_need(group_, layer_, schedule, seen.placement, {.direction = direction});
     };

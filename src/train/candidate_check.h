@@ -22,7 +22,7 @@ class CandidateCheck {
 
  private:
   struct Results {
-    std::vector<std::vector<std::byte>> tensors;
+    std::vector<uint64_t> checksums;  // of each rank's tensors
     Placement placement;
   };
   // What a rank reads in each check.
@@ -44,7 +44,7 @@ class CandidateCheck {
   std::vector<float> probs_;
   std::vector<RankMemory> memory_;  // of the inputs
   std::vector<Inputs> inputs_;
-  std::array<std::vector<std::vector<std::byte>>, 2> expected_;  // by direction
+  std::array<std::vector<uint64_t>, 2> expected_;  // by direction
 };
 
 }  // namespace uniep::train

@@ -1,6 +1,7 @@
 #include "tune/search.h"
 
 #include <algorithm>
+#include <random>
 
 #include "tune/median.h"
 #include "uniep/error.h"
@@ -75,9 +76,24 @@ class Search {
     }
   }
 
+  // What runs beside a far slower one finds a GPU that has cooled down, so orders are drawn, each of all ranks alike.
+  void next_order(std::vector<std::size_t>& schedules) {
+    if (rounds_begun_ % 2 == 1) return std::reverse(schedules.begin(), schedules.end());
+    for (std::size_t left = schedules.size(); left > 1; --left)
+      std::swap(schedules[left - 1], schedules[random_() % left]);
+  }
+
+  void leave_far_behind() {
+    rate();
+    for (const std::size_t i : running()) {
+      if (i != kDefault && at(i).ratio > options_.far) decide(i, Verdict::kSlower);
+    }
+  }
+
   // Returns whether there was time for all rounds.
   bool measure(std::vector<std::size_t> schedules, int rounds) {
     for (int round = 0; round < rounds; ++round) {
+      next_order(schedules);
       if (spent_ >= options_.budget_milliseconds) {
         result_.budget_ended = true;
         return false;
@@ -90,8 +106,7 @@ class Search {
         rounds_of_[i].push_back(rounds_begun_);
         spent_ += trial_.cost(time);
       }
-      std::reverse(schedules.begin(), schedules.end());
-      ++rounds_begun_;
+      if (++rounds_begun_ == 1) leave_far_behind();
     }
     return true;
   }
@@ -154,6 +169,7 @@ class Search {
   SearchResult result_;
   std::vector<std::vector<int>> rounds_of_;  // the round of each call
   int rounds_begun_ = 0;
+  std::mt19937 random_{1};
   double spent_ = 0;
 };
 

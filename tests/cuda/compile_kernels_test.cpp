@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/cuda/kernels/array_checksum.h"
 #include "engine/cuda/kernels/bias_kernels.h"
 #include "engine/cuda/kernels/exchange.h"
 #include "engine/cuda/kernels/gemm_kernels.h"
@@ -190,11 +191,11 @@ int run(int samples, unsigned seed) {
   const bool has_sizes = sizes > 1000;
   std::printf("%-4s the megakernel's shared memory, %zu sizes\n", has_sizes ? "ok" : "FAIL", sizes);
   if (!has_sizes) ++failures;
-  std::vector<KernelRequest> requests = {prob_sum_request(),       naive_request("uniep_naive_gemm"),
-                                         place_request(),          row_of_source_request(),
-                                         program_tables_request(), begin_call_request(),
-                                         slots_of_map_request(),   dense_dprobs_request(),
-                                         bias_gradients_request()};
+  std::vector<KernelRequest> requests = {
+      checksum_request(),      prob_sum_request(),      naive_request("uniep_naive_gemm"),
+      place_request(),         row_of_source_request(), program_tables_request(),
+      begin_call_request(),    slots_of_map_request(),  dense_dprobs_request(),
+      bias_gradients_request()};
   using Tests = uniep::cuda::test::Kernels;
   const std::string folder = uniep::cuda::test::kernel_folder();
   for (const char* const function : {"test_checksum", "test_compare", "test_sample"}) {

@@ -2,8 +2,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 
+#include "engine/cuda/kernels/array_checksum.h"
 #include "engine/cuda/kernels/tensor_maps.h"
+#include "engine/cuda/runtime/device_array.h"
+#include "io/checksum.h"
 #include "model/elementwise.h"
 #include "tests/cuda/gpu_support.h"
 #include "tests/cuda/ptx_arguments.h"
@@ -65,6 +69,19 @@ class PtxTests {
     args.target = to.as<uint16_t>();
     kernels_.run("ptx_kernels.cu", "test_bulk", {.threads = 32}, args);
     results_.record("bulk load and store", to.download<uint16_t>(3 * 2048) == source);
+  }
+
+  // Of arrays of whole words and not, of less than a warp's and of more than a launch's.
+  void checksums() {
+    for (const int64_t bytes : {0, 2, 4, 126, 4096, (1 << 24) + 6}) {
+      const std::vector<uint16_t> values = small_integers(bytes / 2, 6);
+      std::vector<float> words(static_cast<size_t>(bytes + 3) / 4);
+      std::memcpy(words.data(), values.data(), static_cast<size_t>(bytes));
+      const DeviceArray array(0, values.data(), bytes);
+      results_.record("checksum of " + std::to_string(bytes) + " bytes",
+                      array_checksum(0, array.data(), bytes, 5) ==
+                          io::checksum(words.data(), static_cast<int64_t>(words.size()), 5));
+    }
   }
 
   void cluster() {
@@ -196,6 +213,7 @@ int main() {
     test::PtxTests tests(results, given != nullptr ? given : path.substr(0, path.rfind('/')));
     tests.tma();
     tests.bulk();
+    tests.checksums();
     tests.cluster();
     tests.wgmma();
     tests.warp_and_flags();

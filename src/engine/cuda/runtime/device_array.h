@@ -15,6 +15,7 @@ class DeviceArray {
   DeviceArray(DeviceArray&& other) noexcept;
   DeviceArray& operator=(DeviceArray&& other) noexcept;
 
+  int device() const { return device_; }
   void* data() const { return memory_; }
   int64_t bytes() const { return bytes_; }
   void fill(unsigned char byte) const;
