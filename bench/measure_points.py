@@ -28,6 +28,8 @@ EXPERTS = {"4096,1536,{},8": 16, "2048,768,{},8": 16, "7168,2048,{},8": 32}  # o
 SAVES = "save.xg=keep,save.z=keep"
 NONE_FREE = SAVES + ",comm.reserve_sms=0"
 AS_EIGHT = "as-eight"
+# Hundreds of programs that only look at Schedules: each would open the driver first, which takes up to a second.
+NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 SETTINGS = ("direction", "ranks", "random", "near", "seed", "rounds", "state")
 
 
@@ -53,13 +55,13 @@ def schedule_command(options, shape, tokens, *more):
 def sample(options, one, count, given):
     """Flat Schedules that are legal for the set `one`, with the fields `given`."""
     command = schedule_command(options, one[0], one[1], "--schedule", given, "--sample", str(count), "--seed", str(options.seed))
-    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=NO_GPU).stdout.splitlines()
     return [json.loads(line) for line in lines]
 
 
 def is_legal(options, schedule, sets):
     words = [schedule_command(options, shape, tokens, "--schedule", json.dumps(schedule)) for shape, tokens, _ in sets]
-    return all(subprocess.run(one, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0 for one in words)
+    return all(subprocess.run(one, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=NO_GPU).returncode == 0 for one in words)
 
 
 def schedules_of(options, sets):
@@ -67,7 +69,8 @@ def schedules_of(options, sets):
     draw = random.Random(options.seed)
     # Free SMs are what a job needs, not what a search is after; drawn, they would be half of the GPU in nearly all.
     all_fields, none_free = (sample(options, sets[0], 40 * (options.random + options.near), given) for given in (SAVES, NONE_FREE))
-    default = json.loads(subprocess.run(schedule_command(options, *sets[0][:2]), check=True, stdout=subprocess.PIPE).stdout)
+    filled = subprocess.run(schedule_command(options, *sets[0][:2]), check=True, stdout=subprocess.PIPE, env=NO_GPU)
+    default = json.loads(filled.stdout)
     found = []
     for drawn, count in ((none_free, options.random - options.random // 4), (all_fields, options.random)):
         legal = (schedule for schedule in drawn if schedule not in found and is_legal(options, schedule, sets))
