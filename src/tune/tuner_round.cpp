@@ -26,7 +26,11 @@ bool Tuner::Implementation::affordable(const Slot& slot, std::size_t checks) con
   if (slot.checks == 0) return true;
   const TunerSpent so_far = spent();
   const double left = options_.budget * so_far.layers_milliseconds - so_far.lost_milliseconds;
-  const double one = std::max(kCheckShare * slot.milliseconds, slot.checks_milliseconds / slot.checks);
+  // The first one has brought the inputs to the device as well.
+  const double later = slot.checks == 1
+                           ? slot.checks_milliseconds
+                           : (slot.checks_milliseconds - slot.first_check_milliseconds) / (slot.checks - 1);
+  const double one = std::max(kCheckShare * slot.milliseconds, later);
   return left >= static_cast<double>(checks) * one;
 }
 
@@ -184,6 +188,7 @@ bool Tuner::Implementation::enters(Slot& slot, const Schedule& schedule, const O
                                    const AgreedCheck& agreed) {
   ++slot.checks;
   slot.checks_milliseconds += std::max(0.0, agreed.milliseconds);
+  if (slot.checks == 1) slot.first_check_milliseconds = slot.checks_milliseconds;
   if (agreed.worst == CheckOutcome::kEqual) {
     note(slot, schedule, Verdict::kInTheRunning);
     return true;

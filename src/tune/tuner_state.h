@@ -59,7 +59,7 @@ struct TunerSlot {
   std::map<int, std::vector<Result>> others = {};   // by group
   double milliseconds = 0, first_milliseconds = 0;  // of the incumbent, the last that is known; of the first one
   int checks = 0;                                   // so far, and what they took
-  double checks_milliseconds = 0;
+  double checks_milliseconds = 0, first_check_milliseconds = 0;
   std::vector<Waiting> waiting = {};
   uint32_t next_waiting = 0;
   std::unique_ptr<Journal> journal = {};  // of rank 0
