@@ -308,7 +308,7 @@ const std::vector<TileEvent> kTiles = {tile(0, true, "dispatch", 0, 0, 10), tile
                                        tile(0, false, "fc1", 0, 21, 31),    tile(0, false, "fc1", 32, 32, 42),
                                        tile(0, false, "fc2", 42, 50, 60),   tile(0, true, "reduce", 50, 55, 58),
                                        tile(1, true, "dispatch", 0, 0, 8),  tile(1, false, "fc1", 0, 23, 33),
-                                       tile(1, false, "fc1", 36, 38, 45),   tile(0, true, "reduce", 61, 61, 64)};
+                                       tile(1, false, "fc1", 36, 38, 45),   tile(0, true, "reduce", 61, 61, 65)};
 
 TEST(TimelineNumbers, AreThoseOfItsTiles) {
   const TracedCall call{"forward", kTiles, TracedLayer{{64, 32, 8, 2}, {}}};
@@ -317,7 +317,7 @@ TEST(TimelineNumbers, AreThoseOfItsTiles) {
   EXPECT_EQ(numbers.numbers.front().name, "end");
   EXPECT_EQ(numbers.ranks, 1);
   EXPECT_EQ(numbers.tiles, (std::map<std::string, int64_t>{{"dispatch", 3}, {"fc1", 4}, {"fc2", 1}, {"reduce", 2}}));
-  const std::map<std::string, double> expected = {{"end", 64},
+  const std::map<std::string, double> expected = {{"end", 65},
                                                   {"first GEMM tile", 21},
                                                   {"dispatch: a task", (12 + 8 + 8) / 3.0},  // until the next one
                                                   {"dispatch: end", 20},
@@ -326,7 +326,7 @@ TEST(TimelineNumbers, AreThoseOfItsTiles) {
                                                   {"fc2: a tile", 10},
                                                   {"fc2: end", 60},
                                                   {"a sum beside tiles", 3},
-                                                  {"behind the last GEMM tile", 4},
+                                                  {"behind the last GEMM tile", 5},
                                                   {"between launches", 2 + 1 + 5 + 1},
                                                   {"waits of a worker", (21 + 8 + 23 + 2) / 2.0}};
   EXPECT_EQ(numbers.numbers.size(), expected.size());

@@ -178,13 +178,15 @@ TEST(TraceFile, WithFewerWorkersKeepsTheirLanesAndSlices) {
 
 TEST(TraceFile, RefusesWhatIsNoTimeline) {
   for (const char* text : {"", "nonsense", "[]", "{}", "{\"traceEvents\": 7}", "[1]", "[{\"ph\": \"X\"}]",
-                           R"([{"ph": "i", "name": "n", "ts": 0, "args": {"shape": "1", "schedule": "", "seed": 1}}])",
                            R"([{"ph": "X", "cat": "c", "name": "n", "ts": "0", "dur": 1, "pid": 1, "tid": 1}])",
                            R"([{"ph": "X", "cat": "c", "name": "n", "ts": 0, "dur": -1, "pid": 1, "tid": 1}])",
                            R"([{"ph": "X", "cat": "c", "name": "n", "ts": 0, "dur": 1, "pid": 1.5, "tid": 1}])",
                            R"([{"ph": "X", "cat": "c", "name": "n", "ts": 1e999, "dur": 1, "pid": 1, "tid": 1}])"}) {
     expect_error(Status::kInvalidArgument, "'it'", [&] { cli::parse_trace(text, "it"); });
   }
+  const std::string mark = R"([{"ph": "i", "name": "n", "ts": 0, "args": {"shape": "1", "schedule": "", "seed": 1}},
+                               {"ph": "X", "cat": "c", "name": "n", "ts": 0, "dur": 1, "pid": 1, "tid": 1}])";
+  expect_error(Status::kInvalidArgument, "event 0: 'seed' is no string", [&] { cli::parse_trace(mark, "it"); });
 }
 
 TEST(TraceSvg, ShowsLanesLegendAndAxis) {
