@@ -335,6 +335,24 @@ TEST(TimelineNumbers, AreThoseOfItsTiles) {
     EXPECT_TRUE(number.error >= 0.03 && number.error < 1) << number.name;
 }
 
+// Until all ranks have come nothing runs, and how long that takes is no constant.
+TEST(TimelineNumbers, BeginWithTheFirstTask) {
+  std::vector<TileEvent> later = kTiles;
+  for (TileEvent& event : later) {
+    if (event.wait_begin_ns > 0) event.wait_begin_ns += 30000;
+    event.begin_ns += 30000;
+    event.end_ns += 30000;
+  }
+  const auto numbers_of = [](const std::vector<TileEvent>& events) {
+    const TracedCall call{"forward", events, TracedLayer{{64, 32, 8, 2}, {}}};
+    return timeline_numbers(timeline_of(parse_trace(trace_json("", std::span(&call, 1)), "memory"), 0),
+                            {.launches = 2});
+  };
+  const TimelineNumbers as_is = numbers_of(kTiles), there = numbers_of(later);
+  ASSERT_EQ(there.numbers.size(), as_is.numbers.size());
+  for (const TimelineNumber& number : as_is.numbers) EXPECT_NEAR(there.of(number.name), number.us, 1e-6) << number.name;
+}
+
 TEST(TimelineNumbers, CopiesOnSmsAndOneLaunchSayLess) {
   const TracedCall call{"forward", kTiles, TracedLayer{{64, 32, 8, 2}, {}}};
   const Trace trace = parse_trace(trace_json("", std::span(&call, 1)), "memory");

@@ -52,7 +52,8 @@ class Counter {
       return std::tuple(a->rank, a->worker, a->copies, a->begin, a->end) <
              std::tuple(b->rank, b->worker, b->copies, b->begin, b->end);
     });
-    for (const TimelineTask* task : order_) begin_ = std::min(begin_, task->wait_begin);
+    // What ranks wait for each other before that is no part of it.
+    for (const TimelineTask* task : order_) begin_ = std::min(begin_, task->begin);
     for (std::size_t i = 0; i < order_.size();) {
       std::size_t end = i + 1;
       while (end < order_.size() && of_one_agent(*order_[i], *order_[end])) ++end;
@@ -94,7 +95,7 @@ class Counter {
       double& last = stage.rank_end[static_cast<std::size_t>(task.rank)];
       last = std::max(last, task.end);
       rank.end = std::max(rank.end, task.end);
-      waits += task.begin - task.wait_begin;
+      waits += task.begin - std::max(task.wait_begin, begin_);
       if (copies_[task.stage]) continue;
       computes = true;
       rank.first_gemm = std::min(rank.first_gemm, task.begin);
