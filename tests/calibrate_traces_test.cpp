@@ -122,6 +122,7 @@ const std::vector<Recorded> kCalls = {{},
                                       {.shape = {2048, 768, 16, 8}, .tokens = 2048},
                                       {.shape = {2048, 768, 32, 8}, .ranks = 2, .tokens = 2048},
                                       {.shape = {4096, 256, 32, 8}, .ranks = 2, .tokens = 1024},
+                                      {.shape = {5120, 1536, 16, 8}, .tokens = 2048},
                                       {.schedule = "combine.transport=staged"},
                                       {.shape = {2048, 768, 32, 8}, .ranks = 2, .tokens = 1024}};
 
@@ -159,22 +160,22 @@ TEST_F(CalibrateTraces, FindsOtherMachinesAndPredictsOtherLayers) {
                          out = timeline_errors(timelines, made.fit, true);
     const double before = error_of(kOthers, base, truth), after = error_of(kOthers, made.machine, truth);
     fmt::print(
-        "7 timelines: held out end {:.2f} %, fitted ends {:.2f} %, numbers {:.2f} %; other layers: base {:.2f} "
+        "8 timelines: held out end {:.2f} %, fitted ends {:.2f} %, numbers {:.2f} %; other layers: base {:.2f} "
         "%, fitted {:.2f} %; {} predictions\n",
         100 * out.calibrated_end, 100 * in.calibrated_end, 100 * in.calibrated_numbers, 100 * before, 100 * after,
         made.fit.predictions);
     EXPECT_EQ(out.calls, 1);
-    EXPECT_EQ(in.calls, 6);
+    EXPECT_EQ(in.calls, 7);
     EXPECT_LT(out.calibrated_end, 0.03);
     EXPECT_LT(in.calibrated_numbers, in.base_numbers / 3);
     EXPECT_GT(before, 0.05);
-    EXPECT_LT(after, before * 0.6);
+    EXPECT_LT(after, before / 3);
     all += after / 3;
     EXPECT_EQ(sim::parse_machine(sim::machine_json(made.machine), "machine"), made.machine);
-    EXPECT_EQ(made.machine.origin.at("clock.limit").from, "uniep calibrate on Made-up GPU: fitted to 6 timelines");
+    EXPECT_EQ(made.machine.origin.at("clock.limit").from, "uniep calibrate on Made-up GPU: fitted to 7 timelines");
     EXPECT_EQ(made.machine.calibrated->device, "Made-up GPU");
   }
-  EXPECT_LT(all, 0.025);
+  EXPECT_LT(all, 0.015);
 }
 
 // Copies that tiles hide, and sums beside tiles, are in no layer's time.
