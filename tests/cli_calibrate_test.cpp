@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "cli/calibration_model.h"
+#include "cli/timeline_model.h"
 #include "io/file.h"
 #include "support/command.h"
 #include "support/environment.h"
@@ -180,6 +181,35 @@ TEST_F(CliCalibrateTraces, FitsTimelinesBesideLayers) {
                  "--traces: '" + a +
                      "' is of 'simulated h200' with 132 compute units, and --from-raw of 'NVIDIA "
                      "H200' with 132; must be of one kind of GPU\n");
+}
+
+// Whatever a call was given, what its timeline says is enough to simulate the very same.
+TEST_F(CliCalibrateTraces, ATimelineSaysAllThatItsCallWasGiven) {
+  const std::vector<std::string> layer = {"simulate", "--shape", "1024,512,16,4", "--ranks", "2"};
+  for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{
+           {"--tokens", "700,300", "--routing", "zipf:0.7", "--seed", "9", "--direction", "backward", "--wgrad",
+            "fp32"},
+           {"--tokens", "900", "--combine-groups", "4", "--schedule", "combine.transport=staged,fusion=pairs"},
+           {"--tokens", "900,300", "--routing", "one", "--activation", "relu2", "--workers", "64", "--state", "paused"},
+           {"--tokens", "512", "--activation", "swiglu:alpha=1.702,limit=7", "--router-weight", "output", "--bias",
+            "--direction", "backward", "--save", "recompute", "--seed", "18446744073709551615"}}) {
+    const std::string file = path("t.trace");
+    const CommandResult made = run_command(test::join(test::join(layer, more), {"--trace", file}));
+    ASSERT_EQ(made.status, 0) << made.err;
+    const TimelineModel timelines(read_timelines({file}), sim::shipped_machine("h200"));
+    const std::vector<TimelineNumber>& measured = timelines.measured(0).numbers;
+    const std::vector<double> predicted = timelines.predicted(0, sim::shipped_machine("h200"));
+    ASSERT_EQ(predicted.size(), measured.size());
+    for (std::size_t i = 0; i < measured.size(); ++i) {
+      EXPECT_NEAR(predicted[i], measured[i].us, 0.01 + 1e-4 * measured[i].us) << measured[i].name << more.at(1);
+    }
+  }
+  const TracedRun run = read_timelines({path("t.trace")}).front().run;
+  EXPECT_EQ(run.layer.seed, 18446744073709551615u);
+  EXPECT_EQ(run.layer.numerics.alpha, 1.702f);
+  EXPECT_EQ(run.layer.numerics.router_weight, RouterWeight::kOutput);
+  EXPECT_TRUE(run.layer.numerics.bias);
+  EXPECT_EQ(run.machine.device, "simulated h200");
 }
 
 TEST_F(CliCalibrateTraces, RefusesWhatTimelinesDoNotSay) {
