@@ -146,6 +146,7 @@ TEST_F(CliCalibrateTraces, FitsTimelines) {
   const nlohmann::json json = result.json();
   EXPECT_EQ(json.at("device"), "simulated h200");
   EXPECT_EQ(json.at("compute_units"), 132);
+  EXPECT_TRUE(json.at("constants")[0].at("spread").is_null());
   EXPECT_EQ(json.at("layers").size(), 0u);
   ASSERT_EQ(json.at("timelines").size(), 3u);
   EXPECT_EQ(json.at("timelines")[1].at("timeline"), "forward of " + b + ": 2048,768,16,8 x 2");

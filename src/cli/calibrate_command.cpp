@@ -223,9 +223,10 @@ void add_calibrate_command(CLI::App& app, std::function<int()>& action) {
   command->add_option("--raw", options->raw, "all times that were measured")->type_name("FILE");
   command->add_option("--from-raw", options->from_raw, "fit what --raw wrote; needs no GPU")->type_name("FILE");
   command
-      ->add_option("--traces", options->traces,
-                   "fit timelines of `uniep run --trace` and `uniep bench --trace`, too with --from-raw; needs no GPU")
-      ->type_name("FILE...");
+      ->add_option(
+          "--traces", options->traces,
+          "fit timelines of `uniep run --trace` and `uniep bench --trace`, alone or with --from-raw; needs no GPU")
+      ->type_name("FILE");
   command->add_flag("--compile-only", options->compile_only, "fill the cache with the kernels; needs no GPU");
   command->add_option("--json", options->json, "report as JSON; -: on standard output")->type_name("FILE|-");
   command->callback([command, options, &action] {

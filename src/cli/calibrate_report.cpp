@@ -145,12 +145,13 @@ std::string calibrate_json(const CalibrateReport& report) {
                {"layers", Json::array()},
                {"dropped", report.calibration.dropped}};
   for (const std::string& line : report.model.dropped()) json["dropped"].push_back(line);
+  const bool known = fit.has_thirds || report.timelines == nullptr;
   for (const tune::FittedConstant& constant : fit.constants) {
     json["constants"].push_back({{"key", constant.constant.key},
                                  {"base", rounded(constant.base)},
                                  {"value", rounded(constant.value)},
                                  {"measured", constant.told},
-                                 {"spread", rounded(constant.spread)}});
+                                 {"spread", known ? Json(rounded(constant.spread)) : Json()}});
   }
   for (std::size_t i = 0; i < report.model.layers().size(); ++i) {
     const tune::CalibrationLayer& layer = report.model.layers()[i];
