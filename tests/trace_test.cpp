@@ -115,6 +115,10 @@ TEST(TraceFile, AMarkSaysWhatItsCallRan) {
   EXPECT_EQ(trace.marks[0].shape + trace.marks[0].schedule, "");
   EXPECT_EQ(trace.marks[1].shape, "64,32,8,2");
   EXPECT_EQ(trace.marks[1].schedule, to_text(schedule));
+  EXPECT_TRUE(trace.marks[0].more.empty() && trace.marks[1].more.empty());
+  calls[1].layer->more = {{"device", "a \"GPU\"\n"}, {"tokens", "3,4"}};
+  EXPECT_EQ(cli::parse_trace(cli::trace_json("", calls), "memory").marks[1].more,
+            (std::map<std::string, std::string>{{"device", "a \"GPU\"\n"}, {"tokens", "3,4"}}));
 }
 
 TEST(TraceFile, LongWaitsAreSlicesOfTheirOwn) {
@@ -180,6 +184,9 @@ TEST(TraceFile, RefusesWhatIsNoTimeline) {
                            R"([{"ph": "X", "cat": "c", "name": "n", "ts": 1e999, "dur": 1, "pid": 1, "tid": 1}])"}) {
     expect_error(Status::kInvalidArgument, "'it'", [&] { cli::parse_trace(text, "it"); });
   }
+  const std::string mark = R"([{"ph": "i", "name": "n", "ts": 0, "args": {"shape": "1", "schedule": "", "seed": 1}},
+                               {"ph": "X", "cat": "c", "name": "n", "ts": 0, "dur": 1, "pid": 1, "tid": 1}])";
+  expect_error(Status::kInvalidArgument, "event 0: 'seed' is no string", [&] { cli::parse_trace(mark, "it"); });
 }
 
 TEST(TraceSvg, ShowsLanesLegendAndAxis) {

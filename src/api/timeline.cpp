@@ -33,8 +33,10 @@ std::string coordinates(const TileEvent& event) {
 
 std::string arguments_of(const TracedLayer& layer) {
   const LayerShape& shape = layer.shape;
-  return fmt::format(R"(, "args": {{"shape": "{},{},{},{}", "schedule": "{}"}})", shape.hidden, shape.intermediate,
-                     shape.experts, shape.topk, to_text(layer.schedule));
+  std::string more;
+  for (const auto& [name, value] : layer.more) more += fmt::format(", {}: {}", Json(name).dump(), Json(value).dump());
+  return fmt::format(R"(, "args": {{"shape": "{},{},{},{}", "schedule": "{}"{}}})", shape.hidden, shape.intermediate,
+                     shape.experts, shape.topk, to_text(layer.schedule), more);
 }
 
 // Events as lines of JSON. Process and thread ids begin at 1 and no two threads share one, as Perfetto wants it.

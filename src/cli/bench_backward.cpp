@@ -6,6 +6,7 @@
 #include "cli/bench_turns.h"
 #include "cli/chosen_schedule.h"
 #include "cli/gathered.h"
+#include "cli/traced_run.h"
 
 namespace uniep::cli {
 namespace {
@@ -73,16 +74,19 @@ class BackwardBench {
   }
 
   void trace(BenchReport& report) {
-    const auto call = [&](const char* name, auto&& run) {
+    const auto call = [&](const char* name, const Schedule& schedule, auto&& run) {
       std::vector<TileEvent> events;
-      run(CallOptions{&events});
+      run(schedule, CallOptions{&events});
       if (!ranks_.all_local()) events = gathered_events(group_, events);
-      report.timeline.push_back({name, std::move(events)});
+      report.timeline.push_back(
+          {name, std::move(events), traced_layer(request_.layer, schedule, traced_machine(group_))});
     };
     if (is_step_) {
-      call("forward", [&](const CallOptions& options) { forward(forward_schedule_, placement_, options); });
+      call("forward", forward_schedule_,
+           [&](const Schedule& schedule, const CallOptions& options) { forward(schedule, placement_, options); });
     }
-    call("backward", [&](const CallOptions& options) { backward(schedule_, options); });
+    call("backward", schedule_,
+         [&](const Schedule& schedule, const CallOptions& options) { backward(schedule, options); });
   }
 
   Placement placed(Capacity capacity = {}) {

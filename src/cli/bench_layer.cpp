@@ -6,6 +6,7 @@
 #include "cli/bench_turns.h"
 #include "cli/chosen_schedule.h"
 #include "cli/gathered.h"
+#include "cli/traced_run.h"
 
 namespace uniep::cli {
 namespace {
@@ -33,7 +34,7 @@ class LayerBench {
     measure_models(report, gemms, bytes);
     add_ratios(report, "gemms", bytes);
     if (!request_.traced) return report;
-    const TracedLayer layer{request_.layer.shape, schedule_};
+    const TracedLayer layer = traced_layer(request_.layer, schedule_, traced_machine(group_));
     std::vector<TileEvent>& events = report.timeline.emplace_back(TracedCall{"forward", {}, layer}).events;
     forward(schedule_, placement_, {&events});
     if (!ranks_.all_local()) events = gathered_events(group_, events);

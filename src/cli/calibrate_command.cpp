@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "cli/bench_gpus.h"
 #include "cli/calibrate_measure.h"
@@ -22,6 +23,7 @@
 #include "cli/solver_choice.h"
 #include "engine/cuda/calls/engine.h"
 #include "io/file.h"
+#include "io/quote.h"
 #include "tune/calibrated_machine.h"
 #include "uniep/error.h"
 
@@ -38,7 +40,10 @@ struct CalibrateOptions {
   std::vector<int> devices;
   double seconds = 0;  // 0: by ranks
   std::string base, out, raw, from_raw, json;
+  std::vector<std::string> traces;
   bool compile_only = false;
+  std::string measuring;  // an option that was given and is of a measuring run alone
+  bool measures() const { return from_raw.empty() && traces.empty(); }
 };
 
 double parse_seconds(const std::string& text) {
@@ -110,7 +115,7 @@ std::string written(const CalibrateOptions& options, OutputFile& out, const std:
     out.write(description);
     return options.out;
   }
-  const std::filesystem::path file = options.from_raw.empty() ? tune::calibrated_file(device) : std::filesystem::path();
+  const std::filesystem::path file = options.measures() ? tune::calibrated_file(device) : std::filesystem::path();
   if (file.empty()) return "";
   try {
     std::error_code no_matter;
@@ -123,9 +128,40 @@ std::string written(const CalibrateOptions& options, OutputFile& out, const std:
   }
 }
 
+tune::Calibration read_raw(const CalibrateOptions& options) {
+  return naming_option("--from-raw",
+                       [&] { return tune::parse_calibration(io::read_text_file(options.from_raw), options.from_raw); });
+}
+
+// Of --traces; beside the layers of --from-raw they have to be of the same GPU, which `calibration` gets where there
+// are no layers.
+std::vector<TimelineCall> read_traces(const CalibrateOptions& options, tune::Calibration& calibration) {
+  if (!options.measuring.empty()) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("{}: nothing is measured with --traces; must be left out", options.measuring));
+  }
+  std::vector<TimelineCall> calls = naming_option("--traces", [&] { return read_timelines(options.traces); });
+  const TracedMachine& machine = calls.front().run.machine;
+  if (options.from_raw.empty()) {
+    calibration.device = machine.device;
+    calibration.compute_units = machine.compute_units;
+  } else if (calibration.device != machine.device || calibration.compute_units != machine.compute_units) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("--traces: {} is of {} with {} compute units, and --from-raw of {} with {}; must be of one "
+                            "kind of GPU",
+                            io::quote_path(calls.front().file), io::quote_text(machine.device), machine.compute_units,
+                            io::quote_text(calibration.device), calibration.compute_units));
+  }
+  return calls;
+}
+
 int run_calibrate(CalibrateOptions options) {
   const auto begin = std::chrono::steady_clock::now();
   complete(options);
+  tune::Calibration calibration;
+  if (!options.from_raw.empty()) calibration = read_raw(options);
+  std::vector<TimelineCall> calls;
+  if (!options.traces.empty()) calls = read_traces(options, calibration);
   if (options.compile_only) {
     const std::vector<tune::CalibrationLayer> layers = tune::calibration_layers(options.ranks);
     std::cout << fmt::format("{} kernels are in the cache\n", compile_layers(layers, kHopperSms));
@@ -135,19 +171,20 @@ int run_calibrate(CalibrateOptions options) {
   OutputFile json_file("--json", options.json == "-" ? "" : options.json);
   OutputFile raw_file("--raw", options.raw);
   OutputFile out_file("--out", options.out);
-  tune::Calibration calibration;
-  if (options.from_raw.empty()) {
+  if (options.measures()) {
     require_gpus(options);
     calibration = measured(options);
     if (!options.raw.empty()) raw_file.write(tune::to_json(calibration));
-  } else {
-    calibration = naming_option(
-        "--from-raw", [&] { return tune::parse_calibration(io::read_text_file(options.from_raw), options.from_raw); });
   }
   const sim::MachineDescription base = base_for(base_of(options, calibration.device), calibration);
   const CalibrationModel model(calibration.layers, base);
-  const Calibrated calibrated = naming_option(options.from_raw.empty() ? "--base" : "--from-raw",
-                                              [&] { return calibrated_machine(calibration, model, base); });
+  std::optional<TimelineModel> timelines;
+  if (!calls.empty()) naming_option("--traces", [&] { timelines.emplace(std::move(calls), base); });
+  const TimelineModel* const with = timelines ? &*timelines : nullptr;
+  const Calibrated calibrated = naming_option(options.measures() ? "--base"
+                                              : with != nullptr  ? "--traces"
+                                                                 : "--from-raw",
+                                              [&] { return calibrated_machine(calibration, model, base, 0, with); });
   const std::string out = written(options, out_file, calibration.device, sim::machine_json(calibrated.machine));
   if (!calibrated.doubtful.empty()) {
     say(
@@ -156,7 +193,7 @@ int run_calibrate(CalibrateOptions options) {
                     100 * calibrated.fit.disagreement, 100 * kMostSpread, fmt::join(calibrated.doubtful, ", ")));
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  const CalibrateReport report{calibration, model, calibrated, base.name, out, seconds};
+  const CalibrateReport report{calibration, model, calibrated, base.name, out, seconds, with};
   write_report(options.json, json_file, calibrate_json(report), calibrate_table(report));
   return 0;
 }
@@ -185,9 +222,19 @@ void add_calibrate_command(CLI::App& app, std::function<int()>& action) {
       ->type_name("FILE");
   command->add_option("--raw", options->raw, "all times that were measured")->type_name("FILE");
   command->add_option("--from-raw", options->from_raw, "fit what --raw wrote; needs no GPU")->type_name("FILE");
+  command
+      ->add_option(
+          "--traces", options->traces,
+          "fit timelines of `uniep run --trace` and `uniep bench --trace`, alone or with --from-raw; needs no GPU")
+      ->type_name("FILE");
   command->add_flag("--compile-only", options->compile_only, "fill the cache with the kernels; needs no GPU");
   command->add_option("--json", options->json, "report as JSON; -: on standard output")->type_name("FILE|-");
-  command->callback([options, &action] { action = [options] { return run_calibrate(*options); }; });
+  command->callback([command, options, &action] {
+    for (const char* name : {"--ranks", "--devices", "--seconds", "--raw", "--compile-only"}) {
+      if (command->count(name) > 0) options->measuring = name;
+    }
+    action = [options] { return run_calibrate(*options); };
+  });
 }
 
 }  // namespace uniep::cli

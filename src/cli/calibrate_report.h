@@ -13,6 +13,7 @@ struct CalibrateReport {
   const Calibrated& calibrated;
   std::string base, out;
   double seconds = 0;
+  const TimelineModel* timelines = nullptr;
 };
 std::string calibrate_json(const CalibrateReport& report);
 std::string calibrate_table(const CalibrateReport& report);
@@ -23,5 +24,12 @@ struct CalibrateErrors {
   double base = 0, calibrated = 0;
 };
 CalibrateErrors calibrate_errors(const CalibrationModel& model, const tune::MachineFit& fit, bool held_out);
+
+// The same of timelines: of how long each call took, and of all their numbers.
+struct TimelineErrors {
+  int calls = 0;
+  double base_end = 0, calibrated_end = 0, base_numbers = 0, calibrated_numbers = 0;
+};
+TimelineErrors timeline_errors(const TimelineModel& timelines, const tune::MachineFit& fit, bool held_out);
 
 }  // namespace uniep::cli

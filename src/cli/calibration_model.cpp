@@ -22,14 +22,26 @@ LayerOptions options_of(const tune::CalibrationLayer& layer) {
   return options;
 }
 
-bool is_tile_of(const sim::MachineDescription& machine, std::string_view key, const tune::CalibrationLayer& layer) {
+bool is_tile_of(const sim::MachineDescription& machine, std::string_view key, Direction direction) {
   const std::size_t tile = std::stoul(std::string(key.substr(key.find('[') + 1)));
-  const bool backward = layer.direction == Direction::kBackward;
+  const bool backward = direction == Direction::kBackward;
   for (const sim::Work work : {sim::Work::kFc1, sim::Work::kFc2, sim::Work::kDgradFc2, sim::Work::kDgradFc1,
                                sim::Work::kWgradFc2, sim::Work::kWgradFc1}) {
     if ((work >= sim::Work::kDgradFc2) == backward && machine.tiles.at(tile).work.has(work)) return true;
   }
   return false;
+}
+
+// "57 layers and 2 timelines"
+std::string fitted_to(const CalibrationModel& model, const TimelineModel* timelines) {
+  std::size_t layers = 0, calls = 0;
+  for (const tune::CalibrationLayer& layer : model.layers()) layers += !layer.held_out;
+  for (std::size_t i = 0; timelines != nullptr && i < timelines->calls().size(); ++i) {
+    calls += !timelines->calls()[i].held_out;
+  }
+  const std::string of_calls = fmt::format("{} timeline{}", calls, calls == 1 ? "" : "s");
+  if (calls == 0) return fmt::format("{} layers", layers);
+  return layers == 0 ? of_calls : fmt::format("{} layers and {}", layers, of_calls);
 }
 
 }  // namespace
@@ -73,15 +85,15 @@ double CalibrationModel::milliseconds(std::size_t layer, const sim::MachineDescr
   return sim::simulate(*programs_[layer], machine, {.state = layers_[layer].state, .one_rank = true}).ms;
 }
 
-bool CalibrationModel::follows(std::size_t layer, std::string_view key) const {
-  const tune::CalibrationLayer& one = layers_[layer];
-  const Schedule& schedule = programs_[layer]->request().schedule;
-  const bool paused = one.state == sim::State::kPaused, on_sms = schedule.comm.where == CommWhere::kSms;
+bool follows_constant(const Program& program, sim::State state, const sim::MachineDescription& machine,
+                      std::string_view key) {
+  const Schedule& schedule = program.request().schedule;
+  const bool paused = state == sim::State::kPaused, on_sms = schedule.comm.where == CommWhere::kSms;
   const bool mixed = schedule.order.interleave == Interleave::kMixed;
   const bool dynamic = schedule.queue == QueueKind::kDynamic;
   const int raster = schedule.order.raster;
-  if (key.starts_with("links")) return one.ranks > 1;
-  if (key.starts_with("tiles")) return is_tile_of(machine_, key, one);
+  if (key.starts_with("links")) return program.ranks() > 1;
+  if (key.starts_with("tiles")) return is_tile_of(machine, key, program.request().direction);
   if (key == "clock.limit" || key == "clock.rest") return !paused;
   if (key.starts_with("clock.pause")) return paused;
   if (key == "copy.push") return schedule.dispatch.transport == DispatchTransport::kPush;
@@ -98,7 +110,12 @@ bool CalibrationModel::follows(std::size_t layer, std::string_view key) const {
   return true;
 }
 
-tune::MachineFit CalibrationModel::fit(const sim::MachineDescription& base, int threads) const {
+bool CalibrationModel::follows(std::size_t layer, std::string_view key) const {
+  return follows_constant(*programs_[layer], layers_[layer].state, machine_, key);
+}
+
+tune::MachineFit CalibrationModel::fit(const sim::MachineDescription& base, int threads,
+                                       const TimelineModel* timelines) const {
   tune::FitRequest request;
   request.base = &base;
   request.threads = threads;
@@ -110,7 +127,10 @@ tune::MachineFit CalibrationModel::fit(const sim::MachineDescription& base, int 
   request.predict = [this](std::size_t layer, const sim::MachineDescription& machine) {
     return milliseconds(layer, machine);
   };
-  request.follows = [this](std::size_t layer, std::string_view key) { return follows(layer, key); };
+  request.follows = [&](std::size_t layer, std::string_view key) {
+    return layer < layers_.size() ? follows(layer, key) : timelines->follows(layer - layers_.size(), key);
+  };
+  if (timelines != nullptr) timelines->add_to(request);
   return tune::fit_machine(request);
 }
 
@@ -125,9 +145,9 @@ sim::MachineDescription base_for(const sim::MachineDescription& base, const tune
 }
 
 Calibrated calibrated_machine(const tune::Calibration& calibration, const CalibrationModel& model,
-                              const sim::MachineDescription& base, int threads) {
+                              const sim::MachineDescription& base, int threads, const TimelineModel* timelines) {
   Calibrated made;
-  made.fit = model.fit(base, threads);
+  made.fit = model.fit(base, threads, timelines);
   made.machine = made.fit.machine;
   made.machine.name = "calibrated";
   made.machine.title =
@@ -137,15 +157,13 @@ Calibrated calibrated_machine(const tune::Calibration& calibration, const Calibr
     if (origin.from == "the driver") continue;
     origin.from = fmt::format("taken over from {}: {}", base.name, origin.from).substr(0, kLongestFrom);
   }
-  std::size_t fitted = 0;
-  for (const tune::CalibrationLayer& layer : model.layers()) fitted += !layer.held_out;
+  const std::string fitted = fitted_to(model, timelines);
   for (const tune::FittedConstant& constant : made.fit.constants) {
     if (!constant.told) continue;
     const std::string& key = constant.constant.key;
-    made.machine.origin[key] = {sim::Source::kMeasured,
-                                fmt::format("uniep calibrate on {}: fitted to {} layers, spread {:.1f} %",
-                                            calibration.device, fitted, 100 * constant.spread)
-                                    .substr(0, kLongestFrom)};
+    std::string from = fmt::format("uniep calibrate on {}: fitted to {}", calibration.device, fitted);
+    if (made.fit.has_thirds) from += fmt::format(", spread {:.1f} %", 100 * constant.spread);
+    made.machine.origin[key] = {sim::Source::kMeasured, from.substr(0, kLongestFrom)};
     if (made.fit.disagreement > kMostSpread && constant.spread > kMostSpread) made.doubtful.push_back(key);
   }
   made.machine.calibrated = sim::CalibratedGpu{calibration.device, made.doubtful};

@@ -5,6 +5,7 @@
 #include <optional>
 #include <tuple>
 
+#include "cli/timeline_model.h"
 #include "tune/calibration.h"
 #include "tune/machine_fit.h"
 
@@ -20,8 +21,9 @@ class CalibrationModel {
   const std::vector<std::string>& dropped() const { return dropped_; }
   double milliseconds(std::size_t layer, const sim::MachineDescription& machine) const;
   bool follows(std::size_t layer, std::string_view key) const;
-  // The fit of `base` to the measured times.
-  tune::MachineFit fit(const sim::MachineDescription& base, int threads = 0) const;
+  // The fit of `base` to the measured times, and to timelines where there are some.
+  tune::MachineFit fit(const sim::MachineDescription& base, int threads = 0,
+                       const TimelineModel* timelines = nullptr) const;
 
  private:
   using Key = std::tuple<int64_t, int64_t, int, int64_t, int64_t, int64_t>;  // what a placement follows from
@@ -37,6 +39,10 @@ class CalibrationModel {
 // The Schedule that a layer has on GPUs of so many compute units.
 Schedule calibration_schedule(const tune::CalibrationLayer& layer, const Machine& machine);
 
+// Whether a call's time on the machine can follow from a constant.
+bool follows_constant(const Program& program, sim::State state, const sim::MachineDescription& machine,
+                      std::string_view key);
+
 // The description that a calibration gives: each number measured, or taken over from the base, and said so.
 struct Calibrated {
   sim::MachineDescription machine;
@@ -46,7 +52,8 @@ struct Calibrated {
 };
 inline constexpr double kMostSpread = 0.2;
 Calibrated calibrated_machine(const tune::Calibration& calibration, const CalibrationModel& model,
-                              const sim::MachineDescription& base, int threads = 0);
+                              const sim::MachineDescription& base, int threads = 0,
+                              const TimelineModel* timelines = nullptr);
 // `base` with the compute units of the GPU.
 sim::MachineDescription base_for(const sim::MachineDescription& base, const tune::Calibration& calibration);
 

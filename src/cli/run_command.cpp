@@ -21,6 +21,7 @@
 #include "cli/run_report.h"
 #include "cli/sequential_run.h"
 #include "cli/trace_file.h"
+#include "cli/traced_run.h"
 #include "engine/engine.h"
 #include "model/place.h"
 
@@ -208,7 +209,8 @@ int run_group(const RunOptions& given) {
   if (out_file) naming_option("--out", [&] { out_file->write(result); });
   for (TracedCall& call : traced) {
     const LayerSchedules& made = report.schedules;
-    call.layer = TracedLayer{report.config.shape, call.name == "backward" ? *made.backward : made.forward};
+    const Schedule& schedule = call.name == "backward" ? *made.backward : made.forward;
+    call.layer = traced_layer(options.layer, schedule, traced_machine(group));
   }
   if (!options.trace.empty()) trace_file.write(trace_json(trace_title(report), traced));
   if (options.check) report.check = check_result(options, data, result);

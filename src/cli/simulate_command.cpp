@@ -18,6 +18,7 @@
 #include "cli/simulate_report.h"
 #include "cli/trace_compare.h"
 #include "cli/trace_file.h"
+#include "cli/traced_run.h"
 #include "io/file.h"
 #include "io/quote.h"
 #include "sim/simulate.h"
@@ -148,6 +149,15 @@ TracePair compare_traces(const SimulateCommandOptions& options, const Trace& oth
   return pair;
 }
 
+TracedMachine simulated_gpus(const sim::MachineDescription& machine, const SimulateCommandOptions& options,
+                             const Machine& target) {
+  return {.engine = "simulator",
+          .device = "simulated " + machine.name,
+          .gpus = options.one_rank ? 1 : options.layer.ranks,
+          .compute_units = static_cast<int>(machine.class_of(sim::Work::kFc1).count),
+          .workers = target.workers};
+}
+
 int run_simulate(const SimulateCommandOptions& options) {
   const sim::MachineDescription machine = load_machine(options.machine);
   const LayerOptions& layer = options.layer;
@@ -180,7 +190,7 @@ int run_simulate(const SimulateCommandOptions& options) {
   std::string compared;
   if (how.record) {
     const TracedCall traced{direction_name(options.direction), sim::tile_events(program, result.timeline),
-                            TracedLayer{layer.shape, schedule}};
+                            traced_layer(layer, schedule, simulated_gpus(machine, options, target), options.state)};
     const std::string title = fmt::format("simulated: {}, {} ranks, {}", machine.title, layer.ranks, to_text(schedule));
     const std::string text = trace_json(title, std::span(&traced, 1));
     if (other) {

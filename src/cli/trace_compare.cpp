@@ -6,20 +6,13 @@
 #include <limits>
 #include <set>
 
+#include "cli/timeline_numbers.h"
 #include "io/quote.h"
 #include "program/canonical.h"
 #include "tune/changed_fields.h"
 #include "uniep/error.h"
 
 namespace uniep::cli {
-namespace {
-
-bool is_copy_stage(const std::string& stage) {
-  return stage == "dispatch" || stage == "receive" || stage == "combine" || stage == "reduce";
-}
-
-}  // namespace
-
 TraceSummary summarize(const Trace& trace, const std::string& call, const std::string& name) {
   double from = -std::numeric_limits<double>::infinity(), until = std::numeric_limits<double>::infinity();
   TraceSummary summary;

@@ -61,6 +61,10 @@ class TraceReader {
       if (!event.contains("args") || !event["args"].is_object() || !event["args"].contains("schedule")) return;
       mark.shape = text(event["args"], "shape");
       mark.schedule = text(event["args"], "schedule");
+      for (const auto& [key, value] : event["args"].items()) {
+        if (!value.is_string()) refuse(name_, fmt::format("event {}: {} is no string", index_, io::quote_text(key)));
+        if (key != "shape" && key != "schedule") mark.more[key] = value.get<std::string>();
+      }
     } else if (phase == "M" && event.contains("args") && event["args"].is_object()) {
       const std::string what = text(event, "name");
       if (what == "process_name") process_names_[integer(event, "pid")] = text(event["args"], "name");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,7 +30,8 @@ struct TraceSlice {
 struct TraceMark {
   std::string name;
   double time_us = 0;
-  std::string shape = {}, schedule = {};  // of the call that begins; empty where the timeline does not say
+  std::string shape = {}, schedule = {};         // of the call that begins; empty where the timeline does not say
+  std::map<std::string, std::string> more = {};  // what else it says of that call (traced_run.h)
 };
 struct Trace {
   std::string title;

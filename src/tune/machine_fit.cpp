@@ -21,14 +21,13 @@ namespace {
 
 using sim::MachineDescription;
 
-constexpr double kLayerError = 0.01;  // of a layer's logarithm, that no constant explains
-constexpr double kOutlier = 0.03;     // from here on a layer counts less
-constexpr double kMostSpreads = 3;    // that a constant moves
-constexpr double kStep = 0.25;        // spreads, to find how times follow a constant
-constexpr double kTold = 0.85;        // of its spread, that is left where layers say something
-constexpr int kSteps = 6;             // of the fit
-constexpr int kWholeSteps = 2;        // of these with slopes worked out anew
-constexpr double kEnough = 0.002;     // of the sum of squares, that the last step gains
+constexpr double kOutlier = 3;      // errors, from which on a number counts less
+constexpr double kMostSpreads = 3;  // that a constant moves
+constexpr double kStep = 0.25;      // spreads, to find how times follow a constant
+constexpr double kTold = 0.85;      // of its spread, that is left where layers say something
+constexpr int kSteps = 6;           // of the fit
+constexpr int kWholeSteps = 2;      // of these with slopes worked out anew
+constexpr double kEnough = 0.002;   // of the sum of squares, that the last step gains
 constexpr int kThirds = 3;
 
 struct Moved {
@@ -126,11 +125,18 @@ std::vector<double> solved(std::vector<double>& a, std::vector<double> b, std::v
 // Constants move in units of their spread.
 class Fitter {
  public:
-  explicit Fitter(const FitRequest& request)
-      : request_(request), constants_(fit_constants(*request.base, request.ranks)) {
-    for (const std::vector<double>& calls : request.milliseconds) measured_.push_back(std::log(median(calls)));
-    for (std::size_t i = 0; i < measured_.size(); ++i) {
-      if (request.held_out.empty() || !request.held_out[i]) fitted_.push_back(i);
+  explicit Fitter(const FitRequest& request) : request_(request), constants_(constants_of(request)) {
+    for (const std::vector<double>& calls : request.milliseconds) {
+      numbers_.push_back({{std::log(median(calls)), kLayerError}});
+    }
+    for (const std::vector<FitNumber>& timeline : request.timelines) {
+      numbers_.emplace_back();
+      for (const FitNumber& number : timeline) numbers_.back().push_back({std::log(number.measured), number.error});
+    }
+    for (std::size_t i = 0; i < numbers_.size(); ++i) {
+      if (!request.held_out.empty() && request.held_out[i]) continue;
+      fitted_.push_back(i);
+      for (const FitNumber& number : numbers_[i]) rows_.push_back({number.measured, number.error, i});
     }
     if (fitted_.empty()) throw Error(Status::kInvalidArgument, "calibration: no layers; must be at least one");
     moves_.assign(constants_.size(), 1);
@@ -145,7 +151,7 @@ class Fitter {
 
   MachineFit run() {
     MachineFit fit;
-    std::vector<std::size_t> all(measured_.size());
+    std::vector<std::size_t> all(numbers_.size());
     std::iota(all.begin(), all.end(), 0);
     const std::vector<double> base = predicted(all, move_);
     predicted_ = of_fitted(base);
@@ -156,18 +162,37 @@ class Fitter {
       if (!take_step()) break;
     }
     fit.machine = moved(move_);
-    for (const double value : base) fit.base_predicted.push_back(std::exp(value));
-    for (const double value : predicted(all, move_)) fit.predicted.push_back(std::exp(value));
+    give(base, fit.base_predicted, fit.base_timelines);
+    give(predicted(all, move_), fit.predicted, fit.timelines);
     const std::vector<std::vector<double>> thirds = third_steps();
     fit.constants = fitted_constants(spreads(thirds, fit.machine), fit.machine);
     fit.disagreement = disagreement(thirds);
+    fit.has_thirds = !thirds.empty();
     fit.predictions = predictions_;
     return fit;
   }
 
  private:
-  std::size_t layers() const { return fitted_.size(); }
-  double& slope(std::size_t layer, std::size_t constant) { return slopes_[layer * constants_.size() + constant]; }
+  // A number that is fitted; `of`: its layer, or timeline behind the layers.
+  struct Row {
+    double measured;  // its logarithm
+    double error;
+    std::size_t of;
+  };
+  std::size_t rows() const { return rows_.size(); }
+  std::size_t layers() const { return request_.milliseconds.size(); }
+  double& slope(std::size_t row, std::size_t constant) { return slopes_[row * constants_.size() + constant]; }
+
+  static std::vector<FitConstant> constants_of(const FitRequest& request) {
+    std::vector<FitConstant> constants = fit_constants(*request.base, request.ranks);
+    for (const int ranks : request.timeline_ranks) {
+      for (FitConstant& constant : fit_constants(*request.base, ranks)) {
+        const auto same = [&](const FitConstant& one) { return one.key == constant.key; };
+        if (std::none_of(constants.begin(), constants.end(), same)) constants.push_back(std::move(constant));
+      }
+    }
+    return constants;
+  }
 
   MachineDescription moved(const std::vector<double>& move) const {
     MachineDescription machine = *request_.base;
@@ -184,30 +209,57 @@ class Fitter {
     return machine;
   }
 
+  // Logarithms of what one layer, or timeline, has on a machine.
+  std::vector<double> logarithms(std::size_t which, const MachineDescription& machine) const {
+    if (which < layers()) return {std::log(request_.predict(which, machine))};
+    std::vector<double> numbers = request_.predict_timeline(which - layers(), machine);
+    for (double& number : numbers) number = std::log(number);
+    if (numbers.size() == numbers_[which].size()) return numbers;
+    throw Error(Status::kInternal, fmt::format("calibration: timeline {} has {} numbers, and {} are predicted",
+                                               which - layers(), numbers_[which].size(), numbers.size()));
+  }
   std::vector<double> predicted(const std::vector<std::size_t>& which, const std::vector<double>& move) {
     const MachineDescription machine = moved(move);
-    std::vector<double> times(which.size());
-    in_parallel(which.size(), request_.threads,
-                [&](std::size_t i) { times[i] = std::log(request_.predict(which[i], machine)); });
+    std::vector<std::vector<double>> each(which.size());
+    in_parallel(which.size(), request_.threads, [&](std::size_t i) { each[i] = logarithms(which[i], machine); });
     predictions_ += static_cast<int>(which.size());
-    return times;
+    std::vector<double> all;
+    for (const std::vector<double>& one : each) all.insert(all.end(), one.begin(), one.end());
+    return all;
   }
+  // Of all numbers those that are fitted.
   std::vector<double> of_fitted(const std::vector<double>& all) const {
     std::vector<double> some;
-    for (const std::size_t i : fitted_) some.push_back(all[i]);
+    std::size_t at = 0, fitted = 0;
+    for (std::size_t i = 0; i < numbers_.size(); at += numbers_[i++].size()) {
+      if (fitted == fitted_.size() || fitted_[fitted] != i) continue;
+      ++fitted;
+      for (std::size_t number = 0; number < numbers_[i].size(); ++number) some.push_back(all[at + number]);
+    }
     return some;
+  }
+  // All numbers, which are logarithms, by layer and timeline.
+  void give(const std::vector<double>& all, std::vector<double>& of_layers,
+            std::vector<std::vector<double>>& of_timelines) const {
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < numbers_.size(); ++i) {
+      if (i >= layers()) of_timelines.emplace_back();
+      for (std::size_t number = 0; number < numbers_[i].size(); ++number) {
+        (i < layers() ? of_layers : of_timelines.back()).push_back(std::exp(all[at++]));
+      }
+    }
   }
 
   void find_slopes() {
     struct Wanted {
-      std::size_t layer, constant;
+      std::size_t of, row, constant;
     };
     std::vector<Wanted> wanted;
-    for (std::size_t layer = 0; layer < layers(); ++layer) {
+    for (std::size_t i = 0, row = 0; i < fitted_.size(); row += numbers_[fitted_[i++]].size()) {
       for (std::size_t constant = 0; constant < constants_.size(); ++constant) {
-        const bool none = !moves_[constant] || (!slopes_.empty() && slope(layer, constant) == 0);
-        const bool follows = !request_.follows || request_.follows(fitted_[layer], constants_[constant].key);
-        if (!none && follows) wanted.push_back({layer, constant});
+        const bool none = !moves_[constant] || (!slopes_.empty() && no_slope(fitted_[i], row, constant));
+        const bool follows = !request_.follows || request_.follows(fitted_[i], constants_[constant].key);
+        if (!none && follows) wanted.push_back({fitted_[i], row, constant});
       }
     }
     std::vector<MachineDescription> machines;
@@ -216,32 +268,42 @@ class Fitter {
       beside[constant] += kStep;
       machines.push_back(moved(beside));
     }
-    slopes_.assign(layers() * constants_.size(), 0);
+    slopes_.assign(rows() * constants_.size(), 0);
     in_parallel(wanted.size(), request_.threads, [&](std::size_t i) {
       const Wanted& one = wanted[i];
-      const double there = std::log(request_.predict(fitted_[one.layer], machines[one.constant]));
-      slope(one.layer, one.constant) = (there - predicted_[one.layer]) / kStep;
+      const std::vector<double> there = logarithms(one.of, machines[one.constant]);
+      for (std::size_t number = 0; number < there.size(); ++number) {
+        slope(one.row + number, one.constant) = (there[number] - predicted_[one.row + number]) / kStep;
+      }
     });
     predictions_ += static_cast<int>(wanted.size());
   }
-
-  double residual(std::size_t layer, const std::vector<double>& predicted) const {
-    return measured_[fitted_[layer]] - predicted[layer];
+  bool no_slope(std::size_t of, std::size_t first_row, std::size_t constant) {
+    for (std::size_t number = 0; number < numbers_[of].size(); ++number) {
+      if (slope(first_row + number, constant) != 0) return false;
+    }
+    return true;
   }
-  static double weight(double residual) {
-    return std::min(1.0, kOutlier / std::max(std::abs(residual), 1e-9)) / (kLayerError * kLayerError);
+
+  double residual(std::size_t row, const std::vector<double>& predicted) const {
+    return rows_[row].measured - predicted[row];
+  }
+  double weight(std::size_t row, double residual) const {
+    const double error = rows_[row].error;
+    return std::min(1.0, kOutlier * error / std::max(std::abs(residual), 1e-9)) / (error * error);
   }
   double sum_of_squares(const std::vector<double>& predicted, const std::vector<double>& move) const {
     double sum = 0;
     for (const double one : move) sum += one * one;
-    for (std::size_t layer = 0; layer < layers(); ++layer) {
-      const double by = std::abs(residual(layer, predicted)), inside = std::min(by, kOutlier);
-      sum += (inside * inside + 2 * kOutlier * (by - inside)) / (kLayerError * kLayerError);
+    for (std::size_t row = 0; row < rows(); ++row) {
+      const double error = rows_[row].error, outlier = kOutlier * error;
+      const double by = std::abs(residual(row, predicted)), inside = std::min(by, outlier);
+      sum += (inside * inside + 2 * outlier * (by - inside)) / (error * error);
     }
     return sum;
   }
 
-  // How constants move for residuals of the layers, by the slopes; `pull`: with the base's hold on what has moved.
+  // How constants move for residuals of the rows, by the slopes; `pull`: with the base's hold on what has moved.
   std::vector<double> step_for(const std::vector<double>& residuals, bool pull, std::vector<double>* left = nullptr) {
     const std::size_t n = constants_.size();
     std::vector<double> a(n * n), b(n), inverse;
@@ -249,13 +311,13 @@ class Fitter {
       a[i * n + i] = moves_[i] ? 1 : 1e12;
       if (pull) b[i] = -move_[i];
     }
-    for (std::size_t layer = 0; layer < layers(); ++layer) {
-      const double w = weight(residual(layer, predicted_));
+    for (std::size_t row = 0; row < rows(); ++row) {
+      const double w = weight(row, residual(row, predicted_));
       for (std::size_t i = 0; i < n; ++i) {
-        const double si = slope(layer, i) * w;
+        const double si = slope(row, i) * w;
         if (si == 0) continue;
-        b[i] += si * residuals[layer];
-        for (std::size_t j = 0; j <= i; ++j) a[i * n + j] += si * slope(layer, j);
+        b[i] += si * residuals[row];
+        for (std::size_t j = 0; j <= i; ++j) a[i * n + j] += si * slope(row, j);
       }
     }
     std::vector<double> step = solved(a, std::move(b), inverse);
@@ -263,16 +325,16 @@ class Fitter {
     return step;
   }
 
-  // What the layers say little about stays as the base has it.
+  // What was measured says little about: that stays as the base has it.
   void leave_untold() {
-    std::vector<double> none(layers()), left;
+    std::vector<double> none(rows()), left;
     step_for(none, false, &left);
     for (std::size_t i = 0; i < constants_.size(); ++i) moves_[i] = std::sqrt(left[i]) < kTold;
   }
 
   bool take_step() {
     std::vector<double> residuals;
-    for (std::size_t layer = 0; layer < layers(); ++layer) residuals.push_back(residual(layer, predicted_));
+    for (std::size_t row = 0; row < rows(); ++row) residuals.push_back(residual(row, predicted_));
     const std::vector<double> step = step_for(residuals, true);
     const double before = sum_of_squares(predicted_, move_);
     for (double part = 1; part > 0.1; part /= 2) {
@@ -296,25 +358,31 @@ class Fitter {
     double length = 0;
     for (std::size_t i = 0; i < there.size(); ++i) length += std::pow(there[i] - move_[i], 2);
     if (length == 0) return;
-    for (std::size_t layer = 0; layer < layers(); ++layer) {
-      double missed = times[layer] - predicted_[layer];
-      for (std::size_t i = 0; i < there.size(); ++i) missed -= slope(layer, i) * (there[i] - move_[i]);
+    for (std::size_t row = 0; row < rows(); ++row) {
+      double missed = times[row] - predicted_[row];
+      for (std::size_t i = 0; i < there.size(); ++i) missed -= slope(row, i) * (there[i] - move_[i]);
       for (std::size_t i = 0; i < there.size(); ++i) {
-        if (slope(layer, i) != 0) slope(layer, i) += missed * (there[i] - move_[i]) / length;
+        if (slope(row, i) != 0) slope(row, i) += missed * (there[i] - move_[i]) / length;
       }
     }
   }
 
-  // How far each third of the calls would move the constants from here, by the slopes. Empty where calls are too few.
+  // How far each third of the calls would move the constants from here, by the slopes; timelines stay as they are.
+  // Empty where calls are too few.
   std::vector<std::vector<double>> third_steps() {
+    if (fitted_.front() >= layers()) return {};
     std::vector<std::vector<double>> steps;
     for (int third = 0; third < kThirds; ++third) {
       std::vector<double> residuals;
-      for (std::size_t layer = 0; layer < layers(); ++layer) {
-        const std::vector<double>& calls = request_.milliseconds[fitted_[layer]];
+      for (const Row& row : rows_) {
+        if (row.of >= layers()) {
+          residuals.push_back(0);
+          continue;
+        }
+        const std::vector<double>& calls = request_.milliseconds[row.of];
         if (calls.size() < kThirds) return {};
         const std::size_t begin = calls.size() * third / kThirds, end = calls.size() * (third + 1) / kThirds;
-        residuals.push_back(std::log(median({calls.begin() + begin, calls.begin() + end})) - measured_[fitted_[layer]]);
+        residuals.push_back(std::log(median({calls.begin() + begin, calls.begin() + end})) - row.measured);
       }
       steps.push_back(step_for(residuals, false));
     }
@@ -344,14 +412,17 @@ class Fitter {
 
   double disagreement(const std::vector<std::vector<double>>& steps) {
     double sum = 0;
-    for (std::size_t layer = 0; layer < layers(); ++layer) {
+    int count = 0;
+    for (std::size_t row = 0; row < rows(); ++row) {
+      if (rows_[row].of >= layers()) continue;
+      ++count;
       sum += apart(steps, [&](const auto& step) {
         double moved = 0;
-        for (std::size_t i = 0; i < step.size(); ++i) moved += moves_[i] ? slope(layer, i) * step[i] : 0;
+        for (std::size_t i = 0; i < step.size(); ++i) moved += moves_[i] ? slope(row, i) * step[i] : 0;
         return moved;
       });
     }
-    return std::expm1(sum / static_cast<double>(layers()));
+    return count == 0 ? 0 : std::expm1(sum / static_cast<double>(count));
   }
 
   std::vector<FittedConstant> fitted_constants(const std::vector<double>& shares, MachineDescription machine) const {
@@ -367,13 +438,14 @@ class Fitter {
 
   const FitRequest& request_;
   std::vector<FitConstant> constants_;
-  std::vector<double> measured_;     // logarithms, of all layers
-  std::vector<std::size_t> fitted_;  // layers
-  std::vector<char> moves_;          // by constant
-  std::vector<double> move_;         // by constant, in its spreads
-  std::vector<double> least_move_;   // likewise
-  std::vector<double> predicted_;    // of fitted layers
-  std::vector<double> slopes_;       // [fitted layer, constant]
+  std::vector<std::vector<FitNumber>> numbers_;  // of all layers, then timelines; logarithms
+  std::vector<std::size_t> fitted_;              // of these, ascending
+  std::vector<Row> rows_;                        // their numbers, one after the other
+  std::vector<char> moves_;                      // by constant
+  std::vector<double> move_;                     // by constant, in its spreads
+  std::vector<double> least_move_;               // likewise
+  std::vector<double> predicted_;                // by row
+  std::vector<double> slopes_;                   // [row, constant]
   int predictions_ = 0;
 };
 

@@ -8,8 +8,9 @@
 
 #include "sim/machine.h"
 
-// The constants of a machine description, fitted to measured times: least squares of log(measured / predicted), each
-// constant held to that of a base description as firmly as machines of one kind are alike.
+// The constants of a machine description, fitted to measured times of layers and to numbers of timelines: least squares
+// of log(measured / predicted), each constant held to that of a base description as firmly as machines of one kind are
+// alike.
 namespace uniep::tune {
 
 // A constant that a fit may move.
@@ -23,14 +24,27 @@ struct FitConstant {
 std::vector<FitConstant> fit_constants(const sim::MachineDescription& machine, int ranks);
 double& constant_of(sim::MachineDescription& machine, std::string_view key);
 
+// What was measured beside a layer's time: any time above 0, and the error of its logarithm that no constant explains.
+// A layer's time has kLayerError.
+struct FitNumber {
+  double measured = 0, error = 0;
+};
+inline constexpr double kLayerError = 0.01;
+
 struct FitRequest {
   const sim::MachineDescription* base = nullptr;
   int ranks = 1;                                  // of the links that were measured
   std::vector<std::vector<double>> milliseconds;  // of each layer its calls, in the order in which they ran
-  std::vector<char> held_out;                     // layers that are only predicted; empty: none
+  // Of each timeline its numbers. It is of one call, so that nothing says how far it would be from another one's.
+  std::vector<std::vector<FitNumber>> timelines;
+  std::vector<int> timeline_ranks;  // of the links that they tell of, beside `ranks`
+  std::vector<char> held_out;       // layers, then timelines, that are only predicted; empty: none
   // Milliseconds of a layer on a machine. Called from several threads.
   std::function<double(std::size_t layer, const sim::MachineDescription& machine)> predict;
-  // Whether a layer's time can follow from a constant; what can not saves a prediction. Empty: all do.
+  // Numbers of a timeline, as many as it has there, above 0. Likewise.
+  std::function<std::vector<double>(std::size_t timeline, const sim::MachineDescription& machine)> predict_timeline;
+  // Whether a layer's time, or a timeline (counted on behind the layers), can follow from a constant; what can not
+  // saves a prediction. Empty: all do.
   std::function<bool(std::size_t layer, std::string_view key)> follows;
   int threads = 0;  // 0: one a processor
 };
@@ -38,7 +52,7 @@ struct FitRequest {
 struct FittedConstant {
   FitConstant constant;
   double base = 0, value = 0;
-  bool told = false;  // the layers say more about it than the base did
+  bool told = false;  // what was measured says more about it than the base did
   // Largest less smallest value that thirds of the calls give by themselves, as a share of the value (of 1 + a share).
   double spread = 0;
 };
@@ -46,13 +60,15 @@ struct FittedConstant {
 struct MachineFit {
   sim::MachineDescription machine;
   std::vector<FittedConstant> constants;
-  std::vector<double> base_predicted, predicted;  // of all layers
-  int predictions = 0;                            // that were made
+  std::vector<double> base_predicted, predicted;               // of all layers
+  std::vector<std::vector<double>> base_timelines, timelines;  // of all timelines
+  int predictions = 0;                                         // that were made
   // How far thirds of the calls are apart on a layer's time, in the mean. Constants may be further apart than that:
   // what one loses another gains.
   double disagreement = 0;
+  bool has_thirds = false;  // else there were too few calls to say so, and spreads are 0
 };
-// Deterministic. Throws Error(kInvalidArgument) where no layer is to be fitted, and what `predict` throws.
+// Deterministic. Throws Error(kInvalidArgument) where nothing is to be fitted, and what `predict` throws.
 MachineFit fit_machine(const FitRequest& request);
 
 }  // namespace uniep::tune

@@ -116,6 +116,18 @@ def write_trace():
               {"ph": "i", "s": "g", "name": "forward", "pid": 1, "tid": 0, "ts": 0.0},
               tile("dispatch", 1, 1, 1.5, 10.25), tile("wait", 1, 2, 0, 11), tile("fc1", 1, 2, 12, 40),
               tile("fc2", 2, 3, 60.125, 0.001), tile("reduce", 2, 3, 61, 0)]
+    said = {"engine": "cuda", "device": "NVIDIA H200", "gpus": "2", "compute_units": "132", "workers": "132",
+            "tokens": "64,32", "routing": "zipf:1.2", "seed": "1", "activation": "swiglu:alpha=1.702,limit=7",
+            "router_weight": "activation", "bias": "no", "combine_groups": "0", "wgrad": "fp32", "state": "paused",
+            "shape": "64,32,8,2", "schedule": "fusion=layer,queue=static"}
+    mark = events[4]
+    begun = [events[:4] + [{**mark, "args": args}] + events[5:] for args in (
+        said, {**said, "tokens": ",".join(["65536"] * 70)}, {"shape": "64,32,8,2", "schedule": "fusion=none"})]
+    backward = [{**mark, "name": "backward", "ts": 50.0, "args": {**said, "routing": "file"}}]
+    write("trace", "call", json.dumps({"traceEvents": begun[0]}))
+    write("trace", "two_calls", json.dumps({"traceEvents": begun[0] + backward}))
+    write("trace", "many_ranks", json.dumps({"traceEvents": begun[1]}))
+    write("trace", "old_call", json.dumps({"traceEvents": begun[2]}))
     write("trace", "run", json.dumps({"displayTimeUnit": "ms", "otherData": {"title": "E 8 K 2"}, "traceEvents": events}))
     write("trace", "list", json.dumps([tile("dgrad_fc1", 1, 1, 0, 1e6), tile("unknown", 1, 1, 5, 1e-3)]))
     write("trace", "markup", json.dumps([name("thread_name", 1, 1, "<a href=\"x\">&amp;\u0000</a>"),

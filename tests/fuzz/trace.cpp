@@ -1,7 +1,9 @@
 #include <cmath>
 
+#include "cli/timeline_numbers.h"
 #include "cli/trace_file.h"
 #include "cli/trace_svg.h"
+#include "cli/traced_run.h"
 #include "fuzz_target.h"
 
 using uniep::cli::Trace;
@@ -26,6 +28,24 @@ void require_well_formed(const std::string& svg) {
 
 }  // namespace
 
+// A call that says what it ran is of a bounded layer, and its numbers are finite.
+void require_numbers(const Trace& trace) {
+  for (std::size_t mark = 0; mark < trace.marks.size() && mark < 4; ++mark) {
+    uniep::cli::TracedRun run;
+    if (accepts([&] { run = uniep::cli::traced_run(trace.marks[mark]); })) {
+      int64_t tokens = 0;
+      for (const int64_t own : run.layer.tokens_given) tokens += own;
+      require(run.layer.ranks <= 64 && tokens * run.layer.shape.topk <= int64_t{1} << 22, "a call is bounded");
+    }
+    uniep::cli::Timeline timeline;
+    if (!accepts([&] { timeline = uniep::cli::timeline_of(trace, mark); })) continue;
+    for (const uniep::cli::TimelineNumber& number : timeline_numbers(timeline, {.launches = 2}).numbers) {
+      require(number.us >= 1 && std::isfinite(number.us), "a number is finite, a microsecond or more");
+      require(number.error > 0 && std::isfinite(number.error), "and so is its error");
+    }
+  }
+}
+
 // What is accepted can be drawn: every slice lies in a lane, at a finite time.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
@@ -36,6 +56,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     require(slice.lane < trace.lanes.size(), "a slice lies in a lane");
     require(std::isfinite(slice.begin_us) && slice.duration_us >= 0, "a slice has a finite beginning and a length");
   }
+  require_numbers(trace);
   require_well_formed(trace_svg(trace));
   return 0;
 }

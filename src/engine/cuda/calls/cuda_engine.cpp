@@ -105,6 +105,10 @@ std::string device_label(int device) {
   return device_name(device);
 }
 
+int compute_units(int device) {
+  return device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+}
+
 std::string speed_label(int device) {
   const GpuState state = gpu_state(device);
   std::string text;

@@ -14,6 +14,8 @@ std::unique_ptr<internal::Engine> make_engine(const GroupOptions& options);
 
 // A GPU's name.
 std::string device_label(int device);
+// Its SMs.
+int compute_units(int device);
 // What else its speed depends on, as far as it is known: "driver 580.95.05, 700 W".
 std::string speed_label(int device);
 // The kernels' sources, in which builds of one version may differ: "kernels 1f3870be".

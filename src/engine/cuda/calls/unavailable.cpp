@@ -23,6 +23,9 @@ std::unique_ptr<internal::Engine> cuda::make_engine(const GroupOptions& /*option
 std::string cuda::device_label(int /*device*/) {
   refuse();
 }
+int cuda::compute_units(int /*device*/) {
+  refuse();
+}
 std::string cuda::speed_label(int /*device*/) {
   refuse();
 }
