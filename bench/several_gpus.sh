@@ -10,7 +10,8 @@
 #     layers     whole layers beside torch's GEMMs, NCCL and DeepEP, uniform and zipf:1, with their bytes
 #     exchange   dispatch and combine alone by SMs
 #     model      launch modes, and layers as a model calls them, forward and backward
-#     search     the machine's description; default, auto and tune; a job that tunes itself
+#     search     the machine's description; Schedules that nobody chose, for the simulator's errors; default, auto and tune; a job
+#                that tunes itself
 #     timelines  of forward and backward, for Perfetto and `uniep trace`
 #     failures   what two GPUs are enough for: faults planted into kernels, litmus tests, layers under delays, aborts, graphs,
 #                backward's cases, sanitizers and a soak
@@ -25,7 +26,7 @@
 set -uo pipefail
 all=(pilot bytes layers exchange model search timelines failures gemms)
 if [ $# -lt 2 ]; then
-  sed -n '2,24s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,25s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 build=$(realpath "$1")
@@ -212,6 +213,12 @@ search() {
   local layer=(--op layer --tokens 8192 --warm-up 0.2 --only layer)
   step calibrate 180 "$uniep" calibrate --ranks 2 --devices 0,1 --out "$folder/machine.json" --raw "$folder/machine_raw.json"
   if [ -e "$folder/machine.json" ]; then machine=(--machine machine.json); fi
+  for ranks in 1 2; do
+    step "points_$ranks" 300 env -C "$folder" "${searching[@]}" python3 "$here/measure_points.py" "$uniep" --ranks $ranks --budget 4 \
+      --json points.jsonl
+  done
+  step points_backward 120 env -C "$folder" "${searching[@]}" python3 "$here/measure_points.py" "$uniep" --ranks 2 --budget 4 \
+    --direction backward --json points.jsonl --sets 4096,1536,32,8:8192:uniform 2048,768,32,8:8192:uniform 7168,2048,64,8:8192:uniform
   for direction in forward backward; do
     step "gain_$direction" 590 env -C "$folder" "${searching[@]}" python3 "$here/search_gain.py" "$uniep" --direction "$direction" \
       --shapes "$(IFS=/; echo "${shapes[*]}")" --json "gain_$direction.jsonl" "${machine[@]}"
@@ -226,7 +233,7 @@ search() {
     [ -e "$folder/tune_$shape.done" ] && bench "tuned_$shape" "${layer[@]}" --shape "$shape" --tuned "$folder/export_$shape.json"
   done
   step online 590 "${searching[@]}" "$uniep" bench --engine cuda --op layer --ranks "$gpus" --devices "$devices" --shape qwen3-235b \
-    --tokens 8192 --tune online --steps 50 --tune-budget 0.2 --begin queue=static,order.interleave=mixed,order.experts_per_wave=8 --json "$folder/online.json"
+    --tokens 8192 --tune online --begin queue=static,order.interleave=mixed,order.experts_per_wave=8 --json "$folder/online.json"
 }
 
 timelines() {
