@@ -136,7 +136,16 @@ def test_search_gain_is_of_the_schedules_that_it_names(tmp_path):
 
 def test_points_are_of_the_same_schedules_in_all_sets(tmp_path):
     rows, sets = tmp_path / "rows", ["64,32,8,2:64:uniform", "64,32,8,2:40:zipf:1", "128,32,8,2:64:as-eight"]
-    command = [sys.executable, str(BENCH / "measure_points.py"), str(BUILD / "uniep"), "--cpu", "--ranks", "2", "--random", "4"]
+    command = [
+        sys.executable,
+        str(BENCH / "measure_points.py"),
+        str(BUILD / "uniep"),
+        "--cpu",
+        "--ranks",
+        "2",
+        "--random",
+        "4",
+    ]
     command += ["--near", "3", "--rounds", "1", "--budget", "1", "--json", str(rows), "--sets"]
     environment = {**os.environ, "UNIEP_CACHE_DIR": str(tmp_path / "cache")}
 
