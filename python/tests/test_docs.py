@@ -88,6 +88,15 @@ def test_links_lead_somewhere():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")
+def test_no_page_says_a_thing_twice():
+    pages = sorted(DOCS.glob("*.md"))
+    assert len(pages) > 20
+    for page in pages:
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        lines = [line for line in text.split("\n") if (len(line) > 80 and line[0] != " ") or line.startswith("#")]
+        assert len(lines) == len(set(lines)), f"{page.name}: {max(lines, key=lines.count)}"
+
+
 def test_torchtitans_command(scratch, monkeypatch):
     """The first command of the page, with the debug model that trains on a CPU and three short steps."""
     command, options = re.findall(r"^    (.*--override.imports.*)$", (DOCS / "torchtitan.md").read_text(), re.MULTILINE)
