@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 import gpu_checks_beside_nccl
+import gpu_checks_tuner
 import uniep
 from gpu_checks_beside_nccl import BESIDE_NCCL
 from layers import Layer, Result, make_layer, random_layer, reference, relative_error, run_moe, same_bits
@@ -492,7 +493,7 @@ def main():
     if world.rank == 0:
         device = "CPU" if world.cpu else torch.cuda.get_device_name()
         print(f"{world.ranks} x {device}, torch {torch.__version__}, {world.native}", flush=True)
-    names = globals() | vars(gpu_checks_beside_nccl)
+    names = globals() | vars(gpu_checks_beside_nccl) | vars(gpu_checks_tuner)
     checks = {name[6:]: value for name, value in names.items() if name.startswith("check_")}
     wanted = options.only.split(",") if options.only else list(checks)
     failed = 0

@@ -11,6 +11,8 @@ def test_processes(ranks):
 
 
 def test_checks_for_gpus():
-    count = sum((HERE / f"gpu_checks{end}.py").read_text().count("\ndef check_") for end in ("", "_beside_nccl"))
+    count = sum(
+        (HERE / f"gpu_checks{end}.py").read_text().count("\ndef check_") for end in ("", "_beside_nccl", "_tuner")
+    )
     assert count > 20
     assert f"{count} of {count} checks passed" in run_ranks(2, HERE / "gpu_checks.py", "--cpu")
