@@ -1,34 +1,52 @@
-"""How far the simulator is from measured Schedules, with no GPU: of what `uniep tune --json` and bench/search_gain.py --json wrote.
+"""How far the simulator is from measured Schedules, with no GPU: of what `uniep tune --json`, bench/search_gain.py --json and
+bench/measure_points.py --json wrote.
 
-    python3 bench/simulator_errors.py build/release/uniep FILE [FILE ...] [--machine h200] [--ranks 2] [--tokens 8192] [--most 1.3]
+    python3 bench/simulator_errors.py build/release/uniep FILE [FILE ...] [--machine h200] [--ranks 2] [--tokens 8192]
+        [--direction forward|backward] [--routing uniform] [--most 1.3] [--fields] [--points FILE]
 
-A line a file and shape: Schedules, the mean of |predicted / measured - 1| of their times over the default's and the error that nine
+A line a file and set: Schedules, the mean of |predicted / measured - 1| of their times over the default's and the error that nine
 in ten stay below, the same of the times themselves, Spearman's correlation, and the measured ratio of the Schedule that is predicted to
 be the fastest, of the fastest of the eight so predicted, and of the fastest of all. "At most" is Spearman's correlation of measured
 ratios with what measuring them again may give: no prediction is surely above it. It takes the 95 % intervals for noise, and for a
 Schedule that has none, since it was called too seldom, the median one of those with the fewest calls. Schedules slower than --most times
-the default are left out of the errors, and searches of another direction, of other ranks or tokens. The last lines are of two baselines:
-the GEMMs' tiles times 1.1, and 1.06 times the greater of GEMMs and links. FILE: lines of {"shape": "H,I,E,K", "tried":
-[{"schedule" or "changes", "ms", "ratio", "calls"}, ...]}, or a report of `uniep tune`, before whose name SHAPE= stands:
-2048,768,128,8=tuned.json.
+the default are left out of the errors. Then the same of all sets by other limits of what is left out, and the last lines, with --most,
+are of two baselines beside it: the GEMMs' tiles times 1.1, and 1.06 times the greater of GEMMs and links.
+
+--fields adds, for each value of each field that two Schedules have and the default has not: their number, and the signed mean and the
+mean of the logarithms of predicted over measured ratios, in per cent (+: predicted too slow). --points FILE writes a line of JSON for
+each Schedule. --ranks, --tokens, --direction and --routing take the sets that are so; a set that does not say is of 2 ranks, 8192
+tokens, forward and uniform, or what these options say.
+
+FILE: lines of {"shape": "H,I,E,K", "tried": [{"schedule" or "changes", "ms", "ratio", "calls"}, ...]}, or a report of `uniep tune`,
+before whose name SHAPE= stands: 2048,768,128,8=tuned.json.
 """
 
 import argparse
+import collections
 import concurrent.futures
+import functools
 import json
 import math
 import os
 import random
 import statistics
 import subprocess
+import tempfile
+
+import numpy
+
+import remote_routing
 
 BEST = 8
 DRAWS = 100
 PREDICTIONS = ("all", "GEMMs times 1.1", "GEMMs or links")
+LIMITS = (1.3, 2.0, math.inf)
+UNSAID = {"direction": "forward", "ranks": 2, "tokens": 8192, "routing": "uniform"}
+AS_EIGHT = "as-eight"  # measure_points.py
 
 
 def rows_of(name, options):
-    """(shape, tried), one a search of this direction, ranks and tokens that timed the default."""
+    """Sets that timed the default, with all that UNSAID names, and that the options want."""
     shape, _, path = name.rpartition("=")
     with open(path) as file:
         text = file.read()
@@ -36,32 +54,48 @@ def rows_of(name, options):
         rows = [{**search, "shape": shape} for search in json.loads(text)["tuned"]]
     else:
         rows = [json.loads(line) for line in text.splitlines()]
-    wanted = {key: getattr(options, key) for key in ("direction", "ranks", "tokens")}
-    rows = [row for row in rows if all(row.get(key, value) == value for key, value in wanted.items())]
-    return [(row["shape"], row["tried"]) for row in rows if any(is_default(one) and one.get("ms") for one in row["tried"])]
+    given = {key: getattr(options, key) for key in UNSAID if getattr(options, key) is not None}
+    rows = [{**UNSAID, **given, **row} for row in rows]
+    rows = [row for row in rows if all(row[key] == value for key, value in given.items())]
+    return [row for row in rows if any(is_default(one) and one.get("ms") for one in row["tried"])]
 
 
 def is_default(tried):
     return tried["changes"] == "the default"
 
 
-def fields_of(schedule, before=""):
-    """A Schedule's JSON as --schedule takes it."""
-    fields = []
+def flat(schedule, before=""):
+    """{field: value} as --schedule takes them."""
+    fields = {}
     for name, value in schedule.items():
         if isinstance(value, dict):
-            fields += fields_of(value, f"{before}{name}.")
+            fields |= flat(value, f"{before}{name}.")
         else:
-            fields.append(f"{before}{name}={'on' if value is True else 'off' if value is False else value}")
+            fields[before + name] = "on" if value is True else "off" if value is False else str(value)
     return fields
 
 
-def simulated(options, shape, tried):
+def fields_of(tried):
+    if "schedule" in tried:
+        return flat(tried["schedule"])
+    return {} if is_default(tried) else dict(field.split("=", 1) for field in tried["changes"].split(","))
+
+
+@functools.cache
+def routing_file(folder, shape, ranks, tokens):
+    path = os.path.join(folder, f"{shape},{ranks},{tokens}.npy")
+    _, _, experts, topk = map(int, shape.split(","))
+    numpy.save(path, remote_routing.remote_ids(experts, ranks, tokens, topk))
+    return path
+
+
+def simulated(options, row, folder, tried):
     """Milliseconds as in PREDICTIONS."""
-    fields = ",".join(fields_of(tried["schedule"])) if "schedule" in tried else tried["changes"]
-    command = [options.uniep, "simulate", "--engine", "cuda", "--ranks", str(options.ranks), "--tokens", str(options.tokens), "--shape", shape,
-               "--machine", options.machine, "--direction", options.direction, "--json", "-"]
-    if fields not in ("", "the default"):
+    fields = ",".join(f"{name}={value}" for name, value in fields_of(tried).items())
+    routing = routing_file(folder, row["shape"], row["ranks"], row["tokens"]) if row["routing"] == AS_EIGHT else row["routing"]
+    command = [options.uniep, "simulate", "--engine", "cuda", "--ranks", str(row["ranks"]), "--tokens", str(row["tokens"]), "--shape",
+               row["shape"], "--machine", options.machine, "--direction", row["direction"], "--routing", routing, "--json", "-"]
+    if fields:
         command += ["--schedule", fields]
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     limits = report["limits_ms"]
@@ -106,49 +140,95 @@ def mean_and_most(errors):
     return f"{100 * statistics.mean(errors):5.2f} {100 * sorted(errors)[int(0.9 * len(errors))]:6.2f}"
 
 
+class Set:
+    """One default and what was timed beside it; of each prediction all times."""
+
+    def __init__(self, options, row, folder, pool):
+        self.row = row
+        default = next(one for one in row["tried"] if is_default(one))
+        self.timed = [default] + [one for one in row["tried"] if one.get("ratio") is not None and one is not default]
+        self.measured = [1.0] + [one["ratio"] for one in self.timed[1:]]
+        predict = functools.partial(simulated, options, row, folder)
+        self.predicted = list(zip(*pool.map(predict, self.timed)))
+
+    def ratios(self, kind):
+        return [ms / self.predicted[kind][0] for ms in self.predicted[kind]]
+
+    def near(self, most):
+        """Those up to `most` times the default, which is the first."""
+        return [0] + [i for i in range(1, len(self.timed)) if self.measured[i] < most]
+
+    def points(self):
+        told = {key: self.row[key] for key in ("shape", *UNSAID)}
+        for one, measured, ratio, ms in zip(self.timed, self.measured, self.ratios(0), self.predicted[0]):
+            yield {**told, "changes": one["changes"], "schedule": fields_of(one), "ms": one["ms"], "ratio": measured,
+                   "predicted_ms": ms, "predicted_ratio": ratio}
+
+
+def figures(sets, kind, most):
+    """Text: Schedules, errors of ratios and of times, Spearman's correlation and for the simulator the most that there is."""
+    of_ratios, of_times, measured, ratios, noise = [], [], [], [], []
+    for one in sets:
+        near, own = one.near(most), one.ratios(kind)
+        of_ratios += [abs(own[i] / one.measured[i] - 1) for i in near[1:]]
+        of_times += [abs(one.predicted[kind][i] / one.timed[i]["ms"] - 1) for i in near]
+        measured += [one.measured[i] for i in near]
+        ratios += [own[i] for i in near]
+        noise += noise_of([one.timed[i] for i in near])
+    text = f"{len(measured):4d}  {mean_and_most(of_ratios):>22s}  {mean_and_most(of_times):>20s}  {spearman(ratios, measured):8.2f}"
+    return text + (f"  {most_spearman(measured, noise):7.2f}" if kind == 0 else "")
+
+
+def print_fields(sets, most):
+    errors = collections.defaultdict(list)
+    for one in sets:
+        default, ratios = fields_of(one.timed[0]), one.ratios(0)
+        for i in one.near(most)[1:]:
+            error = math.log(ratios[i] / one.measured[i])
+            for name, value in fields_of(one.timed[i]).items():
+                if default.get(name) != value:
+                    errors[f"{name}={value}"].append(error)
+    for name, own in sorted(errors.items(), key=lambda item: -abs(statistics.mean(item[1]))):
+        if len(own) > 1:
+            print(f"{name:34s} {len(own):4d} {100 * statistics.mean(own):+7.2f} {100 * statistics.mean(map(abs, own)):6.2f}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("uniep", help="the program `uniep`")
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--machine", default="h200")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--direction", choices=("forward", "backward"), default="forward")
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--direction", choices=("forward", "backward"))
+    parser.add_argument("--routing")
     parser.add_argument("--most", type=float, default=1.3)
+    parser.add_argument("--fields", action="store_true")
+    parser.add_argument("--points", metavar="FILE")
     options = parser.parse_args()
-    ratios, times, pairs = ([], [], []), ([], [], []), ([], [], [])
-    all_measured, all_noise = [], []
-    print(f"{'shape':17s}    n  ratios: mean, 9 of 10  times: mean, 9 of 10  Spearman  at most   first  best of {BEST}   best")
-    for name in options.files:
-        for shape, tried in rows_of(name, options):
-            default = next(one for one in tried if is_default(one))
-            timed = [default] + [one for one in tried if one.get("ratio") is not None and one is not default]
-            with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-                predicted = list(zip(*pool.map(lambda one: simulated(options, shape, one), timed)))
-            near = [i for i, one in enumerate(timed) if i == 0 or one["ratio"] < options.most]
-            measured = [1.0] + [one["ratio"] for one in timed[1:]]
-            near_measured, noise = [measured[i] for i in near], noise_of([timed[i] for i in near])
-            own = []  # of each prediction: errors of ratios, errors of times, ratios
-            for values in predicted:
-                own.append(([abs(values[i] / values[0] / measured[i] - 1) for i in near[1:]],
-                            [abs(values[i] / timed[i]["ms"] - 1) for i in near], [values[i] / values[0] for i in near]))
-            by_prediction = sorted(range(len(timed)), key=lambda i: predicted[0][i])
-            print(f"{shape:17s} {len(near):4d}  {mean_and_most(own[0][0]):>22s}  {mean_and_most(own[0][1]):>20s}  "
-                  f"{spearman(own[0][2], near_measured):8.2f}  {most_spearman(near_measured, noise):7.2f}  "
-                  f"{measured[by_prediction[0]]:6.3f}  {min([1.0, *(measured[i] for i in by_prediction[:BEST])]):9.3f}  "
-                  f"{min(measured):5.3f}", flush=True)
-            for kind, (of_ratios, of_times, of_kind) in enumerate(own):
-                ratios[kind].extend(of_ratios)
-                times[kind].extend(of_times)
-                pairs[kind].extend(of_kind)
-            all_measured += near_measured
-            all_noise += noise
-    if not all_measured:
-        raise SystemExit(f"FILE: no {options.direction} searches on {options.ranks} ranks with {options.tokens} tokens in them")
+    sets = []
+    print(f"{'ranks, tokens, shape':38s}    n  ratios: mean, 9 of 10  times: mean, 9 of 10  Spearman  at most   first  best of {BEST}   best")
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for row in (row for name in options.files for row in rows_of(name, options)):
+            one = Set(options, row, folder, pool)
+            sets.append(one)
+            other = [row[key] for key in ("direction", "routing") if row[key] != UNSAID[key]]
+            name = " ".join([str(row["ranks"]), str(row["tokens"]), row["shape"], *other])
+            order = sorted(range(len(one.timed)), key=lambda i: one.predicted[0][i])
+            print(f"{name:38s} {figures([one], 0, options.most)}  {one.measured[order[0]]:6.3f}  "
+                  f"{min([1.0, *(one.measured[i] for i in order[:BEST])]):9.3f}  {min(one.measured):5.3f}", flush=True)
+    if not sets:
+        raise SystemExit("FILE: no sets in them that are so")
+    if options.points:
+        with open(options.points, "w") as file:
+            file.writelines(json.dumps(point) + "\n" for one in sets for point in one.points())
+    if options.fields:
+        print_fields(sets, options.most)
+    for most in LIMITS:
+        if most != options.most:
+            print(f"{'all' if math.isinf(most) else f'up to {most:g} times the default':38s} {figures(sets, 0, most)}")
     for kind, name in enumerate(PREDICTIONS):
-        most = f"  {most_spearman(all_measured, all_noise):7.2f}" if kind == 0 else ""
-        print(f"{name:17s} {len(all_measured):4d}  {mean_and_most(ratios[kind]):>22s}  {mean_and_most(times[kind]):>20s}  "
-              f"{spearman(pairs[kind], all_measured):8.2f}{most}")
+        print(f"{name:38s} {figures(sets, kind, options.most)}")
 
 
 if __name__ == "__main__":
