@@ -104,8 +104,8 @@ struct WarpCopies {
   double send = 0;         // us a piece of 2048 bytes that a staged combine sends
   double send_fixed = 1;   // share of that which does not follow its size
   double ring = 0;         // of the time of a chunk of 4096 bytes, with a ring of three stages, what is latency
-  double clocked =
-      0;  // share of the time of copies that follows the clock; at Clock::limit, or ::pause, they are as here
+  // Share of the time of copies that follows the clock; at Clock::limit, or ::pause, they take what is said here.
+  double clocked = 0;
   bool operator==(const WarpCopies&) const = default;
 };
 
