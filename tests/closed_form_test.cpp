@@ -37,7 +37,7 @@ RankLoad remote_load(const MeasuredLayer& row) {
     load.rows_once += per_expert * (7.0 / 8 * choose(experts - 1 - expert, 6) / choose(experts - 1, 6) + 1.0 / 8);
   }
   tune::LevelRows& rows = load.levels[0];
-  rows.dispatched = rows.returned = rows.sent = load.rows * 7 / 8;
+  rows.dispatched = rows.returned = rows.sent = rows.received = load.rows * 7 / 8;
   rows.dispatched_once = rows.sent_once = load.rows_once - load.rows / 8;
   return load;
 }
@@ -133,7 +133,8 @@ struct SimulatedLayer {
   }
 };
 
-SimulatedLayer random_layer(RandomBits& random, Direction direction) {
+// With groups: as many as ranks, or twice as many.
+SimulatedLayer random_layer(RandomBits& random, Direction direction, bool groups) {
   static const std::vector<LayerShape> kShapes = {{7168, 2048, 64, 8}, {4096, 1536, 32, 8}, {2048, 768, 64, 8},
                                                   {5120, 1536, 40, 6}, {2880, 2880, 16, 4}, {4096, 14336, 8, 2}};
   SimulatedLayer layer;
@@ -143,6 +144,10 @@ SimulatedLayer random_layer(RandomBits& random, Direction direction) {
   options.tokens_given = {int64_t{512} << below(random, 4)};
   options.numerics.weight_gradient = below(random, 4) == 0 ? WeightGradient::kFloat32 : WeightGradient::kBFloat16;
   const auto state = below(random, 4) == 0 ? sim::State::kPaused : sim::State::kSustained;
+  if (groups) {
+    const int twice = options.shape.experts % (2 * options.ranks) == 0 ? below(random, 2) : 0;
+    options.numerics.combine_groups = options.ranks * (1 + twice);
+  }
   layer.request =
       cli::solve_request({options, direction, state}, sim::shipped_machine(sim::kDefaultMachine), Placement());
   layer.placement = cli::place_ids(options, cli::make_ids(options));
@@ -156,13 +161,17 @@ constexpr bool kAllLayers = true;
 #endif
 
 // Random legal schedules, and random ones of those that the solver looks at.
-TEST(ClosedForm, IsNearTheSimulatorAndItsBoundBelow) {
-  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    RandomBits random(direction == Direction::kForward ? 11 : 12);
-    Errors legal, solved;
-    double tightest = 1e9;
+struct NearSimulator {
+  Errors legal, solved;
+};
+NearSimulator compare_with_simulator(Direction direction, bool groups) {
+  NearSimulator near;
+  auto& [legal, solved] = near;
+  RandomBits random(direction == Direction::kForward ? 11 : 12);
+  double tightest = 1e9;
+  const auto look = [&] {
     for (int i = 0; i < (kAllLayers ? 28 : 4); ++i) {
-      const SimulatedLayer layer = random_layer(random, direction);
+      const SimulatedLayer layer = random_layer(random, direction, groups);
       const tune::Problem problem = tune::problem_of(layer.request, layer.request.loads.front());
       const double bound = tune::lower_bound(problem).us();
       const auto compare = [&](const Schedule& schedule, Errors& errors) {
@@ -181,14 +190,115 @@ TEST(ClosedForm, IsNearTheSimulatorAndItsBoundBelow) {
         return !testing::Test::HasFatalFailure();
       });
     }
-    std::printf(
-        "%s: of random legal schedules %.2f %%, of the solver's %.2f %%, nine of ten within %.1f and %.1f %%; %.2f\n",
-        direction == Direction::kForward ? "forward" : "backward", 100 * legal.mean(), 100 * solved.mean(),
-        100 * legal.ninety(), 100 * solved.ninety(), tightest);
-    if (!kAllLayers) continue;
-    EXPECT_LT(legal.mean(), direction == Direction::kForward ? 0.15 : 0.035);
-    EXPECT_LT(solved.mean(), direction == Direction::kForward ? 0.16 : 0.055);
+  };
+  look();
+  std::printf(
+      "%s%s: of random legal schedules %.2f %%, of the solver's %.2f %%, nine of ten within %.1f and %.1f %%; %.2f\n",
+      direction == Direction::kForward ? "forward" : "backward", groups ? " with groups" : "", 100 * legal.mean(),
+      100 * solved.mean(), 100 * legal.ninety(), 100 * solved.ninety(), tightest);
+  return near;
+}
+
+TEST(ClosedForm, IsNearTheSimulatorAndItsBoundBelow) {
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const NearSimulator near = compare_with_simulator(direction, false);
+    if (!kAllLayers || HasFatalFailure()) continue;
+    EXPECT_LT(near.legal.mean(), direction == Direction::kForward ? 0.15 : 0.035);
+    EXPECT_LT(near.solved.mean(), direction == Direction::kForward ? 0.16 : 0.055);
   }
+}
+
+TEST(ClosedForm, WithGroupsIsAsNear) {
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const NearSimulator near = compare_with_simulator(direction, true);
+    if (!kAllLayers || HasFatalFailure()) continue;
+    EXPECT_LT(near.legal.mean(), direction == Direction::kForward ? 0.10 : 0.035);
+    EXPECT_LT(near.solved.mean(), direction == Direction::kForward ? 0.13 : 0.055);
+  }
+}
+
+// Groups of sums have terms of their own; without them nothing may move.
+TEST(ClosedForm, WithoutGroupsGivesFixedTimes) {
+  const sim::MachineDescription& machine = sim::shipped_machine("h200");
+  const LayerShape shape{4096, 1536, 128, 8};
+  std::vector<double> expected = {2377.923650551, 2481.043522231, 2506.016539223, 3181.434060477, 3687.733782164,
+                                  2221.197299854, 2327.272821025, 2314.871734093, 3311.004450841, 3730.165316806,
+                                  4352.739905295, 4537.215860409, 4603.841548752, 5182.415609408, 4399.895362715,
+                                  4040.783532027, 4208.693709695, 4252.996251715, 4937.588660168, 4044.459354372};
+  auto next = expected.begin();
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    for (const int ranks : {2, 8}) {
+      for (const char* const given : {"auto", "combine.transport=staged,combine.column_chunks=3",
+                                      "comm.where=sms,comm.dispatch_sms=24,comm.combine_sms=8,comm.reduce_sms=8",
+                                      "fusion=none,combine.transport=staged",
+                                      "fusion=pairs,comm.where=sms,comm.dispatch_sms=16,combine.transport=staged"}) {
+        const Schedule schedule =
+            resolve(PartialSchedule::parse(given),
+                    {.direction = direction, .shape = shape, .machine = sim::schedule_machine(machine, ranks)});
+        const tune::Problem problem = tune::make_problem({{shape, {}}, ranks, direction},
+                                                         tune::uniform_load(shape, ranks, 4096, machine), machine);
+        EXPECT_NEAR(tune::estimate(problem, schedule).us, *next, *next * 1e-9) << to_text(schedule);
+        ++next;
+      }
+    }
+  }
+}
+
+TEST(ClosedForm, GroupsSendAndSumLessAndWaitForAllExperts) {
+  const sim::MachineDescription& machine = sim::shipped_machine("h200");
+  const LayerShape shape{7168, 2048, 256, 8};
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const auto problem = [&](int64_t groups) {
+      LayerConfig layer{shape, {}};
+      layer.numerics.combine_groups = groups;
+      return tune::make_problem({layer, 8, direction}, tune::uniform_load(shape, 8, 8192, machine, groups), machine);
+    };
+    const auto schedule = [&](const char* given) {
+      return resolve(PartialSchedule::parse(given),
+                     {.direction = direction, .shape = shape, .machine = sim::schedule_machine(machine, 8)});
+    };
+    const tune::Problem flat = problem(0), few = problem(8), many = problem(16), one_expert_each = problem(256);
+    const Schedule by_warps = schedule("combine.transport=staged,comm.where=warps,combine.column_chunks=2");
+    const auto part = [&](const tune::Problem& of) { return tune::combine_part(of, by_warps); };
+    // 8 slots meet 5.3 of 8 groups, and 6.4 of 16.
+    EXPECT_NEAR(part(few).link / part(flat).link, 5.29 / 8, 0.01);
+    EXPECT_NEAR(part(many).link / part(flat).link, 6.47 / 8, 0.01);
+    EXPECT_NEAR(part(few).sum / part(flat).sum, 6.29 / 9, 0.01);
+    EXPECT_NEAR(part(one_expert_each).link, part(flat).link, 1e-6 * part(flat).link);
+    EXPECT_LT(tune::lower_bound(few).links, tune::lower_bound(many).links);
+    EXPECT_LT(tune::lower_bound(many).links, tune::lower_bound(flat).links);
+    // The results of all but the last column chunk are sent while tiles run.
+    const auto us = [&](int64_t groups, const char* given) {
+      return tune::estimate(problem(groups), schedule(given)).us;
+    };
+    const char* const whole =
+        "fusion=pairs,backward.wgrad=after,comm.where=warps,combine.transport=staged,"
+        "combine.column_chunks=1";
+    const char* const halves =
+        "fusion=pairs,backward.wgrad=after,comm.where=warps,combine.transport=staged,"
+        "combine.column_chunks=2";
+    EXPECT_GT(us(8, whole) - us(8, halves), 0.02 * us(8, whole));
+    EXPECT_GT(us(8, whole) - us(0, whole), us(8, halves) - us(0, halves));
+  }
+}
+
+// A task ends when its sums are there, so few senders of small tasks wait most of the time.
+TEST(ClosedForm, SendersOfGroupsWaitForEachTask) {
+  const sim::MachineDescription& machine = sim::shipped_machine("h200");
+  LayerConfig layer{{2048, 768, 128, 8}, {}};
+  const auto send = [&](int64_t groups, const char* given) {
+    layer.numerics.combine_groups = groups;
+    const tune::Problem problem =
+        tune::make_problem({layer, 4}, tune::uniform_load(layer.shape, 4, 8192, machine, groups), machine);
+    const ScheduleRequest wanted{
+        .direction = Direction::kForward, .shape = layer.shape, .machine = sim::schedule_machine(machine, 4)};
+    return tune::combine_part(problem, resolve(PartialSchedule::parse(given), wanted)).send;
+  };
+  const char* const whole = "comm.combine_sms=8,combine.column_chunks=1";
+  const char* const eighths = "comm.combine_sms=8,combine.column_chunks=8";
+  EXPECT_LT(send(4, whole), 0.8 * send(0, whole));
+  EXPECT_GT(send(4, eighths), 2 * send(4, whole));
+  EXPECT_EQ(send(0, eighths), send(0, whole));
 }
 
 TEST(ClosedForm, BackwardKnowsItsFields) {

@@ -11,6 +11,7 @@
 #include "program/buildable.h"
 #include "program/canonical.h"
 #include "program/schedule_space.h"
+#include "support/branch_counts.h"
 #include "support/built_program.h"
 #include "support/command.h"
 #include "support/expect_error.h"
@@ -35,6 +36,21 @@ SolveRequest request_for(const LayerShape& shape, int ranks = 8, const std::stri
   request.loads = {tune::uniform_load(shape, ranks, tokens, *request.machine)};
   request.fixed = PartialSchedule::parse(fixed);
   return request;
+}
+
+// A request whose tokens' rows are summed by ranks before they are sent.
+SolveRequest with_groups(SolveRequest request, int64_t groups) {
+  request.numerics.combine_groups = groups;
+  const double tokens = request.loads.front().tokens;
+  request.loads = {tune::uniform_load(request.shape, request.ranks, tokens, *request.machine, groups)};
+  return request;
+}
+
+ScheduleRequest scheduled(const SolveRequest& request) {
+  return {.direction = request.direction,
+          .shape = request.shape,
+          .numerics = request.numerics,
+          .machine = sim::schedule_machine(*request.machine, request.ranks)};
 }
 
 tune::Problem problem_of(const SolveRequest& request) {
@@ -66,8 +82,7 @@ INSTANTIATE_TEST_SUITE_P(Directions, SolveBothWays, testing::Values(Direction::k
                          [](const auto& of) { return of.param == Direction::kForward ? "forward" : "backward"; });
 
 TEST_P(SolveBothWays, LooksAtAHundredThousandDistinctSchedulesInTime) {
-  for (const LayerShape& shape : kModels) {
-    const SolveRequest request = request_for(shape);
+  const auto look = [](const SolveRequest& request) {
     double ms = 1e9;
     Solution solution;
     for (int attempt = 0; attempt < 3; ++attempt) {  // another program may have had the core's caches
@@ -78,48 +93,48 @@ TEST_P(SolveBothWays, LooksAtAHundredThousandDistinctSchedulesInTime) {
     if (kTimed) {
       EXPECT_LT(ms, 144.0);
     }
-    std::printf("H %ld: %lu schedules in %.0f ms\n", static_cast<long>(shape.hidden),
-                static_cast<unsigned long>(solution.points), ms);
+    std::printf("H %ld, %ld groups: %lu schedules in %.0f ms\n", static_cast<long>(request.shape.hidden),
+                static_cast<long>(request.numerics.combine_groups), static_cast<unsigned long>(solution.points), ms);
     ASSERT_FALSE(solution.best.empty());
     EXPECT_LE(solution.best.front().us, solution.default_us);
     EXPECT_GT(solution.best.front().us, solution.bound.us());
     EXPECT_FALSE(solution.gains.empty());
+  };
+  for (const LayerShape& shape : kModels) {
+    look(request_for(shape));
+    look(with_groups(request_for(shape), 8));
   }
 }
 
 TEST_P(SolveBothWays, PointsAreLegalBuildableAndRunDifferently) {
-  for (const LayerShape& shape : kModels) {
-    const SolveRequest request = request_for(shape);
-    const Machine machine = sim::schedule_machine(*request.machine, request.ranks);
-    const bool all = shape.topk == 2;  // the smallest space
+  const auto look = [](const SolveRequest& request) {
+    const ScheduleRequest wanted = scheduled(request);
+    const bool all = request.shape.topk == 2;  // the smallest space
     std::unordered_set<uint64_t> names;
     uint64_t points = 0, looked_at = 0;
     tune::for_each_point(request, [&](const Schedule& schedule) {
       ++points;
       if (!all && points % 61 != 0) return true;
       ++looked_at;
-      names.insert(std::hash<std::string>()(
-          to_text(canonical(schedule, {.direction = request.direction, .shape = shape, .machine = machine}))));
+      names.insert(std::hash<std::string>()(to_text(canonical(schedule, wanted))));
       if (points % 61 != 0) return true;
-      const auto violations = validate(schedule, {.direction = request.direction, .shape = shape, .machine = machine});
+      const auto violations = validate(schedule, wanted);
       EXPECT_TRUE(violations.empty()) << to_text(schedule) << listed(violations);
-      EXPECT_TRUE(buildable(schedule, {.direction = request.direction, .shape = shape, .machine = machine}).empty());
+      EXPECT_TRUE(buildable(schedule, wanted).empty());
       return !HasFailure();
     });
     EXPECT_EQ(names.size(), looked_at);
     EXPECT_EQ(points, tune::solve(request).points);
+  };
+  for (const LayerShape& shape : kModels) {
+    look(request_for(shape));
+    look(with_groups(request_for(shape), 8));
   }
 }
 
-// The groups' parts, worked out once each, are those of the Schedule, and nothing better was passed over.
+// The parts of a Schedule, worked out once each, are those of the whole, and nothing better was passed over.
 TEST_P(SolveBothWays, FindsWhatLookingAtEachAloneFinds) {
-  const bool forward = GetParam() == Direction::kForward;
-  for (const char* const fixed :
-       {"comm.where=warps,queue=dynamic,dispatch.transport=pull", "comm.where=sms,order.raster=16,fusion=layer",
-        forward ? "order.interleave=mixed,tile.cluster=2,comm.where=warps"
-                : "backward.wgrad=after,save.xg=redispatch,tile.dgrad_fc2.n=192",
-        "tile.n=128,tile.stages=3,comm.reserve_sms=4"}) {
-    const SolveRequest request = request_for(kModels[2], 4, fixed);
+  const auto look = [](const SolveRequest& request) {
     const tune::Problem problem = problem_of(request);
     double best = 1e18;
     uint64_t points = 0;
@@ -130,12 +145,21 @@ TEST_P(SolveBothWays, FindsWhatLookingAtEachAloneFinds) {
     });
     const Solution solution = tune::solve(request);
     EXPECT_EQ(solution.points, points);
-    EXPECT_NEAR(solution.best.front().us, best, best * 1e-3) << fixed;
+    EXPECT_NEAR(solution.best.front().us, best, best * 1e-3) << to_text(solution.best.front().schedule);
     for (const auto& [name, value] : request.fixed.values()) {
       for (const Ranked& ranked : solution.best) {
         EXPECT_NE(to_text(ranked.schedule).find(name + "=" + value), std::string::npos) << name;
       }
     }
+  };
+  const bool forward = GetParam() == Direction::kForward;
+  for (const char* const fixed :
+       {"comm.where=warps,queue=dynamic,dispatch.transport=pull", "comm.where=sms,order.raster=16,fusion=layer",
+        forward ? "order.interleave=mixed,tile.cluster=2,comm.where=warps"
+                : "backward.wgrad=after,save.xg=redispatch,tile.dgrad_fc2.n=192",
+        "tile.n=128,tile.stages=3,comm.reserve_sms=4"}) {
+    look(request_for(kModels[2], 4, fixed));
+    look(with_groups(request_for(kModels[2], 4, fixed), 4));
   }
 }
 
@@ -149,12 +173,11 @@ TEST_P(SolveBothWays, NothingBeatsTheBound) {
       const int ranks = std::min(machine.most_ranks(), pick(random, std::vector<int>{1, 2, 4, 8}));
       SolveRequest request = request_for(shape, ranks, "auto", name, 256 << below(random, 7));
       request.state = below(random, 2) == 0 ? sim::State::kSustained : sim::State::kPaused;
+      if (i % 4 == 3) request = with_groups(request, ranks);
       const tune::Problem problem = problem_of(request);
       const double bound = tune::lower_bound(problem).us();
-      const Machine target = sim::schedule_machine(machine, ranks);
       for (int j = 0; j < 50; ++j) {
-        const Schedule schedule =
-            sample_legal(random(), {.direction = request.direction, .shape = shape, .machine = target});
+        const Schedule schedule = sample_legal(random(), scheduled(request));
         const tune::Estimate estimate = tune::estimate(problem, schedule);
         ASSERT_TRUE(std::isfinite(estimate.us)) << name << " " << to_text(schedule);
         ASSERT_GE(estimate.us, bound) << name << " " << to_text(schedule);
@@ -273,32 +296,46 @@ TEST(Load, OfNodesCountsARowOnce) {
 
 TEST(Load, OfAPlacementIsWhatItsTokensSend) {
   const sim::MachineDescription& machine = sim::shipped_machine("h200");
+  BranchCounts branches;
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     const BuiltProgram built = build(seed, Direction::kForward, {.ranks = {1, 2, 4, 8}});
     const internal::PlacementState& state = *built.placement;
     Schedule schedule = built.program->request().schedule;
     const double row = static_cast<double>(state.shape.hidden) * 2;
-    for (const bool dedup : {true, false}) {
-      schedule.dispatch.dedup = dedup;
-      const cli::BytesMoved moved = cli::bytes_moved(Placement(built.placement), schedule, Numerics{});
+    for (const int each : {0, 1, 2}) {  // groups of experts a rank
+      Numerics numerics;
+      numerics.combine_groups = each * state.ranks;
+      if (each > 0 && state.shape.experts % numerics.combine_groups != 0) continue;
+      branches.count("groups", each > 0 && state.ranks > 1);
+      branches.count("two groups a rank", each > 1);
+      schedule.dispatch.dedup = each != 1;
+      if (each > 0) schedule.combine.transport = CombineTransport::kStaged;
+      const cli::BytesMoved moved = cli::bytes_moved(Placement(built.placement), schedule, numerics);
       for (int rank = 0; rank < state.ranks; ++rank) {
-        const tune::RankLoad load = tune::load_of(state, rank, machine);
-        double in = 0, out = 0, back_out = 0, all = 0;
+        const tune::RankLoad load = tune::load_of(state, rank, machine, numerics.combine_groups);
+        double in = 0, out = 0, all = 0, back_in = 0, back_out = 0;
         for (int peer = 0; peer < state.ranks; ++peer) {
           all += static_cast<double>(moved.dispatch[peer][rank]);
           if (peer == rank) continue;
           in += static_cast<double>(moved.dispatch[peer][rank]);
           out += static_cast<double>(moved.dispatch[rank][peer]);
+          back_in += static_cast<double>(moved.combine[peer][rank]);
           back_out += static_cast<double>(moved.combine[rank][peer]);
         }
+        const double own = static_cast<double>(moved.combine[rank][rank]);
         const tune::LevelRows& rows = load.levels.at(0);
+        const bool dedup = schedule.dispatch.dedup;
         ASSERT_EQ((dedup ? rows.dispatched_once : rows.dispatched) * row, in) << built.text;
         ASSERT_EQ((dedup ? rows.sent_once : rows.sent) * row, out) << built.text;
-        ASSERT_EQ(rows.returned * row, back_out) << built.text;
         ASSERT_EQ((dedup ? load.rows_once : load.rows) * row, all) << built.text;
+        ASSERT_EQ(rows.returned * row, back_out) << built.text;
+        ASSERT_EQ(rows.received * row, back_in) << built.text;
+        ASSERT_EQ(load.results * row, back_out + own) << built.text;
+        ASSERT_EQ(load.summands * row, back_in + own) << built.text;
       }
     }
   }
+  branches.expect_all_taken();
 }
 
 TEST(Load, UniformIsTheMeanOfDrawnRoutings) {
@@ -314,6 +351,15 @@ TEST(Load, UniformIsTheMeanOfDrawnRoutings) {
   EXPECT_NEAR(drawn.levels[0].dispatched, mean.levels[0].dispatched, mean.levels[0].dispatched * 0.02);
   EXPECT_NEAR(drawn.levels[0].dispatched_once, mean.levels[0].dispatched_once, mean.rows_once * 0.02);
   EXPECT_NEAR(drawn.levels[0].sent_once, mean.levels[0].sent_once, mean.rows_once * 0.02);
+  for (const int64_t groups : {4, 8, 16}) {
+    const tune::RankLoad expected = tune::uniform_load(shape, kRanks, kTokens, machine, groups);
+    const tune::RankLoad counted = tune::load_of(*placement, 1, machine, groups);
+    EXPECT_LT(expected.summands, mean.summands);
+    EXPECT_NEAR(counted.summands, expected.summands, expected.summands * 0.02) << groups;
+    EXPECT_NEAR(counted.results, expected.results, expected.results * 0.02) << groups;
+    EXPECT_NEAR(counted.levels[0].returned, expected.levels[0].returned, expected.results * 0.02) << groups;
+    EXPECT_NEAR(counted.levels[0].received, expected.levels[0].received, expected.results * 0.02) << groups;
+  }
 }
 
 TEST(SolveCommand, ReportsTheChoiceTheBoundAndTheGap) {
@@ -350,6 +396,28 @@ TEST(SolveCommand, ReportsTheChoiceTheBoundAndTheGap) {
   EXPECT_EQ(Json::parse(skewed.out)["predicted_by"], "closed form");
 }
 
+TEST(SolveCommand, KnowsGroupsOfSums) {
+  const auto report = [](std::vector<std::string> more) {
+    std::vector<std::string> arguments{"solve",    "--shape", "qwen3-30b", "--ranks", "8",
+                                       "--tokens", "2048",    "--json",    "-"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const CommandResult result = run_command(arguments);
+    EXPECT_EQ(result.status, 0) << result.err;
+    return Json::parse(result.out);
+  };
+  for (const char* const direction : {"forward", "backward"}) {
+    const Json grouped = report({"--direction", direction, "--combine-groups", "8"});
+    EXPECT_EQ(grouped["schedule"]["combine.transport"], "staged");
+    EXPECT_LE(grouped["predicted_ms"], grouped["default_ms"]);
+    EXPECT_LT(grouped["bound_ms"], grouped["predicted_ms"]);
+    const Json flat = report({"--direction", direction});
+    EXPECT_LT(grouped["limits_ms"]["links"], flat["limits_ms"]["links"]);
+  }
+  // Of a routing that is counted, too.
+  const Json skewed = report({"--combine-groups", "16", "--routing", "zipf:1", "--simulate", "0"});
+  EXPECT_LT(skewed["limits_ms"]["links"], report({"--routing", "zipf:1", "--simulate", "0"})["limits_ms"]["links"]);
+}
+
 TEST(SolveCommand, SaysWhatIsWrong) {
   const auto refused = [](std::vector<std::string> more, const std::string& words) {
     std::vector<std::string> arguments{"solve", "--shape", "qwen3-30b", "--ranks", "2", "--simulate", "0"};
@@ -361,7 +429,8 @@ TEST(SolveCommand, SaysWhatIsWrong) {
   refused({"--machine", "h9000"}, "--machine");
   refused({"--engine", "cpu"}, "--engine");
   refused({"--schedule", "tile.m=64"}, "tile.m=64");
-  refused({"--combine-groups", "2"}, "combine_groups=2");
+  refused({"--combine-groups", "3"}, "--combine-groups: '3'");
+  refused({"--combine-groups", "2", "--schedule", "combine.transport=epilogue"}, "combine.transport=epilogue");
   refused({"--workers", "8"}, "--workers");
 }
 

@@ -61,6 +61,17 @@ TEST(SolverChoice, IsLegalAFunctionOfItsArgumentsAndSurelyBetterOrNone) {
   EXPECT_FALSE(cli::solver_choice(layer_of({2048, 768, 128, 8}, 8, 1024), Direction::kForward, cpu, h200, true));
 }
 
+// No layer whose rows are summed by groups was measured, so nobody knows the simulator's error there.
+TEST(SolverChoice, LeavesLayersWithGroupsAlone) {
+  const sim::MachineDescription& h200 = sim::shipped_machine("h200");
+  const Machine machine = sim::schedule_machine(h200, 8);
+  cli::LayerOptions layer = layer_of({2048, 768, 128, 8}, 8, 8192);
+  layer.schedule = PartialSchedule::parse("fusion=none");
+  ASSERT_TRUE(cli::solver_choice(layer, Direction::kForward, machine, h200, true));
+  layer.numerics.combine_groups = 8;
+  EXPECT_FALSE(cli::solver_choice(layer, Direction::kForward, machine, h200, true));
+}
+
 TEST(SolverChoice, OnlyMachinesThatWereMeasuredHaveADescription) {
   EXPECT_EQ(sim::machine_of_device("NVIDIA H200")->name, sim::shipped_machine("h200").name);
   EXPECT_EQ(sim::machine_of_device("NVIDIA H100 80GB HBM3")->name, sim::shipped_machine("dgx_h100").name);

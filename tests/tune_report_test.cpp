@@ -141,6 +141,24 @@ TEST(TuneReport, WhatIfRowsAreWhatTheSimulatorAndTheSolverSay) {
   EXPECT_EQ(what_if_machines(layer, Direction::kForward, "", h200).size(), sim::shipped_machine_names().size());
 }
 
+TEST(TuneReport, WhatIfKnowsGroupsOfSums) {
+  LayerOptions layer = small_layer();
+  layer.numerics.combine_groups = 16;  // of an expert each
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const WhatIf here = what_if(layer, direction, "", sim::shipped_machine("h200"), "");
+    ASSERT_TRUE(here.default_ms && here.solved_ms && here.bound_ms) << here.refused;
+    EXPECT_EQ(here.predicted_by, "simulator");
+    EXPECT_LE(*here.solved_ms, *here.default_ms);
+    EXPECT_LT(*here.bound_ms, *here.solved_ms);
+    LayerOptions wide = layer;
+    wide.ranks = 16;
+    const WhatIf closed = what_if(wide, direction, "", sim::shipped_machine("gb200_nvl72"), "");
+    EXPECT_EQ(closed.predicted_by, "closed form");
+    ASSERT_TRUE(closed.default_ms && closed.solved_ms && closed.bound_ms) << closed.refused;
+    EXPECT_LE(*closed.solved_ms, *closed.default_ms);
+  }
+}
+
 TEST(TuneReport, TheCommandWritesIt) {
   const TemporaryFolder folder;
   const test::ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());

@@ -295,6 +295,38 @@ TEST(Candidates, OfALayerOnGpusAreTheSolversAndNeighbours) {
   }
 }
 
+// Neighbours change one field; the solver's change many.
+TEST(Candidates, OfALayerWithGroupsAreTheSolversToo) {
+  cli::LayerOptions layer;
+  layer.engine = EngineKind::kCuda;
+  layer.shape = {2048, 768, 128, 8};
+  layer.ranks = 8;
+  layer.tokens_given = {2048};
+  layer.numerics.combine_groups = 8;
+  const Machine machine{EngineKind::kCuda, 8, 132};
+  const sim::MachineDescription h200 = cli::load_machine(sim::kDefaultMachine);
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const ScheduleRequest request = {
+        .direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine};
+    const std::vector<Schedule> all = cli::tune_candidates(layer, direction, machine, h200, 16);
+    ASSERT_EQ(all.size(), 17u);
+    const std::vector<Schedule> near = tune::neighbours(all.front(), {}, request, 500);
+    int far = 0;
+    for (const Schedule& schedule : all) {
+      EXPECT_TRUE(validate(schedule, request).empty()) << to_text(schedule);
+      far += schedule != all.front() && schedule.wgrad != WgradOrder::kMixed &&
+             std::find(near.begin(), near.end(), schedule) == near.end();
+    }
+    EXPECT_GT(far, 4);
+    // The first of them is simulated to be faster than the default.
+    const tune::SolveRequest solved = cli::solve_request({layer, direction}, h200, Placement());
+    const cli::SimulatedLayer simulated(solved, cli::place_ids(layer, cli::make_ids(layer)), true);
+    double best = 1e9;
+    for (int i = 1; i < 4; ++i) best = std::min(best, simulated.milliseconds(all[i]));
+    EXPECT_LT(best, 0.98 * simulated.milliseconds(all.front()));
+  }
+}
+
 // No kernel of a process pushes into another one's expert rows.
 TEST(Candidates, HaveKernelsWithAProcessARank) {
   const sim::MachineDescription& h200 = sim::shipped_machine("h200");

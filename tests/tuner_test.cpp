@@ -13,9 +13,6 @@
 #include "support/made_up_job.h"
 #include "support/random_schedule_case.h"
 #include "support/temporary_folder.h"
-#include "tune/closed_form.h"
-#include "tune/neighbours.h"
-#include "tune/online_candidates.h"
 #include "tune/online_search.h"
 #include "tune/tuned.h"
 #include "uniep/error.h"
@@ -518,58 +515,6 @@ TEST(Tuner, ADiskThatIsFullEndsTheFolderNotTheTuner) {
   EXPECT_EQ(std::count_if(outcome.log.begin(), outcome.log.end(),
                           [](const std::string& line) { return line.find("goes on in memory") != std::string::npos; }),
             1);
-}
-
-// What the library itself tries: legal, other than the incumbent, keeping what is fixed.
-TEST(OnlineCandidates, AreLegalDistinctAndKeepWhatIsFixed) {
-  BranchCounts branches;
-  for (const EngineKind engine : {EngineKind::kCpu, EngineKind::kCuda}) {
-    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-      ScheduleCase where;
-      where.direction = direction;
-      where.shape = {2048, 768, 128, 8};
-      where.machine = engine == EngineKind::kCpu ? Machine{engine, 4, 8} : Machine{engine, 8, 132};
-      TunerLayer layer;
-      layer.config = {where.shape, where.numerics};
-      layer.tokens = 4096;
-      layer.forward = where.filled();
-      const PartialSchedule fixed = PartialSchedule::parse("queue=dynamic");
-      const Schedule incumbent = where.filled(fixed);
-      (direction == Direction::kForward ? layer.fixed_forward : layer.fixed_backward) = fixed;
-      const std::vector<Schedule> all =
-          tune::online_candidates(layer, direction, where.machine, incumbent, sim::shipped_machine("h200"));
-      EXPECT_EQ(all, tune::online_candidates(layer, direction, where.machine, incumbent, sim::shipped_machine("h200")));
-      EXPECT_GT(all.size(), 8u);
-      for (const Schedule& schedule : all) {
-        EXPECT_TRUE(where.violations(schedule).empty()) << to_text(schedule);
-        EXPECT_EQ(schedule.queue, QueueKind::kDynamic);
-        EXPECT_EQ(schedule.save_xg, incumbent.save_xg);
-        EXPECT_EQ(schedule.save_z, incumbent.save_z);
-        EXPECT_EQ(schedule.comm.reserve_sms, incumbent.comm.reserve_sms);
-        EXPECT_NE(schedule, incumbent);
-      }
-      // What the closed form says is far behind.
-      int behind = 0;
-      if (engine == EngineKind::kCuda && direction == Direction::kForward) {
-        const sim::MachineDescription& machine = sim::shipped_machine(sim::kDefaultMachine);
-        const tune::Problem problem = tune::make_problem({{where.shape, where.numerics}, 8},
-                                                         tune::uniform_load(where.shape, 8, 4096, machine), machine);
-        const double most = 1.05 * tune::estimate(problem, incumbent).us;
-        for (const Schedule& schedule : tune::neighbours(
-                 incumbent, fixed,
-                 {.direction = direction, .shape = where.shape, .numerics = where.numerics, .machine = where.machine},
-                 64)) {
-          if (tune::estimate(problem, schedule).us <= most) continue;
-          ++behind;
-          EXPECT_EQ(std::find(all.begin(), all.end(), schedule), all.end()) << to_text(schedule);
-        }
-      }
-      EXPECT_TRUE(tune::is_proven(layer, direction, where.machine, all.front()));
-      branches.count("cpu", engine == EngineKind::kCpu);
-      branches.count("cuda: some are predicted to be far behind", behind > 0);
-    }
-  }
-  branches.expect_all_taken();
 }
 
 }  // namespace

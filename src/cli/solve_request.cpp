@@ -28,12 +28,12 @@ tune::SolveRequest solve_request(const SolvedCall& call, const sim::MachineDescr
   request.state = call.state;
   request.fixed = layer.given(call.direction);
   if (is_uniform(layer)) {
-    request.loads = {
-        tune::uniform_load(layer.shape, layer.ranks, static_cast<double>(layer.tokens().front()), machine)};
+    request.loads = {tune::uniform_load(layer.shape, layer.ranks, static_cast<double>(layer.tokens().front()), machine,
+                                        layer.numerics.combine_groups)};
     return request;
   }
   for (int rank = 0; rank < layer.ranks; ++rank) {
-    request.loads.push_back(tune::load_of(*placement.state(), rank, machine));
+    request.loads.push_back(tune::load_of(*placement.state(), rank, machine, layer.numerics.combine_groups));
   }
   return request;
 }

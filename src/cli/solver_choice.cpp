@@ -23,7 +23,9 @@ constexpr int64_t kMaxTokens = 8192;  // that are simulated; more take as long i
 
 std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction direction, const Machine& machine,
                                           const sim::MachineDescription& description, bool calibrated) {
-  if (machine.engine != EngineKind::kCuda || layer.numerics.combine_groups > 0) return std::nullopt;
+  if (machine.engine != EngineKind::kCuda) return std::nullopt;
+  // No such layer was measured, so nobody knows how far the simulator is off.
+  if (layer.numerics.combine_groups > 0) return std::nullopt;
   if (machine.ranks > std::min(description.most_ranks(), kMaxBuiltRanks)) return std::nullopt;
   LayerOptions uniform = layer;
   const std::vector<int64_t> tokens = layer.tokens();

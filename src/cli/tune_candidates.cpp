@@ -90,8 +90,7 @@ std::vector<Schedule> tune_candidates(const LayerOptions& layer, Direction direc
       all.push_back(schedule);
     }
   };
-  const bool known = machine.engine == EngineKind::kCuda && layer.numerics.combine_groups == 0 &&
-                     layer.ranks <= description.most_ranks();
+  const bool known = machine.engine == EngineKind::kCuda && layer.ranks <= description.most_ranks();
   if (direction == Direction::kBackward && machine.engine == EngineKind::kCuda &&
       !layer.given(direction).given(name_of(kBackwardWgrad))) {
     add(with_mixed_wgrads(layer, machine), most);

@@ -50,19 +50,15 @@ class Prediction {
     const bool simulated = layer_.ranks <= kSimulatedRanks;
     if (simulated) placement_ = place_ids(layer_, make_ids(layer_));
     row.predicted_by = simulated ? "simulator" : "closed form";
-    std::optional<tune::SolveRequest> request;
-    if (layer_.numerics.combine_groups == 0) {
-      request = solve_request({layer_, direction_}, description_, placement_.value_or(Placement()));
-      request->best = kSimulatedSchedules;
-    }
+    tune::SolveRequest request = solve_request({layer_, direction_}, description_, placement_.value_or(Placement()));
+    request.best = kSimulatedSchedules;
     if (!simulated) {
       closed_form(row, request, other);
       return row;
     }
     row.default_ms = simulate(base, &row);
     if (other) row.found_ms = simulate(*other);
-    if (!request) return row;
-    const tune::Solution solution = tune::solve(*request);
+    const tune::Solution solution = tune::solve(request);
     row.solved_ms = row.default_ms;
     for (const tune::Ranked& one : solution.best) row.solved_ms = std::min(*row.solved_ms, simulate(one.schedule));
     set_bound(row, solution.bound.us(), solution.bound.limits());
@@ -90,18 +86,13 @@ class Prediction {
     }
   }
 
-  void closed_form(WhatIf& row, const std::optional<tune::SolveRequest>& request,
-                   const std::optional<Schedule>& other) const {
-    if (!request) {
-      row.refused = "the closed form knows no groups of sums";
-      return;
-    }
-    const tune::Solution solution = tune::solve(*request);
+  void closed_form(WhatIf& row, const tune::SolveRequest& request, const std::optional<Schedule>& other) const {
+    const tune::Solution solution = tune::solve(request);
     row.default_ms = solution.default_us * 1e-3;
     row.solved_ms = std::min(solution.best.front().us * 1e-3, *row.default_ms);
     if (other) {
       const tune::Problem problem = tune::make_problem({{layer_.shape, layer_.numerics}, layer_.ranks, direction_},
-                                                       tune::busiest(*request, *other), description_);
+                                                       tune::busiest(request, *other), description_);
       row.found_ms = tune::estimate(problem, *other).us * 1e-3;
     }
     set_bound(row, solution.bound.us(), solution.bound.limits());

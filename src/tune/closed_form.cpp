@@ -24,10 +24,6 @@ constexpr double kTimeForSums = 0.25;   // the share of the call in which they a
 constexpr double kWaveStall = 0.25;     // of a tile: what each further phased wave costs
 constexpr double kFirstByWorkers = 20;  // us until rows come where whole workers copy
 
-double row_bytes(const Problem& problem) {
-  return static_cast<double>(problem.shape.hidden) * kElement;
-}
-
 template <typename Rows, typename Rate>
 double slowest_level(const Problem& problem, Rows&& rows, Rate&& rate) {
   double slowest = 0;
@@ -55,8 +51,15 @@ MemoryTimes forward_memory(const Problem& problem) {
   return {.all = us_of_bytes(elements * kElement, problem.machine->memory.bandwidth)};
 }
 
+// Of the longest task of a staged combine: a block of an expert's rows, or with groups of tokens' rows here.
+double rows_of_send(const Problem& problem) {
+  const RankLoad& load = problem.load;
+  if (problem.groups) return load.rows / std::max(load.tokens * problem.ranks, 1.0) * program::kTokenBlock;
+  return std::min(kBlockRows, load.rows / std::max(load.local_experts, 1.0));
+}
+
 double sum_bytes(const Problem& problem) {
-  return (problem.load.used_slots + problem.load.tokens) * row_bytes(problem);
+  return (problem.load.summands + problem.load.tokens) * row_bytes(problem);
 }
 
 GemmStage first_stage(const Problem& problem) {
@@ -96,6 +99,7 @@ Problem make_problem(const ModelledCall& call, const RankLoad& load, const sim::
   problem.halves = is_gated(numerics.activation) ? 2 : 1;
   problem.fp32_gradients = numerics.weight_gradient != WeightGradient::kBFloat16;
   problem.adds_gradients = numerics.weight_gradient == WeightGradient::kMainGrad;
+  problem.groups = numerics.combine_groups > 0;
   problem.ranks = call.ranks;
   problem.load = load;
   problem.machine = &machine;
@@ -188,6 +192,7 @@ CombinePart combine_part(const Problem& problem, const Schedule& schedule) {
   const sim::MachineDescription& machine = *problem.machine;
   CombinePart part;
   part.staged = schedule.combine.transport == CombineTransport::kStaged;
+  part.groups = problem.groups;
   part.workers = schedule.comm.combine_sms + schedule.comm.reduce_sms;
   const std::vector<int32_t> bounds = column_chunk_bounds(problem.shape.hidden, schedule.combine.column_chunks);
   part.chunks = static_cast<int>(bounds.size()) - 1;
@@ -202,16 +207,18 @@ CombinePart combine_part(const Problem& problem, const Schedule& schedule) {
   part.link = slowest_level(problem, returned, [](const sim::LinkRate& rate) { return rate.write; });
   part.link_both = slowest_level(problem, returned, [](const sim::LinkRate& rate) { return rate.both; });
   part.by_warps = schedule.comm.where == CommWhere::kWarps;
+  part.own_summers = !part.by_warps && schedule.comm.reduce_sms > 0;
   part.senders = schedule.comm.combine_sms;
   if (part.staged && part.by_warps) {
     part.send = problem.load.rows * pieces * machine.copy.send;
-    const double rows = std::min(kBlockRows, problem.load.rows / std::max(problem.load.local_experts, 1.0));
-    part.send_task = rows * pieces / part.chunks * machine.copy.send;
+    part.send_task = rows_of_send(problem) * pieces / part.chunks * machine.copy.send;
   }
   if (part.staged && !part.by_warps) {
     const sim::PortCopies& port = machine.port;
-    part.send = problem.load.rows * row_bytes(problem) * (port.in + port.out) * 1e-6 * (1 + port.overhead);
+    const double sent = problem.load.rows > 0 ? problem.load.results / problem.load.rows : 1;
+    part.send = problem.load.rows * row_bytes(problem) * (port.in + sent * port.out) * 1e-6 * (1 + port.overhead);
   }
+  if (problem.groups) part.send = grouped_send(problem, part.chunks, part.send);
   part.sum = sum_bytes(problem) * 1e-3;
   const double all = problem.workers;
   part.sum_beside = part.by_warps ? machine.sums.beside : machine.sums.alone * schedule.comm.reduce_sms / all;
@@ -246,12 +253,15 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
     const double both = first + second;
     result.first = first;
     result.second = second;
+    GroupedTimes grouped{
+        .send = send, .send_task = combine.send_task, .sum_beside = sum_beside, .sum_after = sum_after};
     if (!gemm.fused) {
-      result.left = combine.sum / sum_after;
+      const GroupedEnd end = combine.groups ? grouped_end(combine, grouped) : GroupedEnd{sent, combine.sum / sum_after};
+      result.left = end.left;
       result.limits = "gemm";
       result.us = time.begin + std::max(kDispatchAlone * dispatch.copy / copiers, dispatch.link) +
-                  std::max(first + std::max(second, result_link), problem.memory.all) + sent + result.left + time.end +
-                  3 * time.launch + kLaunchesApart;
+                  std::max(first + std::max(second, result_link), problem.memory.all) + end.there + result.left +
+                  time.end + 3 * time.launch + kLaunchesApart;
     } else {
       const double slowed =
           dispatch.by_warps ? machine.slowdown.copies * std::min(copy, both) : copy * dispatch.workers / computing;
@@ -261,7 +271,7 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
       double links = 0, rows = 0;
       if (gemm.mixed) {
         links = dispatch.link * combine.link_both / std::max(combine.link, 1e-9) + combine.link_both;
-        if (combine.link <= 0) links = dispatch.link;
+        if (combine.link <= 0 || combine.groups) links = dispatch.link;  // sums of groups come after the dispatch
         // Behind the first GEMM come the last wave, and the column chunks after the first.
         rows = std::max(first, copy) + std::max(second, result_link) * (1 - (1 - share) / combine.chunks);
       } else {
@@ -271,7 +281,7 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
       result.limits = body == work ? "gemm" : (body == links ? "links" : (body == rows ? "rows" : "memory"));
       // Computing workers that copy send when their tiles are done.
       const bool sends_after = !combine.by_warps && combine.senders == 0;
-      if (combine.staged) body = std::max(body, (sends_after ? body : copy) + sent);
+      if (combine.staged && !combine.groups) body = std::max(body, (sends_after ? body : copy) + sent);
       // Rows come later than tiles could take them; slower tiles would not make that better.
       const double ramp =
           body == links
@@ -285,6 +295,14 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
       const double summed =
           std::min(can, sum_beside * std::min(window, std::max(0.0, body - copy - (combine.by_warps ? sent : 0))));
       result.left = (combine.sum - summed) / sum_after;
+      if (combine.groups) {
+        grouped.second = second;
+        grouped.second_end = grouped.tiles = body;
+        grouped.copied = copy;
+        const GroupedEnd end = grouped_end(combine, grouped);
+        result.left = end.left;
+        body = end.there;
+      }
       result.us = begin + body + ramp + result.left + time.end + kDrain + (gemm.one_launch ? 0 : time.launch);
     }
     if (round + 1 == rounds) break;
@@ -351,7 +369,7 @@ Bound lower_bound(const Problem& problem) {
   }
   const auto best_rate = [](const sim::LinkRate& rate) { return std::max({rate.read, rate.write, rate.both}); };
   const double in = slowest_level(
-      problem, [](const LevelRows& rows) { return rows.dispatched_once + rows.sent; }, best_rate);
+      problem, [](const LevelRows& rows) { return rows.dispatched_once + rows.received; }, best_rate);
   const double out = slowest_level(
       problem, [](const LevelRows& rows) { return rows.returned + rows.sent_once; }, best_rate);
   bound.links = std::max(in, out);

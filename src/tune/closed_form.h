@@ -32,6 +32,7 @@ struct Problem {
   int halves = 2;               // of z: gate and up, or 1
   bool fp32_gradients = false;  // of weights
   bool adds_gradients = false;  // to what is there
+  bool groups = false;          // combine_groups: rows are summed before they are sent
   int ranks = 1;
   RankLoad load;  // of the busiest rank
   const sim::MachineDescription* machine = nullptr;
@@ -76,7 +77,9 @@ struct DispatchPart {
 // By combine.*, comm.combine_sms, comm.reduce_sms.
 struct CombinePart {
   bool staged = false, by_warps = true;
-  double senders = 0;  // workers that only send
+  bool groups = false;       // a token's rows are summed before they are sent
+  bool own_summers = false;  // workers that only sum, and no others do
+  double senders = 0;        // workers that only send
   int chunks = 1;
   double workers = 0;     // that compute nothing
   double tiles = 0;       // column tiles of the second GEMM

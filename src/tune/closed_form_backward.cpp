@@ -92,10 +92,12 @@ Work work_of_parts(const Problem& problem, const Parts& parts) {
   work.send_task = combine.send_task;
   work.sends_after = combine.staged && !combine.by_warps && combine.senders == 0;
   work.sum_beside = combine.sum_beside * (dispatch.by_warps ? work.available / all : 1);
-  // Workers that only sum leave none of it to others.
-  const bool only_summers = !dispatch.by_warps && combine.sum_beside > 0;
-  work.sum_after = only_summers ? work.sum_beside : problem.machine->sums.alone * work.available / all;
+  work.sum_after = combine.own_summers ? work.sum_beside : problem.machine->sums.alone * work.available / all;
   return work;
+}
+
+GroupedTimes grouped_times(const Work& work) {
+  return {.send = work.send, .send_task = work.send_task, .sum_beside = work.sum_beside, .sum_after = work.sum_after};
 }
 
 struct GemmTimes {
@@ -110,9 +112,10 @@ double apart(const Problem& problem, const Parts& parts, const Work& work, const
   const MemoryTimes& memory = problem.memory;
   const double sent = combine.staged ? std::max(work.send + kUnevenSends * work.send_task, combine.link) : 0;
   const double second = std::max({gemms.second + gemms.second_tail, combine.staged ? 0 : combine.link, memory.second});
-  return time.begin + work.alone + std::max(gemms.first + gemms.first_tail, memory.first) + second + sent +
-         combine.sum / work.sum_after + std::max(gemms.gradients, memory.gradients) + time.end + 5 * time.launch +
-         kLaunchesApart;
+  const GroupedEnd end =
+      combine.groups ? grouped_end(combine, grouped_times(work)) : GroupedEnd{sent, combine.sum / work.sum_after};
+  return time.begin + work.alone + std::max(gemms.first + gemms.first_tail, memory.first) + second + end.there +
+         end.left + std::max(gemms.gradients, memory.gradients) + time.end + 5 * time.launch + kLaunchesApart;
 }
 
 // A call of its own before the others: FC1, which takes `gemm` us, and the dispatch of x beside it where no rows are
@@ -141,6 +144,14 @@ struct Second {
 // `copied`: until when the agents that copy are at x again.
 Second second_part(const Parts& parts, const Work& work, const GemmTimes& gemms, double tiles, double copied) {
   const CombinePart& combine = *parts.combine;
+  if (combine.groups) {
+    GroupedTimes times = grouped_times(work);
+    times.second = times.second_end = gemms.second;
+    times.tiles = tiles;
+    times.copied = copied;
+    const GroupedEnd end = grouped_end(combine, times);
+    return {std::max(tiles, end.there) + end.left, end.left, end.there > tiles};
+  }
   const double last = 1.0 / combine.chunks;
   const bool by_chunks = combine.chunks > 1;
   double there = std::max(gemms.second, combine.staged ? 0 : combine.link);  // until the last results are

@@ -12,8 +12,28 @@ inline double us_of_bytes(double bytes, double gigabytes_per_second) {
   return bytes > 0 ? bytes * 1e-3 / gigabytes_per_second : 0;
 }
 
+inline double row_bytes(const Problem& problem) {
+  return static_cast<double>(problem.shape.hidden) * kElement;
+}
+
 // GHz at a load of the tensor cores, in a call of so many us.
 double clock_of(const Problem& problem, double load, double us);
+
+// A combine with groups: who sums a token's rows of a group waits for all experts.
+struct GroupedTimes {
+  double send = 0, send_task = 0;        // us of all sends, and of the longest task
+  double sum_beside = 0, sum_after = 0;  // KB/us
+  double second = 0;                     // us of the second GEMM's tiles
+  // From one begin on, when the second GEMM and when all tiles are done, and until when senders are at the dispatch.
+  double second_end = 0, tiles = 0, copied = 0;
+};
+// us of all sends, whose work alone takes `work`: a task ends when what it has sent is there.
+double grouped_send(const Problem& problem, int chunks, double work);
+struct GroupedEnd {
+  double there = 0;  // when the last results are at their tokens' ranks
+  double left = 0;   // us of sums after that and after the last tile
+};
+GroupedEnd grouped_end(const CombinePart& combine, const GroupedTimes& times);
 
 // Backward alone.
 MemoryTimes backward_memory(const Problem& problem);

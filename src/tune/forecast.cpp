@@ -11,7 +11,8 @@ Forecast::Forecast(const LayerConfig& config, const Machine& machine, const Sche
   const sim::MachineDescription& description = sim::shipped_machine(sim::kDefaultMachine);
   if (machine.engine != EngineKind::kCuda || machine.ranks > description.most_ranks()) return;
   description_ = &description;
-  load_ = uniform_load(config.shape, machine.ranks, static_cast<double>(std::max<int64_t>(tokens, 1)), description);
+  load_ = uniform_load(config.shape, machine.ranks, static_cast<double>(std::max<int64_t>(tokens, 1)), description,
+                       config.numerics.combine_groups);
 }
 
 double Forecast::of(double busiest_rows, double mean_rows) const {
@@ -20,7 +21,8 @@ double Forecast::of(double busiest_rows, double mean_rows) const {
   if (busiest_rows > 0 && mean_rows > 0) {
     const double more = mean_rows / load_.rows, skew = busiest_rows / mean_rows;
     load.tokens *= more;
-    load.used_slots *= more;
+    load.summands *= more;
+    load.results *= more * skew;
     load.rows *= more * skew;
     load.rows_once *= more * skew;
     load.blocks = std::max(load.local_experts, load.blocks * more * skew);
@@ -30,6 +32,7 @@ double Forecast::of(double busiest_rows, double mean_rows) const {
       rows.returned *= more * skew;
       rows.sent *= more;
       rows.sent_once *= more;
+      rows.received *= more;
     }
   }
   return estimate(make_problem({.layer = config_, .ranks = machine_.ranks}, load, *description_), schedule_).us;

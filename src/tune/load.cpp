@@ -18,6 +18,13 @@ double miss(const LayerShape& shape, double experts) {
   return probability;
 }
 
+// A token's results.
+double mean_results(const LayerShape& shape, int64_t combine_groups) {
+  if (combine_groups == 0) return static_cast<double>(shape.topk);
+  const double groups = static_cast<double>(combine_groups);
+  return groups * (1 - miss(shape, static_cast<double>(shape.experts) / groups));
+}
+
 // The mean number of blocks of a number of rows that is nearly normal.
 double mean_blocks(double mean, double variance) {
   const double deviation = std::sqrt(std::max(variance, 1e-9));
@@ -31,13 +38,14 @@ double mean_blocks(double mean, double variance) {
 
 }  // namespace
 
-RankLoad uniform_load(const LayerShape& shape, int ranks, double tokens, const sim::MachineDescription& machine) {
+RankLoad uniform_load(const LayerShape& shape, int ranks, double tokens, const sim::MachineDescription& machine,
+                      int64_t combine_groups) {
   RankLoad load;
   const double topk = static_cast<double>(shape.topk), experts = static_cast<double>(shape.experts);
   load.tokens = tokens;
   load.local_experts = experts / ranks;
   load.rows = tokens * topk;
-  load.used_slots = tokens * topk;
+  load.results = load.summands = tokens * mean_results(shape, combine_groups);
   const double share = topk / experts, batch = tokens * ranks;
   load.active_experts = load.local_experts * (1 - std::pow(1 - share, batch));
   load.blocks = load.local_experts * mean_blocks(batch * share, batch * share * (1 - share));
@@ -47,7 +55,8 @@ RankLoad uniform_load(const LayerShape& shape, int ranks, double tokens, const s
     const int reach = std::min(link.ranks, ranks);
     const double others = static_cast<double>(reach - inside) / ranks;
     LevelRows rows;
-    rows.dispatched = rows.returned = rows.sent = load.rows * others;
+    rows.dispatched = rows.sent = load.rows * others;
+    rows.returned = rows.received = load.results * others;
     rows.dispatched_once = load.rows_once * others;
     if (link.relay) {
       rows.dispatched_once = batch * (1 - miss(shape, load.local_experts * inside)) / inside * others;
@@ -59,7 +68,8 @@ RankLoad uniform_load(const LayerShape& shape, int ranks, double tokens, const s
   return load;
 }
 
-RankLoad load_of(const internal::PlacementState& placement, int rank, const sim::MachineDescription& machine) {
+RankLoad load_of(const internal::PlacementState& placement, int rank, const sim::MachineDescription& machine,
+                 int64_t combine_groups) {
   RankLoad load;
   const LayerShape& shape = placement.shape;
   load.levels.resize(machine.links.size());
@@ -76,7 +86,9 @@ RankLoad load_of(const internal::PlacementState& placement, int rank, const sim:
   const auto level_of = [&](int other) { return machine.level_between(rank, other); };
   const auto relays = [&](int level) { return level > 0 && machine.links[level].relay; };
   const auto same_node = [&](int a, int b, int level) { return a == b || machine.level_between(a, b) < level; };
+  const int64_t experts_per_group = combine_groups > 0 ? shape.experts / combine_groups : 1;
   std::vector<int32_t> seen;
+  std::vector<int64_t> groups;  // of one token
   for (int source = 0; source < placement.ranks; ++source) {
     const internal::RankPlacement& from = placement.rank[source];
     const bool remote = source != rank && !load.levels.empty();
@@ -85,22 +97,28 @@ RankLoad load_of(const internal::PlacementState& placement, int rank, const sim:
     const int ranks_of_node = remote && relays(level) ? std::min(machine.links[level - 1].ranks, placement.ranks) : 1;
     for (int64_t token = 0; token < from.tokens; ++token) {
       bool here = false, in_node = false;
-      seen.clear();
+      seen.clear(), groups.clear();
       for (int64_t slot = 0; slot < shape.topk; ++slot) {
         const int32_t expert = from.expert_of_slot[token * shape.topk + slot];
         if (expert < 0) continue;
         const int32_t owner = placement.rank_of_expert[expert];
         in_node |= ranks_of_node > 1 && same_node(rank, owner, level);
+        const int64_t group = expert / experts_per_group;
+        // The others of a group are summed with the first one.
+        const bool result = combine_groups == 0 || std::find(groups.begin(), groups.end(), group) == groups.end();
+        if (result) groups.push_back(group);
         if (owner == rank) {
           here = true;
-          if (rows != nullptr) ++rows->dispatched, ++rows->returned;
+          load.results += result;
+          if (rows != nullptr) ++rows->dispatched, rows->returned += result;
         }
         if (source != rank) continue;
-        ++load.used_slots;
+        load.summands += result;
         if (owner == rank || load.levels.empty()) continue;
         const int away = level_of(owner);
         LevelRows& out = load.levels[away];
         ++out.sent;
+        out.received += result;
         const bool taken = std::any_of(seen.begin(), seen.end(), [&](int32_t other) {
           return relays(away) ? same_node(other, owner, away) : other == owner;
         });

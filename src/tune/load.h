@@ -12,17 +12,20 @@ namespace uniep::tune {
 struct LevelRows {
   double dispatched = 0;           // rows in, one a slot
   double dispatched_once = 0;      // rows in, one a token and rank, or a token and node where a relay hands them on
-  double returned = 0;             // rows out to their tokens' ranks
-  double sent = 0, sent_once = 0;  // rows of this rank's tokens that go out; beside them results come back, as `sent`
+  double returned = 0;             // results out to their tokens' ranks
+  double sent = 0, sent_once = 0;  // rows of this rank's tokens that go out
+  double received = 0;             // results that come back for them
   bool operator==(const LevelRows&) const = default;
 };
 
+// A result is a row, or with combine groups the sum of a token's rows in a group of experts.
 struct RankLoad {
   double tokens = 0;
-  double rows = 0;        // that its experts get
-  double blocks = 0;      // of 128 rows of one expert
-  double rows_once = 0;   // with deduplication: those that are taken, the others are put beside
-  double used_slots = 0;  // of its own tokens
+  double rows = 0;       // that its experts get
+  double blocks = 0;     // of 128 rows of one expert
+  double rows_once = 0;  // with deduplication: those that are taken, the others are put beside
+  double results = 0;    // that its experts' rows are sent back as, to itself too
+  double summands = 0;   // results that its own tokens are the sums of
   double local_experts = 0;
   double active_experts = 0;      // those that get rows
   std::vector<LevelRows> levels;  // as the machine's links
@@ -31,9 +34,11 @@ struct RankLoad {
 
 // Every slot of a token goes to another expert, all equally likely, and every rank has so many tokens: the mean. One
 // rank stands for all.
-RankLoad uniform_load(const LayerShape& shape, int ranks, double tokens, const sim::MachineDescription& machine);
+RankLoad uniform_load(const LayerShape& shape, int ranks, double tokens, const sim::MachineDescription& machine,
+                      int64_t combine_groups = 0);
 
 // A rank of a placement.
-RankLoad load_of(const internal::PlacementState& placement, int rank, const sim::MachineDescription& machine);
+RankLoad load_of(const internal::PlacementState& placement, int rank, const sim::MachineDescription& machine,
+                 int64_t combine_groups = 0);
 
 }  // namespace uniep::tune

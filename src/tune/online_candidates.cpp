@@ -42,8 +42,7 @@ class Model {
  public:
   Model(const TunerLayer& layer, Direction direction, const Machine& machine,
         const sim::MachineDescription& description) {
-    if (machine.engine != EngineKind::kCuda || machine.ranks > std::min(description.most_ranks(), kMaxBuiltRanks) ||
-        layer.config.numerics.combine_groups > 0) {
+    if (machine.engine != EngineKind::kCuda || machine.ranks > std::min(description.most_ranks(), kMaxBuiltRanks)) {
       return;
     }
     request_.shape = layer.config.shape;
@@ -52,7 +51,8 @@ class Model {
     request_.ranks = machine.ranks;
     request_.machine = &description;
     request_.loads = {uniform_load(request_.shape, machine.ranks,
-                                   static_cast<double>(std::max<int64_t>(layer.tokens, 1)), description)};
+                                   static_cast<double>(std::max<int64_t>(layer.tokens, 1)), description,
+                                   request_.numerics.combine_groups)};
     request_.best = kSolved;
     problem_ =
         make_problem({layer.config, machine.ranks, direction, request_.state}, request_.loads.front(), description);

@@ -34,10 +34,6 @@ SolveSpace::SolveSpace(const SolveRequest& request)
       .direction = request.direction, .shape = request.shape, .numerics = request.numerics, .machine = machine};
   const std::vector<std::string> wrong = shape_violations(wanted);
   if (!wrong.empty()) throw Error(Status::kInvalidArgument, wrong.front());
-  if (request.numerics.combine_groups > 0) {
-    throw Error(Status::kInvalidArgument, fmt::format("combine_groups={}: the closed form knows no groups; legal is 0",
-                                                      request.numerics.combine_groups));
-  }
   base_ = resolve(request.fixed, wanted);
   problem_ = problem_of(request, busiest(request, base_));
   local_experts_ = static_cast<int>(request.shape.experts / request.ranks);
@@ -49,7 +45,8 @@ SolveSpace::SolveSpace(const SolveRequest& request)
     list_dispatches();
     list_combines();
     size_ = count();
-    if (size_ <= kMaxPoints) break;
+    // With groups results have one way to go, which leaves room for more of other values.
+    if (size_ <= (problem_.groups ? 2 : 1) * kMaxPoints) break;
   }
   if (size_ == 0) {
     throw Error(Status::kInvalidArgument, "--schedule: nothing with these values is legal: " + to_text(base_));
@@ -124,8 +121,8 @@ void SolveSpace::list_values(int density) {
     for (const int first : firsts) widths_.push_back({common, first});
   }
   clusters_ = allowed(kTileCluster, {2, 1});
-  combine_transports_ =
-      allowed(kCombineTransport, gives_workers(kCommCombineSms) ? std::vector<int>{1} : std::vector<int>{0, 1});
+  const bool only_staged = problem_.groups || gives_workers(kCommCombineSms);
+  combine_transports_ = allowed(kCombineTransport, only_staged ? std::vector<int>{1} : std::vector<int>{0, 1});
   std::vector<int> column_chunks;
   for (int count = 1; count <= 8; ++count) {
     if (count == 1 || problem_.shape.hidden / count >= kMinColumns) column_chunks.push_back(count);
@@ -176,7 +173,7 @@ void SolveSpace::find_fits(const SolveRequest& request) {
     probe.comm.where = static_cast<CommWhere>(where);
     probe.comm.dispatch_sms = where == 0 ? 0 : gemm.cluster;
     probe.comm.combine_sms = probe.comm.reduce_sms = 0;
-    probe.combine.transport = CombineTransport::kEpilogue;
+    if (!problem_.groups) probe.combine.transport = CombineTransport::kEpilogue;
     fits_[index(gemm.width, chunk, static_cast<CommWhere>(where)) * kKernelKinds + kind_of(gemm)] = fit_of(probe);
   };
   const auto probe = [&](int fusion, int wgrad, int cluster, int queue) {
