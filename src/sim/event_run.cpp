@@ -72,7 +72,6 @@ EventRun::Result EventRun::run() {
   for (const RankState& state : ranks_) {
     result_.end_us.push_back(state.last + machine_.time.end);
     result_.gemm_us_of_rank.push_back(state.gemm_us);
-    result_.load_us_of_rank.push_back(state.load_us);
     result_.memory_bytes.push_back(state.memory_bytes);
   }
   return std::move(result_);
@@ -314,13 +313,12 @@ double EventRun::copy_end(Agent& agent, double now) {
     const PortCopies& port = machine_.port;
     takes = row * 1e-6 * (work.rows_in * port.in + work.rows_out * port.out) * (1 + port.overhead) +
             0.5 * copy.task / port.warps;
-    takes *= times_.copy_clock;
   } else {
     const double share = state.started ? 1.0 : copy.alone;
     takes = share * copy.task + share * times_.warp_chunk * static_cast<double>(times_.chunks_of_row) *
                                     (copy.chunk_in * work.rows_in + copy.chunk_out * work.rows_out);
     if (agent.task.stage != Stage::kPull) takes += 0.5 * copy.push;
-    takes *= times_.copy_clock / times_.copy_workers;
+    takes /= times_.copy_workers;
   }
   double end = std::max(now + takes, take_memory(state, now, row * (work.rows_in + work.rows_out)));
   const auto carry = [&](int32_t from, int32_t to, int32_t rows) {
@@ -374,12 +372,9 @@ double EventRun::send_end(Agent& agent, double now) {
   double takes = 0;
   if (p.on_sms) {
     takes = static_cast<double>(width) * 1e-6 * (in * machine_.port.in + out * machine_.port.out) *
-            (1 + machine_.port.overhead) * times_.copy_clock;
+            (1 + machine_.port.overhead);
   } else {
-    const CommSchedule& comm = program_.request().schedule.comm;
-    const double bytes = static_cast<double>(std::min<int64_t>(width, comm.chunk_bytes));
-    takes = static_cast<double>(std::max(in, out) * pieces) * TileTimes::send_piece(machine_.copy, comm.stages, bytes) *
-            times_.copy_clock / times_.copy_workers;
+    takes = static_cast<double>(std::max(in, out) * pieces) * machine_.copy.send / times_.copy_workers;
   }
   end = std::max(end, take_memory(state, now, static_cast<double>((in + out) * width)));
   return std::max(end, now + takes);
@@ -431,7 +426,6 @@ double EventRun::gemm_end(Agent& agent, double now) {
   if (task.stage == Stage::kFirstGemm) takes *= times_.slow_first;
   if (task.stage == Stage::kSecondGemm) takes *= times_.slow_second;
   state.gemm_us += takes * (agent.leads_pair ? 2 : 1);
-  state.load_us += takes * times_.load(task) * (agent.leads_pair ? 2 : 1);
   if (!times_.own_copy_class) {
     if (!p.on_sms && state.copies_left > 0) takes *= 1 + machine_.slowdown.copies;
     takes *= 1 + machine_.slowdown.sums * state.summing / p.workers;

@@ -28,9 +28,9 @@ class EventRun {
     double begin_us = -1, end_us = 0, busy_us = 0;
   };
   struct Result {
-    std::vector<double> end_us;                            // by rank
-    std::vector<double> gemm_us_of_rank, load_us_of_rank;  // tiles; that share of it which loads the GPU
-    std::vector<double> memory_bytes;                      // by rank
+    std::vector<double> end_us;  // by rank
+    std::vector<double> gemm_us_of_rank;
+    std::vector<double> memory_bytes;  // by rank
     std::array<Totals, kStageCount> stage{};
     int64_t tasks = 0;
     std::vector<TimedTask> timeline;
@@ -81,7 +81,7 @@ class EventRun {
     int32_t summing = 0;      // copying warps
     bool started = false;     // a tile has begun
     double memory_free = 0, activation_free = 0, last = 0;
-    double gemm_us = 0, load_us = 0, memory_bytes = 0;
+    double gemm_us = 0, memory_bytes = 0;
   };
   struct Counters {
     EventRun& run;

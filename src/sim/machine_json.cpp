@@ -42,7 +42,6 @@ class MachineReader {
     read_version(root);
     std::vector<std::string> keys = {"format", "version", "name", "title", "workers", "tiles", "links"};
     for (const NumberField& field : number_fields()) {
-      if (field.since > version_) continue;
       if (std::find(keys.begin(), keys.end(), field.section) == keys.end()) keys.emplace_back(field.section);
     }
     if (root.contains("calibrated")) keys.emplace_back("calibrated");
@@ -85,20 +84,19 @@ class MachineReader {
     return root;
   }
 
-  void read_version(const Json& root) {
+  void read_version(const Json& root) const {
     if (!root.contains("format") || root["format"] != kFormat) {
       refuse("format", root.contains("format") ? shown(root["format"]) : "is missing", fmt::format("\"{}\"", kFormat));
     }
     const bool whole = root.contains("version") && root["version"].is_number_integer();
     if (whole && root["version"] > kMachineVersion) {
       refuse("version", shown(root["version"]),
-             fmt::format("1 to {}: this file is of a later version of uniep", kMachineVersion));
+             fmt::format("{}: this file is of a later version of uniep", kMachineVersion));
     }
-    if (!whole || root["version"] < 1) {
+    if (!whole || root["version"] != kMachineVersion) {
       refuse("version", root.contains("version") ? shown(root["version"]) : "is missing",
-             fmt::format("1 to {}", kMachineVersion));
+             std::to_string(kMachineVersion));
     }
-    version_ = root["version"].get<int>();
   }
 
   static std::string join(const std::string& at, std::string_view key) {
@@ -177,13 +175,7 @@ class MachineReader {
     for (const NumberField& first : number_fields()) {
       std::vector<std::string> keys;
       for (const NumberField& field : number_fields()) {
-        if (std::string_view(field.section) == first.section && field.since <= version_) keys.emplace_back(field.key);
-      }
-      if (first.since > version_) {
-        first.of(machine_) = first.before;
-        machine_.origin[join(first.section, first.key)] = {
-            Source::kAssumed, fmt::format("not in descriptions of version {}, which mean this", version_)};
-        continue;
+        if (std::string_view(field.section) == first.section) keys.emplace_back(field.key);
       }
       if (keys.front() == first.key) require_keys(root[first.section], first.section, keys);
       first.of(machine_) = number_of(root[first.section], first.section, first);
@@ -308,7 +300,6 @@ class MachineReader {
   }
 
   std::string file_;
-  int version_ = kMachineVersion;
   MachineDescription machine_;
 };
 

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "program/edges.h"
-#include "program/order.h"
 
 namespace uniep::sim {
 namespace {
@@ -30,43 +29,6 @@ double slowdown(const Schedule& schedule, const RankProgram& p, const Slowdowns&
   return factor;
 }
 
-constexpr double kBlockK = 64;  // of Hopper's pipelines
-
-struct TileWait {
-  double depth, cycles_per_k, us_of_cycle;
-  double busy_share;  // of the workers
-};
-
-// Cycles that a tile of a row GEMM waits for its operands. A stage is asked for once its last reader is through, so
-// that a K block takes as long as `stages` of them share one way through memory; as many are there when the tile
-// begins.
-double waiting_cycles(const RankProgram& p, const TileShape& shape, const Pipeline& pipeline, const TileWait& tile) {
-  if (pipeline.port == 0) return 0;
-  const double bytes = 2 * kBlockK * (p.tile_m + static_cast<double>(shape.n) / p.cluster);
-  const double carried = bytes / pipeline.port, work = kBlockK * tile.cycles_per_k;
-  const double latency = (pipeline.latency + pipeline.busy * tile.busy_share) / tile.us_of_cycle;
-  const double blocks = tile.depth / kBlockK, each = std::max(work, carried);
-  const double alone = (latency + carried + work) / shape.stages;
-  return blocks * (each - work) + std::max(0.0, blocks - shape.stages) * std::max(0.0, alone - each);
-}
-
-// Of the workers those that run tiles.
-double busy_share(const RankProgram& p, double workers) {
-  int32_t most = 0;
-  for (int launch = 0; launch < p.launches; ++launch) {
-    const program::Participants who = program::participants_of(p, launch, ListKind::kCompute);
-    most = std::max(most, who.end - who.begin);
-  }
-  return most / workers;
-}
-
-// Share of the time of a chunk of 4096 bytes, with a ring of three stages, that one of `bytes` takes at least: it waits
-// for a stage of the ring.
-double ring_share(const WarpCopies& copy, int stages, double bytes) {
-  constexpr double kFixed = 0.8;
-  return copy.ring * 3 / stages * (kFixed + (1 - kFixed) * bytes / 4096);
-}
-
 }  // namespace
 
 TileTimes::TileTimes(const ProgramRequest& request, const RankProgram& p, const MachineDescription& machine,
@@ -79,18 +41,13 @@ TileTimes::TileTimes(const ProgramRequest& request, const RankProgram& p, const 
   const int64_t depth[2] = {hidden, forward ? intermediate : p.wgrad_fc1.rows};
   us_of_cycle = 1e-3 / clock_ghz;
   const double task = schedule.queue == QueueKind::kStatic ? machine.time.task_static : machine.time.task_dynamic;
-  const double share = busy_share(p, machine.class_of(Work::kFc1).count);
   double tile[2], late[2];
   for (int i = 0; i < 2; ++i) {
     const TileShape shape = schedule.tile_of(stages[i]);
     const Work work = work_of(stages[i]);
+    tile[i] = machine.tile_cycles(work, p.tile_m, shape.n, depth[i]) * us_of_cycle + task;
     const double per_k =
         machine.tile_cycles(work, p.tile_m, shape.n, 1) - machine.tile_cycles(work, p.tile_m, shape.n, 0);
-    const double k = static_cast<double>(depth[i]);
-    const double waits = waiting_cycles(p, shape, machine.pipeline, {k, per_k, us_of_cycle, share});
-    tile[i] = (machine.tile_cycles(work, p.tile_m, shape.n, depth[i]) + waits) * us_of_cycle + task;
-    const double works = 1 - waits * us_of_cycle / tile[i];
-    (i == 0 ? load_first_ : load_second_) = works + machine.clock.waiting * (1 - works);
     // Short tiles store their results in as large a part of the next one.
     const double blocks = std::min(1.0, static_cast<double>(depth[i]) / 2048) * machine.time.late_blocks;
     late[i] = blocks * 64 * per_k * us_of_cycle;
@@ -105,9 +62,6 @@ TileTimes::TileTimes(const ProgramRequest& request, const RankProgram& p, const 
   const int64_t chunk = std::min<int64_t>(schedule.comm.chunk_bytes, row_bytes);
   chunks_of_row = (row_bytes + schedule.comm.chunk_bytes - 1) / schedule.comm.chunk_bytes;
   warp_chunk = machine.copy.chunk_fixed + (1 - machine.copy.chunk_fixed) * static_cast<double>(chunk) / 4096;
-  warp_chunk = std::max(warp_chunk, ring_share(machine.copy, schedule.comm.stages, static_cast<double>(chunk)));
-  const double usual = state == State::kPaused ? machine.clock.pause : machine.clock.limit;
-  copy_clock = 1 + machine.copy.clocked * (usual / clock_ghz - 1);
   own_copy_class = !machine.class_of(Work::kFc1).work.has(Work::kDispatch);
   copy_workers = machine.class_of(Work::kDispatch).count / machine.class_of(Work::kFc1).count;
 
@@ -133,15 +87,6 @@ double TileTimes::gemm(const RankProgram& p, const Task& task) const {
     default:
       return p.expert_rows[p.first_expert + task.expert] * wgrad_per_k_fc1_ + wgrad_fixed_fc1_ + wgrad_extra_;
   }
-}
-
-double TileTimes::load(const Task& task) const {
-  return task.stage == Stage::kFirstGemm ? load_first_ : task.stage == Stage::kSecondGemm ? load_second_ : 1.0;
-}
-
-double TileTimes::send_piece(const WarpCopies& copy, int stages, double bytes) {
-  const double share = copy.send_fixed + (1 - copy.send_fixed) * bytes / 2048;
-  return copy.send * std::max(share, ring_share(copy, stages, bytes));
 }
 
 double TileTimes::late_store(const Task& task) const {
