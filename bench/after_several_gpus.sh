@@ -1,11 +1,12 @@
 #!/bin/bash
 # What is made of the results of bench/several_gpus.sh afterwards, on any machine without a GPU.
 # Usage: bench/after_several_gpus.sh BUILD FOLDER
-#   FOLDER  takes of each NAME.trace NAME.svg; tables.md, as README's; and of the searches of Schedules simulator_DIRECTION.txt
+#   FOLDER  takes of each NAME.trace NAME.svg; tables.md, as README's; and of the searches of Schedules
+#           simulator_DIRECTION.txt, of Schedules that nobody chose simulator_points.txt
 # What FOLDER has no results for is passed over. Exit status 1 where something failed.
 set -uo pipefail
 if [ $# -ne 2 ]; then
-  sed -n '2,5s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,6s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 build=$(realpath "$1") folder=$(realpath "$2")
@@ -32,4 +33,7 @@ for direction in forward backward; do
   python3 "$here/simulator_errors.py" "$uniep" "$gain" --direction "$direction" --ranks "$ranks" "${machine[@]}" \
     >"$folder/simulator_$direction.txt" || failed=1
 done
+if [ -e "$folder/points.jsonl" ]; then
+  python3 "$here/simulator_errors.py" "$uniep" "$folder/points.jsonl" "${machine[@]}" >"$folder/simulator_points.txt" || failed=1
+fi
 exit $failed

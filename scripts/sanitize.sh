@@ -43,7 +43,7 @@ else
   elsewhere=(
     BadFiles.Random Candidates.{HaveKernels,OfALayer} Calibrate.{DoubtsCalls,EightGpus,FindsOther,IsTheSame}
     Calibrate.{LayersFollow,LeavesAMachine,PredictsWhat,Refits} CalibrateTraces.FindsOther Canonical Checker.{Notices,PassesRandom} CheckerSpace
-    ClosedForm.IsNear CountSpace Directions/SolveBothWays.PointsAre Edges.ExpertCounters FailuresPage
+    ClosedForm.{IsNear,WithGroups} CountSpace Directions/SolveBothWays.PointsAre Edges.ExpertCounters FailuresPage
     GemmQueues.EveryTile GemmQueuesInTheSmall Machine.{EveryNumber,Truncated} ModelLayers Npy.Damaged
     Order.{SumsTake,Weight} Placement.{RowsStand,TokensAreSummed} Run.LargeLayers ScheduleFill.{Any,GivenFields}
     ScheduleSample.Reaches ScheduleValidate.AgreesWith Simulate.{OneRankForAll,RunsEvery} SimulateError
