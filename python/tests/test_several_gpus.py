@@ -193,8 +193,10 @@ def test_what_is_made_of_results_without_a_gpu(tmp_path):
     assert "| DeepSeek-V3 | **500** / 500 | 400 / - | 250 / **1000** | 556 / 556 |" in tables
     assert "Forward, 8 x H, processes, T 8192, uniform routing, 2026-12-01:" in tables
     lines = (tmp_path / "simulator_forward.txt").read_text().splitlines()
-    assert [line.split()[:2] for line in lines[1:3]] == [["2048,768,128,8", "2"], ["all", "2"]]
-    assert [line.split("  ")[0] for line in lines[3:]] == ["GEMMs times 1.1", "GEMMs or links"]
+    assert lines[1].split()[:4] == ["4", "8192", "2048,768,128,8", "2"]
+    limits = [f"up to {most} times the default" for most in (2, 1.3)]
+    names = [line[:38].strip() for line in lines[2:]]
+    assert names == [limits[0], "all", limits[1], "GEMMs times 1.1", "GEMMs or links"]
 
 
 @pytest.mark.parametrize(
