@@ -8,6 +8,7 @@
 #include "io/file.h"
 #include "support/expect_error.h"
 #include "support/measured_layers.h"
+#include "support/other_machine.h"
 #include "tune/median.h"
 
 // The fit of a machine description, without a GPU: on times that the simulator made up for a machine whose constants
@@ -16,6 +17,7 @@ namespace uniep::cli {
 namespace {
 
 using sim::MachineDescription;
+using test::other_machine;
 
 // Layers of the fixed set at a quarter of their tokens, so that the test is quick.
 std::vector<tune::CalibrationLayer> short_layers(int ranks) {
@@ -24,20 +26,6 @@ std::vector<tune::CalibrationLayer> short_layers(int ranks) {
     if (layer.tokens > 1024) layer.tokens /= 4;
   }
   return layers;
-}
-
-// Another GPU of the kind: all constants off by up to so many tenths of what machines differ by.
-MachineDescription other_machine(const MachineDescription& base, int ranks, uint64_t seed) {
-  MachineDescription machine = base;
-  std::mt19937_64 random(seed);
-  for (const tune::FitConstant& constant : tune::fit_constants(base, ranks)) {
-    const double by = (static_cast<double>(random() >> 11) * 0x1p-53 * 2 - 1) * constant.spread;
-    double& value = tune::constant_of(machine, constant.key);
-    value = std::clamp(constant.share ? value + by : value * std::exp(by), constant.least, constant.most);
-  }
-  machine.clock.limit = base.clock.limit * 0.92;
-  machine.clock.pause_lowest = std::min(machine.clock.pause_lowest, machine.clock.pause);
-  return machine;
 }
 
 // What that machine would measure: nine calls with half a percent of noise.

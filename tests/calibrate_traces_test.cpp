@@ -10,6 +10,7 @@
 #include "cli/timeline_model.h"
 #include "io/file.h"
 #include "support/expect_error.h"
+#include "support/other_machine.h"
 #include "support/temporary_folder.h"
 
 // The fit of a machine description to timelines, without a GPU: to those that the simulator makes of a machine whose
@@ -20,6 +21,7 @@ namespace {
 
 using sim::MachineDescription;
 using sim::State;
+using test::other_machine;
 
 // One call that is recorded.
 struct Recorded {
@@ -94,20 +96,6 @@ class CalibrateTraces : public ::testing::Test {
   }
   const test::TemporaryFolder folder_;
 };
-
-// All constants off by up to what machines differ by.
-MachineDescription other_machine(const MachineDescription& base, int ranks, uint64_t seed) {
-  MachineDescription machine = base;
-  std::mt19937_64 random(seed);
-  for (const tune::FitConstant& constant : tune::fit_constants(base, ranks)) {
-    const double by = (static_cast<double>(random() >> 11) * 0x1p-53 * 2 - 1) * constant.spread;
-    double& value = tune::constant_of(machine, constant.key);
-    value = std::clamp(constant.share ? value + by : value * std::exp(by), constant.least, constant.most);
-  }
-  machine.clock.limit = base.clock.limit * 0.92;
-  machine.clock.pause_lowest = std::min(machine.clock.pause_lowest, machine.clock.pause);
-  return machine;
-}
 
 Calibrated fitted(const TimelineModel& timelines, const MachineDescription& base) {
   tune::Calibration calibration;

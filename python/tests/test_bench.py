@@ -361,6 +361,14 @@ def test_the_simulators_errors_of_sets_that_say_what_they_are(tmp_path):
     assert told[1]["predicted_ratio"] == told[1]["predicted_ms"] / told[0]["predicted_ms"]
     assert told[0]["predicted_ms"] != told[3]["predicted_ms"] != told[6]["predicted_ms"]
     assert lines_of("--routing", "as-eight", "--ranks", "2")[1].startswith("2 128 256,128,8,2 as-eight")
+    even = [{**one, "routing": "uniform"} for one in sets[1:]]
+    second.write_text("".join(json.dumps(one) + "\n" for one in even))
+    lines_of("--points", str(points))
+    uniform = [json.loads(line) for line in points.read_text().splitlines()][6:]
+    assert (
+        uniform[0]["predicted_ms"] != told[3]["predicted_ms"] and uniform[3]["predicted_ms"] != told[6]["predicted_ms"]
+    )
+    second.write_text(json.dumps(sets[2]) + "\n")
     assert lines_of("--direction", "backward")[2].startswith("up to 2 times the default")
 
 
