@@ -166,7 +166,6 @@ struct NearSimulator {
 };
 NearSimulator compare_with_simulator(Direction direction, bool groups) {
   NearSimulator near;
-  auto& [legal, solved] = near;
   RandomBits random(direction == Direction::kForward ? 11 : 12);
   double tightest = 1e9;
   const auto look = [&] {
@@ -180,13 +179,13 @@ NearSimulator compare_with_simulator(Direction direction, bool groups) {
         tightest = std::min(tightest, us / bound);
         errors.errors.push_back(std::abs(tune::estimate(problem, schedule).us / us - 1));
       };
-      for (int j = 0; j < 3; ++j) compare(sample_legal(random(), layer.scheduled()), legal);
+      for (int j = 0; j < 3; ++j) compare(sample_legal(random(), layer.scheduled()), near.legal);
       const uint64_t points = tune::solve(layer.request).points, every = points / 4;
       uint64_t at = below(random, static_cast<int64_t>(every)), point = 0;
       tune::for_each_point(layer.request, [&](const Schedule& schedule) {
         if (point++ != at) return true;
         at += every;
-        compare(schedule, solved);
+        compare(schedule, near.solved);
         return !testing::Test::HasFatalFailure();
       });
     }
@@ -194,8 +193,8 @@ NearSimulator compare_with_simulator(Direction direction, bool groups) {
   look();
   std::printf(
       "%s%s: of random legal schedules %.2f %%, of the solver's %.2f %%, nine of ten within %.1f and %.1f %%; %.2f\n",
-      direction == Direction::kForward ? "forward" : "backward", groups ? " with groups" : "", 100 * legal.mean(),
-      100 * solved.mean(), 100 * legal.ninety(), 100 * solved.ninety(), tightest);
+      direction == Direction::kForward ? "forward" : "backward", groups ? " with groups" : "", 100 * near.legal.mean(),
+      100 * near.solved.mean(), 100 * near.legal.ninety(), 100 * near.solved.ninety(), tightest);
   return near;
 }
 
