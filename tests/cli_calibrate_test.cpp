@@ -282,7 +282,7 @@ TEST_F(CliCalibrateTraces, RefusesTimelinesOfSomethingElse) {
   mark_says("shape", "2048,1024,16,8", "tiles of fc1, and the layer that it names ");
   mark_says("schedule", "combine.transport=staged", "it has no tile of combine");
   refused("holds no complete event", [](nlohmann::json& json) {
-    json["traceEvents"] = {json["traceEvents"].back()};
+    json["traceEvents"] = nlohmann::json::array({json["traceEvents"].back()});  // braces alone: clang copies
     json["traceEvents"][0]["ph"] = "M";
   });
   refused("has no mark that says what ran", [](nlohmann::json& json) {
