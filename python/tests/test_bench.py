@@ -135,41 +135,6 @@ def test_search_gain_is_of_the_schedules_that_it_names(tmp_path):
     assert row_of("--machine", "h800")["first"] is None
 
 
-def test_points_are_of_the_same_schedules_in_all_sets(tmp_path):
-    rows, sets = tmp_path / "rows", ["64,32,8,2:64:uniform", "64,32,8,2:40:zipf:1", "128,32,8,2:64:as-eight"]
-    command = [
-        sys.executable,
-        str(BENCH / "measure_points.py"),
-        str(BUILD / "uniep"),
-        "--cpu",
-        "--ranks",
-        "2",
-        "--random",
-        "4",
-    ]
-    command += ["--near", "3", "--rounds", "1", "--budget", "1", "--json", str(rows), "--sets"]
-    environment = {**os.environ, "UNIEP_CACHE_DIR": str(tmp_path / "cache")}
-
-    def said(*of):
-        done = subprocess.run([*command, *of], check=True, capture_output=True, text=True, env=environment)
-        return done.stdout.splitlines()
-
-    assert len(said(*sets[:2])) == 2
-    before = rows.read_text()
-    # What is there is not measured again, and the Schedules are those that all sets of a run can have.
-    assert [line.split()[0] for line in said(*sets)] == [one.split(":")[0] for one in sets]
-    assert rows.read_text().startswith(before)
-    found = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [(row["tokens"], row["routing"]) for row in found] == [(64, "uniform"), (40, "zipf:1"), (64, "as-eight")]
-    first, second = ([one["schedule"] for one in row["tried"]] for row in found[:2])
-    assert first == second and len(first) == 8
-    for row in found:
-        assert all(one["calls"] > 0 and one["verdict"] not in ("failed", "wrong") for one in row["tried"])
-    listed = [json.loads(line) for line in said(*sets, "--list")]
-    assert len(listed) == 7 and sum(len(one) > 20 for one in listed) == 4
-    assert all(one["save.z"] == "keep" for one in listed if "save.z" in one)
-
-
 # Runs a script of bench/ several times as on four GPUs, whose torch takes two milliseconds for everything. Prints of
 # each run whether it failed, what it printed, the calls of `uniep`, and the records in FILE.
 ON_FOUR_GPUS = """
