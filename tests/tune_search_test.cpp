@@ -229,7 +229,7 @@ TEST(TuneSearch, EachSecondRoundIsTheOneBeforeInReverse) {
     auto next = trial.order.begin();
     std::set<std::vector<int>> drawn;
     const auto round_of = [&](std::ptrdiff_t schedules) {
-      const std::vector<int> round(next, next + schedules);
+      std::vector<int> round(next, next + schedules);
       next += schedules;
       return round;
     };

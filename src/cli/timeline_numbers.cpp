@@ -217,7 +217,8 @@ Timeline timeline_of(const Trace& trace, std::size_t mark) {
     }
   }
   const double from = trace.marks.at(mark).time_us;
-  const double until = mark + 1 < trace.marks.size() ? trace.marks[mark + 1].time_us : kEndless;
+  double until = kEndless;
+  if (mark + 1 < trace.marks.size()) until = trace.marks[mark + 1].time_us;
   Timeline timeline;
   std::vector<TimelineTask> of_lane;
   std::map<std::string, int> ranks;
