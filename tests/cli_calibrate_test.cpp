@@ -311,6 +311,19 @@ TEST_F(CliCalibrateTraces, RefusesTimelinesOfSomethingElse) {
       if (event["name"] == "process_name") event["args"]["name"] = "rank 0";
     }
   });
+  // Calls that began together would all have the same tiles.
+  for (const double later : {0.0, -1.0}) {
+    refused("bad.trace': its mark 2 is at ", [&](nlohmann::json& json) {
+      const nlohmann::json events = json["traceEvents"];
+      for (const nlohmann::json& event : events) {
+        if (event["ph"] != "i") continue;
+        nlohmann::json second = event, third = event;
+        second["ts"] = event["ts"].get<double>() + 2;
+        third["ts"] = second["ts"].get<double>() + later;
+        json["traceEvents"].insert(json["traceEvents"].end(), {second, third});
+      }
+    });
+  }
   expect_refused({"calibrate", "--traces", written("bad.trace", "{")}, "bad.trace': is not valid JSON");
 }
 
