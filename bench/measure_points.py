@@ -9,14 +9,20 @@ with no SM left free), and --near that differ from the default in one to four fi
 file is made anew). Default sets: what one of eight ranks has of three models, T 2048 and 8192 on one GPU; on two also T 16384, zipf:1
 and as-eight. What FILE has (records.py) is not measured again; rows are what simulator_errors.py reads. --list prints the Schedules of
 the first set and measures nothing; it needs no GPU.
+
+Searches have a cache of their own (with_cache.sh), which leaves yours as it is but for compiled kernels. What failed in a set, or ended
+the program, is kept in FILE.tried and not met again. A set that fails is left out; the others follow, and the exit status is 1.
 """
 
 import argparse
 import itertools
 import json
 import os
+import pathlib
 import random
+import signal
 import subprocess
+import sys
 import tempfile
 
 import numpy
@@ -30,7 +36,7 @@ NONE_FREE = SAVES + ",comm.reserve_sms=0"
 AS_EIGHT = "as-eight"
 # Hundreds of programs that only look at Schedules: each would open the driver first, which takes up to a second.
 NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-SETTINGS = ("direction", "ranks", "random", "near", "seed", "rounds", "state")
+SETTINGS = ("direction", "ranks", "random", "near", "seed", "rounds", "budget", "state")
 
 
 def default_sets(ranks):
@@ -75,7 +81,7 @@ def schedules_of(options, sets):
     for drawn, count in ((none_free, options.random - options.random // 4), (all_fields, options.random)):
         legal = (schedule for schedule in drawn if schedule not in found and is_legal(options, schedule, sets))
         found += itertools.islice(legal, count - len(found))
-    other = ("save.", "backward.", *(("tile.dgrad", "tile.wgrad") if options.direction == "forward" else ("tile.fc",)))
+    other = ("save.", *(("backward.", "tile.dgrad", "tile.wgrad") if options.direction == "forward" else ("tile.fc",)))
     for schedule in all_fields[::-1]:
         if len(found) == options.random + options.near:
             break
@@ -86,21 +92,47 @@ def schedules_of(options, sets):
     return found
 
 
+def forget_slower(kept):
+    """What a cut run has left behind is timed again: else it would have no time."""
+    for journal in pathlib.Path(kept).glob("*.tried*"):
+        lines = journal.read_text().splitlines(keepends=True)
+        journal.write_text("".join(line for line in lines if not line.startswith("slower\t")))
+
+
+def run_to_its_end(command, folder):
+    """Standard output, or None where the command fails. Signals to the whole group are the command's, which keeps what it has."""
+    seen = []
+    before = {number: signal.signal(number, lambda number, _: seen.append(number)) for number in (signal.SIGINT, signal.SIGTERM)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, cwd=folder)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    if seen:
+        sys.exit(128 + seen[0])
+    return None if done.returncode else done.stdout
+
+
 def measure(options, one, schedules, folder):
+    """What `uniep tune` tried; None where it failed."""
     shape, tokens, routing = one
-    listed = os.path.join(folder, "schedules.txt")
-    with open(listed, "w") as file:
+    kept = os.path.abspath(f"{options.json}.tried") if options.json else os.path.join(folder, "tried")
+    cache = os.path.join(folder, "cache")
+    for made in (kept, cache):
+        os.makedirs(made, mode=0o700, exist_ok=True)
+    forget_slower(kept)
+    with open(os.path.join(folder, "schedules.txt"), "w") as file:
         file.writelines(json.dumps(schedule) + "\n" for schedule in schedules)
     if routing == AS_EIGHT:
-        routing = os.path.join(folder, "as-eight.npy")
+        routing = "as-eight.npy"  # in all runs, as what was tried is kept by it
         _, _, experts, topk = map(int, shape.split(","))
-        numpy.save(routing, remote_routing.remote_ids(experts, options.ranks, tokens, topk))
-    command = [options.uniep, "tune", "--engine", "cpu" if options.cpu else "cuda", "--ranks", str(options.ranks), "--shape", shape,
-               "--tokens", str(tokens), "--routing", routing, "--direction", options.direction, "--schedules", listed, "--again",
-               "--rounds", str(options.rounds), "--budget", str(options.budget), "--state", options.state, "--json", "-"]
+        numpy.save(os.path.join(folder, routing), remote_routing.remote_ids(experts, options.ranks, tokens, topk))
+    command = ["bash", os.path.join(os.path.dirname(os.path.abspath(__file__)), "with_cache.sh"), cache, kept, options.uniep, "tune",
+               "--engine", "cpu" if options.cpu else "cuda", "--ranks", str(options.ranks), "--shape", shape, "--tokens", str(tokens),
+               "--routing", routing, "--direction", options.direction, "--schedules", "schedules.txt", "--rounds", str(options.rounds),
+               "--budget", str(options.budget), "--state", options.state, "--json", "-"]
     if not options.cpu:
         command += ["--devices", ",".join(map(str, range(options.ranks)))]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["tuned"][0]["tried"]
+    found = run_to_its_end(command, folder)
+    return found and json.loads(found)["tuned"][0]["tried"]
 
 
 def main():
@@ -119,6 +151,8 @@ def main():
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
+    if os.sep in options.uniep:
+        options.uniep = os.path.abspath(options.uniep)
     sets = options.sets or default_sets(options.ranks)
     schedules = schedules_of(options, sets)
     if options.list:
@@ -126,14 +160,23 @@ def main():
         return
     settings = {name: getattr(options, name) for name in SETTINGS}
     records = Records(options.json, {**settings, "device": None if options.cpu else device_name()})
+    failed = []
     with tempfile.TemporaryDirectory() as folder:
         for one in sets:
             key = dict(zip(("shape", "tokens", "routing"), one))
-            row = records.find(**key) or records.add(**key, tried=measure(options, one, schedules, folder))
+            row = records.find(**key)
+            if row is None:
+                tried = measure(options, one, schedules, folder)
+                row = tried and records.add(**key, tried=tried)
+            if row is None:
+                failed.append(":".join(map(str, one)))
+                continue
             ratios = sorted(tried["ratio"] for tried in row["tried"] if "ratio" in tried)
             bad = sum(tried["verdict"] in ("failed", "wrong") for tried in row["tried"])
             print(f"{one[0]:17s} T {one[1]:5d} {one[2]:8s}  {len(ratios)} timed, {bad} failed or wrong; times over the default's: "
                   f"{ratios[0]:.3f} to {ratios[-1]:.3f}, median {ratios[len(ratios) // 2]:.3f}", flush=True)
+    if failed:
+        sys.exit("measure_points.py: no times of " + ", ".join(failed))
 
 
 if __name__ == "__main__":

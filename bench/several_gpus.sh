@@ -10,8 +10,8 @@
 #     layers     whole layers beside torch's GEMMs, NCCL and DeepEP, uniform and zipf:1, with their bytes
 #     exchange   dispatch and combine alone by SMs
 #     model      launch modes, and layers as a model calls them, forward and backward
-#     search     the machine's description; Schedules that nobody chose, for the simulator's errors; default, auto and tune; a job
-#                that tunes itself
+#     search     the machine's description; default, auto and tune; a job that tunes itself; on one and two GPUs Schedules that nobody
+#                chose, for the simulator's errors
 #     timelines  of forward and backward, for Perfetto and `uniep trace`
 #     failures   what two GPUs are enough for: faults planted into kernels, litmus tests, layers under delays, aborts, graphs,
 #                backward's cases, sanitizers and a soak
@@ -76,10 +76,13 @@ is_wanted() { [ ! -e "$folder/$1.done" ] && [[ $1 =~ ${UNIEP_BENCH_STEPS:-} ]]; 
 attempt() {
   local name=$1 limit=$2 begin=$SECONDS status=0
   shift 2
-  local rest=$limit
+  local rest=$limit results=${goes_on:+$folder/$goes_on} had=0 has=0
+  [ ! -e "$results" ] || had=$(wc -l <"$results")
   if [ "$seconds" -gt 0 ] && [ $((begin + limit)) -gt "$seconds" ]; then rest=$((seconds - begin)); fi
   [ $((3 * rest)) -lt "$limit" ] || timeout -k 40 "$rest" "$@" >"$folder/$name.log" 2>&1 || status=$?
-  if [ $((3 * rest)) -lt "$limit" ] || { [ "$rest" -lt "$limit" ] && { [ $status -eq 124 ] || [ $status -eq 137 ]; }; }; then
+  [ ! -e "$results" ] || has=$(wc -l <"$results")
+  if [ $((3 * rest)) -lt "$limit" ] ||
+    { { [ "$rest" -lt "$limit" ] || [ "$has" -gt "$had" ]; } && { [ $status -eq 124 ] || [ $status -eq 137 ]; }; }; then
     printf 'left    %4d s  %s (up to %d s)\n' $((SECONDS - begin)) "$name" "$limit"
     left=1
   elif [ $status -eq 0 ]; then
@@ -96,6 +99,12 @@ attempt() {
 
 step() {
   if is_wanted "$1" && attempt "$@"; then touch "$folder/$1.done"; fi
+}
+
+# goes_on FILE NAME SECONDS COMMAND...: a step that takes several runs. Cut by its limit it is left where FILE has more lines by then.
+goes_on() {
+  local goes_on=$1
+  step "${@:2}"
 }
 
 # compile "STEP..." SECONDS COMMAND...: kernels of these steps, if one of them is to be run. Never .done: the next machine has none.
@@ -213,14 +222,8 @@ search() {
   local layer=(--op layer --tokens 8192 --warm-up 0.2 --only layer)
   step calibrate 180 "$uniep" calibrate --ranks 2 --devices 0,1 --out "$folder/machine.json" --raw "$folder/machine_raw.json"
   if [ -e "$folder/machine.json" ]; then machine=(--machine machine.json); fi
-  for ranks in 1 2; do
-    step "points_$ranks" 300 env -C "$folder" "${searching[@]}" python3 "$here/measure_points.py" "$uniep" --ranks $ranks --budget 4 \
-      --json points.jsonl
-  done
-  step points_backward 120 env -C "$folder" "${searching[@]}" python3 "$here/measure_points.py" "$uniep" --ranks 2 --budget 4 \
-    --direction backward --json points.jsonl --sets 4096,1536,32,8:8192:uniform 2048,768,32,8:8192:uniform 7168,2048,64,8:8192:uniform
   for direction in forward backward; do
-    step "gain_$direction" 590 env -C "$folder" "${searching[@]}" python3 "$here/search_gain.py" "$uniep" --direction "$direction" \
+    goes_on "gain_$direction.jsonl" "gain_$direction" 590 env -C "$folder" "${searching[@]}" python3 "$here/search_gain.py" "$uniep" --direction "$direction" \
       --shapes "$(IFS=/; echo "${shapes[*]}")" --json "gain_$direction.jsonl" "${machine[@]}"
   done
   for shape in "${shapes[@]}"; do
@@ -234,6 +237,10 @@ search() {
   done
   step online 590 "${searching[@]}" "$uniep" bench --engine cuda --op layer --ranks "$gpus" --devices "$devices" --shape qwen3-235b \
     --tokens 8192 --tune online --begin queue=static,order.interleave=mixed,order.experts_per_wave=8 --json "$folder/online.json"
+  local points=(env -C "$folder" python3 "$here/measure_points.py" "$uniep" --budget 4 --json points.jsonl)
+  for ranks in 1 2; do goes_on points.jsonl "points_$ranks" 590 "${points[@]}" --ranks $ranks; done
+  goes_on points.jsonl points_backward 590 "${points[@]}" --ranks 2 --direction backward \
+    --sets 4096,1536,32,8:8192:uniform 2048,768,32,8:8192:uniform 7168,2048,64,8:8192:uniform
 }
 
 timelines() {
@@ -280,7 +287,7 @@ gemms() {
   step gemms_from_idle 590 python3 "${turns[@]}" --warm-up 0 --json "$folder/gemms_from_idle.jsonl"
 }
 
-# What searches compile; else each would find the last one's choice for the default.
+# What searches find; else each would take the last one's choice for the default. It takes their kernels from where all keep them.
 searched=$(mktemp -d)
 trap 'rm -rf "$searched"' EXIT
 for part in "${parts[@]}"; do "$part"; done

@@ -2,7 +2,8 @@
 bench/measure_points.py --json wrote.
 
     python3 bench/simulator_errors.py build/release/uniep FILE [FILE ...] [--machine h200] [--ranks 2] [--tokens 8192]
-        [--direction forward|backward] [--routing uniform] [--most 1.3] [--fields] [--points FILE]
+        [--direction forward|backward] [--routing uniform] [--state sustained|paused] [--device NAME] [--most 1.3] [--fields]
+        [--points FILE]
 
 A line a file and set: Schedules, the mean of |predicted / measured - 1| of their times over the default's and the error that nine
 in ten stay below, the same of the times themselves, Spearman's correlation, and the measured ratio of the Schedule that is predicted to
@@ -14,8 +15,9 @@ are of two baselines beside it: the GEMMs' tiles times 1.1, and 1.06 times the g
 
 --fields adds, for each value of each field that two Schedules have and the default has not: their number, and the signed mean and the
 mean of the logarithms of predicted over measured ratios, in per cent (+: predicted too slow). --points FILE writes a line of JSON for
-each Schedule. --ranks, --tokens, --direction and --routing take the sets that are so; a set that does not say is of 2 ranks, 8192
-tokens, forward and uniform, or what these options say.
+each Schedule. --ranks, --tokens, --direction, --routing, --state and --device take the sets that are so; a set that does not say is of
+2 ranks, 8192 tokens, forward, uniform, sustained and of no device (-), or what these options say. --device is the GPU's whole name, as
+the lines end with it.
 
 FILE: lines of {"shape": "H,I,E,K", "tried": [{"schedule" or "changes", "ms", "ratio", "calls"}, ...]}, or a report of `uniep tune`,
 before whose name SHAPE= stands: 2048,768,128,8=tuned.json.
@@ -33,15 +35,12 @@ import statistics
 import subprocess
 import tempfile
 
-import numpy
-
-import remote_routing
-
 BEST = 8
 DRAWS = 100
 PREDICTIONS = ("the simulator", "GEMMs times 1.1", "GEMMs or links")
 LIMITS = (1.3, 2.0, math.inf)
-UNSAID = {"direction": "forward", "ranks": 2, "tokens": 8192, "routing": "uniform"}
+UNSAID = {"direction": "forward", "ranks": 2, "tokens": 8192, "routing": "uniform", "state": "sustained", "device": None}
+IN_NAMES = ("direction", "routing", "state")  # where they are not as in UNSAID
 AS_EIGHT = "as-eight"  # measure_points.py
 
 
@@ -83,18 +82,27 @@ def fields_of(tried):
 
 @functools.cache
 def routing_file(folder, shape, ranks, tokens):
+    """Not for threads: those that come meanwhile would write it, too."""
+    import numpy  # which other sets do without
+
+    import remote_routing
+
     path = os.path.join(folder, f"{shape},{ranks},{tokens}.npy")
     _, _, experts, topk = map(int, shape.split(","))
     numpy.save(path, remote_routing.remote_ids(experts, ranks, tokens, topk))
     return path
 
 
-def simulated(options, row, folder, tried):
+def routing_of(row, folder):
+    return routing_file(folder, row["shape"], row["ranks"], row["tokens"]) if row["routing"] == AS_EIGHT else row["routing"]
+
+
+def simulated(options, row, routing, tried):
     """Milliseconds as in PREDICTIONS."""
     fields = ",".join(f"{name}={value}" for name, value in fields_of(tried).items())
-    routing = routing_file(folder, row["shape"], row["ranks"], row["tokens"]) if row["routing"] == AS_EIGHT else row["routing"]
     command = [options.uniep, "simulate", "--engine", "cuda", "--ranks", str(row["ranks"]), "--tokens", str(row["tokens"]), "--shape",
-               row["shape"], "--machine", options.machine, "--direction", row["direction"], "--routing", routing, "--json", "-"]
+               row["shape"], "--machine", options.machine, "--direction", row["direction"], "--routing", routing, "--state",
+               row["state"], "--json", "-"]
     if fields:
         command += ["--schedule", fields]
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
@@ -148,7 +156,7 @@ class Set:
         default = next(one for one in row["tried"] if is_default(one))
         self.timed = [default] + [one for one in row["tried"] if one.get("ratio") is not None and one is not default]
         self.measured = [1.0] + [one["ratio"] for one in self.timed[1:]]
-        predict = functools.partial(simulated, options, row, folder)
+        predict = functools.partial(simulated, options, row, routing_of(row, folder))
         self.predicted = list(zip(*pool.map(predict, self.timed)))
 
     def ratios(self, kind):
@@ -206,21 +214,23 @@ def main():
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--direction", choices=("forward", "backward"))
     parser.add_argument("--routing")
+    parser.add_argument("--state", choices=("sustained", "paused"))
+    parser.add_argument("--device", metavar="NAME")
     parser.add_argument("--most", type=float, default=1.3)
     parser.add_argument("--fields", action="store_true")
     parser.add_argument("--points", metavar="FILE")
     options = parser.parse_args()
     sets = []
-    print(f"{'ranks, tokens, shape':38s}    n  ratios: mean, 9 of 10  times: mean, 9 of 10  Spearman  at most   first  best of {BEST}   best")
+    print(f"{'ranks, tokens, shape':38s}    n  ratios: mean, 9 of 10  times: mean, 9 of 10  Spearman  at most   first  best of {BEST}   best  device")
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for row in (row for name in options.files for row in rows_of(name, options)):
             one = Set(options, row, folder, pool)
             sets.append(one)
-            other = [row[key] for key in ("direction", "routing") if row[key] != UNSAID[key]]
+            other = [row[key] for key in IN_NAMES if row[key] != UNSAID[key]]
             name = " ".join([str(row["ranks"]), str(row["tokens"]), row["shape"], *other])
             order = sorted(range(len(one.timed)), key=lambda i: one.predicted[0][i])
             print(f"{name:38s} {figures([one], 0, options.most)}  {one.measured[order[0]]:6.3f}  "
-                  f"{min([1.0, *(one.measured[i] for i in order[:BEST])]):9.3f}  {min(one.measured):5.3f}", flush=True)
+                  f"{min([1.0, *(one.measured[i] for i in order[:BEST])]):9.3f}  {min(one.measured):5.3f}  {row['device'] or '-'}", flush=True)
     if not sets:
         raise SystemExit("FILE: no sets in them that are so")
     if options.points:

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs a command with a cache folder of its own. What searches tried and found there comes from FOLDER and goes back to it, also where
-# the command is cut; compiled kernels, which are large, stay in CACHE.
+# Runs a command with a cache folder of its own. What searches tried and found there comes from FOLDER and goes back to it, compiled
+# kernels from and to the folder that UNIEP_CACHE_DIR names else; all of it also where the command is cut.
 # Usage: bench/with_cache.sh CACHE FOLDER COMMAND...
 set -uo pipefail
 if [ $# -lt 3 ]; then
@@ -11,11 +11,17 @@ cache=$(realpath "$1")
 mkdir -p "$2"
 folder=$(realpath "$2")
 shift 2
+kernels=${UNIEP_CACHE_DIR-${XDG_CACHE_HOME:-$HOME/.cache}/uniep}
 keep() { find "$1" -maxdepth 1 -type f \( -name '*.tried*' -o -name '*.tuned.*' \) -exec cp -p -t "$2" {} +; }
+keep_kernels() {
+  [ -n "$kernels" ] && (umask 077 && mkdir -p "$kernels") && find "$1" -maxdepth 1 -type f -name '*.cubin' -exec cp -pu -t "$2" {} +
+}
 
-trap : TERM # the command has it, too: `timeout` sends it to all
+trap : INT TERM # the command has it, too: `timeout` sends it to all
 keep "$folder" "$cache"
+keep_kernels "$kernels" "$cache"
 status=0
 UNIEP_CACHE_DIR=$cache "$@" || status=$?
 keep "$cache" "$folder"
+keep_kernels "$cache" "$kernels"
 exit "$status"

@@ -282,7 +282,7 @@ TEST_F(CliCalibrateTraces, RefusesTimelinesOfSomethingElse) {
   mark_says("shape", "2048,1024,16,8", "tiles of fc1, and the layer that it names ");
   mark_says("schedule", "combine.transport=staged", "it has no tile of combine");
   refused("holds no complete event", [](nlohmann::json& json) {
-    json["traceEvents"] = {json["traceEvents"].back()};
+    json["traceEvents"] = nlohmann::json::array({json["traceEvents"].back()});  // braces alone: clang copies
     json["traceEvents"][0]["ph"] = "M";
   });
   refused("has no mark that says what ran", [](nlohmann::json& json) {
@@ -311,6 +311,19 @@ TEST_F(CliCalibrateTraces, RefusesTimelinesOfSomethingElse) {
       if (event["name"] == "process_name") event["args"]["name"] = "rank 0";
     }
   });
+  // Calls that began together would all have the same tiles.
+  for (const double later : {0.0, -1.0}) {
+    refused("bad.trace': its mark 2 is at ", [&](nlohmann::json& json) {
+      const nlohmann::json events = json["traceEvents"];
+      for (const nlohmann::json& event : events) {
+        if (event["ph"] != "i") continue;
+        nlohmann::json second = event, third = event;
+        second["ts"] = event["ts"].get<double>() + 2;
+        third["ts"] = second["ts"].get<double>() + later;
+        json["traceEvents"].insert(json["traceEvents"].end(), {second, third});
+      }
+    });
+  }
   expect_refused({"calibrate", "--traces", written("bad.trace", "{")}, "bad.trace': is not valid JSON");
 }
 

@@ -193,8 +193,8 @@ NearSimulator compare_with_simulator(Direction direction, bool groups) {
   look();
   std::printf(
       "%s%s: of random legal schedules %.2f %%, of the solver's %.2f %%, nine of ten within %.1f and %.1f %%; %.2f\n",
-      direction == Direction::kForward ? "forward" : "backward", groups ? " with groups" : "", 100 * legal.mean(),
-      100 * solved.mean(), 100 * legal.ninety(), 100 * solved.ninety(), tightest);
+      direction == Direction::kForward ? "forward" : "backward", groups ? " with groups" : "", 100 * near.legal.mean(),
+      100 * near.solved.mean(), 100 * near.legal.ninety(), 100 * near.solved.ninety(), tightest);
   return near;
 }
 

@@ -169,13 +169,83 @@ TEST(TuneSearch, SlowSchedulesAreLeftBehindEarly) {
   EXPECT_GT(trial.calls_of[8], 30);
 }
 
-TEST(TuneSearch, WhatIsFarBehindIsCalledOnce) {
+TEST(TuneSearch, WhatIsFarBehindIsCalledTwice) {
   MadeUp trial({1.0, 100, 1.3, 0.9});
   const SearchResult result = tune::search(numbered_schedules(4), trial);
   EXPECT_EQ(result.tried[1].verdict, Verdict::kSlower);
-  EXPECT_EQ(result.tried[1].milliseconds.size(), 1u);
+  EXPECT_EQ(result.tried[1].milliseconds.size(), 2u);
+  EXPECT_GT(result.tried[1].ratio, 90);
   EXPECT_EQ(result.tried[2].milliseconds.size(), 4u);
   EXPECT_EQ(result.best, 3u);
+}
+
+// A layer of a tenth of a millisecond whose first timed call the system held up for as long again and more.
+TEST(TuneSearch, OneCallThatWasHeldUpPutsNothingOut) {
+  class HeldUp : public MadeUp {
+   public:
+    using MadeUp::MadeUp;
+    double milliseconds(const Schedule& schedule) override {
+      const bool first = seen_.insert(schedule.order.raster).second;
+      return MadeUp::milliseconds(schedule) * (schedule == numbered(3) && first ? 4 : 1);
+    }
+
+   private:
+    std::set<int> seen_;
+  };
+  HeldUp trial({1.0, 100, 1.3, 0.9});
+  const SearchResult result = tune::search(numbered_schedules(4), trial);
+  EXPECT_EQ(result.best, 3u);
+  EXPECT_NEAR(result.tried[3].ratio, 0.9, 0.02);
+  EXPECT_EQ(result.tried[1].milliseconds.size(), 2u);
+  // One that fails when it is called again has failed.
+  class FailsAgain : public MadeUp {
+   public:
+    using MadeUp::MadeUp;
+    double milliseconds(const Schedule& schedule) override {
+      if (calls_of[1] == 2) fails_when_timed = {1};
+      return MadeUp::milliseconds(schedule);
+    }
+  };
+  FailsAgain failing({1.0, 100, 0.9});
+  EXPECT_EQ(tune::search(numbered_schedules(3), failing).tried[1].verdict, Verdict::kFailed);
+  EXPECT_EQ(failing.recoveries, 1);
+}
+
+TEST(TuneSearch, EachSecondRoundIsTheOneBeforeInReverse) {
+  class Listed : public MadeUp {
+   public:
+    using MadeUp::MadeUp;
+    double milliseconds(const Schedule& schedule) override {
+      order.push_back(schedule.order.raster - 1);
+      return MadeUp::milliseconds(schedule);
+    }
+    std::vector<int> order;
+  };
+  for (const int rounds : {2, 3, 4, 5}) {
+    Listed trial(std::vector<double>(13, 1.0));
+    SearchOptions options;
+    options.rounds = rounds;
+    tune::search(numbered_schedules(13), trial, options);
+    auto next = trial.order.begin();
+    std::set<std::vector<int>> drawn;
+    const auto round_of = [&](std::ptrdiff_t schedules) {
+      std::vector<int> round(next, next + schedules);
+      next += schedules;
+      return round;
+    };
+    // The default and the others' faster half stay, for twice as many rounds.
+    for (int schedules = 13, own = rounds; schedules > 3; schedules = 1 + (schedules - 1) / 2, own *= 2) {
+      for (int round = 0; round < own; ++round) {
+        const std::vector<int> one = round_of(schedules);
+        drawn.insert(one);
+        if (++round == own) break;
+        std::vector<int> other = round_of(schedules);
+        std::reverse(other.begin(), other.end());
+        EXPECT_EQ(one, other) << schedules << " Schedules, " << rounds << " rounds first, round " << round;
+      }
+    }
+    EXPECT_GT(drawn.size(), 3u);
+  }
 }
 
 // A GPU that has rested in a slow call is faster in the next one.

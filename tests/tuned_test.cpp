@@ -4,11 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
+#include <new>
 
+#include "cli/chosen_schedule.h"
 #include "io/file.h"
 #include "support/command.h"
 #include "support/environment.h"
+#include "support/expect_error.h"
 #include "support/random_schedule_case.h"
 #include "support/temporary_folder.h"
 #include "uniep/error.h"
@@ -44,6 +48,24 @@ TEST(TunedFile, IsReadAsItWasWritten) {
   one[0].key.conditions = "routing zipf:1,order.raster=4";
   EXPECT_EQ(tune::parse_tuned(tune::to_json(one)), one);
   EXPECT_TRUE(tune::parse_tuned(tune::to_json({})).empty());
+}
+
+// Ranks in other processes wait for what it says, whatever ended it.
+TEST(ChosenSchedule, WhatEndsTheFirstRanksTextIsAnErrorOfAllRanks) {
+  GroupOptions options;
+  options.engine = EngineKind::kCpu;
+  options.ranks = 2;
+  Group group(options);
+  expect_error(Status::kInternal, "bad_alloc",
+               [&] { cli::text_made_by_first_rank(group, []() -> std::string { throw std::bad_alloc(); }); });
+  expect_error(Status::kInternal, "no such file", [&] {
+    cli::text_made_by_first_rank(
+        group, []() -> std::string { throw std::filesystem::filesystem_error("no such file", std::error_code()); });
+  });
+  expect_error(Status::kTimeout, "late", [&] {
+    cli::text_made_by_first_rank(group, []() -> std::string { throw Error(Status::kTimeout, "late"); });
+  });
+  EXPECT_EQ(cli::text_made_by_first_rank(group, [] { return std::string("a b"); }), "a b");
 }
 
 TEST(TunedFile, WhatIsWrongIsNamed) {

@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -132,41 +133,6 @@ def test_search_gain_is_of_the_schedules_that_it_names(tmp_path):
     (tmp_path / "solve --simulate 64").write_text(json.dumps(solved))
     assert row_of()["direction"] == "backward" and len((tmp_path / "called").read_text().splitlines()) == 6  # known
     assert row_of("--machine", "h800")["first"] is None
-
-
-def test_points_are_of_the_same_schedules_in_all_sets(tmp_path):
-    rows, sets = tmp_path / "rows", ["64,32,8,2:64:uniform", "64,32,8,2:40:zipf:1", "128,32,8,2:64:as-eight"]
-    command = [
-        sys.executable,
-        str(BENCH / "measure_points.py"),
-        str(BUILD / "uniep"),
-        "--cpu",
-        "--ranks",
-        "2",
-        "--random",
-        "4",
-    ]
-    command += ["--near", "3", "--rounds", "1", "--budget", "1", "--json", str(rows), "--sets"]
-    environment = {**os.environ, "UNIEP_CACHE_DIR": str(tmp_path / "cache")}
-
-    def said(*of):
-        done = subprocess.run([*command, *of], check=True, capture_output=True, text=True, env=environment)
-        return done.stdout.splitlines()
-
-    assert len(said(*sets[:2])) == 2
-    before = rows.read_text()
-    # What is there is not measured again, and the Schedules are those that all sets of a run can have.
-    assert [line.split()[0] for line in said(*sets)] == [one.split(":")[0] for one in sets]
-    assert rows.read_text().startswith(before)
-    found = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [(row["tokens"], row["routing"]) for row in found] == [(64, "uniform"), (40, "zipf:1"), (64, "as-eight")]
-    first, second = ([one["schedule"] for one in row["tried"]] for row in found[:2])
-    assert first == second and len(first) == 8
-    for row in found:
-        assert all(one["calls"] > 0 and one["verdict"] not in ("failed", "wrong") for one in row["tried"])
-    listed = [json.loads(line) for line in said(*sets, "--list")]
-    assert len(listed) == 7 and sum(len(one) > 20 for one in listed) == 4
-    assert all(one["save.z"] == "keep" for one in listed if "save.z" in one)
 
 
 # Runs a script of bench/ several times as on four GPUs, whose torch takes two milliseconds for everything. Prints of
@@ -370,6 +336,83 @@ def test_the_simulators_errors_of_sets_that_say_what_they_are(tmp_path):
     )
     second.write_text(json.dumps(sets[2]) + "\n")
     assert lines_of("--direction", "backward")[2].startswith("up to 2 times the default")
+
+
+# Instead of `uniep`: says how it was called, and a time that is longer for paused clocks.
+SIMULATES = """#!/bin/bash
+echo "$@" >>{folder}/called
+[[ "$*" == *"--state paused"* ]] && ms=2 || ms=1
+echo "{\\"ms\\": $ms, \\"limits_ms\\": {\\"gemm\\": 1, \\"links\\": 1}}"
+"""
+
+
+@pytest.fixture
+def simulates(tmp_path):
+    program = tmp_path / "uniep"
+    program.write_text(SIMULATES.replace("{folder}", str(tmp_path)))
+    program.chmod(0o755)
+    return program
+
+
+def set_of(schedules=2, **told):
+    default = {"changes": "the default", "calls": 8, "ms": 1.0, "ratio": 1.0, "ratio_95": [1.0, 1.0]}
+    others = [{**default, "changes": f"order.raster={raster}"} for raster in range(2, schedules + 1)]
+    return {"shape": "64,32,8,2", "tokens": 64, "ranks": 2, "tried": [default, *others], **told}
+
+
+def test_a_routing_is_written_once_and_before_it_is_read(simulates, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import remote_routing
+    import simulator_errors
+
+    made, right = [], remote_routing.remote_ids
+
+    def slowly(*sizes):
+        made.append(sizes)
+        time.sleep(0.1)
+        return right(*sizes)
+
+    monkeypatch.setattr(remote_routing, "remote_ids", slowly)
+    rows = tmp_path / "rows"
+    sets = [set_of(16, routing="as-eight"), set_of(16, routing="as-eight", tokens=32)]
+    rows.write_text("".join(json.dumps(one) + "\n" for one in sets))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(sys, "argv", ["simulator_errors.py", str(simulates), str(rows)])
+    simulator_errors.main()
+    assert made == [(8, 2, 64, 2), (8, 2, 32, 2)]
+    called = (tmp_path / "called").read_text().splitlines()
+    assert len(called) == 32 and all(".npy" in line for line in called)
+
+
+def test_the_simulators_errors_without_numpy(simulates, tmp_path):
+    rows = tmp_path / "rows"
+    rows.write_text(json.dumps(set_of()) + "\n")
+    script = str(BENCH / "simulator_errors.py")
+    code = "import runpy, sys; sys.modules['numpy'] = None; del sys.argv[0]; "
+    code += "runpy.run_path(sys.argv[0], None, '__main__')"
+    command = [sys.executable, "-c", code, script, str(simulates), str(rows)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.splitlines()[1].startswith("2 64 64,32,8,2"), done
+
+
+def test_the_simulators_errors_are_of_the_state_and_device_of_each_set(simulates, tmp_path):
+    rows = tmp_path / "rows"
+    sets = [set_of(device="one H200"), set_of(device="one H100"), set_of(state="paused", device="one H200"), set_of()]
+    rows.write_text("".join(json.dumps(one) + "\n" for one in sets))
+
+    def lines_of(*more):
+        command = [sys.executable, str(BENCH / "simulator_errors.py"), str(simulates), str(rows), *more]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return [line for line in done.stdout.splitlines() if line.startswith("2 64")]
+
+    names = [(line[:38].strip(), line.split("  ")[-1]) for line in lines_of()]
+    plain, paused = "2 64 64,32,8,2", "2 64 64,32,8,2 paused"
+    assert names == [(plain, "one H200"), (plain, "one H100"), (paused, "one H200"), (plain, "-")]
+    states = re.findall(r"--state (\w+)", (tmp_path / "called").read_text())
+    assert len(states) == 8 and states.count("paused") == 2
+    # What a set does not say is what the option says.
+    devices = [line.split("  ")[-1] for line in lines_of("--device", "one H200", "--state", "sustained")]
+    assert devices == ["one H200", "one H200"]
 
 
 SOAK = {

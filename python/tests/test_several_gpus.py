@@ -115,8 +115,10 @@ def test_searches_leave_the_default_alone(tmp_path):
     machine.write_text("{}")
     _, steps, called = several_gpus(tmp_path, "search", UNIEP_CACHE_DIR="mine")
     calls = {name: line for line in called for name in ("tune ", "schedule ") if line.startswith(name)}
-    names = ["calibrate", "points_1", "points_2", "points_backward", "gain_forward", "gain_backward"]
-    assert [name for _, name in steps][: len(names)] == names
+    names = [name for _, name in steps]
+    assert names[:3] == ["calibrate", "gain_forward", "gain_backward"]
+    # Those that leave GPUs idle come last.
+    assert names[-4:] == ["online", "points_1", "points_2", "points_backward"]
     of_mixtral = [line for line in called if "mixtral" in line and "search_gain" not in line]
     schedule, default, auto, tune, tuned = of_mixtral
     assert calls["schedule "] == schedule
@@ -127,16 +129,43 @@ def test_searches_leave_the_default_alone(tmp_path):
     assert not tune.endswith("=mine") and all(line.endswith("=mine") for line in (default, auto, tuned))
 
 
-def test_a_cache_of_its_own_keeps_what_was_tried_and_no_kernels(tmp_path):
-    folder, cache = tmp_path / "tuned", tmp_path / "cache"
-    folder.mkdir()
-    cache.mkdir()
+def test_what_its_limit_cuts_is_left_where_it_has_got_further(tmp_path):
+    out = tmp_path / "out"
+    script = (
+        f'[[ "$*" == *measure_points* ]] || exec "${{@:4}}"\n[ -e {tmp_path}/stuck ] || echo {{}} >>{out}/points.jsonl'
+    )
+    write_program(tmp_path / "timeout", script + "\nexit 124")
+    done, steps, _ = several_gpus(tmp_path, "search", UNIEP_BENCH_STEPS="^points_[12]")
+    assert done.returncode == 3 and steps == [("left", "points_1"), ("left", "points_2")]
+    (tmp_path / "stuck").touch()
+    done, steps, _ = several_gpus(tmp_path, "search", UNIEP_BENCH_STEPS="^points_[12]")
+    assert done.returncode == 1 and steps == [("FAIL", "points_1"), ("FAIL", "points_2")]
+    (tmp_path / "timeout").unlink()
+    done, steps, _ = several_gpus(tmp_path, "search", UNIEP_BENCH_STEPS="^points_[12]")
+    assert done.returncode == 0 and [kind for kind, _ in steps] == ["ok", "ok"]
+
+
+def test_a_cache_of_its_own_keeps_what_was_tried_and_takes_all_ones_kernels(tmp_path):
+    folder, cache, kernels = tmp_path / "tuned", tmp_path / "cache", tmp_path / "kernels"
+    for made in (folder, cache, kernels):
+        made.mkdir()
     (folder / "a.tried").write_text("before")
-    script = 'cd "$UNIEP_CACHE_DIR"; cat a.tried; touch b.tried b.tuned.json k.cubin; kill -TERM $PPID; exit 5'
+    (kernels / "all.tuned.json").write_text("another's")
+    (kernels / "j.cubin").write_text(" kernel")
+    script = 'cd "$UNIEP_CACHE_DIR"; cat a.tried j.cubin; touch b.tried b.tuned.json k.cubin; kill -TERM $PPID; exit 5'
     command = ["bash", str(BENCH / "with_cache.sh"), str(cache), str(folder), "bash", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 5 and done.stdout == "before"
+
+    def run(**variables):
+        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
+
+    done = run(UNIEP_CACHE_DIR=str(kernels))
+    assert done.returncode == 5 and done.stdout == "before kernel"
     assert sorted(file.name for file in folder.iterdir()) == ["a.tried", "b.tried", "b.tuned.json"]
+    assert sorted(file.name for file in kernels.iterdir()) == ["all.tuned.json", "j.cubin", "k.cubin"]
+    assert not (cache / "all.tuned.json").exists()
+    assert run(UNIEP_CACHE_DIR="").returncode == 5  # kernels are kept nowhere
+    assert run(UNIEP_CACHE_DIR=str(tmp_path / "new")).returncode == 5
+    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == ["j.cubin", "k.cubin"]
 
 
 def pack(*words):

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <iostream>
 #include <optional>
@@ -161,6 +162,9 @@ std::string text_made_by_first_rank(Group& group, const std::function<std::strin
     } catch (const Error& error) {
       status = error.status();
       text = error.what();
+    } catch (const std::exception& error) {  // the others wait for what it says
+      status = Status::kInternal;
+      text = error.what();
     }
   }
   text = text_of_first_rank(group, fmt::format("{} {}", static_cast<int>(status), text));
@@ -193,7 +197,7 @@ Schedule chosen_schedule(const LayerOptions& options, Direction direction, Group
   if (!first) {
     try {
       look_here();
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       refused = error.what();
     }
   }

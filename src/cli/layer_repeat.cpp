@@ -1,8 +1,8 @@
 #include <iterator>
 
 #include "cli/layer_runner.h"
-#include "cli/parallel_checksum.h"
 #include "engine/cuda/kernels/array_checksum.h"
+#include "train/parallel_checksum.h"
 
 // Calls of a LayerRunner for their times, and what they gave in one number.
 namespace uniep::cli {
@@ -28,7 +28,7 @@ void LayerRunner::repeat(Direction direction, const Schedule& schedule) {
 uint64_t LayerRunner::checksum(Direction direction) const {
   uint64_t sum = 0, index = 0;
   const auto add = [&](const auto* values, int64_t count) {
-    sum += parallel_checksum(values, count, index);
+    sum += train::parallel_checksum(values, count, index);
     index += static_cast<uint64_t>(count);
   };
   const auto add_array = [&](const cuda::DeviceArray& array) {

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "cli/layer_options.h"
-#include "cli/parallel_checksum.h"
+#include "train/parallel_checksum.h"
 
 namespace uniep::cli {
 namespace {
@@ -24,7 +24,7 @@ double backward_flops_per_row(const LayerConfig& config) {
 
 template <typename T>
 std::string checksum_text(const std::vector<T>& values) {
-  return io::to_hex16(parallel_checksum(values.data(), static_cast<int64_t>(values.size())));
+  return io::to_hex16(train::parallel_checksum(values.data(), static_cast<int64_t>(values.size())));
 }
 
 // TFLOP/s of each rank.

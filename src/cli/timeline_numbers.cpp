@@ -209,11 +209,16 @@ std::size_t Timeline::stage(const std::string& name) {
 }
 
 Timeline timeline_of(const Trace& trace, std::size_t mark) {
+  for (std::size_t i = 1; i < trace.marks.size(); ++i) {
+    const double time = trace.marks[i].time_us, before = trace.marks[i - 1].time_us;
+    if (time <= before) {
+      throw Error(Status::kInvalidArgument,
+                  fmt::format("its mark {} is at {} us, and the one before at {}; must be later", i, time, before));
+    }
+  }
   const double from = trace.marks.at(mark).time_us;
   double until = kEndless;
-  for (const TraceMark& other : trace.marks) {
-    if (other.time_us > from) until = std::min(until, other.time_us);
-  }
+  if (mark + 1 < trace.marks.size()) until = trace.marks[mark + 1].time_us;
   Timeline timeline;
   std::vector<TimelineTask> of_lane;
   std::map<std::string, int> ranks;

@@ -29,6 +29,11 @@ bool needs_more(const std::vector<MemoryNeed>& one, const std::vector<MemoryNeed
   return false;
 }
 
+// What is added to a NaN can not be seen.
+unsigned char before_gradients(const Numerics& numerics) {
+  return numerics.weight_gradient == WeightGradient::kMainGrad ? 0 : RankMemory::kUnwritten;
+}
+
 }  // namespace
 
 CandidateCheck::CandidateCheck(Group& group, const LayerConfig& layer, int64_t tokens,
@@ -83,7 +88,7 @@ void CandidateCheck::make_inputs() {
 CandidateCheck::Results CandidateCheck::run(Direction direction, const Schedule& forward, const Schedule& backward) {
   const LayerShape& shape = layer_.shape;
   const int ranks = group_.ranks();
-  const int64_t local = shape.experts / ranks, weights = local * shape.hidden * shape.intermediate;
+  const auto weights = static_cast<std::size_t>(shape.experts / ranks * shape.hidden * shape.intermediate);
   if (inputs_.empty()) make_inputs();
   std::vector<RankMemory> memory;
   memory.reserve(static_cast<std::size_t>(ranks));
@@ -105,11 +110,14 @@ CandidateCheck::Results CandidateCheck::run(Direction direction, const Schedule&
     back.weights = in.weights;
     back.dx = own.unread_result<BFloat16>(tokens_ * shape.hidden);
     back.dprobs = own.unread_result<float>(tokens_ * shape.topk);
-    back.gradients.dw1 = own.unread_result<float>(2 * weights);
-    back.gradients.dw2 = own.unread_result<float>(weights);
+    const auto gradient = [&](std::size_t count) {
+      return own.unread_result<float>(static_cast<int64_t>(count), before_gradients(layer_.numerics));
+    };
+    back.gradients.dw1 = gradient(2 * weights);
+    back.gradients.dw2 = gradient(weights);
     if (!layer_.numerics.bias) continue;
-    back.gradients.db1 = own.unread_result<float>(static_cast<int64_t>(b1_.size()));
-    back.gradients.db2 = own.unread_result<float>(static_cast<int64_t>(b2_.size()));
+    back.gradients.db1 = gradient(b1_.size());
+    back.gradients.db2 = gradient(b2_.size());
   }
   results.placement = place(group_, shape, routings);
   const Saved saved = uniep::forward(group_, layer_, forward, results.placement, forwards);

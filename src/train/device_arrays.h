@@ -15,7 +15,7 @@ class DeviceArrays {
   virtual std::shared_ptr<void> make(int device, const void* values, int64_t bytes) const = 0;
   virtual std::shared_ptr<void> make_filled(int device, unsigned char byte, int64_t bytes) const = 0;
   virtual void read(int device, const void* array, void* values, int64_t bytes) const = 0;
-  // A number that says whether two arrays hold the same bytes.
+  // A 64-bit checksum, equal for equal bytes of one length; byte_checksum() of them on the host.
   virtual uint64_t checksum(int device, const void* array, int64_t bytes) const = 0;
 };
 

@@ -1,12 +1,13 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <vector>
 
-#include "io/checksum.h"
 #include "train/device_arrays.h"
+#include "train/parallel_checksum.h"
 
 namespace uniep::train {
 
@@ -14,6 +15,8 @@ namespace uniep::train {
 // on a GPU.
 class RankMemory {
  public:
+  // A NaN in bf16 and in fp32.
+  static constexpr unsigned char kUnwritten = 0xff;
   // -1: the cpu engine, and no `device_arrays` are needed.
   RankMemory(int device, const DeviceArrays* device_arrays) : device_(device), device_arrays_(device_arrays) {}
 
@@ -29,26 +32,25 @@ class RankMemory {
     results_.push_back({arrays_.size(), values, bytes_of<T>(count)});
     return static_cast<T*>(array(nullptr, bytes_of<T>(count)));
   }
-  // What nobody reads but checksums(); all its bytes are kUnwritten before the call.
+  // What nobody reads but checksums(); all its bytes are `before` before the call.
   template <typename T>
-  T* unread_result(int64_t count) {
+  T* unread_result(int64_t count, unsigned char before = kUnwritten) {
     const int64_t bytes = bytes_of<T>(count);
     if (device_ >= 0) {
-      unread_.push_back({device_arrays_->make_filled(device_, kUnwritten, bytes), bytes});
+      unread_.push_back({device_arrays_->make_filled(device_, before, bytes), bytes});
     } else {
-      const auto own = std::make_shared<std::vector<float>>(static_cast<std::size_t>(bytes / sizeof(float) + 1));
-      std::memset(own->data(), kUnwritten, static_cast<std::size_t>(bytes));
+      const auto room = static_cast<std::size_t>(std::max<int64_t>(bytes, 1));  // never null
+      const auto own = std::make_shared<std::vector<std::byte>>(room, std::byte{before});
       unread_.push_back({{own, own->data()}, bytes});
     }
     return static_cast<T*>(unread_.back().array.get());
   }
-  // Of unread results, once the rank's call is over. Comparable where the same device has summed.
+  // Of unread results, once the rank's call is over.
   std::vector<uint64_t> checksums() const {
     std::vector<uint64_t> all;
     for (const Unread& own : unread_) {
-      const auto* const words = static_cast<const float*>(own.array.get());
-      all.push_back(device_ >= 0 ? device_arrays_->checksum(device_, words, own.bytes)
-                                 : io::checksum(words, own.bytes / int64_t{sizeof(float)} + 1, 0));
+      all.push_back(device_ >= 0 ? device_arrays_->checksum(device_, own.array.get(), own.bytes)
+                                 : byte_checksum(own.array.get(), own.bytes));
     }
     return all;
   }
@@ -65,8 +67,6 @@ class RankMemory {
     void* values;
     int64_t bytes;
   };
-  // A NaN in bf16 and in fp32.
-  static constexpr unsigned char kUnwritten = 0xff;
   struct Unread {
     std::shared_ptr<void> array;
     int64_t bytes;

@@ -77,34 +77,47 @@ class Search {
   }
 
   // What runs beside a far slower one finds a GPU that has cooled down, so orders are drawn, each of all ranks alike.
-  void next_order(std::vector<std::size_t>& schedules) {
-    if (rounds_begun_ % 2 == 1) return std::reverse(schedules.begin(), schedules.end());
+  void next_order(std::vector<std::size_t>& schedules, int round) {
+    if (round % 2 == 1) return std::reverse(schedules.begin(), schedules.end());
     for (std::size_t left = schedules.size(); left > 1; --left)
       std::swap(schedules[left - 1], schedules[random_() % left]);
   }
 
+  void time(std::size_t i, int round) {
+    double milliseconds = 0;
+    if (!tried(i, [&] { milliseconds = trial_.milliseconds(at(i).schedule); })) return;
+    at(i).milliseconds.push_back(milliseconds);
+    rounds_of_[i].push_back(round);
+    spent_ += trial_.cost(milliseconds);
+  }
+
+  bool is_far_behind(std::size_t i) const {
+    const std::vector<double>& own = result_.tried[i].milliseconds;
+    const double base = result_.tried[kDefault].milliseconds.front();
+    return *std::min_element(own.begin(), own.end()) > options_.far * base;
+  }
+
+  // After the first round. A short call that was delayed may look as slow, so each of these is called once more.
   void leave_far_behind() {
-    rate();
     for (const std::size_t i : running()) {
-      if (i != kDefault && at(i).ratio > options_.far) decide(i, Verdict::kSlower);
+      if (i == kDefault || !is_far_behind(i)) continue;
+      time(i, 0);
+      if (at(i).verdict != Verdict::kInTheRunning || !is_far_behind(i)) continue;
+      rate(i);
+      decide(i, Verdict::kSlower);
     }
   }
 
   // Returns whether there was time for all rounds.
   bool measure(std::vector<std::size_t> schedules, int rounds) {
     for (int round = 0; round < rounds; ++round) {
-      next_order(schedules);
+      next_order(schedules, round);
       if (spent_ >= options_.budget_milliseconds) {
         result_.budget_ended = true;
         return false;
       }
       for (const std::size_t i : schedules) {
-        if (at(i).verdict != Verdict::kInTheRunning) continue;
-        double time = 0;
-        if (!tried(i, [&] { time = trial_.milliseconds(at(i).schedule); })) continue;
-        at(i).milliseconds.push_back(time);
-        rounds_of_[i].push_back(rounds_begun_);
-        spent_ += trial_.cost(time);
+        if (at(i).verdict == Verdict::kInTheRunning) time(i, rounds_begun_);
       }
       if (++rounds_begun_ == 1) leave_far_behind();
     }
@@ -125,15 +138,17 @@ class Search {
     return all;
   }
 
+  void rate(std::size_t i) {
+    const std::vector<double> all = ratios(i);
+    if (all.empty()) return;
+    const Interval interval = median_interval(all, kSure);
+    at(i).ratio = median(all);
+    at(i).ratio_low = interval.low;
+    at(i).ratio_high = interval.high;
+  }
+
   void rate() {
-    for (std::size_t i = 0; i < result_.tried.size(); ++i) {
-      const std::vector<double> all = ratios(i);
-      if (all.empty()) continue;
-      const Interval interval = median_interval(all, kSure);
-      at(i).ratio = median(all);
-      at(i).ratio_low = interval.low;
-      at(i).ratio_high = interval.high;
-    }
+    for (std::size_t i = 0; i < result_.tried.size(); ++i) rate(i);
   }
 
   // The default stays, to be compared with.

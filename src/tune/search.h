@@ -52,8 +52,8 @@ struct SearchOptions {
   double budget_milliseconds = 60e3;  // of calls, in the mean over ranks; the round that is begun is ended
   int rounds = 4;                     // in which each is called once, before the slower half is left behind
   int final_rounds = 16;              // of the default and the best beside it
-  double far = 3;
-  double least_gain = 0.005;  // what is less far below the default is not worth another kernel
+  double far = 3;                     // times the default's time: what takes that in two calls is left behind at once
+  double least_gain = 0.005;          // what is less far below the default is not worth another kernel
   // Of a Schedule whose verdict is known now, or that is tried next (kUntried).
   std::function<void(const Tried&)> progress = {};
 };
@@ -66,7 +66,7 @@ struct SearchResult {
 
 // `schedules`: the default first, then others; with verdicts kFailed and kWrong they are not tried. They take turns, in
 // a drawn order and then in the other, so that neither clocks that drift nor what runs before a call favour any. What
-// takes `far` times as long as the default in its first call, which a delayed one does not, is left behind then.
+// takes `far` times as long as the default in the first round is called once more, and left behind where it does again.
 SearchResult search(std::vector<Tried> schedules, Trial& trial, const SearchOptions& options = {});
 
 }  // namespace uniep::tune

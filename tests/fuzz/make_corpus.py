@@ -126,6 +126,9 @@ def write_trace():
     backward = [{**mark, "name": "backward", "ts": 50.0, "args": {**said, "routing": "file"}}]
     write("trace", "call", json.dumps({"traceEvents": begun[0]}))
     write("trace", "two_calls", json.dumps({"traceEvents": begun[0] + backward}))
+    told = [name("thread_name", 2, 3, "worker 0 compute"), *begun[0]]  # all lanes are workers'
+    write("trace", "numbers", json.dumps({"traceEvents": told}))
+    write("trace", "equal_marks", json.dumps({"traceEvents": [*told, begun[0][4]]}))
     write("trace", "many_ranks", json.dumps({"traceEvents": begun[1]}))
     write("trace", "old_call", json.dumps({"traceEvents": begun[2]}))
     write("trace", "run", json.dumps({"displayTimeUnit": "ms", "otherData": {"title": "E 8 K 2"}, "traceEvents": events}))

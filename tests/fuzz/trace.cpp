@@ -39,6 +39,9 @@ void require_numbers(const Trace& trace) {
     }
     uniep::cli::Timeline timeline;
     if (!accepts([&] { timeline = uniep::cli::timeline_of(trace, mark); })) continue;
+    for (std::size_t i = 1; i < trace.marks.size(); ++i) {
+      require(trace.marks[i].time_us > trace.marks[i - 1].time_us, "no calls share their tiles");
+    }
     for (const uniep::cli::TimelineNumber& number : timeline_numbers(timeline, {.launches = 2}).numbers) {
       require(number.us >= 1 && std::isfinite(number.us), "a number is finite, a microsecond or more");
       require(number.error > 0 && std::isfinite(number.error), "and so is its error");
