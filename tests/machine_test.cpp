@@ -100,10 +100,30 @@ TEST(Machine, RefusesWhatIsNoDescription) {
 }
 
 TEST(Machine, RefusesOtherVersions) {
-  expect_refused([](Json& json) { json["version"] = 2; }, "version: 2; must be 1: this file is of a later version");
-  expect_refused([](Json& json) { json["version"] = 0; }, "version: 0; must be 1");
-  expect_refused([](Json& json) { json["version"] = "1"; }, "version: \"1\"; must be 1");
-  expect_refused([](Json& json) { json.erase("version"); }, "version: is missing; must be 1");
+  expect_refused([](Json& json) { json["version"] = 3; },
+                 "version: 3; must be 1 to 2: this file is of a later version");
+  expect_refused([](Json& json) { json["version"] = 0; }, "version: 0; must be 1 to 2");
+  expect_refused([](Json& json) { json["version"] = "1"; }, "version: \"1\"; must be 1 to 2");
+  expect_refused([](Json& json) { json.erase("version"); }, "version: is missing; must be 1 to 2");
+}
+
+TEST(Machine, FilesOfVersion1MeanWhatTheyMeant) {
+  Json json = Json::parse(default_text());
+  json["version"] = 1;
+  json.erase("pipeline");
+  json["clock"].erase("waiting");
+  for (const char* key : {"send_fixed", "ring", "clocked"}) json["copy"].erase(key);
+  MachineDescription read = parse_machine(json.dump(), "old.json");
+  for (const NumberField& field : number_fields()) {
+    if (field.since == 1) continue;
+    EXPECT_EQ(field.of(read), field.before) << field.key;
+    EXPECT_NE(read.origin[std::string(field.section) + "." + field.key].from.find("version 1"), std::string::npos);
+  }
+  EXPECT_EQ(read.clock.limit, shipped_machine(kDefaultMachine).clock.limit);
+  EXPECT_EQ(parse_machine(machine_json(read), "again.json"), read);
+  json["clock"]["waiting"] = 1;
+  expect_error(Status::kInvalidArgument, "clock.waiting: is not known",
+               [&] { parse_machine(json.dump(), "old.json"); });
 }
 
 TEST(Machine, EveryNumberIsCheckedForPresenceUnitSourceAndRange) {

@@ -120,8 +120,13 @@ TEST(OnlineCandidates, KnowGroupsOfSums) {
     request.ranks = 8;
     request.machine = &machine;
     request.loads = {tune::uniform_load(where.shape, 8, 4096, machine, 16)};
-    const std::vector<tune::Ranked> solved = tune::solve(request).best;
-    for (std::size_t i = 0; i < solved.size(); ++i) EXPECT_EQ(all[i], solved[i].schedule) << i;
+    std::vector<Schedule> solved;  // those near enough
+    for (const tune::Ranked& ranked : tune::solve(request).best) {
+      if (ranked.schedule == incumbent) continue;
+      if (ranked.us <= 1.05 * tune::estimate(problem, incumbent).us) solved.push_back(ranked.schedule);
+    }
+    EXPECT_GT(solved.size(), 4u);
+    for (std::size_t i = 0; i < solved.size(); ++i) EXPECT_EQ(all[i], solved[i]) << i;
   }
 }
 

@@ -296,6 +296,63 @@ TEST(Simulate, SmsThatDispatchHideTheLatencyOfLinks) {
   EXPECT_LT(layer.run(machine, kFewSms).ms, 1.2 * as_is);
 }
 
+// A pipeline of two stages asks for operands too late; what workers do not share comes through the port of each.
+TEST(Simulate, TilesWaitForTheirOperands) {
+  const SizedLayer layer(kQwen, 1, 4096);
+  MachineDescription machine = shipped_machine("h200");
+  const auto over = [&](const char* schedule, const char* other) {
+    return layer.run(machine, schedule).ms / layer.run(machine, other).ms;
+  };
+  EXPECT_GT(over("tile.stages=2", "tile.stages=4"), 1.15);
+  EXPECT_LT(over("tile.stages=2", "tile.stages=4"), 1.6);
+  EXPECT_LT(over("tile.stages=3", "tile.stages=4"), 1.1);
+  EXPECT_GT(over("tile.n=128,tile.cluster=1", "tile.n=128,tile.cluster=2"), 1.06);
+  const double clock = layer.run(machine, "tile.stages=2").clock_ghz;
+  machine.clock.waiting = 1;
+  EXPECT_LT(layer.run(machine, "tile.stages=2").clock_ghz, 0.98 * clock);
+  machine.pipeline = {};
+  EXPECT_DOUBLE_EQ(over("tile.stages=2", "tile.stages=4"), 1.0);
+  EXPECT_LT(over("tile.n=128,tile.cluster=1", "tile.n=128,tile.cluster=2"), 1.04);
+}
+
+TEST(Simulate, CopiesWaitForTheirRingAndFollowTheClock) {
+  const SizedLayer layer(kQwen, 1, 4096);
+  const auto follows = [&](const std::string& schedule, double WarpCopies::*constant, double value) {
+    MachineDescription machine = shipped_machine("h200");
+    const double as_is = layer.run(machine, schedule).ms;
+    machine.copy.*constant = value;
+    return layer.run(machine, schedule).ms / as_is;
+  };
+  EXPECT_LT(follows("fusion=none,comm.stages=1", &WarpCopies::ring, 0), 0.985);
+  EXPECT_DOUBLE_EQ(follows("fusion=none,comm.stages=3", &WarpCopies::ring, 0), 1.0);
+  const std::string staged = "fusion=none,combine.transport=staged";
+  EXPECT_LT(follows(staged + ",comm.stages=1", &WarpCopies::ring, 0), 0.985);
+  EXPECT_LT(follows(staged + ",comm.chunk_bytes=512", &WarpCopies::send_fixed, 0.2), 0.95);
+  EXPECT_LT(follows("comm.where=sms,comm.dispatch_sms=1", &WarpCopies::clocked, 1), 0.95);  // the GPU has little to do
+  EXPECT_GT(follows("comm.where=sms,comm.dispatch_sms=1", &WarpCopies::clocked, 0), 1.05);
+  EXPECT_GT(follows("comm.reserve_sms=120", &WarpCopies::clocked, 0), 1.01);
+}
+
+// With groups a row a group is sent and summed, in whatever order a token names its experts. Of four groups, eight
+// experts of 32 are in 3.72 in the mean.
+TEST(Simulate, GroupsSendAndSumARowEach) {
+  SizedLayer layer({1024, 256, 32, 8}, 2, 1024);
+  const auto ratio = [&](auto&& slow) {
+    MachineDescription machine = shipped_machine("h200");
+    slow(machine);
+    double ms[2];
+    for (int i = 0; i < 2; ++i) {
+      layer.options.numerics.combine_groups = 4 * i;
+      ms[i] = layer.run(machine, "fusion=none,combine.transport=staged").ms;
+    }
+    return ms[1] / ms[0];
+  };
+  const double sums = ratio([](MachineDescription& machine) { machine.sums.alone = machine.sums.beside = 1; });
+  EXPECT_NEAR(sums, (3.72 + 1) / (8 + 1), 0.05);
+  const double links = ratio([](MachineDescription& machine) { machine.links[0].rates[0].write = 0.2; });
+  EXPECT_NEAR(links, 3.72 / 8, 0.02);
+}
+
 // Nodes that are linked by less than what is inside them: rows cross once a node.
 TEST(Simulate, LinksBetweenNodesCost) {
   const SizedLayer layer(kQwen, 16, 512);

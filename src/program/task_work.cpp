@@ -4,6 +4,7 @@
 
 #include "model/elementwise.h"
 #include "program/edges.h"
+#include "program/token_groups.h"
 
 namespace uniep::program {
 namespace {
@@ -203,17 +204,10 @@ class Tally {
 
   void group_send() {
     work_.row_bytes = chunk_columns(task_.n) * kElement;
-    const int32_t per_group = p_.experts / p_.combine_groups;
-    int32_t token_before = -1;
-    std::vector<int32_t> groups;  // of one token
+    TokenGroups groups(p_.experts, p_.combine_groups);
     for_each_row_of_tokens(p_, task_.expert, task_.m, [&](int32_t token, int32_t, int32_t row) {
-      if (token != token_before) groups.clear();
-      token_before = token;
       ++work_.rows_taken;
-      const int32_t group = local_expert_holding(p_, row) / per_group;
-      if (std::find(groups.begin(), groups.end(), group) != groups.end()) return;
-      groups.push_back(group);
-      ++work_.rows_put;
+      work_.rows_put += groups.is_first(token, p_.first_expert + local_expert_holding(p_, row));
     });
     carry(p_.rank, task_.expert, work_.rows_put * work_.row_bytes);
     work_.read_bytes = work_.rows_taken * work_.row_bytes;
@@ -238,19 +232,16 @@ class Tally {
     work_.row_bytes = chunk_columns(task_.n) * kElement;
     const int32_t begin = task_.m * kTokenBlock;
     const int32_t end = std::min(begin + kTokenBlock, p_.tokens);
-    const int32_t per_group = p_.combine_groups > 0 ? p_.experts / p_.combine_groups : 1;
     int64_t slots = 0;
-    std::vector<int32_t> summands;  // of one token
+    TokenGroups groups(p_.experts, p_.combine_groups);
     for (int32_t position = begin; position < end; ++position) {
-      const int32_t* const experts = p_.expert_of_slot + static_cast<int64_t>(summed_token(p_, position)) * p_.topk;
-      summands.clear();
+      const int32_t token = summed_token(p_, position);
+      const int32_t* const experts = p_.expert_of_slot + int64_t{token} * p_.topk;
       for (int32_t slot = 0; slot < p_.topk; ++slot) {
         if (experts[slot] < 0) continue;
         ++slots;
-        const int32_t summand = p_.combine_groups > 0 ? experts[slot] / per_group : slot;
-        if (std::find(summands.begin(), summands.end(), summand) == summands.end()) summands.push_back(summand);
+        work_.rows_taken += groups.is_first(token, experts[slot]);
       }
-      work_.rows_taken += static_cast<int64_t>(summands.size());
     }
     work_.rows_put = end - begin;
     work_.read_bytes = work_.rows_taken * work_.row_bytes;

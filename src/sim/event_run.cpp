@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "program/token_groups.h"
+#include "sim/warp_pieces.h"
 #include "uniep/error.h"
 
 namespace uniep::sim {
@@ -72,6 +74,7 @@ EventRun::Result EventRun::run() {
   for (const RankState& state : ranks_) {
     result_.end_us.push_back(state.last + machine_.time.end);
     result_.gemm_us_of_rank.push_back(state.gemm_us);
+    result_.load_us_of_rank.push_back(state.load_us);
     result_.memory_bytes.push_back(state.memory_bytes);
   }
   return std::move(result_);
@@ -228,11 +231,15 @@ void EventRun::collect_waits(Agent& agent) {
     return;
   }
   // Those of the item's tokens alone.
+  program::TokenGroups groups(p.experts, p.combine_groups);
+  agent.summands = 0;
   for (int32_t position = agent.tokens.begin; position < agent.tokens.end; ++position) {
-    const int64_t first = static_cast<int64_t>(summed_token(p, position)) * p.topk;
+    const int32_t token = summed_token(p, position);
+    const int64_t first = int64_t{token} * p.topk;
     for (int64_t entry = first; entry < first + p.topk; ++entry) {
       const int32_t expert = p.expert_of_slot[entry];
       if (expert < 0) continue;
+      agent.summands += groups.is_first(token, expert);
       const int32_t unit = p.combine_groups > 0 ? agent.task.m : block_of_row(p, expert, p.row_of_slot[entry]);
       collector(FlagWait{FlagSpace::kCombined, combined_flag(p, p.rank_of_expert[expert], unit, agent.task.n)});
     }
@@ -313,12 +320,13 @@ double EventRun::copy_end(Agent& agent, double now) {
     const PortCopies& port = machine_.port;
     takes = row * 1e-6 * (work.rows_in * port.in + work.rows_out * port.out) * (1 + port.overhead) +
             0.5 * copy.task / port.warps;
+    takes *= times_.copy_clock;
   } else {
     const double share = state.started ? 1.0 : copy.alone;
     takes = share * copy.task + share * times_.warp_chunk * static_cast<double>(times_.chunks_of_row) *
                                     (copy.chunk_in * work.rows_in + copy.chunk_out * work.rows_out);
     if (agent.task.stage != Stage::kPull) takes += 0.5 * copy.push;
-    takes /= times_.copy_workers;
+    takes *= times_.copy_clock / times_.copy_workers;
   }
   double end = std::max(now + takes, take_memory(state, now, row * (work.rows_in + work.rows_out)));
   const auto carry = [&](int32_t from, int32_t to, int32_t rows) {
@@ -358,23 +366,21 @@ double EventRun::send_end(Agent& agent, double now) {
     }
     out = in;
   } else {
-    const int64_t per_group = p.experts / p.combine_groups;
-    int64_t last = -1;
+    program::TokenGroups groups(p.experts, p.combine_groups);
     for_each_row_of_tokens(p, task.expert, task.m, [&](int32_t token, int32_t, int32_t row) {
       ++in;
-      const int64_t sum =
-          int64_t{token} * p.combine_groups + (p.first_expert + local_expert_holding(p, row)) / per_group;
-      out += sum != last;
-      last = sum;
+      out += groups.is_first(token, p.first_expert + local_expert_holding(p, row));
     });
     carry(task.expert, out);
   }
   double takes = 0;
   if (p.on_sms) {
     takes = static_cast<double>(width) * 1e-6 * (in * machine_.port.in + out * machine_.port.out) *
-            (1 + machine_.port.overhead);
+            (1 + machine_.port.overhead) * times_.copy_clock;
   } else {
-    takes = static_cast<double>(std::max(in, out) * pieces) * machine_.copy.send / times_.copy_workers;
+    const double piece =
+        send_piece(machine_.copy, program_.request().schedule.comm, static_cast<double>(width)) * times_.copy_clock;
+    takes = static_cast<double>(std::max(in, out) * pieces) * piece / times_.copy_workers;
   }
   end = std::max(end, take_memory(state, now, static_cast<double>((in + out) * width)));
   return std::max(end, now + takes);
@@ -385,7 +391,7 @@ double EventRun::reduce_end(Agent& agent, double now) {
   RankState& state = ranks_[agent.rank];
   const int32_t chunk = agent.task.n;
   const double width = 2.0 * (p.chunk_column[chunk + 1] - p.chunk_column[chunk]);
-  const double rows = static_cast<double>(agent.waits.size()) + (agent.tokens.end - agent.tokens.begin);
+  const double rows = static_cast<double>(agent.summands) + (agent.tokens.end - agent.tokens.begin);
   // Those that are reserved sum nothing.
   const double all = times_.own_copy_class ? p.workers : machine_.class_of(Work::kReduce).count;
   double rate = 0;  // GB/s of this agent
@@ -426,6 +432,7 @@ double EventRun::gemm_end(Agent& agent, double now) {
   if (task.stage == Stage::kFirstGemm) takes *= times_.slow_first;
   if (task.stage == Stage::kSecondGemm) takes *= times_.slow_second;
   state.gemm_us += takes * (agent.leads_pair ? 2 : 1);
+  state.load_us += takes * times_.load(task) * (agent.leads_pair ? 2 : 1);
   if (!times_.own_copy_class) {
     if (!p.on_sms && state.copies_left > 0) takes *= 1 + machine_.slowdown.copies;
     takes *= 1 + machine_.slowdown.sums * state.summing / p.workers;

@@ -28,9 +28,9 @@ class EventRun {
     double begin_us = -1, end_us = 0, busy_us = 0;
   };
   struct Result {
-    std::vector<double> end_us;  // by rank
-    std::vector<double> gemm_us_of_rank;
-    std::vector<double> memory_bytes;  // by rank
+    std::vector<double> end_us;                            // by rank
+    std::vector<double> gemm_us_of_rank, load_us_of_rank;  // tiles; that share of it which loads the GPU
+    std::vector<double> memory_bytes;                      // by rank
     std::array<Totals, kStageCount> stage{};
     int64_t tasks = 0;
     std::vector<TimedTask> timeline;
@@ -53,6 +53,7 @@ class EventRun {
     TokenRange tokens{};
     std::vector<Wait> waits;
     std::size_t satisfied = 0;
+    int32_t summands = 0;  // rows that a sum adds up
     double wait_begin = 0, begin = 0;
     double sent = 0;    // until when the results of its last tile take the links
     double copied = 0;  // until when copies of all its warps are under way
@@ -81,7 +82,7 @@ class EventRun {
     int32_t summing = 0;      // copying warps
     bool started = false;     // a tile has begun
     double memory_free = 0, activation_free = 0, last = 0;
-    double gemm_us = 0, memory_bytes = 0;
+    double gemm_us = 0, load_us = 0, memory_bytes = 0;
   };
   struct Counters {
     EventRun& run;

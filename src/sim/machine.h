@@ -13,7 +13,7 @@
 // which every number has its unit and says where it is from. A rank is one GPU, or one die.
 namespace uniep::sim {
 
-inline constexpr int kMachineVersion = 1;
+inline constexpr int kMachineVersion = 2;
 
 // Where a number is from.
 enum class Source : int { kMeasured = 0, kPublished, kAssumed };
@@ -89,6 +89,7 @@ struct Clock {
   double pause_lowest = 0;    // GHz
   double highest = 0;         // GHz
   double rest = 0;            // us between two calls at the power limit, in which power is saved
+  double waiting = 1;         // share of a load that a tile is while no tensor core works on it
   bool operator==(const Clock&) const = default;
 };
 
@@ -100,7 +101,11 @@ struct WarpCopies {
   double chunk_fixed = 0;  // share of a chunk's time that does not follow its size
   double alone = 0;        // share of that time that it takes while no tiles run
   double push = 0;         // us more a task under push
-  double send = 0;         // us a chunk that a staged combine sends
+  double send = 0;         // us a piece of 2048 bytes that a staged combine sends
+  double send_fixed = 1;   // share of that which does not follow its size
+  double ring = 0;         // of the time of a chunk of 4096 bytes, with a ring of three stages, what is latency
+  double clocked =
+      0;  // share of the time of copies that follows the clock; at Clock::limit, or ::pause, they are as here
   bool operator==(const WarpCopies&) const = default;
 };
 
@@ -111,6 +116,14 @@ struct PortCopies {
   double out = 0;       // ps/byte
   double overhead = 0;  // share that is lost
   bool operator==(const PortCopies&) const = default;
+};
+
+// What keeps a tile waiting for its operands: a stage of its pipeline is asked for once its last reader is through.
+struct Pipeline {
+  double latency = 0;  // us until what is asked for begins to come, while few workers ask
+  double busy = 0;     // us more while all do
+  double port = 0;     // bytes/cycle into one worker; 0: no limit
+  bool operator==(const Pipeline&) const = default;
 };
 
 struct Memory {
@@ -181,6 +194,7 @@ struct MachineDescription {
   Clock clock;
   WarpCopies copy;
   PortCopies port;
+  Pipeline pipeline;
   Memory memory;
   Sums sums;
   Slowdowns slowdown;

@@ -5,7 +5,7 @@
 #include "sim/machine.h"
 
 // The one table of a description's numbers. Reading, writing, range checks and the documentation's list are driven by
-// it; adding a number is adding a row (and a version, since a missing key is refused).
+// it; adding a number is adding a row, with the version that has it first and what files of earlier ones mean.
 namespace uniep::sim {
 
 struct NumberField {
@@ -16,6 +16,8 @@ struct NumberField {
   bool whole;
   double& (*of)(MachineDescription&);
   const char* meaning;
+  int since = 1;      // the first version of the format that has it
+  double before = 0;  // its value in files of earlier ones
 };
 
 std::span<const NumberField> number_fields();

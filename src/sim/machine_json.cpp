@@ -42,6 +42,7 @@ class MachineReader {
     read_version(root);
     std::vector<std::string> keys = {"format", "version", "name", "title", "workers", "tiles", "links"};
     for (const NumberField& field : number_fields()) {
+      if (field.since > version_) continue;
       if (std::find(keys.begin(), keys.end(), field.section) == keys.end()) keys.emplace_back(field.section);
     }
     if (root.contains("calibrated")) keys.emplace_back("calibrated");
@@ -84,19 +85,20 @@ class MachineReader {
     return root;
   }
 
-  void read_version(const Json& root) const {
+  void read_version(const Json& root) {
     if (!root.contains("format") || root["format"] != kFormat) {
       refuse("format", root.contains("format") ? shown(root["format"]) : "is missing", fmt::format("\"{}\"", kFormat));
     }
     const bool whole = root.contains("version") && root["version"].is_number_integer();
     if (whole && root["version"] > kMachineVersion) {
       refuse("version", shown(root["version"]),
-             fmt::format("{}: this file is of a later version of uniep", kMachineVersion));
+             fmt::format("1 to {}: this file is of a later version of uniep", kMachineVersion));
     }
-    if (!whole || root["version"] != kMachineVersion) {
+    if (!whole || root["version"] < 1) {
       refuse("version", root.contains("version") ? shown(root["version"]) : "is missing",
-             std::to_string(kMachineVersion));
+             fmt::format("1 to {}", kMachineVersion));
     }
+    version_ = root["version"].get<int>();
   }
 
   static std::string join(const std::string& at, std::string_view key) {
@@ -175,7 +177,13 @@ class MachineReader {
     for (const NumberField& first : number_fields()) {
       std::vector<std::string> keys;
       for (const NumberField& field : number_fields()) {
-        if (std::string_view(field.section) == first.section) keys.emplace_back(field.key);
+        if (std::string_view(field.section) == first.section && field.since <= version_) keys.emplace_back(field.key);
+      }
+      if (first.since > version_) {
+        first.of(machine_) = first.before;
+        machine_.origin[join(first.section, first.key)] = {
+            Source::kAssumed, fmt::format("not in descriptions of version {}, which mean this", version_)};
+        continue;
       }
       if (keys.front() == first.key) require_keys(root[first.section], first.section, keys);
       first.of(machine_) = number_of(root[first.section], first.section, first);
@@ -300,6 +308,7 @@ class MachineReader {
   }
 
   std::string file_;
+  int version_ = kMachineVersion;
   MachineDescription machine_;
 };
 

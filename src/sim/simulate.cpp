@@ -139,11 +139,12 @@ void require_simulable(const Program& program, const MachineDescription& machine
 template <typename ClockAt>
 double agreed_clock(const EventRun::Result& run, double us, double clock, double workers, ClockAt&& clock_at) {
   const double busy = *std::max_element(run.gemm_us_of_rank.begin(), run.gemm_us_of_rank.end()) / workers;
+  const double load = *std::max_element(run.load_us_of_rank.begin(), run.load_us_of_rank.end()) / workers;
   const double cycles = busy * clock, rest = std::max(us - busy, 0.0);
   double next = clock;
   for (int step = 0; step < 20; ++step) {
     const double then = cycles / next + rest;
-    next = 0.5 * (next + clock_at(cycles / next / then, then));
+    next = 0.5 * (next + clock_at(load * clock / next / then, then));
   }
   return next;
 }

@@ -4,6 +4,9 @@
 #include <cmath>
 
 #include "program/edges.h"
+#include "program/order.h"
+#include "sim/operand_wait.h"
+#include "sim/warp_pieces.h"
 
 namespace uniep::sim {
 namespace {
@@ -29,6 +32,16 @@ double slowdown(const Schedule& schedule, const RankProgram& p, const Slowdowns&
   return factor;
 }
 
+// Of the workers those that run tiles.
+double busy_share(const RankProgram& p, double workers) {
+  int32_t most = 0;
+  for (int launch = 0; launch < p.launches; ++launch) {
+    const program::Participants who = program::participants_of(p, launch, ListKind::kCompute);
+    most = std::max(most, who.end - who.begin);
+  }
+  return most / workers;
+}
+
 }  // namespace
 
 TileTimes::TileTimes(const ProgramRequest& request, const RankProgram& p, const MachineDescription& machine,
@@ -41,13 +54,20 @@ TileTimes::TileTimes(const ProgramRequest& request, const RankProgram& p, const 
   const int64_t depth[2] = {hidden, forward ? intermediate : p.wgrad_fc1.rows};
   us_of_cycle = 1e-3 / clock_ghz;
   const double task = schedule.queue == QueueKind::kStatic ? machine.time.task_static : machine.time.task_dynamic;
+  const double latency = operand_latency(machine.pipeline, busy_share(p, machine.class_of(Work::kFc1).count));
   double tile[2], late[2];
   for (int i = 0; i < 2; ++i) {
     const TileShape shape = schedule.tile_of(stages[i]);
     const Work work = work_of(stages[i]);
-    tile[i] = machine.tile_cycles(work, p.tile_m, shape.n, depth[i]) * us_of_cycle + task;
     const double per_k =
         machine.tile_cycles(work, p.tile_m, shape.n, 1) - machine.tile_cycles(work, p.tile_m, shape.n, 0);
+    const OperandWait wait({static_cast<double>(p.tile_m), static_cast<double>(shape.n), static_cast<double>(depth[i]),
+                            per_k, p.cluster, shape.stages},
+                           machine.pipeline);
+    const double waits = wait.cycles(latency / us_of_cycle);
+    tile[i] = (machine.tile_cycles(work, p.tile_m, shape.n, depth[i]) + waits) * us_of_cycle + task;
+    const double works = 1 - waits * us_of_cycle / tile[i];
+    (i == 0 ? load_first_ : load_second_) = works + machine.clock.waiting * (1 - works);
     // Short tiles store their results in as large a part of the next one.
     const double blocks = std::min(1.0, static_cast<double>(depth[i]) / 2048) * machine.time.late_blocks;
     late[i] = blocks * 64 * per_k * us_of_cycle;
@@ -59,9 +79,9 @@ TileTimes::TileTimes(const ProgramRequest& request, const RankProgram& p, const 
   late_first = late[0];
   late_second = late[1];
   row_bytes = 2 * hidden;
-  const int64_t chunk = std::min<int64_t>(schedule.comm.chunk_bytes, row_bytes);
   chunks_of_row = (row_bytes + schedule.comm.chunk_bytes - 1) / schedule.comm.chunk_bytes;
-  warp_chunk = machine.copy.chunk_fixed + (1 - machine.copy.chunk_fixed) * static_cast<double>(chunk) / 4096;
+  warp_chunk = chunk_share(machine.copy, schedule.comm, static_cast<double>(row_bytes));
+  copy_clock = copies_at(machine, state == State::kPaused, clock_ghz);
   own_copy_class = !machine.class_of(Work::kFc1).work.has(Work::kDispatch);
   copy_workers = machine.class_of(Work::kDispatch).count / machine.class_of(Work::kFc1).count;
 
@@ -87,6 +107,10 @@ double TileTimes::gemm(const RankProgram& p, const Task& task) const {
     default:
       return p.expert_rows[p.first_expert + task.expert] * wgrad_per_k_fc1_ + wgrad_fixed_fc1_ + wgrad_extra_;
   }
+}
+
+double TileTimes::load(const Task& task) const {
+  return task.stage == Stage::kFirstGemm ? load_first_ : task.stage == Stage::kSecondGemm ? load_second_ : 1.0;
 }
 
 double TileTimes::late_store(const Task& task) const {

@@ -6,13 +6,13 @@
 #include "program/build.h"
 #include "program/buildable.h"
 #include "program/recompute.h"
+#include "sim/warp_pieces.h"
 #include "tune/closed_form_terms.h"
 
 namespace uniep::tune {
 namespace {
 
 constexpr double kBlockRows = 128;
-constexpr double kFullChunk = 4096;  // bytes that copy.chunk_in and copy.chunk_out are for
 
 // What the forms leave open, fitted to tests/data/measured_layers.json.
 constexpr double kFill = 25;            // us from the first rows to full speed
@@ -80,6 +80,39 @@ int64_t second_depth(const Problem& problem) {
 
 }  // namespace
 
+sim::OperandWait operand_wait(const Problem& problem, GemmStage stage, const TileShape& tile, int64_t depth) {
+  const sim::MachineDescription& machine = *problem.machine;
+  const sim::Work work = sim::work_of(stage);
+  const double per_k =
+      machine.tile_cycles(work, kBlockRows, tile.n, 1) - machine.tile_cycles(work, kBlockRows, tile.n, 0);
+  return {{kBlockRows, static_cast<double>(tile.n), static_cast<double>(depth), per_k, tile.cluster, tile.stages},
+          machine.pipeline};
+}
+
+double operand_latency(const Problem& problem, double computing, double clock) {
+  return sim::operand_latency(problem.machine->pipeline, computing / problem.workers) * clock / kMicrosecondsPerCycle;
+}
+
+double copies_at(const Problem& problem, double clock) {
+  return sim::copies_at(*problem.machine, problem.state == State::kPaused, clock);
+}
+
+RowGemms row_gemms(const Problem& problem, const GemmPart& gemm, const CombinePart& combine, double computing,
+                   double clock) {
+  const double latency = operand_latency(problem, computing, clock);
+  const double first_wait = gemm.first_wait.cycles(latency), second_wait = gemm.second_wait.cycles(latency);
+  const double tile_us = kMicrosecondsPerCycle / clock, loads = problem.machine->clock.waiting;
+  const double first = gemm.first_tiles * tile_us / computing;
+  const double second = problem.load.blocks * combine.tiles * tile_us / computing;
+  RowGemms both;
+  both.first_tile = (gemm.first_tile + first_wait) * tile_us;
+  both.second_tile = (gemm.second_tile + second_wait) * tile_us;
+  both.first = first * (gemm.first_tile + first_wait) * gemm.slowdown;
+  both.second = second * (gemm.second_tile + second_wait) * gemm.slowdown;
+  both.loads = first * (gemm.first_tile + loads * first_wait) + second * (gemm.second_tile + loads * second_wait);
+  return both;
+}
+
 double clock_of(const Problem& problem, double load, double us) {
   const sim::Clock& clock = problem.machine->clock;
   if (problem.state == State::kSustained) {
@@ -135,11 +168,12 @@ GemmPart gemm_part(const Problem& problem, const Schedule& schedule) {
   part.slowdown = factor;
   const double columns = first_columns(problem);
   part.first_tile = machine.tile_cycles(first_work, 128, first.n, problem.shape.hidden);
-  part.plain_cycles = problem.load.blocks * std::ceil(columns / first.n) * part.first_tile;
-  part.first_cycles = part.plain_cycles * factor;
+  part.first_tiles = problem.load.blocks * std::ceil(columns / first.n);
+  part.first_wait = operand_wait(problem, first_stage(problem), first, problem.shape.hidden);
   part.wide_cycles =
       problem.load.blocks * std::ceil(columns / 256) * machine.tile_cycles(first_work, 128, 256, problem.shape.hidden);
   part.second_tile = machine.tile_cycles(second_work, 128, second.n, second_depth(problem));
+  part.second_wait = operand_wait(problem, second_stage(problem), second, second_depth(problem));
   part.columns = second.n;
   if (problem.direction == Direction::kBackward) add_weight_gradients(problem, schedule, part);
   return part;
@@ -167,8 +201,7 @@ DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule) {
   }
   part.early = taken > 0 ? load.rows / taken : 1;
   if (part.by_warps) {
-    const double chunk = std::min<double>(schedule.comm.chunk_bytes, bytes);
-    const double scale = copy.chunk_fixed + (1 - copy.chunk_fixed) * chunk / kFullChunk;
+    const double scale = sim::chunk_share(copy, schedule.comm, bytes);
     const double pieces = std::ceil(bytes / schedule.comm.chunk_bytes);
     const double task = copy.task + (push ? copy.push : 0);
     part.copy = tasks * task + scale * pieces * (copy.chunk_in * taken + copy.chunk_out * load.rows);
@@ -197,11 +230,12 @@ CombinePart combine_part(const Problem& problem, const Schedule& schedule) {
   const std::vector<int32_t> bounds = column_chunk_bounds(problem.shape.hidden, schedule.combine.column_chunks);
   part.chunks = static_cast<int>(bounds.size()) - 1;
   const int width = schedule.tile_of(second_stage(problem)).n;
-  double pieces = 0;  // of a row, sent by chunks
+  double row_send = 0;  // us of a row, sent by chunks
   for (int chunk = 0; chunk < part.chunks; ++chunk) {
     const int columns = bounds[chunk + 1] - bounds[chunk];
     part.tiles += std::ceil(static_cast<double>(columns) / width);
-    pieces += std::ceil(columns * kElement / schedule.comm.chunk_bytes);
+    const double bytes = columns * kElement;
+    row_send += std::ceil(bytes / schedule.comm.chunk_bytes) * sim::send_piece(machine.copy, schedule.comm, bytes);
   }
   const auto returned = [](const LevelRows& rows) { return rows.returned; };
   part.link = slowest_level(problem, returned, [](const sim::LinkRate& rate) { return rate.write; });
@@ -210,8 +244,8 @@ CombinePart combine_part(const Problem& problem, const Schedule& schedule) {
   part.own_summers = !part.by_warps && schedule.comm.reduce_sms > 0;
   part.senders = schedule.comm.combine_sms;
   if (part.staged && part.by_warps) {
-    part.send = problem.load.rows * pieces * machine.copy.send;
-    part.send_task = rows_of_send(problem) * pieces / part.chunks * machine.copy.send;
+    part.send = problem.load.rows * row_send;
+    part.send_task = rows_of_send(problem) * row_send / part.chunks;
   }
   if (part.staged && !part.by_warps) {
     const sim::PortCopies& port = machine.port;
@@ -233,40 +267,39 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
   const sim::MachineDescription& machine = *problem.machine;
   const sim::Times& time = machine.time;
   const double all = problem.workers, available = all - parts.reserved, computing = available - combine.workers;
-  const double second_cycles = problem.load.blocks * combine.tiles * gemm.second_tile;
   const double copiers = dispatch.by_warps ? available : dispatch.workers;
-  const double copy = std::max(dispatch.copy / copiers, dispatch.link);
-  const double send = combine.send / (combine.senders > 0 ? combine.senders : computing);
+  const double senders = combine.senders > 0 ? combine.senders : computing;
   const double result_link = combine.staged ? 0 : combine.link;
-  const double sent = std::max(send, combine.staged ? combine.link : 0);
   const double sum_beside = combine.sum_beside * (dispatch.by_warps ? available / all : 1);
   const double sum_after = machine.sums.alone * available / all;
-  const double begin = time.begin + dispatch.first + kFill;
 
   Estimate result;
   result.clock = machine.clock.limit * 1.03;
-  result.dispatch = copy;
   for (int round = 0; round < rounds; ++round) {
     const double us_of_cycle = kMicrosecondsPerCycle / (result.clock * computing);
-    const double first = gemm.first_cycles * us_of_cycle;
-    const double second = second_cycles * gemm.slowdown * us_of_cycle;
-    const double both = first + second;
+    const RowGemms gemms = row_gemms(problem, gemm, combine, computing, result.clock);
+    const double first = gemms.first, second = gemms.second, both = first + second;
+    const double at_clock = copies_at(problem, result.clock);
+    const double copies = dispatch.copy / copiers * at_clock, copy = std::max(copies, dispatch.link);
+    const double send = combine.send / senders * at_clock;
+    const double sent = std::max(send, combine.staged ? combine.link : 0);
     result.first = first;
     result.second = second;
+    result.dispatch = copy;
     GroupedTimes grouped{
-        .send = send, .send_task = combine.send_task, .sum_beside = sum_beside, .sum_after = sum_after};
+        .send = send, .send_task = combine.send_task * at_clock, .sum_beside = sum_beside, .sum_after = sum_after};
     if (!gemm.fused) {
       const GroupedEnd end = combine.groups ? grouped_end(combine, grouped) : GroupedEnd{sent, combine.sum / sum_after};
       result.left = end.left;
       result.limits = "gemm";
-      result.us = time.begin + std::max(kDispatchAlone * dispatch.copy / copiers, dispatch.link) +
+      result.us = time.begin + std::max(kDispatchAlone * copies, dispatch.link) +
                   std::max(first + std::max(second, result_link), problem.memory.all) + end.there + result.left +
                   time.end + 3 * time.launch + kLaunchesApart;
     } else {
       const double slowed =
           dispatch.by_warps ? machine.slowdown.copies * std::min(copy, both) : copy * dispatch.workers / computing;
       const double share = 1 / gemm.waves;
-      const double stalls = gemm.mixed ? 0 : kWaveStall * gemm.first_tile * us_of_cycle * computing * (gemm.waves - 1);
+      const double stalls = gemm.mixed ? 0 : kWaveStall * gemms.first_tile * (gemm.waves - 1);
       const double work = both + slowed + stalls;
       double links = 0, rows = 0;
       if (gemm.mixed) {
@@ -303,11 +336,11 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
         result.left = end.left;
         body = end.there;
       }
+      const double begin = time.begin + dispatch.first * (dispatch.by_warps ? at_clock : 1) + kFill;
       result.us = begin + body + ramp + result.left + time.end + kDrain + (gemm.one_launch ? 0 : time.launch);
     }
     if (round + 1 == rounds) break;
-    const double busy = (gemm.plain_cycles + second_cycles) * us_of_cycle / result.us;
-    result.clock = clock_of(problem, std::min(1.0, busy) * computing / all, result.us);
+    result.clock = clock_of(problem, std::min(1.0, gemms.loads / result.us) * computing / all, result.us);
   }
   return result;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "sim/operand_wait.h"
 #include "sim/simulate.h"
 #include "tune/load.h"
 #include "uniep/layer.h"
@@ -47,18 +48,18 @@ struct GemmPart {
   bool fused = true;       // not one launch a stage
   bool one_launch = true;  // fusion=layer
   bool mixed = false;
-  double waves = 1;         // as they count for both GEMMs
-  double first_tile = 0;    // cycles of a tile of the first GEMM
-  double first_cycles = 0;  // of all tiles of the first GEMM
-  double second_tile = 0;   // of a tile of the second GEMM
-  double columns = 256;     // of such a tile
-  double plain_cycles = 0;  // of the first GEMM without what slows it
-  double wide_cycles = 0;   // and with tiles of 256 columns
-  double slowdown = 1;      // the ratio of both
+  double waves = 1;                        // as they count for both GEMMs
+  double first_tile = 0, second_tile = 0;  // cycles of a tile of each GEMM that waits for nothing
+  sim::OperandWait first_wait, second_wait;
+  double first_tiles = 0;  // of the first GEMM
+  double columns = 256;    // of a tile of the second GEMM
+  double wide_cycles = 0;  // of the first GEMM's tiles if they had 256 columns and nothing slowed them
+  double slowdown = 1;     // what slows both GEMMs down
   // Backward's weight gradients.
-  bool fills = false;          // in the launch of the second GEMM
-  double gradient_cycles = 0;  // of all tiles
-  double again_cycles = 0;     // of FC1's tiles, with save.z=recompute
+  bool fills = false;                      // in the launch of the second GEMM
+  double gradient_cycles = 0;              // of all tiles
+  double again_tiles = 0, again_tile = 0;  // FC1's, with save.z=recompute: how many, and cycles of one
+  sim::OperandWait again_wait;
 };
 
 // By dispatch.*, comm.where, comm.dispatch_sms, comm.chunk_bytes, save.*.

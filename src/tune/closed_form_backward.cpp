@@ -59,37 +59,39 @@ void add_weight_gradients(const Problem& problem, const Schedule& schedule, Gemm
   add(GemmStage::kWgradFc2, hidden, intermediate);
   add(GemmStage::kWgradFc1, intermediate * problem.halves, hidden);
   if (schedule.save_z == SaveZ::kKeep) return;
-  part.again_cycles = load.blocks * std::ceil(intermediate * problem.halves / 256) *
-                      machine.tile_cycles(sim::Work::kFc1, 128, 256, hidden);
+  TileShape tile;  // not this Schedule's, but what forward would take
+  tile.n = 256;
+  part.again_tiles = load.blocks * std::ceil(intermediate * problem.halves / tile.n);
+  part.again_tile = machine.tile_cycles(sim::Work::kFc1, 128, tile.n, hidden);
+  part.again_wait = operand_wait(problem, GemmStage::kFc1, tile, problem.shape.hidden);
 }
 
 namespace {
 
-// What is the same at each clock. Times are in us.
+// Copies and sums at one clock. Times are in us.
 struct Work {
   double available = 0, computing = 0;     // workers
-  double second_cycles = 0;                // of all tiles of the second GEMM
+  double at_clock = 1;                     // share of their time that copies take
   double copy = 0, copies = 0, alone = 0;  // rows of one operand, of all, and of all with nothing beside
   double send = 0, send_task = 0;          // of a staged combine
   bool sends_after = false;                // its senders are the computing workers, once they have no more tiles
   double sum_beside = 0, sum_after = 0;    // KB/us
 };
 
-Work work_of_parts(const Problem& problem, const Parts& parts) {
-  const GemmPart& gemm = *parts.gemm;
+Work work_of_parts(const Problem& problem, const Parts& parts, double clock) {
   const DispatchPart& dispatch = *parts.dispatch;
   const CombinePart& combine = *parts.combine;
   const double all = problem.workers;
   Work work;
   work.available = all - parts.reserved;
   work.computing = work.available - combine.workers;
-  work.second_cycles = problem.load.blocks * combine.tiles * gemm.second_tile * gemm.slowdown;
-  work.copy = std::max(dispatch.copy / (dispatch.by_warps ? work.available : dispatch.workers), dispatch.link);
+  work.at_clock = copies_at(problem, clock);
+  const double by_agents = dispatch.copy / (dispatch.by_warps ? work.available : dispatch.workers) * work.at_clock;
+  work.copy = std::max(by_agents, dispatch.link);
   work.copies = work.copy * dispatch.operands;
-  const double by_agents = dispatch.copy / (dispatch.by_warps ? work.available : dispatch.workers);
   work.alone = std::max(kDispatchAlone * by_agents, dispatch.link) * dispatch.operands;
-  work.send = combine.send / (combine.senders > 0 ? combine.senders : work.computing);
-  work.send_task = combine.send_task;
+  work.send = combine.send / (combine.senders > 0 ? combine.senders : work.computing) * work.at_clock;
+  work.send_task = combine.send_task * work.at_clock;
   work.sends_after = combine.staged && !combine.by_warps && combine.senders == 0;
   work.sum_beside = combine.sum_beside * (dispatch.by_warps ? work.available / all : 1);
   work.sum_after = combine.own_summers ? work.sum_beside : problem.machine->sums.alone * work.available / all;
@@ -127,11 +129,11 @@ double first_gemm_again(const Problem& problem, const Parts& parts, const Work& 
   const double tiles = blocks * std::ceil(static_cast<double>(problem.shape.intermediate * problem.halves) / 256);
   const double tail = kLastTiles * gemm / tiles * work.available;
   if (dispatch.again == 0) return time.begin + gemm + tail + time.end;
-  const double copy = std::max(dispatch.again / work.available, dispatch.link);
-  const double alone = std::max(kDispatchAlone * dispatch.again / work.available, dispatch.link);
+  const double copies = dispatch.again / work.available * work.at_clock;
+  const double copy = std::max(copies, dispatch.link), alone = std::max(kDispatchAlone * copies, dispatch.link);
   if (!parts.gemm->fused) return time.begin + alone + gemm + tail + time.launch + time.end;
   const double slowed = problem.machine->slowdown.copies * std::min(copy, gemm);
-  return time.begin + dispatch.again_first + kFill + std::max(gemm + slowed, copy) + tail + time.end;
+  return time.begin + dispatch.again_first * work.at_clock + kFill + std::max(gemm + slowed, copy) + tail + time.end;
 }
 
 // When a part of the call ends in which the second GEMM and all that follows in its launch run, and sums that are left
@@ -182,16 +184,16 @@ Estimate estimate_backward(const Problem& problem, const Parts& parts, int round
   const sim::MachineDescription& machine = *problem.machine;
   const MemoryTimes& memory = problem.memory;
   const sim::Times& time = machine.time;
-  const Work work = work_of_parts(problem, parts);
 
   Estimate result;
   result.clock = machine.clock.limit * 1.03;
-  result.dispatch = work.copies;
   for (int round = 0; round < rounds; ++round) {
+    const Work work = work_of_parts(problem, parts, result.clock);
     const double tile_us = kMicrosecondsPerCycle / result.clock, us_of_cycle = tile_us / work.computing;
-    const GemmTimes gemms = {gemm.first_cycles * us_of_cycle, work.second_cycles * us_of_cycle,
-                             gemm.gradient_cycles * us_of_cycle, kLastTiles * gemm.first_tile * tile_us,
-                             kLastTiles * gemm.second_tile * tile_us};
+    const RowGemms both = row_gemms(problem, gemm, *parts.combine, work.computing, result.clock);
+    const GemmTimes gemms = {both.first, both.second, gemm.gradient_cycles * us_of_cycle, kLastTiles * both.first_tile,
+                             kLastTiles * both.second_tile};
+    result.dispatch = work.copies;
     result.first = gemms.first;
     result.second = gemms.second;
     result.gradients = gemms.gradients;
@@ -225,15 +227,17 @@ Estimate estimate_backward(const Problem& problem, const Parts& parts, int round
       const Second second = second_part(parts, work, gemms, tiles, copied);
       if (second.by_links) result.limits = "links";
       result.left = second.left;
-      result.us = time.begin + dispatch.first + kFill + first + second.end + kDrain + time.end;
+      result.us = time.begin + dispatch.first * (dispatch.by_warps ? work.at_clock : 1) + kFill + first + second.end +
+                  kDrain + time.end;
       if (!gemm.one_launch) result.us += gemms.first_tail + time.launch;
       if (!gemm.fills) result.us += time.launch + std::max(gemms.gradients, memory.gradients);
     }
-    const double again = gemm.again_cycles * tile_us / work.available;
+    const double waits = gemm.again_wait.cycles(operand_latency(problem, work.available, result.clock));
+    const double again = gemm.again_tiles * (gemm.again_tile + waits) * tile_us / work.available;
     if (again > 0) result.us += first_gemm_again(problem, parts, work, again);
     if (round + 1 == rounds) break;
-    const double busy = (gemms.first + gemms.second + gemms.gradients + again) / result.us;
-    result.clock = clock_of(problem, std::min(1.0, busy) * work.computing / problem.workers, result.us);
+    const double loads = both.loads * gemm.slowdown + gemms.gradients + again;
+    result.clock = clock_of(problem, std::min(1.0, loads / result.us) * work.computing / problem.workers, result.us);
   }
   return result;
 }

@@ -19,6 +19,21 @@ inline double row_bytes(const Problem& problem) {
 // GHz at a load of the tensor cores, in a call of so many us.
 double clock_of(const Problem& problem, double load, double us);
 
+// Both row GEMMs at one clock, in us.
+struct RowGemms {
+  double first = 0, second = 0;            // all tiles
+  double first_tile = 0, second_tile = 0;  // one of each, which nothing slows down
+  double loads = 0;                        // of all tiles, as if nothing slowed them down: what loads tensor cores
+};
+RowGemms row_gemms(const Problem& problem, const GemmPart& gemm, const CombinePart& combine, double computing,
+                   double clock);
+// Of a tile of one of the row GEMMs.
+sim::OperandWait operand_wait(const Problem& problem, GemmStage stage, const TileShape& tile, int64_t depth);
+// The share of their time that copies take at this clock.
+double copies_at(const Problem& problem, double clock);
+// Cycles until operands begin to come, while so many workers run tiles.
+double operand_latency(const Problem& problem, double computing, double clock);
+
 // A combine with groups: who sums a token's rows of a group waits for all experts.
 struct GroupedTimes {
   double send = 0, send_task = 0;        // us of all sends, and of the longest task

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "program/token_groups.h"
+
 namespace uniep::tune {
 namespace {
 
@@ -86,27 +88,23 @@ RankLoad load_of(const internal::PlacementState& placement, int rank, const sim:
   const auto level_of = [&](int other) { return machine.level_between(rank, other); };
   const auto relays = [&](int level) { return level > 0 && machine.links[level].relay; };
   const auto same_node = [&](int a, int b, int level) { return a == b || machine.level_between(a, b) < level; };
-  const int64_t experts_per_group = combine_groups > 0 ? shape.experts / combine_groups : 1;
   std::vector<int32_t> seen;
-  std::vector<int64_t> groups;  // of one token
   for (int source = 0; source < placement.ranks; ++source) {
     const internal::RankPlacement& from = placement.rank[source];
     const bool remote = source != rank && !load.levels.empty();
     const int level = remote ? level_of(source) : 0;
     LevelRows* const rows = remote ? &load.levels[level] : nullptr;
+    program::TokenGroups groups(shape.experts, combine_groups);
     const int ranks_of_node = remote && relays(level) ? std::min(machine.links[level - 1].ranks, placement.ranks) : 1;
     for (int64_t token = 0; token < from.tokens; ++token) {
       bool here = false, in_node = false;
-      seen.clear(), groups.clear();
+      seen.clear();
       for (int64_t slot = 0; slot < shape.topk; ++slot) {
         const int32_t expert = from.expert_of_slot[token * shape.topk + slot];
         if (expert < 0) continue;
         const int32_t owner = placement.rank_of_expert[expert];
         in_node |= ranks_of_node > 1 && same_node(rank, owner, level);
-        const int64_t group = expert / experts_per_group;
-        // The others of a group are summed with the first one.
-        const bool result = combine_groups == 0 || std::find(groups.begin(), groups.end(), group) == groups.end();
-        if (result) groups.push_back(group);
+        const bool result = groups.is_first(token, expert);  // the others of a group are summed with the first one
         if (owner == rank) {
           here = true;
           load.results += result;

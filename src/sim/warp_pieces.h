@@ -1,0 +1,37 @@
+#pragma once
+
+#include <algorithm>
+
+#include "sim/machine.h"
+#include "uniep/schedule.h"
+
+// What pieces of a row cost a warp that copies them through a ring in shared memory.
+namespace uniep::sim {
+
+// Share of the time of a chunk of 4096 bytes, with a ring of three stages, that one of `bytes` takes at least: it waits
+// for a stage of the ring.
+inline double ring_share(const WarpCopies& copy, int stages, double bytes) {
+  constexpr double kFixed = 0.8;
+  return copy.ring * 3 / stages * (kFixed + (1 - kFixed) * bytes / 4096);
+}
+
+// Of the time of a chunk of 4096 bytes what one of a row's chunks takes.
+inline double chunk_share(const WarpCopies& copy, const CommSchedule& comm, double row_bytes) {
+  const double bytes = std::min(static_cast<double>(comm.chunk_bytes), row_bytes);
+  return std::max(copy.chunk_fixed + (1 - copy.chunk_fixed) * bytes / 4096, ring_share(copy, comm.stages, bytes));
+}
+
+// us of a piece that a staged combine sends, of a row's `width` bytes.
+inline double send_piece(const WarpCopies& copy, const CommSchedule& comm, double width) {
+  const double bytes = std::min(static_cast<double>(comm.chunk_bytes), width);
+  const double share = copy.send_fixed + (1 - copy.send_fixed) * bytes / 2048;
+  return copy.send * std::max(share, ring_share(copy, comm.stages, bytes));
+}
+
+// Share of the time of copies that they take at this clock.
+inline double copies_at(const MachineDescription& machine, bool paused, double clock_ghz) {
+  const double usual = paused ? machine.clock.pause : machine.clock.limit;
+  return 1 + machine.copy.clocked * (usual / clock_ghz - 1);
+}
+
+}  // namespace uniep::sim
