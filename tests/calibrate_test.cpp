@@ -162,6 +162,7 @@ void refit(const Recorded& wanted) {
   test::LayerPredictor predictor;
   request.base = &base;
   request.ranks = wanted.ranks;
+  request.layer_error = tune::kOtherRunError;
   request.threads = 1;  // the predictor keeps placements
   request.predict = [&](std::size_t i, const MachineDescription& machine) {
     return predictor.predict(layers[i], machine).simulated;
@@ -214,6 +215,7 @@ TEST(Calibrate, EightGpusFollowFromOneAndTwo) {
   test::LayerPredictor predictor;
   request.base = &base;
   request.ranks = 2;
+  request.layer_error = tune::kOtherRunError;
   request.threads = 1;  // the predictor keeps placements
   request.predict = [&](std::size_t i, const MachineDescription& machine) {
     return predictor.predict(layers[i], machine).simulated;

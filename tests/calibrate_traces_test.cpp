@@ -141,7 +141,10 @@ TEST_F(CalibrateTraces, FindsOtherMachinesAndPredictsOtherLayers) {
   const MachineDescription& base = sim::shipped_machine("h200");
   double all = 0;
   for (const uint64_t seed : {3, 4, 5}) {
-    const MachineDescription truth = other_machine(base, 2, seed);
+    MachineDescription truth = other_machine(base, 2, seed);
+    // What is before the first task and behind the last one is in no timeline.
+    truth.time.begin = base.time.begin;
+    truth.time.end = base.time.end;
     const TimelineModel timelines(read_timelines(recorded(truth, kCalls)), base);
     const Calibrated made = fitted(timelines, base);
     const TimelineErrors in = timeline_errors(timelines, made.fit, false),
@@ -261,6 +264,22 @@ TEST_F(CalibrateTraces, FindsTheStateThatNobodySays) {
   EXPECT_EQ(read_timelines({path("1.trace")}).front().run.state, std::nullopt);
 }
 
+// One call of a slow machine is as long as another one's after a pause.
+TEST_F(CalibrateTraces, FindsTheStatesOfASlowMachine) {
+  const MachineDescription& base = sim::shipped_machine("h200");
+  MachineDescription slow = base;
+  slow.clock.limit *= 0.9;
+  slow.clock.pause *= 0.9;
+  slow.clock.pause_lowest *= 0.9;
+  const std::vector<Recorded> calls = {{},
+                                       {.state = State::kPaused},
+                                       {.shape = {5120, 1536, 16, 8}, .tokens = 2048},
+                                       {.shape = {5120, 1536, 16, 8}, .tokens = 2048, .state = State::kPaused},
+                                       {.schedule = "fusion=none"}};
+  const TimelineModel timelines(read_timelines(recorded(slow, calls)), base);
+  for (std::size_t i = 0; i < calls.size(); ++i) EXPECT_EQ(timelines.state(i), calls[i].state) << i;
+}
+
 TEST_F(CalibrateTraces, TheLastOfThreeFilesIsHeldOut) {
   const std::vector<Recorded> calls(3, {.shape = {512, 256, 16, 2}, .tokens = 256});
   const std::vector<std::string> files = recorded(sim::shipped_machine("h200"), calls);
@@ -342,6 +361,28 @@ TEST(TimelineNumbers, BeginWithTheFirstTask) {
   for (const TimelineNumber& number : as_is.numbers) EXPECT_NEAR(there.of(number.name), number.us, 1e-6) << number.name;
 }
 
+// Clocks of two GPUs are brought together at the end of their calls, however much earlier one has no more to do.
+TEST(TimelineNumbers, AreTheSameWithClocksApart) {
+  const std::vector<TimelineTask> tasks = {{0, 0, true, 0, 0, 0, 40},
+                                           {0, 0, false, 1, 5, 20, 90},
+                                           {1, 0, true, 0, 2, 3, 50},
+                                           {1, 0, false, 1, 4, 30, 60},
+                                           {1, 0, false, 1, 60, 61, 70}};
+  Timeline together{{"dispatch", "fc1"}, tasks, 2}, apart = together;
+  for (TimelineTask& task : apart.tasks) {
+    if (task.rank == 0) continue;
+    for (double* time : {&task.wait_begin, &task.begin, &task.end}) *time += 1000;
+  }
+  const TimelineNumbers one = timeline_numbers(together, {}), other = timeline_numbers(apart, {});
+  ASSERT_EQ(one.numbers.size(), other.numbers.size());
+  EXPECT_GT(one.numbers.size(), 5u);
+  for (std::size_t i = 0; i < one.numbers.size(); ++i) {
+    EXPECT_EQ(one.numbers[i].name, other.numbers[i].name);
+    EXPECT_DOUBLE_EQ(one.numbers[i].us, other.numbers[i].us) << one.numbers[i].name;
+  }
+  EXPECT_EQ(one.of("end"), 90);
+}
+
 TEST(TimelineNumbers, CopiesOnSmsAndOneLaunchSayLess) {
   const TracedCall call{"forward", kTiles, TracedLayer{{64, 32, 8, 2}, {}}};
   const Trace trace = parse_trace(trace_json("", std::span(&call, 1)), "memory");
@@ -357,6 +398,7 @@ TEST(FitTimelines, ANumberCountsByItsError) {
   const auto limit_by = [&](double error, double layer_error_times) {
     tune::FitRequest request;
     request.base = &base;
+    request.layer_error = 0.01;
     request.predict = [](std::size_t, const MachineDescription& machine) { return 1 / machine.clock.limit; };
     request.predict_timeline = [](std::size_t, const MachineDescription& machine) {
       return std::vector<double>{100, 1e3 / machine.clock.limit};

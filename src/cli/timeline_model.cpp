@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "cli/calibration_model.h"
 #include "io/file.h"
@@ -142,6 +143,7 @@ TimelineModel::TimelineModel(std::vector<TimelineCall> calls, const sim::Machine
   for (TimelineCall& call : calls_) {
     naming_file(call.file, [&] { add(call); });
   }
+  find_states();
 }
 
 void TimelineModel::add(TimelineCall& call) {
@@ -149,10 +151,9 @@ void TimelineModel::add(TimelineCall& call) {
   programs_.push_back(program_of(call.run, machine_));
   require_tiles_of(*programs_.back(), call.timeline);
   const TimelineStyle style = style_of(*programs_.back());
-  measured_.push_back(timeline_numbers(call.timeline, style));
-  call.timeline = {};
-  if (!call.run.state) call.run.state = nearer_state(at);
-  require_same_tiles(measured_.back(), simulated(at, *call.run.state, machine_), style, programs_.back()->ranks());
+  measured_.push_back(timeline_numbers(std::exchange(call.timeline, {}), style));
+  const TimelineNumbers there = simulated(at, call.run.state.value_or(sim::State::kSustained), machine_);
+  require_same_tiles(measured_.back(), there, style, programs_.back()->ranks());
 }
 
 TimelineNumbers TimelineModel::simulated(std::size_t call, sim::State state,
@@ -163,17 +164,49 @@ TimelineNumbers TimelineModel::simulated(std::size_t call, sim::State state,
   return timeline_numbers(timeline_of(program, made.timeline), style_of(program));
 }
 
-sim::State TimelineModel::nearer_state(std::size_t call) const {
-  const auto off = [&](sim::State state) {
-    const TimelineNumbers there = simulated(call, state, machine_);
-    double sum = 0;
-    for (const TimelineNumber& number : measured_[call].numbers) {
-      const double us = there.of(number.name);
-      if (number.name.ends_with(": a tile") && us > 0) sum += std::abs(std::log(number.us / us));
+// How much longer a call's tiles take than simulated ones, as a logarithm.
+double TimelineModel::tiles_off(std::size_t call, sim::State state) const {
+  const TimelineNumbers there = simulated(call, state, machine_);
+  double sum = 0;
+  int count = 0;
+  for (const TimelineNumber& number : measured_[call].numbers) {
+    const double us = there.of(number.name);
+    if (!number.name.ends_with(": a tile") || us <= 0) continue;
+    sum += std::log(number.us / us);
+    ++count;
+  }
+  return count > 0 ? sum / count : 0;
+}
+
+// A machine whose tiles are all slower than described says that by all of its calls, and a state by some.
+void TimelineModel::find_states() {
+  constexpr double kApart = 0.02;    // calls of one machine
+  constexpr double kMachine = 0.12;  // a machine and its description
+  constexpr double kTold = 0.01;     // states that can be told apart
+  constexpr sim::State kStates[] = {sim::State::kSustained, sim::State::kPaused};
+  std::vector<std::vector<double>> off(calls_.size());  // in the states that it may have
+  std::vector<double> machines = {0};
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    for (const sim::State state : kStates) {
+      if (calls_[i].run.state.value_or(state) == state) off[i].push_back(tiles_off(i, state));
     }
+    machines.insert(machines.end(), off[i].begin(), off[i].end());
+  }
+  // Where both are as near, as in calls at the highest clock, it is the usual one.
+  const auto nearest = [&](std::size_t call, double machine) {
+    const double first = std::abs(off[call].front() - machine), last = std::abs(off[call].back() - machine);
+    return last < first - kTold ? std::prev(off[call].end()) : off[call].begin();
+  };
+  const auto unlikely = [&](double machine) {
+    double sum = std::pow(machine / kMachine, 2);
+    for (std::size_t i = 0; i < calls_.size(); ++i) sum += std::pow((*nearest(i, machine) - machine) / kApart, 2);
     return sum;
   };
-  return off(sim::State::kPaused) < off(sim::State::kSustained) ? sim::State::kPaused : sim::State::kSustained;
+  const double machine = *std::min_element(machines.begin(), machines.end(),
+                                           [&](double a, double b) { return unlikely(a) < unlikely(b); });
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    if (!calls_[i].run.state) calls_[i].run.state = kStates[nearest(i, machine) - off[i].begin()];
+  }
 }
 
 std::vector<double> TimelineModel::predicted(std::size_t call, const sim::MachineDescription& machine) const {

@@ -29,8 +29,8 @@ std::string name_of(const TimelineCall& call);
 class TimelineModel {
  public:
   // `machine`: with the GPU's compute units. Throws Error(kInvalidArgument) that names the file for a timeline whose
-  // tiles are not those of the layer that it names. A call whose clocks nobody knows gets the state whose tiles are
-  // nearer to its own on the machine.
+  // tiles are not those of the layer that it names. Calls whose clocks nobody knows get the states in which
+  // the tiles of all calls are as near to those of one machine as can be.
   TimelineModel(std::vector<TimelineCall> calls, const sim::MachineDescription& machine);
 
   const std::vector<TimelineCall>& calls() const { return calls_; }
@@ -45,7 +45,8 @@ class TimelineModel {
  private:
   void add(TimelineCall& call);
   TimelineNumbers simulated(std::size_t call, sim::State state, const sim::MachineDescription& machine) const;
-  sim::State nearer_state(std::size_t call) const;
+  double tiles_off(std::size_t call, sim::State state) const;
+  void find_states();
 
   sim::MachineDescription machine_;
   std::vector<TimelineCall> calls_;

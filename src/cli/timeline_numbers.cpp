@@ -19,7 +19,8 @@ constexpr double kShortestWait = 1;  // us; shorter ones are in no file
 struct Off {
   double share, us;
 };
-constexpr Off kEnd = {0.03, 2}, kTile = {0.03, 0.2}, kCopy = {0.1, 0.5}, kStageEnd = {0.05, 2}, kBegin = {0.1, 2};
+constexpr Off kEnd = {0.03, 2}, kTile = {0.03, 0.2}, kCopy = {0.1, 0.5}, kStageEnd = {0.05, 2}, kBegin = {0.1, 2},
+              kBehind = {0.25, 4};
 constexpr Off kSum = {0.15, 0.3}, kWaits = {0.2, 2};
 constexpr double kWaitsOfAll = 0.02;  // of the whole call
 
@@ -41,19 +42,18 @@ bool read_lane(const std::string& name, TimelineTask& task) {
 
 class Counter {
  public:
-  Counter(const Timeline& timeline, const TimelineStyle& style)
-      : timeline_(timeline), style_(style), stages_(timeline.stages.size()), ranks_(timeline.ranks) {
-    for (const std::string& name : timeline.stages) copies_.push_back(is_copy_stage(name));
+  Counter(Timeline timeline, const TimelineStyle& style)
+      : timeline_(std::move(timeline)), style_(style), stages_(timeline_.stages.size()), ranks_(timeline_.ranks) {
+    for (const std::string& name : timeline_.stages) copies_.push_back(is_copy_stage(name));
   }
 
   TimelineNumbers count() {
+    begin_with_first_tasks();
     for (const TimelineTask& task : timeline_.tasks) order_.push_back(&task);
     std::sort(order_.begin(), order_.end(), [](const TimelineTask* a, const TimelineTask* b) {
       return std::tuple(a->rank, a->worker, a->copies, a->begin, a->end) <
              std::tuple(b->rank, b->worker, b->copies, b->begin, b->end);
     });
-    // What ranks wait for each other before that is no part of it.
-    for (const TimelineTask* task : order_) begin_ = std::min(begin_, task->begin);
     for (std::size_t i = 0; i < order_.size();) {
       std::size_t end = i + 1;
       while (end < order_.size() && of_one_agent(*order_[i], *order_[end])) ++end;
@@ -76,6 +76,19 @@ class Counter {
     std::map<int, double> last_gemm_of_worker;
   };
 
+  // Each rank's times from its own first task on: what ranks wait for each other before that is no part of it, and
+  // clocks of GPUs are together only at the end of a call.
+  void begin_with_first_tasks() {
+    std::vector<double> begin(ranks_.size(), kEndless);
+    const auto of = [&](const TimelineTask& task) -> double& { return begin[static_cast<std::size_t>(task.rank)]; };
+    for (const TimelineTask& task : timeline_.tasks) of(task) = std::min(of(task), task.begin);
+    for (TimelineTask& task : timeline_.tasks) {
+      task.wait_begin -= of(task);
+      task.begin -= of(task);
+      task.end -= of(task);
+    }
+  }
+
   static bool of_one_agent(const TimelineTask& a, const TimelineTask& b) {
     return a.rank == b.rank && a.worker == b.worker && a.copies == b.copies;
   }
@@ -95,7 +108,7 @@ class Counter {
       double& last = stage.rank_end[static_cast<std::size_t>(task.rank)];
       last = std::max(last, task.end);
       rank.end = std::max(rank.end, task.end);
-      waits += task.begin - std::max(task.wait_begin, begin_);
+      waits += task.begin - std::max(task.wait_begin, 0.0);
       if (copies_[task.stage]) continue;
       computes = true;
       rank.first_gemm = std::min(rank.first_gemm, task.begin);
@@ -145,7 +158,7 @@ class Counter {
     double sum = 0, count = 0;
     for (const double end : ends) {
       if (!std::isfinite(end)) continue;
-      sum += end - begin_;
+      sum += end;
       ++count;
     }
     return mean(sum, count);
@@ -157,10 +170,10 @@ class Counter {
     for (const Rank& rank : ranks_) {
       last = std::max(last, rank.end);
       first_gemm.push_back(rank.first_gemm);
-      behind.push_back(rank.end - rank.last_gemm + begin_);
+      behind.push_back(rank.end - rank.last_gemm);
     }
     made_.ranks = timeline_.ranks;
-    add("end", last - begin_, kEnd);
+    add("end", last, kEnd);
     add("first GEMM tile", mean_of_ranks(first_gemm), kBegin);
     for (std::size_t i = 0; i < stages_.size(); ++i) {
       const Stage& stage = stages_[i];
@@ -175,7 +188,7 @@ class Counter {
       add(name + ": end", mean_of_ranks(stage.rank_end), kStageEnd);
     }
     add("a sum beside tiles", mean(sums_, static_cast<double>(summed_)), kSum);
-    add("behind the last GEMM tile", mean_of_ranks(behind), kBegin);
+    add("behind the last GEMM tile", mean_of_ranks(behind), kBehind);
     if (style_.launches > 1) add("between launches", idle(), kBegin);
     const double all = made_.numbers.front().us;
     add("waits of a worker", mean(waits_, static_cast<double>(computing_)),
@@ -184,13 +197,12 @@ class Counter {
 
   static constexpr double kLeastUs = 1;  // a number below it says nothing
 
-  const Timeline& timeline_;
+  Timeline timeline_;
   const TimelineStyle style_;
   std::vector<const TimelineTask*> order_;
   std::vector<Stage> stages_;
   std::vector<Rank> ranks_;
   std::vector<char> copies_;  // by stage
-  double begin_ = kEndless;
   double waits_ = 0, sums_ = 0;
   int64_t computing_ = 0, summed_ = 0;
   TimelineNumbers made_;
@@ -287,8 +299,8 @@ double TimelineNumbers::of(const std::string& name) const {
   return 0;
 }
 
-TimelineNumbers timeline_numbers(const Timeline& timeline, const TimelineStyle& style) {
-  return Counter(timeline, style).count();
+TimelineNumbers timeline_numbers(Timeline timeline, const TimelineStyle& style) {
+  return Counter(std::move(timeline), style).count();
 }
 
 }  // namespace uniep::cli

@@ -48,7 +48,7 @@ struct TimelineStyle {
   bool copies_on_sms = false;  // warps of one worker copy side by side, of which one records: its tasks say nothing
   int launches = 1;
 };
-TimelineNumbers timeline_numbers(const Timeline& timeline, const TimelineStyle& style);
+TimelineNumbers timeline_numbers(Timeline timeline, const TimelineStyle& style);
 
 bool is_copy_stage(const std::string& stage);
 

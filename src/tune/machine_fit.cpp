@@ -23,11 +23,12 @@ using sim::MachineDescription;
 
 constexpr double kOutlier = 3;      // errors, from which on a number counts less
 constexpr double kMostSpreads = 3;  // that a constant moves
-constexpr double kStep = 0.25;      // spreads, to find how times follow a constant
+constexpr double kStep = 0.5;       // spreads, to find how times follow a constant: queues make them uneven
 constexpr double kTold = 0.85;      // of its spread, that is left where layers say something
-constexpr int kSteps = 6;           // of the fit
-constexpr int kWholeSteps = 2;      // of these with slopes worked out anew
-constexpr double kEnough = 0.002;   // of the sum of squares, that the last step gains
+constexpr int kSteps = 12;          // of the fit, at most
+constexpr int kWholeSteps = 2;      // of these, from the first on, with slopes worked out anew
+constexpr double kEnough = 0.002;   // of the sum of squares, that a step gains
+constexpr double kMostDamping = 64;
 constexpr int kThirds = 3;
 
 struct Moved {
@@ -40,16 +41,19 @@ constexpr Moved kMoved[] = {{"clock.limit", false, 0.12},
                             {"clock.limit_exponent", false, 0.25},
                             {"clock.pause", false, 0.12},
                             {"clock.pause_drop", false, 0.5},
-                            {"clock.highest", false, 0.08},
+                            {"clock.highest", false, 0.005},
                             {"clock.rest", false, 0.4},
                             {"copy.task", false, 0.4},
                             {"copy.chunk_in", false, 0.4},
                             {"copy.chunk_out", false, 0.6},
+                            {"copy.chunk_fixed", false, 0.3},
                             {"copy.alone", false, 0.15},
                             {"copy.push", false, 0.5},
                             {"copy.send", false, 0.4},
+                            {"copy.ring", false, 0.3},
                             {"port.in", false, 0.3},
                             {"port.out", false, 0.3},
+                            {"pipeline.latency", false, 0.3},
                             {"memory.bandwidth", false, 0.25},
                             {"sums.beside", false, 0.4},
                             {"sums.alone", false, 0.3},
@@ -127,7 +131,7 @@ class Fitter {
  public:
   explicit Fitter(const FitRequest& request) : request_(request), constants_(constants_of(request)) {
     for (const std::vector<double>& calls : request.milliseconds) {
-      numbers_.push_back({{std::log(median(calls)), kLayerError}});
+      numbers_.push_back({{std::log(median(calls)), request.layer_error}});
     }
     for (const std::vector<FitNumber>& timeline : request.timelines) {
       numbers_.emplace_back();
@@ -156,10 +160,14 @@ class Fitter {
     const std::vector<double> base = predicted(all, move_);
     predicted_ = of_fitted(base);
     find_slopes();
-    leave_untold();
+    bool fresh = true;
     for (int step = 0; step < kSteps; ++step) {
-      if (step > 0 && step < kWholeSteps) find_slopes();
-      if (!take_step()) break;
+      if (fresh) leave_untold();
+      const bool gained = take_step();
+      if (fresh && !gained) break;
+      // Where the next slopes are worked out anew, or where nothing is gained by those that were learnt.
+      fresh = step + 1 < kWholeSteps || !gained;
+      if (fresh) find_slopes();
     }
     fit.machine = moved(move_);
     give(base, fit.base_predicted, fit.base_timelines);
@@ -257,9 +265,8 @@ class Fitter {
     std::vector<Wanted> wanted;
     for (std::size_t i = 0, row = 0; i < fitted_.size(); row += numbers_[fitted_[i++]].size()) {
       for (std::size_t constant = 0; constant < constants_.size(); ++constant) {
-        const bool none = !moves_[constant] || (!slopes_.empty() && no_slope(fitted_[i], row, constant));
         const bool follows = !request_.follows || request_.follows(fitted_[i], constants_[constant].key);
-        if (!none && follows) wanted.push_back({fitted_[i], row, constant});
+        if (follows) wanted.push_back({fitted_[i], row, constant});
       }
     }
     std::vector<MachineDescription> machines;
@@ -277,12 +284,6 @@ class Fitter {
       }
     });
     predictions_ += static_cast<int>(wanted.size());
-  }
-  bool no_slope(std::size_t of, std::size_t first_row, std::size_t constant) {
-    for (std::size_t number = 0; number < numbers_[of].size(); ++number) {
-      if (slope(first_row + number, constant) != 0) return false;
-    }
-    return true;
   }
 
   double residual(std::size_t row, const std::vector<double>& predicted) const {
@@ -304,11 +305,12 @@ class Fitter {
   }
 
   // How constants move for residuals of the rows, by the slopes; `pull`: with the base's hold on what has moved.
-  std::vector<double> step_for(const std::vector<double>& residuals, bool pull, std::vector<double>* left = nullptr) {
+  std::vector<double> step_for(const std::vector<double>& residuals, bool pull, double damping = 0,
+                               std::vector<double>* left = nullptr) {
     const std::size_t n = constants_.size();
     std::vector<double> a(n * n), b(n), inverse;
     for (std::size_t i = 0; i < n; ++i) {
-      a[i * n + i] = moves_[i] ? 1 : 1e12;
+      a[i * n + i] = moves_[i] ? 1 + damping : 1e12;
       if (pull) b[i] = -move_[i];
     }
     for (std::size_t row = 0; row < rows(); ++row) {
@@ -327,20 +329,22 @@ class Fitter {
 
   // What was measured says little about: that stays as the base has it.
   void leave_untold() {
+    moves_.assign(constants_.size(), 1);
     std::vector<double> none(rows()), left;
-    step_for(none, false, &left);
-    for (std::size_t i = 0; i < constants_.size(); ++i) moves_[i] = std::sqrt(left[i]) < kTold;
+    step_for(none, false, 0, &left);
+    for (std::size_t i = 0; i < constants_.size(); ++i) moves_[i] = move_[i] != 0 || std::sqrt(left[i]) < kTold;
   }
 
+  // Levenberg's and Marquardt's. Whether it gains.
   bool take_step() {
     std::vector<double> residuals;
     for (std::size_t row = 0; row < rows(); ++row) residuals.push_back(residual(row, predicted_));
-    const std::vector<double> step = step_for(residuals, true);
     const double before = sum_of_squares(predicted_, move_);
-    for (double part = 1; part > 0.1; part /= 2) {
+    for (; damping_ <= kMostDamping; damping_ = std::max(1.0, 4 * damping_)) {
+      const std::vector<double> step = step_for(residuals, true, damping_);
       std::vector<double> there = move_;
       for (std::size_t i = 0; i < there.size(); ++i) {
-        if (moves_[i]) there[i] = std::clamp(there[i] + part * step[i], least_move_[i], kMostSpreads);
+        if (moves_[i]) there[i] = std::clamp(there[i] + step[i], least_move_[i], kMostSpreads);
       }
       const std::vector<double> times = predicted(fitted_, there);
       const double after = sum_of_squares(times, there);
@@ -348,8 +352,10 @@ class Fitter {
       learn(there, times);
       move_ = std::move(there);
       predicted_ = times;
+      damping_ = damping_ > 1 ? damping_ / 4 : 0;
       return after < before * (1 - kEnough);
     }
+    damping_ = 0;
     return false;
   }
 
@@ -446,6 +452,7 @@ class Fitter {
   std::vector<double> least_move_;               // likewise
   std::vector<double> predicted_;                // by row
   std::vector<double> slopes_;                   // [row, constant]
+  double damping_ = 0;                           // of the next step
   int predictions_ = 0;
 };
 

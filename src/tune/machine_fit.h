@@ -25,11 +25,11 @@ std::vector<FitConstant> fit_constants(const sim::MachineDescription& machine, i
 double& constant_of(sim::MachineDescription& machine, std::string_view key);
 
 // What was measured beside a layer's time: any time above 0, and the error of its logarithm that no constant explains.
-// A layer's time has kLayerError.
 struct FitNumber {
   double measured = 0, error = 0;
 };
-inline constexpr double kLayerError = 0.01;
+// That of a layer's time: what the simulator leaves out of calls of one run. Layers of several runs are further apart.
+inline constexpr double kLayerError = 0.02, kOtherRunError = 0.03;
 
 struct FitRequest {
   const sim::MachineDescription* base = nullptr;
@@ -38,7 +38,8 @@ struct FitRequest {
   // Of each timeline its numbers. It is of one call, so that nothing says how far it would be from another one's.
   std::vector<std::vector<FitNumber>> timelines;
   std::vector<int> timeline_ranks;  // of the links that they tell of, beside `ranks`
-  std::vector<char> held_out;       // layers, then timelines, that are only predicted; empty: none
+  double layer_error = kLayerError;
+  std::vector<char> held_out;  // layers, then timelines, that are only predicted; empty: none
   // Milliseconds of a layer on a machine. Called from several threads.
   std::function<double(std::size_t layer, const sim::MachineDescription& machine)> predict;
   // Numbers of a timeline, as many as it has there, above 0. Likewise.
