@@ -83,9 +83,9 @@ void add_one_gpu(Layers& layers) {
   layers.hold_out({"fusion=none"});
   // What waits: tiles for operands, copies for their ring; a GPU with little to do.
   layers.of(kMiddle, 4096, State::kSustained);
-  layers.add({"tile.stages=2", "comm.stages=1", "fusion=none,comm.stages=1", "comm.reserve_sms=100",
-              "combine.transport=staged,comm.chunk_bytes=512"});
-  layers.hold_out({"tile.stages=3", "tile.stages=2,comm.reserve_sms=64", "comm.stages=1,comm.chunk_bytes=2048"});
+  layers.add({"tile.stages=2", "comm.stages=1", "comm.reserve_sms=100", "combine.transport=staged,comm.chunk_bytes=512",
+              "comm.where=sms,comm.dispatch_sms=2"});
+  layers.hold_out({"tile.stages=2,comm.reserve_sms=64", "comm.stages=1,comm.reserve_sms=64"});
 }
 
 // Narrow experts: links have more to do than tensor cores.
