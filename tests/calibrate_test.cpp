@@ -254,11 +254,11 @@ void predict_measured(const std::string& shipped, const std::string& name, doubl
 }
 
 TEST(Calibrate, PredictsWhatAnH200Measured) {
-  predict_measured("h200", "calibrated_h200.json", 0.018);
+  predict_measured("dgx_h100", "calibrated_h200.json", 0.018);
 }
 
 TEST(Calibrate, PredictsWhatTwoH200Measured) {
-  predict_measured("h200", "calibrated_two_h200.json", 0.035);
+  predict_measured("dgx_h100", "calibrated_two_h200.json", 0.035);
 }
 
 TEST(Calibrate, PredictsWhatAnH100Measured) {

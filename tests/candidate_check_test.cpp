@@ -97,7 +97,9 @@ TEST(RankMemory, ChecksumsOfHostAndDeviceAreAlike) {
     for (const int device : {-1, 0}) {
       train::RankMemory memory(device, &arrays);
       BFloat16* const values = memory.unread_result<BFloat16>(count);
-      if (device < 0) EXPECT_NE(values, nullptr);
+      if (device < 0) {
+        EXPECT_NE(values, nullptr);
+      }
       if (count > 0) {
         EXPECT_EQ(values[count - 1].bits, 0xffff);
         values[0].bits = 7;

@@ -25,31 +25,34 @@ TEST(SolverChoice, IsLegalAFunctionOfItsArgumentsAndSurelyBetterOrNone) {
     Direction direction;
     LayerShape shape;
   } calls[] = {{Direction::kForward, qwen30}, {Direction::kForward, qwen235}, {Direction::kBackward, qwen30}};
+  // A GPU that the default was not made for: wide tiles are slow.
+  sim::MachineDescription other = h200;
+  other.tiles.at(0).cycles *= 6;
   for (const auto& [direction, shape] : calls) {
-    for (const int64_t tokens : {512, 4096}) {
+    for (const auto& [gpu, tokens] : {std::pair(&h200, 512), {&h200, 4096}, {&other, 512}, {&other, 4096}}) {
       for (const char* const given : {"", "fusion=none"}) {
         const bool calibrated = *given != 0;
         cli::LayerOptions layer = layer_of(shape, 8, tokens);
         layer.schedule = PartialSchedule::parse(*given == 0 ? "auto" : given);
-        const Machine machine = sim::schedule_machine(h200, 8);
-        const std::optional<cli::SolverChoice> choice = cli::solver_choice(layer, direction, machine, h200, calibrated);
+        const Machine machine = sim::schedule_machine(*gpu, 8);
+        const std::optional<cli::SolverChoice> choice = cli::solver_choice(layer, direction, machine, *gpu, calibrated);
         branches.count("the default stays", !choice);
         branches.count("the solver's choice", choice.has_value());
         branches.count("the solver's choice of a short call", choice && tokens < 4096);
         branches.count("the solver's choice, calibrated", choice && calibrated && tokens >= 4096);
         branches.count("backward", choice && direction == Direction::kBackward);
         if (!choice) continue;
-        EXPECT_LT(choice->ratio, 1 - (tokens < 4096 ? 0.15 : calibrated ? 0.052 : 0.071));
+        EXPECT_LT(choice->ratio, 1 - (tokens < 4096 ? 0.15 : calibrated ? 0.043 : 0.053));
         EXPECT_GT(choice->ratio, 0.3);
         EXPECT_TRUE(validate(choice->schedule,
                              {.direction = direction, .shape = shape, .numerics = layer.numerics, .machine = machine})
                         .empty());
         EXPECT_TRUE(*given == 0 || choice->schedule.fusion == Fusion::kNone);
         // T of the other ranks, the routing and the seed do not count.
-        cli::LayerOptions other = layer;
-        other.tokens_given = {tokens, 1, 2, 3, 4, 5, 6, 7};
-        other.routing = "zipf:1";
-        EXPECT_EQ(cli::solver_choice(other, direction, machine, h200, calibrated)->schedule, choice->schedule);
+        cli::LayerOptions alike = layer;
+        alike.tokens_given = {tokens, 1, 2, 3, 4, 5, 6, 7};
+        alike.routing = "zipf:1";
+        EXPECT_EQ(cli::solver_choice(alike, direction, machine, *gpu, calibrated)->schedule, choice->schedule);
       }
     }
   }

@@ -210,6 +210,7 @@ class Fitter {
       const double before = value, by = move[i] * constant.spread;
       if (by == 0) continue;
       value = std::clamp(constant.share ? value + by : value * std::exp(by), constant.least, constant.most);
+      if (value - constant.least < 1e-12) value = constant.least;
       // The clock after a pause falls to what it has after a longer one, and both belong to the GPU.
       if (constant.key == "clock.pause") machine.clock.pause_lowest *= value / before;
     }
