@@ -21,14 +21,14 @@ namespace {
 
 using sim::MachineDescription;
 
-constexpr double kOutlier = 3;      // errors, from which on a number counts less
-constexpr double kMostSpreads = 3;  // that a constant moves
-constexpr double kStep = 0.5;       // spreads, to find how times follow a constant: queues make them uneven
-constexpr double kTold = 0.85;      // of its spread, that is left where layers say something
-constexpr int kSteps = 12;          // of the fit, at most
-constexpr int kWholeSteps = 2;      // of these, from the first on, with slopes worked out anew
-constexpr double kEnough = 0.002;   // of the sum of squares, that a step gains
-constexpr double kMostDamping = 64;
+constexpr double kOutlier = 3;       // errors, from which on a number counts less
+constexpr double kMostSpreads = 3;   // that a constant moves
+constexpr double kStep = 0.5;        // spreads, to find how times follow a constant: queues make them uneven
+constexpr double kTold = 0.85;       // of its spread, that is left where layers say something
+constexpr int kSteps = 12;           // of the fit, at most
+constexpr int kWholeSteps = 2;       // of these, from the first on, with slopes worked out anew
+constexpr double kEnough = 0.002;    // of the sum of squares, that a step gains
+constexpr double kMostDamping = 64;  // with which a step is tried
 constexpr int kThirds = 3;
 
 struct Moved {
