@@ -1,10 +1,9 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <span>
+#include <string>
 
 #include "cli/calibration_model.h"
 #include "io/file.h"
@@ -18,42 +17,6 @@ namespace uniep {
 namespace {
 
 using sim::MachineDescription;
-
-// LayerPredictors for as many threads as ask.
-class Predictors {
- public:
-  double ms(const test::MeasuredLayer& layer, const MachineDescription& machine) {
-    std::unique_ptr<test::LayerPredictor> own;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!free_.empty()) own = std::move(free_.back()), free_.pop_back();
-    }
-    if (!own) own = std::make_unique<test::LayerPredictor>();
-    const double ms = own->predict(layer, machine).simulated;
-    const std::lock_guard lock(mutex_);
-    free_.push_back(std::move(own));
-    return ms;
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<test::LayerPredictor>> free_;
-};
-
-// Whether a layer's time can follow from a constant; what can not saves a prediction.
-bool follows(const test::MeasuredLayer& layer, std::string_view key) {
-  const auto has = [&](const char* text) { return layer.schedule.find(text) != std::string::npos; };
-  const bool paused = layer.state == sim::State::kPaused, on_sms = has("where=sms");
-  if (key.starts_with("links")) return layer.ranks == 2;
-  if (key == "clock.limit" || key == "clock.rest") return !paused;
-  if (key.starts_with("clock.pause")) return paused;
-  if (key == "copy.push") return has("push");
-  if (key == "copy.send") return has("staged") && !on_sms;
-  if (key.starts_with("port")) return on_sms;
-  if (key.starts_with("copy") && key != "copy.task") return !on_sms;
-  if (key == "slowdown.static_queue") return has("queue=static");
-  return true;
-}
 
 MachineDescription refitted(const std::string& recorded, std::span<const std::string> files) {
   const MachineDescription& base = sim::shipped_machine("h200");
@@ -75,27 +38,27 @@ MachineDescription refitted(const std::string& recorded, std::span<const std::st
     }
   }
   fmt::print("{} recorded layers, {} of calibrations\n", layers.size(), measured.size());
-  Predictors predictors;
+  test::LayerPredictor predictor;
   request.base = &base;
   request.ranks = 2;
   request.layer_error = tune::kOtherRunError;
+  request.threads = 1;  // the predictor keeps placements
   request.predict = [&](std::size_t i, const MachineDescription& machine) {
-    if (i < layers.size()) return predictors.ms(layers[i], machine);
+    if (i < layers.size()) return predictor.predict(layers[i], machine).simulated;
     const auto [model, layer] = measured[i - layers.size()];
     return models[model]->milliseconds(layer, machine);
-  };
-  request.follows = [&](std::size_t i, std::string_view key) {
-    if (i < layers.size()) return follows(layers[i], key);
-    const auto [model, layer] = measured[i - layers.size()];
-    return models[model]->follows(layer, key);
   };
   tune::MachineFit fit = tune::fit_machine(request);
   const std::string from = fmt::format("fitted to {} recorded layers and {} of calibrations, H200, 2026-11-21 to 27",
                                        layers.size(), measured.size());
   for (const tune::FittedConstant& constant : fit.constants) {
     if (!constant.told) continue;
-    fmt::print("{:28} {:10.4g} {:10.4g}\n", constant.constant.key, constant.base, constant.value);
-    fit.machine.origin[constant.constant.key] = {sim::Source::kMeasured, from};
+    const std::string& key = constant.constant.key;
+    fmt::print("{:28} {:10.4g} {:10.4g}\n", key, constant.base, constant.value);
+    tune::constant_of(fit.machine, key) = std::stod(fmt::format("{:.4g}", constant.value));
+    fit.machine.origin[key] = {sim::Source::kMeasured, from};
+    // It moves with the clock that falls to it.
+    if (key == "clock.pause") fit.machine.origin["clock.pause_lowest"] = fit.machine.origin[key];
   }
   return fit.machine;
 }

@@ -12,21 +12,13 @@ import pytest
 from conftest import BUILD
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
+COMMAND = [sys.executable, str(BENCH / "measure_points.py"), str(BUILD / "uniep"), "--cpu", "--ranks", "2"]
 
 
 def test_points_are_of_the_same_schedules_in_all_sets(tmp_path):
     rows, sets = tmp_path / "rows", ["64,32,8,2:64:uniform", "64,32,8,2:40:zipf:1", "128,32,8,2:64:as-eight"]
-    command = [
-        sys.executable,
-        str(BENCH / "measure_points.py"),
-        str(BUILD / "uniep"),
-        "--cpu",
-        "--ranks",
-        "2",
-        "--random",
-        "4",
-    ]
-    command += ["--near", "3", "--rounds", "1", "--budget", "1", "--json", str(rows), "--sets"]
+    command = [*COMMAND, "--random", "4", "--near", "3", "--rounds", "1", "--budget", "1"]
+    command += ["--json", str(rows), "--sets"]
     environment = {**os.environ, "UNIEP_CACHE_DIR": str(tmp_path / "cache")}
 
     def said(*of):
@@ -53,16 +45,7 @@ def test_points_are_of_the_same_schedules_in_all_sets(tmp_path):
 
 
 def listed(*words):
-    command = [
-        sys.executable,
-        str(BENCH / "measure_points.py"),
-        str(BUILD / "uniep"),
-        "--cpu",
-        "--ranks",
-        "2",
-        "--list",
-    ]
-    command += ["--random", "0", "--near", "24", "--sets", "64,32,8,2:64:uniform", *words]
+    command = [*COMMAND, "--list", "--random", "0", "--near", "24", "--sets", "64,32,8,2:64:uniform", *words]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return {field for line in done.stdout.splitlines() for field in json.loads(line)}
 

@@ -283,17 +283,13 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
     const double copies = dispatch.copy / copiers * at_clock, copy = std::max(copies, dispatch.link);
     const double send = combine.send / senders * at_clock;
     const double sent = std::max(send, combine.staged ? combine.link : 0);
-    result.first = first;
-    result.second = second;
-    result.dispatch = copy;
     GroupedTimes grouped{
         .send = send, .send_task = combine.send_task * at_clock, .sum_beside = sum_beside, .sum_after = sum_after};
     if (!gemm.fused) {
       const GroupedEnd end = combine.groups ? grouped_end(combine, grouped) : GroupedEnd{sent, combine.sum / sum_after};
-      result.left = end.left;
       result.limits = "gemm";
       result.us = time.begin + std::max(kDispatchAlone * copies, dispatch.link) +
-                  std::max(first + std::max(second, result_link), problem.memory.all) + end.there + result.left +
+                  std::max(first + std::max(second, result_link), problem.memory.all) + end.there + end.left +
                   time.end + 3 * time.launch + kLaunchesApart;
     } else {
       const double slowed =
@@ -327,17 +323,17 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
       const double window = by_chunks ? body * second / both * (1 - last) : body * kTimeForSums;
       const double summed =
           std::min(can, sum_beside * std::min(window, std::max(0.0, body - copy - (combine.by_warps ? sent : 0))));
-      result.left = (combine.sum - summed) / sum_after;
+      double left = (combine.sum - summed) / sum_after;
       if (combine.groups) {
         grouped.second = second;
         grouped.second_end = grouped.tiles = body;
         grouped.copied = copy;
         const GroupedEnd end = grouped_end(combine, grouped);
-        result.left = end.left;
+        left = end.left;
         body = end.there;
       }
       const double begin = time.begin + dispatch.first * (dispatch.by_warps ? at_clock : 1) + kFill;
-      result.us = begin + body + ramp + result.left + time.end + kDrain + (gemm.one_launch ? 0 : time.launch);
+      result.us = begin + body + ramp + left + time.end + kDrain + (gemm.one_launch ? 0 : time.launch);
     }
     if (round + 1 == rounds) break;
     result.clock = clock_of(problem, std::min(1.0, gemms.loads / result.us) * computing / all, result.us);

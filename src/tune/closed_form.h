@@ -94,10 +94,8 @@ struct CombinePart {
 
 struct Estimate {
   double us = 0;
-  double clock = 0;                             // GHz
-  double first = 0, second = 0, gradients = 0;  // us: the GEMMs
-  double dispatch = 0, left = 0;                // the rows' copies, sums after the last tile
-  const char* limits = "";                      // what bounds the middle of the call
+  double clock = 0;         // GHz
+  const char* limits = "";  // what bounds the middle of the call
 };
 
 GemmPart gemm_part(const Problem& problem, const Schedule& schedule);

@@ -136,10 +136,9 @@ double first_gemm_again(const Problem& problem, const Parts& parts, const Work& 
   return time.begin + dispatch.again_first * work.at_clock + kFill + std::max(gemm + slowed, copy) + tail + time.end;
 }
 
-// When a part of the call ends in which the second GEMM and all that follows in its launch run, and sums that are left
-// once it has no more tiles; both from its begin on.
+// When a part of the call ends, from its begin on, in which the second GEMM and all that follows in its launch run.
 struct Second {
-  double end = 0, left = 0;
+  double end = 0;
   bool by_links = false;
 };
 
@@ -152,7 +151,7 @@ Second second_part(const Parts& parts, const Work& work, const GemmTimes& gemms,
     times.tiles = tiles;
     times.copied = copied;
     const GroupedEnd end = grouped_end(combine, times);
-    return {std::max(tiles, end.there) + end.left, end.left, end.there > tiles};
+    return {std::max(tiles, end.there) + end.left, end.there > tiles};
   }
   const double last = 1.0 / combine.chunks;
   const bool by_chunks = combine.chunks > 1;
@@ -170,8 +169,7 @@ Second second_part(const Parts& parts, const Work& work, const GemmTimes& gemms,
   const double beside =
       std::min(combine.sum - before, work.sum_beside * std::max(0.0, tiles - std::max(there, copied)));
   Second second;
-  second.left = (combine.sum - before - beside) / work.sum_after;
-  second.end = std::max(tiles, there) + second.left;
+  second.end = std::max(tiles, there) + (combine.sum - before - beside) / work.sum_after;
   second.by_links = there > tiles;
   return second;
 }
@@ -193,13 +191,8 @@ Estimate estimate_backward(const Problem& problem, const Parts& parts, int round
     const RowGemms both = row_gemms(problem, gemm, *parts.combine, work.computing, result.clock);
     const GemmTimes gemms = {both.first, both.second, gemm.gradient_cycles * us_of_cycle, kLastTiles * both.first_tile,
                              kLastTiles * both.second_tile};
-    result.dispatch = work.copies;
-    result.first = gemms.first;
-    result.second = gemms.second;
-    result.gradients = gemms.gradients;
     result.limits = "gemm";
     if (!gemm.fused) {
-      result.left = parts.combine->sum / work.sum_after;
       result.us = apart(problem, parts, work, gemms);
     } else {
       const double filling = gemm.fills ? gemms.gradients : 0;
@@ -226,7 +219,6 @@ Estimate estimate_backward(const Problem& problem, const Parts& parts, int round
       if (gemm.fills && copied > 0) tiles = std::max(tiles, copied + kAfterXAgain * gemms.gradients);
       const Second second = second_part(parts, work, gemms, tiles, copied);
       if (second.by_links) result.limits = "links";
-      result.left = second.left;
       result.us = time.begin + dispatch.first * (dispatch.by_warps ? work.at_clock : 1) + kFill + first + second.end +
                   kDrain + time.end;
       if (!gemm.one_launch) result.us += gemms.first_tail + time.launch;
