@@ -80,12 +80,18 @@ def train(world, group, goes_on, end_step=lambda: None):
 
 
 def train_tuned(world, group, tuner, compiled):
-    """What train() gives. On GPUs the native transport trains on until a kernel's candidate has been timed."""
-    until = time.monotonic() + (0 if world.cpu or group is not world.native else _SECONDS)
+    """What train() gives. On GPUs it trains on until a candidate is timed, natively one that waited for its kernel.
+
+    First checks take longer than all calls of 40 steps, and are paid back before anything is tried.
+    """
+    until = time.monotonic() + (0 if world.cpu else _SECONDS)
+
+    def has_seen_enough():
+        return compiled.has_one_been_timed(tuner) if group is world.native else tuner.spent.tried_calls > 0
 
     def goes_on(step):
         wanted = [step < (16 if world.cpu else 40)]
-        wanted[0] |= time.monotonic() < until and not compiled.has_one_been_timed(tuner)
+        wanted[0] |= time.monotonic() < until and not has_seen_enough()
         dist.broadcast_object_list(wanted, 0, group=world.host)
         return wanted[0]
 

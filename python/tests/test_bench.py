@@ -101,6 +101,17 @@ print("right")
     assert done.returncode == 0 and done.stdout.strip() == "right", done.stderr[-2000:]
 
 
+def test_search_gain_asks_of_auto_what_the_program_asks(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import search_gain
+
+    source = (BENCH.parent / "src/cli/solver_choice.cpp").read_text()
+    asked = dict(re.findall(r"k(Calibrated|Shipped|Short)Error = ([0-9.]+)", source))
+    told = {name: getattr(search_gain, name.upper()) for name in asked}
+    assert told == {name: float(value) for name, value in asked.items()}
+    assert len(told) == 3
+
+
 def test_search_gain_is_of_the_schedules_that_it_names(tmp_path):
     best = [{"schedule": {"n": n}, "simulated_ms": n} for n in (1, 2, 3)]
     solved = {"schedule": {"n": 3}, "predicted_ms": 0.9, "default_ms": 1.0, "best": best}
