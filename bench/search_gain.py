@@ -13,7 +13,6 @@ models that the default was not chosen on. Ranks are the machine's GPUs. What FI
 
 import argparse
 import json
-import os
 import subprocess
 
 from records import Records, device_name
@@ -23,8 +22,8 @@ MODELS = {  # experts of two of eight ranks
     "gpt-oss-120b": "2880,2880,32,4", "Kimi-K2": "7168,2048,96,8", "GLM-4.5-Air": "4096,1408,32,8", "DBRX": "6144,10752,4,4",
     "Llama-4 Maverick": "5120,8192,32,1", "OLMoE": "2048,1024,16,8", "Qwen3-Next": "2048,512,128,10", "MiniMax-M2": "3072,1536,64,8",
     "Phi-3.5-MoE": "4096,6400,4,2"}
-# What has to be predicted before `--schedule auto` takes it: solver_choice.cpp's errors, on a calibrated and on a shipped machine.
-CALIBRATED, SHIPPED, SHORT, SHORT_TOKENS = 0.043, 0.053, 0.15, 4096
+# What has to be predicted before `--schedule auto` takes it: solver_choice.cpp's errors.
+LONG, SHORT, SHORT_TOKENS = 0.085, 0.15, 4096
 FIRST = 8
 SETTINGS = ("tokens", "ranks", "direction", "candidates", "budget", "state", "machine", "cpu")
 
@@ -49,7 +48,7 @@ def measure(options, shape):
     ratios = [tried.get("ratio") for tried in tuned["tried"]]
     predicted = solved["predicted_ms"] / solved["default_ms"]
     quick = report_of([options.uniep, "solve", *sizes, "--direction", options.direction])  # as `--schedule auto` does
-    least = SHORT if options.tokens < SHORT_TOKENS else CALIBRATED if os.path.exists(options.machine) else SHIPPED
+    least = SHORT if options.tokens < SHORT_TOKENS else LONG
     takes = options.direction == "forward" and quick["predicted_ms"] < (1 - least) * quick["default_ms"]
     return {"default_ms": tuned["default_ms"], "predicted": predicted,
             "first": ratio_of(solved["schedule"]), "auto": ratio_of(quick["schedule"]) if takes else 1.0, "best of 8": fastest(ratio_of(one["schedule"]) for one in sorted(solved["best"], key=lambda one: one["simulated_ms"])[:FIRST]),

@@ -5,6 +5,9 @@ bench/measure_points.py --json wrote.
         [--direction forward|backward] [--routing uniform] [--state sustained|paused] [--device NAME] [--most 1.3] [--fields]
         [--points FILE]
 
+What was timed together took turns, so that the GPUs' power limit left all of a set one clock; it is worked out from what each Schedule
+is predicted to load them with, and for how long (docs/simulator.md).
+
 A line a file and set: Schedules, the mean of |predicted / measured - 1| of their times over the default's and the error that nine
 in ten stay below, the same of the times themselves, Spearman's correlation, and the measured ratio of the Schedule that is predicted to
 be the fastest, of the fastest of the eight so predicted, and of the fastest of all. "At most" is Spearman's correlation of measured
@@ -42,6 +45,8 @@ LIMITS = (1.3, 2.0, math.inf)
 UNSAID = {"direction": "forward", "ranks": 2, "tokens": 8192, "routing": "uniform", "state": "sustained", "device": None}
 IN_NAMES = ("direction", "routing", "state")  # where they are not as in UNSAID
 AS_EIGHT = "as-eight"  # measure_points.py
+# As in src/sim/simulate.cpp: of what a load does to the clock the share that it does at once, and the least load that counts.
+OWN_SHARE, LEAST_LOAD = 0.6, 0.3
 
 
 def rows_of(name, options):
@@ -97,15 +102,39 @@ def routing_of(row, folder):
     return routing_file(folder, row["shape"], row["ranks"], row["tokens"]) if row["routing"] == AS_EIGHT else row["routing"]
 
 
-def simulated(options, row, routing, tried):
-    """Milliseconds as in PREDICTIONS."""
+def clock_of(machine):
+    """Numbers of the machine's clock; `machine` is a file, or one that is shipped."""
+    if not os.path.exists(machine):
+        machine = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "machines", machine + ".json")
+    with open(machine) as file:
+        return {name: number["value"] for name, number in json.load(file)["clock"].items()}
+
+
+def limit_of(clock, calls, reports):
+    """GHz that the power limit leaves a call under full load, where such calls take turns."""
+    busy = all_us = 0
+    for count, report in zip(calls, reports):
+        us = count * 1e3 * report["ms"]
+        busy += us * min(max(report["load"], LEAST_LOAD), 1) ** (1 - OWN_SHARE)
+        all_us += us + count * clock["rest"]
+    return clock["limit"] * (busy / all_us) ** -clock["limit_exponent"]
+
+
+def simulated(options, row, routing, tried, limit=None):
+    """What `uniep simulate` reports."""
     fields = ",".join(f"{name}={value}" for name, value in fields_of(tried).items())
     command = [options.uniep, "simulate", "--engine", "cuda", "--ranks", str(row["ranks"]), "--tokens", str(row["tokens"]), "--shape",
                row["shape"], "--machine", options.machine, "--direction", row["direction"], "--routing", routing, "--state",
                row["state"], "--json", "-"]
     if fields:
         command += ["--schedule", fields]
-    report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    if limit is not None:
+        command += ["--limit-clock", f"{limit:.6g}"]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def predictions(report):
+    """Milliseconds as in PREDICTIONS."""
     limits = report["limits_ms"]
     return report["ms"], 1.1 * limits["gemm"], 1.06 * max(limits["gemm"], limits["links"])
 
@@ -157,7 +186,11 @@ class Set:
         self.timed = [default] + [one for one in row["tried"] if one.get("ratio") is not None and one is not default]
         self.measured = [1.0] + [one["ratio"] for one in self.timed[1:]]
         predict = functools.partial(simulated, options, row, routing_of(row, folder))
-        self.predicted = list(zip(*pool.map(predict, self.timed)))
+        reports = list(pool.map(predict, self.timed))
+        if row["state"] == "sustained":
+            limit = limit_of(clock_of(options.machine), [one["calls"] for one in self.timed], reports)
+            reports = list(pool.map(functools.partial(predict, limit=limit), self.timed))
+        self.predicted = list(zip(*map(predictions, reports)))
 
     def ratios(self, kind):
         return [ms / self.predicted[kind][0] for ms in self.predicted[kind]]

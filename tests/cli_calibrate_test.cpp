@@ -37,9 +37,8 @@ tune::Calibration small_calibration() {
     calibration.layers.push_back(layer);
   }
   const CalibrationModel model(calibration.layers, sim::shipped_machine("h200"));
-  for (std::size_t i = 0; i < calibration.layers.size(); ++i) {
-    calibration.layers[i].milliseconds.assign(3, model.milliseconds(i, sim::shipped_machine("h200")));
-  }
+  const std::vector<double> all = model.milliseconds_in_turn(sim::shipped_machine("h200"));
+  for (std::size_t i = 0; i < calibration.layers.size(); ++i) calibration.layers[i].milliseconds.assign(3, all[i]);
   return calibration;
 }
 

@@ -133,6 +133,7 @@ TEST(CliSimulate, FollowsScheduleMachineStateAndWorkers) {
   EXPECT_LT(ms({"--machine", "gb200_nvl72"}), usual);
   EXPECT_GT(ms({"--workers", "16"}), usual);
   EXPECT_NE(ms({"--state", "paused"}), usual);
+  EXPECT_GT(ms({"--limit-clock", "0.8"}), usual);
 }
 
 TEST(CliSimulate, WritesATimelineThatItsOwnReaderTakes) {
@@ -255,6 +256,10 @@ TEST(CliSimulate, RefusesWhatTheMachineCanNot) {
   expect_bad_usage({"simulate", "--ranks", "2", "--tokens", "3,4", "--one-rank"},
                    "one rank for all: rank 1 has 4 tokens and rank 0 3");
   expect_bad_usage(join(kSmall, {"--state", "cold"}), "--state: 'cold'; must be sustained|paused");
+  for (const char* clock : {"0", "-1", "nan", "1e3", "1.2GHz", ""}) {
+    expect_bad_usage(join(kSmall, {"--limit-clock", clock}),
+                     std::string("--limit-clock: '") + clock + "'; must be 0.01 to 100 (GHz)");
+  }
 }
 
 }  // namespace

@@ -8,49 +8,62 @@
 #include "cli/calibration_model.h"
 #include "io/file.h"
 #include "support/measured_layers.h"
+#include "support/measured_points.h"
 #include "tune/machine_fit.h"
 
-// Fits the shipped description of the H200 anew, from itself, to what was recorded of layers (but what
-// simulate_error_test holds out) and to what `uniep calibrate --raw` wrote:
-//   refit_shipped tests/data/measured_layers.json machines/h200.json CALIBRATION...
+// Fits a shipped description anew, from itself, to what was recorded of layers on such GPUs (but what
+// simulate_error_test holds out), to what `uniep calibrate --raw` wrote and to what bench/measure_points.py did
+// (.jsonl):
+//   refit_shipped tests/data/measured_layers.json machines/h200.json FILE...
 namespace uniep {
 namespace {
 
 using sim::MachineDescription;
 
-MachineDescription refitted(const std::string& recorded, std::span<const std::string> files) {
-  const MachineDescription& base = sim::shipped_machine("h200");
+std::vector<tune::CalibrationLayer> layers_of(const std::string& file) {
+  if (file.ends_with(".jsonl")) return test::read_measured_points(file);
+  return tune::parse_calibration(io::read_text_file(file), file).layers;
+}
+
+MachineDescription refitted(const MachineDescription& base, const std::string& recorded,
+                            std::span<const std::string> files) {
   std::vector<test::MeasuredLayer> layers;
   for (test::MeasuredLayer& layer : test::read_measured_layers(recorded)) {
-    if (layer.machine == "h200" && !layer.held_out) layers.push_back(std::move(layer));
+    if (layer.machine == base.name && !layer.held_out) layers.push_back(std::move(layer));
   }
   std::vector<std::unique_ptr<cli::CalibrationModel>> models;
   std::vector<std::pair<std::size_t, std::size_t>> measured;  // a model, a layer
   tune::FitRequest request;
   for (const test::MeasuredLayer& layer : layers) request.milliseconds.push_back({layer.ms});
   for (const std::string& file : files) {
-    const tune::Calibration calibration = tune::parse_calibration(io::read_text_file(file), file);
-    models.push_back(std::make_unique<cli::CalibrationModel>(calibration.layers, base));
+    models.push_back(std::make_unique<cli::CalibrationModel>(layers_of(file), base));
     for (std::size_t i = 0; i < models.back()->layers().size(); ++i) {
       if (models.back()->layers()[i].held_out) continue;
       measured.emplace_back(models.size() - 1, i);
       request.milliseconds.push_back(models.back()->layers()[i].milliseconds);
     }
   }
-  fmt::print("{} recorded layers, {} of calibrations\n", layers.size(), measured.size());
+  fmt::print("{} recorded layers, {} of FILEs\n", layers.size(), measured.size());
   test::LayerPredictor predictor;
   request.base = &base;
   request.ranks = 2;
   request.layer_error = tune::kOtherRunError;
-  request.threads = 1;  // the predictor keeps placements
+  for (const test::MeasuredLayer& layer : layers)
+    predictor.predict(layer, base);  // makes the placements, for all threads
   request.predict = [&](std::size_t i, const MachineDescription& machine) {
     if (i < layers.size()) return predictor.predict(layers[i], machine).simulated;
     const auto [model, layer] = measured[i - layers.size()];
     return models[model]->milliseconds(layer, machine);
   };
+  request.follows = [&](std::size_t i, std::string_view key) {
+    if (i < layers.size()) return true;
+    const auto [model, layer] = measured[i - layers.size()];
+    return models[model]->follows(layer, key);
+  };
   tune::MachineFit fit = tune::fit_machine(request);
-  const std::string from = fmt::format("fitted to {} recorded layers and {} of calibrations, H200, 2026-11-21 to 27",
-                                       layers.size(), measured.size());
+  const std::string from =
+      fmt::format("fitted to {} recorded layers and {} of calibrations and searches, 2026-11-21 to 28", layers.size(),
+                  measured.size());
   for (const tune::FittedConstant& constant : fit.constants) {
     if (!constant.told) continue;
     const std::string& key = constant.constant.key;
@@ -69,8 +82,9 @@ MachineDescription refitted(const std::string& recorded, std::span<const std::st
 int main(int argc, char** argv) {
   const std::vector<std::string> files(argv + 1, argv + argc);
   if (files.size() < 3) {
-    fmt::print(stderr, "usage: refit_shipped MEASURED_LAYERS.json MACHINE.json CALIBRATION...\n");
+    fmt::print(stderr, "usage: refit_shipped MEASURED_LAYERS.json MACHINE.json FILE...\n");
     return 2;
   }
-  std::ofstream(files[1]) << uniep::sim::machine_json(uniep::refitted(files[0], std::span(files).subspan(2)));
+  const auto base = uniep::sim::parse_machine(uniep::io::read_text_file(files[1]), files[1]);
+  std::ofstream(files[1]) << uniep::sim::machine_json(uniep::refitted(base, files[0], std::span(files).subspan(2)));
 }

@@ -306,13 +306,55 @@ TEST(Simulate, TilesWaitForTheirOperands) {
   EXPECT_GT(over("tile.stages=2", "tile.stages=4"), 1.15);
   EXPECT_LT(over("tile.stages=2", "tile.stages=4"), 1.6);
   EXPECT_LT(over("tile.stages=3", "tile.stages=4"), 1.1);
+  machine.pipeline.port = 40;  // narrow ones
   EXPECT_GT(over("tile.n=128,tile.cluster=1", "tile.n=128,tile.cluster=2"), 1.06);
   const double clock = layer.run(machine, "tile.stages=2").clock_ghz;
   machine.clock.waiting = 1;
   EXPECT_LT(layer.run(machine, "tile.stages=2").clock_ghz, 0.98 * clock);
+  // Memory does not follow the workers' clock: at twice the clock a tile that it keeps waiting gains little.
+  const auto faster = [&](const char* schedule) {
+    const auto ms = [&](double ghz) { return layer.run(machine, schedule, {.limit_ghz = ghz}).ms; };
+    return ms(0.8) / ms(1.6);
+  };
+  machine.clock.highest = machine.clock.pause = 3;
+  machine.pipeline.port *= shipped_machine("h200").clock.highest / 3;
+  EXPECT_LT(faster("tile.n=128,tile.cluster=1"), 0.95 * faster("tile.stages=4"));
   machine.pipeline = {};
   EXPECT_DOUBLE_EQ(over("tile.stages=2", "tile.stages=4"), 1.0);
   EXPECT_LT(over("tile.n=128,tile.cluster=1", "tile.n=128,tile.cluster=2"), 1.04);
+}
+
+// At the power limit a call follows its own load at once and that of the calls beside it over seconds.
+TEST(Simulate, CallsThatTakeTurnsShareAPowerLimit) {
+  const Clock& clock = shipped_machine("h200").clock;
+  const auto alone = [&](double load) { return clock_of(clock, {}, load, 2000); };
+  const auto beside = [&](double load, double limit) { return clock_of(clock, {.limit_ghz = limit}, load, 2000); };
+  const auto limit_of = [&](double load, double other, int others) {
+    Turns turns;
+    turns.add(2000, load);
+    turns.add(2000, other, others);
+    EXPECT_EQ(turns.calls, 1 + others);
+    return turns.limit_ghz(clock);
+  };
+  EXPECT_NEAR(beside(0.9, limit_of(0.9, 0.9, 3)), alone(0.9), 1e-9);
+  const double mixed = limit_of(0.95, 0.6, 1), mostly_light = limit_of(0.95, 0.6, 9);
+  EXPECT_GT(beside(0.95, mixed), 1.01 * alone(0.95));
+  EXPECT_GT(mostly_light, 1.01 * mixed);
+  EXPECT_LT(beside(0.6, mixed), 0.99 * alone(0.6));
+  EXPECT_GT(beside(0.6, mixed), 1.02 * beside(0.95, mixed));
+  // No call runs faster than after a pause.
+  EXPECT_EQ(beside(1, 3), clock.pause);
+  EXPECT_EQ(beside(0.1, 3), clock.highest);
+  EXPECT_EQ(clock_of(clock, {.state = State::kPaused, .limit_ghz = 1}, 0.9, 2000),
+            clock_of(clock, {.state = State::kPaused}, 0.9, 2000));
+
+  const SizedLayer layer(kQwen, 1, 4096);
+  const MachineDescription& machine = shipped_machine("h200");
+  const Simulated as_is = layer.run(machine), slower = layer.run(machine, "auto", {.limit_ghz = 0.9});
+  EXPECT_LT(slower.clock_ghz, 0.95 * as_is.clock_ghz);
+  EXPECT_GT(slower.ms, 1.05 * as_is.ms);
+  EXPECT_GT(as_is.load, 0.5);
+  EXPECT_LE(as_is.load, 1);
 }
 
 TEST(Simulate, CopiesWaitForTheirRingAndFollowTheClock) {

@@ -106,10 +106,8 @@ def test_search_gain_asks_of_auto_what_the_program_asks(monkeypatch):
     import search_gain
 
     source = (BENCH.parent / "src/cli/solver_choice.cpp").read_text()
-    asked = dict(re.findall(r"k(Calibrated|Shipped|Short)Error = ([0-9.]+)", source))
-    told = {name: getattr(search_gain, name.upper()) for name in asked}
-    assert told == {name: float(value) for name, value in asked.items()}
-    assert len(told) == 3
+    asked = dict(re.findall(r"k(|Short)Error = ([0-9.]+)", source))
+    assert {name: float(value) for name, value in asked.items()} == {"": search_gain.LONG, "Short": search_gain.SHORT}
 
 
 def test_search_gain_is_of_the_schedules_that_it_names(tmp_path):
@@ -274,7 +272,7 @@ def test_layers_have_the_same_bytes_on_one_rank():
 def test_the_simulator_is_near_what_two_gpus_measured():
     measured = LAB / "2026-11-27-schedules-on-two-h200.jsonl"
     command = [sys.executable, str(BENCH / "simulator_errors.py"), str(BUILD / "uniep"), str(measured)]
-    command += ["--machine", str(LAB / "2026-11-27-two-h200-calibrated-with-the-mended-simulator.json")]
+    command += ["--machine", str(LAB / "2026-11-28-two-h200-calibrated-as-layers-took-turns.json")]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     simulator, *baselines = ([float(value) for value in line[38:].split()] for line in lines[-3:])
     count, ratio, ratio_90, time, time_90, spearman, most_spearman = simulator
@@ -353,7 +351,7 @@ def test_the_simulators_errors_of_sets_that_say_what_they_are(tmp_path):
 SIMULATES = """#!/bin/bash
 echo "$@" >>{folder}/called
 [[ "$*" == *"--state paused"* ]] && ms=2 || ms=1
-echo "{\\"ms\\": $ms, \\"limits_ms\\": {\\"gemm\\": 1, \\"links\\": 1}}"
+echo "{\\"ms\\": $ms, \\"load\\": 1, \\"limits_ms\\": {\\"gemm\\": 1, \\"links\\": 1}}"
 """
 
 
@@ -392,7 +390,7 @@ def test_a_routing_is_written_once_and_before_it_is_read(simulates, tmp_path, mo
     simulator_errors.main()
     assert made == [(8, 2, 64, 2), (8, 2, 32, 2)]
     called = (tmp_path / "called").read_text().splitlines()
-    assert len(called) == 32 and all(".npy" in line for line in called)
+    assert len(called) == 64 and all(".npy" in line for line in called)
 
 
 def test_the_simulators_errors_without_numpy(simulates, tmp_path):
@@ -420,10 +418,32 @@ def test_the_simulators_errors_are_of_the_state_and_device_of_each_set(simulates
     plain, paused = "2 64 64,32,8,2", "2 64 64,32,8,2 paused"
     assert names == [(plain, "one H200"), (plain, "one H100"), (paused, "one H200"), (plain, "-")]
     states = re.findall(r"--state (\w+)", (tmp_path / "called").read_text())
-    assert len(states) == 8 and states.count("paused") == 2
+    assert len(states) == 14 and states.count("paused") == 2  # warm GPUs: alone, and in turn
     # What a set does not say is what the option says.
     devices = [line.split("  ")[-1] for line in lines_of("--device", "one H200", "--state", "sustained")]
     assert devices == ["one H200", "one H200"]
+
+
+def test_schedules_that_take_turns_share_a_power_limit(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import simulator_errors
+
+    def report(*more):
+        command = [str(BUILD / "uniep"), "simulate", "--ranks", "1", "--tokens", "4096", "--shape", "2048,768,16,8"]
+        command += ["--engine", "cuda", "--json", "-", *more]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    clock = simulator_errors.clock_of("h200")
+    alone = report()
+    limit = simulator_errors.limit_of(clock, [5, 3], [alone, alone])
+    # Calls that are alike have the clock of one alone: the program and the script work it out alike.
+    assert report("--limit-clock", f"{limit:.6g}")["clock_ghz"] == pytest.approx(alone["clock_ghz"], rel=0.004)
+    light = report("--schedule", "comm.reserve_sms=100")
+    assert light["load"] < 0.5 < alone["load"]
+    beside = simulator_errors.limit_of(clock, [1, 1], [alone, light])
+    often = simulator_errors.limit_of(clock, [1, 9], [alone, light])
+    assert limit < beside < often
+    assert report("--limit-clock", f"{often:.6g}")["ms"] < 0.99 * alone["ms"]
 
 
 SOAK = {

@@ -93,7 +93,7 @@ class Measurement {
   Measurement(const std::vector<CalibrationLayer>& layers, const MeasureRequest& request)
       : layers_(layers), request_(request), begin_(Clock::now()) {
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      const bool same = i > 0 && share_tensors(layers[i], layers[i - 1]) && layers[i].state == layers[i - 1].state;
+      const bool same = i > 0 && tune::take_turns(layers[i], layers[i - 1]);
       sustained_sessions_ += !same && layers[i].state == sim::State::kSustained;
     }
   }

@@ -6,6 +6,7 @@
 
 #include "cli/layer_options.h"
 #include "program/buildable.h"
+#include "tune/median.h"
 #include "uniep/error.h"
 
 namespace uniep::cli {
@@ -62,6 +63,7 @@ CalibrationModel::CalibrationModel(const std::vector<tune::CalibrationLayer>& la
       dropped_.push_back(fmt::format("{}: {}", tune::name_of(layer), error.what()));
     }
   }
+  find_turns();
 }
 
 void CalibrationModel::add(const tune::CalibrationLayer& layer) {
@@ -81,8 +83,54 @@ void CalibrationModel::add(const tune::CalibrationLayer& layer) {
   layers_.push_back(layer);
 }
 
+void CalibrationModel::find_turns() {
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (i == 0 || !tune::take_turns(layers_[i - 1], layers_[i])) turns_.push_back({.begin = i, .end = i});
+    turns_.back().end = i + 1;
+    turn_of_.push_back(turns_.size() - 1);
+  }
+  for (Turn& turn : turns_) {
+    for (std::size_t i = turn.begin; i < turn.end; ++i) {
+      const bool measured = !layers_[i].milliseconds.empty();
+      if (!measured || layers_[i].state == sim::State::kPaused) {
+        turn.calls = {};
+        break;
+      }
+      const std::vector<double>& calls = layers_[i].milliseconds;
+      turn.calls.add(1e3 * tune::median(calls), simulated(i, machine_, 0).load, static_cast<int>(calls.size()));
+    }
+  }
+}
+
+sim::Simulated CalibrationModel::simulated(std::size_t layer, const sim::MachineDescription& machine,
+                                           double limit_ghz) const {
+  return sim::simulate(*programs_[layer], machine,
+                       {.state = layers_[layer].state, .limit_ghz = limit_ghz, .one_rank = true});
+}
+
 double CalibrationModel::milliseconds(std::size_t layer, const sim::MachineDescription& machine) const {
-  return sim::simulate(*programs_[layer], machine, {.state = layers_[layer].state, .one_rank = true}).ms;
+  const sim::Turns& calls = turns_[turn_of_[layer]].calls;
+  return simulated(layer, machine, calls.calls > 0 ? calls.limit_ghz(machine.clock) : 0).ms;
+}
+
+std::vector<double> CalibrationModel::milliseconds_in_turn(const sim::MachineDescription& machine) const {
+  constexpr int kRounds = 3;  // until times and clocks agree
+  std::vector<double> all;
+  for (const Turn& turn : turns_) {
+    double limit = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      sim::Turns calls;
+      all.resize(turn.begin);
+      for (std::size_t i = turn.begin; i < turn.end; ++i) {
+        const sim::Simulated layer = simulated(i, machine, limit);
+        all.push_back(layer.ms);
+        calls.add(1e3 * layer.ms, layer.load);
+      }
+      if (layers_[turn.begin].state == sim::State::kPaused) break;
+      limit = calls.limit_ghz(machine.clock);
+    }
+  }
+  return all;
 }
 
 bool follows_constant(const Program& program, sim::State state, const sim::MachineDescription& machine,

@@ -11,7 +11,8 @@
 
 namespace uniep::cli {
 
-// What the simulator says about a calibration's layers, one rank for all.
+// What the simulator says about a calibration's layers, one rank for all. Layers that took turns on warm GPUs had one
+// power limit: it follows what tensor cores did in seconds, of all of them.
 class CalibrationModel {
  public:
   // Layers that the library does not run (an older file's) get a line in dropped() and are left out of layers().
@@ -19,7 +20,10 @@ class CalibrationModel {
 
   const std::vector<tune::CalibrationLayer>& layers() const { return layers_; }
   const std::vector<std::string>& dropped() const { return dropped_; }
+  // At the clock of the layers that took turns; one that was not measured yet as if it ran by itself.
   double milliseconds(std::size_t layer, const sim::MachineDescription& machine) const;
+  // Of all layers, as they would be measured on a machine.
+  std::vector<double> milliseconds_in_turn(const sim::MachineDescription& machine) const;
   bool follows(std::size_t layer, std::string_view key) const;
   // The fit of `base` to the measured times, and to timelines where there are some.
   tune::MachineFit fit(const sim::MachineDescription& base, int threads = 0,
@@ -27,13 +31,22 @@ class CalibrationModel {
 
  private:
   using Key = std::tuple<int64_t, int64_t, int, int64_t, int64_t, int64_t>;  // what a placement follows from
+  // Layers that took turns. What they load the GPUs with is simulated on the machine that the model was made for.
+  struct Turn {
+    std::size_t begin = 0, end = 0;  // layers
+    sim::Turns calls;                // none: not measured, or not on warm GPUs
+  };
   void add(const tune::CalibrationLayer& layer);
+  void find_turns();
+  sim::Simulated simulated(std::size_t layer, const sim::MachineDescription& machine, double limit_ghz) const;
 
   sim::MachineDescription machine_;
   std::vector<tune::CalibrationLayer> layers_;
   std::vector<std::string> dropped_;
   std::vector<std::unique_ptr<Program>> programs_;
   std::map<Key, std::shared_ptr<const internal::PlacementState>> placements_;
+  std::vector<Turn> turns_;
+  std::vector<std::size_t> turn_of_;  // by layer
 };
 
 // The Schedule that a layer has on GPUs of so many compute units.

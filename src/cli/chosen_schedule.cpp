@@ -82,8 +82,7 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
   if (!doubt.empty()) choice.remarks.push_back(doubt);
   const sim::MachineDescription* const description = calibrated ? &*calibrated : sim::machine_of_device(key.machine);
   if (description == nullptr) return choice;
-  const std::optional<SolverChoice> solved =
-      solver_choice(options, direction, group.machine(), *description, calibrated.has_value());
+  const std::optional<SolverChoice> solved = solver_choice(options, direction, group.machine(), *description);
   std::string why;
   // What was given stays, whatever the solver varied.
   if (solved && overlaid(options, direction, group, solved->schedule, why) == solved->schedule) {

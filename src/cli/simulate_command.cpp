@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -33,12 +34,21 @@ struct SimulateCommandOptions {
   Direction direction = Direction::kForward;
   std::string machine = sim::kDefaultMachine;
   sim::State state = sim::State::kSustained;
+  double limit_ghz = 0;  // 0: by the layer's own load
   bool one_rank = false;
   std::string trace, against, report, json;
 };
 
 const char* direction_name(Direction direction) {
   return direction == Direction::kForward ? "forward" : "backward";
+}
+
+double parse_clock(const std::string& text) {
+  double clock = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), clock);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (!whole || !(clock >= 0.01 && clock <= 100)) refuse_value("--limit-clock", text, "0.01 to 100 (GHz)");
+  return clock;
 }
 
 double rounded(double value) {
@@ -73,6 +83,7 @@ Json report_json(const SimulateCommandOptions& options, const Schedule& schedule
                        {"memory", rounded(result.limits.memory_ms)},
                        {"begin and end", rounded(result.limits.begin_end_ms)}};
   json["clock_ghz"] = rounded(result.clock_ghz);
+  json["load"] = rounded(result.load);
   json["stages"] = Json::object();
   for (const auto& [name, stage] : result.stages) {
     json["stages"][name] = {
@@ -182,6 +193,7 @@ int run_simulate(const SimulateCommandOptions& options) {
   const Program program = program_of(schedule);
   sim::SimulateOptions how;
   how.state = options.state;
+  how.limit_ghz = options.limit_ghz;
   how.one_rank = options.one_rank;
   how.record = !options.trace.empty() || !options.report.empty() || other.has_value();
   const sim::Simulated result = sim::simulate(program, machine, how);
@@ -235,6 +247,9 @@ void add_simulate_command(CLI::App& app, std::function<int()>& action) {
   add_word_option<sim::State>(*command, "--state", options->state,
                               {{"sustained", sim::State::kSustained}, {"paused", sim::State::kPaused}},
                               "clocks: one call after the other, or after pauses (default sustained)");
+  add_text_option(
+      *command, "--limit-clock", [options](const std::string& text) { options->limit_ghz = parse_clock(text); }, "GHZ",
+      "what the power limit leaves, where other calls take turns with this one (default by its own load)");
   command->add_flag("--one-rank", options->one_rank, "one rank stands for all: many times faster, for uniform routing");
   command->add_option("--trace", options->trace, "timeline as Perfetto JSON")->type_name("FILE");
   command->add_option("--against", options->against, "timeline of an engine to lay beside the simulated one")

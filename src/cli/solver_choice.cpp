@@ -13,16 +13,16 @@ namespace uniep::cli {
 namespace {
 
 constexpr int kSimulated = 8;
-// Nine of ten ratios of one measuring run are predicted better (docs/simulator.md): on the machine that is described,
-// by its own calibration and by another one's; and of short calls, of which few were measured.
-constexpr double kCalibratedError = 0.043, kShippedError = 0.053, kShortError = 0.15;
+// Nine of ten ratios of one measuring run are predicted better (docs/simulator.md); and of short calls, of which few
+// were measured.
+constexpr double kError = 0.085, kShortError = 0.15;
 constexpr int64_t kShortTokens = 4096;
 constexpr int64_t kMaxTokens = 8192;  // that are simulated; more take as long in proportion
 
 }  // namespace
 
 std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction direction, const Machine& machine,
-                                          const sim::MachineDescription& description, bool calibrated) {
+                                          const sim::MachineDescription& description) {
   if (machine.engine != EngineKind::kCuda) return std::nullopt;
   // No such layer was measured, so nobody knows how far the simulator is off.
   if (layer.numerics.combine_groups > 0) return std::nullopt;
@@ -45,8 +45,7 @@ std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction d
   const double base = simulated.milliseconds(solution.default_schedule);
   const ScheduleRequest wanted = {
       .direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = machine};
-  const double long_error = calibrated ? kCalibratedError : kShippedError;
-  const double error = uniform.tokens_given.front() < kShortTokens ? kShortError : long_error;
+  const double error = uniform.tokens_given.front() < kShortTokens ? kShortError : kError;
   std::optional<SolverChoice> best;
   for (const tune::Ranked& ranked : solution.best) {
     // This GPU may have fewer SMs than the description's.

@@ -15,9 +15,8 @@ struct SolverChoice {
 
 // What the solver finds for a direction of a layer, where the simulator says that it beats the built-in default by more
 // than what nine of ten of the simulator's errors stay below; none else. A pure function of sizes, the largest T of any
-// rank, the given fields and the machine: the routing is taken to be uniform. Nothing is timed. `calibrated`: the
-// description was measured on this machine.
+// rank, the given fields and the machine: the routing is taken to be uniform. Nothing is timed.
 std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction direction, const Machine& machine,
-                                          const sim::MachineDescription& description, bool calibrated);
+                                          const sim::MachineDescription& description);
 
 }  // namespace uniep::cli

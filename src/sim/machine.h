@@ -122,7 +122,7 @@ struct PortCopies {
 struct Pipeline {
   double latency = 0;  // us until what is asked for begins to come, while few workers ask
   double busy = 0;     // us more while all do
-  double port = 0;     // bytes/cycle into one worker; 0: no limit
+  double port = 0;     // bytes into one worker a cycle of Clock::highest; 0: no limit
   bool operator==(const Pipeline&) const = default;
 };
 

@@ -16,16 +16,10 @@ namespace {
 constexpr int kMaxRuns = 4;
 constexpr double kCloseEnough = 0.002;  // of a clock
 constexpr double kMinLoad = 0.3;
+constexpr double kOwnShare = 0.6;  // of what a load does to the clock at the power limit, that it does at once
 
-// GHz at a call's load, which is the share of the time in which all workers run tiles.
-double clock_of(const Clock& clock, State state, double load, double us) {
-  load = std::clamp(load, kMinLoad, 1.0);
-  if (state == State::kSustained) {
-    const double sustained = std::max(load * us / (us + clock.rest), 1e-3);
-    return std::min(clock.highest, clock.limit * std::pow(sustained, -clock.limit_exponent));
-  }
-  const double left = std::max(clock.pause_lowest, clock.pause - clock.pause_drop * us * 1e-3);
-  return std::min(clock.highest, left * std::pow(load, -clock.limit_exponent));
+double by_load(const Clock& clock, double load, double share) {
+  return std::pow(std::clamp(load, kMinLoad, 1.0), -share * clock.limit_exponent);
 }
 
 // Bytes that go in and out of each rank by links, [level][rank].
@@ -76,6 +70,31 @@ double links_ms(const Program& program, const MachineDescription& machine, const
 }
 
 }  // namespace
+
+void Turns::add(double call_us, double load, int as_many) {
+  us += as_many * call_us;
+  weighted_us += as_many * call_us * std::pow(std::clamp(load, kMinLoad, 1.0), 1 - kOwnShare);
+  calls += as_many;
+}
+
+double Turns::limit_ghz(const Clock& clock) const {
+  const double share = std::max(weighted_us / (us + calls * clock.rest), 1e-3);
+  return clock.limit * std::pow(share, -clock.limit_exponent);
+}
+
+double clock_of(const Clock& clock, const SimulateOptions& options, double load, double us) {
+  if (options.state == State::kPaused) {
+    const double left = std::max(clock.pause_lowest, clock.pause - clock.pause_drop * us * 1e-3);
+    return std::min(clock.highest, left * by_load(clock, load, 1));
+  }
+  double limit = options.limit_ghz;
+  if (limit == 0) {
+    Turns alone;
+    alone.add(us, load);
+    limit = alone.limit_ghz(clock);
+  }
+  return std::min({clock.highest, clock.pause * by_load(clock, load, 1), limit * by_load(clock, load, kOwnShare)});
+}
 
 double Limits::bound_ms() const {
   return std::max({gemm_ms, links_ms, memory_ms}) + begin_end_ms;
@@ -176,7 +195,9 @@ std::vector<double> recomputing_ms(const Program& program, const MachineDescript
   request.part = ProgramPart::kRecompute;
   request.redispatch = backward.schedule.save_xg == SaveXg::kRedispatch;
   const Program again(request, program.shared_placement());
-  return simulate(again, machine, {.state = options.state, .one_rank = options.one_rank}).ms_per_rank;
+  return simulate(again, machine,
+                  {.state = options.state, .limit_ghz = options.limit_ghz, .one_rank = options.one_rank})
+      .ms_per_rank;
 }
 
 }  // namespace
@@ -202,8 +223,10 @@ Simulated simulate(const Program& program, const MachineDescription& machine, co
     run = EventRun(program, machine, options, {costs, relayed, clock}).run();
     const double us = *std::max_element(run.end_us.begin(), run.end_us.end());
     simulated_call.clock_ghz = clock;
+    simulated_call.load =
+        *std::max_element(run.load_us_of_rank.begin(), run.load_us_of_rank.end()) / (workers_of_rank * us);
     const double next = agreed_clock(run, us, clock, workers_of_rank, [&](double share, double call_us) {
-      return clock_of(machine.clock, options.state, share, call_us);
+      return clock_of(machine.clock, options, share, call_us);
     });
     if (std::abs(next - clock) < kCloseEnough * clock) break;
     if (i + 1 < kMaxRuns) clock = next;

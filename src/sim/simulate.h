@@ -18,6 +18,9 @@ enum class State : int { kSustained = 0, kPaused };
 
 struct SimulateOptions {
   State state = State::kSustained;
+  // The clock that the power limit leaves a call under full load, where others take turns with this one; 0: calls like
+  // this one follow each other.
+  double limit_ghz = 0;
   bool record = false;  // all tiles' begin and end
   // Rank 0 stands for all: its peers do at the same time what it does. For uniform routing and ranks with as many
   // tokens; as many times faster as there are ranks.
@@ -53,11 +56,25 @@ struct Simulated {
   std::vector<double> ms_per_rank;
   double again_ms = 0;  // of `ms`: FC1 again, before backward's own stages (save.z=recompute). Nothing else tells of it
   double clock_ghz = 0;
+  double load = 0;  // share of `ms` in which the busiest rank's tensor cores work, by which clocks fall
   Limits limits;
   std::map<std::string, StageTime> stages;  // by stage_name()
   int64_t tasks = 0;                        // that ran
   std::vector<TimedTask> timeline;          // where recorded
 };
+
+// Calls that take turns on warm GPUs. Their power is limited over a second; each one's clock follows its own load in
+// part.
+struct Turns {
+  double us = 0, weighted_us = 0;  // of all; by what the others have of each one's load
+  int calls = 0;
+  void add(double call_us, double load, int as_many = 1);
+  // SimulateOptions::limit_ghz of each.
+  double limit_ghz(const Clock& clock) const;
+};
+
+// GHz of a call at its load, which is the share of its time in which all workers run tiles.
+double clock_of(const Clock& clock, const SimulateOptions& options, double load, double us);
 
 // Throws Error(kInvalidArgument) for more ranks than the machine links, and for one rank for all where tokens differ.
 Simulated simulate(const Program& program, const MachineDescription& machine, const SimulateOptions& options = {});

@@ -54,7 +54,7 @@ TileTimes::TileTimes(const ProgramRequest& request, const RankProgram& p, const 
   const int64_t depth[2] = {hidden, forward ? intermediate : p.wgrad_fc1.rows};
   us_of_cycle = 1e-3 / clock_ghz;
   const double task = schedule.queue == QueueKind::kStatic ? machine.time.task_static : machine.time.task_dynamic;
-  const double latency = operand_latency(machine.pipeline, busy_share(p, machine.class_of(Work::kFc1).count));
+  const OperandPath path(machine, busy_share(p, machine.class_of(Work::kFc1).count), clock_ghz);
   double tile[2], late[2];
   for (int i = 0; i < 2; ++i) {
     const TileShape shape = schedule.tile_of(stages[i]);
@@ -62,9 +62,8 @@ TileTimes::TileTimes(const ProgramRequest& request, const RankProgram& p, const 
     const double per_k =
         machine.tile_cycles(work, p.tile_m, shape.n, 1) - machine.tile_cycles(work, p.tile_m, shape.n, 0);
     const OperandWait wait({static_cast<double>(p.tile_m), static_cast<double>(shape.n), static_cast<double>(depth[i]),
-                            per_k, p.cluster, shape.stages},
-                           machine.pipeline);
-    const double waits = wait.cycles(latency / us_of_cycle);
+                            per_k, p.cluster, shape.stages});
+    const double waits = wait.cycles(path);
     tile[i] = (machine.tile_cycles(work, p.tile_m, shape.n, depth[i]) + waits) * us_of_cycle + task;
     const double works = 1 - waits * us_of_cycle / tile[i];
     (i == 0 ? load_first_ : load_second_) = works + machine.clock.waiting * (1 - works);

@@ -24,6 +24,9 @@ struct CalibrationLayer {
 // "4096,1536,16,8 x 1, T 4096, forward, sustained: queue=static"
 std::string name_of(const CalibrationLayer& layer);
 
+// Whether layers that follow each other are called in turn, on the same tensors.
+bool take_turns(const CalibrationLayer& a, const CalibrationLayer& b);
+
 // The fixed set: those of one GPU and, with two ranks, those of two, too. Layers that share tensors follow each other.
 // Few kernels make all of them.
 std::vector<CalibrationLayer> calibration_layers(int ranks);

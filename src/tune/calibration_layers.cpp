@@ -114,6 +114,11 @@ std::string name_of(const CalibrationLayer& layer) {
                      layer.state == State::kSustained ? "sustained" : "paused", layer.schedule);
 }
 
+bool take_turns(const CalibrationLayer& a, const CalibrationLayer& b) {
+  return a.shape == b.shape && a.ranks == b.ranks && a.tokens == b.tokens && a.direction == b.direction &&
+         a.state == b.state;
+}
+
 std::vector<CalibrationLayer> calibration_layers(int ranks) {
   Layers layers;
   add_one_gpu(layers);

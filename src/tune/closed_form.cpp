@@ -85,12 +85,12 @@ sim::OperandWait operand_wait(const Problem& problem, GemmStage stage, const Til
   const sim::Work work = sim::work_of(stage);
   const double per_k =
       machine.tile_cycles(work, kBlockRows, tile.n, 1) - machine.tile_cycles(work, kBlockRows, tile.n, 0);
-  return {{kBlockRows, static_cast<double>(tile.n), static_cast<double>(depth), per_k, tile.cluster, tile.stages},
-          machine.pipeline};
+  return sim::OperandWait(
+      {kBlockRows, static_cast<double>(tile.n), static_cast<double>(depth), per_k, tile.cluster, tile.stages});
 }
 
-double operand_latency(const Problem& problem, double computing, double clock) {
-  return sim::operand_latency(problem.machine->pipeline, computing / problem.workers) * clock / kMicrosecondsPerCycle;
+sim::OperandPath operand_path(const Problem& problem, double computing, double clock) {
+  return {*problem.machine, computing / problem.workers, clock};
 }
 
 double copies_at(const Problem& problem, double clock) {
@@ -99,8 +99,8 @@ double copies_at(const Problem& problem, double clock) {
 
 RowGemms row_gemms(const Problem& problem, const GemmPart& gemm, const CombinePart& combine, double computing,
                    double clock) {
-  const double latency = operand_latency(problem, computing, clock);
-  const double first_wait = gemm.first_wait.cycles(latency), second_wait = gemm.second_wait.cycles(latency);
+  const sim::OperandPath path = operand_path(problem, computing, clock);
+  const double first_wait = gemm.first_wait.cycles(path), second_wait = gemm.second_wait.cycles(path);
   const double tile_us = kMicrosecondsPerCycle / clock, loads = problem.machine->clock.waiting;
   const double first = gemm.first_tiles * tile_us / computing;
   const double second = problem.load.blocks * combine.tiles * tile_us / computing;
@@ -114,13 +114,7 @@ RowGemms row_gemms(const Problem& problem, const GemmPart& gemm, const CombinePa
 }
 
 double clock_of(const Problem& problem, double load, double us) {
-  const sim::Clock& clock = problem.machine->clock;
-  if (problem.state == State::kSustained) {
-    const double duty = std::max(load, 0.3) * us / (us + clock.rest);
-    return std::min(clock.highest, clock.limit * std::pow(duty, -clock.limit_exponent));
-  }
-  const double paused = std::max(clock.pause_lowest, clock.pause - clock.pause_drop * us * 1e-3);
-  return std::min(clock.highest, paused * std::pow(std::max(load, 0.3), -clock.limit_exponent));
+  return sim::clock_of(problem.machine->clock, {.state = problem.state}, load, us);
 }
 
 Problem make_problem(const ModelledCall& call, const RankLoad& load, const sim::MachineDescription& machine) {

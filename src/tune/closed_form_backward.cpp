@@ -224,7 +224,7 @@ Estimate estimate_backward(const Problem& problem, const Parts& parts, int round
       if (!gemm.one_launch) result.us += gemms.first_tail + time.launch;
       if (!gemm.fills) result.us += time.launch + std::max(gemms.gradients, memory.gradients);
     }
-    const double waits = gemm.again_wait.cycles(operand_latency(problem, work.available, result.clock));
+    const double waits = gemm.again_wait.cycles(operand_path(problem, work.available, result.clock));
     const double again = gemm.again_tiles * (gemm.again_tile + waits) * tile_us / work.available;
     if (again > 0) result.us += first_gemm_again(problem, parts, work, again);
     if (round + 1 == rounds) break;

@@ -31,8 +31,8 @@ RowGemms row_gemms(const Problem& problem, const GemmPart& gemm, const CombinePa
 sim::OperandWait operand_wait(const Problem& problem, GemmStage stage, const TileShape& tile, int64_t depth);
 // The share of their time that copies take at this clock.
 double copies_at(const Problem& problem, double clock);
-// Cycles until operands begin to come, while so many workers run tiles.
-double operand_latency(const Problem& problem, double computing, double clock);
+// While so many workers run tiles.
+sim::OperandPath operand_path(const Problem& problem, double computing, double clock);
 
 // A combine with groups: who sums a token's rows of a group waits for all experts.
 struct GroupedTimes {

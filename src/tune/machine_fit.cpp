@@ -41,7 +41,7 @@ constexpr Moved kMoved[] = {{"clock.limit", false, 0.12},
                             {"clock.limit_exponent", false, 0.25},
                             {"clock.pause", false, 0.12},
                             {"clock.pause_drop", false, 0.5},
-                            {"clock.highest", false, 0.005},
+                            {"clock.highest", false, 0.06},
                             {"clock.rest", false, 0.4},
                             {"copy.task", false, 0.4},
                             {"copy.chunk_in", false, 0.4},
@@ -54,6 +54,7 @@ constexpr Moved kMoved[] = {{"clock.limit", false, 0.12},
                             {"port.in", false, 0.3},
                             {"port.out", false, 0.3},
                             {"pipeline.latency", false, 0.3},
+                            {"pipeline.port", false, 0.1},
                             {"memory.bandwidth", false, 0.25},
                             {"sums.beside", false, 0.4},
                             {"sums.alone", false, 0.3},
@@ -213,6 +214,7 @@ class Fitter {
       if (value - constant.least < 1e-12) value = constant.least;
       // The clock after a pause falls to what it has after a longer one, and both belong to the GPU.
       if (constant.key == "clock.pause") machine.clock.pause_lowest *= value / before;
+      if (constant.key == "clock.highest") machine.pipeline.port *= before / value;  // memory has its own
     }
     machine.clock.pause_lowest = std::min(machine.clock.pause_lowest, machine.clock.pause);
     return machine;
