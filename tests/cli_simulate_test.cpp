@@ -256,6 +256,8 @@ TEST(CliSimulate, RefusesWhatTheMachineCanNot) {
   expect_bad_usage({"simulate", "--ranks", "2", "--tokens", "3,4", "--one-rank"},
                    "one rank for all: rank 1 has 4 tokens and rank 0 3");
   expect_bad_usage(join(kSmall, {"--state", "cold"}), "--state: 'cold'; must be sustained|paused");
+  expect_bad_usage(join(kSmall, {"--state", "paused", "--limit-clock", "1.2"}),
+                   "--limit-clock: '1.2'; must be left out with --state paused");
   for (const char* clock : {"0", "-1", "nan", "1e3", "1.2GHz", ""}) {
     expect_bad_usage(join(kSmall, {"--limit-clock", clock}),
                      std::string("--limit-clock: '") + clock + "'; must be 0.01 to 100 (GHz)");

@@ -170,6 +170,9 @@ TracedMachine simulated_gpus(const sim::MachineDescription& machine, const Simul
 }
 
 int run_simulate(const SimulateCommandOptions& options) {
+  if (options.limit_ghz > 0 && options.state == sim::State::kPaused) {
+    refuse_value("--limit-clock", fmt::format("{:g}", options.limit_ghz), "left out with --state paused");
+  }
   const sim::MachineDescription machine = load_machine(options.machine);
   const LayerOptions& layer = options.layer;
   const Machine target = target_machine(layer, machine);
