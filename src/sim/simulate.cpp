@@ -87,13 +87,16 @@ double clock_of(const Clock& clock, const SimulateOptions& options, double load,
     const double left = std::max(clock.pause_lowest, clock.pause - clock.pause_drop * us * 1e-3);
     return std::min(clock.highest, left * by_load(clock, load, 1));
   }
-  double limit = options.limit_ghz;
-  if (limit == 0) {
-    Turns alone;
-    alone.add(us, load);
-    limit = alone.limit_ghz(clock);
+  double limited;
+  if (options.limit_ghz == 0) {
+    // As Turns says of this call alone, with one power: solvers ask a million times a second.
+    const double share = std::max(std::clamp(load, kMinLoad, 1.0) * us / (us + clock.rest), 1e-3);
+    limited = clock.limit * std::pow(share, -clock.limit_exponent);
+  } else {
+    limited = options.limit_ghz * by_load(clock, load, kOwnShare);
   }
-  return std::min({clock.highest, clock.pause * by_load(clock, load, 1), limit * by_load(clock, load, kOwnShare)});
+  if (limited > clock.pause) limited = std::min(limited, clock.pause * by_load(clock, load, 1));
+  return std::min(clock.highest, limited);
 }
 
 double Limits::bound_ms() const {
