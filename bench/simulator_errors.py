@@ -3,7 +3,7 @@ bench/measure_points.py --json wrote.
 
     python3 bench/simulator_errors.py build/release/uniep FILE [FILE ...] [--machine h200] [--ranks 2] [--tokens 8192]
         [--direction forward|backward] [--routing uniform] [--state sustained|paused] [--device NAME] [--most 1.3] [--fields]
-        [--points FILE]
+        [--points FILE] [--held-out]
 
 What was timed together took turns, so that the GPUs' power limit left all of a set one clock; it is worked out from what each Schedule
 is predicted to load them with, and for how long (docs/simulator.md).
@@ -20,7 +20,8 @@ are of two baselines beside it: the GEMMs' tiles times 1.1, and 1.06 times the g
 mean of the logarithms of predicted over measured ratios, in per cent (+: predicted too slow). --points FILE writes a line of JSON for
 each Schedule. --ranks, --tokens, --direction, --routing, --state and --device take the sets that are so; a set that does not say is of
 2 ranks, 8192 tokens, forward, uniform, sustained and of no device (-), or what these options say. --device is the GPU's whole name, as
-the lines end with it.
+the lines end with it. --held-out leaves of each set the default and what no shipped description was fitted to
+(tests/support/measured_points.h).
 
 FILE: lines of {"shape": "H,I,E,K", "tried": [{"schedule" or "changes", "ms", "ratio", "calls"}, ...]}, or a report of `uniep tune`,
 before whose name SHAPE= stands: 2048,768,128,8=tuned.json.
@@ -45,6 +46,7 @@ LIMITS = (1.3, 2.0, math.inf)
 UNSAID = {"direction": "forward", "ranks": 2, "tokens": 8192, "routing": "uniform", "state": "sustained", "device": None}
 IN_NAMES = ("direction", "routing", "state")  # where they are not as in UNSAID
 AS_EIGHT = "as-eight"  # measure_points.py
+HELD_OUT_SHAPE, HELD_OUT_SHARE = "7168,", 3  # as tests/support/measured_points.cpp has them
 # As in src/sim/simulate.cpp: of what a load does to the clock the share that it does at once, and the least load that counts.
 OWN_SHARE, LEAST_LOAD = 0.6, 0.3
 
@@ -100,6 +102,14 @@ def routing_file(folder, shape, ranks, tokens):
 
 def routing_of(row, folder):
     return routing_file(folder, row["shape"], row["ranks"], row["tokens"]) if row["routing"] == AS_EIGHT else row["routing"]
+
+
+def is_held_out(shape, changes):
+    """A third of the Schedules, by name (FNV-1a), and one whole shape."""
+    number = 2166136261
+    for byte in changes.encode():
+        number = (number ^ byte) * 16777619 % 2**32
+    return shape.startswith(HELD_OUT_SHAPE) or number % HELD_OUT_SHARE == 0
 
 
 def clock_of(machine):
@@ -190,6 +200,9 @@ class Set:
         if row["state"] == "sustained":
             limit = limit_of(clock_of(options.machine), [one["calls"] for one in self.timed], reports)
             reports = list(pool.map(functools.partial(predict, limit=limit), self.timed))
+        if options.held_out:
+            left = [i for i, one in enumerate(self.timed) if i == 0 or is_held_out(row["shape"], one["changes"])]
+            self.timed, self.measured, reports = ([values[i] for i in left] for values in (self.timed, self.measured, reports))
         self.predicted = list(zip(*map(predictions, reports)))
 
     def ratios(self, kind):
@@ -252,6 +265,7 @@ def main():
     parser.add_argument("--most", type=float, default=1.3)
     parser.add_argument("--fields", action="store_true")
     parser.add_argument("--points", metavar="FILE")
+    parser.add_argument("--held-out", action="store_true")
     options = parser.parse_args()
     sets = []
     print(f"{'ranks, tokens, shape':38s}    n  ratios: mean, 9 of 10  times: mean, 9 of 10  Spearman  at most   first  best of {BEST}   best  device")

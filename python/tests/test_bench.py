@@ -424,6 +424,17 @@ def test_the_simulators_errors_are_of_the_state_and_device_of_each_set(simulates
     assert devices == ["one H200", "one H200"]
 
 
+def test_what_is_held_out_is_what_no_description_was_fitted_to(simulates, tmp_path):
+    rows = tmp_path / "rows"
+    rows.write_text(json.dumps(set_of(40)) + "\n" + json.dumps(set_of(5, shape="7168,32,8,2")) + "\n")
+    command = [sys.executable, str(BENCH / "simulator_errors.py"), str(simulates), str(rows), "--held-out"]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    some, whole = (int(line[38:43]) for line in lines[1:3])
+    assert 5 < some < 25 and whole == 5
+    source = (BENCH.parent / "tests/support/measured_points.cpp").read_text()
+    assert "kHeldOutHidden = 7168" in source and "hash_of(changes) % 3 == 0" in source
+
+
 def test_schedules_that_take_turns_share_a_power_limit(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     import simulator_errors
