@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "io/file.h"
+#include "uniep/error.h"
 
 namespace uniep::test {
 namespace {
