@@ -185,6 +185,41 @@ TEST_F(OneRank, SchedulesChangeBetweenCalls) {
   EXPECT_EQ(layer.schedule(Direction::kForward), sequential);
 }
 
+// What was legal once is not asked again; that is nobody else's answer.
+TEST_F(OneRank, EachScheduleIsCheckedForItsOwnLayerAndDirection) {
+  const Layer layer(group_, kShape);
+  const LayerConfig config{.shape = kShape};
+  const Placement placement = place(layer);
+  const auto run = [&](const Schedule& schedule, const LayerConfig& of) {
+    const ForwardArguments arguments{.x = x_.data(), .weights = weights_, .y = y_.data()};
+    return uniep::forward(group_, of, schedule, placement, {&arguments, 1});
+  };
+  const Schedule legal = layer.schedule(Direction::kForward);
+  Schedule illegal = legal;
+  illegal.order.raster = -1;
+  constexpr int kRasters = 16, kMore = 2 * kRasters;  // than are remembered
+  for (int i = 0; i < kMore; ++i) {
+    Schedule other = legal;
+    other.order.raster = i % kRasters + 1;
+    other.order.source_rotation = i < kRasters;
+    run(other, config);
+    run(legal, config);
+    expect_error(Status::kInvalidArgument, "order.raster=-1", [&] { run(illegal, config); });
+  }
+  expect_error(Status::kInvalidArgument, "schedule: combine_groups",
+               [&] { run(legal, {.shape = kShape, .numerics = {.combine_groups = 3}}); });
+  const Saved saved = run(legal, config);
+  Schedule backward = layer.schedule(Direction::kBackward);
+  backward.fusion = Fusion::kNone;
+  backward.order.interleave = Interleave::kPhased;
+  backward.wgrad = WgradOrder::kMixed;  // no field of forward
+  run(backward, config);
+  const BackwardArguments arguments = backward_arguments();
+  expect_error(Status::kInvalidArgument, "wgrad", [&] {
+    uniep::backward(group_, config, backward, saved, {&arguments, 1});
+  });
+}
+
 TEST_F(OneRank, MisuseIsRefused) {
   expect_error(Status::kInvalidArgument, "hidden: 12",
                [&] { Layer(group_, {.hidden = 12, .intermediate = 8, .experts = 2, .topk = 1}); });

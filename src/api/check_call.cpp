@@ -14,12 +14,16 @@ void refuse(const std::string& message) {
 
 void check_schedule(const Group& group, const LayerConfig& config, const Schedule& schedule, Direction direction,
                     Operation operation) {
+  internal::LegalSchedules& legal = group.implementation().legal_schedules();
+  const internal::LegalSchedules::Question question{schedule, config.shape, config.numerics, direction, operation};
+  if (legal.has(question)) return;
   const std::vector<std::string> violations = validate(schedule, {.direction = direction,
                                                                   .shape = config.shape,
                                                                   .numerics = config.numerics,
                                                                   .machine = group.machine(),
                                                                   .operation = operation});
   if (!violations.empty()) refuse(fmt::format("schedule: {}", fmt::join(violations, "; ")));
+  legal.add(question);
 }
 
 void check_call(const Group& group, const GivenCall& call, std::size_t arguments) {

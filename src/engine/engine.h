@@ -9,6 +9,7 @@
 #include "engine/call_times.h"
 #include "engine/carver.h"
 #include "engine/disturbance.h"
+#include "engine/legal_schedules.h"
 #include "model/placement_state.h"
 #include "program/rank_program.h"
 #include "uniep/exchange.h"
@@ -192,6 +193,7 @@ class Engine {
   // Behind the gate's close(), from any thread, once: what runs or waits inside is to end. Waits for nothing.
   virtual void end_calls() noexcept {}
   CallGate& gate() { return gate_; }
+  LegalSchedules& legal_schedules() { return legal_schedules_; }
 
   // Collective where ranks are in several processes, which begin what follows together: copies what each process gives
   // to the one of rank 0, in rank order, to where room(bytes of all) says. An engine with all ranks copies `own`.
@@ -210,6 +212,7 @@ class Engine {
 
  private:
   CallGate gate_;
+  LegalSchedules legal_schedules_;
   Disturbance disturbance_;
 };
 

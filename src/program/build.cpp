@@ -208,6 +208,9 @@ void point_to_tables(RankProgram& p, const internal::PlacementState& state, cons
 
 template <typename Tables>
 void build_own_tables(RankProgram& p, Tables& tables) {
+  const auto experts = static_cast<std::size_t>(p.local_experts), runs = experts * static_cast<std::size_t>(p.ranks);
+  for (auto* const table : {&tables.block_begin, &tables.odd_blocks, &tables.rotation}) table->reserve(experts + 1);
+  for (auto* const table : {&tables.push_block, &tables.push_begin}) table->reserve(runs + 1);
   tables.block_begin.assign(1, 0);
   tables.odd_blocks.assign(1, 0);
   for (int32_t local = 0; local < p.local_experts; ++local) {
