@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <fstream>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -34,14 +35,21 @@ MachineDescription refitted(const MachineDescription& base, const std::string& r
   std::vector<std::unique_ptr<cli::CalibrationModel>> models;
   std::vector<std::pair<std::size_t, std::size_t>> measured;  // a model, a layer
   tune::FitRequest request;
-  for (const test::MeasuredLayer& layer : layers) request.milliseconds.push_back({layer.ms});
+  std::map<std::string, std::size_t> sessions;
+  for (const test::MeasuredLayer& layer : layers) {
+    request.milliseconds.push_back({layer.ms});
+    request.turns.push_back(sessions.try_emplace(layer.session, sessions.size()).first->second);
+  }
+  std::size_t turns = sessions.size();
   for (const std::string& file : files) {
     models.push_back(std::make_unique<cli::CalibrationModel>(layers_of(file), base));
     for (std::size_t i = 0; i < models.back()->layers().size(); ++i) {
       if (models.back()->layers()[i].held_out) continue;
       measured.emplace_back(models.size() - 1, i);
       request.milliseconds.push_back(models.back()->layers()[i].milliseconds);
+      request.turns.push_back(turns + models.back()->turns()[i]);
     }
+    turns += models.back()->layers().size();
   }
   fmt::print("{} recorded layers, {} of FILEs\n", layers.size(), measured.size());
   test::LayerPredictor predictor;

@@ -81,5 +81,22 @@ TEST(SolverChoice, OnlyMachinesThatWereMeasuredHaveADescription) {
   EXPECT_EQ(sim::machine_of_device("NVIDIA GH20"), nullptr);
 }
 
+TEST(SolverChoice, SlowerGpusOfNearlyTheSameNameAreOfAnotherKind) {
+  const sim::MachineDescription& h200 = sim::shipped_machine("h200");
+  const sim::MachineDescription& h100 = sim::shipped_machine("dgx_h100");
+  EXPECT_TRUE(sim::describes_kind(h200, "NVIDIA H200", 132));
+  EXPECT_TRUE(sim::describes_kind(h100, "NVIDIA H100 80GB HBM3", 132));
+  EXPECT_FALSE(sim::describes_kind(h100, "NVIDIA H200", 132));
+  EXPECT_FALSE(sim::describes_kind(h200, "NVIDIA H200", 66));
+  for (const char* const other : {"NVIDIA H200 NVL", "NVIDIA H200 MIG 7g.141gb", "NVIDIA GH200 480GB", "NVIDIA L40S"}) {
+    EXPECT_FALSE(sim::describes_kind(h200, other, 132)) << other;
+  }
+  EXPECT_FALSE(sim::describes_kind(h100, "NVIDIA H100 PCIe", 132));
+  sim::MachineDescription own = h100;
+  own.calibrated = sim::CalibratedGpu{"NVIDIA H100 PCIe", {}};
+  EXPECT_TRUE(sim::describes_kind(own, "NVIDIA H100 PCIe", 114));
+  EXPECT_FALSE(sim::describes_kind(own, "NVIDIA H100 80GB HBM3", 132));
+}
+
 }  // namespace
 }  // namespace uniep::test

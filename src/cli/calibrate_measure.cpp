@@ -27,10 +27,6 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-bool share_tensors(const CalibrationLayer& a, const CalibrationLayer& b) {
-  return a.shape == b.shape && a.ranks == b.ranks && a.tokens == b.tokens && a.direction == b.direction;
-}
-
 BenchRequest bench_request(const CalibrationLayer& layer, const std::vector<int>& devices) {
   BenchRequest request;
   request.layer.engine = EngineKind::kCuda;
@@ -101,7 +97,7 @@ class Measurement {
   tune::Calibration run() {
     for (std::size_t begin = 0; begin < layers_.size();) {
       std::size_t end = begin;
-      while (end < layers_.size() && share_tensors(layers_[begin], layers_[end])) ++end;
+      while (end < layers_.size() && tune::share_tensors(layers_[begin], layers_[end])) ++end;
       measure_group({layers_.begin() + begin, layers_.begin() + end});
       begin = end;
       if (request_.keep && !calibration_.layers.empty()) request_.keep(calibration_);
@@ -144,7 +140,7 @@ class Measurement {
     } catch (const std::exception& error) {
       for (const CalibrationLayer& layer : layers) {
         const auto has = [&](const CalibrationLayer& one) {
-          return share_tensors(one, layer) && one.state == layer.state && one.schedule == layer.schedule;
+          return tune::take_turns(one, layer) && one.schedule == layer.schedule;
         };
         const auto names = [&](const std::string& line) { return line.starts_with(tune::name_of(layer) + ": "); };
         const bool known = std::any_of(calibration_.layers.begin(), calibration_.layers.end(), has) ||

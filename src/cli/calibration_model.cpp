@@ -85,7 +85,7 @@ void CalibrationModel::add(const tune::CalibrationLayer& layer) {
 
 void CalibrationModel::find_turns() {
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    if (i == 0 || !tune::take_turns(layers_[i - 1], layers_[i])) turns_.push_back({.begin = i, .end = i});
+    if (i == 0 || !tune::take_turns(layers_[i - 1], layers_[i])) turns_.push_back({.begin = i, .end = i, .calls = {}});
     turns_.back().end = i + 1;
     turn_of_.push_back(turns_.size() - 1);
   }
@@ -162,16 +162,18 @@ bool CalibrationModel::follows(std::size_t layer, std::string_view key) const {
   return follows_constant(*programs_[layer], layers_[layer].state, machine_, key);
 }
 
-tune::MachineFit CalibrationModel::fit(const sim::MachineDescription& base, int threads,
+tune::MachineFit CalibrationModel::fit(const sim::MachineDescription& base, bool same_kind, int threads,
                                        const TimelineModel* timelines) const {
   tune::FitRequest request;
   request.base = &base;
+  request.same_kind = same_kind;
   request.threads = threads;
   for (const tune::CalibrationLayer& layer : layers_) {
     request.ranks = std::max(request.ranks, layer.ranks);
     request.milliseconds.push_back(layer.milliseconds);
     request.held_out.push_back(layer.held_out);
   }
+  request.turns = turns();
   request.predict = [this](std::size_t layer, const sim::MachineDescription& machine) {
     return milliseconds(layer, machine);
   };
@@ -195,7 +197,8 @@ sim::MachineDescription base_for(const sim::MachineDescription& base, const tune
 Calibrated calibrated_machine(const tune::Calibration& calibration, const CalibrationModel& model,
                               const sim::MachineDescription& base, int threads, const TimelineModel* timelines) {
   Calibrated made;
-  made.fit = model.fit(base, threads, timelines);
+  const bool same_kind = sim::describes_kind(base, calibration.device, calibration.compute_units);
+  made.fit = model.fit(base, same_kind, threads, timelines);
   made.machine = made.fit.machine;
   made.machine.name = "calibrated";
   made.machine.title =

@@ -25,9 +25,12 @@ class CalibrationModel {
   // Of all layers, as they would be measured on a machine.
   std::vector<double> milliseconds_in_turn(const sim::MachineDescription& machine) const;
   bool follows(std::size_t layer, std::string_view key) const;
-  // The fit of `base` to the measured times, and to timelines where there are some.
-  tune::MachineFit fit(const sim::MachineDescription& base, int threads = 0,
-                       const TimelineModel* timelines = nullptr) const;
+  // Of each layer the turn in which it was measured, from 0 on.
+  const std::vector<std::size_t>& turns() const { return turn_of_; }
+  // The fit of `base` to the measured times, and to timelines where there are some. `same_kind`: as in
+  // tune::FitRequest.
+  tune::MachineFit fit(const sim::MachineDescription& base, bool same_kind, int threads,
+                       const TimelineModel* timelines) const;
 
  private:
   using Key = std::tuple<int64_t, int64_t, int, int64_t, int64_t, int64_t>;  // what a placement follows from

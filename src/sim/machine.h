@@ -232,6 +232,9 @@ std::vector<std::string> shipped_machine_names();
 const MachineDescription& shipped_machine(std::string_view name);
 // That of a GPU of this name ("NVIDIA H200, ..."); null where none was fitted to measurements.
 const MachineDescription* machine_of_device(std::string_view device);
+// Whether GPUs of this name and so many compute units are of the kind that the description was fitted to: the same, and
+// not a slower one of nearly the same name ("NVIDIA H100 PCIe", "NVIDIA H200 NVL", a part of a GPU).
+bool describes_kind(const MachineDescription& machine, std::string_view device, int compute_units);
 
 // What a Schedule for so many ranks of the machine is filled for and validated against.
 Machine schedule_machine(const MachineDescription& machine, int ranks);

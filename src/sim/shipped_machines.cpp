@@ -41,4 +41,13 @@ const MachineDescription* machine_of_device(std::string_view device) {
   return nullptr;
 }
 
+bool describes_kind(const MachineDescription& machine, std::string_view device, int compute_units) {
+  if (machine.calibrated) return machine.calibrated->device == device;
+  for (const char* const slower : {"PCIe", "NVL", "MIG"}) {
+    if (device.find(slower) != std::string_view::npos) return false;
+  }
+  const MachineDescription* const shipped = machine_of_device(device);
+  return shipped != nullptr && shipped->name == machine.name && shipped->class_of(Work::kFc1).count == compute_units;
+}
+
 }  // namespace uniep::sim

@@ -24,6 +24,7 @@ struct CalibrationLayer {
 // "4096,1536,16,8 x 1, T 4096, forward, sustained: queue=static"
 std::string name_of(const CalibrationLayer& layer);
 
+bool share_tensors(const CalibrationLayer& a, const CalibrationLayer& b);
 // Whether layers that follow each other are called in turn, on the same tensors.
 bool take_turns(const CalibrationLayer& a, const CalibrationLayer& b);
 

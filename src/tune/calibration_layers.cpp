@@ -114,9 +114,12 @@ std::string name_of(const CalibrationLayer& layer) {
                      layer.state == State::kSustained ? "sustained" : "paused", layer.schedule);
 }
 
+bool share_tensors(const CalibrationLayer& a, const CalibrationLayer& b) {
+  return a.shape == b.shape && a.ranks == b.ranks && a.tokens == b.tokens && a.direction == b.direction;
+}
+
 bool take_turns(const CalibrationLayer& a, const CalibrationLayer& b) {
-  return a.shape == b.shape && a.ranks == b.ranks && a.tokens == b.tokens && a.direction == b.direction &&
-         a.state == b.state;
+  return share_tensors(a, b) && a.state == b.state;
 }
 
 std::vector<CalibrationLayer> calibration_layers(int ranks) {

@@ -9,6 +9,7 @@
 #include <limits>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -72,6 +73,7 @@ constexpr Moved kMoved[] = {{"clock.limit", false, 0.12},
                             {"time.flag", false, 0.6},
                             {"time.late_blocks", false, 0.4}};
 constexpr double kTileSpread = 0.4, kLinkSpread = 0.25;
+constexpr double kSameKind = 0.2;  // of its spread, that is left of a constant that was measured on GPUs of this kind
 
 // Work on all indices by several threads; the first error is thrown once all have ended.
 template <typename Work>
@@ -141,17 +143,19 @@ class Fitter {
     for (std::size_t i = 0; i < numbers_.size(); ++i) {
       if (!request.held_out.empty() && request.held_out[i]) continue;
       fitted_.push_back(i);
-      for (const FitNumber& number : numbers_[i]) rows_.push_back({number.measured, number.error, i});
+      for (const FitNumber& number : numbers_[i]) rows_.push_back({number.measured, number.error, i, {}, 0});
     }
     if (fitted_.empty()) throw Error(Status::kInvalidArgument, "calibration: no layers; must be at least one");
-    moves_.assign(constants_.size(), 1);
-    move_.assign(constants_.size(), 0);
+    find_clocks();
+    moves_.assign(unknowns(), 1);
+    move_.assign(unknowns(), 0);
     MachineDescription base = *request.base;
     for (const FitConstant& constant : constants_) {
       const double value = constant_of(base, constant.key);
       const double by = constant.share ? constant.least - value : -std::numeric_limits<double>::infinity();
       least_move_.push_back(std::clamp(by / constant.spread, -kMostSpreads, 0.0));
     }
+    least_move_.resize(unknowns(), -kMostSpreads);
   }
 
   MachineFit run() {
@@ -187,10 +191,19 @@ class Fitter {
     double measured;  // its logarithm
     double error;
     std::size_t of;
+    std::optional<std::size_t> turn;  // that has a clock of its own
+    double of_clock;                  // how its logarithm follows that, in the turn's spreads; by the slopes
   };
   std::size_t rows() const { return rows_.size(); }
+  // Constants, then turns' clocks.
+  std::size_t unknowns() const { return constants_.size() + turns_; }
   std::size_t layers() const { return request_.milliseconds.size(); }
   double& slope(std::size_t row, std::size_t constant) { return slopes_[row * constants_.size() + constant]; }
+  // Likewise, of all unknowns.
+  double follows(std::size_t row, std::size_t unknown) {
+    if (unknown < constants_.size()) return slope(row, unknown);
+    return rows_[row].turn == unknown - constants_.size() ? rows_[row].of_clock : 0;
+  }
 
   static std::vector<FitConstant> constants_of(const FitRequest& request) {
     std::vector<FitConstant> constants = fit_constants(*request.base, request.ranks);
@@ -200,7 +213,16 @@ class Fitter {
         if (std::none_of(constants.begin(), constants.end(), same)) constants.push_back(std::move(constant));
       }
     }
+    if (request.same_kind) hold_what_is_known(constants, *request.base);
     return constants;
+  }
+  // GPUs of one kind differ in how far power and cooling let them clock, and hardly in anything else.
+  static void hold_what_is_known(std::vector<FitConstant>& constants, const MachineDescription& base) {
+    for (FitConstant& constant : constants) {
+      const auto origin = base.origin.find(constant.key);
+      const bool measured = origin != base.origin.end() && origin->second.source == sim::Source::kMeasured;
+      if (measured && constant.key != "clock.limit" && constant.key != "clock.pause") constant.spread *= kSameKind;
+    }
   }
 
   MachineDescription moved(const std::vector<double>& move) const {
@@ -261,6 +283,26 @@ class Fitter {
     }
   }
 
+  // Layers that took turns ran at one clock, which neither constants nor the layers' loads explain.
+  void find_clocks() {
+    for (Row& row : rows_) {
+      if (row.of >= request_.turns.size()) continue;
+      row.turn = request_.turns[row.of];
+      turns_ = std::max(turns_, *row.turn + 1);
+    }
+  }
+  // A turn's clock does to a time what the limit does, or after a pause the clock that there is then.
+  void find_clock_slopes() {
+    for (std::size_t constant = 0; constant < constants_.size(); ++constant) {
+      const FitConstant& clock = constants_[constant];
+      if (clock.key != "clock.limit" && clock.key != "clock.pause") continue;
+      for (std::size_t row = 0; row < rows(); ++row) {
+        const double by = slope(row, constant) / clock.spread * kTurnClockError;
+        if (by != 0) rows_[row].of_clock = by;
+      }
+    }
+  }
+
   void find_slopes() {
     struct Wanted {
       std::size_t of, row, constant;
@@ -287,10 +329,13 @@ class Fitter {
       }
     });
     predictions_ += static_cast<int>(wanted.size());
+    find_clock_slopes();
   }
 
-  double residual(std::size_t row, const std::vector<double>& predicted) const {
-    return rows_[row].measured - predicted[row];
+  double residual(std::size_t row, const std::vector<double>& predicted, const std::vector<double>& move) const {
+    const Row& own = rows_[row];
+    const double clock = own.turn ? move[constants_.size() + *own.turn] * own.of_clock : 0;
+    return own.measured - predicted[row] - clock;
   }
   double weight(std::size_t row, double residual) const {
     const double error = rows_[row].error;
@@ -301,7 +346,7 @@ class Fitter {
     for (const double one : move) sum += one * one;
     for (std::size_t row = 0; row < rows(); ++row) {
       const double error = rows_[row].error, outlier = kOutlier * error;
-      const double by = std::abs(residual(row, predicted)), inside = std::min(by, outlier);
+      const double by = std::abs(residual(row, predicted, move)), inside = std::min(by, outlier);
       sum += (inside * inside + 2 * outlier * (by - inside)) / (error * error);
     }
     return sum;
@@ -310,19 +355,19 @@ class Fitter {
   // How constants move for residuals of the rows, by the slopes; `pull`: with the base's hold on what has moved.
   std::vector<double> step_for(const std::vector<double>& residuals, bool pull, double damping = 0,
                                std::vector<double>* left = nullptr) {
-    const std::size_t n = constants_.size();
+    const std::size_t n = unknowns();
     std::vector<double> a(n * n), b(n), inverse;
     for (std::size_t i = 0; i < n; ++i) {
       a[i * n + i] = moves_[i] ? 1 + damping : 1e12;
       if (pull) b[i] = -move_[i];
     }
     for (std::size_t row = 0; row < rows(); ++row) {
-      const double w = weight(row, residual(row, predicted_));
+      const double w = weight(row, residual(row, predicted_, move_));
       for (std::size_t i = 0; i < n; ++i) {
-        const double si = slope(row, i) * w;
+        const double si = follows(row, i) * w;
         if (si == 0) continue;
         b[i] += si * residuals[row];
-        for (std::size_t j = 0; j <= i; ++j) a[i * n + j] += si * slope(row, j);
+        for (std::size_t j = 0; j <= i; ++j) a[i * n + j] += si * follows(row, j);
       }
     }
     std::vector<double> step = solved(a, std::move(b), inverse);
@@ -332,7 +377,7 @@ class Fitter {
 
   // What was measured says little about: that stays as the base has it.
   void leave_untold() {
-    moves_.assign(constants_.size(), 1);
+    moves_.assign(unknowns(), 1);
     std::vector<double> none(rows()), left;
     step_for(none, false, 0, &left);
     for (std::size_t i = 0; i < constants_.size(); ++i) moves_[i] = move_[i] != 0 || std::sqrt(left[i]) < kTold;
@@ -341,7 +386,7 @@ class Fitter {
   // Levenberg's and Marquardt's. Whether it gains.
   bool take_step() {
     std::vector<double> residuals;
-    for (std::size_t row = 0; row < rows(); ++row) residuals.push_back(residual(row, predicted_));
+    for (std::size_t row = 0; row < rows(); ++row) residuals.push_back(residual(row, predicted_, move_));
     const double before = sum_of_squares(predicted_, move_);
     for (; damping_ <= kMostDamping; damping_ = std::max(1.0, 4 * damping_)) {
       const std::vector<double> step = step_for(residuals, true, damping_);
@@ -365,12 +410,12 @@ class Fitter {
   // Slopes that agree with the step that was taken (Broyden's rule).
   void learn(const std::vector<double>& there, const std::vector<double>& times) {
     double length = 0;
-    for (std::size_t i = 0; i < there.size(); ++i) length += std::pow(there[i] - move_[i], 2);
+    for (std::size_t i = 0; i < constants_.size(); ++i) length += std::pow(there[i] - move_[i], 2);
     if (length == 0) return;
     for (std::size_t row = 0; row < rows(); ++row) {
       double missed = times[row] - predicted_[row];
-      for (std::size_t i = 0; i < there.size(); ++i) missed -= slope(row, i) * (there[i] - move_[i]);
-      for (std::size_t i = 0; i < there.size(); ++i) {
+      for (std::size_t i = 0; i < constants_.size(); ++i) missed -= slope(row, i) * (there[i] - move_[i]);
+      for (std::size_t i = 0; i < constants_.size(); ++i) {
         if (slope(row, i) != 0) slope(row, i) += missed * (there[i] - move_[i]) / length;
       }
     }
@@ -427,7 +472,7 @@ class Fitter {
       ++count;
       sum += apart(steps, [&](const auto& step) {
         double moved = 0;
-        for (std::size_t i = 0; i < step.size(); ++i) moved += moves_[i] ? slope(row, i) * step[i] : 0;
+        for (std::size_t i = 0; i < step.size(); ++i) moved += moves_[i] ? follows(row, i) * step[i] : 0;
         return moved;
       });
     }
@@ -450,12 +495,13 @@ class Fitter {
   std::vector<std::vector<FitNumber>> numbers_;  // of all layers, then timelines; logarithms
   std::vector<std::size_t> fitted_;              // of these, ascending
   std::vector<Row> rows_;                        // their numbers, one after the other
-  std::vector<char> moves_;                      // by constant
-  std::vector<double> move_;                     // by constant, in its spreads
-  std::vector<double> least_move_;               // likewise
-  std::vector<double> predicted_;                // by row
-  std::vector<double> slopes_;                   // [row, constant]
-  double damping_ = 0;                           // of the next step
+  std::size_t turns_ = 0;
+  std::vector<char> moves_;         // by unknown
+  std::vector<double> move_;        // by unknown, in its spreads
+  std::vector<double> least_move_;  // likewise
+  std::vector<double> predicted_;   // by row
+  std::vector<double> slopes_;      // [row, constant]
+  double damping_ = 0;              // of the next step
   int predictions_ = 0;
 };
 

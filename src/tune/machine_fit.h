@@ -30,15 +30,21 @@ struct FitNumber {
 };
 // That of a layer's time: what the simulator leaves out of calls of one run. Layers of several runs are further apart.
 inline constexpr double kLayerError = 0.02, kOtherRunError = 0.03;
+// How far the clock of layers that took turns is from the one that a power limit would settle at: common to all of
+// them.
+inline constexpr double kTurnClockError = 0.02;
 
 struct FitRequest {
   const sim::MachineDescription* base = nullptr;
+  bool same_kind = false;                         // as the GPUs that were measured for the base
   int ranks = 1;                                  // of the links that were measured
   std::vector<std::vector<double>> milliseconds;  // of each layer its calls, in the order in which they ran
   // Of each timeline its numbers. It is of one call, so that nothing says how far it would be from another one's.
   std::vector<std::vector<FitNumber>> timelines;
   std::vector<int> timeline_ranks;  // of the links that they tell of, beside `ranks`
   double layer_error = kLayerError;
+  // Of each layer the turn in which it was measured, from 0 on; empty: each by itself, under a clock that is known.
+  std::vector<std::size_t> turns;
   std::vector<char> held_out;  // layers, then timelines, that are only predicted; empty: none
   // Milliseconds of a layer on a machine. Called from several threads.
   std::function<double(std::size_t layer, const sim::MachineDescription& machine)> predict;
