@@ -242,6 +242,7 @@ void refit(const Recorded& wanted) {
   request.predict = [&](std::size_t i, const MachineDescription& machine) {
     return predictor.predict(layers[i], machine).simulated;
   };
+  request.follows = [&](std::size_t i, std::string_view key) { return predictor.follows(layers[i], base, key); };
   const tune::MachineFit fit = tune::fit_machine(request);
   double as_shipped = 0, before = 0, after = 0;
   int count = 0;
@@ -295,6 +296,7 @@ TEST(Calibrate, EightGpusFollowFromOneAndTwo) {
   request.predict = [&](std::size_t i, const MachineDescription& machine) {
     return predictor.predict(layers[i], machine).simulated;
   };
+  request.follows = [&](std::size_t i, std::string_view key) { return predictor.follows(layers[i], base, key); };
   const tune::MachineFit fit = tune::fit_machine(request);
   double before = 0, after = 0;
   int count = 0;

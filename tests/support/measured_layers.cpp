@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "cli/calibration_model.h"
 #include "cli/layer_options.h"
 #include "io/file.h"
 #include "support/random_layer.h"
@@ -64,7 +65,7 @@ std::vector<MeasuredLayer> read_measured_layers(const std::string& path) {
   return layers;
 }
 
-PredictedLayer LayerPredictor::predict(const MeasuredLayer& layer, const sim::MachineDescription& machine) {
+program::Program LayerPredictor::program_of(const MeasuredLayer& layer, const sim::MachineDescription& machine) {
   cli::LayerOptions options;
   options.shape = layer.shape;
   options.ranks = layer.ranks;
@@ -88,8 +89,15 @@ PredictedLayer LayerPredictor::predict(const MeasuredLayer& layer, const sim::Ma
                                                        .shape = layer.shape,
                                                        .numerics = options.numerics,
                                                        .machine = sim::schedule_machine(machine, layer.ranks)});
-  const Program program(sim::simulated_request(layer.shape, options.numerics, schedule, layer.direction, machine),
-                        placement);
+  return {sim::simulated_request(layer.shape, options.numerics, schedule, layer.direction, machine), placement};
+}
+
+bool LayerPredictor::follows(const MeasuredLayer& layer, const sim::MachineDescription& machine, std::string_view key) {
+  return cli::follows_constant(program_of(layer, machine), layer.state, machine, key);
+}
+
+PredictedLayer LayerPredictor::predict(const MeasuredLayer& layer, const sim::MachineDescription& machine) {
+  const program::Program program = program_of(layer, machine);
   const sim::Simulated simulated = simulate(program, machine, {.state = layer.state, .one_rank = true});
   return {simulated.ms, simulated.limits.gemm_ms, simulated.limits.links_ms};
 }

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -35,8 +36,11 @@ struct PredictedLayer {
 class LayerPredictor {
  public:
   PredictedLayer predict(const MeasuredLayer& layer, const sim::MachineDescription& machine);
+  // Whether its time can follow from a constant.
+  bool follows(const MeasuredLayer& layer, const sim::MachineDescription& machine, std::string_view key);
 
  private:
+  program::Program program_of(const MeasuredLayer& layer, const sim::MachineDescription& machine);
   using Key = std::tuple<int64_t, int64_t, int, int64_t, std::string, bool>;  // experts, topk, ranks, tokens, ...
   std::map<Key, std::shared_ptr<const internal::PlacementState>> placements_;
 };
