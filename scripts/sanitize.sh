@@ -42,7 +42,7 @@ else
   # searches and what the fuzzers go through have their time in `make test`; other tests run the same code here.
   elsewhere=(
     BadFiles.Random Candidates.{HaveKernels,OfALayer} Calibrate.{DoubtsCalls,EightGpus,FindsOther,IsTheSame}
-    Calibrate.{LayersFollow,LeavesAMachine,PredictsWhat,Refits} CalibrateTraces.FindsOther Canonical Checker.{Notices,PassesRandom} CheckerSpace
+    Calibrate.{LayersFollow,LeavesAMachine,OfAKnownKind,PredictsWhat,Refits} CalibrateTraces.FindsOther Canonical Checker.{Notices,PassesRandom} CheckerSpace
     ClosedForm.{IsNear,WithGroups} CountSpace Directions/SolveBothWays.PointsAre Edges.ExpertCounters FailuresPage
     GemmQueues.EveryTile GemmQueuesInTheSmall Machine.{EveryNumber,Truncated} ModelLayers Npy.Damaged
     Order.{SumsTake,Weight} Placement.{RowsStand,TokensAreSummed} Run.LargeLayers ScheduleFill.{Any,GivenFields}
