@@ -41,7 +41,7 @@ else
   # Proofs and comparisons over the space of Schedules, all measured layers and the fits to them, whole models, long
   # searches and what the fuzzers go through have their time in `make test`; other tests run the same code here.
   elsewhere=(
-    BadFiles.Random Candidates.{HaveKernels,OfALayer} Calibrate.{DoubtsCalls,EightGpus,FindsOther,IsTheSame}
+    BadFiles.Random Candidates.{HaveKernels,OfALayer} Calibrate.{ATurnsClock,DoubtsCalls,EightGpus,FindsOther,IsTheSame}
     Calibrate.{LayersFollow,LeavesAMachine,OfAKnownKind,PredictsWhat,Refits} CalibrateTraces.FindsOther Canonical Checker.{Notices,PassesRandom} CheckerSpace
     ClosedForm.{IsNear,WithGroups} CountSpace Directions/SolveBothWays.PointsAre Edges.ExpertCounters FailuresPage
     GemmQueues.EveryTile GemmQueuesInTheSmall Machine.{EveryNumber,Truncated} ModelLayers Npy.Damaged
