@@ -208,7 +208,8 @@ def test_what_is_made_of_results_without_a_gpu(tmp_path):
     (tmp_path / "layers_forward.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     layer = ["--ranks", "2", "--shape", "64,32,4,2", "--tokens", "64", "--trace", str(tmp_path / "timeline.trace")]
     subprocess.run([str(BUILD / "uniep"), "run", "--engine", "cpu", *layer], check=True, stdout=subprocess.DEVNULL)
-    tried = [{"changes": "the default", "ms": 1.0}, {"changes": "order.raster=4", "ms": 1.1, "ratio": 1.1}]
+    other = {"changes": "order.raster=4", "ms": 1.1, "ratio": 1.1, "calls": 20}
+    tried = [{"changes": "the default", "ms": 1.0, "calls": 30}, other]
     search = {"shape": "2048,768,128,8", "tokens": 8192, "ranks": 4, "direction": "forward"}
     rows = [{**search, "tried": tried}, {**search, "tried": []}, {**search, "direction": "backward", "tried": tried}]
     (tmp_path / "gain_forward.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
