@@ -7,6 +7,7 @@ if [ $# -lt 3 ]; then
   sed -n '2,4s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
+mkdir -p "$1"
 cache=$(realpath "$1")
 mkdir -p "$2"
 folder=$(realpath "$2")
