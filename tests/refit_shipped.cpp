@@ -56,12 +56,18 @@ MachineDescription refitted(const MachineDescription& base, const std::string& r
   request.base = &base;
   request.ranks = 2;
   request.layer_error = tune::kOtherRunError;
-  for (const test::MeasuredLayer& layer : layers)
-    predictor.predict(layer, base);  // makes the placements, for all threads
+  std::vector<double> ghz;  // on the base
+  for (const test::MeasuredLayer& layer : layers) ghz.push_back(predictor.predict(layer, base).clock_ghz);
+  std::vector<std::vector<double>> clocks;
+  for (const auto& model : models) clocks.push_back(model->clocks(base));
+  for (const auto [model, layer] : measured) ghz.push_back(clocks[model][layer]);
   request.predict = [&](std::size_t i, const MachineDescription& machine) {
-    if (i < layers.size()) return predictor.predict(layers[i], machine).simulated;
-    const auto [model, layer] = measured[i - layers.size()];
-    return models[model]->milliseconds(layer, machine);
+    const bool recorded = i < layers.size();
+    const auto [model, layer] = recorded ? std::pair<std::size_t, std::size_t>() : measured[i - layers.size()];
+    const sim::State state = recorded ? layers[i].state : models[model]->layers()[layer].state;
+    const double near = ghz[i] * sim::clock_scale(machine, base, state);
+    return recorded ? predictor.predict(layers[i], machine, near).simulated
+                    : models[model]->milliseconds(layer, machine, near);
   };
   request.follows = [&](std::size_t i, std::string_view key) {
     if (i < layers.size()) return true;

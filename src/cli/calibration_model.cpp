@@ -102,15 +102,27 @@ void CalibrationModel::find_turns() {
   }
 }
 
-sim::Simulated CalibrationModel::simulated(std::size_t layer, const sim::MachineDescription& machine,
-                                           double limit_ghz) const {
+sim::Simulated CalibrationModel::simulated(std::size_t layer, const sim::MachineDescription& machine, double limit_ghz,
+                                           double near_ghz) const {
   return sim::simulate(*programs_[layer], machine,
-                       {.state = layers_[layer].state, .limit_ghz = limit_ghz, .one_rank = true});
+                       {.state = layers_[layer].state, .limit_ghz = limit_ghz, .near_ghz = near_ghz, .one_rank = true});
 }
 
-double CalibrationModel::milliseconds(std::size_t layer, const sim::MachineDescription& machine) const {
+sim::Simulated CalibrationModel::in_turn(std::size_t layer, const sim::MachineDescription& machine,
+                                         double near_ghz) const {
   const sim::Turns& calls = turns_[turn_of_[layer]].calls;
-  return simulated(layer, machine, calls.calls > 0 ? calls.limit_ghz(machine.clock) : 0).ms;
+  return simulated(layer, machine, calls.calls > 0 ? calls.limit_ghz(machine.clock) : 0, near_ghz);
+}
+
+double CalibrationModel::milliseconds(std::size_t layer, const sim::MachineDescription& machine,
+                                      double near_ghz) const {
+  return in_turn(layer, machine, near_ghz).ms;
+}
+
+std::vector<double> CalibrationModel::clocks(const sim::MachineDescription& machine) const {
+  std::vector<double> ghz;
+  for (std::size_t i = 0; i < layers_.size(); ++i) ghz.push_back(in_turn(i, machine, 0).clock_ghz);
+  return ghz;
 }
 
 std::vector<double> CalibrationModel::milliseconds_in_turn(const sim::MachineDescription& machine) const {
@@ -174,8 +186,8 @@ tune::MachineFit CalibrationModel::fit(const sim::MachineDescription& base, bool
     request.held_out.push_back(layer.held_out);
   }
   request.turns = turns();
-  request.predict = [this](std::size_t layer, const sim::MachineDescription& machine) {
-    return milliseconds(layer, machine);
+  request.predict = [&, ghz = clocks(base)](std::size_t layer, const sim::MachineDescription& machine) {
+    return milliseconds(layer, machine, ghz[layer] * sim::clock_scale(machine, base, layers_[layer].state));
   };
   request.follows = [&](std::size_t layer, std::string_view key) {
     return layer < layers_.size() ? follows(layer, key) : timelines->follows(layer - layers_.size(), key);

@@ -21,7 +21,10 @@ class CalibrationModel {
   const std::vector<tune::CalibrationLayer>& layers() const { return layers_; }
   const std::vector<std::string>& dropped() const { return dropped_; }
   // At the clock of the layers that took turns; one that was not measured yet as if it ran by itself.
-  double milliseconds(std::size_t layer, const sim::MachineDescription& machine) const;
+  // `near_ghz`: as in sim::SimulateOptions.
+  double milliseconds(std::size_t layer, const sim::MachineDescription& machine, double near_ghz = 0) const;
+  // GHz of each, likewise.
+  std::vector<double> clocks(const sim::MachineDescription& machine) const;
   // Of all layers, as they would be measured on a machine.
   std::vector<double> milliseconds_in_turn(const sim::MachineDescription& machine) const;
   bool follows(std::size_t layer, std::string_view key) const;
@@ -41,7 +44,9 @@ class CalibrationModel {
   };
   void add(const tune::CalibrationLayer& layer);
   void find_turns();
-  sim::Simulated simulated(std::size_t layer, const sim::MachineDescription& machine, double limit_ghz) const;
+  sim::Simulated simulated(std::size_t layer, const sim::MachineDescription& machine, double limit_ghz,
+                           double near_ghz = 0) const;
+  sim::Simulated in_turn(std::size_t layer, const sim::MachineDescription& machine, double near_ghz) const;
 
   sim::MachineDescription machine_;
   std::vector<tune::CalibrationLayer> layers_;

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kMaxRuns = 4;
 constexpr double kCloseEnough = 0.002;  // of a clock
+constexpr double kNearEnough = 0.01;    // where times are put right
 constexpr double kMinLoad = 0.3;
 constexpr double kOwnShare = 0.6;  // of what a load does to the clock at the power limit, that it does at once
 
@@ -158,8 +159,12 @@ void require_simulable(const Program& program, const MachineDescription& machine
 // Tiles follow the clock, the rest does not: where the two agree, after a run of `us` at `clock`.
 // `clock_at`: the clock under a share of busy tensor cores, for so long. That of the busiest rank, for which the others
 // wait.
+struct AgreedClock {
+  double ghz, us;  // the call at that clock
+};
+
 template <typename ClockAt>
-double agreed_clock(const EventRun::Result& run, double us, double clock, double workers, ClockAt&& clock_at) {
+AgreedClock agreed_clock(const EventRun::Result& run, double us, double clock, double workers, ClockAt&& clock_at) {
   const double busy = *std::max_element(run.gemm_us_of_rank.begin(), run.gemm_us_of_rank.end()) / workers;
   const double load = *std::max_element(run.load_us_of_rank.begin(), run.load_us_of_rank.end()) / workers;
   const double cycles = busy * clock, rest = std::max(us - busy, 0.0);
@@ -168,7 +173,17 @@ double agreed_clock(const EventRun::Result& run, double us, double clock, double
     const double then = cycles / next + rest;
     next = 0.5 * (next + clock_at(load * clock / next / then, then));
   }
-  return next;
+  return {next, cycles / next + rest};
+}
+
+// What ran at one clock as if it had run at another one, which is near.
+void put_right(EventRun::Result& run, double us, double clock, const AgreedClock& agreed) {
+  const auto scale = [](std::vector<double>& all, double by) {
+    for (double& one : all) one *= by;
+  };
+  scale(run.end_us, agreed.us / us);
+  scale(run.gemm_us_of_rank, clock / agreed.ghz);
+  scale(run.load_us_of_rank, clock / agreed.ghz);
 }
 
 std::map<std::string, StageTime> stage_times(const EventRun::Result& run, Direction direction, double workers) {
@@ -220,19 +235,31 @@ Simulated simulate(const Program& program, const MachineDescription& machine, co
   // The clock follows from the load, and the load from the clock.
   const double workers_of_rank = machine.class_of(Work::kFc1).count;
   double clock = options.state == State::kSustained ? machine.clock.limit : machine.clock.pause;
+  const bool near = options.near_ghz > 0 && !options.record;
+  if (near) clock = options.near_ghz;
   EventRun::Result run;
   Simulated simulated_call;
-  for (int i = 0; i < kMaxRuns; ++i) {
-    run = EventRun(program, machine, options, {costs, relayed, clock}).run();
-    const double us = *std::max_element(run.end_us.begin(), run.end_us.end());
+  const auto set_load = [&](double us) {
     simulated_call.clock_ghz = clock;
     simulated_call.load =
         *std::max_element(run.load_us_of_rank.begin(), run.load_us_of_rank.end()) / (workers_of_rank * us);
-    const double next = agreed_clock(run, us, clock, workers_of_rank, [&](double share, double call_us) {
+  };
+  for (int i = 0; i < kMaxRuns; ++i) {
+    run = EventRun(program, machine, options, {costs, relayed, clock}).run();
+    const double us = *std::max_element(run.end_us.begin(), run.end_us.end());
+    set_load(us);
+    const AgreedClock next = agreed_clock(run, us, clock, workers_of_rank, [&](double share, double call_us) {
       return clock_of(machine.clock, options, share, call_us);
     });
-    if (std::abs(next - clock) < kCloseEnough * clock) break;
-    if (i + 1 < kMaxRuns) clock = next;
+    const double apart = std::abs(next.ghz / clock - 1);
+    if (near && apart < kNearEnough) {
+      put_right(run, us, clock, next);
+      clock = next.ghz;
+      set_load(next.us);
+      break;
+    }
+    if (apart < kCloseEnough) break;
+    if (i + 1 < kMaxRuns) clock = next.ghz;
   }
 
   simulated_call.tasks = run.tasks;

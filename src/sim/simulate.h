@@ -21,6 +21,9 @@ struct SimulateOptions {
   // The clock that the power limit leaves a call under full load, where others take turns with this one; 0: calls like
   // this one follow each other.
   double limit_ghz = 0;
+  // About where the clock will be, as a call that is nearly the same had it; 0: unknown. Within 2 % one run is enough,
+  // of which times, clock and load are put right, but no stage's. Not with `record`.
+  double near_ghz = 0;
   bool record = false;  // all tiles' begin and end
   // Rank 0 stands for all: its peers do at the same time what it does. For uniform routing and ranks with as many
   // tokens; as many times faster as there are ranks.
@@ -75,6 +78,11 @@ struct Turns {
 
 // GHz of a call at its load, which is the share of its time in which all workers run tiles.
 double clock_of(const Clock& clock, const SimulateOptions& options, double load, double us);
+
+// How many times the clock of calls is a base's, about, on a machine that was made from it.
+inline double clock_scale(const MachineDescription& machine, const MachineDescription& base, State state) {
+  return state == State::kPaused ? machine.clock.pause / base.clock.pause : machine.clock.limit / base.clock.limit;
+}
 
 // Throws Error(kInvalidArgument) for more ranks than the machine links, and for one rank for all where tokens differ.
 Simulated simulate(const Program& program, const MachineDescription& machine, const SimulateOptions& options = {});

@@ -96,10 +96,25 @@ bool LayerPredictor::follows(const MeasuredLayer& layer, const sim::MachineDescr
   return cli::follows_constant(program_of(layer, machine), layer.state, machine, key);
 }
 
-PredictedLayer LayerPredictor::predict(const MeasuredLayer& layer, const sim::MachineDescription& machine) {
+PredictedLayer LayerPredictor::predict(const MeasuredLayer& layer, const sim::MachineDescription& machine,
+                                       double near_ghz) {
   const program::Program program = program_of(layer, machine);
-  const sim::Simulated simulated = simulate(program, machine, {.state = layer.state, .one_rank = true});
-  return {simulated.ms, simulated.limits.gemm_ms, simulated.limits.links_ms};
+  const sim::Simulated simulated =
+      simulate(program, machine, {.state = layer.state, .near_ghz = near_ghz, .one_rank = true});
+  return {simulated.ms, simulated.limits.gemm_ms, simulated.limits.links_ms, simulated.clock_ghz};
+}
+
+void LayerPredictor::add_to(tune::FitRequest& request, const std::vector<MeasuredLayer>& layers) {
+  const sim::MachineDescription& base = *request.base;
+  request.threads = 1;      // placements are kept
+  std::vector<double> ghz;  // on the base
+  for (const MeasuredLayer& layer : layers) ghz.push_back(predict(layer, base).clock_ghz);
+  request.predict = [this, &layers, &base, ghz](std::size_t i, const sim::MachineDescription& machine) {
+    return predict(layers[i], machine, ghz[i] * sim::clock_scale(machine, base, layers[i].state)).simulated;
+  };
+  request.follows = [this, &layers, &base](std::size_t i, std::string_view key) {
+    return follows(layers[i], base, key);
+  };
 }
 
 double PredictionErrors::mean(const std::vector<double>& errors) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sim/simulate.h"
+#include "tune/machine_fit.h"
 
 // Measured times of layers (tests/data/measured_layers.json) beside what the simulator says.
 namespace uniep::test {
@@ -30,12 +31,16 @@ struct PredictedLayer {
   double simulated = 0;
   double gemms = 0;  // its tiles alone, on all workers
   double links = 0;  // what its links carry
+  double clock_ghz = 0;
 };
 
 // Predicts measured layers; keeps the placements that it has made.
 class LayerPredictor {
  public:
-  PredictedLayer predict(const MeasuredLayer& layer, const sim::MachineDescription& machine);
+  // `near_ghz`: as in sim::SimulateOptions.
+  PredictedLayer predict(const MeasuredLayer& layer, const sim::MachineDescription& machine, double near_ghz = 0);
+  // FitRequest::predict and its bounds of what matters, of a fit to layers. They, the base and this must outlive it.
+  void add_to(tune::FitRequest& request, const std::vector<MeasuredLayer>& layers);
   // Whether its time can follow from a constant.
   bool follows(const MeasuredLayer& layer, const sim::MachineDescription& machine, std::string_view key);
 
