@@ -226,6 +226,33 @@ TEST(Simulate, IsTheSameEachTime) {
   EXPECT_EQ(first.clock_ghz, second.clock_ghz);
 }
 
+// One run at a clock that is nearly the call's says what one at the call's own does, but for tiles that wait for
+// memory, which follows no clock.
+TEST(Simulate, AClockThatIsNearIsPutRight) {
+  const MachineDescription& machine = shipped_machine("h200");
+  const SizedLayer layer({4096, 1536, 32, 8}, 2, 4096);
+  const std::pair<const char*, double> schedules[] = {
+      {"auto", 0.0015}, {"fusion=none", 0.0015}, {"comm.where=sms,comm.dispatch_sms=8", 0.0015}, {"tile.n=128", 0.006}};
+  for (const State state : {State::kSustained, State::kPaused}) {
+    for (const auto& [schedule, most] : schedules) {
+      for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+        SimulateOptions how{.state = state, .one_rank = true};
+        how.near_ghz = layer.run(machine, schedule, how, direction).clock_ghz;
+        const Simulated at_it = layer.run(machine, schedule, how, direction);
+        for (const double off : {0.95, 0.992, 1.008}) {
+          SimulateOptions beside = how;
+          beside.near_ghz *= off;
+          const Simulated near = layer.run(machine, schedule, beside, direction);
+          EXPECT_NEAR(near.ms / at_it.ms, 1, most) << schedule << ", " << off;
+          EXPECT_NEAR(near.clock_ghz / at_it.clock_ghz, 1, most) << schedule << ", " << off;
+          EXPECT_NEAR(near.load / at_it.load, 1, most) << schedule << ", " << off;
+          EXPECT_NEAR(near.limits.gemm_ms / at_it.limits.gemm_ms, 1, most) << schedule << ", " << off;
+        }
+      }
+    }
+  }
+}
+
 TEST(Simulate, WaitsForTheBusiestRank) {
   const SizedLayer even(kQwen, 4, 2048), uneven(kQwen, 4, 2048, "zipf:1");
   const Simulated first = even.run(shipped_machine("h200")), second = uneven.run(shipped_machine("h200"));

@@ -147,7 +147,7 @@ def test_what_its_limit_cuts_is_left_where_it_has_got_further(tmp_path):
 
 def test_a_cache_of_its_own_keeps_what_was_tried_and_takes_all_ones_kernels(tmp_path):
     folder, cache, kernels = tmp_path / "tuned", tmp_path / "cache", tmp_path / "kernels"
-    for made in (folder, cache, kernels):
+    for made in (folder, kernels):
         made.mkdir()
     (folder / "a.tried").write_text("before")
     (kernels / "all.tuned.json").write_text("another's")
