@@ -60,7 +60,7 @@ MachineDescription refitted(const MachineDescription& base, const std::string& r
   for (const test::MeasuredLayer& layer : layers) ghz.push_back(predictor.predict(layer, base).clock_ghz);
   std::vector<std::vector<double>> clocks;
   for (const auto& model : models) clocks.push_back(model->clocks(base));
-  for (const auto [model, layer] : measured) ghz.push_back(clocks[model][layer]);
+  for (const auto& [model, layer] : measured) ghz.push_back(clocks[model][layer]);
   request.predict = [&](std::size_t i, const MachineDescription& machine) {
     const bool recorded = i < layers.size();
     const auto [model, layer] = recorded ? std::pair<std::size_t, std::size_t>() : measured[i - layers.size()];
