@@ -56,7 +56,7 @@ MachineDescription refitted(const MachineDescription& base, const std::string& r
   request.base = &base;
   request.ranks = 2;
   request.layer_error = tune::kOtherRunError;
-  std::vector<double> ghz;  // on the base
+  std::vector<double> ghz;  // on the base; makes the placements, for all threads
   for (const test::MeasuredLayer& layer : layers) ghz.push_back(predictor.predict(layer, base).clock_ghz);
   std::vector<std::vector<double>> clocks;
   for (const auto& model : models) clocks.push_back(model->clocks(base));

@@ -156,13 +156,13 @@ void require_simulable(const Program& program, const MachineDescription& machine
   }
 }
 
-// Tiles follow the clock, the rest does not: where the two agree, after a run of `us` at `clock`.
-// `clock_at`: the clock under a share of busy tensor cores, for so long. That of the busiest rank, for which the others
-// wait.
 struct AgreedClock {
   double ghz, us;  // the call at that clock
 };
 
+// Tiles follow the clock, the rest does not: where the two agree, after a run of `us` at `clock`.
+// `clock_at`: the clock under a share of busy tensor cores, for so long. That of the busiest rank, for which the others
+// wait.
 template <typename ClockAt>
 AgreedClock agreed_clock(const EventRun::Result& run, double us, double clock, double workers, ClockAt&& clock_at) {
   const double busy = *std::max_element(run.gemm_us_of_rank.begin(), run.gemm_us_of_rank.end()) / workers;
@@ -176,7 +176,8 @@ AgreedClock agreed_clock(const EventRun::Result& run, double us, double clock, d
   return {next, cycles / next + rest};
 }
 
-// What ran at one clock as if it had run at another one, which is near.
+// What ran at one clock as if it had run at another one, which is near. A tile's waits for memory, which follows none,
+// count as its cycles.
 void put_right(EventRun::Result& run, double us, double clock, const AgreedClock& agreed) {
   const auto scale = [](std::vector<double>& all, double by) {
     for (double& one : all) one *= by;

@@ -21,7 +21,7 @@ struct SimulateOptions {
   // The clock that the power limit leaves a call under full load, where others take turns with this one; 0: calls like
   // this one follow each other.
   double limit_ghz = 0;
-  // About where the clock will be, as a call that is nearly the same had it; 0: unknown. Within 2 % one run is enough,
+  // About where the clock will be, as a call that is nearly the same had it; 0: unknown. Within 1 % one run is enough,
   // of which times, clock and load are put right, but no stage's. Not with `record`.
   double near_ghz = 0;
   bool record = false;  // all tiles' begin and end

@@ -39,7 +39,8 @@ class LayerPredictor {
  public:
   // `near_ghz`: as in sim::SimulateOptions.
   PredictedLayer predict(const MeasuredLayer& layer, const sim::MachineDescription& machine, double near_ghz = 0);
-  // FitRequest::predict and its bounds of what matters, of a fit to layers. They, the base and this must outlive it.
+  // A request's predict, follows and threads, for a fit to these layers from request.base. Both, and this, must outlive
+  // the request.
   void add_to(tune::FitRequest& request, const std::vector<MeasuredLayer>& layers);
   // Whether its time can follow from a constant.
   bool follows(const MeasuredLayer& layer, const sim::MachineDescription& machine, std::string_view key);
