@@ -49,8 +49,8 @@ COMBINATIONS ?= 2000
 CHECKS ?= 10000
 SEED ?= 1
 soak: build
-	UNIEP_TEST_COMBINATIONS=$(COMBINATIONS) UNIEP_TEST_SEED=$(SEED) $(BUILD)/tests/bitwise_test
-	UNIEP_TEST_CHECKS=$(CHECKS) UNIEP_CACHE_DIR= $(BUILD)/tests/verifier_test --gtest_filter='Verifier.HasNoFalseAlarm*'
+	UNIEP_TEST_COMBINATIONS=$(COMBINATIONS) UNIEP_TEST_SEED=$(SEED) $(BUILD)/tests/engine_tests --gtest_filter='Bitwise.*'
+	UNIEP_TEST_CHECKS=$(CHECKS) UNIEP_CACHE_DIR= $(BUILD)/tests/layer_tests --gtest_filter='Verifier.HasNoFalseAlarm*'
 
 tsan:
 	scripts/sanitize.sh thread
@@ -61,8 +61,8 @@ asan:
 fuzz:
 	scripts/fuzz.sh
 
-tidy: build
-	scripts/tidy.sh $(BUILD)
+tidy: setup
+	scripts/tidy.sh
 
 format:
 	git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh' | xargs clang-format -i

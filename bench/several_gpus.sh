@@ -176,8 +176,8 @@ bytes() {
   step models_repeated_backward 590 "${repeated[@]}" --op backward --schedules-backward \
     'fusion=pairs,dispatch.transport=pull;fusion=layer;backward.wgrad=mixed'
   step launches 590 "$here/../tests/cuda/compare_launches.sh" "$uniep" "$gpus"
-  step cli_bench 300 "$(built tests/cli_bench_test)"
-  step cli_run 300 "$(built tests/cli_run_test)"
+  step cli_bench 300 "$(built tests/cli_tests)" --gtest_filter='BenchCommand.*'
+  step cli_run 300 "$(built tests/cli_tests)" --gtest_filter='Run.*'
   step exchange_tests 300 "$(program exchange)"
   step place 300 "$(program place)"
   step place_failure 120 "$(program place_failure)"

@@ -1,18 +1,15 @@
 #!/usr/bin/env bash
 # Runs clang-tidy (.clang-tidy says which checks) over src/, tests/ and examples/; any warning fails.
-#   scripts/tidy.sh BUILD_DIR    a configured build folder with compile_commands.json
-# A file that was clean is not looked at again until its preprocessed text, its flags or the checks change.
+#   scripts/tidy.sh [BUILD_DIR=build/tidy]    which it configures, and nothing is built there
+# Each source by itself, so that it has all that it needs. A file that was clean is not looked at again until its preprocessed text, its flags or the checks change.
 # clang-tidy comes from the package index, into build/clang-tidy on first use, with UNIEP_PYTHON, the Python tests' Python
 # or python3: from version 22 on it leaves system headers out, and takes a third of the time of Debian's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=23.1.4
-build=${1:-}
-if [ ! -f "$build/compile_commands.json" ]; then
-  echo "usage: scripts/tidy.sh BUILD_DIR, with a compile_commands.json in it, not '$build'" >&2
-  exit 2
-fi
+build=${1:-build/tidy}
+cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DUNIEP_UNITY_BUILD=OFF >/dev/null
 tools=build/clang-tidy/$version
 if [ ! -x "$tools/bin/clang-tidy" ]; then
   tested=${UNIEP_PYTHON_ENVIRONMENT:-build/python}/bin/python
@@ -25,7 +22,7 @@ if [ ! -x "$tools/bin/clang-tidy" ]; then
   }
 fi
 PATH=$PWD/$tools/bin:$PATH
-export build clean=$build/tidy
+export build clean=$build/clean
 export checks=$({ clang-tidy --version; cat .clang-tidy; } | sha256sum)
 mkdir -p "$clean"
 

@@ -62,12 +62,12 @@ MachineDescription refitted(const MachineDescription& base, const std::string& r
   for (const auto& model : models) clocks.push_back(model->clocks(base));
   for (const auto& [model, layer] : measured) ghz.push_back(clocks[model][layer]);
   request.predict = [&](std::size_t i, const MachineDescription& machine) {
-    const bool recorded = i < layers.size();
-    const auto [model, layer] = recorded ? std::pair<std::size_t, std::size_t>() : measured[i - layers.size()];
-    const sim::State state = recorded ? layers[i].state : models[model]->layers()[layer].state;
+    const bool is_recorded = i < layers.size();
+    const auto [model, layer] = is_recorded ? std::pair<std::size_t, std::size_t>() : measured[i - layers.size()];
+    const sim::State state = is_recorded ? layers[i].state : models[model]->layers()[layer].state;
     const double near = ghz[i] * sim::clock_scale(machine, base, state);
-    return recorded ? predictor.predict(layers[i], machine, near).simulated
-                    : models[model]->milliseconds(layer, machine, near);
+    return is_recorded ? predictor.predict(layers[i], machine, near).simulated
+                       : models[model]->milliseconds(layer, machine, near);
   };
   request.follows = [&](std::size_t i, std::string_view key) {
     if (i < layers.size()) return true;

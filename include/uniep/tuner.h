@@ -96,7 +96,7 @@ struct TunerCall {
   int layer = 0;
   Direction direction = Direction::kForward;
   uint64_t number = 0;
-  Schedule schedule;
+  Schedule schedule = {};
   bool timed = false;  // measured() is waited for; of other calls it takes nothing
 };
 

@@ -5,12 +5,9 @@
 
 #include "engine/engine.h"
 #include "model/place.h"
+#include "model/refuse.h"
 
 namespace uniep::api {
-
-void refuse(const std::string& message) {
-  throw Error(Status::kInvalidArgument, message);
-}
 
 void check_schedule(const Group& group, const LayerConfig& config, const Schedule& schedule, Direction direction,
                     Operation operation) {

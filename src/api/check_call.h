@@ -10,7 +10,6 @@
 namespace uniep::api {
 
 // Throws Error(kInvalidArgument).
-[[noreturn]] void refuse(const std::string& message);
 
 struct GivenCall {
   const LayerConfig& config;

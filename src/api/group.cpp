@@ -11,6 +11,7 @@
 #include "comm/bootstrap.h"
 #include "engine/cpu/engine.h"
 #include "engine/cuda/calls/engine.h"
+#include "model/refuse.h"
 
 namespace uniep {
 namespace {
@@ -19,10 +20,6 @@ constexpr int kMaxRanks = 64;
 constexpr int kMaxWorkers = 1024;
 constexpr double kDefaultTimeoutSeconds = 60;
 constexpr double kDefaultArrivalTimeoutSeconds = 600;
-
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(Status::kInvalidArgument, message);
-}
 
 void* heap_allocate(void*, std::size_t bytes, std::size_t alignment, int, Stream) {
   return ::operator new(bytes, std::align_val_t(alignment), std::nothrow);

@@ -10,6 +10,7 @@
 #include "engine/workspace.h"
 #include "model/activation_choice.h"
 #include "model/place.h"
+#include "model/refuse.h"
 #include "uniep/call_timer.h"
 
 namespace uniep {
@@ -19,7 +20,6 @@ using api::check_call;
 using api::check_schedule;
 using api::collective;
 using api::inside;
-using api::refuse;
 
 namespace {
 

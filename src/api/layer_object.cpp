@@ -5,6 +5,7 @@
 
 #include "api/check_call.h"
 #include "model/place.h"
+#include "model/refuse.h"
 
 namespace uniep {
 namespace {
@@ -17,7 +18,7 @@ void check_schedule(const Group& group, const LayerConfig& config, Direction dir
   const std::vector<std::string> violations = validate(
       schedule,
       {.direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = group.machine()});
-  if (!violations.empty()) api::refuse(fmt::format("{} schedule: {}", name_of(direction), fmt::join(violations, "; ")));
+  if (!violations.empty()) refuse(fmt::format("{} schedule: {}", name_of(direction), fmt::join(violations, "; ")));
 }
 
 }  // namespace
@@ -39,10 +40,10 @@ Layer::Layer(Group& group, const LayerShape& shape, const LayerOptions& options)
   if (!backward.given("save.z")) backward.set("save.z", keeps_z ? "keep" : "recompute");
   set(Direction::kBackward, backward);
   if (!keeps && schedule(Direction::kBackward).save_xg == SaveXg::kKeep) {
-    api::refuse("backward schedule: save.xg=keep needs a forward that keeps xg; the forward's is redispatch");
+    refuse("backward schedule: save.xg=keep needs a forward that keeps xg; the forward's is redispatch");
   }
   if (!keeps_z && schedule(Direction::kBackward).save_z == SaveZ::kKeep) {
-    api::refuse("backward schedule: save.z=keep needs a forward that keeps z; the forward's is recompute");
+    refuse("backward schedule: save.z=keep needs a forward that keeps z; the forward's is recompute");
   }
 }
 

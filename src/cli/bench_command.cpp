@@ -23,8 +23,8 @@
 namespace uniep::cli {
 namespace {
 
-constexpr int kMaxRepeats = 1'000'000;
-constexpr double kMaxSeconds = 3600.0;
+constexpr int kMostTimedCalls = 1'000'000;
+constexpr double kMostBenchSeconds = 3600.0;
 
 struct BenchOptions {
   BenchRequest request;
@@ -172,7 +172,7 @@ int run_bench(BenchOptions given) {
 double parse_seconds(const char* option, const std::string& text) {
   double seconds = 0.0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error != std::errc() || end != text.data() + text.size() || !(seconds > 0.0 && seconds <= kMaxSeconds)) {
+  if (error != std::errc() || end != text.data() + text.size() || !(seconds > 0.0 && seconds <= kMostBenchSeconds)) {
     refuse_value(option, text, "seconds above 0, at most 3600");
   }
   return seconds;
@@ -196,7 +196,7 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   add_devices_option(command, request.devices,
                      "GPUs that run at once; the slowest counts (default 0; with a process a rank: each its own)");
   add_launch_option(command, options.launch);
-  add_integer_option(command, "--repeat", request.repeat, {1, kMaxRepeats}, {"N", "timed calls"});
+  add_integer_option(command, "--repeat", request.repeat, {1, kMostTimedCalls}, {"N", "timed calls"});
   const auto add_seconds = [&command](const char* name, double& seconds, const char* description) {
     add_text_option(
         command, name, [name, &seconds](const std::string& text) { seconds = parse_seconds(name, text); }, "SECONDS",

@@ -27,7 +27,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-GroupOptions group_options(const BenchRequest& request) {
+GroupOptions online_options(const BenchRequest& request) {
   GroupOptions options;
   options.engine = request.layer.engine;
   options.ranks = request.layer.ranks;
@@ -41,7 +41,7 @@ class OnlineJob {
   OnlineJob(const BenchRequest& request, const OnlineBench& online)
       : layer_(request.layer),
         online_(online),
-        group_(group_options(request)),
+        group_(online_options(request)),
         data_(make_layer_data(layer_, {}, false, {0, layer_.ranks})),
         begin_(begin_schedule()),
         sequential_(sequential_schedules({begin_, {}}, layer_.config(), group_.machine()).forward),

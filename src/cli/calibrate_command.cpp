@@ -33,7 +33,6 @@ namespace {
 constexpr int kMostRanks = 2;
 constexpr double kLongest[] = {0, 60, 120};  // seconds, by ranks
 constexpr double kShortestMeasuring = 1, kLongestMeasuring = 600;
-constexpr int kHopperSms = 132;
 
 struct CalibrateOptions {
   int ranks = 0;  // 0: one for each device

@@ -117,7 +117,7 @@ class Measurement {
   };
 
   void drop(const CalibrationLayer& layer, const std::string& why) {
-    calibration_.dropped.push_back(fmt::format("{}: {}", tune::name_of(layer), why));
+    calibration_.dropped.push_back(fmt::format("{}: {}", tune::layer_name(layer), why));
     request_.progress("dropped " + calibration_.dropped.back());
   }
 
@@ -142,7 +142,7 @@ class Measurement {
         const auto has = [&](const CalibrationLayer& one) {
           return tune::take_turns(one, layer) && one.schedule == layer.schedule;
         };
-        const auto names = [&](const std::string& line) { return line.starts_with(tune::name_of(layer) + ": "); };
+        const auto names = [&](const std::string& line) { return line.starts_with(tune::layer_name(layer) + ": "); };
         const bool known = std::any_of(calibration_.layers.begin(), calibration_.layers.end(), has) ||
                            std::any_of(calibration_.dropped.begin(), calibration_.dropped.end(), names);
         if (!known) drop(layer, error.what());

@@ -6,16 +6,13 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "cli/report_words.h"
 #include "tune/median.h"
 
 namespace uniep::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-double rounded(double value) {
-  return std::stod(fmt::format("{:.6g}", value));
-}
 
 // (largest - smallest) / median of a layer's calls, but for the tenth that is farthest out on each side.
 double spread_of(std::vector<double> calls) {
@@ -155,7 +152,7 @@ std::string calibrate_json(const CalibrateReport& report) {
   }
   for (std::size_t i = 0; i < report.model.layers().size(); ++i) {
     const tune::CalibrationLayer& layer = report.model.layers()[i];
-    json["layers"].push_back({{"layer", tune::name_of(layer)},
+    json["layers"].push_back({{"layer", tune::layer_name(layer)},
                               {"held_out", layer.held_out},
                               {"ms", rounded(tune::median(layer.milliseconds))},
                               {"spread", rounded(spread_of(layer.milliseconds))},
@@ -177,7 +174,7 @@ std::string calibrate_table(const CalibrateReport& report) {
     const tune::CalibrationLayer& layer = report.model.layers()[i];
     const double ms = tune::median(layer.milliseconds);
     text += fmt::format("{:9.4f} {:+6.1f} % {:+6.1f} % {:5.1f} %  {}{}\n", ms, 100 * (fit.base_predicted[i] / ms - 1),
-                        100 * (fit.predicted[i] / ms - 1), 100 * spread_of(layer.milliseconds), tune::name_of(layer),
+                        100 * (fit.predicted[i] / ms - 1), 100 * spread_of(layer.milliseconds), tune::layer_name(layer),
                         layer.held_out ? " (held out)" : "");
   }
   if (report.timelines != nullptr) text += timelines_table(report);

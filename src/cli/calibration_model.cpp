@@ -60,7 +60,7 @@ CalibrationModel::CalibrationModel(const std::vector<tune::CalibrationLayer>& la
     try {
       add(layer);
     } catch (const Error& error) {
-      dropped_.push_back(fmt::format("{}: {}", tune::name_of(layer), error.what()));
+      dropped_.push_back(fmt::format("{}: {}", tune::layer_name(layer), error.what()));
     }
   }
   find_turns();

@@ -27,7 +27,6 @@ namespace uniep::cli {
 namespace {
 
 constexpr int kFailure = 1;
-constexpr int kBadUsage = 2;
 
 // Lends std::cout another stream's buffer.
 class StandardOutput {

@@ -6,6 +6,8 @@
 
 namespace uniep::cli {
 
+inline constexpr int kBadUsage = 2;  // exit status
+
 // The whole program: runs the command that the arguments (without the program's name) ask for and returns its exit
 // status: 0; 1 = failure; 2 = bad usage or input. A failure is one line on `err`. Commands print on std::cout, which is
 // `out` meanwhile, so only one call may run at a time. `program` is the path of a program that does the same with the

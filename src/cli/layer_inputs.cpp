@@ -14,14 +14,11 @@
 #include "io/safetensors.h"
 #include "model/activation_choice.h"
 #include "model/placement.h"
+#include "model/refuse.h"
 #include "reference/parallel.h"
 
 namespace uniep::cli {
 namespace {
-
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(Status::kInvalidArgument, message);
-}
 
 struct TensorShapes {
   std::vector<int64_t> tokens;  // x and dy

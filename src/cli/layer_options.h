@@ -9,6 +9,8 @@
 
 namespace uniep::cli {
 
+inline constexpr int kHopperSms = 132;  // of an H100 or H200 in full
+
 // What a forward keeps for its backward, in one word: save.xg and save.z of both directions.
 enum class SaveWay { kAsScheduled, kKeep, kRedispatch, kRows, kRecompute };
 // Sets both, where a way was given. Throws Error(kInvalidArgument) where the Schedule names one of them, too.

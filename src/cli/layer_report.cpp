@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 
+#include "cli/simulated_layer.h"
 #include "cli/trace_svg.h"
 #include "cli/what_if.h"
 #include "uniep/version.h"
@@ -15,7 +16,6 @@ namespace uniep::cli {
 namespace {
 
 constexpr int kMaxLanes = 48;  // of a timeline's picture, about
-constexpr int kSimulatedRanks = 8;
 
 std::string ms_or_none(const std::optional<double>& value) {
   return value ? ms_text(*value) : "-";

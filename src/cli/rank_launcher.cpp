@@ -22,13 +22,13 @@
 #include <string_view>
 #include <utility>
 
+#include "cli/command_line.h"
 #include "io/descriptor.h"
 #include "uniep/error.h"
 
 namespace uniep::cli {
 namespace {
 
-constexpr int kBadUsage = 2;
 constexpr int kNotStarted = 127;
 constexpr int kMaxReads = 1000;  // of what a process has left in its pipe, which others may fill for ever
 

@@ -16,6 +16,7 @@
 #include "cli/machine_option.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
+#include "cli/report_words.h"
 #include "cli/simulate_report.h"
 #include "cli/trace_compare.h"
 #include "cli/trace_file.h"
@@ -39,20 +40,12 @@ struct SimulateCommandOptions {
   std::string trace, against, report, json;
 };
 
-const char* direction_name(Direction direction) {
-  return direction == Direction::kForward ? "forward" : "backward";
-}
-
 double parse_clock(const std::string& text) {
   double clock = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), clock);
   const bool whole = error == std::errc() && end == text.data() + text.size();
   if (!whole || !(clock >= 0.01 && clock <= 100)) refuse_value("--limit-clock", text, "0.01 to 100 (GHz)");
   return clock;
-}
-
-double rounded(double value) {
-  return std::stod(fmt::format("{:.6g}", value));
 }
 
 Json summary_json(const TraceSummary& summary) {

@@ -6,6 +6,9 @@
 
 namespace uniep::cli {
 
+inline constexpr int64_t kSimulatedTokens = 8192;  // at most, of a rank; more take as long in proportion
+inline constexpr int kSimulatedRanks = 8;          // each by itself, at most
+
 // Times of a layer's calls on a machine by discrete events. Made once, for as many Schedules as wanted; `machine` has
 // to outlive it.
 class SimulatedLayer {

@@ -14,6 +14,7 @@
 #include "cli/machine_option.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
+#include "cli/report_words.h"
 #include "cli/simulated_layer.h"
 #include "cli/solve_request.h"
 #include "tune/solve.h"
@@ -35,21 +36,18 @@ struct SolveOptions {
   std::string json;
 };
 
-struct Choice {
+struct SolvedChoice {
   Schedule schedule;
   double ms = 0, default_ms = 0;
   bool simulated = false;
   std::vector<double> simulated_ms;  // of Solution::best, as many as were simulated
 };
 
-double rounded(double value) {
-  return std::stod(fmt::format("{:.6g}", value));
-}
-
 // The candidates and the default, timed by discrete events; the default stays where nothing is faster.
-Choice choose(const SolveOptions& options, const tune::SolveRequest& request, const tune::Solution& solution,
-              const std::optional<Placement>& placement) {
-  Choice choice{solution.best.front().schedule, solution.best.front().us * 1e-3, solution.default_us * 1e-3, false, {}};
+SolvedChoice choose(const SolveOptions& options, const tune::SolveRequest& request, const tune::Solution& solution,
+                    const std::optional<Placement>& placement) {
+  SolvedChoice choice{
+      solution.best.front().schedule, solution.best.front().us * 1e-3, solution.default_us * 1e-3, false, {}};
   if (!placement) {
     if (solution.default_us >= solution.best.front().us) return choice;
     choice.schedule = solution.default_schedule;  // of counts that are not among those tried
@@ -70,7 +68,7 @@ Choice choose(const SolveOptions& options, const tune::SolveRequest& request, co
 }
 
 Json report_json(const SolveOptions& options, const tune::SolveRequest& request, const tune::Solution& solution,
-                 const Choice& choice) {
+                 const SolvedChoice& choice) {
   const double bound_ms = solution.bound.us() * 1e-3;
   Json json;
   json["points"] = solution.points;
@@ -104,7 +102,7 @@ Json report_json(const SolveOptions& options, const tune::SolveRequest& request,
   return json;
 }
 
-void print(const SolveOptions& options, const tune::Solution& solution, const Choice& choice) {
+void print(const SolveOptions& options, const tune::Solution& solution, const SolvedChoice& choice) {
   const double bound_ms = solution.bound.us() * 1e-3;
   std::cout << fmt::format("{} schedules in {:.0f} ms on {}\n{}\n", solution.points, solution.solve_ms, options.machine,
                            to_text(choice.schedule));
@@ -145,7 +143,7 @@ int run_solve(const SolveOptions& options) {
   if (candidates == 0) placement.reset();
   tune::Solution solution = tune::solve(request);
   if (candidates > 0) solution.best.resize(std::min<std::size_t>(solution.best.size(), candidates));
-  const Choice choice = choose(options, request, solution, placement);
+  const SolvedChoice choice = choose(options, request, solution, placement);
 
   if (json_to_stdout) {
     std::cout << report_json(options, request, solution, choice).dump(2) << '\n';

@@ -12,12 +12,11 @@
 namespace uniep::cli {
 namespace {
 
-constexpr int kSimulated = 8;
+constexpr int kBestSimulated = 8;
 // Nine of ten ratios of one measuring run are predicted better (docs/simulator.md); and of short calls, of which few
 // were measured.
 constexpr double kError = 0.085, kShortError = 0.15;
 constexpr int64_t kShortTokens = 4096;
-constexpr int64_t kMaxTokens = 8192;  // that are simulated; more take as long in proportion
 
 }  // namespace
 
@@ -30,10 +29,10 @@ std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction d
   LayerOptions uniform = layer;
   const std::vector<int64_t> tokens = layer.tokens();
   uniform.routing = "uniform";
-  uniform.tokens_given = {std::min(*std::max_element(tokens.begin(), tokens.end()), kMaxTokens)};
+  uniform.tokens_given = {std::min(*std::max_element(tokens.begin(), tokens.end()), kSimulatedTokens)};
   if (uniform.tokens_given.front() == 0) return std::nullopt;
   tune::SolveRequest request = solve_request({uniform, direction}, description, Placement());
-  request.best = kSimulated;
+  request.best = kBestSimulated;
   request.fixed = with_only_buildable(std::move(request.fixed), machine);
   tune::Solution solution;
   try {

@@ -9,13 +9,14 @@
 #include "cli/calibration_model.h"
 #include "io/file.h"
 #include "io/quote.h"
+#include "model/refuse.h"
 #include "program/buildable.h"
 #include "program/order.h"
 
 namespace uniep::cli {
 namespace {
 
-constexpr std::size_t kMostCalls = 1000;
+constexpr std::size_t kMostTimelineCalls = 1000;
 constexpr int kFewRanks = 2;  // that are all simulated; of more one stands for all where they are alike
 
 // What `work` throws, with the file's name in front.
@@ -26,10 +27,6 @@ auto naming_file(const std::string& file, Work&& work) {
   } catch (const Error& error) {
     throw Error(error.status(), fmt::format("{}: {}", io::quote_path(file), error.what()));
   }
-}
-
-[[noreturn]] void refuse(const std::string& what) {
-  throw Error(Status::kInvalidArgument, what);
 }
 
 // Trace files name themselves in messages.
@@ -125,8 +122,8 @@ std::vector<TimelineCall> read_timelines(const std::vector<std::string>& files) 
       if (trace.marks.empty())
         refuse("has no mark that says what ran; must be a timeline of `uniep run` or `uniep bench`");
       for (std::size_t mark = 0; mark < trace.marks.size(); ++mark) {
-        if (calls.size() == kMostCalls)
-          refuse(fmt::format("comes after {} calls; must be at most so many", kMostCalls));
+        if (calls.size() == kMostTimelineCalls)
+          refuse(fmt::format("comes after {} calls; must be at most so many", kMostTimelineCalls));
         TimelineCall call{file, traced_run(trace.marks[mark]), timeline_of(trace, mark)};
         call.held_out = files.size() > 2 && &file == &files.back();
         if (!calls.empty()) require_same_gpu(call, calls.front());

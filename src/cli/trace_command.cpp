@@ -13,7 +13,7 @@
 namespace uniep::cli {
 namespace {
 
-constexpr int kMaxWorkers = 1024;
+constexpr int kMostShownWorkers = 1024;
 
 struct TraceOptions {
   std::string file;
@@ -36,7 +36,7 @@ void add_trace_command(CLI::App& app, std::function<int()>& action) {
   const auto options = std::make_shared<TraceOptions>();
   command->add_option("file", options->file, "timeline (Perfetto JSON)")->type_name("FILE")->required();
   command->add_option("--svg", options->svg, "picture to write")->type_name("FILE.svg")->required();
-  add_integer_option(*command, "--workers", options->workers, {0, kMaxWorkers},
+  add_integer_option(*command, "--workers", options->workers, {0, kMostShownWorkers},
                      {"N", "draw N workers of every rank, evenly spread; 0: all"});
   command->callback([options, &action] { action = [options] { return run_trace(*options); }; });
 }

@@ -21,7 +21,7 @@ struct TraceSummary {
   double begin_ms = 0;          // of the first GEMM tile, from the first event on
   double waits_ms = 0;          // that compute agents waited for, in the mean of them
   double end_ms = 0;            // of the last event
-  std::map<std::string, TracedStage> stages;
+  std::map<std::string, TracedStage> stages = {};
 };
 
 // Of the call that is marked with this name; of all events where a timeline has one mark, or none. Throws

@@ -16,11 +16,11 @@
 namespace uniep::cli {
 namespace {
 
-using Json = nlohmann::json;
+using Parsed = nlohmann::json;
 
 constexpr double kLatestUs = 4e15;  // from 1970 on that is 2096; beyond, a double can not tell microseconds apart
 
-[[noreturn]] void refuse(const std::string& name, const std::string& what) {
+[[noreturn]] void refuse_trace(const std::string& name, const std::string& what) {
   throw Error(Status::kInvalidArgument,
               fmt::format("{}: {}; must be a timeline as uniep run --trace writes it", io::quote_path(name), what));
 }
@@ -29,19 +29,20 @@ class TraceReader {
  public:
   explicit TraceReader(const std::string& name) : name_(name) {}
 
-  Trace read(const Json& root) {
+  Trace read(const Parsed& root) {
     if (root.is_object() && root.contains("otherData") && root["otherData"].is_object()) {
-      trace_.title = root["otherData"].value("title", Json("")).is_string() ? root["otherData"].value("title", "") : "";
+      trace_.title =
+          root["otherData"].value("title", Parsed("")).is_string() ? root["otherData"].value("title", "") : "";
     }
-    const Json* events = root.is_array() ? &root : nullptr;
+    const Parsed* events = root.is_array() ? &root : nullptr;
     if (root.is_object() && root.contains("traceEvents")) events = &root["traceEvents"];
-    if (events == nullptr || !events->is_array()) refuse(name_, "holds no list traceEvents");
-    for (const Json& event : *events) {
-      if (!event.is_object()) refuse(name_, fmt::format("event {} is not an object", index_));
+    if (events == nullptr || !events->is_array()) refuse_trace(name_, "holds no list traceEvents");
+    for (const Parsed& event : *events) {
+      if (!event.is_object()) refuse_trace(name_, fmt::format("event {} is not an object", index_));
       read_event(event);
       ++index_;
     }
-    if (trace_.slices.empty()) refuse(name_, "holds no complete event (ph X)");
+    if (trace_.slices.empty()) refuse_trace(name_, "holds no complete event (ph X)");
     order_lanes();
     return std::move(trace_);
   }
@@ -49,11 +50,11 @@ class TraceReader {
  private:
   using ThreadKey = std::pair<int64_t, int64_t>;
 
-  void read_event(const Json& event) {
+  void read_event(const Parsed& event) {
     const std::string phase = text(event, "ph");
     if (phase == "X") {
       const double duration = time(event, "dur");
-      if (duration < 0) refuse(name_, fmt::format("event {} has dur {}", index_, duration));
+      if (duration < 0) refuse_trace(name_, fmt::format("event {} has dur {}", index_, duration));
       trace_.slices.push_back(
           {lane_of(thread_of(event)), text(event, "cat"), text(event, "name"), time(event, "ts"), duration});
     } else if (phase == "i") {
@@ -62,7 +63,8 @@ class TraceReader {
       mark.shape = text(event["args"], "shape");
       mark.schedule = text(event["args"], "schedule");
       for (const auto& [key, value] : event["args"].items()) {
-        if (!value.is_string()) refuse(name_, fmt::format("event {}: {} is no string", index_, io::quote_text(key)));
+        if (!value.is_string())
+          refuse_trace(name_, fmt::format("event {}: {} is no string", index_, io::quote_text(key)));
         if (key != "shape" && key != "schedule") mark.more[key] = value.get<std::string>();
       }
     } else if (phase == "M" && event.contains("args") && event["args"].is_object()) {
@@ -72,7 +74,7 @@ class TraceReader {
     }
   }
 
-  ThreadKey thread_of(const Json& event) const { return {integer(event, "pid"), integer(event, "tid")}; }
+  ThreadKey thread_of(const Parsed& event) const { return {integer(event, "pid"), integer(event, "tid")}; }
 
   std::size_t lane_of(const ThreadKey& thread) {
     const auto [at, added] = lanes_.emplace(thread, lanes_.size());
@@ -93,28 +95,29 @@ class TraceReader {
     for (TraceSlice& slice : trace_.slices) slice.lane = shown[slice.lane];
   }
 
-  const Json& member(const Json& object, const char* key) const {
+  const Parsed& member(const Parsed& object, const char* key) const {
     const auto at = object.find(key);
-    if (at == object.end()) refuse(name_, fmt::format("event {} has no {}", index_, key));
+    if (at == object.end()) refuse_trace(name_, fmt::format("event {} has no {}", index_, key));
     return *at;
   }
-  std::string text(const Json& object, const char* key) const {
-    const Json& value = member(object, key);
-    if (!value.is_string()) refuse(name_, fmt::format("event {}: {} is no string", index_, key));
+  std::string text(const Parsed& object, const char* key) const {
+    const Parsed& value = member(object, key);
+    if (!value.is_string()) refuse_trace(name_, fmt::format("event {}: {} is no string", index_, key));
     return value.get<std::string>();
   }
-  double time(const Json& object, const char* key) const {
-    const Json& value = member(object, key);
-    if (!value.is_number()) refuse(name_, fmt::format("event {}: {} is no number", index_, key));
+  double time(const Parsed& object, const char* key) const {
+    const Parsed& value = member(object, key);
+    if (!value.is_number()) refuse_trace(name_, fmt::format("event {}: {} is no number", index_, key));
     const double us = value.get<double>();
     if (!(std::abs(us) <= kLatestUs)) {
-      refuse(name_, fmt::format("event {}: {} is {}, farther than {} microseconds from 0", index_, key, us, kLatestUs));
+      refuse_trace(name_,
+                   fmt::format("event {}: {} is {}, farther than {} microseconds from 0", index_, key, us, kLatestUs));
     }
     return us;
   }
-  int64_t integer(const Json& object, const char* key) const {
-    const Json& value = member(object, key);
-    if (!value.is_number_integer()) refuse(name_, fmt::format("event {}: {} is no whole number", index_, key));
+  int64_t integer(const Parsed& object, const char* key) const {
+    const Parsed& value = member(object, key);
+    if (!value.is_number_integer()) refuse_trace(name_, fmt::format("event {}: {} is no whole number", index_, key));
     return value.get<int64_t>();
   }
 
@@ -129,8 +132,8 @@ class TraceReader {
 }  // namespace
 
 Trace parse_trace(std::string_view text, const std::string& name) {
-  const Json root = Json::parse(text, nullptr, false);
-  if (root.is_discarded()) refuse(name, "is not valid JSON");
+  const Parsed root = Parsed::parse(text, nullptr, false);
+  if (root.is_discarded()) refuse_trace(name, "is not valid JSON");
   return TraceReader(name).read(root);
 }
 

@@ -13,9 +13,9 @@
 namespace uniep::cli {
 namespace {
 
-constexpr int64_t kMaxSize = int64_t{1} << 17, kMaxExperts = int64_t{1} << 12, kMaxTokens = int64_t{1} << 16;
+constexpr int64_t kMaxSize = int64_t{1} << 17, kMaxExperts = int64_t{1} << 12, kMostTracedTokens = int64_t{1} << 16;
 constexpr int64_t kMaxSlots = int64_t{1} << 22;  // of all ranks
-constexpr int kMaxRanks = 64, kMaxUnits = 4096;
+constexpr int kMostTracedRanks = 64, kMaxUnits = 4096;
 
 constexpr const char* kNeeded[] = {"engine", "device",         "gpus", "compute_units", "workers",
                                    "tokens", "routing",        "seed", "activation",    "router_weight",
@@ -61,9 +61,9 @@ void require_known(const TraceMark& mark) {
 void require_slots(const LayerOptions& layer, const std::string& tokens) {
   int64_t all = 0;
   for (const int64_t own : layer.tokens_given) all += own;
-  if (layer.tokens_given.size() <= kMaxRanks && all <= kMaxSlots / layer.shape.topk) return;
+  if (layer.tokens_given.size() <= kMostTracedRanks && all <= kMaxSlots / layer.shape.topk) return;
   refuse_value("tokens", tokens,
-               fmt::format("of at most {} ranks, with at most {} slots in all", kMaxRanks, kMaxSlots));
+               fmt::format("of at most {} ranks, with at most {} slots in all", kMostTracedRanks, kMaxSlots));
 }
 
 }  // namespace
@@ -83,16 +83,17 @@ TracedRun traced_run(const TraceMark& mark) {
   run.machine.engine = said.at("engine");
   run.machine.device = said.at("device");
   run.machine.compute_units = static_cast<int>(number("compute_units", 1, kMaxUnits));
-  run.machine.gpus = static_cast<int>(number("gpus", 1, kMaxRanks));
+  run.machine.gpus = static_cast<int>(number("gpus", 1, kMostTracedRanks));
   run.machine.workers = static_cast<int>(number("workers", 1, run.machine.compute_units));
 
   LayerOptions& layer = run.layer;
   layer.engine = EngineKind::kCuda;
   layer.shape = shape_of(mark.shape);
-  layer.tokens_given = parse_integers("tokens", said.at("tokens"), 0, kMaxTokens);
-  layer.ranks = static_cast<int>(std::min<std::size_t>(layer.tokens_given.size(), kMaxRanks + 1));
+  layer.tokens_given = parse_integers("tokens", said.at("tokens"), 0, kMostTracedTokens);
+  layer.ranks = static_cast<int>(std::min<std::size_t>(layer.tokens_given.size(), kMostTracedRanks + 1));
   layer.workers = run.machine.workers;
-  if (layer.ranks > kMaxRanks) refuse_value("tokens", said.at("tokens"), fmt::format("of at most {} ranks", kMaxRanks));
+  if (layer.ranks > kMostTracedRanks)
+    refuse_value("tokens", said.at("tokens"), fmt::format("of at most {} ranks", kMostTracedRanks));
   require_slots(layer, said.at("tokens"));
   if (run.machine.gpus != layer.ranks) {
     refuse_value("gpus", said.at("gpus"), fmt::format("{}, one for each rank", layer.ranks));

@@ -16,6 +16,7 @@
 #include "cli/options.h"
 #include "io/file.h"
 #include "io/quote.h"
+#include "model/refuse.h"
 #include "train/checkpoint.h"
 #include "train/compare.h"
 #include "train/progress.h"
@@ -42,10 +43,6 @@ struct TrainOptions {
   bool budget_given = false;
 };
 
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(Status::kInvalidArgument, message);
-}
-
 double parse_number(const std::string& option, const std::string& text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -53,7 +50,7 @@ double parse_number(const std::string& option, const std::string& text) {
   return value;
 }
 
-PartialSchedule read_schedule(const std::string& option, const std::string& text) {
+PartialSchedule schedule_or_file(const std::string& option, const std::string& text) {
   std::error_code ignored;
   const bool file = text != "auto" && std::filesystem::is_regular_file(text, ignored);
   try {
@@ -245,11 +242,13 @@ void add_parallel_options(CLI::App& app, TrainOptions& options) {
                      {"N", "compute units of a rank, 0: as many as fit"});
   add_text_option(
       app, "--schedule",
-      [&options](const std::string& text) { options.parallel.schedule = read_schedule("--schedule", text); },
+      [&options](const std::string& text) { options.parallel.schedule = schedule_or_file("--schedule", text); },
       "auto|FILE|key=value,...", "schedule of both directions; what is not given is filled (default auto)");
   add_text_option(
       app, "--schedule-backward",
-      [&options](const std::string& text) { options.backward_overrides = read_schedule("--schedule-backward", text); },
+      [&options](const std::string& text) {
+        options.backward_overrides = schedule_or_file("--schedule-backward", text);
+      },
       "auto|FILE|key=value,...", "fields that backward has instead of --schedule's");
   add_save_option(app, options.save);
 }

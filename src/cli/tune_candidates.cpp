@@ -15,18 +15,17 @@ namespace uniep::cli {
 namespace {
 
 // The closed form's best that discrete events put in order: under two seconds where one rank stands for all.
-constexpr int kSimulated = 64, kSimulatedUneven = 8;
-constexpr int64_t kMaxTokens = 8192;  // that are simulated; more take as long in proportion
+constexpr int kSimulatedEven = 64, kSimulatedUneven = 8;
 
 // In the order of their times as simulated.
 void order_by_simulation(const LayerOptions& layer, const tune::SolveRequest& request, const Placement& placement,
                          std::vector<Schedule>& best) {
   const std::vector<int64_t> tokens = layer.tokens();
-  if (best.empty() || *std::max_element(tokens.begin(), tokens.end()) > kMaxTokens) return;
+  if (best.empty() || *std::max_element(tokens.begin(), tokens.end()) > kSimulatedTokens) return;
   const bool uniform = is_uniform(layer);
   const SimulatedLayer simulated(request, uniform ? place_ids(layer, make_ids(layer)) : placement,
                                  one_rank_stands_for_all(layer));
-  const auto count = std::min<std::size_t>(best.size(), uniform ? kSimulated : kSimulatedUneven);
+  const auto count = std::min<std::size_t>(best.size(), uniform ? kSimulatedEven : kSimulatedUneven);
   std::vector<std::pair<double, std::size_t>> times;
   for (std::size_t i = 0; i < count; ++i) times.emplace_back(simulated.milliseconds(best[i]), i);
   std::sort(times.begin(), times.end());
@@ -39,7 +38,7 @@ std::vector<Schedule> solved(const LayerOptions& layer, Direction direction, con
                              const sim::MachineDescription& description, int count) {
   const Placement placement = is_uniform(layer) ? Placement() : place_ids(layer, make_ids(layer));
   tune::SolveRequest request = solve_request({layer, direction}, description, placement);
-  request.best = std::max(count, kSimulated);
+  request.best = std::max(count, kSimulatedEven);
   request.fixed = with_only_buildable(std::move(request.fixed), machine);
   std::vector<Schedule> best;
   tune::Solution solution;

@@ -22,6 +22,7 @@
 #include "cli/machine_option.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
+#include "cli/report_words.h"
 #include "cli/run_report.h"
 #include "cli/tune_candidates.h"
 #include "cli/tune_report.h"
@@ -40,8 +41,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kMaxCandidates = 1023;  // beside the default
-constexpr int kMaxSeconds = 86400;
+constexpr int kMostTimed = 1023;  // beside the default
+constexpr int kMostTuneSeconds = 86400;
 constexpr int kMaxRounds = 1000;
 
 struct TuneOptions {
@@ -60,15 +61,6 @@ struct TuneOptions {
   bool traces = false;  // of the default and of what is taken, for rank 0's report
   std::string exported, json, report;
 };
-
-const char* direction_name(Direction direction) {
-  return direction == Direction::kForward ? "forward" : "backward";
-}
-
-std::string changes(const Schedule& schedule, const Schedule& base) {
-  const std::string fields = tune::changed_fields(schedule, base);
-  return fields.empty() ? "the default" : fields;
-}
 
 // A cache that can not be written ends its use, with a line, and no search.
 class Cache {
@@ -157,7 +149,7 @@ std::vector<Schedule> own_candidates(const TuneOptions& options, const ScheduleR
     return all;
   }
   all.push_back(options.layer.resolved(request.direction, request.machine));
-  for (const Schedule& schedule : listed_schedules(options.schedules, options.layer, request, kMaxCandidates)) {
+  for (const Schedule& schedule : listed_schedules(options.schedules, options.layer, request, kMostTimed)) {
     if (std::find(all.begin(), all.end(), schedule) == all.end()) all.push_back(schedule);
   }
   return all;
@@ -380,14 +372,14 @@ void add_tune_command(CLI::App& app, std::function<int()>& action, const Command
                                            {"backward", {Direction::kBackward}},
                                            {"both", {Direction::kForward, Direction::kBackward}}},
                                           "what is tuned (default both)");
-  CLI::Option* const candidates = add_integer_option(*command, "--candidates", options->candidates, {1, kMaxCandidates},
+  CLI::Option* const candidates = add_integer_option(*command, "--candidates", options->candidates, {1, kMostTimed},
                                                      {"N", "schedules that are tried beside the default, a direction"});
   command
       ->add_option("--schedules", options->schedules,
                    "try these beside the default, one a line as --schedule takes them, instead of N that are found")
       ->type_name("FILE")
       ->excludes(candidates);
-  add_integer_option(*command, "--budget", options->budget, {1, kMaxSeconds},
+  add_integer_option(*command, "--budget", options->budget, {1, kMostTuneSeconds},
                      {"SECONDS", "of calls that are timed, a direction"});
   add_integer_option(*command, "--rounds", options->rounds, {1, kMaxRounds},
                      {"N", "calls of each before the slower half is left behind; then twice as many, and so on"});

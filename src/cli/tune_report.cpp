@@ -8,6 +8,8 @@
 
 #include "cli/html_page.h"
 #include "cli/layer_report.h"
+#include "cli/report_words.h"
+#include "cli/simulated_layer.h"
 #include "cli/solve_request.h"
 #include "cli/solver_choice.h"
 #include "cli/trace_compare.h"
@@ -19,18 +21,7 @@
 namespace uniep::cli {
 namespace {
 
-constexpr int kSimulatedRanks = 8;
-
 using Rows = std::vector<std::vector<std::string>>;
-
-std::string direction_name(Direction direction) {
-  return direction == Direction::kForward ? "forward" : "backward";
-}
-
-std::string changes(const Schedule& schedule, const Schedule& base) {
-  const std::string fields = tune::changed_fields(schedule, base);
-  return fields.empty() ? "the default" : fields;
-}
 
 // A time with the 95 % interval of its median.
 std::string time_text(const tune::Tried& tried) {

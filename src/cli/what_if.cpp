@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cli/simulated_layer.h"
 #include "cli/solve_request.h"
 #include "program/buildable.h"
 #include "tune/solve.h"
@@ -12,7 +13,6 @@
 namespace uniep::cli {
 namespace {
 
-constexpr int kSimulatedRanks = 8;
 constexpr int kSimulatedSchedules = 4;  // of the solver's best
 constexpr int kEngineRanks = 8;         // of tables that vary something else
 constexpr int kRanks[] = {4, 8, 16, 32, 64};
@@ -50,7 +50,7 @@ class Prediction {
     const bool simulated = layer_.ranks <= kSimulatedRanks;
     if (simulated) placement_ = place_ids(layer_, make_ids(layer_));
     row.predicted_by = simulated ? "simulator" : "closed form";
-    tune::SolveRequest request = solve_request({layer_, direction_}, description_, placement_.value_or(Placement()));
+    tune::SolveRequest request = solve_request({layer_, direction_}, description_, placement_);
     request.best = kSimulatedSchedules;
     if (!simulated) {
       closed_form(row, request, other);
@@ -102,7 +102,7 @@ class Prediction {
     sim::SimulateOptions how;
     how.one_rank = one_rank_stands_for_all(layer_);
     const Program program(sim::simulated_request(layer_.shape, layer_.numerics, schedule, direction_, description_),
-                          placement_->state());
+                          placement_.state());
     const sim::Simulated result = sim::simulate(program, description_, how);
     if (bounded != nullptr) set_bound(*bounded, result.limits.bound_ms() * 1e3, result.limits.name());
     return result.ms;
@@ -112,7 +112,7 @@ class Prediction {
   Direction direction_;
   const sim::MachineDescription& description_;
   Machine machine_;
-  std::optional<Placement> placement_;
+  Placement placement_;  // none: only the closed form is asked
 };
 
 }  // namespace

@@ -19,10 +19,10 @@ namespace {
 
 constexpr int kMaxRanks = 1 << 20;
 constexpr int kLastPort = 65535;
-constexpr std::string_view kMagic = "UniEP unique id\n";
+constexpr std::string_view kIdMagic = "UniEP unique id\n";
 
 struct UniqueId {
-  std::array<char, kMagic.size()> magic;
+  std::array<char, kIdMagic.size()> magic;
   std::array<unsigned char, 16> random;
   std::array<uint64_t, 2> host;
   std::array<char, 80> unused;
@@ -96,7 +96,7 @@ RankEnvironment required_rank_environment() {
 
 std::string new_unique_id() {
   UniqueId id{};
-  std::copy(kMagic.begin(), kMagic.end(), id.magic.begin());
+  std::copy(kIdMagic.begin(), kIdMagic.end(), id.magic.begin());
   id.host = this_host();
   for (std::size_t done = 0; done < id.random.size();) {
     const ssize_t size = ::getrandom(id.random.data() + done, id.random.size() - done, 0);
@@ -114,7 +114,7 @@ std::string name_of_unique_id(const std::string& id) {
   }
   UniqueId given{};
   std::memcpy(&given, id.data(), sizeof(given));
-  const bool ours = std::string_view(given.magic.data(), given.magic.size()) == kMagic;
+  const bool ours = std::string_view(given.magic.data(), given.magic.size()) == kIdMagic;
   const std::array<uint64_t, 2> unknown{}, here = this_host();
   if (ours && given.host != here && given.host != unknown && here != unknown) {
     throw Error(Status::kUnsupported,

@@ -39,8 +39,8 @@ struct Hello {
   uint64_t member;
   std::array<uint64_t, 2> name;
 };
-constexpr std::array<char, 16> kMagic = {'u', 'n', 'i', 'e', 'p', ' ', 'r', 'a',
-                                         'n', 'k', ' ', 'm', 'e', 's', 'h', '2'};
+constexpr std::array<char, 16> kHelloMagic = {'u', 'n', 'i', 'e', 'p', ' ', 'r', 'a',
+                                              'n', 'k', ' ', 'm', 'e', 's', 'h', '2'};
 
 std::array<char, 16> fixed_text(const std::string& text) {
   std::array<char, 16> fixed{};
@@ -129,7 +129,7 @@ class Joining {
       : bootstrap_(bootstrap),
         deadline_(deadline),
         links_(links),
-        own_{kMagic,          UNIEP_VERSION,   fixed_text(bootstrap.kernels), bootstrap.rank,
+        own_{kHelloMagic,     UNIEP_VERSION,   fixed_text(bootstrap.kernels), bootstrap.rank,
              bootstrap.ranks, random_number(), name_hash(bootstrap.name)},
         lower_(static_cast<std::size_t>(bootstrap.rank)) {
     links_.resize(static_cast<std::size_t>(bootstrap.ranks));
@@ -296,7 +296,7 @@ class Joining {
       }
       Connection connection = std::move(strangers_[i]);
       strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
-      if (state == Connection::State::kComplete && connection.hello.magic == kMagic) answer(std::move(connection));
+      if (state == Connection::State::kComplete && connection.hello.magic == kHelloMagic) answer(std::move(connection));
     }
   }
 
@@ -335,7 +335,7 @@ class Joining {
       Connection done = std::move(connection);
       connection = {};
       connection.pause = true;
-      if (state == Connection::State::kClosed || done.hello.magic != kMagic) continue;
+      if (state == Connection::State::kClosed || done.hello.magic != kHelloMagic) continue;
       const std::string fault = fault_of(done.hello, static_cast<int>(rank), static_cast<int>(rank));
       if (!fault.empty()) throw Error(Status::kInvalidArgument, fault);
       if (!done.control) continue;

@@ -34,14 +34,14 @@ std::string reason_of(int error_number) {
   return std::generic_category().message(error_number);
 }
 
-class Descriptor {
+class OpenFile {
  public:
-  explicit Descriptor(int value) : value_(value) {}
-  ~Descriptor() {
+  explicit OpenFile(int value) : value_(value) {}
+  ~OpenFile() {
     if (value_ >= 0) ::close(value_);
   }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
   int get() const { return value_; }
 
  private:
@@ -63,7 +63,7 @@ struct stat status_for_reading(int descriptor, const fs::path& path) {
 
 template <class Buffer>
 Buffer read_all(const fs::path& path) {
-  const Descriptor descriptor(open_for_reading(path));
+  const OpenFile descriptor(open_for_reading(path));
   const struct stat status = status_for_reading(descriptor.get(), path);
   // One byte more than the file has, so that its end is seen without growing. Files of /proc claim to have none.
   const bool sized = S_ISREG(status.st_mode) && status.st_size > 0;
@@ -161,7 +161,7 @@ std::string read_text_file(const fs::path& path) {
 }
 
 MappedFile::MappedFile(const fs::path& path) {
-  const Descriptor descriptor(open_for_reading(path));
+  const OpenFile descriptor(open_for_reading(path));
   const struct stat status = status_for_reading(descriptor.get(), path);
   if (!S_ISREG(status.st_mode)) throw_io(path, "map", "it is not a regular file");
   if (status.st_size == 0) return;

@@ -18,8 +18,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "array data is copied as it lies in the file");
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr std::size_t kVersionEnd = 8;  // magic, major and minor version
-constexpr std::size_t kAlignment = 64;  // where a written file's data begins, as NumPy does
+constexpr std::size_t kVersionEnd = 8;      // magic, major and minor version
+constexpr std::size_t kDataAlignment = 64;  // where a written file's data begins, as NumPy does
 constexpr const char* kLegalTypes = "legal: '<i4', '<i8', '<f4'";
 
 struct Header {
@@ -28,7 +28,7 @@ struct Header {
   std::vector<int64_t> shape;
 };
 
-[[noreturn]] void throw_invalid(const std::string& name, const std::string& problem) {
+[[noreturn]] void throw_bad_npy(const std::string& name, const std::string& problem) {
   throw Error(Status::kInvalidArgument, "npy file " + quote_path(name) + ": " + problem);
 }
 
@@ -63,7 +63,7 @@ class HeaderParser {
 
  private:
   [[noreturn]] void fail(const std::string& problem) const {
-    throw_invalid(name_, "bad header at character " + std::to_string(position_) + ": " + problem);
+    throw_bad_npy(name_, "bad header at character " + std::to_string(position_) + ": " + problem);
   }
 
   template <class Value>
@@ -164,16 +164,16 @@ uint64_t little_endian(std::span<const std::byte> bytes) {
 template <class Value>
 std::vector<Value> values_of(std::span<const std::byte> data, std::span<const int64_t> shape, const std::string& name) {
   const std::optional<int64_t> count = element_count(shape);
-  if (!count) throw_invalid(name, "the shape " + shape_text(shape) + " has more elements than 63 bits can count");
+  if (!count) throw_bad_npy(name, "the shape " + shape_text(shape) + " has more elements than 63 bits can count");
   const uint64_t available = data.size() / sizeof(Value);
   if (static_cast<uint64_t>(*count) > available) {
-    throw_invalid(name, "truncated: the shape " + shape_text(shape) + " needs " + std::to_string(*count) +
+    throw_bad_npy(name, "truncated: the shape " + shape_text(shape) + " needs " + std::to_string(*count) +
                             " elements of " + std::to_string(sizeof(Value)) + " bytes, but " +
                             std::to_string(data.size()) + " bytes of data follow the header");
   }
   const std::size_t size = static_cast<std::size_t>(*count) * sizeof(Value);
   if (data.size() != size) {
-    throw_invalid(name, std::to_string(data.size() - size) + " bytes too many after the " + std::to_string(size) +
+    throw_bad_npy(name, std::to_string(data.size() - size) + " bytes too many after the " + std::to_string(size) +
                             " bytes of data of the shape " + shape_text(shape));
   }
   std::vector<Value> values(static_cast<std::size_t>(*count));
@@ -190,25 +190,25 @@ const char* type_of(const NpyArray& array) {
 
 NpyArray parse_npy(std::span<const std::byte> bytes, const std::string& name) {
   if (bytes.size() < kVersionEnd || std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
-    throw_invalid(name, "it does not begin with the magic bytes of the .npy format");
+    throw_bad_npy(name, "it does not begin with the magic bytes of the .npy format");
   }
   const auto major = std::to_integer<int>(bytes[6]);
   const auto minor = std::to_integer<int>(bytes[7]);
   if (major < 1 || major > 3 || minor != 0) {
-    throw_invalid(name, "format version " + std::to_string(major) + "." + std::to_string(minor) +
+    throw_bad_npy(name, "format version " + std::to_string(major) + "." + std::to_string(minor) +
                             " is not known; legal: 1.0, 2.0, 3.0");
   }
   const std::size_t length_size = major == 1 ? 2 : 4;
   const std::size_t header_begin = kVersionEnd + length_size;
-  if (bytes.size() < header_begin) throw_invalid(name, "truncated inside the header's length");
+  if (bytes.size() < header_begin) throw_bad_npy(name, "truncated inside the header's length");
   const uint64_t header_size = little_endian(bytes.subspan(kVersionEnd, length_size));
   if (header_size > bytes.size() - header_begin) {
-    throw_invalid(name, "truncated: the header should have " + std::to_string(header_size) + " bytes, but " +
+    throw_bad_npy(name, "truncated: the header should have " + std::to_string(header_size) + " bytes, but " +
                             std::to_string(bytes.size() - header_begin) + " follow");
   }
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + header_begin, header_size);
   Header header = HeaderParser(text, name).parse();
-  if (header.fortran_order) throw_invalid(name, "Fortran order is not supported; save the array in C order");
+  if (header.fortran_order) throw_bad_npy(name, "Fortran order is not supported; save the array in C order");
 
   const std::span<const std::byte> data = bytes.subspan(header_begin + header_size);
   NpyArray array;
@@ -220,7 +220,7 @@ NpyArray parse_npy(std::span<const std::byte> bytes, const std::string& name) {
     array.values = values_of<float>(data, header.shape, name);
   } else {
     const bool big_endian = header.type.starts_with('>');
-    throw_invalid(name, "dtype " + quote_text(header.type) + (big_endian ? " is big endian" : " is not supported") +
+    throw_bad_npy(name, "dtype " + quote_text(header.type) + (big_endian ? " is big endian" : " is not supported") +
                             "; " + kLegalTypes);
   }
   array.shape = std::move(header.shape);
@@ -235,7 +235,7 @@ void write_npy(const std::filesystem::path& path, const NpyArray& array) {
   const std::size_t count = std::visit([](const auto& values) { return values.size(); }, array.values);
   const std::optional<int64_t> expected = element_count(array.shape);
   if (array.shape.size() > kMaxDimensions || !expected || static_cast<uint64_t>(*expected) != count) {
-    throw_invalid(path.native(), "the shape " + shape_text(array.shape) + " does not fit " + std::to_string(count) +
+    throw_bad_npy(path.native(), "the shape " + shape_text(array.shape) + " does not fit " + std::to_string(count) +
                                      " values to write");
   }
   std::string header = std::string("{'descr': '") + type_of(array) + "', 'fortran_order': False, 'shape': (";
@@ -244,7 +244,7 @@ void write_npy(const std::filesystem::path& path, const NpyArray& array) {
   // NumPy writes (3,) and (3, 4); spaces inside the brackets mean the same.
   const std::size_t prefix = kVersionEnd + 2;
   const std::size_t unpadded = prefix + header.size() + 1;
-  header.append((kAlignment - unpadded % kAlignment) % kAlignment, ' ');
+  header.append((kDataAlignment - unpadded % kDataAlignment) % kDataAlignment, ' ');
   header += '\n';
 
   std::string start(kMagic);

@@ -13,21 +13,22 @@
 namespace uniep::io {
 namespace {
 
-constexpr std::size_t kAlignment = 8;
+constexpr std::size_t kHeaderAlignment = 8;
 
-[[noreturn]] void throw_invalid(const std::filesystem::path& path, const std::string& problem) {
+[[noreturn]] void throw_unwritable(const std::filesystem::path& path, const std::string& problem) {
   throw Error(Status::kInvalidArgument, "safetensors file " + quote_path(path.native()) + " to write: " + problem);
 }
 
 int64_t byte_size(const TensorSpec& tensor, const std::filesystem::path& path) {
   const std::optional<std::size_t> size = dtype_size(tensor.dtype);
-  if (!size) throw_invalid(path, "tensor " + quote_text(tensor.name) + ": unknown dtype " + quote_text(tensor.dtype));
+  if (!size)
+    throw_unwritable(path, "tensor " + quote_text(tensor.name) + ": unknown dtype " + quote_text(tensor.dtype));
   const std::optional<int64_t> count = element_count(tensor.shape);
   int64_t bytes = 0;
   if (tensor.shape.size() > kMaxDimensions || !count ||
       __builtin_mul_overflow(*count, static_cast<int64_t>(*size), &bytes)) {
-    throw_invalid(path,
-                  "tensor " + quote_text(tensor.name) + ": the shape " + shape_text(tensor.shape) + " is not legal");
+    throw_unwritable(path,
+                     "tensor " + quote_text(tensor.name) + ": the shape " + shape_text(tensor.shape) + " is not legal");
   }
   return bytes;
 }
@@ -40,11 +41,13 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header[kMetadataKey] = metadata;
   for (const TensorSpec& tensor : tensors) {
-    if (tensor.name == kMetadataKey) throw_invalid(path, "a tensor can not have the name " + quote_text(tensor.name));
-    if (header.contains(tensor.name)) throw_invalid(path, "tensor " + quote_text(tensor.name) + " is announced twice");
+    if (tensor.name == kMetadataKey)
+      throw_unwritable(path, "a tensor can not have the name " + quote_text(tensor.name));
+    if (header.contains(tensor.name))
+      throw_unwritable(path, "tensor " + quote_text(tensor.name) + " is announced twice");
     const int64_t begin = missing_;
     if (__builtin_add_overflow(begin, byte_size(tensor, path), &missing_)) {
-      throw_invalid(path, "the tensors' sizes together overflow 63 bits");
+      throw_unwritable(path, "the tensors' sizes together overflow 63 bits");
     }
     header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {begin, missing_}}};
   }
@@ -52,10 +55,11 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   try {
     text = header.dump();
   } catch (const nlohmann::json::exception&) {
-    throw_invalid(path, "a tensor's name or the metadata is not valid UTF-8");
+    throw_unwritable(path, "a tensor's name or the metadata is not valid UTF-8");
   }
-  text.append((kAlignment - text.size() % kAlignment) % kAlignment, ' ');
-  if (text.size() > kMaxSafetensorsHeader) throw_invalid(path, "the header would have more bytes than readers accept");
+  text.append((kHeaderAlignment - text.size() % kHeaderAlignment) % kHeaderAlignment, ' ');
+  if (text.size() > kMaxSafetensorsHeader)
+    throw_unwritable(path, "the header would have more bytes than readers accept");
   const uint64_t length = text.size();
   file_.write(std::as_bytes(std::span(&length, 1)));
   file_.write(text);
@@ -63,8 +67,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
 
 void SafetensorsWriter::append(std::span<const std::byte> data) {
   if (data.size() > static_cast<uint64_t>(missing_)) {
-    throw_invalid(file_.path(), std::to_string(data.size()) + " bytes appended where " + std::to_string(missing_) +
-                                    " of the announced tensors were missing");
+    throw_unwritable(file_.path(), std::to_string(data.size()) + " bytes appended where " + std::to_string(missing_) +
+                                       " of the announced tensors were missing");
   }
   file_.write(data);
   missing_ -= static_cast<int64_t>(data.size());
@@ -72,7 +76,7 @@ void SafetensorsWriter::append(std::span<const std::byte> data) {
 
 void SafetensorsWriter::commit() {
   if (missing_ != 0) {
-    throw_invalid(file_.path(), std::to_string(missing_) + " bytes of the announced tensors are missing");
+    throw_unwritable(file_.path(), std::to_string(missing_) + " bytes of the announced tensors are missing");
   }
   file_.commit();
 }

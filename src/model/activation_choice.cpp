@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "model/refuse.h"
 #include "uniep/error.h"
 
 namespace uniep {
@@ -32,10 +33,6 @@ bool has_parameters(const Numerics& numerics) {
   const Numerics plain;
   return numerics.alpha != plain.alpha || numerics.gate_limit != plain.gate_limit ||
          numerics.up_limit != plain.up_limit || numerics.up_offset != plain.up_offset;
-}
-
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(Status::kInvalidArgument, message);
 }
 
 float parse_parameter(const std::string& name, const std::string& text) {

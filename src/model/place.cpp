@@ -5,16 +5,13 @@
 #include "model/dense_routing.h"
 #include "model/placement.h"
 #include "model/placement_errors.h"
+#include "model/refuse.h"
 
 namespace uniep {
 namespace {
 
 constexpr int64_t kMaxDimension = int64_t{1} << 20;
 constexpr int64_t kMaxRowCount = kMaxPlacedRows;
-
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(Status::kInvalidArgument, message);
-}
 
 int64_t id_at(const Routing& routing, int64_t entry) {
   return routing.index_type == IndexType::kInt32 ? static_cast<const int32_t*>(routing.topk_ids)[entry]

@@ -17,7 +17,7 @@ bool is_backward(const RuleContext& c) {
   return c.direction == Direction::kBackward;
 }
 
-int64_t available(const Schedule& s, const RuleContext& c) {
+int64_t unreserved(const Schedule& s, const RuleContext& c) {
   return c.workers - s.comm.reserve_sms;
 }
 
@@ -47,7 +47,7 @@ int interleave(const Schedule& s, const RuleContext& c) {
 }
 int queue(const Schedule& s, const RuleContext& c) {
   const bool mixes_any = mixes(s, c) || (is_backward(c) && s.wgrad == WgradOrder::kMixed);
-  const bool alone = available(s, c) == 1 && !mixes_any;
+  const bool alone = unreserved(s, c) == 1 && !mixes_any;
   return static_cast<int>(alone ? QueueKind::kStatic : s.queue);
 }
 int source_rotation(const Schedule& s, const RuleContext& c) {

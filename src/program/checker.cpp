@@ -12,8 +12,6 @@
 namespace uniep::program {
 namespace {
 
-constexpr std::size_t kMaxProblems = 20;
-
 // Counts how often each piece of work is done, against how often it must be.
 class Coverage {
  public:

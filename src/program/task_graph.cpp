@@ -7,10 +7,6 @@
 #include "program/ticket_order.h"
 
 namespace uniep::program {
-namespace {
-constexpr std::size_t kMaxProblems = 20;
-}
-
 TaskGraph::TaskGraph(const Program& program, const CheckTampering& tampering)
     : program_(program), tampering_(tampering), layout_(signal_layout(program.rank(0))) {
   list_tasks();

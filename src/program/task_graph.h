@@ -9,6 +9,8 @@
 
 namespace uniep::program {
 
+inline constexpr std::size_t kMaxProblems = 20;  // of each kind that a report lists
+
 // All tasks of all ranks in the order of their lists, and the edges between them.
 class TaskGraph {
  public:

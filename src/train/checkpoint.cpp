@@ -49,12 +49,12 @@ std::string checksum_text(const TrainState& state) {
   return io::to_hex16(sum);
 }
 
-[[noreturn]] void refuse(const std::filesystem::path& path, const std::string& problem) {
+[[noreturn]] void refuse_resume(const std::filesystem::path& path, const std::string& problem) {
   throw Error(Status::kInvalidArgument, "--resume: " + io::quote_path(path.native()) + " " + problem);
 }
 
 io::Safetensors open_file(const std::filesystem::path& path) {
-  if (!std::filesystem::exists(path)) refuse(path, "does not exist");
+  if (!std::filesystem::exists(path)) refuse_resume(path, "does not exist");
   try {
     return io::open_safetensors(path);
   } catch (const Error& error) {
@@ -68,7 +68,7 @@ std::string metadata_value(const io::Safetensors& file, const std::filesystem::p
   if (found == file.metadata().end() && key == "activation") return activation_text({});
   if (found == file.metadata().end() && key == "router-weight") return router_weight_text({});
   if (found == file.metadata().end() && key == "bias") return "0";
-  if (found == file.metadata().end()) refuse(path, "is no whole checkpoint: its metadata lacks " + key);
+  if (found == file.metadata().end()) refuse_resume(path, "is no whole checkpoint: its metadata lacks " + key);
   return found->second;
 }
 
@@ -77,8 +77,9 @@ void check_configuration(const io::Safetensors& file, const std::filesystem::pat
   for (const auto& [key, value] : configuration(config, text)) {
     const std::string theirs = metadata_value(file, path, key);
     if (theirs == value) continue;
-    if (key == "text") refuse(path, "was trained on another text (--text); give the same files in the same order");
-    refuse(path, fmt::format("was trained with --{} {}; this run has {}", key, io::quote_text(theirs), value));
+    if (key == "text")
+      refuse_resume(path, "was trained on another text (--text); give the same files in the same order");
+    refuse_resume(path, fmt::format("was trained with --{} {}; this run has {}", key, io::quote_text(theirs), value));
   }
 }
 
@@ -93,7 +94,7 @@ EngineKind engine_of(const io::Safetensors& file, const std::filesystem::path& p
   for (const EngineKind engine : {EngineKind::kCpu, EngineKind::kCuda}) {
     if (found->second == engine_text(engine)) return engine;
   }
-  refuse(path, "is no whole checkpoint: engine is " + io::quote_text(found->second));
+  refuse_resume(path, "is no whole checkpoint: engine is " + io::quote_text(found->second));
 }
 
 int64_t steps_done(const io::Safetensors& file, const std::filesystem::path& path) {
@@ -101,7 +102,7 @@ int64_t steps_done(const io::Safetensors& file, const std::filesystem::path& pat
   int64_t steps = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), steps);
   if (error != std::errc() || end != text.data() + text.size() || steps < 0) {
-    refuse(path, "is no whole checkpoint: steps_done is " + io::quote_text(text));
+    refuse_resume(path, "is no whole checkpoint: steps_done is " + io::quote_text(text));
   }
   return steps;
 }
@@ -113,7 +114,7 @@ std::vector<float> read_part(const io::Safetensors& file, const std::filesystem:
     const std::string name = part + "/" + tensor.name;
     const io::Tensor* stored = file.find(name);
     if (stored == nullptr || stored->dtype != "F32" || stored->shape != tensor.shape) {
-      refuse(path, "is no whole checkpoint: the tensor " + name + " is missing or has another type or shape");
+      refuse_resume(path, "is no whole checkpoint: the tensor " + name + " is missing or has another type or shape");
     }
     file.read(name, 0, std::span(values).subspan(tensor.offset, tensor.count));
   }
@@ -148,7 +149,7 @@ TrainState load_checkpoint(const std::filesystem::path& path, const ParameterLay
   const io::Safetensors file = open_file(path);
   const auto format = file.metadata().find("format");
   if (format == file.metadata().end() || format->second != kFormat) {
-    refuse(path, fmt::format("is no checkpoint of uniep train (its metadata lacks format = {})", kFormat));
+    refuse_resume(path, fmt::format("is no checkpoint of uniep train (its metadata lacks format = {})", kFormat));
   }
   check_configuration(file, path, config, text);
   TrainState state;
@@ -158,7 +159,7 @@ TrainState load_checkpoint(const std::filesystem::path& path, const ParameterLay
   state.first_moments = read_part(file, path, layout, kParts[1]);
   state.second_moments = read_part(file, path, layout, kParts[2]);
   if (checksum_text(state) != metadata_value(file, path, "checksum")) {
-    refuse(path, "is damaged: its checksum does not match its contents");
+    refuse_resume(path, "is damaged: its checksum does not match its contents");
   }
   return state;
 }

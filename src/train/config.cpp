@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "model/refuse.h"
 #include "uniep/error.h"
 
 namespace uniep::train {
@@ -11,10 +12,6 @@ namespace {
 
 // Bounds the arrays of a step, so that no size overflows and a slip of the keyboard does not ask for all memory.
 constexpr int64_t kMaxElements = int64_t{1} << 32;
-
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(Status::kInvalidArgument, message);
-}
 
 void check_range(const char* option, int64_t value, int64_t least, int64_t most) {
   if (value < least || value > most) refuse(fmt::format("{}: {}; legal are {} to {}", option, value, least, most));

@@ -7,7 +7,7 @@
 namespace uniep::train {
 namespace {
 
-constexpr int kPartialSums = 8;
+constexpr int kFloatSums = 8;
 
 struct Matrix {
   const float* data;
@@ -126,29 +126,29 @@ UNIEP_HOST_DEVICE void gate_backward_all(const GateBackward& arrays, int64_t cou
   }
 }
 
-UNIEP_HOST_DEVICE float join(const float (&sums)[kPartialSums]) {
+UNIEP_HOST_DEVICE float join(const float (&sums)[kFloatSums]) {
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
 UNIEP_HOST_DEVICE SoftmaxSummary softmax_all(const float* logits, float* probabilities, int64_t count) {
-  float maxima[kPartialSums];
+  float maxima[kFloatSums];
   for (float& maximum : maxima) maximum = logits[0];
   int64_t i = 0;
-  for (; i + kPartialSums <= count; i += kPartialSums) {
-    for (int lane = 0; lane < kPartialSums; ++lane) {
+  for (; i + kFloatSums <= count; i += kFloatSums) {
+    for (int lane = 0; lane < kFloatSums; ++lane) {
       maxima[lane] = logits[i + lane] > maxima[lane] ? logits[i + lane] : maxima[lane];
     }
   }
   float largest = maxima[0];
-  for (int lane = 1; lane < kPartialSums; ++lane) largest = maxima[lane] > largest ? maxima[lane] : largest;
+  for (int lane = 1; lane < kFloatSums; ++lane) largest = maxima[lane] > largest ? maxima[lane] : largest;
   for (; i < count; ++i) largest = logits[i] > largest ? logits[i] : largest;
   for (i = 0; i < count; ++i) {
     const float difference = logits[i] - largest;
     probabilities[i] = exp_bounded(difference < -80.0f ? -80.0f : difference);
   }
-  float sums[kPartialSums] = {};
-  for (i = 0; i + kPartialSums <= count; i += kPartialSums) {
-    for (int lane = 0; lane < kPartialSums; ++lane) sums[lane] = sums[lane] + probabilities[i + lane];
+  float sums[kFloatSums] = {};
+  for (i = 0; i + kFloatSums <= count; i += kFloatSums) {
+    for (int lane = 0; lane < kFloatSums; ++lane) sums[lane] = sums[lane] + probabilities[i + lane];
   }
   for (int lane = 0; i < count; ++i, ++lane) sums[lane] = sums[lane] + probabilities[i];
   const float sum = join(sums);
@@ -240,10 +240,10 @@ SoftmaxSummary softmax(const float* logits, float* probabilities, int64_t count)
 }
 
 float dot(const float* x, const float* y, int64_t count) {
-  float sums[kPartialSums] = {};
+  float sums[kFloatSums] = {};
   int64_t i = 0;
-  for (; i + kPartialSums <= count; i += kPartialSums) {
-    for (int lane = 0; lane < kPartialSums; ++lane) sums[lane] = sums[lane] + x[i + lane] * y[i + lane];
+  for (; i + kFloatSums <= count; i += kFloatSums) {
+    for (int lane = 0; lane < kFloatSums; ++lane) sums[lane] = sums[lane] + x[i + lane] * y[i + lane];
   }
   for (int lane = 0; i < count; ++i, ++lane) sums[lane] = sums[lane] + x[i] * y[i];
   return join(sums);

@@ -231,11 +231,11 @@ void Model::block_backward(const Parameters& parameters, int64_t layer, int64_t 
 
 // Sequence after sequence in global order, whichever rank had them.
 void Model::reduce_sequences(std::vector<float>& gradients) const {
-  constexpr int64_t kChunk = 1 << 12;
+  constexpr int64_t kElements = 1 << 12;
   const int64_t count = layout_.dense_count();
   const double flops = static_cast<double>(count) * static_cast<double>(config_.batch);
-  reference::parallel_for((count + kChunk - 1) / kChunk, flops, [&](int64_t chunk) {
-    const int64_t begin = chunk * kChunk, elements = std::min(kChunk, count - begin);
+  reference::parallel_for((count + kElements - 1) / kElements, flops, [&](int64_t chunk) {
+    const int64_t begin = chunk * kElements, elements = std::min(kElements, count - begin);
     float* sum = gradients.data() + begin;
     std::copy_n(sequence_gradients_.data() + begin, elements, sum);
     for (int64_t sequence = 1; sequence < config_.batch; ++sequence) {

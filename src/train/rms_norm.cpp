@@ -9,7 +9,7 @@
 namespace uniep::train {
 namespace {
 
-constexpr float kEpsilon = 1e-5f;
+constexpr float kNormEpsilon = 1e-5f;
 
 }  // namespace
 
@@ -18,7 +18,7 @@ void rms_norm_forward(const RmsNormForward& call) {
   for (int64_t row = 0; row < rows; ++row) {
     const float* in = x + row * columns;
     const float mean_square = dot(in, in, columns) / static_cast<float>(columns);
-    const float inverse = 1.0f / std::sqrt(mean_square + kEpsilon);
+    const float inverse = 1.0f / std::sqrt(mean_square + kNormEpsilon);
     inverse_rms[row] = inverse;
     for (int64_t column = 0; column < columns; ++column) {
       out[row * columns + column] = in[column] * inverse * gain[column];

@@ -8,16 +8,13 @@
 #include "io/file.h"
 #include "io/hash64.h"
 #include "io/quote.h"
+#include "model/refuse.h"
 #include "uniep/error.h"
 
 namespace uniep::train {
 namespace {
 
 constexpr int64_t kHeldOutPart = 10;  // one in so many bytes
-
-[[noreturn]] void refuse(const std::string& message) {
-  throw Error(Status::kInvalidArgument, message);
-}
 
 }  // namespace
 

@@ -15,7 +15,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Parsed = nlohmann::json;
 
-constexpr const char* kFormat = "uniep calibration";
+constexpr const char* kFormatName = "uniep calibration";
 constexpr int kVersion = 1;
 constexpr std::size_t kMaxLayers = 1000, kMaxCalls = 10000, kMaxTextBytes = 2000;
 constexpr int64_t kMaxSize = 1 << 17, kMaxTokens = 1 << 16, kMaxExperts = 1 << 12, kMaxRanks = 8;
@@ -32,8 +32,9 @@ class Reader {
     const Parsed root = Parsed::parse(text, nullptr, false);
     if (root.is_discarded()) refuse("is not valid JSON; must be what `uniep calibrate --raw` wrote");
     if (!root.is_object()) refuse("is not a JSON object");
-    if (!root.contains("format") || root["format"] != kFormat) {
-      refuse("format", root.contains("format") ? shown(root["format"]) : "is missing", fmt::format("\"{}\"", kFormat));
+    if (!root.contains("format") || root["format"] != kFormatName) {
+      refuse("format", root.contains("format") ? shown(root["format"]) : "is missing",
+             fmt::format("\"{}\"", kFormatName));
     }
     require_keys(root, "", {"format", "version", "device", "compute_units", "layers", "dropped"});
     whole(root, "", "version", kVersion, kVersion);
@@ -143,12 +144,9 @@ Calibration parse_calibration(std::string_view text, const std::string& file) {
 }
 
 std::string to_json(const Calibration& calibration) {
-  Json json = {{"format", kFormat},
-               {"version", kVersion},
-               {"device", calibration.device},
-               {"compute_units", calibration.compute_units},
-               {"layers", Json::array()},
-               {"dropped", calibration.dropped}};
+  Json json = {{"format", kFormatName},        {"version", kVersion},
+               {"device", calibration.device}, {"compute_units", calibration.compute_units},
+               {"layers", Json::array()},      {"dropped", calibration.dropped}};
   for (const CalibrationLayer& layer : calibration.layers) {
     const LayerShape& shape = layer.shape;
     json["layers"].push_back({{"shape",

@@ -22,7 +22,7 @@ struct CalibrationLayer {
   bool operator==(const CalibrationLayer&) const = default;
 };
 // "4096,1536,16,8 x 1, T 4096, forward, sustained: queue=static"
-std::string name_of(const CalibrationLayer& layer);
+std::string layer_name(const CalibrationLayer& layer);
 
 bool share_tensors(const CalibrationLayer& a, const CalibrationLayer& b);
 // Whether layers that follow each other are called in turn, on the same tensors.

@@ -107,7 +107,7 @@ void add_two_gpus(Layers& layers) {
 
 }  // namespace
 
-std::string name_of(const CalibrationLayer& layer) {
+std::string layer_name(const CalibrationLayer& layer) {
   const LayerShape& shape = layer.shape;
   return fmt::format("{},{},{},{} x {}, T {}, {}, {}: {}", shape.hidden, shape.intermediate, shape.experts, shape.topk,
                      layer.ranks, layer.tokens, layer.direction == Direction::kForward ? "forward" : "backward",

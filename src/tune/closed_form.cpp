@@ -12,7 +12,7 @@
 namespace uniep::tune {
 namespace {
 
-constexpr double kBlockRows = 128;
+constexpr double kTileRows = 128;
 
 // What the forms leave open, fitted to tests/data/measured_layers.json.
 constexpr double kFill = 25;            // us from the first rows to full speed
@@ -55,7 +55,7 @@ MemoryTimes forward_memory(const Problem& problem) {
 double rows_of_send(const Problem& problem) {
   const RankLoad& load = problem.load;
   if (problem.groups) return load.rows / std::max(load.tokens * problem.ranks, 1.0) * program::kTokenBlock;
-  return std::min(kBlockRows, load.rows / std::max(load.local_experts, 1.0));
+  return std::min(kTileRows, load.rows / std::max(load.local_experts, 1.0));
 }
 
 double sum_bytes(const Problem& problem) {
@@ -84,9 +84,9 @@ sim::OperandWait operand_wait(const Problem& problem, GemmStage stage, const Til
   const sim::MachineDescription& machine = *problem.machine;
   const sim::Work work = sim::work_of(stage);
   const double per_k =
-      machine.tile_cycles(work, kBlockRows, tile.n, 1) - machine.tile_cycles(work, kBlockRows, tile.n, 0);
+      machine.tile_cycles(work, kTileRows, tile.n, 1) - machine.tile_cycles(work, kTileRows, tile.n, 0);
   return sim::OperandWait(
-      {kBlockRows, static_cast<double>(tile.n), static_cast<double>(depth), per_k, tile.cluster, tile.stages});
+      {kTileRows, static_cast<double>(tile.n), static_cast<double>(depth), per_k, tile.cluster, tile.stages});
 }
 
 sim::OperandPath operand_path(const Problem& problem, double computing, double clock) {
@@ -199,8 +199,8 @@ DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule) {
     const double pieces = std::ceil(bytes / schedule.comm.chunk_bytes);
     const double task = copy.task + (push ? copy.push : 0);
     part.copy = tasks * task + scale * pieces * (copy.chunk_in * taken + copy.chunk_out * load.rows);
-    part.first = copy.alone *
-                 (copy.task + scale * pieces * (kBlockRows / parts) * (copy.chunk_in + copy.chunk_out * part.early));
+    part.first =
+        copy.alone * (copy.task + scale * pieces * (kTileRows / parts) * (copy.chunk_in + copy.chunk_out * part.early));
   } else {
     const sim::PortCopies& port = machine.port;
     part.workers = schedule.comm.dispatch_sms;

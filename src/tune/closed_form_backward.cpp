@@ -7,13 +7,13 @@ namespace uniep::tune {
 namespace {
 
 // What the forms leave open, fitted to simulated backward layers and to those of tests/data/measured_layers.json.
-constexpr double kFill = 21;             // us from the first rows to full speed
-constexpr double kDrain = 12;            // us of results under way when the last tile is done
-constexpr double kLaunchesApart = 33;    // us more when each stage is a launch
-constexpr double kDispatchAlone = 0.93;  // of its time beside tiles
-constexpr double kLateRows = 0.25;       // of the time in which rows come later than tiles could take them
-constexpr double kLastTiles = 0.33;      // of a tile: workers that have none left while others run their last
-constexpr double kSumsBeside = 0.6;      // the share of sums that are complete before the last tile, in one chunk
+constexpr double kBackwardFill = 21;             // us from the first rows to full speed
+constexpr double kBackwardDrain = 12;            // us of results under way when the last tile is done
+constexpr double kBackwardLaunchesApart = 33;    // us more when each stage is a launch
+constexpr double kBackwardDispatchAlone = 0.93;  // of its time beside tiles
+constexpr double kLateRows = 0.25;               // of the time in which rows come later than tiles could take them
+constexpr double kLastTiles = 0.33;              // of a tile: workers that have none left while others run their last
+constexpr double kBackwardSumsBeside = 0.6;  // the share of sums that are complete before the last tile, in one chunk
 constexpr double kFirstSums = 0.67;    // of the time until all results are there: when the first sums are, in one chunk
 constexpr double kUnevenSends = 0.5;   // of a send: what the last sender is behind the mean
 constexpr double kAfterXAgain = 0.25;  // of the weight gradients: those that are left when x is there again
@@ -89,7 +89,7 @@ Work work_of_parts(const Problem& problem, const Parts& parts, double clock) {
   const double by_agents = dispatch.copy / (dispatch.by_warps ? work.available : dispatch.workers) * work.at_clock;
   work.copy = std::max(by_agents, dispatch.link);
   work.copies = work.copy * dispatch.operands;
-  work.alone = std::max(kDispatchAlone * by_agents, dispatch.link) * dispatch.operands;
+  work.alone = std::max(kBackwardDispatchAlone * by_agents, dispatch.link) * dispatch.operands;
   work.send = combine.send / (combine.senders > 0 ? combine.senders : work.computing) * work.at_clock;
   work.send_task = combine.send_task * work.at_clock;
   work.sends_after = combine.staged && !combine.by_warps && combine.senders == 0;
@@ -117,7 +117,7 @@ double apart(const Problem& problem, const Parts& parts, const Work& work, const
   const GroupedEnd end =
       combine.groups ? grouped_end(combine, grouped_times(work)) : GroupedEnd{sent, combine.sum / work.sum_after};
   return time.begin + work.alone + std::max(gemms.first + gemms.first_tail, memory.first) + second + end.there +
-         end.left + std::max(gemms.gradients, memory.gradients) + time.end + 5 * time.launch + kLaunchesApart;
+         end.left + std::max(gemms.gradients, memory.gradients) + time.end + 5 * time.launch + kBackwardLaunchesApart;
 }
 
 // A call of its own before the others: FC1, which takes `gemm` us, and the dispatch of x beside it where no rows are
@@ -130,10 +130,11 @@ double first_gemm_again(const Problem& problem, const Parts& parts, const Work& 
   const double tail = kLastTiles * gemm / tiles * work.available;
   if (dispatch.again == 0) return time.begin + gemm + tail + time.end;
   const double copies = dispatch.again / work.available * work.at_clock;
-  const double copy = std::max(copies, dispatch.link), alone = std::max(kDispatchAlone * copies, dispatch.link);
+  const double copy = std::max(copies, dispatch.link), alone = std::max(kBackwardDispatchAlone * copies, dispatch.link);
   if (!parts.gemm->fused) return time.begin + alone + gemm + tail + time.launch + time.end;
   const double slowed = problem.machine->slowdown.copies * std::min(copy, gemm);
-  return time.begin + dispatch.again_first * work.at_clock + kFill + std::max(gemm + slowed, copy) + tail + time.end;
+  return time.begin + dispatch.again_first * work.at_clock + kBackwardFill + std::max(gemm + slowed, copy) + tail +
+         time.end;
 }
 
 // When a part of the call ends, from its begin on, in which the second GEMM and all that follows in its launch run.
@@ -164,8 +165,8 @@ Second second_part(const Parts& parts, const Work& work, const GemmTimes& gemms,
                      begun + std::max(work.send + kUnevenSends * work.send_task, combine.link));
   }
   const double begun = std::max(there * (by_chunks ? last : kFirstSums), copied);
-  const double before =
-      std::min(combine.sum * (by_chunks ? 1 - last : kSumsBeside), work.sum_beside * std::max(0.0, there - begun));
+  const double before = std::min(combine.sum * (by_chunks ? 1 - last : kBackwardSumsBeside),
+                                 work.sum_beside * std::max(0.0, there - begun));
   const double beside =
       std::min(combine.sum - before, work.sum_beside * std::max(0.0, tiles - std::max(there, copied)));
   Second second;
@@ -212,15 +213,17 @@ Estimate estimate_backward(const Problem& problem, const Parts& parts, int round
       if (first == rows) result.limits = "rows";
 
       double carried = memory.second + (gemm.fills ? memory.gradients : 0);
-      if (gemm.one_launch) carried -= first + kFill - memory.first;
+      if (gemm.one_launch) carried -= first + kBackwardFill - memory.first;
       double tiles = std::max(gemms.second + filling + slowed - slowed_first, carried);
       if (!gemm.fills) tiles += gemms.second_tail;
-      const double copied = gemm.one_launch ? std::max(0.0, work.copies - first - kFill) : later ? work.copy : 0;
+      const double copied = gemm.one_launch ? std::max(0.0, work.copies - first - kBackwardFill)
+                            : later         ? work.copy
+                                            : 0;
       if (gemm.fills && copied > 0) tiles = std::max(tiles, copied + kAfterXAgain * gemms.gradients);
       const Second second = second_part(parts, work, gemms, tiles, copied);
       if (second.by_links) result.limits = "links";
-      result.us = time.begin + dispatch.first * (dispatch.by_warps ? work.at_clock : 1) + kFill + first + second.end +
-                  kDrain + time.end;
+      result.us = time.begin + dispatch.first * (dispatch.by_warps ? work.at_clock : 1) + kBackwardFill + first +
+                  second.end + kBackwardDrain + time.end;
       if (!gemm.one_launch) result.us += gemms.first_tail + time.launch;
       if (!gemm.fills) result.us += time.launch + std::max(gemms.gradients, memory.gradients);
     }

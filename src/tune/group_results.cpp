@@ -2,23 +2,20 @@
 
 #include <fmt/format.h>
 
+#include "model/refuse.h"
 #include "tune/bytes.h"
 #include "uniep/error.h"
 
 namespace uniep::tune {
 namespace {
 
-constexpr uint32_t kFormat = 1;
-
-[[noreturn]] void refuse(const std::string& what) {
-  throw Error(Status::kInvalidArgument, what);
-}
+constexpr uint32_t kResultsFormat = 1;
 
 }  // namespace
 
 std::vector<std::byte> results_bytes(const GroupResults& results, uint64_t identity) {
   ByteWriter writer;
-  writer.number(kFormat);
+  writer.number(kResultsFormat);
   writer.number(identity);
   writer.number(static_cast<int32_t>(results.group));
   for (const std::vector<Result>& slot : results.slots) {
@@ -36,8 +33,8 @@ std::vector<std::byte> results_bytes(const GroupResults& results, uint64_t ident
 
 GroupResults parse_results(std::span<const std::byte> bytes, uint64_t identity, std::size_t slots) {
   ByteReader reader(bytes);
-  if (const auto format = reader.number<uint32_t>(); format != kFormat) {
-    refuse(fmt::format("format {}; this version reads {}", format, kFormat));
+  if (const auto format = reader.number<uint32_t>(); format != kResultsFormat) {
+    refuse(fmt::format("format {}; this version reads {}", format, kResultsFormat));
   }
   if (reader.number<uint64_t>() != identity) refuse("of other layers, another machine or another library");
   GroupResults all;

@@ -28,7 +28,7 @@ double thread_ms() {
   return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
 }
 
-struct Candidate {
+struct Combination {
   double us;
   const GemmChoice* gemm;
   const DispatchChoice* dispatch;
@@ -36,13 +36,13 @@ struct Candidate {
 };
 
 // The best of each family that is near the best of all, then the best of the rest.
-std::vector<Candidate> candidates_of(std::span<const std::vector<Candidate>> families, std::size_t wanted) {
-  std::vector<Candidate> firsts, rest;
-  for (const std::vector<Candidate>& family : families) {
+std::vector<Combination> candidates_of(std::span<const std::vector<Combination>> families, std::size_t wanted) {
+  std::vector<Combination> firsts, rest;
+  for (const std::vector<Combination>& family : families) {
     if (!family.empty()) firsts.push_back(family.front());
     if (family.size() > 1) rest.insert(rest.end(), family.begin() + 1, family.end());
   }
-  const auto by_time = [](const Candidate& a, const Candidate& b) { return a.us < b.us; };
+  const auto by_time = [](const Combination& a, const Combination& b) { return a.us < b.us; };
   std::stable_sort(firsts.begin(), firsts.end(), by_time);
   while (firsts.back().us > kFamilyReach * firsts.front().us) firsts.pop_back();
   std::stable_sort(rest.begin(), rest.end(), by_time);
@@ -109,21 +109,21 @@ Solution solve(const SolveRequest& request) {
   const double reserved = space.base().comm.reserve_sms;
   const std::size_t wanted = static_cast<std::size_t>(std::max(request.best, 1));
   Solution solution;
-  std::vector<Candidate> families[kFamilies];  // each ascending; of equals the first
+  std::vector<Combination> families[kFamilies];  // each ascending; of equals the first
   space.for_each([&](const GemmChoice& gemm, const DispatchChoice& dispatch, const CombineChoice& combine) {
     ++solution.points;
     const double us = estimate(problem, {&gemm.part, &dispatch.part, &combine.part, reserved}, kRounds).us;
-    std::vector<Candidate>& best = families[family_of(gemm, dispatch)];
+    std::vector<Combination>& best = families[family_of(gemm, dispatch)];
     if (best.size() == wanted && us >= best.back().us) return true;
     const auto at = std::lower_bound(best.begin(), best.end(), us,
-                                     [](const Candidate& candidate, double value) { return candidate.us < value; });
+                                     [](const Combination& candidate, double value) { return candidate.us < value; });
     if (at != best.end() && at->us == us) return true;
     best.insert(at, {us, &gemm, &dispatch, &combine});
     if (best.size() > wanted) best.pop_back();
     return true;
   });
-  std::vector<Candidate> best = candidates_of(families, wanted);
-  for (const Candidate& candidate : best) {
+  std::vector<Combination> best = candidates_of(families, wanted);
+  for (const Combination& candidate : best) {
     const Schedule schedule = space.schedule(*candidate.gemm, *candidate.dispatch, *candidate.combine);
     solution.best.push_back({schedule, estimate(problem, schedule).us});
   }

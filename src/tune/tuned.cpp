@@ -12,6 +12,7 @@
 #include "io/file.h"
 #include "io/hash64.h"
 #include "io/quote.h"
+#include "model/refuse.h"
 #include "program/schedule_fields.h"
 #include "uniep/error.h"
 
@@ -21,18 +22,14 @@ namespace {
 using Json = nlohmann::ordered_json;  // to write: ordered_map copies what it holds, however deep, as it grows
 using Parsed = nlohmann::json;
 
-constexpr int kFormat = 2;
+constexpr int kFileFormat = 2;
 constexpr int64_t kBucket = 4096;
-constexpr int kMaxRanks = 64;
+constexpr int kMostRanks = 64;
 constexpr int64_t kMax = int64_t{1} << 40;
 const char* const kGradients[] = {"bf16", "fp32", "main_grad"};
 const char* const kRouterWeights[] = {"activation", "output", "input"};
 const char* const kSuffix = ".tuned.json";
 const char* const kDirections[] = {"forward", "backward"};
-
-[[noreturn]] void refuse(const std::string& what) {
-  throw Error(Status::kInvalidArgument, what);
-}
 
 // A value in a message. Lists and objects are not written out, however deep they are.
 std::string shown(const Parsed& value) {
@@ -166,7 +163,7 @@ TunedSchedule read_entry(const Parsed& json, const std::string& where) {
   TunedSchedule tuned;
   TunedKey& key = tuned.key;
   key.machine = entry.text("machine");
-  key.ranks = static_cast<int>(entry.integer("ranks", 1, kMaxRanks));
+  key.ranks = static_cast<int>(entry.integer("ranks", 1, kMostRanks));
   const Fields shape(entry.at("shape"), entry.where("shape"), {"hidden", "intermediate", "experts", "topk"});
   key.shape = {shape.integer("hidden", 1, kMax), shape.integer("intermediate", 1, kMax),
                shape.integer("experts", 1, kMax), shape.integer("topk", 1, kMax)};
@@ -217,8 +214,8 @@ std::vector<TunedSchedule> parse_tuned(std::string_view text) {
   const Parsed json = Parsed::parse(text, nullptr, false);
   if (json.is_discarded()) refuse("no JSON");
   const Fields file(json, "file", {"format", "schedules"});
-  if (file.at("format") != kFormat) {
-    refuse(fmt::format("file.format: {}; this version reads {}", shown(file.at("format")), kFormat));
+  if (file.at("format") != kFileFormat) {
+    refuse(fmt::format("file.format: {}; this version reads {}", shown(file.at("format")), kFileFormat));
   }
   if (!file.at("schedules").is_array()) refuse("file.schedules: must be a list");
   std::vector<TunedSchedule> all;
@@ -229,7 +226,7 @@ std::vector<TunedSchedule> parse_tuned(std::string_view text) {
 
 std::string to_json(const std::vector<TunedSchedule>& schedules) {
   Json json;
-  json["format"] = kFormat;
+  json["format"] = kFileFormat;
   json["schedules"] = Json::array();
   for (const TunedSchedule& tuned : schedules) {
     Json entry = json_of(tuned.key);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "model/refuse.h"
 #include "tune/rank_names.h"
 #include "tune/tuner_state.h"
 #include "uniep/error.h"
@@ -17,10 +18,6 @@ using tune::ByteWriter;
 using tune::hash_of;
 
 namespace {
-
-[[noreturn]] void refuse(const std::string& what) {
-  throw Error(Status::kInvalidArgument, what);
-}
 
 uint64_t identity_of(const TunerOptions& options) {
   ByteWriter writer;

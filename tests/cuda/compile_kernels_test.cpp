@@ -1,6 +1,7 @@
 // Compiles the library's kernels for sm_90a without a GPU: all defaults, and a seeded sample of other shapes. Fails on
 // register spills, on ptxas advisories (setmaxnreg ignored, wgmma serialised) and on too much shared memory.
 // Usage: compile_kernels_test [SAMPLES] [SEED]. Exit status 77 where NVRTC is missing.
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,8 +10,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <future>
-#include <memory>
+#include <new>
 #include <random>
 #include <set>
 #include <string>
@@ -32,7 +32,7 @@ namespace {
 
 using namespace uniep::cuda;
 
-constexpr int kMaxKernels = 72;
+constexpr int kMaxKernels = 73;
 
 std::vector<GemmConfig> sampled_configs(int samples, unsigned seed) {
   std::mt19937 random(seed);
@@ -159,23 +159,49 @@ std::vector<LayerKernelConfig> activation_configs() {
   return configs;
 }
 
-// They take the next one each until there is none.
-std::vector<std::jthread> compile_on_all_cores(const std::vector<KernelRequest>& requests,
-                                               std::vector<std::promise<CompiledKernel>>& compiled) {
-  const auto next = std::make_shared<std::atomic<std::size_t>>(0);
-  std::vector<std::jthread> threads;
+bool compiles_well(const KernelRequest& request) {
+  const CompiledKernel kernel = compile_kernel(request);
+  const bool good = kernel.use.registers > 0 && kernel.use.spill_bytes == 0 && kernel.use.stack_bytes == 0 &&
+                    kernel.use.advisories.empty() && !kernel.cubin.empty();
+  std::printf("%-4s %3d registers %d spilled %d stack  %s\n", good ? "ok" : "FAIL", kernel.use.registers,
+              kernel.use.spill_bytes, kernel.use.stack_bytes, request.description().c_str());
+  for (const std::string& line : kernel.use.advisories) std::printf("     %s\n", line.c_str());
+  std::fflush(stdout);
+  return good;
+}
+
+// A process a core, since NVRTC compiles one kernel of a process at a time; each takes the next one until there is
+// none. Returns how many processes saw a failure.
+int compile_on_all_cores(const std::vector<KernelRequest>& requests) {
+  using Counter = std::atomic<std::size_t>;
+  void* const shared = ::mmap(nullptr, sizeof(Counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return 1;
+  auto* const next = new (shared) Counter(0);
+  std::fflush(stdout);
+  std::vector<pid_t> children;
   for (unsigned core = 0; core < std::max(1u, std::thread::hardware_concurrency()); ++core) {
-    threads.emplace_back([&requests, &compiled, next] {
-      for (std::size_t i = (*next)++; i < requests.size(); i = (*next)++) {
-        try {
-          compiled[i].set_value(compile_kernel(requests[i]));
-        } catch (...) {
-          compiled[i].set_exception(std::current_exception());
-        }
+    const pid_t child = ::fork();
+    if (child == 0) {
+      bool good = true;
+      try {
+        for (std::size_t i = (*next)++; i < requests.size(); i = (*next)++) good = compiles_well(requests[i]) && good;
+      } catch (const std::exception& error) {
+        std::printf("FAIL %s\n", error.what());
+        good = false;
       }
-    });
+      std::fflush(stdout);
+      ::_exit(good ? 0 : 1);
+    }
+    children.push_back(child);
   }
-  return threads;
+  int failures = 0;
+  for (const pid_t child : children) {
+    int status = 0;
+    const bool ended = child > 0 && ::waitpid(child, &status, 0) == child;
+    if (!ended || !WIFEXITED(status) || WEXITSTATUS(status) != 0) ++failures;
+  }
+  if (*next < requests.size()) ++failures;
+  return failures;
 }
 
 int run(int samples, unsigned seed) {
@@ -186,16 +212,20 @@ int run(int samples, unsigned seed) {
   for (const GemmConfig& config : configs) failures += count_wrong_limits(config);
   std::size_t sizes = 0;
   const KernelRequest storage = layer_storage_request(sizes);
-  std::future<CompiledKernel> storage_compiled =
-      std::async(std::launch::async, [&] { return compile_kernel(storage); });
   const bool has_sizes = sizes > 1000;
   std::printf("%-4s the megakernel's shared memory, %zu sizes\n", has_sizes ? "ok" : "FAIL", sizes);
   if (!has_sizes) ++failures;
-  std::vector<KernelRequest> requests = {
-      checksum_request(),      prob_sum_request(),      naive_request("uniep_naive_gemm"),
-      place_request(),         row_of_source_request(), program_tables_request(),
-      begin_call_request(),    slots_of_map_request(),  dense_dprobs_request(),
-      bias_gradients_request()};
+  std::vector<KernelRequest> requests = {storage,  // the longest
+                                         checksum_request(),
+                                         prob_sum_request(),
+                                         naive_request("uniep_naive_gemm"),
+                                         place_request(),
+                                         row_of_source_request(),
+                                         program_tables_request(),
+                                         begin_call_request(),
+                                         slots_of_map_request(),
+                                         dense_dprobs_request(),
+                                         bias_gradients_request()};
   using Tests = uniep::cuda::test::Kernels;
   const std::string folder = uniep::cuda::test::kernel_folder();
   for (const char* const function : {"test_checksum", "test_compare", "test_sample"}) {
@@ -220,19 +250,7 @@ int run(int samples, unsigned seed) {
     if (seen.insert(request.description()).second && requests.size() < kMaxKernels) requests.push_back(request);
   }
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<std::promise<CompiledKernel>> compiled(requests.size());
-  const std::vector<std::jthread> compilers = compile_on_all_cores(requests, compiled);
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    const KernelRequest& request = requests[i];
-    const CompiledKernel kernel = compiled[i].get_future().get();
-    const bool good = kernel.use.registers > 0 && kernel.use.spill_bytes == 0 && kernel.use.stack_bytes == 0 &&
-                      kernel.use.advisories.empty() && !kernel.cubin.empty();
-    std::printf("%-4s %3d registers %d spilled %d stack  %s\n", good ? "ok" : "FAIL", kernel.use.registers,
-                kernel.use.spill_bytes, kernel.use.stack_bytes, request.description().c_str());
-    for (const std::string& line : kernel.use.advisories) std::printf("     %s\n", line.c_str());
-    if (!good) ++failures;
-  }
-  storage_compiled.get();
+  failures += compile_on_all_cores(requests);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   std::printf("%zu kernels in %.1f s, %d failures\n", requests.size(), seconds, failures);
   return failures == 0 ? 0 : 1;

@@ -11,13 +11,10 @@ namespace {
 
 constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));
 
-CUdeviceptr pointer(const void* address) {
-  return reinterpret_cast<CUdeviceptr>(address);
-}
-
 void poison(const DeviceArray& array, int64_t bytes, CUstream stream) {
   if (bytes == 0) return;
-  check(driver().cuMemsetD8Async(pointer(array.data()), 0xff, static_cast<std::size_t>(bytes), stream), "poisoning");
+  check(driver().cuMemsetD8Async(device_pointer(array.data()), 0xff, static_cast<std::size_t>(bytes), stream),
+        "poisoning");
 }
 
 template <typename T>
@@ -126,7 +123,7 @@ void DeviceBackward::upload(const BackwardArrays& arrays, const cli::LayerData& 
     const BackwardArrays::OfRank& own = arrays.local[local];
     const ScopedDevice scope(layer_.device_of(local));
     check(
-        driver().cuMemcpyHtoDAsync(pointer(own.dy.data()), data.dy_of(rank),
+        driver().cuMemcpyHtoDAsync(device_pointer(own.dy.data()), data.dy_of(rank),
                                    static_cast<std::size_t>(tokens * shape.hidden * kElement), layer_.stream_of(local)),
         "uploading dy");
     poison(own.dx, tokens * shape.hidden * kElement, layer_.stream_of(local));
@@ -178,7 +175,7 @@ void DeviceBackward::start(const GradientArrays& gradients) const {
       for (int64_t expert = 0; expert < experts; ++expert) {
         void* const target = gradients.by_address ? addresses[static_cast<std::size_t>(expert)]
                                                   : static_cast<float*>(whole.data()) + expert * elements;
-        check(driver().cuMemcpyHtoDAsync(pointer(target), first + expert * elements,
+        check(driver().cuMemcpyHtoDAsync(device_pointer(target), first + expert * elements,
                                          static_cast<std::size_t>(elements) * sizeof(float), layer_.stream_of(local)),
               "starting main_grad");
       }
@@ -187,7 +184,7 @@ void DeviceBackward::start(const GradientArrays& gradients) const {
     for (int64_t half = 0; half < 2 * experts; ++half) {
       const float* const first =
           values.dw1_fp32.data() + (static_cast<int64_t>(local) * 2 * experts + half) * expert_elements();
-      check(driver().cuMemcpyHtoDAsync(pointer(half_of_dw1(gradients, local, half / 2, half % 2)), first,
+      check(driver().cuMemcpyHtoDAsync(device_pointer(half_of_dw1(gradients, local, half / 2, half % 2)), first,
                                        static_cast<std::size_t>(expert_elements()) * sizeof(float),
                                        layer_.stream_of(local)),
             "starting main_grad");

@@ -18,10 +18,6 @@ using uniep::test::Random;
 
 constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));
 
-CUdeviceptr pointer(const void* address) {
-  return reinterpret_cast<CUdeviceptr>(address);
-}
-
 std::vector<BFloat16> random_values(Random& random, int64_t count, float scale) {
   std::vector<BFloat16> values(static_cast<std::size_t>(count));
   for (BFloat16& value : values) value = to_bfloat16(static_cast<float>(random.unit() * 2 - 1) * scale);
@@ -171,8 +167,9 @@ void DeviceLayer::upload(const CallArrays& arrays, const cli::LayerData& data) {
     const CallArrays::OfRank& own = arrays.local[local];
     const auto copy = [&](const void* target, const void* source, int64_t bytes) {
       if (bytes == 0) return;
-      check(driver().cuMemcpyHtoDAsync(pointer(target), source, static_cast<std::size_t>(bytes), stream_of(local)),
-            "uploading a batch");
+      check(
+          driver().cuMemcpyHtoDAsync(device_pointer(target), source, static_cast<std::size_t>(bytes), stream_of(local)),
+          "uploading a batch");
     };
     const int rank = rank_of(local);
     const int64_t first = data.first_token(rank), count = data.tokens[static_cast<std::size_t>(rank)];
@@ -202,7 +199,7 @@ void DeviceLayer::poison(const CallArrays& arrays) {
     const int64_t bytes = arrays.tokens[static_cast<std::size_t>(rank_of(local))] * config_.shape.hidden * kElement;
     if (bytes == 0) continue;
     const ScopedDevice scope(device_of(local));
-    check(driver().cuMemsetD8Async(pointer(arrays.local[local].y.data()), 0xff, static_cast<std::size_t>(bytes),
+    check(driver().cuMemsetD8Async(device_pointer(arrays.local[local].y.data()), 0xff, static_cast<std::size_t>(bytes),
                                    stream_of(local)),
           "poisoning y");
   }

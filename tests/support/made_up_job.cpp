@@ -114,6 +114,11 @@ bool JobOutcome::has(const std::string& decision) const {
   return std::find(decisions.begin(), decisions.end(), decision) != decisions.end();
 }
 
+bool JobOutcome::mentions(const std::string& part) const {
+  return std::any_of(log.begin(), log.end(),
+                     [&](const std::string& line) { return line.find(part) != std::string::npos; });
+}
+
 MadeUpRank::MadeUpRank(const MadeUpJob& job, int rank, std::shared_ptr<TunerExchange> exchange)
     : job_(job), rank_(rank) {
   outcome_.used.resize(job.factors.size());

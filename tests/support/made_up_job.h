@@ -57,6 +57,7 @@ struct JobOutcome {
   std::string text() const;  // as JSON
   static JobOutcome parse(const std::string& text);
   bool has(const std::string& decision) const;
+  bool mentions(const std::string& part) const;  // in its log
 };
 
 class MadeUpRank {

@@ -12,6 +12,7 @@
 #include "engine/cuda/kernels/grouped_launch.h"
 #include "engine/cuda/runtime/driver.h"
 #include "engine/cuda/runtime/profiler_range.h"
+#include "engine/cuda/runtime/stream.h"
 #include "engine/cuda/runtime/stream_capture.h"
 #include "engine/workspace.h"
 #include "model/activation_choice.h"
@@ -22,10 +23,6 @@ namespace uniep::cuda {
 namespace {
 
 constexpr int64_t kStoredRows = 16;
-
-CUstream stream_of(Stream stream) {
-  return static_cast<CUstream>(stream.handle);
-}
 
 MutableExpertMatrices matrices(void* whole, void* const* experts, int64_t count) {
   if (experts == nullptr) return {whole, {}};

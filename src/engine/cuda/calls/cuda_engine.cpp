@@ -19,6 +19,7 @@
 #include "engine/cuda/runtime/kernel_cache.h"
 #include "engine/cuda/runtime/nvml.h"
 #include "engine/cuda/runtime/profiler_range.h"
+#include "engine/cuda/runtime/stream.h"
 #include "engine/cuda/runtime/stream_capture.h"
 #include "engine/event_clocks.h"
 #include "engine/workspace.h"
@@ -28,14 +29,6 @@
 
 namespace uniep::cuda {
 namespace {
-
-CUstream stream_of(Stream stream) {
-  return static_cast<CUstream>(stream.handle);
-}
-
-CUdeviceptr pointer(const void* address) {
-  return reinterpret_cast<CUdeviceptr>(address);
-}
 
 // What was given, and this machine's share for a rank where nothing was.
 GroupOptions completed(GroupOptions options, const RankDevices& ranks) {
@@ -359,7 +352,8 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
 void CudaEngine::poison(void* memory, std::size_t bytes, int device, CUstream stream) const {
   if (disturbance().shuffle_seed == 0 || bytes == 0) return;
   const ScopedDevice scope(device);
-  check(driver().cuMemsetD8Async(pointer(memory), 0xff, bytes, stream), "poisoning memory");  // NaN, bf16 and fp32
+  check(driver().cuMemsetD8Async(device_pointer(memory), 0xff, bytes, stream),
+        "poisoning memory");  // NaN, bf16 and fp32
 }
 
 void CudaEngine::bind_group_memory(RankBinding& binding, std::size_t local, const DeviceProgram& program, bool record,
@@ -459,7 +453,7 @@ void CudaEngine::run(CallBinding& call, std::vector<Inputs>& inputs, const CallR
       const ScopedDevice scope(queue.device());
       for (const int rank : queue.ranks()) {
         check(driver().cuMemcpyDtoHAsync(&reports_[rank - first_local_rank()],
-                                         pointer(symmetric_.signals().report(rank)), sizeof(WaitReport), stream),
+                                         device_pointer(symmetric_.signals().report(rank)), sizeof(WaitReport), stream),
               "queueing the report of a call");
       }
     }

@@ -8,6 +8,7 @@
 #include "engine/cuda/kernels/exchange.h"
 #include "engine/cuda/runtime/driver.h"
 #include "engine/cuda/runtime/profiler_range.h"
+#include "engine/cuda/runtime/stream.h"
 #include "engine/cuda/runtime/stream_capture.h"
 #include "uniep/error.h"
 
@@ -16,10 +17,6 @@ namespace uniep::cuda {
 namespace {
 
 constexpr int kPullParts = 4;
-
-CUstream stream_of(Stream stream) {
-  return static_cast<CUstream>(stream.handle);
-}
 
 }  // namespace
 

@@ -2,19 +2,14 @@
 #include "engine/cuda/calls/call_memory.h"
 #include "engine/cuda/calls/cuda_engine.h"
 #include "engine/cuda/calls/layer_tiles.h"
+#include "engine/cuda/runtime/driver.h"
 #include "engine/cuda/runtime/profiler_range.h"
+#include "engine/cuda/runtime/stream.h"
 #include "engine/cuda/runtime/stream_capture.h"
 #include "engine/workspace.h"
 
 // Forward: its launches, which a backward may run a part of again.
 namespace uniep::cuda {
-namespace {
-
-CUstream stream_of(Stream stream) {
-  return static_cast<CUstream>(stream.handle);
-}
-
-}  // namespace
 
 // A forward on its way: what all its steps share. Vectors have an entry a local rank.
 struct CudaEngine::ForwardState {

@@ -18,13 +18,7 @@
 
 // What a group does beside its layers: memory that ranks share, failures, recovery, exchanges of hosts.
 namespace uniep::cuda {
-namespace {
-
-CUdeviceptr pointer(const void* address) {
-  return reinterpret_cast<CUdeviceptr>(address);
-}
-
-}  // namespace
+namespace {}  // namespace
 
 // ---- Inputs
 
@@ -92,8 +86,8 @@ void CudaEngine::copy_inputs(std::vector<Inputs>& inputs, const ProgramRequest& 
       if (bytes == 0 || own == nullptr) continue;
       const ScopedDevice scope(ranks_.devices()[local]);
       const int rank = bindings[local].rank;
-      check(driver().cuMemcpyDtoDAsync(pointer(symmetric_.inputs(rank, rank) + of.copies_at), pointer(own), bytes,
-                                       leader_of(rank, streams)),
+      check(driver().cuMemcpyDtoDAsync(device_pointer(symmetric_.inputs(rank, rank) + of.copies_at),
+                                       device_pointer(own), bytes, leader_of(rank, streams)),
             "copying x to where peers reach it");
     }
   }

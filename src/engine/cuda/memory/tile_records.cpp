@@ -9,10 +9,6 @@ namespace {
 
 constexpr int kAgents = 2;  // copy, compute
 
-CUdeviceptr pointer(const void* address) {
-  return reinterpret_cast<CUdeviceptr>(address);
-}
-
 // The expert that a timeline names: global, or -1 for tiles of no expert.
 int global_expert(const uniep::Task& task, int first_expert) {
   switch (task.stage) {
@@ -42,7 +38,7 @@ void TileRecords::reserve(int device, int workers) {
 
 void TileRecords::clear(void* stream) const {
   const ScopedDevice scope(device_);
-  check(driver().cuMemsetD8Async(pointer(memory_.data()), 0, counts_bytes(), static_cast<CUstream>(stream)),
+  check(driver().cuMemsetD8Async(device_pointer(memory_.data()), 0, counts_bytes(), static_cast<CUstream>(stream)),
         "clearing tile records");
 }
 
@@ -51,9 +47,10 @@ void TileRecords::append_to(std::vector<TileEvent>& events, int rank, int first_
   const std::size_t agents = static_cast<std::size_t>(workers_) * kAgents;
   std::vector<uint32_t> counts(agents);
   std::vector<TileRecord> records(agents * kCapacity);
-  check(driver().cuMemcpyDtoHAsync(counts.data(), pointer(this->counts()), counts.size() * sizeof(uint32_t), nullptr),
+  check(driver().cuMemcpyDtoHAsync(counts.data(), device_pointer(this->counts()), counts.size() * sizeof(uint32_t),
+                                   nullptr),
         "reading tile records");
-  check(driver().cuMemcpyDtoHAsync(records.data(), pointer(this->records()), records.size() * sizeof(TileRecord),
+  check(driver().cuMemcpyDtoHAsync(records.data(), device_pointer(this->records()), records.size() * sizeof(TileRecord),
                                    nullptr),
         "reading tile records");
   check(driver().cuCtxSynchronize(), "reading tile records");

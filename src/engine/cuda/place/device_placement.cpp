@@ -6,6 +6,7 @@
 
 #include "engine/cuda/memory/signals.h"
 #include "engine/cuda/runtime/driver.h"
+#include "engine/cuda/runtime/stream.h"
 #include "model/placement_errors.h"
 
 namespace uniep::cuda {
@@ -13,14 +14,6 @@ namespace {
 
 constexpr int kMaxCtasOfRank = 64;  // more make the sums over CTAs longer than what they save
 constexpr int64_t kMaxRowCount = std::numeric_limits<int32_t>::max() - kRowAlignment;
-
-CUdeviceptr pointer(const void* address) {
-  return reinterpret_cast<CUdeviceptr>(address);
-}
-
-CUstream stream_of(Stream stream) {
-  return static_cast<CUstream>(stream.handle);
-}
 
 void require_ranks(int ranks) {
   if (ranks <= kMaxCudaRanks) return;
@@ -184,7 +177,7 @@ void Placer::release() noexcept {
   for (const OwnRank& own : own_) {
     if (own.state == nullptr) continue;
     const ScopedDevice scope(own.device, std::nothrow);
-    driver().cuMemFree(pointer(own.state));
+    driver().cuMemFree(device_pointer(own.state));
   }
   if (host_ != nullptr) driver().cuMemFreeHost(host_);
 }
@@ -222,7 +215,7 @@ void Placer::clear_rows(std::span<const RankToPlace> ranks) {
   for (const DeviceRanks& of : devices_) {
     const ScopedDevice scope(of.device);
     for (const size_t i : of.index) {
-      cuda::check(driver().cuMemsetD8Async(pointer(ranks[i].tables.row_of_source), 0xff,
+      cuda::check(driver().cuMemsetD8Async(device_pointer(ranks[i].tables.row_of_source), 0xff,
                                            static_cast<size_t>(ranks[i].sources + 1) * sizeof(int32_t),
                                            stream_of(ranks[of.index.front()].routing.stream)),
                   "clearing a table of rows");
@@ -325,10 +318,10 @@ PlacementCounts Placer::read_counts(const LayerShape& shape, std::span<const Ran
   const CUstream stream = stream_of(ranks.front().routing.stream);
   const size_t count = static_cast<size_t>(memory_.ranks());
   const size_t entries = count * static_cast<size_t>(shape.experts);
-  cuda::check(driver().cuMemcpyDtoHAsync(host_->counts, pointer(ranks.front().tables.counts), entries * sizeof(int32_t),
-                                         stream),
+  cuda::check(driver().cuMemcpyDtoHAsync(host_->counts, device_pointer(ranks.front().tables.counts),
+                                         entries * sizeof(int32_t), stream),
               "reading counts");
-  cuda::check(driver().cuMemcpyDtoHAsync(host_->tokens, pointer(ranks.front().tables.tokens_of_rank),
+  cuda::check(driver().cuMemcpyDtoHAsync(host_->tokens, device_pointer(ranks.front().tables.tokens_of_rank),
                                          count * sizeof(int32_t), stream),
               "reading token counts");
   check(ranks);
@@ -373,8 +366,8 @@ void Placer::build_programs(std::span<RankCall* const> calls, std::span<const Pr
 void Placer::queue_reports(std::span<const RankToPlace> ranks) {
   for (size_t i = 0; i < own_.size(); ++i) {
     const ScopedDevice scope(own_[i].device);
-    cuda::check(driver().cuMemcpyDtoHAsync(&host_->report[i], pointer(&own_[i].state->report), sizeof(PlaceReport),
-                                           stream_of(ranks[i].routing.stream)),
+    cuda::check(driver().cuMemcpyDtoHAsync(&host_->report[i], device_pointer(&own_[i].state->report),
+                                           sizeof(PlaceReport), stream_of(ranks[i].routing.stream)),
                 "queueing the report of a placement");
   }
 }

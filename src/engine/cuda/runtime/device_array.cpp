@@ -7,13 +7,7 @@
 #include "engine/cuda/runtime/driver.h"
 
 namespace uniep::cuda {
-namespace {
-
-CUdeviceptr pointer(const void* address) {
-  return reinterpret_cast<CUdeviceptr>(address);
-}
-
-}  // namespace
+namespace {}  // namespace
 
 DeviceArray::DeviceArray(int device, int64_t bytes) : device_(device), bytes_(bytes) {
   const ScopedDevice scope(device);
@@ -25,7 +19,7 @@ DeviceArray::DeviceArray(int device, int64_t bytes) : device_(device), bytes_(by
 DeviceArray::DeviceArray(int device, const void* values, int64_t bytes) : DeviceArray(device, bytes) {
   if (bytes == 0) return;
   const ScopedDevice scope(device);
-  check(driver().cuMemcpyHtoDAsync(pointer(memory_), values, static_cast<size_t>(bytes), nullptr),
+  check(driver().cuMemcpyHtoDAsync(device_pointer(memory_), values, static_cast<size_t>(bytes), nullptr),
         "uploading an array");
   check(driver().cuCtxSynchronize(), "uploading an array");
 }
@@ -33,7 +27,7 @@ DeviceArray::DeviceArray(int device, const void* values, int64_t bytes) : Device
 DeviceArray::~DeviceArray() {
   if (memory_ == nullptr) return;
   const ScopedDevice scope(device_, std::nothrow);
-  driver().cuMemFree(pointer(memory_));
+  driver().cuMemFree(device_pointer(memory_));
 }
 
 DeviceArray::DeviceArray(DeviceArray&& other) noexcept {
@@ -50,14 +44,16 @@ DeviceArray& DeviceArray::operator=(DeviceArray&& other) noexcept {
 void DeviceArray::fill(unsigned char byte) const {
   if (bytes_ == 0) return;
   const ScopedDevice scope(device_);
-  check(driver().cuMemsetD8Async(pointer(memory_), byte, static_cast<size_t>(bytes_), nullptr), "filling an array");
+  check(driver().cuMemsetD8Async(device_pointer(memory_), byte, static_cast<size_t>(bytes_), nullptr),
+        "filling an array");
   check(driver().cuCtxSynchronize(), "filling an array");
 }
 
 void DeviceArray::read_device(int device, const void* memory, void* values, int64_t bytes) {
   if (bytes == 0) return;
   const ScopedDevice scope(device);
-  check(driver().cuMemcpyDtoHAsync(values, pointer(memory), static_cast<size_t>(bytes), nullptr), "reading an array");
+  check(driver().cuMemcpyDtoHAsync(values, device_pointer(memory), static_cast<size_t>(bytes), nullptr),
+        "reading an array");
   check(driver().cuCtxSynchronize(), "reading an array");
 }
 

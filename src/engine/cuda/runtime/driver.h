@@ -81,6 +81,10 @@ const Driver& driver();
 // Throws uniep::Error (kDevice, or kOutOfMemory) that names `action` unless `result` is success.
 void check(CUresult result, const char* action);
 
+inline CUdeviceptr device_pointer(const void* address) {
+  return reinterpret_cast<CUdeviceptr>(address);
+}
+
 // Makes a device's primary context current for a scope; the caller's context comes back after it.
 class ScopedDevice {
  public:

@@ -14,10 +14,6 @@ namespace {
 constexpr std::chrono::seconds kLongest{10};
 constexpr std::chrono::microseconds kPause{20};
 
-CUdeviceptr pointer(const void* address) {
-  return reinterpret_cast<CUdeviceptr>(address);
-}
-
 }  // namespace
 
 SideStream::SideStream(int device) : device_(device) {
@@ -36,7 +32,7 @@ SideStream::SideStream(SideStream&& other) noexcept
 
 void SideStream::clear(void* memory, std::size_t bytes) {
   const ScopedDevice scope(device_);
-  check(driver().cuMemsetD8Async(pointer(memory), 0, bytes, stream_), "clearing memory");
+  check(driver().cuMemsetD8Async(device_pointer(memory), 0, bytes, stream_), "clearing memory");
   wait();
 }
 
@@ -47,13 +43,13 @@ void SideStream::store(uint32_t* word, uint32_t value) {
 
 void SideStream::read(void* host, const void* memory, std::size_t bytes) {
   const ScopedDevice scope(device_);
-  check(driver().cuMemcpyDtoHAsync(host, pointer(memory), bytes, stream_), "reading memory");
+  check(driver().cuMemcpyDtoHAsync(host, device_pointer(memory), bytes, stream_), "reading memory");
   wait();
 }
 
 void SideStream::write(void* memory, const void* host, std::size_t bytes) {
   const ScopedDevice scope(device_);
-  check(driver().cuMemcpyHtoDAsync(pointer(memory), host, bytes, stream_), "writing memory");
+  check(driver().cuMemcpyHtoDAsync(device_pointer(memory), host, bytes, stream_), "writing memory");
   wait();
 }
 

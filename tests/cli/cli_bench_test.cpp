@@ -9,16 +9,8 @@ namespace {
 
 using Arguments = std::vector<std::string>;
 
-const Arguments kSmall = {"bench",   "--op", "gemm",     "--shape", "256,128,8,2", "--tokens", "200",
-                          "--ranks", "2",    "--repeat", "3"};
-
-void expect_failure(const Arguments& arguments, int status, const Arguments& named) {
-  const CommandResult result = run_command(arguments);
-  EXPECT_EQ(result.status, status) << result.err;
-  EXPECT_TRUE(result.one_line_error()) << result.err;
-  EXPECT_EQ(result.out, "");
-  for (const std::string& name : named) EXPECT_NE(result.err.find(name), std::string::npos) << result.err << name;
-}
+const Arguments kGemm = {"bench",   "--op", "gemm",     "--shape", "256,128,8,2", "--tokens", "200",
+                         "--ranks", "2",    "--repeat", "3"};
 
 bool has_gpu() {
   return run_command({"info", "--json", "-"}).json()["engines"]["cuda"]["available"] == true;
@@ -53,20 +45,20 @@ TEST(BenchCommand, BadUsageIsRefusedWithTheArgumentsName) {
 }
 
 TEST(BenchCommand, AMissingGpuIsAFailureInOneLine) {
-  expect_failure(join(kSmall, {"--devices", "1023"}), 1, {"--devices"});
+  expect_failure(join(kGemm, {"--devices", "1023"}), 1, {"--devices"});
   for (const char* const operation : {"layer", "backward", "step", "dispatch", "combine"}) {
-    Arguments arguments = join(kSmall, {"--devices", "1023"});
+    Arguments arguments = join(kGemm, {"--devices", "1023"});
     arguments[2] = operation;
     expect_failure(arguments, 1, {"--devices"});
   }
   if (has_gpu()) return;
-  expect_failure(kSmall, 1, {"no Hopper GPU to measure", "uniep simulate"});
-  EXPECT_EQ(run_command(kSmall).err.find("--devices"), std::string::npos);
+  expect_failure(kGemm, 1, {"no Hopper GPU to measure", "uniep simulate"});
+  EXPECT_EQ(run_command(kGemm).err.find("--devices"), std::string::npos);
 }
 
 // Started here or by torchrun, the ranks are checked before anything runs.
 TEST(BenchCommand, ProcessesAreChecked) {
-  Arguments arguments = join(kSmall, {"--launch", "processes"});
+  Arguments arguments = join(kGemm, {"--launch", "processes"});
   for (const char* const operation : {"layer", "backward", "step", "dispatch", "combine"}) {
     const ScopedRankVariables none(Variables{});
     arguments[2] = operation;
@@ -79,7 +71,7 @@ TEST(BenchCommand, ProcessesAreChecked) {
 TEST(BenchCommand, EveryOperationSaysHowItWasLaunched) {
   if (!has_gpu()) GTEST_SKIP() << "no Hopper GPU";
   for (const char* const operation : {"layer", "backward", "step", "dispatch", "combine"}) {
-    Arguments arguments = join(kSmall, {"--json", "-"});
+    Arguments arguments = join(kGemm, {"--json", "-"});
     arguments[2] = operation;
     const CommandResult result = run_command(arguments);
     ASSERT_EQ(result.status, 0) << result.err;
@@ -94,7 +86,7 @@ TEST(BenchCommand, EveryOperationSaysHowItWasLaunched) {
 TEST(BenchCommand, ReportsMemoryAndBothWaysOfTheLinks) {
   if (!has_gpu()) GTEST_SKIP() << "no Hopper GPU";
   for (const char* const mode : {"bf16", "fp32", "accumulate"}) {
-    Arguments arguments = join(kSmall, {"--json", "-", "--wgrad", mode});
+    Arguments arguments = join(kGemm, {"--json", "-", "--wgrad", mode});
     arguments[2] = "step";
     const CommandResult result = run_command(arguments);
     ASSERT_EQ(result.status, 0) << result.err;
@@ -108,7 +100,7 @@ TEST(BenchCommand, ReportsMemoryAndBothWaysOfTheLinks) {
 
 TEST(BenchCommand, ReportsEveryGemm) {
   if (!has_gpu()) GTEST_SKIP() << "no Hopper GPU";
-  const CommandResult result = run_command(join(kSmall, {"--json", "-", "--sustained", "0.01", "--warm-up", "0.01"}));
+  const CommandResult result = run_command(join(kGemm, {"--json", "-", "--sustained", "0.01", "--warm-up", "0.01"}));
   ASSERT_EQ(result.status, 0) << result.err;
   const nlohmann::json json = result.json();
   EXPECT_EQ(json["op"], "gemm");

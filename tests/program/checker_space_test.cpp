@@ -316,20 +316,20 @@ TEST(CheckerSpace, BackwardOnCuda) {
   branches.expect_all_taken();
 }
 
-struct Model {
+struct SampledModel {
   const char* name;
   LayerShape shape;
 };
 
 TEST(CheckerSpace, LargeModelsSampled) {
-  const Model models[] = {{"dsv3", {7168, 2048, 256, 8}},
-                          {"qwen3-235b", {4096, 1536, 128, 8}},
-                          {"qwen3-30b", {2048, 768, 128, 8}},
-                          {"mixtral", {4096, 14336, 8, 2}}};
+  const SampledModel models[] = {{"dsv3", {7168, 2048, 256, 8}},
+                                 {"qwen3-235b", {4096, 1536, 128, 8}},
+                                 {"qwen3-30b", {2048, 768, 128, 8}},
+                                 {"mixtral", {4096, 14336, 8, 2}}};
   Random random(2);
   int64_t tasks = 0;
   BranchCounts branches;
-  for (const Model& model : models) {
+  for (const SampledModel& model : models) {
     for (const int ranks : {8, 64}) {
       if (model.shape.experts % ranks != 0) continue;
       const Batch batch = make_batch(model.shape, ranks, ranks == 64 ? 192 : 1024, random.next());

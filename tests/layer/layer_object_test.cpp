@@ -20,7 +20,7 @@ GroupOptions cpu_options(int ranks) {
 }
 
 // The bits of the free functions, under Schedules that a seed draws, with all local ranks or the one that there is.
-void run_case(uint64_t seed, BranchCounts& branches) {
+void run_objects(uint64_t seed, BranchCounts& branches) {
   const RandomLayer random = random_layer(seed, {.ranks = {1, 2, 4}, .most_local_experts = 4, .any_activation = true});
   Random draw(seed * 104729);
   Group group(cpu_options(random.ranks));
@@ -94,7 +94,7 @@ void run_case(uint64_t seed, BranchCounts& branches) {
 TEST(LayerObject, GivesTheBitsOfTheFreeFunctions) {
   BranchCounts branches;
   for (uint64_t seed = 1; seed <= 40; ++seed) {
-    run_case(seed, branches);
+    run_objects(seed, branches);
     ASSERT_FALSE(HasFatalFailure() || HasNonfatalFailure()) << "case " << seed;
   }
   branches.expect_all_taken();

@@ -48,11 +48,6 @@ void expect_alike(const std::vector<JobOutcome>& outcomes) {
   }
 }
 
-bool mentions(const JobOutcome& outcome, const std::string& text) {
-  return std::any_of(outcome.log.begin(), outcome.log.end(),
-                     [&](const std::string& line) { return line.find(text) != std::string::npos; });
-}
-
 TEST(TunerRanks, PlantedFaultsEndAsPromisedAndAllRanksDecideAlike) {
   BranchCounts branches;
   for (uint64_t seed = 1; seed <= 3; ++seed) {
@@ -86,7 +81,7 @@ TEST(TunerRanks, PlantedFaultsEndAsPromisedAndAllRanksDecideAlike) {
     EXPECT_LE(first.lost, job.budget * first.layers);
     for (int rank = 1; rank < kRanks; ++rank) {
       const auto told = [&](const std::string& text) {
-        return mentions(outcomes[static_cast<std::size_t>(rank)], text);
+        return outcomes[static_cast<std::size_t>(rank)].mentions(text);
       };
       EXPECT_EQ(told("a candidate's call failed here"), rank == odd);
     }
@@ -94,8 +89,8 @@ TEST(TunerRanks, PlantedFaultsEndAsPromisedAndAllRanksDecideAlike) {
     branches.count("much slower", first.has("slower 2"));
     branches.count("wrong bytes on one rank", first.has("wrong 3"));
     branches.count("fails in its check on one rank", first.has("failed 4"));
-    branches.count("fails in the job on one rank", mentions(first, fmt::format("failed on rank {}", odd)));
-    branches.count("hangs on one rank", mentions(first, fmt::format("no time of its call came from rank {}", odd + 1)));
+    branches.count("fails in the job on one rank", first.mentions(fmt::format("failed on rank {}", odd)));
+    branches.count("hangs on one rank", first.mentions(fmt::format("no time of its call came from rank {}", odd + 1)));
     branches.count("refused", first.has("refused 8"));
     branches.count("faster", first.has("taken 7"));
     branches.count("no faster", first.has("slower 9"));
@@ -136,8 +131,8 @@ TEST(TunerRanks, ARankWithAnotherCacheFollowsRankZero) {
   });
   expect_alike(next);
   EXPECT_EQ(next.front().incumbent, 2);
-  EXPECT_TRUE(mentions(next.front(), "ranks 5, 9, 11, 12 have another cache, schedule or budget; rank 0's counts"));
-  EXPECT_TRUE(mentions(next[11], "it is left out"));
+  EXPECT_TRUE(next.front().mentions("ranks 5, 9, 11, 12 have another cache, schedule or budget; rank 0's counts"));
+  EXPECT_TRUE(next[11].mentions("it is left out"));
 }
 
 // On GPUs a forecast depends on the number of tokens and on the forward Schedule, which ranks may have their own of.

@@ -16,8 +16,8 @@ namespace {
 using Json = nlohmann::json;
 using Arguments = std::vector<std::string>;
 
-const Arguments kLayer = {"schedule", "--engine", "cpu",       "--ranks",  "2",   "--workers",
-                          "2",        "--shape",  "64,32,8,2", "--tokens", "9,30"};
+const Arguments kScheduled = {"schedule", "--engine", "cpu",       "--ranks",  "2",   "--workers",
+                              "2",        "--shape",  "64,32,8,2", "--tokens", "9,30"};
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -34,7 +34,7 @@ CommandResult succeed(const Arguments& arguments) {
 }
 
 TEST(ScheduleCommand, PrintsTheFilledSchedule) {
-  const CommandResult result = succeed(join(kLayer, {"--schedule", "fusion=pairs,comm.where=sms"}));
+  const CommandResult result = succeed(join(kScheduled, {"--schedule", "fusion=pairs,comm.where=sms"}));
   const Schedule schedule =
       resolve(PartialSchedule::parse("fusion=pairs,comm.where=sms"),
               {.direction = Direction::kForward, .shape = {64, 32, 8, 2}, .machine = {EngineKind::kCpu, 2, 2}});
@@ -44,7 +44,7 @@ TEST(ScheduleCommand, PrintsTheFilledSchedule) {
 TEST(ScheduleCommand, WhatItPrintsIsWhatRunTakes) {
   const TemporaryFolder folder;
   const std::string file = (folder / "schedule.json").string();
-  const CommandResult printed = succeed(join(kLayer, {"--schedule", "fusion=none,tile.n=64"}));
+  const CommandResult printed = succeed(join(kScheduled, {"--schedule", "fusion=none,tile.n=64"}));
   io::write_file(file, printed.out);
   const CommandResult run = succeed({"run",  "--engine",       "cpu", "--ranks",   "2", "--workers", "2", "--hidden",
                                      "64",   "--intermediate", "32",  "--experts", "8", "--topk",    "2", "--tokens",
@@ -54,13 +54,13 @@ TEST(ScheduleCommand, WhatItPrintsIsWhatRunTakes) {
 
 TEST(ScheduleCommand, BackwardHasItsOwnFields) {
   const Arguments fields = {"--schedule", "fusion=pairs", "--schedule-backward", "fusion=layer"};
-  EXPECT_EQ(succeed(join(kLayer, fields)).json()["fusion"], "pairs");
-  EXPECT_EQ(succeed(join(join(kLayer, fields), {"--direction", "backward"})).json()["fusion"], "layer");
+  EXPECT_EQ(succeed(join(kScheduled, fields)).json()["fusion"], "pairs");
+  EXPECT_EQ(succeed(join(join(kScheduled, fields), {"--direction", "backward"})).json()["fusion"], "layer");
 }
 
 TEST(ScheduleCommand, AllViolationsStandInOneLine) {
   const CommandResult result =
-      run_command(join(kLayer, {"--schedule", "order.experts_per_wave=7,comm.where=sms,comm.dispatch_sms=9"}));
+      run_command(join(kScheduled, {"--schedule", "order.experts_per_wave=7,comm.where=sms,comm.dispatch_sms=9"}));
   EXPECT_EQ(result.status, 2);
   EXPECT_TRUE(result.one_line_error()) << result.err;
   EXPECT_EQ(result.out, "");
@@ -87,7 +87,7 @@ TEST(ScheduleCommand, AnExchangeHasItsOwnDefaults) {
 
 TEST(ScheduleCommand, SamplesAreLegalDifferentAndRepeatable) {
   for (const char* direction : {"forward", "backward"}) {
-    const Arguments sample = join(kLayer, {"--sample", "40", "--seed", "3", "--direction", direction});
+    const Arguments sample = join(kScheduled, {"--sample", "40", "--seed", "3", "--direction", direction});
     const CommandResult result = succeed(sample);
     const std::vector<std::string> lines = lines_of(result.out);
     ASSERT_EQ(lines.size(), 40u);
@@ -103,7 +103,7 @@ TEST(ScheduleCommand, SamplesAreLegalDifferentAndRepeatable) {
 }
 
 TEST(ScheduleCommand, SamplesKeepWhatIsGiven) {
-  const CommandResult result = succeed(join(kLayer, {"--sample", "10", "--schedule", "fusion=pairs,tile.n=64"}));
+  const CommandResult result = succeed(join(kScheduled, {"--sample", "10", "--schedule", "fusion=pairs,tile.n=64"}));
   for (const std::string& line : lines_of(result.out)) {
     EXPECT_EQ(Json::parse(line)["fusion"], "pairs");
     EXPECT_EQ(Json::parse(line)["tile.n"], 64);
@@ -113,7 +113,7 @@ TEST(ScheduleCommand, SamplesKeepWhatIsGiven) {
 TEST(ScheduleCommand, CheckProvesEverySample) {
   for (const char* direction : {"forward", "backward"}) {
     const CommandResult result =
-        succeed(join(kLayer, {"--check", "--sample", "10", "--routing", "zipf:1", "--direction", direction}));
+        succeed(join(kScheduled, {"--check", "--sample", "10", "--routing", "zipf:1", "--direction", direction}));
     const std::vector<std::string> lines = lines_of(result.out);
     ASSERT_EQ(lines.size(), 10u);
     for (const std::string& line : lines) {
@@ -127,16 +127,16 @@ TEST(ScheduleCommand, CheckProvesEverySample) {
 }
 
 TEST(ScheduleCommand, CountsTheLegalOnes) {
-  const CommandResult two = succeed(join(kLayer, {"--count", "--vary", "order.source_rotation"}));
+  const CommandResult two = succeed(join(kScheduled, {"--count", "--vary", "order.source_rotation"}));
   EXPECT_EQ(two.out, "legal     2\nbuildable 2\ndistinct  2\nof these values:\n  order.source_rotation: off, on\n");
   // Where nothing goes by waves, their size changes nothing.
-  const Arguments waves = join(kLayer, {"--count", "--vary", "order.experts_per_wave"});
+  const Arguments waves = join(kScheduled, {"--count", "--vary", "order.experts_per_wave"});
   const auto third_line = [&](const std::string& schedule) {
     return lines_of(succeed(join(waves, {"--schedule", schedule})).out)[2];
   };
   EXPECT_EQ(third_line("fusion=none"), "distinct  1");
   EXPECT_NE(third_line("fusion=layer"), "distinct  1");
-  const CommandResult all = succeed(join(kLayer, {"--count"}));
+  const CommandResult all = succeed(join(kScheduled, {"--count"}));
   EXPECT_GT(std::stoull(all.out.substr(std::string("legal").size())), 1000u);
 }
 

@@ -42,7 +42,7 @@ struct FakeCompiler {
   int (*begun)() = nullptr;
 };
 
-const FakeCompiler& fake() {
+const FakeCompiler& nvrtc() {
   static const FakeCompiler loaded;
   return loaded;
 }
@@ -74,17 +74,17 @@ TEST(BackgroundCompiler, WaitsForNothingAndItsResultsAreKept) {
     const TemporaryFolder cache;
     const ScopedVariable variable("UNIEP_CACHE_DIR", folder ? cache.path() : "");
     const std::vector<KernelRequest> requests = kernels(5, "kept");
-    const int before = fake().begun();
+    const int before = nvrtc().begun();
     BackgroundCompiler compiler;
-    fake().hold(1);
+    nvrtc().hold(1);
     EXPECT_EQ(compiler.prepare(requests, {.owner = &compiler, .threads = 2}).compiling, 5);
-    EXPECT_TRUE(comes_true([&] { return fake().begun() == before + 2; }));
+    EXPECT_TRUE(comes_true([&] { return nvrtc().begun() == before + 2; }));
     EXPECT_EQ(compiler.threads(), 2);
     EXPECT_EQ(compiler.prepare(requests, {.owner = &compiler, .threads = 2}).compiling, 5);
-    fake().hold(0);
+    nvrtc().hold(0);
     EXPECT_TRUE(comes_true([&] { return compiler.prepare(requests, {&compiler, 2}).is_ready(); }));
     EXPECT_TRUE(comes_true([&] { return compiler.threads() == 0; }));
-    EXPECT_EQ(fake().begun(), before + 5);
+    EXPECT_EQ(nvrtc().begun(), before + 5);
     std::string cubin;
     const bool in_memory = compiler.find(requests[0], cubin);
     EXPECT_EQ(in_memory, !folder);
@@ -102,9 +102,9 @@ TEST(BackgroundCompiler, SaysWhyOneFailsAndGoesOn) {
   const ScopedVariable variable("UNIEP_CACHE_DIR", "");
   const std::vector<KernelRequest> bad = kernels(1, "bad"), good = kernels(1, "good");
   BackgroundCompiler compiler;
-  fake().fail(1);
+  nvrtc().fail(1);
   EXPECT_TRUE(comes_true([&] { return !compiler.prepare(bad, {&compiler}).failed.empty(); }));
-  fake().fail(0);
+  nvrtc().fail(0);
   const Preparation failed = compiler.prepare(bad, {&compiler});
   EXPECT_TRUE(failed.failed.starts_with("device kernel bad0 does not compile")) << failed.failed;
   EXPECT_EQ(failed.failed.find('\n'), std::string::npos);
@@ -115,7 +115,7 @@ TEST(BackgroundCompiler, SaysWhyOneFailsAndGoesOn) {
 TEST(BackgroundCompiler, TwoThreadsThatAskForTheSameCompileItOnce) {
   const ScopedVariable variable("UNIEP_CACHE_DIR", "");
   const std::vector<KernelRequest> requests = kernels(40, "shared");
-  const int before = fake().begun();
+  const int before = nvrtc().begun();
   BackgroundCompiler compiler;
   std::vector<std::jthread> askers;
   for (int i = 0; i < 4; ++i) {
@@ -124,39 +124,39 @@ TEST(BackgroundCompiler, TwoThreadsThatAskForTheSameCompileItOnce) {
     });
   }
   askers.clear();
-  EXPECT_EQ(fake().begun(), before + 40);
+  EXPECT_EQ(nvrtc().begun(), before + 40);
 }
 
 TEST(BackgroundCompiler, WhatNobodyAsksForAnyMoreIsDropped) {
   const ScopedVariable variable("UNIEP_CACHE_DIR", "");
   const std::vector<KernelRequest> mine = kernels(3, "mine");
-  const int before = fake().begun();
+  const int before = nvrtc().begun();
   int other = 0;
   std::jthread later;
   {
     BackgroundCompiler compiler;
-    fake().hold(1);
+    nvrtc().hold(1);
     compiler.prepare(mine, {.owner = &compiler});
     compiler.prepare(std::span(mine).last(1), {.owner = &other});
-    EXPECT_TRUE(comes_true([&] { return fake().begun() == before + 1; }));
+    EXPECT_TRUE(comes_true([&] { return nvrtc().begun() == before + 1; }));
     compiler.drop(&compiler);
-    fake().hold(0);
+    nvrtc().hold(0);
     EXPECT_TRUE(comes_true([&] { return compiler.threads() == 0; }));
-    EXPECT_EQ(fake().begun(), before + 2);  // the one that ran, and the other's
+    EXPECT_EQ(nvrtc().begun(), before + 2);  // the one that ran, and the other's
     // The end waits for the one that runs, and for no other.
-    fake().hold(1);
+    nvrtc().hold(1);
     compiler.prepare(kernels(10, "never"), {.owner = &other});
-    EXPECT_TRUE(comes_true([&] { return fake().begun() == before + 3; }));
+    EXPECT_TRUE(comes_true([&] { return nvrtc().begun() == before + 3; }));
     later = std::jthread([] {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      fake().hold(0);
+      nvrtc().hold(0);
     });
   }
-  EXPECT_EQ(fake().begun(), before + 3);
+  EXPECT_EQ(nvrtc().begun(), before + 3);
 }
 
 TEST(BackgroundCompiler, WithoutAThreadNothingIsLeftToIt) {
-  fake();
+  nvrtc();
   Process child([&](const Reporter& reporter) {
     ::setenv("UNIEP_CACHE_DIR", "", 1);
     if (::geteuid() == 0 && ::setresuid(54322, 54322, 54322) != 0) return reporter.line("no other user");
@@ -179,7 +179,7 @@ TEST(BackgroundCompiler, WithoutAThreadNothingIsLeftToIt) {
 class PreparedGroup : public testing::Test {
  protected:
   PreparedGroup() {
-    fake();
+    nvrtc();
     options_.engine = EngineKind::kCuda;
     options_.ranks = layer_.ranks;
     options_.devices = {0, 1};
@@ -212,21 +212,21 @@ TEST_F(PreparedGroup, CallsGoOnWhileItCompilesAndTakeWhatIsReady) {
   Schedule at_run_time = own;
   at_run_time.order.raster = own.order.raster == 8 ? 4 : 8;
   EXPECT_TRUE(prepare(group, layer_.config, at_run_time).is_ready());
-  const int before = fake().begun();
-  fake().hold(1);
+  const int before = nvrtc().begun();
+  nvrtc().hold(1);
   EXPECT_GT(prepare(group, layer_.config, other).compiling, 0);
-  EXPECT_TRUE(comes_true([&] { return fake().begun() > before; }));
+  EXPECT_TRUE(comes_true([&] { return nvrtc().begun() > before; }));
   for (int i = 0; i < 5; ++i) call(own);
   EXPECT_FALSE(prepare(group, layer_.config, other).is_ready());
-  fake().hold(0);
+  nvrtc().hold(0);
   EXPECT_TRUE(comes_true([&] { return prepare(group, layer_.config, other).is_ready(); }));
-  const int compiled = fake().begun();
+  const int compiled = nvrtc().begun();
   call(other);
-  EXPECT_EQ(fake().begun(), compiled);  // loaded, not compiled again
+  EXPECT_EQ(nvrtc().begun(), compiled);  // loaded, not compiled again
 }
 
 TEST_F(PreparedGroup, ItsEndWaitsForNoCompilation) {
-  fake().hold(1);
+  nvrtc().hold(1);
   {
     Group group(options_);
     EXPECT_GT(prepare(group, layer_.config, schedule(group, "comm.stages=4")).compiling, 0);
@@ -235,7 +235,7 @@ TEST_F(PreparedGroup, ItsEndWaitsForNoCompilation) {
                   .compiling,
               2);
   }
-  fake().hold(0);
+  nvrtc().hold(0);
 }
 
 TEST_F(PreparedGroup, RefusesWhatACallRefuses) {
@@ -247,7 +247,7 @@ TEST_F(PreparedGroup, RefusesWhatACallRefuses) {
 
 // The cpu engine has no kernels to compile; a stand-in compiles beside its calls.
 TEST(Preparation, CallsOfTheCpuEngineGoOnAndTheTunerTakesWhatIsCompiled) {
-  fake();
+  nvrtc();
   const ScopedVariable cache("UNIEP_CACHE_DIR", "");
   const RandomLayer layer = random_layer(4, {.ranks = {2}, .fewest_tokens = 8});
   GroupOptions options;
@@ -301,11 +301,11 @@ TEST(Preparation, CallsOfTheCpuEngineGoOnAndTheTunerTakesWhatIsCompiled) {
     }
     tuner.step();
   };
-  fake().hold(1);
+  nvrtc().hold(1);
   for (int i = 0; i < 20; ++i) step();
   EXPECT_EQ(checks + tried, 0);
   EXPECT_EQ(tuner.spent().lost_milliseconds, 0);
-  fake().hold(0);
+  nvrtc().hold(0);
   EXPECT_TRUE(comes_true([&] { return compiler.threads() == 0; }));
   for (int i = 0; i < 20; ++i) step();
   EXPECT_EQ(checks, 1);

@@ -24,18 +24,6 @@ const Arguments kLayer = {"run", "--ranks",   "2", "--tokens", "3,2", "--hidden"
                           "8",   "--experts", "4", "--topk",   "2"};
 constexpr int64_t kTokens = 5, kTopk = 2;
 
-void expect_failure(const Arguments& arguments, int status, const Arguments& named) {
-  const CommandResult result = run_command(arguments);
-  std::string line;
-  for (const std::string& argument : arguments) line += " " + argument;
-  EXPECT_EQ(result.status, status) << line << "\n" << result.err;
-  EXPECT_TRUE(result.one_line_error()) << line << "\n" << result.err;
-  EXPECT_EQ(result.out, "") << line;
-  for (const std::string& name : named) {
-    EXPECT_NE(result.err.find(name), std::string::npos) << line << "\n" << result.err << "does not name " << name;
-  }
-}
-
 struct BadUsage {
   Arguments more;
   Arguments named;

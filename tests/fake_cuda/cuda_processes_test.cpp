@@ -25,7 +25,7 @@ namespace {
 constexpr int kRanks = 2;
 constexpr Capacity kCapacity{4096, 128};
 
-enum class Failing { kDriver, kHeap };
+enum class Request { kDriver, kHeap };
 
 // One rank's group and calls.
 class Rank {
@@ -86,12 +86,12 @@ class Rank {
   Placement placement_;
 };
 
-void arm(Failing failing, int64_t n) {
+void fail_from_now(Request request, int64_t n) {
   heap_countdown = 0;
   ::unsetenv("FAKE_CUDA_FAIL");
   if (n == 0) return;
-  if (failing == Failing::kDriver) ::setenv("FAKE_CUDA_FAIL", ("request:+" + std::to_string(n) + ":2").c_str(), 1);
-  if (failing == Failing::kHeap) heap_countdown = n;
+  if (request == Request::kDriver) ::setenv("FAKE_CUDA_FAIL", ("request:+" + std::to_string(n) + ":2").c_str(), 1);
+  if (request == Request::kHeap) heap_countdown = n;
 }
 
 std::vector<Process> start(const std::function<void(int rank, const Reporter&)>& body) {
@@ -107,11 +107,11 @@ std::vector<Process> start(const std::function<void(int rank, const Reporter&)>&
   return processes;
 }
 
-class OneRankFails : public testing::TestWithParam<Failing> {};
+class OneRankFails : public testing::TestWithParam<Request> {};
 
 TEST_P(OneRankFails, AtEachRequestOfACallThatGrowsMemory) {
-  const Failing failing = GetParam();
-  const int stride = failing == Failing::kHeap ? 7 : 1;
+  const Request request = GetParam();
+  const int stride = request == Request::kHeap ? 7 : 1;
   std::vector<std::string> ids;
   for (int i = 0; i < 200; ++i) ids.push_back(make_unique_id());
   std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
@@ -119,7 +119,7 @@ TEST_P(OneRankFails, AtEachRequestOfACallThatGrowsMemory) {
     cuda::DynamicLibrary("the stand-in", "UNIEP_LIBCUDA", {}).bind(failures, "fake_cuda_failures");
     for (int i = 0;; ++i) {
       Rank own(rank, ids.at(static_cast<std::size_t>(i)));
-      if (rank == 1) arm(failing, stride * i + 1);
+      if (rank == 1) fail_from_now(request, stride * i + 1);
       const int before = failures();
       heap_failed = false;
       std::optional<Error> thrown;
@@ -129,7 +129,7 @@ TEST_P(OneRankFails, AtEachRequestOfACallThatGrowsMemory) {
         heap_countdown = 0;
         thrown = error;
       }
-      arm(failing, 0);
+      fail_from_now(request, 0);
       const bool hit = rank == 1 && (failures() > before || heap_failed);
       const std::string text = !thrown ? "none" : std::string(status_name(thrown->status())) + " " + thrown->what();
       bool failed = true;
@@ -155,7 +155,7 @@ TEST_P(OneRankFails, AtEachRequestOfACallThatGrowsMemory) {
     ASSERT_TRUE(second.starts_with("out of memory") || second == "none");
     const bool told = first == "device error rank 1 failed: the C++ heap has no room";
     // Behind the growth the others' kernels are told, which do nothing here.
-    ASSERT_TRUE(first == second || first == "none" || (told && failing == Failing::kHeap));
+    ASSERT_TRUE(first == second || first == "none" || (told && request == Request::kHeap));
     ++(second == "none" ? borne : told ? broken : first == second ? agreed : alone);
   }
   for (Process& process : processes) EXPECT_EQ(process.line(), "end: none");
@@ -165,12 +165,12 @@ TEST_P(OneRankFails, AtEachRequestOfACallThatGrowsMemory) {
       agreed, alone, borne, broken);
   EXPECT_GT(agreed, 0);
   EXPECT_GT(alone, 0);
-  EXPECT_EQ(broken > 0, failing == Failing::kHeap);
+  EXPECT_EQ(broken > 0, request == Request::kHeap);
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, OneRankFails, testing::Values(Failing::kDriver, Failing::kHeap),
-                         [](const testing::TestParamInfo<Failing>& of) {
-                           return of.param == Failing::kDriver ? "TheDriver" : "TheHeap";
+INSTANTIATE_TEST_SUITE_P(Of, OneRankFails, testing::Values(Request::kDriver, Request::kHeap),
+                         [](const testing::TestParamInfo<Request>& of) {
+                           return of.param == Request::kDriver ? "TheDriver" : "TheHeap";
                          });
 
 TEST(OneRank, GivesAnArrayThatIsNotAligned) {

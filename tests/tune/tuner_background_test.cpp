@@ -15,11 +15,6 @@ namespace {
 
 constexpr int kNever = MadeUpJob::kNever;
 
-bool mentions(const JobOutcome& outcome, const std::string& text) {
-  return std::any_of(outcome.log.begin(), outcome.log.end(),
-                     [&](const std::string& line) { return line.find(text) != std::string::npos; });
-}
-
 TEST(TunerBackground, TheJobGoesOnAndACandidateJoinsWhenItIsCompiled) {
   MadeUpJob job;
   // 1 needs no compilation, 2 is compiled at step 40, 3 never, 4 does not compile; 5 to 8 need none.
@@ -28,11 +23,11 @@ TEST(TunerBackground, TheJobGoesOnAndACandidateJoinsWhenItIsCompiled) {
   job.never_compiles = {4};
   job.steps = 39;
   const JobOutcome before = run_made_up_rank(job, 0, nullptr);
-  EXPECT_TRUE(mentions(before, "3 candidates wait for kernels that are compiled in the background, 6 on rank 0"));
+  EXPECT_TRUE(before.mentions("3 candidates wait for kernels that are compiled in the background, 6 on rank 0"));
   EXPECT_GT(before.used[1], 0);
   EXPECT_GT(before.used[5], 0);  // of a round begun meanwhile
   EXPECT_TRUE(before.has("failed 4"));
-  EXPECT_TRUE(mentions(before, "the compiler says no"));
+  EXPECT_TRUE(before.mentions("the compiler says no"));
   EXPECT_EQ(before.used[2] + before.used[3] + before.used[4], 0);
   EXPECT_EQ(std::accumulate(before.used.begin(), before.used.end(), 0), job.steps * job.calls);
 
@@ -42,8 +37,8 @@ TEST(TunerBackground, TheJobGoesOnAndACandidateJoinsWhenItIsCompiled) {
   EXPECT_EQ(after.early, 0);
   EXPECT_EQ(after.incumbent, 2);
   EXPECT_EQ(after.used[3], 0);
-  EXPECT_TRUE(mentions(after, "compiled on all ranks: "));
-  EXPECT_TRUE(mentions(after, "nothing is left to try"));
+  EXPECT_TRUE(after.mentions("compiled on all ranks: "));
+  EXPECT_TRUE(after.mentions("nothing is left to try"));
   EXPECT_LE(after.lost, job.budget * after.layers);
 }
 
@@ -56,7 +51,7 @@ TEST(TunerBackground, WhatIsNeverCompiledGivesItsPlaceBack) {
   job.steps = 250;  // of 4 s
   const JobOutcome outcome = run_made_up_rank(job, 0, nullptr);
   EXPECT_TRUE(outcome.has("refused 1"));
-  EXPECT_TRUE(mentions(outcome, "its kernels are not compiled after 600 s of the layers"));
+  EXPECT_TRUE(outcome.mentions("its kernels are not compiled after 600 s of the layers"));
   EXPECT_EQ(outcome.used[1], 0);
   EXPECT_EQ(outcome.incumbent, 2);
 }
@@ -88,7 +83,7 @@ TEST(TunerBackground, WhatFailedInAnotherGroupNeverJoins) {
   }
   EXPECT_TRUE(second.outcome().has("wrong 1"));
   EXPECT_EQ(first.outcome().used[1], 0);
-  EXPECT_FALSE(mentions(first.outcome(), "compiled on all ranks"));
+  EXPECT_FALSE(first.outcome().mentions("compiled on all ranks"));
 }
 
 TEST(TunerBackground, RanksThatAreReadyAtOtherTimesDecideAlike) {

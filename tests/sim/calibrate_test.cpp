@@ -226,21 +226,21 @@ TEST(Calibrate, LayersFollowOnlyWhatTheyAreSaidTo) {
     for (std::size_t i = 0; i < model.layers().size(); ++i) {
       if (model.follows(i, constant.key)) continue;
       ++without;
-      EXPECT_EQ(model.milliseconds(i, other), as_is[i]) << constant.key << ", " << tune::name_of(model.layers()[i]);
+      EXPECT_EQ(model.milliseconds(i, other), as_is[i]) << constant.key << ", " << tune::layer_name(model.layers()[i]);
     }
   }
   EXPECT_GT(without, 300);
 }
 
 // Some sessions of recorded layers give constants that predict the other ones, from a base that is off.
-struct Recorded {
+struct RecordedSessions {
   int ranks;
   std::vector<const char*> fitted;  // how sessions begin
   int every;                        // of their layers: all of two GPUs take minutes
   double error;                     // of the others, at most
 };
 
-void refit(const Recorded& wanted) {
+void refit(const RecordedSessions& wanted) {
   std::vector<test::MeasuredLayer> layers;
   tune::FitRequest request;
   int seen = 0;  // of the sessions that are fitted

@@ -26,11 +26,6 @@ JobOutcome run_alone(const MadeUpJob& job) {
   return outcome;
 }
 
-bool mentions(const JobOutcome& outcome, const std::string& text) {
-  return std::any_of(outcome.log.begin(), outcome.log.end(),
-                     [&](const std::string& line) { return line.find(text) != std::string::npos; });
-}
-
 // The step in which something was decided, and after how many pairs; 0, where it was not.
 std::pair<int64_t, int> decided(const JobOutcome& outcome, const std::string& decision) {
   for (std::size_t i = 0; i < outcome.decisions.size(); ++i) {
@@ -81,7 +76,7 @@ TEST(Tuner, FindsTheFastestOfRandomCandidatesAndStaysInItsBudget) {
     branches.count("slower: out after 8 pairs", slower);
     branches.count("no faster: out after 32 pairs or more", no_faster);
     branches.count("several rounds", outcome.rounds > 1);
-    branches.count("nothing is left to try", mentions(outcome, "nothing is left to try"));
+    branches.count("nothing is left to try", outcome.mentions("nothing is left to try"));
     branches.count("with backward", job.backward);
     branches.count("without backward", !job.backward);
   }
@@ -122,9 +117,9 @@ TEST(Tuner, FaultyCandidatesAreOut) {
   EXPECT_TRUE(outcome.has("failed 5"));
   for (const int unproven : {1, 2, 3}) EXPECT_EQ(outcome.used[static_cast<std::size_t>(unproven)], 0);
   for (const int once : {4, 5}) EXPECT_EQ(outcome.used[static_cast<std::size_t>(once)], 1);
-  EXPECT_TRUE(mentions(outcome, "rank 1 waits for rank 0"));
-  EXPECT_TRUE(mentions(outcome, "its call failed on rank 0"));
-  EXPECT_TRUE(mentions(outcome, "no time of its call came from rank 0"));
+  EXPECT_TRUE(outcome.mentions("rank 1 waits for rank 0"));
+  EXPECT_TRUE(outcome.mentions("its call failed on rank 0"));
+  EXPECT_TRUE(outcome.mentions("no time of its call came from rank 0"));
 
   // The next job begins with what was found, and leaves out what was faulty.
   job.wrong.clear();
@@ -134,7 +129,7 @@ TEST(Tuner, FaultyCandidatesAreOut) {
   const JobOutcome next = run_alone(job);
   EXPECT_EQ(next.incumbent, 6);
   for (const int out : {0, 1, 2, 4, 5}) EXPECT_EQ(next.used[static_cast<std::size_t>(out)] == 0, out != 0) << out;
-  EXPECT_TRUE(mentions(next, "left out: order.raster=2"));
+  EXPECT_TRUE(next.mentions("left out: order.raster=2"));
 }
 
 TEST(Tuner, ACandidateThatEndedTheProgramIsNotTriedAgain) {
@@ -161,7 +156,7 @@ TEST(Tuner, ACandidateThatEndedTheProgramIsNotTriedAgain) {
   const JobOutcome next = run_alone(job);
   EXPECT_EQ(next.incumbent, 2);
   EXPECT_EQ(next.used[1], 0);
-  EXPECT_TRUE(mentions(next, "the program ended while this was tried"));
+  EXPECT_TRUE(next.mentions("the program ended while this was tried"));
 }
 
 // Two ranks of which the other says what this one says, until it is gone.
@@ -194,7 +189,7 @@ TEST(Tuner, ACandidateThatEndedAnotherRankIsNotTriedAgain) {
   const JobOutcome next = run_made_up_rank(job, 0, std::make_shared<Echo>());
   EXPECT_EQ(next.error, "");
   EXPECT_EQ(next.used[1], 0);
-  EXPECT_TRUE(mentions(next, "the program ended while this was tried"));
+  EXPECT_TRUE(next.mentions("the program ended while this was tried"));
 }
 
 TEST(Tuner, WhatIsLeftOutStaysOutInLaterRoundsAndJobs) {
@@ -214,8 +209,8 @@ TEST(Tuner, WhatIsLeftOutStaysOutInLaterRoundsAndJobs) {
   job.changes_at = 100;
   job.slower_from = 1.2;
   const JobOutcome first = run_alone(job);
-  EXPECT_TRUE(mentions(first, "nothing is left to try"));
-  EXPECT_TRUE(mentions(first, "a new round"));
+  EXPECT_TRUE(first.mentions("nothing is left to try"));
+  EXPECT_TRUE(first.mentions("a new round"));
   EXPECT_EQ(std::count(first.decisions.begin(), first.decisions.end(), "slower 2"), 2);
   const JobOutcome second = run_alone(job);
   for (const JobOutcome* const outcome : {&first, &second}) {
@@ -269,7 +264,7 @@ TEST(Tuner, AnIncumbentWhoseCallFailsGoesBackToTheOneBefore) {
   const JobOutcome second = run_alone(failing);
   EXPECT_EQ(second.incumbent, 0);
   EXPECT_TRUE(second.has("failed 1"));
-  EXPECT_TRUE(mentions(second, "a call of the incumbent failed on rank 0"));
+  EXPECT_TRUE(second.mentions("a call of the incumbent failed on rank 0"));
   EXPECT_LE(second.used[1], 3 * job.calls);  // until it was agreed on
   const JobOutcome third = run_alone(job);
   EXPECT_EQ(third.incumbent, 0);
@@ -308,7 +303,7 @@ TEST(Tuner, AnEndInTheMiddleIsNoFaultOfACandidate) {
     job.steps = 150;
     const JobOutcome next = run_alone(job);
     EXPECT_EQ(next.incumbent, 1) << steps << " steps";
-    EXPECT_FALSE(mentions(next, "left out")) << steps << " steps";
+    EXPECT_FALSE(next.mentions("left out")) << steps << " steps";
     branches.count("ended before a candidate's first call", first.used[1] == 0);
     branches.count("ended while one is tried", first.used[1] > 0 && first.incumbent == 0);
     branches.count("ended after one was taken", first.incumbent == 1);
@@ -325,11 +320,11 @@ TEST(Tuner, DriftAndSkewBeginANewRound) {
     job.changes_at = 100;
     (drift ? job.slower_from : job.skew_from) = drift ? 1.2 : 3;
     const JobOutcome outcome = run_alone(job);
-    EXPECT_TRUE(mentions(outcome, drift ? "a new round: calls take 1." : "a new round: the busiest rank has"));
+    EXPECT_TRUE(outcome.mentions(drift ? "a new round: calls take 1." : "a new round: the busiest rank has"));
     const auto tried = std::count(outcome.decisions.begin(), outcome.decisions.end(), "slower 1");
     EXPECT_EQ(tried, 2);
     job.changes_at = 0;
-    EXPECT_FALSE(mentions(run_alone(job), "a new round"));
+    EXPECT_FALSE(run_alone(job).mentions("a new round"));
   }
 }
 
@@ -354,7 +349,7 @@ TEST(Tuner, NothingChangesAfterTheLastStepToTuneIn) {
   const JobOutcome outcome = run_alone(job);
   EXPECT_EQ(outcome.incumbent, 0);
   EXPECT_LE(outcome.used[1] + outcome.used[2], 2);
-  EXPECT_TRUE(mentions(outcome, "step 4: frozen"));
+  EXPECT_TRUE(outcome.mentions("step 4: frozen"));
   job.until = 0;
   EXPECT_EQ(run_alone(job).incumbent, 2);
 }
@@ -409,7 +404,7 @@ TEST(Tuner, ANewRoundForgetsWhatWasMeasuredBefore) {
   for (int step = 0; step < 160 && after == 0; ++step) {
     before = rank.tuner().results().size();
     rank.step();
-    if (mentions(rank.outcome(), "a new round")) after = rank.tuner().results().size();
+    if (rank.outcome().mentions("a new round")) after = rank.tuner().results().size();
   }
   EXPECT_GT(after, 0u);
   EXPECT_LT(after + 100, before);  // the Schedules' texts alone are longer

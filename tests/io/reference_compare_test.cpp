@@ -20,7 +20,7 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-BFloat16 round_to_bfloat16(double value) {
+BFloat16 nearest_bfloat16(double value) {
   return to_bfloat16(static_cast<float>(value));
 }
 
@@ -60,7 +60,7 @@ TEST(ReferenceCompare, CatchesValuesThatAreNotFinite) {
     EXPECT_FALSE(comparison.passed);
     EXPECT_FALSE(comparison.error < comparison.limit);
     EXPECT_NE(comparison.message.find("row 8 "), std::string::npos) << comparison.message;
-    std::vector<BFloat16> narrow(40, round_to_bfloat16(1));
+    std::vector<BFloat16> narrow(40, nearest_bfloat16(1));
     narrow[33].bits = static_cast<unsigned short>(std::bit_cast<uint32_t>(bad) >> 16);
     EXPECT_FALSE(compare(narrow, reference, 4).passed);
   }
@@ -98,7 +98,7 @@ TEST(ReferenceCompare, PartsGiveWhatTheWholeGives) {
   Doubles reference(600);
   for (double& value : reference) value = normal(random);
   std::vector<BFloat16> got;
-  for (const double value : reference) got.push_back(round_to_bfloat16(value));
+  for (const double value : reference) got.push_back(nearest_bfloat16(value));
   Comparer comparer(6);
   for (size_t begin = 0; begin < 600; begin += 60) {
     comparer.add(std::span<const BFloat16>(got).subspan(begin, 60),

@@ -22,39 +22,11 @@
 #include "support/failing_heap.h"
 #include "support/fake_cuda.h"
 #include "support/layer_arrays.h"
+#include "support/loaded_fake_cuda.h"
 #include "uniep/exchange.h"
 
 namespace uniep::test {
 namespace {
-
-struct FakeCuda {
-  FakeCuda() {
-    ::setenv("UNIEP_LIBCUDA", UNIEP_FAKE_CUDA, 1);
-    ::setenv("UNIEP_LIBNVRTC", UNIEP_FAKE_CUDA, 1);
-    const cuda::DynamicLibrary library("the stand-in", "UNIEP_LIBCUDA", {});
-    library.bind(live, "fake_cuda_live");
-    library.bind(modules, "fake_cuda_modules");
-    library.bind(failures, "fake_cuda_failures");
-    library.bind(kernels_behind_events, "fake_cuda_kernels_behind_events");
-    library.bind(reset, "fake_cuda_reset");
-    library.bind(capture, "fake_cuda_capture");
-    library.bind(replay, "fake_cuda_replay");
-    library.bind(fail_call, "fake_cuda_fail_call");
-  }
-  int (*live)() = nullptr;
-  int (*modules)() = nullptr;
-  int (*failures)() = nullptr;
-  int (*kernels_behind_events)() = nullptr;
-  void (*reset)() = nullptr;
-  void (*capture)(int) = nullptr;
-  void (*replay)(int) = nullptr;
-  void (*fail_call)() = nullptr;
-};
-
-const FakeCuda& fake() {
-  static const FakeCuda loaded;
-  return loaded;
-}
 
 enum class Step {
   kConstruct,

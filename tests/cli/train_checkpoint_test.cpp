@@ -32,7 +32,7 @@ TrainConfig tiny_config() {
   return config;
 }
 
-ParallelConfig on_ranks(int ranks, const std::string& schedule = "auto") {
+ParallelConfig under(int ranks, const std::string& schedule = "auto") {
   ParallelConfig parallel;
   parallel.ranks = ranks;
   parallel.schedule = parallel.schedule_backward = PartialSchedule::parse(schedule);
@@ -77,15 +77,15 @@ class Checkpoint : public testing::Test {
 
 TEST_F(Checkpoint, ResumesWithTheSameBitsOnOtherRanksAndSchedules) {
   constexpr int64_t kSteps = 9;
-  Trainer whole(tiny_config(), on_ranks(2), text_);
+  Trainer whole(tiny_config(), under(2), text_);
   const RunRecord expected = train_to(whole, kSteps);
   std::mt19937 random(21);
-  const ParallelConfig others[] = {on_ranks(2), on_ranks(1, "fusion=none"), on_ranks(4, "fusion=pairs")};
+  const ParallelConfig others[] = {under(2), under(1, "fusion=none"), under(4, "fusion=pairs")};
   for (const ParallelConfig& other : others) {
     const int64_t stop = 1 + static_cast<int64_t>(random() % (kSteps - 1));
     SCOPED_TRACE("stopped after step " + std::to_string(stop));
     {
-      Trainer first(tiny_config(), on_ranks(2), text_);
+      Trainer first(tiny_config(), under(2), text_);
       train_to(first, stop);
       save(first);
     }
@@ -104,7 +104,7 @@ TEST_F(Checkpoint, SurvivesAKill) {
     ASSERT_GE(child, 0);
     if (child == 0) {
       try {
-        Trainer trainer(tiny_config(), on_ranks(2), text_);
+        Trainer trainer(tiny_config(), under(2), text_);
         RunPlan plan;
         plan.steps = 1000000;
         plan.after_step = [&](const Trainer& now) { save(now); };
@@ -121,7 +121,7 @@ TEST_F(Checkpoint, SurvivesAKill) {
     ASSERT_EQ(waitpid(child, &status, 0), child);
     EXPECT_TRUE(WIFSIGNALED(status)) << "the child ended by itself";
 
-    Trainer resumed(tiny_config(), on_ranks(2), text_), whole(tiny_config(), on_ranks(2), text_);
+    Trainer resumed(tiny_config(), under(2), text_), whole(tiny_config(), under(2), text_);
     resume(resumed);
     const int64_t steps = resumed.steps_done() + 2;
     SCOPED_TRACE("killed after step " + std::to_string(steps - 2));
@@ -131,7 +131,7 @@ TEST_F(Checkpoint, SurvivesAKill) {
 }
 
 TEST_F(Checkpoint, RefusesAnotherConfigurationOrText) {
-  Trainer trainer(tiny_config(), on_ranks(1), text_);
+  Trainer trainer(tiny_config(), under(1), text_);
   save(trainer);
   const auto refused = [&](const std::string& message, auto change) {
     TrainConfig config = tiny_config();
@@ -156,7 +156,7 @@ TEST_F(Checkpoint, RefusesAnotherConfigurationOrText) {
 }
 
 TEST_F(Checkpoint, RefusesWhatIsMissingForeignTruncatedOrDamaged) {
-  Trainer trainer(tiny_config(), on_ranks(1), text_);
+  Trainer trainer(tiny_config(), under(1), text_);
   const auto refused = [&](const std::string& message) {
     expect_error(Status::kInvalidArgument, message, [&] { resume(trainer); });
   };
@@ -202,7 +202,7 @@ TEST_F(Checkpoint, RefusesWhatIsMissingForeignTruncatedOrDamaged) {
 }
 
 TEST_F(Checkpoint, AFailedWriteLeavesTheOldOne) {
-  Trainer trainer(tiny_config(), on_ranks(1), text_);
+  Trainer trainer(tiny_config(), under(1), text_);
   save(trainer);
   const std::string before = io::read_text_file(path_);
   train_to(trainer, 1);

@@ -15,6 +15,7 @@
 #include "support/environment.h"
 #include "support/expect_error.h"
 #include "support/fake_cuda.h"
+#include "support/loaded_fake_cuda.h"
 #include "support/processes.h"
 
 namespace uniep::test {
@@ -24,22 +25,6 @@ constexpr double kLong = 20;
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
-}
-
-struct FakeCuda {
-  FakeCuda() {
-    ::setenv("UNIEP_LIBCUDA", UNIEP_FAKE_CUDA, 1);
-    const cuda::DynamicLibrary library("the stand-in", "UNIEP_LIBCUDA", {});
-    library.bind(live, "fake_cuda_live");
-    library.bind(reset, "fake_cuda_reset");
-  }
-  int (*live)() = nullptr;
-  void (*reset)() = nullptr;
-};
-
-const FakeCuda& fake() {
-  static const FakeCuda loaded;
-  return loaded;
 }
 
 std::ptrdiff_t open_files() {

@@ -32,15 +32,15 @@ GroupOptions options_with(const Limit& limit, double seconds) {
 }
 
 TEST(TimeoutLimits, OthersAreRefused) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kEndless = std::numeric_limits<double>::infinity();
   for (const Limit& limit : kLimits) {
     const ScopedVariable none(limit.variable, std::nullopt);
     for (const auto& [seconds, text] :
          std::initializer_list<std::pair<double, const char*>>{{-1, "-1"},
                                                                {1e10, "10000000000"},
                                                                {1'000'001, "1000001"},
-                                                               {kInfinity, "inf"},
-                                                               {-kInfinity, "-inf"},
+                                                               {kEndless, "inf"},
+                                                               {-kEndless, "-inf"},
                                                                {std::numeric_limits<double>::quiet_NaN(), "nan"}}) {
       expect_error(Status::kInvalidArgument,
                    std::string(limit.name) + ": " + text + "; must be above 0 and at most 1000000 seconds",

@@ -44,7 +44,7 @@ std::vector<Task> all_listed(const RankProgram& p) {
   return tasks;
 }
 
-BuiltProgram build_any(uint64_t seed) {
+BuiltProgram build_walked(uint64_t seed) {
   const char* const fixed = seed % 5 == 0   ? "fusion=layer,order.interleave=mixed,queue=dynamic"
                             : seed % 5 == 1 ? "tile.cluster=2"
                             : seed % 5 == 2 ? "backward.wgrad=mixed"
@@ -57,7 +57,7 @@ TEST(Walk, EveryTaskIsTakenOnceByWhoeverComes) {
   BranchCounts branches;
   std::mt19937_64 random(7);
   for (uint64_t seed = 1; seed <= 300; ++seed) {
-    const BuiltProgram built = build_any(seed);
+    const BuiltProgram built = build_walked(seed);
     for (int rank = 0; rank < built.program->ranks(); ++rank) {
       const RankProgram& p = built.program->rank(rank);
       const Walked walked = walk_rank(p, random);
@@ -81,7 +81,7 @@ TEST(Walk, StaticSharesAreThoseOfTheCudaEngine) {
   std::mt19937_64 random(7);
   int64_t compared = 0;
   for (uint64_t seed = 1; seed <= 300; ++seed) {
-    const BuiltProgram built = build_any(seed);
+    const BuiltProgram built = build_walked(seed);
     const RankProgram& p = built.program->rank(0);
     if (p.dynamic) continue;
     const Walked walked = walk_rank(p, random);
@@ -115,7 +115,7 @@ TEST(Walk, StaticSharesAreThoseOfTheCudaEngine) {
 TEST(Walk, SumsOfAFewTokensCoverEveryTokenOnceAChunk) {
   int64_t items = 0;
   for (uint64_t seed = 1; seed <= 100; ++seed) {
-    const BuiltProgram built = build_any(seed);
+    const BuiltProgram built = build_walked(seed);
     const RankProgram& p = built.program->rank(0);
     const int launch = [&] {
       for (int l = 0;; ++l) {
@@ -148,7 +148,7 @@ TEST(Walk, SumsOfAFewTokensCoverEveryTokenOnceAChunk) {
 TEST(Walk, AgentsThatShareAWorkersCopiesTakeEachOnce) {
   int64_t compared = 0;
   for (uint64_t seed = 1; seed <= 100; ++seed) {
-    const BuiltProgram built = build_any(seed);
+    const BuiltProgram built = build_walked(seed);
     const RankProgram& p = built.program->rank(0);
     for (int worker = 0; worker < p.workers; ++worker) {
       std::map<int64_t, int64_t> counters;

@@ -17,10 +17,10 @@ namespace uniep::test {
 namespace {
 
 // A rank with a few blocks an expert, whose rows have all come.
-class SmallRank {
+class SmallBackwardRank {
  public:
-  SmallRank(const std::vector<int32_t>& blocks, int32_t chunks, int32_t wave_experts, int32_t walkers,
-            int32_t cluster) {
+  SmallBackwardRank(const std::vector<int32_t>& blocks, int32_t chunks, int32_t wave_experts, int32_t walkers,
+                    int32_t cluster) {
     block_begin_ = odd_blocks_ = {0};
     for (const int32_t count : blocks) {
       block_begin_.push_back(block_begin_.back() + count);
@@ -51,8 +51,8 @@ class SmallRank {
     p_.odd_blocks = odd_blocks_.data();
     p_.rotation = rotation_.data();
   }
-  SmallRank(const SmallRank&) = delete;
-  SmallRank& operator=(const SmallRank&) = delete;
+  SmallBackwardRank(const SmallBackwardRank&) = delete;
+  SmallBackwardRank& operator=(const SmallBackwardRank&) = delete;
 
   RankProgram& program() { return p_; }
 
@@ -62,7 +62,7 @@ class SmallRank {
 };
 
 constexpr int kMaxWalkers = 3;
-enum class Due { kNow, kNever, kByTickets };
+enum class FirstsDue { kNow, kNever, kByTickets };
 
 struct Walker {
   LayerQueue at = LayerQueue::kFirst;
@@ -78,9 +78,9 @@ struct State {
 };
 
 // Goes through all states that the walkers can reach, where looks at the counters may be of any time.
-class AllInterleavings {
+class AllBackwardInterleavings {
  public:
-  AllInterleavings(const RankProgram& p, bool all_take) : p_(p), queues_(wgrad_queues(p, 0)) {
+  AllBackwardInterleavings(const RankProgram& p, bool all_take) : p_(p), queues_(wgrad_queues(p, 0)) {
     State begin;
     for (int i = 0; i < queues_.dgrads.walkers; ++i) begin.walkers[i].takes = all_take || takes_beside(queues_, i);
     find_needs();
@@ -102,10 +102,10 @@ class AllInterleavings {
  private:
   struct Counters {
     State& state;
-    Due due;
+    FirstsDue due;
     int64_t firsts;
     int64_t taken(LayerQueue queue) const {
-      if (queue == LayerQueue::kFirst && due != Due::kByTickets) return due == Due::kNow ? firsts : -1;
+      if (queue == LayerQueue::kFirst && due != FirstsDue::kByTickets) return due == FirstsDue::kNow ? firsts : -1;
       return state.taken[static_cast<int>(queue)];
     }
     int64_t take(LayerQueue queue) { return state.taken[static_cast<int>(queue)]++; }
@@ -178,7 +178,7 @@ class AllInterleavings {
         continue;
       }
       moves = true;
-      for (const Due due : {Due::kNow, Due::kNever, Due::kByTickets}) take(state, i, due);
+      for (const FirstsDue due : {FirstsDue::kNow, FirstsDue::kNever, FirstsDue::kByTickets}) take(state, i, due);
     }
     deadlocks_ += !moves && !ended;
     const bool all = state.taken[0] >= queues_.dgrads.first_tickets &&
@@ -186,7 +186,7 @@ class AllInterleavings {
     incomplete_ += ended && !all;
   }
 
-  void take(const State& state, int i, Due due) {
+  void take(const State& state, int i, FirstsDue due) {
     State next = state;
     Walker& walker = next.walkers[i];
     WgradQueueWalk walk{walker.at, walker.takes, 0, 0, {}};
@@ -221,9 +221,9 @@ TEST(WgradQueuesInTheSmall, NobodyWaitsForEverInAnyInterleaving) {
         for (const int32_t cluster : {1, 2}) {
           for (const int32_t walkers : {1, 2, 3}) {
             for (const int32_t reserve : {0, 5, 16}) {
-              SmallRank rank(blocks, chunks, wave_experts, walkers, cluster);
+              SmallBackwardRank rank(blocks, chunks, wave_experts, walkers, cluster);
               rank.program().wgrad_reserve = static_cast<int8_t>(reserve);
-              const AllInterleavings some(rank.program(), false);
+              const AllBackwardInterleavings some(rank.program(), false);
               states += some.states();
               ASSERT_FALSE(some.found_deadlock());
               ASSERT_FALSE(some.found_end_without_all());
@@ -237,7 +237,7 @@ TEST(WgradQueuesInTheSmall, NobodyWaitsForEverInAnyInterleaving) {
               branches.count("a weight gradient that is kept", some.found_kept_ticket());
               if (reserve != 0) continue;
               // If all took them, tiles of dgrad FC2 might be left that nobody comes back to.
-              const AllInterleavings all(rank.program(), true);
+              const AllBackwardInterleavings all(rank.program(), true);
               EXPECT_TRUE(all.found_deadlock() || all.found_end_without_all());
             }
           }
@@ -366,7 +366,7 @@ TEST(WgradQueues, TheirSchedulesBringAlongWhatTheyNeed) {
 
 // Of the time that dgrads and the weight gradients beside them take, the latter take their share.
 TEST(WgradQueues, AsManyTakeThemAsTheyTakeOfTheTime) {
-  SmallRank rank({40, 40}, 1, 2, 66, 2);
+  SmallBackwardRank rank({40, 40}, 1, 2, 66, 2);
   RankProgram& p = rank.program();
   p.wgrad_fc2 = {2048, 768, 128, 256};
   p.wgrad_fc1 = {1536, 2048, 128, 256};
