@@ -258,6 +258,7 @@ int run(int samples, unsigned seed) {
 
 // A process that ends while NVRTC compiles for the first time ends well.
 int check_end_of_process() {
+  std::fflush(stdout);
   const pid_t child = ::fork();
   if (child == 0) {
     ::setenv("UNIEP_CACHE_DIR", "", 1);
