@@ -31,7 +31,6 @@
 #include "engine/engine.h"
 #include "io/file.h"
 #include "tune/calibrated_machine.h"
-#include "tune/changed_fields.h"
 #include "tune/journal.h"
 #include "tune/rank_names.h"
 #include "tune/trial_mark.h"

@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "io/descriptor.h"
 #include "io/quote.h"
 #include "uniep/error.h"
 
@@ -34,20 +35,6 @@ std::string reason_of(int error_number) {
   return std::generic_category().message(error_number);
 }
 
-class OpenFile {
- public:
-  explicit OpenFile(int value) : value_(value) {}
-  ~OpenFile() {
-    if (value_ >= 0) ::close(value_);
-  }
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
-  int get() const { return value_; }
-
- private:
-  int value_;
-};
-
 int open_for_reading(const fs::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY);
   if (descriptor < 0) throw_io(path, "read", reason_of(errno));
@@ -63,8 +50,8 @@ struct stat status_for_reading(int descriptor, const fs::path& path) {
 
 template <class Buffer>
 Buffer read_all(const fs::path& path) {
-  const OpenFile descriptor(open_for_reading(path));
-  const struct stat status = status_for_reading(descriptor.get(), path);
+  const Descriptor descriptor(open_for_reading(path));
+  const struct stat status = status_for_reading(descriptor.number(), path);
   // One byte more than the file has, so that its end is seen without growing. Files of /proc claim to have none.
   const bool sized = S_ISREG(status.st_mode) && status.st_size > 0;
   Buffer buffer;
@@ -72,7 +59,7 @@ Buffer read_all(const fs::path& path) {
   try {
     buffer.resize(sized ? static_cast<std::size_t>(status.st_size) + 1 : kFirstRead);
     while (true) {
-      const ssize_t got = ::read(descriptor.get(), buffer.data() + used, buffer.size() - used);
+      const ssize_t got = ::read(descriptor.number(), buffer.data() + used, buffer.size() - used);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) throw_io(path, "read", reason_of(errno));
       if (got == 0) break;
@@ -161,12 +148,12 @@ std::string read_text_file(const fs::path& path) {
 }
 
 MappedFile::MappedFile(const fs::path& path) {
-  const OpenFile descriptor(open_for_reading(path));
-  const struct stat status = status_for_reading(descriptor.get(), path);
+  const Descriptor descriptor(open_for_reading(path));
+  const struct stat status = status_for_reading(descriptor.number(), path);
   if (!S_ISREG(status.st_mode)) throw_io(path, "map", "it is not a regular file");
   if (status.st_size == 0) return;
   const auto size = static_cast<std::size_t>(status.st_size);
-  void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor.get(), 0);
+  void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor.number(), 0);
   if (address == MAP_FAILED) throw_io(path, "map", reason_of(errno));
   data_ = static_cast<const std::byte*>(address);
   size_ = size;

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "model/refuse.h"
-#include "uniep/error.h"
 
 namespace uniep {
 namespace {

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "model/refuse.h"
-#include "uniep/error.h"
 
 namespace uniep::train {
 namespace {

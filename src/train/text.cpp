@@ -9,7 +9,6 @@
 #include "io/hash64.h"
 #include "io/quote.h"
 #include "model/refuse.h"
-#include "uniep/error.h"
 
 namespace uniep::train {
 namespace {

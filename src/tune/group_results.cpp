@@ -4,7 +4,6 @@
 
 #include "model/refuse.h"
 #include "tune/bytes.h"
-#include "uniep/error.h"
 
 namespace uniep::tune {
 namespace {

@@ -2,7 +2,6 @@
 #include "engine/cuda/calls/call_memory.h"
 #include "engine/cuda/calls/cuda_engine.h"
 #include "engine/cuda/calls/layer_tiles.h"
-#include "engine/cuda/runtime/driver.h"
 #include "engine/cuda/runtime/profiler_range.h"
 #include "engine/cuda/runtime/stream.h"
 #include "engine/cuda/runtime/stream_capture.h"
