@@ -9,7 +9,7 @@
 namespace uniep::cuda::test {
 namespace {
 
-constexpr auto kElement = static_cast<int64_t>(sizeof(BFloat16));
+constexpr auto kGradientElement = static_cast<int64_t>(sizeof(BFloat16));
 
 void poison(const DeviceArray& array, int64_t bytes, CUstream stream) {
   if (bytes == 0) return;
@@ -72,8 +72,8 @@ BackwardArrays DeviceBackward::arrays(const std::vector<int64_t>& tokens) const 
   for (std::size_t local = 0; local < local_ranks(); ++local) {
     const int device = layer_.device_of(local);
     const int64_t own = tokens[static_cast<std::size_t>(layer_.rank_of(local))];
-    made.local.push_back({DeviceArray(device, own * shape.hidden * kElement),
-                          DeviceArray(device, own * shape.hidden * kElement),
+    made.local.push_back({DeviceArray(device, own * shape.hidden * kGradientElement),
+                          DeviceArray(device, own * shape.hidden * kGradientElement),
                           DeviceArray(device, own * dprobs_of_token() * static_cast<int64_t>(sizeof(float)))});
   }
   return made;
@@ -122,11 +122,11 @@ void DeviceBackward::upload(const BackwardArrays& arrays, const cli::LayerData& 
     if (tokens == 0) continue;
     const BackwardArrays::OfRank& own = arrays.local[local];
     const ScopedDevice scope(layer_.device_of(local));
-    check(
-        driver().cuMemcpyHtoDAsync(device_pointer(own.dy.data()), data.dy_of(rank),
-                                   static_cast<std::size_t>(tokens * shape.hidden * kElement), layer_.stream_of(local)),
-        "uploading dy");
-    poison(own.dx, tokens * shape.hidden * kElement, layer_.stream_of(local));
+    check(driver().cuMemcpyHtoDAsync(device_pointer(own.dy.data()), data.dy_of(rank),
+                                     static_cast<std::size_t>(tokens * shape.hidden * kGradientElement),
+                                     layer_.stream_of(local)),
+          "uploading dy");
+    poison(own.dx, tokens * shape.hidden * kGradientElement, layer_.stream_of(local));
     poison(own.dprobs, tokens * dprobs_of_token() * static_cast<int64_t>(sizeof(float)), layer_.stream_of(local));
   }
 }
