@@ -21,7 +21,8 @@ if [ ! -x "$tools/bin/clang-tidy" ]; then
     exit 1
   }
 fi
-PATH=$PWD/$tools/bin:$PATH
+# The program itself, else what starts it, which takes a tenth of a second more.
+PATH=$(echo "$PWD/$tools"/lib/python*/site-packages/clang_tidy/data/bin):$PWD/$tools/bin:$PATH
 export build clean=$build/clean
 export checks=$({ clang-tidy --version; cat .clang-tidy; } | sha256sum)
 mkdir -p "$clean"
