@@ -25,7 +25,7 @@ namespace {
 constexpr int kMaxRanks = 64;
 constexpr int kMaxWorkers = 1024;
 constexpr int kMaxDevices = 1024;
-constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 const std::vector<std::pair<std::string, WeightGradient>> kWeightGradients = {
     {"bf16", WeightGradient::kBFloat16},
@@ -167,17 +167,18 @@ void add_layer_options(CLI::App& app, LayerOptions& options) {
   add_integer_option(app, "--ranks", options.ranks, {1, kMaxRanks}, {"R", "ranks"});
   add_text_option(
       app, "--tokens",
-      [&options](const std::string& text) { options.tokens_given = parse_integers("--tokens", text, 0, kAny); },
+      [&options](const std::string& text) { options.tokens_given = parse_integers("--tokens", text, 0, kNoLimit); },
       "T|T0,T1,...", fmt::format("tokens of every rank, or of each (default {})", options.tokens_given.front()));
   // Before the four sizes, which CLI11 reads in this order: one of them overrides the shape's.
   add_text_option(
       app, "--shape", [&options](const std::string& text) { options.shape = parse_shape("--shape", text); },
       "NAME|H,I,E,K", "all four sizes; names: " + shape_names());
-  add_integer_option(app, "--hidden", options.shape.hidden, {1, kAny}, {"H", "columns of x and y, a multiple of 8"});
-  add_integer_option(app, "--intermediate", options.shape.intermediate, {1, kAny},
+  add_integer_option(app, "--hidden", options.shape.hidden, {1, kNoLimit},
+                     {"H", "columns of x and y, a multiple of 8"});
+  add_integer_option(app, "--intermediate", options.shape.intermediate, {1, kNoLimit},
                      {"I", "columns of an expert's activation, a multiple of 8"});
-  add_integer_option(app, "--experts", options.shape.experts, {1, kAny}, {"E", "experts of all ranks"});
-  add_integer_option(app, "--topk", options.shape.topk, {1, kAny}, {"K", "slots of a token"});
+  add_integer_option(app, "--experts", options.shape.experts, {1, kNoLimit}, {"E", "experts of all ranks"});
+  add_integer_option(app, "--topk", options.shape.topk, {1, kNoLimit}, {"K", "slots of a token"});
   app.add_option("--routing", options.routing, "experts of every token (default uniform)")
       ->type_name("uniform|zipf:S|one|FILE.npy");
   add_text_option(
@@ -187,7 +188,7 @@ void add_layer_options(CLI::App& app, LayerOptions& options) {
                      {"N", "compute units of a rank: threads on cpu, SMs on cuda; 0: the engine's choice"});
   add_word_option(app, "--wgrad", options.numerics.weight_gradient, kWeightGradients,
                   "how weight gradients leave (default bf16)");
-  add_integer_option(app, "--combine-groups", options.numerics.combine_groups, {0, kAny},
+  add_integer_option(app, "--combine-groups", options.numerics.combine_groups, {0, kNoLimit},
                      {"G", "0: one flat sum over the slots; G: sums inside G groups of experts first"});
   add_activation_options(app, options.numerics);
   add_schedule_options(app, options);
