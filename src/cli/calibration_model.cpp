@@ -80,6 +80,7 @@ void CalibrationModel::add(const tune::CalibrationLayer& layer) {
   if (!placement) placement = place_ids(options, make_ids(options)).state();
   programs_.push_back(std::make_unique<Program>(
       sim::simulated_request(shape, options.numerics, schedule, layer.direction, machine_), placement));
+  costs_.emplace_back(*programs_.back(), true);
   layers_.push_back(layer);
 }
 
@@ -104,7 +105,7 @@ void CalibrationModel::find_turns() {
 
 sim::Simulated CalibrationModel::simulated(std::size_t layer, const sim::MachineDescription& machine, double limit_ghz,
                                            double near_ghz) const {
-  return sim::simulate(*programs_[layer], machine,
+  return sim::simulate(costs_[layer], machine,
                        {.state = layers_[layer].state, .limit_ghz = limit_ghz, .near_ghz = near_ghz, .one_rank = true});
 }
 

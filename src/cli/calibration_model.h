@@ -52,6 +52,7 @@ class CalibrationModel {
   std::vector<tune::CalibrationLayer> layers_;
   std::vector<std::string> dropped_;
   std::vector<std::unique_ptr<Program>> programs_;
+  std::vector<sim::ProgramCosts> costs_;  // of each, and it refers to them
   std::map<Key, std::shared_ptr<const internal::PlacementState>> placements_;
   std::vector<Turn> turns_;
   std::vector<std::size_t> turn_of_;  // by layer

@@ -33,11 +33,8 @@ double links_ms(const Program& program, const MachineDescription& machine, const
   std::vector<double> in(machine.links.size() * ranks), out(in.size());
   for (std::size_t rank = 0; rank < costs.size(); ++rank) {
     const RankProgram& p = program.rank(static_cast<int>(rank));
-    bool dispatches = false, combines = false;
-    for (int launch = 0; launch < p.launches; ++launch) {
-      dispatches |= p.stages[launch].dispatch;
-      combines |= p.stages[launch].combine;
-    }
+    bool combines = false;
+    for (int launch = 0; launch < p.launches; ++launch) combines |= p.stages[launch].combine;
     const auto carry = [&](int from, int to, double bytes) {
       if (from == to) return;
       const std::size_t level = machine.level_between(from, to), begin = level * ranks;
@@ -56,15 +53,9 @@ double links_ms(const Program& program, const MachineDescription& machine, const
         }
       }
     }
-    for (int32_t local = 0; local < p.local_experts && dispatches; ++local) {
-      const RowRange all{p.segment_start[p.first_expert + local],
-                         p.segment_start[p.first_expert + local] + p.expert_rows[p.first_expert + local], 0};
-      for (int32_t at = all.begin; at < all.end; ++at) {
-        if (!is_primary_row(p, at)) continue;
-        const int32_t source = p.rows[at].rank;
-        const bool far = source != p.rank && machine.level_between(source, p.rank) > 0;
-        carry(source, p.rank, p.operands * row * (far ? relayed : 1.0));
-      }
+    for (const PeerRows& source : costs[rank].fetched()) {
+      const bool far = source.peer != p.rank && machine.level_between(source.peer, p.rank) > 0;
+      carry(source.peer, p.rank, source.rows * p.operands * row * (far ? relayed : 1.0));
     }
   }
   return std::max(*std::max_element(in.begin(), in.end()), *std::max_element(out.begin(), out.end()));
@@ -223,11 +214,15 @@ std::vector<double> recomputing_ms(const Program& program, const MachineDescript
 
 Simulated simulate(const Program& program, const MachineDescription& machine, const SimulateOptions& options) {
   require_simulable(program, machine, options);
-  std::vector<RankCosts> costs;
-  const SignalLayout layout = signal_layout(program.rank(0));
-  const int simulated = options.one_rank ? 1 : program.ranks();
-  costs.reserve(simulated);
-  for (int rank = 0; rank < simulated; ++rank) costs.emplace_back(program.rank(rank), layout);
+  return simulate(ProgramCosts(program, options.one_rank), machine, options);
+}
+
+Simulated simulate(const ProgramCosts& of, const MachineDescription& machine, const SimulateOptions& options) {
+  const Program& program = of.program;
+  const std::vector<RankCosts>& costs = of.ranks;
+  require_simulable(program, machine, options);
+  const std::size_t simulated = options.one_rank ? 1 : program.ranks();
+  if (costs.size() != simulated) throw Error(Status::kInternal, "simulate: costs of as many ranks as are simulated");
   double relayed = 1;
   if (machine.links.size() > 1 && machine.links[1].relay && program.ranks() > machine.links[0].ranks) {
     relayed = relayed_share(program, machine.links[0].ranks);
@@ -281,7 +276,7 @@ Simulated simulate(const Program& program, const MachineDescription& machine, co
       *std::max_element(run.memory_bytes.begin(), run.memory_bytes.end()) / (machine.memory.bandwidth * 1e6);
   limits.links_ms = links_ms(program, machine, costs, relayed);
   limits.begin_end_ms = (machine.time.begin + machine.time.end) * 1e-3;
-  simulated_call.stages = stage_times(run, program.request().direction, workers * simulated);
+  simulated_call.stages = stage_times(run, program.request().direction, workers * static_cast<double>(simulated));
   return simulated_call;
 }
 

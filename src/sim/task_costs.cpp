@@ -28,6 +28,7 @@ RankCosts::RankCosts(const RankProgram& program, const SignalLayout& layout) : p
     }
   }
   if (dispatches && program.push) count_pushed_rows();
+  if (dispatches) count_fetched_rows();
 }
 
 void RankCosts::add_block(int32_t expert, int32_t m) {
@@ -89,6 +90,27 @@ void RankCosts::count_pushed_rows() {
       ++pushed_rows_[pushed_begin_[expert] + (p.row_of_slot[entry] - p.segment_start[expert]) / p.tile_m];
     }
   }
+}
+
+void RankCosts::count_fetched_rows() {
+  const RankProgram& p = program_;
+  for (int32_t expert = p.first_expert; expert < p.first_expert + p.local_experts; ++expert) {
+    const int32_t begin = p.segment_start[expert];
+    for (int32_t row = begin; row < begin + p.expert_rows[expert]; ++row) {
+      if (!is_primary_row(p, row)) continue;
+      const std::size_t source = p.rows[row].rank;
+      for (std::size_t rank = fetched_.size(); rank <= source; ++rank)
+        fetched_.push_back({static_cast<int32_t>(rank), 0});
+      ++fetched_[source].rows;
+    }
+  }
+}
+
+ProgramCosts::ProgramCosts(const Program& of, bool one_rank) : program(of) {
+  const SignalLayout layout = signal_layout(program.rank(0));
+  const int simulated = one_rank ? 1 : program.ranks();
+  ranks.reserve(simulated);
+  for (int rank = 0; rank < simulated; ++rank) ranks.emplace_back(program.rank(rank), layout);
 }
 
 double relayed_share(const Program& program, int ranks_of_node) {

@@ -39,6 +39,9 @@ class RankCosts {
   // Rows of mine that a kPush task carries: with deduplication the first of a token's on its destination.
   int32_t pushed_rows(const Task& task) const { return pushed_rows_[pushed_begin_[task.expert] + task.m]; }
 
+  // Rows that are fetched for my experts, by the rank that has them: with deduplication one of each token's.
+  const std::vector<PeerRows>& fetched() const { return fetched_; }
+
   // Rows of a row block by the rank that they came from.
   struct Sources {
     const PeerRows* begin;
@@ -58,16 +61,25 @@ class RankCosts {
   void add_copy(const Task& task, const SignalLayout& layout);
   void add_block(int32_t expert, int32_t block);
   void count_pushed_rows();
+  void count_fetched_rows();
 
   const RankProgram& program_;
   std::size_t blocks_ = 0;
   std::vector<CopyWork> copies_;
-  std::vector<PeerRows> peers_;
+  std::vector<PeerRows> peers_, fetched_;
   std::vector<RankSignal> signals_;
   std::vector<int32_t> block_begin_;
   std::vector<PeerRows> block_peers_;
   std::vector<int32_t> pushed_begin_,
       pushed_rows_;  // [E] first block of all experts' blocks; rows of mine that go there
+};
+
+// All ranks of a Program, which must outlive this; or rank 0 alone, which stands for all.
+struct ProgramCosts {
+  explicit ProgramCosts(const Program& of, bool one_rank = false);
+
+  const Program& program;
+  std::vector<RankCosts> ranks;
 };
 
 // Of the rows that cross to other nodes those that are left where each does so once a node, and is handed on inside it;

@@ -313,9 +313,10 @@ TEST(TuneCommand, SchedulesOfAFileAreTriedInPlaceOfWhatItFinds) {
   EXPECT_EQ(tried[0]["changes"], "the default");
   EXPECT_EQ(tried[1]["changes"], "order.raster=3");
   EXPECT_EQ(tried[2]["schedule"]["fusion"], "pairs");
-  // One of two is left behind after the first rounds.
-  const std::set<int64_t> calls = {tried[1]["calls"].get<int64_t>(), tried[2]["calls"].get<int64_t>()};
-  EXPECT_TRUE(calls.contains(3)) << tried.dump();
+  // One of two is left behind after the first rounds, and the default goes on.
+  EXPECT_LT(std::min(tried[1]["calls"].get<int64_t>(), tried[2]["calls"].get<int64_t>()),
+            tried[0]["calls"].get<int64_t>())
+      << tried.dump();
 }
 
 TEST(TuneCommand, OfAFileOfSchedulesTheLineThatIsWrongIsNamed) {

@@ -27,7 +27,7 @@ DeviceArray::DeviceArray(int device, const void* values, int64_t bytes) : Device
 DeviceArray::~DeviceArray() {
   if (memory_ == nullptr) return;
   const ScopedDevice scope(device_, std::nothrow);
-  driver().cuMemFree(device_pointer(memory_));
+  loaded_driver().cuMemFree(device_pointer(memory_));
 }
 
 DeviceArray::DeviceArray(DeviceArray&& other) noexcept {
@@ -70,8 +70,8 @@ DeviceTimer::DeviceTimer(const std::vector<int>& devices) {
 DeviceTimer::~DeviceTimer() {
   for (const Device& of : devices_) {
     const ScopedDevice scope(of.device, std::nothrow);
-    driver().cuEventDestroy(static_cast<CUevent>(of.begin));
-    driver().cuEventDestroy(static_cast<CUevent>(of.end));
+    loaded_driver().cuEventDestroy(static_cast<CUevent>(of.begin));
+    loaded_driver().cuEventDestroy(static_cast<CUevent>(of.end));
   }
 }
 

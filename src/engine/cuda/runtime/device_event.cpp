@@ -5,7 +5,7 @@
 namespace uniep::cuda {
 
 DeviceEvent::~DeviceEvent() {
-  if (event_ != nullptr) driver().cuEventDestroy(event_);
+  if (event_ != nullptr) loaded_driver().cuEventDestroy(event_);
 }
 
 void DeviceEvent::record(int device, CUstream stream) {

@@ -47,6 +47,10 @@ const Driver& driver() {
   return table;
 }
 
+const Driver& loaded_driver() noexcept {  // NOLINT(bugprone-exception-escape)
+  return driver();
+}
+
 void check(CUresult result, const char* action) {
   if (result == CUDA_SUCCESS) return;
   const char* text = nullptr;

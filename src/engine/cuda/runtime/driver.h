@@ -78,6 +78,9 @@ struct Driver {
 
 const Driver& driver();
 
+// The same for destructors: who has something to free has called driver(), which fails no more.
+const Driver& loaded_driver() noexcept;
+
 // Throws uniep::Error (kDevice, or kOutOfMemory) that names `action` unless `result` is success.
 void check(CUresult result, const char* action);
 

@@ -24,7 +24,7 @@ SideStream::SideStream(int device) : device_(device) {
 SideStream::~SideStream() {
   if (stream_ == nullptr) return;
   const ScopedDevice scope(device_, std::nothrow);
-  driver().cuStreamDestroy(stream_);
+  loaded_driver().cuStreamDestroy(stream_);
 }
 
 SideStream::SideStream(SideStream&& other) noexcept
