@@ -1,12 +1,13 @@
 """Starts a program with a process a rank, as torchrun does, without the seconds that torchrun itself takes."""
 
+import contextlib
 import datetime
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 import torch.distributed as dist
 
@@ -28,29 +29,21 @@ def run_ranks(ranks: int, script: pathlib.Path, *arguments: str, timeout: int = 
     }
     if ranks > 1:
         shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
-    line = [sys.executable, str(HERE / "run_and_leave.py"), str(script), *arguments]
+    line = [sys.executable, str(HERE / "fork_ranks.py"), str(ranks), str(script), *arguments]
     with tempfile.TemporaryFile("w+") as output:
-        processes = [
-            subprocess.Popen(
-                line,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-            for rank in range(ranks)
-        ]
-        end = time.monotonic() + timeout
+        launcher = subprocess.Popen(
+            line, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **shared}, start_new_session=True
+        )
         try:
-            states = [process.poll() for process in processes]
-            while None in states and not any(states) and time.monotonic() < end:
-                time.sleep(0.02)
-                states = [process.poll() for process in processes]
+            state = launcher.wait(timeout)
+        except subprocess.TimeoutExpired:
+            state = None
         finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+            with contextlib.suppress(ProcessLookupError):  # the ranks, and what they started
+                os.killpg(launcher.pid, signal.SIGKILL)
+            launcher.wait()
         output.seek(0)
         text = output.read()
-    assert not any(states), f"ended with {states}: {text[-8000:]}"
-    assert None not in states, f"not over after {timeout} s: {text[-8000:]}"
+    assert state is not None, f"not over after {timeout} s: {text[-8000:]}"
+    assert state == 0, text[-8000:]
     return text

@@ -9,19 +9,26 @@ import os
 import pathlib
 import runpy
 import sys
+import typing
 
-program = sys.argv[1]
-sys.argv = sys.argv[1:]
-sys.path[0] = str(pathlib.Path(program).resolve().parent)
-try:
-    runpy.run_path(program, run_name="__main__")
-except SystemExit as end:
-    if end.code not in (None, 0):
-        raise
-# What the interpreter's end would do: Megatron-core's writer of checkpoints is a process that waits for more to write.
-for child in multiprocessing.active_children():
-    child.terminate()
-    child.join()
-sys.stdout.flush()
-sys.stderr.flush()
-os._exit(0)
+
+def run(program: str) -> typing.NoReturn:
+    """Its arguments are sys.argv[1:]. Raises what it raises."""
+    sys.path[0] = str(pathlib.Path(program).resolve().parent)
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    # What the interpreter would do: Megatron-core's writer of checkpoints is a process that waits for more to write.
+    for child in multiprocessing.active_children():
+        child.terminate()
+        child.join()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.argv = sys.argv[1:]
+    run(sys.argv[0])
