@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
 # Runs every fuzz target from its seed corpus, for some seconds each, under AddressSanitizer and UBSan; any finding fails.
 #   scripts/fuzz.sh [SECONDS_PER_TARGET=10 [BUILD_DIR]]
+#   scripts/fuzz.sh --build                               builds them, and runs none
 # Findings and new inputs stay in the build folder: fuzz_TARGET FILE runs a finding again, and later runs go on from
 # the inputs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+build_only=0
+if [ "${1:-}" = --build ]; then
+  build_only=1
+  shift
+fi
 seconds=${1:-10}
 build=${2:-build/fuzz}
 targets=(calibration machine npy safetensors schedule trace tuned tuner)
@@ -18,6 +24,7 @@ cmake -G Ninja -S . -B "$build" -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=cl
   -DUNIEP_SANITIZE=fuzzer-no-link,address,undefined -DUNIEP_BUILD_FUZZERS=ON \
   -DUNIEP_BUILD_TESTS=OFF -DUNIEP_BUILD_CLI=OFF -DUNIEP_BUILD_BENCH=OFF -DUNIEP_CUDA_INCLUDE:PATH=OFF >/dev/null
 cmake --build "$build" -j "$(nproc)" --target "${targets[@]/#/fuzz_}"
+[ "$build_only" = 0 ] || exit 0
 
 # Memory limits are part of the test: a small file must not make a reader ask for much.
 fuzz() {

@@ -2,15 +2,21 @@
 # Runs the tests under sanitizers; any report fails.
 #   scripts/sanitize.sh thread [BUILD_DIR]              random layers, the engine's tests, faults that must be reported
 #   scripts/sanitize.sh address,undefined [BUILD_DIR]   all tests
+#   scripts/sanitize.sh --build ...                     builds them, and runs none
 # UNIEP_TEST_COMBINATIONS and UNIEP_TEST_SEED say how many random layers, and from which on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+build_only=0
+if [ "${1:-}" = --build ]; then
+  build_only=1
+  shift
+fi
 sanitizers=${1:-}
 case $sanitizers in
   thread) build=build/tsan combinations=120 ;;
   address,undefined) build=build/asan combinations=120 ;;
-  *) echo "usage: scripts/sanitize.sh thread|address,undefined, not '$sanitizers'" >&2; exit 2 ;;
+  *) echo "usage: scripts/sanitize.sh [--build] thread|address,undefined, not '$sanitizers'" >&2; exit 2 ;;
 esac
 build=${2:-$build}
 export UNIEP_TEST_COMBINATIONS=${UNIEP_TEST_COMBINATIONS:-$combinations}
@@ -29,6 +35,7 @@ cmake -G Ninja -S . -B "$build" "${tools[@]}" \
 
 if [ "$sanitizers" = thread ]; then
   cmake --build "$build" -j "$(nproc)" --target engine_tests
+  [ "$build_only" = 0 ] || exit 0
   # Masked vector loads and stores are not instrumented, so only the portable kernels show every access.
   export UNIEP_INSTRUCTION_SET=portable TSAN_OPTIONS=exitcode=66:halt_on_error=1:second_deadlock_stack=1
   # Of the planted faults those that are no race; the others are the last check's. Ranks that are processes have limits
@@ -40,6 +47,7 @@ if [ "$sanitizers" = thread ]; then
   tests/tsan_fault_check.sh "$build/tests/engine_tests"
 else
   cmake --build "$build" -j "$(nproc)"
+  [ "$build_only" = 0 ] || exit 0
   export ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
   export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
   # Proofs and comparisons over the space of Schedules, all measured layers and the fits to them, whole models, long

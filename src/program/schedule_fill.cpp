@@ -232,7 +232,10 @@ class Filler {
     if (is_open(kCommDispatchSms)) {
       comm.dispatch_sms = on_sms ? smallest_kind(available, available - comm.combine_sms - comm.reduce_sms) : 0;
     }
-    if (is_open(kCommCombineSms) && on_sms && schedule_.combine.transport == CombineTransport::kStaged) {
+    // With groups a few workers that only send take up to four times as long as those that compute.
+    const bool has_senders =
+        on_sms && schedule_.combine.transport == CombineTransport::kStaged && context_.combine_groups == 0;
+    if (is_open(kCommCombineSms) && has_senders) {
       const int64_t left = available - comm.reduce_sms - std::max(1, comm.dispatch_sms);
       comm.combine_sms = left >= 1 ? smallest_kind(available, left) : 0;
     }

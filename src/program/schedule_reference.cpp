@@ -68,7 +68,8 @@ constexpr const char* kRules = R"(## What is filled
 - `backward.wgrad` else becomes `fill`, and `after` with fusion=none, or where cuda has no one kernel for the tiles that dgrad_fc1 and
   the weight gradients were given.
 - `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
-  `comm.dispatch_sms` becomes 1, and so does `comm.combine_sms` with combine.transport=staged where a worker is left for it.
+  `comm.dispatch_sms` becomes 1, and so does `comm.combine_sms` with combine.transport=staged, combine_groups 0 and a worker left
+  for it.
 - `combine.transport` becomes `staged` with combine_groups above 0, or when a positive comm.combine_sms is given.
 - On cuda, open ring fields, then open tile fields, shrink until the shared memory suffices: by default the ring has the three
   stages that the pipeline leaves room for. `fusion` becomes `pairs` where fc1 and fc2 were given tiles that no one kernel has.

@@ -164,6 +164,20 @@ TEST(ScheduleFill, CompletesWhatARequestNeeds) {
   }
 }
 
+// With groups of sums the workers that compute also send: few that only send are slower by far.
+TEST(ScheduleFill, NoWorkerOnlySendsWithGroups) {
+  for (const EngineKind engine : {EngineKind::kCpu, EngineKind::kCuda}) {
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      ScheduleCase c = case_of(engine, direction, 8);
+      c.numerics.combine_groups = 2;
+      for (const char* const given : {"comm.where=sms", "comm.where=sms,combine.transport=staged"}) {
+        expect_filled(c, c.filled(PartialSchedule::parse(given)), "combine.transport=staged,comm.combine_sms=0");
+      }
+      expect_filled(c, c.filled(PartialSchedule::parse("comm.combine_sms=2")), "comm.where=sms,comm.combine_sms=2");
+    }
+  }
+}
+
 // Where the links take as long as the dgrads, weight gradients run beside them, if that goes with what was given.
 TEST(ScheduleFill, MixesWeightGradientsWhereLinksBindOnCuda) {
   struct Row {
