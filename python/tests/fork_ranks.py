@@ -49,9 +49,8 @@ if __name__ == "__main__":
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # a thread that waits for work of numpy's, of which forks have their own
+        # The other thread is one of numpy's that waits for work; a fork gets its own.
+        warnings.simplefilter("ignore", DeprecationWarning)
         running = {start(rank, program): rank for rank in range(ranks)}
     failed = False
     while running:

@@ -53,9 +53,10 @@ double links_ms(const Program& program, const MachineDescription& machine, const
         }
       }
     }
-    for (const PeerRows& source : costs[rank].fetched()) {
-      const bool far = source.peer != p.rank && machine.level_between(source.peer, p.rank) > 0;
-      carry(source.peer, p.rank, source.rows * p.operands * row * (far ? relayed : 1.0));
+    const std::vector<int64_t>& fetched = costs[rank].fetched();
+    for (int source = 0; source < static_cast<int>(fetched.size()); ++source) {
+      const bool far = source != p.rank && machine.level_between(source, p.rank) > 0;
+      carry(source, p.rank, static_cast<double>(fetched[source]) * p.operands * row * (far ? relayed : 1.0));
     }
   }
   return std::max(*std::max_element(in.begin(), in.end()), *std::max_element(out.begin(), out.end()));
@@ -213,7 +214,6 @@ std::vector<double> recomputing_ms(const Program& program, const MachineDescript
 }  // namespace
 
 Simulated simulate(const Program& program, const MachineDescription& machine, const SimulateOptions& options) {
-  require_simulable(program, machine, options);
   return simulate(ProgramCosts(program, options.one_rank), machine, options);
 }
 

@@ -99,9 +99,8 @@ void RankCosts::count_fetched_rows() {
     for (int32_t row = begin; row < begin + p.expert_rows[expert]; ++row) {
       if (!is_primary_row(p, row)) continue;
       const std::size_t source = p.rows[row].rank;
-      for (std::size_t rank = fetched_.size(); rank <= source; ++rank)
-        fetched_.push_back({static_cast<int32_t>(rank), 0});
-      ++fetched_[source].rows;
+      if (source >= fetched_.size()) fetched_.resize(source + 1);
+      ++fetched_[source];
     }
   }
 }

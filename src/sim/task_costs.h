@@ -40,7 +40,7 @@ class RankCosts {
   int32_t pushed_rows(const Task& task) const { return pushed_rows_[pushed_begin_[task.expert] + task.m]; }
 
   // Rows that are fetched for my experts, by the rank that has them: with deduplication one of each token's.
-  const std::vector<PeerRows>& fetched() const { return fetched_; }
+  const std::vector<int64_t>& fetched() const { return fetched_; }
 
   // Rows of a row block by the rank that they came from.
   struct Sources {
@@ -66,7 +66,8 @@ class RankCosts {
   const RankProgram& program_;
   std::size_t blocks_ = 0;
   std::vector<CopyWork> copies_;
-  std::vector<PeerRows> peers_, fetched_;
+  std::vector<PeerRows> peers_;
+  std::vector<int64_t> fetched_;
   std::vector<RankSignal> signals_;
   std::vector<int32_t> block_begin_;
   std::vector<PeerRows> block_peers_;

@@ -1,8 +1,6 @@
-// Compiles the library's kernels for sm_90a without a GPU: megakernels so that each GEMM has each value of each switch,
-// all others, and a seeded sample of GEMMs of other shapes. Fails on register spills, on ptxas advisories (setmaxnreg
-// ignored, wgmma serialised) and on too much shared memory.
-// Usage: compile_kernels_test [--all] [SAMPLES] [SEED]. --all: all megakernels, a third more. Exit status 77 where
-// NVRTC is missing.
+// Compiles the library's kernels for sm_90a without a GPU: all defaults, and a seeded sample of other shapes. Fails on
+// register spills, on ptxas advisories (setmaxnreg ignored, wgmma serialised) and on too much shared memory.
+// Usage: compile_kernels_test [SAMPLES] [SEED]. Exit status 77 where NVRTC is missing.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -77,7 +75,6 @@ void add_storage_sizes(LayerGemms gemms, int first_tile_n, std::set<std::string>
     for (const int cluster : {1, 2}) {
       for (int stages = 2; stages <= 8; ++stages) {
         for (int chunk_bytes = 512; chunk_bytes <= 65536; chunk_bytes *= 2) {
-          std::vector<std::string> legal;
           for (int copy_stages = 1; copy_stages <= kMaxCopyStages; ++copy_stages) {
             try {
               const LayerKernelConfig config = layer_config({.gemms = gemms,
@@ -87,30 +84,30 @@ void add_storage_sizes(LayerGemms gemms, int first_tile_n, std::set<std::string>
                                                              .pipeline_stages = stages,
                                                              .ring_stage_bytes = chunk_bytes,
                                                              .copy_stages = copy_stages});
-              legal.push_back("static_cast<LayerGemms>(" + std::to_string(static_cast<int>(gemms)) + "), " +
-                              std::to_string(tile_n) + ", " + std::to_string(config.first_tile_n) + ", " +
-                              std::to_string(stages) + ", " + std::to_string(cluster) + ", " +
-                              std::to_string(chunk_bytes) + ", " + std::to_string(config.gemm.copy_stages));
+              sizes.insert("static_cast<LayerGemms>(" + std::to_string(static_cast<int>(gemms)) + "), " +
+                           std::to_string(tile_n) + ", " + std::to_string(config.first_tile_n) + ", " +
+                           std::to_string(stages) + ", " + std::to_string(cluster) + ", " +
+                           std::to_string(chunk_bytes) + ", " + std::to_string(config.gemm.copy_stages));
             } catch (const uniep::Error&) {  // no such kernel
             }
           }
-          if (!legal.empty()) sizes.insert({legal.front(), legal.back()});  // the least and the most memory
         }
       }
     }
   }
 }
 
-// A source that compiles if the megakernel's shared memory is as large as the host thinks, whatever a Schedule asks
-// for.
-KernelRequest layer_storage_request(std::size_t& count) {
+// Sources that compile if the megakernel's shared memory is as large as the host thinks, whatever a Schedule asks for.
+// Several, since the compiler's time grows with the square of what is asserted.
+std::vector<KernelRequest> layer_storage_requests(std::size_t& count) {
+  constexpr std::size_t kSizesOfASource = 500;
   std::set<std::string> sizes;
   for (const LayerGemms gemms : {LayerGemms::kForward, LayerGemms::kFirstGradient, LayerGemms::kSecondGradient}) {
     add_storage_sizes(gemms, 0, sizes);
   }
   for (const int first_tile_n : {128, 192}) add_storage_sizes(LayerGemms::kGradients, first_tile_n, sizes);
   count = sizes.size();
-  std::string text = R"(#include "engine/cuda/device/shared_memory/layer_storage.h"
+  const std::string begin = R"(#include "engine/cuda/device/shared_memory/layer_storage.h"
 namespace uniep::cuda {
 template <LayerGemms kGemms, int kTileN, int kFirstTileN, int kStages, int kCluster, int kChunkBytes, int kCopyStages>
 constexpr bool fits() {
@@ -126,9 +123,14 @@ constexpr bool fits() {
          sizeof(SharedStorage<first_gemm(kLayer)>) == sizeof(SharedStorage<kLayer.gemm>);
 }
 )";
-  for (const std::string& size : sizes) text += "static_assert(fits<" + size + ">(), \"" + size + "\");\n";
-  text += "extern \"C\" __global__ void uniep_layer_storage() {}\n}\n";
-  return {"layer_storage_test.cu", "uniep_layer_storage", {}, text};
+  std::vector<KernelRequest> requests;
+  std::size_t at = 0;
+  for (const std::string& size : sizes) {
+    if (at++ % kSizesOfASource == 0) requests.push_back({"layer_storage_test.cu", "uniep_layer_storage", {}, begin});
+    requests.back().text += "static_assert(fits<" + size + ">(), \"" + size + "\");\n";
+  }
+  for (KernelRequest& request : requests) request.text += "extern \"C\" __global__ void uniep_layer_storage() {}\n}\n";
+  return requests;
 }
 
 // The other activations backward, where registers are fewest, and some forward; without a gate, and with the router's
@@ -159,29 +161,6 @@ std::vector<LayerKernelConfig> activation_configs() {
         {.gemms = LayerGemms::kGradients, .filled = FilledGradients::kAccumulate, .mixed = mixed, .expert = shaped}));
   }
   return configs;
-}
-
-// Of these the fewest, about, that have each value of each macro that one of them has beside the same GEMMs.
-std::vector<KernelRequest> covering(const std::vector<KernelRequest>& requests) {
-  const auto values = [](const KernelRequest& request) {
-    std::set<std::string> all;
-    for (const std::string& macro : request.macros) all.insert(request.macros.front() + " " + macro);
-    return all;
-  };
-  std::set<std::string> missing;
-  for (const KernelRequest& request : requests) missing.merge(values(request));
-  std::vector<KernelRequest> chosen;
-  while (!missing.empty()) {
-    std::size_t most = 0, best = 0;
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      std::size_t gained = 0;
-      for (const std::string& value : values(requests[i])) gained += missing.count(value);
-      if (gained > most) most = gained, best = i;
-    }
-    for (const std::string& value : values(requests[best])) missing.erase(value);
-    chosen.push_back(requests[best]);
-  }
-  return chosen;
 }
 
 bool compiles_well(const KernelRequest& request) {
@@ -231,28 +210,23 @@ int compile_on_all_cores(const std::vector<KernelRequest>& requests) {
   return failures;
 }
 
-int run(bool all, int samples, unsigned seed) {
+int run(int samples, unsigned seed) {
   std::vector<GemmConfig> configs = default_configs();
   const std::vector<GemmConfig> more = sampled_configs(samples, seed);
   configs.insert(configs.end(), more.begin(), more.end());
   int failures = 0;
   for (const GemmConfig& config : configs) failures += count_wrong_limits(config);
   std::size_t sizes = 0;
-  const KernelRequest storage = layer_storage_request(sizes);
-  const bool has_sizes = sizes > 800;
+  std::vector<KernelRequest> requests = layer_storage_requests(sizes);
+  const bool has_sizes = sizes > 1000;
   std::printf("%-4s the megakernel's shared memory, %zu sizes\n", has_sizes ? "ok" : "FAIL", sizes);
   if (!has_sizes) ++failures;
-  std::vector<KernelRequest> requests = {storage,  // the longest
-                                         checksum_request(),
-                                         prob_sum_request(),
-                                         naive_request("uniep_naive_gemm"),
-                                         place_request(),
-                                         row_of_source_request(),
-                                         program_tables_request(),
-                                         begin_call_request(),
-                                         slots_of_map_request(),
-                                         dense_dprobs_request(),
-                                         bias_gradients_request()};
+  for (const KernelRequest& request :
+       {checksum_request(), prob_sum_request(), naive_request("uniep_naive_gemm"), place_request(),
+        row_of_source_request(), program_tables_request(), begin_call_request(), slots_of_map_request(),
+        dense_dprobs_request(), bias_gradients_request()}) {
+    requests.push_back(request);
+  }
   using Tests = uniep::cuda::test::Kernels;
   const std::string folder = uniep::cuda::test::kernel_folder();
   for (const char* const function : {"test_checksum", "test_compare", "test_sample"}) {
@@ -262,12 +236,9 @@ int run(bool all, int samples, unsigned seed) {
   for (const char* const function : {"litmus_pairs", "litmus_cluster"}) {
     requests.push_back(Tests::request(folder, "litmus_kernels.cu", function));
   }
-  std::vector<KernelRequest> megakernels = {layer_request(layer_config({.expert = {.weighs_output = true}}))};
-  for (const LayerKernelConfig& config : default_layer_configs()) megakernels.push_back(layer_request(config));
-  for (const LayerKernelConfig& config : activation_configs()) megakernels.push_back(layer_request(config));
-  const std::vector<KernelRequest> covered = all ? megakernels : covering(megakernels);
-  std::printf("%zu of %zu megakernels\n", covered.size(), megakernels.size());
-  requests.insert(requests.begin() + 1, covered.begin(), covered.end());
+  for (const LayerKernelConfig& config : default_layer_configs()) requests.push_back(layer_request(config));
+  requests.push_back(layer_request(layer_config({.expert = {.weighs_output = true}})));
+  for (const LayerKernelConfig& config : activation_configs()) requests.push_back(layer_request(config));
   for (const ExchangeConfig& config : default_exchange_configs()) requests.push_back(exchange_request(config));
   std::set<std::string> seen;
   for (const GemmConfig& config : configs) {
@@ -315,9 +286,7 @@ int main(int argc, char** argv) {
   }
   try {
     const int failures = check_end_of_process();
-    const bool all = argc > 1 && std::string(argv[1]) == "--all";
-    const auto number = [&](int at, int otherwise) { return argc > at + all ? std::atoi(argv[at + all]) : otherwise; };
-    return failures + run(all, number(1, 16), static_cast<unsigned>(number(2, 1)));
+    return failures + run(argc > 1 ? std::atoi(argv[1]) : 16, argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1);
   } catch (const std::exception& error) {
     std::printf("FAIL %s\n", error.what());
     return 1;

@@ -301,22 +301,24 @@ std::vector<std::string> tune_listed(const std::string& file) {
 }
 
 TEST(TuneCommand, SchedulesOfAFileAreTriedInPlaceOfWhatItFinds) {
-  const TemporaryFolder folder;
-  const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());
-  const std::string file = (folder / "schedules.txt").string();
-  // The default, and one line twice: each runs once.
-  io::write_file(file, "order.raster=3\n\nauto\n{\"fusion\": \"pairs\", \"order.raster\": 2}\r\norder.raster=3\n");
-  const CommandResult result = run_command(join(tune_listed(file), {"--rounds", "3"}));
-  ASSERT_EQ(result.status, 0) << result.err;
-  const Json tried = result.json()["tuned"][0]["tried"];
-  ASSERT_EQ(tried.size(), 3u);
-  EXPECT_EQ(tried[0]["changes"], "the default");
-  EXPECT_EQ(tried[1]["changes"], "order.raster=3");
-  EXPECT_EQ(tried[2]["schedule"]["fusion"], "pairs");
-  // One of two is left behind after the first rounds, and the default goes on.
-  EXPECT_LT(std::min(tried[1]["calls"].get<int64_t>(), tried[2]["calls"].get<int64_t>()),
-            tried[0]["calls"].get<int64_t>())
-      << tried.dump();
+  // One of two is left behind after the first rounds: by real times, so a disturbed search is done again.
+  std::set<int64_t> calls;
+  for (int search = 0; search < 5 && !calls.contains(3); ++search) {
+    const TemporaryFolder folder;
+    const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());
+    const std::string file = (folder / "schedules.txt").string();
+    // The default, and one line twice: each runs once.
+    io::write_file(file, "order.raster=3\n\nauto\n{\"fusion\": \"pairs\", \"order.raster\": 2}\r\norder.raster=3\n");
+    const CommandResult result = run_command(join(tune_listed(file), {"--rounds", "3"}));
+    ASSERT_EQ(result.status, 0) << result.err;
+    const Json tried = result.json()["tuned"][0]["tried"];
+    ASSERT_EQ(tried.size(), 3u);
+    EXPECT_EQ(tried[0]["changes"], "the default");
+    EXPECT_EQ(tried[1]["changes"], "order.raster=3");
+    EXPECT_EQ(tried[2]["schedule"]["fusion"], "pairs");
+    calls = {tried[1]["calls"].get<int64_t>(), tried[2]["calls"].get<int64_t>()};
+  }
+  EXPECT_TRUE(calls.contains(3)) << testing::PrintToString(calls);
 }
 
 TEST(TuneCommand, OfAFileOfSchedulesTheLineThatIsWrongIsNamed) {

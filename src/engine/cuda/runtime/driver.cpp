@@ -47,7 +47,8 @@ const Driver& driver() {
   return table;
 }
 
-const Driver& loaded_driver() noexcept {  // NOLINT(bugprone-exception-escape)
+// NOLINTNEXTLINE(bugprone-exception-escape): it was loaded by whoever got what is freed
+const Driver& loaded_driver() noexcept {
   return driver();
 }
 
@@ -76,9 +77,8 @@ ScopedDevice::ScopedDevice(int device, const std::nothrow_t&) noexcept {
   }
 }
 
-// NOLINTNEXTLINE(bugprone-exception-escape): what was entered has a driver
 ScopedDevice::~ScopedDevice() {
-  if (entered_) driver().cuCtxSetCurrent(previous_);
+  if (entered_) loaded_driver().cuCtxSetCurrent(previous_);
 }
 
 int device_count() {
