@@ -34,7 +34,7 @@ WAYS = {  # by name: what is measured, and options of its own
     "recompute": ("layer", {"--schedule": "save.xg=redispatch,save.z=recompute"}),
     "after": ("layer", {"--schedule-backward": "backward.wgrad=after"}),
     "none": ("layer", {"--schedule-backward": "fusion=none"}),
-    "layer": ("layer", {"--schedule-backward": "fusion=layer"}),
+    "pairs": ("layer", {"--schedule-backward": "fusion=pairs"}),
     **{"mixed" if reserve == 5 else f"mixed {reserve}":
        ("layer", {"--schedule-backward": f"backward.wgrad=mixed,backward.wgrad_reserve={reserve}"}) for reserve in (0, 3, 5, 8, 11, 14)},
     "mixed +=": ("layer", {"--schedule-backward": "backward.wgrad=mixed", "--wgrad": "main_grad"}),

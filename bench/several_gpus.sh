@@ -214,6 +214,7 @@ model() {
   step model_calls 590 torchrun --nproc-per-node "$gpus" "$here/model_calls.py" --json "$folder/model_calls.jsonl"
   step launch_modes 590 python3 "$here/launch_modes.py" "$uniep" --devices "$devices" --rounds 3 --repeat 5 --warm-up 0.2 \
     --json "$folder/launch_modes.jsonl"
+  step training_layer 590 python3 "$here/training_layer.py" "$uniep" --rounds 3 --warm-up 0.6 --json "$folder/training_layer.jsonl"
 }
 
 search() {

@@ -9,8 +9,9 @@ What was timed together took turns, so that the GPUs' power limit left all of a 
 is predicted to load them with, and for how long (docs/simulator.md).
 
 A line a file and set: Schedules, the mean of |predicted / measured - 1| of their times over the default's and the error that nine
-in ten stay below, the same of the times themselves, Spearman's correlation, and the measured ratio of the Schedule that is predicted to
-be the fastest, of the fastest of the eight so predicted, and of the fastest of all. "At most" is Spearman's correlation of measured
+in ten stay below, the same of times over those of the set's other Schedules (the median of their errors is taken off, which is the
+clock of that run), the same of the times themselves, Spearman's correlation, and the measured ratio of the Schedule that is predicted
+to be the fastest, of the fastest of the eight so predicted, and of the fastest of all. "At most" is Spearman's correlation of measured
 ratios with what measuring them again may give: no prediction is surely above it. It takes the 95 % intervals for noise, and for a
 Schedule that has none, since it was called too seldom, the median one of those with the fewest calls. Schedules slower than --most times
 the default are left out of the errors. Then the same of all sets by other limits of what is left out, and the last lines, with --most,
@@ -200,9 +201,7 @@ class Set:
         if row["state"] == "sustained":
             limit = limit_of(clock_of(options.machine), [one["calls"] for one in self.timed], reports)
             reports = list(pool.map(functools.partial(predict, limit=limit), self.timed))
-        if options.held_out:
-            left = [i for i, one in enumerate(self.timed) if i == 0 or is_held_out(row["shape"], one["changes"])]
-            self.timed, self.measured, reports = ([values[i] for i in left] for values in (self.timed, self.measured, reports))
+        self.shown = [i for i, one in enumerate(self.timed) if i == 0 or not options.held_out or is_held_out(row["shape"], one["changes"])]
         self.predicted = list(zip(*map(predictions, reports)))
 
     def ratios(self, kind):
@@ -210,26 +209,39 @@ class Set:
 
     def near(self, most):
         """Those up to `most` times the default, which is the first."""
-        return [0] + [i for i in range(1, len(self.timed)) if self.measured[i] < most]
+        return [0] + [i for i in self.shown[1:] if self.measured[i] < most]
+
+    def within(self, kind, most):
+        """Of those their errors beside the others of the run, held out or not."""
+        errors = [math.log(predicted / one["ms"]) for predicted, one in zip(self.predicted[kind], self.timed)]
+        found = []
+        for i in self.near(most):
+            others = [error for j, error in enumerate(errors) if j != i and self.measured[j] < most]
+            found += [abs(math.exp(errors[i] - statistics.median(others)) - 1)] if others else []
+        return found
 
     def points(self):
         told = {key: self.row[key] for key in ("shape", *UNSAID)}
-        for one, measured, ratio, ms in zip(self.timed, self.measured, self.ratios(0), self.predicted[0]):
+        ratios = self.ratios(0)
+        for i in self.shown:
+            one, measured, ratio, ms = self.timed[i], self.measured[i], ratios[i], self.predicted[0][i]
             yield {**told, "changes": one["changes"], "schedule": fields_of(one), "ms": one["ms"], "ratio": measured,
                    "predicted_ms": ms, "predicted_ratio": ratio}
 
 
 def figures(sets, kind, most):
-    """Text: Schedules, errors of ratios and of times, Spearman's correlation and for the simulator the most that there is."""
-    of_ratios, of_times, measured, ratios, noise = [], [], [], [], []
+    """Text: Schedules, errors of ratios, within runs and of times, Spearman's correlation and for the simulator the most that there is."""
+    of_ratios, within, of_times, measured, ratios, noise = [], [], [], [], [], []
     for one in sets:
         near, own = one.near(most), one.ratios(kind)
         of_ratios += [abs(own[i] / one.measured[i] - 1) for i in near[1:]]
+        within += one.within(kind, most)
         of_times += [abs(one.predicted[kind][i] / one.timed[i]["ms"] - 1) for i in near]
         measured += [one.measured[i] for i in near]
         ratios += [own[i] for i in near]
         noise += noise_of([one.timed[i] for i in near])
-    text = f"{len(measured):4d}  {mean_and_most(of_ratios):>22s}  {mean_and_most(of_times):>20s}  {spearman(ratios, measured):8.2f}"
+    text = (f"{len(measured):4d}  {mean_and_most(of_ratios):>22s}  {mean_and_most(within):>21s}  {mean_and_most(of_times):>20s}  "
+            f"{spearman(ratios, measured):8.2f}")
     return text + (f"  {most_spearman(measured, noise):7.2f}" if kind == 0 else "")
 
 
@@ -268,16 +280,18 @@ def main():
     parser.add_argument("--held-out", action="store_true")
     options = parser.parse_args()
     sets = []
-    print(f"{'ranks, tokens, shape':38s}    n  ratios: mean, 9 of 10  times: mean, 9 of 10  Spearman  at most   first  best of {BEST}   best  device")
+    print(f"{'ranks, tokens, shape':38s}    n  ratios: mean, 9 of 10  within: mean, 9 of 10  times: mean, 9 of 10  Spearman  at most   "
+          f"first  best of {BEST}   best  device")
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for row in (row for name in options.files for row in rows_of(name, options)):
             one = Set(options, row, folder, pool)
             sets.append(one)
             other = [row[key] for key in IN_NAMES if row[key] != UNSAID[key]]
             name = " ".join([str(row["ranks"]), str(row["tokens"]), row["shape"], *other])
-            order = sorted(range(len(one.timed)), key=lambda i: one.predicted[0][i])
+            order = sorted(one.shown, key=lambda i: one.predicted[0][i])
             print(f"{name:38s} {figures([one], 0, options.most)}  {one.measured[order[0]]:6.3f}  "
-                  f"{min([1.0, *(one.measured[i] for i in order[:BEST])]):9.3f}  {min(one.measured):5.3f}  {row['device'] or '-'}", flush=True)
+                  f"{min([1.0, *(one.measured[i] for i in order[:BEST])]):9.3f}  {min(one.measured[i] for i in one.shown):5.3f}  "
+                  f"{row['device'] or '-'}", flush=True)
     if not sets:
         raise SystemExit("FILE: no sets in them that are so")
     if options.points:

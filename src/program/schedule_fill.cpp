@@ -136,10 +136,23 @@ class Filler {
     return false;
   }
 
+  // One launch, whose weight gradients fill in behind the dgrads, where that goes with all that was given.
+  bool complete_in_one_launch() {
+    const Schedule open = schedule_;
+    schedule_.fusion = Fusion::kLayer;
+    complete();
+    if (schedule_.wgrad == WgradOrder::kFill && violated(rules_reading(~FieldMask{0}), schedule_) == 0) return true;
+    schedule_ = open;
+    return false;
+  }
+
   // In launches of their own the weight gradients may have tiles of their own.
   void complete_backward_on_cuda() {
     if (order_.wgrad == WgradOrder::kMixed && is_open(kBackwardWgrad) && complete_mixed_wgrads()) return;
-    if (is_open(kFusion)) schedule_.fusion = mixes_wgrads() ? Fusion::kLayer : Fusion::kPairs;
+    if (is_open(kFusion)) {
+      if (!mixes_wgrads() && complete_in_one_launch()) return;
+      schedule_.fusion = mixes_wgrads() ? Fusion::kLayer : Fusion::kPairs;
+    }
     const Schedule open = schedule_;
     const int filling = complete();
     if (filling == 0 || !is_open(kBackwardWgrad) || schedule_.wgrad == WgradOrder::kAfter) return;

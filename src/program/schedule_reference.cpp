@@ -59,9 +59,9 @@ constexpr const char* kRules = R"(## What is filled
   But order.interleave is `phased` without fusion=layer, order.experts_per_wave 1 to El (El / 16 wherever cuda runs mixed
   waves), and combine.column_chunks halved until its chunks are whole tiles of 256 columns, at least four; 1 with
   fusion=none or combine.transport=staged.
-- Backward on cuda: `fusion` becomes `pairs`, order.experts_per_wave El, order.raster 16 and combine.column_chunks 1. `tile.dgrad_fc2.n`
-  becomes 192 where that fits, else 128 (open, where a given tile.n suits it), and `tile.dgrad_fc2.stages` less where tile.stages do not
-  fit.
+- Backward on cuda: `fusion` becomes `layer` where that goes with all else that is given, and `pairs` where it does not, or with a given
+  backward.wgrad=after; order.experts_per_wave becomes El, order.raster 16 and combine.column_chunks 1. `tile.dgrad_fc2.n` becomes 192
+  where that fits, else 128 (open, where a given tile.n suits it), and `tile.dgrad_fc2.stages` less where tile.stages do not fit.
 - `backward.wgrad` becomes `mixed` when a backward.wgrad_reserve other than 5 is given, and on cuda where I W / (W - 1) is below 1500
   and all else that is given goes with it. With mixed `fusion` becomes `layer`,
   order.interleave `phased` and `queue` `dynamic`.

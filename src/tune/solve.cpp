@@ -129,10 +129,15 @@ Solution solve(const SolveRequest& request) {
   }
   std::stable_sort(solution.best.begin(), solution.best.end(),
                    [](const Ranked& a, const Ranked& b) { return a.us < b.us; });
-  const Schedule& first = solution.best.front().schedule;
-  solution.estimate = estimate(problem, first);
   solution.default_schedule = space.base();
   solution.default_us = estimate(problem, solution.default_schedule).us;
+  // Points were compared after few rounds of the clock, so that one that is as fast as the default may stand before it.
+  if (solution.default_us < solution.best.front().us) {
+    solution.best.insert(solution.best.begin(), {solution.default_schedule, solution.default_us});
+    if (solution.best.size() > wanted) solution.best.pop_back();
+  }
+  const Schedule& first = solution.best.front().schedule;
+  solution.estimate = estimate(problem, first);
   for (const RankLoad& load : request.loads) {
     const Bound bound = lower_bound(problem_of(request, load));
     solution.bound.gemms = std::max(solution.bound.gemms, bound.gemms);

@@ -33,7 +33,6 @@ TEST(ScheduleFill, DefaultsOfBothEngines) {
   c.shape = {7168, 2048, 256, 8};
   c.machine.ranks = 8;
   Schedule expected;
-  expected.fusion = Fusion::kPairs;
   expected.order.experts_per_wave = 32;
   expected.order.interleave = Interleave::kPhased;
   expected.order.raster = 16;
@@ -44,7 +43,6 @@ TEST(ScheduleFill, DefaultsOfBothEngines) {
   EXPECT_EQ(c.filled(), expected);
   EXPECT_EQ(expected.tile, (TileShape{128, 256, 64, 4, 2, Pipeline::kCooperative}));
   c.direction = Direction::kForward;
-  expected.fusion = Fusion::kLayer;
   expected.order.experts_per_wave = 16;
   expected.combine.column_chunks = 4;
   expected.stage_tile = {};
@@ -133,8 +131,9 @@ TEST(ScheduleFill, CompletesWhatARequestNeeds) {
       {cuda, forward, "tile.n=128,tile.fc1.n=256", "fusion=layer,tile.fc2.n=256"},
       {cuda, backward, "tile.cluster=2,tile.wgrad_fc1.cluster=1", "tile.dgrad_fc2.cluster=1,tile.dgrad_fc1.cluster=1"},
       {cuda, forward, "comm.chunk_bytes=16384", "tile.n=256,tile.stages=3,comm.stages=3"},
-      {cuda, backward, "", "fusion=pairs,dispatch.transport=pull,backward.wgrad=fill,tile.dgrad_fc2.n=192"},
-      {cuda, backward, "order.experts_per_wave=1", "order.experts_per_wave=1,order.interleave=phased"},
+      {cuda, backward, "", "fusion=layer,dispatch.transport=pull,backward.wgrad=fill,tile.dgrad_fc2.n=192"},
+      {cuda, backward, "order.experts_per_wave=1", "fusion=pairs,order.experts_per_wave=1,order.interleave=phased"},
+      {cuda, backward, "backward.wgrad=fill,comm.reserve_sms=2", "fusion=layer"},
       {cuda, backward, "tile.n=128", "tile.n=128,tile.stages=4,comm.stages=4"},
       {cuda, backward, "tile.n=192", "tile.stages=4,tile.dgrad_fc1.n=128,tile.wgrad_fc2.n=128,tile.wgrad_fc1.n=128"},
       {cuda, backward, "tile.dgrad_fc2.n=128", "tile.n=256,tile.stages=4,backward.wgrad=fill"},
@@ -188,7 +187,7 @@ TEST(ScheduleFill, MixesWeightGradientsWhereLinksBindOnCuda) {
   const LayerShape small{2048, 768, 128, 8}, middle{4096, 1536, 128, 8}, large{7168, 2048, 256, 8};
   const char* const mixed =
       "fusion=layer,backward.wgrad=mixed,queue=dynamic,order.interleave=phased,order.raster=16,combine.column_chunks=1";
-  const char* const filled = "fusion=pairs,backward.wgrad=fill,order.raster=16";
+  const char* const filled = "fusion=layer,backward.wgrad=fill,order.raster=16";
   const std::vector<Row> rows = {
       {small, 8, "", mixed},
       {small, 4, "", mixed},
@@ -200,10 +199,10 @@ TEST(ScheduleFill, MixesWeightGradientsWhereLinksBindOnCuda) {
       {large, 8, "backward.wgrad_reserve=3", mixed},
       {small, 8, "backward.wgrad=fill", filled},
       {small, 8, "backward.wgrad=after", "fusion=pairs"},
-      {small, 8, "fusion=pairs", filled},
+      {small, 8, "fusion=pairs", "fusion=pairs,backward.wgrad=fill,order.raster=16"},
       {small, 8, "fusion=layer", mixed},
       {small, 8, "fusion=none", "backward.wgrad=after"},
-      {small, 8, "queue=static", "fusion=pairs,backward.wgrad=fill,queue=static"},
+      {small, 8, "queue=static", "fusion=layer,backward.wgrad=fill,queue=static"},
       {small, 8, "order.experts_per_wave=4", "fusion=pairs,backward.wgrad=fill,order.experts_per_wave=4"},
       {small, 8, "save.xg=redispatch", mixed},
       {small, 8, "combine.transport=staged", mixed},

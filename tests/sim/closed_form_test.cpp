@@ -227,10 +227,12 @@ TEST(ClosedForm, WithoutGroupsGivesFixedTimes) {
   auto next = expected.begin();
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
     for (const int ranks : {2, 8}) {
-      for (const char* const given : {"auto", "combine.transport=staged,combine.column_chunks=3",
-                                      "comm.where=sms,comm.dispatch_sms=24,comm.combine_sms=8,comm.reduce_sms=8",
-                                      "fusion=none,combine.transport=staged",
-                                      "fusion=pairs,comm.where=sms,comm.dispatch_sms=16,combine.transport=staged"}) {
+      const std::string fusion = direction == Direction::kForward ? "layer" : "pairs";
+      for (const std::string& given :
+           {"fusion=" + fusion, "combine.transport=staged,combine.column_chunks=3,fusion=" + fusion,
+            "comm.where=sms,comm.dispatch_sms=24,comm.combine_sms=8,comm.reduce_sms=8,fusion=" + fusion,
+            std::string("fusion=none,combine.transport=staged"),
+            std::string("fusion=pairs,comm.where=sms,comm.dispatch_sms=16,combine.transport=staged")}) {
         const Schedule schedule =
             resolve(PartialSchedule::parse(given),
                     {.direction = direction, .shape = shape, .machine = sim::schedule_machine(machine, ranks)});
