@@ -360,17 +360,17 @@ TEST(ScheduleKernels, AJobsListHasEachLaunchsKernel) {
 // Each with its own activation, and FC1's of an expert without a gate, too.
 TEST(ScheduleKernels, RealModelsHaveThem) {
   uniep::test::BranchCounts branches;
-  for (const uniep::test::Model& model : uniep::test::models()) {
-    SCOPED_TRACE(model.name);
+  const auto look = [&](const uniep::test::Model& model, const char* given) {
+    SCOPED_TRACE(model.name + std::string(", ") + given);
     const LayerConfig config = model.config();
     const Machine machine = hopper(8, 132);
-    const auto resolved = [&](Direction direction) {
-      return resolve({},
+    const auto resolved = [&](Direction direction, const char* fields) {
+      return resolve(PartialSchedule::parse(fields),
                      {.direction = direction, .shape = config.shape, .numerics = config.numerics, .machine = machine});
     };
-    const Schedule backward = resolved(Direction::kBackward);
-    const std::set<std::string> listed =
-        names_of(layer_kernels(config, machine.ranks, machine.workers, resolved(Direction::kForward), backward));
+    const Schedule backward = resolved(Direction::kBackward, given);
+    const std::set<std::string> listed = names_of(
+        layer_kernels(config, machine.ranks, machine.workers, resolved(Direction::kForward, "auto"), backward));
     const auto count = [&](const std::vector<std::string>& words) {
       return std::count_if(listed.begin(), listed.end(), [&](const std::string& name) {
         return std::all_of(words.begin(), words.end(),
@@ -382,23 +382,26 @@ TEST(ScheduleKernels, RealModelsHaveThem) {
     const bool on_input = model.router_weight == RouterWeight::kInput;
     const std::string place = std::string("UNIEP_WEIGHS_Z=") + (on_input ? "1" : "0");
     const auto gemms_of = [](LayerGemms gemms) { return "UNIEP_GEMMS=" + std::to_string(static_cast<int>(gemms)); };
-    const bool mixed = backward.wgrad == WgradOrder::kMixed;
-    const std::string with_z = gemms_of(mixed ? LayerGemms::kGradients : LayerGemms::kFirstGradient);
+    const bool mixed = backward.wgrad == WgradOrder::kMixed, one_launch = backward.fusion == Fusion::kLayer;
+    const std::string with_z = gemms_of(one_launch ? LayerGemms::kGradients : LayerGemms::kFirstGradient);
     for (const std::string& gemms : {gemms_of(LayerGemms::kForward), with_z}) {
       EXPECT_GE(count({gemms, activation, place}), 1) << gemms;
       EXPECT_EQ(count({gemms}), count({gemms, activation, place})) << gemms;
     }
     branches.count("weight gradients beside dgrads", mixed);
-    branches.count("dgrads in launches of their own", !mixed);
+    branches.count("weight gradients behind dgrads in one launch", one_launch && !mixed);
+    branches.count("dgrads in launches of their own", !one_launch);
     EXPECT_EQ(count({"UNIEP_MIXED=1"}) > 0, mixed);
-    if (mixed) continue;
     const bool gated = is_gated(config.numerics.activation);
     const std::string of_dgrad_fc1 =
         "UNIEP_ACTIVATION=" +
         std::to_string(static_cast<int>(gated ? ActivationKind::kSwiglu : ActivationKind::kRelu2));
     const std::string dgrad_fc1 = gemms_of(LayerGemms::kSecondGradient);
-    EXPECT_GE(count({dgrad_fc1}), 1);
+    EXPECT_EQ(count({dgrad_fc1}) > 0, !one_launch);
     EXPECT_EQ(count({dgrad_fc1}), count({dgrad_fc1, of_dgrad_fc1}));
+  };
+  for (const uniep::test::Model& model : uniep::test::models()) {
+    for (const char* const given : {"auto", "fusion=pairs"}) look(model, given);
   }
   branches.expect_all_taken();
 }
