@@ -33,17 +33,19 @@ class UniEP:
         import uniep
         self.uniep, self.group = uniep, uniep.Group(device=torch.device("cuda", torch.cuda.current_device()))
 
-    def ways(self, own):
+    def ways(self, own, **options):
+        """`options`: more of uniep.moe()'s."""
         w1, w2 = own.weights.w1, own.weights.w2
         leaves = [own.x.clone().requires_grad_(), own.probs.clone().requires_grad_(), w1.detach().requires_grad_(), w2.detach().requires_grad_()]
-        call = lambda x, probs, w1, w2: self.uniep.moe(x, own.ids, probs, w1, w2, group=self.group, capacity=(CAPACITY, own.tokens))
+        capacity = CAPACITY, own.tokens
+        call = lambda x, probs, w1, w2: self.uniep.moe(x, own.ids, probs, w1, w2, group=self.group, capacity=capacity, **options)
 
         def forward():
             with torch.no_grad():
                 return call(own.x, own.probs, w1, w2)
 
         def step():
-            torch.autograd.grad(call(*leaves), leaves, own.dy)
+            torch.autograd.grad(call(*leaves), leaves, own.dy, allow_unused=True)  # weights with main_grad have none
 
         return {"forward": forward, "step": step}, lambda: None
 

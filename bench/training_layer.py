@@ -10,9 +10,8 @@ anything else, on all SMs, with gradients in bf16 (serialized_layer.py); neither
 
 Two and four GPUs are loaded as eight would be, and run what eight run by default (compare_layers.py); one has the experts of one of eight
 ranks, and nothing travels. Each figure is the median over --repeat calls at the power limit, of each call the slowest GPU, with cold L2
-caches. Prints a Markdown table for each of forward and
-step: milliseconds of `alone`, NCCL and torch's GEMMs, and of each way the median over the rounds of its ratio to `alone` of its round.
-What FILE has (records.py) is not measured again.
+caches. Prints a Markdown table for each of forward and step: milliseconds of `alone`, NCCL and torch's GEMMs, and of each way the median
+over the rounds of its ratio to `alone` of its round. What FILE has (records.py) is not measured again.
 """
 
 import argparse
@@ -25,13 +24,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+import compare_fused
 import remote_routing
 import serialized_layer
 from records import Records, device_name
 from shapes import EIGHT, SHAPES
 
 OPS = ("forward", "step")
-CAPACITY = 1.25  # times the rows of even routing
 JOBS = {  # by name: SMs that stay free, and whether weight gradients are added to main_grad
     "alone": (0, False),
     "reserve 8": (8, False),
@@ -55,50 +54,28 @@ def schedules(uniep, shape, ranks, reserved):
     return tuple(remote_routing.schedule_of_eight(uniep, SHAPES[shape], direction, given) for direction in ("forward", "backward"))
 
 
-def our_ways(own, group, texts):
-    """{(name, op): what is timed}. `texts`: by SMs that stay free."""
-    import uniep
-    w1, w2 = own.weights.w1, own.weights.w2
-    leaves = [tensor.clone().requires_grad_() for tensor in (own.x, own.probs)] + [w.detach().requires_grad_() for w in (w1, w2)]
-    sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in (w1, w2)]
-
-    def call(x, probs, w1, w2, schedule, main_grad):
-        return uniep.moe(x, own.ids, probs, w1, w2, group=group, schedule=schedule, main_grad=main_grad, capacity=(CAPACITY, own.tokens))
-
-    def forward(schedule):
-        with torch.no_grad():
-            return call(own.x, own.probs, w1, w2, schedule, None)
-
-    def step(schedule, main_grad):
-        torch.autograd.grad(call(*leaves, schedule, main_grad), leaves, own.dy, allow_unused=True)
-
+def our_ways(own, layer, texts):
+    """{(name, op): what is timed}. `layer`: of compare_fused.py; `texts`: by SMs that stay free."""
+    sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in (own.weights.w1, own.weights.w2)]
     found = {}
     for name, (reserved, adds) in JOBS.items():
-        if not adds:
-            found[name, "forward"] = lambda text=texts[reserved]: forward(text)
-        found[name, "step"] = lambda text=texts[reserved], target=sums if adds else None: step(text, target)
+        ways, _ = layer.ways(own, schedule=texts[reserved], main_grad=sums if adds else None)
+        found |= {(name, op): ways[op] for op in OPS if op == "step" or not adds}
     return found
-
-
-def check(y, reference):
-    difference = float((y.float() - reference).norm() / reference.norm())
-    if not difference < 0.02:
-        raise SystemExit(f"y differs from NCCL's with grouped GEMMs by {difference:.3g} of its norm")
 
 
 def measure(rank, ranks, options, texts, keys):
     """Adds a record for each (shape, tokens) of `keys`, on the first rank."""
-    import uniep
     serialized_layer.join(rank, ranks, with_deepep=False)
-    group = uniep.Group(device=torch.device("cuda", rank))
+    layer = compare_fused.UniEP(ranks, options)
     records = Records(options.json, options.settings)
     for shape, tokens in keys:
         hidden, inter, experts, topk = SHAPES[shape]
         experts = experts * ranks // EIGHT
         routing = torch.from_numpy(remote_routing.remote_ids(experts, ranks, tokens, topk)) if as_eight(ranks) else None
         own = serialized_layer.Rank(rank, ranks, (hidden, inter, experts, topk), tokens, routing=routing)
-        ways = our_ways(own, group, texts[shape])
-        check(ways["alone", "forward"](), own.nccl()().float())
+        ways = our_ways(own, layer, texts[shape])
+        compare_fused.check("UniEP", ways["alone", "forward"](), own.nccl()().float())
         for op in OPS:
             ways |= {("NCCL", op): own.nccl(op), ("torch GEMMs", op): own.gemms(op)}
         times = {op: {} for op in OPS}
@@ -112,7 +89,7 @@ def measure(rank, ranks, options, texts, keys):
         del own, ways
         torch.cuda.empty_cache()
     dist.barrier()
-    group.close()
+    layer.end()
     serialized_layer.leave()
 
 

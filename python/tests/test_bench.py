@@ -254,6 +254,7 @@ assert counts[0] > 0.7 * 8000 > sum(counts[64:72]) and min(counts) > 0 and ids.s
 
 def test_a_layer_as_a_training_job_calls_it(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(BENCH))
+    import compare_fused
     import torch
     import training_layer
 
@@ -279,7 +280,9 @@ def test_a_layer_as_a_training_job_calls_it(monkeypatch, capsys):
         tokens=tokens,
         weights=types.SimpleNamespace(w1=draw(experts, 2 * inter, hidden), w2=draw(experts, hidden, inter)),
     )
-    ways = training_layer.our_ways(own, None, {free: (f"forward {free}", f"backward {free}") for free in (0, 8, 16)})
+    layer = object.__new__(compare_fused.UniEP)  # which would open a GPU
+    layer.uniep, layer.group = uniep, None
+    ways = training_layer.our_ways(own, layer, {free: (f"forward {free}", f"backward {free}") for free in (0, 8, 16)})
     forward = ["alone", "reserve 8", "reserve 16"]
     assert [name for name, op in ways if op == "forward"] == forward
     assert [name for name, op in ways if op == "step"] == [*forward, "main_grad", "job 8", "job 16"]

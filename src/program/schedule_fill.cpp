@@ -123,34 +123,25 @@ class Filler {
     return context_.direction == Direction::kBackward && schedule_.wgrad == WgradOrder::kMixed;
   }
 
-  // Weight gradients beside the dgrads where that is the default and all else that was given goes with it.
-  bool complete_mixed_wgrads() {
+  // All of backward in one launch, with its weight gradients in that order, where all that was given goes with it.
+  bool complete_in_one_launch(WgradOrder wgrad) {
     const Schedule open = schedule_;
-    open_wgrad_ = WgradOrder::kMixed;
+    open_wgrad_ = wgrad;
     if (is_open(kFusion)) schedule_.fusion = Fusion::kLayer;
-    if (is_open(kQueue)) schedule_.queue = QueueKind::kDynamic;
+    if (is_open(kQueue) && wgrad == WgradOrder::kMixed) schedule_.queue = QueueKind::kDynamic;
     complete();
-    if (schedule_.wgrad == WgradOrder::kMixed && violated(rules_reading(~FieldMask{0}), schedule_) == 0) return true;
+    if (schedule_.wgrad == wgrad && violated(rules_reading(~FieldMask{0}), schedule_) == 0) return true;
     schedule_ = open;
     open_wgrad_ = WgradOrder::kFill;
     return false;
   }
 
-  // One launch, whose weight gradients fill in behind the dgrads, where that goes with all that was given.
-  bool complete_in_one_launch() {
-    const Schedule open = schedule_;
-    schedule_.fusion = Fusion::kLayer;
-    complete();
-    if (schedule_.wgrad == WgradOrder::kFill && violated(rules_reading(~FieldMask{0}), schedule_) == 0) return true;
-    schedule_ = open;
-    return false;
-  }
-
   // In launches of their own the weight gradients may have tiles of their own.
   void complete_backward_on_cuda() {
-    if (order_.wgrad == WgradOrder::kMixed && is_open(kBackwardWgrad) && complete_mixed_wgrads()) return;
+    const bool may_mix = order_.wgrad == WgradOrder::kMixed && is_open(kBackwardWgrad);
+    if (may_mix && complete_in_one_launch(WgradOrder::kMixed)) return;
     if (is_open(kFusion)) {
-      if (!mixes_wgrads() && complete_in_one_launch()) return;
+      if (!mixes_wgrads() && complete_in_one_launch(WgradOrder::kFill)) return;
       schedule_.fusion = mixes_wgrads() ? Fusion::kLayer : Fusion::kPairs;
     }
     const Schedule open = schedule_;

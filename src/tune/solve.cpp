@@ -11,7 +11,8 @@
 namespace uniep::tune {
 namespace {
 
-constexpr int kRounds = 2;  // of the clock, while all points are compared
+constexpr int kRounds = 2;             // of the clock, while all points are compared
+constexpr std::size_t kCompared = 16;  // of a family, at least, with all rounds: few do not tell near ones apart
 
 // A family is what runs in another way, not with other numbers.
 constexpr int kFamilies = 24;
@@ -108,20 +109,28 @@ Solution solve(const SolveRequest& request) {
   const Problem& problem = space.problem();
   const double reserved = space.base().comm.reserve_sms;
   const std::size_t wanted = static_cast<std::size_t>(std::max(request.best, 1));
+  const std::size_t compared = std::max(wanted, kCompared);
   Solution solution;
   std::vector<Combination> families[kFamilies];  // each ascending; of equals the first
   space.for_each([&](const GemmChoice& gemm, const DispatchChoice& dispatch, const CombineChoice& combine) {
     ++solution.points;
     const double us = estimate(problem, {&gemm.part, &dispatch.part, &combine.part, reserved}, kRounds).us;
     std::vector<Combination>& best = families[family_of(gemm, dispatch)];
-    if (best.size() == wanted && us >= best.back().us) return true;
+    if (best.size() == compared && us >= best.back().us) return true;
     const auto at = std::lower_bound(best.begin(), best.end(), us,
                                      [](const Combination& candidate, double value) { return candidate.us < value; });
     if (at != best.end() && at->us == us) return true;
     best.insert(at, {us, &gemm, &dispatch, &combine});
-    if (best.size() > wanted) best.pop_back();
+    if (best.size() > compared) best.pop_back();
     return true;
   });
+  for (std::vector<Combination>& family : families) {
+    for (Combination& one : family) {
+      one.us = estimate(problem, {&one.gemm->part, &one.dispatch->part, &one.combine->part, reserved}).us;
+    }
+    std::stable_sort(family.begin(), family.end(),
+                     [](const Combination& a, const Combination& b) { return a.us < b.us; });
+  }
   std::vector<Combination> best = candidates_of(families, wanted);
   for (const Combination& candidate : best) {
     const Schedule schedule = space.schedule(*candidate.gemm, *candidate.dispatch, *candidate.combine);
@@ -131,11 +140,6 @@ Solution solve(const SolveRequest& request) {
                    [](const Ranked& a, const Ranked& b) { return a.us < b.us; });
   solution.default_schedule = space.base();
   solution.default_us = estimate(problem, solution.default_schedule).us;
-  // Points were compared after few rounds of the clock, so that one that is as fast as the default may stand before it.
-  if (solution.default_us < solution.best.front().us) {
-    solution.best.insert(solution.best.begin(), {solution.default_schedule, solution.default_us});
-    if (solution.best.size() > wanted) solution.best.pop_back();
-  }
   const Schedule& first = solution.best.front().schedule;
   solution.estimate = estimate(problem, first);
   for (const RankLoad& load : request.loads) {
