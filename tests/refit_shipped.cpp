@@ -100,5 +100,6 @@ int main(int argc, char** argv) {
     return 2;
   }
   const auto base = uniep::sim::parse_machine(uniep::io::read_text_file(files[1]), files[1]);
-  std::ofstream(files[1]) << uniep::sim::machine_json(uniep::refitted(base, files[0], std::span(files).subspan(2)));
+  const std::string fitted = uniep::sim::machine_json(uniep::refitted(base, files[0], std::span(files).subspan(2)));
+  std::ofstream(files[1]) << fitted;
 }

@@ -11,6 +11,7 @@
 namespace uniep::sim {
 namespace {
 
+constexpr double kMostTaken = 0.5;      // of a tile, that copies beside it take
 constexpr double kStagger = 0.02;       // us between the first copies of two workers
 constexpr double kUnhiddenStore = 3.0;  // us until a tile's results count that no next tile runs beside
 
@@ -106,6 +107,7 @@ void EventRun::begin_launch(int32_t rank, double now) {
   state.live = agents_of_rank_;
   state.copies_left = list_length(p, state.launch, ListKind::kDispatch);
   state.computes.assign(p.workers, 0);
+  state.taken.assign(p.workers, 0);
   state.pair_came.assign(p.workers / 2 + 1, 0);
   state.sums.clear();
   for (int32_t worker = 0; worker < p.workers; ++worker) {
@@ -301,6 +303,27 @@ double EventRun::next_copy(Agent& agent, double taken, double there) {
   return std::max(taken, first);
 }
 
+void EventRun::take_from_tiles(const Agent& agent, int32_t rows) {
+  const RankProgram& p = program(agent.rank);
+  std::vector<double>& taken = ranks_[agent.rank].taken;
+  if (!p.on_sms) {
+    taken[agent.worker] += rows * times_.taken_from_tiles;
+    return;
+  }
+  for (double& one : taken) one += rows * times_.taken_from_tiles / p.workers;
+}
+
+// us, at most `most`; a pair takes what its two workers have in the mean.
+double EventRun::taken_from(const Agent& agent, double most) {
+  double* const taken = &ranks_[agent.rank].taken[agent.worker];
+  const int workers = agent.leads_pair ? 2 : 1;
+  const double all = (taken[0] + (workers == 2 ? taken[1] : 0)) / workers;
+  if (all <= 0) return 0;
+  const double now = std::min(all, most);
+  for (int i = 0; i < workers; ++i) taken[i] *= 1 - now / all;
+  return now;
+}
+
 double EventRun::copy_end(Agent& agent, double now) {
   const RankProgram& p = program(agent.rank);
   RankState& state = ranks_[agent.rank];
@@ -328,6 +351,7 @@ double EventRun::copy_end(Agent& agent, double now) {
     if (agent.task.stage != Stage::kPull) takes += 0.5 * copy.push;
     takes *= times_.copy_clock / times_.copy_workers;
   }
+  take_from_tiles(agent, work.rows_out);
   double end = std::max(now + takes, take_memory(state, now, row * (work.rows_in + work.rows_out)));
   const auto carry = [&](int32_t from, int32_t to, int32_t rows) {
     if (from == to || rows == 0) return;
@@ -434,7 +458,7 @@ double EventRun::gemm_end(Agent& agent, double now) {
   state.gemm_us += takes * (agent.leads_pair ? 2 : 1);
   state.load_us += takes * times_.load(task) * (agent.leads_pair ? 2 : 1);
   if (!times_.own_copy_class) {
-    if (!p.on_sms && state.copies_left > 0) takes *= 1 + machine_.slowdown.copies;
+    takes += taken_from(agent, kMostTaken * takes);
     takes *= 1 + machine_.slowdown.sums * state.summing / p.workers;
   }
   double end =

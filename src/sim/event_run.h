@@ -77,6 +77,7 @@ class EventRun {
     std::vector<int32_t> waiting;   // first agent that waits for each
     std::vector<ListWalk> sums;     // by worker: shared by its warps
     std::vector<char> computes, pair_came;
+    std::vector<double> taken;  // by worker: us that copies have yet to take from its tiles
     int32_t launch = 0, live = 0;
     int64_t copies_left = 0;  // dispatch tasks that nobody has begun
     int32_t summing = 0;      // copying warps
@@ -108,6 +109,8 @@ class EventRun {
   // Tasks.
   void begin(int32_t agent, double now);
   double copy_end(Agent& agent, double now);
+  void take_from_tiles(const Agent& agent, int32_t rows);
+  double taken_from(const Agent& agent, double most);
   double next_copy(Agent& agent, double taken, double there);
   double send_end(Agent& agent, double now);
   double reduce_end(Agent& agent, double now);

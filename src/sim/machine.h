@@ -143,7 +143,7 @@ struct Sums {
 
 // Shares by which things take longer beside others; a negative one is a gain.
 struct Slowdowns {
-  double copies = 0;            // tiles beside copying warps
+  double copies = 0;            // tiles beside copies: taken_from_tiles() of warp_pieces.h
   double sums = 0;              // tiles beside summing warps
   double mixed_list = 0;        // tiles of both GEMMs by turns, at the power limit
   double mixed_list_pause = 0;  // the same after a pause

@@ -80,6 +80,7 @@ TileTimes::TileTimes(const ProgramRequest& request, const RankProgram& p, const 
   row_bytes = 2 * hidden;
   chunks_of_row = (row_bytes + schedule.comm.chunk_bytes - 1) / schedule.comm.chunk_bytes;
   warp_chunk = chunk_share(machine.copy, schedule.comm, static_cast<double>(row_bytes));
+  taken_from_tiles = sim::taken_from_tiles(machine, schedule.comm, static_cast<double>(row_bytes));
   copy_clock = copies_at(machine, state == State::kPaused, clock_ghz);
   own_copy_class = !machine.class_of(Work::kFc1).work.has(Work::kDispatch);
   copy_workers = machine.class_of(Work::kDispatch).count / machine.class_of(Work::kFc1).count;

@@ -19,9 +19,10 @@ struct TileTimes {
   double first, second;            // a tile of the two row GEMMs
   double slow_first, slow_second;  // the share by which they take longer under this schedule
   double us_of_cycle;
-  double warp_chunk;      // share of the time of a chunk of 4096 bytes that one of the schedule's takes
-  double copy_clock;      // share of the time of copies, at this clock
-  int64_t chunks_of_row;  // that a row of H columns is copied in
+  double taken_from_tiles;  // us a row that is copied
+  double warp_chunk;        // share of the time of a chunk of 4096 bytes that one of the schedule's takes
+  double copy_clock;        // share of the time of copies, at this clock
+  int64_t chunks_of_row;    // that a row of H columns is copied in
   int64_t row_bytes;
   double copy_workers;  // workers that copy for each of those that compute; 1 unless they are of another class
   bool own_copy_class;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "sim/machine.h"
 #include "uniep/schedule.h"
@@ -19,6 +20,15 @@ inline double ring_share(const WarpCopies& copy, int stages, double bytes) {
 inline double chunk_share(const WarpCopies& copy, const CommSchedule& comm, double row_bytes) {
   const double bytes = std::min(static_cast<double>(comm.chunk_bytes), row_bytes);
   return std::max(copy.chunk_fixed + (1 - copy.chunk_fixed) * bytes / 4096, ring_share(copy, comm.stages, bytes));
+}
+
+// us that a row which is put into its place takes from the tiles of the workers that copy, whatever the copy waits for:
+// those of a warp go through its SM, those of whole SMs through the L2 of all. As much a chunk of 4096 bytes as a row,
+// by layers of 2048 to 7168 columns. A slowdown below 0 takes nothing.
+inline double taken_from_tiles(const MachineDescription& machine, const CommSchedule& comm, double row_bytes) {
+  constexpr double kTaken = 0.5;
+  const double chunks = std::ceil(row_bytes / comm.chunk_bytes);
+  return kTaken * std::max(machine.slowdown.copies, 0.0) * (1 + chunks * chunk_share(machine.copy, comm, row_bytes));
 }
 
 // us of a piece that a staged combine sends, of a row's `width` bytes.

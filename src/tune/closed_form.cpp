@@ -192,6 +192,7 @@ DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule) {
     const DispatchPart of_x = dispatch_part(problem, forward);
     part.again = of_x.copy;
     part.again_first = of_x.first;
+    part.again_taken = of_x.taken;
   }
   part.early = taken > 0 ? load.rows / taken : 1;
   if (part.by_warps) {
@@ -208,6 +209,7 @@ DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule) {
                 tasks * (copy.task / 2 + (push ? copy.push : 0)) / port.warps;
     part.first = kFirstByWorkers;
   }
+  part.taken = load.rows * sim::taken_from_tiles(machine, schedule.comm, bytes);
   const bool once = schedule.dispatch.dedup;
   part.link = slowest_level(
       problem, [&](const LevelRows& rows) { return once ? rows.dispatched_once : rows.dispatched; },
@@ -286,8 +288,7 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
                   std::max(first + std::max(second, result_link), problem.memory.all) + end.there + end.left +
                   time.end + 3 * time.launch + kLaunchesApart;
     } else {
-      const double slowed =
-          dispatch.by_warps ? machine.slowdown.copies * std::min(copy, both) : copy * dispatch.workers / computing;
+      const double slowed = dispatch.taken / computing + (dispatch.by_warps ? 0 : copy * dispatch.workers / computing);
       const double share = 1 / gemm.waves;
       const double stalls = gemm.mixed ? 0 : kWaveStall * gemms.first_tile * (gemm.waves - 1);
       const double work = both + slowed + stalls;

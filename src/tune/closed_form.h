@@ -69,10 +69,11 @@ struct DispatchPart {
   double workers = 0;   // that do nothing else meanwhile; by warps 0
   double copy = 0;      // us of work, of one worker and operand
   double first = 0;     // us until the first rows are there
+  double taken = 0;     // us that an operand's copies take from tiles, of all workers together
   double link = 0;      // us in which links carry an operand alone
   double early = 1;     // how much more rows are taken at the begin than in the mean
-  // x again beside FC1, before the rest, by warps: as `copy` and `first`; 0 where it is not.
-  double again = 0, again_first = 0;
+  // x again beside FC1, before the rest, by warps: as `copy`, `first` and `taken`; 0 where it is not.
+  double again = 0, again_first = 0, again_taken = 0;
 };
 
 // By combine.*, comm.combine_sms, comm.reduce_sms.

@@ -132,7 +132,7 @@ double first_gemm_again(const Problem& problem, const Parts& parts, const Work& 
   const double copies = dispatch.again / work.available * work.at_clock;
   const double copy = std::max(copies, dispatch.link), alone = std::max(kBackwardDispatchAlone * copies, dispatch.link);
   if (!parts.gemm->fused) return time.begin + alone + gemm + tail + time.launch + time.end;
-  const double slowed = problem.machine->slowdown.copies * std::min(copy, gemm);
+  const double slowed = dispatch.again_taken / work.available;
   return time.begin + dispatch.again_first * work.at_clock + kBackwardFill + std::max(gemm + slowed, copy) + tail +
          time.end;
 }
@@ -202,9 +202,10 @@ Estimate estimate_backward(const Problem& problem, const Parts& parts, int round
       const double in_first = gemm.one_launch || later ? work.copy : work.copies;
       const double beside = std::min(later ? work.copy : work.copies,
                                      gemm.one_launch ? gemms.first + gemms.second + filling : gemms.first);
-      const double share = dispatch.by_warps ? machine.slowdown.copies : dispatch.workers / work.computing;
-      const double slowed_first = share * beside / (gemm.one_launch ? dispatch.operands : 1);
-      const double slowed = share * (beside + (later ? std::min(work.copy, gemms.second + filling) : 0));
+      const double share = dispatch.by_warps ? 0 : dispatch.workers / work.computing;
+      const double taken = dispatch.taken / work.computing;  // by an operand
+      const double slowed_first = taken + share * beside / (gemm.one_launch ? dispatch.operands : 1);
+      const double slowed = taken * dispatch.operands + share * beside;
       // Rows come later than tiles could take them; slower tiles would not make that better.
       const double early = std::min(work.copy * dispatch.early, work.copy);
       const double ramp = kLateRows * std::max(0.0, early * 0.5 - gemm.wide_cycles * us_of_cycle * 0.25);

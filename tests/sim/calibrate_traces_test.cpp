@@ -234,15 +234,15 @@ TEST_F(CalibrateTraces, BackwardSkewAndCopiesOnSmsAreFittedToo) {
   for (const TimelineNumber& number : timelines.measured(2).numbers) EXPECT_NE(number.name, "dispatch: a task");
 }
 
-// Rank 0 for all of many alike ranks.
+// Rank 0 for all of many alike ranks. With 1024 tokens another rank may have a wave of tiles more.
 TEST_F(CalibrateTraces, ManyRanks) {
   const MachineDescription& base = sim::shipped_machine("h200");
   const TimelineModel timelines(
-      read_timelines(recorded(base, {{.shape = {2048, 768, 64, 8}, .ranks = 4, .tokens = 1024}})), base);
+      read_timelines(recorded(base, {{.shape = {2048, 768, 64, 8}, .ranks = 4, .tokens = 2048}})), base);
   const std::vector<double> predicted = timelines.predicted(0, base);
   const std::vector<TimelineNumber>& measured = timelines.measured(0).numbers;
   ASSERT_EQ(predicted.size(), measured.size());
-  EXPECT_NEAR(predicted[0] / measured[0].us, 1, 0.04);
+  EXPECT_NEAR(predicted[0] / measured[0].us, 1, 0.02);
   const std::vector<tune::FittedConstant> constants = fitted(timelines, base).fit.constants;
   const auto is = [](const char* key) { return [key](const auto& one) { return one.constant.key == key; }; };
   EXPECT_EQ(base.links.front().rates.at(1).ranks, 4);

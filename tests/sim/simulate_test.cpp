@@ -400,7 +400,27 @@ TEST(Simulate, CopiesWaitForTheirRingAndFollowTheClock) {
   EXPECT_LT(follows(staged + ",comm.chunk_bytes=512", &WarpCopies::send_fixed, 0.2), 0.95);
   EXPECT_LT(follows("comm.where=sms,comm.dispatch_sms=1", &WarpCopies::clocked, 1), 0.95);  // the GPU has little to do
   EXPECT_GT(follows("comm.where=sms,comm.dispatch_sms=1", &WarpCopies::clocked, 0), 1.05);
-  EXPECT_GT(follows("comm.reserve_sms=120", &WarpCopies::clocked, 0), 1.01);
+  const std::string by_warps = "dispatch.dedup=off,comm.chunk_bytes=512,comm.reserve_sms=120";
+  EXPECT_GT(follows(by_warps, &WarpCopies::clocked, 0), 1.03);
+}
+
+// What copies take from tiles goes by rows and chunks, not by how long the copies last or who makes them.
+TEST(Simulate, CopiesTakeFromTilesByWhatTheyPut) {
+  const SizedLayer layer({4096, 1536, 16, 8}, 1, 4096);
+  const auto taken = [&](const std::string& schedule, double chunk_in) {
+    MachineDescription machine = shipped_machine("h200");
+    machine.copy.chunk_in *= chunk_in;
+    machine.slowdown.copies = 0.2;
+    const double with = layer.run(machine, schedule, {.limit_ghz = 1.3}).ms;
+    machine.slowdown.copies = 0;
+    return with - layer.run(machine, schedule, {.limit_ghz = 1.3}).ms;
+  };
+  const double by_warps = taken("auto", 1);
+  EXPECT_GT(by_warps, 0.02);
+  EXPECT_NEAR(taken("auto", 2), by_warps, 0.15 * by_warps);
+  EXPECT_NEAR(taken("dispatch.dedup=off", 1), by_warps, 0.15 * by_warps);
+  EXPECT_GT(taken("comm.where=sms,comm.dispatch_sms=16", 1), 0.5 * by_warps);
+  EXPECT_GT(taken("comm.chunk_bytes=1024", 1), 1.2 * by_warps);
 }
 
 // With groups a row a group is sent and summed, in whatever order a token names its experts. Of four groups, eight

@@ -371,7 +371,7 @@ TEST(Candidates, OfALayerWithGroupsAreTheSolversToo) {
   layer.engine = EngineKind::kCuda;
   layer.shape = {2048, 768, 128, 8};
   layer.ranks = 8;
-  layer.tokens_given = {2048};
+  layer.tokens_given = {1024};
   layer.numerics.combine_groups = 8;
   const Machine machine{EngineKind::kCuda, 8, 132};
   const sim::MachineDescription h200 = cli::load_machine(sim::kDefaultMachine);
