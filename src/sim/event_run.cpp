@@ -428,7 +428,7 @@ double EventRun::reduce_end(Agent& agent, double now) {
   } else {
     rate = 0.5 * machine_.sums.alone / all;
   }
-  return std::max(now + rows * width / (rate * 1e3), take_memory(state, now, rows * width));
+  return std::max(now + rows * width * sum_share(width) / (rate * 1e3), take_memory(state, now, rows * width));
 }
 
 // What a tile is the first to read: weights with an expert's first row block, rows with a block's first column tile.

@@ -31,6 +31,13 @@ inline double taken_from_tiles(const MachineDescription& machine, const CommSche
   return kTaken * std::max(machine.slowdown.copies, 0.0) * (1 + chunks * chunk_share(machine.copy, comm, row_bytes));
 }
 
+// Share of the time of a sum's bytes that they take in pieces of `width` bytes a row: each piece costs as much as 660
+// more, against pieces of 1024 columns, whose rate `sums` has. Set by layers of H 2048 to 5120 on one and two H200.
+inline double sum_share(double width) {
+  constexpr double kPiece = 660, kUsual = 2048;
+  return (1 + kPiece / width) / (1 + kPiece / kUsual);
+}
+
 // us of a piece that a staged combine sends, of a row's `width` bytes.
 inline double send_piece(const WarpCopies& copy, const CommSchedule& comm, double width) {
   const double bytes = std::min(static_cast<double>(comm.chunk_bytes), width);

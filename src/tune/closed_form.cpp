@@ -227,11 +227,13 @@ CombinePart combine_part(const Problem& problem, const Schedule& schedule) {
   part.chunks = static_cast<int>(bounds.size()) - 1;
   const int width = schedule.tile_of(second_stage(problem)).n;
   double row_send = 0;  // us of a row, sent by chunks
+  double sum_share = 0;
   for (int chunk = 0; chunk < part.chunks; ++chunk) {
     const int columns = bounds[chunk + 1] - bounds[chunk];
     part.tiles += std::ceil(static_cast<double>(columns) / width);
     const double bytes = columns * kElement;
     row_send += std::ceil(bytes / schedule.comm.chunk_bytes) * sim::send_piece(machine.copy, schedule.comm, bytes);
+    sum_share += sim::sum_share(bytes) * columns / static_cast<double>(problem.shape.hidden);
   }
   const auto returned = [](const LevelRows& rows) { return rows.returned; };
   part.link = slowest_level(problem, returned, [](const sim::LinkRate& rate) { return rate.write; });
@@ -249,7 +251,7 @@ CombinePart combine_part(const Problem& problem, const Schedule& schedule) {
     part.send = problem.load.rows * row_bytes(problem) * (port.in + sent * port.out) * 1e-6 * (1 + port.overhead);
   }
   if (problem.groups) part.send = grouped_send(problem, part.chunks, part.send);
-  part.sum = sum_bytes(problem) * 1e-3;
+  part.sum = sum_bytes(problem) * sum_share * 1e-3;
   const double all = problem.workers;
   part.sum_beside = part.by_warps ? machine.sums.beside : machine.sums.alone * schedule.comm.reduce_sms / all;
   return part;

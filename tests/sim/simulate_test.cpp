@@ -423,6 +423,16 @@ TEST(Simulate, CopiesTakeFromTilesByWhatTheyPut) {
   EXPECT_GT(taken("comm.chunk_bytes=1024", 1), 1.2 * by_warps);
 }
 
+// More column chunks are narrower pieces of a row, each of which costs its own time where the sums are what is left.
+TEST(Simulate, NarrowSumsTakeLonger) {
+  const SizedLayer layer({2048, 768, 16, 8}, 1, 4096);
+  const auto with = [&](const char* chunks) {
+    return layer.run(shipped_machine("h200"), std::string("combine.column_chunks=") + chunks, {.limit_ghz = 1.3}).ms;
+  };
+  EXPECT_GT(with("8"), 1.01 * with("4"));
+  EXPECT_GT(with("4"), 1.003 * with("2"));
+}
+
 // With groups a row a group is sent and summed, in whatever order a token names its experts. Of four groups, eight
 // experts of 32 are in 3.72 in the mean.
 TEST(Simulate, GroupsSendAndSumARowEach) {
