@@ -10,12 +10,13 @@ is predicted to load them with, and for how long (docs/simulator.md).
 
 A line a file and set: Schedules, the mean of |predicted / measured - 1| of their times over the default's and the error that nine
 in ten stay below, the same of times over those of the set's other Schedules (the median of their errors is taken off, which is the
-clock of that run), the same of the times themselves, Spearman's correlation, and the measured ratio of the Schedule that is predicted
-to be the fastest, of the fastest of the eight so predicted, and of the fastest of all. "At most" is Spearman's correlation of measured
-ratios with what measuring them again may give: no prediction is surely above it. It takes the 95 % intervals for noise, and for a
-Schedule that has none, since it was called too seldom, the median one of those with the fewest calls. Schedules slower than --most times
-the default are left out of the errors. Then the same of all sets by other limits of what is left out, and the last lines, with --most,
-are of two baselines beside it: the GEMMs' tiles times 1.1, and 1.06 times the greater of GEMMs and links.
+clock of that run), the same of the times themselves, Spearman's correlation, and the measured ratio of the Schedule that is
+predicted to be the fastest, of the fastest of the eight so predicted, and of the fastest of all. "At most" is Spearman's
+correlation of measured ratios with what measuring them again may give; a prediction without errors would reach its square root. It
+takes the 95 % intervals for noise, and for a Schedule that has none, since it was called too seldom, the median one of those with
+the fewest calls. Schedules slower than --most times the default are left out of the errors. Then the same of all sets by other
+limits of what is left out, and the last lines, with --most, are of two baselines beside it: the GEMMs' tiles times 1.1, and 1.06
+times the greater of GEMMs and links.
 
 --fields adds, for each value of each field that two Schedules have and the default has not: their number, and the signed mean and the
 mean of the logarithms of predicted over measured ratios, in per cent (+: predicted too slow). --points FILE writes a line of JSON for

@@ -329,7 +329,8 @@ def test_the_simulator_is_near_what_two_gpus_measured():
     count, ratio, ratio_90, within, within_90, time, time_90, spearman, most_spearman = simulator
     assert count > 400
     assert ratio < 2.1 and ratio_90 < 4.8 and within < 2.4 and within_90 < 6.2 and time < 4 and time_90 < 7.5
-    assert 0.75 < spearman < most_spearman < 0.9  # the noise of what was measured allows no more
+    assert 0.8 < most_spearman < 0.9  # of two measurements; of one with a prediction without errors its square root
+    assert 0.8 < spearman < most_spearman**0.5
     for _, *errors, of_baseline in baselines:
         assert errors[0] > ratio and errors[1] > ratio_90 and of_baseline < spearman
         assert errors[2] > within and errors[3] > within_90 and errors[4] > time
