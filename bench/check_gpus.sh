@@ -59,6 +59,7 @@ kernels_and_memory() {
   check addresses 180 "$(program backward)" --only addresses
   check memory 180 "$(program backward)" --only memory
   check call_timer 90 "$(program call_timer)"
+  check lend 90 "$(program lend)"
   check routing_maps 90 "$(program graph)" --only f
 }
 whole_layers() {

@@ -44,6 +44,7 @@ accesses() {
   sanitize memcheck place "$(program place_failure)" --rounds 1
   sanitize memcheck layer "$(program layer)" --direction both --cases 3
   sanitize memcheck call_timer "$(program call_timer)" --events
+  sanitize memcheck lend "$(program lend)" --bytes --calls 2
   sanitize memcheck graphs "$(program graph)" --only a,b,c,d,g --replays 20
   sanitize memcheck activations "$(program layer)" --only activations --cases 2
 }

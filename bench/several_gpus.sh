@@ -262,6 +262,7 @@ failures() {
   step groups 480 "${two[@]}" "$(program groups)"
   step input 120 "${two[@]}" "$(program input)" --processes
   step call_timer 120 "${two[@]}" "$(program call_timer)"
+  step lend 120 "$(program lend)"
   # Faults that have a line are not run again.
   step mutants_signals 590 "${two[@]}" "$here/mutants.sh" "$build" "$folder/mutants" --first 0 --count 30
   step mutants_copies 590 "${two[@]}" "$here/mutants.sh" "$build" "$folder/mutants" --first 30 --count 25

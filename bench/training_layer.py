@@ -2,7 +2,8 @@
 the call, within a capacity.
 
 `alone` reserves no SMs and returns weight gradients in bf16. `reserve 8` and `reserve 16` leave SMs free for collectives, none of which
-runs here; `main_grad` adds weight gradients in fp32 to memory that is there; `job 8` and `job 16` do both. Beside them, in turn in the
+runs here; `lend 16` uses them until one comes; `main_grad` adds weight gradients in fp32 to memory that is there; `job 8` and `job 16`
+reserve SMs and add, `job 16 lent` lends them and adds. Beside them, in turn in the
 same processes: `NCCL`, all_to_all_single with torch's grouped GEMMs and compiled activations, and `torch GEMMs`, those GEMMs without
 anything else, on all SMs, with gradients in bf16 (serialized_layer.py); neither has a placement in its time.
 
@@ -31,13 +32,15 @@ from records import Records, device_name
 from shapes import EIGHT, SHAPES
 
 OPS = ("forward", "step")
-JOBS = {  # by name: SMs that stay free, and whether weight gradients are added to main_grad
-    "alone": (0, False),
-    "reserve 8": (8, False),
-    "reserve 16": (16, False),
-    "main_grad": (0, True),
-    "job 8": (8, True),
-    "job 16": (16, True),
+JOBS = {  # by name: the schedule, and whether weight gradients are added to main_grad
+    "alone": ("comm.reserve_sms=0", False),
+    "reserve 8": ("comm.reserve_sms=8", False),
+    "reserve 16": ("comm.reserve_sms=16", False),
+    "lend 16": ("comm.reserve_sms=16,comm.lend_sms=on", False),
+    "main_grad": ("comm.reserve_sms=0", True),
+    "job 8": ("comm.reserve_sms=8", True),
+    "job 16": ("comm.reserve_sms=16", True),
+    "job 16 lent": ("comm.reserve_sms=16,comm.lend_sms=on", True),
 }
 THEIRS = ("NCCL", "torch GEMMs")
 
@@ -46,20 +49,19 @@ def as_eight(ranks):
     return 1 < ranks < EIGHT
 
 
-def schedules(uniep, shape, ranks, reserved):
+def schedules(uniep, shape, ranks, given):
     """Of forward and backward, as text."""
-    given = f"comm.reserve_sms={reserved}"
     if not as_eight(ranks):
         return given, given
     return tuple(remote_routing.schedule_of_eight(uniep, SHAPES[shape], direction, given) for direction in ("forward", "backward"))
 
 
 def our_ways(own, layer, texts):
-    """{(name, op): what is timed}. `layer`: of compare_fused.py; `texts`: by SMs that stay free."""
+    """{(name, op): what is timed}. `layer`: of compare_fused.py; `texts`: by what JOBS has."""
     sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in (own.weights.w1, own.weights.w2)]
     found = {}
-    for name, (reserved, adds) in JOBS.items():
-        ways, _ = layer.ways(own, schedule=texts[reserved], main_grad=sums if adds else None)
+    for name, (given, adds) in JOBS.items():
+        ways, _ = layer.ways(own, schedule=texts[given], main_grad=sums if adds else None)
         found |= {(name, op): ways[op] for op in OPS if op == "step" or not adds}
     return found
 
@@ -124,8 +126,8 @@ def main():
     if unknown:
         parser.error(f"--shapes: {', '.join(unknown)}; must be some of {', '.join(SHAPES)}, with as many experts as a token has slots")
     options.settings = dict(device=device_name(), gpus=ranks, warm_up=options.warm_up, repeat=options.repeat, turns=options.rounds)
-    reserved = {count for count, _ in JOBS.values()}
-    texts = {shape: {count: schedules(options.uniep, shape, ranks, count) for count in reserved} for shape in shapes}
+    all_given = {given for given, _ in JOBS.values()}
+    texts = {shape: {given: schedules(options.uniep, shape, ranks, given) for given in all_given} for shape in shapes}
     keys = list(itertools.product(shapes, tokens))
     with tempfile.TemporaryDirectory() as folder:
         options.json = os.path.abspath(options.json) if options.json else os.path.join(folder, "times.jsonl")

@@ -67,6 +67,7 @@ struct CommSchedule {
   int chunk_bytes = 4096;
   int stages = 4;
   int reserve_sms = 0;
+  bool lend_sms = false;
   bool operator==(const CommSchedule&) const = default;
 };
 

@@ -282,16 +282,18 @@ def test_a_layer_as_a_training_job_calls_it(monkeypatch, capsys):
     )
     layer = object.__new__(compare_fused.UniEP)  # which would open a GPU
     layer.uniep, layer.group = uniep, None
-    ways = training_layer.our_ways(own, layer, {free: (f"forward {free}", f"backward {free}") for free in (0, 8, 16)})
-    forward = ["alone", "reserve 8", "reserve 16"]
+    texts = {given: (f"forward {given}", f"backward {given}") for given, _ in training_layer.JOBS.values()}
+    ways = training_layer.our_ways(own, layer, texts)
+    forward = ["alone", "reserve 8", "reserve 16", "lend 16"]
     assert [name for name, op in ways if op == "forward"] == forward
-    assert [name for name, op in ways if op == "step"] == [*forward, "main_grad", "job 8", "job 16"]
+    assert [name for name, op in ways if op == "step"] == [*forward, "main_grad", "job 8", "job 16", "job 16 lent"]
     for way in ways.values():
         way()
-    free = [0, 0, 8, 8, 16, 16, 0, 8, 16]
-    assert [schedule for schedule, _ in called] == [(f"forward {one}", f"backward {one}") for one in free]
+    alone, eight, sixteen, lent = (f"comm.reserve_sms={one}" for one in ("0", "8", "16", "16,comm.lend_sms=on"))
+    free = [alone, alone, eight, eight, sixteen, sixteen, lent, lent, alone, eight, sixteen, lent]
+    assert [schedule for schedule, _ in called] == [texts[one] for one in free]
     sums = [main_grad for _, main_grad in called if main_grad is not None]
-    assert [main_grad is None for _, main_grad in called] == 6 * [True] + 3 * [False]
+    assert [main_grad is None for _, main_grad in called] == 8 * [True] + 4 * [False]
     assert all(tensor.dtype == torch.float32 and tensor.abs().max() > 0 for tensor in sums[0])
 
     rounds = {"step": {"alone": [2.0, 2.0, 4.0], "job 8": [2.2, 2.4, 4.4], "job 16": [3.0, 4.0, 6.0]}}

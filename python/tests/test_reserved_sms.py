@@ -15,14 +15,15 @@ from uniep.schedules import encoded
 def nccl(monkeypatch):
     """Makes process groups of so many ranks and CTAs, as far as taken_by() looks at them."""
     monkeypatch.delenv("NCCL_MAX_CTAS", raising=False)
+    monkeypatch.delenv("TORCH_NCCL_HIGH_PRIORITY", raising=False)
     monkeypatch.setattr(dist, "get_world_size", lambda group: group.ranks)
     monkeypatch.setattr(dist, "get_backend_config", lambda group: group.backend)
 
     numbers = itertools.count()
 
-    def make(ranks=2, ctas=-(2**31), backend="cpu:gloo,cuda:nccl"):
+    def make(ranks=2, ctas=-(2**31), backend="cpu:gloo,cuda:nccl", first=False):
         config = types.SimpleNamespace(max_ctas=ctas)
-        made = types.SimpleNamespace(options=types.SimpleNamespace(config=config))
+        made = types.SimpleNamespace(options=types.SimpleNamespace(config=config, is_high_priority_stream=first))
         name = f"group {next(numbers)}"
         return types.SimpleNamespace(ranks=ranks, backend=backend, group_name=name, _get_backend=lambda device: made)
 
@@ -55,6 +56,54 @@ def test_collectives_of_several_groups_run_side_by_side():
 def test_a_schedule_that_names_no_number_gets_it(text, left):
     assert reserved_sms.leave(text, 8) == left
     assert reserved_sms.leave(text, 0) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "lent"),
+    [
+        ("auto", True),
+        ("fusion=pairs", True),
+        ("queue=static", False),
+        ("comm.where=sms", False),
+        ("comm.dispatch_sms=8", False),
+        ("dispatch.transport=push", False),
+        ("comm.lend_sms=off", False),
+        ("comm.reserve_sms=3", False),
+    ],
+)
+def test_what_can_be_lent_is(text, lent):
+    left = reserved_sms.leave(text, 8, True)
+    assert left.endswith("comm.reserve_sms=8,comm.lend_sms=on") == lent
+    if not lent:
+        assert left == reserved_sms.leave(text, 8)
+    assert reserved_sms.leave(text, 0, True) == text
+
+
+def test_collectives_of_high_priority_go_first(nccl, monkeypatch):
+    assert reserved_sms.goes_first(nccl(first=True)) and not reserved_sms.goes_first(nccl())
+    assert reserved_sms.goes_first(nccl(ranks=1)) and reserved_sms.goes_first(nccl(backend="cpu:gloo"))
+    monkeypatch.setenv("TORCH_NCCL_HIGH_PRIORITY", "0")
+    assert not reserved_sms.goes_first(nccl())
+    monkeypatch.setenv("TORCH_NCCL_HIGH_PRIORITY", "1")
+    assert reserved_sms.goes_first(nccl())
+
+
+def test_a_group_lends_where_all_collectives_go_first(nccl):
+    with uniep.Group("self", workers=1) as group:
+        assert not group.lends
+        group.size = 2
+        group.run_beside()
+        assert not group.lends, "nothing is reserved"
+        group.run_beside(nccl(ctas=8, first=True), nccl(ranks=1))
+        assert group.lends and group.reserved == 8
+        group.run_beside(nccl(ctas=8))
+        assert not group.lends and group.reserved == 16
+        group.size = 1
+    with uniep.Group("self", workers=1, shared=False) as group:
+        group.size = 2
+        group.run_beside(nccl(ctas=8, first=True), all_known=False)
+        assert not group.lends
+        group.size = 1
 
 
 def test_redispatch_and_reserved_sms_meet_in_one_text():

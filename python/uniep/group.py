@@ -177,6 +177,9 @@ class Group(metaclass=_Cached):
         why: the reason for this transport, in words.
         process_group: of torch; None: this process alone.
         reserved: SMs that calls leave, 0 where no kernel waits for a peer; None: not known, so that calls are refused.
+        lends: whether calls use these SMs while no collective has them: where all groups that were named to
+            run_beside() have streams of high priority (TORCH_NCCL_HIGH_PRIORITY=1, or their options'). A schedule's
+            comm.lend_sms goes before it.
         replicas: a process group of the ranks that hold the same experts in the job's groups, by whose rank a Tuner
             numbers these; None: not known. To be set before the first call, on all ranks of these groups.
 
@@ -228,7 +231,9 @@ class Group(metaclass=_Cached):
                 options["unique_id"] = ctypes.addressof(keep[-1])
         self.engine = Engine(self.device, options)
         self.reserve_sms, self._beside = reserve_sms, dict[str, int | None]()  # by names: groups end before this one
+        self._ordinary = set[str]()  # of these, whose collectives do not go before other kernels
         self.reserved: int | None = 0
+        self.lends = False
         self.run_beside()
         self.tuned = tuning.agreed(self)
         _by_name[self.name] = self
@@ -280,8 +285,10 @@ class Group(metaclass=_Cached):
         """
         given = [one for one in groups if one is not None]
         self._beside |= {one.group_name: reserved_sms.total([reserved_sms.most_ctas(one)] * times) for one in given}
+        self._ordinary |= {one.group_name for one in given if not reserved_sms.goes_first(one)}
         if not all_known:
             self._beside["groups that are not known"] = None
+            self._ordinary.add("groups that are not known")
         waits_in_kernels = self.transport == "native" and self.size > 1
         if not waits_in_kernels:
             self.reserved = 0
@@ -290,6 +297,7 @@ class Group(metaclass=_Cached):
         else:
             self.reserved = reserved_sms.total(self._beside.values())
         self.engine.reserved = self.reserved
+        self.lends = waits_in_kernels and bool(self._beside) and not self._ordinary
 
     def check(self) -> None:
         """Raises the error of a call so far that is known to have failed, as the next call would; waits for none.

@@ -133,7 +133,8 @@ def _run_in_graph(
         for sizes, pair in _tuned(group.name, activation, router_weight, bool(parts[2])):
             if sizes == (*shape, topk):
                 schedule = pair
-    texts = schedules.read(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
+    given_schedule = schedule if isinstance(schedule, str) else tuple(schedule)
+    texts = schedules.read(given_schedule, save, group.reserved, group.lends)
     first, second, third, fourth = parts
     keep = torch.is_grad_enabled() and any(
         one.requires_grad for one in (x, probs, first[0], second[0], *third[:1], *fourth[:1])
@@ -159,7 +160,8 @@ def _run(
     has_biases = bool(parts[2])
     if schedule == "auto":
         schedule = choose(group, *shape, topk, activation, router_weight, has_biases)
-    written = schedules.encoded(schedule if isinstance(schedule, str) else tuple(schedule), save, group.reserved)
+    given_schedule = schedule if isinstance(schedule, str) else tuple(schedule)
+    written = schedules.encoded(given_schedule, save, group.reserved, group.lends)
     added = None if main_grad is None else _main_grad(main_grad, parts, apart)
     if grad_dtype is not torch.bfloat16:
         _check_grad_dtype(grad_dtype, parts, added is not None)

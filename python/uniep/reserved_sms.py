@@ -1,7 +1,8 @@
 """SMs that a group's calls leave to NCCL's collectives beside them.
 
 A kernel on all SMs that waits for a peer never ends while that peer waits in a collective for a kernel that finds no SM
-here. So calls that wait for peers leave as many SMs as all collectives can take that may run at the same time.
+here. So calls that wait for peers leave as many SMs as all collectives can take that may run at the same time. Where
+collectives go before other kernels, calls use these SMs until one comes (comm.lend_sms).
 """
 
 from __future__ import annotations
@@ -13,6 +14,17 @@ import torch
 import torch.distributed as dist
 
 FIELD = "comm.reserve_sms"
+_LEND = "comm.lend_sms"
+# With which nothing can be lent; and a text that says itself whether.
+_NOT_LENT = (
+    "queue=static",
+    "comm.where=sms",
+    "comm.dispatch_sms",
+    "comm.combine_sms",
+    "comm.reduce_sms",
+    "=push",
+    _LEND,
+)
 UNKNOWN = (
     "reserve_sms: 'auto' beside collectives of NCCL, and which these are or how many SMs one takes is not known; "
     "set NCCL_MAX_CTAS (8, for example) before communicators are made, or give reserve_sms as a number"
@@ -51,8 +63,21 @@ def most_ctas(group: dist.ProcessGroup) -> int | None:
     return given if isinstance(given, int) and given > 0 else None
 
 
-def leave(text: str, reserve: int | None) -> str:
+def goes_first(group: dist.ProcessGroup) -> bool:
+    """Whether collectives of a process group are in streams of high priority: a free SM is theirs before others'."""
+    if dist.get_world_size(group) == 1 or "nccl" not in str(dist.get_backend_config(group)):
+        return True
+    if os.environ.get("TORCH_NCCL_HIGH_PRIORITY", "").lower() in ("1", "y", "yes", "t", "true"):
+        return True
+    options = getattr(group._get_backend(torch.device("cuda")), "options", None)
+    return bool(getattr(options, "is_high_priority_stream", False))
+
+
+def leave(text: str, reserve: int | None, lends: bool = False) -> str:
     """A schedule's text that leaves so many SMs, unless it says itself how many. JSON is a whole schedule, and stays.
+
+    Args:
+        lends: use these SMs, too, while no collective has them, where the schedule can.
 
     Raises:
         ValueError: how many is not known (None).
@@ -62,4 +87,6 @@ def leave(text: str, reserve: int | None) -> str:
     if reserve is None:
         raise ValueError(UNKNOWN)
     field = f"{FIELD}={reserve}"
+    if lends and not any(one in text for one in _NOT_LENT):
+        field += f",{_LEND}=on"
     return field if text in ("", "auto") else f"{text},{field}"

@@ -36,20 +36,20 @@ def with_save(schedule: str, save: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def encoded(schedule: Schedule, save: str, reserve: int | None) -> tuple[bytes, bytes]:
+def encoded(schedule: Schedule, save: str, reserve: int | None, lends: bool = False) -> tuple[bytes, bytes]:
     """read() for calls outside of graphs."""
-    forward, backward = read(schedule, save, reserve)
+    forward, backward = read(schedule, save, reserve, lends)
     return forward.encode(), backward.encode()
 
 
-def read(schedule: Schedule, save: str, reserve: int | None) -> tuple[str, str]:
-    """The texts of forward and backward, which leave `reserve` SMs; ValueError where an argument is wrong."""
+def read(schedule: Schedule, save: str, reserve: int | None, lends: bool = False) -> tuple[str, str]:
+    """The texts of forward and backward, which leave or lend `reserve` SMs; ValueError where an argument is wrong."""
     if save not in SAVES:
         raise ValueError(f"save: {save!r}; legal are {', '.join(SAVES)}")
     texts = (schedule, schedule) if isinstance(schedule, str) else schedule
     if not isinstance(texts, tuple) or len(texts) != 2 or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"schedule: {schedule!r}; legal is a text, or two: of forward and of backward")
-    texts = reserved_sms.leave(texts[0], reserve), reserved_sms.leave(texts[1], reserve)
+    texts = reserved_sms.leave(texts[0], reserve, lends), reserved_sms.leave(texts[1], reserve, lends)
     for text in texts:
         if save != "keep" and text.lstrip().startswith("{"):
             raise ValueError(f"schedule: JSON beside save={save!r}; legal are 'auto' and key=value,...")

@@ -31,7 +31,7 @@ _FILE = "schedules.json"
 _FORMAT = 1
 Pair = tuple[str, str]  # forward and backward
 _AUTO: Pair = ("auto", "auto")
-_NOT_TUNED = ("save.xg", "save.z", "comm.reserve_sms")
+_NOT_TUNED = ("save.xg", "save.z", "comm.reserve_sms", "comm.lend_sms")
 _NUMERICS = {"activation": "swiglu", "router_weight": "activation"}  # of moe(), with what they are unless given
 _KEY = re.compile(
     r"H (\d+), I (\d+), E (\d+), K (\d+)(?: --activation (\S+))?(?: --router-weight (\S+))?( --bias)?", re.ASCII

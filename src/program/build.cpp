@@ -51,8 +51,13 @@ std::vector<LaunchStages> launch_stages(const ProgramRequest& request) {
 
 bool comes_in_clusters(const Schedule& schedule, int workers, int cluster) {
   const CommSchedule& comm = schedule.comm;
-  const int kinds[] = {workers - comm.reserve_sms, comm.dispatch_sms, comm.combine_sms, comm.reduce_sms};
+  const int kinds[] = {comm.lend_sms ? workers : 0, workers - comm.reserve_sms, comm.dispatch_sms, comm.combine_sms,
+                       comm.reduce_sms};
   return std::all_of(std::begin(kinds), std::end(kinds), [&](int count) { return count % cluster == 0; });
+}
+
+int idle_workers(const Schedule& schedule) {
+  return schedule.comm.lend_sms ? 0 : schedule.comm.reserve_sms;
 }
 
 std::vector<int32_t> column_chunk_bounds(int64_t columns, int chunks) {
@@ -89,6 +94,7 @@ ProgramRequest with_own_workers(ProgramRequest request) {
   if (request.part == ProgramPart::kLayer || request.part == ProgramPart::kRecompute) return request;
   CommSchedule& comm = request.schedule.comm;
   comm.where = CommWhere::kWarps;
+  comm.lend_sms = false;
   comm.dispatch_sms = comm.combine_sms = comm.reduce_sms = 0;
   request.schedule.fusion = Fusion::kNone;
   request.schedule.order.interleave = Interleave::kPhased;
@@ -156,7 +162,8 @@ void set_schedule(RankProgram& p, const ProgramRequest& request) {
   p.dynamic = schedule.queue == QueueKind::kDynamic;
   p.mixed = schedule.order.interleave == Interleave::kMixed;
   p.source_rotation = schedule.order.source_rotation;
-  p.workers = request.workers - schedule.comm.reserve_sms;
+  p.lent_workers = schedule.comm.lend_sms ? schedule.comm.reserve_sms : 0;
+  p.workers = request.workers - idle_workers(schedule);
   p.dispatch_workers = schedule.comm.dispatch_sms;
   p.combine_workers = schedule.comm.combine_sms;
   p.reduce_workers = schedule.comm.reduce_sms;

@@ -60,6 +60,9 @@ class Program {
 // Whether the workers of every kind that a schedule names come in whole clusters.
 bool comes_in_clusters(const Schedule& schedule, int workers, int cluster);
 
+// Reserved workers that are not lent.
+int idle_workers(const Schedule& schedule);
+
 // A layer's Program without its other stages. The combine's rows are ready when it begins.
 RankProgram part_of(const RankProgram& layer, ProgramPart part);
 

@@ -17,8 +17,12 @@ bool is_backward(const RuleContext& c) {
   return c.direction == Direction::kBackward;
 }
 
+int lend_sms(const Schedule& s, const RuleContext&) {
+  return s.comm.lend_sms && s.comm.reserve_sms > 0 ? 1 : 0;
+}
+
 int64_t unreserved(const Schedule& s, const RuleContext& c) {
-  return c.workers - s.comm.reserve_sms;
+  return c.workers - program::idle_workers(s);
 }
 
 // Workers that go together: as the engine has it, whatever the field says.
@@ -105,13 +109,14 @@ struct Step {
 constexpr std::array kSteps{
     Step{kDispatchDedup, 0, dedup, "no token has two experts on a rank"},
     Step{kCommChunkBytes, 0, chunk_bytes, "a row is no longer than that"},
+    Step{kCommLendSms, bits({kCommReserveSms}), lend_sms, "nothing is reserved"},
     Step{kOrderExpertsPerWave, bits({kFusion, kDispatchTransport, kBackwardWgrad, kSaveXg, kSaveZ}), waves,
          "nothing goes by waves without fusion=layer, push or weight gradients that alternate"},
     Step{kOrderInterleave, bits({kFusion, kOrderExpertsPerWave}), interleave, "there is one wave"},
     Step{kOrderSourceRotation, 0, source_rotation, "there is one rank"},
     Step{kOrderRaster, bits({kTileCluster}), raster, "row blocks go in whole clusters"},
-    Step{kQueue, bits({kFusion, kOrderInterleave, kOrderExpertsPerWave, kCommReserveSms, kBackwardWgrad}), queue,
-         "one worker takes everything in order"},
+    Step{kQueue, bits({kFusion, kOrderInterleave, kOrderExpertsPerWave, kCommReserveSms, kCommLendSms, kBackwardWgrad}),
+         queue, "one worker takes everything in order"},
     Step{kTileCluster, 0, cluster, "the cpu engine ignores it"},
     Step{kTilePipeline, 0, pipeline, "the cpu engine ignores it"},
     Step{kCombineColumnChunks, 0, column_chunks, "the other chunks would be empty"},

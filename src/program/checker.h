@@ -32,6 +32,8 @@
 //     If all of several walkers preferred the second GEMM, they might all wait in it: then it stands before the first.
 //   The three queues of dgrads and weight gradients (wgrad_queues.h): likewise, dgrad FC2, dgrad FC1, weight gradients.
 //     This is the walk of one that takes no weight gradients beside dgrads, and there is one.
+//   Lent workers (comm.lend_sms) walk dynamic lists alone, may begin late, and take nothing more when they leave. Who
+//     takes a ticket is not part of the above, but for the one that takes of the first queue: it is none of them.
 namespace uniep::program {
 
 struct CheckReport {

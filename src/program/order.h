@@ -15,6 +15,8 @@ UNIEP_HOST_DEVICE int64_t ticket_counter(int32_t launch, ListKind list) {
   return int64_t{launch} * kTicketCounters + static_cast<int32_t>(list);
 }
 
+inline constexpr int32_t kNoTicket = 0x7fffffff;  // for who takes no more: behind the end of every list
+
 struct ExpertRange {
   int32_t begin, end;  // local experts
 };
@@ -395,7 +397,9 @@ struct Participants {
 // behind it, so the others sum meanwhile; fewer would not fill the links.
 inline constexpr int32_t kAgainEighths = 5;
 
+// Lent workers take no task that waits for peers: they leave as soon as the rank's own work lets them.
 UNIEP_HOST_DEVICE Participants participants_of(const RankProgram& p, int32_t launch, ListKind kind) {
+  if (!p.on_sms && (kind == ListKind::kSend || kind == ListKind::kReduce)) return {0, kept_workers(p), 0};
   if (!p.on_sms) {
     const bool beside_sums = kind == ListKind::kDispatch && p.stages[launch].combine && !p.stages[launch].dispatch;
     return {0, beside_sums ? (p.workers * kAgainEighths + 7) / 8 : p.workers, 0};

@@ -45,7 +45,8 @@ struct RankProgram {
   bool push, dedup, epilogue_combine, on_sms, dynamic, mixed, source_rotation;
   bool rows_in_place;                       // before the call: the first GEMM does not wait for them
   int8_t wgrad_reserve;                     // backward.wgrad=mixed: backward.wgrad_reserve; else negative
-  int32_t workers;                          // that take part: all but the reserved ones
+  int32_t workers;                          // that take part: all but the reserved ones, unless these are lent
+  int32_t lent_workers;                     // the last ones of them, which may come late, leave early, or never come
   int32_t dispatch_workers;                 // [0, dispatch_workers) copy first, when on_sms
   int32_t combine_workers, reduce_workers;  // the last ones, dedicated, when on_sms
   int32_t wave_experts, waves, raster;
@@ -71,6 +72,11 @@ struct RankProgram {
   int32_t most_blocks;        // of any rank
   int32_t most_token_blocks;  // of any rank
 };
+
+// Workers that are there from begin to end.
+UNIEP_HOST_DEVICE int32_t kept_workers(const RankProgram& p) {
+  return p.workers - p.lent_workers;
+}
 
 // Row blocks. A block holds tile_m rows of one expert; the last one of an expert reaches to the end of the padding.
 UNIEP_HOST_DEVICE int32_t blocks_of_rows(int32_t rows, int32_t tile_m) {

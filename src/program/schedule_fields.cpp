@@ -136,6 +136,13 @@ void add_communication(std::vector<FieldDescriptor>& table) {
                      "Workers that the call leaves alone, for other kernels; what remains is called available below.",
                      "room for a concurrent NCCL collective"),
                UNIEP_MEMBER(comm.reserve_sms)));
+  table.push_back(
+      describe(words("comm.lend_sms", {"off", "on"},
+                     "on: reserved workers, too, dispatch and run GEMM tiles while nothing else has their SMs. On cuda "
+                     "one leaves after a part of the call (0.4 ms or more), for a kernel of a stream of higher "
+                     "priority that waits for SMs; others wait until the call is over.",
+                     "one grid for all SMs, which begins on those that are free"),
+               UNIEP_MEMBER(comm.lend_sms)));
 }
 
 void add_order(std::vector<FieldDescriptor>& table) {

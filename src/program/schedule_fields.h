@@ -26,6 +26,7 @@ enum FieldId : int {
   kCommChunkBytes,
   kCommStages,
   kCommReserveSms,
+  kCommLendSms,
   kOrderExpertsPerWave,
   kOrderInterleave,
   kOrderSourceRotation,

@@ -176,7 +176,9 @@ class Filler {
     if (is_open(kBackwardWgrad)) {
       schedule_.wgrad = schedule_.fusion == Fusion::kNone ? WgradOrder::kAfter : open_wgrad_;
     }
-    if (is_open(kQueue)) schedule_.queue = mixes_wgrads() ? QueueKind::kDynamic : order_.queue;
+    if (is_open(kQueue)) {
+      schedule_.queue = mixes_wgrads() || schedule_.comm.lend_sms ? QueueKind::kDynamic : order_.queue;
+    }
   }
 
   void complete_order() {

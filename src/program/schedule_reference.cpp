@@ -70,6 +70,7 @@ constexpr const char* kRules = R"(## What is filled
 - `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
   `comm.dispatch_sms` becomes 1, and so does `comm.combine_sms` with combine.transport=staged, combine_groups 0 and a worker left
   for it.
+- `queue` becomes `dynamic` with comm.lend_sms=on.
 - `combine.transport` becomes `staged` with combine_groups above 0, or when a positive comm.combine_sms is given.
 - On cuda, open ring fields, then open tile fields, shrink until the shared memory suffices: by default the ring has the three
   stages that the pipeline leaves room for. `fusion` becomes `pairs` where fc1 and fc2 were given tiles that no one kernel has.
@@ -84,6 +85,7 @@ constexpr const char* kRules = R"(## What is filled
 
 - Every field has one of its values; order.experts_per_wave is at most El.
 - comm.reserve_sms is at most workers - 1.
+- comm.lend_sms=on needs queue=dynamic, comm.where=warps and dispatch.transport=pull. dispatch() and combine() alone ignore it.
 - comm.where=warps: comm.dispatch_sms, comm.combine_sms and comm.reduce_sms are 0.
 - comm.where=sms: comm.dispatch_sms is at least 1; comm.combine_sms + comm.reduce_sms are at most available - 1;
   comm.dispatch_sms is at most available - comm.combine_sms - comm.reduce_sms (it may be all of them: workers that dispatch
@@ -98,8 +100,8 @@ constexpr const char* kRules = R"(## What is filled
 - cuda, every stage of the direction: built are tile.m=128, tile.k=64, tile.n=128 and 256 (dgrad_fc2: 128 and 192),
   tile.pipeline=cooperative. A kernel takes tile.stages * (tile.m + tile.n) * tile.k * 2 bytes, 16384 for staging (dgrad_fc2: 49152),
   (comm.chunk_bytes + 16) * comm.stages for the ring and 6144 beside, rounded up to 1024, which fit into the shared memory of an
-  SM (232448). All stages have the same tile.cluster; it divides available and the comm.*_sms. Forward with fusion=layer: fc1
-  and fc2 have the same tile.n and tile.stages.
+  SM (232448). All stages have the same tile.cluster; it divides available, the comm.*_sms, and with comm.lend_sms=on all workers.
+  Forward with fusion=layer: fc1 and fc2 have the same tile.n and tile.stages.
 - cuda, backward: dispatch.transport=push is not built yet. dgrad_fc2 has a stage for every 64 columns: tile.stages are at
   least tile.n / 64. fusion=layer has one wave, order.experts_per_wave=El, with order.interleave=phased and one tile.stages for
   dgrad_fc2 and dgrad_fc1, and is not built where router_weight=output multiplies biases. With backward.wgrad=fill and mixed the weight
@@ -130,6 +132,7 @@ that it prints.
   |---|---|---|
   | `dispatch.dedup` | on | topk is 1, or a rank has one expert |
   | `comm.chunk_bytes` | the power of two that holds a row | where it is more |
+  | `comm.lend_sms` | off | comm.reserve_sms is 0 |
   | `order.experts_per_wave` | El | with backward.wgrad=mixed; without fusion=layer, push, or weight gradients of both GEMMs in one launch that does not dispatch x again |
   | `order.interleave` | phased | there is one wave |
   | `order.source_rotation` | on | on one rank |

@@ -31,7 +31,7 @@ std::string given(const Schedule& schedule, GemmStage stage, FieldId tile_field)
   return given(schedule, origin(schedule, stage, tile_field));
 }
 
-// Workers that take part; at least one, so that comm.reserve_sms is blamed for itself only.
+// Workers that take part from begin to end; at least one, so that comm.reserve_sms is blamed for itself only.
 int64_t available(const Schedule& schedule, const RuleContext& context) {
   return std::max<int64_t>(1, context.workers - schedule.comm.reserve_sms);
 }
@@ -89,6 +89,20 @@ void add_reserve_rule(std::vector<Rule>& rules) {
                    [](const Schedule& s, const RuleContext& c, GemmStage) {
                      return fmt::format("{}: legal are 0 to {}, one of {} workers must remain",
                                         given(s, kCommReserveSms), std::max<int64_t>(c.workers, 1) - 1, c.workers);
+                   }});
+}
+
+// Lent workers may be away: all that they do is dealt by tickets, and waits for no peer.
+void add_lend_rule(std::vector<Rule>& rules) {
+  rules.push_back({reads(kCommLendSms, kQueue, kCommWhere, kDispatchTransport),
+                   {},
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     const bool by_tickets = s.queue == QueueKind::kDynamic && !on_sms(s);
+                     return !s.comm.lend_sms || (by_tickets && s.dispatch.transport == DispatchTransport::kPull);
+                   },
+                   [](const Schedule& s, const RuleContext&, GemmStage) {
+                     return fmt::format("{}: needs queue=dynamic, comm.where=warps and dispatch.transport=pull",
+                                        given(s, kCommLendSms));
                    }});
 }
 
@@ -309,21 +323,21 @@ void add_cluster_rules(std::vector<Rule>& rules, const RuleContext& context) {
                      return given_by_stages(s, c, kTileCluster) +
                             ": a call has the same clusters in all its stages on cuda";
                    }});
-  rules.push_back({reads_of_stages(context, kTileCluster) |
-                       reads(kCommReserveSms, kCommDispatchSms, kCommCombineSms, kCommReduceSms),
-                   {},
-                   [](const Schedule& s, const RuleContext& c, GemmStage) {
-                     const CommSchedule& comm = s.comm;
-                     const bool even = available(s, c) % 2 == 0 && comm.dispatch_sms % 2 == 0 &&
-                                       comm.combine_sms % 2 == 0 && comm.reduce_sms % 2 == 0;
-                     return even || tile_value<kTileCluster>(s, stages_of(c.direction).front()) == 1;
-                   },
-                   [](const Schedule& s, const RuleContext& c, GemmStage) {
-                     return fmt::format(
-                         "{}: must divide the {} available workers (workers - comm.reserve_sms), {}, {} and {}",
-                         given_by_stages(s, c, kTileCluster), available(s, c), given(s, kCommDispatchSms),
-                         given(s, kCommCombineSms), given(s, kCommReduceSms));
-                   }});
+  rules.push_back(
+      {reads_of_stages(context, kTileCluster) |
+           reads(kCommReserveSms, kCommLendSms, kCommDispatchSms, kCommCombineSms, kCommReduceSms),
+       {},
+       [](const Schedule& s, const RuleContext& c, GemmStage) {
+         const CommSchedule& comm = s.comm;
+         const bool even = available(s, c) % 2 == 0 && (!comm.lend_sms || c.workers % 2 == 0) &&
+                           comm.dispatch_sms % 2 == 0 && comm.combine_sms % 2 == 0 && comm.reduce_sms % 2 == 0;
+         return even || tile_value<kTileCluster>(s, stages_of(c.direction).front()) == 1;
+       },
+       [](const Schedule& s, const RuleContext& c, GemmStage) {
+         return fmt::format("{}: must divide the {} available workers (workers - comm.reserve_sms), {}, {} and {}",
+                            given_by_stages(s, c, kTileCluster), available(s, c), given(s, kCommDispatchSms),
+                            given(s, kCommCombineSms), given(s, kCommReduceSms));
+       }});
 }
 
 void add_memory_rule(std::vector<Rule>& rules, GemmStage stage) {
@@ -528,6 +542,7 @@ std::vector<Rule> schedule_rules(const RuleContext& context) {
   add_reserve_rule(rules);
   add_wave_rule(rules);
   if (context.operation == Operation::kLayer) {
+    add_lend_rule(rules);
     add_worker_rules(rules);
     add_combine_rules(rules);
     add_order_rules(rules, context);

@@ -36,6 +36,11 @@ class LoneLayerCounters {
   int64_t taken_[3] = {0, 0, 0};
 };
 
+// Lent walkers may be away: the one whose walk is proved is one of the others.
+int32_t kept_walkers(const RankProgram& p, const GemmQueues& queues) {
+  return queues.walkers - p.lent_workers / p.cluster;
+}
+
 std::vector<Task> layer_tasks_as_taken(const RankProgram& p, int launch, const CheckTampering& tampering) {
   std::vector<Task> tasks;
   const WgradQueues queues = wgrad_queues(p, launch);
@@ -43,7 +48,7 @@ std::vector<Task> layer_tasks_as_taken(const RankProgram& p, int launch, const C
     return tampering.takes_beside ? tampering.takes_beside(walker) : takes_beside(queues, walker);
   };
   int32_t walker = 0;
-  while (walker < queues.dgrads.walkers - 1 && takes(walker)) ++walker;
+  while (walker < kept_walkers(p, queues.dgrads) - 1 && takes(walker)) ++walker;
   WgradQueueWalk walk = begin_walk(p, launch, walker * p.cluster, queues);
   walk.takes_beside = takes(walker);
   LoneLayerCounters counters(queues);
@@ -73,7 +78,7 @@ std::vector<Task> compute_tasks_as_taken(const RankProgram& p, int launch, const
       return tampering.prefers_second ? tampering.prefers_second(walker) : prefers_second(p, walker, walkers);
     };
     int32_t walker = 0;
-    while (walker < walkers - 1 && prefers(walker)) ++walker;
+    while (walker < kept_walkers(p, queues) - 1 && prefers(walker)) ++walker;
     GemmQueueWalk walk = begin_walk(p, launch, walker * p.cluster, queues);
     walk.prefers_second = prefers(walker);
     LoneCounters counters(queues, walkers > 1 && walk.prefers_second);

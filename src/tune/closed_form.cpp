@@ -342,7 +342,7 @@ Estimate estimate(const Problem& problem, const Schedule& schedule) {
   const GemmPart gemm = gemm_part(problem, schedule);
   const DispatchPart dispatch = dispatch_part(problem, schedule);
   const CombinePart combine = combine_part(problem, schedule);
-  return estimate(problem, {&gemm, &dispatch, &combine, static_cast<double>(schedule.comm.reserve_sms)});
+  return estimate(problem, {&gemm, &dispatch, &combine, static_cast<double>(program::idle_workers(schedule))});
 }
 
 double Bound::us() const {

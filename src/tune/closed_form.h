@@ -103,7 +103,7 @@ GemmPart gemm_part(const Problem& problem, const Schedule& schedule);
 DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule);
 CombinePart combine_part(const Problem& problem, const Schedule& schedule);
 
-// A Schedule in parts; `reserved` is its comm.reserve_sms.
+// A Schedule in parts; `reserved` is its comm.reserve_sms, less those that it lends.
 struct Parts {
   const GemmPart* gemm = nullptr;
   const DispatchPart* dispatch = nullptr;

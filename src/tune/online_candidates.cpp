@@ -24,7 +24,8 @@ constexpr int64_t kCheckedTokens = 24;
 PartialSchedule fixed_fields(const TunerLayer& layer, Direction direction, const Schedule& incumbent) {
   PartialSchedule fixed = direction == Direction::kForward ? layer.fixed_forward : layer.fixed_backward;
   for (const auto& [name, value] : PartialSchedule::from(incumbent).values()) {
-    if (name == "save.xg" || name == "save.z" || name == "comm.reserve_sms") fixed.set(name, value);
+    if (name == "save.xg" || name == "save.z" || name == "comm.reserve_sms" || name == "comm.lend_sms")
+      fixed.set(name, value);
   }
   return fixed;
 }

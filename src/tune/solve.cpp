@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 
+#include "program/build.h"
 #include "program/schedule_fields.h"
 #include "tune/solve_space.h"
 
@@ -107,7 +108,7 @@ Solution solve(const SolveRequest& request) {
   const double begin = thread_ms();
   const SolveSpace space(request);
   const Problem& problem = space.problem();
-  const double reserved = space.base().comm.reserve_sms;
+  const double reserved = program::idle_workers(space.base());
   const std::size_t wanted = static_cast<std::size_t>(std::max(request.best, 1));
   const std::size_t compared = std::max(wanted, kCompared);
   Solution solution;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "program/build.h"
 #include "program/canonical.h"
 #include "uniep/error.h"
 
@@ -37,7 +38,7 @@ SolveSpace::SolveSpace(const SolveRequest& request)
   base_ = resolve(request.fixed, wanted);
   problem_ = problem_of(request, busiest(request, base_));
   local_experts_ = static_cast<int>(request.shape.experts / request.ranks);
-  available_ = machine.workers - base_.comm.reserve_sms;
+  available_ = machine.workers - program::idle_workers(base_);
   for (int density = kDensities - 1; density >= 0; --density) {
     list_values(density);
     find_fits(request);

@@ -88,7 +88,7 @@ std::vector<KernelMutant> signal_mutants() {
       {"done-wait", "signals/finish.h", "if (!wait_for(running, no_task, FlagWait{FlagSpace::kDone, peer})) return;",
        "", "a call ends while peers are at its memory", "queued-dispatch", 2},
       {"first-agent-done", "signals/finish.h",
-       "const bool last = ptx::warp_uniform(before) + 1 == static_cast<uint32_t>(p.workers);",
+       "const bool last = ptx::warp_uniform(before) + 1 == static_cast<uint32_t>(ctas);",
        "const bool last = ptx::warp_uniform(before) == 0;", "a rank is done when its first CTA is", "queued-dispatch",
        2},
       {"done-order", "signals/finish.h",

@@ -172,6 +172,45 @@ TEST(CpuEngine, ClustersOfTwoTakeTheirTicketsTogether) {
   branches.expect_all_taken();
 }
 
+// In shuffled calls lent workers leave at random, before their first task or later. They neither send nor sum.
+TEST(CpuEngine, LentWorkersComeAndGo) {
+  const RandomLayer layer = steady_layer(2);
+  const cli::LayerResult expected = run_sequential(layer);
+  BranchCounts branches;
+  for (const char* const backward_text : {"fusion=layer", "fusion=pairs", "backward.wgrad=mixed"}) {
+    for (const uint64_t seed : {0, 1, 2, 3, 4, 5, 6}) {
+      GroupOptions options = cpu_options(2, 6);
+      options.timeout_seconds = 20;
+      Group group(options);
+      disturb(group, {.shuffle_seed = seed});
+      cli::LayerRunner runner(group, layer.config, layer.data);
+      const std::string lent = "queue=dynamic,comm.reserve_sms=4,comm.lend_sms=on,combine.transport=staged,";
+      std::vector<TileEvent> events;
+      runner.forward(schedule_for(group, layer.config, Direction::kForward, (lent + "fusion=layer").c_str()), &events);
+      std::vector<TileEvent> backward_events;
+      runner.backward(schedule_for(group, layer.config, Direction::kBackward, (lent + backward_text).c_str()),
+                      &backward_events);
+      ASSERT_EQ(difference(runner.result(), expected), "") << backward_text << " seed " << seed;
+      for (const auto& call : {events, backward_events}) {
+        std::set<std::pair<int, int>> seen;
+        for (const TileEvent& event : call) {
+          if (event.worker < 2) continue;
+          seen.insert({event.rank, event.worker});
+          EXPECT_TRUE(event.stage != "combine" && event.stage != "reduce") << event.stage << " on a lent worker";
+          branches.count("a lent worker dispatches", event.stage == "dispatch");
+          branches.count("a lent worker multiplies", event.stage == "fc2");
+          branches.count("a lent worker makes weight gradients", event.stage == "wgrad_fc1");
+        }
+        if (seed == 0) EXPECT_EQ(seen.size(), 8u) << "nobody leaves a call that is not shuffled";
+        branches.count("a lent worker runs nothing", seed > 0 && seen.size() < 8);
+        branches.count("all lent workers run something", seed > 0 && seen.size() == 8);
+      }
+      branches.count("clusters of two", seed > 0 && seed % 2 == 0);
+    }
+  }
+  branches.expect_all_taken();
+}
+
 TEST(CpuEngine, ThousandsOfCallsAndTheEndOfTheEpochs) {
   const RandomLayer layer =
       random_layer(31, {.ranks = {2}, .most_local_experts = 3, .most_tokens = 8, .most_columns = 24});

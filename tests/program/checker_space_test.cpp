@@ -110,11 +110,22 @@ class ValuePairs {
   std::size_t pairs_ = 0;
 };
 
-const std::vector<std::string> kVaried = {"fusion",           "dispatch.transport",    "dispatch.dedup",
-                                          "comm.where",       "comm.dispatch_sms",     "comm.combine_sms",
-                                          "comm.reduce_sms",  "comm.reserve_sms",      "order.experts_per_wave",
-                                          "order.interleave", "order.source_rotation", "queue",
-                                          "tile.m",           "combine.transport",     "combine.column_chunks"};
+const std::vector<std::string> kVaried = {"fusion",
+                                          "dispatch.transport",
+                                          "dispatch.dedup",
+                                          "comm.where",
+                                          "comm.dispatch_sms",
+                                          "comm.combine_sms",
+                                          "comm.reduce_sms",
+                                          "comm.reserve_sms",
+                                          "comm.lend_sms",
+                                          "order.experts_per_wave",
+                                          "order.interleave",
+                                          "order.source_rotation",
+                                          "queue",
+                                          "tile.m",
+                                          "combine.transport",
+                                          "combine.column_chunks"};
 
 // The legal values of every field that shapes a Program, with clusters of one and two and pulls in one part and four:
 // every two values that are legal together, and of all cases every so many.
@@ -242,6 +253,9 @@ void count_backward(BranchCounts& branches, const Schedule& s, const Program& pr
   branches.count("copy sms", p.on_sms);
   branches.count("combine sms and reduce sms", p.combine_workers > 0 && p.reduce_workers > 0);
   branches.count("reserved sms", s.comm.reserve_sms > 0);
+  branches.count("lent sms", p.lent_workers > 0);
+  branches.count("lent sms in pairs", p.lent_workers > 0 && two);
+  branches.count("lent sms, weight gradients beside dgrads", p.lent_workers > 0 && s.wgrad == WgradOrder::kMixed);
   branches.count("several waves", p.waves > 1);
   branches.count("column chunks", p.chunks > 1);
   branches.count("pull in several parts", p.pull_parts > 1);
@@ -274,6 +288,7 @@ TEST(CheckerSpace, BackwardOnCuda) {
                    "comm.combine_sms",
                    "comm.reduce_sms",
                    "comm.reserve_sms",
+                   "comm.lend_sms",
                    "order.experts_per_wave",
                    "queue",
                    "order.source_rotation",

@@ -167,6 +167,31 @@ TEST(Checker, NoticesThatNobodyIsSureToTakeTheFirstGemm) {
   branches.expect_all_taken();
 }
 
+// Lent workers may be away, so none of them is the one that is sure to take the first GEMM.
+TEST(Checker, NoticesThatOnlyLentWorkersAreSureToTakeTheFirstGemm) {
+  BranchCounts branches;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    for (const bool lends : {false, true}) {
+      const std::string given =
+          std::string(kGemmQueues) + ",comm.where=warps,dispatch.transport=pull,comm.reserve_sms=";
+      const BuiltProgram built = build(seed, seed % 4 < 2 ? Direction::kForward : Direction::kBackward,
+                                       {.ranks = {1, 2}, .most_local_experts = 6},
+                                       PartialSchedule::parse(given + (lends ? "2,comm.lend_sms=on" : "0")), 6);
+      const RankProgram& p = built.program->rank(0);
+      if (gemm_queues(p, 0).first_tickets == 0) continue;
+      EXPECT_TRUE(check_program(*built.program).ok) << built.text;
+      CheckTampering tampering;
+      const int kept = 4 / p.cluster;
+      tampering.prefers_second = [kept](int walker) { return walker < kept; };
+      EXPECT_EQ(check_program(*built.program, tampering).ok, !lends) << built.text;
+      branches.count("lent, clusters of one", lends && p.cluster == 1);
+      branches.count("lent, clusters of two", lends && p.cluster == 2);
+      branches.count("not lent", !lends);
+    }
+  }
+  branches.expect_all_taken();
+}
+
 // A tile of the first GEMM that waits for one of the second before it in the compute list, but in another queue.
 TEST(Checker, NoticesAFirstGemmThatWaitsForTheSecond) {
   BranchCounts branches;

@@ -154,6 +154,8 @@ TEST(ScheduleFill, CompletesWhatARequestNeeds) {
       {cuda, forward, "comm.dispatch_sms=3", "comm.where=sms,tile.cluster=1"},
       {cuda, forward, "comm.reserve_sms=1", "tile.cluster=1"},
       {cuda, forward, "comm.reserve_sms=7", "tile.cluster=1"},
+      {cpu, forward, "comm.lend_sms=on", "queue=dynamic,comm.where=warps,dispatch.transport=pull"},
+      {cuda, backward, "comm.lend_sms=on,comm.reserve_sms=2", "queue=dynamic,tile.cluster=2"},
   };
   for (const Row& row : rows) {
     ScheduleCase c = case_of(row.engine, row.direction, 8);

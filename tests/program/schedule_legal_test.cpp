@@ -125,6 +125,10 @@ TEST(ScheduleValidate, NamesEachRuleByItsField) {
       {cpu, forward, "comm.where=sms,combine.transport=epilogue,comm.combine_sms=1",
        "comm.combine_sms=1: combine.transp"},
       {cpu, forward, "comm.reserve_sms=7", ""},
+      {cpu, forward, "comm.reserve_sms=7,comm.lend_sms=on", ""},
+      {cpu, forward, "comm.lend_sms=on,queue=static", "comm.lend_sms=on: needs queue=dynamic"},
+      {cpu, forward, "comm.lend_sms=on,comm.where=sms", "comm.lend_sms=on: needs"},
+      {cpu, forward, "comm.lend_sms=on,dispatch.transport=push", "comm.lend_sms=on: needs"},
       {cpu, forward, "comm.reserve_sms=8", "comm.reserve_sms=8: legal are 0 to 7"},
       {cpu, forward, "fusion=pairs,order.interleave=mixed", "order.interleave=mixed: "},
       {cpu, backward, "fusion=none,backward.wgrad=fill", "backward.wgrad=fill: "},
@@ -252,6 +256,9 @@ bool is_legal_by_hand(const Schedule& s, const ScheduleCase& c) {
              s.comm.dispatch_sms + s.comm.combine_sms + s.comm.reduce_sms > available) {
     return false;
   }
+  const bool may_lend = s.queue == QueueKind::kDynamic && s.comm.where == CommWhere::kWarps &&
+                        s.dispatch.transport == DispatchTransport::kPull;
+  if (s.comm.lend_sms && !may_lend) return false;
   const bool epilogue = s.combine.transport == CombineTransport::kEpilogue;
   if (epilogue && (s.comm.combine_sms > 0 || c.numerics.combine_groups > 0)) return false;
   if (s.fusion != Fusion::kLayer && s.order.interleave == Interleave::kMixed) return false;
@@ -324,6 +331,7 @@ TEST(ScheduleValidate, AgreesWithTheRulesWrittenByHand) {
                             "comm.combine_sms",
                             "comm.reduce_sms",
                             "comm.reserve_sms",
+                            "comm.lend_sms",
                             "combine.transport",
                             "order.interleave",
                             "order.experts_per_wave",

@@ -36,6 +36,7 @@ TEST(ScheduleFields, HaveTheNamesOfTheDesignInOrder) {
                                              "comm.chunk_bytes",
                                              "comm.stages",
                                              "comm.reserve_sms",
+                                             "comm.lend_sms",
                                              "order.experts_per_wave",
                                              "order.interleave",
                                              "order.source_rotation",

@@ -40,6 +40,7 @@ const char* const kSeldom[] = {"fusion=layer,order.interleave=mixed,queue=dynami
                                "fusion=layer,order.interleave=mixed,queue=dynamic,comm.reserve_sms=0,comm.where=warps",
                                "fusion=layer,order.interleave=mixed,queue=static,comm.reserve_sms=0",
                                "fusion=layer,order.interleave=phased,queue=dynamic,backward.wgrad=mixed",
+                               "queue=dynamic,comm.lend_sms=on",
                                "comm.where=sms,comm.dispatch_sms=2,comm.reserve_sms=0"};
 
 }  // namespace

@@ -193,6 +193,7 @@ void count_activation(BranchCounts& branches, const Numerics& numerics) {
 }
 
 void count_schedule(BranchCounts& branches, const Program& program) {
+  branches.count("lent workers", program.rank(0).lent_workers > 0);
   branches.count("forward", program.request().direction == Direction::kForward);
   branches.count("backward", program.request().direction == Direction::kBackward);
   count_queues(branches, program);

@@ -40,6 +40,7 @@ TEST(OnlineCandidates, AreLegalDistinctAndKeepWhatIsFixed) {
         EXPECT_EQ(schedule.save_xg, incumbent.save_xg);
         EXPECT_EQ(schedule.save_z, incumbent.save_z);
         EXPECT_EQ(schedule.comm.reserve_sms, incumbent.comm.reserve_sms);
+        EXPECT_EQ(schedule.comm.lend_sms, incumbent.comm.lend_sms);
         EXPECT_NE(schedule, incumbent);
       }
       // What the closed form says is far behind.

@@ -44,6 +44,13 @@ Agent::Progress Agent::step(std::vector<TileEvent>& events) {
   return Progress::kRan;
 }
 
+// Lent workers stay, but in disturbed calls, where they leave a launch at random, some before their first task.
+bool Agent::leaves_early() {
+  if (worker_ < kept_workers(program_) || call_.disturbance.shuffle_seed == 0) return false;
+  has_left_ = has_left_ || random_.below(4) == 0;
+  return has_left_;
+}
+
 bool Agent::delayed() {
   return delayed_until_ns_ > 0 && call_.now_ns() < delayed_until_ns_;
 }
@@ -56,7 +63,9 @@ bool Agent::fetch() {
       return call.signals[agent.program_.rank].counter(call.layout, call.epoch, CounterSpace::kTickets, counter);
     }
     int64_t taken(int64_t counter) const { return of(counter).load(std::memory_order_relaxed); }
-    int64_t take(int64_t counter) { return of(counter).fetch_add(1, std::memory_order_relaxed); }
+    int64_t take(int64_t counter) {
+      return agent.leaves_early() ? kNoTicket : of(counter).fetch_add(1, std::memory_order_relaxed);
+    }
   };
   for (;;) {
     switch (walk_.next(Counters{*this})) {
@@ -241,6 +250,7 @@ void Agent::finish_launch() {
   const uint32_t all = static_cast<uint32_t>(program_.workers * kAgentRoles);
   const bool last = agents.fetch_add(1, std::memory_order_acq_rel) + 1 == all;
   walk_.next_launch();
+  has_left_ = false;
   if (!finished()) {
     waits_.assign(1, {&agents, all, false, counter_name(CounterSpace::kAgentsFinished), walk_.launch() - 1});
     satisfied_ = 0;

@@ -46,6 +46,7 @@ class Agent {
   void collect_waits(const Task& task);
   bool waits_hold();
   bool delayed();
+  bool leaves_early();
   void begin_tile(std::vector<TileEvent>& events);
   void take_handed_over(std::vector<TileEvent>& events);
   void run(std::vector<TileEvent>& events);
@@ -70,6 +71,7 @@ class Agent {
   std::size_t satisfied_ = 0;  // waits_ before this one hold
   int64_t wait_begin_ns_ = 0;
   int64_t delayed_until_ns_ = 0;
+  bool has_left_ = false;  // the launch, before its lists are walked
 };
 
 }  // namespace uniep::cpu

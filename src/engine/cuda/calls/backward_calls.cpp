@@ -311,7 +311,7 @@ void CudaEngine::launch_weight_gradients(const BackwardState& state, const Devic
                                            .operands = state.operands[local],
                                            .gradients = state.call.arguments[local].gradients,
                                            .stage = stage,
-                                           .sms = state.programs->front().program.workers,
+                                           .sms = kept_workers(state.programs->front().program),
                                            .failed = &symmetric_.signals().report(rank)->failed,
                                            .stream = stream});
     }
@@ -345,7 +345,7 @@ void CudaEngine::launch(const BackwardState& state, DeviceQueue& queue, const Ra
       launch_weight_gradients(state, queue, stages, stream);
     } else {
       queue.launch(launch_config(state.asked.schedule, state.asked.numerics, state.asked.direction, stages),
-                   {calls, launch, program.workers}, absent_ranks_, stream);
+                   layer_launch(program, launch, queue, calls), absent_ranks_, stream);
     }
     if (stages.first_gemm) launch_biases(state, queue, stream);
   }

@@ -23,6 +23,7 @@
 #include "engine/cuda/runtime/stream_capture.h"
 #include "engine/event_clocks.h"
 #include "engine/workspace.h"
+#include "program/build.h"
 #include "program/buildable.h"
 #include "program/recompute.h"
 #include "program/schedule_fields.h"
@@ -231,7 +232,7 @@ void CudaEngine::prepare(const ProgramRequest& request) {
   const ProfilerRange range("kernels");
   load_placer_again();  // before a captured call says that what is loaded stays
   const std::vector<LayerKernelConfig> configs = launch_kernels(request);
-  const int workers = options_.workers - request.schedule.comm.reserve_sms;
+  const int workers = options_.workers - program::idle_workers(request.schedule);
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     queue->prepare(configs, workers * static_cast<int>(queue->ranks().size()));
     if (capture_ != 0) queue->kernels().keep();

@@ -90,6 +90,8 @@ class CudaEngine final : public internal::Engine {
 
   // For tests: so many of each device's last ranks do not run.
   void leave_out(int ranks) { absent_ranks_ = ranks; }
+  // For tests: lent workers leave after so long.
+  void set_shortest_slice_ns(int64_t ns) { shortest_slice_ns_ = ns; }
   // For tests, after a call: as if that had been call number `epoch`.
   void set_epoch(uint32_t epoch);
   // For tests: the counter bank of a local rank's last call, in its device's memory.
@@ -123,6 +125,8 @@ class CudaEngine final : public internal::Engine {
   void recompute_z(BackwardState& state);
   void launch_all(const ProgramRequest& request, const RankProgram& program, DeviceQueue& queue, const RankCall* calls,
                   CUstream stream) const;
+  LayerLaunch layer_launch(const RankProgram& program, int launch, const DeviceQueue& queue,
+                           const RankCall* calls) const;
   void launch(const BackwardState& state, DeviceQueue& queue, const RankCall* calls, CUstream stream);
   void launch_weight_gradients(const BackwardState& state, const DeviceQueue& queue, const LaunchStages& stages,
                                CUstream stream);
@@ -249,6 +253,7 @@ class CudaEngine final : public internal::Engine {
   bool ever_captured_ = false;
   std::string lost_;  // why the ranks can not go on together
   int absent_ranks_ = 0;
+  int64_t shortest_slice_ns_ = 0;
   bool broken_ = false;
   bool exchange_ahead_ = false;  // of hosts, in the running call, of which the others may be in by now
   bool agreed_ = false;          // that the running call fails, on all ranks

@@ -134,12 +134,12 @@ void DeviceQueue::launch(const LayerKernelConfig& config, const LayerLaunch& lau
                          CUstream stream) {
   const ScopedDevice scope(device_);
   Launch shape;
-  shape.grid_x = (static_cast<int>(ranks_.size()) - absent_ranks) * launch.workers;
+  shape.grid_x = (static_cast<int>(ranks_.size()) - absent_ranks) * launch.ctas;
   if (shape.grid_x == 0) return;
   shape.threads = kGemmThreads;
   shape.cluster = config.gemm.cluster;
   shape.shared_bytes = shared_memory_bytes(config.gemm);
-  shape.cooperative = true;
+  shape.cooperative = launch.slice_ns == 0;  // else lent workers begin where and when SMs are free
   shape.stream = stream;
   LayerLaunch argument = launch;
   launch_kernel(find(config)->function, shape, &argument, "launching the layer");

@@ -2,6 +2,7 @@
 #include "engine/cuda/calls/call_memory.h"
 #include "engine/cuda/calls/cuda_engine.h"
 #include "engine/cuda/calls/layer_tiles.h"
+#include "engine/cuda/calls/lent_slices.h"
 #include "engine/cuda/runtime/profiler_range.h"
 #include "engine/cuda/runtime/stream.h"
 #include "engine/cuda/runtime/stream_capture.h"
@@ -137,8 +138,16 @@ void CudaEngine::launch_all(const ProgramRequest& request, const RankProgram& pr
                             const RankCall* calls, CUstream stream) const {
   for (int launch = 0; launch < program.launches; ++launch) {
     queue.launch(launch_config(request.schedule, request.numerics, request.direction, program.stages[launch]),
-                 {calls, launch, program.workers}, absent_ranks_, stream);
+                 layer_launch(program, launch, queue, calls), absent_ranks_, stream);
   }
+}
+
+// Virtual ranks wait for each other, so all their CTAs run side by side.
+LayerLaunch CudaEngine::layer_launch(const RankProgram& program, int launch, const DeviceQueue& queue,
+                                     const RankCall* calls) const {
+  const bool alone = queue.ranks().size() == 1;
+  const LentSlices lent = alone ? lent_slices(program, program.stages[launch], shortest_slice_ns_) : LentSlices{};
+  return {calls, launch, program.workers + lent.ctas, lent.ns};
 }
 
 }  // namespace uniep::cuda

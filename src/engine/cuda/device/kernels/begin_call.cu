@@ -35,7 +35,8 @@ extern "C" __global__ void uniep_begin_call(const __grid_constant__ BeginArgumen
   const bool whole = of_placement == nullptr || *of_placement != 0;
   const uint32_t epoch = epoch_after(call.state->epoch);
   constexpr int32_t kNone = 0;
-  const RunningCall running{call, epoch, kNone, kNone};
+  const uint64_t stays = 0;
+  const RunningCall running{call, epoch, kNone, kNone, stays};
   __syncthreads();
   if (threadIdx.x == 0) {
     call.state->epoch = epoch;

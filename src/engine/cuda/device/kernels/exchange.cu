@@ -24,6 +24,7 @@ struct Storage {
   RankCall call;  // a copy: read often, by all warps
   uint32_t epoch;
   int32_t launch, worker;
+  uint64_t leaves_ns;     // 0: nobody is lent
   uint32_t reduce_items;  // that the CTA's warps have dealt among themselves
 };
 constexpr int kBytes = exchange_kernel_bytes(UNIEP_WARPS, UNIEP_CHUNK_BYTES, UNIEP_COPY_STAGES);
@@ -72,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps, 1)
   Storage& shared = *reinterpret_cast<Storage*>(memory);
   const uint32_t warp = ptx::warp_uniform(threadIdx.x / ptx::kThreadsPerWarp);
   const int32_t cta = static_cast<int32_t>(blockIdx.x);
-  const RankCall& call = launch.calls[cta / launch.workers];
+  const RankCall& call = launch.calls[cta / launch.ctas];
   copy_call(shared, call);
   if (ptx::lane_index() == 0) {
     init_copy_ring(shared.copies[warp].ring);
@@ -82,16 +83,17 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps, 1)
   if (threadIdx.x == 0) {
     shared.epoch = call.state->epoch;
     shared.launch = launch.launch;
-    shared.worker = cta % launch.workers;
+    shared.worker = cta % launch.ctas;
+    shared.leaves_ns = 0;
     shared.reduce_items = 0;
   }
   __syncthreads();
-  const RunningCall running{shared.call, shared.epoch, shared.launch, shared.worker};
+  const RunningCall running{shared.call, shared.epoch, shared.launch, shared.worker, shared.leaves_ns};
   const bool dispatches = running.call.program.stages[running.launch].dispatch;
   if (dispatches && running.call.row_probs != nullptr) write_row_probs(running);
   run_warp(running, shared, warp);
   __syncthreads();
-  if (warp == 0) finish_launch(running);
+  if (warp == 0) finish_launch(running, launch.ctas);
 }
 
 }  // namespace uniep::cuda

@@ -124,6 +124,13 @@ UNIEP_DEVICE void acquire_maps(const RankCall& call) {
   __syncwarp();
 }
 
+// Which worker a CTA is, and when it leaves.
+UNIEP_DEVICE void begin_worker(Storage& shared, const LayerLaunch& launch, const RankProgram& p, int32_t cta) {
+  const int32_t first_lent = kept_workers(p);
+  shared.worker = cta < p.workers ? cta : first_lent + (cta - p.workers) % p.lent_workers;
+  shared.leaves_ns = launch.slice_ns > 0 && cta >= first_lent ? ptx::nanoseconds() + launch.slice_ns : 0;
+}
+
 UNIEP_DEVICE void join_cta_or_cluster() {
   if constexpr (kLayer.gemm.cluster == 1) {
     __syncthreads();
@@ -138,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const 
   Storage& shared = *reinterpret_cast<Storage*>(memory);
   const uint32_t warp = ptx::warp_index();
   const int32_t cta = static_cast<int32_t>(blockIdx.x);
-  const RankCall& global_call = launch.calls[cta / launch.workers];
+  const RankCall& global_call = launch.calls[cta / launch.ctas];
   copy_call(shared, global_call);
   if (warp == kLoaderWarp) {
     if (ptx::lane_index() == 0) initialise_barriers(shared);
@@ -147,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const 
   if (threadIdx.x == kSchedulerWarp * ptx::kThreadsPerWarp) {
     shared.epoch = global_call.state->epoch;
     shared.launch = launch.launch;
-    shared.worker = cta % launch.workers;
+    begin_worker(shared, launch, global_call.program, cta % launch.ctas);
     shared.reduce_items = 0;
     shared.walk.record.thread = kCopyWarp * ptx::kThreadsPerWarp;
     shared.reduce_record.thread = kFirstMathWarp * ptx::kThreadsPerWarp;
@@ -156,6 +163,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const 
   if (threadIdx.x == kSchedulerWarp * ptx::kThreadsPerWarp) {
     shared.compute = compute_list(running_call(shared));
     begin_mixed_list(running_call(shared), shared.mixed);
+    if (shared.leaves_ns != 0) wait_for_peers_or_leave(running_call(shared));
   }
   __syncwarp();
   if constexpr (kLayer.on_sms) {
@@ -177,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1) uniep_layer(const 
       run_layer_signals<kLayer>(shared);
     }
     ptx::named_barrier(kLaunchEndBarrier, kGemmThreads);
-    if (ptx::warp_index() == kSignalWarp) finish_launch(running_call(shared));
+    if (ptx::warp_index() == kSignalWarp) finish_launch(running_call(shared), launch.ctas);
   } else {
     ptx::raise_registers<kMathRegisters>();
     run_layer_math<kLayer>(shared, static_cast<int32_t>(warp) - static_cast<int32_t>(kFirstMathWarp));

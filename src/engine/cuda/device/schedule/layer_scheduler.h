@@ -1,7 +1,7 @@
 #pragma once
 
 #include "engine/cuda/device/shared_memory/layer_storage.h"
-#include "engine/cuda/device/signals/waiting.h"
+#include "engine/cuda/device/signals/tickets.h"
 #include "program/wgrad_queues.h"
 
 namespace uniep::cuda {
@@ -102,11 +102,12 @@ struct CountersOnly {
 struct GemmTicketCounters {
   const RunningCall& running;
 
-  UNIEP_DEVICE uint32_t* of(GemmQueue queue) const {
-    return counter_of(running, CounterSpace::kTickets, ticket_counter(running.launch, queue));
+  UNIEP_DEVICE int64_t taken(GemmQueue queue) const {
+    return ptx::load_relaxed_gpu(counter_of(running, CounterSpace::kTickets, ticket_counter(running.launch, queue)));
   }
-  UNIEP_DEVICE int64_t taken(GemmQueue queue) const { return ptx::load_relaxed_gpu(of(queue)); }
-  UNIEP_DEVICE int64_t take(GemmQueue queue) const { return atomicAdd(of(queue), 1u); }
+  UNIEP_DEVICE int64_t take(GemmQueue queue) const {
+    return take_ticket(running, ticket_counter(running.launch, queue));
+  }
 };
 
 // The next tile of a queue of one GEMM for this warp's lane, a CTA each. False when the queues are at their end.
@@ -132,11 +133,12 @@ UNIEP_DEVICE bool next_in_gemm_queues(const RunningCall& running, ComputeList& l
 struct LayerTicketCounters {
   const RunningCall& running;
 
-  UNIEP_DEVICE uint32_t* of(LayerQueue queue) const {
-    return counter_of(running, CounterSpace::kTickets, ticket_counter(running.launch, queue));
+  UNIEP_DEVICE int64_t taken(LayerQueue queue) const {
+    return ptx::load_relaxed_gpu(counter_of(running, CounterSpace::kTickets, ticket_counter(running.launch, queue)));
   }
-  UNIEP_DEVICE int64_t taken(LayerQueue queue) const { return ptx::load_relaxed_gpu(of(queue)); }
-  UNIEP_DEVICE int64_t take(LayerQueue queue) const { return atomicAdd(of(queue), 1u); }
+  UNIEP_DEVICE int64_t take(LayerQueue queue) const {
+    return take_ticket(running, ticket_counter(running.launch, queue));
+  }
 };
 
 // The same where weight gradients go beside the dgrads; false at the end.
@@ -166,10 +168,7 @@ UNIEP_DEVICE int64_t next_position(const RunningCall& running, const ComputeList
     return static_position(running.call.program, list.walkers, running.worker + cta, index);
   }
   uint32_t ticket = 0;
-  if (ptx::lane_index() == 0) {
-    const int64_t counter = ticket_counter(running.launch, ListKind::kCompute);
-    ticket = atomicAdd(counter_of(running, CounterSpace::kTickets, counter), 1u);
-  }
+  if (ptx::lane_index() == 0) ticket = take_ticket(running, ticket_counter(running.launch, ListKind::kCompute));
   return list.begin + static_cast<int64_t>(ptx::warp_uniform(ticket)) * kLayer.gemm.cluster + cta;
 }
 

@@ -44,6 +44,7 @@ struct LayerStorage : SharedStorage<kLayer.gemm> {
   RankCall call;  // a copy: read often, by all roles
   uint32_t epoch;
   int32_t launch, worker;
+  uint64_t leaves_ns;  // of a lent worker, or 0
   ComputeList compute;
   [[no_unique_address]] MixedList<kLayer.mixed> mixed;
   DeferredTile deferred[kMathWarps];
@@ -66,7 +67,7 @@ UNIEP_DEVICE auto& first_storage(LayerStorage<kLayer>& shared) {
 
 template <LayerKernelConfig kLayer>
 UNIEP_DEVICE RunningCall running_call(const LayerStorage<kLayer>& shared) {
-  return {shared.call, shared.epoch, shared.launch, shared.worker};
+  return {shared.call, shared.epoch, shared.launch, shared.worker, shared.leaves_ns};
 }
 
 // Named barriers; 0 is __syncthreads().

@@ -17,6 +17,7 @@ struct RunningCall {
   const uint32_t& epoch;
   const int32_t& launch;
   const int32_t& worker;
+  const uint64_t& leaves_ns;  // a lent worker takes nothing more from then on; 0: it stays to the end
 };
 
 UNIEP_DEVICE uint32_t* counter_of(const RunningCall& running, CounterSpace space, int64_t index) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "engine/cuda/device/signals/tickets.h"
 #include "engine/cuda/device/signals/tile_recorder.h"
 #include "engine/cuda/device/transfer/dispatch.h"
 #include "engine/cuda/device/transfer/send.h"
@@ -66,9 +67,7 @@ class ListWalk {
 
   UNIEP_DEVICE int64_t take_position() {
     const RankProgram& p = running_.call.program;
-    if (p.dynamic) {
-      return atomicAdd(counter_of(running_, CounterSpace::kTickets, ticket_counter(running_.launch, kKind)), 1u);
-    }
+    if (p.dynamic) return take_ticket(running_, ticket_counter(running_.launch, kKind));
     const uint32_t index = state_.index;
     state_.index += stride_;
     return even_position(participants_of(p, running_.launch, kKind), running_.worker, index);

@@ -1,7 +1,7 @@
 #pragma once
 
+#include "engine/cuda/device/signals/tickets.h"
 #include "engine/cuda/device/signals/tile_recorder.h"
-#include "engine/cuda/device/signals/waiting.h"
 #include "engine/cuda/device/transfer/row_sum.h"
 
 // The end of the combine: each token's slots are summed in order. The tiles of kReduce are cut into items of a few
@@ -18,8 +18,7 @@ UNIEP_DEVICE uint32_t take_reduce_item(const RunningCall& running, const Partici
   uint32_t item = 0;
   if (ptx::lane_index() == 0) {
     if (running.call.program.dynamic) {
-      const int64_t counter = ticket_counter(running.launch, ListKind::kReduce);
-      item = atomicAdd(counter_of(running, CounterSpace::kTickets, counter), 1u);
+      item = take_ticket(running, ticket_counter(running.launch, ListKind::kReduce));
     } else {
       item = static_cast<uint32_t>(even_position(who, running.worker, atomicAdd(next, 1u)));
     }
