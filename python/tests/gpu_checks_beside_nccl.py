@@ -16,10 +16,10 @@ BESIDE_NCCL = "comm.reserve_sms=24"  # NCCL's CTAs and some room, docs/processes
 class Blocks(torch.nn.Module):
     """Dense layers, whose gradients are averaged, between MoE layers, whose experts' are not."""
 
-    def __init__(self, world, hidden, count, group):
+    def __init__(self, world, hidden, count, group, schedule):
         super().__init__()
         self.dense = torch.nn.ModuleList([torch.nn.Linear(hidden, hidden) for _ in range(count)])
-        options = {"schedule": "auto" if world.cpu else BESIDE_NCCL}
+        options = {"schedule": "auto" if world.cpu else schedule}
         self.moe = torch.nn.ModuleList(
             [
                 uniep.MoELayer(
@@ -36,11 +36,11 @@ class Blocks(torch.nn.Module):
         return x
 
 
-def train(world, group, steps, overlapped):
+def train(world, group, steps, overlapped, schedule=BESIDE_NCCL):
     """Parameters after some steps; the averages of dense gradients run beside backward (DDP), or behind it."""
     torch.manual_seed(7)
     hidden = 64 if world.cpu else 512
-    model = Blocks(world, hidden, 4, group)
+    model = Blocks(world, hidden, 4, group, schedule)
     experts = [name for name, _ in model.named_parameters() if ".experts." in name]
     shared = [one for name, one in model.named_parameters() if name not in experts]
     for one in shared:
@@ -70,15 +70,16 @@ def train(world, group, steps, overlapped):
 
 
 def check_training_beside_overlapped_all_reduces(world):
-    """50 steps under DDP, with delays, against torch's transport with nothing beside it."""
+    """50 steps under DDP, with delays, SMs kept and lent, against torch's transport with nothing beside it."""
     expected_losses, expected = train(world, world.torch, 50, overlapped=False)
-    losses, parameters = train(world, world.native, 50, overlapped=True)
-    world.expect(losses[-1] < 0.9 * losses[0], f"losses {losses[0]} to {losses[-1]}")
-    # With more ranks the order of NCCL's sum is its own.
-    if world.ranks <= 2:
-        world.expect(losses == expected_losses, "losses differ")
-        for one, other in zip(parameters, expected, strict=True):
-            world.expect(same_bits(one, other), f"a parameter of shape {list(one.shape)} differs")
+    for schedule in (BESIDE_NCCL, f"{BESIDE_NCCL},comm.lend_sms=on"):
+        losses, parameters = train(world, world.native, 50, overlapped=True, schedule=schedule)
+        world.expect(losses[-1] < 0.9 * losses[0], f"losses {losses[0]} to {losses[-1]}")
+        # With more ranks the order of NCCL's sum is its own.
+        if world.ranks <= 2:
+            world.expect(losses == expected_losses, f"losses differ with {schedule}")
+            for one, other in zip(parameters, expected, strict=True):
+                world.expect(same_bits(one, other), f"a parameter of shape {list(one.shape)} differs with {schedule}")
 
 
 LATE_S = 2.0
@@ -123,8 +124,9 @@ def beside_a_collective(world, group, collectives, layer, late, layer_first):
 
 
 def check_reserved_sms_are_enough(world):
-    """What reserve_sms="auto" leaves: a layer and a collective of NCCL never wait for each other for ever, whichever is
-    there first and waits for a rank that comes late, and however NCCL's CTAs are clustered.
+    """What reserve_sms="auto" leaves, or lends to collectives of high priority: a layer and a collective of NCCL never
+    wait for each other for ever, whichever is there first and waits for a rank that comes late, and however NCCL's CTAs
+    are clustered.
 
     Prints how long the second one took. About LATE_S means that it did not fit beside the first: clusters need SMs of
     one GPC, both NCCL's and the layer's.
@@ -133,20 +135,21 @@ def check_reserved_sms_are_enough(world):
         return
     layer = world.medium()
     expected = world.run(layer)
-    for cluster in (None, 1, 2, 4):
-        options = dist.ProcessGroupNCCL.Options()
+    for cluster, first in ((None, False), (1, False), (2, False), (4, False), (None, True), (1, True), (4, True)):
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=first)
         options.config.max_ctas = 8
         if cluster is not None:
             options.config.cga_cluster_size = cluster
         collectives = dist.new_group(backend="nccl", pg_options=options)
         with uniep.Group(device=world.device, timeout_s=20, shared=False) as group:
             group.run_beside(collectives)
+            world.expect(group.lends == first, f"lends: {group.lends}")
             for late, layer_first in itertools.product((None, *range(world.ranks)), (False, True)):
                 taken, got = beside_a_collective(world, group, collectives, layer, late, layer_first)
                 if late is None:
                     continue  # the first time makes what both need
-                first = "layer" if layer_first else "NCCL"
-                text = f"clusters of {cluster or 'its choice'}, rank {late} late, {first} first"
+                earlier = "layer" if layer_first else "NCCL"
+                text = f"{'lent, ' * first}clusters of {cluster or 'its choice'}, rank {late} late, {earlier} first"
                 if world.rank == (late + 1) % world.ranks:
                     print(f"  {text}: {taken:.3f} s", flush=True)
                 world.expect(taken < 2 * LATE_S, f"{text}: waited {taken:.3f} s")

@@ -1,6 +1,6 @@
 // comm.lend_sms on GPU 0, one rank: the bytes are those of a call on all SMs, whatever lent workers do; a call does not
 // wait for a kernel that is on the reserved SMs when it begins; and a kernel in a stream of high priority that comes in
-// the middle of a call does not wait for the call's end. Exit status 77 without a Hopper GPU.
+// the middle of a call does not wait for the call's end; and replays of graphs. Exit status 77 without a Hopper GPU.
 // Usage: gpu_lend_tests [--verbose] [--calls N] [--bytes]; --bytes: nothing that depends on how long calls take.
 #include <algorithm>
 #include <chrono>
@@ -10,6 +10,7 @@
 
 #include "engine/cuda/calls/cuda_engine.h"
 #include "engine/cuda/runtime/dynamic_library.h"
+#include "tests/cuda/graph_functions.h"
 #include "tests/cuda/hold_arguments.h"
 #include "tests/cuda/small_layer.h"
 
@@ -167,6 +168,30 @@ class LendTests {
     }
   }
 
+  void in_a_graph() {
+    const GraphFunctions graphs;
+    const std::vector<uint64_t> expected = run(kLent, kLent);
+    Holder holder(kReserved, 2, true);
+    engine().set_shortest_slice_ns(kShortNs);
+    const ScopedDevice scope(0);
+    check(graphs.begin_capture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "cuStreamBeginCapture");
+    call_backward(kLent, call_forward(kLent));
+    CUgraph graph = nullptr;
+    CUgraphExec executable = nullptr;
+    check(graphs.end_capture(stream_, &graph), "cuStreamEndCapture");
+    check(graphs.instantiate(&executable, graph, 0), "cuGraphInstantiate");
+    bool same = true;
+    for (int i = 0; i < 4; ++i) {
+      if (i % 2 == 1) holder.run(0.3);
+      check(graphs.launch(executable, stream_), "cuGraphLaunch");
+      same &= results() == expected;
+    }
+    results_.record("replays", same);
+    graphs.destroy_executable(executable);
+    graphs.destroy(graph);
+    engine().set_shortest_slice_ns(0);
+  }
+
  private:
   static GroupOptions group_options() {
     GroupOptions options;
@@ -220,6 +245,7 @@ int run(int argc, char** argv) {
   }
   LendTests tests(results);
   tests.same_bytes(calls);
+  tests.in_a_graph();
   for (const int cluster : {1, 2, 4}) {
     if (bytes_alone) break;
     tests.behind_a_kernel(cluster);

@@ -9,6 +9,7 @@
 #include "engine/cuda/calls/call_kernels.h"
 #include "engine/cuda/calls/exchange_request.h"
 #include "engine/cuda/calls/layer_tiles.h"
+#include "engine/cuda/calls/lent_slices.h"
 #include "engine/cuda/kernels/exchange.h"
 #include "model/activation_choice.h"
 #include "program/build.h"
@@ -403,6 +404,42 @@ TEST(ScheduleKernels, RealModelsHaveThem) {
   for (const uniep::test::Model& model : uniep::test::models()) {
     for (const char* const given : {"auto", "fusion=pairs"}) look(model, given);
   }
+  branches.expect_all_taken();
+}
+
+// Lent workers' CTAs follow each other for as long as the launch takes, and half as long again.
+TEST(LentSlices, LastAsLongAsTheLaunch) {
+  program::RankProgram p{};
+  p.direction = Direction::kForward;
+  p.workers = 132;
+  p.topk = 8;
+  p.wgrad_fc2 = {4096, 1536, 128, 256};
+  p.wgrad_fc1 = {3072, 4096, 128, 256};
+  const program::LaunchStages forward{.dispatch = true, .first_gemm = true, .second_gemm = true, .combine = true};
+  EXPECT_EQ(lent_slices(p, forward).ns, 0) << "nobody is lent";
+  p.lent_workers = 16;
+  uniep::test::BranchCounts branches;
+  for (const int32_t tokens : {0, 1, 512, 8192, 32768}) {
+    for (const bool with_gradients : {false, true}) {
+      p.tokens = tokens;
+      program::LaunchStages stages = forward;
+      stages.wgrad_fc2 = stages.wgrad_fc1 = with_gradients;
+      const double flops = 6.0 * tokens * 8 * 4096 * 1536 * (with_gradients ? 2 : 1), ns = flops / (132 * 5000);
+      const LentSlices slices = lent_slices(p, stages);
+      const int32_t after = slices.ctas / 16;
+      EXPECT_EQ(slices.ctas % 16, 0);
+      EXPECT_LE(after, 24);
+      EXPECT_GE(slices.ns, 400'000);
+      EXPECT_GE(static_cast<double>((after + 1) * slices.ns), 1.49 * ns) << tokens;
+      EXPECT_LE(static_cast<double>(after * slices.ns), 1.51 * ns) << tokens;
+      branches.count("one slice", after == 0);
+      branches.count("several", after > 0);
+      branches.count("longer slices", slices.ns > 400'000);
+    }
+  }
+  EXPECT_EQ(lent_slices(p, forward, 20'000).ns, lent_slices(p, forward).ns) << "of a long launch";
+  p.tokens = 512;
+  EXPECT_LT(lent_slices(p, forward, 20'000).ns, 400'000);
   branches.expect_all_taken();
 }
 

@@ -337,6 +337,36 @@ TEST(CudaGroup, TrimGivesBackModulesAndCachedMemory) {
   }
 }
 
+// With a rank a GPU a lent launch begins on the SMs that are free, and has CTAs for later; ranks that share a GPU need
+// all of theirs at once.
+TEST(CudaGroup, ALaunchNeedsNoSmThatIsLent) {
+  fake();
+  const RandomLayer layer = layer_of(16);
+  for (const bool shared : {false, true}) {
+    GroupOptions options = options_of(layer);
+    if (shared) options.devices = {0};
+    Group group(options);
+    LayerArrays arrays(layer);
+    const Placement placement = place(group, layer.config.shape, arrays.routings, Capacity{4096, 128});
+    const auto run = [&](const std::string& text) {
+      const Schedule schedule = resolve(PartialSchedule::parse(text), {.direction = Direction::kForward,
+                                                                       .shape = layer.config.shape,
+                                                                       .numerics = layer.config.numerics,
+                                                                       .machine = group.machine()});
+      forward(group, layer.config, schedule, placement, arrays.forward_arguments());
+    };
+    const int ranks = shared ? layer.ranks : 1;
+    const int reserved = group.workers() / 2;
+    const std::string kept = "comm.reserve_sms=" + std::to_string(reserved);
+    run(kept);
+    EXPECT_EQ(fake().layer_ctas(), ranks * (group.workers() - reserved));
+    EXPECT_TRUE(fake().layer_is_cooperative());
+    run(kept + ",comm.lend_sms=on");
+    EXPECT_EQ(fake().layer_ctas(), ranks * group.workers());
+    EXPECT_EQ(fake().layer_is_cooperative(), shared);
+  }
+}
+
 TEST(CudaGroup, RefusesWhatItsRecordsCanNotCount) {
   fake();
   const RandomLayer layer = layer_of(40);

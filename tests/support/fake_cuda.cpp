@@ -40,6 +40,8 @@ struct State {
   int objects = 0;  // streams, events and page-locked memory
   bool deals_evenly = false;
   int kernels_behind_events = 0;
+  int layer_ctas = 0;  // of the last launch of a layer
+  bool layer_is_cooperative = false;
   std::map<std::string, int> launches;
   int lookups_behind_launch = 0;
 };
@@ -132,6 +134,12 @@ void fake_cuda_reset() {
 }
 int fake_cuda_failures() {
   return state().failures;
+}
+int fake_cuda_layer_ctas() {
+  return state().layer_ctas;
+}
+int fake_cuda_layer_is_cooperative() {
+  return state().layer_is_cooperative ? 1 : 0;
 }
 int fake_cuda_kernels_behind_events() {
   return state().kernels_behind_events;
@@ -428,7 +436,7 @@ CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchC
   *clusters = 1000;
   return CUDA_SUCCESS;
 }
-CUresult cuLaunchKernelEx(const CUlaunchConfig*, CUfunction function, void** arguments, void**) {
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
   PLANNED("cuLaunchKernelEx");
   for (auto& [module, functions] : state().modules) {
     for (auto& [name, launches] : functions) {
@@ -436,6 +444,12 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig*, CUfunction function, void** arg
       ++launches;
       ++state().launches[name];
       ++state().kernels_behind_events;
+      if (name == "uniep_layer") {
+        state().layer_ctas = static_cast<int>(config->gridDimX);
+        state().layer_is_cooperative =
+            std::any_of(config->attrs, config->attrs + config->numAttrs,
+                        [](const CUlaunchAttribute& one) { return one.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE; });
+      }
       if (state().deals_evenly && name == "uniep_place") deal_evenly(*static_cast<PlaceArguments*>(arguments[0]));
       return CUDA_SUCCESS;
     }

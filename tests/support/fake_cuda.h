@@ -20,6 +20,9 @@ void fake_cuda_reset();
 int fake_cuda_failures();
 // Kernels that were launched since an event was recorded last.
 int fake_cuda_kernels_behind_events();
+// Of the last launch of a layer: its CTAs, and whether it was cooperative.
+int fake_cuda_layer_ctas();
+int fake_cuda_layer_is_cooperative();
 // Modules that are loaded, which are a process's for good.
 int fake_cuda_modules();
 // From now on a placement counts as many slots for every expert, or none at all. For ranks of one process.

@@ -16,6 +16,8 @@ struct FakeCuda {
     library.bind(modules, "fake_cuda_modules");
     library.bind(failures, "fake_cuda_failures");
     library.bind(kernels_behind_events, "fake_cuda_kernels_behind_events");
+    library.bind(layer_ctas, "fake_cuda_layer_ctas");
+    library.bind(layer_is_cooperative, "fake_cuda_layer_is_cooperative");
     library.bind(reset, "fake_cuda_reset");
     library.bind(capture, "fake_cuda_capture");
     library.bind(replay, "fake_cuda_replay");
@@ -25,6 +27,8 @@ struct FakeCuda {
   int (*modules)() = nullptr;
   int (*failures)() = nullptr;
   int (*kernels_behind_events)() = nullptr;
+  int (*layer_ctas)() = nullptr;
+  int (*layer_is_cooperative)() = nullptr;
   void (*reset)() = nullptr;
   void (*capture)(int) = nullptr;
   void (*replay)(int) = nullptr;
