@@ -32,8 +32,10 @@ std::vector<Schedule> neighbours(const Schedule& schedule, const PartialSchedule
   std::vector<std::vector<Schedule>> of_fields;
   for (int field = 0; field < kCommonFieldCount; ++field) {
     const FieldDescriptor& descriptor = descriptor_of(field);
-    // What is kept costs memory, which is not for a search to choose; it changes what bits there are to compare, too.
-    if (field == kSaveXg || field == kSaveZ || given.given(descriptor.field.name)) continue;
+    // What is kept costs memory, and SMs may be lent to streams of high priority alone: neither is for a search to
+    // choose.
+    const bool is_callers = field == kSaveXg || field == kSaveZ || field == kCommLendSms;
+    if (is_callers || given.given(descriptor.field.name)) continue;
     std::vector<Schedule> found;
     for (const int value : other_values(descriptor, *descriptor.get(schedule))) {
       // Alone, or with what the rules make of it.

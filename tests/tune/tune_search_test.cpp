@@ -280,7 +280,7 @@ TEST(Neighbours, AreLegalDifferentAndKeepWhatIsGiven) {
     const LayerShape shape{8 * (4 + int64_t{below(random, 90)}), 8 * (4 + int64_t{below(random, 90)}), 16, 2};
     const Machine machine{below(random, 2) == 0 ? EngineKind::kCpu : EngineKind::kCuda, 4, 66};
     const Direction direction = below(random, 2) == 0 ? Direction::kForward : Direction::kBackward;
-    const PartialSchedule given = PartialSchedule::parse("comm.where=warps,order.raster=4");
+    const PartialSchedule given = PartialSchedule::parse("comm.where=warps,order.raster=4,comm.reserve_sms=8");
     const Schedule start = resolve(given, {.direction = direction, .shape = shape, .machine = machine});
     const std::vector<Schedule> found =
         tune::neighbours(start, given, {.direction = direction, .shape = shape, .machine = machine}, 500);
@@ -293,6 +293,7 @@ TEST(Neighbours, AreLegalDifferentAndKeepWhatIsGiven) {
       EXPECT_EQ(schedule.order.raster, 4);
       EXPECT_EQ(schedule.save_xg, start.save_xg);
       EXPECT_EQ(schedule.save_z, start.save_z);
+      EXPECT_FALSE(schedule.comm.lend_sms) << "whose streams have high priority the caller knows alone";
     }
     EXPECT_GT(found.size(), 5u);
     most = std::max(most, found.size());
