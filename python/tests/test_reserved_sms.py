@@ -64,6 +64,7 @@ def test_a_schedule_that_names_no_number_gets_it(text, left):
         ("auto", True),
         ("fusion=pairs", True),
         ("queue=static", False),
+        ("queue = static", False),
         ("comm.where=sms", False),
         ("comm.dispatch_sms=8", False),
         ("dispatch.transport=push", False),

@@ -87,6 +87,6 @@ def leave(text: str, reserve: int | None, lends: bool = False) -> str:
     if reserve is None:
         raise ValueError(UNKNOWN)
     field = f"{FIELD}={reserve}"
-    if lends and not any(one in text for one in _NOT_LENT):
+    if lends and not any(one in "".join(text.split()) for one in _NOT_LENT):
         field += f",{_LEND}=on"
     return field if text in ("", "auto") else f"{text},{field}"

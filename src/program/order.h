@@ -397,9 +397,15 @@ struct Participants {
 // behind it, so the others sum meanwhile; fewer would not fill the links.
 inline constexpr int32_t kAgainEighths = 5;
 
-// Lent workers take no task that waits for peers: they leave as soon as the rank's own work lets them.
+// Lent workers take no task that waits for peers: they leave as soon as the rank's own work lets them. Nor are they in
+// launches of weight gradients alone, whose kernels have no queue.
+UNIEP_HOST_DEVICE bool are_lent_workers_in(const RankProgram& p, int32_t launch, ListKind kind) {
+  const LaunchStages& stages = p.stages[launch];
+  return kind == ListKind::kDispatch || (kind == ListKind::kCompute && (stages.first_gemm || stages.second_gemm));
+}
+
 UNIEP_HOST_DEVICE Participants participants_of(const RankProgram& p, int32_t launch, ListKind kind) {
-  if (!p.on_sms && (kind == ListKind::kSend || kind == ListKind::kReduce)) return {0, kept_workers(p), 0};
+  if (p.lent_workers > 0 && !are_lent_workers_in(p, launch, kind)) return {0, kept_workers(p), 0};
   if (!p.on_sms) {
     const bool beside_sums = kind == ListKind::kDispatch && p.stages[launch].combine && !p.stages[launch].dispatch;
     return {0, beside_sums ? (p.workers * kAgainEighths + 7) / 8 : p.workers, 0};

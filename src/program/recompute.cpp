@@ -5,8 +5,8 @@
 namespace uniep::program {
 namespace {
 
-// What decides which rows travel how, and which workers are left alone.
-constexpr FieldId kTaken[] = {kDispatchTransport, kDispatchDedup, kCommReserveSms};
+// What decides which rows travel how, and which workers are left alone or lent.
+constexpr FieldId kTaken[] = {kDispatchTransport, kDispatchDedup, kCommReserveSms, kCommLendSms};
 
 }  // namespace
 

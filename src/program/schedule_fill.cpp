@@ -231,7 +231,8 @@ class Filler {
       const bool staged = context_.combine_groups > 0 || comm.combine_sms > 0;
       schedule_.combine.transport = staged ? CombineTransport::kStaged : CombineTransport::kEpilogue;
     }
-    if (is_open(kCommReserveSms) && context_.workers % 2 != 0 && context_.workers > 1 && asks_for_clusters()) {
+    if (is_open(kCommReserveSms) && !comm.lend_sms && context_.workers % 2 != 0 && context_.workers > 1 &&
+        asks_for_clusters()) {
       comm.reserve_sms = 1;
     }
     const int64_t available = context_.workers - comm.reserve_sms;

@@ -334,9 +334,10 @@ void add_cluster_rules(std::vector<Rule>& rules, const RuleContext& context) {
          return even || tile_value<kTileCluster>(s, stages_of(c.direction).front()) == 1;
        },
        [](const Schedule& s, const RuleContext& c, GemmStage) {
-         return fmt::format("{}: must divide the {} available workers (workers - comm.reserve_sms), {}, {} and {}",
-                            given_by_stages(s, c, kTileCluster), available(s, c), given(s, kCommDispatchSms),
-                            given(s, kCommCombineSms), given(s, kCommReduceSms));
+         return fmt::format("{}: must divide the {} available workers (workers - comm.reserve_sms{}), {}, {} and {}",
+                            given_by_stages(s, c, kTileCluster), available(s, c),
+                            s.comm.lend_sms ? fmt::format("; lent: all {}, too", c.workers) : "",
+                            given(s, kCommDispatchSms), given(s, kCommCombineSms), given(s, kCommReduceSms));
        }});
 }
 

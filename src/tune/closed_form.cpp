@@ -266,10 +266,11 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
   const sim::Times& time = machine.time;
   const double all = problem.workers, available = all - parts.reserved, computing = available - combine.workers;
   const double copiers = dispatch.by_warps ? available : dispatch.workers;
-  const double senders = combine.senders > 0 ? combine.senders : computing;
+  const double kept = available - parts.lent;
+  const double senders = combine.senders > 0 ? combine.senders : computing - parts.lent;
   const double result_link = combine.staged ? 0 : combine.link;
-  const double sum_beside = combine.sum_beside * (dispatch.by_warps ? available / all : 1);
-  const double sum_after = machine.sums.alone * available / all;
+  const double sum_beside = combine.sum_beside * (dispatch.by_warps ? kept / all : 1);
+  const double sum_after = machine.sums.alone * kept / all;
 
   Estimate result;
   result.clock = machine.clock.limit * 1.03;
@@ -342,7 +343,8 @@ Estimate estimate(const Problem& problem, const Schedule& schedule) {
   const GemmPart gemm = gemm_part(problem, schedule);
   const DispatchPart dispatch = dispatch_part(problem, schedule);
   const CombinePart combine = combine_part(problem, schedule);
-  return estimate(problem, {&gemm, &dispatch, &combine, static_cast<double>(program::idle_workers(schedule))});
+  const double idle = program::idle_workers(schedule), lent = schedule.comm.reserve_sms - idle;
+  return estimate(problem, {&gemm, &dispatch, &combine, idle, lent});
 }
 
 double Bound::us() const {

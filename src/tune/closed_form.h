@@ -103,12 +103,12 @@ GemmPart gemm_part(const Problem& problem, const Schedule& schedule);
 DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule);
 CombinePart combine_part(const Problem& problem, const Schedule& schedule);
 
-// A Schedule in parts; `reserved` is its comm.reserve_sms, less those that it lends.
+// A Schedule in parts; `reserved` is its comm.reserve_sms, less those that it lends, which neither send nor sum.
 struct Parts {
   const GemmPart* gemm = nullptr;
   const DispatchPart* dispatch = nullptr;
   const CombinePart* combine = nullptr;
-  double reserved = 0;
+  double reserved = 0, lent = 0;
 };
 
 // `rounds` of the clock, which follows the load: 2 are within a tenth of a percent.

@@ -71,6 +71,7 @@ namespace {
 // Copies and sums at one clock. Times are in us.
 struct Work {
   double available = 0, computing = 0;     // workers
+  double kept = 0;                         // of those available, that are not lent
   double at_clock = 1;                     // share of their time that copies take
   double copy = 0, copies = 0, alone = 0;  // rows of one operand, of all, and of all with nothing beside
   double send = 0, send_task = 0;          // of a staged combine
@@ -90,11 +91,12 @@ Work work_of_parts(const Problem& problem, const Parts& parts, double clock) {
   work.copy = std::max(by_agents, dispatch.link);
   work.copies = work.copy * dispatch.operands;
   work.alone = std::max(kBackwardDispatchAlone * by_agents, dispatch.link) * dispatch.operands;
-  work.send = combine.send / (combine.senders > 0 ? combine.senders : work.computing) * work.at_clock;
+  work.kept = work.available - parts.lent;
+  work.send = combine.send / (combine.senders > 0 ? combine.senders : work.computing - parts.lent) * work.at_clock;
   work.send_task = combine.send_task * work.at_clock;
   work.sends_after = combine.staged && !combine.by_warps && combine.senders == 0;
-  work.sum_beside = combine.sum_beside * (dispatch.by_warps ? work.available / all : 1);
-  work.sum_after = combine.own_summers ? work.sum_beside : problem.machine->sums.alone * work.available / all;
+  work.sum_beside = combine.sum_beside * (dispatch.by_warps ? work.kept / all : 1);
+  work.sum_after = combine.own_summers ? work.sum_beside : problem.machine->sums.alone * work.kept / all;
   return work;
 }
 
@@ -190,8 +192,9 @@ Estimate estimate_backward(const Problem& problem, const Parts& parts, int round
     const Work work = work_of_parts(problem, parts, result.clock);
     const double tile_us = kMicrosecondsPerCycle / result.clock, us_of_cycle = tile_us / work.computing;
     const RowGemms both = row_gemms(problem, gemm, *parts.combine, work.computing, result.clock);
-    const GemmTimes gemms = {both.first, both.second, gemm.gradient_cycles * us_of_cycle, kLastTiles * both.first_tile,
-                             kLastTiles * both.second_tile};
+    const double of_gradients = gemm.fills ? work.computing : work.computing - parts.lent;
+    const GemmTimes gemms = {both.first, both.second, gemm.gradient_cycles * tile_us / of_gradients,
+                             kLastTiles * both.first_tile, kLastTiles * both.second_tile};
     result.limits = "gemm";
     if (!gemm.fused) {
       result.us = apart(problem, parts, work, gemms);

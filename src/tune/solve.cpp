@@ -109,13 +109,14 @@ Solution solve(const SolveRequest& request) {
   const SolveSpace space(request);
   const Problem& problem = space.problem();
   const double reserved = program::idle_workers(space.base());
+  const double lent = space.base().comm.reserve_sms - reserved;
   const std::size_t wanted = static_cast<std::size_t>(std::max(request.best, 1));
   const std::size_t compared = std::max(wanted, kCompared);
   Solution solution;
   std::vector<Combination> families[kFamilies];  // each ascending; of equals the first
   space.for_each([&](const GemmChoice& gemm, const DispatchChoice& dispatch, const CombineChoice& combine) {
     ++solution.points;
-    const double us = estimate(problem, {&gemm.part, &dispatch.part, &combine.part, reserved}, kRounds).us;
+    const double us = estimate(problem, {&gemm.part, &dispatch.part, &combine.part, reserved, lent}, kRounds).us;
     std::vector<Combination>& best = families[family_of(gemm, dispatch)];
     if (best.size() == compared && us >= best.back().us) return true;
     const auto at = std::lower_bound(best.begin(), best.end(), us,
@@ -127,7 +128,7 @@ Solution solve(const SolveRequest& request) {
   });
   for (std::vector<Combination>& family : families) {
     for (Combination& one : family) {
-      one.us = estimate(problem, {&one.gemm->part, &one.dispatch->part, &one.combine->part, reserved}).us;
+      one.us = estimate(problem, {&one.gemm->part, &one.dispatch->part, &one.combine->part, reserved, lent}).us;
     }
     std::stable_sort(family.begin(), family.end(),
                      [](const Combination& a, const Combination& b) { return a.us < b.us; });

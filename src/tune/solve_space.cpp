@@ -79,7 +79,8 @@ void SolveSpace::list_values(int density) {
   values_.clear();
   fields_.clear();
   fusions_ = allowed(kFusion, {2, 1, 0});
-  transports_ = allowed(kDispatchTransport, backward_ ? std::vector<int>{0} : std::vector<int>{0, 1});
+  const bool lends = base_.comm.lend_sms;
+  transports_ = allowed(kDispatchTransport, backward_ || lends ? std::vector<int>{0} : std::vector<int>{0, 1});
   const bool dedup_matters = local_experts_ > 1 && problem_.shape.topk > 1;
   dedups_ = allowed(kDispatchDedup, dedup_matters ? std::vector<int>{1, 0} : std::vector<int>{1});
   // Workers that were given are whole ones that copy.
@@ -88,7 +89,9 @@ void SolveSpace::list_values(int density) {
   };
   const bool by_workers =
       gives_workers(kCommDispatchSms) || gives_workers(kCommCombineSms) || gives_workers(kCommReduceSms);
-  wheres_ = allowed(kCommWhere, by_workers ? std::vector<int>{1} : std::vector<int>{0, 1});
+  wheres_ = allowed(kCommWhere, by_workers ? std::vector<int>{1}
+                                : lends    ? std::vector<int>{0}
+                                           : std::vector<int>{0, 1});
   const auto workers = [&](int field) {
     std::vector<int> values = worker_counts(field, density);
     std::erase_if(values, [&](int value) { return value > 0 && value >= available_; });
@@ -113,7 +116,9 @@ void SolveSpace::list_values(int density) {
   waves_ = allowed(kOrderExpertsPerWave, waves);
   interleaves_ = allowed(kOrderInterleave, backward_ ? std::vector<int>{0} : std::vector<int>{0, 1});
   rasters_ = allowed(kOrderRaster, {16, 8, 4, 2, 1});
-  queues_ = allowed(kQueue, available_ > 1 ? std::vector<int>{1, 0} : std::vector<int>{0});
+  queues_ = allowed(kQueue, lends            ? std::vector<int>{1}
+                            : available_ > 1 ? std::vector<int>{1, 0}
+                                             : std::vector<int>{0});
   widths_.clear();
   const std::vector<int> widths = allowed(kTileN, {256, 128});
   const int own = stage_field(GemmStage::kDgradFc2, kTileN);

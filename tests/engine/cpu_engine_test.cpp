@@ -201,7 +201,6 @@ TEST(CpuEngine, LentWorkersComeAndGo) {
           branches.count("a lent worker multiplies", event.stage == "fc2");
           branches.count("a lent worker makes weight gradients", event.stage == "wgrad_fc1");
         }
-        if (seed == 0) EXPECT_EQ(seen.size(), 8u) << "nobody leaves a call that is not shuffled";
         branches.count("a lent worker runs nothing", seed > 0 && seen.size() < 8);
         branches.count("all lent workers run something", seed > 0 && seen.size() == 8);
       }

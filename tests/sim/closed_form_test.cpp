@@ -160,9 +160,10 @@ constexpr bool kAllLayers = false;
 constexpr bool kAllLayers = true;
 #endif
 
-// Random legal schedules, and random ones of those that the solver looks at.
+// Random legal schedules that lend no SMs, random ones that lend some, as a job would, and random ones of those that
+// the solver looks at.
 struct NearSimulator {
-  Errors legal, solved;
+  Errors legal, lent, solved;
 };
 NearSimulator compare_with_simulator(Direction direction, bool groups) {
   NearSimulator near;
@@ -179,7 +180,12 @@ NearSimulator compare_with_simulator(Direction direction, bool groups) {
         tightest = std::min(tightest, us / bound);
         errors.errors.push_back(std::abs(tune::estimate(problem, schedule).us / us - 1));
       };
-      for (int j = 0; j < 3; ++j) compare(sample_legal(random(), layer.scheduled()), near.legal);
+      const auto sample = [&](const std::string& given) {
+        return sample_legal(random(), layer.scheduled(), PartialSchedule::parse(given));
+      };
+      for (int j = 0; j < 3; ++j) compare(sample("comm.lend_sms=off"), near.legal);
+      const int lent = 2 * static_cast<int>(1 + below(random, 12));
+      compare(sample("comm.lend_sms=on,comm.reserve_sms=" + std::to_string(lent)), near.lent);
       const uint64_t points = tune::solve(layer.request).points, every = points / 4;
       uint64_t at = below(random, static_cast<int64_t>(every)), point = 0;
       tune::for_each_point(layer.request, [&](const Schedule& schedule) {
@@ -192,9 +198,11 @@ NearSimulator compare_with_simulator(Direction direction, bool groups) {
   };
   look();
   std::printf(
-      "%s%s: of random legal schedules %.2f %%, of the solver's %.2f %%, nine of ten within %.1f and %.1f %%; %.2f\n",
+      "%s%s: of random legal schedules %.2f %%, of the solver's %.2f %%, nine of ten within %.1f and %.1f %%; %.2f; "
+      "of lent ones %.2f %%\n",
       direction == Direction::kForward ? "forward" : "backward", groups ? " with groups" : "", 100 * near.legal.mean(),
-      100 * near.solved.mean(), 100 * near.legal.ninety(), 100 * near.solved.ninety(), tightest);
+      100 * near.solved.mean(), 100 * near.legal.ninety(), 100 * near.solved.ninety(), tightest,
+      100 * near.lent.mean());
   return near;
 }
 
@@ -204,6 +212,7 @@ TEST(ClosedForm, IsNearTheSimulatorAndItsBoundBelow) {
     if (!kAllLayers || HasFatalFailure()) continue;
     EXPECT_LT(near.legal.mean(), direction == Direction::kForward ? 0.15 : 0.035);
     EXPECT_LT(near.solved.mean(), direction == Direction::kForward ? 0.16 : 0.055);
+    EXPECT_LT(near.lent.mean(), direction == Direction::kForward ? 0.10 : 0.035);
   }
 }
 
@@ -213,6 +222,7 @@ TEST(ClosedForm, WithGroupsIsAsNear) {
     if (!kAllLayers || HasFatalFailure()) continue;
     EXPECT_LT(near.legal.mean(), direction == Direction::kForward ? 0.10 : 0.035);
     EXPECT_LT(near.solved.mean(), direction == Direction::kForward ? 0.13 : 0.055);
+    EXPECT_LT(near.lent.mean(), direction == Direction::kForward ? 0.07 : 0.035);
   }
 }
 

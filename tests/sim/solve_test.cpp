@@ -141,6 +141,7 @@ TEST_P(SolveBothWays, FindsWhatLookingAtEachAloneFinds) {
     tune::for_each_point(request, [&](const Schedule& schedule) {
       ++points;
       best = std::min(best, tune::estimate(problem, schedule).us);
+      if (points % 61 == 0) EXPECT_TRUE(validate(schedule, scheduled(request)).empty()) << to_text(schedule);
       return true;
     });
     const Solution solution = tune::solve(request);
@@ -157,7 +158,7 @@ TEST_P(SolveBothWays, FindsWhatLookingAtEachAloneFinds) {
        {"comm.where=warps,queue=dynamic,dispatch.transport=pull", "comm.where=sms,order.raster=16,fusion=layer",
         forward ? "order.interleave=mixed,tile.cluster=2,comm.where=warps"
                 : "backward.wgrad=after,save.xg=redispatch,tile.dgrad_fc2.n=192",
-        "tile.n=128,tile.stages=3,comm.reserve_sms=4"}) {
+        "tile.n=128,tile.stages=3,comm.reserve_sms=4", "comm.reserve_sms=16,comm.lend_sms=on"}) {
     look(request_for(kModels[2], 4, fixed));
     look(with_groups(request_for(kModels[2], 4, fixed), 4));
   }

@@ -10,8 +10,8 @@
 // local to a rank (gpu scope), flags and data behind them are not (system scope).
 namespace uniep::cuda {
 
-// One CTA's part in a running call: CTA b of a launch works for calls[b / workers] as worker b % workers. References,
-// so that kernels can keep the values in shared memory and their roles need no registers for them.
+// One CTA's part in a running call. References, so that kernels can keep the values in shared memory and their roles
+// need no registers for them.
 struct RunningCall {
   const RankCall& call;
   const uint32_t& epoch;
