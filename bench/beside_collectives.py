@@ -13,22 +13,16 @@ power limit, of each run the slowest GPU, until the last all-reduce is over. Pri
 (records.py) is not measured again.
 """
 
-import argparse
-import itertools
-import os
 import statistics
-import tempfile
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import compare_fused
-import remote_routing
 import serialized_layer
 from records import Records, device_name
-from shapes import EIGHT, SHAPES
-from training_layer import as_eight, schedules
+from shapes import EIGHT
+from training_layer import keys_of, make_parser, measured, rank_of
 
 WAYS = {  # by name: the schedule, whether NCCL's streams have high priority, and whether steps wait; None: no collectives
     "no collectives": ("comm.reserve_sms=0", None, False),
@@ -72,13 +66,10 @@ def measure(rank, ranks, options, texts, keys):
     groups = {first: collectives(options.sms, first) for first in (False, True)} | {None: None}
     buffers = [torch.zeros(mib << 18, device="cuda") for mib in options.mib]
     for shape, tokens in keys:
-        hidden, inter, experts, topk = SHAPES[shape]
-        experts = experts * ranks // EIGHT
-        routing = torch.from_numpy(remote_routing.remote_ids(experts, ranks, tokens, topk)) if as_eight(ranks) else None
-        own = serialized_layer.Rank(rank, ranks, (hidden, inter, experts, topk), tokens, routing=routing)
+        own = rank_of(rank, ranks, shape, tokens)
         runs = {}
         for name, (given, first, waits) in WAYS.items():
-            ways, _ = layer.ways(own, schedule=texts[shape][given])
+            ways, _ = layer.ways(own, schedule=texts[shape][given.format(options.sms)])
             runs[name] = steps(ways["step"], options.steps, groups[first], buffers, waits)
         for run in runs.values():  # makes communicators and kernels before anything overlaps
             run()
@@ -110,39 +101,18 @@ def print_table(records):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("uniep", help="the program `uniep`")
-    parser.add_argument("--shapes", default="dsv3,qwen3-235b,qwen3-30b", help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--tokens", default="8192")
+    parser = make_parser()
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--mib", default="64,192")
     parser.add_argument("--sms", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=8)
     parser.add_argument("--warm-up", type=float, default=0.3, metavar="SECONDS")
-    parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-    shapes, tokens = options.shapes.split(","), [int(count) for count in options.tokens.split(",")]
     options.mib = [int(one) for one in options.mib.split(",")]
-    ranks = torch.cuda.device_count()
-    if ranks not in (2, 4, EIGHT):
-        parser.error(f"{ranks} GPUs; must be 2, 4 or 8")
-    unknown = [shape for shape in shapes if shape not in SHAPES or SHAPES[shape][2] * ranks // EIGHT < SHAPES[shape][3]]
-    if unknown:
-        parser.error(f"--shapes: {', '.join(unknown)}; must be some of {', '.join(SHAPES)}, with as many experts as a token has slots")
-    options.settings = dict(device=device_name(), gpus=ranks, warm_up=options.warm_up, repeat=options.repeat, turns=options.rounds,
-                            steps=options.steps, mib=options.mib, sms=options.sms)
-    texts = {shape: {given: schedules(options.uniep, shape, ranks, given.format(options.sms)) for given, _, _ in WAYS.values()}
-             for shape in shapes}
-    keys = list(itertools.product(shapes, tokens))
-    with tempfile.TemporaryDirectory() as folder:
-        options.json = os.path.abspath(options.json) if options.json else os.path.join(folder, "times.jsonl")
-        new = [(shape, count) for shape, count in keys if not Records(options.json, options.settings).find(shape=shape, tokens=count)]
-        print(f"{ranks} x {torch.cuda.get_device_name()}, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}", flush=True)
-        if new:
-            mp.spawn(measure, args=(ranks, options, texts, new), nprocs=ranks)
-        records = Records(options.json, options.settings)
-        print_table([records.find(shape=shape, tokens=count) for shape, count in keys])
+    keys = keys_of(parser, options, (2, 4, EIGHT))
+    options.settings = dict(device=device_name(), gpus=torch.cuda.device_count(), warm_up=options.warm_up, repeat=options.repeat,
+                            turns=options.rounds, steps=options.steps, mib=options.mib, sms=options.sms)
+    print_table(measured(options, measure, keys, {given.format(options.sms) for given, _, _ in WAYS.values()}))
 
 
 if __name__ == "__main__":

@@ -66,16 +66,21 @@ def our_ways(own, layer, texts):
     return found
 
 
+def rank_of(rank, ranks, shape, tokens):
+    """The part of a layer that is this rank's."""
+    hidden, inter, experts, topk = SHAPES[shape]
+    experts = experts * ranks // EIGHT
+    routing = torch.from_numpy(remote_routing.remote_ids(experts, ranks, tokens, topk)) if as_eight(ranks) else None
+    return serialized_layer.Rank(rank, ranks, (hidden, inter, experts, topk), tokens, routing=routing)
+
+
 def measure(rank, ranks, options, texts, keys):
     """Adds a record for each (shape, tokens) of `keys`, on the first rank."""
     serialized_layer.join(rank, ranks, with_deepep=False)
     layer = compare_fused.UniEP(ranks, options)
     records = Records(options.json, options.settings)
     for shape, tokens in keys:
-        hidden, inter, experts, topk = SHAPES[shape]
-        experts = experts * ranks // EIGHT
-        routing = torch.from_numpy(remote_routing.remote_ids(experts, ranks, tokens, topk)) if as_eight(ranks) else None
-        own = serialized_layer.Rank(rank, ranks, (hidden, inter, experts, topk), tokens, routing=routing)
+        own = rank_of(rank, ranks, shape, tokens)
         ways = our_ways(own, layer, texts[shape])
         compare_fused.check("UniEP", ways["alone", "forward"](), own.nccl()().float())
         for op in OPS:
@@ -108,27 +113,32 @@ def print_table(op, records):
         print("| " + " | ".join(map(str, cells)) + " |")
 
 
-def main():
+def make_parser():
     parser = argparse.ArgumentParser()
     parser.add_argument("uniep", help="the program `uniep`")
     parser.add_argument("--shapes", default="dsv3,qwen3-235b,qwen3-30b", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--tokens", default="8192")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--repeat", type=int, default=12)
-    parser.add_argument("--warm-up", type=float, default=0.3, metavar="SECONDS")
     parser.add_argument("--json", metavar="FILE")
-    options = parser.parse_args()
-    shapes, tokens = options.shapes.split(","), [int(count) for count in options.tokens.split(",")]
-    ranks = torch.cuda.device_count()
-    if ranks not in (1, 2, 4, EIGHT):
-        parser.error(f"{ranks} GPUs; must be 1, 2, 4 or 8")
+    return parser
+
+
+def keys_of(parser, options, legal):
+    """(shape, tokens) of all layers that are asked for, on as many GPUs as are here."""
+    shapes, ranks = options.shapes.split(","), torch.cuda.device_count()
+    if ranks not in legal:
+        parser.error(f"{ranks} GPUs; must be {', '.join(map(str, legal))}")
     unknown = [shape for shape in shapes if shape not in SHAPES or SHAPES[shape][2] * ranks // EIGHT < SHAPES[shape][3]]
     if unknown:
         parser.error(f"--shapes: {', '.join(unknown)}; must be some of {', '.join(SHAPES)}, with as many experts as a token has slots")
-    options.settings = dict(device=device_name(), gpus=ranks, warm_up=options.warm_up, repeat=options.repeat, turns=options.rounds)
-    all_given = {given for given, _ in JOBS.values()}
-    texts = {shape: {given: schedules(options.uniep, shape, ranks, given) for given in all_given} for shape in shapes}
-    keys = list(itertools.product(shapes, tokens))
+    return list(itertools.product(shapes, [int(count) for count in options.tokens.split(",")]))
+
+
+def measured(options, measure, keys, all_given):
+    """A record for each of `keys`; measure(rank, ranks, options, texts, keys) adds those that are not there, in a process a GPU.
+    `all_given`: what Schedules are given; texts[shape][given] are the texts of forward and backward."""
+    ranks = torch.cuda.device_count()
+    texts = {shape: {given: schedules(options.uniep, shape, ranks, given) for given in all_given} for shape, _ in keys}
     with tempfile.TemporaryDirectory() as folder:
         options.json = os.path.abspath(options.json) if options.json else os.path.join(folder, "times.jsonl")
         new = [(shape, count) for shape, count in keys if not Records(options.json, options.settings).find(shape=shape, tokens=count)]
@@ -136,7 +146,18 @@ def main():
         if new:
             mp.spawn(measure, args=(ranks, options, texts, new), nprocs=ranks)
         records = Records(options.json, options.settings)
-        found = [records.find(shape=shape, tokens=count) for shape, count in keys]
+        return [records.find(shape=shape, tokens=count) for shape, count in keys]
+
+
+def main():
+    parser = make_parser()
+    parser.add_argument("--repeat", type=int, default=12)
+    parser.add_argument("--warm-up", type=float, default=0.3, metavar="SECONDS")
+    options = parser.parse_args()
+    keys = keys_of(parser, options, (1, 2, 4, EIGHT))
+    ranks = torch.cuda.device_count()
+    options.settings = dict(device=device_name(), gpus=ranks, warm_up=options.warm_up, repeat=options.repeat, turns=options.rounds)
+    found = measured(options, measure, keys, {given for given, _ in JOBS.values()})
     for op in OPS:
         print_table(op, found)
 
