@@ -186,10 +186,9 @@ TEST(CpuEngine, LentWorkersComeAndGo) {
       cli::LayerRunner runner(group, layer.config, layer.data);
       const std::string lent = "queue=dynamic,comm.reserve_sms=4,comm.lend_sms=on,combine.transport=staged,";
       std::vector<TileEvent> events;
-      runner.forward(schedule_for(group, layer.config, Direction::kForward, (lent + "fusion=layer").c_str()), &events);
+      runner.forward(schedule_for(group, layer.config, Direction::kForward, lent + "fusion=layer"), &events);
       std::vector<TileEvent> backward_events;
-      runner.backward(schedule_for(group, layer.config, Direction::kBackward, (lent + backward_text).c_str()),
-                      &backward_events);
+      runner.backward(schedule_for(group, layer.config, Direction::kBackward, lent + backward_text), &backward_events);
       ASSERT_EQ(difference(runner.result(), expected), "") << backward_text << " seed " << seed;
       for (const auto& call : {events, backward_events}) {
         std::set<std::pair<int, int>> seen;
