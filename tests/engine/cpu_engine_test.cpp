@@ -195,10 +195,11 @@ TEST(CpuEngine, LentWorkersComeAndGo) {
         for (const TileEvent& event : call) {
           if (event.worker < 2) continue;
           seen.insert({event.rank, event.worker});
-          EXPECT_TRUE(event.stage != "combine" && event.stage != "reduce") << event.stage << " on a lent worker";
-          branches.count("a lent worker dispatches", event.stage == "dispatch");
-          branches.count("a lent worker multiplies", event.stage == "fc2");
-          branches.count("a lent worker makes weight gradients", event.stage == "wgrad_fc1");
+          const std::string stage = event.stage;
+          EXPECT_TRUE(stage != "combine" && stage != "reduce") << stage << " on a lent worker";
+          branches.count("a lent worker dispatches", stage == "dispatch");
+          branches.count("a lent worker multiplies", stage == "fc2");
+          branches.count("a lent worker makes weight gradients", stage == "wgrad_fc1");
         }
         branches.count("a lent worker runs nothing", seed > 0 && seen.size() < 8);
         branches.count("all lent workers run something", seed > 0 && seen.size() == 8);
