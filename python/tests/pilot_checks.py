@@ -354,7 +354,11 @@ def check_few_reserved_sms_come_last(rank, ranks):
     finally:
         turns.take_turns, reserved_sms.most_ctas = was
     name = "uniep, reserve_sms="
-    assert ran == [["uniep", f"{name}16"], [f"{name}0"], [f"{name}8"]]  # and no more behind a time-out
+    assert ran == [
+        ["uniep", "uniep, comm.lend_sms=off", f"{name}16"],
+        [f"{name}0"],
+        [f"{name}8"],
+    ]  # and no more behind a time-out
     over = [one["missing_parts"][-1] for one in written[1:-1]]
     assert over == [f"{', '.join(one)} of reserve_sms: it did not come to its end" for one in ran]
     assert parts.report["failed_parts"] == {} and parts.report["missing_parts"] == []

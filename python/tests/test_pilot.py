@@ -1,6 +1,5 @@
 """The pilot as a user runs it on a laptop, its report, and its parts that need no ranks."""
 
-import dataclasses
 import html.parser
 import importlib.util
 import inspect
@@ -23,12 +22,10 @@ if importlib.util.find_spec("megatron") is None:  # test_megatron.py fails then 
     pytest.skip("megatron-core is not installed", allow_module_level=True)
 
 from megatron.core import parallel_state
-from megatron.core.transformer.transformer_config import TransformerConfig
 
 from ranks import HERE, run_ranks
 from uniep import peers, reserved_sms
 from uniep.pilot import (
-    arms,
     drawing,
     kept,
     kill,
@@ -480,11 +477,12 @@ def test_collectives_beside_layers_alone_are_bounded(monkeypatch):
     """Of the arms' all-to-alls each takes what NCCL gives it."""
     monkeypatch.delenv("NCCL_MAX_CTAS", raising=False)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
-    told = []
+    told, first = [], []
 
-    def initialize(*_sizes, nccl_communicator_config_path, **_options):
+    def initialize(*_sizes, nccl_communicator_config_path, high_priority_stream_groups, **_options):
         path = nccl_communicator_config_path
         told.append(path and json.loads(pathlib.Path(path).read_text()))
+        first.append(high_priority_stream_groups)
 
     monkeypatch.setattr(parallel_state, "initialize_model_parallel", initialize)
     training.set_up_parallelism(2)
@@ -495,16 +493,20 @@ def test_collectives_beside_layers_alone_are_bounded(monkeypatch):
     training.set_up_parallelism(2)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
     training.set_up_parallelism(2, bounded=False)
-    assert told == [{name: {"max_ctas": 8} for name in ("dp", "dp_cp", "ep_dp", "pp")}, None, None, None]
+    names = ["dp", "dp_cp", "ep_dp", "pp"]
+    assert told == [{name: {"max_ctas": 8} for name in names}, None, None, None]
+    assert first == [names, names, [], []]
     source = inspect.getsource(parallel_state)
     assert all(f'get_nccl_options("{name}", ' in source for name in ("ep", *told[0]))
     if torch.distributed.is_nccl_available():
         assert parallel_state.get_nccl_options("ep", told[0]) is None
+        for name in first[0]:
+            parallel_state.overwrite_nccl_comm_cfgs(told[0], name, ("is_high_priority_stream", True))
         made = types.SimpleNamespace(options=parallel_state.get_nccl_options("dp_cp", told[0]))
         group = types.SimpleNamespace(_get_backend=lambda _: made)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 2)
         monkeypatch.setattr(torch.distributed, "get_backend_config", lambda _: "cuda:nccl")
-        assert reserved_sms.most_ctas(group) == 8
+        assert reserved_sms.most_ctas(group) == 8 and reserved_sms.goes_first(group)
 
 
 def test_a_missing_yaml_is_named(monkeypatch):
@@ -529,40 +531,6 @@ def test_text_is_a_function_of_seed_step_and_replica():
     assert tokens.shape == (2, 32) and (tokens[:, 1:] == labels[:, :-1]).all()
     assert (data.batch(3, 1)[0] == tokens).all()
     assert not (data.batch(4, 1)[0] == tokens).all() and not (data.batch(3, 0)[0] == tokens).all()
-
-
-def test_missing_arms_are_named():
-    found, missing = arms.find(["stock", "deepep"], "auto")
-    assert [arm.name for arm in found] == ["stock"] and missing == {"deepep": "needs GPUs, and torch finds none"}
-
-
-def test_other_dispatchers_are_as_fast_as_megatron_has_them(monkeypatch):
-    monkeypatch.setattr(arms, "_why_not", lambda _: None)
-    assert [arm.plainer for arm in arms.find(["deepep", "hybridep"], "auto")[0]] == [None, None]
-    monkeypatch.setattr(arms, "has_transformer_engine", lambda: True)
-    deepep, hybridep = arms.find(["deepep", "hybridep"], "auto")[0]
-    assert deepep.experimental and not deepep.plainer.experimental and deepep.changes == deepep.plainer.changes
-    assert hybridep.changes["moe_permute_fusion_into_hybridep"] and not hybridep.experimental
-    assert "moe_permute_fusion_into_hybridep" not in hybridep.plainer.changes
-    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
-    assert {*deepep.changes, *hybridep.changes} <= fields
-
-
-def test_reserved_sms_are_arms():
-    arm = arms.find(["uniep"], "fusion=pairs,comm.reserve_sms=24")[0][0]
-    assert arm.reserve_sms == "auto"
-    other = arms.with_reserved_sms(arm, 8)
-    assert (other.name, other.schedule, other.reserve_sms) == ("uniep, reserve_sms=8", "fusion=pairs", 8)
-    other = arms.with_reserved_sms(arm._replace(schedule="auto"), 0)
-    assert (other.schedule, other.reserve_sms) == ("auto", 0)
-
-
-def test_numbers_of_reserved_sms_where_there_are_several_gpus(monkeypatch):
-    assert options.parse(["--cpu"]).reserve_sms == options.parse([]).reserve_sms == []
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert options.parse([]).reserve_sms == [0, 8, 16]
-    assert options.parse(["--reserve-sms", "4"]).reserve_sms == [4]
-    assert options.parse(["--reserve-sms", ""]).reserve_sms == options.parse(["--cpu"]).reserve_sms == []
 
 
 def test_a_package_without_a_version_is_here(tmp_path, monkeypatch):

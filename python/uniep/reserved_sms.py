@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 FIELD = "comm.reserve_sms"
 _LEND = "comm.lend_sms"
-# With which nothing can be lent; and a text that says itself whether.
+# With which nothing can be lent, and a text that says itself whether.
 _NOT_LENT = (
     "queue=static",
     "comm.where=sms",
@@ -73,6 +73,11 @@ def goes_first(group: dist.ProcessGroup) -> bool:
     return bool(getattr(options, "is_high_priority_stream", False))
 
 
+def may_lend(text: str) -> bool:
+    """Whether a schedule's text can lend, and does not say itself whether it does."""
+    return not any(one in "".join(text.split()) for one in _NOT_LENT)
+
+
 def leave(text: str, reserve: int | None, lends: bool = False) -> str:
     """A schedule's text that leaves so many SMs, unless it says itself how many. JSON is a whole schedule, and stays.
 
@@ -87,6 +92,6 @@ def leave(text: str, reserve: int | None, lends: bool = False) -> str:
     if reserve is None:
         raise ValueError(UNKNOWN)
     field = f"{FIELD}={reserve}"
-    if lends and not any(one in "".join(text.split()) for one in _NOT_LENT):
+    if lends and may_lend(text):
         field += f",{_LEND}=on"
     return field if text in ("", "auto") else f"{text},{field}"

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 
 from uniep.pilot import options as command_line
-from uniep.pilot.world import begin, communicators, environment, prepare_environment
+from uniep.pilot.world import begin, communicators, environment, high_priority_groups, prepare_environment
 
 
 def _tell(rank: int) -> typing.Callable[[str], None]:
@@ -76,6 +76,7 @@ def run(options: typing.Any, write: Callable[[dict[str, typing.Any]], None]) -> 
             "transformer_engine": arms_module.has_transformer_engine(),
             "cuda_graphs": options.cuda_graphs,
             "communicators": communicators(bounded),
+            "high_priority_groups": high_priority_groups(bounded),
             "environment": {} if options.cpu else environment(),
         },
         "arms": {arm.name: what_it_is(setting, arm, ranks) for arm in arms},

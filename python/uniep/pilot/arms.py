@@ -54,6 +54,13 @@ def with_reserved_sms(arm: Arm, count: int) -> Arm:
     return arm._replace(name=f"uniep, reserve_sms={count}", what=what, schedule=schedule, reserve_sms=count)
 
 
+def with_idle_sms(arm: Arm) -> Arm:
+    """UniEP's arm whose reserved SMs do nothing while no collective has them."""
+    schedule = ",".join([*([arm.schedule] if arm.schedule not in (None, "", "auto") else []), "comm.lend_sms=off"])
+    what = f"UniEP, schedule {schedule}, reserve_sms={arm.reserve_sms}"
+    return arm._replace(name="uniep, comm.lend_sms=off", what=what, schedule=schedule)
+
+
 def find(wanted: typing.Sequence[str], schedule: str) -> tuple[list[Arm], dict[str, str]]:
     """The arms that are here, and for each missing one why it is.
 

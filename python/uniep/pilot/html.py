@@ -274,6 +274,12 @@ def page(report: Report) -> str:
             f"<p class=\"note\">CTAs at most of NCCL's collectives beside layers, in all arms, by Megatron's groups: "
             f"{told}. Other groups, expert parallelism's too, are NCCL's own choice.</p>"
         )
+    if setting.get("high_priority_groups"):
+        parts.append(
+            '<p class="note">In streams of high priority, in all arms: the collectives of '
+            f"{', '.join(setting['high_priority_groups'])}. UniEP's layers work on the SMs that they leave to these "
+            "until one comes.</p>"
+        )
     if not report.get("began_alike", True):
         words = "The arms did not begin with the same parameters: one says nothing about another."
         parts.append(f"<p>{_verdict(False, words)}</p>")

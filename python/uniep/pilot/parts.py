@@ -22,7 +22,7 @@ from uniep.group import Group, groups
 from uniep.layer_stats import record_stats
 from uniep.megatron.beside import overlapped_groups
 from uniep.pilot import bits, curves, forecast, kill, preflight, sizes, summary, turns
-from uniep.pilot.arms import STEPS_BEFORE_GRAPHS, Arm, with_reserved_sms
+from uniep.pilot.arms import STEPS_BEFORE_GRAPHS, Arm, with_idle_sms, with_reserved_sms
 from uniep.pilot.job import Job
 from uniep.pilot.kept import Entry, Kept
 from uniep.pilot.meeting import meet
@@ -45,6 +45,22 @@ def _remove(folder: pathlib.Path) -> None:
     """On each host. When no rank reads or writes there any more."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def arms_with_reserved_sms(ours: Arm, counts: list[int], beside: list[dist.ProcessGroup]) -> list[list[Arm]]:
+    """UniEP's arm with other numbers of SMs for NCCL, and, where it lends them, with these idle.
+
+    Args:
+        beside: process groups whose collectives run beside layers.
+
+    Returns:
+        Arms that take turns: those that leave enough, then each of the others alone.
+    """
+    enough = reserved_sms.total(reserved_sms.most_ctas(one) for one in beside) or 0
+    first = [ours, *(with_reserved_sms(ours, count) for count in counts if count >= enough)]
+    if enough and reserved_sms.may_lend(ours.schedule or "") and all(map(reserved_sms.goes_first, beside)):
+        first.insert(1, with_idle_sms(ours))
+    return [first, *([with_reserved_sms(ours, count)] for count in counts if count < enough)]
 
 
 class Parts:
@@ -257,10 +273,7 @@ class Parts:
         """Numbers that leave NCCL enough first. With others a step can end in a time-out, and then the run with it."""
         given, size, ranks = self.options, self.setting.size, dist.get_world_size()
         beside = [one for found in overlapped_groups().values() for one in found if one is not None]
-        enough = reserved_sms.total(reserved_sms.most_ctas(one) for one in beside) or 0
-        counts = list(dict.fromkeys(given.reserve_sms))
-        together = [[self.ours, *(with_reserved_sms(self.ours, count) for count in counts if count >= enough)]]
-        together += [[with_reserved_sms(self.ours, count)] for count in counts if count < enough]
+        together = arms_with_reserved_sms(self.ours, list(dict.fromkeys(given.reserve_sms)), beside)
         for arms in together:
             note = f"{', '.join(arm.name for arm in arms)} of reserve_sms: {NOT_OVER}"
             self.report["missing_parts"].append(note)

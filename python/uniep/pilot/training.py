@@ -34,7 +34,7 @@ from uniep.pilot.fingerprint import fingerprint
 from uniep.pilot.sizes import Size
 from uniep.pilot.stand_ins import Attention, Norm
 from uniep.pilot.text import Text
-from uniep.pilot.world import communicators, set_deterministic
+from uniep.pilot.world import communicators, high_priority_groups, set_deterministic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ def set_up_parallelism(
     """Megatron's process groups, for the whole run: expert parallelism over all ranks.
 
     Args:
-        bounded: whether collectives beside layers leave UniEP's kernels their SMs.
+        bounded: whether collectives beside layers leave UniEP's kernels their SMs, and go before other kernels.
     """
     told = communicators(bounded)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -145,6 +145,7 @@ def set_up_parallelism(
             expert_model_parallel_size=ranks,
             expert_tensor_parallel_size=1,
             nccl_communicator_config_path=file.name if told else None,
+            high_priority_stream_groups=high_priority_groups(bounded),
             distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
         )
 

@@ -15,7 +15,8 @@ _ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
 # Megatron's names of the groups whose collectives overlap with MoE layers. reserve_sms="auto" counts with their bound,
-# so that no kernel of UniEP's waits for a peer that waits in NCCL for an SM. Expert parallelism's groups have none.
+# so that no kernel of UniEP's waits for a peer that waits in NCCL for an SM. Their streams have high priority, so that
+# UniEP's kernels may use these SMs until a collective comes. Expert parallelism's groups have neither.
 _BESIDE_LAYERS = ("dp", "dp_cp", "ep_dp", "pp")
 _MOST_CTAS = 8
 _OF_THE_ENGINE = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
@@ -61,6 +62,11 @@ def communicators(bounded: bool) -> dict[str, dict[str, int]]:
             "PyYAML: not installed; Megatron-core reads NCCL's bounds with it. Install it, or set NCCL_MAX_CTAS"
         )
     return {name: {"max_ctas": _MOST_CTAS} for name in _BESIDE_LAYERS}
+
+
+def high_priority_groups(bounded: bool) -> list[str]:
+    """Megatron's names of the groups whose collectives go before other kernels, in all arms alike."""
+    return list(_BESIDE_LAYERS) if bounded and dist.get_backend() == "nccl" else []
 
 
 def begin(cpu: bool, timeout: datetime.timedelta) -> tuple[torch.device, int]:
