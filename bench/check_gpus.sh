@@ -59,7 +59,6 @@ kernels_and_memory() {
   check addresses 180 "$(program backward)" --only addresses
   check memory 180 "$(program backward)" --only memory
   check call_timer 90 "$(program call_timer)"
-  check lend 90 "$(program lend)"
   check routing_maps 90 "$(program graph)" --only f
 }
 whole_layers() {
@@ -83,6 +82,7 @@ else
   wait
   whole_layers
 fi
+check lend 150 "$(program lend)"
 check comm 120 "$(program comm)"
 check place 120 "$(program place)"
 check litmus 120 "$(program litmus)"

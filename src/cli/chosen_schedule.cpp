@@ -74,8 +74,7 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
     take(entry, folder.path(wanted).string(), why);
     if (choice.schedule) break;
   }
-  // No backward that the solver found has been measured.
-  if (choice.schedule || direction != Direction::kForward || group.engine() != EngineKind::kCuda) return choice;
+  if (choice.schedule || group.engine() != EngineKind::kCuda) return choice;
   std::string doubt;
   const std::optional<sim::MachineDescription> calibrated =
       tune::find_calibrated(cuda::device_label(group.device(group.first_local_rank())), doubt);

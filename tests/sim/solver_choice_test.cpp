@@ -66,7 +66,7 @@ TEST(SolverChoice, IsLegalAFunctionOfItsArgumentsAndSurelyBetterOrNone) {
   EXPECT_FALSE(cli::solver_choice(layer_of({2048, 768, 128, 8}, 8, 1024), Direction::kForward, cpu, h200));
 }
 
-// No layer whose rows are summed by groups was measured, so nobody knows the simulator's error there.
+// One layer whose rows are summed by groups was measured, so nobody knows the simulator's error there.
 TEST(SolverChoice, LeavesLayersWithGroupsAlone) {
   sim::MachineDescription h200 = sim::shipped_machine("h200");
   h200.tiles.at(0).cycles *= 6;  // a GPU that the default was not made for
