@@ -107,6 +107,18 @@ TEST_F(TrainCommand, TuningOnlineChangesNoBit) {
   EXPECT_GT(with["tuning"]["layers_ms"], with["tuning"]["lost_ms"]);
 }
 
+TEST_F(TrainCommand, TuningOnlineOnSixtyFourRanksChangesNoBit) {
+  const std::vector<std::string> plain = {"--ranks", "64", "--workers", "1",  "--experts",  "64",
+                                          "--batch", "64", "--steps",   "16", "--sequence", "4"};
+  std::vector<std::string> tuned = plain;
+  tuned.insert(tuned.end(), {"--tune", "online", "--tune-budget", "1"});
+  const json without = run_json(plain), with = run_json(tuned);
+  EXPECT_EQ(with["ranks"], 64);
+  EXPECT_EQ(with["weights_checksum"], without["weights_checksum"]);
+  EXPECT_EQ(with["evaluations"], without["evaluations"]);
+  EXPECT_GT(with["tuning"]["tried_calls"], 0);
+}
+
 TEST_F(TrainCommand, TuningOptionsAreChecked) {
   const auto refused = [&](const std::vector<std::string>& more, const std::string& text) {
     expect_error(Status::kInvalidArgument, text, [&] { run_train(tiny(more)); });

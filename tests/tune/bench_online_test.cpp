@@ -102,6 +102,43 @@ TEST(BenchOnline, EveryCallHasTheBytesOfSequentialExecutionAndAKilledRunGoesOn) 
   EXPECT_NE(again.json()["begin"]["order.raster"], 3);
 }
 
+TEST(BenchOnline, SixtyFourRanksHaveTheBytesOfSequentialExecution) {
+  const TemporaryFolder folder;
+  const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());
+  testing::internal::CaptureStderr();
+  const CommandResult result = run_command({"bench",
+                                            "--op",
+                                            "layer",
+                                            "--tune",
+                                            "online",
+                                            "--engine",
+                                            "cpu",
+                                            "--ranks",
+                                            "64",
+                                            "--shape",
+                                            "32,16,64,2",
+                                            "--tokens",
+                                            "8",
+                                            "--steps",
+                                            "16",
+                                            "--workers",
+                                            "1",
+                                            "--calls",
+                                            "8",
+                                            "--begin",
+                                            "queue=static,order.interleave=mixed",
+                                            "--tune-budget",
+                                            "1",
+                                            "--json",
+                                            "-"});
+  testing::internal::GetCapturedStderr();
+  ASSERT_EQ(result.status, 0) << result.err;
+  const nlohmann::json report = result.json();
+  EXPECT_EQ(report["calls_compared"], 128);
+  EXPECT_EQ(report["calls_differing"], 0);
+  EXPECT_GT(report["tried_calls"], 0);
+}
+
 TEST(BenchOnline, BadUsageIsRefusedWithTheArgumentsName) {
   const std::vector<std::pair<Arguments, Arguments>> cases = {
       {{"--op", "backward"}, {"--op", "'backward'", "layer"}},
