@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -500,6 +501,42 @@ TEST(BlockCache, KeepsAtMostTwiceWhatWasHandedOutAtOneTime) {
   cache.trim();
   EXPECT_EQ(cache.bytes(0), 0u);
   branches.expect_all_taken();
+}
+
+// To free a block waits for all work of the device, so a call that repeats frees none, whatever a graph has.
+TEST(BlockCache, CapturedCallsTakeNothingFromThoseThatRepeat) {
+  fake();
+  cuda::BlockCache cache(0, {0});
+  const Allocator allocator = cache.allocator(), of_one = cache.allocator_of_one();
+  constexpr std::size_t kMiB = 1 << 20;
+  std::set<void*> used;
+  const auto call = [&](const Allocator& workspaces) {
+    for (const std::size_t bytes : {100 * kMiB, 70 * kMiB, 40 * kMiB}) {  // forward's, backward's, dispatch's
+      void* const saved = allocator.allocate(allocator.context, 30 * kMiB, 64, 0, {});
+      void* const workspace = workspaces.allocate(workspaces.context, bytes, 64, 0, {});
+      used.insert({saved, workspace});
+      workspaces.release(workspaces.context, workspace, bytes, 0, {});
+      allocator.release(allocator.context, saved, 30 * kMiB, 0, {});
+    }
+  };
+  call(allocator);
+  const std::set<void*> first = used;
+  const std::size_t bytes = cache.bytes(0);
+  for (const uint64_t capture : {1, 2, 3}) {
+    cache.set_capture(capture);
+    used.clear();
+    call(of_one);
+    for (void* block : used) EXPECT_EQ(first.count(block), 0u);
+    cache.set_capture(0);
+    EXPECT_GE(cache.bytes(0), bytes + capture * 240 * kMiB);
+    const std::size_t with_graphs = cache.bytes(0);
+    used.clear();
+    for (int i = 0; i < 3; ++i) call(allocator);
+    EXPECT_EQ(used, first);
+    EXPECT_EQ(cache.bytes(0), with_graphs);
+  }
+  cache.trim();
+  EXPECT_GE(cache.bytes(0), 3 * 240 * kMiB);  // replays use it
 }
 
 TEST(BlockCache, TakesBlocksBackOnAnyThread) {

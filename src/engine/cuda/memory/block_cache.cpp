@@ -66,8 +66,9 @@ Allocator BlockCache::allocator_of_one() {
 
 std::size_t BlockCache::bytes(int device) const {
   const std::lock_guard lock(mutex_);
-  const auto found = use_.find(device);
-  return found == use_.end() ? 0 : found->second.taken;
+  std::size_t bytes = 0;
+  for (const auto& [of, use] : use_) bytes += of.first == device ? use.taken : 0;
+  return bytes;
 }
 
 void BlockCache::set_capture(uint64_t capture) {
@@ -95,7 +96,7 @@ void* BlockCache::allocate(std::size_t bytes, int rank, bool unused) {
 
 void* BlockCache::hand_out(FreeBlocks& blocks, FreeBlocks::iterator found, int device) {
   void* const memory = found->second;
-  Use& use = use_[device];
+  Use& use = use_[{device, capture_}];
   use.handed_out += found->first;
   use.most_handed_out = std::max(use.most_handed_out, use.handed_out);
   blocks_.find(memory)->second.node = blocks.extract(found);
@@ -103,7 +104,7 @@ void* BlockCache::hand_out(FreeBlocks& blocks, FreeBlocks::iterator found, int d
 }
 
 void* BlockCache::take(std::size_t bytes, int device) {
-  Use& use = use_[device];
+  Use& use = use_[{device, capture_}];
   FreeBlocks& kept = free_[{device, 0}];
   FreeBlocks own;  // all that giving it back will need
   own.emplace(bytes, nullptr);
@@ -111,7 +112,7 @@ void* BlockCache::take(std::size_t bytes, int device) {
   free_[{device, capture_}];
   auto node = blocks_.extract(block);
   const std::size_t limit = 2 * std::max(use.most_handed_out, use.handed_out + bytes);
-  while (!kept.empty() && use.taken + bytes > limit) free_one(kept, std::prev(kept.end()));
+  while (capture_ == 0 && !kept.empty() && use.taken + bytes > limit) free_one(kept, std::prev(kept.end()));
   void* memory = take_from_device(bytes, device);
   if (memory == nullptr) {
     free_all(kept);
@@ -130,7 +131,7 @@ void* BlockCache::take(std::size_t bytes, int device) {
 void BlockCache::release(void* memory, bool for_good) noexcept {
   const std::lock_guard lock(mutex_);
   Block& block = blocks_.find(memory)->second;
-  use_.find(block.device)->second.handed_out -= block.bytes;
+  use_.find({block.device, block.capture})->second.handed_out -= block.bytes;
   if (for_good && block.capture != 0) return;  // not to be handed out again
   free_.find({block.device, block.capture})->second.insert(std::move(block.node));
 }
@@ -138,7 +139,7 @@ void BlockCache::release(void* memory, bool for_good) noexcept {
 void BlockCache::free_one(FreeBlocks& blocks, FreeBlocks::iterator found) noexcept {
   void* const memory = found->second;
   const auto block = blocks_.find(memory);
-  use_.find(block->second.device)->second.taken -= found->first;
+  use_.find({block->second.device, block->second.capture})->second.taken -= found->first;
   free_on_device(memory, block->second.device);
   blocks.erase(found);
   blocks_.erase(block);

@@ -12,10 +12,11 @@
 namespace uniep::cuda {
 
 // Where a group takes memory from when its caller gives no allocator. Blocks are kept for the next call that wants
-// about as much, so that calls allocate nothing once they repeat; of a device at most twice what was handed out at one
-// time. All calls of a group follow one another, so a block may be handed out while the kernels of an earlier call
-// still use it. What a captured call has taken stays with the calls of that capture as long as the cache, since replays
-// use it at any time. Blocks may be given back on any thread, which takes no memory.
+// about as much, so that calls allocate nothing once they repeat, which would wait for all work of the device; of a
+// device at most twice what was handed out at one time, and besides what captured calls have. All calls of a group
+// follow one another, so a block may be handed out while the kernels of an earlier call still use it. What a captured
+// call has taken stays with the calls of that capture as long as the cache, since replays use it at any time. Blocks
+// may be given back on any thread, which takes no memory.
 class BlockCache {
  public:
   // `devices`: of the ranks from `first_rank` on.
@@ -65,7 +66,7 @@ class BlockCache {
   uint64_t capture_ = 0;
   std::map<void*, Block> blocks_;
   std::map<std::pair<int, uint64_t>, FreeBlocks> free_;  // by device and capture
-  std::map<int, Use> use_;                               // by device
+  std::map<std::pair<int, uint64_t>, Use> use_;          // likewise
 };
 
 }  // namespace uniep::cuda
