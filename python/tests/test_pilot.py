@@ -370,14 +370,17 @@ def fake_group(peer, synchronize):
     )
 
 
-@pytest.mark.parametrize("how", ["error", "silent", "stuck", "stopped"])
+@pytest.mark.parametrize("how", ["error", "later", "silent", "stuck", "stopped"])
 def test_a_dead_peer_is_noticed_while_the_main_thread_waits(how, monkeypatch):
-    monkeypatch.setattr(watch, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(watch, "PATIENCE_S", 0.5)
     peer = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     stuck = threading.Event()
 
+    asked = []
+
     def synchronize():
-        if how == "error":
+        asked.append(how)
+        if how == "error" or (how == "later" and len(asked) == 3):
             raise TimeoutError("group: rank 1 ended")
         if how == "stuck":
             stuck.wait(60)
@@ -408,8 +411,9 @@ def test_a_dead_peer_is_noticed_while_the_main_thread_waits(how, monkeypatch):
         return
     ((seen, told_at),) = noticed
     assert seen.words.startswith("gone: rank 1 (process ")
-    assert isinstance(seen.error, TimeoutError) if how == "error" else seen.error is None
-    assert killed_at <= seen.at <= told_at - (watch.PATIENCE_S if how == "stuck" else 0)
+    assert isinstance(seen.error, TimeoutError) if how in ("error", "later") else seen.error is None
+    assert killed_at <= seen.at <= told_at - (watch.PATIENCE_S if how in ("stuck", "silent") else 0)
+    assert len(asked) == {"error": 1, "later": 3, "stuck": 1}.get(how, len(asked))
 
 
 def test_seconds_of_who_noticed(run):

@@ -50,14 +50,17 @@ def watch(
 
 
 def _error_of(group: Group) -> BaseException | None:
-    """What the group's own calls say; None: they were over, or are behind what never ends."""
+    """What the group's own calls say; None: they were over, none began since, or they are behind what never ends."""
     found: list[BaseException] = []
+    until = time.monotonic() + PATIENCE_S
 
     def ask() -> None:
-        try:
-            group.synchronize()
-        except Exception as error:
-            found.append(error)
+        while not found and time.monotonic() < until:  # the main thread may be on its way to a call
+            try:
+                group.synchronize()
+            except Exception as error:
+                found.append(error)
+            time.sleep(_LOOK_S)
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
