@@ -94,24 +94,6 @@ TEST(CliSimulate, CountsTheBytesOfWhatIsStored) {
   EXPECT_NEAR(plain / gated, 3.0 / 4.0, 0.03);
 }
 
-// HyperParallel-MoE's fused layers (arXiv 2605.23764): the machine's constants follow from the EP 4 column alone.
-TEST(CliSimulate, PredictsAscendsFusedLayers) {
-  const struct {
-    int ranks;
-    double forward, backward;
-  } published[] = {{4, 10.2, 19.4}, {8, 10.3, 19.6}, {16, 11.2, 19.9}};
-  for (const auto& [ranks, forward, backward] : published) {
-    for (const auto& [direction, ms] : {std::pair{"forward", forward}, std::pair{"backward", backward}}) {
-      const CommandResult result =
-          run_command({"simulate", "--machine", "ascend_a3", "--shape", "7168,2048," + std::to_string(8 * ranks) + ",8",
-                       "--ranks", std::to_string(ranks), "--tokens", "4096", "--direction", direction, "--schedule",
-                       "fusion=layer,queue=static", "--one-rank", "--json", "-"});
-      ASSERT_EQ(result.status, 0) << result.err;
-      EXPECT_NEAR(result.json()["ms"].get<double>() / ms, 1, 0.1) << ranks << " ranks, " << direction;
-    }
-  }
-}
-
 TEST(CliSimulate, ReportsInWords) {
   const CommandResult result =
       run_command(join(kSmall, {"--direction", "backward", "--one-rank", "--state", "paused"}));
