@@ -53,7 +53,8 @@ def test_reserved_sms_are_idle_in_an_arm_of_their_own(monkeypatch):
     names = ["uniep", "uniep, reserve_sms=16", "uniep, reserve_sms=24"]
     assert together(["a", "b"]) == [["uniep", "uniep, comm.lend_sms=off", *names[1:]], few]
     assert together(["a", "ordinary"]) == [names, few]
-    assert together(["a", "b"], arm._replace(schedule="queue=static")) == [names, few]
+    for text in ("queue=static", "comm.lend_sms=on", "comm.reserve_sms = 24", ' {"fusion": "pairs"}'):
+        assert together(["a", "b"], arm._replace(schedule=text)) == [names, few]
     assert together([], counts=(8,)) == [["uniep", *few]]
     assert arms.with_idle_sms(arm).schedule == "comm.lend_sms=off"
     assert arms.with_idle_sms(arm._replace(schedule="fusion=pairs")).schedule == "fusion=pairs,comm.lend_sms=off"

@@ -74,8 +74,9 @@ def goes_first(group: dist.ProcessGroup) -> bool:
 
 
 def may_lend(text: str) -> bool:
-    """Whether a schedule's text can lend, and does not say itself whether it does."""
-    return not any(one in "".join(text.split()) for one in _NOT_LENT)
+    """Whether a schedule's text can lend, and does not say itself whether or how many SMs it does. JSON says so."""
+    words = "".join(text.split())
+    return not words.startswith("{") and FIELD not in words and not any(one in words for one in _NOT_LENT)
 
 
 def leave(text: str, reserve: int | None, lends: bool = False) -> str:

@@ -17,7 +17,7 @@ class SimulatedLayer {
   // `placement`: of the layer's routing.
   SimulatedLayer(const tune::SolveRequest& request, const Placement& placement, bool one_rank);
 
-  // Begins at the clock of the default: within 0.3 % of what simulate() says by itself, in half the time.
+  // Begins at the clock of the default: within 0.6 % of what simulate() says by itself, in half the time.
   double milliseconds(const Schedule& schedule) const;
 
  private:

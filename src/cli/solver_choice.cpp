@@ -23,7 +23,7 @@ constexpr int64_t kShortTokens = 4096;
 std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction direction, const Machine& machine,
                                           const sim::MachineDescription& description) {
   if (machine.engine != EngineKind::kCuda) return std::nullopt;
-  // One such layer was measured, so nobody knows how far the simulator is off.
+  // One such layer was measured: too few to know how far the simulator is off.
   if (layer.numerics.combine_groups > 0) return std::nullopt;
   if (machine.ranks > std::min(description.most_ranks(), kMaxBuiltRanks)) return std::nullopt;
   LayerOptions uniform = layer;

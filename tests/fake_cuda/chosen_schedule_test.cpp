@@ -5,20 +5,33 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <utility>
 
+#include "engine/cuda/calls/engine.h"
 #include "io/file.h"
+#include "sim/machine.h"
 #include "support/branch_counts.h"
 #include "support/environment.h"
 #include "support/expect_error.h"
 #include "support/temporary_folder.h"
+#include "tune/calibrated_machine.h"
 #include "uniep/error.h"
 
 namespace uniep::test {
 namespace {
 
-TEST(ChosenSchedule, AnEntryThatDoesNotRunHereIsLeftOutWithALine) {
+Group two_gpus() {
   ::setenv("UNIEP_LIBCUDA", UNIEP_FAKE_CUDA, 1);
   ::setenv("UNIEP_LIBNVRTC", UNIEP_FAKE_CUDA, 1);
+  GroupOptions options;
+  options.engine = EngineKind::kCuda;
+  options.ranks = 2;
+  options.devices = {0, 1};
+  return Group(options);
+}
+
+TEST(ChosenSchedule, AnEntryThatDoesNotRunHereIsLeftOutWithALine) {
   const TemporaryFolder folder;
   const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());
   const std::string file = (folder / "tuned.json").string();
@@ -27,11 +40,7 @@ TEST(ChosenSchedule, AnEntryThatDoesNotRunHereIsLeftOutWithALine) {
   options.shape = {1024, 512, 8, 2};
   options.ranks = 2;
   options.tokens_given = {64};
-  GroupOptions group_options;
-  group_options.engine = EngineKind::kCuda;
-  group_options.ranks = 2;
-  group_options.devices = {0, 1};
-  Group group(group_options);
+  Group group = two_gpus();
   BranchCounts branches;
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
     const Schedule built_in = options.resolved(direction, group.machine());
@@ -76,6 +85,43 @@ TEST(ChosenSchedule, AnEntryThatDoesNotRunHereIsLeftOutWithALine) {
     }
   }
   branches.expect_all_taken();
+}
+
+// On a GPU that the default was not made for, as calibrated: of both directions, where nothing was tuned.
+TEST(ChosenSchedule, IsTheSolversWhereThatSurelyBeatsTheDefault) {
+  const TemporaryFolder folder;
+  const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string()), log("UNIEP_SCHEDULE_LOG", "1");
+  cli::LayerOptions options;
+  options.engine = EngineKind::kCuda;
+  options.shape = {2048, 768, 32, 8};
+  options.ranks = 2;
+  options.tokens_given = {4096};
+  options.schedule = PartialSchedule::parse("fusion=none,comm.where=warps");
+  Group group = two_gpus();
+  const auto choose = [&](Direction direction) {
+    testing::internal::CaptureStderr();
+    const Schedule chosen = cli::chosen_schedule(options, direction, group);
+    return std::pair(chosen, testing::internal::GetCapturedStderr());
+  };
+  sim::MachineDescription machine = sim::shipped_machine("h200");
+  machine.tiles.at(0).cycles *= 6;  // wide tiles are slow
+  for (sim::TileCost& tile : machine.tiles) {
+    if (tile.columns == 256) tile.cycles = machine.tiles.at(0).cycles;
+  }
+  const std::string device = cuda::device_label(0);
+  machine.calibrated = sim::CalibratedGpu{device, {}};
+  const std::filesystem::path file = tune::calibrated_file(device);
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const Schedule built_in = options.resolved(direction, group.machine());
+    std::filesystem::remove(file);
+    EXPECT_EQ(choose(direction).first, built_in);
+    std::filesystem::create_directories(file.parent_path());
+    io::write_file(file, sim::machine_json(machine));
+    const auto [chosen, said] = choose(direction);
+    EXPECT_NE(chosen, built_in) << said;
+    EXPECT_EQ(chosen.fusion, Fusion::kNone);
+    EXPECT_NE(said.find("from the solver, 0."), std::string::npos) << said;
+  }
 }
 
 }  // namespace

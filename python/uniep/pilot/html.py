@@ -278,7 +278,7 @@ def page(report: Report) -> str:
         parts.append(
             '<p class="note">In streams of high priority, in all arms: the collectives of '
             f"{', '.join(setting['high_priority_groups'])}. UniEP's layers work on the SMs that they leave to these "
-            "until one comes.</p>"
+            "until one comes, if their schedule lends.</p>"
         )
     if not report.get("began_alike", True):
         words = "The arms did not begin with the same parameters: one says nothing about another."

@@ -39,7 +39,7 @@ def watch(
                 if gone is None:
                     continue
                 at = time.time()
-                error = _error_of(group)
+                error = _error_of(group, stop)
                 if not stop.is_set():
                     noticed(Seen(at, gone, error))
                 return
@@ -49,13 +49,14 @@ def watch(
     return thread
 
 
-def _error_of(group: Group) -> BaseException | None:
+def _error_of(group: Group, stop: threading.Event) -> BaseException | None:
     """What the group's own calls say; None: they were over, none began since, or they are behind what never ends."""
     found: list[BaseException] = []
     until = time.monotonic() + PATIENCE_S
 
     def ask() -> None:
-        while not found and time.monotonic() < until:  # the main thread may be on its way to a call
+        # The main thread may be on its way to a call.
+        while not found and not stop.is_set() and time.monotonic() < until:
             try:
                 group.synchronize()
             except Exception as error:

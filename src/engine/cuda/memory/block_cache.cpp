@@ -111,8 +111,10 @@ void* BlockCache::take(std::size_t bytes, int device) {
   const auto block = blocks_.emplace(nullptr, Block{bytes, device, capture_, own.extract(own.begin())}).first;
   free_[{device, capture_}];
   auto node = blocks_.extract(block);
-  const std::size_t limit = 2 * std::max(use.most_handed_out, use.handed_out + bytes);
-  while (capture_ == 0 && !kept.empty() && use.taken + bytes > limit) free_one(kept, std::prev(kept.end()));
+  if (capture_ == 0) {
+    const std::size_t limit = 2 * std::max(use.most_handed_out, use.handed_out + bytes);
+    while (!kept.empty() && use.taken + bytes > limit) free_one(kept, std::prev(kept.end()));
+  }
   void* memory = take_from_device(bytes, device);
   if (memory == nullptr) {
     free_all(kept);
