@@ -13,10 +13,10 @@ namespace uniep::cuda {
 
 // Where a group takes memory from when its caller gives no allocator. Blocks are kept for the next call that wants
 // about as much, so that calls allocate and free nothing once they repeat: to free waits for all work of the device. Of
-// a device at most twice what was handed out at one time is kept, and besides what captured calls have. All calls of a group
-// follow one another, so a block may be handed out while the kernels of an earlier call still use it. What a captured
-// call has taken stays with the calls of that capture as long as the cache, since replays use it at any time. Blocks
-// may be given back on any thread, which takes no memory.
+// a device at most twice what was handed out at one time is kept, and besides what captured calls have. All calls of a
+// group follow one another, so a block may be handed out while the kernels of an earlier call still use it. What a
+// captured call has taken stays with the calls of that capture as long as the cache, since replays use it at any time.
+// Blocks may be given back on any thread, which takes no memory.
 class BlockCache {
  public:
   // `devices`: of the ranks from `first_rank` on.
