@@ -23,7 +23,7 @@ MODELS = {  # experts of two of eight ranks
     "Llama-4 Maverick": "5120,8192,32,1", "OLMoE": "2048,1024,16,8", "Qwen3-Next": "2048,512,128,10", "MiniMax-M2": "3072,1536,64,8",
     "Phi-3.5-MoE": "4096,6400,4,2"}
 # What has to be predicted before `--schedule auto` takes it: solver_choice.cpp's errors.
-LONG, SHORT, SHORT_TOKENS = 0.085, 0.15, 4096
+LONG, SHORT, SHORT_TOKENS = 0.13, 0.15, 4096
 FIRST = 8
 SETTINGS = ("tokens", "ranks", "direction", "candidates", "budget", "state", "machine", "cpu")
 
@@ -49,7 +49,7 @@ def measure(options, shape):
     predicted = solved["predicted_ms"] / solved["default_ms"]
     quick = report_of([options.uniep, "solve", *sizes, "--direction", options.direction])  # as `--schedule auto` does
     least = SHORT if options.tokens < SHORT_TOKENS else LONG
-    takes = options.direction == "forward" and quick["predicted_ms"] < (1 - least) * quick["default_ms"]
+    takes = quick["predicted_ms"] < (1 - least) * quick["default_ms"]
     return {"default_ms": tuned["default_ms"], "predicted": predicted,
             "first": ratio_of(solved["schedule"]), "auto": ratio_of(quick["schedule"]) if takes else 1.0, "best of 8": fastest(ratio_of(one["schedule"]) for one in sorted(solved["best"], key=lambda one: one["simulated_ms"])[:FIRST]),
             "best": fastest(ratios), "taken": tuned["ms"] / tuned["default_ms"], "changes": tuned["changes"],

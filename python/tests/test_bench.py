@@ -114,7 +114,7 @@ def test_search_gain_asks_of_auto_what_the_program_asks(monkeypatch):
 def test_search_gain_is_of_the_schedules_that_it_names(tmp_path):
     best = [{"schedule": {"n": n}, "simulated_ms": n} for n in (1, 2, 3)]
     solved = {"schedule": {"n": 3}, "predicted_ms": 0.9, "default_ms": 1.0, "best": best}
-    quick = {"schedule": {"n": 1}, "predicted_ms": 0.9, "default_ms": 1.0}  # of eight, as auto takes it
+    quick = {"schedule": {"n": 1}, "predicted_ms": 0.86, "default_ms": 1.0}  # of eight, as auto takes it
     tried = [{"schedule": {"n": n}, "verdict": "slower", "ratio": r} for n, r in ((0, 1.0), (1, 0.9), (3, 0.97))]
     tried.append({"schedule": {"n": 4}, "verdict": "slower", "ratio": 0.8})
     found = {"tried": tried, "ms": 1.6, "default_ms": 2.0, "changes": "n=4"}
@@ -138,11 +138,14 @@ def test_search_gain_is_of_the_schedules_that_it_names(tmp_path):
     row = row_of()
     expected = {"first": 0.97, "auto": 0.9, "best of 8": 0.9, "best": 0.8, "taken": 0.8}
     assert {name: row[name] for name in expected} == expected
-    assert row_of("--direction", "backward")["auto"] == 1
+    assert row_of("--direction", "backward")["auto"] == 0.9
     solved["schedule"] = {"n": 2}
     (tmp_path / "solve --simulate 64").write_text(json.dumps(solved))
     assert row_of()["direction"] == "backward" and len((tmp_path / "called").read_text().splitlines()) == 6  # known
-    assert row_of("--machine", "h800")["first"] is None
+    quick["predicted_ms"] = 0.88  # too little for auto
+    (tmp_path / "solve").write_text(json.dumps(quick))
+    row = row_of("--machine", "h800")
+    assert row["first"] is None and row["auto"] == 1
 
 
 # Runs a script of bench/ several times as on four GPUs, whose torch takes two milliseconds for everything. Prints of

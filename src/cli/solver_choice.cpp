@@ -15,7 +15,7 @@ namespace {
 constexpr int kBestSimulated = 8;
 // Nine of ten ratios of one measuring run are predicted better (docs/simulator.md); and of short calls, of which few
 // were measured.
-constexpr double kError = 0.085, kShortError = 0.15;
+constexpr double kError = 0.13, kShortError = 0.15;
 constexpr int64_t kShortTokens = 4096;
 
 }  // namespace

@@ -1,12 +1,9 @@
 // What the simulator says of machines that nobody here has, beside what their owners publish.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <random>
 #include <set>
 

@@ -49,7 +49,7 @@ TEST(SolverChoice, IsLegalAFunctionOfItsArgumentsAndSurelyBetterOrNone) {
         branches.count("the solver's choice of a long call", choice && tokens >= 4096);
         branches.count("backward", choice && direction == Direction::kBackward);
         if (!choice) continue;
-        EXPECT_LT(choice->ratio, 1 - (tokens < 4096 ? 0.15 : 0.085));
+        EXPECT_LT(choice->ratio, 1 - (tokens < 4096 ? 0.15 : 0.13));
         EXPECT_GT(choice->ratio, 0.3);
         EXPECT_TRUE(validate(choice->schedule,
                              {.direction = direction, .shape = shape, .numerics = layer.numerics, .machine = machine})
