@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <iterator>
 
+#include "cli/gathered.h"
 #include "cli/layer_runner.h"
 #include "engine/cuda/kernels/array_checksum.h"
 #include "train/parallel_checksum.h"
@@ -7,22 +9,56 @@
 // Calls of a LayerRunner for their times, and what they gave in one number.
 namespace uniep::cli {
 
-void LayerRunner::run_backward(const Schedule& schedule, const std::vector<BackwardArguments>& arguments,
-                               const CallOptions& options) {
-  timed([&] {
-    const PendingWeightGradients work = uniep::backward(group_, config_, schedule, saved_, arguments, options);
-    if (!options_.later) return;
-    std::vector<WeightGradientArguments> own;
-    for (const BackwardArguments& given : arguments) own.push_back({given.gradients, given.stream, 0});
-    weight_gradients(group_, work, own);
-  });
+void LayerRunner::queue_backward(const Schedule& schedule, const std::vector<BackwardArguments>& arguments,
+                                 const CallOptions& options) {
+  const PendingWeightGradients work = uniep::backward(group_, config_, schedule, saved_, arguments, options);
+  if (!options_.later) return;
+  std::vector<WeightGradientArguments> own;
+  for (const BackwardArguments& given : arguments) own.push_back({given.gradients, given.stream, 0});
+  weight_gradients(group_, work, own);
+}
+
+void LayerRunner::queue_again(Direction direction, const Schedule& schedule) {
+  if (direction == Direction::kBackward) return queue_backward(schedule, backward_arguments(schedule), {});
+  saved_ = Saved();
+  saved_ = uniep::forward(group_, config_, schedule, placement_, forward_arguments());
 }
 
 void LayerRunner::repeat(Direction direction, const Schedule& schedule) {
-  if (direction == Direction::kBackward) return run_backward(schedule, backward_arguments(schedule), {});
-  saved_ = Saved();
-  const std::vector<ForwardArguments> arguments = forward_arguments();
-  timed([&] { saved_ = uniep::forward(group_, config_, schedule, placement_, arguments); });
+  timed([&] { queue_again(direction, schedule); });
+}
+
+std::vector<double> LayerRunner::repeat_in_turn(Direction direction, std::span<const Schedule> schedules) {
+  std::vector<double> times;
+  if (!on_devices()) {
+    for (const Schedule& schedule : schedules) {
+      repeat(direction, schedule);
+      times.push_back(milliseconds());
+    }
+    return times;
+  }
+  while (!schedules.empty()) {
+    const std::span<const Schedule> now = schedules.first(std::min(device_timers_.size(), schedules.size()));
+    schedules = schedules.subspan(now.size());
+    queue_again(direction, now.front());  // GPUs have something to do until those that count are queued
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      device_timers_[i]->start();
+      queue_again(direction, now[i]);
+      device_timers_[i]->stop();
+    }
+    group_.synchronize();
+    for (std::size_t i = 0; i < now.size(); ++i) times.push_back(device_timers_[i]->milliseconds());
+  }
+  if (has_all_ranks()) return times;
+  const std::vector<double> all = gathered(group_, times);
+  for (std::size_t i = 0; i < all.size(); ++i) times[i % times.size()] = std::max(times[i % times.size()], all[i]);
+  return times;
+}
+
+int LayerRunner::spilled_bytes(Direction direction, const Schedule& schedule) const {
+  MemoryOptions options{.direction = direction};
+  if (options_.later) options.weight_gradients = WeightGradientTime::kLater;
+  return group_.implementation().spilled_bytes(config_, schedule, options);
 }
 
 uint64_t LayerRunner::checksum(Direction direction) const {

@@ -160,7 +160,8 @@ void LayerRunner::copy_to_devices() {
     device_ranks_.push_back(std::move(own));
     devices.push_back(device);
   }
-  device_timer_ = std::make_unique<cuda::DeviceTimer>(devices);
+  constexpr int kCallsUnderWay = 16;
+  for (int i = 0; i < kCallsUnderWay; ++i) device_timers_.push_back(std::make_unique<cuda::DeviceTimer>(devices));
 }
 
 Routing LayerRunner::routing(int local) {
@@ -263,11 +264,11 @@ std::vector<ForwardArguments> LayerRunner::forward_arguments() {
 
 void LayerRunner::timed(const std::function<void()>& call) {
   const Clock::time_point start = Clock::now();
-  if (on_devices()) device_timer_->start();
+  if (on_devices()) device_timers_.front()->start();
   call();
-  if (on_devices()) device_timer_->stop();
+  if (on_devices()) device_timers_.front()->stop();
   group_.synchronize();
-  milliseconds_ = on_devices() ? device_timer_->milliseconds() : milliseconds_since(start);
+  milliseconds_ = on_devices() ? device_timers_.front()->milliseconds() : milliseconds_since(start);
   if (has_all_ranks()) return;
   // Also lets the processes begin their next call together.
   const std::vector<double> all = gathered(group_, std::vector<double>{milliseconds_});
@@ -469,7 +470,7 @@ void LayerRunner::backward(const Schedule& schedule, std::vector<TileEvent>* eve
     start_gradients(static_cast<int>(local));
   }
   const std::vector<BackwardArguments> arguments = backward_arguments(schedule);
-  run_backward(schedule, arguments, {events, timer});
+  timed([&] { queue_backward(schedule, arguments, {events, timer}); });
   for (int local = 0; local < count && !on_devices(); ++local) {
     if (options_.apart) join_gradients(local);
     if (options_.dense) gather_dense_dprobs(local, host_ranks_[local].dense_dprobs, out_);

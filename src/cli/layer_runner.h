@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -95,6 +96,11 @@ class LayerRunner {
   // The last call of the direction again under another Schedule, for its time alone: results and gradients stay as they
   // are, and nothing goes from or to the host.
   void repeat(Direction direction, const Schedule& schedule);
+  // One such call of each, and how long each took on the slowest rank that this process knows, in milliseconds. On GPUs
+  // one begins when the other ends, as in training: none waits for the host.
+  std::vector<double> repeat_in_turn(Direction direction, std::span<const Schedule> schedules);
+  // Bytes of a thread that the kernels of such calls spill for want of registers; of a call that has run.
+  int spilled_bytes(Direction direction, const Schedule& schedule) const;
   // Of what this process's ranks have of y, or of the gradients, whatever the engine.
   uint64_t checksum(Direction direction) const;
   // How long the engine took for the last forward() or backward(): on the slowest rank. In a process that has a few of
@@ -152,8 +158,9 @@ class LayerRunner {
   void add_bias_gradients(int local, WeightGradients& gradients);
   void start_gradients(int local);
   WeightGradients gradients(int local);
-  void run_backward(const Schedule& schedule, const std::vector<BackwardArguments>& arguments,
-                    const CallOptions& options);
+  void queue_backward(const Schedule& schedule, const std::vector<BackwardArguments>& arguments,
+                      const CallOptions& options);
+  void queue_again(Direction direction, const Schedule& schedule);
   void read_gradients(int local, LayerResult& result) const;
   // On GPUs, the time between two points of their streams.
   void timed(const std::function<void()>& call);
@@ -170,7 +177,7 @@ class LayerRunner {
   std::vector<RankAddresses> addresses_;
   std::vector<HostRank> host_ranks_;
   std::vector<DeviceRank> device_ranks_;
-  std::unique_ptr<cuda::DeviceTimer> device_timer_;
+  std::vector<std::unique_ptr<cuda::DeviceTimer>> device_timers_;  // of calls under way
   double milliseconds_ = 0;
 };
 

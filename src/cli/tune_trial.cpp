@@ -41,11 +41,21 @@ double LayerTrial::milliseconds(const Schedule& schedule) {
   return std::bit_cast<double>(of_first_rank(std::bit_cast<int64_t>(runner_.milliseconds())));
 }
 
+std::vector<double> LayerTrial::milliseconds_in_turn(std::span<const Schedule> schedules) {
+  if (state_ == sim::State::kPaused) return Trial::milliseconds_in_turn(schedules);
+  std::vector<double> times = runner_.repeat_in_turn(direction_, schedules);
+  for (double& time : times) time = std::bit_cast<double>(of_first_rank(std::bit_cast<int64_t>(time)));
+  return times;
+}
+
 // Until clocks are those that the power limit leaves: what calls take is known to all ranks alike.
 void LayerTrial::warm_up(const Schedule& schedule) {
   constexpr double kMilliseconds = 1000;
   if (state_ == sim::State::kPaused || group_.engine() != EngineKind::kCuda) return;
-  for (double spent = 0; spent < kMilliseconds;) spent += std::max(0.01, milliseconds(schedule));
+  const std::vector<Schedule> calls(8, schedule);
+  for (double spent = 0; spent < kMilliseconds;) {
+    for (const double time : milliseconds_in_turn(calls)) spent += std::max(0.01, time);
+  }
 }
 
 uint64_t LayerTrial::checksum(const Schedule& schedule) {
@@ -55,6 +65,12 @@ uint64_t LayerTrial::checksum(const Schedule& schedule) {
     sum = sum * 31 + static_cast<uint64_t>(of_rank);
   }
   return sum;
+}
+
+// The most of any rank.
+int64_t LayerTrial::spilled_bytes(const Schedule& schedule) {
+  const std::vector<int64_t> of_ranks = group_.implementation().all_gather(runner_.spilled_bytes(direction_, schedule));
+  return *std::max_element(of_ranks.begin(), of_ranks.end());
 }
 
 void LayerTrial::recover() {

@@ -168,6 +168,11 @@ class Engine {
                               const MemoryOptions& /*options*/) {
     return {};
   }
+  // Bytes of a thread that the kernels of such calls spill for want of registers, the most of those that have run.
+  virtual int spilled_bytes(const LayerConfig& /*config*/, const Schedule& /*schedule*/,
+                            const MemoryOptions& /*options*/) {
+    return 0;
+  }
   virtual std::shared_ptr<SymmetricBlock> allocate_symmetric(std::size_t bytes) = 0;
   virtual std::shared_ptr<SymmetricBlock> register_symmetric(std::span<void* const> memory, std::size_t bytes) = 0;
   // Where the rows of a local rank's slots arrived in the call that just ended, [T, K or G, H], as they were summed;

@@ -1,5 +1,7 @@
 #include "tune/search.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <random>
 
@@ -66,13 +68,30 @@ class Search {
 
   void compare_bits() {
     uint64_t expected = 0;
+    int64_t spilled_by_default = 0;
     for (std::size_t i = 0; i < result_.tried.size(); ++i) {
       if (i != kDefault && at(i).verdict != Verdict::kUntried) continue;
       tell(i);
       uint64_t seen = 0;
-      if (!tried(i, [&] { seen = trial_.checksum(at(i).schedule); })) continue;
-      if (i == kDefault) expected = seen;
-      decide(i, seen == expected ? Verdict::kInTheRunning : Verdict::kWrong);
+      int64_t spilled = 0;
+      const bool works = tried(i, [&] {
+        seen = trial_.checksum(at(i).schedule);
+        spilled = trial_.spilled_bytes(at(i).schedule);
+      });
+      if (!works) continue;
+      if (i == kDefault) {
+        expected = seen;
+        spilled_by_default = spilled;
+      }
+      if (seen != expected) {
+        decide(i, Verdict::kWrong);
+      } else if (spilled > spilled_by_default) {
+        decide(i, Verdict::kFailed,
+               fmt::format("its kernels spill {} bytes of registers a thread; the default's {}", spilled,
+                           spilled_by_default));
+      } else {
+        decide(i, Verdict::kInTheRunning);
+      }
     }
   }
 
@@ -83,12 +102,31 @@ class Search {
       std::swap(schedules[left - 1], schedules[random_() % left]);
   }
 
-  void time(std::size_t i, int round) {
-    double milliseconds = 0;
-    if (!tried(i, [&] { milliseconds = trial_.milliseconds(at(i).schedule); })) return;
+  void note(std::size_t i, int round, double milliseconds) {
     at(i).milliseconds.push_back(milliseconds);
     rounds_of_[i].push_back(round);
     spent_ += trial_.cost(milliseconds);
+  }
+
+  void time(std::size_t i, int round) {
+    double milliseconds = 0;
+    const Schedule& own = at(i).schedule;
+    if (tried(i, [&] { milliseconds = trial_.milliseconds_in_turn({&own, 1}).front(); })) note(i, round, milliseconds);
+  }
+
+  void time(const std::vector<std::size_t>& several, int round) {
+    std::vector<Schedule> schedules;
+    for (const std::size_t i : several) schedules.push_back(at(i).schedule);
+    std::vector<double> milliseconds;
+    try {
+      milliseconds = trial_.milliseconds_in_turn(schedules);
+    } catch (const Error&) {
+      // Which one it was shows when each is called by itself.
+      trial_.recover();
+      for (const std::size_t i : several) time(i, round);
+      return;
+    }
+    for (std::size_t n = 0; n < several.size(); ++n) note(several[n], round, milliseconds[n]);
   }
 
   bool is_far_behind(std::size_t i) const {
@@ -116,9 +154,9 @@ class Search {
         result_.budget_ended = true;
         return false;
       }
-      for (const std::size_t i : schedules) {
-        if (at(i).verdict == Verdict::kInTheRunning) time(i, rounds_begun_);
-      }
+      std::vector<std::size_t> left = schedules;
+      std::erase_if(left, [&](std::size_t i) { return at(i).verdict != Verdict::kInTheRunning; });
+      time(left, rounds_begun_);
       if (++rounds_begun_ == 1) leave_far_behind();
     }
     return true;
@@ -206,6 +244,12 @@ const char* verdict_name(Verdict verdict) {
       return "undecided";
   }
   return "unknown";
+}
+
+std::vector<double> Trial::milliseconds_in_turn(std::span<const Schedule> schedules) {
+  std::vector<double> all;
+  for (const Schedule& schedule : schedules) all.push_back(milliseconds(schedule));
+  return all;
 }
 
 SearchResult search(std::vector<Tried> schedules, Trial& trial, const SearchOptions& options) {

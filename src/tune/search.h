@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,12 @@ class Trial {
   virtual ~Trial() = default;
   // One call on the slowest rank. Throws uniep::Error where it fails.
   virtual double milliseconds(const Schedule& schedule) = 0;
+  // One call of each, one behind the other. Throws likewise, where one of them fails.
+  virtual std::vector<double> milliseconds_in_turn(std::span<const Schedule> schedules);
   // The checksum of everything that a call writes. Throws likewise.
   virtual uint64_t checksum(const Schedule& schedule) = 0;
+  // Bytes of a thread that its kernels spill for want of registers, once one has run.
+  virtual int64_t spilled_bytes(const Schedule& /*schedule*/) { return 0; }
   // What such a call takes of the budget.
   virtual double cost(double milliseconds) const { return milliseconds; }
   // Brings the machine into the state that times are wanted of, by calls of a Schedule that works.
@@ -32,7 +37,7 @@ enum class Verdict : int {
   kUntried = 0,
   kInTheRunning,
   kSlower,     // left behind
-  kFailed,     // its call ended in an Error, or the program that tried it ended
+  kFailed,     // its call ended in an Error, or the program that tried it ended; or its kernels spill registers
   kWrong,      // other bits than the default's: a fault of the machine or of the library
   kUndecided,  // the budget ended before it was compared
 };

@@ -188,6 +188,24 @@ class PtxTests {
     results_.record("sigmoid", holds, "relative error " + std::to_string(worst));
   }
 
+  // Behind all others, of which none spills.
+  void spills() {
+    constexpr int kValues = 64;
+    std::vector<uint32_t> values(kValues);
+    for (uint32_t i = 0; i < kValues; ++i) values[i] = i;
+    const Buffer words(kValues * 4);
+    words.upload(values);
+    PtxArguments args{};
+    args.words = words.as<uint32_t>();
+    const int before = kernels_.local_bytes("ptx_kernels.cu");
+    kernels_.run("ptx_kernels.cu", "test_spill", {.threads = 1}, args);
+    const int after = kernels_.local_bytes("ptx_kernels.cu");
+    std::reverse(values.begin(), values.end());
+    results_.record("spilled registers are known",
+                    before == 0 && after >= kValues && words.download<uint32_t>(kValues) == values,
+                    std::to_string(before) + " bytes a thread, then " + std::to_string(after));
+  }
+
  private:
   Results& results_;
   Kernels kernels_;
@@ -218,6 +236,7 @@ int main() {
     tests.wgmma();
     tests.warp_and_flags();
     tests.sigmoid();
+    tests.spills();
     std::printf("ptx tests: %d passed, %d failed\n", results.passed, results.failed);
     return results.failed == 0 ? 0 : 1;
   } catch (const std::exception& error) {

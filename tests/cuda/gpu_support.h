@@ -100,6 +100,9 @@ class Kernels {
                   function);
   }
 
+  // Of the functions of this file that have run.
+  int local_bytes(const std::string& file) { return store_.local_bytes(request(folder_, file, "")); }
+
   static KernelRequest request(const std::string& folder, const std::string& file, const char* function,
                                const std::vector<std::string>& macros = kNoMacros) {
     KernelRequest request{file, function, macros};

@@ -195,3 +195,14 @@ extern "C" __global__ void test_sigmoid(const __grid_constant__ PtxArguments arg
   float& value = args.result[blockIdx.x * blockDim.x + threadIdx.x];
   value = sigmoid(value);
 }
+
+// More values at once than such a block's threads have registers.
+extern "C" __global__ void __launch_bounds__(1024, 2) test_spill(const __grid_constant__ PtxArguments args) {
+  constexpr int kValues = 64;
+  volatile uint32_t* const words = args.words;
+  uint32_t values[kValues];
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) values[i] = words[i];
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) words[i] = values[kValues - 1 - i];
+}

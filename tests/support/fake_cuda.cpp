@@ -40,6 +40,7 @@ struct State {
   int objects = 0;  // streams, events and page-locked memory
   bool deals_evenly = false;
   int kernels_behind_events = 0;
+  int spilled = 0;
   int layer_ctas = 0;  // of the last launch of a layer
   bool layer_is_cooperative = false;
   std::map<std::string, int> launches;
@@ -149,6 +150,9 @@ int fake_cuda_modules() {
 }
 void fake_cuda_deal_evenly(int deal) {
   state().deals_evenly = deal != 0;
+}
+void fake_cuda_spill(int bytes) {
+  state().spilled = bytes;
 }
 void fake_cuda_fail_call() {
   fails_call = true;
@@ -430,6 +434,10 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
   return CUDA_SUCCESS;
 }
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) {
+  return CUDA_SUCCESS;
+}
+CUresult cuFuncGetAttribute(int* value, CUfunction_attribute, CUfunction) {
+  *value = state().spilled;
   return CUDA_SUCCESS;
 }
 CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchConfig*) {

@@ -36,6 +36,8 @@ void fake_cuda_fail_last_place(int fault);
 // Launches of a kernel, by its name, since the last reset; and kernels that were looked up behind the first layer's.
 int fake_cuda_launches(const char* name);
 int fake_cuda_lookups_behind_launch();
+// Functions that are looked up from now on spill so many bytes.
+void fake_cuda_spill(int bytes);
 // From now on all streams are captured into a graph, or none; and graphs are replayed, or not: cuCtxSynchronize waits.
 void fake_cuda_capture(int capture);
 void fake_cuda_replay(int replay);

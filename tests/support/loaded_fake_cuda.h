@@ -22,6 +22,8 @@ struct FakeCuda {
     library.bind(capture, "fake_cuda_capture");
     library.bind(replay, "fake_cuda_replay");
     library.bind(fail_call, "fake_cuda_fail_call");
+    library.bind(spill, "fake_cuda_spill");
+    library.bind(launches, "fake_cuda_launches");
   }
   int (*live)() = nullptr;
   int (*modules)() = nullptr;
@@ -33,6 +35,8 @@ struct FakeCuda {
   void (*capture)(int) = nullptr;
   void (*replay)(int) = nullptr;
   void (*fail_call)() = nullptr;
+  void (*spill)(int) = nullptr;
+  int (*launches)(const char*) = nullptr;
 };
 
 inline const FakeCuda& fake() {

@@ -63,9 +63,14 @@ class MadeUp : public tune::Trial {
     warmed_behind = calls;
     EXPECT_EQ(schedule, numbered(0));
   }
+  int64_t spilled_bytes(const Schedule& schedule) override {
+    EXPECT_GT(calls_of[schedule.order.raster - 1], 0) << "no kernel of it has run";
+    return spilled[schedule.order.raster - 1];
+  }
   void recover() override { ++recoveries; }
 
   std::set<int> fails, fails_when_timed, wrong;
+  std::map<int, int64_t> spilled;
   int recoveries = 0, calls = 0, warmed_behind = -1;
   std::map<int, int> calls_of;
 
@@ -108,6 +113,20 @@ TEST(TuneSearch, TheDefaultStaysWhereNothingIsSurelyFaster) {
   }
 }
 
+TEST(TuneSearch, WhatSpillsMoreRegistersThanTheDefaultIsOut) {
+  MadeUp trial({1.0, 0.5, 0.9});
+  trial.spilled[1] = 16;
+  SearchResult result = tune::search(numbered_schedules(3), trial);
+  EXPECT_EQ(result.best, 2u);
+  EXPECT_EQ(result.tried[1].verdict, Verdict::kFailed);
+  EXPECT_EQ(result.tried[1].reason, "its kernels spill 16 bytes of registers a thread; the default's 0");
+  EXPECT_TRUE(result.tried[1].milliseconds.empty());
+  trial.spilled = {{0, 16}, {1, 16}, {2, 24}};
+  result = tune::search(numbered_schedules(3), trial);
+  EXPECT_EQ(result.best, 1u);
+  EXPECT_EQ(result.tried[2].verdict, Verdict::kFailed);
+}
+
 TEST(TuneSearch, WhatFailsOrGivesOtherBitsIsOutAndTheRestGoesOn) {
   MadeUp trial({1.0, 0.5, 0.5, 0.5, 0.9});
   trial.fails = {1};
@@ -123,9 +142,39 @@ TEST(TuneSearch, WhatFailsOrGivesOtherBitsIsOutAndTheRestGoesOn) {
   EXPECT_EQ(result.tried[2].verdict, Verdict::kWrong);
   EXPECT_EQ(result.tried[3].verdict, Verdict::kFailed);
   EXPECT_EQ(result.tried[0].verdict, Verdict::kSlower);
-  EXPECT_EQ(trial.recoveries, 2);
+  EXPECT_EQ(trial.recoveries, 3);  // behind the round that failed, too
   EXPECT_EQ(told.front(), "untried");
   EXPECT_EQ(std::count(told.begin(), told.end(), "failed"), 2);
+}
+
+// Of a round all calls follow each other; after one that failed each is timed by itself, and no time is counted twice.
+TEST(TuneSearch, ARoundIsTimedAtOnce) {
+  class Rounds : public MadeUp {
+   public:
+    using MadeUp::MadeUp;
+    std::vector<double> milliseconds_in_turn(std::span<const Schedule> schedules) override {
+      sizes.push_back(schedules.size());
+      return MadeUp::milliseconds_in_turn(schedules);
+    }
+    std::vector<std::size_t> sizes;
+  };
+  Rounds trial({1.0, 1.1, 0.9, 1.2});
+  SearchOptions options;
+  options.rounds = 2;
+  SearchResult result = tune::search(numbered_schedules(4), trial, options);
+  EXPECT_EQ(result.best, 2u);
+  std::vector<std::size_t> sizes = {4, 4, 3, 3, 3, 3};
+  sizes.insert(sizes.end(), static_cast<std::size_t>(options.final_rounds), 2);
+  EXPECT_EQ(trial.sizes, sizes);
+  Rounds failing({1.0, 1.1, 0.9, 1.2});
+  failing.fails_when_timed = {3};
+  result = tune::search(numbered_schedules(4), failing, options);
+  EXPECT_EQ(result.best, 2u);
+  EXPECT_EQ(result.tried[3].verdict, Verdict::kFailed);
+  sizes = {4, 1, 1, 1, 1, 3};
+  sizes.insert(sizes.end(), static_cast<std::size_t>(options.final_rounds), 2);
+  EXPECT_EQ(failing.sizes, sizes);
+  EXPECT_EQ(result.tried[1].milliseconds.size(), 2u);
 }
 
 TEST(TuneSearch, TimesTheDefaultWhereNothingElseIsLeft) {

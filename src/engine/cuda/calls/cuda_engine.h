@@ -67,6 +67,7 @@ class CudaEngine final : public internal::Engine {
   std::vector<MemoryNeed> memory_need(const LayerConfig& config, const Schedule& schedule, const Placement& placement,
                                       const MemoryOptions& options) const override;
   Preparation prepare(const LayerConfig& config, const Schedule& schedule, const MemoryOptions& options) override;
+  int spilled_bytes(const LayerConfig& config, const Schedule& schedule, const MemoryOptions& options) override;
   std::shared_ptr<internal::SymmetricBlock> allocate_symmetric(std::size_t bytes) override;
   std::shared_ptr<internal::SymmetricBlock> register_symmetric(std::span<void* const> memory,
                                                                std::size_t bytes) override;

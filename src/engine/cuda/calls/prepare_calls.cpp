@@ -31,4 +31,14 @@ Preparation CudaEngine::prepare(const LayerConfig& config, const Schedule& sched
   return BackgroundCompiler::of_process().prepare(missing, {this, compiling_threads(processes), first_local_rank()});
 }
 
+int CudaEngine::spilled_bytes(const LayerConfig& config, const Schedule& schedule, const MemoryOptions& options) {
+  int most = 0;
+  for (const KernelRequest& request : call_kernels(config, options_.ranks, options_.workers, schedule, options)) {
+    for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+      most = std::max(most, queue->kernels().local_bytes(request));
+    }
+  }
+  return most;
+}
+
 }  // namespace uniep::cuda

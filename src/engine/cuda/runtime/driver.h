@@ -25,6 +25,7 @@ namespace uniep::cuda {
   X(cuModuleUnload)                    \
   X(cuModuleGetFunction)               \
   X(cuFuncSetAttribute)                \
+  X(cuFuncGetAttribute)                \
   X(cuLaunchKernelEx)                  \
   X(cuOccupancyMaxActiveClusters)      \
   X(cuTensorMapEncodeTiled)            \

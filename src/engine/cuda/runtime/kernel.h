@@ -45,6 +45,10 @@ class KernelStore {
   // What is loaded now stays loaded: graphs may launch it.
   void keep();
 
+  // Local memory of a thread, in bytes, in the functions of this module that get() gave; 0 without any. UniEP's kernels
+  // have no arrays there, so it is what the compiler spilled for want of registers.
+  int local_bytes(const KernelRequest& request);
+
   // Without waiting for what is compiled or loaded just now.
   bool is_loaded(const KernelRequest& request) const;
 
@@ -60,6 +64,7 @@ class KernelStore {
   struct Module {
     CUmodule module;
     bool kept = false;
+    int local_bytes = 0;
     std::map<std::string, CUfunction> functions;
   };
 

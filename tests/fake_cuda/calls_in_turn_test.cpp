@@ -1,0 +1,80 @@
+// How `uniep tune` times Schedules, on a stand-in for the CUDA driver, on which each call takes a tenth of a
+// millisecond.
+#include <gtest/gtest.h>
+
+#include "cli/layer_options.h"
+#include "cli/tune_trial.h"
+#include "support/expect_error.h"
+#include "support/layer_arrays.h"
+#include "support/loaded_fake_cuda.h"
+
+namespace uniep::test {
+namespace {
+
+class CallsInTurn : public testing::TestWithParam<Direction> {
+ protected:
+  CallsInTurn() {
+    fake();
+    options_.engine = EngineKind::kCuda;
+    options_.ranks = layer_.ranks;
+    options_.devices = {0, 1};
+    group_.emplace(options_);
+    runner_.emplace(*group_, layer_.config, layer_.data);
+  }
+  Schedule resolved(const char* given, Direction direction) {
+    return resolve(PartialSchedule::parse(given), {.direction = direction,
+                                                   .shape = layer_.config.shape,
+                                                   .numerics = layer_.config.numerics,
+                                                   .machine = group_->machine()});
+  }
+  // A default, and Schedules that differ from it in what needs no other kernel.
+  std::vector<Schedule> schedules(int count) {
+    std::vector<Schedule> all;
+    for (int i = 0; i < count; ++i) {
+      all.push_back(resolved(("order.raster=" + std::to_string(1 + i % 16)).c_str(), GetParam()));
+    }
+    return all;
+  }
+  cli::LayerTrial trial(sim::State state) {
+    return {*group_, *runner_, GetParam(), resolved("", Direction::kForward), state};
+  }
+
+  RandomLayer layer_ = random_layer(
+      5, {.ranks = {2}, .most_local_experts = 3, .most_tokens = 40, .columns = {{64, 32}}, .fewest_tokens = 40});
+  GroupOptions options_;
+  std::optional<Group> group_;
+  std::optional<cli::LayerRunner> runner_;
+};
+
+TEST_P(CallsInTurn, AreQueuedBehindOneThatDoesNotCount) {
+  cli::LayerTrial sustained = trial(sim::State::kSustained), paused = trial(sim::State::kPaused);
+  const std::vector<Schedule> few = schedules(3), many = schedules(20);
+  sustained.checksum(few.front());
+  const auto calls_of = [&](cli::LayerTrial& of, const std::vector<Schedule>& all) {
+    fake().reset();
+    const std::vector<double> times = of.milliseconds_in_turn(all);
+    EXPECT_EQ(times.size(), all.size());
+    for (const double ms : times) EXPECT_FLOAT_EQ(static_cast<float>(ms), 0.1F);
+    return fake().launches("uniep_begin_call");
+  };
+  const int one = calls_of(paused, {few.front()});
+  ASSERT_GT(one, 0);
+  EXPECT_EQ(calls_of(paused, few), 3 * one);
+  EXPECT_EQ(calls_of(sustained, few), 4 * one);
+  EXPECT_EQ(calls_of(sustained, many), 22 * one) << "sixteen at most are under way";
+}
+
+TEST_P(CallsInTurn, OneThatFailsIsToldAndTheRestGoesOn) {
+  cli::LayerTrial sustained = trial(sim::State::kSustained);
+  const std::vector<Schedule> few = schedules(3);
+  sustained.checksum(few.front());
+  fake().fail_call();
+  EXPECT_THROW(sustained.milliseconds_in_turn(few), Error);
+  sustained.recover();
+  EXPECT_EQ(sustained.milliseconds_in_turn(few).size(), 3u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Directions, CallsInTurn, testing::Values(Direction::kForward, Direction::kBackward));
+
+}  // namespace
+}  // namespace uniep::test
