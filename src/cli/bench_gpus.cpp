@@ -302,6 +302,14 @@ std::vector<std::vector<double>> BenchGpus::slowest(std::vector<std::vector<doub
 }
 
 std::vector<std::vector<double>> BenchGpus::time_cold_in_turn(const std::vector<Work>& works, int repeat) {
+  return time_in_turn(works, repeat, Caches::kCold);
+}
+
+std::vector<std::vector<double>> BenchGpus::time_in_turn(const std::vector<Work>& works, int repeat) {
+  return time_in_turn(works, repeat, Caches::kAsTheyAre);
+}
+
+std::vector<std::vector<double>> BenchGpus::time_in_turn(const std::vector<Work>& works, int repeat, Caches caches) {
   std::vector<std::vector<double>> times(works.size());
   struct QueuedCall {
     std::size_t work;
@@ -323,7 +331,7 @@ std::vector<std::vector<double>> BenchGpus::time_cold_in_turn(const std::vector<
       // The first calls compile kernels and take memory, for which they may wait for GPUs.
       const Start start = turns == 0 ? Start::kAtOnce : works[i].start;
       end_calls(start == Start::kBackToBack ? kCallsUnderWay - 1 : 0);
-      flush_caches(turns);
+      if (caches == Caches::kCold) flush_caches(turns);
       if (start != Start::kBackToBack) meet();
       calls[queued % kCallsUnderWay] = {i, counts};
       queue(works[i].run, start, queued % kCallsUnderWay);

@@ -54,6 +54,8 @@ class BenchGpus {
     Start start;
   };
   std::vector<std::vector<double>> time_cold_in_turn(const std::vector<Work>& works, int repeat);
+  // The same with whatever is in the caches: GPUs that do nothing else between calls run at other clocks.
+  std::vector<std::vector<double>> time_in_turn(const std::vector<Work>& works, int repeat);
   // The same by the host's clock, each from its first call to its return, with whatever is in the caches.
   std::vector<std::vector<double>> time_on_host_in_turn(const std::vector<std::function<void()>>& works, int repeat);
   // Waits until all GPUs are idle.
@@ -62,6 +64,8 @@ class BenchGpus {
  private:
   struct Gpu;
   class Gate;
+  enum class Caches { kCold, kAsTheyAre };
+  std::vector<std::vector<double>> time_in_turn(const std::vector<Work>& works, int repeat, Caches caches);
   void flush_caches(int turn);
   // Calls under way are told apart by their slot.
   void queue(const std::function<void()>& work, Start start, std::size_t slot);

@@ -20,7 +20,8 @@ using Clock = std::chrono::steady_clock;
 using tune::CalibrationLayer;
 
 constexpr double kPauseSeconds = 1.0;
-constexpr int kPausedCalls = 4;  // of each layer, while a GPU still has the clocks of after a pause
+constexpr double kWarmUpShare = 2.0 / 3;  // of a session: GPUs cool down while the next tensors are made
+constexpr int kPausedCalls = 4;           // of each layer, while a GPU still has the clocks of after a pause
 constexpr int kFewestCalls = 6, kMostCalls = 60;
 
 double seconds_since(Clock::time_point begin) {
@@ -174,12 +175,13 @@ class Measurement {
     }
     int calls = kPausedCalls;
     if (sustained) {
-      calls = std::clamp(static_cast<int>(share / 2 / std::max(turn, 1e-6)), kFewestCalls, kMostCalls);
+      calls = std::clamp(static_cast<int>(share * (1 - kWarmUpShare) / std::max(turn, 1e-6)), kFewestCalls, kMostCalls);
     } else {
       std::this_thread::sleep_for(std::chrono::duration<double>(kPauseSeconds));
     }
-    group.gpus().warm_up_for(sustained ? share / 2 : 0);
-    const std::vector<std::vector<double>> times = group.gpus().time_cold_in_turn(works, calls);
+    group.gpus().warm_up_for(sustained ? share * kWarmUpShare : 0);
+    const std::vector<std::vector<double>> times =
+        sustained ? group.gpus().time_in_turn(works, calls) : group.gpus().time_cold_in_turn(works, calls);
     group.group().synchronize();
     for (std::size_t i = 0; i < session.size(); ++i) {
       CalibrationLayer layer = session[i].layer;

@@ -9,6 +9,7 @@ using sim::State;
 
 constexpr LayerShape kMiddle = {4096, 1536, 16, 8}, kSmall = {2048, 768, 16, 8}, kLarge = {7168, 2048, 32, 8};
 constexpr LayerShape kHeldOut = {2880, 2880, 16, 4};  // a shape that nothing is fitted to
+constexpr LayerShape kNarrow = {4096, 256, 16, 8};    // on two GPUs links have more to do than tensor cores
 constexpr LayerShape kWideExperts = {4096, 14336, 2, 2};
 
 class Layers {
@@ -88,10 +89,9 @@ void add_one_gpu(Layers& layers) {
   layers.hold_out({"tile.stages=2,comm.reserve_sms=64", "comm.stages=1,comm.reserve_sms=64"});
 }
 
-// Narrow experts: links have more to do than tensor cores.
 void add_two_gpus(Layers& layers) {
   layers.on(2);
-  layers.of({4096, 256, 16, 8}, 4096, State::kSustained);
+  layers.of(kNarrow, 4096, State::kSustained);
   layers.add({"dispatch.dedup=off", kMixed, "dispatch.dedup=off,dispatch.transport=push",
               "dispatch.dedup=off,combine.transport=staged", "dispatch.dedup=off,fusion=none",
               "dispatch.dedup=off,fusion=none,comm.where=sms,comm.dispatch_sms=64",
@@ -103,6 +103,15 @@ void add_two_gpus(Layers& layers) {
   layers.of(kSmall, 8192, State::kSustained);
   layers.add({"auto", "dispatch.dedup=off"});
   layers.hold_out({"order.interleave=phased"});
+  layers.of(kNarrow, 4096, State::kSustained, Direction::kBackward);
+  layers.add({"auto", "dispatch.dedup=off", "fusion=none"});
+  layers.hold_out({"backward.wgrad=after"});
+  layers.of(kMiddle, 4096, State::kSustained, Direction::kBackward);
+  layers.add({"auto", "fusion=pairs"});
+  layers.hold_out({"fusion=none"});
+  layers.of(kSmall, 8192, State::kSustained, Direction::kBackward);
+  layers.add({"auto", "dispatch.dedup=off", "backward.wgrad=after"});
+  layers.hold_out({"fusion=none"});
 }
 
 }  // namespace
