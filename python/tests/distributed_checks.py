@@ -363,14 +363,14 @@ def check_ranks_agree_on_tuned_schedules(rank: int, ranks: int) -> None:
     before = os.environ.get("UNIEP_CACHE_DIR")
     os.environ["UNIEP_CACHE_DIR"] = str(folder)
     slow_here = {"queue=dynamic": 0.1 if rank == 0 else 5.0, "fusion=none": 0.5}
-    measure = tuning._Measurement._time
-    tuning._Measurement._time = lambda self, pair: tuple(slow_here.get(text, 1.0) for text in pair)
+    measure = tuning._Measurement._times
+    tuning._Measurement._times = lambda self, pairs: [tuple(slow_here.get(one, 1.0) for one in pair) for pair in pairs]
     try:
         with uniep.Group(workers=3, shared=False) as group:
             layer = uniep.MoELayer(hidden=32, intermediate=16, num_experts=8, topk=2, group=group)
             expected = "queue=dynamic" if ranks == 1 else "fusion=none"
             assert uniep.autotune(layer, tokens=16, seconds=0.1) == (expected, expected)
-            tuning._Measurement._time = measure
+            tuning._Measurement._times = measure
             uniep.autotune(
                 uniep.MoELayer(hidden=32, intermediate=16, num_experts=8, topk=3, group=group), tokens=16, seconds=0.01
             )
@@ -379,7 +379,7 @@ def check_ranks_agree_on_tuned_schedules(rank: int, ranks: int) -> None:
             assert tuning.choose(group, 32, 16, 8, 2) == (expected, expected)
             assert len(group.tuned) == 2
     finally:
-        tuning._Measurement._time = measure
+        tuning._Measurement._times = measure
         os.environ.pop("UNIEP_CACHE_DIR")
         if before is not None:
             os.environ["UNIEP_CACHE_DIR"] = before

@@ -1,5 +1,6 @@
 """autotune(), its file, and what "auto" makes of it."""
 
+import itertools
 import json
 import logging
 import os
@@ -27,10 +28,10 @@ def slow(monkeypatch):
     """Times as written down here: what is slow and fast does not depend on the machine."""
     seconds = {"fusion=none": 0.5, "queue=dynamic": 0.9}
 
-    def time(self, pair):
-        return tuple(seconds.get(text, 1.0) for text in pair)
+    def times(self, pairs):
+        return [tuple(seconds.get(text, 1.0) for text in pair) for pair in pairs]
 
-    monkeypatch.setattr(tuning._Measurement, "_time", time)
+    monkeypatch.setattr(tuning._Measurement, "_times", times)
 
 
 def test_the_fastest_is_kept(folder, slow):
@@ -49,7 +50,10 @@ def test_the_fastest_is_kept(folder, slow):
 
 
 def test_what_is_not_faster_is_not_taken(folder, monkeypatch):
-    monkeypatch.setattr(tuning._Measurement, "_time", lambda self, pair: (0.99 if pair[0] != "auto" else 1.0, 1.0))
+    times = {"auto": 1.0}
+    monkeypatch.setattr(
+        tuning._Measurement, "_times", lambda self, pairs: [(times.get(pair[0], 0.99), 1.0) for pair in pairs]
+    )
     with uniep.Group("self", workers=3) as group:
         layer = uniep.Experts(num_experts=8, hidden=64, intermediate=32, group=group)
         assert uniep.autotune(layer, tokens=32, seconds=0.1, topk=2) == ("auto", "auto")
@@ -61,6 +65,25 @@ def test_refused_schedules_are_left_out(folder, slow, monkeypatch):
     with uniep.Group("self", workers=3) as group:
         layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group)
         assert uniep.autotune(layer, tokens=32, seconds=0.1) == ("queue=dynamic", "auto")
+
+
+def test_schedules_take_turns(folder, monkeypatch):
+    """Clocks that slow down by a tenth of a percent a call favour none of them; what is 3 % faster is found."""
+    rounds, calls = [], itertools.count()
+
+    def times(self, pairs):
+        rounds.append(pairs)
+        taken = [(1 + 1e-3 * next(calls)) * (0.97 if text == "queue=dynamic" else 1.0) for text, _ in pairs]
+        return [(one, 1.0) for one in taken]
+
+    monkeypatch.setattr(tuning._Measurement, "_times", times)
+    monkeypatch.setitem(tuning._BACKWARD, "cpu", [])
+    with uniep.Group("self", workers=3) as group:
+        layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group)
+        assert uniep.autotune(layer, tokens=32, seconds=100) == ("queue=dynamic", "auto")
+    whole = [pairs for pairs in rounds if len(pairs) == 1 + len(tuning._FORWARD["cpu"])]
+    assert len(whole) > 4
+    assert all(one == other[::-1] for one, other in itertools.pairwise(whole))
 
 
 def test_measuring_runs_the_layer_and_leaves_it_alone(folder):

@@ -12,14 +12,15 @@ import os
 import pathlib
 import platform
 import re
+import statistics
 import tempfile
-import time
 import typing
 
 import torch
 
 import uniep
 from uniep import peers
+from uniep.layer_stats import Span, _moment
 from uniep.numerics import PLAIN, Numerics, read_numerics
 
 if typing.TYPE_CHECKING:
@@ -302,14 +303,13 @@ class _Measurement:
         lists = [["auto", *_FORWARD[kind]], ["auto", *_BACKWARD[kind]]]
         before = self.group.tuned.pop(self.key, None)  # "auto" means the engine's own choice here
         try:
-            first = max(self._agree(sum(self._time(("auto", "auto")))), 1e-6)
+            self._times([_AUTO])
+            first = max(self._agree(sum(self._times([_AUTO])[0])), 1e-6)
             repeats = max(1, min(50, int(seconds / first / (len(lists[0]) + len(lists[1])) - 1)))
             chosen, times = [], []
             for direction in (0, 1):
-                slowest = []
-                for text in lists[direction]:
-                    pair = (text, "auto") if direction == 0 else ("auto", text)
-                    slowest.append(self._slowest(pair, direction, repeats))
+                pairs = [(text, "auto") if direction == 0 else ("auto", text) for text in lists[direction]]
+                slowest = self._slowest(pairs, direction, repeats)
                 # The engine's own choice stays unless something is at least 2 % faster.
                 least = min(range(len(slowest)), key=slowest.__getitem__)
                 take = least if slowest[least] < 0.98 * slowest[0] else 0
@@ -327,37 +327,49 @@ class _Measurement:
             _log.info("autotune: %s: forward %s, backward %s", self.key, *pair)
         return pair
 
-    def _slowest(self, pair: Pair, direction: int, repeats: int) -> float:
-        """The median time of the slowest rank, infinite where a rank's engine refuses the schedule."""
-        config = _config(self.group, self.sizes, self.numerics)
-        try:
-            self.group.engine.resolve(config, direction, pair[direction].encode())
-            legal = 0.0
-        except (ValueError, NotImplementedError):
-            legal = float("inf")
-        if self._agree(legal) > 0:
-            return float("inf")
-        self._time(pair)
-        times = sorted(self._time(pair)[direction] for _ in range(repeats))
-        return self._agree(times[len(times) // 2])
+    def _slowest(self, pairs: list[Pair], direction: int, repeats: int) -> list[float]:
+        """Of each the median time of the slowest rank, infinite where a rank's engine refuses the schedule."""
+        legal = [pair for pair in pairs if self._agree(0.0 if self._is_legal(pair, direction) else 1.0) == 0]
+        for pair in legal:
+            self._times([pair])  # compiles
+        times: dict[Pair, list[float]] = {pair: [] for pair in legal}
+        for number in range(repeats):
+            # In turn and back again: clocks that drift favour none.
+            order = legal if number % 2 == 0 else legal[::-1]
+            for pair, taken in zip(order, self._times(order), strict=True):
+                times[pair].append(taken[direction])
+        return [self._agree(statistics.median_high(times[pair])) if pair in times else float("inf") for pair in pairs]
 
-    def _time(self, pair: Pair) -> tuple[float, float]:
-        """Seconds of a forward and of a backward."""
+    def _is_legal(self, pair: Pair, direction: int) -> bool:
+        try:
+            self.group.engine.resolve(
+                _config(self.group, self.sizes, self.numerics), direction, pair[direction].encode()
+            )
+        except (ValueError, NotImplementedError):
+            return False
+        return True
+
+    def _times(self, pairs: list[Pair]) -> list[tuple[float, float]]:
+        """Seconds of a forward and of a backward under each, one behind the other, as in a job."""
+        on_gpu = self.group.device.type == "cuda"
+        if on_gpu:
+            self._run(pairs[0])  # the GPU has something to do until those that count are queued
+        spans = [self._run(pair) for pair in pairs]
+        if on_gpu:
+            torch.cuda.synchronize(self.group.device)
+        return [(forward.ms() / 1e3, backward.ms() / 1e3) for forward, backward in spans]
+
+    def _run(self, pair: Pair) -> tuple[Span, Span]:
         from uniep.layer import moe
 
         own = ("save", "activation", "router_weight")
         options = {"schedule": pair} | {name: value for name, value in self.experts.options.items() if name in own}
-        begin = self._now()
         w1, w2, b1, b2, *_ = (*self.weights, None, None)
+        begin = _moment(self.group.device)
         y = moe(self.x, self.ids, self.probs, w1, w2, b1=b1, b2=b2, group=self.group, **options)
-        middle = self._now()
+        middle = _moment(self.group.device)
         torch.autograd.grad(y, [self.x, *self.weights], self.dy)
-        return middle - begin, self._now() - middle
-
-    def _now(self) -> float:
-        if self.group.device.type == "cuda":
-            torch.cuda.synchronize(self.group.device)
-        return time.perf_counter()
+        return Span("forward", begin, middle), Span("backward", middle, _moment(self.group.device))
 
     def _agree(self, value: float) -> float:
         """The largest of all ranks'."""
