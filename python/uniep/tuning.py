@@ -305,7 +305,8 @@ class _Measurement:
         try:
             self._times([_AUTO])
             first = max(self._agree(sum(self._times([_AUTO])[0])), 1e-6)
-            repeats = max(1, min(50, int(seconds / first / (len(lists[0]) + len(lists[1])) - 1)))
+            # A round of a list takes one call more than it has; before its rounds each is called twice.
+            repeats = max(1, min(50, int(seconds / first / (len(lists[0]) + len(lists[1]) + 2) - 2)))
             chosen, times = [], []
             for direction in (0, 1):
                 pairs = [(text, "auto") if direction == 0 else ("auto", text) for text in lists[direction]]

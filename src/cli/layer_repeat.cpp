@@ -18,32 +18,30 @@ void LayerRunner::queue_backward(const Schedule& schedule, const std::vector<Bac
   weight_gradients(group_, work, own);
 }
 
-void LayerRunner::queue_again(Direction direction, const Schedule& schedule) {
-  if (direction == Direction::kBackward) return queue_backward(schedule, backward_arguments(schedule), {});
+std::function<void()> LayerRunner::call_again(Direction direction, const Schedule& schedule) {
+  if (direction == Direction::kBackward) {
+    return [this, schedule, arguments = backward_arguments(schedule)] { queue_backward(schedule, arguments, {}); };
+  }
   saved_ = Saved();
-  saved_ = uniep::forward(group_, config_, schedule, placement_, forward_arguments());
+  return [this, schedule, arguments = forward_arguments()] {
+    saved_ = uniep::forward(group_, config_, schedule, placement_, arguments);
+  };
 }
 
 void LayerRunner::repeat(Direction direction, const Schedule& schedule) {
-  timed([&] { queue_again(direction, schedule); });
+  timed(call_again(direction, schedule));
 }
 
 std::vector<double> LayerRunner::repeat_in_turn(Direction direction, std::span<const Schedule> schedules) {
   std::vector<double> times;
-  if (!on_devices()) {
-    for (const Schedule& schedule : schedules) {
-      repeat(direction, schedule);
-      times.push_back(milliseconds());
-    }
-    return times;
-  }
   while (!schedules.empty()) {
     const std::span<const Schedule> now = schedules.first(std::min(device_timers_.size(), schedules.size()));
     schedules = schedules.subspan(now.size());
-    queue_again(direction, now.front());  // GPUs have something to do until those that count are queued
+    call_again(direction, now.front())();  // GPUs have something to do until those that count are queued
     for (std::size_t i = 0; i < now.size(); ++i) {
+      const std::function<void()> call = call_again(direction, now[i]);
       device_timers_[i]->start();
-      queue_again(direction, now[i]);
+      call();
       device_timers_[i]->stop();
     }
     group_.synchronize();

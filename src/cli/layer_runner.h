@@ -96,8 +96,8 @@ class LayerRunner {
   // The last call of the direction again under another Schedule, for its time alone: results and gradients stay as they
   // are, and nothing goes from or to the host.
   void repeat(Direction direction, const Schedule& schedule);
-  // One such call of each, and how long each took on the slowest rank that this process knows, in milliseconds. On GPUs
-  // one begins when the other ends, as in training: none waits for the host.
+  // On GPUs, one such call of each, up to sixteen queued behind each other and one more, as in training, and how long
+  // each took on the slowest rank, in milliseconds; whose times a process knows is as above.
   std::vector<double> repeat_in_turn(Direction direction, std::span<const Schedule> schedules);
   // Bytes of a thread that the kernels of such calls spill for want of registers; of a call that has run.
   int spilled_bytes(Direction direction, const Schedule& schedule) const;
@@ -160,7 +160,8 @@ class LayerRunner {
   WeightGradients gradients(int local);
   void queue_backward(const Schedule& schedule, const std::vector<BackwardArguments>& arguments,
                       const CallOptions& options);
-  void queue_again(Direction direction, const Schedule& schedule);
+  // Its arguments are made, and what an earlier forward saved is given back.
+  std::function<void()> call_again(Direction direction, const Schedule& schedule);
   void read_gradients(int local, LayerResult& result) const;
   // On GPUs, the time between two points of their streams.
   void timed(const std::function<void()>& call);

@@ -41,8 +41,12 @@ double LayerTrial::milliseconds(const Schedule& schedule) {
   return std::bit_cast<double>(of_first_rank(std::bit_cast<int64_t>(runner_.milliseconds())));
 }
 
+// A call that is to follow a pause stands alone.
+bool LayerTrial::queues_calls() const {
+  return state_ == sim::State::kSustained && group_.engine() == EngineKind::kCuda;
+}
+
 std::vector<double> LayerTrial::milliseconds_in_turn(std::span<const Schedule> schedules) {
-  if (state_ == sim::State::kPaused) return Trial::milliseconds_in_turn(schedules);
   std::vector<double> times = runner_.repeat_in_turn(direction_, schedules);
   for (double& time : times) time = std::bit_cast<double>(of_first_rank(std::bit_cast<int64_t>(time)));
   return times;
@@ -51,7 +55,7 @@ std::vector<double> LayerTrial::milliseconds_in_turn(std::span<const Schedule> s
 // Until clocks are those that the power limit leaves: what calls take is known to all ranks alike.
 void LayerTrial::warm_up(const Schedule& schedule) {
   constexpr double kMilliseconds = 1000;
-  if (state_ == sim::State::kPaused || group_.engine() != EngineKind::kCuda) return;
+  if (!queues_calls()) return;
   const std::vector<Schedule> calls(8, schedule);
   for (double spent = 0; spent < kMilliseconds;) {
     for (const double time : milliseconds_in_turn(calls)) spent += std::max(0.01, time);

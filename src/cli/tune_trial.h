@@ -15,6 +15,7 @@ class LayerTrial : public tune::Trial {
   LayerTrial(Group& group, LayerRunner& runner, Direction direction, const Schedule& forward, sim::State state);
 
   double milliseconds(const Schedule& schedule) override;
+  bool queues_calls() const override;
   std::vector<double> milliseconds_in_turn(std::span<const Schedule> schedules) override;
   int64_t spilled_bytes(const Schedule& schedule) override;
   double cost(double milliseconds) const override;

@@ -73,25 +73,19 @@ class Search {
       if (i != kDefault && at(i).verdict != Verdict::kUntried) continue;
       tell(i);
       uint64_t seen = 0;
-      int64_t spilled = 0;
       const bool works = tried(i, [&] {
         seen = trial_.checksum(at(i).schedule);
-        spilled = trial_.spilled_bytes(at(i).schedule);
+        const int64_t spilled = trial_.spilled_bytes(at(i).schedule);
+        if (i == kDefault) {
+          expected = seen;
+          spilled_by_default = spilled;
+        } else if (seen == expected && spilled > spilled_by_default) {
+          throw Error(Status::kUnsupported, fmt::format("its kernels spill {} bytes of registers a thread; the "
+                                                        "default's {}",
+                                                        spilled, spilled_by_default));
+        }
       });
-      if (!works) continue;
-      if (i == kDefault) {
-        expected = seen;
-        spilled_by_default = spilled;
-      }
-      if (seen != expected) {
-        decide(i, Verdict::kWrong);
-      } else if (spilled > spilled_by_default) {
-        decide(i, Verdict::kFailed,
-               fmt::format("its kernels spill {} bytes of registers a thread; the default's {}", spilled,
-                           spilled_by_default));
-      } else {
-        decide(i, Verdict::kInTheRunning);
-      }
+      if (works) decide(i, seen == expected ? Verdict::kInTheRunning : Verdict::kWrong);
     }
   }
 
@@ -111,19 +105,28 @@ class Search {
   void time(std::size_t i, int round) {
     double milliseconds = 0;
     const Schedule& own = at(i).schedule;
-    if (tried(i, [&] { milliseconds = trial_.milliseconds_in_turn({&own, 1}).front(); })) note(i, round, milliseconds);
+    const bool works = tried(i, [&] {
+      milliseconds = trial_.queues_calls() ? trial_.milliseconds_in_turn({&own, 1}).front() : trial_.milliseconds(own);
+    });
+    if (works) note(i, round, milliseconds);
   }
 
   void time(const std::vector<std::size_t>& several, int round) {
+    if (!trial_.queues_calls() || one_by_one_) {
+      for (const std::size_t i : several) time(i, round);
+      return;
+    }
     std::vector<Schedule> schedules;
     for (const std::size_t i : several) schedules.push_back(at(i).schedule);
     std::vector<double> milliseconds;
     try {
       milliseconds = trial_.milliseconds_in_turn(schedules);
     } catch (const Error&) {
-      // Which one it was shows when each is called by itself.
+      // Which one it was shows when each is called by itself, now or in a later round.
       trial_.recover();
       for (const std::size_t i : several) time(i, round);
+      const auto works = [&](std::size_t i) { return at(i).verdict == Verdict::kInTheRunning; };
+      one_by_one_ = std::all_of(several.begin(), several.end(), works);
       return;
     }
     for (std::size_t n = 0; n < several.size(); ++n) note(several[n], round, milliseconds[n]);
@@ -222,6 +225,7 @@ class Search {
   SearchResult result_;
   std::vector<std::vector<int>> rounds_of_;  // the round of each call
   int rounds_begun_ = 0;
+  bool one_by_one_ = false;  // a round has failed, and no Schedule by itself
   std::mt19937 random_{1};
   double spent_ = 0;
 };
@@ -244,12 +248,6 @@ const char* verdict_name(Verdict verdict) {
       return "undecided";
   }
   return "unknown";
-}
-
-std::vector<double> Trial::milliseconds_in_turn(std::span<const Schedule> schedules) {
-  std::vector<double> all;
-  for (const Schedule& schedule : schedules) all.push_back(milliseconds(schedule));
-  return all;
 }
 
 SearchResult search(std::vector<Tried> schedules, Trial& trial, const SearchOptions& options) {

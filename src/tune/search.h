@@ -19,8 +19,13 @@ class Trial {
   virtual ~Trial() = default;
   // One call on the slowest rank. Throws uniep::Error where it fails.
   virtual double milliseconds(const Schedule& schedule) = 0;
-  // One call of each, one behind the other. Throws likewise, where one of them fails.
-  virtual std::vector<double> milliseconds_in_turn(std::span<const Schedule> schedules);
+  // Whether calls can be queued behind each other; then one call of each. Throws likewise, where one of them fails.
+  virtual bool queues_calls() const { return false; }
+  virtual std::vector<double> milliseconds_in_turn(std::span<const Schedule> schedules) {
+    std::vector<double> all;
+    for (const Schedule& schedule : schedules) all.push_back(milliseconds(schedule));
+    return all;
+  }
   // The checksum of everything that a call writes. Throws likewise.
   virtual uint64_t checksum(const Schedule& schedule) = 0;
   // Bytes of a thread that its kernels spill for want of registers, once one has run.
@@ -54,7 +59,7 @@ struct Tried {
 };
 
 struct SearchOptions {
-  double budget_milliseconds = 60e3;  // of calls, in the mean over ranks; the round that is begun is ended
+  double budget_milliseconds = 60e3;  // of calls that count, in the mean over ranks; the round that is begun is ended
   int rounds = 4;                     // in which each is called once, before the slower half is left behind
   int final_rounds = 16;              // of the default and the best beside it
   double far = 3;                     // times the default's time: what takes that in two calls is left behind at once

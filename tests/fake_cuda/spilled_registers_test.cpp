@@ -18,6 +18,7 @@ TEST(SpilledRegisters, AreToldOfTheScheduleWhoseKernelsHaveThem) {
   options.ranks = layer.ranks;
   options.devices = {0, 1};
   Group group(options);
+  group.trim();  // modules are the process's
   cli::LayerRunner runner(group, layer.config, layer.data);
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
     const auto resolved = [&](const char* given, Direction of) {

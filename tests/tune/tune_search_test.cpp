@@ -142,21 +142,25 @@ TEST(TuneSearch, WhatFailsOrGivesOtherBitsIsOutAndTheRestGoesOn) {
   EXPECT_EQ(result.tried[2].verdict, Verdict::kWrong);
   EXPECT_EQ(result.tried[3].verdict, Verdict::kFailed);
   EXPECT_EQ(result.tried[0].verdict, Verdict::kSlower);
-  EXPECT_EQ(trial.recoveries, 3);  // behind the round that failed, too
+  EXPECT_EQ(trial.recoveries, 2);
   EXPECT_EQ(told.front(), "untried");
   EXPECT_EQ(std::count(told.begin(), told.end(), "failed"), 2);
 }
 
 // Of a round all calls follow each other; after one that failed each is timed by itself, and no time is counted twice.
+// Where none fails by itself, none is queued again.
 TEST(TuneSearch, ARoundIsTimedAtOnce) {
   class Rounds : public MadeUp {
    public:
     using MadeUp::MadeUp;
+    bool queues_calls() const override { return true; }
     std::vector<double> milliseconds_in_turn(std::span<const Schedule> schedules) override {
       sizes.push_back(schedules.size());
+      if (only_alone && schedules.size() > 1) throw Error(Status::kTimeout, "together they hang");
       return MadeUp::milliseconds_in_turn(schedules);
     }
     std::vector<std::size_t> sizes;
+    bool only_alone = false;
   };
   Rounds trial({1.0, 1.1, 0.9, 1.2});
   SearchOptions options;
@@ -175,6 +179,12 @@ TEST(TuneSearch, ARoundIsTimedAtOnce) {
   sizes.insert(sizes.end(), static_cast<std::size_t>(options.final_rounds), 2);
   EXPECT_EQ(failing.sizes, sizes);
   EXPECT_EQ(result.tried[1].milliseconds.size(), 2u);
+  Rounds alone({1.0, 1.1, 0.9, 1.2});
+  alone.only_alone = true;
+  EXPECT_EQ(tune::search(numbered_schedules(4), alone, options).best, 2u);
+  EXPECT_EQ(alone.sizes.front(), 4u);
+  EXPECT_EQ(std::count(alone.sizes.begin(), alone.sizes.end(), 1), std::ssize(alone.sizes) - 1);
+  EXPECT_EQ(alone.recoveries, 1);
 }
 
 TEST(TuneSearch, TimesTheDefaultWhereNothingElseIsLeft) {

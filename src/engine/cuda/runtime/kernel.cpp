@@ -1,5 +1,6 @@
 #include "engine/cuda/runtime/kernel.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "engine/cuda/runtime/background_compiler.h"

@@ -46,7 +46,7 @@ class KernelStore {
   void keep();
 
   // Local memory of a thread, in bytes, in the functions of this module that get() gave; 0 without any. UniEP's kernels
-  // have no arrays there, so it is what the compiler spilled for want of registers.
+  // keep no arrays and pass no arguments there, so it is what the compiler spilled for want of registers.
   int local_bytes(const KernelRequest& request);
 
   // Without waiting for what is compiled or loaded just now.
