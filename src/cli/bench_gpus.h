@@ -54,7 +54,7 @@ class BenchGpus {
     Start start;
   };
   std::vector<std::vector<double>> time_cold_in_turn(const std::vector<Work>& works, int repeat);
-  // The same with whatever is in the caches: GPUs that do nothing else between calls run at other clocks.
+  // The same with whatever is in the caches, so that GPUs do nothing else between calls.
   std::vector<std::vector<double>> time_in_turn(const std::vector<Work>& works, int repeat);
   // The same by the host's clock, each from its first call to its return, with whatever is in the caches.
   std::vector<std::vector<double>> time_on_host_in_turn(const std::vector<std::function<void()>>& works, int repeat);

@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 using tune::CalibrationLayer;
 
 constexpr double kPauseSeconds = 1.0;
-constexpr double kWarmUpShare = 2.0 / 3;  // of a session: GPUs cool down while the next tensors are made
+constexpr double kWarmUpShare = 2.0 / 3;  // of a session: clocks swing after the pause in which tensors are made
 constexpr int kPausedCalls = 4;           // of each layer, while a GPU still has the clocks of after a pause
 constexpr int kFewestCalls = 6, kMostCalls = 60;
 

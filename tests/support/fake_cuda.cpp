@@ -35,12 +35,12 @@ struct State {
   std::map<CUdeviceptr, Range> ranges;
   std::map<CUmemGenericAllocationHandle, size_t> handles;  // descriptors of memfds, and their sizes
   std::map<CUdeviceptr, size_t> plain;                     // cuMemAlloc's
-  std::map<CUmodule, std::map<std::string, int>> modules;  // and their functions
+  std::map<CUmodule, std::map<std::string, int>> modules;  // their functions, and what these spill
   int failures = 0;
   int objects = 0;  // streams, events and page-locked memory
   bool deals_evenly = false;
   int kernels_behind_events = 0;
-  int spilled = 0;
+  int spilled = 0;     // by functions from now on
   int layer_ctas = 0;  // of the last launch of a layer
   bool layer_is_cooperative = false;
   std::map<std::string, int> launches;
@@ -430,14 +430,15 @@ CUresult cuModuleUnload(CUmodule module) {
 }
 CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
   *function = reinterpret_cast<CUfunction>(&state().modules.at(module)[name]);
+  *reinterpret_cast<int*>(*function) = state().spilled;
   if (state().launches["uniep_layer"] > 0) ++state().lookups_behind_launch;
   return CUDA_SUCCESS;
 }
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) {
   return CUDA_SUCCESS;
 }
-CUresult cuFuncGetAttribute(int* value, CUfunction_attribute, CUfunction) {
-  *value = state().spilled;
+CUresult cuFuncGetAttribute(int* value, CUfunction_attribute, CUfunction function) {
+  *value = *reinterpret_cast<int*>(function);
   return CUDA_SUCCESS;
 }
 CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchConfig*) {
@@ -447,9 +448,8 @@ CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchC
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
   PLANNED("cuLaunchKernelEx");
   for (auto& [module, functions] : state().modules) {
-    for (auto& [name, launches] : functions) {
-      if (reinterpret_cast<CUfunction>(&launches) != function) continue;
-      ++launches;
+    for (auto& [name, spilled] : functions) {
+      if (reinterpret_cast<CUfunction>(&spilled) != function) continue;
       ++state().launches[name];
       ++state().kernels_behind_events;
       if (name == "uniep_layer") {

@@ -95,23 +95,27 @@ CUfunction KernelStore::get(const KernelRequest& request, int shared_bytes) {
   if (found != loaded.functions.end()) return found->second;
   CUfunction function = nullptr;
   check(driver().cuModuleGetFunction(&function, loaded.module, request.function.c_str()), "cuModuleGetFunction");
-  int local_bytes = 0;
-  check(driver().cuFuncGetAttribute(&local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function),
-        "cuFuncGetAttribute (local memory)");
   constexpr int kAlwaysAllowed = 48 * 1024;
   if (shared_bytes > kAlwaysAllowed) {
     check(driver().cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
           "cuFuncSetAttribute (dynamic shared memory)");
   }
   loaded.functions.emplace(request.function, function);
-  loaded.local_bytes = std::max(loaded.local_bytes, local_bytes);
   return function;
 }
 
 int KernelStore::local_bytes(const KernelRequest& request) {
   const std::lock_guard lock(mutex_);
   const auto found = modules_.find(request.description());
-  return found == modules_.end() ? 0 : found->second.local_bytes;
+  if (found == modules_.end()) return 0;
+  const ScopedDevice scope(device_);
+  int most = 0;
+  for (const auto& [name, function] : found->second.functions) {
+    int bytes = 0;
+    check(driver().cuFuncGetAttribute(&bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function), "cuFuncGetAttribute");
+    most = std::max(most, bytes);
+  }
+  return most;
 }
 
 void KernelStore::keep() {

@@ -64,7 +64,6 @@ class KernelStore {
   struct Module {
     CUmodule module;
     bool kept = false;
-    int local_bytes = 0;
     std::map<std::string, CUfunction> functions;
   };
 
