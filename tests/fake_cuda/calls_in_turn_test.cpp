@@ -2,9 +2,11 @@
 // millisecond.
 #include <gtest/gtest.h>
 
-#include "cli/layer_options.h"
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "cli/tune_trial.h"
-#include "support/expect_error.h"
 #include "support/layer_arrays.h"
 #include "support/loaded_fake_cuda.h"
 
@@ -61,7 +63,7 @@ TEST_P(CallsInTurn, AreQueuedBehindOneThatDoesNotCount) {
     const std::vector<double> times = sustained.milliseconds_in_turn(all);
     EXPECT_EQ(times.size(), all.size());
     for (const double ms : times) EXPECT_FLOAT_EQ(static_cast<float>(ms), 0.1F);
-    const int batches = (std::ssize(all) + 15) / 16;
+    const std::ptrdiff_t batches = (std::ssize(all) + 15) / 16;
     EXPECT_EQ(fake().launches("uniep_begin_call"), (std::ssize(all) + batches) * one);
   }
 }

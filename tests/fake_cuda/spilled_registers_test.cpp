@@ -1,7 +1,6 @@
 // What `uniep tune` hears of kernels that spill registers, on a stand-in for the CUDA driver.
 #include <gtest/gtest.h>
 
-#include "cli/layer_options.h"
 #include "cli/tune_trial.h"
 #include "support/layer_arrays.h"
 #include "support/loaded_fake_cuda.h"
