@@ -1,5 +1,5 @@
-// How `uniep tune` times Schedules, on a stand-in for the CUDA driver, on which each call takes a tenth of a
-// millisecond.
+// How `uniep tune` times Schedules, and what it hears of kernels that spill registers, on a stand-in for the CUDA
+// driver, on which each call takes a tenth of a millisecond.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -13,9 +13,9 @@
 namespace uniep::test {
 namespace {
 
-class CallsInTurn : public testing::TestWithParam<Direction> {
+class LayerTrials : public testing::TestWithParam<Direction> {
  protected:
-  CallsInTurn() {
+  LayerTrials() {
     fake();
     options_.engine = EngineKind::kCuda;
     options_.ranks = layer_.ranks;
@@ -48,7 +48,7 @@ class CallsInTurn : public testing::TestWithParam<Direction> {
   std::optional<cli::LayerRunner> runner_;
 };
 
-TEST_P(CallsInTurn, AreQueuedBehindOneThatDoesNotCount) {
+TEST_P(LayerTrials, QueueCallsBehindOneThatDoesNotCount) {
   cli::LayerTrial sustained = trial(sim::State::kSustained), paused = trial(sim::State::kPaused);
   const std::vector<Schedule> few = schedules(3), many = schedules(20);
   sustained.checksum(few.front());
@@ -68,7 +68,7 @@ TEST_P(CallsInTurn, AreQueuedBehindOneThatDoesNotCount) {
   }
 }
 
-TEST_P(CallsInTurn, OneThatFailsIsToldAndTheRestGoesOn) {
+TEST_P(LayerTrials, TellOfACallThatFailsAndGoOn) {
   cli::LayerTrial sustained = trial(sim::State::kSustained);
   const std::vector<Schedule> few = schedules(3);
   sustained.checksum(few.front());
@@ -78,7 +78,22 @@ TEST_P(CallsInTurn, OneThatFailsIsToldAndTheRestGoesOn) {
   EXPECT_EQ(sustained.milliseconds_in_turn(few).size(), 3u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Directions, CallsInTurn, testing::Values(Direction::kForward, Direction::kBackward));
+TEST_P(LayerTrials, KnowTheScheduleWhoseKernelsSpill) {
+  group_->trim();  // modules are the process's
+  cli::LayerTrial sustained = trial(sim::State::kSustained);
+  const Schedule common = resolved("", GetParam());
+  const Schedule rare = resolved("tile.cluster=1,tile.stages=3", GetParam());
+  fake().spill(0);
+  sustained.checksum(common);
+  EXPECT_EQ(sustained.spilled_bytes(rare), 0) << "none of its kernels was looked up";
+  fake().spill(24);
+  sustained.checksum(rare);
+  fake().spill(0);
+  EXPECT_EQ(sustained.spilled_bytes(rare), 24);
+  EXPECT_EQ(sustained.spilled_bytes(common), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Directions, LayerTrials, testing::Values(Direction::kForward, Direction::kBackward));
 
 }  // namespace
 }  // namespace uniep::test
