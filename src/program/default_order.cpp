@@ -1,5 +1,7 @@
 #include "program/default_order.h"
 
+#include "program/hopper_rates.h"
+
 namespace uniep {
 namespace {
 
@@ -25,20 +27,14 @@ constexpr DefaultOrder kGemms{.interleave = Interleave::kPhased,
 
 constexpr int kAllExperts = 65536;  // a rank has no more
 
-constexpr int64_t kLinkBound = 1500;
-
 // Whether I W / (W - 1) is below a bound.
 bool is_narrow(const LayerShape& shape, int64_t ranks, int64_t bound) {
   return ranks > 1 && shape.intermediate * ranks < bound * (ranks - 1);
 }
 
-// Whether a GPU's NVLink is busy for about as long as its tensor cores. For each row of an expert these do 6 H I
-// operations; those carry some 3.2 H bytes (out once for all of a token's rows on a rank, and every row back), but for
-// the share that stays on its rank. At 740 TFLOP/s and 347 GB/s both take equally long where I W / (W - 1) is about
-// 1140. Mixed waves gain up to about 1500 between two GPUs; where eight send to each other, NVLink carries a sixth
-// less.
+// Whether a GPU's NVLink is busy for about as long as its tensor cores.
 bool is_bound_by_links(const LayerShape& shape, int64_t ranks) {
-  return is_narrow(shape, ranks, ranks < 8 ? kLinkBound : 1800);
+  return is_narrow(shape, ranks, ranks < program::kManyRanks ? program::kLinkBoundOfFew : program::kLinkBoundOfMany);
 }
 
 // The most chunks up to `most` that are whole column tiles, and not few.
@@ -62,7 +58,7 @@ DefaultOrder default_order(const LayerShape& shape, const Machine& machine, Dire
     order.raster = kGemms.raster;
     order.column_chunks = 1;
     // The dgrads have forward's operations and bytes. Near the bound it is worth little, and beside main_grad nothing.
-    if (is_narrow(shape, machine.ranks, kLinkBound)) order.wgrad = WgradOrder::kMixed;
+    if (is_narrow(shape, machine.ranks, program::kLinkBoundOfFew)) order.wgrad = WgradOrder::kMixed;
   }
   return order;
 }

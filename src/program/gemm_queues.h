@@ -1,5 +1,6 @@
 #pragma once
 
+#include "program/hopper_rates.h"
 #include "program/order.h"
 
 // The two GEMMs of a mixed launch under dynamic queues. Each has a counter of tickets of its own, and a part of the
@@ -68,9 +69,6 @@ UNIEP_HOST_DEVICE GemmQueues gemm_queues(const RankProgram& p, int32_t launch) {
 UNIEP_HOST_DEVICE int64_t gemm_positions(const RankProgram& p, const GemmQueues& queues) {
   return (queues.first_tickets + queues.second_tickets) * p.cluster;
 }
-
-// A tile takes as long as its K columns and so many more (docs/layer_tuning.md).
-inline constexpr int64_t kTileOverheadColumns = 384;
 
 // As many as the second GEMM's first column chunk takes of the time that it and the first GEMM take.
 UNIEP_HOST_DEVICE bool prefers_second(const RankProgram& p, int32_t walker, int32_t walkers) {

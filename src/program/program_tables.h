@@ -1,5 +1,6 @@
 #pragma once
 
+#include "program/hopper_rates.h"
 #include "program/order.h"
 
 // The entries of a Program's tables, one by one: the host adds them up in loops, the device by prefix sums.
@@ -26,11 +27,7 @@ UNIEP_HOST_DEVICE PushRun push_run(const RankProgram& p, int32_t local_expert, i
   return {first, count == 0 ? 0 : (offset + count - 1) / p.tile_m - first + 1};
 }
 
-// Workers that dispatch first join the GEMM tiles when about as much time has passed as their copying takes: a copied
-// byte costs as much as this many floating-point operations of one compute unit (an H200's SM: 5.3 TFLOP/s of matrix
-// GEMMs beside 37 GB/s of copying over NVLink). It moves work between workers, never a bit.
-inline constexpr double kOperationsPerCopiedByte = 140.0;
-
+// Workers that dispatch first join the GEMM tiles when about as much time has passed as their copying takes.
 // `rows`: routed rows of this rank. Needs p's other tables.
 UNIEP_HOST_DEVICE int64_t late_position_of(const RankProgram& p, int64_t rows, int64_t hidden, int64_t intermediate) {
   const int64_t list = p.stages[0].dispatch ? list_length(p, 0, ListKind::kCompute) : 0;
