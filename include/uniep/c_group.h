@@ -78,6 +78,11 @@ UNIEP_API void uniep_group_abort(uniep_group* group);
  * Not collective. */
 UNIEP_API uniep_status uniep_group_trim(uniep_group* group);
 
+/* For the whole process: has the library ask `reclaim` to free what the process caches for itself on a GPU (a
+ * framework's allocator, say) where the driver has no memory left, before it tries once more. Called on the thread that
+ * calls the library, inside of that call; it must not call the library. NULL: nobody. */
+UNIEP_API void uniep_set_memory_reclaimer(void (*reclaim)(void* context, int32_t device), void* context);
+
 typedef struct uniep_group_info {
   size_t size;
   int32_t engine; /* what UNIEP_ENGINE_AUTO became */

@@ -30,6 +30,12 @@ struct Allocator {
   void* context = nullptr;
 };
 
+// Has the library ask `reclaim` to free what the process caches for itself on a GPU (a framework's allocator, say)
+// where the driver has no memory left for symmetric memory, placements or counters, before it tries once more. Called
+// on the thread that calls the library, inside of that call: it must neither throw nor call the library, and may wait
+// for the device. For the whole process; null: nobody.
+UNIEP_API void set_memory_reclaimer(void (*reclaim)(void* context, int device), void* context);
+
 enum class Launch : int {
   kThreads = 0,    // this process holds all ranks
   kProcesses = 1,  // this process holds one rank (cuda only)

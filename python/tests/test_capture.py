@@ -6,7 +6,7 @@ import torch
 import uniep
 import uniep.layer
 from layers import make_layer, run_moe, same_bits
-from uniep import capture, layer_stats
+from uniep import capture, engine, layer_stats
 
 
 @pytest.fixture
@@ -89,3 +89,16 @@ def test_nothing_of_a_graph_outlives_it(group, captured, monkeypatch):
     assert uniep.layer._zeros == {} and not weights[0].grad.any()
     assert layer_stats.stats() == []
     uniep.record_stats(False)
+
+
+def test_what_torch_caches_is_given_back_outside_of_captures_alone(monkeypatch):
+    given, reserved = [], iter([3 << 20, 1 << 20] * 2)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("cache"))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: next(reserved))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        engine._given_back(None, 0)
+    assert given == []
+    engine._given_back(None, 0)
+    assert given == ["cache"]

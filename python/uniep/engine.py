@@ -6,19 +6,22 @@ backward needs of forward is such a tensor and nothing else.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
+import logging
 import typing
 from collections.abc import Callable
 
 import torch
 from torch.autograd import profiler
 
-from uniep import library, reserved_sms
+from uniep import capture, library, reserved_sms
 from uniep.addresses import NOWHERE, Weights
 from uniep.handles import GroupHandle, Owned
 from uniep.numerics import PLAIN, Numerics
 
+_log = logging.getLogger("uniep")
 _Function = typing.TypeVar("_Function", bound=Callable[..., typing.Any])
 
 
@@ -41,6 +44,31 @@ def text_of(error: torch.OutOfMemoryError) -> str:
     return str(error) or "no memory"
 
 
+_RECLAIM = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
+
+
+def _give_back(_context: int | None, device: int) -> None:
+    """What torch's allocator caches, where the library finds no memory on a GPU. Not while a graph is captured, which
+    freeing would break."""
+    if capture.is_capturing():
+        return
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.empty_cache()
+    given = (before - torch.cuda.memory_reserved(device)) >> 20
+    _log.info("GPU %s had no memory left for a layer; of what torch had cached %s MiB are free now", device, given)
+
+
+_given_back = _RECLAIM(_give_back)  # as long as the library may call it
+
+
+@functools.cache
+def _let_torch_give_back() -> None:
+    set_reclaimer = library.load().uniep_set_memory_reclaimer
+    set_reclaimer.argtypes, set_reclaimer.restype = [_RECLAIM, ctypes.c_void_p], None
+    set_reclaimer(_given_back, None)
+    atexit.register(set_reclaimer, _RECLAIM(), None)
+
+
 class _Reused:
     """A structure that each call fills in again, under the engine's lock, and its address as an argument."""
 
@@ -59,6 +87,8 @@ class Engine(GroupHandle):
     """The calls of the layer on a group."""
 
     def __init__(self, device: torch.device, options: dict[str, typing.Any]) -> None:
+        if device.type == "cuda":
+            _let_torch_give_back()
         super().__init__(device, options)
         self.reserved: int | None = 0  # SMs that exchanges leave, as reserved_sms.leave() takes it
         self._configs: dict[tuple[typing.Any, ...], typing.Any] = {}

@@ -72,6 +72,10 @@ uniep_status uniep_group_trim(uniep_group* group) {
   });
 }
 
+void uniep_set_memory_reclaimer(void (*reclaim)(void* context, int32_t device), void* context) {
+  set_memory_reclaimer(reclaim, context);
+}
+
 uniep_status uniep_group_describe(const uniep_group* group, uniep_group_info* info) {
   return guarded([&] {
     require_pointer(group, "group");

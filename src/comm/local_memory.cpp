@@ -3,6 +3,7 @@
 #include <string>
 
 #include "comm/device_wait.h"
+#include "comm/memory_reclaimer.h"
 #include "comm/symmetric_memory.h"
 #include "engine/cuda/runtime/driver.h"
 #include "uniep/error.h"
@@ -70,9 +71,11 @@ class LocalMemory final : public SymmetricMemory {
     for (const int device : devices_) {
       const ScopedDevice scope(device);
       CUdeviceptr address = 0;
-      check(driver().cuMemAlloc(&address, static_cast<size_t>(bytes_)), "allocating symmetric memory");
+      const auto bytes = static_cast<size_t>(bytes_);
+      check(allocate_or_reclaim(device, [&] { return driver().cuMemAlloc(&address, bytes); }),
+            "allocating symmetric memory");
       addresses_.push_back(address);
-      check(driver().cuMemsetD8Async(address, 0, static_cast<size_t>(bytes_), nullptr), "clearing symmetric memory");
+      check(driver().cuMemsetD8Async(address, 0, bytes, nullptr), "clearing symmetric memory");
       check(driver().cuCtxSynchronize(), "clearing symmetric memory");
     }
   }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/device_wait.h"
+#include "comm/memory_reclaimer.h"
 #include "comm/symmetric_memory.h"
 #include "engine/cuda/runtime/driver.h"
 #include "uniep/error.h"
@@ -158,7 +159,8 @@ class ProcessMemory final : public SymmetricMemory {
     const std::size_t size = (static_cast<std::size_t>(part.bytes) + granularity - 1) / granularity * granularity;
     CUmemGenericAllocationHandle handle = 0;
     const std::string action = "allocating " + std::to_string(size) + " bytes of symmetric memory";
-    check(driver().cuMemCreate(&handle, size, &properties, 0), action.c_str());
+    check(allocate_or_reclaim(device_, [&] { return driver().cuMemCreate(&handle, size, &properties, 0); }),
+          action.c_str());
     const Allocation allocation(handle);
     own_ = Mapping(allocation, size, device_, "mapping symmetric memory");
     clear(own_.address(), size);

@@ -17,6 +17,7 @@
 #include "support/fake_cuda.h"
 #include "support/loaded_fake_cuda.h"
 #include "support/processes.h"
+#include "uniep/group.h"
 
 namespace uniep::test {
 namespace {
@@ -103,6 +104,20 @@ TEST(ProcessMemory, APeersMemoryOutlivesIt) {
     reporter.line(std::to_string(static_cast<int*>(memory->address(0, 1))[5]));
   });
   expect_lines(processes, "41");
+}
+
+TEST(ProcessMemory, TakesWhatTheProcessGivesBack) {
+  auto processes = start(3, kLong, [&](const std::shared_ptr<RankMesh>& mesh, const Reporter& reporter) {
+    int asked = 0;
+    if (mesh->rank() == 1) {
+      ::setenv("FAKE_CUDA_FAIL", "cuMemCreate:1:2", 1);
+      set_memory_reclaimer([](void* count, int /*device*/) { ++*static_cast<int*>(count); }, &asked);
+    }
+    const auto memory = make_process_memory(mesh, 3'000'000, 0);
+    set_memory_reclaimer(nullptr, nullptr);
+    reporter.line(use(*memory) + (asked == (mesh->rank() == 1 ? 1 : 0) ? "" : ", asked another number of times"));
+  });
+  expect_lines(processes, "right");
 }
 
 struct Plan {

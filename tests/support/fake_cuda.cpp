@@ -207,6 +207,7 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
 CUresult cuMemAlloc(CUdeviceptr* address, size_t size) {
   REQUEST("cuMemAlloc");
   *address = reinterpret_cast<CUdeviceptr>(std::calloc(size, 1));
+  if (*address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   state().plain[*address] = size;
   return CUDA_SUCCESS;
 }

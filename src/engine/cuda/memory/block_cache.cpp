@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "comm/memory_reclaimer.h"
 #include "engine/cuda/runtime/driver.h"
 #include "model/row_table.h"
 
@@ -120,6 +121,7 @@ void* BlockCache::take(std::size_t bytes, int device) {
     free_all(kept);
     memory = take_from_device(bytes, device);
   }
+  if (memory == nullptr && reclaim_memory(device)) memory = take_from_device(bytes, device);
   if (memory == nullptr) return nullptr;
   node.key() = memory;
   node.mapped().node.mapped() = memory;

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/memory_reclaimer.h"
 #include "engine/cuda/runtime/driver.h"
 
 namespace uniep::cuda {
@@ -11,7 +12,7 @@ DeviceBlock::DeviceBlock(int device, std::size_t bytes, const char* purpose) : d
   if (bytes == 0) return;
   const ScopedDevice scope(device);
   CUdeviceptr address = 0;
-  const CUresult result = driver().cuMemAlloc(&address, bytes);
+  const CUresult result = allocate_or_reclaim(device, [&] { return driver().cuMemAlloc(&address, bytes); });
   if (result != CUDA_SUCCESS) {  // the text takes memory, too
     check(
         result,

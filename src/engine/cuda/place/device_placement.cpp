@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "comm/memory_reclaimer.h"
 #include "engine/cuda/memory/signals.h"
 #include "engine/cuda/runtime/driver.h"
 #include "engine/cuda/runtime/stream.h"
@@ -134,7 +135,8 @@ void Placer::take(const std::vector<KernelStore*>& kernels) {
       const size_t counts = static_cast<size_t>(of.ctas) * kMaxPlaceExperts;
       const size_t counts_bytes = (counts + static_cast<size_t>(of.ctas) * kTokenClasses) * sizeof(int32_t);
       CUdeviceptr address = 0;
-      cuda::check(driver().cuMemAlloc(&address, sizeof(PlaceState) + counts_bytes),
+      cuda::check(allocate_or_reclaim(of.device,
+                                      [&] { return driver().cuMemAlloc(&address, sizeof(PlaceState) + counts_bytes); }),
                   "allocating a rank's placement state");
       own_[i].state = reinterpret_cast<PlaceState*>(address);
       own_[i].chunk_counts = reinterpret_cast<int32_t*>(own_[i].state + 1);

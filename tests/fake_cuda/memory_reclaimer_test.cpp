@@ -1,0 +1,82 @@
+// Where a device has no memory left, the library asks the process for what it caches there and tries once more. On a
+// stand-in for the CUDA driver.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include "comm/symmetric_memory.h"
+#include "engine/cuda/memory/block_cache.h"
+#include "engine/cuda/memory/device_block.h"
+#include "support/expect_error.h"
+#include "support/loaded_fake_cuda.h"
+#include "uniep/c_group.h"
+#include "uniep/group.h"
+
+namespace uniep::test {
+namespace {
+
+// Stands for a framework's allocator, and notes for which devices it was asked.
+class Framework {
+ public:
+  Framework() {
+    fake();
+    set_memory_reclaimer([](void* own, int device) { static_cast<Framework*>(own)->asked.push_back(device); }, this);
+  }
+  ~Framework() {
+    set_memory_reclaimer(nullptr, nullptr);
+    ::unsetenv("FAKE_CUDA_FAIL");
+  }
+  Framework(const Framework&) = delete;
+  Framework& operator=(const Framework&) = delete;
+
+  std::vector<int> asked;
+};
+
+void fail_next(const char* plan) {
+  ::unsetenv("FAKE_CUDA_FAIL");
+  fake().reset();
+  ::setenv("FAKE_CUDA_FAIL", plan, 1);
+}
+
+TEST(MemoryReclaimer, GivesSymmetricMemoryAndBlocksASecondAttempt) {
+  Framework framework;
+  fail_next("cuMemAlloc:1:2");
+  const auto memory = make_local_symmetric_memory({0, 1}, 4096, 5);
+  EXPECT_EQ(framework.asked, std::vector<int>{0});
+  fail_next("cuMemAlloc:1:2");
+  const cuda::DeviceBlock block(1, 4096, "a test");
+  EXPECT_EQ(framework.asked, (std::vector<int>{0, 1}));
+  fail_next("cuMemAlloc:1:999");  // not for want of memory
+  expect_error(Status::kDevice, "for a test", [] { const cuda::DeviceBlock other(1, 4096, "a test"); });
+  EXPECT_EQ(framework.asked.size(), 2u);
+}
+
+TEST(MemoryReclaimer, IsAskedOnceForWhatIsNotThereAnyway) {
+  Framework framework;
+  cuda::BlockCache cache(0, {1});
+  const Allocator allocator = cache.allocator();
+  EXPECT_EQ(allocator.allocate(allocator.context, std::size_t{1} << 60, 64, 0, {}), nullptr);
+  EXPECT_EQ(framework.asked, std::vector<int>{1});
+  fail_next("cuMemAlloc:1:2");  // what the cache itself keeps goes first
+  void* const memory = allocator.allocate(allocator.context, 4096, 64, 0, {});
+  EXPECT_NE(memory, nullptr);
+  EXPECT_EQ(framework.asked.size(), 1u);
+  allocator.release(allocator.context, memory, 4096, 0, {});
+}
+
+TEST(MemoryReclaimer, IsNobodyWhereNoneIsSet) {
+  { const Framework gone; }
+  fail_next("cuMemAlloc:1:2");
+  expect_error(Status::kOutOfMemory, "for a test", [] { const cuda::DeviceBlock block(0, 4096, "a test"); });
+  int asked = 0;
+  uniep_set_memory_reclaimer([](void* count, int32_t) { ++*static_cast<int*>(count); }, &asked);
+  fail_next("cuMemAlloc:1:2");
+  const cuda::DeviceBlock block(0, 4096, "a test");
+  uniep_set_memory_reclaimer(nullptr, nullptr);
+  ::unsetenv("FAKE_CUDA_FAIL");
+  EXPECT_EQ(asked, 1);
+}
+
+}  // namespace
+}  // namespace uniep::test
